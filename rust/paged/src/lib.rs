@@ -1,0 +1,1 @@
+//! Which tokens live in which block, and who runs next.
