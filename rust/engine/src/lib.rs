@@ -1,0 +1,1 @@
+//! From files and requests to tokens.
