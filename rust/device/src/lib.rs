@@ -1,1 +1,22 @@
-//! How a step runs.
+//! How a step runs: tensors, weight formats, KV storage, and the backends that compute with them.
+//!
+//! The engine speaks to a device only through [`Backend`], at the grain of one fused phase of a decoder layer.
+//! [`cpu::CpuBackend`] is the fast path, [`cpu::ReferenceBackend`] the plain one that every fast path is tested against.
+
+pub mod backend;
+pub mod cache_engine;
+pub mod cpu;
+pub mod dtype;
+pub mod error;
+pub mod mmap;
+pub mod quant;
+pub mod tensor;
+
+pub use backend::{
+    Activation, AttentionArgs, AttentionParams, Backend, BackendInfo, EmbedArgs, GateUpArgs, KvGroupMetadata, Linear,
+    LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata,
+};
+pub use cache_engine::{CacheEngine, KvCacheSpec};
+pub use dtype::{DType, GgmlType, KvDType};
+pub use error::DeviceError;
+pub use tensor::{Tensor, WeightView};

@@ -1,0 +1,282 @@
+//! The operations of a decoder step, at the grain of one fused phase.
+//!
+//! A decoder layer is six calls: [`Backend::norm_linear`] (norm and q, k, v), [`Backend::rope_and_cache`],
+//! [`Backend::attention`], [`Backend::linear_residual`], [`Backend::gate_up`], [`Backend::linear_residual`].
+//! Shapes are `[rows, cols]`, row-major; `num_tokens` is the number of rows of the step.
+
+use std::sync::Arc;
+
+use crate::{CacheEngine, DeviceError, KvCacheSpec, Tensor, WeightView};
+
+/// How exactly a linear layer computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    /// Float weights and activations; every output is summed over K in one fixed order whatever the batch, chunk or split.
+    Exact,
+    /// The fastest: int8 activations on quantised weights, float activations on float weights.
+    Fast,
+}
+
+/// What to know when a weight is loaded.
+#[derive(Clone, Debug)]
+pub struct LinearOptions {
+    /// The tensor's name, for errors.
+    pub name: String,
+    /// Exact or fast.
+    pub precision: Precision,
+    /// Added to every output row, `[out_features]`.
+    pub bias: Option<Vec<f32>>,
+}
+
+/// A weight matrix `[out_features, in_features]` in the form its backend computes with.
+#[derive(Clone)]
+pub struct Linear {
+    /// Rows of the weight.
+    pub out_features: usize,
+    /// Columns of the weight.
+    pub in_features: usize,
+    pub(crate) weight: Arc<crate::cpu::CpuLinear>,
+}
+
+/// Which normalisation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// x / sqrt(mean(x^2) + eps) * weight.
+    Rms,
+    /// (x - mean) / sqrt(var + eps) * weight + bias.
+    Layer,
+}
+
+/// A normalisation over the last axis.
+#[derive(Clone, Debug)]
+pub struct Norm {
+    /// RMS or layer norm.
+    pub kind: NormKind,
+    /// `[dim]`; what a format stores as `1 + w` is already added.
+    pub weight: Vec<f32>,
+    /// `[dim]`, layer norm only.
+    pub bias: Option<Vec<f32>>,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+/// Activation function of the feed-forward gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// x * sigmoid(x).
+    Silu,
+    /// tanh approximation of GELU.
+    GeluTanh,
+    /// GELU by the error function.
+    Gelu,
+}
+
+/// One output of [`Backend::norm_linear`]: `out = norm(x) @ weight^T + bias`.
+pub struct Projection<'a> {
+    /// `[out_features, in_features]`.
+    pub linear: &'a Linear,
+    /// `[num_tokens, out_features]`.
+    pub out: &'a mut Tensor,
+}
+
+/// Arguments of [`Backend::embed`].
+pub struct EmbedArgs<'a> {
+    /// `[vocab_size, hidden_size]`, as stored.
+    pub table: &'a WeightView,
+    /// `[num_tokens]`, each below `vocab_size`.
+    pub token_ids: &'a [u32],
+    /// Multiplied into every value (gemma: sqrt(hidden_size)).
+    pub scale: f32,
+}
+
+/// Which elements of a head rotate together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeStyle {
+    /// Element i with i + rotary_dim / 2 (HF checkpoints).
+    Neox,
+    /// Element 2i with 2i + 1 (llama.cpp's conversions of llama and mistral).
+    Interleaved,
+}
+
+/// Cosines and sines by position, scale of longrope included.
+#[derive(Clone, Debug)]
+pub struct RopeTable {
+    /// Pairing of the elements.
+    pub style: RopeStyle,
+    /// Elements of a head that rotate, from the first; even, at most head_dim.
+    pub rotary_dim: usize,
+    /// `[max_positions, rotary_dim / 2]`.
+    pub cos: Vec<f32>,
+    /// `[max_positions, rotary_dim / 2]`.
+    pub sin: Vec<f32>,
+}
+
+/// Arguments of [`Backend::rope_and_cache`]: q/k norm over each head, rotation, and the write of K and V into their slots.
+pub struct RopeArgs<'a> {
+    /// `[num_tokens, num_heads * head_dim]`, rotated in place.
+    pub q: &'a mut Tensor,
+    /// `[num_tokens, num_kv_heads * head_dim]`, rotated in place.
+    pub k: &'a mut Tensor,
+    /// `[num_tokens, num_kv_heads * head_dim]`.
+    pub v: &'a Tensor,
+    /// Norm over each query head, `[head_dim]`.
+    pub q_norm: Option<&'a Norm>,
+    /// Norm over each key head, `[head_dim]`.
+    pub k_norm: Option<&'a Norm>,
+    /// Rotation of q and k; `None` for layers without one.
+    pub rope: Option<&'a RopeTable>,
+    /// The KV storage.
+    pub cache: &'a CacheEngine,
+    /// Which plane of the storage this layer writes: its index within its KV group.
+    pub plane: usize,
+}
+
+/// Where the rows of a step lie, the same for all layers.
+///
+/// Rows of one request are contiguous: request r has rows `query_start_loc[r]..query_start_loc[r + 1]`.
+#[derive(Clone, Debug, Default)]
+pub struct StepMetadata {
+    /// Position of each row in its request, `[num_tokens]`.
+    pub positions: Vec<u32>,
+    /// Prefix sums of query lengths, `[num_reqs + 1]`.
+    pub query_start_loc: Vec<u32>,
+    /// KV length seen by attention (computed + scheduled), `[num_reqs]`.
+    pub seq_lens: Vec<u32>,
+    /// One entry a KV group.
+    pub groups: Vec<KvGroupMetadata>,
+}
+
+/// Block tables and slots of one KV group.
+#[derive(Clone, Debug, Default)]
+pub struct KvGroupMetadata {
+    /// `[num_reqs, max_blocks]`, physical block ids; entries out of the window are 0 and are never read.
+    pub block_tables: Vec<u32>,
+    /// Row stride of `block_tables`.
+    pub max_blocks: usize,
+    /// Where each row's K and V are written: `block_id * block_size + offset`, -1 = skip, `[num_tokens]`.
+    pub slot_mapping: Vec<i64>,
+}
+
+impl StepMetadata {
+    /// Number of requests of the step.
+    pub fn num_reqs(&self) -> usize {
+        self.seq_lens.len()
+    }
+}
+
+/// What a layer's attention is like.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionParams {
+    /// Query heads.
+    pub num_heads: usize,
+    /// Key and value heads; divides `num_heads`.
+    pub num_kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Multiplied into the scores.
+    pub scale: f32,
+    /// Keys j with i - window < j <= i are seen by query i.
+    pub window: Option<usize>,
+    /// Scores become `cap * tanh(score / cap)`.
+    pub softcap: Option<f32>,
+}
+
+/// Arguments of [`Backend::attention`].
+pub struct AttentionArgs<'a> {
+    /// `[num_tokens, num_heads * head_dim]`.
+    pub q: &'a Tensor,
+    /// `[num_tokens, num_heads * head_dim]`.
+    pub out: &'a mut Tensor,
+    /// The KV storage.
+    pub cache: &'a CacheEngine,
+    /// Which plane of the storage this layer reads.
+    pub plane: usize,
+    /// Which entry of [`StepMetadata::groups`].
+    pub group: usize,
+    /// Heads, scale, window.
+    pub params: AttentionParams,
+}
+
+/// Arguments of [`Backend::linear_residual`]: `residual += post_norm(x @ weight^T + bias) * scale`.
+pub struct ResidualArgs<'a> {
+    /// `[num_tokens, in_features]`.
+    pub x: &'a Tensor,
+    /// The projection.
+    pub linear: &'a Linear,
+    /// Applied before the addition (gemma's sandwich norm).
+    pub post_norm: Option<&'a Norm>,
+    /// Multiplied in before the addition (granite), else 1.
+    pub scale: f32,
+    /// `[num_tokens, out_features]`.
+    pub residual: &'a mut Tensor,
+}
+
+/// Arguments of [`Backend::gate_up`]: `out = activation(norm(x) @ gate^T) * (norm(x) @ up^T)`.
+pub struct GateUpArgs<'a> {
+    /// `[num_tokens, hidden_size]`.
+    pub x: &'a Tensor,
+    /// Applied to `x` first.
+    pub norm: Option<&'a Norm>,
+    /// `[intermediate_size, hidden_size]`.
+    pub gate: &'a Linear,
+    /// `[intermediate_size, hidden_size]`.
+    pub up: &'a Linear,
+    /// Of the gate.
+    pub activation: Activation,
+    /// `[num_tokens, intermediate_size]`.
+    pub out: &'a mut Tensor,
+}
+
+/// What a backend is, for logs and bug reports.
+#[derive(Clone, Debug)]
+pub struct BackendInfo {
+    /// "cpu".
+    pub device: String,
+    /// Instruction-set tier: "scalar", "avx2" or "avx512".
+    pub tier: String,
+    /// Worker threads.
+    pub num_threads: usize,
+}
+
+/// A device that computes decoder steps. All calls of one step come from one thread; calls do not fail once the sizes,
+/// which are programming errors when wrong, agree.
+pub trait Backend: Send + Sync {
+    /// What this backend is.
+    fn info(&self) -> BackendInfo;
+
+    /// A zeroed activation tensor that can hold `max_rows` rows; physical memory is committed as rows are first written.
+    fn alloc(&self, max_rows: usize, cols: usize) -> Result<Tensor, DeviceError>;
+
+    /// Reserves the KV storage.
+    fn alloc_kv_cache(&self, spec: &KvCacheSpec) -> Result<CacheEngine, DeviceError>;
+
+    /// Packs a weight `[out_features, in_features]`.
+    fn load_linear(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError>;
+
+    /// `out[i] = table[token_ids[i]] * scale`; sets out's rows.
+    fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor);
+
+    /// Normalises `x` once and multiplies it by every projection.
+    fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>]);
+
+    /// q/k norm, rotation, write of K and V.
+    fn rope_and_cache(&self, args: RopeArgs<'_>, group: usize, step: &StepMetadata);
+
+    /// Causal attention through block tables; the keys of the step itself are already in the cache.
+    fn attention(&self, args: AttentionArgs<'_>, step: &StepMetadata);
+
+    /// A projection added to the residual stream.
+    fn linear_residual(&self, args: ResidualArgs<'_>);
+
+    /// The gated half of a feed-forward network.
+    fn gate_up(&self, args: GateUpArgs<'_>);
+
+    /// `out[i] = x[rows[i]]`; sets out's rows.
+    fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor);
+
+    /// Copies whole blocks `(source, destination)` in every plane.
+    fn copy_blocks(&self, cache: &CacheEngine, pairs: &[(u32, u32)]);
+
+    /// The tensor's rows on the host, `[rows * cols]`.
+    fn read<'a>(&self, x: &'a Tensor) -> std::borrow::Cow<'a, [f32]>;
+}

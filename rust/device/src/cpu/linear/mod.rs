@@ -1,0 +1,4 @@
+//! Linear layers on the CPU.
+
+/// A packed weight.
+pub struct CpuLinear;

@@ -1,0 +1,9 @@
+//! The CPU backend.
+
+mod linear;
+pub mod pool;
+pub mod tier;
+
+pub use linear::CpuLinear;
+pub use pool::ThreadPool;
+pub use tier::CpuTier;

@@ -1,0 +1,58 @@
+//! Instruction-set tiers, chosen at run time.
+
+use crate::DeviceError;
+
+/// The instruction sets that the kernels of a process use; a machine runs every tier up to its best.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum CpuTier {
+    /// Portable code.
+    Scalar,
+    /// AVX2, FMA and F16C.
+    Avx2,
+    /// AVX-512 F, BW, VL, DQ and VNNI.
+    Avx512,
+}
+
+impl CpuTier {
+    /// Every tier, slowest first.
+    pub const ALL: [Self; 3] = [Self::Scalar, Self::Avx2, Self::Avx512];
+
+    /// The best tier of this machine.
+    pub fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+            let avx512 = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vnni");
+            if avx2 && avx512 {
+                return Self::Avx512;
+            }
+            if avx2 {
+                return Self::Avx2;
+            }
+        }
+        Self::Scalar
+    }
+
+    /// The tier's name: "scalar", "avx2" or "avx512".
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Scalar => "scalar",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+        }
+    }
+
+    /// A tier by name, if this machine has it.
+    pub fn parse(name: &str) -> Result<Self, DeviceError> {
+        let best = Self::detect();
+        let have: Vec<_> = Self::ALL.into_iter().filter(|t| *t <= best).collect();
+        have.iter().copied().find(|t| t.name() == name).ok_or_else(|| {
+            let names: Vec<_> = have.iter().map(|t| t.name()).collect();
+            DeviceError::Unsupported(format!("cpu_tier `{name}` is not available on this machine; it has {}", names.join(", ")))
+        })
+    }
+}

@@ -1,0 +1,113 @@
+//! Memory: mapped files, and anonymous pages that are committed as they are first touched.
+
+use std::{fs::File, marker::PhantomData, path::Path, sync::Arc};
+
+use memmap2::{Mmap, MmapMut, MmapOptions};
+
+use crate::DeviceError;
+
+/// A range of bytes of a mapped file, or of owned memory; cheap to clone and to slice.
+#[derive(Clone)]
+pub struct Bytes {
+    owner: Owner,
+    start: usize,
+    end: usize,
+}
+
+#[derive(Clone)]
+enum Owner {
+    File(Arc<Mmap>),
+    Memory(Arc<Vec<u8>>),
+}
+
+impl Bytes {
+    /// Maps a file for reading.
+    pub fn map_file(path: &Path) -> Result<Self, DeviceError> {
+        let error = |source| DeviceError::Io { what: format!("cannot map {}", path.display()), source };
+        let file = File::open(path).map_err(error)?;
+        // SAFETY: the mapping is read-only and private to this process. A file that another program truncates meanwhile raises
+        // SIGBUS, as it would for every program that maps model files; the documentation says not to modify a model in use.
+        let map = unsafe { Mmap::map(&file) }.map_err(error)?;
+        let end = map.len();
+        Ok(Self { owner: Owner::File(Arc::new(map)), start: 0, end })
+    }
+
+    /// Owned bytes.
+    pub fn from_vec(bytes: Vec<u8>) -> Self {
+        let end = bytes.len();
+        Self { owner: Owner::Memory(Arc::new(bytes)), start: 0, end }
+    }
+
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        match &self.owner {
+            Owner::File(m) => &m[self.start..self.end],
+            Owner::Memory(m) => &m[self.start..self.end],
+        }
+    }
+
+    /// Number of bytes.
+    pub fn len(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// True when there is none.
+    pub fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// The bytes `start..end` of these.
+    ///
+    /// # Panics
+    /// When the range is not within these bytes; callers check ranges that come from a file.
+    #[must_use]
+    pub fn slice(&self, start: usize, end: usize) -> Self {
+        assert!(start <= end && end <= self.len(), "bytes {start}..{end} of {}", self.len());
+        Self { owner: self.owner.clone(), start: self.start + start, end: self.start + end }
+    }
+}
+
+/// Element types that are valid for any bit pattern, zero included.
+pub trait Plain: Copy + Send + Sync + 'static {}
+impl Plain for f32 {}
+impl Plain for u16 {}
+impl Plain for u8 {}
+impl Plain for i8 {}
+
+/// Zeroed anonymous pages holding `len` elements: address space at first, committed as pages are first written.
+pub struct Pages<T: Plain> {
+    map: MmapMut,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+impl<T: Plain> Pages<T> {
+    /// Reserves address space for `len` zeroed elements, page-aligned.
+    pub fn zeroed(len: usize) -> Result<Self, DeviceError> {
+        let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| DeviceError::Shape(format!("{len} elements overflow")))?;
+        let map = MmapOptions::new()
+            .len(bytes.max(1))
+            .no_reserve_swap()
+            .map_anon()
+            .map_err(|source| DeviceError::Io { what: format!("cannot reserve {bytes} bytes of memory"), source })?;
+        Ok(Self { map, len, element: PhantomData })
+    }
+
+    /// The elements.
+    pub fn as_slice(&self) -> &[T] {
+        // SAFETY: the mapping is page-aligned, holds at least `len` elements and lives as long as self; T: Plain allows any bits.
+        unsafe { std::slice::from_raw_parts(self.map.as_ptr().cast(), self.len) }
+    }
+
+    /// The elements.
+    pub fn as_mut_slice(&mut self) -> &mut [T] {
+        // SAFETY: as in `as_slice`, and `&mut self` makes the borrow unique.
+        unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr().cast(), self.len) }
+    }
+
+    /// Asks the kernel for huge pages (a hint; refusal is harmless).
+    pub fn advise_huge(&self) {
+        #[cfg(target_os = "linux")]
+        let _ = self.map.advise(memmap2::Advice::HugePage);
+    }
+}

@@ -1,0 +1,1 @@
+//! Weight formats: their block layouts and exact dequantisation.

@@ -1,0 +1,191 @@
+//! The engine: one thread owns scheduler, pool and device; callers talk to it through channels.
+
+use std::{path::PathBuf, sync::Arc};
+
+use crate::{EngineError, GenerationRequest, Message, RequestStream};
+
+/// Where a model lies.
+#[derive(Clone, Debug)]
+pub enum ModelSource {
+    /// A folder in Hugging Face layout: config.json, safetensors, tokenizer.json.
+    HuggingFace {
+        /// The folder.
+        path: PathBuf,
+        /// A tokenizer.json elsewhere.
+        tokenizer_json: Option<PathBuf>,
+    },
+    /// GGUF files; more than one is a split file.
+    Gguf {
+        /// The files, in order.
+        files: Vec<PathBuf>,
+        /// A folder with tokenizer.json (and chat template) to use instead of the file's metadata.
+        tokenizer_dir: Option<PathBuf>,
+        /// A tokenizer.json elsewhere.
+        tokenizer_json: Option<PathBuf>,
+    },
+}
+
+/// Computation type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelDType {
+    /// The fast path: int8 activations on quantised weights, 16-bit KV.
+    Auto,
+    /// bfloat16 KV, otherwise as `Auto`.
+    BF16,
+    /// float16 KV, otherwise as `Auto`.
+    F16,
+    /// The exact path: float weights, activations and KV.
+    F32,
+}
+
+/// Limits of the KV pool; at most one may be given.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MemoryOptions {
+    /// Pool size in MB (2^20 bytes).
+    pub memory_mb: Option<usize>,
+    /// Pool size as a fraction of the memory, in (0, 1].
+    pub memory_fraction: Option<f32>,
+    /// Pool that serves one context of that many tokens.
+    pub context_len: Option<usize>,
+}
+
+/// CPU options.
+#[derive(Clone, Debug, Default)]
+pub struct CpuOptions {
+    /// Instruction-set tier by name; the machine's best unless given.
+    pub tier: Option<String>,
+    /// Worker threads; the cores available to the process unless given.
+    pub num_threads: Option<usize>,
+}
+
+/// How to run a model.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Requests that run together at most, at least 1.
+    pub max_num_seqs: usize,
+    /// Tokens a step at most, at least 1.
+    pub max_num_batched_tokens: usize,
+    /// Drops a request's blocks after each step and computes everything again.
+    pub no_kv_cache: bool,
+    /// Keeps blocks of ended requests findable.
+    pub prefix_caching: bool,
+    /// Gives each request its whole context up front from the same pool (the naive baseline).
+    pub no_paged_attn: bool,
+    /// Tokens a block: 8, 16 or 32 (32 unless given).
+    pub block_size: Option<usize>,
+    /// Size of the pool.
+    pub memory: MemoryOptions,
+    /// Computation type.
+    pub dtype: ModelDType,
+    /// Architecture by HF `model_type` that the caller expects; contradiction is an error.
+    pub architecture: Option<String>,
+    /// Seeds requests that have no seed of their own.
+    pub seed: Option<u64>,
+    /// A chat template's text to use instead of the model's.
+    pub chat_template: Option<String>,
+    /// CPU options.
+    pub cpu: CpuOptions,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            max_num_seqs: 32,
+            max_num_batched_tokens: 4096,
+            no_kv_cache: false,
+            prefix_caching: true,
+            no_paged_attn: false,
+            block_size: None,
+            memory: MemoryOptions::default(),
+            dtype: ModelDType::Auto,
+            architecture: None,
+            seed: None,
+            chat_template: None,
+            cpu: CpuOptions::default(),
+        }
+    }
+}
+
+/// How far loading has come.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadProgress {
+    /// Bytes of weights done.
+    pub done_bytes: u64,
+    /// Bytes of weights in all.
+    pub total_bytes: u64,
+}
+
+/// A running model. Cheap to clone; the engine thread ends with the last clone.
+#[derive(Clone)]
+pub struct Engine {
+    inner: Arc<()>,
+}
+
+impl Engine {
+    /// Loads a model and starts its engine thread.
+    pub fn load(source: &ModelSource, config: &EngineConfig, progress: &dyn Fn(LoadProgress)) -> Result<Self, EngineError> {
+        let _ = (source, config, progress);
+        Err(EngineError::NotSupported("the engine is under construction".into()))
+    }
+
+    /// Validates and tokenises the request on this thread, then hands it to the engine.
+    pub fn submit(&self, request: GenerationRequest) -> Result<RequestStream, EngineError> {
+        let _ = (request, &self.inner);
+        Err(EngineError::NotSupported("the engine is under construction".into()))
+    }
+
+    /// Tokens of a request at most: the model's context length.
+    pub fn max_sequence_length(&self) -> usize {
+        0
+    }
+
+    /// HF `model_type` of the loaded architecture.
+    pub fn architecture(&self) -> &str {
+        ""
+    }
+
+    /// Lines that describe the loaded model, device and pool, for logs.
+    pub fn description(&self) -> &[String] {
+        &[]
+    }
+
+    /// Token ids of a text; special tokens such as BOS are added when asked for.
+    pub fn tokenize_text(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, EngineError> {
+        let _ = (text, add_special_tokens);
+        Ok(Vec::new())
+    }
+
+    /// Token ids of a conversation, rendered by the chat template.
+    pub fn tokenize_chat(&self, messages: &[Message], enable_thinking: Option<bool>) -> Result<Vec<u32>, EngineError> {
+        let _ = (messages, enable_thinking);
+        Ok(Vec::new())
+    }
+
+    /// Text of token ids.
+    pub fn detokenize_text(&self, token_ids: &[u32], skip_special_tokens: bool) -> Result<String, EngineError> {
+        let _ = (token_ids, skip_special_tokens);
+        Ok(String::new())
+    }
+
+    /// Figures of the KV pool, as of the last step.
+    pub fn kv_cache_stats(&self) -> KvCacheStats {
+        KvCacheStats::default()
+    }
+}
+
+/// Figures of the KV pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct KvCacheStats {
+    pub blocks_total: usize,
+    pub blocks_used: usize,
+    pub blocks_cached: usize,
+    pub blocks_free: usize,
+    pub block_size: usize,
+    pub tokens_total: usize,
+    pub prefix_queried_tokens: usize,
+    pub prefix_hit_tokens: usize,
+    pub preemptions: usize,
+    pub requests_running: usize,
+    pub requests_waiting: usize,
+}
