@@ -7,12 +7,16 @@ use crate::{
     Norm, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, WeightView,
 };
 
-use super::{CpuTier, ReferenceBackend, ThreadPool};
+use super::{
+    CpuTier, ReferenceBackend, ThreadPool,
+    attention::{AttentionScratch, attention},
+};
 
 /// The fast CPU backend: a persistent thread pool and the kernels of one instruction-set tier.
 pub struct CpuBackend {
     tier: CpuTier,
     pool: ThreadPool,
+    attention: AttentionScratch,
 }
 
 impl CpuBackend {
@@ -21,7 +25,9 @@ impl CpuBackend {
     /// Errors: [`DeviceError::Unsupported`] when the machine does not have `tier`.
     pub fn new(tier: CpuTier, num_threads: usize) -> Result<Self, DeviceError> {
         let tier = CpuTier::parse(tier.name())?;
-        Ok(Self { tier, pool: ThreadPool::new(num_threads) })
+        let pool = ThreadPool::new(num_threads);
+        let attention = AttentionScratch::new(pool.num_threads());
+        Ok(Self { tier, pool, attention })
     }
 }
 
@@ -55,7 +61,7 @@ impl Backend for CpuBackend {
     }
 
     fn attention(&self, args: AttentionArgs<'_>, step: &StepMetadata) {
-        ReferenceBackend.attention(args, step);
+        attention(args, step, self.tier, &self.pool, &self.attention);
     }
 
     fn linear_residual(&self, args: ResidualArgs<'_>) {

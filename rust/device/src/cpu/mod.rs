@@ -1,9 +1,11 @@
 //! The CPU backends: [`CpuBackend`], fast, and [`ReferenceBackend`], plain.
 
+mod attention;
 mod backend;
 mod linear;
 pub mod pool;
 mod reference;
+mod simd;
 pub mod tier;
 
 pub use backend::CpuBackend;
