@@ -122,11 +122,10 @@ impl GgufFiles {
             dtype: found,
             supported: supported_types(),
         })?;
-        let len = dtype
-            .row_bytes(cols)
-            .and_then(|b| b.checked_mul(rows))
-            .filter(|len| *len <= info.bytes.len())
-            .ok_or_else(|| load(&self.path, format!("tensor `{name}` of type {dtype} and shape [{rows}, {cols}] is cut off")))?;
+        let len =
+            dtype.row_bytes(cols).and_then(|b| b.checked_mul(rows)).filter(|len| *len <= info.bytes.len()).ok_or_else(|| {
+                load(&self.path, format!("tensor `{name}` of type {dtype} and shape [{rows}, {cols}] is cut off"))
+            })?;
         Ok(WeightView::new(dtype, rows, cols, info.bytes.slice(0, len))?)
     }
 
@@ -149,7 +148,10 @@ fn split_siblings(first: &Path, count: usize) -> Result<Vec<PathBuf>, EngineErro
     }
     let name = first.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     let stem = name.strip_suffix(&format!("-00001-of-{count:05}.gguf")).ok_or_else(|| {
-        load(first, format!("it is one of {count} parts of a split model; give the file that ends in -00001-of-{count:05}.gguf, or all"))
+        load(
+            first,
+            format!("it is one of {count} parts of a split model; give the file that ends in -00001-of-{count:05}.gguf, or all"),
+        )
     })?;
     Ok((2..=count).map(|i| first.with_file_name(format!("{stem}-{i:05}-of-{count:05}.gguf"))).collect())
 }
@@ -250,7 +252,9 @@ impl<'a> Reader<'a> {
                 .filter(|offset| offset.is_multiple_of(alignment))
                 .and_then(|offset| offset.checked_add(data))
                 .filter(|start| *start <= bytes.len())
-                .ok_or_else(|| format!("tensor `{name}` lies at offset {offset}, which is not an aligned place within the file"))?;
+                .ok_or_else(|| {
+                    format!("tensor `{name}` lies at offset {offset}, which is not an aligned place within the file")
+                })?;
             let dtype = dtype(number);
             if let Ok(dtype) = dtype {
                 let len = tensor_bytes(dtype, &dims)

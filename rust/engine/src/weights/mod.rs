@@ -74,7 +74,8 @@ impl WeightSource {
         if view.cols != len {
             return Err(self.error(format!("tensor `{name}` has {} values; the configuration asks for {len}", view.cols)));
         }
-        floats(&view).ok_or_else(|| self.error(format!("tensor `{name}` has type {}; a vector must be F32, F16 or BF16", view.dtype)))
+        floats(&view)
+            .ok_or_else(|| self.error(format!("tensor `{name}` has type {}; a vector must be F32, F16 or BF16", view.dtype)))
     }
 
     /// A float vector if the files have it.

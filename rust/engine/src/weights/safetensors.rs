@@ -92,7 +92,8 @@ impl SafetensorsFiles {
             .ok_or_else(|| load(index, "`weight_map` is missing or not an object"))?;
         let mut shards: Vec<&str> = Vec::new();
         for (tensor, file) in map {
-            let file = file.as_str().ok_or_else(|| load(index, format!("`weight_map` has no file name for tensor `{tensor}`")))?;
+            let file =
+                file.as_str().ok_or_else(|| load(index, format!("`weight_map` has no file name for tensor `{tensor}`")))?;
             if Path::new(file).file_name().is_none_or(|name| name != file) {
                 return Err(load(index, format!("`weight_map` names the file {file:?}; only names within the folder are read")));
             }
