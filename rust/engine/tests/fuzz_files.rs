@@ -31,22 +31,8 @@ const CORRUPTIONS_OF_FOLDERS: u64 = 800;
 const MEMORY_BEYOND_FILES: usize = 256 << 20;
 
 /// Numbers that break careless arithmetic.
-const EDGES: [u64; 14] = [
-    0,
-    1,
-    2,
-    7,
-    0x7f,
-    0xff,
-    0xffff,
-    0x7fff_ffff,
-    0xffff_ffff,
-    1 << 32,
-    1 << 40,
-    i64::MAX as u64,
-    u64::MAX - 31,
-    u64::MAX,
-];
+const EDGES: [u64; 14] =
+    [0, 1, 2, 7, 0x7f, 0xff, 0xffff, 0x7fff_ffff, 0xffff_ffff, 1 << 32, 1 << 40, i64::MAX as u64, u64::MAX - 31, u64::MAX];
 
 /// Damages a file, its first `header` bytes above all.
 fn corrupt(bytes: &mut Vec<u8>, header: usize, rng: &mut ChaCha8Rng) {
@@ -80,7 +66,20 @@ fn corrupt(bytes: &mut Vec<u8>, header: usize, rng: &mut ChaCha8Rng) {
 /// Replaces a number or a word of a JSON text by something else.
 fn corrupt_json(bytes: &mut Vec<u8>, rng: &mut ChaCha8Rng) {
     const VALUES: [&str; 14] = [
-        "0", "-1", "1", "3", "1e308", "1e-320", "18446744073709551615", "4294967296", "null", "true", "\"x\"", "[]", "{}", "NaN",
+        "0",
+        "-1",
+        "1",
+        "3",
+        "1e308",
+        "1e-320",
+        "18446744073709551615",
+        "4294967296",
+        "null",
+        "true",
+        "\"x\"",
+        "[]",
+        "{}",
+        "NaN",
     ];
     let text = String::from_utf8_lossy(bytes).into_owned();
     let starts: Vec<_> = text.match_indices(": ").map(|(i, _)| i + 2).collect();
