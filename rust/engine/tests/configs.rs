@@ -7,10 +7,9 @@ use std::path::Path;
 use engine::{
     EngineError, ModelSource,
     model::{
-        DecoderConfig, RopeScaling,
+        DecoderConfig, ModelFiles, RopeScaling,
         arch::{Found, check_architecture},
     },
-    model_runner::ModelFiles,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -70,7 +69,7 @@ fn older_and_newer_layouts_say_the_same() {
 
 #[test]
 fn each_family_has_its_own_rule_of_windows() {
-    let windows = |name, changes| changed(name, &changes).unwrap().windows();
+    let windows = |name, changes| changed(name, &changes).unwrap().layers.iter().map(|l| l.window).collect::<Vec<_>>();
     assert_eq!(windows("mistral", json!({})), [None; 3], "a window beyond the context is none");
     assert_eq!(windows("mistral", json!({"sliding_window": 100})), [Some(100); 3]);
     assert_eq!(windows("mistral", json!({"sliding_window": null})), [None; 3]);
@@ -99,8 +98,8 @@ fn gemma3_scales_scores_by_its_own_scalar() {
 #[test]
 fn longrope_chooses_by_prompt_and_stretches_by_the_ratio_of_lengths() {
     let config = changed("phi3-longrope", &json!({})).unwrap();
-    assert_eq!([64, 65].map(|n| config.rope_table(n)), [0, 1]);
-    assert_eq!((config.num_rope_tables(), config.rope_position(10, 1)), (2, 21));
+    assert_eq!([64, 65].map(|n| config.rope_offset(n)), [0, 256]);
+    assert_eq!(config.num_rope_tables(), 2);
     let RopeScaling::LongRope { attention_factor, .. } = config.ropes[0].scaling else { panic!("longrope") };
     let expected = (1.0 + 4_f32.ln() / 64_f32.ln()).sqrt();
     assert!((attention_factor - expected).abs() < 1e-6);

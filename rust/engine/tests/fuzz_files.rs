@@ -17,7 +17,8 @@ use device::{
 };
 use engine::{
     EngineError, ModelSource,
-    model_runner::{ModelFiles, ModelRunner, RunnerOptions},
+    model::ModelFiles,
+    model_runner::{ModelRunner, RunnerOptions},
 };
 use peak_alloc::PeakAlloc;
 use rand::{Rng, SeedableRng, seq::IndexedRandom};
@@ -103,12 +104,13 @@ fn load(source: &ModelSource, backend: &Arc<dyn Backend>) -> Result<(), EngineEr
         .collect();
     let step = device::StepMetadata {
         positions: vec![0, 1, 2],
-        rope_positions: (0..3).map(|p| runner.config().rope_position(p, 0)).collect(),
+        rope_positions: vec![0, 1, 2],
         query_start_loc: vec![0, 3],
         seq_lens: vec![3],
         groups,
     };
-    runner.execute(&[0, 1, 2], &step, &[2]).map(|_| ())
+    runner.execute(&[0, 1, 2], &step)?;
+    runner.logits(&[2]).map(|_| ())
 }
 
 /// Loads what may be broken; true when it loaded.
