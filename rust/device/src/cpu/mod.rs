@@ -2,9 +2,10 @@
 
 mod attention;
 mod backend;
-mod linear;
+pub mod linear;
 pub mod pool;
 mod reference;
+mod rope;
 mod simd;
 pub mod tier;
 
