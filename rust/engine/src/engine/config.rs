@@ -1,8 +1,6 @@
-//! The engine: one thread owns scheduler, pool and device; callers talk to it through channels.
+//! How a model is found and run.
 
-use std::{path::PathBuf, sync::Arc};
-
-use crate::{EngineError, GenerationRequest, Message, RequestStream};
+use std::path::PathBuf;
 
 /// Where a model lies.
 #[derive(Clone, Debug)]
@@ -113,79 +111,4 @@ pub struct LoadProgress {
     pub done_bytes: u64,
     /// Bytes of weights in all.
     pub total_bytes: u64,
-}
-
-/// A running model. Cheap to clone; the engine thread ends with the last clone.
-#[derive(Clone)]
-pub struct Engine {
-    inner: Arc<()>,
-}
-
-impl Engine {
-    /// Loads a model and starts its engine thread.
-    pub fn load(source: &ModelSource, config: &EngineConfig, progress: &dyn Fn(LoadProgress)) -> Result<Self, EngineError> {
-        let _ = (source, config, progress);
-        Err(EngineError::NotSupported("the engine is under construction".into()))
-    }
-
-    /// Validates and tokenises the request on this thread, then hands it to the engine.
-    pub fn submit(&self, request: GenerationRequest) -> Result<RequestStream, EngineError> {
-        let _ = (request, &self.inner);
-        Err(EngineError::NotSupported("the engine is under construction".into()))
-    }
-
-    /// Tokens of a request at most: the model's context length.
-    pub fn max_sequence_length(&self) -> usize {
-        0
-    }
-
-    /// HF `model_type` of the loaded architecture.
-    pub fn architecture(&self) -> &str {
-        ""
-    }
-
-    /// Lines that describe the loaded model, device and pool, for logs.
-    pub fn description(&self) -> &[String] {
-        &[]
-    }
-
-    /// Token ids of a text; special tokens such as BOS are added when asked for.
-    pub fn tokenize_text(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, EngineError> {
-        let _ = (text, add_special_tokens);
-        Ok(Vec::new())
-    }
-
-    /// Token ids of a conversation, rendered by the chat template.
-    pub fn tokenize_chat(&self, messages: &[Message], enable_thinking: Option<bool>) -> Result<Vec<u32>, EngineError> {
-        let _ = (messages, enable_thinking);
-        Ok(Vec::new())
-    }
-
-    /// Text of token ids.
-    pub fn detokenize_text(&self, token_ids: &[u32], skip_special_tokens: bool) -> Result<String, EngineError> {
-        let _ = (token_ids, skip_special_tokens);
-        Ok(String::new())
-    }
-
-    /// Figures of the KV pool, as of the last step.
-    pub fn kv_cache_stats(&self) -> KvCacheStats {
-        KvCacheStats::default()
-    }
-}
-
-/// Figures of the KV pool.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub struct KvCacheStats {
-    pub blocks_total: usize,
-    pub blocks_used: usize,
-    pub blocks_cached: usize,
-    pub blocks_free: usize,
-    pub block_size: usize,
-    pub tokens_total: usize,
-    pub prefix_queried_tokens: usize,
-    pub prefix_hit_tokens: usize,
-    pub preemptions: usize,
-    pub requests_running: usize,
-    pub requests_waiting: usize,
 }
