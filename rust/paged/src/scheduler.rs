@@ -424,7 +424,8 @@ impl Scheduler {
     }
 
     /// The block table of a request in a KV group: entry `i` is the block of tokens from `i * block_size` on, or
-    /// [`BlockId::NULL`] once they left the group's window. Empty if there is no such request or group.
+    /// [`BlockId::NULL`] once they left the group's window. Empty if there is no such request or group. Any entry may
+    /// change in an update: become null, or another block with the same KV.
     pub fn block_table(&self, request_id: RequestId, group: usize) -> &[BlockId] {
         self.find(request_id).map_or(&[], |request| request.blocks.table(group))
     }
