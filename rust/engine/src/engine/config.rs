@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use paged::PagedAttentionConfig;
+
 /// Where a model lies.
 #[derive(Clone, Debug)]
 pub enum ModelSource {
@@ -36,17 +38,6 @@ pub enum ModelDType {
     F32,
 }
 
-/// Limits of the KV pool; at most one may be given.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct MemoryOptions {
-    /// Pool size in MB (2^20 bytes).
-    pub memory_mb: Option<usize>,
-    /// Pool size as a fraction of the memory, in (0, 1].
-    pub memory_fraction: Option<f32>,
-    /// Pool that serves one context of that many tokens.
-    pub context_len: Option<usize>,
-}
-
 /// CPU options.
 #[derive(Clone, Debug, Default)]
 pub struct CpuOptions {
@@ -69,10 +60,8 @@ pub struct EngineConfig {
     pub prefix_caching: bool,
     /// Gives each request its whole context up front from the same pool (the naive baseline).
     pub no_paged_attn: bool,
-    /// Tokens a block: 8, 16 or 32 (32 unless given).
-    pub block_size: Option<usize>,
-    /// Size of the pool.
-    pub memory: MemoryOptions,
+    /// Tokens a block, size and element type of the pool.
+    pub paged_attention: PagedAttentionConfig,
     /// Computation type.
     pub dtype: ModelDType,
     /// Architecture by HF `model_type` that the caller expects; contradiction is an error.
@@ -93,8 +82,7 @@ impl Default for EngineConfig {
             no_kv_cache: false,
             prefix_caching: true,
             no_paged_attn: false,
-            block_size: None,
-            memory: MemoryOptions::default(),
+            paged_attention: PagedAttentionConfig::default(),
             dtype: ModelDType::Auto,
             architecture: None,
             seed: None,

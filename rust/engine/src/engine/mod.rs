@@ -8,7 +8,7 @@ mod thread;
 
 use std::sync::{Arc, mpsc};
 
-pub use config::{CpuOptions, EngineConfig, LoadProgress, MemoryOptions, ModelDType, ModelSource};
+pub use config::{CpuOptions, EngineConfig, LoadProgress, ModelDType, ModelSource};
 
 use crate::{
     EngineError, GenerationRequest, Message, RequestStream, chat_template::ChatTemplate, generation_config::GenerationConfig,
