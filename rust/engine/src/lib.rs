@@ -5,7 +5,7 @@ pub mod error;
 pub mod request;
 pub mod weights;
 
-pub use engine::{CpuOptions, Engine, EngineConfig, KvCacheStats, LoadProgress, ModelDType, ModelSource};
+pub use engine::{best_device, CpuOptions, Device, Engine, EngineConfig, KvCacheStats, LoadProgress, ModelDType, ModelSource};
 pub use error::EngineError;
 pub use paged::{MemoryGpuConfig, PagedAttentionConfig, PagedCacheType};
 pub use request::{

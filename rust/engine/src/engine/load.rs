@@ -176,8 +176,7 @@ fn size_cache(files: &ModelFiles, config: &EngineConfig) -> Result<CacheConfig, 
         max_num_batched_tokens: config.max_num_batched_tokens,
         max_model_len: files.config().max_position_embeddings,
     };
-    calculate_cache_config(&config.paged_attention, &KvSizes(files.config()), model_dtype, &[memory], &limits)
-        .map_err(|e| EngineError::InvalidArgument(e.to_string()))
+    Ok(calculate_cache_config(&config.paged_attention, &KvSizes(files.config()), model_dtype, &[memory], &limits)?)
 }
 
 fn device_dtype(dtype: paged::KvDType) -> KvDType {

@@ -8,7 +8,7 @@ mod thread;
 
 use std::sync::{Arc, mpsc};
 
-pub use config::{CpuOptions, EngineConfig, LoadProgress, ModelDType, ModelSource};
+pub use config::{best_device, CpuOptions, Device, EngineConfig, LoadProgress, ModelDType, ModelSource};
 
 use crate::{
     EngineError, GenerationRequest, Message, RequestStream, GenerationConfig, chat_template::ChatTemplate, tokenizer::Tokenizer,
