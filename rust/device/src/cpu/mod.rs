@@ -1,6 +1,6 @@
 //! The CPU backend.
 
-mod linear;
+pub mod linear;
 pub mod pool;
 pub mod tier;
 
