@@ -2,6 +2,8 @@
 
 pub mod engine;
 pub mod error;
+pub mod model;
+pub mod model_runner;
 pub mod request;
 pub mod weights;
 
