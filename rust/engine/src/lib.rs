@@ -2,12 +2,16 @@
 
 pub mod engine;
 pub mod error;
+pub mod generation_config;
 pub mod request;
+pub mod tokenizer;
 pub mod weights;
 
 pub use engine::{CpuOptions, Engine, EngineConfig, KvCacheStats, LoadProgress, MemoryOptions, ModelDType, ModelSource};
 pub use error::EngineError;
+pub use generation_config::GenerationConfig;
 pub use request::{
     Completion, CompletionChoice, DryParams, FinishReason, GenerationRequest, Message, MessageContent, OutputEvent, Prompt,
     RequestStream, SamplingParams, TokenLogprobs, TopLogprob, Usage,
 };
+pub use tokenizer::{IncrementalDecoder, Tokenizer};
