@@ -1,5 +1,6 @@
 //! From model files and requests to tokens, over paged KV; usable from Rust without Python.
 
+pub mod chat_template;
 pub mod engine;
 pub mod error;
 pub mod generation_config;
@@ -7,6 +8,7 @@ pub mod request;
 pub mod tokenizer;
 pub mod weights;
 
+pub use chat_template::{ChatTemplate, RenderOptions};
 pub use engine::{CpuOptions, Engine, EngineConfig, KvCacheStats, LoadProgress, MemoryOptions, ModelDType, ModelSource};
 pub use error::EngineError;
 pub use generation_config::GenerationConfig;
