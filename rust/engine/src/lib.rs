@@ -5,6 +5,7 @@ pub mod engine;
 pub mod error;
 pub mod generation_config;
 pub mod request;
+pub mod sampler;
 pub mod tokenizer;
 pub mod weights;
 
@@ -16,4 +17,5 @@ pub use request::{
     Completion, CompletionChoice, DryParams, FinishReason, GenerationRequest, Message, MessageContent, OutputEvent, Prompt,
     RequestStream, SamplingParams, TokenLogprobs, TopLogprob, Usage,
 };
+pub use sampler::{ResolvedSampling, Sampled, Sampler};
 pub use tokenizer::{IncrementalDecoder, Tokenizer};
