@@ -62,6 +62,8 @@ fn fill_group(group: &mut KvGroupMetadata, index: usize, scheduler: &Scheduler, 
         group.block_tables.extend(blocks.iter().map(|b| b.0));
         group.block_tables.resize((i + 1) * group.max_blocks, 0);
         let positions = row.num_computed_tokens..row.num_computed_tokens + row.num_scheduled_tokens;
-        group.slot_mapping.extend(positions.map(|p| i64::from(blocks[p / block_size].0) * block_size as i64 + (p % block_size) as i64));
+        group
+            .slot_mapping
+            .extend(positions.map(|p| i64::from(blocks[p / block_size].0) * block_size as i64 + (p % block_size) as i64));
     }
 }

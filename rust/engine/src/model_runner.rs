@@ -215,11 +215,11 @@ impl ModelRunner {
         let cache = self.cache.as_ref().ok_or_else(|| EngineError::Internal("a step ran before the KV cache was made".into()))?;
         let run = Run { backend: &*self.backend, config: &self.config, cache, ropes: &self.ropes };
         self.decoder.forward(&run, &mut self.activations, token_ids, step);
-        self.compute_logits(logit_rows)
+        self.compute_logits(logit_rows).map(|logits| &*logits)
     }
 
     /// Logits of other tokens of the last step, `[logit_rows.len(), vocab_size]`.
-    pub fn compute_logits(&mut self, logit_rows: &[u32]) -> Result<&Tensor, EngineError> {
+    pub fn compute_logits(&mut self, logit_rows: &[u32]) -> Result<&mut Tensor, EngineError> {
         let num_tokens = self.activations.hidden.rows();
         if logit_rows.len() > self.max_logit_rows() {
             let (n, max) = (logit_rows.len(), self.max_logit_rows());
@@ -233,7 +233,7 @@ impl ModelRunner {
         } else {
             self.decoder.logits(&*self.backend, &self.config, &mut self.activations, logit_rows);
         }
-        Ok(&self.activations.logits)
+        Ok(&mut self.activations.logits)
     }
 
     /// The sizes of a step must agree before a backend sees them.

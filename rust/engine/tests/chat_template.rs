@@ -72,7 +72,8 @@ fn python_idioms_work() {
 
 #[test]
 fn options_reach_the_template() {
-    let source = "{{ enable_thinking is defined }} {{ enable_thinking }} {{ reasoning_effort }} {{ note }} {{ strftime_now('%d %B %Y') }}";
+    let source =
+        "{{ enable_thinking is defined }} {{ enable_thinking }} {{ reasoning_effort }} {{ note }} {{ strftime_now('%d %B %Y') }}";
     let options = RenderOptions {
         enable_thinking: Some(false),
         reasoning_effort: Some("low".into()),
@@ -82,7 +83,8 @@ fn options_reach_the_template() {
     };
     let messages = [message("user", "Hi")];
     assert_eq!(render_with(source, &messages, &options).expect("text"), "True False low x 29 February 2024");
-    let unset = render_with("{{ enable_thinking is defined }}{{ reasoning_effort is defined }}", &messages, &RenderOptions::default());
+    let unset =
+        render_with("{{ enable_thinking is defined }}{{ reasoning_effort is defined }}", &messages, &RenderOptions::default());
     assert_eq!(unset.expect("text"), "FalseFalse");
 }
 
@@ -132,7 +134,10 @@ fn templates_are_found_where_models_keep_them() {
     let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).expect("written");
     write("chat_template.json", r#"{"chat_template": "json"}"#);
     assert_eq!(template_in_dir(&dir).expect("readable").as_deref(), Some("json"));
-    write("tokenizer_config.json", r#"{"chat_template": [{"name": "rag", "template": "no"}, {"name": "default", "template": "config"}]}"#);
+    write(
+        "tokenizer_config.json",
+        r#"{"chat_template": [{"name": "rag", "template": "no"}, {"name": "default", "template": "config"}]}"#,
+    );
     assert_eq!(template_in_dir(&dir).expect("readable").as_deref(), Some("config"));
     write("chat_template.jinja", "jinja");
     assert_eq!(template_in_dir(&dir).expect("readable").as_deref(), Some("jinja"));

@@ -153,7 +153,8 @@ fn breakers_are_the_tokens_that_contain_them() {
 
 #[test]
 fn logprobs_are_the_models_own() {
-    let params = SamplingParams { temperature: Some(0.0), logprobs: Some(2), logit_bias: vec![(0, 100.0)], ..SamplingParams::default() };
+    let params =
+        SamplingParams { temperature: Some(0.0), logprobs: Some(2), logit_bias: vec![(0, 100.0)], ..SamplingParams::default() };
     let row = [1.0_f32, 3.0, 2.0];
     let normaliser = row.iter().map(|x| x.exp()).sum::<f32>().ln();
     let sampled = sampler(&params, 3, 0).sample(&mut row.to_vec()).expect("token");

@@ -165,7 +165,10 @@ fn malformed_metadata_is_an_error() {
         (with(bpe(), "eos_token_id", MetadataValue::Int(512)), "eos_token_id is 512"),
         (without(spm_metadata(), "scores"), "without tokenizer.ggml.scores"),
         (with(spm_metadata(), "scores", MetadataValue::Floats(vec![0.0; 2])), "2 scores"),
-        (without(with(spm_metadata(), "token_type", MetadataValue::Ints(vec![1; SPM_TOKENS.len()])), "unknown_token_id"), "<0x00>"),
+        (
+            without(with(spm_metadata(), "token_type", MetadataValue::Ints(vec![1; SPM_TOKENS.len()])), "unknown_token_id"),
+            "<0x00>",
+        ),
     ] {
         let error = from_gguf(&values).unwrap_err();
         assert!(error.contains(part), "{error}");
@@ -183,8 +186,26 @@ fn repeated_tokens_and_odd_scores_do_no_harm() {
 }
 
 const SPM_TOKENS: [&str; 20] = [
-    "<unk>", "<s>", "</s>", "<turn>", "  ", "\u{2581}", "a", "b", "c", "d", "ab", "bc", "abc", "\u{2581}a", "\u{2581}ab", "cd", "aa",
-    "aaaa", "é", "\u{2581}\u{2581}",
+    "<unk>",
+    "<s>",
+    "</s>",
+    "<turn>",
+    "  ",
+    "\u{2581}",
+    "a",
+    "b",
+    "c",
+    "d",
+    "ab",
+    "bc",
+    "abc",
+    "\u{2581}a",
+    "\u{2581}ab",
+    "cd",
+    "aa",
+    "aaaa",
+    "é",
+    "\u{2581}\u{2581}",
 ];
 
 /// A SentencePiece tokenizer without byte tokens: what it does not know is <unk>, once for each byte.

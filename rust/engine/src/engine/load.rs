@@ -31,7 +31,7 @@ pub fn load(source: &ModelSource, config: &EngineConfig, progress: &dyn Fn(LoadP
     }
     let tier = config.cpu.tier.as_deref().map_or_else(|| Ok(CpuTier::detect()), CpuTier::parse)?;
     let num_threads = config.cpu.num_threads.unwrap_or_else(num_physical_cores);
-    let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(tier, num_threads));
+    let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(tier, num_threads)?);
 
     let files = ModelFiles::open(source, config.architecture.as_deref())?;
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
@@ -165,12 +165,8 @@ fn size_cache(files: &ModelFiles, config: &EngineConfig) -> Result<CacheConfig, 
         ModelDType::F16 | ModelDType::Auto => paged::KvDType::F16,
     };
     let host = host_memory();
-    let memory = DeviceMemory {
-        total: host.total_bytes,
-        available: host.available_bytes,
-        pending: files.weight_bytes(),
-        unified: true,
-    };
+    let memory =
+        DeviceMemory { total: host.total_bytes, available: host.available_bytes, pending: files.weight_bytes(), unified: true };
     let limits = PoolLimits {
         max_num_seqs: config.max_num_seqs,
         max_num_batched_tokens: config.max_num_batched_tokens,

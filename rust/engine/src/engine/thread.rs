@@ -211,11 +211,11 @@ impl EngineThread {
         for chunk in sampling.chunks(self.runner.max_logit_rows()) {
             let rows: Vec<u32> = chunk.iter().map(|&(_, row)| row).collect();
             let logits = self.runner.compute_logits(&rows)?;
-            for (i, &(id, _)) in chunk.iter().enumerate() {
+            let vocab_size = logits.cols();
+            for (&(id, _), row) in chunk.iter().zip(logits.as_mut_slice().chunks_exact_mut(vocab_size)) {
                 let live = &self.live[&id];
-                let context = self.scheduler.token_ids(id);
                 if let Some(job) = self.jobs.get_mut(&live.job) {
-                    sampled.push((id, job.sample(live.choice, logits.row(i), context)));
+                    sampled.push((id, job.sample(live.choice, row)));
                 }
             }
         }
@@ -250,10 +250,10 @@ impl EngineThread {
                     .enumerate()
                     .map(|(i, p)| {
                         let token = prompt[p + 1];
-                        let (logprob, top) = token_logprob(logits.row(i), token, top_k);
-                        token_logprobs(&self.tokenizer, token, Some(logprob), &top)
+                        let row = token_logprob(logits.row(i), token, top_k)?;
+                        Ok(token_logprobs(&self.tokenizer, token, Some(row.logprob), &row.top))
                     })
-                    .collect();
+                    .collect::<Result<_, EngineError>>()?;
                 job.push_prompt_logprobs(live.choice, entries);
                 live.prompt_logprobs_done += chunk.len();
             }
@@ -271,7 +271,7 @@ impl EngineThread {
         let mut tokens = Vec::with_capacity(sampled.len());
         for (id, result) in &sampled {
             match result {
-                Ok(s) => tokens.push((*id, s.token)),
+                Ok(s) => tokens.push((*id, s.token_id)),
                 Err(error) => {
                     tracing::error!("request {} ends: {error}", id.0);
                     self.scheduler.abort_request(*id);
