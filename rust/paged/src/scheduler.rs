@@ -214,6 +214,7 @@ impl Scheduler {
             return;
         }
         let mut budget = self.config.max_num_batched_tokens;
+        self.finish_those_at_their_limit(output);
         self.schedule_running(output, &mut budget);
         if output.preempted.is_empty() {
             self.admit_waiting(output, &mut budget);
@@ -226,15 +227,23 @@ impl Scheduler {
         }
     }
 
+    /// The engine ends most requests itself; this is for those it left.
+    fn finish_those_at_their_limit(&mut self, output: &mut SchedulerOutput) {
+        let mut index = 0;
+        while let Some(&slot) = self.running.get(index) {
+            if self.request(slot).has_reached_its_limit() {
+                self.running.remove(index);
+                self.finish(slot, output);
+            } else {
+                index += 1;
+            }
+        }
+    }
+
     fn schedule_running(&mut self, output: &mut SchedulerOutput, budget: &mut usize) {
         let mut index = 0;
         while index < self.running.len() && *budget > 0 {
             let slot = self.running[index];
-            if self.request(slot).has_reached_its_limit() {
-                self.running.remove(index);
-                self.finish(slot, output);
-                continue;
-            }
             if self.schedule_row(slot, output, budget) {
                 index += 1;
             } else if self.running.len() == 1 {
@@ -253,7 +262,7 @@ impl Scheduler {
         while *budget > 0 && self.running.len() < self.config.max_num_seqs {
             let Some(&slot) = self.waiting.front() else { return };
             let request = self.request(slot);
-            if request.has_reached_its_limit() || self.has_outgrown_the_pool(request) {
+            if self.has_outgrown_the_pool(request) {
                 self.waiting.pop_front();
                 self.finish(slot, output);
                 continue;
