@@ -50,7 +50,11 @@ pub fn load(source: &ModelSource, config: &EngineConfig, progress: &dyn Fn(LoadP
     let mut runner = ModelRunner::load(&files, Arc::clone(&backend), options, progress)?;
     // One block more than is promised: the null block.
     runner.allocate_kv(cache.num_gpu_blocks + 1, cache.block_size)?;
-    let max_model_len = files.config().max_position_embeddings;
+    let mut max_model_len = files.config().max_position_embeddings;
+    if config.no_paged_attn {
+        // A whole context is reserved for each request, so it can be no longer than the pool.
+        max_model_len = max_model_len.min(cache.num_gpu_blocks / cache.groups.groups.len() * cache.block_size);
+    }
     let scheduler = Scheduler::new(
         SchedulerConfig {
             max_num_seqs: config.max_num_seqs,

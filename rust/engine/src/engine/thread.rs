@@ -197,7 +197,7 @@ impl EngineThread {
             let table = live.get(&id).map_or(0, |l| l.rope_table);
             rows.extend(positions.map(|p| config.rope_position(p, table)));
         });
-        self.runner.execute(&self.batch.token_ids, &self.batch.step, &[])?;
+        self.runner.execute(&self.batch.token_ids, &self.batch.step)?;
         self.report_prompt_logprobs(output)?;
 
         let sampling: Vec<(RequestId, u32)> = output
@@ -210,7 +210,7 @@ impl EngineThread {
         let mut sampled = Vec::with_capacity(sampling.len());
         for chunk in sampling.chunks(self.runner.max_logit_rows()) {
             let rows: Vec<u32> = chunk.iter().map(|&(_, row)| row).collect();
-            let logits = self.runner.compute_logits(&rows)?;
+            let logits = self.runner.logits(&rows)?;
             let vocab_size = logits.cols();
             for (&(id, _), row) in chunk.iter().zip(logits.as_mut_slice().chunks_exact_mut(vocab_size)) {
                 let live = &self.live[&id];
@@ -244,7 +244,7 @@ impl EngineThread {
             let positions: Vec<usize> = (first..last).collect();
             for chunk in positions.chunks(self.runner.max_logit_rows()) {
                 let rows: Vec<u32> = chunk.iter().map(|p| base + (p - start) as u32).collect();
-                let logits = self.runner.compute_logits(&rows)?;
+                let logits = self.runner.logits(&rows)?;
                 let entries = chunk
                     .iter()
                     .enumerate()
