@@ -4,6 +4,7 @@ pub mod chat_template;
 pub mod engine;
 pub mod error;
 pub mod generation_config;
+pub mod output_text;
 pub mod request;
 pub mod sampler;
 pub mod tokenizer;
@@ -13,6 +14,7 @@ pub use chat_template::{ChatTemplate, RenderOptions};
 pub use engine::{CpuOptions, Engine, EngineConfig, KvCacheStats, LoadProgress, MemoryOptions, ModelDType, ModelSource};
 pub use error::EngineError;
 pub use generation_config::GenerationConfig;
+pub use output_text::{OutputText, StopChecker};
 pub use request::{
     Completion, CompletionChoice, DryParams, FinishReason, GenerationRequest, Message, MessageContent, OutputEvent, Prompt,
     RequestStream, SamplingParams, TokenLogprobs, TopLogprob, Usage,
