@@ -35,7 +35,16 @@ pub struct Linear {
     pub out_features: usize,
     /// Columns of the weight.
     pub in_features: usize,
-    pub(crate) weight: Arc<crate::cpu::CpuLinear>,
+    pub(crate) weight: LinearWeight,
+}
+
+/// What a backend made of a weight.
+#[derive(Clone)]
+pub(crate) enum LinearWeight {
+    /// Packed for the fast CPU kernels.
+    Cpu(Arc<crate::cpu::CpuLinear>),
+    /// As it lies in its file, with the bias `[out_features]`.
+    Reference { weight: WeightView, bias: Option<Arc<[f32]>> },
 }
 
 /// Which normalisation.
@@ -138,6 +147,8 @@ pub struct RopeArgs<'a> {
 pub struct StepMetadata {
     /// Position of each row in its request, `[num_tokens]`.
     pub positions: Vec<u32>,
+    /// Row of the rope table of each row: its position, plus an offset where a model keeps several tables one after the other, `[num_tokens]`.
+    pub rope_positions: Vec<u32>,
     /// Prefix sums of query lengths, `[num_reqs + 1]`.
     pub query_start_loc: Vec<u32>,
     /// KV length seen by attention (computed + scheduled), `[num_reqs]`.
@@ -239,7 +250,8 @@ pub struct BackendInfo {
 }
 
 /// A device that computes decoder steps. All calls of one step come from one thread; calls do not fail once the sizes,
-/// which are programming errors when wrong, agree.
+/// which are programming errors when wrong, agree. A [`Linear`] works with the backend that loaded it. Outputs that are not also
+/// inputs get their number of rows set.
 pub trait Backend: Send + Sync {
     /// What this backend is.
     fn info(&self) -> BackendInfo;

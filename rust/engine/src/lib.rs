@@ -4,6 +4,8 @@ pub mod chat_template;
 pub mod engine;
 pub mod error;
 pub mod generation_config;
+pub mod model;
+pub mod model_runner;
 pub mod output_text;
 pub mod request;
 pub mod sampler;
