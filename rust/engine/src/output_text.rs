@@ -172,7 +172,9 @@ mod tests {
     fn a_stop_string_across_parts_is_cut_out() {
         let mut checker = StopChecker::new(&["\n\nUser:".into()]).unwrap();
         let mut output = String::new();
-        for (part, so_far) in [("Hi\n", "Hi"), ("\n", "Hi"), ("x\n", "Hi\n\nx"), ("\nUs", "Hi\n\nx"), ("er: no", "Hi\n\nx"), ("more", "Hi\n\nx")] {
+        for (part, so_far) in
+            [("Hi\n", "Hi"), ("\n", "Hi"), ("x\n", "Hi\n\nx"), ("\nUs", "Hi\n\nx"), ("er: no", "Hi\n\nx"), ("more", "Hi\n\nx")]
+        {
             checker.push(part, &mut output);
             assert_eq!(output, so_far);
         }

@@ -131,7 +131,10 @@ mod tests {
             *entry = length.max(*entry);
         }
         longest.retain(|_, length| *length >= params.allowed_length);
-        longest.into_iter().map(|(t, n)| (t, params.multiplier * params.base.powi(n as i32 - params.allowed_length as i32))).collect()
+        longest
+            .into_iter()
+            .map(|(t, n)| (t, params.multiplier * params.base.powi(n as i32 - params.allowed_length as i32)))
+            .collect()
     }
 
     proptest! {
