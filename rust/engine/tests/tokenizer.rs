@@ -50,8 +50,8 @@ fn golden_metadata() -> Values {
         token["content"].as_str().expect("text").clone_into(&mut tokens[id]);
         types[id] = 3;
     }
-    for id in 466..512 {
-        tokens[id] = format!("[PAD{id}]");
+    for (id, text) in tokens.iter_mut().enumerate().skip(466) {
+        *text = format!("[PAD{id}]");
     }
     let merge = |m: &Value| match m {
         Value::String(line) => line.clone(),
@@ -235,7 +235,7 @@ const SPM_TOKENS: [&str; 20] = [
     "\u{2581}\u{2581}",
 ];
 
-/// A SentencePiece tokenizer without byte tokens: what it does not know is <unk>, once for each byte.
+/// A `SentencePiece` tokenizer without byte tokens: what it does not know is <unk>, once for each byte.
 fn spm_metadata() -> Values {
     let mut types = vec![1; SPM_TOKENS.len()];
     types[..5].copy_from_slice(&[2, 3, 3, 3, 4]);
@@ -252,7 +252,7 @@ fn spm_metadata() -> Values {
     ])
 }
 
-/// SentencePiece BPE in quadratic time: of all neighbours that make a piece, the best score first, the leftmost of equal ones.
+/// `SentencePiece` BPE in quadratic time: of all neighbours that make a piece, the best score first, the leftmost of equal ones.
 fn spm_oracle(text: &str) -> Vec<u32> {
     let id = |piece: &str| SPM_TOKENS.iter().skip(4).position(|t| *t == piece).map(|i| i as u32 + 4);
     let score = |piece: &str| id(piece).map(|id| -((id as usize * 7 % 11) as f32));

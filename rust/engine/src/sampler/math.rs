@@ -41,6 +41,7 @@ pub(super) fn finite_max(row: &[f32]) -> Option<f32> {
 }
 
 /// The lowest index of the largest value, which is `max`.
+#[allow(clippy::float_cmp)] // `max` is one of the values.
 pub(super) fn position_of(row: &[f32], max: f32) -> u32 {
     row.iter().position(|x| *x == max).unwrap_or(0) as u32
 }
@@ -87,6 +88,7 @@ pub(super) fn log_sum_exp(row: &[f32], max: f32) -> f32 {
 }
 
 /// Largest value first; of equal ones the lowest id.
+#[allow(clippy::trivially_copy_pass_by_ref)] // As sorting wants it.
 pub(super) fn likelier(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
