@@ -132,7 +132,7 @@ pub fn read_template(path: &Path) -> Result<String, EngineError> {
         .map_err(|e| EngineError::ChatTemplate(format!("chat template {file} cannot be read: {e}; give a .jinja or .json file")))
 }
 
-/// The template of a model folder: chat_template.jinja, else the `chat_template` of tokenizer_config.json or chat_template.json.
+/// The template of a model folder: `chat_template.jinja`, else the `chat_template` of `tokenizer_config.json` or `chat_template.json`.
 pub fn template_in_dir(dir: &Path) -> Result<Option<String>, EngineError> {
     let jinja = dir.join("chat_template.jinja");
     if jinja.exists() {
@@ -231,6 +231,7 @@ fn without_generation_tags(source: &str) -> String {
 }
 
 /// Python's `json.dumps(value, ensure_ascii=False, indent=indent)`.
+#[allow(clippy::needless_pass_by_value)] // The signature of a filter.
 fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
     // Accepted by Hugging Face's filter; the defaults are what templates ask for.

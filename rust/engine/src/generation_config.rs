@@ -1,4 +1,4 @@
-//! generation_config.json: a model's own sampling defaults.
+//! `generation_config.json`: a model's own sampling defaults.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::{EngineError, tokenizer::read_json};
 
-/// What a model's generation_config.json says; `None` where it says nothing.
+/// What a model's `generation_config.json` says; `None` where it says nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationConfig {
     /// Divides the logits, 0 or more. An explicit `do_sample: false` means greedy and makes it 0.

@@ -9,8 +9,12 @@ use engine::{
 };
 use serde_json::{Map, Value, json};
 
+/// Folders of golden/text.
+const MODELS: [&str; 9] =
+    ["llama", "llama3-rope", "mistral", "mistral-window", "phi3", "phi3-longrope", "qwen2", "qwen3", "gemma3"];
+
 fn golden(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden/text").join(name)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/text").join(name)
 }
 
 fn message(role: &str, content: &str) -> Message {
@@ -31,7 +35,7 @@ fn render(source: &str) -> Result<String, EngineError> {
 
 #[test]
 fn golden_chats_have_the_golden_prompt_and_ids() {
-    for name in ["llama", "gemma3", "qwen3"] {
+    for name in MODELS {
         let dir = golden(name);
         let file: Value = serde_json::from_slice(&std::fs::read(dir.join("golden.json")).expect("file")).expect("JSON");
         let chat = &file["chat"];

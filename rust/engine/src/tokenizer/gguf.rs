@@ -103,7 +103,7 @@ impl<'a> Vocabulary<'a> {
 }
 
 impl Tokenizer {
-    /// Builds the tokenizer that a GGUF file describes: byte-level BPE (`gpt2`) or SentencePiece BPE (`llama`, `gemma`).
+    /// Builds the tokenizer that a GGUF file describes: byte-level BPE (`gpt2`) or `SentencePiece` BPE (`llama`, `gemma`).
     ///
     /// BOS is added to texts as `add_bos_token` says, else as llama.cpp does for the file's kind of tokenizer.
     pub fn from_gguf(metadata: &Metadata) -> Result<Self, EngineError> {
