@@ -17,8 +17,8 @@ use crate::{
     EngineError, GenerationConfig,
     chat_template::{ChatTemplate, template_in_dir},
     input_batch::BlockLayout,
-    model::DecoderConfig,
-    model_runner::{ModelFiles, ModelRunner, RunnerOptions},
+    model::{DecoderConfig, ModelFiles},
+    model_runner::{ModelRunner, RunnerOptions},
     tokenizer::Tokenizer,
 };
 

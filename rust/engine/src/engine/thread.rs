@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use paged::{NewRequest, RequestId, Scheduler, SchedulerOutput};
+use paged::{CacheIdentity, IdentityField, NewRequest, RequestId, Scheduler, SchedulerOutput};
 
 use super::{
     KvCacheStats,
@@ -38,7 +38,7 @@ type SampledRow = (RequestId, Result<Sampled, EngineError>);
 struct Live {
     job: u64,
     choice: usize,
-    rope_table: usize,
+    rope_offset: u32,
     prompt_logprobs_done: usize,
 }
 
@@ -137,12 +137,12 @@ impl EngineThread {
             let request_id = RequestId(self.next_request);
             self.next_request += 1;
             // Requests that use different rope tables have different keys for the same tokens.
-            let rope_table = self.runner.config().rope_table(submission.prompt_token_ids.len());
+            let rope_offset = self.runner.config().rope_offset(submission.prompt_token_ids.len());
             let added = self.scheduler.add_request(NewRequest {
                 request_id,
                 prompt_token_ids: submission.prompt_token_ids.clone(),
                 max_tokens: submission.max_tokens,
-                identity: vec![rope_table as u8],
+                identity: CacheIdentity::new().with(IdentityField::Rope, &rope_offset.to_le_bytes()).into_bytes(),
                 skip_prefix_lookup: submission.prompt_logprobs,
             });
             if let Err(error) = added {
@@ -153,7 +153,7 @@ impl EngineThread {
                 return;
             }
             ids.push(request_id);
-            self.live.insert(request_id, Live { job: job_id, choice, rope_table, prompt_logprobs_done: 0 });
+            self.live.insert(request_id, Live { job: job_id, choice, rope_offset, prompt_logprobs_done: 0 });
         }
         self.jobs.insert(job_id, Job::new(submission));
     }
@@ -192,11 +192,8 @@ impl EngineThread {
 
     /// Runs the model on the scheduled rows and samples where a row reaches the end of what is known.
     fn execute(&mut self, output: &SchedulerOutput) -> Result<Vec<SampledRow>, EngineError> {
-        let (live, config) = (&self.live, self.runner.config());
-        self.batch.build(&self.scheduler, output, self.layout, |id, positions, rows| {
-            let table = live.get(&id).map_or(0, |l| l.rope_table);
-            rows.extend(positions.map(|p| config.rope_position(p, table)));
-        });
+        let live = &self.live;
+        self.batch.build(&self.scheduler, output, self.layout, |id| live.get(&id).map_or(0, |l| l.rope_offset));
         self.runner.execute(&self.batch.token_ids, &self.batch.step)?;
         self.report_prompt_logprobs(output)?;
 
