@@ -179,6 +179,9 @@ impl EngineThread {
             // The scheduler ends a request only when the pool, or the model's length, holds no more of it.
             self.end(id, FinishReason::Length);
         }
+        if output.rows.is_empty() && output.finished.is_empty() {
+            self.end_all_stuck();
+        }
         if !output.rows.is_empty() {
             let result = catch_unwind(AssertUnwindSafe(|| self.execute(&output)));
             match result {
@@ -277,7 +280,7 @@ impl EngineThread {
             }
         }
         if let Err(error) = self.scheduler.update(output, &tokens) {
-            tracing::error!("the scheduler refused a step's result: {error}");
+            return self.fail_step(output, &error.to_string());
         }
         for (id, result) in sampled {
             let (Ok(sampled), Some(live)) = (result, self.live.get(&id)) else { continue };
@@ -293,6 +296,16 @@ impl EngineThread {
     fn fail_step(&mut self, output: &SchedulerOutput, why: &str) {
         tracing::error!("a step failed: {why}");
         for id in self.scheduler.step_failed(output) {
+            self.end(id, FinishReason::Error);
+        }
+    }
+
+    /// The scheduler promises progress; should it ever fail to make any, requests end instead of hanging.
+    fn end_all_stuck(&mut self) {
+        tracing::error!("no request can be scheduled, though {} wait: {:?}", self.live.len(), self.scheduler.stats());
+        let stuck: Vec<RequestId> = self.live.keys().copied().collect();
+        for id in stuck {
+            self.scheduler.abort_request(id);
             self.end(id, FinishReason::Error);
         }
     }
