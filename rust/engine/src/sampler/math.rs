@@ -41,7 +41,7 @@ pub(super) fn finite_max(row: &[f32]) -> Option<f32> {
 }
 
 /// The lowest index of the largest value, which is `max`.
-#[allow(clippy::float_cmp)] // `max` is one of the values.
+#[allow(clippy::float_cmp, clippy::needless_bitwise_bool)] // `max` is one of the values; without a branch the search vectorises.
 pub(super) fn position_of(row: &[f32], max: f32) -> u32 {
     let has_max = |chunk: &[f32]| chunk.iter().fold(false, |found, x| found | (*x == max));
     let chunk = row.chunks(LANES * 4).position(has_max).unwrap_or(0) * LANES * 4;
