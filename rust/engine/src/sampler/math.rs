@@ -41,9 +41,12 @@ pub(super) fn finite_max(row: &[f32]) -> Option<f32> {
 }
 
 /// The lowest index of the largest value, which is `max`.
-#[allow(clippy::float_cmp)] // `max` is one of the values.
+#[allow(clippy::float_cmp, clippy::needless_bitwise_bool)] // `max` is one of the values; without a branch the search vectorises.
 pub(super) fn position_of(row: &[f32], max: f32) -> u32 {
-    row.iter().position(|x| *x == max).unwrap_or(0) as u32
+    let has_max = |chunk: &[f32]| chunk.iter().fold(false, |found, x| found | (*x == max));
+    let chunk = row.chunks(LANES * 4).position(has_max).unwrap_or(0) * LANES * 4;
+    let within = row[chunk..].iter().position(|x| *x == max).unwrap_or(0);
+    (chunk + within) as u32
 }
 
 /// Replaces each logit by e^((x - max) * scale) and returns their sum.
@@ -93,32 +96,41 @@ pub(super) fn likelier(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
 
+/// Up to so many entries, inserting into a sorted list beats gathering the row.
+pub(super) const FEW: usize = 64;
+
 /// The `n` largest entries with their ids, largest first.
 pub(super) fn largest(row: &[f32], n: usize) -> Vec<(u32, f32)> {
-    // Up to here, inserting into a sorted list beats gathering the row.
-    const INSERT: usize = 32;
-    let n = n.min(row.len());
+    let mut best = Vec::new();
+    if n <= FEW {
+        few_largest(row, n, &mut best);
+    } else {
+        best.extend((0..).zip(row.iter().copied()));
+        if n < best.len() {
+            best.select_nth_unstable_by(n - 1, likelier);
+            best.truncate(n);
+        }
+        best.sort_unstable_by(likelier);
+    }
+    best
+}
+
+/// [`largest`] into a list that is used again; for `n` up to [`FEW`].
+pub(super) fn few_largest(row: &[f32], n: usize, best: &mut Vec<(u32, f32)>) {
+    best.clear();
     if n == 0 {
-        return Vec::new();
+        return;
     }
-    let entries = (0..).zip(row.iter().copied());
-    if n > INSERT {
-        let mut all: Vec<(u32, f32)> = entries.collect();
-        all.select_nth_unstable_by(n - 1, likelier);
-        all.truncate(n);
-        all.sort_unstable_by(likelier);
-        return all;
-    }
-    let mut best: Vec<(u32, f32)> = Vec::with_capacity(n + 1);
-    for entry in entries {
-        if best.len() == n && entry.1 <= best[n - 1].1 {
-            continue;
+    for entry in (0..).zip(row.iter().copied()) {
+        if best.len() == n {
+            if entry.1 <= best[n - 1].1 {
+                continue;
+            }
+            best.pop();
         }
         let at = best.partition_point(|b| likelier(b, &entry).is_lt());
         best.insert(at, entry);
-        best.truncate(n);
     }
-    best
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use rand_chacha::ChaCha8Rng;
 pub use resolve::{ResolvedSampling, dry_breaker_ids};
 
 use crate::EngineError;
-use math::{exponentials, finite_max, largest, likelier, log_sum_exp, position_of};
+use math::{FEW, exponentials, few_largest, finite_max, largest, likelier, log_sum_exp, position_of};
 use penalties::{Counts, Dry};
 
 /// A chosen token.
@@ -140,19 +140,22 @@ impl Sampler {
         let top_p_mass = f64::from(top_p) * total;
         // The likeliest token has e^0 = 1. Tokens below this floor are not needed for top-p either: together they have less than 1 - top_p.
         let floor = min_p.max(((total - top_p_mass) / logits.len() as f64) as f32 * 0.5);
-        self.candidates.clear();
-        self.candidates.extend((0..).zip(logits.iter().copied()).filter(|(_, p)| *p >= floor));
         let candidates = &mut self.candidates;
-        let limit = top_k.unwrap_or(candidates.len()).min(candidates.len());
-        if top_p >= 1.0 {
-            // Which tokens these are is all that matters.
-            if limit < candidates.len() {
-                candidates.select_nth_unstable_by(limit - 1, likelier);
-                candidates.truncate(limit);
-                candidates.sort_unstable_by_key(|(id, _)| *id);
-            }
+        if let Some(k) = top_k.filter(|k| *k <= FEW) {
+            few_largest(logits, k, candidates);
+            candidates.retain(|(_, p)| *p >= floor);
         } else {
+            candidates.clear();
+            candidates.extend((0..).zip(logits.iter().copied()).filter(|(_, p)| *p >= floor));
+        }
+        let limit = top_k.unwrap_or(candidates.len()).min(candidates.len());
+        if top_p < 1.0 {
             keep_top_p(candidates, limit, top_p_mass);
+        } else if limit < candidates.len() {
+            // Which tokens these are is all that matters.
+            candidates.select_nth_unstable_by(limit - 1, likelier);
+            candidates.truncate(limit);
+            candidates.sort_unstable_by_key(|(id, _)| *id);
         }
         let kept: f64 = candidates.iter().map(|(_, p)| f64::from(*p)).sum();
         pick(candidates.iter().copied(), uniform * kept)
