@@ -1,5 +1,6 @@
 //! Norm over q and k heads, rotation, and the write of K and V into their slots.
 #![allow(unsafe_op_in_unsafe_fn)] // One contract for all, stated on `rope_rows`.
+#![allow(clippy::inline_always, clippy::needless_range_loop)] // Tier code must be inlined; counted loops over registers unroll.
 
 use std::ops::Range;
 

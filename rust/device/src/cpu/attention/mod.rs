@@ -129,9 +129,9 @@ pub(crate) fn attention(
         }
     };
     if plan.items.len() < 2 || plan.cycles < SERIAL_CYCLES {
-        work(0)
+        work(0);
     } else {
-        pool.run(&work)
+        pool.run(&work);
     }
     pool.for_each_range(plan.merges.len(), 1, &|start, end| {
         for merge in &plan.merges[start..end] {
