@@ -66,7 +66,7 @@ impl Random {
                     GgmlType::Mxfp4 => &[],
                 };
                 for block in bytes.chunks_exact_mut(format.block_bytes()) {
-                    block.iter_mut().for_each(|b| *b = self.bits() as u8);
+                    block.fill_with(|| self.bits() as u8);
                     for at in scales {
                         block[*at..at + 2].copy_from_slice(&f16::from_f32(self.unit() * 0.02).to_le_bytes());
                     }
@@ -349,7 +349,7 @@ fn plain_activation(activation: Activation, x: f64) -> f64 {
     };
     match activation {
         Activation::Silu => x / (1.0 + (-x).exp()),
-        Activation::GeluTanh => 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh()),
+        Activation::GeluTanh => 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh()),
         Activation::Gelu => 0.5 * x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2)),
     }
 }
@@ -391,7 +391,7 @@ fn activation_functions_agree_with_f64() {
         }
         let mut far = [-200.0, -90.0, 90.0, 1e30, f32::NAN];
         activate(activation, &mut far);
-        assert!(far[0].abs() < 1e-30 && far[1].abs() < 1e-30 && far[2] == 90.0 && far[3] == 1e30 && far[4].is_nan(), "{far:?}");
+        assert!(far[0].abs() < 1e-30 && far[1].abs() < 1e-30 && far[2..4] == [90.0, 1e30] && far[4].is_nan(), "{far:?}");
     }
 }
 
