@@ -83,7 +83,7 @@ fn add<'a>(x: &'a Tensor, linear: &'a Linear, residual: &'a mut Tensor) -> Resid
     ResidualArgs { x, linear, post_norm: None, scale: 1.0, residual }
 }
 
-/// The phases with weights of a model of 135 million parameters in Q4_1 (30 layers, hidden size 576), without its attention.
+/// The phases with weights of a model of 135 million parameters in `Q4_1` (30 layers, hidden size 576), without its attention.
 fn model(context: LinearContext<'_>) -> Result<(), Box<dyn std::error::Error>> {
     let load = |n: usize, k: usize| -> Result<Linear, device::DeviceError> {
         let dtype = DType::Ggml(GgmlType::Q4_1);
