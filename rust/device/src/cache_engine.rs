@@ -1,5 +1,7 @@
 //! The KV storage: one K and one V plane a layer of a KV group, each `[num_blocks, num_kv_heads, block_size, head_dim]`.
 
+#![allow(clippy::cast_ptr_alignment)] // Planes are page-aligned.
+
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use half::{bf16, f16};

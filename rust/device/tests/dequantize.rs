@@ -40,7 +40,10 @@ fn every_f16_and_bf16_widens_exactly() {
             e => (1024.0 + mantissa) * 2f64.powi(e as i32 - 25),
         };
         let expected = if i >> 15 == 1 { -magnitude } else { magnitude };
-        assert!(f64::from(*v) == expected || (v.is_nan() && expected.is_nan()), "{i:#x}: {v} instead of {expected}");
+        assert!(
+            f64::from(*v).to_bits() == expected.to_bits() || (v.is_nan() && expected.is_nan()),
+            "{i:#x}: {v} instead of {expected}"
+        );
     }
 }
 

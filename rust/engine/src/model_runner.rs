@@ -127,7 +127,7 @@ impl ModelRunner {
     }
 
     /// Logits of some tokens of the last step (indices of its rows, at most [`Self::max_logit_rows`]), `[rows.len(), vocab_size]`.
-    pub fn logits(&mut self, rows: &[u32]) -> Result<&Tensor, EngineError> {
+    pub fn logits(&mut self, rows: &[u32]) -> Result<&mut Tensor, EngineError> {
         let num_tokens = self.activations.hidden.rows();
         let max_rows = self.max_logit_rows();
         if rows.len() > max_rows {
@@ -144,7 +144,7 @@ impl ModelRunner {
         } else {
             self.decoder.logits(&*self.backend, &self.config, &mut self.activations, rows);
         }
-        Ok(&self.activations.logits)
+        Ok(&mut self.activations.logits)
     }
 
     /// The sizes of a step must agree before a backend sees them.

@@ -157,15 +157,13 @@ impl BlockPool {
         Ok(())
     }
 
-    /// Makes a held block findable as the last block of `node`'s prefix, unless another block already is.
+    /// Makes a held block findable as the last block of `node`'s prefix, which has none yet in this group.
     pub(crate) fn publish(&mut self, block: BlockId, node: NodeId, group: usize) {
-        debug_assert!(block != BlockId::NULL && self.blocks[block.0 as usize].ref_cnt > 0);
         let entry = &mut self.blocks[block.0 as usize];
-        if entry.node.is_none() && self.index.block(node, group).is_none() {
-            entry.node = Some(node);
-            entry.group = group as u32;
-            self.index.attach(node, group, block);
-        }
+        debug_assert!(block != BlockId::NULL && entry.ref_cnt > 0 && entry.node.is_none());
+        entry.node = Some(node);
+        entry.group = group as u32;
+        self.index.attach(node, group, block);
     }
 
     pub(crate) fn is_free(&self, block: BlockId) -> bool {

@@ -226,22 +226,32 @@ impl KvCacheManager {
         }
     }
 
+    /// Where another request has published the same block first, its block takes the place of ours: requests that
+    /// began one prefix together come to share it, and a prefix is held for as long as anything that extends it.
     fn cache_full_blocks(&mut self, blocks: &mut RequestBlocks, computed: &[u32], identity: &[u8]) {
+        self.to_free.clear();
         for block_tokens in computed.chunks_exact(self.block_size).skip(blocks.num_published) {
             let parent = match blocks.tail {
                 Some(tail) => tail,
                 None => self.pool.index_mut().pin_root(identity),
             };
             let node = self.pool.index_mut().pin_child(parent, block_tokens);
-            for (group, table) in blocks.tables.iter().enumerate() {
-                let block = table[blocks.num_published];
-                if block != BlockId::NULL {
-                    self.pool.publish(block, node, group);
+            for (group, table) in blocks.tables.iter_mut().enumerate() {
+                let block = &mut table[blocks.num_published];
+                if *block == BlockId::NULL {
+                    continue;
+                }
+                if let Some(published) = self.pool.index().block(node, group) {
+                    self.pool.touch(published);
+                    self.to_free.push(std::mem::replace(block, published));
+                } else {
+                    self.pool.publish(*block, node, group);
                 }
             }
             blocks.tail = Some(node);
             blocks.num_published += 1;
         }
+        self.release();
     }
 
     /// Up to the last block boundary, not the last token: the boundary is where the next turn of a conversation can

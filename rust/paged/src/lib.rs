@@ -2,7 +2,8 @@
 //!
 //! The KV cache of every sequence lies in fixed-size blocks drawn from one pool. This crate keeps the books: the
 //! [`BlockPool`] owns the blocks, the [`KvCacheManager`] gives them to requests and finds cached prefixes, and the
-//! [`Scheduler`] decides which tokens of which requests are computed in the next step. It has no tensors, no I/O, no
+//! [`Scheduler`] decides which tokens of which requests are computed in the next step;
+//! [`calculate_cache_config`] says how many blocks a machine affords. The crate has no tensors, no I/O, no
 //! threads, no clock and no randomness, so a sequence of calls always gives the same decisions.
 //!
 //! ```text
@@ -15,6 +16,7 @@
 
 mod block_hash;
 mod block_pool;
+mod config;
 mod error;
 mod kv_cache_manager;
 mod kv_groups;
@@ -25,6 +27,11 @@ mod scheduler;
 
 pub use block_hash::{BlockHash, BlockHasher, CacheIdentity, HashFunction, HashInput, IdentityField};
 pub use block_pool::{BlockId, BlockPool};
+pub use config::{
+    CacheConfig, CacheLedger, DEFAULT_PAGED_ATTENTION_BLOCK_SIZE, DEFAULT_UTILIZATION, DeviceLedger, DeviceMemory, KvDType,
+    MemoryGpuConfig, ModelConfigLike, PagedAttentionConfig, PagedCacheType, PoolLimits, SUPPORTED_BLOCK_SIZES,
+    UNIFIED_FREE_MEMORY_DIVISOR, calculate_cache_config,
+};
 pub use error::{AdmissionError, ConfigError, IntegrityError, InvalidSchedulerConfig, PoolError, UpdateError};
 pub use kv_cache_manager::{KvCacheManager, PrefixHit, RequestBlocks};
 pub use kv_groups::{KvGroup, KvGroups};

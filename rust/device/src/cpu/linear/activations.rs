@@ -1,5 +1,8 @@
 //! Activations as int8, quantised once a phase and shared by all of its projections.
 
+// A body that is not inlined would be compiled for the baseline instructions only.
+#![allow(clippy::inline_always)]
+
 use super::elementwise::{ROUND, per_tier};
 
 /// Values that share a scale.
@@ -30,14 +33,11 @@ fn quantise_body(x: &[f32], out: &mut [ActBlock]) {
         let max = f32::from_bits(max);
         let inverse = if max > 0.0 { 127.0 / max } else { 0.0 };
         out.scale = max / 127.0;
-        let mut sums = [0i32; 2];
-        for half in 0..2 {
-            for i in half * 16..half * 16 + 16 {
-                let q = ((x[i] * inverse + ROUND).to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32).clamp(-127, 127);
-                out.q[i] = q as i8;
-                sums[half] += q;
-            }
+        for (q, v) in out.q.iter_mut().zip(x) {
+            *q = ((v * inverse + ROUND).to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32).clamp(-127, 127) as i8;
         }
+        let (first, last) = out.q.split_at(BLOCK / 2);
+        let sums = [first, last].map(|q| q.iter().map(|q| i32::from(*q)).sum::<i32>());
         out.sums = [sums[0] + sums[1], sums[0], sums[1]];
         out.scaled_sums = out.sums.map(|s| s as f32 * out.scale);
     }

@@ -1,5 +1,6 @@
 //! AVX2 kernels: packed panels by 8-bit multiply-add.
 
+#[allow(clippy::wildcard_imports)] // Intrinsics.
 use std::arch::x86_64::*;
 
 use super::{
@@ -47,19 +48,28 @@ fn codes<const CODES: u8>(block: &[u8], g: usize, part: usize) -> [__m256i; 2] {
     }
     let nibble = _mm256_set1_epi8(15);
     let v = line(tile * 256 + g * 64);
-    let (low, high) = (_mm256_and_si256(v, nibble), _mm256_and_si256(_mm256_srli_epi16(v, 4), nibble));
+    let (low, high_nibble) = (_mm256_and_si256(v, nibble), _mm256_and_si256(_mm256_srli_epi16(v, 4), nibble));
     if CODES == 4 {
-        return [low, high];
+        return [low, high_nibble];
     }
-    let fifth = _mm256_set1_epi8(16);
-    let bits = line(512 + tile * 64);
-    let of_low = _mm256_and_si256(_mm256_sll_epi16(bits, _mm_cvtsi32_si128(4 - g as i32)), fifth);
-    let of_high = _mm256_and_si256(_mm256_srl_epi16(bits, _mm_cvtsi32_si128(g as i32)), fifth);
-    [_mm256_or_si256(low, of_low), _mm256_or_si256(high, of_high)]
+    // Moves bit `from` to bit 4, and those above it along.
+    let to_bit_4 = |v, from: usize| {
+        let (left, right) = (4usize.saturating_sub(from), from.saturating_sub(4));
+        _mm256_srl_epi16(_mm256_sll_epi16(v, _mm_cvtsi32_si128(left as i32)), _mm_cvtsi32_si128(right as i32))
+    };
+    let (high, mask) = if CODES == 5 {
+        let bits = line(512 + tile * 64);
+        ([to_bit_4(bits, g), to_bit_4(bits, 4 + g)], _mm256_set1_epi8(16))
+    } else {
+        let bits = [line(512 + tile * 128), line(512 + tile * 128 + 64)];
+        (bits.map(|b| to_bit_4(b, 2 * g)), _mm256_set1_epi8(48))
+    };
+    [_mm256_or_si256(low, _mm256_and_si256(high[0], mask)), _mm256_or_si256(high_nibble, _mm256_and_si256(high[1], mask))]
 }
 
 /// Sums of pairs of products as i16. The products of 8-bit codes are taken with their zero subtracted and the sign moved to the
-/// activation (|w| <= 128, |x| <= 127: a pair is at most 32512), those of 4 and 5 bits unsigned (four pairs are at most 31496).
+/// activation (|w| <= 128, |x| <= 127: a pair is at most 32512), the others unsigned (a pair of 6-bit codes is at most 16002; four pairs
+/// of 5-bit codes are at most 31496).
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn pairs<const CODES: u8>(w: __m256i, x: __m256i) -> __m256i {
@@ -112,17 +122,17 @@ fn rows_of<const CODES: u8, const HALVES: bool, const MIN: bool, const R: usize>
                         let q = _mm256_set1_epi32(unsafe { x.q.as_ptr().add(at).cast::<i32>().read_unaligned() });
                         let p = pairs::<CODES>(w[half], q);
                         dot =
-                            if CODES == 8 { _mm256_add_epi32(dot, _mm256_madd_epi16(p, ones)) } else { _mm256_add_epi16(dot, p) };
+                            if CODES > 5 { _mm256_add_epi32(dot, _mm256_madd_epi16(p, ones)) } else { _mm256_add_epi16(dot, p) };
                     }
-                    dots[half] = if CODES == 8 { dot } else { _mm256_madd_epi16(dot, ones) };
+                    dots[half] = if CODES > 5 { dot } else { _mm256_madd_epi16(dot, ones) };
                 }
                 if !HALVES {
                     dots[0] = _mm256_add_epi32(dots[0], dots[1]);
                 }
-                for g in 0..groups {
+                for (g, dot) in dots.iter().enumerate().take(groups) {
                     let sum = if HALVES { 1 + g } else { 0 };
                     let at = const { codes_bytes(CODES) } + 64 * g + 16 * part;
-                    let dot = _mm256_sub_epi32(dots[g], _mm256_set1_epi32(zero * x.sums[sum]));
+                    let dot = _mm256_sub_epi32(*dot, _mm256_set1_epi32(zero * x.sums[sum]));
                     let dot = _mm256_mul_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(x.scale));
                     acc[part] = _mm256_fmadd_ps(dot, f16s(at), acc[part]);
                     if MIN {

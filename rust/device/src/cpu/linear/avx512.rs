@@ -1,5 +1,6 @@
 //! AVX-512 kernels: packed panels by VNNI.
 
+#[allow(clippy::wildcard_imports)] // Intrinsics.
 use std::arch::x86_64::*;
 
 use super::{
@@ -37,15 +38,23 @@ fn codes<const CODES: u8>(block: &[u8], g: usize, tile: usize) -> [__m512i; 2] {
     }
     let nibble = _mm512_set1_epi8(15);
     let v = line(tile * 256 + g * 64);
-    let (low, high) = (_mm512_and_si512(v, nibble), _mm512_and_si512(_mm512_srli_epi16(v, 4), nibble));
+    let (low, high_nibble) = (_mm512_and_si512(v, nibble), _mm512_and_si512(_mm512_srli_epi16(v, 4), nibble));
     if CODES == 4 {
-        return [low, high];
+        return [low, high_nibble];
     }
-    let fifth = _mm512_set1_epi8(16);
-    let bits = line(512 + tile * 64);
-    let of_low = _mm512_and_si512(_mm512_sll_epi16(bits, _mm_cvtsi32_si128(4 - g as i32)), fifth);
-    let of_high = _mm512_and_si512(_mm512_srl_epi16(bits, _mm_cvtsi32_si128(g as i32)), fifth);
-    [_mm512_or_si512(low, of_low), _mm512_or_si512(high, of_high)]
+    // Moves bit `from` to bit 4, and those above it along.
+    let to_bit_4 = |v, from: usize| {
+        let (left, right) = (4usize.saturating_sub(from), from.saturating_sub(4));
+        _mm512_srl_epi16(_mm512_sll_epi16(v, _mm_cvtsi32_si128(left as i32)), _mm_cvtsi32_si128(right as i32))
+    };
+    let (high, mask) = if CODES == 5 {
+        let bits = line(512 + tile * 64);
+        ([to_bit_4(bits, g), to_bit_4(bits, 4 + g)], _mm512_set1_epi8(16))
+    } else {
+        let bits = [line(512 + tile * 128), line(512 + tile * 128 + 64)];
+        (bits.map(|b| to_bit_4(b, 2 * g)), _mm512_set1_epi8(48))
+    };
+    [_mm512_or_si512(low, _mm512_and_si512(high[0], mask)), _mm512_or_si512(high_nibble, _mm512_and_si512(high[1], mask))]
 }
 
 #[inline]
@@ -91,18 +100,18 @@ fn rows_of<const CODES: u8, const HALVES: bool, const MIN: bool, const R: usize>
         }
         // SAFETY: callers read lines of scales and minima, which lie within the block.
         let f16s = |at: usize| unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(block.as_ptr().add(at).cast())) };
-        for g in 0..groups {
+        for group in 0..groups {
             for tile in 0..2 {
-                let at = const { codes_bytes(CODES) } + 64 * g + 32 * tile;
+                let at = const { codes_bytes(CODES) } + 64 * group + 32 * tile;
                 let scale = f16s(at);
-                for (m, acc) in acc.iter_mut().enumerate() {
-                    let dot = _mm512_mul_ps(_mm512_cvtepi32_ps(dots[m][g][tile]), _mm512_set1_ps(x(m).scale));
+                for (m, (acc, dots)) in acc.iter_mut().zip(&dots).enumerate() {
+                    let dot = _mm512_mul_ps(_mm512_cvtepi32_ps(dots[group][tile]), _mm512_set1_ps(x(m).scale));
                     acc[tile] = _mm512_fmadd_ps(dot, scale, acc[tile]);
                 }
                 if MIN {
                     let min = f16s(at + 64 * groups);
                     for (m, acc) in acc.iter_mut().enumerate() {
-                        let sum = _mm512_set1_ps(x(m).scaled_sums[if HALVES { 1 + g } else { 0 }]);
+                        let sum = _mm512_set1_ps(x(m).scaled_sums[if HALVES { 1 + group } else { 0 }]);
                         acc[tile] = _mm512_fmadd_ps(min, sum, acc[tile]);
                     }
                 }

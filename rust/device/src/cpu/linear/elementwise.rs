@@ -3,6 +3,9 @@
 //! Plain Rust that the compiler vectorises once for each tier. Sums run in 16 lanes with a fixed order and no operation is fused, so a
 //! row has the same bits on every tier and in every batch.
 
+// A body that is not inlined would be compiled for the baseline instructions only.
+#![allow(clippy::inline_always)]
+
 use crate::{Activation, Norm, NormKind};
 
 /// Defines `$name(tier, ...)`: `$body(...)` compiled for the instructions of the tier.
@@ -31,7 +34,8 @@ macro_rules! per_tier {
 }
 pub(super) use per_tier;
 
-const LANES: usize = 16;
+/// Partial sums of a row.
+pub(super) const LANES: usize = 16;
 
 /// 1.5 * 2^23. A small number added to it is rounded to the nearest integer, ties to even, which is then the difference of the bits;
 /// baseline x86-64 has no instruction that does so.
@@ -50,6 +54,12 @@ fn sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     for (l, v) in lanes.iter_mut().zip(tail) {
         *l += f(*v);
     }
+    add_lanes(lanes)
+}
+
+/// Adds partial sums: i and i + 8, then i and i + 4, and so on.
+#[inline(always)]
+pub(super) fn add_lanes(mut lanes: [f32; LANES]) -> f32 {
     let mut width = LANES / 2;
     while width > 0 {
         for i in 0..width {
@@ -152,7 +162,7 @@ pub fn activate(activation: Activation, values: &mut [f32]) {
         // 0.5 * (1 + tanh(u)) = sigmoid(2 u), with u = sqrt(2 / pi) * (x + 0.044715 x^3).
         Activation::GeluTanh => {
             for v in values {
-                *v *= sigmoid(1.595_769_1 * (*v + 0.044_715 * *v * *v * *v));
+                *v *= sigmoid(1.595_769 * (*v + 0.044_715 * *v * *v * *v));
             }
         }
         Activation::Gelu => {

@@ -3,11 +3,14 @@
 //! Every output is summed over K in one order, whatever the rows of the step or the threads: 16 partial sums (column k into sum
 //! k mod 16, by increasing k), then added pairwise. AVX tiers fuse each multiplication with its addition, the portable one does not.
 
-use super::{PANEL, Tile};
-use crate::{DType, WeightView, cpu::CpuTier, quant::dequantize_row};
+// A helper that is not inlined would be compiled for the baseline instructions only.
+#![allow(clippy::inline_always)]
 
-/// Partial sums of an output.
-pub(super) const LANES: usize = 16;
+use super::{
+    PANEL, Tile,
+    elementwise::{LANES, add_lanes},
+};
+use crate::{DType, WeightView, cpu::CpuTier, quant::dequantize_row};
 
 /// Element types that kernels read; the numbers are what they are generic over.
 pub(super) const F32: u8 = 0;
@@ -101,19 +104,6 @@ pub(super) fn pad(x: &[f32]) -> [f32; LANES] {
     let n = x.len().min(LANES);
     out[..n].copy_from_slice(&x[..n]);
     out
-}
-
-/// Adds the partial sums: i and i + 8, then i and i + 4, and so on.
-#[inline(always)]
-pub(super) fn add_lanes(mut lanes: [f32; LANES]) -> f32 {
-    let mut width = LANES / 2;
-    while width > 0 {
-        for i in 0..width {
-            lanes[i] += lanes[i + width];
-        }
-        width /= 2;
-    }
-    lanes[0]
 }
 
 fn scalar<const D: u8>(bytes: &[u8], rows: usize, cols: usize, x: &[f32], out: &mut Tile) {

@@ -1,17 +1,19 @@
 //! AVX2 kernel of float weights: 16 partial sums in two registers.
 
+#[allow(clippy::wildcard_imports)] // Intrinsics.
 use std::arch::x86_64::*;
 
 use super::{
     Tile,
-    float::{BF16, F16, F32, LANES, add_lanes, element_bytes, pad, widen},
+    elementwise::{LANES, add_lanes},
+    float::{BF16, F16, F32, element_bytes, pad, widen},
 };
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn multiply<const D: u8>(bytes: &[u8], rows: usize, cols: usize, x: &[f32], out: &mut Tile) {
     let row_bytes = cols * element_bytes(D);
     assert!(bytes.len() >= rows * row_bytes);
-    let num_rows = if cols == 0 { 0 } else { x.len() / cols };
+    let num_rows = x.len().checked_div(cols).unwrap_or(0);
     if num_rows == 0 {
         return out.fill([0.0; super::PANEL]);
     }

@@ -1,17 +1,19 @@
 //! AVX-512 kernel of float weights.
 
+#[allow(clippy::wildcard_imports)] // Intrinsics.
 use std::arch::x86_64::*;
 
 use super::{
     ROWS, Tile,
-    float::{BF16, F16, F32, LANES, add_lanes, element_bytes},
+    elementwise::{LANES, add_lanes},
+    float::{BF16, F16, F32, element_bytes},
 };
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
 pub(super) fn multiply<const D: u8>(bytes: &[u8], rows: usize, cols: usize, x: &[f32], out: &mut Tile) {
     let row_bytes = cols * element_bytes(D);
     assert!(bytes.len() >= rows * row_bytes);
-    let m = if cols == 0 { 0 } else { x.len() / cols };
+    let m = x.len().checked_div(cols).unwrap_or(0);
     let mut n = 0;
     while n < rows {
         let w = &bytes[n * row_bytes..];
@@ -71,8 +73,8 @@ fn block<const D: u8, const M: usize, const N: usize>(w: &[u8], cols: usize, x: 
             }
             // SAFETY: as above; w has N rows.
             let wj = unsafe { load::<D>(p, mask) };
-            for m in 0..M {
-                acc[m][j] = _mm512_fmadd_ps(wj, xs[m], acc[m][j]);
+            for (acc, x) in acc.iter_mut().zip(&xs) {
+                acc[j] = _mm512_fmadd_ps(wj, *x, acc[j]);
             }
         }
     };

@@ -18,6 +18,7 @@ mod float_avx512;
 mod out;
 mod packed;
 mod phases;
+mod slab;
 #[cfg(test)]
 mod tests;
 

@@ -4,6 +4,8 @@
 //! stream of whole cache lines. A block holds, all tiles of a part before the next part:
 //! - codes of each tile. [`Codes::U4`]: 4 lines, line g, byte 4 r + j: column 4 g + j of row r in the low half, column 16 + 4 g + j in the high one.
 //!   [`Codes::U5`]: the same, then a line of fifth bits for each tile: byte 4 r + j, bit g of column 4 g + j, bit 4 + g of column 16 + 4 g + j.
+//!   [`Codes::U6`]: the nibbles, then two lines of fifth and sixth bits for each tile: byte 4 r + j, bits 2 g and 2 g + 1, of column 4 g + j in the
+//!   first line, of column 16 + 4 g + j in the second.
 //!   [`Codes::U8`]: 8 lines, line g, byte 4 r + j: column 4 g + j of row r;
 //! - scales, one line a group (one group of 32 columns or two of 16): 32 f16, one a row;
 //! - minima, likewise, where the format has them.
@@ -14,11 +16,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::f16;
 
-use super::{PANEL, Tile, activations::ActBlock, out::SharedOut};
+use super::{PANEL, Tile, activations::ActBlock, out::SharedOut, slab::SlabBytes};
 use crate::{
     DType, DeviceError, GgmlType, WeightView,
     cpu::{CpuTier, ThreadPool},
-    mmap::Pages,
     quant::{BlockCodes, group_len, has_min, unpack_block},
 };
 
@@ -33,6 +34,7 @@ const COLS: usize = 32;
 pub(super) enum Codes {
     U4 = 4,
     U5 = 5,
+    U6 = 6,
     U8 = 8,
 }
 
@@ -50,6 +52,7 @@ pub(super) const fn codes_bytes(codes: u8) -> usize {
     match codes {
         4 => 512,
         5 => 640,
+        6 => 768,
         _ => 1024,
     }
 }
@@ -69,7 +72,8 @@ impl Layout {
         let codes = match format {
             GgmlType::Q4_0 | GgmlType::Q4_1 | GgmlType::Q2K | GgmlType::Q3K | GgmlType::Q4K => Codes::U4,
             GgmlType::Q5_0 | GgmlType::Q5_1 | GgmlType::Q5K | GgmlType::Mxfp4 => Codes::U5,
-            GgmlType::Q8_0 | GgmlType::Q6K => Codes::U8,
+            GgmlType::Q6K => Codes::U6,
+            GgmlType::Q8_0 => Codes::U8,
         };
         Self { codes, halves: group_len(format) == 16, min: has_min(format) }
     }
@@ -90,8 +94,8 @@ macro_rules! select {
             (Codes::U4, true, true) => $kernel::<4, true, true>,
             (Codes::U5, false, true) => $kernel::<5, false, true>,
             (Codes::U5, _, _) => $kernel::<5, false, false>,
-            (Codes::U8, true, _) => $kernel::<8, true, false>,
-            (Codes::U8, false, _) => $kernel::<8, false, false>,
+            (Codes::U6, _, _) => $kernel::<6, true, false>,
+            (Codes::U8, _, _) => $kernel::<8, false, false>,
         }
     }};
 }
@@ -103,7 +107,7 @@ pub(super) type Kernel = unsafe fn(panel: &[u8], acts: &[ActBlock], rows: usize,
 
 /// A packed weight.
 pub(super) struct Packed {
-    data: Pages<u8>,
+    data: SlabBytes,
     /// Bytes of a panel.
     pub panel_bytes: usize,
     kernel: Kernel,
@@ -116,8 +120,7 @@ impl Packed {
         let layout = Layout::of(format);
         let panels = weight.rows.div_ceil(PANEL);
         let panel_bytes = weight.cols / COLS * layout.block_bytes();
-        let mut data = Pages::zeroed(panels * panel_bytes)?;
-        data.advise_huge();
+        let mut data = SlabBytes::zeroed(panels * panel_bytes)?;
         let fits = AtomicBool::new(true);
         let out = SharedOut::new(data.as_mut_slice());
         pool.for_each_range(panels, 1, &|start, end| {
@@ -156,7 +159,7 @@ fn kernel(layout: Layout, tier: CpuTier) -> Kernel {
 fn pack_row(format: GgmlType, layout: Layout, bytes: &[u8], r: usize, panel: &mut [u8]) -> bool {
     let (tile, lane, codes_len) = (r / TILE, r % TILE, codes_bytes(layout.codes as u8));
     let groups = 1 + usize::from(layout.halves);
-    let zero = zero_point(layout.codes as u8, layout.min);
+    let zero = zero_point(layout.codes as u8, layout.min) as u8;
     let mut fits = true;
     let mut f16_bits = |v: f32| {
         let h = f16::from_f32(v);
@@ -169,9 +172,12 @@ fn pack_row(format: GgmlType, layout: Layout, bytes: &[u8], r: usize, panel: &mu
         unpack_block(format, bytes, &mut block);
         for b in 0..format.block_len() / COLS {
             let Some(out) = outs.next() else { return fits };
-            for (k, c) in block.codes[b * COLS..(b + 1) * COLS].iter().enumerate() {
-                put_code(layout.codes, (i32::from(*c) + zero) as u8, (tile, lane, k), out);
-            }
+            let quads = std::array::from_fn(|q| {
+                let at = b * COLS + 4 * q;
+                let code = |i: usize| (block.codes[at + i] as u8).wrapping_add(zero);
+                u32::from_le_bytes([code(0), code(1), code(2), code(3)])
+            });
+            put_codes(layout.codes, &quads, &mut out[..codes_len], (tile, lane));
             for g in 0..groups {
                 let at = codes_len + 64 * g + 2 * r;
                 out[at..at + 2].copy_from_slice(&f16_bits(block.scales[b * groups + g]));
@@ -185,30 +191,48 @@ fn pack_row(format: GgmlType, layout: Layout, bytes: &[u8], r: usize, panel: &mu
     fits
 }
 
-fn put_code(codes: Codes, code: u8, (tile, lane, k): (usize, usize, usize), out: &mut [u8]) {
-    let (g, half, byte) = ((k % 16) / 4, k / 16, 4 * lane + k % 4);
-    match codes {
-        Codes::U8 => out[tile * 512 + (k / 4) * 64 + byte] = code,
-        Codes::U4 | Codes::U5 => {
-            out[tile * 256 + g * 64 + byte] |= (code & 15) << (4 * half);
-            if codes == Codes::U5 {
-                out[512 + tile * 64 + byte] |= (code >> 4) << (4 * half + g);
-            }
+/// Writes the codes of one row of a block; a quad is those of 4 columns.
+fn put_codes(codes: Codes, quads: &[u32; COLS / 4], out: &mut [u8], (tile, lane): (usize, usize)) {
+    let mut put = |line: usize, quad: u32| {
+        let at = line * 64 + 4 * lane;
+        out[at..at + 4].copy_from_slice(&quad.to_le_bytes());
+    };
+    if codes == Codes::U8 {
+        for (q, quad) in quads.iter().enumerate() {
+            put(8 * tile + q, *quad);
         }
+        return;
+    }
+    let mut fifth = 0;
+    let mut upper = [0; 2];
+    for (g, (low, high)) in quads[..4].iter().zip(&quads[4..]).enumerate() {
+        put(4 * tile + g, low & 0x0f0f_0f0f | (high & 0x0f0f_0f0f) << 4);
+        fifth |= (low >> 4 & 0x0101_0101) << g | (high >> 4 & 0x0101_0101) << (4 + g);
+        upper[0] |= (low >> 4 & 0x0303_0303) << (2 * g);
+        upper[1] |= (high >> 4 & 0x0303_0303) << (2 * g);
+    }
+    match codes {
+        Codes::U5 => put(8 + tile, fifth),
+        Codes::U6 => {
+            put(8 + 2 * tile, upper[0]);
+            put(9 + 2 * tile, upper[1]);
+        }
+        Codes::U4 | Codes::U8 => {}
     }
 }
 
 /// The code at row `lane` of a tile and column `k` of a block.
 fn code_at<const CODES: u8>(block: &[u8], tile: usize, lane: usize, k: usize) -> u8 {
     let (g, half, byte) = ((k % 16) / 4, k / 16, 4 * lane + k % 4);
-    match CODES {
-        8 => block[tile * 512 + (k / 4) * 64 + byte],
-        4 => (block[tile * 256 + g * 64 + byte] >> (4 * half)) & 15,
-        _ => {
-            let low = (block[tile * 256 + g * 64 + byte] >> (4 * half)) & 15;
-            low | (((block[512 + tile * 64 + byte] >> (4 * half + g)) & 1) << 4)
-        }
+    if CODES == 8 {
+        return block[tile * 512 + (k / 4) * 64 + byte];
     }
+    let high = match CODES {
+        5 => (block[512 + tile * 64 + byte] >> (4 * half + g)) & 1,
+        6 => (block[512 + tile * 128 + half * 64 + byte] >> (2 * g)) & 3,
+        _ => 0,
+    };
+    ((block[tile * 256 + g * 64 + byte] >> (4 * half)) & 15) | (high << 4)
 }
 
 fn scalar<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8], acts: &[ActBlock], rows: usize, out: &mut Tile) {

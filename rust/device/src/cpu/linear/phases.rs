@@ -104,7 +104,7 @@ impl LinearContext<'_> {
     }
 
     /// Shares the panels `0..work.panels` among the threads; `body(panel, rows, buffer)` is called for every panel and every row once.
-    fn for_panels(self, work: &Work, panels: &mut Vec<f32>, body: &(dyn Fn(usize, Range<usize>, &mut [f32]) + Sync)) {
+    fn for_panels(self, work: &Work, panels: &mut Vec<f32>, body: &PanelBody<'_>) {
         let threads = self.pool.num_threads();
         let alone = threads == 1 || work.rows * work.cols * work.panels * PANEL < MIN_PARALLEL;
         let buffers = grown(panels, work.buffer_len * if alone { 1 } else { threads }, 0.0);
@@ -131,9 +131,12 @@ impl LinearContext<'_> {
                 }
             }
         };
-        if alone { worker(0) } else { self.pool.run(&worker) }
+        if alone { worker(0) } else { self.pool.run_available(&worker) }
     }
 }
+
+/// Called with a panel, rows of the input, and the thread's buffer.
+type PanelBody<'a> = dyn Fn(usize, Range<usize>, &mut [f32]) + Sync + 'a;
 
 /// What [`LinearContext::for_panels`] shares out.
 struct Work {
@@ -148,7 +151,7 @@ struct Work {
 }
 
 impl Work {
-    fn new<'a>(input: &Input<'_>, weights: impl Iterator<Item = &'a CpuLinear> + Clone) -> Self {
+    fn new<'a>(input: &Input<'_>, weights: &(impl Iterator<Item = &'a CpuLinear> + Clone)) -> Self {
         let max = |f: fn(&CpuLinear) -> usize| weights.clone().map(f).max().unwrap_or(0);
         let packed = weights.clone().all(CpuLinear::is_packed);
         Self {
@@ -221,7 +224,7 @@ pub fn norm_linear(
             *target = Some(Target { weight, out: SharedOut::new(out.as_mut_slice()), first });
             first += weight.panels();
         }
-        let work = Work::new(&input, targets.iter().flatten().map(|t| t.weight));
+        let work = Work::new(&input, &targets.iter().flatten().map(|t| t.weight));
         context.for_panels(&work, panels, &|panel, rows, buffer| {
             let Some(target) = targets.iter().flatten().rfind(|t| t.first <= panel) else { return };
             store(target.weight, panel - target.first, &input, rows, buffer, &target.out);
@@ -258,7 +261,7 @@ pub fn linear_residual(context: LinearContext<'_>, scratch: &mut LinearScratch, 
     assert_eq!(residual.rows(), x.rows(), "rows of the residual stream");
     let LinearScratch { normed, acts, wide, panels } = scratch;
     let input = context.input(x, None, weight.is_packed(), normed, acts);
-    let work = Work::new(&input, std::iter::once(weight));
+    let work = Work::new(&input, &std::iter::once(weight));
     let cols = weight.out_features;
     let residual = SharedOut::new(residual.as_mut_slice());
     let Some(norm) = post_norm else {
@@ -281,7 +284,6 @@ pub fn linear_residual(context: LinearContext<'_>, scratch: &mut LinearScratch, 
     let wide = grown(wide, x.rows() * cols, 0.0);
     let out = SharedOut::new(wide);
     context.for_panels(&work, panels, &|p, rows, buffer| store(weight, p, &input, rows, buffer, &out));
-    drop(out);
     // The input is no longer read: its buffer holds the normalised rows.
     let normed = SharedOut::new(grown(normed, x.rows() * cols, 0.0));
     let wide = &*wide;
@@ -310,7 +312,7 @@ pub fn gate_up(context: LinearContext<'_>, scratch: &mut LinearScratch, args: Ga
     out.set_rows(x.rows());
     let LinearScratch { normed, acts, panels, .. } = scratch;
     let input = context.input(x, norm, gate.is_packed() || up.is_packed(), normed, acts);
-    let pair = Work::new(&input, [gate, up].into_iter());
+    let pair = Work::new(&input, &[gate, up].into_iter());
     let half = pair.buffer_len;
     let work = Work { panels: gate.panels(), panel_bytes: 2 * pair.panel_bytes, buffer_len: 2 * half, ..pair };
     let cols = gate.out_features;

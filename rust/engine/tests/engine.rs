@@ -1,0 +1,325 @@
+//! The engine as a caller sees it: exactness whatever runs beside a request, and a clean pool whatever ends it.
+
+#![allow(missing_docs)]
+
+mod common;
+
+use std::{thread, time::Duration};
+
+use common::{golden_dir, hugging_face};
+use engine::{
+    Completion, Engine, EngineConfig, EngineError, FinishReason, GenerationRequest, MemoryGpuConfig, Message, ModelDType,
+    OutputEvent, PagedAttentionConfig, Prompt, SamplingParams,
+};
+
+fn exact() -> EngineConfig {
+    EngineConfig { dtype: ModelDType::F32, ..EngineConfig::default() }
+}
+
+fn pool_of(num_tokens: usize, block_size: usize) -> PagedAttentionConfig {
+    PagedAttentionConfig {
+        block_size: Some(block_size),
+        mem_gpu: Some(MemoryGpuConfig::ContextSize(num_tokens)),
+        ..PagedAttentionConfig::default()
+    }
+}
+
+fn start(model: &str, config: &EngineConfig) -> Engine {
+    Engine::load(&hugging_face(model), config, &|_| {}).unwrap()
+}
+
+fn greedy(max_tokens: usize) -> SamplingParams {
+    SamplingParams {
+        temperature: Some(0.0),
+        max_tokens: Some(max_tokens),
+        ignore_eos: true,
+        logprobs: Some(0),
+        ..SamplingParams::default()
+    }
+}
+
+fn prompt(i: usize, len: usize) -> Vec<u32> {
+    (0..len).map(|j| ((i * 7919 + j * 31) % 400 + 10) as u32).collect()
+}
+
+fn request(i: usize, len: usize, new: usize) -> GenerationRequest {
+    GenerationRequest::new(Prompt::TokenIds(prompt(i, len)), greedy(new))
+}
+
+fn tokens(completion: &Completion) -> Vec<u32> {
+    completion.choices[0].logprobs.iter().flatten().map(|l| l.token_id).collect()
+}
+
+fn run(engine: &Engine, request: GenerationRequest) -> Vec<u32> {
+    tokens(&engine.submit(request).unwrap().wait().unwrap())
+}
+
+fn run_together(engine: &Engine, requests: Vec<GenerationRequest>) -> Vec<Vec<u32>> {
+    let streams: Vec<_> = requests.into_iter().map(|r| engine.submit(r).unwrap()).collect();
+    streams.into_iter().map(|s| tokens(&s.wait().unwrap())).collect()
+}
+
+const LENGTHS: [usize; 8] = [1, 5, 31, 32, 33, 64, 90, 120];
+
+fn requests() -> Vec<GenerationRequest> {
+    (0..32).map(|i| request(i, LENGTHS[i % LENGTHS.len()], 40)).collect()
+}
+
+/// What each request gives when nothing runs beside it and nothing is cached.
+fn alone(model: &str) -> Vec<Vec<u32>> {
+    let engine = start(model, &EngineConfig { prefix_caching: false, ..exact() });
+    requests().into_iter().map(|r| run(&engine, r)).collect()
+}
+
+fn assert_same_in_every_way(model: &str) {
+    let expected = alone(model);
+    assert!(expected.iter().all(|t| t.len() == 40));
+    let configs = [
+        ("batch of 32", exact()),
+        ("chunks of one token", EngineConfig { max_num_batched_tokens: 1, ..exact() }),
+        ("chunks of a block and one", EngineConfig { max_num_batched_tokens: 33, ..exact() }),
+        ("blocks of 8", EngineConfig { paged_attention: pool_of(20_000, 8), ..exact() }),
+        ("blocks of 16", EngineConfig { paged_attention: pool_of(20_000, 16), ..exact() }),
+        ("whole context reserved", EngineConfig { no_paged_attn: true, ..exact() }),
+        ("one thread", {
+            let mut config = exact();
+            config.cpu.num_threads = Some(1);
+            config
+        }),
+    ];
+    for (way, config) in configs {
+        let engine = start(model, &config);
+        let first = run_together(&engine, requests());
+        let again = run_together(&engine, requests());
+        for (i, want) in expected.iter().enumerate() {
+            assert_eq!(want, &first[i], "{model}, {way}: request {i}");
+            assert_eq!(want, &again[i], "{model}, {way}, after the same requests: request {i}");
+        }
+        assert_eq!(engine.kv_cache_stats().blocks_used, 0, "{model}, {way}");
+    }
+}
+
+#[test]
+fn llama_gives_the_same_tokens_in_every_way() {
+    assert_same_in_every_way("llama");
+}
+
+#[test]
+fn a_windowed_model_gives_the_same_tokens_in_every_way() {
+    assert_same_in_every_way("mistral-window");
+}
+
+#[test]
+fn a_model_with_two_kinds_of_layers_gives_the_same_tokens_in_every_way() {
+    assert_same_in_every_way("gemma3");
+}
+
+#[test]
+fn preemption_does_not_change_tokens() {
+    let expected = alone("llama");
+    let engine = start("llama", &EngineConfig { paged_attention: pool_of(256, 8), ..exact() });
+    let got = run_together(&engine, requests());
+    let stats = engine.kv_cache_stats();
+    assert!(stats.preemptions > 0, "the pool was not tight: {stats:?}");
+    assert_eq!(expected, got);
+    assert_eq!(stats.blocks_used, 0);
+}
+
+#[test]
+fn without_kv_cache_the_tokens_are_the_same() {
+    let expected = alone("llama");
+    let engine = start("llama", &EngineConfig { no_kv_cache: true, ..exact() });
+    assert_eq!(expected[..4], run_together(&engine, requests().into_iter().take(4).collect()));
+    let stats = engine.kv_cache_stats();
+    assert_eq!((stats.blocks_used, stats.blocks_cached), (0, 0));
+}
+
+#[test]
+fn a_repeated_prompt_is_found_in_the_cache_and_reported() {
+    let engine = start("llama", &exact());
+    let ask = || engine.submit(request(3, 100, 4)).unwrap().wait().unwrap();
+    assert_eq!(ask().usage.cached_tokens, 0);
+    assert_eq!(ask().usage.cached_tokens, 96);
+    let stats = engine.kv_cache_stats();
+    assert_eq!((stats.prefix_queried_tokens, stats.prefix_hit_tokens), (200, 96));
+}
+
+#[test]
+fn sixty_four_threads_at_once_finish() {
+    let engine = start("llama", &exact());
+    let lengths: Vec<usize> = thread::scope(|scope| {
+        let handles: Vec<_> = (0..64)
+            .map(|i| {
+                scope.spawn({
+                    let engine = &engine;
+                    move || run(engine, request(i, 20 + i, 16)).len()
+                })
+            })
+            .collect();
+        handles.into_iter().map(|h| h.join().unwrap()).collect()
+    });
+    assert_eq!(lengths, vec![16; 64]);
+    assert_eq!(engine.kv_cache_stats().blocks_used, 0);
+}
+
+#[test]
+fn dropping_a_stream_frees_its_blocks_in_every_state() {
+    let engine = start("llama", &EngineConfig { max_num_seqs: 4, ..exact() });
+    let streams: Vec<_> = (0..12).map(|i| engine.submit(request(i, 30, 300)).unwrap()).collect();
+    // Four run, eight wait.
+    let _ = streams[0].next_timeout(Duration::from_secs(20)).unwrap();
+    drop(streams);
+    let stats = engine.kv_cache_stats();
+    assert_eq!((stats.blocks_used, stats.requests_running, stats.requests_waiting), (0, 0, 0));
+    assert_eq!(stats.blocks_free, stats.blocks_total);
+    assert_eq!(run(&engine, request(1, 30, 5)).len(), 5);
+}
+
+#[test]
+fn a_request_that_alone_outgrows_the_pool_ends_with_length_and_its_text() {
+    let engine = start("llama", &EngineConfig { paged_attention: pool_of(64, 8), ..exact() });
+    let completion = engine.submit(request(1, 40, 400)).unwrap().wait().unwrap();
+    assert_eq!(completion.choices[0].finish_reason, FinishReason::Length);
+    // 64 tokens have slots; the token after them was sampled from the last slot's logits.
+    assert_eq!(tokens(&completion).len(), 64 - 40 + 1);
+    assert!(!completion.choices[0].text.is_empty());
+    assert_eq!(engine.kv_cache_stats().blocks_used, 0);
+}
+
+#[test]
+fn prompts_that_cannot_be_served_are_refused_with_the_numbers() {
+    let engine = start("llama", &EngineConfig { paged_attention: pool_of(64, 8), ..exact() });
+    let refuse = |request| match engine.submit(request) {
+        Err(EngineError::InvalidArgument(message)) => message,
+        Err(other) => panic!("another error: {other}"),
+        Ok(_) => panic!("the request was taken"),
+    };
+    let message = refuse(request(1, 65, 1));
+    assert!(message.contains("65 tokens") && message.contains("64") && message.contains("8 blocks"), "{message}");
+    let context = engine.max_sequence_length();
+    let message = refuse(request(1, context, 1));
+    assert!(message.contains(&(context - 1).to_string()), "{message}");
+    assert!(refuse(request(1, 0, 1)).contains("empty"));
+    assert!(refuse(GenerationRequest::new(Prompt::TokenIds(vec![99_999]), greedy(1))).contains("99999"));
+    assert!(refuse(request(1, 8, 0)).contains("max_tokens"));
+    assert!(refuse(GenerationRequest { n_choices: 0, ..request(1, 8, 1) }).contains("choices"));
+    assert!(refuse(GenerationRequest { n_choices: 3, best_of: Some(2), ..request(1, 8, 1) }).contains("best_of"));
+    let long = GenerationRequest { truncate_sequence: true, ..request(1, 100, 4) };
+    assert_eq!(run(&engine, long).len(), 1, "64 tokens of the prompt fill the pool");
+}
+
+#[test]
+fn a_seed_gives_the_same_text_whatever_runs_beside_it() {
+    let engine = start("llama", &exact());
+    let sampling = SamplingParams { temperature: Some(1.0), seed: Some(7), ..greedy(30) };
+    let seeded = || GenerationRequest::new(Prompt::TokenIds(prompt(5, 40)), sampling.clone());
+    let first = run(&engine, seeded());
+    let mut requests: Vec<_> = (0..9).map(|i| request(i, 25, 30)).collect();
+    requests.push(seeded());
+    assert_eq!(first, run_together(&engine, requests)[9]);
+    let other = SamplingParams { seed: Some(8), ..sampling };
+    assert_ne!(first, run(&engine, GenerationRequest::new(Prompt::TokenIds(prompt(5, 40)), other)));
+}
+
+#[test]
+fn choices_are_independent_and_the_best_come_first() {
+    let engine = start("llama", &exact());
+    let sampling = SamplingParams { temperature: Some(1.5), seed: Some(1), ..greedy(12) };
+    let ask = |n_choices, best_of| {
+        let request =
+            GenerationRequest { n_choices, best_of, ..GenerationRequest::new(Prompt::TokenIds(prompt(2, 20)), sampling.clone()) };
+        engine.submit(request).unwrap().wait().unwrap()
+    };
+    let sum = |c: &engine::CompletionChoice| c.logprobs.iter().flatten().filter_map(|l| l.logprob).sum::<f32>();
+    let all = ask(4, None);
+    assert_eq!(all.choices.len(), 4);
+    assert_eq!(all.usage.completion_tokens, 48);
+    assert_ne!(all.choices[0].text, all.choices[1].text);
+    let best = ask(1, Some(4));
+    assert_eq!(best.choices.len(), 1);
+    let wanted = all.choices.iter().max_by(|a, b| sum(a).total_cmp(&sum(b))).unwrap();
+    assert_eq!(best.choices[0].text, wanted.text);
+}
+
+#[test]
+fn an_echoed_prompt_has_the_log_probabilities_of_the_reference() {
+    let golden: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(golden_dir().join("text/llama/golden.json")).unwrap()).unwrap();
+    for chunk in [4096, 7] {
+        let engine = start("llama", &EngineConfig { max_num_batched_tokens: chunk, ..exact() });
+        for case in golden["completions"].as_array().unwrap() {
+            let numbers = |key: &str| case[key].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect::<Vec<_>>();
+            let ids: Vec<u32> = numbers("prompt_ids").into_iter().map(|v| v as u32).collect();
+            let request =
+                GenerationRequest { echo_prompt: true, ..GenerationRequest::new(Prompt::TokenIds(ids.clone()), greedy(1)) };
+            let completion = engine.submit(request).unwrap().wait().unwrap();
+            let logprobs = completion.choices[0].logprobs.clone().unwrap();
+            assert_eq!(logprobs.len(), ids.len() + 1);
+            assert_eq!(logprobs[0].logprob, None);
+            for (i, want) in numbers("prompt_logprobs").into_iter().enumerate() {
+                let got = logprobs[i + 1].logprob.unwrap();
+                assert_eq!(logprobs[i + 1].token_id, ids[i + 1]);
+                assert!((f64::from(got) - want).abs() < 2e-3, "token {i}: {got}, not {want}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_stop_string_ends_the_text_before_it() {
+    let engine = start("llama", &exact());
+    let chat = |stop: Vec<String>| {
+        let sampling = SamplingParams { stop, ..greedy(60) };
+        engine.submit(GenerationRequest::chat(vec![Message::user("Hello")], sampling)).unwrap().wait().unwrap()
+    };
+    let whole = chat(Vec::new()).choices[0].text.clone();
+    let characters: Vec<char> = whole.chars().collect();
+    let stop: String = characters[characters.len() / 2..characters.len() / 2 + 3].iter().collect();
+    let stopped = chat(vec![stop.clone()]);
+    let choice = &stopped.choices[0];
+    assert_eq!(choice.text, whole[..whole.find(&stop).unwrap()]);
+    assert_eq!((choice.finish_reason, choice.stop_sequence.as_deref()), (FinishReason::Stop, Some(stop.as_str())));
+}
+
+#[test]
+fn the_events_of_a_stream_add_up_to_the_answer() {
+    let engine = start("llama", &exact());
+    let want = engine.submit(request(4, 30, 20)).unwrap().wait().unwrap();
+    let stream = engine.submit(request(4, 30, 20)).unwrap();
+    let mut text = String::new();
+    let mut deltas = 0;
+    loop {
+        match stream.next_timeout(Duration::from_secs(20)).unwrap().expect("an event in time") {
+            OutputEvent::Delta { text: delta, .. } => {
+                text.push_str(&delta);
+                deltas += 1;
+            }
+            OutputEvent::Finished { reason, .. } => assert_eq!(reason, FinishReason::Length),
+            OutputEvent::Done(usage) => {
+                assert_eq!((usage.prompt_tokens, usage.completion_tokens), (30, 20));
+                break;
+            }
+        }
+    }
+    assert_eq!(text, want.choices[0].text);
+    assert!(deltas >= 20);
+}
+
+#[test]
+fn configurations_that_cannot_be_honoured_are_refused() {
+    let refuse = |config: EngineConfig| match Engine::load(&hugging_face("llama"), &config, &|_| {}) {
+        Err(error) => error.to_string(),
+        Ok(_) => panic!("the configuration was taken"),
+    };
+    assert!(refuse(EngineConfig { max_num_seqs: 0, ..exact() }).contains("max_num_seqs is 0"));
+    assert!(
+        refuse(EngineConfig { paged_attention: pool_of(64, 7), ..exact() }).contains("Block size must be in [8, 16, 32], got 7")
+    );
+    let huge = PagedAttentionConfig { mem_gpu: Some(MemoryGpuConfig::MbAmount(1 << 40)), ..PagedAttentionConfig::default() };
+    assert!(refuse(EngineConfig { paged_attention: huge, ..exact() }).contains("bytes"));
+    let wrong = EngineConfig { architecture: Some("qwen2".into()), ..exact() };
+    assert!(refuse(wrong).contains("llama"));
+    let mut tier = exact();
+    tier.cpu.tier = Some("mmx".into());
+    assert!(refuse(tier).contains("mmx"));
+}
