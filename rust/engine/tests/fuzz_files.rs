@@ -32,8 +32,24 @@ const CORRUPTIONS_OF_FOLDERS: u64 = 800;
 const MEMORY_BEYOND_FILES: usize = 256 << 20;
 
 /// Numbers that break careless arithmetic.
-const EDGES: [u64; 14] =
-    [0, 1, 2, 7, 0x7f, 0xff, 0xffff, 0x7fff_ffff, 0xffff_ffff, 1 << 32, 1 << 40, i64::MAX as u64, u64::MAX - 31, u64::MAX];
+const EDGES: [u64; 16] = [
+    0,
+    1,
+    2,
+    7,
+    0x7f,
+    0xff,
+    0x3fff,
+    0x7fff,
+    0xffff,
+    0x7fff_ffff,
+    0xffff_ffff,
+    1 << 32,
+    1 << 40,
+    i64::MAX as u64,
+    u64::MAX - 31,
+    u64::MAX,
+];
 
 /// Damages a file, its first `header` bytes above all.
 fn corrupt(bytes: &mut Vec<u8>, header: usize, rng: &mut ChaCha8Rng) {
@@ -48,10 +64,11 @@ fn corrupt(bytes: &mut Vec<u8>, header: usize, rng: &mut ChaCha8Rng) {
             3 => bytes[at] = rng.random(),
             4..=6 => {
                 // What looks like a count or a length, where there is one ahead.
-                let small = |p: &usize| bytes.get(*p + 2..*p + 8).is_some_and(|high| high.iter().all(|b| *b == 0));
+                let low = rng.random_range(1..=4);
+                let small = |p: &usize| bytes.get(*p + low..*p + 8).is_some_and(|high| high.iter().all(|b| *b == 0));
                 let at = (at..end).find(small).unwrap_or(at);
                 let number = EDGES.choose(rng).expect("a number").to_le_bytes();
-                let width = *[1, 4, 8].choose(rng).expect("a width");
+                let width = *[1, 4, 8, 8].choose(rng).expect("a width");
                 let end = (at + width).min(bytes.len());
                 bytes[at..end].copy_from_slice(&number[..end - at]);
             }
