@@ -121,6 +121,7 @@ macro_rules! tier_entry {
 pub(crate) use tier_entry;
 
 #[cfg(test)]
+#[allow(clippy::float_cmp)] // Conversions are exact.
 mod tests {
     use super::*;
     use crate::cpu::CpuTier;
