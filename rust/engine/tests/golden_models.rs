@@ -159,7 +159,9 @@ fn requests_in_one_batch_agree_with_goldens() {
         while left.iter().any(|n| *n > 0) {
             let work: Vec<_> = (0..cases.len()).map(|i| (i, left[i].min(chunks[i]))).filter(|(_, n)| *n > 0).collect();
             harness.step(&work);
-            work.iter().for_each(|(i, n)| left[*i] -= n);
+            for (i, n) in work {
+                left[i] -= n;
+            }
         }
         for (i, case) in cases.iter().enumerate() {
             case.check(&harness.finish(i, 1), EXACT, &format!("{name} in a batch"));

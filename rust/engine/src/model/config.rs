@@ -14,6 +14,8 @@ const MAX_HEADS: usize = 4096;
 const MAX_HEAD_DIM: usize = 1024;
 
 /// Hyperparameters of a decoder. Widths are in elements.
+// Each flag is a switch of its own, not a state.
+#[allow(clippy::struct_excessive_bools)]
 #[derive(Clone, Debug)]
 pub struct DecoderConfig {
     /// HF `model_type` of the architecture.

@@ -186,7 +186,9 @@ impl Loader<'_> {
         let mut weight = self.weights.vector(id, len)?;
         // GGUF files have the offset added already.
         if matches!(self.weights, WeightSource::Safetensors { .. }) {
-            weight.iter_mut().for_each(|w| *w += self.config.norm_offset);
+            for w in &mut weight {
+                *w += self.config.norm_offset;
+            }
         }
         Ok(Norm { kind: NormKind::Rms, weight, bias: None, eps: self.config.norm_eps })
     }

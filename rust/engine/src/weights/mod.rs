@@ -56,7 +56,7 @@ impl WeightSource {
             Self::Safetensors { files, .. } => files.matrix(&name)?,
         };
         if [view.rows, view.cols] != [rows, cols] {
-            return Err(self.error(format!(
+            return Err(self.error(&format!(
                 "tensor `{name}` has shape [{}, {}]; the configuration asks for [{rows}, {cols}]",
                 view.rows, view.cols
             )));
@@ -72,10 +72,10 @@ impl WeightSource {
             Self::Safetensors { files, .. } => files.vector(&name)?,
         };
         if view.cols != len {
-            return Err(self.error(format!("tensor `{name}` has {} values; the configuration asks for {len}", view.cols)));
+            return Err(self.error(&format!("tensor `{name}` has {} values; the configuration asks for {len}", view.cols)));
         }
         floats(&view)
-            .ok_or_else(|| self.error(format!("tensor `{name}` has type {}; a vector must be F32, F16 or BF16", view.dtype)))
+            .ok_or_else(|| self.error(&format!("tensor `{name}` has type {}; a vector must be F32, F16 or BF16", view.dtype)))
     }
 
     /// A float vector if the files have it.
@@ -116,7 +116,7 @@ impl WeightSource {
         }
     }
 
-    fn error(&self, why: String) -> EngineError {
+    fn error(&self, why: &str) -> EngineError {
         EngineError::Load(format!("{}: {why}", self.path().display()))
     }
 }
