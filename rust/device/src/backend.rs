@@ -138,6 +138,8 @@ pub struct RopeArgs<'a> {
 pub struct StepMetadata {
     /// Position of each row in its request, `[num_tokens]`.
     pub positions: Vec<u32>,
+    /// Row of the rope table of each row: its position, plus an offset where a model keeps several tables one after the other, `[num_tokens]`.
+    pub rope_positions: Vec<u32>,
     /// Prefix sums of query lengths, `[num_reqs + 1]`.
     pub query_start_loc: Vec<u32>,
     /// KV length seen by attention (computed + scheduled), `[num_reqs]`.

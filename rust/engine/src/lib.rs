@@ -5,8 +5,9 @@ pub mod error;
 pub mod request;
 pub mod weights;
 
-pub use engine::{CpuOptions, Engine, EngineConfig, KvCacheStats, LoadProgress, MemoryOptions, ModelDType, ModelSource};
+pub use engine::{CpuOptions, Engine, EngineConfig, KvCacheStats, LoadProgress, ModelDType, ModelSource};
 pub use error::EngineError;
+pub use paged::{MemoryGpuConfig, PagedAttentionConfig, PagedCacheType};
 pub use request::{
     Completion, CompletionChoice, DryParams, FinishReason, GenerationRequest, Message, MessageContent, OutputEvent, Prompt,
     RequestStream, SamplingParams, TokenLogprobs, TopLogprob, Usage,

@@ -1,1 +1,40 @@
 //! Which tokens live in which block, and who runs next.
+//!
+//! The KV cache of every sequence lies in fixed-size blocks drawn from one pool. This crate keeps the books: the
+//! [`BlockPool`] owns the blocks, the [`KvCacheManager`] gives them to requests and finds cached prefixes, and the
+//! [`Scheduler`] decides which tokens of which requests are computed in the next step;
+//! [`calculate_cache_config`] says how many blocks a machine affords. The crate has no tensors, no I/O, no
+//! threads, no clock and no randomness, so a sequence of calls always gives the same decisions.
+//!
+//! ```text
+//! add_request -> schedule -> (run the step) -> update -> schedule -> ...
+//! ```
+//!
+//! Four lengths of a request are kept apart, in this order at all times:
+//! published blocks * block size <= computed tokens <= min(known tokens, allocated slots).
+//! A block can be found by other requests only after the step that wrote its KV has been committed.
+
+mod block_hash;
+mod block_pool;
+mod config;
+mod error;
+mod kv_cache_manager;
+mod kv_groups;
+mod output;
+mod prefix_index;
+mod request;
+mod scheduler;
+
+pub use block_hash::{BlockHash, BlockHasher, CacheIdentity, HashFunction, HashInput, IdentityField};
+pub use block_pool::{BlockId, BlockPool};
+pub use config::{
+    CacheConfig, CacheLedger, DEFAULT_PAGED_ATTENTION_BLOCK_SIZE, DEFAULT_UTILIZATION, DeviceLedger, DeviceMemory, KvDType,
+    MemoryGpuConfig, ModelConfigLike, PagedAttentionConfig, PagedCacheType, PoolLimits, SUPPORTED_BLOCK_SIZES,
+    UNIFIED_FREE_MEMORY_DIVISOR, calculate_cache_config,
+};
+pub use error::{AdmissionError, ConfigError, IntegrityError, InvalidSchedulerConfig, PoolError, UpdateError};
+pub use kv_cache_manager::{KvCacheManager, PrefixHit, RequestBlocks};
+pub use kv_groups::{KvGroup, KvGroups};
+pub use output::{KvCacheStats, ScheduledRequest, SchedulerOutput};
+pub use request::{FinishReason, NewRequest, RequestId, RequestStatus};
+pub use scheduler::{KvCacheConfig, Scheduler, SchedulerConfig};

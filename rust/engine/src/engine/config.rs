@@ -1,0 +1,102 @@
+//! How a model is found and run.
+
+use std::path::PathBuf;
+
+use paged::PagedAttentionConfig;
+
+/// Where a model lies.
+#[derive(Clone, Debug)]
+pub enum ModelSource {
+    /// A folder in Hugging Face layout: config.json, safetensors, tokenizer.json.
+    HuggingFace {
+        /// The folder.
+        path: PathBuf,
+        /// A tokenizer.json elsewhere.
+        tokenizer_json: Option<PathBuf>,
+    },
+    /// GGUF files; more than one is a split file.
+    Gguf {
+        /// The files, in order.
+        files: Vec<PathBuf>,
+        /// A folder with tokenizer.json (and chat template) to use instead of the file's metadata.
+        tokenizer_dir: Option<PathBuf>,
+        /// A tokenizer.json elsewhere.
+        tokenizer_json: Option<PathBuf>,
+    },
+}
+
+/// Computation type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelDType {
+    /// The fast path: int8 activations on quantised weights, 16-bit KV.
+    Auto,
+    /// bfloat16 KV, otherwise as `Auto`.
+    BF16,
+    /// float16 KV, otherwise as `Auto`.
+    F16,
+    /// The exact path: float weights, activations and KV.
+    F32,
+}
+
+/// CPU options.
+#[derive(Clone, Debug, Default)]
+pub struct CpuOptions {
+    /// Instruction-set tier by name; the machine's best unless given.
+    pub tier: Option<String>,
+    /// Worker threads; the cores available to the process unless given.
+    pub num_threads: Option<usize>,
+}
+
+/// How to run a model.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Requests that run together at most, at least 1.
+    pub max_num_seqs: usize,
+    /// Tokens a step at most, at least 1.
+    pub max_num_batched_tokens: usize,
+    /// Drops a request's blocks after each step and computes everything again.
+    pub no_kv_cache: bool,
+    /// Keeps blocks of ended requests findable.
+    pub prefix_caching: bool,
+    /// Gives each request its whole context up front from the same pool (the naive baseline).
+    pub no_paged_attn: bool,
+    /// Tokens a block, size and element type of the pool.
+    pub paged_attention: PagedAttentionConfig,
+    /// Computation type.
+    pub dtype: ModelDType,
+    /// Architecture by HF `model_type` that the caller expects; contradiction is an error.
+    pub architecture: Option<String>,
+    /// Seeds requests that have no seed of their own.
+    pub seed: Option<u64>,
+    /// A chat template's text to use instead of the model's.
+    pub chat_template: Option<String>,
+    /// CPU options.
+    pub cpu: CpuOptions,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            max_num_seqs: 32,
+            max_num_batched_tokens: 4096,
+            no_kv_cache: false,
+            prefix_caching: true,
+            no_paged_attn: false,
+            paged_attention: PagedAttentionConfig::default(),
+            dtype: ModelDType::Auto,
+            architecture: None,
+            seed: None,
+            chat_template: None,
+            cpu: CpuOptions::default(),
+        }
+    }
+}
+
+/// How far loading has come.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadProgress {
+    /// Bytes of weights done.
+    pub done_bytes: u64,
+    /// Bytes of weights in all.
+    pub total_bytes: u64,
+}

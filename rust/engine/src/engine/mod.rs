@@ -1,0 +1,90 @@
+//! The engine: one thread owns scheduler, pool and device; callers talk to it through channels.
+
+mod config;
+mod load;
+mod output;
+mod submit;
+mod thread;
+
+use std::sync::{Arc, mpsc};
+
+pub use config::{CpuOptions, EngineConfig, LoadProgress, ModelDType, ModelSource};
+
+use crate::{
+    EngineError, GenerationRequest, Message, RequestStream, chat_template::ChatTemplate, generation_config::GenerationConfig,
+    tokenizer::Tokenizer,
+};
+use thread::Command;
+
+/// A running model. Cheap to clone; the engine thread ends when the last clone is gone and the last request has ended.
+#[derive(Clone)]
+pub struct Engine {
+    shared: Arc<Shared>,
+}
+
+/// What callers' threads need.
+struct Shared {
+    inbox: mpsc::Sender<Command>,
+    tokenizer: Arc<Tokenizer>,
+    chat_template: Option<ChatTemplate>,
+    generation_config: GenerationConfig,
+    architecture: String,
+    max_model_len: usize,
+    limits: paged::AdmissionLimits,
+    seed: Option<u64>,
+    submitted: std::sync::atomic::AtomicU64,
+    description: Vec<String>,
+}
+
+impl Engine {
+    /// Loads a model and starts its engine thread. `progress` is called on this thread as weights are packed.
+    pub fn load(source: &ModelSource, config: &EngineConfig, progress: &dyn Fn(LoadProgress)) -> Result<Self, EngineError> {
+        load::load(source, config, progress).map(|shared| Self { shared: Arc::new(shared) })
+    }
+
+    /// Validates and tokenises the request on this thread, then hands it to the engine.
+    pub fn submit(&self, request: GenerationRequest) -> Result<RequestStream, EngineError> {
+        submit::submit(&self.shared, request)
+    }
+
+    /// Tokens of a request at most: the model's context length.
+    pub fn max_sequence_length(&self) -> usize {
+        self.shared.max_model_len
+    }
+
+    /// HF `model_type` of the loaded architecture.
+    pub fn architecture(&self) -> &str {
+        &self.shared.architecture
+    }
+
+    /// Lines that describe the loaded model, device and pool, for logs.
+    pub fn description(&self) -> &[String] {
+        &self.shared.description
+    }
+
+    /// Token ids of a text; special tokens such as BOS are added when asked for.
+    pub fn tokenize_text(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, EngineError> {
+        self.shared.tokenizer.encode(text, add_special_tokens)
+    }
+
+    /// Token ids of a conversation, rendered by the chat template.
+    pub fn tokenize_chat(&self, messages: &[Message], enable_thinking: Option<bool>) -> Result<Vec<u32>, EngineError> {
+        submit::render_chat(&self.shared, messages, enable_thinking, None)
+    }
+
+    /// Text of token ids.
+    pub fn detokenize_text(&self, token_ids: &[u32], skip_special_tokens: bool) -> Result<String, EngineError> {
+        self.shared.tokenizer.decode(token_ids, skip_special_tokens)
+    }
+
+    /// Figures of the KV pool after the current step; requests whose stream was dropped are gone from them.
+    pub fn kv_cache_stats(&self) -> KvCacheStats {
+        let (reply, answer) = mpsc::channel();
+        if self.shared.inbox.send(Command::Stats(reply)).is_err() {
+            return KvCacheStats::default();
+        }
+        answer.recv().unwrap_or_default()
+    }
+}
+
+pub use paged::KvCacheStats;

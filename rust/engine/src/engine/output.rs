@@ -1,0 +1,217 @@
+//! From sampled tokens to events: text, stop conditions, log probabilities, usage.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc::Sender,
+    },
+    time::Instant,
+};
+
+use crate::{
+    EngineError, FinishReason, OutputEvent, TokenLogprobs, TopLogprob, Usage,
+    output_text::OutputText,
+    sampler::{Sampled, Sampler},
+    tokenizer::Tokenizer,
+};
+
+/// What the engine thread needs to know of one request with all its choices; made on the caller's thread.
+pub struct Submission {
+    /// Shared by all choices.
+    pub prompt_token_ids: Vec<u32>,
+    /// Generated tokens at most, the model's length considered.
+    pub max_tokens: usize,
+    /// Token ids that end the text.
+    pub stop_token_ids: Vec<u32>,
+    /// Alternatives to report beside each token, when log probabilities are wanted.
+    pub logprobs: Option<usize>,
+    /// Report the prompt's own log probabilities first.
+    pub prompt_logprobs: bool,
+    /// Text that goes before every choice.
+    pub echo: Option<String>,
+    /// Text that goes after every choice.
+    pub suffix: Option<String>,
+    /// How many choices are returned; the best of `choices` by mean log probability when fewer.
+    pub num_returned: usize,
+    /// Sampler and text state of each choice.
+    pub choices: Vec<(Sampler, OutputText)>,
+    /// When the caller submitted.
+    pub submitted: Instant,
+    /// Where events go.
+    pub events: Sender<Result<OutputEvent, EngineError>>,
+    /// Set when the caller dropped its stream.
+    pub cancel: Arc<AtomicBool>,
+}
+
+/// A submission in work.
+pub struct Job {
+    submission: Submission,
+    choices: Vec<Choice>,
+    usage: Usage,
+    first_token: Option<Instant>,
+}
+
+/// One continuation of a job.
+pub struct Choice {
+    sampler: Sampler,
+    text: OutputText,
+    num_output_tokens: usize,
+    sum_logprob: f64,
+    finished: bool,
+    /// Events kept back until the best choices are known.
+    held: Vec<OutputEvent>,
+}
+
+impl Job {
+    pub fn new(mut submission: Submission) -> Self {
+        let choices = std::mem::take(&mut submission.choices)
+            .into_iter()
+            .map(|(sampler, text)| Choice {
+                sampler,
+                text,
+                num_output_tokens: 0,
+                sum_logprob: 0.0,
+                finished: false,
+                held: Vec::new(),
+            })
+            .collect();
+        let usage = Usage { prompt_tokens: submission.prompt_token_ids.len(), ..Usage::default() };
+        let mut job = Self { submission, choices, usage, first_token: None };
+        if let Some(echo) = job.submission.echo.take() {
+            for index in 0..job.choices.len() {
+                job.emit(index, OutputEvent::Delta { index, text: echo.clone(), logprobs: Vec::new() });
+            }
+        }
+        job
+    }
+
+    /// The request as it was submitted.
+    pub fn submission(&self) -> &Submission {
+        &self.submission
+    }
+
+    /// True once the caller has dropped its stream.
+    pub fn is_cancelled(&self) -> bool {
+        self.submission.cancel.load(Ordering::Relaxed)
+    }
+
+    /// True when every choice has ended.
+    pub fn is_done(&self) -> bool {
+        self.choices.iter().all(|c| c.finished)
+    }
+
+    /// Records how much of the prompt came from the prefix cache.
+    pub fn set_cached_tokens(&mut self, cached: usize) {
+        self.usage.cached_tokens = self.usage.cached_tokens.max(cached);
+    }
+
+    /// Samples the next token of a choice.
+    ///
+    /// `logits` is the model's row `[vocab_size]`, `context` the prompt and the output so far.
+    pub fn sample(&mut self, index: usize, logits: &[f32], context: &[u32]) -> Result<Sampled, EngineError> {
+        self.choices[index].sampler.sample(logits, context)
+    }
+
+    /// Reports log probabilities of prompt tokens, in order.
+    pub fn push_prompt_logprobs(&mut self, index: usize, logprobs: Vec<TokenLogprobs>) {
+        self.emit(index, OutputEvent::Delta { index, text: String::new(), logprobs });
+    }
+
+    /// Takes a sampled token; true when it ends the choice.
+    pub fn push_token(&mut self, index: usize, sampled: &Sampled, tokenizer: &Tokenizer) -> bool {
+        self.first_token.get_or_insert_with(Instant::now);
+        let choice = &mut self.choices[index];
+        choice.num_output_tokens += 1;
+        choice.sum_logprob += f64::from(sampled.logprob);
+        self.usage.completion_tokens += 1;
+        let is_stop_token = self.submission.stop_token_ids.contains(&sampled.token);
+        let delta = if is_stop_token { String::new() } else { choice.text.push(sampled.token) };
+        let logprobs = match self.submission.logprobs {
+            Some(_) => vec![token_logprobs(tokenizer, sampled.token, Some(sampled.logprob), &sampled.top)],
+            None => Vec::new(),
+        };
+        if !delta.is_empty() || !logprobs.is_empty() {
+            self.emit(index, OutputEvent::Delta { index, text: delta, logprobs });
+        }
+        if is_stop_token || self.choices[index].text.stopped().is_some() {
+            self.finish(index, FinishReason::Stop);
+        } else if self.choices[index].num_output_tokens >= self.submission.max_tokens {
+            self.finish(index, FinishReason::Length);
+        }
+        self.choices[index].finished
+    }
+
+    /// Ends a choice with the text it has.
+    pub fn finish(&mut self, index: usize, reason: FinishReason) {
+        let choice = &mut self.choices[index];
+        if choice.finished {
+            return;
+        }
+        choice.finished = true;
+        let mut text = choice.text.finish();
+        let stop_sequence = choice.text.stopped().map(str::to_owned);
+        if let Some(suffix) = &self.submission.suffix {
+            text.push_str(suffix);
+        }
+        if !text.is_empty() {
+            self.emit(index, OutputEvent::Delta { index, text, logprobs: Vec::new() });
+        }
+        self.emit(index, OutputEvent::Finished { index, reason, stop_sequence });
+        if self.is_done() {
+            self.close();
+        }
+    }
+
+    fn close(&mut self) {
+        self.release_best();
+        let end = Instant::now();
+        let first = self.first_token.unwrap_or(end);
+        self.usage.total_time_sec = (end - self.submission.submitted).as_secs_f64();
+        self.usage.total_prompt_time_sec = (first - self.submission.submitted).as_secs_f64();
+        self.usage.total_completion_time_sec = (end - first).as_secs_f64();
+        let _ = self.submission.events.send(Ok(OutputEvent::Done(self.usage.clone())));
+    }
+
+    fn emit(&mut self, index: usize, event: OutputEvent) {
+        if self.submission.num_returned < self.choices.len() {
+            self.choices[index].held.push(event);
+        } else {
+            // A caller that has gone away is noticed by its cancel flag.
+            let _ = self.submission.events.send(Ok(event));
+        }
+    }
+
+    /// Sends what was held back of the best choices, renumbered from the best.
+    fn release_best(&mut self) {
+        if self.submission.num_returned >= self.choices.len() {
+            return;
+        }
+        let mean = |c: &Choice| c.sum_logprob / c.num_output_tokens.max(1) as f64;
+        let mut ranked: Vec<&mut Choice> = self.choices.iter_mut().collect();
+        ranked.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
+        for (rank, choice) in ranked.into_iter().take(self.submission.num_returned).enumerate() {
+            for mut event in choice.held.drain(..) {
+                match &mut event {
+                    OutputEvent::Delta { index, .. } | OutputEvent::Finished { index, .. } => *index = rank,
+                    OutputEvent::Done(_) => {}
+                }
+                let _ = self.submission.events.send(Ok(event));
+            }
+        }
+    }
+}
+
+/// Log probabilities of one token with the tokens' texts.
+pub fn token_logprobs(tokenizer: &Tokenizer, token_id: u32, logprob: Option<f32>, top: &[(u32, f32)]) -> TokenLogprobs {
+    TokenLogprobs {
+        token_id,
+        logprob,
+        text: tokenizer.token_text(token_id),
+        bytes: tokenizer.token_bytes(token_id),
+        top_logprobs: top
+            .iter()
+            .map(|&(token_id, logprob)| TopLogprob { token_id, logprob, text: tokenizer.token_text(token_id) })
+            .collect(),
+    }
+}

@@ -1,0 +1,139 @@
+//! From a caller's request to a submission: everything that can be refused is refused here, on the caller's thread.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    time::Instant,
+};
+
+use super::{Shared, output::Submission, thread::Command};
+use crate::{
+    EngineError, GenerationRequest, Message, Prompt, RequestStream,
+    output_text::OutputText,
+    sampler::{ResolvedSampling, Sampler},
+};
+
+/// Validates and tokenises a request and sends it to the engine thread.
+pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStream, EngineError> {
+    let submitted = Instant::now();
+    if request.n_choices == 0 {
+        return Err(EngineError::InvalidArgument("Number of choices must be greater than 0.".into()));
+    }
+    let num_run = request.best_of.unwrap_or(request.n_choices);
+    if num_run < request.n_choices {
+        return Err(EngineError::InvalidArgument(format!(
+            "best_of is {num_run}, but must be at least n_choices, which is {}",
+            request.n_choices
+        )));
+    }
+    let resolved = ResolvedSampling::resolve(&request.sampling, &shared.generation_config)?;
+    let (mut prompt_token_ids, text) = tokenize(shared, &request.prompt)?;
+    let max_tokens = fit(shared, &request, &mut prompt_token_ids)?;
+
+    let sampling = &request.sampling;
+    let mut stop_token_ids = sampling.stop_token_ids.clone();
+    if !sampling.ignore_eos {
+        stop_token_ids.extend(shared.tokenizer.eos_ids());
+    }
+    let count = shared.submitted.fetch_add(1, Ordering::Relaxed);
+    let seed = sampling.seed.or(shared.seed.map(|s| s.wrapping_add(count))).unwrap_or_else(rand::random);
+    let choices = (0..num_run)
+        .map(|i| {
+            let sampler = Sampler::new(resolved.clone(), seed, i as u64, &shared.tokenizer, &prompt_token_ids);
+            (sampler, OutputText::new(&shared.tokenizer, &prompt_token_ids, &sampling.stop))
+        })
+        .collect();
+    let echo = match (request.echo_prompt, text) {
+        (false, _) => None,
+        (true, Some(text)) => Some(text),
+        (true, None) => Some(shared.tokenizer.decode(&prompt_token_ids, false)?),
+    };
+    let (events, receiver) = mpsc::channel();
+    let cancel = Arc::new(AtomicBool::new(false));
+    let submission = Submission {
+        prompt_token_ids,
+        max_tokens,
+        stop_token_ids,
+        logprobs: sampling.logprobs,
+        prompt_logprobs: request.echo_prompt && sampling.logprobs.is_some(),
+        echo,
+        suffix: request.suffix,
+        num_returned: request.n_choices,
+        choices,
+        submitted,
+        events,
+        cancel: Arc::clone(&cancel),
+    };
+    shared
+        .inbox
+        .send(Command::Submit(Box::new(submission)))
+        .map_err(|_| EngineError::Internal("the engine thread has ended".into()))?;
+    Ok(RequestStream { events: receiver, cancel, wants_logprobs: sampling.logprobs.is_some() })
+}
+
+/// Token ids of a conversation, rendered by the chat template with a generation prompt.
+pub fn render_chat(
+    shared: &Shared,
+    messages: &[Message],
+    enable_thinking: Option<bool>,
+    reasoning_effort: Option<&str>,
+) -> Result<Vec<u32>, EngineError> {
+    let template = shared.chat_template.as_ref().ok_or_else(|| {
+        EngineError::ChatTemplate(
+            "the model has no chat template: give one with chat_template or jinja_explicit, or send a completion request".into(),
+        )
+    })?;
+    let text = template.render(messages, enable_thinking, reasoning_effort)?;
+    // The template writes special tokens itself.
+    shared.tokenizer.encode(&text, false)
+}
+
+/// Token ids of a prompt, and its text when it was given as such.
+fn tokenize(shared: &Shared, prompt: &Prompt) -> Result<(Vec<u32>, Option<String>), EngineError> {
+    let (ids, text) = match prompt {
+        Prompt::Chat { messages, enable_thinking, reasoning_effort } => {
+            (render_chat(shared, messages, *enable_thinking, reasoning_effort.as_deref())?, None)
+        }
+        Prompt::Text(text) => (shared.tokenizer.encode(text, true)?, Some(text.clone())),
+        Prompt::TokenIds(ids) => {
+            let vocab_size = shared.vocab_size;
+            if let Some(bad) = ids.iter().find(|&&id| id as usize >= vocab_size) {
+                return Err(EngineError::InvalidArgument(format!("prompt token id {bad} is outside the vocabulary of {vocab_size}")));
+            }
+            (ids.clone(), None)
+        }
+    };
+    if ids.is_empty() {
+        return Err(EngineError::InvalidArgument("the prompt is empty: give at least one token".into()));
+    }
+    Ok((ids, text))
+}
+
+/// Checks the prompt's length, or cuts its start; returns how many tokens may be generated.
+fn fit(shared: &Shared, request: &GenerationRequest, prompt: &mut Vec<u32>) -> Result<usize, EngineError> {
+    let max_len = shared.max_model_len;
+    if request.sampling.max_tokens == Some(0) {
+        return Err(EngineError::InvalidArgument("max_tokens must be at least 1.".into()));
+    }
+    if request.truncate_sequence {
+        let reserve = request.sampling.max_tokens.unwrap_or(1).min(max_len - 1);
+        let keep = (max_len - reserve).min(shared.limits.max_prompt_len());
+        if prompt.len() > keep {
+            prompt.drain(..prompt.len() - keep);
+        }
+    }
+    if prompt.len() >= max_len {
+        return Err(EngineError::InvalidArgument(format!(
+            "Prompt sequence length is greater than {}, perhaps consider using truncate_sequence? The prompt has {} tokens, the \
+             model's context {max_len}, and at least one token is generated.",
+            max_len - 1,
+            prompt.len()
+        )));
+    }
+    shared.limits.check(prompt.len()).map_err(|e| EngineError::InvalidArgument(e.to_string()))?;
+    let room = max_len - prompt.len();
+    Ok(request.sampling.max_tokens.map_or(room, |m| m.min(room)))
+}

@@ -1,0 +1,228 @@
+//! Every way the crate says no. Each message names the value and says what would work.
+
+use crate::block_pool::BlockId;
+use crate::request::RequestId;
+
+/// Why the block pool refused an operation. The pool is unchanged whenever one of these comes back.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PoolError {
+    /// Fewer blocks are free than were asked for.
+    #[error("{needed} blocks are needed and {free} are free: free some or ask for at most {free}")]
+    OutOfBlocks {
+        /// Blocks asked for.
+        needed: usize,
+        /// Blocks free now, cached ones included.
+        free: usize,
+    },
+    /// A block that nobody holds was freed.
+    #[error("block {} is not held by anyone and cannot be freed again", .block.0)]
+    NotAllocated {
+        /// The block.
+        block: BlockId,
+    },
+    /// The same block stands twice in one list.
+    #[error("block {} stands twice in the list to free: name each block once", .block.0)]
+    DuplicateBlock {
+        /// The block.
+        block: BlockId,
+    },
+    /// The null block was named where a real one is needed.
+    #[error("block 0 is the null block, which is never allocated or freed: skip it")]
+    NullBlock,
+    /// An id outside the pool.
+    #[error("block {} is outside the pool, whose ids are 1 to {num_blocks}", .block.0)]
+    UnknownBlock {
+        /// The id.
+        block: BlockId,
+        /// Usable blocks of the pool.
+        num_blocks: usize,
+    },
+}
+
+/// Why a request was turned away at the door.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdmissionError {
+    /// No prompt tokens.
+    #[error("request {}: the prompt has 0 tokens, at least 1 is needed", .request_id.0)]
+    EmptyPrompt {
+        /// The request.
+        request_id: RequestId,
+    },
+    /// Nothing to generate.
+    #[error("request {}: max_tokens is 0, at least 1 is needed", .request_id.0)]
+    ZeroMaxTokens {
+        /// The request.
+        request_id: RequestId,
+    },
+    /// The id is taken.
+    #[error("request {} is already being served: use an id that is not in use", .request_id.0)]
+    DuplicateRequest {
+        /// The request.
+        request_id: RequestId,
+    },
+    /// Prompt and one generated token do not fit the model's context.
+    #[error(
+        "request {}: the prompt has {num_prompt_tokens} tokens and the context length is {max_model_len}: \
+         at most {} prompt tokens leave room for an answer",
+        .request_id.0, .max_model_len - 1
+    )]
+    TooLongForModel {
+        /// The request.
+        request_id: RequestId,
+        /// Tokens of the prompt.
+        num_prompt_tokens: usize,
+        /// The limit of prompt and answer together.
+        max_model_len: usize,
+    },
+    /// The request needs more blocks than the whole pool has.
+    #[error(
+        "request {}: {num_tokens} tokens need {needed_blocks} KV blocks and the whole pool has {usable_blocks}, \
+         which hold {usable_tokens} tokens: shorten the prompt or give the KV cache more memory",
+        .request_id.0
+    )]
+    TooLongForPool {
+        /// The request.
+        request_id: RequestId,
+        /// Tokens that must have KV at once: the prompt, or the whole context when it is reserved up front.
+        num_tokens: usize,
+        /// Blocks those tokens need at their peak.
+        needed_blocks: usize,
+        /// Blocks of the pool.
+        usable_blocks: usize,
+        /// The longest sequence the pool can serve, in tokens.
+        usable_tokens: usize,
+    },
+}
+
+/// A scheduler that cannot be built as asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field} is {value}: {requirement}")]
+pub struct InvalidSchedulerConfig {
+    /// The field at fault.
+    pub field: &'static str,
+    /// What it was set to.
+    pub value: usize,
+    /// What it must be.
+    pub requirement: &'static str,
+}
+
+/// Why a step's result was not taken. The scheduler is unchanged; the step is still in flight.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum UpdateError {
+    /// The result belongs to another step than the one in flight.
+    #[error("step {got} was reported and the step in flight is {expected:?}: report each step once, in order")]
+    StaleStep {
+        /// The step that was reported.
+        got: u64,
+        /// The step in flight, if any.
+        expected: Option<u64>,
+    },
+    /// A row that reaches the end of its tokens came without a sampled token.
+    #[error("request {} sampled in this step but no token was given for it, in the order of the rows", .request_id.0)]
+    MissingSample {
+        /// The request.
+        request_id: RequestId,
+    },
+    /// A token for a request that did not sample in this step.
+    #[error("a token was given for request {}, which does not sample at this place of the step", .request_id.0)]
+    UnexpectedSample {
+        /// The request.
+        request_id: RequestId,
+    },
+}
+
+/// A broken invariant, found by a `check_integrity`. Always a bug of this crate.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("KV bookkeeping is inconsistent: {0}")]
+pub struct IntegrityError(pub String);
+
+/// Why no cache configuration could be computed.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// Unsupported block size.
+    #[error("Block size must be in {supported:?}, got {block_size}")]
+    BlockSize {
+        /// The sizes that work.
+        supported: &'static [usize],
+        /// The size asked for.
+        block_size: usize,
+    },
+    /// The budget does not hold a single block, or not one block for each group of layers.
+    #[error(
+        "Num GPU blocks is 0. The KV cache has {budget_bytes} bytes and needs at least {needed_bytes}, \
+         {bytes_per_block} bytes for each block of {block_size} tokens: raise the memory amount, fraction or \
+         context length, or choose a smaller block size or cache type"
+    )]
+    NoBlocks {
+        /// Bytes given to the KV cache on the tightest device.
+        budget_bytes: u64,
+        /// The least that could work on that device.
+        needed_bytes: u64,
+        /// Bytes of one block on that device.
+        bytes_per_block: u64,
+        /// Tokens a block.
+        block_size: usize,
+    },
+    /// More memory was asked for than the machine has.
+    #[error(
+        "the KV cache was asked to take {requested_bytes} bytes and device {device} has {limit_bytes} bytes: \
+         ask for less, or use a smaller cache type"
+    )]
+    MoreThanTheMachine {
+        /// Index of the device.
+        device: usize,
+        /// Bytes asked for.
+        requested_bytes: u64,
+        /// Bytes that the device can give.
+        limit_bytes: u64,
+    },
+    /// A memory fraction that is not one.
+    #[error("the memory fraction must be above 0 and at most 1, got {fraction}")]
+    Fraction {
+        /// The value given.
+        fraction: f32,
+    },
+    /// A knob set to zero.
+    #[error("{field} is 0, at least 1 is needed")]
+    Zero {
+        /// The field at fault.
+        field: &'static str,
+    },
+    /// No device to size for.
+    #[error("the list of devices is empty: name at least one device")]
+    NoDevices,
+    /// A layer placed on a device that is not in the list.
+    #[error("layer {layer} is on device {device} and {num_devices} devices were given")]
+    UnknownDevice {
+        /// The layer.
+        layer: usize,
+        /// Where the model says it lies.
+        device: usize,
+        /// Devices given.
+        num_devices: usize,
+    },
+    /// A cache type that is known but not implemented.
+    #[error("the KV cache type {cache_type} is not supported yet: use auto, f32, f16 or bf16")]
+    UnsupportedCacheType {
+        /// Its name.
+        cache_type: &'static str,
+    },
+    /// A cache type nobody knows.
+    #[error("unknown KV cache type {name:?}: use auto, f32, f16 or bf16")]
+    UnknownCacheType {
+        /// The name given.
+        name: String,
+    },
+    /// Sizes whose product does not fit 64 bits, or more blocks than 32-bit ids can name.
+    #[error("{what} is too large to be counted: {value}")]
+    TooLarge {
+        /// What was being counted.
+        what: &'static str,
+        /// The figure, or the factor that broke it.
+        value: u64,
+    },
+}

@@ -1,0 +1,71 @@
+//! What the scheduler decided for one step.
+
+use crate::request::{FinishReason, RequestId};
+
+/// One row of a step: some tokens of one request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScheduledRequest {
+    /// The request.
+    pub request_id: RequestId,
+    /// Tokens whose KV is there already; the row's first position.
+    pub num_computed_tokens: usize,
+    /// Tokens to compute in this step, at least 1.
+    pub num_scheduled_tokens: usize,
+    /// Prompt tokens that came from the prefix cache when the request first ran.
+    pub num_cached_tokens: usize,
+    /// The row reaches the last known token: its last position's logits give the next one.
+    pub sample: bool,
+}
+
+/// The batch of one step, and what else happened while it was put together. Reusable: see
+/// [`crate::Scheduler::schedule_into`].
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SchedulerOutput {
+    /// Counts steps with rows, from 1; 0 when there are no rows.
+    pub step_id: u64,
+    /// The batch, in order of arrival.
+    pub rows: Vec<ScheduledRequest>,
+    /// Sum of the rows' `num_scheduled_tokens`.
+    pub total_num_scheduled_tokens: usize,
+    /// Requests whose blocks were taken; they wait to be computed anew.
+    pub preempted: Vec<RequestId>,
+    /// Requests that can go no further. They have left the scheduler; what they generated stands.
+    pub finished: Vec<(RequestId, FinishReason)>,
+}
+
+impl SchedulerOutput {
+    pub(crate) fn clear(&mut self) {
+        self.step_id = 0;
+        self.rows.clear();
+        self.total_num_scheduled_tokens = 0;
+        self.preempted.clear();
+        self.finished.clear();
+    }
+}
+
+/// Figures of the pool and the queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct KvCacheStats {
+    /// Usable blocks.
+    pub blocks_total: usize,
+    /// Held by a live request.
+    pub blocks_used: usize,
+    /// Free but findable by the prefix cache.
+    pub blocks_cached: usize,
+    /// Free, cached ones included.
+    pub blocks_free: usize,
+    /// Tokens a block.
+    pub block_size: usize,
+    /// Tokens the pool holds when each has KV in every layer.
+    pub tokens_total: usize,
+    /// Prompt tokens looked up in the prefix cache, each request once.
+    pub prefix_queried_tokens: u64,
+    /// Of those, how many were not computed again.
+    pub prefix_hit_tokens: u64,
+    /// Times that a request's blocks were taken.
+    pub preemptions: u64,
+    /// Requests in the batch.
+    pub requests_running: usize,
+    /// Requests that wait, preempted ones included.
+    pub requests_waiting: usize,
+}

@@ -1,0 +1,77 @@
+//! A request as the scheduler knows it.
+
+use crate::kv_cache_manager::RequestBlocks;
+
+/// Names a request; chosen by the caller, unique among those being served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub u64);
+
+/// A request to be served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewRequest {
+    /// Its name.
+    pub request_id: RequestId,
+    /// At least one token.
+    pub prompt_token_ids: Vec<u32>,
+    /// Most tokens to generate, at least 1.
+    pub max_tokens: usize,
+    /// What its KV depends on besides its tokens; requests with other bytes never share blocks with it.
+    /// See [`crate::CacheIdentity`].
+    pub identity: Vec<u8>,
+    /// Compute every position even if its KV is cached: prompt log probabilities need the logits.
+    pub skip_prefix_lookup: bool,
+}
+
+/// Where a request is in its life. A finished one is no longer known to the scheduler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RequestStatus {
+    /// Not begun.
+    Waiting,
+    /// In the batch.
+    Running,
+    /// Its blocks were taken for a request ahead of it; it waits to be computed anew and keeps its tokens.
+    Preempted,
+}
+
+/// Why a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinishReason {
+    /// A stop token or string.
+    Stop,
+    /// `max_tokens`, the context length, or the whole pool is used up.
+    Length,
+    /// Cancelled.
+    Abort,
+}
+
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) id: RequestId,
+    pub(crate) status: RequestStatus,
+    /// Prompt, then output.
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) num_prompt_tokens: usize,
+    /// Prompt and output may not grow beyond this.
+    pub(crate) max_num_tokens: usize,
+    pub(crate) identity: Vec<u8>,
+    pub(crate) skip_prefix_lookup: bool,
+    /// Tokens whose KV is written by a committed step.
+    pub(crate) num_computed_tokens: usize,
+    /// Prompt tokens that came from a prefix hit when the request first ran.
+    pub(crate) num_cached_tokens: Option<usize>,
+    pub(crate) blocks: RequestBlocks,
+}
+
+impl Request {
+    pub(crate) fn num_tokens(&self) -> usize {
+        self.tokens.len()
+    }
+
+    pub(crate) fn num_uncomputed_tokens(&self) -> usize {
+        self.tokens.len() - self.num_computed_tokens
+    }
+
+    pub(crate) fn has_reached_its_limit(&self) -> bool {
+        self.tokens.len() >= self.max_num_tokens
+    }
+}

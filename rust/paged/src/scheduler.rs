@@ -1,0 +1,596 @@
+//! Who runs next.
+//!
+//! There is no prefill and no decode: in each step every running request's `num_computed_tokens` catches up with its
+//! `num_tokens`, within one budget of tokens. Requests are totally ordered by arrival. That order rules admission
+//! and preemption alike, so every running request is ahead of every waiting one, and the victim of a preemption is
+//! always the last to have arrived: nobody loses blocks to a request behind it.
+//!
+//! Progress: a `schedule` that finds a request and no step in flight computes at least one token or finishes at
+//! least one request. The first running request gets a token because all behind it can be preempted; if it is alone
+//! and still finds no block, the pool is too small for it and it ends with `Length`. If nobody runs, all blocks are
+//! free, and the first waiting request either fits (checked when it was added) or has outgrown the pool and ends.
+
+use std::collections::{HashMap, VecDeque};
+
+use crate::block_hash::BlockHasher;
+use crate::block_pool::{BlockId, BlockPool};
+use crate::error::{AdmissionError, IntegrityError, InvalidSchedulerConfig, UpdateError};
+use crate::kv_cache_manager::{KvCacheManager, PrefixHit, RequestBlocks};
+use crate::kv_groups::KvGroups;
+use crate::output::{KvCacheStats, ScheduledRequest, SchedulerOutput};
+use crate::request::{FinishReason, NewRequest, Request, RequestId, RequestStatus};
+
+/// Limits of a step and of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SchedulerConfig {
+    /// Most requests in a step.
+    pub max_num_seqs: usize,
+    /// Most tokens in a step.
+    pub max_num_batched_tokens: usize,
+    /// Most tokens of a request, prompt and answer together.
+    pub max_model_len: usize,
+    /// Most tokens of one request in a step; `None`: as many as the step has room for.
+    pub max_chunk_len: Option<usize>,
+    /// `false` drops a request's blocks after each token it generates and computes them anew: slow, exact, and
+    /// without a prefix cache.
+    pub retain_kv: bool,
+    /// Gives each request the blocks of `max_model_len` tokens when it is admitted, and keeps them: the baseline
+    /// that paging improves on.
+    pub reserve_full_context: bool,
+}
+
+/// The KV memory that the scheduler hands out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KvCacheConfig {
+    /// Usable blocks. The cache engine allocates one more, for the null block with id 0.
+    pub num_blocks: usize,
+    /// Tokens a block.
+    pub block_size: usize,
+    /// How the layers share the blocks.
+    pub groups: KvGroups,
+    /// Whether prefixes are looked up and kept.
+    pub enable_prefix_caching: bool,
+    /// Key of the block hash; random for each process.
+    pub hash_key: [u8; 32],
+}
+
+/// Of a pool's blocks, the part that admissions leave free so that running requests can grow: one in so many.
+const WATERMARK_DIVISOR: usize = 100;
+
+type Slot = usize;
+
+/// Decides the batch of every step and keeps the KV books. Owned by one thread; no clock, no randomness.
+#[derive(Debug)]
+pub struct Scheduler {
+    config: SchedulerConfig,
+    manager: KvCacheManager,
+    requests: Vec<Option<Request>>,
+    vacant: Vec<Slot>,
+    slots: HashMap<RequestId, Slot>,
+    /// In order of arrival, all ahead of `waiting`.
+    running: Vec<Slot>,
+    /// In order of arrival.
+    waiting: VecDeque<Slot>,
+    last_step_id: u64,
+    in_flight: Option<u64>,
+    /// After a preemption nobody is admitted until so many blocks are free.
+    admission_closed_below: usize,
+    prefix_queried_tokens: u64,
+    prefix_hit_tokens: u64,
+    preemptions: u64,
+}
+
+impl Scheduler {
+    /// A scheduler over an empty pool.
+    pub fn new(config: SchedulerConfig, kv: KvCacheConfig) -> Result<Self, InvalidSchedulerConfig> {
+        let hasher = BlockHasher::new(kv.hash_key);
+        Self::with_hasher(config, kv, hasher)
+    }
+
+    /// As [`Self::new`], with another block hash; `kv.hash_key` is not used.
+    pub fn with_hasher(config: SchedulerConfig, kv: KvCacheConfig, hasher: BlockHasher) -> Result<Self, InvalidSchedulerConfig> {
+        let at_least = |field, value, least, requirement| {
+            if value < least { Err(InvalidSchedulerConfig { field, value, requirement }) } else { Ok(()) }
+        };
+        at_least("max_num_seqs", config.max_num_seqs, 1, "at least 1 is needed")?;
+        at_least("max_num_batched_tokens", config.max_num_batched_tokens, 1, "at least 1 is needed")?;
+        at_least("max_model_len", config.max_model_len, 2, "at least 2 are needed, a prompt token and an answer")?;
+        at_least("max_chunk_len", config.max_chunk_len.unwrap_or(1), 1, "at least 1 is needed")?;
+        at_least("block_size", kv.block_size, 1, "at least 1 is needed")?;
+        let num_groups = kv.groups.groups.len();
+        at_least("number of KV groups", num_groups, 1, "at least 1 is needed")?;
+        at_least("num_blocks", kv.num_blocks, num_groups, "at least 1 for each KV group is needed")?;
+        let num_blocks = match u32::try_from(kv.num_blocks) {
+            Ok(num_blocks) if num_blocks < u32::MAX - 1 => num_blocks,
+            _ => {
+                let requirement = "block ids are 32 bits wide, at most 4294967293 work";
+                return Err(InvalidSchedulerConfig { field: "num_blocks", value: kv.num_blocks, requirement });
+            }
+        };
+        let prefix_caching = kv.enable_prefix_caching && config.retain_kv;
+        Ok(Self {
+            manager: KvCacheManager::new(num_blocks, kv.block_size, kv.groups, hasher, prefix_caching),
+            config,
+            requests: Vec::new(),
+            vacant: Vec::new(),
+            slots: HashMap::new(),
+            running: Vec::new(),
+            waiting: VecDeque::new(),
+            last_step_id: 0,
+            in_flight: None,
+            admission_closed_below: 0,
+            prefix_queried_tokens: 0,
+            prefix_hit_tokens: 0,
+            preemptions: 0,
+        })
+    }
+
+    /// Queues a request behind all others, or turns it away if it could never be served.
+    pub fn add_request(&mut self, new: NewRequest) -> Result<(), AdmissionError> {
+        let request_id = new.request_id;
+        let num_prompt_tokens = new.prompt_token_ids.len();
+        let max_model_len = self.config.max_model_len;
+        if self.slots.contains_key(&request_id) {
+            return Err(AdmissionError::DuplicateRequest { request_id });
+        }
+        if num_prompt_tokens == 0 {
+            return Err(AdmissionError::EmptyPrompt { request_id });
+        }
+        if new.max_tokens == 0 {
+            return Err(AdmissionError::ZeroMaxTokens { request_id });
+        }
+        if num_prompt_tokens >= max_model_len {
+            return Err(AdmissionError::TooLongForModel { request_id, num_prompt_tokens, max_model_len });
+        }
+        let needed_blocks = self.least_blocks(num_prompt_tokens);
+        let usable_blocks = self.manager.pool().num_blocks();
+        if needed_blocks > usable_blocks {
+            let num_tokens = if self.config.reserve_full_context { max_model_len } else { num_prompt_tokens };
+            return Err(AdmissionError::TooLongForPool {
+                request_id,
+                num_tokens,
+                needed_blocks,
+                usable_blocks,
+                usable_tokens: self.servable_tokens(),
+            });
+        }
+        let request = Request {
+            id: request_id,
+            status: RequestStatus::Waiting,
+            tokens: new.prompt_token_ids,
+            num_prompt_tokens,
+            max_num_tokens: num_prompt_tokens.saturating_add(new.max_tokens).min(max_model_len),
+            identity: new.identity,
+            skip_prefix_lookup: new.skip_prefix_lookup,
+            num_computed_tokens: 0,
+            num_cached_tokens: None,
+            blocks: RequestBlocks::new(self.manager.groups().groups.len()),
+        };
+        let slot = if let Some(slot) = self.vacant.pop() {
+            self.requests[slot] = Some(request);
+            slot
+        } else {
+            self.requests.push(Some(request));
+            self.requests.len() - 1
+        };
+        self.slots.insert(request_id, slot);
+        self.waiting.push_back(slot);
+        Ok(())
+    }
+
+    /// Ends a request in whatever state it is and frees its blocks; what they cache stays findable. `false` if there
+    /// is no such request. Its row of a step in flight, if any, is ignored by the update.
+    pub fn abort_request(&mut self, request_id: RequestId) -> bool {
+        let Some(&slot) = self.slots.get(&request_id) else { return false };
+        if self.waiting.front() == Some(&slot) {
+            // Admission may have been closed for its sake.
+            self.admission_closed_below = 0;
+        }
+        self.running.retain(|running| *running != slot);
+        self.waiting.retain(|waiting| *waiting != slot);
+        self.remove(slot);
+        true
+    }
+
+    /// Ends a request that the engine found to be complete. The same as [`Self::abort_request`] for the books.
+    pub fn finish_request(&mut self, request_id: RequestId) -> bool {
+        self.abort_request(request_id)
+    }
+
+    /// As [`Self::schedule_into`], into a new output.
+    pub fn schedule(&mut self) -> SchedulerOutput {
+        let mut output = SchedulerOutput::default();
+        self.schedule_into(&mut output);
+        output
+    }
+
+    /// Decides the next step. `output` is overwritten; handing the same one in each time saves its allocations.
+    ///
+    /// A step with rows is in flight until [`Self::update`] or [`Self::step_failed`] takes it; until then nothing more
+    /// is scheduled, for its KV is not written yet.
+    pub fn schedule_into(&mut self, output: &mut SchedulerOutput) {
+        output.clear();
+        if self.in_flight.is_some() {
+            return;
+        }
+        let mut budget = self.config.max_num_batched_tokens;
+        self.schedule_running(output, &mut budget);
+        if output.preempted.is_empty() {
+            self.admit_waiting(output, &mut budget);
+        }
+        output.total_num_scheduled_tokens = self.config.max_num_batched_tokens - budget;
+        if !output.rows.is_empty() {
+            self.last_step_id += 1;
+            output.step_id = self.last_step_id;
+            self.in_flight = Some(self.last_step_id);
+        }
+    }
+
+    fn schedule_running(&mut self, output: &mut SchedulerOutput, budget: &mut usize) {
+        let mut index = 0;
+        while index < self.running.len() && *budget > 0 {
+            let slot = self.running[index];
+            if self.request(slot).has_reached_its_limit() {
+                self.running.remove(index);
+                self.finish(slot, output);
+                continue;
+            }
+            if self.schedule_row(slot, output, budget) {
+                index += 1;
+            } else if self.running.len() == 1 {
+                // Alone and without a block: it has outgrown the pool.
+                self.running.clear();
+                self.finish(slot, output);
+            } else {
+                // Everyone from `index` on is not in the batch yet, so the last one can leave; it may be this one.
+                self.preempt_last(output);
+            }
+        }
+    }
+
+    fn admit_waiting(&mut self, output: &mut SchedulerOutput, budget: &mut usize) {
+        let mut promised = None;
+        while *budget > 0 && self.running.len() < self.config.max_num_seqs {
+            let Some(&slot) = self.waiting.front() else { return };
+            let request = self.request(slot);
+            if request.has_reached_its_limit() || self.has_outgrown_the_pool(request) {
+                self.waiting.pop_front();
+                self.finish(slot, output);
+                continue;
+            }
+            let hit = self.look_up(slot);
+            if !self.running.is_empty() {
+                let promised = promised.get_or_insert_with(|| self.promised_blocks());
+                let free = self.manager.pool().num_free_blocks().saturating_sub(*promised);
+                let watermark = self.manager.pool().num_blocks() / WATERMARK_DIVISOR;
+                let needed = self.blocks_to_admit(slot, hit);
+                if free < (needed + watermark).max(self.admission_closed_below) {
+                    return;
+                }
+            }
+            self.admission_closed_below = 0;
+            self.admit(slot, hit);
+            // The gate left room for the whole prompt; alone, what `add_request` checked.
+            let has_row = self.schedule_row(slot, output, budget);
+            debug_assert!(has_row, "an admitted request gets at least one token");
+            if let Some(promised) = &mut promised {
+                *promised += self.blocks_still_needed(self.request(slot));
+            }
+        }
+    }
+
+    /// Puts as many of a request's tokens in the batch as the budget and the free blocks allow; `false` if none.
+    fn schedule_row(&mut self, slot: Slot, output: &mut SchedulerOutput, budget: &mut usize) -> bool {
+        let Some(request) = self.requests[slot].as_mut() else { return false };
+        let computed = request.num_computed_tokens;
+        let wanted = request.num_uncomputed_tokens().min(*budget).min(self.config.max_chunk_len.unwrap_or(usize::MAX));
+        let num_scheduled_tokens = if self.config.reserve_full_context {
+            wanted
+        } else {
+            self.manager.num_tokens_that_fit(&request.blocks, computed, wanted)
+        };
+        let end = computed + num_scheduled_tokens;
+        let capacity = if self.config.reserve_full_context { self.config.max_model_len } else { end };
+        if num_scheduled_tokens == 0 || self.manager.allocate_slots(&mut request.blocks, capacity).is_err() {
+            return false;
+        }
+        *budget -= num_scheduled_tokens;
+        output.rows.push(ScheduledRequest {
+            request_id: request.id,
+            num_computed_tokens: computed,
+            num_scheduled_tokens,
+            num_cached_tokens: request.num_cached_tokens.unwrap_or(0),
+            sample: end == request.num_tokens(),
+        });
+        true
+    }
+
+    fn preempt_last(&mut self, output: &mut SchedulerOutput) {
+        let Some(slot) = self.running.pop() else { return };
+        let Some(request) = self.requests[slot].as_mut() else { return };
+        self.manager.free(&mut request.blocks);
+        request.num_computed_tokens = 0;
+        request.status = RequestStatus::Preempted;
+        output.preempted.push(request.id);
+        self.preemptions += 1;
+        self.waiting.push_front(slot);
+        // Room for the victim and one more block of each that stays, else it would be back only to leave again.
+        let request = self.request(slot);
+        let room = self.peak_blocks(request, request.num_tokens()) + self.running.len() * self.num_groups();
+        self.admission_closed_below = self.admission_closed_below.max(room).min(self.manager.pool().num_blocks());
+    }
+
+    fn look_up(&mut self, slot: Slot) -> PrefixHit {
+        match &self.requests[slot] {
+            Some(request) if !request.skip_prefix_lookup => self.manager.get_computed_blocks(&request.tokens, &request.identity),
+            _ => PrefixHit::default(),
+        }
+    }
+
+    fn admit(&mut self, slot: Slot, hit: PrefixHit) {
+        let Some(request) = self.requests[slot].as_mut() else { return };
+        self.manager.take_hit(&mut request.blocks, hit);
+        request.num_computed_tokens = hit.num_tokens;
+        request.status = RequestStatus::Running;
+        if request.num_cached_tokens.is_none() {
+            request.num_cached_tokens = Some(hit.num_tokens);
+            if self.manager.prefix_caching() && !request.skip_prefix_lookup {
+                self.prefix_queried_tokens += request.num_tokens() as u64;
+                self.prefix_hit_tokens += hit.num_tokens as u64;
+            }
+        }
+        self.waiting.pop_front();
+        self.running.push(slot);
+    }
+
+    /// Takes the result of a step: its KV is written, and `sampled` has the next token of each row that samples, in
+    /// the order of the rows. Only now may its full blocks be found by others. A request that was ended while the
+    /// step was in flight may be left out of `sampled`. On an error nothing has changed.
+    pub fn update(&mut self, output: &SchedulerOutput, sampled: &[(RequestId, u32)]) -> Result<(), UpdateError> {
+        if !output.rows.is_empty() {
+            self.check_in_flight(output)?;
+        }
+        let mut tokens = sampled.iter().map(|(request_id, _)| *request_id).peekable();
+        for row in output.rows.iter().filter(|row| row.sample) {
+            let request_id = row.request_id;
+            if tokens.next_if_eq(&request_id).is_none() && self.is_running(request_id) {
+                return Err(UpdateError::MissingSample { request_id });
+            }
+        }
+        if let Some(request_id) = tokens.next() {
+            return Err(UpdateError::UnexpectedSample { request_id });
+        }
+        if output.rows.is_empty() {
+            return Ok(());
+        }
+        self.in_flight = None;
+        let mut tokens = sampled.iter().peekable();
+        for row in &output.rows {
+            let token = if row.sample { tokens.next_if(|(request_id, _)| *request_id == row.request_id) } else { None };
+            // A request that took an ended one's id while the step was in flight is not in the step.
+            if self.is_running(row.request_id) {
+                self.commit_row(self.slots[&row.request_id], row, token.map(|(_, token)| *token));
+            }
+        }
+        Ok(())
+    }
+
+    fn commit_row(&mut self, slot: Slot, row: &ScheduledRequest, token: Option<u32>) {
+        let Some(request) = self.requests[slot].as_mut() else { return };
+        request.num_computed_tokens += row.num_scheduled_tokens;
+        let drop_unseen = !self.config.reserve_full_context;
+        let computed = request.num_computed_tokens;
+        self.manager.commit(&mut request.blocks, &request.tokens, &request.identity, computed, drop_unseen);
+        if let Some(token) = token {
+            request.tokens.push(token);
+            if !self.config.retain_kv {
+                self.manager.free(&mut request.blocks);
+                request.num_computed_tokens = 0;
+            }
+        }
+    }
+
+    /// The step could not be computed: every request in it leaves, and nothing of it is published. Returns those
+    /// that left.
+    pub fn step_failed(&mut self, output: &SchedulerOutput) -> Vec<RequestId> {
+        if self.check_in_flight(output).is_err() {
+            return Vec::new();
+        }
+        self.in_flight = None;
+        let rows = output.rows.iter().map(|row| row.request_id);
+        rows.filter(|id| self.is_running(*id) && self.abort_request(*id)).collect()
+    }
+
+    fn check_in_flight(&self, output: &SchedulerOutput) -> Result<(), UpdateError> {
+        if self.in_flight == Some(output.step_id) {
+            Ok(())
+        } else {
+            Err(UpdateError::StaleStep { got: output.step_id, expected: self.in_flight })
+        }
+    }
+
+    fn is_running(&self, request_id: RequestId) -> bool {
+        self.status(request_id) == Some(RequestStatus::Running)
+    }
+
+    /// Prompt and output of a request; empty if there is no such request.
+    pub fn token_ids(&self, request_id: RequestId) -> &[u32] {
+        self.find(request_id).map_or(&[], |request| &request.tokens)
+    }
+
+    /// How many of them are the prompt; 0 if there is no such request.
+    pub fn num_prompt_tokens(&self, request_id: RequestId) -> usize {
+        self.find(request_id).map_or(0, |request| request.num_prompt_tokens)
+    }
+
+    /// The block table of a request in a KV group: entry `i` is the block of tokens from `i * block_size` on, or
+    /// [`BlockId::NULL`] once they left the group's window. Empty if there is no such request or group. Any entry may
+    /// change in an update: become null, or another block with the same KV.
+    pub fn block_table(&self, request_id: RequestId, group: usize) -> &[BlockId] {
+        self.find(request_id).map_or(&[], |request| request.blocks.table(group))
+    }
+
+    /// Where a request is in its life; `None` if it is over, or never began.
+    pub fn status(&self, request_id: RequestId) -> Option<RequestStatus> {
+        self.find(request_id).map(|request| request.status)
+    }
+
+    /// Tokens of a request whose KV is written, and how many of its blocks have been offered to the prefix cache.
+    pub fn num_computed_tokens(&self, request_id: RequestId) -> Option<(usize, usize)> {
+        self.find(request_id).map(|request| (request.num_computed_tokens, request.blocks.num_published_blocks()))
+    }
+
+    /// Requests in the batch.
+    pub fn num_running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Requests that wait, preempted ones included.
+    pub fn num_waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether there is anything to do.
+    pub fn has_requests(&self) -> bool {
+        !self.slots.is_empty()
+    }
+
+    /// The longest sequence that can be served, in tokens.
+    pub fn servable_tokens(&self) -> usize {
+        let pool = self.manager.pool().num_blocks();
+        let (block_size, longest) = (self.manager.block_size(), self.config.max_model_len);
+        if self.config.reserve_full_context {
+            return if self.least_blocks(1) <= pool { longest } else { 0 };
+        }
+        self.manager.groups().servable_tokens(pool, block_size, longest)
+    }
+
+    /// The pool, to be read.
+    pub fn pool(&self) -> &BlockPool {
+        self.manager.pool()
+    }
+
+    /// The limits it was built with.
+    pub fn config(&self) -> &SchedulerConfig {
+        &self.config
+    }
+
+    /// Figures for people and monitors.
+    pub fn stats(&self) -> KvCacheStats {
+        let pool = self.manager.pool();
+        let block_size = self.manager.block_size();
+        KvCacheStats {
+            blocks_total: pool.num_blocks(),
+            blocks_used: pool.num_used_blocks(),
+            blocks_cached: pool.num_cached_blocks(),
+            blocks_free: pool.num_free_blocks(),
+            block_size,
+            tokens_total: pool.num_blocks() / self.num_groups() * block_size,
+            prefix_queried_tokens: self.prefix_queried_tokens,
+            prefix_hit_tokens: self.prefix_hit_tokens,
+            preemptions: self.preemptions,
+            requests_running: self.running.len(),
+            requests_waiting: self.waiting.len(),
+        }
+    }
+
+    /// Forgets every cached prefix. What running requests computed so far is not shared any more.
+    pub fn reset_prefix_cache(&mut self) {
+        self.manager.reset_prefix_cache();
+    }
+
+    /// Checks every invariant that can be seen from inside. Walks the whole pool: for tests and debugging.
+    pub fn check_integrity(&self) -> Result<(), IntegrityError> {
+        let requests = || self.requests.iter().flatten();
+        self.manager.check_integrity(requests().map(|request| &request.blocks))?;
+        let fail = |what: String| Err(IntegrityError(what));
+        if self.running.len() + self.waiting.len() != self.slots.len() || requests().count() != self.slots.len() {
+            return fail("a request is lost, or queued twice".into());
+        }
+        for (slots, running) in [(self.running.iter().collect::<Vec<_>>(), true), (self.waiting.iter().collect(), false)] {
+            for &slot in slots {
+                let request = self.request(slot);
+                let id = request.id.0;
+                if (request.status == RequestStatus::Running) != running {
+                    return fail(format!("request {id} is queued as what it is not"));
+                }
+                let (published, allocated) = (request.blocks.num_published_blocks(), request.blocks.num_blocks());
+                let (computed, block_size) = (request.num_computed_tokens, self.manager.block_size());
+                if published * block_size > computed
+                    || computed > request.num_tokens()
+                    || computed > allocated * block_size
+                    || (!running && allocated > 0)
+                {
+                    return fail(format!(
+                        "request {id}: {published} blocks published, {computed} tokens computed, {} known, {allocated} blocks",
+                        request.num_tokens()
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn find(&self, request_id: RequestId) -> Option<&Request> {
+        self.requests[*self.slots.get(&request_id)?].as_ref()
+    }
+
+    fn request(&self, slot: Slot) -> &Request {
+        self.requests[slot].as_ref().expect("a queued slot holds a request")
+    }
+
+    fn num_groups(&self) -> usize {
+        self.manager.groups().groups.len()
+    }
+
+    fn finish(&mut self, slot: Slot, output: &mut SchedulerOutput) {
+        output.finished.push((self.request(slot).id, FinishReason::Length));
+        self.remove(slot);
+    }
+
+    /// Frees a request that is in no queue any more.
+    fn remove(&mut self, slot: Slot) {
+        if let Some(mut request) = self.requests[slot].take() {
+            self.manager.free(&mut request.blocks);
+            self.slots.remove(&request.id);
+            self.vacant.push(slot);
+        }
+    }
+
+    /// Blocks without which `num_tokens` tokens can never be computed: those of the smallest steps.
+    fn least_blocks(&self, num_tokens: usize) -> usize {
+        let block_size = self.manager.block_size();
+        if self.config.reserve_full_context {
+            return self.config.max_model_len.div_ceil(block_size).saturating_mul(self.num_groups());
+        }
+        self.manager.groups().peak_blocks(num_tokens, 1, block_size)
+    }
+
+    fn has_outgrown_the_pool(&self, request: &Request) -> bool {
+        self.least_blocks(request.num_tokens()) > self.manager.pool().num_blocks()
+    }
+
+    /// Most blocks a request will hold until its known tokens are computed, `remaining` of them to go.
+    fn peak_blocks(&self, request: &Request, remaining: usize) -> usize {
+        let chunk = remaining.min(self.config.max_num_batched_tokens).min(self.config.max_chunk_len.unwrap_or(usize::MAX));
+        let peak = self.manager.groups().peak_blocks(request.num_tokens(), chunk, self.manager.block_size());
+        // Chunks shrink when blocks are short, so no request waits for more than there is.
+        peak.max(self.least_blocks(request.num_tokens())).min(self.manager.pool().num_blocks())
+    }
+
+    /// Free blocks that admitting a request takes, now and until its known tokens are computed.
+    fn blocks_to_admit(&self, slot: Slot, hit: PrefixHit) -> usize {
+        let request = self.request(slot);
+        let peak = self.peak_blocks(request, request.num_tokens() - hit.num_tokens);
+        peak.saturating_sub(hit.num_blocks) + hit.num_free_blocks
+    }
+
+    fn blocks_still_needed(&self, request: &Request) -> usize {
+        self.peak_blocks(request, request.num_uncomputed_tokens()).saturating_sub(request.blocks.num_held_blocks())
+    }
+
+    /// Free blocks that the running requests will take until all their known tokens are computed.
+    fn promised_blocks(&self) -> usize {
+        self.running.iter().map(|slot| self.blocks_still_needed(self.request(*slot))).sum()
+    }
+}

@@ -1,0 +1,455 @@
+//! A simulated engine around the real scheduler, with a shadow of every slot of the KV cache.
+//!
+//! The shadow knows what each slot really holds: which prefix (identity and tokens, exactly) the KV in it was
+//! computed from, and whether the step that wrote it was committed. Every attention read of every step is made
+//! against it. KV that is not there, not yet written, or of another prefix fails the test at once.
+
+#![allow(dead_code)]
+
+use std::collections::HashMap;
+
+use paged::*;
+
+/// Numbers prefixes: equal numbers are equal prefixes, without any hashing that could collide.
+#[derive(Default)]
+pub struct Prefixes {
+    ids: HashMap<(usize, u32), usize>,
+    roots: HashMap<Vec<u8>, usize>,
+    parents: Vec<usize>,
+}
+
+impl Prefixes {
+    fn push(&mut self, parent: usize) -> usize {
+        self.parents.push(parent);
+        self.parents.len() - 1
+    }
+
+    fn root(&mut self, identity: &[u8]) -> usize {
+        if let Some(&id) = self.roots.get(identity) {
+            return id;
+        }
+        let id = self.push(usize::MAX);
+        self.roots.insert(identity.to_vec(), id);
+        id
+    }
+
+    /// Numbers of the prefixes that end at each token.
+    pub fn chain(&mut self, identity: &[u8], tokens: &[u32]) -> Vec<usize> {
+        let mut at = self.root(identity);
+        tokens
+            .iter()
+            .map(|&token| {
+                at = match self.ids.get(&(at, token)) {
+                    Some(&id) => id,
+                    None => {
+                        let id = self.push(at);
+                        self.ids.insert((at, token), id);
+                        id
+                    }
+                };
+                at
+            })
+            .collect()
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Content {
+    group: usize,
+    prefix: usize,
+    committed: bool,
+    generation: u64,
+}
+
+pub struct Sim {
+    pub scheduler: Scheduler,
+    pub kv: KvCacheConfig,
+    config: SchedulerConfig,
+    prefixes: Prefixes,
+    /// `[num_blocks + 1][block_size]`
+    shadow: Vec<Vec<Option<Content>>>,
+    /// Identity of each live request.
+    pub live: HashMap<RequestId, Vec<u8>>,
+    /// Generation of the weights, moved on by a reset of the prefix cache.
+    generation: u64,
+    next_id: u64,
+    /// What each request that ended had: prompt and output.
+    pub ended: Vec<(RequestId, Vec<u8>, Vec<u32>)>,
+    pub finished: Vec<(RequestId, FinishReason)>,
+    /// When a block was last seen to become free, for the eviction order.
+    freed_at: Vec<u64>,
+    was_free: Vec<bool>,
+    clock: u64,
+    cached_tokens: HashMap<RequestId, usize>,
+    output: SchedulerOutput,
+}
+
+pub fn same_hash(_key: &[u8; 32], _input: HashInput<'_>) -> BlockHash {
+    BlockHash([0; 16])
+}
+
+pub fn kv_config(num_blocks: usize, block_size: usize, windows: &[Option<usize>]) -> KvCacheConfig {
+    let groups = KvGroups::from_layers(windows);
+    KvCacheConfig { num_blocks, block_size, groups, enable_prefix_caching: true, hash_key: [3; 32] }
+}
+
+pub fn scheduler_config(max_num_seqs: usize, max_num_batched_tokens: usize, max_model_len: usize) -> SchedulerConfig {
+    SchedulerConfig {
+        max_num_seqs,
+        max_num_batched_tokens,
+        max_model_len,
+        max_chunk_len: None,
+        retain_kv: true,
+        reserve_full_context: false,
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StepResult {
+    Idle,
+    Done,
+    Failed,
+}
+
+impl Sim {
+    pub fn new(config: SchedulerConfig, kv: KvCacheConfig) -> Self {
+        let hasher = BlockHasher::new(kv.hash_key);
+        Self::with_hasher(config, kv, hasher)
+    }
+
+    pub fn with_hasher(config: SchedulerConfig, kv: KvCacheConfig, hasher: BlockHasher) -> Self {
+        let num_ids = kv.num_blocks + 1;
+        Self {
+            scheduler: Scheduler::with_hasher(config.clone(), kv.clone(), hasher).unwrap(),
+            prefixes: Prefixes::default(),
+            shadow: vec![vec![None; kv.block_size]; num_ids],
+            live: HashMap::new(),
+            generation: 0,
+            next_id: 0,
+            ended: Vec::new(),
+            finished: Vec::new(),
+            freed_at: vec![0; num_ids],
+            was_free: vec![true; num_ids],
+            clock: 0,
+            cached_tokens: HashMap::new(),
+            output: SchedulerOutput::default(),
+            config,
+            kv,
+        }
+    }
+
+    pub fn add(&mut self, tokens: &[u32], max_tokens: usize) -> Result<RequestId, AdmissionError> {
+        self.add_with(tokens, max_tokens, b"", false)
+    }
+
+    pub fn add_with(
+        &mut self,
+        tokens: &[u32],
+        max_tokens: usize,
+        identity: &[u8],
+        skip_prefix_lookup: bool,
+    ) -> Result<RequestId, AdmissionError> {
+        let request_id = RequestId(self.next_id);
+        self.scheduler.add_request(NewRequest {
+            request_id,
+            prompt_token_ids: tokens.to_vec(),
+            max_tokens,
+            identity: identity.to_vec(),
+            skip_prefix_lookup,
+        })?;
+        self.next_id += 1;
+        self.live.insert(request_id, identity.to_vec());
+        Ok(request_id)
+    }
+
+    fn end(&mut self, request_id: RequestId, tokens: Vec<u32>) {
+        if let Some(identity) = self.live.remove(&request_id) {
+            self.ended.push((request_id, identity, tokens));
+        }
+    }
+
+    /// The `k`th live request, in order of id.
+    pub fn pick(&self, k: usize) -> Option<RequestId> {
+        let mut ids: Vec<_> = self.live.keys().copied().collect();
+        ids.sort();
+        (!ids.is_empty()).then(|| ids[k % ids.len()])
+    }
+
+    pub fn abort(&mut self, request_id: RequestId) {
+        let tokens = self.scheduler.token_ids(request_id).to_vec();
+        assert!(self.scheduler.abort_request(request_id));
+        assert!(!self.scheduler.abort_request(request_id));
+        self.end(request_id, tokens);
+        self.check();
+    }
+
+    pub fn reset(&mut self) {
+        self.scheduler.reset_prefix_cache();
+        self.generation += 1;
+        assert_eq!(self.scheduler.stats().blocks_cached, 0);
+        self.check();
+    }
+
+    /// One step. With `fail` the device fails after it has written; `abort` ends a request while the step runs.
+    pub fn step(&mut self, fail: bool, abort: Option<usize>) -> StepResult {
+        let before: HashMap<_, _> = self.live.keys().map(|&id| (id, self.scheduler.token_ids(id).to_vec())).collect();
+        let had_requests = self.scheduler.has_requests();
+        let mut output = std::mem::take(&mut self.output);
+        self.scheduler.schedule_into(&mut output);
+        self.check_output(&output);
+        assert!(
+            !had_requests || !output.rows.is_empty() || !output.finished.is_empty(),
+            "no progress with {:?}",
+            self.scheduler.stats()
+        );
+        for &(request_id, reason) in &output.finished {
+            self.finished.push((request_id, reason));
+            self.end(request_id, before[&request_id].clone());
+        }
+        self.write(&output);
+        self.check();
+        let sampled = self.read(&output);
+        let mut result = StepResult::Done;
+        if output.rows.is_empty() {
+            result = StepResult::Idle;
+        } else {
+            assert!(self.scheduler.schedule().rows.is_empty(), "a second step while one is in flight");
+            let aborted = abort.and_then(|k| self.pick(k));
+            if let Some(request_id) = aborted {
+                self.abort(request_id);
+            }
+            if fail {
+                self.fail(&output);
+                result = StepResult::Failed;
+            } else {
+                self.scheduler.update(&output, &sampled).unwrap();
+                assert!(self.scheduler.update(&output, &sampled).is_err(), "a step was taken twice");
+                self.commit(&output);
+            }
+        }
+        self.output = output;
+        self.check();
+        result
+    }
+
+    /// Steps until every request has ended.
+    pub fn drain(&mut self) {
+        // The first request advances in every step; without its KV it starts over for each token.
+        let mut most = self.live.len() * (self.config.max_model_len + 1) + 1;
+        if !self.config.retain_kv {
+            most *= self.config.max_model_len;
+        }
+        for _ in 0..most {
+            if !self.scheduler.has_requests() {
+                break;
+            }
+            self.step(false, None);
+        }
+        assert!(!self.scheduler.has_requests(), "still {:?} after {most} steps", self.scheduler.stats());
+        self.check_idle();
+    }
+
+    pub fn check_idle(&mut self) {
+        let stats = self.scheduler.stats();
+        assert_eq!((stats.blocks_used, stats.blocks_free), (0, stats.blocks_total));
+        assert_eq!((stats.requests_running, stats.requests_waiting), (0, 0));
+        assert!(self.live.is_empty());
+        self.check();
+    }
+
+    fn check_output(&mut self, output: &SchedulerOutput) {
+        let total: usize = output.rows.iter().map(|row| row.num_scheduled_tokens).sum();
+        assert_eq!(total, output.total_num_scheduled_tokens);
+        assert!(total <= self.config.max_num_batched_tokens && output.rows.len() <= self.config.max_num_seqs);
+        assert!(output.rows.is_sorted_by_key(|row| row.request_id));
+        if let Some(last) = output.rows.last() {
+            assert!(output.preempted.iter().all(|id| *id > last.request_id), "a request behind took the blocks");
+        }
+        for row in &output.rows {
+            assert!(row.num_scheduled_tokens > 0);
+            assert!(row.num_scheduled_tokens <= self.config.max_chunk_len.unwrap_or(usize::MAX));
+            let tokens = self.scheduler.token_ids(row.request_id).len();
+            let end = row.num_computed_tokens + row.num_scheduled_tokens;
+            assert!(end <= tokens && row.sample == (end == tokens));
+            let (computed, _) = self.scheduler.num_computed_tokens(row.request_id).unwrap();
+            assert_eq!(computed, row.num_computed_tokens, "a row that starts elsewhere than where the last one ended");
+            self.cached_tokens.entry(row.request_id).or_insert(row.num_cached_tokens);
+            assert_eq!(self.cached_tokens[&row.request_id], row.num_cached_tokens);
+        }
+        let hits: usize = self.cached_tokens.values().sum();
+        assert_eq!(hits as u64, self.scheduler.stats().prefix_hit_tokens);
+    }
+
+    fn chain(&mut self, request_id: RequestId) -> Vec<usize> {
+        let tokens = self.scheduler.token_ids(request_id).to_vec();
+        self.prefixes.chain(&self.live[&request_id], &tokens)
+    }
+
+    fn num_groups(&self) -> usize {
+        self.kv.groups.groups.len()
+    }
+
+    fn for_each_written(&mut self, output: &SchedulerOutput, mut visit: impl FnMut(&mut Self, BlockId, usize, usize, usize)) {
+        for row in &output.rows {
+            for position in row.num_computed_tokens..row.num_computed_tokens + row.num_scheduled_tokens {
+                for group in 0..self.num_groups() {
+                    let Some(&block) = self.scheduler.block_table(row.request_id, group).get(position / self.kv.block_size)
+                    else {
+                        continue;
+                    };
+                    visit(self, block, position, group, row.request_id.0 as usize);
+                }
+            }
+        }
+    }
+
+    fn write(&mut self, output: &SchedulerOutput) {
+        let chains: HashMap<_, _> =
+            output.rows.iter().map(|row| (row.request_id.0 as usize, self.chain(row.request_id))).collect();
+        let mut num_written = 0;
+        self.for_each_written(output, |sim, block, position, group, id| {
+            assert_ne!(block, BlockId::NULL, "a write to the null block");
+            assert_eq!(sim.scheduler.pool().ref_cnt(block), 1, "a write to a shared block");
+            assert!(!sim.scheduler.pool().is_published(block), "a write to a published block");
+            let offset = position % sim.kv.block_size;
+            let block = &mut sim.shadow[block.0 as usize];
+            if offset == 0 {
+                block.fill(None);
+            }
+            let generation = sim.generation;
+            block[offset] = Some(Content { group, prefix: chains[&id][position], committed: false, generation });
+            num_written += 1;
+        });
+        assert_eq!(num_written, output.total_num_scheduled_tokens * self.num_groups(), "a token without a slot");
+    }
+
+    /// Reads all that attention would, and samples: the next token is a function of what was read.
+    fn read(&mut self, output: &SchedulerOutput) -> Vec<(RequestId, u32)> {
+        let mut sampled = Vec::new();
+        for row in &output.rows {
+            let chain = self.chain(row.request_id);
+            let end = row.num_computed_tokens + row.num_scheduled_tokens;
+            for query in row.num_computed_tokens..end {
+                for (group, members) in self.kv.groups.groups.iter().enumerate() {
+                    let table = self.scheduler.block_table(row.request_id, group);
+                    let first = members.window.map_or(0, |window| (query + 1).saturating_sub(window));
+                    for key in first..=query {
+                        let block = table[key / self.kv.block_size];
+                        assert_ne!(block, BlockId::NULL, "query {query} reads key {key} from the null block");
+                        let content = self.shadow[block.0 as usize][key % self.kv.block_size];
+                        let content = content.unwrap_or_else(|| panic!("query {query} reads unwritten key {key}"));
+                        assert_eq!((content.group, content.prefix), (group, chain[key]), "wrong KV at key {key}");
+                    }
+                }
+            }
+            if row.sample {
+                sampled.push((row.request_id, (chain[end - 1] % 3) as u32));
+            }
+        }
+        sampled
+    }
+
+    fn commit(&mut self, output: &SchedulerOutput) {
+        // By prefix, not by table: a table may have let go of a block already.
+        let written: Vec<_> = self.shadow.iter_mut().flatten().flatten().filter(|content| !content.committed).collect();
+        assert!(written.len() <= output.total_num_scheduled_tokens * self.kv.groups.groups.len());
+        for content in written {
+            content.committed = true;
+        }
+    }
+
+    fn fail(&mut self, output: &SchedulerOutput) {
+        for content in self.shadow.iter_mut().flatten() {
+            if content.is_some_and(|content| !content.committed) {
+                *content = None;
+            }
+        }
+        let tokens: HashMap<_, _> =
+            output.rows.iter().map(|row| (row.request_id, self.scheduler.token_ids(row.request_id).to_vec())).collect();
+        let left = self.scheduler.step_failed(output);
+        assert!(self.scheduler.step_failed(output).is_empty());
+        for row in &output.rows {
+            assert_eq!(left.contains(&row.request_id), self.live.contains_key(&row.request_id));
+            assert_eq!(self.scheduler.status(row.request_id), None);
+        }
+        for request_id in left {
+            self.end(request_id, tokens[&request_id].clone());
+        }
+    }
+
+    /// Everything that must hold between any two calls.
+    pub fn check(&mut self) {
+        self.scheduler.check_integrity().unwrap();
+        let pool = self.scheduler.pool();
+        let stats = self.scheduler.stats();
+        assert_eq!(stats.blocks_used + stats.blocks_free, stats.blocks_total);
+        assert!(stats.blocks_cached <= stats.blocks_free);
+        assert_eq!(stats.requests_running + stats.requests_waiting, self.live.len());
+        for id in 1..=self.kv.num_blocks {
+            if pool.is_published(BlockId(id as u32)) {
+                for content in &self.shadow[id] {
+                    let content = content.expect("a published block has an unwritten slot");
+                    assert!(content.committed, "a published block of a step that is not committed");
+                    assert_eq!(content.generation, self.generation, "a published block of weights that are gone");
+                }
+            }
+        }
+        self.check_windows();
+        self.check_eviction_order();
+    }
+
+    /// Window groups hold no block that no later query can see from the last block boundary on.
+    fn check_windows(&self) {
+        if self.config.reserve_full_context {
+            return;
+        }
+        for &id in self.live.keys() {
+            let (computed, _) = self.scheduler.num_computed_tokens(id).unwrap();
+            let boundary = computed / self.kv.block_size * self.kv.block_size;
+            for (group, members) in self.kv.groups.groups.iter().enumerate() {
+                let Some(window) = members.window else { continue };
+                for (index, block) in self.scheduler.block_table(id, group).iter().enumerate() {
+                    let last_key = (index + 1) * self.kv.block_size - 1;
+                    assert_eq!(*block == BlockId::NULL, last_key + window <= boundary, "block {index} at {computed}");
+                }
+            }
+        }
+    }
+
+    /// Of blocks freed together, a prefix outlives what extends it.
+    fn check_eviction_order(&mut self) {
+        self.clock += 1;
+        let pool = self.scheduler.pool();
+        let free: Vec<_> = pool.free_block_ids().collect();
+        let mut is_free = vec![false; self.was_free.len()];
+        let mut place_of_prefix = HashMap::new();
+        for (place, block) in free.iter().enumerate() {
+            let id = block.0 as usize;
+            is_free[id] = true;
+            if !self.was_free[id] {
+                self.freed_at[id] = self.clock;
+            }
+            if pool.is_published(*block)
+                && let Some(content) = self.shadow[id][self.kv.block_size - 1]
+            {
+                place_of_prefix.insert((content.group, content.prefix), (place, id));
+            }
+        }
+        self.was_free = is_free;
+        for (&(group, prefix), &(place, id)) in &place_of_prefix {
+            if self.kv.groups.groups[group].window.is_some() {
+                continue;
+            }
+            let mut ancestor = prefix;
+            for _ in 0..self.kv.block_size {
+                ancestor = self.prefixes.parents[ancestor];
+            }
+            if let Some(&(ancestor_place, ancestor_id)) = place_of_prefix.get(&(group, ancestor)) {
+                assert!(
+                    place < ancestor_place || self.freed_at[id] > self.freed_at[ancestor_id],
+                    "a prefix goes before what extends it"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Random scripts against the shadow of every slot: the ten invariants of the pool and the progress theorem.
+
+mod common;
+
+use common::{Sim, kv_config, same_hash, scheduler_config};
+use paged::*;
+use proptest::prelude::*;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Add {
+        shared: usize,
+        own: usize,
+        variant: u32,
+        max_tokens: usize,
+        tenant: bool,
+        skip: bool,
+    },
+    /// The next turn of a conversation: what an ended request had, and some more.
+    Continue {
+        which: usize,
+        more: usize,
+    },
+    Step,
+    StepFails,
+    StepWithAbort(usize),
+    Abort(usize),
+    Reset,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let add = (0usize..14, 0usize..8, 0u32..3, 1usize..8, proptest::bool::weighted(0.2), proptest::bool::weighted(0.1));
+    prop_oneof![
+        6 => add.prop_map(|(shared, own, variant, max_tokens, tenant, skip)| Op::Add { shared, own, variant, max_tokens, tenant, skip }),
+        2 => (0usize..20, 1usize..5).prop_map(|(which, more)| Op::Continue { which, more }),
+        14 => Just(Op::Step),
+        1 => Just(Op::StepFails),
+        1 => (0usize..8).prop_map(Op::StepWithAbort),
+        2 => (0usize..8).prop_map(Op::Abort),
+        1 => Just(Op::Reset),
+    ]
+}
+
+fn windows() -> impl Strategy<Value = Vec<Option<usize>>> {
+    prop_oneof![
+        4 => Just(vec![None; 2]),
+        2 => (1usize..12).prop_map(|window| vec![Some(window)]),
+        3 => (1usize..10).prop_map(|window| vec![Some(window), Some(window), None]),
+        1 => (1usize..6, 6usize..12).prop_map(|(short, long)| vec![Some(short), Some(long)]),
+        1 => (1usize..6, 6usize..12).prop_map(|(short, long)| vec![Some(short), None, Some(long)]),
+    ]
+}
+
+#[derive(Clone, Debug)]
+struct Setup {
+    config: SchedulerConfig,
+    kv: KvCacheConfig,
+    weak_hash: bool,
+}
+
+fn setup() -> impl Strategy<Value = Setup> {
+    let limits = (1usize..5, 1usize..12, 8usize..30, proptest::option::weighted(0.3, 1usize..5));
+    let modes = (proptest::bool::weighted(0.9), proptest::bool::weighted(0.1), any::<bool>(), proptest::bool::weighted(0.9));
+    (limits, modes, windows(), 1usize..24, 1usize..5).prop_map(|(limits, modes, windows, num_blocks, block_size)| {
+        let mut config = scheduler_config(limits.0, limits.1, limits.2);
+        config.max_chunk_len = limits.3;
+        config.retain_kv = modes.0;
+        config.reserve_full_context = modes.1;
+        let mut kv = kv_config(1, block_size, &windows);
+        kv.num_blocks = num_blocks.max(kv.groups.groups.len());
+        kv.enable_prefix_caching = modes.3;
+        Setup { config, kv, weak_hash: modes.2 }
+    })
+}
+
+fn sim(setup: &Setup) -> Sim {
+    let hasher = if setup.weak_hash { BlockHasher::with_function([0; 32], same_hash) } else { BlockHasher::new([1; 32]) };
+    Sim::with_hasher(setup.config.clone(), setup.kv.clone(), hasher)
+}
+
+fn apply(sim: &mut Sim, op: &Op) {
+    match *op {
+        Op::Add { shared, own, variant, max_tokens, tenant, skip } => {
+            let mut tokens: Vec<u32> = (0..shared as u32).map(|position| position % 3).collect();
+            tokens.extend((0..own as u32).map(|position| 10 * variant + position));
+            let _ = sim.add_with(&tokens, max_tokens, if tenant { b"tenant" } else { b"" }, skip);
+        }
+        Op::Continue { which, more } => {
+            if !sim.ended.is_empty() {
+                let (_, identity, mut tokens) = sim.ended[which % sim.ended.len()].clone();
+                tokens.extend((0..more as u32).map(|position| 50 + position));
+                let _ = sim.add_with(&tokens, 3, &identity, false);
+            }
+        }
+        Op::Step => {
+            sim.step(false, None);
+        }
+        Op::StepFails => {
+            sim.step(true, None);
+        }
+        Op::StepWithAbort(k) => {
+            sim.step(false, Some(k));
+        }
+        Op::Abort(k) => {
+            if let Some(request_id) = sim.pick(k) {
+                sim.abort(request_id);
+            }
+        }
+        Op::Reset => sim.reset(),
+    }
+    sim.check();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(3000) })]
+
+    /// Reads are of the right KV, publishing follows committing, books balance, and everything ends.
+    #[test]
+    fn any_script_keeps_the_invariants_and_ends(setup in setup(), script in proptest::collection::vec(op(), 1..60)) {
+        let mut sim = sim(&setup);
+        for op in &script {
+            apply(&mut sim, op);
+        }
+        sim.drain();
+        // With the cache forgotten nothing is left behind.
+        sim.reset();
+        prop_assert_eq!(sim.scheduler.stats().blocks_cached, 0);
+    }
+
+    /// What a request generates does not depend on chunks, batch, pool, preemption or cache.
+    #[test]
+    fn outputs_do_not_depend_on_how_they_were_scheduled(setup in setup(), prompts in proptest::collection::vec((1usize..12, 0u32..3), 1..6)) {
+        let mut sim = sim(&setup);
+        let mut expected = Vec::new();
+        for (len, variant) in prompts {
+            let tokens: Vec<u32> = (0..len as u32).map(|position| if position < 6 { position } else { position + variant }).collect();
+            if let Ok(request_id) = sim.add(&tokens, 4) {
+                expected.push((request_id, tokens));
+            }
+        }
+        sim.drain();
+        for (request_id, prompt) in expected {
+            let (_, _, tokens) = sim.ended.iter().find(|ended| ended.0 == request_id).unwrap();
+            prop_assert!(tokens.starts_with(&prompt));
+            prop_assert!(tokens.len() > prompt.len(), "nothing was generated");
+            // Greedy decoding is a function of the prefix; the shadow checks that only the prefix was read.
+            let full = tokens.len() == (prompt.len() + 4).min(setup.config.max_model_len);
+            let servable = sim.scheduler.servable_tokens();
+            prop_assert!(full || tokens.len() > servable, "{} tokens of {} servable", tokens.len(), servable);
+        }
+    }
+}
