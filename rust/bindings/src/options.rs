@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use engine::{MemoryOptions, ModelSource};
+use engine::{MemoryGpuConfig, ModelSource};
 use pyo3::{
     exceptions::PyTypeError,
     prelude::*,
@@ -29,7 +29,7 @@ pub struct MemoryArguments<'a, 'py> {
 
 impl MemoryArguments<'_, '_> {
     /// At most one knob; two are an error that names both.
-    pub fn check(&self) -> PyResult<MemoryOptions> {
+    pub fn check(&self) -> PyResult<Option<MemoryGpuConfig>> {
         let given: Vec<&str> = [
             ("pa_gpu_mem", self.pa_gpu_mem.is_some()),
             ("pa_gpu_mem_usage", self.pa_gpu_mem_usage.is_some()),
@@ -45,25 +45,26 @@ impl MemoryArguments<'_, '_> {
         if let Some(goal) = self.memory_goal {
             return parse_goal(goal);
         }
-        Ok(MemoryOptions {
-            memory_mb: self.pa_gpu_mem.map(|mb| at_least("pa_gpu_mem", mb, 1)).transpose()?,
-            memory_fraction: self.pa_gpu_mem_usage.map(|fraction| parse_fraction("pa_gpu_mem_usage", fraction)).transpose()?,
-            context_len: self.pa_ctxt_len.map(|tokens| at_least("pa_ctxt_len", tokens, 1)).transpose()?,
-        })
+        if let Some(mb) = self.pa_gpu_mem {
+            return Ok(Some(MemoryGpuConfig::MbAmount(at_least("pa_gpu_mem", mb, 1)?)));
+        }
+        if let Some(tokens) = self.pa_ctxt_len {
+            return Ok(Some(MemoryGpuConfig::ContextSize(at_least("pa_ctxt_len", tokens, 1)?)));
+        }
+        self.pa_gpu_mem_usage.map(|fraction| parse_fraction("pa_gpu_mem_usage", fraction)).transpose()
     }
 }
 
-fn parse_fraction(name: &str, fraction: f64) -> PyResult<f32> {
+fn parse_fraction(name: &str, fraction: f64) -> PyResult<MemoryGpuConfig> {
     if fraction.is_finite() && fraction > 0.0 && fraction <= 1.0 {
-        Ok(fraction as f32)
+        Ok(MemoryGpuConfig::Utilization(fraction as f32))
     } else {
         Err(invalid(format!("{FRACTION}, got {name}={fraction}")))
     }
 }
 
 /// "auto", a fraction, "4GiB" or "65536tokens".
-fn parse_goal(goal: &Bound<'_, PyAny>) -> PyResult<MemoryOptions> {
-    let default = MemoryOptions::default();
+fn parse_goal(goal: &Bound<'_, PyAny>) -> PyResult<Option<MemoryGpuConfig>> {
     if goal.is_instance_of::<PyBool>()
         || !(goal.is_instance_of::<PyFloat>() || goal.is_instance_of::<PyInt>() || goal.is_instance_of::<PyString>())
     {
@@ -73,11 +74,11 @@ fn parse_goal(goal: &Bound<'_, PyAny>) -> PyResult<MemoryOptions> {
         )));
     }
     if let Ok(fraction) = goal.extract::<f64>() {
-        return Ok(MemoryOptions { memory_fraction: Some(parse_fraction("memory_goal", fraction)?), ..default });
+        return parse_fraction("memory_goal", fraction).map(Some);
     }
     let text: String = goal.extract()?;
     if text.eq_ignore_ascii_case("auto") {
-        return Ok(default);
+        return Ok(None);
     }
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
@@ -89,10 +90,10 @@ fn parse_goal(goal: &Bound<'_, PyAny>) -> PyResult<MemoryOptions> {
     let megabytes =
         |factor: usize| number.checked_mul(factor).ok_or_else(|| invalid(format!("`memory_goal` is too large: {text:?}")));
     match unit.trim().to_ascii_lowercase().as_str() {
-        "tokens" => Ok(MemoryOptions { context_len: Some(number), ..default }),
-        "mib" | "mb" => Ok(MemoryOptions { memory_mb: Some(number), ..default }),
-        "gib" | "gb" => Ok(MemoryOptions { memory_mb: Some(megabytes(1 << 10)?), ..default }),
-        "tib" | "tb" => Ok(MemoryOptions { memory_mb: Some(megabytes(1 << 20)?), ..default }),
+        "tokens" => Ok(Some(MemoryGpuConfig::ContextSize(number))),
+        "mib" | "mb" => Ok(Some(MemoryGpuConfig::MbAmount(number))),
+        "gib" | "gb" => Ok(Some(MemoryGpuConfig::MbAmount(megabytes(1 << 10)?))),
+        "tib" | "tb" => Ok(Some(MemoryGpuConfig::MbAmount(megabytes(1 << 20)?))),
         _ => Err(invalid(format!("`memory_goal` has an unknown unit: {text:?}; units: MiB, GiB, TiB, tokens"))),
     }
 }

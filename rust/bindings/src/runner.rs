@@ -2,7 +2,7 @@
 
 use std::{task::Poll, time::Instant};
 
-use engine::{CpuOptions, Engine, EngineConfig, GenerationRequest};
+use engine::{CpuOptions, Engine, EngineConfig, GenerationRequest, PagedAttentionConfig};
 use pyo3::{exceptions::PyTypeError, prelude::*, types::PyDict};
 
 use crate::{
@@ -136,8 +136,11 @@ impl Runner {
             no_kv_cache,
             prefix_caching: at_least("prefix_cache_n", prefix_cache_n, 0)? > 0,
             no_paged_attn,
-            block_size: options::block_size(pa_blk_size)?,
-            memory: memory.check()?,
+            paged_attention: PagedAttentionConfig {
+                block_size: options::block_size(pa_blk_size)?,
+                mem_gpu: memory.check()?,
+                cache_type: engine::PagedCacheType::Auto,
+            },
             dtype: selection.dtype.into(),
             architecture: selection.architecture.map(str::to_owned),
             seed,
@@ -258,21 +261,17 @@ impl Runner {
     fn kv_cache_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = enter(py, || Ok(self.engine.kv_cache_stats()))?;
         let dict = PyDict::new(py);
-        for (name, value) in [
-            ("blocks_total", stats.blocks_total),
-            ("blocks_used", stats.blocks_used),
-            ("blocks_cached", stats.blocks_cached),
-            ("blocks_free", stats.blocks_free),
-            ("block_size", stats.block_size),
-            ("tokens_total", stats.tokens_total),
-            ("prefix_queried_tokens", stats.prefix_queried_tokens),
-            ("prefix_hit_tokens", stats.prefix_hit_tokens),
-            ("preemptions", stats.preemptions),
-            ("requests_running", stats.requests_running),
-            ("requests_waiting", stats.requests_waiting),
-        ] {
-            dict.set_item(name, value)?;
-        }
+        dict.set_item("blocks_total", stats.blocks_total)?;
+        dict.set_item("blocks_used", stats.blocks_used)?;
+        dict.set_item("blocks_cached", stats.blocks_cached)?;
+        dict.set_item("blocks_free", stats.blocks_free)?;
+        dict.set_item("block_size", stats.block_size)?;
+        dict.set_item("tokens_total", stats.tokens_total)?;
+        dict.set_item("prefix_queried_tokens", stats.prefix_queried_tokens)?;
+        dict.set_item("prefix_hit_tokens", stats.prefix_hit_tokens)?;
+        dict.set_item("preemptions", stats.preemptions)?;
+        dict.set_item("requests_running", stats.requests_running)?;
+        dict.set_item("requests_waiting", stats.requests_waiting)?;
         Ok(dict)
     }
 
