@@ -70,7 +70,7 @@ def parse_token_source(source: str) -> str | bool | None:
             return Path(value).expanduser().read_text().strip()
         except OSError as error:
             raise InvalidArgumentError(f"token_source={source!r}: {error}") from error
-    shown = f"{kind}:..." if colon else source
+    shown = f"{kind}:..." if colon else f"{source[:4]}..."  # it may be a token
     raise InvalidArgumentError(
         f"Invalid token source format: {shown!r}; formats: 'cache', 'none', 'literal:VALUE', 'env:NAME', 'path:FILE'"
     )
