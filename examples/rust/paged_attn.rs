@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release --example paged_attn -- MODEL` where MODEL is a GGUF file or a folder with safetensors.
 
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+use std::{path::PathBuf, process::ExitCode};
 
 use engine::{
     Engine, EngineConfig, EngineError, GenerationRequest, MemoryGpuConfig, Message, ModelSource, PagedAttentionConfig, PagedCacheType,
@@ -19,16 +19,10 @@ fn answer(model: PathBuf) -> Result<(), EngineError> {
     let engine = setup(model)?;
     let messages = vec![Message::user("Tell me a story about the Rust type system.")];
     let sampling = SamplingParams { max_tokens: Some(64), temperature: Some(0.0), ..SamplingParams::default() };
-    let stream = engine.submit(GenerationRequest::chat(messages, sampling))?;
-    let mut collector = stream.collector();
-    loop {
-        let Some(event) = stream.next_timeout(Duration::from_secs(60))? else { continue };
-        if let Some(completion) = collector.push(event) {
-            println!("{}", completion.choices[0].text);
-            println!("{:?}", completion.usage);
-            return Ok(());
-        }
-    }
+    let completion = engine.submit(GenerationRequest::chat(messages, sampling))?.wait()?;
+    println!("{}", completion.choices[0].text);
+    println!("{:?}", completion.usage);
+    Ok(())
 }
 
 fn main() -> ExitCode {

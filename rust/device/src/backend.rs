@@ -35,7 +35,16 @@ pub struct Linear {
     pub out_features: usize,
     /// Columns of the weight.
     pub in_features: usize,
-    pub(crate) weight: Arc<crate::cpu::CpuLinear>,
+    pub(crate) weight: LinearWeight,
+}
+
+/// What a backend made of a weight.
+#[derive(Clone)]
+pub(crate) enum LinearWeight {
+    /// Packed for the fast CPU kernels.
+    Cpu(Arc<crate::cpu::CpuLinear>),
+    /// As it lies in its file, with the bias `[out_features]`.
+    Reference { weight: WeightView, bias: Option<Arc<[f32]>> },
 }
 
 /// Which normalisation.
@@ -241,7 +250,8 @@ pub struct BackendInfo {
 }
 
 /// A device that computes decoder steps. All calls of one step come from one thread; calls do not fail once the sizes,
-/// which are programming errors when wrong, agree.
+/// which are programming errors when wrong, agree. A [`Linear`] works with the backend that loaded it. Outputs that are not also
+/// inputs get their number of rows set.
 pub trait Backend: Send + Sync {
     /// What this backend is.
     fn info(&self) -> BackendInfo;

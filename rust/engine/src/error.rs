@@ -26,6 +26,9 @@ pub enum EngineError {
     /// The device refused something.
     #[error(transparent)]
     Device(#[from] device::DeviceError),
+    /// The KV pool cannot be made as asked.
+    #[error(transparent)]
+    KvCache(#[from] paged::ConfigError),
     /// A step failed, or the engine has stopped.
     #[error("{0}")]
     Internal(String),

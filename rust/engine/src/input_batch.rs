@@ -13,13 +13,13 @@ pub struct InputBatch {
 }
 
 impl InputBatch {
-    /// Fills the batch from one scheduling decision. `rope_offset` gives the first row of the rope table that a request uses.
+    /// Fills the batch from one scheduling decision. `rope_rows` appends the rows of the rope table for a request's positions.
     pub fn build(
         &mut self,
         scheduler: &Scheduler,
         output: &SchedulerOutput,
         layout: BlockLayout,
-        rope_offset: impl Fn(RequestId) -> u32,
+        rope_rows: impl Fn(RequestId, std::ops::Range<u32>, &mut Vec<u32>),
     ) {
         self.token_ids.clear();
         let step = &mut self.step;
@@ -30,10 +30,9 @@ impl InputBatch {
         step.seq_lens.clear();
         for row in &output.rows {
             let (start, end) = (row.num_computed_tokens, row.num_computed_tokens + row.num_scheduled_tokens);
-            let offset = rope_offset(row.request_id);
             self.token_ids.extend_from_slice(&scheduler.token_ids(row.request_id)[start..end]);
             step.positions.extend(start as u32..end as u32);
-            step.rope_positions.extend(start as u32 + offset..end as u32 + offset);
+            rope_rows(row.request_id, start as u32..end as u32, &mut step.rope_positions);
             step.query_start_loc.push(self.token_ids.len() as u32);
             step.seq_lens.push(end as u32);
         }

@@ -11,6 +11,13 @@ pub struct Message {
     pub extra: serde_json::Map<String, serde_json::Value>,
 }
 
+impl Message {
+    /// A user's message.
+    pub fn user(text: impl Into<String>) -> Self {
+        Self { role: "user".into(), content: MessageContent::Text(text.into()), extra: serde_json::Map::new() }
+    }
+}
+
 /// Content of a message.
 #[derive(Clone, Debug)]
 pub enum MessageContent {
@@ -103,6 +110,18 @@ pub struct GenerationRequest {
     pub echo_prompt: bool,
     /// Appended after each continuation (completions only).
     pub suffix: Option<String>,
+}
+
+impl GenerationRequest {
+    /// One continuation of a prompt.
+    pub fn new(prompt: Prompt, sampling: SamplingParams) -> Self {
+        Self { prompt, sampling, n_choices: 1, best_of: None, truncate_sequence: false, echo_prompt: false, suffix: None }
+    }
+
+    /// One answer to a conversation.
+    pub fn chat(messages: Vec<Message>, sampling: SamplingParams) -> Self {
+        Self::new(Prompt::Chat { messages, enable_thinking: None, reasoning_effort: None }, sampling)
+    }
 }
 
 /// Why a continuation ended.
@@ -242,7 +261,18 @@ impl RequestStream {
         }
     }
 
-    /// Collects events into the complete answer; returns it with [`OutputEvent::Done`].
+    /// Waits for the complete answer.
+    pub fn wait(self) -> Result<Completion, crate::EngineError> {
+        let mut collector = self.collector();
+        loop {
+            let event = self.next_timeout(std::time::Duration::from_secs(3600))?;
+            if let Some(completion) = event.and_then(|e| collector.push(e)) {
+                return Ok(completion);
+            }
+        }
+    }
+
+    /// Collects events into the complete answer, which comes with [`OutputEvent::Done`].
     pub fn collector(&self) -> CompletionCollector {
         CompletionCollector { choices: Vec::new(), wants_logprobs: self.wants_logprobs }
     }

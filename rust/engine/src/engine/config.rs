@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use paged::PagedAttentionConfig;
 
+use crate::EngineError;
+
 /// Where a model lies.
 #[derive(Clone, Debug)]
 pub enum ModelSource {
@@ -23,6 +25,41 @@ pub enum ModelSource {
         /// A tokenizer.json elsewhere.
         tokenizer_json: Option<PathBuf>,
     },
+}
+
+impl ModelSource {
+    /// A GGUF file, a folder with one, or a folder in Hugging Face layout.
+    pub fn from_path(path: impl Into<PathBuf>) -> Result<Self, EngineError> {
+        let path = path.into();
+        let gguf = |files| Self::Gguf { files, tokenizer_dir: None, tokenizer_json: None };
+        if path.is_file() {
+            return Ok(gguf(vec![path]));
+        }
+        if path.join("config.json").is_file() {
+            return Ok(Self::HuggingFace { path, tokenizer_json: None });
+        }
+        let entries = std::fs::read_dir(&path).map_err(|e| EngineError::Load(format!("{}: {e}", path.display())))?;
+        let mut files: Vec<PathBuf> = entries.filter_map(|e| e.ok().map(|e| e.path())).collect();
+        files.retain(|f| f.extension().is_some_and(|e| e == "gguf"));
+        match files.len() {
+            1 => Ok(gguf(files)),
+            0 => Err(EngineError::Load(format!("{} has neither a config.json nor a .gguf file", path.display()))),
+            n => Err(EngineError::Load(format!("{} has {n} .gguf files: name one of them", path.display()))),
+        }
+    }
+}
+
+/// Where a model runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Device {
+    /// The host's processor.
+    #[default]
+    Cpu,
+}
+
+/// The best device of this machine.
+pub fn best_device() -> Device {
+    Device::Cpu
 }
 
 /// Computation type.
@@ -50,6 +87,8 @@ pub struct CpuOptions {
 /// How to run a model.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
+    /// Where to run.
+    pub device: Device,
     /// Requests that run together at most, at least 1.
     pub max_num_seqs: usize,
     /// Tokens a step at most, at least 1.
@@ -74,9 +113,17 @@ pub struct EngineConfig {
     pub cpu: CpuOptions,
 }
 
+impl EngineConfig {
+    /// The defaults on a device with a KV pool as given.
+    pub fn new(device: Device, paged_attention: PagedAttentionConfig) -> Self {
+        Self { device, paged_attention, ..Self::default() }
+    }
+}
+
 impl Default for EngineConfig {
     fn default() -> Self {
         Self {
+            device: Device::Cpu,
             max_num_seqs: 32,
             max_num_batched_tokens: 4096,
             no_kv_cache: false,

@@ -8,11 +8,10 @@ mod thread;
 
 use std::sync::{Arc, mpsc};
 
-pub use config::{CpuOptions, EngineConfig, LoadProgress, ModelDType, ModelSource};
+pub use config::{best_device, CpuOptions, Device, EngineConfig, LoadProgress, ModelDType, ModelSource};
 
 use crate::{
-    EngineError, GenerationRequest, Message, RequestStream, chat_template::ChatTemplate, generation_config::GenerationConfig,
-    tokenizer::Tokenizer,
+    EngineError, GenerationRequest, Message, RequestStream, GenerationConfig, chat_template::ChatTemplate, tokenizer::Tokenizer,
 };
 use thread::Command;
 
@@ -28,9 +27,12 @@ struct Shared {
     tokenizer: Arc<Tokenizer>,
     chat_template: Option<ChatTemplate>,
     generation_config: GenerationConfig,
-    architecture: String,
+    architecture: &'static str,
+    vocab_size: usize,
     max_model_len: usize,
-    limits: paged::AdmissionLimits,
+    /// Tokens that the whole pool can serve one request.
+    servable_tokens: usize,
+    num_blocks: usize,
     seed: Option<u64>,
     submitted: std::sync::atomic::AtomicU64,
     description: Vec<String>,
@@ -54,7 +56,7 @@ impl Engine {
 
     /// HF `model_type` of the loaded architecture.
     pub fn architecture(&self) -> &str {
-        &self.shared.architecture
+        self.shared.architecture
     }
 
     /// Lines that describe the loaded model, device and pool, for logs.
@@ -74,7 +76,7 @@ impl Engine {
 
     /// Text of token ids.
     pub fn detokenize_text(&self, token_ids: &[u32], skip_special_tokens: bool) -> Result<String, EngineError> {
-        self.shared.tokenizer.decode(token_ids, skip_special_tokens)
+        Ok(self.shared.tokenizer.decode(token_ids, skip_special_tokens))
     }
 
     /// Figures of the KV pool after the current step; requests whose stream was dropped are gone from them.

@@ -12,6 +12,7 @@ use std::{
 use super::{Shared, output::Submission, thread::Command};
 use crate::{
     EngineError, GenerationRequest, Message, Prompt, RequestStream,
+    chat_template::RenderOptions,
     output_text::OutputText,
     sampler::{ResolvedSampling, Sampler},
 };
@@ -49,7 +50,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStre
     let echo = match (request.echo_prompt, text) {
         (false, _) => None,
         (true, Some(text)) => Some(text),
-        (true, None) => Some(shared.tokenizer.decode(&prompt_token_ids, false)?),
+        (true, None) => Some(shared.tokenizer.decode(&prompt_token_ids, false)),
     };
     let (events, receiver) = mpsc::channel();
     let cancel = Arc::new(AtomicBool::new(false));
@@ -86,7 +87,12 @@ pub fn render_chat(
             "the model has no chat template: give one with chat_template or jinja_explicit, or send a completion request".into(),
         )
     })?;
-    let text = template.render(messages, enable_thinking, reasoning_effort)?;
+    let options = RenderOptions {
+        enable_thinking,
+        reasoning_effort: reasoning_effort.map(str::to_owned),
+        ..RenderOptions::default()
+    };
+    let text = template.render(messages, &options)?;
     // The template writes special tokens itself.
     shared.tokenizer.encode(&text, false)
 }
@@ -120,7 +126,7 @@ fn fit(shared: &Shared, request: &GenerationRequest, prompt: &mut Vec<u32>) -> R
     }
     if request.truncate_sequence {
         let reserve = request.sampling.max_tokens.unwrap_or(1).min(max_len - 1);
-        let keep = (max_len - reserve).min(shared.limits.max_prompt_len());
+        let keep = (max_len - reserve).min(shared.servable_tokens).max(1);
         if prompt.len() > keep {
             prompt.drain(..prompt.len() - keep);
         }
@@ -133,7 +139,15 @@ fn fit(shared: &Shared, request: &GenerationRequest, prompt: &mut Vec<u32>) -> R
             prompt.len()
         )));
     }
-    shared.limits.check(prompt.len()).map_err(|e| EngineError::InvalidArgument(e.to_string()))?;
+    if prompt.len() > shared.servable_tokens {
+        return Err(EngineError::InvalidArgument(format!(
+            "the prompt has {} tokens, but the whole KV cache of {} blocks serves sequences of at most {}: shorten the prompt, or give \
+             the cache more memory",
+            prompt.len(),
+            shared.num_blocks,
+            shared.servable_tokens
+        )));
+    }
     let room = max_len - prompt.len();
     Ok(request.sampling.max_tokens.map_or(room, |m| m.min(room)))
 }

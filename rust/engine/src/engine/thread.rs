@@ -31,11 +31,14 @@ pub enum Command {
     Stats(Sender<KvCacheStats>),
 }
 
+/// A request and the token that a step gave it, or why there is none.
+type SampledRow = (RequestId, Result<Sampled, EngineError>);
+
 /// A request of the scheduler: one choice of a job.
 struct Live {
     job: u64,
     choice: usize,
-    rope_offset: u32,
+    rope_table: usize,
     prompt_logprobs_done: usize,
 }
 
@@ -45,8 +48,6 @@ pub struct EngineThread {
     scheduler: Scheduler,
     runner: ModelRunner,
     tokenizer: Arc<Tokenizer>,
-    /// What the KV of this engine depends on besides tokens.
-    cache_identity: Vec<u8>,
     layout: BlockLayout,
     jobs: HashMap<u64, Job>,
     live: HashMap<RequestId, Live>,
@@ -71,7 +72,6 @@ impl EngineThread {
             scheduler,
             runner,
             tokenizer,
-            cache_identity: Vec::new(),
             layout,
             jobs: HashMap::new(),
             live: HashMap::new(),
@@ -136,11 +136,13 @@ impl EngineThread {
         for choice in 0..num_choices {
             let request_id = RequestId(self.next_request);
             self.next_request += 1;
+            // Requests that use different rope tables have different keys for the same tokens.
+            let rope_table = self.runner.config().rope_table(submission.prompt_token_ids.len());
             let added = self.scheduler.add_request(NewRequest {
                 request_id,
                 prompt_token_ids: submission.prompt_token_ids.clone(),
                 max_tokens: submission.max_tokens,
-                identity: self.cache_identity.clone(),
+                identity: vec![rope_table as u8],
                 skip_prefix_lookup: submission.prompt_logprobs,
             });
             if let Err(error) = added {
@@ -151,8 +153,7 @@ impl EngineThread {
                 return;
             }
             ids.push(request_id);
-            let rope_offset = self.runner.rope_offset(submission.prompt_token_ids.len());
-            self.live.insert(request_id, Live { job: job_id, choice, rope_offset, prompt_logprobs_done: 0 });
+            self.live.insert(request_id, Live { job: job_id, choice, rope_table, prompt_logprobs_done: 0 });
         }
         self.jobs.insert(job_id, Job::new(submission));
     }
@@ -181,19 +182,23 @@ impl EngineThread {
         if !output.rows.is_empty() {
             let result = catch_unwind(AssertUnwindSafe(|| self.execute(&output)));
             match result {
-                Ok(sampled) => self.commit(&output, sampled),
-                Err(panic) => self.fail_step(&output, panic.as_ref()),
+                Ok(Ok(sampled)) => self.commit(&output, sampled),
+                Ok(Err(error)) => self.fail_step(&output, &error.to_string()),
+                Err(panic) => self.fail_step(&output, &panic_message(panic.as_ref())),
             }
         }
         self.output = output;
     }
 
     /// Runs the model on the scheduled rows and samples where a row reaches the end of what is known.
-    fn execute(&mut self, output: &SchedulerOutput) -> Vec<(RequestId, Result<Sampled, EngineError>)> {
-        let live = &self.live;
-        self.batch.build(&self.scheduler, output, self.layout, |id| live[&id].rope_offset);
-        self.runner.execute(&self.batch.token_ids, &self.batch.step);
-        self.report_prompt_logprobs(output);
+    fn execute(&mut self, output: &SchedulerOutput) -> Result<Vec<SampledRow>, EngineError> {
+        let (live, config) = (&self.live, self.runner.config());
+        self.batch.build(&self.scheduler, output, self.layout, |id, positions, rows| {
+            let table = live.get(&id).map_or(0, |l| l.rope_table);
+            rows.extend(positions.map(|p| config.rope_position(p, table)));
+        });
+        self.runner.execute(&self.batch.token_ids, &self.batch.step, &[])?;
+        self.report_prompt_logprobs(output)?;
 
         let sampling: Vec<(RequestId, u32)> = output
             .rows
@@ -205,7 +210,7 @@ impl EngineThread {
         let mut sampled = Vec::with_capacity(sampling.len());
         for chunk in sampling.chunks(self.runner.max_logit_rows()) {
             let rows: Vec<u32> = chunk.iter().map(|&(_, row)| row).collect();
-            let logits = self.runner.logits(&rows);
+            let logits = self.runner.compute_logits(&rows)?;
             for (i, &(id, _)) in chunk.iter().enumerate() {
                 let live = &self.live[&id];
                 let context = self.scheduler.token_ids(id);
@@ -214,11 +219,11 @@ impl EngineThread {
                 }
             }
         }
-        sampled
+        Ok(sampled)
     }
 
     /// Log probabilities of the prompt tokens that follow the rows of this step, for requests that want them.
-    fn report_prompt_logprobs(&mut self, output: &SchedulerOutput) {
+    fn report_prompt_logprobs(&mut self, output: &SchedulerOutput) -> Result<(), EngineError> {
         for (r, scheduled) in output.rows.iter().enumerate() {
             let id = scheduled.request_id;
             let Some(live) = self.live.get_mut(&id) else { continue };
@@ -239,7 +244,7 @@ impl EngineThread {
             let positions: Vec<usize> = (first..last).collect();
             for chunk in positions.chunks(self.runner.max_logit_rows()) {
                 let rows: Vec<u32> = chunk.iter().map(|p| base + (p - start) as u32).collect();
-                let logits = self.runner.logits(&rows);
+                let logits = self.runner.compute_logits(&rows)?;
                 let entries = chunk
                     .iter()
                     .enumerate()
@@ -253,10 +258,11 @@ impl EngineThread {
                 live.prompt_logprobs_done += chunk.len();
             }
         }
+        Ok(())
     }
 
     /// Commits the step, then hands the new tokens to their jobs.
-    fn commit(&mut self, output: &SchedulerOutput, sampled: Vec<(RequestId, Result<Sampled, EngineError>)>) {
+    fn commit(&mut self, output: &SchedulerOutput, sampled: Vec<SampledRow>) {
         for row in output.rows.iter().filter(|r| r.num_cached_tokens > 0) {
             if let Some(job) = self.live.get(&row.request_id).and_then(|l| self.jobs.get_mut(&l.job)) {
                 job.set_cached_tokens(row.num_cached_tokens);
@@ -286,14 +292,9 @@ impl EngineThread {
         }
     }
 
-    /// A panic in a step ends the requests of that step, with the text they have, and no others.
-    fn fail_step(&mut self, output: &SchedulerOutput, panic: &(dyn std::any::Any + Send)) {
-        let message = panic
-            .downcast_ref::<&str>()
-            .map(ToString::to_string)
-            .or_else(|| panic.downcast_ref::<String>().cloned())
-            .unwrap_or_else(|| "unknown panic".into());
-        tracing::error!("a step failed: {message}");
+    /// A step that fails ends the requests of that step, with the text they have, and no others.
+    fn fail_step(&mut self, output: &SchedulerOutput, why: &str) {
+        tracing::error!("a step failed: {why}");
         for id in self.scheduler.step_failed(output) {
             self.end(id, FinishReason::Error);
         }
@@ -316,4 +317,9 @@ impl EngineThread {
             self.jobs.remove(&live.job);
         }
     }
+}
+
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "unknown panic".into())
 }

@@ -1,0 +1,14 @@
+//! Llama 2 and 3, `SmolLM2`, and whatever else calls itself llama.
+
+use device::RopeStyle;
+
+use super::Architecture;
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    model_types: &["llama"],
+    class: "LlamaForCausalLM",
+    gguf: "llama",
+    from_hf: |fields| fields.decoder("llama"),
+    // The converter to GGUF permutes the rows of q and k.
+    from_gguf: |fields| fields.decoder("llama", RopeStyle::Interleaved),
+};

@@ -1,0 +1,97 @@
+//! Architectures: each maps its configuration to the one decoder.
+
+mod gemma3;
+mod llama;
+mod mistral;
+mod phi3;
+mod qwen2;
+mod qwen3;
+
+use super::{
+    config::DecoderConfig,
+    fields::{GgufFields, HfFields},
+};
+use crate::EngineError;
+
+/// An architecture and where its configurations come from.
+pub struct Architecture {
+    /// HF `model_type`s; the first is its name here.
+    pub model_types: &'static [&'static str],
+    /// HF class name in `architectures`.
+    pub class: &'static str,
+    /// `general.architecture` of GGUF files.
+    pub gguf: &'static str,
+    /// From config.json.
+    pub from_hf: fn(&HfFields<'_>) -> Result<DecoderConfig, EngineError>,
+    /// From GGUF metadata.
+    pub from_gguf: fn(&GgufFields<'_>) -> Result<DecoderConfig, EngineError>,
+}
+
+/// Every architecture that is implemented.
+pub const ARCHITECTURES: &[Architecture] = &[
+    llama::ARCHITECTURE,
+    mistral::ARCHITECTURE,
+    phi3::ARCHITECTURE,
+    qwen2::ARCHITECTURE,
+    qwen3::ARCHITECTURE,
+    gemma3::ARCHITECTURE,
+];
+
+/// What a file says about its architecture.
+#[derive(Clone, Copy, Debug)]
+pub enum Found<'a> {
+    /// config.json's `model_type` and `architectures`.
+    HuggingFace {
+        /// `model_type`.
+        model_type: Option<&'a str>,
+        /// `architectures`.
+        classes: &'a [&'a str],
+    },
+    /// `general.architecture`.
+    Gguf(&'a str),
+}
+
+impl Architecture {
+    /// Its name: HF `model_type`.
+    pub const fn name(&self) -> &'static str {
+        self.model_types[0]
+    }
+
+    fn is(&self, found: Found<'_>) -> bool {
+        match found {
+            Found::HuggingFace { model_type: Some(model_type), .. } => self.model_types.contains(&model_type),
+            Found::HuggingFace { model_type: None, classes } => classes.contains(&self.class),
+            Found::Gguf(name) => self.gguf == name,
+        }
+    }
+}
+
+impl std::fmt::Display for Found<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::HuggingFace { model_type: Some(name), .. } | Self::Gguf(name) => f.write_str(name),
+            Self::HuggingFace { model_type: None, classes: [] } => f.write_str("(no `model_type`)"),
+            Self::HuggingFace { model_type: None, classes } => f.write_str(&classes.join(", ")),
+        }
+    }
+}
+
+/// The architecture of a model; an error when it is not implemented or not the one that the caller expects.
+pub fn check_architecture(expected: Option<&str>, found: Found<'_>) -> Result<&'static Architecture, EngineError> {
+    let names: Vec<_> = ARCHITECTURES.iter().map(Architecture::name).collect();
+    let names = names.join(", ");
+    let candidates = || ARCHITECTURES.iter().filter(|a| a.is(found));
+    let Some(expected) = expected else {
+        return candidates().next().ok_or_else(|| {
+            EngineError::Architecture(format!("the model's architecture `{found}` is not implemented; implemented: {names}"))
+        });
+    };
+    if !ARCHITECTURES.iter().any(|a| a.model_types.contains(&expected)) {
+        return Err(EngineError::Architecture(format!("the architecture `{expected}` is not implemented; implemented: {names}")));
+    }
+    candidates().find(|a| a.model_types.contains(&expected)).ok_or_else(|| {
+        EngineError::Architecture(format!(
+            "the model's architecture is `{found}`, which contradicts the expected `{expected}`; implemented: {names}"
+        ))
+    })
+}

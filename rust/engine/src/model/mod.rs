@@ -1,0 +1,12 @@
+//! The one decoder, and what tells architectures apart.
+
+pub mod arch;
+pub mod config;
+pub mod decoder;
+pub mod fields;
+pub mod rope;
+
+pub use arch::{ARCHITECTURES, Architecture};
+pub use config::{DecoderConfig, LayerConfig};
+pub use decoder::Decoder;
+pub use rope::{RopeConfig, RopeScaling};

@@ -1,0 +1,219 @@
+//! Rotary position embeddings (Su et al. 2021, `RoFormer`) and the ways to stretch them.
+
+use std::f64::consts::TAU;
+
+use device::{RopeStyle, RopeTable};
+
+/// One kind of rotation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeConfig {
+    /// Pairing of the elements.
+    pub style: RopeStyle,
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// Elements of a head that rotate.
+    pub rotary_dim: usize,
+    /// How the frequencies are stretched.
+    pub scaling: RopeScaling,
+}
+
+/// How frequencies are stretched to longer contexts.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// Every frequency is divided by the factor.
+    Linear(f64),
+    /// Low frequencies are divided by the factor, high ones are not (Llama 3.1).
+    Llama3 {
+        /// Divisor of low frequencies.
+        factor: f64,
+        /// Wavelengths over `original_max_positions / low_freq_factor` are low frequencies.
+        low_freq_factor: f64,
+        /// Wavelengths under `original_max_positions / high_freq_factor` are high frequencies.
+        high_freq_factor: f64,
+        /// Context length before stretching.
+        original_max_positions: usize,
+    },
+    /// Each frequency has its own divisor, `[rotary_dim / 2]`.
+    Factors(Vec<f32>),
+    /// Divisors for prompts within the original context and for longer ones (Ding et al. 2024, `LongRoPE`).
+    LongRope {
+        /// `[rotary_dim / 2]`.
+        short: Vec<f32>,
+        /// `[rotary_dim / 2]`.
+        long: Vec<f32>,
+        /// Context length before stretching.
+        original_max_positions: usize,
+        /// Multiplied into cosines and sines.
+        attention_factor: f32,
+    },
+}
+
+impl RopeConfig {
+    /// How many tables this kind has.
+    pub fn num_tables(&self) -> usize {
+        if matches!(self.scaling, RopeScaling::LongRope { .. }) { 2 } else { 1 }
+    }
+
+    /// Which of them serves a request with such a prompt.
+    pub fn table(&self, num_prompt_tokens: usize) -> usize {
+        match self.scaling {
+            RopeScaling::LongRope { original_max_positions, .. } => usize::from(num_prompt_tokens > original_max_positions),
+            _ => 0,
+        }
+    }
+
+    pub(crate) fn validate(&self, head_dim: usize) -> Result<(), String> {
+        let dim = self.rotary_dim;
+        if dim == 0 || !dim.is_multiple_of(2) || dim > head_dim {
+            return Err(format!(
+                "{dim} elements of a head rotate; it must be an even number up to the head dimension {head_dim}"
+            ));
+        }
+        let positive = |name: &str, value: f64| {
+            if value.is_finite() && value > 0.0 {
+                Ok(())
+            } else {
+                Err(format!("the rope {name} is {value}; it must be positive and finite"))
+            }
+        };
+        let factors = |name: &str, values: &[f32]| {
+            if values.len() != dim / 2 {
+                return Err(format!("there are {} rope {name}, but {} rotating pairs", values.len(), dim / 2));
+            }
+            values.iter().try_for_each(|v| positive(name, f64::from(*v)))
+        };
+        positive("base", self.theta)?;
+        match &self.scaling {
+            RopeScaling::None => Ok(()),
+            RopeScaling::Linear(factor) => positive("factor", *factor),
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
+                positive("factor", *factor)?;
+                positive("low_freq_factor", *low_freq_factor)?;
+                positive("original context length", *original_max_positions as f64)?;
+                positive("distance of high_freq_factor from low_freq_factor", high_freq_factor - low_freq_factor)
+            }
+            RopeScaling::Factors(values) => factors("frequency factors", values),
+            RopeScaling::LongRope { short, long, attention_factor, .. } => {
+                factors("short factors", short)?;
+                factors("long factors", long)?;
+                positive("attention factor", f64::from(*attention_factor))
+            }
+        }
+    }
+
+    /// Frequencies of a table, `[rotary_dim / 2]`, rounded to f32 as the models were trained with.
+    fn frequencies(&self, table: usize) -> Vec<f32> {
+        let divisors = match &self.scaling {
+            RopeScaling::Factors(values) => Some(values),
+            RopeScaling::LongRope { short, long, .. } => Some(if table == 0 { short } else { long }),
+            _ => None,
+        };
+        (0..self.rotary_dim / 2)
+            .map(|i| {
+                let plain = self.theta.powf(-((2 * i) as f64) / self.rotary_dim as f64);
+                let frequency = match self.scaling {
+                    RopeScaling::Linear(factor) => plain / factor,
+                    RopeScaling::Llama3 { factor, low_freq_factor: low, high_freq_factor: high, original_max_positions } => {
+                        let turns = original_max_positions as f64 * plain / TAU;
+                        let high_share = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+                        plain * (high_share + (1.0 - high_share) / factor)
+                    }
+                    _ => divisors.map_or(plain, |d| plain / f64::from(d[i])),
+                };
+                frequency as f32
+            })
+            .collect()
+    }
+
+    fn attention_factor(&self) -> f32 {
+        match self.scaling {
+            RopeScaling::LongRope { attention_factor, .. } => attention_factor,
+            _ => 1.0,
+        }
+    }
+}
+
+/// A table that grows with the positions in use.
+pub(crate) struct GrowingRope {
+    table: RopeTable,
+    /// By table of the model.
+    frequencies: Vec<Vec<f32>>,
+    factor: f32,
+    rows: usize,
+}
+
+impl GrowingRope {
+    /// An empty table for a model with `num_tables` interleaved ones.
+    pub(crate) fn new(config: &RopeConfig, num_tables: usize) -> Self {
+        let table = RopeTable { style: config.style, rotary_dim: config.rotary_dim, cos: Vec::new(), sin: Vec::new() };
+        let frequencies = (0..num_tables).map(|t| config.frequencies(t)).collect();
+        Self { table, frequencies, factor: config.attention_factor(), rows: 0 }
+    }
+
+    /// Makes at least `rows` rows, at most `max_rows`.
+    pub(crate) fn grow(&mut self, rows: usize, max_rows: usize) {
+        if rows <= self.rows {
+            return;
+        }
+        let end = rows.next_power_of_two().max(256).min(max_rows.max(rows));
+        let values = end * self.table.rotary_dim / 2;
+        self.table.cos.reserve_exact(values - self.table.cos.len());
+        self.table.sin.reserve_exact(values - self.table.sin.len());
+        for row in self.rows..end {
+            let position = (row / self.frequencies.len()) as f32;
+            for frequency in &self.frequencies[row % self.frequencies.len()] {
+                // The angle is rounded to f32, as in training.
+                let (sin, cos) = f64::from(position * frequency).sin_cos();
+                self.table.cos.push(cos as f32 * self.factor);
+                self.table.sin.push(sin as f32 * self.factor);
+            }
+        }
+        self.rows = end;
+    }
+
+    pub(crate) fn table(&self) -> &RopeTable {
+        &self.table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rope(scaling: RopeScaling) -> RopeConfig {
+        RopeConfig { style: RopeStyle::Neox, theta: 10_000.0, rotary_dim: 4, scaling }
+    }
+
+    #[test]
+    fn llama3_keeps_high_frequencies_and_divides_low_ones() {
+        let scaling =
+            RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_positions: 64 };
+        // Wavelengths of 2 pi and 200 pi against bounds of 16 and 64.
+        assert_eq!(rope(scaling).frequencies(0), [1.0, 0.01 / 8.0]);
+    }
+
+    #[test]
+    fn a_grown_table_equals_one_made_at_once() {
+        let scaling = RopeScaling::LongRope {
+            short: vec![1.0, 2.0],
+            long: vec![3.0, 4.0],
+            original_max_positions: 64,
+            attention_factor: 1.5,
+        };
+        let config = rope(scaling);
+        assert_eq!((config.table(64), config.table(65)), (0, 1));
+        let mut steps = GrowingRope::new(&config, 2);
+        for rows in [1, 300, 700] {
+            steps.grow(rows, 1000);
+        }
+        let mut once = GrowingRope::new(&config, 2);
+        once.grow(1000, 1000);
+        assert_eq!(steps.rows, 1000);
+        assert_eq!((&steps.table.cos, &steps.table.sin), (&once.table.cos, &once.table.sin));
+        // Position 5: row 10 has the short factors, row 11 the long ones.
+        assert!((steps.table.cos[20] - 1.5 * 5.0_f32.cos()).abs() < 1e-6);
+        assert!((steps.table.cos[22] - 1.5 * (5.0_f32 / 3.0).cos()).abs() < 1e-6);
+    }
+}

@@ -1,0 +1,187 @@
+//! Penalties on what the context already has, kept up with it token by token.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+use super::ResolvedSampling;
+use crate::DryParams;
+
+/// How often each token stands in the context (prompt and output).
+#[derive(Clone, Debug)]
+pub(super) struct Counts {
+    counts: HashMap<u32, u32>,
+    presence: f32,
+    frequency: f32,
+    repetition: f32,
+}
+
+impl Counts {
+    /// `None` when no penalty is on.
+    pub fn new(sampling: &ResolvedSampling) -> Option<Self> {
+        let (presence, frequency) = (sampling.presence_penalty, sampling.frequency_penalty);
+        let repetition = sampling.repetition_penalty;
+        let on = presence != 0.0 || frequency != 0.0 || repetition != 1.0;
+        on.then(|| Self { counts: HashMap::new(), presence, frequency, repetition })
+    }
+
+    pub fn observe(&mut self, token: u32) {
+        *self.counts.entry(token).or_default() += 1;
+    }
+
+    pub fn apply(&self, logits: &mut [f32]) {
+        for (&token, &count) in &self.counts {
+            if let Some(logit) = logits.get_mut(token as usize) {
+                *logit -= count as f32 * self.frequency + self.presence;
+                let penalised = if *logit > 0.0 { *logit / self.repetition } else { *logit * self.repetition };
+                // The row stays finite whatever the penalty.
+                *logit = penalised.clamp(-1e30, 1e30);
+            }
+        }
+    }
+}
+
+/// Repetitions longer than this are punished like this (the bound of the first implementation).
+const MAX_MATCH: u8 = 50;
+
+/// The DRY penalty ("Don't Repeat Yourself", text-generation-webui #5677): a token that would extend a repetition of n tokens,
+/// n at least the allowed length, loses `multiplier * base ^ (n - allowed_length)`. Work a token is linear in the context.
+#[derive(Clone, Debug)]
+pub(super) struct Dry {
+    params: DryParams,
+    breakers: Arc<HashSet<u32>>,
+    context: Vec<u32>,
+    /// For each position of the context, how many tokens up to it are the context's last ones.
+    matches: Vec<u8>,
+    /// Of this step: the longest repetition that each token would extend.
+    longest: HashMap<u32, u8>,
+}
+
+impl Dry {
+    pub fn new(params: DryParams, breakers: Arc<HashSet<u32>>) -> Self {
+        Self { params, breakers, context: Vec::new(), matches: Vec::new(), longest: HashMap::new() }
+    }
+
+    pub fn observe(&mut self, token: u32) {
+        self.context.push(token);
+        self.matches.push(0);
+        // A breaker is part of no repetition.
+        if self.breakers.contains(&token) {
+            self.matches.fill(0);
+            return;
+        }
+        // The last position would match itself, and is left out.
+        let earlier = self.context.len() - 1;
+        for i in (0..earlier).rev() {
+            let before = if i == 0 { 0 } else { self.matches[i - 1] };
+            self.matches[i] = if self.context[i] == token { (before + 1).min(MAX_MATCH) } else { 0 };
+        }
+    }
+
+    pub fn apply(&mut self, logits: &mut [f32]) {
+        self.longest.clear();
+        for (i, &length) in self.matches.iter().enumerate() {
+            if length as usize >= self.params.allowed_length.max(1) {
+                // The last position matches nothing, so there is a token after this one.
+                let next = self.context[i + 1];
+                if !self.breakers.contains(&next) {
+                    let longest = self.longest.entry(next).or_default();
+                    *longest = length.max(*longest);
+                }
+            }
+        }
+        for (&token, &length) in &self.longest {
+            if let Some(logit) = logits.get_mut(token as usize) {
+                let extra = i32::from(length) - self.params.allowed_length as i32;
+                // Bounded, so that the row stays finite whatever the base.
+                *logit -= (self.params.multiplier * self.params.base.powi(extra)).min(1e30);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The definition: for every earlier occurrence of the last token, walk back while the tokens agree.
+    fn oracle(context: &[u32], breakers: &HashSet<u32>, params: &DryParams) -> HashMap<u32, f32> {
+        let mut longest: HashMap<u32, usize> = HashMap::new();
+        let Some((&last, earlier)) = context.split_last() else { return HashMap::new() };
+        if breakers.contains(&last) {
+            return HashMap::new();
+        }
+        for i in (0..earlier.len()).filter(|&i| earlier[i] == last) {
+            let next = context[i + 1];
+            if breakers.contains(&next) {
+                continue;
+            }
+            let mut length = 1;
+            while length < 50 && length <= i {
+                let token = context[context.len() - 1 - length];
+                if context[i - length] != token || breakers.contains(&token) {
+                    break;
+                }
+                length += 1;
+            }
+            let entry = longest.entry(next).or_default();
+            *entry = length.max(*entry);
+        }
+        longest.retain(|_, length| *length >= params.allowed_length);
+        longest.into_iter().map(|(t, n)| (t, params.multiplier * params.base.powi(n as i32 - params.allowed_length as i32))).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn dry_follows_its_definition(
+            context in proptest::collection::vec(0_u32..4, 0..150),
+            allowed_length in 1_usize..5,
+            breakers in proptest::collection::hash_set(0_u32..4, 0..2),
+        ) {
+            let params = DryParams { multiplier: 0.8, base: 1.2, allowed_length, sequence_breakers: Vec::new() };
+            let mut dry = Dry::new(params.clone(), Arc::new(breakers.clone()));
+            for (i, &token) in context.iter().enumerate() {
+                dry.observe(token);
+                let mut logits = vec![0.0; 4];
+                dry.apply(&mut logits);
+                let expected = oracle(&context[..=i], &breakers, &params);
+                for (token, logit) in (0..).zip(logits) {
+                    prop_assert_eq!(-logit, expected.get(&token).copied().unwrap_or(0.0), "after {:?}", &context[..=i]);
+                }
+            }
+        }
+
+        #[test]
+        fn penalties_follow_their_formulas(
+            context in proptest::collection::vec(0_u32..6, 0..40),
+            presence_penalty in -2.0_f32..2.0,
+            frequency_penalty in -2.0_f32..2.0,
+            repetition_penalty in 0.5_f32..2.0,
+        ) {
+            let sampling = ResolvedSampling {
+                temperature: None, top_k: None, top_p: 1.0, min_p: 0.0, presence_penalty, frequency_penalty, repetition_penalty,
+                dry: None, logit_bias: Vec::new(), logprobs: None,
+            };
+            let mut counts = Counts::new(&sampling).unwrap();
+            for &token in &context {
+                counts.observe(token);
+            }
+            let before = [1.5, -0.5, 0.0, 3.0];
+            let mut after = before;
+            // Tokens 4 and 5 have no logits.
+            counts.apply(&mut after);
+            for token in 0..4 {
+                let count = context.iter().filter(|t| **t == token as u32).count() as f32;
+                let mut expected = before[token];
+                if count > 0.0 {
+                    expected -= count * frequency_penalty + presence_penalty;
+                    expected = if expected > 0.0 { expected / repetition_penalty } else { expected * repetition_penalty };
+                }
+                prop_assert_eq!(after[token], expected);
+            }
+        }
+    }
+}

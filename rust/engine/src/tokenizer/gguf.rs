@@ -1,0 +1,261 @@
+//! Tokenizers from the metadata of GGUF files. Everything in it is untrusted.
+
+use std::collections::HashMap;
+
+use tokenizers::{
+    AddedToken, PreTokenizerWrapper, SplitDelimiterBehavior,
+    models::bpe::{BPE, Merges, Vocab},
+    normalizers::NFC,
+    pre_tokenizers::{
+        byte_level::ByteLevel,
+        sequence::Sequence,
+        split::{Split, SplitPattern},
+    },
+};
+
+use super::{
+    Encoder, SpecialTokens, Tokenizer,
+    pieces::{PieceRules, Pieces, VISIBLE_SPACE, fallback_byte},
+    pre_tokenizer::{known_names, pre_tokenizer},
+    spm::{ByteTokens, SpecialMatcher, Spm},
+};
+use crate::{EngineError, weights::metadata::Metadata};
+
+/// `tokenizer.ggml.token_type`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TokenType {
+    Normal,
+    Unknown,
+    Control,
+    UserDefined,
+    Unused,
+    Byte,
+}
+
+impl TokenType {
+    fn from_int(value: i64) -> Self {
+        match value {
+            2 => Self::Unknown,
+            3 => Self::Control,
+            4 => Self::UserDefined,
+            5 => Self::Unused,
+            6 => Self::Byte,
+            _ => Self::Normal,
+        }
+    }
+
+    fn is_special(self) -> bool {
+        matches!(self, Self::Unknown | Self::Control)
+    }
+
+    /// Recognised wherever its text stands.
+    fn is_matched_whole(self) -> bool {
+        self.is_special() || self == Self::UserDefined
+    }
+}
+
+const ADVICE: &str = "pass the model's tokenizer.json (tokenizer_json, or tok_model_id for its folder) instead";
+
+fn malformed(what: impl std::fmt::Display) -> EngineError {
+    EngineError::Tokenizer(format!("the GGUF file's tokenizer is malformed: {what}; {ADVICE}"))
+}
+
+/// The metadata that every kind of tokenizer has.
+struct Vocabulary<'a> {
+    metadata: &'a Metadata,
+    tokens: &'a [String],
+    types: Vec<TokenType>,
+}
+
+impl<'a> Vocabulary<'a> {
+    fn read(metadata: &'a Metadata) -> Result<Self, EngineError> {
+        let tokens = metadata.strings("tokenizer.ggml.tokens").ok_or_else(|| malformed("it has no tokenizer.ggml.tokens"))?;
+        if tokens.is_empty() {
+            return Err(malformed("tokenizer.ggml.tokens is empty"));
+        }
+        let types = match metadata.ints("tokenizer.ggml.token_type") {
+            None => vec![TokenType::Normal; tokens.len()],
+            Some(types) if types.len() == tokens.len() => types.iter().map(|t| TokenType::from_int(*t)).collect(),
+            Some(types) => {
+                return Err(malformed(format!("{} tokens but {} entries of token_type", tokens.len(), types.len())));
+            }
+        };
+        Ok(Self { metadata, tokens, types })
+    }
+
+    /// A token id by key, checked.
+    fn id(&self, name: &str) -> Result<Option<u32>, EngineError> {
+        let key = format!("tokenizer.ggml.{name}");
+        match self.metadata.usize(&key) {
+            None => Ok(None),
+            Some(id) if id < self.tokens.len() => Ok(Some(id as u32)),
+            Some(id) => Err(malformed(format!("{key} is {id}, and there are {} tokens", self.tokens.len()))),
+        }
+    }
+
+    fn flag(&self, name: &str, default: bool) -> bool {
+        self.metadata.bool(&format!("tokenizer.ggml.{name}")).unwrap_or(default)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (u32, &'a str, TokenType)> {
+        (0..).zip(self.tokens.iter().zip(&self.types)).map(|(id, (text, kind))| (id, text.as_str(), *kind))
+    }
+}
+
+impl Tokenizer {
+    /// Builds the tokenizer that a GGUF file describes: byte-level BPE (`gpt2`) or SentencePiece BPE (`llama`, `gemma`).
+    ///
+    /// BOS is added to texts as `add_bos_token` says, else as llama.cpp does for the file's kind of tokenizer.
+    pub fn from_gguf(metadata: &Metadata) -> Result<Self, EngineError> {
+        let Some(model) = metadata.str("tokenizer.ggml.model") else {
+            return Err(EngineError::Tokenizer(format!("the GGUF file has no tokenizer (tokenizer.ggml.model); {ADVICE}")));
+        };
+        let vocabulary = Vocabulary::read(metadata)?;
+        let mut tokenizer = match model {
+            "gpt2" => byte_level_bpe(&vocabulary)?,
+            "llama" | "gemma" => sentencepiece(&vocabulary)?,
+            other => {
+                return Err(EngineError::Tokenizer(format!(
+                    "GGUF tokenizer model {other:?} is not supported; gpt2, llama and gemma are; {ADVICE}"
+                )));
+            }
+        };
+        tokenizer.bos_id = vocabulary.id("bos_token_id")?;
+        let eos = vocabulary.id("eos_token_id")?;
+        let text = |id: Option<u32>| id.map(|id| vocabulary.tokens[id as usize].clone());
+        tokenizer.special_tokens = SpecialTokens {
+            bos_token: text(tokenizer.bos_id),
+            eos_token: text(eos),
+            unk_token: text(vocabulary.id("unknown_token_id")?),
+            pad_token: text(vocabulary.id("padding_token_id")?),
+        };
+        tokenizer.add_eos_ids(eos);
+        tokenizer.add_eos_ids(vocabulary.id("eot_token_id")?);
+        tokenizer.add_eos_ids(vocabulary.id("eom_token_id")?);
+        tokenizer.add_end_of_turn_tokens();
+        Ok(tokenizer)
+    }
+}
+
+fn byte_level_bpe(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineError> {
+    let name = vocabulary.metadata.str("tokenizer.ggml.pre").unwrap_or("default");
+    let pre = pre_tokenizer(name).ok_or_else(|| {
+        EngineError::Tokenizer(format!("GGUF pre-tokenizer {name:?} is not supported; known are {}; {ADVICE}", known_names()))
+    })?;
+    let lines = vocabulary
+        .metadata
+        .strings("tokenizer.ggml.merges")
+        .ok_or_else(|| malformed("a gpt2 tokenizer without tokenizer.ggml.merges"))?;
+    let merges = lines
+        .iter()
+        .map(|line| {
+            // The first part may itself begin with a space.
+            let at = line.char_indices().skip(1).find(|(_, c)| *c == ' ').map(|(at, _)| at);
+            at.map(|at| (line[..at].to_owned(), line[at + 1..].to_owned()))
+                .ok_or_else(|| malformed(format!("merge {line:?} is not two tokens with a space between")))
+        })
+        .collect::<Result<Merges, _>>()?;
+
+    let mut vocab = Vocab::with_capacity(vocabulary.tokens.len());
+    let mut added = Vec::new();
+    let rules = PieceRules::byte_level();
+    let mut pieces = Pieces::with_capacity(vocabulary.tokens.len());
+    for (id, text, kind) in vocabulary.iter() {
+        vocab.entry(text.to_owned()).or_insert(id);
+        if kind.is_matched_whole() {
+            pieces.push(text.as_bytes(), kind.is_special());
+            added.push(AddedToken::from(text, kind.is_special()).normalized(false));
+        } else if kind == TokenType::Unused {
+            pieces.push_absent();
+        } else {
+            pieces.push(&rules.bytes(text), false);
+        }
+    }
+    let bpe = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(pre.ignore_merges).build().map_err(malformed)?;
+    let mut inner = tokenizers::Tokenizer::new(bpe);
+    if pre.compose {
+        inner.with_normalizer(Some(NFC));
+    }
+    inner.with_pre_tokenizer(Some(cut(pre.expressions)?));
+    inner.add_tokens(&added);
+    let bos = if vocabulary.flag("add_bos_token", pre.add_bos) { vocabulary.id("bos_token_id")? } else { None };
+    let eos = if vocabulary.flag("add_eos_token", false) { vocabulary.id("eos_token_id")? } else { None };
+    Ok(Tokenizer {
+        encoder: Encoder::Pipeline { inner: Box::new(inner), bos, eos },
+        pieces,
+        strip_leading_space: false,
+        special_tokens: SpecialTokens::default(),
+        bos_id: None,
+        eos_ids: Vec::new(),
+    })
+}
+
+/// Cuts by each expression in turn, then writes bytes as characters.
+fn cut(expressions: &[&str]) -> Result<PreTokenizerWrapper, EngineError> {
+    let mut steps = Vec::with_capacity(expressions.len() + 1);
+    for expression in expressions {
+        let split = Split::new(SplitPattern::Regex((*expression).to_owned()), SplitDelimiterBehavior::Isolated, false)
+            .map_err(|e| EngineError::Internal(format!("the pre-tokenizer's expression {expression:?} does not compile: {e}")))?;
+        steps.push(PreTokenizerWrapper::Split(split));
+    }
+    steps.push(PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, true, false)));
+    Ok(PreTokenizerWrapper::Sequence(Sequence::new(steps)))
+}
+
+fn sentencepiece(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineError> {
+    let num_tokens = vocabulary.tokens.len();
+    let scores = vocabulary
+        .metadata
+        .floats("tokenizer.ggml.scores")
+        .ok_or_else(|| malformed("a SentencePiece tokenizer without tokenizer.ggml.scores"))?;
+    if scores.len() != num_tokens {
+        return Err(malformed(format!("{num_tokens} tokens but {} scores", scores.len())));
+    }
+    let add_space_prefix = vocabulary.flag("add_space_prefix", true);
+
+    let mut normal: HashMap<Box<str>, u32> = HashMap::with_capacity(num_tokens);
+    let mut byte_ids = [None; 256];
+    let mut pieces = Pieces::with_capacity(num_tokens);
+    for (id, text, kind) in vocabulary.iter() {
+        match kind {
+            TokenType::Unknown | TokenType::Control | TokenType::UserDefined => pieces.push(text.as_bytes(), kind.is_special()),
+            TokenType::Byte => {
+                let byte = fallback_byte(text).ok_or_else(|| malformed(format!("byte token {id} is {text:?}, not like <0x0A>")))?;
+                byte_ids[byte as usize].get_or_insert(id);
+                pieces.push(&[byte], false);
+            }
+            TokenType::Unused => pieces.push_absent(),
+            TokenType::Normal => {
+                pieces.push(text.replace(VISIBLE_SPACE, " ").as_bytes(), false);
+                normal.entry(text.into()).or_insert(id);
+            }
+        }
+        if kind == TokenType::UserDefined {
+            normal.entry(text.into()).or_insert(id);
+        }
+    }
+    let unknown = vocabulary.id("unknown_token_id")?;
+    let mut byte_tokens: ByteTokens = [0; 256];
+    for (byte, (slot, id)) in byte_tokens.iter_mut().zip(byte_ids).enumerate() {
+        *slot = id.or(unknown).ok_or_else(|| malformed(format!("it has neither a token <0x{byte:02X}> nor an unknown token")))?;
+    }
+    let special = SpecialMatcher::new(vocabulary.iter().filter(|(_, _, kind)| kind.is_matched_whole()).map(|(id, text, _)| (text, id)));
+    let spm = Spm {
+        pieces: normal,
+        scores: scores.to_vec(),
+        byte_tokens,
+        special,
+        add_space_prefix,
+        strip_after_special: vocabulary.metadata.str("general.architecture") == Some("phi3"),
+        bos: if vocabulary.flag("add_bos_token", true) { vocabulary.id("bos_token_id")? } else { None },
+        eos: if vocabulary.flag("add_eos_token", false) { vocabulary.id("eos_token_id")? } else { None },
+    };
+    Ok(Tokenizer {
+        encoder: Encoder::Spm(Box::new(spm)),
+        pieces,
+        strip_leading_space: add_space_prefix,
+        special_tokens: SpecialTokens::default(),
+        bos_id: None,
+        eos_ids: Vec::new(),
+    })
+}

@@ -1,0 +1,234 @@
+//! Tokenizers: from tokenizer.json, and from GGUF metadata.
+
+mod gguf;
+mod incremental;
+mod pieces;
+mod pre_tokenizer;
+mod spm;
+
+use std::path::Path;
+
+use serde_json::Value;
+
+pub use incremental::IncrementalDecoder;
+
+use crate::{EngineError, generation_config::GenerationConfig};
+use pieces::Pieces;
+
+/// Tokens that end a turn in one family of models or another; generation stops at those that a vocabulary has as special tokens.
+const END_OF_TURN: [&str; 12] = [
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|return|>",
+    "<|call|>",
+    "<EOT>",
+    "_<EOT>",
+    "<｜end▁of▁sentence｜>",
+];
+
+/// The texts of special tokens that chat templates refer to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpecialTokens {
+    /// Beginning of a sequence.
+    pub bos_token: Option<String>,
+    /// End of a sequence.
+    pub eos_token: Option<String>,
+    /// Stands for what has no token.
+    pub unk_token: Option<String>,
+    /// Fills batches up.
+    pub pad_token: Option<String>,
+}
+
+/// Text to token ids and back. Shared between threads.
+#[derive(Debug)]
+pub struct Tokenizer {
+    encoder: Encoder,
+    pieces: Pieces,
+    strip_leading_space: bool,
+    special_tokens: SpecialTokens,
+    bos_id: Option<u32>,
+    eos_ids: Vec<u32>,
+}
+
+#[derive(Debug)]
+enum Encoder {
+    /// A tokenizer.json, or byte-level BPE from GGUF metadata; the latter's BOS and EOS stand beside it.
+    Pipeline { inner: Box<tokenizers::Tokenizer>, bos: Option<u32>, eos: Option<u32> },
+    /// SentencePiece from GGUF metadata.
+    Spm(Box<spm::Spm>),
+}
+
+impl Tokenizer {
+    /// Reads a tokenizer.json (the format of Hugging Face's `tokenizers`). What ends a turn is then known by the usual names only.
+    pub fn from_file(path: &Path) -> Result<Self, EngineError> {
+        let file = path.display().to_string();
+        let bytes = std::fs::read(path).map_err(|e| {
+            EngineError::Tokenizer(format!(
+                "tokenizer {file} cannot be read: {e}; a tokenizer.json in the model's folder works, or its path as tokenizer_json"
+            ))
+        })?;
+        let mut inner = tokenizers::Tokenizer::from_bytes(&bytes)
+            .map_err(|e| EngineError::Tokenizer(format!("{file} is not a tokenizer.json: {e}")))?;
+        // Prompts are neither cut nor padded behind the caller's back.
+        inner.with_padding(None);
+        inner
+            .with_truncation(None)
+            .map_err(|e| EngineError::Tokenizer(format!("{file}: its truncation cannot be turned off: {e}")))?;
+        let (pieces, strip_leading_space) = pieces::pieces_of(&inner, &file)?;
+        let mut tokenizer = Self {
+            encoder: Encoder::Pipeline { inner: Box::new(inner), bos: None, eos: None },
+            pieces,
+            strip_leading_space,
+            special_tokens: SpecialTokens::default(),
+            bos_id: None,
+            eos_ids: Vec::new(),
+        };
+        tokenizer.add_end_of_turn_tokens();
+        Ok(tokenizer)
+    }
+
+    /// Reads a model folder in Hugging Face layout: tokenizer.json (or the one given), and, where they are there,
+    /// tokenizer_config.json for the special tokens, generation_config.json and config.json for the ids that end a text.
+    pub fn from_hf_dir(dir: &Path, tokenizer_json: Option<&Path>) -> Result<Self, EngineError> {
+        let own = dir.join("tokenizer.json");
+        let mut tokenizer = Self::from_file(tokenizer_json.unwrap_or(&own))?;
+        if let Some(config) = read_json(&dir.join("tokenizer_config.json")).map_err(EngineError::Tokenizer)? {
+            // Either the text itself or an object around it.
+            let text = |key: &str| {
+                let value = &config[key];
+                value.as_str().or_else(|| value["content"].as_str()).map(str::to_owned)
+            };
+            tokenizer.special_tokens = SpecialTokens {
+                bos_token: text("bos_token"),
+                eos_token: text("eos_token"),
+                unk_token: text("unk_token"),
+                pad_token: text("pad_token"),
+            };
+            tokenizer.bos_id = tokenizer.special_tokens.bos_token.as_deref().and_then(|t| tokenizer.token_to_id(t));
+            if let Some(id) = tokenizer.special_tokens.eos_token.as_deref().and_then(|t| tokenizer.token_to_id(t)) {
+                tokenizer.add_eos_ids([id]);
+            }
+        }
+        tokenizer.add_eos_ids(GenerationConfig::from_dir(dir)?.eos_token_ids);
+        if let Some(config) = read_json(&dir.join("config.json")).map_err(EngineError::Load)? {
+            for value in [&config["eos_token_id"], &config["text_config"]["eos_token_id"]] {
+                tokenizer.add_eos_ids(crate::generation_config::token_ids(value).unwrap_or_default());
+            }
+        }
+        Ok(tokenizer)
+    }
+
+    /// Token ids of a text in which special tokens are recognised; with `add_special_tokens` BOS and the like are added as the
+    /// tokenizer prescribes.
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, EngineError> {
+        match &self.encoder {
+            Encoder::Spm(spm) => Ok(spm.encode(text, add_special_tokens)),
+            Encoder::Pipeline { inner, bos, eos } => {
+                let encoding = inner
+                    .encode_fast(text, add_special_tokens)
+                    .map_err(|e| EngineError::Tokenizer(format!("the text of {} bytes cannot be tokenised: {e}", text.len())))?;
+                let mut ids = encoding.get_ids().to_vec();
+                if add_special_tokens {
+                    if let Some(bos) = bos {
+                        ids.insert(0, *bos);
+                    }
+                    ids.extend(eos);
+                }
+                Ok(ids)
+            }
+        }
+    }
+
+    /// Text of token ids; bytes that are not UTF-8 become U+FFFD, and ids without a token add nothing.
+    pub fn decode(&self, token_ids: &[u32], skip_special_tokens: bool) -> String {
+        let mut text = String::new();
+        let mut decoder = IncrementalDecoder::new(skip_special_tokens);
+        for &id in token_ids {
+            decoder.push(self, id, &mut text);
+        }
+        decoder.finish(&mut text);
+        text
+    }
+
+    /// The bytes that a token adds to a text, in the middle of which it stands; empty for an id without a token.
+    pub fn token_bytes(&self, token_id: u32) -> &[u8] {
+        self.pieces.get(token_id).unwrap_or_default()
+    }
+
+    /// A token's bytes as text, with U+FFFD for those that are not UTF-8.
+    pub fn token_text(&self, token_id: u32) -> String {
+        String::from_utf8_lossy(self.token_bytes(token_id)).into_owned()
+    }
+
+    /// The id of the token with this text in the vocabulary's own spelling.
+    pub fn token_to_id(&self, token: &str) -> Option<u32> {
+        match &self.encoder {
+            Encoder::Pipeline { inner, .. } => inner.token_to_id(token),
+            Encoder::Spm(spm) => spm.token_to_id(token),
+        }
+    }
+
+    /// Whether the id has a token.
+    pub fn contains(&self, token_id: u32) -> bool {
+        self.pieces.get(token_id).is_some()
+    }
+
+    /// Whether the token is control, not text: BOS, `<|im_end|>`, ...
+    pub fn is_special(&self, token_id: u32) -> bool {
+        self.pieces.is_special(token_id)
+    }
+
+    /// One more than the largest id; the model's output may have more rows.
+    pub fn vocab_size(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// Ids that end a text, ascending.
+    pub fn eos_ids(&self) -> &[u32] {
+        &self.eos_ids
+    }
+
+    /// The id of BOS, when there is one; whether texts begin with it is [`Self::encode`]'s business.
+    pub fn bos_id(&self) -> Option<u32> {
+        self.bos_id
+    }
+
+    /// Texts for chat templates.
+    pub fn special_tokens(&self) -> &SpecialTokens {
+        &self.special_tokens
+    }
+
+    /// Adds ids that end a text.
+    pub fn add_eos_ids(&mut self, ids: impl IntoIterator<Item = u32>) {
+        self.eos_ids.extend(ids);
+        self.eos_ids.sort_unstable();
+        self.eos_ids.dedup();
+    }
+
+    pub(crate) fn strips_leading_space(&self) -> bool {
+        self.strip_leading_space
+    }
+
+    fn add_end_of_turn_tokens(&mut self) {
+        let id_of = |text: &str| self.token_to_id(text).filter(|id| self.is_special(*id));
+        // In harmony's format <|end|> ends a message, not the turn.
+        let harmony = id_of("<|return|>").is_some() && id_of("<|call|>").is_some();
+        let ids: Vec<u32> = END_OF_TURN.iter().filter(|t| !(harmony && **t == "<|end|>")).filter_map(|t| id_of(t)).collect();
+        self.add_eos_ids(ids);
+    }
+}
+
+/// A JSON file, or `None` where there is none. The error names the file.
+pub(crate) fn read_json(path: &Path) -> Result<Option<Value>, String> {
+    let bytes = match std::fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(format!("{} cannot be read: {e}", path.display())),
+    };
+    serde_json::from_slice(&bytes).map(Some).map_err(|e| format!("{} is not valid JSON: {e}", path.display()))
+}

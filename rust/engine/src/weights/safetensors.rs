@@ -1,0 +1,169 @@
+//! Safetensors checkpoints, one file or sharded, over memory maps.
+
+use std::{
+    collections::HashMap,
+    fmt::Display,
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+use ::safetensors::{Dtype, SafeTensors};
+use device::{DType, DeviceError, WeightView, mmap::Bytes};
+
+use crate::EngineError;
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+/// JSON files of a model folder are read up to this size.
+const MAX_JSON_BYTES: u64 = 64 << 20;
+
+/// The safetensors files of a model folder.
+pub struct SafetensorsFiles {
+    tensors: HashMap<String, TensorInfo>,
+    weight_bytes: u64,
+    dir: PathBuf,
+}
+
+struct TensorInfo {
+    shape: Vec<usize>,
+    dtype: Dtype,
+    bytes: Bytes,
+    file: PathBuf,
+}
+
+impl SafetensorsFiles {
+    /// Opens `model.safetensors`, or the files that `model.safetensors.index.json` names.
+    pub fn open(dir: &Path) -> Result<Self, EngineError> {
+        let mut files = Self { tensors: HashMap::new(), weight_bytes: 0, dir: dir.to_owned() };
+        let index = dir.join(INDEX);
+        let single = dir.join(SINGLE);
+        if index.is_file() {
+            files.open_index(&index)?;
+        } else if single.is_file() {
+            files.open_file(&single)?;
+        } else {
+            return Err(load(dir, format!("there is neither {SINGLE} nor {INDEX} in this folder")));
+        }
+        Ok(files)
+    }
+
+    /// Bytes of all tensors.
+    pub fn weight_bytes(&self) -> u64 {
+        self.weight_bytes
+    }
+
+    /// Where the model lies, for errors.
+    pub fn path(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Whether there is such a tensor.
+    pub fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// A matrix, `[rows, cols]`.
+    pub fn matrix(&self, name: &str) -> Result<WeightView, EngineError> {
+        let info = self.info(name)?;
+        match info.shape[..] {
+            [rows, cols] => view(name, info, rows, cols),
+            _ => Err(load(&info.file, format!("tensor `{name}` has {} dimensions instead of 2", info.shape.len()))),
+        }
+    }
+
+    /// A vector, as a matrix of one row.
+    pub fn vector(&self, name: &str) -> Result<WeightView, EngineError> {
+        let info = self.info(name)?;
+        match info.shape[..] {
+            [cols] => view(name, info, 1, cols),
+            _ => Err(load(&info.file, format!("tensor `{name}` has {} dimensions instead of 1", info.shape.len()))),
+        }
+    }
+
+    fn info(&self, name: &str) -> Result<&TensorInfo, EngineError> {
+        self.tensors.get(name).ok_or_else(|| load(&self.dir, format!("tensor `{name}` is missing")))
+    }
+
+    fn open_index(&mut self, index: &Path) -> Result<(), EngineError> {
+        let json = read_json(index)?;
+        let map = json
+            .get("weight_map")
+            .and_then(|m| m.as_object())
+            .ok_or_else(|| load(index, "`weight_map` is missing or not an object"))?;
+        let mut shards: Vec<&str> = Vec::new();
+        for (tensor, file) in map {
+            let file =
+                file.as_str().ok_or_else(|| load(index, format!("`weight_map` has no file name for tensor `{tensor}`")))?;
+            if Path::new(file).file_name().is_none_or(|name| name != file) {
+                return Err(load(index, format!("`weight_map` names the file {file:?}; only names within the folder are read")));
+            }
+            shards.push(file);
+        }
+        shards.sort_unstable();
+        shards.dedup();
+        let dir = self.dir.clone();
+        for shard in shards {
+            self.open_file(&dir.join(shard))?;
+        }
+        match map.iter().find(|(tensor, _)| !self.contains(tensor)) {
+            Some((tensor, file)) => Err(load(index, format!("tensor `{tensor}` is not in {file}"))),
+            None => Ok(()),
+        }
+    }
+
+    fn open_file(&mut self, path: &Path) -> Result<(), EngineError> {
+        let bytes = Bytes::map_file(path)?;
+        let (header, metadata) = SafeTensors::read_metadata(bytes.as_slice()).map_err(|e| load(path, e))?;
+        let data = header + 8;
+        for (name, tensor) in metadata.tensors() {
+            let (start, end) = tensor.data_offsets;
+            let range = data.checked_add(start).zip(data.checked_add(end));
+            let (start, end) = range
+                .filter(|(start, end)| start <= end && *end <= bytes.len())
+                .ok_or_else(|| load(path, format!("tensor `{name}` is not within the file")))?;
+            self.weight_bytes += (end - start) as u64;
+            let info = TensorInfo {
+                shape: tensor.shape.clone(),
+                dtype: tensor.dtype,
+                bytes: bytes.slice(start, end),
+                file: path.to_owned(),
+            };
+            if let Some(other) = self.tensors.insert(name.clone(), info) {
+                return Err(load(path, format!("tensor `{name}` is also in {}", other.file.display())));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn view(name: &str, info: &TensorInfo, rows: usize, cols: usize) -> Result<WeightView, EngineError> {
+    let dtype = match info.dtype {
+        Dtype::F32 => DType::F32,
+        Dtype::F16 => DType::F16,
+        Dtype::BF16 => DType::BF16,
+        other => {
+            let error = DeviceError::UnsupportedType {
+                name: name.into(),
+                dtype: format!("{other:?}"),
+                supported: "F32, F16, BF16".into(),
+            };
+            return Err(error.into());
+        }
+    };
+    WeightView::new(dtype, rows, cols, info.bytes.clone()).map_err(|e| load(&info.file, format!("tensor `{name}`: {e}")))
+}
+
+fn load(path: &Path, why: impl Display) -> EngineError {
+    EngineError::Load(format!("{}: {why}", path.display()))
+}
+
+/// A JSON file of a model folder.
+pub(crate) fn read_json(path: &Path) -> Result<serde_json::Value, EngineError> {
+    let file = std::fs::File::open(path).map_err(|e| load(path, e))?;
+    let mut text = Vec::new();
+    file.take(MAX_JSON_BYTES + 1).read_to_end(&mut text).map_err(|e| load(path, e))?;
+    if text.len() as u64 > MAX_JSON_BYTES {
+        return Err(load(path, format!("larger than {MAX_JSON_BYTES} bytes")));
+    }
+    serde_json::from_slice(&text).map_err(|e| load(path, format!("not valid JSON: {e}")))
+}

@@ -1,0 +1,146 @@
+//! Chat templates against the reference prompts, and against templates that mean harm.
+
+use std::{path::PathBuf, time::Duration};
+
+use engine::{
+    ChatTemplate, EngineError, Message, MessageContent, RenderOptions, Tokenizer,
+    chat_template::{read_template, template_in_dir},
+    tokenizer::SpecialTokens,
+};
+use serde_json::{Map, Value, json};
+
+fn golden(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden/text").join(name)
+}
+
+fn message(role: &str, content: &str) -> Message {
+    Message { role: role.into(), content: MessageContent::Text(content.into()), extra: Map::new() }
+}
+
+fn special_tokens() -> SpecialTokens {
+    SpecialTokens { bos_token: Some("<s>".into()), eos_token: Some("</s>".into()), ..SpecialTokens::default() }
+}
+
+fn render_with(source: &str, messages: &[Message], options: &RenderOptions) -> Result<String, EngineError> {
+    ChatTemplate::new(source, special_tokens())?.render(messages, options)
+}
+
+fn render(source: &str) -> Result<String, EngineError> {
+    render_with(source, &[message("user", "Hi"), message("assistant", "Yes?")], &RenderOptions::default())
+}
+
+#[test]
+fn golden_chats_have_the_golden_prompt_and_ids() {
+    for name in ["llama", "gemma3", "qwen3"] {
+        let dir = golden(name);
+        let file: Value = serde_json::from_slice(&std::fs::read(dir.join("golden.json")).expect("file")).expect("JSON");
+        let chat = &file["chat"];
+        let messages: Vec<Message> = chat["messages"]
+            .as_array()
+            .expect("messages")
+            .iter()
+            .map(|m| message(m["role"].as_str().expect("role"), m["content"].as_str().expect("content")))
+            .collect();
+        let tokenizer = Tokenizer::from_hf_dir(&dir, None).expect("tokenizer");
+        let source = template_in_dir(&dir).expect("readable").expect("there");
+        let template = ChatTemplate::new(&source, tokenizer.special_tokens().clone()).expect("compiles");
+        let prompt = template.render(&messages, &RenderOptions::default()).expect("prompt");
+        assert_eq!(prompt, chat["prompt"], "{name}");
+        let ids = tokenizer.encode(&prompt, false).expect("ids");
+        assert_eq!(json!(ids), chat["prompt_ids"], "{name}");
+    }
+}
+
+#[test]
+fn python_idioms_work() {
+    for (source, expected) in [
+        ("{{ bos_token }}{% for m in messages %}\n  {{ m['role'].upper() }}\n{% endfor %}", "<s>  USER\n  ASSISTANT\n"),
+        ("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "2"),
+        ("{% for m in messages %}{% if m.role == 'assistant' %}{% break %}{% endif %}{{ m.content }}{% endfor %}", "Hi"),
+        ("{{ messages[0].content.strip().startswith('H') }} {{ messages[-1]['content'].split('e')[0] }}", "True Y"),
+        ("{% if tools is none and documents is none %}none{% endif %}{{ undefined_thing }}", "none"),
+        ("{{ messages[0] | tojson }}", r#"{"role": "user", "content": "Hi"}"#),
+        ("{{ {'b': [1, 2.5, true, none], 'a': \"<é'>\"} | tojson }}", r#"{"b": [1, 2.5, true, null], "a": "<é'>"}"#),
+        ("{{ {'a': [1]} | tojson(indent=2) }}", "{\n  \"a\": [\n    1\n  ]\n}"),
+        ("{% generation %}{{ messages | length }}{% endgeneration %}", "2"),
+        ("{%- for m in messages[::-1] %}{{ loop.index0 }}{{ m.content }}{% endfor -%}  ", "0Yes?1Hi"),
+        ("{% if add_generation_prompt %}{{ eos_token }}{% endif %}{{ unk_token is defined }}", "</s>False"),
+    ] {
+        assert_eq!(render(source).expect(source), expected, "{source}");
+    }
+}
+
+#[test]
+fn options_reach_the_template() {
+    let source = "{{ enable_thinking is defined }} {{ enable_thinking }} {{ reasoning_effort }} {{ note }} {{ strftime_now('%d %B %Y') }}";
+    let options = RenderOptions {
+        enable_thinking: Some(false),
+        reasoning_effort: Some("low".into()),
+        extra: Map::from_iter([("note".to_owned(), json!("x")), ("strftime_now".to_owned(), json!("not this"))]),
+        now: std::time::UNIX_EPOCH + Duration::from_secs(1_709_210_096),
+        ..RenderOptions::default()
+    };
+    let messages = [message("user", "Hi")];
+    assert_eq!(render_with(source, &messages, &options).expect("text"), "True False low x 29 February 2024");
+    let unset = render_with("{{ enable_thinking is defined }}{{ reasoning_effort is defined }}", &messages, &RenderOptions::default());
+    assert_eq!(unset.expect("text"), "FalseFalse");
+}
+
+#[test]
+fn text_parts_are_joined_and_others_refused() {
+    let source = "{% for m in messages %}{{ m.content }}|{{ m.name }}{% endfor %}";
+    let parts = |parts: &Value| Message {
+        role: "user".into(),
+        content: MessageContent::Parts(parts.as_array().expect("list").clone()),
+        extra: Map::from_iter([("name".to_owned(), json!("Ann")), ("role".to_owned(), json!("system"))]),
+    };
+    let run = |message: Message| render_with(source, &[message], &RenderOptions::default());
+    assert_eq!(run(parts(&json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]))).expect("text"), "ab|Ann");
+    let image = run(parts(&json!([{"type": "image_url", "image_url": {"url": "x"}}]))).unwrap_err();
+    assert!(matches!(&image, EngineError::NotSupported(m) if m.contains("image_url") && m.contains("messages[0]")), "{image}");
+    let empty = run(parts(&json!([{"type": "text"}]))).unwrap_err();
+    assert!(matches!(empty, EngineError::InvalidArgument(_)), "{empty}");
+    assert!(matches!(render_with(source, &[], &RenderOptions::default()), Err(EngineError::InvalidArgument(_))));
+}
+
+#[test]
+fn a_template_that_raises_gives_its_message() {
+    let error = render("{{ raise_exception('roles must alternate') }}").unwrap_err();
+    assert!(matches!(&error, EngineError::ChatTemplate(m) if m.contains("roles must alternate")), "{error}");
+    let error = render("{% for m in messages %}").unwrap_err();
+    assert!(matches!(&error, EngineError::ChatTemplate(m) if m.contains("does not compile")), "{error}");
+}
+
+#[test]
+fn hostile_templates_end_with_an_error() {
+    let nested = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{{ c }}";
+    let ends = "{% endfor %}{% endfor %}{% endfor %}";
+    let silent = nested.replace("{{ c }}", "");
+    let recursive = "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}";
+    let wide = "{% set x = '0123456789' * 1000000 %}{% for a in range(10) %}{{ x }}{% endfor %}";
+    for source in [&format!("{nested}{ends}"), &format!("{silent}{ends}"), recursive, wide] {
+        let error = render(source).unwrap_err();
+        assert!(matches!(error, EngineError::ChatTemplate(_)), "{error}");
+    }
+}
+
+#[test]
+fn templates_are_found_where_models_keep_them() {
+    let dir = std::env::temp_dir().join(format!("chat-templates-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("folder");
+    assert_eq!(template_in_dir(&dir).expect("readable"), None);
+    let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).expect("written");
+    write("chat_template.json", r#"{"chat_template": "json"}"#);
+    assert_eq!(template_in_dir(&dir).expect("readable").as_deref(), Some("json"));
+    write("tokenizer_config.json", r#"{"chat_template": [{"name": "rag", "template": "no"}, {"name": "default", "template": "config"}]}"#);
+    assert_eq!(template_in_dir(&dir).expect("readable").as_deref(), Some("config"));
+    write("chat_template.jinja", "jinja");
+    assert_eq!(template_in_dir(&dir).expect("readable").as_deref(), Some("jinja"));
+    assert_eq!(read_template(&dir.join("chat_template.json")).expect("readable"), "json");
+    write("broken.json", "{");
+    for name in ["broken.json", "absent.json", "absent.jinja"] {
+        let error = read_template(&dir.join(name)).unwrap_err().to_string();
+        assert!(error.contains(name), "{error}");
+    }
+    std::fs::remove_dir_all(&dir).expect("removed");
+}

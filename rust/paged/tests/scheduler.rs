@@ -1,0 +1,368 @@
+//! What the scheduler promises, one case at a time.
+
+mod common;
+
+use common::{Sim, StepResult, kv_config, scheduler_config};
+use paged::*;
+
+fn rows(output: &SchedulerOutput) -> Vec<(u64, usize, usize, bool)> {
+    output.rows.iter().map(|row| (row.request_id.0, row.num_computed_tokens, row.num_scheduled_tokens, row.sample)).collect()
+}
+
+fn full() -> Vec<Option<usize>> {
+    vec![None; 3]
+}
+
+fn new_request(id: u64, tokens: &[u32]) -> NewRequest {
+    NewRequest {
+        request_id: RequestId(id),
+        prompt_token_ids: tokens.to_vec(),
+        max_tokens: 8,
+        identity: Vec::new(),
+        skip_prefix_lookup: false,
+    }
+}
+
+#[test]
+fn one_budget_mixes_chunks_and_single_tokens() {
+    let mut scheduler = Scheduler::new(scheduler_config(4, 8, 64), kv_config(32, 4, &full())).unwrap();
+    scheduler.add_request(new_request(1, &[1; 3])).unwrap();
+    scheduler.add_request(new_request(2, &[2; 12])).unwrap();
+    let output = scheduler.schedule();
+    assert_eq!(rows(&output), [(1, 0, 3, true), (2, 0, 5, false)]);
+    assert_eq!((output.step_id, output.total_num_scheduled_tokens), (1, 8));
+    scheduler.update(&output, &[(RequestId(1), 9)]).unwrap();
+    let output = scheduler.schedule();
+    assert_eq!(rows(&output), [(1, 3, 1, true), (2, 5, 7, true)]);
+    scheduler.update(&output, &[(RequestId(1), 9), (RequestId(2), 9)]).unwrap();
+    assert_eq!(scheduler.token_ids(RequestId(1)), [1, 1, 1, 9, 9]);
+    assert_eq!(scheduler.num_prompt_tokens(RequestId(1)), 3);
+    assert_eq!(rows(&scheduler.schedule()), [(1, 4, 1, true), (2, 12, 1, true)]);
+}
+
+#[test]
+fn a_chunk_cap_leaves_room_for_those_behind() {
+    let mut config = scheduler_config(4, 8, 64);
+    config.max_chunk_len = Some(4);
+    let mut scheduler = Scheduler::new(config, kv_config(32, 4, &full())).unwrap();
+    scheduler.add_request(new_request(1, &[1; 20])).unwrap();
+    scheduler.add_request(new_request(2, &[2; 3])).unwrap();
+    assert_eq!(rows(&scheduler.schedule()), [(1, 0, 4, false), (2, 0, 3, true)]);
+}
+
+#[test]
+fn requests_that_can_never_be_served_are_refused_with_the_numbers() {
+    let mut scheduler = Scheduler::new(scheduler_config(4, 8, 64), kv_config(4, 4, &full())).unwrap();
+    let error = |scheduler: &mut Scheduler, request| scheduler.add_request(request).unwrap_err().to_string();
+    assert!(error(&mut scheduler, new_request(1, &[])).contains("0 tokens"));
+    assert!(error(&mut scheduler, NewRequest { max_tokens: 0, ..new_request(1, &[1]) }).contains("max_tokens is 0"));
+    let text = error(&mut scheduler, new_request(1, &[1; 64]));
+    assert!(text.contains("64 tokens") && text.contains("at most 63 prompt tokens"), "{text}");
+    let text = error(&mut scheduler, new_request(1, &[1; 17]));
+    assert!(text.contains("17 tokens need 5 KV blocks") && text.contains("has 4, which hold 16 tokens"), "{text}");
+    scheduler.add_request(new_request(1, &[1; 16])).unwrap();
+    assert!(error(&mut scheduler, new_request(1, &[1])).contains("already being served"));
+    assert_eq!((scheduler.num_waiting(), scheduler.num_running()), (1, 0));
+}
+
+#[test]
+fn configurations_that_cannot_work_are_refused() {
+    let good = || (scheduler_config(1, 1, 2), kv_config(1, 1, &full()));
+    let refused = |change: fn(&mut SchedulerConfig, &mut KvCacheConfig), field: &str| {
+        let (mut config, mut kv) = good();
+        change(&mut config, &mut kv);
+        assert_eq!(Scheduler::new(config, kv).unwrap_err().field, field);
+    };
+    let (config, kv) = good();
+    assert!(Scheduler::new(config, kv).is_ok());
+    refused(|config, _| config.max_num_seqs = 0, "max_num_seqs");
+    refused(|config, _| config.max_num_batched_tokens = 0, "max_num_batched_tokens");
+    refused(|config, _| config.max_model_len = 1, "max_model_len");
+    refused(|config, _| config.max_chunk_len = Some(0), "max_chunk_len");
+    refused(|_, kv| kv.block_size = 0, "block_size");
+    refused(|_, kv| kv.num_blocks = 0, "num_blocks");
+    refused(|_, kv| kv.num_blocks = u32::MAX as usize, "num_blocks");
+    refused(|_, kv| kv.groups.groups.clear(), "number of KV groups");
+    refused(|_, kv| kv.groups = KvGroups::from_layers(&[Some(1), None]), "num_blocks");
+}
+
+#[test]
+fn the_whole_prompt_must_fit_before_a_request_is_admitted_beside_others() {
+    let mut sim = Sim::new(scheduler_config(4, 4, 64), kv_config(6, 4, &full()));
+    sim.add(&[1; 8], 4).unwrap();
+    let second = sim.add(&[2; 20], 1).unwrap();
+    while sim.scheduler.num_running() == 1 || sim.scheduler.num_waiting() == 1 {
+        // Its first chunk would fit from the start.
+        assert_eq!(sim.scheduler.status(second), Some(RequestStatus::Waiting));
+        sim.step(false, None);
+        if sim.scheduler.num_waiting() == 0 {
+            break;
+        }
+    }
+    assert_eq!(sim.scheduler.num_running(), 1, "admitted only after the first had ended");
+    sim.drain();
+    assert_eq!(sim.scheduler.stats().preemptions, 0);
+}
+
+#[test]
+fn blocks_promised_to_a_half_computed_prompt_are_not_given_to_the_next() {
+    let mut sim = Sim::new(scheduler_config(4, 8, 64), kv_config(10, 4, &full()));
+    let mut config = scheduler_config(4, 8, 64);
+    config.max_chunk_len = Some(4);
+    sim.scheduler = Scheduler::new(config, sim.kv.clone()).unwrap();
+    sim.add(&[1; 32], 1).unwrap();
+    let second = sim.add(&[2; 12], 1).unwrap();
+    sim.step(false, None);
+    // Nine blocks are free, but seven of them are the first one's.
+    assert_eq!(sim.scheduler.status(second), Some(RequestStatus::Waiting));
+    sim.drain();
+    assert_eq!(sim.scheduler.stats().preemptions, 0);
+}
+
+#[test]
+fn after_a_preemption_nobody_is_admitted_until_the_victim_fits_again() {
+    let mut sim = Sim::new(scheduler_config(4, 32, 64), kv_config(8, 2, &full()));
+    let first = sim.add(&[1; 6], 9).unwrap();
+    let second = sim.add(&[2; 6], 9).unwrap();
+    let third = sim.add(&[3; 1], 1).unwrap();
+    while sim.scheduler.stats().preemptions == 0 {
+        sim.step(false, None);
+    }
+    let preemptions = |sim: &Sim| sim.scheduler.stats().preemptions;
+    while sim.scheduler.status(first).is_some() {
+        assert_eq!(preemptions(&sim), 1, "the victim came back too early and was preempted again");
+        assert_eq!(sim.scheduler.num_running(), 1);
+        sim.step(false, None);
+    }
+    sim.drain();
+    let finished: Vec<_> = sim.finished.iter().map(|finished| finished.0).collect();
+    assert!(finished == [third, first, second] || finished == [first, third, second] || finished == [first, second, third]);
+}
+
+#[test]
+fn a_sequence_that_alone_outgrows_the_pool_ends_with_length() {
+    for windows in [full(), vec![Some(3), None]] {
+        let mut sim = Sim::new(scheduler_config(4, 32, 64), kv_config(4, 2, &windows));
+        let servable = sim.scheduler.servable_tokens();
+        let request = sim.add(&[1, 2, 3], 40).unwrap();
+        sim.drain();
+        assert_eq!(sim.finished, [(request, FinishReason::Length)]);
+        // The last token needs no KV.
+        assert_eq!(sim.ended[0].2.len(), servable + 1);
+    }
+}
+
+#[test]
+fn a_windowed_model_serves_a_prompt_far_longer_than_its_pool() {
+    let mut sim = Sim::new(scheduler_config(2, 64, 1000), kv_config(12, 4, &[Some(9), Some(9)]));
+    assert_eq!(sim.scheduler.servable_tokens(), 1000);
+    let request = sim.add(&vec![5; 400], 20).unwrap();
+    let mut most_used = 0;
+    while sim.scheduler.has_requests() {
+        sim.step(false, None);
+        most_used = most_used.max(sim.scheduler.stats().blocks_used);
+    }
+    assert_eq!(sim.ended[0].2.len(), 420);
+    assert_eq!(sim.finished, [(request, FinishReason::Length)]);
+    assert!(most_used <= 12);
+    // One block fewer than the smallest steps need, and it is refused.
+    let mut small = Sim::new(scheduler_config(2, 64, 1000), kv_config(2, 4, &[Some(9), Some(9)]));
+    assert!(matches!(small.add(&[5; 400], 1), Err(AdmissionError::TooLongForPool { needed_blocks: 3, usable_blocks: 2, .. })));
+}
+
+#[test]
+fn out_of_window_blocks_are_given_back_between_the_chunks_of_a_prompt() {
+    let mut sim = Sim::new(scheduler_config(1, 4, 1000), kv_config(64, 4, &[Some(6), Some(6)]));
+    let request = sim.add(&vec![5; 100], 2).unwrap();
+    for step in 1..=20 {
+        sim.step(false, None);
+        let table = sim.scheduler.block_table(request, 0);
+        assert_eq!(table.len(), step);
+        assert!(sim.scheduler.stats().blocks_used <= 2, "{table:?}");
+    }
+}
+
+#[test]
+fn a_prefix_hit_of_a_windowed_model_needs_only_the_last_window() {
+    let mut sim = Sim::new(scheduler_config(1, 64, 1000), kv_config(10, 4, &[Some(5), Some(5)]));
+    let prompt: Vec<u32> = (0..64).collect();
+    sim.add(&prompt, 1).unwrap();
+    sim.drain();
+    let mut next: Vec<u32> = sim.ended[0].2.clone();
+    next.push(99);
+    let request = sim.add(&next, 1).unwrap();
+    let output = sim.scheduler.schedule();
+    assert_eq!(rows(&output), [(request.0, 64, 2, true)]);
+    let table = sim.scheduler.block_table(request, 0);
+    assert_eq!(table.iter().filter(|block| **block != BlockId::NULL).count(), 2);
+}
+
+#[test]
+fn requests_that_begin_one_prefix_together_come_to_share_it() {
+    let mut sim = Sim::new(scheduler_config(8, 64, 64), kv_config(32, 4, &full()));
+    for n in 0..4 {
+        let mut prompt: Vec<u32> = (0..8).collect();
+        prompt.push(100 + n);
+        sim.add(&prompt, 4).unwrap();
+    }
+    sim.step(false, None);
+    assert_eq!(sim.scheduler.num_running(), 4);
+    // Two shared blocks, and one of each request's own.
+    assert_eq!(sim.scheduler.stats().blocks_used, 2 + 4);
+    sim.drain();
+}
+
+#[test]
+fn a_whole_prompt_in_the_cache_still_computes_one_token() {
+    let mut sim = Sim::new(scheduler_config(1, 64, 64), kv_config(32, 4, &full()));
+    let prompt: Vec<u32> = (0..8).collect();
+    sim.add(&prompt, 3).unwrap();
+    sim.drain();
+    sim.add(&prompt, 3).unwrap();
+    assert_eq!(rows(&sim.scheduler.schedule()), [(1, 4, 4, true)]);
+}
+
+#[test]
+fn without_retained_kv_every_token_is_computed_from_nothing_and_blocks_are_dropped() {
+    let mut config = scheduler_config(4, 4, 64);
+    config.retain_kv = false;
+    let mut sim = Sim::new(config, kv_config(16, 2, &full()));
+    let request = sim.add(&[1, 2, 3, 4, 5, 6], 3).unwrap();
+    let mut samples = 0;
+    while sim.scheduler.has_requests() {
+        sim.step(false, None);
+        let num_tokens = sim.scheduler.token_ids(request).len();
+        if num_tokens > 6 + samples {
+            samples += 1;
+            assert_eq!(sim.scheduler.stats().blocks_used, 0);
+            assert_eq!(sim.scheduler.num_computed_tokens(request), Some((0, 0)));
+        }
+    }
+    assert_eq!(samples, 3);
+    assert_eq!(sim.scheduler.stats().blocks_cached, 0);
+}
+
+#[test]
+fn a_reserved_context_takes_all_its_blocks_at_admission() {
+    let mut config = scheduler_config(4, 64, 16);
+    config.reserve_full_context = true;
+    let mut sim = Sim::new(config.clone(), kv_config(9, 4, &full()));
+    for n in 0..3 {
+        sim.add(&[n; 2], 3).unwrap();
+    }
+    sim.step(false, None);
+    assert_eq!((sim.scheduler.num_running(), sim.scheduler.num_waiting()), (2, 1));
+    assert_eq!(sim.scheduler.stats().blocks_used, 8);
+    sim.drain();
+    assert_eq!(sim.scheduler.stats().preemptions, 0);
+    let mut small = Sim::new(config, kv_config(3, 4, &full()));
+    assert!(matches!(small.add(&[1], 1), Err(AdmissionError::TooLongForPool { num_tokens: 16, needed_blocks: 4, .. })));
+}
+
+#[test]
+fn a_result_that_does_not_match_the_step_is_refused_and_changes_nothing() {
+    let mut scheduler = Scheduler::new(scheduler_config(4, 5, 64), kv_config(32, 4, &full())).unwrap();
+    for id in 1..=2 {
+        scheduler.add_request(new_request(id, &[id as u32; 3])).unwrap();
+    }
+    let output = scheduler.schedule();
+    assert_eq!(rows(&output), [(1, 0, 3, true), (2, 0, 2, false)]);
+    let refused = |scheduler: &mut Scheduler, sampled: &[(RequestId, u32)], error| {
+        assert_eq!(scheduler.update(&output, sampled), Err(error));
+        assert_eq!(scheduler.num_computed_tokens(RequestId(1)), Some((0, 0)));
+        assert!(scheduler.schedule().rows.is_empty(), "still in flight");
+    };
+    refused(&mut scheduler, &[], UpdateError::MissingSample { request_id: RequestId(1) });
+    let extra = [(RequestId(1), 5), (RequestId(2), 5)];
+    refused(&mut scheduler, &extra, UpdateError::UnexpectedSample { request_id: RequestId(2) });
+    let twice = [(RequestId(1), 5), (RequestId(1), 5)];
+    refused(&mut scheduler, &twice, UpdateError::UnexpectedSample { request_id: RequestId(1) });
+    let empty = SchedulerOutput::default();
+    assert_eq!(scheduler.update(&empty, &[]), Ok(()));
+    assert!(scheduler.schedule().rows.is_empty(), "an empty result must not stand for the one in flight");
+    scheduler.update(&output, &[(RequestId(1), 5)]).unwrap();
+    assert_eq!(scheduler.update(&output, &[(RequestId(1), 5)]), Err(UpdateError::StaleStep { got: 1, expected: None }));
+}
+
+#[test]
+fn a_request_that_takes_an_ended_ones_id_is_not_in_the_step_in_flight() {
+    let mut scheduler = Scheduler::new(scheduler_config(4, 16, 64), kv_config(32, 4, &full())).unwrap();
+    scheduler.add_request(new_request(1, &[1; 8])).unwrap();
+    let output = scheduler.schedule();
+    assert!(scheduler.abort_request(RequestId(1)));
+    scheduler.add_request(new_request(1, &[2; 8])).unwrap();
+    scheduler.update(&output, &[(RequestId(1), 9)]).unwrap();
+    assert_eq!(scheduler.token_ids(RequestId(1)), [2; 8]);
+    assert_eq!(scheduler.num_computed_tokens(RequestId(1)), Some((0, 0)));
+    assert_eq!(scheduler.stats().blocks_cached, 0);
+}
+
+#[test]
+fn a_reset_keeps_running_requests_from_sharing_what_they_computed_before_it() {
+    let mut sim = Sim::new(scheduler_config(1, 4, 64), kv_config(32, 4, &full()));
+    let prompt: Vec<u32> = (0..16).collect();
+    sim.add(&prompt, 1).unwrap();
+    sim.step(false, None);
+    sim.reset();
+    sim.drain();
+    assert_eq!(sim.scheduler.stats().blocks_cached, 0);
+    sim.add(&prompt, 1).unwrap();
+    sim.drain();
+    assert_eq!(sim.scheduler.stats().prefix_hit_tokens, 0);
+    assert_eq!(sim.scheduler.stats().blocks_cached, 4);
+}
+
+/// Half of 64 requests are dropped midway: nothing is left behind.
+#[test]
+fn dropped_requests_leave_every_block_free() {
+    let mut sim = Sim::new(scheduler_config(32, 64, 64), kv_config(80, 4, &full()));
+    let ids: Vec<_> = (0..64).map(|n| sim.add(&[n % 7; 9], 20).unwrap()).collect();
+    for _ in 0..12 {
+        assert_eq!(sim.step(false, None), StepResult::Done);
+    }
+    for id in ids.iter().step_by(2) {
+        if sim.live.contains_key(id) {
+            sim.abort(*id);
+        }
+    }
+    sim.drain();
+}
+
+/// Failed allocations change nothing, whatever the number of groups.
+#[test]
+fn a_failed_allocation_changes_nothing() {
+    let groups = KvGroups::from_layers(&[Some(4), Some(4), None]);
+    let num_groups = groups.groups.len();
+    assert!(num_groups > 1);
+    let mut manager = KvCacheManager::new(7, 4, groups, BlockHasher::new([0; 32]), true);
+    let mut blocks = RequestBlocks::new(num_groups);
+    manager.allocate_slots(&mut blocks, 4).unwrap();
+    let before: Vec<_> = manager.pool().free_block_ids().collect();
+    let tables: Vec<_> = (0..num_groups).map(|group| blocks.table(group).to_vec()).collect();
+    let needed = 3 * num_groups;
+    let free = 7 - num_groups;
+    assert!(needed > free);
+    assert_eq!(manager.allocate_slots(&mut blocks, 16), Err(PoolError::OutOfBlocks { needed, free }));
+    assert_eq!(manager.pool().free_block_ids().collect::<Vec<_>>(), before);
+    for (group, table) in tables.iter().enumerate() {
+        assert_eq!(blocks.table(group), table);
+    }
+    manager.check_integrity(std::iter::once(&blocks)).unwrap();
+}
+
+/// Full groups from the tail; the last windows after them, since a next turn needs them whole.
+#[test]
+fn blocks_are_given_up_in_the_order_in_which_they_lose_their_use() {
+    let groups = KvGroups::from_layers(&[None, Some(6)]);
+    let mut manager = KvCacheManager::new(16, 4, groups, BlockHasher::new([0; 32]), true);
+    let mut blocks = RequestBlocks::new(2);
+    let tokens: Vec<u32> = (0..16).collect();
+    manager.allocate_slots(&mut blocks, 16).unwrap();
+    let (full, windowed) = (blocks.table(0).to_vec(), blocks.table(1).to_vec());
+    manager.commit(&mut blocks, &tokens, b"", 16, true);
+    assert_eq!(blocks.table(1), [BlockId::NULL, BlockId::NULL, windowed[2], windowed[3]]);
+    manager.free(&mut blocks);
+    let order: Vec<_> = manager.pool().free_block_ids().skip(8).collect();
+    let expected = [windowed[0], windowed[1], full[3], full[2], full[1], full[0], windowed[3], windowed[2]];
+    assert_eq!(order, expected);
+}
