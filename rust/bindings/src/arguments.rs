@@ -1,7 +1,5 @@
 //! Checks of single arguments; every error names the argument and the value.
 
-use std::fmt::Display;
-
 use pyo3::prelude::*;
 
 use crate::exceptions::{invalid, not_yet};
@@ -12,14 +10,6 @@ pub fn at_least(name: &str, value: i64, min: i64) -> PyResult<usize> {
         return Err(invalid(format!("`{name}` must be at least {min}, got {value}")));
     }
     usize::try_from(value).map_err(|_| invalid(format!("`{name}` is too large: {value}")))
-}
-
-/// A number for which `holds` is true; NaN never is.
-pub fn number(name: &str, value: Option<f32>, must_be: impl Display, holds: impl Fn(f32) -> bool) -> PyResult<Option<f32>> {
-    match value {
-        Some(value) if !(value.is_finite() && holds(value)) => Err(invalid(format!("`{name}` must be {must_be}, got {value}"))),
-        value => Ok(value),
-    }
 }
 
 /// Arguments of the mirrored interface that do not work yet, with what works instead.

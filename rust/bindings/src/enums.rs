@@ -1,5 +1,6 @@
 //! The enums of the mirrored interface.
 
+use engine::model::ARCHITECTURES;
 use pyo3::prelude::*;
 
 use crate::exceptions::ArchitectureError;
@@ -36,25 +37,44 @@ pub enum Architecture {
     HunYuanMoEV1,
 }
 
-/// Members of [`Architecture`] that can be run.
-const IMPLEMENTED: [(Architecture, &str); 5] = [
-    (Architecture::Llama, "llama"),
-    (Architecture::Mistral, "mistral"),
-    (Architecture::Phi3, "phi3"),
-    (Architecture::Qwen2, "qwen2"),
-    (Architecture::Qwen3, "qwen3"),
-];
-
 impl Architecture {
-    /// `model_type` of config.json.
+    /// `model_type` of config.json; an error before anything is downloaded when the architecture is not implemented.
     pub fn model_type(self) -> PyResult<&'static str> {
-        IMPLEMENTED.iter().find(|(member, _)| *member == self).map(|(_, name)| *name).ok_or_else(|| {
-            let members: Vec<String> = IMPLEMENTED.iter().map(|(member, _)| format!("{member:?}")).collect();
-            ArchitectureError::new_err(format!(
-                "Architecture.{self:?} is not implemented yet; implemented: {}. Without `arch`, gemma3 text models are recognised as well",
-                members.join(", ")
-            ))
-        })
+        let name = match self {
+            Self::Mistral => "mistral",
+            Self::Gemma => "gemma",
+            Self::Mixtral => "mixtral",
+            Self::Llama => "llama",
+            Self::Phi2 => "phi",
+            Self::Phi3 => "phi3",
+            Self::Qwen2 => "qwen2",
+            Self::Gemma2 => "gemma2",
+            Self::Starcoder2 => "starcoder2",
+            Self::Phi3_5MoE => "phimoe",
+            Self::DeepseekV2 => "deepseek_v2",
+            Self::DeepseekV3 => "deepseek_v3",
+            Self::Qwen3 => "qwen3",
+            Self::GLM4 => "glm4",
+            Self::GLM4Moe => "glm4_moe",
+            Self::GLM4MoeLite => "glm4_moe_lite",
+            Self::Qwen3Moe => "qwen3_moe",
+            Self::SmolLm3 => "smollm3",
+            Self::GraniteMoeHybrid => "granitemoehybrid",
+            Self::GptOss => "gpt_oss",
+            Self::Qwen3Next => "qwen3_next",
+            Self::Lfm2 => "lfm2",
+            Self::Lfm2Moe => "lfm2_moe",
+            Self::HunYuanDenseV1 => "hunyuan_v1_dense",
+            Self::HunYuanMoEV1 => "hunyuan_v1_moe",
+        };
+        if ARCHITECTURES.iter().any(|known| known.model_types.contains(&name)) {
+            return Ok(name);
+        }
+        let known: Vec<&str> = ARCHITECTURES.iter().map(engine::model::Architecture::name).collect();
+        Err(ArchitectureError::new_err(format!(
+            "Architecture.{self:?} ({name}) is not implemented yet; implemented: {}",
+            known.join(", ")
+        )))
     }
 }
 

@@ -21,6 +21,7 @@ pub fn raise(error: EngineError) -> PyErr {
         EngineError::NotSupported(message) => PyNotImplementedError::new_err(message),
         EngineError::ChatTemplate(message) => ChatTemplateError::new_err(message),
         EngineError::Device(error) => DeviceError::new_err(error.to_string()),
+        EngineError::KvCache(error) => InvalidArgumentError::new_err(error.to_string()),
         EngineError::Internal(message) => InternalError::new_err(message),
     }
 }

@@ -2,17 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use engine::{MemoryGpuConfig, ModelSource};
+use engine::{Device, MemoryGpuConfig, ModelSource, best_device};
 use pyo3::{
     exceptions::PyTypeError,
     prelude::*,
     types::{PyBool, PyFloat, PyInt, PyString},
 };
-use serde_json::Value;
 
 use crate::{
     arguments::at_least,
-    exceptions::{ModelLoadError, invalid},
+    exceptions::{invalid, raise},
     which::{Place, Selection},
 };
 
@@ -106,38 +105,18 @@ pub fn block_size(size: Option<i64>) -> PyResult<Option<usize>> {
     }
 }
 
-/// Only the CPU in this version.
-pub fn device(device: &str) -> PyResult<()> {
+/// The device by its name.
+pub fn device(device: &str) -> PyResult<Device> {
     match device {
-        "auto" | "cpu" => Ok(()),
+        "auto" => Ok(best_device()),
+        "cpu" => Ok(Device::Cpu),
         other => Err(invalid(format!("`device` must be \"auto\" or \"cpu\", got {other:?}"))),
     }
 }
 
 /// The text of the template at a path; `explicit` goes before `template`.
 pub fn chat_template(template: Option<String>, explicit: Option<String>) -> PyResult<Option<String>> {
-    explicit.or(template).map(|path| read_template(Path::new(&path))).transpose()
-}
-
-fn read_template(path: &Path) -> PyResult<String> {
-    let text = std::fs::read_to_string(path).map_err(|error| {
-        ModelLoadError::new_err(format!("chat template {}: {error}; give the path of a .jinja or .json file", path.display()))
-    })?;
-    if path.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("json")) {
-        return Ok(text);
-    }
-    let wrong = |what: &str| ModelLoadError::new_err(format!("chat template {}: {what}", path.display()));
-    let json: Value = serde_json::from_str(&text).map_err(|error| wrong(&format!("not JSON: {error}")))?;
-    match json.get("chat_template") {
-        Some(Value::String(template)) => Ok(template.clone()),
-        Some(Value::Array(templates)) => templates
-            .iter()
-            .find(|entry| entry.get("name").and_then(Value::as_str) == Some("default"))
-            .and_then(|entry| entry.get("template")?.as_str())
-            .map(str::to_owned)
-            .ok_or_else(|| wrong("no template is named 'default'")),
-        _ => Err(wrong("no 'chat_template' of type str")),
-    }
+    explicit.or(template).map(|path| engine::chat_template::read_template(Path::new(&path)).map_err(raise)).transpose()
 }
 
 /// Local paths of the model, after downloading it when it is on the hub.

@@ -6,7 +6,7 @@ use engine::{DryParams, GenerationRequest, Prompt, SamplingParams};
 use pyo3::{exceptions::PyTypeError, prelude::*};
 
 use crate::{
-    arguments::{Unsupported, at_least, number, refuse, token_ids},
+    arguments::{Unsupported, at_least, refuse, token_ids},
     enums::ToolChoice,
     exceptions::{invalid, not_yet},
     messages,
@@ -18,7 +18,7 @@ use crate::{
 /// `messages` is a list of dicts with `role` and `content`, or a str that is one user turn. `model` is a label; a `Runner` has one
 /// model. Fields left `None` follow the model's `generation_config.json`; without one the temperature is 1.0 and the others are off.
 ///
-/// - `temperature` (at least 0; 0 is greedy), `top_k` (at least 1; 1 is greedy), `top_p` in (0, 1], `min_p` in [0, 1].
+/// - `temperature` (at least 0; 0 is greedy), `top_k` (1 is greedy, 0 is off), `top_p` in (0, 1], `min_p` in [0, 1].
 /// - `presence_penalty` and `frequency_penalty` are subtracted from logits, `repetition_penalty` (above 0) divides them.
 /// - `dry_multiplier` turns the DRY penalty on; `dry_base` 1.75, `dry_allowed_length` 2, `dry_sequence_breakers` newline, colon, quote, star.
 /// - `logit_bias` adds to logits by token id. `logprobs` returns the log probability of each token, `top_logprobs` those of as many others.
@@ -28,7 +28,7 @@ use crate::{
 /// - `truncate_sequence` drops the start of a prompt that is too long instead of raising.
 /// - `enable_thinking` and `reasoning_effort` are handed to the chat template.
 ///
-/// Raises `ValueError` for a value out of range and `NotImplementedError` for grammar, tools, adapters, search and agent fields.
+/// A value out of range raises `ValueError`, here or when the request is sent; `NotImplementedError` for grammar, tools, adapters, search and agent fields.
 #[pyclass(frozen, module = "mistral_paged")]
 pub struct ChatCompletionRequest {
     pub request: GenerationRequest,
@@ -78,9 +78,6 @@ struct DryFields {
 
 impl SamplingFields {
     fn check(self) -> PyResult<SamplingParams> {
-        if self.max_tokens.is_some_and(|max_tokens| max_tokens < 1) {
-            return Err(invalid("max_tokens must be at least 1."));
-        }
         let stop = match self.stop_seqs {
             None => Vec::new(),
             Some(OneOrMany::One(stop)) => vec![stop],
@@ -89,21 +86,20 @@ impl SamplingFields {
         if stop.iter().any(String::is_empty) {
             return Err(invalid("`stop_seqs` has an empty string, which would end every text at once; remove it"));
         }
-        let any = |_| true;
         Ok(SamplingParams {
-            temperature: number("temperature", self.temperature, "a finite number of at least 0", |t| t >= 0.0)?,
-            top_p: number("top_p", self.top_p, "in (0, 1]", |p| p > 0.0 && p <= 1.0)?,
-            top_k: self.top_k.map(|top_k| at_least("top_k", top_k, 1)).transpose()?,
-            min_p: number("min_p", self.min_p, "in [0, 1]", |p| (0.0..=1.0).contains(&p))?,
-            presence_penalty: number("presence_penalty", self.presence_penalty, "a finite number", any)?,
-            frequency_penalty: number("frequency_penalty", self.frequency_penalty, "a finite number", any)?,
-            repetition_penalty: number("repetition_penalty", self.repetition_penalty, "a finite number above 0", |p| p > 0.0)?,
+            temperature: self.temperature,
+            top_p: self.top_p,
+            top_k: self.top_k.map(|top_k| at_least("top_k", top_k, 0)).transpose()?,
+            min_p: self.min_p,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            repetition_penalty: self.repetition_penalty,
             dry: self.dry.check()?,
             logit_bias: self.logit_bias.unwrap_or_default().into_iter().map(check_bias).collect::<PyResult<_>>()?,
             logprobs: self.logprobs,
             stop,
             stop_token_ids: Vec::new(),
-            max_tokens: self.max_tokens.map(|max_tokens| at_least("max_tokens", max_tokens, 1)).transpose()?,
+            max_tokens: self.max_tokens.map(|max_tokens| at_least("max_tokens", max_tokens, 0)).transpose()?,
             ignore_eos: self.ignore_eos,
             seed: self.seed,
         })
@@ -112,7 +108,7 @@ impl SamplingFields {
 
 impl DryFields {
     fn check(self) -> PyResult<Option<DryParams>> {
-        let Some(multiplier) = number("dry_multiplier", self.multiplier, "a finite number of at least 0", |m| m >= 0.0)? else {
+        let Some(multiplier) = self.multiplier else {
             if self.base.is_some() || self.allowed_length.is_some() || self.sequence_breakers.is_some() {
                 return Err(invalid(
                     "`dry_base`, `dry_allowed_length` and `dry_sequence_breakers` need `dry_multiplier`, which turns the penalty on",
@@ -122,7 +118,7 @@ impl DryFields {
         };
         Ok(Some(DryParams {
             multiplier,
-            base: number("dry_base", self.base, "a finite number of at least 1", |b| b >= 1.0)?.unwrap_or(1.75),
+            base: self.base.unwrap_or(1.75),
             allowed_length: at_least("dry_allowed_length", self.allowed_length.unwrap_or(2), 0)?,
             sequence_breakers: self.sequence_breakers.unwrap_or_else(|| ["\n", ":", "\"", "*"].map(String::from).to_vec()),
         }))
@@ -131,17 +127,7 @@ impl DryFields {
 
 fn check_bias((id, bias): (i64, f32)) -> PyResult<(u32, f32)> {
     let id = u32::try_from(id).map_err(|_| invalid(format!("`logit_bias` has a token id out of range: {id}")))?;
-    if bias.is_nan() {
-        return Err(invalid(format!("`logit_bias[{id}]` must be a number, got NaN")));
-    }
     Ok((id, bias))
-}
-
-fn check_n_choices(n_choices: i64) -> PyResult<usize> {
-    if n_choices < 1 {
-        return Err(invalid("Number of choices must be greater than 0."));
-    }
-    at_least("n_choices", n_choices, 1)
 }
 
 fn refuse_tools(tool_choice: Option<ToolChoice>, rest: &[(&str, bool)]) -> PyResult<()> {
@@ -280,7 +266,7 @@ impl ChatCompletionRequest {
                 reasoning_effort,
             },
             sampling: sampling.check()?,
-            n_choices: check_n_choices(n_choices)?,
+            n_choices: at_least("n_choices", n_choices, 0)?,
             best_of: None,
             truncate_sequence,
             echo_prompt: false,
@@ -348,7 +334,6 @@ impl CompletionRequest {
                 ("adapters", adapters.is_some()),
             ],
         )?;
-        let n_choices = check_n_choices(n_choices)?;
         let sampling = SamplingFields {
             temperature,
             top_p,
@@ -373,8 +358,9 @@ impl CompletionRequest {
         let request = GenerationRequest {
             prompt: parse_prompt(prompt)?,
             sampling: sampling.check()?,
-            n_choices,
-            best_of: check_best_of(best_of, n_choices)?,
+            n_choices: at_least("n_choices", n_choices, 0)?,
+            // 1, the default, is "as many as are returned".
+            best_of: Some(at_least("best_of", best_of, 0)?).filter(|&best_of| best_of != 1),
             truncate_sequence,
             echo_prompt,
             suffix,
@@ -384,18 +370,6 @@ impl CompletionRequest {
 
     fn __repr__(&self) -> String {
         format!("CompletionRequest(model={:?})", self.model)
-    }
-}
-
-/// 1, the default, is "as many as are returned".
-fn check_best_of(best_of: i64, n_choices: usize) -> PyResult<Option<usize>> {
-    let best_of = at_least("best_of", best_of, 1)?;
-    match best_of {
-        1 => Ok(None),
-        _ if best_of < n_choices => {
-            Err(invalid(format!("`best_of` must be at least `n_choices`, got best_of={best_of} and n_choices={n_choices}")))
-        }
-        _ => Ok(Some(best_of)),
     }
 }
 
@@ -410,8 +384,5 @@ fn parse_prompt(prompt: &Bound<'_, PyAny>) -> PyResult<Prompt> {
             error
         }
     })?;
-    if ids.is_empty() {
-        return Err(invalid("`prompt` is empty; give at least one token id"));
-    }
     Ok(Prompt::TokenIds(ids))
 }

@@ -124,7 +124,6 @@ impl Runner {
         if paged_attn && no_paged_attn {
             return Err(invalid("paged_attn and no_paged_attn are mutually exclusive"));
         }
-        options::device(device)?;
         let selection = which.selection()?;
         let memory = MemoryArguments { pa_gpu_mem, pa_gpu_mem_usage, pa_ctxt_len, memory_goal: memory_goal.as_ref() };
         if max_seqs > MAX_SEQS {
@@ -145,6 +144,7 @@ impl Runner {
             architecture: selection.architecture.map(str::to_owned),
             seed,
             chat_template: options::chat_template(chat_template, jinja_explicit)?,
+            device: options::device(device)?,
             cpu: CpuOptions {
                 tier: cpu_tier,
                 num_threads: num_threads.map(|threads| at_least("num_threads", threads, 1)).transpose()?,
