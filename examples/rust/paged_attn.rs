@@ -5,8 +5,8 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use engine::{
-    Engine, EngineConfig, EngineError, GenerationRequest, MemoryGpuConfig, Message, ModelSource, PagedAttentionConfig, PagedCacheType,
-    SamplingParams, best_device,
+    Engine, EngineConfig, EngineError, GenerationRequest, MemoryGpuConfig, Message, ModelSource, PagedAttentionConfig,
+    PagedCacheType, SamplingParams, best_device,
 };
 
 fn setup(model: PathBuf) -> Result<Engine, EngineError> {

@@ -38,6 +38,19 @@ pub struct Linear {
     pub(crate) weight: LinearWeight,
 }
 
+impl Linear {
+    /// The weight in the CPU backend's form.
+    ///
+    /// # Panics
+    /// When the reference backend loaded it.
+    pub(crate) fn cpu(&self) -> &crate::cpu::CpuLinear {
+        match &self.weight {
+            LinearWeight::Cpu(weight) => weight,
+            LinearWeight::Reference { .. } => panic!("a weight of the reference backend was given to the CPU backend"),
+        }
+    }
+}
+
 /// What a backend made of a weight.
 #[derive(Clone)]
 pub(crate) enum LinearWeight {

@@ -45,7 +45,13 @@ pub struct RenderOptions {
 
 impl Default for RenderOptions {
     fn default() -> Self {
-        Self { add_generation_prompt: true, enable_thinking: None, reasoning_effort: None, extra: Map::new(), now: SystemTime::now() }
+        Self {
+            add_generation_prompt: true,
+            enable_thinking: None,
+            reasoning_effort: None,
+            extra: Map::new(),
+            now: SystemTime::now(),
+        }
     }
 }
 
@@ -106,7 +112,8 @@ impl ChatTemplate {
         template
             .render_captured_to(context, &mut output)
             .map_err(|e| EngineError::ChatTemplate(format!("the chat template rejected the messages: {}", describe(&e))))?;
-        String::from_utf8(output.bytes).map_err(|e| EngineError::ChatTemplate(format!("the chat template's output is not UTF-8: {e}")))
+        String::from_utf8(output.bytes)
+            .map_err(|e| EngineError::ChatTemplate(format!("the chat template's output is not UTF-8: {e}")))
     }
 }
 
@@ -115,8 +122,9 @@ pub fn read_template(path: &Path) -> Result<String, EngineError> {
     let file = path.display();
     if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json")) {
         return match read_json(path).map_err(EngineError::ChatTemplate)? {
-            Some(json) => named_template(&json["chat_template"])
-                .ok_or_else(|| EngineError::ChatTemplate(format!("{file} has no chat_template; it is a text, or a list with a default"))),
+            Some(json) => named_template(&json["chat_template"]).ok_or_else(|| {
+                EngineError::ChatTemplate(format!("{file} has no chat_template; it is a text, or a list with a default"))
+            }),
             None => Err(EngineError::ChatTemplate(format!("chat template {file} does not exist; give a .jinja or .json file"))),
         };
     }
@@ -124,7 +132,7 @@ pub fn read_template(path: &Path) -> Result<String, EngineError> {
         .map_err(|e| EngineError::ChatTemplate(format!("chat template {file} cannot be read: {e}; give a .jinja or .json file")))
 }
 
-/// The template of a model folder: chat_template.jinja, else the `chat_template` of tokenizer_config.json or chat_template.json.
+/// The template of a model folder: `chat_template.jinja`, else the `chat_template` of `tokenizer_config.json` or `chat_template.json`.
 pub fn template_in_dir(dir: &Path) -> Result<Option<String>, EngineError> {
     let jinja = dir.join("chat_template.jinja");
     if jinja.exists() {
@@ -162,7 +170,9 @@ fn message_object(index: usize, message: &Message) -> Result<Json, EngineError> 
                 match (kind, part["text"].as_str()) {
                     ("text", Some(t)) => text.push_str(t),
                     ("text", None) => {
-                        return Err(EngineError::InvalidArgument(format!("messages[{index}].content has a text part without text: {part}")));
+                        return Err(EngineError::InvalidArgument(format!(
+                            "messages[{index}].content has a text part without text: {part}"
+                        )));
                     }
                     _ => {
                         return Err(EngineError::NotSupported(format!(
@@ -221,6 +231,7 @@ fn without_generation_tags(source: &str) -> String {
 }
 
 /// Python's `json.dumps(value, ensure_ascii=False, indent=indent)`.
+#[allow(clippy::needless_pass_by_value)] // The signature of a filter.
 fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
     // Accepted by Hugging Face's filter; the defaults are what templates ask for.
@@ -359,7 +370,10 @@ mod tests {
     fn dates_follow_the_calendar() {
         let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
         let all = "%Y-%m-%d %H:%M:%S %A %a %B %b %j %I%p %y %e %F %T 100%%";
-        assert_eq!(strftime(all, at(0)).unwrap(), "1970-01-01 00:00:00 Thursday Thu January Jan 001 12AM 70  1 1970-01-01 00:00:00 100%");
+        assert_eq!(
+            strftime(all, at(0)).unwrap(),
+            "1970-01-01 00:00:00 Thursday Thu January Jan 001 12AM 70  1 1970-01-01 00:00:00 100%"
+        );
         // date -u -d @1709210096, the leap day of 2024; then the last second of that year.
         assert_eq!(strftime("%d %b %Y %T %a %j", at(1_709_210_096)).unwrap(), "29 Feb 2024 12:34:56 Thu 060");
         assert_eq!(strftime("%F %T %j", at(1_735_689_599)).unwrap(), "2024-12-31 23:59:59 366");

@@ -1,4 +1,4 @@
-//! generation_config.json: a model's own sampling defaults.
+//! `generation_config.json`: a model's own sampling defaults.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::{EngineError, tokenizer::read_json};
 
-/// What a model's generation_config.json says; `None` where it says nothing.
+/// What a model's `generation_config.json` says; `None` where it says nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationConfig {
     /// Divides the logits, 0 or more. An explicit `do_sample: false` means greedy and makes it 0.
@@ -92,7 +92,8 @@ mod tests {
 
     #[test]
     fn fields_are_read_and_absent_ones_stay_unset() {
-        let config = parse(&json!({"temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [1, 106], "do_sample": true})).unwrap();
+        let config =
+            parse(&json!({"temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [1, 106], "do_sample": true})).unwrap();
         assert_eq!((config.temperature, config.top_k, config.top_p), (Some(0.6), Some(20), Some(0.95)));
         assert_eq!((config.min_p, config.repetition_penalty), (None, None));
         assert_eq!(config.eos_token_ids, [1, 106]);

@@ -13,13 +13,14 @@ pub struct InputBatch {
 }
 
 impl InputBatch {
-    /// Fills the batch from one scheduling decision. `rope_rows` appends the rows of the rope table for a request's positions.
+    /// Fills the batch from one scheduling decision. `rope_offset` tells the row of the rope table at which
+    /// a request's positions begin.
     pub fn build(
         &mut self,
         scheduler: &Scheduler,
         output: &SchedulerOutput,
         layout: BlockLayout,
-        rope_rows: impl Fn(RequestId, std::ops::Range<u32>, &mut Vec<u32>),
+        rope_offset: impl Fn(RequestId) -> u32,
     ) {
         self.token_ids.clear();
         let step = &mut self.step;
@@ -32,7 +33,8 @@ impl InputBatch {
             let (start, end) = (row.num_computed_tokens, row.num_computed_tokens + row.num_scheduled_tokens);
             self.token_ids.extend_from_slice(&scheduler.token_ids(row.request_id)[start..end]);
             step.positions.extend(start as u32..end as u32);
-            rope_rows(row.request_id, start as u32..end as u32, &mut step.rope_positions);
+            let offset = rope_offset(row.request_id);
+            step.rope_positions.extend(start as u32 + offset..end as u32 + offset);
             step.query_start_loc.push(self.token_ids.len() as u32);
             step.seq_lens.push(end as u32);
         }
@@ -62,6 +64,8 @@ fn fill_group(group: &mut KvGroupMetadata, index: usize, scheduler: &Scheduler, 
         group.block_tables.extend(blocks.iter().map(|b| b.0));
         group.block_tables.resize((i + 1) * group.max_blocks, 0);
         let positions = row.num_computed_tokens..row.num_computed_tokens + row.num_scheduled_tokens;
-        group.slot_mapping.extend(positions.map(|p| i64::from(blocks[p / block_size].0) * block_size as i64 + (p % block_size) as i64));
+        group
+            .slot_mapping
+            .extend(positions.map(|p| i64::from(blocks[p / block_size].0) * block_size as i64 + (p % block_size) as i64));
     }
 }

@@ -14,9 +14,7 @@ pub mod tokenizer;
 pub mod weights;
 
 pub use chat_template::{ChatTemplate, RenderOptions};
-pub use engine::{
-    CpuOptions, Device, Engine, EngineConfig, KvCacheStats, LoadProgress, ModelDType, ModelSource, best_device,
-};
+pub use engine::{CpuOptions, Device, Engine, EngineConfig, KvCacheStats, LoadProgress, ModelDType, ModelSource, best_device};
 pub use error::EngineError;
 pub use generation_config::GenerationConfig;
 pub use paged::{MemoryGpuConfig, PagedAttentionConfig, PagedCacheType};

@@ -9,8 +9,12 @@ use engine::{
 };
 use serde_json::{Map, Value, json};
 
+/// Folders of golden/text.
+const MODELS: [&str; 9] =
+    ["llama", "llama3-rope", "mistral", "mistral-window", "phi3", "phi3-longrope", "qwen2", "qwen3", "gemma3"];
+
 fn golden(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden/text").join(name)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/text").join(name)
 }
 
 fn message(role: &str, content: &str) -> Message {
@@ -31,7 +35,7 @@ fn render(source: &str) -> Result<String, EngineError> {
 
 #[test]
 fn golden_chats_have_the_golden_prompt_and_ids() {
-    for name in ["llama", "gemma3", "qwen3"] {
+    for name in MODELS {
         let dir = golden(name);
         let file: Value = serde_json::from_slice(&std::fs::read(dir.join("golden.json")).expect("file")).expect("JSON");
         let chat = &file["chat"];
@@ -72,7 +76,8 @@ fn python_idioms_work() {
 
 #[test]
 fn options_reach_the_template() {
-    let source = "{{ enable_thinking is defined }} {{ enable_thinking }} {{ reasoning_effort }} {{ note }} {{ strftime_now('%d %B %Y') }}";
+    let source =
+        "{{ enable_thinking is defined }} {{ enable_thinking }} {{ reasoning_effort }} {{ note }} {{ strftime_now('%d %B %Y') }}";
     let options = RenderOptions {
         enable_thinking: Some(false),
         reasoning_effort: Some("low".into()),
@@ -82,7 +87,8 @@ fn options_reach_the_template() {
     };
     let messages = [message("user", "Hi")];
     assert_eq!(render_with(source, &messages, &options).expect("text"), "True False low x 29 February 2024");
-    let unset = render_with("{{ enable_thinking is defined }}{{ reasoning_effort is defined }}", &messages, &RenderOptions::default());
+    let unset =
+        render_with("{{ enable_thinking is defined }}{{ reasoning_effort is defined }}", &messages, &RenderOptions::default());
     assert_eq!(unset.expect("text"), "FalseFalse");
 }
 
@@ -132,7 +138,10 @@ fn templates_are_found_where_models_keep_them() {
     let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).expect("written");
     write("chat_template.json", r#"{"chat_template": "json"}"#);
     assert_eq!(template_in_dir(&dir).expect("readable").as_deref(), Some("json"));
-    write("tokenizer_config.json", r#"{"chat_template": [{"name": "rag", "template": "no"}, {"name": "default", "template": "config"}]}"#);
+    write(
+        "tokenizer_config.json",
+        r#"{"chat_template": [{"name": "rag", "template": "no"}, {"name": "default", "template": "config"}]}"#,
+    );
     assert_eq!(template_in_dir(&dir).expect("readable").as_deref(), Some("config"));
     write("chat_template.jinja", "jinja");
     assert_eq!(template_in_dir(&dir).expect("readable").as_deref(), Some("jinja"));

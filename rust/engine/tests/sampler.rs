@@ -141,7 +141,7 @@ fn bias_and_dry_change_the_choice() {
 
 #[test]
 fn breakers_are_the_tokens_that_contain_them() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/golden/text/llama");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/golden/text/llama");
     let tokenizer = Tokenizer::from_hf_dir(path.as_ref(), None).expect("tokenizer");
     let ids = dry_breaker_ids(&tokenizer, &["\n".into(), "*".into()]).expect("ids");
     for id in 0..tokenizer.vocab_size() as u32 {
@@ -153,7 +153,8 @@ fn breakers_are_the_tokens_that_contain_them() {
 
 #[test]
 fn logprobs_are_the_models_own() {
-    let params = SamplingParams { temperature: Some(0.0), logprobs: Some(2), logit_bias: vec![(0, 100.0)], ..SamplingParams::default() };
+    let params =
+        SamplingParams { temperature: Some(0.0), logprobs: Some(2), logit_bias: vec![(0, 100.0)], ..SamplingParams::default() };
     let row = [1.0_f32, 3.0, 2.0];
     let normaliser = row.iter().map(|x| x.exp()).sum::<f32>().ln();
     let sampled = sampler(&params, 3, 0).sample(&mut row.to_vec()).expect("token");

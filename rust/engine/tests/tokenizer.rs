@@ -4,13 +4,20 @@ use std::{collections::HashMap, path::PathBuf};
 
 use engine::{
     IncrementalDecoder, Tokenizer,
-    weights::metadata::{Metadata, MetadataValue},
+    weights::{
+        gguf::GgufFiles,
+        metadata::{Metadata, MetadataValue},
+    },
 };
 use proptest::prelude::*;
 use serde_json::Value;
 
+/// Folders of golden/text.
+const MODELS: [&str; 9] =
+    ["llama", "llama3-rope", "mistral", "mistral-window", "phi3", "phi3-longrope", "qwen2", "qwen3", "gemma3"];
+
 fn golden(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden/text").join(name)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/text").join(name)
 }
 
 fn json(path: PathBuf) -> Value {
@@ -43,8 +50,8 @@ fn golden_metadata() -> Values {
         token["content"].as_str().expect("text").clone_into(&mut tokens[id]);
         types[id] = 3;
     }
-    for id in 466..512 {
-        tokens[id] = format!("[PAD{id}]");
+    for (id, text) in tokens.iter_mut().enumerate().skip(466) {
+        *text = format!("[PAD{id}]");
     }
     let merge = |m: &Value| match m {
         Value::String(line) => line.clone(),
@@ -78,19 +85,39 @@ fn text() -> impl Strategy<Value = String> {
     proptest::collection::vec(part, 0..8).prop_map(|parts| parts.concat())
 }
 
+fn gguf_file(name: &str) -> GgufFiles {
+    let path = golden("../gguf").join(format!("{name}.gguf"));
+    GgufFiles::open(&[path]).expect("golden file")
+}
+
 #[test]
 fn golden_prompts_have_the_golden_ids() {
-    for name in ["llama", "gemma3", "qwen3"] {
+    for name in MODELS {
         let tokenizer = Tokenizer::from_hf_dir(&golden(name), None).expect("tokenizer");
-        let gguf = from_gguf(&golden_metadata()).expect("tokenizer");
         let cases = json(golden(name).join("golden.json"));
         for case in cases["completions"].as_array().expect("completions").iter().chain([&cases["chat"]]) {
             let prompt = case["prompt"].as_str().expect("prompt");
-            let continuation = ids(&case["greedy_ids"]);
-            for tokenizer in [&tokenizer, &gguf] {
-                assert_eq!(tokenizer.encode(prompt, false).expect("ids"), ids(&case["prompt_ids"]), "{name}: {prompt:?}");
-                assert_eq!(tokenizer.decode(&continuation, true), case["greedy_text"], "{name}: {prompt:?}");
-            }
+            assert_eq!(tokenizer.encode(prompt, false).expect("ids"), ids(&case["prompt_ids"]), "{name}: {prompt:?}");
+            assert_eq!(tokenizer.decode(&ids(&case["greedy_ids"]), true), case["greedy_text"], "{name}: {prompt:?}");
+        }
+    }
+}
+
+#[test]
+fn gguf_files_of_the_same_models_have_the_same_tokenizer() {
+    for name in ["llama", "llama3-rope", "mistral", "qwen2", "qwen3"] {
+        let file = Tokenizer::from_hf_dir(&golden(name), None).expect("tokenizer");
+        let gguf = Tokenizer::from_gguf(gguf_file(name).metadata()).expect("tokenizer");
+        let cases = json(golden(name).join("golden.json"));
+        for case in cases["completions"].as_array().expect("completions").iter().chain([&cases["chat"]]) {
+            let prompt = case["prompt"].as_str().expect("prompt");
+            assert_eq!(gguf.encode(prompt, false).expect("ids"), ids(&case["prompt_ids"]), "{name}: {prompt:?}");
+            assert_eq!(gguf.decode(&ids(&case["greedy_ids"]), true), case["greedy_text"], "{name}: {prompt:?}");
+        }
+        assert_eq!((gguf.eos_ids(), gguf.bos_id()), (file.eos_ids(), file.bos_id()), "{name}");
+        assert_eq!(gguf.special_tokens(), file.special_tokens(), "{name}");
+        for id in 0..512 {
+            assert_eq!((gguf.token_bytes(id), gguf.is_special(id)), (file.token_bytes(id), file.is_special(id)), "{name}: {id}");
         }
     }
 }
@@ -165,7 +192,10 @@ fn malformed_metadata_is_an_error() {
         (with(bpe(), "eos_token_id", MetadataValue::Int(512)), "eos_token_id is 512"),
         (without(spm_metadata(), "scores"), "without tokenizer.ggml.scores"),
         (with(spm_metadata(), "scores", MetadataValue::Floats(vec![0.0; 2])), "2 scores"),
-        (without(with(spm_metadata(), "token_type", MetadataValue::Ints(vec![1; SPM_TOKENS.len()])), "unknown_token_id"), "<0x00>"),
+        (
+            without(with(spm_metadata(), "token_type", MetadataValue::Ints(vec![1; SPM_TOKENS.len()])), "unknown_token_id"),
+            "<0x00>",
+        ),
     ] {
         let error = from_gguf(&values).unwrap_err();
         assert!(error.contains(part), "{error}");
@@ -183,11 +213,29 @@ fn repeated_tokens_and_odd_scores_do_no_harm() {
 }
 
 const SPM_TOKENS: [&str; 20] = [
-    "<unk>", "<s>", "</s>", "<turn>", "  ", "\u{2581}", "a", "b", "c", "d", "ab", "bc", "abc", "\u{2581}a", "\u{2581}ab", "cd", "aa",
-    "aaaa", "é", "\u{2581}\u{2581}",
+    "<unk>",
+    "<s>",
+    "</s>",
+    "<turn>",
+    "  ",
+    "\u{2581}",
+    "a",
+    "b",
+    "c",
+    "d",
+    "ab",
+    "bc",
+    "abc",
+    "\u{2581}a",
+    "\u{2581}ab",
+    "cd",
+    "aa",
+    "aaaa",
+    "é",
+    "\u{2581}\u{2581}",
 ];
 
-/// A SentencePiece tokenizer without byte tokens: what it does not know is <unk>, once for each byte.
+/// A `SentencePiece` tokenizer without byte tokens: what it does not know is <unk>, once for each byte.
 fn spm_metadata() -> Values {
     let mut types = vec![1; SPM_TOKENS.len()];
     types[..5].copy_from_slice(&[2, 3, 3, 3, 4]);
@@ -204,7 +252,7 @@ fn spm_metadata() -> Values {
     ])
 }
 
-/// SentencePiece BPE in quadratic time: of all neighbours that make a piece, the best score first, the leftmost of equal ones.
+/// `SentencePiece` BPE in quadratic time: of all neighbours that make a piece, the best score first, the leftmost of equal ones.
 fn spm_oracle(text: &str) -> Vec<u32> {
     let id = |piece: &str| SPM_TOKENS.iter().skip(4).position(|t| *t == piece).map(|i| i as u32 + 4);
     let score = |piece: &str| id(piece).map(|id| -((id as usize * 7 % 11) as f32));
@@ -238,7 +286,54 @@ fn sentencepiece_takes_special_tokens_whole_and_prefixes_spaces() {
     assert_eq!(continued, " a");
 }
 
+/// Some change for the worse of one value.
+fn damage(value: &mut MetadataValue, how: u8, number: i64, at: usize) {
+    let at_of = |len: usize| if len == 0 { 0 } else { at % len };
+    match (how % 4, &mut *value) {
+        (0, MetadataValue::Strings(v)) => v.truncate(at_of(v.len())),
+        (0, MetadataValue::Ints(v)) => v.truncate(at_of(v.len())),
+        (0, MetadataValue::Floats(v)) => v.truncate(at_of(v.len())),
+        (1, MetadataValue::Strings(v)) if !v.is_empty() => {
+            let (from, to) = (at_of(v.len()), number.unsigned_abs() as usize % v.len());
+            v[to] = v[from].clone();
+        }
+        (2, MetadataValue::Strings(v)) if !v.is_empty() => {
+            let i = at_of(v.len());
+            v[i] = ["", " ", "<0x", "é\u{fffd}", "\u{2581}"][number.unsigned_abs() as usize % 5].into();
+        }
+        (1 | 2, MetadataValue::Ints(v)) if !v.is_empty() => {
+            let i = at_of(v.len());
+            v[i] = number;
+        }
+        (1 | 2, MetadataValue::Floats(v)) if !v.is_empty() => {
+            let i = at_of(v.len());
+            v[i] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][number.unsigned_abs() as usize % 3];
+        }
+        (1 | 2, MetadataValue::Int(v)) => *v = number.into(),
+        _ => *value = MetadataValue::Int(number.into()),
+    }
+}
+
 proptest! {
+    #[test]
+    fn damaged_metadata_gives_an_error_or_a_tokenizer_that_works(
+        spm in any::<bool>(),
+        damages in proptest::collection::vec((0_usize..16, any::<u8>(), prop_oneof![-2_i64..8, any::<i64>()], any::<usize>()), 1..4),
+        text in text(),
+    ) {
+        let mut values = if spm { spm_metadata() } else { golden_metadata() };
+        let mut keys: Vec<String> = values.keys().cloned().collect();
+        keys.sort();
+        for (key, how, number, at) in damages {
+            damage(values.get_mut(&keys[key % keys.len()]).expect("a key"), how, number, at);
+        }
+        if let Ok(tokenizer) = from_gguf(&values) {
+            let ids = tokenizer.encode(&text, true).expect("ids");
+            prop_assert!(ids.iter().all(|id| (*id as usize) < tokenizer.vocab_size()));
+            tokenizer.decode(&ids, true);
+        }
+    }
+
     #[test]
     fn byte_level_texts_come_back_and_both_sources_agree(text in text()) {
         let file = Tokenizer::from_hf_dir(&golden("llama"), None).expect("tokenizer");

@@ -104,6 +104,8 @@ pub enum IdentityField {
     Salt = 4,
     /// Digest of an image or audio item, with its place and processing parameters.
     Media = 5,
+    /// How positions became keys: which rope table.
+    Rope = 6,
 }
 
 /// Builds the identity bytes of a request: every field is typed and length-prefixed, so that no two different lists

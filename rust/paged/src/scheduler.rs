@@ -8,16 +8,19 @@
 //! Progress: a `schedule` that finds a request and no step in flight computes at least one token or finishes at
 //! least one request. The first running request gets a token because all behind it can be preempted; if it is alone
 //! and still finds no block, the pool is too small for it and it ends with `Length`. If nobody runs, all blocks are
-//! free, and the first waiting request either fits (checked when it was added) or has outgrown the pool and ends.
+//! free, and the first waiting request gets at least one token's: its prompt was checked when it was added, and what it
+//! generated since it held beside others.
+
+mod demand;
+mod inspect;
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::block_hash::BlockHasher;
-use crate::block_pool::{BlockId, BlockPool};
-use crate::error::{AdmissionError, IntegrityError, InvalidSchedulerConfig, UpdateError};
+use crate::error::{AdmissionError, InvalidSchedulerConfig, UpdateError};
 use crate::kv_cache_manager::{KvCacheManager, PrefixHit, RequestBlocks};
 use crate::kv_groups::KvGroups;
-use crate::output::{KvCacheStats, ScheduledRequest, SchedulerOutput};
+use crate::output::{ScheduledRequest, SchedulerOutput};
 use crate::request::{FinishReason, NewRequest, Request, RequestId, RequestStatus};
 
 /// Limits of a step and of a request.
@@ -214,6 +217,7 @@ impl Scheduler {
             return;
         }
         let mut budget = self.config.max_num_batched_tokens;
+        self.finish_those_at_their_limit(output);
         self.schedule_running(output, &mut budget);
         if output.preempted.is_empty() {
             self.admit_waiting(output, &mut budget);
@@ -226,15 +230,23 @@ impl Scheduler {
         }
     }
 
+    /// The engine ends most requests itself; this is for those it left.
+    fn finish_those_at_their_limit(&mut self, output: &mut SchedulerOutput) {
+        let mut index = 0;
+        while let Some(&slot) = self.running.get(index) {
+            if self.request(slot).has_reached_its_limit() {
+                self.running.remove(index);
+                self.finish(slot, output);
+            } else {
+                index += 1;
+            }
+        }
+    }
+
     fn schedule_running(&mut self, output: &mut SchedulerOutput, budget: &mut usize) {
         let mut index = 0;
         while index < self.running.len() && *budget > 0 {
             let slot = self.running[index];
-            if self.request(slot).has_reached_its_limit() {
-                self.running.remove(index);
-                self.finish(slot, output);
-                continue;
-            }
             if self.schedule_row(slot, output, budget) {
                 index += 1;
             } else if self.running.len() == 1 {
@@ -252,12 +264,6 @@ impl Scheduler {
         let mut promised = None;
         while *budget > 0 && self.running.len() < self.config.max_num_seqs {
             let Some(&slot) = self.waiting.front() else { return };
-            let request = self.request(slot);
-            if request.has_reached_its_limit() || self.has_outgrown_the_pool(request) {
-                self.waiting.pop_front();
-                self.finish(slot, output);
-                continue;
-            }
             let hit = self.look_up(slot);
             if !self.running.is_empty() {
                 let promised = promised.get_or_insert_with(|| self.promised_blocks());
@@ -413,124 +419,6 @@ impl Scheduler {
         self.status(request_id) == Some(RequestStatus::Running)
     }
 
-    /// Prompt and output of a request; empty if there is no such request.
-    pub fn token_ids(&self, request_id: RequestId) -> &[u32] {
-        self.find(request_id).map_or(&[], |request| &request.tokens)
-    }
-
-    /// How many of them are the prompt; 0 if there is no such request.
-    pub fn num_prompt_tokens(&self, request_id: RequestId) -> usize {
-        self.find(request_id).map_or(0, |request| request.num_prompt_tokens)
-    }
-
-    /// The block table of a request in a KV group: entry `i` is the block of tokens from `i * block_size` on, or
-    /// [`BlockId::NULL`] once they left the group's window. Empty if there is no such request or group. Any entry may
-    /// change in an update: become null, or another block with the same KV.
-    pub fn block_table(&self, request_id: RequestId, group: usize) -> &[BlockId] {
-        self.find(request_id).map_or(&[], |request| request.blocks.table(group))
-    }
-
-    /// Where a request is in its life; `None` if it is over, or never began.
-    pub fn status(&self, request_id: RequestId) -> Option<RequestStatus> {
-        self.find(request_id).map(|request| request.status)
-    }
-
-    /// Tokens of a request whose KV is written, and how many of its blocks have been offered to the prefix cache.
-    pub fn num_computed_tokens(&self, request_id: RequestId) -> Option<(usize, usize)> {
-        self.find(request_id).map(|request| (request.num_computed_tokens, request.blocks.num_published_blocks()))
-    }
-
-    /// Requests in the batch.
-    pub fn num_running(&self) -> usize {
-        self.running.len()
-    }
-
-    /// Requests that wait, preempted ones included.
-    pub fn num_waiting(&self) -> usize {
-        self.waiting.len()
-    }
-
-    /// Whether there is anything to do.
-    pub fn has_requests(&self) -> bool {
-        !self.slots.is_empty()
-    }
-
-    /// The longest sequence that can be served, in tokens.
-    pub fn servable_tokens(&self) -> usize {
-        let pool = self.manager.pool().num_blocks();
-        let (block_size, longest) = (self.manager.block_size(), self.config.max_model_len);
-        if self.config.reserve_full_context {
-            return if self.least_blocks(1) <= pool { longest } else { 0 };
-        }
-        self.manager.groups().servable_tokens(pool, block_size, longest)
-    }
-
-    /// The pool, to be read.
-    pub fn pool(&self) -> &BlockPool {
-        self.manager.pool()
-    }
-
-    /// The limits it was built with.
-    pub fn config(&self) -> &SchedulerConfig {
-        &self.config
-    }
-
-    /// Figures for people and monitors.
-    pub fn stats(&self) -> KvCacheStats {
-        let pool = self.manager.pool();
-        let block_size = self.manager.block_size();
-        KvCacheStats {
-            blocks_total: pool.num_blocks(),
-            blocks_used: pool.num_used_blocks(),
-            blocks_cached: pool.num_cached_blocks(),
-            blocks_free: pool.num_free_blocks(),
-            block_size,
-            tokens_total: pool.num_blocks() / self.num_groups() * block_size,
-            prefix_queried_tokens: self.prefix_queried_tokens,
-            prefix_hit_tokens: self.prefix_hit_tokens,
-            preemptions: self.preemptions,
-            requests_running: self.running.len(),
-            requests_waiting: self.waiting.len(),
-        }
-    }
-
-    /// Forgets every cached prefix. What running requests computed so far is not shared any more.
-    pub fn reset_prefix_cache(&mut self) {
-        self.manager.reset_prefix_cache();
-    }
-
-    /// Checks every invariant that can be seen from inside. Walks the whole pool: for tests and debugging.
-    pub fn check_integrity(&self) -> Result<(), IntegrityError> {
-        let requests = || self.requests.iter().flatten();
-        self.manager.check_integrity(requests().map(|request| &request.blocks))?;
-        let fail = |what: String| Err(IntegrityError(what));
-        if self.running.len() + self.waiting.len() != self.slots.len() || requests().count() != self.slots.len() {
-            return fail("a request is lost, or queued twice".into());
-        }
-        for (slots, running) in [(self.running.iter().collect::<Vec<_>>(), true), (self.waiting.iter().collect(), false)] {
-            for &slot in slots {
-                let request = self.request(slot);
-                let id = request.id.0;
-                if (request.status == RequestStatus::Running) != running {
-                    return fail(format!("request {id} is queued as what it is not"));
-                }
-                let (published, allocated) = (request.blocks.num_published_blocks(), request.blocks.num_blocks());
-                let (computed, block_size) = (request.num_computed_tokens, self.manager.block_size());
-                if published * block_size > computed
-                    || computed > request.num_tokens()
-                    || computed > allocated * block_size
-                    || (!running && allocated > 0)
-                {
-                    return fail(format!(
-                        "request {id}: {published} blocks published, {computed} tokens computed, {} known, {allocated} blocks",
-                        request.num_tokens()
-                    ));
-                }
-            }
-        }
-        Ok(())
-    }
-
     fn find(&self, request_id: RequestId) -> Option<&Request> {
         self.requests[*self.slots.get(&request_id)?].as_ref()
     }
@@ -555,42 +443,5 @@ impl Scheduler {
             self.slots.remove(&request.id);
             self.vacant.push(slot);
         }
-    }
-
-    /// Blocks without which `num_tokens` tokens can never be computed: those of the smallest steps.
-    fn least_blocks(&self, num_tokens: usize) -> usize {
-        let block_size = self.manager.block_size();
-        if self.config.reserve_full_context {
-            return self.config.max_model_len.div_ceil(block_size).saturating_mul(self.num_groups());
-        }
-        self.manager.groups().peak_blocks(num_tokens, 1, block_size)
-    }
-
-    fn has_outgrown_the_pool(&self, request: &Request) -> bool {
-        self.least_blocks(request.num_tokens()) > self.manager.pool().num_blocks()
-    }
-
-    /// Most blocks a request will hold until its known tokens are computed, `remaining` of them to go.
-    fn peak_blocks(&self, request: &Request, remaining: usize) -> usize {
-        let chunk = remaining.min(self.config.max_num_batched_tokens).min(self.config.max_chunk_len.unwrap_or(usize::MAX));
-        let peak = self.manager.groups().peak_blocks(request.num_tokens(), chunk, self.manager.block_size());
-        // Chunks shrink when blocks are short, so no request waits for more than there is.
-        peak.max(self.least_blocks(request.num_tokens())).min(self.manager.pool().num_blocks())
-    }
-
-    /// Free blocks that admitting a request takes, now and until its known tokens are computed.
-    fn blocks_to_admit(&self, slot: Slot, hit: PrefixHit) -> usize {
-        let request = self.request(slot);
-        let peak = self.peak_blocks(request, request.num_tokens() - hit.num_tokens);
-        peak.saturating_sub(hit.num_blocks) + hit.num_free_blocks
-    }
-
-    fn blocks_still_needed(&self, request: &Request) -> usize {
-        self.peak_blocks(request, request.num_uncomputed_tokens()).saturating_sub(request.blocks.num_held_blocks())
-    }
-
-    /// Free blocks that the running requests will take until all their known tokens are computed.
-    fn promised_blocks(&self) -> usize {
-        self.running.iter().map(|slot| self.blocks_still_needed(self.request(*slot))).sum()
     }
 }

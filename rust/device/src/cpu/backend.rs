@@ -1,6 +1,9 @@
 //! The fast CPU backend.
 
-use std::borrow::Cow;
+use std::{
+    borrow::Cow,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 use crate::{
     AttentionArgs, Backend, BackendInfo, CacheEngine, DeviceError, EmbedArgs, GateUpArgs, KvCacheSpec, Linear, LinearOptions,
@@ -8,14 +11,18 @@ use crate::{
 };
 
 use super::{
-    CpuTier, ReferenceBackend, ThreadPool,
+    CpuLinear, CpuTier, ThreadPool,
     attention::{AttentionScratch, attention},
+    linear::{self, LinearContext, LinearScratch},
+    reference,
+    rope::rope_and_cache,
 };
 
-/// The fast CPU backend: a persistent thread pool and the kernels of one instruction-set tier.
+/// The fast CPU backend: a persistent thread pool and the kernels of one instruction-set tier. Its buffers live from step to step.
 pub struct CpuBackend {
     tier: CpuTier,
     pool: ThreadPool,
+    linear: Mutex<LinearScratch>,
     attention: AttentionScratch,
 }
 
@@ -27,7 +34,12 @@ impl CpuBackend {
         let tier = CpuTier::parse(tier.name())?;
         let pool = ThreadPool::new(num_threads);
         let attention = AttentionScratch::new(pool.num_threads());
-        Ok(Self { tier, pool, attention })
+        Ok(Self { tier, pool, linear: Mutex::default(), attention })
+    }
+
+    fn linear(&self) -> (LinearContext<'_>, MutexGuard<'_, LinearScratch>) {
+        let context = LinearContext { pool: &self.pool, tier: self.tier };
+        (context, self.linear.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -45,19 +57,20 @@ impl Backend for CpuBackend {
     }
 
     fn load_linear(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError> {
-        ReferenceBackend.load_linear(weight, options)
+        Ok(CpuLinear::new(weight, options, self.tier, &self.pool)?.into())
     }
 
     fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor) {
-        ReferenceBackend.embed(args, out);
+        reference::embed(args, out);
     }
 
     fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>]) {
-        ReferenceBackend.norm_linear(x, norm, projections);
+        let (context, mut scratch) = self.linear();
+        linear::norm_linear(context, &mut scratch, x, norm, projections);
     }
 
     fn rope_and_cache(&self, args: RopeArgs<'_>, group: usize, step: &StepMetadata) {
-        ReferenceBackend.rope_and_cache(args, group, step);
+        rope_and_cache(args, &step.groups[group], step, self.tier, &self.pool);
     }
 
     fn attention(&self, args: AttentionArgs<'_>, step: &StepMetadata) {
@@ -65,15 +78,17 @@ impl Backend for CpuBackend {
     }
 
     fn linear_residual(&self, args: ResidualArgs<'_>) {
-        ReferenceBackend.linear_residual(args);
+        let (context, mut scratch) = self.linear();
+        linear::linear_residual(context, &mut scratch, args);
     }
 
     fn gate_up(&self, args: GateUpArgs<'_>) {
-        ReferenceBackend.gate_up(args);
+        let (context, mut scratch) = self.linear();
+        linear::gate_up(context, &mut scratch, args);
     }
 
     fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) {
-        ReferenceBackend.gather_rows(x, rows, out);
+        reference::gather_rows(x, rows, out);
     }
 
     fn copy_blocks(&self, cache: &CacheEngine, pairs: &[(u32, u32)]) {

@@ -5,6 +5,7 @@ mod backend;
 pub mod linear;
 pub mod pool;
 mod reference;
+mod rope;
 mod simd;
 pub mod tier;
 

@@ -2,12 +2,10 @@
 
 use std::{borrow::Cow, sync::Arc};
 
-use half::{bf16, f16};
-
 use crate::{
-    Activation, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, DeviceError, EmbedArgs, GateUpArgs, KvCacheSpec,
-    KvPlace, KvSide, Linear, LinearOptions, Norm, NormKind, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable,
-    StepMetadata, Tensor, WeightView, backend::LinearWeight,
+    Activation, AttentionArgs, Backend, BackendInfo, CacheEngine, DeviceError, EmbedArgs, GateUpArgs, KvCacheSpec, KvPlace,
+    KvSide, Linear, LinearOptions, Norm, NormKind, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata,
+    Tensor, WeightView, backend::LinearWeight, quant::dequantize_row,
 };
 
 /// The plain backend.
@@ -21,34 +19,11 @@ impl ReferenceBackend {
     }
 }
 
-/// The values of row `i` of a weight, `[cols]`.
-pub(crate) fn weight_row(weight: &WeightView, i: usize, out: &mut [f32]) {
-    let bytes = weight.row(i);
-    match weight.dtype {
-        DType::F32 => {
-            for (o, b) in out.iter_mut().zip(bytes.as_chunks().0) {
-                *o = f32::from_le_bytes(*b);
-            }
-        }
-        DType::F16 => {
-            for (o, b) in out.iter_mut().zip(bytes.as_chunks().0) {
-                *o = f16::from_le_bytes(*b).to_f32();
-            }
-        }
-        DType::BF16 => {
-            for (o, b) in out.iter_mut().zip(bytes.as_chunks().0) {
-                *o = bf16::from_le_bytes(*b).to_f32();
-            }
-        }
-        DType::Ggml(_) => unimplemented!(),
-    }
-}
-
 /// `out[i] = table[token_ids[i]] * scale`.
 pub(crate) fn embed(args: &EmbedArgs<'_>, out: &mut Tensor) {
     out.set_rows(args.token_ids.len());
     for (i, &id) in args.token_ids.iter().enumerate() {
-        weight_row(args.table, id as usize, out.row_mut(i));
+        dequantize_row(args.table.dtype, args.table.row(id as usize), out.row_mut(i));
         for x in out.row_mut(i) {
             *x *= args.scale;
         }
@@ -95,7 +70,7 @@ fn matmul(x: &[f32], linear: &Linear, out: &mut [f32]) {
     let (out_features, in_features) = (linear.out_features, linear.in_features);
     let mut w = vec![0.0; in_features];
     for n in 0..out_features {
-        weight_row(weight, n, &mut w);
+        dequantize_row(weight.dtype, weight.row(n), &mut w);
         let bias = bias.as_ref().map_or(0.0, |b| f64::from(b[n]));
         for (x, out) in x.chunks_exact(in_features).zip(out.chunks_exact_mut(out_features)) {
             out[n] = (x.iter().zip(&w).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() + bias) as f32;

@@ -17,8 +17,8 @@ use crate::{
     EngineError, GenerationConfig,
     chat_template::{ChatTemplate, template_in_dir},
     input_batch::BlockLayout,
-    model::DecoderConfig,
-    model_runner::{ModelFiles, ModelRunner, RunnerOptions},
+    model::{DecoderConfig, ModelFiles},
+    model_runner::{ModelRunner, RunnerOptions},
     tokenizer::Tokenizer,
 };
 
@@ -31,7 +31,7 @@ pub fn load(source: &ModelSource, config: &EngineConfig, progress: &dyn Fn(LoadP
     }
     let tier = config.cpu.tier.as_deref().map_or_else(|| Ok(CpuTier::detect()), CpuTier::parse)?;
     let num_threads = config.cpu.num_threads.unwrap_or_else(num_physical_cores);
-    let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(tier, num_threads));
+    let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(tier, num_threads)?);
 
     let files = ModelFiles::open(source, config.architecture.as_deref())?;
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
@@ -50,7 +50,11 @@ pub fn load(source: &ModelSource, config: &EngineConfig, progress: &dyn Fn(LoadP
     let mut runner = ModelRunner::load(&files, Arc::clone(&backend), options, progress)?;
     // One block more than is promised: the null block.
     runner.allocate_kv(cache.num_gpu_blocks + 1, cache.block_size)?;
-    let max_model_len = files.config().max_position_embeddings;
+    let mut max_model_len = files.config().max_position_embeddings;
+    if config.no_paged_attn {
+        // A whole context is reserved for each request, so it can be no longer than the pool.
+        max_model_len = max_model_len.min(cache.num_gpu_blocks / cache.groups.groups.len() * cache.block_size);
+    }
     let scheduler = Scheduler::new(
         SchedulerConfig {
             max_num_seqs: config.max_num_seqs,
@@ -165,12 +169,8 @@ fn size_cache(files: &ModelFiles, config: &EngineConfig) -> Result<CacheConfig, 
         ModelDType::F16 | ModelDType::Auto => paged::KvDType::F16,
     };
     let host = host_memory();
-    let memory = DeviceMemory {
-        total: host.total_bytes,
-        available: host.available_bytes,
-        pending: files.weight_bytes(),
-        unified: true,
-    };
+    let memory =
+        DeviceMemory { total: host.total_bytes, available: host.available_bytes, pending: files.weight_bytes(), unified: true };
     let limits = PoolLimits {
         max_num_seqs: config.max_num_seqs,
         max_num_batched_tokens: config.max_num_batched_tokens,

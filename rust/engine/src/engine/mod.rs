@@ -8,10 +8,10 @@ mod thread;
 
 use std::sync::{Arc, mpsc};
 
-pub use config::{best_device, CpuOptions, Device, EngineConfig, LoadProgress, ModelDType, ModelSource};
+pub use config::{CpuOptions, Device, EngineConfig, LoadProgress, ModelDType, ModelSource, best_device};
 
 use crate::{
-    EngineError, GenerationRequest, Message, RequestStream, GenerationConfig, chat_template::ChatTemplate, tokenizer::Tokenizer,
+    EngineError, GenerationConfig, GenerationRequest, Message, RequestStream, chat_template::ChatTemplate, tokenizer::Tokenizer,
 };
 use thread::Command;
 

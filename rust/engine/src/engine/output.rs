@@ -108,9 +108,9 @@ impl Job {
 
     /// Samples the next token of a choice.
     ///
-    /// `logits` is the model's row `[vocab_size]`, `context` the prompt and the output so far.
-    pub fn sample(&mut self, index: usize, logits: &[f32], context: &[u32]) -> Result<Sampled, EngineError> {
-        self.choices[index].sampler.sample(logits, context)
+    /// `logits` is the model's row `[vocab_size]`; it is overwritten.
+    pub fn sample(&mut self, index: usize, logits: &mut [f32]) -> Result<Sampled, EngineError> {
+        self.choices[index].sampler.sample(logits)
     }
 
     /// Reports log probabilities of prompt tokens, in order.
@@ -123,18 +123,21 @@ impl Job {
         self.first_token.get_or_insert_with(Instant::now);
         let choice = &mut self.choices[index];
         choice.num_output_tokens += 1;
-        choice.sum_logprob += f64::from(sampled.logprob);
         self.usage.completion_tokens += 1;
-        let is_stop_token = self.submission.stop_token_ids.contains(&sampled.token);
-        let delta = if is_stop_token { String::new() } else { choice.text.push(sampled.token) };
-        let logprobs = match self.submission.logprobs {
-            Some(_) => vec![token_logprobs(tokenizer, sampled.token, Some(sampled.logprob), &sampled.top)],
-            None => Vec::new(),
-        };
+        let is_stop_token = self.submission.stop_token_ids.contains(&sampled.token_id);
+        let mut delta = String::new();
+        let is_stopped = is_stop_token || choice.text.push(tokenizer, sampled.token_id, &mut delta);
+        let mut logprobs = Vec::new();
+        if let Some(row) = &sampled.logprobs {
+            choice.sum_logprob += f64::from(row.logprob);
+            if self.submission.logprobs.is_some() {
+                logprobs.push(token_logprobs(tokenizer, sampled.token_id, Some(row.logprob), &row.top));
+            }
+        }
         if !delta.is_empty() || !logprobs.is_empty() {
             self.emit(index, OutputEvent::Delta { index, text: delta, logprobs });
         }
-        if is_stop_token || self.choices[index].text.stopped().is_some() {
+        if is_stopped {
             self.finish(index, FinishReason::Stop);
         } else if self.choices[index].num_output_tokens >= self.submission.max_tokens {
             self.finish(index, FinishReason::Length);
@@ -149,8 +152,9 @@ impl Job {
             return;
         }
         choice.finished = true;
-        let mut text = choice.text.finish();
-        let stop_sequence = choice.text.stopped().map(str::to_owned);
+        let mut text = String::new();
+        choice.text.finish(&mut text);
+        let stop_sequence = choice.text.stop_sequence().map(str::to_owned);
         if let Some(suffix) = &self.submission.suffix {
             text.push_str(suffix);
         }
@@ -208,7 +212,7 @@ pub fn token_logprobs(tokenizer: &Tokenizer, token_id: u32, logprob: Option<f32>
         token_id,
         logprob,
         text: tokenizer.token_text(token_id),
-        bytes: tokenizer.token_bytes(token_id),
+        bytes: tokenizer.token_bytes(token_id).to_vec(),
         top_logprobs: top
             .iter()
             .map(|&(token_id, logprob)| TopLogprob { token_id, logprob, text: tokenizer.token_text(token_id) })

@@ -1,6 +1,7 @@
 //! From a caller's request to a submission: everything that can be refused is refused here, on the caller's thread.
 
 use std::{
+    collections::HashSet,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -11,10 +12,10 @@ use std::{
 
 use super::{Shared, output::Submission, thread::Command};
 use crate::{
-    EngineError, GenerationRequest, Message, Prompt, RequestStream,
+    EngineError, GenerationRequest, IncrementalDecoder, Message, Prompt, RequestStream,
     chat_template::RenderOptions,
     output_text::OutputText,
-    sampler::{ResolvedSampling, Sampler},
+    sampler::{ResolvedSampling, Sampler, dry_breaker_ids},
 };
 
 /// Validates and tokenises a request and sends it to the engine thread.
@@ -30,7 +31,17 @@ pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStre
             request.n_choices
         )));
     }
-    let resolved = ResolvedSampling::resolve(&request.sampling, &shared.generation_config)?;
+    let mut params = request.sampling.clone();
+    if num_run > request.n_choices {
+        // The best choices are told by their log probabilities.
+        params.logprobs.get_or_insert(0);
+    }
+    let resolved = Arc::new(ResolvedSampling::new(&params, &shared.generation_config, shared.vocab_size)?);
+    let dry_breakers = match &resolved.dry {
+        Some(dry) => dry_breaker_ids(&shared.tokenizer, &dry.sequence_breakers)?,
+        None => HashSet::new(),
+    };
+    let dry_breakers = Arc::new(dry_breakers);
     let (mut prompt_token_ids, text) = tokenize(shared, &request.prompt)?;
     let max_tokens = fit(shared, &request, &mut prompt_token_ids)?;
 
@@ -43,10 +54,14 @@ pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStre
     let seed = sampling.seed.or(shared.seed.map(|s| s.wrapping_add(count))).unwrap_or_else(rand::random);
     let choices = (0..num_run)
         .map(|i| {
-            let sampler = Sampler::new(resolved.clone(), seed, i as u64, &shared.tokenizer, &prompt_token_ids);
-            (sampler, OutputText::new(&shared.tokenizer, &prompt_token_ids, &sampling.stop))
+            let sampler = Sampler::new(Arc::clone(&resolved), seed, i, &prompt_token_ids, Arc::clone(&dry_breakers));
+            let decoder = match request.prompt {
+                Prompt::Chat { .. } => IncrementalDecoder::new(true),
+                Prompt::Text(_) | Prompt::TokenIds(_) => IncrementalDecoder::continuing(true),
+            };
+            Ok((sampler, OutputText::new(decoder, &sampling.stop)?))
         })
-        .collect();
+        .collect::<Result<_, EngineError>>()?;
     let echo = match (request.echo_prompt, text) {
         (false, _) => None,
         (true, Some(text)) => Some(text),
@@ -87,11 +102,8 @@ pub fn render_chat(
             "the model has no chat template: give one with chat_template or jinja_explicit, or send a completion request".into(),
         )
     })?;
-    let options = RenderOptions {
-        enable_thinking,
-        reasoning_effort: reasoning_effort.map(str::to_owned),
-        ..RenderOptions::default()
-    };
+    let options =
+        RenderOptions { enable_thinking, reasoning_effort: reasoning_effort.map(str::to_owned), ..RenderOptions::default() };
     let text = template.render(messages, &options)?;
     // The template writes special tokens itself.
     shared.tokenizer.encode(&text, false)
@@ -107,7 +119,9 @@ fn tokenize(shared: &Shared, prompt: &Prompt) -> Result<(Vec<u32>, Option<String
         Prompt::TokenIds(ids) => {
             let vocab_size = shared.vocab_size;
             if let Some(bad) = ids.iter().find(|&&id| id as usize >= vocab_size) {
-                return Err(EngineError::InvalidArgument(format!("prompt token id {bad} is outside the vocabulary of {vocab_size}")));
+                return Err(EngineError::InvalidArgument(format!(
+                    "prompt token id {bad} is outside the vocabulary of {vocab_size}"
+                )));
             }
             (ids.clone(), None)
         }

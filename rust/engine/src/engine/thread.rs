@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use paged::{NewRequest, RequestId, Scheduler, SchedulerOutput};
+use paged::{CacheIdentity, IdentityField, NewRequest, RequestId, Scheduler, SchedulerOutput};
 
 use super::{
     KvCacheStats,
@@ -38,7 +38,7 @@ type SampledRow = (RequestId, Result<Sampled, EngineError>);
 struct Live {
     job: u64,
     choice: usize,
-    rope_table: usize,
+    rope_offset: u32,
     prompt_logprobs_done: usize,
 }
 
@@ -137,12 +137,12 @@ impl EngineThread {
             let request_id = RequestId(self.next_request);
             self.next_request += 1;
             // Requests that use different rope tables have different keys for the same tokens.
-            let rope_table = self.runner.config().rope_table(submission.prompt_token_ids.len());
+            let rope_offset = self.runner.config().rope_offset(submission.prompt_token_ids.len());
             let added = self.scheduler.add_request(NewRequest {
                 request_id,
                 prompt_token_ids: submission.prompt_token_ids.clone(),
                 max_tokens: submission.max_tokens,
-                identity: vec![rope_table as u8],
+                identity: CacheIdentity::new().with(IdentityField::Rope, &rope_offset.to_le_bytes()).into_bytes(),
                 skip_prefix_lookup: submission.prompt_logprobs,
             });
             if let Err(error) = added {
@@ -153,7 +153,7 @@ impl EngineThread {
                 return;
             }
             ids.push(request_id);
-            self.live.insert(request_id, Live { job: job_id, choice, rope_table, prompt_logprobs_done: 0 });
+            self.live.insert(request_id, Live { job: job_id, choice, rope_offset, prompt_logprobs_done: 0 });
         }
         self.jobs.insert(job_id, Job::new(submission));
     }
@@ -192,12 +192,9 @@ impl EngineThread {
 
     /// Runs the model on the scheduled rows and samples where a row reaches the end of what is known.
     fn execute(&mut self, output: &SchedulerOutput) -> Result<Vec<SampledRow>, EngineError> {
-        let (live, config) = (&self.live, self.runner.config());
-        self.batch.build(&self.scheduler, output, self.layout, |id, positions, rows| {
-            let table = live.get(&id).map_or(0, |l| l.rope_table);
-            rows.extend(positions.map(|p| config.rope_position(p, table)));
-        });
-        self.runner.execute(&self.batch.token_ids, &self.batch.step, &[])?;
+        let live = &self.live;
+        self.batch.build(&self.scheduler, output, self.layout, |id| live.get(&id).map_or(0, |l| l.rope_offset));
+        self.runner.execute(&self.batch.token_ids, &self.batch.step)?;
         self.report_prompt_logprobs(output)?;
 
         let sampling: Vec<(RequestId, u32)> = output
@@ -210,12 +207,12 @@ impl EngineThread {
         let mut sampled = Vec::with_capacity(sampling.len());
         for chunk in sampling.chunks(self.runner.max_logit_rows()) {
             let rows: Vec<u32> = chunk.iter().map(|&(_, row)| row).collect();
-            let logits = self.runner.compute_logits(&rows)?;
-            for (i, &(id, _)) in chunk.iter().enumerate() {
+            let logits = self.runner.logits(&rows)?;
+            let vocab_size = logits.cols();
+            for (&(id, _), row) in chunk.iter().zip(logits.as_mut_slice().chunks_exact_mut(vocab_size)) {
                 let live = &self.live[&id];
-                let context = self.scheduler.token_ids(id);
                 if let Some(job) = self.jobs.get_mut(&live.job) {
-                    sampled.push((id, job.sample(live.choice, logits.row(i), context)));
+                    sampled.push((id, job.sample(live.choice, row)));
                 }
             }
         }
@@ -244,16 +241,16 @@ impl EngineThread {
             let positions: Vec<usize> = (first..last).collect();
             for chunk in positions.chunks(self.runner.max_logit_rows()) {
                 let rows: Vec<u32> = chunk.iter().map(|p| base + (p - start) as u32).collect();
-                let logits = self.runner.compute_logits(&rows)?;
+                let logits = self.runner.logits(&rows)?;
                 let entries = chunk
                     .iter()
                     .enumerate()
                     .map(|(i, p)| {
                         let token = prompt[p + 1];
-                        let (logprob, top) = token_logprob(logits.row(i), token, top_k);
-                        token_logprobs(&self.tokenizer, token, Some(logprob), &top)
+                        let row = token_logprob(logits.row(i), token, top_k)?;
+                        Ok(token_logprobs(&self.tokenizer, token, Some(row.logprob), &row.top))
                     })
-                    .collect();
+                    .collect::<Result<_, EngineError>>()?;
                 job.push_prompt_logprobs(live.choice, entries);
                 live.prompt_logprobs_done += chunk.len();
             }
@@ -271,7 +268,7 @@ impl EngineThread {
         let mut tokens = Vec::with_capacity(sampled.len());
         for (id, result) in &sampled {
             match result {
-                Ok(s) => tokens.push((*id, s.token)),
+                Ok(s) => tokens.push((*id, s.token_id)),
                 Err(error) => {
                     tracing::error!("request {} ends: {error}", id.0);
                     self.scheduler.abort_request(*id);

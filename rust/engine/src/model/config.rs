@@ -1,6 +1,7 @@
 //! What a decoder is like, whatever file says so.
 
-use device::Activation;
+use device::{Activation, KvCacheSpec, KvDType};
+use paged::KvGroups;
 
 use super::rope::RopeConfig;
 use crate::EngineError;
@@ -73,26 +74,35 @@ pub struct LayerConfig {
 }
 
 impl DecoderConfig {
-    /// Windows of the layers, for `paged::KvGroups`.
-    pub fn windows(&self) -> Vec<Option<usize>> {
-        self.layers.iter().map(|l| l.window).collect()
+    /// How the layers share the KV pool.
+    pub fn kv_groups(&self) -> KvGroups {
+        let windows: Vec<_> = self.layers.iter().map(|l| l.window).collect();
+        KvGroups::from_layers(&windows)
     }
 
-    /// Rope tables that lie interleaved: row `position * num_rope_tables + table`.
+    /// Shape of a KV storage for this model.
+    pub fn kv_cache_spec(&self, num_blocks: usize, block_size: usize, dtype: KvDType) -> KvCacheSpec {
+        KvCacheSpec {
+            num_blocks,
+            block_size,
+            num_kv_heads: self.num_kv_heads,
+            head_dim: self.head_dim,
+            num_planes: self.kv_groups().layers_per_group,
+            dtype,
+        }
+    }
+
+    /// Rope tables, which lie one after the other, each of `max_position_embeddings` rows.
     pub fn num_rope_tables(&self) -> usize {
         self.ropes.iter().map(RopeConfig::num_tables).max().unwrap_or(1)
     }
 
-    /// Which rope table a request uses for its whole life, by its prompt's length: longrope has one for prompts within the
-    /// original context and one for longer ones. Blocks of requests with different tables hold different keys, so the
-    /// table belongs to the identity of cached blocks.
-    pub fn rope_table(&self, num_prompt_tokens: usize) -> usize {
-        self.ropes.iter().map(|rope| rope.table(num_prompt_tokens)).max().unwrap_or(0)
-    }
-
-    /// The entry of `StepMetadata::rope_positions` of a position.
-    pub fn rope_position(&self, position: u32, rope_table: usize) -> u32 {
-        position * self.num_rope_tables() as u32 + rope_table as u32
+    /// First row of the rope table that a request uses for its whole life, by its prompt's length: longrope has one table for
+    /// prompts within the original context and one for longer ones. Blocks of requests with different tables hold different
+    /// keys, so the offset belongs to the identity of cached blocks.
+    pub fn rope_offset(&self, num_prompt_tokens: usize) -> u32 {
+        let table = self.ropes.iter().map(|rope| rope.table(num_prompt_tokens)).max().unwrap_or(0);
+        (table * self.max_position_embeddings) as u32
     }
 
     /// Sets the layers' windows: what reaches over the whole context is no window.

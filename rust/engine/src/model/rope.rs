@@ -4,6 +4,8 @@ use std::f64::consts::TAU;
 
 use device::{RopeStyle, RopeTable};
 
+use super::config::DecoderConfig;
+
 /// One kind of rotation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeConfig {
@@ -135,46 +137,51 @@ impl RopeConfig {
     }
 }
 
-/// A table that grows with the positions in use.
+/// The tables of one kind of rotation, one after the other, as far as rows have been used.
 pub(crate) struct GrowingRope {
-    table: RopeTable,
-    /// By table of the model.
+    rows: RopeTable,
+    num_rows: usize,
+    /// By table.
     frequencies: Vec<Vec<f32>>,
+    max_positions: usize,
     factor: f32,
-    rows: usize,
 }
 
 impl GrowingRope {
-    /// An empty table for a model with `num_tables` interleaved ones.
-    pub(crate) fn new(config: &RopeConfig, num_tables: usize) -> Self {
-        let table = RopeTable { style: config.style, rotary_dim: config.rotary_dim, cos: Vec::new(), sin: Vec::new() };
-        let frequencies = (0..num_tables).map(|t| config.frequencies(t)).collect();
-        Self { table, frequencies, factor: config.attention_factor(), rows: 0 }
+    /// Without rows at first. A kind with fewer tables than the model repeats its own.
+    pub(crate) fn new(rope: &RopeConfig, config: &DecoderConfig) -> Self {
+        Self {
+            rows: RopeTable { style: rope.style, rotary_dim: rope.rotary_dim, cos: Vec::new(), sin: Vec::new() },
+            num_rows: 0,
+            frequencies: (0..config.num_rope_tables()).map(|table| rope.frequencies(table)).collect(),
+            max_positions: config.max_position_embeddings,
+            factor: rope.attention_factor(),
+        }
     }
 
-    /// Makes at least `rows` rows, at most `max_rows`.
-    pub(crate) fn grow(&mut self, rows: usize, max_rows: usize) {
-        if rows <= self.rows {
+    /// Makes at least `num_rows` rows, and some more so that this happens seldom.
+    pub(crate) fn grow(&mut self, num_rows: usize) {
+        if num_rows <= self.num_rows {
             return;
         }
-        let end = rows.next_power_of_two().max(256).min(max_rows.max(rows));
-        let values = end * self.table.rotary_dim / 2;
-        self.table.cos.reserve_exact(values - self.table.cos.len());
-        self.table.sin.reserve_exact(values - self.table.sin.len());
-        for row in self.rows..end {
-            let position = (row / self.frequencies.len()) as f32;
-            for frequency in &self.frequencies[row % self.frequencies.len()] {
+        let end = num_rows.next_power_of_two().max(256).min(self.max_positions * self.frequencies.len()).max(num_rows);
+        let values = end * self.rows.rotary_dim / 2;
+        self.rows.cos.reserve_exact(values - self.rows.cos.len());
+        self.rows.sin.reserve_exact(values - self.rows.sin.len());
+        for row in self.num_rows..end {
+            let position = (row % self.max_positions) as f32;
+            for frequency in &self.frequencies[row / self.max_positions] {
                 // The angle is rounded to f32, as in training.
                 let (sin, cos) = f64::from(position * frequency).sin_cos();
-                self.table.cos.push(cos as f32 * self.factor);
-                self.table.sin.push(sin as f32 * self.factor);
+                self.rows.cos.push(cos as f32 * self.factor);
+                self.rows.sin.push(sin as f32 * self.factor);
             }
         }
-        self.rows = end;
+        self.num_rows = end;
     }
 
     pub(crate) fn table(&self) -> &RopeTable {
-        &self.table
+        &self.rows
     }
 }
 
@@ -192,28 +199,5 @@ mod tests {
             RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_positions: 64 };
         // Wavelengths of 2 pi and 200 pi against bounds of 16 and 64.
         assert_eq!(rope(scaling).frequencies(0), [1.0, 0.01 / 8.0]);
-    }
-
-    #[test]
-    fn a_grown_table_equals_one_made_at_once() {
-        let scaling = RopeScaling::LongRope {
-            short: vec![1.0, 2.0],
-            long: vec![3.0, 4.0],
-            original_max_positions: 64,
-            attention_factor: 1.5,
-        };
-        let config = rope(scaling);
-        assert_eq!((config.table(64), config.table(65)), (0, 1));
-        let mut steps = GrowingRope::new(&config, 2);
-        for rows in [1, 300, 700] {
-            steps.grow(rows, 1000);
-        }
-        let mut once = GrowingRope::new(&config, 2);
-        once.grow(1000, 1000);
-        assert_eq!(steps.rows, 1000);
-        assert_eq!((&steps.table.cos, &steps.table.sin), (&once.table.cos, &once.table.sin));
-        // Position 5: row 10 has the short factors, row 11 the long ones.
-        assert!((steps.table.cos[20] - 1.5 * 5.0_f32.cos()).abs() < 1e-6);
-        assert!((steps.table.cos[22] - 1.5 * (5.0_f32 / 3.0).cos()).abs() < 1e-6);
     }
 }

@@ -11,7 +11,7 @@ use crate::DryParams;
 /// How often each token stands in the context (prompt and output).
 #[derive(Clone, Debug)]
 pub(super) struct Counts {
-    counts: HashMap<u32, u32>,
+    by_token: HashMap<u32, u32>,
     presence: f32,
     frequency: f32,
     repetition: f32,
@@ -19,19 +19,20 @@ pub(super) struct Counts {
 
 impl Counts {
     /// `None` when no penalty is on.
+    #[allow(clippy::float_cmp)] // The exact values that mean off.
     pub fn new(sampling: &ResolvedSampling) -> Option<Self> {
         let (presence, frequency) = (sampling.presence_penalty, sampling.frequency_penalty);
         let repetition = sampling.repetition_penalty;
         let on = presence != 0.0 || frequency != 0.0 || repetition != 1.0;
-        on.then(|| Self { counts: HashMap::new(), presence, frequency, repetition })
+        on.then(|| Self { by_token: HashMap::new(), presence, frequency, repetition })
     }
 
     pub fn observe(&mut self, token: u32) {
-        *self.counts.entry(token).or_default() += 1;
+        *self.by_token.entry(token).or_default() += 1;
     }
 
     pub fn apply(&self, logits: &mut [f32]) {
-        for (&token, &count) in &self.counts {
+        for (&token, &count) in &self.by_token {
             if let Some(logit) = logits.get_mut(token as usize) {
                 *logit -= count as f32 * self.frequency + self.presence;
                 let penalised = if *logit > 0.0 { *logit / self.repetition } else { *logit * self.repetition };
@@ -131,7 +132,10 @@ mod tests {
             *entry = length.max(*entry);
         }
         longest.retain(|_, length| *length >= params.allowed_length);
-        longest.into_iter().map(|(t, n)| (t, params.multiplier * params.base.powi(n as i32 - params.allowed_length as i32))).collect()
+        longest
+            .into_iter()
+            .map(|(t, n)| (t, params.multiplier * params.base.powi(n as i32 - params.allowed_length as i32)))
+            .collect()
     }
 
     proptest! {

@@ -33,7 +33,7 @@ pub struct ResolvedSampling {
 }
 
 impl ResolvedSampling {
-    /// Fills what the request leaves unset from the model's generation_config.json, then from the defaults, and checks every value.
+    /// Fills what the request leaves unset from the model's `generation_config.json`, then from the defaults, and checks every value.
     ///
     /// `vocab_size` is the number of logits. An [`EngineError::InvalidArgument`] names the field, the value and what is allowed.
     pub fn new(params: &SamplingParams, model: &GenerationConfig, vocab_size: usize) -> Result<Self, EngineError> {

@@ -103,7 +103,7 @@ impl<'a> Vocabulary<'a> {
 }
 
 impl Tokenizer {
-    /// Builds the tokenizer that a GGUF file describes: byte-level BPE (`gpt2`) or SentencePiece BPE (`llama`, `gemma`).
+    /// Builds the tokenizer that a GGUF file describes: byte-level BPE (`gpt2`) or `SentencePiece` BPE (`llama`, `gemma`).
     ///
     /// BOS is added to texts as `add_bos_token` says, else as llama.cpp does for the file's kind of tokenizer.
     pub fn from_gguf(metadata: &Metadata) -> Result<Self, EngineError> {
@@ -220,7 +220,8 @@ fn sentencepiece(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineError> {
         match kind {
             TokenType::Unknown | TokenType::Control | TokenType::UserDefined => pieces.push(text.as_bytes(), kind.is_special()),
             TokenType::Byte => {
-                let byte = fallback_byte(text).ok_or_else(|| malformed(format!("byte token {id} is {text:?}, not like <0x0A>")))?;
+                let byte =
+                    fallback_byte(text).ok_or_else(|| malformed(format!("byte token {id} is {text:?}, not like <0x0A>")))?;
                 byte_ids[byte as usize].get_or_insert(id);
                 pieces.push(&[byte], false);
             }
@@ -239,7 +240,8 @@ fn sentencepiece(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineError> {
     for (byte, (slot, id)) in byte_tokens.iter_mut().zip(byte_ids).enumerate() {
         *slot = id.or(unknown).ok_or_else(|| malformed(format!("it has neither a token <0x{byte:02X}> nor an unknown token")))?;
     }
-    let special = SpecialMatcher::new(vocabulary.iter().filter(|(_, _, kind)| kind.is_matched_whole()).map(|(id, text, _)| (text, id)));
+    let special =
+        SpecialMatcher::new(vocabulary.iter().filter(|(_, _, kind)| kind.is_matched_whole()).map(|(id, text, _)| (text, id)));
     let spm = Spm {
         pieces: normal,
         scores: scores.to_vec(),

@@ -13,7 +13,7 @@ pub struct IncrementalDecoder {
 }
 
 impl IncrementalDecoder {
-    /// For a text that stands alone: the leading space that SentencePiece models put before it is dropped.
+    /// For a text that stands alone: the leading space that `SentencePiece` models put before it is dropped.
     pub fn new(skip_special_tokens: bool) -> Self {
         Self { pending: Vec::new(), at_start: true, skip_special_tokens }
     }

@@ -59,7 +59,7 @@ pub struct Tokenizer {
 enum Encoder {
     /// A tokenizer.json, or byte-level BPE from GGUF metadata; the latter's BOS and EOS stand beside it.
     Pipeline { inner: Box<tokenizers::Tokenizer>, bos: Option<u32>, eos: Option<u32> },
-    /// SentencePiece from GGUF metadata.
+    /// `SentencePiece` from GGUF metadata.
     Spm(Box<spm::Spm>),
 }
 
@@ -93,7 +93,7 @@ impl Tokenizer {
     }
 
     /// Reads a model folder in Hugging Face layout: tokenizer.json (or the one given), and, where they are there,
-    /// tokenizer_config.json for the special tokens, generation_config.json and config.json for the ids that end a text.
+    /// `tokenizer_config.json` for the special tokens, `generation_config.json` and config.json for the ids that end a text.
     pub fn from_hf_dir(dir: &Path, tokenizer_json: Option<&Path>) -> Result<Self, EngineError> {
         let own = dir.join("tokenizer.json");
         let mut tokenizer = Self::from_file(tokenizer_json.unwrap_or(&own))?;

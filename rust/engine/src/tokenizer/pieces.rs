@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::EngineError;
 
-/// SentencePiece's visible space, U+2581.
+/// `SentencePiece`'s visible space, U+2581.
 pub(super) const VISIBLE_SPACE: char = '\u{2581}';
 
 const PRESENT: u8 = 1;

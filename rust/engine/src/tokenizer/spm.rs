@@ -1,4 +1,4 @@
-//! SentencePiece BPE as GGUF files describe it: pieces with scores, byte fallback.
+//! `SentencePiece` BPE as GGUF files describe it: pieces with scores, byte fallback.
 
 use std::{
     collections::{BinaryHeap, HashMap},
@@ -49,7 +49,7 @@ impl SpecialMatcher {
 /// What a byte without a token of its own becomes.
 pub(super) type ByteTokens = [u32; 256];
 
-/// Encoder of SentencePiece models. Pieces are merged in the order of their scores, as llama.cpp and SentencePiece's BPE do.
+/// Encoder of `SentencePiece` models. Pieces are merged in the order of their scores, as llama.cpp and `SentencePiece`'s BPE do.
 #[derive(Debug)]
 pub(super) struct Spm {
     /// Normal pieces, with visible spaces.

@@ -7,7 +7,8 @@ use std::{path::PathBuf, sync::Arc};
 use device::{Backend, KvDType, KvGroupMetadata, Precision, StepMetadata};
 use engine::{
     ModelSource,
-    model_runner::{ModelFiles, ModelRunner, RunnerOptions},
+    model::ModelFiles,
+    model_runner::{ModelRunner, RunnerOptions},
 };
 
 pub const MAX_TOKENS: usize = 512;
@@ -35,7 +36,7 @@ pub fn load(source: &ModelSource, backend: Arc<dyn Backend>, precision: Precisio
 /// A request with its own blocks, drawn from a shuffled pool.
 struct Sequence {
     ids: Vec<u32>,
-    rope_table: usize,
+    rope_offset: u32,
     computed: usize,
     /// By group.
     blocks: Vec<Vec<u32>>,
@@ -62,8 +63,8 @@ impl<'a> Harness<'a> {
     /// Adds a request; the first `num_prompt_tokens` ids are its prompt.
     pub fn add(&mut self, ids: Vec<u32>, num_prompt_tokens: usize) -> usize {
         let blocks = vec![Vec::new(); self.runner.kv_groups().groups.len()];
-        let rope_table = self.runner.config().rope_table(num_prompt_tokens);
-        self.sequences.push(Sequence { ids, rope_table, computed: 0, blocks, logits: Vec::new() });
+        let rope_offset = self.runner.rope_offset(num_prompt_tokens);
+        self.sequences.push(Sequence { ids, rope_offset, computed: 0, blocks, logits: Vec::new() });
         self.sequences.len() - 1
     }
 
@@ -79,7 +80,7 @@ impl<'a> Harness<'a> {
             let (start, end) = (sequence.computed, sequence.computed + n);
             token_ids.extend(&sequence.ids[start..end]);
             let positions = start as u32..end as u32;
-            step.rope_positions.extend(positions.clone().map(|p| self.runner.config().rope_position(p, sequence.rope_table)));
+            step.rope_positions.extend(positions.clone().map(|p| p + sequence.rope_offset));
             step.positions.extend(positions);
             step.query_start_loc.push(token_ids.len() as u32);
             step.seq_lens.push(end as u32);
@@ -101,10 +102,11 @@ impl<'a> Harness<'a> {
         }
         let num_tokens = token_ids.len() as u32;
         let chunk = self.runner.max_logit_rows() as u32;
-        let rows = |from: u32| (from..(from + chunk).min(num_tokens)).collect::<Vec<u32>>();
-        let mut logits = copy(self.runner.execute(&token_ids, &step, &rows(0)).unwrap());
-        for from in (chunk..num_tokens).step_by(chunk as usize) {
-            logits.extend(copy(self.runner.compute_logits(&rows(from)).unwrap()));
+        self.runner.execute(&token_ids, &step).unwrap();
+        let mut logits = Vec::new();
+        for from in (0..num_tokens).step_by(chunk as usize) {
+            let rows: Vec<u32> = (from..(from + chunk).min(num_tokens)).collect();
+            logits.extend(copy(self.runner.logits(&rows).unwrap()));
         }
         let mut logits = logits.into_iter();
         for &(s, n) in work {

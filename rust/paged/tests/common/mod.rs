@@ -39,13 +39,12 @@ impl Prefixes {
         tokens
             .iter()
             .map(|&token| {
-                at = match self.ids.get(&(at, token)) {
-                    Some(&id) => id,
-                    None => {
-                        let id = self.push(at);
-                        self.ids.insert((at, token), id);
-                        id
-                    }
+                at = if let Some(&id) = self.ids.get(&(at, token)) {
+                    id
+                } else {
+                    let id = self.push(at);
+                    self.ids.insert((at, token), id);
+                    id
                 };
                 at
             })

@@ -28,7 +28,7 @@ pub use phases::{LinearContext, LinearScratch, gate_up, linear_residual, norm_li
 
 use self::{activations::ActBlock, packed::Packed};
 use super::{CpuTier, ThreadPool};
-use crate::{DeviceError, Linear, LinearOptions, Precision, WeightView};
+use crate::{DeviceError, Linear, LinearOptions, Precision, WeightView, backend::LinearWeight};
 
 /// Rows of a weight that are worked on together.
 const PANEL: usize = 32;
@@ -125,7 +125,7 @@ impl CpuLinear {
 
 impl From<CpuLinear> for Linear {
     fn from(weight: CpuLinear) -> Self {
-        Self { out_features: weight.out_features, in_features: weight.in_features, weight: Arc::new(weight) }
+        Self { out_features: weight.out_features, in_features: weight.in_features, weight: LinearWeight::Cpu(Arc::new(weight)) }
     }
 }
 

@@ -208,13 +208,13 @@ pub fn norm_linear(
 ) {
     let context = context.checked();
     let LinearScratch { normed, acts, panels, .. } = scratch;
-    let packed = projections.iter().any(|p| p.linear.weight.is_packed());
+    let packed = projections.iter().any(|p| p.linear.cpu().is_packed());
     let input = context.input(x, norm, packed, normed, acts);
     for projections in projections.chunks_mut(MAX_PROJECTIONS) {
         let mut targets = [const { None }; MAX_PROJECTIONS];
         let mut first = 0;
         for (target, Projection { linear, out }) in targets.iter_mut().zip(projections) {
-            let weight = &*linear.weight;
+            let weight = linear.cpu();
             assert_in(x, weight);
             assert_out(out, weight);
             out.set_rows(x.rows());
@@ -252,7 +252,7 @@ fn store(weight: &CpuLinear, p: usize, input: &Input<'_>, rows: Range<usize>, bu
 pub fn linear_residual(context: LinearContext<'_>, scratch: &mut LinearScratch, args: ResidualArgs<'_>) {
     let ResidualArgs { x, linear, post_norm, scale, residual } = args;
     let context = context.checked();
-    let weight = &*linear.weight;
+    let weight = linear.cpu();
     assert_in(x, weight);
     assert_out(residual, weight);
     assert_eq!(residual.rows(), x.rows(), "rows of the residual stream");
@@ -302,7 +302,7 @@ pub fn linear_residual(context: LinearContext<'_>, scratch: &mut LinearScratch, 
 pub fn gate_up(context: LinearContext<'_>, scratch: &mut LinearScratch, args: GateUpArgs<'_>) {
     let GateUpArgs { x, norm, gate, up, activation, out } = args;
     let context = context.checked();
-    let (gate, up) = (&*gate.weight, &*up.weight);
+    let (gate, up) = (gate.cpu(), up.cpu());
     for weight in [gate, up] {
         assert_in(x, weight);
         assert_out(out, weight);

@@ -1,0 +1,192 @@
+//! Configurations in every layout, and what is said of those that make no sense.
+
+mod common;
+
+use std::path::Path;
+
+use engine::{
+    EngineError, ModelSource,
+    model::{
+        DecoderConfig, ModelFiles, RopeScaling,
+        arch::{Found, check_architecture},
+    },
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+fn golden_config(name: &str) -> Value {
+    let path = common::golden_dir().join("text").join(name).join("config.json");
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// The decoder of a golden model with some fields of its config.json replaced; null removes one.
+fn changed(name: &str, changes: &Value) -> Result<DecoderConfig, String> {
+    let mut config = golden_config(name);
+    for (key, value) in changes.as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    open(name, &config, None)
+}
+
+fn open(weights: &str, config: &Value, expected: Option<&str>) -> Result<DecoderConfig, String> {
+    let dir = TempDir::new().unwrap();
+    let source = common::golden_dir().join("text").join(weights).join("model.safetensors");
+    std::fs::copy(source, dir.path().join("model.safetensors")).unwrap();
+    std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    open_dir(dir.path(), expected).map_err(|e| e.to_string())
+}
+
+fn open_dir(dir: &Path, expected: Option<&str>) -> Result<DecoderConfig, EngineError> {
+    let source = ModelSource::HuggingFace { path: dir.to_owned(), tokenizer_json: None };
+    ModelFiles::open(&source, expected).map(|files| files.config().clone())
+}
+
+#[test]
+fn older_and_newer_layouts_say_the_same() {
+    let old = changed("llama3-rope", &json!({})).unwrap();
+    let mut parameters = golden_config("llama3-rope")["rope_scaling"].clone();
+    parameters["rope_theta"] = json!(500_000.0);
+    let new = changed("llama3-rope", &json!({"rope_scaling": null, "rope_theta": null, "rope_parameters": parameters})).unwrap();
+    assert_eq!(old.ropes, new.ropes);
+    assert!(matches!(old.ropes[0].scaling, RopeScaling::Llama3 { original_max_positions: 64, .. }));
+
+    let old = changed("gemma3", &json!({"rope_scaling": {"rope_type": "linear", "factor": 8.0}})).unwrap();
+    let types: Vec<_> = (1..=7).map(|i| if i == 6 { "full_attention" } else { "sliding_attention" }).collect();
+    let parameters = json!({
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    });
+    let new = changed(
+        "gemma3",
+        &json!({"rope_scaling": null, "rope_theta": null, "rope_local_base_freq": null, "sliding_window_pattern": null,
+            "rope_parameters": parameters, "layer_types": types}),
+    )
+    .unwrap();
+    assert_eq!((&old.ropes, &old.layers), (&new.ropes, &new.layers));
+    assert_eq!(new.ropes[0].scaling, RopeScaling::Linear(8.0));
+    assert_eq!((new.ropes[1].theta, &new.ropes[1].scaling), (10_000.0, &RopeScaling::None));
+}
+
+#[test]
+fn each_family_has_its_own_rule_of_windows() {
+    let windows = |name, changes| changed(name, &changes).unwrap().layers.iter().map(|l| l.window).collect::<Vec<_>>();
+    assert_eq!(windows("mistral", json!({})), [None; 3], "a window beyond the context is none");
+    assert_eq!(windows("mistral", json!({"sliding_window": 100})), [Some(100); 3]);
+    assert_eq!(windows("mistral", json!({"sliding_window": null})), [None; 3]);
+    assert_eq!(windows("phi3", json!({"sliding_window": 100})), [Some(100); 3]);
+    for name in ["qwen2", "qwen3"] {
+        let base = json!({"sliding_window": 100, "max_window_layers": 1, "layer_types": null});
+        assert_eq!(windows(name, base), [None; 3], "use_sliding_window is false");
+        let used = json!({"sliding_window": 100, "max_window_layers": 1, "layer_types": null, "use_sliding_window": true});
+        assert_eq!(windows(name, used), [None, Some(100), Some(100)]);
+        let types = json!({"sliding_window": 100, "use_sliding_window": true,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]});
+        assert_eq!(windows(name, types), [Some(100), None, Some(100)]);
+    }
+    let w = Some(24);
+    assert_eq!(windows("gemma3", json!({})), [w, w, w, w, w, None, w]);
+    assert_eq!(windows("gemma3", json!({"sliding_window_pattern": 2})), [w, None, w, None, w, None, w]);
+}
+
+#[test]
+fn gemma3_scales_scores_by_its_own_scalar() {
+    let config = changed("gemma3", &json!({"query_pre_attn_scalar": 64})).unwrap();
+    assert!((config.attention_scale - 0.125).abs() < 1e-7);
+    assert!((config.embedding_scale - 8.0).abs() < 1e-7);
+}
+
+#[test]
+fn longrope_chooses_by_prompt_and_stretches_by_the_ratio_of_lengths() {
+    let config = changed("phi3-longrope", &json!({})).unwrap();
+    assert_eq!([64, 65].map(|n| config.rope_offset(n)), [0, 256]);
+    assert_eq!(config.num_rope_tables(), 2);
+    let RopeScaling::LongRope { attention_factor, .. } = config.ropes[0].scaling else { panic!("longrope") };
+    let expected = (1.0 + 4_f32.ln() / 64_f32.ln()).sqrt();
+    assert!((attention_factor - expected).abs() < 1e-6);
+}
+
+#[test]
+fn values_that_make_no_sense_are_named() {
+    for (changes, words) in [
+        (json!({"num_attention_heads": 0}), ["number of attention heads", "0"]),
+        (json!({"num_attention_heads": null}), ["`num_attention_heads`", "missing"]),
+        (json!({"num_attention_heads": -4}), ["`num_attention_heads`", "-4"]),
+        (json!({"num_key_value_heads": 3}), ["4 attention heads", "3 key and value heads"]),
+        (json!({"hidden_size": 1_u64 << 40}), ["`hidden_size`", "1099511627776"]),
+        (json!({"hidden_size": 63, "head_dim": null}), ["`hidden_size`", "63"]),
+        (json!({"hidden_size": "64"}), ["`hidden_size`", "\"64\""]),
+        (json!({"head_dim": 15}), ["15 elements", "even"]),
+        (json!({"head_dim": 1 << 20}), ["head dimension", "1048576"]),
+        (json!({"num_hidden_layers": 1_000_000}), ["`num_hidden_layers`", "1000000"]),
+        (json!({"vocab_size": 0}), ["vocabulary size", "0"]),
+        (json!({"rms_norm_eps": 0.0}), ["norm epsilon", "0"]),
+        (json!({"rms_norm_eps": 1e300}), ["norm epsilon", "inf"]),
+        (json!({"rope_theta": -1.0}), ["rope base", "-1"]),
+        (json!({"hidden_act": "relu"}), ["`hidden_act`", "`relu`"]),
+        (json!({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}), ["`yarn`", "llama3"]),
+        (json!({"rope_scaling": {"type": "linear"}}), ["`factor`", "missing"]),
+        (json!({"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}), ["1 rope short", "8"]),
+    ] {
+        let error = changed("llama", &changes).err().unwrap_or_else(|| panic!("{changes} is accepted"));
+        for word in words {
+            assert!(error.contains(word) && error.contains("config.json"), "{changes}: {error:?} does not contain {word:?}");
+        }
+    }
+}
+
+#[test]
+fn weights_that_contradict_the_configuration_are_named() {
+    let error = |name, changes: &Value| {
+        let dir = TempDir::new().unwrap();
+        let mut config = golden_config(name);
+        changes.as_object().unwrap().iter().for_each(|(key, value)| config[key] = value.clone());
+        let weights = common::golden_dir().join("text").join(name).join("model.safetensors");
+        std::fs::copy(weights, dir.path().join("model.safetensors")).unwrap();
+        std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+        let source = ModelSource::HuggingFace { path: dir.path().to_owned(), tokenizer_json: None };
+        let files = ModelFiles::open(&source, None).unwrap();
+        let backend = std::sync::Arc::new(device::cpu::ReferenceBackend::new());
+        let options = engine::model_runner::RunnerOptions {
+            precision: device::Precision::Exact,
+            kv_dtype: device::KvDType::F32,
+            max_num_batched_tokens: 8,
+            max_num_seqs: 1,
+        };
+        engine::model_runner::ModelRunner::load(&files, backend, options, &|_| {}).err().expect("an error").to_string()
+    };
+    let e = error("llama", &json!({"intermediate_size": 95}));
+    assert!(e.contains("mlp.gate_proj.weight") && e.contains("[96, 64]") && e.contains("[95, 64]"), "{e}");
+    let e = error("llama", &json!({"vocab_size": 511}));
+    assert!(e.contains("model.embed_tokens.weight") && e.contains("[511, 64]"), "{e}");
+    let e = error("llama", &json!({"num_hidden_layers": 4}));
+    assert!(e.contains("model.layers.3."), "{e}");
+    let e = error("llama", &json!({"model_type": "qwen2"}));
+    assert!(e.contains("model.layers.0.self_attn.q_proj.bias"), "{e}");
+    let e = error("llama", &json!({"model_type": "qwen3"}));
+    assert!(e.contains("model.layers.0.self_attn.q_norm.weight"), "{e}");
+}
+
+#[test]
+fn architectures_are_found_or_refused_with_the_list() {
+    let hf = |model_type| Found::HuggingFace { model_type, classes: &["Qwen3ForCausalLM"] };
+    assert_eq!(check_architecture(None, hf(Some("phi3"))).unwrap().name(), "phi3");
+    assert_eq!(check_architecture(None, hf(None)).unwrap().name(), "qwen3");
+    assert_eq!(check_architecture(None, Found::Gguf("llama")).unwrap().name(), "llama");
+    assert_eq!(check_architecture(Some("mistral"), Found::Gguf("llama")).unwrap().name(), "mistral");
+    assert_eq!(check_architecture(Some("gemma3"), hf(Some("gemma3_text"))).unwrap().name(), "gemma3");
+    let list = "llama, mistral, phi3, qwen2, qwen3, gemma3";
+    for (expected, found, words) in [
+        (None, hf(Some("mamba")), vec!["`mamba`"]),
+        (None, Found::Gguf("bert"), vec!["`bert`"]),
+        (None, Found::HuggingFace { model_type: None, classes: &[] }, vec!["no `model_type`"]),
+        (Some("phi2"), hf(Some("phi3")), vec!["`phi2`", "not implemented"]),
+        (Some("qwen2"), hf(Some("phi3")), vec!["`phi3`", "contradicts", "`qwen2`"]),
+        (Some("qwen2"), Found::Gguf("llama"), vec!["`llama`", "contradicts", "`qwen2`"]),
+    ] {
+        let error = check_architecture(expected, found).err().unwrap();
+        assert!(matches!(error, EngineError::Architecture(_)));
+        for word in words.into_iter().chain([list]) {
+            assert!(error.to_string().contains(word), "{error} does not contain {word}");
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! 2,000 corrupted model files: each loads or is an error, without a panic and without much memory.
+
+mod common;
+#[path = "common/sharded.rs"]
+mod sharded;
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use common::golden_dir;
+use device::{
+    Backend, KvDType, Precision,
+    cpu::{CpuBackend, CpuTier},
+};
+use engine::{
+    EngineError, ModelSource,
+    model::ModelFiles,
+    model_runner::{ModelRunner, RunnerOptions},
+};
+use peak_alloc::PeakAlloc;
+use rand::{Rng, SeedableRng, seq::IndexedRandom};
+use rand_chacha::ChaCha8Rng;
+
+#[global_allocator]
+static MEMORY: PeakAlloc = PeakAlloc;
+
+const CORRUPTIONS_OF_GGUF: u64 = 1200;
+const CORRUPTIONS_OF_FOLDERS: u64 = 800;
+const MEMORY_BEYOND_FILES: usize = 256 << 20;
+
+/// Numbers that break careless arithmetic.
+const EDGES: [u64; 14] =
+    [0, 1, 2, 7, 0x7f, 0xff, 0xffff, 0x7fff_ffff, 0xffff_ffff, 1 << 32, 1 << 40, i64::MAX as u64, u64::MAX - 31, u64::MAX];
+
+/// Damages a file, its first `header` bytes above all.
+fn corrupt(bytes: &mut Vec<u8>, header: usize, rng: &mut ChaCha8Rng) {
+    for _ in 0..rng.random_range(1..=4) {
+        if bytes.is_empty() {
+            return;
+        }
+        let end = if rng.random_bool(0.85) { header.min(bytes.len()) } else { bytes.len() };
+        let at = rng.random_range(0..end);
+        match rng.random_range(0..10) {
+            0..=2 => bytes[at] ^= 1 << rng.random_range(0..8),
+            3 => bytes[at] = rng.random(),
+            4..=6 => {
+                let number = EDGES.choose(rng).expect("a number").to_le_bytes();
+                let width = *[1, 4, 8].choose(rng).expect("a width");
+                let end = (at + width).min(bytes.len());
+                bytes[at..end].copy_from_slice(&number[..end - at]);
+            }
+            7 => bytes.truncate(at),
+            8 => {
+                let from = rng.random_range(0..bytes.len());
+                let len = rng.random_range(1..=256).min(bytes.len() - from);
+                let piece = bytes[from..from + len].to_vec();
+                bytes.splice(at..at, piece);
+            }
+            _ => drop(bytes.drain(at..(at + rng.random_range(1..=64)).min(bytes.len()))),
+        }
+    }
+}
+
+/// Replaces a number or a word of a JSON text by something else.
+fn corrupt_json(bytes: &mut Vec<u8>, rng: &mut ChaCha8Rng) {
+    const VALUES: [&str; 14] = [
+        "0",
+        "-1",
+        "1",
+        "3",
+        "1e308",
+        "1e-320",
+        "18446744073709551615",
+        "4294967296",
+        "null",
+        "true",
+        "\"x\"",
+        "[]",
+        "{}",
+        "NaN",
+    ];
+    let text = String::from_utf8_lossy(bytes).into_owned();
+    let starts: Vec<_> = text.match_indices(": ").map(|(i, _)| i + 2).collect();
+    let Some(&start) = starts.choose(rng) else { return };
+    let end = text[start..].find([',', '\n', '}']).map_or(text.len(), |i| start + i);
+    *bytes = [&text[..start], VALUES.choose(rng).expect("a value"), &text[end..]].concat().into_bytes();
+}
+
+fn load(source: &ModelSource, backend: &Arc<dyn Backend>) -> Result<(), EngineError> {
+    let files = ModelFiles::open(source, None)?;
+    let options =
+        RunnerOptions { precision: Precision::Fast, kv_dtype: KvDType::F16, max_num_batched_tokens: 8, max_num_seqs: 1 };
+    let mut runner = ModelRunner::load(&files, Arc::clone(backend), options, &|_| {})?;
+    runner.allocate_kv(2 * runner.kv_groups().groups.len() + 1, 8)?;
+    let groups = (0..runner.kv_groups().groups.len() as u32)
+        .map(|group| device::KvGroupMetadata {
+            block_tables: vec![group + 1],
+            max_blocks: 1,
+            slot_mapping: (0..3).map(|i| i64::from(group + 1) * 8 + i).collect(),
+        })
+        .collect();
+    let step = device::StepMetadata {
+        positions: vec![0, 1, 2],
+        rope_positions: vec![0, 1, 2],
+        query_start_loc: vec![0, 3],
+        seq_lens: vec![3],
+        groups,
+    };
+    runner.execute(&[0, 1, 2], &step)?;
+    runner.logits(&[2]).map(|_| ())
+}
+
+/// Loads what may be broken; true when it loaded.
+fn attempt(source: &ModelSource, file_bytes: usize, backend: &Arc<dyn Backend>, what: &str) -> bool {
+    let before = MEMORY.current_usage();
+    MEMORY.reset_peak_usage();
+    let result = catch_unwind(AssertUnwindSafe(|| load(source, backend)));
+    let used = MEMORY.peak_usage().saturating_sub(before);
+    assert!(used <= file_bytes + MEMORY_BEYOND_FILES, "{what}: {used} bytes of memory for {file_bytes} bytes of files");
+    match result {
+        Ok(Ok(())) => true,
+        Ok(Err(error)) => {
+            assert!(!error.to_string().is_empty(), "{what}: an error without words");
+            false
+        }
+        Err(_) => panic!("{what}: panicked"),
+    }
+}
+
+fn copy_folder(name: &str, dir: &Path) {
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(golden_dir().join("text").join(name).join(file), dir.join(file)).unwrap();
+    }
+}
+
+#[test]
+fn corrupted_files_are_errors_or_load() {
+    let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(CpuTier::detect(), 1).unwrap());
+    let temp = tempfile::tempdir().unwrap();
+    let mut loaded = 0;
+
+    let ggufs: Vec<_> =
+        ["llama3-rope", "qwen2", "qwen3"].map(|n| std::fs::read(golden_dir().join(format!("gguf/{n}.gguf"))).unwrap()).into();
+    let path = temp.path().join("fuzzed.gguf");
+    let source = ModelSource::Gguf { files: vec![path.clone()], tokenizer_dir: None, tokenizer_json: None };
+    for seed in 0..CORRUPTIONS_OF_GGUF {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let mut bytes = ggufs.choose(&mut rng).unwrap().clone();
+        // Half of the damage goes to the fixed header and the first entries, where the counts are.
+        let header = if rng.random_bool(0.5) { 1024 } else { 24 * 1024 };
+        corrupt(&mut bytes, header, &mut rng);
+        std::fs::write(&path, &bytes).unwrap();
+        loaded += usize::from(attempt(&source, bytes.len(), &backend, &format!("GGUF, seed {seed}")));
+    }
+    assert!((1..CORRUPTIONS_OF_GGUF as usize / 2).contains(&loaded), "{loaded} corrupted GGUF files loaded");
+
+    let folders: Vec<PathBuf> = ["llama3-rope", "phi3-longrope", "gemma3", "sharded"].map(|name| temp.path().join(name)).into();
+    for folder in &folders {
+        std::fs::create_dir(folder).unwrap();
+        let name = folder.file_name().unwrap().to_str().unwrap();
+        if name == "sharded" {
+            sharded::write(&golden_dir().join("text/llama3-rope"), folder);
+        } else {
+            copy_folder(name, folder);
+        }
+        let source = ModelSource::HuggingFace { path: folder.clone(), tokenizer_json: None };
+        assert!(attempt(&source, 1 << 20, &backend, name), "{name} is sound");
+    }
+    loaded = 0;
+    for seed in 0..CORRUPTIONS_OF_FOLDERS {
+        let mut rng = ChaCha8Rng::seed_from_u64(1 << 32 | seed);
+        let folder = folders.choose(&mut rng).unwrap();
+        let files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|f| f.unwrap().path()).collect();
+        let total: usize = files.iter().map(|f| f.metadata().unwrap().len() as usize).sum();
+        let json: Vec<_> = files.iter().filter(|f| f.extension().unwrap() == "json").collect();
+        let target = if rng.random_bool(0.5) { *json.choose(&mut rng).unwrap() } else { files.choose(&mut rng).unwrap() };
+        let sound = std::fs::read(target).unwrap();
+        let mut bytes = sound.clone();
+        if target.extension().unwrap() == "json" && rng.random_bool(0.8) {
+            corrupt_json(&mut bytes, &mut rng);
+        } else {
+            corrupt(&mut bytes, 4096, &mut rng);
+        }
+        std::fs::write(target, &bytes).unwrap();
+        let source = ModelSource::HuggingFace { path: folder.clone(), tokenizer_json: None };
+        loaded += usize::from(attempt(&source, total + bytes.len(), &backend, &format!("{}, seed {seed}", target.display())));
+        std::fs::write(target, &sound).unwrap();
+    }
+    assert!((1..CORRUPTIONS_OF_FOLDERS as usize * 3 / 4).contains(&loaded), "{loaded} corrupted folders loaded");
+}

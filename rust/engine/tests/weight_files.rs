@@ -1,0 +1,237 @@
+//! What readers of weights accept and what they say of the rest.
+
+#[path = "common/sharded.rs"]
+mod sharded;
+
+use std::path::{Path, PathBuf};
+
+use engine::weights::{GgufFiles, MetadataValue, SafetensorsFiles};
+use serde_json::json;
+use tempfile::TempDir;
+
+/// A GGUF file in the making; integers are little-endian.
+struct Gguf {
+    version: u32,
+    counts: Option<(u64, u64)>,
+    entries: Vec<Vec<u8>>,
+    tensors: Vec<Vec<u8>>,
+    data: Vec<u8>,
+}
+
+const U32: u32 = 4;
+const STRING: u32 = 8;
+const ARRAY: u32 = 9;
+
+fn string(text: &str) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
+}
+
+impl Gguf {
+    fn new() -> Self {
+        Self { version: 3, counts: None, entries: Vec::new(), tensors: Vec::new(), data: vec![0; 256] }
+    }
+
+    fn entry(mut self, key: &str, kind: u32, value: &[u8]) -> Self {
+        self.entries.push([&string(key), &kind.to_le_bytes()[..], value].concat());
+        self
+    }
+
+    fn array(self, key: &str, kind: u32, count: u64, values: &[u8]) -> Self {
+        self.entry(key, ARRAY, &[&kind.to_le_bytes(), &count.to_le_bytes()[..], values].concat())
+    }
+
+    fn tensor(mut self, name: &str, dims: &[u64], kind: u32, offset: u64) -> Self {
+        let dims_bytes: Vec<u8> = dims.iter().flat_map(|d| d.to_le_bytes()).collect();
+        let ndims = (dims.len() as u32).to_le_bytes();
+        self.tensors.push([&string(name), &ndims[..], &dims_bytes, &kind.to_le_bytes(), &offset.to_le_bytes()].concat());
+        self
+    }
+
+    fn write(&self, path: &Path) {
+        let (tensors, entries) = self.counts.unwrap_or((self.tensors.len() as u64, self.entries.len() as u64));
+        let mut bytes = [b"GGUF", &self.version.to_le_bytes()[..], &tensors.to_le_bytes(), &entries.to_le_bytes()].concat();
+        bytes.extend(self.entries.concat());
+        bytes.extend(self.tensors.concat());
+        bytes.resize(bytes.len().next_multiple_of(32), 0);
+        bytes.extend(&self.data);
+        std::fs::write(path, bytes).unwrap();
+    }
+
+    fn open(&self) -> Result<GgufFiles, String> {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("model.gguf");
+        self.write(&path);
+        GgufFiles::open(&[path]).map_err(|e| e.to_string())
+    }
+}
+
+fn assert_error<T>(result: Result<T, String>, words: &[&str]) {
+    let error = result.err().expect("an error");
+    for word in words {
+        assert!(error.contains(word), "{error:?} does not contain {word:?}");
+    }
+}
+
+#[test]
+fn gguf_values_and_tensors_come_back() {
+    let mut file = Gguf::new()
+        .entry("name", STRING, &string("x\u{1f600}"))
+        .entry("n", U32, &7_u32.to_le_bytes())
+        .entry("big", 10, &u64::MAX.to_le_bytes())
+        .array("list", 5, 2, &[(-1_i32).to_le_bytes(), 5_i32.to_le_bytes()].concat())
+        .tensor("matrix", &[4, 2], 0, 32)
+        .tensor("vector", &[3], 1, 0);
+    file.data[32..36].copy_from_slice(&1.5_f32.to_le_bytes());
+    for version in [2, 3] {
+        file.version = version;
+        let model = file.open().unwrap();
+        assert_eq!(model.metadata().str("name"), Some("x\u{1f600}"));
+        assert_eq!(model.metadata().usize("n"), Some(7));
+        assert_eq!(model.metadata().get("big"), Some(&MetadataValue::Int(i128::from(u64::MAX))));
+        assert_eq!(model.metadata().ints("list"), Some(&[-1, 5][..]));
+        let matrix = model.matrix("matrix").unwrap();
+        assert_eq!((matrix.rows, matrix.cols, &matrix.bytes()[..4]), (2, 4, &1.5_f32.to_le_bytes()[..]));
+        assert_eq!(model.vector("vector").unwrap().cols, 3);
+        assert_eq!(model.weight_bytes(), 32 + 6);
+    }
+}
+
+#[test]
+fn gguf_versions_and_byte_orders_that_are_not_read_are_named() {
+    let with = |version| Gguf { version, ..Gguf::new() }.open();
+    assert_error(with(1), &["version 1", "2, 3"]);
+    assert_error(with(4), &["version 4", "2, 3"]);
+    assert_error(with(3_u32.swap_bytes()), &["big-endian"]);
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("model.gguf");
+    std::fs::write(&path, b"PK\x03\x04 some archive").unwrap();
+    assert_error(GgufFiles::open(&[path]).map_err(|e| e.to_string()), &["model.gguf", "not a GGUF file"]);
+}
+
+#[test]
+fn gguf_counts_beyond_the_file_are_errors() {
+    for count in [1 << 20, u64::MAX] {
+        assert_error(Gguf { counts: Some((count, 0)), ..Gguf::new() }.open(), &[&count.to_string(), "tensors"]);
+        assert_error(Gguf { counts: Some((0, count)), ..Gguf::new() }.open(), &[&count.to_string(), "metadata entries"]);
+    }
+    for kind in [0, 6, STRING, 10] {
+        assert_error(Gguf::new().array("list", kind, u64::MAX / 4, &[]).open(), &["`list`", "does not fit"]);
+    }
+    assert_error(Gguf::new().entry("s", STRING, &u64::MAX.to_le_bytes()).open(), &["`s`", "the file ends"]);
+}
+
+#[test]
+fn gguf_oddities_are_errors() {
+    assert_error(Gguf::new().array("list", ARRAY, 1, &[0; 12]).open(), &["`list`", "arrays of arrays"]);
+    assert_error(Gguf::new().entry("key", 13, &[0; 8]).open(), &["`key`", "value type 13"]);
+    let twice = Gguf::new().entry("key", U32, &[0; 4]).entry("key", U32, &[0; 4]);
+    assert_error(twice.open(), &["`key` occurs twice"]);
+    assert_error(Gguf::new().tensor("t", &[4], 0, 0).tensor("t", &[4], 0, 0).open(), &["`t` occurs twice"]);
+    for alignment in [0_u32, 3, 48] {
+        assert_error(Gguf::new().entry("general.alignment", U32, &alignment.to_le_bytes()).open(), &["general.alignment"]);
+    }
+}
+
+#[test]
+fn gguf_tensors_outside_of_the_file_are_errors() {
+    for (dims, offset) in [
+        (&[65, 1][..], 0),
+        (&[4], 256),
+        (&[4], 1 << 40),
+        (&[4], u64::MAX - 31),
+        (&[u64::MAX, u64::MAX], 0),
+        (&[1 << 62, 4], 0),
+        (&[], 0),
+    ] {
+        assert_error(Gguf::new().tensor("t", dims, 0, offset).open(), &["`t`"]);
+    }
+    assert_error(Gguf::new().tensor("t", &[4], 0, 16).open(), &["`t`", "16", "aligned"]);
+    assert_error(Gguf::new().tensor("t", &[33], 2, 0).open(), &["`t`", "Q4_0"]);
+    assert_error(Gguf::new().tensor("t", &[1, 1, 1, 1, 1], 0, 0).open(), &["`t`", "5 dimensions"]);
+}
+
+#[test]
+fn gguf_types_that_are_not_supported_are_named_with_the_tensor() {
+    for (number, name) in [(20, "IQ4_NL"), (34, "TQ1_0"), (40, "NVFP4"), (77, "number 77")] {
+        let model = Gguf::new().tensor("blk.0.attn_q.weight", &[32, 1], number, 0).open().unwrap();
+        let error = model.matrix("blk.0.attn_q.weight").err().unwrap().to_string();
+        assert_error::<()>(Err(error), &["blk.0.attn_q.weight", name, "Q4_K", "MXFP4", "BF16"]);
+    }
+}
+
+fn write_split(dir: &Path, numbers: &[u16], names: [&str; 2]) -> Vec<PathBuf> {
+    let path = |i: usize| dir.join(format!("model-{:05}-of-{:05}.gguf", i + 1, numbers.len()));
+    for (i, number) in numbers.iter().enumerate() {
+        Gguf::new()
+            .entry("split.no", 2, &number.to_le_bytes())
+            .entry("split.count", 2, &(numbers.len() as u16).to_le_bytes())
+            .entry("split.tensors.count", 5, &2_i32.to_le_bytes())
+            .tensor(names[i], &[4, 1], 0, 0)
+            .write(&path(i));
+    }
+    (0..numbers.len()).map(path).collect()
+}
+
+#[test]
+fn a_split_gguf_is_one_model() {
+    let dir = TempDir::new().unwrap();
+    let files = write_split(dir.path(), &[0, 1], ["a", "b"]);
+    for given in [&files[..], &files[..1]] {
+        let model = GgufFiles::open(given).unwrap();
+        assert!(model.contains("a") && model.contains("b"));
+    }
+    let open = |files: &[PathBuf]| GgufFiles::open(files).map(|_| ()).map_err(|e| e.to_string());
+    assert_error(open(&[files[1].clone(), files[0].clone()]), &["split.no", "should be 1, found 0"]);
+    assert_error(open(&[files[0].clone(), files[1].clone(), files[1].clone()]), &["2 parts", "3 files"]);
+    write_split(dir.path(), &[0, 1], ["a", "a"]);
+    assert_error(open(&files), &["`a` is also in an earlier part"]);
+    std::fs::remove_file(&files[1]).unwrap();
+    assert_error(open(&files[..1]), &["model-00002-of-00002.gguf"]);
+    let renamed = dir.path().join("renamed.gguf");
+    std::fs::rename(&files[0], &renamed).unwrap();
+    assert_error(open(&[renamed]), &["-00001-of-00002.gguf"]);
+}
+
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/text/llama")
+}
+
+#[test]
+fn a_sharded_checkpoint_has_the_tensors_of_the_single_file() {
+    let dir = TempDir::new().unwrap();
+    sharded::write(&golden(), dir.path());
+    let (single, shards) = (SafetensorsFiles::open(&golden()).unwrap(), SafetensorsFiles::open(dir.path()).unwrap());
+    assert_eq!(single.weight_bytes(), shards.weight_bytes());
+    for name in ["lm_head.weight", "model.layers.2.self_attn.v_proj.weight"] {
+        let (a, b) = (single.matrix(name).unwrap(), shards.matrix(name).unwrap());
+        assert_eq!((a.rows, a.cols, a.bytes()), (b.rows, b.cols, b.bytes()));
+    }
+}
+
+#[test]
+fn checkpoints_that_lack_something_are_errors() {
+    let dir = TempDir::new().unwrap();
+    let open = || SafetensorsFiles::open(dir.path()).map(|_| ()).map_err(|e| e.to_string());
+    assert_error(open(), &["neither model.safetensors nor model.safetensors.index.json"]);
+    sharded::write(&golden(), dir.path());
+    let shard = dir.path().join("model-00002-of-00002.safetensors");
+    let sound = std::fs::read(&shard).unwrap();
+    std::fs::write(&shard, &sound[..sound.len() - 1]).unwrap();
+    assert_error(open(), &["model-00002-of-00002.safetensors"]);
+    std::fs::remove_file(&shard).unwrap();
+    assert_error(open(), &["model-00002-of-00002.safetensors"]);
+    let index = dir.path().join("model.safetensors.index.json");
+    let first = "model-00001-of-00002.safetensors";
+    let write = |map| std::fs::write(&index, json!({"weight_map": map}).to_string()).unwrap();
+    write(json!({"absent.weight": first}));
+    assert_error(open(), &["`absent.weight` is not in", first]);
+    for outside in ["../model.safetensors", "/etc/hostname", "sub/model.safetensors", "..", ""] {
+        write(json!({"lm_head.weight": outside}));
+        assert_error(open(), &[&format!("{outside:?}"), "within the folder"]);
+    }
+    std::fs::write(&index, "{").unwrap();
+    assert_error(open(), &["index.json", "not valid JSON"]);
+    let model = SafetensorsFiles::open(&golden()).unwrap();
+    assert_error(model.matrix("nothing").map_err(|e| e.to_string()), &["`nothing` is missing"]);
+    assert_error(model.matrix("model.norm.weight").map_err(|e| e.to_string()), &["1 dimensions instead of 2"]);
+}

@@ -1,0 +1,118 @@
+//! What others may see of the scheduler, and its check of itself.
+
+use super::Scheduler;
+use crate::block_pool::{BlockId, BlockPool};
+use crate::error::IntegrityError;
+use crate::output::KvCacheStats;
+use crate::request::{RequestId, RequestStatus};
+use crate::scheduler::SchedulerConfig;
+
+impl Scheduler {
+    /// Prompt and output of a request; empty if there is no such request.
+    pub fn token_ids(&self, request_id: RequestId) -> &[u32] {
+        self.find(request_id).map_or(&[], |request| &request.tokens)
+    }
+
+    /// How many of them are the prompt; 0 if there is no such request.
+    pub fn num_prompt_tokens(&self, request_id: RequestId) -> usize {
+        self.find(request_id).map_or(0, |request| request.num_prompt_tokens)
+    }
+
+    /// The block table of a request in a KV group: entry `i` is the block of tokens from `i * block_size` on, or
+    /// [`BlockId::NULL`] once they left the group's window. Empty if there is no such request or group. Any entry may
+    /// change in an update: become null, or another block with the same KV.
+    pub fn block_table(&self, request_id: RequestId, group: usize) -> &[BlockId] {
+        self.find(request_id).map_or(&[], |request| request.blocks.table(group))
+    }
+
+    /// Where a request is in its life; `None` if it is over, or never began.
+    pub fn status(&self, request_id: RequestId) -> Option<RequestStatus> {
+        self.find(request_id).map(|request| request.status)
+    }
+
+    /// Tokens of a request whose KV is written, and how many of its blocks have been offered to the prefix cache.
+    pub fn num_computed_tokens(&self, request_id: RequestId) -> Option<(usize, usize)> {
+        self.find(request_id).map(|request| (request.num_computed_tokens, request.blocks.num_published_blocks()))
+    }
+
+    /// Requests in the batch.
+    pub fn num_running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Requests that wait, preempted ones included.
+    pub fn num_waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether there is anything to do.
+    pub fn has_requests(&self) -> bool {
+        !self.slots.is_empty()
+    }
+
+    /// The pool, to be read.
+    pub fn pool(&self) -> &BlockPool {
+        self.manager.pool()
+    }
+
+    /// The limits it was built with.
+    pub fn config(&self) -> &SchedulerConfig {
+        &self.config
+    }
+
+    /// Figures for people and monitors.
+    pub fn stats(&self) -> KvCacheStats {
+        let pool = self.manager.pool();
+        let block_size = self.manager.block_size();
+        KvCacheStats {
+            blocks_total: pool.num_blocks(),
+            blocks_used: pool.num_used_blocks(),
+            blocks_cached: pool.num_cached_blocks(),
+            blocks_free: pool.num_free_blocks(),
+            block_size,
+            tokens_total: pool.num_blocks() / self.num_groups() * block_size,
+            prefix_queried_tokens: self.prefix_queried_tokens,
+            prefix_hit_tokens: self.prefix_hit_tokens,
+            preemptions: self.preemptions,
+            requests_running: self.running.len(),
+            requests_waiting: self.waiting.len(),
+        }
+    }
+
+    /// Forgets every cached prefix. What running requests computed so far is not shared any more.
+    pub fn reset_prefix_cache(&mut self) {
+        self.manager.reset_prefix_cache();
+    }
+
+    /// Checks every invariant that can be seen from inside. Walks the whole pool: for tests and debugging.
+    pub fn check_integrity(&self) -> Result<(), IntegrityError> {
+        let requests = || self.requests.iter().flatten();
+        self.manager.check_integrity(requests().map(|request| &request.blocks))?;
+        let fail = |what: String| Err(IntegrityError(what));
+        if self.running.len() + self.waiting.len() != self.slots.len() || requests().count() != self.slots.len() {
+            return fail("a request is lost, or queued twice".into());
+        }
+        for (slots, running) in [(self.running.iter().collect::<Vec<_>>(), true), (self.waiting.iter().collect(), false)] {
+            for &slot in slots {
+                let request = self.request(slot);
+                let id = request.id.0;
+                if (request.status == RequestStatus::Running) != running {
+                    return fail(format!("request {id} is queued as what it is not"));
+                }
+                let (published, allocated) = (request.blocks.num_published_blocks(), request.blocks.num_blocks());
+                let (computed, block_size) = (request.num_computed_tokens, self.manager.block_size());
+                if published * block_size > computed
+                    || computed > request.num_tokens()
+                    || computed > allocated * block_size
+                    || (!running && allocated > 0)
+                {
+                    return fail(format!(
+                        "request {id}: {published} blocks published, {computed} tokens computed, {} known, {allocated} blocks",
+                        request.num_tokens()
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
