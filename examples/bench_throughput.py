@@ -25,7 +25,8 @@ print(f"load: {time.perf_counter() - start:.2f} s")
 def chat(text: str, max_tokens: int) -> Usage:
     """Usage of a greedy answer that goes on to `max_tokens`."""
     request = ChatCompletionRequest(text, "default", max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-    return runner.send_chat_completion_request(request).usage
+    usage: Usage = runner.send_chat_completion_request(request).usage
+    return usage
 
 
 def story(number: int) -> Usage:

@@ -267,7 +267,7 @@ def test_a_prompt_longer_than_the_context(llama: Runner) -> None:
 
 def test_a_prompt_longer_than_the_pool() -> None:
     runner = Runner(which=text_model("llama"), memory_goal="64tokens")
-    with pytest.raises(ValueError, match="100.*64"):
+    with pytest.raises(ValueError, match=r"100.*64"):
         complete(runner, [5] * 100, max_tokens=1)
     assert len(generate(runner, [5] * 20, 4)) == 4
     wait_until_idle(runner)

@@ -19,7 +19,8 @@ def models(ids: list[tuple[str, str]] = MODELS) -> Any:
     return pytest.mark.parametrize(("folder", "name"), ids, ids=[f"{folder}-{name}" for folder, name in ids])
 
 
-def check_teacher_forced(runner: Runner, case: dict[str, Any], logprob: float, margin: float) -> None:
+def check_teacher_forced(runner: Runner, case: dict[str, Any], logprob: float, margin: float) -> int:
+    """Checks one case; returns at how many positions the argmax was sure enough to be compared."""
     prompt, greedy = case["prompt_ids"], case["greedy_ids"]
     scored = score(runner, prompt + greedy)
     assert [token.token_id for token in scored] == prompt + greedy
@@ -31,19 +32,19 @@ def check_teacher_forced(runner: Runner, case: dict[str, Any], logprob: float, m
         if gap > margin:
             assert scored[position + 1].top_logprobs[0].token == argmax, position
             checked += 1
-    assert checked > 0
+    return checked
 
 
 @models()
 def test_f32_agrees_at_every_position(folder: str, name: str) -> None:
-    for case in cases(f"text/{name}"):
-        check_teacher_forced(runner_of(folder, name), case, LOGPROB, MARGIN)
+    runner = runner_of(folder, name)
+    assert sum(check_teacher_forced(runner, case, LOGPROB, MARGIN) for case in cases(f"text/{name}")) > 100
 
 
 @models([("text", name) for name in TEXT])
 def test_auto_agrees_within_bfloat16(folder: str, name: str) -> None:
-    for case in cases(f"text/{name}"):
-        check_teacher_forced(runner_of(folder, name, "Auto"), case, 0.15, 0.3)
+    runner = runner_of(folder, name, "Auto")
+    assert sum(check_teacher_forced(runner, case, 0.15, 0.3) for case in cases(f"text/{name}")) > 30
 
 
 @models()

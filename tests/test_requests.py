@@ -161,7 +161,7 @@ def test_logit_bias(llama: Runner) -> None:
 
 @pytest.mark.parametrize("penalty", [{"presence_penalty": 2.0}, {"frequency_penalty": 2.0}, {"repetition_penalty": 4.0}])
 def test_penalties_lessen_repetition(llama: Runner, penalty: dict[str, float]) -> None:
-    boost = {token: 3.0 for token in (70, 71)}
+    boost = dict.fromkeys((70, 71), 3.0)
 
     def repeats(**options: Any) -> int:
         ids = [token for token, _ in generate(llama, PROMPT, 40, logit_bias=boost, **options)]

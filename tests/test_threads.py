@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 from typing import Any
 
 from conftest import GOLDEN, generate, in_threads, text_model, wait_until_idle
@@ -87,8 +88,7 @@ def test_other_threads_run_while_one_waits(llama: Runner) -> None:
 
 def test_no_request_grows_memory_with_its_steps(llama: Runner) -> None:
     def resident() -> int:
-        with open("/proc/self/statm") as statm:
-            return int(statm.read().split()[1]) * 4096
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
     generate(llama, [5, 6, 7], 400)
     before = resident()
@@ -100,8 +100,8 @@ def test_no_request_grows_memory_with_its_steps(llama: Runner) -> None:
 def test_ctrl_c_interrupts() -> None:
     program = textwrap.dedent(f"""
         from mistral_paged import *
-        runner = Runner(which=Which.Plain({str(GOLDEN / "text" / "llama")!r}, dtype=ModelDType.F32), pa_ctxt_len=4096, no_kv_cache=True)
-        request = CompletionRequest([5] * 300, "default", max_tokens=200, temperature=0.0, ignore_eos=True, n_choices=32)
+        runner = Runner(which=Which.Plain({str(GOLDEN / "text" / "llama")!r}), pa_ctxt_len=4096, no_kv_cache=True)
+        request = CompletionRequest([5] * 300, "default", max_tokens=200, ignore_eos=True, n_choices=32)
         print("waiting", flush=True)
         try:
             while True:
