@@ -1,5 +1,7 @@
 //! The CPU backend.
 
+#[cfg(target_arch = "x86_64")]
+pub mod amx;
 mod linear;
 pub mod pool;
 pub mod tier;
