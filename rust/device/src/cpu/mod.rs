@@ -2,7 +2,7 @@
 
 #[cfg(target_arch = "x86_64")]
 pub mod amx;
-mod linear;
+pub mod linear;
 pub mod pool;
 pub mod tier;
 

@@ -12,23 +12,32 @@ use std::{
 /// How often a waiting thread polls before it parks; about 30 µs.
 const SPINS: usize = 3_000;
 
+/// Of [`Shared::gate`]: no worker may enter any more.
+const CLOSED: usize = 1 << 15;
+/// Of [`Shared::gate`]: workers that entered.
+const ENTERED: usize = CLOSED - 1;
+/// Of [`Shared::gate`]: one run.
+const RUN: usize = 1 << 16;
+
 type Job = *const (dyn Fn(usize) + Sync);
 
 struct Shared {
     job: UnsafeCell<Option<Job>>,
-    generation: AtomicUsize,
-    remaining: AtomicUsize,
+    /// The number of the run, [`CLOSED`], and how many workers entered it.
+    gate: AtomicUsize,
+    /// Workers that have left the run.
+    left: AtomicUsize,
     panicked: AtomicBool,
     stop: AtomicBool,
 }
 
-// SAFETY: `job` is written only by the thread that holds `ThreadPool::running`, before the release store of `generation`, and read by
-// workers only after an acquire load sees that store; the writer waits for `remaining == 0` before it writes again.
+// SAFETY: `job` is written only by the thread that holds `ThreadPool::running`, while the gate is closed and every worker that entered
+// has left. Workers read it only after they entered, which acquires the store that opened the gate.
 unsafe impl Sync for Shared {}
-// SAFETY: the raw pointer is only followed while the closure it points to is borrowed by `run`.
+// SAFETY: the raw pointer is only followed while the closure it points to is borrowed by `start`.
 unsafe impl Send for Shared {}
 
-/// Runs a closure on every worker at once.
+/// Runs a closure on several workers at once.
 pub struct ThreadPool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
@@ -37,15 +46,18 @@ pub struct ThreadPool {
 
 impl ThreadPool {
     /// A pool of `num_threads` workers (at least one), the caller of [`Self::run`] included.
+    ///
+    /// # Panics
+    /// When the operating system cannot start a thread.
     pub fn new(num_threads: usize) -> Self {
         let shared = Arc::new(Shared {
             job: UnsafeCell::new(None),
-            generation: AtomicUsize::new(0),
-            remaining: AtomicUsize::new(0),
+            gate: AtomicUsize::new(CLOSED),
+            left: AtomicUsize::new(0),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
-        let workers = (1..num_threads.max(1))
+        let workers = (1..num_threads.clamp(1, ENTERED))
             .map(|id| {
                 let shared = Arc::clone(&shared);
                 std::thread::Builder::new()
@@ -67,28 +79,45 @@ impl ThreadPool {
     /// # Panics
     /// When a job panicked.
     pub fn run(&self, job: &(dyn Fn(usize) + Sync)) {
+        self.start(job, true);
+    }
+
+    /// Calls `job(0)`, and `job(worker)` at most once for each other id in `0..num_threads`: workers that have not begun when `job(0)`
+    /// returns are not waited for. For jobs that claim shares of the work until none is left: a worker whose processor is busy
+    /// elsewhere then costs its help, not a wait.
+    ///
+    /// # Panics
+    /// When a job panicked.
+    pub fn run_available(&self, job: &(dyn Fn(usize) + Sync)) {
+        self.start(job, false);
+    }
+
+    fn start(&self, job: &(dyn Fn(usize) + Sync), all: bool) {
         if self.workers.is_empty() {
             job(0);
             return;
         }
         let guard = self.running.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let s = &*self.shared;
-        s.remaining.store(self.workers.len(), Ordering::Relaxed);
-        // SAFETY: no worker runs (see `Sync for Shared`). The lifetime is erased, but this function does not return, nor unwind,
-        // before every worker has finished with the closure.
+        s.left.store(0, Ordering::Relaxed);
+        let job_pointer = std::ptr::from_ref(job);
+        // SAFETY: the gate is closed and no worker is inside (see `Sync for Shared`). The lifetime is erased, but this function does
+        // not return, nor unwind, before it has closed the gate again and every worker that entered has left.
+        #[allow(clippy::transmute_ptr_to_ptr)]
         unsafe {
-            *s.job.get() = Some(std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), Job>(std::ptr::from_ref(job)));
+            *s.job.get() = Some(std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), Job>(job_pointer));
         }
-        s.generation.fetch_add(1, Ordering::Release);
+        let run = (s.gate.load(Ordering::Relaxed) & !(RUN - 1)).wrapping_add(RUN);
+        s.gate.store(run, Ordering::Release);
         for w in &self.workers {
             w.thread().unpark();
         }
         let own = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(0)));
-        let mut spins = 0;
-        while s.remaining.load(Ordering::Acquire) != 0 {
-            spins += 1;
-            if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+        if all {
+            wait_until(|| s.left.load(Ordering::Acquire) == self.workers.len());
         }
+        let entered = s.gate.fetch_or(CLOSED, Ordering::Relaxed) & ENTERED;
+        wait_until(|| s.left.load(Ordering::Acquire) == entered);
         let panicked = s.panicked.swap(false, Ordering::Relaxed);
         drop(guard);
         if let Err(panic) = own {
@@ -107,7 +136,7 @@ impl ThreadPool {
             }
             return;
         }
-        self.run(&|_| {
+        self.run_available(&|_| {
             loop {
                 let start = next.fetch_add(grain, Ordering::Relaxed);
                 if start >= len {
@@ -122,7 +151,7 @@ impl ThreadPool {
 impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
-        self.shared.generation.fetch_add(1, Ordering::Release);
+        self.shared.gate.fetch_add(RUN, Ordering::Release);
         for w in self.workers.drain(..) {
             w.thread().unpark();
             let _ = w.join();
@@ -130,26 +159,44 @@ impl Drop for ThreadPool {
     }
 }
 
+fn wait_until(done: impl Fn() -> bool) {
+    let mut spins = 0;
+    while !done() {
+        spins += 1;
+        if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+    }
+}
+
 fn work(s: &Shared, id: usize) {
     let mut seen = 0;
     loop {
         let mut spins = 0;
-        while s.generation.load(Ordering::Acquire) == seen {
+        let mut gate = s.gate.load(Ordering::Acquire);
+        while gate / RUN == seen {
             spins += 1;
-            if spins < SPINS { std::hint::spin_loop() } else { std::thread::park() }
+            if spins < SPINS {
+                std::hint::spin_loop();
+            } else {
+                std::thread::park();
+            }
+            gate = s.gate.load(Ordering::Acquire);
         }
-        seen = seen.wrapping_add(1);
+        seen = gate / RUN;
         if s.stop.load(Ordering::Relaxed) {
             return;
         }
-        // SAFETY: the acquire load above orders this read after the write in `run`, which waits for `remaining` before it returns.
+        let enter = |gate: usize| (gate / RUN == seen && gate & CLOSED == 0).then_some(gate + 1);
+        if s.gate.fetch_update(Ordering::Acquire, Ordering::Relaxed, enter).is_err() {
+            continue;
+        }
+        // SAFETY: this worker has entered and not left, so the closure is borrowed by `start` and the cell is not written.
         let job = unsafe { (*s.job.get()).map(|j| &*j) };
         if let Some(job) = job
             && std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(id))).is_err()
         {
             s.panicked.store(true, Ordering::Relaxed);
         }
-        s.remaining.fetch_sub(1, Ordering::Release);
+        s.left.fetch_add(1, Ordering::Release);
     }
 }
 
@@ -179,6 +226,26 @@ mod tests {
             }
         });
         assert!(hits.iter().all(|h| h.load(Ordering::Relaxed) == 1));
+    }
+
+    #[test]
+    fn an_available_worker_runs_at_most_once_and_never_after_the_call() {
+        let pool = ThreadPool::new(4);
+        for i in 0..20_000 {
+            let counts: [AtomicUsize; 4] = std::array::from_fn(|_| AtomicUsize::new(0));
+            let alive = AtomicBool::new(true);
+            pool.run_available(&|id| {
+                assert!(alive.load(Ordering::SeqCst));
+                counts[id].fetch_add(1, Ordering::SeqCst);
+                for _ in 0..(i * 7 + id) % 50 {
+                    std::hint::spin_loop();
+                }
+                assert!(alive.load(Ordering::SeqCst));
+            });
+            alive.store(false, Ordering::SeqCst);
+            assert_eq!(counts[0].load(Ordering::SeqCst), 1);
+            assert!(counts.iter().all(|c| c.load(Ordering::SeqCst) <= 1));
+        }
     }
 
     #[test]

@@ -1,4 +1,175 @@
 //! Linear layers on the CPU.
+//!
+//! A weight is worked on in panels of 32 rows. [`Precision::Fast`](crate::Precision::Fast) packs quantised weights for int8 kernels
+//! ([`packed`]); every other weight stays as it lies in its file and is multiplied in f32 ([`float`]). [`phases`] shares panels among
+//! the threads and fuses norms, activation functions and residuals around them.
 
-/// A packed weight.
-pub struct CpuLinear;
+mod activations;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod elementwise;
+mod float;
+#[cfg(target_arch = "x86_64")]
+mod float_avx2;
+#[cfg(target_arch = "x86_64")]
+mod float_avx512;
+mod out;
+mod packed;
+mod phases;
+mod slab;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+pub use elementwise::{activate, apply_norm};
+pub use phases::{LinearContext, LinearScratch, gate_up, linear_residual, norm_linear};
+
+use self::{activations::ActBlock, packed::Packed};
+use super::{CpuTier, ThreadPool};
+use crate::{DeviceError, Linear, LinearOptions, Precision, WeightView};
+
+/// Rows of a weight that are worked on together.
+const PANEL: usize = 32;
+/// Rows of activations that a kernel takes at once.
+const ROWS: usize = 4;
+/// Outputs of a kernel: a panel's columns of up to 4 rows.
+type Tile = [[f32; PANEL]; ROWS];
+
+enum Weight {
+    Packed(Packed),
+    Stored(WeightView),
+}
+
+/// A weight `[out_features, in_features]` with its bias, in the form that this processor multiplies by.
+pub struct CpuLinear {
+    name: String,
+    out_features: usize,
+    in_features: usize,
+    weight: Weight,
+    bias: Option<Vec<f32>>,
+    tier: CpuTier,
+}
+
+impl CpuLinear {
+    /// Packs a weight for `tier`, or keeps its view where it is multiplied as it lies.
+    ///
+    /// Errors: a tier above the machine's, a bias of another length than the weight's rows, no memory for the packed form.
+    pub fn new(weight: &WeightView, options: &LinearOptions, tier: CpuTier, pool: &ThreadPool) -> Result<Self, DeviceError> {
+        let best = CpuTier::detect();
+        if tier > best {
+            let message = format!("instruction-set tier {} is not available; this machine has {}", tier.name(), best.name());
+            return Err(DeviceError::Unsupported(message));
+        }
+        if let Some(bias) = &options.bias
+            && bias.len() != weight.rows
+        {
+            let message =
+                format!("the bias of `{}` has {} values, its weight has {} rows", options.name, bias.len(), weight.rows);
+            return Err(DeviceError::Shape(message));
+        }
+        let packed = match options.precision {
+            Precision::Fast => Packed::new(weight, tier, pool)?,
+            Precision::Exact => None,
+        };
+        Ok(Self {
+            name: options.name.clone(),
+            out_features: weight.rows,
+            in_features: weight.cols,
+            weight: packed.map_or_else(|| Weight::Stored(weight.clone()), Weight::Packed),
+            bias: options.bias.clone(),
+            tier,
+        })
+    }
+
+    fn panels(&self) -> usize {
+        self.out_features.div_ceil(PANEL)
+    }
+
+    /// Rows of the weight that panel `p` holds.
+    fn panel_rows(&self, p: usize) -> std::ops::Range<usize> {
+        p * PANEL..self.out_features.min((p + 1) * PANEL)
+    }
+
+    fn is_packed(&self) -> bool {
+        matches!(self.weight, Weight::Packed(_))
+    }
+
+    /// Bytes that multiplying one panel touches beside the activations.
+    fn panel_bytes(&self) -> usize {
+        match &self.weight {
+            Weight::Packed(packed) => packed.panel_bytes,
+            Weight::Stored(view) => PANEL * view.row_bytes(),
+        }
+    }
+
+    /// f32 that [`Self::open`] needs to dequantise a panel.
+    fn buffer_len(&self) -> usize {
+        match &self.weight {
+            Weight::Stored(view) if matches!(view.dtype, crate::DType::Ggml(_)) => PANEL * self.in_features,
+            _ => 0,
+        }
+    }
+
+    /// Panel `p`, ready to be multiplied.
+    fn open<'a>(&'a self, p: usize, buffer: &'a mut [f32]) -> Panel<'a> {
+        let rows = self.panel_rows(p);
+        let source = match &self.weight {
+            Weight::Packed(packed) => Source::Packed(packed, p),
+            Weight::Stored(view) => Source::Float(float::float_rows(view, rows.start, rows.end, buffer)),
+        };
+        Panel { linear: self, rows, source }
+    }
+}
+
+impl From<CpuLinear> for Linear {
+    fn from(weight: CpuLinear) -> Self {
+        Self { out_features: weight.out_features, in_features: weight.in_features, weight: Arc::new(weight) }
+    }
+}
+
+enum Source<'a> {
+    Packed(&'a Packed, usize),
+    Float(float::FloatRows<'a>),
+}
+
+/// A panel of a weight.
+struct Panel<'a> {
+    linear: &'a CpuLinear,
+    rows: std::ops::Range<usize>,
+    source: Source<'a>,
+}
+
+/// Rows of activations in the forms that their weights need.
+#[derive(Clone, Copy)]
+struct Input<'a> {
+    rows: usize,
+    cols: usize,
+    /// `[rows, cols]`.
+    values: &'a [f32],
+    /// `[rows, cols / 32]`; empty when no weight is packed.
+    acts: &'a [ActBlock],
+}
+
+impl Panel<'_> {
+    /// Rows `m..m + num_rows` (at most 4) of `input` times this panel, plus bias.
+    fn multiply(&self, input: &Input<'_>, m: usize, num_rows: usize, out: &mut Tile) {
+        match &self.source {
+            Source::Packed(packed, p) => {
+                let blocks = input.cols / activations::BLOCK;
+                packed.multiply(*p, &input.acts[m * blocks..(m + num_rows) * blocks], num_rows, out);
+            }
+            Source::Float(rows) => rows.multiply(self.linear.tier, &input.values[m * input.cols..], num_rows, out),
+        }
+        if let Some(bias) = &self.linear.bias {
+            let bias = &bias[self.rows.clone()];
+            for out in &mut out[..num_rows] {
+                for (o, b) in out.iter_mut().zip(bias) {
+                    *o += b;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! Quantised weights packed for int8 kernels.
+//!
+//! Rows are taken 32 at a time, a panel, padded with zero rows: two tiles of 16. A panel is a list of blocks of 32 columns, one contiguous
+//! stream of whole cache lines. A block holds, all tiles of a part before the next part:
+//! - codes of each tile. [`Codes::U4`]: 4 lines, line g, byte 4 r + j: column 4 g + j of row r in the low half, column 16 + 4 g + j in the high one.
+//!   [`Codes::U5`]: the same, then a line of fifth bits for each tile: byte 4 r + j, bit g of column 4 g + j, bit 4 + g of column 16 + 4 g + j.
+//!   [`Codes::U6`]: the nibbles, then two lines of fifth and sixth bits for each tile: byte 4 r + j, bits 2 g and 2 g + 1, of column 4 g + j in the
+//!   first line, of column 16 + 4 g + j in the second.
+//!   [`Codes::U8`]: 8 lines, line g, byte 4 r + j: column 4 g + j of row r;
+//! - scales, one line a group (one group of 32 columns or two of 16): 32 f16, one a row;
+//! - minima, likewise, where the format has them.
+//!
+//! A value is `scale * code + min`, or `scale * (code - zero)` where there are no minima, with `zero` the middle of the code's range.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use half::f16;
+
+use super::{PANEL, Tile, activations::ActBlock, out::SharedOut, slab::SlabBytes};
+use crate::{
+    DType, DeviceError, GgmlType, WeightView,
+    cpu::{CpuTier, ThreadPool},
+    quant::{BlockCodes, group_len, has_min, unpack_block},
+};
+
+/// Rows of a tile.
+pub(super) const TILE: usize = 16;
+/// Columns of a block.
+const COLS: usize = 32;
+
+/// How codes are stored; the numbers are what kernels are generic over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Codes {
+    U4 = 4,
+    U5 = 5,
+    U6 = 6,
+    U8 = 8,
+}
+
+/// How a format is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Layout {
+    pub codes: Codes,
+    /// Two groups of 16 columns a block, not one of 32.
+    pub halves: bool,
+    pub min: bool,
+}
+
+/// Bytes of the codes of a block, both tiles.
+pub(super) const fn codes_bytes(codes: u8) -> usize {
+    match codes {
+        4 => 512,
+        5 => 640,
+        6 => 768,
+        _ => 1024,
+    }
+}
+
+/// Bytes of a block of a panel.
+pub(super) const fn block_bytes(codes: u8, halves: bool, min: bool) -> usize {
+    codes_bytes(codes) + 64 * (1 + halves as usize) * (1 + min as usize)
+}
+
+/// The code of zero: the middle of the range where there are no minima.
+pub(super) const fn zero_point(codes: u8, min: bool) -> i32 {
+    if min { 0 } else { 1 << (codes - 1) }
+}
+
+impl Layout {
+    const fn of(format: GgmlType) -> Self {
+        let codes = match format {
+            GgmlType::Q4_0 | GgmlType::Q4_1 | GgmlType::Q2K | GgmlType::Q3K | GgmlType::Q4K => Codes::U4,
+            GgmlType::Q5_0 | GgmlType::Q5_1 | GgmlType::Q5K | GgmlType::Mxfp4 => Codes::U5,
+            GgmlType::Q6K => Codes::U6,
+            GgmlType::Q8_0 => Codes::U8,
+        };
+        Self { codes, halves: group_len(format) == 16, min: has_min(format) }
+    }
+
+    const fn block_bytes(self) -> usize {
+        block_bytes(self.codes as u8, self.halves, self.min)
+    }
+}
+
+/// Picks the instance of a kernel that is generic over (codes, halves, min); these are all that formats use.
+macro_rules! select {
+    ($layout:expr, $kernel:ident) => {{
+        let l = $layout;
+        match (l.codes, l.halves, l.min) {
+            (Codes::U4, false, false) => $kernel::<4, false, false>,
+            (Codes::U4, false, true) => $kernel::<4, false, true>,
+            (Codes::U4, true, false) => $kernel::<4, true, false>,
+            (Codes::U4, true, true) => $kernel::<4, true, true>,
+            (Codes::U5, false, true) => $kernel::<5, false, true>,
+            (Codes::U5, _, _) => $kernel::<5, false, false>,
+            (Codes::U6, _, _) => $kernel::<6, true, false>,
+            (Codes::U8, _, _) => $kernel::<8, false, false>,
+        }
+    }};
+}
+pub(super) use select;
+
+/// Multiplies one panel by `1..=4` rows of activations, `[rows, blocks]`: `out[row][n] = sum over k of weight[n, k] * x[row, k]`.
+/// A kernel of a tier above the machine's must not be called.
+pub(super) type Kernel = unsafe fn(panel: &[u8], acts: &[ActBlock], rows: usize, out: &mut Tile);
+
+/// A packed weight.
+pub(super) struct Packed {
+    data: SlabBytes,
+    /// Bytes of a panel.
+    pub panel_bytes: usize,
+    kernel: Kernel,
+}
+
+impl Packed {
+    /// Packs `weight`; `None` when its type is not quantised or a scale is beyond f16 (no sane file has one).
+    pub(super) fn new(weight: &WeightView, tier: CpuTier, pool: &ThreadPool) -> Result<Option<Self>, DeviceError> {
+        let DType::Ggml(format) = weight.dtype else { return Ok(None) };
+        let layout = Layout::of(format);
+        let panels = weight.rows.div_ceil(PANEL);
+        let panel_bytes = weight.cols / COLS * layout.block_bytes();
+        let mut data = SlabBytes::zeroed(panels * panel_bytes)?;
+        let fits = AtomicBool::new(true);
+        let out = SharedOut::new(data.as_mut_slice());
+        pool.for_each_range(panels, 1, &|start, end| {
+            for p in start..end {
+                // SAFETY: each panel is packed by one thread.
+                let panel = unsafe { out.part(p * panel_bytes, panel_bytes) };
+                for row in p * PANEL..weight.rows.min((p + 1) * PANEL) {
+                    if !pack_row(format, layout, weight.row(row), row - p * PANEL, panel) {
+                        fits.store(false, Ordering::Relaxed);
+                    }
+                }
+            }
+        });
+        Ok(fits.into_inner().then(|| Self { data, panel_bytes, kernel: kernel(layout, tier) }))
+    }
+
+    /// Multiplies panel `p` by `rows` rows.
+    pub(super) fn multiply(&self, p: usize, acts: &[ActBlock], rows: usize, out: &mut Tile) {
+        let panel = &self.data.as_slice()[p * self.panel_bytes..(p + 1) * self.panel_bytes];
+        // SAFETY: `CpuLinear::new` refuses a tier above the machine's, so the kernel's instructions exist.
+        unsafe { (self.kernel)(panel, acts, rows, out) }
+    }
+}
+
+fn kernel(layout: Layout, tier: CpuTier) -> Kernel {
+    match tier {
+        #[cfg(target_arch = "x86_64")]
+        CpuTier::Avx512 => super::avx512::kernel(layout),
+        #[cfg(target_arch = "x86_64")]
+        CpuTier::Avx2 => super::avx2::kernel(layout),
+        _ => select!(layout, scalar),
+    }
+}
+
+/// Packs one row of a file as row `r` of a panel; false when a scale or minimum is beyond f16.
+fn pack_row(format: GgmlType, layout: Layout, bytes: &[u8], r: usize, panel: &mut [u8]) -> bool {
+    let (tile, lane, codes_len) = (r / TILE, r % TILE, codes_bytes(layout.codes as u8));
+    let groups = 1 + usize::from(layout.halves);
+    let zero = zero_point(layout.codes as u8, layout.min);
+    let mut fits = true;
+    let mut f16_bits = |v: f32| {
+        let h = f16::from_f32(v);
+        fits &= h.is_finite();
+        h.to_le_bytes()
+    };
+    let mut block = BlockCodes::new();
+    let mut outs = panel.chunks_exact_mut(layout.block_bytes());
+    for bytes in bytes.chunks_exact(format.block_bytes()) {
+        unpack_block(format, bytes, &mut block);
+        for b in 0..format.block_len() / COLS {
+            let Some(out) = outs.next() else { return fits };
+            for (k, c) in block.codes[b * COLS..(b + 1) * COLS].iter().enumerate() {
+                put_code(layout.codes, (i32::from(*c) + zero) as u8, (tile, lane, k), out);
+            }
+            for g in 0..groups {
+                let at = codes_len + 64 * g + 2 * r;
+                out[at..at + 2].copy_from_slice(&f16_bits(block.scales[b * groups + g]));
+                if layout.min {
+                    let at = at + 64 * groups;
+                    out[at..at + 2].copy_from_slice(&f16_bits(block.mins[b * groups + g]));
+                }
+            }
+        }
+    }
+    fits
+}
+
+fn put_code(codes: Codes, code: u8, (tile, lane, k): (usize, usize, usize), out: &mut [u8]) {
+    let (g, half, byte) = ((k % 16) / 4, k / 16, 4 * lane + k % 4);
+    match codes {
+        Codes::U8 => out[tile * 512 + (k / 4) * 64 + byte] = code,
+        Codes::U4 | Codes::U5 | Codes::U6 => {
+            out[tile * 256 + g * 64 + byte] |= (code & 15) << (4 * half);
+            if codes == Codes::U5 {
+                out[512 + tile * 64 + byte] |= (code >> 4) << (4 * half + g);
+            }
+            if codes == Codes::U6 {
+                out[512 + tile * 128 + half * 64 + byte] |= (code >> 4) << (2 * g);
+            }
+        }
+    }
+}
+
+/// The code at row `lane` of a tile and column `k` of a block.
+fn code_at<const CODES: u8>(block: &[u8], tile: usize, lane: usize, k: usize) -> u8 {
+    let (g, half, byte) = ((k % 16) / 4, k / 16, 4 * lane + k % 4);
+    if CODES == 8 {
+        return block[tile * 512 + (k / 4) * 64 + byte];
+    }
+    let high = match CODES {
+        5 => (block[512 + tile * 64 + byte] >> (4 * half + g)) & 1,
+        6 => (block[512 + tile * 128 + half * 64 + byte] >> (2 * g)) & 3,
+        _ => 0,
+    };
+    ((block[tile * 256 + g * 64 + byte] >> (4 * half)) & 15) | (high << 4)
+}
+
+fn scalar<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8], acts: &[ActBlock], rows: usize, out: &mut Tile) {
+    let groups = 1 + usize::from(HALVES);
+    let width = COLS / groups;
+    let bytes = block_bytes(CODES, HALVES, MIN);
+    let blocks = panel.len() / bytes;
+    *out = [[0.0; PANEL]; super::ROWS];
+    for (b, block) in panel.chunks_exact(bytes).enumerate() {
+        for r in 0..PANEL {
+            let mut codes = [0i32; COLS];
+            for (k, c) in codes.iter_mut().enumerate() {
+                *c = i32::from(code_at::<CODES>(block, r / TILE, r % TILE, k)) - zero_point(CODES, MIN);
+            }
+            for g in 0..groups {
+                let at = codes_bytes(CODES) + 64 * g + 2 * r;
+                let scale = f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
+                let at = at + 64 * groups;
+                let min = if MIN { f16::from_le_bytes([block[at], block[at + 1]]).to_f32() } else { 0.0 };
+                for (m, out) in out.iter_mut().enumerate().take(rows) {
+                    let x = &acts[m * blocks + b];
+                    let dot: i32 = (g * width..(g + 1) * width).map(|k| codes[k] * i32::from(x.q[k])).sum();
+                    out[r] += dot as f32 * x.scale * scale;
+                    if MIN {
+                        out[r] += min * x.scaled_sums[if HALVES { 1 + g } else { 0 }];
+                    }
+                }
+            }
+        }
+    }
+}

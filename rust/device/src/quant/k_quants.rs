@@ -1,0 +1,104 @@
+//! The formats with 256 values a block and scales that are quantised themselves: `Q2_K` to `Q6_K` (ggml's `ggml-common.h`).
+
+use super::{BlockCodes, f16_at};
+
+/// 16 bytes of (scale, min) nibbles, 64 bytes of 2-bit codes, d f16, dmin f16; value = d * sc * q - dmin * m, groups of 16.
+pub(super) fn q2_k(b: &[u8], out: &mut BlockCodes) {
+    let (d, dmin) = (f16_at(b, 80), f16_at(b, 82));
+    for (g, s) in b[..16].iter().enumerate() {
+        out.scales[g] = d * f32::from(s & 15);
+        out.mins[g] = -(dmin * f32::from(s >> 4));
+    }
+    two_bits(&b[16..80], &mut out.codes);
+}
+
+/// Of 128 values, value 32 j + l is bits 2 j and 2 j + 1 of byte l.
+fn two_bits(qs: &[u8], codes: &mut [i8]) {
+    for (qs, codes) in qs.chunks_exact(32).zip(codes.chunks_exact_mut(128)) {
+        for (j, codes) in codes.chunks_exact_mut(32).enumerate() {
+            for (c, q) in codes.iter_mut().zip(qs) {
+                *c = ((q >> (2 * j)) & 3) as i8;
+            }
+        }
+    }
+}
+
+/// 32 bytes of inverted third bits, 64 bytes of 2-bit codes, 12 bytes of 6-bit scales, d f16; value = d * (sc - 32) * q, groups of 16.
+pub(super) fn q3_k(b: &[u8], out: &mut BlockCodes) {
+    let (hmask, scales, d) = (&b[..32], &b[96..108], f16_at(b, 108));
+    for g in 0..16 {
+        let low = if g < 8 { scales[g] & 15 } else { scales[g - 8] >> 4 };
+        let high = (scales[8 + g % 4] >> (2 * (g / 4))) & 3;
+        out.scales[g] = d * f32::from((low | (high << 4)) as i8 - 32);
+    }
+    two_bits(&b[32..96], &mut out.codes);
+    for (bit, codes) in out.codes.chunks_exact_mut(32).enumerate() {
+        for (c, h) in codes.iter_mut().zip(hmask) {
+            *c -= 4 - ((h >> bit) & 1) as i8 * 4;
+        }
+    }
+}
+
+/// 6-bit scale and min of group `j` of 8, from the 12 bytes that `Q4_K` and `Q5_K` keep them in.
+fn scale_and_min(s: &[u8], j: usize) -> (u8, u8) {
+    if j < 4 {
+        (s[j] & 63, s[j + 4] & 63)
+    } else {
+        ((s[j + 4] & 15) | ((s[j - 4] >> 6) << 4), (s[j + 4] >> 4) | ((s[j] >> 6) << 4))
+    }
+}
+
+/// d and dmin at bytes 0 and 2, the 12 bytes of scales at 4, into 8 groups.
+fn scales_and_mins(b: &[u8], out: &mut BlockCodes) {
+    let (d, dmin) = (f16_at(b, 0), f16_at(b, 2));
+    for j in 0..8 {
+        let (scale, min) = scale_and_min(&b[4..16], j);
+        out.scales[j] = d * f32::from(scale);
+        out.mins[j] = -(dmin * f32::from(min));
+    }
+}
+
+/// Of 64 values, value l is the low half of byte l, value 32 + l its high half.
+fn four_bits(qs: &[u8], codes: &mut [i8]) {
+    for (qs, codes) in qs.chunks_exact(32).zip(codes.chunks_exact_mut(64)) {
+        let (low, high) = codes.split_at_mut(32);
+        for ((q, l), h) in qs.iter().zip(low).zip(high) {
+            *l = (q & 15) as i8;
+            *h = (q >> 4) as i8;
+        }
+    }
+}
+
+/// d f16, dmin f16, 12 bytes of scales, 128 bytes of nibbles; value = d * sc * q - dmin * m, groups of 32.
+pub(super) fn q4_k(b: &[u8], out: &mut BlockCodes) {
+    scales_and_mins(b, out);
+    four_bits(&b[16..144], &mut out.codes);
+}
+
+/// As `Q4_K`, with 32 bytes of fifth bits before the nibbles: bit j of byte l belongs to value 32 j + l.
+pub(super) fn q5_k(b: &[u8], out: &mut BlockCodes) {
+    scales_and_mins(b, out);
+    four_bits(&b[48..176], &mut out.codes);
+    for (bit, codes) in out.codes.chunks_exact_mut(32).enumerate() {
+        for (c, h) in codes.iter_mut().zip(&b[16..48]) {
+            *c |= (((h >> bit) & 1) << 4) as i8;
+        }
+    }
+}
+
+/// 128 bytes of low nibbles, 64 bytes of high bit pairs, 16 signed scales, d f16; value = d * sc * (q - 32), groups of 16.
+pub(super) fn q6_k(b: &[u8], out: &mut BlockCodes) {
+    let d = f16_at(b, 208);
+    for (scale, s) in out.scales.iter_mut().zip(&b[192..208]) {
+        *scale = d * f32::from(*s as i8);
+    }
+    for (half, codes) in out.codes.chunks_exact_mut(128).enumerate() {
+        let (ql, qh) = (&b[64 * half..64 * half + 64], &b[128 + 32 * half..160 + 32 * half]);
+        for (j, codes) in codes.chunks_exact_mut(32).enumerate() {
+            let ql = &ql[32 * (j % 2)..32 * (j % 2) + 32];
+            for (c, (l, h)) in codes.iter_mut().zip(ql.iter().zip(qh)) {
+                *c = (((l >> (4 * (j / 2))) & 15) | (((h >> (2 * j)) & 3) << 4)) as i8 - 32;
+            }
+        }
+    }
+}
