@@ -35,7 +35,29 @@ pub struct Linear {
     pub out_features: usize,
     /// Columns of the weight.
     pub in_features: usize,
-    pub(crate) weight: Arc<crate::cpu::CpuLinear>,
+    pub(crate) weight: LinearWeight,
+}
+
+impl Linear {
+    /// The weight in the CPU backend's form.
+    ///
+    /// # Panics
+    /// When the reference backend loaded it.
+    pub(crate) fn cpu(&self) -> &crate::cpu::CpuLinear {
+        match &self.weight {
+            LinearWeight::Cpu(weight) => weight,
+            LinearWeight::Reference { .. } => panic!("a weight of the reference backend was given to the CPU backend"),
+        }
+    }
+}
+
+/// What a backend made of a weight.
+#[derive(Clone)]
+pub(crate) enum LinearWeight {
+    /// Packed for the fast CPU kernels.
+    Cpu(Arc<crate::cpu::CpuLinear>),
+    /// As it lies in its file, with the bias `[out_features]`.
+    Reference { weight: WeightView, bias: Option<Arc<[f32]>> },
 }
 
 /// Which normalisation.
@@ -234,14 +256,15 @@ pub struct GateUpArgs<'a> {
 pub struct BackendInfo {
     /// "cpu".
     pub device: String,
-    /// Instruction-set tier: "scalar", "avx2" or "avx512".
+    /// Instruction-set tier: "scalar", "avx2", "avx512" or "amx".
     pub tier: String,
     /// Worker threads.
     pub num_threads: usize,
 }
 
 /// A device that computes decoder steps. All calls of one step come from one thread; calls do not fail once the sizes,
-/// which are programming errors when wrong, agree.
+/// which are programming errors when wrong, agree. A [`Linear`] works with the backend that loaded it. Outputs that are not also
+/// inputs get their number of rows set.
 pub trait Backend: Send + Sync {
     /// What this backend is.
     fn info(&self) -> BackendInfo;

@@ -8,6 +8,7 @@ pub mod cache_engine;
 pub mod cpu;
 pub mod dtype;
 pub mod error;
+pub mod host;
 pub mod mmap;
 pub mod quant;
 pub mod tensor;
@@ -16,7 +17,8 @@ pub use backend::{
     Activation, AttentionArgs, AttentionParams, Backend, BackendInfo, EmbedArgs, GateUpArgs, KvGroupMetadata, Linear,
     LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata,
 };
-pub use cache_engine::{CacheEngine, KvCacheSpec};
+pub use cache_engine::{CacheEngine, KvCacheSpec, KvPlace, KvSide};
 pub use dtype::{DType, GgmlType, KvDType};
 pub use error::DeviceError;
+pub use host::{HostMemory, host_memory, num_physical_cores};
 pub use tensor::{Tensor, WeightView};

@@ -13,7 +13,9 @@ pub struct Tensor {
 impl Tensor {
     /// A zeroed tensor; pages are committed as they are first written.
     pub fn new(max_rows: usize, cols: usize) -> Result<Self, DeviceError> {
-        Ok(Self { data: crate::mmap::Pages::zeroed(max_rows * cols)?, rows: 0, max_rows, cols })
+        let len =
+            max_rows.checked_mul(cols).ok_or_else(|| DeviceError::Shape(format!("[{max_rows}, {cols}] values overflow")))?;
+        Ok(Self { data: crate::mmap::Pages::zeroed(len)?, rows: 0, max_rows, cols })
     }
 
     /// Rows in use.
@@ -43,6 +45,12 @@ impl Tensor {
     /// The rows in use, `[rows * cols]`.
     pub fn as_mut_slice(&mut self) -> &mut [f32] {
         &mut self.data.as_mut_slice()[..self.rows * self.cols]
+    }
+
+    /// Row `i`, `[cols]`.
+    pub fn row_mut(&mut self, i: usize) -> &mut [f32] {
+        let cols = self.cols;
+        &mut self.as_mut_slice()[i * cols..(i + 1) * cols]
     }
 
     /// Row `i`, `[cols]`.

@@ -1,11 +1,20 @@
-//! The CPU backend.
+//! The CPU backends: [`CpuBackend`], fast, and [`ReferenceBackend`], plain.
 
 #[cfg(target_arch = "x86_64")]
 pub mod amx;
+mod attention;
+mod backend;
 pub mod linear;
 pub mod pool;
+mod reference;
+mod rope;
+mod simd;
 pub mod tier;
 
+#[cfg(target_arch = "x86_64")]
+pub use amx::Amx;
+pub use backend::CpuBackend;
 pub use linear::CpuLinear;
 pub use pool::ThreadPool;
+pub use reference::ReferenceBackend;
 pub use tier::CpuTier;

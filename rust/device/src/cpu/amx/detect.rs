@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-/// Proof that the processor has AMX-BF16 (and the AVX-512 that goes with it) and that the kernel lets this process use it.
+/// Proof that the processor has AMX-BF16, AVX-512 F, BW, VL, DQ, VNNI, BF16 and VBMI, and F16C (all that have the first have the others) and that the kernel lets this process use it.
 #[derive(Clone, Copy, Debug)]
 pub struct Amx(());
 
@@ -26,6 +26,7 @@ fn processor_has_it() -> bool {
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vnni")
         && is_x86_feature_detected!("avx512bf16")
+        && is_x86_feature_detected!("avx512vbmi")
         && is_x86_feature_detected!("f16c"))
     {
         return false;

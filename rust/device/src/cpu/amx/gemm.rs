@@ -57,6 +57,13 @@ impl Workspace {
     }
 }
 
+impl Workspace {
+    /// For how many workers.
+    pub fn num_threads(&self) -> usize {
+        self.workers.len()
+    }
+}
+
 /// Multiplies `acts` by every panel of `work`.
 ///
 /// # Panics
@@ -69,7 +76,7 @@ pub fn multiply(amx: Amx, pool: &ThreadPool, workspace: &Workspace, acts: &ActTi
     let next = AtomicUsize::new(0);
     // About four claims a worker, as long as that makes groups that fit.
     let group = items.div_ceil(pool.num_threads() * 4).clamp(1, MAX_GROUP / width);
-    pool.run(&|worker| {
+    pool.run_available(&|worker| {
         let mut scratch = workspace.workers[worker].lock().unwrap_or_else(PoisonError::into_inner);
         let tiles = Tiles::configure(amx);
         loop {

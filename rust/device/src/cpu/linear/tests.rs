@@ -169,7 +169,7 @@ fn check_fast(dtype: DType, (m, n, k): (usize, usize, usize), seed: u64, pool: &
     }
     for tier in tiers() {
         let linear = linear(&weight, Precision::Fast, tier, pool);
-        assert_eq!(linear.weight.is_packed(), matches!(dtype, DType::Ggml(_)));
+        assert_eq!(linear.cpu().is_packed(), matches!(dtype, DType::Ggml(_)));
         let got = project(LinearContext { pool, tier }, &mut LinearScratch::default(), &x, &linear);
         assert_close(&format!("{dtype} {} [{m}, {n}, {k}]", tier.name()), &got, &expected, &bounds, fast_bound(dtype));
     }

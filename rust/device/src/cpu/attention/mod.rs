@@ -1,0 +1,165 @@
+//! Paged attention.
+//!
+//! A step's work is cut into items: (request, KV head, tile of query tokens), and for few queries over many keys also a range of
+//! *splits* of [`SPLIT_KEYS`] keys. Query heads that share a KV head are computed together, so that K and V are read once for all.
+//!
+//! What a query row computes does not depend on how the work is cut: keys go through tiles of [`TILE_KEYS`] and splits whose bounds
+//! are absolute positions, a row visits exactly the tiles that hold keys it sees, and the results of its splits are merged in order
+//! of position. So the output is the same, bit for bit, alone or in a batch, in one chunk or many, on any number of threads and for
+//! any block size.
+
+mod kernel;
+mod plan;
+mod tile;
+
+use std::sync::{
+    Mutex, PoisonError,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use crate::{AttentionArgs, AttentionParams, KvCacheSpec, KvGroupMetadata, KvSide, StepMetadata};
+
+use super::{CpuTier, ThreadPool, simd::tier_entry};
+use kernel::{attend, merge_rows};
+use plan::Plan;
+
+/// Keys of a tile: what is converted to f32 at once.
+const TILE_KEYS: usize = 32;
+/// Keys of a split: what has its own softmax state.
+const SPLIT_KEYS: usize = 512;
+/// Below this estimate of cycles a step is not worth waking other threads.
+const SERIAL_CYCLES: usize = 8_000;
+
+/// Everything that the items of one call share.
+struct Problem<'a> {
+    q: *const f32,
+    out: *mut f32,
+    keys: *const u8,
+    values: *const u8,
+    spec: &'a KvCacheSpec,
+    params: AttentionParams,
+    group: &'a KvGroupMetadata,
+    partials: *mut f32,
+}
+
+// SAFETY: items write disjoint rows and heads of `out` and disjoint ranges of `partials`; the rest is only read.
+unsafe impl Sync for Problem<'_> {}
+
+impl Problem<'_> {
+    fn heads_per_kv_head(&self) -> usize {
+        self.params.num_heads / self.params.num_kv_heads
+    }
+
+    /// Position of the first key that the query at `position` sees.
+    fn first_key(&self, position: usize) -> usize {
+        first_key(&self.params, position)
+    }
+}
+
+fn first_key(params: &AttentionParams, position: usize) -> usize {
+    params.window.map_or(0, |window| (position + 1).saturating_sub(window))
+}
+
+/// Sixteen floats on a cache line of their own.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([f32; 16]);
+
+/// Cache-line aligned floats that grow to the largest size ever asked for.
+#[derive(Default)]
+struct Floats(Vec<Line>);
+
+impl Floats {
+    fn at_least(&mut self, len: usize) -> *mut f32 {
+        let lines = len.div_ceil(16);
+        if self.0.len() < lines {
+            self.0.resize(lines, Line([0.0; 16]));
+        }
+        self.0.as_mut_ptr().cast()
+    }
+}
+
+/// Buffers that live from step to step.
+pub(crate) struct AttentionScratch {
+    shared: Mutex<(Plan, Floats)>,
+    workers: Vec<Mutex<Floats>>,
+}
+
+impl AttentionScratch {
+    /// Buffers for a pool of `num_threads` workers.
+    pub(crate) fn new(num_threads: usize) -> Self {
+        Self { shared: Mutex::default(), workers: (0..num_threads).map(|_| Mutex::default()).collect() }
+    }
+}
+
+/// [`crate::Backend::attention`]; the machine must have `tier`.
+pub(crate) fn attention(
+    args: AttentionArgs<'_>,
+    step: &StepMetadata,
+    tier: CpuTier,
+    pool: &ThreadPool,
+    scratch: &AttentionScratch,
+) {
+    let AttentionArgs { q, out, cache, plane, group, params } = args;
+    let group = &step.groups[group];
+    assert_eq!([q.cols(), out.cols()], [params.num_heads * params.head_dim; 2], "columns of q and out");
+    check(&params, cache.spec(), step, group, q.rows());
+    out.set_rows(q.rows());
+    let reader = cache.reader();
+    let mut shared = scratch.shared.lock().unwrap_or_else(PoisonError::into_inner);
+    let (plan, partials) = &mut *shared;
+    plan.make(&params, step, pool.num_threads());
+    let problem = Problem {
+        q: q.as_slice().as_ptr(),
+        out: out.as_mut_slice().as_mut_ptr(),
+        keys: reader.base(KvSide::Key, plane),
+        values: reader.base(KvSide::Value, plane),
+        spec: cache.spec(),
+        params,
+        group,
+        partials: partials.at_least(plan.partial_len),
+    };
+    let next = AtomicUsize::new(0);
+    let work = |worker: usize| {
+        let mut floats = scratch.workers[worker].lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some(item) = plan.items.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let floats = floats.at_least(kernel::Scratch::len(item.num_tokens * problem.heads_per_kv_head(), params.head_dim));
+            // SAFETY: the machine has `tier`; `check` found the sizes consistent; `floats` has the length of this item's scratch.
+            unsafe { attend_tier(tier, &problem, item, floats) };
+        }
+    };
+    if plan.items.len() < 2 || plan.cycles < SERIAL_CYCLES {
+        work(0)
+    } else {
+        pool.run(&work)
+    }
+    pool.for_each_range(plan.merges.len(), 1, &|start, end| {
+        for merge in &plan.merges[start..end] {
+            // SAFETY: as above; every partial result of the merge has been written.
+            unsafe { merge_rows_tier(tier, &problem, merge) };
+        }
+    });
+}
+
+/// The kernels trust these sizes.
+fn check(params: &AttentionParams, spec: &KvCacheSpec, step: &StepMetadata, group: &KvGroupMetadata, num_tokens: usize) {
+    assert_eq!(
+        (params.num_kv_heads, params.head_dim),
+        (spec.num_kv_heads, spec.head_dim),
+        "KV heads and head_dim of the KV cache"
+    );
+    assert_eq!(params.num_heads % params.num_kv_heads, 0, "{params:?}");
+    assert_ne!(params.window, Some(0), "a window holds the query's own key at least");
+    let starts = &step.query_start_loc;
+    assert_eq!(starts.len(), step.num_reqs() + 1, "entries of query_start_loc");
+    assert!(starts.is_sorted() && starts.last().is_none_or(|&end| end as usize <= num_tokens), "{starts:?} of {num_tokens} rows");
+    assert!(step.positions.len() >= num_tokens, "{} positions of {num_tokens} rows", step.positions.len());
+    assert!(group.block_tables.len() >= step.num_reqs() * group.max_blocks, "{} block ids", group.block_tables.len());
+    debug_assert!(
+        starts.windows(2).all(|w| step.positions[w[0] as usize..w[1] as usize].windows(2).all(|p| p[0] + 1 == p[1])),
+        "positions of a request count up by one"
+    );
+}
+
+tier_entry! { fn attend_tier => attend(problem: &Problem<'_>, item: &plan::Item, scratch: *mut f32) }
+tier_entry! { fn merge_rows_tier => merge_rows(problem: &Problem<'_>, merge: &plan::Merge) }

@@ -1,0 +1,125 @@
+//! How the work of a call is cut into items.
+
+use crate::{AttentionParams, StepMetadata};
+
+use super::{SPLIT_KEYS, TILE_KEYS, first_key};
+
+/// Query rows (tokens times heads of a group) that an item aims at: enough to pay for converting a tile, few enough for the caches.
+const ROWS_PER_ITEM: usize = 48;
+/// Floats before the accumulator in a partial result: maximum and sum, and the rest of their cache line.
+pub(super) const PARTIAL_HEADER: usize = 16;
+
+/// Queries of one request over one KV head.
+pub(super) struct Item {
+    pub(super) request: usize,
+    pub(super) kv_head: usize,
+    /// Row of the first query token.
+    pub(super) first_row: usize,
+    pub(super) num_tokens: usize,
+    /// Position of the first query token.
+    pub(super) position: usize,
+    pub(super) first_split: usize,
+    pub(super) end_split: usize,
+    /// Where the partial result of `first_split` goes, in floats; `None` when the item covers all splits and writes the output itself.
+    pub(super) partial: Option<usize>,
+    cycles: usize,
+}
+
+/// Partial results to be merged into the output, one a split.
+pub(super) struct Merge {
+    pub(super) kv_head: usize,
+    pub(super) first_row: usize,
+    pub(super) num_tokens: usize,
+    pub(super) position: usize,
+    pub(super) first_split: usize,
+    pub(super) end_split: usize,
+    pub(super) partial: usize,
+}
+
+/// The items of a call, costliest first.
+#[derive(Default)]
+pub(super) struct Plan {
+    pub(super) items: Vec<Item>,
+    pub(super) merges: Vec<Merge>,
+    /// Floats that all partial results take.
+    pub(super) partial_len: usize,
+    /// Estimate of the whole cost.
+    pub(super) cycles: usize,
+}
+
+/// `head_dim` rounded up to whole vectors of every tier.
+pub(super) fn padded_dim(head_dim: usize) -> usize {
+    head_dim.next_multiple_of(16)
+}
+
+/// Floats of the partial result of one split of `rows` rows.
+pub(super) fn partial_stride(rows: usize, head_dim: usize) -> usize {
+    rows * (PARTIAL_HEADER + padded_dim(head_dim))
+}
+
+impl Plan {
+    /// Plans a call for `num_threads` workers.
+    pub(super) fn make(&mut self, params: &AttentionParams, step: &StepMetadata, num_threads: usize) {
+        self.items.clear();
+        self.merges.clear();
+        self.partial_len = 0;
+        let group = params.num_heads / params.num_kv_heads;
+        let num_tokens = step.query_start_loc.last().map_or(0, |&n| n as usize);
+        let share = (num_tokens * params.num_kv_heads).div_ceil(4 * num_threads);
+        let tile_tokens = (ROWS_PER_ITEM / group).min(share).max(1);
+        for request in 0..step.num_reqs() {
+            let rows = step.query_start_loc[request] as usize..step.query_start_loc[request + 1] as usize;
+            for first_row in rows.clone().step_by(tile_tokens) {
+                let num_tokens = tile_tokens.min(rows.end - first_row);
+                let position = step.positions[rows.start] as usize + (first_row - rows.start);
+                let (low, high) = (first_key(params, position), position + num_tokens);
+                let tiles = high.div_ceil(TILE_KEYS) - low / TILE_KEYS;
+                let cycles = tiles * params.head_dim * (16 + 5 * num_tokens * group);
+                let (first_split, end_split) = (low / SPLIT_KEYS, high.div_ceil(SPLIT_KEYS));
+                for kv_head in 0..params.num_kv_heads {
+                    let partial = None;
+                    self.items.push(Item {
+                        request,
+                        kv_head,
+                        first_row,
+                        num_tokens,
+                        position,
+                        first_split,
+                        end_split,
+                        partial,
+                        cycles,
+                    });
+                }
+            }
+        }
+        self.cycles = self.items.iter().map(|i| i.cycles).sum();
+        if num_threads > 1 {
+            self.divide(self.cycles / (4 * num_threads), group, params.head_dim);
+        }
+        self.items.sort_unstable_by_key(|item| std::cmp::Reverse(item.cycles));
+    }
+
+    /// Divides items that cost more than `target` at splits.
+    fn divide(&mut self, target: usize, group: usize, head_dim: usize) {
+        for i in 0..self.items.len() {
+            let item = &self.items[i];
+            let splits = item.end_split - item.first_split;
+            let parts = item.cycles.div_ceil(target.max(1)).min(splits);
+            if parts < 2 {
+                continue;
+            }
+            let Item { request, kv_head, first_row, num_tokens, position, first_split, end_split, cycles, .. } = *item;
+            let (stride, offset) = (partial_stride(num_tokens * group, head_dim), self.partial_len);
+            self.partial_len += splits * stride;
+            self.merges.push(Merge { kv_head, first_row, num_tokens, position, first_split, end_split, partial: offset });
+            let bound = |part: usize| first_split + part * splits / parts;
+            for part in 0..parts {
+                let (first_split, end_split) = (bound(part), bound(part + 1));
+                let partial = Some(offset + (first_split - bound(0)) * stride);
+                let cycles = cycles * (end_split - first_split) / splits;
+                let divided = Item { request, kv_head, first_row, num_tokens, position, first_split, end_split, partial, cycles };
+                if part == 0 { self.items[i] = divided } else { self.items.push(divided) }
+            }
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! The fast CPU backend.
+
+use std::{
+    borrow::Cow,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use crate::{
+    AttentionArgs, Backend, BackendInfo, CacheEngine, DeviceError, EmbedArgs, GateUpArgs, KvCacheSpec, Linear, LinearOptions,
+    Norm, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, WeightView,
+};
+
+use super::{
+    CpuLinear, CpuTier, ThreadPool,
+    attention::{AttentionScratch, attention},
+    linear::{self, LinearContext, LinearScratch},
+    reference,
+    rope::rope_and_cache,
+};
+
+/// The fast CPU backend: a persistent thread pool and the kernels of one instruction-set tier. Its buffers live from step to step.
+pub struct CpuBackend {
+    tier: CpuTier,
+    pool: ThreadPool,
+    linear: Mutex<LinearScratch>,
+    attention: AttentionScratch,
+}
+
+impl CpuBackend {
+    /// A backend with `num_threads` workers (at least one; [`crate::num_physical_cores`] is a good number).
+    ///
+    /// Errors: [`DeviceError::Unsupported`] when the machine does not have `tier`.
+    pub fn new(tier: CpuTier, num_threads: usize) -> Result<Self, DeviceError> {
+        let tier = CpuTier::parse(tier.name())?;
+        let pool = ThreadPool::new(num_threads);
+        let attention = AttentionScratch::new(pool.num_threads());
+        Ok(Self { tier, pool, linear: Mutex::default(), attention })
+    }
+
+    fn linear(&self) -> (LinearContext<'_>, MutexGuard<'_, LinearScratch>) {
+        let context = LinearContext { pool: &self.pool, tier: self.tier };
+        (context, self.linear.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Backend for CpuBackend {
+    fn info(&self) -> BackendInfo {
+        BackendInfo { device: "cpu".into(), tier: self.tier.name().into(), num_threads: self.pool.num_threads() }
+    }
+
+    fn alloc(&self, max_rows: usize, cols: usize) -> Result<Tensor, DeviceError> {
+        Tensor::new(max_rows, cols)
+    }
+
+    fn alloc_kv_cache(&self, spec: &KvCacheSpec) -> Result<CacheEngine, DeviceError> {
+        CacheEngine::new(spec)
+    }
+
+    fn load_linear(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError> {
+        Ok(CpuLinear::new(weight, options, self.tier, &self.pool)?.into())
+    }
+
+    fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor) {
+        reference::embed(args, out);
+    }
+
+    fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>]) {
+        let (context, mut scratch) = self.linear();
+        linear::norm_linear(context, &mut scratch, x, norm, projections);
+    }
+
+    fn rope_and_cache(&self, args: RopeArgs<'_>, group: usize, step: &StepMetadata) {
+        rope_and_cache(args, &step.groups[group], step, self.tier, &self.pool);
+    }
+
+    fn attention(&self, args: AttentionArgs<'_>, step: &StepMetadata) {
+        attention(args, step, self.tier, &self.pool, &self.attention);
+    }
+
+    fn linear_residual(&self, args: ResidualArgs<'_>) {
+        let (context, mut scratch) = self.linear();
+        linear::linear_residual(context, &mut scratch, args);
+    }
+
+    fn gate_up(&self, args: GateUpArgs<'_>) {
+        let (context, mut scratch) = self.linear();
+        linear::gate_up(context, &mut scratch, args);
+    }
+
+    fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) {
+        reference::gather_rows(x, rows, out);
+    }
+
+    fn copy_blocks(&self, cache: &CacheEngine, pairs: &[(u32, u32)]) {
+        cache.copy_blocks(pairs);
+    }
+
+    fn read<'a>(&self, x: &'a Tensor) -> Cow<'a, [f32]> {
+        Cow::Borrowed(x.as_slice())
+    }
+}

@@ -1,0 +1,254 @@
+//! The plain backend: every phase as simple loops, one thread, sums in f64. It is slow, and right: the oracle of every fast one.
+
+use std::{borrow::Cow, sync::Arc};
+
+use crate::{
+    Activation, AttentionArgs, Backend, BackendInfo, CacheEngine, DeviceError, EmbedArgs, GateUpArgs, KvCacheSpec, KvPlace,
+    KvSide, Linear, LinearOptions, Norm, NormKind, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata,
+    Tensor, WeightView, backend::LinearWeight, quant::dequantize_row,
+};
+
+/// The plain backend.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReferenceBackend;
+
+impl ReferenceBackend {
+    /// The plain backend; it has no state.
+    pub fn new() -> Self {
+        Self
+    }
+}
+
+/// `out[i] = table[token_ids[i]] * scale`.
+pub(crate) fn embed(args: &EmbedArgs<'_>, out: &mut Tensor) {
+    out.set_rows(args.token_ids.len());
+    for (i, &id) in args.token_ids.iter().enumerate() {
+        dequantize_row(args.table.dtype, args.table.row(id as usize), out.row_mut(i));
+        for x in out.row_mut(i) {
+            *x *= args.scale;
+        }
+    }
+}
+
+/// `out[i] = x[rows[i]]`.
+pub(crate) fn gather_rows(x: &Tensor, rows: &[u32], out: &mut Tensor) {
+    out.set_rows(rows.len());
+    for (i, &row) in rows.iter().enumerate() {
+        out.row_mut(i).copy_from_slice(x.row(row as usize));
+    }
+}
+
+/// Normalises one vector in place.
+pub(crate) fn norm_row(norm: &Norm, x: &mut [f32]) {
+    let n = x.len() as f64;
+    let mean = match norm.kind {
+        NormKind::Rms => 0.0,
+        NormKind::Layer => x.iter().map(|&v| f64::from(v)).sum::<f64>() / n,
+    };
+    let variance = x.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / n;
+    let scale = (variance + f64::from(norm.eps)).sqrt().recip();
+    for (i, v) in x.iter_mut().enumerate() {
+        let bias = norm.bias.as_ref().map_or(0.0, |b| f64::from(b[i]));
+        *v = ((f64::from(*v) - mean) * scale * f64::from(norm.weight[i]) + bias) as f32;
+    }
+}
+
+/// The rows of `x`, normalised.
+fn normed(x: &Tensor, norm: Option<&Norm>) -> Vec<f32> {
+    let mut rows = x.as_slice().to_vec();
+    if let Some(norm) = norm {
+        rows.chunks_exact_mut(x.cols()).for_each(|row| norm_row(norm, row));
+    }
+    rows
+}
+
+/// `out[row, n] = x[row] · weight[n] + bias[n]`; the weight is read one row at a time.
+fn matmul(x: &[f32], linear: &Linear, out: &mut [f32]) {
+    let LinearWeight::Reference { weight, bias } = &linear.weight else {
+        panic!("a weight that another backend loaded was given to the reference backend")
+    };
+    let (out_features, in_features) = (linear.out_features, linear.in_features);
+    let mut w = vec![0.0; in_features];
+    for n in 0..out_features {
+        dequantize_row(weight.dtype, weight.row(n), &mut w);
+        let bias = bias.as_ref().map_or(0.0, |b| f64::from(b[n]));
+        for (x, out) in x.chunks_exact(in_features).zip(out.chunks_exact_mut(out_features)) {
+            out[n] = (x.iter().zip(&w).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() + bias) as f32;
+        }
+    }
+}
+
+/// The error function, by its series of positive terms (Abramowitz and Stegun 7.1.6).
+fn erf(x: f64) -> f64 {
+    if x.abs() > 6.0 {
+        return x.signum();
+    }
+    let (mut term, mut sum) = (x, x);
+    for n in 1..200 {
+        term *= 2.0 * x * x / f64::from(2 * n + 1);
+        sum += term;
+    }
+    sum * (-x * x).exp() * std::f64::consts::FRAC_2_SQRT_PI
+}
+
+/// The activation of one value.
+pub(crate) fn activate(activation: Activation, x: f32) -> f32 {
+    let x = f64::from(x);
+    let y = match activation {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::GeluTanh => {
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+            0.5 * x * (1.0 + inner.tanh())
+        }
+        Activation::Gelu => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
+    };
+    y as f32
+}
+
+/// Rotates one head in place for the table's row `position`.
+pub(crate) fn rotate(rope: &RopeTable, position: usize, head: &mut [f32]) {
+    let half = rope.rotary_dim / 2;
+    for i in 0..half {
+        let (cos, sin) = (f64::from(rope.cos[position * half + i]), f64::from(rope.sin[position * half + i]));
+        let (a, b) = match rope.style {
+            RopeStyle::Neox => (i, i + half),
+            RopeStyle::Interleaved => (2 * i, 2 * i + 1),
+        };
+        let (x, y) = (f64::from(head[a]), f64::from(head[b]));
+        head[a] = (x * cos - y * sin) as f32;
+        head[b] = (y * cos + x * sin) as f32;
+    }
+}
+
+impl Backend for ReferenceBackend {
+    fn info(&self) -> BackendInfo {
+        BackendInfo { device: "cpu".into(), tier: "reference".into(), num_threads: 1 }
+    }
+
+    fn alloc(&self, max_rows: usize, cols: usize) -> Result<Tensor, DeviceError> {
+        Tensor::new(max_rows, cols)
+    }
+
+    fn alloc_kv_cache(&self, spec: &KvCacheSpec) -> Result<CacheEngine, DeviceError> {
+        CacheEngine::new(spec)
+    }
+
+    fn load_linear(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError> {
+        if let Some(bias) = options.bias.as_ref().filter(|b| b.len() != weight.rows) {
+            let (name, have) = (&options.name, bias.len());
+            return Err(DeviceError::Shape(format!("the bias of `{name}` has {have} values, its weight {} rows", weight.rows)));
+        }
+        let (out_features, in_features) = (weight.rows, weight.cols);
+        let bias = options.bias.as_deref().map(Arc::from);
+        Ok(Linear { out_features, in_features, weight: LinearWeight::Reference { weight: weight.clone(), bias } })
+    }
+
+    fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor) {
+        embed(args, out);
+    }
+
+    fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>]) {
+        let input = normed(x, norm);
+        for p in projections {
+            p.out.set_rows(x.rows());
+            matmul(&input, p.linear, p.out.as_mut_slice());
+        }
+    }
+
+    fn rope_and_cache(&self, args: RopeArgs<'_>, group: usize, step: &StepMetadata) {
+        let spec = args.cache.spec();
+        for token in 0..args.k.rows() {
+            let position = step.rope_positions.get(token).map_or(0, |&p| p as usize);
+            for (x, norm) in [(&mut *args.q, args.q_norm), (&mut *args.k, args.k_norm)] {
+                for head in x.row_mut(token).chunks_exact_mut(spec.head_dim) {
+                    if let Some(norm) = norm {
+                        norm_row(norm, head);
+                    }
+                    if let Some(rope) = args.rope {
+                        rotate(rope, position, head);
+                    }
+                }
+            }
+            let Ok(slot) = usize::try_from(step.groups[group].slot_mapping[token]) else { continue };
+            for head in 0..spec.num_kv_heads {
+                let at = KvPlace { plane: args.plane, slot, head };
+                let values = head * spec.head_dim..(head + 1) * spec.head_dim;
+                args.cache.write(KvSide::Key, at, &args.k.row(token)[values.clone()]);
+                args.cache.write(KvSide::Value, at, &args.v.row(token)[values]);
+            }
+        }
+    }
+
+    fn attention(&self, args: AttentionArgs<'_>, step: &StepMetadata) {
+        let AttentionArgs { q, out, cache, plane, group, params } = args;
+        let (group, block_size, dim) = (&step.groups[group], cache.spec().block_size, params.head_dim);
+        let heads_per_kv_head = params.num_heads / params.num_kv_heads;
+        out.set_rows(q.rows());
+        let mut vector = vec![0.0; dim];
+        for request in 0..step.num_reqs() {
+            let rows = step.query_start_loc[request] as usize..step.query_start_loc[request + 1] as usize;
+            let table = &group.block_tables[request * group.max_blocks..(request + 1) * group.max_blocks];
+            for (row, head) in rows.flat_map(|row| (0..params.num_heads).map(move |head| (row, head))) {
+                let position = step.positions[row] as usize;
+                let first = params.window.map_or(0, |window| (position + 1).saturating_sub(window));
+                let place = |key: usize| KvPlace {
+                    plane,
+                    slot: table[key / block_size] as usize * block_size + key % block_size,
+                    head: head / heads_per_kv_head,
+                };
+                let query = &q.row(row)[head * dim..(head + 1) * dim];
+                let mut weights = Vec::with_capacity(position + 1 - first);
+                for key in first..=position {
+                    cache.read(KvSide::Key, place(key), &mut vector);
+                    let dot: f64 = query.iter().zip(&vector).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+                    let score = dot * f64::from(params.scale);
+                    weights.push(params.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh()));
+                }
+                let max = weights.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                weights.iter_mut().for_each(|w| *w = (*w - max).exp());
+                let total: f64 = weights.iter().sum();
+                let mut sum = vec![0.0f64; dim];
+                for (key, weight) in (first..=position).zip(&weights) {
+                    cache.read(KvSide::Value, place(key), &mut vector);
+                    sum.iter_mut().zip(&vector).for_each(|(s, &v)| *s += weight * f64::from(v));
+                }
+                let out = &mut out.row_mut(row)[head * dim..(head + 1) * dim];
+                out.iter_mut().zip(&sum).for_each(|(o, s)| *o = (s / total) as f32);
+            }
+        }
+    }
+
+    fn linear_residual(&self, args: ResidualArgs<'_>) {
+        let mut y = vec![0.0; args.x.rows() * args.linear.out_features];
+        matmul(args.x.as_slice(), args.linear, &mut y);
+        if let Some(norm) = args.post_norm {
+            y.chunks_exact_mut(args.linear.out_features).for_each(|row| norm_row(norm, row));
+        }
+        for (r, y) in args.residual.as_mut_slice().iter_mut().zip(&y) {
+            *r += y * args.scale;
+        }
+    }
+
+    fn gate_up(&self, args: GateUpArgs<'_>) {
+        let input = normed(args.x, args.norm);
+        let mut up = vec![0.0; args.x.rows() * args.up.out_features];
+        args.out.set_rows(args.x.rows());
+        matmul(&input, args.gate, args.out.as_mut_slice());
+        matmul(&input, args.up, &mut up);
+        for (out, up) in args.out.as_mut_slice().iter_mut().zip(&up) {
+            *out = activate(args.activation, *out) * up;
+        }
+    }
+
+    fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) {
+        gather_rows(x, rows, out);
+    }
+
+    fn copy_blocks(&self, cache: &CacheEngine, pairs: &[(u32, u32)]) {
+        cache.copy_blocks(pairs);
+    }
+
+    fn read<'a>(&self, x: &'a Tensor) -> Cow<'a, [f32]> {
+        Cow::Borrowed(x.as_slice())
+    }
+}

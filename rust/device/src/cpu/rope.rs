@@ -1,0 +1,184 @@
+//! Norm over q and k heads, rotation, and the write of K and V into their slots.
+#![allow(unsafe_op_in_unsafe_fn)] // One contract for all, stated on `rope_rows`.
+
+use std::ops::Range;
+
+use crate::{KvCacheSpec, KvDType, KvGroupMetadata, KvSide, Norm, NormKind, RopeArgs, RopeStyle, RopeTable, StepMetadata};
+
+use super::{
+    CpuTier, ThreadPool, reference,
+    simd::{Simd, tier_entry},
+};
+
+/// Elements a thread takes at once; below twice as many a step is not worth waking other threads.
+const GRAIN_ELEMENTS: usize = 16 << 10;
+
+/// What all rows of a call share.
+struct Rows<'a> {
+    q: *mut f32,
+    k: *mut f32,
+    v: *const f32,
+    num_heads: usize,
+    q_norm: Option<&'a Norm>,
+    k_norm: Option<&'a Norm>,
+    rope: Option<&'a RopeTable>,
+    rope_positions: &'a [u32],
+    spec: &'a KvCacheSpec,
+    slots: &'a [i64],
+    keys: *mut u8,
+    values: *mut u8,
+}
+
+// SAFETY: threads take disjoint rows, and the slots of a step are distinct.
+unsafe impl Sync for Rows<'_> {}
+
+/// [`crate::Backend::rope_and_cache`]; the machine must have `tier`.
+pub(crate) fn rope_and_cache(args: RopeArgs<'_>, group: &KvGroupMetadata, step: &StepMetadata, tier: CpuTier, pool: &ThreadPool) {
+    let RopeArgs { q, k, v, q_norm, k_norm, rope, cache, plane } = args;
+    let (spec, num_tokens) = (cache.spec(), k.rows());
+    let kv_cols = spec.num_kv_heads * spec.head_dim;
+    assert_eq!((k.cols(), v.cols()), (kv_cols, kv_cols), "columns of k and v");
+    assert_eq!((q.rows(), v.rows()), (num_tokens, num_tokens), "rows of q and v");
+    assert_eq!(q.cols() % spec.head_dim, 0, "columns of q in heads of {}", spec.head_dim);
+    assert!(group.slot_mapping.len() >= num_tokens, "{} slots of {num_tokens} rows", group.slot_mapping.len());
+    for norm in [q_norm, k_norm].into_iter().flatten() {
+        assert_eq!(norm.weight.len(), spec.head_dim, "weights of a norm over heads");
+    }
+    if let Some(rope) = rope {
+        assert!(
+            rope.rotary_dim <= spec.head_dim && rope.rotary_dim % 2 == 0,
+            "{} rotary of {} elements",
+            rope.rotary_dim,
+            spec.head_dim
+        );
+        assert!(step.rope_positions.len() >= num_tokens, "{} rope positions of {num_tokens} rows", step.rope_positions.len());
+    }
+    let slots = &group.slot_mapping[..num_tokens];
+    debug_assert!(distinct(slots), "slots of a step are distinct: {slots:?}");
+    let writer = cache.writer();
+    let rows = Rows {
+        num_heads: q.cols() / spec.head_dim,
+        q: q.as_mut_slice().as_mut_ptr(),
+        k: k.as_mut_slice().as_mut_ptr(),
+        v: v.as_slice().as_ptr(),
+        q_norm,
+        k_norm,
+        rope,
+        rope_positions: &step.rope_positions,
+        spec,
+        slots,
+        keys: writer.base(KvSide::Key, plane),
+        values: writer.base(KvSide::Value, plane),
+    };
+    let grain = GRAIN_ELEMENTS.div_ceil((rows.num_heads + 2 * spec.num_kv_heads) * spec.head_dim);
+    pool.for_each_range(num_tokens, grain, &|start, end| {
+        // SAFETY: the machine has `tier`, the sizes were checked above, ranges are disjoint.
+        unsafe { rope_rows_tier(tier, &rows, start..end) };
+    });
+}
+
+fn distinct(slots: &[i64]) -> bool {
+    let mut used: Vec<i64> = slots.iter().copied().filter(|&s| s >= 0).collect();
+    used.sort_unstable();
+    used.windows(2).all(|w| w[0] != w[1])
+}
+
+tier_entry! { fn rope_rows_tier => rope_rows(rows: &Rows<'_>, range: Range<usize>) }
+
+/// # Safety
+/// The machine has `S`; `rows` has the sizes that `rope_and_cache` checks; no one else works on the rows of `range`.
+#[inline(always)]
+unsafe fn rope_rows<S: Simd>(rows: &Rows<'_>, range: Range<usize>) {
+    let (spec, dim) = (rows.spec, rows.spec.head_dim);
+    for token in range {
+        let angles = rows.rope.map(|rope| {
+            let half = rope.rotary_dim / 2;
+            let first = rows.rope_positions[token] as usize * half;
+            (&rope.cos[first..first + half], &rope.sin[first..first + half], rope.style)
+        });
+        for (x, heads, norm) in [(rows.q, rows.num_heads, rows.q_norm), (rows.k, spec.num_kv_heads, rows.k_norm)] {
+            for head in 0..heads {
+                let x = x.add((token * heads + head) * dim);
+                if let Some(norm) = norm {
+                    norm_head::<S>(norm, std::slice::from_raw_parts_mut(x, dim));
+                }
+                if let Some((cos, sin, style)) = angles {
+                    rotate::<S>(cos, sin, style, x);
+                }
+            }
+        }
+        let Ok(slot) = usize::try_from(rows.slots[token]) else { continue };
+        let (block, offset) = (slot / spec.block_size, slot % spec.block_size);
+        assert!(block < spec.num_blocks, "slot {slot} of {} blocks of {}", spec.num_blocks, spec.block_size);
+        for head in 0..spec.num_kv_heads {
+            let at = ((block * spec.num_kv_heads + head) * spec.block_size + offset) * dim * spec.dtype.size_bytes();
+            let source = (token * spec.num_kv_heads + head) * dim;
+            store_head::<S>(spec.dtype, rows.k.add(source), rows.keys.add(at), dim);
+            store_head::<S>(spec.dtype, rows.v.add(source), rows.values.add(at), dim);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn norm_head<S: Simd>(norm: &Norm, x: &mut [f32]) {
+    if norm.kind == NormKind::Layer || norm.bias.is_some() || x.len() % S::LANES != 0 {
+        reference::norm_row(norm, x);
+        return;
+    }
+    let mut squares = S::splat(0.0);
+    for i in (0..x.len()).step_by(S::LANES) {
+        let v = S::load(x.as_ptr().add(i));
+        squares = S::fma(v, v, squares);
+    }
+    let scale = (S::reduce_add(squares) / x.len() as f32 + norm.eps).sqrt().recip();
+    for i in (0..x.len()).step_by(S::LANES) {
+        let v = S::mul(S::load(x.as_ptr().add(i)), S::splat(scale));
+        S::store(x.as_mut_ptr().add(i), S::mul(v, S::load(norm.weight.as_ptr().add(i))));
+    }
+}
+
+/// Rotates the head at `x`; `cos` and `sin` have half as many elements as rotate.
+#[inline(always)]
+unsafe fn rotate<S: Simd>(cos: &[f32], sin: &[f32], style: RopeStyle, x: *mut f32) {
+    let half = cos.len();
+    let whole = if style == RopeStyle::Neox { half / S::LANES * S::LANES } else { 0 };
+    for i in (0..whole).step_by(S::LANES) {
+        let (c, s) = (S::load(cos.as_ptr().add(i)), S::load(sin.as_ptr().add(i)));
+        let (a, b) = (S::load(x.add(i)), S::load(x.add(half + i)));
+        S::store(x.add(i), S::sub(S::mul(a, c), S::mul(b, s)));
+        S::store(x.add(half + i), S::add(S::mul(b, c), S::mul(a, s)));
+    }
+    for i in whole..half {
+        let (first, second) = match style {
+            RopeStyle::Neox => (x.add(i), x.add(half + i)),
+            RopeStyle::Interleaved => (x.add(2 * i), x.add(2 * i + 1)),
+        };
+        let (a, b) = (*first, *second);
+        first.write(a * cos[i] - b * sin[i]);
+        second.write(b * cos[i] + a * sin[i]);
+    }
+}
+
+/// Converts `dim` values at `source` to `dtype` at `out`.
+#[inline(always)]
+unsafe fn store_head<S: Simd>(dtype: KvDType, source: *const f32, out: *mut u8, dim: usize) {
+    match dtype {
+        KvDType::F32 => std::ptr::copy_nonoverlapping(source, out.cast(), dim),
+        KvDType::F16 => store_halves::<S>(source, out.cast(), dim, |p, v| S::store_f16(p, v)),
+        KvDType::BF16 => store_halves::<S>(source, out.cast(), dim, |p, v| S::store_bf16(p, v)),
+    }
+}
+
+#[inline(always)]
+unsafe fn store_halves<S: Simd>(source: *const f32, out: *mut u16, dim: usize, store: impl Fn(*mut u16, S::V)) {
+    let whole = dim / S::LANES * S::LANES;
+    for i in (0..whole).step_by(S::LANES) {
+        store(out.add(i), S::load(source.add(i)));
+    }
+    if whole < dim {
+        let (mut values, mut halves) = ([0.0f32; 16], [0u16; 16]);
+        std::ptr::copy_nonoverlapping(source.add(whole), values.as_mut_ptr(), dim - whole);
+        store(halves.as_mut_ptr(), S::load(values.as_ptr()));
+        std::ptr::copy_nonoverlapping(halves.as_ptr(), out.add(whole), dim - whole);
+    }
+}

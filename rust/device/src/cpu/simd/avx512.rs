@@ -1,0 +1,133 @@
+//! AVX-512: sixteen lanes.
+
+#[allow(clippy::wildcard_imports)]
+use std::arch::x86_64::*;
+
+use super::Simd;
+
+/// AVX-512 F, BW, VL and DQ.
+pub(crate) struct Avx512;
+
+impl Simd for Avx512 {
+    const LANES: usize = 16;
+    type V = __m512;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m512 {
+        _mm512_set1_ps(x)
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> __m512 {
+        _mm512_loadu_ps(p)
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: __m512) {
+        _mm512_storeu_ps(p, v);
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> __m512 {
+        _mm512_cvtph_ps(_mm256_loadu_si256(p.cast()))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> __m512 {
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()))))
+    }
+    #[inline(always)]
+    unsafe fn store_f16(p: *mut u16, v: __m512) {
+        let v = _mm512_min_ps(_mm512_set1_ps(65504.0), _mm512_max_ps(_mm512_set1_ps(-65504.0), v));
+        _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v));
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(p: *mut u16, v: __m512) {
+        let bits = _mm512_castps_si512(v);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
+        let rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x40_0000));
+        _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded)));
+    }
+    #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        _mm512_add_ps(a, b)
+    }
+    #[inline(always)]
+    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
+        _mm512_sub_ps(a, b)
+    }
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        _mm512_mul_ps(a, b)
+    }
+    #[inline(always)]
+    unsafe fn div(a: __m512, b: __m512) -> __m512 {
+        _mm512_div_ps(a, b)
+    }
+    #[inline(always)]
+    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        _mm512_fmadd_ps(a, b, c)
+    }
+    #[inline(always)]
+    unsafe fn max(a: __m512, b: __m512) -> __m512 {
+        _mm512_max_ps(a, b)
+    }
+    #[inline(always)]
+    unsafe fn min(a: __m512, b: __m512) -> __m512 {
+        _mm512_min_ps(a, b)
+    }
+    #[inline(always)]
+    unsafe fn round(v: __m512) -> __m512 {
+        _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(v)
+    }
+    #[inline(always)]
+    unsafe fn scale2(v: __m512, n: __m512) -> __m512 {
+        _mm512_scalef_ps(v, n)
+    }
+    #[inline(always)]
+    unsafe fn zero_below(v: __m512, x: __m512, limit: __m512) -> __m512 {
+        _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, limit), v)
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        _mm_prefetch::<_MM_HINT_T0>(p.cast());
+    }
+    #[inline(always)]
+    unsafe fn reduce_max(v: __m512) -> f32 {
+        _mm512_reduce_max_ps(v)
+    }
+    #[inline(always)]
+    unsafe fn reduce_add(v: __m512) -> f32 {
+        // Spelled out, because the order of `_mm512_reduce_add_ps` is the compiler's.
+        let v = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+        let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+        let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+        _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+    }
+    #[inline(always)]
+    unsafe fn transpose(rows: *mut __m512) {
+        let r = &mut *rows.cast::<[__m512; 16]>();
+        let mut t = [_mm512_setzero_ps(); 16];
+        for i in 0..8 {
+            t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+            t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+        }
+        // Now 4x4 transposes within each 128-bit lane: u[4 g + c] holds columns c, c + 4, c + 8, c + 12 of rows 4 g .. 4 g + 4.
+        let mut u = t;
+        for g in [0, 4, 8, 12] {
+            for j in 0..2 {
+                u[g + 2 * j] = _mm512_shuffle_ps::<0b01_00_01_00>(t[g + j], t[g + 2 + j]);
+                u[g + 2 * j + 1] = _mm512_shuffle_ps::<0b11_10_11_10>(t[g + j], t[g + 2 + j]);
+            }
+        }
+        // And a 4x4 transpose of the lanes.
+        for c in 0..4 {
+            let a = _mm512_shuffle_f32x4::<0b10_00_10_00>(u[c], u[c + 4]);
+            let b = _mm512_shuffle_f32x4::<0b11_01_11_01>(u[c], u[c + 4]);
+            let d = _mm512_shuffle_f32x4::<0b10_00_10_00>(u[c + 8], u[c + 12]);
+            let e = _mm512_shuffle_f32x4::<0b11_01_11_01>(u[c + 8], u[c + 12]);
+            r[c] = _mm512_shuffle_f32x4::<0b10_00_10_00>(a, d);
+            r[c + 8] = _mm512_shuffle_f32x4::<0b11_01_11_01>(a, d);
+            r[c + 4] = _mm512_shuffle_f32x4::<0b10_00_10_00>(b, e);
+            r[c + 12] = _mm512_shuffle_f32x4::<0b11_01_11_01>(b, e);
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! Vectors of f32, one type an instruction-set tier, so that a kernel is written once.
+//!
+//! Every method is `inline(always)`: a generic kernel compiles to the tier's instructions when it is inlined into an entry point
+//! with the tier's target features, which [`tier_entry`] makes. Within a tier an operation gives the same bits wherever it is used.
+//!
+//! All of it is `unsafe` for one reason, stated on [`Simd`].
+#![allow(unsafe_op_in_unsafe_fn)]
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod scalar;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Avx512;
+pub(crate) use scalar::Scalar;
+
+/// A tier's vector.
+///
+/// # Safety
+/// Methods may be called only where the machine has the tier, inlined into a function with its target features; pointers must be
+/// good for `LANES` elements. Results with NaN inputs are NaN or unspecified, never undefined.
+pub(crate) trait Simd {
+    /// f32 values a vector.
+    const LANES: usize;
+    /// The vector.
+    type V: Copy;
+
+    unsafe fn splat(x: f32) -> Self::V;
+    unsafe fn load(p: *const f32) -> Self::V;
+    unsafe fn store(p: *mut f32, v: Self::V);
+    unsafe fn load_f16(p: *const u16) -> Self::V;
+    unsafe fn load_bf16(p: *const u16) -> Self::V;
+    /// Rounds to nearest even; saturates at ±65504.
+    unsafe fn store_f16(p: *mut u16, v: Self::V);
+    /// Rounds to nearest even.
+    unsafe fn store_bf16(p: *mut u16, v: Self::V);
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, fused in every tier but the scalar one.
+    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The greater; `b` where one is NaN.
+    unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
+    /// The smaller; `b` where one is NaN.
+    unsafe fn min(a: Self::V, b: Self::V) -> Self::V;
+    /// To the nearest integer.
+    unsafe fn round(v: Self::V) -> Self::V;
+    /// `v * 2^n`, n integral in -126..=127.
+    unsafe fn scale2(v: Self::V, n: Self::V) -> Self::V;
+    /// `v`, 0 where `x < limit`.
+    unsafe fn zero_below(v: Self::V, x: Self::V, limit: Self::V) -> Self::V;
+    /// Asks for the cache line at `p`, which need not be valid.
+    unsafe fn prefetch(p: *const u8);
+    unsafe fn reduce_max(v: Self::V) -> f32;
+    unsafe fn reduce_add(v: Self::V) -> f32;
+    /// Transposes `LANES` vectors in place.
+    unsafe fn transpose(rows: *mut Self::V);
+}
+
+/// e^x, relative error below 1e-6, exactly 1 for 0; 0 below -87, e^88 above 88. Polynomial: Cephes `expf`.
+#[inline(always)]
+pub(crate) unsafe fn exp<S: Simd>(x: S::V) -> S::V {
+    let clamped = S::min(S::splat(88.0), S::max(S::splat(-87.0), x));
+    let n = S::round(S::mul(clamped, S::splat(std::f32::consts::LOG2_E)));
+    // ln 2 in two parts; the first has few enough bits that its product with n is exact.
+    let r = S::fma(n, S::splat(-0.693_359_4), clamped);
+    let r = S::fma(n, S::splat(2.121_944_4e-4), r);
+    let mut p = S::splat(1.987_569_1e-4);
+    for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+        p = S::fma(p, r, S::splat(c));
+    }
+    let p = S::fma(S::mul(p, r), r, S::add(r, S::splat(1.0)));
+    S::zero_below(S::scale2(p, n), x, S::splat(-87.0))
+}
+
+/// tanh x, absolute error below 2e-7.
+#[inline(always)]
+pub(crate) unsafe fn tanh<S: Simd>(x: S::V) -> S::V {
+    let x = S::min(S::splat(20.0), S::max(S::splat(-20.0), x));
+    let e = exp::<S>(S::add(x, x));
+    S::sub(S::splat(1.0), S::div(S::splat(2.0), S::add(e, S::splat(1.0))))
+}
+
+/// Defines `unsafe fn $name(tier, args...)`, which runs the generic function in the tier's target features.
+///
+/// The caller promises that the machine has the tier and whatever the generic function asks for.
+macro_rules! tier_entry {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident => $generic:ident($($arg:ident: $ty:ty),* $(,)?)) => {
+        $(#[$doc])*
+        $vis unsafe fn $name(tier: $crate::cpu::CpuTier, $($arg: $ty),*) {
+            use $crate::cpu::{CpuTier, simd};
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn avx2($($arg: $ty),*) {
+                // SAFETY: the features are enabled; the rest is the caller's promise.
+                unsafe { $generic::<simd::Avx2>($($arg),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+            unsafe fn avx512($($arg: $ty),*) {
+                // SAFETY: as above.
+                unsafe { $generic::<simd::Avx512>($($arg),*) }
+            }
+            // SAFETY: the caller promises that the machine has the tier.
+            unsafe {
+                match tier {
+                    #[cfg(target_arch = "x86_64")]
+                    CpuTier::Amx | CpuTier::Avx512 => avx512($($arg),*),
+                    #[cfg(target_arch = "x86_64")]
+                    CpuTier::Avx2 => avx2($($arg),*),
+                    _ => $generic::<simd::Scalar>($($arg),*),
+                }
+            }
+        }
+    };
+}
+pub(crate) use tier_entry;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::CpuTier;
+
+    #[inline(always)]
+    unsafe fn map<S: Simd>(x: &[f32], exponential: &mut [f32], tangent: &mut [f32], halves: &mut [u16], brains: &mut [u16]) {
+        for i in (0..x.len()).step_by(S::LANES) {
+            let v = S::load(x.as_ptr().add(i));
+            S::store(exponential.as_mut_ptr().add(i), exp::<S>(v));
+            S::store(tangent.as_mut_ptr().add(i), tanh::<S>(v));
+            S::store_f16(halves.as_mut_ptr().add(i), v);
+            S::store_bf16(brains.as_mut_ptr().add(i), v);
+        }
+    }
+    tier_entry! { fn map_tier => map(x: &[f32], exponential: &mut [f32], tangent: &mut [f32], halves: &mut [u16], brains: &mut [u16]) }
+
+    fn tiers() -> impl Iterator<Item = CpuTier> {
+        CpuTier::ALL.into_iter().filter(|t| *t <= CpuTier::detect())
+    }
+
+    #[test]
+    fn functions_and_conversions_agree_with_the_exact_ones_in_every_tier() {
+        let mut x: Vec<f32> = (0..80_000).map(|i| (i as f32 - 40_000.0) * 0.002_17).collect();
+        x.extend([0.0, -0.0, f32::NEG_INFINITY, 70_000.0, -70_000.0, 65_519.9, 1.000_488_3, 1.001_464_8]);
+        x.extend([3e-8, 5.97e-8, 6.0e-5, 2.98e-8, 1.003_906_3, 1.011_718_8, 1e30, -1e-30]);
+        for tier in tiers() {
+            let n = x.len();
+            let (mut e, mut t, mut h, mut b) = (vec![0.0; n], vec![0.0; n], vec![0; n], vec![0; n]);
+            // SAFETY: this machine has `tier`; every slice has the length of `x`, a multiple of 16.
+            unsafe { map_tier(tier, &x, &mut e, &mut t, &mut h, &mut b) };
+            for (i, &v) in x.iter().enumerate() {
+                let exact = f64::from(v.min(88.0)).exp();
+                if v < -87.0 {
+                    assert_eq!(e[i], 0.0, "{tier:?} exp({v})");
+                } else {
+                    assert!((f64::from(e[i]) / exact - 1.0).abs() < 1e-6, "{tier:?} exp({v}) = {}", e[i]);
+                }
+                assert!((f64::from(t[i]) - f64::from(v).tanh()).abs() < 2e-7, "{tier:?} tanh({v}) = {}", t[i]);
+                assert_eq!(h[i], half::f16::from_f32(v.clamp(-65504.0, 65504.0)).to_bits(), "{tier:?} f16 of {v}");
+                assert_eq!(b[i], half::bf16::from_f32(v).to_bits(), "{tier:?} bf16 of {v}");
+            }
+            assert_eq!(e[80_000], 1.0);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn widen<S: Simd>(bits: &[u16], half: &mut [f32], brain: &mut [f32], transposed: &mut Vec<f32>) {
+        for i in (0..bits.len()).step_by(S::LANES) {
+            S::store(half.as_mut_ptr().add(i), S::load_f16(bits.as_ptr().add(i)));
+            S::store(brain.as_mut_ptr().add(i), S::load_bf16(bits.as_ptr().add(i)));
+        }
+        let values: Vec<f32> = (0..S::LANES * S::LANES).map(|i| i as f32).collect();
+        let mut rows = [S::splat(0.0); 16];
+        for (i, row) in rows.iter_mut().enumerate().take(S::LANES) {
+            *row = S::load(values.as_ptr().add(i * S::LANES));
+        }
+        S::transpose(rows.as_mut_ptr());
+        transposed.resize(values.len(), 0.0);
+        for (i, row) in rows.iter().enumerate().take(S::LANES) {
+            S::store(transposed.as_mut_ptr().add(i * S::LANES), *row);
+        }
+    }
+    tier_entry! { fn widen_tier => widen(bits: &[u16], half: &mut [f32], brain: &mut [f32], transposed: &mut Vec<f32>) }
+
+    #[test]
+    fn every_16_bit_pattern_widens_exactly_and_transposition_is_one() {
+        let bits: Vec<u16> = (0..=u16::MAX).collect();
+        for tier in tiers() {
+            let (mut h, mut b, mut t) = (vec![0.0; bits.len()], vec![0.0; bits.len()], Vec::new());
+            // SAFETY: this machine has `tier`; the slices have one length, a multiple of 16.
+            unsafe { widen_tier(tier, &bits, &mut h, &mut b, &mut t) };
+            for (i, &x) in bits.iter().enumerate() {
+                let (half, brain) = (half::f16::from_bits(x).to_f32(), half::bf16::from_bits(x).to_f32());
+                assert!(h[i] == half || h[i].is_nan() && half.is_nan(), "{tier:?} f16 {x:#x}");
+                assert!(b[i] == brain || b[i].is_nan() && brain.is_nan(), "{tier:?} bf16 {x:#x}");
+            }
+            let lanes = t.len().isqrt();
+            for (i, &x) in t.iter().enumerate() {
+                assert_eq!(x as usize, (i % lanes) * lanes + i / lanes, "{tier:?} transposed element {i}");
+            }
+        }
+    }
+}

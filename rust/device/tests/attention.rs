@@ -1,0 +1,157 @@
+//! Paged attention against a dense oracle, in every tier and cache type, and its independence of batch, chunks and threads.
+
+mod common;
+
+use common::{Case, Rng, dense, run, tiers};
+use device::{
+    AttentionParams, KvDType,
+    cpu::{CpuBackend, CpuTier, ReferenceBackend},
+};
+use proptest::prelude::*;
+
+const DTYPES: [KvDType; 3] = [KvDType::F32, KvDType::F16, KvDType::BF16];
+
+fn params(num_kv_heads: usize, group: usize, head_dim: usize) -> AttentionParams {
+    let scale = (head_dim as f32).sqrt().recip();
+    AttentionParams { num_heads: num_kv_heads * group, num_kv_heads, head_dim, scale, window: None, softcap: None }
+}
+
+fn assert_close(got: &[f32], expected: &[f64], what: &str) {
+    assert_eq!(got.len(), expected.len());
+    for (i, (&g, &e)) in got.iter().zip(expected).enumerate() {
+        assert!((f64::from(g) - e).abs() < 2e-5 * (1.0 + e.abs()), "{what}: element {i} is {g}, the oracle says {e}");
+    }
+}
+
+fn check_case(case: &Case, threads: usize) {
+    let expected = dense(case);
+    assert_close(&run(&ReferenceBackend::new(), case), &expected, "reference");
+    for tier in tiers() {
+        let backend = CpuBackend::new(tier, threads).unwrap();
+        assert_close(&run(&backend, case), &expected, &format!("{tier:?} {:?}", case.dtype));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn equals_the_dense_oracle(
+        seed in any::<u64>(),
+        num_kv_heads in 1usize..4,
+        group in 1usize..9,
+        head_dim in prop::sample::select(vec![8usize, 16, 32, 40, 64, 72, 80, 96, 128, 256]),
+        block_size in prop::sample::select(vec![8usize, 16, 32]),
+        window in prop::option::of(1usize..200),
+        softcap in prop::option::of(1.0f32..50.0),
+        dtype in prop::sample::select(DTYPES.to_vec()),
+        // (keys before the chunk, queries)
+        requests in prop::collection::vec((0usize..300, 1usize..60), 1..5),
+        threads in 1usize..4,
+    ) {
+        let params = AttentionParams { window, softcap, ..params(num_kv_heads, group, head_dim) };
+        check_case(&Case::new(seed, params, block_size, dtype, &requests), threads);
+    }
+}
+
+#[test]
+fn long_requests_span_several_splits() {
+    for (dtype, window) in [(KvDType::F16, None), (KvDType::F32, Some(700)), (KvDType::BF16, Some(512)), (KvDType::F16, Some(1))]
+    {
+        let params = AttentionParams { window, ..params(1, 3, 16) };
+        check_case(&Case::new(7, params, 16, dtype, &[(1500, 1), (511, 2), (0, 5), (2040, 40)]), 3);
+    }
+}
+
+#[test]
+fn a_window_is_exact_for_all_small_lengths_and_block_sizes() {
+    for block_size in [8, 16, 32] {
+        for len in [1usize, 2, 7, 8, 9, 31, 32, 33, 40, 65] {
+            for queries in [1, 2, len / 2, len] {
+                for window in [1, 2, 7, 8, 9, 16, 31, 32, 33, 64, 70] {
+                    if queries == 0 || queries > len {
+                        continue;
+                    }
+                    let params = AttentionParams { window: Some(window), ..params(1, 2, 8) };
+                    let case = Case::new(3, params, block_size, KvDType::F32, &[(len - queries, queries)]);
+                    let expected = dense(&case);
+                    let what = format!("len {len}, {queries} queries, window {window}, block size {block_size}");
+                    assert_close(&run(&ReferenceBackend::new(), &case), &expected, &what);
+                    for tier in tiers() {
+                        assert_close(&run(&CpuBackend::new(tier, 1).unwrap(), &case), &expected, &format!("{tier:?} {what}"));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Bits of the output of query `row` of request `request`.
+fn row_bits(case: &Case, out: &[f32], request: usize, row: usize) -> Vec<u32> {
+    let cols = case.params.num_heads * case.params.head_dim;
+    let first: usize = case.requests[..request].iter().map(|r| r.1).sum::<usize>() + row;
+    out[first * cols..(first + 1) * cols].iter().map(|x| x.to_bits()).collect()
+}
+
+#[test]
+fn a_row_has_the_same_bits_alone_in_chunks_of_any_size_in_a_batch_for_any_threads_and_block_size() {
+    let mut rng = Rng::new(11);
+    for tier in tiers() {
+        for dtype in DTYPES {
+            for (group, head_dim, window, softcap) in
+                [(3, 64, None, None), (1, 16, Some(45), None), (7, 40, Some(600), Some(20.0)), (2, 96, None, Some(5.0))]
+            {
+                let params = AttentionParams { window, softcap, ..params(2, group, head_dim) };
+                let len = 1_100 + rng.below(200);
+                let whole = Case::new(5, params, 32, dtype, &[(0, len)]);
+                let backend = CpuBackend::new(tier, 1).unwrap();
+                let expected = run(&backend, &whole);
+                for (threads, block_size) in [(1, 8), (2, 16), (3, 32)] {
+                    let backend = CpuBackend::new(tier, threads).unwrap();
+                    for chunk in [1, 2, 5, 33, 400] {
+                        let queries = chunk.min(len);
+                        let before = rng.below(len - queries + 1);
+                        // The same request, seen through other blocks, with strangers before and after it.
+                        let others = [(rng.below(900), 1 + rng.below(3)), (before, queries), (rng.below(50), 1 + rng.below(70))];
+                        for (requests, which) in [(&others[1..2], 0), (&others[..], 1)] {
+                            let mut case = Case::new(rng.next(), params, block_size, dtype, requests);
+                            case.adopt(which, &whole, 0, before);
+                            let out = run(&backend, &case);
+                            for row in 0..queries {
+                                assert_eq!(
+                                    row_bits(&case, &out, which, row),
+                                    row_bits(&whole, &expected, 0, before + row),
+                                    "{tier:?} {dtype:?} group {group} dim {head_dim} window {window:?}: position {} of {len} in a \
+                                     chunk of {queries} of {} requests, {threads} threads, block size {block_size}",
+                                    before + row,
+                                    requests.len()
+                                );
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn keys_beyond_a_request_and_out_of_the_window_are_never_read() {
+    for tier in tiers() {
+        for dtype in DTYPES {
+            let params = AttentionParams { window: Some(40), ..params(2, 3, 32) };
+            let mut case = Case::new(1, params, 16, dtype, &[(300, 9)]);
+            let backend = CpuBackend::new(tier, 2).unwrap();
+            let clean = run(&backend, &case);
+            case.poison = f32::NAN;
+            let poisoned = run(&backend, &case);
+            assert!(clean.iter().zip(&poisoned).all(|(a, b)| a.to_bits() == b.to_bits()), "{tier:?} {dtype:?}");
+        }
+    }
+}
+
+#[test]
+fn a_tier_that_the_machine_lacks_is_refused() {
+    for tier in CpuTier::ALL {
+        assert_eq!(CpuBackend::new(tier, 1).is_ok(), tier <= CpuTier::detect(), "{tier:?}");
+    }
+}

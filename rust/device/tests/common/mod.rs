@@ -1,0 +1,177 @@
+//! Random attention problems and the dense oracle.
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use device::{
+    AttentionArgs, AttentionParams, Backend, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvSide, StepMetadata, Tensor,
+    cpu::CpuTier,
+};
+
+/// Tiers that this machine has.
+pub fn tiers() -> impl Iterator<Item = CpuTier> {
+    CpuTier::ALL.into_iter().filter(|t| *t <= CpuTier::detect())
+}
+
+/// A small random generator (splitmix64).
+pub struct Rng(u64);
+
+impl Rng {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    /// In -2..2.
+    pub fn float(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1u64 << 22) as f32 - 2.0
+    }
+
+    pub fn floats(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.float()).collect()
+    }
+}
+
+/// A step of several requests over one plane.
+pub struct Case {
+    pub params: AttentionParams,
+    pub block_size: usize,
+    pub dtype: KvDType,
+    /// (keys before the chunk, queries) of each.
+    pub requests: Vec<(usize, usize)>,
+    /// What lies in slots that no query may read.
+    pub poison: f32,
+    seed: u64,
+    /// Of each request: q `[queries, num_heads * head_dim]`; k and v `[len, num_kv_heads * head_dim]`, exact in `dtype`.
+    q: Vec<Vec<f32>>,
+    k: Vec<Vec<f32>>,
+    v: Vec<Vec<f32>>,
+}
+
+impl Case {
+    pub fn new(seed: u64, params: AttentionParams, block_size: usize, dtype: KvDType, requests: &[(usize, usize)]) -> Self {
+        let mut rng = Rng::new(seed);
+        let kv_cols = params.num_kv_heads * params.head_dim;
+        let exact = |x: f32| match dtype {
+            KvDType::F32 => x,
+            KvDType::F16 => half::f16::from_f32(x).to_f32(),
+            KvDType::BF16 => half::bf16::from_f32(x).to_f32(),
+        };
+        let (mut q, mut k, mut v) = (vec![], vec![], vec![]);
+        for &(before, queries) in requests {
+            q.push(rng.floats(queries * params.num_heads * params.head_dim));
+            k.push(rng.floats((before + queries) * kv_cols).into_iter().map(exact).collect());
+            v.push(rng.floats((before + queries) * kv_cols).into_iter().map(exact).collect());
+        }
+        Self { params, block_size, dtype, requests: requests.to_vec(), poison: 1e4, seed, q, k, v }
+    }
+
+    /// Makes request `which` a chunk of request `source` of another case: its queries from `before` on.
+    pub fn adopt(&mut self, which: usize, other: &Self, source: usize, before: usize) {
+        let (_, queries) = self.requests[which];
+        let (cols, kv_cols) = (self.params.num_heads * self.params.head_dim, self.params.num_kv_heads * self.params.head_dim);
+        let first = before - other.requests[source].0;
+        self.q[which] = other.q[source][first * cols..(first + queries) * cols].to_vec();
+        self.k[which] = other.k[source][..(before + queries) * kv_cols].to_vec();
+        self.v[which] = other.v[source][..(before + queries) * kv_cols].to_vec();
+    }
+}
+
+/// Lays the case out in shuffled blocks and runs it.
+pub fn run(backend: &dyn Backend, case: &Case) -> Vec<f32> {
+    let Case { params, block_size, .. } = case;
+    let (head_dim, block_size) = (params.head_dim, *block_size);
+    let max_blocks = case.requests.iter().map(|r| (r.0 + r.1).div_ceil(block_size)).max().unwrap() + 1;
+    let num_blocks = case.requests.iter().map(|r| (r.0 + r.1).div_ceil(block_size)).sum::<usize>() + 1;
+    let spec =
+        KvCacheSpec { num_blocks, block_size, num_kv_heads: params.num_kv_heads, head_dim, num_planes: 2, dtype: case.dtype };
+    let cache = backend.alloc_kv_cache(&spec).unwrap();
+    for slot in 0..num_blocks * block_size {
+        for head in 0..params.num_kv_heads {
+            for side in [KvSide::Key, KvSide::Value] {
+                cache.write(side, KvPlace { plane: 1, slot, head }, &vec![case.poison; head_dim]);
+            }
+        }
+    }
+    let mut free: Vec<u32> = (1..num_blocks as u32).collect();
+    let mut rng = Rng::new(case.seed ^ 1);
+    for i in (1..free.len()).rev() {
+        free.swap(i, rng.below(i + 1));
+    }
+    let mut step = StepMetadata { query_start_loc: vec![0], ..StepMetadata::default() };
+    let mut group = KvGroupMetadata { max_blocks, ..KvGroupMetadata::default() };
+    let num_tokens: usize = case.requests.iter().map(|r| r.1).sum();
+    let mut q = backend.alloc(num_tokens, params.num_heads * head_dim).unwrap();
+    q.set_rows(num_tokens);
+    q.as_mut_slice().copy_from_slice(&case.q.concat());
+    for (r, &(before, queries)) in case.requests.iter().enumerate() {
+        let len = before + queries;
+        let first = params.window.map_or(0, |w| (before + 1).saturating_sub(w));
+        let mut table = vec![0; max_blocks];
+        for (i, entry) in table.iter_mut().enumerate().take(len.div_ceil(block_size)) {
+            let block = free.pop().unwrap();
+            // Blocks wholly out of the window of every query of the chunk are given back: their entry is the null block.
+            if (i + 1) * block_size > first {
+                *entry = block;
+            }
+        }
+        for key in first..len {
+            let slot = table[key / block_size] as usize * block_size + key % block_size;
+            for head in 0..params.num_kv_heads {
+                let at = (key * params.num_kv_heads + head) * head_dim;
+                cache.write(KvSide::Key, KvPlace { plane: 1, slot, head }, &case.k[r][at..at + head_dim]);
+                cache.write(KvSide::Value, KvPlace { plane: 1, slot, head }, &case.v[r][at..at + head_dim]);
+            }
+        }
+        group.block_tables.extend(table);
+        step.positions.extend((before..len).map(|p| p as u32));
+        step.query_start_loc.push(step.positions.len() as u32);
+        step.seq_lens.push(len as u32);
+    }
+    step.groups.push(group);
+    let mut out = Tensor::new(num_tokens, params.num_heads * head_dim).unwrap();
+    backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, plane: 1, group: 0, params: *params }, &step);
+    backend.read(&out).into_owned()
+}
+
+/// Softmax attention over contiguous keys, in f64.
+pub fn dense(case: &Case) -> Vec<f64> {
+    let p = &case.params;
+    let mut out = vec![];
+    for (r, &(before, queries)) in case.requests.iter().enumerate() {
+        for (i, head) in (0..queries).flat_map(|i| (0..p.num_heads).map(move |h| (i, h))) {
+            let position = before + i;
+            let row = |x: &[f32], key: usize| -> Vec<f64> {
+                let at = (key * p.num_kv_heads + head * p.num_kv_heads / p.num_heads) * p.head_dim;
+                x[at..at + p.head_dim].iter().map(|&x| f64::from(x)).collect()
+            };
+            let query = &case.q[r][(i * p.num_heads + head) * p.head_dim..][..p.head_dim];
+            let seen: Vec<usize> = (0..=position).filter(|&j| p.window.is_none_or(|w| j + w > position)).collect();
+            let scores: Vec<f64> = seen
+                .iter()
+                .map(|&j| {
+                    let dot: f64 = query.iter().zip(row(&case.k[r], j)).map(|(&a, b)| f64::from(a) * b).sum();
+                    let s = dot * f64::from(p.scale);
+                    p.softcap.map_or(s, |c| f64::from(c) * (s / f64::from(c)).tanh())
+                })
+                .collect();
+            let max = scores.iter().copied().fold(f64::MIN, f64::max);
+            let total: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+            let mut sum = vec![0.0; p.head_dim];
+            for (&j, s) in seen.iter().zip(&scores) {
+                let weight = (s - max).exp() / total;
+                sum.iter_mut().zip(row(&case.v[r], j)).for_each(|(o, v)| *o += weight * v);
+            }
+            out.extend(sum);
+        }
+    }
+    out
+}
