@@ -1,7 +1,7 @@
 //! Speed of linear layers, alone and as the phases of a small model: `cargo run --release -p mistral-paged-device --example bench_linear [-- THREADS [TIER]]`.
 //!
 //! For one row, GB/s of packed weights read (as the file has them: "file GB/s" counts the file's bytes); for more rows, GFLOP/s.
-//! Weights are many copies of a shape, so that they do not stay in the caches near a core.
+//! Medians over calls. Weights are many copies of a shape, so that they do not stay in the caches near a core.
 
 use std::time::Instant;
 
@@ -51,15 +51,16 @@ fn bench(dtype: DType, (n, k): (usize, usize), context: LinearContext<'_>) -> Re
         let (mut x, mut out) = (Tensor::new(m, k)?, Tensor::new(m, n)?);
         x.set_rows(m);
         x.as_mut_slice().iter_mut().enumerate().for_each(|(i, v)| *v = (i % 17) as f32 - 8.0);
-        let mut best = f64::INFINITY;
-        for _ in 0..5 {
-            let start = Instant::now();
+        let mut times = Vec::new();
+        for _ in 0..3 {
             for linear in linears {
+                let start = Instant::now();
                 norm_linear(context, &mut scratch, &x, None, &mut [Projection { linear, out: &mut out }]);
+                times.push(start.elapsed().as_secs_f64());
             }
-            best = best.min(start.elapsed().as_secs_f64() / linears.len() as f64);
         }
-        Ok(best)
+        times.sort_by(f64::total_cmp);
+        Ok(times[times.len() / 2])
     };
     let flops = |m: usize, seconds: f64| 2.0 * (m * n * k) as f64 / seconds / 1e9;
     let one = run(1, &linears)?;
@@ -78,7 +79,11 @@ fn bench(dtype: DType, (n, k): (usize, usize), context: LinearContext<'_>) -> Re
     Ok(())
 }
 
-/// The phases with weights of a model of 135 million parameters in Q4_1 (30 layers, hidden size 576), without its attention.
+fn add<'a>(x: &'a Tensor, linear: &'a Linear, residual: &'a mut Tensor) -> ResidualArgs<'a> {
+    ResidualArgs { x, linear, post_norm: None, scale: 1.0, residual }
+}
+
+/// The phases with weights of a model of 135 million parameters in `Q4_1` (30 layers, hidden size 576), without its attention.
 fn model(context: LinearContext<'_>) -> Result<(), Box<dyn std::error::Error>> {
     let load = |n: usize, k: usize| -> Result<Linear, device::DeviceError> {
         let dtype = DType::Ggml(GgmlType::Q4_1);
@@ -123,7 +128,6 @@ fn model(context: LinearContext<'_>) -> Result<(), Box<dyn std::error::Error>> {
                         Projection { linear: v, out: &mut value },
                     ],
                 );
-                let add = |x, linear, residual| ResidualArgs { x, linear, post_norm: None, scale: 1.0, residual };
                 linear_residual(context, &mut scratch, add(&query, o, &mut residual));
                 let (x, norm, activation) = (&residual, Some(&norm), Activation::Silu);
                 gate_up(context, &mut scratch, GateUpArgs { x, norm, gate, up, activation, out: &mut wide });

@@ -1,9 +1,17 @@
 //! The left operand: activations rounded to bf16, in tiles.
 
-use std::arch::x86_64::{_mm512_cvtne2ps_pbh, _mm512_loadu_ps, _mm512_storeu_si512};
+use std::{
+    arch::x86_64::{_mm512_cvtne2ps_pbh, _mm512_loadu_ps, _mm512_storeu_si512},
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
-use super::{Amx, K_TILE, KBlocks, PANEL, TILE_ELEMENTS};
+use super::{Amx, K_TILE, KBlocks, MAX_K, PANEL, TILE_ELEMENTS, Workspace};
 use crate::{DeviceError, cpu::ThreadPool, mmap::Pages};
+
+/// Rows of half a block; what workers claim.
+const HALF: usize = 16;
+/// Below this many values one thread packs them.
+const MIN_PARALLEL: usize = 1 << 13;
 
 /// `[M, K]` as `[K block][block of 32 rows][k tile][32 rows][32 columns]`, rows padded with zeros to a multiple of 16; reused from product
 /// to product.
@@ -29,18 +37,19 @@ impl ActTiles {
         self.k
     }
 
-    /// Packs `rows` rows of `k` columns: `row(i, x)` writes row i to `x`, `[k]`.
+    /// Packs `rows` rows of `k` columns: `row(i, x)` writes row i to `x`, `[k]`. Workers keep a row in their scratch.
     ///
     /// # Panics
-    /// When `k` is not a multiple of 32.
+    /// When `k` is not a multiple of 32 or above [`MAX_K`], or the workspace has fewer workers than the pool.
     pub fn pack(
         &mut self,
         _proof: Amx,
         pool: &ThreadPool,
+        workspace: &Workspace,
         (rows, k): (usize, usize),
         row: &(dyn Fn(usize, &mut [f32]) + Sync),
     ) -> Result<(), DeviceError> {
-        assert!(k.is_multiple_of(K_TILE), "{k} columns are not a multiple of {K_TILE}");
+        assert!(k.is_multiple_of(K_TILE) && k <= MAX_K, "{k} columns: not a multiple of {K_TILE} up to {MAX_K}");
         let blocks = rows.div_ceil(PANEL);
         let needed = blocks * PANEL * k;
         if self.data.as_slice().len() < needed {
@@ -49,26 +58,38 @@ impl ActTiles {
         }
         (self.rows, self.k) = (rows, k);
         let out = Lines(self.data.as_mut_slice().as_mut_ptr());
-        let padded = rows.next_multiple_of(16);
-        pool.for_each_range(padded, 16, &|start, end| {
-            let mut x = vec![0.0f32; k];
-            for r in start..end {
-                if r < rows {
-                    row(r, &mut x);
-                } else {
-                    x.fill(0.0);
+        let padded = rows.next_multiple_of(HALF);
+        let next = AtomicUsize::new(0);
+        let worker = |id: usize| {
+            let mut scratch = workspace.scratch(id);
+            let x = &mut scratch.c.as_mut_slice()[..k];
+            loop {
+                let start = next.fetch_add(HALF, Ordering::Relaxed);
+                if start >= padded {
+                    break;
                 }
-                for (first, len) in KBlocks::of(k).iter() {
-                    for t in 0..len {
-                        let line = (first * blocks + r / PANEL * len + t) * TILE_ELEMENTS + r % PANEL * K_TILE;
-                        let x = x[(first + t) * K_TILE..].first_chunk().expect("k is a whole number of tiles");
-                        // SAFETY: the processor has AVX-512 BF16 (`_proof`); each line lies within `needed` and belongs to row r alone,
-                        // which one thread packs.
-                        unsafe { round_line(x, out.at(line)) }
+                for r in start..start + HALF {
+                    if r < rows {
+                        row(r, x)
+                    } else {
+                        x.fill(0.0)
+                    }
+                    for (first, len) in KBlocks::of(k).iter() {
+                        let line = (first * blocks + r / PANEL * len) * TILE_ELEMENTS + r % PANEL * K_TILE;
+                        for (t, x) in x[first * K_TILE..(first + len) * K_TILE].as_chunks().0.iter().enumerate() {
+                            // SAFETY: the processor has AVX-512 BF16 (`_proof`); the line lies within `needed` and belongs to row r
+                            // alone, which one worker packs.
+                            unsafe { round_line(x, out.at(line + t * TILE_ELEMENTS)) }
+                        }
                     }
                 }
             }
-        });
+        };
+        if padded * k < MIN_PARALLEL {
+            worker(0)
+        } else {
+            pool.run_available(&worker)
+        }
         Ok(())
     }
 

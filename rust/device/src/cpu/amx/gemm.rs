@@ -1,7 +1,7 @@
 //! The loops around the tile kernel.
 
 use std::sync::{
-    Mutex, PoisonError,
+    Mutex, MutexGuard, PoisonError,
     atomic::{AtomicUsize, Ordering},
 };
 
@@ -35,21 +35,24 @@ pub trait PanelWork: Sync {
     fn store(&self, item: usize, row0: usize, rows: usize, c: &mut [f32]);
 }
 
+/// The most columns of A: a worker's scratch also holds a row while it is packed.
+pub const MAX_K: usize = MAX_GROUP * MAX_ROWS * PANEL;
+
 /// Buffers of the workers of a pool, kept from product to product.
 pub struct Workspace {
     workers: Vec<Mutex<Scratch>>,
 }
 
-struct Scratch {
+pub(super) struct Scratch {
     panel: Pages<u16>,
-    c: Pages<f32>,
+    pub(super) c: Pages<f32>,
 }
 
 impl Workspace {
     /// Buffers for `num_threads` workers; pages are committed as they are used.
     pub fn new(num_threads: usize) -> Result<Self, DeviceError> {
         let scratch = || {
-            let c = Pages::zeroed(MAX_GROUP * MAX_ROWS * PANEL)?;
+            let c = Pages::zeroed(MAX_K)?;
             c.advise_huge();
             Ok(Mutex::new(Scratch { panel: Pages::zeroed(K_TILES * TILE_ELEMENTS)?, c }))
         };
@@ -58,6 +61,11 @@ impl Workspace {
 }
 
 impl Workspace {
+    /// The buffers of a worker; waits while another product of the same worker uses them.
+    pub(super) fn scratch(&self, worker: usize) -> MutexGuard<'_, Scratch> {
+        self.workers[worker].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// For how many workers.
     pub fn num_threads(&self) -> usize {
         self.workers.len()
@@ -77,7 +85,7 @@ pub fn multiply(amx: Amx, pool: &ThreadPool, workspace: &Workspace, acts: &ActTi
     // About four claims a worker, as long as that makes groups that fit.
     let group = items.div_ceil(pool.num_threads() * 4).clamp(1, MAX_GROUP / width);
     pool.run_available(&|worker| {
-        let mut scratch = workspace.workers[worker].lock().unwrap_or_else(PoisonError::into_inner);
+        let mut scratch = workspace.scratch(worker);
         let tiles = Tiles::configure(amx);
         loop {
             let start = next.fetch_add(group, Ordering::Relaxed);

@@ -29,7 +29,7 @@ mod tiles;
 
 pub use acts::ActTiles;
 pub use detect::Amx;
-pub use gemm::{PanelWork, Workspace, multiply, multiply_into};
+pub use gemm::{MAX_K, PanelWork, Workspace, multiply, multiply_into};
 pub use panel::{FloatPanels, PanelSource};
 
 /// Rows of W of a panel, and of A of a block.

@@ -44,8 +44,8 @@ fn product(amx: Amx, case: &Case, x: &[f32], source: &dyn PanelSource) -> Vec<f3
     let Case { m, n, k, threads } = *case;
     let pool = ThreadPool::new(threads);
     let mut acts = ActTiles::new().expect("memory");
-    acts.pack(amx, &pool, (m, k), &|i, row| row.copy_from_slice(&x[i * k..(i + 1) * k])).expect("memory");
     let workspace = Workspace::new(threads).expect("memory");
+    acts.pack(amx, &pool, &workspace, (m, k), &|i, row| row.copy_from_slice(&x[i * k..(i + 1) * k])).expect("memory");
     let stride = n + 3;
     let mut out = vec![f32::NAN; m * stride];
     multiply_into(amx, &pool, &workspace, &acts, (source, n), (&mut out, stride));
@@ -136,7 +136,7 @@ fn a_reused_buffer_keeps_nothing_of_the_last_product() {
     let mut acts = ActTiles::new().expect("memory");
     for m in [64, 3, 33] {
         let x = values(m * k, m as u64);
-        acts.pack(amx, &pool, (m, k), &|i, row| row.copy_from_slice(&x[i * k..(i + 1) * k])).expect("memory");
+        acts.pack(amx, &pool, &workspace, (m, k), &|i, row| row.copy_from_slice(&x[i * k..(i + 1) * k])).expect("memory");
         let mut out = vec![0.0; m * n];
         multiply_into(amx, &pool, &workspace, &acts, (&source, n), (&mut out, n));
         check(&Case { m, n, k, threads: 1 }, &x, &w, &out);

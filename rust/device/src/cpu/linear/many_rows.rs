@@ -5,12 +5,12 @@ use crate::{
     DType, Norm, Precision, Tensor,
     cpu::{
         Amx, CpuTier,
-        amx::{ActTiles, FloatPanels, PanelSource, PanelWork, Workspace, multiply},
+        amx::{ActTiles, FloatPanels, MAX_K, PanelSource, PanelWork, Workspace, multiply},
     },
 };
 
 /// From this number of rows on, the tile units are faster than the kernels of few rows (`examples/bench_amx.rs`).
-const MIN_ROWS: usize = 12;
+pub(super) const MIN_ROWS: usize = 12;
 
 /// Buffers.
 pub(super) struct Tiles {
@@ -29,6 +29,7 @@ impl CpuLinear {
     /// Whether the tile units can multiply by this weight.
     fn has_tiles(&self) -> bool {
         self.tier == CpuTier::Amx
+            && self.in_features <= MAX_K
             && self.precision == Precision::Fast
             && match &self.weight {
                 Weight::Packed(_) => true,
@@ -60,7 +61,7 @@ impl<'a> Phase<'a> {
             Some(norm) => norm_row(context.tier, norm, x.row(m), out),
             None => out.copy_from_slice(x.row(m)),
         };
-        tiles.acts.pack(amx, context.pool, (x.rows(), x.cols()), &row).ok()?;
+        tiles.acts.pack(amx, context.pool, &tiles.workspace, (x.rows(), x.cols()), &row).ok()?;
         Some(Self { amx, context, tiles })
     }
 
@@ -88,9 +89,9 @@ impl PanelWork for Work<'_, '_> {
         let (weight, p) = (self.items.weight)(panel);
         match &weight.weight {
             Weight::Packed(packed) => packed.fill_bf16(self.amx, p, (k0, k_len), out),
-            Weight::Stored(view) => FloatPanels::new(self.amx, view)
-                .expect("`has_tiles` accepts float types only")
-                .fill(p * PANEL, k0, k_len, out),
+            Weight::Stored(view) => {
+                FloatPanels::new(self.amx, view).expect("`has_tiles` accepts float types only").fill(p * PANEL, k0, k_len, out)
+            }
         }
     }
 

@@ -3,6 +3,10 @@
 use super::{CpuLinear, LinearContext, phases::Items};
 use crate::{Norm, Tensor};
 
+/// No number of rows is enough.
+#[cfg(test)]
+pub(super) const MIN_ROWS: usize = usize::MAX;
+
 pub(super) enum Tiles {}
 pub(super) enum Phase {}
 

@@ -177,7 +177,7 @@ fn kernel(layout: Layout, tier: CpuTier) -> Kernel {
 fn pack_row(format: GgmlType, layout: Layout, bytes: &[u8], r: usize, panel: &mut [u8]) -> bool {
     let (tile, lane, codes_len) = (r / TILE, r % TILE, codes_bytes(layout.codes as u8));
     let groups = 1 + usize::from(layout.halves);
-    let zero = zero_point(layout.codes as u8, layout.min);
+    let zero = zero_point(layout.codes as u8, layout.min) as u8;
     let mut fits = true;
     let mut f16_bits = |v: f32| {
         let h = f16::from_f32(v);
@@ -190,9 +190,12 @@ fn pack_row(format: GgmlType, layout: Layout, bytes: &[u8], r: usize, panel: &mu
         unpack_block(format, bytes, &mut block);
         for b in 0..format.block_len() / COLS {
             let Some(out) = outs.next() else { return fits };
-            for (k, c) in block.codes[b * COLS..(b + 1) * COLS].iter().enumerate() {
-                put_code(layout.codes, (i32::from(*c) + zero) as u8, (tile, lane, k), out);
-            }
+            let quads = std::array::from_fn(|q| {
+                let at = b * COLS + 4 * q;
+                let code = |i: usize| (block.codes[at + i] as u8).wrapping_add(zero);
+                u32::from_le_bytes([code(0), code(1), code(2), code(3)])
+            });
+            put_codes(layout.codes, &quads, &mut out[..codes_len], (tile, lane));
             for g in 0..groups {
                 let at = codes_len + 64 * g + 2 * r;
                 out[at..at + 2].copy_from_slice(&f16_bits(block.scales[b * groups + g]));
@@ -206,19 +209,33 @@ fn pack_row(format: GgmlType, layout: Layout, bytes: &[u8], r: usize, panel: &mu
     fits
 }
 
-fn put_code(codes: Codes, code: u8, (tile, lane, k): (usize, usize, usize), out: &mut [u8]) {
-    let (g, half, byte) = ((k % 16) / 4, k / 16, 4 * lane + k % 4);
-    match codes {
-        Codes::U8 => out[tile * 512 + (k / 4) * 64 + byte] = code,
-        Codes::U4 | Codes::U5 | Codes::U6 => {
-            out[tile * 256 + g * 64 + byte] |= (code & 15) << (4 * half);
-            if codes == Codes::U5 {
-                out[512 + tile * 64 + byte] |= (code >> 4) << (4 * half + g);
-            }
-            if codes == Codes::U6 {
-                out[512 + tile * 128 + half * 64 + byte] |= (code >> 4) << (2 * g);
-            }
+/// Writes the codes of one row of a block; a quad is those of 4 columns.
+fn put_codes(codes: Codes, quads: &[u32; COLS / 4], out: &mut [u8], (tile, lane): (usize, usize)) {
+    let mut put = |line: usize, quad: u32| {
+        let at = line * 64 + 4 * lane;
+        out[at..at + 4].copy_from_slice(&quad.to_le_bytes());
+    };
+    if codes == Codes::U8 {
+        for (q, quad) in quads.iter().enumerate() {
+            put(8 * tile + q, *quad);
         }
+        return;
+    }
+    let mut fifth = 0;
+    let mut upper = [0; 2];
+    for (g, (low, high)) in quads[..4].iter().zip(&quads[4..]).enumerate() {
+        put(4 * tile + g, low & 0x0f0f_0f0f | (high & 0x0f0f_0f0f) << 4);
+        fifth |= (low >> 4 & 0x0101_0101) << g | (high >> 4 & 0x0101_0101) << (4 + g);
+        upper[0] |= (low >> 4 & 0x0303_0303) << (2 * g);
+        upper[1] |= (high >> 4 & 0x0303_0303) << (2 * g);
+    }
+    match codes {
+        Codes::U5 => put(8 + tile, fifth),
+        Codes::U6 => {
+            put(8 + 2 * tile, upper[0]);
+            put(9 + 2 * tile, upper[1]);
+        }
+        Codes::U4 | Codes::U8 => {}
     }
 }
 

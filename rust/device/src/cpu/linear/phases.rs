@@ -226,7 +226,8 @@ pub fn norm_linear(
     if let Some(phase) = Phase::start(context, &mut scratch.tiles, x, norm, projections.iter().map(|p| p.linear.cpu())) {
         for projections in projections.chunks_mut(MAX_PROJECTIONS) {
             let (targets, items) = targets(x, projections);
-            let target = |panel| targets.iter().flatten().rfind(|t| t.first <= panel).expect("the first target's first panel is 0");
+            let target =
+                |panel| targets.iter().flatten().rfind(|t| t.first <= panel).expect("the first target's first panel is 0");
             phase.run(&Items {
                 items,
                 width: 1,

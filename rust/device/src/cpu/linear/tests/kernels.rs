@@ -1,0 +1,221 @@
+//! Projections alone.
+
+use half::f16;
+use proptest::prelude::*;
+
+use super::*;
+
+fn assert_close(what: &str, got: &[f32], expected: &[f64], bounds: &[f64], relative: f64) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    for (i, ((g, e), b)) in got.iter().zip(expected).zip(bounds).enumerate() {
+        let error = (f64::from(*g) - e).abs();
+        assert!(error <= relative * b + 1e-9, "{what}: output {i} is {g} instead of {e}, error {error:e} of {b:e}");
+    }
+}
+
+/// Rounding of f32 sums; and of scales to f16, where a format's own scales are products.
+fn fast_bound(dtype: DType) -> f64 {
+    match dtype {
+        DType::Ggml(GgmlType::Q2K | GgmlType::Q3K | GgmlType::Q4K | GgmlType::Q5K | GgmlType::Q6K) => 6e-4,
+        _ => 2e-6,
+    }
+}
+
+/// What the fast path of `tier` computes, bounds by magnitude, and the error relative to them.
+fn fast_oracle(tier: CpuTier, x: &Tensor, weight: &WeightView) -> (Vec<f64>, Vec<f64>, f64) {
+    let (n, k, bound) = (weight.rows, weight.cols, fast_bound(weight.dtype));
+    let tiles = on_tiles(tier, x.rows(), k);
+    let seen = match weight.dtype {
+        _ if tiles => through_bf16(x.as_slice()),
+        DType::Ggml(_) => through_int8(x.as_slice()),
+        _ => x.as_slice().to_vec(),
+    };
+    let values = dequantise(weight);
+    let span = values.iter().fold(0f32, |a, v| a.max(v.abs()));
+    let (expected, mut bounds) = oracle_of(&seen, k, &if tiles { through_bf16(&values) } else { values });
+    if bound > 1e-5 {
+        // A scale and a minimum are rounded apart, and may cancel in the weight.
+        for (b, i) in bounds.iter_mut().zip(0..) {
+            let x: f64 = seen[i / n * k..(i / n + 1) * k].iter().map(|v| f64::from(v.abs())).sum();
+            *b += x * f64::from(span);
+        }
+    }
+    // Where a weight lies between two bf16, the last bit of its f32 value decides; those few are half a percent off.
+    let extra = if tiles && matches!(weight.dtype, DType::Ggml(_)) { 1e-4 } else { 0.0 };
+    (expected, bounds, bound + extra)
+}
+
+fn check_fast(dtype: DType, (m, n, k): (usize, usize, usize), seed: u64, pool: &ThreadPool) {
+    let mut random = Random::new(seed);
+    let (weight, x) = (random.weight(dtype, n, k), random.tensor(m, k));
+    for tier in tiers() {
+        let (expected, bounds, relative) = fast_oracle(tier, &x, &weight);
+        let linear = linear(&weight, Precision::Fast, tier, pool);
+        assert_eq!(linear.cpu().is_packed(), matches!(dtype, DType::Ggml(_)));
+        let got = project(LinearContext { pool, tier }, &mut LinearScratch::default(), &x, &linear);
+        assert_close(&format!("{dtype} {} [{m}, {n}, {k}]", tier.name()), &got, &expected, &bounds, relative);
+    }
+}
+
+#[test]
+fn the_fast_path_is_the_oracle_on_rounded_activations() {
+    let pool = ThreadPool::new(2);
+    for dtype in dtypes() {
+        for (i, shape) in
+            [(1, 96, 256), (2, 33, 512), (3, 70, 256), (5, 1, 256), (33, 40, 768), (50, 65, 512)].into_iter().enumerate()
+        {
+            check_fast(dtype, shape, i as u64 + 1, &pool);
+        }
+    }
+}
+
+#[test]
+fn extreme_codes_neither_saturate_nor_overflow() {
+    let pool = ThreadPool::new(1);
+    for format in GgmlType::ALL {
+        for fill in [0x00, 0x80, 0x7f, 0xff] {
+            let mut bytes = vec![fill; 32 * format.block_bytes()];
+            for block in bytes.chunks_exact_mut(format.block_bytes()) {
+                let one = f16::from_f32(0.01).to_le_bytes();
+                match format {
+                    GgmlType::Mxfp4 => block[0] = 120,
+                    GgmlType::Q2K => block[80..84].copy_from_slice(&[one, one].concat()),
+                    GgmlType::Q3K => block[108..110].copy_from_slice(&one),
+                    GgmlType::Q6K => block[208..210].copy_from_slice(&one),
+                    GgmlType::Q4_0 | GgmlType::Q5_0 | GgmlType::Q8_0 => block[..2].copy_from_slice(&one),
+                    _ => block[..4].copy_from_slice(&[one, one].concat()),
+                }
+            }
+            let weight = WeightView::new(DType::Ggml(format), 32, format.block_len(), Bytes::from_vec(bytes)).expect("a weight");
+            for sign in [1.0, -1.0] {
+                for (tier, rows) in tiers().into_iter().flat_map(|t| [(t, 2), (t, 20)]) {
+                    let mut x = Tensor::new(rows, weight.cols).expect("memory");
+                    x.set_rows(rows);
+                    x.as_mut_slice().fill(3.0 * sign);
+                    let (expected, bounds, relative) = fast_oracle(tier, &x, &weight);
+                    let linear = linear(&weight, Precision::Fast, tier, &pool);
+                    let got = project(LinearContext { pool: &pool, tier }, &mut LinearScratch::default(), &x, &linear);
+                    let what = format!("{} {} {fill:#x}", format.name(), tier.name());
+                    assert_close(&what, &got, &expected, &bounds, relative * 4.0);
+                }
+            }
+        }
+    }
+}
+
+/// Every row of a batch has the bits it has alone, on one thread or three.
+fn check_rows_alone(precision: Precision, dtype: DType, tier: CpuTier, rows: impl Iterator<Item = usize>) {
+    let mut random = Random::new(7);
+    let (n, k) = (67, if matches!(dtype, DType::Ggml(_) | DType::F16) { 512 } else { 501 });
+    let (weight, all) = (random.weight(dtype, n, k), random.tensor(65, k));
+    let (one, three) = (ThreadPool::new(1), ThreadPool::new(3));
+    let linear = linear(&weight, precision, tier, &three);
+    let mut scratch = LinearScratch::default();
+    let mut part = |pool: &ThreadPool, m: usize, start: usize| {
+        let mut x = Tensor::new(m, k).expect("memory");
+        x.set_rows(m);
+        x.as_mut_slice().copy_from_slice(&all.as_slice()[start * k..(start + m) * k]);
+        project(LinearContext { pool, tier }, &mut scratch, &x, &linear)
+    };
+    let alone: Vec<u32> = (0..65).flat_map(|i| part(&one, 1, i)).map(f32::to_bits).collect();
+    // From some number of rows on the tile units round otherwise; there, rows agree among all larger batches.
+    let together: Vec<u32> = part(&one, 65, 0).into_iter().map(f32::to_bits).collect();
+    for m in rows {
+        let tiles = precision == Precision::Fast && on_tiles(tier, m, k);
+        let alone = if tiles { &together } else { &alone };
+        for pool in [&one, &three] {
+            let start = 65 - m;
+            let got = part(pool, m, start);
+            let same = got.iter().zip(&alone[start * n..]).all(|(g, a)| g.to_bits() == *a);
+            assert!(same, "{dtype} {} {precision:?}: {m} rows differ from the same rows alone", tier.name());
+        }
+    }
+}
+
+#[test]
+fn an_exact_row_has_the_same_bits_in_every_batch() {
+    for tier in tiers() {
+        for dtype in dtypes() {
+            let all = dtype == DType::BF16 || dtype == DType::Ggml(GgmlType::Q4_1);
+            check_rows_alone(Precision::Exact, dtype, tier, (1..=65).filter(|m| all || [1, 2, 3, 4, 7, 33, 65].contains(m)));
+        }
+    }
+}
+
+#[test]
+fn a_fast_row_has_the_same_bits_in_every_batch() {
+    for tier in tiers() {
+        for dtype in dtypes() {
+            check_rows_alone(Precision::Fast, dtype, tier, [1, 2, 3, 4, 6, 8, 31, 33, 64, 65].into_iter());
+        }
+    }
+}
+
+#[test]
+fn the_exact_path_is_the_oracle_on_float_activations() {
+    let pool = ThreadPool::new(2);
+    for dtype in dtypes() {
+        let mut random = Random::new(3);
+        let k = if matches!(dtype, DType::Ggml(_)) { 768 } else { 777 };
+        let (weight, x) = (random.weight(dtype, 45, k), random.tensor(6, k));
+        let (expected, bounds) = oracle(x.as_slice(), &weight);
+        for tier in tiers() {
+            let linear = linear(&weight, Precision::Exact, tier, &pool);
+            let got = project(LinearContext { pool: &pool, tier }, &mut LinearScratch::default(), &x, &linear);
+            assert_close(&format!("{dtype} {}", tier.name()), &got, &expected, &bounds, 1e-6);
+        }
+    }
+}
+
+#[test]
+fn a_nan_or_infinite_activation_is_lost_in_no_row_and_reaches_no_other() {
+    let pool = ThreadPool::new(1);
+    for (tier, rows) in tiers().into_iter().flat_map(|t| [(t, 2), (t, 40)]) {
+        for dtype in dtypes() {
+            for bad in [f32::NAN, -f32::NAN, f32::INFINITY] {
+                let mut random = Random::new(5);
+                let (weight, mut x) = (random.weight(dtype, 5, 256), random.tensor(rows, 256));
+                x.as_mut_slice()[300] = bad;
+                let linear = linear(&weight, Precision::Fast, tier, &pool);
+                let got = project(LinearContext { pool: &pool, tier }, &mut LinearScratch::default(), &x, &linear);
+                let right = got.iter().enumerate().all(|(i, v)| v.is_finite() == (i / 5 != 1));
+                assert!(right, "{dtype} {bad} {} {rows} rows: {got:?}", tier.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_scale_beyond_f16_is_computed_in_f32() {
+    let pool = ThreadPool::new(1);
+    let mut bytes = vec![0x21; 34];
+    (bytes[0], bytes[17]) = (150, 120);
+    let weight = WeightView::new(DType::Ggml(GgmlType::Mxfp4), 1, 64, Bytes::from_vec(bytes)).expect("a weight");
+    let x = Random::new(1).tensor(1, 64);
+    let (expected, bounds) = oracle(x.as_slice(), &weight);
+    let tier = CpuTier::detect();
+    let linear = linear(&weight, Precision::Fast, tier, &pool);
+    let got = project(LinearContext { pool: &pool, tier }, &mut LinearScratch::default(), &x, &linear);
+    assert_close("MXFP4", &got, &expected, &bounds, 1e-6);
+}
+
+#[test]
+fn a_bias_of_the_wrong_length_is_refused_by_name_and_numbers() {
+    let weight = Random::new(1).weight(DType::F32, 4, 8);
+    let error = CpuLinear::new(&weight, &options(Precision::Fast, Some(vec![0.0; 3])), CpuTier::Scalar, &ThreadPool::new(1));
+    let message = error.err().expect("an error").to_string();
+    assert!(message.contains("`w`") && message.contains('3') && message.contains('4'), "{message}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn any_shape_of_any_type_agrees_with_the_oracle(
+        dtype in proptest::sample::select(dtypes()), m in 1usize..34, n in 1usize..100, blocks in 1usize..12, seed in 1u64..1_000_000,
+    ) {
+        let block = match dtype { DType::Ggml(f) => f.block_len(), _ => 7 };
+        let blocks = if block == 256 { blocks.div_ceil(4) } else { blocks };
+        check_fast(dtype, (m, n, block * blocks), seed, &ThreadPool::new(2));
+    }
+}

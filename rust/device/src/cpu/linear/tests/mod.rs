@@ -1,0 +1,153 @@
+//! Oracle: exact dequantisation and a matmul in f64.
+
+mod kernels;
+mod phases;
+
+use half::f16;
+
+use super::{activations::BLOCK, *};
+use crate::{DType, GgmlType, Norm, NormKind, Projection, Tensor, mmap::Bytes, quant::dequantize_row};
+
+fn tiers() -> Vec<CpuTier> {
+    CpuTier::ALL.into_iter().filter(|t| *t <= CpuTier::detect()).collect()
+}
+
+fn dtypes() -> Vec<DType> {
+    [DType::F32, DType::F16, DType::BF16].into_iter().chain(GgmlType::ALL.map(DType::Ggml)).collect()
+}
+
+/// xorshift64*.
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn bits(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// In -1..1.
+    fn unit(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    fn tensor(&mut self, rows: usize, cols: usize) -> Tensor {
+        let mut t = Tensor::new(rows, cols).expect("memory");
+        t.set_rows(rows);
+        // Rows of different sizes, and a few outliers, as activations have.
+        for (i, row) in t.as_mut_slice().chunks_exact_mut(cols.max(1)).enumerate() {
+            for v in row {
+                *v = self.unit() * (1 + i % 5) as f32 * if self.bits().is_multiple_of(37) { 8.0 } else { 1.0 };
+            }
+        }
+        t
+    }
+
+    fn weight(&mut self, dtype: DType, rows: usize, cols: usize) -> WeightView {
+        let mut bytes = vec![0u8; rows * dtype.row_bytes(cols).expect("whole blocks")];
+        match dtype {
+            DType::F32 => bytes.as_chunks_mut::<4>().0.iter_mut().for_each(|b| *b = self.unit().to_le_bytes()),
+            DType::F16 => bytes.as_chunks_mut::<2>().0.iter_mut().for_each(|b| *b = f16::from_f32(self.unit()).to_le_bytes()),
+            DType::BF16 => {
+                bytes.as_chunks_mut::<2>().0.iter_mut().for_each(|b| *b = half::bf16::from_f32(self.unit()).to_le_bytes());
+            }
+            DType::Ggml(format) => {
+                let scales: &[usize] = match format {
+                    GgmlType::Q4_0 | GgmlType::Q5_0 | GgmlType::Q8_0 => &[0],
+                    GgmlType::Q4_1 | GgmlType::Q5_1 | GgmlType::Q4K | GgmlType::Q5K => &[0, 2],
+                    GgmlType::Q2K => &[80, 82],
+                    GgmlType::Q3K => &[108],
+                    GgmlType::Q6K => &[208],
+                    GgmlType::Mxfp4 => &[],
+                };
+                for block in bytes.chunks_exact_mut(format.block_bytes()) {
+                    block.fill_with(|| self.bits() as u8);
+                    for at in scales {
+                        block[*at..at + 2].copy_from_slice(&f16::from_f32(self.unit() * 0.02).to_le_bytes());
+                    }
+                    if format == GgmlType::Mxfp4 {
+                        block[0] = 116 + (self.bits() % 10) as u8;
+                    }
+                }
+            }
+        }
+        WeightView::new(dtype, rows, cols, Bytes::from_vec(bytes)).expect("a valid weight")
+    }
+
+    fn vec(&mut self, len: usize) -> Vec<f32> {
+        (0..len).map(|_| self.unit()).collect()
+    }
+
+    fn norm(&mut self, kind: NormKind, dim: usize) -> Norm {
+        let bias = (kind == NormKind::Layer).then(|| self.vec(dim));
+        Norm { kind, weight: self.vec(dim).iter().map(|v| v + 1.5).collect(), bias, eps: 1e-5 }
+    }
+}
+
+fn dequantise(weight: &WeightView) -> Vec<f32> {
+    let mut out = vec![0.0; weight.rows * weight.cols];
+    for (i, row) in out.chunks_exact_mut(weight.cols).enumerate() {
+        dequantize_row(weight.dtype, weight.row(i), row);
+    }
+    out
+}
+
+/// What a linear layer with int8 activations sees of `x`, written plainly.
+fn through_int8(x: &[f32]) -> Vec<f32> {
+    x.chunks(BLOCK)
+        .flat_map(|block| {
+            let max = block.iter().fold(0f32, |m, v| m.max(v.abs()));
+            let (scale, inverse) = (max / 127.0, if max > 0.0 { 127.0 / max } else { 0.0 });
+            block.iter().map(move |v| (v * inverse).round_ties_even() * scale)
+        })
+        .collect()
+}
+
+/// `x @ weight^T` and, for bounds, `|x| @ |weight|^T`.
+fn oracle(x: &[f32], weight: &WeightView) -> (Vec<f64>, Vec<f64>) {
+    oracle_of(x, weight.cols, &dequantise(weight))
+}
+
+/// Likewise, of weights `[n, cols]`.
+fn oracle_of(x: &[f32], cols: usize, weight: &[f32]) -> (Vec<f64>, Vec<f64>) {
+    let mut out = (Vec::new(), Vec::new());
+    for x in x.chunks_exact(cols) {
+        for w in weight.chunks_exact(cols) {
+            let products = || x.iter().zip(w).map(|(a, b)| f64::from(*a) * f64::from(*b));
+            out.0.push(products().sum());
+            out.1.push(products().map(f64::abs).sum());
+        }
+    }
+    out
+}
+
+fn options(precision: Precision, bias: Option<Vec<f32>>) -> LinearOptions {
+    LinearOptions { name: "w".to_owned(), precision, bias }
+}
+
+fn linear(weight: &WeightView, precision: Precision, tier: CpuTier, pool: &ThreadPool) -> Linear {
+    CpuLinear::new(weight, &options(precision, None), tier, pool).expect("a linear layer").into()
+}
+
+/// `x @ weight^T`.
+fn project(context: LinearContext<'_>, scratch: &mut LinearScratch, x: &Tensor, linear: &Linear) -> Vec<f32> {
+    let mut out = Tensor::new(x.rows(), linear.out_features).expect("memory");
+    norm_linear(context, scratch, x, None, &mut [Projection { linear, out: &mut out }]);
+    assert_eq!(out.rows(), x.rows());
+    out.as_slice().to_vec()
+}
+
+/// What a linear layer with bf16 activations sees of `x`.
+fn through_bf16(x: &[f32]) -> Vec<f32> {
+    x.iter().map(|v| half::bf16::from_f32(*v).to_f32()).collect()
+}
+
+/// Whether the tile units multiply `m` rows by a fast weight of `k` columns.
+fn on_tiles(tier: CpuTier, m: usize, k: usize) -> bool {
+    tier == CpuTier::Amx && m >= many_rows::MIN_ROWS && k.is_multiple_of(32)
+}

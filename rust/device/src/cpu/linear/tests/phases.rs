@@ -1,0 +1,183 @@
+//! Norms, activation functions, and the phases that fuse them with projections.
+
+use super::*;
+use crate::{Activation, GateUpArgs, ResidualArgs};
+
+/// Norm of each row in f64.
+fn plain_norm(norm: &Norm, x: &[f32]) -> Vec<f32> {
+    let n = norm.weight.len();
+    x.chunks_exact(n)
+        .flat_map(|row| {
+            let mean = if norm.kind == NormKind::Layer { row.iter().map(|v| f64::from(*v)).sum::<f64>() / n as f64 } else { 0.0 };
+            let var = row.iter().map(|v| (f64::from(*v) - mean).powi(2)).sum::<f64>() / n as f64;
+            let factor = 1.0 / (var + f64::from(norm.eps)).sqrt();
+            (0..n).map(move |i| {
+                let bias = norm.bias.as_ref().map_or(0.0, |b| f64::from(b[i]));
+                ((f64::from(row[i]) - mean) * factor * f64::from(norm.weight[i]) + bias) as f32
+            })
+        })
+        .collect()
+}
+
+fn plain_activation(activation: Activation, x: f64) -> f64 {
+    // erf by its Taylor series, good to |x| of about 4.
+    let erf = |x: f64| {
+        let (mut term, mut sum) = (x, x);
+        for n in 1..200 {
+            term *= -x * x / f64::from(n);
+            sum += term / f64::from(2 * n + 1);
+        }
+        sum * std::f64::consts::FRAC_2_SQRT_PI
+    };
+    match activation {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::GeluTanh => 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh()),
+        Activation::Gelu => 0.5 * x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2)),
+    }
+}
+
+#[test]
+fn norms_agree_with_f64_and_are_the_same_on_every_tier() {
+    let mut random = Random::new(11);
+    for kind in [NormKind::Rms, NormKind::Layer] {
+        for dim in [1, 7, 64, 577] {
+            let (norm, x) = (random.norm(kind, dim), random.vec(dim));
+            let expected = plain_norm(&norm, &x);
+            let mut got = vec![0.0; dim];
+            apply_norm(&norm, &x, &mut got);
+            for (g, e) in got.iter().zip(&expected) {
+                assert!((g - e).abs() <= 2e-6 * (1.0 + e.abs()), "{kind:?} {dim}: {g} instead of {e}");
+            }
+            for tier in tiers() {
+                let mut again = vec![0.0; dim];
+                elementwise::norm_row(tier, &norm, &x, &mut again);
+                assert!(again.iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits()), "{kind:?} {dim} {}", tier.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn activation_functions_agree_with_f64() {
+    for activation in [Activation::Silu, Activation::GeluTanh, Activation::Gelu] {
+        let inputs: Vec<f32> = (-5_000..5_000).map(|i| i as f32 / 1_000.0).collect();
+        let mut got = inputs.clone();
+        activate(activation, &mut got);
+        for (x, g) in inputs.iter().zip(&got) {
+            let e = plain_activation(activation, f64::from(*x));
+            // Rounding the argument of the exponential to f32 costs the result as many relative ulps as the argument is large.
+            let argument =
+                f64::from(x.abs()) + if activation == Activation::Silu { 0.0 } else { f64::from(x.abs()).powi(3) * 0.1 };
+            let bound = (6e-7 + 2e-7 * argument) * e.abs();
+            assert!((f64::from(*g) - e).abs() <= bound + 1e-15, "{activation:?}({x}) is {g} instead of {e}");
+        }
+        let mut far = [-200.0, -90.0, 90.0, 1e30, f32::NAN];
+        activate(activation, &mut far);
+        assert!(far[0].abs() < 1e-30 && far[1].abs() < 1e-30 && far[2..4] == [90.0, 1e30] && far[4].is_nan(), "{far:?}");
+    }
+}
+
+#[test]
+fn fused_phases_are_the_plain_operations_one_after_the_other() {
+    let mut scratch = LinearScratch::default();
+    for threads in [1, 2] {
+        let pool = ThreadPool::new(threads);
+        for (tier, precision, dtype) in tiers().into_iter().flat_map(|t| {
+            let q41 = DType::Ggml(GgmlType::Q4_1);
+            [
+                (t, Precision::Exact, DType::BF16),
+                (t, Precision::Exact, q41),
+                (t, Precision::Fast, q41),
+                (t, Precision::Fast, DType::F32),
+            ]
+        }) {
+            let context = LinearContext { pool: &pool, tier };
+            for m in [1, 6, 40] {
+                let mut random = Random::new(m as u64);
+                let (k, n) = (256, 90);
+                let weights: Vec<_> = (0..3).map(|i| random.weight(dtype, n - 30 * i, k)).collect();
+                let biases: Vec<_> = weights.iter().map(|w| random.vec(w.rows)).collect();
+                let linears: Vec<Linear> = weights
+                    .iter()
+                    .zip(&biases)
+                    .map(|(w, b)| {
+                        let options = options(precision, Some(b.clone()));
+                        CpuLinear::new(w, &options, tier, &pool).expect("a linear layer").into()
+                    })
+                    .collect();
+                let x = random.tensor(m, k);
+                let norm = random.norm(NormKind::Rms, k);
+                let tiles = precision == Precision::Fast && on_tiles(tier, m, k);
+                let seen = |x: &[f32]| match dtype {
+                    _ if tiles => through_bf16(x),
+                    DType::Ggml(_) if precision == Precision::Fast => through_int8(x),
+                    _ => x.to_vec(),
+                };
+                let plain = |x: &[f32], i: usize| -> Vec<f32> {
+                    let x = seen(x);
+                    let (mut y, _) = oracle(&x, &weights[i]);
+                    y.iter_mut().enumerate().for_each(|(j, y)| *y += f64::from(biases[i][j % weights[i].rows]));
+                    y.iter().map(|v| *v as f32).collect()
+                };
+                let near = |what: &str, got: &[f32], expected: &[f32]| {
+                    let scale = expected.iter().fold(1.0f32, |a, v| a.max(v.abs()));
+                    // A normalised value that lies between two codes may round the other way: a code is 1/127 of its block.
+                    let tolerance = if precision == Precision::Fast { 3e-3 } else { 3e-6 };
+                    assert_eq!(got.len(), expected.len());
+                    for (i, (g, e)) in got.iter().zip(expected).enumerate() {
+                        let close = (g - e).abs() <= tolerance * scale;
+                        assert!(close, "{what} {dtype} {precision:?} {} {m} rows, output {i}: {g} instead of {e}", tier.name());
+                    }
+                };
+                let normed = plain_norm(&norm, x.as_slice());
+
+                let mut outs: Vec<_> = weights.iter().map(|w| Tensor::new(64, w.rows).expect("memory")).collect();
+                let mut projections: Vec<_> =
+                    linears.iter().zip(&mut outs).map(|(linear, out)| Projection { linear, out }).collect();
+                norm_linear(context, &mut scratch, &x, Some(&norm), &mut projections);
+                for (i, out) in outs.iter().enumerate() {
+                    near("norm_linear", out.as_slice(), &plain(&normed, i));
+                }
+
+                for post_norm in [None, Some(random.norm(NormKind::Layer, n))] {
+                    let mut residual = random.tensor(m, n);
+                    let mut expected = plain(x.as_slice(), 0);
+                    if let Some(norm) = &post_norm {
+                        expected = plain_norm(norm, &expected);
+                    }
+                    expected.iter_mut().zip(residual.as_slice()).for_each(|(e, r)| *e = r + *e * 0.3);
+                    let args = ResidualArgs {
+                        x: &x,
+                        linear: &linears[0],
+                        post_norm: post_norm.as_ref(),
+                        scale: 0.3,
+                        residual: &mut residual,
+                    };
+                    linear_residual(context, &mut scratch, args);
+                    near("linear_residual", residual.as_slice(), &expected);
+                }
+
+                let mut out = Tensor::new(64, n).expect("memory");
+                let up_weight = random.weight(dtype, n, k);
+                let up = linear(&up_weight, precision, tier, &pool);
+                let args = GateUpArgs {
+                    x: &x,
+                    norm: Some(&norm),
+                    gate: &linears[0],
+                    up: &up,
+                    activation: Activation::Silu,
+                    out: &mut out,
+                };
+                gate_up(context, &mut scratch, args);
+                let seen = seen(&normed);
+                let ups = oracle(&seen, &up_weight).0;
+                let expected: Vec<f32> = plain(&normed, 0)
+                    .iter()
+                    .zip(ups)
+                    .map(|(g, u)| (plain_activation(Activation::Silu, f64::from(*g)) * u) as f32)
+                    .collect();
+                near("gate_up", out.as_slice(), &expected);
+            }
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! A step allocates nothing once its buffers have grown.
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use device::{
+    Activation, DType, GateUpArgs, GgmlType, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, Tensor,
+    WeightView,
+    cpu::{
+        CpuTier, ThreadPool,
+        linear::{CpuLinear, LinearContext, LinearScratch, gate_up, linear_residual, norm_linear},
+    },
+    mmap::Bytes,
+};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is passed on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(p, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn a_step_allocates_nothing_once_its_buffers_have_grown() {
+    let pool = ThreadPool::new(2);
+    let context = LinearContext { pool: &pool, tier: CpuTier::detect() };
+    let norm = Norm { kind: NormKind::Rms, weight: vec![1.0; 128], bias: None, eps: 1e-5 };
+    for precision in [Precision::Exact, Precision::Fast] {
+        let weight = |rows| {
+            let dtype = DType::Ggml(GgmlType::Q4_1);
+            let bytes = Bytes::from_vec(vec![0x31; rows * 128 / 32 * 20]);
+            let view = WeightView::new(dtype, rows, 128, bytes).expect("a valid weight");
+            let options = LinearOptions { name: "w".to_owned(), precision, bias: Some(vec![0.5; rows]) };
+            Linear::from(CpuLinear::new(&view, &options, context.tier, &pool).expect("a linear layer"))
+        };
+        let (q, o, gate, up) = (weight(128), weight(128), weight(320), weight(320));
+        let mut scratch = LinearScratch::default();
+        let tensor = |cols| Tensor::new(40, cols).expect("memory");
+        let (mut x, mut query, mut wide) = (tensor(128), tensor(128), tensor(320));
+        let mut step = |rows: usize| {
+            x.set_rows(rows);
+            x.as_mut_slice().fill(0.25);
+            norm_linear(context, &mut scratch, &x, Some(&norm), &mut [Projection { linear: &q, out: &mut query }]);
+            let args = ResidualArgs { x: &query, linear: &o, post_norm: Some(&norm), scale: 1.0, residual: &mut x };
+            linear_residual(context, &mut scratch, args);
+            let (norm, activation) = (Some(&norm), Activation::Silu);
+            gate_up(context, &mut scratch, GateUpArgs { x: &x, norm, gate: &gate, up: &up, activation, out: &mut wide });
+        };
+        step(40);
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        for rows in [1, 40, 7, 33] {
+            step(rows);
+        }
+        assert_eq!(ALLOCATIONS.load(Ordering::Relaxed), before, "allocations in a {precision:?} step");
+    }
+}
