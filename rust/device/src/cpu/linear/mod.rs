@@ -1,7 +1,8 @@
 //! Linear layers on the CPU.
 //!
 //! A weight is worked on in panels of 32 rows. [`Precision::Fast`](crate::Precision::Fast) packs quantised weights for int8 kernels
-//! ([`packed`]); every other weight stays as it lies in its file and is multiplied in f32 ([`float`]). [`phases`] shares panels among
+//! ([`packed`]); every other weight stays as it lies in its file and is multiplied in f32 ([`float`]). [`many_rows`] has
+//! the tile units multiply fast weights by many rows. [`phases`] shares panels among
 //! the threads and fuses norms, activation functions and residuals around them.
 
 mod activations;
@@ -9,12 +10,19 @@ mod activations;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod bf16_panel;
 mod elementwise;
 mod float;
 #[cfg(target_arch = "x86_64")]
 mod float_avx2;
 #[cfg(target_arch = "x86_64")]
 mod float_avx512;
+#[cfg(target_arch = "x86_64")]
+mod many_rows;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "no_many_rows.rs"]
+mod many_rows;
 mod out;
 mod packed;
 mod phases;
@@ -51,6 +59,7 @@ pub struct CpuLinear {
     weight: Weight,
     bias: Option<Vec<f32>>,
     tier: CpuTier,
+    precision: Precision,
 }
 
 impl CpuLinear {
@@ -81,6 +90,7 @@ impl CpuLinear {
             weight: packed.map_or_else(|| Weight::Stored(weight.clone()), Weight::Packed),
             bias: options.bias.clone(),
             tier,
+            precision: options.precision,
         })
     }
 

@@ -109,7 +109,7 @@ macro_rules! tier_entry {
             unsafe {
                 match tier {
                     #[cfg(target_arch = "x86_64")]
-                    CpuTier::Avx512 => avx512($($arg),*),
+                    CpuTier::Amx | CpuTier::Avx512 => avx512($($arg),*),
                     #[cfg(target_arch = "x86_64")]
                     CpuTier::Avx2 => avx2($($arg),*),
                     _ => $generic::<simd::Scalar>($($arg),*),
