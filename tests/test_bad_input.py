@@ -291,6 +291,6 @@ def test_enable_thinking_needs_messages(llama: Runner) -> None:
 
 
 def test_token_ids_out_of_range(llama: Runner) -> None:
-    for ids in ([-1], [2**33], [511, 512]):
+    for ids in ([-1], [2**33]):
         with pytest.raises(ValueError, match=str(ids[-1])):
             llama.detokenize_text(ids)

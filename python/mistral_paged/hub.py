@@ -16,9 +16,9 @@ def resolve_plain(model_id: str, token_source: str, cache_dir: str | None) -> st
     """The folder of a model in Hugging Face layout."""
     token = parse_token_source(token_source)
     path = Path(model_id).expanduser()
-    if path.is_dir():
+    if model_id and path.is_dir():
         return str(path)
-    if path.exists():
+    if path.is_file():
         raise ModelLoadError(f"{model_id} is a file; Which.Plain takes a folder or a hub id (for a GGUF file, use Which.GGUF)")
     return _download(model_id, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES], token, cache_dir)
 
@@ -33,7 +33,7 @@ def resolve_gguf(
         if filenames is not None:
             raise InvalidArgumentError(f"{model_id} is a file already; leave quantized_filename={filenames} out")
         files = [str(path)]
-    elif path.is_dir():
+    elif model_id and path.is_dir():
         files = _pick(path, filenames)
     else:
         if filenames is None:
@@ -100,6 +100,8 @@ def _download(repo_id: str, patterns: list[str], token: str | bool | None, cache
         RepositoryNotFoundError,
     )
 
+    if not repo_id:
+        raise ModelNotFoundError("the model id '' is neither a local folder nor a hub id such as 'owner/name'")
     try:
         return snapshot_download(repo_id, allow_patterns=patterns, token=token, cache_dir=cache_dir)
     except HFValidationError as error:

@@ -28,7 +28,7 @@ use crate::{
 /// - The size of the KV pool, at most one of: `pa_gpu_mem`, in MB (2^20 bytes); `pa_gpu_mem_usage`, a fraction in (0, 1] of the memory;
 ///   `pa_ctxt_len`, tokens; `memory_goal`, which is "auto", a fraction, "4GiB" or "65536tokens". On a CPU this is host memory: address
 ///   space is reserved and committed as blocks are first used. With none of them the pool serves `max_seqs` requests of the model's
-///   length, or a stated share of the free memory when that is less; the size is logged.
+///   length, or takes half of the free memory when that is less; the size is logged.
 /// - `pa_blk_size`: tokens a block, 8, 16 or 32 (32 unless given).
 /// - `prefix_cache_n`: 0 turns the prefix cache off, any other number turns it on.
 /// - `no_kv_cache` drops a request's blocks after each step and computes everything again (slow, exact).
