@@ -1,1 +1,46 @@
-//! The Python extension module.
+//! The Python extension module `mistral_paged._core`: the only crate that knows Python.
+//!
+//! Requests become plain Rust structs at the door ([`request`]), answers leave as frozen classes ([`response`], [`streaming`]), and
+//! [`door`] is the one way from a Python thread into the engine.
+
+mod arguments;
+mod door;
+mod enums;
+mod exceptions;
+mod load;
+mod messages;
+mod options;
+mod planned;
+mod request;
+mod response;
+mod runner;
+mod streaming;
+mod which;
+
+/// The native part of `mistral_paged`; import from there.
+#[pyo3::pymodule(gil_used = false)]
+mod _core {
+    #[pymodule_export]
+    use crate::enums::{
+        Architecture, DiffusionArchitecture, EmbeddingArchitecture, IsqOrganization, ModelDType, MultimodalArchitecture,
+        PagedCacheType, SpeechLoaderType, ToolChoice,
+    };
+    #[pymodule_export]
+    use crate::request::{ChatCompletionRequest, CompletionRequest};
+    #[pymodule_export]
+    use crate::response::{
+        ChatCompletionChunkResponse, ChatCompletionResponse, Choice, ChunkChoice, CompletionChoice, CompletionResponse, Delta,
+        Logprobs, PromptTokensDetails, ResponseLogprob, ResponseMessage, TopLogprob, Usage,
+    };
+    #[pymodule_export]
+    use crate::runner::Runner;
+    #[pymodule_export]
+    use crate::streaming::ChatCompletionStreamer;
+    #[pymodule_export]
+    use crate::which::Which;
+
+    /// Version of the package.
+    #[pymodule_export]
+    #[allow(non_upper_case_globals)]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+}

@@ -1,4 +1,4 @@
-//! Speed of paged attention: GB/s of keys and values in decode, GFLOP/s in prefill. Shape: 9 heads, 3 KV heads, head_dim 64.
+//! Speed of paged attention: GB/s of keys and values in decode, GFLOP/s in prefill. Shape: 9 heads, 3 KV heads, `head_dim` 64.
 //!
 //! `cargo run --release -p mistral-paged-device --example bench_attention [threads] [tier] [dtype]`
 

@@ -256,7 +256,7 @@ pub struct GateUpArgs<'a> {
 pub struct BackendInfo {
     /// "cpu".
     pub device: String,
-    /// Instruction-set tier: "scalar", "avx2" or "avx512".
+    /// Instruction-set tier: "scalar", "avx2", "avx512" or "amx".
     pub tier: String,
     /// Worker threads.
     pub num_threads: usize,

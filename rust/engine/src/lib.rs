@@ -22,4 +22,5 @@ pub use request::{
     Completion, CompletionChoice, DryParams, FinishReason, GenerationRequest, Message, MessageContent, OutputEvent, Prompt,
     RequestStream, SamplingParams, TokenLogprobs, TopLogprob, Usage,
 };
+pub use sampler::{ResolvedSampling, Sampler};
 pub use tokenizer::{IncrementalDecoder, Tokenizer};

@@ -1,5 +1,7 @@
 //! The CPU backends: [`CpuBackend`], fast, and [`ReferenceBackend`], plain.
 
+#[cfg(target_arch = "x86_64")]
+pub mod amx;
 mod attention;
 mod backend;
 pub mod linear;
@@ -9,6 +11,8 @@ mod rope;
 mod simd;
 pub mod tier;
 
+#[cfg(target_arch = "x86_64")]
+pub use amx::Amx;
 pub use backend::CpuBackend;
 pub use linear::CpuLinear;
 pub use pool::ThreadPool;

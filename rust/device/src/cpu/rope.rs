@@ -120,7 +120,7 @@ unsafe fn rope_rows<S: Simd>(rows: &Rows<'_>, range: Range<usize>) {
 
 #[inline(always)]
 unsafe fn norm_head<S: Simd>(norm: &Norm, x: &mut [f32]) {
-    if norm.kind == NormKind::Layer || norm.bias.is_some() || x.len() % S::LANES != 0 {
+    if norm.kind == NormKind::Layer || norm.bias.is_some() || !x.len().is_multiple_of(S::LANES) {
         reference::norm_row(norm, x);
         return;
     }

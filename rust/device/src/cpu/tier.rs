@@ -11,11 +11,13 @@ pub enum CpuTier {
     Avx2,
     /// AVX-512 F, BW, VL, DQ and VNNI.
     Avx512,
+    /// AVX-512, and AMX-BF16 for the linear layers of many rows.
+    Amx,
 }
 
 impl CpuTier {
     /// Every tier, slowest first.
-    pub const ALL: [Self; 3] = [Self::Scalar, Self::Avx2, Self::Avx512];
+    pub const ALL: [Self; 4] = [Self::Scalar, Self::Avx2, Self::Avx512, Self::Amx];
 
     /// The best tier of this machine.
     pub fn detect() -> Self {
@@ -27,6 +29,9 @@ impl CpuTier {
                 && is_x86_feature_detected!("avx512vl")
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vnni");
+            if avx2 && avx512 && super::Amx::detect().is_some() {
+                return Self::Amx;
+            }
             if avx2 && avx512 {
                 return Self::Avx512;
             }
@@ -37,12 +42,13 @@ impl CpuTier {
         Self::Scalar
     }
 
-    /// The tier's name: "scalar", "avx2" or "avx512".
+    /// The tier's name: "scalar", "avx2", "avx512" or "amx".
     pub const fn name(self) -> &'static str {
         match self {
             Self::Scalar => "scalar",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Amx => "amx",
         }
     }
 

@@ -123,7 +123,7 @@ impl EngineThread {
             Command::Submit(submission) => self.submit(*submission),
             Command::Stats(reply) => {
                 self.drop_cancelled();
-                let _ = reply.send(self.scheduler.stats().into());
+                let _ = reply.send(self.scheduler.stats());
             }
         }
     }

@@ -29,7 +29,7 @@ fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8], 
 /// Line `g` of the codes of both tiles, columns 4 g.. and 16 + 4 g.., as bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn codes<const CODES: u8>(block: &[u8], g: usize, tile: usize) -> [__m512i; 2] {
+pub(super) fn codes<const CODES: u8>(block: &[u8], g: usize, tile: usize) -> [__m512i; 2] {
     debug_assert!(block.len() >= codes_bytes(CODES) && g < 4 && tile < 2);
     // SAFETY: the offsets below stay within codes_bytes(CODES), which the caller's block has.
     let line = |at: usize| unsafe { _mm512_loadu_si512(block.as_ptr().add(at).cast()) };

@@ -22,7 +22,7 @@ macro_rules! per_tier {
                 fn avx512($($arg: $ty),*) { $body($($arg),*) }
                 match tier {
                     // SAFETY: the phases never pass a tier above `$crate::cpu::CpuTier::detect`.
-                    $crate::cpu::CpuTier::Avx512 => return unsafe { avx512($($arg),*) },
+                    $crate::cpu::CpuTier::Amx | $crate::cpu::CpuTier::Avx512 => return unsafe { avx512($($arg),*) },
                     // SAFETY: as above.
                     $crate::cpu::CpuTier::Avx2 => return unsafe { avx2($($arg),*) },
                     $crate::cpu::CpuTier::Scalar => {}

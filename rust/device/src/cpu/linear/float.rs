@@ -63,11 +63,11 @@ impl FloatRows<'_> {
         let x = &x[..num_rows * self.cols];
         let kernel: Kernel = match (tier, self.dtype) {
             #[cfg(target_arch = "x86_64")]
-            (CpuTier::Avx512, F32) => super::float_avx512::multiply::<F32>,
+            (CpuTier::Amx | CpuTier::Avx512, F32) => super::float_avx512::multiply::<F32>,
             #[cfg(target_arch = "x86_64")]
-            (CpuTier::Avx512, F16) => super::float_avx512::multiply::<F16>,
+            (CpuTier::Amx | CpuTier::Avx512, F16) => super::float_avx512::multiply::<F16>,
             #[cfg(target_arch = "x86_64")]
-            (CpuTier::Avx512, _) => super::float_avx512::multiply::<BF16>,
+            (CpuTier::Amx | CpuTier::Avx512, _) => super::float_avx512::multiply::<BF16>,
             #[cfg(target_arch = "x86_64")]
             (CpuTier::Avx2, F32) => super::float_avx2::multiply::<F32>,
             #[cfg(target_arch = "x86_64")]

@@ -1,7 +1,8 @@
 //! Linear layers on the CPU.
 //!
 //! A weight is worked on in panels of 32 rows. [`Precision::Fast`](crate::Precision::Fast) packs quantised weights for int8 kernels
-//! ([`packed`]); every other weight stays as it lies in its file and is multiplied in f32 ([`float`]). [`phases`] shares panels among
+//! ([`packed`]); every other weight stays as it lies in its file and is multiplied in f32 ([`float`]). [`many_rows`] has
+//! the tile units multiply fast weights by many rows. [`phases`] shares panels among
 //! the threads and fuses norms, activation functions and residuals around them.
 
 mod activations;
@@ -9,18 +10,27 @@ mod activations;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod bf16_panel;
 mod elementwise;
 mod float;
 #[cfg(target_arch = "x86_64")]
 mod float_avx2;
 #[cfg(target_arch = "x86_64")]
 mod float_avx512;
+#[cfg(target_arch = "x86_64")]
+mod many_rows;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "no_many_rows.rs"]
+mod many_rows;
 mod out;
 mod packed;
 mod phases;
 mod slab;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod tiled;
 
 use std::sync::Arc;
 
@@ -29,7 +39,7 @@ pub use phases::{LinearContext, LinearScratch, gate_up, linear_residual, norm_li
 
 use self::{activations::ActBlock, packed::Packed};
 use super::{CpuTier, ThreadPool};
-use crate::{DeviceError, Linear, LinearOptions, Precision, WeightView, backend::LinearWeight};
+use crate::{DType, DeviceError, Linear, LinearOptions, Precision, WeightView, backend::LinearWeight};
 
 /// Rows of a weight that are worked on together.
 const PANEL: usize = 32;
@@ -40,6 +50,8 @@ type Tile = [[f32; PANEL]; ROWS];
 
 enum Weight {
     Packed(Packed),
+    #[cfg(target_arch = "x86_64")]
+    Tiled(tiled::Tiled),
     Stored(WeightView),
 }
 
@@ -51,6 +63,8 @@ pub struct CpuLinear {
     weight: Weight,
     bias: Option<Vec<f32>>,
     tier: CpuTier,
+    precision: Precision,
+    dtype: DType,
 }
 
 impl CpuLinear {
@@ -71,17 +85,30 @@ impl CpuLinear {
             return Err(DeviceError::Shape(message));
         }
         let packed = match options.precision {
-            Precision::Fast => Packed::new(weight, tier, pool)?,
+            Precision::Fast => Self::pack(weight, tier, pool)?,
             Precision::Exact => None,
         };
         Ok(Self {
             name: options.name.clone(),
             out_features: weight.rows,
             in_features: weight.cols,
-            weight: packed.map_or_else(|| Weight::Stored(weight.clone()), Weight::Packed),
+            weight: packed.unwrap_or_else(|| Weight::Stored(weight.clone())),
             bias: options.bias.clone(),
             tier,
+            precision: options.precision,
+            dtype: weight.dtype,
         })
+    }
+
+    fn pack(weight: &WeightView, tier: CpuTier, pool: &ThreadPool) -> Result<Option<Weight>, DeviceError> {
+        #[cfg(target_arch = "x86_64")]
+        if tier == CpuTier::Amx
+            && let Some(amx) = super::Amx::detect()
+            && let Some(tiled) = tiled::Tiled::new(amx, weight, pool)?
+        {
+            return Ok(Some(Weight::Tiled(tiled)));
+        }
+        Ok(Packed::new(weight, tier, pool)?.map(Weight::Packed))
     }
 
     fn panels(&self) -> usize {
@@ -101,6 +128,8 @@ impl CpuLinear {
     fn panel_bytes(&self) -> usize {
         match &self.weight {
             Weight::Packed(packed) => packed.panel_bytes,
+            #[cfg(target_arch = "x86_64")]
+            Weight::Tiled(tiled) => tiled.panel_bytes,
             Weight::Stored(view) => PANEL * view.row_bytes(),
         }
     }
@@ -108,7 +137,7 @@ impl CpuLinear {
     /// f32 that [`Self::open`] needs to dequantise a panel.
     fn buffer_len(&self) -> usize {
         match &self.weight {
-            Weight::Stored(view) if matches!(view.dtype, crate::DType::Ggml(_)) => PANEL * self.in_features,
+            Weight::Stored(view) if matches!(view.dtype, DType::Ggml(_)) => PANEL * self.in_features,
             _ => 0,
         }
     }
@@ -118,6 +147,8 @@ impl CpuLinear {
         let rows = self.panel_rows(p);
         let source = match &self.weight {
             Weight::Packed(packed) => Source::Packed(packed, p),
+            #[cfg(target_arch = "x86_64")]
+            Weight::Tiled(tiled) => Source::Tiled(tiled, p),
             Weight::Stored(view) => Source::Float(float::float_rows(view, rows.start, rows.end, buffer)),
         };
         Panel { linear: self, rows, source }
@@ -132,6 +163,8 @@ impl From<CpuLinear> for Linear {
 
 enum Source<'a> {
     Packed(&'a Packed, usize),
+    #[cfg(target_arch = "x86_64")]
+    Tiled(&'a tiled::Tiled, usize),
     Float(float::FloatRows<'a>),
 }
 
@@ -161,6 +194,8 @@ impl Panel<'_> {
                 let blocks = input.cols / activations::BLOCK;
                 packed.multiply(*p, &input.acts[m * blocks..(m + num_rows) * blocks], num_rows, out);
             }
+            #[cfg(target_arch = "x86_64")]
+            Source::Tiled(tiled, p) => tiled.multiply(*p, &input.values[m * input.cols..], num_rows, out),
             Source::Float(rows) => rows.multiply(self.linear.tier, &input.values[m * input.cols..], num_rows, out),
         }
         if let Some(bias) = &self.linear.bias {

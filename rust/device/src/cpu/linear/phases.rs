@@ -9,6 +9,7 @@ use super::{
     CpuLinear, Input, PANEL, ROWS, Tile,
     activations::{ActBlock, BLOCK, quantise_row},
     elementwise::{add_scaled, gate_row, norm_row},
+    many_rows::{Phase, Tiles},
     out::SharedOut,
 };
 use crate::{
@@ -36,6 +37,8 @@ pub struct LinearScratch {
     wide: Vec<f32>,
     /// Dequantised panels, some for each thread.
     panels: Vec<f32>,
+    /// Activations and results of the tile units.
+    tiles: Option<Tiles>,
 }
 
 /// Below this many multiplications a step is faster on one thread.
@@ -187,6 +190,16 @@ fn assert_out(out: &Tensor, linear: &CpuLinear) {
     );
 }
 
+/// Panels of a phase: item i is the panels `width * i..width * (i + 1)`.
+pub(super) struct Items<'a, 'w> {
+    pub items: usize,
+    pub width: usize,
+    /// The weight of a panel, and the panel's number in it.
+    pub weight: &'a (dyn Fn(usize) -> (&'w CpuLinear, usize) + Sync),
+    /// Called with an item, rows, and their values, biases included: `[width][rows, perhaps more][32]`.
+    pub store: &'a (dyn Fn(usize, Range<usize>, &mut [f32]) + Sync),
+}
+
 /// A projection while its output is written.
 struct Target<'a> {
     weight: &'a CpuLinear,
@@ -210,26 +223,54 @@ pub fn norm_linear(
     projections: &mut [Projection<'_>],
 ) {
     let context = context.checked();
+    if let Some(phase) = Phase::start(context, &mut scratch.tiles, x, norm, projections.iter().map(|p| p.linear.cpu())) {
+        for projections in projections.chunks_mut(MAX_PROJECTIONS) {
+            let (targets, items) = targets(x, projections);
+            let target =
+                |panel| targets.iter().flatten().rfind(|t| t.first <= panel).expect("the first target's first panel is 0");
+            phase.run(&Items {
+                items,
+                width: 1,
+                weight: &|panel| (target(panel).weight, panel - target(panel).first),
+                store: &|panel, rows, c| {
+                    let Target { weight, out, first } = target(panel);
+                    let columns = weight.panel_rows(panel - first);
+                    for (m, values) in rows.zip(c.chunks_exact(PANEL)) {
+                        // SAFETY: as in `store`.
+                        let out = unsafe { out.part(m * weight.out_features + columns.start, columns.len()) };
+                        out.copy_from_slice(&values[..columns.len()]);
+                    }
+                },
+            });
+        }
+        return;
+    }
     let LinearScratch { normed, acts, panels, .. } = scratch;
     let packed = projections.iter().any(|p| p.linear.cpu().is_packed());
     let input = context.input(x, norm, packed, normed, acts);
     for projections in projections.chunks_mut(MAX_PROJECTIONS) {
-        let mut targets = [const { None }; MAX_PROJECTIONS];
-        let mut first = 0;
-        for (target, Projection { linear, out }) in targets.iter_mut().zip(projections) {
-            let weight = linear.cpu();
-            assert_in(x, weight);
-            assert_out(out, weight);
-            out.set_rows(x.rows());
-            *target = Some(Target { weight, out: SharedOut::new(out.as_mut_slice()), first });
-            first += weight.panels();
-        }
+        let (targets, _) = targets(x, projections);
         let work = Work::new(&input, &targets.iter().flatten().map(|t| t.weight));
         context.for_panels(&work, panels, &|panel, rows, buffer| {
             let Some(target) = targets.iter().flatten().rfind(|t| t.first <= panel) else { return };
             store(target.weight, panel - target.first, &input, rows, buffer, &target.out);
         });
     }
+}
+
+/// The projections as targets, and their number of panels.
+fn targets<'a>(x: &Tensor, projections: &'a mut [Projection<'_>]) -> ([Option<Target<'a>>; MAX_PROJECTIONS], usize) {
+    let mut targets = [const { None }; MAX_PROJECTIONS];
+    let mut first = 0;
+    for (target, Projection { linear, out }) in targets.iter_mut().zip(projections) {
+        let weight = linear.cpu();
+        assert_in(x, weight);
+        assert_out(out, weight);
+        out.set_rows(x.rows());
+        *target = Some(Target { weight, out: SharedOut::new(out.as_mut_slice()), first });
+        first += weight.panels();
+    }
+    (targets, first)
 }
 
 /// Writes the columns of panel `p` for `rows` of the input.
@@ -259,12 +300,37 @@ pub fn linear_residual(context: LinearContext<'_>, scratch: &mut LinearScratch, 
     assert_in(x, weight);
     assert_out(residual, weight);
     assert_eq!(residual.rows(), x.rows(), "rows of the residual stream");
-    let LinearScratch { normed, acts, wide, panels } = scratch;
-    let input = context.input(x, None, weight.is_packed(), normed, acts);
-    let work = Work::new(&input, &std::iter::once(weight));
+    let LinearScratch { normed, acts, wide, panels, tiles } = scratch;
     let cols = weight.out_features;
     let residual = SharedOut::new(residual.as_mut_slice());
-    let Some(norm) = post_norm else {
+    // Adds values of one row and of the columns of one panel to the residual stream, or keeps them for the norm.
+    let wide = grown(wide, if post_norm.is_some() { x.rows() * cols } else { 0 }, 0.0);
+    let shared_wide = SharedOut::new(wide);
+    let finish = |m: usize, columns: &Range<usize>, values: &[f32]| {
+        let target = if post_norm.is_some() { &shared_wide } else { &residual };
+        // SAFETY: as in `store`.
+        let out = unsafe { target.part(m * cols + columns.start, columns.len()) };
+        if post_norm.is_some() {
+            out.copy_from_slice(&values[..columns.len()]);
+        } else {
+            add_scaled(context.tier, values, scale, out);
+        }
+    };
+    if let Some(phase) = Phase::start(context, tiles, x, None, std::iter::once(weight)) {
+        phase.run(&Items {
+            items: weight.panels(),
+            width: 1,
+            weight: &|p| (weight, p),
+            store: &|p, rows, c| {
+                let columns = weight.panel_rows(p);
+                for (m, values) in rows.zip(c.chunks_exact(PANEL)) {
+                    finish(m, &columns, values);
+                }
+            },
+        });
+    } else {
+        let input = context.input(x, None, weight.is_packed(), normed, acts);
+        let work = Work::new(&input, &std::iter::once(weight));
         context.for_panels(&work, panels, &|p, rows, buffer| {
             let columns = weight.panel_rows(p);
             let panel = weight.open(p, buffer);
@@ -273,17 +339,12 @@ pub fn linear_residual(context: LinearContext<'_>, scratch: &mut LinearScratch, 
                 let count = ROWS.min(rows.end - m);
                 panel.multiply(&input, m, count, &mut tile);
                 for (i, values) in tile[..count].iter().enumerate() {
-                    // SAFETY: as in `store`.
-                    let out = unsafe { residual.part((m + i) * cols + columns.start, columns.len()) };
-                    add_scaled(context.tier, values, scale, out);
+                    finish(m + i, &columns, values);
                 }
             }
         });
-        return;
-    };
-    let wide = grown(wide, x.rows() * cols, 0.0);
-    let out = SharedOut::new(wide);
-    context.for_panels(&work, panels, &|p, rows, buffer| store(weight, p, &input, rows, buffer, &out));
+    }
+    let Some(norm) = post_norm else { return };
     // The input is no longer read: its buffer holds the normalised rows.
     let normed = SharedOut::new(grown(normed, x.rows() * cols, 0.0));
     let wide = &*wide;
@@ -310,7 +371,27 @@ pub fn gate_up(context: LinearContext<'_>, scratch: &mut LinearScratch, args: Ga
         assert_out(out, weight);
     }
     out.set_rows(x.rows());
-    let LinearScratch { normed, acts, panels, .. } = scratch;
+    let LinearScratch { normed, acts, panels, tiles, .. } = scratch;
+    if let Some(phase) = Phase::start(context, tiles, x, norm, [gate, up].into_iter()) {
+        let cols = gate.out_features;
+        let out = SharedOut::new(out.as_mut_slice());
+        phase.run(&Items {
+            items: gate.panels(),
+            width: 2,
+            weight: &|panel| (if panel % 2 == 0 { gate } else { up }, panel / 2),
+            store: &|p, rows, c| {
+                let columns = gate.panel_rows(p);
+                let (gates, ups) = c.split_at_mut(c.len() / 2);
+                gate_row(context.tier, activation, &mut gates[..rows.len() * PANEL], ups);
+                for (m, values) in rows.zip(gates.chunks_exact(PANEL)) {
+                    // SAFETY: as in `store`.
+                    let out = unsafe { out.part(m * cols + columns.start, columns.len()) };
+                    out.copy_from_slice(&values[..columns.len()]);
+                }
+            },
+        });
+        return;
+    }
     let input = context.input(x, norm, gate.is_packed() || up.is_packed(), normed, acts);
     let pair = Work::new(&input, &[gate, up].into_iter());
     let half = pair.buffer_len;

@@ -109,7 +109,7 @@ macro_rules! tier_entry {
             unsafe {
                 match tier {
                     #[cfg(target_arch = "x86_64")]
-                    CpuTier::Avx512 => avx512($($arg),*),
+                    CpuTier::Amx | CpuTier::Avx512 => avx512($($arg),*),
                     #[cfg(target_arch = "x86_64")]
                     CpuTier::Avx2 => avx2($($arg),*),
                     _ => $generic::<simd::Scalar>($($arg),*),
@@ -121,6 +121,7 @@ macro_rules! tier_entry {
 pub(crate) use tier_entry;
 
 #[cfg(test)]
+#[allow(clippy::float_cmp)] // Conversions are exact.
 mod tests {
     use super::*;
     use crate::cpu::CpuTier;

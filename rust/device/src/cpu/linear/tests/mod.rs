@@ -110,10 +110,14 @@ fn through_int8(x: &[f32]) -> Vec<f32> {
 
 /// `x @ weight^T` and, for bounds, `|x| @ |weight|^T`.
 fn oracle(x: &[f32], weight: &WeightView) -> (Vec<f64>, Vec<f64>) {
-    let w = dequantise(weight);
+    oracle_of(x, weight.cols, &dequantise(weight))
+}
+
+/// Likewise, of weights `[n, cols]`.
+fn oracle_of(x: &[f32], cols: usize, weight: &[f32]) -> (Vec<f64>, Vec<f64>) {
     let mut out = (Vec::new(), Vec::new());
-    for x in x.chunks_exact(weight.cols) {
-        for w in w.chunks_exact(weight.cols) {
+    for x in x.chunks_exact(cols) {
+        for w in weight.chunks_exact(cols) {
             let products = || x.iter().zip(w).map(|(a, b)| f64::from(*a) * f64::from(*b));
             out.0.push(products().sum());
             out.1.push(products().map(f64::abs).sum());
@@ -136,4 +140,14 @@ fn project(context: LinearContext<'_>, scratch: &mut LinearScratch, x: &Tensor, 
     norm_linear(context, scratch, x, None, &mut [Projection { linear, out: &mut out }]);
     assert_eq!(out.rows(), x.rows());
     out.as_slice().to_vec()
+}
+
+/// What a linear layer with bf16 activations sees of `x`.
+fn through_bf16(x: &[f32]) -> Vec<f32> {
+    x.iter().map(|v| half::bf16::from_f32(*v).to_f32()).collect()
+}
+
+/// Whether the tile units multiply `m` rows by a fast weight of `k` columns.
+fn on_tiles(tier: CpuTier, dtype: DType, m: usize, k: usize) -> bool {
+    tier == CpuTier::Amx && m >= many_rows::min_rows(dtype) && k.is_multiple_of(32)
 }

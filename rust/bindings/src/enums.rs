@@ -1,0 +1,186 @@
+//! The enums of the mirrored interface.
+
+use engine::model::ARCHITECTURES;
+use pyo3::prelude::*;
+
+use crate::exceptions::ArchitectureError;
+
+/// Architecture of a text model. Left out, it is taken from the model's config.json.
+#[pyclass(eq, eq_int, frozen, hash, module = "mistral_paged")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(non_camel_case_types, missing_docs)]
+pub enum Architecture {
+    Mistral,
+    Gemma,
+    Mixtral,
+    Llama,
+    Phi2,
+    Phi3,
+    Qwen2,
+    Gemma2,
+    Starcoder2,
+    Phi3_5MoE,
+    DeepseekV2,
+    DeepseekV3,
+    Qwen3,
+    GLM4,
+    GLM4Moe,
+    GLM4MoeLite,
+    Qwen3Moe,
+    SmolLm3,
+    GraniteMoeHybrid,
+    GptOss,
+    Qwen3Next,
+    Lfm2,
+    Lfm2Moe,
+    HunYuanDenseV1,
+    HunYuanMoEV1,
+}
+
+impl Architecture {
+    /// `model_type` of config.json; an error before anything is downloaded when the architecture is not implemented.
+    pub fn model_type(self) -> PyResult<&'static str> {
+        let name = match self {
+            Self::Mistral => "mistral",
+            Self::Gemma => "gemma",
+            Self::Mixtral => "mixtral",
+            Self::Llama => "llama",
+            Self::Phi2 => "phi",
+            Self::Phi3 => "phi3",
+            Self::Qwen2 => "qwen2",
+            Self::Gemma2 => "gemma2",
+            Self::Starcoder2 => "starcoder2",
+            Self::Phi3_5MoE => "phimoe",
+            Self::DeepseekV2 => "deepseek_v2",
+            Self::DeepseekV3 => "deepseek_v3",
+            Self::Qwen3 => "qwen3",
+            Self::GLM4 => "glm4",
+            Self::GLM4Moe => "glm4_moe",
+            Self::GLM4MoeLite => "glm4_moe_lite",
+            Self::Qwen3Moe => "qwen3_moe",
+            Self::SmolLm3 => "smollm3",
+            Self::GraniteMoeHybrid => "granitemoehybrid",
+            Self::GptOss => "gpt_oss",
+            Self::Qwen3Next => "qwen3_next",
+            Self::Lfm2 => "lfm2",
+            Self::Lfm2Moe => "lfm2_moe",
+            Self::HunYuanDenseV1 => "hunyuan_v1_dense",
+            Self::HunYuanMoEV1 => "hunyuan_v1_moe",
+        };
+        if ARCHITECTURES.iter().any(|known| known.model_types.contains(&name)) {
+            return Ok(name);
+        }
+        let known: Vec<&str> = ARCHITECTURES.iter().map(engine::model::Architecture::name).collect();
+        Err(ArchitectureError::new_err(format!(
+            "Architecture.{self:?} ({name}) is not implemented yet; implemented: {}",
+            known.join(", ")
+        )))
+    }
+}
+
+/// Architecture of a multimodal model.
+#[pyclass(eq, eq_int, frozen, hash, module = "mistral_paged")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(non_camel_case_types, missing_docs)]
+pub enum MultimodalArchitecture {
+    Phi3V,
+    Idefics2,
+    LLaVANext,
+    LLaVA,
+    Lfm2Vl,
+    VLlama,
+    Qwen2VL,
+    Idefics3,
+    MiniCpmO,
+    Phi4MM,
+    Qwen2_5VL,
+    Gemma3,
+    Mistral3,
+    Llama4,
+    Gemma3n,
+    Qwen3VL,
+    Qwen3VLMoE,
+    Qwen3_5,
+    Qwen3_5Moe,
+    Qwen4Exp,
+    Voxtral,
+    Gemma4,
+    MuseGlimmer,
+    DiffusionGemma,
+}
+
+/// Architecture of an embedding model.
+#[pyclass(eq, eq_int, frozen, hash, module = "mistral_paged")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum EmbeddingArchitecture {
+    EmbeddingGemma,
+    Qwen3Embedding,
+}
+
+/// Architecture of an image generation model.
+#[pyclass(eq, eq_int, frozen, hash, module = "mistral_paged")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum DiffusionArchitecture {
+    Flux,
+    FluxOffloaded,
+}
+
+/// Loader of a speech model.
+#[pyclass(eq, eq_int, frozen, hash, module = "mistral_paged")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum SpeechLoaderType {
+    Dia,
+}
+
+/// Computation type. `Auto` is the fast path: int8 activations on quantised weights and a 16-bit KV cache; `BF16` and `F16` name the
+/// type of that cache. `F32` is the exact path: float weights, activations and KV, for GGUF files too.
+#[pyclass(eq, eq_int, frozen, hash, module = "mistral_paged")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum ModelDType {
+    Auto,
+    BF16,
+    F16,
+    F32,
+}
+
+impl From<ModelDType> for engine::ModelDType {
+    fn from(dtype: ModelDType) -> Self {
+        match dtype {
+            ModelDType::Auto => Self::Auto,
+            ModelDType::BF16 => Self::BF16,
+            ModelDType::F16 => Self::F16,
+            ModelDType::F32 => Self::F32,
+        }
+    }
+}
+
+/// Type of the KV cache. `Auto` follows the computation type.
+#[pyclass(eq, eq_int, frozen, hash, module = "mistral_paged")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum PagedCacheType {
+    Auto,
+    F8E4M3,
+}
+
+/// What in-situ quantisation covers.
+#[pyclass(eq, eq_int, frozen, hash, module = "mistral_paged")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum IsqOrganization {
+    Default,
+    MoQE,
+}
+
+/// Whether the model may call tools.
+#[pyclass(eq, eq_int, frozen, hash, module = "mistral_paged")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum ToolChoice {
+    NoTools,
+    Auto,
+}

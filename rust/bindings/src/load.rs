@@ -1,0 +1,36 @@
+//! Loads a model on a thread of its own, so that Ctrl-C and a progress callback work meanwhile.
+
+use std::{
+    sync::{Mutex, PoisonError, mpsc},
+    task::Poll,
+    thread,
+};
+
+use engine::{Engine, EngineConfig, LoadProgress, ModelSource};
+use pyo3::prelude::*;
+
+use crate::door::{POLL, enter, wait};
+
+/// Loads the model; `progress` is called with the bytes of weights done and in all.
+pub fn load(py: Python<'_>, source: ModelSource, config: EngineConfig, progress: Option<&Bound<'_, PyAny>>) -> PyResult<Engine> {
+    let (sender, receiver) = mpsc::channel();
+    let loader = thread::Builder::new()
+        .name("mistral_paged-load".to_owned())
+        .spawn(move || Engine::load(&source, &config, &|step| sender.send(step).unwrap_or_default()))?;
+    let receiver = Mutex::new(receiver);
+    while let Some(step) = wait(py, || Ok(poll(&receiver)))? {
+        if let Some(progress) = progress {
+            progress.call1((step.done_bytes, step.total_bytes))?;
+        }
+    }
+    enter(py, || loader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+}
+
+/// The next step; `None` when loading has ended.
+fn poll(steps: &Mutex<mpsc::Receiver<LoadProgress>>) -> Poll<Option<LoadProgress>> {
+    match steps.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(POLL) {
+        Ok(step) => Poll::Ready(Some(step)),
+        Err(mpsc::RecvTimeoutError::Timeout) => Poll::Pending,
+        Err(mpsc::RecvTimeoutError::Disconnected) => Poll::Ready(None),
+    }
+}

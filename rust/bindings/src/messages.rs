@@ -1,0 +1,71 @@
+//! Messages of a chat, from Python dicts.
+
+use engine::{Message, MessageContent};
+use pyo3::{exceptions::PyTypeError, prelude::*};
+use serde_json::{Map, Value};
+
+use crate::exceptions::{invalid, not_yet};
+
+/// A list of dicts, or a text that is one user turn.
+pub fn parse(messages: &Bound<'_, PyAny>) -> PyResult<Vec<Message>> {
+    if let Ok(text) = messages.extract::<String>() {
+        return Ok(vec![Message { role: "user".into(), content: MessageContent::Text(text), extra: Map::new() }]);
+    }
+    let Value::Array(messages) = to_json(messages)? else {
+        return Err(PyTypeError::new_err("`messages` must be a str or a list of dicts"));
+    };
+    if messages.is_empty() {
+        return Err(invalid(
+            "`messages` is empty; give at least one message, such as {\"role\": \"user\", \"content\": \"Hello\"}",
+        ));
+    }
+    messages.into_iter().enumerate().map(|(index, message)| parse_one(index, message)).collect()
+}
+
+/// Through Python's own json, which knows every kind of number, string and mapping.
+fn to_json(object: &Bound<'_, PyAny>) -> PyResult<Value> {
+    let text: String = object.py().import("json")?.call_method1("dumps", (object,))?.extract()?;
+    serde_json::from_str(&text).map_err(|error| invalid(format!("`messages` is not JSON: {error}")))
+}
+
+fn parse_one(index: usize, message: Value) -> PyResult<Message> {
+    let Value::Object(mut message) = message else {
+        return Err(invalid(format!("`messages[{index}]` must be a dict, got {message}")));
+    };
+    let role = match message.shift_remove("role") {
+        Some(Value::String(role)) => role,
+        Some(other) => return Err(invalid(format!("`messages[{index}]['role']` must be a str, got {other}"))),
+        None => return Err(invalid(format!("`messages[{index}]` has no 'role'; give 'system', 'user' or 'assistant'"))),
+    };
+    let content = match message.shift_remove("content") {
+        Some(Value::String(text)) => MessageContent::Text(text),
+        Some(Value::Array(parts)) => MessageContent::Parts(check_parts(index, parts)?),
+        Some(other) => {
+            return Err(invalid(format!("`messages[{index}]['content']` must be a str or a list of parts, got {other}")));
+        }
+        None => return Err(invalid(format!("`messages[{index}]` has no 'content'; give a str"))),
+    };
+    if message.contains_key("tool_calls") {
+        return Err(not_yet(&format!("`messages[{index}]['tool_calls']`"), "give role and content only"));
+    }
+    Ok(Message { role, content, extra: message })
+}
+
+fn check_parts(index: usize, parts: Vec<Value>) -> PyResult<Vec<Value>> {
+    if parts.is_empty() {
+        return Err(invalid(format!("`messages[{index}]['content']` is an empty list; give a str or at least one text part")));
+    }
+    for (number, part) in parts.iter().enumerate() {
+        let place = format!("`messages[{index}]['content'][{number}]`");
+        match part.get("type").and_then(Value::as_str) {
+            Some("text") if part.get("text").is_some_and(Value::is_string) => {}
+            Some("text") => return Err(invalid(format!("{place} has no 'text' of type str"))),
+            Some(kind @ ("image_url" | "audio_url" | "video_url")) => {
+                return Err(not_yet(&format!("{place} of type '{kind}'"), "give parts of type 'text'"));
+            }
+            Some(other) => return Err(invalid(format!("{place} has the unknown type '{other}'; give 'text'"))),
+            None => return Err(invalid(format!("{place} must be a dict with a 'type', such as 'text', got {part}"))),
+        }
+    }
+    Ok(parts)
+}

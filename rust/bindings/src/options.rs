@@ -1,0 +1,139 @@
+//! The options of a `Runner` that take some reading: memory, chat template, device.
+
+use std::path::{Path, PathBuf};
+
+use engine::{Device, MemoryGpuConfig, ModelSource, best_device};
+use pyo3::{
+    exceptions::PyTypeError,
+    prelude::*,
+    types::{PyBool, PyFloat, PyInt, PyString},
+};
+
+use crate::{
+    arguments::at_least,
+    exceptions::{invalid, raise},
+    which::{Place, Selection},
+};
+
+const BLOCK_SIZES: [i64; 3] = [8, 16, 32];
+const FRACTION: &str = "GPU memory utilization must be finite and in (0, 1]";
+
+/// The spellings of the size of the KV pool.
+pub struct MemoryArguments<'a, 'py> {
+    pub pa_gpu_mem: Option<i64>,
+    pub pa_gpu_mem_usage: Option<f64>,
+    pub pa_ctxt_len: Option<i64>,
+    pub memory_goal: Option<&'a Bound<'py, PyAny>>,
+}
+
+impl MemoryArguments<'_, '_> {
+    /// At most one knob; two are an error that names both.
+    pub fn check(&self) -> PyResult<Option<MemoryGpuConfig>> {
+        let given: Vec<&str> = [
+            ("pa_gpu_mem", self.pa_gpu_mem.is_some()),
+            ("pa_gpu_mem_usage", self.pa_gpu_mem_usage.is_some()),
+            ("pa_ctxt_len", self.pa_ctxt_len.is_some()),
+            ("memory_goal", self.memory_goal.is_some()),
+        ]
+        .into_iter()
+        .filter_map(|(name, given)| given.then_some(name))
+        .collect();
+        if given.len() > 1 {
+            return Err(invalid(format!("`{}` each size the KV pool; give at most one of them", given.join("` and `"))));
+        }
+        if let Some(goal) = self.memory_goal {
+            return parse_goal(goal);
+        }
+        if let Some(mb) = self.pa_gpu_mem {
+            return Ok(Some(MemoryGpuConfig::MbAmount(at_least("pa_gpu_mem", mb, 1)?)));
+        }
+        if let Some(tokens) = self.pa_ctxt_len {
+            return Ok(Some(MemoryGpuConfig::ContextSize(at_least("pa_ctxt_len", tokens, 1)?)));
+        }
+        self.pa_gpu_mem_usage.map(|fraction| parse_fraction("pa_gpu_mem_usage", fraction)).transpose()
+    }
+}
+
+fn parse_fraction(name: &str, fraction: f64) -> PyResult<MemoryGpuConfig> {
+    if fraction.is_finite() && fraction > 0.0 && fraction <= 1.0 {
+        Ok(MemoryGpuConfig::Utilization(fraction as f32))
+    } else {
+        Err(invalid(format!("{FRACTION}, got {name}={fraction}")))
+    }
+}
+
+/// "auto", a fraction, "4GiB" or "65536tokens".
+fn parse_goal(goal: &Bound<'_, PyAny>) -> PyResult<Option<MemoryGpuConfig>> {
+    if goal.is_instance_of::<PyBool>()
+        || !(goal.is_instance_of::<PyFloat>() || goal.is_instance_of::<PyInt>() || goal.is_instance_of::<PyString>())
+    {
+        return Err(PyTypeError::new_err(format!(
+            "`memory_goal` must be \"auto\", a fraction such as 0.5, or a str such as \"4GiB\" or \"65536tokens\", got {}",
+            goal.repr()?
+        )));
+    }
+    if let Ok(fraction) = goal.extract::<f64>() {
+        return parse_fraction("memory_goal", fraction).map(Some);
+    }
+    let text: String = goal.extract()?;
+    if text.eq_ignore_ascii_case("auto") {
+        return Ok(None);
+    }
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let number: usize = number
+        .parse()
+        .ok()
+        .filter(|&number| number > 0)
+        .ok_or_else(|| invalid(format!("KV capacity must start with a positive integer, got memory_goal={text:?}")))?;
+    let megabytes =
+        |factor: usize| number.checked_mul(factor).ok_or_else(|| invalid(format!("`memory_goal` is too large: {text:?}")));
+    match unit.trim().to_ascii_lowercase().as_str() {
+        "tokens" => Ok(Some(MemoryGpuConfig::ContextSize(number))),
+        "mib" | "mb" => Ok(Some(MemoryGpuConfig::MbAmount(number))),
+        "gib" | "gb" => Ok(Some(MemoryGpuConfig::MbAmount(megabytes(1 << 10)?))),
+        "tib" | "tb" => Ok(Some(MemoryGpuConfig::MbAmount(megabytes(1 << 20)?))),
+        _ => Err(invalid(format!("`memory_goal` has an unknown unit: {text:?}; units: MiB, GiB, TiB, tokens"))),
+    }
+}
+
+/// Tokens a block.
+pub fn block_size(size: Option<i64>) -> PyResult<Option<usize>> {
+    match size {
+        Some(size) if !BLOCK_SIZES.contains(&size) => Err(invalid(format!("Block size must be in {BLOCK_SIZES:?}, got {size}"))),
+        size => size.map(|size| at_least("pa_blk_size", size, 1)).transpose(),
+    }
+}
+
+/// The device by its name.
+pub fn device(device: &str) -> PyResult<Device> {
+    match device {
+        "auto" => Ok(best_device()),
+        "cpu" => Ok(Device::Cpu),
+        other => Err(invalid(format!("`device` must be \"auto\" or \"cpu\", got {other:?}"))),
+    }
+}
+
+/// The text of the template at a path; `explicit` goes before `template`.
+pub fn chat_template(template: Option<String>, explicit: Option<String>) -> PyResult<Option<String>> {
+    explicit.or(template).map(|path| engine::chat_template::read_template(Path::new(&path)).map_err(raise)).transpose()
+}
+
+/// Local paths of the model, after downloading it when it is on the hub.
+pub fn resolve(py: Python<'_>, selection: &Selection, token_source: &str) -> PyResult<ModelSource> {
+    let hub = py.import("mistral_paged.hub")?;
+    let tokenizer_json = selection.tokenizer_json.as_ref().map(PathBuf::from);
+    let cache_dir = selection.cache_dir.as_deref();
+    match &selection.place {
+        Place::Plain => {
+            let arguments = (&selection.model_id, token_source, cache_dir);
+            let path = hub.call_method1("resolve_plain", arguments)?.extract()?;
+            Ok(ModelSource::HuggingFace { path, tokenizer_json })
+        }
+        Place::Gguf { files, tok_model_id } => {
+            let arguments = (&selection.model_id, files.as_ref(), tok_model_id.as_deref(), token_source, cache_dir);
+            let (files, tokenizer_dir) = hub.call_method1("resolve_gguf", arguments)?.extract()?;
+            Ok(ModelSource::Gguf { files, tokenizer_dir, tokenizer_json })
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! Requests: Python arguments become one [`engine::GenerationRequest`] at the door.
+
+use std::collections::HashMap;
+
+use engine::{DryParams, GenerationRequest, Prompt, SamplingParams};
+use pyo3::{exceptions::PyTypeError, prelude::*};
+
+use crate::{
+    arguments::{Unsupported, at_least, refuse, token_ids},
+    enums::ToolChoice,
+    exceptions::{invalid, not_yet},
+    messages,
+    which::OneOrMany,
+};
+
+/// A chat completion: messages, and how to continue them.
+///
+/// `messages` is a list of dicts with `role` and `content`, or a str that is one user turn. `model` is a label; a `Runner` has one
+/// model. Fields left `None` follow the model's `generation_config.json`; without one the temperature is 1.0 and the others are off.
+///
+/// - `temperature` (at least 0; 0 is greedy), `top_k` (1 is greedy, 0 is off), `top_p` in (0, 1], `min_p` in [0, 1].
+/// - `presence_penalty` and `frequency_penalty` are subtracted from logits, `repetition_penalty` (above 0) divides them.
+/// - `dry_multiplier` turns the DRY penalty on; `dry_base` 1.75, `dry_allowed_length` 2, `dry_sequence_breakers` newline, colon, quote, star.
+/// - `logit_bias` adds to logits by token id. `logprobs` returns the log probability of each token, `top_logprobs` those of as many others.
+/// - `max_tokens` generated tokens at most, over which `finish_reason` is "length"; left out, up to the model's length.
+/// - `stop_seqs` end the text and are not part of it. `ignore_eos` goes on past end-of-sequence tokens.
+/// - `n_choices` independent continuations. `seed` makes the request's random numbers its own: the same text whatever runs beside it.
+/// - `truncate_sequence` drops the start of a prompt that is too long instead of raising.
+/// - `enable_thinking` and `reasoning_effort` are handed to the chat template.
+///
+/// A value out of range raises `ValueError`, here or when the request is sent; `NotImplementedError` for grammar, tools, adapters, search and agent fields.
+#[pyclass(frozen, module = "mistral_paged")]
+pub struct ChatCompletionRequest {
+    pub request: GenerationRequest,
+    #[pyo3(get)]
+    model: String,
+    #[pyo3(get)]
+    pub stream: bool,
+}
+
+/// A completion of a text as it is, without chat template.
+///
+/// `prompt` is a str, tokenised with special tokens added, or token ids: a list, a tuple or an array of integers. `echo_prompt` puts the
+/// prompt's text before each continuation; with `logprobs=k` the answer has the log probability of each of its tokens as well (the first
+/// is None) with those of the k likeliest at each position; any k, 0 included. Of `best_of` continuations the `n_choices` likeliest are
+/// returned. `suffix` goes after each continuation. The other fields are those of `ChatCompletionRequest`.
+#[pyclass(frozen, module = "mistral_paged")]
+pub struct CompletionRequest {
+    pub request: GenerationRequest,
+    #[pyo3(get)]
+    model: String,
+}
+
+/// The sampling fields that both kinds of request have.
+struct SamplingFields {
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<i64>,
+    min_p: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    repetition_penalty: Option<f32>,
+    dry: DryFields,
+    logit_bias: Option<HashMap<i64, f32>>,
+    logprobs: Option<usize>,
+    stop_seqs: Option<OneOrMany>,
+    max_tokens: Option<i64>,
+    ignore_eos: bool,
+    seed: Option<u64>,
+}
+
+struct DryFields {
+    multiplier: Option<f32>,
+    base: Option<f32>,
+    allowed_length: Option<i64>,
+    sequence_breakers: Option<Vec<String>>,
+}
+
+impl SamplingFields {
+    fn check(self) -> PyResult<SamplingParams> {
+        let stop = match self.stop_seqs {
+            None => Vec::new(),
+            Some(OneOrMany::One(stop)) => vec![stop],
+            Some(OneOrMany::Many(stop)) => stop,
+        };
+        if stop.iter().any(String::is_empty) {
+            return Err(invalid("`stop_seqs` has an empty string, which would end every text at once; remove it"));
+        }
+        Ok(SamplingParams {
+            temperature: self.temperature,
+            top_p: self.top_p,
+            top_k: self.top_k.map(|top_k| at_least("top_k", top_k, 0)).transpose()?,
+            min_p: self.min_p,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            repetition_penalty: self.repetition_penalty,
+            dry: self.dry.check()?,
+            logit_bias: self.logit_bias.unwrap_or_default().into_iter().map(check_bias).collect::<PyResult<_>>()?,
+            logprobs: self.logprobs,
+            stop,
+            stop_token_ids: Vec::new(),
+            max_tokens: self.max_tokens.map(|max_tokens| at_least("max_tokens", max_tokens, 0)).transpose()?,
+            ignore_eos: self.ignore_eos,
+            seed: self.seed,
+        })
+    }
+}
+
+impl DryFields {
+    fn check(self) -> PyResult<Option<DryParams>> {
+        let Some(multiplier) = self.multiplier else {
+            if self.base.is_some() || self.allowed_length.is_some() || self.sequence_breakers.is_some() {
+                return Err(invalid(
+                    "`dry_base`, `dry_allowed_length` and `dry_sequence_breakers` need `dry_multiplier`, which turns the penalty on",
+                ));
+            }
+            return Ok(None);
+        };
+        Ok(Some(DryParams {
+            multiplier,
+            base: self.base.unwrap_or(1.75),
+            allowed_length: at_least("dry_allowed_length", self.allowed_length.unwrap_or(2), 0)?,
+            sequence_breakers: self.sequence_breakers.unwrap_or_else(|| ["\n", ":", "\"", "*"].map(String::from).to_vec()),
+        }))
+    }
+}
+
+fn check_bias((id, bias): (i64, f32)) -> PyResult<(u32, f32)> {
+    let id = u32::try_from(id).map_err(|_| invalid(format!("`logit_bias` has a token id out of range: {id}")))?;
+    Ok((id, bias))
+}
+
+fn refuse_tools(tool_choice: Option<ToolChoice>, rest: &[(&str, bool)]) -> PyResult<()> {
+    if tool_choice == Some(ToolChoice::Auto) {
+        return Err(not_yet("`tool_choice=ToolChoice.Auto`", "leave it out or give ToolChoice.NoTools"));
+    }
+    let rest: Vec<Unsupported<'_>> =
+        rest.iter().map(|&(name, given)| Unsupported { name, given, instead: "leave it out" }).collect();
+    refuse(&rest)
+}
+
+/// Thinking and effort as the template gets them: an effort of "off" or "none" turns thinking off.
+fn check_thinking(enable_thinking: Option<bool>, effort: Option<&str>) -> PyResult<Option<bool>> {
+    match effort {
+        None | Some("low" | "medium" | "high" | "xhigh" | "max") => Ok(enable_thinking),
+        Some("off" | "none") if enable_thinking == Some(true) => {
+            Err(invalid("`reasoning_effort` is off and `enable_thinking` is True; leave one of them out"))
+        }
+        Some("off" | "none") => Ok(Some(false)),
+        Some(other) => {
+            Err(invalid(format!("`reasoning_effort` must be one of off, none, low, medium, high, xhigh, max, got '{other}'")))
+        }
+    }
+}
+
+#[pymethods]
+impl ChatCompletionRequest {
+    #[new]
+    #[pyo3(signature = (
+        messages, model, logprobs=false, n_choices=1, logit_bias=None, top_logprobs=None, max_tokens=None, presence_penalty=None,
+        frequency_penalty=None, repetition_penalty=None, stop_seqs=None, temperature=None, top_p=None, top_k=None, stream=false,
+        grammar=None, grammar_type=None, min_p=None, tool_schemas=None, tool_choice=None, dry_multiplier=None, dry_base=None,
+        dry_allowed_length=None, dry_sequence_breakers=None, web_search_options=None, enable_thinking=None, truncate_sequence=false,
+        reasoning_effort=None, max_tool_rounds=None, tool_dispatch_url=None, enable_code_execution=false, enable_shell=false,
+        shell_skills=None, agent_permission=None, agent_approval_callback=None, code_execution_permission=None, session_id=None,
+        files=None, input_files=None, ignore_eos=false, *, adapter=None, adapters=None, seed=None
+    ))]
+    #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "mirrors a documented signature")]
+    #[allow(clippy::too_many_lines, clippy::needless_pass_by_value, reason = "one line an argument")]
+    fn new(
+        messages: &Bound<'_, PyAny>,
+        model: String,
+        logprobs: bool,
+        n_choices: i64,
+        logit_bias: Option<HashMap<i64, f32>>,
+        top_logprobs: Option<i64>,
+        max_tokens: Option<i64>,
+        presence_penalty: Option<f32>,
+        frequency_penalty: Option<f32>,
+        repetition_penalty: Option<f32>,
+        stop_seqs: Option<OneOrMany>,
+        temperature: Option<f32>,
+        top_p: Option<f32>,
+        top_k: Option<i64>,
+        stream: bool,
+        grammar: Option<Bound<'_, PyAny>>,
+        grammar_type: Option<Bound<'_, PyAny>>,
+        min_p: Option<f32>,
+        tool_schemas: Option<Bound<'_, PyAny>>,
+        tool_choice: Option<ToolChoice>,
+        dry_multiplier: Option<f32>,
+        dry_base: Option<f32>,
+        dry_allowed_length: Option<i64>,
+        dry_sequence_breakers: Option<Vec<String>>,
+        web_search_options: Option<Bound<'_, PyAny>>,
+        enable_thinking: Option<bool>,
+        truncate_sequence: bool,
+        reasoning_effort: Option<String>,
+        max_tool_rounds: Option<Bound<'_, PyAny>>,
+        tool_dispatch_url: Option<Bound<'_, PyAny>>,
+        enable_code_execution: bool,
+        enable_shell: bool,
+        shell_skills: Option<Bound<'_, PyAny>>,
+        agent_permission: Option<Bound<'_, PyAny>>,
+        agent_approval_callback: Option<Bound<'_, PyAny>>,
+        code_execution_permission: Option<Bound<'_, PyAny>>,
+        session_id: Option<Bound<'_, PyAny>>,
+        files: Option<Bound<'_, PyAny>>,
+        input_files: Option<Bound<'_, PyAny>>,
+        ignore_eos: bool,
+        adapter: Option<Bound<'_, PyAny>>,
+        adapters: Option<Bound<'_, PyAny>>,
+        seed: Option<u64>,
+    ) -> PyResult<Self> {
+        refuse_tools(
+            tool_choice,
+            &[
+                ("grammar", grammar.is_some()),
+                ("grammar_type", grammar_type.is_some()),
+                ("tool_schemas", tool_schemas.is_some()),
+                ("web_search_options", web_search_options.is_some()),
+                ("max_tool_rounds", max_tool_rounds.is_some()),
+                ("tool_dispatch_url", tool_dispatch_url.is_some()),
+                ("enable_code_execution", enable_code_execution),
+                ("enable_shell", enable_shell),
+                ("shell_skills", shell_skills.is_some()),
+                ("agent_permission", agent_permission.is_some()),
+                ("agent_approval_callback", agent_approval_callback.is_some()),
+                ("code_execution_permission", code_execution_permission.is_some()),
+                ("session_id", session_id.is_some()),
+                ("files", files.is_some()),
+                ("input_files", input_files.is_some()),
+                ("adapter", adapter.is_some()),
+                ("adapters", adapters.is_some()),
+            ],
+        )?;
+        let top_logprobs = top_logprobs.map(|top| at_least("top_logprobs", top, 0)).transpose()?;
+        if !logprobs && top_logprobs.is_some() {
+            return Err(invalid("`top_logprobs` needs `logprobs=True`"));
+        }
+        let sampling = SamplingFields {
+            temperature,
+            top_p,
+            top_k,
+            min_p,
+            presence_penalty,
+            frequency_penalty,
+            repetition_penalty,
+            dry: DryFields {
+                multiplier: dry_multiplier,
+                base: dry_base,
+                allowed_length: dry_allowed_length,
+                sequence_breakers: dry_sequence_breakers,
+            },
+            logit_bias,
+            logprobs: logprobs.then(|| top_logprobs.unwrap_or(0)),
+            stop_seqs,
+            max_tokens,
+            ignore_eos,
+            seed,
+        };
+        let request = GenerationRequest {
+            prompt: Prompt::Chat {
+                messages: messages::parse(messages)?,
+                enable_thinking: check_thinking(enable_thinking, reasoning_effort.as_deref())?,
+                reasoning_effort,
+            },
+            sampling: sampling.check()?,
+            n_choices: at_least("n_choices", n_choices, 0)?,
+            best_of: None,
+            truncate_sequence,
+            echo_prompt: false,
+            suffix: None,
+        };
+        Ok(Self { request, model, stream })
+    }
+
+    fn __repr__(&self) -> String {
+        format!("ChatCompletionRequest(model={:?}, stream={})", self.model, if self.stream { "True" } else { "False" })
+    }
+}
+
+#[pymethods]
+impl CompletionRequest {
+    #[new]
+    #[pyo3(signature = (
+        prompt, model, best_of=1, echo_prompt=false, presence_penalty=None, frequency_penalty=None, repetition_penalty=None,
+        logit_bias=None, max_tokens=None, n_choices=1, stop_seqs=None, temperature=None, top_p=None, suffix=None, top_k=None,
+        grammar=None, grammar_type=None, min_p=None, tool_schemas=None, tool_choice=None, dry_multiplier=None, dry_base=None,
+        dry_allowed_length=None, dry_sequence_breakers=None, truncate_sequence=false, ignore_eos=false, *, adapter=None,
+        adapters=None, logprobs=None, seed=None
+    ))]
+    #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "mirrors a documented signature")]
+    #[allow(clippy::needless_pass_by_value, reason = "one line an argument")]
+    fn new(
+        prompt: &Bound<'_, PyAny>,
+        model: String,
+        best_of: i64,
+        echo_prompt: bool,
+        presence_penalty: Option<f32>,
+        frequency_penalty: Option<f32>,
+        repetition_penalty: Option<f32>,
+        logit_bias: Option<HashMap<i64, f32>>,
+        max_tokens: Option<i64>,
+        n_choices: i64,
+        stop_seqs: Option<OneOrMany>,
+        temperature: Option<f32>,
+        top_p: Option<f32>,
+        suffix: Option<String>,
+        top_k: Option<i64>,
+        grammar: Option<Bound<'_, PyAny>>,
+        grammar_type: Option<Bound<'_, PyAny>>,
+        min_p: Option<f32>,
+        tool_schemas: Option<Bound<'_, PyAny>>,
+        tool_choice: Option<ToolChoice>,
+        dry_multiplier: Option<f32>,
+        dry_base: Option<f32>,
+        dry_allowed_length: Option<i64>,
+        dry_sequence_breakers: Option<Vec<String>>,
+        truncate_sequence: bool,
+        ignore_eos: bool,
+        adapter: Option<Bound<'_, PyAny>>,
+        adapters: Option<Bound<'_, PyAny>>,
+        logprobs: Option<i64>,
+        seed: Option<u64>,
+    ) -> PyResult<Self> {
+        refuse_tools(
+            tool_choice,
+            &[
+                ("grammar", grammar.is_some()),
+                ("grammar_type", grammar_type.is_some()),
+                ("tool_schemas", tool_schemas.is_some()),
+                ("adapter", adapter.is_some()),
+                ("adapters", adapters.is_some()),
+            ],
+        )?;
+        let sampling = SamplingFields {
+            temperature,
+            top_p,
+            top_k,
+            min_p,
+            presence_penalty,
+            frequency_penalty,
+            repetition_penalty,
+            dry: DryFields {
+                multiplier: dry_multiplier,
+                base: dry_base,
+                allowed_length: dry_allowed_length,
+                sequence_breakers: dry_sequence_breakers,
+            },
+            logit_bias,
+            logprobs: logprobs.map(|top| at_least("logprobs", top, 0)).transpose()?,
+            stop_seqs,
+            max_tokens,
+            ignore_eos,
+            seed,
+        };
+        let request = GenerationRequest {
+            prompt: parse_prompt(prompt)?,
+            sampling: sampling.check()?,
+            n_choices: at_least("n_choices", n_choices, 0)?,
+            // 1, the default, is "as many as are returned".
+            best_of: Some(at_least("best_of", best_of, 0)?).filter(|&best_of| best_of != 1),
+            truncate_sequence,
+            echo_prompt,
+            suffix,
+        };
+        Ok(Self { request, model })
+    }
+
+    fn __repr__(&self) -> String {
+        format!("CompletionRequest(model={:?})", self.model)
+    }
+}
+
+fn parse_prompt(prompt: &Bound<'_, PyAny>) -> PyResult<Prompt> {
+    if let Ok(text) = prompt.extract::<String>() {
+        return Ok(Prompt::Text(text));
+    }
+    let ids = token_ids("prompt", prompt).map_err(|error| {
+        if error.is_instance_of::<PyTypeError>(prompt.py()) {
+            PyTypeError::new_err("`prompt` must be a str or token ids (integers)")
+        } else {
+            error
+        }
+    })?;
+    Ok(Prompt::TokenIds(ids))
+}

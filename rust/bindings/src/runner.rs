@@ -1,0 +1,368 @@
+//! The handle of a running model.
+
+use std::{task::Poll, time::Instant};
+
+use engine::{CpuOptions, Engine, EngineConfig, GenerationRequest, PagedAttentionConfig};
+use pyo3::{exceptions::PyTypeError, prelude::*, types::PyDict};
+
+use crate::{
+    arguments::{Unsupported, at_least, refuse, token_ids},
+    door::{POLL, enter, wait},
+    enums::PagedCacheType,
+    exceptions::{ModelNotFoundError, invalid, not_yet},
+    load::load,
+    messages,
+    options::{self, MemoryArguments},
+    request::{ChatCompletionRequest, CompletionRequest},
+    response::{self, CompletionResponse, Envelope},
+    streaming::ChatCompletionStreamer,
+    which::Which,
+};
+
+/// A running model, over a paged KV cache. Any number of threads may use it at once; requests that run together share each step.
+///
+/// - `which`: the model. `chat_template` and `jinja_explicit` are paths of a .jinja file or of a .json file with a `chat_template`; the
+///   second goes before the first, and both before the model's own.
+/// - `max_seqs`: requests that run together at most. `max_num_batched_tokens` (older spelling: `prompt_batchsize`): tokens a step at
+///   most; longer prompts are computed in chunks.
+/// - The size of the KV pool, at most one of: `pa_gpu_mem`, in MB (2^20 bytes); `pa_gpu_mem_usage`, a fraction in (0, 1] of the memory;
+///   `pa_ctxt_len`, tokens; `memory_goal`, which is "auto", a fraction, "4GiB" or "65536tokens". On a CPU this is host memory: address
+///   space is reserved and committed as blocks are first used. With none of them the pool serves `max_seqs` requests of the model's
+///   length, or takes half of the free memory when that is less; the size is logged.
+/// - `pa_blk_size`: tokens a block, 8, 16 or 32 (32 unless given).
+/// - `prefix_cache_n`: 0 turns the prefix cache off, any other number turns it on.
+/// - `no_kv_cache` drops a request's blocks after each step and computes everything again (slow, exact).
+/// - `no_paged_attn` gives each request its whole context up front from the same pool, the baseline that paging is compared with.
+/// - `token_source`: where the hub token comes from: `cache`, `none`, `literal:VALUE`, `env:NAME` or `path:FILE`.
+/// - `seed` seeds requests that have no seed of their own. `device` is "auto" or "cpu". `cpu_tier` forces an instruction-set tier, such
+///   as "scalar" or "avx2", for tests and bug reports; `num_threads` the number of worker threads.
+/// - `load_progress` is called with the bytes of weights done and in all while the model loads.
+///
+/// Raises `ValueError` (a `MistralPagedError`) for a value that cannot be honoured or a model that cannot be loaded, `TypeError` for an
+/// unknown keyword, `NotImplementedError` for an argument that is not supported yet.
+#[pyclass(frozen, module = "mistral_paged")]
+pub struct Runner {
+    engine: Engine,
+    model_id: String,
+}
+
+/// A typing error, not a wish, beyond this.
+const MAX_SEQS: i64 = 1 << 20;
+
+#[pymethods]
+impl Runner {
+    #[new]
+    #[pyo3(signature = (
+        which, max_seqs=32, no_kv_cache=false, prefix_cache_n=16, token_source="cache", chat_template=None, jinja_explicit=None,
+        pa_gpu_mem=None, pa_gpu_mem_usage=None, pa_ctxt_len=None, pa_blk_size=None, pa_cache_type=None, no_paged_attn=false,
+        paged_attn=false, memory_goal=None, seed=None, max_num_batched_tokens=4096, device="auto", *, cpu_tier=None, num_threads=None,
+        load_progress=None, prompt_batchsize=None, num_device_layers=None, in_situ_quant=None, anymoe_config=None, which_draft=None,
+        speculative_gamma=None, mtp_model=None, mtp_n_predict=None, enable_search=false, search_embedding_model=None,
+        search_callback=None, tool_callbacks=None, mcp_client_config=None, code_execution_config=None, shell_config=None
+    ))]
+    #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "mirrors a documented signature")]
+    #[allow(clippy::needless_pass_by_value, reason = "one line an argument")]
+    fn new(
+        py: Python<'_>,
+        which: &Which,
+        max_seqs: i64,
+        no_kv_cache: bool,
+        prefix_cache_n: i64,
+        token_source: &str,
+        chat_template: Option<String>,
+        jinja_explicit: Option<String>,
+        pa_gpu_mem: Option<i64>,
+        pa_gpu_mem_usage: Option<f64>,
+        pa_ctxt_len: Option<i64>,
+        pa_blk_size: Option<i64>,
+        pa_cache_type: Option<PagedCacheType>,
+        no_paged_attn: bool,
+        paged_attn: bool,
+        memory_goal: Option<Bound<'_, PyAny>>,
+        seed: Option<u64>,
+        max_num_batched_tokens: i64,
+        device: &str,
+        cpu_tier: Option<String>,
+        num_threads: Option<i64>,
+        load_progress: Option<Bound<'_, PyAny>>,
+        prompt_batchsize: Option<i64>,
+        num_device_layers: Option<Bound<'_, PyAny>>,
+        in_situ_quant: Option<Bound<'_, PyAny>>,
+        anymoe_config: Option<Bound<'_, PyAny>>,
+        which_draft: Option<Bound<'_, PyAny>>,
+        speculative_gamma: Option<Bound<'_, PyAny>>,
+        mtp_model: Option<Bound<'_, PyAny>>,
+        mtp_n_predict: Option<Bound<'_, PyAny>>,
+        enable_search: bool,
+        search_embedding_model: Option<Bound<'_, PyAny>>,
+        search_callback: Option<Bound<'_, PyAny>>,
+        tool_callbacks: Option<Bound<'_, PyAny>>,
+        mcp_client_config: Option<Bound<'_, PyAny>>,
+        code_execution_config: Option<Bound<'_, PyAny>>,
+        shell_config: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let planned = |name, given| Unsupported { name, given, instead: "leave it out" };
+        refuse(&[
+            planned("num_device_layers", num_device_layers.is_some()),
+            planned("in_situ_quant", in_situ_quant.is_some()),
+            planned("anymoe_config", anymoe_config.is_some()),
+            planned("which_draft", which_draft.is_some()),
+            planned("speculative_gamma", speculative_gamma.is_some()),
+            planned("mtp_model", mtp_model.is_some()),
+            planned("mtp_n_predict", mtp_n_predict.is_some()),
+            planned("enable_search", enable_search),
+            planned("search_embedding_model", search_embedding_model.is_some()),
+            planned("search_callback", search_callback.is_some()),
+            planned("tool_callbacks", tool_callbacks.is_some()),
+            planned("mcp_client_config", mcp_client_config.is_some()),
+            planned("code_execution_config", code_execution_config.is_some()),
+            planned("shell_config", shell_config.is_some()),
+        ])?;
+        if pa_cache_type == Some(PagedCacheType::F8E4M3) {
+            return Err(not_yet("`pa_cache_type=PagedCacheType.F8E4M3`", "use PagedCacheType.Auto"));
+        }
+        if paged_attn && no_paged_attn {
+            return Err(invalid("paged_attn and no_paged_attn are mutually exclusive"));
+        }
+        let selection = which.selection()?;
+        let memory = MemoryArguments { pa_gpu_mem, pa_gpu_mem_usage, pa_ctxt_len, memory_goal: memory_goal.as_ref() };
+        if max_seqs > MAX_SEQS {
+            return Err(invalid(format!("`max_seqs` must be at most {MAX_SEQS}, got {max_seqs}")));
+        }
+        let config = EngineConfig {
+            max_num_seqs: at_least("max_seqs", max_seqs, 1)?,
+            max_num_batched_tokens: batched_tokens(max_num_batched_tokens, prompt_batchsize)?,
+            no_kv_cache,
+            prefix_caching: at_least("prefix_cache_n", prefix_cache_n, 0)? > 0,
+            no_paged_attn,
+            paged_attention: PagedAttentionConfig {
+                block_size: options::block_size(pa_blk_size)?,
+                mem_gpu: memory.check()?,
+                cache_type: engine::PagedCacheType::Auto,
+            },
+            dtype: selection.dtype.into(),
+            architecture: selection.architecture.map(str::to_owned),
+            seed,
+            chat_template: options::chat_template(chat_template, jinja_explicit)?,
+            device: options::device(device)?,
+            cpu: CpuOptions {
+                tier: cpu_tier,
+                num_threads: num_threads.map(|threads| at_least("num_threads", threads, 1)).transpose()?,
+            },
+        };
+        let source = options::resolve(py, &selection, token_source)?;
+        let engine = load(py, source, config, load_progress.as_ref())?;
+        log(py, engine.description())?;
+        Ok(Self { engine, model_id: selection.model_id })
+    }
+
+    /// Answers a chat: a `ChatCompletionResponse`, or an iterator of chunks when the request has `stream=True`. Waits without holding
+    /// the interpreter; Ctrl-C cancels.
+    #[pyo3(signature = (request, model_id=None))]
+    fn send_chat_completion_request<'py>(
+        &self,
+        py: Python<'py>,
+        request: &ChatCompletionRequest,
+        model_id: Option<&str>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.check_model(model_id)?;
+        let envelope = Envelope::new(&self.model_id);
+        if !request.stream {
+            let completion = self.complete(py, &request.request)?;
+            return Ok(response::chat(py, envelope, completion)?.into_bound(py).into_any());
+        }
+        let n_choices = request.request.n_choices;
+        let wants_logprobs = request.request.sampling.logprobs.is_some();
+        let stream = enter(py, || self.engine.submit(request.request.clone()))?;
+        let streamer = ChatCompletionStreamer::new(stream, n_choices, wants_logprobs, envelope);
+        Ok(Bound::new(py, streamer)?.into_any())
+    }
+
+    /// `send_chat_completion_request` to a model by its id.
+    fn send_chat_completion_request_to_model<'py>(
+        &self,
+        py: Python<'py>,
+        request: &ChatCompletionRequest,
+        model_id: &str,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.send_chat_completion_request(py, request, Some(model_id))
+    }
+
+    /// Continues a text. Waits without holding the interpreter; Ctrl-C cancels.
+    #[pyo3(signature = (request, model_id=None))]
+    fn send_completion_request(
+        &self,
+        py: Python<'_>,
+        request: &CompletionRequest,
+        model_id: Option<&str>,
+    ) -> PyResult<Py<CompletionResponse>> {
+        self.check_model(model_id)?;
+        let envelope = Envelope::new(&self.model_id);
+        let completion = self.complete(py, &request.request)?;
+        response::completion(py, envelope, completion)
+    }
+
+    /// `send_completion_request` to a model by its id.
+    fn send_completion_request_to_model(
+        &self,
+        py: Python<'_>,
+        request: &CompletionRequest,
+        model_id: &str,
+    ) -> PyResult<Py<CompletionResponse>> {
+        self.send_completion_request(py, request, Some(model_id))
+    }
+
+    /// Token ids of a text, with special tokens such as BOS added when `add_special_tokens`; or of messages, rendered by the chat
+    /// template, which writes the special tokens itself. `enable_thinking` is handed to the template and concerns messages only.
+    #[pyo3(signature = (text, add_special_tokens=true, enable_thinking=None, model_id=None))]
+    fn tokenize_text(
+        &self,
+        py: Python<'_>,
+        text: &Bound<'_, PyAny>,
+        add_special_tokens: bool,
+        enable_thinking: Option<bool>,
+        model_id: Option<&str>,
+    ) -> PyResult<Vec<u32>> {
+        self.check_model(model_id)?;
+        if let Ok(text) = text.extract::<String>() {
+            if enable_thinking.is_some() {
+                return Err(invalid("`enable_thinking` concerns messages, and `text` is a str; leave it out"));
+            }
+            return enter(py, || self.engine.tokenize_text(&text, add_special_tokens));
+        }
+        let messages = messages::parse(text)?;
+        enter(py, || self.engine.tokenize_chat(&messages, enable_thinking))
+    }
+
+    /// Text of token ids, which may be a list, a tuple or an array of integers.
+    #[pyo3(signature = (tokens, skip_special_tokens=false, model_id=None))]
+    fn detokenize_text(
+        &self,
+        py: Python<'_>,
+        tokens: &Bound<'_, PyAny>,
+        skip_special_tokens: bool,
+        model_id: Option<&str>,
+    ) -> PyResult<String> {
+        self.check_model(model_id)?;
+        let ids = token_ids("tokens", tokens)?;
+        enter(py, || self.engine.detokenize_text(&ids, skip_special_tokens))
+    }
+
+    /// Tokens of a request at most, prompt and answer together: the model's context length.
+    #[pyo3(signature = (model_id=None))]
+    fn max_sequence_length(&self, model_id: Option<&str>) -> PyResult<usize> {
+        self.check_model(model_id)?;
+        Ok(self.engine.max_sequence_length())
+    }
+
+    /// Figures of the KV pool as of the last step: `blocks_total`, `blocks_used` (held by a live request), `blocks_cached` (free but
+    /// findable by the prefix cache), `blocks_free` (cached ones included), `block_size` in tokens, `tokens_total`,
+    /// `prefix_queried_tokens`, `prefix_hit_tokens`, `preemptions`, `requests_running`, `requests_waiting`.
+    fn kv_cache_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = enter(py, || Ok(self.engine.kv_cache_stats()))?;
+        let dict = PyDict::new(py);
+        dict.set_item("blocks_total", stats.blocks_total)?;
+        dict.set_item("blocks_used", stats.blocks_used)?;
+        dict.set_item("blocks_cached", stats.blocks_cached)?;
+        dict.set_item("blocks_free", stats.blocks_free)?;
+        dict.set_item("block_size", stats.block_size)?;
+        dict.set_item("tokens_total", stats.tokens_total)?;
+        dict.set_item("prefix_queried_tokens", stats.prefix_queried_tokens)?;
+        dict.set_item("prefix_hit_tokens", stats.prefix_hit_tokens)?;
+        dict.set_item("preemptions", stats.preemptions)?;
+        dict.set_item("requests_running", stats.requests_running)?;
+        dict.set_item("requests_waiting", stats.requests_waiting)?;
+        Ok(dict)
+    }
+
+    /// Ids of the models: the one of this runner.
+    fn list_models(&self) -> Vec<String> {
+        vec![self.model_id.clone()]
+    }
+
+    /// Id of the model that a request without `model_id` goes to.
+    fn get_default_model_id(&self) -> &str {
+        &self.model_id
+    }
+
+    /// Makes a model the default one; there is one, so only its own id is known.
+    fn set_default_model_id(&self, model_id: &str) -> PyResult<()> {
+        self.check_model(Some(model_id))
+    }
+
+    /// Whether a model is loaded.
+    fn is_model_loaded(&self, model_id: &str) -> PyResult<bool> {
+        self.check_model(Some(model_id)).map(|()| true)
+    }
+
+    /// Ids of the models with their status: "loaded".
+    fn list_models_with_status(&self) -> Vec<(String, String)> {
+        vec![(self.model_id.clone(), "loaded".to_owned())]
+    }
+
+    /// Ids of models that were unloaded: none.
+    #[allow(clippy::unused_self, reason = "a method of the mirrored class")]
+    fn list_unloaded_models(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Status of a model: "loaded".
+    fn get_model_status(&self, model_id: &str) -> PyResult<&'static str> {
+        self.check_model(Some(model_id)).map(|()| "loaded")
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Runner(model_id={:?}, architecture={:?})", self.model_id, self.engine.architecture())
+    }
+}
+
+impl Runner {
+    fn check_model(&self, model_id: Option<&str>) -> PyResult<()> {
+        match model_id {
+            Some(model_id) if model_id != self.model_id => {
+                Err(ModelNotFoundError::new_err(format!("model `{model_id}` was not found; loaded: `{}`", self.model_id)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Submits and waits for the complete answer. Leaving early, for instance on Ctrl-C, drops the stream, which cancels.
+    fn complete(&self, py: Python<'_>, request: &GenerationRequest) -> PyResult<engine::Completion> {
+        let stream = enter(py, || self.engine.submit(request.clone()))?;
+        let mut collector = stream.collector();
+        wait(py, move || {
+            let deadline = Instant::now() + POLL;
+            loop {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Ok(Poll::Pending);
+                }
+                if let Some(event) = stream.next_timeout(left)?
+                    && let Some(completion) = collector.push(event)
+                {
+                    return Ok(Poll::Ready(completion));
+                }
+            }
+        })
+    }
+}
+
+/// Tokens a step; `prompt_batchsize` is the older spelling.
+fn batched_tokens(tokens: i64, older: Option<i64>) -> PyResult<usize> {
+    match older {
+        Some(_) if tokens != 4096 => {
+            Err(PyTypeError::new_err("`prompt_batchsize` and `max_num_batched_tokens` are the same option; give one of them"))
+        }
+        Some(older) => at_least("prompt_batchsize", older, 1),
+        None => at_least("max_num_batched_tokens", tokens, 1),
+    }
+}
+
+/// Lines for the Python logger of the package, at INFO.
+fn log(py: Python<'_>, lines: &[String]) -> PyResult<()> {
+    let logger = py.import("logging")?.call_method1("getLogger", ("mistral_paged",))?;
+    for line in lines {
+        logger.call_method1("info", ("%s", line))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,119 @@
+//! The iterator over a chat answer that is still being generated.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    task::Poll,
+};
+
+use engine::{EngineError, OutputEvent, RequestStream, TokenLogprobs};
+use pyo3::prelude::*;
+
+use crate::{
+    door::{POLL, wait},
+    response::{self, ChatCompletionChunkResponse, ChunkChoice, Delta, Envelope},
+};
+
+/// Iterates over the parts of a chat answer: one for each token's text, and one with the `finish_reason` for each choice; the last has
+/// the usage. Dropping it, or `close()`, cancels the request and frees its blocks. An error of the engine is raised from `next()`.
+#[pyclass(frozen, module = "mistral_paged")]
+pub struct ChatCompletionStreamer {
+    envelope: Envelope,
+    wants_logprobs: bool,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// `None` once the answer is complete, has failed or was closed.
+    stream: Option<RequestStream>,
+    unfinished: usize,
+    /// The last choice's end, held back until the usage is known.
+    ending: Option<Part>,
+}
+
+/// What one chunk tells.
+struct Part {
+    index: usize,
+    text: String,
+    logprobs: Vec<TokenLogprobs>,
+    finish_reason: Option<String>,
+    stop_sequence: Option<String>,
+    usage: Option<engine::Usage>,
+}
+
+impl State {
+    /// The next part; `None` at the end.
+    fn poll(&mut self) -> Result<Poll<Option<Part>>, EngineError> {
+        let Some(stream) = &self.stream else {
+            return Ok(Poll::Ready(None));
+        };
+        let event = stream.next_timeout(POLL).inspect_err(|_| self.stream = None)?;
+        let Some(event) = event else {
+            return Ok(Poll::Pending);
+        };
+        match event {
+            OutputEvent::Delta { index, text, logprobs } => {
+                Ok(Poll::Ready(Some(Part { index, text, logprobs, finish_reason: None, stop_sequence: None, usage: None })))
+            }
+            OutputEvent::Finished { index, reason, stop_sequence } => {
+                let finish_reason = Some(reason.as_str().to_owned());
+                let part = Part { index, text: String::new(), logprobs: Vec::new(), finish_reason, stop_sequence, usage: None };
+                self.unfinished = self.unfinished.saturating_sub(1);
+                if self.unfinished > 0 {
+                    return Ok(Poll::Ready(Some(part)));
+                }
+                self.ending = Some(part);
+                Ok(Poll::Pending)
+            }
+            OutputEvent::Done(usage) => {
+                self.stream = None;
+                Ok(Poll::Ready(self.ending.take().map(|part| Part { usage: Some(usage), ..part })))
+            }
+        }
+    }
+}
+
+impl ChatCompletionStreamer {
+    /// An iterator over a request that was just submitted.
+    pub fn new(stream: RequestStream, n_choices: usize, wants_logprobs: bool, envelope: Envelope) -> Self {
+        let state = State { stream: Some(stream), unfinished: n_choices, ending: None };
+        Self { envelope, wants_logprobs, state: Mutex::new(state) }
+    }
+
+    fn chunk(&self, py: Python<'_>, part: Part) -> PyResult<ChatCompletionChunkResponse> {
+        let delta = Delta { content: Some(part.text), role: "assistant".to_owned(), tool_calls: None, reasoning_content: None };
+        let choice = ChunkChoice {
+            finish_reason: part.finish_reason,
+            index: part.index,
+            delta: Py::new(py, delta)?,
+            logprobs: self.wants_logprobs.then(|| response::logprobs(py, part.logprobs)).transpose()?,
+            stop_sequence: part.stop_sequence,
+        };
+        let Envelope { id, created, model, system_fingerprint } = self.envelope.clone();
+        Ok(ChatCompletionChunkResponse {
+            id,
+            choices: vec![Py::new(py, choice)?],
+            created,
+            model,
+            system_fingerprint,
+            object: "chat.completion.chunk".to_owned(),
+            usage: part.usage.map(|usage| response::usage(py, &usage)).transpose()?,
+        })
+    }
+}
+
+#[pymethods]
+impl ChatCompletionStreamer {
+    fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<ChatCompletionChunkResponse>> {
+        let part = wait(py, || self.state.lock().unwrap_or_else(PoisonError::into_inner).poll())?;
+        part.map(|part| self.chunk(py, part)).transpose()
+    }
+
+    /// Cancels the request, if it still runs, and frees its blocks.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.state.lock().unwrap_or_else(PoisonError::into_inner).stream = None);
+    }
+}

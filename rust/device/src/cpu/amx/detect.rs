@@ -1,0 +1,61 @@
+//! Whether this process may use the tile registers.
+
+use std::sync::OnceLock;
+
+/// Proof that the processor has AMX-BF16, AVX-512 F, BW, VL, DQ, VNNI, BF16 and VBMI, and F16C (all that have the first have the others) and that the kernel lets this process use it.
+#[derive(Clone, Copy, Debug)]
+pub struct Amx(());
+
+impl Amx {
+    /// The proof, if there is one. The first call asks the operating system for permission, once for all threads of the process.
+    pub fn detect() -> Option<Self> {
+        static AVAILABLE: OnceLock<bool> = OnceLock::new();
+        AVAILABLE.get_or_init(|| processor_has_it() && permission()).then_some(Self(()))
+    }
+}
+
+/// CPUID leaf 7 and XCR0, as the Intel SDM (volume 1, chapter 18) prescribes; the standard library's detection of AMX is not stable.
+fn processor_has_it() -> bool {
+    use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
+    const OSXSAVE: u32 = 1 << 27;
+    const AMX_BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;
+    const XTILE_CFG_AND_DATA: u64 = 3 << 17;
+    if !(is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vnni")
+        && is_x86_feature_detected!("avx512bf16")
+        && is_x86_feature_detected!("avx512vbmi")
+        && is_x86_feature_detected!("f16c"))
+    {
+        return false;
+    }
+    // SAFETY: a 64-bit processor has CPUID. (Newer compilers know; the oldest supported one does not.)
+    #[allow(unused_unsafe)]
+    let (max_leaf, leaf1, leaf7) = unsafe { (__cpuid(0).eax, __cpuid(1), __cpuid_count(7, 0)) };
+    if max_leaf < 7 || leaf1.ecx & OSXSAVE == 0 || leaf7.edx & AMX_BF16_AND_TILE != AMX_BF16_AND_TILE {
+        return false;
+    }
+    #[target_feature(enable = "xsave")]
+    fn xcr0() -> u64 {
+        // SAFETY: the caller saw OSXSAVE, which lets user code read XCR0.
+        unsafe { _xgetbv(0) }
+    }
+    // SAFETY: OSXSAVE implies XSAVE.
+    unsafe { xcr0() & XTILE_CFG_AND_DATA == XTILE_CFG_AND_DATA }
+}
+
+/// Asks Linux for the tile state (`Documentation/arch/x86/xstate.rst`).
+#[cfg(target_os = "linux")]
+fn permission() -> bool {
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const XFEATURE_XTILEDATA: libc::c_long = 18;
+    // SAFETY: this call takes two integers and changes only which registers the process may use.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn permission() -> bool {
+    false
+}

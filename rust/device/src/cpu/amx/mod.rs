@@ -1,0 +1,66 @@
+//! Matrix products of many rows on the tile units of x86 (Intel AMX, bf16).
+//!
+//! `C[M, N] = A[M, K] * W[N, K]^T` in f32, from operands rounded to bf16. One step of the inner loop multiplies 32 rows of A by a panel of
+//! 32 rows of W over 32 columns, with all eight tile registers:
+//!
+//! ```text
+//!                      tmm6    tmm7        panel, a k tile: [2 tiles of 16 rows of W][16 column pairs][16 rows][2 columns], 2 KiB
+//!      A, a k tile:   -------------
+//!      [2][16 rows]   tmm4 | tmm0 | tmm1   C scratch: [32 rows][32], 4 KiB
+//!      [32 columns]   tmm5 | tmm2 | tmm3
+//! ```
+//!
+//! - [`ActTiles`]: A, rounded and laid out in tiles once for all products that share it.
+//! - [`PanelSource`]: where a panel comes from. It is dequantised once into a buffer of at most [`K_TILES`] k tiles and used for all rows.
+//! - [`multiply`]: workers claim groups of panels; a group's C stays in the worker's scratch until K is done, then goes to its epilogue.
+//!
+//! Every output is the sum over k tiles in order, each tile one `tdpbf16ps`, carried in f32. A carried sum is stored and loaded exactly, so
+//! the bits of a row depend on neither the number of rows nor on blocks, groups and threads.
+//!
+//! Cost, a k tile step (65,536 operations): 64 cycles of the tile unit, 4 tile loads (2 KiB of panel from L1, 2 KiB of A from L2).
+
+mod acts;
+mod detect;
+mod gemm;
+mod panel;
+#[cfg(test)]
+mod tests;
+mod tiles;
+
+pub use acts::ActTiles;
+pub use detect::Amx;
+pub use gemm::{MAX_K, PanelWork, Workspace, multiply, multiply_into};
+pub use panel::{FloatPanels, PanelSource};
+
+/// Rows of W of a panel, and of A of a block.
+pub const PANEL: usize = 32;
+/// Columns of a k tile.
+pub const K_TILE: usize = 32;
+/// The most k tiles of a panel buffer.
+pub const K_TILES: usize = 20;
+/// Elements of a k tile of a panel, and of A: 32 rows by 32 columns.
+pub const TILE_ELEMENTS: usize = PANEL * K_TILE;
+
+/// How K is cut into blocks of k tiles, as even as can be.
+#[derive(Clone, Copy, Debug)]
+struct KBlocks {
+    tiles: usize,
+    blocks: usize,
+}
+
+impl KBlocks {
+    fn of(k: usize) -> Self {
+        let tiles = k / K_TILE;
+        Self { tiles, blocks: tiles.div_ceil(K_TILES) }
+    }
+
+    /// First k tile of block `b`; that of the last block's successor is the number of tiles.
+    fn start(self, b: usize) -> usize {
+        b * self.tiles / self.blocks
+    }
+
+    /// `(first k tile, number of k tiles)` of each block.
+    fn iter(self) -> impl Iterator<Item = (usize, usize)> {
+        (0..self.blocks).map(move |b| (self.start(b), self.start(b + 1) - self.start(b)))
+    }
+}

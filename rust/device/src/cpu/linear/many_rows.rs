@@ -1,0 +1,123 @@
+//! Phases of many rows on the tile units: [`Precision::Fast`] weights, activations rounded to bf16.
+
+use super::{CpuLinear, LinearContext, PANEL, Weight, elementwise::norm_row, phases::Items};
+use crate::{
+    DType, Norm, Precision, Tensor,
+    cpu::{
+        Amx, CpuTier,
+        amx::{ActTiles, FloatPanels, MAX_K, PanelSource, PanelWork, Workspace, multiply},
+    },
+};
+
+/// From this number of rows on, the tile units are faster than the kernels of few rows (`examples/bench_amx.rs`): a panel that must be
+/// dequantised or transposed first costs as much as about 35 rows.
+pub(super) fn min_rows(dtype: DType) -> usize {
+    match dtype {
+        DType::BF16 => 5,
+        DType::F16 | DType::F32 => 16,
+        DType::Ggml(_) => 24,
+    }
+}
+
+/// Buffers.
+pub(super) struct Tiles {
+    acts: ActTiles,
+    workspace: Workspace,
+}
+
+/// A phase whose input is packed.
+pub(super) struct Phase<'a> {
+    amx: Amx,
+    context: LinearContext<'a>,
+    tiles: &'a Tiles,
+}
+
+impl CpuLinear {
+    /// Whether the tile units are to multiply `rows` rows by this weight.
+    fn is_for_tiles(&self, rows: usize) -> bool {
+        self.tier == CpuTier::Amx
+            && self.in_features <= MAX_K
+            && self.precision == Precision::Fast
+            && rows >= min_rows(self.dtype)
+            && match &self.weight {
+                Weight::Packed(_) | Weight::Tiled(_) => true,
+                Weight::Stored(view) => !matches!(view.dtype, DType::Ggml(_)) && view.cols.is_multiple_of(PANEL),
+            }
+    }
+}
+
+impl<'a> Phase<'a> {
+    /// Packs `norm(x)`. `None` when the kernels of few rows are to be used: few rows, another tier, a weight that is exact or of odd
+    /// shape, no memory for the buffers.
+    pub(super) fn start(
+        context: LinearContext<'a>,
+        tiles: &'a mut Option<Tiles>,
+        x: &Tensor,
+        norm: Option<&Norm>,
+        mut weights: impl Iterator<Item = &'a CpuLinear>,
+    ) -> Option<Self> {
+        if context.tier != CpuTier::Amx || !weights.all(|w| w.is_for_tiles(x.rows())) {
+            return None;
+        }
+        let amx = Amx::detect()?;
+        let threads = context.pool.num_threads();
+        if tiles.as_ref().is_none_or(|t| t.workspace.num_threads() < threads) {
+            *tiles = Some(Tiles { acts: ActTiles::new().ok()?, workspace: Workspace::new(threads).ok()? });
+        }
+        let tiles = tiles.as_mut()?;
+        let row = |m: usize, out: &mut [f32]| match norm {
+            Some(norm) => norm_row(context.tier, norm, x.row(m), out),
+            None => out.copy_from_slice(x.row(m)),
+        };
+        tiles.acts.pack(amx, context.pool, &tiles.workspace, (x.rows(), x.cols()), &row).ok()?;
+        Some(Self { amx, context, tiles })
+    }
+
+    pub(super) fn run(&self, items: &Items<'_, '_>) {
+        let work = Work { amx: self.amx, items };
+        multiply(self.amx, self.context.pool, &self.tiles.workspace, &self.tiles.acts, &work);
+    }
+}
+
+struct Work<'a, 'w> {
+    amx: Amx,
+    items: &'a Items<'a, 'w>,
+}
+
+impl PanelWork for Work<'_, '_> {
+    fn items(&self) -> usize {
+        self.items.items
+    }
+
+    fn width(&self) -> usize {
+        self.items.width
+    }
+
+    fn panel<'a>(&'a self, panel: usize, k0: usize, k_len: usize, buffer: &'a mut [u16]) -> &'a [u16] {
+        let (weight, p) = (self.items.weight)(panel);
+        match &weight.weight {
+            Weight::Tiled(tiled) => return tiled.columns(p, (k0, k_len)),
+            Weight::Packed(packed) => packed.fill_bf16(self.amx, p, (k0, k_len), buffer),
+            Weight::Stored(view) => {
+                let source = FloatPanels::new(self.amx, view).expect("`is_for_tiles` accepts float types only");
+                source.fill(p * PANEL, k0, k_len, buffer);
+            }
+        }
+        buffer
+    }
+
+    fn store(&self, item: usize, row0: usize, rows: usize, c: &mut [f32]) {
+        let width = self.items.width;
+        for (i, c) in c.chunks_exact_mut(c.len() / width).enumerate() {
+            let (weight, p) = (self.items.weight)(item * width + i);
+            if let Some(bias) = &weight.bias {
+                for row in c[..rows * PANEL].chunks_exact_mut(PANEL) {
+                    for (v, b) in row.iter_mut().zip(&bias[weight.panel_rows(p)]) {
+                        *v += b;
+                    }
+                }
+            }
+        }
+        (self.items.store)(item, row0..row0 + rows, c);
+    }
+}

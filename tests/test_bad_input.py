@@ -1,0 +1,296 @@
+"""What cannot be honoured is refused by an exception that names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import GOLDEN, complete, generate, runner_of, text_model, wait_until_idle
+
+from mistral_paged import (
+    Architecture,
+    ChatCompletionRequest,
+    CompletionRequest,
+    DiffusionArchitecture,
+    MistralPagedError,
+    PagedCacheType,
+    Runner,
+    SpeechLoaderType,
+    ToolChoice,
+    Which,
+)
+
+USER = [{"role": "user", "content": "Hello"}]
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"messages": []}, "`messages` is empty"),
+        ({"messages": [{"role": "user"}]}, r"`messages\[0\]` has no 'content'"),
+        ({"messages": [{"content": "x"}]}, r"`messages\[0\]` has no 'role'"),
+        ({"messages": [{"role": "user", "content": None}]}, "content.*null"),
+        ({"messages": [{"role": 1, "content": "x"}]}, "role.*got 1"),
+        ({"messages": [{"role": "user", "content": []}]}, "empty list"),
+        ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "unknown type 'smell'"),
+        ({"messages": ["x"]}, r"`messages\[0\]` must be a dict"),
+        ({"max_tokens": 0}, r"max_tokens must be at least 1\."),
+        ({"max_tokens": -1}, "max_tokens.*-1"),
+        ({"n_choices": 0}, r"Number of choices must be greater than 0\."),
+        ({"temperature": NAN}, "temperature.*NaN"),
+        ({"temperature": -1.0}, "temperature.*-1"),
+        ({"temperature": float("inf")}, "temperature.*inf"),
+        ({"top_p": 0.0}, "top_p.*0"),
+        ({"top_p": 1.5}, r"top_p.*1\.5"),
+        ({"top_p": NAN}, "top_p.*NaN"),
+        ({"top_k": -3}, "top_k.*-3"),
+        ({"min_p": 2.0}, "min_p.*2"),
+        ({"presence_penalty": NAN}, "presence_penalty.*NaN"),
+        ({"frequency_penalty": float("inf")}, "frequency_penalty.*inf"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty.*0"),
+        ({"dry_multiplier": NAN}, "dry_multiplier.*NaN"),
+        ({"dry_multiplier": 1.0, "dry_base": 0.1}, r"dry_base.*0\.1"),
+        ({"dry_base": 1.5}, "dry_base.*need.*dry_multiplier"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias.*-1"),
+        ({"logit_bias": {512: 1.0}}, "logit_bias.*512"),
+        ({"logit_bias": {1: NAN}}, "logit_bias.*NaN"),
+        ({"top_logprobs": 3}, "top_logprobs.*logprobs=True"),
+        ({"top_logprobs": -3, "logprobs": True}, "top_logprobs.*-3"),
+        ({"stop_seqs": [""]}, "stop_seqs.*empty string"),
+        ({"reasoning_effort": "much"}, "reasoning_effort.*'much'"),
+        ({"reasoning_effort": "off", "enable_thinking": True}, "reasoning_effort.*enable_thinking"),
+    ],
+)
+def test_request_values(llama: Runner, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        llama.send_chat_completion_request(ChatCompletionRequest(**{"messages": USER, "model": "m", "max_tokens": 1, **options}))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompt": []}, "prompt is empty|`prompt` is empty"),
+        ({"prompt": ""}, "prompt is empty"),
+        ({"prompt": [1, 512]}, "512"),
+        ({"prompt": [-1]}, "-1"),
+        ({"prompt": [2**40]}, str(2**40)),
+        ({"best_of": 2, "n_choices": 3}, "best_of.*2.*3"),
+        ({"best_of": 0}, "best_of"),
+        ({"logprobs": -1}, "logprobs.*-1"),
+    ],
+)
+def test_completion_values(llama: Runner, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        llama.send_completion_request(CompletionRequest(**{"prompt": [5], "model": "m", "max_tokens": 1, **options}))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"unknown": 1}, {"messages": 5}, {"messages": {"role": "user"}}, {"temperature": "hot"}, {"model": 3}, {"stop_seqs": 5}],
+)
+def test_request_types(options: dict[str, Any]) -> None:
+    with pytest.raises(TypeError):
+        ChatCompletionRequest(**{"messages": USER, "model": "m", **options})
+    if "messages" not in options:
+        with pytest.raises(TypeError):
+            CompletionRequest(**{"prompt": "x", "model": "m", **options})
+
+
+def test_prompt_of_a_wrong_type() -> None:
+    for prompt in (5, ["a"], [1.5], None):
+        with pytest.raises(TypeError, match="`prompt` must be a str or token ids"):
+            CompletionRequest(prompt, "m")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"grammar": "a+", "grammar_type": "regex"},
+        {"tool_schemas": ["{}"]},
+        {"tool_choice": ToolChoice.Auto},
+        {"web_search_options": {}},
+        {"max_tool_rounds": 1},
+        {"enable_code_execution": True},
+        {"enable_shell": True},
+        {"session_id": "x"},
+        {"files": []},
+        {"adapter": "x"},
+        {"adapters": ["x"]},
+    ],
+)
+def test_later_request_fields_say_so(options: dict[str, Any]) -> None:
+    with pytest.raises(NotImplementedError, match=f"`{next(iter(options))}"):
+        ChatCompletionRequest(USER, "m", **options)
+
+
+def test_later_message_parts_say_so() -> None:
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+    with pytest.raises(NotImplementedError, match="image_url"):
+        ChatCompletionRequest(image, "m")
+    with pytest.raises(NotImplementedError, match="tool_calls"):
+        ChatCompletionRequest([{"role": "assistant", "content": "", "tool_calls": []}], "m")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pa_blk_size": 7}, r"Block size must be in \[8, 16, 32\], got 7"),
+        ({"max_seqs": 0}, "max_seqs.*0"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens.*0"),
+        ({"prompt_batchsize": 0}, "prompt_batchsize.*0"),
+        ({"prefix_cache_n": -1}, "prefix_cache_n.*-1"),
+        ({"num_threads": 0}, "num_threads.*0"),
+        ({"cpu_tier": "avx9000"}, "avx9000"),
+        ({"device": "cuda"}, 'device.*"cuda"'),
+        ({"paged_attn": True, "no_paged_attn": True}, "paged_attn and no_paged_attn are mutually exclusive"),
+        ({"pa_gpu_mem": 64, "pa_gpu_mem_usage": 0.5}, "`pa_gpu_mem` and `pa_gpu_mem_usage`"),
+        ({"pa_gpu_mem": 64, "pa_ctxt_len": 100}, "`pa_gpu_mem` and `pa_ctxt_len`"),
+        ({"pa_gpu_mem_usage": 0.5, "memory_goal": "1GiB"}, "`pa_gpu_mem_usage` and `memory_goal`"),
+        ({"pa_gpu_mem": 0}, "pa_gpu_mem.*0"),
+        ({"pa_gpu_mem_usage": NAN}, r"must be finite and in \(0, 1\]"),
+        ({"pa_gpu_mem_usage": 1.5}, r"must be finite and in \(0, 1\]"),
+        ({"pa_ctxt_len": -5}, "pa_ctxt_len.*-5"),
+        ({"memory_goal": 2.0}, r"must be finite and in \(0, 1\]"),
+        ({"memory_goal": "lots"}, "KV capacity must start with a positive integer"),
+        ({"memory_goal": "0GiB"}, "KV capacity must start with a positive integer"),
+        ({"memory_goal": "5parsecs"}, "unknown unit"),
+        ({"token_source": "nonsense"}, "Invalid token source format"),
+        ({"token_source": "env:NO_SUCH_VARIABLE"}, "NO_SUCH_VARIABLE"),
+        ({"chat_template": "/nowhere/own.jinja"}, "/nowhere/own.jinja"),
+        ({"pa_gpu_mem": 1 << 40}, "1099511627776|memory|Memory"),
+    ],
+)
+def test_runner_values(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(MistralPagedError, match=message):
+        Runner(which=text_model("llama"), **options)
+
+
+def test_a_pool_beyond_the_machine_names_both_figures() -> None:
+    with pytest.raises(ValueError, match=r"\d+.*\d+") as caught:
+        Runner(which=text_model("llama"), pa_gpu_mem=1 << 32)
+    assert "MB" in str(caught.value) or "bytes" in str(caught.value)
+
+
+def test_asking_for_much_memory_costs_nothing_until_it_is_needed() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    before = resident()
+    runner = Runner(which=text_model("llama"), pa_gpu_mem=4096)
+    generate(runner, [5, 6, 7], 4)
+    assert runner.kv_cache_stats()["tokens_total"] > 1_000_000
+    assert resident() - before < 512 << 20
+
+
+@pytest.mark.parametrize("options", [{"unknown": 1}, {"memory_goal": True}, {"memory_goal": []}, {"max_seqs": "many"}])
+def test_runner_types(options: dict[str, Any]) -> None:
+    with pytest.raises(TypeError):
+        Runner(which=text_model("llama"), **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"in_situ_quant": "Q4K"},
+        {"num_device_layers": ["0:10"]},
+        {"which_draft": text_model("llama")},
+        {"speculative_gamma": 32},
+        {"mtp_model": "x"},
+        {"enable_search": True},
+        {"tool_callbacks": {}},
+        {"pa_cache_type": PagedCacheType.F8E4M3},
+    ],
+)
+def test_later_runner_arguments_say_so(options: dict[str, Any]) -> None:
+    with pytest.raises(NotImplementedError, match=f"`{next(iter(options))}"):
+        Runner(which=text_model("llama"), **options)
+
+
+@pytest.mark.parametrize(
+    "which",
+    [
+        Which.Lora("adapters", "order"),
+        Which.XLora("adapters", "order"),
+        Which.LoraGGUF("model", "file", "adapters", "order"),
+        Which.XLoraGGUF("model", "file", "adapters", "order"),
+        Which.GGML("model", "file"),
+        Which.LoraGGML("model", "file", "adapters", "order"),
+        Which.XLoraGGML("model", "file", "adapters", "order"),
+        Which.MultimodalPlain("model"),
+        Which.VisionPlain("model"),
+        Which.Embedding("model"),
+        Which.DiffusionPlain("model", DiffusionArchitecture.Flux),
+        Which.Speech("model", SpeechLoaderType.Dia),
+    ],
+    ids=lambda which: type(which).__name__,
+)
+def test_later_kinds_of_model_say_so(which: Which) -> None:
+    with pytest.raises(NotImplementedError, match=type(which).__name__.replace("Which_", r"Which\.")):
+        Runner(which=which)
+
+
+@pytest.mark.parametrize("field", ["topology", "write_uqff", "from_uqff", "imatrix", "calibration_file", "matformer_slice_name"])
+def test_later_fields_of_which_say_so(field: str) -> None:
+    with pytest.raises(NotImplementedError, match=f"`{field}`"):
+        Runner(which=Which.Plain(str(GOLDEN / "text" / "llama"), **{field: "x"}))
+
+
+def test_later_methods_say_so() -> None:
+    runner = runner_of("text", "llama")
+    for method in ("send_embedding_request", "generate_image", "send_re_isq", "load_lora_adapter", "export_session"):
+        with pytest.raises(NotImplementedError, match=method):
+            getattr(runner, method)("x")
+
+
+def test_architectures() -> None:
+    folder = str(GOLDEN / "text" / "mistral")
+    with pytest.raises(ValueError, match=r"mistral.*contradicts.*llama.*implemented: .*qwen3"):
+        Runner(which=Which.Plain(folder, arch=Architecture.Llama))
+    with pytest.raises(ValueError, match=r"Architecture\.GLM4 .*implemented: .*llama.*mistral.*phi3.*qwen2.*qwen3.*gemma3"):
+        Runner(which=Which.Plain(folder, arch=Architecture.GLM4))
+    Runner(which=Which.Plain(folder, arch=Architecture.Mistral), pa_ctxt_len=256)
+
+
+def test_every_documented_architecture_is_there() -> None:
+    names = """Mistral Gemma Mixtral Llama Phi2 Phi3 Qwen2 Gemma2 Starcoder2 Phi3_5MoE DeepseekV2 DeepseekV3 Qwen3 GLM4 GLM4Moe
+    GLM4MoeLite Qwen3Moe SmolLm3 GraniteMoeHybrid GptOss Qwen3Next Lfm2 Lfm2Moe HunYuanDenseV1 HunYuanMoEV1"""
+    assert len({getattr(Architecture, name) for name in names.split()}) == 25
+
+
+def test_a_prompt_longer_than_the_context(llama: Runner) -> None:
+    length = llama.max_sequence_length()
+    with pytest.raises(ValueError, match=rf"Prompt sequence length is greater than \d+.*{length + 7}"):
+        complete(llama, [5] * (length + 7), max_tokens=1)
+
+
+def test_a_prompt_longer_than_the_pool() -> None:
+    runner = Runner(which=text_model("llama"), memory_goal="64tokens")
+    with pytest.raises(ValueError, match=r"100.*64"):
+        complete(runner, [5] * 100, max_tokens=1)
+    assert len(generate(runner, [5] * 20, 4)) == 4
+    wait_until_idle(runner)
+
+
+def test_a_sequence_that_outgrows_the_pool_keeps_its_text() -> None:
+    roomy = generate(runner_of("text", "llama"), [5] * 20, 200)
+    runner = Runner(which=text_model("llama"), memory_goal="64tokens")
+    response = complete(runner, [5] * 20, max_tokens=200, logprobs=0)
+    assert response.choices[0].finish_reason == "length"
+    assert response.choices[0].text
+    ids = [token.token_id for token in response.choices[0].logprobs.content]
+    assert 40 <= len(ids) <= 50
+    assert ids == [token for token, _ in roomy[: len(ids)]]
+    wait_until_idle(runner)
+
+
+def test_enable_thinking_needs_messages(llama: Runner) -> None:
+    with pytest.raises(ValueError, match="enable_thinking"):
+        llama.tokenize_text("text", True, True)
+
+
+def test_token_ids_out_of_range(llama: Runner) -> None:
+    for ids in ([-1], [2**33]):
+        with pytest.raises(ValueError, match=str(ids[-1])):
+            llama.detokenize_text(ids)

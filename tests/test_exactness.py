@@ -1,0 +1,155 @@
+"""The same tokens come out however a request is batched, chunked, cached or preempted."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from conftest import complete, generate, golden, in_threads, score, text_model, tokens, wait_until_idle
+
+from mistral_paged import Runner, Which
+
+NEW = 24
+MODELS = ["llama", "mistral-window", "gemma3"]
+
+
+def prompts(count: int, longest: int = 90) -> list[list[int]]:
+    """Prompts of every length from 1 on; every other one shares a beginning with its neighbour."""
+    generator = random.Random(7)
+    shared = [generator.randrange(8, 512) for _ in range(longest)]
+    made = []
+    for index in range(count):
+        length = 1 + (longest - 1) * index // max(count - 1, 1)
+        fresh = [generator.randrange(8, 512) for _ in range(length)]
+        made.append(shared[: length // 2] + fresh[length // 2 :] if index % 2 else fresh)
+    return made
+
+
+def runner(name: str, **options: Any) -> Runner:
+    if "memory_goal" not in options:
+        options["pa_ctxt_len"] = 8192
+    return Runner(which=text_model(name), num_threads=2, **options)
+
+
+_reference: dict[str, list[list[tuple[int, float]]]] = {}
+
+
+def reference(name: str) -> list[list[tuple[int, float]]]:
+    """Each prompt alone, without prefix cache: tokens and their log probabilities."""
+    if name not in _reference:
+        alone = runner(name, prefix_cache_n=0)
+        _reference[name] = [generate(alone, prompt, NEW) for prompt in prompts(32)]
+    return _reference[name]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_batch_of_32(name: str) -> None:
+    batch = runner(name, prefix_cache_n=0)
+    assert in_threads(lambda index: generate(batch, prompts(32)[index], NEW), 32) == reference(name)
+    wait_until_idle(batch)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_prefix_cache(name: str) -> None:
+    cached = runner(name, pa_blk_size=8)
+    for _ in range(2):
+        assert [generate(cached, prompt, NEW) for prompt in prompts(32)] == reference(name)
+    stats = wait_until_idle(cached)
+    assert stats["prefix_hit_tokens"] > 0
+    assert stats["blocks_cached"] > 0
+    usage = complete(cached, prompts(32)[-1], max_tokens=1).usage
+    assert usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.cached_tokens >= 8
+
+
+def test_prefix_cache_turned_off(llama: Runner) -> None:
+    off = runner("llama", prefix_cache_n=0)
+    for _ in range(2):
+        assert complete(off, prompts(32)[-1], max_tokens=1).usage.prompt_tokens_details is None
+    stats = wait_until_idle(off)
+    assert stats["prefix_hit_tokens"] == 0
+    assert stats["blocks_cached"] == 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("chunk", [1, 33, 4096])
+def test_chunks(name: str, chunk: int) -> None:
+    chunked = runner(name, prefix_cache_n=0, max_num_batched_tokens=chunk)
+    some = range(0, 32, 8) if chunk == 1 else range(32)
+    assert in_threads(lambda at: generate(chunked, prompts(32)[some[at]], NEW), len(some)) == [reference(name)[i] for i in some]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_preemption_in_a_tiny_pool(name: str) -> None:
+    tiny = runner(name, memory_goal="128tokens", pa_blk_size=8)
+    assert in_threads(lambda index: generate(tiny, prompts(32)[index], NEW), 32) == reference(name)
+    assert wait_until_idle(tiny)["preemptions"] > 0
+
+
+def test_without_kv_cache() -> None:
+    slow = runner("llama", no_kv_cache=True)
+    some = range(0, 32, 8)
+    assert [generate(slow, prompts(32)[index], NEW) for index in some] == [reference("llama")[index] for index in some]
+    wait_until_idle(slow)
+
+
+def test_whole_contexts_up_front() -> None:
+    naive = runner("llama", no_paged_attn=True)
+    some = range(0, 32, 8)
+    got = in_threads(lambda at: generate(naive, prompts(32)[some[at]], NEW), len(some))
+    assert got == [reference("llama")[index] for index in some]
+    wait_until_idle(naive)
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+def test_block_sizes(block_size: int) -> None:
+    sized = runner("llama", pa_blk_size=block_size)
+    some = range(0, 32, 8)
+    assert [generate(sized, prompts(32)[index], NEW) for index in some] == [reference("llama")[index] for index in some]
+    assert sized.kv_cache_stats()["block_size"] == block_size
+
+
+def test_scalar_tier_agrees() -> None:
+    scalar = runner("llama", cpu_tier="scalar")
+    for index in range(0, 32, 8):
+        expected = reference("llama")[index]
+        got = score(scalar, prompts(32)[index] + [token for token, _ in expected])[-NEW:]
+        assert [token.logprob for token in got] == pytest.approx([logprob for _, logprob in expected], abs=2e-3)
+
+
+def test_quantised_log_probabilities_stay_close(smollm2_path: Any) -> None:
+    ids = golden("real/smollm2")["perplexity"]["ids"][:160]
+    some = [ids[start : start + 40 + 10 * start // 20] for start in range(0, 80, 10)]
+    which = Which.GGUF(str(smollm2_path))
+    alone = Runner(which=which, pa_gpu_mem=128, prefix_cache_n=0)
+    expected = [score(alone, ids) for ids in some]
+
+    def close(got: list[Any], want: list[Any]) -> None:
+        assert [t.logprob for t in got[1:]] == pytest.approx([t.logprob for t in want[1:]], abs=0.05)
+
+    for batch, want in zip(in_threads(lambda i: score(alone, some[i]), len(some)), expected, strict=True):
+        close(batch, want)
+    for options in [
+        {"max_num_batched_tokens": 1},
+        {"max_num_batched_tokens": 33},
+        {"memory_goal": "192tokens", "pa_blk_size": 8},
+    ]:
+        if "memory_goal" not in options:
+            options["pa_gpu_mem"] = 128
+        other = Runner(which=which, prefix_cache_n=0, **options)
+        count = 2 if options.get("max_num_batched_tokens") == 1 else len(some)
+        for got, want in zip(in_threads(lambda i, other=other: score(other, some[i]), count), expected, strict=False):
+            close(got, want)
+
+
+def test_quantised_prefix_cache_stays_close(smollm2_path: Any) -> None:
+    ids = golden("real/smollm2")["perplexity"]["ids"][:160]
+    cached = Runner(which=Which.GGUF(str(smollm2_path)), pa_gpu_mem=128)
+    first, second = (complete(cached, ids, max_tokens=1, logprobs=20) for _ in range(2))
+    assert second.usage.prompt_tokens_details is not None
+    cold = {entry.token: entry.logprob for entry in tokens(first)[0].top_logprobs}
+    warm = {entry.token: entry.logprob for entry in tokens(second)[0].top_logprobs}
+    both = cold.keys() & warm.keys()
+    assert len(both) >= 18
+    assert [warm[token] for token in both] == pytest.approx([cold[token] for token in both], abs=0.05)

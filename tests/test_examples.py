@@ -1,0 +1,32 @@
+"""Every example runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import GOLDEN
+
+EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+ARGUMENTS = {
+    "paged_attn.py": [str(GOLDEN / "text" / "mistral")],
+    "streaming.py": [],
+    "batch_threads.py": ["--requests", "8"],
+    "bench_throughput.py": ["--new", "16", "--sentences", "10"],
+}
+PRINTS = {
+    "paged_attn.py": "completion_tokens=",
+    "streaming.py": "Usage(",
+    "batch_threads.py": "blocks",
+    "bench_throughput.py": "8 streams",
+}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_example(example: Path) -> None:
+    arguments = [sys.executable, str(example), *ARGUMENTS[example.name]]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    assert PRINTS[example.name] in done.stdout

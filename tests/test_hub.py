@@ -1,0 +1,197 @@
+"""Hub ids, against a loopback server that speaks the hub's file protocol."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+from conftest import GOLDEN, generate, runner_of
+from huggingface_hub import _snapshot_download, file_download, hf_api
+
+from mistral_paged import Architecture, ModelDType, Runner, Which
+from mistral_paged.hub import parse_token_source
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+TOKEN = "hf_secret"
+
+
+class Hub(ThreadingHTTPServer):
+    """Serves golden models as repositories: `tiny/mistral`, `tiny/gguf`, and the gated `tiny/gated`."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.requests: list[str] = []
+        text = GOLDEN / "text" / "mistral"
+        self.repositories = {
+            "tiny/mistral": {**{file.name: file for file in text.iterdir()}, "extra/huge.bin": text / "golden.json"},
+            "tiny/gguf": {file.name: file for file in (GOLDEN / "gguf").iterdir()},
+            "tiny/gated": {file.name: file for file in text.iterdir()},
+        }
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Hub
+
+    def do_HEAD(self) -> None:
+        self.answer(body=False)
+
+    def do_GET(self) -> None:
+        self.answer(body=True)
+
+    def answer(self, body: bool) -> None:
+        path = self.path.partition("?")[0].strip("/")
+        self.server.requests.append(f"{self.command} {path}")
+        is_api = path.startswith("api/models/")
+        parts = path.removeprefix("api/models/").split("/")
+        repository = "/".join(parts[:2])
+        files = self.server.repositories.get(repository)
+        if files is None:
+            self.send(401, b"{}", body, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"})
+        elif repository == "tiny/gated" and self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            message = "Access to model tiny/gated is restricted."
+            self.send(401, b"{}", body, {"X-Error-Code": "GatedRepo", "X-Error-Message": message})
+        elif is_api:
+            self.send(200, json.dumps(self.info(repository, files, parts)).encode(), body, {"Content-Type": "application/json"})
+        else:
+            name = "/".join(parts[4:])
+            if parts[2] != "resolve" or name not in files:
+                self.send(404, b"{}", body, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
+                return
+            data = files[name].read_bytes()
+            etag = hashlib.sha256(data).hexdigest()
+            self.send(200, data, body, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Content-Type": "application/octet-stream"})
+
+    def info(self, repository: str, files: dict[str, Path], parts: list[str]) -> Any:
+        if "tree" in parts:
+            return [{"type": "file", "path": name, "size": file.stat().st_size, "oid": "0" * 40} for name, file in files.items()]
+        siblings = [{"rfilename": name} for name in files]
+        return {"id": repository, "modelId": repository, "sha": COMMIT, "private": False, "siblings": siblings, "tags": []}
+
+    def send(self, status: int, data: bytes, body: bool, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if body:
+            self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    server = Hub()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    for module in (huggingface_hub.constants, file_download, hf_api, _snapshot_download):
+        for name in ("ENDPOINT", "HF_ENDPOINT"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, server.url)
+    template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+    for module in (huggingface_hub.constants, file_download):
+        if hasattr(module, "HUGGINGFACE_CO_URL_TEMPLATE"):
+            monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def plain(repository: str, cache: Path) -> Which:
+    return Which.Plain(repository, arch=Architecture.Mistral, dtype=ModelDType.F32, hf_cache_path=str(cache))
+
+
+def load(which: Which, **options: Any) -> Runner:
+    return Runner(which=which, pa_ctxt_len=256, token_source=options.pop("token_source", "none"), **options)
+
+
+def test_download_then_reuse_offline(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = load(plain("tiny/mistral", tmp_path))
+    assert runner.list_models() == ["tiny/mistral"]
+    expected = generate(runner_of("text", "mistral"), [318, 460], 8)
+    assert generate(runner, [318, 460], 8) == expected
+    fetched = {request.partition("resolve/")[2].partition("/")[2] for request in hub.requests if request.startswith("GET tiny/")}
+    assert "model.safetensors" in fetched
+    assert not fetched & {"golden.json", "extra/huge.bin"}
+
+    hub.requests.clear()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert generate(load(plain("tiny/mistral", tmp_path)), [318, 460], 8) == expected
+    assert hub.requests == []
+
+
+def test_offline_without_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match="tiny/mistral is not in the cache"):
+        load(plain("tiny/mistral", tmp_path))
+
+
+def test_only_the_named_gguf_is_downloaded(hub: Hub, tmp_path: Path) -> None:
+    which = Which.GGUF("tiny/gguf", "qwen2.gguf", tok_model_id="tiny/mistral", hf_cache_path=str(tmp_path))
+    load(which)
+    fetched = {request.rpartition("/")[2] for request in hub.requests if request.startswith("GET tiny/")}
+    assert "qwen2.gguf" in fetched
+    assert "tokenizer.json" in fetched
+    assert not fetched & {"llama.gguf", "mistral.gguf", "model.safetensors"}
+
+
+def test_a_gguf_that_the_repository_has_not(hub: Hub, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"absent\.gguf"):
+        load(Which.GGUF("tiny/gguf", "absent.gguf", hf_cache_path=str(tmp_path)))
+    with pytest.raises(ValueError, match="quantized_filename"):
+        load(Which.GGUF("tiny/gguf", hf_cache_path=str(tmp_path)))
+
+
+def test_gated_repository(hub: Hub, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"tiny/gated is gated.*token_source"):
+        load(plain("tiny/gated", tmp_path))
+    load(plain("tiny/gated", tmp_path), token_source=f"literal:{TOKEN}")
+
+
+def test_unknown_repository(hub: Hub, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no/such is neither a local folder nor a repository"):
+        load(plain("no/such", tmp_path))
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "a/b/c", "bad name", ""])
+def test_neither_folder_nor_id(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="neither a local folder nor a hub id"):
+        load(plain(name, tmp_path))
+
+
+def test_a_file_is_no_folder() -> None:
+    with pytest.raises(ValueError, match=r"Which\.GGUF"):
+        load(Which.Plain(str(GOLDEN / "gguf" / "llama.gguf")))
+
+
+def test_token_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "from env")
+    file = tmp_path / "token"
+    file.write_text("from file\n")
+    assert parse_token_source("cache") is None
+    assert parse_token_source("none") is False
+    assert parse_token_source("literal:a:b") == "a:b"
+    assert parse_token_source("env:MY_TOKEN") == "from env"
+    assert parse_token_source(f"path:{file}") == "from file"
+    for wrong in ("", "literal", "literal:", "env:", "cache:x", "hf_averysecrettoken"):
+        with pytest.raises(ValueError, match="Invalid token source format") as caught:
+            parse_token_source(wrong)
+        assert "secrettoken" not in str(caught.value)
+    with pytest.raises(ValueError, match="nowhere"):
+        parse_token_source("path:/nowhere")

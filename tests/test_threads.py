@@ -1,0 +1,119 @@
+"""One runner, many threads; streams that are dropped; Ctrl-C."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+from conftest import GOLDEN, generate, in_threads, text_model, wait_until_idle
+
+from mistral_paged import ChatCompletionRequest, Runner
+
+
+def stream(runner: Runner, index: int, max_tokens: int = 64) -> Any:
+    messages = [{"role": "user", "content": f"Question {index}: what is a block table?"}]
+    options = {"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True}
+    return runner.send_chat_completion_request(ChatCompletionRequest(messages, "default", stream=True, **options))
+
+
+def test_64_threads(llama: Runner) -> None:
+    alone = [generate(llama, [20 + index, 30, 40], 20) for index in range(64)]
+    assert in_threads(lambda index: generate(llama, [20 + index, 30, 40], 20), 64) == alone
+
+
+def test_64_streams_at_once(llama: Runner) -> None:
+    def text(index: int) -> str:
+        return "".join(chunk.choices[0].delta.content for chunk in stream(llama, index, 16))
+
+    texts = in_threads(text, 64)
+    assert texts == [text(index) for index in range(64)]
+
+
+def test_dropping_half_of_the_streams_frees_their_blocks() -> None:
+    runner = Runner(which=text_model("llama"), pa_ctxt_len=16384, max_seqs=64)
+    streams = [stream(runner, index, 300) for index in range(32)]
+    for each in streams:
+        next(each)
+    assert runner.kv_cache_stats()["blocks_used"] > 0
+    kept = streams[::2]
+    del streams, each
+    gc.collect()
+    for each in kept:
+        chunks = list(each)
+        assert chunks[-1].choices[0].finish_reason == "length"
+        assert chunks[-1].usage.completion_tokens == 300
+    assert wait_until_idle(runner)["blocks_used"] == 0
+
+
+def test_dropping_a_stream_stops_its_generation() -> None:
+    runner = Runner(which=text_model("llama"), pa_ctxt_len=512)
+    running = stream(runner, 0, 400)
+    next(running)
+    running.close()
+    assert list(running) == []
+    wait_until_idle(runner)
+
+
+def test_a_runner_may_go_while_a_stream_lives() -> None:
+    runner = Runner(which=text_model("llama"), pa_ctxt_len=512)
+    running = stream(runner, 0, 32)
+    del runner
+    gc.collect()
+    assert list(running)[-1].usage.completion_tokens == 32
+
+
+def test_other_threads_run_while_one_waits(llama: Runner) -> None:
+    ticks = 0
+
+    def work(index: int) -> None:
+        nonlocal ticks
+        if index == 0:
+            generate(llama, [5, 6, 7], 400)
+            ticks = -ticks
+        else:
+            while ticks >= 0:
+                ticks += 1
+                time.sleep(0.001)
+
+    in_threads(work, 2)
+    assert ticks < -5
+
+
+def test_no_request_grows_memory_with_its_steps(llama: Runner) -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    generate(llama, [5, 6, 7], 400)
+    before = resident()
+    for index in range(20):
+        generate(llama, [5, 6, index + 8], 400)
+    assert resident() - before < 32 << 20
+
+
+def test_ctrl_c_interrupts() -> None:
+    program = textwrap.dedent(f"""
+        from mistral_paged import *
+        runner = Runner(which=Which.Plain({str(GOLDEN / "text" / "llama")!r}), pa_ctxt_len=4096, no_kv_cache=True)
+        request = CompletionRequest([5] * 300, "default", max_tokens=200, ignore_eos=True, n_choices=32)
+        print("waiting", flush=True)
+        try:
+            while True:
+                runner.send_completion_request(request)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+    """)
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    time.sleep(0.5)
+    os.kill(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert out == "interrupted\n"
+    assert process.returncode == 0
