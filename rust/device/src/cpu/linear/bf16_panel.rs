@@ -93,7 +93,7 @@ fn fill_blocks<const CODES: u8, const HALVES: bool, const MIN: bool>(blocks: &[u
                             _mm512_storeu_si512(
                                 out.as_mut_ptr().add(row * 32).cast(),
                                 std::mem::transmute::<__m512bh, __m512i>(pairs),
-                            )
+                            );
                         }
                     }
                 }
