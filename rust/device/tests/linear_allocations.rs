@@ -72,8 +72,10 @@ fn a_step_allocates_nothing_once_its_buffers_have_grown() {
             gate_up(context, &mut scratch, GateUpArgs { x: &x, norm, gate: &gate, up: &up, activation, out: &mut wide });
         };
         let before = ALLOCATIONS.load(Ordering::Relaxed);
+        // Kernels of many rows have other buffers than those of few.
         step(40);
-        assert_ne!(ALLOCATIONS.load(Ordering::Relaxed), before, "the first step grows buffers, and that is counted");
+        step(23);
+        assert_ne!(ALLOCATIONS.load(Ordering::Relaxed), before, "the first steps grow buffers, and that is counted");
         let before = ALLOCATIONS.load(Ordering::Relaxed);
         for rows in [1, 40, 7, 33] {
             step(rows);

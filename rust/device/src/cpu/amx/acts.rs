@@ -1,7 +1,7 @@
 //! The left operand: activations rounded to bf16, in tiles.
 
 use std::{
-    arch::x86_64::{_mm512_cvtne2ps_pbh, _mm512_loadu_ps, _mm512_storeu_si512},
+    arch::x86_64::{__m512bh, __m512i, _mm512_cvtne2ps_pbh, _mm512_loadu_ps, _mm512_storeu_si512},
     sync::atomic::{AtomicUsize, Ordering},
 };
 
@@ -70,9 +70,9 @@ impl ActTiles {
                 }
                 for r in start..start + HALF {
                     if r < rows {
-                        row(r, x)
+                        row(r, x);
                     } else {
-                        x.fill(0.0)
+                        x.fill(0.0);
                     }
                     for (first, len) in KBlocks::of(k).iter() {
                         let line = (first * blocks + r / PANEL * len) * TILE_ELEMENTS + r % PANEL * K_TILE;
@@ -86,9 +86,9 @@ impl ActTiles {
             }
         };
         if padded * k < MIN_PARALLEL {
-            worker(0)
+            worker(0);
         } else {
-            pool.run_available(&worker)
+            pool.run_available(&worker);
         }
         Ok(())
     }
@@ -121,6 +121,6 @@ unsafe fn round_line(x: &[f32; K_TILE], out: *mut u16) {
     // SAFETY: x has 32 values; `out` is the caller's promise. A __m512bh is 64 plain bytes.
     unsafe {
         let (low, high) = (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16)));
-        _mm512_storeu_si512(out.cast(), std::mem::transmute(_mm512_cvtne2ps_pbh(high, low)));
+        _mm512_storeu_si512(out.cast(), std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)));
     }
 }

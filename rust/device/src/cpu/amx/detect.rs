@@ -1,6 +1,9 @@
 //! Whether this process may use the tile registers.
 
-use std::sync::OnceLock;
+use std::{
+    arch::x86_64::{__cpuid, __cpuid_count, _xgetbv},
+    sync::OnceLock,
+};
 
 /// Proof that the processor has AMX-BF16, AVX-512 F, BW, VL, DQ, VNNI, BF16 and VBMI, and F16C (all that have the first have the others) and that the kernel lets this process use it.
 #[derive(Clone, Copy, Debug)]
@@ -16,7 +19,6 @@ impl Amx {
 
 /// CPUID leaf 7 and XCR0, as the Intel SDM (volume 1, chapter 18) prescribes; the standard library's detection of AMX is not stable.
 fn processor_has_it() -> bool {
-    use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
     const OSXSAVE: u32 = 1 << 27;
     const AMX_BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;
     const XTILE_CFG_AND_DATA: u64 = 3 << 17;
@@ -37,13 +39,15 @@ fn processor_has_it() -> bool {
     if max_leaf < 7 || leaf1.ecx & OSXSAVE == 0 || leaf7.edx & AMX_BF16_AND_TILE != AMX_BF16_AND_TILE {
         return false;
     }
-    #[target_feature(enable = "xsave")]
-    fn xcr0() -> u64 {
-        // SAFETY: the caller saw OSXSAVE, which lets user code read XCR0.
-        unsafe { _xgetbv(0) }
-    }
     // SAFETY: OSXSAVE implies XSAVE.
     unsafe { xcr0() & XTILE_CFG_AND_DATA == XTILE_CFG_AND_DATA }
+}
+
+/// The extended control register 0. The processor must have OSXSAVE.
+#[target_feature(enable = "xsave")]
+fn xcr0() -> u64 {
+    // SAFETY: the processor has OSXSAVE, which lets user code read XCR0.
+    unsafe { _xgetbv(0) }
 }
 
 /// Asks Linux for the tile state (`Documentation/arch/x86/xstate.rst`).

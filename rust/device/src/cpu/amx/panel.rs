@@ -1,9 +1,9 @@
 //! The right operand: panels of 32 rows of a weight as bf16 pairs.
 
 use std::arch::x86_64::{
-    __m512i, _mm256_loadu_si256, _mm512_cvtne2ps_pbh, _mm512_cvtph_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_setzero_si512,
-    _mm512_shuffle_i32x4, _mm512_storeu_si512, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32,
-    _mm512_unpacklo_epi64,
+    __m512bh, __m512i, _mm256_loadu_si256, _mm512_cvtne2ps_pbh, _mm512_cvtph_ps, _mm512_loadu_ps, _mm512_loadu_si512,
+    _mm512_setzero_si512, _mm512_shuffle_i32x4, _mm512_storeu_si512, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64,
+    _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
 };
 
 use super::{Amx, K_TILE, PANEL, TILE_ELEMENTS};
@@ -65,7 +65,7 @@ fn fill_tiles<const TYPE: u8>(w: &WeightView, (n0, k0, k_len): (usize, usize, us
                     *row = load::<TYPE>(&w.row(n)[start..start + K_TILE * width]);
                 }
             }
-            for (pairs, out) in transpose(rows).iter().zip(out.chunks_exact_mut(K_TILE)) {
+            for (pairs, out) in transpose(&rows).iter().zip(out.chunks_exact_mut(K_TILE)) {
                 // SAFETY: the chunk has 64 bytes.
                 unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), *pairs) }
             }
@@ -86,14 +86,14 @@ fn load<const TYPE: u8>(x: &[u8]) -> __m512i {
             F16 => (_mm512_cvtph_ps(_mm256_loadu_si256(x.cast())), _mm512_cvtph_ps(_mm256_loadu_si256(x.add(32).cast()))),
             _ => (_mm512_loadu_ps(x.cast()), _mm512_loadu_ps(x.add(64).cast())),
         };
-        std::mem::transmute(_mm512_cvtne2ps_pbh(high, low))
+        std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low))
     }
 }
 
 /// Transposes 16 x 16 words of 32 bits: in groups of four words by unpacking, then the groups by shuffling.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn transpose(r: [__m512i; 16]) -> [__m512i; 16] {
+fn transpose(r: &[__m512i; 16]) -> [__m512i; 16] {
     let mut quads = [_mm512_setzero_si512(); 16];
     // quads[4 i + j], group g: rows 4 i..4 i + 4 of column 4 g + j.
     for i in 0..4 {

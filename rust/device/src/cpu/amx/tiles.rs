@@ -35,6 +35,7 @@ impl Tiles {
     /// `c (+)= a * panel` over `k_tiles` k tiles; `c` is `[32][32]`, of which only the first 16 rows are computed when `half`.
     /// The sums go on from `c` when `accumulate`, else from zero.
     #[inline]
+    #[allow(clippy::unused_self)] // The proof that this thread's tiles are configured.
     pub(super) fn multiply(&self, a: &[u16], panel: &[u16], k_tiles: usize, c: &mut [f32; PANEL * PANEL], mode: Mode) {
         assert!(k_tiles > 0 && a.len() >= k_tiles * TILE_ELEMENTS && panel.len() >= k_tiles * TILE_ELEMENTS);
         let (a, b, c) = (a.as_ptr(), panel.as_ptr(), c.as_mut_ptr());

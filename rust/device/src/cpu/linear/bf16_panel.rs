@@ -73,23 +73,28 @@ fn fill_blocks<const CODES: u8, const HALVES: bool, const MIN: bool>(blocks: &[u
             }
             for g in 0..4 {
                 let lines = codes::<CODES>(block, g, tile);
-                for half in 0..2 {
+                for (half, line) in lines.into_iter().enumerate() {
                     let group = if HALVES { half } else { 0 };
-                    for pair in 0..2 {
+                    for (pair, index) in index.iter().enumerate() {
                         let value = |rows: usize| {
                             let lanes = if CODES == 8 {
-                                let bytes = _mm512_maskz_permutexvar_epi8(0x1111_1111_1111_1111, index[pair][rows], lines[half]);
+                                let bytes = _mm512_maskz_permutexvar_epi8(0x1111_1111_1111_1111, index[rows], line);
                                 _mm512_cvtepi32_ps(bytes)
                             } else {
                                 let mask = 0x4444_4444_4444_4444;
-                                _mm512_castsi512_ps(_mm512_mask_permutexvar_epi8(base, mask, index[pair][rows], lines[half]))
+                                _mm512_castsi512_ps(_mm512_mask_permutexvar_epi8(base, mask, index[rows], line))
                             };
                             _mm512_fmadd_ps(lanes, scales[group][rows], mins[group][rows])
                         };
                         let pairs = _mm512_cvtne2ps_pbh(value(1), value(0));
                         let row = half * 8 + g * 2 + pair;
                         // SAFETY: row < 16, and a tile is 16 rows of 64 bytes; a __m512bh is 64 plain bytes.
-                        unsafe { _mm512_storeu_si512(out.as_mut_ptr().add(row * 32).cast(), std::mem::transmute(pairs)) }
+                        unsafe {
+                            _mm512_storeu_si512(
+                                out.as_mut_ptr().add(row * 32).cast(),
+                                std::mem::transmute::<__m512bh, __m512i>(pairs),
+                            );
+                        }
                     }
                 }
             }

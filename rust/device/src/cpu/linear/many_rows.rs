@@ -86,7 +86,7 @@ struct Work<'a, 'w> {
 
 impl PanelWork for Work<'_, '_> {
     fn items(&self) -> usize {
-        self.items.items
+        self.items.count
     }
 
     fn width(&self) -> usize {

@@ -190,14 +190,18 @@ fn assert_out(out: &Tensor, linear: &CpuLinear) {
     );
 }
 
+/// The weight of a panel, and the panel's number in it.
+type PanelWeight<'a, 'w> = &'a (dyn Fn(usize) -> (&'w CpuLinear, usize) + Sync);
+
+/// Called with an item, rows, and their values, biases included: `[width][rows, perhaps more][32]`.
+type Store<'a> = &'a (dyn Fn(usize, Range<usize>, &mut [f32]) + Sync);
+
 /// Panels of a phase: item i is the panels `width * i..width * (i + 1)`.
 pub(super) struct Items<'a, 'w> {
-    pub items: usize,
+    pub count: usize,
     pub width: usize,
-    /// The weight of a panel, and the panel's number in it.
-    pub weight: &'a (dyn Fn(usize) -> (&'w CpuLinear, usize) + Sync),
-    /// Called with an item, rows, and their values, biases included: `[width][rows, perhaps more][32]`.
-    pub store: &'a (dyn Fn(usize, Range<usize>, &mut [f32]) + Sync),
+    pub weight: PanelWeight<'a, 'w>,
+    pub store: Store<'a>,
 }
 
 /// A projection while its output is written.
@@ -225,11 +229,11 @@ pub fn norm_linear(
     let context = context.checked();
     if let Some(phase) = Phase::start(context, &mut scratch.tiles, x, norm, projections.iter().map(|p| p.linear.cpu())) {
         for projections in projections.chunks_mut(MAX_PROJECTIONS) {
-            let (targets, items) = targets(x, projections);
+            let (targets, count) = targets(x, projections);
             let target =
                 |panel| targets.iter().flatten().rfind(|t| t.first <= panel).expect("the first target's first panel is 0");
             phase.run(&Items {
-                items,
+                count,
                 width: 1,
                 weight: &|panel| (target(panel).weight, panel - target(panel).first),
                 store: &|panel, rows, c| {
@@ -318,7 +322,7 @@ pub fn linear_residual(context: LinearContext<'_>, scratch: &mut LinearScratch, 
     };
     if let Some(phase) = Phase::start(context, tiles, x, None, std::iter::once(weight)) {
         phase.run(&Items {
-            items: weight.panels(),
+            count: weight.panels(),
             width: 1,
             weight: &|p| (weight, p),
             store: &|p, rows, c| {
@@ -376,7 +380,7 @@ pub fn gate_up(context: LinearContext<'_>, scratch: &mut LinearScratch, args: Ga
         let cols = gate.out_features;
         let out = SharedOut::new(out.as_mut_slice());
         phase.run(&Items {
-            items: gate.panels(),
+            count: gate.panels(),
             width: 2,
             weight: &|panel| (if panel % 2 == 0 { gate } else { up }, panel / 2),
             store: &|p, rows, c| {
