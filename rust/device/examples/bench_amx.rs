@@ -1,73 +1,66 @@
-//! Speed of the AMX matrix products: TFLOP/s by number of rows and shape, packing of the activations included. Medians.
+//! Speed of linear layers by number of rows, with and without the tile units, in TFLOP/s; packing of the activations included.
 //!
-//! `cargo run --release -p mistral-paged-device --example bench_amx [threads]`
+//! `cargo run --release -p mistral-paged-device --example bench_amx [-- THREADS [TYPE]]`: the tiers amx and avx512 in turn, medians of
+//! 7 samples of about 10 ms each.
 
-#[cfg(target_arch = "x86_64")]
-mod bench {
-    use std::time::Instant;
+use std::time::Instant;
 
-    use device::{
-        DType, WeightView,
-        cpu::{
-            ThreadPool,
-            amx::{ActTiles, Amx, FloatPanels, PanelSource, Workspace, multiply_into},
-        },
-        mmap::Bytes,
-    };
+use device::{
+    DType, GgmlType, Linear, LinearOptions, Precision, Projection, Tensor, WeightView,
+    cpu::{
+        CpuTier, ThreadPool,
+        linear::{CpuLinear, LinearContext, LinearScratch, norm_linear},
+    },
+    mmap::Bytes,
+};
 
-    struct Setup {
-        amx: Amx,
-        pool: ThreadPool,
-        workspace: Workspace,
-        acts: ActTiles,
-    }
-
-    fn tflops(s: &mut Setup, (m, n, k): (usize, usize, usize), source: &dyn PanelSource, (x, out): (&[f32], &mut [f32])) -> f64 {
-        let flops = 2.0 * (m * n * k) as f64;
-        // About 20 ms a sample.
-        let repeats = (2e10 / flops).ceil() as usize;
-        let mut times: Vec<f64> = (0..9)
-            .map(|_| {
-                let start = Instant::now();
-                for _ in 0..repeats {
-                    s.acts
-                        .pack(s.amx, &s.pool, (m, k), &|i, row| row.copy_from_slice(&x[i * k..(i + 1) * k]))
-                        .expect("memory for the activations");
-                    multiply_into(s.amx, &s.pool, &s.workspace, &s.acts, (source, n), (out, n));
-                }
-                start.elapsed().as_secs_f64() / repeats as f64
-            })
-            .collect();
-        times.sort_by(f64::total_cmp);
-        flops / times[times.len() / 2] / 1e12
-    }
-
-    pub fn run() -> Result<(), Box<dyn std::error::Error>> {
-        let Some(amx) = Amx::detect() else { return Err("this machine has no AMX".into()) };
-        let threads = std::env::args().nth(1).map_or(Ok(2), |a| a.parse())?;
-        let mut setup =
-            Setup { amx, pool: ThreadPool::new(threads), workspace: Workspace::new(threads)?, acts: ActTiles::new()? };
-        let rows = [1usize, 8, 16, 32, 64, 128, 256, 512, 1400];
-        println!("TFLOP/s, {threads} threads\n{:<22}{}", "K x N", rows.map(|m| format!("{:>7}", format!("M={m}"))).concat());
-        for (k, n) in [(576, 1536), (1536, 576), (2048, 8192), (8192, 2048)] {
-            let bytes = (0..n * k).flat_map(|i| (0x3c00u16 + (i * 37 % 512) as u16).to_le_bytes()).collect();
-            let weight = WeightView::new(DType::BF16, n, k, Bytes::from_vec(bytes))?;
-            let source = FloatPanels::new(amx, &weight).ok_or("bf16 is a float type")?;
-            let x = vec![0.5f32; rows[rows.len() - 1] * k];
-            let mut out = vec![0.0f32; rows[rows.len() - 1] * n];
-            print!("{:<22}", format!("{k} x {n} bf16"));
-            for m in rows {
-                print!("{:>7.2}", tflops(&mut setup, (m, n, k), &source, (&x, &mut out)));
-            }
-            println!();
-        }
-        Ok(())
-    }
-}
+const ROWS: [usize; 10] = [4, 8, 12, 16, 32, 64, 128, 256, 512, 1400];
+const SAMPLES: usize = 7;
+const SAMPLE_SECONDS: f64 = 0.01;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    #[cfg(target_arch = "x86_64")]
-    return bench::run();
-    #[cfg(not(target_arch = "x86_64"))]
-    Err("AMX is a part of x86-64".into())
+    let mut args = std::env::args().skip(1);
+    let threads = args.next().map_or(Ok(2), |a| a.parse())?;
+    let only = args.next();
+    let best = CpuTier::detect();
+    if best != CpuTier::Amx {
+        return Err(format!("this machine has no AMX; its best tier is {}", best.name()).into());
+    }
+    let pool = ThreadPool::new(threads);
+    println!("TFLOP/s, {threads} threads\n{:<26}{}", "", ROWS.map(|m| format!("{:>7}", format!("M={m}"))).concat());
+    let formats = [GgmlType::Q4_1, GgmlType::Q8_0, GgmlType::Q4K, GgmlType::Q6K].map(DType::Ggml);
+    for dtype in [DType::BF16].into_iter().chain(formats).filter(|d| only.as_ref().is_none_or(|o| *o == d.to_string())) {
+        for (k, n) in [(576, 1536), (1536, 576), (2048, 8192)] {
+            let Some(row_bytes) = dtype.row_bytes(k) else { continue };
+            let weight = WeightView::new(dtype, n, k, Bytes::from_vec(vec![0x31; n * row_bytes]))?;
+            for tier in [CpuTier::Avx512, CpuTier::Amx] {
+                let rates = bench(LinearContext { pool: &pool, tier }, &weight)?;
+                println!("{:<26}{}", format!("{dtype} {k} x {n} {}", tier.name()), rates.map(|r| format!("{r:>7.2}")).concat());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn bench(context: LinearContext<'_>, weight: &WeightView) -> Result<[f64; ROWS.len()], device::DeviceError> {
+    let options = LinearOptions { name: "w".to_owned(), precision: Precision::Fast, bias: None };
+    let linear: Linear = CpuLinear::new(weight, &options, context.tier, context.pool)?.into();
+    let (k, n) = (weight.cols, weight.rows);
+    let most = ROWS[ROWS.len() - 1];
+    let (mut x, mut out) = (Tensor::new(most, k)?, Tensor::new(most, n)?);
+    let mut scratch = LinearScratch::default();
+    Ok(ROWS.map(|m| {
+        x.set_rows(m);
+        x.as_mut_slice().iter_mut().enumerate().for_each(|(i, v)| *v = (i % 17) as f32 - 8.0);
+        let mut once = || {
+            let start = Instant::now();
+            norm_linear(context, &mut scratch, &x, None, &mut [Projection { linear: &linear, out: &mut out }]);
+            start.elapsed().as_secs_f64()
+        };
+        once();
+        let repeats = (SAMPLE_SECONDS / once()).ceil().clamp(1.0, 1000.0) as usize;
+        let mut times: Vec<f64> = (0..SAMPLES).map(|_| (0..repeats).map(|_| once()).sum::<f64>() / repeats as f64).collect();
+        times.sort_by(f64::total_cmp);
+        2.0 * (m * n * k) as f64 / times[SAMPLES / 2] / 1e12
+    }))
 }

@@ -47,6 +47,9 @@ fn corrupt(bytes: &mut Vec<u8>, header: usize, rng: &mut ChaCha8Rng) {
             0..=2 => bytes[at] ^= 1 << rng.random_range(0..8),
             3 => bytes[at] = rng.random(),
             4..=6 => {
+                // What looks like a count or a length, where there is one ahead.
+                let small = |p: &usize| bytes.get(*p + 2..*p + 8).is_some_and(|high| high.iter().all(|b| *b == 0));
+                let at = (at..end).find(small).unwrap_or(at);
                 let number = EDGES.choose(rng).expect("a number").to_le_bytes();
                 let width = *[1, 4, 8].choose(rng).expect("a width");
                 let end = (at + width).min(bytes.len());

@@ -1,8 +1,10 @@
 //! Tiny models against the outputs of transformers (tests/data/golden).
 
 mod common;
+#[path = "common/gguf_writer.rs"]
+mod gguf_writer;
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use common::{Harness, argmax, gguf, golden_dir, hugging_face, load, log_softmax};
 use device::{
@@ -10,6 +12,8 @@ use device::{
     cpu::{CpuBackend, CpuTier, ReferenceBackend},
 };
 use engine::{ModelSource, model_runner::ModelRunner};
+use gguf_writer::{Gguf, STRING, U32, string};
+use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
 const HF: [&str; 9] = ["llama", "llama3-rope", "mistral", "mistral-window", "phi3", "phi3-longrope", "qwen2", "qwen3", "gemma3"];
@@ -185,5 +189,69 @@ fn exact_logits_are_the_same_bits_in_every_chunking() {
                 assert!(whole == logits_in(chunk), "{name}, prompt of {}: chunks of {chunk} change bits", case.prompt_ids.len());
             }
         }
+    }
+}
+
+/// The golden phi3-longrope model as llama.cpp's converter writes it: fused projections under its names, factors as tensors.
+fn write_phi3_gguf(path: &Path) {
+    const LAYER: [(&str, &str); 6] = [
+        ("input_layernorm", "attn_norm"),
+        ("self_attn.qkv_proj", "attn_qkv"),
+        ("self_attn.o_proj", "attn_output"),
+        ("post_attention_layernorm", "ffn_norm"),
+        ("mlp.gate_up_proj", "ffn_up"),
+        ("mlp.down_proj", "ffn_down"),
+    ];
+    let folder = golden_dir().join("text/phi3-longrope");
+    let bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let config: serde_json::Value = serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap();
+    let mut file = Gguf::new().entry("general.architecture", STRING, &string("phi3"));
+    for (key, value) in [
+        ("context_length", 256),
+        ("rope.scaling.original_context_length", 64),
+        ("embedding_length", 64),
+        ("feed_forward_length", 96),
+        ("block_count", 3),
+        ("attention.head_count", 4),
+        ("attention.head_count_kv", 2),
+        ("rope.dimension_count", 16),
+    ] {
+        file = file.entry(&format!("phi3.{key}"), U32, &u32::to_le_bytes(value));
+    }
+    let attention_factor = (1.0 + 4_f32.ln() / 64_f32.ln()).sqrt();
+    for (key, value) in
+        [("attention.layer_norm_rms_epsilon", 1e-5), ("rope.freq_base", 10_000.0), ("rope.scaling.attn_factor", attention_factor)]
+    {
+        file = file.entry(&format!("phi3.{key}"), 6, &f32::to_le_bytes(value));
+    }
+    for (key, name) in [("short_factor", "rope_factors_short.weight"), ("long_factor", "rope_factors_long.weight")] {
+        let factors: Vec<f32> = serde_json::from_value(config["rope_scaling"][key].clone()).unwrap();
+        let bytes: Vec<u8> = factors.iter().flat_map(|f| f.to_le_bytes()).collect();
+        file = file.weight(name, &[8], 0, &bytes);
+    }
+    let globals = [("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output")];
+    let mut names: Vec<_> = globals.iter().map(|(hf, gguf)| ((*hf).to_owned(), (*gguf).to_owned())).collect();
+    for i in 0..3 {
+        names.extend(LAYER.map(|(hf, gguf)| (format!("model.layers.{i}.{hf}"), format!("blk.{i}.{gguf}"))));
+    }
+    for (hf, gguf) in names {
+        let tensor = tensors.tensor(&format!("{hf}.weight")).unwrap();
+        assert_eq!(tensor.dtype(), Dtype::BF16);
+        let dims: Vec<u64> = tensor.shape().iter().rev().map(|n| *n as u64).collect();
+        file = file.weight(&format!("{gguf}.weight"), &dims, 30, tensor.data());
+    }
+    file.write(path);
+}
+
+#[test]
+fn a_phi3_gguf_with_fused_weights_and_longrope_agrees_with_goldens() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("phi3.gguf");
+    write_phi3_gguf(&path);
+    let source = ModelSource::Gguf { files: vec![path], tokenizer_dir: None, tokenizer_json: None };
+    let mut runner = load(&source, cpu(CpuTier::detect(), 2), Precision::Exact, KvDType::F32);
+    for chunk in [common::MAX_TOKENS, 7] {
+        check_alone(&mut runner, "phi3-longrope", chunk, EXACT);
     }
 }

@@ -1,69 +1,16 @@
 //! What readers of weights accept and what they say of the rest.
 
+#[path = "common/gguf_writer.rs"]
+mod gguf_writer;
 #[path = "common/sharded.rs"]
 mod sharded;
 
 use std::path::{Path, PathBuf};
 
 use engine::weights::{GgufFiles, MetadataValue, SafetensorsFiles};
+use gguf_writer::{ARRAY, Gguf, STRING, U32, string};
 use serde_json::json;
 use tempfile::TempDir;
-
-/// A GGUF file in the making; integers are little-endian.
-struct Gguf {
-    version: u32,
-    counts: Option<(u64, u64)>,
-    entries: Vec<Vec<u8>>,
-    tensors: Vec<Vec<u8>>,
-    data: Vec<u8>,
-}
-
-const U32: u32 = 4;
-const STRING: u32 = 8;
-const ARRAY: u32 = 9;
-
-fn string(text: &str) -> Vec<u8> {
-    [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
-}
-
-impl Gguf {
-    fn new() -> Self {
-        Self { version: 3, counts: None, entries: Vec::new(), tensors: Vec::new(), data: vec![0; 256] }
-    }
-
-    fn entry(mut self, key: &str, kind: u32, value: &[u8]) -> Self {
-        self.entries.push([&string(key), &kind.to_le_bytes()[..], value].concat());
-        self
-    }
-
-    fn array(self, key: &str, kind: u32, count: u64, values: &[u8]) -> Self {
-        self.entry(key, ARRAY, &[&kind.to_le_bytes(), &count.to_le_bytes()[..], values].concat())
-    }
-
-    fn tensor(mut self, name: &str, dims: &[u64], kind: u32, offset: u64) -> Self {
-        let dims_bytes: Vec<u8> = dims.iter().flat_map(|d| d.to_le_bytes()).collect();
-        let ndims = (dims.len() as u32).to_le_bytes();
-        self.tensors.push([&string(name), &ndims[..], &dims_bytes, &kind.to_le_bytes(), &offset.to_le_bytes()].concat());
-        self
-    }
-
-    fn write(&self, path: &Path) {
-        let (tensors, entries) = self.counts.unwrap_or((self.tensors.len() as u64, self.entries.len() as u64));
-        let mut bytes = [b"GGUF", &self.version.to_le_bytes()[..], &tensors.to_le_bytes(), &entries.to_le_bytes()].concat();
-        bytes.extend(self.entries.concat());
-        bytes.extend(self.tensors.concat());
-        bytes.resize(bytes.len().next_multiple_of(32), 0);
-        bytes.extend(&self.data);
-        std::fs::write(path, bytes).unwrap();
-    }
-
-    fn open(&self) -> Result<GgufFiles, String> {
-        let dir = TempDir::new().unwrap();
-        let path = dir.path().join("model.gguf");
-        self.write(&path);
-        GgufFiles::open(&[path]).map_err(|e| e.to_string())
-    }
-}
 
 fn assert_error<T>(result: Result<T, String>, words: &[&str]) {
     let error = result.err().expect("an error");

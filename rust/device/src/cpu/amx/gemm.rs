@@ -28,8 +28,8 @@ pub trait PanelWork: Sync {
         1
     }
 
-    /// Fills the buffer with columns `k0..k0 + k_len` of panel `panel`; see [`PanelSource::fill`].
-    fn fill(&self, panel: usize, k0: usize, k_len: usize, out: &mut [u16]);
+    /// Columns `k0..k0 + k_len` of a panel as [`PanelSource::fill`] writes them: where they lie, or in `buffer`.
+    fn panel<'a>(&'a self, panel: usize, k0: usize, k_len: usize, buffer: &'a mut [u16]) -> &'a [u16];
 
     /// Takes rows `row0..row0 + rows` of an item: `c` is `[width][padded rows][32]`.
     fn store(&self, item: usize, row0: usize, rows: usize, c: &mut [f32]);
@@ -107,10 +107,10 @@ fn multiply_group(tiles: &Tiles, scratch: &mut Scratch, acts: &ActTiles, work: &
         for (first, len) in KBlocks::of(acts.k()).iter() {
             let buffer = &mut buffer.as_mut_slice()[..len * TILE_ELEMENTS];
             for (panel, c) in (start * width..end * width).zip(c.chunks_exact_mut(blocks * PANEL * PANEL)) {
-                work.fill(panel, first * K_TILE, len * K_TILE, buffer);
+                let panel = work.panel(panel, first * K_TILE, len * K_TILE, buffer);
                 for (b, c) in c.as_chunks_mut().0.iter_mut().enumerate() {
                     let mode = Mode { accumulate: first > 0, half: rows - b * PANEL <= 16 };
-                    tiles.multiply(acts.block((first, len), row0 / PANEL + b), buffer, len, c, mode);
+                    tiles.multiply(acts.block((first, len), row0 / PANEL + b), panel, len, c, mode);
                 }
             }
         }
@@ -152,8 +152,9 @@ impl PanelWork for Plain<'_> {
         self.n.div_ceil(PANEL)
     }
 
-    fn fill(&self, panel: usize, k0: usize, k_len: usize, out: &mut [u16]) {
-        self.source.fill(panel * PANEL, k0, k_len, out);
+    fn panel<'a>(&'a self, panel: usize, k0: usize, k_len: usize, buffer: &'a mut [u16]) -> &'a [u16] {
+        self.source.fill(panel * PANEL, k0, k_len, buffer);
+        buffer
     }
 
     fn store(&self, item: usize, row0: usize, rows: usize, c: &mut [f32]) {

@@ -9,8 +9,15 @@ use crate::{
     },
 };
 
-/// From this number of rows on, the tile units are faster than the kernels of few rows (`examples/bench_amx.rs`).
-pub(super) const MIN_ROWS: usize = 12;
+/// From this number of rows on, the tile units are faster than the kernels of few rows (`examples/bench_amx.rs`): a panel that must be
+/// dequantised or transposed first costs as much as about 35 rows.
+pub(super) fn min_rows(dtype: DType) -> usize {
+    match dtype {
+        DType::BF16 => 5,
+        DType::F16 | DType::F32 => 16,
+        DType::Ggml(_) => 24,
+    }
+}
 
 /// Buffers.
 pub(super) struct Tiles {
@@ -26,13 +33,14 @@ pub(super) struct Phase<'a> {
 }
 
 impl CpuLinear {
-    /// Whether the tile units can multiply by this weight.
-    fn has_tiles(&self) -> bool {
+    /// Whether the tile units are to multiply `rows` rows by this weight.
+    fn is_for_tiles(&self, rows: usize) -> bool {
         self.tier == CpuTier::Amx
             && self.in_features <= MAX_K
             && self.precision == Precision::Fast
+            && rows >= min_rows(self.dtype)
             && match &self.weight {
-                Weight::Packed(_) => true,
+                Weight::Packed(_) | Weight::Tiled(_) => true,
                 Weight::Stored(view) => !matches!(view.dtype, DType::Ggml(_)) && view.cols.is_multiple_of(PANEL),
             }
     }
@@ -48,7 +56,7 @@ impl<'a> Phase<'a> {
         norm: Option<&Norm>,
         mut weights: impl Iterator<Item = &'a CpuLinear>,
     ) -> Option<Self> {
-        if context.tier != CpuTier::Amx || x.rows() < MIN_ROWS || !weights.all(CpuLinear::has_tiles) {
+        if context.tier != CpuTier::Amx || !weights.all(|w| w.is_for_tiles(x.rows())) {
             return None;
         }
         let amx = Amx::detect()?;
@@ -85,14 +93,17 @@ impl PanelWork for Work<'_, '_> {
         self.items.width
     }
 
-    fn fill(&self, panel: usize, k0: usize, k_len: usize, out: &mut [u16]) {
+    fn panel<'a>(&'a self, panel: usize, k0: usize, k_len: usize, buffer: &'a mut [u16]) -> &'a [u16] {
         let (weight, p) = (self.items.weight)(panel);
         match &weight.weight {
-            Weight::Packed(packed) => packed.fill_bf16(self.amx, p, (k0, k_len), out),
+            Weight::Tiled(tiled) => return tiled.columns(p, (k0, k_len)),
+            Weight::Packed(packed) => packed.fill_bf16(self.amx, p, (k0, k_len), buffer),
             Weight::Stored(view) => {
-                FloatPanels::new(self.amx, view).expect("`has_tiles` accepts float types only").fill(p * PANEL, k0, k_len, out)
+                let source = FloatPanels::new(self.amx, view).expect("`is_for_tiles` accepts float types only");
+                source.fill(p * PANEL, k0, k_len, buffer);
             }
         }
+        buffer
     }
 
     fn store(&self, item: usize, row0: usize, rows: usize, c: &mut [f32]) {

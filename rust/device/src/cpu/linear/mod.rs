@@ -29,6 +29,8 @@ mod phases;
 mod slab;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod tiled;
 
 use std::sync::Arc;
 
@@ -37,7 +39,7 @@ pub use phases::{LinearContext, LinearScratch, gate_up, linear_residual, norm_li
 
 use self::{activations::ActBlock, packed::Packed};
 use super::{CpuTier, ThreadPool};
-use crate::{DeviceError, Linear, LinearOptions, Precision, WeightView, backend::LinearWeight};
+use crate::{DType, DeviceError, Linear, LinearOptions, Precision, WeightView, backend::LinearWeight};
 
 /// Rows of a weight that are worked on together.
 const PANEL: usize = 32;
@@ -48,6 +50,8 @@ type Tile = [[f32; PANEL]; ROWS];
 
 enum Weight {
     Packed(Packed),
+    #[cfg(target_arch = "x86_64")]
+    Tiled(tiled::Tiled),
     Stored(WeightView),
 }
 
@@ -60,6 +64,7 @@ pub struct CpuLinear {
     bias: Option<Vec<f32>>,
     tier: CpuTier,
     precision: Precision,
+    dtype: DType,
 }
 
 impl CpuLinear {
@@ -80,18 +85,30 @@ impl CpuLinear {
             return Err(DeviceError::Shape(message));
         }
         let packed = match options.precision {
-            Precision::Fast => Packed::new(weight, tier, pool)?,
+            Precision::Fast => Self::pack(weight, tier, pool)?,
             Precision::Exact => None,
         };
         Ok(Self {
             name: options.name.clone(),
             out_features: weight.rows,
             in_features: weight.cols,
-            weight: packed.map_or_else(|| Weight::Stored(weight.clone()), Weight::Packed),
+            weight: packed.unwrap_or_else(|| Weight::Stored(weight.clone())),
             bias: options.bias.clone(),
             tier,
             precision: options.precision,
+            dtype: weight.dtype,
         })
+    }
+
+    fn pack(weight: &WeightView, tier: CpuTier, pool: &ThreadPool) -> Result<Option<Weight>, DeviceError> {
+        #[cfg(target_arch = "x86_64")]
+        if tier == CpuTier::Amx
+            && let Some(amx) = super::Amx::detect()
+            && let Some(tiled) = tiled::Tiled::new(amx, weight, pool)?
+        {
+            return Ok(Some(Weight::Tiled(tiled)));
+        }
+        Ok(Packed::new(weight, tier, pool)?.map(Weight::Packed))
     }
 
     fn panels(&self) -> usize {
@@ -111,6 +128,8 @@ impl CpuLinear {
     fn panel_bytes(&self) -> usize {
         match &self.weight {
             Weight::Packed(packed) => packed.panel_bytes,
+            #[cfg(target_arch = "x86_64")]
+            Weight::Tiled(tiled) => tiled.panel_bytes,
             Weight::Stored(view) => PANEL * view.row_bytes(),
         }
     }
@@ -118,7 +137,7 @@ impl CpuLinear {
     /// f32 that [`Self::open`] needs to dequantise a panel.
     fn buffer_len(&self) -> usize {
         match &self.weight {
-            Weight::Stored(view) if matches!(view.dtype, crate::DType::Ggml(_)) => PANEL * self.in_features,
+            Weight::Stored(view) if matches!(view.dtype, DType::Ggml(_)) => PANEL * self.in_features,
             _ => 0,
         }
     }
@@ -128,6 +147,8 @@ impl CpuLinear {
         let rows = self.panel_rows(p);
         let source = match &self.weight {
             Weight::Packed(packed) => Source::Packed(packed, p),
+            #[cfg(target_arch = "x86_64")]
+            Weight::Tiled(tiled) => Source::Tiled(tiled, p),
             Weight::Stored(view) => Source::Float(float::float_rows(view, rows.start, rows.end, buffer)),
         };
         Panel { linear: self, rows, source }
@@ -142,6 +163,8 @@ impl From<CpuLinear> for Linear {
 
 enum Source<'a> {
     Packed(&'a Packed, usize),
+    #[cfg(target_arch = "x86_64")]
+    Tiled(&'a tiled::Tiled, usize),
     Float(float::FloatRows<'a>),
 }
 
@@ -171,6 +194,8 @@ impl Panel<'_> {
                 let blocks = input.cols / activations::BLOCK;
                 packed.multiply(*p, &input.acts[m * blocks..(m + num_rows) * blocks], num_rows, out);
             }
+            #[cfg(target_arch = "x86_64")]
+            Source::Tiled(tiled, p) => tiled.multiply(*p, &input.values[m * input.cols..], num_rows, out),
             Source::Float(rows) => rows.multiply(self.linear.tier, &input.values[m * input.cols..], num_rows, out),
         }
         if let Some(bias) = &self.linear.bias {

@@ -24,7 +24,7 @@ fn fast_bound(dtype: DType) -> f64 {
 /// What the fast path of `tier` computes, bounds by magnitude, and the error relative to them.
 fn fast_oracle(tier: CpuTier, x: &Tensor, weight: &WeightView) -> (Vec<f64>, Vec<f64>, f64) {
     let (n, k, bound) = (weight.rows, weight.cols, fast_bound(weight.dtype));
-    let tiles = on_tiles(tier, x.rows(), k);
+    let tiles = on_tiles(tier, weight.dtype, x.rows(), k);
     let seen = match weight.dtype {
         _ if tiles => through_bf16(x.as_slice()),
         DType::Ggml(_) => through_int8(x.as_slice()),
@@ -88,7 +88,7 @@ fn extreme_codes_neither_saturate_nor_overflow() {
             }
             let weight = WeightView::new(DType::Ggml(format), 32, format.block_len(), Bytes::from_vec(bytes)).expect("a weight");
             for sign in [1.0, -1.0] {
-                for (tier, rows) in tiers().into_iter().flat_map(|t| [(t, 2), (t, 20)]) {
+                for (tier, rows) in tiers().into_iter().flat_map(|t| [(t, 2), (t, 24)]) {
                     let mut x = Tensor::new(rows, weight.cols).expect("memory");
                     x.set_rows(rows);
                     x.as_mut_slice().fill(3.0 * sign);
@@ -106,7 +106,7 @@ fn extreme_codes_neither_saturate_nor_overflow() {
 /// Every row of a batch has the bits it has alone, on one thread or three.
 fn check_rows_alone(precision: Precision, dtype: DType, tier: CpuTier, rows: impl Iterator<Item = usize>) {
     let mut random = Random::new(7);
-    let (n, k) = (67, if matches!(dtype, DType::Ggml(_) | DType::F16) { 512 } else { 501 });
+    let (n, k) = (67, if matches!(dtype, DType::Ggml(_) | DType::BF16) { 512 } else { 501 });
     let (weight, all) = (random.weight(dtype, n, k), random.tensor(65, k));
     let (one, three) = (ThreadPool::new(1), ThreadPool::new(3));
     let linear = linear(&weight, precision, tier, &three);
@@ -121,7 +121,7 @@ fn check_rows_alone(precision: Precision, dtype: DType, tier: CpuTier, rows: imp
     // From some number of rows on the tile units round otherwise; there, rows agree among all larger batches.
     let together: Vec<u32> = part(&one, 65, 0).into_iter().map(f32::to_bits).collect();
     for m in rows {
-        let tiles = precision == Precision::Fast && on_tiles(tier, m, k);
+        let tiles = precision == Precision::Fast && on_tiles(tier, dtype, m, k);
         let alone = if tiles { &together } else { &alone };
         for pool in [&one, &three] {
             let start = 65 - m;

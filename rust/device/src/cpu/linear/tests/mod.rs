@@ -148,6 +148,6 @@ fn through_bf16(x: &[f32]) -> Vec<f32> {
 }
 
 /// Whether the tile units multiply `m` rows by a fast weight of `k` columns.
-fn on_tiles(tier: CpuTier, m: usize, k: usize) -> bool {
-    tier == CpuTier::Amx && m >= many_rows::MIN_ROWS && k.is_multiple_of(32)
+fn on_tiles(tier: CpuTier, dtype: DType, m: usize, k: usize) -> bool {
+    tier == CpuTier::Amx && m >= many_rows::min_rows(dtype) && k.is_multiple_of(32)
 }

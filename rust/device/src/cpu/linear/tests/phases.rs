@@ -89,6 +89,7 @@ fn fused_phases_are_the_plain_operations_one_after_the_other() {
                 (t, Precision::Exact, q41),
                 (t, Precision::Fast, q41),
                 (t, Precision::Fast, DType::F32),
+                (t, Precision::Fast, DType::BF16),
             ]
         }) {
             let context = LinearContext { pool: &pool, tier };
@@ -107,7 +108,7 @@ fn fused_phases_are_the_plain_operations_one_after_the_other() {
                     .collect();
                 let x = random.tensor(m, k);
                 let norm = random.norm(NormKind::Rms, k);
-                let tiles = precision == Precision::Fast && on_tiles(tier, m, k);
+                let tiles = precision == Precision::Fast && on_tiles(tier, dtype, m, k);
                 let seen = |x: &[f32]| match dtype {
                     _ if tiles => through_bf16(x),
                     DType::Ggml(_) if precision == Precision::Fast => through_int8(x),
