@@ -16,7 +16,7 @@ TEST_MODELS := $(GEMMA)==1.0.0 $(addprefix $(GEMMA)-part,$(addsuffix ==1.0.0,1 2
 
 .PHONY: help
 help: ## show this text
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 .PHONY: run
 run: $(VENV)/package $(VENV)/model ## build, install with the default model into .venv, and answer a first prompt

@@ -58,15 +58,13 @@ def test_a_tensor_is_missing(tmp_path: Path) -> None:
         load(folder)
 
 
-@pytest.mark.parametrize("value", [0, -1, 2**63, "many", None, 1e300])
+@pytest.mark.parametrize("value", [0, -1, 2**63, "many", [], 1e300])
 @pytest.mark.parametrize("key", ["hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size", "num_hidden_layers"])
 def test_a_nonsense_configuration(key: str, value: object, tmp_path: Path) -> None:
     folder = copy_of("llama", tmp_path)
     config = json.loads((folder / "config.json").read_text())
     config[key] = value
     (folder / "config.json").write_text(json.dumps(config))
-    if (key, value) == ("num_key_value_heads", None):
-        pytest.skip("left out, it is the number of attention heads, and the tensors' shapes tell")
     with pytest.raises(MistralPagedError, match=r"\S"):
         load(folder)
 

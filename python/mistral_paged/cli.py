@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from mistral_paged import (
     Architecture,
@@ -294,10 +293,5 @@ def describe(usage: Usage | None) -> str:
     )
 
 
-def entry() -> NoReturn:
-    """`python -m mistral_paged.cli`."""
-    raise SystemExit(main())
-
-
 if __name__ == "__main__":
-    entry()
+    raise SystemExit(main())
