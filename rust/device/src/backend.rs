@@ -15,6 +15,9 @@ pub enum Precision {
     Exact,
     /// The fastest: int8 activations on quantised weights, float activations on float weights.
     Fast,
+    /// As `Fast`, with each activation as two int8 parts, its value and what rounding left of it: for the output projection, whose
+    /// errors go straight to the logits. Twice the arithmetic on the same bytes of weights.
+    FastTwoPart,
 }
 
 /// What to know when a weight is loaded.

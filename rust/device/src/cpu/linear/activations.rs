@@ -26,35 +26,58 @@ impl ActBlock {
 }
 
 #[inline(always)]
+fn quantise_block(x: &[f32; BLOCK], out: &mut ActBlock) {
+    // The magnitudes are compared as integers: a NaN is above them all, becomes the scale, and so is not lost.
+    let max = x.iter().fold(0u32, |m, v| m.max(v.to_bits() & 0x7fff_ffff));
+    let max = f32::from_bits(max);
+    let inverse = if max > 0.0 { 127.0 / max } else { 0.0 };
+    out.scale = max / 127.0;
+    let mut codes = [0i32; BLOCK];
+    for (q, v) in codes.iter_mut().zip(x) {
+        *q = ((v * inverse + ROUND).to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32).clamp(-127, 127);
+    }
+    for (q, code) in out.q.iter_mut().zip(&codes) {
+        *q = *code as i8;
+    }
+    let mut width = BLOCK / 4;
+    while width > 0 {
+        for i in 0..width {
+            codes[i] += codes[i + width];
+            codes[BLOCK / 2 + i] += codes[BLOCK / 2 + i + width];
+        }
+        width /= 2;
+    }
+    let sums = [codes[0], codes[BLOCK / 2]];
+    out.sums = [sums[0] + sums[1], sums[0], sums[1]];
+    out.scaled_sums = out.sums.map(|s| s as f32 * out.scale);
+}
+
+#[inline(always)]
 fn quantise_body(x: &[f32], out: &mut [ActBlock]) {
-    for (x, out) in x.as_chunks::<BLOCK>().0.iter().zip(out) {
-        // The magnitudes are compared as integers: a NaN is above them all, becomes the scale, and so is not lost.
-        let max = x.iter().fold(0u32, |m, v| m.max(v.to_bits() & 0x7fff_ffff));
-        let max = f32::from_bits(max);
-        let inverse = if max > 0.0 { 127.0 / max } else { 0.0 };
-        out.scale = max / 127.0;
-        let mut codes = [0i32; BLOCK];
-        for (q, v) in codes.iter_mut().zip(x) {
-            *q = ((v * inverse + ROUND).to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32).clamp(-127, 127);
+    for (x, out) in x.as_chunks().0.iter().zip(out) {
+        quantise_block(x, out);
+    }
+}
+
+#[inline(always)]
+fn quantise_two_part_body(x: &[f32], out: &mut [ActBlock]) {
+    let (values, rests) = out.split_at_mut(out.len() / 2);
+    for ((x, value), rest) in x.as_chunks().0.iter().zip(values).zip(rests) {
+        quantise_block(x, value);
+        let mut left = *x;
+        for (left, q) in left.iter_mut().zip(&value.q) {
+            *left -= value.scale * f32::from(*q);
         }
-        for (q, code) in out.q.iter_mut().zip(&codes) {
-            *q = *code as i8;
-        }
-        let mut width = BLOCK / 4;
-        while width > 0 {
-            for i in 0..width {
-                codes[i] += codes[i + width];
-                codes[BLOCK / 2 + i] += codes[BLOCK / 2 + i + width];
-            }
-            width /= 2;
-        }
-        let sums = [codes[0], codes[BLOCK / 2]];
-        out.sums = [sums[0] + sums[1], sums[0], sums[1]];
-        out.scaled_sums = out.sums.map(|s| s as f32 * out.scale);
+        quantise_block(&left, rest);
     }
 }
 
 per_tier!(
     /// Quantises one row, whose length is 32 times that of `out`.
     quantise_row = quantise_body(x: &[f32], out: &mut [ActBlock])
+);
+
+per_tier!(
+    /// Quantises one row in two parts that add up to it: `out` is `[2, row length / 32]`, the values and what rounding left of them.
+    quantise_row_in_two_parts = quantise_two_part_body(x: &[f32], out: &mut [ActBlock])
 );

@@ -37,7 +37,7 @@ impl CpuLinear {
     fn is_for_tiles(&self, rows: usize) -> bool {
         self.tier == CpuTier::Amx
             && self.in_features <= MAX_K
-            && self.precision == Precision::Fast
+            && self.precision != Precision::Exact
             && rows >= min_rows(self.dtype)
             && match &self.weight {
                 Weight::Packed(_) | Weight::Tiled(_) => true,

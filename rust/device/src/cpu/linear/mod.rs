@@ -85,7 +85,7 @@ impl CpuLinear {
             return Err(DeviceError::Shape(message));
         }
         let packed = match options.precision {
-            Precision::Fast => Self::pack(weight, tier, pool)?,
+            Precision::Fast | Precision::FastTwoPart => Self::pack(weight, tier, pool)?,
             Precision::Exact => None,
         };
         Ok(Self {
@@ -122,6 +122,15 @@ impl CpuLinear {
 
     fn is_packed(&self) -> bool {
         matches!(self.weight, Weight::Packed(_))
+    }
+
+    /// Rows of int8 activations that a row of input becomes: 0 when this weight takes floats.
+    fn act_parts(&self) -> usize {
+        match (&self.weight, self.precision) {
+            (Weight::Packed(_), Precision::FastTwoPart) => 2,
+            (Weight::Packed(_), _) => 1,
+            _ => 0,
+        }
     }
 
     /// Bytes that multiplying one panel touches beside the activations.
@@ -182,8 +191,10 @@ struct Input<'a> {
     cols: usize,
     /// `[rows, cols]`.
     values: &'a [f32],
-    /// `[rows, cols / 32]`; empty when no weight is packed.
+    /// `[rows, act_parts, cols / 32]`; empty when no weight is packed.
     acts: &'a [ActBlock],
+    /// 1, or 2 when the weights are [`Precision::FastTwoPart`].
+    act_parts: usize,
 }
 
 impl Panel<'_> {
@@ -191,8 +202,13 @@ impl Panel<'_> {
     fn multiply(&self, input: &Input<'_>, m: usize, num_rows: usize, out: &mut Tile) {
         match &self.source {
             Source::Packed(packed, p) => {
-                let blocks = input.cols / activations::BLOCK;
-                packed.multiply(*p, &input.acts[m * blocks..(m + num_rows) * blocks], num_rows, out);
+                let blocks = input.cols / activations::BLOCK * input.act_parts;
+                let acts = &input.acts[m * blocks..(m + num_rows) * blocks];
+                if input.act_parts == 1 {
+                    packed.multiply(*p, acts, num_rows, out);
+                } else {
+                    multiply_two_parts(packed, *p, acts, num_rows, out);
+                }
             }
             #[cfg(target_arch = "x86_64")]
             Source::Tiled(tiled, p) => tiled.multiply(*p, &input.values[m * input.cols..], num_rows, out),
@@ -204,6 +220,20 @@ impl Panel<'_> {
                 for (o, b) in out.iter_mut().zip(bias) {
                     *o += b;
                 }
+            }
+        }
+    }
+}
+
+/// Multiplies panel `p` by rows in two parts, `[num_rows, 2, blocks]`, each part as a row of its own.
+fn multiply_two_parts(packed: &Packed, p: usize, acts: &[ActBlock], num_rows: usize, out: &mut Tile) {
+    let mut parts: Tile = [[0.0; PANEL]; ROWS];
+    let step = acts.len() / num_rows * (ROWS / 2);
+    for (out, acts) in out[..num_rows].chunks_mut(ROWS / 2).zip(acts.chunks(step)) {
+        packed.multiply(p, acts, out.len() * 2, &mut parts);
+        for (out, parts) in out.iter_mut().zip(parts.as_chunks::<2>().0) {
+            for (o, (value, rest)) in out.iter_mut().zip(parts[0].iter().zip(&parts[1])) {
+                *o = value + rest;
             }
         }
     }
