@@ -33,11 +33,22 @@ fn quantise_body(x: &[f32], out: &mut [ActBlock]) {
         let max = f32::from_bits(max);
         let inverse = if max > 0.0 { 127.0 / max } else { 0.0 };
         out.scale = max / 127.0;
-        for (q, v) in out.q.iter_mut().zip(x) {
-            *q = ((v * inverse + ROUND).to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32).clamp(-127, 127) as i8;
+        let mut codes = [0i32; BLOCK];
+        for (q, v) in codes.iter_mut().zip(x) {
+            *q = ((v * inverse + ROUND).to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32).clamp(-127, 127);
         }
-        let (first, last) = out.q.split_at(BLOCK / 2);
-        let sums = [first, last].map(|q| q.iter().map(|q| i32::from(*q)).sum::<i32>());
+        for (q, code) in out.q.iter_mut().zip(&codes) {
+            *q = *code as i8;
+        }
+        let mut width = BLOCK / 4;
+        while width > 0 {
+            for i in 0..width {
+                codes[i] += codes[i + width];
+                codes[BLOCK / 2 + i] += codes[BLOCK / 2 + i + width];
+            }
+            width /= 2;
+        }
+        let sums = [codes[0], codes[BLOCK / 2]];
         out.sums = [sums[0] + sums[1], sums[0], sums[1]];
         out.scaled_sums = out.sums.map(|s| s as f32 * out.scale);
     }

@@ -99,6 +99,7 @@ macro_rules! select {
         }
     }};
 }
+#[cfg(target_arch = "x86_64")]
 pub(super) use select;
 
 /// Multiplies one panel by `1..=4` rows of activations, `[rows, blocks]`: `out[row][n] = sum over k of weight[n, k] * x[row, k]`.
@@ -239,44 +240,58 @@ fn put_codes(codes: Codes, quads: &[u32; COLS / 4], out: &mut [u8], (tile, lane)
     }
 }
 
-/// The code at row `lane` of a tile and column `k` of a block.
-fn code_at<const CODES: u8>(block: &[u8], tile: usize, lane: usize, k: usize) -> u8 {
-    let (g, half, byte) = ((k % 16) / 4, k / 16, 4 * lane + k % 4);
-    if CODES == 8 {
-        return block[tile * 512 + (k / 4) * 64 + byte];
-    }
-    let high = match CODES {
-        5 => (block[512 + tile * 64 + byte] >> (4 * half + g)) & 1,
-        6 => (block[512 + tile * 128 + half * 64 + byte] >> (2 * g)) & 3,
-        _ => 0,
+/// The inverse of [`put_codes`]: the codes of one row of a block.
+fn codes_of<const CODES: u8>(block: &[u8], (tile, lane): (usize, usize)) -> [u8; COLS] {
+    let get = |line: usize| {
+        let at = line * 64 + 4 * lane;
+        u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
     };
-    ((block[tile * 256 + g * 64 + byte] >> (4 * half)) & 15) | (high << 4)
+    let mut out = [0; COLS];
+    let (quads, _) = out.as_chunks_mut::<4>();
+    if CODES == 8 {
+        for (q, quad) in quads.iter_mut().enumerate() {
+            *quad = get(8 * tile + q).to_le_bytes();
+        }
+        return out;
+    }
+    let upper = match CODES {
+        5 => [get(8 + tile), get(8 + tile) >> 4],
+        6 => [get(8 + 2 * tile), get(9 + 2 * tile)],
+        _ => [0; 2],
+    };
+    for g in 0..4 {
+        let nibbles = get(4 * tile + g);
+        for half in 0..2 {
+            let high = if CODES == 5 { (upper[half] >> g) & 0x0101_0101 } else { (upper[half] >> (2 * g)) & 0x0303_0303 };
+            quads[4 * half + g] = ((nibbles >> (4 * half)) & 0x0f0f_0f0f | high << 4).to_le_bytes();
+        }
+    }
+    out
 }
 
 fn scalar<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8], acts: &[ActBlock], rows: usize, out: &mut Tile) {
     let groups = 1 + usize::from(HALVES);
-    let width = COLS / groups;
     let bytes = block_bytes(CODES, HALVES, MIN);
     let blocks = panel.len() / bytes;
+    let f16_at = |block: &[u8], at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
     *out = [[0.0; PANEL]; super::ROWS];
     for (b, block) in panel.chunks_exact(bytes).enumerate() {
         for r in 0..PANEL {
-            let mut codes = [0i32; COLS];
-            for (k, c) in codes.iter_mut().enumerate() {
-                *c = i32::from(code_at::<CODES>(block, r / TILE, r % TILE, k)) - zero_point(CODES, MIN);
-            }
-            for g in 0..groups {
-                let at = codes_bytes(CODES) + 64 * g + 2 * r;
-                let scale = f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
-                let at = at + 64 * groups;
-                let min = if MIN { f16::from_le_bytes([block[at], block[at + 1]]).to_f32() } else { 0.0 };
-                for (m, out) in out.iter_mut().enumerate().take(rows) {
-                    let x = &acts[m * blocks + b];
-                    let dot: i32 = (g * width..(g + 1) * width).map(|k| codes[k] * i32::from(x.q[k])).sum();
-                    out[r] += dot as f32 * x.scale * scale;
-                    if MIN {
-                        out[r] += min * x.scaled_sums[if HALVES { 1 + g } else { 0 }];
-                    }
+            let codes = codes_of::<CODES>(block, (r / TILE, r % TILE)).map(|c| i16::from(c) - zero_point(CODES, MIN) as i16);
+            let at = |g: usize| codes_bytes(CODES) + 64 * g + 2 * r;
+            let scales: [f32; 2] = std::array::from_fn(|g| if g < groups { f16_at(block, at(g)) } else { 0.0 });
+            let mins: [f32; 2] = std::array::from_fn(|g| if MIN && g < groups { f16_at(block, at(groups + g)) } else { 0.0 });
+            for (m, out) in out.iter_mut().enumerate().take(rows) {
+                let x = &acts[m * blocks + b];
+                let mut dots = [0; 2];
+                for ((dot, w), x) in dots.iter_mut().zip(codes.as_chunks::<16>().0).zip(x.q.as_chunks::<16>().0) {
+                    *dot = w.iter().zip(x).map(|(w, x)| i32::from(*w) * i32::from(i16::from(*x))).sum::<i32>();
+                }
+                if !HALVES {
+                    dots[0] += dots[1];
+                }
+                for g in 0..groups {
+                    out[r] += dots[g] as f32 * x.scale * scales[g] + mins[g] * x.scaled_sums[if HALVES { 1 + g } else { 0 }];
                 }
             }
         }
