@@ -107,14 +107,14 @@ pub struct EmbedArgs<'a> {
     pub table: &'a WeightView,
     /// `[num_tokens]`, each below `vocab_size`.
     pub token_ids: &'a [u32],
-    /// Multiplied into every value (gemma: sqrt(hidden_size)).
+    /// Multiplied into every value (gemma: the square root of `hidden_size`).
     pub scale: f32,
 }
 
 /// Which elements of a head rotate together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeStyle {
-    /// Element i with i + rotary_dim / 2 (HF checkpoints).
+    /// Element i with `i + rotary_dim / 2` (HF checkpoints).
     Neox,
     /// Element 2i with 2i + 1 (llama.cpp's conversions of llama and mistral).
     Interleaved,
@@ -125,7 +125,7 @@ pub enum RopeStyle {
 pub struct RopeTable {
     /// Pairing of the elements.
     pub style: RopeStyle,
-    /// Elements of a head that rotate, from the first; even, at most head_dim.
+    /// Elements of a head that rotate, from the first; even, at most `head_dim`.
     pub rotary_dim: usize,
     /// `[max_positions, rotary_dim / 2]`.
     pub cos: Vec<f32>,

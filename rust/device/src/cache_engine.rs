@@ -1,5 +1,7 @@
 //! The KV storage: one K and one V plane a layer of a KV group, each `[num_blocks, num_kv_heads, block_size, head_dim]`.
 
+#![allow(clippy::cast_ptr_alignment)] // Planes are page-aligned.
+
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use half::{bf16, f16};
@@ -247,6 +249,7 @@ impl CacheWriter<'_> {
 }
 
 #[cfg(test)]
+#[allow(clippy::float_cmp)] // Conversions are exact.
 mod tests {
     use super::*;
 
@@ -315,7 +318,7 @@ mod tests {
                 KvDType::F32 => assert_eq!(read, values),
                 // 1 + 2^-11 is a tie that goes down to 1; 1 + 3 * 2^-11 one that goes up to 1 + 2^-9.
                 KvDType::F16 => {
-                    assert_eq!(read[..8], [1.0, 1.0, 1.001_953_1, F16_MAX, -F16_MAX, F16_MAX, 5.960_464_5e-8, -F16_MAX])
+                    assert_eq!(read[..8], [1.0, 1.0, 1.001_953_1, F16_MAX, -F16_MAX, F16_MAX, 5.960_464_5e-8, -F16_MAX]);
                 }
                 KvDType::BF16 => assert_eq!(read[..4], [1.0, 1.0, 1.0, 998_244_350.0]),
             }

@@ -94,7 +94,7 @@ impl WeightView {
 
     /// Bytes of one row.
     pub fn row_bytes(&self) -> usize {
-        if self.rows == 0 { 0 } else { self.bytes.len() / self.rows }
+        self.bytes.len().checked_div(self.rows).unwrap_or(0)
     }
 
     /// The raw bytes of row `i`.

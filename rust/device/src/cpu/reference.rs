@@ -205,7 +205,9 @@ impl Backend for ReferenceBackend {
                     weights.push(params.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh()));
                 }
                 let max = weights.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                weights.iter_mut().for_each(|w| *w = (*w - max).exp());
+                for w in &mut weights {
+                    *w = (*w - max).exp();
+                }
                 let total: f64 = weights.iter().sum();
                 let mut sum = vec![0.0f64; dim];
                 for (key, weight) in (first..=position).zip(&weights) {

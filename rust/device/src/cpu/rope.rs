@@ -1,5 +1,6 @@
 //! Norm over q and k heads, rotation, and the write of K and V into their slots.
 #![allow(unsafe_op_in_unsafe_fn)] // One contract for all, stated on `rope_rows`.
+#![allow(clippy::inline_always, clippy::needless_range_loop)] // Tier code must be inlined; counted loops over registers unroll.
 
 use std::ops::Range;
 
@@ -78,9 +79,7 @@ pub(crate) fn rope_and_cache(args: RopeArgs<'_>, group: &KvGroupMetadata, step: 
 }
 
 fn distinct(slots: &[i64]) -> bool {
-    let mut used: Vec<i64> = slots.iter().copied().filter(|&s| s >= 0).collect();
-    used.sort_unstable();
-    used.windows(2).all(|w| w[0] != w[1])
+    slots.iter().enumerate().all(|(i, slot)| *slot < 0 || !slots[..i].contains(slot))
 }
 
 tier_entry! { fn rope_rows_tier => rope_rows(rows: &Rows<'_>, range: Range<usize>) }
@@ -121,7 +120,7 @@ unsafe fn rope_rows<S: Simd>(rows: &Rows<'_>, range: Range<usize>) {
 
 #[inline(always)]
 unsafe fn norm_head<S: Simd>(norm: &Norm, x: &mut [f32]) {
-    if norm.kind == NormKind::Layer || norm.bias.is_some() || x.len() % S::LANES != 0 {
+    if norm.kind == NormKind::Layer || norm.bias.is_some() || !x.len().is_multiple_of(S::LANES) {
         reference::norm_row(norm, x);
         return;
     }

@@ -1,5 +1,6 @@
 //! What happens to one item: scores, online softmax, weighted sum of values, merge of splits.
 #![allow(unsafe_op_in_unsafe_fn)] // One contract for all, stated on `attend` and `merge_rows`.
+#![allow(clippy::inline_always, clippy::needless_range_loop)] // Tier code must be inlined; counted loops over registers unroll.
 
 use std::ops::Range;
 
@@ -13,8 +14,6 @@ use super::{
 
 /// Query rows that are computed together, sharing loads of keys and values.
 const ROW_BLOCK: usize = 6;
-/// Items with no more rows than this are bound by memory: they ask for the next tile ahead of time.
-const PREFETCH_ROWS: usize = 16;
 
 /// A worker's buffers, cut for one item of `rows` query rows.
 pub(super) struct Scratch {
@@ -116,28 +115,16 @@ fn row_offset(problem: &Problem<'_>, kv_head: usize, first_row: usize, row: usiz
 #[inline(always)]
 unsafe fn attend_split<S: Simd>(problem: &Problem<'_>, item: &Item, s: &Scratch, range: Range<usize>) {
     let (group, dim) = (problem.heads_per_kv_head(), problem.params.head_dim);
-    let keys_of = |start: usize| range.start.max(start)..range.end.min(start + TILE_KEYS);
-    let look_up = |start: usize| Rows::look_up(problem, item, start, keys_of(start));
-    let mut start = range.start / TILE_KEYS * TILE_KEYS;
-    if start >= range.end {
-        return;
-    }
-    let mut rows = look_up(start);
-    loop {
-        let next_start = start + TILE_KEYS;
-        let next = (next_start < range.end).then(|| look_up(next_start));
-        if let Some(next) = &next
-            && item.num_tokens * group <= PREFETCH_ROWS
-        {
-            next.prefetch::<S>(dim * problem.spec.dtype.size_bytes());
-        }
-        rows.load::<S>(problem.spec.dtype, dim, s.keys, s.values);
+    for start in (range.start / TILE_KEYS * TILE_KEYS..range.end).step_by(TILE_KEYS) {
+        let end_of_tile = start + TILE_KEYS;
+        let tile = Rows::look_up(problem, item, start, range.start.max(start)..range.end.min(end_of_tile));
+        tile.load::<S>(problem.spec.dtype, dim, s.keys, s.values);
         // Tokens that see a key of this tile are contiguous.
         let first = start.saturating_sub(item.position);
         let end = problem
             .params
             .window
-            .map_or(item.num_tokens, |window| (next_start + window - 1).saturating_sub(item.position).min(item.num_tokens));
+            .map_or(item.num_tokens, |window| (end_of_tile + window - 1).saturating_sub(item.position).min(item.num_tokens));
         if first < end {
             score_rows::<S>(problem, item, s, first * group..end * group);
             for row in first * group..end * group {
@@ -153,10 +140,6 @@ unsafe fn attend_split<S: Simd>(problem: &Problem<'_>, item: &Item, s: &Scratch,
                 weigh_rows::<S>(s, token * group..stop * group, &lanes, padded_dim(dim));
                 token = stop;
             }
-        }
-        match next {
-            Some(next) => (rows, start) = (next, next_start),
-            None => return,
         }
     }
 }
@@ -244,11 +227,12 @@ unsafe fn soften<S: Simd>(problem: &Problem<'_>, s: &Scratch, row: usize, lanes:
     }
     let old = *s.max.add(row);
     let highest = S::reduce_max(highest);
-    let new = if highest > old { highest } else { old };
+    let mut new = old;
     let sum = s.sum.add(row * 16);
     let mut total = S::load(sum);
     let mut factor = 1.0;
-    if new != old {
+    if highest > old {
+        new = highest;
         let factors = exp::<S>(S::splat(old - new));
         total = S::mul(total, factors);
         factor = S::reduce_max(factors);

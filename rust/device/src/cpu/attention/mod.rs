@@ -119,19 +119,24 @@ pub(crate) fn attention(
         group,
         partials: partials.at_least(plan.partial_len),
     };
+    // Every worker's, for any of them may come to any item.
+    let scratch_len = kernel::Scratch::len(plan.max_tokens * problem.heads_per_kv_head(), params.head_dim);
+    for worker in &scratch.workers {
+        worker.lock().unwrap_or_else(PoisonError::into_inner).at_least(scratch_len);
+    }
     let next = AtomicUsize::new(0);
     let work = |worker: usize| {
         let mut floats = scratch.workers[worker].lock().unwrap_or_else(PoisonError::into_inner);
         while let Some(item) = plan.items.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let floats = floats.at_least(kernel::Scratch::len(item.num_tokens * problem.heads_per_kv_head(), params.head_dim));
-            // SAFETY: the machine has `tier`; `check` found the sizes consistent; `floats` has the length of this item's scratch.
+            let floats = floats.at_least(scratch_len);
+            // SAFETY: the machine has `tier`; `check` found the sizes consistent; `floats` is long enough for every item.
             unsafe { attend_tier(tier, &problem, item, floats) };
         }
     };
     if plan.items.len() < 2 || plan.cycles < SERIAL_CYCLES {
-        work(0)
+        work(0);
     } else {
-        pool.run(&work)
+        pool.run_available(&work);
     }
     pool.for_each_range(plan.merges.len(), 1, &|start, end| {
         for merge in &plan.merges[start..end] {

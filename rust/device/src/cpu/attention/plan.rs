@@ -43,6 +43,8 @@ pub(super) struct Plan {
     pub(super) merges: Vec<Merge>,
     /// Floats that all partial results take.
     pub(super) partial_len: usize,
+    /// Query tokens of the largest item.
+    pub(super) max_tokens: usize,
     /// Estimate of the whole cost.
     pub(super) cycles: usize,
 }
@@ -92,6 +94,7 @@ impl Plan {
                 }
             }
         }
+        self.max_tokens = self.items.iter().map(|i| i.num_tokens).max().unwrap_or(0);
         self.cycles = self.items.iter().map(|i| i.cycles).sum();
         if num_threads > 1 {
             self.divide(self.cycles / (4 * num_threads), group, params.head_dim);

@@ -1,5 +1,6 @@
 //! Reading a tile of keys and values through a block table into f32.
 #![allow(unsafe_op_in_unsafe_fn)] // One contract for all: the machine has the tier, the pointers are those of `Rows`.
+#![allow(clippy::inline_always, clippy::needless_range_loop)] // Tier code must be inlined; counted loops over registers unroll.
 
 use std::ops::Range;
 
@@ -45,17 +46,6 @@ impl Rows {
         rows
     }
 
-    /// Asks for the tile's cache lines.
-    #[inline(always)]
-    pub(super) unsafe fn prefetch<S: Simd>(&self, row_bytes: usize) {
-        for lane in self.lanes.clone() {
-            for offset in (0..row_bytes).step_by(64) {
-                S::prefetch(self.keys[lane].wrapping_add(offset));
-                S::prefetch(self.values[lane].wrapping_add(offset));
-            }
-        }
-    }
-
     /// Writes the keys transposed, `[head_dim, TILE_KEYS]`, and the values, `[TILE_KEYS, padded]`. Lanes that are not read hold
     /// anything.
     #[inline(always)]
@@ -78,8 +68,16 @@ impl Rows {
                     block[j] = load::<S, E>(self.keys[lane + j], c, dim);
                 }
                 S::transpose(block.as_mut_ptr());
-                for j in 0..S::LANES.min(dim - c) {
-                    S::store(keys.add((c + j) * TILE_KEYS + lane), block[j]);
+                // A constant number of stores keeps the block in registers.
+                let out = keys.add(c * TILE_KEYS + lane);
+                if c + S::LANES <= dim {
+                    for j in 0..S::LANES {
+                        S::store(out.add(j * TILE_KEYS), block[j]);
+                    }
+                } else {
+                    for j in 0..dim - c {
+                        S::store(out.add(j * TILE_KEYS), block[j]);
+                    }
                 }
             }
         }

@@ -90,10 +90,6 @@ impl Simd for Avx2 {
         _mm256_and_ps(v, _mm256_cmp_ps::<_CMP_NLT_UQ>(x, limit))
     }
     #[inline(always)]
-    unsafe fn prefetch(p: *const u8) {
-        _mm_prefetch::<_MM_HINT_T0>(p.cast());
-    }
-    #[inline(always)]
     unsafe fn reduce_max(v: __m256) -> f32 {
         let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
         let v = _mm_max_ps(v, _mm_movehl_ps(v, v));

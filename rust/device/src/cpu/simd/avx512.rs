@@ -87,10 +87,6 @@ impl Simd for Avx512 {
         _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, limit), v)
     }
     #[inline(always)]
-    unsafe fn prefetch(p: *const u8) {
-        _mm_prefetch::<_MM_HINT_T0>(p.cast());
-    }
-    #[inline(always)]
     unsafe fn reduce_max(v: __m512) -> f32 {
         _mm512_reduce_max_ps(v)
     }

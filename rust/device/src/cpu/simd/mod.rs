@@ -5,6 +5,7 @@
 //!
 //! All of it is `unsafe` for one reason, stated on [`Simd`].
 #![allow(unsafe_op_in_unsafe_fn)]
+#![allow(clippy::inline_always, clippy::needless_range_loop)] // Tier code must be inlined; counted loops over registers unroll.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -54,8 +55,6 @@ pub(crate) trait Simd {
     unsafe fn scale2(v: Self::V, n: Self::V) -> Self::V;
     /// `v`, 0 where `x < limit`.
     unsafe fn zero_below(v: Self::V, x: Self::V, limit: Self::V) -> Self::V;
-    /// Asks for the cache line at `p`, which need not be valid.
-    unsafe fn prefetch(p: *const u8);
     unsafe fn reduce_max(v: Self::V) -> f32;
     unsafe fn reduce_add(v: Self::V) -> f32;
     /// Transposes `LANES` vectors in place.
@@ -122,6 +121,7 @@ macro_rules! tier_entry {
 pub(crate) use tier_entry;
 
 #[cfg(test)]
+#[allow(clippy::float_cmp)] // Conversions are exact.
 mod tests {
     use super::*;
     use crate::cpu::CpuTier;

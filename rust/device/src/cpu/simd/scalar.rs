@@ -89,8 +89,6 @@ impl Simd for Scalar {
         std::array::from_fn(|i| if x[i] < limit[i] { 0.0 } else { v[i] })
     }
     #[inline(always)]
-    unsafe fn prefetch(_: *const u8) {}
-    #[inline(always)]
     unsafe fn reduce_max(v: V) -> f32 {
         v.into_iter().fold(f32::NEG_INFINITY, |a, b| if a > b { a } else { b })
     }
