@@ -20,10 +20,9 @@
 //! Cost, a k tile step (65,536 operations): 64 cycles of the tile unit, 4 tile loads (2 KiB of panel from L1, 2 KiB of A from L2, prefetched).
 //! A k tile of a panel takes about 90 cycles to dequantise from packed codes, nothing where the weight lies in panels (BF16).
 //!
-//! Measured by `examples/bench_amx.rs` on two cores of a Granite Rapids that other programs were using: BF16 2048 x 8192 on two threads
-//! 1.8 TFLOP/s at 64 rows, 2.1 to 2.3 at 128 to 512, in a run where the f32 kernels reached 0.23. On one thread, where the VNNI kernels
-//! reached 0.43: `Q4_1` 0.5 at 32 rows, 0.75 at 64, 1.0 at 128, 1.1 at 512; BF16 0.7 at 16, 1.0 from 128 on. The tile units alone reach 5.4
-//! on two quiet cores.
+//! Measured by `examples/bench_amx.rs` on two cores of a Granite Rapids in moments when no other program used them, 2048 x 8192, TFLOP/s:
+//! `Q4_1` 0.9 at 32 rows, 1.4 at 64, 1.9 at 128, 2.2 at 256 and 512 (VNNI kernels 0.8); BF16 0.8 at 16, 1.3 at 32, 1.8 at 64, 2.1 to 2.3 from
+//! 128 to 512 (f32 kernels 0.23). The tile units alone reach 5.4.
 
 mod acts;
 mod detect;
