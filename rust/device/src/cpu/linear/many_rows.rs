@@ -15,7 +15,7 @@ pub(super) fn min_rows(dtype: DType) -> usize {
     match dtype {
         DType::BF16 => 5,
         DType::F16 | DType::F32 => 16,
-        DType::Ggml(_) => 24,
+        DType::Ggml(_) => 32,
     }
 }
 
