@@ -13,11 +13,9 @@ use crate::{CacheEngine, DeviceError, KvCacheSpec, Tensor, WeightView};
 pub enum Precision {
     /// Float weights and activations; every output is summed over K in one fixed order whatever the batch, chunk or split.
     Exact,
-    /// The fastest: int8 activations on quantised weights, float activations on float weights.
+    /// The fastest: activations in two int8 parts on quantised weights (the value, and what rounding left of it), float
+    /// activations on float weights.
     Fast,
-    /// As `Fast`, with each activation as two int8 parts, its value and what rounding left of it: for the output projection, whose
-    /// errors go straight to the logits. Twice the arithmetic on the same bytes of weights.
-    FastTwoPart,
 }
 
 /// What to know when a weight is loaded.

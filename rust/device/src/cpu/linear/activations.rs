@@ -1,4 +1,7 @@
-//! Activations as int8, quantised once a phase and shared by all of its projections.
+//! Activations in two int8 parts, quantised once a phase and shared by all of its projections.
+//!
+//! One part is not enough: with it, SmolLM2's log probabilities are up to 0.4 away from those of float activations, with two less than
+//! 0.01. The second part costs arithmetic, which decoding has to spare, and no bytes of weights.
 
 // A body that is not inlined would be compiled for the baseline instructions only.
 #![allow(clippy::inline_always)]
@@ -7,6 +10,9 @@ use super::elementwise::{ROUND, per_tier};
 
 /// Values that share a scale.
 pub(super) const BLOCK: usize = 32;
+
+/// Parts that add up to a value: its rounded value, and what rounding left of it, rounded.
+pub(super) const ACT_PARTS: usize = 2;
 
 /// 32 activations, `value = scale * q` with `scale = max |value| / 127`, and their sums: one cache line.
 #[derive(Clone, Copy)]
@@ -54,14 +60,7 @@ fn quantise_block(x: &[f32; BLOCK], out: &mut ActBlock) {
 
 #[inline(always)]
 fn quantise_body(x: &[f32], out: &mut [ActBlock]) {
-    for (x, out) in x.as_chunks().0.iter().zip(out) {
-        quantise_block(x, out);
-    }
-}
-
-#[inline(always)]
-fn quantise_two_part_body(x: &[f32], out: &mut [ActBlock]) {
-    let (values, rests) = out.split_at_mut(out.len() / 2);
+    let (values, rests) = out.split_at_mut(out.len() / ACT_PARTS);
     for ((x, value), rest) in x.as_chunks().0.iter().zip(values).zip(rests) {
         quantise_block(x, value);
         let mut left = *x;
@@ -73,11 +72,6 @@ fn quantise_two_part_body(x: &[f32], out: &mut [ActBlock]) {
 }
 
 per_tier!(
-    /// Quantises one row, whose length is 32 times that of `out`.
+    /// Quantises one row: `out` is `[ACT_PARTS, row length / 32]`.
     quantise_row = quantise_body(x: &[f32], out: &mut [ActBlock])
-);
-
-per_tier!(
-    /// Quantises one row in two parts that add up to it: `out` is `[2, row length / 32]`, the values and what rounding left of them.
-    quantise_row_in_two_parts = quantise_two_part_body(x: &[f32], out: &mut [ActBlock])
 );

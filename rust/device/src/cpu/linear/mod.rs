@@ -10,8 +10,6 @@ mod activations;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-#[cfg(target_arch = "x86_64")]
-mod bf16_panel;
 mod elementwise;
 mod float;
 #[cfg(target_arch = "x86_64")]
@@ -37,7 +35,10 @@ use std::sync::Arc;
 pub use elementwise::{activate, apply_norm};
 pub use phases::{LinearContext, LinearScratch, gate_up, linear_residual, norm_linear};
 
-use self::{activations::ActBlock, packed::Packed};
+use self::{
+    activations::{ACT_PARTS, ActBlock, BLOCK},
+    packed::Packed,
+};
 use super::{CpuTier, ThreadPool};
 use crate::{DType, DeviceError, Linear, LinearOptions, Precision, WeightView, backend::LinearWeight};
 
@@ -85,7 +86,7 @@ impl CpuLinear {
             return Err(DeviceError::Shape(message));
         }
         let packed = match options.precision {
-            Precision::Fast | Precision::FastTwoPart => Self::pack(weight, tier, pool)?,
+            Precision::Fast => Self::pack(weight, tier, pool)?,
             Precision::Exact => None,
         };
         Ok(Self {
@@ -122,15 +123,6 @@ impl CpuLinear {
 
     fn is_packed(&self) -> bool {
         matches!(self.weight, Weight::Packed(_))
-    }
-
-    /// Rows of int8 activations that a row of input becomes: 0 when this weight takes floats.
-    fn act_parts(&self) -> usize {
-        match (&self.weight, self.precision) {
-            (Weight::Packed(_), Precision::FastTwoPart) => 2,
-            (Weight::Packed(_), _) => 1,
-            _ => 0,
-        }
     }
 
     /// Bytes that multiplying one panel touches beside the activations.
@@ -191,10 +183,8 @@ struct Input<'a> {
     cols: usize,
     /// `[rows, cols]`.
     values: &'a [f32],
-    /// `[rows, act_parts, cols / 32]`; empty when no weight is packed.
+    /// `[rows, ACT_PARTS, cols / 32]`; empty when no weight is packed.
     acts: &'a [ActBlock],
-    /// 1, or 2 when the weights are [`Precision::FastTwoPart`].
-    act_parts: usize,
 }
 
 impl Panel<'_> {
@@ -202,13 +192,8 @@ impl Panel<'_> {
     fn multiply(&self, input: &Input<'_>, m: usize, num_rows: usize, out: &mut Tile) {
         match &self.source {
             Source::Packed(packed, p) => {
-                let blocks = input.cols / activations::BLOCK * input.act_parts;
-                let acts = &input.acts[m * blocks..(m + num_rows) * blocks];
-                if input.act_parts == 1 {
-                    packed.multiply(*p, acts, num_rows, out);
-                } else {
-                    multiply_two_parts(packed, *p, acts, num_rows, out);
-                }
+                let blocks = input.cols / BLOCK * ACT_PARTS;
+                multiply_parts(packed, *p, &input.acts[m * blocks..(m + num_rows) * blocks], num_rows, out);
             }
             #[cfg(target_arch = "x86_64")]
             Source::Tiled(tiled, p) => tiled.multiply(*p, &input.values[m * input.cols..], num_rows, out),
@@ -225,13 +210,13 @@ impl Panel<'_> {
     }
 }
 
-/// Multiplies panel `p` by rows in two parts, `[num_rows, 2, blocks]`, each part as a row of its own.
-fn multiply_two_parts(packed: &Packed, p: usize, acts: &[ActBlock], num_rows: usize, out: &mut Tile) {
+/// Multiplies panel `p` by rows in parts, `[num_rows, ACT_PARTS, blocks]`, each part as a row of its own.
+fn multiply_parts(packed: &Packed, p: usize, acts: &[ActBlock], num_rows: usize, out: &mut Tile) {
     let mut parts: Tile = [[0.0; PANEL]; ROWS];
-    let step = acts.len() / num_rows * (ROWS / 2);
-    for (out, acts) in out[..num_rows].chunks_mut(ROWS / 2).zip(acts.chunks(step)) {
-        packed.multiply(p, acts, out.len() * 2, &mut parts);
-        for (out, parts) in out.iter_mut().zip(parts.as_chunks::<2>().0) {
+    let step = acts.len() / num_rows * (ROWS / ACT_PARTS);
+    for (out, acts) in out[..num_rows].chunks_mut(ROWS / ACT_PARTS).zip(acts.chunks(step)) {
+        packed.multiply(p, acts, out.len() * ACT_PARTS, &mut parts);
+        for (out, parts) in out.iter_mut().zip(parts.as_chunks::<ACT_PARTS>().0) {
             for (o, (value, rest)) in out.iter_mut().zip(parts[0].iter().zip(&parts[1])) {
                 *o = value + rest;
             }

@@ -112,8 +112,6 @@ pub(super) struct Packed {
     /// Bytes of a panel.
     pub panel_bytes: usize,
     kernel: Kernel,
-    #[cfg(target_arch = "x86_64")]
-    layout: Layout,
 }
 
 impl Packed {
@@ -137,23 +135,7 @@ impl Packed {
                 }
             }
         });
-        Ok(fits.into_inner().then(|| Self {
-            data,
-            panel_bytes,
-            kernel: kernel(layout, tier),
-            #[cfg(target_arch = "x86_64")]
-            layout,
-        }))
-    }
-
-    /// Writes columns `k0..k0 + k_len` of panel `p` as bf16 pairs; see [`PanelSource`](crate::cpu::amx::PanelSource).
-    #[cfg(target_arch = "x86_64")]
-    pub(super) fn fill_bf16(&self, _proof: crate::cpu::Amx, p: usize, (k0, k_len): (usize, usize), out: &mut [u16]) {
-        let block_bytes = self.layout.block_bytes();
-        let blocks = &self.data.as_slice()[p * self.panel_bytes..(p + 1) * self.panel_bytes];
-        let blocks = &blocks[k0 / COLS * block_bytes..(k0 + k_len) / COLS * block_bytes];
-        // SAFETY: `_proof` says that the processor has AVX-512 with BF16 and VBMI.
-        unsafe { super::bf16_panel::fill(self.layout)(blocks, out) }
+        Ok(fits.into_inner().then(|| Self { data, panel_bytes, kernel: kernel(layout, tier) }))
     }
 
     /// Multiplies panel `p` by `rows` rows.

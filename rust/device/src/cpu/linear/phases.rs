@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     CpuLinear, Input, PANEL, ROWS, Tile,
-    activations::{ActBlock, BLOCK, quantise_row, quantise_row_in_two_parts},
+    activations::{ACT_PARTS, ActBlock, BLOCK, quantise_row},
     elementwise::{add_scaled, gate_row, norm_row},
     many_rows::{Phase, Tiles},
     out::SharedOut,
@@ -72,20 +72,20 @@ impl LinearContext<'_> {
         }
     }
 
-    /// Normalises `x` and quantises it to `act_parts` rows each, none when no weight is packed.
+    /// Normalises `x` and quantises it when a weight is packed.
     fn input<'b>(
         self,
         x: &'b Tensor,
         norm: Option<&Norm>,
-        act_parts: usize,
+        packed: bool,
         normed: &'b mut Vec<f32>,
         acts: &'b mut Vec<ActBlock>,
     ) -> Input<'b> {
         let (rows, cols) = (x.rows(), x.cols());
         let normed = grown(normed, if norm.is_some() { rows * cols } else { 0 }, 0.0);
-        let blocks = cols / BLOCK * act_parts;
+        let blocks = if packed { cols / BLOCK * ACT_PARTS } else { 0 };
         let acts = grown(acts, rows * blocks, ActBlock::ZERO);
-        if norm.is_some() || act_parts > 0 {
+        if norm.is_some() || packed {
             let (shared_normed, shared_acts) = (SharedOut::new(normed), SharedOut::new(acts));
             self.for_rows(rows, cols, &|range| {
                 for m in range {
@@ -96,17 +96,14 @@ impl LinearContext<'_> {
                         norm_row(self.tier, norm, row, out);
                         row = out;
                     }
-                    // SAFETY: as above.
-                    let acts = unsafe { shared_acts.part(m * blocks, blocks) };
-                    match act_parts {
-                        0 => {}
-                        1 => quantise_row(self.tier, row, acts),
-                        _ => quantise_row_in_two_parts(self.tier, row, acts),
+                    if packed {
+                        // SAFETY: as above.
+                        quantise_row(self.tier, row, unsafe { shared_acts.part(m * blocks, blocks) });
                     }
                 }
             });
         }
-        Input { rows, cols, values: if norm.is_some() { normed } else { x.as_slice() }, acts, act_parts }
+        Input { rows, cols, values: if norm.is_some() { normed } else { x.as_slice() }, acts }
     }
 
     /// Shares the panels `0..work.panels` among the threads; `body(panel, rows, buffer)` is called for every panel and every row once.
@@ -164,7 +161,7 @@ impl Work {
             panels: weights.clone().map(CpuLinear::panels).sum(),
             rows: input.rows,
             cols: input.cols,
-            row_bytes: if packed { input.cols / BLOCK * input.act_parts * size_of::<ActBlock>() } else { input.cols * 4 },
+            row_bytes: if packed { input.cols / BLOCK * ACT_PARTS * size_of::<ActBlock>() } else { input.cols * 4 },
             panel_bytes: max(CpuLinear::panel_bytes),
             buffer_len: max(CpuLinear::buffer_len),
         }
@@ -253,8 +250,8 @@ pub fn norm_linear(
         return;
     }
     let LinearScratch { normed, acts, panels, .. } = scratch;
-    let act_parts = act_parts(projections.iter().map(|p| p.linear.cpu()));
-    let input = context.input(x, norm, act_parts, normed, acts);
+    let packed = projections.iter().any(|p| p.linear.cpu().is_packed());
+    let input = context.input(x, norm, packed, normed, acts);
     for projections in projections.chunks_mut(MAX_PROJECTIONS) {
         let (targets, _) = targets(x, projections);
         let work = Work::new(&input, &targets.iter().flatten().map(|t| t.weight));
@@ -263,11 +260,6 @@ pub fn norm_linear(
             store(target.weight, panel - target.first, &input, rows, buffer, &target.out);
         });
     }
-}
-
-/// Rows of int8 activations that every weight of a phase can share.
-fn act_parts<'a>(weights: impl Iterator<Item = &'a CpuLinear>) -> usize {
-    weights.map(CpuLinear::act_parts).max().unwrap_or(0)
 }
 
 /// The projections as targets, and their number of panels.
@@ -341,7 +333,7 @@ pub fn linear_residual(context: LinearContext<'_>, scratch: &mut LinearScratch, 
             },
         });
     } else {
-        let input = context.input(x, None, weight.act_parts(), normed, acts);
+        let input = context.input(x, None, weight.is_packed(), normed, acts);
         let work = Work::new(&input, &std::iter::once(weight));
         context.for_panels(&work, panels, &|p, rows, buffer| {
             let columns = weight.panel_rows(p);
@@ -404,7 +396,7 @@ pub fn gate_up(context: LinearContext<'_>, scratch: &mut LinearScratch, args: Ga
         });
         return;
     }
-    let input = context.input(x, norm, act_parts([gate, up].into_iter()), normed, acts);
+    let input = context.input(x, norm, gate.is_packed() || up.is_packed(), normed, acts);
     let pair = Work::new(&input, &[gate, up].into_iter());
     let half = pair.buffer_len;
     let work = Work { panels: gate.panels(), panel_bytes: 2 * pair.panel_bytes, buffer_len: 2 * half, ..pair };

@@ -97,8 +97,14 @@ fn dequantise(weight: &WeightView) -> Vec<f32> {
     out
 }
 
-/// What a linear layer with int8 activations sees of `x`, written plainly.
+/// What a linear layer with activations in two int8 parts sees of `x`, written plainly.
 fn through_int8(x: &[f32]) -> Vec<f32> {
+    let values = through_one_part(x);
+    let rest: Vec<f32> = x.iter().zip(&values).map(|(x, v)| x - v).collect();
+    values.iter().zip(through_one_part(&rest)).map(|(v, r)| v + r).collect()
+}
+
+fn through_one_part(x: &[f32]) -> Vec<f32> {
     x.chunks(BLOCK)
         .flat_map(|block| {
             let max = block.iter().fold(0f32, |m, v| m.max(v.abs()));
