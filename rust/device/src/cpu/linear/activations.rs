@@ -1,6 +1,6 @@
-//! Activations in two int8 parts, quantised once a phase and shared by all of its projections.
+//! Activations as integers of 15 bits in two int8 parts, quantised once a phase and shared by all of its projections.
 //!
-//! One part is not enough: with it, SmolLM2's log probabilities are up to 0.4 away from those of float activations, with two less than
+//! 8 bits are not enough: with them, SmolLM2's log probabilities are up to 0.4 away from those of float activations, with 15 less than
 //! 0.01. The second part costs arithmetic, which decoding has to spare, and no bytes of weights.
 
 // A body that is not inlined would be compiled for the baseline instructions only.
@@ -11,24 +11,31 @@ use super::elementwise::{ROUND, per_tier};
 /// Values that share a scale.
 pub(super) const BLOCK: usize = 32;
 
-/// Parts that add up to a value: its rounded value, and what rounding left of it, rounded.
-pub(super) const ACT_PARTS: usize = 2;
+/// A code is this times its upper part plus its lower part.
+pub(super) const UPPER: i32 = 128;
 
-/// 32 activations, `value = scale * q` with `scale = max |value| / 127`, and their sums: one cache line.
+/// The largest code: upper parts are -127..=127, lower parts -64..=63.
+const MAX_CODE: i32 = 127 * UPPER;
+
+/// Blocks of smaller values are taken for zeros: the factor that makes codes of them may be beyond f32.
+const TINY: f32 = 1e-30;
+
+/// 32 activations, `value = scale * code` with `scale = max |value| / 16256`, and the sums of the codes.
 #[derive(Clone, Copy)]
-#[repr(C, align(64))]
+#[repr(C, align(32))]
 pub(super) struct ActBlock {
-    pub q: [i8; BLOCK],
+    /// The upper and the lower parts of the codes.
+    pub parts: [[i8; BLOCK]; 2],
     pub scale: f32,
-    /// `scale` times the sum of `q`: of all 32, of the first 16, of the last 16.
+    /// `scale` times the sum of the codes: of all 32, of the first 16, of the last 16.
     pub scaled_sums: [f32; 3],
-    /// The sums of `q`, likewise.
+    /// The sums of the codes, likewise.
     pub sums: [i32; 3],
     pub pad: i32,
 }
 
 impl ActBlock {
-    pub(super) const ZERO: Self = Self { q: [0; BLOCK], scale: 0.0, scaled_sums: [0.0; 3], sums: [0; 3], pad: 0 };
+    pub(super) const ZERO: Self = Self { parts: [[0; BLOCK]; 2], scale: 0.0, scaled_sums: [0.0; 3], sums: [0; 3], pad: 0 };
 }
 
 #[inline(always)]
@@ -36,14 +43,16 @@ fn quantise_block(x: &[f32; BLOCK], out: &mut ActBlock) {
     // The magnitudes are compared as integers: a NaN is above them all, becomes the scale, and so is not lost.
     let max = x.iter().fold(0u32, |m, v| m.max(v.to_bits() & 0x7fff_ffff));
     let max = f32::from_bits(max);
-    let inverse = if max > 0.0 { 127.0 / max } else { 0.0 };
-    out.scale = max / 127.0;
+    let inverse = if max > TINY { MAX_CODE as f32 / max } else { 0.0 };
+    out.scale = max / MAX_CODE as f32;
     let mut codes = [0i32; BLOCK];
-    for (q, v) in codes.iter_mut().zip(x) {
-        *q = ((v * inverse + ROUND).to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32).clamp(-127, 127);
+    for (code, v) in codes.iter_mut().zip(x) {
+        *code = ((v * inverse + ROUND).to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32).clamp(-MAX_CODE, MAX_CODE);
     }
-    for (q, code) in out.q.iter_mut().zip(&codes) {
-        *q = *code as i8;
+    let [upper, lower] = &mut out.parts;
+    for ((upper, lower), code) in upper.iter_mut().zip(lower).zip(&codes) {
+        let part = (code + UPPER / 2).div_euclid(UPPER);
+        (*upper, *lower) = (part as i8, (code - part * UPPER) as i8);
     }
     let mut width = BLOCK / 4;
     while width > 0 {
@@ -60,18 +69,12 @@ fn quantise_block(x: &[f32; BLOCK], out: &mut ActBlock) {
 
 #[inline(always)]
 fn quantise_body(x: &[f32], out: &mut [ActBlock]) {
-    let (values, rests) = out.split_at_mut(out.len() / ACT_PARTS);
-    for ((x, value), rest) in x.as_chunks().0.iter().zip(values).zip(rests) {
-        quantise_block(x, value);
-        let mut left = *x;
-        for (left, q) in left.iter_mut().zip(&value.q) {
-            *left -= value.scale * f32::from(*q);
-        }
-        quantise_block(&left, rest);
+    for (x, out) in x.as_chunks().0.iter().zip(out) {
+        quantise_block(x, out);
     }
 }
 
 per_tier!(
-    /// Quantises one row: `out` is `[ACT_PARTS, row length / 32]`.
+    /// Quantises one row: `out` is `[row length / 32]`.
     quantise_row = quantise_body(x: &[f32], out: &mut [ActBlock])
 );

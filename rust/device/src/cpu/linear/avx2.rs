@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use super::{
     ROWS, Tile,
-    activations::ActBlock,
+    activations::{ActBlock, UPPER},
     packed::{Codes, Kernel, Layout, block_bytes, codes_bytes, select, zero_point},
 };
 
@@ -94,7 +94,7 @@ fn rows_of<const CODES: u8, const HALVES: bool, const MIN: bool, const R: usize>
     let zero = if CODES == 8 { 0 } else { zero_point(CODES, MIN) };
     let blocks = panel.len() / bytes;
     assert!(acts.len() >= R * blocks && out.len() >= R);
-    let ones = _mm256_set1_epi16(1);
+    let part_weights = [_mm256_set1_epi16(UPPER as i16), _mm256_set1_epi16(1)];
     let mut acc = [[_mm256_setzero_ps(); PARTS]; R];
     for (b, block) in panel.chunks_exact(bytes).enumerate() {
         let mut line = 0;
@@ -114,17 +114,24 @@ fn rows_of<const CODES: u8, const HALVES: bool, const MIN: bool, const R: usize>
                 // SAFETY: m < R and b < blocks; acts has R * blocks elements.
                 let x = unsafe { acts.get_unchecked(m * blocks + b) };
                 let mut dots = [_mm256_setzero_si256(); 2];
-                for half in 0..2 {
-                    let mut dot = _mm256_setzero_si256();
-                    for (g, w) in w.iter().enumerate() {
-                        let at = half * 16 + g * 4;
-                        // SAFETY: at + 4 <= 32, the length of q.
-                        let q = _mm256_set1_epi32(unsafe { x.q.as_ptr().add(at).cast::<i32>().read_unaligned() });
-                        let p = pairs::<CODES>(w[half], q);
-                        dot =
-                            if CODES > 5 { _mm256_add_epi32(dot, _mm256_madd_epi16(p, ones)) } else { _mm256_add_epi16(dot, p) };
+                for (q, weight) in x.parts.iter().zip(part_weights) {
+                    for (half, dot) in dots.iter_mut().enumerate() {
+                        let mut sum = _mm256_setzero_si256();
+                        for (g, w) in w.iter().enumerate() {
+                            let at = half * 16 + g * 4;
+                            // SAFETY: at + 4 <= 32, the length of q.
+                            let q = _mm256_set1_epi32(unsafe { q.as_ptr().add(at).cast::<i32>().read_unaligned() });
+                            let p = pairs::<CODES>(w[half], q);
+                            if CODES > 5 {
+                                *dot = _mm256_add_epi32(*dot, _mm256_madd_epi16(p, weight));
+                            } else {
+                                sum = _mm256_add_epi16(sum, p);
+                            }
+                        }
+                        if CODES <= 5 {
+                            *dot = _mm256_add_epi32(*dot, _mm256_madd_epi16(sum, weight));
+                        }
                     }
-                    dots[half] = if CODES > 5 { dot } else { _mm256_madd_epi16(dot, ones) };
                 }
                 if !HALVES {
                     dots[0] = _mm256_add_epi32(dots[0], dots[1]);

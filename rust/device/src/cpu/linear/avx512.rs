@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use super::{
     PANEL, ROWS, Tile,
-    activations::ActBlock,
+    activations::{ActBlock, UPPER},
     packed::{Codes, Kernel, Layout, block_bytes, codes_bytes, select, zero_point},
 };
 
@@ -77,42 +77,40 @@ fn rows_of<const CODES: u8, const HALVES: bool, const MIN: bool, const R: usize>
             _mm_prefetch::<_MM_HINT_T0>(block.as_ptr().wrapping_add(AHEAD + line).cast());
             line += 64;
         }
-        // SAFETY: m < R and b < blocks; acts has R * blocks elements.
-        let x = |m: usize| unsafe { acts.get_unchecked(m * blocks + b) };
-        let mut dots = [[[_mm512_setzero_si512(); 2]; 2]; R];
-        for (m, dots) in dots.iter_mut().enumerate() {
-            for (g, dots) in dots.iter_mut().enumerate().take(groups) {
-                *dots = [_mm512_set1_epi32(-zero * x(m).sums[if HALVES { 1 + g } else { 0 }]); 2];
-            }
-        }
-        for g in 0..4 {
-            let w = [codes::<CODES>(block, g, 0), codes::<CODES>(block, g, 1)];
-            for (m, dots) in dots.iter_mut().enumerate() {
-                for half in 0..2 {
-                    let at = half * 16 + g * 4;
-                    // SAFETY: at + 4 <= 32, the length of q.
-                    let q = _mm512_set1_epi32(unsafe { x(m).q.as_ptr().add(at).cast::<i32>().read_unaligned() });
-                    let into = &mut dots[if HALVES { half } else { 0 }];
-                    into[0] = _mm512_dpbusd_epi32(into[0], w[0][half], q);
-                    into[1] = _mm512_dpbusd_epi32(into[1], w[1][half], q);
-                }
+        let mut w = [[_mm512_setzero_si512(); 8]; 2];
+        for (tile, w) in w.iter_mut().enumerate() {
+            for g in 0..4 {
+                [w[g], w[4 + g]] = codes::<CODES>(block, g, tile);
             }
         }
         // SAFETY: callers read lines of scales and minima, which lie within the block.
         let f16s = |at: usize| unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(block.as_ptr().add(at).cast())) };
         for group in 0..groups {
-            for tile in 0..2 {
-                let at = const { codes_bytes(CODES) } + 64 * group + 32 * tile;
-                let scale = f16s(at);
-                for (m, (acc, dots)) in acc.iter_mut().zip(&dots).enumerate() {
-                    let dot = _mm512_mul_ps(_mm512_cvtepi32_ps(dots[group][tile]), _mm512_set1_ps(x(m).scale));
-                    acc[tile] = _mm512_fmadd_ps(dot, scale, acc[tile]);
+            let at = const { codes_bytes(CODES) } + 64 * group;
+            let scales = [f16s(at), f16s(at + 32)];
+            let mins = if MIN { [f16s(at + 64 * groups), f16s(at + 64 * groups + 32)] } else { scales };
+            let sum = if HALVES { 1 + group } else { 0 };
+            for (m, acc) in acc.iter_mut().enumerate() {
+                // SAFETY: m < R and b < blocks; acts has R * blocks elements.
+                let x = unsafe { acts.get_unchecked(m * blocks + b) };
+                let mut upper = [_mm512_setzero_si512(); 2];
+                let mut lower = [_mm512_set1_epi32(-zero * x.sums[sum]); 2];
+                for quad in if HALVES { 4 * group..4 * group + 4 } else { 0..8 } {
+                    // SAFETY: 4 * quad + 4 <= 32, the length of a part.
+                    let part =
+                        |p: usize| unsafe { _mm512_set1_epi32(x.parts[p].as_ptr().add(4 * quad).cast::<i32>().read_unaligned()) };
+                    let (x_upper, x_lower) = (part(0), part(1));
+                    for tile in 0..2 {
+                        upper[tile] = _mm512_dpbusd_epi32(upper[tile], w[tile][quad], x_upper);
+                        lower[tile] = _mm512_dpbusd_epi32(lower[tile], w[tile][quad], x_lower);
+                    }
                 }
-                if MIN {
-                    let min = f16s(at + 64 * groups);
-                    for (m, acc) in acc.iter_mut().enumerate() {
-                        let sum = _mm512_set1_ps(x(m).scaled_sums[if HALVES { 1 + group } else { 0 }]);
-                        acc[tile] = _mm512_fmadd_ps(min, sum, acc[tile]);
+                for tile in 0..2 {
+                    let dot = _mm512_add_epi32(_mm512_slli_epi32::<{ UPPER.trailing_zeros() }>(upper[tile]), lower[tile]);
+                    let dot = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), _mm512_set1_ps(x.scale));
+                    acc[tile] = _mm512_fmadd_ps(dot, scales[tile], acc[tile]);
+                    if MIN {
+                        acc[tile] = _mm512_fmadd_ps(mins[tile], _mm512_set1_ps(x.scaled_sums[sum]), acc[tile]);
                     }
                 }
             }

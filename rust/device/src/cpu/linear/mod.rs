@@ -36,7 +36,7 @@ pub use elementwise::{activate, apply_norm};
 pub use phases::{LinearContext, LinearScratch, gate_up, linear_residual, norm_linear};
 
 use self::{
-    activations::{ACT_PARTS, ActBlock, BLOCK},
+    activations::{ActBlock, BLOCK},
     packed::Packed,
 };
 use super::{CpuTier, ThreadPool};
@@ -183,7 +183,7 @@ struct Input<'a> {
     cols: usize,
     /// `[rows, cols]`.
     values: &'a [f32],
-    /// `[rows, ACT_PARTS, cols / 32]`; empty when no weight is packed.
+    /// `[rows, cols / 32]`; empty when no weight is packed.
     acts: &'a [ActBlock],
 }
 
@@ -192,8 +192,8 @@ impl Panel<'_> {
     fn multiply(&self, input: &Input<'_>, m: usize, num_rows: usize, out: &mut Tile) {
         match &self.source {
             Source::Packed(packed, p) => {
-                let blocks = input.cols / BLOCK * ACT_PARTS;
-                multiply_parts(packed, *p, &input.acts[m * blocks..(m + num_rows) * blocks], num_rows, out);
+                let blocks = input.cols / BLOCK;
+                packed.multiply(*p, &input.acts[m * blocks..(m + num_rows) * blocks], num_rows, out);
             }
             #[cfg(target_arch = "x86_64")]
             Source::Tiled(tiled, p) => tiled.multiply(*p, &input.values[m * input.cols..], num_rows, out),
@@ -205,20 +205,6 @@ impl Panel<'_> {
                 for (o, b) in out.iter_mut().zip(bias) {
                     *o += b;
                 }
-            }
-        }
-    }
-}
-
-/// Multiplies panel `p` by rows in parts, `[num_rows, ACT_PARTS, blocks]`, each part as a row of its own.
-fn multiply_parts(packed: &Packed, p: usize, acts: &[ActBlock], num_rows: usize, out: &mut Tile) {
-    let mut parts: Tile = [[0.0; PANEL]; ROWS];
-    let step = acts.len() / num_rows * (ROWS / ACT_PARTS);
-    for (out, acts) in out[..num_rows].chunks_mut(ROWS / ACT_PARTS).zip(acts.chunks(step)) {
-        packed.multiply(p, acts, out.len() * ACT_PARTS, &mut parts);
-        for (out, parts) in out.iter_mut().zip(parts.as_chunks::<ACT_PARTS>().0) {
-            for (o, (value, rest)) in out.iter_mut().zip(parts[0].iter().zip(&parts[1])) {
-                *o = value + rest;
             }
         }
     }

@@ -16,7 +16,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::f16;
 
-use super::{PANEL, Tile, activations::ActBlock, out::SharedOut, slab::SlabBytes};
+use super::{
+    PANEL, Tile,
+    activations::{ActBlock, UPPER},
+    out::SharedOut,
+    slab::SlabBytes,
+};
 use crate::{
     DType, DeviceError, GgmlType, WeightView,
     cpu::{CpuTier, ThreadPool},
@@ -266,8 +271,9 @@ fn scalar<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8], ac
             for (m, out) in out.iter_mut().enumerate().take(rows) {
                 let x = &acts[m * blocks + b];
                 let mut dots = [0; 2];
-                for ((dot, w), x) in dots.iter_mut().zip(codes.as_chunks::<16>().0).zip(x.q.as_chunks::<16>().0) {
-                    *dot = w.iter().zip(x).map(|(w, x)| i32::from(*w) * i32::from(i16::from(*x))).sum::<i32>();
+                for (i, code) in codes.iter().enumerate() {
+                    let x = UPPER * i32::from(x.parts[0][i]) + i32::from(x.parts[1][i]);
+                    dots[i / 16] += i32::from(*code) * x;
                 }
                 if !HALVES {
                     dots[0] += dots[1];

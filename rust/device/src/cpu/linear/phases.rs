@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     CpuLinear, Input, PANEL, ROWS, Tile,
-    activations::{ACT_PARTS, ActBlock, BLOCK, quantise_row},
+    activations::{ActBlock, BLOCK, quantise_row},
     elementwise::{add_scaled, gate_row, norm_row},
     many_rows::{Phase, Tiles},
     out::SharedOut,
@@ -83,7 +83,7 @@ impl LinearContext<'_> {
     ) -> Input<'b> {
         let (rows, cols) = (x.rows(), x.cols());
         let normed = grown(normed, if norm.is_some() { rows * cols } else { 0 }, 0.0);
-        let blocks = if packed { cols / BLOCK * ACT_PARTS } else { 0 };
+        let blocks = if packed { cols / BLOCK } else { 0 };
         let acts = grown(acts, rows * blocks, ActBlock::ZERO);
         if norm.is_some() || packed {
             let (shared_normed, shared_acts) = (SharedOut::new(normed), SharedOut::new(acts));
@@ -161,7 +161,7 @@ impl Work {
             panels: weights.clone().map(CpuLinear::panels).sum(),
             rows: input.rows,
             cols: input.cols,
-            row_bytes: if packed { input.cols / BLOCK * ACT_PARTS * size_of::<ActBlock>() } else { input.cols * 4 },
+            row_bytes: if packed { input.cols / BLOCK * size_of::<ActBlock>() } else { input.cols * 4 },
             panel_bytes: max(CpuLinear::panel_bytes),
             buffer_len: max(CpuLinear::buffer_len),
         }

@@ -27,7 +27,7 @@ fn fast_oracle(tier: CpuTier, x: &Tensor, weight: &WeightView) -> (Vec<f64>, Vec
     let tiles = on_tiles(tier, weight.dtype, x.rows(), k);
     let seen = match weight.dtype {
         _ if tiles => through_bf16(x.as_slice()),
-        DType::Ggml(_) => through_int8(x.as_slice()),
+        DType::Ggml(_) => through_int16(x.as_slice()),
         _ => x.as_slice().to_vec(),
     };
     let values = dequantise(weight);

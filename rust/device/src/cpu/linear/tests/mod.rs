@@ -97,18 +97,12 @@ fn dequantise(weight: &WeightView) -> Vec<f32> {
     out
 }
 
-/// What a linear layer with activations in two int8 parts sees of `x`, written plainly.
-fn through_int8(x: &[f32]) -> Vec<f32> {
-    let values = through_one_part(x);
-    let rest: Vec<f32> = x.iter().zip(&values).map(|(x, v)| x - v).collect();
-    values.iter().zip(through_one_part(&rest)).map(|(v, r)| v + r).collect()
-}
-
-fn through_one_part(x: &[f32]) -> Vec<f32> {
+/// What a linear layer with activations as integers sees of `x`, written plainly.
+fn through_int16(x: &[f32]) -> Vec<f32> {
     x.chunks(BLOCK)
         .flat_map(|block| {
             let max = block.iter().fold(0f32, |m, v| m.max(v.abs()));
-            let (scale, inverse) = (max / 127.0, if max > 0.0 { 127.0 / max } else { 0.0 });
+            let (scale, inverse) = (max / 16256.0, if max > 0.0 { 16256.0 / max } else { 0.0 });
             block.iter().map(move |v| (v * inverse).round_ties_even() * scale)
         })
         .collect()
