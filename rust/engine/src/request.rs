@@ -100,11 +100,12 @@ pub struct GenerationRequest {
     pub prompt: Prompt,
     /// How to choose tokens.
     pub sampling: SamplingParams,
-    /// Number of independent continuations, at least 1.
+    /// Number of independent continuations, 1 to 128.
     pub n_choices: usize,
-    /// Of these, only the `n_choices` with the best cumulative log probability are returned (`None`: all).
+    /// So many continuations are made, 128 at most, and the `n_choices` with the best mean log probability a token are returned, the
+    /// best first (`None`: all, in order).
     pub best_of: Option<usize>,
-    /// Drops the start of a prompt that is too long instead of rejecting it.
+    /// Drops the start of a prompt that leaves no room for `max_tokens` in the model's context or the KV pool, instead of rejecting it.
     pub truncate_sequence: bool,
     /// The prompt's text goes before each continuation.
     pub echo_prompt: bool,

@@ -205,7 +205,97 @@ fn prompts_that_cannot_be_served_are_refused_with_the_numbers() {
     assert!(refuse(GenerationRequest { n_choices: 0, ..request(1, 8, 1) }).contains("choices"));
     assert!(refuse(GenerationRequest { n_choices: 3, best_of: Some(2), ..request(1, 8, 1) }).contains("best_of"));
     let long = GenerationRequest { truncate_sequence: true, ..request(1, 100, 4) };
-    assert_eq!(run(&engine, long).len(), 1, "64 tokens of the prompt fill the pool");
+    let completion = engine.submit(long).unwrap().wait().unwrap();
+    assert_eq!((completion.usage.prompt_tokens, completion.usage.completion_tokens), (61, 4), "all four tokens have room");
+}
+
+/// A copy of the llama model whose tokenizer has one token more than the model has embeddings.
+fn llama_with_a_token_too_many() -> (tempfile::TempDir, u32) {
+    let dir = tempfile::tempdir().unwrap();
+    let golden = golden_dir().join("text/llama");
+    for file in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(golden.join(file), dir.path().join(file)).unwrap();
+    }
+    let read =
+        |file: &str| -> serde_json::Value { serde_json::from_slice(&std::fs::read(dir.path().join(file)).unwrap()).unwrap() };
+    let vocab_size = read("config.json")["vocab_size"].as_u64().unwrap() as u32;
+    let mut tokenizer = read("tokenizer.json");
+    // New tokens get the ids after the vocabulary's.
+    let vocab = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+    for i in vocab.len() as u32..vocab_size {
+        vocab.insert(format!("unused {i}"), i.into());
+    }
+    tokenizer["added_tokens"].as_array_mut().unwrap().push(serde_json::json!({
+        "id": vocab_size, "content": "<image>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+        "special": true
+    }));
+    std::fs::write(dir.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    (dir, vocab_size)
+}
+
+#[test]
+fn a_token_without_an_embedding_is_refused_in_every_prompt_and_harms_nobody_else() {
+    let (dir, id) = llama_with_a_token_too_many();
+    let source = engine::ModelSource::HuggingFace { path: dir.path().to_owned(), tokenizer_json: None };
+    let engine =
+        Engine::load(&source, &EngineConfig { chat_template: Some("{{ messages[0].content }}".into()), ..exact() }, &|_| {});
+    let engine = engine.unwrap();
+    let other = engine.submit(request(1, 30, 60)).unwrap();
+    let _ = other.next_timeout(Duration::from_secs(20)).unwrap();
+    let text = "Look at <image>".to_owned();
+    let prompts = [
+        Prompt::Text(text.clone()),
+        Prompt::TokenIds(vec![5, id]),
+        Prompt::Chat { messages: vec![Message::user(text)], enable_thinking: None, reasoning_effort: None },
+    ];
+    for prompt in prompts {
+        let what = format!("{prompt:?}");
+        match engine.submit(GenerationRequest::new(prompt, greedy(4))) {
+            Err(EngineError::InvalidArgument(message)) => {
+                assert!(message.contains(&format!("token id {id} (\"<image>\")")), "{what}: {message}");
+            }
+            Err(other) => panic!("{what}: another error: {other}"),
+            Ok(_) => panic!("{what} was taken"),
+        }
+    }
+    assert_eq!(other.wait().unwrap().choices[0].finish_reason, FinishReason::Length);
+}
+
+#[test]
+fn more_choices_than_the_limit_are_refused_before_anything_is_made() {
+    let engine = start("llama", &exact());
+    for (n_choices, best_of, name) in
+        [(usize::MAX, None, "n_choices"), (1, Some(usize::MAX), "best_of"), (129, None, "n_choices")]
+    {
+        match engine.submit(GenerationRequest { n_choices, best_of, ..request(1, 8, 1) }) {
+            Err(EngineError::InvalidArgument(message)) => {
+                let value = best_of.unwrap_or(n_choices).to_string();
+                assert!(message.contains(name) && message.contains(&value) && message.contains("128"), "{message}");
+            }
+            _ => panic!("{name} was taken"),
+        }
+    }
+    let most = engine.submit(GenerationRequest { n_choices: 128, ..request(1, 8, 1) }).unwrap().wait().unwrap();
+    assert_eq!(most.choices.len(), 128);
+}
+
+#[test]
+fn an_echo_has_what_was_kept_of_a_prompt_that_was_cut() {
+    let engine = start("llama", &EngineConfig { paged_attention: pool_of(64, 8), ..exact() });
+    let text = "one two three four five six seven eight nine ten ".repeat(12);
+    let ids = engine.tokenize_text(&text, true).unwrap();
+    assert!(ids.len() > 64);
+    let sampling = SamplingParams { logprobs: None, ..greedy(5) };
+    let request = GenerationRequest {
+        echo_prompt: true,
+        truncate_sequence: true,
+        ..GenerationRequest::new(Prompt::Text(text.clone()), sampling)
+    };
+    let completion = engine.submit(request).unwrap().wait().unwrap();
+    assert_eq!(completion.usage.prompt_tokens, 60);
+    let kept = engine.detokenize_text(&ids[ids.len() - 60..], false).unwrap();
+    assert!(completion.choices[0].text.starts_with(&kept), "{:?} does not begin with {kept:?}", completion.choices[0].text);
+    assert!(kept.len() < text.len());
 }
 
 #[test]
