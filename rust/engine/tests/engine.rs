@@ -226,7 +226,7 @@ fn llama_with_a_token_too_many() -> (tempfile::TempDir, u32) {
         vocab.insert(format!("unused {i}"), i.into());
     }
     tokenizer["added_tokens"].as_array_mut().unwrap().push(serde_json::json!({
-        "id": vocab_size, "content": "<image>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+        "id": vocab_size, "content": "<soft token>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
         "special": true
     }));
     std::fs::write(dir.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
@@ -242,7 +242,7 @@ fn a_token_without_an_embedding_is_refused_in_every_prompt_and_harms_nobody_else
     let engine = engine.unwrap();
     let other = engine.submit(request(1, 30, 60)).unwrap();
     let _ = other.next_timeout(Duration::from_secs(20)).unwrap();
-    let text = "Look at <image>".to_owned();
+    let text = "Look at <soft token>".to_owned();
     let prompts = [
         Prompt::Text(text.clone()),
         Prompt::TokenIds(vec![5, id]),
@@ -252,7 +252,7 @@ fn a_token_without_an_embedding_is_refused_in_every_prompt_and_harms_nobody_else
         let what = format!("{prompt:?}");
         match engine.submit(GenerationRequest::new(prompt, greedy(4))) {
             Err(EngineError::InvalidArgument(message)) => {
-                assert!(message.contains(&format!("token id {id} (\"<image>\")")), "{what}: {message}");
+                assert!(message.contains(&format!("token id {id} (\"<soft token>\")")), "{what}: {message}");
             }
             Err(other) => panic!("{what}: another error: {other}"),
             Ok(_) => panic!("{what} was taken"),
