@@ -213,6 +213,8 @@ pub enum OutputEvent {
         reason: FinishReason,
         /// The stop string that ended it.
         stop_sequence: Option<String>,
+        /// What went wrong, for [`FinishReason::Error`].
+        error: Option<String>,
     },
     /// Every choice has ended: the last event.
     Done(Usage),
@@ -229,6 +231,8 @@ pub struct CompletionChoice {
     pub finish_reason: FinishReason,
     /// The stop string that ended it.
     pub stop_sequence: Option<String>,
+    /// What went wrong, for [`FinishReason::Error`].
+    pub error: Option<String>,
     /// Log probabilities, when asked for; the prompt's own first when it is echoed.
     pub logprobs: Option<Vec<TokenLogprobs>>,
 }
@@ -303,10 +307,11 @@ impl CompletionCollector {
                 }
                 None
             }
-            OutputEvent::Finished { index, reason, stop_sequence } => {
+            OutputEvent::Finished { index, reason, stop_sequence, error } => {
                 let choice = self.choice(index);
                 choice.finish_reason = reason;
                 choice.stop_sequence = stop_sequence;
+                choice.error = error;
                 None
             }
             OutputEvent::Done(usage) => Some(Completion { choices: std::mem::take(&mut self.choices), usage }),
@@ -320,6 +325,7 @@ impl CompletionCollector {
                 text: String::new(),
                 finish_reason: FinishReason::Error,
                 stop_sequence: None,
+                error: None,
                 logprobs: self.wants_logprobs.then(Vec::new),
             });
         }

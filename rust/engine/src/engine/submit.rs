@@ -80,7 +80,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStre
     let (events, receiver) = mpsc::channel();
     let cancel = Arc::new(AtomicBool::new(false));
     let submission = Submission {
-        prompt_token_ids,
+        prompt_token_ids: prompt_token_ids.into(),
         max_tokens,
         stop_token_ids,
         logprobs: sampling.logprobs,
@@ -93,10 +93,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStre
         events,
         cancel: Arc::clone(&cancel),
     };
-    shared
-        .inbox
-        .send(Command::Submit(Box::new(submission)))
-        .map_err(|_| EngineError::Internal("the engine thread has ended".into()))?;
+    shared.inbox.send(Command::Submit(Box::new(submission))).map_err(|_| super::ended())?;
     Ok(RequestStream { events: receiver, cancel, wants_logprobs: sampling.logprobs.is_some() })
 }
 
