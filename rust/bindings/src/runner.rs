@@ -259,7 +259,7 @@ impl Runner {
     /// findable by the prefix cache), `blocks_free` (cached ones included), `block_size` in tokens, `tokens_total`,
     /// `prefix_queried_tokens`, `prefix_hit_tokens`, `preemptions`, `requests_running`, `requests_waiting`.
     fn kv_cache_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = enter(py, || Ok(self.engine.kv_cache_stats()))?;
+        let stats = enter(py, || self.engine.kv_cache_stats())?;
         let dict = PyDict::new(py);
         dict.set_item("blocks_total", stats.blocks_total)?;
         dict.set_item("blocks_used", stats.blocks_used)?;

@@ -54,7 +54,7 @@ impl State {
             OutputEvent::Delta { index, text, logprobs } => {
                 Ok(Poll::Ready(Some(Part { index, text, logprobs, finish_reason: None, stop_sequence: None, usage: None })))
             }
-            OutputEvent::Finished { index, reason, stop_sequence } => {
+            OutputEvent::Finished { index, reason, stop_sequence, .. } => {
                 let finish_reason = Some(reason.as_str().to_owned());
                 let part = Part { index, text: String::new(), logprobs: Vec::new(), finish_reason, stop_sequence, usage: None };
                 self.unfinished = self.unfinished.saturating_sub(1);

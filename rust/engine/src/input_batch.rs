@@ -3,6 +3,8 @@
 use device::{KvGroupMetadata, StepMetadata};
 use paged::{RequestId, Scheduler, SchedulerOutput};
 
+use crate::model::config::RopeRows;
+
 /// Token ids and metadata of all rows of a step.
 #[derive(Default)]
 pub struct InputBatch {
@@ -13,14 +15,14 @@ pub struct InputBatch {
 }
 
 impl InputBatch {
-    /// Fills the batch from one scheduling decision. `rope_offset` tells the row of the rope table at which
-    /// a request's positions begin.
+    /// Fills the batch from one scheduling decision. `rope_of` tells which rows of the rope table a request
+    /// uses.
     pub fn build(
         &mut self,
         scheduler: &Scheduler,
         output: &SchedulerOutput,
         layout: BlockLayout,
-        rope_offset: impl Fn(RequestId) -> u32,
+        rope_of: impl Fn(RequestId) -> RopeRows,
     ) {
         self.token_ids.clear();
         let step = &mut self.step;
@@ -33,8 +35,8 @@ impl InputBatch {
             let (start, end) = (row.num_computed_tokens, row.num_computed_tokens + row.num_scheduled_tokens);
             self.token_ids.extend_from_slice(&scheduler.token_ids(row.request_id)[start..end]);
             step.positions.extend(start as u32..end as u32);
-            let offset = rope_offset(row.request_id);
-            step.rope_positions.extend(start as u32 + offset..end as u32 + offset);
+            let rope = rope_of(row.request_id);
+            step.rope_positions.extend((start..end).map(|position| rope.row(position)));
             step.query_start_loc.push(self.token_ids.len() as u32);
             step.seq_lens.push(end as u32);
         }

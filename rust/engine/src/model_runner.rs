@@ -40,7 +40,6 @@ pub struct ModelRunner {
     activations: Activations,
     ropes: Vec<GrowingRope>,
     cache: Option<CacheEngine>,
-    model_bytes: u64,
 }
 
 impl ModelRunner {
@@ -71,7 +70,7 @@ impl ModelRunner {
         let max_logit_rows = options.max_num_seqs.max(MIN_LOGIT_ROWS);
         let activations = Activations::new(&*backend, &config, options.max_num_batched_tokens.max(1), max_logit_rows)?;
         let ropes = config.ropes.iter().map(|rope| GrowingRope::new(rope, &config)).collect();
-        Ok(Self { backend, config, options, groups, decoder, activations, ropes, cache: None, model_bytes: total_bytes })
+        Ok(Self { backend, config, options, groups, decoder, activations, ropes, cache: None })
     }
 
     /// The decoder's hyperparameters.
@@ -82,11 +81,6 @@ impl ModelRunner {
     /// How the layers share the KV pool; `StepMetadata::groups` has one entry for each.
     pub fn kv_groups(&self) -> &KvGroups {
         &self.groups
-    }
-
-    /// Bytes of all weights in the files.
-    pub fn model_bytes(&self) -> u64 {
-        self.model_bytes
     }
 
     /// Rows of logits computed at once at most.
@@ -101,24 +95,12 @@ impl ModelRunner {
         Ok(())
     }
 
-    /// Copies whole blocks `(source, destination)` in every layer.
-    pub fn copy_blocks(&self, pairs: &[(u32, u32)]) {
-        if let Some(cache) = &self.cache {
-            self.backend.copy_blocks(cache, pairs);
-        }
-    }
-
-    /// What to add to a request's positions for `StepMetadata::rope_positions`: see [`DecoderConfig::rope_offset`].
-    pub fn rope_offset(&self, num_prompt_tokens: usize) -> u32 {
-        self.config.rope_offset(num_prompt_tokens)
-    }
-
     /// Runs a step: writes the tokens' keys and values into their slots and keeps their hidden states for [`Self::logits`].
     pub fn execute(&mut self, token_ids: &[u32], step: &StepMetadata) -> Result<(), EngineError> {
         self.check(token_ids, step)?;
         let rope_rows = step.rope_positions.iter().max().map_or(0, |max| *max as usize + 1);
         for rope in &mut self.ropes {
-            rope.grow(rope_rows);
+            rope.grow(rope_rows)?;
         }
         let cache = self.cache.as_ref().ok_or_else(|| EngineError::Internal("a step ran before the KV cache was made".into()))?;
         let run = Run { backend: &*self.backend, config: &self.config, cache, ropes: &self.ropes };

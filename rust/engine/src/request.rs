@@ -100,11 +100,12 @@ pub struct GenerationRequest {
     pub prompt: Prompt,
     /// How to choose tokens.
     pub sampling: SamplingParams,
-    /// Number of independent continuations, at least 1.
+    /// Number of independent continuations, 1 to 128.
     pub n_choices: usize,
-    /// Of these, only the `n_choices` with the best cumulative log probability are returned (`None`: all).
+    /// So many continuations are made, 128 at most, and the `n_choices` with the best mean log probability a token are returned, the
+    /// best first (`None`: all, in order).
     pub best_of: Option<usize>,
-    /// Drops the start of a prompt that is too long instead of rejecting it.
+    /// Drops the start of a prompt that leaves no room for `max_tokens` in the model's context or the KV pool, instead of rejecting it.
     pub truncate_sequence: bool,
     /// The prompt's text goes before each continuation.
     pub echo_prompt: bool,
@@ -212,6 +213,8 @@ pub enum OutputEvent {
         reason: FinishReason,
         /// The stop string that ended it.
         stop_sequence: Option<String>,
+        /// What went wrong, for [`FinishReason::Error`].
+        error: Option<String>,
     },
     /// Every choice has ended: the last event.
     Done(Usage),
@@ -228,6 +231,8 @@ pub struct CompletionChoice {
     pub finish_reason: FinishReason,
     /// The stop string that ended it.
     pub stop_sequence: Option<String>,
+    /// What went wrong, for [`FinishReason::Error`].
+    pub error: Option<String>,
     /// Log probabilities, when asked for; the prompt's own first when it is echoed.
     pub logprobs: Option<Vec<TokenLogprobs>>,
 }
@@ -302,10 +307,11 @@ impl CompletionCollector {
                 }
                 None
             }
-            OutputEvent::Finished { index, reason, stop_sequence } => {
+            OutputEvent::Finished { index, reason, stop_sequence, error } => {
                 let choice = self.choice(index);
                 choice.finish_reason = reason;
                 choice.stop_sequence = stop_sequence;
+                choice.error = error;
                 None
             }
             OutputEvent::Done(usage) => Some(Completion { choices: std::mem::take(&mut self.choices), usage }),
@@ -319,6 +325,7 @@ impl CompletionCollector {
                 text: String::new(),
                 finish_reason: FinishReason::Error,
                 stop_sequence: None,
+                error: None,
                 logprobs: self.wants_logprobs.then(Vec::new),
             });
         }

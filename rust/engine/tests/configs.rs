@@ -98,7 +98,7 @@ fn gemma3_scales_scores_by_its_own_scalar() {
 #[test]
 fn longrope_chooses_by_prompt_and_stretches_by_the_ratio_of_lengths() {
     let config = changed("phi3-longrope", &json!({})).unwrap();
-    assert_eq!([64, 65].map(|n| config.rope_offset(n)), [0, 256]);
+    assert_eq!([64, 65].map(|n| [0, 1, 255].map(|p| config.rope_rows(n).row(p))), [[0, 2, 510], [1, 3, 511]]);
     assert_eq!(config.num_rope_tables(), 2);
     let RopeScaling::LongRope { attention_factor, .. } = config.ropes[0].scaling else { panic!("longrope") };
     let expected = (1.0 + 4_f32.ln() / 64_f32.ln()).sqrt();

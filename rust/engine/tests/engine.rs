@@ -24,6 +24,10 @@ fn pool_of(num_tokens: usize, block_size: usize) -> PagedAttentionConfig {
     }
 }
 
+fn stats(engine: &Engine) -> engine::KvCacheStats {
+    engine.kv_cache_stats().unwrap()
+}
+
 fn start(model: &str, config: &EngineConfig) -> Engine {
     Engine::load(&hugging_face(model), config, &|_| {}).unwrap()
 }
@@ -95,7 +99,7 @@ fn assert_same_in_every_way(model: &str) {
             assert_eq!(want, &first[i], "{model}, {way}: request {i}");
             assert_eq!(want, &again[i], "{model}, {way}, after the same requests: request {i}");
         }
-        assert_eq!(engine.kv_cache_stats().blocks_used, 0, "{model}, {way}");
+        assert_eq!(stats(&engine).blocks_used, 0, "{model}, {way}");
     }
 }
 
@@ -119,7 +123,7 @@ fn preemption_does_not_change_tokens() {
     let expected = alone("llama");
     let engine = start("llama", &EngineConfig { paged_attention: pool_of(256, 8), ..exact() });
     let got = run_together(&engine, requests());
-    let stats = engine.kv_cache_stats();
+    let stats = stats(&engine);
     assert!(stats.preemptions > 0, "the pool was not tight: {stats:?}");
     assert_eq!(expected, got);
     assert_eq!(stats.blocks_used, 0);
@@ -130,7 +134,7 @@ fn without_kv_cache_the_tokens_are_the_same() {
     let expected = alone("llama");
     let engine = start("llama", &EngineConfig { no_kv_cache: true, ..exact() });
     assert_eq!(expected[..4], run_together(&engine, requests().into_iter().take(4).collect()));
-    let stats = engine.kv_cache_stats();
+    let stats = stats(&engine);
     assert_eq!((stats.blocks_used, stats.blocks_cached), (0, 0));
 }
 
@@ -140,7 +144,7 @@ fn a_repeated_prompt_is_found_in_the_cache_and_reported() {
     let ask = || engine.submit(request(3, 100, 4)).unwrap().wait().unwrap();
     assert_eq!(ask().usage.cached_tokens, 0);
     assert_eq!(ask().usage.cached_tokens, 96);
-    let stats = engine.kv_cache_stats();
+    let stats = stats(&engine);
     assert_eq!((stats.prefix_queried_tokens, stats.prefix_hit_tokens), (200, 96));
 }
 
@@ -159,7 +163,7 @@ fn sixty_four_threads_at_once_finish() {
         handles.into_iter().map(|h| h.join().unwrap()).collect()
     });
     assert_eq!(lengths, vec![16; 64]);
-    assert_eq!(engine.kv_cache_stats().blocks_used, 0);
+    assert_eq!(stats(&engine).blocks_used, 0);
 }
 
 #[test]
@@ -169,7 +173,7 @@ fn dropping_a_stream_frees_its_blocks_in_every_state() {
     // Four run, eight wait.
     let _ = streams[0].next_timeout(Duration::from_secs(20)).unwrap();
     drop(streams);
-    let stats = engine.kv_cache_stats();
+    let stats = stats(&engine);
     assert_eq!((stats.blocks_used, stats.requests_running, stats.requests_waiting), (0, 0, 0));
     assert_eq!(stats.blocks_free, stats.blocks_total);
     assert_eq!(run(&engine, request(1, 30, 5)).len(), 5);
@@ -183,7 +187,7 @@ fn a_request_that_alone_outgrows_the_pool_ends_with_length_and_its_text() {
     // 64 tokens have slots; the token after them was sampled from the last slot's logits.
     assert_eq!(tokens(&completion).len(), 64 - 40 + 1);
     assert!(!completion.choices[0].text.is_empty());
-    assert_eq!(engine.kv_cache_stats().blocks_used, 0);
+    assert_eq!(stats(&engine).blocks_used, 0);
 }
 
 #[test]
@@ -205,7 +209,97 @@ fn prompts_that_cannot_be_served_are_refused_with_the_numbers() {
     assert!(refuse(GenerationRequest { n_choices: 0, ..request(1, 8, 1) }).contains("choices"));
     assert!(refuse(GenerationRequest { n_choices: 3, best_of: Some(2), ..request(1, 8, 1) }).contains("best_of"));
     let long = GenerationRequest { truncate_sequence: true, ..request(1, 100, 4) };
-    assert_eq!(run(&engine, long).len(), 1, "64 tokens of the prompt fill the pool");
+    let completion = engine.submit(long).unwrap().wait().unwrap();
+    assert_eq!((completion.usage.prompt_tokens, completion.usage.completion_tokens), (61, 4), "all four tokens have room");
+}
+
+/// A copy of the llama model whose tokenizer has one token more than the model has embeddings.
+fn llama_with_a_token_too_many() -> (tempfile::TempDir, u32) {
+    let dir = tempfile::tempdir().unwrap();
+    let golden = golden_dir().join("text/llama");
+    for file in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(golden.join(file), dir.path().join(file)).unwrap();
+    }
+    let read =
+        |file: &str| -> serde_json::Value { serde_json::from_slice(&std::fs::read(dir.path().join(file)).unwrap()).unwrap() };
+    let vocab_size = read("config.json")["vocab_size"].as_u64().unwrap() as u32;
+    let mut tokenizer = read("tokenizer.json");
+    // New tokens get the ids after the vocabulary's.
+    let vocab = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+    for i in vocab.len() as u32..vocab_size {
+        vocab.insert(format!("unused {i}"), i.into());
+    }
+    tokenizer["added_tokens"].as_array_mut().unwrap().push(serde_json::json!({
+        "id": vocab_size, "content": "<soft token>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+        "special": true
+    }));
+    std::fs::write(dir.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    (dir, vocab_size)
+}
+
+#[test]
+fn a_token_without_an_embedding_is_refused_in_every_prompt_and_harms_nobody_else() {
+    let (dir, id) = llama_with_a_token_too_many();
+    let source = engine::ModelSource::HuggingFace { path: dir.path().to_owned(), tokenizer_json: None };
+    let engine =
+        Engine::load(&source, &EngineConfig { chat_template: Some("{{ messages[0].content }}".into()), ..exact() }, &|_| {});
+    let engine = engine.unwrap();
+    let other = engine.submit(request(1, 30, 60)).unwrap();
+    let _ = other.next_timeout(Duration::from_secs(20)).unwrap();
+    let text = "Look at <soft token>".to_owned();
+    let prompts = [
+        Prompt::Text(text.clone()),
+        Prompt::TokenIds(vec![5, id]),
+        Prompt::Chat { messages: vec![Message::user(text)], enable_thinking: None, reasoning_effort: None },
+    ];
+    for prompt in prompts {
+        let what = format!("{prompt:?}");
+        match engine.submit(GenerationRequest::new(prompt, greedy(4))) {
+            Err(EngineError::InvalidArgument(message)) => {
+                assert!(message.contains(&format!("token id {id} (\"<soft token>\")")), "{what}: {message}");
+            }
+            Err(other) => panic!("{what}: another error: {other}"),
+            Ok(_) => panic!("{what} was taken"),
+        }
+    }
+    assert_eq!(other.wait().unwrap().choices[0].finish_reason, FinishReason::Length);
+}
+
+#[test]
+fn more_choices_than_the_limit_are_refused_before_anything_is_made() {
+    let engine = start("llama", &exact());
+    for (n_choices, best_of, name) in
+        [(usize::MAX, None, "n_choices"), (1, Some(usize::MAX), "best_of"), (129, None, "n_choices")]
+    {
+        match engine.submit(GenerationRequest { n_choices, best_of, ..request(1, 8, 1) }) {
+            Err(EngineError::InvalidArgument(message)) => {
+                let value = best_of.unwrap_or(n_choices).to_string();
+                assert!(message.contains(name) && message.contains(&value) && message.contains("128"), "{message}");
+            }
+            _ => panic!("{name} was taken"),
+        }
+    }
+    let most = engine.submit(GenerationRequest { n_choices: 128, ..request(1, 8, 1) }).unwrap().wait().unwrap();
+    assert_eq!(most.choices.len(), 128);
+}
+
+#[test]
+fn an_echo_has_what_was_kept_of_a_prompt_that_was_cut() {
+    let engine = start("llama", &EngineConfig { paged_attention: pool_of(64, 8), ..exact() });
+    let text = "one two three four five six seven eight nine ten ".repeat(12);
+    let ids = engine.tokenize_text(&text, true).unwrap();
+    assert!(ids.len() > 64);
+    let sampling = SamplingParams { logprobs: None, ..greedy(5) };
+    let request = GenerationRequest {
+        echo_prompt: true,
+        truncate_sequence: true,
+        ..GenerationRequest::new(Prompt::Text(text.clone()), sampling)
+    };
+    let completion = engine.submit(request).unwrap().wait().unwrap();
+    assert_eq!(completion.usage.prompt_tokens, 60);
+    let kept = engine.detokenize_text(&ids[ids.len() - 60..], false).unwrap();
+    assert!(completion.choices[0].text.starts_with(&kept), "{:?} does not begin with {kept:?}", completion.choices[0].text);
+    assert!(kept.len() < text.len());
 }
 
 #[test]
@@ -230,15 +324,76 @@ fn choices_are_independent_and_the_best_come_first() {
             GenerationRequest { n_choices, best_of, ..GenerationRequest::new(Prompt::TokenIds(prompt(2, 20)), sampling.clone()) };
         engine.submit(request).unwrap().wait().unwrap()
     };
-    let sum = |c: &engine::CompletionChoice| c.logprobs.iter().flatten().filter_map(|l| l.logprob).sum::<f32>();
     let all = ask(4, None);
     assert_eq!(all.choices.len(), 4);
     assert_eq!(all.usage.completion_tokens, 48);
     assert_ne!(all.choices[0].text, all.choices[1].text);
     let best = ask(1, Some(4));
     assert_eq!(best.choices.len(), 1);
-    let wanted = all.choices.iter().max_by(|a, b| sum(a).total_cmp(&sum(b))).unwrap();
+    let wanted = all.choices.iter().max_by(|a, b| mean_logprob(a).total_cmp(&mean_logprob(b))).unwrap();
     assert_eq!(best.choices[0].text, wanted.text);
+}
+
+fn sum_logprob(choice: &engine::CompletionChoice) -> f64 {
+    choice.logprobs.iter().flatten().filter_map(|l| l.logprob).map(f64::from).sum()
+}
+
+fn mean_logprob(choice: &engine::CompletionChoice) -> f64 {
+    sum_logprob(choice) / choice.logprobs.as_ref().unwrap().len() as f64
+}
+
+#[test]
+fn the_best_choices_are_those_with_the_best_mean_log_probability() {
+    let engine = start("llama", &exact());
+    let mut mean_and_sum_disagreed = false;
+    for seed in 0..20 {
+        let stop_token_ids = (0..512).filter(|id| id % 8 == 0).collect();
+        let sampling = SamplingParams { temperature: Some(1.5), seed: Some(seed), stop_token_ids, ..greedy(40) };
+        let ask = |n_choices, best_of| {
+            let prompt = Prompt::TokenIds(prompt(2, 20));
+            let request = GenerationRequest { n_choices, best_of, ..GenerationRequest::new(prompt, sampling.clone()) };
+            engine.submit(request).unwrap().wait().unwrap()
+        };
+        let mut all = ask(4, None).choices;
+        let by_sum = all.iter().max_by(|a, b| sum_logprob(a).total_cmp(&sum_logprob(b))).unwrap().index;
+        all.sort_by(|a, b| mean_logprob(b).total_cmp(&mean_logprob(a)));
+        mean_and_sum_disagreed |= by_sum != all[0].index;
+        let best = ask(2, Some(4)).choices;
+        assert_eq!(best.iter().map(|c| &c.text).collect::<Vec<_>>(), [&all[0].text, &all[1].text], "seed {seed}");
+    }
+    assert!(mean_and_sum_disagreed, "the choices' lengths told nothing apart");
+}
+
+#[test]
+fn choices_together_compute_their_prompt_once_and_report_no_cached_tokens() {
+    let sampling = SamplingParams { temperature: Some(1.0), seed: Some(3), ..greedy(8) };
+    let ask = |engine: &Engine| {
+        let request =
+            GenerationRequest { n_choices: 4, ..GenerationRequest::new(Prompt::TokenIds(prompt(6, 100)), sampling.clone()) };
+        engine.submit(request).unwrap().wait().unwrap()
+    };
+    let texts = |completion: &Completion| completion.choices.iter().map(|c| c.text.clone()).collect::<Vec<_>>();
+    let engine = start("llama", &exact());
+    let first = ask(&engine);
+    assert_eq!(first.usage.cached_tokens, 0, "all that was found is the request's own");
+    assert_eq!(stats(&engine).prefix_hit_tokens, 3 * 96);
+    assert_eq!(ask(&engine).usage.cached_tokens, 96);
+    assert_eq!(stats(&engine).blocks_used, 0);
+    let plain = ask(&start("llama", &EngineConfig { prefix_caching: false, ..exact() }));
+    assert_eq!(texts(&first), texts(&plain));
+}
+
+#[test]
+fn choices_that_wait_for_the_first_ones_prompt_end_with_their_stream() {
+    let engine = start("llama", &EngineConfig { max_num_batched_tokens: 8, ..exact() });
+    let many = |i| engine.submit(GenerationRequest { n_choices: 8, ..request(i, 120, 40) }).unwrap();
+    drop(many(1));
+    assert_eq!(stats(&engine).blocks_used, 0);
+    // The first choice ends at its first token, before the others begin.
+    let one = engine.submit(GenerationRequest { n_choices: 3, ..request(2, 40, 1) }).unwrap().wait().unwrap();
+    assert_eq!(one.choices.iter().map(|c| c.finish_reason).collect::<Vec<_>>(), [FinishReason::Length; 3]);
+    assert_eq!(one.usage.completion_tokens, 3);
+    assert_eq!(stats(&engine).blocks_used, 0);
 }
 
 #[test]

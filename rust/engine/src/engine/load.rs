@@ -16,7 +16,6 @@ use super::{EngineConfig, LoadProgress, ModelDType, ModelSource, Shared, thread:
 use crate::{
     EngineError, GenerationConfig,
     chat_template::{ChatTemplate, template_in_dir},
-    input_batch::BlockLayout,
     model::{DecoderConfig, ModelFiles},
     model_runner::{ModelRunner, RunnerOptions},
     tokenizer::Tokenizer,
@@ -24,26 +23,37 @@ use crate::{
 
 /// Loads the model, sizes the pool, starts the thread.
 pub fn load(source: &ModelSource, config: &EngineConfig, progress: &dyn Fn(LoadProgress)) -> Result<Shared, EngineError> {
+    let tier = config.cpu.tier.as_deref().map_or_else(|| Ok(CpuTier::detect()), CpuTier::parse)?;
+    let num_threads = config.cpu.num_threads.unwrap_or_else(num_physical_cores);
+    let backend = Arc::new(CpuBackend::new(tier, num_threads)?);
+    let (shared, thread) = load_with_backend(source, config, backend, progress)?;
+    std::thread::Builder::new()
+        .name("mistral-paged-engine".into())
+        .spawn(move || thread.run())
+        .map_err(|e| EngineError::Internal(format!("the engine thread cannot start: {e}")))?;
+    Ok(shared)
+}
+
+/// Loads the model and sizes the pool; the thread is not started.
+pub fn load_with_backend(
+    source: &ModelSource,
+    config: &EngineConfig,
+    backend: Arc<dyn Backend>,
+    progress: &dyn Fn(LoadProgress),
+) -> Result<(Shared, EngineThread), EngineError> {
     for (name, value) in [("max_num_seqs", config.max_num_seqs), ("max_num_batched_tokens", config.max_num_batched_tokens)] {
         if value == 0 {
             return Err(EngineError::InvalidArgument(format!("{name} is 0; it must be at least 1")));
         }
     }
-    let tier = config.cpu.tier.as_deref().map_or_else(|| Ok(CpuTier::detect()), CpuTier::parse)?;
-    let num_threads = config.cpu.num_threads.unwrap_or_else(num_physical_cores);
-    let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(tier, num_threads)?);
-
     let files = ModelFiles::open(source, config.architecture.as_deref())?;
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
     let cache = size_cache(&files, config)?;
 
-    let (precision, kv_dtype) = match config.dtype {
-        ModelDType::F32 => (Precision::Exact, cache.cache_type),
-        _ => (Precision::Fast, cache.cache_type),
-    };
+    let precision = if config.dtype == ModelDType::F32 { Precision::Exact } else { Precision::Fast };
     let options = RunnerOptions {
         precision,
-        kv_dtype: device_dtype(kv_dtype),
+        kv_dtype: device_dtype(cache.cache_type),
         max_num_batched_tokens: config.max_num_batched_tokens,
         max_num_seqs: config.max_num_seqs,
     };
@@ -55,6 +65,7 @@ pub fn load(source: &ModelSource, config: &EngineConfig, progress: &dyn Fn(LoadP
         // A whole context is reserved for each request, so it can be no longer than the pool.
         max_model_len = max_model_len.min(cache.num_gpu_blocks / cache.groups.groups.len() * cache.block_size);
     }
+    let kv = cache.kv_cache_config(config.prefix_caching, rand::random());
     let scheduler = Scheduler::new(
         SchedulerConfig {
             max_num_seqs: config.max_num_seqs,
@@ -64,7 +75,7 @@ pub fn load(source: &ModelSource, config: &EngineConfig, progress: &dyn Fn(LoadP
             retain_kv: !config.no_kv_cache,
             reserve_full_context: config.no_paged_attn,
         },
-        cache.kv_cache_config(config.prefix_caching, rand::random()),
+        kv.clone(),
     )
     .map_err(|e| EngineError::InvalidArgument(e.to_string()))?;
 
@@ -75,13 +86,8 @@ pub fn load(source: &ModelSource, config: &EngineConfig, progress: &dyn Fn(LoadP
     let (inbox, commands) = mpsc::channel();
     let tokenizer = Arc::new(text.tokenizer);
     let servable_tokens = scheduler.servable_tokens();
-    let layout = BlockLayout { block_size: cache.block_size, num_groups: cache.groups.groups.len() };
-    let thread = EngineThread::new(commands, scheduler, runner, Arc::clone(&tokenizer), layout);
-    std::thread::Builder::new()
-        .name("mistral-paged-engine".into())
-        .spawn(move || thread.run())
-        .map_err(|e| EngineError::Internal(format!("the engine thread cannot start: {e}")))?;
-    Ok(Shared {
+    let thread = EngineThread::new(commands, scheduler, kv, runner, Arc::clone(&tokenizer));
+    let shared = Shared {
         inbox,
         tokenizer,
         chat_template: text.chat_template,
@@ -94,7 +100,8 @@ pub fn load(source: &ModelSource, config: &EngineConfig, progress: &dyn Fn(LoadP
         seed: config.seed,
         submitted: AtomicU64::new(0),
         description,
-    })
+    };
+    Ok((shared, thread))
 }
 
 /// What turns requests into tokens and back.

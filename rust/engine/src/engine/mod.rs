@@ -4,6 +4,8 @@ mod config;
 mod load;
 mod output;
 mod submit;
+#[cfg(test)]
+mod tests;
 mod thread;
 
 use std::sync::{Arc, mpsc};
@@ -80,13 +82,17 @@ impl Engine {
     }
 
     /// Figures of the KV pool after the current step; requests whose stream was dropped are gone from them.
-    pub fn kv_cache_stats(&self) -> KvCacheStats {
+    ///
+    /// An [`EngineError::Internal`] when the engine thread has ended.
+    pub fn kv_cache_stats(&self) -> Result<KvCacheStats, EngineError> {
         let (reply, answer) = mpsc::channel();
-        if self.shared.inbox.send(Command::Stats(reply)).is_err() {
-            return KvCacheStats::default();
-        }
-        answer.recv().unwrap_or_default()
+        self.shared.inbox.send(Command::Stats(reply)).map_err(|_| ended())?;
+        answer.recv().map_err(|_| ended())
     }
+}
+
+fn ended() -> EngineError {
+    EngineError::Internal("the engine thread has ended; load the model again".into())
 }
 
 pub use paged::KvCacheStats;

@@ -19,7 +19,7 @@ use crate::{
 /// What the engine thread needs to know of one request with all its choices; made on the caller's thread.
 pub struct Submission {
     /// Shared by all choices.
-    pub prompt_token_ids: Vec<u32>,
+    pub prompt_token_ids: Arc<[u32]>,
     /// Generated tokens at most, the model's length considered.
     pub max_tokens: usize,
     /// Token ids that end the text.
@@ -77,13 +77,21 @@ impl Job {
             })
             .collect();
         let usage = Usage { prompt_tokens: submission.prompt_token_ids.len(), ..Usage::default() };
-        let mut job = Self { submission, choices, usage, first_token: None };
-        if let Some(echo) = job.submission.echo.take() {
-            for index in 0..job.choices.len() {
-                job.emit(index, OutputEvent::Delta { index, text: echo.clone(), logprobs: Vec::new() });
+        Self { submission, choices, usage, first_token: None }
+    }
+
+    /// Sends what goes before every choice.
+    pub fn begin(&mut self) {
+        if let Some(echo) = self.submission.echo.take() {
+            for index in 0..self.choices.len() {
+                self.emit(index, OutputEvent::Delta { index, text: echo.clone(), logprobs: Vec::new() });
             }
         }
-        job
+    }
+
+    /// Choices that run, those that are not returned included.
+    pub fn num_choices(&self) -> usize {
+        self.choices.len()
     }
 
     /// The request as it was submitted.
@@ -103,7 +111,7 @@ impl Job {
 
     /// Records how much of the prompt came from the prefix cache.
     pub fn set_cached_tokens(&mut self, cached: usize) {
-        self.usage.cached_tokens = self.usage.cached_tokens.max(cached);
+        self.usage.cached_tokens = cached;
     }
 
     /// Samples the next token of a choice.
@@ -138,15 +146,15 @@ impl Job {
             self.emit(index, OutputEvent::Delta { index, text: delta, logprobs });
         }
         if is_stopped {
-            self.finish(index, FinishReason::Stop);
+            self.finish(index, FinishReason::Stop, None);
         } else if self.choices[index].num_output_tokens >= self.submission.max_tokens {
-            self.finish(index, FinishReason::Length);
+            self.finish(index, FinishReason::Length, None);
         }
         self.choices[index].finished
     }
 
-    /// Ends a choice with the text it has.
-    pub fn finish(&mut self, index: usize, reason: FinishReason) {
+    /// Ends a choice with the text it has; `error` is the cause of [`FinishReason::Error`].
+    pub fn finish(&mut self, index: usize, reason: FinishReason, error: Option<&str>) {
         let choice = &mut self.choices[index];
         if choice.finished {
             return;
@@ -161,10 +169,25 @@ impl Job {
         if !text.is_empty() {
             self.emit(index, OutputEvent::Delta { index, text, logprobs: Vec::new() });
         }
-        self.emit(index, OutputEvent::Finished { index, reason, stop_sequence });
+        self.emit(index, OutputEvent::Finished { index, reason, stop_sequence, error: error.map(str::to_owned) });
         if self.is_done() {
             self.close();
         }
+    }
+
+    /// Ends every choice that has not ended, with the text it has.
+    pub fn fail(&mut self, why: &str) {
+        for index in 0..self.choices.len() {
+            self.finish(index, FinishReason::Error, Some(why));
+        }
+    }
+
+    /// Ends the stream with an error and nothing else.
+    pub fn abandon(&mut self, error: EngineError) {
+        for choice in &mut self.choices {
+            choice.finished = true;
+        }
+        let _ = self.submission.events.send(Err(error));
     }
 
     fn close(&mut self) {

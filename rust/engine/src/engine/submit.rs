@@ -18,6 +18,9 @@ use crate::{
     sampler::{ResolvedSampling, Sampler, dry_breaker_ids},
 };
 
+/// Choices of a request at most, those that `best_of` discards included: each has its own sampler, text and sequence.
+const MAX_CHOICES: usize = 128;
+
 /// Validates and tokenises a request and sends it to the engine thread.
 pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStream, EngineError> {
     let submitted = Instant::now();
@@ -31,6 +34,10 @@ pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStre
             request.n_choices
         )));
     }
+    if num_run > MAX_CHOICES {
+        let name = if request.best_of.is_some() { "best_of" } else { "n_choices" };
+        return Err(EngineError::InvalidArgument(format!("{name} is {num_run}; it must be at most {MAX_CHOICES}")));
+    }
     let mut params = request.sampling.clone();
     if num_run > request.n_choices {
         // The best choices are told by their log probabilities.
@@ -43,7 +50,10 @@ pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStre
     };
     let dry_breakers = Arc::new(dry_breakers);
     let (mut prompt_token_ids, text) = tokenize(shared, &request.prompt)?;
+    let num_given = prompt_token_ids.len();
     let max_tokens = fit(shared, &request, &mut prompt_token_ids)?;
+    // What was cut off is not echoed.
+    let text = text.filter(|_| prompt_token_ids.len() == num_given);
 
     let sampling = &request.sampling;
     let mut stop_token_ids = sampling.stop_token_ids.clone();
@@ -70,7 +80,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStre
     let (events, receiver) = mpsc::channel();
     let cancel = Arc::new(AtomicBool::new(false));
     let submission = Submission {
-        prompt_token_ids,
+        prompt_token_ids: prompt_token_ids.into(),
         max_tokens,
         stop_token_ids,
         logprobs: sampling.logprobs,
@@ -83,10 +93,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStre
         events,
         cancel: Arc::clone(&cancel),
     };
-    shared
-        .inbox
-        .send(Command::Submit(Box::new(submission)))
-        .map_err(|_| EngineError::Internal("the engine thread has ended".into()))?;
+    shared.inbox.send(Command::Submit(Box::new(submission))).map_err(|_| super::ended())?;
     Ok(RequestStream { events: receiver, cancel, wants_logprobs: sampling.logprobs.is_some() })
 }
 
@@ -116,18 +123,18 @@ fn tokenize(shared: &Shared, prompt: &Prompt) -> Result<(Vec<u32>, Option<String
             (render_chat(shared, messages, *enable_thinking, reasoning_effort.as_deref())?, None)
         }
         Prompt::Text(text) => (shared.tokenizer.encode(text, true)?, Some(text.clone())),
-        Prompt::TokenIds(ids) => {
-            let vocab_size = shared.vocab_size;
-            if let Some(bad) = ids.iter().find(|&&id| id as usize >= vocab_size) {
-                return Err(EngineError::InvalidArgument(format!(
-                    "prompt token id {bad} is outside the vocabulary of {vocab_size}"
-                )));
-            }
-            (ids.clone(), None)
-        }
+        Prompt::TokenIds(ids) => (ids.clone(), None),
     };
     if ids.is_empty() {
         return Err(EngineError::InvalidArgument("the prompt is empty: give at least one token".into()));
+    }
+    // A tokenizer may know more tokens than the model has embeddings.
+    let vocab_size = shared.vocab_size;
+    if let Some(&bad) = ids.iter().find(|&&id| id as usize >= vocab_size) {
+        let token = shared.tokenizer.token_text(bad);
+        return Err(EngineError::InvalidArgument(format!(
+            "the prompt has token id {bad} ({token:?}), which is outside of the model's vocabulary of {vocab_size}"
+        )));
     }
     Ok((ids, text))
 }
@@ -139,8 +146,9 @@ fn fit(shared: &Shared, request: &GenerationRequest, prompt: &mut Vec<u32>) -> R
         return Err(EngineError::InvalidArgument("max_tokens must be at least 1.".into()));
     }
     if request.truncate_sequence {
-        let reserve = request.sampling.max_tokens.unwrap_or(1).min(max_len - 1);
-        let keep = (max_len - reserve).min(shared.servable_tokens).max(1);
+        let reserve = request.sampling.max_tokens.unwrap_or(1);
+        // The last token that is generated needs no slot of the pool.
+        let keep = max_len.min(shared.servable_tokens.saturating_add(1)).saturating_sub(reserve).max(1);
         if prompt.len() > keep {
             prompt.drain(..prompt.len() - keep);
         }

@@ -75,6 +75,29 @@ pub struct LayerConfig {
     pub rope: usize,
 }
 
+/// Which row of the rope tables stands for each position of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RopeRows {
+    /// The row of position 0: the number of the request's table.
+    pub first: u32,
+    /// Rows a position.
+    pub num_tables: u32,
+}
+
+impl Default for RopeRows {
+    fn default() -> Self {
+        Self { first: 0, num_tables: 1 }
+    }
+}
+
+impl RopeRows {
+    /// The row of a position, for `StepMetadata::rope_positions`. Positions are below [`MAX_SIZE`] and there are two tables at
+    /// most, so rows fit.
+    pub fn row(self, position: usize) -> u32 {
+        position as u32 * self.num_tables + self.first
+    }
+}
+
 impl DecoderConfig {
     /// How the layers share the KV pool.
     pub fn kv_groups(&self) -> KvGroups {
@@ -94,17 +117,17 @@ impl DecoderConfig {
         }
     }
 
-    /// Rope tables, which lie one after the other, each of `max_position_embeddings` rows.
+    /// Rope tables: their rows for position 0 lie one after the other, then those for position 1, and so on.
     pub fn num_rope_tables(&self) -> usize {
         self.ropes.iter().map(RopeConfig::num_tables).max().unwrap_or(1)
     }
 
-    /// First row of the rope table that a request uses for its whole life, by its prompt's length: longrope has one table for
+    /// The rows of the rope tables that a request uses for its whole life, by its prompt's length: longrope has one table for
     /// prompts within the original context and one for longer ones. Blocks of requests with different tables hold different
-    /// keys, so the offset belongs to the identity of cached blocks.
-    pub fn rope_offset(&self, num_prompt_tokens: usize) -> u32 {
+    /// keys, so the table belongs to the identity of cached blocks.
+    pub fn rope_rows(&self, num_prompt_tokens: usize) -> RopeRows {
         let table = self.ropes.iter().map(|rope| rope.table(num_prompt_tokens)).max().unwrap_or(0);
-        (table * self.max_position_embeddings) as u32
+        RopeRows { first: table as u32, num_tables: self.num_rope_tables() as u32 }
     }
 
     /// Sets the layers' windows: what reaches over the whole context is no window.

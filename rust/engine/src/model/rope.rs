@@ -5,6 +5,7 @@ use std::f64::consts::TAU;
 use device::{RopeStyle, RopeTable};
 
 use super::config::DecoderConfig;
+use crate::EngineError;
 
 /// One kind of rotation.
 #[derive(Clone, Debug, PartialEq)]
@@ -137,7 +138,7 @@ impl RopeConfig {
     }
 }
 
-/// The tables of one kind of rotation, one after the other, as far as rows have been used.
+/// The tables of one kind of rotation as far as positions have been used; see [`DecoderConfig::num_rope_tables`].
 pub(crate) struct GrowingRope {
     rows: RopeTable,
     num_rows: usize,
@@ -159,18 +160,26 @@ impl GrowingRope {
         }
     }
 
-    /// Makes at least `num_rows` rows, and some more so that this happens seldom.
-    pub(crate) fn grow(&mut self, num_rows: usize) {
+    /// Makes at least `num_rows` rows, and some more so that this happens seldom. An [`EngineError::Internal`] when there is no
+    /// memory for them.
+    pub(crate) fn grow(&mut self, num_rows: usize) -> Result<(), EngineError> {
         if num_rows <= self.num_rows {
-            return;
+            return Ok(());
         }
-        let end = num_rows.next_power_of_two().max(256).min(self.max_positions * self.frequencies.len()).max(num_rows);
+        let num_tables = self.frequencies.len();
+        let end = num_rows.next_power_of_two().max(256).min(self.max_positions * num_tables).max(num_rows);
         let values = end * self.rows.rotary_dim / 2;
-        self.rows.cos.reserve_exact(values - self.rows.cos.len());
-        self.rows.sin.reserve_exact(values - self.rows.sin.len());
+        for table in [&mut self.rows.cos, &mut self.rows.sin] {
+            table.try_reserve_exact(values - table.len()).map_err(|e| {
+                EngineError::Internal(format!(
+                    "a rope table of {end} rows cannot get its {} bytes: {e}",
+                    values * size_of::<f32>()
+                ))
+            })?;
+        }
         for row in self.num_rows..end {
-            let position = (row % self.max_positions) as f32;
-            for frequency in &self.frequencies[row / self.max_positions] {
+            let position = (row / num_tables) as f32;
+            for frequency in &self.frequencies[row % num_tables] {
                 // The angle is rounded to f32, as in training.
                 let (sin, cos) = f64::from(position * frequency).sin_cos();
                 self.rows.cos.push(cos as f32 * self.factor);
@@ -178,6 +187,7 @@ impl GrowingRope {
             }
         }
         self.num_rows = end;
+        Ok(())
     }
 
     pub(crate) fn table(&self) -> &RopeTable {
@@ -188,6 +198,7 @@ impl GrowingRope {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::config::RopeRows;
 
     fn rope(scaling: RopeScaling) -> RopeConfig {
         RopeConfig { style: RopeStyle::Neox, theta: 10_000.0, rotary_dim: 4, scaling }
@@ -199,5 +210,45 @@ mod tests {
             RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_positions: 64 };
         // Wavelengths of 2 pi and 200 pi against bounds of 16 and 64.
         assert_eq!(rope(scaling).frequencies(0), [1.0, 0.01 / 8.0]);
+    }
+
+    fn longrope(max_positions: usize) -> GrowingRope {
+        let scaling = RopeScaling::LongRope {
+            short: vec![1.0, 1.0],
+            long: vec![2.0, 4.0],
+            original_max_positions: 64,
+            attention_factor: 1.0,
+        };
+        let rope = rope(scaling);
+        let frequencies = (0..2).map(|table| rope.frequencies(table)).collect();
+        let rows = RopeTable { style: rope.style, rotary_dim: 4, cos: Vec::new(), sin: Vec::new() };
+        GrowingRope { rows, num_rows: 0, frequencies, max_positions, factor: 1.0 }
+    }
+
+    #[test]
+    fn both_tables_grow_with_the_positions_used() {
+        let mut rope = longrope(1 << 27);
+        let long = RopeRows { first: 1, num_tables: 2 };
+        let short = RopeRows { first: 0, num_tables: 2 };
+        rope.grow(long.row(300) as usize + 1).unwrap();
+        assert_eq!(rope.num_rows, 1024, "600 rows and some more, whatever the model's context");
+        rope.grow(long.row(700) as usize + 1).unwrap();
+        for (rows, divisors) in [(short, [1.0, 1.0]), (long, [2.0, 4.0])] {
+            for position in [0, 1, 300, 700] {
+                let row = rows.row(position) as usize;
+                for (pair, (frequency, divisor)) in [1.0_f64, 0.01].into_iter().zip(divisors).enumerate() {
+                    let angle = position as f64 * frequency / divisor;
+                    let got = (rope.table().cos[row * 2 + pair], rope.table().sin[row * 2 + pair]);
+                    let close = |got: f32, want: f64| (f64::from(got) - want).abs() < 1e-4;
+                    assert!(close(got.0, angle.cos()) && close(got.1, angle.sin()), "{rows:?}, position {position}: {got:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_without_memory_are_an_error() {
+        let error = longrope(usize::MAX >> 8).grow(1 << 55).unwrap_err().to_string();
+        assert!(error.contains("rows cannot get"), "{error}");
     }
 }

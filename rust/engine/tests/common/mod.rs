@@ -7,7 +7,7 @@ use std::{path::PathBuf, sync::Arc};
 use device::{Backend, KvDType, KvGroupMetadata, Precision, StepMetadata};
 use engine::{
     ModelSource,
-    model::ModelFiles,
+    model::{ModelFiles, config::RopeRows},
     model_runner::{ModelRunner, RunnerOptions},
 };
 
@@ -36,7 +36,7 @@ pub fn load(source: &ModelSource, backend: Arc<dyn Backend>, precision: Precisio
 /// A request with its own blocks, drawn from a shuffled pool.
 struct Sequence {
     ids: Vec<u32>,
-    rope_offset: u32,
+    rope: RopeRows,
     computed: usize,
     /// By group.
     blocks: Vec<Vec<u32>>,
@@ -63,8 +63,8 @@ impl<'a> Harness<'a> {
     /// Adds a request; the first `num_prompt_tokens` ids are its prompt.
     pub fn add(&mut self, ids: Vec<u32>, num_prompt_tokens: usize) -> usize {
         let blocks = vec![Vec::new(); self.runner.kv_groups().groups.len()];
-        let rope_offset = self.runner.rope_offset(num_prompt_tokens);
-        self.sequences.push(Sequence { ids, rope_offset, computed: 0, blocks, logits: Vec::new() });
+        let rope = self.runner.config().rope_rows(num_prompt_tokens);
+        self.sequences.push(Sequence { ids, rope, computed: 0, blocks, logits: Vec::new() });
         self.sequences.len() - 1
     }
 
@@ -80,7 +80,7 @@ impl<'a> Harness<'a> {
             let (start, end) = (sequence.computed, sequence.computed + n);
             token_ids.extend(&sequence.ids[start..end]);
             let positions = start as u32..end as u32;
-            step.rope_positions.extend(positions.clone().map(|p| p + sequence.rope_offset));
+            step.rope_positions.extend((start..end).map(|p| sequence.rope.row(p)));
             step.positions.extend(positions);
             step.query_start_loc.push(token_ids.len() as u32);
             step.seq_lens.push(end as u32);

@@ -1,0 +1,200 @@
+//! A backend that fails on purpose: what ends, what goes on, and what is left in the pool.
+
+use std::{
+    borrow::Cow,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
+    },
+    thread,
+    time::Duration,
+};
+
+use device::{
+    AttentionArgs, Backend, BackendInfo, CacheEngine, DeviceError, EmbedArgs, GateUpArgs, KvCacheSpec, Linear, LinearOptions,
+    Norm, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, WeightView,
+    cpu::{CpuBackend, CpuTier},
+};
+
+use super::{load::load_with_backend, thread::EngineThread, *};
+use crate::{CompletionChoice, FinishReason, OutputEvent, Prompt, SamplingParams};
+
+const NO_ROW: u32 = u32::MAX;
+
+/// Panics in the next attention when told to, and spoils one row of what logits are made from.
+struct Failing {
+    inner: CpuBackend,
+    panics: AtomicBool,
+    bad_row: AtomicU32,
+}
+
+impl Backend for Failing {
+    fn info(&self) -> BackendInfo {
+        self.inner.info()
+    }
+
+    fn alloc(&self, max_rows: usize, cols: usize) -> Result<Tensor, DeviceError> {
+        self.inner.alloc(max_rows, cols)
+    }
+
+    fn alloc_kv_cache(&self, spec: &KvCacheSpec) -> Result<CacheEngine, DeviceError> {
+        self.inner.alloc_kv_cache(spec)
+    }
+
+    fn load_linear(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError> {
+        self.inner.load_linear(weight, options)
+    }
+
+    fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor) {
+        self.inner.embed(args, out);
+    }
+
+    fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>]) {
+        self.inner.norm_linear(x, norm, projections);
+    }
+
+    fn rope_and_cache(&self, args: RopeArgs<'_>, group: usize, step: &StepMetadata) {
+        self.inner.rope_and_cache(args, group, step);
+    }
+
+    fn attention(&self, args: AttentionArgs<'_>, step: &StepMetadata) {
+        assert!(!self.panics.swap(false, SeqCst), "the backend fails on purpose");
+        self.inner.attention(args, step);
+    }
+
+    fn linear_residual(&self, args: ResidualArgs<'_>) {
+        self.inner.linear_residual(args);
+    }
+
+    fn gate_up(&self, args: GateUpArgs<'_>) {
+        self.inner.gate_up(args);
+    }
+
+    fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) {
+        self.inner.gather_rows(x, rows, out);
+        let bad_row = self.bad_row.load(SeqCst);
+        if let Some(at) = rows.iter().position(|row| *row == bad_row) {
+            self.bad_row.store(NO_ROW, SeqCst);
+            let cols = out.cols();
+            out.as_mut_slice()[at * cols..][..cols].fill(f32::NAN);
+        }
+    }
+
+    fn copy_blocks(&self, cache: &CacheEngine, pairs: &[(u32, u32)]) {
+        self.inner.copy_blocks(cache, pairs);
+    }
+
+    fn read<'a>(&self, x: &'a Tensor) -> Cow<'a, [f32]> {
+        self.inner.read(x)
+    }
+}
+
+fn start() -> (Engine, EngineThread, Arc<Failing>) {
+    let inner = CpuBackend::new(CpuTier::detect(), 1).unwrap();
+    let backend = Arc::new(Failing { inner, panics: AtomicBool::new(false), bad_row: AtomicU32::new(NO_ROW) });
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/text/llama");
+    let source = ModelSource::HuggingFace { path, tokenizer_json: None };
+    let config = EngineConfig { dtype: ModelDType::F32, max_num_seqs: 2, ..EngineConfig::default() };
+    let (shared, thread) = load_with_backend(&source, &config, Arc::<Failing>::clone(&backend), &|_| {}).unwrap();
+    (Engine { shared: Arc::new(shared) }, thread, backend)
+}
+
+fn request(i: u32, max_tokens: usize) -> GenerationRequest {
+    let sampling =
+        SamplingParams { temperature: Some(0.0), max_tokens: Some(max_tokens), ignore_eos: true, ..SamplingParams::default() };
+    GenerationRequest::new(Prompt::TokenIds((0..40).map(|j| (i * 97 + j * 31) % 400 + 10).collect()), sampling)
+}
+
+fn answer(stream: RequestStream) -> CompletionChoice {
+    stream.wait().unwrap().choices.remove(0)
+}
+
+fn assert_clean(engine: &Engine) {
+    let stats = engine.kv_cache_stats().unwrap();
+    assert_eq!((stats.blocks_used, stats.requests_running, stats.requests_waiting), (0, 0, 0));
+    assert_eq!(stats.blocks_free, stats.blocks_total);
+}
+
+#[test]
+fn a_panic_in_a_step_ends_its_requests_with_text_and_cause_and_no_others() {
+    let (engine, thread, backend) = start();
+    let serving = thread::spawn(move || thread.run());
+    let expected = answer(engine.submit(request(3, 30)).unwrap()).text;
+    let running = [1, 2].map(|i| engine.submit(request(i, 400)).unwrap());
+    let waiting = engine.submit(request(3, 30)).unwrap();
+    let mut collectors = running.each_ref().map(RequestStream::collector);
+    for (stream, collector) in running.iter().zip(&mut collectors) {
+        let event = stream.next_timeout(Duration::from_secs(20)).unwrap().expect("an event in time");
+        assert!(matches!(event, OutputEvent::Delta { .. }));
+        assert!(collector.push(event).is_none());
+    }
+    backend.panics.store(true, SeqCst);
+    for (stream, mut collector) in running.into_iter().zip(collectors) {
+        let completion = loop {
+            let event = stream.next_timeout(Duration::from_secs(20)).unwrap().expect("an event in time");
+            if let Some(completion) = collector.push(event) {
+                break completion;
+            }
+        };
+        let choice = &completion.choices[0];
+        assert_eq!(choice.finish_reason, FinishReason::Error);
+        assert!(choice.error.as_ref().unwrap().contains("the backend fails on purpose"), "{:?}", choice.error);
+        assert!(!choice.text.is_empty());
+    }
+    let choice = answer(waiting);
+    assert_eq!((choice.finish_reason, choice.error, &choice.text), (FinishReason::Length, None, &expected));
+    assert_clean(&engine);
+    assert_eq!(answer(engine.submit(request(3, 30)).unwrap()).text, expected);
+    drop(engine);
+    serving.join().unwrap();
+}
+
+#[test]
+fn a_panic_in_the_books_ends_every_request_and_not_the_thread() {
+    let (engine, mut thread, _) = start();
+    let streams = [1, 2, 3].map(|i| engine.submit(request(i, 400)).unwrap());
+    for _ in 0..5 {
+        assert!(thread.turn());
+    }
+    let why = thread.guarded(|_| panic!("the books are torn")).unwrap_err();
+    assert_eq!(why, "the books are torn");
+    for stream in streams {
+        let choice = answer(stream);
+        assert_eq!((choice.finish_reason, choice.error.as_deref()), (FinishReason::Error, Some("the books are torn")));
+    }
+    let serving = thread::spawn(move || thread.run());
+    assert_clean(&engine);
+    assert_eq!(answer(engine.submit(request(1, 20)).unwrap()).finish_reason, FinishReason::Length);
+    assert_clean(&engine);
+    drop(engine);
+    serving.join().unwrap();
+}
+
+#[test]
+fn a_bad_row_of_prompt_log_probabilities_ends_its_request_alone() {
+    let (engine, thread, backend) = start();
+    let mut scored = request(1, 10);
+    scored.echo_prompt = true;
+    scored.sampling.logprobs = Some(1);
+    let scored = engine.submit(scored).unwrap();
+    let other = engine.submit(request(2, 10)).unwrap();
+    backend.bad_row.store(7, SeqCst);
+    let serving = thread::spawn(move || thread.run());
+    let bad = answer(scored);
+    assert_eq!(bad.finish_reason, FinishReason::Error);
+    assert!(bad.error.as_ref().unwrap().contains("NaN"), "{:?}", bad.error);
+    assert_eq!(answer(other).finish_reason, FinishReason::Length);
+    assert_clean(&engine);
+    drop(engine);
+    serving.join().unwrap();
+}
+
+#[test]
+fn an_engine_without_its_thread_says_so() {
+    let (engine, thread, _) = start();
+    drop(thread);
+    let error = engine.kv_cache_stats().unwrap_err();
+    assert!(error.to_string().contains("the engine thread has ended"), "{error}");
+    assert!(engine.submit(request(1, 1)).is_err());
+}
