@@ -13,7 +13,9 @@ from mistral_paged import (
     ChatCompletionRequest,
     CompletionRequest,
     DiffusionArchitecture,
+    InvalidArgumentError,
     MistralPagedError,
+    MultimodalArchitecture,
     PagedCacheType,
     Runner,
     SpeechLoaderType,
@@ -77,6 +79,7 @@ def test_request_values(llama: Runner, options: dict[str, Any], message: str) ->
         ({"prompt": [-1]}, "-1"),
         ({"prompt": [2**40]}, str(2**40)),
         ({"best_of": 2, "n_choices": 3}, "best_of.*2.*3"),
+        ({"best_of": 1, "n_choices": 3}, "best_of.*1.*3"),
         ({"best_of": 0}, "best_of"),
         ({"logprobs": -1}, "logprobs.*-1"),
     ],
@@ -209,32 +212,166 @@ def test_later_runner_arguments_say_so(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "which",
+    ("kind", "arguments", "options"),
     [
-        Which.Lora("adapters", "order"),
-        Which.XLora("adapters", "order"),
-        Which.LoraGGUF("model", "file", "adapters", "order"),
-        Which.XLoraGGUF("model", "file", "adapters", "order"),
-        Which.GGML("model", "file"),
-        Which.LoraGGML("model", "file", "adapters", "order"),
-        Which.XLoraGGML("model", "file", "adapters", "order"),
-        Which.MultimodalPlain("model"),
-        Which.VisionPlain("model"),
-        Which.Embedding("model"),
-        Which.DiffusionPlain("model", DiffusionArchitecture.Flux),
-        Which.Speech("model", SpeechLoaderType.Dia),
+        ("Lora", ("adapters", "order"), {"arch": Architecture.Mistral, "model_id": "m"}),
+        ("Lora", (), {"model_id": "m", "adapters": [], "max_adapters": 16, "max_rank": 256, "max_bytes": 1 << 33}),
+        ("XLora", ("adapters", "order"), {"tgt_non_granular_index": 1, "write_uqff": "x", "hf_cache_path": "x"}),
+        ("LoraGGUF", ("model", "file", "adapters", "order"), {}),
+        ("XLoraGGUF", ("model", "file", "adapters", "order"), {"tgt_non_granular_index": 1}),
+        ("GGML", ("model", "file"), {"gqa": 1}),
+        ("LoraGGML", ("model", "file", "adapters", "order"), {}),
+        ("XLoraGGML", ("model", "file", "adapters", "order"), {}),
+        ("MultimodalPlain", ("model",), {"max_edge": 5, "encoder_cache_memory_bytes": 1, "from_uqff": "x", "organization": None}),
+        ("VisionPlain", ("model", MultimodalArchitecture.Phi3V), {"auto_map_params": None}),
+        ("Embedding", ("model",), {"imatrix": "x", "calibration_file": "x"}),
+        ("DiffusionPlain", ("model", DiffusionArchitecture.Flux), {}),
+        ("Speech", ("model", SpeechLoaderType.Dia), {"dac_model_id": "x"}),
     ],
-    ids=lambda which: type(which).__name__,
 )
-def test_later_kinds_of_model_say_so(which: Which) -> None:
-    with pytest.raises(NotImplementedError, match=type(which).__name__.replace("Which_", r"Which\.")):
-        Runner(which=which)
+def test_later_kinds_of_model_say_so(kind: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    with pytest.raises(NotImplementedError, match=rf"Which\.{kind} is not supported yet"):
+        getattr(Which, kind)(*arguments, **options)
 
 
-@pytest.mark.parametrize("field", ["topology", "write_uqff", "from_uqff", "imatrix", "calibration_file", "matformer_slice_name"])
+EITHER = [
+    "topology",
+    "organization",
+    "write_uqff",
+    "from_uqff",
+    "imatrix",
+    "calibration_file",
+    "matformer_config_path",
+    "matformer_slice_name",
+    "auto_map_params",
+]
+GGUF_ONLY = [
+    "mmproj_filename",
+    "max_edge",
+    "adapters",
+    "max_adapters",
+    "max_rank",
+    "max_bytes",
+    "encoder_cache_memory_bytes",
+]
+
+
+@pytest.mark.parametrize("field", EITHER)
 def test_later_fields_of_which_say_so(field: str) -> None:
     with pytest.raises(NotImplementedError, match=f"`{field}`"):
         Runner(which=Which.Plain(str(GOLDEN / "text" / "llama"), **{field: "x"}))
+
+
+@pytest.mark.parametrize("field", EITHER + GGUF_ONLY)
+def test_later_fields_of_gguf_say_so(field: str) -> None:
+    for value in ("x", 16, ["x"]):
+        with pytest.raises(NotImplementedError, match=f"`{field}`"):
+            Runner(which=Which.GGUF(str(GOLDEN / "gguf" / "llama.gguf"), **{field: value}))
+
+
+def test_which_refuses_unknown_fields() -> None:
+    with pytest.raises(TypeError, match="unknown"):
+        Which.Plain("model", unknown=1)
+    with pytest.raises(TypeError, match="unknown"):
+        Which.GGUF("model", unknown=1)
+    with pytest.raises(TypeError, match="quantized_filename"):
+        Which.GGUF("model", 5)
+
+
+FAR = [-(2**200), 10**30, 2**70]
+
+
+@pytest.mark.parametrize("value", [-1, *FAR])
+@pytest.mark.parametrize("name", ["seed", "max_tokens", "n_choices", "top_k", "dry_allowed_length", "top_logprobs"])
+def test_integers_out_of_range_are_named(llama: Runner, name: str, value: int) -> None:
+    options = {"max_tokens": 1, "dry_multiplier": 1.0, "logprobs": True, name: value}
+    with pytest.raises(InvalidArgumentError, match=rf"`{name}`.* {value}\b"):
+        llama.send_chat_completion_request(ChatCompletionRequest(USER, "m", **options))
+
+
+@pytest.mark.parametrize("value", [-1, *FAR])
+def test_integers_of_completions_out_of_range_are_named(llama: Runner, value: int) -> None:
+    for name in ("best_of", "logprobs"):
+        with pytest.raises(InvalidArgumentError, match=rf"`{name}`.* {value}\b"):
+            CompletionRequest([5], "m", **{name: value})
+    with pytest.raises(InvalidArgumentError, match=rf"`logit_bias`.* {value};"):
+        CompletionRequest([5], "m", logit_bias={value: 1.0})
+    with pytest.raises(InvalidArgumentError, match=rf"`prompt`.* {value};"):
+        CompletionRequest([5, value], "m")
+    with pytest.raises(InvalidArgumentError, match=rf"`tokens`.* {value};"):
+        llama.detokenize_text([value])
+
+
+@pytest.mark.parametrize("value", [-1, *FAR])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "max_seqs",
+        "prefix_cache_n",
+        "pa_gpu_mem",
+        "pa_ctxt_len",
+        "pa_blk_size",
+        "seed",
+        "max_num_batched_tokens",
+        "prompt_batchsize",
+        "num_threads",
+    ],
+)
+def test_integers_of_runners_out_of_range_are_named(name: str, value: int) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"`{name}`.* {value}\b"):
+        Runner(which=text_model("llama"), **{name: value})
+
+
+def test_the_largest_seed_is_taken(llama: Runner) -> None:
+    generate(llama, [5], 1, seed=2**64 - 1)
+    with pytest.raises(InvalidArgumentError, match=rf"`seed`.*{2**64 - 1}.*{2**64}"):
+        generate(llama, [5], 1, seed=2**64)
+
+
+def test_an_integer_of_thousands_of_digits_is_named(llama: Runner) -> None:
+    with pytest.raises(InvalidArgumentError, match="`max_tokens`.*thousands of digits"):
+        generate(llama, [5], 1 << 100_000)
+    for value in (10**400, -(10**400)):
+        with pytest.raises(InvalidArgumentError, match="temperature.*inf"):
+            generate(llama, [5], 1, temperature=value)
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfff" + "b" * 1000])
+def test_a_lone_surrogate_is_named(llama: Runner, text: str) -> None:
+    for call in (
+        lambda: CompletionRequest(text, "m"),
+        lambda: CompletionRequest("x", "m", suffix=text),
+        lambda: CompletionRequest("x", "m", stop_seqs=text),
+        lambda: CompletionRequest("x", "m", stop_seqs=["y", text]),
+        lambda: ChatCompletionRequest(text, "m"),
+        lambda: ChatCompletionRequest([{"role": "user", "content": text}], "m"),
+        lambda: llama.tokenize_text(text),
+    ):
+        with pytest.raises(InvalidArgumentError, match=r"lone surrogate.*\\ud[8f]") as caught:
+            call()
+        assert len(str(caught.value)) < 400
+
+
+def test_two_spellings_of_one_option_are_refused() -> None:
+    with pytest.raises(ValueError, match="`prompt_batchsize` and `max_num_batched_tokens` are the same"):
+        Runner(which=text_model("llama"), prompt_batchsize=64, max_num_batched_tokens=4096)
+
+
+def test_both_chat_templates_must_be_readable(tmp_path: Path) -> None:
+    good = tmp_path / "own.jinja"
+    good.write_text("x")
+    for options in (
+        {"chat_template": "/nowhere/own.jinja", "jinja_explicit": str(good)},
+        {"chat_template": str(good), "jinja_explicit": "/nowhere/own.jinja"},
+    ):
+        with pytest.raises(ValueError, match="/nowhere/own.jinja"):
+            Runner(which=text_model("llama"), **options)
+
+
+def test_add_special_tokens_needs_a_text(llama: Runner) -> None:
+    for value in (True, False):
+        with pytest.raises(ValueError, match="add_special_tokens"):
+            llama.tokenize_text(USER, value)
 
 
 def test_later_methods_say_so() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import GOLDEN
 
-from mistral_paged import __version__
+from mistral_paged import __version__, cli
 
 MODEL = str(GOLDEN / "text" / "llama")
 COMMAND = Path(sys.executable).with_name("mistral-paged")
@@ -40,6 +41,31 @@ def test_gguf_file_and_folder() -> None:
     whole = run("run", "-m", str(file), *options)
     assert whole.returncode == 0, whole.stderr
     assert run("run", "-m", str(file.parent), "-f", file.name, *options).stdout == whole.stdout
+
+
+def test_a_folder_with_nothing_but_a_gguf(tmp_path: Path) -> None:
+    shutil.copy(GOLDEN / "gguf" / "llama.gguf", tmp_path / "only.gguf")
+    shutil.copy(GOLDEN / "text" / "llama" / "tokenizer_config.json", tmp_path)
+    options = ["-i", "Hi", "--max-tokens", "4", "--temperature", "0"]
+    done = run("run", "-m", str(tmp_path), *options)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    shutil.copy(tmp_path / "only.gguf", tmp_path / "other.gguf")
+    several = run("run", "-m", str(tmp_path), *options)
+    assert several.returncode == 1
+    assert "only.gguf" in several.stderr
+    assert "other.gguf" in several.stderr
+
+
+def test_sampling_left_out_is_that_of_the_mirrored_command() -> None:
+    options = cli.build_parser().parse_args(["run"])
+    assert (options.temperature, options.top_k, options.top_p, options.min_p) == (0.8, 40, 0.95, 0.05)
+    given = ["--temperature", "0.8", "--top-k", "40", "--top-p", "0.95", "--min-p", "0.05"]
+    same, explicit, other = (
+        run("run", "-m", MODEL, "-i", "Hi", "--max-tokens", "12", "--seed", "3", *flags).stdout
+        for flags in ([], given, ["--temperature", "0.1", "--top-k", "0", "--min-p", "0"])
+    )
+    assert same == explicit != other
 
 
 def test_the_default_model_answers() -> None:
@@ -95,6 +121,7 @@ def test_wrong_usage_exits_2(arguments: list[str]) -> None:
     ("arguments", "message"),
     [
         (["-m", "/no/such"], "neither a local folder nor a hub id"),
+        (["-m", "~nosuchuser"], "neither a local folder nor a hub id"),
         (["-m", MODEL, "--pa-block-size", "7"], "Block size must be in [8, 16, 32], got 7"),
         (["-m", MODEL, "--arch", "qwen3"], "contradicts"),
         (["-f", "x.gguf"], "name the model with -m"),

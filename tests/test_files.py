@@ -138,3 +138,13 @@ def test_an_exception_of_the_progress_callback_is_raised() -> None:
 
     with pytest.raises(LookupError, match="of"):
         Runner(which=text_model("llama"), load_progress=fail)
+
+
+def test_a_home_folder_is_expanded_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = copy_of("llama", tmp_path)
+    (folder / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    (tmp_path / "own.jinja").write_text("<{{ messages[0]['content'] }}>")
+    which = Which.Plain("~/llama", tokenizer_json="~/tokenizer.json")
+    runner = Runner(which=which, chat_template="~/own.jinja", pa_ctxt_len=256)
+    assert runner.detokenize_text(runner.tokenize_text([{"role": "user", "content": "abc"}])) == "<abc>"

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,11 +19,21 @@ import pytest
 from conftest import GOLDEN, generate, runner_of
 from huggingface_hub import _snapshot_download, file_download, hf_api
 
-from mistral_paged import Architecture, ModelDType, Runner, Which
+from mistral_paged import Architecture, ModelDType, ModelNotFoundError, Runner, Which
 from mistral_paged.hub import parse_token_source
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_secret"
+# Files beside a model that no runner needs, some of them as large as it.
+DECOYS = [
+    "consolidated.safetensors",
+    "extra/huge.bin",
+    "onnx/model.safetensors",
+    "original/config.json",
+    "original/model-00001-of-00001.safetensors",
+    "pytorch_model.bin",
+    "tf/tokenizer.json",
+]
 
 
 class Hub(ThreadingHTTPServer):
@@ -32,7 +46,7 @@ class Hub(ThreadingHTTPServer):
         self.requests: list[str] = []
         text = GOLDEN / "text" / "mistral"
         self.repositories = {
-            "tiny/mistral": {**{file.name: file for file in text.iterdir()}, "extra/huge.bin": text / "golden.json"},
+            "tiny/mistral": {**{file.name: file for file in text.iterdir()}, **dict.fromkeys(DECOYS, text / "golden.json")},
             "tiny/gguf": {file.name: file for file in (GOLDEN / "gguf").iterdir()},
             "tiny/gated": {file.name: file for file in text.iterdir()},
         }
@@ -59,7 +73,9 @@ class Handler(BaseHTTPRequestHandler):
         parts = path.removeprefix("api/models/").split("/")
         repository = "/".join(parts[:2])
         files = self.server.repositories.get(repository)
-        if files is None:
+        if repository == "tiny/gone":
+            self.send(404, b"{}", body, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"})
+        elif files is None:
             self.send(401, b"{}", body, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"})
         elif repository == "tiny/gated" and self.headers.get("Authorization") != f"Bearer {TOKEN}":
             message = "Access to model tiny/gated is restricted."
@@ -95,10 +111,20 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub_server() -> Iterator[Hub]:
     server = Hub()
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def hub(hub_server: Hub, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """The server, taken by this process for the hub."""
+    server = hub_server
     for module in (huggingface_hub.constants, file_download, hf_api, _snapshot_download):
         for name in ("ENDPOINT", "HF_ENDPOINT"):
             if hasattr(module, name):
@@ -107,10 +133,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     for module in (huggingface_hub.constants, file_download):
         if hasattr(module, "HUGGINGFACE_CO_URL_TEMPLATE"):
             monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    return server
 
 
 def plain(repository: str, cache: Path) -> Which:
@@ -128,7 +151,7 @@ def test_download_then_reuse_offline(hub: Hub, tmp_path: Path, monkeypatch: pyte
     assert generate(runner, [318, 460], 8) == expected
     fetched = {request.partition("resolve/")[2].partition("/")[2] for request in hub.requests if request.startswith("GET tiny/")}
     assert "model.safetensors" in fetched
-    assert not fetched & {"golden.json", "extra/huge.bin"}
+    assert not fetched & {"golden.json", *DECOYS}
 
     hub.requests.clear()
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
@@ -152,8 +175,10 @@ def test_only_the_named_gguf_is_downloaded(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_a_gguf_that_the_repository_has_not(hub: Hub, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"absent\.gguf"):
+    with pytest.raises(ValueError, match=r"repository tiny/gguf has no file 'absent\.gguf'; its files: .*'qwen2\.gguf'"):
         load(Which.GGUF("tiny/gguf", "absent.gguf", hf_cache_path=str(tmp_path)))
+    with pytest.raises(ValueError, match=r"repository tiny/gguf has no file 'config\.json'; its files: .*'qwen2\.gguf'"):
+        load(plain("tiny/gguf", tmp_path))
     with pytest.raises(ValueError, match="quantized_filename"):
         load(Which.GGUF("tiny/gguf", hf_cache_path=str(tmp_path)))
 
@@ -164,15 +189,41 @@ def test_gated_repository(hub: Hub, tmp_path: Path) -> None:
     load(plain("tiny/gated", tmp_path), token_source=f"literal:{TOKEN}")
 
 
-def test_unknown_repository(hub: Hub, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no/such is neither a local folder nor a repository"):
-        load(plain("no/such", tmp_path))
+@pytest.mark.parametrize("repository", ["no/such", "tiny/gone"])
+def test_unknown_repository(hub: Hub, repository: str, tmp_path: Path) -> None:
+    """The hub answers 401 to who has no token, 404 to who has one."""
+    with pytest.raises(ModelNotFoundError, match=f"{repository} is neither a local folder nor a repository"):
+        load(plain(repository, tmp_path))
 
 
-@pytest.mark.parametrize("name", ["/no/such/folder", "a/b/c", "bad name", ""])
+@pytest.mark.parametrize("name", ["/no/such/folder", "a/b/c", "bad name", "", "~nosuchuser/model", "x" * 5000, "a\0b"])
 def test_neither_folder_nor_id(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="neither a local folder nor a hub id"):
-        load(plain(name, tmp_path))
+    for which in (plain(name, tmp_path), Which.GGUF(name, "a.gguf", hf_cache_path=str(tmp_path))):
+        with pytest.raises(ModelNotFoundError, match="neither a local folder nor a hub id") as caught:
+            load(which)
+        assert len(str(caught.value)) < 1000
+
+
+def test_the_hubs_own_environment_variables(hub_server: Hub, tmp_path: Path) -> None:
+    program = """
+        from mistral_paged import *
+        runner = Runner(which=Which.Plain("tiny/mistral"), pa_ctxt_len=256, token_source="none")
+        request = CompletionRequest([318, 460], "m", max_tokens=4, temperature=0, ignore_eos=True)
+        print(repr(runner.send_completion_request(request).choices[0].text))
+    """
+
+    def run(**variables: str) -> str:
+        environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_PROGRESS_BARS": "1", **variables}
+        arguments = [sys.executable, "-c", textwrap.dedent(program)]
+        done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    online = run(HF_ENDPOINT=hub_server.url)
+    assert hub_server.requests
+    hub_server.requests.clear()
+    assert run(HF_ENDPOINT=hub_server.url, HF_HUB_OFFLINE="1") == online != ""
+    assert hub_server.requests == []
 
 
 def test_a_file_is_no_folder() -> None:

@@ -17,6 +17,7 @@ from mistral_paged import (
     __version__,
 )
 from mistral_paged.default_model import default_model
+from mistral_paged.hub import find_local
 
 DTYPES = {"auto": ModelDType.Auto, "bf16": ModelDType.BF16, "f16": ModelDType.F16, "f32": ModelDType.F32}
 ARCHITECTURES = {
@@ -90,10 +91,10 @@ def build_parser() -> argparse.ArgumentParser:
     request.add_argument("-i", "--input", metavar="TEXT", help="answer this and leave")
     request.add_argument("--system", metavar="TEXT", help="system message")
     request.add_argument("--max-tokens", type=int, help="tokens of an answer at most")
-    request.add_argument("--temperature", type=float, help="0 is greedy; left out, the model's own")
-    request.add_argument("--top-p", type=float)
-    request.add_argument("--top-k", type=int)
-    request.add_argument("--min-p", type=float)
+    request.add_argument("--temperature", type=float, default=0.8, help="0 is greedy; default %(default)s")
+    request.add_argument("--top-p", type=float, default=0.95, help="the likeliest tokens of that probability together; default %(default)s")
+    request.add_argument("--top-k", type=int, default=40, help="so many of the likeliest tokens, 0 for all; default %(default)s")
+    request.add_argument("--min-p", type=float, default=0.05, help="tokens of that share of the likeliest's probability; default %(default)s")
     request.add_argument("--presence-penalty", type=float)
     request.add_argument("--frequency-penalty", type=float)
     request.add_argument("--repetition-penalty", type=float)
@@ -165,8 +166,7 @@ def select(options: argparse.Namespace) -> Which:
         if options.quantized_file is not None:
             raise ValueError("-f names a file in a model; name the model with -m")
         model = str(default_model())
-    folder = Path(model).expanduser()
-    if options.quantized_file is None and folder.suffix != ".gguf":
+    if options.quantized_file is None and not has_gguf(find_local(model)):
         if options.tok_model_id is not None:
             raise ValueError("--tok-model-id goes with a GGUF file; name it with -f")
         return Which.Plain(
@@ -186,6 +186,13 @@ def select(options: argparse.Namespace) -> Which:
         tokenizer_json=options.tokenizer,
         hf_cache_path=options.hf_cache,
     )
+
+
+def has_gguf(path: Path | None) -> bool:
+    """Whether a local model is a GGUF file, or a folder that has such files and is not in Hugging Face layout."""
+    if path is None:
+        return False
+    return path.suffix == ".gguf" if path.is_file() else not (path / "config.json").exists() and any(path.glob("*.gguf"))
 
 
 class Chat:

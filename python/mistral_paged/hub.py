@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from pathlib import Path
 
 from mistral_paged.exceptions import InvalidArgumentError, ModelLoadError, ModelNotFoundError
 
-TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json"]
-CONFIG_FILES = ["config.json", "generation_config.json"]
-WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
+TEXT_FILES = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.*",
+]
+WEIGHT_FILES = ["model*.safetensors", "model.safetensors.index.json"]
+SUBFOLDERS = ["*/*"]
 
 
 def resolve_plain(model_id: str, token_source: str, cache_dir: str | None) -> str:
     """The folder of a model in Hugging Face layout."""
     token = parse_token_source(token_source)
-    path = Path(model_id).expanduser()
-    if model_id and path.is_dir():
-        return str(path)
+    path = find_local(model_id)
+    if path is None:
+        folder = _download(model_id, [*TEXT_FILES, *WEIGHT_FILES], SUBFOLDERS, token, cache_dir)
+        if not (folder / "config.json").is_file():
+            raise _missing(model_id, folder, "config.json", token)
+        return str(folder)
     if path.is_file():
         raise ModelLoadError(f"{model_id} is a file; Which.Plain takes a folder or a hub id (for a GGUF file, use Which.GGUF)")
-    return _download(model_id, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES], token, cache_dir)
+    return str(path)
 
 
 def resolve_gguf(
@@ -28,25 +39,52 @@ def resolve_gguf(
 ) -> tuple[list[str], str | None]:
     """The GGUF files of a model in order, and the folder of a tokenizer to use instead of theirs."""
     token = parse_token_source(token_source)
-    path = Path(model_id).expanduser()
-    if path.is_file():
-        if filenames is not None:
-            raise InvalidArgumentError(f"{model_id} is a file already; leave quantized_filename={filenames} out")
-        files = [str(path)]
-    elif model_id and path.is_dir():
-        files = _pick(path, filenames)
-    else:
+    path = find_local(model_id)
+    if filenames is not None and not filenames:
+        raise InvalidArgumentError("quantized_filename is an empty list; name at least one file")
+    if path is None:
         if filenames is None:
             raise InvalidArgumentError(
                 f"{model_id} is no local folder or file, so it is taken as a hub id, which needs quantized_filename"
             )
-        files = _pick(Path(_download(model_id, filenames, token, cache_dir)), filenames)
+        folder = _download(model_id, [glob.escape(name) for name in filenames], None, token, cache_dir)
+        for name in filenames:
+            if not (folder / name).is_file():
+                raise _missing(model_id, folder, name, token)
+        files = [str(folder / name) for name in filenames]
+    elif path.is_dir():
+        files = _pick(path, filenames)
+    elif filenames is None:
+        files = [str(path)]
+    else:
+        raise InvalidArgumentError(f"{model_id} is a file already; leave quantized_filename={filenames} out")
     if tok_model_id is None:
         return files, None
-    tokenizer = Path(tok_model_id).expanduser()
-    if tokenizer.is_dir():
+    tokenizer = find_local(tok_model_id)
+    if tokenizer is not None and tokenizer.is_dir():
         return files, str(tokenizer)
-    return files, _download(tok_model_id, [*CONFIG_FILES, *TOKENIZER_FILES], token, cache_dir)
+    return files, str(_download(tok_model_id, TEXT_FILES, SUBFOLDERS, token, cache_dir))
+
+
+def find_local(model_id: str) -> Path | None:
+    """The folder or file that a model id names; None when there is none, so that it may be a hub id."""
+    if not model_id:
+        return None
+    try:
+        path = Path(model_id).expanduser()
+        return path if path.is_dir() or path.is_file() else None
+    except (RuntimeError, OSError, ValueError) as error:
+        raise ModelNotFoundError(
+            f"{_shorten(model_id)!r} is neither a local folder nor a hub id such as 'owner/name': {_shorten(str(error))}"
+        ) from error
+
+
+def local_path(path: str) -> str:
+    """A path with `~` at its beginning expanded."""
+    try:
+        return str(Path(path).expanduser())
+    except RuntimeError as error:
+        raise InvalidArgumentError(f"{_shorten(path)!r} is no path: {error}") from error
 
 
 def parse_token_source(source: str) -> str | bool | None:
@@ -82,15 +120,32 @@ def _pick(folder: Path, filenames: list[str] | None) -> list[str]:
         if len(present) != 1:
             raise ModelLoadError(f"{folder} has {len(present)} GGUF files {present}; name one with quantized_filename")
         filenames = present
-    if not filenames:
-        raise InvalidArgumentError("quantized_filename is an empty list; name at least one file")
     for name in filenames:
         if not (folder / name).is_file():
             raise ModelLoadError(f"{folder} has no file {name!r}; its GGUF files: {present}")
     return [str(folder / name) for name in filenames]
 
 
-def _download(repo_id: str, patterns: list[str], token: str | bool | None, cache_dir: str | None) -> str:
+def _missing(repo_id: str, folder: Path, name: str, token: str | bool | None) -> ModelLoadError:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    try:
+        files = HfApi(token=token).list_repo_files(repo_id)
+        place = f"the hub's repository {repo_id}"
+    except (HfHubHTTPError, OfflineModeIsEnabled, OSError):
+        files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+        place = f"the cached part of the hub's repository {repo_id}"
+    return ModelLoadError(f"{place} has no file {name!r}; its files: {sorted(files)}")
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+def _download(
+    repo_id: str, patterns: list[str], ignored: list[str] | None, token: str | bool | None, cache_dir: str | None
+) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -102,8 +157,11 @@ def _download(repo_id: str, patterns: list[str], token: str | bool | None, cache
 
     if not repo_id:
         raise ModelNotFoundError("the model id '' is neither a local folder nor a hub id such as 'owner/name'")
+    cache = None if cache_dir is None else local_path(cache_dir)
     try:
-        return snapshot_download(repo_id, allow_patterns=patterns, token=token, cache_dir=cache_dir)
+        return Path(
+            snapshot_download(repo_id, allow_patterns=patterns, ignore_patterns=ignored, token=token, cache_dir=cache)
+        )
     except HFValidationError as error:
         raise ModelNotFoundError(f"{repo_id!r} is neither a local folder nor a hub id such as 'owner/name': {error}") from error
     except GatedRepoError as error:

@@ -1,41 +1,155 @@
 //! Checks of single arguments; every error names the argument and the value.
 
-use pyo3::prelude::*;
+use std::fmt;
+
+use pyo3::{
+    exceptions::{PyOverflowError, PyUnicodeEncodeError},
+    prelude::*,
+};
 
 use crate::exceptions::{invalid, not_yet};
 
-/// A count of at least `min`.
-pub fn at_least(name: &str, value: i64, min: i64) -> PyResult<usize> {
-    if value < min {
-        return Err(invalid(format!("`{name}` must be at least {min}, got {value}")));
+/// An integer as Python has it, of any size: what does not fit is refused by name, not by an `OverflowError` that names nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Integer {
+    /// One that any range here could hold.
+    Near(i128),
+    /// One beyond every range, as text.
+    Far(String),
+}
+
+impl Integer {
+    /// One, the default of counts.
+    pub const ONE: Self = Self::Near(1);
+
+    /// The value as a `T`, when it is one of at least `min`.
+    fn of_type<T: TryFrom<i128>>(&self, min: i128) -> Option<T> {
+        match self {
+            Self::Near(value) if *value >= min => T::try_from(*value).ok(),
+            _ => None,
+        }
     }
-    usize::try_from(value).map_err(|_| invalid(format!("`{name}` is too large: {value}")))
 }
 
-/// Arguments of the mirrored interface that do not work yet, with what works instead.
-pub struct Unsupported<'a> {
-    /// The argument.
-    pub name: &'a str,
-    /// Whether the caller gave it.
-    pub given: bool,
-    /// What works.
-    pub instead: &'a str,
+impl fmt::Display for Integer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Near(value) => value.fmt(f),
+            Self::Far(text) => f.write_str(text),
+        }
+    }
 }
 
-/// Refuses the first that was given.
-pub fn refuse(arguments: &[Unsupported<'_>]) -> PyResult<()> {
-    match arguments.iter().find(|argument| argument.given) {
-        Some(argument) => Err(not_yet(&format!("`{}`", argument.name), argument.instead)),
+impl<'py> FromPyObject<'_, 'py> for Integer {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if let Ok(value) = object.extract::<i64>() {
+            return Ok(Self::Near(value.into()));
+        }
+        match object.extract::<i128>() {
+            Ok(value) => Ok(Self::Near(value)),
+            // Python itself refuses to write out very long integers.
+            Err(error) if error.is_instance_of::<PyOverflowError>(object.py()) => {
+                let text = object.str().map(|text| text.to_string());
+                Ok(Self::Far(text.unwrap_or_else(|_| "an integer of thousands of digits".to_owned())))
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// A count of at least `min`.
+pub fn at_least(name: &str, value: &Integer, min: i128) -> PyResult<usize> {
+    // Half of what a count holds, so that two of them can be added.
+    let count: Option<isize> = value.of_type(min);
+    count.map(isize::unsigned_abs).ok_or_else(|| match value {
+        Integer::Near(given) if *given < min => invalid(format!("`{name}` must be at least {min}, got {given}")),
+        _ => invalid(format!("`{name}` must be an integer from {min} to {}, got {value}", isize::MAX)),
+    })
+}
+
+/// A count of at least `min` that may be left out.
+pub fn at_least_if_given(name: &str, value: Option<&Integer>, min: i128) -> PyResult<Option<usize>> {
+    value.map(|value| at_least(name, value, min)).transpose()
+}
+
+/// A seed: any 64 bits.
+pub fn check_seed(seed: Option<&Integer>) -> PyResult<Option<u64>> {
+    seed.map(|seed| {
+        seed.of_type(0).ok_or_else(|| invalid(format!("`seed` must be an integer from 0 to {}, got {seed}", u64::MAX)))
+    })
+    .transpose()
+}
+
+/// A number; an integer too large for a float is infinite, which no argument takes and whose check names it.
+#[derive(Clone, Copy, Debug)]
+pub struct Real(pub f64);
+
+impl Real {
+    /// In single precision.
+    pub fn single(self) -> f32 {
+        self.0 as f32
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for Real {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        match object.extract::<f64>() {
+            Err(error) if error.is_instance_of::<PyOverflowError>(object.py()) => {
+                Ok(Self(if object.lt(0)? { f64::NEG_INFINITY } else { f64::INFINITY }))
+            }
+            number => number.map(Self),
+        }
+    }
+}
+
+/// A text; one with a lone surrogate, which no encoding has, is refused as what it is.
+#[derive(Clone, Debug, IntoPyObject, IntoPyObjectRef)]
+#[pyo3(transparent)]
+pub struct Text(pub String);
+
+impl<'py> FromPyObject<'_, 'py> for Text {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        object.extract().map(Self).map_err(|error| {
+            if error.is_instance_of::<PyUnicodeEncodeError>(object.py()) {
+                return invalid(format!(
+                    "{} is not Unicode text: it has a lone surrogate ({error}); decode bytes with errors='replace'",
+                    object.repr().map_or_else(|_| "the text".to_owned(), |shown| shorten(&shown.to_string_lossy()))
+                ));
+            }
+            error
+        })
+    }
+}
+
+/// The first characters of a long text.
+fn shorten(text: &str) -> String {
+    match text.char_indices().nth(80) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// Refuses the first that was given of arguments of the mirrored interface that do not work yet.
+pub fn refuse(arguments: &[(&str, bool)]) -> PyResult<()> {
+    match arguments.iter().find(|(_, given)| *given) {
+        Some((name, _)) => Err(not_yet(&format!("`{name}`"), "leave it out")),
         None => Ok(()),
     }
 }
 
 /// Token ids from a list, a tuple, a numpy array or anything else that yields integers.
 pub fn token_ids(name: &str, ids: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
-    ids.try_iter()?
-        .map(|id| {
-            let id: i64 = id?.extract()?;
-            u32::try_from(id).map_err(|_| invalid(format!("`{name}` has a token id out of range: {id}")))
-        })
-        .collect()
+    ids.try_iter()?.map(|id| token_id(name, &id?.extract()?)).collect()
+}
+
+/// One token id of an argument; whether the model has it, the engine knows.
+pub fn token_id(name: &str, id: &Integer) -> PyResult<u32> {
+    id.of_type(0)
+        .ok_or_else(|| invalid(format!("`{name}` has a token id out of range: {id}; ids are integers from 0 to {}", u32::MAX)))
 }

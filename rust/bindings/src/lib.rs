@@ -11,6 +11,7 @@ mod load;
 mod messages;
 mod options;
 mod planned;
+mod process;
 mod request;
 mod response;
 mod runner;

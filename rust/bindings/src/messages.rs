@@ -1,14 +1,22 @@
 //! Messages of a chat, from Python dicts.
 
 use engine::{Message, MessageContent};
-use pyo3::{exceptions::PyTypeError, prelude::*};
+use pyo3::{
+    exceptions::PyTypeError,
+    prelude::*,
+    types::{IntoPyDict, PyString},
+};
 use serde_json::{Map, Value};
 
-use crate::exceptions::{invalid, not_yet};
+use crate::{
+    arguments::Text,
+    exceptions::{invalid, not_yet},
+};
 
 /// A list of dicts, or a text that is one user turn.
 pub fn parse(messages: &Bound<'_, PyAny>) -> PyResult<Vec<Message>> {
-    if let Ok(text) = messages.extract::<String>() {
+    if messages.is_instance_of::<PyString>() {
+        let Text(text) = messages.extract()?;
         return Ok(vec![Message { role: "user".into(), content: MessageContent::Text(text), extra: Map::new() }]);
     }
     let Value::Array(messages) = to_json(messages)? else {
@@ -24,7 +32,8 @@ pub fn parse(messages: &Bound<'_, PyAny>) -> PyResult<Vec<Message>> {
 
 /// Through Python's own json, which knows every kind of number, string and mapping.
 fn to_json(object: &Bound<'_, PyAny>) -> PyResult<Value> {
-    let text: String = object.py().import("json")?.call_method1("dumps", (object,))?.extract()?;
+    let options = [("ensure_ascii", false)].into_py_dict(object.py())?;
+    let Text(text) = object.py().import("json")?.call_method("dumps", (object,), Some(&options))?.extract()?;
     serde_json::from_str(&text).map_err(|error| invalid(format!("`messages` is not JSON: {error}")))
 }
 

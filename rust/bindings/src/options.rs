@@ -1,6 +1,6 @@
 //! The options of a `Runner` that take some reading: memory, chat template, device.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use engine::{Device, MemoryGpuConfig, ModelSource, best_device};
 use pyo3::{
@@ -10,19 +10,18 @@ use pyo3::{
 };
 
 use crate::{
-    arguments::at_least,
+    arguments::{Integer, Real, Text, at_least},
     exceptions::{invalid, raise},
     which::{Place, Selection},
 };
 
-const BLOCK_SIZES: [i64; 3] = [8, 16, 32];
 const FRACTION: &str = "GPU memory utilization must be finite and in (0, 1]";
 
 /// The spellings of the size of the KV pool.
 pub struct MemoryArguments<'a, 'py> {
-    pub pa_gpu_mem: Option<i64>,
-    pub pa_gpu_mem_usage: Option<f64>,
-    pub pa_ctxt_len: Option<i64>,
+    pub pa_gpu_mem: Option<Integer>,
+    pub pa_gpu_mem_usage: Option<Real>,
+    pub pa_ctxt_len: Option<Integer>,
     pub memory_goal: Option<&'a Bound<'py, PyAny>>,
 }
 
@@ -44,13 +43,13 @@ impl MemoryArguments<'_, '_> {
         if let Some(goal) = self.memory_goal {
             return parse_goal(goal);
         }
-        if let Some(mb) = self.pa_gpu_mem {
+        if let Some(mb) = &self.pa_gpu_mem {
             return Ok(Some(MemoryGpuConfig::MbAmount(at_least("pa_gpu_mem", mb, 1)?)));
         }
-        if let Some(tokens) = self.pa_ctxt_len {
+        if let Some(tokens) = &self.pa_ctxt_len {
             return Ok(Some(MemoryGpuConfig::ContextSize(at_least("pa_ctxt_len", tokens, 1)?)));
         }
-        self.pa_gpu_mem_usage.map(|fraction| parse_fraction("pa_gpu_mem_usage", fraction)).transpose()
+        self.pa_gpu_mem_usage.map(|Real(fraction)| parse_fraction("pa_gpu_mem_usage", fraction)).transpose()
     }
 }
 
@@ -72,10 +71,10 @@ fn parse_goal(goal: &Bound<'_, PyAny>) -> PyResult<Option<MemoryGpuConfig>> {
             goal.repr()?
         )));
     }
-    if let Ok(fraction) = goal.extract::<f64>() {
+    if let Ok(Real(fraction)) = goal.extract() {
         return parse_fraction("memory_goal", fraction).map(Some);
     }
-    let text: String = goal.extract()?;
+    let Text(text) = goal.extract()?;
     if text.eq_ignore_ascii_case("auto") {
         return Ok(None);
     }
@@ -97,14 +96,6 @@ fn parse_goal(goal: &Bound<'_, PyAny>) -> PyResult<Option<MemoryGpuConfig>> {
     }
 }
 
-/// Tokens a block.
-pub fn block_size(size: Option<i64>) -> PyResult<Option<usize>> {
-    match size {
-        Some(size) if !BLOCK_SIZES.contains(&size) => Err(invalid(format!("Block size must be in {BLOCK_SIZES:?}, got {size}"))),
-        size => size.map(|size| at_least("pa_blk_size", size, 1)).transpose(),
-    }
-}
-
 /// The device by its name.
 pub fn device(device: &str) -> PyResult<Device> {
     match device {
@@ -114,15 +105,24 @@ pub fn device(device: &str) -> PyResult<Device> {
     }
 }
 
-/// The text of the template at a path; `explicit` goes before `template`.
-pub fn chat_template(template: Option<String>, explicit: Option<String>) -> PyResult<Option<String>> {
-    explicit.or(template).map(|path| engine::chat_template::read_template(Path::new(&path)).map_err(raise)).transpose()
+/// A path that may begin with `~`.
+fn local_path(py: Python<'_>, path: &str) -> PyResult<PathBuf> {
+    py.import("mistral_paged.hub")?.call_method1("local_path", (path,))?.extract()
+}
+
+/// The text of the template at a path; `explicit` goes before `template`, and both must be readable.
+pub fn chat_template(py: Python<'_>, template: Option<String>, explicit: Option<String>) -> PyResult<Option<String>> {
+    let read = |path: Option<String>| {
+        path.map(|path| engine::chat_template::read_template(&local_path(py, &path)?).map_err(raise)).transpose()
+    };
+    let (template, explicit) = (read(template)?, read(explicit)?);
+    Ok(explicit.or(template))
 }
 
 /// Local paths of the model, after downloading it when it is on the hub.
 pub fn resolve(py: Python<'_>, selection: &Selection, token_source: &str) -> PyResult<ModelSource> {
     let hub = py.import("mistral_paged.hub")?;
-    let tokenizer_json = selection.tokenizer_json.as_ref().map(PathBuf::from);
+    let tokenizer_json = selection.tokenizer_json.as_ref().map(|path| local_path(py, path)).transpose()?;
     let cache_dir = selection.cache_dir.as_deref();
     match &selection.place {
         Place::Plain => {

@@ -1,11 +1,11 @@
-//! Methods of the mirrored `Runner` that do not work yet: each says so.
+//! What of the mirrored `Runner` and `Which` does not work yet: each says so, whatever it is given.
 
 use pyo3::{
     prelude::*,
     types::{PyDict, PyTuple},
 };
 
-use crate::{exceptions::not_yet, runner::Runner};
+use crate::{exceptions::not_yet, runner::Runner, which::Which};
 
 macro_rules! planned {
     ($($name:ident)+) => {
@@ -45,4 +45,37 @@ planned! {
     delete_session
     list_session_ids
     find_file
+}
+
+macro_rules! planned_models {
+    ($($name:ident)+) => {
+        #[pymethods]
+        #[allow(non_snake_case, reason = "constructors in all but name")]
+        impl Which {
+            $(
+                /// Not supported yet.
+                #[staticmethod]
+                #[pyo3(signature = (*args, **kwargs))]
+                fn $name(args: &Bound<'_, PyTuple>, kwargs: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+                    let _ = (args, kwargs);
+                    Err(not_yet(concat!("Which.", stringify!($name)), "use Which.Plain or Which.GGUF"))
+                }
+            )+
+        }
+    };
+}
+
+planned_models! {
+    Lora
+    XLora
+    LoraGGUF
+    XLoraGGUF
+    GGML
+    LoraGGML
+    XLoraGGML
+    MultimodalPlain
+    VisionPlain
+    Embedding
+    DiffusionPlain
+    Speech
 }

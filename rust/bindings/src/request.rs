@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use engine::{DryParams, GenerationRequest, Prompt, SamplingParams};
-use pyo3::{exceptions::PyTypeError, prelude::*};
+use pyo3::{exceptions::PyTypeError, prelude::*, types::PyString};
 
 use crate::{
-    arguments::{Unsupported, at_least, refuse, token_ids},
+    arguments::{Integer, Real, Text, at_least, at_least_if_given, check_seed, refuse, token_id, token_ids},
     enums::ToolChoice,
     exceptions::{invalid, not_yet},
     messages,
@@ -42,8 +42,8 @@ pub struct ChatCompletionRequest {
 ///
 /// `prompt` is a str, tokenised with special tokens added, or token ids: a list, a tuple or an array of integers. `echo_prompt` puts the
 /// prompt's text before each continuation; with `logprobs=k` the answer has the log probability of each of its tokens as well (the first
-/// is None) with those of the k likeliest at each position; any k, 0 included. Of `best_of` continuations the `n_choices` likeliest are
-/// returned. `suffix` goes after each continuation. The other fields are those of `ChatCompletionRequest`.
+/// is None) with those of the k likeliest at each position; any k, 0 included. Of `best_of` continuations (left out, as many as are returned) the
+/// `n_choices` likeliest are returned. `suffix` goes after each continuation. The other fields are those of `ChatCompletionRequest`.
 #[pyclass(frozen, module = "mistral_paged")]
 pub struct CompletionRequest {
     pub request: GenerationRequest,
@@ -53,55 +53,54 @@ pub struct CompletionRequest {
 
 /// The sampling fields that both kinds of request have.
 struct SamplingFields {
-    temperature: Option<f32>,
-    top_p: Option<f32>,
-    top_k: Option<i64>,
-    min_p: Option<f32>,
-    presence_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
-    repetition_penalty: Option<f32>,
+    temperature: Option<Real>,
+    top_p: Option<Real>,
+    top_k: Option<Integer>,
+    min_p: Option<Real>,
+    presence_penalty: Option<Real>,
+    frequency_penalty: Option<Real>,
+    repetition_penalty: Option<Real>,
     dry: DryFields,
-    logit_bias: Option<HashMap<i64, f32>>,
+    logit_bias: Option<HashMap<Integer, Real>>,
     logprobs: Option<usize>,
     stop_seqs: Option<OneOrMany>,
-    max_tokens: Option<i64>,
+    max_tokens: Option<Integer>,
     ignore_eos: bool,
-    seed: Option<u64>,
+    seed: Option<Integer>,
 }
 
 struct DryFields {
-    multiplier: Option<f32>,
-    base: Option<f32>,
-    allowed_length: Option<i64>,
-    sequence_breakers: Option<Vec<String>>,
+    multiplier: Option<Real>,
+    base: Option<Real>,
+    allowed_length: Option<Integer>,
+    sequence_breakers: Option<Vec<Text>>,
 }
 
 impl SamplingFields {
     fn check(self) -> PyResult<SamplingParams> {
         let stop = match self.stop_seqs {
             None => Vec::new(),
-            Some(OneOrMany::One(stop)) => vec![stop],
-            Some(OneOrMany::Many(stop)) => stop,
+            Some(stop) => stop.into_vec(),
         };
         if stop.iter().any(String::is_empty) {
             return Err(invalid("`stop_seqs` has an empty string, which would end every text at once; remove it"));
         }
         Ok(SamplingParams {
-            temperature: self.temperature,
-            top_p: self.top_p,
-            top_k: self.top_k.map(|top_k| at_least("top_k", top_k, 0)).transpose()?,
-            min_p: self.min_p,
-            presence_penalty: self.presence_penalty,
-            frequency_penalty: self.frequency_penalty,
-            repetition_penalty: self.repetition_penalty,
+            temperature: self.temperature.map(Real::single),
+            top_p: self.top_p.map(Real::single),
+            top_k: at_least_if_given("top_k", self.top_k.as_ref(), 0)?,
+            min_p: self.min_p.map(Real::single),
+            presence_penalty: self.presence_penalty.map(Real::single),
+            frequency_penalty: self.frequency_penalty.map(Real::single),
+            repetition_penalty: self.repetition_penalty.map(Real::single),
             dry: self.dry.check()?,
             logit_bias: self.logit_bias.unwrap_or_default().into_iter().map(check_bias).collect::<PyResult<_>>()?,
             logprobs: self.logprobs,
             stop,
             stop_token_ids: Vec::new(),
-            max_tokens: self.max_tokens.map(|max_tokens| at_least("max_tokens", max_tokens, 0)).transpose()?,
+            max_tokens: at_least_if_given("max_tokens", self.max_tokens.as_ref(), 0)?,
             ignore_eos: self.ignore_eos,
-            seed: self.seed,
+            seed: check_seed(self.seed.as_ref())?,
         })
     }
 }
@@ -117,26 +116,26 @@ impl DryFields {
             return Ok(None);
         };
         Ok(Some(DryParams {
-            multiplier,
-            base: self.base.unwrap_or(1.75),
-            allowed_length: at_least("dry_allowed_length", self.allowed_length.unwrap_or(2), 0)?,
-            sequence_breakers: self.sequence_breakers.unwrap_or_else(|| ["\n", ":", "\"", "*"].map(String::from).to_vec()),
+            multiplier: multiplier.single(),
+            base: self.base.map_or(1.75, Real::single),
+            allowed_length: at_least_if_given("dry_allowed_length", self.allowed_length.as_ref(), 0)?.unwrap_or(2),
+            sequence_breakers: match self.sequence_breakers {
+                Some(breakers) => breakers.into_iter().map(|Text(breaker)| breaker).collect(),
+                None => ["\n", ":", "\"", "*"].map(String::from).to_vec(),
+            },
         }))
     }
 }
 
-fn check_bias((id, bias): (i64, f32)) -> PyResult<(u32, f32)> {
-    let id = u32::try_from(id).map_err(|_| invalid(format!("`logit_bias` has a token id out of range: {id}")))?;
-    Ok((id, bias))
+fn check_bias((id, bias): (Integer, Real)) -> PyResult<(u32, f32)> {
+    Ok((token_id("logit_bias", &id)?, bias.single()))
 }
 
 fn refuse_tools(tool_choice: Option<ToolChoice>, rest: &[(&str, bool)]) -> PyResult<()> {
     if tool_choice == Some(ToolChoice::Auto) {
         return Err(not_yet("`tool_choice=ToolChoice.Auto`", "leave it out or give ToolChoice.NoTools"));
     }
-    let rest: Vec<Unsupported<'_>> =
-        rest.iter().map(|&(name, given)| Unsupported { name, given, instead: "leave it out" }).collect();
-    refuse(&rest)
+    refuse(rest)
 }
 
 /// Thinking and effort as the template gets them: an effort of "off" or "none" turns thinking off.
@@ -157,7 +156,7 @@ fn check_thinking(enable_thinking: Option<bool>, effort: Option<&str>) -> PyResu
 impl ChatCompletionRequest {
     #[new]
     #[pyo3(signature = (
-        messages, model, logprobs=false, n_choices=1, logit_bias=None, top_logprobs=None, max_tokens=None, presence_penalty=None,
+        messages, model, logprobs=false, n_choices=Integer::ONE, logit_bias=None, top_logprobs=None, max_tokens=None, presence_penalty=None,
         frequency_penalty=None, repetition_penalty=None, stop_seqs=None, temperature=None, top_p=None, top_k=None, stream=false,
         grammar=None, grammar_type=None, min_p=None, tool_schemas=None, tool_choice=None, dry_multiplier=None, dry_base=None,
         dry_allowed_length=None, dry_sequence_breakers=None, web_search_options=None, enable_thinking=None, truncate_sequence=false,
@@ -171,27 +170,27 @@ impl ChatCompletionRequest {
         messages: &Bound<'_, PyAny>,
         model: String,
         logprobs: bool,
-        n_choices: i64,
-        logit_bias: Option<HashMap<i64, f32>>,
-        top_logprobs: Option<i64>,
-        max_tokens: Option<i64>,
-        presence_penalty: Option<f32>,
-        frequency_penalty: Option<f32>,
-        repetition_penalty: Option<f32>,
+        n_choices: Integer,
+        logit_bias: Option<HashMap<Integer, Real>>,
+        top_logprobs: Option<Integer>,
+        max_tokens: Option<Integer>,
+        presence_penalty: Option<Real>,
+        frequency_penalty: Option<Real>,
+        repetition_penalty: Option<Real>,
         stop_seqs: Option<OneOrMany>,
-        temperature: Option<f32>,
-        top_p: Option<f32>,
-        top_k: Option<i64>,
+        temperature: Option<Real>,
+        top_p: Option<Real>,
+        top_k: Option<Integer>,
         stream: bool,
         grammar: Option<Bound<'_, PyAny>>,
         grammar_type: Option<Bound<'_, PyAny>>,
-        min_p: Option<f32>,
+        min_p: Option<Real>,
         tool_schemas: Option<Bound<'_, PyAny>>,
         tool_choice: Option<ToolChoice>,
-        dry_multiplier: Option<f32>,
-        dry_base: Option<f32>,
-        dry_allowed_length: Option<i64>,
-        dry_sequence_breakers: Option<Vec<String>>,
+        dry_multiplier: Option<Real>,
+        dry_base: Option<Real>,
+        dry_allowed_length: Option<Integer>,
+        dry_sequence_breakers: Option<Vec<Text>>,
         web_search_options: Option<Bound<'_, PyAny>>,
         enable_thinking: Option<bool>,
         truncate_sequence: bool,
@@ -210,7 +209,7 @@ impl ChatCompletionRequest {
         ignore_eos: bool,
         adapter: Option<Bound<'_, PyAny>>,
         adapters: Option<Bound<'_, PyAny>>,
-        seed: Option<u64>,
+        seed: Option<Integer>,
     ) -> PyResult<Self> {
         refuse_tools(
             tool_choice,
@@ -234,7 +233,7 @@ impl ChatCompletionRequest {
                 ("adapters", adapters.is_some()),
             ],
         )?;
-        let top_logprobs = top_logprobs.map(|top| at_least("top_logprobs", top, 0)).transpose()?;
+        let top_logprobs = at_least_if_given("top_logprobs", top_logprobs.as_ref(), 0)?;
         if !logprobs && top_logprobs.is_some() {
             return Err(invalid("`top_logprobs` needs `logprobs=True`"));
         }
@@ -266,7 +265,7 @@ impl ChatCompletionRequest {
                 reasoning_effort,
             },
             sampling: sampling.check()?,
-            n_choices: at_least("n_choices", n_choices, 0)?,
+            n_choices: at_least("n_choices", &n_choices, 0)?,
             best_of: None,
             truncate_sequence,
             echo_prompt: false,
@@ -284,8 +283,8 @@ impl ChatCompletionRequest {
 impl CompletionRequest {
     #[new]
     #[pyo3(signature = (
-        prompt, model, best_of=1, echo_prompt=false, presence_penalty=None, frequency_penalty=None, repetition_penalty=None,
-        logit_bias=None, max_tokens=None, n_choices=1, stop_seqs=None, temperature=None, top_p=None, suffix=None, top_k=None,
+        prompt, model, best_of=None, echo_prompt=false, presence_penalty=None, frequency_penalty=None, repetition_penalty=None,
+        logit_bias=None, max_tokens=None, n_choices=Integer::ONE, stop_seqs=None, temperature=None, top_p=None, suffix=None, top_k=None,
         grammar=None, grammar_type=None, min_p=None, tool_schemas=None, tool_choice=None, dry_multiplier=None, dry_base=None,
         dry_allowed_length=None, dry_sequence_breakers=None, truncate_sequence=false, ignore_eos=false, *, adapter=None,
         adapters=None, logprobs=None, seed=None
@@ -295,34 +294,34 @@ impl CompletionRequest {
     fn new(
         prompt: &Bound<'_, PyAny>,
         model: String,
-        best_of: i64,
+        best_of: Option<Integer>,
         echo_prompt: bool,
-        presence_penalty: Option<f32>,
-        frequency_penalty: Option<f32>,
-        repetition_penalty: Option<f32>,
-        logit_bias: Option<HashMap<i64, f32>>,
-        max_tokens: Option<i64>,
-        n_choices: i64,
+        presence_penalty: Option<Real>,
+        frequency_penalty: Option<Real>,
+        repetition_penalty: Option<Real>,
+        logit_bias: Option<HashMap<Integer, Real>>,
+        max_tokens: Option<Integer>,
+        n_choices: Integer,
         stop_seqs: Option<OneOrMany>,
-        temperature: Option<f32>,
-        top_p: Option<f32>,
-        suffix: Option<String>,
-        top_k: Option<i64>,
+        temperature: Option<Real>,
+        top_p: Option<Real>,
+        suffix: Option<Text>,
+        top_k: Option<Integer>,
         grammar: Option<Bound<'_, PyAny>>,
         grammar_type: Option<Bound<'_, PyAny>>,
-        min_p: Option<f32>,
+        min_p: Option<Real>,
         tool_schemas: Option<Bound<'_, PyAny>>,
         tool_choice: Option<ToolChoice>,
-        dry_multiplier: Option<f32>,
-        dry_base: Option<f32>,
-        dry_allowed_length: Option<i64>,
-        dry_sequence_breakers: Option<Vec<String>>,
+        dry_multiplier: Option<Real>,
+        dry_base: Option<Real>,
+        dry_allowed_length: Option<Integer>,
+        dry_sequence_breakers: Option<Vec<Text>>,
         truncate_sequence: bool,
         ignore_eos: bool,
         adapter: Option<Bound<'_, PyAny>>,
         adapters: Option<Bound<'_, PyAny>>,
-        logprobs: Option<i64>,
-        seed: Option<u64>,
+        logprobs: Option<Integer>,
+        seed: Option<Integer>,
     ) -> PyResult<Self> {
         refuse_tools(
             tool_choice,
@@ -349,7 +348,7 @@ impl CompletionRequest {
                 sequence_breakers: dry_sequence_breakers,
             },
             logit_bias,
-            logprobs: logprobs.map(|top| at_least("logprobs", top, 0)).transpose()?,
+            logprobs: at_least_if_given("logprobs", logprobs.as_ref(), 0)?,
             stop_seqs,
             max_tokens,
             ignore_eos,
@@ -358,12 +357,11 @@ impl CompletionRequest {
         let request = GenerationRequest {
             prompt: parse_prompt(prompt)?,
             sampling: sampling.check()?,
-            n_choices: at_least("n_choices", n_choices, 0)?,
-            // 1, the default, is "as many as are returned".
-            best_of: Some(at_least("best_of", best_of, 0)?).filter(|&best_of| best_of != 1),
+            n_choices: at_least("n_choices", &n_choices, 0)?,
+            best_of: at_least_if_given("best_of", best_of.as_ref(), 0)?,
             truncate_sequence,
             echo_prompt,
-            suffix,
+            suffix: suffix.map(|Text(suffix)| suffix),
         };
         Ok(Self { request, model })
     }
@@ -374,8 +372,8 @@ impl CompletionRequest {
 }
 
 fn parse_prompt(prompt: &Bound<'_, PyAny>) -> PyResult<Prompt> {
-    if let Ok(text) = prompt.extract::<String>() {
-        return Ok(Prompt::Text(text));
+    if prompt.is_instance_of::<PyString>() {
+        return prompt.extract().map(|Text(text)| Prompt::Text(text));
     }
     let ids = token_ids("prompt", prompt).map_err(|error| {
         if error.is_instance_of::<PyTypeError>(prompt.py()) {

@@ -3,20 +3,24 @@
 use std::{task::Poll, time::Instant};
 
 use engine::{CpuOptions, Engine, EngineConfig, GenerationRequest, PagedAttentionConfig};
-use pyo3::{exceptions::PyTypeError, prelude::*, types::PyDict};
+use pyo3::{
+    prelude::*,
+    types::{PyDict, PyString},
+};
 
 use crate::{
-    arguments::{Unsupported, at_least, refuse, token_ids},
+    arguments::{Integer, Real, Text, at_least, at_least_if_given, check_seed, refuse, token_ids},
     door::{POLL, enter, wait},
     enums::PagedCacheType,
     exceptions::{ModelNotFoundError, invalid, not_yet},
     load::load,
     messages,
     options::{self, MemoryArguments},
+    process::OwnProcess,
     request::{ChatCompletionRequest, CompletionRequest},
     response::{self, CompletionResponse, Envelope},
     streaming::ChatCompletionStreamer,
-    which::Which,
+    which::{Selection, Which},
 };
 
 /// A running model, over a paged KV cache. Any number of threads may use it at once; requests that run together share each step.
@@ -24,7 +28,7 @@ use crate::{
 /// - `which`: the model. `chat_template` and `jinja_explicit` are paths of a .jinja file or of a .json file with a `chat_template`; the
 ///   second goes before the first, and both before the model's own.
 /// - `max_seqs`: requests that run together at most. `max_num_batched_tokens` (older spelling: `prompt_batchsize`): tokens a step at
-///   most; longer prompts are computed in chunks.
+///   most, 4096 unless given; longer prompts are computed in chunks.
 /// - The size of the KV pool, at most one of: `pa_gpu_mem`, in MB (2^20 bytes); `pa_gpu_mem_usage`, a fraction in (0, 1] of the memory;
 ///   `pa_ctxt_len`, tokens; `memory_goal`, which is "auto", a fraction, "4GiB" or "65536tokens". On a CPU this is host memory: address
 ///   space is reserved and committed as blocks are first used. With none of them the pool serves `max_seqs` requests of the model's
@@ -38,24 +42,27 @@ use crate::{
 ///   as "scalar" or "avx2", for tests and bug reports; `num_threads` the number of worker threads.
 /// - `load_progress` is called with the bytes of weights done and in all while the model loads.
 ///
+/// A runner belongs to the process that made it: in a forked child its methods raise `InternalError`.
+///
 /// Raises `ValueError` (a `MistralPagedError`) for a value that cannot be honoured or a model that cannot be loaded, `TypeError` for an
 /// unknown keyword, `NotImplementedError` for an argument that is not supported yet.
 #[pyclass(frozen, module = "mistral_paged")]
 pub struct Runner {
-    engine: Engine,
+    engine: OwnProcess<Engine>,
     model_id: String,
+    architecture: String,
 }
 
 /// A typing error, not a wish, beyond this.
-const MAX_SEQS: i64 = 1 << 20;
+const MAX_SEQS: usize = 1 << 20;
 
 #[pymethods]
 impl Runner {
     #[new]
     #[pyo3(signature = (
-        which, max_seqs=32, no_kv_cache=false, prefix_cache_n=16, token_source="cache", chat_template=None, jinja_explicit=None,
+        which, max_seqs=Integer::Near(32), no_kv_cache=false, prefix_cache_n=Integer::Near(16), token_source="cache", chat_template=None, jinja_explicit=None,
         pa_gpu_mem=None, pa_gpu_mem_usage=None, pa_ctxt_len=None, pa_blk_size=None, pa_cache_type=None, no_paged_attn=false,
-        paged_attn=false, memory_goal=None, seed=None, max_num_batched_tokens=4096, device="auto", *, cpu_tier=None, num_threads=None,
+        paged_attn=false, memory_goal=None, seed=None, max_num_batched_tokens=None, device="auto", *, cpu_tier=None, num_threads=None,
         load_progress=None, prompt_batchsize=None, num_device_layers=None, in_situ_quant=None, anymoe_config=None, which_draft=None,
         speculative_gamma=None, mtp_model=None, mtp_n_predict=None, enable_search=false, search_embedding_model=None,
         search_callback=None, tool_callbacks=None, mcp_client_config=None, code_execution_config=None, shell_config=None
@@ -64,28 +71,28 @@ impl Runner {
     #[allow(clippy::needless_pass_by_value, reason = "one line an argument")]
     fn new(
         py: Python<'_>,
-        which: &Which,
-        max_seqs: i64,
+        which: &Bound<'_, Which>,
+        max_seqs: Integer,
         no_kv_cache: bool,
-        prefix_cache_n: i64,
+        prefix_cache_n: Integer,
         token_source: &str,
         chat_template: Option<String>,
         jinja_explicit: Option<String>,
-        pa_gpu_mem: Option<i64>,
-        pa_gpu_mem_usage: Option<f64>,
-        pa_ctxt_len: Option<i64>,
-        pa_blk_size: Option<i64>,
+        pa_gpu_mem: Option<Integer>,
+        pa_gpu_mem_usage: Option<Real>,
+        pa_ctxt_len: Option<Integer>,
+        pa_blk_size: Option<Integer>,
         pa_cache_type: Option<PagedCacheType>,
         no_paged_attn: bool,
         paged_attn: bool,
         memory_goal: Option<Bound<'_, PyAny>>,
-        seed: Option<u64>,
-        max_num_batched_tokens: i64,
+        seed: Option<Integer>,
+        max_num_batched_tokens: Option<Integer>,
         device: &str,
         cpu_tier: Option<String>,
-        num_threads: Option<i64>,
+        num_threads: Option<Integer>,
         load_progress: Option<Bound<'_, PyAny>>,
-        prompt_batchsize: Option<i64>,
+        prompt_batchsize: Option<Integer>,
         num_device_layers: Option<Bound<'_, PyAny>>,
         in_situ_quant: Option<Bound<'_, PyAny>>,
         anymoe_config: Option<Bound<'_, PyAny>>,
@@ -101,22 +108,21 @@ impl Runner {
         code_execution_config: Option<Bound<'_, PyAny>>,
         shell_config: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let planned = |name, given| Unsupported { name, given, instead: "leave it out" };
         refuse(&[
-            planned("num_device_layers", num_device_layers.is_some()),
-            planned("in_situ_quant", in_situ_quant.is_some()),
-            planned("anymoe_config", anymoe_config.is_some()),
-            planned("which_draft", which_draft.is_some()),
-            planned("speculative_gamma", speculative_gamma.is_some()),
-            planned("mtp_model", mtp_model.is_some()),
-            planned("mtp_n_predict", mtp_n_predict.is_some()),
-            planned("enable_search", enable_search),
-            planned("search_embedding_model", search_embedding_model.is_some()),
-            planned("search_callback", search_callback.is_some()),
-            planned("tool_callbacks", tool_callbacks.is_some()),
-            planned("mcp_client_config", mcp_client_config.is_some()),
-            planned("code_execution_config", code_execution_config.is_some()),
-            planned("shell_config", shell_config.is_some()),
+            ("num_device_layers", num_device_layers.is_some()),
+            ("in_situ_quant", in_situ_quant.is_some()),
+            ("anymoe_config", anymoe_config.is_some()),
+            ("which_draft", which_draft.is_some()),
+            ("speculative_gamma", speculative_gamma.is_some()),
+            ("mtp_model", mtp_model.is_some()),
+            ("mtp_n_predict", mtp_n_predict.is_some()),
+            ("enable_search", enable_search),
+            ("search_embedding_model", search_embedding_model.is_some()),
+            ("search_callback", search_callback.is_some()),
+            ("tool_callbacks", tool_callbacks.is_some()),
+            ("mcp_client_config", mcp_client_config.is_some()),
+            ("code_execution_config", code_execution_config.is_some()),
+            ("shell_config", shell_config.is_some()),
         ])?;
         if pa_cache_type == Some(PagedCacheType::F8E4M3) {
             return Err(not_yet("`pa_cache_type=PagedCacheType.F8E4M3`", "use PagedCacheType.Auto"));
@@ -124,36 +130,35 @@ impl Runner {
         if paged_attn && no_paged_attn {
             return Err(invalid("paged_attn and no_paged_attn are mutually exclusive"));
         }
-        let selection = which.selection()?;
+        let selection = Selection::of(which)?;
         let memory = MemoryArguments { pa_gpu_mem, pa_gpu_mem_usage, pa_ctxt_len, memory_goal: memory_goal.as_ref() };
-        if max_seqs > MAX_SEQS {
+        let max_num_seqs = at_least("max_seqs", &max_seqs, 1)?;
+        if max_num_seqs > MAX_SEQS {
             return Err(invalid(format!("`max_seqs` must be at most {MAX_SEQS}, got {max_seqs}")));
         }
         let config = EngineConfig {
-            max_num_seqs: at_least("max_seqs", max_seqs, 1)?,
-            max_num_batched_tokens: batched_tokens(max_num_batched_tokens, prompt_batchsize)?,
+            max_num_seqs,
+            max_num_batched_tokens: batched_tokens(max_num_batched_tokens.as_ref(), prompt_batchsize.as_ref())?,
             no_kv_cache,
-            prefix_caching: at_least("prefix_cache_n", prefix_cache_n, 0)? > 0,
+            prefix_caching: at_least("prefix_cache_n", &prefix_cache_n, 0)? > 0,
             no_paged_attn,
             paged_attention: PagedAttentionConfig {
-                block_size: options::block_size(pa_blk_size)?,
+                block_size: at_least_if_given("pa_blk_size", pa_blk_size.as_ref(), 0)?,
                 mem_gpu: memory.check()?,
                 cache_type: engine::PagedCacheType::Auto,
             },
             dtype: selection.dtype.into(),
             architecture: selection.architecture.map(str::to_owned),
-            seed,
-            chat_template: options::chat_template(chat_template, jinja_explicit)?,
+            seed: check_seed(seed.as_ref())?,
+            chat_template: options::chat_template(py, chat_template, jinja_explicit)?,
             device: options::device(device)?,
-            cpu: CpuOptions {
-                tier: cpu_tier,
-                num_threads: num_threads.map(|threads| at_least("num_threads", threads, 1)).transpose()?,
-            },
+            cpu: CpuOptions { tier: cpu_tier, num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)? },
         };
         let source = options::resolve(py, &selection, token_source)?;
         let engine = load(py, source, config, load_progress.as_ref())?;
         log(py, engine.description())?;
-        Ok(Self { engine, model_id: selection.model_id })
+        let architecture = engine.architecture().to_owned();
+        Ok(Self { engine: OwnProcess::new(engine), model_id: selection.model_id, architecture })
     }
 
     /// Answers a chat: a `ChatCompletionResponse`, or an iterator of chunks when the request has `stream=True`. Waits without holding
@@ -173,7 +178,8 @@ impl Runner {
         }
         let n_choices = request.request.n_choices;
         let wants_logprobs = request.request.sampling.logprobs.is_some();
-        let stream = enter(py, || self.engine.submit(request.request.clone()))?;
+        let engine = self.engine.get()?;
+        let stream = enter(py, || engine.submit(request.request.clone()))?;
         let streamer = ChatCompletionStreamer::new(stream, n_choices, wants_logprobs, envelope);
         Ok(Bound::new(py, streamer)?.into_any())
     }
@@ -212,26 +218,34 @@ impl Runner {
         self.send_completion_request(py, request, Some(model_id))
     }
 
-    /// Token ids of a text, with special tokens such as BOS added when `add_special_tokens`; or of messages, rendered by the chat
-    /// template, which writes the special tokens itself. `enable_thinking` is handed to the template and concerns messages only.
-    #[pyo3(signature = (text, add_special_tokens=true, enable_thinking=None, model_id=None))]
+    /// Token ids of a text, with special tokens such as BOS added unless `add_special_tokens=False`; or of messages, rendered by the
+    /// chat template, which writes the special tokens itself. `enable_thinking` is handed to the template and concerns messages only.
+    #[pyo3(signature = (text, add_special_tokens=None, enable_thinking=None, model_id=None))]
     fn tokenize_text(
         &self,
         py: Python<'_>,
         text: &Bound<'_, PyAny>,
-        add_special_tokens: bool,
+        add_special_tokens: Option<bool>,
         enable_thinking: Option<bool>,
         model_id: Option<&str>,
     ) -> PyResult<Vec<u32>> {
         self.check_model(model_id)?;
-        if let Ok(text) = text.extract::<String>() {
+        if text.is_instance_of::<PyString>() {
+            let Text(text) = text.extract()?;
             if enable_thinking.is_some() {
                 return Err(invalid("`enable_thinking` concerns messages, and `text` is a str; leave it out"));
             }
-            return enter(py, || self.engine.tokenize_text(&text, add_special_tokens));
+            let engine = self.engine.get()?;
+            return enter(py, || engine.tokenize_text(&text, add_special_tokens.unwrap_or(true)));
+        }
+        if add_special_tokens.is_some() {
+            return Err(invalid(
+                "`add_special_tokens` concerns a str, and `text` is messages, whose template adds them; leave it out",
+            ));
         }
         let messages = messages::parse(text)?;
-        enter(py, || self.engine.tokenize_chat(&messages, enable_thinking))
+        let engine = self.engine.get()?;
+        enter(py, || engine.tokenize_chat(&messages, enable_thinking))
     }
 
     /// Text of token ids, which may be a list, a tuple or an array of integers.
@@ -245,21 +259,23 @@ impl Runner {
     ) -> PyResult<String> {
         self.check_model(model_id)?;
         let ids = token_ids("tokens", tokens)?;
-        enter(py, || self.engine.detokenize_text(&ids, skip_special_tokens))
+        let engine = self.engine.get()?;
+        enter(py, || engine.detokenize_text(&ids, skip_special_tokens))
     }
 
     /// Tokens of a request at most, prompt and answer together: the model's context length.
     #[pyo3(signature = (model_id=None))]
     fn max_sequence_length(&self, model_id: Option<&str>) -> PyResult<usize> {
         self.check_model(model_id)?;
-        Ok(self.engine.max_sequence_length())
+        Ok(self.engine.get()?.max_sequence_length())
     }
 
     /// Figures of the KV pool as of the last step: `blocks_total`, `blocks_used` (held by a live request), `blocks_cached` (free but
     /// findable by the prefix cache), `blocks_free` (cached ones included), `block_size` in tokens, `tokens_total`,
     /// `prefix_queried_tokens`, `prefix_hit_tokens`, `preemptions`, `requests_running`, `requests_waiting`.
     fn kv_cache_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = enter(py, || self.engine.kv_cache_stats())?;
+        let engine = self.engine.get()?;
+        let stats = enter(py, || engine.kv_cache_stats())?;
         let dict = PyDict::new(py);
         dict.set_item("blocks_total", stats.blocks_total)?;
         dict.set_item("blocks_used", stats.blocks_used)?;
@@ -312,7 +328,7 @@ impl Runner {
     }
 
     fn __repr__(&self) -> String {
-        format!("Runner(model_id={:?}, architecture={:?})", self.model_id, self.engine.architecture())
+        format!("Runner(model_id={:?}, architecture={:?})", self.model_id, self.architecture)
     }
 }
 
@@ -328,7 +344,8 @@ impl Runner {
 
     /// Submits and waits for the complete answer. Leaving early, for instance on Ctrl-C, drops the stream, which cancels.
     fn complete(&self, py: Python<'_>, request: &GenerationRequest) -> PyResult<engine::Completion> {
-        let stream = enter(py, || self.engine.submit(request.clone()))?;
+        let engine = self.engine.get()?;
+        let stream = enter(py, || engine.submit(request.clone()))?;
         let mut collector = stream.collector();
         wait(py, move || {
             let deadline = Instant::now() + POLL;
@@ -348,13 +365,13 @@ impl Runner {
 }
 
 /// Tokens a step; `prompt_batchsize` is the older spelling.
-fn batched_tokens(tokens: i64, older: Option<i64>) -> PyResult<usize> {
-    match older {
-        Some(_) if tokens != 4096 => {
-            Err(PyTypeError::new_err("`prompt_batchsize` and `max_num_batched_tokens` are the same option; give one of them"))
+fn batched_tokens(tokens: Option<&Integer>, older: Option<&Integer>) -> PyResult<usize> {
+    match (tokens, older) {
+        (Some(_), Some(_)) => {
+            Err(invalid("`prompt_batchsize` and `max_num_batched_tokens` are the same option; give one of them"))
         }
-        Some(older) => at_least("prompt_batchsize", older, 1),
-        None => at_least("max_num_batched_tokens", tokens, 1),
+        (None, Some(older)) => at_least("prompt_batchsize", older, 1),
+        (tokens, None) => Ok(at_least_if_given("max_num_batched_tokens", tokens, 1)?.unwrap_or(4096)),
     }
 }
 

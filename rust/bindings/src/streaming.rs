@@ -9,7 +9,8 @@ use engine::{EngineError, OutputEvent, RequestStream, TokenLogprobs};
 use pyo3::prelude::*;
 
 use crate::{
-    door::{POLL, wait},
+    door::{POLL, enter, wait},
+    process::OwnProcess,
     response::{self, ChatCompletionChunkResponse, ChunkChoice, Delta, Envelope},
 };
 
@@ -19,7 +20,7 @@ use crate::{
 pub struct ChatCompletionStreamer {
     envelope: Envelope,
     wants_logprobs: bool,
-    state: Mutex<State>,
+    state: OwnProcess<Mutex<State>>,
 }
 
 struct State {
@@ -76,7 +77,7 @@ impl ChatCompletionStreamer {
     /// An iterator over a request that was just submitted.
     pub fn new(stream: RequestStream, n_choices: usize, wants_logprobs: bool, envelope: Envelope) -> Self {
         let state = State { stream: Some(stream), unfinished: n_choices, ending: None };
-        Self { envelope, wants_logprobs, state: Mutex::new(state) }
+        Self { envelope, wants_logprobs, state: OwnProcess::new(Mutex::new(state)) }
     }
 
     fn chunk(&self, py: Python<'_>, part: Part) -> PyResult<ChatCompletionChunkResponse> {
@@ -108,12 +109,17 @@ impl ChatCompletionStreamer {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<ChatCompletionChunkResponse>> {
-        let part = wait(py, || self.state.lock().unwrap_or_else(PoisonError::into_inner).poll())?;
+        let state = self.state.get()?;
+        let part = wait(py, || state.lock().unwrap_or_else(PoisonError::into_inner).poll())?;
         part.map(|part| self.chunk(py, part)).transpose()
     }
 
     /// Cancels the request, if it still runs, and frees its blocks.
-    fn close(&self, py: Python<'_>) {
-        py.detach(|| self.state.lock().unwrap_or_else(PoisonError::into_inner).stream = None);
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let state = self.state.get()?;
+        enter(py, || {
+            state.lock().unwrap_or_else(PoisonError::into_inner).stream = None;
+            Ok(())
+        })
     }
 }

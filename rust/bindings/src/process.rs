@@ -1,0 +1,42 @@
+//! What belongs to the process that made it.
+
+use std::process;
+
+use pyo3::prelude::*;
+
+use crate::exceptions::InternalError;
+
+/// A value that lives on threads, of which a forked child has none: there it would wait for ever, so it is refused, and not dropped.
+pub struct OwnProcess<T> {
+    /// There until the drop.
+    value: Option<T>,
+    pid: u32,
+}
+
+impl<T> OwnProcess<T> {
+    /// Belongs to this process.
+    pub fn new(value: T) -> Self {
+        Self { value: Some(value), pid: process::id() }
+    }
+
+    /// The value; an error in another process.
+    pub fn get(&self) -> PyResult<&T> {
+        match &self.value {
+            Some(value) if self.pid == process::id() => Ok(value),
+            _ => Err(InternalError::new_err(format!(
+                "the runner was made in process {}, and process {} was forked from it without the engine's threads; make a runner in \
+                 each process, or start processes with the method \"spawn\"",
+                self.pid,
+                process::id()
+            ))),
+        }
+    }
+}
+
+impl<T> Drop for OwnProcess<T> {
+    fn drop(&mut self) {
+        if self.pid != process::id() {
+            std::mem::forget(self.value.take());
+        }
+    }
+}
