@@ -71,6 +71,7 @@ impl Bytes {
 pub trait Plain: Copy + Send + Sync + 'static {}
 impl Plain for f32 {}
 impl Plain for u16 {}
+impl Plain for u64 {}
 impl Plain for u8 {}
 impl Plain for i8 {}
 

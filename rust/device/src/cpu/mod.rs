@@ -7,6 +7,7 @@ mod backend;
 pub mod linear;
 pub mod pool;
 mod reference;
+pub mod roofline;
 mod rope;
 mod simd;
 pub mod tier;
