@@ -461,6 +461,17 @@ fn the_events_of_a_stream_add_up_to_the_answer() {
 }
 
 #[test]
+fn a_template_has_bos_when_a_gguf_file_comes_with_a_tokenizer_json() {
+    let engine::ModelSource::Gguf { files, .. } = common::gguf("llama") else { panic!("a GGUF source") };
+    let tokenizer_json = Some(golden_dir().join("text/llama/tokenizer.json"));
+    let source = engine::ModelSource::Gguf { files, tokenizer_dir: None, tokenizer_json };
+    let config = EngineConfig { chat_template: Some("{{ bos_token }}{{ messages[0].content }}".into()), ..exact() };
+    let engine = Engine::load(&source, &config, &|_| {}).unwrap();
+    let ids = engine.tokenize_chat(&[Message::user("Hello")], None).unwrap();
+    assert_eq!((ids[0], &ids[1..]), (1, &engine.tokenize_text("Hello", false).unwrap()[..]));
+}
+
+#[test]
 fn configurations_that_cannot_be_honoured_are_refused() {
     let refuse = |config: EngineConfig| match Engine::load(&hugging_face("llama"), &config, &|_| {}) {
         Err(error) => error.to_string(),

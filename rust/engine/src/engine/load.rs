@@ -140,12 +140,15 @@ impl TextFiles {
 }
 
 fn gguf_tokenizer(files: &ModelFiles, dir: Option<&Path>, json: Option<&Path>) -> Result<Tokenizer, EngineError> {
-    match (dir, json, files.metadata()) {
-        (Some(dir), json, _) => Tokenizer::from_hf_dir(dir, json),
-        (None, Some(json), _) => Tokenizer::from_file(json),
-        (None, None, Some(metadata)) => Tokenizer::from_gguf(metadata),
-        (None, None, None) => Err(EngineError::Internal("a GGUF file without metadata".into())),
-    }
+    let metadata = files.metadata().ok_or_else(|| EngineError::Internal("a GGUF file without metadata".into()))?;
+    let mut tokenizer = match (dir, json) {
+        (Some(dir), json) => Tokenizer::from_hf_dir(dir, json)?,
+        (None, Some(json)) => Tokenizer::from_file(json)?,
+        (None, None) => return Tokenizer::from_gguf(metadata),
+    };
+    // A tokenizer.json alone does not say which tokens are special to templates; what a folder says goes first.
+    tokenizer.add_gguf_special_tokens(metadata)?;
+    Ok(tokenizer)
 }
 
 /// The model as the sizing of the pool sees it.

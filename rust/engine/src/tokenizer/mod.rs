@@ -51,7 +51,6 @@ pub struct Tokenizer {
     pieces: Pieces,
     strip_leading_space: bool,
     special_tokens: SpecialTokens,
-    bos_id: Option<u32>,
     eos_ids: Vec<u32>,
 }
 
@@ -85,7 +84,6 @@ impl Tokenizer {
             pieces,
             strip_leading_space,
             special_tokens: SpecialTokens::default(),
-            bos_id: None,
             eos_ids: Vec::new(),
         };
         tokenizer.add_end_of_turn_tokens();
@@ -109,7 +107,6 @@ impl Tokenizer {
                 unk_token: text("unk_token"),
                 pad_token: text("pad_token"),
             };
-            tokenizer.bos_id = tokenizer.special_tokens.bos_token.as_deref().and_then(|t| tokenizer.token_to_id(t));
             if let Some(id) = tokenizer.special_tokens.eos_token.as_deref().and_then(|t| tokenizer.token_to_id(t)) {
                 tokenizer.add_eos_ids([id]);
             }
@@ -173,11 +170,6 @@ impl Tokenizer {
         }
     }
 
-    /// Whether the id has a token.
-    pub fn contains(&self, token_id: u32) -> bool {
-        self.pieces.get(token_id).is_some()
-    }
-
     /// Whether the token is control, not text: BOS, `<|im_end|>`, ...
     pub fn is_special(&self, token_id: u32) -> bool {
         self.pieces.is_special(token_id)
@@ -191,11 +183,6 @@ impl Tokenizer {
     /// Ids that end a text, ascending.
     pub fn eos_ids(&self) -> &[u32] {
         &self.eos_ids
-    }
-
-    /// The id of BOS, when there is one; whether texts begin with it is [`Self::encode`]'s business.
-    pub fn bos_id(&self) -> Option<u32> {
-        self.bos_id
     }
 
     /// Texts for chat templates.
