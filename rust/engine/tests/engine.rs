@@ -29,7 +29,8 @@ fn stats(engine: &Engine) -> engine::KvCacheStats {
 }
 
 fn start(model: &str, config: &EngineConfig) -> Engine {
-    Engine::load(&hugging_face(model), config, &|_| {}).unwrap()
+    let source = model.strip_suffix(".gguf").map_or_else(|| hugging_face(model), common::gguf);
+    Engine::load(&source, config, &|_| {}).unwrap()
 }
 
 fn greedy(max_tokens: usize) -> SamplingParams {
@@ -116,6 +117,33 @@ fn a_windowed_model_gives_the_same_tokens_in_every_way() {
 #[test]
 fn a_model_with_two_kinds_of_layers_gives_the_same_tokens_in_every_way() {
     assert_same_in_every_way("gemma3");
+}
+
+#[test]
+fn a_gguf_file_gives_the_same_tokens_in_every_way() {
+    assert_same_in_every_way("qwen3.gguf");
+}
+
+#[test]
+fn blocks_out_of_the_window_are_given_back_while_a_request_runs() {
+    // The window is 24 tokens: four blocks of 8 at most are seen from a position, and one more is written.
+    let engine = start("mistral-window", &EngineConfig { paged_attention: pool_of(512, 8), ..exact() });
+    let stream = engine.submit(request(1, 30, 300)).unwrap();
+    let mut most = 0;
+    let mut num_tokens = 0;
+    while let Some(event) = stream.next_timeout(Duration::from_secs(20)).unwrap() {
+        match event {
+            OutputEvent::Delta { logprobs, .. } => num_tokens += logprobs.len(),
+            OutputEvent::Finished { .. } => {}
+            OutputEvent::Done(_) => break,
+        }
+        if num_tokens > 1 {
+            most = most.max(stats(&engine).blocks_used);
+        }
+    }
+    assert_eq!(num_tokens, 300);
+    assert!((1..=5).contains(&most), "{most} blocks were used at once; the whole sequence has 41");
+    assert_eq!(stats(&engine).blocks_used, 0);
 }
 
 #[test]
@@ -478,6 +506,15 @@ fn configurations_that_cannot_be_honoured_are_refused() {
         Ok(_) => panic!("the configuration was taken"),
     };
     assert!(refuse(EngineConfig { max_num_seqs: 0, ..exact() }).contains("max_num_seqs is 0"));
+    for huge in [1 << 45, usize::MAX] {
+        assert!(refuse(EngineConfig { max_num_seqs: huge, ..exact() }).contains("max_num_seqs"));
+        assert!(refuse(EngineConfig { max_num_batched_tokens: huge, ..exact() }).contains("max_num_batched_tokens"));
+    }
+    for num_threads in [0, 100_000] {
+        let mut config = exact();
+        config.cpu.num_threads = Some(num_threads);
+        assert!(refuse(config).contains(&format!("num_threads is {num_threads}")));
+    }
     assert!(
         refuse(EngineConfig { paged_attention: pool_of(64, 7), ..exact() }).contains("Block size must be in [8, 16, 32], got 7")
     );

@@ -3,7 +3,6 @@
 use std::{
     collections::HashMap,
     ops::Range,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
         mpsc::{Receiver, Sender, TryRecvError},
@@ -18,6 +17,7 @@ use super::{
 };
 use crate::{
     EngineError, FinishReason,
+    error::caught,
     input_batch::{BlockLayout, InputBatch},
     model::config::RopeRows,
     model_runner::ModelRunner,
@@ -442,14 +442,4 @@ impl EngineThread {
             job.abandon(error);
         }
     }
-}
-
-/// What `work` gives, or the words of its panic.
-fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| panic_message(panic.as_ref()))
-}
-
-fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "unknown panic".into())
 }
