@@ -55,7 +55,7 @@ impl ThreadPool {
     /// Errors: [`DeviceError::Unsupported`] for another number, [`DeviceError::Io`] when the operating system cannot start a thread;
     /// those that have started are stopped again.
     pub fn new(num_threads: usize) -> Result<Self, DeviceError> {
-        Self::with_spawner(num_threads, |builder, work| builder.spawn(work))
+        Self::with_spawner(num_threads, Builder::spawn)
     }
 
     fn with_spawner(

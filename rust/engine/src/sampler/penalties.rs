@@ -185,7 +185,9 @@ mod tests {
             let params = DryParams { multiplier: 0.8, base: 1.2, allowed_length, sequence_breakers: Vec::new() };
             let context = piece.repeat(repeats);
             let mut dry = Dry::new(params.clone(), Arc::default());
-            context.iter().for_each(|token| dry.observe(*token));
+            for &token in &context {
+                dry.observe(token);
+            }
             let mut logits = vec![0.0; 4];
             dry.apply(&mut logits);
             let expected = oracle(&context, &HashSet::new(), &params);
