@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if best != CpuTier::Amx {
         return Err(format!("this machine has no AMX; its best tier is {}", best.name()).into());
     }
-    let pool = ThreadPool::new(threads);
+    let pool = ThreadPool::new(threads).expect("a thread pool");
     println!("TFLOP/s, {threads} threads\n{:<26}{}", "", ROWS.map(|m| format!("{:>7}", format!("M={m}"))).concat());
     let formats = [GgmlType::Q4_1, GgmlType::Q8_0, GgmlType::Q4K, GgmlType::Q6K].map(DType::Ggml);
     for dtype in [DType::BF16].into_iter().chain(formats).filter(|d| only.as_ref().is_none_or(|o| *o == d.to_string())) {

@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let threads = args.next().map_or(Ok(2), |s| s.parse())?;
     let tier = args.next().map_or(Ok(CpuTier::detect()), |s| CpuTier::parse(&s))?;
-    let pool = ThreadPool::new(threads);
+    let pool = ThreadPool::new(threads).expect("a thread pool");
     println!("{threads} threads, {}", tier.name());
     println!("{:>6} {:>12} {:>9} {:>9} {:>9} {:>9} {:>9}", "type", "shape", "GB/s", "M=1", "M=8", "M=64", "M=512");
     let formats = [GgmlType::Q4_0, GgmlType::Q4_1, GgmlType::Q5_0, GgmlType::Q8_0, GgmlType::Q4K, GgmlType::Q6K].map(DType::Ggml);

@@ -46,7 +46,7 @@ static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn a_step_allocates_nothing_once_its_buffers_have_grown() {
-    let pool = ThreadPool::new(2);
+    let pool = ThreadPool::new(2).expect("a thread pool");
     pool.run(&|_| COUNTED.set(true));
     let context = LinearContext { pool: &pool, tier: CpuTier::detect() };
     let norm = Norm { kind: NormKind::Rms, weight: vec![1.0; 128], bias: None, eps: 1e-5 };

@@ -10,10 +10,7 @@ use minijinja::{Environment, Error, ErrorKind, Value, value::Kwargs};
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
-use crate::{
-    EngineError, Message, MessageContent,
-    tokenizer::{SpecialTokens, read_json},
-};
+use crate::{EngineError, Message, MessageContent, json::read_json, tokenizer::SpecialTokens};
 
 /// Instructions that a template may execute; one for a long conversation needs some hundred a message.
 const FUEL: u64 = 10_000_000;
@@ -22,6 +19,10 @@ const MAX_OUTPUT_BYTES: usize = 16 << 20;
 const NAME: &str = "chat_template";
 
 /// A compiled chat template.
+///
+/// Templates come with models and are not trusted: instructions, recursion and output are bounded. Memory of the values that a template
+/// makes on the way is not: one that joins a text with itself (`~`, `+` or the `join` filter) over and over doubles it with a few
+/// instructions a time. Whoever serves templates of unknown origin bounds the process's memory.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,

@@ -1,5 +1,7 @@
 //! Errors of the engine; every one names the value that cannot be honoured.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use thiserror::Error;
 
 /// What can go wrong from loading a model to ending a request.
@@ -32,4 +34,14 @@ pub enum EngineError {
     /// A step failed, or the engine has stopped.
     #[error("{0}")]
     Internal(String),
+}
+
+/// What `work` gives, or the words of its panic.
+pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| panic_message(panic.as_ref()))
+}
+
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "unknown panic".into())
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::{EngineError, tokenizer::read_json};
+use crate::{EngineError, json::read_json};
 
 /// What a model's `generation_config.json` says; `None` where it says nothing.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -5,6 +5,7 @@ pub mod engine;
 pub mod error;
 pub mod generation_config;
 pub mod input_batch;
+mod json;
 pub mod model;
 pub mod model_runner;
 pub mod output_text;

@@ -132,8 +132,6 @@ pub enum FinishReason {
     Stop,
     /// max_tokens, the model's length, or the whole pool was reached.
     Length,
-    /// The caller cancelled.
-    Canceled,
     /// A step failed; the text so far is kept.
     Error,
 }
@@ -144,7 +142,6 @@ impl FinishReason {
         match self {
             Self::Stop => "stop",
             Self::Length => "length",
-            Self::Canceled => "canceled",
             Self::Error => "error",
         }
     }

@@ -29,7 +29,8 @@ fn stats(engine: &Engine) -> engine::KvCacheStats {
 }
 
 fn start(model: &str, config: &EngineConfig) -> Engine {
-    Engine::load(&hugging_face(model), config, &|_| {}).unwrap()
+    let source = model.strip_suffix(".gguf").map_or_else(|| hugging_face(model), common::gguf);
+    Engine::load(&source, config, &|_| {}).unwrap()
 }
 
 fn greedy(max_tokens: usize) -> SamplingParams {
@@ -116,6 +117,33 @@ fn a_windowed_model_gives_the_same_tokens_in_every_way() {
 #[test]
 fn a_model_with_two_kinds_of_layers_gives_the_same_tokens_in_every_way() {
     assert_same_in_every_way("gemma3");
+}
+
+#[test]
+fn a_gguf_file_gives_the_same_tokens_in_every_way() {
+    assert_same_in_every_way("qwen3.gguf");
+}
+
+#[test]
+fn blocks_out_of_the_window_are_given_back_while_a_request_runs() {
+    // The window is 24 tokens: four blocks of 8 at most are seen from a position, and one more is written.
+    let engine = start("mistral-window", &EngineConfig { paged_attention: pool_of(512, 8), ..exact() });
+    let stream = engine.submit(request(1, 30, 300)).unwrap();
+    let mut most = 0;
+    let mut num_tokens = 0;
+    while let Some(event) = stream.next_timeout(Duration::from_secs(20)).unwrap() {
+        match event {
+            OutputEvent::Delta { logprobs, .. } => num_tokens += logprobs.len(),
+            OutputEvent::Finished { .. } => {}
+            OutputEvent::Done(_) => break,
+        }
+        if num_tokens > 1 {
+            most = most.max(stats(&engine).blocks_used);
+        }
+    }
+    assert_eq!(num_tokens, 300);
+    assert!((1..=5).contains(&most), "{most} blocks were used at once; the whole sequence has 41");
+    assert_eq!(stats(&engine).blocks_used, 0);
 }
 
 #[test]
@@ -461,12 +489,32 @@ fn the_events_of_a_stream_add_up_to_the_answer() {
 }
 
 #[test]
+fn a_template_has_bos_when_a_gguf_file_comes_with_a_tokenizer_json() {
+    let engine::ModelSource::Gguf { files, .. } = common::gguf("llama") else { panic!("a GGUF source") };
+    let tokenizer_json = Some(golden_dir().join("text/llama/tokenizer.json"));
+    let source = engine::ModelSource::Gguf { files, tokenizer_dir: None, tokenizer_json };
+    let config = EngineConfig { chat_template: Some("{{ bos_token }}{{ messages[0].content }}".into()), ..exact() };
+    let engine = Engine::load(&source, &config, &|_| {}).unwrap();
+    let ids = engine.tokenize_chat(&[Message::user("Hello")], None).unwrap();
+    assert_eq!((ids[0], &ids[1..]), (1, &engine.tokenize_text("Hello", false).unwrap()[..]));
+}
+
+#[test]
 fn configurations_that_cannot_be_honoured_are_refused() {
     let refuse = |config: EngineConfig| match Engine::load(&hugging_face("llama"), &config, &|_| {}) {
         Err(error) => error.to_string(),
         Ok(_) => panic!("the configuration was taken"),
     };
     assert!(refuse(EngineConfig { max_num_seqs: 0, ..exact() }).contains("max_num_seqs is 0"));
+    for huge in [1 << 45, usize::MAX] {
+        assert!(refuse(EngineConfig { max_num_seqs: huge, ..exact() }).contains("max_num_seqs"));
+        assert!(refuse(EngineConfig { max_num_batched_tokens: huge, ..exact() }).contains("max_num_batched_tokens"));
+    }
+    for num_threads in [0, 100_000] {
+        let mut config = exact();
+        config.cpu.num_threads = Some(num_threads);
+        assert!(refuse(config).contains(&format!("num_threads is {num_threads}")));
+    }
     assert!(
         refuse(EngineConfig { paged_attention: pool_of(64, 7), ..exact() }).contains("Block size must be in [8, 16, 32], got 7")
     );

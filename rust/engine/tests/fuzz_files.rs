@@ -16,7 +16,8 @@ use device::{
     cpu::{CpuBackend, CpuTier},
 };
 use engine::{
-    EngineError, ModelSource,
+    ChatTemplate, EngineError, GenerationConfig, Message, ModelSource, RenderOptions, Tokenizer,
+    chat_template::template_in_dir,
     model::ModelFiles,
     model_runner::{ModelRunner, RunnerOptions},
 };
@@ -109,8 +110,30 @@ fn corrupt_json(bytes: &mut Vec<u8>, rng: &mut ChaCha8Rng) {
     *bytes = [&text[..start], VALUES.choose(rng).expect("a value"), &text[end..]].concat().into_bytes();
 }
 
+/// What turns text into tokens and back.
+fn load_text(source: &ModelSource, files: &ModelFiles) -> Result<(), EngineError> {
+    let (tokenizer, template) = match source {
+        ModelSource::HuggingFace { path, .. } => {
+            GenerationConfig::from_dir(path)?;
+            (Tokenizer::from_hf_dir(path, None)?, template_in_dir(path)?)
+        }
+        ModelSource::Gguf { .. } => {
+            let metadata = files.metadata().expect("a GGUF file has metadata");
+            (Tokenizer::from_gguf(metadata)?, metadata.str("tokenizer.chat_template").map(str::to_owned))
+        }
+    };
+    let ids = tokenizer.encode("Hello, world\n 123 \u{e9}", true)?;
+    tokenizer.decode(&ids, false);
+    if let Some(template) = template {
+        let template = ChatTemplate::new(&template, tokenizer.special_tokens().clone())?;
+        template.render(&[Message::user("Hello")], &RenderOptions::default())?;
+    }
+    Ok(())
+}
+
 fn load(source: &ModelSource, backend: &Arc<dyn Backend>) -> Result<(), EngineError> {
     let files = ModelFiles::open(source, None)?;
+    load_text(source, &files)?;
     let options =
         RunnerOptions { precision: Precision::Fast, kv_dtype: KvDType::F16, max_num_batched_tokens: 8, max_num_seqs: 1 };
     let mut runner = ModelRunner::load(&files, Arc::clone(backend), options, &|_| {})?;
@@ -151,7 +174,7 @@ fn attempt(source: &ModelSource, file_bytes: usize, backend: &Arc<dyn Backend>, 
 }
 
 fn copy_folder(name: &str, dir: &Path) {
-    for file in ["config.json", "model.safetensors"] {
+    for file in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
         std::fs::copy(golden_dir().join("text").join(name).join(file), dir.join(file)).unwrap();
     }
 }
@@ -182,6 +205,8 @@ fn corrupted_files_are_errors_or_load() {
         std::fs::create_dir(folder).unwrap();
         let name = folder.file_name().unwrap().to_str().unwrap();
         if name == "sharded" {
+            copy_folder("llama3-rope", folder);
+            std::fs::remove_file(folder.join("model.safetensors")).unwrap();
             sharded::write(&golden_dir().join("text/llama3-rope"), folder);
         } else {
             copy_folder(name, folder);

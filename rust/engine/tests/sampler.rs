@@ -13,7 +13,7 @@ fn resolve(params: &SamplingParams, vocab_size: usize) -> Arc<ResolvedSampling> 
 }
 
 fn sampler(params: &SamplingParams, vocab_size: usize, seed: u64) -> Sampler {
-    Sampler::new(resolve(params, vocab_size), seed, 0, &[], Arc::default())
+    Sampler::new(resolve(params, vocab_size), seed, &[], Arc::default())
 }
 
 fn draws(params: &SamplingParams, logits: &[f32], num: usize) -> Vec<u32> {
@@ -103,7 +103,7 @@ fn seeds_and_choices_decide_and_nothing_else() {
     let params = SamplingParams { top_p: Some(0.9), ..SamplingParams::default() };
     let row = logits(200);
     let run = |seed, choice| {
-        let mut sampler = Sampler::new(resolve(&params, 200), seed, choice, &[1, 2], Arc::default());
+        let mut sampler = Sampler::new(resolve(&params, 200), seed, &[1, 2], Arc::default()).for_choice(choice);
         (0..50).map(|_| sampler.sample(&mut row.clone()).expect("token").token_id).collect::<Vec<_>>()
     };
     assert_eq!(run(1, 0), run(1, 0));
@@ -114,7 +114,7 @@ fn seeds_and_choices_decide_and_nothing_else() {
 #[test]
 fn penalties_count_the_prompt_and_the_output() {
     let params = SamplingParams { temperature: Some(0.0), presence_penalty: Some(1.0), ..SamplingParams::default() };
-    let mut sampler = Sampler::new(resolve(&params, 4), 0, 0, &[0], Arc::default());
+    let mut sampler = Sampler::new(resolve(&params, 4), 0, &[0], Arc::default());
     let row = [2.0, 1.5, 1.2, 0.0];
     let tokens: Vec<u32> = (0..3).map(|_| sampler.sample(&mut row.to_vec()).expect("token").token_id).collect();
     // 0 is in the prompt; then 1 and 2 have come, and 0 is ahead again.
@@ -131,7 +131,7 @@ fn bias_and_dry_change_the_choice() {
     let params = SamplingParams { temperature: Some(0.0), dry: Some(dry), ..SamplingParams::default() };
     // After 1 2 3 ... 1 2 the third repetition would be 3.
     let choose = |prompt: &[u32], breakers: HashSet<u32>| {
-        let mut sampler = Sampler::new(resolve(&params, 5), 0, 0, prompt, Arc::new(breakers));
+        let mut sampler = Sampler::new(resolve(&params, 5), 0, prompt, Arc::new(breakers));
         sampler.sample(&mut [0.0, 0.0, 0.0, 4.0, 1.0]).expect("token").token_id
     };
     assert_eq!(choose(&[1, 2, 3, 0, 1, 2], HashSet::new()), 4);

@@ -114,7 +114,7 @@ fn gguf_files_of_the_same_models_have_the_same_tokenizer() {
             assert_eq!(gguf.encode(prompt, false).expect("ids"), ids(&case["prompt_ids"]), "{name}: {prompt:?}");
             assert_eq!(gguf.decode(&ids(&case["greedy_ids"]), true), case["greedy_text"], "{name}: {prompt:?}");
         }
-        assert_eq!((gguf.eos_ids(), gguf.bos_id()), (file.eos_ids(), file.bos_id()), "{name}");
+        assert_eq!(gguf.eos_ids(), file.eos_ids(), "{name}");
         assert_eq!(gguf.special_tokens(), file.special_tokens(), "{name}");
         for id in 0..512 {
             assert_eq!((gguf.token_bytes(id), gguf.is_special(id)), (file.token_bytes(id), file.is_special(id)), "{name}: {id}");
@@ -126,12 +126,23 @@ fn gguf_files_of_the_same_models_have_the_same_tokenizer() {
 fn special_tokens_of_a_folder() {
     let tokenizer = Tokenizer::from_hf_dir(&golden("llama"), None).expect("tokenizer");
     assert_eq!(tokenizer.special_tokens().bos_token.as_deref(), Some("<s>"));
-    assert_eq!(tokenizer.bos_id(), Some(1));
     // </s> by generation_config.json, <|im_end|> because it ends turns.
     assert_eq!(tokenizer.eos_ids(), [2, 4]);
     assert!(tokenizer.is_special(4) && !tokenizer.is_special(40));
     assert_eq!((tokenizer.token_text(3).as_str(), tokenizer.token_bytes(9999)), ("<|im_start|>", &[][..]));
-    assert!(!tokenizer.contains(466) && tokenizer.vocab_size() == 466);
+    assert_eq!((tokenizer.token_bytes(466), tokenizer.vocab_size()), (&b""[..], 466));
+}
+
+#[test]
+fn a_tokenizer_json_beside_a_gguf_file_has_the_files_special_tokens() {
+    let metadata = gguf_file("llama");
+    let whole = Tokenizer::from_gguf(metadata.metadata()).expect("tokenizer");
+    let mut alone = Tokenizer::from_file(&golden("llama").join("tokenizer.json")).expect("tokenizer");
+    assert_eq!(alone.special_tokens().bos_token, None);
+    alone.add_gguf_special_tokens(metadata.metadata()).expect("special tokens");
+    assert_eq!((alone.special_tokens(), alone.eos_ids()), (whole.special_tokens(), whole.eos_ids()));
+    assert!(alone.special_tokens().bos_token.is_some());
+    alone.add_gguf_special_tokens(&Metadata::default()).expect("a file without a tokenizer is fine");
 }
 
 #[test]

@@ -27,12 +27,13 @@ pub struct CpuBackend {
 }
 
 impl CpuBackend {
-    /// A backend with `num_threads` workers (at least one; [`crate::num_physical_cores`] is a good number).
+    /// A backend with `num_threads` workers (1 to 1024; [`crate::num_physical_cores`] is a good number).
     ///
-    /// Errors: [`DeviceError::Unsupported`] when the machine does not have `tier`.
+    /// Errors: [`DeviceError::Unsupported`] when the machine does not have `tier` or `num_threads` is out of range,
+    /// [`DeviceError::Io`] when a thread cannot start.
     pub fn new(tier: CpuTier, num_threads: usize) -> Result<Self, DeviceError> {
         let tier = CpuTier::parse(tier.name())?;
-        let pool = ThreadPool::new(num_threads);
+        let pool = ThreadPool::new(num_threads)?;
         let attention = AttentionScratch::new(pool.num_threads());
         Ok(Self { tier, pool, linear: Mutex::default(), attention })
     }

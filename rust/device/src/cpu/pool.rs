@@ -6,8 +6,10 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    thread::JoinHandle,
+    thread::{Builder, JoinHandle},
 };
+
+use crate::DeviceError;
 
 /// How often a waiting thread polls before it parks; about 30 µs.
 const SPINS: usize = 3_000;
@@ -18,6 +20,9 @@ const CLOSED: usize = 1 << 15;
 const ENTERED: usize = CLOSED - 1;
 /// Of [`Shared::gate`]: one run.
 const RUN: usize = 1 << 16;
+
+/// Workers of a pool at most.
+pub const MAX_THREADS: usize = 1024;
 
 type Job = *const (dyn Fn(usize) + Sync);
 
@@ -45,11 +50,21 @@ pub struct ThreadPool {
 }
 
 impl ThreadPool {
-    /// A pool of `num_threads` workers (at least one), the caller of [`Self::run`] included.
+    /// A pool of `num_threads` workers, 1 to [`MAX_THREADS`], the caller of [`Self::run`] included.
     ///
-    /// # Panics
-    /// When the operating system cannot start a thread.
-    pub fn new(num_threads: usize) -> Self {
+    /// Errors: [`DeviceError::Unsupported`] for another number, [`DeviceError::Io`] when the operating system cannot start a thread;
+    /// those that have started are stopped again.
+    pub fn new(num_threads: usize) -> Result<Self, DeviceError> {
+        Self::with_spawner(num_threads, Builder::spawn)
+    }
+
+    fn with_spawner(
+        num_threads: usize,
+        spawn: impl Fn(Builder, Box<dyn FnOnce() + Send>) -> std::io::Result<JoinHandle<()>>,
+    ) -> Result<Self, DeviceError> {
+        if !(1..=MAX_THREADS).contains(&num_threads) {
+            return Err(DeviceError::Unsupported(format!("num_threads is {num_threads}; it must be from 1 to {MAX_THREADS}")));
+        }
         let shared = Arc::new(Shared {
             job: UnsafeCell::new(None),
             gate: AtomicUsize::new(CLOSED),
@@ -57,16 +72,18 @@ impl ThreadPool {
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
-        let workers = (1..num_threads.clamp(1, ENTERED))
-            .map(|id| {
-                let shared = Arc::clone(&shared);
-                std::thread::Builder::new()
-                    .name(format!("mistral-paged-{id}"))
-                    .spawn(move || work(&shared, id))
-                    .expect("the operating system starts a thread")
-            })
-            .collect();
-        Self { shared, workers, running: Mutex::new(()) }
+        // Dropping it stops the workers it has.
+        let mut pool = Self { shared, workers: Vec::with_capacity(num_threads - 1), running: Mutex::new(()) };
+        for id in 1..num_threads {
+            let shared = Arc::clone(&pool.shared);
+            let builder = Builder::new().name(format!("mistral-paged-{id}"));
+            let worker = spawn(builder, Box::new(move || work(&shared, id))).map_err(|source| DeviceError::Io {
+                what: format!("thread {id} of {num_threads} cannot start; a smaller num_threads may work"),
+                source,
+            })?;
+            pool.workers.push(worker);
+        }
+        Ok(pool)
     }
 
     /// Workers, the caller included.
@@ -206,7 +223,7 @@ mod tests {
 
     #[test]
     fn every_worker_runs_every_job_once() {
-        let pool = ThreadPool::new(4);
+        let pool = ThreadPool::new(4).unwrap();
         let counts: Vec<_> = (0..4).map(|_| AtomicUsize::new(0)).collect();
         for _ in 0..2_000 {
             pool.run(&|id| {
@@ -218,7 +235,7 @@ mod tests {
 
     #[test]
     fn ranges_cover_everything_once() {
-        let pool = ThreadPool::new(3);
+        let pool = ThreadPool::new(3).unwrap();
         let hits: Vec<_> = (0..1_001).map(|_| AtomicUsize::new(0)).collect();
         pool.for_each_range(hits.len(), 16, &|a, b| {
             for h in &hits[a..b] {
@@ -230,7 +247,7 @@ mod tests {
 
     #[test]
     fn an_available_worker_runs_at_most_once_and_never_after_the_call() {
-        let pool = ThreadPool::new(4);
+        let pool = ThreadPool::new(4).unwrap();
         for i in 0..20_000 {
             let counts: [AtomicUsize; 4] = std::array::from_fn(|_| AtomicUsize::new(0));
             let alive = AtomicBool::new(true);
@@ -250,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_panic_in_a_worker_reaches_the_caller_and_the_pool_lives_on() {
-        let pool = ThreadPool::new(2);
+        let pool = ThreadPool::new(2).unwrap();
         let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             pool.run(&|id| assert!(id != 1, "worker 1 fails"));
         }));
@@ -260,5 +277,33 @@ mod tests {
             ran.fetch_add(1, Ordering::Relaxed);
         });
         assert_eq!(ran.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn numbers_of_threads_that_make_no_sense_are_named() {
+        for num_threads in [0, MAX_THREADS + 1, usize::MAX] {
+            let error = ThreadPool::new(num_threads).err().expect("refused").to_string();
+            assert!(error.contains(&format!("num_threads is {num_threads}")) && error.contains("1 to 1024"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_thread_that_cannot_start_is_an_error_and_stops_the_others() {
+        let running = Arc::new(AtomicUsize::new(0));
+        let started = AtomicUsize::new(0);
+        let result = ThreadPool::with_spawner(8, |builder, work| {
+            if started.fetch_add(1, Ordering::SeqCst) == 4 {
+                return Err(std::io::ErrorKind::WouldBlock.into());
+            }
+            let running = Arc::clone(&running);
+            running.fetch_add(1, Ordering::SeqCst);
+            builder.spawn(move || {
+                work();
+                running.fetch_sub(1, Ordering::SeqCst);
+            })
+        });
+        let error = result.err().expect("an error").to_string();
+        assert!(error.contains("thread 5 of 8") && error.contains("num_threads"), "{error}");
+        assert_eq!(running.load(Ordering::SeqCst), 0);
     }
 }

@@ -25,8 +25,8 @@ use crate::{
 pub fn load(source: &ModelSource, config: &EngineConfig, progress: &dyn Fn(LoadProgress)) -> Result<Shared, EngineError> {
     let tier = config.cpu.tier.as_deref().map_or_else(|| Ok(CpuTier::detect()), CpuTier::parse)?;
     let num_threads = config.cpu.num_threads.unwrap_or_else(num_physical_cores);
-    let backend = Arc::new(CpuBackend::new(tier, num_threads)?);
-    let (shared, thread) = load_with_backend(source, config, backend, progress)?;
+    let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(tier, num_threads)?);
+    let (shared, thread) = load_with_backend(source, config, &backend, progress)?;
     std::thread::Builder::new()
         .name("mistral-paged-engine".into())
         .spawn(move || thread.run())
@@ -38,7 +38,7 @@ pub fn load(source: &ModelSource, config: &EngineConfig, progress: &dyn Fn(LoadP
 pub fn load_with_backend(
     source: &ModelSource,
     config: &EngineConfig,
-    backend: Arc<dyn Backend>,
+    backend: &Arc<dyn Backend>,
     progress: &dyn Fn(LoadProgress),
 ) -> Result<(Shared, EngineThread), EngineError> {
     for (name, value) in [("max_num_seqs", config.max_num_seqs), ("max_num_batched_tokens", config.max_num_batched_tokens)] {
@@ -57,7 +57,7 @@ pub fn load_with_backend(
         max_num_batched_tokens: config.max_num_batched_tokens,
         max_num_seqs: config.max_num_seqs,
     };
-    let mut runner = ModelRunner::load(&files, Arc::clone(&backend), options, progress)?;
+    let mut runner = ModelRunner::load(&files, Arc::clone(backend), options, progress)?;
     // One block more than is promised: the null block.
     runner.allocate_kv(cache.num_gpu_blocks + 1, cache.block_size)?;
     let mut max_model_len = files.config().max_position_embeddings;
@@ -79,7 +79,7 @@ pub fn load_with_backend(
     )
     .map_err(|e| EngineError::InvalidArgument(e.to_string()))?;
 
-    let description = describe(&files, config, &cache, &*backend);
+    let description = describe(&files, config, &cache, &**backend);
     for line in &description {
         tracing::info!("{line}");
     }
@@ -140,12 +140,15 @@ impl TextFiles {
 }
 
 fn gguf_tokenizer(files: &ModelFiles, dir: Option<&Path>, json: Option<&Path>) -> Result<Tokenizer, EngineError> {
-    match (dir, json, files.metadata()) {
-        (Some(dir), json, _) => Tokenizer::from_hf_dir(dir, json),
-        (None, Some(json), _) => Tokenizer::from_file(json),
-        (None, None, Some(metadata)) => Tokenizer::from_gguf(metadata),
-        (None, None, None) => Err(EngineError::Internal("a GGUF file without metadata".into())),
-    }
+    let metadata = files.metadata().ok_or_else(|| EngineError::Internal("a GGUF file without metadata".into()))?;
+    let mut tokenizer = match (dir, json) {
+        (Some(dir), json) => Tokenizer::from_hf_dir(dir, json)?,
+        (None, Some(json)) => Tokenizer::from_file(json)?,
+        (None, None) => return Tokenizer::from_gguf(metadata),
+    };
+    // A tokenizer.json alone does not say which tokens are special to templates; what a folder says goes first.
+    tokenizer.add_gguf_special_tokens(metadata)?;
+    Ok(tokenizer)
 }
 
 /// The model as the sizing of the pool sees it.

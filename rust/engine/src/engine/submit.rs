@@ -62,16 +62,13 @@ pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStre
     }
     let count = shared.submitted.fetch_add(1, Ordering::Relaxed);
     let seed = sampling.seed.or(shared.seed.map(|s| s.wrapping_add(count))).unwrap_or_else(rand::random);
-    let choices = (0..num_run)
-        .map(|i| {
-            let sampler = Sampler::new(Arc::clone(&resolved), seed, i, &prompt_token_ids, Arc::clone(&dry_breakers));
-            let decoder = match request.prompt {
-                Prompt::Chat { .. } => IncrementalDecoder::new(true),
-                Prompt::Text(_) | Prompt::TokenIds(_) => IncrementalDecoder::continuing(true),
-            };
-            Ok((sampler, OutputText::new(decoder, &sampling.stop)?))
-        })
-        .collect::<Result<_, EngineError>>()?;
+    let sampler = Sampler::new(resolved, seed, &prompt_token_ids, dry_breakers);
+    let decoder = match request.prompt {
+        Prompt::Chat { .. } => IncrementalDecoder::new(true),
+        Prompt::Text(_) | Prompt::TokenIds(_) => IncrementalDecoder::continuing(true),
+    };
+    let output_text = OutputText::new(decoder, &sampling.stop)?;
+    let choices = (0..num_run).map(|i| (sampler.for_choice(i), output_text.clone())).collect();
     let echo = match (request.echo_prompt, text) {
         (false, _) => None,
         (true, Some(text)) => Some(text),

@@ -96,7 +96,8 @@ fn start() -> (Engine, EngineThread, Arc<Failing>) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/text/llama");
     let source = ModelSource::HuggingFace { path, tokenizer_json: None };
     let config = EngineConfig { dtype: ModelDType::F32, max_num_seqs: 2, ..EngineConfig::default() };
-    let (shared, thread) = load_with_backend(&source, &config, Arc::<Failing>::clone(&backend), &|_| {}).unwrap();
+    let dynamic: Arc<dyn Backend> = Arc::<Failing>::clone(&backend);
+    let (shared, thread) = load_with_backend(&source, &config, &dynamic, &|_| {}).unwrap();
     (Engine { shared: Arc::new(shared) }, thread, backend)
 }
 

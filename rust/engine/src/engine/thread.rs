@@ -1,9 +1,10 @@
 //! The one thread that owns scheduler, pool and device.
 
+mod prompt_logprobs;
+
 use std::{
     collections::HashMap,
     ops::Range,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
         mpsc::{Receiver, Sender, TryRecvError},
@@ -14,14 +15,15 @@ use paged::{CacheIdentity, IdentityField, KvCacheConfig, NewRequest, RequestId, 
 
 use super::{
     KvCacheStats,
-    output::{Job, Submission, token_logprobs},
+    output::{Job, Submission},
 };
 use crate::{
     EngineError, FinishReason,
+    error::caught,
     input_batch::{BlockLayout, InputBatch},
     model::config::RopeRows,
     model_runner::ModelRunner,
-    sampler::{Sampled, token_logprob},
+    sampler::Sampled,
     tokenizer::Tokenizer,
 };
 
@@ -296,50 +298,6 @@ impl EngineThread {
         Ok(())
     }
 
-    /// Log probabilities of the prompt tokens that follow the rows of this step, for requests that want them.
-    fn report_prompt_logprobs(&mut self, output: &SchedulerOutput) -> Result<(), EngineError> {
-        let StepResults { rows, failed, .. } = &mut self.results;
-        for (r, scheduled) in output.rows.iter().enumerate() {
-            let id = scheduled.request_id;
-            let Some(live) = self.live.get_mut(&id) else { continue };
-            let Some(job) = self.jobs.get_mut(&live.job) else { continue };
-            let prompt = Arc::clone(&job.submission().prompt_token_ids);
-            if !job.submission().prompt_logprobs || live.prompt_logprobs_done == prompt.len() {
-                continue;
-            }
-            let top_k = job.submission().logprobs.unwrap_or(0);
-            if live.prompt_logprobs_done == 0 {
-                job.push_prompt_logprobs(live.choice, vec![token_logprobs(&self.tokenizer, prompt[0], None, &[])]);
-                live.prompt_logprobs_done = 1;
-            }
-            let start = scheduled.num_computed_tokens;
-            let base = self.batch.step.query_start_loc[r] as usize;
-            let last = (start + scheduled.num_scheduled_tokens).min(prompt.len() - 1);
-            let mut first = start.max(live.prompt_logprobs_done - 1);
-            while first < last {
-                let end = last.min(first + self.runner.max_logit_rows());
-                rows.clear();
-                rows.extend((first..end).map(|p| (base + p - start) as u32));
-                let logits = self.runner.logits(rows)?;
-                let entries = prompt[first + 1..=end].iter().enumerate().map(|(i, &token)| {
-                    let row = token_logprob(logits.row(i), token, top_k)?;
-                    Ok(token_logprobs(&self.tokenizer, token, Some(row.logprob), &row.top))
-                });
-                match entries.collect::<Result<_, EngineError>>() {
-                    Ok(entries) => job.push_prompt_logprobs(live.choice, entries),
-                    Err(error) => {
-                        // One request's logits are bad; the others' are not.
-                        failed.push((id, error.to_string()));
-                        break;
-                    }
-                }
-                live.prompt_logprobs_done = end + 1;
-                first = end;
-            }
-        }
-        Ok(())
-    }
-
     /// Commits the step, then hands the new tokens to their jobs.
     fn commit(&mut self, output: &SchedulerOutput) {
         for row in output.rows.iter().filter(|r| r.num_cached_tokens > 0) {
@@ -442,14 +400,4 @@ impl EngineThread {
             job.abandon(error);
         }
     }
-}
-
-/// What `work` gives, or the words of its panic.
-fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| panic_message(panic.as_ref()))
-}
-
-fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "unknown panic".into())
 }

@@ -60,8 +60,6 @@ pub struct DecoderConfig {
     pub attention_softcap: Option<f32>,
     /// The same of logits.
     pub final_softcap: Option<f32>,
-    /// Begin of sequence.
-    pub bos_token_id: Option<u32>,
     /// Ends of sequence.
     pub eos_token_ids: Vec<u32>,
 }

@@ -62,15 +62,24 @@ impl Activations {
         max_logit_rows: usize,
     ) -> Result<Self, EngineError> {
         let (q, kv) = (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim);
+        let alloc = |argument: &str, rows: usize, cols: usize| {
+            backend.alloc(rows, cols).map_err(|e| {
+                EngineError::InvalidArgument(format!(
+                    "{argument} asks for {rows} rows of activations: {e}; a smaller one may work"
+                ))
+            })
+        };
+        let tokens = |cols| alloc("max_num_batched_tokens", max_tokens, cols);
+        let logit_rows = |cols| alloc("max_num_seqs", max_logit_rows, cols);
         Ok(Self {
-            hidden: backend.alloc(max_tokens, config.hidden_size)?,
-            q: backend.alloc(max_tokens, q)?,
-            k: backend.alloc(max_tokens, kv)?,
-            v: backend.alloc(max_tokens, kv)?,
-            attention: backend.alloc(max_tokens, q)?,
-            ffn: backend.alloc(max_tokens, config.intermediate_size)?,
-            sampled: backend.alloc(max_logit_rows, config.hidden_size)?,
-            logits: backend.alloc(max_logit_rows, config.vocab_size)?,
+            hidden: tokens(config.hidden_size)?,
+            q: tokens(q)?,
+            k: tokens(kv)?,
+            v: tokens(kv)?,
+            attention: tokens(q)?,
+            ffn: tokens(config.intermediate_size)?,
+            sampled: logit_rows(config.hidden_size)?,
+            logits: logit_rows(config.vocab_size)?,
         })
     }
 }

@@ -204,7 +204,6 @@ impl<'a> HfFields<'a> {
             attention_scale: (head_dim as f32).sqrt().recip(),
             attention_softcap: None,
             final_softcap: None,
-            bos_token_id: self.token_ids("bos_token_id")?.first().copied(),
             eos_token_ids: self.token_ids("eos_token_id")?,
         })
     }
@@ -352,7 +351,6 @@ impl GgufFields<'_> {
             attention_scale: self.number("attention.scale")?.map_or((head_dim as f32).sqrt().recip(), |scale| scale as f32),
             attention_softcap: None,
             final_softcap: None,
-            bos_token_id: token("tokenizer.ggml.bos_token_id"),
             eos_token_ids: eos,
         };
         let window = self.size("attention.sliding_window")?.filter(|w| *w > 0);

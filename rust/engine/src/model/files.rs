@@ -9,7 +9,8 @@ use super::{
 };
 use crate::{
     EngineError, ModelSource,
-    weights::{GgufFiles, Metadata, SafetensorsFiles, WeightSource, safetensors::read_json},
+    json::required_json,
+    weights::{GgufFiles, Metadata, SafetensorsFiles, WeightSource},
 };
 
 /// The files of a model, opened and checked; no weight has been read yet.
@@ -33,7 +34,7 @@ impl ModelFiles {
     fn open_hugging_face(dir: &Path, expected: Option<&str>) -> Result<Self, EngineError> {
         let path = dir.join("config.json");
         let what = path.display().to_string();
-        let json = read_json(&path)?;
+        let json = required_json(&path)?;
         let object = json.as_object().ok_or_else(|| EngineError::Load(format!("{what}: not a JSON object")))?;
         let fields = HfFields { what: &what, object };
         let classes = fields.texts("architectures")?.unwrap_or_default();

@@ -71,22 +71,24 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// For one choice of a request. `dry_breakers` are [`dry_breaker_ids`], empty when DRY is off; the prompt counts for penalties.
-    pub fn new(
-        sampling: Arc<ResolvedSampling>,
-        seed: u64,
-        choice: usize,
-        prompt_token_ids: &[u32],
-        dry_breakers: Arc<HashSet<u32>>,
-    ) -> Self {
-        let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        rng.set_stream(choice as u64);
+    /// For the first choice of a request; see [`Self::for_choice`]. `dry_breakers` are [`dry_breaker_ids`], empty when DRY is off; the
+    /// prompt counts for penalties.
+    pub fn new(sampling: Arc<ResolvedSampling>, seed: u64, prompt_token_ids: &[u32], dry_breakers: Arc<HashSet<u32>>) -> Self {
+        let rng = ChaCha8Rng::seed_from_u64(seed);
         let counts = Counts::new(&sampling);
         let dry = sampling.dry.clone().map(|params| Dry::new(params, dry_breakers));
         let mut sampler = Self { sampling, rng, counts, dry, candidates: Vec::new(), model_logits: Vec::new() };
         for &token in prompt_token_ids {
             sampler.observe(token);
         }
+        sampler
+    }
+
+    /// The same for another choice: with random numbers of its own.
+    #[must_use]
+    pub fn for_choice(&self, choice: usize) -> Self {
+        let mut sampler = self.clone();
+        sampler.rng.set_stream(choice as u64);
         sampler
     }
 

@@ -43,20 +43,22 @@ impl Counts {
     }
 }
 
-/// Repetitions longer than this are punished like this (the bound of the first implementation).
-const MAX_MATCH: u8 = 50;
+/// Repetitions longer than this, or than the allowed length when that is more, are punished like this (the bound of the first
+/// implementation).
+const MAX_MATCH: usize = 50;
 
 /// The DRY penalty ("Don't Repeat Yourself", text-generation-webui #5677): a token that would extend a repetition of n tokens,
-/// n at least the allowed length, loses `multiplier * base ^ (n - allowed_length)`. Work a token is linear in the context.
+/// n at least the allowed length, loses `multiplier * base ^ (n - allowed_length)`. Work is linear in the context for each sampled
+/// token, and nothing for those that are only taken in.
 #[derive(Clone, Debug)]
 pub(super) struct Dry {
     params: DryParams,
     breakers: Arc<HashSet<u32>>,
     context: Vec<u32>,
-    /// For each position of the context, how many tokens up to it are the context's last ones.
-    matches: Vec<u8>,
+    /// For each number of tokens that the context's end is cut by, how many tokens of the two ends agree.
+    matches: Vec<u32>,
     /// Of this step: the longest repetition that each token would extend.
-    longest: HashMap<u32, u8>,
+    longest: HashMap<u32, usize>,
 }
 
 impl Dry {
@@ -66,26 +68,22 @@ impl Dry {
 
     pub fn observe(&mut self, token: u32) {
         self.context.push(token);
-        self.matches.push(0);
-        // A breaker is part of no repetition.
-        if self.breakers.contains(&token) {
-            self.matches.fill(0);
-            return;
-        }
-        // The last position would match itself, and is left out.
-        let earlier = self.context.len() - 1;
-        for i in (0..earlier).rev() {
-            let before = if i == 0 { 0 } else { self.matches[i - 1] };
-            self.matches[i] = if self.context[i] == token { (before + 1).min(MAX_MATCH) } else { 0 };
-        }
     }
 
     pub fn apply(&mut self, logits: &mut [f32]) {
+        let allowed = self.params.allowed_length.max(1);
+        // A breaker is part of no repetition.
+        let unbroken = self.context.iter().rev().take_while(|token| !self.breakers.contains(token)).count();
+        if unbroken < allowed {
+            return;
+        }
+        let limit = unbroken.min(MAX_MATCH.max(allowed));
+        self.match_ends();
         self.longest.clear();
-        for (i, &length) in self.matches.iter().enumerate() {
-            if length as usize >= self.params.allowed_length.max(1) {
-                // The last position matches nothing, so there is a token after this one.
-                let next = self.context[i + 1];
+        for (cut, &length) in self.matches.iter().enumerate().skip(1) {
+            let length = (length as usize).min(limit);
+            if length >= allowed {
+                let next = self.context[self.context.len() - cut];
                 if !self.breakers.contains(&next) {
                     let longest = self.longest.entry(next).or_default();
                     *longest = length.max(*longest);
@@ -94,10 +92,30 @@ impl Dry {
         }
         for (&token, &length) in &self.longest {
             if let Some(logit) = logits.get_mut(token as usize) {
-                let extra = i32::from(length) - self.params.allowed_length as i32;
+                let extra = length as i32 - self.params.allowed_length as i32;
                 // Bounded, so that the row stays finite whatever the base.
                 *logit -= (self.params.multiplier * self.params.base.powi(extra)).min(1e30);
             }
+        }
+    }
+
+    /// The Z function (Gusfield 1997, section 1.3) of the context read backwards.
+    fn match_ends(&mut self) {
+        let n = self.context.len();
+        let token = |i: usize| self.context[n - 1 - i];
+        self.matches.clear();
+        self.matches.push(n as u32);
+        // What begins at `start` agrees with the beginning up to `end`.
+        let (mut start, mut end) = (0, 0);
+        for i in 1..n {
+            let mut length = if i < end { (self.matches[i - start] as usize).min(end - i) } else { 0 };
+            if i + length >= end {
+                while i + length < n && token(length) == token(i + length) {
+                    length += 1;
+                }
+                (start, end) = (i, i + length);
+            }
+            self.matches.push(length as u32);
         }
     }
 }
@@ -121,7 +139,7 @@ mod tests {
                 continue;
             }
             let mut length = 1;
-            while length < 50 && length <= i {
+            while length < params.allowed_length.max(50) && length <= i {
                 let token = context[context.len() - 1 - length];
                 if context[i - length] != token || breakers.contains(&token) {
                     break;
@@ -159,6 +177,26 @@ mod tests {
         }
 
         #[test]
+        fn long_repetitions_follow_the_definition_too(
+            piece in proptest::collection::vec(0_u32..3, 1..70),
+            repeats in 2_usize..5,
+            allowed_length in 45_usize..75,
+        ) {
+            let params = DryParams { multiplier: 0.8, base: 1.2, allowed_length, sequence_breakers: Vec::new() };
+            let context = piece.repeat(repeats);
+            let mut dry = Dry::new(params.clone(), Arc::default());
+            for &token in &context {
+                dry.observe(token);
+            }
+            let mut logits = vec![0.0; 4];
+            dry.apply(&mut logits);
+            let expected = oracle(&context, &HashSet::new(), &params);
+            for (token, logit) in (0..).zip(logits) {
+                prop_assert_eq!(-logit, expected.get(&token).copied().unwrap_or(0.0));
+            }
+        }
+
+        #[test]
         fn penalties_follow_their_formulas(
             context in proptest::collection::vec(0_u32..6, 0..40),
             presence_penalty in -2.0_f32..2.0,
@@ -187,5 +225,26 @@ mod tests {
                 prop_assert_eq!(after[token], expected);
             }
         }
+    }
+
+    #[test]
+    fn an_allowed_length_beyond_the_usual_bound_still_punishes() {
+        let params = DryParams { multiplier: 0.5, base: 2.0, allowed_length: 60, sequence_breakers: Vec::new() };
+        let mut dry = Dry::new(params, Arc::default());
+        (0..160).for_each(|i| dry.observe(i % 80));
+        let mut logits = vec![0.0; 80];
+        dry.apply(&mut logits);
+        assert_eq!((logits[0], logits[1]), (-0.5, 0.0));
+    }
+
+    #[test]
+    fn a_prompt_is_taken_in_without_comparing_its_tokens() {
+        let params = DryParams { multiplier: 0.5, base: 2.0, allowed_length: 2, sequence_breakers: Vec::new() };
+        let mut dry = Dry::new(params, Arc::default());
+        // Compared with each other, these would be 10^12 steps.
+        (0..1_000_000).for_each(|_| dry.observe(7));
+        let mut logits = vec![0.0; 8];
+        dry.apply(&mut logits);
+        assert_eq!(logits[7], -(0.5 * 2.0_f32.powi(48)));
     }
 }

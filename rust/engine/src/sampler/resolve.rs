@@ -7,6 +7,9 @@ use crate::{DryParams, EngineError, GenerationConfig, SamplingParams, Tokenizer}
 /// Temperatures below this are greedy.
 const GREEDY_BELOW: f32 = 1e-7;
 
+/// Longer repetitions than any model's context has.
+const MAX_DRY_LENGTH: usize = 1 << 27;
+
 /// Valid sampling parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResolvedSampling {
@@ -58,6 +61,9 @@ impl ResolvedSampling {
         if let Some(dry) = &params.dry {
             check("dry_multiplier", dry.multiplier, dry.multiplier >= 0.0, "0 or more; 0 is off")?;
             check("dry_base", dry.base, dry.base >= 1.0, "1 or more")?;
+            if dry.allowed_length > MAX_DRY_LENGTH {
+                return Err(invalid("dry_allowed_length", dry.allowed_length, format!("at most {MAX_DRY_LENGTH}")));
+            }
             if dry.sequence_breakers.iter().any(String::is_empty) {
                 return Err(invalid("dry_sequence_breakers", "with an empty string", "a list of texts of a character or more"));
             }

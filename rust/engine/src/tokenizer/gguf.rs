@@ -120,20 +120,39 @@ impl Tokenizer {
                 )));
             }
         };
-        tokenizer.bos_id = vocabulary.id("bos_token_id")?;
-        let eos = vocabulary.id("eos_token_id")?;
-        let text = |id: Option<u32>| id.map(|id| vocabulary.tokens[id as usize].clone());
-        tokenizer.special_tokens = SpecialTokens {
-            bos_token: text(tokenizer.bos_id),
-            eos_token: text(eos),
-            unk_token: text(vocabulary.id("unknown_token_id")?),
-            pad_token: text(vocabulary.id("padding_token_id")?),
-        };
-        tokenizer.add_eos_ids(eos);
-        tokenizer.add_eos_ids(vocabulary.id("eot_token_id")?);
-        tokenizer.add_eos_ids(vocabulary.id("eom_token_id")?);
+        tokenizer.add_special_tokens(&vocabulary)?;
         tokenizer.add_end_of_turn_tokens();
         Ok(tokenizer)
+    }
+
+    /// Fills in the special tokens that a GGUF file names, where this tokenizer, which came from a tokenizer.json, has none.
+    /// Does nothing for a file without a tokenizer.
+    pub fn add_gguf_special_tokens(&mut self, metadata: &Metadata) -> Result<(), EngineError> {
+        if metadata.get("tokenizer.ggml.tokens").is_none() {
+            return Ok(());
+        }
+        self.add_special_tokens(&Vocabulary::read(metadata)?)
+    }
+
+    fn add_special_tokens(&mut self, vocabulary: &Vocabulary<'_>) -> Result<(), EngineError> {
+        let text = |name| -> Result<Option<String>, EngineError> {
+            Ok(vocabulary.id(name)?.map(|id| vocabulary.tokens[id as usize].clone()))
+        };
+        let special = &mut self.special_tokens;
+        for (token, name) in [
+            (&mut special.bos_token, "bos_token_id"),
+            (&mut special.eos_token, "eos_token_id"),
+            (&mut special.unk_token, "unknown_token_id"),
+            (&mut special.pad_token, "padding_token_id"),
+        ] {
+            if token.is_none() {
+                *token = text(name)?;
+            }
+        }
+        for name in ["eos_token_id", "eot_token_id", "eom_token_id"] {
+            self.add_eos_ids(vocabulary.id(name)?);
+        }
+        Ok(())
     }
 }
 
@@ -156,7 +175,7 @@ fn byte_level_bpe(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineError> {
         })
         .collect::<Result<Merges, _>>()?;
 
-    let mut vocab = Vocab::with_capacity(vocabulary.tokens.len());
+    let mut vocab = Vocab::default();
     let mut added = Vec::new();
     let rules = PieceRules::byte_level();
     let mut pieces = Pieces::with_capacity(vocabulary.tokens.len());
@@ -185,7 +204,6 @@ fn byte_level_bpe(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineError> {
         pieces,
         strip_leading_space: false,
         special_tokens: SpecialTokens::default(),
-        bos_id: None,
         eos_ids: Vec::new(),
     })
 }
@@ -213,7 +231,7 @@ fn sentencepiece(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineError> {
     }
     let add_space_prefix = vocabulary.flag("add_space_prefix", true);
 
-    let mut normal: HashMap<Box<str>, u32> = HashMap::with_capacity(num_tokens);
+    let mut normal: HashMap<Box<str>, u32> = HashMap::new();
     let mut byte_ids = [None; 256];
     let mut pieces = Pieces::with_capacity(num_tokens);
     for (id, text, kind) in vocabulary.iter() {
@@ -257,7 +275,6 @@ fn sentencepiece(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineError> {
         pieces,
         strip_leading_space: add_space_prefix,
         special_tokens: SpecialTokens::default(),
-        bos_id: None,
         eos_ids: Vec::new(),
     })
 }

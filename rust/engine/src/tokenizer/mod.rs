@@ -8,12 +8,18 @@ mod spm;
 
 use std::path::Path;
 
-use serde_json::Value;
-
 pub use incremental::IncrementalDecoder;
 
-use crate::{EngineError, generation_config::GenerationConfig};
+use crate::{
+    EngineError,
+    error::caught,
+    generation_config::GenerationConfig,
+    json::{read_bounded, read_json},
+};
 use pieces::Pieces;
+
+/// A tokenizer.json is read up to this size; those of large multilingual vocabularies have some 35 MB.
+const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
 
 /// Tokens that end a turn in one family of models or another; generation stops at those that a vocabulary has as special tokens.
 const END_OF_TURN: [&str; 12] = [
@@ -51,7 +57,6 @@ pub struct Tokenizer {
     pieces: Pieces,
     strip_leading_space: bool,
     special_tokens: SpecialTokens,
-    bos_id: Option<u32>,
     eos_ids: Vec<u32>,
 }
 
@@ -67,12 +72,14 @@ impl Tokenizer {
     /// Reads a tokenizer.json (the format of Hugging Face's `tokenizers`). What ends a turn is then known by the usual names only.
     pub fn from_file(path: &Path) -> Result<Self, EngineError> {
         let file = path.display().to_string();
-        let bytes = std::fs::read(path).map_err(|e| {
+        let bytes = read_bounded(path, MAX_TOKENIZER_BYTES).map_err(|e| {
             EngineError::Tokenizer(format!(
                 "tokenizer {file} cannot be read: {e}; a tokenizer.json in the model's folder works, or its path as tokenizer_json"
             ))
         })?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(&bytes)
+        // The crate panics on some files, such as one whose decoder has a part that is no object.
+        let mut inner = caught(|| tokenizers::Tokenizer::from_bytes(&bytes).map_err(|e| e.to_string()))
+            .and_then(|result| result)
             .map_err(|e| EngineError::Tokenizer(format!("{file} is not a tokenizer.json: {e}")))?;
         // Prompts are neither cut nor padded behind the caller's back.
         inner.with_padding(None);
@@ -85,7 +92,6 @@ impl Tokenizer {
             pieces,
             strip_leading_space,
             special_tokens: SpecialTokens::default(),
-            bos_id: None,
             eos_ids: Vec::new(),
         };
         tokenizer.add_end_of_turn_tokens();
@@ -109,7 +115,6 @@ impl Tokenizer {
                 unk_token: text("unk_token"),
                 pad_token: text("pad_token"),
             };
-            tokenizer.bos_id = tokenizer.special_tokens.bos_token.as_deref().and_then(|t| tokenizer.token_to_id(t));
             if let Some(id) = tokenizer.special_tokens.eos_token.as_deref().and_then(|t| tokenizer.token_to_id(t)) {
                 tokenizer.add_eos_ids([id]);
             }
@@ -173,11 +178,6 @@ impl Tokenizer {
         }
     }
 
-    /// Whether the id has a token.
-    pub fn contains(&self, token_id: u32) -> bool {
-        self.pieces.get(token_id).is_some()
-    }
-
     /// Whether the token is control, not text: BOS, `<|im_end|>`, ...
     pub fn is_special(&self, token_id: u32) -> bool {
         self.pieces.is_special(token_id)
@@ -191,11 +191,6 @@ impl Tokenizer {
     /// Ids that end a text, ascending.
     pub fn eos_ids(&self) -> &[u32] {
         &self.eos_ids
-    }
-
-    /// The id of BOS, when there is one; whether texts begin with it is [`Self::encode`]'s business.
-    pub fn bos_id(&self) -> Option<u32> {
-        self.bos_id
     }
 
     /// Texts for chat templates.
@@ -221,14 +216,4 @@ impl Tokenizer {
         let ids: Vec<u32> = END_OF_TURN.iter().filter(|t| !(harmony && **t == "<|end|>")).filter_map(|t| id_of(t)).collect();
         self.add_eos_ids(ids);
     }
-}
-
-/// A JSON file, or `None` where there is none. The error names the file.
-pub(crate) fn read_json(path: &Path) -> Result<Option<Value>, String> {
-    let bytes = match std::fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(format!("{} cannot be read: {e}", path.display())),
-    };
-    serde_json::from_slice(&bytes).map(Some).map_err(|e| format!("{} is not valid JSON: {e}", path.display()))
 }

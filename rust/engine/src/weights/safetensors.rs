@@ -3,19 +3,16 @@
 use std::{
     collections::HashMap,
     fmt::Display,
-    io::Read,
     path::{Path, PathBuf},
 };
 
 use ::safetensors::{Dtype, SafeTensors};
 use device::{DType, DeviceError, WeightView, mmap::Bytes};
 
-use crate::EngineError;
+use crate::{EngineError, json::required_json};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// JSON files of a model folder are read up to this size.
-const MAX_JSON_BYTES: u64 = 64 << 20;
 
 /// The safetensors files of a model folder.
 pub struct SafetensorsFiles {
@@ -85,7 +82,7 @@ impl SafetensorsFiles {
     }
 
     fn open_index(&mut self, index: &Path) -> Result<(), EngineError> {
-        let json = read_json(index)?;
+        let json = required_json(index)?;
         let map = json
             .get("weight_map")
             .and_then(|m| m.as_object())
@@ -155,15 +152,4 @@ fn view(name: &str, info: &TensorInfo, rows: usize, cols: usize) -> Result<Weigh
 
 fn load(path: &Path, why: impl Display) -> EngineError {
     EngineError::Load(format!("{}: {why}", path.display()))
-}
-
-/// A JSON file of a model folder.
-pub(crate) fn read_json(path: &Path) -> Result<serde_json::Value, EngineError> {
-    let file = std::fs::File::open(path).map_err(|e| load(path, e))?;
-    let mut text = Vec::new();
-    file.take(MAX_JSON_BYTES + 1).read_to_end(&mut text).map_err(|e| load(path, e))?;
-    if text.len() as u64 > MAX_JSON_BYTES {
-        return Err(load(path, format!("larger than {MAX_JSON_BYTES} bytes")));
-    }
-    serde_json::from_slice(&text).map_err(|e| load(path, format!("not valid JSON: {e}")))
 }

@@ -42,7 +42,7 @@ struct Case {
 
 fn product(amx: Amx, case: &Case, x: &[f32], source: &dyn PanelSource) -> Vec<f32> {
     let Case { m, n, k, threads } = *case;
-    let pool = ThreadPool::new(threads);
+    let pool = ThreadPool::new(threads).unwrap();
     let mut acts = ActTiles::new().expect("memory");
     let workspace = Workspace::new(threads).expect("memory");
     acts.pack(amx, &pool, &workspace, (m, k), &|i, row| row.copy_from_slice(&x[i * k..(i + 1) * k])).expect("memory");
@@ -128,7 +128,7 @@ fn a_row_has_the_same_bits_alone_in_any_batch_and_on_any_number_of_threads() {
 fn a_reused_buffer_keeps_nothing_of_the_last_product() {
     let Some(amx) = amx() else { return };
     let (n, k) = (32, 64);
-    let pool = ThreadPool::new(1);
+    let pool = ThreadPool::new(1).unwrap();
     let workspace = Workspace::new(1).expect("memory");
     let w = values(n * k, 7);
     let view = weight(DType::BF16, n, k, &w);

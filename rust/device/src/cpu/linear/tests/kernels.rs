@@ -57,7 +57,7 @@ fn check_fast(dtype: DType, (m, n, k): (usize, usize, usize), seed: u64, pool: &
 
 #[test]
 fn the_fast_path_is_the_oracle_on_rounded_activations() {
-    let pool = ThreadPool::new(2);
+    let pool = ThreadPool::new(2).unwrap();
     for dtype in dtypes() {
         for (i, shape) in
             [(1, 96, 256), (2, 33, 512), (3, 70, 256), (5, 1, 256), (33, 40, 768), (50, 65, 512)].into_iter().enumerate()
@@ -69,7 +69,7 @@ fn the_fast_path_is_the_oracle_on_rounded_activations() {
 
 #[test]
 fn extreme_codes_neither_saturate_nor_overflow() {
-    let pool = ThreadPool::new(1);
+    let pool = ThreadPool::new(1).unwrap();
     for format in GgmlType::ALL {
         for fill in [0x00, 0x80, 0x7f, 0xff] {
             let mut bytes = vec![fill; 32 * format.block_bytes()];
@@ -106,7 +106,7 @@ fn check_rows_alone(precision: Precision, dtype: DType, tier: CpuTier, rows: imp
     let mut random = Random::new(7);
     let (n, k) = (67, if matches!(dtype, DType::Ggml(_) | DType::BF16) { 512 } else { 501 });
     let (weight, all) = (random.weight(dtype, n, k), random.tensor(65, k));
-    let (one, three) = (ThreadPool::new(1), ThreadPool::new(3));
+    let (one, three) = (ThreadPool::new(1).unwrap(), ThreadPool::new(3).unwrap());
     let linear = linear(&weight, precision, tier, &three);
     let mut scratch = LinearScratch::default();
     let mut part = |pool: &ThreadPool, m: usize, start: usize| {
@@ -151,7 +151,7 @@ fn a_fast_row_has_the_same_bits_in_every_batch() {
 
 #[test]
 fn the_exact_path_is_the_oracle_on_float_activations() {
-    let pool = ThreadPool::new(2);
+    let pool = ThreadPool::new(2).unwrap();
     for dtype in dtypes() {
         let mut random = Random::new(3);
         let k = if matches!(dtype, DType::Ggml(_)) { 768 } else { 777 };
@@ -167,7 +167,7 @@ fn the_exact_path_is_the_oracle_on_float_activations() {
 
 #[test]
 fn a_nan_or_infinite_activation_is_lost_in_no_row_and_reaches_no_other() {
-    let pool = ThreadPool::new(1);
+    let pool = ThreadPool::new(1).unwrap();
     for (tier, rows) in tiers().into_iter().flat_map(|t| [(t, 2), (t, 40)]) {
         for dtype in dtypes() {
             for bad in [f32::NAN, -f32::NAN, f32::INFINITY] {
@@ -185,7 +185,7 @@ fn a_nan_or_infinite_activation_is_lost_in_no_row_and_reaches_no_other() {
 
 #[test]
 fn a_scale_beyond_f16_is_computed_in_f32() {
-    let pool = ThreadPool::new(1);
+    let pool = ThreadPool::new(1).unwrap();
     let mut bytes = vec![0x21; 34];
     (bytes[0], bytes[17]) = (150, 120);
     let weight = WeightView::new(DType::Ggml(GgmlType::Mxfp4), 1, 64, Bytes::from_vec(bytes)).expect("a weight");
@@ -200,7 +200,8 @@ fn a_scale_beyond_f16_is_computed_in_f32() {
 #[test]
 fn a_bias_of_the_wrong_length_is_refused_by_name_and_numbers() {
     let weight = Random::new(1).weight(DType::F32, 4, 8);
-    let error = CpuLinear::new(&weight, &options(Precision::Fast, Some(vec![0.0; 3])), CpuTier::Scalar, &ThreadPool::new(1));
+    let error =
+        CpuLinear::new(&weight, &options(Precision::Fast, Some(vec![0.0; 3])), CpuTier::Scalar, &ThreadPool::new(1).unwrap());
     let message = error.err().expect("an error").to_string();
     assert!(message.contains("`w`") && message.contains('3') && message.contains('4'), "{message}");
 }
@@ -214,6 +215,6 @@ proptest! {
     ) {
         let block = match dtype { DType::Ggml(f) => f.block_len(), _ => 7 };
         let blocks = if block == 256 { blocks.div_ceil(4) } else { blocks };
-        check_fast(dtype, (m, n, block * blocks), seed, &ThreadPool::new(2));
+        check_fast(dtype, (m, n, block * blocks), seed, &ThreadPool::new(2).unwrap());
     }
 }

@@ -81,7 +81,7 @@ fn activation_functions_agree_with_f64() {
 fn fused_phases_are_the_plain_operations_one_after_the_other() {
     let mut scratch = LinearScratch::default();
     for threads in [1, 2] {
-        let pool = ThreadPool::new(threads);
+        let pool = ThreadPool::new(threads).unwrap();
         for (tier, precision, dtype) in tiers().into_iter().flat_map(|t| {
             let q41 = DType::Ggml(GgmlType::Q4_1);
             [

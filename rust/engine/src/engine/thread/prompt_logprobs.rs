@@ -1,0 +1,54 @@
+//! Log probabilities of prompts, as their rows are computed.
+
+use std::sync::Arc;
+
+use paged::SchedulerOutput;
+
+use super::{EngineThread, StepResults};
+use crate::{EngineError, engine::output::token_logprobs, sampler::token_logprob};
+
+impl EngineThread {
+    /// Log probabilities of the prompt tokens that follow the rows of this step, for requests that want them.
+    pub(super) fn report_prompt_logprobs(&mut self, output: &SchedulerOutput) -> Result<(), EngineError> {
+        let StepResults { rows, failed, .. } = &mut self.results;
+        for (r, scheduled) in output.rows.iter().enumerate() {
+            let id = scheduled.request_id;
+            let Some(live) = self.live.get_mut(&id) else { continue };
+            let Some(job) = self.jobs.get_mut(&live.job) else { continue };
+            let prompt = Arc::clone(&job.submission().prompt_token_ids);
+            if !job.submission().prompt_logprobs || live.prompt_logprobs_done == prompt.len() {
+                continue;
+            }
+            let top_k = job.submission().logprobs.unwrap_or(0);
+            if live.prompt_logprobs_done == 0 {
+                job.push_prompt_logprobs(live.choice, vec![token_logprobs(&self.tokenizer, prompt[0], None, &[])]);
+                live.prompt_logprobs_done = 1;
+            }
+            let start = scheduled.num_computed_tokens;
+            let base = self.batch.step.query_start_loc[r] as usize;
+            let last = (start + scheduled.num_scheduled_tokens).min(prompt.len() - 1);
+            let mut first = start.max(live.prompt_logprobs_done - 1);
+            while first < last {
+                let end = last.min(first + self.runner.max_logit_rows());
+                rows.clear();
+                rows.extend((first..end).map(|p| (base + p - start) as u32));
+                let logits = self.runner.logits(rows)?;
+                let entries = prompt[first + 1..=end].iter().enumerate().map(|(i, &token)| {
+                    let row = token_logprob(logits.row(i), token, top_k)?;
+                    Ok(token_logprobs(&self.tokenizer, token, Some(row.logprob), &row.top))
+                });
+                match entries.collect::<Result<_, EngineError>>() {
+                    Ok(entries) => job.push_prompt_logprobs(live.choice, entries),
+                    Err(error) => {
+                        // One request's logits are bad; the others' are not.
+                        failed.push((id, error.to_string()));
+                        break;
+                    }
+                }
+                live.prompt_logprobs_done = end + 1;
+                first = end;
+            }
+        }
+        Ok(())
+    }
+}
