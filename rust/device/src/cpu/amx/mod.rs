@@ -27,6 +27,7 @@
 mod acts;
 mod detect;
 mod gemm;
+mod int;
 mod panel;
 #[cfg(test)]
 mod tests;
@@ -35,6 +36,7 @@ mod tiles;
 pub use acts::ActTiles;
 pub use detect::Amx;
 pub use gemm::{MAX_K, PanelWork, Workspace, multiply, multiply_into};
+pub use int::{IntTiles, Sums};
 pub use panel::{FloatPanels, PanelSource};
 
 /// Rows of W of a panel, and of A of a block.

@@ -78,3 +78,42 @@ per_tier!(
     /// Quantises one row: `out` is `[row length / 32]`.
     quantise_row = quantise_body(x: &[f32], out: &mut [ActBlock])
 );
+
+/// Rows of a tile.
+pub(super) const ACT_ROWS: usize = 16;
+
+/// 32 columns of 16 rows for the tile units; what lies in rows that there are not reaches no other.
+#[derive(Clone)]
+#[repr(C, align(64))]
+pub(super) struct ActTile {
+    /// 128 times the upper parts, and the lower parts, as bf16.
+    pub parts: [[[u16; BLOCK]; ACT_ROWS]; 2],
+    /// As those of [`ActBlock`], of each row.
+    pub scale: [f32; ACT_ROWS],
+    pub scaled_sums: [[f32; ACT_ROWS]; 3],
+}
+
+impl ActTile {
+    pub(super) const ZERO: Self =
+        Self { parts: [[[0; BLOCK]; ACT_ROWS]; 2], scale: [0.0; ACT_ROWS], scaled_sums: [[0.0; ACT_ROWS]; 3] };
+}
+
+#[inline(always)]
+fn tile_body(row: usize, acts: &[ActBlock], out: &mut [ActTile]) {
+    for (x, out) in acts.iter().zip(out) {
+        for ((part, codes), factor) in out.parts.iter_mut().zip(&x.parts).zip([UPPER, 1]) {
+            for (v, code) in part[row].iter_mut().zip(codes) {
+                *v = (((i32::from(*code) * factor) as f32).to_bits() >> 16) as u16;
+            }
+        }
+        out.scale[row] = x.scale;
+        for (sums, sum) in out.scaled_sums.iter_mut().zip(x.scaled_sums) {
+            sums[row] = sum;
+        }
+    }
+}
+
+per_tier!(
+    /// Writes a row's blocks as row `row` (0 to 15) of tiles.
+    tile_row = tile_body(row: usize, acts: &[ActBlock], out: &mut [ActTile])
+);

@@ -17,6 +17,8 @@ mod float_avx2;
 #[cfg(target_arch = "x86_64")]
 mod float_avx512;
 #[cfg(target_arch = "x86_64")]
+mod int_tiles;
+#[cfg(target_arch = "x86_64")]
 mod many_rows;
 #[cfg(not(target_arch = "x86_64"))]
 #[path = "no_many_rows.rs"]
@@ -30,13 +32,13 @@ mod tests;
 #[cfg(target_arch = "x86_64")]
 mod tiled;
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 pub use elementwise::{activate, apply_norm};
 pub use phases::{LinearContext, LinearScratch, gate_up, linear_residual, norm_linear};
 
 use self::{
-    activations::{ActBlock, BLOCK},
+    activations::{ACT_ROWS, ActBlock, ActTile, BLOCK},
     packed::Packed,
 };
 use super::{CpuTier, ThreadPool};
@@ -46,6 +48,12 @@ use crate::{DType, DeviceError, Linear, LinearOptions, Precision, WeightView, ba
 const PANEL: usize = 32;
 /// Rows of activations that a kernel takes at once.
 const ROWS: usize = 4;
+/// Rows that the tile units take at once, while a panel's codes are in the level 1 cache.
+const MANY_ROWS: usize = 64;
+/// From this number of rows on, the tile units multiply packed weights.
+const MIN_MANY_ROWS: usize = 12;
+/// f32 of a cache line.
+const LINE: usize = 16;
 /// Outputs of a kernel: a panel's columns of up to 4 rows.
 type Tile = [[f32; PANEL]; ROWS];
 
@@ -117,12 +125,21 @@ impl CpuLinear {
     }
 
     /// Rows of the weight that panel `p` holds.
-    fn panel_rows(&self, p: usize) -> std::ops::Range<usize> {
+    fn panel_rows(&self, p: usize) -> Range<usize> {
         p * PANEL..self.out_features.min((p + 1) * PANEL)
     }
 
     fn is_packed(&self) -> bool {
         matches!(self.weight, Weight::Packed(_))
+    }
+
+    /// Whether the tile units are to multiply `rows` rows by this weight, with the bits of the other kernels.
+    fn is_unpacked_for(&self, rows: usize) -> bool {
+        match &self.weight {
+            #[cfg(target_arch = "x86_64")]
+            Weight::Packed(packed) => packed.amx.is_some() && rows >= MIN_MANY_ROWS,
+            _ => false,
+        }
     }
 
     /// Bytes that multiplying one panel touches beside the activations.
@@ -135,18 +152,28 @@ impl CpuLinear {
         }
     }
 
-    /// f32 that [`Self::open`] needs to dequantise a panel.
-    fn buffer_len(&self) -> usize {
+    /// f32 that [`Self::open`] needs to dequantise or unpack a panel.
+    fn buffer_len(&self, many_rows: bool) -> usize {
         match &self.weight {
+            #[cfg(target_arch = "x86_64")]
+            Weight::Packed(packed) if many_rows => packed.unpacked_len() + LINE,
             Weight::Stored(view) if matches!(view.dtype, DType::Ggml(_)) => PANEL * self.in_features,
             _ => 0,
         }
     }
 
-    /// Panel `p`, ready to be multiplied.
-    fn open<'a>(&'a self, p: usize, buffer: &'a mut [f32]) -> Panel<'a> {
+    /// Panel `p`, ready to be multiplied by few rows at a time, or by many when the input is in tiles and the weight packed.
+    fn open<'a>(&'a self, p: usize, many_rows: bool, buffer: &'a mut [f32]) -> Panel<'a> {
         let rows = self.panel_rows(p);
         let source = match &self.weight {
+            #[cfg(target_arch = "x86_64")]
+            Weight::Packed(packed) if many_rows => {
+                // Tiles are loaded by whole cache lines.
+                let start = buffer.as_ptr().align_offset(LINE * size_of::<f32>());
+                let unpacked = &mut buffer[start..start + packed.unpacked_len()];
+                packed.unpack(p, unpacked);
+                Source::Unpacked(packed, unpacked)
+            }
             Weight::Packed(packed) => Source::Packed(packed, p),
             #[cfg(target_arch = "x86_64")]
             Weight::Tiled(tiled) => Source::Tiled(tiled, p),
@@ -165,6 +192,8 @@ impl From<CpuLinear> for Linear {
 enum Source<'a> {
     Packed(&'a Packed, usize),
     #[cfg(target_arch = "x86_64")]
+    Unpacked(&'a Packed, &'a [f32]),
+    #[cfg(target_arch = "x86_64")]
     Tiled(&'a tiled::Tiled, usize),
     Float(float::FloatRows<'a>),
 }
@@ -172,7 +201,7 @@ enum Source<'a> {
 /// A panel of a weight.
 struct Panel<'a> {
     linear: &'a CpuLinear,
-    rows: std::ops::Range<usize>,
+    rows: Range<usize>,
     source: Source<'a>,
 }
 
@@ -185,19 +214,44 @@ struct Input<'a> {
     values: &'a [f32],
     /// `[rows, cols / 32]`; empty when no weight is packed.
     acts: &'a [ActBlock],
+    /// `[rows / 16, cols / 32]`; empty unless the tile units are to multiply packed weights.
+    tiles: &'a [ActTile],
 }
 
 impl Panel<'_> {
-    /// Rows `m..m + num_rows` (at most 4) of `input` times this panel, plus bias.
-    fn multiply(&self, input: &Input<'_>, m: usize, num_rows: usize, out: &mut Tile) {
+    /// Rows that [`Self::multiply`] takes at once.
+    fn max_rows(&self) -> usize {
+        match &self.source {
+            #[cfg(target_arch = "x86_64")]
+            Source::Unpacked(..) => MANY_ROWS,
+            _ => ROWS,
+        }
+    }
+
+    /// Rows `m..m + num_rows` (at most `max_rows`, from a multiple of that) of `input` times this panel, plus bias; `out` has `max_rows`
+    /// rows or more.
+    fn multiply(&self, input: &Input<'_>, m: usize, num_rows: usize, out: &mut [[f32; PANEL]]) {
+        let few = "a tile has the rows that a kernel takes at once";
+        let blocks = input.cols / BLOCK;
         match &self.source {
             Source::Packed(packed, p) => {
-                let blocks = input.cols / BLOCK;
-                packed.multiply(*p, &input.acts[m * blocks..(m + num_rows) * blocks], num_rows, out);
+                let acts = &input.acts[m * blocks..(m + num_rows) * blocks];
+                packed.multiply(*p, acts, num_rows, out.first_chunk_mut().expect(few));
             }
             #[cfg(target_arch = "x86_64")]
-            Source::Tiled(tiled, p) => tiled.multiply(*p, &input.values[m * input.cols..], num_rows, out),
-            Source::Float(rows) => rows.multiply(self.linear.tier, &input.values[m * input.cols..], num_rows, out),
+            Source::Unpacked(packed, panel) => {
+                let padded = num_rows.next_multiple_of(ACT_ROWS);
+                let acts = &input.tiles[m / ACT_ROWS * blocks..(m + padded) / ACT_ROWS * blocks];
+                packed.multiply_unpacked(panel, acts, &mut out[..padded]);
+            }
+            #[cfg(target_arch = "x86_64")]
+            Source::Tiled(tiled, p) => {
+                tiled.multiply(*p, &input.values[m * input.cols..], num_rows, out.first_chunk_mut().expect(few));
+            }
+            Source::Float(rows) => {
+                let x = &input.values[m * input.cols..];
+                rows.multiply(self.linear.tier, x, num_rows, out.first_chunk_mut().expect(few));
+            }
         }
         if let Some(bias) = &self.linear.bias {
             let bias = &bias[self.rows.clone()];
@@ -207,5 +261,34 @@ impl Panel<'_> {
                 }
             }
         }
+    }
+}
+
+/// Calls `each(m, products)` with the products of `rows` of the input and each of the panels, some rows from row m on at a time.
+fn for_products<const N: usize>(
+    panels: &[Panel<'_>; N],
+    input: &Input<'_>,
+    rows: &Range<usize>,
+    each: &mut dyn FnMut(usize, [&mut [[f32; PANEL]]; N]),
+) {
+    fn in_steps<const R: usize, const N: usize>(
+        panels: &[Panel<'_>; N],
+        input: &Input<'_>,
+        rows: &Range<usize>,
+        each: &mut dyn FnMut(usize, [&mut [[f32; PANEL]]; N]),
+    ) {
+        let mut tiles = [[[0.0; PANEL]; R]; N];
+        for m in rows.clone().step_by(R) {
+            let count = R.min(rows.end - m);
+            for (panel, tile) in panels.iter().zip(&mut tiles) {
+                panel.multiply(input, m, count, tile);
+            }
+            each(m, tiles.each_mut().map(|tile| &mut tile[..count]));
+        }
+    }
+    if panels.iter().all(|p| p.max_rows() == MANY_ROWS) {
+        in_steps::<MANY_ROWS, N>(panels, input, rows, each);
+    } else {
+        in_steps::<ROWS, N>(panels, input, rows, each);
     }
 }

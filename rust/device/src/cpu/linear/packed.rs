@@ -16,12 +16,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::f16;
 
+#[cfg(target_arch = "x86_64")]
+use super::activations::ActTile;
 use super::{
     PANEL, Tile,
     activations::{ActBlock, UPPER},
     out::SharedOut,
     slab::SlabBytes,
 };
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::{Amx, amx::IntTiles};
 use crate::{
     DType, DeviceError, GgmlType, WeightView,
     cpu::{CpuTier, ThreadPool},
@@ -117,6 +121,11 @@ pub(super) struct Packed {
     /// Bytes of a panel.
     pub panel_bytes: usize,
     kernel: Kernel,
+    #[cfg(target_arch = "x86_64")]
+    layout: Layout,
+    /// The tile units, in their tier.
+    #[cfg(target_arch = "x86_64")]
+    pub amx: Option<Amx>,
 }
 
 impl Packed {
@@ -140,7 +149,15 @@ impl Packed {
                 }
             }
         });
-        Ok(fits.into_inner().then(|| Self { data, panel_bytes, kernel: kernel(layout, tier) }))
+        Ok(fits.into_inner().then(|| Self {
+            data,
+            panel_bytes,
+            kernel: kernel(layout, tier),
+            #[cfg(target_arch = "x86_64")]
+            layout,
+            #[cfg(target_arch = "x86_64")]
+            amx: if tier == CpuTier::Amx { Amx::detect() } else { None },
+        }))
     }
 
     /// Multiplies panel `p` by `rows` rows.
@@ -148,6 +165,35 @@ impl Packed {
         let panel = &self.data.as_slice()[p * self.panel_bytes..(p + 1) * self.panel_bytes];
         // SAFETY: `CpuLinear::new` refuses a tier above the machine's, so the kernel's instructions exist.
         unsafe { (self.kernel)(panel, acts, rows, out) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Packed {
+    /// f32 of an unpacked panel.
+    pub(super) fn unpacked_len(&self) -> usize {
+        self.panel_bytes / self.layout.block_bytes() * super::int_tiles::unpacked_len(self.layout.halves)
+    }
+
+    /// Unpacks panel `p` for the tile units.
+    ///
+    /// # Panics
+    /// When there are no tile units.
+    pub(super) fn unpack(&self, p: usize, out: &mut [f32]) {
+        assert!(self.amx.is_some(), "panels are unpacked for the tile units only");
+        let panel = &self.data.as_slice()[p * self.panel_bytes..(p + 1) * self.panel_bytes];
+        // SAFETY: an `Amx` proves that the processor has AVX-512.
+        unsafe { super::int_tiles::unpack(self.layout)(panel, out) }
+    }
+
+    /// Multiplies a panel that was unpacked by rows of activations, `[rows / 16, blocks]`; `out` is a multiple of 16 rows.
+    ///
+    /// # Panics
+    /// As `unpack`.
+    pub(super) fn multiply_unpacked(&self, panel: &[f32], acts: &[ActTile], out: &mut [[f32; PANEL]]) {
+        let amx = self.amx.expect("panels are unpacked for the tile units only");
+        // SAFETY: as above.
+        unsafe { super::int_tiles::kernel(self.layout)(&IntTiles::configure(amx), panel, acts, out) }
     }
 }
 

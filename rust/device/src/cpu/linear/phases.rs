@@ -6,9 +6,10 @@ use std::{
 };
 
 use super::{
-    CpuLinear, Input, PANEL, ROWS, Tile,
-    activations::{ActBlock, BLOCK, quantise_row},
+    CpuLinear, Input, MANY_ROWS, PANEL, ROWS,
+    activations::{ACT_ROWS, ActBlock, ActTile, BLOCK, quantise_row, tile_row},
     elementwise::{add_scaled, gate_row, norm_row},
+    for_products,
     many_rows::{Phase, Tiles},
     out::SharedOut,
 };
@@ -31,14 +32,41 @@ pub struct LinearContext<'a> {
 pub struct LinearScratch {
     /// Normalised input, `[rows, cols]`.
     normed: Vec<f32>,
-    /// Quantised input, `[rows, cols / 32]`.
-    acts: Vec<ActBlock>,
+    acts: Acts,
     /// Output that waits for a norm, `[rows, out_features]`.
     wide: Vec<f32>,
     /// Dequantised panels, some for each thread.
     panels: Vec<f32>,
     /// Activations and results of the tile units.
     tiles: Option<Tiles>,
+}
+
+/// Quantised input.
+#[derive(Default)]
+struct Acts {
+    /// `[rows, cols / 32]`.
+    blocks: Vec<ActBlock>,
+    /// `[rows / 16, cols / 32]`.
+    tiles: Vec<ActTile>,
+}
+
+/// What the weights of a phase take.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Form {
+    Floats,
+    Blocks,
+    /// Blocks, and tiles of them.
+    Tiles,
+}
+
+impl Form {
+    fn of(weight: &CpuLinear, rows: usize) -> Self {
+        match weight.is_packed() {
+            true if weight.is_unpacked_for(rows) => Self::Tiles,
+            true => Self::Blocks,
+            false => Self::Floats,
+        }
+    }
 }
 
 /// Below this many multiplications a step is faster on one thread.
@@ -62,32 +90,36 @@ impl LinearContext<'_> {
         Self { tier: self.tier.min(CpuTier::detect()), ..self }
     }
 
-    /// Calls `body(start, end)` for ranges of rows, on one thread when there are few values.
-    fn for_rows(self, rows: usize, cols: usize, body: &(dyn Fn(Range<usize>) + Sync)) {
+    /// Calls `body(range)` for ranges of rows from multiples of `unit` on, on one thread when there are few values.
+    fn for_rows(self, (rows, cols): (usize, usize), unit: usize, body: &(dyn Fn(Range<usize>) + Sync)) {
         if rows < 2 || rows * cols < MIN_PARALLEL_ROWS {
             body(0..rows);
         } else {
-            let grain = rows.div_ceil(self.pool.num_threads() * 4);
+            let grain = rows.div_ceil(self.pool.num_threads() * 4).next_multiple_of(unit);
             self.pool.for_each_range(rows, grain, &|start, end| body(start..end));
         }
     }
 
-    /// Normalises `x` and quantises it when a weight is packed.
+    /// Normalises `x` and brings it into `form`.
     fn input<'b>(
         self,
         x: &'b Tensor,
         norm: Option<&Norm>,
-        packed: bool,
+        form: Form,
         normed: &'b mut Vec<f32>,
-        acts: &'b mut Vec<ActBlock>,
+        acts: &'b mut Acts,
     ) -> Input<'b> {
         let (rows, cols) = (x.rows(), x.cols());
         let normed = grown(normed, if norm.is_some() { rows * cols } else { 0 }, 0.0);
-        let blocks = if packed { cols / BLOCK } else { 0 };
+        let blocks = if form >= Form::Blocks { cols / BLOCK } else { 0 };
+        let tiles = if form == Form::Tiles { blocks } else { 0 };
+        let Acts { blocks: acts, tiles: act_tiles } = acts;
         let acts = grown(acts, rows * blocks, ActBlock::ZERO);
-        if norm.is_some() || packed {
-            let (shared_normed, shared_acts) = (SharedOut::new(normed), SharedOut::new(acts));
-            self.for_rows(rows, cols, &|range| {
+        let act_tiles = grown(act_tiles, rows.div_ceil(ACT_ROWS) * tiles, ActTile::ZERO);
+        if norm.is_some() || form >= Form::Blocks {
+            let (shared_normed, shared_acts, shared_tiles) =
+                (SharedOut::new(normed), SharedOut::new(acts), SharedOut::new(act_tiles));
+            self.for_rows((rows, cols), if tiles > 0 { ACT_ROWS } else { 1 }, &|range| {
                 for m in range {
                     let mut row = x.row(m);
                     if let Some(norm) = norm {
@@ -96,14 +128,18 @@ impl LinearContext<'_> {
                         norm_row(self.tier, norm, row, out);
                         row = out;
                     }
-                    if packed {
+                    if form >= Form::Blocks {
                         // SAFETY: as above.
-                        quantise_row(self.tier, row, unsafe { shared_acts.part(m * blocks, blocks) });
+                        let acts = unsafe { shared_acts.part(m * blocks, blocks) };
+                        quantise_row(self.tier, row, acts);
+                        // SAFETY: ranges start at whole tiles.
+                        let tiles = unsafe { shared_tiles.part(m / ACT_ROWS * tiles, tiles) };
+                        tile_row(self.tier, m % ACT_ROWS, acts, tiles);
                     }
                 }
             });
         }
-        Input { rows, cols, values: if norm.is_some() { normed } else { x.as_slice() }, acts }
+        Input { rows, cols, values: if norm.is_some() { normed } else { x.as_slice() }, acts, tiles: act_tiles }
     }
 
     /// Shares the panels `0..work.panels` among the threads; `body(panel, rows, buffer)` is called for every panel and every row once.
@@ -114,7 +150,8 @@ impl LinearContext<'_> {
         let buffers = SharedOut::new(buffers);
         let grain = (work.panels / (threads * 6)).min(CACHED / work.panel_bytes.max(1)).max(1);
         // Rows of activations that stay cached while the panels of a range pass; at least enough to pay for opening a panel.
-        let row_block = (CACHED / work.row_bytes.max(1)).max(if work.buffer_len > 0 { 128 } else { 16 }) / ROWS * ROWS;
+        let step = if work.many_rows { MANY_ROWS } else { ROWS };
+        let row_block = (CACHED / work.row_bytes.max(1)).max(if work.buffer_len > 0 { 128 } else { 16 }) / step * step;
         let next = AtomicUsize::new(0);
         let worker = |id: usize| {
             // SAFETY: each worker has a buffer of its own.
@@ -151,19 +188,26 @@ struct Work {
     panel_bytes: usize,
     /// f32 that a thread needs to open a panel.
     buffer_len: usize,
+    /// Whether packed weights are opened for many rows.
+    many_rows: bool,
 }
 
 impl Work {
     fn new<'a>(input: &Input<'_>, weights: &(impl Iterator<Item = &'a CpuLinear> + Clone)) -> Self {
-        let max = |f: fn(&CpuLinear) -> usize| weights.clone().map(f).max().unwrap_or(0);
+        let many_rows = !input.tiles.is_empty();
         let packed = weights.clone().all(CpuLinear::is_packed);
         Self {
             panels: weights.clone().map(CpuLinear::panels).sum(),
             rows: input.rows,
             cols: input.cols,
-            row_bytes: if packed { input.cols / BLOCK * size_of::<ActBlock>() } else { input.cols * 4 },
-            panel_bytes: max(CpuLinear::panel_bytes),
-            buffer_len: max(CpuLinear::buffer_len),
+            row_bytes: match packed {
+                true if many_rows => input.cols / BLOCK * size_of::<ActTile>() / ACT_ROWS,
+                true => input.cols / BLOCK * size_of::<ActBlock>(),
+                false => input.cols * 4,
+            },
+            panel_bytes: weights.clone().map(CpuLinear::panel_bytes).max().unwrap_or(0),
+            buffer_len: weights.clone().map(|w| w.buffer_len(many_rows)).max().unwrap_or(0),
+            many_rows,
         }
     }
 }
@@ -250,8 +294,8 @@ pub fn norm_linear(
         return;
     }
     let LinearScratch { normed, acts, panels, .. } = scratch;
-    let packed = projections.iter().any(|p| p.linear.cpu().is_packed());
-    let input = context.input(x, norm, packed, normed, acts);
+    let form = projections.iter().map(|p| Form::of(p.linear.cpu(), x.rows())).max().unwrap_or(Form::Floats);
+    let input = context.input(x, norm, form, normed, acts);
     for projections in projections.chunks_mut(MAX_PROJECTIONS) {
         let (targets, _) = targets(x, projections);
         let work = Work::new(&input, &targets.iter().flatten().map(|t| t.weight));
@@ -280,17 +324,14 @@ fn targets<'a>(x: &Tensor, projections: &'a mut [Projection<'_>]) -> ([Option<Ta
 /// Writes the columns of panel `p` for `rows` of the input.
 fn store(weight: &CpuLinear, p: usize, input: &Input<'_>, rows: Range<usize>, buffer: &mut [f32], out: &SharedOut<'_, f32>) {
     let columns = weight.panel_rows(p);
-    let panel = weight.open(p, buffer);
-    let mut tile: Tile = [[0.0; PANEL]; ROWS];
-    for m in rows.clone().step_by(ROWS) {
-        let count = ROWS.min(rows.end - m);
-        panel.multiply(input, m, count, &mut tile);
-        for (i, values) in tile[..count].iter().enumerate() {
+    let panel = weight.open(p, !input.tiles.is_empty(), buffer);
+    for_products(&[panel], input, &rows, &mut |m, [products]| {
+        for (i, values) in products.iter().enumerate() {
             // SAFETY: these columns of these rows belong to this panel, and each panel and row is visited once.
             let out = unsafe { out.part((m + i) * weight.out_features + columns.start, columns.len()) };
             out.copy_from_slice(&values[..columns.len()]);
         }
-    }
+    });
 }
 
 /// [`Backend::linear_residual`](crate::Backend::linear_residual): `residual += post_norm(x @ weight^T + bias) * scale`.
@@ -333,26 +374,23 @@ pub fn linear_residual(context: LinearContext<'_>, scratch: &mut LinearScratch, 
             },
         });
     } else {
-        let input = context.input(x, None, weight.is_packed(), normed, acts);
+        let input = context.input(x, None, Form::of(weight, x.rows()), normed, acts);
         let work = Work::new(&input, &std::iter::once(weight));
         context.for_panels(&work, panels, &|p, rows, buffer| {
             let columns = weight.panel_rows(p);
-            let panel = weight.open(p, buffer);
-            let mut tile: Tile = [[0.0; PANEL]; ROWS];
-            for m in rows.clone().step_by(ROWS) {
-                let count = ROWS.min(rows.end - m);
-                panel.multiply(&input, m, count, &mut tile);
-                for (i, values) in tile[..count].iter().enumerate() {
+            let panel = weight.open(p, work.many_rows, buffer);
+            for_products(&[panel], &input, &rows, &mut |m, [products]| {
+                for (i, values) in products.iter().enumerate() {
                     finish(m + i, &columns, values);
                 }
-            }
+            });
         });
     }
     let Some(norm) = post_norm else { return };
     // The input is no longer read: its buffer holds the normalised rows.
     let normed = SharedOut::new(grown(normed, x.rows() * cols, 0.0));
     let wide = &*wide;
-    context.for_rows(x.rows(), cols, &|rows| {
+    context.for_rows((x.rows(), cols), 1, &|rows| {
         for m in rows {
             // SAFETY: each row is written by one thread.
             let (row, out) = unsafe { (normed.part(m * cols, cols), residual.part(m * cols, cols)) };
@@ -396,7 +434,13 @@ pub fn gate_up(context: LinearContext<'_>, scratch: &mut LinearScratch, args: Ga
         });
         return;
     }
-    let input = context.input(x, norm, gate.is_packed() || up.is_packed(), normed, acts);
+    let forms = [gate, up].map(|w| Form::of(w, x.rows()));
+    let form = match forms[0].max(forms[1]) {
+        // Both are multiplied in the same steps.
+        Form::Tiles if forms[0] != forms[1] => Form::Blocks,
+        form => form,
+    };
+    let input = context.input(x, norm, form, normed, acts);
     let pair = Work::new(&input, &[gate, up].into_iter());
     let half = pair.buffer_len;
     let work = Work { panels: gate.panels(), panel_bytes: 2 * pair.panel_bytes, buffer_len: 2 * half, ..pair };
@@ -405,18 +449,14 @@ pub fn gate_up(context: LinearContext<'_>, scratch: &mut LinearScratch, args: Ga
     context.for_panels(&work, panels, &|p, rows, buffer| {
         let columns = gate.panel_rows(p);
         let (first, second) = buffer.split_at_mut(half);
-        let (gate, up) = (gate.open(p, first), up.open(p, second));
-        let (mut gates, mut ups): (Tile, Tile) = ([[0.0; PANEL]; ROWS], [[0.0; PANEL]; ROWS]);
-        for m in rows.clone().step_by(ROWS) {
-            let count = ROWS.min(rows.end - m);
-            gate.multiply(&input, m, count, &mut gates);
-            up.multiply(&input, m, count, &mut ups);
-            for (i, (gates, ups)) in gates[..count].iter_mut().zip(&ups).enumerate() {
+        let panels = [gate.open(p, work.many_rows, first), up.open(p, work.many_rows, second)];
+        for_products(&panels, &input, &rows, &mut |m, [gates, ups]| {
+            for (i, (gates, ups)) in gates.iter_mut().zip(ups).enumerate() {
                 gate_row(context.tier, activation, gates, ups);
                 // SAFETY: as in `store`.
                 let out = unsafe { out.part((m + i) * cols + columns.start, columns.len()) };
                 out.copy_from_slice(&gates[..columns.len()]);
             }
-        }
+        });
     });
 }

@@ -149,6 +149,26 @@ fn a_fast_row_has_the_same_bits_in_every_batch() {
     }
 }
 
+/// The tile units add what the kernels of few rows add.
+#[test]
+fn a_quantised_row_has_the_same_bits_with_tile_units_and_without() {
+    if CpuTier::detect() < CpuTier::Amx {
+        return;
+    }
+    let pool = ThreadPool::new(2);
+    for (format, m) in GgmlType::ALL.into_iter().flat_map(|f| [12, 16, 29, 64, 65, 200].map(|m| (f, m))) {
+        let mut random = Random::new(m as u64);
+        let (weight, x) = (random.weight(DType::Ggml(format), 75, 768), random.tensor(m, 768));
+        let [with, without] = [CpuTier::Amx, CpuTier::Avx512].map(|tier| {
+            let linear = linear(&weight, Precision::Fast, tier, &pool);
+            assert_eq!(linear.cpu().is_unpacked_for(m), tier == CpuTier::Amx);
+            project(LinearContext { pool: &pool, tier }, &mut LinearScratch::default(), &x, &linear)
+        });
+        let same = with.iter().zip(&without).position(|(a, b)| a.to_bits() != b.to_bits());
+        assert_eq!(same, None, "{} {m} rows: first difference", format.name());
+    }
+}
+
 #[test]
 fn the_exact_path_is_the_oracle_on_float_activations() {
     let pool = ThreadPool::new(2).unwrap();
