@@ -311,3 +311,20 @@ def test_models_by_id() -> None:
     ):
         with pytest.raises(ValueError, match="model `nope` was not found"):
             call()
+
+
+def test_the_figures_of_the_pool_are_the_documented_ones(llama: Runner) -> None:
+    assert set(llama.kv_cache_stats()) == {
+        "blocks_total",
+        "blocks_used",
+        "blocks_cached",
+        "blocks_free",
+        "block_size",
+        "tokens_total",
+        "prefix_queried_tokens",
+        "prefix_hit_tokens",
+        "preemptions",
+        "requests_running",
+        "requests_waiting",
+    }
+    assert all(type(value) is int for value in llama.kv_cache_stats().values())

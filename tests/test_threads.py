@@ -38,7 +38,7 @@ def test_64_streams_at_once(llama: Runner) -> None:
 
 def test_dropping_half_of_the_streams_frees_their_blocks() -> None:
     runner = Runner(which=text_model("llama"), pa_ctxt_len=16384, max_seqs=64)
-    streams = [stream(runner, index, 300) for index in range(32)]
+    streams = [stream(runner, index, 120) for index in range(64)]
     for each in streams:
         next(each)
     assert runner.kv_cache_stats()["blocks_used"] > 0
@@ -48,7 +48,7 @@ def test_dropping_half_of_the_streams_frees_their_blocks() -> None:
     for each in kept:
         chunks = list(each)
         assert chunks[-1].choices[0].finish_reason == "length"
-        assert chunks[-1].usage.completion_tokens == 300
+        assert chunks[-1].usage.completion_tokens == 120
     assert wait_until_idle(runner)["blocks_used"] == 0
 
 
@@ -90,30 +90,120 @@ def test_no_request_grows_memory_with_its_steps(llama: Runner) -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
-    generate(llama, [5, 6, 7], 400)
+    length = llama.max_sequence_length()
+    generate(llama, [5, 6, 7], length)
+    running = stream(llama, 0, length)
+    for _ in range(20):
+        next(running)
     before = resident()
-    for index in range(20):
-        generate(llama, [5, 6, index + 8], 400)
-    assert resident() - before < 32 << 20
+    assert len(list(running)) > 100
+    assert resident() - before < 1 << 20
+
+
+def started(program: str) -> subprocess.Popen[str]:
+    """A program that has printed "ready"."""
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def check_interrupted(program: str) -> None:
+    process = started(program)
+    time.sleep(0.3)
+    os.kill(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert out == "interrupted\n"
+    assert process.returncode == 0
+
+
+MODEL = str(GOLDEN / "text" / "llama")
 
 
 def test_ctrl_c_interrupts() -> None:
-    program = textwrap.dedent(f"""
+    check_interrupted(f"""
         from mistral_paged import *
-        runner = Runner(which=Which.Plain({str(GOLDEN / "text" / "llama")!r}), pa_ctxt_len=4096, no_kv_cache=True)
+        runner = Runner(which=Which.Plain({MODEL!r}), pa_ctxt_len=4096, no_kv_cache=True)
         request = CompletionRequest([5] * 300, "default", max_tokens=200, ignore_eos=True, n_choices=32)
-        print("waiting", flush=True)
+        print("ready", flush=True)
         try:
             while True:
                 runner.send_completion_request(request)
         except KeyboardInterrupt:
             print("interrupted", flush=True)
     """)
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "waiting\n"
-    time.sleep(0.5)
-    os.kill(process.pid, signal.SIGINT)
-    out, _ = process.communicate(timeout=20)
-    assert out == "interrupted\n"
+
+
+def test_ctrl_c_interrupts_a_stream() -> None:
+    check_interrupted(f"""
+        from mistral_paged import *
+        runner = Runner(which=Which.Plain({MODEL!r}), pa_ctxt_len=4096, no_kv_cache=True)
+        # 16 prompts that are computed again at every step; only the last one's chunks are awaited.
+        requests = [ChatCompletionRequest("x " * 100, "m", stream=True, max_tokens=300, ignore_eos=True) for _ in range(16)]
+        streams = [runner.send_chat_completion_request(request) for request in requests]
+        next(streams[-1])
+        print("ready", flush=True)
+        try:
+            while True:
+                for chunk in streams[-1]:
+                    pass
+                streams[-1] = runner.send_chat_completion_request(requests[-1])
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+    """)
+
+
+def test_ctrl_c_interrupts_loading() -> None:
+    check_interrupted(f"""
+        import threading
+        from mistral_paged import *
+        print("ready", flush=True)
+        try:
+            while True:
+                Runner(which=Which.Plain({MODEL!r}), pa_ctxt_len=4096)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+    """)
+
+
+def test_a_forked_child_is_told() -> None:
+    process = started(f"""
+        import multiprocessing
+        import sys
+        from mistral_paged import *
+        runner = Runner(which=Which.Plain({MODEL!r}), pa_ctxt_len=4096)
+        request = CompletionRequest([5], "m", max_tokens=1)
+        chat = ChatCompletionRequest("x", "m", stream=True, max_tokens=50, ignore_eos=True)
+        stream = runner.send_chat_completion_request(chat)
+
+        def child():
+            for call in (
+                lambda: runner.send_completion_request(request),
+                lambda: runner.send_chat_completion_request(chat),
+                lambda: runner.tokenize_text("x"),
+                runner.kv_cache_stats,
+                lambda: next(stream),
+                stream.close,
+            ):
+                try:
+                    call()
+                except InternalError as error:
+                    assert "forked" in str(error)
+                else:
+                    sys.exit(3)
+            repr(runner)
+            del call, globals()["stream"], globals()["runner"]
+            sys.exit(42)
+
+        print("ready", flush=True)
+        forked = multiprocessing.get_context("fork").Process(target=child)
+        forked.start()
+        forked.join(20)
+        forked.kill()
+        assert len(list(stream)) > 1
+        runner.send_completion_request(request)
+        print(forked.exitcode)
+    """)
+    out, _ = process.communicate(timeout=60)
+    assert out == "42\n"
     assert process.returncode == 0

@@ -92,9 +92,13 @@ def build_parser() -> argparse.ArgumentParser:
     request.add_argument("--system", metavar="TEXT", help="system message")
     request.add_argument("--max-tokens", type=int, help="tokens of an answer at most")
     request.add_argument("--temperature", type=float, default=0.8, help="0 is greedy; default %(default)s")
-    request.add_argument("--top-p", type=float, default=0.95, help="the likeliest tokens of that probability together; default %(default)s")
+    request.add_argument(
+        "--top-p", type=float, default=0.95, help="the likeliest tokens of that probability together; default %(default)s"
+    )
     request.add_argument("--top-k", type=int, default=40, help="so many of the likeliest tokens, 0 for all; default %(default)s")
-    request.add_argument("--min-p", type=float, default=0.05, help="tokens of that share of the likeliest's probability; default %(default)s")
+    request.add_argument(
+        "--min-p", type=float, default=0.05, help="tokens of that share of the likeliest's probability; default %(default)s"
+    )
     request.add_argument("--presence-penalty", type=float)
     request.add_argument("--frequency-penalty", type=float)
     request.add_argument("--repetition-penalty", type=float)

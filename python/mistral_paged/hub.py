@@ -159,9 +159,7 @@ def _download(
         raise ModelNotFoundError("the model id '' is neither a local folder nor a hub id such as 'owner/name'")
     cache = None if cache_dir is None else local_path(cache_dir)
     try:
-        return Path(
-            snapshot_download(repo_id, allow_patterns=patterns, ignore_patterns=ignored, token=token, cache_dir=cache)
-        )
+        return Path(snapshot_download(repo_id, allow_patterns=patterns, ignore_patterns=ignored, token=token, cache_dir=cache))
     except HFValidationError as error:
         raise ModelNotFoundError(f"{repo_id!r} is neither a local folder nor a hub id such as 'owner/name': {error}") from error
     except GatedRepoError as error:

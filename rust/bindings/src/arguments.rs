@@ -19,14 +19,11 @@ pub enum Integer {
 }
 
 impl Integer {
-    /// One, the default of counts.
-    pub const ONE: Self = Self::Near(1);
-
-    /// The value as a `T`, when it is one of at least `min`.
-    fn of_type<T: TryFrom<i128>>(&self, min: i128) -> Option<T> {
+    /// The value as a `T`, when it is one.
+    fn to<T: TryFrom<i128>>(&self) -> Option<T> {
         match self {
-            Self::Near(value) if *value >= min => T::try_from(*value).ok(),
-            _ => None,
+            Self::Near(value) => T::try_from(*value).ok(),
+            Self::Far(_) => None,
         }
     }
 }
@@ -59,27 +56,28 @@ impl<'py> FromPyObject<'_, 'py> for Integer {
     }
 }
 
-/// A count of at least `min`.
-pub fn at_least(name: &str, value: &Integer, min: i128) -> PyResult<usize> {
-    // Half of what a count holds, so that two of them can be added.
-    let count: Option<isize> = value.of_type(min);
-    count.map(isize::unsigned_abs).ok_or_else(|| match value {
-        Integer::Near(given) if *given < min => invalid(format!("`{name}` must be at least {min}, got {given}")),
-        _ => invalid(format!("`{name}` must be an integer from {min} to {}, got {value}", isize::MAX)),
-    })
+/// A count of at least `min`, at most half of what a count holds, so that two of them can be added.
+pub fn at_least(name: &str, value: &Integer, min: usize) -> PyResult<usize> {
+    within(name, value, min, isize::MAX.unsigned_abs())
 }
 
 /// A count of at least `min` that may be left out.
-pub fn at_least_if_given(name: &str, value: Option<&Integer>, min: i128) -> PyResult<Option<usize>> {
+pub fn at_least_if_given(name: &str, value: Option<&Integer>, min: usize) -> PyResult<Option<usize>> {
     value.map(|value| at_least(name, value, min)).transpose()
+}
+
+/// A count from `min` to `max`.
+pub fn within(name: &str, value: &Integer, min: usize, max: usize) -> PyResult<usize> {
+    value
+        .to::<usize>()
+        .filter(|count| (min..=max).contains(count))
+        .ok_or_else(|| invalid(format!("`{name}` must be an integer from {min} to {max}, got {value}")))
 }
 
 /// A seed: any 64 bits.
 pub fn check_seed(seed: Option<&Integer>) -> PyResult<Option<u64>> {
-    seed.map(|seed| {
-        seed.of_type(0).ok_or_else(|| invalid(format!("`seed` must be an integer from 0 to {}, got {seed}", u64::MAX)))
-    })
-    .transpose()
+    seed.map(|seed| seed.to().ok_or_else(|| invalid(format!("`seed` must be an integer from 0 to {}, got {seed}", u64::MAX))))
+        .transpose()
 }
 
 /// A number; an integer too large for a float is infinite, which no argument takes and whose check names it.
@@ -150,6 +148,5 @@ pub fn token_ids(name: &str, ids: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
 
 /// One token id of an argument; whether the model has it, the engine knows.
 pub fn token_id(name: &str, id: &Integer) -> PyResult<u32> {
-    id.of_type(0)
-        .ok_or_else(|| invalid(format!("`{name}` has a token id out of range: {id}; ids are integers from 0 to {}", u32::MAX)))
+    id.to().ok_or_else(|| invalid(format!("`{name}` has a token id out of range: {id}; ids are integers from 0 to {}", u32::MAX)))
 }

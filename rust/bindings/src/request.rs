@@ -6,12 +6,15 @@ use engine::{DryParams, GenerationRequest, Prompt, SamplingParams};
 use pyo3::{exceptions::PyTypeError, prelude::*, types::PyString};
 
 use crate::{
-    arguments::{Integer, Real, Text, at_least, at_least_if_given, check_seed, refuse, token_id, token_ids},
+    arguments::{Integer, Real, Text, at_least_if_given, check_seed, refuse, token_id, token_ids, within},
     enums::ToolChoice,
     exceptions::{invalid, not_yet},
     messages,
     which::OneOrMany,
 };
+
+/// Continuations of one request at most: each takes memory from the start.
+const MAX_CHOICES: usize = 4096;
 
 /// A chat completion: messages, and how to continue them.
 ///
@@ -127,6 +130,10 @@ impl DryFields {
     }
 }
 
+fn check_choices(n_choices: &Bound<'_, PyAny>) -> PyResult<usize> {
+    within("n_choices", &n_choices.extract()?, 0, MAX_CHOICES)
+}
+
 fn check_bias((id, bias): (Integer, Real)) -> PyResult<(u32, f32)> {
     Ok((token_id("logit_bias", &id)?, bias.single()))
 }
@@ -156,7 +163,7 @@ fn check_thinking(enable_thinking: Option<bool>, effort: Option<&str>) -> PyResu
 impl ChatCompletionRequest {
     #[new]
     #[pyo3(signature = (
-        messages, model, logprobs=false, n_choices=Integer::ONE, logit_bias=None, top_logprobs=None, max_tokens=None, presence_penalty=None,
+        messages, model, logprobs=false, n_choices=1, logit_bias=None, top_logprobs=None, max_tokens=None, presence_penalty=None,
         frequency_penalty=None, repetition_penalty=None, stop_seqs=None, temperature=None, top_p=None, top_k=None, stream=false,
         grammar=None, grammar_type=None, min_p=None, tool_schemas=None, tool_choice=None, dry_multiplier=None, dry_base=None,
         dry_allowed_length=None, dry_sequence_breakers=None, web_search_options=None, enable_thinking=None, truncate_sequence=false,
@@ -170,7 +177,7 @@ impl ChatCompletionRequest {
         messages: &Bound<'_, PyAny>,
         model: String,
         logprobs: bool,
-        n_choices: Integer,
+        #[pyo3(from_py_with = check_choices)] n_choices: usize,
         logit_bias: Option<HashMap<Integer, Real>>,
         top_logprobs: Option<Integer>,
         max_tokens: Option<Integer>,
@@ -265,7 +272,7 @@ impl ChatCompletionRequest {
                 reasoning_effort,
             },
             sampling: sampling.check()?,
-            n_choices: at_least("n_choices", &n_choices, 0)?,
+            n_choices,
             best_of: None,
             truncate_sequence,
             echo_prompt: false,
@@ -284,7 +291,7 @@ impl CompletionRequest {
     #[new]
     #[pyo3(signature = (
         prompt, model, best_of=None, echo_prompt=false, presence_penalty=None, frequency_penalty=None, repetition_penalty=None,
-        logit_bias=None, max_tokens=None, n_choices=Integer::ONE, stop_seqs=None, temperature=None, top_p=None, suffix=None, top_k=None,
+        logit_bias=None, max_tokens=None, n_choices=1, stop_seqs=None, temperature=None, top_p=None, suffix=None, top_k=None,
         grammar=None, grammar_type=None, min_p=None, tool_schemas=None, tool_choice=None, dry_multiplier=None, dry_base=None,
         dry_allowed_length=None, dry_sequence_breakers=None, truncate_sequence=false, ignore_eos=false, *, adapter=None,
         adapters=None, logprobs=None, seed=None
@@ -301,7 +308,7 @@ impl CompletionRequest {
         repetition_penalty: Option<Real>,
         logit_bias: Option<HashMap<Integer, Real>>,
         max_tokens: Option<Integer>,
-        n_choices: Integer,
+        #[pyo3(from_py_with = check_choices)] n_choices: usize,
         stop_seqs: Option<OneOrMany>,
         temperature: Option<Real>,
         top_p: Option<Real>,
@@ -357,8 +364,8 @@ impl CompletionRequest {
         let request = GenerationRequest {
             prompt: parse_prompt(prompt)?,
             sampling: sampling.check()?,
-            n_choices: at_least("n_choices", &n_choices, 0)?,
-            best_of: at_least_if_given("best_of", best_of.as_ref(), 0)?,
+            n_choices,
+            best_of: best_of.map(|best_of| within("best_of", &best_of, 0, MAX_CHOICES)).transpose()?,
             truncate_sequence,
             echo_prompt,
             suffix: suffix.map(|Text(suffix)| suffix),

@@ -9,7 +9,7 @@ use pyo3::{
 };
 
 use crate::{
-    arguments::{Integer, Real, Text, at_least, at_least_if_given, check_seed, refuse, token_ids},
+    arguments::{Integer, Real, Text, at_least, at_least_if_given, check_seed, refuse, token_ids, within},
     door::{POLL, enter, wait},
     enums::PagedCacheType,
     exceptions::{ModelNotFoundError, invalid, not_yet},
@@ -60,7 +60,7 @@ const MAX_SEQS: usize = 1 << 20;
 impl Runner {
     #[new]
     #[pyo3(signature = (
-        which, max_seqs=Integer::Near(32), no_kv_cache=false, prefix_cache_n=Integer::Near(16), token_source="cache", chat_template=None, jinja_explicit=None,
+        which, max_seqs=32, no_kv_cache=false, prefix_cache_n=16, token_source="cache", chat_template=None, jinja_explicit=None,
         pa_gpu_mem=None, pa_gpu_mem_usage=None, pa_ctxt_len=None, pa_blk_size=None, pa_cache_type=None, no_paged_attn=false,
         paged_attn=false, memory_goal=None, seed=None, max_num_batched_tokens=None, device="auto", *, cpu_tier=None, num_threads=None,
         load_progress=None, prompt_batchsize=None, num_device_layers=None, in_situ_quant=None, anymoe_config=None, which_draft=None,
@@ -72,9 +72,9 @@ impl Runner {
     fn new(
         py: Python<'_>,
         which: &Bound<'_, Which>,
-        max_seqs: Integer,
+        #[pyo3(from_py_with = check_max_seqs)] max_seqs: usize,
         no_kv_cache: bool,
-        prefix_cache_n: Integer,
+        #[pyo3(from_py_with = check_prefix_cache_n)] prefix_cache_n: usize,
         token_source: &str,
         chat_template: Option<String>,
         jinja_explicit: Option<String>,
@@ -132,15 +132,11 @@ impl Runner {
         }
         let selection = Selection::of(which)?;
         let memory = MemoryArguments { pa_gpu_mem, pa_gpu_mem_usage, pa_ctxt_len, memory_goal: memory_goal.as_ref() };
-        let max_num_seqs = at_least("max_seqs", &max_seqs, 1)?;
-        if max_num_seqs > MAX_SEQS {
-            return Err(invalid(format!("`max_seqs` must be at most {MAX_SEQS}, got {max_seqs}")));
-        }
         let config = EngineConfig {
-            max_num_seqs,
+            max_num_seqs: max_seqs,
             max_num_batched_tokens: batched_tokens(max_num_batched_tokens.as_ref(), prompt_batchsize.as_ref())?,
             no_kv_cache,
-            prefix_caching: at_least("prefix_cache_n", &prefix_cache_n, 0)? > 0,
+            prefix_caching: prefix_cache_n > 0,
             no_paged_attn,
             paged_attention: PagedAttentionConfig {
                 block_size: at_least_if_given("pa_blk_size", pa_blk_size.as_ref(), 0)?,
@@ -362,6 +358,14 @@ impl Runner {
             }
         })
     }
+}
+
+fn check_max_seqs(max_seqs: &Bound<'_, PyAny>) -> PyResult<usize> {
+    within("max_seqs", &max_seqs.extract()?, 1, MAX_SEQS)
+}
+
+fn check_prefix_cache_n(prefix_cache_n: &Bound<'_, PyAny>) -> PyResult<usize> {
+    at_least("prefix_cache_n", &prefix_cache_n.extract()?, 0)
 }
 
 /// Tokens a step; `prompt_batchsize` is the older spelling.
