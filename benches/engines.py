@@ -23,7 +23,7 @@ class Engine(Protocol):
     """A loaded model."""
 
     def answer(self, texts: list[str], new: int) -> tuple[int, int]:
-        """Answers all texts at once, greedily, `new` tokens each whatever they are; returns prompt and generated tokens in all."""
+        """Answers all texts at once, greedily, `new` tokens each; returns prompt and generated tokens in all."""
 
 
 class RunnerEngine:

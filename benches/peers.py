@@ -1,7 +1,7 @@
 """The same work on mistral_paged and on its peers, engines taking turns in every round. Writes JSON lines.
 
 Each peer lives in an environment of its own under build/peers, made when missing. While one engine works the others are stopped,
-so that none that polls takes its processors. A peer that cannot be installed, or cannot load the model, drops out with its reason.
+so that none that polls takes its processors. A peer that cannot be installed or cannot load the model drops out with its reason.
 """
 
 from __future__ import annotations
