@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from model_bytes import model_bytes
-from work import Log, load, long_prompt, machine, story
+from work import SENTENCES, Log, load, long_prompt, machine, story
 
 from mistral_paged.default_model import default_model
 
@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="turns of each engine; the report takes medians")
     parser.add_argument("--streams", default="1,8,32", help="numbers of streams")
     parser.add_argument("--new", type=int, default=128, help="generated tokens a stream")
-    parser.add_argument("--sentences", type=int, default=100, help="length of the long prompt")
+    parser.add_argument("--sentences", type=int, default=SENTENCES, help="length of the long prompt")
     options = parser.parse_args()
     names = options.engines.split(",")
     if unknown := set(names) - {OWN, *PEERS}:

@@ -277,8 +277,8 @@ Written by `make bench`; `PEERS=1 make bench` measures the peers too (to install
 `MODEL_PATH=...` takes another model. The raw figures are in `build/bench/`.
 
 Throughput is counted from outside, generated tokens over the time that their answers took; decode is the pace between the first
-and the last token of an answer. The roof of decoding is the bandwidth at which `rust/device/examples/roofline.rs` reads memory with
-as many threads, in the same run, over the bytes a token reads: all weights, and the keys and values of its context.
+and the last token of an answer. The roof of decoding is the bandwidth at which `rust/device/examples/roofline.rs` reads memory
+with as many threads, in the same run, over the bytes a token reads: all weights, and the keys and values of its context.
 """
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from model_bytes import model_bytes
-from work import Log, busy, lines, load, long_prompt, machine, story
+from work import SENTENCES, Log, busy, lines, load, long_prompt, machine, story
 
 from mistral_paged import ChatCompletionRequest, CompletionRequest, Runner, Usage, Which
 from mistral_paged.default_model import default_model
@@ -139,7 +139,7 @@ def main() -> None:
         bench = Bench(model, log, options.new, options.threads)
         longest = bench.runner.max_sequence_length()
         ids = bench.runner.tokenize_text(long_prompt(0))
-        prompt_sentences = min(100, longest // 32) if not options.quick else 3
+        prompt_sentences = min(SENTENCES, longest // 32) if not options.quick else 3
         contexts = [length for length in CONTEXTS if length <= longest][: 2 if options.quick else None]
         streams = STREAMS[:3] if options.quick else STREAMS
         bench.chat(story(0), options.new)
