@@ -78,8 +78,8 @@ class Roofs:
             self.by_size[entry["buffer_bytes"]].append(entry)
 
     def bandwidth(self, size: int) -> float:
-        """Bytes a second of a buffer, the best median: another program can slow a run down, none can speed it up."""
-        return 1e9 * max(float(entry["gb_per_s"]) for entry in self.by_size[size])
+        """Bytes a second of a buffer, of the best pass: another program can slow a pass down, none can speed it up."""
+        return 1e9 * max(float(entry["best_gb_per_s"]) for entry in self.by_size[size])
 
     def sizes(self, model: dict[str, Any]) -> list[int]:
         """Sizes of interest: the largest buffer, then the one of the model's weights."""
@@ -124,7 +124,10 @@ def machine_lines(run: Run) -> list[str]:
         )
         text += f" average was {machine['load']:.1f} when it began and {run.use['load']:.1f} when it ended."
         if others > 0.1:
-            text += " **The machine was shared: with all of it these figures would be higher.**"
+            text += (
+                " **The machine was shared: the speeds and the roofs are those of what was left of it, and that changed from one"
+            )
+            text += " measurement to the next. A share of the roof, or a ratio of two figures, says little here.**"
     return [text, ""]
 
 
@@ -151,7 +154,7 @@ def own_lines(run: Run, roofs: Roofs) -> list[str]:
     roof_names = [f"of {size / 1e6:,.0f} MB" for size in roofs.sizes(model)]
     roof_header = ["reads, GB/s", *(f"share of the roof {name}" for name in roof_names)]
     rounds = len(run.of("decode").get(1, []))
-    out = [f"## {model['name']}", "", f"Medians of {rounds} rounds, lowest and highest in brackets. Prefix cache off.", ""]
+    out = [f"## {model['name']}", "", f"Rounds: {rounds}. Medians, lowest and highest in brackets. Prefix cache off.", ""]
     context = round(statistics.mean(run.contexts)) if run.contexts else 0
     rows = [
         [
@@ -216,7 +219,7 @@ def peer_lines(run: Run) -> list[str]:
             label = f"{where} {name}" if measure == "streams" else name
             if measure == "prefill":
                 lengths = sorted({at for engine in engines for at in run.of(measure, engine)})
-                label += f" of {lengths[0]:,} to {lengths[-1]:,} tokens" if lengths else ""
+                label += f" of {' or '.join(f'{length:,}' for length in lengths)} tokens"
             rows.append([label, *("" if value is None else whole(value) for value in figures.values()), ratio])
     rounds = max((len(run.of("answer", engine).get(1, [])) for engine in engines), default=0)
     header = ["tokens/s", *(f"{engine} {version}" for engine, version in run.versions.items()), "times the best peer"]
@@ -277,8 +280,9 @@ Written by `make bench`; `PEERS=1 make bench` measures the peers too (to install
 `MODEL_PATH=...` takes another model. The raw figures are in `build/bench/`.
 
 Throughput is counted from outside, generated tokens over the time that their answers took; decode is the pace between the first
-and the last token of an answer. The roof of decoding is the bandwidth at which `rust/device/examples/roofline.rs` reads memory
-with as many threads, in the same run, over the bytes a token reads: all weights, and the keys and values of its context.
+and the last token of an answer. The roof of decoding is the bandwidth at which the best pass of
+`rust/device/examples/roofline.rs` reads memory with as many threads, in the same run, over the bytes a token reads: all weights,
+and the keys and values of its context.
 """
 
 

@@ -53,6 +53,6 @@ def test_report_holds_what_was_measured(records: Path, tmp_path: Path) -> None:
     assert row is not None
     assert f"| {decode['value']:,.0f} (" in row[0]
     bytes_a_token = 251648 + decode["context"] * 384
-    assert f"| {decode['value'] * bytes_a_token / 20e9:.0%} |" in row[0]
+    assert f"| {decode['value'] * bytes_a_token / 21e9:.0%} |" in row[0]
     assert entries[0]["commit"] in report
     assert "peer" not in report.split("## llama.gguf")[1]
