@@ -60,9 +60,18 @@ format: $(VENV)/tools ## format the sources
 	cargo fmt --all
 	$(VENV)/bin/ruff format python tests examples
 
+# Another model: make bench MODEL_PATH=model.gguf. The roof is measured before and after, since it is the machine's share at that moment.
+ROOFLINE = cargo run --quiet --release --locked --package mistral-paged-device --example roofline -- 0 $$($(VENV)/bin/python benches/model_bytes.py $(MODEL_PATH))
+RECORDS := build/bench/records.jsonl
+
 .PHONY: bench
-bench: $(VENV)/package $(VENV)/model ## tokens a second of the default model: one stream, a long prompt, eight streams
-	$(VENV)/bin/python examples/bench_throughput.py
+bench: $(VENV)/package $(VENV)/model $(VENV)/bench ## measure the default model and write docs/benchmarks.md; PEERS=1 measures the peers as well
+	@mkdir -p $(dir $(RECORDS)) && rm -f $(RECORDS)
+	$(ROOFLINE) >> $(RECORDS)
+	$(VENV)/bin/python benches/throughput.py $(addprefix --model ,$(MODEL_PATH)) --output $(RECORDS)
+	$(if $(PEERS),$(VENV)/bin/python benches/peers.py $(addprefix --model ,$(MODEL_PATH)) --output $(RECORDS))
+	$(ROOFLINE) >> $(RECORDS)
+	$(VENV)/bin/python benches/report.py $(RECORDS)
 
 .PHONY: clean
 clean: ## remove what was built
@@ -85,4 +94,8 @@ $(VENV)/test-models: $(VENV)/bin/python
 
 $(VENV)/tools: $(VENV)/bin/python pyproject.toml
 	$(PIP) install --quiet 'maturin>=1.9.4,<2' 'pytest>=8' 'pytest-timeout>=2.3' 'mypy>=1.15' 'ruff>=0.11'
+	@touch $@
+
+$(VENV)/bench: $(VENV)/bin/python
+	$(PIP) install --quiet 'matplotlib>=3.9'
 	@touch $@

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -39,11 +40,13 @@ def model_bytes(model: Path) -> ModelBytes:
 
 def read_folder(folder: Path) -> tuple[dict[str, int], tuple[int, int, int]]:
     """Bytes a tensor; layers, KV heads and head size."""
-    tensors = {}
+    tensors: dict[str, int] = {}
     for path in folder.glob("*.safetensors"):
         with path.open("rb") as file:
             header = json.loads(file.read(number(file, "<Q")))
-        tensors |= {name: entry["data_offsets"][1] - entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"}
+        tensors |= {
+            name: entry["data_offsets"][1] - entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"
+        }
     config = json.loads((folder / "config.json").read_text())
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
@@ -96,3 +99,9 @@ def value(file: BinaryIO, kind: int) -> Any:
     if kind not in SCALARS:
         raise ValueError(f"metadata type {kind} is unknown; known are 0 to 12")
     return number(file, SCALARS[kind])
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        from mistral_paged.default_model import default_model
+    print(model_bytes(Path(sys.argv[1]) if len(sys.argv) > 1 else default_model()).weight_bytes)

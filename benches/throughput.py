@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from model_bytes import model_bytes
-from work import Log, busy, lines, load, long_prompt, machine, story
+from work import SENTENCES, Log, busy, lines, load, long_prompt, machine, story
 
 from mistral_paged import ChatCompletionRequest, CompletionRequest, Runner, Usage, Which
 from mistral_paged.default_model import default_model
@@ -45,7 +45,9 @@ def load_once(model: Path) -> None:
     runner = Runner(which=which(model), prefix_cache_n=0)
     seconds = time.perf_counter() - start
     resident, peak = memory()
-    runner.send_chat_completion_request(ChatCompletionRequest(story(0), "default", max_tokens=8, temperature=0.0, ignore_eos=True))
+    runner.send_chat_completion_request(
+        ChatCompletionRequest(story(0), "default", max_tokens=8, temperature=0.0, ignore_eos=True)
+    )
     used, _ = memory()
     found = {"load": seconds, "load_resident": resident - before, "load_peak": peak - before, "used_resident": used - before}
     print(json.dumps(found))
@@ -87,7 +89,9 @@ class Bench:
         """Streams together, their short prompts included."""
         with ThreadPoolExecutor(count) as threads:
             start = time.perf_counter()
-            generated = sum(usage.completion_tokens for usage in threads.map(lambda n: self.chat(story(n), self.new), range(count)))
+            generated = sum(
+                usage.completion_tokens for usage in threads.map(lambda n: self.chat(story(n), self.new), range(count))
+            )
             self.sample("streams", count, generated / (time.perf_counter() - start))
 
     def context(self, length: int, ids: list[int]) -> None:
@@ -135,7 +139,7 @@ def main() -> None:
         bench = Bench(model, log, options.new, options.threads)
         longest = bench.runner.max_sequence_length()
         ids = bench.runner.tokenize_text(long_prompt(0))
-        prompt_sentences = min(100, longest // 32) if not options.quick else 3
+        prompt_sentences = min(SENTENCES, longest // 32) if not options.quick else 3
         contexts = [length for length in CONTEXTS if length <= longest][: 2 if options.quick else None]
         streams = STREAMS[:3] if options.quick else STREAMS
         bench.chat(story(0), options.new)
@@ -147,7 +151,9 @@ def main() -> None:
             for length in contexts:
                 bench.context(length, ids)
         used, stolen = (after - earlier for after, earlier in zip(busy(), before, strict=True))
-        log.write(record="machine_use", seconds=time.perf_counter() - start, busy=used, stolen=stolen, own=own_seconds(), load=load())
+        log.write(
+            record="machine_use", seconds=time.perf_counter() - start, busy=used, stolen=stolen, own=own_seconds(), load=load()
+        )
 
 
 def own_seconds() -> float:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
-SENTENCES = 100
+SENTENCES = 82  # about 1,400 tokens
 
 
 def story(number: int) -> str:
@@ -19,8 +19,10 @@ def story(number: int) -> str:
 
 
 def long_prompt(number: int, sentences: int = SENTENCES) -> str:
-    """A prompt of about 14 tokens a sentence; it differs from its first word on, so that no cached beginning helps."""
-    return f"{number}. Say this again. " + " ".join(f"Quick brown fox {n} jumps over the lazy dog, as it always did." for n in range(sentences))
+    """A prompt of about 17 tokens a sentence; it differs from its first word on, so that no cached beginning helps."""
+    return f"{number}. Say this again. " + " ".join(
+        f"Quick brown fox {n} jumps over the lazy dog, as it always did." for n in range(sentences)
+    )
 
 
 class Log:
@@ -40,10 +42,14 @@ class Log:
 
 def machine() -> dict[str, Any]:
     """Where and when: processor, memory, load, commit."""
-    cpu = next((line.split(":", 1)[1].strip() for line in lines("/proc/cpuinfo") if line.startswith("model name")), platform.processor())
+    cpu = next(
+        (line.split(":", 1)[1].strip() for line in lines("/proc/cpuinfo") if line.startswith("model name")), platform.processor()
+    )
     flags = set(next((line.split(":", 1)[1].split() for line in lines("/proc/cpuinfo") if line.startswith("flags")), []))
     memory = next((int(line.split()[1]) * 1024 for line in lines("/proc/meminfo") if line.startswith("MemTotal")), 0)
-    caches = [line[:-1] for path in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")) for line in lines(path)]
+    caches = [
+        line[:-1] for path in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")) for line in lines(path)
+    ]
     return {
         "cpu": cpu,
         "cpus": len(os.sched_getaffinity(0)),
@@ -82,9 +88,15 @@ def commit() -> str:
     """The commit that is measured, with a plus when files differ from it."""
     here = Path(__file__).parent
     try:
-        head = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+        head = subprocess.run(
+            ["git", "rev-parse", "--short=10", "HEAD"], cwd=here, capture_output=True, text=True, check=True
+        ).stdout.strip()
         changed = subprocess.run(
-            ["git", "status", "--porcelain", "--untracked-files=no", "--", ":!../docs"], cwd=here, capture_output=True, text=True, check=True
+            ["git", "status", "--porcelain", "--untracked-files=no", "--", ":!../docs"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

@@ -1,0 +1,58 @@
+"""The benchmark and its report run."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import GOLDEN
+
+BENCHES = Path(__file__).parent.parent / "benches"
+MODEL = GOLDEN / "gguf" / "llama.gguf"
+
+
+def run(script: str, *arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(BENCHES / script), *arguments], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bench") / "records.jsonl"
+    run("throughput.py", "--quick", "--model", str(MODEL), "--output", str(path))
+    return path
+
+
+def test_throughput_measures_everything(records: Path) -> None:
+    entries = [json.loads(line) for line in records.read_text().splitlines()]
+    model = next(entry for entry in entries if entry["record"] == "model")
+    assert 0 < model["weight_bytes"] < model["file_bytes"] == MODEL.stat().st_size
+    samples = {(entry["measure"], entry["at"]): entry["value"] for entry in entries if entry["record"] == "sample"}
+    expected = {("load", 0), ("decode", 1), ("answer", 1), ("streams", 1), ("streams", 2), ("streams", 4), ("context", 128)}
+    assert expected <= set(samples)
+    assert "prefill" in {measure for measure, _ in samples}
+    assert all(samples[key] > 0 for key in expected)
+
+
+def test_report_holds_what_was_measured(records: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the report needs `pip install matplotlib`")
+    roof = tmp_path / "roof.jsonl"
+    roof.write_text('{"gb_per_s": 20.0, "best_gb_per_s": 21.0, "threads": 2, "buffer_bytes": 1000000000, "tier": "avx2"}\n')
+    run("report.py", str(records), str(roof), "--output", str(tmp_path))
+    assert (tmp_path / "benchmarks.png").read_bytes().startswith(b"\x89PNG")
+    report = (tmp_path / "benchmarks.md").read_text()
+    entries = [json.loads(line) for line in records.read_text().splitlines()]
+    decode = next(entry for entry in entries if entry.get("measure") == "decode")
+    row = re.search(r"\| decode of one stream.*", report)
+    assert row is not None
+    assert f"| {decode['value']:,.0f} (" in row[0]
+    bytes_a_token = 251648 + decode["context"] * 384
+    assert f"| {decode['value'] * bytes_a_token / 21e9:.0%} |" in row[0]
+    assert entries[0]["commit"] in report
+    assert "peer" not in report.split("## llama.gguf")[1]
