@@ -8,6 +8,7 @@ mod door;
 mod enums;
 mod exceptions;
 mod load;
+mod logger;
 mod messages;
 mod options;
 mod planned;

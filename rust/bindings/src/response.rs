@@ -8,6 +8,8 @@ use std::{
 use engine::{Completion, TokenLogprobs};
 use pyo3::{prelude::*, types::PyBytes};
 
+use crate::logger::log_failure;
+
 /// `Name(field=value, ...)`, each value as Python writes it.
 macro_rules! repr {
     ($py:expr, $name:literal, $self:expr, $($field:ident),+) => {{
@@ -30,7 +32,7 @@ pub struct ChatCompletionResponse {
 }
 
 /// One answer of a chat. `finish_reason` is "stop" (end of sequence or a stop string), "length" (`max_tokens`, the model's length or the
-/// whole KV pool), "canceled" or "error". `stop_sequence` is the stop string that ended it.
+/// whole KV pool) or "error", whose cause is logged. `stop_sequence` is the stop string that ended it.
 #[pyclass(frozen, get_all, module = "mistral_paged")]
 pub struct Choice {
     finish_reason: String,
@@ -320,6 +322,7 @@ pub fn logprobs(py: Python<'_>, tokens: Vec<TokenLogprobs>) -> PyResult<Py<Logpr
 /// A complete chat answer.
 pub fn chat(py: Python<'_>, envelope: Envelope, completion: Completion) -> PyResult<Py<ChatCompletionResponse>> {
     let choices = completion.choices.into_iter().map(|choice| {
+        log_failure(py, &envelope.id, choice.index, choice.error.as_deref())?;
         let message = ResponseMessage {
             content: Some(choice.text),
             role: "assistant".to_owned(),
@@ -347,6 +350,7 @@ pub fn chat(py: Python<'_>, envelope: Envelope, completion: Completion) -> PyRes
 /// A complete text answer.
 pub fn completion(py: Python<'_>, envelope: Envelope, completion: Completion) -> PyResult<Py<CompletionResponse>> {
     let choices = completion.choices.into_iter().map(|choice| {
+        log_failure(py, &envelope.id, choice.index, choice.error.as_deref())?;
         Py::new(
             py,
             CompletionChoice {

@@ -14,6 +14,7 @@ use crate::{
     enums::PagedCacheType,
     exceptions::{ModelNotFoundError, invalid, not_yet},
     load::load,
+    logger::log,
     messages,
     options::{self, MemoryArguments},
     process::OwnProcess,
@@ -152,7 +153,9 @@ impl Runner {
         };
         let source = options::resolve(py, &selection, token_source)?;
         let engine = load(py, source, config, load_progress.as_ref())?;
-        log(py, engine.description())?;
+        for line in engine.description() {
+            log(py, "info", line)?;
+        }
         let architecture = engine.architecture().to_owned();
         Ok(Self { engine: OwnProcess::new(engine), model_id: selection.model_id, architecture })
     }
@@ -377,13 +380,4 @@ fn batched_tokens(tokens: Option<&Integer>, older: Option<&Integer>) -> PyResult
         (None, Some(older)) => at_least("prompt_batchsize", older, 1),
         (tokens, None) => Ok(at_least_if_given("max_num_batched_tokens", tokens, 1)?.unwrap_or(4096)),
     }
-}
-
-/// Lines for the Python logger of the package, at INFO.
-fn log(py: Python<'_>, lines: &[String]) -> PyResult<()> {
-    let logger = py.import("logging")?.call_method1("getLogger", ("mistral_paged",))?;
-    for line in lines {
-        logger.call_method1("info", ("%s", line))?;
-    }
-    Ok(())
 }

@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 
 use crate::{
     door::{POLL, enter, wait},
+    logger::log_failure,
     process::OwnProcess,
     response::{self, ChatCompletionChunkResponse, ChunkChoice, Delta, Envelope},
 };
@@ -38,6 +39,8 @@ struct Part {
     logprobs: Vec<TokenLogprobs>,
     finish_reason: Option<String>,
     stop_sequence: Option<String>,
+    /// Why the reason is "error".
+    error: Option<String>,
     usage: Option<engine::Usage>,
 }
 
@@ -52,12 +55,19 @@ impl State {
             return Ok(Poll::Pending);
         };
         match event {
-            OutputEvent::Delta { index, text, logprobs } => {
-                Ok(Poll::Ready(Some(Part { index, text, logprobs, finish_reason: None, stop_sequence: None, usage: None })))
-            }
-            OutputEvent::Finished { index, reason, stop_sequence, .. } => {
+            OutputEvent::Delta { index, text, logprobs } => Ok(Poll::Ready(Some(Part {
+                index,
+                text,
+                logprobs,
+                finish_reason: None,
+                stop_sequence: None,
+                error: None,
+                usage: None,
+            }))),
+            OutputEvent::Finished { index, reason, stop_sequence, error } => {
                 let finish_reason = Some(reason.as_str().to_owned());
-                let part = Part { index, text: String::new(), logprobs: Vec::new(), finish_reason, stop_sequence, usage: None };
+                let part =
+                    Part { index, text: String::new(), logprobs: Vec::new(), finish_reason, stop_sequence, error, usage: None };
                 self.unfinished = self.unfinished.saturating_sub(1);
                 if self.unfinished > 0 {
                     return Ok(Poll::Ready(Some(part)));
@@ -81,6 +91,7 @@ impl ChatCompletionStreamer {
     }
 
     fn chunk(&self, py: Python<'_>, part: Part) -> PyResult<ChatCompletionChunkResponse> {
+        log_failure(py, &self.envelope.id, part.index, part.error.as_deref())?;
         let delta = Delta { content: Some(part.text), role: "assistant".to_owned(), tool_calls: None, reasoning_content: None };
         let choice = ChunkChoice {
             finish_reason: part.finish_reason,
