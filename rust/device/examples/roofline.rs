@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     });
     let mut arguments = arguments.collect::<Result<Vec<_>, _>>()?.into_iter();
     let threads = arguments.next().filter(|threads| *threads > 0).unwrap_or_else(device::num_physical_cores);
-    let (pool, tier) = (ThreadPool::new(threads), CpuTier::detect());
+    let (pool, tier) = (ThreadPool::new(threads)?, CpuTier::detect());
     for bytes in std::iter::once(beyond_caches()).chain(arguments) {
         let measured = read_bandwidth(&pool, tier, bytes)?;
         println!(

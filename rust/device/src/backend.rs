@@ -13,8 +13,7 @@ use crate::{CacheEngine, DeviceError, KvCacheSpec, Tensor, WeightView};
 pub enum Precision {
     /// Float weights and activations; every output is summed over K in one fixed order whatever the batch, chunk or split.
     Exact,
-    /// The fastest: activations in two int8 parts on quantised weights (the value, and what rounding left of it), float
-    /// activations on float weights.
+    /// The fastest: activations as integers of 15 bits with a scale for 32 on quantised weights, float activations on float weights.
     Fast,
 }
 

@@ -148,9 +148,9 @@ mod tests {
 
     #[test]
     fn a_buffer_is_read_at_a_speed() {
-        let measured = read_bandwidth(&ThreadPool::new(2), CpuTier::detect(), 3 << 20).unwrap();
+        let measured = read_bandwidth(&ThreadPool::new(2).unwrap(), CpuTier::detect(), 3 << 20).unwrap();
         assert!(measured.median > 0.0 && measured.best >= measured.median, "{measured:?}");
-        assert!(read_bandwidth(&ThreadPool::new(1), CpuTier::Scalar, usize::MAX).is_err());
+        assert!(read_bandwidth(&ThreadPool::new(1).unwrap(), CpuTier::Scalar, usize::MAX).is_err());
     }
 
     #[test]

@@ -18,11 +18,12 @@
 //! the bits of a row depend on neither the number of rows nor on blocks, groups and threads.
 //!
 //! Cost, a k tile step (65,536 operations): 64 cycles of the tile unit, 4 tile loads (2 KiB of panel from L1, 2 KiB of A from L2, prefetched).
-//! A k tile of a panel takes about 90 cycles to dequantise from packed codes, nothing where the weight lies in panels (BF16).
 //!
 //! Measured by `examples/bench_amx.rs` on two cores of a Granite Rapids in moments when no other program used them, 2048 x 8192, TFLOP/s:
-//! `Q4_1` 0.9 at 32 rows, 1.4 at 64, 1.9 at 128, 2.2 at 256 and 512 (VNNI kernels 0.8); BF16 0.8 at 16, 1.3 at 32, 1.8 at 64, 2.1 to 2.3 from
+//! BF16 0.8 at 16, 1.3 at 32, 1.8 at 64, 2.1 to 2.3 from
 //! 128 to 512 (f32 kernels 0.23). The tile units alone reach 5.4.
+//!
+//! [`IntTiles`] are other, smaller products: integers held as bf16, for quantised weights.
 
 mod acts;
 mod detect;

@@ -1,8 +1,8 @@
 //! Linear layers on the CPU.
 //!
 //! A weight is worked on in panels of 32 rows. [`Precision::Fast`](crate::Precision::Fast) packs quantised weights for int8 kernels
-//! ([`packed`]); every other weight stays as it lies in its file and is multiplied in f32 ([`float`]). [`many_rows`] has
-//! the tile units multiply fast weights by many rows. [`phases`] shares panels among
+//! ([`packed`]), which the tile units stand in for where there are many rows ([`int_tiles`]); every other weight stays as it lies in its
+//! file and is multiplied in f32 ([`float`]), fast ones by many rows on the tile units ([`many_rows`]). [`phases`] shares panels among
 //! the threads and fuses norms, activation functions and residuals around them.
 
 mod activations;
@@ -50,10 +50,6 @@ const PANEL: usize = 32;
 const ROWS: usize = 4;
 /// Rows that the tile units take at once, while a panel's codes are in the level 1 cache.
 const MANY_ROWS: usize = 64;
-/// From this number of rows on, the tile units multiply packed weights.
-const MIN_MANY_ROWS: usize = 12;
-/// f32 of a cache line.
-const LINE: usize = 16;
 /// Outputs of a kernel: a panel's columns of up to 4 rows.
 type Tile = [[f32; PANEL]; ROWS];
 
@@ -134,10 +130,11 @@ impl CpuLinear {
     }
 
     /// Whether the tile units are to multiply `rows` rows by this weight, with the bits of the other kernels.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
     fn is_unpacked_for(&self, rows: usize) -> bool {
         match &self.weight {
             #[cfg(target_arch = "x86_64")]
-            Weight::Packed(packed) => packed.amx.is_some() && rows >= MIN_MANY_ROWS,
+            Weight::Packed(packed) => packed.is_unpacked_for(rows),
             _ => false,
         }
     }
@@ -153,23 +150,25 @@ impl CpuLinear {
     }
 
     /// f32 that [`Self::open`] needs to dequantise or unpack a panel.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
     fn buffer_len(&self, many_rows: bool) -> usize {
         match &self.weight {
             #[cfg(target_arch = "x86_64")]
-            Weight::Packed(packed) if many_rows => packed.unpacked_len() + LINE,
+            Weight::Packed(packed) if many_rows => packed.unpacked_len() + int_tiles::LINE,
             Weight::Stored(view) if matches!(view.dtype, DType::Ggml(_)) => PANEL * self.in_features,
             _ => 0,
         }
     }
 
     /// Panel `p`, ready to be multiplied by few rows at a time, or by many when the input is in tiles and the weight packed.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
     fn open<'a>(&'a self, p: usize, many_rows: bool, buffer: &'a mut [f32]) -> Panel<'a> {
         let rows = self.panel_rows(p);
         let source = match &self.weight {
             #[cfg(target_arch = "x86_64")]
             Weight::Packed(packed) if many_rows => {
                 // Tiles are loaded by whole cache lines.
-                let start = buffer.as_ptr().align_offset(LINE * size_of::<f32>());
+                let start = buffer.as_ptr().align_offset(int_tiles::LINE * size_of::<f32>());
                 let unpacked = &mut buffer[start..start + packed.unpacked_len()];
                 packed.unpack(p, unpacked);
                 Source::Unpacked(packed, unpacked)
@@ -264,18 +263,16 @@ impl Panel<'_> {
     }
 }
 
-/// Calls `each(m, products)` with the products of `rows` of the input and each of the panels, some rows from row m on at a time.
-fn for_products<const N: usize>(
-    panels: &[Panel<'_>; N],
-    input: &Input<'_>,
-    rows: &Range<usize>,
-    each: &mut dyn FnMut(usize, [&mut [[f32; PANEL]]; N]),
-) {
+/// Called with a row of the input, and the products of some rows from there on by each of N panels.
+type EachProducts<'a, const N: usize> = &'a mut dyn FnMut(usize, [&mut [[f32; PANEL]]; N]);
+
+/// Calls `each` for all of `rows`.
+fn for_products<const N: usize>(panels: &[Panel<'_>; N], input: &Input<'_>, rows: &Range<usize>, each: EachProducts<'_, N>) {
     fn in_steps<const R: usize, const N: usize>(
         panels: &[Panel<'_>; N],
         input: &Input<'_>,
         rows: &Range<usize>,
-        each: &mut dyn FnMut(usize, [&mut [[f32; PANEL]]; N]),
+        each: EachProducts<'_, N>,
     ) {
         let mut tiles = [[[0.0; PANEL]; R]; N];
         for m in rows.clone().step_by(R) {

@@ -125,7 +125,7 @@ pub(super) struct Packed {
     layout: Layout,
     /// The tile units, in their tier.
     #[cfg(target_arch = "x86_64")]
-    pub amx: Option<Amx>,
+    amx: Option<Amx>,
 }
 
 impl Packed {
@@ -170,6 +170,11 @@ impl Packed {
 
 #[cfg(target_arch = "x86_64")]
 impl Packed {
+    /// Whether the tile units are to multiply `rows` rows.
+    pub(super) fn is_unpacked_for(&self, rows: usize) -> bool {
+        self.amx.is_some() && rows >= super::int_tiles::min_rows(self.layout)
+    }
+
     /// f32 of an unpacked panel.
     pub(super) fn unpacked_len(&self) -> usize {
         self.panel_bytes / self.layout.block_bytes() * super::int_tiles::unpacked_len(self.layout.halves)
