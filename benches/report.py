@@ -244,7 +244,7 @@ def finish(axes: Axes, title: str, across: str, ticks: list[int]) -> None:
     axes.set(title=title, xlabel=across, ylabel="tokens/s", xscale="log")
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.minorticks_off()
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.25)  # room for the legend
     axes.grid(alpha=0.3)
     axes.legend()
 
