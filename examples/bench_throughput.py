@@ -34,21 +34,23 @@ def story(number: int) -> Usage:
     return chat(f"Tell me a story, number {number}, about a crab who wrote a type system.", options.new)
 
 
-def together() -> float:
-    """Generated tokens a second of all streams."""
+def together(streams: int) -> float:
+    """Generated tokens a second of so many streams at once, from the first request to the last answer."""
     begin = time.perf_counter()
-    with ThreadPoolExecutor(STREAMS) as threads:
-        generated = sum(usage.completion_tokens for usage in threads.map(story, range(STREAMS)))
+    with ThreadPoolExecutor(streams) as threads:
+        generated = sum(usage.completion_tokens for usage in threads.map(story, range(streams)))
     return generated / (time.perf_counter() - begin)
 
 
 story(0)
-decode = statistics.median(story(number).avg_compl_tok_per_sec for number in range(options.repeat))
-print(f"decode, one stream: {decode:.1f} tokens a second")
+decode = statistics.median((options.new - 1) / story(number).total_completion_time_sec for number in range(options.repeat))
+print(f"decode, one stream: {decode:.1f} tokens a second after the first")
 
 sentences = " ".join(f"The quick brown fox number {number} jumps over the lazy dog." for number in range(options.sentences))
 prefill = statistics.median(chat(f"{number} {sentences}", 1).avg_prompt_tok_per_sec for number in range(options.repeat))
 print(f"prefill: {prefill:.1f} tokens a second")
 
-batch = statistics.median(together() for _ in range(options.repeat))
-print(f"{STREAMS} streams together: {batch:.1f} tokens a second, {batch / decode:.2f} times one")
+rounds = [(together(1), together(STREAMS)) for _ in range(options.repeat)]
+one, batch = (statistics.median(figures) for figures in zip(*rounds, strict=True))
+print(f"with their prompts, one stream: {one:.1f} tokens a second")
+print(f"with their prompts, {STREAMS} streams together: {batch:.1f} tokens a second, {batch / one:.2f} times one")

@@ -277,6 +277,7 @@ impl ChatCompletionRequest {
             truncate_sequence,
             echo_prompt: false,
             suffix: None,
+            stream,
         };
         Ok(Self { request, model, stream })
     }
@@ -369,6 +370,7 @@ impl CompletionRequest {
             truncate_sequence,
             echo_prompt,
             suffix: suffix.map(|Text(suffix)| suffix),
+            stream: false,
         };
         Ok(Self { request, model })
     }

@@ -111,12 +111,24 @@ pub struct GenerationRequest {
     pub echo_prompt: bool,
     /// Appended after each continuation (completions only).
     pub suffix: Option<String>,
+    /// Events come with the tokens. Else all come at the end, which spares the caller's thread a wake-up, and the processor a switch of
+    /// threads, for every token.
+    pub stream: bool,
 }
 
 impl GenerationRequest {
     /// One continuation of a prompt.
     pub fn new(prompt: Prompt, sampling: SamplingParams) -> Self {
-        Self { prompt, sampling, n_choices: 1, best_of: None, truncate_sequence: false, echo_prompt: false, suffix: None }
+        Self {
+            prompt,
+            sampling,
+            n_choices: 1,
+            best_of: None,
+            truncate_sequence: false,
+            echo_prompt: false,
+            suffix: None,
+            stream: true,
+        }
     }
 
     /// One answer to a conversation.

@@ -34,6 +34,8 @@ pub struct Submission {
     pub suffix: Option<String>,
     /// How many choices are returned; the best of `choices` by mean log probability when fewer.
     pub num_returned: usize,
+    /// Events are sent with the tokens, not all at the end.
+    pub stream: bool,
     /// Sampler and text state of each choice.
     pub choices: Vec<(Sampler, OutputText)>,
     /// When the caller submitted.
@@ -59,7 +61,7 @@ pub struct Choice {
     num_output_tokens: usize,
     sum_logprob: f64,
     finished: bool,
-    /// Events kept back until the best choices are known.
+    /// Events kept back until the end, or until the best choices are known.
     held: Vec<OutputEvent>,
 }
 
@@ -191,7 +193,7 @@ impl Job {
     }
 
     fn close(&mut self) {
-        self.release_best();
+        self.release_held();
         let end = Instant::now();
         let first = self.first_token.unwrap_or(end);
         self.usage.total_time_sec = (end - self.submission.submitted).as_secs_f64();
@@ -201,7 +203,7 @@ impl Job {
     }
 
     fn emit(&mut self, index: usize, event: OutputEvent) {
-        if self.submission.num_returned < self.choices.len() {
+        if !self.submission.stream || self.chooses_the_best() {
             self.choices[index].held.push(event);
         } else {
             // A caller that has gone away is noticed by its cancel flag.
@@ -209,14 +211,18 @@ impl Job {
         }
     }
 
-    /// Sends what was held back of the best choices, renumbered from the best.
-    fn release_best(&mut self) {
-        if self.submission.num_returned >= self.choices.len() {
-            return;
-        }
+    fn chooses_the_best(&self) -> bool {
+        self.submission.num_returned < self.choices.len()
+    }
+
+    /// Sends what was held back: of the best choices, renumbered from the best, when only they are wanted.
+    fn release_held(&mut self) {
+        let chooses = self.chooses_the_best();
         let mean = |c: &Choice| c.sum_logprob / c.num_output_tokens.max(1) as f64;
         let mut ranked: Vec<&mut Choice> = self.choices.iter_mut().collect();
-        ranked.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
+        if chooses {
+            ranked.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
+        }
         for (rank, choice) in ranked.into_iter().take(self.submission.num_returned).enumerate() {
             for mut event in choice.held.drain(..) {
                 match &mut event {

@@ -85,6 +85,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStre
         echo,
         suffix: request.suffix,
         num_returned: request.n_choices,
+        stream: request.stream,
         choices,
         submitted,
         events,
