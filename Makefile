@@ -46,8 +46,8 @@ test-python: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/tools ## 
 lint: $(VENV)/package $(VENV)/tools ## formatting, clippy, ruff, mypy, stubs, and the rules of docs/architecture.md
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	$(VENV)/bin/ruff format --check python tests examples
-	$(VENV)/bin/ruff check python tests examples
+	$(VENV)/bin/ruff format --check python tests examples benches
+	$(VENV)/bin/ruff check python tests examples benches
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python -m mypy.stubtest mistral_paged
 	! grep -rnE '\bunsafe\b' rust --include='*.rs' | grep -vE '^rust/device/|#!\[(forbid|deny)\(unsafe_code\)\]|unsafe_op_in_unsafe_fn'
@@ -58,7 +58,7 @@ lint: $(VENV)/package $(VENV)/tools ## formatting, clippy, ruff, mypy, stubs, an
 .PHONY: format
 format: $(VENV)/tools ## format the sources
 	cargo fmt --all
-	$(VENV)/bin/ruff format python tests examples
+	$(VENV)/bin/ruff format python tests examples benches
 
 # Another model: make bench MODEL_PATH=model.gguf. The roof is measured before and after, since it is the machine's share at that moment.
 ROOFLINE = cargo run --quiet --release --locked --package mistral-paged-device --example roofline -- 0 $$($(VENV)/bin/python benches/model_bytes.py $(MODEL_PATH))
@@ -93,7 +93,7 @@ $(VENV)/test-models: $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/tools: $(VENV)/bin/python pyproject.toml
-	$(PIP) install --quiet 'maturin>=1.9.4,<2' 'pytest>=8' 'pytest-timeout>=2.3' 'mypy>=1.15' 'ruff>=0.11'
+	$(PIP) install --quiet 'maturin>=1.9.4,<2' 'pytest>=8' 'pytest-timeout>=2.3' 'mypy>=1.15' 'ruff>=0.11' 'matplotlib>=3.9'
 	@touch $@
 
 $(VENV)/bench: $(VENV)/bin/python
