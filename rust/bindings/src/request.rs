@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use engine::{DryParams, GenerationRequest, Prompt, SamplingParams};
+use engine::{DryParams, GenerationRequest, MAX_CHOICES, Prompt, SamplingParams};
 use pyo3::{exceptions::PyTypeError, prelude::*, types::PyString};
 
 use crate::{
@@ -12,9 +12,6 @@ use crate::{
     messages,
     which::OneOrMany,
 };
-
-/// Continuations of one request at most: each takes memory from the start.
-const MAX_CHOICES: usize = 4096;
 
 /// A chat completion: messages, and how to continue them.
 ///

@@ -20,8 +20,8 @@ pub use error::EngineError;
 pub use generation_config::GenerationConfig;
 pub use paged::{MemoryGpuConfig, PagedAttentionConfig, PagedCacheType};
 pub use request::{
-    Completion, CompletionChoice, DryParams, FinishReason, GenerationRequest, Message, MessageContent, OutputEvent, Prompt,
-    RequestStream, SamplingParams, TokenLogprobs, TopLogprob, Usage,
+    Completion, CompletionChoice, DryParams, FinishReason, GenerationRequest, MAX_CHOICES, Message, MessageContent, OutputEvent,
+    Prompt, RequestStream, SamplingParams, TokenLogprobs, TopLogprob, Usage,
 };
 pub use sampler::{ResolvedSampling, Sampler};
 pub use tokenizer::{IncrementalDecoder, Tokenizer};

@@ -93,6 +93,9 @@ pub struct SamplingParams {
     pub seed: Option<u64>,
 }
 
+/// Choices of a request at most, those that `best_of` discards included: each has its own sampler, text and sequence.
+pub const MAX_CHOICES: usize = 1024;
+
 /// One request.
 #[derive(Clone, Debug)]
 pub struct GenerationRequest {
@@ -100,10 +103,10 @@ pub struct GenerationRequest {
     pub prompt: Prompt,
     /// How to choose tokens.
     pub sampling: SamplingParams,
-    /// Number of independent continuations, 1 to 128.
+    /// Number of independent continuations, 1 to [`MAX_CHOICES`].
     pub n_choices: usize,
-    /// So many continuations are made, 128 at most, and the `n_choices` with the best mean log probability a token are returned, the
-    /// best first (`None`: all, in order).
+    /// So many continuations are made, [`MAX_CHOICES`] at most, and the `n_choices` with the best mean log probability a token are
+    /// returned, the best first (`None`: all, in order).
     pub best_of: Option<usize>,
     /// Drops the start of a prompt that leaves no room for `max_tokens` in the model's context or the KV pool, instead of rejecting it.
     pub truncate_sequence: bool,

@@ -297,18 +297,18 @@ fn a_token_without_an_embedding_is_refused_in_every_prompt_and_harms_nobody_else
 fn more_choices_than_the_limit_are_refused_before_anything_is_made() {
     let engine = start("llama", &exact());
     for (n_choices, best_of, name) in
-        [(usize::MAX, None, "n_choices"), (1, Some(usize::MAX), "best_of"), (129, None, "n_choices")]
+        [(usize::MAX, None, "n_choices"), (1, Some(usize::MAX), "best_of"), (1025, None, "n_choices")]
     {
         match engine.submit(GenerationRequest { n_choices, best_of, ..request(1, 8, 1) }) {
             Err(EngineError::InvalidArgument(message)) => {
                 let value = best_of.unwrap_or(n_choices).to_string();
-                assert!(message.contains(name) && message.contains(&value) && message.contains("128"), "{message}");
+                assert!(message.contains(name) && message.contains(&value) && message.contains("1024"), "{message}");
             }
             _ => panic!("{name} was taken"),
         }
     }
-    let most = engine.submit(GenerationRequest { n_choices: 128, ..request(1, 8, 1) }).unwrap().wait().unwrap();
-    assert_eq!(most.choices.len(), 128);
+    let most = engine.submit(GenerationRequest { n_choices: 1024, ..request(1, 8, 1) }).unwrap().wait().unwrap();
+    assert_eq!(most.choices.len(), 1024);
 }
 
 #[test]

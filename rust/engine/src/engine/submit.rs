@@ -12,14 +12,11 @@ use std::{
 
 use super::{Shared, output::Submission, thread::Command};
 use crate::{
-    EngineError, GenerationRequest, IncrementalDecoder, Message, Prompt, RequestStream,
+    EngineError, GenerationRequest, IncrementalDecoder, MAX_CHOICES, Message, Prompt, RequestStream,
     chat_template::RenderOptions,
     output_text::OutputText,
     sampler::{ResolvedSampling, Sampler, dry_breaker_ids},
 };
-
-/// Choices of a request at most, those that `best_of` discards included: each has its own sampler, text and sequence.
-const MAX_CHOICES: usize = 128;
 
 /// Validates and tokenises a request and sends it to the engine thread.
 pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStream, EngineError> {
