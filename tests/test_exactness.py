@@ -99,8 +99,12 @@ def test_chunks(name: str, chunk: int) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_preemption_in_a_tiny_pool(name: str) -> None:
     tiny = runner(name, memory_goal="128tokens", pa_blk_size=8)
-    assert in_threads(lambda index: generate(tiny, prompts(32)[index], NEW), 32) == reference(name)
-    assert wait_until_idle(tiny)["preemptions"] > 0
+    # Whether requests meet depends on when their threads start; a few rounds are enough for some that do.
+    for _ in range(20):
+        assert in_threads(lambda index: generate(tiny, prompts(32)[index], NEW), 32) == reference(name)
+        if wait_until_idle(tiny)["preemptions"] > 0:
+            return
+    pytest.fail("no request was ever preempted")
 
 
 def test_without_kv_cache() -> None:
