@@ -65,7 +65,7 @@ ROOFLINE = cargo run --quiet --release --locked --package mistral-paged-device -
 RECORDS := build/bench/records.jsonl
 
 .PHONY: bench
-bench: $(VENV)/package $(VENV)/model $(VENV)/bench ## measure the default model and write docs/benchmarks.md; PEERS=1 measures the peers as well
+bench: $(VENV)/package $(VENV)/model $(VENV)/tools ## measure the default model and write docs/benchmarks.md; PEERS=1 measures the peers as well
 	@mkdir -p $(dir $(RECORDS)) && rm -f $(RECORDS)
 	$(ROOFLINE) >> $(RECORDS)
 	$(VENV)/bin/python benches/throughput.py $(addprefix --model ,$(MODEL_PATH)) --output $(RECORDS)
@@ -94,8 +94,4 @@ $(VENV)/test-models: $(VENV)/bin/python
 
 $(VENV)/tools: $(VENV)/bin/python pyproject.toml
 	$(PIP) install --quiet 'maturin>=1.9.4,<2' 'pytest>=8' 'pytest-timeout>=2.3' 'mypy>=1.15' 'ruff>=0.11' 'matplotlib>=3.9'
-	@touch $@
-
-$(VENV)/bench: $(VENV)/bin/python
-	$(PIP) install --quiet 'matplotlib>=3.9'
 	@touch $@
