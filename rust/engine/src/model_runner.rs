@@ -3,7 +3,7 @@
 use std::{cell::Cell, sync::Arc};
 
 use device::{Backend, CacheEngine, KvDType, Precision, StepMetadata, Tensor};
-use paged::KvGroups;
+use paged::{BlockId, KvGroups};
 
 use crate::{
     EngineError, LoadProgress,
@@ -92,6 +92,18 @@ impl ModelRunner {
     pub fn allocate_kv(&mut self, num_blocks: usize, block_size: usize) -> Result<(), EngineError> {
         let spec = self.config.kv_cache_spec(num_blocks, block_size, self.options.kv_dtype);
         self.cache = Some(self.backend.alloc_kv_cache(&spec)?);
+        Ok(())
+    }
+
+    /// Copies KV blocks, `(source, destination)`, in order.
+    pub fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]) -> Result<(), EngineError> {
+        if pairs.is_empty() {
+            return Ok(());
+        }
+        let cache =
+            self.cache.as_ref().ok_or_else(|| EngineError::Internal("a copy of blocks before the KV cache was made".into()))?;
+        let pairs: Vec<_> = pairs.iter().map(|(source, destination)| (source.0, destination.0)).collect();
+        cache.copy_blocks(&pairs);
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! What the scheduler decided for one step.
 
+use crate::block_pool::BlockId;
 use crate::request::{FinishReason, RequestId};
 
 /// One row of a step: some tokens of one request.
@@ -27,6 +28,8 @@ pub struct SchedulerOutput {
     pub rows: Vec<ScheduledRequest>,
     /// Sum of the rows' `num_scheduled_tokens`.
     pub total_num_scheduled_tokens: usize,
+    /// Blocks to copy, `(source, destination)`, all before the step writes anything.
+    pub copies: Vec<(BlockId, BlockId)>,
     /// Requests whose blocks were taken; they wait to be computed anew.
     pub preempted: Vec<RequestId>,
     /// Requests that can go no further. They have left the scheduler; what they generated stands.
@@ -38,6 +41,7 @@ impl SchedulerOutput {
         self.step_id = 0;
         self.rows.clear();
         self.total_num_scheduled_tokens = 0;
+        self.copies.clear();
         self.preempted.clear();
         self.finished.clear();
     }

@@ -20,6 +20,34 @@ pub struct NewRequest {
     pub identity: Vec<u8>,
     /// Compute every position even if its KV is cached: prompt log probabilities need the logits.
     pub skip_prefix_lookup: bool,
+    /// Who may share blocks: those with the same bytes. Empty is a tenant of its own kind, shared by all who give none.
+    pub cache_salt: Vec<u8>,
+    /// So many leading tokens are everybody's, whatever the salt: blocks that lie wholly within are shared.
+    pub public_prefix_len: usize,
+    /// Lower goes first; requests of one priority go in order of arrival.
+    pub priority: i32,
+    /// Time by which the request should have ended, in the ticks given to the scheduler.
+    pub deadline: Option<u64>,
+    /// Whom the request belongs to, for fairness among tenants.
+    pub tenant: u64,
+}
+
+impl NewRequest {
+    /// A request with the defaults of everything else: no salt, priority 0, no deadline, tenant 0.
+    pub fn new(request_id: RequestId, prompt_token_ids: Vec<u32>, max_tokens: usize) -> Self {
+        Self {
+            request_id,
+            prompt_token_ids,
+            max_tokens,
+            identity: Vec::new(),
+            skip_prefix_lookup: false,
+            cache_salt: Vec::new(),
+            public_prefix_len: 0,
+            priority: 0,
+            deadline: None,
+            tenant: 0,
+        }
+    }
 }
 
 /// Where a request is in its life. A finished one is no longer known to the scheduler.

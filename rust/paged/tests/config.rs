@@ -87,7 +87,7 @@ fn serve_alone(config: &CacheConfig, num_tokens: usize) -> usize {
     let request_id = RequestId(1);
     let num_prompt_tokens = num_tokens.saturating_sub(3).max(1);
     let prompt_token_ids = vec![1; num_prompt_tokens];
-    let request = NewRequest { request_id, prompt_token_ids, max_tokens: 10, identity: Vec::new(), skip_prefix_lookup: false };
+    let request = NewRequest::new(request_id, prompt_token_ids, 10);
     if scheduler.add_request(request).is_err() {
         return 0;
     }

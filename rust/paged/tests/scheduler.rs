@@ -14,13 +14,7 @@ fn full() -> Vec<Option<usize>> {
 }
 
 fn new_request(id: u64, tokens: &[u32]) -> NewRequest {
-    NewRequest {
-        request_id: RequestId(id),
-        prompt_token_ids: tokens.to_vec(),
-        max_tokens: 8,
-        identity: Vec::new(),
-        skip_prefix_lookup: false,
-    }
+    NewRequest::new(RequestId(id), tokens.to_vec(), 8)
 }
 
 #[test]

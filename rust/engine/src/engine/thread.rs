@@ -208,12 +208,10 @@ impl EngineThread {
             self.next_request += 1;
             self.scheduler
                 .add_request(NewRequest {
-                    request_id,
-                    prompt_token_ids: submission.prompt_token_ids.to_vec(),
-                    max_tokens: submission.max_tokens,
                     // Requests that use different rope tables have different keys for the same tokens.
                     identity: CacheIdentity::new().with(IdentityField::Rope, &rope.first.to_le_bytes()).into_bytes(),
                     skip_prefix_lookup: submission.prompt_logprobs,
+                    ..NewRequest::new(request_id, submission.prompt_token_ids.to_vec(), submission.max_tokens)
                 })
                 .map_err(|e| EngineError::InvalidArgument(e.to_string()))?;
             self.live.insert(request_id, Live { job: job_id, choice, rope, prompt_logprobs_done: 0, holds_others });
@@ -272,6 +270,7 @@ impl EngineThread {
         let layout = BlockLayout { block_size: self.kv.block_size, num_groups: self.kv.groups.groups.len() };
         let rope_of = |id| live.get(&id).map_or_else(RopeRows::default, |l| l.rope);
         self.batch.build(&self.scheduler, output, layout, rope_of);
+        self.runner.copy_blocks(&output.copies)?;
         self.runner.execute(&self.batch.token_ids, &self.batch.step)?;
         self.report_prompt_logprobs(output)?;
 

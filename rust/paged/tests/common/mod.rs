@@ -150,11 +150,9 @@ impl Sim {
     ) -> Result<RequestId, AdmissionError> {
         let request_id = RequestId(self.next_id);
         self.scheduler.add_request(NewRequest {
-            request_id,
-            prompt_token_ids: tokens.to_vec(),
-            max_tokens,
             identity: identity.to_vec(),
             skip_prefix_lookup,
+            ..NewRequest::new(request_id, tokens.to_vec(), max_tokens)
         })?;
         self.next_id += 1;
         self.live.insert(request_id, identity.to_vec());
