@@ -143,6 +143,7 @@ impl Runner {
                 block_size: at_least_if_given("pa_blk_size", pa_blk_size.as_ref(), 0)?,
                 mem_gpu: memory.check()?,
                 cache_type: engine::PagedCacheType::Auto,
+                guaranteed: false,
             },
             dtype: selection.dtype.into(),
             architecture: selection.architecture.map(str::to_owned),
