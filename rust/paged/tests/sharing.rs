@@ -95,7 +95,7 @@ fn a_child_that_finds_no_place_in_the_batch_waits_without_blocks_and_hits_the_pr
 #[test]
 fn a_child_waits_when_a_window_has_left_the_place_of_the_cut() {
     let mut sim = Sim::new(scheduler_config(4, 64, 200), kv_config(32, 4, &[Some(5), None]));
-    let source = sim.add(&vec![1; 40], 5).unwrap();
+    let source = sim.add(&[1; 40], 5).unwrap();
     sim.step(false, None);
     let early = sim.fork(source, Some(10), &[]).unwrap();
     let late = sim.fork(source, Some(40), &[7]).unwrap();
