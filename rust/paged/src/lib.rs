@@ -32,11 +32,11 @@ pub use config::{
     DEFAULT_PAGED_ATTENTION_BLOCK_SIZE, KvDType, KvShape, MemoryGpuConfig, ModelConfigLike, PagedAttentionConfig, PagedCacheType,
     SUPPORTED_BLOCK_SIZES,
 };
-pub use error::{AdmissionError, ConfigError, IntegrityError, InvalidSchedulerConfig, PoolError, UpdateError};
+pub use error::{AdmissionError, ConfigError, ForkError, IntegrityError, InvalidSchedulerConfig, PoolError, UpdateError};
 pub use kv_cache_manager::{KvCacheManager, PrefixHit, RequestBlocks};
 pub use kv_groups::{KvGroup, KvGroups, KvLayer};
 pub use output::{KvCacheStats, ScheduledRequest, SchedulerOutput};
-pub use request::{FinishReason, NewRequest, RequestId, RequestStatus};
+pub use request::{FinishReason, ForkRequest, NewRequest, RequestId, RequestStatus};
 pub use scheduler::{KvCacheConfig, Scheduler, SchedulerConfig};
 pub use sizing::{
     CacheConfig, CacheLedger, DEFAULT_UTILIZATION, DeviceLedger, DeviceMemory, PoolLimits, UNIFIED_FREE_MEMORY_DIVISOR,
