@@ -33,7 +33,7 @@ pub use config::{
     SUPPORTED_BLOCK_SIZES,
 };
 pub use error::{AdmissionError, ConfigError, ForkError, IntegrityError, InvalidSchedulerConfig, PoolError, UpdateError};
-pub use kv_cache_manager::{KvCacheManager, PrefixHit, RequestBlocks};
+pub use kv_cache_manager::{CacheKey, KvCacheManager, MissReason, PrefixHit, RequestBlocks};
 pub use kv_groups::{KvGroup, KvGroups, KvLayer};
 pub use output::{KvCacheStats, ScheduledRequest, SchedulerOutput};
 pub use request::{FinishReason, ForkRequest, NewRequest, RequestId, RequestStatus};
