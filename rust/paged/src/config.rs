@@ -46,8 +46,10 @@ pub enum PagedCacheType {
     F16,
     /// 16-bit brain floats.
     BF16,
-    /// 8-bit floats; known, not supported yet.
+    /// 8-bit floats, with a scale for each token and head.
     F8E4M3,
+    /// 8-bit integers, with a scale for each token and head.
+    Int8,
 }
 
 impl std::str::FromStr for PagedCacheType {
@@ -60,6 +62,7 @@ impl std::str::FromStr for PagedCacheType {
             "f16" => Ok(Self::F16),
             "bf16" => Ok(Self::BF16),
             "f8e4m3" => Ok(Self::F8E4M3),
+            "int8" => Ok(Self::Int8),
             _ => Err(ConfigError::UnknownCacheType { name: name.to_owned() }),
         }
     }
@@ -67,13 +70,14 @@ impl std::str::FromStr for PagedCacheType {
 
 impl PagedCacheType {
     /// The type that is really used, given the model's.
-    pub fn resolve(self, model: KvDType) -> Result<KvDType, ConfigError> {
+    pub fn resolve(self, model: KvDType) -> KvDType {
         match self {
-            Self::Auto => Ok(model),
-            Self::F32 => Ok(KvDType::F32),
-            Self::F16 => Ok(KvDType::F16),
-            Self::BF16 => Ok(KvDType::BF16),
-            Self::F8E4M3 => Err(ConfigError::UnsupportedCacheType { cache_type: "f8e4m3" }),
+            Self::Auto => model,
+            Self::F32 => KvDType::F32,
+            Self::F16 => KvDType::F16,
+            Self::BF16 => KvDType::BF16,
+            Self::F8E4M3 => KvDType::F8E4M3,
+            Self::Int8 => KvDType::Int8,
         }
     }
 }
@@ -87,15 +91,41 @@ pub enum KvDType {
     F16,
     /// 16-bit brain floats.
     BF16,
+    /// 8-bit floats (OCP e4m3), and a 16-bit scale for each token and head.
+    F8E4M3,
+    /// 8-bit integers, and a 16-bit scale for each token and head.
+    Int8,
 }
 
+/// Elements and scales of a block each take a multiple of this many bytes.
+const KV_ALIGNMENT: u64 = 16;
+
 impl KvDType {
-    /// Bytes of one element.
-    pub fn size_in_bytes(self) -> usize {
+    /// Bytes of one element, scales apart.
+    fn element_bytes(self) -> u64 {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::BF16 => 2,
+            Self::F8E4M3 | Self::Int8 => 1,
         }
+    }
+
+    /// Bytes of one scale, 0 for types without.
+    fn scale_bytes(self) -> u64 {
+        match self {
+            Self::F32 | Self::F16 | Self::BF16 => 0,
+            Self::F8E4M3 | Self::Int8 => 2,
+        }
+    }
+
+    /// Bytes of the keys, or of the values, of a block in one layer: the elements `[num_kv_heads, block_size, head_dim]`, then the
+    /// scales `[num_kv_heads, block_size]`, each rounded up to 16 bytes; `None` on overflow.
+    pub fn plane_block_bytes(self, num_kv_heads: usize, block_size: usize, head_dim: usize) -> Option<u64> {
+        let vectors = (num_kv_heads as u64).checked_mul(block_size as u64)?;
+        let elements = vectors.checked_mul(head_dim as u64)?.checked_mul(self.element_bytes())?;
+        // A head without elements needs no scales.
+        let scales = if head_dim == 0 { 0 } else { vectors.checked_mul(self.scale_bytes())? };
+        elements.checked_next_multiple_of(KV_ALIGNMENT)?.checked_add(scales.checked_next_multiple_of(KV_ALIGNMENT)?)
     }
 }
 
@@ -137,12 +167,31 @@ fn valid_fraction(fraction: f32) -> Result<f64, ConfigError> {
     if fraction > 0.0 && fraction <= 1.0 { Ok(f64::from(fraction)) } else { Err(ConfigError::Fraction { fraction }) }
 }
 
+/// What a token takes in one layer of the KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct KvShape {
+    /// Key and value heads.
+    pub num_kv_heads: usize,
+    /// Elements of a key of one head.
+    pub k_head_dim: usize,
+    /// Elements of a value of one head.
+    pub v_head_dim: usize,
+}
+
+impl KvShape {
+    /// Bytes of a block's keys and values in one layer; `None` on overflow.
+    pub fn block_bytes(&self, cache_type: KvDType, block_size: usize) -> Option<u64> {
+        let keys = cache_type.plane_block_bytes(self.num_kv_heads, block_size, self.k_head_dim)?;
+        keys.checked_add(cache_type.plane_block_bytes(self.num_kv_heads, block_size, self.v_head_dim)?)
+    }
+}
+
 /// What of a model decides the size of its KV cache.
 pub trait ModelConfigLike {
     /// Layers with a KV cache of their own.
     fn num_layers(&self) -> usize;
-    /// Elements a token takes in a layer, K and V together: `num_kv_heads * (k_head_dim + v_head_dim)`.
-    fn kv_cache_elements_per_token(&self, layer: usize) -> usize;
+    /// What a token takes in a layer.
+    fn kv_shape(&self, layer: usize) -> KvShape;
     /// The layer's attention window: key `j` is visible to query `i` iff `i - window < j <= i`.
     fn window(&self, _layer: usize) -> Option<usize> {
         None
@@ -256,7 +305,7 @@ impl CacheConfig {
 ///   sequences of `max_model_len` tokens need, but no more than half of what is free.
 ///
 /// # Errors
-/// [`ConfigError`]: an unsupported block size or cache type, a fraction outside (0, 1], more memory than the machine
+/// [`ConfigError`]: an unsupported block size, a fraction outside (0, 1], more memory than the machine
 /// has, or too little for a block.
 pub fn calculate_cache_config(
     config: &PagedAttentionConfig,
@@ -266,10 +315,10 @@ pub fn calculate_cache_config(
     limits: &PoolLimits,
 ) -> Result<CacheConfig, ConfigError> {
     let block_size = config.validated_block_size()?;
-    let cache_type = config.cache_type.resolve(model_dtype)?;
+    let cache_type = config.cache_type.resolve(model_dtype);
     let windows: Vec<_> = (0..model.num_layers()).map(|layer| model.window(layer)).collect();
     let groups = KvGroups::from_layers(&windows);
-    let bytes_per_block = bytes_per_block(model, &groups, block_size * cache_type.size_in_bytes(), devices.len())?;
+    let bytes_per_block = bytes_per_block(model, &groups, |shape| shape.block_bytes(cache_type, block_size), devices.len())?;
 
     let mut ledger = CacheLedger {
         devices: vec![DeviceLedger { budget_bytes: 0, bytes_per_block: 0, pool_bytes: 0 }; devices.len()],
@@ -349,7 +398,7 @@ fn utilization_budget(device: &DeviceMemory, fraction: f32) -> Result<u64, Confi
 fn bytes_per_block(
     model: &dyn ModelConfigLike,
     groups: &KvGroups,
-    bytes_per_element: usize,
+    block_bytes: impl Fn(KvShape) -> Option<u64>,
     num_devices: usize,
 ) -> Result<Vec<u64>, ConfigError> {
     if num_devices == 0 {
@@ -361,11 +410,12 @@ fn bytes_per_block(
         for &layer in groups.groups.iter().filter_map(|group| group.layers.get(plane)) {
             let device = model.device(layer);
             let place = largest.get_mut(device).ok_or(ConfigError::UnknownDevice { layer, device, num_devices })?;
-            *place = (*place).max(model.kv_cache_elements_per_token(layer) as u64);
+            let too_large = ConfigError::TooLarge { what: "the bytes of a KV block, in layer", value: layer as u64 };
+            *place = (*place).max(block_bytes(model.kv_shape(layer)).ok_or(too_large)?);
         }
-        for (bytes, elements) in bytes.iter_mut().zip(largest) {
-            let added = elements.checked_mul(bytes_per_element as u64).and_then(|more| bytes.checked_add(more));
-            *bytes = added.ok_or(ConfigError::TooLarge { what: "the bytes of a KV block", value: elements })?;
+        for (bytes, more) in bytes.iter_mut().zip(largest) {
+            let too_large = ConfigError::TooLarge { what: "the bytes of a KV block", value: more };
+            *bytes = bytes.checked_add(more).ok_or(too_large)?;
         }
     }
     if bytes.iter().all(|bytes| *bytes == 0) {

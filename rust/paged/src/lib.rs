@@ -29,7 +29,7 @@ pub use block_hash::{BlockHash, BlockHasher, CacheIdentity, HashFunction, HashIn
 pub use block_pool::{BlockId, BlockPool};
 pub use config::{
     CacheConfig, CacheLedger, DEFAULT_PAGED_ATTENTION_BLOCK_SIZE, DEFAULT_UTILIZATION, DeviceLedger, DeviceMemory, KvDType,
-    MemoryGpuConfig, ModelConfigLike, PagedAttentionConfig, PagedCacheType, PoolLimits, SUPPORTED_BLOCK_SIZES,
+    KvShape, MemoryGpuConfig, ModelConfigLike, PagedAttentionConfig, PagedCacheType, PoolLimits, SUPPORTED_BLOCK_SIZES,
     UNIFIED_FREE_MEMORY_DIVISOR, calculate_cache_config,
 };
 pub use error::{AdmissionError, ConfigError, IntegrityError, InvalidSchedulerConfig, PoolError, UpdateError};
