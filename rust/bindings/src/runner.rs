@@ -141,6 +141,7 @@ impl Runner {
                 block_size: at_least_if_given("pa_blk_size", pa_blk_size.as_ref(), 0)?,
                 mem_gpu: memory.check()?,
                 cache_type: pa_cache_type.map_or(engine::PagedCacheType::Auto, Into::into),
+                guaranteed: false,
             },
             dtype: selection.dtype.into(),
             architecture: selection.architecture.map(str::to_owned),

@@ -213,6 +213,35 @@ pub enum ConfigError {
         /// Bytes that the device can give.
         limit_bytes: u64,
     },
+    /// A context, or as many of them as are guaranteed, that a device has no room for.
+    #[error(
+        "{num_seqs} x {num_tokens} tokens take {needed_bytes} bytes of KV on device {device}, which has {limit_bytes} bytes for it: \
+         {num_seqs} x {fitting_tokens} or {fitting_seqs} x {num_tokens} tokens would fit"
+    )]
+    DoesNotFit {
+        /// Index of the device.
+        device: usize,
+        /// Sequences at once.
+        num_seqs: usize,
+        /// Tokens of each, prompt and answer.
+        num_tokens: usize,
+        /// Bytes of their blocks there.
+        needed_bytes: u64,
+        /// Bytes that the device can give.
+        limit_bytes: u64,
+        /// So many sequences of that length would fit.
+        fitting_seqs: usize,
+        /// So many sequences of this length would fit.
+        fitting_tokens: usize,
+    },
+    /// A guarantee for sequences longer than the model takes.
+    #[error("{num_tokens} tokens a request cannot be guaranteed, the model takes {longest}: ask for {longest} at most")]
+    BeyondTheModel {
+        /// The length asked for.
+        num_tokens: usize,
+        /// The model's.
+        longest: usize,
+    },
     /// A memory fraction that is not one.
     #[error("the memory fraction must be above 0 and at most 1, got {fraction}")]
     Fraction {

@@ -72,7 +72,7 @@ fn size(
     model: &Model,
     devices: &[DeviceMemory],
 ) -> Result<CacheConfig, ConfigError> {
-    let config = PagedAttentionConfig { block_size: Some(block_size), mem_gpu: Some(mem_gpu), cache_type: PagedCacheType::Auto };
+    let config = PagedAttentionConfig { block_size: Some(block_size), mem_gpu: Some(mem_gpu), ..PagedAttentionConfig::default() };
     calculate_cache_config(&config, model, KvDType::F16, devices, &LIMITS)
 }
 
@@ -270,7 +270,11 @@ fn errors_name_the_figures_and_what_would_work() {
     let error = size(MemoryGpuConfig::MbAmount(9 * 1024), 32, &smollm2(), &[gpu(8)]).unwrap_err().to_string();
     assert!(error.contains("9663676416") && error.contains("8589934592"), "{error}");
     let error = size(MemoryGpuConfig::ContextSize(1_000_000), 32, &smollm2(), &[gpu(8)]).unwrap_err();
-    assert!(matches!(error, ConfigError::MoreThanTheMachine { .. }), "{error}");
+    // 11520 elements of 2 bytes a token.
+    let fitting = 8 * GIB as usize / (11520 * 2 * 32) * 32;
+    assert!(matches!(error, ConfigError::DoesNotFit { fitting_tokens, .. } if fitting_tokens == fitting), "{error}");
+    assert!(size(MemoryGpuConfig::ContextSize(fitting), 32, &smollm2(), &[gpu(8)]).is_ok());
+    assert!(size(MemoryGpuConfig::ContextSize(fitting + 1), 32, &smollm2(), &[gpu(8)]).is_err());
     for knob in [MemoryGpuConfig::MbAmount(0), MemoryGpuConfig::ContextSize(0)] {
         assert!(matches!(size(knob, 32, &smollm2(), &[gpu(8)]), Err(ConfigError::Zero { .. })));
     }
@@ -335,4 +339,34 @@ fn mixed_windows_share_planes() {
     assert_eq!((config.groups.groups.len(), config.groups.layers_per_group), (6, 3));
     assert_eq!(config.ledger.bytes_per_block, 32 * 2 * 3 * 256);
     assert!(serve_alone(&config, 4096) == 4096);
+}
+
+/// A layer that reads another's KV takes none, and those of one kind share a block table whatever their sizes.
+#[test]
+fn unequal_heads_and_shared_kv_are_summed() {
+    let mut model = Model::uniform(6, 512);
+    model.elements = vec![512, 0, 1024, 0, 64, 512];
+    let config = size(MemoryGpuConfig::ContextSize(64), 32, &model, &[gpu(1)]).unwrap();
+    assert_eq!(config.groups.groups.len(), 1);
+    assert_eq!(config.ledger.bytes_per_block, 32 * 2 * (512 + 1024 + 64 + 512));
+    assert_eq!((config.num_gpu_blocks, config.groups.layer_slot(1)), (2, None));
+    // Windowed layers of half the size: two of them in the bytes of a full one.
+    model.elements = vec![256, 256, 256, 256, 512, 512];
+    model.windows = vec![Some(64), Some(64), Some(64), Some(64), None, None];
+    let config = size(MemoryGpuConfig::ContextSize(4096), 32, &model, &[gpu(1)]).unwrap();
+    assert_eq!(config.ledger.bytes_per_block, 32 * 2 * 1024);
+    assert_eq!(config.groups.groups.len(), 2);
+    assert_eq!(serve_alone(&config, 4096), 4096);
+}
+
+/// The blocks of any group lie on the same devices, so each device has room for the group that has most there.
+#[test]
+fn groups_that_span_devices_are_sized_by_the_largest_share_on_each() {
+    let mut model = Model::uniform(8, 512);
+    model.windows[..4].fill(Some(64));
+    model.devices = vec![0, 0, 0, 1, 0, 1, 1, 1];
+    let config = size(MemoryGpuConfig::MbAmount(64), 32, &model, &[gpu(1), gpu(1)]).unwrap();
+    assert_eq!((config.groups.groups.len(), config.groups.layers_per_group), (2, 4));
+    let bytes: Vec<_> = config.ledger.devices.iter().map(|device| device.bytes_per_block).collect();
+    assert_eq!(bytes, [3 * 32 * 2 * 512; 2]);
 }

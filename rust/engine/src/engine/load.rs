@@ -162,8 +162,7 @@ impl ModelConfigLike for KvSizes<'_> {
     }
 
     fn kv_shape(&self, _layer: usize) -> KvShape {
-        let DecoderConfig { num_kv_heads, head_dim, .. } = *self.0;
-        KvShape { num_kv_heads, k_head_dim: head_dim, v_head_dim: head_dim }
+        KvShape { num_kv_heads: self.0.num_kv_heads, k_head_dim: self.0.head_dim, v_head_dim: self.0.head_dim }
     }
 
     fn window(&self, layer: usize) -> Option<usize> {
