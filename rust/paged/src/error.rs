@@ -267,14 +267,8 @@ pub enum ConfigError {
         /// Devices given.
         num_devices: usize,
     },
-    /// A cache type that is known but not implemented.
-    #[error("the KV cache type {cache_type} is not supported yet: use auto, f32, f16 or bf16")]
-    UnsupportedCacheType {
-        /// Its name.
-        cache_type: &'static str,
-    },
     /// A cache type nobody knows.
-    #[error("unknown KV cache type {name:?}: use auto, f32, f16 or bf16")]
+    #[error("unknown KV cache type {name:?}: use auto, f32, f16, bf16, f8e4m3 or int8")]
     UnknownCacheType {
         /// The name given.
         name: String,

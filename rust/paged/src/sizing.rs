@@ -139,7 +139,7 @@ pub fn calculate_cache_config(
     limits: &PoolLimits,
 ) -> Result<CacheConfig, ConfigError> {
     let block_size = config.validated_block_size()?;
-    let cache_type = config.cache_type.resolve(model_dtype)?;
+    let cache_type = config.cache_type.resolve(model_dtype);
     let layers = kv_layers(model, cache_type, block_size)?;
     let groups = KvGroups::from_sized_layers(&layers);
     let bytes_per_block = bytes_per_block(model, &layers, &groups, devices.len())?;
