@@ -4,6 +4,7 @@ mod lookup;
 mod publish;
 mod request_blocks;
 mod sharing;
+mod usage;
 
 pub use lookup::{MissReason, PrefixHit};
 pub use publish::CacheKey;

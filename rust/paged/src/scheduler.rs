@@ -15,6 +15,7 @@ mod demand;
 mod inspect;
 mod prefix;
 mod sharing;
+mod usage;
 
 use std::collections::{HashMap, VecDeque};
 
@@ -84,6 +85,7 @@ pub struct Scheduler {
     admission_closed_below: usize,
     lookups: LookupCounts,
     preemptions: u64,
+    totals: usage::StepTotals,
 }
 
 impl Scheduler {
@@ -131,6 +133,7 @@ impl Scheduler {
             admission_closed_below: 0,
             lookups: LookupCounts::default(),
             preemptions: 0,
+            totals: usage::StepTotals::default(),
         })
     }
 
@@ -387,6 +390,7 @@ impl Scheduler {
                 self.commit_row(self.slots[&row.request_id], row, token.map(|(_, token)| *token));
             }
         }
+        self.record_step(output.rows.len());
         Ok(())
     }
 

@@ -196,6 +196,8 @@ fn device_dtype(dtype: paged::KvDType) -> KvDType {
         paged::KvDType::F32 => KvDType::F32,
         paged::KvDType::F16 => KvDType::F16,
         paged::KvDType::BF16 => KvDType::BF16,
+        paged::KvDType::F8E4M3 => KvDType::F8E4M3,
+        paged::KvDType::Int8 => KvDType::Int8,
     }
 }
 
