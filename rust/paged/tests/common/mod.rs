@@ -103,7 +103,7 @@ pub struct Sim {
     clock: u64,
     /// Most blocks in use at any time, with a step in flight or not.
     pub most_used: usize,
-    cached_tokens: HashMap<RequestId, usize>,
+    pub cached_tokens: HashMap<RequestId, usize>,
     /// Every request there was, in the order in which they rank.
     ranking: Vec<RequestId>,
     output: SchedulerOutput,
