@@ -365,6 +365,11 @@ class ChatCompletionRequest:
         adapter: Any = None,
         adapters: Any = None,
         seed: int | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
+        public_messages: int = 0,
     ) -> Self: ...
     @property
     def model(self) -> str: ...
@@ -406,6 +411,11 @@ class CompletionRequest:
         adapters: Any = None,
         logprobs: int | None = None,
         seed: int | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
+        public_prefix_len: int = 0,
     ) -> Self: ...
     @property
     def model(self) -> str: ...

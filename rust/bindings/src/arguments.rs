@@ -20,7 +20,7 @@ pub enum Integer {
 
 impl Integer {
     /// The value as a `T`, when it is one.
-    fn to<T: TryFrom<i128>>(&self) -> Option<T> {
+    pub fn to<T: TryFrom<i128>>(&self) -> Option<T> {
         match self {
             Self::Near(value) => T::try_from(*value).ok(),
             Self::Far(_) => None,

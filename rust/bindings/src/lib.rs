@@ -16,6 +16,8 @@ mod process;
 mod request;
 mod response;
 mod runner;
+mod sampling;
+mod service;
 mod streaming;
 mod which;
 

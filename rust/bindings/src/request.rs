@@ -2,14 +2,16 @@
 
 use std::collections::HashMap;
 
-use engine::{DryParams, GenerationRequest, MAX_CHOICES, Prompt, SamplingParams};
+use engine::{GenerationRequest, MAX_CHOICES, Prompt};
 use pyo3::{exceptions::PyTypeError, prelude::*, types::PyString};
 
 use crate::{
-    arguments::{Integer, Real, Text, at_least_if_given, check_seed, refuse, token_id, token_ids, within},
+    arguments::{Integer, Real, Text, at_least, at_least_if_given, refuse, token_ids, within},
     enums::ToolChoice,
     exceptions::{invalid, not_yet},
     messages,
+    sampling::{DryFields, SamplingFields},
+    service::{ServiceFields, check_priority},
     which::OneOrMany,
 };
 
@@ -27,6 +29,10 @@ use crate::{
 /// - `n_choices` independent continuations. `seed` makes the request's random numbers its own: the same text whatever runs beside it.
 /// - `truncate_sequence` drops the start of a prompt that is too long instead of raising.
 /// - `enable_thinking` and `reasoning_effort` are handed to the chat template.
+/// - `priority`: lower goes first. `deadline`: seconds from submission after which the request ends with the text it has and the
+///   `finish_reason` "timeout". `tenant`: whom the request belongs to; tenants are served in turn.
+/// - `cache_salt`: cached blocks are shared only with requests of the same salt, so that nobody else can tell what was asked from how
+///   fast an answer comes. `public_messages`: so many leading messages, such as the system prompt, are shared in spite of it.
 ///
 /// A value out of range raises `ValueError`, here or when the request is sent; `NotImplementedError` for grammar, tools, adapters, search and agent fields.
 #[pyclass(frozen, module = "mistral_paged")]
@@ -43,7 +49,8 @@ pub struct ChatCompletionRequest {
 /// `prompt` is a str, tokenised with special tokens added, or token ids: a list, a tuple or an array of integers. `echo_prompt` puts the
 /// prompt's text before each continuation; with `logprobs=k` the answer has the log probability of each of its tokens as well (the first
 /// is None) with those of the k likeliest at each position; any k, 0 included. Of `best_of` continuations (left out, as many as are returned) the
-/// `n_choices` likeliest are returned. `suffix` goes after each continuation. The other fields are those of `ChatCompletionRequest`.
+/// `n_choices` likeliest are returned. `suffix` goes after each continuation. `public_prefix_len` is the number of leading tokens that are shared
+/// in spite of a `cache_salt`. The other fields are those of `ChatCompletionRequest`.
 #[pyclass(frozen, module = "mistral_paged")]
 pub struct CompletionRequest {
     pub request: GenerationRequest,
@@ -51,88 +58,16 @@ pub struct CompletionRequest {
     model: String,
 }
 
-/// The sampling fields that both kinds of request have.
-struct SamplingFields {
-    temperature: Option<Real>,
-    top_p: Option<Real>,
-    top_k: Option<Integer>,
-    min_p: Option<Real>,
-    presence_penalty: Option<Real>,
-    frequency_penalty: Option<Real>,
-    repetition_penalty: Option<Real>,
-    dry: DryFields,
-    logit_bias: Option<HashMap<Integer, Real>>,
-    logprobs: Option<usize>,
-    stop_seqs: Option<OneOrMany>,
-    max_tokens: Option<Integer>,
-    ignore_eos: bool,
-    seed: Option<Integer>,
-}
-
-struct DryFields {
-    multiplier: Option<Real>,
-    base: Option<Real>,
-    allowed_length: Option<Integer>,
-    sequence_breakers: Option<Vec<Text>>,
-}
-
-impl SamplingFields {
-    fn check(self) -> PyResult<SamplingParams> {
-        let stop = match self.stop_seqs {
-            None => Vec::new(),
-            Some(stop) => stop.into_vec(),
-        };
-        if stop.iter().any(String::is_empty) {
-            return Err(invalid("`stop_seqs` has an empty string, which would end every text at once; remove it"));
-        }
-        Ok(SamplingParams {
-            temperature: self.temperature.map(Real::single),
-            top_p: self.top_p.map(Real::single),
-            top_k: at_least_if_given("top_k", self.top_k.as_ref(), 0)?,
-            min_p: self.min_p.map(Real::single),
-            presence_penalty: self.presence_penalty.map(Real::single),
-            frequency_penalty: self.frequency_penalty.map(Real::single),
-            repetition_penalty: self.repetition_penalty.map(Real::single),
-            dry: self.dry.check()?,
-            logit_bias: self.logit_bias.unwrap_or_default().into_iter().map(check_bias).collect::<PyResult<_>>()?,
-            logprobs: self.logprobs,
-            stop,
-            stop_token_ids: Vec::new(),
-            max_tokens: at_least_if_given("max_tokens", self.max_tokens.as_ref(), 0)?,
-            ignore_eos: self.ignore_eos,
-            seed: check_seed(self.seed.as_ref())?,
-        })
-    }
-}
-
-impl DryFields {
-    fn check(self) -> PyResult<Option<DryParams>> {
-        let Some(multiplier) = self.multiplier else {
-            if self.base.is_some() || self.allowed_length.is_some() || self.sequence_breakers.is_some() {
-                return Err(invalid(
-                    "`dry_base`, `dry_allowed_length` and `dry_sequence_breakers` need `dry_multiplier`, which turns the penalty on",
-                ));
-            }
-            return Ok(None);
-        };
-        Ok(Some(DryParams {
-            multiplier: multiplier.single(),
-            base: self.base.map_or(1.75, Real::single),
-            allowed_length: at_least_if_given("dry_allowed_length", self.allowed_length.as_ref(), 0)?.unwrap_or(2),
-            sequence_breakers: match self.sequence_breakers {
-                Some(breakers) => breakers.into_iter().map(|Text(breaker)| breaker).collect(),
-                None => ["\n", ":", "\"", "*"].map(String::from).to_vec(),
-            },
-        }))
-    }
-}
-
 fn check_choices(n_choices: &Bound<'_, PyAny>) -> PyResult<usize> {
     within("n_choices", &n_choices.extract()?, 0, MAX_CHOICES)
 }
 
-fn check_bias((id, bias): (Integer, Real)) -> PyResult<(u32, f32)> {
-    Ok((token_id("logit_bias", &id)?, bias.single()))
+fn check_public_messages(count: &Bound<'_, PyAny>) -> PyResult<usize> {
+    at_least("public_messages", &count.extract()?, 0)
+}
+
+fn check_public_prefix_len(count: &Bound<'_, PyAny>) -> PyResult<usize> {
+    at_least("public_prefix_len", &count.extract()?, 0)
 }
 
 fn refuse_tools(tool_choice: Option<ToolChoice>, rest: &[(&str, bool)]) -> PyResult<()> {
@@ -166,7 +101,8 @@ impl ChatCompletionRequest {
         dry_allowed_length=None, dry_sequence_breakers=None, web_search_options=None, enable_thinking=None, truncate_sequence=false,
         reasoning_effort=None, max_tool_rounds=None, tool_dispatch_url=None, enable_code_execution=false, enable_shell=false,
         shell_skills=None, agent_permission=None, agent_approval_callback=None, code_execution_permission=None, session_id=None,
-        files=None, input_files=None, ignore_eos=false, *, adapter=None, adapters=None, seed=None
+        files=None, input_files=None, ignore_eos=false, *, adapter=None, adapters=None, seed=None,
+        priority=0, deadline=None, tenant=None, cache_salt=None, public_messages=0
     ))]
     #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "mirrors a documented signature")]
     #[allow(clippy::too_many_lines, clippy::needless_pass_by_value, reason = "one line an argument")]
@@ -214,6 +150,11 @@ impl ChatCompletionRequest {
         adapter: Option<Bound<'_, PyAny>>,
         adapters: Option<Bound<'_, PyAny>>,
         seed: Option<Integer>,
+        #[pyo3(from_py_with = check_priority)] priority: i32,
+        deadline: Option<Real>,
+        tenant: Option<Text>,
+        cache_salt: Option<Text>,
+        #[pyo3(from_py_with = check_public_messages)] public_messages: usize,
     ) -> PyResult<Self> {
         refuse_tools(
             tool_choice,
@@ -269,6 +210,7 @@ impl ChatCompletionRequest {
                 reasoning_effort,
             },
             sampling: sampling.check()?,
+            service: ServiceFields { priority, deadline, tenant, cache_salt, public_prefix: public_messages }.check()?,
             n_choices,
             best_of: None,
             truncate_sequence,
@@ -292,7 +234,7 @@ impl CompletionRequest {
         logit_bias=None, max_tokens=None, n_choices=1, stop_seqs=None, temperature=None, top_p=None, suffix=None, top_k=None,
         grammar=None, grammar_type=None, min_p=None, tool_schemas=None, tool_choice=None, dry_multiplier=None, dry_base=None,
         dry_allowed_length=None, dry_sequence_breakers=None, truncate_sequence=false, ignore_eos=false, *, adapter=None,
-        adapters=None, logprobs=None, seed=None
+        adapters=None, logprobs=None, seed=None, priority=0, deadline=None, tenant=None, cache_salt=None, public_prefix_len=0
     ))]
     #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "mirrors a documented signature")]
     #[allow(clippy::needless_pass_by_value, reason = "one line an argument")]
@@ -327,6 +269,11 @@ impl CompletionRequest {
         adapters: Option<Bound<'_, PyAny>>,
         logprobs: Option<Integer>,
         seed: Option<Integer>,
+        #[pyo3(from_py_with = check_priority)] priority: i32,
+        deadline: Option<Real>,
+        tenant: Option<Text>,
+        cache_salt: Option<Text>,
+        #[pyo3(from_py_with = check_public_prefix_len)] public_prefix_len: usize,
     ) -> PyResult<Self> {
         refuse_tools(
             tool_choice,
@@ -362,6 +309,7 @@ impl CompletionRequest {
         let request = GenerationRequest {
             prompt: parse_prompt(prompt)?,
             sampling: sampling.check()?,
+            service: ServiceFields { priority, deadline, tenant, cache_salt, public_prefix: public_prefix_len }.check()?,
             n_choices,
             best_of: best_of.map(|best_of| within("best_of", &best_of, 0, MAX_CHOICES)).transpose()?,
             truncate_sequence,

@@ -1,6 +1,7 @@
 //! From model files and requests to tokens, over paged KV; usable from Rust without Python.
 
 pub mod chat_template;
+pub mod completion;
 pub mod engine;
 pub mod error;
 pub mod generation_config;
@@ -15,13 +16,11 @@ pub mod tokenizer;
 pub mod weights;
 
 pub use chat_template::{ChatTemplate, RenderOptions};
+pub use completion::{Completion, CompletionChoice, FinishReason, OutputEvent, RequestStream, TokenLogprobs, TopLogprob, Usage};
 pub use engine::{CpuOptions, Device, Engine, EngineConfig, KvCacheStats, LoadProgress, ModelDType, ModelSource, best_device};
 pub use error::EngineError;
 pub use generation_config::GenerationConfig;
 pub use paged::{MemoryGpuConfig, PagedAttentionConfig, PagedCacheType};
-pub use request::{
-    Completion, CompletionChoice, DryParams, FinishReason, GenerationRequest, MAX_CHOICES, Message, MessageContent, OutputEvent,
-    Prompt, RequestStream, SamplingParams, TokenLogprobs, TopLogprob, Usage,
-};
+pub use request::{DryParams, GenerationRequest, MAX_CHOICES, Message, MessageContent, Prompt, SamplingParams, ServiceParams};
 pub use sampler::{ResolvedSampling, Sampler};
 pub use tokenizer::{IncrementalDecoder, Tokenizer};

@@ -39,6 +39,8 @@ pub struct BlockPool {
     blocks: Vec<Block>,
     num_free: usize,
     num_cached: usize,
+    num_shared: usize,
+    num_saved: usize,
     index: PrefixIndex,
 }
 
@@ -56,7 +58,8 @@ impl BlockPool {
                 named: false,
             })
             .collect();
-        Self { blocks, num_free: num_blocks as usize, num_cached: 0, index: PrefixIndex::new(hasher, num_groups) }
+        let index = PrefixIndex::new(hasher, num_groups);
+        Self { blocks, num_free: num_blocks as usize, num_cached: 0, num_shared: 0, num_saved: 0, index }
     }
 
     /// Usable blocks; the null block is not one.
@@ -79,6 +82,16 @@ impl BlockPool {
         self.num_blocks() - self.num_free
     }
 
+    /// Blocks that more than one holds.
+    pub fn num_shared_blocks(&self) -> usize {
+        self.num_shared
+    }
+
+    /// Blocks that would be needed on top of those used if nothing were shared.
+    pub fn num_saved_blocks(&self) -> usize {
+        self.num_saved
+    }
+
     /// How many hold a block.
     pub fn ref_cnt(&self, block: BlockId) -> u32 {
         self.blocks.get(block.0 as usize).map_or(0, |block| block.ref_cnt)
@@ -91,13 +104,24 @@ impl BlockPool {
             return Err(PoolError::OutOfBlocks { needed: count, free: self.num_free });
         }
         for _ in 0..count {
-            let id = self.blocks[ENDS as usize].next;
-            self.unlink(id);
-            self.unpublish(id);
-            self.blocks[id as usize].ref_cnt = 1;
-            out.push(BlockId(id));
+            out.push(self.get_new_block()?);
         }
         Ok(())
+    }
+
+    /// As [`Self::get_new_blocks`], one block.
+    pub(crate) fn get_new_block(&mut self) -> Result<BlockId, PoolError> {
+        if self.num_free == 0 {
+            return Err(PoolError::OutOfBlocks { needed: 1, free: 0 });
+        }
+        let id = self.blocks[ENDS as usize].next;
+        self.unlink(id);
+        if self.is_published(BlockId(id)) {
+            self.num_cached -= 1;
+            self.forget(BlockId(id));
+        }
+        self.blocks[id as usize].ref_cnt = 1;
+        Ok(BlockId(id))
     }
 
     /// Holds blocks once more, taking free ones out of the free list: what a prefix hit does.
@@ -107,7 +131,10 @@ impl BlockPool {
             self.unlink(block.0);
             self.num_cached -= usize::from(self.blocks[block.0 as usize].node.is_some());
         }
-        self.blocks[block.0 as usize].ref_cnt += 1;
+        let entry = &mut self.blocks[block.0 as usize];
+        entry.ref_cnt += 1;
+        self.num_shared += usize::from(entry.ref_cnt == 2);
+        self.num_saved += usize::from(entry.ref_cnt > 1);
     }
 
     /// Lets go of blocks, the first to be reused first. One that nobody holds any more becomes free: at the end of
@@ -142,6 +169,8 @@ impl BlockPool {
         }
         for block in blocks {
             let entry = &mut self.blocks[block.0 as usize];
+            self.num_shared -= usize::from(entry.ref_cnt == 2);
+            self.num_saved -= usize::from(entry.ref_cnt > 1);
             entry.ref_cnt -= 1;
             if entry.ref_cnt == 0 {
                 if entry.node.is_some() {
@@ -187,12 +216,11 @@ impl BlockPool {
         self.index.clear();
     }
 
-    /// Forgets what a block that has just left the free list cached.
-    fn unpublish(&mut self, id: u32) {
-        let entry = &mut self.blocks[id as usize];
+    /// Makes a block that is in no free list unfindable, if it is not so already.
+    pub(crate) fn forget(&mut self, block: BlockId) {
+        let entry = &mut self.blocks[block.0 as usize];
         let group = entry.group as usize;
         if let Some(node) = entry.node.take() {
-            self.num_cached -= 1;
             self.index.detach(node, group);
         }
     }
@@ -269,6 +297,9 @@ impl BlockPool {
             }
         }
         check(num_cached == self.num_cached, "the cached counter differs from the cached blocks")?;
+        let num_shared = self.blocks.iter().filter(|block| block.ref_cnt > 1).count();
+        let num_saved = self.blocks.iter().map(|block| block.ref_cnt.saturating_sub(1) as usize).sum::<usize>();
+        check((num_shared, num_saved) == (self.num_shared, self.num_saved), "the counters of sharing are wrong")?;
         let num_attached = self.index.check_integrity(num_pins).map_err(IntegrityError)?;
         check(num_attached == num_published, "a prefix names a block that is not published")
     }

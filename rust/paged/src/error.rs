@@ -96,6 +96,39 @@ pub enum AdmissionError {
     },
 }
 
+/// Why a fork was refused. Source and scheduler are unchanged.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ForkError {
+    /// Nothing by that name is being served.
+    #[error("request {} cannot be forked: it is not being served", .source_id.0)]
+    UnknownSource {
+        /// The source.
+        source_id: RequestId,
+    },
+    /// What the source computes at the moment is not written yet.
+    #[error("request {} cannot be forked while step {step_id} is in flight: fork after its update", .source_id.0)]
+    StepInFlight {
+        /// The source.
+        source_id: RequestId,
+        /// The step.
+        step_id: u64,
+    },
+    /// The source does not have so many tokens, or none was asked for.
+    #[error("request {} has {num_tokens} tokens and cannot be cut to {asked}: ask for 1 to {num_tokens}", .source_id.0)]
+    Cut {
+        /// The source.
+        source_id: RequestId,
+        /// Tokens asked for.
+        asked: usize,
+        /// Tokens the source has.
+        num_tokens: usize,
+    },
+    /// The child could not be served.
+    #[error(transparent)]
+    Child(#[from] AdmissionError),
+}
+
 /// A scheduler that cannot be built as asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field} is {value}: {requirement}")]

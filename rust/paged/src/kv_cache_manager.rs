@@ -1,5 +1,7 @@
 //! Requests to blocks: prefix lookup, allocation, commit, release. The scheduler's only view of the pool.
 
+mod sharing;
+
 use crate::block_hash::BlockHasher;
 use crate::block_pool::{BlockId, BlockPool};
 use crate::error::{IntegrityError, PoolError};
@@ -84,6 +86,8 @@ pub struct KvCacheManager {
     /// For each group, how many blocks up to the one being looked at are there without a gap.
     runs: Vec<usize>,
     to_free: Vec<BlockId>,
+    /// Sources of the copies of the step being put together, each held once for each copy.
+    copy_sources: Vec<BlockId>,
 }
 
 impl KvCacheManager {
@@ -99,6 +103,7 @@ impl KvCacheManager {
             walked: Vec::new(),
             runs: vec![0; num_groups],
             to_free: Vec::new(),
+            copy_sources: Vec::new(),
         }
     }
 
@@ -189,19 +194,31 @@ impl KvCacheManager {
 
     /// How many of the `wanted` tokens after `num_computed_tokens` the request can be given slots for now.
     pub fn num_tokens_that_fit(&self, blocks: &RequestBlocks, num_computed_tokens: usize, wanted: usize) -> usize {
-        let new_blocks = self.pool.num_free_blocks() / self.groups.groups.len();
+        let copies = self.num_copies_to_write(blocks, num_computed_tokens);
+        let Some(free) = self.pool.num_free_blocks().checked_sub(copies) else { return 0 };
+        let new_blocks = free / self.groups.groups.len();
         let end = (blocks.num_blocks().saturating_add(new_blocks)).saturating_mul(self.block_size);
         wanted.min(end.saturating_sub(num_computed_tokens))
     }
 
-    /// Extends every group's table to hold `num_tokens` tokens, or changes nothing.
-    pub fn allocate_slots(&mut self, blocks: &mut RequestBlocks, num_tokens: usize) -> Result<(), PoolError> {
+    /// Extends every group's table to hold `num_tokens` tokens of which `num_computed_tokens` are computed, and makes
+    /// the block of the first position to be written the request's own, or changes nothing. What must be copied for it
+    /// is added to `copies`, as `(source, destination)`.
+    pub fn allocate_slots(
+        &mut self,
+        blocks: &mut RequestBlocks,
+        num_computed_tokens: usize,
+        num_tokens: usize,
+        copies: &mut Vec<(BlockId, BlockId)>,
+    ) -> Result<(), PoolError> {
         let count = num_tokens.div_ceil(self.block_size).saturating_sub(blocks.num_blocks());
-        let needed = count * self.groups.groups.len();
+        let extension = count * self.groups.groups.len();
+        let needed = extension + self.num_copies_to_write(blocks, num_computed_tokens);
         let free = self.pool.num_free_blocks();
         if needed > free {
             return Err(PoolError::OutOfBlocks { needed, free });
         }
+        self.copy_on_write(blocks, num_computed_tokens, extension, copies)?;
         for table in &mut blocks.tables {
             self.pool.get_new_blocks(count, table)?;
         }

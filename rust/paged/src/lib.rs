@@ -32,9 +32,9 @@ pub use config::{
     MemoryGpuConfig, ModelConfigLike, PagedAttentionConfig, PagedCacheType, PoolLimits, SUPPORTED_BLOCK_SIZES,
     UNIFIED_FREE_MEMORY_DIVISOR, calculate_cache_config,
 };
-pub use error::{AdmissionError, ConfigError, IntegrityError, InvalidSchedulerConfig, PoolError, UpdateError};
+pub use error::{AdmissionError, ConfigError, ForkError, IntegrityError, InvalidSchedulerConfig, PoolError, UpdateError};
 pub use kv_cache_manager::{KvCacheManager, PrefixHit, RequestBlocks};
 pub use kv_groups::{KvGroup, KvGroups};
 pub use output::{KvCacheStats, ScheduledRequest, SchedulerOutput};
-pub use request::{FinishReason, NewRequest, RequestId, RequestStatus};
+pub use request::{FinishReason, ForkRequest, NewRequest, RequestId, RequestStatus};
 pub use scheduler::{KvCacheConfig, Scheduler, SchedulerConfig};

@@ -28,7 +28,8 @@ pub struct SchedulerOutput {
     pub rows: Vec<ScheduledRequest>,
     /// Sum of the rows' `num_scheduled_tokens`.
     pub total_num_scheduled_tokens: usize,
-    /// Blocks to copy, `(source, destination)`, all before the step writes anything.
+    /// Blocks to copy, `(source, destination)`, all before the step writes anything. No destination is a source, so
+    /// their order does not matter.
     pub copies: Vec<(BlockId, BlockId)>,
     /// Requests whose blocks were taken; they wait to be computed anew.
     pub preempted: Vec<RequestId>,
@@ -58,6 +59,10 @@ pub struct KvCacheStats {
     pub blocks_cached: usize,
     /// Free, cached ones included.
     pub blocks_free: usize,
+    /// Held by more than one.
+    pub blocks_shared: usize,
+    /// Blocks that sharing saves: for each shared one, its holders but one.
+    pub blocks_saved: usize,
     /// Tokens a block.
     pub block_size: usize,
     /// Tokens the pool holds when each has KV in every layer.

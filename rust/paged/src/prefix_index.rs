@@ -108,6 +108,11 @@ impl PrefixIndex {
         node
     }
 
+    /// The node `num_steps` nearer to the root, which must be there.
+    pub(crate) fn ancestor(&self, node: NodeId, num_steps: usize) -> NodeId {
+        (0..num_steps).fold(node, |node, _| NodeId(self.nodes[node.0 as usize].parent))
+    }
+
     pub(crate) fn pin(&mut self, node: NodeId) {
         self.nodes[node.0 as usize].ref_cnt += 1;
     }

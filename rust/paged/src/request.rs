@@ -50,6 +50,32 @@ impl NewRequest {
     }
 }
 
+/// A request that goes on from where another one is. See [`crate::Scheduler::fork`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForkRequest {
+    /// The child's name.
+    pub request_id: RequestId,
+    /// How many of the source's tokens the child begins with, at least 1; `None`: all that are known.
+    pub num_source_tokens: Option<usize>,
+    /// What follows them: its own first token, or a new turn.
+    pub token_ids: Vec<u32>,
+    /// Most tokens to generate behind those, at least 1.
+    pub max_tokens: usize,
+    /// Lower goes first; requests of one priority go in order of arrival.
+    pub priority: i32,
+    /// Time by which the request should have ended, in the ticks given to the scheduler.
+    pub deadline: Option<u64>,
+    /// Whom the request belongs to, for fairness among tenants.
+    pub tenant: u64,
+}
+
+impl ForkRequest {
+    /// A child with all tokens of its source and nothing behind them, priority 0, no deadline, tenant 0.
+    pub fn new(request_id: RequestId, max_tokens: usize) -> Self {
+        Self { request_id, num_source_tokens: None, token_ids: Vec::new(), max_tokens, priority: 0, deadline: None, tenant: 0 }
+    }
+}
+
 /// Where a request is in its life. A finished one is no longer known to the scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestStatus {
@@ -83,6 +109,8 @@ pub(crate) struct Request {
     pub(crate) max_num_tokens: usize,
     pub(crate) identity: Vec<u8>,
     pub(crate) skip_prefix_lookup: bool,
+    pub(crate) cache_salt: Vec<u8>,
+    pub(crate) public_prefix_len: usize,
     /// Tokens whose KV is written by a committed step.
     pub(crate) num_computed_tokens: usize,
     /// Prompt tokens that came from a prefix hit when the request first ran.

@@ -13,6 +13,7 @@
 
 mod demand;
 mod inspect;
+mod sharing;
 
 use std::collections::{HashMap, VecDeque};
 
@@ -130,6 +131,14 @@ impl Scheduler {
 
     /// Queues a request behind all others, or turns it away if it could never be served.
     pub fn add_request(&mut self, new: NewRequest) -> Result<(), AdmissionError> {
+        self.check_admissible(&new)?;
+        let slot = self.insert(new);
+        self.waiting.push_back(slot);
+        Ok(())
+    }
+
+    /// Whether a request could ever be served.
+    fn check_admissible(&self, new: &NewRequest) -> Result<(), AdmissionError> {
         let request_id = new.request_id;
         let num_prompt_tokens = new.prompt_token_ids.len();
         let max_model_len = self.config.max_model_len;
@@ -157,14 +166,22 @@ impl Scheduler {
                 usable_tokens: self.servable_tokens(),
             });
         }
+        Ok(())
+    }
+
+    /// Makes a request known; its slot is in no queue yet.
+    fn insert(&mut self, new: NewRequest) -> Slot {
+        let num_prompt_tokens = new.prompt_token_ids.len();
         let request = Request {
-            id: request_id,
+            id: new.request_id,
             status: RequestStatus::Waiting,
             tokens: new.prompt_token_ids,
             num_prompt_tokens,
-            max_num_tokens: num_prompt_tokens.saturating_add(new.max_tokens).min(max_model_len),
+            max_num_tokens: num_prompt_tokens.saturating_add(new.max_tokens).min(self.config.max_model_len),
             identity: new.identity,
             skip_prefix_lookup: new.skip_prefix_lookup,
+            cache_salt: new.cache_salt,
+            public_prefix_len: new.public_prefix_len,
             num_computed_tokens: 0,
             num_cached_tokens: None,
             blocks: RequestBlocks::new(self.manager.groups().groups.len()),
@@ -176,9 +193,8 @@ impl Scheduler {
             self.requests.push(Some(request));
             self.requests.len() - 1
         };
-        self.slots.insert(request_id, slot);
-        self.waiting.push_back(slot);
-        Ok(())
+        self.slots.insert(new.request_id, slot);
+        slot
     }
 
     /// Ends a request in whatever state it is and frees its blocks; what they cache stays findable. `false` if there
@@ -222,6 +238,7 @@ impl Scheduler {
         if output.preempted.is_empty() {
             self.admit_waiting(output, &mut budget);
         }
+        self.manager.release_copy_sources();
         output.total_num_scheduled_tokens = self.config.max_num_batched_tokens - budget;
         if !output.rows.is_empty() {
             self.last_step_id += 1;
@@ -297,7 +314,9 @@ impl Scheduler {
         };
         let end = computed + num_scheduled_tokens;
         let capacity = if self.config.reserve_full_context { self.config.max_model_len } else { end };
-        if num_scheduled_tokens == 0 || self.manager.allocate_slots(&mut request.blocks, capacity).is_err() {
+        if num_scheduled_tokens == 0
+            || self.manager.allocate_slots(&mut request.blocks, computed, capacity, &mut output.copies).is_err()
+        {
             return false;
         }
         *budget -= num_scheduled_tokens;

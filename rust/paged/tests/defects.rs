@@ -130,12 +130,12 @@ fn defect_09_a_hit_must_be_accepted_by_every_group() {
     let mut manager = KvCacheManager::new(14, 2, groups, BlockHasher::new([0; 32]), true);
     let mut blocks = RequestBlocks::new(2);
     let tokens: Vec<u32> = (0..13).collect();
-    manager.allocate_slots(&mut blocks, 12).unwrap();
+    manager.allocate_slots(&mut blocks, 0, 12, &mut Vec::new()).unwrap();
     manager.commit(&mut blocks, &tokens, b"", 12, true);
     manager.free(&mut blocks);
     assert_eq!(manager.get_computed_blocks(&tokens[..9], b"").num_tokens, 8);
     // Another request takes the two blocks that were never used and the window group's first four.
-    manager.allocate_slots(&mut blocks, 6).unwrap();
+    manager.allocate_slots(&mut blocks, 0, 6, &mut Vec::new()).unwrap();
     assert_eq!(manager.pool().num_cached_blocks(), 8);
     // The full group still has all four blocks of the short prefix, the window group none it would need.
     assert_eq!(manager.get_computed_blocks(&tokens[..9], b"").num_tokens, 0);

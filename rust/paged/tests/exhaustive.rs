@@ -5,7 +5,7 @@ mod common;
 use common::{Sim, kv_config, scheduler_config};
 
 const DEPTH: u32 = 5;
-const NUM_OPS: u32 = 7;
+const NUM_OPS: u32 = 8;
 
 fn apply(sim: &mut Sim, op: u32) {
     match op {
@@ -27,6 +27,11 @@ fn apply(sim: &mut Sim, op: u32) {
             }
         }
         5 => {
+            if let Some(source) = sim.pick(0) {
+                let _ = sim.fork(source, None, &[8]);
+            }
+        }
+        6 => {
             sim.step(false, Some(1));
         }
         _ => {

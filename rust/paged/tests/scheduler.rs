@@ -327,13 +327,13 @@ fn a_failed_allocation_changes_nothing() {
     assert!(num_groups > 1);
     let mut manager = KvCacheManager::new(7, 4, groups, BlockHasher::new([0; 32]), true);
     let mut blocks = RequestBlocks::new(num_groups);
-    manager.allocate_slots(&mut blocks, 4).unwrap();
+    manager.allocate_slots(&mut blocks, 0, 4, &mut Vec::new()).unwrap();
     let before: Vec<_> = manager.pool().free_block_ids().collect();
     let tables: Vec<_> = (0..num_groups).map(|group| blocks.table(group).to_vec()).collect();
     let needed = 3 * num_groups;
     let free = 7 - num_groups;
     assert!(needed > free);
-    assert_eq!(manager.allocate_slots(&mut blocks, 16), Err(PoolError::OutOfBlocks { needed, free }));
+    assert_eq!(manager.allocate_slots(&mut blocks, 0, 16, &mut Vec::new()), Err(PoolError::OutOfBlocks { needed, free }));
     assert_eq!(manager.pool().free_block_ids().collect::<Vec<_>>(), before);
     for (group, table) in tables.iter().enumerate() {
         assert_eq!(blocks.table(group), table);
@@ -348,7 +348,7 @@ fn blocks_are_given_up_in_the_order_in_which_they_lose_their_use() {
     let mut manager = KvCacheManager::new(16, 4, groups, BlockHasher::new([0; 32]), true);
     let mut blocks = RequestBlocks::new(2);
     let tokens: Vec<u32> = (0..16).collect();
-    manager.allocate_slots(&mut blocks, 16).unwrap();
+    manager.allocate_slots(&mut blocks, 0, 16, &mut Vec::new()).unwrap();
     let (full, windowed) = (blocks.table(0).to_vec(), blocks.table(1).to_vec());
     manager.commit(&mut blocks, &tokens, b"", 16, true);
     assert_eq!(blocks.table(1), [BlockId::NULL, BlockId::NULL, windowed[2], windowed[3]]);

@@ -21,6 +21,12 @@ enum Op {
         which: usize,
         more: usize,
     },
+    /// A branch of a live request: cut to so many tokens less than it has, and some more.
+    Fork {
+        which: usize,
+        less: usize,
+        more: usize,
+    },
     Step,
     StepFails,
     StepWithAbort(usize),
@@ -33,6 +39,7 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         6 => add.prop_map(|(shared, own, variant, max_tokens, tenant, skip)| Op::Add { shared, own, variant, max_tokens, tenant, skip }),
         2 => (0usize..20, 1usize..5).prop_map(|(which, more)| Op::Continue { which, more }),
+        4 => (0usize..8, 0usize..6, 0usize..4).prop_map(|(which, less, more)| Op::Fork { which, less, more }),
         14 => Just(Op::Step),
         1 => Just(Op::StepFails),
         1 => (0usize..8).prop_map(Op::StepWithAbort),
@@ -90,6 +97,13 @@ fn apply(sim: &mut Sim, op: &Op) {
                 let (_, identity, mut tokens) = sim.ended[which % sim.ended.len()].clone();
                 tokens.extend((0..more as u32).map(|position| 50 + position));
                 let _ = sim.add_with(&tokens, 3, &identity, false);
+            }
+        }
+        Op::Fork { which, less, more } => {
+            if let Some(source) = sim.pick(which) {
+                let cut = (less > 0).then(|| sim.scheduler.token_ids(source).len().saturating_sub(less - 1));
+                let more: Vec<u32> = (0..more as u32).map(|position| 70 + position).collect();
+                let _ = sim.fork(source, cut, &more);
             }
         }
         Op::Step => {

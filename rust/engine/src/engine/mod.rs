@@ -3,6 +3,7 @@
 mod config;
 mod load;
 mod output;
+mod prompt;
 mod submit;
 #[cfg(test)]
 mod tests;
@@ -73,7 +74,7 @@ impl Engine {
 
     /// Token ids of a conversation, rendered by the chat template.
     pub fn tokenize_chat(&self, messages: &[Message], enable_thinking: Option<bool>) -> Result<Vec<u32>, EngineError> {
-        submit::render_chat(&self.shared, messages, enable_thinking, None)
+        prompt::render_chat(&self.shared, messages, enable_thinking, None)
     }
 
     /// Text of token ids.

@@ -38,12 +38,28 @@ pub struct Submission {
     pub stream: bool,
     /// Sampler and text state of each choice.
     pub choices: Vec<(Sampler, OutputText)>,
+    /// How it is served beside others.
+    pub service: Service,
     /// When the caller submitted.
     pub submitted: Instant,
     /// Where events go.
     pub events: Sender<Result<OutputEvent, EngineError>>,
     /// Set when the caller dropped its stream.
     pub cancel: Arc<AtomicBool>,
+}
+
+/// How a request is served beside others, in the scheduler's terms.
+pub struct Service {
+    /// Lower goes first.
+    pub priority: i32,
+    /// When the request must have ended.
+    pub deadline: Option<Instant>,
+    /// Whom the request belongs to, as a number.
+    pub tenant: u64,
+    /// Who shares its blocks; empty: all who give none.
+    pub cache_salt: Vec<u8>,
+    /// Leading prompt tokens that everybody shares.
+    pub public_prefix_len: usize,
 }
 
 /// A submission in work.

@@ -2,18 +2,23 @@
 
 use std::{
     collections::HashSet,
+    hash::{DefaultHasher, Hash, Hasher},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
-use super::{Shared, output::Submission, thread::Command};
+use super::{
+    Shared,
+    output::{Service, Submission},
+    prompt::{public_prefix_len, tokenize},
+    thread::Command,
+};
 use crate::{
-    EngineError, GenerationRequest, IncrementalDecoder, MAX_CHOICES, Message, Prompt, RequestStream,
-    chat_template::RenderOptions,
+    EngineError, GenerationRequest, IncrementalDecoder, MAX_CHOICES, Prompt, RequestStream, ServiceParams,
     output_text::OutputText,
     sampler::{ResolvedSampling, Sampler, dry_breaker_ids},
 };
@@ -48,7 +53,10 @@ pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStre
     let dry_breakers = Arc::new(dry_breakers);
     let (mut prompt_token_ids, text) = tokenize(shared, &request.prompt)?;
     let num_given = prompt_token_ids.len();
+    let public_prefix_len = public_prefix_len(shared, &request.prompt, &prompt_token_ids, request.service.public_prefix)?;
     let max_tokens = fit(shared, &request, &mut prompt_token_ids)?;
+    let public_prefix_len = public_prefix_len.saturating_sub(num_given - prompt_token_ids.len());
+    let service = check_service(&request.service, submitted, public_prefix_len)?;
     // What was cut off is not echoed.
     let text = text.filter(|_| prompt_token_ids.len() == num_given);
 
@@ -84,6 +92,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStre
         num_returned: request.n_choices,
         stream: request.stream,
         choices,
+        service,
         submitted,
         events,
         cancel: Arc::clone(&cancel),
@@ -92,46 +101,37 @@ pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStre
     Ok(RequestStream { events: receiver, cancel, wants_logprobs: sampling.logprobs.is_some() })
 }
 
-/// Token ids of a conversation, rendered by the chat template with a generation prompt.
-pub fn render_chat(
-    shared: &Shared,
-    messages: &[Message],
-    enable_thinking: Option<bool>,
-    reasoning_effort: Option<&str>,
-) -> Result<Vec<u32>, EngineError> {
-    let template = shared.chat_template.as_ref().ok_or_else(|| {
-        EngineError::ChatTemplate(
-            "the model has no chat template: give one with chat_template or jinja_explicit, or send a completion request".into(),
-        )
-    })?;
-    let options =
-        RenderOptions { enable_thinking, reasoning_effort: reasoning_effort.map(str::to_owned), ..RenderOptions::default() };
-    let text = template.render(messages, &options)?;
-    // The template writes special tokens itself.
-    shared.tokenizer.encode(&text, false)
+/// How a request is served, in the scheduler's terms.
+fn check_service(params: &ServiceParams, submitted: Instant, public_prefix_len: usize) -> Result<Service, EngineError> {
+    if params.cache_salt.as_ref().is_some_and(String::is_empty) {
+        return Err(EngineError::InvalidArgument(
+            "cache_salt is empty: give some text, or leave it out to share with all".into(),
+        ));
+    }
+    if params.public_prefix > 0 && params.cache_salt.is_none() {
+        return Err(EngineError::InvalidArgument(
+            "a public prefix is what others share in spite of a cache_salt: give one, or leave the prefix out".into(),
+        ));
+    }
+    let deadline = params.deadline.map(|after| {
+        let deadline = submitted.checked_add(after).filter(|_| after > Duration::ZERO);
+        deadline
+            .ok_or_else(|| EngineError::InvalidArgument(format!("deadline is {after:?}: give seconds above 0, or leave it out")))
+    });
+    Ok(Service {
+        priority: params.priority,
+        deadline: deadline.transpose()?,
+        tenant: params.tenant.as_ref().map_or(0, tenant_number),
+        cache_salt: params.cache_salt.clone().unwrap_or_default().into_bytes(),
+        public_prefix_len,
+    })
 }
 
-/// Token ids of a prompt, and its text when it was given as such.
-fn tokenize(shared: &Shared, prompt: &Prompt) -> Result<(Vec<u32>, Option<String>), EngineError> {
-    let (ids, text) = match prompt {
-        Prompt::Chat { messages, enable_thinking, reasoning_effort } => {
-            (render_chat(shared, messages, *enable_thinking, reasoning_effort.as_deref())?, None)
-        }
-        Prompt::Text(text) => (shared.tokenizer.encode(text, true)?, Some(text.clone())),
-        Prompt::TokenIds(ids) => (ids.clone(), None),
-    };
-    if ids.is_empty() {
-        return Err(EngineError::InvalidArgument("the prompt is empty: give at least one token".into()));
-    }
-    // A tokenizer may know more tokens than the model has embeddings.
-    let vocab_size = shared.vocab_size;
-    if let Some(&bad) = ids.iter().find(|&&id| id as usize >= vocab_size) {
-        let token = shared.tokenizer.token_text(bad);
-        return Err(EngineError::InvalidArgument(format!(
-            "the prompt has token id {bad} ({token:?}), which is outside of the model's vocabulary of {vocab_size}"
-        )));
-    }
-    Ok((ids, text))
+/// Tenants are told apart by number; should two ever share one, they share a turn.
+fn tenant_number(tenant: &String) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    tenant.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Checks the prompt's length, or cuts its start; returns how many tokens may be generated.

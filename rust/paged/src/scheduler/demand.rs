@@ -40,7 +40,9 @@ impl Scheduler {
     }
 
     pub(super) fn blocks_still_needed(&self, request: &Request) -> usize {
-        self.peak_blocks(request, request.num_uncomputed_tokens()).saturating_sub(request.blocks.num_held_blocks())
+        let copies = self.manager.num_copies_to_write(&request.blocks, request.num_computed_tokens);
+        let peak = self.peak_blocks(request, request.num_uncomputed_tokens());
+        peak.saturating_sub(request.blocks.num_held_blocks()) + copies
     }
 
     /// Free blocks that the running requests will take until all their known tokens are computed.

@@ -74,6 +74,8 @@ impl Scheduler {
             blocks_used: pool.num_used_blocks(),
             blocks_cached: pool.num_cached_blocks(),
             blocks_free: pool.num_free_blocks(),
+            blocks_shared: pool.num_shared_blocks(),
+            blocks_saved: pool.num_saved_blocks(),
             block_size,
             tokens_total: pool.num_blocks() / self.num_groups() * block_size,
             prefix_queried_tokens: self.prefix_queried_tokens,

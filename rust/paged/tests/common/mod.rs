@@ -80,6 +80,8 @@ pub struct Sim {
     was_free: Vec<bool>,
     clock: u64,
     cached_tokens: HashMap<RequestId, usize>,
+    /// Every request there was, in the order in which they rank.
+    ranking: Vec<RequestId>,
     output: SchedulerOutput,
 }
 
@@ -131,6 +133,7 @@ impl Sim {
             was_free: vec![true; num_ids],
             clock: 0,
             cached_tokens: HashMap::new(),
+            ranking: Vec::new(),
             output: SchedulerOutput::default(),
             config,
             kv,
@@ -156,7 +159,40 @@ impl Sim {
         })?;
         self.next_id += 1;
         self.live.insert(request_id, identity.to_vec());
+        self.ranking.push(request_id);
         Ok(request_id)
+    }
+
+    /// A child of `source` with its first `cut` tokens, `more` behind them, and at most 4 of its own.
+    pub fn fork(&mut self, source: RequestId, cut: Option<usize>, more: &[u32]) -> Result<RequestId, ForkError> {
+        let mut expected = self.scheduler.token_ids(source).to_vec();
+        let request_id = RequestId(self.next_id);
+        let child = ForkRequest { num_source_tokens: cut, token_ids: more.to_vec(), ..ForkRequest::new(request_id, 4) };
+        let stats = self.scheduler.stats();
+        if let Err(error) = self.scheduler.fork(source, child) {
+            assert_eq!(self.scheduler.stats(), stats);
+            self.check();
+            return Err(error);
+        }
+        self.next_id += 1;
+        expected.truncate(cut.unwrap_or(expected.len()));
+        expected.extend(more);
+        assert_eq!(self.scheduler.token_ids(request_id), expected);
+        assert_eq!(self.scheduler.stats().blocks_used, stats.blocks_used, "a fork takes no block");
+        self.live.insert(request_id, self.live[&source].clone());
+        let ahead = if self.scheduler.status(source) == Some(RequestStatus::Running) {
+            let running = |id: &&RequestId| self.scheduler.status(**id) == Some(RequestStatus::Running) && **id != request_id;
+            self.live.keys().filter(running).map(|id| self.rank(*id)).max()
+        } else {
+            Some(self.rank(source))
+        };
+        self.ranking.insert(ahead.unwrap() + 1, request_id);
+        self.check();
+        Ok(request_id)
+    }
+
+    fn rank(&self, request_id: RequestId) -> usize {
+        self.ranking.iter().position(|id| *id == request_id).unwrap()
     }
 
     fn end(&mut self, request_id: RequestId, tokens: Vec<u32>) {
@@ -203,6 +239,7 @@ impl Sim {
             self.finished.push((request_id, reason));
             self.end(request_id, before[&request_id].clone());
         }
+        self.copy(&output);
         self.write(&output);
         self.check();
         let sampled = self.read(&output);
@@ -258,9 +295,10 @@ impl Sim {
         let total: usize = output.rows.iter().map(|row| row.num_scheduled_tokens).sum();
         assert_eq!(total, output.total_num_scheduled_tokens);
         assert!(total <= self.config.max_num_batched_tokens && output.rows.len() <= self.config.max_num_seqs);
-        assert!(output.rows.is_sorted_by_key(|row| row.request_id));
+        assert!(output.rows.is_sorted_by_key(|row| self.rank(row.request_id)));
         if let Some(last) = output.rows.last() {
-            assert!(output.preempted.iter().all(|id| *id > last.request_id), "a request behind took the blocks");
+            let last = self.rank(last.request_id);
+            assert!(output.preempted.iter().all(|id| self.rank(*id) > last), "a request behind took the blocks");
         }
         for row in &output.rows {
             assert!(row.num_scheduled_tokens > 0);
@@ -297,6 +335,15 @@ impl Sim {
                     visit(self, block, position, group, row.request_id.0 as usize);
                 }
             }
+        }
+    }
+
+    fn copy(&mut self, output: &SchedulerOutput) {
+        for (source, destination) in &output.copies {
+            let pool = self.scheduler.pool();
+            assert!(output.copies.iter().all(|copy| copy.0 != *destination), "a copy of a copy");
+            assert_eq!((pool.ref_cnt(*destination), pool.is_published(*destination)), (1, false));
+            self.shadow[destination.0 as usize] = self.shadow[source.0 as usize].clone();
         }
     }
 
@@ -391,8 +438,23 @@ impl Sim {
                 }
             }
         }
+        self.check_sharing(&stats);
         self.check_windows();
         self.check_eviction_order();
+    }
+
+    fn check_sharing(&self, stats: &KvCacheStats) {
+        let mut holders: HashMap<BlockId, usize> = HashMap::new();
+        for &id in self.live.keys() {
+            for group in 0..self.num_groups() {
+                for block in self.scheduler.block_table(id, group).iter().filter(|block| **block != BlockId::NULL) {
+                    *holders.entry(*block).or_default() += 1;
+                }
+            }
+        }
+        assert_eq!(stats.blocks_used, holders.len());
+        assert_eq!(stats.blocks_shared, holders.values().filter(|count| **count > 1).count());
+        assert_eq!(stats.blocks_saved, holders.values().sum::<usize>() - holders.len());
     }
 
     /// Window groups hold no block that no later query can see from the last block boundary on.

@@ -1,0 +1,93 @@
+//! The sampling fields that all requests have.
+
+use std::collections::HashMap;
+
+use engine::{DryParams, SamplingParams};
+use pyo3::prelude::*;
+
+use crate::{
+    arguments::{Integer, Real, Text, at_least_if_given, check_seed, token_id},
+    exceptions::invalid,
+    which::OneOrMany,
+};
+
+/// The sampling fields that both kinds of request have.
+pub struct SamplingFields {
+    pub temperature: Option<Real>,
+    pub top_p: Option<Real>,
+    pub top_k: Option<Integer>,
+    pub min_p: Option<Real>,
+    pub presence_penalty: Option<Real>,
+    pub frequency_penalty: Option<Real>,
+    pub repetition_penalty: Option<Real>,
+    pub dry: DryFields,
+    pub logit_bias: Option<HashMap<Integer, Real>>,
+    pub logprobs: Option<usize>,
+    pub stop_seqs: Option<OneOrMany>,
+    pub max_tokens: Option<Integer>,
+    pub ignore_eos: bool,
+    pub seed: Option<Integer>,
+}
+
+pub struct DryFields {
+    pub multiplier: Option<Real>,
+    pub base: Option<Real>,
+    pub allowed_length: Option<Integer>,
+    pub sequence_breakers: Option<Vec<Text>>,
+}
+
+impl SamplingFields {
+    /// Checks every field.
+    pub fn check(self) -> PyResult<SamplingParams> {
+        let stop = match self.stop_seqs {
+            None => Vec::new(),
+            Some(stop) => stop.into_vec(),
+        };
+        if stop.iter().any(String::is_empty) {
+            return Err(invalid("`stop_seqs` has an empty string, which would end every text at once; remove it"));
+        }
+        Ok(SamplingParams {
+            temperature: self.temperature.map(Real::single),
+            top_p: self.top_p.map(Real::single),
+            top_k: at_least_if_given("top_k", self.top_k.as_ref(), 0)?,
+            min_p: self.min_p.map(Real::single),
+            presence_penalty: self.presence_penalty.map(Real::single),
+            frequency_penalty: self.frequency_penalty.map(Real::single),
+            repetition_penalty: self.repetition_penalty.map(Real::single),
+            dry: self.dry.check()?,
+            logit_bias: self.logit_bias.unwrap_or_default().into_iter().map(check_bias).collect::<PyResult<_>>()?,
+            logprobs: self.logprobs,
+            stop,
+            stop_token_ids: Vec::new(),
+            max_tokens: at_least_if_given("max_tokens", self.max_tokens.as_ref(), 0)?,
+            ignore_eos: self.ignore_eos,
+            seed: check_seed(self.seed.as_ref())?,
+        })
+    }
+}
+
+impl DryFields {
+    fn check(self) -> PyResult<Option<DryParams>> {
+        let Some(multiplier) = self.multiplier else {
+            if self.base.is_some() || self.allowed_length.is_some() || self.sequence_breakers.is_some() {
+                return Err(invalid(
+                    "`dry_base`, `dry_allowed_length` and `dry_sequence_breakers` need `dry_multiplier`, which turns the penalty on",
+                ));
+            }
+            return Ok(None);
+        };
+        Ok(Some(DryParams {
+            multiplier: multiplier.single(),
+            base: self.base.map_or(1.75, Real::single),
+            allowed_length: at_least_if_given("dry_allowed_length", self.allowed_length.as_ref(), 0)?.unwrap_or(2),
+            sequence_breakers: match self.sequence_breakers {
+                Some(breakers) => breakers.into_iter().map(|Text(breaker)| breaker).collect(),
+                None => ["\n", ":", "\"", "*"].map(String::from).to_vec(),
+            },
+        }))
+    }
+}
+
+fn check_bias((id, bias): (Integer, Real)) -> PyResult<(u32, f32)> {
+    Ok((token_id("logit_bias", &id)?, bias.single()))
+}

@@ -1,0 +1,209 @@
+//! What a caller gets back: events, and the complete answer made of them.
+
+/// Why a continuation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// End-of-sequence token or stop string.
+    Stop,
+    /// max_tokens, the model's length, or the whole pool was reached.
+    Length,
+    /// A step failed; the text so far is kept.
+    Error,
+    /// The request's time was over; the text so far is kept.
+    Timeout,
+}
+
+impl FinishReason {
+    /// The word of the mirrored interface.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Error => "error",
+            Self::Timeout => "timeout",
+        }
+    }
+}
+
+/// One of the likeliest tokens at a position.
+#[derive(Clone, Debug)]
+pub struct TopLogprob {
+    /// Token id.
+    pub token_id: u32,
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+    /// The token's text.
+    pub text: String,
+}
+
+/// Log probability of one token.
+#[derive(Clone, Debug)]
+pub struct TokenLogprobs {
+    /// Token id.
+    pub token_id: u32,
+    /// Natural logarithm of its probability; `None` for the first token of a prompt.
+    pub logprob: Option<f32>,
+    /// The token's text.
+    pub text: String,
+    /// The token's own bytes.
+    pub bytes: Vec<u8>,
+    /// The likeliest tokens at this position, likeliest first.
+    pub top_logprobs: Vec<TopLogprob>,
+}
+
+/// What a request used.
+#[derive(Clone, Debug, Default)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Generated tokens, over all choices.
+    pub completion_tokens: usize,
+    /// Of the prompt, tokens whose KV came from the prefix cache.
+    pub cached_tokens: usize,
+    /// Seconds from submission to the end.
+    pub total_time_sec: f64,
+    /// Seconds from submission to the first sampled token.
+    pub total_prompt_time_sec: f64,
+    /// Seconds from the first sampled token to the end.
+    pub total_completion_time_sec: f64,
+}
+
+/// A part of the answer, in order for each choice.
+#[derive(Clone, Debug)]
+pub enum OutputEvent {
+    /// New text of a choice; may be empty when only log probabilities are new.
+    Delta {
+        /// Which choice.
+        index: usize,
+        /// The text since the last delta.
+        text: String,
+        /// Log probabilities of the tokens since the last delta, when asked for.
+        logprobs: Vec<TokenLogprobs>,
+    },
+    /// A choice has ended; its text is complete.
+    Finished {
+        /// Which choice.
+        index: usize,
+        /// Why.
+        reason: FinishReason,
+        /// The stop string that ended it.
+        stop_sequence: Option<String>,
+        /// What went wrong, for [`FinishReason::Error`].
+        error: Option<String>,
+    },
+    /// Every choice has ended: the last event.
+    Done(Usage),
+}
+
+/// One complete continuation.
+#[derive(Clone, Debug)]
+pub struct CompletionChoice {
+    /// Which choice.
+    pub index: usize,
+    /// Its whole text.
+    pub text: String,
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+    /// The stop string that ended it.
+    pub stop_sequence: Option<String>,
+    /// What went wrong, for [`FinishReason::Error`].
+    pub error: Option<String>,
+    /// Log probabilities, when asked for; the prompt's own first when it is echoed.
+    pub logprobs: Option<Vec<TokenLogprobs>>,
+}
+
+/// A complete answer.
+#[derive(Clone, Debug)]
+pub struct Completion {
+    /// By index.
+    pub choices: Vec<CompletionChoice>,
+    /// Over all choices.
+    pub usage: Usage,
+}
+
+/// The events of one request. Dropping it cancels the request and frees its blocks.
+pub struct RequestStream {
+    pub(crate) events: std::sync::mpsc::Receiver<Result<OutputEvent, crate::EngineError>>,
+    pub(crate) cancel: std::sync::Arc<std::sync::atomic::AtomicBool>,
+    pub(crate) wants_logprobs: bool,
+}
+
+impl RequestStream {
+    /// Waits up to `timeout` for the next event; `Ok(None)` when none came in time.
+    pub fn next_timeout(&self, timeout: std::time::Duration) -> Result<Option<OutputEvent>, crate::EngineError> {
+        use std::sync::mpsc::RecvTimeoutError;
+        match self.events.recv_timeout(timeout) {
+            Ok(event) => event.map(Some),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(crate::EngineError::Internal("the engine stopped before the request ended".into()))
+            }
+        }
+    }
+
+    /// Waits for the complete answer.
+    pub fn wait(self) -> Result<Completion, crate::EngineError> {
+        let mut collector = self.collector();
+        loop {
+            let event = self.next_timeout(std::time::Duration::from_secs(3600))?;
+            if let Some(completion) = event.and_then(|e| collector.push(e)) {
+                return Ok(completion);
+            }
+        }
+    }
+
+    /// Collects events into the complete answer, which comes with [`OutputEvent::Done`].
+    pub fn collector(&self) -> CompletionCollector {
+        CompletionCollector { choices: Vec::new(), wants_logprobs: self.wants_logprobs }
+    }
+}
+
+impl Drop for RequestStream {
+    fn drop(&mut self) {
+        self.cancel.store(true, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+/// Puts the events of one request together.
+pub struct CompletionCollector {
+    choices: Vec<CompletionChoice>,
+    wants_logprobs: bool,
+}
+
+impl CompletionCollector {
+    /// Takes one event; the answer is complete with the last.
+    pub fn push(&mut self, event: OutputEvent) -> Option<Completion> {
+        match event {
+            OutputEvent::Delta { index, text, logprobs } => {
+                let choice = self.choice(index);
+                choice.text.push_str(&text);
+                if let Some(all) = &mut choice.logprobs {
+                    all.extend(logprobs);
+                }
+                None
+            }
+            OutputEvent::Finished { index, reason, stop_sequence, error } => {
+                let choice = self.choice(index);
+                choice.finish_reason = reason;
+                choice.stop_sequence = stop_sequence;
+                choice.error = error;
+                None
+            }
+            OutputEvent::Done(usage) => Some(Completion { choices: std::mem::take(&mut self.choices), usage }),
+        }
+    }
+
+    fn choice(&mut self, index: usize) -> &mut CompletionChoice {
+        while self.choices.len() <= index {
+            self.choices.push(CompletionChoice {
+                index: self.choices.len(),
+                text: String::new(),
+                finish_reason: FinishReason::Error,
+                stop_sequence: None,
+                error: None,
+                logprobs: self.wants_logprobs.then(Vec::new),
+            });
+        }
+        &mut self.choices[index]
+    }
+}

@@ -1,0 +1,75 @@
+//! Forks: requests that go on from where another one is, over the same blocks.
+
+use super::Scheduler;
+use crate::error::ForkError;
+use crate::request::{ForkRequest, NewRequest, RequestId, RequestStatus};
+
+impl Scheduler {
+    /// Starts `child` from the tokens that `source` has now, with the source's identity and salt. All that it begins
+    /// with is its prompt.
+    ///
+    /// The child of a running source ranks behind all that run and ahead of all that wait; that of a waiting one directly
+    /// behind its source. If the source runs and the batch has room, the child runs at once
+    /// and shares every block of the source that holds computed tokens of both, the last one in part; one token at
+    /// least is left to compute. Whoever first writes to a shared block gets a copy of it
+    /// ([`crate::SchedulerOutput::copies`]), and the last holder writes in place. Otherwise (a source that waits, no
+    /// room in the batch, contexts reserved in full, a cut before what a windowed layer still has) the child waits
+    /// without blocks and finds what the prefix cache has when it is admitted.
+    ///
+    /// # Errors
+    /// [`ForkError`]: an unknown source, a cut that it has no tokens for, a child that could never be served, or a step
+    /// in flight: what it writes is not there before its update. For `n` answers to one prompt, update with the
+    /// first answer's token, then fork with the prompt's length and each other answer's own first token.
+    pub fn fork(&mut self, source_id: RequestId, child: ForkRequest) -> Result<(), ForkError> {
+        let source = self.find(source_id).ok_or(ForkError::UnknownSource { source_id })?;
+        if let Some(step_id) = self.in_flight {
+            return Err(ForkError::StepInFlight { source_id, step_id });
+        }
+        let num_tokens = source.num_tokens();
+        let asked = child.num_source_tokens.unwrap_or(num_tokens);
+        if asked == 0 || asked > num_tokens {
+            return Err(ForkError::Cut { source_id, asked, num_tokens });
+        }
+        let mut prompt_token_ids = source.tokens[..asked].to_vec();
+        prompt_token_ids.extend(child.token_ids);
+        let num_shared_tokens = source.num_computed_tokens.min(asked).min(prompt_token_ids.len() - 1);
+        let is_running = source.status == RequestStatus::Running;
+        let new = NewRequest {
+            identity: source.identity.clone(),
+            cache_salt: source.cache_salt.clone(),
+            public_prefix_len: source.public_prefix_len,
+            skip_prefix_lookup: source.skip_prefix_lookup,
+            priority: child.priority,
+            deadline: child.deadline,
+            tenant: child.tenant,
+            ..NewRequest::new(child.request_id, prompt_token_ids, child.max_tokens)
+        };
+        self.check_admissible(&new)?;
+        let source_slot = self.slots[&source_id];
+        let slot = self.insert(new);
+        let has_room = self.running.len() < self.config.max_num_seqs && !self.config.reserve_full_context;
+        if is_running && has_room && self.share(source_slot, slot, num_shared_tokens) {
+            self.running.push(slot);
+        } else {
+            let place = self.waiting.iter().position(|waiting| *waiting == source_slot).map_or(0, |at| at + 1);
+            self.waiting.insert(place, slot);
+        }
+        Ok(())
+    }
+
+    /// Lets the new request `child` run over the blocks of the first `num_tokens` tokens of `source`.
+    fn share(&mut self, source: usize, child: usize, num_tokens: usize) -> bool {
+        let Some(request) = self.requests[source].take() else { return false };
+        let shared = self.requests[child].as_mut().is_some_and(|child| {
+            let shared = self.manager.share_blocks(&request.blocks, &mut child.blocks, num_tokens);
+            if shared {
+                child.status = RequestStatus::Running;
+                child.num_computed_tokens = num_tokens;
+                child.num_cached_tokens = Some(0);
+            }
+            shared
+        });
+        self.requests[source] = Some(request);
+        shared
+    }
+}
