@@ -4,20 +4,12 @@
 
 use std::collections::VecDeque;
 
-use paged::{RequestId, ScheduledRequest, SchedulerOutput, UpdateError};
+use paged::{PoolLimits, RequestId, ScheduledRequest, SchedulerOutput, UpdateError};
 
 use crate::buddy::{Buddy, Chunk};
 use crate::memory::MemoryByKind;
 use crate::server::{Allocator, Refusal, Server};
 use crate::trace::TraceRequest;
-
-/// Limits of a step and of a request.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
-    pub(crate) max_num_seqs: usize,
-    pub(crate) max_num_batched_tokens: usize,
-    pub(crate) max_model_len: usize,
-}
 
 struct Request {
     id: RequestId,
@@ -30,14 +22,14 @@ struct Request {
 
 pub(crate) struct ContiguousServer {
     allocator: Allocator,
-    limits: Limits,
+    limits: PoolLimits,
     memory: Buddy,
     running: Vec<Request>,
     waiting: VecDeque<Request>,
 }
 
 impl ContiguousServer {
-    pub(crate) fn new(allocator: Allocator, limits: Limits, num_slots: usize) -> Self {
+    pub(crate) fn new(allocator: Allocator, limits: PoolLimits, num_slots: usize) -> Self {
         Self { allocator, limits, memory: Buddy::new(num_slots), running: Vec::new(), waiting: VecDeque::new() }
     }
 

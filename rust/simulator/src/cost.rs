@@ -59,7 +59,7 @@ impl CostModel {
     pub fn preset(name: &str) -> Result<Self, SimulationError> {
         PRESETS.iter().find(|preset| preset.name == name).map(|preset| preset.cost).ok_or_else(|| {
             let names: Vec<_> = PRESETS.iter().map(|preset| preset.name).collect();
-            SimulationError::setting("device", format!("{name:?}"), format!("known devices are {}", names.join(", ")))
+            SimulationError::setting("device", &format!("{name:?}"), format!("known devices are {}", names.join(", ")))
         })
     }
 
@@ -72,12 +72,12 @@ impl CostModel {
         ];
         for (field, seconds) in times {
             if !(0.0..=MAX_SECONDS).contains(&seconds) {
-                return Err(SimulationError::setting(field, seconds, format!("it is a time from 0 to {MAX_SECONDS} seconds")));
+                return Err(SimulationError::setting(field, &seconds, format!("it is a time from 0 to {MAX_SECONDS} seconds")));
             }
         }
         if self.step_seconds < MIN_STEP_SECONDS {
             let requirement = format!("a step takes at least {MIN_STEP_SECONDS} seconds");
-            return Err(SimulationError::setting("step_seconds", self.step_seconds, requirement));
+            return Err(SimulationError::setting("step_seconds", &self.step_seconds, requirement));
         }
         Ok(())
     }
@@ -90,10 +90,7 @@ impl CostModel {
             num_tokens += row.num_scheduled_tokens;
             num_kv_tokens += kv_tokens_read(row, groups);
         }
-        self.step_seconds
-            + self.weights_seconds
-            + self.token_seconds * num_tokens as f64
-            + self.kv_token_seconds * num_kv_tokens
+        self.step_seconds + self.weights_seconds + self.token_seconds * num_tokens as f64 + self.kv_token_seconds * num_kv_tokens
     }
 }
 

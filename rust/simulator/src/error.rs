@@ -55,7 +55,7 @@ pub enum SimulationError {
 }
 
 impl SimulationError {
-    pub(crate) fn setting(field: &'static str, value: impl ToString, requirement: impl Into<String>) -> Self {
+    pub(crate) fn setting(field: &'static str, value: &dyn ToString, requirement: impl Into<String>) -> Self {
         Self::Setting { field, value: value.to_string(), requirement: requirement.into() }
     }
 }

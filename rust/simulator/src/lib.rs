@@ -20,11 +20,11 @@ mod timeline;
 mod trace;
 
 pub use buddy::{Buddy, Chunk};
-pub use server::Allocator;
 pub use cost::{CostModel, PRESETS, Preset};
 pub use error::SimulationError;
 pub use memory::MemoryByKind;
 pub use result::{Ending, RequestRecord, SimulationResult, Totals};
+pub use server::Allocator;
 pub use simulation::{Simulation, SimulationConfig};
 pub use timeline::Interval;
 pub use trace::{MAX_REQUEST_TOKENS, Prefix, Trace, TraceColumns, TraceRequest};

@@ -36,10 +36,10 @@ impl MemoryByKind {
         self.values().iter().sum()
     }
 
-    /// Each kind times `factor`.
+    /// `f` of each kind.
     #[must_use]
-    pub fn scaled(&self, factor: f64) -> Self {
-        Self::from_values(self.values().map(|value| value * factor))
+    pub fn map(&self, f: impl Fn(f64) -> f64) -> Self {
+        Self::from_values(self.values().map(f))
     }
 
     /// Kind by kind.

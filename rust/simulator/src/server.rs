@@ -33,7 +33,7 @@ impl std::str::FromStr for Allocator {
         let found = Self::NAMES.iter().find(|(known, _)| *known == name);
         found.map(|(_, allocator)| *allocator).ok_or_else(|| {
             let names = Self::NAMES.map(|(known, _)| known).join(", ");
-            SimulationError::setting("allocator", format!("{name:?}"), format!("known allocators are {names}"))
+            SimulationError::setting("allocator", &format!("{name:?}"), format!("known allocators are {names}"))
         })
     }
 }

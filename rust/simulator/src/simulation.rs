@@ -1,8 +1,8 @@
 //! The loop of an engine, in virtual time.
 
-use paged::{KvCacheConfig, KvGroups, RequestId, Scheduler, SchedulerConfig, SchedulerOutput};
+use paged::{KvCacheConfig, KvGroups, PoolLimits, RequestId, Scheduler, SchedulerConfig, SchedulerOutput};
 
-use crate::contiguous::{ContiguousServer, Limits};
+use crate::contiguous::ContiguousServer;
 use crate::cost::CostModel;
 use crate::error::SimulationError;
 use crate::paged_server::{PagedServer, token};
@@ -59,7 +59,7 @@ impl SimulationConfig {
     fn validate(&self) -> Result<(), SimulationError> {
         let within = |field, value: usize, least: usize, most: usize| {
             let requirement = format!("from {least} to {most} work");
-            if (least..=most).contains(&value) { Ok(()) } else { Err(SimulationError::setting(field, value, requirement)) }
+            if (least..=most).contains(&value) { Ok(()) } else { Err(SimulationError::setting(field, &value, requirement)) }
         };
         within("blocks", self.num_blocks, 1, MAX_BLOCKS)?;
         within("block_size", self.block_size, 1, 1 << 16)?;
@@ -69,10 +69,14 @@ impl SimulationConfig {
         within("num_intervals", self.max_intervals, 2, 1 << 24)?;
         if self.allocator == Allocator::Max && self.max_model_len.is_none() {
             let requirement = "the allocator \"max\" reserves the model's context length: give it";
-            return Err(SimulationError::setting("max_model_len", "not given", requirement));
+            return Err(SimulationError::setting("max_model_len", &"not given", requirement));
         }
         if self.allocator != Allocator::Paged && !self.windows.is_empty() {
-            return Err(SimulationError::setting("windows", format!("{:?}", self.windows), "only the paged allocator has windows"));
+            return Err(SimulationError::setting(
+                "windows",
+                &format!("{:?}", self.windows),
+                "only the paged allocator has windows",
+            ));
         }
         self.cost.validate()
     }
@@ -121,7 +125,7 @@ impl Simulation {
             Box::new(PagedServer::new(scheduler, groups.groups.len(), config.block_size))
         } else {
             let SimulationConfig { max_num_seqs, max_num_batched_tokens, .. } = *config;
-            let limits = Limits { max_num_seqs, max_num_batched_tokens, max_model_len };
+            let limits = PoolLimits { max_num_seqs, max_num_batched_tokens, max_model_len };
             Box::new(ContiguousServer::new(config.allocator, limits, num_slots))
         };
         let mut order: Vec<_> = (0..trace.len()).collect();

@@ -29,7 +29,7 @@ impl Sum {
         self.0.seconds += state.seconds;
         self.0.running += state.running * state.seconds;
         self.0.waiting += state.waiting * state.seconds;
-        self.0.memory = self.0.memory.plus(&state.memory.scaled(state.seconds));
+        self.0.memory = self.0.memory.plus(&state.memory.map(|slots| slots * state.seconds));
     }
 
     fn join(&mut self, next: &Self) {
@@ -42,8 +42,8 @@ impl Sum {
     /// `None` if no time has passed.
     pub(crate) fn mean(&self) -> Option<Interval> {
         let Interval { start, seconds, running, waiting, memory } = self.0;
-        let factor = seconds.recip();
-        let mean = Interval { start, seconds, running: running * factor, waiting: waiting * factor, memory: memory.scaled(factor) };
+        let over = |value: f64| value / seconds;
+        let mean = Interval { start, seconds, running: over(running), waiting: over(waiting), memory: memory.map(over) };
         (seconds > 0.0).then_some(mean)
     }
 }
