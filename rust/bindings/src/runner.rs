@@ -12,7 +12,7 @@ use crate::{
     arguments::{Integer, Real, Text, at_least, at_least_if_given, check_seed, refuse, token_ids, within},
     door::{POLL, enter, wait},
     enums::PagedCacheType,
-    exceptions::{ModelNotFoundError, invalid, not_yet},
+    exceptions::{ModelNotFoundError, invalid},
     load::load,
     logger::log,
     messages,
@@ -35,6 +35,7 @@ use crate::{
 ///   space is reserved and committed as blocks are first used. With none of them the pool serves `max_seqs` requests of the model's
 ///   length, or takes half of the free memory when that is less; the size is logged.
 /// - `pa_blk_size`: tokens a block, 8, 16 or 32 (32 unless given).
+/// - `pa_cache_type`: type of the cached keys and values; `PagedCacheType.Int8` and `F8E4M3` take about half the memory of 16-bit floats.
 /// - `prefix_cache_n`: 0 turns the prefix cache off, any other number turns it on.
 /// - `no_kv_cache` drops a request's blocks after each step and computes everything again (slow, exact).
 /// - `no_paged_attn` gives each request its whole context up front from the same pool, the baseline that paging is compared with.
@@ -125,9 +126,6 @@ impl Runner {
             ("code_execution_config", code_execution_config.is_some()),
             ("shell_config", shell_config.is_some()),
         ])?;
-        if pa_cache_type == Some(PagedCacheType::F8E4M3) {
-            return Err(not_yet("`pa_cache_type=PagedCacheType.F8E4M3`", "use PagedCacheType.Auto"));
-        }
         if paged_attn && no_paged_attn {
             return Err(invalid("paged_attn and no_paged_attn are mutually exclusive"));
         }
@@ -142,7 +140,8 @@ impl Runner {
             paged_attention: PagedAttentionConfig {
                 block_size: at_least_if_given("pa_blk_size", pa_blk_size.as_ref(), 0)?,
                 mem_gpu: memory.check()?,
-                cache_type: engine::PagedCacheType::Auto,
+                cache_type: pa_cache_type.map_or(engine::PagedCacheType::Auto, Into::into),
+                guaranteed: false,
             },
             dtype: selection.dtype.into(),
             architecture: selection.architecture.map(str::to_owned),

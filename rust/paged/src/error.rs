@@ -213,6 +213,35 @@ pub enum ConfigError {
         /// Bytes that the device can give.
         limit_bytes: u64,
     },
+    /// A context, or as many of them as are guaranteed, that a device has no room for.
+    #[error(
+        "{num_seqs} x {num_tokens} tokens take {needed_bytes} bytes of KV on device {device}, which has {limit_bytes} bytes for it: \
+         {num_seqs} x {fitting_tokens} or {fitting_seqs} x {num_tokens} tokens would fit"
+    )]
+    DoesNotFit {
+        /// Index of the device.
+        device: usize,
+        /// Sequences at once.
+        num_seqs: usize,
+        /// Tokens of each, prompt and answer.
+        num_tokens: usize,
+        /// Bytes of their blocks there.
+        needed_bytes: u64,
+        /// Bytes that the device can give.
+        limit_bytes: u64,
+        /// So many sequences of that length would fit.
+        fitting_seqs: usize,
+        /// So many sequences of this length would fit.
+        fitting_tokens: usize,
+    },
+    /// A guarantee for sequences longer than the model takes.
+    #[error("{num_tokens} tokens a request cannot be guaranteed, the model takes {longest}: ask for {longest} at most")]
+    BeyondTheModel {
+        /// The length asked for.
+        num_tokens: usize,
+        /// The model's.
+        longest: usize,
+    },
     /// A memory fraction that is not one.
     #[error("the memory fraction must be above 0 and at most 1, got {fraction}")]
     Fraction {
@@ -238,14 +267,8 @@ pub enum ConfigError {
         /// Devices given.
         num_devices: usize,
     },
-    /// A cache type that is known but not implemented.
-    #[error("the KV cache type {cache_type} is not supported yet: use auto, f32, f16 or bf16")]
-    UnsupportedCacheType {
-        /// Its name.
-        cache_type: &'static str,
-    },
     /// A cache type nobody knows.
-    #[error("unknown KV cache type {name:?}: use auto, f32, f16 or bf16")]
+    #[error("unknown KV cache type {name:?}: use auto, f32, f16, bf16, f8e4m3 or int8")]
     UnknownCacheType {
         /// The name given.
         name: String,

@@ -4,6 +4,8 @@
 //! of `layers_per_group` layers; a group has its own block table, and a physical block holds `block_size` tokens for
 //! `layers_per_group` layer planes, whichever group it serves at the moment.
 
+use crate::sizing::last_that_holds;
+
 /// Layers with one block table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvGroup {
@@ -29,52 +31,109 @@ impl KvGroup {
     }
 }
 
+impl KvGroup {
+    /// Most blocks that `num_seqs` such sequences hold at once, when a step computes at most so many tokens of all.
+    fn concurrent_blocks(&self, num_seqs: usize, num_tokens: usize, max_num_batched_tokens: usize, block_size: usize) -> usize {
+        let apart = num_seqs.saturating_mul(self.peak_blocks(num_tokens, max_num_batched_tokens, block_size));
+        let Some(window) = self.window else { return apart };
+        // As for one sequence; each adds its own rounding, but they share the step's tokens.
+        let rounding = num_seqs.saturating_mul(2 * block_size - 2);
+        let chunks = max_num_batched_tokens.saturating_add(rounding) / block_size;
+        apart.min(num_seqs.saturating_mul((window - 1).div_ceil(block_size)).saturating_add(chunks))
+    }
+}
+
+/// What of a layer decides its group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvLayer {
+    /// `None`: full attention; a window of 0 counts as 1.
+    pub window: Option<usize>,
+    /// Bytes of its keys and values in a block; 0 for a layer that reads another one's.
+    pub block_bytes: u64,
+}
+
 /// The groups of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvGroups {
     /// At least one.
     pub groups: Vec<KvGroup>,
-    /// Layer planes of a physical block. A group with fewer layers leaves the last ones unused.
+    /// Layers of the largest group: layer planes of a physical block, where all layers are of one size.
     pub layers_per_group: usize,
 }
 
-/// What one more group weighs against one padded layer plane when groups are chosen: a group costs a block table a
-/// request and a step, a padded plane costs memory in every block of its group.
-const PLANES_PER_GROUP: f64 = 0.5;
+/// What one more group weighs when groups are chosen, in layers of mean size: a group costs a block table a request
+/// and a step, bytes that it leaves over cost memory in every block of it.
+const LAYERS_PER_GROUP: f64 = 0.5;
+
+/// Cuts members, in order, in groups of as many as take up to `capacity` bytes together, one at least.
+fn cut(members: &[usize], bytes: impl Fn(usize) -> u64, capacity: u128) -> Vec<Vec<usize>> {
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    let mut taken = 0;
+    for &member in members {
+        taken += u128::from(bytes(member));
+        match groups.last_mut() {
+            Some(group) if taken <= capacity => group.push(member),
+            _ => {
+                taken = bytes(member).into();
+                groups.push(vec![member]);
+            }
+        }
+    }
+    groups
+}
 
 impl KvGroups {
-    /// Groups for layers with these windows, in layer order (`None`: full attention; a window of 0 counts as 1).
-    ///
-    /// One kind of layer makes one group. Otherwise each kind is cut into groups of the size that wastes least,
-    /// where both padded planes and the number of groups count as waste.
+    /// Groups for layers with these windows and KV of one size, in layer order.
     pub fn from_layers(windows: &[Option<usize>]) -> Self {
-        let mut kinds: Vec<KvGroup> = Vec::new();
-        for (layer, window) in windows.iter().enumerate() {
-            let window = window.map(|window| window.max(1));
-            match kinds.iter_mut().find(|kind| kind.window == window) {
-                Some(kind) => kind.layers.push(layer),
-                None => kinds.push(KvGroup { window, layers: vec![layer] }),
+        let layers: Vec<_> = windows.iter().map(|&window| KvLayer { window, block_bytes: 1 }).collect();
+        Self::from_sized_layers(&layers)
+    }
+
+    /// Groups for these layers, in layer order; those without KV of their own are in none.
+    ///
+    /// One kind of layer makes one group. Otherwise each kind is cut into groups that take as many bytes of a block as
+    /// wastes least, where both bytes left over in a block and the number of groups count as waste.
+    pub fn from_sized_layers(layers: &[KvLayer]) -> Self {
+        let mut kinds: Vec<(Option<usize>, Vec<usize>)> = Vec::new();
+        for (index, layer) in layers.iter().enumerate().filter(|(_, layer)| layer.block_bytes > 0) {
+            let window = layer.window.map(|window| window.max(1));
+            match kinds.iter_mut().find(|kind| kind.0 == window) {
+                Some(kind) => kind.1.push(index),
+                None => kinds.push((window, vec![index])),
             }
         }
         if kinds.is_empty() {
-            kinds.push(KvGroup { window: None, layers: Vec::new() });
+            kinds.push((None, Vec::new()));
         }
-        let num_groups = |size: usize| kinds.iter().map(|kind| kind.layers.len().div_ceil(size)).sum::<usize>();
-        let waste = |size: usize| (num_groups(size) * size - windows.len()) as f64 + num_groups(size) as f64 * PLANES_PER_GROUP;
-        let largest = kinds.iter().map(|kind| kind.layers.len()).max().unwrap_or(0).max(1);
-        let layers_per_group = (1..=largest).rev().min_by(|a, b| waste(*a).total_cmp(&waste(*b))).unwrap_or(largest);
-        let groups = kinds
-            .iter()
-            .flat_map(|kind| {
-                let size = layers_per_group.min(kind.layers.len()).max(1);
-                let mut groups: Vec<_> =
-                    kind.layers.chunks(size).map(|layers| KvGroup { window: kind.window, layers: layers.to_vec() }).collect();
-                if groups.is_empty() {
-                    groups.push(kind.clone());
-                }
-                groups
-            })
-            .collect();
+        let bytes = |members: &[usize]| members.iter().map(|&layer| u128::from(layers[layer].block_bytes)).sum::<u128>();
+        let groups_of = |capacity: u128| -> Vec<KvGroup> {
+            let of_kind = |kind: &(Option<usize>, Vec<usize>)| {
+                let window = kind.0;
+                cut(&kind.1, |layer| layers[layer].block_bytes, capacity)
+                    .into_iter()
+                    .map(move |layers| KvGroup { window, layers })
+            };
+            kinds.iter().flat_map(of_kind).collect()
+        };
+        let total = kinds.iter().map(|(_, members)| bytes(members)).sum::<u128>();
+        let mean = total as f64 / kinds.iter().map(|(_, members)| members.len()).sum::<usize>().max(1) as f64;
+        let waste = |groups: &[KvGroup]| {
+            let block = groups.iter().map(|group| bytes(&group.layers)).max().unwrap_or(0);
+            (block * groups.len() as u128 - total) as f64 + groups.len() as f64 * mean * LAYERS_PER_GROUP
+        };
+        // A capacity that no first layers of a kind fill wastes more than the next smaller one that some do.
+        let mut capacities: Vec<u128> = Vec::new();
+        for (_, members) in &kinds {
+            capacities.extend(members.iter().scan(0, |sum, &layer| {
+                *sum += u128::from(layers[layer].block_bytes);
+                Some(*sum)
+            }));
+        }
+        capacities.sort_unstable_by(|a, b| b.cmp(a));
+        capacities.dedup();
+        let groups = capacities.into_iter().map(groups_of).min_by(|a, b| waste(a).total_cmp(&waste(b)));
+        let groups = groups.unwrap_or_else(|| vec![KvGroup { window: None, layers: Vec::new() }]);
+        let layers_per_group = groups.iter().map(|group| group.layers.len()).max().unwrap_or(0).max(1);
         Self { groups, layers_per_group }
     }
 
@@ -92,19 +151,22 @@ impl KvGroups {
         self.groups.iter().map(|group| group.peak_blocks(num_tokens, max_chunk_len, block_size)).sum()
     }
 
+    /// Most blocks that `num_seqs` sequences growing to `num_tokens` each hold at once, over all groups, when a step
+    /// computes at most `max_num_batched_tokens` tokens of all of them.
+    pub fn concurrent_blocks(
+        &self,
+        num_seqs: usize,
+        num_tokens: usize,
+        max_num_batched_tokens: usize,
+        block_size: usize,
+    ) -> usize {
+        let of_group = |group: &KvGroup| group.concurrent_blocks(num_seqs, num_tokens, max_num_batched_tokens, block_size);
+        self.groups.iter().map(of_group).fold(0, usize::saturating_add)
+    }
+
     /// The longest sequence that `num_blocks` blocks can serve alone, looking no further than `max_tokens`.
     pub fn servable_tokens(&self, num_blocks: usize, block_size: usize, max_tokens: usize) -> usize {
-        let fits = |num_tokens: usize| self.peak_blocks(num_tokens, 1, block_size) <= num_blocks;
-        let (mut fitting, mut limit) = (0, max_tokens.saturating_add(1));
-        while limit - fitting > 1 {
-            let middle = fitting + (limit - fitting) / 2;
-            if fits(middle) {
-                fitting = middle;
-            } else {
-                limit = middle;
-            }
-        }
-        fitting
+        last_that_holds(max_tokens, |num_tokens| self.peak_blocks(num_tokens, 1, block_size) <= num_blocks)
     }
 }
 
@@ -146,6 +208,50 @@ mod tests {
                 let (group, index) = groups.layer_slot(layer).unwrap();
                 assert!(index < groups.layers_per_group && seen.insert((group, index)));
                 assert_eq!(groups.groups[group].window, (layer < num_windowed).then_some(512));
+            }
+        }
+    }
+
+    #[test]
+    fn layers_of_unequal_size_are_grouped_by_bytes_and_those_without_kv_are_in_no_group() {
+        let layer = |window, block_bytes| KvLayer { window, block_bytes };
+        // Two windowed layers take the bytes of a full one, whose heads are twice as wide.
+        let mut layers = vec![layer(Some(512), 100); 8];
+        layers.extend([layer(None, 200); 4]);
+        layers.push(layer(None, 0));
+        let groups = KvGroups::from_sized_layers(&layers);
+        let bytes = |group: &KvGroup| group.layers.iter().map(|&layer| layers[layer].block_bytes).sum::<u64>();
+        let sizes: Vec<_> = groups.groups.iter().map(bytes).collect();
+        assert_eq!(sizes, [800, 800]);
+        assert_eq!((groups.layers_per_group, groups.layer_slot(12)), (8, None));
+        // One kind is one group, whatever its layers' sizes.
+        let groups = KvGroups::from_sized_layers(&[layer(None, 3), layer(None, 100), layer(None, 7)]);
+        assert_eq!(groups.groups, [KvGroup { window: None, layers: vec![0, 1, 2] }]);
+    }
+
+    #[test]
+    fn sequences_that_share_a_steps_tokens_never_hold_more_than_concurrent_blocks() {
+        let (block_size, num_tokens) = (4, 40);
+        for window in [1, 3, 4, 9, 100] {
+            let group = KvGroup { window: Some(window), layers: vec![0] };
+            let groups = KvGroups { groups: vec![group.clone()], layers_per_group: 1 };
+            for chunk in [1, 5, 16] {
+                assert_eq!(
+                    groups.concurrent_blocks(1, num_tokens, chunk, block_size),
+                    groups.peak_blocks(num_tokens, chunk, block_size)
+                );
+                for num_seqs in 2..5 {
+                    // The worst that each does with its share of the step, in any way to share it equally or to one.
+                    let held = |share: usize| match share {
+                        0 => group.peak_blocks(num_tokens, 1, block_size),
+                        share => group.peak_blocks(num_tokens, share, block_size),
+                    };
+                    let equal = num_seqs * held(chunk / num_seqs);
+                    let one = held(chunk - 1) + (num_seqs - 1) * held(0);
+                    let most = groups.concurrent_blocks(num_seqs, num_tokens, chunk, block_size);
+                    assert!(most >= equal.max(one), "window {window} chunk {chunk} seqs {num_seqs}: {most} < {equal}, {one}");
+                    assert!(most <= num_seqs * group.peak_blocks(num_tokens, chunk, block_size));
+                }
             }
         }
     }

@@ -24,17 +24,21 @@ mod output;
 mod prefix_index;
 mod request;
 mod scheduler;
+mod sizing;
 
 pub use block_hash::{BlockHash, BlockHasher, CacheIdentity, HashFunction, HashInput, IdentityField};
 pub use block_pool::{BlockId, BlockPool};
 pub use config::{
-    CacheConfig, CacheLedger, DEFAULT_PAGED_ATTENTION_BLOCK_SIZE, DEFAULT_UTILIZATION, DeviceLedger, DeviceMemory, KvDType,
-    MemoryGpuConfig, ModelConfigLike, PagedAttentionConfig, PagedCacheType, PoolLimits, SUPPORTED_BLOCK_SIZES,
-    UNIFIED_FREE_MEMORY_DIVISOR, calculate_cache_config,
+    DEFAULT_PAGED_ATTENTION_BLOCK_SIZE, KvDType, KvShape, MemoryGpuConfig, ModelConfigLike, PagedAttentionConfig, PagedCacheType,
+    SUPPORTED_BLOCK_SIZES,
 };
 pub use error::{AdmissionError, ConfigError, ForkError, IntegrityError, InvalidSchedulerConfig, PoolError, UpdateError};
 pub use kv_cache_manager::{KvCacheManager, PrefixHit, RequestBlocks};
-pub use kv_groups::{KvGroup, KvGroups};
+pub use kv_groups::{KvGroup, KvGroups, KvLayer};
 pub use output::{KvCacheStats, ScheduledRequest, SchedulerOutput};
 pub use request::{FinishReason, ForkRequest, NewRequest, RequestId, RequestStatus};
 pub use scheduler::{KvCacheConfig, Scheduler, SchedulerConfig};
+pub use sizing::{
+    CacheConfig, CacheLedger, DEFAULT_UTILIZATION, DeviceLedger, DeviceMemory, PoolLimits, UNIFIED_FREE_MEMORY_DIVISOR,
+    calculate_cache_config,
+};

@@ -10,7 +10,9 @@ use device::{
     cpu::{CpuBackend, CpuTier},
     host::{host_memory, num_physical_cores},
 };
-use paged::{CacheConfig, DeviceMemory, ModelConfigLike, PoolLimits, Scheduler, SchedulerConfig, calculate_cache_config};
+use paged::{
+    CacheConfig, DeviceMemory, KvShape, ModelConfigLike, PoolLimits, Scheduler, SchedulerConfig, calculate_cache_config,
+};
 
 use super::{EngineConfig, LoadProgress, ModelDType, ModelSource, Shared, thread::EngineThread};
 use crate::{
@@ -159,8 +161,8 @@ impl ModelConfigLike for KvSizes<'_> {
         self.0.layers.len()
     }
 
-    fn kv_cache_elements_per_token(&self, _layer: usize) -> usize {
-        2 * self.0.num_kv_heads * self.0.head_dim
+    fn kv_shape(&self, _layer: usize) -> KvShape {
+        KvShape { num_kv_heads: self.0.num_kv_heads, k_head_dim: self.0.head_dim, v_head_dim: self.0.head_dim }
     }
 
     fn window(&self, layer: usize) -> Option<usize> {
@@ -194,6 +196,8 @@ fn device_dtype(dtype: paged::KvDType) -> KvDType {
         paged::KvDType::F32 => KvDType::F32,
         paged::KvDType::F16 => KvDType::F16,
         paged::KvDType::BF16 => KvDType::BF16,
+        paged::KvDType::F8E4M3 => KvDType::F8E4M3,
+        paged::KvDType::Int8 => KvDType::Int8,
     }
 }
 
