@@ -1,6 +1,7 @@
 //! Requests to blocks: prefix lookup, allocation, commit, release. The scheduler's only view of the pool.
 
 mod sharing;
+mod usage;
 
 use crate::block_hash::BlockHasher;
 use crate::block_pool::{BlockId, BlockPool};

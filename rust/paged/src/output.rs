@@ -77,4 +77,18 @@ pub struct KvCacheStats {
     pub requests_running: usize,
     /// Requests that wait, preempted ones included.
     pub requests_waiting: usize,
+    /// Slots of the blocks that requests hold: a token takes one in each KV group.
+    pub slots_held: usize,
+    /// Of those, how many have KV.
+    pub slots_live: usize,
+    /// Steps that were committed.
+    pub steps: u64,
+    /// Sum over these steps of the slots held at their ends, before any request ended.
+    pub slots_held_sum: u64,
+    /// The same of the slots that had KV.
+    pub slots_live_sum: u64,
+    /// Most requests in one of these steps.
+    pub peak_running: usize,
+    /// The same up to the first preemption.
+    pub peak_running_before_preemption: usize,
 }

@@ -14,6 +14,7 @@
 mod demand;
 mod inspect;
 mod sharing;
+mod usage;
 
 use std::collections::{HashMap, VecDeque};
 
@@ -82,6 +83,7 @@ pub struct Scheduler {
     prefix_queried_tokens: u64,
     prefix_hit_tokens: u64,
     preemptions: u64,
+    totals: usage::StepTotals,
 }
 
 impl Scheduler {
@@ -126,6 +128,7 @@ impl Scheduler {
             prefix_queried_tokens: 0,
             prefix_hit_tokens: 0,
             preemptions: 0,
+            totals: usage::StepTotals::default(),
         })
     }
 
@@ -397,6 +400,7 @@ impl Scheduler {
                 self.commit_row(self.slots[&row.request_id], row, token.map(|(_, token)| *token));
             }
         }
+        self.record_step(output.rows.len());
         Ok(())
     }
 

@@ -69,6 +69,7 @@ impl Scheduler {
     pub fn stats(&self) -> KvCacheStats {
         let pool = self.manager.pool();
         let block_size = self.manager.block_size();
+        let (slots_held, slots_live) = self.slots_held_and_live();
         KvCacheStats {
             blocks_total: pool.num_blocks(),
             blocks_used: pool.num_used_blocks(),
@@ -83,6 +84,13 @@ impl Scheduler {
             preemptions: self.preemptions,
             requests_running: self.running.len(),
             requests_waiting: self.waiting.len(),
+            slots_held,
+            slots_live,
+            steps: self.totals.steps,
+            slots_held_sum: self.totals.slots_held,
+            slots_live_sum: self.totals.slots_live,
+            peak_running: self.totals.peak_running,
+            peak_running_before_preemption: self.totals.peak_before_preemption,
         }
     }
 

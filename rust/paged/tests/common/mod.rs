@@ -6,7 +6,7 @@
 
 #![allow(dead_code)]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use paged::*;
 
@@ -439,6 +439,7 @@ impl Sim {
             }
         }
         self.check_sharing(&stats);
+        self.check_slots(&stats);
         self.check_windows();
         self.check_eviction_order();
     }
@@ -455,6 +456,29 @@ impl Sim {
         assert_eq!(stats.blocks_used, holders.len());
         assert_eq!(stats.blocks_shared, holders.values().filter(|count| **count > 1).count());
         assert_eq!(stats.blocks_saved, holders.values().sum::<usize>() - holders.len());
+    }
+
+    /// Live slots are those that a table and a computed position lead to; but a partial block of several holders counts
+    /// as written.
+    fn check_slots(&self, stats: &KvCacheStats) {
+        let block_size = self.kv.block_size;
+        let (mut live, mut partial) = (HashSet::new(), HashSet::new());
+        for &id in self.live.keys() {
+            let (computed, _) = self.scheduler.num_computed_tokens(id).unwrap();
+            for group in 0..self.num_groups() {
+                let table = self.scheduler.block_table(id, group);
+                live.extend((0..computed).map(|key| (table[key / block_size], key % block_size)));
+                if !computed.is_multiple_of(block_size) {
+                    partial.insert(table[computed / block_size]);
+                }
+            }
+        }
+        live.retain(|(block, _)| *block != BlockId::NULL);
+        partial.retain(|block| self.scheduler.pool().ref_cnt(*block) > 1);
+        assert_eq!(stats.slots_held, stats.blocks_used * block_size);
+        let guessed = (0..block_size).flat_map(|offset| partial.iter().map(move |block| (*block, offset)));
+        let expected = live.len() + guessed.filter(|slot| !live.contains(slot)).count();
+        assert_eq!(stats.slots_live, expected);
     }
 
     /// Window groups hold no block that no later query can see from the last block boundary on.
