@@ -264,7 +264,7 @@ def _columns(trace: Trace) -> dict[str, FloatArray]:
             values = _codes(values)
         try:
             column = np.array(values, dtype=np.float64)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             column = np.array([_number(name, row, value) for row, value in enumerate(values)], dtype=np.float64)
         if column.ndim != 1:
             raise InvalidArgumentError(f"the trace's `{name}` must have one dimension, not {column.ndim}")
@@ -281,7 +281,9 @@ def _raw_columns(trace: Trace) -> Mapping[str, Any]:
             names = list(reader.fieldnames or [])
         for row, cells in enumerate(rows):
             if None in cells or None in cells.values():
-                raise InvalidArgumentError(f"{trace}: trace row {row} has not as many cells as the header, which has {len(names)}")
+                raise InvalidArgumentError(
+                    f"{trace}: trace row {row} has not as many cells as the header, which has {len(names)}"
+                )
         return {name: [cells[name] for cells in rows] for name in names}
     if isinstance(trace, Mapping):
         return trace
@@ -303,7 +305,9 @@ def _columns_of_rows(rows: list[Any]) -> dict[str, list[Any]]:
         else:
             values = list(request)
             if len(values) > len(COLUMNS):
-                raise InvalidArgumentError(f"trace row {row} has {len(values)} values; at most {len(COLUMNS)}: {', '.join(COLUMNS)}")
+                raise InvalidArgumentError(
+                    f"trace row {row} has {len(values)} values; at most {len(COLUMNS)}: {', '.join(COLUMNS)}"
+                )
             cells = dict(zip(COLUMNS, values, strict=False))
         missing = [name for name in NEEDED if name not in cells]
         if missing:
@@ -328,7 +332,9 @@ def _number(name: str, row: int, value: Any) -> float:
         return math.nan
     try:
         return float(value)
-    except (TypeError, ValueError, OverflowError):
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError):
         raise InvalidArgumentError(f"trace row {row}: `{name}` is {value!r}: a number is needed") from None
 
 

@@ -11,6 +11,7 @@ from mistral_paged.simulator import SimulationResult
 
 try:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("plots need matplotlib: pip install 'mistral-paged[plot]'", name=error.name) from None
 
@@ -48,7 +49,8 @@ def draw(result: SimulationResult, path: str | PathLike[str]) -> None:
 def _steps(result: SimulationResult) -> Any:
     """The edges of the intervals, `[num_intervals + 1]`."""
     timeline = result.timeline
-    return np.append(timeline.time, timeline.time[-1:] + timeline.seconds[-1:])
+    end = timeline.time[-1] + timeline.seconds[-1] if timeline.time.size else 0.0
+    return np.append(timeline.time, end)
 
 
 def _memory(axes: Axes, result: SimulationResult) -> None:
@@ -64,7 +66,7 @@ def _memory(axes: Axes, result: SimulationResult) -> None:
         bottom = top
     axes.set(title="KV memory", ylabel="share of the pool, %", ylim=(0, 100), xlabel="time, s")
     axes.margins(x=0)
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, reverse=True)
+    _legend(axes, reverse=True)
 
 
 def _requests(axes: Axes, result: SimulationResult) -> None:
@@ -73,7 +75,7 @@ def _requests(axes: Axes, result: SimulationResult) -> None:
     axes.stairs(result.timeline.waiting, edges, baseline=None, color="#d1495b", linewidth=1.2, label="waiting")
     axes.set(title="Requests", ylabel="requests", xlabel="time, s")
     axes.set_ylim(bottom=0)
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    _legend(axes)
 
 
 def _latency(axes: Axes, result: SimulationResult) -> None:
@@ -86,6 +88,13 @@ def _latency(axes: Axes, result: SimulationResult) -> None:
         known = values[~np.isnan(values)]
         if known.size:
             axes.plot(PERCENTILES, np.percentile(known, PERCENTILES), color=color, label=label)
-    axes.set(title="Latencies", ylabel="seconds", xlabel="percentile of the requests", yscale="log", xlim=(0, 100))
+    axes.set(title="Latencies", xlabel="percentile of the requests", yscale="log", xlim=(0, 100))
+    axes.yaxis.set_major_formatter(EngFormatter(unit="s"))
     axes.grid(axis="y", alpha=0.3)
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    _legend(axes)
+
+
+def _legend(axes: Axes, *, reverse: bool = False) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        axes.legend(handles, labels, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, reverse=reverse)
