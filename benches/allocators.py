@@ -36,6 +36,31 @@ LIMITS = [0.02, 0.1]
 """Seconds a token that may be too slow."""
 SLOW = 0.2
 """Seconds a token, at which the second picture ends."""
+DOCUMENT = """# Four ways to give requests their KV memory
+
+Written by `make docs-figures` from simulations of the production scheduler and pool; the same on every machine.
+
+The baselines of the PagedAttention paper (arXiv 2309.06180, section 6.1) reserve contiguous memory from a buddy allocator when a
+request is admitted: for the longest context ({max_model_len:,} tokens, Max), for the prompt and the output's length rounded up to
+a power of two (Pow2), or for just what will be needed, the output's length being foreknown (Oracle). All are served first come,
+first served, and batched step by step.
+
+Workload: {requests:,} requests with the lengths of real conversations ([sharegpt.csv](../examples/data/README.md), drawn with
+replacement), arriving at random at {rate:g} a second. Memory: {slots:,} tokens, in blocks of {block_size} when paged; no prefix
+cache. Device {device}.
+
+![What the KV memory holds, and the latency of a token](allocators.png)
+
+Percent of the whole KV memory, a mean over the time in which requests wait:
+
+{memory}
+Reserved slots will be filled later by the request that holds them; internal fragmentation never will. External fragmentation is
+what the buddy allocator rounds up, and free pieces too small for the request that waits. The requests run at once are a mean
+over the same time.
+
+The highest rate of those tried at which a request takes, from its arrival to its end, at most so long a generated token:
+
+{rates}"""
 
 
 def run(allocator: str, rate: float, requests: int) -> SimulationResult:
@@ -99,34 +124,16 @@ def text(results: dict[str, SimulationResult], latencies: dict[str, list[float]]
         rows.append([ALLOCATORS[name][0], *cells, f"{running(result):.1f}", f"{running(result) / oracle:.2f}"])
     header = ["", "token states", "reserved", "internal", "external", "free", "requests at once", "times Oracle"]
     rates = [[ALLOCATORS[name][0], *(str(value) for value in sustained(values))] for name, values in latencies.items()]
-    return "\n".join(
-        [
-            "# Four ways to give requests their KV memory",
-            "",
-            "Written by `make docs-figures` from simulations of the production scheduler and pool; the same on every machine.",
-            "",
-            "The baselines of the PagedAttention paper (arXiv 2309.06180, section 6.1) reserve contiguous memory from a buddy allocator when",
-            f"a request is admitted: for the longest context ({MAX_MODEL_LEN:,} tokens, Max), for the prompt and the output's length rounded",
-            "up to a power of two (Pow2), or for just what will be needed, the output's length being foreknown (Oracle). All are served",
-            "first come, first served, and batched step by step.",
-            "",
-            f"Workload: {REQUESTS:,} requests with the lengths of real conversations ([sharegpt.csv](../examples/data/README.md), drawn with",
-            f"replacement), arriving at random at {SATURATING:g} a second. Memory: {BLOCKS * BLOCK_SIZE:,} tokens, in blocks of {BLOCK_SIZE}",
-            f"when paged. Device `{DEVICE}`: {SOURCES[DEVICE]}.",
-            "",
-            "![What the KV memory holds, and the latency of a token](allocators.png)",
-            "",
-            "Percent of the whole KV memory, a mean over the time in which requests wait:",
-            "",
-            *table(header, rows),
-            "Reserved slots will be filled later by the request that holds them; internal fragmentation never will. External fragmentation is",
-            "what the buddy allocator rounds up, and free pieces too small for the request that waits. The requests run at once are a mean",
-            "over the same time.",
-            "",
-            "The highest rate of those tried at which a request takes, from its arrival to its end, at most so long a generated token:",
-            "",
-            *table(["requests a second", *(f"{1000 * limit:g} ms" for limit in LIMITS)], rates),
-        ]
+    requests = ["requests a second", *(f"{1000 * limit:g} ms" for limit in LIMITS)]
+    return DOCUMENT.format(
+        device=f"`{DEVICE}`: {SOURCES[DEVICE]}",
+        slots=BLOCKS * BLOCK_SIZE,
+        block_size=BLOCK_SIZE,
+        max_model_len=MAX_MODEL_LEN,
+        requests=len(results["paged"].end_time),
+        rate=SATURATING,
+        memory="\n".join(table(header, rows)),
+        rates="\n".join(table(requests, rates)),
     )
 
 

@@ -1,4 +1,4 @@
-"""Which admission fills the KV memory best? The production scheduler, replayed in virtual time on the lengths of real conversations."""
+"""How well is KV memory used? The scheduler and the paper's baselines, in virtual time, on lengths of real conversations."""
 
 from pathlib import Path
 

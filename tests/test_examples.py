@@ -15,12 +15,14 @@ ARGUMENTS = {
     "streaming.py": [],
     "batch_threads.py": ["--requests", "8"],
     "bench_throughput.py": ["--new", "16", "--sentences", "10"],
+    "simulate.py": [],
 }
 PRINTS = {
     "paged_attn.py": "completion_tokens=",
     "streaming.py": "Usage(",
     "batch_threads.py": "blocks",
     "bench_throughput.py": "8 streams",
+    "simulate.py": "paged: ",
 }
 
 

@@ -175,7 +175,7 @@ def test_a_request_that_never_fits_is_rejected_in_the_result_or_raised_if_asked(
     assert result.finish_reason.tolist() == ["stop", "rejected"]
     assert "100 tokens need 25 KV blocks" in result.rejected[1]
     assert np.isnan(result.time_to_first_token[1])
-    with pytest.raises(InvalidArgumentError, match="trace row 1 can never be served.*100 tokens need 25 KV blocks"):
+    with pytest.raises(InvalidArgumentError, match=r"trace row 1 can never be served.*100 tokens need 25 KV blocks"):
         simulate(trace, blocks=4, block_size=4, strict=True)
 
 
@@ -230,8 +230,9 @@ def test_the_allocators_of_the_paper_are_reproduced(seed: int) -> None:
 
 
 def test_importing_the_package_does_not_import_numpy() -> None:
-    code = "import sys, mistral_paged; assert 'numpy' not in sys.modules; mistral_paged.simulate([], blocks=1); assert 'numpy' in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    imported = "import sys, mistral_paged as m; assert 'numpy' not in sys.modules"
+    used = "m.simulate([], blocks=1); assert 'numpy' in sys.modules"
+    subprocess.run([sys.executable, "-c", f"{imported}; {used}"], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("trace", [ROWS, []], ids=["some", "none"])

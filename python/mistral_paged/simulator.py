@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 import math
 import random
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -78,14 +78,14 @@ class Means:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What happened over time, in `num_intervals` intervals at most. All arrays are `[num_intervals]`, means over the interval."""
+    """What happened over time. All arrays are `[num_intervals]`, with as many intervals as was asked for at most."""
 
     time: FloatArray
     """When the interval begins, in seconds."""
     seconds: FloatArray
     """How long it is."""
     running: FloatArray
-    """Requests in the batch."""
+    """Requests in the batch, a mean over the interval; so are the others."""
     waiting: FloatArray
     """Requests that wait."""
     memory: dict[str, FloatArray]
@@ -346,7 +346,13 @@ def _result(found: dict[str, Any]) -> SimulationResult:
     ending = np.array(found["endings"])[requests.pop("ending")]
     timeline = found["timeline"]
     memory = {kind: timeline.pop(kind) for kind in kinds}
-    means: Callable[[Any], Means | None] = lambda values: values and Means(*values[:3], dict(zip(kinds, values[3], strict=True)))
+
+    def means(values: Any) -> Means | None:
+        if values is None:
+            return None
+        seconds, running, waiting, slots = values
+        return Means(seconds, running, waiting, dict(zip(kinds, slots, strict=True)))
+
     return SimulationResult(
         **requests,
         finish_reason=ending,

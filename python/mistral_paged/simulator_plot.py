@@ -29,7 +29,7 @@ KINDS = {
 """Labels and colours, from the bottom of a stack to its top."""
 
 PERCENTILES = np.arange(1, 100)
-STYLE = {"font.size": 10, "axes.titlesize": 11, "axes.spines.top": False, "axes.spines.right": False, "figure.dpi": 140}
+STYLE: Any = {"font.size": 10, "axes.titlesize": 11, "axes.spines.top": False, "axes.spines.right": False, "figure.dpi": 140}
 
 
 def draw(result: SimulationResult, path: str | PathLike[str]) -> None:

@@ -157,7 +157,9 @@ mod tests {
                 prop_assert!(owners.iter().all(|count| *count == 1), "each slot is free or held, once");
                 prop_assert_eq!(buddy.num_free() + held.iter().map(|chunk| chunk.len()).sum::<usize>(), num_slots);
             }
-            held.into_iter().for_each(|chunk| buddy.free(chunk));
+            for chunk in held {
+                buddy.free(chunk);
+            }
             prop_assert_eq!(shape(&buddy), shape(&Buddy::new(num_slots)));
         }
     }

@@ -98,6 +98,7 @@ impl Server for ContiguousServer {
                 num_computed_tokens: request.num_computed_tokens,
                 num_scheduled_tokens,
                 num_cached_tokens: 0,
+                miss: None,
                 sample: request.num_computed_tokens + num_scheduled_tokens == request.num_tokens,
             });
         }

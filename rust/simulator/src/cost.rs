@@ -122,6 +122,7 @@ mod tests {
             num_computed_tokens,
             num_scheduled_tokens,
             num_cached_tokens: 0,
+            miss: None,
             sample: true,
         }
     }

@@ -49,7 +49,7 @@ fn a_long_prompt_is_computed_in_chunks_and_costs_what_it_reads() {
 
 #[test]
 fn the_engine_sleeps_until_the_next_arrival_whatever_the_order_of_the_rows() {
-    let config = SimulationConfig::new(4, 4, SECOND);
+    let config = SimulationConfig { enable_prefix_caching: false, ..SimulationConfig::new(4, 4, SECOND) };
     let result = run(&[TraceRequest::new(100.0, 3, 1), TraceRequest::new(0.5, 3, 1)], &config);
     assert_eq!(result.requests.iter().map(|record| record.end).collect::<Vec<_>>(), [101.0, 1.5]);
     assert_eq!(result.totals.seconds, 100.5);
@@ -63,14 +63,14 @@ fn a_shared_prefix_is_found_and_counted() {
     let with_prefix = |arrival| TraceRequest { prefix, ..TraceRequest::new(arrival, 10, 3) };
     let requests = [with_prefix(0.0), with_prefix(100.0), TraceRequest::new(200.0, 10, 3)];
     let on = run(&requests, &SimulationConfig::new(16, 4, SECOND));
-    // Two whole blocks of the nine shared tokens.
-    assert_eq!(on.requests.iter().map(|record| record.cached_tokens).collect::<Vec<_>>(), [0, 8, 0]);
-    assert_eq!((on.totals.prefix_queried_tokens, on.totals.prefix_hit_tokens), (30, 8));
+    // The nine shared tokens: two whole blocks, and the first token of the third.
+    assert_eq!(on.requests.iter().map(|record| record.cached_tokens).collect::<Vec<_>>(), [0, 9, 0]);
+    assert_eq!((on.totals.prefix_queried_tokens, on.totals.prefix_hit_tokens), (30, 9));
     let asleep = on.timeline.iter().find(|interval| interval.running == 0.0).unwrap();
     assert_eq!((asleep.memory.cached, asleep.memory.token_states), (12.0, 0.0));
     let off = run(&requests, &SimulationConfig { enable_prefix_caching: false, ..SimulationConfig::new(16, 4, SECOND) });
     assert_eq!((off.totals.prefix_queried_tokens, off.totals.prefix_hit_tokens), (0, 0));
-    assert_eq!(off.totals.computed_tokens, on.totals.computed_tokens + 8);
+    assert_eq!(off.totals.computed_tokens, on.totals.computed_tokens + 9);
 }
 
 #[test]
