@@ -6,10 +6,12 @@ Every figure comes from a simulation, which has no clock and no randomness but a
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from report import table
@@ -32,6 +34,9 @@ ALLOCATORS = {
     "paged": ("Paged", "#2a6f97"),
 }
 """Labels and colours."""
+PAPER = ("watermark", "newest", "fcfs")
+"""What the paper's engine goes by."""
+POLICIES = [(admission, victim) for admission in ("watermark", "optimistic", "reserved") for victim in ("least_cost", "newest")]
 LIMITS = [0.02, 0.1]
 """Seconds a token that may be too slow."""
 SLOW = 0.2
@@ -60,10 +65,15 @@ over the same time.
 
 The highest rate of those tried at which a request takes, from its arrival to its end, at most so long a generated token:
 
-{rates}"""
+{rates}
+The paged engine above goes by the paper's policies: first come, first served, and who came last is preempted. The scheduler has
+others (`watermark` and `least_cost` by default), here on the same requests with fairness `priority`; recomputed is the share of
+all computed tokens, the first token a median:
+
+{policies}"""
 
 
-def run(allocator: str, rate: float, requests: int) -> SimulationResult:
+def run(allocator: str, rate: float, requests: int, policy: Sequence[str] | None = None) -> SimulationResult:
     """One simulation of the setting that all have in common."""
     return simulate(
         poisson_trace(DATA, rate=rate, count=requests),
@@ -71,6 +81,7 @@ def run(allocator: str, rate: float, requests: int) -> SimulationResult:
         block_size=BLOCK_SIZE,
         device=DEVICE,
         allocator=allocator,
+        policy=(PAPER if allocator == "paged" else ()) if policy is None else policy,
         max_num_seqs=512,
         max_model_len=MAX_MODEL_LEN,
         prefix_caching=False,
@@ -114,7 +125,22 @@ def draw_latency(axes: Axes, latencies: dict[str, list[float]]) -> None:
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=4, frameon=False)
 
 
-def text(results: dict[str, SimulationResult], latencies: dict[str, list[float]]) -> str:
+def policy_row(policy: tuple[str, str], result: SimulationResult) -> list[str]:
+    """What a pair of policies comes to."""
+    return [
+        *policy,
+        f"{shares(result)['token_states']:.1f}",
+        f"{running(result):.1f}",
+        f"{result.preemptions.sum():,}",
+        f"{100 * result.recomputed_tokens / result.computed_tokens:.1f}",
+        f"{np.median(result.time_to_first_token):.1f}",
+        f"{result.throughput:,.0f}",
+    ]
+
+
+def text(
+    results: dict[str, SimulationResult], latencies: dict[str, list[float]], policies: dict[tuple[str, str], SimulationResult]
+) -> str:
     """The document."""
     oracle = running(results["oracle"])
     rows = []
@@ -125,7 +151,18 @@ def text(results: dict[str, SimulationResult], latencies: dict[str, list[float]]
     header = ["", "token states", "reserved", "internal", "external", "free", "requests at once", "times Oracle"]
     rates = [[ALLOCATORS[name][0], *(str(value) for value in sustained(values))] for name, values in latencies.items()]
     requests = ["requests a second", *(f"{1000 * limit:g} ms" for limit in LIMITS)]
+    columns = [
+        "admission",
+        "victim",
+        "token states, %",
+        "requests at once",
+        "preemptions",
+        "recomputed, %",
+        "first token, s",
+        "tokens/s",
+    ]
     return DOCUMENT.format(
+        policies="\n".join(table(columns, [policy_row(*pair) for pair in policies.items()])),
         device=f"`{DEVICE}`: {SOURCES[DEVICE]}",
         slots=BLOCKS * BLOCK_SIZE,
         block_size=BLOCK_SIZE,
@@ -154,13 +191,14 @@ def main() -> None:
     arguments: Any = parser.parse_args()
     results = {name: run(name, SATURATING, arguments.requests) for name in ALLOCATORS}
     latencies = {name: [run(name, rate, arguments.requests).normalized_latency for rate in RATES] for name in ALLOCATORS}
+    policies = {policy: run("paged", SATURATING, arguments.requests, policy) for policy in POLICIES}
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(12, 4.6), layout="constrained")
         memory, latency = figure.subplots(1, 2, width_ratios=[1.25, 1])
         draw_memory(memory, results)
         draw_latency(latency, latencies)
         figure.savefig(arguments.output / "allocators.png")
-    (arguments.output / "allocators.md").write_text(text(results, latencies))
+    (arguments.output / "allocators.md").write_text(text(results, latencies, policies))
 
 
 if __name__ == "__main__":

@@ -152,6 +152,9 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"device": "abacus"}, "llama-8b-h200"),
     ({"device": Device(0.0, 1.0, 1.0, 1.0)}, "`step_seconds`"),
     ({"device": Device(1.0, 1.0, 1.0, float("nan"))}, "`kv_token_seconds`"),
+    ({"policy": "greedy"}, "watermark or reserved or optimistic"),
+    ({"policy": ["reserved", "optimistic"]}, 'is "reserved" already'),
+    ({"policy": "drr", "allocator": "oracle"}, "only the paged allocator has policies"),
     ({"allocator": "heap"}, "paged, max, pow2, oracle"),
     ({"allocator": "max"}, "`max_model_len`"),
     ({"allocator": "oracle", "windows": [4]}, "`windows`"),
@@ -177,6 +180,27 @@ def test_a_request_that_never_fits_is_rejected_in_the_result_or_raised_if_asked(
     assert np.isnan(result.time_to_first_token[1])
     with pytest.raises(InvalidArgumentError, match=r"trace row 1 can never be served.*100 tokens need 25 KV blocks"):
         simulate(trace, blocks=4, block_size=4, strict=True)
+
+
+def test_policies_deadlines_and_tenants_reach_the_scheduler() -> None:
+    rows = [{"arrival": 0.0, "prompt_tokens": 256, "output_tokens": 1, "tenant": tenant} for tenant in ["a"] * 8 + ["b"]]
+
+    def last_end(policy: str) -> float:
+        result = simulate(rows, blocks=256, device=SECOND, max_num_batched_tokens=256, policy=policy)
+        return float(result.end_time[-1])
+
+    assert last_end("fcfs") == 9.0
+    assert last_end("drr") <= 3.0
+    urgent = simulate([(0, 9, 9, None, None, None, 0, 4.5), (0, 9, 9)], blocks=64, device=SECOND)
+    assert urgent.finish_reason.tolist() == ["deadline", "stop"]
+    assert urgent.output_tokens.tolist() == [5, 9]
+    crowd = [(0.1 * row, 8, 24) for row in range(12)]
+    reserved, optimistic = (
+        simulate(crowd, blocks=24, block_size=4, device=SECOND, policy=name) for name in ("reserved", "optimistic")
+    )
+    assert reserved.preemptions.sum() == 0
+    assert optimistic.preemptions.sum() > 0
+    assert optimistic.recomputed_tokens > 0
 
 
 def test_an_empty_trace_is_simulated() -> None:
@@ -212,9 +236,13 @@ def share(result: SimulationResult, kind: str) -> float:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_allocators_of_the_paper_are_reproduced(seed: int) -> None:
     trace = poisson_trace(SHAREGPT, rate=50, count=4000, seed=seed)
+    # The paper's engine preempts whoever came last.
+    policies = {"paged": ("fcfs", "newest"), "max": (), "pow2": (), "oracle": ()}
     results = {
-        name: simulate(trace, blocks=6250, allocator=name, max_num_seqs=512, max_model_len=4096, prefix_caching=False)
-        for name in ("paged", "max", "pow2", "oracle")
+        name: simulate(
+            trace, blocks=6250, allocator=name, policy=policy, max_num_seqs=512, max_model_len=4096, prefix_caching=False
+        )
+        for name, policy in policies.items()
     }
     assert all((result.finish_reason == "stop").all() for result in results.values())
     states = {name: share(result, "token_states") for name, result in results.items()}

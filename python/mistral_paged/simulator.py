@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    FloatArray: TypeAlias = NDArray[np.float64]
-    IntArray: TypeAlias = NDArray[np.int64]
+    _FloatArray: TypeAlias = NDArray[np.float64]
+    _IntArray: TypeAlias = NDArray[np.int64]
 
 __all__ = ["DEVICES", "Device", "Means", "SimulationResult", "Timeline", "plot", "poisson_trace", "simulate"]
 
@@ -36,7 +36,7 @@ NEEDED = COLUMNS[:3]
 NAMES = ("prefix_id", "tenant")
 """Columns whose values only tell requests apart: any number or text."""
 
-Trace: TypeAlias = "str | PathLike[str] | Mapping[str, Any] | Iterable[Sequence[Any] | Mapping[str, Any]]"
+Trace: TypeAlias = str | PathLike[str] | Mapping[str, Any] | Iterable[Sequence[Any] | Mapping[str, Any]]
 
 
 class Device(NamedTuple):
@@ -80,15 +80,15 @@ class Means:
 class Timeline:
     """What happened over time. All arrays are `[num_intervals]`, with as many intervals as was asked for at most."""
 
-    time: FloatArray
+    time: _FloatArray
     """When the interval begins, in seconds."""
-    seconds: FloatArray
+    seconds: _FloatArray
     """How long it is."""
-    running: FloatArray
+    running: _FloatArray
     """Requests in the batch, a mean over the interval; so are the others."""
-    waiting: FloatArray
+    waiting: _FloatArray
     """Requests that wait."""
-    memory: dict[str, FloatArray]
+    memory: dict[str, _FloatArray]
     """Slots by kind, whose sum is the pool. A slot is the place of one token's KV in the layers of one KV group.
 
     - `token_states`: hold the KV of a token of a live request; one that several requests share counts once
@@ -104,22 +104,23 @@ class Timeline:
 class SimulationResult:
     """What became of each request (arrays `[num_requests]`, in the order of the trace), and of the whole."""
 
-    time_to_first_token: FloatArray
+    time_to_first_token: _FloatArray
     """Seconds from arrival to the first token; NaN if none came."""
-    inter_token_latency_mean: FloatArray
+    inter_token_latency_mean: _FloatArray
     """Seconds between two tokens; NaN with fewer than two."""
-    inter_token_latency_max: FloatArray
+    inter_token_latency_max: _FloatArray
     """The longest of them."""
-    end_time: FloatArray
+    end_time: _FloatArray
     """When it ended, in seconds of the trace."""
-    output_tokens: IntArray
+    output_tokens: _IntArray
     """Tokens generated."""
-    preemptions: IntArray
+    preemptions: _IntArray
     """Times its blocks were taken."""
-    cached_tokens: IntArray
+    cached_tokens: _IntArray
     """Prompt tokens from the prefix cache when it first ran."""
     finish_reason: NDArray[np.str_]
-    """`stop`: with all its tokens; `length`: with fewer, for the context or the whole pool was full; `rejected`: see there."""
+    """`stop`: with all its tokens; `length`: with fewer, for the context or the whole pool was full; `deadline`: it
+    had passed; `rejected`: see there."""
     rejected: dict[int, str]
     """Requests that could never be served, by row, and why."""
 
@@ -152,6 +153,7 @@ def simulate(
     blocks: int,
     block_size: int = 16,
     device: str | Device | tuple[float, float, float, float] = "llama-8b-h200",
+    policy: str | Sequence[str] = (),
     allocator: str = "paged",
     max_num_seqs: int = 256,
     max_num_batched_tokens: int = 2048,
@@ -170,10 +172,12 @@ def simulate(
     :param blocks: usable blocks of the pool.
     :param block_size: tokens a block.
     :param device: one of `DEVICES` by name, or a `Device`.
+    :param policy: names of the scheduler's policies, at most one of a kind: admission `watermark` (default), `reserved` or
+        `optimistic`; victim of a preemption `least_cost` (default) or `newest`; fairness `priority` (default), `fcfs` or `drr`.
     :param allocator: `paged`, or one of those that the PagedAttention paper (arXiv 2309.06180, section 6.1) compares with:
         contiguous memory from a buddy allocator over `blocks * block_size` tokens, first come, first served, reserved for
         `max_model_len` (`max`), for the prompt and the output rounded up to a power of two (`pow2`), or for just what will be
-        needed (`oracle`). These have no prefix cache.
+        needed (`oracle`). These have no prefix cache, and refuse requests with a priority or a deadline.
     :param max_num_seqs: most requests in a step.
     :param max_num_batched_tokens: most tokens in a step.
     :param max_model_len: most tokens of a request; by default as many as the longest of the trace has.
@@ -184,6 +188,7 @@ def simulate(
     :raises InvalidArgumentError: naming the argument, or the row (from 0) and the column of the trace.
     """
     settings = {
+        "policy": [policy] if isinstance(policy, str) else list(policy),
         "allocator": allocator,
         "blocks": blocks,
         "block_size": block_size,
@@ -242,12 +247,14 @@ def plot(result: SimulationResult, path: str | PathLike[str]) -> None:
 
     :param path: where to write the picture; its suffix is the format (`.png`, `.svg`, `.pdf`).
     """
-    from mistral_paged.simulator_plot import draw
-
+    try:
+        from mistral_paged.simulator_plot import draw
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("pictures need matplotlib: pip install 'mistral-paged[plot]'", name=error.name) from None
     draw(result, path)
 
 
-def _columns(trace: Trace) -> dict[str, FloatArray]:
+def _columns(trace: Trace) -> dict[str, _FloatArray]:
     """The columns of a trace, with NaN where there is nothing."""
     import numpy as np
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+import matplotlib as mpl
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from mistral_paged.simulator import SimulationResult
-
-try:
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("plots need matplotlib: pip install 'mistral-paged[plot]'", name=error.name) from None
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,8 +31,6 @@ STYLE: Any = {"font.size": 10, "axes.titlesize": 11, "axes.spines.top": False, "
 
 def draw(result: SimulationResult, path: str | PathLike[str]) -> None:
     """Memory by kind, requests, and latencies, below each other."""
-    import matplotlib as mpl
-
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9, 9.5), layout="constrained")
         memory, requests, latency = figure.subplots(3, 1, height_ratios=[1.3, 0.8, 1])

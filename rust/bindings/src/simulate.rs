@@ -6,7 +6,7 @@ use engine::EngineError;
 use numpy::{IntoPyArray, PyReadonlyArray1};
 use pyo3::{IntoPyObjectExt, prelude::*, types::PyDict};
 use simulator::{
-    CostModel, Ending, Interval, MemoryByKind, PRESETS, RequestRecord, Simulation, SimulationConfig, SimulationError,
+    CostModel, Ending, Interval, MemoryByKind, PRESETS, Policies, RequestRecord, Simulation, SimulationConfig, SimulationError,
     SimulationResult, Totals, Trace, TraceColumns, TraceRequest,
 };
 
@@ -23,6 +23,7 @@ const STEPS_A_POLL: usize = 1000;
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub struct Settings {
+    policy: Vec<Text>,
     allocator: Text,
     blocks: Integer,
     block_size: Integer,
@@ -61,6 +62,7 @@ impl Settings {
         let windows = self.windows.iter().map(|window| at_least_if_given("windows", window.as_ref(), 1));
         Ok(SimulationConfig {
             allocator: self.allocator.0.parse().map_err(error)?,
+            policies: Policies::from_names(self.policy.iter().map(|name| name.0.as_str())).map_err(error)?,
             num_blocks: at_least("blocks", &self.blocks, 1)?,
             block_size: at_least("block_size", &self.block_size, 1)?,
             max_num_seqs: at_least("max_num_seqs", &self.max_num_seqs, 1)?,

@@ -60,6 +60,12 @@ impl ContiguousServer {
 
 impl Server for ContiguousServer {
     fn add(&mut self, id: RequestId, request: &TraceRequest) -> Result<(), Refusal> {
+        if request.priority != 0 || request.deadline.is_some() {
+            return Err(Refusal(format!(
+                "request {}: only the paged allocator knows priorities and deadlines: leave them out",
+                id.0
+            )));
+        }
         let max_model_len = self.limits.max_model_len;
         if request.prompt_tokens >= max_model_len {
             return Err(Refusal(format!(
@@ -82,7 +88,7 @@ impl Server for ContiguousServer {
         Ok(())
     }
 
-    fn schedule(&mut self, step: &mut SchedulerOutput) {
+    fn schedule(&mut self, step: &mut SchedulerOutput, _now: f64) {
         step.rows.clear();
         let needed: usize = self.running.iter().map(|request| request.num_tokens - request.num_computed_tokens).sum();
         self.admit(self.limits.max_num_batched_tokens.saturating_sub(needed));

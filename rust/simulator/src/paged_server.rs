@@ -28,7 +28,8 @@ impl Server for PagedServer {
         Ok(self.scheduler.add_request(new)?)
     }
 
-    fn schedule(&mut self, step: &mut SchedulerOutput) {
+    fn schedule(&mut self, step: &mut SchedulerOutput, now: f64) {
+        self.scheduler.set_now(microseconds(now));
         self.scheduler.schedule_into(step);
     }
 
@@ -69,6 +70,7 @@ impl Server for PagedServer {
     }
 }
 
+/// The scheduler's ticks.
 fn microseconds(seconds: f64) -> u64 {
     (seconds * 1e6) as u64
 }

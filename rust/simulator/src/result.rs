@@ -13,13 +13,15 @@ pub enum Ending {
     Stop,
     /// With fewer: the context or the whole pool was full.
     Length,
+    /// Its deadline passed.
+    Deadline,
     /// At the door: it could never be served.
     Rejected,
 }
 
 impl Ending {
     /// All of them, by name; the position is the ending as a number.
-    pub const NAMES: [&'static str; 4] = ["unfinished", "stop", "length", "rejected"];
+    pub const NAMES: [&'static str; 5] = ["unfinished", "stop", "length", "deadline", "rejected"];
 }
 
 /// What became of one request. Times are in seconds from the start of the trace.

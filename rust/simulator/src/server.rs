@@ -42,8 +42,8 @@ impl std::str::FromStr for Allocator {
 pub(crate) trait Server {
     /// Queues a request.
     fn add(&mut self, id: RequestId, request: &TraceRequest) -> Result<(), Refusal>;
-    /// Decides the next step.
-    fn schedule(&mut self, step: &mut SchedulerOutput);
+    /// Decides the next step; `now` is in seconds.
+    fn schedule(&mut self, step: &mut SchedulerOutput, now: f64);
     /// Takes the result of a step: the tokens of the rows that sample.
     fn update(&mut self, step: &SchedulerOutput, sampled: &[(RequestId, u32)]) -> Result<(), UpdateError>;
     /// Ends a request.

@@ -1,11 +1,12 @@
 //! The loop of an engine, in virtual time.
 
-use paged::{KvCacheConfig, KvGroups, PoolLimits, RequestId, Scheduler, SchedulerConfig, SchedulerOutput};
+use paged::{FinishReason, KvCacheConfig, KvGroups, PoolLimits, RequestId, Scheduler, SchedulerConfig, SchedulerOutput};
 
 use crate::contiguous::ContiguousServer;
 use crate::cost::CostModel;
 use crate::error::SimulationError;
 use crate::paged_server::{PagedServer, token};
+use crate::policies::Policies;
 use crate::result::{Ending, RequestRecord, SimulationResult, Totals, normalized_latency};
 use crate::server::{Allocator, Server};
 use crate::timeline::{Interval, Sum, Timeline};
@@ -19,6 +20,8 @@ const MAX_BLOCKS: usize = 1 << 24;
 pub struct SimulationConfig {
     /// How requests get their memory.
     pub allocator: Allocator,
+    /// What the scheduler of the paged allocator goes by.
+    pub policies: Policies,
     /// Usable blocks; contiguous allocators have as many slots.
     pub num_blocks: usize,
     /// Tokens a block.
@@ -44,6 +47,7 @@ impl SimulationConfig {
     pub fn new(num_blocks: usize, block_size: usize, cost: CostModel) -> Self {
         Self {
             allocator: Allocator::Paged,
+            policies: Policies::default(),
             num_blocks,
             block_size,
             max_num_seqs: 256,
@@ -70,6 +74,10 @@ impl SimulationConfig {
         if self.allocator == Allocator::Max && self.max_model_len.is_none() {
             let requirement = "the allocator \"max\" reserves the model's context length: give it";
             return Err(SimulationError::setting("max_model_len", &"not given", requirement));
+        }
+        if self.allocator != Allocator::Paged && self.policies != Policies::default() {
+            let requirement = "only the paged allocator has policies";
+            return Err(SimulationError::setting("policy", &format!("{:?}", self.policies), requirement));
         }
         if self.allocator != Allocator::Paged && !self.windows.is_empty() {
             return Err(SimulationError::setting(
@@ -163,22 +171,31 @@ impl Simulation {
         if self.server.queue_lengths() == (0, 0) {
             return Ok(self.wait_for_an_arrival());
         }
-        self.server.schedule(&mut self.step);
-        for id in &self.step.preempted {
-            self.records[id.0 as usize].preemptions += 1;
+        self.server.schedule(&mut self.step, self.now);
+        for preemption in &self.step.preempted {
+            self.records[preemption.request_id.0 as usize].preemptions += 1;
         }
-        for (id, _) in &self.step.finished {
-            end(&mut self.records[id.0 as usize], Ending::Length, self.now);
+        for (id, reason) in &self.step.finished {
+            let ending = match reason {
+                FinishReason::Deadline => Ending::Deadline,
+                FinishReason::Length => Ending::Length,
+                FinishReason::Stop | FinishReason::Abort | FinishReason::Stuck => return Err(self.stuck()),
+            };
+            end(&mut self.records[id.0 as usize], ending, self.now);
         }
         if !self.step.rows.is_empty() {
             self.run_step()?;
             return Ok(true);
         }
         if self.step.finished.is_empty() && self.step.preempted.is_empty() && !self.wait_for_an_arrival() {
-            let (num_running, num_waiting) = self.server.queue_lengths();
-            return Err(SimulationError::Stuck { num_running, num_waiting });
+            return Err(self.stuck());
         }
         Ok(true)
+    }
+
+    fn stuck(&self) -> SimulationError {
+        let (num_running, num_waiting) = self.server.queue_lengths();
+        SimulationError::Stuck { num_running, num_waiting }
     }
 
     fn take_arrivals(&mut self) {
@@ -276,12 +293,7 @@ fn end(record: &mut RequestRecord, ending: Ending, now: f64) {
 }
 
 fn scheduler_config(config: &SimulationConfig, max_model_len: usize) -> SchedulerConfig {
-    SchedulerConfig {
-        max_num_seqs: config.max_num_seqs,
-        max_num_batched_tokens: config.max_num_batched_tokens,
-        max_model_len,
-        max_chunk_len: None,
-        retain_kv: true,
-        reserve_full_context: false,
-    }
+    let Policies { admission, victim, fairness } = config.policies;
+    let defaults = SchedulerConfig::new(config.max_num_seqs, config.max_num_batched_tokens, max_model_len);
+    SchedulerConfig { admission, victim, fairness, ..defaults }
 }

@@ -1,5 +1,6 @@
 //! Traces small enough to be followed by hand, and what holds for all of them.
 
+use paged::{AdmissionPolicy, FairnessPolicy, Policy, VictimPolicy};
 use proptest::prelude::*;
 use simulator::*;
 
@@ -118,6 +119,60 @@ fn requests_that_never_fit_are_rejected_with_a_reason_and_others_are_cut_short()
     assert_eq!(result.requests[1].output_tokens, 16 - 4 + 1);
 }
 
+fn policies(names: &[&str]) -> Policies {
+    Policies::from_names(names.iter().copied()).unwrap()
+}
+
+#[test]
+fn a_request_whose_deadline_passes_ends_with_what_it_has() {
+    let late = TraceRequest { deadline: Some(3.5), ..TraceRequest::new(0.0, 4, 60) };
+    let in_time = TraceRequest { deadline: Some(3.5), ..TraceRequest::new(0.0, 4, 3) };
+    let result = run(&[late, in_time], &SimulationConfig::new(64, 4, SECOND));
+    assert_eq!((result.requests[0].ending, result.requests[0].end, result.requests[0].output_tokens), (Ending::Deadline, 4.0, 4));
+    assert_eq!((result.requests[1].ending, result.requests[1].end), (Ending::Stop, 3.0));
+}
+
+#[test]
+fn priorities_rule_who_goes_first_and_fcfs_refuses_them() {
+    let request = |priority| TraceRequest { priority, ..TraceRequest::new(0.0, 4, 2) };
+    let requests = [request(0), request(5), request(-5)];
+    let config = SimulationConfig { max_num_seqs: 1, ..SimulationConfig::new(64, 4, SECOND) };
+    let ends = |result: &SimulationResult| result.requests.iter().map(|record| record.end).collect::<Vec<_>>();
+    assert_eq!(ends(&run(&requests, &config)), [4.0, 6.0, 2.0]);
+    let fcfs = run(&requests, &SimulationConfig { policies: policies(&["fcfs"]), ..config.clone() });
+    assert!(fcfs.requests[2].rejection.as_ref().unwrap().contains("priority"));
+    let contiguous = run(&requests, &SimulationConfig { allocator: Allocator::Oracle, ..config });
+    assert!(contiguous.requests[2].rejection.as_ref().unwrap().contains("only the paged allocator"));
+}
+
+#[test]
+fn tenants_take_turns_under_drr() {
+    let request = |tenant| TraceRequest { tenant, ..TraceRequest::new(0.0, 256, 1) };
+    let mut requests = vec![request(1); 8];
+    requests.push(request(2));
+    let end_of_the_last = |names: &[&str]| {
+        let config =
+            SimulationConfig { max_num_batched_tokens: 256, policies: policies(names), ..SimulationConfig::new(256, 16, SECOND) };
+        run(&requests, &config).requests[8].end
+    };
+    assert_eq!(end_of_the_last(&["fcfs"]), 9.0);
+    assert!(end_of_the_last(&["drr"]) <= 3.0, "the other tenant's queue is not in its way");
+}
+
+#[test]
+fn admission_trades_preemptions_for_batch() {
+    let requests: Vec<_> = (0..12).map(|row| TraceRequest::new(f64::from(row) * 0.1, 8, 24)).collect();
+    let with = |name| {
+        let config = SimulationConfig { policies: policies(&[name]), ..SimulationConfig::new(24, 4, SECOND) };
+        let totals = run(&requests, &config).totals;
+        (totals.preemptions, totals.saturated.unwrap().running)
+    };
+    let (reserved, optimistic) = (with("reserved"), with("optimistic"));
+    assert_eq!(reserved.0, 0, "whoever is admitted has room to its end");
+    assert!(optimistic.0 > 0);
+    assert!(optimistic.1 > reserved.1);
+}
+
 #[test]
 fn the_three_contiguous_allocators_reserve_what_they_are_named_for() {
     // 32 slots; the model could take 16 tokens, the request takes 5 and 3.
@@ -156,6 +211,7 @@ fn settings_that_cannot_be_honoured_are_named() {
         ("block_size", SimulationConfig { block_size: 0, ..good.clone() }),
         ("max_num_seqs", SimulationConfig { max_num_seqs: 0, ..good.clone() }),
         ("max_model_len", SimulationConfig { allocator: Allocator::Max, ..good.clone() }),
+        ("policy", SimulationConfig { allocator: Allocator::Pow2, policies: policies(&["drr"]), ..good.clone() }),
         ("windows", SimulationConfig { allocator: Allocator::Oracle, windows: vec![Some(4)], ..good.clone() }),
         ("num_intervals", SimulationConfig { max_intervals: 1, ..good.clone() }),
         ("token_seconds", SimulationConfig { cost: CostModel { token_seconds: f64::NAN, ..SECOND }, ..good.clone() }),
@@ -169,11 +225,13 @@ fn settings_that_cannot_be_honoured_are_named() {
 }
 
 fn requests() -> impl Strategy<Value = Vec<TraceRequest>> {
-    let request = (0.0..20.0f64, 1usize..40, 1usize..30, proptest::option::of((0u64..3, 0.0..1.0f64)));
-    let request = request.prop_map(|(arrival, prompt_tokens, output_tokens, prefix)| {
+    let prefix = proptest::option::of((0u64..3, 0.0..1.0f64));
+    let rank = (0u64..3, prop_oneof![3 => Just(0), 1 => -2i32..3], proptest::option::weighted(0.2, 0.0..60.0f64));
+    let request = (0.0..20.0f64, 1usize..40, 1usize..30, prefix, rank);
+    let request = request.prop_map(|(arrival, prompt_tokens, output_tokens, prefix, (tenant, priority, deadline))| {
         let len = |share: f64| (share * (prompt_tokens + output_tokens) as f64) as usize;
         let prefix = prefix.map(|(id, share)| Prefix { id, len: len(share) });
-        TraceRequest { prefix, ..TraceRequest::new(arrival, prompt_tokens, output_tokens) }
+        TraceRequest { arrival, prompt_tokens, output_tokens, prefix, tenant, priority, deadline }
     });
     proptest::collection::vec(request, 0..20)
 }
@@ -181,12 +239,29 @@ fn requests() -> impl Strategy<Value = Vec<TraceRequest>> {
 fn config() -> impl Strategy<Value = SimulationConfig> {
     let limits = (1usize..6, 1usize..40, proptest::option::of(2usize..60));
     let windows = prop_oneof![3 => Just(vec![]), 1 => Just(vec![Some(5), None]), 1 => Just(vec![Some(9)])];
-    (0usize..4, 2usize..30, 1usize..6, limits, any::<bool>(), windows).prop_map(
-        |(allocator, num_blocks, block_size, (max_num_seqs, max_num_batched_tokens, max_model_len), caching, windows)| {
-            let allocator = Allocator::NAMES[allocator].1;
+    let names = (0..AdmissionPolicy::ALL.len(), 0..VictimPolicy::ALL.len(), 0..FairnessPolicy::ALL.len());
+    let policies = names.prop_map(|(admission, victim, fairness)| Policies {
+        admission: AdmissionPolicy::ALL[admission].1,
+        victim: VictimPolicy::ALL[victim].1,
+        fairness: FairnessPolicy::ALL[fairness].1,
+    });
+    let allocator = (0usize..4, policies).prop_map(|(allocator, policies)| match Allocator::NAMES[allocator].1 {
+        Allocator::Paged => (Allocator::Paged, policies),
+        other => (other, Policies::default()),
+    });
+    (allocator, 2usize..30, 1usize..6, limits, any::<bool>(), windows).prop_map(
+        |(
+            (allocator, policies),
+            num_blocks,
+            block_size,
+            (max_num_seqs, max_num_batched_tokens, max_model_len),
+            caching,
+            windows,
+        )| {
             let cost = CostModel { step_seconds: 0.1, weights_seconds: 0.2, token_seconds: 0.01, kv_token_seconds: 0.001 };
             SimulationConfig {
                 allocator,
+                policies,
                 max_num_seqs,
                 max_num_batched_tokens,
                 max_model_len: if allocator == Allocator::Max { max_model_len.or(Some(70)) } else { max_model_len },
@@ -212,6 +287,7 @@ proptest! {
             match record.ending {
                 Ending::Unfinished => prop_assert!(false, "a request never ends"),
                 Ending::Stop => prop_assert_eq!(record.output_tokens, request.output_tokens),
+                Ending::Deadline => prop_assert!(request.deadline.is_some_and(|deadline| record.end >= deadline - 1e-6)),
                 Ending::Length => prop_assert!(record.output_tokens < request.output_tokens),
                 Ending::Rejected => prop_assert!(record.output_tokens == 0 && record.rejection.is_some()),
             }
@@ -225,7 +301,9 @@ proptest! {
                 prop_assert!(record.mean_gap() <= record.max_gap * (1.0 + 1e-9));
             }
         }
-        if !config.enable_prefix_caching || config.allocator != Allocator::Paged {
+        // A deadline may pass in the middle of a prompt.
+        let all_known = result.requests.iter().all(|record| record.ending != Ending::Deadline);
+        if all_known && (!config.enable_prefix_caching || config.allocator != Allocator::Paged) {
             prop_assert_eq!(result.totals.computed_tokens, computed_tokens);
         }
         prop_assert!(result.timeline.len() <= config.max_intervals);
