@@ -22,18 +22,18 @@ impl Scheduler {
             let request = self.request(*slot);
             self.manager.num_empty_slots(&request.blocks, request.num_computed_tokens)
         };
-        (held, held - self.running.iter().map(empty_of).sum::<usize>().min(held))
+        (held, held - self.running.iter().chain(self.kept.holding()).map(empty_of).sum::<usize>().min(held))
     }
 
     /// Takes note of a step of so many requests, after its commit and before any of them ends.
     pub(super) fn record_step(&mut self, num_requests: usize) {
         let (held, live) = self.slots_held_and_live();
-        let totals = &mut self.totals;
+        let totals = &mut self.usage;
         totals.steps += 1;
         totals.slots_held += held as u64;
         totals.slots_live += live as u64;
         totals.peak_running = totals.peak_running.max(num_requests);
-        if self.preemptions == 0 {
+        if self.totals.preemptions == 0 {
             totals.peak_before_preemption = totals.peak_running;
         }
     }
