@@ -140,8 +140,8 @@ impl Scheduler {
         }
     }
 
-    pub(super) fn next_to_admit(&self) -> Option<Slot> {
-        self.waiting.heads().next()
+    fn next_to_admit(&self) -> Option<Slot> {
+        self.waiting.heads().find(|slot| !self.shares.is_computing(self.request(*slot).standing.tenant))
     }
 
     /// What the prefix cache has for a request, if it may run now. `promised` keeps what the running ones will take.
@@ -153,22 +153,22 @@ impl Scheduler {
         if self.running.is_empty() {
             return Some(self.look_up(slot));
         }
-        let policy = self.admission_of(self.request(slot));
-        let promised = if policy == self.config.admission {
-            *promised.get_or_insert_with(|| self.promised_blocks(policy))
-        } else {
-            self.promised_blocks(policy)
-        };
+        if self.is_reserved(self.request(slot)) {
+            let needed = self.reserved_blocks(self.request(slot));
+            let is_open = self.manager.pool().num_free_blocks() >= self.admission_closed_below;
+            return (is_open && self.unreserved_blocks() >= needed).then(|| self.look_up(slot));
+        }
+        let promised = *promised.get_or_insert_with(|| self.promised_blocks());
         let free = self.manager.pool().num_free_blocks().saturating_sub(promised);
         if self.blocked.is_some_and(|blocked| blocked.slot == slot && free < blocked.needed) {
             return None;
         }
         let hit = self.look_up(slot);
-        let watermark = match policy {
+        let watermark = match self.config.admission {
             AdmissionPolicy::Watermark => self.manager.pool().num_blocks() / WATERMARK_DIVISOR,
             _ => 0,
         };
-        let needed = (self.blocks_to_admit(slot, hit, policy) + watermark).max(self.admission_closed_below);
+        let needed = (self.blocks_to_admit(slot, hit) + watermark).max(self.admission_closed_below);
         self.blocked = (free < needed).then_some(Blocked { slot, needed });
         (free >= needed).then_some(hit)
     }

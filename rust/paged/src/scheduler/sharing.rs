@@ -1,6 +1,7 @@
 //! Forks: requests that go on from where another one is, over the same blocks.
 
 use super::Scheduler;
+use super::policy::AdmissionPolicy;
 use crate::error::ForkError;
 use crate::request::{ForkRequest, NewRequest, RequestId, RequestStatus};
 
@@ -47,8 +48,11 @@ impl Scheduler {
         self.check_admissible(&new)?;
         let source_slot = self.slots[&source_id];
         let slot = self.insert(new, Some(rank));
-        let has_room = self.running.len() < self.config.max_num_seqs && !self.config.reserve_full_context;
-        if is_running && has_room && self.share(source_slot, slot, num_shared_tokens) {
+        let has_seat = self.running.len() < self.config.max_num_seqs && !self.config.reserve_full_context;
+        // The other policies let a fork run into its first preemption.
+        let has_room = self.config.admission != AdmissionPolicy::Reserved
+            || self.reserved_blocks(self.request(slot)) <= self.unreserved_blocks();
+        if is_running && has_seat && has_room && self.share(source_slot, slot, num_shared_tokens) {
             self.run(slot);
         } else {
             self.wait(slot);
