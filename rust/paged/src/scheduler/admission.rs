@@ -140,8 +140,12 @@ impl Scheduler {
         }
     }
 
-    fn next_to_admit(&self) -> Option<Slot> {
-        self.waiting.heads().find(|slot| !self.shares.is_computing(self.request(*slot).standing.tenant))
+    /// The waiting request whose turn it is. One that waits for what a running one computes lets others pass, and so
+    /// does one whose tenant is at another prompt.
+    pub(super) fn next_to_admit(&self) -> Option<Slot> {
+        let may_run =
+            |slot: &Slot| !self.shares.is_computing(self.request(*slot).standing.tenant) && self.pending_leader(*slot).is_none();
+        self.waiting.heads().chain(self.waiting.iter()).find(may_run)
     }
 
     /// What the prefix cache has for a request, if it may run now. `promised` keeps what the running ones will take.
@@ -154,23 +158,44 @@ impl Scheduler {
             return Some(self.look_up(slot));
         }
         if self.is_reserved(self.request(slot)) {
-            let needed = self.reserved_blocks(self.request(slot));
-            let is_open = self.manager.pool().num_free_blocks() >= self.admission_closed_below;
-            return (is_open && self.unreserved_blocks() >= needed).then(|| self.look_up(slot));
+            return self.may_be_reserved_for(slot).then(|| self.look_up(slot));
         }
         let promised = *promised.get_or_insert_with(|| self.promised_blocks());
-        let free = self.manager.pool().num_free_blocks().saturating_sub(promised);
-        if self.blocked.is_some_and(|blocked| blocked.slot == slot && free < blocked.needed) {
+        if self.blocked.is_some_and(|blocked| blocked.slot == slot && self.free_blocks_beside(promised) < blocked.needed) {
             return None;
         }
-        let hit = self.look_up(slot);
         let watermark = match self.config.admission {
             AdmissionPolicy::Watermark => self.manager.pool().num_blocks() / WATERMARK_DIVISOR,
             _ => 0,
         };
-        let needed = (self.blocks_to_admit(slot, hit) + watermark).max(self.admission_closed_below);
-        self.blocked = (free < needed).then_some(Blocked { slot, needed });
-        (free >= needed).then_some(hit)
+        loop {
+            let hit = self.look_up(slot);
+            let free = self.free_blocks_beside(promised);
+            let needed = (self.blocks_to_admit(slot, hit) + watermark).max(self.admission_closed_below);
+            self.blocked = (free < needed).then_some(Blocked { slot, needed });
+            if free >= needed {
+                return Some(hit);
+            }
+            if !self.reclaim_one() {
+                return None;
+            }
+        }
+    }
+
+    fn may_be_reserved_for(&mut self, slot: Slot) -> bool {
+        if self.reserved_blocks(self.request(slot)) > self.unreserved_blocks() {
+            return false;
+        }
+        while self.free_blocks_beside(0) < self.admission_closed_below {
+            if !self.reclaim_one() {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn free_blocks_beside(&self, promised: usize) -> usize {
+        self.manager.pool().num_free_blocks().saturating_sub(promised)
     }
 
     fn admit(&mut self, slot: Slot, hit: PrefixHit) {
