@@ -14,13 +14,17 @@ ARGUMENTS = {
     "paged_attn.py": [str(GOLDEN / "text" / "mistral")],
     "streaming.py": [],
     "batch_threads.py": ["--requests", "8"],
+    "memory.py": ["paged", "4"],
     "bench_throughput.py": ["--new", "16", "--sentences", "10"],
+    "simulate.py": [],
 }
 PRINTS = {
     "paged_attn.py": "completion_tokens=",
     "streaming.py": "Usage(",
     "batch_threads.py": "blocks",
+    "memory.py": "Fragmented Memory",
     "bench_throughput.py": "8 streams",
+    "simulate.py": "paged: ",
 }
 
 
