@@ -2,7 +2,7 @@
 //! from each state, steps alone lead to the end of every request.
 
 use std::collections::hash_map::DefaultHasher;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{Hash, Hasher};
 
 use paged::*;
@@ -138,11 +138,11 @@ fn explore(model: &Model) -> usize {
 
 /// Steps alone come to an end from every state.
 fn check_ends(step_of: &HashMap<u64, Option<u64>>) {
-    let mut ends: HashMap<u64, ()> = HashMap::new();
+    let mut ends: HashSet<u64> = HashSet::new();
     for &from in step_of.keys() {
         let mut path = Vec::new();
         let mut at = from;
-        while !ends.contains_key(&at) {
+        while !ends.contains(&at) {
             assert!(path.len() <= step_of.len(), "steps go round in a circle");
             path.push(at);
             match step_of[&at] {
@@ -150,7 +150,7 @@ fn check_ends(step_of: &HashMap<u64, Option<u64>>) {
                 None => break,
             }
         }
-        ends.extend(path.into_iter().map(|state| (state, ())));
+        ends.extend(path);
     }
 }
 
