@@ -37,6 +37,8 @@ struct Shared {
     servable_tokens: usize,
     num_blocks: usize,
     seed: Option<u64>,
+    /// Whether requests without a seed have this one, and not one that follows from how many came before.
+    one_seed: bool,
     submitted: std::sync::atomic::AtomicU64,
     description: Vec<String>,
 }

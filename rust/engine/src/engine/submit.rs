@@ -65,7 +65,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStre
     if !sampling.ignore_eos {
         stop_token_ids.extend(shared.tokenizer.eos_ids());
     }
-    let count = shared.submitted.fetch_add(1, Ordering::Relaxed);
+    let count = if shared.one_seed { 0 } else { shared.submitted.fetch_add(1, Ordering::Relaxed) };
     let seed = sampling.seed.or(shared.seed.map(|s| s.wrapping_add(count))).unwrap_or_else(rand::random);
     let sampler = Sampler::new(resolved, seed, &prompt_token_ids, dry_breakers);
     let decoder = match request.prompt {
