@@ -14,12 +14,14 @@ ARGUMENTS = {
     "paged_attn.py": [str(GOLDEN / "text" / "mistral")],
     "streaming.py": [],
     "batch_threads.py": ["--requests", "8"],
+    "memory.py": ["paged", "4"],
     "bench_throughput.py": ["--new", "16", "--sentences", "10"],
 }
 PRINTS = {
     "paged_attn.py": "completion_tokens=",
     "streaming.py": "Usage(",
     "batch_threads.py": "blocks",
+    "memory.py": "Fragmented Memory",
     "bench_throughput.py": "8 streams",
 }
 

@@ -94,6 +94,32 @@ pub enum AdmissionError {
         /// The longest sequence the pool can serve, in tokens.
         usable_tokens: usize,
     },
+    /// A priority was asked for, and the fairness policy goes by arrival alone.
+    #[error("request {}: priority {priority} has no effect under the fairness policy fcfs: use priority or drr", .request_id.0)]
+    NoPriorities {
+        /// The request.
+        request_id: RequestId,
+        /// The priority asked for.
+        priority: i32,
+    },
+    /// Only what was accepted before is served to its end.
+    #[error("request {}: the scheduler is draining and accepts no new requests: resume it first", .request_id.0)]
+    Draining {
+        /// The request.
+        request_id: RequestId,
+    },
+}
+
+/// A name that no policy has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown {kind} {name:?}: use {}", .known.join(", "))]
+pub struct UnknownPolicy {
+    /// What was to be chosen.
+    pub kind: &'static str,
+    /// The name given.
+    pub name: String,
+    /// The names that work.
+    pub known: Vec<&'static str>,
 }
 
 /// Why a fork was refused. Source and scheduler are unchanged.
@@ -127,6 +153,39 @@ pub enum ForkError {
     /// The child could not be served.
     #[error(transparent)]
     Child(#[from] AdmissionError),
+}
+
+/// Why the encoder cache refused an item. The cache is unchanged.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EncoderCacheError {
+    /// The cache has no bytes at all.
+    #[error("the encoder cache has 0 bytes, which turns it off, and an item needs {needed_bytes}: give it at least that many")]
+    Off {
+        /// Bytes of the item's output.
+        needed_bytes: u64,
+    },
+    /// The item does not fit even alone.
+    #[error(
+        "an item needs {needed_bytes} bytes of encoder output and the encoder cache has {budget_bytes}: \
+         make the item smaller or give the cache at least {needed_bytes}"
+    )]
+    TooLarge {
+        /// Bytes of the item's output.
+        needed_bytes: u64,
+        /// Bytes of the whole cache.
+        budget_bytes: u64,
+    },
+    /// The output is kept with another size: the key does not cover all that decides it.
+    #[error(
+        "an item's output has {kept_bytes} bytes in the encoder cache and {asked_bytes} were asked for: its key is not complete"
+    )]
+    OtherSize {
+        /// Bytes of the output that is kept.
+        kept_bytes: u64,
+        /// Bytes asked for.
+        asked_bytes: u64,
+    },
 }
 
 /// A scheduler that cannot be built as asked.

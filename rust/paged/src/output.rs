@@ -1,6 +1,7 @@
 //! What the scheduler decided for one step.
 
 use crate::block_pool::BlockId;
+use crate::kv_cache_manager::MissReason;
 use crate::request::{FinishReason, RequestId};
 
 /// One row of a step: some tokens of one request.
@@ -14,8 +15,22 @@ pub struct ScheduledRequest {
     pub num_scheduled_tokens: usize,
     /// Prompt tokens that came from the prefix cache when the request first ran.
     pub num_cached_tokens: usize,
+    /// Why no more came from it; `None` if all tokens but one did, or if the request began as a fork of a running one.
+    pub miss: Option<MissReason>,
     /// The row reaches the last known token: its last position's logits give the next one.
     pub sample: bool,
+}
+
+/// One request's blocks were taken for another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Preemption {
+    /// The victim.
+    pub request_id: RequestId,
+    /// Who found no block: a request ahead of the victim, or the victim itself, giving way to the others.
+    pub in_need: RequestId,
+    /// Computed tokens of the victim in blocks that nobody else holds: what it costs unless the prefix cache still has
+    /// some of them when the victim is back.
+    pub num_lost_tokens: usize,
 }
 
 /// The batch of one step, and what else happened while it was put together. Reusable: see
@@ -24,7 +39,7 @@ pub struct ScheduledRequest {
 pub struct SchedulerOutput {
     /// Counts steps with rows, from 1; 0 when there are no rows.
     pub step_id: u64,
-    /// The batch, in order of arrival.
+    /// The batch: those that ran already, in order of rank, then those admitted, in the order of their admission.
     pub rows: Vec<ScheduledRequest>,
     /// Sum of the rows' `num_scheduled_tokens`.
     pub total_num_scheduled_tokens: usize,
@@ -32,7 +47,7 @@ pub struct SchedulerOutput {
     /// their order does not matter.
     pub copies: Vec<(BlockId, BlockId)>,
     /// Requests whose blocks were taken; they wait to be computed anew.
-    pub preempted: Vec<RequestId>,
+    pub preempted: Vec<Preemption>,
     /// Requests that can go no further. They have left the scheduler; what they generated stands.
     pub finished: Vec<(RequestId, FinishReason)>,
 }
@@ -53,7 +68,7 @@ impl SchedulerOutput {
 pub struct KvCacheStats {
     /// Usable blocks.
     pub blocks_total: usize,
-    /// Held by a live request.
+    /// Held by a live request, or by a kept one.
     pub blocks_used: usize,
     /// Free but findable by the prefix cache.
     pub blocks_cached: usize,
@@ -71,10 +86,44 @@ pub struct KvCacheStats {
     pub prefix_queried_tokens: u64,
     /// Of those, how many were not computed again.
     pub prefix_hit_tokens: u64,
+    /// Prompt tokens that were computed though another request might have, by [`MissReason`] as a number. Those whose
+    /// reason is `Disabled` or `Skipped` were not looked up. The last token of a prompt that is all in the cache is a
+    /// query and neither hit nor miss: its logits are wanted.
+    pub prefix_missed_tokens: [u64; MissReason::COUNT],
+    /// Tokens looked up again when preempted requests came back.
+    pub resumed_queried_tokens: u64,
+    /// Of those, how many were not computed again.
+    pub resumed_hit_tokens: u64,
     /// Times that a request's blocks were taken.
     pub preemptions: u64,
+    /// Tokens computed again because of that, those apart that came from the prefix cache: the waste.
+    pub recomputed_tokens: u64,
+    /// Requests that ended because their deadline had passed.
+    pub deadlines_missed: u64,
+    /// Nothing is scheduled until a resume.
+    pub paused: bool,
+    /// No requests are accepted until a resume.
+    pub draining: bool,
     /// Requests in the batch.
     pub requests_running: usize,
     /// Requests that wait, preempted ones included.
     pub requests_waiting: usize,
+    /// Requests that are over but kept to be forked.
+    pub requests_kept: usize,
+    /// Blocks that those hold as long as nobody needs them; a block that several hold counts for each.
+    pub blocks_kept: usize,
+    /// Slots of the blocks that requests hold: a token takes one in each KV group.
+    pub slots_held: usize,
+    /// Of those, how many have KV.
+    pub slots_live: usize,
+    /// Steps that were committed.
+    pub steps: u64,
+    /// Sum over these steps of the slots held at their ends, before any request ended.
+    pub slots_held_sum: u64,
+    /// The same of the slots that had KV.
+    pub slots_live_sum: u64,
+    /// Most requests in one of these steps.
+    pub peak_running: usize,
+    /// The same up to the first preemption.
+    pub peak_running_before_preemption: usize,
 }

@@ -11,55 +11,35 @@
 //! free, and the first waiting request gets at least one token's: its prompt was checked when it was added, and what it
 //! generated since it held beside others.
 
+mod admission;
+mod config;
 mod demand;
 mod inspect;
+mod kept;
+mod policy;
+mod preemption;
+mod prefix;
+mod queue;
+mod service;
 mod sharing;
+mod usage;
 
-use std::collections::{HashMap, VecDeque};
+pub use config::{KvCacheConfig, SchedulerConfig};
+pub use policy::{AdmissionPolicy, FairnessPolicy, Policy, VictimPolicy};
+
+use admission::Blocked;
+use kept::KeptRequests;
+use prefix::{LookupCounts, commit_request, free_request};
+use queue::WaitingQueue;
+use usage::StepTotals;
+
+use std::collections::{BTreeSet, HashMap};
 
 use crate::block_hash::BlockHasher;
-use crate::error::{AdmissionError, InvalidSchedulerConfig, UpdateError};
-use crate::kv_cache_manager::{KvCacheManager, PrefixHit, RequestBlocks};
-use crate::kv_groups::KvGroups;
+use crate::error::{InvalidSchedulerConfig, UpdateError};
+use crate::kv_cache_manager::KvCacheManager;
 use crate::output::{ScheduledRequest, SchedulerOutput};
-use crate::request::{FinishReason, NewRequest, Request, RequestId, RequestStatus};
-
-/// Limits of a step and of a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SchedulerConfig {
-    /// Most requests in a step.
-    pub max_num_seqs: usize,
-    /// Most tokens in a step.
-    pub max_num_batched_tokens: usize,
-    /// Most tokens of a request, prompt and answer together.
-    pub max_model_len: usize,
-    /// Most tokens of one request in a step; `None`: as many as the step has room for.
-    pub max_chunk_len: Option<usize>,
-    /// `false` drops a request's blocks after each token it generates and computes them anew: slow, exact, and
-    /// without a prefix cache.
-    pub retain_kv: bool,
-    /// Gives each request the blocks of `max_model_len` tokens when it is admitted, and keeps them: the baseline
-    /// that paging improves on.
-    pub reserve_full_context: bool,
-}
-
-/// The KV memory that the scheduler hands out.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KvCacheConfig {
-    /// Usable blocks. The cache engine allocates one more, for the null block with id 0.
-    pub num_blocks: usize,
-    /// Tokens a block.
-    pub block_size: usize,
-    /// How the layers share the blocks.
-    pub groups: KvGroups,
-    /// Whether prefixes are looked up and kept.
-    pub enable_prefix_caching: bool,
-    /// Key of the block hash; random for each process.
-    pub hash_key: [u8; 32],
-}
-
-/// Of a pool's blocks, the part that admissions leave free so that running requests can grow: one in so many.
-const WATERMARK_DIVISOR: usize = 100;
+use crate::request::{FinishReason, Request, RequestId, RequestStatus};
 
 type Slot = usize;
 
@@ -71,17 +51,32 @@ pub struct Scheduler {
     requests: Vec<Option<Request>>,
     vacant: Vec<Slot>,
     slots: HashMap<RequestId, Slot>,
-    /// In order of arrival, all ahead of `waiting`.
+    /// In order of rank.
     running: Vec<Slot>,
-    /// In order of arrival.
-    waiting: VecDeque<Slot>,
+    waiting: WaitingQueue,
+    /// Requests with a deadline, the earliest first.
+    deadlines: BTreeSet<(u64, Slot)>,
+    now: u64,
+    paused: bool,
+    draining: bool,
+    last_branch: u64,
     last_step_id: u64,
     in_flight: Option<u64>,
     /// After a preemption nobody is admitted until so many blocks are free.
     admission_closed_below: usize,
-    prefix_queried_tokens: u64,
-    prefix_hit_tokens: u64,
+    blocked: Option<Blocked>,
+    kept: KeptRequests,
+    lookups: LookupCounts,
+    totals: Totals,
+    usage: StepTotals,
+}
+
+/// What is counted since the scheduler was built.
+#[derive(Debug, Clone, Copy, Default)]
+struct Totals {
     preemptions: u64,
+    recomputed_tokens: u64,
+    deadlines_missed: u64,
 }
 
 impl Scheduler {
@@ -93,127 +88,35 @@ impl Scheduler {
 
     /// As [`Self::new`], with another block hash; `kv.hash_key` is not used.
     pub fn with_hasher(config: SchedulerConfig, kv: KvCacheConfig, hasher: BlockHasher) -> Result<Self, InvalidSchedulerConfig> {
-        let at_least = |field, value, least, requirement| {
-            if value < least { Err(InvalidSchedulerConfig { field, value, requirement }) } else { Ok(()) }
-        };
-        at_least("max_num_seqs", config.max_num_seqs, 1, "at least 1 is needed")?;
-        at_least("max_num_batched_tokens", config.max_num_batched_tokens, 1, "at least 1 is needed")?;
-        at_least("max_model_len", config.max_model_len, 2, "at least 2 are needed, a prompt token and an answer")?;
-        at_least("max_chunk_len", config.max_chunk_len.unwrap_or(1), 1, "at least 1 is needed")?;
-        at_least("block_size", kv.block_size, 1, "at least 1 is needed")?;
-        let num_groups = kv.groups.groups.len();
-        at_least("number of KV groups", num_groups, 1, "at least 1 is needed")?;
-        at_least("num_blocks", kv.num_blocks, num_groups, "at least 1 for each KV group is needed")?;
-        let num_blocks = match u32::try_from(kv.num_blocks) {
-            Ok(num_blocks) if num_blocks < u32::MAX - 1 => num_blocks,
-            _ => {
-                let requirement = "block ids are 32 bits wide, at most 4294967293 work";
-                return Err(InvalidSchedulerConfig { field: "num_blocks", value: kv.num_blocks, requirement });
-            }
-        };
+        config.check()?;
+        let num_blocks = kv.check()?;
         let prefix_caching = kv.enable_prefix_caching && config.retain_kv;
+        let mut manager = KvCacheManager::new(num_blocks, kv.block_size, kv.groups, hasher, prefix_caching);
+        if config.reserve_full_context {
+            manager.keep_unseen_blocks();
+        }
         Ok(Self {
-            manager: KvCacheManager::new(num_blocks, kv.block_size, kv.groups, hasher, prefix_caching),
+            manager,
+            waiting: WaitingQueue::new(config.fairness),
             config,
             requests: Vec::new(),
             vacant: Vec::new(),
             slots: HashMap::new(),
             running: Vec::new(),
-            waiting: VecDeque::new(),
+            deadlines: BTreeSet::new(),
+            now: 0,
+            paused: false,
+            draining: false,
+            last_branch: 0,
             last_step_id: 0,
             in_flight: None,
             admission_closed_below: 0,
-            prefix_queried_tokens: 0,
-            prefix_hit_tokens: 0,
-            preemptions: 0,
+            blocked: None,
+            kept: KeptRequests::default(),
+            lookups: LookupCounts::default(),
+            totals: Totals::default(),
+            usage: StepTotals::default(),
         })
-    }
-
-    /// Queues a request behind all others, or turns it away if it could never be served.
-    pub fn add_request(&mut self, new: NewRequest) -> Result<(), AdmissionError> {
-        self.check_admissible(&new)?;
-        let slot = self.insert(new);
-        self.waiting.push_back(slot);
-        Ok(())
-    }
-
-    /// Whether a request could ever be served.
-    fn check_admissible(&self, new: &NewRequest) -> Result<(), AdmissionError> {
-        let request_id = new.request_id;
-        let num_prompt_tokens = new.prompt_token_ids.len();
-        let max_model_len = self.config.max_model_len;
-        if self.slots.contains_key(&request_id) {
-            return Err(AdmissionError::DuplicateRequest { request_id });
-        }
-        if num_prompt_tokens == 0 {
-            return Err(AdmissionError::EmptyPrompt { request_id });
-        }
-        if new.max_tokens == 0 {
-            return Err(AdmissionError::ZeroMaxTokens { request_id });
-        }
-        if num_prompt_tokens >= max_model_len {
-            return Err(AdmissionError::TooLongForModel { request_id, num_prompt_tokens, max_model_len });
-        }
-        let needed_blocks = self.least_blocks(num_prompt_tokens);
-        let usable_blocks = self.manager.pool().num_blocks();
-        if needed_blocks > usable_blocks {
-            let num_tokens = if self.config.reserve_full_context { max_model_len } else { num_prompt_tokens };
-            return Err(AdmissionError::TooLongForPool {
-                request_id,
-                num_tokens,
-                needed_blocks,
-                usable_blocks,
-                usable_tokens: self.servable_tokens(),
-            });
-        }
-        Ok(())
-    }
-
-    /// Makes a request known; its slot is in no queue yet.
-    fn insert(&mut self, new: NewRequest) -> Slot {
-        let num_prompt_tokens = new.prompt_token_ids.len();
-        let request = Request {
-            id: new.request_id,
-            status: RequestStatus::Waiting,
-            tokens: new.prompt_token_ids,
-            num_prompt_tokens,
-            max_num_tokens: num_prompt_tokens.saturating_add(new.max_tokens).min(self.config.max_model_len),
-            identity: new.identity,
-            skip_prefix_lookup: new.skip_prefix_lookup,
-            cache_salt: new.cache_salt,
-            public_prefix_len: new.public_prefix_len,
-            num_computed_tokens: 0,
-            num_cached_tokens: None,
-            blocks: RequestBlocks::new(self.manager.groups().groups.len()),
-        };
-        let slot = if let Some(slot) = self.vacant.pop() {
-            self.requests[slot] = Some(request);
-            slot
-        } else {
-            self.requests.push(Some(request));
-            self.requests.len() - 1
-        };
-        self.slots.insert(new.request_id, slot);
-        slot
-    }
-
-    /// Ends a request in whatever state it is and frees its blocks; what they cache stays findable. `false` if there
-    /// is no such request. Its row of a step in flight, if any, is ignored by the update.
-    pub fn abort_request(&mut self, request_id: RequestId) -> bool {
-        let Some(&slot) = self.slots.get(&request_id) else { return false };
-        if self.waiting.front() == Some(&slot) {
-            // Admission may have been closed for its sake.
-            self.admission_closed_below = 0;
-        }
-        self.running.retain(|running| *running != slot);
-        self.waiting.retain(|waiting| *waiting != slot);
-        self.remove(slot);
-        true
-    }
-
-    /// Ends a request that the engine found to be complete. The same as [`Self::abort_request`] for the books.
-    pub fn finish_request(&mut self, request_id: RequestId) -> bool {
-        self.abort_request(request_id)
     }
 
     /// As [`Self::schedule_into`], into a new output.
@@ -232,8 +135,13 @@ impl Scheduler {
         if self.in_flight.is_some() {
             return;
         }
+        self.finish_those_too_late(output);
+        if self.paused {
+            return;
+        }
         let mut budget = self.config.max_num_batched_tokens;
         self.finish_those_at_their_limit(output);
+        self.drop_unseen_blocks();
         self.schedule_running(output, &mut budget);
         if output.preempted.is_empty() {
             self.admit_waiting(output, &mut budget);
@@ -252,8 +160,7 @@ impl Scheduler {
         let mut index = 0;
         while let Some(&slot) = self.running.get(index) {
             if self.request(slot).has_reached_its_limit() {
-                self.running.remove(index);
-                self.finish(slot, output);
+                self.finish(slot, FinishReason::Length, output);
             } else {
                 index += 1;
             }
@@ -268,49 +175,24 @@ impl Scheduler {
                 index += 1;
             } else if self.running.len() == 1 {
                 // Alone and without a block: it has outgrown the pool.
-                self.running.clear();
-                self.finish(slot, output);
+                self.finish(slot, FinishReason::Length, output);
             } else {
-                // Everyone from `index` on is not in the batch yet, so the last one can leave; it may be this one.
-                self.preempt_last(output);
-            }
-        }
-    }
-
-    fn admit_waiting(&mut self, output: &mut SchedulerOutput, budget: &mut usize) {
-        let mut promised = None;
-        while *budget > 0 && self.running.len() < self.config.max_num_seqs {
-            let Some(&slot) = self.waiting.front() else { return };
-            let hit = self.look_up(slot);
-            if !self.running.is_empty() {
-                let promised = promised.get_or_insert_with(|| self.promised_blocks());
-                let free = self.manager.pool().num_free_blocks().saturating_sub(*promised);
-                let watermark = self.manager.pool().num_blocks() / WATERMARK_DIVISOR;
-                let needed = self.blocks_to_admit(slot, hit);
-                if free < (needed + watermark).max(self.admission_closed_below) {
-                    return;
-                }
-            }
-            self.admission_closed_below = 0;
-            self.admit(slot, hit);
-            // The gate left room for the whole prompt; alone, what `add_request` checked.
-            let has_row = self.schedule_row(slot, output, budget);
-            debug_assert!(has_row, "an admitted request gets at least one token");
-            if let Some(promised) = &mut promised {
-                *promised += self.blocks_still_needed(self.request(slot));
+                self.preempt_for(index, output);
             }
         }
     }
 
     /// Puts as many of a request's tokens in the batch as the budget and the free blocks allow; `false` if none.
     fn schedule_row(&mut self, slot: Slot, output: &mut SchedulerOutput, budget: &mut usize) -> bool {
-        let Some(request) = self.requests[slot].as_mut() else { return false };
+        let request = self.request(slot);
         let computed = request.num_computed_tokens;
         let wanted = request.num_uncomputed_tokens().min(*budget).min(self.config.max_chunk_len.unwrap_or(usize::MAX));
-        let num_scheduled_tokens = if self.config.reserve_full_context {
-            wanted
-        } else {
-            self.manager.num_tokens_that_fit(&request.blocks, computed, wanted)
+        let reserved = self.config.reserve_full_context.then(|| self.config.max_model_len - computed);
+        self.make_room(slot, reserved.unwrap_or(wanted));
+        let Some(request) = self.requests[slot].as_mut() else { return false };
+        let num_scheduled_tokens = match reserved {
+            Some(_) => wanted,
+            None => self.manager.num_tokens_that_fit(&request.blocks, computed, wanted),
         };
         let end = computed + num_scheduled_tokens;
         let capacity = if self.config.reserve_full_context { self.config.max_model_len } else { end };
@@ -325,47 +207,10 @@ impl Scheduler {
             num_computed_tokens: computed,
             num_scheduled_tokens,
             num_cached_tokens: request.num_cached_tokens.unwrap_or(0),
+            miss: request.miss,
             sample: end == request.num_tokens(),
         });
         true
-    }
-
-    fn preempt_last(&mut self, output: &mut SchedulerOutput) {
-        let Some(slot) = self.running.pop() else { return };
-        let Some(request) = self.requests[slot].as_mut() else { return };
-        self.manager.free(&mut request.blocks);
-        request.num_computed_tokens = 0;
-        request.status = RequestStatus::Preempted;
-        output.preempted.push(request.id);
-        self.preemptions += 1;
-        self.waiting.push_front(slot);
-        // Room for the victim and one more block of each that stays, else it would be back only to leave again.
-        let request = self.request(slot);
-        let room = self.peak_blocks(request, request.num_tokens()) + self.running.len() * self.num_groups();
-        self.admission_closed_below = self.admission_closed_below.max(room).min(self.manager.pool().num_blocks());
-    }
-
-    fn look_up(&mut self, slot: Slot) -> PrefixHit {
-        match &self.requests[slot] {
-            Some(request) if !request.skip_prefix_lookup => self.manager.get_computed_blocks(&request.tokens, &request.identity),
-            _ => PrefixHit::default(),
-        }
-    }
-
-    fn admit(&mut self, slot: Slot, hit: PrefixHit) {
-        let Some(request) = self.requests[slot].as_mut() else { return };
-        self.manager.take_hit(&mut request.blocks, hit);
-        request.num_computed_tokens = hit.num_tokens;
-        request.status = RequestStatus::Running;
-        if request.num_cached_tokens.is_none() {
-            request.num_cached_tokens = Some(hit.num_tokens);
-            if self.manager.prefix_caching() && !request.skip_prefix_lookup {
-                self.prefix_queried_tokens += request.num_tokens() as u64;
-                self.prefix_hit_tokens += hit.num_tokens as u64;
-            }
-        }
-        self.waiting.pop_front();
-        self.running.push(slot);
     }
 
     /// Takes the result of a step: its KV is written, and `sampled` has the next token of each row that samples, in
@@ -397,20 +242,23 @@ impl Scheduler {
                 self.commit_row(self.slots[&row.request_id], row, token.map(|(_, token)| *token));
             }
         }
+        self.record_step(output.rows.len());
         Ok(())
     }
 
     fn commit_row(&mut self, slot: Slot, row: &ScheduledRequest, token: Option<u32>) {
+        self.count_recomputed(slot, row.num_computed_tokens, row.num_computed_tokens + row.num_scheduled_tokens);
         let Some(request) = self.requests[slot].as_mut() else { return };
         request.num_computed_tokens += row.num_scheduled_tokens;
-        let drop_unseen = !self.config.reserve_full_context;
-        let computed = request.num_computed_tokens;
-        self.manager.commit(&mut request.blocks, &request.tokens, &request.identity, computed, drop_unseen);
+        if row.num_scheduled_tokens > 1 {
+            // Prompts are what others may be waiting to find.
+            self.blocked = None;
+        }
+        commit_request(&mut self.manager, request);
         if let Some(token) = token {
             request.tokens.push(token);
             if !self.config.retain_kv {
-                self.manager.free(&mut request.blocks);
-                request.num_computed_tokens = 0;
+                free_request(&mut self.manager, request);
             }
         }
     }
@@ -450,17 +298,41 @@ impl Scheduler {
         self.manager.groups().groups.len()
     }
 
-    fn finish(&mut self, slot: Slot, output: &mut SchedulerOutput) {
-        output.finished.push((self.request(slot).id, FinishReason::Length));
+    fn finish(&mut self, slot: Slot, reason: FinishReason, output: &mut SchedulerOutput) {
+        output.finished.push((self.request(slot).id, reason));
         self.remove(slot);
     }
 
-    /// Frees a request that is in no queue any more.
+    /// Takes a request out of its queue and frees its blocks.
     fn remove(&mut self, slot: Slot) {
-        if let Some(mut request) = self.requests[slot].take() {
-            self.manager.free(&mut request.blocks);
-            self.slots.remove(&request.id);
-            self.vacant.push(slot);
+        self.leave_queue(slot);
+        let Some(mut request) = self.requests[slot].take() else { return };
+        free_request(&mut self.manager, &mut request);
+        self.slots.remove(&request.id);
+        self.vacant.push(slot);
+    }
+
+    fn leave_queue(&mut self, slot: Slot) {
+        let request = self.request(slot);
+        let (standing, status) = (request.standing, request.status);
+        match status {
+            RequestStatus::Running => {
+                let rank_of = |running: &Slot| self.request(*running).standing.rank;
+                if let Ok(place) = self.running.binary_search_by_key(&standing.rank, rank_of) {
+                    self.running.remove(place);
+                }
+            }
+            RequestStatus::Waiting => self.waiting.remove(&standing),
+            RequestStatus::Preempted => {
+                self.waiting.remove(&standing);
+                // Admission may have been closed for its sake.
+                self.admission_closed_below = 0;
+            }
+            RequestStatus::Kept => self.kept.remove(slot),
         }
+        if let Some(deadline) = standing.deadline {
+            self.deadlines.remove(&(deadline, slot));
+        }
+        self.blocked = None;
     }
 }

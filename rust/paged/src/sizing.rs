@@ -25,7 +25,7 @@ pub struct DeviceMemory {
     pub total: u64,
     /// What nobody uses now.
     pub available: u64,
-    /// What of that will still be taken: weights not loaded yet, activations, workspaces.
+    /// What of that will still be taken: weights not loaded yet, activations, workspaces, the encoder cache.
     pub pending: u64,
     /// The host's own memory, handed out as it is first touched.
     pub unified: bool,

@@ -74,12 +74,9 @@ pub fn load_with_backend(
     let kv = cache.kv_cache_config(config.prefix_caching, rand::random());
     let scheduler = Scheduler::new(
         SchedulerConfig {
-            max_num_seqs: config.max_num_seqs,
-            max_num_batched_tokens: config.max_num_batched_tokens,
-            max_model_len,
-            max_chunk_len: None,
             retain_kv: !config.no_kv_cache,
             reserve_full_context: config.no_paged_attn,
+            ..SchedulerConfig::new(config.max_num_seqs, config.max_num_batched_tokens, max_model_len)
         },
         kv.clone(),
     )
@@ -103,6 +100,7 @@ pub fn load_with_backend(
         max_model_len,
         servable_tokens,
         num_blocks: cache.num_gpu_blocks,
+        block_bytes: cache.ledger.bytes_per_block,
         seed: config.seed.or(config.deterministic.then_some(0)),
         one_seed: config.deterministic,
         submitted: AtomicU64::new(0),

@@ -4,6 +4,7 @@ mod config;
 mod load;
 mod output;
 mod prompt;
+mod sequence;
 mod submit;
 #[cfg(test)]
 mod tests;
@@ -16,6 +17,7 @@ pub use config::{CpuOptions, Device, EngineConfig, LoadProgress, ModelDType, Mod
 use crate::{
     EngineError, GenerationConfig, GenerationRequest, Message, RequestStream, chat_template::ChatTemplate, tokenizer::Tokenizer,
 };
+pub use sequence::{Continuation, Sequence};
 use thread::Command;
 
 /// A running model. Cheap to clone; the engine thread ends when the last clone is gone and the last request has ended.
@@ -36,6 +38,7 @@ struct Shared {
     /// Tokens that the whole pool can serve one request.
     servable_tokens: usize,
     num_blocks: usize,
+    block_bytes: u64,
     seed: Option<u64>,
     /// Whether requests without a seed have this one, and not one that follows from how many came before.
     one_seed: bool,
@@ -57,6 +60,11 @@ impl Engine {
     /// Tokens of a request at most: the model's context length.
     pub fn max_sequence_length(&self) -> usize {
         self.shared.max_model_len
+    }
+
+    /// Bytes of a block of the KV pool.
+    pub fn block_bytes(&self) -> u64 {
+        self.shared.block_bytes
     }
 
     /// HF `model_type` of the loaded architecture.
@@ -91,6 +99,21 @@ impl Engine {
         let (reply, answer) = mpsc::channel();
         self.shared.inbox.send(Command::Stats(reply)).map_err(|_| ended())?;
         answer.recv().map_err(|_| ended())
+    }
+}
+
+/// A request that was submitted.
+pub(crate) struct JobHandle {
+    job: u64,
+    inbox: mpsc::Sender<Command>,
+}
+
+impl JobHandle {
+    /// What a choice has come to so far.
+    pub fn sequence(&self, choice: usize) -> Result<Sequence, EngineError> {
+        let (reply, answer) = mpsc::channel();
+        self.inbox.send(Command::Snapshot { job: self.job, choice, reply }).map_err(|_| ended())?;
+        answer.recv().map_err(|_| ended())?
     }
 }
 

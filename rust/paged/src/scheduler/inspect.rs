@@ -4,7 +4,7 @@ use super::Scheduler;
 use crate::block_pool::{BlockId, BlockPool};
 use crate::error::IntegrityError;
 use crate::output::KvCacheStats;
-use crate::request::{RequestId, RequestStatus};
+use crate::request::{PreemptionCost, RequestId, RequestStatus};
 use crate::scheduler::SchedulerConfig;
 
 impl Scheduler {
@@ -30,6 +30,11 @@ impl Scheduler {
         self.find(request_id).map(|request| request.status)
     }
 
+    /// What preemptions have cost a request so far; `None` if there is no such request.
+    pub fn preemption_cost(&self, request_id: RequestId) -> Option<PreemptionCost> {
+        self.find(request_id).map(|request| request.standing.cost)
+    }
+
     /// Tokens of a request whose KV is written, and how many of its blocks have been offered to the prefix cache.
     pub fn num_computed_tokens(&self, request_id: RequestId) -> Option<(usize, usize)> {
         self.find(request_id).map(|request| (request.num_computed_tokens, request.blocks.num_published_blocks()))
@@ -47,7 +52,7 @@ impl Scheduler {
 
     /// Whether there is anything to do.
     pub fn has_requests(&self) -> bool {
-        !self.slots.is_empty()
+        !self.running.is_empty() || self.waiting.len() > 0
     }
 
     /// The pool, to be read.
@@ -64,6 +69,7 @@ impl Scheduler {
     pub fn stats(&self) -> KvCacheStats {
         let pool = self.manager.pool();
         let block_size = self.manager.block_size();
+        let (slots_held, slots_live) = self.slots_held_and_live();
         KvCacheStats {
             blocks_total: pool.num_blocks(),
             blocks_used: pool.num_used_blocks(),
@@ -73,16 +79,33 @@ impl Scheduler {
             blocks_saved: pool.num_saved_blocks(),
             block_size,
             tokens_total: pool.num_blocks() / self.num_groups() * block_size,
-            prefix_queried_tokens: self.prefix_queried_tokens,
-            prefix_hit_tokens: self.prefix_hit_tokens,
-            preemptions: self.preemptions,
+            prefix_queried_tokens: self.lookups.queried,
+            prefix_hit_tokens: self.lookups.hit,
+            prefix_missed_tokens: self.lookups.missed,
+            resumed_queried_tokens: self.lookups.resumed_queried,
+            resumed_hit_tokens: self.lookups.resumed_hit,
+            preemptions: self.totals.preemptions,
+            recomputed_tokens: self.totals.recomputed_tokens,
+            deadlines_missed: self.totals.deadlines_missed,
+            paused: self.paused,
+            draining: self.draining,
             requests_running: self.running.len(),
             requests_waiting: self.waiting.len(),
+            requests_kept: self.kept.len(),
+            blocks_kept: self.num_kept_blocks(),
+            slots_held,
+            slots_live,
+            steps: self.usage.steps,
+            slots_held_sum: self.usage.slots_held,
+            slots_live_sum: self.usage.slots_live,
+            peak_running: self.usage.peak_running,
+            peak_running_before_preemption: self.usage.peak_before_preemption,
         }
     }
 
     /// Forgets every cached prefix. What running requests computed so far is not shared any more.
     pub fn reset_prefix_cache(&mut self) {
+        self.reclaim_all();
         self.manager.reset_prefix_cache();
     }
 
@@ -91,11 +114,18 @@ impl Scheduler {
         let requests = || self.requests.iter().flatten();
         self.manager.check_integrity(requests().map(|request| &request.blocks))?;
         let fail = |what: String| Err(IntegrityError(what));
-        if self.running.len() + self.waiting.len() != self.slots.len() || requests().count() != self.slots.len() {
+        let num_queued = self.running.len() + self.waiting.len() + self.kept.len();
+        if num_queued != self.slots.len() || requests().count() != self.slots.len() {
             return fail("a request is lost, or queued twice".into());
         }
-        for (slots, running) in [(self.running.iter().collect::<Vec<_>>(), true), (self.waiting.iter().collect(), false)] {
-            for &slot in slots {
+        if !self.running.is_sorted_by_key(|slot| self.request(*slot).standing.rank) {
+            return fail("the running requests are out of order".into());
+        }
+        if requests().filter(|request| request.standing.deadline.is_some()).count() != self.deadlines.len() {
+            return fail("a deadline is lost, or kept for nobody".into());
+        }
+        for (slots, running) in [(self.running.clone(), true), (self.waiting.iter().collect(), false)] {
+            for slot in slots {
                 let request = self.request(slot);
                 let id = request.id.0;
                 if (request.status == RequestStatus::Running) != running {

@@ -6,7 +6,7 @@
 
 #![allow(dead_code)]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use paged::*;
 
@@ -14,7 +14,7 @@ use paged::*;
 #[derive(Default)]
 pub struct Prefixes {
     ids: HashMap<(usize, u32), usize>,
-    roots: HashMap<Vec<u8>, usize>,
+    texts: HashMap<(usize, Vec<u8>), usize>,
     parents: Vec<usize>,
 }
 
@@ -24,31 +24,54 @@ impl Prefixes {
         self.parents.len() - 1
     }
 
-    fn root(&mut self, identity: &[u8]) -> usize {
-        if let Some(&id) = self.roots.get(identity) {
+    fn text(&mut self, parent: usize, text: &[u8]) -> usize {
+        if let Some(&id) = self.texts.get(&(parent, text.to_vec())) {
             return id;
         }
-        let id = self.push(usize::MAX);
-        self.roots.insert(identity.to_vec(), id);
+        let id = self.push(parent);
+        self.texts.insert((parent, text.to_vec()), id);
         id
     }
 
     /// Numbers of the prefixes that end at each token.
-    pub fn chain(&mut self, identity: &[u8], tokens: &[u32]) -> Vec<usize> {
-        let mut at = self.root(identity);
-        tokens
-            .iter()
-            .map(|&token| {
-                at = if let Some(&id) = self.ids.get(&(at, token)) {
-                    id
-                } else {
-                    let id = self.push(at);
-                    self.ids.insert((at, token), id);
-                    id
-                };
-                at
-            })
-            .collect()
+    pub fn chain(&mut self, owner: &Owner, tokens: &[u32]) -> Vec<usize> {
+        let mut at = self.text(usize::MAX, &owner.identity);
+        let mut chain = Vec::new();
+        for (position, &token) in tokens.iter().enumerate() {
+            if position == owner.num_public_tokens && !owner.salt.is_empty() {
+                at = self.text(at, &owner.salt);
+            }
+            at = if let Some(&id) = self.ids.get(&(at, token)) {
+                id
+            } else {
+                let id = self.push(at);
+                self.ids.insert((at, token), id);
+                id
+            };
+            chain.push(at);
+        }
+        chain
+    }
+}
+
+/// Whose KV is whose.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Owner {
+    pub identity: Vec<u8>,
+    pub salt: Vec<u8>,
+    /// As asked for; those in whole blocks are public.
+    pub public_prefix_len: usize,
+    pub num_public_tokens: usize,
+    pub skip_prefix_lookup: bool,
+}
+
+impl Owner {
+    pub fn new(identity: &[u8]) -> Self {
+        Self { identity: identity.to_vec(), ..Self::default() }
+    }
+
+    pub fn salted(salt: &[u8], public_prefix_len: usize) -> Self {
+        Self { salt: salt.to_vec(), public_prefix_len, ..Self::default() }
     }
 }
 
@@ -67,21 +90,24 @@ pub struct Sim {
     prefixes: Prefixes,
     /// `[num_blocks + 1][block_size]`
     shadow: Vec<Vec<Option<Content>>>,
-    /// Identity of each live request.
-    pub live: HashMap<RequestId, Vec<u8>>,
+    pub live: HashMap<RequestId, Owner>,
+    pub kept: HashMap<RequestId, Owner>,
     /// Generation of the weights, moved on by a reset of the prefix cache.
     generation: u64,
     next_id: u64,
     /// What each request that ended had: prompt and output.
-    pub ended: Vec<(RequestId, Vec<u8>, Vec<u32>)>,
+    pub ended: Vec<(RequestId, Owner, Vec<u32>)>,
     pub finished: Vec<(RequestId, FinishReason)>,
+    pub preempted: Vec<Preemption>,
     /// When a block was last seen to become free, for the eviction order.
     freed_at: Vec<u64>,
     was_free: Vec<bool>,
     clock: u64,
-    cached_tokens: HashMap<RequestId, usize>,
-    /// Every request there was, in the order in which they rank.
-    ranking: Vec<RequestId>,
+    /// Most blocks in use at any time, with a step in flight or not.
+    pub most_used: usize,
+    pub cached_tokens: HashMap<RequestId, usize>,
+    /// Priority, deadline, arrival and branch of every request there was: the order in which they rank.
+    ranking: HashMap<RequestId, (i32, u64, u64, u64)>,
     output: SchedulerOutput,
 }
 
@@ -95,14 +121,7 @@ pub fn kv_config(num_blocks: usize, block_size: usize, windows: &[Option<usize>]
 }
 
 pub fn scheduler_config(max_num_seqs: usize, max_num_batched_tokens: usize, max_model_len: usize) -> SchedulerConfig {
-    SchedulerConfig {
-        max_num_seqs,
-        max_num_batched_tokens,
-        max_model_len,
-        max_chunk_len: None,
-        retain_kv: true,
-        reserve_full_context: false,
-    }
+    SchedulerConfig::new(max_num_seqs, max_num_batched_tokens, max_model_len)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -125,15 +144,18 @@ impl Sim {
             prefixes: Prefixes::default(),
             shadow: vec![vec![None; kv.block_size]; num_ids],
             live: HashMap::new(),
+            kept: HashMap::new(),
             generation: 0,
             next_id: 0,
             ended: Vec::new(),
             finished: Vec::new(),
+            preempted: Vec::new(),
             freed_at: vec![0; num_ids],
             was_free: vec![true; num_ids],
             clock: 0,
+            most_used: 0,
             cached_tokens: HashMap::new(),
-            ranking: Vec::new(),
+            ranking: HashMap::new(),
             output: SchedulerOutput::default(),
             config,
             kv,
@@ -141,26 +163,35 @@ impl Sim {
     }
 
     pub fn add(&mut self, tokens: &[u32], max_tokens: usize) -> Result<RequestId, AdmissionError> {
-        self.add_with(tokens, max_tokens, b"", false)
+        self.add_with(tokens, max_tokens, &Owner::default())
     }
 
-    pub fn add_with(
-        &mut self,
-        tokens: &[u32],
-        max_tokens: usize,
-        identity: &[u8],
-        skip_prefix_lookup: bool,
-    ) -> Result<RequestId, AdmissionError> {
+    pub fn add_with(&mut self, tokens: &[u32], max_tokens: usize, owner: &Owner) -> Result<RequestId, AdmissionError> {
+        self.add_request(NewRequest::new(RequestId(0), tokens.to_vec(), max_tokens), owner)
+    }
+
+    /// Adds a request of `owner` under the next free id.
+    pub fn add_request(&mut self, new: NewRequest, owner: &Owner) -> Result<RequestId, AdmissionError> {
         let request_id = RequestId(self.next_id);
+        let deadline = self.deadline_in_rank(new.deadline);
+        let rank = (new.priority, deadline, self.next_id, self.next_id);
         self.scheduler.add_request(NewRequest {
-            identity: identity.to_vec(),
-            skip_prefix_lookup,
-            ..NewRequest::new(request_id, tokens.to_vec(), max_tokens)
+            request_id,
+            identity: owner.identity.clone(),
+            cache_salt: owner.salt.clone(),
+            public_prefix_len: owner.public_prefix_len,
+            skip_prefix_lookup: owner.skip_prefix_lookup,
+            ..new
         })?;
         self.next_id += 1;
-        self.live.insert(request_id, identity.to_vec());
-        self.ranking.push(request_id);
+        let num_public_tokens = owner.public_prefix_len / self.kv.block_size * self.kv.block_size;
+        self.live.insert(request_id, Owner { num_public_tokens, ..owner.clone() });
+        self.ranking.insert(request_id, rank);
         Ok(request_id)
+    }
+
+    fn deadline_in_rank(&self, deadline: Option<u64>) -> u64 {
+        deadline.filter(|_| self.config.fairness != FairnessPolicy::Fcfs).unwrap_or(u64::MAX)
     }
 
     /// A child of `source` with its first `cut` tokens, `more` behind them, and at most 4 of its own.
@@ -179,31 +210,53 @@ impl Sim {
         expected.extend(more);
         assert_eq!(self.scheduler.token_ids(request_id), expected);
         assert_eq!(self.scheduler.stats().blocks_used, stats.blocks_used, "a fork takes no block");
-        self.live.insert(request_id, self.live[&source].clone());
-        let ahead = if self.scheduler.status(source) == Some(RequestStatus::Running) {
-            let running = |id: &&RequestId| self.scheduler.status(**id) == Some(RequestStatus::Running) && **id != request_id;
-            self.live.keys().filter(running).map(|id| self.rank(*id)).max()
-        } else {
-            Some(self.rank(source))
+        let (owner, arrival) = match self.live.get(&source) {
+            Some(owner) => (owner, self.rank(source).2),
+            None => (&self.kept[&source], request_id.0),
         };
-        self.ranking.insert(ahead.unwrap() + 1, request_id);
+        self.live.insert(request_id, owner.clone());
+        self.ranking.insert(request_id, (0, u64::MAX, arrival, request_id.0));
         self.check();
         Ok(request_id)
     }
 
-    fn rank(&self, request_id: RequestId) -> usize {
-        self.ranking.iter().position(|id| *id == request_id).unwrap()
+    pub fn rank(&self, request_id: RequestId) -> (i32, u64, u64, u64) {
+        self.ranking[&request_id]
     }
 
     fn end(&mut self, request_id: RequestId, tokens: Vec<u32>) {
-        if let Some(identity) = self.live.remove(&request_id) {
-            self.ended.push((request_id, identity, tokens));
+        if let Some(owner) = self.live.remove(&request_id) {
+            self.ended.push((request_id, owner, tokens));
         }
     }
 
     /// The `k`th live request, in order of id.
     pub fn pick(&self, k: usize) -> Option<RequestId> {
         let mut ids: Vec<_> = self.live.keys().copied().collect();
+        ids.sort();
+        (!ids.is_empty()).then(|| ids[k % ids.len()])
+    }
+
+    pub fn keep(&mut self, request_id: RequestId) {
+        let tokens = self.scheduler.token_ids(request_id).to_vec();
+        assert!(self.scheduler.keep_request(request_id));
+        assert!(!self.scheduler.keep_request(request_id));
+        assert_eq!(self.scheduler.token_ids(request_id), tokens);
+        self.kept.insert(request_id, self.live[&request_id].clone());
+        self.end(request_id, tokens);
+        self.check();
+    }
+
+    pub fn release(&mut self, request_id: RequestId) {
+        assert!(self.scheduler.release(request_id));
+        assert!(!self.scheduler.release(request_id));
+        self.kept.remove(&request_id);
+        self.check();
+    }
+
+    /// The `k`th kept request, in order of id.
+    pub fn pick_kept(&self, k: usize) -> Option<RequestId> {
+        let mut ids: Vec<_> = self.kept.keys().copied().collect();
         ids.sort();
         (!ids.is_empty()).then(|| ids[k % ids.len()])
     }
@@ -223,13 +276,22 @@ impl Sim {
         self.check();
     }
 
+    /// Rows of the last step.
+    pub fn last_rows(&self) -> &[ScheduledRequest] {
+        &self.output.rows
+    }
+
     /// One step. With `fail` the device fails after it has written; `abort` ends a request while the step runs.
     pub fn step(&mut self, fail: bool, abort: Option<usize>) -> StepResult {
         let before: HashMap<_, _> = self.live.keys().map(|&id| (id, self.scheduler.token_ids(id).to_vec())).collect();
         let had_requests = self.scheduler.has_requests();
+        let is_running = |id: &&RequestId| self.scheduler.status(**id) == Some(RequestStatus::Running);
+        let was_running: Vec<_> = self.live.keys().filter(is_running).copied().collect();
         let mut output = std::mem::take(&mut self.output);
         self.scheduler.schedule_into(&mut output);
         self.check_output(&output);
+        self.check_order(&output, &was_running);
+        self.preempted.extend(&output.preempted);
         assert!(
             !had_requests || !output.rows.is_empty() || !output.finished.is_empty(),
             "no progress with {:?}",
@@ -266,8 +328,17 @@ impl Sim {
         result
     }
 
-    /// Steps until every request has ended.
+    /// Steps until every request has ended; then lets go of the kept ones as well.
     pub fn drain(&mut self) {
+        self.run();
+        while let Some(request_id) = self.pick_kept(0) {
+            self.release(request_id);
+        }
+        self.check_idle();
+    }
+
+    /// Steps until every request has ended.
+    pub fn run(&mut self) {
         // The first request advances in every step; without its KV it starts over for each token.
         let mut most = self.live.len() * (self.config.max_model_len + 1) + 1;
         if !self.config.retain_kv {
@@ -280,13 +351,13 @@ impl Sim {
             self.step(false, None);
         }
         assert!(!self.scheduler.has_requests(), "still {:?} after {most} steps", self.scheduler.stats());
-        self.check_idle();
     }
 
     pub fn check_idle(&mut self) {
         let stats = self.scheduler.stats();
         assert_eq!((stats.blocks_used, stats.blocks_free), (0, stats.blocks_total));
         assert_eq!((stats.requests_running, stats.requests_waiting), (0, 0));
+        assert_eq!((stats.requests_kept, stats.blocks_kept), (0, 0));
         assert!(self.live.is_empty());
         self.check();
     }
@@ -295,11 +366,6 @@ impl Sim {
         let total: usize = output.rows.iter().map(|row| row.num_scheduled_tokens).sum();
         assert_eq!(total, output.total_num_scheduled_tokens);
         assert!(total <= self.config.max_num_batched_tokens && output.rows.len() <= self.config.max_num_seqs);
-        assert!(output.rows.is_sorted_by_key(|row| self.rank(row.request_id)));
-        if let Some(last) = output.rows.last() {
-            let last = self.rank(last.request_id);
-            assert!(output.preempted.iter().all(|id| self.rank(*id) > last), "a request behind took the blocks");
-        }
         for row in &output.rows {
             assert!(row.num_scheduled_tokens > 0);
             assert!(row.num_scheduled_tokens <= self.config.max_chunk_len.unwrap_or(usize::MAX));
@@ -315,9 +381,57 @@ impl Sim {
         assert_eq!(hits as u64, self.scheduler.stats().prefix_hit_tokens);
     }
 
+    /// Rows and preemptions follow the order of rank.
+    fn check_order(&self, output: &SchedulerOutput, was_running: &[RequestId]) {
+        let num_old = output.rows.iter().take_while(|row| was_running.contains(&row.request_id)).count();
+        let (old, admitted) = output.rows.split_at(num_old);
+        assert!(old.is_sorted_by_key(|row| self.rank(row.request_id)));
+        assert!(admitted.iter().all(|row| !was_running.contains(&row.request_id)));
+        assert!(admitted.is_empty() || output.preempted.is_empty(), "admitted while blocks were short");
+        if self.config.fairness != FairnessPolicy::Drr {
+            assert!(admitted.is_sorted_by_key(|row| self.rank(row.request_id)));
+            let can_go = |id: &RequestId| self.scheduler.waits_for(*id).is_none();
+            let first = self.waiting().filter(can_go).map(|id| self.rank(id)).min();
+            let last = admitted.last().map(|row| self.rank(row.request_id));
+            assert!(first.is_none() || last < first, "admitted past one that waits");
+        }
+        if !output.preempted.is_empty() {
+            assert_eq!(self.scheduler.stats().blocks_kept, 0, "preempted though kept requests held blocks");
+        }
+        for preemption in &output.preempted {
+            let (victim, in_need) = (self.rank(preemption.request_id), self.rank(preemption.in_need));
+            assert!(victim >= in_need, "a request behind took the blocks");
+            let cost = self.scheduler.preemption_cost(preemption.request_id).unwrap();
+            assert!(
+                cost.preemptions <= self.config.max_preemptions || victim.0 > in_need.0 || victim == in_need,
+                "a protected request lost its blocks to an equal"
+            );
+            assert!(output.rows.iter().all(|row| row.request_id != preemption.request_id), "in the batch without blocks");
+            let behind = |row: &&ScheduledRequest| self.rank(row.request_id) > victim;
+            if self.config.victim == VictimPolicy::Newest {
+                let newer = output.rows.iter().filter(behind).map(|row| row.request_id);
+                for id in newer {
+                    let cost = self.scheduler.preemption_cost(id).unwrap();
+                    assert!(cost.preemptions >= self.config.max_preemptions, "not the newest was the victim");
+                }
+            }
+        }
+        if self.config.admission == AdmissionPolicy::Reserved {
+            assert!(output.preempted.is_empty(), "a reserved request was preempted");
+        }
+    }
+
+    fn waiting(&self) -> impl Iterator<Item = RequestId> + '_ {
+        self.live
+            .keys()
+            .copied()
+            .filter(|id| matches!(self.scheduler.status(*id), Some(RequestStatus::Waiting | RequestStatus::Preempted)))
+    }
+
     fn chain(&mut self, request_id: RequestId) -> Vec<usize> {
         let tokens = self.scheduler.token_ids(request_id).to_vec();
-        self.prefixes.chain(&self.live[&request_id], &tokens)
+        let owner = &self.live[&request_id];
+        self.prefixes.chain(owner, &tokens)
     }
 
     fn num_groups(&self) -> usize {
@@ -428,10 +542,14 @@ impl Sim {
         let stats = self.scheduler.stats();
         assert_eq!(stats.blocks_used + stats.blocks_free, stats.blocks_total);
         assert!(stats.blocks_cached <= stats.blocks_free);
+        self.most_used = self.most_used.max(stats.blocks_used);
         assert_eq!(stats.requests_running + stats.requests_waiting, self.live.len());
+        assert_eq!(stats.requests_kept, self.kept.len());
         for id in 1..=self.kv.num_blocks {
             if pool.is_published(BlockId(id as u32)) {
-                for content in &self.shadow[id] {
+                let num_tokens = pool.num_published_tokens(BlockId(id as u32));
+                assert!((1..=self.kv.block_size).contains(&num_tokens));
+                for content in &self.shadow[id][..num_tokens] {
                     let content = content.expect("a published block has an unwritten slot");
                     assert!(content.committed, "a published block of a step that is not committed");
                     assert_eq!(content.generation, self.generation, "a published block of weights that are gone");
@@ -439,13 +557,14 @@ impl Sim {
             }
         }
         self.check_sharing(&stats);
+        self.check_slots(&stats);
         self.check_windows();
         self.check_eviction_order();
     }
 
     fn check_sharing(&self, stats: &KvCacheStats) {
         let mut holders: HashMap<BlockId, usize> = HashMap::new();
-        for &id in self.live.keys() {
+        for &id in self.live.keys().chain(self.kept.keys()) {
             for group in 0..self.num_groups() {
                 for block in self.scheduler.block_table(id, group).iter().filter(|block| **block != BlockId::NULL) {
                     *holders.entry(*block).or_default() += 1;
@@ -457,19 +576,45 @@ impl Sim {
         assert_eq!(stats.blocks_saved, holders.values().sum::<usize>() - holders.len());
     }
 
-    /// Window groups hold no block that no later query can see from the last block boundary on.
+    /// Live slots are those that a table and a computed position lead to; but a partial block of several holders counts
+    /// as written.
+    fn check_slots(&self, stats: &KvCacheStats) {
+        let block_size = self.kv.block_size;
+        let (mut live, mut partial) = (HashSet::new(), HashSet::new());
+        for &id in self.live.keys().chain(self.kept.keys()) {
+            let (computed, _) = self.scheduler.num_computed_tokens(id).unwrap();
+            for group in 0..self.num_groups() {
+                let table = self.scheduler.block_table(id, group);
+                live.extend((0..computed).map(|key| (table[key / block_size], key % block_size)));
+                if !computed.is_multiple_of(block_size) {
+                    partial.insert(table[computed / block_size]);
+                }
+            }
+        }
+        live.retain(|(block, _)| *block != BlockId::NULL);
+        partial.retain(|block| self.scheduler.pool().ref_cnt(*block) > 1);
+        assert_eq!(stats.slots_held, stats.blocks_used * block_size);
+        let guessed = (0..block_size).flat_map(|offset| partial.iter().map(move |block| (*block, offset)));
+        let expected = live.len() + guessed.filter(|slot| !live.contains(slot)).count();
+        assert_eq!(stats.slots_live, expected);
+    }
+
+    /// Window groups hold every block that a query from the last block boundary on can see, and none that one which
+    /// computes the last token again cannot.
     fn check_windows(&self) {
         if self.config.reserve_full_context {
             return;
         }
         for &id in self.live.keys() {
             let (computed, _) = self.scheduler.num_computed_tokens(id).unwrap();
-            let boundary = computed / self.kv.block_size * self.kv.block_size;
+            let block_size = self.kv.block_size;
             for (group, members) in self.kv.groups.groups.iter().enumerate() {
                 let Some(window) = members.window else { continue };
                 for (index, block) in self.scheduler.block_table(id, group).iter().enumerate() {
-                    let last_key = (index + 1) * self.kv.block_size - 1;
-                    assert_eq!(*block == BlockId::NULL, last_key + window <= boundary, "block {index} at {computed}");
+                    let is_seen_from = |boundary| (index + 1) * block_size - 1 + window > boundary;
+                    let (last, next) = (computed.saturating_sub(1) / block_size * block_size, computed / block_size * block_size);
+                    assert!(*block != BlockId::NULL || !is_seen_from(next), "block {index} is gone at {computed}");
+                    assert!(*block == BlockId::NULL || is_seen_from(last), "block {index} is held at {computed}");
                 }
             }
         }
@@ -488,22 +633,23 @@ impl Sim {
             if !self.was_free[id] {
                 self.freed_at[id] = self.clock;
             }
-            if pool.is_published(*block)
-                && let Some(content) = self.shadow[id][self.kv.block_size - 1]
+            let num_tokens = pool.num_published_tokens(*block);
+            if num_tokens > 0
+                && let Some(content) = self.shadow[id][num_tokens - 1]
             {
-                place_of_prefix.insert((content.group, content.prefix), (place, id));
+                place_of_prefix.insert((content.group, content.prefix), (place, id, num_tokens));
             }
         }
         self.was_free = is_free;
-        for (&(group, prefix), &(place, id)) in &place_of_prefix {
+        for (&(group, prefix), &(place, id, num_tokens)) in &place_of_prefix {
             if self.kv.groups.groups[group].window.is_some() {
                 continue;
             }
             let mut ancestor = prefix;
-            for _ in 0..self.kv.block_size {
+            for _ in 0..num_tokens {
                 ancestor = self.prefixes.parents[ancestor];
             }
-            if let Some(&(ancestor_place, ancestor_id)) = place_of_prefix.get(&(group, ancestor)) {
+            if let Some(&(ancestor_place, ancestor_id, _)) = place_of_prefix.get(&(group, ancestor)) {
                 assert!(
                     place < ancestor_place || self.freed_at[id] > self.freed_at[ancestor_id],
                     "a prefix goes before what extends it"
