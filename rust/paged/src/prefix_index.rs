@@ -36,7 +36,7 @@ const MAX_NEIGHBOURS: usize = 4;
 /// So many other salts or identities are asked when a first block is not found.
 const MAX_BRANCHES: usize = 16;
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct PrefixIndex {
     hasher: BlockHasher,
     num_groups: usize,
@@ -194,6 +194,11 @@ impl PrefixIndex {
             }
             at = self.remove(at);
         }
+    }
+
+    /// Hash of the prefix that a node stands for.
+    pub(crate) fn hash(&self, node: NodeId) -> BlockHash {
+        self.nodes[node.0 as usize].hash
     }
 
     pub(crate) fn block(&self, node: NodeId, group: usize) -> Option<BlockId> {

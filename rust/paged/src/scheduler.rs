@@ -24,6 +24,7 @@ mod queue;
 mod service;
 mod shares;
 mod sharing;
+mod state;
 mod usage;
 mod watchdog;
 
@@ -49,7 +50,7 @@ use crate::request::{FinishReason, Request, RequestId, RequestStatus};
 type Slot = usize;
 
 /// Decides the batch of every step and keeps the KV books. Owned by one thread; no clock, no randomness.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Scheduler {
     config: SchedulerConfig,
     manager: KvCacheManager,
