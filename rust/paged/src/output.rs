@@ -3,6 +3,7 @@
 use crate::block_pool::BlockId;
 use crate::kv_cache_manager::MissReason;
 use crate::request::{FinishReason, RequestId};
+use crate::scheduler::StuckReport;
 use crate::tier::{TierBlock, TierStats};
 
 /// One row of a step: some tokens of one request.
@@ -54,6 +55,8 @@ pub struct SchedulerOutput {
     pub preempted: Vec<Preemption>,
     /// Requests that can go no further. They have left the scheduler; what they generated stands.
     pub finished: Vec<(RequestId, FinishReason)>,
+    /// The request that stood in the way of all, if ever one does: it is among `finished`.
+    pub stuck: Option<StuckReport>,
 }
 
 /// Blocks with which a request begins once they are fetched.
@@ -74,6 +77,7 @@ impl SchedulerOutput {
         self.swap_in = None;
         self.preempted.clear();
         self.finished.clear();
+        self.stuck = None;
     }
 }
 
