@@ -73,6 +73,11 @@ bench: $(VENV)/package $(VENV)/model $(VENV)/tools ## measure the default model 
 	$(ROOFLINE) >> $(RECORDS)
 	$(VENV)/bin/python benches/report.py $(RECORDS)
 
+.PHONY: docs-figures
+docs-figures: $(VENV)/package $(VENV)/model $(VENV)/tools ## write docs/allocators.md and docs/memory.md with their pictures, from simulations and runs
+	$(VENV)/bin/python benches/allocators.py
+	$(VENV)/bin/python benches/memory.py
+
 .PHONY: clean
 clean: ## remove what was built
 	rm -rf $(VENV) dist target

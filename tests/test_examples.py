@@ -16,6 +16,7 @@ ARGUMENTS = {
     "batch_threads.py": ["--requests", "8"],
     "memory.py": ["paged", "4"],
     "bench_throughput.py": ["--new", "16", "--sentences", "10"],
+    "simulate.py": [],
 }
 PRINTS = {
     "paged_attn.py": "completion_tokens=",
@@ -23,6 +24,7 @@ PRINTS = {
     "batch_threads.py": "blocks",
     "memory.py": "Fragmented Memory",
     "bench_throughput.py": "8 streams",
+    "simulate.py": "paged: ",
 }
 
 

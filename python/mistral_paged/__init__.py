@@ -46,6 +46,7 @@ from mistral_paged.exceptions import (
     ModelLoadError,
     ModelNotFoundError,
 )
+from mistral_paged.simulator import simulate
 
 VisionArchitecture = MultimodalArchitecture
 """The older spelling."""
@@ -88,4 +89,5 @@ __all__ = [
     "VisionArchitecture",
     "Which",
     "__version__",
+    "simulate",
 ]

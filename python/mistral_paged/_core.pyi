@@ -34,9 +34,14 @@ __all__ = [
     "Usage",
     "Which",
     "__version__",
+    "simulate",
+    "simulator_devices",
 ]
 
 __version__: str
+
+def simulate(trace: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]: ...
+def simulator_devices() -> list[tuple[str, tuple[float, float, float, float], str]]: ...
 
 @final
 class Architecture:
@@ -620,6 +625,7 @@ class Runner:
         max_num_batched_tokens: int | None = None,
         device: str = "auto",
         *,
+        deterministic: bool = False,
         cpu_tier: str | None = None,
         num_threads: int | None = None,
         load_progress: Callable[[int, int], object] | None = None,

@@ -18,6 +18,7 @@ mod response;
 mod runner;
 mod sampling;
 mod service;
+mod simulate;
 mod streaming;
 mod which;
 
@@ -38,6 +39,8 @@ mod _core {
     };
     #[pymodule_export]
     use crate::runner::Runner;
+    #[pymodule_export]
+    use crate::simulate::{simulate, simulator_devices};
     #[pymodule_export]
     use crate::streaming::ChatCompletionStreamer;
     #[pymodule_export]

@@ -143,7 +143,7 @@ pub struct PreemptionCost {
     pub recomputed_tokens: u64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Request {
     pub(crate) id: RequestId,
     pub(crate) status: RequestStatus,

@@ -23,6 +23,7 @@ mod queue;
 mod service;
 mod shares;
 mod sharing;
+mod state;
 mod tier;
 mod usage;
 mod watchdog;
@@ -51,7 +52,7 @@ use crate::tier::TierBooks;
 type Slot = usize;
 
 /// Decides the batch of every step and keeps the KV books. Owned by one thread; no clock, no randomness.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Scheduler {
     config: SchedulerConfig,
     manager: KvCacheManager,

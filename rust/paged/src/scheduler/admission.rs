@@ -12,10 +12,10 @@ const WATERMARK_DIVISOR: usize = 100;
 
 /// The request that the gate last kept out, and what it was short of. While nothing has happened that could make its
 /// prefix hit longer, it is not looked up again before so much is free.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Blocked {
-    slot: Slot,
-    needed: usize,
+    pub(super) slot: Slot,
+    pub(super) needed: usize,
 }
 
 impl Scheduler {

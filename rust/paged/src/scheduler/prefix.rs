@@ -5,7 +5,7 @@ use crate::kv_cache_manager::{KvCacheManager, MissReason, PrefixHit};
 use crate::request::{Request, RequestStatus};
 
 /// Tokens that lookups asked for and found. See [`crate::KvCacheStats`].
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct LookupCounts {
     pub(super) queried: u64,
     pub(super) hit: u64,
