@@ -97,7 +97,7 @@ enum Place {
 }
 
 /// Which records a tier has, and what is on its way there.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct TierBooks {
     config: TierConfig,
     places: HashMap<TierRecordId, Place>,

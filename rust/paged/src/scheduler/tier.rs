@@ -9,7 +9,7 @@ use crate::output::{SchedulerOutput, SwapIn};
 use crate::tier::{TierBlock, TierBooks, TierConfig, TierRates, TierRecordId, TierStats, first_fetched};
 
 /// A request that waits for its blocks to be fetched.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Fetching {
     slot: Slot,
     /// Blocks it will begin with.
