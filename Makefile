@@ -76,7 +76,7 @@ bench: $(VENV)/package $(VENV)/model $(VENV)/tools ## measure the default model 
 .PHONY: docs-figures
 docs-figures: $(VENV)/package $(VENV)/model $(VENV)/tools ## write docs/allocators.md and docs/memory.md with their pictures, from simulations and runs
 	$(VENV)/bin/python benches/allocators.py
-	$(VENV)/bin/python benches/memory.py
+	$(VENV)/bin/python benches/naive_and_paged.py
 
 .PHONY: clean
 clean: ## remove what was built

@@ -75,7 +75,7 @@ def test_naive_and_paged_are_drawn_and_told(tmp_path: Path) -> None:
             [sys.executable, "-m", "mistral_paged.cli", *command], capture_output=True, text=True, timeout=100, check=False
         )
         (tmp_path / mode).write_text(done.stdout)
-    run("memory.py", str(tmp_path / "naive"), str(tmp_path / "paged"), "--output", str(tmp_path))
+    run("naive_and_paged.py", str(tmp_path / "naive"), str(tmp_path / "paged"), "--output", str(tmp_path))
     for picture in ("memory.png", "memory_over_time.png"):
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
     report = json.loads((tmp_path / "naive").read_text())

@@ -28,7 +28,7 @@ REQUESTS = 99
 SETTINGS = [("naive", 16), ("paged", 16), ("paged", 32)]
 """Mode and block size."""
 LIVE, EMPTY, FREE = "#2a6f97", "#d1495b", "#e9ecef"
-STYLE = {"axes.spines.top": False, "axes.spines.right": False, "savefig.dpi": 150, "font.size": 10}
+STYLE: Any = {"axes.spines.top": False, "axes.spines.right": False, "savefig.dpi": 150, "font.size": 10}
 
 Report = dict[str, Any]
 """What `memory.as_json` gives."""
