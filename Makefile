@@ -77,6 +77,10 @@ bench: $(VENV)/package $(VENV)/model $(VENV)/tools ## measure the default model 
 docs-figures: $(VENV)/package $(VENV)/tools ## simulate the paper's allocators and write docs/allocators.md and its picture
 	$(VENV)/bin/python benches/allocators.py
 
+.PHONY: bench-scheduler
+bench-scheduler: ## measure what the KV books and a scheduler step cost
+	cargo bench --locked --package mistral-paged-kv --bench scheduler
+
 .PHONY: clean
 clean: ## remove what was built
 	rm -rf $(VENV) dist target

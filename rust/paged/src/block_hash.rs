@@ -54,7 +54,7 @@ impl BlockHasher {
         Self { key, function }
     }
 
-    pub(crate) fn hash(&self, input: HashInput<'_>) -> BlockHash {
+    pub fn hash(&self, input: HashInput<'_>) -> BlockHash {
         (self.function)(&self.key, input)
     }
 }
