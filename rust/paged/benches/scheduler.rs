@@ -4,7 +4,10 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use paged::*;
+use paged::{
+    BlockHasher, BlockPool, CacheKey, HashInput, KvCacheConfig, KvCacheManager, KvGroups, NewRequest, RequestBlocks, RequestId,
+    Scheduler, SchedulerConfig, SchedulerOutput,
+};
 
 const POOL: u32 = 1_000_000;
 const BLOCK_SIZE: usize = 16;

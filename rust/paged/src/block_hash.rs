@@ -54,6 +54,7 @@ impl BlockHasher {
         Self { key, function }
     }
 
+    /// Hash of a root, or of a block behind its parent.
     pub fn hash(&self, input: HashInput<'_>) -> BlockHash {
         (self.function)(&self.key, input)
     }
