@@ -625,6 +625,7 @@ class Runner:
         max_num_batched_tokens: int | None = None,
         device: str = "auto",
         *,
+        deterministic: bool = False,
         cpu_tier: str | None = None,
         num_threads: int | None = None,
         load_progress: Callable[[int, int], object] | None = None,

@@ -40,7 +40,9 @@ use crate::{
 /// - `no_kv_cache` drops a request's blocks after each step and computes everything again (slow, exact).
 /// - `no_paged_attn` gives each request its whole context up front from the same pool, the baseline that paging is compared with.
 /// - `token_source`: where the hub token comes from: `cache`, `none`, `literal:VALUE`, `env:NAME` or `path:FILE`.
-/// - `seed` seeds requests that have no seed of their own. `device` is "auto" or "cpu". `cpu_tier` forces an instruction-set tier, such
+/// - `deterministic` makes a request's logits the same bits cold or warm, alone or in a batch, in chunks of any size, preempted or not, and
+///   on any number of threads (for one `cpu_tier`, dtype and `pa_cache_type`).
+/// - `seed` seeds requests that have no seed of their own: each differently, or with `deterministic` all alike (by 0 unless given). `device` is "auto" or "cpu". `cpu_tier` forces an instruction-set tier, such
 ///   as "scalar" or "avx2", for tests and bug reports; `num_threads` the number of worker threads.
 /// - `load_progress` is called with the bytes of weights done and in all while the model loads.
 ///
@@ -64,8 +66,8 @@ impl Runner {
     #[pyo3(signature = (
         which, max_seqs=32, no_kv_cache=false, prefix_cache_n=16, token_source="cache", chat_template=None, jinja_explicit=None,
         pa_gpu_mem=None, pa_gpu_mem_usage=None, pa_ctxt_len=None, pa_blk_size=None, pa_cache_type=None, no_paged_attn=false,
-        paged_attn=false, memory_goal=None, seed=None, max_num_batched_tokens=None, device="auto", *, cpu_tier=None, num_threads=None,
-        load_progress=None, prompt_batchsize=None, num_device_layers=None, in_situ_quant=None, anymoe_config=None, which_draft=None,
+        paged_attn=false, memory_goal=None, seed=None, max_num_batched_tokens=None, device="auto", *, deterministic=false, cpu_tier=None,
+        num_threads=None, load_progress=None, prompt_batchsize=None, num_device_layers=None, in_situ_quant=None, anymoe_config=None, which_draft=None,
         speculative_gamma=None, mtp_model=None, mtp_n_predict=None, enable_search=false, search_embedding_model=None,
         search_callback=None, tool_callbacks=None, mcp_client_config=None, code_execution_config=None, shell_config=None
     ))]
@@ -91,6 +93,7 @@ impl Runner {
         seed: Option<Integer>,
         max_num_batched_tokens: Option<Integer>,
         device: &str,
+        deterministic: bool,
         cpu_tier: Option<String>,
         num_threads: Option<Integer>,
         load_progress: Option<Bound<'_, PyAny>>,
@@ -146,6 +149,7 @@ impl Runner {
             dtype: selection.dtype.into(),
             architecture: selection.architecture.map(str::to_owned),
             seed: check_seed(seed.as_ref())?,
+            deterministic,
             chat_template: options::chat_template(py, chat_template, jinja_explicit)?,
             device: options::device(device)?,
             cpu: CpuOptions { tier: cpu_tier, num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)? },

@@ -38,7 +38,7 @@ const MAX_NEIGHBOURS: usize = 4;
 const MAX_BRANCHES: usize = 16;
 
 /// Takes a block hash, which is random already, as it is.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct TakeHash(u64);
 
 impl Hasher for TakeHash {
@@ -55,7 +55,7 @@ impl Hasher for TakeHash {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct PrefixIndex {
     hasher: BlockHasher,
     num_groups: usize,
@@ -212,6 +212,11 @@ impl PrefixIndex {
             }
             at = self.remove(at);
         }
+    }
+
+    /// Hash of the prefix that a node stands for.
+    pub(crate) fn hash(&self, node: NodeId) -> BlockHash {
+        self.nodes[node.0 as usize].hash
     }
 
     pub(crate) fn block(&self, node: NodeId, group: usize) -> Option<BlockId> {

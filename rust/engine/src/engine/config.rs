@@ -107,6 +107,9 @@ pub struct EngineConfig {
     pub architecture: Option<String>,
     /// Seeds requests that have no seed of their own.
     pub seed: Option<u64>,
+    /// Makes a request's logits the same bits whatever runs beside it, is cached, or was preempted, in chunks of any size and on any
+    /// number of threads; requests without a seed of their own all have the engine's, 0 unless given.
+    pub deterministic: bool,
     /// A chat template's text to use instead of the model's.
     pub chat_template: Option<String>,
     /// CPU options.
@@ -133,6 +136,7 @@ impl Default for EngineConfig {
             dtype: ModelDType::Auto,
             architecture: None,
             seed: None,
+            deterministic: false,
             chat_template: None,
             cpu: CpuOptions::default(),
         }

@@ -52,7 +52,11 @@ pub fn load_with_backend(
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
     let cache = size_cache(&files, config)?;
 
-    let precision = if config.dtype == ModelDType::F32 { Precision::Exact } else { Precision::Fast };
+    let precision = match config.dtype {
+        ModelDType::F32 => Precision::Exact,
+        _ if config.deterministic => Precision::Deterministic,
+        _ => Precision::Fast,
+    };
     let options = RunnerOptions {
         precision,
         kv_dtype: device_dtype(cache.cache_type),
@@ -97,7 +101,8 @@ pub fn load_with_backend(
         servable_tokens,
         num_blocks: cache.num_gpu_blocks,
         block_bytes: cache.ledger.bytes_per_block,
-        seed: config.seed,
+        seed: config.seed.or(config.deterministic.then_some(0)),
+        one_seed: config.deterministic,
         submitted: AtomicU64::new(0),
         description,
     };

@@ -40,6 +40,8 @@ struct Shared {
     num_blocks: usize,
     block_bytes: u64,
     seed: Option<u64>,
+    /// Whether requests without a seed have this one, and not one that follows from how many came before.
+    one_seed: bool,
     submitted: std::sync::atomic::AtomicU64,
     description: Vec<String>,
 }

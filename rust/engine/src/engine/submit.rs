@@ -53,7 +53,8 @@ pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStre
         stop_token_ids.extend(shared.tokenizer.eos_ids());
     }
     let job = shared.submitted.fetch_add(1, Ordering::Relaxed);
-    let seed = sampling.seed.or(shared.seed.map(|s| s.wrapping_add(job))).unwrap_or_else(rand::random);
+    let own_seed = |s: u64| if shared.one_seed { s } else { s.wrapping_add(job) };
+    let seed = sampling.seed.or(shared.seed.map(own_seed)).unwrap_or_else(rand::random);
     let sampler = Sampler::new(resolved, seed, &prompt_token_ids, Arc::new(dry_breakers));
     let decoder = match prompt {
         Prompt::Chat { .. } => IncrementalDecoder::new(true),

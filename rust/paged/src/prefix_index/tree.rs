@@ -13,7 +13,7 @@ pub(super) enum Kind {
 }
 
 /// Block nodes behind a node, in the order of their tokens. Most nodes have one child, which needs no list.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) enum Children {
     None,
     One(u32),
@@ -55,7 +55,7 @@ impl Children {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Node {
     pub(super) hash: BlockHash,
     pub(super) parent: u32,
