@@ -8,8 +8,9 @@
 //! Progress: a `schedule` that finds a request and no step in flight computes at least one token or finishes at
 //! least one request. The first running request gets a token because all behind it can be preempted; if it is alone
 //! and still finds no block, the pool is too small for it and it ends with `Length`. If nobody runs, all blocks are
-//! free, and the first waiting request gets at least one token's: its prompt was checked when it was added, and what it
-//! generated since it held beside others.
+//! free or held by kept requests, which give them up first of all; nobody waits for a leader; and the first waiting
+//! request gets at least one token's: its prompt was checked when it was added, and what it generated since it held
+//! beside others.
 
 mod admission;
 mod config;
