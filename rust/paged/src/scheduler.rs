@@ -13,8 +13,8 @@
 //!   who is alone and still finds no block has outgrown the pool and ends with `Length`. A victim policy only chooses
 //!   among those behind, an admission policy only says who gets that far, and a tenant's share of a step is never less
 //!   than one token.
-//! - Nobody runs. Then all blocks are free or can be taken back from kept requests, and the next waiting request is let
-//!   in without a gate. It gets at least one token's block: its prompt was checked when it was added, and what it
+//! - Nobody runs. Then all blocks are free or held by kept requests, which give them up first of all, nobody waits for a
+//!   leader or a tenant's other prompt, and the next waiting request is let in without a gate. It gets at least one token's block: its prompt was checked when it was added, and what it
 //!   generated since, it held beside others.
 //!
 //! Everything ends: the first of those that run advances in every step, or gives way to a protected request, which
