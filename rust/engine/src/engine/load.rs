@@ -14,10 +14,11 @@ use paged::{
     CacheConfig, DeviceMemory, KvShape, ModelConfigLike, PoolLimits, Scheduler, SchedulerConfig, calculate_cache_config,
 };
 
-use super::{EngineConfig, LoadProgress, ModelDType, ModelSource, Shared, thread::EngineThread};
+use super::{EngineConfig, LoadProgress, ModelDType, ModelSource, Shared, thread::EngineThread, tier};
 use crate::{
     EngineError, GenerationConfig,
     chat_template::{ChatTemplate, template_in_dir},
+    kv_tier::Swapper,
     model::{DecoderConfig, ModelFiles},
     model_runner::{ModelRunner, RunnerOptions},
     tokenizer::Tokenizer,
@@ -48,6 +49,7 @@ pub fn load_with_backend(
             return Err(EngineError::InvalidArgument(format!("{name} is 0; it must be at least 1")));
         }
     }
+    tier::check(config)?;
     let files = ModelFiles::open(source, config.architecture.as_deref())?;
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
     let cache = size_cache(&files, config)?;
@@ -89,7 +91,12 @@ pub fn load_with_backend(
     let (inbox, commands) = mpsc::channel();
     let tokenizer = Arc::new(text.tokenizer);
     let servable_tokens = scheduler.servable_tokens();
-    let thread = EngineThread::new(commands, scheduler, kv, runner, Arc::clone(&tokenizer));
+    let swapper = tier::open(source, &files, config, &runner, &**backend)?;
+    let flush = swapper.as_ref().map(Swapper::flush_on_drop);
+    let mut thread = EngineThread::new(commands, scheduler, kv, runner, Arc::clone(&tokenizer));
+    if let Some(swapper) = swapper {
+        thread.attach(swapper);
+    }
     let shared = Shared {
         inbox,
         tokenizer,
@@ -105,6 +112,7 @@ pub fn load_with_backend(
         one_seed: config.deterministic,
         submitted: AtomicU64::new(0),
         description,
+        _flush: flush,
     };
     Ok((shared, thread))
 }

@@ -9,13 +9,15 @@ mod submit;
 #[cfg(test)]
 mod tests;
 mod thread;
+mod tier;
 
 use std::sync::{Arc, mpsc};
 
 pub use config::{CpuOptions, Device, EngineConfig, LoadProgress, ModelDType, ModelSource, best_device};
 
 use crate::{
-    EngineError, GenerationConfig, GenerationRequest, Message, RequestStream, chat_template::ChatTemplate, tokenizer::Tokenizer,
+    EngineError, GenerationConfig, GenerationRequest, Message, RequestStream, chat_template::ChatTemplate, kv_tier::FlushOnDrop,
+    tokenizer::Tokenizer,
 };
 pub use sequence::{Continuation, Sequence};
 use thread::Command;
@@ -44,6 +46,8 @@ struct Shared {
     one_seed: bool,
     submitted: std::sync::atomic::AtomicU64,
     description: Vec<String>,
+    /// Waits, at the end, until what was computed is in the tier.
+    _flush: Option<FlushOnDrop>,
 }
 
 impl Engine {
