@@ -17,6 +17,7 @@ ARGUMENTS = {
     "memory.py": ["paged", "4"],
     "bench_throughput.py": ["--new", "16", "--sentences", "10"],
     "simulate.py": [],
+    "kv_tier.py": [],
 }
 PRINTS = {
     "paged_attn.py": "completion_tokens=",
@@ -25,6 +26,7 @@ PRINTS = {
     "memory.py": "Fragmented Memory",
     "bench_throughput.py": "8 streams",
     "simulate.py": "paged: ",
+    "kv_tier.py": "second runner: ",
 }
 
 

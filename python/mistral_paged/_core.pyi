@@ -1,6 +1,7 @@
 """Types of the native module; the classes are documented there."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
 from typing import Any, ClassVar, final
 
 from typing_extensions import Self, disjoint_base
@@ -626,6 +627,8 @@ class Runner:
         device: str = "auto",
         *,
         deterministic: bool = False,
+        kv_tier: str | PathLike[str] | None = None,
+        kv_tier_size: int | None = None,
         cpu_tier: str | None = None,
         num_threads: int | None = None,
         load_progress: Callable[[int, int], object] | None = None,
