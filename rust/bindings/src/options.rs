@@ -1,8 +1,8 @@
 //! The options of a `Runner` that take some reading: memory, chat template, device.
 
-use std::path::PathBuf;
+use std::{fmt::Display, path::PathBuf, str::FromStr};
 
-use engine::{Device, KvTierConfig, MemoryGpuConfig, ModelSource, best_device};
+use engine::{Device, KvTierConfig, MemoryGpuConfig, ModelSource, Policies, best_device};
 use pyo3::{
     exceptions::PyTypeError,
     prelude::*,
@@ -121,6 +121,18 @@ pub fn kv_tier(py: Python<'_>, path: Option<&Bound<'_, PyAny>>, size: Option<&In
     let path = path.to_str().map_or_else(|| Ok(path.clone()), |path| local_path(py, path))?;
     let megabytes = size.map_or(Ok(DEFAULT_TIER_SIZE), |size| at_least("kv_tier_size", size, 1))?;
     Ok(Some(KvTierConfig::File { path, max_bytes: (megabytes as u64).saturating_mul(1 << 20) }))
+}
+
+/// The scheduler's policies by their names.
+pub fn policies(admission: Option<&str>, victim: Option<&str>, fairness: Option<&str>) -> PyResult<Policies> {
+    fn named<P: FromStr<Err: Display> + Default>(argument: &str, name: Option<&str>) -> PyResult<P> {
+        name.map_or(Ok(P::default()), |name| name.parse().map_err(|error| invalid(format!("`{argument}`: {error}"))))
+    }
+    Ok(Policies {
+        admission: named("admission", admission)?,
+        victim: named("victim", victim)?,
+        fairness: named("fairness", fairness)?,
+    })
 }
 
 /// A path that may begin with `~`.
