@@ -3,6 +3,7 @@
 mod lookup;
 mod publish;
 mod request_blocks;
+mod restore;
 mod sharing;
 mod usage;
 

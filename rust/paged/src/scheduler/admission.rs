@@ -97,6 +97,7 @@ impl Scheduler {
             num_cached_tokens: None,
             miss: None,
             blocks: RequestBlocks::new(self.manager.groups().groups.len(), num_prompt_tokens),
+            tier_keys: Vec::new(),
         };
         let slot = if let Some(slot) = self.vacant.pop() {
             self.requests[slot] = Some(request);
@@ -130,7 +131,12 @@ impl Scheduler {
             let Some(slot) = self.next_to_admit() else { return };
             let Some(hit) = self.passes_the_gate(slot, &mut promised) else { return };
             self.admission_closed_below = 0;
+            let is_first = self.request(slot).num_cached_tokens.is_none();
             self.admit(slot, hit);
+            if self.begin_swap_in(slot, is_first, output) {
+                // Whoever shares its prefix finds it in the pool the next time.
+                return;
+            }
             // The gate left room for the first chunk at least; alone, what `add_request` checked.
             let has_row = self.schedule_row(slot, output, budget);
             debug_assert!(has_row, "an admitted request gets at least one token");

@@ -27,6 +27,22 @@ impl LookupCounts {
     }
 }
 
+impl LookupCounts {
+    /// A request that was counted as beginning after `before` tokens begins after `now`.
+    pub(super) fn correct(&mut self, before: usize, now: usize, miss: Option<MissReason>) {
+        self.hit = (self.hit + now as u64).saturating_sub(before as u64);
+        if let Some(reason) = miss {
+            let missed = &mut self.missed[reason as usize];
+            *missed = (*missed + before as u64).saturating_sub(now as u64);
+        }
+    }
+
+    /// The same of one that was preempted.
+    pub(super) fn correct_resumed(&mut self, before: usize, now: usize) {
+        self.resumed_hit = (self.resumed_hit + now as u64).saturating_sub(before as u64);
+    }
+}
+
 impl Scheduler {
     pub(super) fn look_up(&mut self, slot: Slot) -> PrefixHit {
         let block_size = self.manager.block_size();
