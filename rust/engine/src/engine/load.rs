@@ -2,7 +2,11 @@
 
 use std::{
     path::Path,
-    sync::{Arc, atomic::AtomicU64, mpsc},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64},
+        mpsc,
+    },
 };
 
 use device::{
@@ -76,6 +80,9 @@ pub fn load_with_backend(
         SchedulerConfig {
             retain_kv: !config.no_kv_cache,
             reserve_full_context: config.no_paged_attn,
+            admission: config.policies.admission,
+            victim: config.policies.victim,
+            fairness: config.policies.fairness,
             ..SchedulerConfig::new(config.max_num_seqs, config.max_num_batched_tokens, max_model_len)
         },
         kv.clone(),
@@ -104,6 +111,7 @@ pub fn load_with_backend(
         seed: config.seed.or(config.deterministic.then_some(0)),
         one_seed: config.deterministic,
         submitted: AtomicU64::new(0),
+        draining: AtomicBool::new(false),
         description,
     };
     Ok((shared, thread))

@@ -21,6 +21,9 @@ pub(super) struct Blocked {
 impl Scheduler {
     /// Queues a request at its rank, or turns it away if it could never be served.
     pub fn add_request(&mut self, new: NewRequest) -> Result<(), AdmissionError> {
+        if self.draining {
+            return Err(AdmissionError::Draining { request_id: new.request_id });
+        }
         self.check_admissible(&new)?;
         let slot = self.insert(new, None);
         self.wait(slot);
@@ -32,9 +35,6 @@ impl Scheduler {
         let request_id = new.request_id;
         let num_prompt_tokens = new.prompt_token_ids.len();
         let max_model_len = self.config.max_model_len;
-        if self.draining {
-            return Err(AdmissionError::Draining { request_id });
-        }
         if self.slots.contains_key(&request_id) {
             return Err(AdmissionError::DuplicateRequest { request_id });
         }
