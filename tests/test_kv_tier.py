@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import GOLDEN
+
 from mistral_paged import Runner, Which
 
 LLAMA = str(GOLDEN / "text" / "llama")

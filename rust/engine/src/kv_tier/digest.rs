@@ -93,7 +93,7 @@ fn span_digest(path: &Path, span: u64) -> std::io::Result<[u8; 32]> {
 }
 
 fn load(path: &Path, error: &std::io::Error) -> EngineError {
-    EngineError::Load(format!("{}: {error}", super::shown(path)))
+    EngineError::Load(format!("{}: {error}", path.display()))
 }
 
 #[cfg(test)]

@@ -15,10 +15,7 @@ mod swap;
 mod tests;
 mod writer;
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::PathBuf, sync::Arc};
 
 use paged::{TierBlock, TierRecordId};
 use thiserror::Error;
@@ -127,9 +124,4 @@ fn check_size(format: &RecordFormat, max_bytes: u64) -> Result<(), EngineError> 
     Err(EngineError::InvalidArgument(format!(
         "kv_tier_size is {given} MB, and a block of this model takes {needed} bytes: give at least {least} MB"
     )))
-}
-
-/// What names the files of a model, for errors.
-fn shown(path: &Path) -> std::path::Display<'_> {
-    path.display()
 }

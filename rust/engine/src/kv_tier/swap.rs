@@ -55,8 +55,12 @@ impl Swapper {
     /// Tells the scheduler what was written and what was lost since, and how fast things are.
     pub fn report(&mut self, scheduler: &mut Scheduler) {
         for changes in self.writer.changes.try_iter() {
-            changes.lost.into_iter().for_each(|id| scheduler.tier_lost(id));
-            changes.found.into_iter().for_each(|id| scheduler.tier_has(id));
+            for id in changes.lost {
+                scheduler.tier_lost(id);
+            }
+            for id in changes.found {
+                scheduler.tier_has(id);
+            }
         }
         let declined_tokens = scheduler.tier_stats().declined_tokens;
         if declined_tokens != self.declined_tokens {

@@ -1,4 +1,8 @@
-use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
 
 use paged::{BlockId, TierKey};
 use proptest::prelude::*;
@@ -122,7 +126,9 @@ fn what_other_processes_did_is_seen_after_a_while() {
     let changes = tier.store(&block(3), payload(3)).unwrap();
     assert_eq!(changes.found, [block(1).id, block(3).id]);
     // One that is deleted meanwhile is gone, which is no error to speak of.
-    files(&dir).iter().for_each(|file| fs::remove_file(file).unwrap());
+    for file in files(&dir) {
+        fs::remove_file(file).unwrap();
+    }
     assert!(matches!(load(&tier, 1), Err(TierError::Gone)));
     assert_eq!(tier.store(&block(4), payload(4)).unwrap().lost.len(), 2);
 }
