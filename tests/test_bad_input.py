@@ -16,7 +16,6 @@ from mistral_paged import (
     InvalidArgumentError,
     MistralPagedError,
     MultimodalArchitecture,
-    PagedCacheType,
     Runner,
     SpeechLoaderType,
     ToolChoice,
@@ -205,7 +204,6 @@ def test_runner_types(options: dict[str, Any]) -> None:
         {"mtp_model": "x"},
         {"enable_search": True},
         {"tool_callbacks": {}},
-        {"pa_cache_type": PagedCacheType.F8E4M3},
     ],
 )
 def test_later_runner_arguments_say_so(options: dict[str, Any]) -> None:

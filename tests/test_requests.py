@@ -326,5 +326,12 @@ def test_the_figures_of_the_pool_are_the_documented_ones(llama: Runner) -> None:
         "preemptions",
         "requests_running",
         "requests_waiting",
+        "slots_held",
+        "slots_live",
+        "steps",
+        "slots_held_sum",
+        "slots_live_sum",
+        "peak_running",
+        "peak_running_before_preemption",
     }
     assert all(type(value) is int for value in llama.kv_cache_stats().values())

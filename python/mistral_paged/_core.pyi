@@ -142,6 +142,10 @@ class ModelDType:
 class PagedCacheType:
     Auto: ClassVar[PagedCacheType]
     F8E4M3: ClassVar[PagedCacheType]
+    F16: ClassVar[PagedCacheType]
+    BF16: ClassVar[PagedCacheType]
+    F32: ClassVar[PagedCacheType]
+    Int8: ClassVar[PagedCacheType]
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...

@@ -11,6 +11,7 @@ from mistral_paged import (
     Architecture,
     ChatCompletionRequest,
     ModelDType,
+    PagedCacheType,
     Runner,
     Usage,
     Which,
@@ -20,6 +21,14 @@ from mistral_paged.default_model import default_model
 from mistral_paged.hub import find_local
 
 DTYPES = {"auto": ModelDType.Auto, "bf16": ModelDType.BF16, "f16": ModelDType.F16, "f32": ModelDType.F32}
+CACHE_TYPES = {
+    "auto": PagedCacheType.Auto,
+    "f32": PagedCacheType.F32,
+    "f16": PagedCacheType.F16,
+    "bf16": PagedCacheType.BF16,
+    "f8e4m3": PagedCacheType.F8E4M3,
+    "int8": PagedCacheType.Int8,
+}
 ARCHITECTURES = {
     "llama": Architecture.Llama,
     "mistral": Architecture.Mistral,
@@ -86,6 +95,7 @@ def build_parser() -> argparse.ArgumentParser:
     size.add_argument("--pa-memory-mb", "--pa-gpu-mem", type=int, metavar="MB", help="pool of that many MB")
     size.add_argument("--pa-memory-fraction", "--pa-gpu-mem-usage", type=float, metavar="F", help="pool as a fraction of memory")
     paged.add_argument("--pa-block-size", "--pa-blk-size", type=int, metavar="N", help="tokens a block: 8, 16 or 32 (default)")
+    paged.add_argument("--pa-cache-type", choices=CACHE_TYPES, default="auto", help="int8 and f8e4m3 take half the memory of f16")
 
     request = command.add_argument_group("request")
     request.add_argument("-i", "--input", metavar="TEXT", help="answer this and leave")
@@ -153,6 +163,7 @@ def load(options: argparse.Namespace) -> Runner:
             pa_gpu_mem_usage=options.pa_memory_fraction,
             pa_ctxt_len=options.pa_context_len,
             pa_blk_size=options.pa_block_size,
+            pa_cache_type=CACHE_TYPES[options.pa_cache_type],
             paged_attn=options.paged_attn == "on",
             no_paged_attn=options.paged_attn == "off",
             max_num_batched_tokens=options.max_num_batched_tokens,

@@ -158,13 +158,31 @@ impl From<ModelDType> for engine::ModelDType {
     }
 }
 
-/// Type of the KV cache. `Auto` follows the computation type.
+/// Type of the KV cache. `Auto` follows the computation type: 32-bit floats for `ModelDType.F32`, else 16-bit ones. `F8E4M3` and `Int8`
+/// take one byte an element, and a scale for each token and head.
 #[pyclass(eq, eq_int, frozen, hash, module = "mistral_paged")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum PagedCacheType {
     Auto,
     F8E4M3,
+    F16,
+    BF16,
+    F32,
+    Int8,
+}
+
+impl From<PagedCacheType> for engine::PagedCacheType {
+    fn from(cache_type: PagedCacheType) -> Self {
+        match cache_type {
+            PagedCacheType::Auto => Self::Auto,
+            PagedCacheType::F8E4M3 => Self::F8E4M3,
+            PagedCacheType::F16 => Self::F16,
+            PagedCacheType::BF16 => Self::BF16,
+            PagedCacheType::F32 => Self::F32,
+            PagedCacheType::Int8 => Self::Int8,
+        }
+    }
 }
 
 /// What in-situ quantisation covers.

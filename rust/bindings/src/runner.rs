@@ -12,7 +12,7 @@ use crate::{
     arguments::{Integer, Real, Text, at_least, at_least_if_given, check_seed, refuse, token_ids, within},
     door::{POLL, enter, wait},
     enums::PagedCacheType,
-    exceptions::{ModelNotFoundError, invalid, not_yet},
+    exceptions::{ModelNotFoundError, invalid},
     load::load,
     logger::log,
     messages,
@@ -35,6 +35,7 @@ use crate::{
 ///   space is reserved and committed as blocks are first used. With none of them the pool serves `max_seqs` requests of the model's
 ///   length, or takes half of the free memory when that is less; the size is logged.
 /// - `pa_blk_size`: tokens a block, 8, 16 or 32 (32 unless given).
+/// - `pa_cache_type`: type of the cached keys and values; `PagedCacheType.Int8` and `F8E4M3` take about half the memory of 16-bit floats.
 /// - `prefix_cache_n`: 0 turns the prefix cache off, any other number turns it on.
 /// - `no_kv_cache` drops a request's blocks after each step and computes everything again (slow, exact).
 /// - `no_paged_attn` gives each request its whole context up front from the same pool, the baseline that paging is compared with.
@@ -125,9 +126,6 @@ impl Runner {
             ("code_execution_config", code_execution_config.is_some()),
             ("shell_config", shell_config.is_some()),
         ])?;
-        if pa_cache_type == Some(PagedCacheType::F8E4M3) {
-            return Err(not_yet("`pa_cache_type=PagedCacheType.F8E4M3`", "use PagedCacheType.Auto"));
-        }
         if paged_attn && no_paged_attn {
             return Err(invalid("paged_attn and no_paged_attn are mutually exclusive"));
         }
@@ -142,7 +140,7 @@ impl Runner {
             paged_attention: PagedAttentionConfig {
                 block_size: at_least_if_given("pa_blk_size", pa_blk_size.as_ref(), 0)?,
                 mem_gpu: memory.check()?,
-                cache_type: engine::PagedCacheType::Auto,
+                cache_type: pa_cache_type.map_or(engine::PagedCacheType::Auto, Into::into),
                 guaranteed: false,
             },
             dtype: selection.dtype.into(),
@@ -272,7 +270,9 @@ impl Runner {
 
     /// Figures of the KV pool as of the last step: `blocks_total`, `blocks_used` (held by a live request), `blocks_cached` (free but
     /// findable by the prefix cache), `blocks_free` (cached ones included), `block_size` in tokens, `tokens_total`,
-    /// `prefix_queried_tokens`, `prefix_hit_tokens`, `preemptions`, `requests_running`, `requests_waiting`.
+    /// `prefix_queried_tokens`, `prefix_hit_tokens`, `preemptions`, `requests_running`, `requests_waiting`, `slots_held` (of held
+    /// blocks; a token takes one in each KV group), `slots_live` (of those with KV), their sums over the `steps` so far (`slots_held_sum`,
+    /// `slots_live_sum`), `peak_running` (most requests in one step) and `peak_running_before_preemption`.
     fn kv_cache_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let engine = self.engine.get()?;
         let stats = enter(py, || engine.kv_cache_stats())?;
@@ -288,6 +288,13 @@ impl Runner {
         dict.set_item("preemptions", stats.preemptions)?;
         dict.set_item("requests_running", stats.requests_running)?;
         dict.set_item("requests_waiting", stats.requests_waiting)?;
+        dict.set_item("slots_held", stats.slots_held)?;
+        dict.set_item("slots_live", stats.slots_live)?;
+        dict.set_item("steps", stats.steps)?;
+        dict.set_item("slots_held_sum", stats.slots_held_sum)?;
+        dict.set_item("slots_live_sum", stats.slots_live_sum)?;
+        dict.set_item("peak_running", stats.peak_running)?;
+        dict.set_item("peak_running_before_preemption", stats.peak_running_before_preemption)?;
         Ok(dict)
     }
 

@@ -28,6 +28,7 @@ impl ServiceFields {
             tenant: self.tenant.map(|Text(tenant)| tenant),
             cache_salt: self.cache_salt.map(|Text(salt)| salt),
             public_prefix: self.public_prefix,
+            keep: false,
         })
     }
 }

@@ -64,7 +64,7 @@ impl State {
                 error: None,
                 usage: None,
             }))),
-            OutputEvent::Finished { index, reason, stop_sequence, error } => {
+            OutputEvent::Finished { index, reason, stop_sequence, error, .. } => {
                 let finish_reason = Some(reason.as_str().to_owned());
                 let part =
                     Part { index, text: String::new(), logprobs: Vec::new(), finish_reason, stop_sequence, error, usage: None };

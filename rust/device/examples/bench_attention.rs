@@ -64,11 +64,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let backend = CpuBackend::new(tier, threads)?;
     println!("{:?}", backend.info());
     let only = args.next();
-    let dtypes = [KvDType::F16, KvDType::BF16, KvDType::F32];
-    for dtype in dtypes.into_iter().filter(|d| only.as_ref().is_none_or(|o| format!("{d:?}").eq_ignore_ascii_case(o))) {
+    for dtype in KvDType::ALL.into_iter().filter(|d| only.as_ref().is_none_or(|o| format!("{d:?}").eq_ignore_ascii_case(o))) {
         for (num_reqs, len) in [(1, 128), (1, 1024), (1, 8192), (8, 8192)] {
             let seconds = measure(&backend, dtype, &step(num_reqs, 1, len))?;
-            let bytes = (num_reqs * len * NUM_PLANES * 2 * 3 * 64 * dtype.size_bytes()) as f64;
+            let bytes = (num_reqs * len * NUM_PLANES * 2 * 3 * (64 * dtype.element_bytes() + dtype.scale_bytes())) as f64;
             println!("decode {dtype:?} {num_reqs} x {len}: {:.2} ms, {:.1} GB/s", seconds * 1e3, bytes / seconds * 1e-9);
         }
         for len in [64, 1400, 4096] {

@@ -43,9 +43,7 @@ impl Linear {
     pub fn bytes(&self) -> u64 {
         match &self.weight {
             LinearWeight::Cpu(weight) => weight.bytes() as u64,
-            LinearWeight::Reference { weight, bias } => {
-                (weight.bytes().len() + bias.as_deref().map_or(0, size_of_val)) as u64
-            }
+            LinearWeight::Reference { weight, bias } => (weight.bytes().len() + bias.as_deref().map_or(0, size_of_val)) as u64,
         }
     }
 

@@ -1,46 +1,21 @@
-//! The KV storage: one K and one V plane a layer of a KV group, each `[num_blocks, num_kv_heads, block_size, head_dim]`.
+//! The KV storage: one K and one V plane a layer of a KV group, each a row of blocks ([`crate::kv_layout`] has their format).
 
 #![allow(clippy::cast_ptr_alignment)] // Planes are page-aligned.
+#![allow(clippy::inline_always)] // `store_codes` is inlined into the kernels of every tier.
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use half::{bf16, f16};
 
-use crate::{DeviceError, KvDType, host::host_memory, mmap::Pages};
+use crate::{
+    DeviceError, KvCacheSpec, KvDType,
+    host::host_memory,
+    kv_codes::{E4M3_VALUES, quantize_e4m3, quantize_int8},
+    mmap::Pages,
+};
 
 /// The largest finite f16: what is written for values beyond it.
 pub(crate) const F16_MAX: f32 = 65504.0;
-
-/// Shape of the KV storage.
-#[derive(Clone, Debug)]
-pub struct KvCacheSpec {
-    /// Physical blocks, the null block 0 included.
-    pub num_blocks: usize,
-    /// Tokens a block.
-    pub block_size: usize,
-    /// Key and value heads.
-    pub num_kv_heads: usize,
-    /// Elements of a head.
-    pub head_dim: usize,
-    /// Layers of a KV group: each has a K and a V plane.
-    pub num_planes: usize,
-    /// Element type.
-    pub dtype: KvDType,
-}
-
-impl KvCacheSpec {
-    /// Bytes that one more block takes, over all planes; `None` on overflow.
-    pub fn bytes_per_block(&self) -> Option<u64> {
-        [self.block_size, self.num_kv_heads, self.head_dim, self.dtype.size_bytes(), self.num_planes]
-            .into_iter()
-            .try_fold(2u64, |bytes, n| bytes.checked_mul(n as u64))
-    }
-
-    /// Bytes of the whole storage; `None` on overflow.
-    pub fn total_bytes(&self) -> Option<u64> {
-        self.bytes_per_block()?.checked_mul(self.num_blocks as u64)
-    }
-}
 
 /// Keys or values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,24 +123,25 @@ impl CacheEngine {
         CacheWriter { cache: self, _guard: self.access.write().unwrap_or_else(PoisonError::into_inner) }
     }
 
-    /// Writes one head's vector, `[head_dim]`, rounded to nearest even; f16 saturates at ±65504.
+    /// Writes one head's vector, `[head_dim]`, rounded to nearest even; f16 saturates at ±65504, the one-byte types do as
+    /// [`crate::kv_codes`] says.
     ///
     /// # Panics
     /// When `at` is out of range or `values` is not `head_dim` long.
     pub fn write(&self, side: KvSide, at: KvPlace, values: &[f32]) {
         assert_eq!(values.len(), self.spec.head_dim, "values of one head");
-        let first = self.first_element(at);
+        let (vector, scale) = self.offsets(at);
         let writer = self.writer();
         let base = writer.base(side, at.plane);
-        for (i, &value) in (first..).zip(values) {
-            // SAFETY: `first_element` checked that the plane holds `head_dim` elements from `first` on; its base is page-aligned;
-            // `writer` is alive.
-            unsafe {
-                match self.spec.dtype {
-                    KvDType::F32 => base.cast::<f32>().add(i).write(value),
-                    KvDType::F16 => base.cast::<f16>().add(i).write(f16::from_f32(value.clamp(-F16_MAX, F16_MAX))),
-                    KvDType::BF16 => base.cast::<bf16>().add(i).write(bf16::from_f32(value)),
-                }
+        // SAFETY: `offsets` checked that the plane holds the vector and its scale there; the base is page-aligned and offsets are
+        // multiples of the element's size; `writer` is alive.
+        unsafe {
+            match self.spec.dtype {
+                KvDType::F32 => store_each(base.add(vector), values, |x| x),
+                KvDType::F16 => store_each(base.add(vector), values, |x| f16::from_f32(x.clamp(-F16_MAX, F16_MAX))),
+                KvDType::BF16 => store_each(base.add(vector), values, bf16::from_f32),
+                KvDType::F8E4M3 => store_codes(base.add(vector), base.add(scale), values, quantize_e4m3),
+                KvDType::Int8 => store_codes(base.add(vector), base.add(scale), values, quantize_int8),
             }
         }
     }
@@ -176,18 +152,26 @@ impl CacheEngine {
     /// When `at` is out of range or `values` is not `head_dim` long.
     pub fn read(&self, side: KvSide, at: KvPlace, values: &mut [f32]) {
         assert_eq!(values.len(), self.spec.head_dim, "values of one head");
-        let first = self.first_element(at);
+        let (vector, scale) = self.offsets(at);
         let reader = self.reader();
         let base = reader.base(side, at.plane);
-        for (i, value) in (first..).zip(values) {
-            // SAFETY: as in `write`, with `reader` alive; the element types are valid for any bits.
-            *value = unsafe {
-                match self.spec.dtype {
-                    KvDType::F32 => base.cast::<f32>().add(i).read(),
-                    KvDType::F16 => base.cast::<f16>().add(i).read().to_f32(),
-                    KvDType::BF16 => base.cast::<bf16>().add(i).read().to_f32(),
+        // SAFETY: as in `write`, with `reader` alive; the element types are valid for any bits.
+        unsafe {
+            let vector = base.add(vector);
+            let scale = || base.add(scale).cast::<bf16>().read().to_f32();
+            match self.spec.dtype {
+                KvDType::F32 => load_each(vector, values, |x: f32| x),
+                KvDType::F16 => load_each(vector, values, f16::to_f32),
+                KvDType::BF16 => load_each(vector, values, bf16::to_f32),
+                KvDType::F8E4M3 => {
+                    let scale = scale();
+                    load_each(vector, values, |code: u8| E4M3_VALUES[usize::from(code)] * scale);
                 }
-            };
+                KvDType::Int8 => {
+                    let scale = scale();
+                    load_each(vector, values, |code: i8| f32::from(code) * scale);
+                }
+            }
         }
     }
 
@@ -197,7 +181,7 @@ impl CacheEngine {
     /// When a block id is out of range.
     pub fn copy_blocks(&self, pairs: &[(u32, u32)]) {
         let spec = &self.spec;
-        let block_bytes = spec.num_kv_heads * spec.block_size * spec.head_dim * spec.dtype.size_bytes();
+        let block_bytes = spec.layout().block_bytes;
         for &(source, destination) in pairs {
             let last = spec.num_blocks - 1;
             assert!(
@@ -219,19 +203,57 @@ impl CacheEngine {
         }
     }
 
-    /// Element index of the start of a head's vector within its plane.
-    fn first_element(&self, at: KvPlace) -> usize {
+    /// Byte offsets of a head's vector and of its scale within its plane.
+    fn offsets(&self, at: KvPlace) -> (usize, usize) {
         let spec = &self.spec;
         let (block, offset) = (at.slot / spec.block_size, at.slot % spec.block_size);
         assert!(block < spec.num_blocks, "slot {} of {} blocks of {}", at.slot, spec.num_blocks, spec.block_size);
         assert!(at.head < spec.num_kv_heads, "head {} of {}", at.head, spec.num_kv_heads);
-        ((block * spec.num_kv_heads + at.head) * spec.block_size + offset) * spec.head_dim
+        let layout = spec.layout();
+        (layout.vector(block, at.head, offset), layout.scale(block, at.head, offset))
     }
 
     fn base(&self, side: KvSide, plane: usize) -> *mut u8 {
         assert!(plane < self.spec.num_planes, "plane {plane} of {}", self.spec.num_planes);
         self.planes[2 * plane + usize::from(side == KvSide::Value)].base
     }
+}
+
+/// Writes `values`, each converted.
+///
+/// # Safety
+/// `out` is aligned and good for as many elements.
+unsafe fn store_each<E>(out: *mut u8, values: &[f32], convert: impl Fn(f32) -> E) {
+    for (i, &value) in values.iter().enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe { out.cast::<E>().add(i).write(convert(value)) };
+    }
+}
+
+/// Reads `values`, each converted.
+///
+/// # Safety
+/// `source` is aligned and good for as many elements.
+unsafe fn load_each<E>(source: *const u8, values: &mut [f32], convert: impl Fn(E) -> f32) {
+    for (i, value) in values.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        *value = convert(unsafe { source.cast::<E>().add(i).read() });
+    }
+}
+
+/// Writes the codes of `values` and their scale.
+///
+/// # Safety
+/// `codes` is good for as many bytes, `scale` for a bfloat16 and aligned, and nobody else uses either.
+#[inline(always)]
+pub(crate) unsafe fn store_codes(
+    codes: *mut u8,
+    scale: *mut u8,
+    values: &[f32],
+    quantize: impl FnOnce(&[f32], &mut [u8]) -> bf16,
+) {
+    // SAFETY: the caller's promise; a plane is initialised, because its pages are zeroed.
+    unsafe { scale.cast::<bf16>().write(quantize(values, std::slice::from_raw_parts_mut(codes, values.len()))) };
 }
 
 impl CacheReader<'_> {
@@ -288,14 +310,14 @@ mod tests {
         // Address space only: `reserve` does not compare with the machine's memory.
         let cache = CacheEngine::reserve(&spec).unwrap();
         let last = KvPlace { plane: 0, slot: spec.num_blocks * 32 - 1, head: 7 };
-        assert!(cache.first_element(last) > 1 << 31);
+        assert!(cache.offsets(last).0 > 1 << 32);
         let values: Vec<f32> = (0..128).map(|i| i as f32 - 60.0).collect();
         cache.write(KvSide::Value, last, &values);
         let mut read = vec![0.0; 128];
         cache.read(KvSide::Value, last, &mut read);
         assert_eq!(read, values);
         // Where a 32-bit signed byte offset, and an element index cut at 2^31, would have landed.
-        let cut = (cache.first_element(last) - (1 << 31)) / (32 * 8 * 128) * 32 + 31;
+        let cut = (cache.offsets(last).0 / 2 - (1 << 31)) / (32 * 8 * 128) * 32 + 31;
         cache.read(KvSide::Value, KvPlace { slot: cut, ..last }, &mut read);
         assert!(read.iter().all(|&x| x == 0.0));
         let last_block = spec.num_blocks as u32 - 1;
@@ -320,8 +342,42 @@ mod tests {
                 KvDType::F16 => {
                     assert_eq!(read[..8], [1.0, 1.0, 1.001_953_1, F16_MAX, -F16_MAX, F16_MAX, 5.960_464_5e-8, -F16_MAX]);
                 }
-                KvDType::BF16 => assert_eq!(read[..4], [1.0, 1.0, 1.0, 998_244_350.0]),
+                _ => assert_eq!(read[..4], [1.0, 1.0, 1.0, 998_244_350.0]),
             }
+        }
+    }
+
+    #[test]
+    fn one_byte_vectors_keep_a_scale_each_within_their_block() {
+        // An odd head size: elements and scales are both padded.
+        for dtype in [KvDType::Int8, KvDType::F8E4M3] {
+            let spec = KvCacheSpec { head_dim: 27, block_size: 5, ..spec(dtype) };
+            assert_eq!(spec.plane_block_bytes(), Some(272 + 32));
+            assert_eq!(spec.bytes_per_block(), Some(6 * 304));
+            let cache = CacheEngine::new(&spec).unwrap();
+            let vector = |slot: usize, head: usize| -> Vec<f32> {
+                (0..27).map(|i| ((slot * 2 + head) * 27 + i) as f32 * 0.7 - 40.0).collect()
+            };
+            let places = || (0..25).flat_map(|slot| [0, 1].map(|head| KvPlace { plane: 1, slot, head }));
+            for at in places() {
+                cache.write(KvSide::Key, at, &vector(at.slot, at.head));
+            }
+            cache.copy_blocks(&[(3, 0)]);
+            for at in places() {
+                let source = if at.slot < 5 { at.slot + 15 } else { at.slot };
+                let (values, mut read) = (vector(source, at.head), vec![0.0; 27]);
+                cache.read(KvSide::Key, at, &mut read);
+                let largest = values.iter().fold(0.0f32, |a, b| a.max(b.abs()));
+                for (value, read) in values.iter().zip(read) {
+                    let bound =
+                        if dtype == KvDType::Int8 { largest / 252.0 } else { largest / 448.0 / 512.0 + value.abs() / 16.0 };
+                    assert!((value - read).abs() <= bound, "{dtype:?} {at:?}: {value} was read as {read}");
+                }
+            }
+            let mut read = [1.0; 27];
+            cache.write(KvSide::Key, KvPlace { plane: 1, slot: 7, head: 0 }, &[f32::NAN; 27]);
+            cache.read(KvSide::Key, KvPlace { plane: 1, slot: 7, head: 0 }, &mut read);
+            assert!(read.iter().all(|x| x.is_nan()), "{read:?}");
         }
     }
 

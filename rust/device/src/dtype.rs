@@ -115,20 +115,40 @@ impl fmt::Display for DType {
 }
 
 /// Element type of the KV cache.
+///
+/// The one-byte types keep a scale for each token and head: an element is its code times the scale. See [`crate::kv_codes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)]
 pub enum KvDType {
+    /// IEEE binary32.
     F32,
+    /// IEEE binary16.
     F16,
+    /// bfloat16.
     BF16,
+    /// OCP e4m3 ("fn": no infinities, largest 448).
+    F8E4M3,
+    /// Integers from -127 to 127.
+    Int8,
 }
 
 impl KvDType {
-    /// Bytes of one element.
-    pub const fn size_bytes(self) -> usize {
+    /// Every type.
+    pub const ALL: [Self; 5] = [Self::F32, Self::F16, Self::BF16, Self::F8E4M3, Self::Int8];
+
+    /// Bytes of one element, scales apart.
+    pub const fn element_bytes(self) -> usize {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::BF16 => 2,
+            Self::F8E4M3 | Self::Int8 => 1,
+        }
+    }
+
+    /// Bytes of the scale of one token and head; 0 for types without.
+    pub const fn scale_bytes(self) -> usize {
+        match self {
+            Self::F32 | Self::F16 | Self::BF16 => 0,
+            Self::F8E4M3 | Self::Int8 => 2,
         }
     }
 }

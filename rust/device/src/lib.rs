@@ -9,6 +9,8 @@ pub mod cpu;
 pub mod dtype;
 pub mod error;
 pub mod host;
+pub mod kv_codes;
+pub mod kv_layout;
 pub mod mmap;
 pub mod quant;
 pub mod tensor;
@@ -18,8 +20,9 @@ pub use backend::{
     Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata,
     WorkspaceShape,
 };
-pub use cache_engine::{CacheEngine, KvCacheSpec, KvPlace, KvSide};
+pub use cache_engine::{CacheEngine, KvPlace, KvSide};
 pub use dtype::{DType, GgmlType, KvDType};
 pub use error::DeviceError;
 pub use host::{HostMemory, host_memory, num_physical_cores};
+pub use kv_layout::KvCacheSpec;
 pub use tensor::{Tensor, WeightView};

@@ -9,8 +9,6 @@ use device::{
 };
 use proptest::prelude::*;
 
-const DTYPES: [KvDType; 3] = [KvDType::F32, KvDType::F16, KvDType::BF16];
-
 fn params(num_kv_heads: usize, group: usize, head_dim: usize) -> AttentionParams {
     let scale = (head_dim as f32).sqrt().recip();
     AttentionParams { num_heads: num_kv_heads * group, num_kv_heads, head_dim, scale, window: None, softcap: None }
@@ -39,11 +37,11 @@ proptest! {
         seed in any::<u64>(),
         num_kv_heads in 1usize..4,
         group in 1usize..9,
-        head_dim in prop::sample::select(vec![8usize, 16, 32, 40, 64, 72, 80, 96, 128, 256]),
+        head_dim in prop::sample::select(vec![8usize, 10, 16, 27, 32, 40, 64, 72, 80, 96, 128, 256]),
         block_size in prop::sample::select(vec![8usize, 16, 32]),
         window in prop::option::of(1usize..200),
         softcap in prop::option::of(1.0f32..50.0),
-        dtype in prop::sample::select(DTYPES.to_vec()),
+        dtype in prop::sample::select(KvDType::ALL.to_vec()),
         // (keys before the chunk, queries)
         requests in prop::collection::vec((0usize..300, 1usize..60), 1..5),
         threads in 1usize..4,
@@ -55,8 +53,14 @@ proptest! {
 
 #[test]
 fn long_requests_span_several_splits() {
-    for (dtype, window) in [(KvDType::F16, None), (KvDType::F32, Some(700)), (KvDType::BF16, Some(512)), (KvDType::F16, Some(1))]
-    {
+    for (dtype, window) in [
+        (KvDType::F16, None),
+        (KvDType::F32, Some(700)),
+        (KvDType::BF16, Some(512)),
+        (KvDType::F16, Some(1)),
+        (KvDType::Int8, None),
+        (KvDType::F8E4M3, Some(700)),
+    ] {
         let params = AttentionParams { window, ..params(1, 3, 16) };
         check_case(&Case::new(7, params, 16, dtype, &[(1500, 1), (511, 2), (0, 5), (2040, 40)]), 3);
     }
@@ -96,7 +100,7 @@ fn row_bits(case: &Case, out: &[f32], request: usize, row: usize) -> Vec<u32> {
 fn a_row_has_the_same_bits_alone_in_chunks_of_any_size_in_a_batch_for_any_threads_and_block_size() {
     let mut rng = Rng::new(11);
     for tier in tiers() {
-        for dtype in DTYPES {
+        for dtype in KvDType::ALL {
             for (group, head_dim, window, softcap) in
                 [(3, 64, None, None), (1, 16, Some(45), None), (7, 40, Some(600), Some(20.0)), (2, 96, None, Some(5.0))]
             {
@@ -137,7 +141,7 @@ fn a_row_has_the_same_bits_alone_in_chunks_of_any_size_in_a_batch_for_any_thread
 #[test]
 fn keys_beyond_a_request_and_out_of_the_window_are_never_read() {
     for tier in tiers() {
-        for dtype in DTYPES {
+        for dtype in KvDType::ALL {
             let params = AttentionParams { window: Some(40), ..params(2, 3, 32) };
             let mut case = Case::new(1, params, 16, dtype, &[(300, 9)]);
             let backend = CpuBackend::new(tier, 2).unwrap();

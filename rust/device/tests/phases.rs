@@ -137,9 +137,9 @@ fn run_rope(backend: &dyn Backend, case: &RopeCase) -> [Vec<f32>; 4] {
 #[test]
 fn rope_and_cache_agree_for_every_style_width_and_type() {
     let mut rng = Rng::new(3);
-    for (head_dim, rotary_dim) in [(64, 64), (80, 20), (40, 40), (96, 64), (8, 2)] {
+    for (head_dim, rotary_dim) in [(64, 64), (80, 20), (40, 40), (27, 6), (96, 64), (8, 2)] {
         for style in [RopeStyle::Neox, RopeStyle::Interleaved] {
-            for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16] {
+            for dtype in KvDType::ALL {
                 for (kind, tokens) in [(None, 1), (Some(NormKind::Rms), 37), (Some(NormKind::Layer), 5)] {
                     let spec = KvCacheSpec { num_blocks: 9, block_size: 8, num_kv_heads: 2, head_dim, num_planes: 2, dtype };
                     let angles = rng.floats(64 * rotary_dim / 2);
@@ -169,6 +169,9 @@ fn rope_and_cache_agree_for_every_style_width_and_type() {
                         KvDType::F32 => 1e-5,
                         KvDType::F16 => 1e-3,
                         KvDType::BF16 => 8e-3,
+                        // One step of a vector whose elements reach 8 or so.
+                        KvDType::Int8 => 8.0 / 126.0,
+                        KvDType::F8E4M3 => 0.125,
                     };
                     for backend in backends() {
                         let got = run_rope(&backend, &case);

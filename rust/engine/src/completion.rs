@@ -1,5 +1,7 @@
 //! What a caller gets back: events, and the complete answer made of them.
 
+use crate::{Sequence, engine::JobHandle};
+
 /// Why a continuation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
@@ -90,6 +92,8 @@ pub enum OutputEvent {
         stop_sequence: Option<String>,
         /// What went wrong, for [`FinishReason::Error`].
         error: Option<String>,
+        /// What it came to, when it is to be kept.
+        sequence: Option<Sequence>,
     },
     /// Every choice has ended: the last event.
     Done(Usage),
@@ -110,6 +114,8 @@ pub struct CompletionChoice {
     pub error: Option<String>,
     /// Log probabilities, when asked for; the prompt's own first when it is echoed.
     pub logprobs: Option<Vec<TokenLogprobs>>,
+    /// What it came to, when it is to be kept.
+    pub sequence: Option<Sequence>,
 }
 
 /// A complete answer.
@@ -125,6 +131,7 @@ pub struct Completion {
 pub struct RequestStream {
     pub(crate) events: std::sync::mpsc::Receiver<Result<OutputEvent, crate::EngineError>>,
     pub(crate) cancel: std::sync::Arc<std::sync::atomic::AtomicBool>,
+    pub(crate) job: JobHandle,
     pub(crate) wants_logprobs: bool,
 }
 
@@ -150,6 +157,13 @@ impl RequestStream {
                 return Ok(completion);
             }
         }
+    }
+
+    /// What a choice has come to so far, to be gone on from, while the choice itself runs on.
+    ///
+    /// An [`crate::EngineError::InvalidArgument`] for a choice that has ended, or is not there.
+    pub fn sequence(&self, choice: usize) -> Result<Sequence, crate::EngineError> {
+        self.job.sequence(choice)
     }
 
     /// Collects events into the complete answer, which comes with [`OutputEvent::Done`].
@@ -182,11 +196,12 @@ impl CompletionCollector {
                 }
                 None
             }
-            OutputEvent::Finished { index, reason, stop_sequence, error } => {
+            OutputEvent::Finished { index, reason, stop_sequence, error, sequence } => {
                 let choice = self.choice(index);
                 choice.finish_reason = reason;
                 choice.stop_sequence = stop_sequence;
                 choice.error = error;
+                choice.sequence = sequence;
                 None
             }
             OutputEvent::Done(usage) => Some(Completion { choices: std::mem::take(&mut self.choices), usage }),
@@ -202,6 +217,7 @@ impl CompletionCollector {
                 stop_sequence: None,
                 error: None,
                 logprobs: self.wants_logprobs.then(Vec::new),
+                sequence: None,
             });
         }
         &mut self.choices[index]

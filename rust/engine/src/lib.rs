@@ -18,8 +18,8 @@ pub mod weights;
 pub use chat_template::{ChatTemplate, RenderOptions};
 pub use completion::{Completion, CompletionChoice, FinishReason, OutputEvent, RequestStream, TokenLogprobs, TopLogprob, Usage};
 pub use engine::{
-    CpuOptions, Device, DeviceBytes, Engine, EngineConfig, GroupPlan, KvCacheStats, LoadProgress, MemoryPlan, ModelDType,
-    ModelSource, best_device,
+    Continuation, CpuOptions, Device, DeviceBytes, Engine, EngineConfig, GroupPlan, KvCacheStats, LoadProgress, MemoryPlan,
+    ModelDType, ModelSource, Sequence, best_device,
 };
 pub use error::EngineError;
 pub use generation_config::GenerationConfig;

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::{Continuation, Sequence};
+
 /// One chat message.
 #[derive(Clone, Debug)]
 pub struct Message {
@@ -45,6 +47,13 @@ pub enum Prompt {
     Text(String),
     /// Token ids as they are.
     TokenIds(Vec<u32>),
+    /// What a sequence came to, and more.
+    Sequence {
+        /// The sequence.
+        sequence: Sequence,
+        /// What comes behind it.
+        then: Continuation,
+    },
 }
 
 /// Penalty on repeating sequences ("Don't Repeat Yourself", text-generation-webui #5677).
@@ -108,6 +117,8 @@ pub struct ServiceParams {
     pub cache_salt: Option<String>,
     /// Beginning of the prompt that all share, whatever their salt: so many messages of a chat, or tokens of another prompt.
     pub public_prefix: usize,
+    /// Each choice ends with a [`Sequence`] that can be gone on from.
+    pub keep: bool,
 }
 
 /// Choices of a request at most, those that `best_of` discards included: each has its own sampler, text and sequence.

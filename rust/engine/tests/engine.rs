@@ -6,63 +6,14 @@ mod common;
 
 use std::{thread, time::Duration};
 
-use common::{golden_dir, hugging_face};
-use engine::{
-    Completion, Engine, EngineConfig, EngineError, FinishReason, GenerationRequest, MemoryGpuConfig, Message, ModelDType,
-    OutputEvent, PagedAttentionConfig, Prompt, SamplingParams,
+use common::{
+    golden_dir, hugging_face,
+    serving::{exact, greedy, pool_of, prompt, request, run, run_together, start, stats, tokens},
 };
-
-fn exact() -> EngineConfig {
-    EngineConfig { dtype: ModelDType::F32, ..EngineConfig::default() }
-}
-
-fn pool_of(num_tokens: usize, block_size: usize) -> PagedAttentionConfig {
-    PagedAttentionConfig {
-        block_size: Some(block_size),
-        mem_gpu: Some(MemoryGpuConfig::ContextSize(num_tokens)),
-        ..PagedAttentionConfig::default()
-    }
-}
-
-fn stats(engine: &Engine) -> engine::KvCacheStats {
-    engine.kv_cache_stats().unwrap()
-}
-
-fn start(model: &str, config: &EngineConfig) -> Engine {
-    let source = model.strip_suffix(".gguf").map_or_else(|| hugging_face(model), common::gguf);
-    Engine::load(&source, config, &|_| {}).unwrap()
-}
-
-fn greedy(max_tokens: usize) -> SamplingParams {
-    SamplingParams {
-        temperature: Some(0.0),
-        max_tokens: Some(max_tokens),
-        ignore_eos: true,
-        logprobs: Some(0),
-        ..SamplingParams::default()
-    }
-}
-
-fn prompt(i: usize, len: usize) -> Vec<u32> {
-    (0..len).map(|j| ((i * 7919 + j * 31) % 400 + 10) as u32).collect()
-}
-
-fn request(i: usize, len: usize, new: usize) -> GenerationRequest {
-    GenerationRequest::new(Prompt::TokenIds(prompt(i, len)), greedy(new))
-}
-
-fn tokens(completion: &Completion) -> Vec<u32> {
-    completion.choices[0].logprobs.iter().flatten().map(|l| l.token_id).collect()
-}
-
-fn run(engine: &Engine, request: GenerationRequest) -> Vec<u32> {
-    tokens(&engine.submit(request).unwrap().wait().unwrap())
-}
-
-fn run_together(engine: &Engine, requests: Vec<GenerationRequest>) -> Vec<Vec<u32>> {
-    let streams: Vec<_> = requests.into_iter().map(|r| engine.submit(r).unwrap()).collect();
-    streams.into_iter().map(|s| tokens(&s.wait().unwrap())).collect()
-}
+use engine::{
+    Engine, EngineConfig, EngineError, FinishReason, GenerationRequest, MemoryGpuConfig, Message, OutputEvent,
+    PagedAttentionConfig, Prompt, SamplingParams,
+};
 
 const LENGTHS: [usize; 8] = [1, 5, 31, 32, 33, 64, 90, 120];
 
@@ -294,24 +245,6 @@ fn a_token_without_an_embedding_is_refused_in_every_prompt_and_harms_nobody_else
 }
 
 #[test]
-fn more_choices_than_the_limit_are_refused_before_anything_is_made() {
-    let engine = start("llama", &exact());
-    for (n_choices, best_of, name) in
-        [(usize::MAX, None, "n_choices"), (1, Some(usize::MAX), "best_of"), (1025, None, "n_choices")]
-    {
-        match engine.submit(GenerationRequest { n_choices, best_of, ..request(1, 8, 1) }) {
-            Err(EngineError::InvalidArgument(message)) => {
-                let value = best_of.unwrap_or(n_choices).to_string();
-                assert!(message.contains(name) && message.contains(&value) && message.contains("1024"), "{message}");
-            }
-            _ => panic!("{name} was taken"),
-        }
-    }
-    let most = engine.submit(GenerationRequest { n_choices: 1024, ..request(1, 8, 1) }).unwrap().wait().unwrap();
-    assert_eq!(most.choices.len(), 1024);
-}
-
-#[test]
 fn an_echo_has_what_was_kept_of_a_prompt_that_was_cut() {
     let engine = start("llama", &EngineConfig { paged_attention: pool_of(64, 8), ..exact() });
     let text = "one two three four five six seven eight nine ten ".repeat(12);
@@ -341,87 +274,6 @@ fn a_seed_gives_the_same_text_whatever_runs_beside_it() {
     assert_eq!(first, run_together(&engine, requests)[9]);
     let other = SamplingParams { seed: Some(8), ..sampling };
     assert_ne!(first, run(&engine, GenerationRequest::new(Prompt::TokenIds(prompt(5, 40)), other)));
-}
-
-#[test]
-fn choices_are_independent_and_the_best_come_first() {
-    let engine = start("llama", &exact());
-    let sampling = SamplingParams { temperature: Some(1.5), seed: Some(1), ..greedy(12) };
-    let ask = |n_choices, best_of| {
-        let request =
-            GenerationRequest { n_choices, best_of, ..GenerationRequest::new(Prompt::TokenIds(prompt(2, 20)), sampling.clone()) };
-        engine.submit(request).unwrap().wait().unwrap()
-    };
-    let all = ask(4, None);
-    assert_eq!(all.choices.len(), 4);
-    assert_eq!(all.usage.completion_tokens, 48);
-    assert_ne!(all.choices[0].text, all.choices[1].text);
-    let best = ask(1, Some(4));
-    assert_eq!(best.choices.len(), 1);
-    let wanted = all.choices.iter().max_by(|a, b| mean_logprob(a).total_cmp(&mean_logprob(b))).unwrap();
-    assert_eq!(best.choices[0].text, wanted.text);
-}
-
-fn sum_logprob(choice: &engine::CompletionChoice) -> f64 {
-    choice.logprobs.iter().flatten().filter_map(|l| l.logprob).map(f64::from).sum()
-}
-
-fn mean_logprob(choice: &engine::CompletionChoice) -> f64 {
-    sum_logprob(choice) / choice.logprobs.as_ref().unwrap().len() as f64
-}
-
-#[test]
-fn the_best_choices_are_those_with_the_best_mean_log_probability() {
-    let engine = start("llama", &exact());
-    let mut mean_and_sum_disagreed = false;
-    for seed in 0..20 {
-        let stop_token_ids = (0..512).filter(|id| id % 8 == 0).collect();
-        let sampling = SamplingParams { temperature: Some(1.5), seed: Some(seed), stop_token_ids, ..greedy(40) };
-        let ask = |n_choices, best_of| {
-            let prompt = Prompt::TokenIds(prompt(2, 20));
-            let request = GenerationRequest { n_choices, best_of, ..GenerationRequest::new(prompt, sampling.clone()) };
-            engine.submit(request).unwrap().wait().unwrap()
-        };
-        let mut all = ask(4, None).choices;
-        let by_sum = all.iter().max_by(|a, b| sum_logprob(a).total_cmp(&sum_logprob(b))).unwrap().index;
-        all.sort_by(|a, b| mean_logprob(b).total_cmp(&mean_logprob(a)));
-        mean_and_sum_disagreed |= by_sum != all[0].index;
-        let best = ask(2, Some(4)).choices;
-        assert_eq!(best.iter().map(|c| &c.text).collect::<Vec<_>>(), [&all[0].text, &all[1].text], "seed {seed}");
-    }
-    assert!(mean_and_sum_disagreed, "the choices' lengths told nothing apart");
-}
-
-#[test]
-fn choices_together_compute_their_prompt_once_and_report_no_cached_tokens() {
-    let sampling = SamplingParams { temperature: Some(1.0), seed: Some(3), ..greedy(8) };
-    let ask = |engine: &Engine| {
-        let request =
-            GenerationRequest { n_choices: 4, ..GenerationRequest::new(Prompt::TokenIds(prompt(6, 100)), sampling.clone()) };
-        engine.submit(request).unwrap().wait().unwrap()
-    };
-    let texts = |completion: &Completion| completion.choices.iter().map(|c| c.text.clone()).collect::<Vec<_>>();
-    let engine = start("llama", &exact());
-    let first = ask(&engine);
-    assert_eq!(first.usage.cached_tokens, 0, "all that was found is the request's own");
-    assert_eq!(stats(&engine).prefix_hit_tokens, 3 * 96);
-    assert_eq!(ask(&engine).usage.cached_tokens, 96);
-    assert_eq!(stats(&engine).blocks_used, 0);
-    let plain = ask(&start("llama", &EngineConfig { prefix_caching: false, ..exact() }));
-    assert_eq!(texts(&first), texts(&plain));
-}
-
-#[test]
-fn choices_that_wait_for_the_first_ones_prompt_end_with_their_stream() {
-    let engine = start("llama", &EngineConfig { max_num_batched_tokens: 8, ..exact() });
-    let many = |i| engine.submit(GenerationRequest { n_choices: 8, ..request(i, 120, 40) }).unwrap();
-    drop(many(1));
-    assert_eq!(stats(&engine).blocks_used, 0);
-    // The first choice ends at its first token, before the others begin.
-    let one = engine.submit(GenerationRequest { n_choices: 3, ..request(2, 40, 1) }).unwrap().wait().unwrap();
-    assert_eq!(one.choices.iter().map(|c| c.finish_reason).collect::<Vec<_>>(), [FinishReason::Length; 3]);
-    assert_eq!(one.usage.completion_tokens, 3);
-    assert_eq!(stats(&engine).blocks_used, 0);
 }
 
 #[test]

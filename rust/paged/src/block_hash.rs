@@ -1,7 +1,7 @@
-//! Content-addressed identity of a full block.
+//! Content-addressed identity of a block.
 //!
 //! A block's hash covers everything its KV depends on: the hash of its parent (hence the whole prefix), its own
-//! tokens, and at the root the request's cache identity. It is a keyed BLAKE3, of which 128 bits are kept; without
+//! tokens, at the root the request's cache identity, and behind what is everybody's the salt of those who share it. It is a keyed BLAKE3, of which 128 bits are kept; without
 //! the key nobody can aim for a collision. It is still only a way to find a candidate: the prefix index compares
 //! tokens and parent before it serves one.
 
@@ -9,7 +9,7 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BlockHash(pub [u8; 16]);
 
-/// What a hash is taken of. The two kinds never share an input: each is tagged and framed.
+/// What a hash is taken of. The kinds never share an input: each is tagged and framed.
 #[derive(Debug, Clone, Copy)]
 pub enum HashInput<'a> {
     /// The start of every prefix under one cache identity.
@@ -17,11 +17,18 @@ pub enum HashInput<'a> {
         /// Opaque bytes, see [`CacheIdentity`].
         identity: &'a [u8],
     },
-    /// One full block.
-    Block {
+    /// The place in a prefix behind which only those with one salt share.
+    Salt {
         /// Hash of the block before it, or of the root.
         parent: BlockHash,
-        /// Its tokens, `[block_size]`.
+        /// Opaque bytes, see [`crate::NewRequest::cache_salt`].
+        salt: &'a [u8],
+    },
+    /// One block.
+    Block {
+        /// Hash of what is before it: a block, a salt or the root.
+        parent: BlockHash,
+        /// Its tokens, `[block_size]`; fewer at the end of a sequence.
         tokens: &'a [u32],
     },
 }
@@ -61,6 +68,7 @@ impl std::fmt::Debug for BlockHasher {
 
 const TAG_ROOT: u8 = 1;
 const TAG_BLOCK: u8 = 2;
+const TAG_SALT: u8 = 3;
 
 fn keyed_blake3(key: &[u8; 32], input: HashInput<'_>) -> BlockHash {
     let mut hasher = blake3::Hasher::new_keyed(key);
@@ -69,6 +77,12 @@ fn keyed_blake3(key: &[u8; 32], input: HashInput<'_>) -> BlockHash {
             hasher.update(&[TAG_ROOT]);
             hasher.update(&(identity.len() as u64).to_le_bytes());
             hasher.update(identity);
+        }
+        HashInput::Salt { parent, salt } => {
+            hasher.update(&[TAG_SALT]);
+            hasher.update(&parent.0);
+            hasher.update(&(salt.len() as u64).to_le_bytes());
+            hasher.update(salt);
         }
         HashInput::Block { parent, tokens } => {
             hasher.update(&[TAG_BLOCK]);
@@ -163,6 +177,10 @@ mod tests {
         assert_ne!(root, hasher.hash(HashInput::Root { identity: b"x" }));
         // Same bytes, other kind.
         assert_ne!(hasher.hash(HashInput::Root { identity: &root.0 }), block(&hasher, root, &[]));
+        let salt = |parent, salt| hasher.hash(HashInput::Salt { parent, salt });
+        assert_ne!(salt(root, b"x"), salt(first, b"x"));
+        assert_ne!(salt(root, b"x"), salt(root, b"y"));
+        assert_ne!(salt(root, b""), block(&hasher, root, &[]));
         // Longer than one internal chunk.
         let long: Vec<u32> = (0..64).collect();
         let mut other = long.clone();

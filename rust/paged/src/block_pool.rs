@@ -16,55 +16,85 @@ impl BlockId {
 
 /// Links of a block that is not in the free list point here.
 const UNLINKED: u32 = u32::MAX;
-/// The null block's links are the ends of the free list: `next` its head, `prev` its tail.
-const ENDS: u32 = 0;
 
 #[derive(Debug, Clone)]
 struct Block {
     ref_cnt: u32,
     prev: u32,
     next: u32,
-    group: u32,
-    node: Option<NodeId>,
+    /// What it is found by, or [`NodeId::NONE`].
+    node: NodeId,
+    group: u16,
+    /// Someone held it whom it was not written for.
+    was_shared: bool,
     /// Set only inside `free_blocks`, to see a block that is named twice.
     named: bool,
 }
 
-/// A flat pool of blocks with reference counts, a free list in eviction order, and the index of cached prefixes.
+/// The free lists, in the order in which they are used up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reuse {
+    /// Blocks that cannot be found.
+    Uncached,
+    /// Cached blocks that are of less use than the others.
+    Early,
+    /// Cached blocks, the least recently used first.
+    Late,
+}
+
+const NUM_LISTS: usize = 3;
+
+/// A flat pool of blocks with reference counts, free lists in eviction order, and the index of cached prefixes.
 ///
 /// `num_blocks` are usable, with ids from 1; id 0 is the null block on top of them. Every operation on a block is
 /// O(1). A free block may still be *cached*: findable by its content until it is handed out again.
 #[derive(Debug)]
 pub struct BlockPool {
+    /// By id; behind them, for each free list, one whose links are its ends: `next` the head, `prev` the tail.
     blocks: Vec<Block>,
     num_free: usize,
     num_cached: usize,
     num_shared: usize,
     num_saved: usize,
+    /// For each KV group, whether its layers see all tokens.
+    is_full: Vec<bool>,
     index: PrefixIndex,
 }
 
 impl BlockPool {
-    /// A pool of `num_blocks` usable blocks (at most `u32::MAX - 1`), all free, shared by `num_groups` KV groups.
-    pub fn new(num_blocks: u32, num_groups: usize, hasher: BlockHasher) -> Self {
-        let num_ids = num_blocks + 1;
-        let blocks = (0..num_ids)
-            .map(|id| Block {
-                ref_cnt: 0,
-                prev: if id == 0 { num_blocks } else { id - 1 },
-                next: if id == num_blocks { ENDS } else { id + 1 },
-                group: 0,
-                node: None,
-                named: false,
-            })
-            .collect();
-        let index = PrefixIndex::new(hasher, num_groups);
-        Self { blocks, num_free: num_blocks as usize, num_cached: 0, num_shared: 0, num_saved: 0, index }
+    /// A pool of `num_blocks` usable blocks (at most `u32::MAX - 1`) of `block_size` tokens, all free. For each KV group
+    /// that shares them, `is_full` tells whether its layers see all tokens.
+    pub fn new(num_blocks: u32, block_size: usize, is_full: Vec<bool>, hasher: BlockHasher) -> Self {
+        let vacant =
+            Block { ref_cnt: 0, prev: UNLINKED, next: UNLINKED, node: NodeId::NONE, group: 0, was_shared: false, named: false };
+        let num_ids = num_blocks as usize + 1;
+        let mut blocks = vec![vacant; num_ids + NUM_LISTS];
+        for (end, block) in blocks.iter_mut().enumerate().skip(num_ids) {
+            (block.prev, block.next) = (end as u32, end as u32);
+        }
+        let index = PrefixIndex::new(hasher, is_full.len(), block_size, num_blocks as usize);
+        let mut pool = Self { blocks, num_free: 0, num_cached: 0, num_shared: 0, num_saved: 0, is_full, index };
+        for id in 1..=num_blocks {
+            pool.link_last(id, Reuse::Uncached);
+        }
+        pool
+    }
+
+    /// Where the ends of a free list are kept.
+    fn ends(&self, list: Reuse) -> u32 {
+        (self.blocks.len() - NUM_LISTS + list as usize) as u32
+    }
+
+    /// The free block to be used next.
+    fn first_free(&self) -> Option<u32> {
+        let heads = [Reuse::Uncached, Reuse::Early, Reuse::Late]
+            .map(|list| (self.ends(list), self.blocks[self.ends(list) as usize].next));
+        heads.into_iter().find(|(ends, head)| ends != head).map(|(_, head)| head)
     }
 
     /// Usable blocks; the null block is not one.
     pub fn num_blocks(&self) -> usize {
-        self.blocks.len() - 1
+        self.blocks.len() - 1 - NUM_LISTS
     }
 
     /// Blocks that can be handed out, cached ones included.
@@ -111,17 +141,34 @@ impl BlockPool {
 
     /// As [`Self::get_new_blocks`], one block.
     pub(crate) fn get_new_block(&mut self) -> Result<BlockId, PoolError> {
-        if self.num_free == 0 {
-            return Err(PoolError::OutOfBlocks { needed: 1, free: 0 });
-        }
-        let id = self.blocks[ENDS as usize].next;
+        let id = self.first_free().ok_or(PoolError::OutOfBlocks { needed: 1, free: 0 })?;
         self.unlink(id);
-        if self.is_published(BlockId(id)) {
+        let node = self.blocks[id as usize].node;
+        if node != NodeId::NONE {
             self.num_cached -= 1;
+            self.index.note_eviction(node);
+            if self.is_full[self.blocks[id as usize].group as usize] {
+                self.give_up_windows(node);
+            }
             self.forget(BlockId(id));
         }
-        self.blocks[id as usize].ref_cnt = 1;
+        let entry = &mut self.blocks[id as usize];
+        entry.ref_cnt = 1;
+        entry.was_shared = false;
         Ok(BlockId(id))
+    }
+
+    /// The windows that end with a block are of no use once the full groups have lost it.
+    fn give_up_windows(&mut self, node: NodeId) {
+        for group in 0..self.is_full.len() {
+            if let Some(block) = self.index.block(node, group)
+                && !self.is_full[group]
+                && self.is_free(block)
+            {
+                self.unlink(block.0);
+                self.link_first(block.0, Reuse::Early);
+            }
+        }
     }
 
     /// Holds blocks once more, taking free ones out of the free list: what a prefix hit does.
@@ -129,10 +176,11 @@ impl BlockPool {
         debug_assert_ne!(block, BlockId::NULL);
         if self.blocks[block.0 as usize].ref_cnt == 0 {
             self.unlink(block.0);
-            self.num_cached -= usize::from(self.blocks[block.0 as usize].node.is_some());
+            self.num_cached -= usize::from(self.is_published(block));
         }
         let entry = &mut self.blocks[block.0 as usize];
         entry.ref_cnt += 1;
+        entry.was_shared = true;
         self.num_shared += usize::from(entry.ref_cnt == 2);
         self.num_saved += usize::from(entry.ref_cnt > 1);
     }
@@ -142,11 +190,17 @@ impl BlockPool {
     ///
     /// A list that names a block twice, a free block, the null block or an id outside the pool is refused whole.
     pub fn free_blocks(&mut self, blocks: &[BlockId]) -> Result<(), PoolError> {
+        self.free_blocks_to(blocks, Reuse::Late)
+    }
+
+    /// As [`Self::free_blocks`], the cached ones to the end of a list.
+    pub(crate) fn free_blocks_to(&mut self, blocks: &[BlockId], reuse: Reuse) -> Result<(), PoolError> {
         let num_blocks = self.num_blocks();
+        let ids = self.blocks.len() - NUM_LISTS;
         let mut problem = None;
         let mut num_named = 0;
         for &block in blocks {
-            problem = match self.blocks.get_mut(block.0 as usize) {
+            problem = match self.blocks[..ids].get_mut(block.0 as usize) {
                 _ if block == BlockId::NULL => Some(PoolError::NullBlock),
                 None => Some(PoolError::UnknownBlock { block, num_blocks }),
                 Some(entry) if entry.named => Some(PoolError::DuplicateBlock { block }),
@@ -173,13 +227,11 @@ impl BlockPool {
             self.num_saved -= usize::from(entry.ref_cnt > 1);
             entry.ref_cnt -= 1;
             if entry.ref_cnt == 0 {
-                if entry.node.is_some() {
-                    self.num_cached += 1;
-                    let tail = self.blocks[ENDS as usize].prev;
-                    self.link_between(block.0, tail, ENDS);
+                if entry.node == NodeId::NONE {
+                    self.link_first(block.0, Reuse::Uncached);
                 } else {
-                    let head = self.blocks[ENDS as usize].next;
-                    self.link_between(block.0, ENDS, head);
+                    self.num_cached += 1;
+                    self.link_last(block.0, reuse);
                 }
             }
         }
@@ -189,10 +241,15 @@ impl BlockPool {
     /// Makes a held block findable as the last block of `node`'s prefix, which has none yet in this group.
     pub(crate) fn publish(&mut self, block: BlockId, node: NodeId, group: usize) {
         let entry = &mut self.blocks[block.0 as usize];
-        debug_assert!(block != BlockId::NULL && entry.ref_cnt > 0 && entry.node.is_none());
-        entry.node = Some(node);
-        entry.group = group as u32;
+        debug_assert!(block != BlockId::NULL && entry.ref_cnt > 0 && entry.node == NodeId::NONE);
+        entry.node = node;
+        entry.group = group as u16;
         self.index.attach(node, group, block);
+    }
+
+    /// Whether a block was ever held by someone whom it was not written for.
+    pub(crate) fn was_shared(&self, block: BlockId) -> bool {
+        self.blocks[block.0 as usize].was_shared
     }
 
     pub(crate) fn is_free(&self, block: BlockId) -> bool {
@@ -209,8 +266,12 @@ impl BlockPool {
 
     /// Makes every block unfindable. Pins on nodes are void afterwards.
     pub(crate) fn clear_index(&mut self) {
-        for block in &mut self.blocks {
-            block.node = None;
+        for id in 1..=self.num_blocks() as u32 {
+            let was_cached = std::mem::replace(&mut self.blocks[id as usize].node, NodeId::NONE) != NodeId::NONE;
+            if was_cached && self.is_free(BlockId(id)) {
+                self.unlink(id);
+                self.link_last(id, Reuse::Uncached);
+            }
         }
         self.num_cached = 0;
         self.index.clear();
@@ -220,7 +281,8 @@ impl BlockPool {
     pub(crate) fn forget(&mut self, block: BlockId) {
         let entry = &mut self.blocks[block.0 as usize];
         let group = entry.group as usize;
-        if let Some(node) = entry.node.take() {
+        let node = std::mem::replace(&mut entry.node, NodeId::NONE);
+        if node != NodeId::NONE {
             self.index.detach(node, group);
         }
     }
@@ -234,6 +296,16 @@ impl BlockPool {
         self.num_free -= 1;
     }
 
+    fn link_first(&mut self, id: u32, list: Reuse) {
+        let ends = self.ends(list);
+        self.link_between(id, ends, self.blocks[ends as usize].next);
+    }
+
+    fn link_last(&mut self, id: u32, list: Reuse) {
+        let ends = self.ends(list);
+        self.link_between(id, self.blocks[ends as usize].prev, ends);
+    }
+
     fn link_between(&mut self, id: u32, prev: u32, next: u32) {
         (self.blocks[id as usize].prev, self.blocks[id as usize].next) = (prev, next);
         self.blocks[prev as usize].next = id;
@@ -243,56 +315,67 @@ impl BlockPool {
 
     /// Free blocks in the order in which they will be handed out.
     pub fn free_block_ids(&self) -> impl Iterator<Item = BlockId> + '_ {
-        let mut at = ENDS;
-        (0..self.num_free).map(move |_| {
-            at = self.blocks[at as usize].next;
-            BlockId(at)
+        [Reuse::Uncached, Reuse::Early, Reuse::Late].into_iter().flat_map(move |list| {
+            let ends = self.ends(list);
+            let follow = move |at: &u32| Some(self.blocks[*at as usize].next);
+            std::iter::successors(follow(&ends), follow).take_while(move |at| *at != ends).map(BlockId)
         })
     }
 
     /// Whether a block can be found by its content.
     pub fn is_published(&self, block: BlockId) -> bool {
-        self.blocks.get(block.0 as usize).is_some_and(|block| block.node.is_some())
+        self.blocks.get(block.0 as usize).is_some_and(|block| block.node != NodeId::NONE)
+    }
+
+    /// By how many tokens a block can be found: all that it holds, fewer for the end of a sequence, 0 if it cannot.
+    pub fn num_published_tokens(&self, block: BlockId) -> usize {
+        if self.is_published(block) { self.index.num_tokens(self.blocks[block.0 as usize].node) } else { 0 }
     }
 
     /// Walks everything: the free list both ways, the counters, and the index. `num_pins` is how many pins on nodes
     /// the requests hold.
     pub(crate) fn check_integrity(&self, num_pins: usize) -> Result<(), IntegrityError> {
         let check = |holds: bool, what: &str| if holds { Ok(()) } else { Err(IntegrityError(what.to_owned())) };
-        let ids = self.blocks.len();
-        let walk = |forward: bool| {
-            let mut seen = Vec::new();
-            let mut at = ENDS;
-            loop {
-                let block = &self.blocks[at as usize];
-                at = if forward { block.next } else { block.prev };
-                if at == ENDS || at as usize >= ids || seen.len() > ids {
-                    return seen;
+        let ids = self.blocks.len() - NUM_LISTS;
+        let mut listed = Vec::new();
+        for list in [Reuse::Uncached, Reuse::Early, Reuse::Late] {
+            let ends = self.ends(list);
+            let walk = |forward: bool| {
+                let mut seen = Vec::new();
+                let mut at = ends;
+                loop {
+                    let block = &self.blocks[at as usize];
+                    at = if forward { block.next } else { block.prev };
+                    if at == ends || at as usize >= ids || seen.len() > ids {
+                        return seen;
+                    }
+                    seen.push(at);
                 }
-                seen.push(at);
-            }
-        };
-        let forward = walk(true);
-        let mut backward = walk(false);
-        backward.reverse();
-        check(forward == backward, "the free list reads differently in its two directions")?;
-        check(forward.len() == self.num_free, "the free counter differs from the free list's length")?;
+            };
+            let (forward, mut backward) = (walk(true), walk(false));
+            backward.reverse();
+            check(forward == backward, "a free list reads differently in its two directions")?;
+            let fits = |id: &u32| self.is_published(BlockId(*id)) == (list != Reuse::Uncached);
+            check(forward.iter().all(fits), "a free block is in a list of the wrong kind")?;
+            listed.extend(forward);
+        }
+        check(listed.len() == self.num_free, "the free counter differs from the free lists' length")?;
         let mut in_list = vec![false; ids];
-        for &id in &forward {
-            check(!in_list[id as usize], "a block stands twice in the free list")?;
+        for &id in &listed {
+            check(!in_list[id as usize], "a block stands twice in the free lists")?;
             in_list[id as usize] = true;
         }
         let null = &self.blocks[0];
-        check(null.ref_cnt == 0 && null.node.is_none(), "the null block is held or published")?;
+        check(null.ref_cnt == 0 && null.node == NodeId::NONE, "the null block is held or published")?;
         let mut num_published = 0;
         let mut num_cached = 0;
-        for (id, block) in self.blocks.iter().enumerate().skip(1) {
+        for (id, block) in self.blocks[..ids].iter().enumerate().skip(1) {
             check(in_list[id] == (block.ref_cnt == 0), "a block is free and held, or neither")?;
             check(!block.named, "a block is still marked by a release")?;
-            if let Some(node) = block.node {
+            if block.node != NodeId::NONE {
                 num_published += 1;
                 num_cached += usize::from(block.ref_cnt == 0);
-                let found = self.index.block(node, block.group as usize);
+                let found = self.index.block(block.node, block.group as usize);
                 check(found == Some(BlockId(id as u32)), "a published block is not the one its prefix names")?;
             }
         }
@@ -306,103 +389,4 @@ impl BlockPool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn pool(num_blocks: u32) -> BlockPool {
-        BlockPool::new(num_blocks, 1, BlockHasher::new([0; 32]))
-    }
-
-    fn take(pool: &mut BlockPool, count: usize) -> Vec<BlockId> {
-        let mut out = Vec::new();
-        pool.get_new_blocks(count, &mut out).unwrap();
-        out
-    }
-
-    /// Publishes each block as the next of one chain.
-    fn publish_chain(pool: &mut BlockPool, blocks: &[BlockId]) {
-        let mut node = pool.index_mut().pin_root(b"");
-        for (&block, token) in blocks.iter().zip(0u32..) {
-            node = pool.index_mut().pin_child(node, &[token]);
-            pool.publish(block, node, 0);
-        }
-        pool.index_mut().unpin(node);
-    }
-
-    #[test]
-    fn all_advertised_blocks_are_usable_and_the_null_block_is_never_one() {
-        let mut pool = pool(3);
-        let mut ids = take(&mut pool, 3);
-        ids.sort();
-        assert_eq!(ids, [BlockId(1), BlockId(2), BlockId(3)]);
-        let mut out = Vec::new();
-        assert_eq!(pool.get_new_blocks(1, &mut out), Err(PoolError::OutOfBlocks { needed: 1, free: 0 }));
-        assert!(out.is_empty());
-        assert_eq!(pool.free_blocks(&[BlockId::NULL]), Err(PoolError::NullBlock));
-        pool.check_integrity(0).unwrap();
-    }
-
-    /// Defect 6: in a release build the second free appended the block again and the list was corrupt.
-    #[test]
-    fn defect_06_double_free_is_refused_and_leaves_the_list_unharmed() {
-        let mut pool = pool(4);
-        let ids = take(&mut pool, 3);
-        pool.free_blocks(&ids[..1]).unwrap();
-        let order: Vec<_> = pool.free_block_ids().collect();
-        let refused = [
-            (vec![ids[1], ids[0]], PoolError::NotAllocated { block: ids[0] }),
-            (vec![ids[1], ids[2], ids[1]], PoolError::DuplicateBlock { block: ids[1] }),
-            (vec![ids[1], BlockId(9)], PoolError::UnknownBlock { block: BlockId(9), num_blocks: 4 }),
-            (vec![ids[2], BlockId::NULL], PoolError::NullBlock),
-        ];
-        for (list, error) in refused {
-            assert_eq!(pool.free_blocks(&list), Err(error));
-            assert_eq!(pool.free_block_ids().collect::<Vec<_>>(), order);
-            pool.check_integrity(0).unwrap();
-        }
-        pool.free_blocks(&ids[1..]).unwrap();
-        assert_eq!(pool.num_free_blocks(), 4);
-        pool.check_integrity(0).unwrap();
-    }
-
-    #[test]
-    fn a_duplicate_is_refused_even_when_the_block_is_held_twice() {
-        let mut pool = pool(2);
-        let ids = take(&mut pool, 1);
-        pool.touch(ids[0]);
-        assert_eq!(pool.free_blocks(&[ids[0], ids[0]]), Err(PoolError::DuplicateBlock { block: ids[0] }));
-        assert_eq!(pool.ref_cnt(ids[0]), 2);
-    }
-
-    #[test]
-    fn uncached_blocks_are_reused_before_cached_ones_and_those_from_the_oldest() {
-        let mut pool = pool(5);
-        let ids = take(&mut pool, 5);
-        publish_chain(&mut pool, &ids[..3]);
-        // Tail first, as a request frees them.
-        pool.free_blocks(&[ids[2], ids[1], ids[0]]).unwrap();
-        pool.free_blocks(&[ids[4], ids[3]]).unwrap();
-        assert_eq!(pool.num_cached_blocks(), 3);
-        let order: Vec<_> = pool.free_block_ids().collect();
-        assert_eq!(order, [ids[3], ids[4], ids[2], ids[1], ids[0]]);
-        // A hit takes the root out and puts it last again.
-        pool.touch(ids[0]);
-        assert_eq!((pool.num_cached_blocks(), pool.num_used_blocks()), (2, 1));
-        pool.check_integrity(0).unwrap();
-        take(&mut pool, 3);
-        assert!(!pool.is_published(ids[2]) && pool.is_published(ids[1]));
-        pool.check_integrity(0).unwrap();
-    }
-
-    #[test]
-    fn a_prefix_is_forgotten_with_its_last_block() {
-        let mut pool = pool(3);
-        let ids = take(&mut pool, 3);
-        publish_chain(&mut pool, &ids);
-        pool.free_blocks(&[ids[2], ids[1], ids[0]]).unwrap();
-        assert_eq!(pool.index().num_nodes(), 4);
-        take(&mut pool, 3);
-        assert_eq!(pool.index().num_nodes(), 0);
-        pool.check_integrity(0).unwrap();
-    }
-}
+mod tests;

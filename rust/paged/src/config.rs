@@ -31,8 +31,10 @@ pub enum PagedCacheType {
     F16,
     /// 16-bit brain floats.
     BF16,
-    /// 8-bit floats; known, not supported yet.
+    /// 8-bit floats, with a scale for each token and head.
     F8E4M3,
+    /// 8-bit integers, with a scale for each token and head.
+    Int8,
 }
 
 impl std::str::FromStr for PagedCacheType {
@@ -45,6 +47,7 @@ impl std::str::FromStr for PagedCacheType {
             "f16" => Ok(Self::F16),
             "bf16" => Ok(Self::BF16),
             "f8e4m3" => Ok(Self::F8E4M3),
+            "int8" => Ok(Self::Int8),
             _ => Err(ConfigError::UnknownCacheType { name: name.to_owned() }),
         }
     }
@@ -52,13 +55,14 @@ impl std::str::FromStr for PagedCacheType {
 
 impl PagedCacheType {
     /// The type that is really used, given the model's.
-    pub fn resolve(self, model: KvDType) -> Result<KvDType, ConfigError> {
+    pub fn resolve(self, model: KvDType) -> KvDType {
         match self {
-            Self::Auto => Ok(model),
-            Self::F32 => Ok(KvDType::F32),
-            Self::F16 => Ok(KvDType::F16),
-            Self::BF16 => Ok(KvDType::BF16),
-            Self::F8E4M3 => Err(ConfigError::UnsupportedCacheType { cache_type: "f8e4m3" }),
+            Self::Auto => model,
+            Self::F32 => KvDType::F32,
+            Self::F16 => KvDType::F16,
+            Self::BF16 => KvDType::BF16,
+            Self::F8E4M3 => KvDType::F8E4M3,
+            Self::Int8 => KvDType::Int8,
         }
     }
 }
@@ -72,6 +76,10 @@ pub enum KvDType {
     F16,
     /// 16-bit brain floats.
     BF16,
+    /// 8-bit floats (OCP e4m3), and a 16-bit scale for each token and head.
+    F8E4M3,
+    /// 8-bit integers, and a 16-bit scale for each token and head.
+    Int8,
 }
 
 /// Elements and scales of a block each take a multiple of this many bytes.
@@ -83,15 +91,26 @@ impl KvDType {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::BF16 => 2,
+            Self::F8E4M3 | Self::Int8 => 1,
         }
     }
 
-    /// Bytes of the keys, or of the values, of a block in one layer: the elements `[num_kv_heads, block_size, head_dim]`, rounded up
-    /// to 16 bytes; `None` on overflow.
+    /// Bytes of one scale, 0 for types without.
+    fn scale_bytes(self) -> u64 {
+        match self {
+            Self::F32 | Self::F16 | Self::BF16 => 0,
+            Self::F8E4M3 | Self::Int8 => 2,
+        }
+    }
+
+    /// Bytes of the keys, or of the values, of a block in one layer: the elements `[num_kv_heads, block_size, head_dim]`, then the
+    /// scales `[num_kv_heads, block_size]`, each rounded up to 16 bytes; `None` on overflow.
     pub fn plane_block_bytes(self, num_kv_heads: usize, block_size: usize, head_dim: usize) -> Option<u64> {
         let vectors = (num_kv_heads as u64).checked_mul(block_size as u64)?;
         let elements = vectors.checked_mul(head_dim as u64)?.checked_mul(self.element_bytes())?;
-        elements.checked_next_multiple_of(KV_ALIGNMENT)
+        // A head without elements needs no scales.
+        let scales = if head_dim == 0 { 0 } else { vectors.checked_mul(self.scale_bytes())? };
+        elements.checked_next_multiple_of(KV_ALIGNMENT)?.checked_add(scales.checked_next_multiple_of(KV_ALIGNMENT)?)
     }
 }
 

@@ -129,6 +129,39 @@ pub enum ForkError {
     Child(#[from] AdmissionError),
 }
 
+/// Why the encoder cache refused an item. The cache is unchanged.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EncoderCacheError {
+    /// The cache has no bytes at all.
+    #[error("the encoder cache has 0 bytes, which turns it off, and an item needs {needed_bytes}: give it at least that many")]
+    Off {
+        /// Bytes of the item's output.
+        needed_bytes: u64,
+    },
+    /// The item does not fit even alone.
+    #[error(
+        "an item needs {needed_bytes} bytes of encoder output and the encoder cache has {budget_bytes}: \
+         make the item smaller or give the cache at least {needed_bytes}"
+    )]
+    TooLarge {
+        /// Bytes of the item's output.
+        needed_bytes: u64,
+        /// Bytes of the whole cache.
+        budget_bytes: u64,
+    },
+    /// The output is kept with another size: the key does not cover all that decides it.
+    #[error(
+        "an item's output has {kept_bytes} bytes in the encoder cache and {asked_bytes} were asked for: its key is not complete"
+    )]
+    OtherSize {
+        /// Bytes of the output that is kept.
+        kept_bytes: u64,
+        /// Bytes asked for.
+        asked_bytes: u64,
+    },
+}
+
 /// A scheduler that cannot be built as asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field} is {value}: {requirement}")]
@@ -267,14 +300,8 @@ pub enum ConfigError {
         /// Devices given.
         num_devices: usize,
     },
-    /// A cache type that is known but not implemented.
-    #[error("the KV cache type {cache_type} is not supported yet: use auto, f32, f16 or bf16")]
-    UnsupportedCacheType {
-        /// Its name.
-        cache_type: &'static str,
-    },
     /// A cache type nobody knows.
-    #[error("unknown KV cache type {name:?}: use auto, f32, f16 or bf16")]
+    #[error("unknown KV cache type {name:?}: use auto, f32, f16, bf16, f8e4m3 or int8")]
     UnknownCacheType {
         /// The name given.
         name: String,

@@ -1,77 +1,20 @@
 //! Requests to blocks: prefix lookup, allocation, commit, release. The scheduler's only view of the pool.
 
+mod lookup;
+mod publish;
+mod request_blocks;
 mod sharing;
+mod usage;
+
+pub use lookup::{MissReason, PrefixHit};
+pub use publish::CacheKey;
+pub use request_blocks::RequestBlocks;
 
 use crate::block_hash::BlockHasher;
-use crate::block_pool::{BlockId, BlockPool};
+use crate::block_pool::{BlockId, BlockPool, Reuse};
 use crate::error::{IntegrityError, PoolError};
 use crate::kv_groups::KvGroups;
 use crate::prefix_index::NodeId;
-
-/// The blocks of one request: a block table for each KV group, all of one length.
-///
-/// Entry `i` holds tokens `[i * block_size, (i + 1) * block_size)`; entries that left a group's window are
-/// [`BlockId::NULL`].
-#[derive(Debug)]
-pub struct RequestBlocks {
-    tables: Vec<Vec<BlockId>>,
-    /// Leading null entries of each group's table.
-    num_dropped: Vec<usize>,
-    /// Leading blocks that are committed and offered to the prefix cache.
-    num_published: usize,
-    /// The prefix those blocks end, pinned.
-    tail: Option<NodeId>,
-    /// Generation of the prefix cache under which the KV was begun.
-    generation: u64,
-}
-
-impl RequestBlocks {
-    /// No blocks yet.
-    pub fn new(num_groups: usize) -> Self {
-        Self {
-            tables: vec![Vec::new(); num_groups],
-            num_dropped: vec![0; num_groups],
-            num_published: 0,
-            tail: None,
-            generation: 0,
-        }
-    }
-
-    /// The block table of a group.
-    pub fn table(&self, group: usize) -> &[BlockId] {
-        self.tables.get(group).map_or(&[], Vec::as_slice)
-    }
-
-    /// Logical blocks, null entries included.
-    pub fn num_blocks(&self) -> usize {
-        self.tables.first().map_or(0, Vec::len)
-    }
-
-    /// Physical blocks held, over all groups.
-    pub fn num_held_blocks(&self) -> usize {
-        self.tables.iter().zip(&self.num_dropped).map(|(table, dropped)| table.len() - dropped).sum()
-    }
-
-    /// Leading blocks whose KV is committed and was offered to the prefix cache.
-    pub fn num_published_blocks(&self) -> usize {
-        self.num_published
-    }
-
-    pub(crate) fn is_pinning(&self, generation: u64) -> bool {
-        self.tail.is_some() && self.generation == generation
-    }
-}
-
-/// What a prefix lookup found; valid until the pool changes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct PrefixHit {
-    /// Tokens whose KV is already there: a multiple of the block size, less than the request's tokens.
-    pub num_tokens: usize,
-    /// Blocks the request would hold by it.
-    pub num_blocks: usize,
-    /// Of those, how many are free now and would leave the free list.
-    pub num_free_blocks: usize,
-}
 
 /// Gives requests their blocks.
 #[derive(Debug)]
@@ -81,11 +24,16 @@ pub struct KvCacheManager {
     block_size: usize,
     enable_prefix_caching: bool,
     generation: u64,
-    /// The prefixes walked by the last lookup, one a block.
+    /// Blocks that no query sees are kept: contexts are reserved in full.
+    keep_unseen: bool,
+    /// The prefixes that the last lookup found, one a full block.
     walked: Vec<NodeId>,
+    /// The one behind them that is used in part.
+    walked_tail: Option<NodeId>,
     /// For each group, how many blocks up to the one being looked at are there without a gap.
     runs: Vec<usize>,
     to_free: Vec<BlockId>,
+    to_free_early: Vec<BlockId>,
     /// Sources of the copies of the step being put together, each held once for each copy.
     copy_sources: Vec<BlockId>,
 }
@@ -94,17 +42,26 @@ impl KvCacheManager {
     /// `num_blocks` usable blocks of `block_size` tokens, shared by the groups.
     pub fn new(num_blocks: u32, block_size: usize, groups: KvGroups, hasher: BlockHasher, prefix_caching: bool) -> Self {
         let num_groups = groups.groups.len();
+        let is_full = groups.groups.iter().map(|group| group.window.is_none()).collect();
         Self {
-            pool: BlockPool::new(num_blocks, num_groups, hasher),
+            pool: BlockPool::new(num_blocks, block_size, is_full, hasher),
             groups,
             block_size,
             enable_prefix_caching: prefix_caching,
             generation: 0,
+            keep_unseen: false,
             walked: Vec::new(),
+            walked_tail: None,
             runs: vec![0; num_groups],
             to_free: Vec::new(),
+            to_free_early: Vec::new(),
             copy_sources: Vec::new(),
         }
+    }
+
+    /// Leaves blocks that left a window in their tables: for contexts that are reserved in full.
+    pub(crate) fn keep_unseen_blocks(&mut self) {
+        self.keep_unseen = true;
     }
 
     /// The pool, to be read.
@@ -125,71 +82,6 @@ impl KvCacheManager {
     /// Whether prefixes are looked up and published.
     pub fn prefix_caching(&self) -> bool {
         self.enable_prefix_caching
-    }
-
-    /// The longest prefix of `tokens` that every group still has, one token at least being left to compute.
-    /// Changes nothing but what [`Self::take_hit`] reads.
-    pub fn get_computed_blocks(&mut self, tokens: &[u32], identity: &[u8]) -> PrefixHit {
-        self.walked.clear();
-        if !self.enable_prefix_caching {
-            return PrefixHit::default();
-        }
-        let Some(mut node) = self.pool.index().find_root(identity) else { return PrefixHit::default() };
-        let mut hit_blocks = 0;
-        self.runs.fill(0);
-        let max_blocks = tokens.len().saturating_sub(1) / self.block_size;
-        for block_tokens in tokens.chunks_exact(self.block_size).take(max_blocks) {
-            let Some(child) = self.pool.index().find_child(node, block_tokens) else { break };
-            node = child;
-            self.walked.push(node);
-            let mut every_group_accepts = true;
-            let mut hopeless = false;
-            for (group, run) in self.runs.iter_mut().enumerate() {
-                *run = if self.pool.index().block(node, group).is_some() { *run + 1 } else { 0 };
-                let needed = self.walked.len() - first_kept_by_hit(&self.groups, group, self.walked.len(), self.block_size);
-                every_group_accepts &= *run >= needed;
-                hopeless |= *run == 0 && self.groups.groups[group].window.is_none();
-            }
-            if hopeless {
-                break;
-            }
-            if every_group_accepts {
-                hit_blocks = self.walked.len();
-            }
-        }
-        self.walked.truncate(hit_blocks);
-        let mut hit = PrefixHit { num_tokens: hit_blocks * self.block_size, ..PrefixHit::default() };
-        for group in 0..self.runs.len() {
-            for &node in &self.walked[first_kept_by_hit(&self.groups, group, hit_blocks, self.block_size)..] {
-                hit.num_blocks += 1;
-                let block = self.pool.index().block(node, group);
-                hit.num_free_blocks += usize::from(block.is_some_and(|block| self.pool.is_free(block)));
-            }
-        }
-        hit
-    }
-
-    /// Gives an empty request the blocks of `hit`, which the lookup just before found; with the default hit, none.
-    pub fn take_hit(&mut self, blocks: &mut RequestBlocks, hit: PrefixHit) {
-        debug_assert!(blocks.num_blocks() == 0 && blocks.tail.is_none());
-        self.walked.truncate(hit.num_tokens / self.block_size);
-        blocks.generation = self.generation;
-        for (group, table) in blocks.tables.iter_mut().enumerate() {
-            let first = first_kept_by_hit(&self.groups, group, self.walked.len(), self.block_size);
-            blocks.num_dropped[group] = first;
-            table.resize(first, BlockId::NULL);
-            for &node in &self.walked[first..] {
-                let block = self.pool.index().block(node, group).unwrap_or(BlockId::NULL);
-                self.pool.touch(block);
-                table.push(block);
-            }
-        }
-        blocks.num_published = self.walked.len();
-        blocks.tail = self.walked.last().copied();
-        if let Some(node) = blocks.tail {
-            self.pool.index_mut().pin(node);
-        }
-        self.walked.clear();
     }
 
     /// How many of the `wanted` tokens after `num_computed_tokens` the request can be given slots for now.
@@ -226,65 +118,44 @@ impl KvCacheManager {
     }
 
     /// Takes note that the KV of the first `num_computed_tokens` of `tokens` is written: publishes the blocks that
-    /// are full by it and, if `drop_unseen`, gives back those that no later query of their group can see.
-    pub fn commit(
-        &mut self,
-        blocks: &mut RequestBlocks,
-        tokens: &[u32],
-        identity: &[u8],
-        num_computed_tokens: usize,
-        drop_unseen: bool,
-    ) {
+    /// are full by it, and gives back those that no later query of their group can see, nor one that computes the last
+    /// token again.
+    pub fn commit(&mut self, blocks: &mut RequestBlocks, tokens: &[u32], key: CacheKey<'_>, num_computed_tokens: usize) {
         if self.enable_prefix_caching && blocks.generation == self.generation {
-            self.cache_full_blocks(blocks, &tokens[..num_computed_tokens], identity);
+            self.cache_full_blocks(blocks, &tokens[..num_computed_tokens], key);
         }
-        if drop_unseen {
-            self.drop_unseen_blocks(blocks, num_computed_tokens);
-        }
+        self.drop_unseen_blocks(blocks, num_computed_tokens.saturating_sub(1));
     }
 
-    /// Where another request has published the same block first, its block takes the place of ours: requests that
-    /// began one prefix together come to share it, and a prefix is held for as long as anything that extends it.
-    fn cache_full_blocks(&mut self, blocks: &mut RequestBlocks, computed: &[u32], identity: &[u8]) {
-        self.to_free.clear();
-        for block_tokens in computed.chunks_exact(self.block_size).skip(blocks.num_published) {
-            let parent = match blocks.tail {
-                Some(tail) => tail,
-                None => self.pool.index_mut().pin_root(identity),
-            };
-            let node = self.pool.index_mut().pin_child(parent, block_tokens);
-            for (group, table) in blocks.tables.iter_mut().enumerate() {
-                let block = &mut table[blocks.num_published];
-                if *block == BlockId::NULL {
-                    continue;
-                }
-                if let Some(published) = self.pool.index().block(node, group) {
-                    self.pool.touch(published);
-                    self.to_free.push(std::mem::replace(block, published));
-                } else {
-                    self.pool.publish(*block, node, group);
-                }
-            }
-            blocks.tail = Some(node);
-            blocks.num_published += 1;
+    /// Gives back the blocks of windows that no query from position `num_tokens` on sees; more exactly, from the last
+    /// block boundary on, where the next turn of a conversation can hit.
+    ///
+    /// They are evicted before others: it is windows at the end of a prompt or of a hit that someone may want.
+    pub(crate) fn drop_unseen_blocks(&mut self, blocks: &mut RequestBlocks, num_tokens: usize) {
+        if self.keep_unseen {
+            return;
         }
-        self.release();
-    }
-
-    /// Up to the last block boundary, not the last token: the boundary is where the next turn of a conversation can
-    /// hit, and its window must still be there.
-    fn drop_unseen_blocks(&mut self, blocks: &mut RequestBlocks, num_computed_tokens: usize) {
-        let boundary = num_computed_tokens / self.block_size * self.block_size;
-        self.to_free.clear();
+        let boundary = num_tokens / self.block_size * self.block_size;
+        let prompt_end = blocks.num_prompt_tokens.saturating_sub(1) / self.block_size;
+        let mut to_free_early = std::mem::take(&mut self.to_free_early);
         for (group, table) in blocks.tables.iter_mut().enumerate() {
-            let first = self.groups.groups[group].first_visible_block(boundary, self.block_size).min(table.len());
+            let members = &self.groups.groups[group];
+            let first = members.first_visible_block(boundary, self.block_size).min(table.len());
             let dropped = &mut blocks.num_dropped[group];
-            if *dropped < first {
-                self.to_free.extend_from_slice(&table[*dropped..first]);
-                table[*dropped..first].fill(BlockId::NULL);
-                *dropped = first;
+            if *dropped >= first {
+                continue;
             }
+            let end_of_prompt = members.first_visible_block(prompt_end * self.block_size, self.block_size)..=prompt_end;
+            for (index, block) in table.iter_mut().enumerate().take(first).skip(*dropped) {
+                let is_wanted = end_of_prompt.contains(&index) || self.pool.was_shared(*block);
+                (if is_wanted { &mut self.to_free } else { &mut to_free_early }).push(*block);
+                *block = BlockId::NULL;
+            }
+            *dropped = first;
         }
+        self.pool.free_blocks_to(&to_free_early, Reuse::Early).expect("the entries of block tables are held, each once");
+        to_free_early.clear();
+        self.to_free_early = to_free_early;
         self.release();
     }
 
@@ -355,9 +226,4 @@ impl KvCacheManager {
         }
         self.pool.check_integrity(num_pins)
     }
-}
-
-/// First block that a hit of `num_blocks` blocks must have in a group.
-fn first_kept_by_hit(groups: &KvGroups, group: usize, num_blocks: usize, block_size: usize) -> usize {
-    groups.groups[group].first_visible_block(num_blocks * block_size, block_size).min(num_blocks)
 }

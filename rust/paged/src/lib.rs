@@ -17,6 +17,7 @@
 mod block_hash;
 mod block_pool;
 mod config;
+pub mod encoder_cache;
 mod error;
 mod kv_cache_manager;
 mod kv_groups;
@@ -32,8 +33,11 @@ pub use config::{
     DEFAULT_PAGED_ATTENTION_BLOCK_SIZE, KvDType, KvShape, MemoryGpuConfig, ModelConfigLike, PagedAttentionConfig, PagedCacheType,
     SUPPORTED_BLOCK_SIZES,
 };
-pub use error::{AdmissionError, ConfigError, ForkError, IntegrityError, InvalidSchedulerConfig, PoolError, UpdateError};
-pub use kv_cache_manager::{KvCacheManager, PrefixHit, RequestBlocks};
+pub use encoder_cache::{EncoderCache, EncoderCacheStats, EncoderContent, EncoderItem, EncoderKey, EncoderLease, EncoderSlot};
+pub use error::{
+    AdmissionError, ConfigError, EncoderCacheError, ForkError, IntegrityError, InvalidSchedulerConfig, PoolError, UpdateError,
+};
+pub use kv_cache_manager::{CacheKey, KvCacheManager, MissReason, PrefixHit, RequestBlocks};
 pub use kv_groups::{KvGroup, KvGroups, KvLayer};
 pub use output::{KvCacheStats, ScheduledRequest, SchedulerOutput};
 pub use request::{FinishReason, ForkRequest, NewRequest, RequestId, RequestStatus};

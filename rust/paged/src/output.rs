@@ -1,6 +1,7 @@
 //! What the scheduler decided for one step.
 
 use crate::block_pool::BlockId;
+use crate::kv_cache_manager::MissReason;
 use crate::request::{FinishReason, RequestId};
 
 /// One row of a step: some tokens of one request.
@@ -14,6 +15,8 @@ pub struct ScheduledRequest {
     pub num_scheduled_tokens: usize,
     /// Prompt tokens that came from the prefix cache when the request first ran.
     pub num_cached_tokens: usize,
+    /// Why no more came from it; `None` if all tokens but one did, or if the request began as a fork of a running one.
+    pub miss: Option<MissReason>,
     /// The row reaches the last known token: its last position's logits give the next one.
     pub sample: bool,
 }
@@ -71,10 +74,32 @@ pub struct KvCacheStats {
     pub prefix_queried_tokens: u64,
     /// Of those, how many were not computed again.
     pub prefix_hit_tokens: u64,
+    /// Prompt tokens that were computed though another request might have, by [`MissReason`] as a number. Those whose
+    /// reason is `Disabled` or `Skipped` were not looked up. The last token of a prompt that is all in the cache is a
+    /// query and neither hit nor miss: its logits are wanted.
+    pub prefix_missed_tokens: [u64; MissReason::COUNT],
+    /// Tokens looked up again when preempted requests came back.
+    pub resumed_queried_tokens: u64,
+    /// Of those, how many were not computed again.
+    pub resumed_hit_tokens: u64,
     /// Times that a request's blocks were taken.
     pub preemptions: u64,
     /// Requests in the batch.
     pub requests_running: usize,
     /// Requests that wait, preempted ones included.
     pub requests_waiting: usize,
+    /// Slots of the blocks that requests hold: a token takes one in each KV group.
+    pub slots_held: usize,
+    /// Of those, how many have KV.
+    pub slots_live: usize,
+    /// Steps that were committed.
+    pub steps: u64,
+    /// Sum over these steps of the slots held at their ends, before any request ended.
+    pub slots_held_sum: u64,
+    /// The same of the slots that had KV.
+    pub slots_live_sum: u64,
+    /// Most requests in one of these steps.
+    pub peak_running: usize,
+    /// The same up to the first preemption.
+    pub peak_running_before_preemption: usize,
 }

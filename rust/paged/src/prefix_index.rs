@@ -1,14 +1,22 @@
-//! The tree of cached prefixes: which full blocks are findable, and by what.
+//! The tree of cached prefixes: which blocks are findable, and by what.
 //!
-//! A node stands for one exact prefix: a cache identity followed by whole blocks of tokens. It names, for each KV
-//! group, the physical block that holds the KV of its last `block_size` tokens, if any still does. A node lives as
-//! long as a block, a child or a running request refers to it, so a prefix whose early blocks were given back
-//! (a sliding window needs only the last ones) can still be walked and verified from its root.
+//! A node stands for one exact prefix: a cache identity followed by whole blocks of tokens, the last of which may be
+//! cut short, with a salt between the blocks that are everybody's and those that are not. A block node names, for each
+//! KV group, the physical block that holds the KV of its tokens, if any still does. A node lives as long as a block, a
+//! child or a running request refers to it, so a prefix whose early blocks were given back (a sliding window needs
+//! only the last ones) can still be walked and verified from its root.
 //!
-//! The hash finds candidates; tokens and the parent's serial, which is never reused, decide. By induction over the
+//! The hash finds candidates; tokens and the parent, which outlives its children, decide. By induction over the
 //! parents a hit is exact whatever the hash function does.
 
+mod ghosts;
+mod tree;
+
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use ghosts::Ghosts;
+use tree::{Kind, Node};
 
 use crate::block_hash::{BlockHash, BlockHasher, HashInput};
 use crate::block_pool::BlockId;
@@ -17,50 +25,70 @@ use crate::block_pool::BlockId;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NodeId(u32);
 
-const NONE: u32 = u32::MAX;
-const NO_SERIAL: u64 = 0;
-
-#[derive(Debug)]
-enum Content {
-    Root(Box<[u8]>),
-    Block(Box<[u32]>),
-    Vacant,
+impl NodeId {
+    /// No node.
+    pub(crate) const NONE: Self = Self(NONE);
 }
 
-#[derive(Debug)]
-struct Node {
-    hash: BlockHash,
-    serial: u64,
-    parent: u32,
-    parent_serial: u64,
-    next_same_hash: u32,
-    /// Blocks attached + children + pins.
-    ref_cnt: u32,
-    content: Content,
+const NONE: u32 = u32::MAX;
+
+/// Of the children that begin most like some tokens, so many on either side of them are looked at.
+const MAX_NEIGHBOURS: usize = 4;
+/// So many other salts or identities are asked when a first block is not found.
+const MAX_BRANCHES: usize = 16;
+
+/// Takes a block hash, which is random already, as it is.
+#[derive(Debug, Default)]
+struct TakeHash(u64);
+
+impl Hasher for TakeHash {
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks_exact(8).take(1) {
+            self.0 ^= u64::from_le_bytes(chunk.try_into().unwrap_or_default());
+        }
+    }
+
+    fn write_usize(&mut self, _length: usize) {}
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 #[derive(Debug)]
 pub(crate) struct PrefixIndex {
     hasher: BlockHasher,
     num_groups: usize,
+    block_size: usize,
     nodes: Vec<Node>,
     vacant: Vec<u32>,
+    /// `[nodes, block_size]`
+    tokens: Vec<u32>,
     /// `[nodes, num_groups]`
     blocks: Vec<BlockId>,
-    by_hash: HashMap<BlockHash, u32>,
-    next_serial: u64,
+    by_hash: HashMap<BlockHash, u32, BuildHasherDefault<TakeHash>>,
+    /// Identities of roots and salts.
+    texts: HashMap<u32, Box<[u8]>>,
+    /// Roots (of the parent `NONE`) and the salts behind a node.
+    branches: HashMap<u32, Vec<u32>>,
+    ghosts: Ghosts,
 }
 
 impl PrefixIndex {
-    pub(crate) fn new(hasher: BlockHasher, num_groups: usize) -> Self {
+    /// For blocks of `block_size` tokens; remembers about `num_blocks` that were evicted.
+    pub(crate) fn new(hasher: BlockHasher, num_groups: usize, block_size: usize, num_blocks: usize) -> Self {
         Self {
             hasher,
             num_groups,
+            block_size,
             nodes: Vec::new(),
             vacant: Vec::new(),
+            tokens: Vec::new(),
             blocks: Vec::new(),
-            by_hash: HashMap::new(),
-            next_serial: NO_SERIAL + 1,
+            by_hash: HashMap::default(),
+            texts: HashMap::new(),
+            branches: HashMap::new(),
+            ghosts: Ghosts::new(num_blocks),
         }
     }
 
@@ -72,45 +100,101 @@ impl PrefixIndex {
     pub(crate) fn clear(&mut self) {
         self.nodes.clear();
         self.vacant.clear();
+        self.tokens.clear();
         self.blocks.clear();
         self.by_hash.clear();
+        self.texts.clear();
+        self.branches.clear();
+        self.ghosts.clear();
     }
 
     pub(crate) fn find_root(&self, identity: &[u8]) -> Option<NodeId> {
-        let hash = self.hasher.hash(HashInput::Root { identity });
-        self.find(hash, |node| matches!(&node.content, Content::Root(bytes) if **bytes == *identity))
+        self.find_text(HashInput::Root { identity }, NONE, identity)
+    }
+
+    /// The prefix of `parent`, to those with this salt.
+    pub(crate) fn find_salt(&self, parent: NodeId, salt: &[u8]) -> Option<NodeId> {
+        let input = HashInput::Salt { parent: self.nodes[parent.0 as usize].hash, salt };
+        self.find_text(input, parent.0, salt)
+    }
+
+    fn find_text(&self, input: HashInput<'_>, parent: u32, text: &[u8]) -> Option<NodeId> {
+        self.find(self.hasher.hash(input), |at, node| {
+            node.kind == Kind::Text && node.parent == parent && self.texts.get(&at).is_some_and(|own| **own == *text)
+        })
     }
 
     /// The prefix of `parent` followed by `tokens`.
     pub(crate) fn find_child(&self, parent: NodeId, tokens: &[u32]) -> Option<NodeId> {
-        self.find(self.child_hash(parent, tokens), self.is_child(parent, tokens))
+        self.find_with_hash(self.child_hash(parent, tokens), parent, tokens)
+    }
+
+    fn find_with_hash(&self, hash: BlockHash, parent: NodeId, tokens: &[u32]) -> Option<NodeId> {
+        self.find(hash, |at, node| node.kind == Kind::Block && node.parent == parent.0 && self.tokens_of(at) == tokens)
+    }
+
+    /// The child of `parent` with the longest beginning in common with `tokens` among those that `accept` likes, and
+    /// how many tokens that is; at least 1.
+    pub(crate) fn find_longest(
+        &self,
+        parent: NodeId,
+        tokens: &[u32],
+        accept: impl Fn(NodeId) -> bool,
+    ) -> Option<(NodeId, usize)> {
+        let children = self.nodes[parent.0 as usize].children.as_slice();
+        // Those that begin most alike are neighbours in the order.
+        let place = children.partition_point(|child| self.tokens_of(*child) < tokens);
+        let from = place.saturating_sub(MAX_NEIGHBOURS);
+        let to = (place + MAX_NEIGHBOURS).min(children.len());
+        let common = |child: &u32| self.tokens_of(*child).iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        let candidates = children[from..to].iter().map(|child| (NodeId(*child), common(child)));
+        candidates.filter(|(node, common)| *common > 0 && accept(*node)).max_by_key(|(_, common)| *common)
     }
 
     /// Finds or makes the root, and pins it.
     pub(crate) fn pin_root(&mut self, identity: &[u8]) -> NodeId {
         let node = self.find_root(identity).unwrap_or_else(|| {
             let hash = self.hasher.hash(HashInput::Root { identity });
-            self.insert(hash, None, Content::Root(identity.into()))
+            self.insert_text(hash, NONE, identity)
         });
         self.pin(node);
+        node
+    }
+
+    /// Finds or makes the salt behind `parent`, and moves a pin from the parent to it.
+    pub(crate) fn pin_salt(&mut self, parent: NodeId, salt: &[u8]) -> NodeId {
+        let node = self.find_salt(parent, salt).unwrap_or_else(|| {
+            let input = HashInput::Salt { parent: self.nodes[parent.0 as usize].hash, salt };
+            let hash = self.hasher.hash(input);
+            self.insert_text(hash, parent.0, salt)
+        });
+        self.pin(node);
+        self.unpin(parent);
         node
     }
 
     /// Finds or makes a child, and moves a pin from the parent to it.
     pub(crate) fn pin_child(&mut self, parent: NodeId, tokens: &[u32]) -> NodeId {
         let hash = self.child_hash(parent, tokens);
-        let node = match self.find(hash, self.is_child(parent, tokens)) {
+        let node = match self.find_with_hash(hash, parent, tokens) {
             Some(node) => node,
-            None => self.insert(hash, Some(parent), Content::Block(tokens.into())),
+            None => self.insert_block(hash, parent, tokens),
         };
         self.pin(node);
         self.unpin(parent);
         node
     }
 
-    /// The node `num_steps` nearer to the root, which must be there.
+    /// The block node `num_steps` blocks nearer to the root, which must be there.
     pub(crate) fn ancestor(&self, node: NodeId, num_steps: usize) -> NodeId {
-        (0..num_steps).fold(node, |node, _| NodeId(self.nodes[node.0 as usize].parent))
+        let mut at = node.0;
+        for _ in 0..num_steps {
+            at = self.nodes[at as usize].parent;
+            while self.nodes[at as usize].kind == Kind::Text && self.nodes[at as usize].parent != NONE {
+                at = self.nodes[at as usize].parent;
+            }
+        }
+        NodeId(at)
     }
 
     pub(crate) fn pin(&mut self, node: NodeId) {
@@ -135,6 +219,11 @@ impl PrefixIndex {
         (block != BlockId::NULL).then_some(block)
     }
 
+    /// Tokens of a block node.
+    pub(crate) fn num_tokens(&self, node: NodeId) -> usize {
+        self.nodes[node.0 as usize].num_tokens as usize
+    }
+
     pub(crate) fn attach(&mut self, node: NodeId, group: usize, block: BlockId) {
         let place = &mut self.blocks[node.0 as usize * self.num_groups + group];
         debug_assert_eq!(*place, BlockId::NULL);
@@ -149,120 +238,58 @@ impl PrefixIndex {
         self.unpin(node);
     }
 
+    /// Remembers for a while that a block of this node was there.
+    pub(crate) fn note_eviction(&mut self, node: NodeId) {
+        self.ghosts.insert(self.nodes[node.0 as usize].hash);
+    }
+
+    /// Whether `tokens` were there not long ago, as far as is remembered, behind `parent` (without one, the root of
+    /// `identity`) and, if it is not empty, `salt`.
+    pub(crate) fn was_evicted(&self, parent: Option<NodeId>, identity: &[u8], salt: &[u8], tokens: &[u32]) -> bool {
+        let mut hash = match parent {
+            Some(node) => self.nodes[node.0 as usize].hash,
+            None => self.hasher.hash(HashInput::Root { identity }),
+        };
+        if !salt.is_empty() {
+            hash = self.hasher.hash(HashInput::Salt { parent: hash, salt });
+        }
+        self.ghosts.contains(self.hasher.hash(HashInput::Block { parent: hash, tokens }))
+    }
+
+    /// Whether `tokens` follow `parent` under some other salt than `salt`, or without one.
+    pub(crate) fn is_under_other_salt(&self, parent: NodeId, salt: &[u8], tokens: &[u32]) -> bool {
+        let own = self.find_salt(parent, salt);
+        let salts = self.branches.get(&parent.0).map_or(&[][..], Vec::as_slice);
+        let others = salts.iter().map(|at| NodeId(*at)).filter(|node| Some(*node) != own).take(MAX_BRANCHES);
+        let unsalted = (!salt.is_empty()).then_some(parent);
+        unsalted.into_iter().chain(others).any(|node| self.find_child(node, tokens).is_some())
+    }
+
+    /// Whether `tokens` are a first block under some other identity.
+    pub(crate) fn is_under_other_identity(&self, identity: &[u8], salt: &[u8], tokens: &[u32]) -> bool {
+        let own = self.find_root(identity);
+        let roots = self.branches.get(&NONE).map_or(&[][..], Vec::as_slice);
+        let others = roots.iter().map(|at| NodeId(*at)).filter(|node| Some(*node) != own).take(MAX_BRANCHES);
+        others
+            .flat_map(|root| [Some(root), self.find_salt(root, salt)])
+            .flatten()
+            .any(|node| self.find_child(node, tokens).is_some())
+    }
+
     fn child_hash(&self, parent: NodeId, tokens: &[u32]) -> BlockHash {
         let parent = self.nodes[parent.0 as usize].hash;
         self.hasher.hash(HashInput::Block { parent, tokens })
     }
 
-    fn is_child<'a>(&self, parent: NodeId, tokens: &'a [u32]) -> impl Fn(&Node) -> bool + use<'a> {
-        let serial = self.nodes[parent.0 as usize].serial;
-        move |node| node.parent_serial == serial && matches!(&node.content, Content::Block(own) if **own == *tokens)
-    }
-
-    fn find(&self, hash: BlockHash, is_it: impl Fn(&Node) -> bool) -> Option<NodeId> {
+    fn find(&self, hash: BlockHash, is_it: impl Fn(u32, &Node) -> bool) -> Option<NodeId> {
         let mut at = self.by_hash.get(&hash).copied().unwrap_or(NONE);
         while at != NONE {
             let node = &self.nodes[at as usize];
-            if is_it(node) {
+            if is_it(at, node) {
                 return Some(NodeId(at));
             }
             at = node.next_same_hash;
         }
         None
-    }
-
-    /// A node with no reference of its own yet; its parent gains one.
-    fn insert(&mut self, hash: BlockHash, parent: Option<NodeId>, content: Content) -> NodeId {
-        let parent_serial = parent.map_or(NO_SERIAL, |parent| self.nodes[parent.0 as usize].serial);
-        if let Some(parent) = parent {
-            self.pin(parent);
-        }
-        let node = Node {
-            hash,
-            serial: self.next_serial,
-            parent: parent.map_or(NONE, |parent| parent.0),
-            parent_serial,
-            next_same_hash: self.by_hash.get(&hash).copied().unwrap_or(NONE),
-            ref_cnt: 0,
-            content,
-        };
-        self.next_serial += 1;
-        let at = if let Some(at) = self.vacant.pop() {
-            self.nodes[at as usize] = node;
-            at
-        } else {
-            self.nodes.push(node);
-            self.blocks.resize(self.nodes.len() * self.num_groups, BlockId::NULL);
-            self.nodes.len() as u32 - 1
-        };
-        self.by_hash.insert(hash, at);
-        NodeId(at)
-    }
-
-    /// Takes a node out and returns its parent.
-    fn remove(&mut self, at: u32) -> u32 {
-        let Node { hash, next_same_hash, parent, .. } = self.nodes[at as usize];
-        let first = self.by_hash.get(&hash).copied().unwrap_or(NONE);
-        if first == at {
-            if next_same_hash == NONE {
-                self.by_hash.remove(&hash);
-            } else {
-                self.by_hash.insert(hash, next_same_hash);
-            }
-        } else {
-            let mut before = first;
-            while self.nodes[before as usize].next_same_hash != at {
-                before = self.nodes[before as usize].next_same_hash;
-            }
-            self.nodes[before as usize].next_same_hash = next_same_hash;
-        }
-        let node = &mut self.nodes[at as usize];
-        node.content = Content::Vacant;
-        node.serial = NO_SERIAL;
-        self.vacant.push(at);
-        parent
-    }
-
-    /// Checks that every node is findable exactly once, that parents are alive, and that the references add up;
-    /// returns how many blocks are attached. `num_pins` is what the requests hold.
-    pub(crate) fn check_integrity(&self, num_pins: usize) -> Result<usize, String> {
-        let mut references = 0usize;
-        let mut num_children = 0usize;
-        let mut num_found = 0usize;
-        let mut num_attached = 0usize;
-        for (at, node) in self.nodes.iter().enumerate() {
-            let attached = &self.blocks[at * self.num_groups..(at + 1) * self.num_groups];
-            let num_blocks = attached.iter().filter(|block| **block != BlockId::NULL).count();
-            num_attached += num_blocks;
-            if matches!(node.content, Content::Vacant) {
-                if num_blocks > 0 {
-                    return Err(format!("vacant node {at} has blocks"));
-                }
-                continue;
-            }
-            references += node.ref_cnt as usize;
-            if node.ref_cnt == 0 {
-                return Err(format!("node {at} is kept alive by nothing"));
-            }
-            if node.parent != NONE {
-                num_children += 1;
-                if self.nodes[node.parent as usize].serial != node.parent_serial {
-                    return Err(format!("node {at} has lost its parent"));
-                }
-            }
-            let serial = node.serial;
-            if self.find(node.hash, |node| node.serial == serial).is_some() {
-                num_found += 1;
-            }
-        }
-        if references != num_children + num_attached + num_pins {
-            return Err(format!(
-                "{references} references to nodes, but {num_children} children, {num_attached} blocks and {num_pins} pins"
-            ));
-        }
-        if num_found != self.num_nodes() {
-            return Err(format!("{num_found} of {} nodes can be found by hash", self.num_nodes()));
-        }
-        Ok(num_attached)
     }
 }

@@ -1,6 +1,6 @@
 //! A request as the scheduler knows it.
 
-use crate::kv_cache_manager::RequestBlocks;
+use crate::kv_cache_manager::{CacheKey, MissReason, RequestBlocks};
 
 /// Names a request; chosen by the caller, unique among those being served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -115,10 +115,17 @@ pub(crate) struct Request {
     pub(crate) num_computed_tokens: usize,
     /// Prompt tokens that came from a prefix hit when the request first ran.
     pub(crate) num_cached_tokens: Option<usize>,
+    /// Why it was not more.
+    pub(crate) miss: Option<MissReason>,
     pub(crate) blocks: RequestBlocks,
 }
 
 impl Request {
+    pub(crate) fn cache_key(&self, block_size: usize) -> CacheKey<'_> {
+        let num_public_blocks = self.public_prefix_len / block_size;
+        CacheKey { identity: &self.identity, salt: &self.cache_salt, num_public_blocks }
+    }
+
     pub(crate) fn num_tokens(&self) -> usize {
         self.tokens.len()
     }

@@ -13,7 +13,9 @@
 
 mod demand;
 mod inspect;
+mod prefix;
 mod sharing;
+mod usage;
 
 use std::collections::{HashMap, VecDeque};
 
@@ -23,6 +25,8 @@ use crate::kv_cache_manager::{KvCacheManager, PrefixHit, RequestBlocks};
 use crate::kv_groups::KvGroups;
 use crate::output::{ScheduledRequest, SchedulerOutput};
 use crate::request::{FinishReason, NewRequest, Request, RequestId, RequestStatus};
+
+use prefix::{LookupCounts, commit_request, free_request};
 
 /// Limits of a step and of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,9 +83,9 @@ pub struct Scheduler {
     in_flight: Option<u64>,
     /// After a preemption nobody is admitted until so many blocks are free.
     admission_closed_below: usize,
-    prefix_queried_tokens: u64,
-    prefix_hit_tokens: u64,
+    lookups: LookupCounts,
     preemptions: u64,
+    totals: usage::StepTotals,
 }
 
 impl Scheduler {
@@ -112,8 +116,12 @@ impl Scheduler {
             }
         };
         let prefix_caching = kv.enable_prefix_caching && config.retain_kv;
+        let mut manager = KvCacheManager::new(num_blocks, kv.block_size, kv.groups, hasher, prefix_caching);
+        if config.reserve_full_context {
+            manager.keep_unseen_blocks();
+        }
         Ok(Self {
-            manager: KvCacheManager::new(num_blocks, kv.block_size, kv.groups, hasher, prefix_caching),
+            manager,
             config,
             requests: Vec::new(),
             vacant: Vec::new(),
@@ -123,9 +131,9 @@ impl Scheduler {
             last_step_id: 0,
             in_flight: None,
             admission_closed_below: 0,
-            prefix_queried_tokens: 0,
-            prefix_hit_tokens: 0,
+            lookups: LookupCounts::default(),
             preemptions: 0,
+            totals: usage::StepTotals::default(),
         })
     }
 
@@ -184,7 +192,8 @@ impl Scheduler {
             public_prefix_len: new.public_prefix_len,
             num_computed_tokens: 0,
             num_cached_tokens: None,
-            blocks: RequestBlocks::new(self.manager.groups().groups.len()),
+            miss: None,
+            blocks: RequestBlocks::new(self.manager.groups().groups.len(), num_prompt_tokens),
         };
         let slot = if let Some(slot) = self.vacant.pop() {
             self.requests[slot] = Some(request);
@@ -234,6 +243,7 @@ impl Scheduler {
         }
         let mut budget = self.config.max_num_batched_tokens;
         self.finish_those_at_their_limit(output);
+        self.drop_unseen_blocks();
         self.schedule_running(output, &mut budget);
         if output.preempted.is_empty() {
             self.admit_waiting(output, &mut budget);
@@ -325,6 +335,7 @@ impl Scheduler {
             num_computed_tokens: computed,
             num_scheduled_tokens,
             num_cached_tokens: request.num_cached_tokens.unwrap_or(0),
+            miss: request.miss,
             sample: end == request.num_tokens(),
         });
         true
@@ -333,8 +344,7 @@ impl Scheduler {
     fn preempt_last(&mut self, output: &mut SchedulerOutput) {
         let Some(slot) = self.running.pop() else { return };
         let Some(request) = self.requests[slot].as_mut() else { return };
-        self.manager.free(&mut request.blocks);
-        request.num_computed_tokens = 0;
+        free_request(&mut self.manager, request);
         request.status = RequestStatus::Preempted;
         output.preempted.push(request.id);
         self.preemptions += 1;
@@ -345,25 +355,8 @@ impl Scheduler {
         self.admission_closed_below = self.admission_closed_below.max(room).min(self.manager.pool().num_blocks());
     }
 
-    fn look_up(&mut self, slot: Slot) -> PrefixHit {
-        match &self.requests[slot] {
-            Some(request) if !request.skip_prefix_lookup => self.manager.get_computed_blocks(&request.tokens, &request.identity),
-            _ => PrefixHit::default(),
-        }
-    }
-
     fn admit(&mut self, slot: Slot, hit: PrefixHit) {
-        let Some(request) = self.requests[slot].as_mut() else { return };
-        self.manager.take_hit(&mut request.blocks, hit);
-        request.num_computed_tokens = hit.num_tokens;
-        request.status = RequestStatus::Running;
-        if request.num_cached_tokens.is_none() {
-            request.num_cached_tokens = Some(hit.num_tokens);
-            if self.manager.prefix_caching() && !request.skip_prefix_lookup {
-                self.prefix_queried_tokens += request.num_tokens() as u64;
-                self.prefix_hit_tokens += hit.num_tokens as u64;
-            }
-        }
+        self.take_hit(slot, hit);
         self.waiting.pop_front();
         self.running.push(slot);
     }
@@ -397,20 +390,18 @@ impl Scheduler {
                 self.commit_row(self.slots[&row.request_id], row, token.map(|(_, token)| *token));
             }
         }
+        self.record_step(output.rows.len());
         Ok(())
     }
 
     fn commit_row(&mut self, slot: Slot, row: &ScheduledRequest, token: Option<u32>) {
         let Some(request) = self.requests[slot].as_mut() else { return };
         request.num_computed_tokens += row.num_scheduled_tokens;
-        let drop_unseen = !self.config.reserve_full_context;
-        let computed = request.num_computed_tokens;
-        self.manager.commit(&mut request.blocks, &request.tokens, &request.identity, computed, drop_unseen);
+        commit_request(&mut self.manager, request);
         if let Some(token) = token {
             request.tokens.push(token);
             if !self.config.retain_kv {
-                self.manager.free(&mut request.blocks);
-                request.num_computed_tokens = 0;
+                free_request(&mut self.manager, request);
             }
         }
     }
@@ -458,7 +449,7 @@ impl Scheduler {
     /// Frees a request that is in no queue any more.
     fn remove(&mut self, slot: Slot) {
         if let Some(mut request) = self.requests[slot].take() {
-            self.manager.free(&mut request.blocks);
+            free_request(&mut self.manager, &mut request);
             self.slots.remove(&request.id);
             self.vacant.push(slot);
         }

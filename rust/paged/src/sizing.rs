@@ -25,7 +25,7 @@ pub struct DeviceMemory {
     pub total: u64,
     /// What nobody uses now.
     pub available: u64,
-    /// What of that will still be taken: weights not loaded yet, activations, workspaces.
+    /// What of that will still be taken: weights not loaded yet, activations, workspaces, the encoder cache.
     pub pending: u64,
     /// The host's own memory, handed out as it is first touched.
     pub unified: bool,
@@ -140,7 +140,7 @@ pub fn calculate_cache_config(
     limits: &PoolLimits,
 ) -> Result<CacheConfig, ConfigError> {
     let block_size = config.validated_block_size()?;
-    let cache_type = config.cache_type.resolve(model_dtype)?;
+    let cache_type = config.cache_type.resolve(model_dtype);
     let layers = kv_layers(model, cache_type, block_size)?;
     let groups = KvGroups::from_sized_layers(&layers);
     let bytes_per_block = bytes_per_block(model, &layers, &groups, devices.len())?;

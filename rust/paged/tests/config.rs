@@ -9,6 +9,7 @@ const GIB: u64 = 1024 * MIB;
 #[derive(Clone, Debug)]
 struct Model {
     elements: Vec<usize>,
+    num_kv_heads: usize,
     windows: Vec<Option<usize>>,
     devices: Vec<usize>,
     max_seq_len: usize,
@@ -18,6 +19,7 @@ impl Model {
     fn uniform(num_layers: usize, elements: usize) -> Self {
         Self {
             elements: vec![elements; num_layers],
+            num_kv_heads: 1,
             windows: vec![None; num_layers],
             devices: vec![0; num_layers],
             max_seq_len: 8192,
@@ -30,8 +32,8 @@ impl ModelConfigLike for Model {
         self.elements.len()
     }
     fn kv_shape(&self, layer: usize) -> KvShape {
-        let both = self.elements[layer];
-        KvShape { num_kv_heads: 1, k_head_dim: both / 2, v_head_dim: both - both / 2 }
+        let both = self.elements[layer] / self.num_kv_heads;
+        KvShape { num_kv_heads: self.num_kv_heads, k_head_dim: both / 2, v_head_dim: both - both / 2 }
     }
     fn window(&self, layer: usize) -> Option<usize> {
         self.windows[layer]
@@ -114,6 +116,7 @@ fn any_model() -> impl Strategy<Value = Model> {
     let layer = (1usize..40, prop_oneof![Just(None), Just(Some(16)), Just(Some(100))], 0usize..2);
     proptest::collection::vec(layer, 1..20).prop_map(|layers| Model {
         elements: layers.iter().map(|layer| layer.0 * 64).collect(),
+        num_kv_heads: 1,
         windows: layers.iter().map(|layer| layer.1).collect(),
         devices: layers.iter().map(|layer| layer.2).collect(),
         max_seq_len: 4096,
@@ -298,15 +301,34 @@ fn the_default_in_unified_memory_is_what_the_requests_can_use_and_at_most_half_o
 }
 
 #[test]
-fn cache_types_are_named_resolved_and_refused() {
-    let parse = |name: &str| name.parse::<PagedCacheType>();
-    assert_eq!(parse("bf16").unwrap().resolve(KvDType::F32), Ok(KvDType::BF16));
-    assert_eq!(parse("auto").unwrap().resolve(KvDType::F32), Ok(KvDType::F32));
-    assert_eq!(parse("f8e4m3").unwrap().resolve(KvDType::F32), Err(ConfigError::UnsupportedCacheType { cache_type: "f8e4m3" }));
-    assert!(parse("q4").is_err());
+fn cache_types_are_named_and_resolved() {
+    let types = [KvDType::F32, KvDType::F16, KvDType::BF16, KvDType::F8E4M3, KvDType::Int8];
+    for (name, cache_type) in ["f32", "f16", "bf16", "f8e4m3", "int8"].into_iter().zip(types) {
+        assert_eq!(name.parse::<PagedCacheType>().unwrap().resolve(KvDType::F32), cache_type);
+        assert_eq!("auto".parse::<PagedCacheType>().unwrap().resolve(cache_type), cache_type);
+    }
+    let error = "q4".parse::<PagedCacheType>().unwrap_err().to_string();
+    assert!(error.contains("q4") && error.contains("int8"), "{error}");
     let wide = PagedAttentionConfig { cache_type: PagedCacheType::F32, ..PagedAttentionConfig::default() };
     let config = calculate_cache_config(&wide, &smollm2(), KvDType::F16, &[gpu(1)], &LIMITS).unwrap();
     assert_eq!(config.ledger.bytes_per_block, 32 * 4 * 30 * 384);
+}
+
+#[test]
+fn one_byte_types_count_their_scales() {
+    // SmolLM2's K or V of a block: 3 heads of 32 tokens, 64 bytes and a scale of 2 each.
+    for cache_type in [PagedCacheType::Int8, PagedCacheType::F8E4M3] {
+        let narrow = PagedAttentionConfig { cache_type, ..PagedAttentionConfig::default() };
+        let mut model = smollm2();
+        model.num_kv_heads = 3;
+        let config = calculate_cache_config(&narrow, &model, KvDType::F16, &[gpu(1)], &LIMITS).unwrap();
+        assert_eq!(config.ledger.bytes_per_block, 30 * 2 * 3 * 32 * (64 + 2));
+    }
+    // Elements and scales start on a multiple of 16 bytes each, whatever the head size.
+    assert_eq!(KvDType::Int8.plane_block_bytes(1, 8, 81), Some(8 * 81 + 8 + 16));
+    assert_eq!(KvDType::Int8.plane_block_bytes(3, 4, 8), Some(96 + 32));
+    assert_eq!(KvDType::F16.plane_block_bytes(3, 32, 64), Some(3 * 32 * 64 * 2));
+    assert_eq!(KvDType::F32.plane_block_bytes(usize::MAX, 8, 64), None);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Sim, StepResult, kv_config, same_hash, scheduler_config};
+use common::{Owner, Sim, StepResult, kv_config, same_hash, scheduler_config};
 use paged::*;
 
 fn one_group() -> Vec<Option<usize>> {
@@ -58,7 +58,7 @@ fn defect_02_the_block_that_the_last_sampled_token_completes_is_not_published() 
     next_turn.extend([50, 51]);
     sim.add(&next_turn, 1).unwrap();
     let output = sim.scheduler.schedule();
-    assert_eq!((output.rows[0].num_computed_tokens, output.rows[0].num_cached_tokens), (4, 4));
+    assert_eq!((output.rows[0].num_computed_tokens, output.rows[0].num_cached_tokens), (7, 7));
 }
 
 /// The victim of a preemption was taken for the candidate: it ran without blocks, or was lost.
@@ -127,20 +127,20 @@ fn defect_06_ending_a_request_twice_frees_its_blocks_once() {
 #[test]
 fn defect_09_a_hit_must_be_accepted_by_every_group() {
     let groups = KvGroups::from_layers(&[None, Some(4)]);
-    let mut manager = KvCacheManager::new(14, 2, groups, BlockHasher::new([0; 32]), true);
-    let mut blocks = RequestBlocks::new(2);
+    let mut manager = KvCacheManager::new(13, 2, groups, BlockHasher::new([0; 32]), true);
+    let mut blocks = RequestBlocks::new(2, 13);
     let tokens: Vec<u32> = (0..13).collect();
     manager.allocate_slots(&mut blocks, 0, 12, &mut Vec::new()).unwrap();
-    manager.commit(&mut blocks, &tokens, b"", 12, true);
+    manager.commit(&mut blocks, &tokens, CacheKey::new(b""), 12);
     manager.free(&mut blocks);
-    assert_eq!(manager.get_computed_blocks(&tokens[..9], b"").num_tokens, 8);
-    // Another request takes the two blocks that were never used and the window group's first four.
-    manager.allocate_slots(&mut blocks, 0, 6, &mut Vec::new()).unwrap();
-    assert_eq!(manager.pool().num_cached_blocks(), 8);
+    assert_eq!(manager.get_computed_blocks(&tokens[..9], CacheKey::new(b"")).num_tokens, 8);
+    // Another request takes the block that was never used and the window group's first three.
+    manager.allocate_slots(&mut blocks, 0, 4, &mut Vec::new()).unwrap();
+    assert_eq!(manager.pool().num_cached_blocks(), 9);
     // The full group still has all four blocks of the short prefix, the window group none it would need.
-    assert_eq!(manager.get_computed_blocks(&tokens[..9], b"").num_tokens, 0);
-    let whole = manager.get_computed_blocks(&tokens, b"");
-    assert_eq!(whole, PrefixHit { num_tokens: 12, num_blocks: 8, num_free_blocks: 8 });
+    assert_eq!(manager.get_computed_blocks(&tokens[..9], CacheKey::new(b"")).num_tokens, 0);
+    let whole = manager.get_computed_blocks(&tokens, CacheKey::new(b""));
+    assert_eq!(whole, PrefixHit { num_tokens: 12, num_blocks: 8, num_free_blocks: 8, num_copies: 0, miss: None });
 }
 
 /// Every access to a sequence took a lock, and every step cloned every token list. Here one thread owns everything:
@@ -176,12 +176,12 @@ fn defect_13_prefix_hits_are_counted_in_tokens() {
         sim.drain();
     }
     let stats = sim.scheduler.stats();
-    assert_eq!((stats.prefix_queried_tokens, stats.prefix_hit_tokens), (28, 12));
+    assert_eq!((stats.prefix_queried_tokens, stats.prefix_hit_tokens), (28, 13));
     // A request that computes every position neither asks nor hits.
-    sim.add_with(&prompt, 1, b"", true).unwrap();
+    sim.add_with(&prompt, 1, &Owner { skip_prefix_lookup: true, ..Owner::default() }).unwrap();
     sim.drain();
     let stats = sim.scheduler.stats();
-    assert_eq!((stats.prefix_queried_tokens, stats.prefix_hit_tokens), (28, 12));
+    assert_eq!((stats.prefix_queried_tokens, stats.prefix_hit_tokens), (28, 13));
 }
 
 /// The null block was held by touches and counted as usable; a prompt of exactly the advertised size was let in and
@@ -223,11 +223,11 @@ fn a_constant_hash_function_serves_no_wrong_block() {
         (vec![1, 2, 7, 7, 0], b"b", 0),
         (vec![1, 2, 7, 7, 0], b"a", 4),
         (vec![3, 4, 7, 7, 0], b"a", 4),
-        (vec![1, 2, 7, 8, 0], b"a", 2),
+        (vec![1, 2, 7, 8, 0], b"a", 3),
         (vec![1, 2, 7, 7, 0], b"b", 4),
     ] {
         let before = sim.scheduler.stats().prefix_hit_tokens;
-        sim.add_with(&prompt, 1, identity, false).unwrap();
+        sim.add_with(&prompt, 1, &Owner::new(identity)).unwrap();
         sim.drain();
         assert_eq!(sim.scheduler.stats().prefix_hit_tokens - before, hit, "{prompt:?}");
     }

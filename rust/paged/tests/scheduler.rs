@@ -169,8 +169,9 @@ fn out_of_window_blocks_are_given_back_between_the_chunks_of_a_prompt() {
         sim.step(false, None);
         let table = sim.scheduler.block_table(request, 0);
         assert_eq!(table.len(), step);
-        assert!(sim.scheduler.stats().blocks_used <= 2, "{table:?}");
     }
+    // The window of the last computed token, which a repeated prompt computes again, and one chunk.
+    assert_eq!(sim.most_used, 3);
 }
 
 #[test]
@@ -210,7 +211,7 @@ fn a_whole_prompt_in_the_cache_still_computes_one_token() {
     sim.add(&prompt, 3).unwrap();
     sim.drain();
     sim.add(&prompt, 3).unwrap();
-    assert_eq!(rows(&sim.scheduler.schedule()), [(1, 4, 4, true)]);
+    assert_eq!(rows(&sim.scheduler.schedule()), [(1, 7, 1, true)]);
 }
 
 #[test]
@@ -326,7 +327,7 @@ fn a_failed_allocation_changes_nothing() {
     let num_groups = groups.groups.len();
     assert!(num_groups > 1);
     let mut manager = KvCacheManager::new(7, 4, groups, BlockHasher::new([0; 32]), true);
-    let mut blocks = RequestBlocks::new(num_groups);
+    let mut blocks = RequestBlocks::new(num_groups, 0);
     manager.allocate_slots(&mut blocks, 0, 4, &mut Vec::new()).unwrap();
     let before: Vec<_> = manager.pool().free_block_ids().collect();
     let tables: Vec<_> = (0..num_groups).map(|group| blocks.table(group).to_vec()).collect();
@@ -346,15 +347,15 @@ fn a_failed_allocation_changes_nothing() {
 fn blocks_are_given_up_in_the_order_in_which_they_lose_their_use() {
     let groups = KvGroups::from_layers(&[None, Some(6)]);
     let mut manager = KvCacheManager::new(16, 4, groups, BlockHasher::new([0; 32]), true);
-    let mut blocks = RequestBlocks::new(2);
+    let mut blocks = RequestBlocks::new(2, 16);
     let tokens: Vec<u32> = (0..16).collect();
     manager.allocate_slots(&mut blocks, 0, 16, &mut Vec::new()).unwrap();
     let (full, windowed) = (blocks.table(0).to_vec(), blocks.table(1).to_vec());
-    manager.commit(&mut blocks, &tokens, b"", 16, true);
-    assert_eq!(blocks.table(1), [BlockId::NULL, BlockId::NULL, windowed[2], windowed[3]]);
+    manager.commit(&mut blocks, &tokens, CacheKey::new(b""), 16);
+    assert_eq!(blocks.table(1), [BlockId::NULL, windowed[1], windowed[2], windowed[3]]);
     manager.free(&mut blocks);
     let order: Vec<_> = manager.pool().free_block_ids().skip(8).collect();
-    let expected = [windowed[0], windowed[1], full[3], full[2], full[1], full[0], windowed[3], windowed[2]];
+    let expected = [windowed[0], full[3], full[2], full[1], full[0], windowed[3], windowed[2], windowed[1]];
     assert_eq!(order, expected);
 }
 

@@ -144,10 +144,10 @@ fn sharers_of_a_full_pool_make_progress() {
 fn a_write_that_cannot_be_copied_for_changes_nothing() {
     let groups = KvGroups::from_layers(&[Some(64), None]);
     let mut manager = KvCacheManager::new(5, 4, groups, BlockHasher::new([0; 32]), true);
-    let (mut parent, mut child) = (RequestBlocks::new(2), RequestBlocks::new(2));
+    let (mut parent, mut child) = (RequestBlocks::new(2, 0), RequestBlocks::new(2, 0));
     let mut copies = Vec::new();
     manager.allocate_slots(&mut parent, 0, 6, &mut copies).unwrap();
-    manager.commit(&mut parent, &[1; 6], b"", 6, true);
+    manager.commit(&mut parent, &[1; 6], CacheKey::new(b""), 6);
     assert!(manager.share_blocks(&parent, &mut child, 6));
     let before: Vec<_> = (0..2).map(|group| child.table(group).to_vec()).collect();
     let error = manager.allocate_slots(&mut child, 6, 7, &mut copies).unwrap_err();

@@ -2,9 +2,16 @@
 
 mod common;
 
-use common::{Sim, kv_config, same_hash, scheduler_config};
+use common::{Owner, Sim, kv_config, same_hash, scheduler_config};
 use paged::*;
 use proptest::prelude::*;
+
+#[derive(Clone, Copy, Debug)]
+enum Whose {
+    All,
+    Adapter,
+    Tenant { salt: u8, public_prefix_len: usize },
+}
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -13,7 +20,7 @@ enum Op {
         own: usize,
         variant: u32,
         max_tokens: usize,
-        tenant: bool,
+        whose: Whose,
         skip: bool,
     },
     /// The next turn of a conversation: what an ended request had, and some more.
@@ -34,10 +41,15 @@ enum Op {
     Reset,
 }
 
+fn whose() -> impl Strategy<Value = Whose> {
+    let tenant = (0u8..2, 0usize..10).prop_map(|(salt, public_prefix_len)| Whose::Tenant { salt, public_prefix_len });
+    prop_oneof![6 => Just(Whose::All), 1 => Just(Whose::Adapter), 3 => tenant]
+}
+
 fn op() -> impl Strategy<Value = Op> {
-    let add = (0usize..14, 0usize..8, 0u32..3, 1usize..8, proptest::bool::weighted(0.2), proptest::bool::weighted(0.1));
+    let add = (0usize..14, 0usize..8, 0u32..3, 1usize..8, whose(), proptest::bool::weighted(0.1));
     prop_oneof![
-        6 => add.prop_map(|(shared, own, variant, max_tokens, tenant, skip)| Op::Add { shared, own, variant, max_tokens, tenant, skip }),
+        6 => add.prop_map(|(shared, own, variant, max_tokens, whose, skip)| Op::Add { shared, own, variant, max_tokens, whose, skip }),
         2 => (0usize..20, 1usize..5).prop_map(|(which, more)| Op::Continue { which, more }),
         4 => (0usize..8, 0usize..6, 0usize..4).prop_map(|(which, less, more)| Op::Fork { which, less, more }),
         14 => Just(Op::Step),
@@ -87,16 +99,22 @@ fn sim(setup: &Setup) -> Sim {
 
 fn apply(sim: &mut Sim, op: &Op) {
     match *op {
-        Op::Add { shared, own, variant, max_tokens, tenant, skip } => {
+        Op::Add { shared, own, variant, max_tokens, whose, skip } => {
             let mut tokens: Vec<u32> = (0..shared as u32).map(|position| position % 3).collect();
             tokens.extend((0..own as u32).map(|position| 10 * variant + position));
-            let _ = sim.add_with(&tokens, max_tokens, if tenant { b"tenant" } else { b"" }, skip);
+            let mut owner = match whose {
+                Whose::All => Owner::default(),
+                Whose::Adapter => Owner::new(b"adapter"),
+                Whose::Tenant { salt, public_prefix_len } => Owner::salted(&[salt], public_prefix_len),
+            };
+            owner.skip_prefix_lookup = skip;
+            let _ = sim.add_with(&tokens, max_tokens, &owner);
         }
         Op::Continue { which, more } => {
             if !sim.ended.is_empty() {
-                let (_, identity, mut tokens) = sim.ended[which % sim.ended.len()].clone();
+                let (_, owner, mut tokens) = sim.ended[which % sim.ended.len()].clone();
                 tokens.extend((0..more as u32).map(|position| 50 + position));
-                let _ = sim.add_with(&tokens, 3, &identity, false);
+                let _ = sim.add_with(&tokens, 3, &owner);
             }
         }
         Op::Fork { which, less, more } => {

@@ -4,7 +4,12 @@
 
 use std::ops::Range;
 
-use crate::{KvCacheSpec, KvDType, KvGroupMetadata, KvSide, Norm, NormKind, RopeArgs, RopeStyle, RopeTable, StepMetadata};
+use crate::{
+    KvCacheSpec, KvDType, KvGroupMetadata, KvSide, Norm, NormKind, RopeArgs, RopeStyle, RopeTable, StepMetadata,
+    cache_engine::store_codes,
+    kv_codes::{quantize_e4m3, quantize_int8},
+    kv_layout::PlaneLayout,
+};
 
 use super::{
     CpuTier, ThreadPool, reference,
@@ -25,6 +30,7 @@ struct Rows<'a> {
     rope: Option<&'a RopeTable>,
     rope_positions: &'a [u32],
     spec: &'a KvCacheSpec,
+    layout: PlaneLayout,
     slots: &'a [i64],
     keys: *mut u8,
     values: *mut u8,
@@ -67,6 +73,7 @@ pub(crate) fn rope_and_cache(args: RopeArgs<'_>, group: &KvGroupMetadata, step: 
         rope,
         rope_positions: &step.rope_positions,
         spec,
+        layout: spec.layout(),
         slots,
         keys: writer.base(KvSide::Key, plane),
         values: writer.base(KvSide::Value, plane),
@@ -110,10 +117,11 @@ unsafe fn rope_rows<S: Simd>(rows: &Rows<'_>, range: Range<usize>) {
         let (block, offset) = (slot / spec.block_size, slot % spec.block_size);
         assert!(block < spec.num_blocks, "slot {slot} of {} blocks of {}", spec.num_blocks, spec.block_size);
         for head in 0..spec.num_kv_heads {
-            let at = ((block * spec.num_kv_heads + head) * spec.block_size + offset) * dim * spec.dtype.size_bytes();
+            let (vector, scale) = (rows.layout.vector(block, head, offset), rows.layout.scale(block, head, offset));
             let source = (token * spec.num_kv_heads + head) * dim;
-            store_head::<S>(spec.dtype, rows.k.add(source), rows.keys.add(at), dim);
-            store_head::<S>(spec.dtype, rows.v.add(source), rows.values.add(at), dim);
+            for (source, plane) in [(rows.k.cast_const().add(source), rows.keys), (rows.v.add(source), rows.values)] {
+                store_head::<S>(spec.dtype, std::slice::from_raw_parts(source, dim), plane, vector, scale);
+            }
         }
     }
 }
@@ -158,13 +166,16 @@ unsafe fn rotate<S: Simd>(cos: &[f32], sin: &[f32], style: RopeStyle, x: *mut f3
     }
 }
 
-/// Converts `dim` values at `source` to `dtype` at `out`.
+/// Converts a head's `values` to `dtype` at byte `vector` of a plane; their scale, if the type has one, goes to byte `scale`.
 #[inline(always)]
-unsafe fn store_head<S: Simd>(dtype: KvDType, source: *const f32, out: *mut u8, dim: usize) {
+unsafe fn store_head<S: Simd>(dtype: KvDType, values: &[f32], plane: *mut u8, vector: usize, scale: usize) {
+    let (source, dim, out) = (values.as_ptr(), values.len(), plane.add(vector));
     match dtype {
         KvDType::F32 => std::ptr::copy_nonoverlapping(source, out.cast(), dim),
         KvDType::F16 => store_halves::<S>(source, out.cast(), dim, |p, v| S::store_f16(p, v)),
         KvDType::BF16 => store_halves::<S>(source, out.cast(), dim, |p, v| S::store_bf16(p, v)),
+        KvDType::F8E4M3 => store_codes(out, plane.add(scale), values, quantize_e4m3),
+        KvDType::Int8 => store_codes(out, plane.add(scale), values, quantize_int8),
     }
 }
 

@@ -2,8 +2,8 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use device::{
-    AttentionArgs, AttentionParams, Backend, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvSide, StepMetadata, Tensor,
-    cpu::CpuTier,
+    AttentionArgs, AttentionParams, Backend, CacheEngine, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvSide, StepMetadata,
+    Tensor, cpu::CpuTier,
 };
 
 /// Tiers that this machine has.
@@ -50,28 +50,38 @@ pub struct Case {
     /// What lies in slots that no query may read.
     pub poison: f32,
     seed: u64,
-    /// Of each request: q `[queries, num_heads * head_dim]`; k and v `[len, num_kv_heads * head_dim]`, exact in `dtype`.
+    /// Of each request: q `[queries, num_heads * head_dim]`; k and v `[len, num_kv_heads * head_dim]`.
     q: Vec<Vec<f32>>,
     k: Vec<Vec<f32>>,
     v: Vec<Vec<f32>>,
+    /// k and v as the cache gives them back.
+    stored: [Vec<Vec<f32>>; 2],
+}
+
+/// What a cache of `dtype` makes of vectors of `head_dim`.
+fn stored(dtype: KvDType, head_dim: usize, vectors: &[f32]) -> Vec<f32> {
+    let spec = KvCacheSpec { num_blocks: 1, block_size: 1, num_kv_heads: 1, head_dim, num_planes: 1, dtype };
+    let (cache, at) = (CacheEngine::new(&spec).unwrap(), KvPlace { plane: 0, slot: 0, head: 0 });
+    let mut read = vectors.to_vec();
+    for vector in read.chunks_exact_mut(head_dim) {
+        cache.write(KvSide::Key, at, vector);
+        cache.read(KvSide::Key, at, vector);
+    }
+    read
 }
 
 impl Case {
     pub fn new(seed: u64, params: AttentionParams, block_size: usize, dtype: KvDType, requests: &[(usize, usize)]) -> Self {
         let mut rng = Rng::new(seed);
         let kv_cols = params.num_kv_heads * params.head_dim;
-        let exact = |x: f32| match dtype {
-            KvDType::F32 => x,
-            KvDType::F16 => half::f16::from_f32(x).to_f32(),
-            KvDType::BF16 => half::bf16::from_f32(x).to_f32(),
-        };
         let (mut q, mut k, mut v) = (vec![], vec![], vec![]);
         for &(before, queries) in requests {
             q.push(rng.floats(queries * params.num_heads * params.head_dim));
-            k.push(rng.floats((before + queries) * kv_cols).into_iter().map(exact).collect());
-            v.push(rng.floats((before + queries) * kv_cols).into_iter().map(exact).collect());
+            k.push(rng.floats((before + queries) * kv_cols));
+            v.push(rng.floats((before + queries) * kv_cols));
         }
-        Self { params, block_size, dtype, requests: requests.to_vec(), poison: 1e4, seed, q, k, v }
+        let stored = [&k, &v].map(|side| side.iter().map(|x| stored(dtype, params.head_dim, x)).collect());
+        Self { params, block_size, dtype, requests: requests.to_vec(), poison: 1e4, seed, q, k, v, stored }
     }
 
     /// Makes request `which` a chunk of request `source` of another case: its queries from `before` on.
@@ -82,6 +92,9 @@ impl Case {
         self.q[which] = other.q[source][first * cols..(first + queries) * cols].to_vec();
         self.k[which] = other.k[source][..(before + queries) * kv_cols].to_vec();
         self.v[which] = other.v[source][..(before + queries) * kv_cols].to_vec();
+        for (own, others) in self.stored.iter_mut().zip(&other.stored) {
+            own[which] = others[source][..(before + queries) * kv_cols].to_vec();
+        }
     }
 }
 
@@ -142,7 +155,7 @@ pub fn run(backend: &dyn Backend, case: &Case) -> Vec<f32> {
     backend.read(&out).into_owned()
 }
 
-/// Softmax attention over contiguous keys, in f64.
+/// Softmax attention over contiguous keys, as the cache gives them back, in f64.
 pub fn dense(case: &Case) -> Vec<f64> {
     let p = &case.params;
     let mut out = vec![];
@@ -158,7 +171,7 @@ pub fn dense(case: &Case) -> Vec<f64> {
             let scores: Vec<f64> = seen
                 .iter()
                 .map(|&j| {
-                    let dot: f64 = query.iter().zip(row(&case.k[r], j)).map(|(&a, b)| f64::from(a) * b).sum();
+                    let dot: f64 = query.iter().zip(row(&case.stored[0][r], j)).map(|(&a, b)| f64::from(a) * b).sum();
                     let s = dot * f64::from(p.scale);
                     p.softcap.map_or(s, |c| f64::from(c) * (s / f64::from(c)).tanh())
                 })
@@ -168,7 +181,7 @@ pub fn dense(case: &Case) -> Vec<f64> {
             let mut sum = vec![0.0; p.head_dim];
             for (&j, s) in seen.iter().zip(&scores) {
                 let weight = (s - max).exp() / total;
-                sum.iter_mut().zip(row(&case.v[r], j)).for_each(|(o, v)| *o += weight * v);
+                sum.iter_mut().zip(row(&case.stored[1][r], j)).for_each(|(o, v)| *o += weight * v);
             }
             out.extend(sum);
         }

@@ -63,10 +63,13 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
     plan(PlannedModel { config: files.config(), weights: Some(files.weights()), tokenizer_bytes }, config, devices)
 }
 
+/// Rows of a step that are believed; more is a mistake, and sizes computed from these fit 64 bits.
+const MAX_ROWS: usize = 1 << 28;
+
 fn check_limits(config: &EngineConfig) -> Result<(), EngineError> {
     for (name, value) in [("max_num_seqs", config.max_num_seqs), ("max_num_batched_tokens", config.max_num_batched_tokens)] {
-        if value == 0 {
-            return Err(EngineError::InvalidArgument(format!("{name} is 0; it must be at least 1")));
+        if !(1..=MAX_ROWS).contains(&value) {
+            return Err(EngineError::InvalidArgument(format!("{name} is {value}; it must be from 1 to {MAX_ROWS}")));
         }
     }
     Ok(())
@@ -194,6 +197,8 @@ fn device_dtype(dtype: paged::KvDType) -> KvDType {
         paged::KvDType::F32 => KvDType::F32,
         paged::KvDType::F16 => KvDType::F16,
         paged::KvDType::BF16 => KvDType::BF16,
+        paged::KvDType::F8E4M3 => KvDType::F8E4M3,
+        paged::KvDType::Int8 => KvDType::Int8,
     }
 }
 

@@ -5,6 +5,7 @@ mod load;
 mod output;
 mod plan;
 mod prompt;
+mod sequence;
 mod submit;
 #[cfg(test)]
 mod tests;
@@ -18,6 +19,7 @@ pub use plan::{DeviceBytes, GroupPlan, MemoryPlan};
 use crate::{
     EngineError, GenerationConfig, GenerationRequest, Message, RequestStream, chat_template::ChatTemplate, tokenizer::Tokenizer,
 };
+pub use sequence::{Continuation, Sequence};
 use thread::Command;
 
 /// A running model. Cheap to clone; the engine thread ends when the last clone is gone and the last request has ended.
@@ -118,6 +120,21 @@ impl Engine {
         let (reply, answer) = mpsc::channel();
         self.shared.inbox.send(Command::Stats(reply)).map_err(|_| ended())?;
         answer.recv().map_err(|_| ended())
+    }
+}
+
+/// A request that was submitted.
+pub(crate) struct JobHandle {
+    job: u64,
+    inbox: mpsc::Sender<Command>,
+}
+
+impl JobHandle {
+    /// What a choice has come to so far.
+    pub fn sequence(&self, choice: usize) -> Result<Sequence, EngineError> {
+        let (reply, answer) = mpsc::channel();
+        self.inbox.send(Command::Snapshot { job: self.job, choice, reply }).map_err(|_| ended())?;
+        answer.recv().map_err(|_| ended())?
     }
 }
 

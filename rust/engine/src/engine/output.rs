@@ -9,6 +9,10 @@ use std::{
     time::Instant,
 };
 
+use super::{
+    sequence::{Kept, Origin, Sequence, Source},
+    thread::Command,
+};
 use crate::{
     EngineError, FinishReason, OutputEvent, TokenLogprobs, TopLogprob, Usage,
     output_text::OutputText,
@@ -18,6 +22,8 @@ use crate::{
 
 /// What the engine thread needs to know of one request with all its choices; made on the caller's thread.
 pub struct Submission {
+    /// Its number.
+    pub job: u64,
     /// Shared by all choices.
     pub prompt_token_ids: Arc<[u32]>,
     /// Generated tokens at most, the model's length considered.
@@ -36,6 +42,12 @@ pub struct Submission {
     pub num_returned: usize,
     /// Events are sent with the tokens, not all at the end.
     pub stream: bool,
+    /// Where its sequences come from.
+    pub origin: Origin,
+    /// Where to release its sequences, if they are kept when they end.
+    pub keep: Option<Sender<Command>>,
+    /// What it goes on from.
+    pub source: Option<Source>,
     /// Sampler and text state of each choice.
     pub choices: Vec<(Sampler, OutputText)>,
     /// How it is served beside others.
@@ -56,10 +68,6 @@ pub struct Service {
     pub deadline: Option<Instant>,
     /// Whom the request belongs to, as a number.
     pub tenant: u64,
-    /// Who shares its blocks; empty: all who give none.
-    pub cache_salt: Vec<u8>,
-    /// Leading prompt tokens that everybody shares.
-    pub public_prefix_len: usize,
 }
 
 /// A submission in work.
@@ -70,11 +78,34 @@ pub struct Job {
     first_token: Option<Instant>,
 }
 
+/// How a choice ends.
+#[derive(Clone)]
+pub struct End<'a> {
+    /// Why.
+    pub reason: FinishReason,
+    /// The cause of [`FinishReason::Error`].
+    pub error: Option<&'a str>,
+    /// The blocks of what it came to.
+    pub kept: Option<Arc<Kept>>,
+}
+
+impl<'a> End<'a> {
+    /// For a reason that is no error, without blocks.
+    pub fn new(reason: FinishReason) -> Self {
+        Self { reason, error: None, kept: None }
+    }
+
+    /// For an error, without blocks.
+    pub fn error(why: &'a str) -> Self {
+        Self { error: Some(why), ..Self::new(FinishReason::Error) }
+    }
+}
+
 /// One continuation of a job.
 pub struct Choice {
     sampler: Sampler,
     text: OutputText,
-    num_output_tokens: usize,
+    output_token_ids: Vec<u32>,
     sum_logprob: f64,
     finished: bool,
     /// Events kept back until the end, or until the best choices are known.
@@ -88,7 +119,7 @@ impl Job {
             .map(|(sampler, text)| Choice {
                 sampler,
                 text,
-                num_output_tokens: 0,
+                output_token_ids: Vec::new(),
                 sum_logprob: 0.0,
                 finished: false,
                 held: Vec::new(),
@@ -139,16 +170,18 @@ impl Job {
         self.choices[index].sampler.sample(logits)
     }
 
-    /// Reports log probabilities of prompt tokens, in order.
-    pub fn push_prompt_logprobs(&mut self, index: usize, logprobs: Vec<TokenLogprobs>) {
-        self.emit(index, OutputEvent::Delta { index, text: String::new(), logprobs });
+    /// Reports log probabilities of prompt tokens, in order, to every choice.
+    pub fn push_prompt_logprobs(&mut self, logprobs: &[TokenLogprobs]) {
+        for index in 0..self.choices.len() {
+            self.emit(index, OutputEvent::Delta { index, text: String::new(), logprobs: logprobs.to_vec() });
+        }
     }
 
-    /// Takes a sampled token; true when it ends the choice.
-    pub fn push_token(&mut self, index: usize, sampled: &Sampled, tokenizer: &Tokenizer) -> bool {
+    /// Takes a sampled token; if it ends the choice, tells why, and [`Self::finish`] is to be called.
+    pub fn push_token(&mut self, index: usize, sampled: &Sampled, tokenizer: &Tokenizer) -> Option<FinishReason> {
         self.first_token.get_or_insert_with(Instant::now);
         let choice = &mut self.choices[index];
-        choice.num_output_tokens += 1;
+        choice.output_token_ids.push(sampled.token_id);
         self.usage.completion_tokens += 1;
         let is_stop_token = self.submission.stop_token_ids.contains(&sampled.token_id);
         let mut delta = String::new();
@@ -163,16 +196,19 @@ impl Job {
         if !delta.is_empty() || !logprobs.is_empty() {
             self.emit(index, OutputEvent::Delta { index, text: delta, logprobs });
         }
-        if is_stopped {
-            self.finish(index, FinishReason::Stop, None);
-        } else if self.choices[index].num_output_tokens >= self.submission.max_tokens {
-            self.finish(index, FinishReason::Length, None);
-        }
-        self.choices[index].finished
+        let is_full = self.choices[index].output_token_ids.len() >= self.submission.max_tokens;
+        if is_stopped { Some(FinishReason::Stop) } else { is_full.then_some(FinishReason::Length) }
     }
 
-    /// Ends a choice with the text it has; `error` is the cause of [`FinishReason::Error`].
-    pub fn finish(&mut self, index: usize, reason: FinishReason, error: Option<&str>) {
+    /// What a choice has come to; `kept` has its blocks.
+    pub fn sequence(&self, index: usize, kept: Option<Arc<Kept>>) -> Sequence {
+        let token_ids = [&*self.submission.prompt_token_ids, &self.choices[index].output_token_ids].concat();
+        Sequence { origin: self.submission.origin.clone(), token_ids: token_ids.into(), kept }
+    }
+
+    /// Ends a choice with the text it has.
+    pub fn finish(&mut self, index: usize, end: End<'_>) {
+        let sequence = self.submission.keep.is_some().then(|| self.sequence(index, end.kept));
         let choice = &mut self.choices[index];
         if choice.finished {
             return;
@@ -187,7 +223,8 @@ impl Job {
         if !text.is_empty() {
             self.emit(index, OutputEvent::Delta { index, text, logprobs: Vec::new() });
         }
-        self.emit(index, OutputEvent::Finished { index, reason, stop_sequence, error: error.map(str::to_owned) });
+        let error = end.error.map(str::to_owned);
+        self.emit(index, OutputEvent::Finished { index, reason: end.reason, stop_sequence, error, sequence });
         if self.is_done() {
             self.close();
         }
@@ -196,7 +233,7 @@ impl Job {
     /// Ends every choice that has not ended, with the text it has.
     pub fn fail(&mut self, why: &str) {
         for index in 0..self.choices.len() {
-            self.finish(index, FinishReason::Error, Some(why));
+            self.finish(index, End::error(why));
         }
     }
 
@@ -234,7 +271,7 @@ impl Job {
     /// Sends what was held back: of the best choices, renumbered from the best, when only they are wanted.
     fn release_held(&mut self) {
         let chooses = self.chooses_the_best();
-        let mean = |c: &Choice| c.sum_logprob / c.num_output_tokens.max(1) as f64;
+        let mean = |c: &Choice| c.sum_logprob / c.output_token_ids.len().max(1) as f64;
         let mut ranked: Vec<&mut Choice> = self.choices.iter_mut().collect();
         if chooses {
             ranked.sort_by(|a, b| mean(b).total_cmp(&mean(a)));

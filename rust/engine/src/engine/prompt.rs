@@ -35,6 +35,7 @@ pub fn tokenize(shared: &Shared, prompt: &Prompt) -> Result<(Vec<u32>, Option<St
         }
         Prompt::Text(text) => (shared.tokenizer.encode(text, true)?, Some(text.clone())),
         Prompt::TokenIds(ids) => (ids.clone(), None),
+        Prompt::Sequence { sequence, then } => return tokenize(shared, &sequence.prompt(then.clone(), &shared.tokenizer)?),
     };
     if ids.is_empty() {
         return Err(EngineError::InvalidArgument("the prompt is empty: give at least one token".into()));

@@ -12,9 +12,10 @@ use std::{
 };
 
 use super::{
-    Shared,
+    JobHandle, Shared,
     output::{Service, Submission},
     prompt::{public_prefix_len, tokenize},
+    sequence::{Origin, Sequence, Source},
     thread::Command,
 };
 use crate::{
@@ -26,6 +27,82 @@ use crate::{
 /// Validates and tokenises a request and sends it to the engine thread.
 pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStream, EngineError> {
     let submitted = Instant::now();
+    let num_run = check_choices(&request)?;
+    let mut params = request.sampling.clone();
+    if num_run > request.n_choices {
+        // The best choices are told by their log probabilities.
+        params.logprobs.get_or_insert(0);
+    }
+    let resolved = Arc::new(ResolvedSampling::new(&params, &shared.generation_config, shared.vocab_size)?);
+    let dry_breakers = match &resolved.dry {
+        Some(dry) => dry_breaker_ids(&shared.tokenizer, &dry.sequence_breakers)?,
+        None => HashSet::new(),
+    };
+    let service = check_service(&request.service, submitted)?;
+    let (prompt, source) = go_on_from(shared, request.prompt, &request.service)?;
+    let (mut prompt_token_ids, text) = tokenize(shared, &prompt)?;
+    let num_given = prompt_token_ids.len();
+    let public_prefix_len = public_prefix_len(shared, &prompt, &prompt_token_ids, request.service.public_prefix)?;
+    let max_tokens = fit(shared, request.sampling.max_tokens, request.truncate_sequence, &mut prompt_token_ids)?;
+    // What was cut off is not echoed.
+    let text = text.filter(|_| prompt_token_ids.len() == num_given);
+
+    let sampling = request.sampling;
+    let mut stop_token_ids = sampling.stop_token_ids;
+    if !sampling.ignore_eos {
+        stop_token_ids.extend(shared.tokenizer.eos_ids());
+    }
+    let job = shared.submitted.fetch_add(1, Ordering::Relaxed);
+    let seed = sampling.seed.or(shared.seed.map(|s| s.wrapping_add(job))).unwrap_or_else(rand::random);
+    let sampler = Sampler::new(resolved, seed, &prompt_token_ids, Arc::new(dry_breakers));
+    let decoder = match prompt {
+        Prompt::Chat { .. } => IncrementalDecoder::new(true),
+        _ => IncrementalDecoder::continuing(true),
+    };
+    let output_text = OutputText::new(decoder, &sampling.stop)?;
+    let choices = (0..num_run).map(|i| (sampler.for_choice(i), output_text.clone())).collect();
+    let echo = match (request.echo_prompt, text) {
+        (false, _) => None,
+        (true, Some(text)) => Some(text),
+        (true, None) => Some(shared.tokenizer.decode(&prompt_token_ids, false)),
+    };
+    let origin = Origin {
+        tokenizer: Arc::clone(&shared.tokenizer),
+        num_prompt_tokens: prompt_token_ids.len(),
+        conversation: None,
+        cache_salt: request.service.cache_salt.unwrap_or_default().into_bytes(),
+        public_prefix_len: public_prefix_len.saturating_sub(num_given - prompt_token_ids.len()),
+    };
+    let source = source.map(|sequence| Source::new(sequence, &prompt_token_ids));
+    let (events, receiver) = mpsc::channel();
+    let cancel = Arc::new(AtomicBool::new(false));
+    let submission = Submission {
+        job,
+        prompt_token_ids: prompt_token_ids.into(),
+        max_tokens,
+        stop_token_ids,
+        logprobs: sampling.logprobs,
+        prompt_logprobs: request.echo_prompt && sampling.logprobs.is_some(),
+        echo,
+        suffix: request.suffix,
+        num_returned: request.n_choices,
+        stream: request.stream,
+        origin: origin.of(prompt, source.as_ref()),
+        keep: request.service.keep.then(|| shared.inbox.clone()),
+        source,
+        choices,
+        service,
+        submitted,
+        events,
+        cancel: Arc::clone(&cancel),
+    };
+    shared.inbox.send(Command::Submit(Box::new(submission))).map_err(|_| super::ended())?;
+    let job = JobHandle { job, inbox: shared.inbox.clone() };
+    Ok(RequestStream { events: receiver, cancel, job, wants_logprobs: sampling.logprobs.is_some() })
+}
+
+/// How many choices run, those that are not returned included.
+fn check_choices(request: &GenerationRequest) -> Result<usize, EngineError> {
     if request.n_choices == 0 {
         return Err(EngineError::InvalidArgument("Number of choices must be greater than 0.".into()));
     }
@@ -40,69 +117,20 @@ pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStre
         let name = if request.best_of.is_some() { "best_of" } else { "n_choices" };
         return Err(EngineError::InvalidArgument(format!("{name} is {num_run}; it must be at most {MAX_CHOICES}")));
     }
-    let mut params = request.sampling.clone();
-    if num_run > request.n_choices {
-        // The best choices are told by their log probabilities.
-        params.logprobs.get_or_insert(0);
-    }
-    let resolved = Arc::new(ResolvedSampling::new(&params, &shared.generation_config, shared.vocab_size)?);
-    let dry_breakers = match &resolved.dry {
-        Some(dry) => dry_breaker_ids(&shared.tokenizer, &dry.sequence_breakers)?,
-        None => HashSet::new(),
-    };
-    let dry_breakers = Arc::new(dry_breakers);
-    let (mut prompt_token_ids, text) = tokenize(shared, &request.prompt)?;
-    let num_given = prompt_token_ids.len();
-    let public_prefix_len = public_prefix_len(shared, &request.prompt, &prompt_token_ids, request.service.public_prefix)?;
-    let max_tokens = fit(shared, &request, &mut prompt_token_ids)?;
-    let public_prefix_len = public_prefix_len.saturating_sub(num_given - prompt_token_ids.len());
-    let service = check_service(&request.service, submitted, public_prefix_len)?;
-    // What was cut off is not echoed.
-    let text = text.filter(|_| prompt_token_ids.len() == num_given);
+    Ok(num_run)
+}
 
-    let sampling = &request.sampling;
-    let mut stop_token_ids = sampling.stop_token_ids.clone();
-    if !sampling.ignore_eos {
-        stop_token_ids.extend(shared.tokenizer.eos_ids());
+/// The prompt in its own terms, and the sequence that it goes on from.
+fn go_on_from(shared: &Shared, prompt: Prompt, service: &ServiceParams) -> Result<(Prompt, Option<Sequence>), EngineError> {
+    let Prompt::Sequence { sequence, then } = prompt else { return Ok((prompt, None)) };
+    if service.cache_salt.is_some() {
+        return Err(EngineError::InvalidArgument("a sequence has the cache_salt it began with: leave it out".into()));
     }
-    let count = shared.submitted.fetch_add(1, Ordering::Relaxed);
-    let seed = sampling.seed.or(shared.seed.map(|s| s.wrapping_add(count))).unwrap_or_else(rand::random);
-    let sampler = Sampler::new(resolved, seed, &prompt_token_ids, dry_breakers);
-    let decoder = match request.prompt {
-        Prompt::Chat { .. } => IncrementalDecoder::new(true),
-        Prompt::Text(_) | Prompt::TokenIds(_) => IncrementalDecoder::continuing(true),
-    };
-    let output_text = OutputText::new(decoder, &sampling.stop)?;
-    let choices = (0..num_run).map(|i| (sampler.for_choice(i), output_text.clone())).collect();
-    let echo = match (request.echo_prompt, text) {
-        (false, _) => None,
-        (true, Some(text)) => Some(text),
-        (true, None) => Some(shared.tokenizer.decode(&prompt_token_ids, false)),
-    };
-    let (events, receiver) = mpsc::channel();
-    let cancel = Arc::new(AtomicBool::new(false));
-    let submission = Submission {
-        prompt_token_ids: prompt_token_ids.into(),
-        max_tokens,
-        stop_token_ids,
-        logprobs: sampling.logprobs,
-        prompt_logprobs: request.echo_prompt && sampling.logprobs.is_some(),
-        echo,
-        suffix: request.suffix,
-        num_returned: request.n_choices,
-        stream: request.stream,
-        choices,
-        service,
-        submitted,
-        events,
-        cancel: Arc::clone(&cancel),
-    };
-    shared.inbox.send(Command::Submit(Box::new(submission))).map_err(|_| super::ended())?;
-    Ok(RequestStream { events: receiver, cancel, wants_logprobs: sampling.logprobs.is_some() })
+    Ok((sequence.prompt(then, &shared.tokenizer)?, Some(sequence)))
 }
 
 /// How a request is served, in the scheduler's terms.
-fn check_service(params: &ServiceParams, submitted: Instant, public_prefix_len: usize) -> Result<Service, EngineError> {
+fn check_service(params: &ServiceParams, submitted: Instant) -> Result<Service, EngineError> {
     if params.cache_salt.as_ref().is_some_and(String::is_empty) {
         return Err(EngineError::InvalidArgument(
             "cache_salt is empty: give some text, or leave it out to share with all".into(),
@@ -122,8 +150,6 @@ fn check_service(params: &ServiceParams, submitted: Instant, public_prefix_len: 
         priority: params.priority,
         deadline: deadline.transpose()?,
         tenant: params.tenant.as_ref().map_or(0, tenant_number),
-        cache_salt: params.cache_salt.clone().unwrap_or_default().into_bytes(),
-        public_prefix_len,
     })
 }
 
@@ -135,13 +161,13 @@ fn tenant_number(tenant: &String) -> u64 {
 }
 
 /// Checks the prompt's length, or cuts its start; returns how many tokens may be generated.
-fn fit(shared: &Shared, request: &GenerationRequest, prompt: &mut Vec<u32>) -> Result<usize, EngineError> {
+fn fit(shared: &Shared, max_tokens: Option<usize>, truncate: bool, prompt: &mut Vec<u32>) -> Result<usize, EngineError> {
     let max_len = shared.max_model_len;
-    if request.sampling.max_tokens == Some(0) {
+    if max_tokens == Some(0) {
         return Err(EngineError::InvalidArgument("max_tokens must be at least 1.".into()));
     }
-    if request.truncate_sequence {
-        let reserve = request.sampling.max_tokens.unwrap_or(1);
+    if truncate {
+        let reserve = max_tokens.unwrap_or(1);
         // The last token that is generated needs no slot of the pool.
         let keep = max_len.min(shared.servable_tokens.saturating_add(1)).saturating_sub(reserve).max(1);
         if prompt.len() > keep {
@@ -166,5 +192,5 @@ fn fit(shared: &Shared, request: &GenerationRequest, prompt: &mut Vec<u32>) -> R
         )));
     }
     let room = max_len - prompt.len();
-    Ok(request.sampling.max_tokens.map_or(room, |m| m.min(room)))
+    Ok(max_tokens.map_or(room, |m| m.min(room)))
 }

@@ -5,7 +5,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst},
     },
     thread,
     time::Duration,
@@ -17,8 +17,10 @@ use device::{
     cpu::{CpuBackend, CpuTier},
 };
 
+use paged::RequestId;
+
 use super::{load::load_with_backend, thread::EngineThread, *};
-use crate::{CompletionChoice, FinishReason, OutputEvent, Prompt, SamplingParams};
+use crate::{CompletionChoice, FinishReason, OutputEvent, Prompt, SamplingParams, sampler::Sampled};
 
 const NO_ROW: u32 = u32::MAX;
 
@@ -27,6 +29,8 @@ struct Failing {
     inner: CpuBackend,
     panics: AtomicBool,
     bad_row: AtomicU32,
+    /// Tokens that were computed.
+    num_tokens: AtomicUsize,
 }
 
 impl Backend for Failing {
@@ -55,6 +59,7 @@ impl Backend for Failing {
     }
 
     fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor) {
+        self.num_tokens.fetch_add(args.token_ids.len(), SeqCst);
         self.inner.embed(args, out);
     }
 
@@ -98,14 +103,26 @@ impl Backend for Failing {
     }
 }
 
+fn exact() -> EngineConfig {
+    EngineConfig { dtype: ModelDType::F32, max_num_seqs: 2, ..EngineConfig::default() }
+}
+
 fn start() -> (Engine, EngineThread, Arc<Failing>) {
+    start_with(&exact())
+}
+
+fn start_with(config: &EngineConfig) -> (Engine, EngineThread, Arc<Failing>) {
     let inner = CpuBackend::new(CpuTier::detect(), 1).unwrap();
-    let backend = Arc::new(Failing { inner, panics: AtomicBool::new(false), bad_row: AtomicU32::new(NO_ROW) });
+    let backend = Arc::new(Failing {
+        inner,
+        panics: AtomicBool::new(false),
+        bad_row: AtomicU32::new(NO_ROW),
+        num_tokens: AtomicUsize::new(0),
+    });
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/text/llama");
     let source = ModelSource::HuggingFace { path, tokenizer_json: None };
-    let config = EngineConfig { dtype: ModelDType::F32, max_num_seqs: 2, ..EngineConfig::default() };
     let dynamic: Arc<dyn Backend> = Arc::<Failing>::clone(&backend);
-    let (shared, thread) = load_with_backend(&source, &config, &dynamic, &|_| {}).unwrap();
+    let (shared, thread) = load_with_backend(&source, config, &dynamic, &|_| {}).unwrap();
     (Engine { shared: Arc::new(shared) }, thread, backend)
 }
 
@@ -197,6 +214,53 @@ fn a_bad_row_of_prompt_log_probabilities_ends_its_request_alone() {
     assert_clean(&engine);
     drop(engine);
     serving.join().unwrap();
+}
+
+#[test]
+fn a_choice_whose_first_token_fails_ends_alone() {
+    for failed in 0..3 {
+        let (engine, mut thread, _) = start_with(&EngineConfig { max_num_batched_tokens: 16, ..exact() });
+        let stream = engine.submit(GenerationRequest { n_choices: 3, ..request(1, 10) }).unwrap();
+        // Its prompt of 40 tokens is not computed yet.
+        assert!(thread.turn());
+        let token = |choice| {
+            if choice == failed { Err("spoilt".to_owned()) } else { Ok(Sampled { token_id: 50, logprobs: None }) }
+        };
+        thread.branch_out(RequestId(0), (0..3).map(token).collect());
+        while thread.scheduler().has_requests() {
+            assert!(thread.turn());
+        }
+        for (index, choice) in stream.wait().unwrap().choices.into_iter().enumerate() {
+            let end = if index == failed { (FinishReason::Error, Some("spoilt")) } else { (FinishReason::Length, None) };
+            assert_eq!((choice.finish_reason, choice.error.as_deref()), end);
+            assert_eq!(choice.text.is_empty(), index == failed);
+        }
+        assert_eq!(thread.scheduler().stats().blocks_used, 0);
+    }
+}
+
+#[test]
+fn choices_compute_their_prompt_once_and_hold_its_blocks_together() {
+    for prefix_caching in [true, false] {
+        let (engine, mut thread, backend) = start_with(&EngineConfig { prefix_caching, max_num_seqs: 4, ..exact() });
+        // 100 tokens: three full blocks of 32, and a part of a fourth.
+        let prompt = Prompt::TokenIds((0..100).map(|j| j * 31 % 400 + 10).collect());
+        let stream = engine.submit(GenerationRequest { prompt, n_choices: 4, ..request(1, 20) }).unwrap();
+        assert!(thread.turn());
+        assert!(thread.turn());
+        assert_eq!(backend.num_tokens.load(SeqCst), 100 + 4);
+        let stats = thread.scheduler().stats();
+        // Each writes to a fourth block of its own.
+        assert_eq!((stats.blocks_shared, stats.blocks_saved, stats.blocks_used), (3, 9, 3 + 4), "{stats:?}");
+        assert_eq!(stats.prefix_hit_tokens, 0, "a choice does not look for what it shares");
+        while thread.scheduler().has_requests() {
+            assert!(thread.turn());
+        }
+        assert_eq!(backend.num_tokens.load(SeqCst), 100 + 4 * 19, "the last token of each is not computed");
+        let completion = stream.wait().unwrap();
+        assert_eq!((completion.usage.cached_tokens, completion.usage.completion_tokens), (0, 80));
+        assert_eq!(thread.scheduler().stats().blocks_used, 0);
+    }
 }
 
 #[test]

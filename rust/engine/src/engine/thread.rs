@@ -2,6 +2,7 @@
 
 mod prompt_logprobs;
 mod requests;
+mod sequences;
 mod step;
 
 use std::{
@@ -18,7 +19,7 @@ use paged::{KvCacheConfig, RequestId, Scheduler, SchedulerOutput};
 use step::StepResults;
 
 use super::{
-    KvCacheStats,
+    KvCacheStats, Sequence,
     output::{Job, Submission},
 };
 use crate::{
@@ -29,6 +30,17 @@ use crate::{
 pub enum Command {
     /// A validated request.
     Submit(Box<Submission>),
+    /// What a choice of a job has come to so far.
+    Snapshot {
+        /// The job.
+        job: u64,
+        /// Which choice.
+        choice: usize,
+        /// Where to send it.
+        reply: Sender<Result<Sequence, EngineError>>,
+    },
+    /// A kept request's blocks are not needed any more.
+    Release(RequestId),
     /// The figures of the pool, after cancelled requests are gone.
     Stats(Sender<KvCacheStats>),
 }
@@ -39,8 +51,13 @@ struct Live {
     choice: usize,
     rope: RopeRows,
     prompt_logprobs_done: usize,
-    /// The job's other choices wait until this one's prompt is computed, to find its blocks.
-    holds_others: bool,
+    /// The job's other choices begin with this one's first token.
+    leads: bool,
+}
+
+/// The scheduler's clock: microseconds since the engine started.
+fn ticks(started: Instant, at: Instant) -> u64 {
+    u64::try_from(at.saturating_duration_since(started).as_micros()).unwrap_or(u64::MAX)
 }
 
 /// State of the engine thread.
@@ -53,7 +70,6 @@ pub struct EngineThread {
     tokenizer: Arc<Tokenizer>,
     jobs: HashMap<u64, Job>,
     live: HashMap<RequestId, Live>,
-    next_job: u64,
     next_request: u64,
     output: SchedulerOutput,
     batch: InputBatch,
@@ -80,7 +96,6 @@ impl EngineThread {
             tokenizer,
             jobs: HashMap::new(),
             live: HashMap::new(),
-            next_job: 0,
             next_request: 0,
             output: SchedulerOutput::default(),
             batch: InputBatch::default(),
@@ -88,6 +103,11 @@ impl EngineThread {
             started: Instant::now(),
             disconnected: false,
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn scheduler(&self) -> &Scheduler {
+        &self.scheduler
     }
 
     /// Serves until every handle is gone and every request has ended.
@@ -134,6 +154,14 @@ impl EngineThread {
                     let _ = events.send(Err(EngineError::Internal(why)));
                 }
             }
+            Command::Snapshot { job, choice, reply } => {
+                let _ = self.guarded(|thread| {
+                    let _ = reply.send(thread.snapshot(job, choice));
+                });
+            }
+            Command::Release(id) => {
+                let _ = self.guarded(|thread| thread.scheduler.abort_request(id));
+            }
             Command::Stats(reply) => {
                 let _ = self.guarded(Self::drop_cancelled);
                 let _ = reply.send(self.scheduler.stats());
@@ -143,7 +171,7 @@ impl EngineThread {
 
     /// Does what a panic may interrupt. Then the books may be half written: every request ends, and the thread goes on with an
     /// empty pool.
-    pub(super) fn guarded(&mut self, work: impl FnOnce(&mut Self)) -> Result<(), String> {
+    pub(super) fn guarded<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> Result<T, String> {
         let result = caught(|| work(self));
         if let Err(why) = &result {
             self.start_over(why);

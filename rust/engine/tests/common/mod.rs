@@ -2,6 +2,8 @@
 
 #![allow(dead_code, missing_docs)]
 
+pub mod serving;
+
 use std::{path::PathBuf, sync::Arc};
 
 use device::{Backend, KvDType, KvGroupMetadata, Precision, StepMetadata};

@@ -90,7 +90,7 @@ impl KvCacheManager {
     }
 
     /// The block that is written next, if some of its tokens are computed already.
-    fn partial_block(&self, blocks: &RequestBlocks, num_computed_tokens: usize) -> Option<usize> {
+    pub(super) fn partial_block(&self, blocks: &RequestBlocks, num_computed_tokens: usize) -> Option<usize> {
         let index = num_computed_tokens / self.block_size;
         (!num_computed_tokens.is_multiple_of(self.block_size) && index < blocks.num_blocks()).then_some(index)
     }

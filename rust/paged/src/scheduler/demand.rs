@@ -36,7 +36,7 @@ impl Scheduler {
     pub(super) fn blocks_to_admit(&self, slot: Slot, hit: PrefixHit) -> usize {
         let request = self.request(slot);
         let peak = self.peak_blocks(request, request.num_tokens() - hit.num_tokens);
-        peak.saturating_sub(hit.num_blocks) + hit.num_free_blocks
+        peak.saturating_sub(hit.num_blocks) + hit.num_free_blocks + hit.num_copies
     }
 
     pub(super) fn blocks_still_needed(&self, request: &Request) -> usize {

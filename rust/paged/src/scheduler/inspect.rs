@@ -64,6 +64,7 @@ impl Scheduler {
     pub fn stats(&self) -> KvCacheStats {
         let pool = self.manager.pool();
         let block_size = self.manager.block_size();
+        let (slots_held, slots_live) = self.slots_held_and_live();
         KvCacheStats {
             blocks_total: pool.num_blocks(),
             blocks_used: pool.num_used_blocks(),
@@ -73,11 +74,21 @@ impl Scheduler {
             blocks_saved: pool.num_saved_blocks(),
             block_size,
             tokens_total: pool.num_blocks() / self.num_groups() * block_size,
-            prefix_queried_tokens: self.prefix_queried_tokens,
-            prefix_hit_tokens: self.prefix_hit_tokens,
+            prefix_queried_tokens: self.lookups.queried,
+            prefix_hit_tokens: self.lookups.hit,
+            prefix_missed_tokens: self.lookups.missed,
+            resumed_queried_tokens: self.lookups.resumed_queried,
+            resumed_hit_tokens: self.lookups.resumed_hit,
             preemptions: self.preemptions,
             requests_running: self.running.len(),
             requests_waiting: self.waiting.len(),
+            slots_held,
+            slots_live,
+            steps: self.totals.steps,
+            slots_held_sum: self.totals.slots_held,
+            slots_live_sum: self.totals.slots_live,
+            peak_running: self.totals.peak_running,
+            peak_running_before_preemption: self.totals.peak_before_preemption,
         }
     }
 

@@ -6,7 +6,7 @@
 
 #![allow(dead_code)]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use paged::*;
 
@@ -14,7 +14,7 @@ use paged::*;
 #[derive(Default)]
 pub struct Prefixes {
     ids: HashMap<(usize, u32), usize>,
-    roots: HashMap<Vec<u8>, usize>,
+    texts: HashMap<(usize, Vec<u8>), usize>,
     parents: Vec<usize>,
 }
 
@@ -24,31 +24,54 @@ impl Prefixes {
         self.parents.len() - 1
     }
 
-    fn root(&mut self, identity: &[u8]) -> usize {
-        if let Some(&id) = self.roots.get(identity) {
+    fn text(&mut self, parent: usize, text: &[u8]) -> usize {
+        if let Some(&id) = self.texts.get(&(parent, text.to_vec())) {
             return id;
         }
-        let id = self.push(usize::MAX);
-        self.roots.insert(identity.to_vec(), id);
+        let id = self.push(parent);
+        self.texts.insert((parent, text.to_vec()), id);
         id
     }
 
     /// Numbers of the prefixes that end at each token.
-    pub fn chain(&mut self, identity: &[u8], tokens: &[u32]) -> Vec<usize> {
-        let mut at = self.root(identity);
-        tokens
-            .iter()
-            .map(|&token| {
-                at = if let Some(&id) = self.ids.get(&(at, token)) {
-                    id
-                } else {
-                    let id = self.push(at);
-                    self.ids.insert((at, token), id);
-                    id
-                };
-                at
-            })
-            .collect()
+    pub fn chain(&mut self, owner: &Owner, tokens: &[u32]) -> Vec<usize> {
+        let mut at = self.text(usize::MAX, &owner.identity);
+        let mut chain = Vec::new();
+        for (position, &token) in tokens.iter().enumerate() {
+            if position == owner.num_public_tokens && !owner.salt.is_empty() {
+                at = self.text(at, &owner.salt);
+            }
+            at = if let Some(&id) = self.ids.get(&(at, token)) {
+                id
+            } else {
+                let id = self.push(at);
+                self.ids.insert((at, token), id);
+                id
+            };
+            chain.push(at);
+        }
+        chain
+    }
+}
+
+/// Whose KV is whose.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Owner {
+    pub identity: Vec<u8>,
+    pub salt: Vec<u8>,
+    /// As asked for; those in whole blocks are public.
+    pub public_prefix_len: usize,
+    pub num_public_tokens: usize,
+    pub skip_prefix_lookup: bool,
+}
+
+impl Owner {
+    pub fn new(identity: &[u8]) -> Self {
+        Self { identity: identity.to_vec(), ..Self::default() }
+    }
+
+    pub fn salted(salt: &[u8], public_prefix_len: usize) -> Self {
+        Self { salt: salt.to_vec(), public_prefix_len, ..Self::default() }
     }
 }
 
@@ -67,18 +90,19 @@ pub struct Sim {
     prefixes: Prefixes,
     /// `[num_blocks + 1][block_size]`
     shadow: Vec<Vec<Option<Content>>>,
-    /// Identity of each live request.
-    pub live: HashMap<RequestId, Vec<u8>>,
+    pub live: HashMap<RequestId, Owner>,
     /// Generation of the weights, moved on by a reset of the prefix cache.
     generation: u64,
     next_id: u64,
     /// What each request that ended had: prompt and output.
-    pub ended: Vec<(RequestId, Vec<u8>, Vec<u32>)>,
+    pub ended: Vec<(RequestId, Owner, Vec<u32>)>,
     pub finished: Vec<(RequestId, FinishReason)>,
     /// When a block was last seen to become free, for the eviction order.
     freed_at: Vec<u64>,
     was_free: Vec<bool>,
     clock: u64,
+    /// Most blocks in use at any time, with a step in flight or not.
+    pub most_used: usize,
     cached_tokens: HashMap<RequestId, usize>,
     /// Every request there was, in the order in which they rank.
     ranking: Vec<RequestId>,
@@ -132,6 +156,7 @@ impl Sim {
             freed_at: vec![0; num_ids],
             was_free: vec![true; num_ids],
             clock: 0,
+            most_used: 0,
             cached_tokens: HashMap::new(),
             ranking: Vec::new(),
             output: SchedulerOutput::default(),
@@ -141,24 +166,21 @@ impl Sim {
     }
 
     pub fn add(&mut self, tokens: &[u32], max_tokens: usize) -> Result<RequestId, AdmissionError> {
-        self.add_with(tokens, max_tokens, b"", false)
+        self.add_with(tokens, max_tokens, &Owner::default())
     }
 
-    pub fn add_with(
-        &mut self,
-        tokens: &[u32],
-        max_tokens: usize,
-        identity: &[u8],
-        skip_prefix_lookup: bool,
-    ) -> Result<RequestId, AdmissionError> {
+    pub fn add_with(&mut self, tokens: &[u32], max_tokens: usize, owner: &Owner) -> Result<RequestId, AdmissionError> {
         let request_id = RequestId(self.next_id);
         self.scheduler.add_request(NewRequest {
-            identity: identity.to_vec(),
-            skip_prefix_lookup,
+            identity: owner.identity.clone(),
+            cache_salt: owner.salt.clone(),
+            public_prefix_len: owner.public_prefix_len,
+            skip_prefix_lookup: owner.skip_prefix_lookup,
             ..NewRequest::new(request_id, tokens.to_vec(), max_tokens)
         })?;
         self.next_id += 1;
-        self.live.insert(request_id, identity.to_vec());
+        let num_public_tokens = owner.public_prefix_len / self.kv.block_size * self.kv.block_size;
+        self.live.insert(request_id, Owner { num_public_tokens, ..owner.clone() });
         self.ranking.push(request_id);
         Ok(request_id)
     }
@@ -196,8 +218,8 @@ impl Sim {
     }
 
     fn end(&mut self, request_id: RequestId, tokens: Vec<u32>) {
-        if let Some(identity) = self.live.remove(&request_id) {
-            self.ended.push((request_id, identity, tokens));
+        if let Some(owner) = self.live.remove(&request_id) {
+            self.ended.push((request_id, owner, tokens));
         }
     }
 
@@ -317,7 +339,8 @@ impl Sim {
 
     fn chain(&mut self, request_id: RequestId) -> Vec<usize> {
         let tokens = self.scheduler.token_ids(request_id).to_vec();
-        self.prefixes.chain(&self.live[&request_id], &tokens)
+        let owner = &self.live[&request_id];
+        self.prefixes.chain(owner, &tokens)
     }
 
     fn num_groups(&self) -> usize {
@@ -428,10 +451,13 @@ impl Sim {
         let stats = self.scheduler.stats();
         assert_eq!(stats.blocks_used + stats.blocks_free, stats.blocks_total);
         assert!(stats.blocks_cached <= stats.blocks_free);
+        self.most_used = self.most_used.max(stats.blocks_used);
         assert_eq!(stats.requests_running + stats.requests_waiting, self.live.len());
         for id in 1..=self.kv.num_blocks {
             if pool.is_published(BlockId(id as u32)) {
-                for content in &self.shadow[id] {
+                let num_tokens = pool.num_published_tokens(BlockId(id as u32));
+                assert!((1..=self.kv.block_size).contains(&num_tokens));
+                for content in &self.shadow[id][..num_tokens] {
                     let content = content.expect("a published block has an unwritten slot");
                     assert!(content.committed, "a published block of a step that is not committed");
                     assert_eq!(content.generation, self.generation, "a published block of weights that are gone");
@@ -439,6 +465,7 @@ impl Sim {
             }
         }
         self.check_sharing(&stats);
+        self.check_slots(&stats);
         self.check_windows();
         self.check_eviction_order();
     }
@@ -457,19 +484,45 @@ impl Sim {
         assert_eq!(stats.blocks_saved, holders.values().sum::<usize>() - holders.len());
     }
 
-    /// Window groups hold no block that no later query can see from the last block boundary on.
+    /// Live slots are those that a table and a computed position lead to; but a partial block of several holders counts
+    /// as written.
+    fn check_slots(&self, stats: &KvCacheStats) {
+        let block_size = self.kv.block_size;
+        let (mut live, mut partial) = (HashSet::new(), HashSet::new());
+        for &id in self.live.keys() {
+            let (computed, _) = self.scheduler.num_computed_tokens(id).unwrap();
+            for group in 0..self.num_groups() {
+                let table = self.scheduler.block_table(id, group);
+                live.extend((0..computed).map(|key| (table[key / block_size], key % block_size)));
+                if !computed.is_multiple_of(block_size) {
+                    partial.insert(table[computed / block_size]);
+                }
+            }
+        }
+        live.retain(|(block, _)| *block != BlockId::NULL);
+        partial.retain(|block| self.scheduler.pool().ref_cnt(*block) > 1);
+        assert_eq!(stats.slots_held, stats.blocks_used * block_size);
+        let guessed = (0..block_size).flat_map(|offset| partial.iter().map(move |block| (*block, offset)));
+        let expected = live.len() + guessed.filter(|slot| !live.contains(slot)).count();
+        assert_eq!(stats.slots_live, expected);
+    }
+
+    /// Window groups hold every block that a query from the last block boundary on can see, and none that one which
+    /// computes the last token again cannot.
     fn check_windows(&self) {
         if self.config.reserve_full_context {
             return;
         }
         for &id in self.live.keys() {
             let (computed, _) = self.scheduler.num_computed_tokens(id).unwrap();
-            let boundary = computed / self.kv.block_size * self.kv.block_size;
+            let block_size = self.kv.block_size;
             for (group, members) in self.kv.groups.groups.iter().enumerate() {
                 let Some(window) = members.window else { continue };
                 for (index, block) in self.scheduler.block_table(id, group).iter().enumerate() {
-                    let last_key = (index + 1) * self.kv.block_size - 1;
-                    assert_eq!(*block == BlockId::NULL, last_key + window <= boundary, "block {index} at {computed}");
+                    let is_seen_from = |boundary| (index + 1) * block_size - 1 + window > boundary;
+                    let (last, next) = (computed.saturating_sub(1) / block_size * block_size, computed / block_size * block_size);
+                    assert!(*block != BlockId::NULL || !is_seen_from(next), "block {index} is gone at {computed}");
+                    assert!(*block == BlockId::NULL || is_seen_from(last), "block {index} is held at {computed}");
                 }
             }
         }
@@ -488,22 +541,23 @@ impl Sim {
             if !self.was_free[id] {
                 self.freed_at[id] = self.clock;
             }
-            if pool.is_published(*block)
-                && let Some(content) = self.shadow[id][self.kv.block_size - 1]
+            let num_tokens = pool.num_published_tokens(*block);
+            if num_tokens > 0
+                && let Some(content) = self.shadow[id][num_tokens - 1]
             {
-                place_of_prefix.insert((content.group, content.prefix), (place, id));
+                place_of_prefix.insert((content.group, content.prefix), (place, id, num_tokens));
             }
         }
         self.was_free = is_free;
-        for (&(group, prefix), &(place, id)) in &place_of_prefix {
+        for (&(group, prefix), &(place, id, num_tokens)) in &place_of_prefix {
             if self.kv.groups.groups[group].window.is_some() {
                 continue;
             }
             let mut ancestor = prefix;
-            for _ in 0..self.kv.block_size {
+            for _ in 0..num_tokens {
                 ancestor = self.prefixes.parents[ancestor];
             }
-            if let Some(&(ancestor_place, ancestor_id)) = place_of_prefix.get(&(group, ancestor)) {
+            if let Some(&(ancestor_place, ancestor_id, _)) = place_of_prefix.get(&(group, ancestor)) {
                 assert!(
                     place < ancestor_place || self.freed_at[id] > self.freed_at[ancestor_id],
                     "a prefix goes before what extends it"

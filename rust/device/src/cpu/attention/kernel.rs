@@ -9,7 +9,7 @@ use crate::cpu::simd::{Simd, exp, tanh};
 use super::{
     Problem, SPLIT_KEYS, TILE_KEYS,
     plan::{Item, Merge, PARTIAL_HEADER, padded_dim, partial_stride},
-    tile::Rows,
+    tile::{Rows, Scales},
 };
 
 /// Query rows that are computed together, sharing loads of keys and values.
@@ -128,7 +128,7 @@ unsafe fn attend_split<S: Simd>(problem: &Problem<'_>, item: &Item, s: &Scratch,
         if first < end {
             score_rows::<S>(problem, item, s, first * group..end * group);
             for row in first * group..end * group {
-                soften::<S>(problem, s, row, &visible(problem, item.position + row / group, start));
+                soften::<S>(problem, s, row, tile.scales.as_ref(), &visible(problem, item.position + row / group, start));
             }
             let mut token = first;
             while token < end {
@@ -198,14 +198,18 @@ unsafe fn score_block<S: Simd, const R: usize>(problem: &Problem<'_>, item: &Ite
     }
 }
 
-/// Turns the scores of a row into weights, and updates its maximum, sum and factor. Lanes that are not visible weigh 0.
+/// Turns the scores of a row into weights of the values as they were loaded, and updates its maximum, sum and factor. Lanes that are
+/// not visible weigh 0, or anything where there are scales.
 #[inline(always)]
-unsafe fn soften<S: Simd>(problem: &Problem<'_>, s: &Scratch, row: usize, lanes: &Range<usize>) {
+unsafe fn soften<S: Simd>(problem: &Problem<'_>, s: &Scratch, row: usize, scales: Option<&Scales>, lanes: &Range<usize>) {
     let scores = s.scores.add(row * TILE_KEYS);
     let vectors = TILE_KEYS / S::LANES;
     let mut v = [S::splat(0.0); 4];
     for c in 0..vectors {
         v[c] = S::mul(S::load(scores.add(c * S::LANES)), S::splat(problem.params.scale));
+        if let Some(scales) = scales {
+            v[c] = S::mul(v[c], S::load(scales.keys.as_ptr().add(c * S::LANES)));
+        }
         if let Some(cap) = problem.params.softcap {
             v[c] = S::mul(S::splat(cap), tanh::<S>(S::mul(v[c], S::splat(cap.recip()))));
         }
@@ -241,8 +245,12 @@ unsafe fn soften<S: Simd>(problem: &Problem<'_>, s: &Scratch, row: usize, lanes:
     s.factor.add(row).write(factor);
     for c in 0..vectors {
         let weight = exp::<S>(S::sub(v[c], S::splat(new)));
-        S::store(scores.add(c * S::LANES), weight);
         total = S::add(total, weight);
+        let weight = match scales {
+            Some(scales) => S::mul(weight, S::load(scales.values.as_ptr().add(c * S::LANES))),
+            None => weight,
+        };
+        S::store(scores.add(c * S::LANES), weight);
     }
     S::store(sum, total);
 }

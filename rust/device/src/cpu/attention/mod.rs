@@ -17,7 +17,9 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use crate::{AttentionArgs, AttentionParams, KvCacheSpec, KvGroupMetadata, KvSide, StepMetadata, WorkspaceShape};
+use crate::{
+    AttentionArgs, AttentionParams, KvCacheSpec, KvGroupMetadata, KvSide, StepMetadata, WorkspaceShape, kv_layout::PlaneLayout,
+};
 
 use super::{CpuTier, ThreadPool, simd::tier_entry};
 use kernel::{attend, merge_rows};
@@ -37,6 +39,7 @@ struct Problem<'a> {
     keys: *const u8,
     values: *const u8,
     spec: &'a KvCacheSpec,
+    layout: PlaneLayout,
     params: AttentionParams,
     group: &'a KvGroupMetadata,
     partials: *mut f32,
@@ -126,6 +129,7 @@ pub(crate) fn attention(
         keys: reader.base(KvSide::Key, plane),
         values: reader.base(KvSide::Value, plane),
         spec: cache.spec(),
+        layout: cache.spec().layout(),
         params,
         group,
         partials: partials.at_least(plan.partial_len),

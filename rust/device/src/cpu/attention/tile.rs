@@ -1,8 +1,11 @@
 //! Reading a tile of keys and values through a block table into f32.
 #![allow(unsafe_op_in_unsafe_fn)] // One contract for all: the machine has the tier, the pointers are those of `Rows`.
+#![allow(clippy::cast_ptr_alignment)] // Scales are aligned: the layout says so.
 #![allow(clippy::inline_always, clippy::needless_range_loop)] // Tier code must be inlined; counted loops over registers unroll.
 
 use std::ops::Range;
+
+use half::bf16;
 
 use crate::{KvDType, cpu::simd::Simd};
 
@@ -12,8 +15,16 @@ use super::{Problem, TILE_KEYS, plan::Item};
 pub(super) struct Rows {
     keys: [*const u8; TILE_KEYS],
     values: [*const u8; TILE_KEYS],
+    /// What the elements of each are multiplied by, for types with scales.
+    pub(super) scales: Option<Scales>,
     /// Which of them are read.
     lanes: Range<usize>,
+}
+
+/// Scales of a tile, `[TILE_KEYS]` each; 0 for lanes that are not read.
+pub(super) struct Scales {
+    pub(super) keys: [f32; TILE_KEYS],
+    pub(super) values: [f32; TILE_KEYS],
 }
 
 impl Rows {
@@ -21,20 +32,30 @@ impl Rows {
     pub(super) fn look_up(problem: &Problem<'_>, item: &Item, start: usize, range: Range<usize>) -> Self {
         let (spec, group) = (problem.spec, problem.group);
         let table = &group.block_tables[item.request * group.max_blocks..][..group.max_blocks];
-        let row_bytes = spec.head_dim * spec.dtype.size_bytes();
+        let layout = problem.layout;
+        let factor = element_factor(spec.dtype);
         let lanes = range.start - start..range.end - start;
-        let mut rows = Self { keys: [problem.keys; TILE_KEYS], values: [problem.values; TILE_KEYS], lanes };
+        let scales = factor.map(|_| Scales { keys: [0.0; TILE_KEYS], values: [0.0; TILE_KEYS] });
+        let mut rows = Self { keys: [problem.keys; TILE_KEYS], values: [problem.values; TILE_KEYS], scales, lanes };
         let mut key = range.start;
         while key < range.end {
             let (block, offset) = (table[key / spec.block_size] as usize, key % spec.block_size);
             assert!(block < spec.num_blocks, "block {block} of {} at position {key}", spec.num_blocks);
-            let first = ((block * spec.num_kv_heads + item.kv_head) * spec.block_size + offset) * row_bytes;
+            let (first, first_scale) = (layout.vector(block, item.kv_head, offset), layout.scale(block, item.kv_head, offset));
             let run = (spec.block_size - offset).min(range.end - key);
             for i in 0..run {
                 // SAFETY: `block` and `kv_head` are within the plane, `offset + i` within the block.
                 unsafe {
-                    rows.keys[key - start + i] = problem.keys.add(first + i * row_bytes);
-                    rows.values[key - start + i] = problem.values.add(first + i * row_bytes);
+                    rows.keys[key - start + i] = problem.keys.add(first + i * layout.vector_bytes);
+                    rows.values[key - start + i] = problem.values.add(first + i * layout.vector_bytes);
+                }
+            }
+            if let (Some(scales), Some(factor)) = (&mut rows.scales, factor) {
+                for i in 0..run {
+                    // SAFETY: as above; a type with a factor has scales, which are aligned.
+                    let scale = |plane: *const u8| unsafe { plane.add(first_scale + 2 * i).cast::<bf16>().read() };
+                    scales.keys[key - start + i] = scale(problem.keys).to_f32() * factor;
+                    scales.values[key - start + i] = scale(problem.values).to_f32() * factor;
                 }
             }
             key += run;
@@ -46,14 +67,16 @@ impl Rows {
         rows
     }
 
-    /// Writes the keys transposed, `[head_dim, TILE_KEYS]`, and the values, `[TILE_KEYS, padded]`. Lanes that are not read hold
-    /// anything.
+    /// Writes the keys transposed, `[head_dim, TILE_KEYS]`, and the values, `[TILE_KEYS, padded]`, both without their scales. Lanes
+    /// that are not read hold anything.
     #[inline(always)]
     pub(super) unsafe fn load<S: Simd>(&self, dtype: KvDType, dim: usize, keys: *mut f32, values: *mut f32) {
         match dtype {
             KvDType::F32 => self.load_as::<S, F32>(dim, keys, values),
             KvDType::F16 => self.load_as::<S, F16>(dim, keys, values),
             KvDType::BF16 => self.load_as::<S, BF16>(dim, keys, values),
+            KvDType::F8E4M3 => self.load_as::<S, F8E4M3>(dim, keys, values),
+            KvDType::Int8 => self.load_as::<S, Int8>(dim, keys, values),
         }
     }
 
@@ -89,6 +112,15 @@ impl Rows {
     }
 }
 
+/// What a type's scales are multiplied by, because its elements are loaded divided by it; `None` for types without scales.
+fn element_factor(dtype: KvDType) -> Option<f32> {
+    match dtype {
+        KvDType::F32 | KvDType::F16 | KvDType::BF16 => None,
+        KvDType::F8E4M3 => Some(256.0),
+        KvDType::Int8 => Some(1.0),
+    }
+}
+
 /// Elements `c..c + LANES` of a row of `dim`; 0 beyond its end.
 #[inline(always)]
 unsafe fn load<S: Simd, E: Element>(row: *const u8, c: usize, dim: usize) -> S::V {
@@ -110,6 +142,8 @@ trait Element {
 struct F32;
 struct F16;
 struct BF16;
+struct F8E4M3;
+struct Int8;
 
 impl Element for F32 {
     const BYTES: usize = 4;
@@ -132,5 +166,21 @@ impl Element for BF16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const u8) -> S::V {
         S::load_bf16(p.cast())
+    }
+}
+
+impl Element for F8E4M3 {
+    const BYTES: usize = 1;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const u8) -> S::V {
+        S::load_e4m3(p)
+    }
+}
+
+impl Element for Int8 {
+    const BYTES: usize = 1;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const u8) -> S::V {
+        S::load_i8(p.cast())
     }
 }

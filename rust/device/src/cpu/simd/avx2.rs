@@ -33,6 +33,18 @@ impl Simd for Avx2 {
         _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()))))
     }
     #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> __m256 {
+        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())))
+    }
+    #[inline(always)]
+    unsafe fn load_e4m3(p: *const u8) -> __m256 {
+        // The sign to the top, exponent and fraction to where those of binary16 are.
+        let codes = _mm_cvtepi8_epi16(_mm_loadl_epi64(p.cast()));
+        let sign = _mm_and_si128(codes, _mm_set1_epi16(i16::MIN));
+        let rest = _mm_and_si128(_mm_slli_epi16::<7>(codes), _mm_set1_epi16(0x3f80));
+        _mm256_cvtph_ps(_mm_or_si128(sign, rest))
+    }
+    #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: __m256) {
         let v = _mm256_min_ps(_mm256_set1_ps(65504.0), _mm256_max_ps(_mm256_set1_ps(-65504.0), v));
         _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v));

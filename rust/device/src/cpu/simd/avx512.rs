@@ -33,6 +33,18 @@ impl Simd for Avx512 {
         _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()))))
     }
     #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> __m512 {
+        _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())))
+    }
+    #[inline(always)]
+    unsafe fn load_e4m3(p: *const u8) -> __m512 {
+        // The sign to the top, exponent and fraction to where those of binary16 are.
+        let codes = _mm256_cvtepi8_epi16(_mm_loadu_si128(p.cast()));
+        let sign = _mm256_and_si256(codes, _mm256_set1_epi16(i16::MIN));
+        let rest = _mm256_and_si256(_mm256_slli_epi16::<7>(codes), _mm256_set1_epi16(0x3f80));
+        _mm512_cvtph_ps(_mm256_or_si256(sign, rest))
+    }
+    #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: __m512) {
         let v = _mm512_min_ps(_mm512_set1_ps(65504.0), _mm512_max_ps(_mm512_set1_ps(-65504.0), v));
         _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v));

@@ -35,6 +35,9 @@ pub(crate) trait Simd {
     unsafe fn store(p: *mut f32, v: Self::V);
     unsafe fn load_f16(p: *const u16) -> Self::V;
     unsafe fn load_bf16(p: *const u16) -> Self::V;
+    unsafe fn load_i8(p: *const i8) -> Self::V;
+    /// The 1/256th of e4m3 values: as such they are binary16 values, which every tier widens. Anything for the codes of NaN.
+    unsafe fn load_e4m3(p: *const u8) -> Self::V;
     /// Rounds to nearest even; saturates at ±65504.
     unsafe fn store_f16(p: *mut u16, v: Self::V);
     /// Rounds to nearest even.
@@ -184,7 +187,30 @@ mod tests {
             S::store(transposed.as_mut_ptr().add(i * S::LANES), *row);
         }
     }
+    #[inline(always)]
+    unsafe fn widen_codes<S: Simd>(codes: &[u8], integers: &mut [f32], floats: &mut [f32]) {
+        for i in (0..codes.len()).step_by(S::LANES) {
+            S::store(integers.as_mut_ptr().add(i), S::load_i8(codes.as_ptr().add(i).cast()));
+            S::store(floats.as_mut_ptr().add(i), S::load_e4m3(codes.as_ptr().add(i)));
+        }
+    }
+    tier_entry! { fn widen_codes_tier => widen_codes(codes: &[u8], integers: &mut [f32], floats: &mut [f32]) }
+
     tier_entry! { fn widen_tier => widen(bits: &[u16], half: &mut [f32], brain: &mut [f32], transposed: &mut Vec<f32>) }
+
+    #[test]
+    fn every_one_byte_code_widens_exactly() {
+        let codes: Vec<u8> = (0..=255).collect();
+        for tier in tiers() {
+            let (mut integers, mut floats) = (vec![0.0; 256], vec![0.0; 256]);
+            // SAFETY: this machine has `tier`; the slices have one length, a multiple of 16.
+            unsafe { widen_codes_tier(tier, &codes, &mut integers, &mut floats) };
+            for code in (0..=255u8).filter(|code| code & 0x7f != 0x7f) {
+                let (i, value) = (usize::from(code), crate::kv_codes::E4M3_VALUES[usize::from(code)]);
+                assert_eq!((integers[i], floats[i] * 256.0), (f32::from(code as i8), value), "{tier:?} code {code:#x}");
+            }
+        }
+    }
 
     #[test]
     fn every_16_bit_pattern_widens_exactly_and_transposition_is_one() {

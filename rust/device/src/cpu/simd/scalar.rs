@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 
 use super::Simd;
+use crate::kv_codes::E4M3_VALUES;
 
 /// Portable code.
 pub(crate) struct Scalar;
@@ -38,6 +39,14 @@ impl Simd for Scalar {
     #[inline(always)]
     unsafe fn load_bf16(p: *const u16) -> V {
         p.cast::<[u16; LANES]>().read_unaligned().map(|x| f32::from_bits(u32::from(x) << 16))
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> V {
+        p.cast::<[i8; LANES]>().read_unaligned().map(f32::from)
+    }
+    #[inline(always)]
+    unsafe fn load_e4m3(p: *const u8) -> V {
+        p.cast::<[u8; LANES]>().read_unaligned().map(|code| E4M3_VALUES[usize::from(code)] * (1.0 / 256.0))
     }
     #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: V) {

@@ -16,12 +16,12 @@ impl EngineThread {
             let Some(live) = self.live.get_mut(&id) else { continue };
             let Some(job) = self.jobs.get_mut(&live.job) else { continue };
             let prompt = Arc::clone(&job.submission().prompt_token_ids);
-            if !job.submission().prompt_logprobs || live.prompt_logprobs_done == prompt.len() {
+            if !job.submission().prompt_logprobs || live.choice > 0 || live.prompt_logprobs_done == prompt.len() {
                 continue;
             }
             let top_k = job.submission().logprobs.unwrap_or(0);
             if live.prompt_logprobs_done == 0 {
-                job.push_prompt_logprobs(live.choice, vec![token_logprobs(&self.tokenizer, prompt[0], None, &[])]);
+                job.push_prompt_logprobs(&[token_logprobs(&self.tokenizer, prompt[0], None, &[])]);
                 live.prompt_logprobs_done = 1;
             }
             let start = scheduled.num_computed_tokens;
@@ -37,8 +37,8 @@ impl EngineThread {
                     let row = token_logprob(logits.row(i), token, top_k)?;
                     Ok(token_logprobs(&self.tokenizer, token, Some(row.logprob), &row.top))
                 });
-                match entries.collect::<Result<_, EngineError>>() {
-                    Ok(entries) => job.push_prompt_logprobs(live.choice, entries),
+                match entries.collect::<Result<Vec<_>, EngineError>>() {
+                    Ok(entries) => job.push_prompt_logprobs(&entries),
                     Err(error) => {
                         // One request's logits are bad; the others' are not.
                         failed.push((id, error.to_string()));

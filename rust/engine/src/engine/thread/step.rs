@@ -3,7 +3,14 @@
 use paged::{RequestId, SchedulerOutput};
 
 use super::EngineThread;
-use crate::{EngineError, FinishReason, error::caught, input_batch::BlockLayout, model::config::RopeRows, sampler::Sampled};
+use crate::{
+    EngineError, FinishReason,
+    engine::output::{End, Job},
+    error::caught,
+    input_batch::BlockLayout,
+    model::config::RopeRows,
+    sampler::Sampled,
+};
 
 /// What a step gave; reused from step to step.
 #[derive(Default)]
@@ -12,12 +19,21 @@ pub(super) struct StepResults {
     pub(super) sampling: Vec<(RequestId, u32)>,
     /// Rows whose logits are computed together.
     pub(super) rows: Vec<u32>,
-    /// The token of each request that sampled, in the order of the rows.
+    /// Tokens of the other requests.
     pub(super) sampled: Vec<(RequestId, Sampled)>,
-    /// The same without log probabilities.
+    /// The first tokens of all choices of a job, by the request that computed their prompt.
+    pub(super) branches: Vec<(RequestId, Vec<Result<Sampled, String>>)>,
+    /// What the scheduler is told: the token of each request that sampled, in the order of the rows.
     pub(super) tokens: Vec<(RequestId, u32)>,
     /// Requests that cannot go on, and why.
     pub(super) failed: Vec<(RequestId, String)>,
+    /// A row of logits for a choice to sample from.
+    pub(super) logits: Vec<f32>,
+}
+
+/// Samples the next token of a choice from a row of logits, which is overwritten.
+fn sample(job: &mut Job, choice: usize, row: &mut [f32]) -> Result<Sampled, String> {
+    caught(|| job.sample(choice, row)).and_then(|token| token.map_err(|error| error.to_string()))
 }
 
 impl EngineThread {
@@ -26,7 +42,7 @@ impl EngineThread {
         self.scheduler.schedule_into(&mut output);
         for &(id, _) in &output.finished {
             // The scheduler ends a request only when the pool, or the model's length, holds no more of it.
-            self.end(id, FinishReason::Length, None);
+            self.end(id, &End::new(FinishReason::Length));
         }
         if output.rows.is_empty() && output.finished.is_empty() {
             self.end_all_stuck();
@@ -45,6 +61,8 @@ impl EngineThread {
     fn execute(&mut self, output: &SchedulerOutput) -> Result<(), EngineError> {
         let results = &mut self.results;
         results.sampled.clear();
+        results.branches.clear();
+        results.tokens.clear();
         results.failed.clear();
         let live = &self.live;
         let layout = BlockLayout { block_size: self.kv.block_size, num_groups: self.kv.groups.groups.len() };
@@ -54,7 +72,7 @@ impl EngineThread {
         self.runner.execute(&self.batch.token_ids, &self.batch.step)?;
         self.report_prompt_logprobs(output)?;
 
-        let StepResults { sampling, rows, sampled, failed, .. } = &mut self.results;
+        let StepResults { sampling, rows, sampled, branches, tokens, failed, logits: copy } = &mut self.results;
         sampling.clear();
         let ends = output.rows.iter().zip(&self.batch.step.query_start_loc[1..]);
         let samples = ends.filter(|(row, _)| row.sample && failed.iter().all(|(id, _)| *id != row.request_id));
@@ -67,9 +85,26 @@ impl EngineThread {
             for (&(id, _), row) in chunk.iter().zip(logits.as_mut_slice().chunks_exact_mut(vocab_size)) {
                 let Some(live) = self.live.get(&id) else { continue };
                 let Some(job) = self.jobs.get_mut(&live.job) else { continue };
-                match caught(|| job.sample(live.choice, row)) {
-                    Ok(Ok(token)) => sampled.push((id, token)),
-                    Ok(Err(error)) => failed.push((id, error.to_string())),
+                if live.leads {
+                    let choices = (0..job.num_choices()).map(|choice| {
+                        copy.clear();
+                        copy.extend_from_slice(row);
+                        sample(job, choice, copy)
+                    });
+                    let choices: Vec<_> = choices.collect();
+                    // Should the first choice fail, its request takes another's token until they have begun.
+                    match choices.iter().flatten().next() {
+                        Some(token) => tokens.push((id, token.token_id)),
+                        None => failed.extend(choices.first().and_then(|first| first.clone().err()).map(|why| (id, why))),
+                    }
+                    branches.push((id, choices));
+                    continue;
+                }
+                match sample(job, live.choice, row) {
+                    Ok(token) => {
+                        tokens.push((id, token.token_id));
+                        sampled.push((id, token));
+                    }
                     Err(why) => failed.push((id, why)),
                 }
             }
@@ -80,7 +115,6 @@ impl EngineThread {
     /// Commits the step, then hands the new tokens to their jobs.
     fn commit(&mut self, output: &SchedulerOutput) {
         for row in output.rows.iter().filter(|r| r.num_cached_tokens > 0) {
-            // Other choices of a job find what its first one computed.
             if let Some(live) = self.live.get(&row.request_id).filter(|live| live.choice == 0)
                 && let Some(job) = self.jobs.get_mut(&live.job)
             {
@@ -91,38 +125,26 @@ impl EngineThread {
         for (id, why) in results.failed.drain(..) {
             tracing::error!("request {} ends: {why}", id.0);
             self.scheduler.abort_request(id);
-            self.end(id, FinishReason::Error, Some(&why));
+            self.end(id, &End::error(&why));
         }
-        results.tokens.clear();
-        results.tokens.extend(results.sampled.iter().map(|(id, sampled)| (*id, sampled.token_id)));
         match self.scheduler.update(output, &results.tokens) {
-            Ok(()) => self.deliver(output, &results.sampled),
+            Ok(()) => {
+                results.sampled.drain(..).for_each(|(id, token)| self.deliver(id, &token));
+                results.branches.drain(..).for_each(|(lead, tokens)| self.branch_out(lead, tokens));
+            }
             Err(error) => self.fail_step(output, &error.to_string()),
         }
         self.results = results;
     }
 
-    /// Hands the new tokens to their jobs.
-    fn deliver(&mut self, output: &SchedulerOutput, sampled: &[(RequestId, Sampled)]) {
-        for (id, sampled) in sampled {
-            let Some(live) = self.live.get(id) else { continue };
-            let Some(job) = self.jobs.get_mut(&live.job) else { continue };
-            match caught(|| job.push_token(live.choice, sampled, &self.tokenizer)) {
-                Ok(false) => {}
-                Ok(true) => {
-                    self.scheduler.finish_request(*id);
-                    self.forget(*id);
-                }
-                Err(why) => self.abandon(live.job, EngineError::Internal(why)),
-            }
-        }
-        for row in output.rows.iter().filter(|row| row.sample) {
-            let live = self.live.get_mut(&row.request_id).filter(|live| live.holds_others);
-            if let Some(live) = live {
-                live.holds_others = false;
-                let job = live.job;
-                self.release_others(job);
-            }
+    /// Hands a request's new token to its job.
+    pub(super) fn deliver(&mut self, id: RequestId, token: &Sampled) {
+        let Some(live) = self.live.get(&id) else { return };
+        let Some(job) = self.jobs.get_mut(&live.job) else { return };
+        match caught(|| job.push_token(live.choice, token, &self.tokenizer)) {
+            Ok(None) => {}
+            Ok(Some(reason)) => self.complete(id, reason),
+            Err(why) => self.abandon(live.job, EngineError::Internal(why)),
         }
     }
 
@@ -130,7 +152,7 @@ impl EngineThread {
     fn fail_step(&mut self, output: &SchedulerOutput, why: &str) {
         tracing::error!("a step failed: {why}");
         for id in self.scheduler.step_failed(output) {
-            self.end(id, FinishReason::Error, Some(why));
+            self.end(id, &End::error(why));
         }
     }
 
@@ -141,7 +163,7 @@ impl EngineThread {
         let stuck: Vec<RequestId> = self.live.keys().copied().collect();
         for id in stuck {
             self.scheduler.abort_request(id);
-            self.end(id, FinishReason::Error, Some(&why));
+            self.end(id, &End::error(&why));
         }
     }
 }

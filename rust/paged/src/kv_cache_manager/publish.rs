@@ -1,0 +1,95 @@
+//! Making blocks findable.
+
+use super::{KvCacheManager, RequestBlocks};
+use crate::block_pool::BlockId;
+use crate::prefix_index::NodeId;
+
+/// What a request's blocks are found by besides their tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheKey<'a> {
+    /// See [`crate::NewRequest::identity`].
+    pub identity: &'a [u8],
+    /// See [`crate::NewRequest::cache_salt`].
+    pub salt: &'a [u8],
+    /// So many leading blocks are found without the salt.
+    pub num_public_blocks: usize,
+}
+
+impl<'a> CacheKey<'a> {
+    /// A key without a salt.
+    pub fn new(identity: &'a [u8]) -> Self {
+        Self { identity, salt: b"", num_public_blocks: 0 }
+    }
+
+    /// Whether the salt stands before block `index`.
+    pub(super) fn is_salted_at(&self, index: usize) -> bool {
+        !self.salt.is_empty() && index == self.num_public_blocks
+    }
+}
+
+impl KvCacheManager {
+    /// Where another request has published the same block first, its block takes the place of ours: requests that
+    /// began one prefix together come to share it, and a prefix is held for as long as anything that extends it.
+    pub(super) fn cache_full_blocks(&mut self, blocks: &mut RequestBlocks, computed: &[u32], key: CacheKey<'_>) {
+        self.to_free.clear();
+        for block_tokens in computed.chunks_exact(self.block_size).skip(blocks.num_published) {
+            let parent = self.pin_parent(blocks, key);
+            let node = self.pool.index_mut().pin_child(parent, block_tokens);
+            self.publish_block(blocks, blocks.num_published, node);
+            blocks.tail = Some(node);
+            blocks.num_published += 1;
+        }
+        self.release();
+    }
+
+    /// Makes the last, partial block of a request that is about to let go of its blocks findable by the computed tokens
+    /// in it, unless what is cached already begins with them.
+    pub fn cache_tail(&mut self, blocks: &mut RequestBlocks, tokens: &[u32], key: CacheKey<'_>, num_computed_tokens: usize) {
+        let first = blocks.num_published * self.block_size;
+        let is_tail = (1..self.block_size).contains(&(num_computed_tokens.saturating_sub(first)));
+        if !is_tail || !self.enable_prefix_caching || blocks.generation != self.generation {
+            return;
+        }
+        let tail = &tokens[first..num_computed_tokens];
+        let parent = self.pin_parent(blocks, key);
+        blocks.tail = Some(parent);
+        let longest = self.pool.index().find_longest(parent, tail, |node| self.is_whole(node));
+        if longest.is_some_and(|(_, common)| common == tail.len()) {
+            return;
+        }
+        let node = self.pool.index_mut().pin_child(parent, tail);
+        blocks.tail = Some(node);
+        self.to_free.clear();
+        self.publish_block(blocks, blocks.num_published, node);
+        self.release();
+    }
+
+    /// Whether every group has its block of a prefix.
+    pub(super) fn is_whole(&self, node: NodeId) -> bool {
+        (0..self.groups.groups.len()).all(|group| self.pool.index().block(node, group).is_some())
+    }
+
+    /// What the next block of a request stands behind, with the pin of the block before it.
+    fn pin_parent(&mut self, blocks: &RequestBlocks, key: CacheKey<'_>) -> NodeId {
+        let parent = match blocks.tail {
+            Some(tail) => tail,
+            None => self.pool.index_mut().pin_root(key.identity),
+        };
+        if key.is_salted_at(blocks.num_published) { self.pool.index_mut().pin_salt(parent, key.salt) } else { parent }
+    }
+
+    fn publish_block(&mut self, blocks: &mut RequestBlocks, index: usize, node: NodeId) {
+        for (group, table) in blocks.tables.iter_mut().enumerate() {
+            let block = &mut table[index];
+            if *block == BlockId::NULL || self.pool.is_published(*block) {
+                continue;
+            }
+            if let Some(published) = self.pool.index().block(node, group) {
+                self.pool.touch(published);
+                self.to_free.push(std::mem::replace(block, published));
+            } else {
+                self.pool.publish(*block, node, group);
+            }
+        }
+    }
+}
