@@ -9,6 +9,7 @@ mod enums;
 mod exceptions;
 mod load;
 mod logger;
+mod memory;
 mod messages;
 mod options;
 mod planned;
@@ -29,6 +30,8 @@ mod _core {
         Architecture, DiffusionArchitecture, EmbeddingArchitecture, IsqOrganization, ModelDType, MultimodalArchitecture,
         PagedCacheType, SpeechLoaderType, ToolChoice,
     };
+    #[pymodule_export]
+    use crate::memory::MemoryPlan;
     #[pymodule_export]
     use crate::request::{ChatCompletionRequest, CompletionRequest};
     #[pymodule_export]

@@ -94,6 +94,32 @@ pub enum AdmissionError {
         /// The longest sequence the pool can serve, in tokens.
         usable_tokens: usize,
     },
+    /// A priority was asked for, and the fairness policy goes by arrival alone.
+    #[error("request {}: priority {priority} has no effect under the fairness policy fcfs: use priority or drr", .request_id.0)]
+    NoPriorities {
+        /// The request.
+        request_id: RequestId,
+        /// The priority asked for.
+        priority: i32,
+    },
+    /// Only what was accepted before is served to its end.
+    #[error("request {}: the scheduler is draining and accepts no new requests: resume it first", .request_id.0)]
+    Draining {
+        /// The request.
+        request_id: RequestId,
+    },
+}
+
+/// A name that no policy has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown {kind} {name:?}: use {}", .known.join(", "))]
+pub struct UnknownPolicy {
+    /// What was to be chosen.
+    pub kind: &'static str,
+    /// The name given.
+    pub name: String,
+    /// The names that work.
+    pub known: Vec<&'static str>,
 }
 
 /// Why a fork was refused. Source and scheduler are unchanged.

@@ -35,13 +35,14 @@ pub use config::{
 };
 pub use encoder_cache::{EncoderCache, EncoderCacheStats, EncoderContent, EncoderItem, EncoderKey, EncoderLease, EncoderSlot};
 pub use error::{
-    AdmissionError, ConfigError, EncoderCacheError, ForkError, IntegrityError, InvalidSchedulerConfig, PoolError, UpdateError,
+    AdmissionError, ConfigError, EncoderCacheError, ForkError, IntegrityError, InvalidSchedulerConfig, PoolError, UnknownPolicy,
+    UpdateError,
 };
 pub use kv_cache_manager::{CacheKey, KvCacheManager, MissReason, PrefixHit, RequestBlocks};
 pub use kv_groups::{KvGroup, KvGroups, KvLayer};
-pub use output::{KvCacheStats, ScheduledRequest, SchedulerOutput};
-pub use request::{FinishReason, ForkRequest, NewRequest, RequestId, RequestStatus};
-pub use scheduler::{KvCacheConfig, Scheduler, SchedulerConfig};
+pub use output::{KvCacheStats, Preemption, ScheduledRequest, SchedulerOutput};
+pub use request::{FinishReason, ForkRequest, NewRequest, PreemptionCost, RequestId, RequestStatus};
+pub use scheduler::{AdmissionPolicy, FairnessPolicy, KvCacheConfig, Policy, Scheduler, SchedulerConfig, VictimPolicy};
 pub use sizing::{
     CacheConfig, CacheLedger, DEFAULT_UTILIZATION, DeviceLedger, DeviceMemory, PoolLimits, UNIFIED_FREE_MEMORY_DIVISOR,
     calculate_cache_config,

@@ -21,13 +21,25 @@ pub struct ScheduledRequest {
     pub sample: bool,
 }
 
+/// One request's blocks were taken for another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Preemption {
+    /// The victim.
+    pub request_id: RequestId,
+    /// Who found no block: a request ahead of the victim, or the victim itself, giving way to the others.
+    pub in_need: RequestId,
+    /// Computed tokens of the victim in blocks that nobody else holds: what it costs unless the prefix cache still has
+    /// some of them when the victim is back.
+    pub num_lost_tokens: usize,
+}
+
 /// The batch of one step, and what else happened while it was put together. Reusable: see
 /// [`crate::Scheduler::schedule_into`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SchedulerOutput {
     /// Counts steps with rows, from 1; 0 when there are no rows.
     pub step_id: u64,
-    /// The batch, in order of arrival.
+    /// The batch: those that ran already, in order of rank, then those admitted, in the order of their admission.
     pub rows: Vec<ScheduledRequest>,
     /// Sum of the rows' `num_scheduled_tokens`.
     pub total_num_scheduled_tokens: usize,
@@ -35,7 +47,7 @@ pub struct SchedulerOutput {
     /// their order does not matter.
     pub copies: Vec<(BlockId, BlockId)>,
     /// Requests whose blocks were taken; they wait to be computed anew.
-    pub preempted: Vec<RequestId>,
+    pub preempted: Vec<Preemption>,
     /// Requests that can go no further. They have left the scheduler; what they generated stands.
     pub finished: Vec<(RequestId, FinishReason)>,
 }
@@ -84,6 +96,14 @@ pub struct KvCacheStats {
     pub resumed_hit_tokens: u64,
     /// Times that a request's blocks were taken.
     pub preemptions: u64,
+    /// Tokens computed again because of that, those apart that came from the prefix cache: the waste.
+    pub recomputed_tokens: u64,
+    /// Requests that ended because their deadline had passed.
+    pub deadlines_missed: u64,
+    /// Nothing is scheduled until a resume.
+    pub paused: bool,
+    /// No requests are accepted until a resume.
+    pub draining: bool,
     /// Requests in the batch.
     pub requests_running: usize,
     /// Requests that wait, preempted ones included.

@@ -96,6 +96,48 @@ pub enum FinishReason {
     Length,
     /// Cancelled.
     Abort,
+    /// Its deadline has passed.
+    Deadline,
+    /// The scheduler could not go on with it, which never happens.
+    Stuck,
+}
+
+/// Place of a request in the order that rules admission and preemption; the smaller goes first. Fixed when the request
+/// is added, and no two are equal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Rank {
+    pub(crate) priority: i32,
+    /// `u64::MAX` without one.
+    pub(crate) deadline: u64,
+    /// Counts requests; a fork has its source's.
+    pub(crate) arrival: u64,
+    /// Counts forks and requests alike.
+    pub(crate) branch: u64,
+}
+
+impl Rank {
+    /// Before any other of its priority.
+    pub(crate) const FIRST: Self = Self { priority: i32::MIN, deadline: 0, arrival: 0, branch: 0 };
+}
+
+/// What a request's turn goes by, and what preemptions have cost it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Standing {
+    pub(crate) rank: Rank,
+    pub(crate) tenant: u64,
+    pub(crate) deadline: Option<u64>,
+    pub(crate) cost: PreemptionCost,
+    /// Most tokens it had computed when its blocks were taken: what it computes below is computed again.
+    pub(crate) lost_below: usize,
+}
+
+/// What preemptions have cost a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PreemptionCost {
+    /// Times that its blocks were taken.
+    pub preemptions: u32,
+    /// Tokens computed again for it, those apart that came from the prefix cache.
+    pub recomputed_tokens: u64,
 }
 
 #[derive(Debug)]
@@ -111,6 +153,7 @@ pub(crate) struct Request {
     pub(crate) skip_prefix_lookup: bool,
     pub(crate) cache_salt: Vec<u8>,
     pub(crate) public_prefix_len: usize,
+    pub(crate) standing: Standing,
     /// Tokens whose KV is written by a committed step.
     pub(crate) num_computed_tokens: usize,
     /// Prompt tokens that came from a prefix hit when the request first ran.

@@ -11,59 +11,33 @@
 //! free, and the first waiting request gets at least one token's: its prompt was checked when it was added, and what it
 //! generated since it held beside others.
 
+mod admission;
+mod config;
 mod demand;
 mod inspect;
+mod policy;
+mod preemption;
 mod prefix;
+mod queue;
+mod service;
 mod sharing;
 mod usage;
 
-use std::collections::{HashMap, VecDeque};
+pub use config::{KvCacheConfig, SchedulerConfig};
+pub use policy::{AdmissionPolicy, FairnessPolicy, Policy, VictimPolicy};
+
+use admission::Blocked;
+use prefix::{LookupCounts, commit_request, free_request};
+use queue::WaitingQueue;
+use usage::StepTotals;
+
+use std::collections::{BTreeSet, HashMap};
 
 use crate::block_hash::BlockHasher;
-use crate::error::{AdmissionError, InvalidSchedulerConfig, UpdateError};
-use crate::kv_cache_manager::{KvCacheManager, PrefixHit, RequestBlocks};
-use crate::kv_groups::KvGroups;
+use crate::error::{InvalidSchedulerConfig, UpdateError};
+use crate::kv_cache_manager::KvCacheManager;
 use crate::output::{ScheduledRequest, SchedulerOutput};
-use crate::request::{FinishReason, NewRequest, Request, RequestId, RequestStatus};
-
-use prefix::{LookupCounts, commit_request, free_request};
-
-/// Limits of a step and of a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SchedulerConfig {
-    /// Most requests in a step.
-    pub max_num_seqs: usize,
-    /// Most tokens in a step.
-    pub max_num_batched_tokens: usize,
-    /// Most tokens of a request, prompt and answer together.
-    pub max_model_len: usize,
-    /// Most tokens of one request in a step; `None`: as many as the step has room for.
-    pub max_chunk_len: Option<usize>,
-    /// `false` drops a request's blocks after each token it generates and computes them anew: slow, exact, and
-    /// without a prefix cache.
-    pub retain_kv: bool,
-    /// Gives each request the blocks of `max_model_len` tokens when it is admitted, and keeps them: the baseline
-    /// that paging improves on.
-    pub reserve_full_context: bool,
-}
-
-/// The KV memory that the scheduler hands out.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KvCacheConfig {
-    /// Usable blocks. The cache engine allocates one more, for the null block with id 0.
-    pub num_blocks: usize,
-    /// Tokens a block.
-    pub block_size: usize,
-    /// How the layers share the blocks.
-    pub groups: KvGroups,
-    /// Whether prefixes are looked up and kept.
-    pub enable_prefix_caching: bool,
-    /// Key of the block hash; random for each process.
-    pub hash_key: [u8; 32],
-}
-
-/// Of a pool's blocks, the part that admissions leave free so that running requests can grow: one in so many.
-const WATERMARK_DIVISOR: usize = 100;
+use crate::request::{FinishReason, Request, RequestId, RequestStatus};
 
 type Slot = usize;
 
@@ -75,17 +49,31 @@ pub struct Scheduler {
     requests: Vec<Option<Request>>,
     vacant: Vec<Slot>,
     slots: HashMap<RequestId, Slot>,
-    /// In order of arrival, all ahead of `waiting`.
+    /// In order of rank.
     running: Vec<Slot>,
-    /// In order of arrival.
-    waiting: VecDeque<Slot>,
+    waiting: WaitingQueue,
+    /// Requests with a deadline, the earliest first.
+    deadlines: BTreeSet<(u64, Slot)>,
+    now: u64,
+    paused: bool,
+    draining: bool,
+    last_branch: u64,
     last_step_id: u64,
     in_flight: Option<u64>,
     /// After a preemption nobody is admitted until so many blocks are free.
     admission_closed_below: usize,
+    blocked: Option<Blocked>,
     lookups: LookupCounts,
+    totals: Totals,
+    usage: StepTotals,
+}
+
+/// What is counted since the scheduler was built.
+#[derive(Debug, Clone, Copy, Default)]
+struct Totals {
     preemptions: u64,
-    totals: usage::StepTotals,
+    recomputed_tokens: u64,
+    deadlines_missed: u64,
 }
 
 impl Scheduler {
@@ -97,24 +85,8 @@ impl Scheduler {
 
     /// As [`Self::new`], with another block hash; `kv.hash_key` is not used.
     pub fn with_hasher(config: SchedulerConfig, kv: KvCacheConfig, hasher: BlockHasher) -> Result<Self, InvalidSchedulerConfig> {
-        let at_least = |field, value, least, requirement| {
-            if value < least { Err(InvalidSchedulerConfig { field, value, requirement }) } else { Ok(()) }
-        };
-        at_least("max_num_seqs", config.max_num_seqs, 1, "at least 1 is needed")?;
-        at_least("max_num_batched_tokens", config.max_num_batched_tokens, 1, "at least 1 is needed")?;
-        at_least("max_model_len", config.max_model_len, 2, "at least 2 are needed, a prompt token and an answer")?;
-        at_least("max_chunk_len", config.max_chunk_len.unwrap_or(1), 1, "at least 1 is needed")?;
-        at_least("block_size", kv.block_size, 1, "at least 1 is needed")?;
-        let num_groups = kv.groups.groups.len();
-        at_least("number of KV groups", num_groups, 1, "at least 1 is needed")?;
-        at_least("num_blocks", kv.num_blocks, num_groups, "at least 1 for each KV group is needed")?;
-        let num_blocks = match u32::try_from(kv.num_blocks) {
-            Ok(num_blocks) if num_blocks < u32::MAX - 1 => num_blocks,
-            _ => {
-                let requirement = "block ids are 32 bits wide, at most 4294967293 work";
-                return Err(InvalidSchedulerConfig { field: "num_blocks", value: kv.num_blocks, requirement });
-            }
-        };
+        config.check()?;
+        let num_blocks = kv.check()?;
         let prefix_caching = kv.enable_prefix_caching && config.retain_kv;
         let mut manager = KvCacheManager::new(num_blocks, kv.block_size, kv.groups, hasher, prefix_caching);
         if config.reserve_full_context {
@@ -122,107 +94,25 @@ impl Scheduler {
         }
         Ok(Self {
             manager,
+            waiting: WaitingQueue::new(config.fairness),
             config,
             requests: Vec::new(),
             vacant: Vec::new(),
             slots: HashMap::new(),
             running: Vec::new(),
-            waiting: VecDeque::new(),
+            deadlines: BTreeSet::new(),
+            now: 0,
+            paused: false,
+            draining: false,
+            last_branch: 0,
             last_step_id: 0,
             in_flight: None,
             admission_closed_below: 0,
+            blocked: None,
             lookups: LookupCounts::default(),
-            preemptions: 0,
-            totals: usage::StepTotals::default(),
+            totals: Totals::default(),
+            usage: StepTotals::default(),
         })
-    }
-
-    /// Queues a request behind all others, or turns it away if it could never be served.
-    pub fn add_request(&mut self, new: NewRequest) -> Result<(), AdmissionError> {
-        self.check_admissible(&new)?;
-        let slot = self.insert(new);
-        self.waiting.push_back(slot);
-        Ok(())
-    }
-
-    /// Whether a request could ever be served.
-    fn check_admissible(&self, new: &NewRequest) -> Result<(), AdmissionError> {
-        let request_id = new.request_id;
-        let num_prompt_tokens = new.prompt_token_ids.len();
-        let max_model_len = self.config.max_model_len;
-        if self.slots.contains_key(&request_id) {
-            return Err(AdmissionError::DuplicateRequest { request_id });
-        }
-        if num_prompt_tokens == 0 {
-            return Err(AdmissionError::EmptyPrompt { request_id });
-        }
-        if new.max_tokens == 0 {
-            return Err(AdmissionError::ZeroMaxTokens { request_id });
-        }
-        if num_prompt_tokens >= max_model_len {
-            return Err(AdmissionError::TooLongForModel { request_id, num_prompt_tokens, max_model_len });
-        }
-        let needed_blocks = self.least_blocks(num_prompt_tokens);
-        let usable_blocks = self.manager.pool().num_blocks();
-        if needed_blocks > usable_blocks {
-            let num_tokens = if self.config.reserve_full_context { max_model_len } else { num_prompt_tokens };
-            return Err(AdmissionError::TooLongForPool {
-                request_id,
-                num_tokens,
-                needed_blocks,
-                usable_blocks,
-                usable_tokens: self.servable_tokens(),
-            });
-        }
-        Ok(())
-    }
-
-    /// Makes a request known; its slot is in no queue yet.
-    fn insert(&mut self, new: NewRequest) -> Slot {
-        let num_prompt_tokens = new.prompt_token_ids.len();
-        let request = Request {
-            id: new.request_id,
-            status: RequestStatus::Waiting,
-            tokens: new.prompt_token_ids,
-            num_prompt_tokens,
-            max_num_tokens: num_prompt_tokens.saturating_add(new.max_tokens).min(self.config.max_model_len),
-            identity: new.identity,
-            skip_prefix_lookup: new.skip_prefix_lookup,
-            cache_salt: new.cache_salt,
-            public_prefix_len: new.public_prefix_len,
-            num_computed_tokens: 0,
-            num_cached_tokens: None,
-            miss: None,
-            blocks: RequestBlocks::new(self.manager.groups().groups.len(), num_prompt_tokens),
-        };
-        let slot = if let Some(slot) = self.vacant.pop() {
-            self.requests[slot] = Some(request);
-            slot
-        } else {
-            self.requests.push(Some(request));
-            self.requests.len() - 1
-        };
-        self.slots.insert(new.request_id, slot);
-        slot
-    }
-
-    /// Ends a request in whatever state it is and frees its blocks; what they cache stays findable. `false` if there
-    /// is no such request. Its row of a step in flight, if any, is ignored by the update.
-    pub fn abort_request(&mut self, request_id: RequestId) -> bool {
-        let Some(&slot) = self.slots.get(&request_id) else { return false };
-        if self.waiting.front() == Some(&slot) {
-            // Admission may have been closed for its sake.
-            self.admission_closed_below = 0;
-        }
-        self.running.retain(|running| *running != slot);
-        self.waiting.retain(|waiting| *waiting != slot);
-        self.remove(slot);
-        true
-    }
-
-    /// Ends a request that the engine found to be complete. The same as [`Self::abort_request`] for the books.
-    pub fn finish_request(&mut self, request_id: RequestId) -> bool {
-        self.abort_request(request_id)
     }
 
     /// As [`Self::schedule_into`], into a new output.
@@ -239,6 +129,10 @@ impl Scheduler {
     pub fn schedule_into(&mut self, output: &mut SchedulerOutput) {
         output.clear();
         if self.in_flight.is_some() {
+            return;
+        }
+        self.finish_those_too_late(output);
+        if self.paused {
             return;
         }
         let mut budget = self.config.max_num_batched_tokens;
@@ -262,8 +156,7 @@ impl Scheduler {
         let mut index = 0;
         while let Some(&slot) = self.running.get(index) {
             if self.request(slot).has_reached_its_limit() {
-                self.running.remove(index);
-                self.finish(slot, output);
+                self.finish(slot, FinishReason::Length, output);
             } else {
                 index += 1;
             }
@@ -278,36 +171,9 @@ impl Scheduler {
                 index += 1;
             } else if self.running.len() == 1 {
                 // Alone and without a block: it has outgrown the pool.
-                self.running.clear();
-                self.finish(slot, output);
+                self.finish(slot, FinishReason::Length, output);
             } else {
-                // Everyone from `index` on is not in the batch yet, so the last one can leave; it may be this one.
-                self.preempt_last(output);
-            }
-        }
-    }
-
-    fn admit_waiting(&mut self, output: &mut SchedulerOutput, budget: &mut usize) {
-        let mut promised = None;
-        while *budget > 0 && self.running.len() < self.config.max_num_seqs {
-            let Some(&slot) = self.waiting.front() else { return };
-            let hit = self.look_up(slot);
-            if !self.running.is_empty() {
-                let promised = promised.get_or_insert_with(|| self.promised_blocks());
-                let free = self.manager.pool().num_free_blocks().saturating_sub(*promised);
-                let watermark = self.manager.pool().num_blocks() / WATERMARK_DIVISOR;
-                let needed = self.blocks_to_admit(slot, hit);
-                if free < (needed + watermark).max(self.admission_closed_below) {
-                    return;
-                }
-            }
-            self.admission_closed_below = 0;
-            self.admit(slot, hit);
-            // The gate left room for the whole prompt; alone, what `add_request` checked.
-            let has_row = self.schedule_row(slot, output, budget);
-            debug_assert!(has_row, "an admitted request gets at least one token");
-            if let Some(promised) = &mut promised {
-                *promised += self.blocks_still_needed(self.request(slot));
+                self.preempt_for(index, output);
             }
         }
     }
@@ -339,26 +205,6 @@ impl Scheduler {
             sample: end == request.num_tokens(),
         });
         true
-    }
-
-    fn preempt_last(&mut self, output: &mut SchedulerOutput) {
-        let Some(slot) = self.running.pop() else { return };
-        let Some(request) = self.requests[slot].as_mut() else { return };
-        free_request(&mut self.manager, request);
-        request.status = RequestStatus::Preempted;
-        output.preempted.push(request.id);
-        self.preemptions += 1;
-        self.waiting.push_front(slot);
-        // Room for the victim and one more block of each that stays, else it would be back only to leave again.
-        let request = self.request(slot);
-        let room = self.peak_blocks(request, request.num_tokens()) + self.running.len() * self.num_groups();
-        self.admission_closed_below = self.admission_closed_below.max(room).min(self.manager.pool().num_blocks());
-    }
-
-    fn admit(&mut self, slot: Slot, hit: PrefixHit) {
-        self.take_hit(slot, hit);
-        self.waiting.pop_front();
-        self.running.push(slot);
     }
 
     /// Takes the result of a step: its KV is written, and `sampled` has the next token of each row that samples, in
@@ -395,8 +241,13 @@ impl Scheduler {
     }
 
     fn commit_row(&mut self, slot: Slot, row: &ScheduledRequest, token: Option<u32>) {
+        self.count_recomputed(slot, row.num_computed_tokens, row.num_computed_tokens + row.num_scheduled_tokens);
         let Some(request) = self.requests[slot].as_mut() else { return };
         request.num_computed_tokens += row.num_scheduled_tokens;
+        if row.num_scheduled_tokens > 1 {
+            // Prompts are what others may be waiting to find.
+            self.blocked = None;
+        }
         commit_request(&mut self.manager, request);
         if let Some(token) = token {
             request.tokens.push(token);
@@ -441,17 +292,33 @@ impl Scheduler {
         self.manager.groups().groups.len()
     }
 
-    fn finish(&mut self, slot: Slot, output: &mut SchedulerOutput) {
-        output.finished.push((self.request(slot).id, FinishReason::Length));
+    fn finish(&mut self, slot: Slot, reason: FinishReason, output: &mut SchedulerOutput) {
+        output.finished.push((self.request(slot).id, reason));
         self.remove(slot);
     }
 
-    /// Frees a request that is in no queue any more.
+    /// Takes a request out of its queue and frees its blocks.
     fn remove(&mut self, slot: Slot) {
-        if let Some(mut request) = self.requests[slot].take() {
-            free_request(&mut self.manager, &mut request);
-            self.slots.remove(&request.id);
-            self.vacant.push(slot);
+        let Some(mut request) = self.requests[slot].take() else { return };
+        let standing = request.standing;
+        if request.status == RequestStatus::Running {
+            let rank_of = |running: &Slot| self.requests[*running].as_ref().map_or(standing.rank, |other| other.standing.rank);
+            if let Ok(place) = self.running.binary_search_by_key(&standing.rank, rank_of) {
+                self.running.remove(place);
+            }
+        } else {
+            self.waiting.remove(&standing);
+            if request.status == RequestStatus::Preempted {
+                // Admission may have been closed for its sake.
+                self.admission_closed_below = 0;
+            }
         }
+        if let Some(deadline) = standing.deadline {
+            self.deadlines.remove(&(deadline, slot));
+        }
+        free_request(&mut self.manager, &mut request);
+        self.slots.remove(&request.id);
+        self.vacant.push(slot);
+        self.blocked = None;
     }
 }

@@ -78,14 +78,7 @@ fn size(
 
 /// Serves one sequence of `num_tokens` tokens, prompt and answer, and says how many it got to.
 fn serve_alone(config: &CacheConfig, num_tokens: usize) -> usize {
-    let scheduler_config = SchedulerConfig {
-        max_num_seqs: 1,
-        max_num_batched_tokens: LIMITS.max_num_batched_tokens,
-        max_model_len: num_tokens + 10,
-        max_chunk_len: None,
-        retain_kv: true,
-        reserve_full_context: false,
-    };
+    let scheduler_config = SchedulerConfig::new(1, LIMITS.max_num_batched_tokens, num_tokens + 10);
     let mut scheduler = Scheduler::new(scheduler_config, config.kv_cache_config(true, [0; 32])).unwrap();
     let request_id = RequestId(1);
     let num_prompt_tokens = num_tokens.saturating_sub(3).max(1);

@@ -44,14 +44,7 @@ fn limits(max_num_seqs: usize, max_num_batched_tokens: usize, model: &Model) -> 
 /// Runs requests that were all sent at once, each of `num_tokens` tokens, to the end. Returns how often one was preempted, and how
 /// many ran together at most.
 fn serve(config: &CacheConfig, limits: &PoolLimits, num_tokens: usize, num_prompt_tokens: usize) -> (usize, usize) {
-    let scheduler_config = SchedulerConfig {
-        max_num_seqs: limits.max_num_seqs,
-        max_num_batched_tokens: limits.max_num_batched_tokens,
-        max_model_len: num_tokens,
-        max_chunk_len: None,
-        retain_kv: true,
-        reserve_full_context: false,
-    };
+    let scheduler_config = SchedulerConfig::new(limits.max_num_seqs, limits.max_num_batched_tokens, num_tokens);
     let mut scheduler = Scheduler::new(scheduler_config, config.kv_cache_config(true, [0; 32])).unwrap();
     for id in 0..limits.max_num_seqs as u64 {
         let prompt = (0..num_prompt_tokens as u32).map(|i| i + 1000 * id as u32).collect();

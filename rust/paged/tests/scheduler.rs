@@ -375,10 +375,18 @@ fn a_request_at_its_limit_ends_before_anyone_is_preempted() {
 /// Without the pause the victim comes back as soon as it fits, and leaves again when the one ahead of it grows.
 #[test]
 fn a_victim_does_not_come_back_only_to_be_preempted_again() {
-    let mut sim = Sim::new(scheduler_config(4, 64, 64), kv_config(8, 2, &full()));
-    sim.add(&[1; 2], 14).unwrap();
-    sim.add(&[2; 1], 4).unwrap();
-    sim.add(&[3; 5], 8).unwrap();
-    sim.drain();
-    assert_eq!(sim.scheduler.stats().preemptions, 1);
+    for victim in [VictimPolicy::Newest, VictimPolicy::LeastCost] {
+        let config = SchedulerConfig { victim, ..scheduler_config(4, 64, 64) };
+        let mut sim = Sim::new(config, kv_config(8, 2, &full()));
+        sim.add(&[1; 2], 14).unwrap();
+        sim.add(&[2; 1], 4).unwrap();
+        sim.add(&[3; 5], 8).unwrap();
+        sim.drain();
+        let mut victims: Vec<_> = sim.preempted.iter().map(|preemption| preemption.request_id).collect();
+        victims.sort();
+        let times = victims.len();
+        victims.dedup();
+        assert!(times == victims.len() && times > 0, "{victim}: {victims:?}, {times} times");
+        assert!(victim != VictimPolicy::Newest || times == 1);
+    }
 }

@@ -105,12 +105,9 @@ pub fn load_with_backend(
     let kv = cache.kv_cache_config(config.prefix_caching, rand::random());
     let scheduler = Scheduler::new(
         SchedulerConfig {
-            max_num_seqs: config.max_num_seqs,
-            max_num_batched_tokens: config.max_num_batched_tokens,
-            max_model_len: plan.max_model_len,
-            max_chunk_len: None,
             retain_kv: !config.no_kv_cache,
             reserve_full_context: config.no_paged_attn,
+            ..SchedulerConfig::new(config.max_num_seqs, config.max_num_batched_tokens, plan.max_model_len)
         },
         kv.clone(),
     )

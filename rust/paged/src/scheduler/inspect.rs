@@ -4,7 +4,7 @@ use super::Scheduler;
 use crate::block_pool::{BlockId, BlockPool};
 use crate::error::IntegrityError;
 use crate::output::KvCacheStats;
-use crate::request::{RequestId, RequestStatus};
+use crate::request::{PreemptionCost, RequestId, RequestStatus};
 use crate::scheduler::SchedulerConfig;
 
 impl Scheduler {
@@ -28,6 +28,11 @@ impl Scheduler {
     /// Where a request is in its life; `None` if it is over, or never began.
     pub fn status(&self, request_id: RequestId) -> Option<RequestStatus> {
         self.find(request_id).map(|request| request.status)
+    }
+
+    /// What preemptions have cost a request so far; `None` if there is no such request.
+    pub fn preemption_cost(&self, request_id: RequestId) -> Option<PreemptionCost> {
+        self.find(request_id).map(|request| request.standing.cost)
     }
 
     /// Tokens of a request whose KV is written, and how many of its blocks have been offered to the prefix cache.
@@ -79,16 +84,20 @@ impl Scheduler {
             prefix_missed_tokens: self.lookups.missed,
             resumed_queried_tokens: self.lookups.resumed_queried,
             resumed_hit_tokens: self.lookups.resumed_hit,
-            preemptions: self.preemptions,
+            preemptions: self.totals.preemptions,
+            recomputed_tokens: self.totals.recomputed_tokens,
+            deadlines_missed: self.totals.deadlines_missed,
+            paused: self.paused,
+            draining: self.draining,
             requests_running: self.running.len(),
             requests_waiting: self.waiting.len(),
             slots_held,
             slots_live,
-            steps: self.totals.steps,
-            slots_held_sum: self.totals.slots_held,
-            slots_live_sum: self.totals.slots_live,
-            peak_running: self.totals.peak_running,
-            peak_running_before_preemption: self.totals.peak_before_preemption,
+            steps: self.usage.steps,
+            slots_held_sum: self.usage.slots_held,
+            slots_live_sum: self.usage.slots_live,
+            peak_running: self.usage.peak_running,
+            peak_running_before_preemption: self.usage.peak_before_preemption,
         }
     }
 
@@ -105,8 +114,14 @@ impl Scheduler {
         if self.running.len() + self.waiting.len() != self.slots.len() || requests().count() != self.slots.len() {
             return fail("a request is lost, or queued twice".into());
         }
-        for (slots, running) in [(self.running.iter().collect::<Vec<_>>(), true), (self.waiting.iter().collect(), false)] {
-            for &slot in slots {
+        if !self.running.is_sorted_by_key(|slot| self.request(*slot).standing.rank) {
+            return fail("the running requests are out of order".into());
+        }
+        if requests().filter(|request| request.standing.deadline.is_some()).count() != self.deadlines.len() {
+            return fail("a deadline is lost, or kept for nobody".into());
+        }
+        for (slots, running) in [(self.running.clone(), true), (self.waiting.iter().collect(), false)] {
+            for slot in slots {
                 let request = self.request(slot);
                 let id = request.id.0;
                 if (request.status == RequestStatus::Running) != running {

@@ -8,8 +8,7 @@ impl Scheduler {
     /// Starts `child` from the tokens that `source` has now, with the source's identity and salt. All that it begins
     /// with is its prompt.
     ///
-    /// The child of a running source ranks behind all that run and ahead of all that wait; that of a waiting one directly
-    /// behind its source. If the source runs and the batch has room, the child runs at once
+    /// The child ranks as if it had arrived with its source, behind it. If the source runs and the batch has room, the child runs at once
     /// and shares every block of the source that holds computed tokens of both, the last one in part; one token at
     /// least is left to compute. Whoever first writes to a shared block gets a copy of it
     /// ([`crate::SchedulerOutput::copies`]), and the last holder writes in place. Otherwise (a source that waits, no
@@ -34,6 +33,7 @@ impl Scheduler {
         prompt_token_ids.extend(child.token_ids);
         let num_shared_tokens = source.num_computed_tokens.min(asked).min(prompt_token_ids.len() - 1);
         let is_running = source.status == RequestStatus::Running;
+        let rank = source.standing.rank;
         let new = NewRequest {
             identity: source.identity.clone(),
             cache_salt: source.cache_salt.clone(),
@@ -46,13 +46,12 @@ impl Scheduler {
         };
         self.check_admissible(&new)?;
         let source_slot = self.slots[&source_id];
-        let slot = self.insert(new);
+        let slot = self.insert(new, Some(rank));
         let has_room = self.running.len() < self.config.max_num_seqs && !self.config.reserve_full_context;
         if is_running && has_room && self.share(source_slot, slot, num_shared_tokens) {
-            self.running.push(slot);
+            self.run(slot);
         } else {
-            let place = self.waiting.iter().position(|waiting| *waiting == source_slot).map_or(0, |at| at + 1);
-            self.waiting.insert(place, slot);
+            self.wait(slot);
         }
         Ok(())
     }

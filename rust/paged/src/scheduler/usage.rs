@@ -28,12 +28,12 @@ impl Scheduler {
     /// Takes note of a step of so many requests, after its commit and before any of them ends.
     pub(super) fn record_step(&mut self, num_requests: usize) {
         let (held, live) = self.slots_held_and_live();
-        let totals = &mut self.totals;
+        let totals = &mut self.usage;
         totals.steps += 1;
         totals.slots_held += held as u64;
         totals.slots_live += live as u64;
         totals.peak_running = totals.peak_running.max(num_requests);
-        if self.preemptions == 0 {
+        if self.totals.preemptions == 0 {
             totals.peak_before_preemption = totals.peak_running;
         }
     }

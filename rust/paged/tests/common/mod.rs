@@ -97,15 +97,16 @@ pub struct Sim {
     /// What each request that ended had: prompt and output.
     pub ended: Vec<(RequestId, Owner, Vec<u32>)>,
     pub finished: Vec<(RequestId, FinishReason)>,
+    pub preempted: Vec<Preemption>,
     /// When a block was last seen to become free, for the eviction order.
     freed_at: Vec<u64>,
     was_free: Vec<bool>,
     clock: u64,
     /// Most blocks in use at any time, with a step in flight or not.
     pub most_used: usize,
-    cached_tokens: HashMap<RequestId, usize>,
-    /// Every request there was, in the order in which they rank.
-    ranking: Vec<RequestId>,
+    pub cached_tokens: HashMap<RequestId, usize>,
+    /// Priority, deadline, arrival and branch of every request there was: the order in which they rank.
+    ranking: HashMap<RequestId, (i32, u64, u64, u64)>,
     output: SchedulerOutput,
 }
 
@@ -119,14 +120,7 @@ pub fn kv_config(num_blocks: usize, block_size: usize, windows: &[Option<usize>]
 }
 
 pub fn scheduler_config(max_num_seqs: usize, max_num_batched_tokens: usize, max_model_len: usize) -> SchedulerConfig {
-    SchedulerConfig {
-        max_num_seqs,
-        max_num_batched_tokens,
-        max_model_len,
-        max_chunk_len: None,
-        retain_kv: true,
-        reserve_full_context: false,
-    }
+    SchedulerConfig::new(max_num_seqs, max_num_batched_tokens, max_model_len)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -153,12 +147,13 @@ impl Sim {
             next_id: 0,
             ended: Vec::new(),
             finished: Vec::new(),
+            preempted: Vec::new(),
             freed_at: vec![0; num_ids],
             was_free: vec![true; num_ids],
             clock: 0,
             most_used: 0,
             cached_tokens: HashMap::new(),
-            ranking: Vec::new(),
+            ranking: HashMap::new(),
             output: SchedulerOutput::default(),
             config,
             kv,
@@ -170,19 +165,31 @@ impl Sim {
     }
 
     pub fn add_with(&mut self, tokens: &[u32], max_tokens: usize, owner: &Owner) -> Result<RequestId, AdmissionError> {
+        self.add_request(NewRequest::new(RequestId(0), tokens.to_vec(), max_tokens), owner)
+    }
+
+    /// Adds a request of `owner` under the next free id.
+    pub fn add_request(&mut self, new: NewRequest, owner: &Owner) -> Result<RequestId, AdmissionError> {
         let request_id = RequestId(self.next_id);
+        let deadline = self.deadline_in_rank(new.deadline);
+        let rank = (new.priority, deadline, self.next_id, self.next_id);
         self.scheduler.add_request(NewRequest {
+            request_id,
             identity: owner.identity.clone(),
             cache_salt: owner.salt.clone(),
             public_prefix_len: owner.public_prefix_len,
             skip_prefix_lookup: owner.skip_prefix_lookup,
-            ..NewRequest::new(request_id, tokens.to_vec(), max_tokens)
+            ..new
         })?;
         self.next_id += 1;
         let num_public_tokens = owner.public_prefix_len / self.kv.block_size * self.kv.block_size;
         self.live.insert(request_id, Owner { num_public_tokens, ..owner.clone() });
-        self.ranking.push(request_id);
+        self.ranking.insert(request_id, rank);
         Ok(request_id)
+    }
+
+    fn deadline_in_rank(&self, deadline: Option<u64>) -> u64 {
+        deadline.filter(|_| self.config.fairness != FairnessPolicy::Fcfs).unwrap_or(u64::MAX)
     }
 
     /// A child of `source` with its first `cut` tokens, `more` behind them, and at most 4 of its own.
@@ -202,19 +209,14 @@ impl Sim {
         assert_eq!(self.scheduler.token_ids(request_id), expected);
         assert_eq!(self.scheduler.stats().blocks_used, stats.blocks_used, "a fork takes no block");
         self.live.insert(request_id, self.live[&source].clone());
-        let ahead = if self.scheduler.status(source) == Some(RequestStatus::Running) {
-            let running = |id: &&RequestId| self.scheduler.status(**id) == Some(RequestStatus::Running) && **id != request_id;
-            self.live.keys().filter(running).map(|id| self.rank(*id)).max()
-        } else {
-            Some(self.rank(source))
-        };
-        self.ranking.insert(ahead.unwrap() + 1, request_id);
+        let arrival = self.rank(source).2;
+        self.ranking.insert(request_id, (0, u64::MAX, arrival, request_id.0));
         self.check();
         Ok(request_id)
     }
 
-    fn rank(&self, request_id: RequestId) -> usize {
-        self.ranking.iter().position(|id| *id == request_id).unwrap()
+    pub fn rank(&self, request_id: RequestId) -> (i32, u64, u64, u64) {
+        self.ranking[&request_id]
     }
 
     fn end(&mut self, request_id: RequestId, tokens: Vec<u32>) {
@@ -249,9 +251,13 @@ impl Sim {
     pub fn step(&mut self, fail: bool, abort: Option<usize>) -> StepResult {
         let before: HashMap<_, _> = self.live.keys().map(|&id| (id, self.scheduler.token_ids(id).to_vec())).collect();
         let had_requests = self.scheduler.has_requests();
+        let is_running = |id: &&RequestId| self.scheduler.status(**id) == Some(RequestStatus::Running);
+        let was_running: Vec<_> = self.live.keys().filter(is_running).copied().collect();
         let mut output = std::mem::take(&mut self.output);
         self.scheduler.schedule_into(&mut output);
         self.check_output(&output);
+        self.check_order(&output, &was_running);
+        self.preempted.extend(&output.preempted);
         assert!(
             !had_requests || !output.rows.is_empty() || !output.finished.is_empty(),
             "no progress with {:?}",
@@ -317,11 +323,6 @@ impl Sim {
         let total: usize = output.rows.iter().map(|row| row.num_scheduled_tokens).sum();
         assert_eq!(total, output.total_num_scheduled_tokens);
         assert!(total <= self.config.max_num_batched_tokens && output.rows.len() <= self.config.max_num_seqs);
-        assert!(output.rows.is_sorted_by_key(|row| self.rank(row.request_id)));
-        if let Some(last) = output.rows.last() {
-            let last = self.rank(last.request_id);
-            assert!(output.preempted.iter().all(|id| self.rank(*id) > last), "a request behind took the blocks");
-        }
         for row in &output.rows {
             assert!(row.num_scheduled_tokens > 0);
             assert!(row.num_scheduled_tokens <= self.config.max_chunk_len.unwrap_or(usize::MAX));
@@ -335,6 +336,49 @@ impl Sim {
         }
         let hits: usize = self.cached_tokens.values().sum();
         assert_eq!(hits as u64, self.scheduler.stats().prefix_hit_tokens);
+    }
+
+    /// Rows and preemptions follow the order of rank.
+    fn check_order(&self, output: &SchedulerOutput, was_running: &[RequestId]) {
+        let num_old = output.rows.iter().take_while(|row| was_running.contains(&row.request_id)).count();
+        let (old, admitted) = output.rows.split_at(num_old);
+        assert!(old.is_sorted_by_key(|row| self.rank(row.request_id)));
+        assert!(admitted.iter().all(|row| !was_running.contains(&row.request_id)));
+        assert!(admitted.is_empty() || output.preempted.is_empty(), "admitted while blocks were short");
+        if self.config.fairness != FairnessPolicy::Drr {
+            assert!(admitted.is_sorted_by_key(|row| self.rank(row.request_id)));
+            let first = self.waiting().map(|id| self.rank(id)).min();
+            let last = admitted.last().map(|row| self.rank(row.request_id));
+            assert!(first.is_none() || last < first, "admitted past one that waits");
+        }
+        for preemption in &output.preempted {
+            let (victim, in_need) = (self.rank(preemption.request_id), self.rank(preemption.in_need));
+            assert!(victim >= in_need, "a request behind took the blocks");
+            let cost = self.scheduler.preemption_cost(preemption.request_id).unwrap();
+            assert!(
+                cost.preemptions <= self.config.max_preemptions || victim.0 > in_need.0 || victim == in_need,
+                "a protected request lost its blocks to an equal"
+            );
+            assert!(output.rows.iter().all(|row| row.request_id != preemption.request_id), "in the batch without blocks");
+            let behind = |row: &&ScheduledRequest| self.rank(row.request_id) > victim;
+            if self.config.victim == VictimPolicy::Newest {
+                let newer = output.rows.iter().filter(behind).map(|row| row.request_id);
+                for id in newer {
+                    let cost = self.scheduler.preemption_cost(id).unwrap();
+                    assert!(cost.preemptions >= self.config.max_preemptions, "not the newest was the victim");
+                }
+            }
+        }
+        if self.config.admission == AdmissionPolicy::Reserved {
+            assert!(output.preempted.is_empty(), "a reserved request was preempted");
+        }
+    }
+
+    fn waiting(&self) -> impl Iterator<Item = RequestId> + '_ {
+        self.live
+            .keys()
+            .copied()
+            .filter(|id| matches!(self.scheduler.status(*id), Some(RequestStatus::Waiting | RequestStatus::Preempted)))
     }
 
     fn chain(&mut self, request_id: RequestId) -> Vec<usize> {

@@ -1,8 +1,10 @@
 //! One step: schedule, run the model, sample, commit, hand the tokens out.
 
+use std::time::Instant;
+
 use paged::{RequestId, SchedulerOutput};
 
-use super::EngineThread;
+use super::{EngineThread, ticks};
 use crate::{
     EngineError, FinishReason,
     engine::output::{End, Job},
@@ -39,10 +41,15 @@ fn sample(job: &mut Job, choice: usize, row: &mut [f32]) -> Result<Sampled, Stri
 impl EngineThread {
     pub(super) fn step(&mut self) {
         let mut output = std::mem::take(&mut self.output);
+        self.scheduler.set_now(ticks(self.started, Instant::now()));
         self.scheduler.schedule_into(&mut output);
-        for &(id, _) in &output.finished {
-            // The scheduler ends a request only when the pool, or the model's length, holds no more of it.
-            self.end(id, &End::new(FinishReason::Length));
+        for &(id, reason) in &output.finished {
+            let reason = match reason {
+                paged::FinishReason::Deadline => FinishReason::Timeout,
+                // The pool, or the model's length, holds no more of it.
+                _ => FinishReason::Length,
+            };
+            self.end(id, &End::new(reason));
         }
         if output.rows.is_empty() && output.finished.is_empty() {
             self.end_all_stuck();

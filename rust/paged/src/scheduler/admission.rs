@@ -1,0 +1,183 @@
+//! The door and the gate: which requests are taken, and which of those that wait may run.
+
+use super::policy::{AdmissionPolicy, FairnessPolicy};
+use super::{Scheduler, Slot};
+use crate::error::AdmissionError;
+use crate::kv_cache_manager::{PrefixHit, RequestBlocks};
+use crate::output::SchedulerOutput;
+use crate::request::{NewRequest, PreemptionCost, Rank, Request, RequestStatus, Standing};
+
+/// Of a pool's blocks, the part that admissions leave free so that running requests can grow: one in so many.
+const WATERMARK_DIVISOR: usize = 100;
+
+/// The request that the gate last kept out, and what it was short of. While nothing has happened that could make its
+/// prefix hit longer, it is not looked up again before so much is free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Blocked {
+    slot: Slot,
+    needed: usize,
+}
+
+impl Scheduler {
+    /// Queues a request at its rank, or turns it away if it could never be served.
+    pub fn add_request(&mut self, new: NewRequest) -> Result<(), AdmissionError> {
+        self.check_admissible(&new)?;
+        let slot = self.insert(new, None);
+        self.wait(slot);
+        Ok(())
+    }
+
+    /// Whether a request could ever be served.
+    pub(super) fn check_admissible(&self, new: &NewRequest) -> Result<(), AdmissionError> {
+        let request_id = new.request_id;
+        let num_prompt_tokens = new.prompt_token_ids.len();
+        let max_model_len = self.config.max_model_len;
+        if self.draining {
+            return Err(AdmissionError::Draining { request_id });
+        }
+        if self.slots.contains_key(&request_id) {
+            return Err(AdmissionError::DuplicateRequest { request_id });
+        }
+        if num_prompt_tokens == 0 {
+            return Err(AdmissionError::EmptyPrompt { request_id });
+        }
+        if new.max_tokens == 0 {
+            return Err(AdmissionError::ZeroMaxTokens { request_id });
+        }
+        if self.config.fairness == FairnessPolicy::Fcfs && new.priority != 0 {
+            return Err(AdmissionError::NoPriorities { request_id, priority: new.priority });
+        }
+        if num_prompt_tokens >= max_model_len {
+            return Err(AdmissionError::TooLongForModel { request_id, num_prompt_tokens, max_model_len });
+        }
+        let needed_blocks = self.least_blocks(num_prompt_tokens);
+        let usable_blocks = self.manager.pool().num_blocks();
+        if needed_blocks > usable_blocks {
+            let num_tokens = if self.config.reserve_full_context { max_model_len } else { num_prompt_tokens };
+            return Err(AdmissionError::TooLongForPool {
+                request_id,
+                num_tokens,
+                needed_blocks,
+                usable_blocks,
+                usable_tokens: self.servable_tokens(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Makes a request known, a fork directly behind its `source`; its slot is in no queue yet.
+    pub(super) fn insert(&mut self, new: NewRequest, source: Option<Rank>) -> Slot {
+        let num_prompt_tokens = new.prompt_token_ids.len();
+        self.last_branch += 1;
+        let by_arrival = self.config.fairness == FairnessPolicy::Fcfs;
+        let rank = Rank {
+            priority: new.priority,
+            deadline: new.deadline.filter(|_| !by_arrival).unwrap_or(u64::MAX),
+            arrival: source.map_or(self.last_branch, |source| source.arrival),
+            branch: self.last_branch,
+        };
+        let request = Request {
+            id: new.request_id,
+            status: RequestStatus::Waiting,
+            tokens: new.prompt_token_ids,
+            num_prompt_tokens,
+            max_num_tokens: num_prompt_tokens.saturating_add(new.max_tokens).min(self.config.max_model_len),
+            identity: new.identity,
+            skip_prefix_lookup: new.skip_prefix_lookup,
+            cache_salt: new.cache_salt,
+            public_prefix_len: new.public_prefix_len,
+            standing: Standing {
+                rank,
+                tenant: new.tenant,
+                deadline: new.deadline,
+                cost: PreemptionCost::default(),
+                lost_below: 0,
+            },
+            num_computed_tokens: 0,
+            num_cached_tokens: None,
+            miss: None,
+            blocks: RequestBlocks::new(self.manager.groups().groups.len(), num_prompt_tokens),
+        };
+        let slot = if let Some(slot) = self.vacant.pop() {
+            self.requests[slot] = Some(request);
+            slot
+        } else {
+            self.requests.push(Some(request));
+            self.requests.len() - 1
+        };
+        self.slots.insert(new.request_id, slot);
+        if let Some(deadline) = new.deadline {
+            self.deadlines.insert((deadline, slot));
+        }
+        slot
+    }
+
+    pub(super) fn wait(&mut self, slot: Slot) {
+        let standing = self.request(slot).standing;
+        self.waiting.insert(&standing, slot);
+    }
+
+    /// Puts a request among those that run, in its rank.
+    pub(super) fn run(&mut self, slot: Slot) {
+        let rank = self.request(slot).standing.rank;
+        let place = self.running.partition_point(|running| self.request(*running).standing.rank < rank);
+        self.running.insert(place, slot);
+    }
+
+    pub(super) fn admit_waiting(&mut self, output: &mut SchedulerOutput, budget: &mut usize) {
+        let mut promised = None;
+        while *budget > 0 && self.running.len() < self.config.max_num_seqs {
+            let Some(slot) = self.next_to_admit() else { return };
+            let Some(hit) = self.passes_the_gate(slot, &mut promised) else { return };
+            self.admission_closed_below = 0;
+            self.admit(slot, hit);
+            // The gate left room for the first chunk at least; alone, what `add_request` checked.
+            let has_row = self.schedule_row(slot, output, budget);
+            debug_assert!(has_row, "an admitted request gets at least one token");
+            if let Some(promised) = &mut promised {
+                *promised += self.blocks_promised_to(self.request(slot));
+            }
+        }
+    }
+
+    pub(super) fn next_to_admit(&self) -> Option<Slot> {
+        self.waiting.heads().next()
+    }
+
+    /// What the prefix cache has for a request, if it may run now. `promised` keeps what the running ones will take.
+    fn passes_the_gate(&mut self, slot: Slot, promised: &mut Option<usize>) -> Option<PrefixHit> {
+        #[cfg(test)]
+        if self.config.admission == AdmissionPolicy::Nobody {
+            return None;
+        }
+        if self.running.is_empty() {
+            return Some(self.look_up(slot));
+        }
+        let policy = self.admission_of(self.request(slot));
+        let promised = if policy == self.config.admission {
+            *promised.get_or_insert_with(|| self.promised_blocks(policy))
+        } else {
+            self.promised_blocks(policy)
+        };
+        let free = self.manager.pool().num_free_blocks().saturating_sub(promised);
+        if self.blocked.is_some_and(|blocked| blocked.slot == slot && free < blocked.needed) {
+            return None;
+        }
+        let hit = self.look_up(slot);
+        let watermark = match policy {
+            AdmissionPolicy::Watermark => self.manager.pool().num_blocks() / WATERMARK_DIVISOR,
+            _ => 0,
+        };
+        let needed = (self.blocks_to_admit(slot, hit, policy) + watermark).max(self.admission_closed_below);
+        self.blocked = (free < needed).then_some(Blocked { slot, needed });
+        (free >= needed).then_some(hit)
+    }
+
+    fn admit(&mut self, slot: Slot, hit: PrefixHit) {
+        self.take_hit(slot, hit);
+        let standing = self.request(slot).standing;
+        self.waiting.remove(&standing);
+        self.waiting.pass_turn(&standing);
+        self.run(slot);
+    }
+}

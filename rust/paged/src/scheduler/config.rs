@@ -1,0 +1,106 @@
+//! What a scheduler is built from.
+
+use super::policy::{AdmissionPolicy, FairnessPolicy, VictimPolicy};
+use crate::error::InvalidSchedulerConfig;
+use crate::kv_groups::KvGroups;
+
+/// Limits of a step and of a request, and the policies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SchedulerConfig {
+    /// Most requests in a step.
+    pub max_num_seqs: usize,
+    /// Most tokens in a step.
+    pub max_num_batched_tokens: usize,
+    /// Most tokens of a request, prompt and answer together.
+    pub max_model_len: usize,
+    /// Most tokens of one request in a step; `None`: as many as the step has room for. It bounds how long a long
+    /// prompt holds up those behind it: with half of `max_num_batched_tokens`, the next prompt is computed beside it.
+    pub max_chunk_len: Option<usize>,
+    /// `false` drops a request's blocks after each token it generates and computes them anew: slow, exact, and
+    /// without a prefix cache.
+    pub retain_kv: bool,
+    /// Gives each request the blocks of `max_model_len` tokens when it is admitted, and keeps them: the baseline
+    /// that paging improves on.
+    pub reserve_full_context: bool,
+    /// When a waiting request may run beside others.
+    pub admission: AdmissionPolicy,
+    /// Who loses its blocks to a request that ranks above it and finds none.
+    pub victim: VictimPolicy,
+    /// Who goes first.
+    pub fairness: FairnessPolicy,
+    /// Prompt tokens that a tenant computes in its turn, under [`FairnessPolicy::Drr`].
+    pub drr_quantum: usize,
+    /// After so many preemptions a request is admitted only with room to its end, and keeps its blocks before all of
+    /// its own priority. At least 1.
+    pub max_preemptions: u32,
+}
+
+/// A turn is about as long as a step of the default budgets.
+const DEFAULT_DRR_QUANTUM: usize = 256;
+/// A second preemption may be bad luck; a third would be a pattern.
+const DEFAULT_MAX_PREEMPTIONS: u32 = 2;
+
+impl SchedulerConfig {
+    /// These limits, and the defaults of everything else: whole chunks, KV retained, contexts paged, admission
+    /// `watermark`, victim `least_cost`, fairness `priority`.
+    pub fn new(max_num_seqs: usize, max_num_batched_tokens: usize, max_model_len: usize) -> Self {
+        Self {
+            max_num_seqs,
+            max_num_batched_tokens,
+            max_model_len,
+            max_chunk_len: None,
+            retain_kv: true,
+            reserve_full_context: false,
+            admission: AdmissionPolicy::default(),
+            victim: VictimPolicy::default(),
+            fairness: FairnessPolicy::default(),
+            drr_quantum: DEFAULT_DRR_QUANTUM,
+            max_preemptions: DEFAULT_MAX_PREEMPTIONS,
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<(), InvalidSchedulerConfig> {
+        at_least("max_num_seqs", self.max_num_seqs, 1, "at least 1 is needed")?;
+        at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1, "at least 1 is needed")?;
+        at_least("max_model_len", self.max_model_len, 2, "at least 2 are needed, a prompt token and an answer")?;
+        at_least("max_chunk_len", self.max_chunk_len.unwrap_or(1), 1, "at least 1 is needed")?;
+        at_least("drr_quantum", self.drr_quantum, 1, "at least 1 is needed")?;
+        at_least("max_preemptions", self.max_preemptions as usize, 1, "at least 1 is needed")
+    }
+}
+
+/// The KV memory that the scheduler hands out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KvCacheConfig {
+    /// Usable blocks. The cache engine allocates one more, for the null block with id 0.
+    pub num_blocks: usize,
+    /// Tokens a block.
+    pub block_size: usize,
+    /// How the layers share the blocks.
+    pub groups: KvGroups,
+    /// Whether prefixes are looked up and kept.
+    pub enable_prefix_caching: bool,
+    /// Key of the block hash; random for each process.
+    pub hash_key: [u8; 32],
+}
+
+impl KvCacheConfig {
+    /// The number of blocks, if the pool can be built.
+    pub(super) fn check(&self) -> Result<u32, InvalidSchedulerConfig> {
+        at_least("block_size", self.block_size, 1, "at least 1 is needed")?;
+        let num_groups = self.groups.groups.len();
+        at_least("number of KV groups", num_groups, 1, "at least 1 is needed")?;
+        at_least("num_blocks", self.num_blocks, num_groups, "at least 1 for each KV group is needed")?;
+        match u32::try_from(self.num_blocks) {
+            Ok(num_blocks) if num_blocks < u32::MAX - 1 => Ok(num_blocks),
+            _ => {
+                let requirement = "block ids are 32 bits wide, at most 4294967293 work";
+                Err(InvalidSchedulerConfig { field: "num_blocks", value: self.num_blocks, requirement })
+            }
+        }
+    }
+}
+
+fn at_least(field: &'static str, value: usize, least: usize, requirement: &'static str) -> Result<(), InvalidSchedulerConfig> {
+    if value < least { Err(InvalidSchedulerConfig { field, value, requirement }) } else { Ok(()) }
+}

@@ -1,0 +1,90 @@
+//! Requests that wait, in the order in which they go.
+
+use std::collections::BTreeMap;
+
+use super::Slot;
+use super::policy::FairnessPolicy;
+use crate::request::{Rank, Standing};
+
+/// A priority's requests stand together, of those a tenant's, of those each in its rank.
+type Place = (i32, u64, Rank);
+
+/// The waiting requests. Adding and removing one costs the logarithm of their number.
+#[derive(Debug, Clone)]
+pub(super) struct WaitingQueue {
+    fairness: FairnessPolicy,
+    places: BTreeMap<Place, Slot>,
+    /// The tenant whose turn it is, or the next one.
+    turn: u64,
+}
+
+impl WaitingQueue {
+    pub(super) fn new(fairness: FairnessPolicy) -> Self {
+        Self { fairness, places: BTreeMap::new(), turn: 0 }
+    }
+
+    fn place(&self, standing: &Standing) -> Place {
+        let tenant = if self.fairness == FairnessPolicy::Drr { standing.tenant } else { 0 };
+        (standing.rank.priority, tenant, standing.rank)
+    }
+
+    pub(super) fn insert(&mut self, standing: &Standing, slot: Slot) {
+        self.places.insert(self.place(standing), slot);
+    }
+
+    pub(super) fn remove(&mut self, standing: &Standing) {
+        self.places.remove(&self.place(standing));
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// By priority, and within it tenant after tenant.
+    pub(super) fn iter(&self) -> impl Iterator<Item = Slot> + '_ {
+        self.places.values().copied()
+    }
+
+    /// First request of each tenant of the most urgent priority, from the tenant on whose turn it is.
+    pub(super) fn heads(&self) -> Heads<'_> {
+        let priority = self.places.first_key_value().map_or(0, |((priority, ..), _)| *priority);
+        Heads { queue: self, priority, next: self.turn, wrapped: false }
+    }
+
+    /// Ends the turn of a tenant, one of whose requests has been admitted.
+    pub(super) fn pass_turn(&mut self, standing: &Standing) {
+        if self.fairness == FairnessPolicy::Drr {
+            self.turn = standing.tenant.wrapping_add(1);
+        }
+    }
+}
+
+pub(super) struct Heads<'a> {
+    queue: &'a WaitingQueue,
+    priority: i32,
+    next: u64,
+    wrapped: bool,
+}
+
+impl Iterator for Heads<'_> {
+    type Item = Slot;
+
+    fn next(&mut self) -> Option<Slot> {
+        loop {
+            let from = (self.priority, self.next, Rank::FIRST);
+            let found = self.queue.places.range(from..).next().filter(|((priority, ..), _)| *priority == self.priority);
+            match found {
+                Some(((_, tenant, _), _)) if self.wrapped && *tenant >= self.queue.turn => return None,
+                Some(((_, tenant, _), slot)) => {
+                    match tenant.checked_add(1) {
+                        Some(next) => self.next = next,
+                        None => (self.next, self.wrapped) = (0, true),
+                    }
+                    return Some(*slot);
+                }
+                None if self.wrapped => return None,
+                None => (self.next, self.wrapped) = (0, true),
+            }
+        }
+    }
+}
