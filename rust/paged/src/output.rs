@@ -68,7 +68,7 @@ impl SchedulerOutput {
 pub struct KvCacheStats {
     /// Usable blocks.
     pub blocks_total: usize,
-    /// Held by a live request.
+    /// Held by a live request, or by a kept one.
     pub blocks_used: usize,
     /// Free but findable by the prefix cache.
     pub blocks_cached: usize,
@@ -108,6 +108,10 @@ pub struct KvCacheStats {
     pub requests_running: usize,
     /// Requests that wait, preempted ones included.
     pub requests_waiting: usize,
+    /// Requests that are over but kept to be forked.
+    pub requests_kept: usize,
+    /// Blocks that those hold as long as nobody needs them; a block that several hold counts for each.
+    pub blocks_kept: usize,
     /// Slots of the blocks that requests hold: a token takes one in each KV group.
     pub slots_held: usize,
     /// Of those, how many have KV.

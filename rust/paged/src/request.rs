@@ -85,6 +85,8 @@ pub enum RequestStatus {
     Running,
     /// Its blocks were taken for a request ahead of it; it waits to be computed anew and keeps its tokens.
     Preempted,
+    /// Over, but there to be forked. See [`crate::Scheduler::keep_request`].
+    Kept,
 }
 
 /// Why a request ended.

@@ -15,6 +15,7 @@ mod admission;
 mod config;
 mod demand;
 mod inspect;
+mod kept;
 mod policy;
 mod preemption;
 mod prefix;
@@ -27,6 +28,7 @@ pub use config::{KvCacheConfig, SchedulerConfig};
 pub use policy::{AdmissionPolicy, FairnessPolicy, Policy, VictimPolicy};
 
 use admission::Blocked;
+use kept::KeptRequests;
 use prefix::{LookupCounts, commit_request, free_request};
 use queue::WaitingQueue;
 use usage::StepTotals;
@@ -63,6 +65,7 @@ pub struct Scheduler {
     /// After a preemption nobody is admitted until so many blocks are free.
     admission_closed_below: usize,
     blocked: Option<Blocked>,
+    kept: KeptRequests,
     lookups: LookupCounts,
     totals: Totals,
     usage: StepTotals,
@@ -109,6 +112,7 @@ impl Scheduler {
             in_flight: None,
             admission_closed_below: 0,
             blocked: None,
+            kept: KeptRequests::default(),
             lookups: LookupCounts::default(),
             totals: Totals::default(),
             usage: StepTotals::default(),
@@ -180,13 +184,15 @@ impl Scheduler {
 
     /// Puts as many of a request's tokens in the batch as the budget and the free blocks allow; `false` if none.
     fn schedule_row(&mut self, slot: Slot, output: &mut SchedulerOutput, budget: &mut usize) -> bool {
-        let Some(request) = self.requests[slot].as_mut() else { return false };
+        let request = self.request(slot);
         let computed = request.num_computed_tokens;
         let wanted = request.num_uncomputed_tokens().min(*budget).min(self.config.max_chunk_len.unwrap_or(usize::MAX));
-        let num_scheduled_tokens = if self.config.reserve_full_context {
-            wanted
-        } else {
-            self.manager.num_tokens_that_fit(&request.blocks, computed, wanted)
+        let reserved = self.config.reserve_full_context.then(|| self.config.max_model_len - computed);
+        self.make_room(slot, reserved.unwrap_or(wanted));
+        let Some(request) = self.requests[slot].as_mut() else { return false };
+        let num_scheduled_tokens = match reserved {
+            Some(_) => wanted,
+            None => self.manager.num_tokens_that_fit(&request.blocks, computed, wanted),
         };
         let end = computed + num_scheduled_tokens;
         let capacity = if self.config.reserve_full_context { self.config.max_model_len } else { end };
@@ -299,26 +305,34 @@ impl Scheduler {
 
     /// Takes a request out of its queue and frees its blocks.
     fn remove(&mut self, slot: Slot) {
+        self.leave_queue(slot);
         let Some(mut request) = self.requests[slot].take() else { return };
-        let standing = request.standing;
-        if request.status == RequestStatus::Running {
-            let rank_of = |running: &Slot| self.requests[*running].as_ref().map_or(standing.rank, |other| other.standing.rank);
-            if let Ok(place) = self.running.binary_search_by_key(&standing.rank, rank_of) {
-                self.running.remove(place);
+        free_request(&mut self.manager, &mut request);
+        self.slots.remove(&request.id);
+        self.vacant.push(slot);
+    }
+
+    fn leave_queue(&mut self, slot: Slot) {
+        let request = self.request(slot);
+        let (standing, status) = (request.standing, request.status);
+        match status {
+            RequestStatus::Running => {
+                let rank_of = |running: &Slot| self.request(*running).standing.rank;
+                if let Ok(place) = self.running.binary_search_by_key(&standing.rank, rank_of) {
+                    self.running.remove(place);
+                }
             }
-        } else {
-            self.waiting.remove(&standing);
-            if request.status == RequestStatus::Preempted {
+            RequestStatus::Waiting => self.waiting.remove(&standing),
+            RequestStatus::Preempted => {
+                self.waiting.remove(&standing);
                 // Admission may have been closed for its sake.
                 self.admission_closed_below = 0;
             }
+            RequestStatus::Kept => self.kept.remove(slot),
         }
         if let Some(deadline) = standing.deadline {
             self.deadlines.remove(&(deadline, slot));
         }
-        free_request(&mut self.manager, &mut request);
-        self.slots.remove(&request.id);
-        self.vacant.push(slot);
         self.blocked = None;
     }
 }

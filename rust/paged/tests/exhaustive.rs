@@ -5,7 +5,7 @@ mod common;
 use common::{Sim, kv_config, scheduler_config};
 
 const DEPTH: u32 = 5;
-const NUM_OPS: u32 = 8;
+const NUM_OPS: u32 = 9;
 
 fn apply(sim: &mut Sim, op: u32) {
     match op {
@@ -32,6 +32,15 @@ fn apply(sim: &mut Sim, op: u32) {
             }
         }
         6 => {
+            // Keeps one, then forks it and lets it go.
+            if let Some(source) = sim.pick_kept(0) {
+                let _ = sim.fork(source, None, &[8]);
+                sim.release(source);
+            } else if let Some(request_id) = sim.pick(0) {
+                sim.keep(request_id);
+            }
+        }
+        7 => {
             sim.step(false, Some(1));
         }
         _ => {

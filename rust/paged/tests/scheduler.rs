@@ -198,6 +198,8 @@ fn requests_that_begin_one_prefix_together_come_to_share_it() {
         sim.add(&prompt, 4).unwrap();
     }
     sim.step(false, None);
+    assert_eq!(sim.scheduler.num_running(), 1);
+    sim.step(false, None);
     assert_eq!(sim.scheduler.num_running(), 4);
     // Two shared blocks, and one of each request's own.
     assert_eq!(sim.scheduler.stats().blocks_used, 2 + 4);

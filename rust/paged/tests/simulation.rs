@@ -34,6 +34,13 @@ enum Op {
         less: usize,
         more: usize,
     },
+    Keep(usize),
+    ForkKept {
+        which: usize,
+        less: usize,
+        more: usize,
+    },
+    Release(usize),
     Step,
     StepFails,
     StepWithAbort(usize),
@@ -52,6 +59,9 @@ fn op() -> impl Strategy<Value = Op> {
         6 => add.prop_map(|(shared, own, variant, max_tokens, whose, skip)| Op::Add { shared, own, variant, max_tokens, whose, skip }),
         2 => (0usize..20, 1usize..5).prop_map(|(which, more)| Op::Continue { which, more }),
         4 => (0usize..8, 0usize..6, 0usize..4).prop_map(|(which, less, more)| Op::Fork { which, less, more }),
+        3 => (0usize..8).prop_map(Op::Keep),
+        3 => (0usize..8, 0usize..6, 0usize..4).prop_map(|(which, less, more)| Op::ForkKept { which, less, more }),
+        1 => (0usize..8).prop_map(Op::Release),
         14 => Just(Op::Step),
         1 => Just(Op::StepFails),
         1 => (0usize..8).prop_map(Op::StepWithAbort),
@@ -97,6 +107,12 @@ fn sim(setup: &Setup) -> Sim {
     Sim::with_hasher(setup.config.clone(), setup.kv.clone(), hasher)
 }
 
+fn fork(sim: &mut Sim, source: RequestId, less: usize, more: usize) {
+    let cut = (less > 0).then(|| sim.scheduler.token_ids(source).len().saturating_sub(less - 1));
+    let more: Vec<u32> = (0..more as u32).map(|position| 70 + position).collect();
+    let _ = sim.fork(source, cut, &more);
+}
+
 fn apply(sim: &mut Sim, op: &Op) {
     match *op {
         Op::Add { shared, own, variant, max_tokens, whose, skip } => {
@@ -119,9 +135,22 @@ fn apply(sim: &mut Sim, op: &Op) {
         }
         Op::Fork { which, less, more } => {
             if let Some(source) = sim.pick(which) {
-                let cut = (less > 0).then(|| sim.scheduler.token_ids(source).len().saturating_sub(less - 1));
-                let more: Vec<u32> = (0..more as u32).map(|position| 70 + position).collect();
-                let _ = sim.fork(source, cut, &more);
+                fork(sim, source, less, more);
+            }
+        }
+        Op::Keep(k) => {
+            if let Some(request_id) = sim.pick(k) {
+                sim.keep(request_id);
+            }
+        }
+        Op::ForkKept { which, less, more } => {
+            if let Some(source) = sim.pick_kept(which) {
+                fork(sim, source, less, more);
+            }
+        }
+        Op::Release(k) => {
+            if let Some(request_id) = sim.pick_kept(k) {
+                sim.release(request_id);
             }
         }
         Op::Step => {

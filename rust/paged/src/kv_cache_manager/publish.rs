@@ -21,6 +21,13 @@ impl<'a> CacheKey<'a> {
         Self { identity, salt: b"", num_public_blocks: 0 }
     }
 
+    /// Whether both keys lead to the same block `index` behind the same tokens.
+    pub(crate) fn is_same_at(&self, other: Self, index: usize) -> bool {
+        let is_public = |key: &Self| key.salt.is_empty() || index < key.num_public_blocks;
+        let same_salt = || self.salt == other.salt && self.num_public_blocks == other.num_public_blocks;
+        self.identity == other.identity && ((is_public(self) && is_public(&other)) || same_salt())
+    }
+
     /// Whether the salt stands before block `index`.
     pub(super) fn is_salted_at(&self, index: usize) -> bool {
         !self.salt.is_empty() && index == self.num_public_blocks
@@ -62,6 +69,11 @@ impl KvCacheManager {
         self.to_free.clear();
         self.publish_block(blocks, blocks.num_published, node);
         self.release();
+    }
+
+    /// Whether what a request computes will be findable.
+    pub(crate) fn publishes(&self, blocks: &RequestBlocks) -> bool {
+        self.enable_prefix_caching && blocks.generation == self.generation
     }
 
     /// Whether every group has its block of a prefix.

@@ -140,8 +140,9 @@ impl Scheduler {
         }
     }
 
+    /// The waiting request whose turn it is. One that waits for what a running one computes lets others pass.
     pub(super) fn next_to_admit(&self) -> Option<Slot> {
-        self.waiting.heads().next()
+        self.waiting.heads().chain(self.waiting.iter()).find(|slot| self.pending_leader(*slot).is_none())
     }
 
     /// What the prefix cache has for a request, if it may run now. `promised` keeps what the running ones will take.
@@ -159,18 +160,30 @@ impl Scheduler {
         } else {
             self.promised_blocks(policy)
         };
-        let free = self.manager.pool().num_free_blocks().saturating_sub(promised);
-        if self.blocked.is_some_and(|blocked| blocked.slot == slot && free < blocked.needed) {
+        let is_blocked = |free| self.blocked.is_some_and(|blocked| blocked.slot == slot && free < blocked.needed);
+        if is_blocked(self.free_blocks_beside(promised)) {
             return None;
         }
-        let hit = self.look_up(slot);
         let watermark = match policy {
             AdmissionPolicy::Watermark => self.manager.pool().num_blocks() / WATERMARK_DIVISOR,
             _ => 0,
         };
-        let needed = (self.blocks_to_admit(slot, hit, policy) + watermark).max(self.admission_closed_below);
-        self.blocked = (free < needed).then_some(Blocked { slot, needed });
-        (free >= needed).then_some(hit)
+        loop {
+            let hit = self.look_up(slot);
+            let free = self.free_blocks_beside(promised);
+            let needed = (self.blocks_to_admit(slot, hit, policy) + watermark).max(self.admission_closed_below);
+            self.blocked = (free < needed).then_some(Blocked { slot, needed });
+            if free >= needed {
+                return Some(hit);
+            }
+            if !self.reclaim_one() {
+                return None;
+            }
+        }
+    }
+
+    fn free_blocks_beside(&self, promised: usize) -> usize {
+        self.manager.pool().num_free_blocks().saturating_sub(promised)
     }
 
     fn admit(&mut self, slot: Slot, hit: PrefixHit) {

@@ -52,7 +52,7 @@ impl Scheduler {
 
     /// Whether there is anything to do.
     pub fn has_requests(&self) -> bool {
-        !self.slots.is_empty()
+        !self.running.is_empty() || self.waiting.len() > 0
     }
 
     /// The pool, to be read.
@@ -91,6 +91,8 @@ impl Scheduler {
             draining: self.draining,
             requests_running: self.running.len(),
             requests_waiting: self.waiting.len(),
+            requests_kept: self.kept.len(),
+            blocks_kept: self.num_kept_blocks(),
             slots_held,
             slots_live,
             steps: self.usage.steps,
@@ -103,6 +105,7 @@ impl Scheduler {
 
     /// Forgets every cached prefix. What running requests computed so far is not shared any more.
     pub fn reset_prefix_cache(&mut self) {
+        self.reclaim_all();
         self.manager.reset_prefix_cache();
     }
 
@@ -111,7 +114,8 @@ impl Scheduler {
         let requests = || self.requests.iter().flatten();
         self.manager.check_integrity(requests().map(|request| &request.blocks))?;
         let fail = |what: String| Err(IntegrityError(what));
-        if self.running.len() + self.waiting.len() != self.slots.len() || requests().count() != self.slots.len() {
+        let num_queued = self.running.len() + self.waiting.len() + self.kept.len();
+        if num_queued != self.slots.len() || requests().count() != self.slots.len() {
             return fail("a request is lost, or queued twice".into());
         }
         if !self.running.is_sorted_by_key(|slot| self.request(*slot).standing.rank) {

@@ -1,27 +1,29 @@
-//! Forks: requests that go on from where another one is, over the same blocks.
+//! Requests over the same blocks: forks, and those that wait for what another one computes.
 
-use super::Scheduler;
+use super::{Scheduler, Slot};
 use crate::error::ForkError;
-use crate::request::{ForkRequest, NewRequest, RequestId, RequestStatus};
+use crate::request::{ForkRequest, NewRequest, Request, RequestId, RequestStatus};
 
 impl Scheduler {
     /// Starts `child` from the tokens that `source` has now, with the source's identity and salt. All that it begins
     /// with is its prompt.
     ///
-    /// The child ranks as if it had arrived with its source, behind it. If the source runs and the batch has room, the child runs at once
-    /// and shares every block of the source that holds computed tokens of both, the last one in part; one token at
-    /// least is left to compute. Whoever first writes to a shared block gets a copy of it
-    /// ([`crate::SchedulerOutput::copies`]), and the last holder writes in place. Otherwise (a source that waits, no
-    /// room in the batch, contexts reserved in full, a cut before what a windowed layer still has) the child waits
-    /// without blocks and finds what the prefix cache has when it is admitted.
+    /// The child of a request that is being served ranks as if it had arrived with its source, behind it; that of a kept
+    /// one as it arrives. If the source runs and the batch has room, the child runs at once and shares every block of
+    /// the source that holds computed tokens of both, the last one in part; one token at least is left to compute.
+    /// Whoever first writes to a shared block gets a copy of it ([`crate::SchedulerOutput::copies`]), and the last
+    /// holder writes in place. Otherwise (a source that waits or is kept, no room in the batch, contexts reserved in
+    /// full, a cut before what a windowed layer still has) the child waits without blocks and finds what the prefix
+    /// cache has when it is admitted.
     ///
     /// # Errors
-    /// [`ForkError`]: an unknown source, a cut that it has no tokens for, a child that could never be served, or a step
-    /// in flight: what it writes is not there before its update. For `n` answers to one prompt, update with the
+    /// [`ForkError`]: an unknown source, a cut that it has no tokens for, a child that could never be served, or a running
+    /// source while a step is in flight: what that writes is not there before its update. For `n` answers to one prompt, update with the
     /// first answer's token, then fork with the prompt's length and each other answer's own first token.
     pub fn fork(&mut self, source_id: RequestId, child: ForkRequest) -> Result<(), ForkError> {
         let source = self.find(source_id).ok_or(ForkError::UnknownSource { source_id })?;
-        if let Some(step_id) = self.in_flight {
+        let is_running = source.status == RequestStatus::Running;
+        if let Some(step_id) = self.in_flight.filter(|_| is_running) {
             return Err(ForkError::StepInFlight { source_id, step_id });
         }
         let num_tokens = source.num_tokens();
@@ -32,8 +34,7 @@ impl Scheduler {
         let mut prompt_token_ids = source.tokens[..asked].to_vec();
         prompt_token_ids.extend(child.token_ids);
         let num_shared_tokens = source.num_computed_tokens.min(asked).min(prompt_token_ids.len() - 1);
-        let is_running = source.status == RequestStatus::Running;
-        let rank = source.standing.rank;
+        let rank = (source.status != RequestStatus::Kept).then_some(source.standing.rank);
         let new = NewRequest {
             identity: source.identity.clone(),
             cache_salt: source.cache_salt.clone(),
@@ -46,7 +47,8 @@ impl Scheduler {
         };
         self.check_admissible(&new)?;
         let source_slot = self.slots[&source_id];
-        let slot = self.insert(new, Some(rank));
+        let slot = self.insert(new, rank);
+        self.kept.touch(source_slot);
         let has_room = self.running.len() < self.config.max_num_seqs && !self.config.reserve_full_context;
         if is_running && has_room && self.share(source_slot, slot, num_shared_tokens) {
             self.run(slot);
@@ -57,7 +59,7 @@ impl Scheduler {
     }
 
     /// Lets the new request `child` run over the blocks of the first `num_tokens` tokens of `source`.
-    fn share(&mut self, source: usize, child: usize, num_tokens: usize) -> bool {
+    fn share(&mut self, source: Slot, child: Slot, num_tokens: usize) -> bool {
         let Some(request) = self.requests[source].take() else { return false };
         let shared = self.requests[child].as_mut().is_some_and(|child| {
             let shared = self.manager.share_blocks(&request.blocks, &mut child.blocks, num_tokens);
@@ -70,5 +72,33 @@ impl Scheduler {
         });
         self.requests[source] = Some(request);
         shared
+    }
+
+    /// The running request, if any, that a waiting one waits for because it computes the next block of both.
+    pub fn waits_for(&self, request_id: RequestId) -> Option<RequestId> {
+        let slot = *self.slots.get(&request_id)?;
+        let waits = matches!(self.request(slot).status, RequestStatus::Waiting | RequestStatus::Preempted);
+        if waits { self.pending_leader(slot) } else { None }
+    }
+
+    /// The running request, if any, that computes next what the waiting one at `slot` would compute as well: the next
+    /// block of both is the same, and so is all before it. Waiting for it costs less than computing it twice. It ends
+    /// by itself: whoever runs advances, or does not run any more.
+    pub(super) fn pending_leader(&self, slot: Slot) -> Option<RequestId> {
+        let follower = self.request(slot);
+        if follower.skip_prefix_lookup || !self.manager.prefix_caching() {
+            return None;
+        }
+        let block_size = self.manager.block_size();
+        let key = follower.cache_key(block_size);
+        let is_leader = |leader: &&Request| {
+            let num_full = leader.num_computed_tokens / block_size;
+            let end = (num_full + 1) * block_size;
+            end <= leader.num_tokens().min(follower.num_tokens())
+                && leader.tokens[..end] == follower.tokens[..end]
+                && leader.cache_key(block_size).is_same_at(key, num_full)
+                && self.manager.publishes(&leader.blocks)
+        };
+        self.running.iter().map(|slot| self.request(*slot)).find(is_leader).map(|leader| leader.id)
     }
 }

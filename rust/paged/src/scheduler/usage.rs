@@ -22,7 +22,7 @@ impl Scheduler {
             let request = self.request(*slot);
             self.manager.num_empty_slots(&request.blocks, request.num_computed_tokens)
         };
-        (held, held - self.running.iter().map(empty_of).sum::<usize>().min(held))
+        (held, held - self.running.iter().chain(self.kept.holding()).map(empty_of).sum::<usize>().min(held))
     }
 
     /// Takes note of a step of so many requests, after its commit and before any of them ends.

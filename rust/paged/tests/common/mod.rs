@@ -91,6 +91,7 @@ pub struct Sim {
     /// `[num_blocks + 1][block_size]`
     shadow: Vec<Vec<Option<Content>>>,
     pub live: HashMap<RequestId, Owner>,
+    pub kept: HashMap<RequestId, Owner>,
     /// Generation of the weights, moved on by a reset of the prefix cache.
     generation: u64,
     next_id: u64,
@@ -143,6 +144,7 @@ impl Sim {
             prefixes: Prefixes::default(),
             shadow: vec![vec![None; kv.block_size]; num_ids],
             live: HashMap::new(),
+            kept: HashMap::new(),
             generation: 0,
             next_id: 0,
             ended: Vec::new(),
@@ -208,8 +210,11 @@ impl Sim {
         expected.extend(more);
         assert_eq!(self.scheduler.token_ids(request_id), expected);
         assert_eq!(self.scheduler.stats().blocks_used, stats.blocks_used, "a fork takes no block");
-        self.live.insert(request_id, self.live[&source].clone());
-        let arrival = self.rank(source).2;
+        let (owner, arrival) = match self.live.get(&source) {
+            Some(owner) => (owner, self.rank(source).2),
+            None => (&self.kept[&source], request_id.0),
+        };
+        self.live.insert(request_id, owner.clone());
         self.ranking.insert(request_id, (0, u64::MAX, arrival, request_id.0));
         self.check();
         Ok(request_id)
@@ -232,6 +237,30 @@ impl Sim {
         (!ids.is_empty()).then(|| ids[k % ids.len()])
     }
 
+    pub fn keep(&mut self, request_id: RequestId) {
+        let tokens = self.scheduler.token_ids(request_id).to_vec();
+        assert!(self.scheduler.keep_request(request_id));
+        assert!(!self.scheduler.keep_request(request_id));
+        assert_eq!(self.scheduler.token_ids(request_id), tokens);
+        self.kept.insert(request_id, self.live[&request_id].clone());
+        self.end(request_id, tokens);
+        self.check();
+    }
+
+    pub fn release(&mut self, request_id: RequestId) {
+        assert!(self.scheduler.release(request_id));
+        assert!(!self.scheduler.release(request_id));
+        self.kept.remove(&request_id);
+        self.check();
+    }
+
+    /// The `k`th kept request, in order of id.
+    pub fn pick_kept(&self, k: usize) -> Option<RequestId> {
+        let mut ids: Vec<_> = self.kept.keys().copied().collect();
+        ids.sort();
+        (!ids.is_empty()).then(|| ids[k % ids.len()])
+    }
+
     pub fn abort(&mut self, request_id: RequestId) {
         let tokens = self.scheduler.token_ids(request_id).to_vec();
         assert!(self.scheduler.abort_request(request_id));
@@ -245,6 +274,11 @@ impl Sim {
         self.generation += 1;
         assert_eq!(self.scheduler.stats().blocks_cached, 0);
         self.check();
+    }
+
+    /// Rows of the last step.
+    pub fn last_rows(&self) -> &[ScheduledRequest] {
+        &self.output.rows
     }
 
     /// One step. With `fail` the device fails after it has written; `abort` ends a request while the step runs.
@@ -294,8 +328,17 @@ impl Sim {
         result
     }
 
-    /// Steps until every request has ended.
+    /// Steps until every request has ended; then lets go of the kept ones as well.
     pub fn drain(&mut self) {
+        self.run();
+        while let Some(request_id) = self.pick_kept(0) {
+            self.release(request_id);
+        }
+        self.check_idle();
+    }
+
+    /// Steps until every request has ended.
+    pub fn run(&mut self) {
         // The first request advances in every step; without its KV it starts over for each token.
         let mut most = self.live.len() * (self.config.max_model_len + 1) + 1;
         if !self.config.retain_kv {
@@ -308,13 +351,13 @@ impl Sim {
             self.step(false, None);
         }
         assert!(!self.scheduler.has_requests(), "still {:?} after {most} steps", self.scheduler.stats());
-        self.check_idle();
     }
 
     pub fn check_idle(&mut self) {
         let stats = self.scheduler.stats();
         assert_eq!((stats.blocks_used, stats.blocks_free), (0, stats.blocks_total));
         assert_eq!((stats.requests_running, stats.requests_waiting), (0, 0));
+        assert_eq!((stats.requests_kept, stats.blocks_kept), (0, 0));
         assert!(self.live.is_empty());
         self.check();
     }
@@ -347,9 +390,13 @@ impl Sim {
         assert!(admitted.is_empty() || output.preempted.is_empty(), "admitted while blocks were short");
         if self.config.fairness != FairnessPolicy::Drr {
             assert!(admitted.is_sorted_by_key(|row| self.rank(row.request_id)));
-            let first = self.waiting().map(|id| self.rank(id)).min();
+            let can_go = |id: &RequestId| self.scheduler.waits_for(*id).is_none();
+            let first = self.waiting().filter(can_go).map(|id| self.rank(id)).min();
             let last = admitted.last().map(|row| self.rank(row.request_id));
             assert!(first.is_none() || last < first, "admitted past one that waits");
+        }
+        if !output.preempted.is_empty() {
+            assert_eq!(self.scheduler.stats().blocks_kept, 0, "preempted though kept requests held blocks");
         }
         for preemption in &output.preempted {
             let (victim, in_need) = (self.rank(preemption.request_id), self.rank(preemption.in_need));
@@ -497,6 +544,7 @@ impl Sim {
         assert!(stats.blocks_cached <= stats.blocks_free);
         self.most_used = self.most_used.max(stats.blocks_used);
         assert_eq!(stats.requests_running + stats.requests_waiting, self.live.len());
+        assert_eq!(stats.requests_kept, self.kept.len());
         for id in 1..=self.kv.num_blocks {
             if pool.is_published(BlockId(id as u32)) {
                 let num_tokens = pool.num_published_tokens(BlockId(id as u32));
@@ -516,7 +564,7 @@ impl Sim {
 
     fn check_sharing(&self, stats: &KvCacheStats) {
         let mut holders: HashMap<BlockId, usize> = HashMap::new();
-        for &id in self.live.keys() {
+        for &id in self.live.keys().chain(self.kept.keys()) {
             for group in 0..self.num_groups() {
                 for block in self.scheduler.block_table(id, group).iter().filter(|block| **block != BlockId::NULL) {
                     *holders.entry(*block).or_default() += 1;
@@ -533,7 +581,7 @@ impl Sim {
     fn check_slots(&self, stats: &KvCacheStats) {
         let block_size = self.kv.block_size;
         let (mut live, mut partial) = (HashSet::new(), HashSet::new());
-        for &id in self.live.keys() {
+        for &id in self.live.keys().chain(self.kept.keys()) {
             let (computed, _) = self.scheduler.num_computed_tokens(id).unwrap();
             for group in 0..self.num_groups() {
                 let table = self.scheduler.block_table(id, group);
