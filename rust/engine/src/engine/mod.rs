@@ -13,6 +13,8 @@ mod thread;
 
 use std::sync::{Arc, mpsc};
 
+use device::host::trim_heap;
+
 pub use config::{CpuOptions, Device, EngineConfig, LoadProgress, ModelDType, ModelSource, best_device};
 pub use plan::{DeviceBytes, GroupPlan, MemoryPlan};
 
@@ -60,7 +62,10 @@ impl Engine {
     /// `cards`: instead of for this host, for devices with so many bytes each, all free, which take equal shares of the layers in
     /// order, the first the token embedding and the last the output projection, weights as they are stored.
     pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[u64]>) -> Result<MemoryPlan, EngineError> {
-        load::memory_plan(source, config, cards)
+        let plan = load::memory_plan(source, config, cards);
+        // The vocabulary was read for it.
+        trim_heap();
+        plan
     }
 
     /// The plan that this engine was loaded by.
