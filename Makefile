@@ -73,6 +73,10 @@ bench: $(VENV)/package $(VENV)/model $(VENV)/tools ## measure the default model 
 	$(ROOFLINE) >> $(RECORDS)
 	$(VENV)/bin/python benches/report.py $(RECORDS)
 
+.PHONY: docs-figures
+docs-figures: $(VENV)/package $(VENV)/tools ## simulate the paper's allocators and write docs/allocators.md and its picture
+	$(VENV)/bin/python benches/allocators.py
+
 .PHONY: clean
 clean: ## remove what was built
 	rm -rf $(VENV) dist target

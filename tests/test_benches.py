@@ -56,3 +56,12 @@ def test_report_holds_what_was_measured(records: Path, tmp_path: Path) -> None:
     assert f"| {decode['value'] * bytes_a_token / 21e9:.0%} |" in row[0]
     assert entries[0]["commit"] in report
     assert "peer" not in report.split("## llama.gguf")[1]
+
+
+def test_the_allocators_are_simulated_and_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the pictures need `pip install mistral-paged[plot]`")
+    run("allocators.py", "--requests", "600", "--output", str(tmp_path))
+    assert (tmp_path / "allocators.png").read_bytes().startswith(b"\x89PNG")
+    written = (tmp_path / "allocators.md").read_text()
+    assert re.search(r"\| Paged \| 9\d\.\d \|", written)
+    assert "600 requests" in written

@@ -15,14 +15,18 @@ ARGUMENTS = {
     "memory_plan.py": [],
     "streaming.py": [],
     "batch_threads.py": ["--requests", "8"],
+    "memory.py": ["paged", "4"],
     "bench_throughput.py": ["--new", "16", "--sentences", "10"],
+    "simulate.py": [],
 }
 PRINTS = {
     "paged_attn.py": "completion_tokens=",
     "memory_plan.py": "4 x 4096 tokens are guaranteed",
     "streaming.py": "Usage(",
     "batch_threads.py": "blocks",
+    "memory.py": "Fragmented Memory",
     "bench_throughput.py": "8 streams",
+    "simulate.py": "paged: ",
 }
 
 

@@ -1,166 +1,133 @@
-"""What is planned before loading is what is resident; contexts that are promised are served; windows hold no more than windows."""
+"""Naive against paged: `mistral-paged memory`, as a process and as a function."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Sequence
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import GOLDEN, complete, generate, in_threads, text_model, wait_until_idle
+from conftest import AUTO, text_model
+from test_cli import MODEL, run
 
-from mistral_paged import CompletionRequest, MistralPagedError, Runner, Which
+from mistral_paged import Which, memory
 
-# Runs a step of the most tokens, writes every block, and computes all rows of logits, in a process of its own. Prints the plan's and
-# the system's figures, less those of the process before: its imports, and the code that a tiny model has run.
-MEASURE = """
-import json, sys
-from mistral_paged import CompletionRequest, Runner, Which
-
-def resident():
-    lines = open("/proc/self/smaps_rollup").read().splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith("Rss:")).split()[1])
-
-def send(first, count, **more):
-    request = CompletionRequest(list(range(first, first + count)), "default", max_tokens=1, ignore_eos=True, **more)
-    runner.send_completion_request(request)
-
-path, tiny, tokens = sys.argv[1], sys.argv[2], int(sys.argv[3])
-options = dict(max_num_batched_tokens=256, max_seqs=2, num_threads=2)
-runner = Runner(Which.GGUF(tiny), pa_ctxt_len=512, **options)
-send(1, 200, echo_prompt=True, logprobs=0)
-del runner
-before = resident()
-plan = Runner.memory_plan(Which.GGUF(path), pa_ctxt_len=tokens, **options)
-runner = Runner(Which.GGUF(path), pa_ctxt_len=tokens, **options)
-longest = min(plan.servable_tokens, runner.max_sequence_length()) - 1
-send(1000, longest)
-for turn in range(4):  # blocks that are free were written by an earlier turn, or are cached
-    if runner.kv_cache_stats()["blocks_cached"] >= plan.num_blocks - len(plan.groups):
-        break
-    send(12000 + 5000 * turn, longest)
-cached, served = runner.kv_cache_stats()["blocks_cached"], resident() - before
-send(9000, 200, echo_prompt=True, logprobs=0)
-print(json.dumps({
-    "planned": plan.resident_bytes, "grown": resident() - before, "served": served, "weights": plan.weights_bytes,
-    "kv": plan.kv_cache_bytes, "cached": cached, "blocks": plan.num_blocks,
-}))
-"""
+CONTEXT = 512 * 384
+"""Bytes of a whole context of the tiny model."""
+NUMBER = r"\d+"
+SHARE = r"\d+\.\d{3} GB \(\d+\.\d{2}%\)"
 
 
-def measure(path: Path, tokens: int) -> dict[str, int]:
-    arguments = [sys.executable, "-c", MEASURE, str(path), str(GOLDEN / "gguf" / "llama.gguf"), str(tokens)]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+def tiny(mode: str, count: int, **options: Any) -> memory.Report:
+    return memory.run(mode, count, text_model("llama", AUTO), num_threads=2, **options)
+
+
+def output(batch: str) -> str:
+    """What the command prints, as a pattern."""
+    return "\n".join(
+        [
+            "KV budget: 1 MB, blocks of 16 tokens, 384 bytes a token",
+            f"Workload: {NUMBER} prompt tokens, {NUMBER} generated in {NUMBER} steps",
+            f"Preemptions: {NUMBER}",
+            f"Batch size reached: {batch}",
+            "-" * 50,
+            f"Fragmented Memory: {SHARE} of the KV memory that requests held",
+            f"Fragmented Memory: {SHARE} of the KV budget",
+            "",
+        ]
+    )
+
+
+def test_naive_stops_where_one_more_does_not_fit() -> None:
+    done = run("memory", "naive", "9", "--kv-mb", "1", "-m", MODEL)
+    assert done.returncode == 1
+    assert re.fullmatch(output("5"), done.stdout), done.stdout
+    assert done.stderr == (
+        "error: out of memory: 9 requests reserve 1.7 MB, 0.2 MB each for a context of 512 tokens, and the KV budget is 1 MB: "
+        "5 fit, 6 do not\n"
+    )
+
+
+def test_naive_runs_what_fits() -> None:
+    done = run("memory", "naive", "5", "--kv-mb", "1", "-m", MODEL)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    assert re.fullmatch(output("5"), done.stdout), done.stdout
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("model", ["smollm2_path", "gemma3_path"])
-def test_resident_memory_is_what_was_planned(model: str, request: pytest.FixtureRequest) -> None:
-    figures = measure(request.getfixturevalue(model), 2048)
-    assert figures["cached"] >= 0.9 * figures["blocks"]  # every block has been written
-    assert figures["grown"] == pytest.approx(figures["planned"], rel=0.02), figures
-    assert figures["served"] <= 1.35 * (figures["weights"] + figures["kv"]), figures  # before logits of many rows
+def test_paged_goes_on() -> None:
+    done = run("memory", "paged", "9", "--kv-mb", "1", "-m", MODEL)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(output("[6-9]"), done.stdout), done.stdout
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma3"])
-@pytest.mark.parametrize("tokens", [63, 64, 65])
-def test_a_context_length_is_served_to_all_at_once_where_it_is_guaranteed(name: str, tokens: int) -> None:
-    runner = Runner(
-        text_model(name), pa_ctxt_len=tokens, pa_blk_size=8, max_seqs=3, max_num_batched_tokens=32, guaranteed=True, num_threads=1
-    )
-    assert runner.max_sequence_length() == tokens
-    plan = runner.memory_ledger()
-    assert plan.guaranteed
-    assert plan.num_requests_that_fit(tokens) >= 3
-
-    def serve(index: int) -> None:
-        prompt = [10 + index] * 20
-        response = complete(runner, prompt, max_tokens=tokens - len(prompt))
-        assert response.usage.total_tokens == tokens
-        with pytest.raises(MistralPagedError):
-            complete(runner, [10] * (tokens + 1), max_tokens=1)
-
-    in_threads(serve, 3)
-    assert wait_until_idle(runner)["preemptions"] == 0
+def test_json_has_the_report_and_the_memory_over_time() -> None:
+    done = run("memory", "naive", "3", "--kv-mb", "1", "--blk-size", "32", "--json", "--model", MODEL)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    timeline = report["timeline"]
+    assert (report["batch_size"], report["block_size"], report["out_of_memory"]) == (3, 32, False)
+    assert max(sample["held_bytes"] for sample in timeline) == 3 * CONTEXT
+    assert all(sample["live_bytes"] <= sample["held_bytes"] for sample in timeline)
+    steps = [sample["step"] for sample in timeline]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == report["steps"]
+    weights = [step - before for step, before in zip(steps, [0, *steps], strict=False)]
+    mean = sum(sample["held_bytes"] * weight for sample, weight in zip(timeline, weights, strict=True)) / steps[-1]
+    assert mean == pytest.approx(report["held_bytes"])
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma3"])
-@pytest.mark.parametrize("tokens", [31, 32, 33])
-def test_a_context_length_is_served_to_one(name: str, tokens: int) -> None:
-    runner = Runner(text_model(name), pa_ctxt_len=tokens, pa_blk_size=8, max_num_batched_tokens=16, num_threads=1)
-    response = complete(runner, [5] * 10, max_tokens=tokens - 10)
-    assert response.usage.total_tokens == tokens
+def test_shares_are_of_what_is_held_and_of_the_budget() -> None:
+    report = tiny("naive", 2, kv_mb=1)
+    assert 0 < report.live_bytes < report.held_bytes <= 2 * CONTEXT
+    assert report.fragmented_bytes == report.held_bytes - report.live_bytes
+    assert report.fragmented_share_of_held == report.fragmented_bytes / report.held_bytes
+    assert report.fragmented_share_of_budget == report.fragmented_bytes / 2**20
 
 
-def test_a_context_that_does_not_fit_is_refused_with_one_that_does() -> None:
-    which = text_model("llama")
-    with pytest.raises(MistralPagedError, match="would fit") as refused:
-        Runner.memory_plan(which, pa_ctxt_len=10**7, devices=[8])
-    fitting = int(str(refused.value).split("1 x ")[2].split()[0])
-    assert Runner.memory_plan(which, pa_ctxt_len=fitting, devices=[8]).servable_tokens > 0
-    with pytest.raises(MistralPagedError, match="would fit"):
-        Runner.memory_plan(which, pa_ctxt_len=fitting + 1, devices=[8])
+def test_paged_wastes_less_than_a_block_a_request() -> None:
+    report = tiny("paged", 6, kv_mb=8)
+    assert report.preemptions == 0
+    assert all(sample.held_bytes - sample.live_bytes < 6 * report.block_size * report.token_bytes for sample in report.timeline)
 
 
-def llama_3_8b(folder: Path) -> Which:
-    config = {
-        "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    return Which.Plain(str(folder))
+def test_a_pool_that_is_too_small_for_all_preempts_and_still_answers_in_full() -> None:
+    small, large = tiny("paged", 30, kv_mb=1), tiny("paged", 30, kv_mb=64)
+    assert small.preemptions > 0
+    assert large.preemptions == 0
+    assert small.generated_tokens == large.generated_tokens > 0
 
 
-def test_seven_requests_of_llama_3_8b_fit_a_card_of_24_gb(tmp_path: Path) -> None:
-    which = llama_3_8b(tmp_path)
-    plan = Runner.memory_plan(which, max_seqs=7, guaranteed=True, pa_gpu_mem_usage=0.95, devices=[24 * 1024])
-    assert plan.num_requests_that_fit(8192) == 7
-    with pytest.raises(MistralPagedError, match="7 x 8192 tokens would fit"):
-        Runner.memory_plan(which, max_seqs=8, guaranteed=True, pa_gpu_mem_usage=0.95, devices=[24 * 1024])
-    halves = Runner.memory_plan(which, pa_ctxt_len=8192, devices=[12 * 1024, 12 * 1024])
-    first, last = (device["kv_cache_bytes"] for device in halves.devices)
-    assert first == last == halves.kv_cache_bytes // 2
+@pytest.mark.parametrize("block_size", [16, 32])
+def test_paged_runs_six_times_as_many_of_the_default_model(smollm2_path: Path, block_size: int) -> None:
+    which = Which.GGUF(str(smollm2_path))
+    naive, paged = (memory.run(mode, 7, which, kv_mb=190, block_size=block_size) for mode in memory.MODES)
+    assert (naive.batch_size, naive.out_of_memory) == (1, True)
+    assert paged.preemptions == 0
+    assert paged.batch_size >= 6 * naive.batch_size
+    assert naive.fragmented_share_of_held > 0.9
+    assert paged.fragmented_share_of_held < 0.1
 
 
-def most_blocks_held(runner: Runner, ids: Sequence[int], max_tokens: int) -> tuple[int, list[int]]:
-    """The most blocks in use while a text is continued, and the answer's token ids."""
-    held: list[int] = []
-    answer: list[int] = []
-
-    def work(index: int) -> None:
-        if index == 0:
-            answer.extend(token_id for token_id, _ in generate(runner, ids, max_tokens))
-        while index == 1 and not answer:
-            held.append(runner.kv_cache_stats()["blocks_used"])
-
-    in_threads(work, 2)
-    return max(held), answer
+@pytest.mark.parametrize("count", [0, -1, 100])
+def test_the_number_of_requests_is_that_of_conversations(count: int) -> None:
+    with pytest.raises(ValueError, match=rf"{count} requests were asked for and there are 99 conversations: ask for 1 to 99"):
+        tiny("paged", count)
+    assert len(memory.conversations(99)) == 99
 
 
-@pytest.mark.parametrize("name", ["mistral-window", "gemma3"])
-def test_windowed_layers_hold_their_windows_alone(name: str) -> None:
-    config = json.loads((GOLDEN / "text" / name / "config.json").read_text())
-    window = config["sliding_window"]
-    size, chunk, tokens = 8, 16, 16 * window - 40
-    runner = Runner(
-        text_model(name), pa_blk_size=size, max_num_batched_tokens=chunk, pa_ctxt_len=tokens + 40, num_threads=1, prefix_cache_n=1
-    )
-    plan = runner.memory_ledger()
-    whole = -(-(tokens + 40) // size)
-    most = sum(
-        whole if group["window"] is None else min(whole, -(-(window - 1) // size) + -(-(chunk + size - 1) // size))
-        for group in plan.groups
-    )
-    prompt = [3 + i % 200 for i in range(tokens)]
-    held, answer = most_blocks_held(runner, prompt, 40)
-    # Full layers keep all; windowed ones their windows, so that this pool is enough, which has no block more.
-    full = sum(whole for group in plan.groups if group["window"] is None)
-    assert full < held <= most == plan.num_blocks < whole * len(plan.groups)
-    # The next turn needs the last window of windowed layers, although they never had all tokens before it.
-    before = runner.kv_cache_stats()["prefix_hit_tokens"]
-    complete(runner, [*prompt, *answer[:-1], 7], max_tokens=1)
-    assert runner.kv_cache_stats()["prefix_hit_tokens"] - before >= tokens + 39 - size
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be one of naive, paged"):
+        tiny("greedy", 1)
+
+
+def test_a_budget_too_small_for_one_context_is_refused_with_the_one_that_does(smollm2_path: Path) -> None:
+    which = Which.GGUF(str(smollm2_path))
+    with pytest.raises(ValueError, match=r"context of 8192 tokens .* holds [0-9]+: give it at least 180 MB"):
+        memory.run("naive", 1, which, kv_mb=179)
+    assert memory.run("naive", 1, which, kv_mb=180).batch_size == 1
+
+
+def test_a_budget_too_small_for_one_request_is_refused_with_the_one_that_does(smollm2_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"the longest request has 3885 tokens and .* holds 1360: give it at least 86 MB"):
+        memory.run("paged", 99, Which.GGUF(str(smollm2_path)), kv_mb=30)

@@ -320,6 +320,7 @@ def test_the_figures_of_the_pool_are_the_documented_ones(llama: Runner) -> None:
         "blocks_cached",
         "blocks_free",
         "block_size",
+        "block_bytes",
         "tokens_total",
         "prefix_queried_tokens",
         "prefix_hit_tokens",

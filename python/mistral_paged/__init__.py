@@ -47,6 +47,7 @@ from mistral_paged.exceptions import (
     ModelLoadError,
     ModelNotFoundError,
 )
+from mistral_paged.simulator import simulate
 
 VisionArchitecture = MultimodalArchitecture
 """The older spelling."""
@@ -90,4 +91,5 @@ __all__ = [
     "VisionArchitecture",
     "Which",
     "__version__",
+    "simulate",
 ]

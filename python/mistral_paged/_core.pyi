@@ -35,9 +35,14 @@ __all__ = [
     "Usage",
     "Which",
     "__version__",
+    "simulate",
+    "simulator_devices",
 ]
 
 __version__: str
+
+def simulate(trace: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]: ...
+def simulator_devices() -> list[tuple[str, tuple[float, float, float, float], str]]: ...
 
 @final
 class Architecture:

@@ -1,8 +1,9 @@
-"""The command line: `mistral-paged run` answers one text or chats."""
+"""The command line: `mistral-paged run` answers one text or chats, `mistral-paged memory` compares naive and paged KV memory."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +18,9 @@ from mistral_paged import (
     Which,
     __version__,
 )
+from mistral_paged import memory as memory_experiment
 from mistral_paged.default_model import default_model
+from mistral_paged.exceptions import MistralPagedError
 from mistral_paged.hub import find_local
 
 DTYPES = {"auto": ModelDType.Auto, "bf16": ModelDType.BF16, "f16": ModelDType.F16, "f32": ModelDType.F32}
@@ -51,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status: 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C."""
     options = build_parser().parse_args(argv)
     try:
-        run(options)
+        options.handler(options)
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
@@ -66,10 +69,22 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mistral-paged", description="LLM inference over a paged KV cache.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("run", help="answer one text, or chat when no text is given", allow_abbrev=False)
+    add_run(commands.add_parser("run", help="answer one text, or chat when no text is given", allow_abbrev=False))
+    add_memory(commands.add_parser("memory", help="how many requests a KV budget runs at once", allow_abbrev=False))
+    return parser
 
+
+def add_model(command: argparse.ArgumentParser) -> None:
+    """Arguments that choose the model."""
     model = command.add_argument_group("model")
-    model.add_argument("-m", "--model-id", metavar="MODEL", help="folder, GGUF file or hub id; left out, the default model")
+    model.add_argument(
+        "-m",
+        "--model",
+        "--model-id",
+        dest="model_id",
+        metavar="MODEL",
+        help="folder, GGUF file or hub id; left out, the default model",
+    )
     model.add_argument("-f", "--quantized-file", metavar="FILE", help="GGUF file in MODEL; the parts of a split one by ';'")
     model.add_argument("--tok-model-id", metavar="MODEL", help="take the tokenizer from there instead of the GGUF file")
     model.add_argument("-t", "--tokenizer", metavar="FILE", help="tokenizer.json to use instead of the model's")
@@ -80,6 +95,11 @@ def build_parser() -> argparse.ArgumentParser:
     model.add_argument("--hf-cache", metavar="DIR", help="folder of the download cache")
     model.add_argument("--token-source", default="cache", help="cache, none, literal:VALUE, env:NAME or path:FILE")
 
+
+def add_run(command: argparse.ArgumentParser) -> None:
+    """Arguments of `run`."""
+    command.set_defaults(handler=run)
+    add_model(command)
     runtime = command.add_argument_group("runtime")
     runtime.add_argument("--max-seqs", type=int, default=32, help="requests that run together at most")
     runtime.add_argument("--max-num-batched-tokens", type=int, default=4096, help="tokens a step at most")
@@ -113,7 +133,50 @@ def build_parser() -> argparse.ArgumentParser:
     request.add_argument("--frequency-penalty", type=float)
     request.add_argument("--repetition-penalty", type=float)
     request.add_argument("--seed", type=int, help="the same seed gives the same answer")
-    return parser
+
+
+def add_memory(command: argparse.ArgumentParser) -> None:
+    """Arguments of `memory`."""
+    command.set_defaults(handler=memory)
+    command.description = (
+        "Runs N real conversations at once over a fixed KV budget. Naive reserves the model's whole context for each and stops "
+        "where one more does not fit; paged gives out blocks as tokens need them."
+    )
+    command.add_argument("mode", choices=memory_experiment.MODES)
+    command.add_argument("requests", type=int, metavar="N", help="requests to run at once")
+    add_model(command)
+    budget = command.add_argument_group("memory")
+    budget.add_argument("--kv-mb", type=int, default=memory_experiment.DEFAULT_KV_MB, metavar="MB", help="default %(default)s")
+    budget.add_argument(
+        "--blk-size",
+        "--pa-blk-size",
+        "--pa-block-size",
+        dest="block_size",
+        type=int,
+        default=memory_experiment.DEFAULT_BLOCK_SIZE,
+        metavar="N",
+        help="tokens a block: 8, 16 (default) or 32",
+    )
+    budget.add_argument("--num-threads", type=int, help="worker threads")
+    budget.add_argument("--json", action="store_true", help="print one JSON object, with the memory step by step")
+
+
+def memory(options: argparse.Namespace) -> None:
+    """Runs the experiment and prints what it showed; an error if not all requests ran at once for want of memory."""
+    report = memory_experiment.run(
+        options.mode,
+        options.requests,
+        select(options),
+        kv_mb=options.kv_mb,
+        block_size=options.block_size,
+        num_threads=options.num_threads,
+        chat_template=options.chat_template,
+        jinja_explicit=options.jinja_explicit,
+        token_source=options.token_source,
+    )
+    print(json.dumps(memory_experiment.as_json(report)) if options.json else memory_experiment.describe(report))
+    if report.out_of_memory:
+        raise MistralPagedError(memory_experiment.describe_shortage(report))
 
 
 def run(options: argparse.Namespace) -> None:

@@ -19,6 +19,7 @@ mod response;
 mod runner;
 mod sampling;
 mod service;
+mod simulate;
 mod streaming;
 mod which;
 
@@ -41,6 +42,8 @@ mod _core {
     };
     #[pymodule_export]
     use crate::runner::Runner;
+    #[pymodule_export]
+    use crate::simulate::{simulate, simulator_devices};
     #[pymodule_export]
     use crate::streaming::ChatCompletionStreamer;
     #[pymodule_export]

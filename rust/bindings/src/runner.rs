@@ -336,7 +336,7 @@ impl Runner {
     }
 
     /// Figures of the KV pool as of the last step: `blocks_total`, `blocks_used` (held by a live request), `blocks_cached` (free but
-    /// findable by the prefix cache), `blocks_free` (cached ones included), `block_size` in tokens, `tokens_total`,
+    /// findable by the prefix cache), `blocks_free` (cached ones included), `block_size` in tokens, `block_bytes`, `tokens_total`,
     /// `prefix_queried_tokens`, `prefix_hit_tokens`, `preemptions`, `requests_running`, `requests_waiting`, `slots_held` (of held
     /// blocks; a token takes one in each KV group), `slots_live` (of those with KV), their sums over the `steps` so far (`slots_held_sum`,
     /// `slots_live_sum`), `peak_running` (most requests in one step) and `peak_running_before_preemption`.
@@ -349,6 +349,7 @@ impl Runner {
         dict.set_item("blocks_cached", stats.blocks_cached)?;
         dict.set_item("blocks_free", stats.blocks_free)?;
         dict.set_item("block_size", stats.block_size)?;
+        dict.set_item("block_bytes", engine.block_bytes())?;
         dict.set_item("tokens_total", stats.tokens_total)?;
         dict.set_item("prefix_queried_tokens", stats.prefix_queried_tokens)?;
         dict.set_item("prefix_hit_tokens", stats.prefix_hit_tokens)?;

@@ -42,7 +42,9 @@ pub use kv_cache_manager::{CacheKey, KvCacheManager, MissReason, PrefixHit, Requ
 pub use kv_groups::{KvGroup, KvGroups, KvLayer};
 pub use output::{KvCacheStats, Preemption, ScheduledRequest, SchedulerOutput};
 pub use request::{FinishReason, ForkRequest, NewRequest, PreemptionCost, RequestId, RequestStatus};
-pub use scheduler::{AdmissionPolicy, FairnessPolicy, KvCacheConfig, Policy, Scheduler, SchedulerConfig, VictimPolicy};
+pub use scheduler::{
+    AdmissionPolicy, FairnessPolicy, KvCacheConfig, Policy, Scheduler, SchedulerConfig, StuckReport, VictimPolicy,
+};
 pub use sizing::{
     CacheConfig, CacheLedger, DEFAULT_UTILIZATION, DeviceLedger, DeviceMemory, PoolLimits, UNIFIED_FREE_MEMORY_DIVISOR,
     calculate_cache_config,

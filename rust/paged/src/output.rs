@@ -3,6 +3,7 @@
 use crate::block_pool::BlockId;
 use crate::kv_cache_manager::MissReason;
 use crate::request::{FinishReason, RequestId};
+use crate::scheduler::StuckReport;
 
 /// One row of a step: some tokens of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +51,8 @@ pub struct SchedulerOutput {
     pub preempted: Vec<Preemption>,
     /// Requests that can go no further. They have left the scheduler; what they generated stands.
     pub finished: Vec<(RequestId, FinishReason)>,
+    /// The request that stood in the way of all, if ever one does: it is among `finished`.
+    pub stuck: Option<StuckReport>,
 }
 
 impl SchedulerOutput {
@@ -60,6 +63,7 @@ impl SchedulerOutput {
         self.copies.clear();
         self.preempted.clear();
         self.finished.clear();
+        self.stuck = None;
     }
 }
 

@@ -100,7 +100,7 @@ pub enum FinishReason {
     Abort,
     /// Its deadline has passed.
     Deadline,
-    /// The scheduler could not go on with it, which never happens.
+    /// The scheduler could not go on with it, which never happens: see [`crate::StuckReport`].
     Stuck,
 }
 

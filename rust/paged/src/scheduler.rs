@@ -21,16 +21,20 @@ mod preemption;
 mod prefix;
 mod queue;
 mod service;
+mod shares;
 mod sharing;
 mod usage;
+mod watchdog;
 
 pub use config::{KvCacheConfig, SchedulerConfig};
 pub use policy::{AdmissionPolicy, FairnessPolicy, Policy, VictimPolicy};
+pub use watchdog::StuckReport;
 
 use admission::Blocked;
 use kept::KeptRequests;
 use prefix::{LookupCounts, commit_request, free_request};
 use queue::WaitingQueue;
+use shares::Shares;
 use usage::StepTotals;
 
 use std::collections::{BTreeSet, HashMap};
@@ -54,6 +58,7 @@ pub struct Scheduler {
     /// In order of rank.
     running: Vec<Slot>,
     waiting: WaitingQueue,
+    shares: Shares,
     /// Requests with a deadline, the earliest first.
     deadlines: BTreeSet<(u64, Slot)>,
     now: u64,
@@ -103,6 +108,7 @@ impl Scheduler {
             vacant: Vec::new(),
             slots: HashMap::new(),
             running: Vec::new(),
+            shares: Shares::default(),
             deadlines: BTreeSet::new(),
             now: 0,
             paused: false,
@@ -142,10 +148,12 @@ impl Scheduler {
         let mut budget = self.config.max_num_batched_tokens;
         self.finish_those_at_their_limit(output);
         self.drop_unseen_blocks();
+        self.share_out(budget);
         self.schedule_running(output, &mut budget);
         if output.preempted.is_empty() {
             self.admit_waiting(output, &mut budget);
         }
+        self.hand_out_the_rest(output, &mut budget);
         self.manager.release_copy_sources();
         output.total_num_scheduled_tokens = self.config.max_num_batched_tokens - budget;
         if !output.rows.is_empty() {
@@ -153,6 +161,7 @@ impl Scheduler {
             output.step_id = self.last_step_id;
             self.in_flight = Some(self.last_step_id);
         }
+        self.watch(output);
     }
 
     /// The engine ends most requests itself; this is for those it left.
@@ -184,9 +193,10 @@ impl Scheduler {
 
     /// Puts as many of a request's tokens in the batch as the budget and the free blocks allow; `false` if none.
     fn schedule_row(&mut self, slot: Slot, output: &mut SchedulerOutput, budget: &mut usize) -> bool {
-        let request = self.request(slot);
-        let computed = request.num_computed_tokens;
-        let wanted = request.num_uncomputed_tokens().min(*budget).min(self.config.max_chunk_len.unwrap_or(usize::MAX));
+        let (tenant, uncomputed) = (self.request(slot).standing.tenant, self.request(slot).num_uncomputed_tokens());
+        let computed = self.request(slot).num_computed_tokens;
+        let share = self.share_of(tenant, uncomputed);
+        let wanted = uncomputed.min(*budget).min(self.config.max_chunk_len.unwrap_or(usize::MAX)).min(share);
         let reserved = self.config.reserve_full_context.then(|| self.config.max_model_len - computed);
         self.make_room(slot, reserved.unwrap_or(wanted));
         let Some(request) = self.requests[slot].as_mut() else { return false };
@@ -210,6 +220,9 @@ impl Scheduler {
             miss: request.miss,
             sample: end == request.num_tokens(),
         });
+        if uncomputed > 1 {
+            self.use_share(tenant, num_scheduled_tokens, num_scheduled_tokens == uncomputed);
+        }
         true
     }
 

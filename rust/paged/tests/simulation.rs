@@ -22,6 +22,9 @@ enum Op {
         max_tokens: usize,
         whose: Whose,
         skip: bool,
+        priority: i32,
+        deadline: Option<u64>,
+        tenant: u64,
     },
     /// The next turn of a conversation: what an ended request had, and some more.
     Continue {
@@ -46,6 +49,10 @@ enum Op {
     StepWithAbort(usize),
     Abort(usize),
     Reset,
+    Tick(u64),
+    Pause,
+    Resume,
+    Drain,
 }
 
 fn whose() -> impl Strategy<Value = Whose> {
@@ -55,8 +62,11 @@ fn whose() -> impl Strategy<Value = Whose> {
 
 fn op() -> impl Strategy<Value = Op> {
     let add = (0usize..14, 0usize..8, 0u32..3, 1usize..8, whose(), proptest::bool::weighted(0.1));
+    let standing = (prop_oneof![3 => Just(0), 1 => -1..3], proptest::option::weighted(0.2, 0u64..30), 0u64..3);
     prop_oneof![
-        6 => add.prop_map(|(shared, own, variant, max_tokens, whose, skip)| Op::Add { shared, own, variant, max_tokens, whose, skip }),
+        6 => (add, standing).prop_map(|((shared, own, variant, max_tokens, whose, skip), (priority, deadline, tenant))| {
+            Op::Add { shared, own, variant, max_tokens, whose, skip, priority, deadline, tenant }
+        }),
         2 => (0usize..20, 1usize..5).prop_map(|(which, more)| Op::Continue { which, more }),
         4 => (0usize..8, 0usize..6, 0usize..4).prop_map(|(which, less, more)| Op::Fork { which, less, more }),
         3 => (0usize..8).prop_map(Op::Keep),
@@ -67,6 +77,10 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0usize..8).prop_map(Op::StepWithAbort),
         2 => (0usize..8).prop_map(Op::Abort),
         1 => Just(Op::Reset),
+        2 => (0u64..4).prop_map(Op::Tick),
+        1 => Just(Op::Pause),
+        2 => Just(Op::Resume),
+        1 => Just(Op::Drain),
     ]
 }
 
@@ -87,19 +101,33 @@ struct Setup {
     weak_hash: bool,
 }
 
+fn any_of<P: Policy>() -> impl Strategy<Value = P> {
+    (0..P::ALL.len()).prop_map(|at| P::ALL[at].1)
+}
+
+type Policies = ((AdmissionPolicy, VictimPolicy, FairnessPolicy), (usize, u32));
+
+fn policies() -> impl Strategy<Value = Policies> {
+    ((any_of(), any_of(), any_of()), (1usize..6, 1u32..4))
+}
+
 fn setup() -> impl Strategy<Value = Setup> {
     let limits = (1usize..5, 1usize..12, 8usize..30, proptest::option::weighted(0.3, 1usize..5));
     let modes = (proptest::bool::weighted(0.9), proptest::bool::weighted(0.1), any::<bool>(), proptest::bool::weighted(0.9));
-    (limits, modes, windows(), 1usize..24, 1usize..5).prop_map(|(limits, modes, windows, num_blocks, block_size)| {
-        let mut config = scheduler_config(limits.0, limits.1, limits.2);
-        config.max_chunk_len = limits.3;
-        config.retain_kv = modes.0;
-        config.reserve_full_context = modes.1;
-        let mut kv = kv_config(1, block_size, &windows);
-        kv.num_blocks = num_blocks.max(kv.groups.groups.len());
-        kv.enable_prefix_caching = modes.3;
-        Setup { config, kv, weak_hash: modes.2 }
-    })
+    (limits, modes, windows(), 1usize..24, 1usize..5, policies()).prop_map(
+        |(limits, modes, windows, num_blocks, block_size, policies)| {
+            let mut config = scheduler_config(limits.0, limits.1, limits.2);
+            config.max_chunk_len = limits.3;
+            (config.admission, config.victim, config.fairness) = policies.0;
+            (config.drr_quantum, config.max_preemptions) = policies.1;
+            config.retain_kv = modes.0;
+            config.reserve_full_context = modes.1;
+            let mut kv = kv_config(1, block_size, &windows);
+            kv.num_blocks = num_blocks.max(kv.groups.groups.len());
+            kv.enable_prefix_caching = modes.3;
+            Setup { config, kv, weak_hash: modes.2 }
+        },
+    )
 }
 
 fn sim(setup: &Setup) -> Sim {
@@ -115,7 +143,7 @@ fn fork(sim: &mut Sim, source: RequestId, less: usize, more: usize) {
 
 fn apply(sim: &mut Sim, op: &Op) {
     match *op {
-        Op::Add { shared, own, variant, max_tokens, whose, skip } => {
+        Op::Add { shared, own, variant, max_tokens, whose, skip, priority, deadline, tenant } => {
             let mut tokens: Vec<u32> = (0..shared as u32).map(|position| position % 3).collect();
             tokens.extend((0..own as u32).map(|position| 10 * variant + position));
             let mut owner = match whose {
@@ -124,7 +152,8 @@ fn apply(sim: &mut Sim, op: &Op) {
                 Whose::Tenant { salt, public_prefix_len } => Owner::salted(&[salt], public_prefix_len),
             };
             owner.skip_prefix_lookup = skip;
-            let _ = sim.add_with(&tokens, max_tokens, &owner);
+            let new = NewRequest::new(RequestId(0), tokens, max_tokens);
+            let _ = sim.add_request(NewRequest { priority, deadline, tenant, ..new }, &owner);
         }
         Op::Continue { which, more } => {
             if !sim.ended.is_empty() {
@@ -168,6 +197,10 @@ fn apply(sim: &mut Sim, op: &Op) {
             }
         }
         Op::Reset => sim.reset(),
+        Op::Tick(ticks) => sim.tick(ticks),
+        Op::Pause => sim.scheduler.pause(),
+        Op::Resume => sim.scheduler.resume(),
+        Op::Drain => sim.scheduler.drain(),
     }
     sim.check();
 }

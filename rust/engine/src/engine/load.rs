@@ -132,6 +132,7 @@ pub fn load_with_backend(
         max_model_len: plan.max_model_len,
         servable_tokens,
         num_blocks: cache.num_gpu_blocks,
+        block_bytes: cache.ledger.bytes_per_block,
         seed: config.seed,
         submitted: AtomicU64::new(0),
         description,

@@ -42,6 +42,7 @@ struct Shared {
     /// Tokens that the whole pool can serve one request.
     servable_tokens: usize,
     num_blocks: usize,
+    block_bytes: u64,
     seed: Option<u64>,
     submitted: std::sync::atomic::AtomicU64,
     description: Vec<String>,
@@ -91,6 +92,11 @@ impl Engine {
     /// Tokens of a request at most: the model's context length.
     pub fn max_sequence_length(&self) -> usize {
         self.shared.max_model_len
+    }
+
+    /// Bytes of a block of the KV pool.
+    pub fn block_bytes(&self) -> u64 {
+        self.shared.block_bytes
     }
 
     /// HF `model_type` of the loaded architecture.

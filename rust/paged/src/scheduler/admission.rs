@@ -140,9 +140,12 @@ impl Scheduler {
         }
     }
 
-    /// The waiting request whose turn it is. One that waits for what a running one computes lets others pass.
+    /// The waiting request whose turn it is. One that waits for what a running one computes lets others pass, and so
+    /// does one whose tenant is at another prompt.
     pub(super) fn next_to_admit(&self) -> Option<Slot> {
-        self.waiting.heads().chain(self.waiting.iter()).find(|slot| self.pending_leader(*slot).is_none())
+        let may_run =
+            |slot: &Slot| !self.shares.is_computing(self.request(*slot).standing.tenant) && self.pending_leader(*slot).is_none();
+        self.waiting.heads().chain(self.waiting.iter()).find(may_run)
     }
 
     /// What the prefix cache has for a request, if it may run now. `promised` keeps what the running ones will take.
@@ -154,24 +157,21 @@ impl Scheduler {
         if self.running.is_empty() {
             return Some(self.look_up(slot));
         }
-        let policy = self.admission_of(self.request(slot));
-        let promised = if policy == self.config.admission {
-            *promised.get_or_insert_with(|| self.promised_blocks(policy))
-        } else {
-            self.promised_blocks(policy)
-        };
-        let is_blocked = |free| self.blocked.is_some_and(|blocked| blocked.slot == slot && free < blocked.needed);
-        if is_blocked(self.free_blocks_beside(promised)) {
+        if self.is_reserved(self.request(slot)) {
+            return self.may_be_reserved_for(slot).then(|| self.look_up(slot));
+        }
+        let promised = *promised.get_or_insert_with(|| self.promised_blocks());
+        if self.blocked.is_some_and(|blocked| blocked.slot == slot && self.free_blocks_beside(promised) < blocked.needed) {
             return None;
         }
-        let watermark = match policy {
+        let watermark = match self.config.admission {
             AdmissionPolicy::Watermark => self.manager.pool().num_blocks() / WATERMARK_DIVISOR,
             _ => 0,
         };
         loop {
             let hit = self.look_up(slot);
             let free = self.free_blocks_beside(promised);
-            let needed = (self.blocks_to_admit(slot, hit, policy) + watermark).max(self.admission_closed_below);
+            let needed = (self.blocks_to_admit(slot, hit) + watermark).max(self.admission_closed_below);
             self.blocked = (free < needed).then_some(Blocked { slot, needed });
             if free >= needed {
                 return Some(hit);
@@ -180,6 +180,18 @@ impl Scheduler {
                 return None;
             }
         }
+    }
+
+    fn may_be_reserved_for(&mut self, slot: Slot) -> bool {
+        if self.reserved_blocks(self.request(slot)) > self.unreserved_blocks() {
+            return false;
+        }
+        while self.free_blocks_beside(0) < self.admission_closed_below {
+            if !self.reclaim_one() {
+                return false;
+            }
+        }
+        true
     }
 
     fn free_blocks_beside(&self, promised: usize) -> usize {

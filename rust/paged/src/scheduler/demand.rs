@@ -38,56 +38,52 @@ impl Scheduler {
         remaining.min(self.config.max_num_batched_tokens).min(self.config.max_chunk_len.unwrap_or(usize::MAX))
     }
 
-    /// The policy that a request is admitted by: one that lost its blocks too often needs room to its end.
-    pub(super) fn admission_of(&self, request: &Request) -> AdmissionPolicy {
-        if self.is_protected(request) { AdmissionPolicy::Reserved } else { self.config.admission }
+    /// Whether a request is admitted only with room to its end.
+    pub(super) fn is_reserved(&self, request: &Request) -> bool {
+        self.config.admission == AdmissionPolicy::Reserved || self.is_protected(request)
     }
 
-    /// Tokens of a request that must have room under a policy: those known, or all there will be (the last one needs no
-    /// KV).
-    fn num_tokens_under(policy: AdmissionPolicy, request: &Request) -> usize {
-        match policy {
-            AdmissionPolicy::Reserved => request.num_tokens().max(request.max_num_tokens - 1),
-            _ => request.num_tokens(),
-        }
+    /// Blocks set aside for a request that must never lose any: the most it can hold until its last token, whatever it
+    /// shares and however it is chunked, and one a group for a copy. The last token itself needs no KV.
+    pub(super) fn reserved_blocks(&self, request: &Request) -> usize {
+        let num_tokens = request.num_tokens().max(request.max_num_tokens - 1);
+        let copies = if self.manager.prefix_caching() { self.num_groups() } else { 0 };
+        (self.peak_blocks(num_tokens, num_tokens) + copies).min(self.manager.pool().num_blocks())
     }
 
-    /// Free blocks that admitting a request takes, now and until it has computed what its policy asks room for.
-    pub(super) fn blocks_to_admit(&self, slot: Slot, hit: PrefixHit, policy: AdmissionPolicy) -> usize {
+    /// Of the pool, what is not set aside when all that run are reserved for.
+    pub(super) fn unreserved_blocks(&self) -> usize {
+        let reserved: usize = self.running.iter().map(|slot| self.reserved_blocks(self.request(*slot))).sum();
+        self.manager.pool().num_blocks().saturating_sub(reserved)
+    }
+
+    /// Free blocks that admitting a request takes, now and until the tokens that its policy looks at are computed.
+    pub(super) fn blocks_to_admit(&self, slot: Slot, hit: PrefixHit) -> usize {
         let request = self.request(slot);
         let remaining = request.num_tokens() - hit.num_tokens;
-        let peak = match policy {
-            AdmissionPolicy::Optimistic => {
-                let end = hit.num_tokens + self.longest_chunk(remaining);
-                self.peak_blocks(end, end - hit.num_tokens)
-            }
-            _ => self.peak_blocks(Self::num_tokens_under(policy, request), remaining),
+        let end = match self.config.admission {
+            AdmissionPolicy::Optimistic => hit.num_tokens + self.longest_chunk(remaining),
+            _ => request.num_tokens(),
         };
+        let peak = self.peak_blocks(end, remaining);
         peak.saturating_sub(hit.num_blocks) + hit.num_free_blocks + hit.num_copies
     }
 
-    /// Free blocks that a running request will take, as far as its policy promises them to it.
+    /// Free blocks that a running request will take, as far as the policies promise them to it.
     pub(super) fn blocks_promised_to(&self, request: &Request) -> usize {
-        self.blocks_promised_under(self.admission_of(request), request)
-    }
-
-    fn blocks_promised_under(&self, policy: AdmissionPolicy, request: &Request) -> usize {
-        if policy == AdmissionPolicy::Optimistic {
+        let held = request.blocks.num_held_blocks();
+        if self.is_protected(request) {
+            return self.reserved_blocks(request).saturating_sub(held);
+        }
+        if self.config.admission == AdmissionPolicy::Optimistic {
             return 0;
         }
         let copies = self.manager.num_copies_to_write(&request.blocks, request.num_computed_tokens);
-        let num_tokens = Self::num_tokens_under(policy, request);
-        let peak = self.peak_blocks(num_tokens, request.num_uncomputed_tokens());
-        peak.saturating_sub(request.blocks.num_held_blocks()) + copies
+        self.peak_blocks(request.num_tokens(), request.num_uncomputed_tokens()).saturating_sub(held) + copies
     }
 
-    /// Free blocks that the running requests will take before one admitted under `policy` may.
-    pub(super) fn promised_blocks(&self, policy: AdmissionPolicy) -> usize {
-        let reserved = policy == AdmissionPolicy::Reserved;
-        let promised = |request| {
-            // Who is promised room to its end takes it from nobody: all others must get to theirs as well.
-            if reserved { self.blocks_promised_under(policy, request) } else { self.blocks_promised_to(request) }
-        };
-        self.running.iter().map(|slot| promised(self.request(*slot))).sum()
+    /// Free blocks that the running requests will take before one that waits may.
+    pub(super) fn promised_blocks(&self) -> usize {
+        self.running.iter().map(|slot| self.blocks_promised_to(self.request(*slot))).sum()
     }
 }

@@ -40,7 +40,12 @@ impl Scheduler {
         self.find(request_id).map(|request| (request.num_computed_tokens, request.blocks.num_published_blocks()))
     }
 
-    /// Requests in the batch.
+    /// The requests in the batch.
+    pub fn running_requests(&self) -> impl Iterator<Item = RequestId> + '_ {
+        self.running.iter().map(|slot| self.request(*slot).id)
+    }
+
+    /// How many they are.
     pub fn num_running(&self) -> usize {
         self.running.len()
     }

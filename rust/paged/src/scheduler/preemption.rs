@@ -13,12 +13,12 @@ impl Scheduler {
         let in_need = self.request(self.running[index]);
         let (request_id, priority) = (in_need.id, in_need.standing.rank.priority);
         let behind = index + 1..self.running.len();
-        let candidates = behind.filter(|&at| {
+        let mut candidates = behind.filter(|&at| {
             let request = self.request(self.running[at]);
             !self.is_protected(request) || request.standing.rank.priority > priority
         });
         let victim = match self.config.victim {
-            VictimPolicy::Newest => candidates.last(),
+            VictimPolicy::Newest => candidates.next_back(),
             VictimPolicy::LeastCost => candidates.rev().min_by_key(|&at| self.cost_of_preempting(self.request(self.running[at]))),
         };
         self.preempt(victim.unwrap_or(index), request_id, output);

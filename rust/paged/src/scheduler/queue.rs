@@ -76,10 +76,7 @@ impl Iterator for Heads<'_> {
             match found {
                 Some(((_, tenant, _), _)) if self.wrapped && *tenant >= self.queue.turn => return None,
                 Some(((_, tenant, _), slot)) => {
-                    match tenant.checked_add(1) {
-                        Some(next) => self.next = next,
-                        None => (self.next, self.wrapped) = (0, true),
-                    }
+                    (self.next, self.wrapped) = tenant.checked_add(1).map_or((0, true), |next| (next, self.wrapped));
                     return Some(*slot);
                 }
                 None if self.wrapped => return None,

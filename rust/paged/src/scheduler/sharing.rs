@@ -1,5 +1,6 @@
 //! Requests over the same blocks: forks, and those that wait for what another one computes.
 
+use super::policy::AdmissionPolicy;
 use super::{Scheduler, Slot};
 use crate::error::ForkError;
 use crate::request::{ForkRequest, NewRequest, Request, RequestId, RequestStatus};
@@ -49,8 +50,11 @@ impl Scheduler {
         let source_slot = self.slots[&source_id];
         let slot = self.insert(new, rank);
         self.kept.touch(source_slot);
-        let has_room = self.running.len() < self.config.max_num_seqs && !self.config.reserve_full_context;
-        if is_running && has_room && self.share(source_slot, slot, num_shared_tokens) {
+        let has_seat = self.running.len() < self.config.max_num_seqs && !self.config.reserve_full_context;
+        // The other policies let a fork run into its first preemption.
+        let has_room = self.config.admission != AdmissionPolicy::Reserved
+            || self.reserved_blocks(self.request(slot)) <= self.unreserved_blocks();
+        if is_running && has_seat && has_room && self.share(source_slot, slot, num_shared_tokens) {
             self.run(slot);
         } else {
             self.wait(slot);

@@ -99,6 +99,8 @@ pub struct Sim {
     pub ended: Vec<(RequestId, Owner, Vec<u32>)>,
     pub finished: Vec<(RequestId, FinishReason)>,
     pub preempted: Vec<Preemption>,
+    deadlines: HashMap<RequestId, Option<u64>>,
+    now: u64,
     /// When a block was last seen to become free, for the eviction order.
     freed_at: Vec<u64>,
     was_free: Vec<bool>,
@@ -150,6 +152,8 @@ impl Sim {
             ended: Vec::new(),
             finished: Vec::new(),
             preempted: Vec::new(),
+            deadlines: HashMap::new(),
+            now: 0,
             freed_at: vec![0; num_ids],
             was_free: vec![true; num_ids],
             clock: 0,
@@ -175,6 +179,7 @@ impl Sim {
         let request_id = RequestId(self.next_id);
         let deadline = self.deadline_in_rank(new.deadline);
         let rank = (new.priority, deadline, self.next_id, self.next_id);
+        self.deadlines.insert(request_id, new.deadline);
         self.scheduler.add_request(NewRequest {
             request_id,
             identity: owner.identity.clone(),
@@ -215,6 +220,7 @@ impl Sim {
             None => (&self.kept[&source], request_id.0),
         };
         self.live.insert(request_id, owner.clone());
+        self.deadlines.insert(request_id, None);
         self.ranking.insert(request_id, (0, u64::MAX, arrival, request_id.0));
         self.check();
         Ok(request_id)
@@ -276,6 +282,11 @@ impl Sim {
         self.check();
     }
 
+    pub fn tick(&mut self, ticks: u64) {
+        self.now += ticks;
+        self.scheduler.set_now(self.now);
+    }
+
     /// Rows of the last step.
     pub fn last_rows(&self) -> &[ScheduledRequest] {
         &self.output.rows
@@ -292,15 +303,17 @@ impl Sim {
         self.check_output(&output);
         self.check_order(&output, &was_running);
         self.preempted.extend(&output.preempted);
-        assert!(
-            !had_requests || !output.rows.is_empty() || !output.finished.is_empty(),
-            "no progress with {:?}",
-            self.scheduler.stats()
-        );
+        let progress = !output.rows.is_empty() || !output.finished.is_empty();
+        let paused = self.scheduler.is_paused();
+        assert!(!had_requests || progress || paused, "no progress with {:?}", self.scheduler.stats());
+        assert!(output.rows.is_empty() || !paused, "a step during a pause");
+        assert_eq!(output.stuck, None);
         for &(request_id, reason) in &output.finished {
+            assert!(reason != FinishReason::Deadline || self.deadlines[&request_id].is_some_and(|at| at <= self.now));
             self.finished.push((request_id, reason));
             self.end(request_id, before[&request_id].clone());
         }
+        assert!(self.live.keys().all(|id| self.deadlines[id].is_none_or(|at| at > self.now)), "served past its deadline");
         self.copy(&output);
         self.write(&output);
         self.check();
@@ -339,6 +352,7 @@ impl Sim {
 
     /// Steps until every request has ended.
     pub fn run(&mut self) {
+        self.scheduler.resume();
         // The first request advances in every step; without its KV it starts over for each token.
         let mut most = self.live.len() * (self.config.max_model_len + 1) + 1;
         if !self.config.retain_kv {

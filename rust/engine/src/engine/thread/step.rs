@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use paged::{RequestId, SchedulerOutput};
+use paged::{RequestId, SchedulerOutput, StuckReport};
 
 use super::{EngineThread, ticks};
 use crate::{
@@ -44,15 +44,12 @@ impl EngineThread {
         self.scheduler.set_now(ticks(self.started, Instant::now()));
         self.scheduler.schedule_into(&mut output);
         for &(id, reason) in &output.finished {
-            let reason = match reason {
-                paged::FinishReason::Deadline => FinishReason::Timeout,
+            match reason {
+                paged::FinishReason::Deadline => self.end(id, &End::new(FinishReason::Timeout)),
+                paged::FinishReason::Stuck => self.end_stuck(id, output.stuck.as_ref()),
                 // The pool, or the model's length, holds no more of it.
-                _ => FinishReason::Length,
-            };
-            self.end(id, &End::new(reason));
-        }
-        if output.rows.is_empty() && output.finished.is_empty() {
-            self.end_all_stuck();
+                _ => self.end(id, &End::new(FinishReason::Length)),
+            }
         }
         if !output.rows.is_empty() {
             match caught(|| self.execute(&output)) {
@@ -163,14 +160,10 @@ impl EngineThread {
         }
     }
 
-    /// The scheduler promises progress; should it ever fail to make any, requests end instead of hanging.
-    fn end_all_stuck(&mut self) {
-        let why = format!("no request can be scheduled, though {} wait: {:?}", self.live.len(), self.scheduler.stats());
+    /// The scheduler promises progress; should it ever fail to make any, it ends the request in the way.
+    fn end_stuck(&mut self, id: RequestId, report: Option<&StuckReport>) {
+        let why = report.map_or_else(|| "the request cannot be scheduled".to_owned(), ToString::to_string);
         tracing::error!("{why}");
-        let stuck: Vec<RequestId> = self.live.keys().copied().collect();
-        for id in stuck {
-            self.scheduler.abort_request(id);
-            self.end(id, &End::error(&why));
-        }
+        self.end(id, &End::error(&why));
     }
 }
