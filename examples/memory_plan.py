@@ -13,12 +13,12 @@ parser.add_argument("--card", type=int, default=24 * 1024, help="megabytes, of w
 options = parser.parse_args()
 
 if options.config:
-    which, sizes = Which.Plain(options.config), {"devices": [options.card], "pa_gpu_mem_usage": 0.95}
-    plan = Runner.memory_plan(which, **sizes)
+    which, card = Which.Plain(options.config), [options.card]
+    plan = Runner.memory_plan(which, pa_gpu_mem_usage=0.95, devices=card)
     fit = plan.num_requests_that_fit(plan.max_model_len)
     print(plan, f"{fit} requests of {plan.max_model_len} tokens fit", sep="\n")
     try:  # The same question as a promise: one more than fit is refused, with what would fit.
-        Runner.memory_plan(which, max_seqs=fit + 1, guaranteed=True, **sizes)
+        Runner.memory_plan(which, max_seqs=fit + 1, guaranteed=True, pa_gpu_mem_usage=0.95, devices=card)
     except MistralPagedError as error:
         print(error)
 else:

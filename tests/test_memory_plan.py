@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from conftest import GOLDEN, complete, generate, in_threads, text_model, wait_until_idle
 
-from mistral_paged import CompletionRequest, MistralPagedError, Runner, Which
+from mistral_paged import MistralPagedError, Runner, Which
 
-# Runs a step of the most tokens, writes every block, and computes all rows of logits, in a process of its own. Prints the plan's and
-# the system's figures, less those of the process before: its imports, and the code that a tiny model has run.
+# Runs a step of the most tokens, writes every block, and computes all rows of logits, in a process of its own. Prints the plan's
+# and the system's figures, less those of the process before: its imports, and the code that a tiny model has run.
 MEASURE = """
 import json, sys
 from mistral_paged import CompletionRequest, Runner, Which
