@@ -74,8 +74,9 @@ bench: $(VENV)/package $(VENV)/model $(VENV)/tools ## measure the default model 
 	$(VENV)/bin/python benches/report.py $(RECORDS)
 
 .PHONY: docs-figures
-docs-figures: $(VENV)/package $(VENV)/tools ## simulate the paper's allocators and write docs/allocators.md and its picture
+docs-figures: $(VENV)/package $(VENV)/model $(VENV)/tools ## write docs/allocators.md and docs/memory.md with their pictures, from simulations and runs
 	$(VENV)/bin/python benches/allocators.py
+	$(VENV)/bin/python benches/naive_and_paged.py
 
 .PHONY: clean
 clean: ## remove what was built

@@ -34,6 +34,13 @@ def test_seed_repeats() -> None:
     assert first == second
 
 
+def test_deterministic_runs_with_one_byte_kv_agree() -> None:
+    options = ["-m", MODEL, "-i", "Hi", "--max-tokens", "8", "--deterministic", "--pa-cache-type", "int8"]
+    first, second = run("run", *options), run("run", *options, "--num-threads", "1")
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == second.stdout
+
+
 def test_gguf_file_and_folder() -> None:
     file = GOLDEN / "gguf" / "llama.gguf"
     template = str(GOLDEN / "text" / "llama" / "tokenizer_config.json")
@@ -109,6 +116,7 @@ def test_chat_ends_with_its_input() -> None:
         ["run", "--pa-memory-fraction", "0.5", "--pa-memory-mb", "64"],
         ["run", "--max-tokens", "many"],
         ["run", "--dtype", "f64"],
+        ["run", "--pa-cache-type", "q4"],
     ],
 )
 def test_wrong_usage_exits_2(arguments: list[str]) -> None:

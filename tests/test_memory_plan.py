@@ -1,4 +1,4 @@
-"""What is planned before loading is what is resident; contexts that are promised are served; windows hold no more than windows."""
+"""What is planned before loading is what is resident; promised contexts are served; windows hold no more than windows."""
 
 from __future__ import annotations
 

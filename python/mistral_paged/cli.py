@@ -105,6 +105,7 @@ def add_run(command: argparse.ArgumentParser) -> None:
     runtime.add_argument("--max-num-batched-tokens", type=int, default=4096, help="tokens a step at most")
     runtime.add_argument("--no-kv-cache", action="store_true", help="drop blocks after each step (slow)")
     runtime.add_argument("--prefix-cache-n", type=int, default=16, help="0 turns the prefix cache off")
+    runtime.add_argument("--deterministic", action="store_true", help="the same bits whatever runs beside a request")
     runtime.add_argument("--cpu-tier", help="instruction-set tier, such as scalar or avx2")
     runtime.add_argument("--num-threads", type=int, help="worker threads")
 
@@ -230,6 +231,7 @@ def load(options: argparse.Namespace) -> Runner:
             paged_attn=options.paged_attn == "on",
             no_paged_attn=options.paged_attn == "off",
             max_num_batched_tokens=options.max_num_batched_tokens,
+            deterministic=options.deterministic,
             cpu_tier=options.cpu_tier,
             num_threads=options.num_threads,
             load_progress=bar.update,

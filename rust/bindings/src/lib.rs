@@ -4,6 +4,8 @@
 //! [`door`] is the one way from a Python thread into the engine.
 
 mod arguments;
+mod completing;
+mod control;
 mod door;
 mod enums;
 mod exceptions;
@@ -18,8 +20,10 @@ mod request;
 mod response;
 mod runner;
 mod sampling;
+mod sequence;
 mod service;
 mod simulate;
+mod stats;
 mod streaming;
 mod which;
 
@@ -42,6 +46,8 @@ mod _core {
     };
     #[pymodule_export]
     use crate::runner::Runner;
+    #[pymodule_export]
+    use crate::sequence::Sequence;
     #[pymodule_export]
     use crate::simulate::{simulate, simulator_devices};
     #[pymodule_export]

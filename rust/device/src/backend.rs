@@ -15,6 +15,8 @@ pub enum Precision {
     Exact,
     /// The fastest: activations as integers of 15 bits with a scale for 32 on quantised weights, float activations on float weights.
     Fast,
+    /// As fast, where a row keeps its bits whatever the number of rows: float weights do without tile units, which round activations.
+    Deterministic,
 }
 
 /// What to know when a weight is loaded.

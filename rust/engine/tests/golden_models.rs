@@ -219,8 +219,64 @@ fn exact_logits_are_the_same_bits_in_every_chunking() {
     }
 }
 
-/// The golden phi3-longrope model as llama.cpp's converter writes it: fused projections under its names, factors as tensors.
-fn write_phi3_gguf(path: &Path) {
+/// Quantised weights, float ones and windowed layers: a token's logits are the same bits in every chunking, beside others, with every
+/// type of KV, on any number of threads.
+#[test]
+fn deterministic_logits_are_the_same_bits_in_every_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("phi3.gguf");
+    write_phi3_gguf(&path, true);
+    let quantised = ModelSource::Gguf { files: vec![path], tokenizer_dir: None, tokenizer_json: None };
+    let sources = [
+        ("llama", hugging_face("llama")),
+        ("mistral", gguf("mistral")),
+        ("gemma3", hugging_face("gemma3")),
+        ("phi3-longrope", quantised),
+    ];
+    for (kv_dtype, (name, source)) in KvDType::ALL.into_iter().flat_map(|kv_dtype| sources.iter().map(move |s| (kv_dtype, s))) {
+        let cases = cases(name);
+        let mut whole: Vec<Vec<Vec<f32>>> = Vec::new();
+        for threads in [1, 3] {
+            let mut runner = load(source, cpu(CpuTier::detect(), threads), Precision::Deterministic, kv_dtype);
+            for (block_size, chunk) in [(16, common::MAX_TOKENS), (8, 1), (32, 23)] {
+                let mut harness = Harness::new(&mut runner, block_size);
+                for (i, case) in cases.iter().enumerate() {
+                    // A stranger's tokens in the same steps.
+                    let stranger = harness.add(cases[(i + 1) % cases.len()].ids(), 1);
+                    let sequence = harness.add(case.ids(), case.prompt_ids.len());
+                    harness.step(&[(stranger, 1), (sequence, chunk.min(case.ids().len()))]);
+                    let logits = harness.finish(sequence, chunk);
+                    harness.finish(stranger, common::MAX_TOKENS);
+                    let bits = |logits: &[Vec<f32>]| -> Vec<u32> { logits.iter().flatten().map(|x| x.to_bits()).collect() };
+                    match whole.get(i) {
+                        None => whole.push(logits),
+                        Some(whole) => {
+                            let same = bits(whole) == bits(&logits);
+                            assert!(same, "{name} {kv_dtype:?}, case {i}, chunks of {chunk}, {threads} threads: other bits");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Rows of bfloat16 as Q8_0 blocks: 32 codes and their f16 scale.
+fn q8_0(bf16: &[u8]) -> Vec<u8> {
+    let values: Vec<f32> =
+        bf16.chunks_exact(2).map(|b| f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16)).collect();
+    let mut bytes = Vec::new();
+    for block in values.chunks_exact(32) {
+        let scale = block.iter().fold(0.0f32, |a, b| a.max(b.abs())) / 127.0;
+        bytes.extend(half::f16::from_f32(scale).to_le_bytes());
+        bytes.extend(block.iter().map(|x| (x / scale.max(1e-30)).round() as i8 as u8));
+    }
+    bytes
+}
+
+/// The golden phi3-longrope model as llama.cpp's converter writes it: fused projections under its names, factors as tensors; with
+/// its matrices quantised if asked to.
+fn write_phi3_gguf(path: &Path, quantised: bool) {
     const LAYER: [(&str, &str); 6] = [
         ("input_layernorm", "attn_norm"),
         ("self_attn.qkv_proj", "attn_qkv"),
@@ -266,7 +322,11 @@ fn write_phi3_gguf(path: &Path) {
         let tensor = tensors.tensor(&format!("{hf}.weight")).unwrap();
         assert_eq!(tensor.dtype(), Dtype::BF16);
         let dims: Vec<u64> = tensor.shape().iter().rev().map(|n| *n as u64).collect();
-        file = file.weight(&format!("{gguf}.weight"), &dims, 30, tensor.data());
+        file = if quantised && dims.len() == 2 {
+            file.weight(&format!("{gguf}.weight"), &dims, 8, &q8_0(tensor.data()))
+        } else {
+            file.weight(&format!("{gguf}.weight"), &dims, 30, tensor.data())
+        };
     }
     file.write(path);
 }
@@ -275,7 +335,7 @@ fn write_phi3_gguf(path: &Path) {
 fn a_phi3_gguf_with_fused_weights_and_longrope_agrees_with_goldens() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("phi3.gguf");
-    write_phi3_gguf(&path);
+    write_phi3_gguf(&path, false);
     let source = ModelSource::Gguf { files: vec![path], tokenizer_dir: None, tokenizer_json: None };
     let mut runner = load(&source, cpu(CpuTier::detect(), 2), Precision::Exact, KvDType::F32);
     for chunk in [common::MAX_TOKENS, 7] {

@@ -8,8 +8,9 @@
 //! Progress: a `schedule` that finds a request and no step in flight computes at least one token or finishes at
 //! least one request. The first running request gets a token because all behind it can be preempted; if it is alone
 //! and still finds no block, the pool is too small for it and it ends with `Length`. If nobody runs, all blocks are
-//! free, and the first waiting request gets at least one token's: its prompt was checked when it was added, and what it
-//! generated since it held beside others.
+//! free or held by kept requests, which give them up first of all; nobody waits for a leader; and the first waiting
+//! request gets at least one token's: its prompt was checked when it was added, and what it generated since it held
+//! beside others.
 
 mod admission;
 mod config;
@@ -23,6 +24,8 @@ mod queue;
 mod service;
 mod shares;
 mod sharing;
+mod state;
+mod tier;
 mod usage;
 mod watchdog;
 
@@ -35,6 +38,7 @@ use kept::KeptRequests;
 use prefix::{LookupCounts, commit_request, free_request};
 use queue::WaitingQueue;
 use shares::Shares;
+use tier::Fetching;
 use usage::StepTotals;
 
 use std::collections::{BTreeSet, HashMap};
@@ -44,11 +48,12 @@ use crate::error::{InvalidSchedulerConfig, UpdateError};
 use crate::kv_cache_manager::KvCacheManager;
 use crate::output::{ScheduledRequest, SchedulerOutput};
 use crate::request::{FinishReason, Request, RequestId, RequestStatus};
+use crate::tier::TierBooks;
 
 type Slot = usize;
 
 /// Decides the batch of every step and keeps the KV books. Owned by one thread; no clock, no randomness.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Scheduler {
     config: SchedulerConfig,
     manager: KvCacheManager,
@@ -70,6 +75,8 @@ pub struct Scheduler {
     /// After a preemption nobody is admitted until so many blocks are free.
     admission_closed_below: usize,
     blocked: Option<Blocked>,
+    tier: Option<TierBooks>,
+    fetching: Option<Fetching>,
     kept: KeptRequests,
     lookups: LookupCounts,
     totals: Totals,
@@ -118,6 +125,8 @@ impl Scheduler {
             in_flight: None,
             admission_closed_below: 0,
             blocked: None,
+            tier: None,
+            fetching: None,
             kept: KeptRequests::default(),
             lookups: LookupCounts::default(),
             totals: Totals::default(),
@@ -138,7 +147,7 @@ impl Scheduler {
     /// is scheduled, for its KV is not written yet.
     pub fn schedule_into(&mut self, output: &mut SchedulerOutput) {
         output.clear();
-        if self.in_flight.is_some() {
+        if self.in_flight.is_some() || self.fetching.is_some() {
             return;
         }
         self.finish_those_too_late(output);
@@ -263,6 +272,9 @@ impl Scheduler {
         self.count_recomputed(slot, row.num_computed_tokens, row.num_computed_tokens + row.num_scheduled_tokens);
         let Some(request) = self.requests[slot].as_mut() else { return };
         request.num_computed_tokens += row.num_scheduled_tokens;
+        let full = request.blocks.num_published_blocks()..request.num_computed_tokens / self.manager.block_size();
+        self.offer_blocks(slot, full);
+        let Some(request) = self.requests[slot].as_mut() else { return };
         if row.num_scheduled_tokens > 1 {
             // Prompts are what others may be waiting to find.
             self.blocked = None;
@@ -318,6 +330,7 @@ impl Scheduler {
 
     /// Takes a request out of its queue and frees its blocks.
     fn remove(&mut self, slot: Slot) {
+        self.offer_held_blocks(slot);
         self.leave_queue(slot);
         let Some(mut request) = self.requests[slot].take() else { return };
         free_request(&mut self.manager, &mut request);
@@ -326,6 +339,7 @@ impl Scheduler {
     }
 
     fn leave_queue(&mut self, slot: Slot) {
+        self.forget_fetching(slot);
         let request = self.request(slot);
         let (standing, status) = (request.standing, request.status);
         match status {

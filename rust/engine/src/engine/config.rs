@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use paged::PagedAttentionConfig;
+use paged::{AdmissionPolicy, FairnessPolicy, PagedAttentionConfig, VictimPolicy};
 
 use crate::EngineError;
 
@@ -84,6 +84,17 @@ pub struct CpuOptions {
     pub num_threads: Option<usize>,
 }
 
+/// The scheduler's choices.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Policies {
+    /// When a waiting request may run beside others.
+    pub admission: AdmissionPolicy,
+    /// Who loses its blocks to a request that ranks above it and finds none.
+    pub victim: VictimPolicy,
+    /// Who goes first.
+    pub fairness: FairnessPolicy,
+}
+
 /// How to run a model.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
@@ -99,6 +110,8 @@ pub struct EngineConfig {
     pub prefix_caching: bool,
     /// Gives each request its whole context up front from the same pool (the naive baseline).
     pub no_paged_attn: bool,
+    /// Who runs, and who gives way.
+    pub policies: Policies,
     /// Tokens a block, size and element type of the pool.
     pub paged_attention: PagedAttentionConfig,
     /// Computation type.
@@ -107,6 +120,9 @@ pub struct EngineConfig {
     pub architecture: Option<String>,
     /// Seeds requests that have no seed of their own.
     pub seed: Option<u64>,
+    /// Makes a request's logits the same bits whatever runs beside it, is cached, or was preempted, in chunks of any size and on any
+    /// number of threads; requests without a seed of their own all have the engine's, 0 unless given.
+    pub deterministic: bool,
     /// A chat template's text to use instead of the model's.
     pub chat_template: Option<String>,
     /// CPU options.
@@ -129,10 +145,12 @@ impl Default for EngineConfig {
             no_kv_cache: false,
             prefix_caching: true,
             no_paged_attn: false,
+            policies: Policies::default(),
             paged_attention: PagedAttentionConfig::default(),
             dtype: ModelDType::Auto,
             architecture: None,
             seed: None,
+            deterministic: false,
             chat_template: None,
             cpu: CpuOptions::default(),
         }

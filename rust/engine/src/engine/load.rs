@@ -2,7 +2,11 @@
 
 use std::{
     path::Path,
-    sync::{Arc, atomic::AtomicU64, mpsc},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64},
+        mpsc,
+    },
 };
 
 use device::{
@@ -94,7 +98,7 @@ pub fn load_with_backend(
     let cache = &plan.cache;
 
     let options = RunnerOptions {
-        precision: precision(config.dtype),
+        precision: precision(config),
         kv_dtype: device_dtype(cache.cache_type),
         max_num_batched_tokens: config.max_num_batched_tokens,
         max_num_seqs: config.max_num_seqs,
@@ -107,6 +111,9 @@ pub fn load_with_backend(
         SchedulerConfig {
             retain_kv: !config.no_kv_cache,
             reserve_full_context: config.no_paged_attn,
+            admission: config.policies.admission,
+            victim: config.policies.victim,
+            fairness: config.policies.fairness,
             ..SchedulerConfig::new(config.max_num_seqs, config.max_num_batched_tokens, plan.max_model_len)
         },
         kv.clone(),
@@ -133,8 +140,10 @@ pub fn load_with_backend(
         servable_tokens,
         num_blocks: cache.num_gpu_blocks,
         block_bytes: cache.ledger.bytes_per_block,
-        seed: config.seed,
+        seed: config.seed.or(config.deterministic.then_some(0)),
+        one_seed: config.deterministic,
         submitted: AtomicU64::new(0),
+        draining: AtomicBool::new(false),
         description,
         plan,
         weight_bytes,

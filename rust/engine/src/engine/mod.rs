@@ -11,11 +11,18 @@ mod submit;
 mod tests;
 mod thread;
 
-use std::sync::{Arc, mpsc};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc,
+    },
+    time::Duration,
+};
 
 use device::host::trim_heap;
 
-pub use config::{CpuOptions, Device, EngineConfig, LoadProgress, ModelDType, ModelSource, best_device};
+pub use config::{CpuOptions, Device, EngineConfig, LoadProgress, ModelDType, ModelSource, Policies, best_device};
 pub use plan::{DeviceBytes, GroupPlan, MemoryPlan};
 
 use crate::{
@@ -44,7 +51,11 @@ struct Shared {
     num_blocks: usize,
     block_bytes: u64,
     seed: Option<u64>,
-    submitted: std::sync::atomic::AtomicU64,
+    /// Whether requests without a seed have this one, and not one that follows from how many came before.
+    one_seed: bool,
+    submitted: AtomicU64,
+    /// No requests are accepted.
+    draining: AtomicBool,
     description: Vec<String>,
     plan: MemoryPlan,
     weight_bytes: u64,
@@ -124,6 +135,25 @@ impl Engine {
         Ok(self.shared.tokenizer.decode(token_ids, skip_special_tokens))
     }
 
+    /// Schedules nothing from the next step on. Requests are accepted and wait, running ones keep their blocks, and deadlines pass.
+    pub fn pause(&self) -> Result<(), EngineError> {
+        self.shared.inbox.send(Command::Pause).map_err(|_| ended())
+    }
+
+    /// Goes on after [`Self::pause`], and accepts requests after [`Self::drain`].
+    pub fn resume(&self) -> Result<(), EngineError> {
+        self.shared.draining.store(false, Ordering::SeqCst);
+        self.shared.inbox.send(Command::Resume).map_err(|_| ended())
+    }
+
+    /// Accepts no requests from now on, and serves those there are to their end; a pause ends. What comes back tells when none is left.
+    pub fn drain(&self) -> Result<Drain, EngineError> {
+        self.shared.draining.store(true, Ordering::SeqCst);
+        let (waiting, done) = mpsc::channel();
+        self.shared.inbox.send(Command::Drain(waiting)).map_err(|_| ended())?;
+        Ok(Drain { done })
+    }
+
     /// Figures of the KV pool after the current step; requests whose stream was dropped are gone from them.
     ///
     /// An [`EngineError::Internal`] when the engine thread has ended.
@@ -131,6 +161,22 @@ impl Engine {
         let (reply, answer) = mpsc::channel();
         self.shared.inbox.send(Command::Stats(reply)).map_err(|_| ended())?;
         answer.recv().map_err(|_| ended())
+    }
+}
+
+/// Waits for the end of the requests that an engine serves.
+pub struct Drain {
+    done: mpsc::Receiver<()>,
+}
+
+impl Drain {
+    /// Waits up to `timeout`; whether no request is left.
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<bool, EngineError> {
+        match self.done.recv_timeout(timeout) {
+            Ok(()) => Ok(true),
+            Err(mpsc::RecvTimeoutError::Timeout) => Ok(false),
+            Err(mpsc::RecvTimeoutError::Disconnected) => Err(ended()),
+        }
     }
 }
 
@@ -144,9 +190,14 @@ impl JobHandle {
     /// What a choice has come to so far.
     pub fn sequence(&self, choice: usize) -> Result<Sequence, EngineError> {
         let (reply, answer) = mpsc::channel();
-        self.inbox.send(Command::Snapshot { job: self.job, choice, reply }).map_err(|_| ended())?;
+        let inbox = self.inbox.clone();
+        self.inbox.send(Command::Snapshot { job: self.job, choice, inbox, reply }).map_err(|_| ended())?;
         answer.recv().map_err(|_| ended())?
     }
+}
+
+fn draining() -> EngineError {
+    EngineError::Draining("the engine was drained and takes no requests: resume it first".into())
 }
 
 fn ended() -> EngineError {

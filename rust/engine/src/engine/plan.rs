@@ -226,8 +226,12 @@ fn model_dtype(dtype: ModelDType) -> paged::KvDType {
 }
 
 /// How the linear layers compute.
-pub(super) fn precision(dtype: ModelDType) -> Precision {
-    if dtype == ModelDType::F32 { Precision::Exact } else { Precision::Fast }
+pub(super) fn precision(config: &EngineConfig) -> Precision {
+    match config.dtype {
+        ModelDType::F32 => Precision::Exact,
+        _ if config.deterministic => Precision::Deterministic,
+        _ => Precision::Fast,
+    }
 }
 
 /// The model as the sizing of the pool sees it.
@@ -290,7 +294,7 @@ fn beside_kv(
         if parameter.layer.is_some() && !parameter.is_vector() {
             layer_dtype = dtype;
         }
-        let of_linear = || devices.linear_bytes(dtype, parameter.shape, precision(config.dtype));
+        let of_linear = || devices.linear_bytes(dtype, parameter.shape, precision(config));
         let parameter_bytes = match &parameter {
             // Vectors are kept as floats.
             Parameter { shape, .. } if parameter.is_vector() => (shape[1] * size_of::<f32>()) as u64,
@@ -318,7 +322,7 @@ fn beside_kv(
         num_kv_heads: model.config.num_kv_heads,
         head_dim: model.config.head_dim,
         dtype: layer_dtype,
-        precision: precision(config.dtype),
+        precision: precision(config),
         post_norms: model.config.sandwich_norms,
     };
     match devices {

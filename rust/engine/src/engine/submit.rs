@@ -27,6 +27,9 @@ use crate::{
 /// Validates and tokenises a request and sends it to the engine thread.
 pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStream, EngineError> {
     let submitted = Instant::now();
+    if shared.draining.load(Ordering::SeqCst) {
+        return Err(super::draining());
+    }
     let num_run = check_choices(&request)?;
     let mut params = request.sampling.clone();
     if num_run > request.n_choices {
@@ -53,7 +56,8 @@ pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStre
         stop_token_ids.extend(shared.tokenizer.eos_ids());
     }
     let job = shared.submitted.fetch_add(1, Ordering::Relaxed);
-    let seed = sampling.seed.or(shared.seed.map(|s| s.wrapping_add(job))).unwrap_or_else(rand::random);
+    let own_seed = |s: u64| if shared.one_seed { s } else { s.wrapping_add(job) };
+    let seed = sampling.seed.or(shared.seed.map(own_seed)).unwrap_or_else(rand::random);
     let sampler = Sampler::new(resolved, seed, &prompt_token_ids, Arc::new(dry_breakers));
     let decoder = match prompt {
         Prompt::Chat { .. } => IncrementalDecoder::new(true),

@@ -6,7 +6,7 @@ use super::prefix::{cache_tail, free_request};
 use super::{Scheduler, Slot};
 use crate::request::{RequestId, RequestStatus};
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct KeptRequests {
     /// Those that hold blocks, the least recently used first.
     holding: VecDeque<Slot>,

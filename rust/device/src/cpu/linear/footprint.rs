@@ -11,8 +11,10 @@ use crate::{DType, Precision, WorkspaceShape, cpu::CpuTier};
 pub fn resident_bytes(dtype: DType, [rows, cols]: [usize; 2], precision: Precision, tier: CpuTier) -> u64 {
     let of_panels = |panel_bytes: usize| rows.div_ceil(PANEL) as u64 * panel_bytes as u64;
     match (precision, dtype) {
-        (Precision::Fast, DType::Ggml(format)) => of_panels(panel_bytes(format, cols)),
-        (Precision::Fast, DType::BF16) if tier == CpuTier::Amx && cols.is_multiple_of(PANEL) => of_panels(PANEL * cols * 2),
+        (Precision::Fast | Precision::Deterministic, DType::Ggml(format)) => of_panels(panel_bytes(format, cols)),
+        (Precision::Fast | Precision::Deterministic, DType::BF16) if tier == CpuTier::Amx && cols.is_multiple_of(PANEL) => {
+            of_panels(PANEL * cols * 2)
+        }
         _ => dtype.row_bytes(cols).unwrap_or(0) as u64 * rows as u64,
     }
 }
@@ -27,7 +29,7 @@ pub fn workspace_bytes(shape: &WorkspaceShape, tier: CpuTier, num_threads: usize
     let quantised = matches!(shape.dtype, DType::Ggml(_));
     let tiles = tier == CpuTier::Amx && num_tokens >= MANY_ROWS;
     let inputs = match (shape.precision, quantised) {
-        (Precision::Fast, true) => {
+        (Precision::Fast | Precision::Deterministic, true) => {
             let blocks = num_tokens * (widest / BLOCK) * size_of::<ActBlock>();
             let tiles = if tiles { num_tokens.div_ceil(ACT_ROWS) * (widest / BLOCK) * size_of::<ActTile>() } else { 0 };
             (blocks + tiles) as u64
@@ -54,7 +56,7 @@ mod tests {
         let formats = GgmlType::ALL.map(DType::Ggml);
         for dtype in formats.into_iter().chain([DType::F32, DType::F16, DType::BF16]) {
             for (rows, cols) in [(32, 256), (33, 512), (7, 768)] {
-                for precision in [Precision::Fast, Precision::Exact] {
+                for precision in [Precision::Fast, Precision::Deterministic, Precision::Exact] {
                     let tier = CpuTier::detect();
                     let bytes = Bytes::from_vec(vec![0; dtype.row_bytes(cols).unwrap() * rows]);
                     let view = WeightView::new(dtype, rows, cols, bytes).unwrap();

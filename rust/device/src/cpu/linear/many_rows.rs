@@ -1,4 +1,5 @@
-//! Phases of many rows on the tile units: float weights of [`Precision::Fast`], activations rounded to bf16.
+//! Phases of many rows on the tile units: float weights of [`Precision::Fast`], activations rounded to bf16. The kernels of few rows
+//! do not round them, so [`Precision::Deterministic`] has only those.
 //!
 //! Quantised weights have finer activations, see [`super::int_tiles`]: rounding activations and dequantised weights to bf16 moves SmolLM2's
 //! log probabilities by up to 0.13.
@@ -39,7 +40,7 @@ impl CpuLinear {
     fn is_for_tiles(&self, rows: usize) -> bool {
         self.tier == CpuTier::Amx
             && self.in_features <= MAX_K
-            && self.precision != Precision::Exact
+            && self.precision == Precision::Fast
             && rows >= min_rows(self.dtype)
             && match &self.weight {
                 Weight::Packed(_) => false,

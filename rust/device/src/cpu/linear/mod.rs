@@ -92,7 +92,7 @@ impl CpuLinear {
             return Err(DeviceError::Shape(message));
         }
         let packed = match options.precision {
-            Precision::Fast => Self::pack(weight, tier, pool)?,
+            Precision::Fast | Precision::Deterministic => Self::pack(weight, tier, pool)?,
             Precision::Exact => None,
         };
         Ok(Self {

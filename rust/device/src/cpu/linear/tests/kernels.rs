@@ -159,6 +159,16 @@ fn a_fast_row_has_the_same_bits_in_every_batch() {
     }
 }
 
+/// On the tile units as well, where a fast row does not.
+#[test]
+fn a_deterministic_row_has_the_same_bits_in_every_batch() {
+    for tier in tiers() {
+        for dtype in dtypes() {
+            check_rows_alone(Precision::Deterministic, dtype, tier, [1, 2, 3, 4, 5, 8, 16, 31, 33, 64, 65].into_iter());
+        }
+    }
+}
+
 /// The tile units add what the kernels of few rows add.
 #[test]
 fn a_quantised_row_has_the_same_bits_with_tile_units_and_without() {
