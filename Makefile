@@ -78,6 +78,10 @@ docs-figures: $(VENV)/package $(VENV)/model $(VENV)/tools ## write docs/allocato
 	$(VENV)/bin/python benches/allocators.py
 	$(VENV)/bin/python benches/naive_and_paged.py
 
+.PHONY: bench-scheduler
+bench-scheduler: ## measure what the KV books and a scheduler step cost
+	cargo bench --locked --package mistral-paged-kv --bench scheduler
+
 .PHONY: clean
 clean: ## remove what was built
 	rm -rf $(VENV) dist target

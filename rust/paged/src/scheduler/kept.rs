@@ -70,12 +70,13 @@ impl Scheduler {
 
     /// Takes blocks of kept requests until the next `num_tokens` tokens of a request have room, or none is left to take.
     pub(super) fn make_room(&mut self, slot: Slot, num_tokens: usize) {
-        loop {
+        while !self.kept.holding.is_empty() {
             let request = self.request(slot);
             let fitting = self.manager.num_tokens_that_fit(&request.blocks, request.num_computed_tokens, num_tokens);
-            if fitting >= num_tokens || !self.reclaim_one() {
+            if fitting >= num_tokens {
                 return;
             }
+            self.reclaim_one();
         }
     }
 
