@@ -18,8 +18,8 @@ pub mod weights;
 pub use chat_template::{ChatTemplate, RenderOptions};
 pub use completion::{Completion, CompletionChoice, FinishReason, OutputEvent, RequestStream, TokenLogprobs, TopLogprob, Usage};
 pub use engine::{
-    Continuation, CpuOptions, Device, Drain, Engine, EngineConfig, KvCacheStats, LoadProgress, ModelDType, ModelSource, Policies,
-    Sequence, best_device,
+    Continuation, CpuOptions, Device, DeviceBytes, Drain, Engine, EngineConfig, GroupPlan, KvCacheStats, LoadProgress,
+    MemoryPlan, ModelDType, ModelSource, Policies, Sequence, best_device,
 };
 pub use error::EngineError;
 pub use generation_config::GenerationConfig;
