@@ -13,21 +13,25 @@ from conftest import GOLDEN
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 ARGUMENTS = {
     "paged_attn.py": [str(GOLDEN / "text" / "mistral")],
+    "memory_plan.py": [],
     "streaming.py": [],
     "batch_threads.py": ["--requests", "8"],
     "memory.py": ["paged", "4"],
     "bench_throughput.py": ["--new", "16", "--sentences", "10"],
     "tree_search.py": [],
     "simulate.py": [],
+    "kv_tier.py": [],
 }
 PRINTS = {
     "paged_attn.py": "completion_tokens=",
+    "memory_plan.py": "4 x 4096 tokens are guaranteed",
     "streaming.py": "Usage(",
     "batch_threads.py": "blocks",
     "memory.py": "Fragmented Memory",
     "bench_throughput.py": "8 streams",
     "tree_search.py": "saved by sharing",
     "simulate.py": "paged: ",
+    "kv_tier.py": "second runner: ",
 }
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as AnySequence
+from os import PathLike
 from typing import Any, ClassVar, Literal, final, overload
 
 from typing_extensions import Self, disjoint_base
@@ -22,6 +23,7 @@ __all__ = [
     "EmbeddingArchitecture",
     "IsqOrganization",
     "Logprobs",
+    "MemoryPlan",
     "ModelDType",
     "MultimodalArchitecture",
     "PagedCacheType",
@@ -674,6 +676,42 @@ class Sequence:
     def __len__(self) -> int: ...
 
 @final
+class MemoryPlan:
+    @property
+    def weights_bytes(self) -> int: ...
+    @property
+    def kv_cache_bytes(self) -> int: ...
+    @property
+    def activations_bytes(self) -> int: ...
+    @property
+    def workspaces_bytes(self) -> int: ...
+    @property
+    def tokenizer_bytes(self) -> int: ...
+    @property
+    def margin_bytes(self) -> int: ...
+    @property
+    def resident_bytes(self) -> int: ...
+    @property
+    def devices(self) -> list[dict[str, int]]: ...
+    @property
+    def groups(self) -> list[dict[str, int | None]]: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def bytes_per_block(self) -> int: ...
+    @property
+    def servable_tokens(self) -> int: ...
+    @property
+    def max_seqs(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def guaranteed(self) -> bool: ...
+    def num_requests_that_fit(self, num_tokens: int) -> int: ...
+
+@final
 class Runner:
     def __new__(
         cls,
@@ -697,6 +735,8 @@ class Runner:
         device: str = "auto",
         *,
         deterministic: bool = False,
+        kv_tier: str | PathLike[str] | None = None,
+        kv_tier_size: int | None = None,
         cpu_tier: str | None = None,
         num_threads: int | None = None,
         load_progress: Callable[[int, int], object] | None = None,
@@ -704,6 +744,7 @@ class Runner:
         victim: str | None = None,
         fairness: str | None = None,
         prompt_batchsize: int | None = None,
+        guaranteed: bool = False,
         num_device_layers: Any = None,
         in_situ_quant: Any = None,
         anymoe_config: Any = None,
@@ -719,6 +760,27 @@ class Runner:
         code_execution_config: Any = None,
         shell_config: Any = None,
     ) -> Self: ...
+    @staticmethod
+    def memory_plan(
+        which: Which,
+        max_seqs: int = 32,
+        token_source: str = "cache",
+        pa_gpu_mem: int | None = None,
+        pa_gpu_mem_usage: float | None = None,
+        pa_ctxt_len: int | None = None,
+        pa_blk_size: int | None = None,
+        pa_cache_type: PagedCacheType | None = None,
+        no_paged_attn: bool = False,
+        memory_goal: str | float | None = None,
+        max_num_batched_tokens: int | None = None,
+        device: str = "auto",
+        *,
+        guaranteed: bool = False,
+        devices: Sequence[int] | None = None,
+        cpu_tier: str | None = None,
+        num_threads: int | None = None,
+    ) -> MemoryPlan: ...
+    def memory_ledger(self) -> MemoryPlan: ...
     # A ChatCompletionResponse, or with stream=True a ChatCompletionStreamer.
     def send_chat_completion_request(self, request: ChatCompletionRequest, model_id: str | None = None) -> Any: ...
     def send_chat_completion_request_to_model(self, request: ChatCompletionRequest, model_id: str) -> Any: ...

@@ -11,6 +11,7 @@ mod enums;
 mod exceptions;
 mod load;
 mod logger;
+mod memory;
 mod messages;
 mod options;
 mod planned;
@@ -34,6 +35,8 @@ mod _core {
         Architecture, DiffusionArchitecture, EmbeddingArchitecture, IsqOrganization, ModelDType, MultimodalArchitecture,
         PagedCacheType, SpeechLoaderType, ToolChoice,
     };
+    #[pymodule_export]
+    use crate::memory::MemoryPlan;
     #[pymodule_export]
     use crate::request::{ChatCompletionRequest, CompletionRequest};
     #[pymodule_export]

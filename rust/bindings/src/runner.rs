@@ -11,6 +11,7 @@ use crate::{
     exceptions::{ModelNotFoundError, invalid},
     load::load,
     logger::log,
+    memory::MemoryPlan,
     messages,
     options::{self, MemoryArguments},
     process::OwnProcess,
@@ -30,6 +31,9 @@ use crate::{
 ///   `pa_ctxt_len`, tokens; `memory_goal`, which is "auto", a fraction, "4GiB" or "65536tokens". On a CPU this is host memory: address
 ///   space is reserved and committed as blocks are first used. With none of them the pool serves `max_seqs` requests of the model's
 ///   length, or takes half of the free memory when that is less; the size is logged.
+/// - `guaranteed=True`: `max_seqs` requests of `pa_ctxt_len` tokens each, or of the model's length, are served at once without waiting for
+///   memory, and none may be longer; where memory for that is not free, the error says what would fit. `Runner.memory_plan` tells before
+///   loading.
 /// - `pa_blk_size`: tokens a block, 8, 16 or 32 (32 unless given).
 /// - `pa_cache_type`: type of the cached keys and values; `PagedCacheType.Int8` and `F8E4M3` take about half the memory of 16-bit floats.
 /// - `prefix_cache_n`: 0 turns the prefix cache off, any other number turns it on.
@@ -46,6 +50,9 @@ use crate::{
 ///   on any number of threads (for one `cpu_tier`, dtype and `pa_cache_type`).
 /// - `seed` seeds requests that have no seed of their own: each differently, or with `deterministic` all alike (by 0 unless given). `device` is "auto" or "cpu". `cpu_tier` forces an instruction-set tier, such
 ///   as "scalar" or "avx2", for tests and bug reports; `num_threads` the number of worker threads.
+/// - `kv_tier`: a folder for blocks that the pool drops, and for the next process: with the same model, type and prompt it fetches
+///   them instead of computing the prompt. `kv_tier_size` is its size in MB (2^20 bytes), 4096 unless given; the least recently used go.
+///   The files hold prompts and answers, readable by their owner alone; damaged and foreign ones are skipped with a warning.
 /// - `load_progress` is called with the bytes of weights done and in all while the model loads.
 ///
 /// A runner belongs to the process that made it: in a forked child its methods raise `InternalError`.
@@ -68,9 +75,9 @@ impl Runner {
     #[pyo3(signature = (
         which, max_seqs=32, no_kv_cache=false, prefix_cache_n=16, token_source="cache", chat_template=None, jinja_explicit=None,
         pa_gpu_mem=None, pa_gpu_mem_usage=None, pa_ctxt_len=None, pa_blk_size=None, pa_cache_type=None, no_paged_attn=false,
-        paged_attn=false, memory_goal=None, seed=None, max_num_batched_tokens=None, device="auto", *, deterministic=false, cpu_tier=None,
-        num_threads=None, load_progress=None, admission=None, victim=None, fairness=None, prompt_batchsize=None, num_device_layers=None,
-        in_situ_quant=None, anymoe_config=None, which_draft=None,
+        paged_attn=false, memory_goal=None, seed=None, max_num_batched_tokens=None, device="auto", *, deterministic=false, kv_tier=None,
+        kv_tier_size=None, cpu_tier=None, num_threads=None, load_progress=None, admission=None, victim=None, fairness=None,
+        prompt_batchsize=None, guaranteed=false, num_device_layers=None, in_situ_quant=None, anymoe_config=None, which_draft=None,
         speculative_gamma=None, mtp_model=None, mtp_n_predict=None, enable_search=false, search_embedding_model=None,
         search_callback=None, tool_callbacks=None, mcp_client_config=None, code_execution_config=None, shell_config=None
     ))]
@@ -97,6 +104,8 @@ impl Runner {
         max_num_batched_tokens: Option<Integer>,
         device: &str,
         deterministic: bool,
+        kv_tier: Option<Bound<'_, PyAny>>,
+        kv_tier_size: Option<Integer>,
         cpu_tier: Option<String>,
         num_threads: Option<Integer>,
         load_progress: Option<Bound<'_, PyAny>>,
@@ -104,6 +113,7 @@ impl Runner {
         victim: Option<&str>,
         fairness: Option<&str>,
         prompt_batchsize: Option<Integer>,
+        guaranteed: bool,
         num_device_layers: Option<Bound<'_, PyAny>>,
         in_situ_quant: Option<Bound<'_, PyAny>>,
         anymoe_config: Option<Bound<'_, PyAny>>,
@@ -151,7 +161,7 @@ impl Runner {
                 block_size: at_least_if_given("pa_blk_size", pa_blk_size.as_ref(), 0)?,
                 mem_gpu: memory.check()?,
                 cache_type: pa_cache_type.map_or(engine::PagedCacheType::Auto, Into::into),
-                guaranteed: false,
+                guaranteed,
             },
             dtype: selection.dtype.into(),
             architecture: selection.architecture.map(str::to_owned),
@@ -159,6 +169,7 @@ impl Runner {
             deterministic,
             chat_template: options::chat_template(py, chat_template, jinja_explicit)?,
             device: options::device(device)?,
+            kv_tier: options::kv_tier(py, kv_tier.as_ref(), kv_tier_size.as_ref())?,
             cpu: CpuOptions { tier: cpu_tier, num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)? },
         };
         let source = options::resolve(py, &selection, token_source)?;
@@ -168,6 +179,68 @@ impl Runner {
         }
         let architecture = engine.architecture().to_owned();
         Ok(Self { engine: OwnProcess::new(engine), model_id: selection.model_id, architecture })
+    }
+
+    /// What a model would take of the memory, and how many blocks and requests that leaves room for: a `MemoryPlan`, made from the
+    /// headers of the model's files without reading weights. The keywords are those of `Runner` that concern memory, and refuse what
+    /// `Runner` would.
+    ///
+    /// - A `Which.Plain` folder may be without weights: config.json is enough. Each parameter of the architecture then counts 2 bytes
+    ///   (norms and biases 4), and the tokenizer nothing.
+    /// - `devices`: a list of megabytes, one a device, to plan for instead of this host: all free, each with an equal share of the layers
+    ///   in order, the first with the token embedding and the last with the output projection, weights as their files store them.
+    #[staticmethod]
+    #[pyo3(signature = (
+        which, max_seqs=32, token_source="cache", pa_gpu_mem=None, pa_gpu_mem_usage=None, pa_ctxt_len=None, pa_blk_size=None,
+        pa_cache_type=None, no_paged_attn=false, memory_goal=None, max_num_batched_tokens=None, device="auto", *, guaranteed=false,
+        devices=None, cpu_tier=None, num_threads=None
+    ))]
+    #[allow(clippy::too_many_arguments, reason = "those of the constructor")]
+    #[allow(clippy::needless_pass_by_value, reason = "one line an argument")]
+    fn memory_plan(
+        py: Python<'_>,
+        which: &Bound<'_, Which>,
+        #[pyo3(from_py_with = check_max_seqs)] max_seqs: usize,
+        token_source: &str,
+        pa_gpu_mem: Option<Integer>,
+        pa_gpu_mem_usage: Option<Real>,
+        pa_ctxt_len: Option<Integer>,
+        pa_blk_size: Option<Integer>,
+        pa_cache_type: Option<PagedCacheType>,
+        no_paged_attn: bool,
+        memory_goal: Option<Bound<'_, PyAny>>,
+        max_num_batched_tokens: Option<Integer>,
+        device: &str,
+        guaranteed: bool,
+        devices: Option<Vec<Integer>>,
+        cpu_tier: Option<String>,
+        num_threads: Option<Integer>,
+    ) -> PyResult<MemoryPlan> {
+        let selection = Selection::of(which)?;
+        let memory = MemoryArguments { pa_gpu_mem, pa_gpu_mem_usage, pa_ctxt_len, memory_goal: memory_goal.as_ref() };
+        let config = EngineConfig {
+            max_num_seqs: max_seqs,
+            max_num_batched_tokens: batched_tokens(max_num_batched_tokens.as_ref(), None)?,
+            no_paged_attn,
+            paged_attention: PagedAttentionConfig {
+                block_size: at_least_if_given("pa_blk_size", pa_blk_size.as_ref(), 0)?,
+                mem_gpu: memory.check()?,
+                cache_type: pa_cache_type.map_or(engine::PagedCacheType::Auto, Into::into),
+                guaranteed,
+            },
+            dtype: selection.dtype.into(),
+            architecture: selection.architecture.map(str::to_owned),
+            device: options::device(device)?,
+            cpu: CpuOptions { tier: cpu_tier, num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)? },
+            ..EngineConfig::default()
+        };
+        let source = options::resolve(py, &selection, token_source)?;
+        MemoryPlan::of(py, &source, &config, devices.as_deref())
+    }
+
+    /// Where this runner's memory goes, as its plan foretold: a `MemoryPlan`.
+    fn memory_ledger(&self) -> PyResult<MemoryPlan> {
+        Ok(MemoryPlan::of_engine(self.engine.get()?))
     }
 
     /// Answers a chat: a `ChatCompletionResponse`, or an iterator of chunks when the request has `stream=True`. Waits without holding

@@ -7,6 +7,7 @@ pub mod error;
 pub mod generation_config;
 pub mod input_batch;
 mod json;
+pub mod kv_tier;
 pub mod model;
 pub mod model_runner;
 pub mod output_text;
@@ -18,11 +19,12 @@ pub mod weights;
 pub use chat_template::{ChatTemplate, RenderOptions};
 pub use completion::{Completion, CompletionChoice, FinishReason, OutputEvent, RequestStream, TokenLogprobs, TopLogprob, Usage};
 pub use engine::{
-    Continuation, CpuOptions, Device, Drain, Engine, EngineConfig, KvCacheStats, LoadProgress, ModelDType, ModelSource, Policies,
-    Sequence, best_device,
+    Continuation, CpuOptions, Device, DeviceBytes, Drain, Engine, EngineConfig, GroupPlan, KvCacheStats, LoadProgress,
+    MemoryPlan, ModelDType, ModelSource, Policies, Sequence, best_device,
 };
 pub use error::EngineError;
 pub use generation_config::GenerationConfig;
+pub use kv_tier::KvTierConfig;
 pub use paged::{
     AdmissionPolicy, FairnessPolicy, MemoryGpuConfig, MissReason, PagedAttentionConfig, PagedCacheType, VictimPolicy,
 };

@@ -3,12 +3,14 @@
 mod config;
 mod load;
 mod output;
+mod plan;
 mod prompt;
 mod sequence;
 mod submit;
 #[cfg(test)]
 mod tests;
 mod thread;
+mod tier;
 
 use std::{
     sync::{
@@ -19,10 +21,14 @@ use std::{
     time::Duration,
 };
 
+use device::host::trim_heap;
+
 pub use config::{CpuOptions, Device, EngineConfig, LoadProgress, ModelDType, ModelSource, Policies, best_device};
+pub use plan::{DeviceBytes, GroupPlan, MemoryPlan};
 
 use crate::{
-    EngineError, GenerationConfig, GenerationRequest, Message, RequestStream, chat_template::ChatTemplate, tokenizer::Tokenizer,
+    EngineError, GenerationConfig, GenerationRequest, Message, RequestStream, chat_template::ChatTemplate, kv_tier::FlushOnDrop,
+    tokenizer::Tokenizer,
 };
 pub use sequence::{Continuation, Sequence};
 use thread::Command;
@@ -53,12 +59,44 @@ struct Shared {
     /// No requests are accepted.
     draining: AtomicBool,
     description: Vec<String>,
+    plan: MemoryPlan,
+    weight_bytes: u64,
+    kv_cache_bytes: u64,
+    /// Waits, at the end, until what was computed is in the tier.
+    _flush: Option<FlushOnDrop>,
 }
 
 impl Engine {
     /// Loads a model and starts its engine thread. `progress` is called on this thread as weights are packed.
     pub fn load(source: &ModelSource, config: &EngineConfig, progress: &dyn Fn(LoadProgress)) -> Result<Self, EngineError> {
         load::load(source, config, progress).map(|shared| Self { shared: Arc::new(shared) })
+    }
+
+    /// What a model would take, and how many blocks and requests that leaves room for, without reading its weights: only the headers
+    /// of its files are read. A Hugging Face folder may be without weights; they then count 2 bytes a parameter.
+    ///
+    /// `cards`: instead of for this host, for devices with so many bytes each, all free, which take equal shares of the layers in
+    /// order, the first the token embedding and the last the output projection, weights as they are stored.
+    pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[u64]>) -> Result<MemoryPlan, EngineError> {
+        let plan = load::memory_plan(source, config, cards);
+        // The vocabulary was read for it.
+        trim_heap();
+        plan
+    }
+
+    /// The plan that this engine was loaded by.
+    pub fn memory_ledger(&self) -> &MemoryPlan {
+        &self.shared.plan
+    }
+
+    /// Bytes of the loaded weights as they are kept, those of files where they are used in place.
+    pub fn weight_bytes(&self) -> u64 {
+        self.shared.weight_bytes
+    }
+
+    /// Bytes reserved for the KV pool, the null block included.
+    pub fn kv_cache_bytes(&self) -> u64 {
+        self.shared.kv_cache_bytes
     }
 
     /// Validates and tokenises the request on this thread, then hands it to the engine.

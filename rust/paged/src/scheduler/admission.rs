@@ -171,7 +171,10 @@ impl Scheduler {
             return None;
         }
         let watermark = match self.config.admission {
-            AdmissionPolicy::Watermark => self.manager.pool().num_blocks() / WATERMARK_DIVISOR,
+            // A reserved context does not grow, so it needs no room to.
+            AdmissionPolicy::Watermark if !self.config.reserve_full_context => {
+                self.manager.pool().num_blocks() / WATERMARK_DIVISOR
+            }
             _ => 0,
         };
         loop {
