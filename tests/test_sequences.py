@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import complete, generate, in_threads, runner_of, text_model, tokens, wait_until_idle
 
-from mistral_paged import ChatCompletionRequest, InternalError, InvalidArgumentError, Runner, Sequence
+from mistral_paged import ChatCompletionRequest, InternalError, InvalidArgumentError, Runner, Sequence, Which
 
 PROMPT = [(index * 31) % 400 + 10 for index in range(60)]
 
@@ -154,6 +155,23 @@ def test_blocks_at_rest_are_taken_when_needed_and_the_sequence_goes_on() -> None
     assert len(generate(runner, PROMPT[::-1] + PROMPT[:40], 20)) == 20
     assert runner.kv_cache_stats()["blocks_kept"] == 0
     assert forks[1].generate(**options).choices[0].text == expected
+
+
+def test_choices_are_the_same_however_they_are_served_on_the_fast_path(smollm2_path: Path) -> None:
+    prompt = [(index * 31) % 20_000 + 100 for index in range(150)]
+    options = {"max_tokens": 24, "n_choices": 4, "temperature": 1.0, "seed": 11, "logprobs": 0}
+
+    def outcome(**limits: Any) -> list[list[tuple[int, float]]]:
+        runner = Runner(which=Which.GGUF(str(smollm2_path)), pa_gpu_mem=64, **limits)
+        response = complete(runner, prompt, **options)
+        wait_until_idle(runner)
+        return [[(token.token_id, token.logprob) for token in tokens(response, choice)] for choice in range(4)]
+
+    alone = outcome(max_seqs=1, prefix_cache_n=0)
+    assert len({tuple(choice) for choice in alone}) == 4
+    assert outcome() == alone
+    assert outcome(prefix_cache_n=0) == alone
+    assert outcome(max_seqs=3, max_num_batched_tokens=64) == alone
 
 
 def test_a_sequence_outlives_its_runner() -> None:
