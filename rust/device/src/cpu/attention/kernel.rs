@@ -118,7 +118,8 @@ unsafe fn attend_split<S: Simd>(problem: &Problem<'_>, item: &Item, s: &Scratch,
     for start in (range.start / TILE_KEYS * TILE_KEYS..range.end).step_by(TILE_KEYS) {
         let end_of_tile = start + TILE_KEYS;
         let tile = Rows::look_up(problem, item, start, range.start.max(start)..range.end.min(end_of_tile));
-        tile.load::<S>(problem.spec.dtype, dim, s.keys, s.values);
+        tile.load_keys::<S>(problem.spec.dtype, dim, s.keys);
+        Rows::prefetch(problem, item, end_of_tile..range.end.min(end_of_tile + TILE_KEYS));
         // Tokens that see a key of this tile are contiguous.
         let first = start.saturating_sub(item.position);
         let end = problem
@@ -126,6 +127,11 @@ unsafe fn attend_split<S: Simd>(problem: &Problem<'_>, item: &Item, s: &Scratch,
             .window
             .map_or(item.num_tokens, |window| (end_of_tile + window - 1).saturating_sub(item.position).min(item.num_tokens));
         if first < end {
+            // A single block of rows loads each value once, where it lies; whole vectors only.
+            let direct = (end - first) * group <= ROW_BLOCK && dim.is_multiple_of(16);
+            if !direct {
+                tile.load_values::<S>(problem.spec.dtype, dim, s.values);
+            }
             score_rows::<S>(problem, item, s, first * group..end * group);
             for row in first * group..end * group {
                 soften::<S>(problem, s, row, tile.scales.as_ref(), &visible(problem, item.position + row / group, start));
@@ -137,7 +143,13 @@ unsafe fn attend_split<S: Simd>(problem: &Problem<'_>, item: &Item, s: &Scratch,
                 while stop < end && visible(problem, item.position + stop, start) == lanes {
                     stop += 1;
                 }
-                weigh_rows::<S>(s, token * group..stop * group, &lanes, padded_dim(dim));
+                let rows = token * group..stop * group;
+                if direct {
+                    tile.weigh_direct::<S>(problem.spec.dtype, s, rows, &lanes, dim);
+                } else {
+                    let values = Loaded { values: s.values, padded: padded_dim(dim) };
+                    weigh_rows::<S, _>(s, &values, rows, &lanes, padded_dim(dim));
+                }
                 token = stop;
             }
         }
@@ -255,33 +267,64 @@ unsafe fn soften<S: Simd>(problem: &Problem<'_>, s: &Scratch, row: usize, scales
     S::store(sum, total);
 }
 
+/// Values of a tile.
+pub(super) trait Values {
+    /// `LANES` elements from column `c` on, of the value at `lane`.
+    unsafe fn at<S: Simd>(&self, lane: usize, c: usize) -> S::V;
+}
+
+/// Values converted before, `[TILE_KEYS, padded]`.
+struct Loaded {
+    values: *const f32,
+    padded: usize,
+}
+
+impl Values for Loaded {
+    #[inline(always)]
+    unsafe fn at<S: Simd>(&self, lane: usize, c: usize) -> S::V {
+        S::load(self.values.add(lane * self.padded + c))
+    }
+}
+
 /// `acc[row] = acc[row] * factor[row] + weights[row, lanes] @ values[lanes]`, each element summed over the keys in order.
 #[inline(always)]
-unsafe fn weigh_rows<S: Simd>(s: &Scratch, rows: Range<usize>, lanes: &Range<usize>, padded: usize) {
+pub(super) unsafe fn weigh_rows<S: Simd, V: Values>(
+    s: &Scratch,
+    values: &V,
+    rows: Range<usize>,
+    lanes: &Range<usize>,
+    padded: usize,
+) {
     let mut row = rows.start;
     while row < rows.end {
         let n = block_rows(rows.end - row);
         match n {
-            1 => weigh_block::<S, 1>(s, row, lanes, padded),
-            2 => weigh_block::<S, 2>(s, row, lanes, padded),
-            3 => weigh_block::<S, 3>(s, row, lanes, padded),
-            4 => weigh_block::<S, 4>(s, row, lanes, padded),
-            5 => weigh_block::<S, 5>(s, row, lanes, padded),
-            _ => weigh_block::<S, 6>(s, row, lanes, padded),
+            1 => weigh_block::<S, V, 1>(s, values, row, lanes, padded),
+            2 => weigh_block::<S, V, 2>(s, values, row, lanes, padded),
+            3 => weigh_block::<S, V, 3>(s, values, row, lanes, padded),
+            4 => weigh_block::<S, V, 4>(s, values, row, lanes, padded),
+            5 => weigh_block::<S, V, 5>(s, values, row, lanes, padded),
+            _ => weigh_block::<S, V, 6>(s, values, row, lanes, padded),
         }
         row += n;
     }
 }
 
 #[inline(always)]
-unsafe fn weigh_block<S: Simd, const R: usize>(s: &Scratch, row: usize, lanes: &Range<usize>, padded: usize) {
+unsafe fn weigh_block<S: Simd, V: Values, const R: usize>(
+    s: &Scratch,
+    values: &V,
+    row: usize,
+    lanes: &Range<usize>,
+    padded: usize,
+) {
     let mut c = 0;
     while c < padded {
         let left = (padded - c) / S::LANES;
         let n = match left {
-            4.. if S::LANES == 16 => weigh_columns::<S, R, 4>(s, row, lanes, padded, c),
-            2.. => weigh_columns::<S, R, 2>(s, row, lanes, padded, c),
-            _ => weigh_columns::<S, R, 1>(s, row, lanes, padded, c),
+            4.. if S::LANES == 16 => weigh_columns::<S, V, R, 4>(s, values, row, lanes, (padded, c)),
+            2.. => weigh_columns::<S, V, R, 2>(s, values, row, lanes, (padded, c)),
+            _ => weigh_columns::<S, V, R, 1>(s, values, row, lanes, (padded, c)),
         };
         c += n;
     }
@@ -289,12 +332,12 @@ unsafe fn weigh_block<S: Simd, const R: usize>(s: &Scratch, row: usize, lanes: &
 
 /// Columns `c..c + C * LANES` of a block of rows; returns their number.
 #[inline(always)]
-unsafe fn weigh_columns<S: Simd, const R: usize, const C: usize>(
+unsafe fn weigh_columns<S: Simd, V: Values, const R: usize, const C: usize>(
     s: &Scratch,
+    values: &V,
     row: usize,
     lanes: &Range<usize>,
-    padded: usize,
-    c: usize,
+    (padded, c): (usize, usize),
 ) -> usize {
     let mut acc = [[S::splat(0.0); C]; R];
     for r in 0..R {
@@ -306,7 +349,7 @@ unsafe fn weigh_columns<S: Simd, const R: usize, const C: usize>(
     for lane in lanes.clone() {
         let mut v = [S::splat(0.0); C];
         for i in 0..C {
-            v[i] = S::load(s.values.add(lane * padded + c + i * S::LANES));
+            v[i] = values.at::<S>(lane, c + i * S::LANES);
         }
         for r in 0..R {
             let weight = S::splat(*s.scores.add((row + r) * TILE_KEYS + lane));
