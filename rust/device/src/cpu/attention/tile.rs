@@ -11,8 +11,9 @@ use crate::{KvDType, cpu::simd::Simd};
 
 use super::{
     Problem, TILE_KEYS,
-    kernel::{Scratch, Values, weigh_rows},
+    kernel::Scratch,
     plan::Item,
+    weigh::{Values, weigh_rows},
 };
 
 /// Where the keys and values of a tile lie.
