@@ -74,8 +74,13 @@ bench: $(VENV)/package $(VENV)/model $(VENV)/tools ## measure the default model 
 	$(VENV)/bin/python benches/report.py $(RECORDS)
 
 .PHONY: docs-figures
-docs-figures: $(VENV)/package $(VENV)/tools ## simulate the paper's allocators and write docs/allocators.md and its picture
+docs-figures: $(VENV)/package $(VENV)/model $(VENV)/tools ## write docs/allocators.md and docs/memory.md with their pictures, from simulations and runs
 	$(VENV)/bin/python benches/allocators.py
+	$(VENV)/bin/python benches/naive_and_paged.py
+
+.PHONY: bench-scheduler
+bench-scheduler: ## measure what the KV books and a scheduler step cost
+	cargo bench --locked --package mistral-paged-kv --bench scheduler
 
 .PHONY: clean
 clean: ## remove what was built

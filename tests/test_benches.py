@@ -65,3 +65,20 @@ def test_the_allocators_are_simulated_and_drawn(tmp_path: Path) -> None:
     written = (tmp_path / "allocators.md").read_text()
     assert re.search(r"\| Paged \| 9\d\.\d \|", written)
     assert "600 requests" in written
+
+
+def test_naive_and_paged_are_drawn_and_told(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the pictures need `pip install matplotlib`")
+    for mode in ("naive", "paged"):
+        command = ["memory", mode, "7", "--kv-mb", "1", "--json", "-m", str(GOLDEN / "text" / "llama")]
+        done = subprocess.run(
+            [sys.executable, "-m", "mistral_paged.cli", *command], capture_output=True, text=True, timeout=100, check=False
+        )
+        (tmp_path / mode).write_text(done.stdout)
+    run("naive_and_paged.py", str(tmp_path / "naive"), str(tmp_path / "paged"), "--output", str(tmp_path))
+    for picture in ("memory.png", "memory_over_time.png"):
+        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
+    report = json.loads((tmp_path / "naive").read_text())
+    text = (tmp_path / "memory.md").read_text()
+    assert "5 fit, 6 do not" in text
+    assert f"| {report['fragmented_share_of_held']:.2%} | {report['fragmented_share_of_budget']:.2%} |" in text

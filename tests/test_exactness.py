@@ -82,7 +82,8 @@ def test_prefix_cache(name: str) -> None:
 def test_prefix_cache_turned_off(llama: Runner) -> None:
     off = runner("llama", prefix_cache_n=0)
     for _ in range(2):
-        assert complete(off, prompts(32)[-1], max_tokens=1).usage.prompt_tokens_details is None
+        details = complete(off, prompts(32)[-1], max_tokens=1).usage.prompt_tokens_details
+        assert (details.cached_tokens, details.miss_reason) == (0, "disabled")
     stats = wait_until_idle(off)
     assert stats["prefix_hit_tokens"] == 0
     assert stats["blocks_cached"] == 0

@@ -12,6 +12,7 @@ from conftest import GOLDEN
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 ARGUMENTS = {
     "paged_attn.py": [str(GOLDEN / "text" / "mistral")],
+    "memory_plan.py": [],
     "streaming.py": [],
     "batch_threads.py": ["--requests", "8"],
     "memory.py": ["paged", "4"],
@@ -20,6 +21,7 @@ ARGUMENTS = {
 }
 PRINTS = {
     "paged_attn.py": "completion_tokens=",
+    "memory_plan.py": "4 x 4096 tokens are guaranteed",
     "streaming.py": "Usage(",
     "batch_threads.py": "blocks",
     "memory.py": "Fragmented Memory",

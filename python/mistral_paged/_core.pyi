@@ -1,7 +1,8 @@
 """Types of the native module; the classes are documented there."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, final
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as AnySequence
+from typing import Any, ClassVar, Literal, final, overload
 
 from typing_extensions import Self, disjoint_base
 
@@ -21,6 +22,7 @@ __all__ = [
     "EmbeddingArchitecture",
     "IsqOrganization",
     "Logprobs",
+    "MemoryPlan",
     "ModelDType",
     "MultimodalArchitecture",
     "PagedCacheType",
@@ -28,6 +30,7 @@ __all__ = [
     "ResponseLogprob",
     "ResponseMessage",
     "Runner",
+    "Sequence",
     "SpeechLoaderType",
     "ToolChoice",
     "TopLogprob",
@@ -330,7 +333,7 @@ class Which:
 class ChatCompletionRequest:
     def __new__(
         cls,
-        messages: str | Sequence[Mapping[str, Any]],
+        messages: str | AnySequence[Mapping[str, Any]],
         model: str,
         logprobs: bool = False,
         n_choices: int = 1,
@@ -340,7 +343,7 @@ class ChatCompletionRequest:
         presence_penalty: float | None = None,
         frequency_penalty: float | None = None,
         repetition_penalty: float | None = None,
-        stop_seqs: str | Sequence[str] | None = None,
+        stop_seqs: str | AnySequence[str] | None = None,
         temperature: float | None = None,
         top_p: float | None = None,
         top_k: int | None = None,
@@ -353,7 +356,7 @@ class ChatCompletionRequest:
         dry_multiplier: float | None = None,
         dry_base: float | None = None,
         dry_allowed_length: int | None = None,
-        dry_sequence_breakers: Sequence[str] | None = None,
+        dry_sequence_breakers: AnySequence[str] | None = None,
         web_search_options: Any = None,
         enable_thinking: bool | None = None,
         truncate_sequence: bool = False,
@@ -379,6 +382,7 @@ class ChatCompletionRequest:
         tenant: str | None = None,
         cache_salt: str | None = None,
         public_messages: int = 0,
+        keep: bool = False,
     ) -> Self: ...
     @property
     def model(self) -> str: ...
@@ -399,7 +403,7 @@ class CompletionRequest:
         logit_bias: Mapping[int, float] | None = None,
         max_tokens: int | None = None,
         n_choices: int = 1,
-        stop_seqs: str | Sequence[str] | None = None,
+        stop_seqs: str | AnySequence[str] | None = None,
         temperature: float | None = None,
         top_p: float | None = None,
         suffix: str | None = None,
@@ -412,7 +416,7 @@ class CompletionRequest:
         dry_multiplier: float | None = None,
         dry_base: float | None = None,
         dry_allowed_length: int | None = None,
-        dry_sequence_breakers: Sequence[str] | None = None,
+        dry_sequence_breakers: AnySequence[str] | None = None,
         truncate_sequence: bool = False,
         ignore_eos: bool = False,
         *,
@@ -425,6 +429,7 @@ class CompletionRequest:
         tenant: str | None = None,
         cache_salt: str | None = None,
         public_prefix_len: int = 0,
+        keep: bool = False,
     ) -> Self: ...
     @property
     def model(self) -> str: ...
@@ -458,6 +463,8 @@ class Choice:
     def logprobs(self) -> Logprobs | None: ...
     @property
     def stop_sequence(self) -> str | None: ...
+    @property
+    def sequence(self) -> Sequence | None: ...
 
 @final
 class ResponseMessage:
@@ -492,11 +499,17 @@ class Usage:
     def total_completion_time_sec(self) -> float: ...
     @property
     def prompt_tokens_details(self) -> PromptTokensDetails | None: ...
+    @property
+    def preemptions(self) -> int: ...
+    @property
+    def recomputed_tokens(self) -> int: ...
 
 @final
 class PromptTokensDetails:
     @property
     def cached_tokens(self) -> int: ...
+    @property
+    def miss_reason(self) -> str | None: ...
 
 @final
 class Logprobs:
@@ -554,6 +567,8 @@ class CompletionChoice:
     def logprobs(self) -> Logprobs | None: ...
     @property
     def stop_sequence(self) -> str | None: ...
+    @property
+    def sequence(self) -> Sequence | None: ...
 
 @final
 class ChatCompletionChunkResponse:
@@ -584,6 +599,8 @@ class ChunkChoice:
     def logprobs(self) -> Logprobs | None: ...
     @property
     def stop_sequence(self) -> str | None: ...
+    @property
+    def sequence(self) -> Sequence | None: ...
 
 @final
 class Delta:
@@ -601,6 +618,97 @@ class ChatCompletionStreamer:
     def __iter__(self) -> Self: ...
     def __next__(self) -> ChatCompletionChunkResponse: ...
     def close(self) -> None: ...
+    def sequence(self, choice: int = 0) -> Sequence: ...
+
+@final
+class Sequence:
+    @property
+    def tokens(self) -> list[int]: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def text(self) -> str: ...
+    def fork(self, n: int = 1) -> list[Sequence]: ...
+    @overload
+    def generate(
+        self,
+        then: str | Iterable[int] | AnySequence[Mapping[str, Any]] | None = None,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        repetition_penalty: float | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        logprobs: int | None = None,
+        stop_seqs: str | AnySequence[str] | None = None,
+        ignore_eos: bool = False,
+        seed: int | None = None,
+        stream: Literal[False] = False,
+    ) -> CompletionResponse: ...
+    @overload
+    def generate(
+        self,
+        then: str | Iterable[int] | AnySequence[Mapping[str, Any]] | None = None,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        repetition_penalty: float | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        logprobs: int | None = None,
+        stop_seqs: str | AnySequence[str] | None = None,
+        ignore_eos: bool = False,
+        seed: int | None = None,
+        stream: Literal[True],
+    ) -> ChatCompletionStreamer: ...
+    def release(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: object) -> None: ...
+    def __len__(self) -> int: ...
+
+@final
+class MemoryPlan:
+    @property
+    def weights_bytes(self) -> int: ...
+    @property
+    def kv_cache_bytes(self) -> int: ...
+    @property
+    def activations_bytes(self) -> int: ...
+    @property
+    def workspaces_bytes(self) -> int: ...
+    @property
+    def tokenizer_bytes(self) -> int: ...
+    @property
+    def margin_bytes(self) -> int: ...
+    @property
+    def resident_bytes(self) -> int: ...
+    @property
+    def devices(self) -> list[dict[str, int]]: ...
+    @property
+    def groups(self) -> list[dict[str, int | None]]: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def bytes_per_block(self) -> int: ...
+    @property
+    def servable_tokens(self) -> int: ...
+    @property
+    def max_seqs(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def guaranteed(self) -> bool: ...
+    def num_requests_that_fit(self, num_tokens: int) -> int: ...
 
 @final
 class Runner:
@@ -629,7 +737,11 @@ class Runner:
         cpu_tier: str | None = None,
         num_threads: int | None = None,
         load_progress: Callable[[int, int], object] | None = None,
+        admission: str | None = None,
+        victim: str | None = None,
+        fairness: str | None = None,
         prompt_batchsize: int | None = None,
+        guaranteed: bool = False,
         num_device_layers: Any = None,
         in_situ_quant: Any = None,
         anymoe_config: Any = None,
@@ -645,6 +757,27 @@ class Runner:
         code_execution_config: Any = None,
         shell_config: Any = None,
     ) -> Self: ...
+    @staticmethod
+    def memory_plan(
+        which: Which,
+        max_seqs: int = 32,
+        token_source: str = "cache",
+        pa_gpu_mem: int | None = None,
+        pa_gpu_mem_usage: float | None = None,
+        pa_ctxt_len: int | None = None,
+        pa_blk_size: int | None = None,
+        pa_cache_type: PagedCacheType | None = None,
+        no_paged_attn: bool = False,
+        memory_goal: str | float | None = None,
+        max_num_batched_tokens: int | None = None,
+        device: str = "auto",
+        *,
+        guaranteed: bool = False,
+        devices: Sequence[int] | None = None,
+        cpu_tier: str | None = None,
+        num_threads: int | None = None,
+    ) -> MemoryPlan: ...
+    def memory_ledger(self) -> MemoryPlan: ...
     # A ChatCompletionResponse, or with stream=True a ChatCompletionStreamer.
     def send_chat_completion_request(self, request: ChatCompletionRequest, model_id: str | None = None) -> Any: ...
     def send_chat_completion_request_to_model(self, request: ChatCompletionRequest, model_id: str) -> Any: ...
@@ -652,14 +785,17 @@ class Runner:
     def send_completion_request_to_model(self, request: CompletionRequest, model_id: str) -> CompletionResponse: ...
     def tokenize_text(
         self,
-        text: str | Sequence[Mapping[str, Any]],
+        text: str | AnySequence[Mapping[str, Any]],
         add_special_tokens: bool | None = None,
         enable_thinking: bool | None = None,
         model_id: str | None = None,
     ) -> list[int]: ...
     def detokenize_text(self, tokens: Iterable[int], skip_special_tokens: bool = False, model_id: str | None = None) -> str: ...
     def max_sequence_length(self, model_id: str | None = None) -> int: ...
-    def kv_cache_stats(self) -> dict[str, int]: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def drain(self, timeout: float | None = None) -> bool: ...
+    def kv_cache_stats(self) -> dict[str, Any]: ...
     def list_models(self) -> list[str]: ...
     def get_default_model_id(self) -> str: ...
     def set_default_model_id(self, model_id: str) -> None: ...

@@ -29,5 +29,9 @@ class DeviceError(MistralPagedError):
     """The device refused something: too little memory, an unknown instruction-set tier, an unsupported weight type."""
 
 
+class DrainingError(MistralPagedError):
+    """The runner was drained and takes no requests until it is resumed."""
+
+
 class InternalError(MistralPagedError, RuntimeError):
     """A step failed or the engine stopped: a defect, not a wrong argument."""

@@ -7,6 +7,7 @@ import_exception!(mistral_paged.exceptions, MistralPagedError);
 import_exception!(mistral_paged.exceptions, ArchitectureError);
 import_exception!(mistral_paged.exceptions, ChatTemplateError);
 import_exception!(mistral_paged.exceptions, DeviceError);
+import_exception!(mistral_paged.exceptions, DrainingError);
 import_exception!(mistral_paged.exceptions, InternalError);
 import_exception!(mistral_paged.exceptions, InvalidArgumentError);
 import_exception!(mistral_paged.exceptions, ModelLoadError);
@@ -22,6 +23,7 @@ pub fn raise(error: EngineError) -> PyErr {
         EngineError::ChatTemplate(message) => ChatTemplateError::new_err(message),
         EngineError::Device(error) => DeviceError::new_err(error.to_string()),
         EngineError::KvCache(error) => InvalidArgumentError::new_err(error.to_string()),
+        EngineError::Draining(message) => DrainingError::new_err(message),
         EngineError::Internal(message) => InternalError::new_err(message),
     }
 }

@@ -4,11 +4,14 @@
 //! [`door`] is the one way from a Python thread into the engine.
 
 mod arguments;
+mod completing;
+mod control;
 mod door;
 mod enums;
 mod exceptions;
 mod load;
 mod logger;
+mod memory;
 mod messages;
 mod options;
 mod planned;
@@ -17,8 +20,10 @@ mod request;
 mod response;
 mod runner;
 mod sampling;
+mod sequence;
 mod service;
 mod simulate;
+mod stats;
 mod streaming;
 mod which;
 
@@ -31,6 +36,8 @@ mod _core {
         PagedCacheType, SpeechLoaderType, ToolChoice,
     };
     #[pymodule_export]
+    use crate::memory::MemoryPlan;
+    #[pymodule_export]
     use crate::request::{ChatCompletionRequest, CompletionRequest};
     #[pymodule_export]
     use crate::response::{
@@ -39,6 +46,8 @@ mod _core {
     };
     #[pymodule_export]
     use crate::runner::Runner;
+    #[pymodule_export]
+    use crate::sequence::Sequence;
     #[pymodule_export]
     use crate::simulate::{simulate, simulator_devices};
     #[pymodule_export]

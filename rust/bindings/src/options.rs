@@ -1,8 +1,8 @@
 //! The options of a `Runner` that take some reading: memory, chat template, device.
 
-use std::path::PathBuf;
+use std::{fmt::Display, path::PathBuf, str::FromStr};
 
-use engine::{Device, MemoryGpuConfig, ModelSource, best_device};
+use engine::{Device, MemoryGpuConfig, ModelSource, Policies, best_device};
 use pyo3::{
     exceptions::PyTypeError,
     prelude::*,
@@ -103,6 +103,18 @@ pub fn device(device: &str) -> PyResult<Device> {
         "cpu" => Ok(Device::Cpu),
         other => Err(invalid(format!("`device` must be \"auto\" or \"cpu\", got {other:?}"))),
     }
+}
+
+/// The scheduler's policies by their names.
+pub fn policies(admission: Option<&str>, victim: Option<&str>, fairness: Option<&str>) -> PyResult<Policies> {
+    fn named<P: FromStr<Err: Display> + Default>(argument: &str, name: Option<&str>) -> PyResult<P> {
+        name.map_or(Ok(P::default()), |name| name.parse().map_err(|error| invalid(format!("`{argument}`: {error}"))))
+    }
+    Ok(Policies {
+        admission: named("admission", admission)?,
+        victim: named("victim", victim)?,
+        fairness: named("fairness", fairness)?,
+    })
 }
 
 /// A path that may begin with `~`.

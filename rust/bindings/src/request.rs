@@ -30,9 +30,11 @@ use crate::{
 /// - `truncate_sequence` drops the start of a prompt that is too long instead of raising.
 /// - `enable_thinking` and `reasoning_effort` are handed to the chat template.
 /// - `priority`: lower goes first. `deadline`: seconds from submission after which the request ends with the text it has and the
-///   `finish_reason` "timeout". `tenant`: whom the request belongs to; tenants are served in turn.
+///   `finish_reason` "timeout". `tenant`: whom the request belongs to; with the runner's
+///   `fairness="drr"` tenants take turns.
 /// - `cache_salt`: cached blocks are shared only with requests of the same salt, so that nobody else can tell what was asked from how
 ///   fast an answer comes. `public_messages`: so many leading messages, such as the system prompt, are shared in spite of it.
+/// - `keep`: each choice ends with a `Sequence` that can be gone on from.
 ///
 /// A value out of range raises `ValueError`, here or when the request is sent; `NotImplementedError` for grammar, tools, adapters, search and agent fields.
 #[pyclass(frozen, module = "mistral_paged")]
@@ -102,7 +104,7 @@ impl ChatCompletionRequest {
         reasoning_effort=None, max_tool_rounds=None, tool_dispatch_url=None, enable_code_execution=false, enable_shell=false,
         shell_skills=None, agent_permission=None, agent_approval_callback=None, code_execution_permission=None, session_id=None,
         files=None, input_files=None, ignore_eos=false, *, adapter=None, adapters=None, seed=None,
-        priority=0, deadline=None, tenant=None, cache_salt=None, public_messages=0
+        priority=0, deadline=None, tenant=None, cache_salt=None, public_messages=0, keep=false
     ))]
     #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "mirrors a documented signature")]
     #[allow(clippy::too_many_lines, clippy::needless_pass_by_value, reason = "one line an argument")]
@@ -155,6 +157,7 @@ impl ChatCompletionRequest {
         tenant: Option<Text>,
         cache_salt: Option<Text>,
         #[pyo3(from_py_with = check_public_messages)] public_messages: usize,
+        keep: bool,
     ) -> PyResult<Self> {
         refuse_tools(
             tool_choice,
@@ -210,7 +213,7 @@ impl ChatCompletionRequest {
                 reasoning_effort,
             },
             sampling: sampling.check()?,
-            service: ServiceFields { priority, deadline, tenant, cache_salt, public_prefix: public_messages }.check()?,
+            service: ServiceFields { priority, deadline, tenant, cache_salt, public_prefix: public_messages, keep }.check()?,
             n_choices,
             best_of: None,
             truncate_sequence,
@@ -234,7 +237,8 @@ impl CompletionRequest {
         logit_bias=None, max_tokens=None, n_choices=1, stop_seqs=None, temperature=None, top_p=None, suffix=None, top_k=None,
         grammar=None, grammar_type=None, min_p=None, tool_schemas=None, tool_choice=None, dry_multiplier=None, dry_base=None,
         dry_allowed_length=None, dry_sequence_breakers=None, truncate_sequence=false, ignore_eos=false, *, adapter=None,
-        adapters=None, logprobs=None, seed=None, priority=0, deadline=None, tenant=None, cache_salt=None, public_prefix_len=0
+        adapters=None, logprobs=None, seed=None, priority=0, deadline=None, tenant=None, cache_salt=None, public_prefix_len=0,
+        keep=false
     ))]
     #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "mirrors a documented signature")]
     #[allow(clippy::needless_pass_by_value, reason = "one line an argument")]
@@ -274,6 +278,7 @@ impl CompletionRequest {
         tenant: Option<Text>,
         cache_salt: Option<Text>,
         #[pyo3(from_py_with = check_public_prefix_len)] public_prefix_len: usize,
+        keep: bool,
     ) -> PyResult<Self> {
         refuse_tools(
             tool_choice,
@@ -309,7 +314,7 @@ impl CompletionRequest {
         let request = GenerationRequest {
             prompt: parse_prompt(prompt)?,
             sampling: sampling.check()?,
-            service: ServiceFields { priority, deadline, tenant, cache_salt, public_prefix: public_prefix_len }.check()?,
+            service: ServiceFields { priority, deadline, tenant, cache_salt, public_prefix: public_prefix_len, keep }.check()?,
             n_choices,
             best_of: best_of.map(|best_of| within("best_of", &best_of, 0, MAX_CHOICES)).transpose()?,
             truncate_sequence,

@@ -5,10 +5,10 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use engine::{Completion, TokenLogprobs};
+use engine::{Completion, Engine, TokenLogprobs};
 use pyo3::{prelude::*, types::PyBytes};
 
-use crate::logger::log_failure;
+use crate::{logger::log_failure, sequence::Sequence};
 
 /// `Name(field=value, ...)`, each value as Python writes it.
 macro_rules! repr {
@@ -32,7 +32,8 @@ pub struct ChatCompletionResponse {
 }
 
 /// One answer of a chat. `finish_reason` is "stop" (end of sequence or a stop string), "length" (`max_tokens`, the model's length or the
-/// whole KV pool) or "error", whose cause is logged. `stop_sequence` is the stop string that ended it.
+/// whole KV pool) or "error", whose cause is logged. `stop_sequence` is the stop string that ended it;
+/// `sequence`, with `keep=True`, what can be gone on from.
 #[pyclass(frozen, get_all, module = "mistral_paged")]
 pub struct Choice {
     finish_reason: String,
@@ -40,6 +41,7 @@ pub struct Choice {
     message: Py<ResponseMessage>,
     logprobs: Option<Py<Logprobs>>,
     stop_sequence: Option<String>,
+    sequence: Option<Py<Sequence>>,
 }
 
 /// What the model said. `tool_calls` and `reasoning_content` are None in this version.
@@ -51,7 +53,8 @@ pub struct ResponseMessage {
     reasoning_content: Option<String>,
 }
 
-/// What a request used: tokens, seconds from submission, tokens a second.
+/// What a request used: tokens, seconds from submission, tokens a second; `preemptions`, how often a choice lost its blocks to another
+/// request, and `recomputed_tokens`, how many tokens were computed again.
 #[pyclass(frozen, get_all, module = "mistral_paged")]
 pub struct Usage {
     completion_tokens: usize,
@@ -64,12 +67,21 @@ pub struct Usage {
     total_prompt_time_sec: f64,
     total_completion_time_sec: f64,
     prompt_tokens_details: Option<Py<PromptTokensDetails>>,
+    preemptions: usize,
+    recomputed_tokens: usize,
 }
 
-/// Of the prompt, the tokens whose keys and values came from the prefix cache.
+/// Of the prompt, the tokens that were not computed, because the prefix cache or the sequence that was gone on from had their keys and
+/// values. `miss_reason` tells why there were no more, of the first block that was missing; None when all but the last token were there.
+///
+/// - "cold": nothing like it was computed before, or too long ago. "evicted": its memory was needed for something else.
+/// - "salt": it is there for another `cache_salt`. "identity": it is there for another model state.
+/// - "partial_tail": it is the incomplete last block of the prompt. "window_evicted": a sliding window that ends there is gone.
+/// - "disabled": the prefix cache is off. "skipped": log probabilities of the prompt were asked for, which need every position.
 #[pyclass(frozen, get_all, module = "mistral_paged")]
 pub struct PromptTokensDetails {
     cached_tokens: usize,
+    miss_reason: Option<&'static str>,
 }
 
 /// Log probabilities of the tokens of one answer, in order.
@@ -117,6 +129,7 @@ pub struct CompletionChoice {
     text: String,
     logprobs: Option<Py<Logprobs>>,
     stop_sequence: Option<String>,
+    sequence: Option<Py<Sequence>>,
 }
 
 /// A part of a chat answer. `usage` is there on the last one.
@@ -139,6 +152,7 @@ pub struct ChunkChoice {
     pub delta: Py<Delta>,
     pub logprobs: Option<Py<Logprobs>>,
     pub stop_sequence: Option<String>,
+    pub sequence: Option<Py<Sequence>>,
 }
 
 /// The text since the last part.
@@ -160,7 +174,7 @@ impl ChatCompletionResponse {
 #[pymethods]
 impl Choice {
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        repr!(py, "Choice", self, finish_reason, index, message, logprobs, stop_sequence)
+        repr!(py, "Choice", self, finish_reason, index, message, logprobs, stop_sequence, sequence)
     }
 }
 
@@ -187,7 +201,9 @@ impl Usage {
             total_time_sec,
             total_prompt_time_sec,
             total_completion_time_sec,
-            prompt_tokens_details
+            prompt_tokens_details,
+            preemptions,
+            recomputed_tokens
         )
     }
 }
@@ -195,7 +211,7 @@ impl Usage {
 #[pymethods]
 impl PromptTokensDetails {
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        repr!(py, "PromptTokensDetails", self, cached_tokens)
+        repr!(py, "PromptTokensDetails", self, cached_tokens, miss_reason)
     }
 }
 
@@ -230,7 +246,7 @@ impl CompletionResponse {
 #[pymethods]
 impl CompletionChoice {
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        repr!(py, "CompletionChoice", self, finish_reason, index, text, logprobs, stop_sequence)
+        repr!(py, "CompletionChoice", self, finish_reason, index, text, logprobs, stop_sequence, sequence)
     }
 }
 
@@ -244,7 +260,7 @@ impl ChatCompletionChunkResponse {
 #[pymethods]
 impl ChunkChoice {
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        repr!(py, "ChunkChoice", self, finish_reason, index, delta, logprobs, stop_sequence)
+        repr!(py, "ChunkChoice", self, finish_reason, index, delta, logprobs, stop_sequence, sequence)
     }
 }
 
@@ -283,10 +299,8 @@ fn per_second(tokens: usize, seconds: f64) -> f64 {
 
 /// Usage with its rates.
 pub fn usage(py: Python<'_>, usage: &engine::Usage) -> PyResult<Py<Usage>> {
-    let details = match usage.cached_tokens {
-        0 => None,
-        cached_tokens => Some(Py::new(py, PromptTokensDetails { cached_tokens })?),
-    };
+    let details =
+        PromptTokensDetails { cached_tokens: usage.cached_tokens, miss_reason: usage.cache_miss.map(engine::MissReason::name) };
     let total_tokens = usage.prompt_tokens + usage.completion_tokens;
     Py::new(
         py,
@@ -300,7 +314,9 @@ pub fn usage(py: Python<'_>, usage: &engine::Usage) -> PyResult<Py<Usage>> {
             total_time_sec: usage.total_time_sec,
             total_prompt_time_sec: usage.total_prompt_time_sec,
             total_completion_time_sec: usage.total_completion_time_sec,
-            prompt_tokens_details: details,
+            prompt_tokens_details: Some(Py::new(py, details)?),
+            preemptions: usage.preemptions,
+            recomputed_tokens: usage.recomputed_tokens,
         },
     )
 }
@@ -319,8 +335,13 @@ pub fn logprobs(py: Python<'_>, tokens: Vec<TokenLogprobs>) -> PyResult<Py<Logpr
     Py::new(py, Logprobs { content: content.collect::<PyResult<_>>()? })
 }
 
+/// What a choice came to, to be gone on from.
+pub fn kept(py: Python<'_>, engine: &Engine, model: &str, sequence: engine::Sequence) -> PyResult<Py<Sequence>> {
+    Py::new(py, Sequence::new(engine, model, sequence))
+}
+
 /// A complete chat answer.
-pub fn chat(py: Python<'_>, envelope: Envelope, completion: Completion) -> PyResult<Py<ChatCompletionResponse>> {
+pub fn chat(py: Python<'_>, envelope: Envelope, completion: Completion, engine: &Engine) -> PyResult<Py<ChatCompletionResponse>> {
     let choices = completion.choices.into_iter().map(|choice| {
         log_failure(py, &envelope.id, choice.index, choice.error.as_deref())?;
         let message = ResponseMessage {
@@ -337,6 +358,7 @@ pub fn chat(py: Python<'_>, envelope: Envelope, completion: Completion) -> PyRes
                 message: Py::new(py, message)?,
                 logprobs: choice.logprobs.map(|tokens| logprobs(py, tokens)).transpose()?,
                 stop_sequence: choice.stop_sequence,
+                sequence: choice.sequence.map(|sequence| kept(py, engine, &envelope.model, sequence)).transpose()?,
             },
         )
     });
@@ -348,7 +370,12 @@ pub fn chat(py: Python<'_>, envelope: Envelope, completion: Completion) -> PyRes
 }
 
 /// A complete text answer.
-pub fn completion(py: Python<'_>, envelope: Envelope, completion: Completion) -> PyResult<Py<CompletionResponse>> {
+pub fn completion(
+    py: Python<'_>,
+    envelope: Envelope,
+    completion: Completion,
+    engine: &Engine,
+) -> PyResult<Py<CompletionResponse>> {
     let choices = completion.choices.into_iter().map(|choice| {
         log_failure(py, &envelope.id, choice.index, choice.error.as_deref())?;
         Py::new(
@@ -359,6 +386,7 @@ pub fn completion(py: Python<'_>, envelope: Envelope, completion: Completion) ->
                 text: choice.text,
                 logprobs: choice.logprobs.map(|tokens| logprobs(py, tokens)).transpose()?,
                 stop_sequence: choice.stop_sequence,
+                sequence: choice.sequence.map(|sequence| kept(py, engine, &envelope.model, sequence)).transpose()?,
             },
         )
     });

@@ -1,20 +1,17 @@
 //! The handle of a running model.
 
-use std::{task::Poll, time::Instant};
-
-use engine::{CpuOptions, Engine, EngineConfig, GenerationRequest, PagedAttentionConfig};
-use pyo3::{
-    prelude::*,
-    types::{PyDict, PyString},
-};
+use engine::{CpuOptions, Engine, EngineConfig, PagedAttentionConfig};
+use pyo3::{prelude::*, types::PyString};
 
 use crate::{
     arguments::{Integer, Real, Text, at_least, at_least_if_given, check_seed, refuse, token_ids, within},
-    door::{POLL, enter, wait},
+    completing::complete,
+    door::enter,
     enums::PagedCacheType,
     exceptions::{ModelNotFoundError, invalid},
     load::load,
     logger::log,
+    memory::MemoryPlan,
     messages,
     options::{self, MemoryArguments},
     process::OwnProcess,
@@ -34,10 +31,19 @@ use crate::{
 ///   `pa_ctxt_len`, tokens; `memory_goal`, which is "auto", a fraction, "4GiB" or "65536tokens". On a CPU this is host memory: address
 ///   space is reserved and committed as blocks are first used. With none of them the pool serves `max_seqs` requests of the model's
 ///   length, or takes half of the free memory when that is less; the size is logged.
+/// - `guaranteed=True`: `max_seqs` requests of `pa_ctxt_len` tokens each, or of the model's length, are served at once without waiting for
+///   memory, and none may be longer; where memory for that is not free, the error says what would fit. `Runner.memory_plan` tells before
+///   loading.
 /// - `pa_blk_size`: tokens a block, 8, 16 or 32 (32 unless given).
 /// - `pa_cache_type`: type of the cached keys and values; `PagedCacheType.Int8` and `F8E4M3` take about half the memory of 16-bit floats.
 /// - `prefix_cache_n`: 0 turns the prefix cache off, any other number turns it on.
 /// - `no_kv_cache` drops a request's blocks after each step and computes everything again (slow, exact).
+/// - `admission`: when a waiting request may run beside others. "watermark" (unless given): its prompt fits and a hundredth of the pool
+///   stays free; "reserved": its prompt and `max_tokens` fit, so that nobody is ever preempted; "optimistic": its first chunk fits.
+/// - `victim`: who loses its blocks to a request ahead of it that finds none. "least_cost" (unless given): who has least to compute again;
+///   "newest": who came last.
+/// - `fairness`: who goes first. "priority" (unless given): the lowest `priority`, then the earliest `deadline`, then who came first;
+///   "fcfs": who came first; "drr": as "priority", with tenants taking turns by deficit round-robin.
 /// - `no_paged_attn` gives each request its whole context up front from the same pool, the baseline that paging is compared with.
 /// - `token_source`: where the hub token comes from: `cache`, `none`, `literal:VALUE`, `env:NAME` or `path:FILE`.
 /// - `deterministic` makes a request's logits the same bits cold or warm, alone or in a batch, in chunks of any size, preempted or not, and
@@ -52,7 +58,7 @@ use crate::{
 /// unknown keyword, `NotImplementedError` for an argument that is not supported yet.
 #[pyclass(frozen, module = "mistral_paged")]
 pub struct Runner {
-    engine: OwnProcess<Engine>,
+    pub(crate) engine: OwnProcess<Engine>,
     model_id: String,
     architecture: String,
 }
@@ -67,7 +73,8 @@ impl Runner {
         which, max_seqs=32, no_kv_cache=false, prefix_cache_n=16, token_source="cache", chat_template=None, jinja_explicit=None,
         pa_gpu_mem=None, pa_gpu_mem_usage=None, pa_ctxt_len=None, pa_blk_size=None, pa_cache_type=None, no_paged_attn=false,
         paged_attn=false, memory_goal=None, seed=None, max_num_batched_tokens=None, device="auto", *, deterministic=false, cpu_tier=None,
-        num_threads=None, load_progress=None, prompt_batchsize=None, num_device_layers=None, in_situ_quant=None, anymoe_config=None, which_draft=None,
+        num_threads=None, load_progress=None, admission=None, victim=None, fairness=None, prompt_batchsize=None, guaranteed=false,
+        num_device_layers=None, in_situ_quant=None, anymoe_config=None, which_draft=None,
         speculative_gamma=None, mtp_model=None, mtp_n_predict=None, enable_search=false, search_embedding_model=None,
         search_callback=None, tool_callbacks=None, mcp_client_config=None, code_execution_config=None, shell_config=None
     ))]
@@ -97,7 +104,11 @@ impl Runner {
         cpu_tier: Option<String>,
         num_threads: Option<Integer>,
         load_progress: Option<Bound<'_, PyAny>>,
+        admission: Option<&str>,
+        victim: Option<&str>,
+        fairness: Option<&str>,
         prompt_batchsize: Option<Integer>,
+        guaranteed: bool,
         num_device_layers: Option<Bound<'_, PyAny>>,
         in_situ_quant: Option<Bound<'_, PyAny>>,
         anymoe_config: Option<Bound<'_, PyAny>>,
@@ -140,11 +151,12 @@ impl Runner {
             no_kv_cache,
             prefix_caching: prefix_cache_n > 0,
             no_paged_attn,
+            policies: options::policies(admission, victim, fairness)?,
             paged_attention: PagedAttentionConfig {
                 block_size: at_least_if_given("pa_blk_size", pa_blk_size.as_ref(), 0)?,
                 mem_gpu: memory.check()?,
                 cache_type: pa_cache_type.map_or(engine::PagedCacheType::Auto, Into::into),
-                guaranteed: false,
+                guaranteed,
             },
             dtype: selection.dtype.into(),
             architecture: selection.architecture.map(str::to_owned),
@@ -163,6 +175,68 @@ impl Runner {
         Ok(Self { engine: OwnProcess::new(engine), model_id: selection.model_id, architecture })
     }
 
+    /// What a model would take of the memory, and how many blocks and requests that leaves room for: a `MemoryPlan`, made from the
+    /// headers of the model's files without reading weights. The keywords are those of `Runner` that concern memory, and refuse what
+    /// `Runner` would.
+    ///
+    /// - A `Which.Plain` folder may be without weights: config.json is enough. Each parameter of the architecture then counts 2 bytes
+    ///   (norms and biases 4), and the tokenizer nothing.
+    /// - `devices`: a list of megabytes, one a device, to plan for instead of this host: all free, each with an equal share of the layers
+    ///   in order, the first with the token embedding and the last with the output projection, weights as their files store them.
+    #[staticmethod]
+    #[pyo3(signature = (
+        which, max_seqs=32, token_source="cache", pa_gpu_mem=None, pa_gpu_mem_usage=None, pa_ctxt_len=None, pa_blk_size=None,
+        pa_cache_type=None, no_paged_attn=false, memory_goal=None, max_num_batched_tokens=None, device="auto", *, guaranteed=false,
+        devices=None, cpu_tier=None, num_threads=None
+    ))]
+    #[allow(clippy::too_many_arguments, reason = "those of the constructor")]
+    #[allow(clippy::needless_pass_by_value, reason = "one line an argument")]
+    fn memory_plan(
+        py: Python<'_>,
+        which: &Bound<'_, Which>,
+        #[pyo3(from_py_with = check_max_seqs)] max_seqs: usize,
+        token_source: &str,
+        pa_gpu_mem: Option<Integer>,
+        pa_gpu_mem_usage: Option<Real>,
+        pa_ctxt_len: Option<Integer>,
+        pa_blk_size: Option<Integer>,
+        pa_cache_type: Option<PagedCacheType>,
+        no_paged_attn: bool,
+        memory_goal: Option<Bound<'_, PyAny>>,
+        max_num_batched_tokens: Option<Integer>,
+        device: &str,
+        guaranteed: bool,
+        devices: Option<Vec<Integer>>,
+        cpu_tier: Option<String>,
+        num_threads: Option<Integer>,
+    ) -> PyResult<MemoryPlan> {
+        let selection = Selection::of(which)?;
+        let memory = MemoryArguments { pa_gpu_mem, pa_gpu_mem_usage, pa_ctxt_len, memory_goal: memory_goal.as_ref() };
+        let config = EngineConfig {
+            max_num_seqs: max_seqs,
+            max_num_batched_tokens: batched_tokens(max_num_batched_tokens.as_ref(), None)?,
+            no_paged_attn,
+            paged_attention: PagedAttentionConfig {
+                block_size: at_least_if_given("pa_blk_size", pa_blk_size.as_ref(), 0)?,
+                mem_gpu: memory.check()?,
+                cache_type: pa_cache_type.map_or(engine::PagedCacheType::Auto, Into::into),
+                guaranteed,
+            },
+            dtype: selection.dtype.into(),
+            architecture: selection.architecture.map(str::to_owned),
+            device: options::device(device)?,
+            cpu: CpuOptions { tier: cpu_tier, num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)? },
+            ..EngineConfig::default()
+        };
+        let source = options::resolve(py, &selection, token_source)?;
+        MemoryPlan::of(py, &source, &config, devices.as_deref())
+    }
+
+    /// Where this runner's memory goes, as its plan foretold: a `MemoryPlan`.
+    fn memory_ledger(&self) -> PyResult<MemoryPlan> {
+        Ok(MemoryPlan::of_engine(self.engine.get()?))
+    }
+
     /// Answers a chat: a `ChatCompletionResponse`, or an iterator of chunks when the request has `stream=True`. Waits without holding
     /// the interpreter; Ctrl-C cancels.
     #[pyo3(signature = (request, model_id=None))]
@@ -175,14 +249,15 @@ impl Runner {
         self.check_model(model_id)?;
         let envelope = Envelope::new(&self.model_id);
         if !request.stream {
-            let completion = self.complete(py, &request.request)?;
-            return Ok(response::chat(py, envelope, completion)?.into_bound(py).into_any());
+            let engine = self.engine.get()?;
+            let completion = complete(py, engine, request.request.clone())?;
+            return Ok(response::chat(py, envelope, completion, engine)?.into_bound(py).into_any());
         }
         let n_choices = request.request.n_choices;
         let wants_logprobs = request.request.sampling.logprobs.is_some();
         let engine = self.engine.get()?;
         let stream = enter(py, || engine.submit(request.request.clone()))?;
-        let streamer = ChatCompletionStreamer::new(stream, n_choices, wants_logprobs, envelope);
+        let streamer = ChatCompletionStreamer::new(stream, n_choices, wants_logprobs, envelope, engine.clone());
         Ok(Bound::new(py, streamer)?.into_any())
     }
 
@@ -206,8 +281,9 @@ impl Runner {
     ) -> PyResult<Py<CompletionResponse>> {
         self.check_model(model_id)?;
         let envelope = Envelope::new(&self.model_id);
-        let completion = self.complete(py, &request.request)?;
-        response::completion(py, envelope, completion)
+        let engine = self.engine.get()?;
+        let completion = complete(py, engine, request.request.clone())?;
+        response::completion(py, envelope, completion, engine)
     }
 
     /// `send_completion_request` to a model by its id.
@@ -272,37 +348,6 @@ impl Runner {
         Ok(self.engine.get()?.max_sequence_length())
     }
 
-    /// Figures of the KV pool as of the last step: `blocks_total`, `blocks_used` (held by a live request), `blocks_cached` (free but
-    /// findable by the prefix cache), `blocks_free` (cached ones included), `block_size` in tokens, `block_bytes`, `tokens_total`,
-    /// `prefix_queried_tokens`, `prefix_hit_tokens`, `preemptions`, `requests_running`, `requests_waiting`, `slots_held` (of held
-    /// blocks; a token takes one in each KV group), `slots_live` (of those with KV), their sums over the `steps` so far (`slots_held_sum`,
-    /// `slots_live_sum`), `peak_running` (most requests in one step) and `peak_running_before_preemption`.
-    fn kv_cache_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let engine = self.engine.get()?;
-        let stats = enter(py, || engine.kv_cache_stats())?;
-        let dict = PyDict::new(py);
-        dict.set_item("blocks_total", stats.blocks_total)?;
-        dict.set_item("blocks_used", stats.blocks_used)?;
-        dict.set_item("blocks_cached", stats.blocks_cached)?;
-        dict.set_item("blocks_free", stats.blocks_free)?;
-        dict.set_item("block_size", stats.block_size)?;
-        dict.set_item("block_bytes", engine.block_bytes())?;
-        dict.set_item("tokens_total", stats.tokens_total)?;
-        dict.set_item("prefix_queried_tokens", stats.prefix_queried_tokens)?;
-        dict.set_item("prefix_hit_tokens", stats.prefix_hit_tokens)?;
-        dict.set_item("preemptions", stats.preemptions)?;
-        dict.set_item("requests_running", stats.requests_running)?;
-        dict.set_item("requests_waiting", stats.requests_waiting)?;
-        dict.set_item("slots_held", stats.slots_held)?;
-        dict.set_item("slots_live", stats.slots_live)?;
-        dict.set_item("steps", stats.steps)?;
-        dict.set_item("slots_held_sum", stats.slots_held_sum)?;
-        dict.set_item("slots_live_sum", stats.slots_live_sum)?;
-        dict.set_item("peak_running", stats.peak_running)?;
-        dict.set_item("peak_running_before_preemption", stats.peak_running_before_preemption)?;
-        Ok(dict)
-    }
-
     /// Ids of the models: the one of this runner.
     fn list_models(&self) -> Vec<String> {
         vec![self.model_id.clone()]
@@ -352,27 +397,6 @@ impl Runner {
             }
             _ => Ok(()),
         }
-    }
-
-    /// Submits and waits for the complete answer. Leaving early, for instance on Ctrl-C, drops the stream, which cancels.
-    fn complete(&self, py: Python<'_>, request: &GenerationRequest) -> PyResult<engine::Completion> {
-        let engine = self.engine.get()?;
-        let stream = enter(py, || engine.submit(request.clone()))?;
-        let mut collector = stream.collector();
-        wait(py, move || {
-            let deadline = Instant::now() + POLL;
-            loop {
-                let left = deadline.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    return Ok(Poll::Pending);
-                }
-                if let Some(event) = stream.next_timeout(left)?
-                    && let Some(completion) = collector.push(event)
-                {
-                    return Ok(Poll::Ready(completion));
-                }
-            }
-        })
     }
 }
 

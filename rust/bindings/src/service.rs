@@ -17,6 +17,7 @@ pub struct ServiceFields {
     pub tenant: Option<Text>,
     pub cache_salt: Option<Text>,
     pub public_prefix: usize,
+    pub keep: bool,
 }
 
 impl ServiceFields {
@@ -24,11 +25,11 @@ impl ServiceFields {
     pub fn check(self) -> PyResult<ServiceParams> {
         Ok(ServiceParams {
             priority: self.priority,
-            deadline: self.deadline.map(|Real(seconds)| check_deadline(seconds)).transpose()?,
+            deadline: self.deadline.map(|Real(after)| seconds("deadline", after)).transpose()?,
             tenant: self.tenant.map(|Text(tenant)| tenant),
             cache_salt: self.cache_salt.map(|Text(salt)| salt),
             public_prefix: self.public_prefix,
-            keep: false,
+            keep: self.keep,
         })
     }
 }
@@ -42,9 +43,9 @@ pub fn check_priority(priority: &Bound<'_, PyAny>) -> PyResult<i32> {
 }
 
 /// Seconds above 0.
-fn check_deadline(seconds: f64) -> PyResult<Duration> {
+pub fn seconds(name: &str, seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds)
         .ok()
-        .filter(|after| *after > Duration::ZERO)
-        .ok_or_else(|| invalid(format!("`deadline` must be a number of seconds above 0, got {seconds}")))
+        .filter(|duration| *duration > Duration::ZERO)
+        .ok_or_else(|| invalid(format!("`{name}` must be a number of seconds above 0, got {seconds}")))
 }

@@ -5,14 +5,16 @@ use std::{
     task::Poll,
 };
 
-use engine::{EngineError, OutputEvent, RequestStream, TokenLogprobs};
+use engine::{Engine, EngineError, OutputEvent, RequestStream, TokenLogprobs};
 use pyo3::prelude::*;
 
 use crate::{
+    arguments::at_least,
     door::{POLL, enter, wait},
     logger::log_failure,
     process::OwnProcess,
-    response::{self, ChatCompletionChunkResponse, ChunkChoice, Delta, Envelope},
+    response::{self, ChatCompletionChunkResponse, ChunkChoice, Delta, Envelope, kept},
+    sequence::{Generating, Sequence},
 };
 
 /// Iterates over the parts of a chat answer: one for each token's text, and one with the `finish_reason` for each choice; the last has
@@ -21,6 +23,7 @@ use crate::{
 pub struct ChatCompletionStreamer {
     envelope: Envelope,
     wants_logprobs: bool,
+    engine: OwnProcess<Engine>,
     state: OwnProcess<Mutex<State>>,
 }
 
@@ -30,6 +33,8 @@ struct State {
     unfinished: usize,
     /// The last choice's end, held back until the usage is known.
     ending: Option<Part>,
+    /// The sequence that becomes what the answer comes to.
+    generating: Option<Generating>,
 }
 
 /// What one chunk tells.
@@ -39,18 +44,27 @@ struct Part {
     logprobs: Vec<TokenLogprobs>,
     finish_reason: Option<String>,
     stop_sequence: Option<String>,
+    sequence: Option<engine::Sequence>,
     /// Why the reason is "error".
     error: Option<String>,
     usage: Option<engine::Usage>,
 }
 
+fn check_choice(choice: &Bound<'_, PyAny>) -> PyResult<usize> {
+    at_least("choice", &choice.extract()?, 0)
+}
+
 impl State {
+    fn end(&mut self) {
+        (self.stream, self.generating) = (None, None);
+    }
+
     /// The next part; `None` at the end.
     fn poll(&mut self) -> Result<Poll<Option<Part>>, EngineError> {
         let Some(stream) = &self.stream else {
             return Ok(Poll::Ready(None));
         };
-        let event = stream.next_timeout(POLL).inspect_err(|_| self.stream = None)?;
+        let event = stream.next_timeout(POLL).inspect_err(|_| self.end())?;
         let Some(event) = event else {
             return Ok(Poll::Pending);
         };
@@ -61,13 +75,25 @@ impl State {
                 logprobs,
                 finish_reason: None,
                 stop_sequence: None,
+                sequence: None,
                 error: None,
                 usage: None,
             }))),
-            OutputEvent::Finished { index, reason, stop_sequence, error, .. } => {
+            OutputEvent::Finished { index, reason, stop_sequence, error, mut sequence } => {
+                if let (Some(generating), Some(sequence)) = (&self.generating, sequence.take_if(|_| self.generating.is_some())) {
+                    generating.set(sequence);
+                }
                 let finish_reason = Some(reason.as_str().to_owned());
-                let part =
-                    Part { index, text: String::new(), logprobs: Vec::new(), finish_reason, stop_sequence, error, usage: None };
+                let part = Part {
+                    index,
+                    text: String::new(),
+                    logprobs: Vec::new(),
+                    finish_reason,
+                    stop_sequence,
+                    sequence,
+                    error,
+                    usage: None,
+                };
                 self.unfinished = self.unfinished.saturating_sub(1);
                 if self.unfinished > 0 {
                     return Ok(Poll::Ready(Some(part)));
@@ -76,7 +102,7 @@ impl State {
                 Ok(Poll::Pending)
             }
             OutputEvent::Done(usage) => {
-                self.stream = None;
+                self.end();
                 Ok(Poll::Ready(self.ending.take().map(|part| Part { usage: Some(usage), ..part })))
             }
         }
@@ -85,9 +111,17 @@ impl State {
 
 impl ChatCompletionStreamer {
     /// An iterator over a request that was just submitted.
-    pub fn new(stream: RequestStream, n_choices: usize, wants_logprobs: bool, envelope: Envelope) -> Self {
-        let state = State { stream: Some(stream), unfinished: n_choices, ending: None };
-        Self { envelope, wants_logprobs, state: OwnProcess::new(Mutex::new(state)) }
+    pub fn new(stream: RequestStream, n_choices: usize, wants_logprobs: bool, envelope: Envelope, engine: Engine) -> Self {
+        let state = State { stream: Some(stream), unfinished: n_choices, ending: None, generating: None };
+        Self { envelope, wants_logprobs, engine: OwnProcess::new(engine), state: OwnProcess::new(Mutex::new(state)) }
+    }
+
+    /// The sequence that becomes what the answer comes to.
+    pub fn generating(self, generating: Generating) -> Self {
+        if let Ok(state) = self.state.get() {
+            state.lock().unwrap_or_else(PoisonError::into_inner).generating = Some(generating);
+        }
+        self
     }
 
     fn chunk(&self, py: Python<'_>, part: Part) -> PyResult<ChatCompletionChunkResponse> {
@@ -99,6 +133,7 @@ impl ChatCompletionStreamer {
             delta: Py::new(py, delta)?,
             logprobs: self.wants_logprobs.then(|| response::logprobs(py, part.logprobs)).transpose()?,
             stop_sequence: part.stop_sequence,
+            sequence: part.sequence.map(|sequence| kept(py, self.engine.get()?, &self.envelope.model, sequence)).transpose()?,
         };
         let Envelope { id, created, model, system_fingerprint } = self.envelope.clone();
         Ok(ChatCompletionChunkResponse {
@@ -125,11 +160,22 @@ impl ChatCompletionStreamer {
         part.map(|part| self.chunk(py, part)).transpose()
     }
 
+    /// What a choice has come to so far, to be gone on from, while it runs on itself.
+    #[pyo3(signature = (choice=0))]
+    fn sequence(&self, py: Python<'_>, #[pyo3(from_py_with = check_choice)] choice: usize) -> PyResult<Sequence> {
+        let state = self.state.get()?;
+        let sequence = enter(py, || match &state.lock().unwrap_or_else(PoisonError::into_inner).stream {
+            Some(stream) => stream.sequence(choice),
+            None => Err(EngineError::InvalidArgument("the answer is complete: ask while it is made, or with keep=True".into())),
+        })?;
+        Ok(Sequence::new(self.engine.get()?, &self.envelope.model, sequence))
+    }
+
     /// Cancels the request, if it still runs, and frees its blocks.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let state = self.state.get()?;
         enter(py, || {
-            state.lock().unwrap_or_else(PoisonError::into_inner).stream = None;
+            state.lock().unwrap_or_else(PoisonError::into_inner).end();
             Ok(())
         })
     }

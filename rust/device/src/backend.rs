@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::{CacheEngine, DeviceError, KvCacheSpec, Tensor, WeightView};
+use crate::{CacheEngine, DType, DeviceError, KvCacheSpec, Tensor, WeightView};
 
 /// How exactly a linear layer computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +41,22 @@ pub struct Linear {
 }
 
 impl Linear {
+    /// Bytes of weight and bias as they are kept, those of the file where it is used in place.
+    pub fn bytes(&self) -> u64 {
+        match &self.weight {
+            LinearWeight::Cpu(weight) => weight.bytes() as u64,
+            LinearWeight::Reference { weight, bias } => (weight.bytes().len() + bias.as_deref().map_or(0, size_of_val)) as u64,
+        }
+    }
+
+    /// Whether it is multiplied as it lies in its file, whose pages it needs.
+    pub fn is_in_place(&self) -> bool {
+        match &self.weight {
+            LinearWeight::Cpu(weight) => weight.is_in_place(),
+            LinearWeight::Reference { .. } => true,
+        }
+    }
+
     /// The weight in the CPU backend's form.
     ///
     /// # Panics
@@ -103,10 +119,19 @@ pub struct Projection<'a> {
     pub out: &'a mut Tensor,
 }
 
+/// Where the rows of the token embedding lie.
+#[derive(Clone, Copy)]
+pub enum EmbeddingTable<'a> {
+    /// In their file.
+    Stored(&'a WeightView),
+    /// In the weight of the output projection, in whatever form that has: one copy serves both.
+    Tied(&'a Linear),
+}
+
 /// Arguments of [`Backend::embed`].
 pub struct EmbedArgs<'a> {
-    /// `[vocab_size, hidden_size]`, as stored.
-    pub table: &'a WeightView,
+    /// `[vocab_size, hidden_size]`.
+    pub table: EmbeddingTable<'a>,
     /// `[num_tokens]`, each below `vocab_size`.
     pub token_ids: &'a [u32],
     /// Multiplied into every value (gemma: the square root of `hidden_size`).
@@ -264,6 +289,31 @@ pub struct BackendInfo {
     pub num_threads: usize,
 }
 
+/// What decides the size of a backend's own buffers.
+#[derive(Clone, Copy, Debug)]
+pub struct WorkspaceShape {
+    /// Tokens of a step at most.
+    pub num_tokens: usize,
+    /// Tokens of a request at most.
+    pub seq_len: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width of the feed-forward network.
+    pub intermediate_size: usize,
+    /// Query heads.
+    pub num_heads: usize,
+    /// Key and value heads.
+    pub num_kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// How the weights of most layers are stored.
+    pub dtype: DType,
+    /// Of the linear layers.
+    pub precision: Precision,
+    /// Whether there are norms before the residual additions.
+    pub post_norms: bool,
+}
+
 /// A device that computes decoder steps. All calls of one step come from one thread; calls do not fail once the sizes,
 /// which are programming errors when wrong, agree. A [`Linear`] works with the backend that loaded it. Outputs that are not also
 /// inputs get their number of rows set.
@@ -279,6 +329,12 @@ pub trait Backend: Send + Sync {
 
     /// Packs a weight `[out_features, in_features]`.
     fn load_linear(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError>;
+
+    /// Bytes that a weight `[rows, cols]` takes once it is loaded, pages of its file included where it is used in place.
+    fn linear_bytes(&self, dtype: DType, shape: [usize; 2], precision: Precision) -> u64;
+
+    /// Bytes of the backend's own buffers once the largest step has run.
+    fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64;
 
     /// `out[i] = table[token_ids[i]] * scale`; sets out's rows.
     fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor);

@@ -3,6 +3,8 @@
 #![allow(clippy::cast_ptr_alignment)] // Planes are page-aligned.
 #![allow(clippy::inline_always)] // `store_codes` is inlined into the kernels of every tier.
 
+mod transfer;
+
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use half::{bf16, f16};

@@ -20,6 +20,15 @@ pub fn host_memory() -> HostMemory {
     lower_by_groups(machine, &groups, Path::new("/sys/fs/cgroup"))
 }
 
+/// Gives free memory of the heap back to the system, where the allocator can.
+pub fn trim_heap() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: malloc_trim has no preconditions; it is safe to call from any thread.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Physical cores that the process may run on: hyperthreads of one core count once, and a container's CPU quota is honoured.
 pub fn num_physical_cores() -> usize {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);

@@ -16,8 +16,9 @@ pub mod quant;
 pub mod tensor;
 
 pub use backend::{
-    Activation, AttentionArgs, AttentionParams, Backend, BackendInfo, EmbedArgs, GateUpArgs, KvGroupMetadata, Linear,
-    LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata,
+    Activation, AttentionArgs, AttentionParams, Backend, BackendInfo, EmbedArgs, EmbeddingTable, GateUpArgs, KvGroupMetadata,
+    Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata,
+    WorkspaceShape,
 };
 pub use cache_engine::{CacheEngine, KvPlace, KvSide};
 pub use dtype::{DType, GgmlType, KvDType};

@@ -56,6 +56,16 @@ impl Bytes {
         self.start == self.end
     }
 
+    /// Gives the memory of mapped pages back, those included that are only partly of these bytes; they are read from the file
+    /// again when they are next touched. A hint: refusal is harmless, and owned bytes stay.
+    pub fn release(&self) {
+        #[cfg(unix)]
+        if let Owner::File(map) = &self.owner {
+            // SAFETY: the mapping is of a file, read-only and never written, so the pages come back with the same bytes.
+            let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, self.start, self.end - self.start) };
+        }
+    }
+
     /// The bytes `start..end` of these.
     ///
     /// # Panics

@@ -92,6 +92,11 @@ impl WeightView {
         self.bytes.as_slice()
     }
 
+    /// See [`Bytes::release`].
+    pub fn release(&self) {
+        self.bytes.release();
+    }
+
     /// Bytes of one row.
     pub fn row_bytes(&self) -> usize {
         self.bytes.len().checked_div(self.rows).unwrap_or(0)

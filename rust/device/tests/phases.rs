@@ -4,9 +4,9 @@ mod common;
 
 use common::{Rng, tiers};
 use device::{
-    Activation, Backend, CacheEngine, DType, EmbedArgs, GateUpArgs, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvSide,
-    Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata,
-    Tensor, WeightView,
+    Activation, Backend, CacheEngine, DType, EmbedArgs, EmbeddingTable, GateUpArgs, KvCacheSpec, KvDType, KvGroupMetadata,
+    KvPlace, KvSide, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable,
+    StepMetadata, Tensor, WeightView,
     cpu::{CpuBackend, ReferenceBackend},
     mmap::Bytes,
 };
@@ -90,7 +90,7 @@ fn embedding_and_gather_pick_rows() {
     let (table, x) = (weight(&mut rng, 7, 32), tensor(&mut rng, 5, 8));
     for backend in backends() {
         let (mut out, mut picked) = (backend.alloc(4, 32).unwrap(), backend.alloc(4, 8).unwrap());
-        backend.embed(&EmbedArgs { table: &table, token_ids: &[6, 0, 6], scale: 3.0 }, &mut out);
+        backend.embed(&EmbedArgs { table: EmbeddingTable::Stored(&table), token_ids: &[6, 0, 6], scale: 3.0 }, &mut out);
         assert_eq!(out.rows(), 3);
         for (i, id) in [6, 0, 6].into_iter().enumerate() {
             let stored: Vec<f32> = table.row(id).chunks(4).map(|b| 3.0 * f32::from_le_bytes(b.try_into().unwrap())).collect();

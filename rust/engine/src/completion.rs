@@ -1,5 +1,7 @@
 //! What a caller gets back: events, and the complete answer made of them.
 
+use paged::MissReason;
+
 use crate::{Sequence, engine::JobHandle};
 
 /// Why a continuation ended.
@@ -60,8 +62,14 @@ pub struct Usage {
     pub prompt_tokens: usize,
     /// Generated tokens, over all choices.
     pub completion_tokens: usize,
-    /// Of the prompt, tokens whose KV came from the prefix cache.
+    /// Of the prompt, tokens that were not computed: their KV was in the prefix cache, or in the sequence that was gone on from.
     pub cached_tokens: usize,
+    /// Why no more of the prompt was cached; `None` if all but its last token was.
+    pub cache_miss: Option<MissReason>,
+    /// Times that a choice lost its blocks to another request.
+    pub preemptions: usize,
+    /// Tokens that were computed again after that.
+    pub recomputed_tokens: usize,
     /// Seconds from submission to the end.
     pub total_time_sec: f64,
     /// Seconds from submission to the first sampled token.

@@ -31,6 +31,9 @@ pub enum EngineError {
     /// The KV pool cannot be made as asked.
     #[error(transparent)]
     KvCache(#[from] paged::ConfigError),
+    /// The engine accepts no requests, as it was told.
+    #[error("{0}")]
+    Draining(String),
     /// A step failed, or the engine has stopped.
     #[error("{0}")]
     Internal(String),

@@ -18,12 +18,14 @@ pub mod weights;
 pub use chat_template::{ChatTemplate, RenderOptions};
 pub use completion::{Completion, CompletionChoice, FinishReason, OutputEvent, RequestStream, TokenLogprobs, TopLogprob, Usage};
 pub use engine::{
-    Continuation, CpuOptions, Device, Engine, EngineConfig, KvCacheStats, LoadProgress, ModelDType, ModelSource, Sequence,
-    best_device,
+    Continuation, CpuOptions, Device, DeviceBytes, Drain, Engine, EngineConfig, GroupPlan, KvCacheStats, LoadProgress,
+    MemoryPlan, ModelDType, ModelSource, Policies, Sequence, best_device,
 };
 pub use error::EngineError;
 pub use generation_config::GenerationConfig;
-pub use paged::{MemoryGpuConfig, PagedAttentionConfig, PagedCacheType};
+pub use paged::{
+    AdmissionPolicy, FairnessPolicy, MemoryGpuConfig, MissReason, PagedAttentionConfig, PagedCacheType, VictimPolicy,
+};
 pub use request::{DryParams, GenerationRequest, MAX_CHOICES, Message, MessageContent, Prompt, SamplingParams, ServiceParams};
 pub use sampler::{ResolvedSampling, Sampler};
 pub use tokenizer::{IncrementalDecoder, Tokenizer};

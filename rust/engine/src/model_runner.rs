@@ -17,6 +17,11 @@ use crate::{
 /// Logit rows computed at once at least, whatever the number of sequences.
 const MIN_LOGIT_ROWS: usize = 64;
 
+/// Rows of logits computed at once at most, in a runner of so many requests.
+pub(crate) fn max_logit_rows(max_num_seqs: usize) -> usize {
+    max_num_seqs.max(MIN_LOGIT_ROWS)
+}
+
 /// How a runner computes.
 #[derive(Clone, Copy, Debug)]
 pub struct RunnerOptions {
@@ -67,7 +72,7 @@ impl ModelRunner {
         };
         let decoder = loader.decoder(&groups)?;
         progress(LoadProgress { done_bytes: total_bytes, total_bytes });
-        let max_logit_rows = options.max_num_seqs.max(MIN_LOGIT_ROWS);
+        let max_logit_rows = max_logit_rows(options.max_num_seqs);
         let activations = Activations::new(&*backend, &config, options.max_num_batched_tokens.max(1), max_logit_rows)?;
         let ropes = config.ropes.iter().map(|rope| GrowingRope::new(rope, &config)).collect();
         Ok(Self { backend, config, options, groups, decoder, activations, ropes, cache: None })
@@ -78,6 +83,16 @@ impl ModelRunner {
         &self.config
     }
 
+    /// Bytes of all weights as they are kept, those of files where they are used in place.
+    pub fn weight_bytes(&self) -> u64 {
+        self.decoder.weight_bytes()
+    }
+
+    /// Bytes of the KV storage, the null block included; 0 before it is reserved.
+    pub fn kv_cache_bytes(&self) -> u64 {
+        self.cache.as_ref().and_then(|cache| cache.spec().total_bytes()).unwrap_or(0)
+    }
+
     /// How the layers share the KV pool; `StepMetadata::groups` has one entry for each.
     pub fn kv_groups(&self) -> &KvGroups {
         &self.groups
@@ -85,7 +100,7 @@ impl ModelRunner {
 
     /// Rows of logits computed at once at most.
     pub fn max_logit_rows(&self) -> usize {
-        self.options.max_num_seqs.max(MIN_LOGIT_ROWS)
+        max_logit_rows(self.options.max_num_seqs)
     }
 
     /// Reserves the KV storage; block 0 is the null block.

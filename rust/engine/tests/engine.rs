@@ -11,7 +11,7 @@ use common::{
     serving::{exact, greedy, pool_of, prompt, request, run, run_together, start, stats, tokens},
 };
 use engine::{
-    Engine, EngineConfig, EngineError, FinishReason, GenerationRequest, MemoryGpuConfig, Message, OutputEvent,
+    Engine, EngineConfig, EngineError, FinishReason, GenerationRequest, MemoryGpuConfig, Message, MissReason, OutputEvent,
     PagedAttentionConfig, Prompt, SamplingParams,
 };
 
@@ -121,10 +121,12 @@ fn without_kv_cache_the_tokens_are_the_same() {
 fn a_repeated_prompt_is_found_in_the_cache_and_reported() {
     let engine = start("llama", &exact());
     let ask = || engine.submit(request(3, 100, 4)).unwrap().wait().unwrap();
-    assert_eq!(ask().usage.cached_tokens, 0);
-    assert_eq!(ask().usage.cached_tokens, 96);
+    let cold = ask().usage;
+    assert_eq!((cold.cached_tokens, cold.cache_miss), (0, Some(MissReason::Cold)));
+    let warm = ask().usage;
+    assert_eq!((warm.cached_tokens, warm.cache_miss), (99, None), "all but the token whose logits are wanted");
     let stats = stats(&engine);
-    assert_eq!((stats.prefix_queried_tokens, stats.prefix_hit_tokens), (200, 96));
+    assert_eq!((stats.prefix_queried_tokens, stats.prefix_hit_tokens), (200, 99));
 }
 
 #[test]

@@ -54,7 +54,8 @@ impl BlockHasher {
         Self { key, function }
     }
 
-    pub(crate) fn hash(&self, input: HashInput<'_>) -> BlockHash {
+    /// Hash of a root, or of a block behind its parent.
+    pub fn hash(&self, input: HashInput<'_>) -> BlockHash {
         (self.function)(&self.key, input)
     }
 }

@@ -1,6 +1,6 @@
 //! The physical blocks: who holds them, which are free, and in what order free ones are reused.
 
-use crate::block_hash::BlockHasher;
+use crate::block_hash::{BlockHash, BlockHasher};
 use crate::error::{IntegrityError, PoolError};
 use crate::prefix_index::{NodeId, PrefixIndex};
 
@@ -48,7 +48,7 @@ const NUM_LISTS: usize = 3;
 ///
 /// `num_blocks` are usable, with ids from 1; id 0 is the null block on top of them. Every operation on a block is
 /// O(1). A free block may still be *cached*: findable by its content until it is handed out again.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct BlockPool {
     /// By id; behind them, for each free list, one whose links are its ends: `next` the head, `prev` the tail.
     blocks: Vec<Block>,
@@ -320,6 +320,12 @@ impl BlockPool {
             let follow = move |at: &u32| Some(self.blocks[*at as usize].next);
             std::iter::successors(follow(&ends), follow).take_while(move |at| *at != ends).map(BlockId)
         })
+    }
+
+    /// What a block can be found by, and what its place among the free ones goes by.
+    pub(crate) fn content(&self, block: BlockId) -> Option<(BlockHash, u16, bool)> {
+        let entry = self.blocks.get(block.0 as usize).filter(|_| self.is_published(block))?;
+        Some((self.index.hash(entry.node), entry.group, entry.was_shared))
     }
 
     /// Whether a block can be found by its content.

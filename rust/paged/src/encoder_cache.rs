@@ -14,6 +14,28 @@
 //!    encoded. When the step is committed, [`EncoderCache::mark_encoded`] says so; what is not marked is never reused.
 //! 4. The request drops its [`EncoderLease`] when the item's last token is computed, and whenever it is preempted or ends.
 //!
+//! ```
+//! use paged::{EncoderCache, EncoderContent, EncoderItem};
+//!
+//! let picture = EncoderItem {
+//!     dimensions: &[2, 2, 3],
+//!     mode: "RGB8",
+//!     processor: b"size=2",
+//!     tower: b"siglip:1",
+//!     adapter: b"",
+//!     content: EncoderContent::Samples(&[0; 12]),
+//! };
+//! let key = picture.key(&[7; 32]); // a key drawn at random for the process
+//! let mut cache = EncoderCache::new(1 << 20);
+//! let lease = cache.acquire(key, 4096)?.expect("nobody else holds anything");
+//! assert!(!cache.is_encoded(&lease)); // encode into lease.slot(), then
+//! cache.mark_encoded(&lease);
+//! drop(lease); // the request has ended
+//! let again = cache.acquire(key, 4096)?.expect("nobody else holds anything");
+//! assert!(cache.is_encoded(&again));
+//! # Ok::<(), paged::EncoderCacheError>(())
+//! ```
+//!
 //! Nobody waits for ever. A lease is all its holder needs to compute the item's tokens, so a lease comes back after
 //! finitely many steps: no request holds one while it waits for another before it can go on. After the first `None` of a
 //! step nobody behind gets anything, not even what is there already, so the leases that a waiting request waits for

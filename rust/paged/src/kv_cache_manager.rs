@@ -3,6 +3,7 @@
 mod lookup;
 mod publish;
 mod request_blocks;
+mod restore;
 mod sharing;
 mod usage;
 
@@ -17,7 +18,7 @@ use crate::kv_groups::KvGroups;
 use crate::prefix_index::NodeId;
 
 /// Gives requests their blocks.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct KvCacheManager {
     pool: BlockPool,
     groups: KvGroups,

@@ -26,6 +26,7 @@ mod prefix_index;
 mod request;
 mod scheduler;
 mod sizing;
+mod tier;
 
 pub use block_hash::{BlockHash, BlockHasher, CacheIdentity, HashFunction, HashInput, IdentityField};
 pub use block_pool::{BlockId, BlockPool};
@@ -40,7 +41,7 @@ pub use error::{
 };
 pub use kv_cache_manager::{CacheKey, KvCacheManager, MissReason, PrefixHit, RequestBlocks};
 pub use kv_groups::{KvGroup, KvGroups, KvLayer};
-pub use output::{KvCacheStats, Preemption, ScheduledRequest, SchedulerOutput};
+pub use output::{KvCacheStats, Preemption, ScheduledRequest, SchedulerOutput, SwapIn};
 pub use request::{FinishReason, ForkRequest, NewRequest, PreemptionCost, RequestId, RequestStatus};
 pub use scheduler::{
     AdmissionPolicy, FairnessPolicy, KvCacheConfig, Policy, Scheduler, SchedulerConfig, StuckReport, VictimPolicy,
@@ -49,3 +50,4 @@ pub use sizing::{
     CacheConfig, CacheLedger, DEFAULT_UTILIZATION, DeviceLedger, DeviceMemory, PoolLimits, UNIFIED_FREE_MEMORY_DIVISOR,
     calculate_cache_config,
 };
+pub use tier::{TierBlock, TierConfig, TierKey, TierRates, TierRecordId, TierStats};

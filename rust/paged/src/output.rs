@@ -4,6 +4,7 @@ use crate::block_pool::BlockId;
 use crate::kv_cache_manager::MissReason;
 use crate::request::{FinishReason, RequestId};
 use crate::scheduler::StuckReport;
+use crate::tier::{TierBlock, TierStats};
 
 /// One row of a step: some tokens of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +48,9 @@ pub struct SchedulerOutput {
     /// Blocks to copy, `(source, destination)`, all before the step writes anything. No destination is a source, so
     /// their order does not matter.
     pub copies: Vec<(BlockId, BlockId)>,
+    /// Blocks to fetch from the tier before anything else of the step, and before it is reported by
+    /// [`crate::Scheduler::swapped_in`]. The request is in no row of this step.
+    pub swap_in: Option<SwapIn>,
     /// Requests whose blocks were taken; they wait to be computed anew.
     pub preempted: Vec<Preemption>,
     /// Requests that can go no further. They have left the scheduler; what they generated stands.
@@ -55,12 +59,22 @@ pub struct SchedulerOutput {
     pub stuck: Option<StuckReport>,
 }
 
+/// Blocks with which a request begins once they are fetched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SwapIn {
+    /// The request.
+    pub request_id: RequestId,
+    /// In order of their place in the prefix.
+    pub blocks: Vec<TierBlock>,
+}
+
 impl SchedulerOutput {
     pub(crate) fn clear(&mut self) {
         self.step_id = 0;
         self.rows.clear();
         self.total_num_scheduled_tokens = 0;
         self.copies.clear();
+        self.swap_in = None;
         self.preempted.clear();
         self.finished.clear();
         self.stuck = None;
@@ -130,4 +144,6 @@ pub struct KvCacheStats {
     pub peak_running: usize,
     /// The same up to the first preemption.
     pub peak_running_before_preemption: usize,
+    /// The tier outside the pool.
+    pub tier: TierStats,
 }

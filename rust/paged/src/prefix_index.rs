@@ -13,7 +13,6 @@ mod ghosts;
 mod tree;
 
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 
 use ghosts::Ghosts;
 use tree::{Kind, Node};
@@ -37,25 +36,7 @@ const MAX_NEIGHBOURS: usize = 4;
 /// So many other salts or identities are asked when a first block is not found.
 const MAX_BRANCHES: usize = 16;
 
-/// Takes a block hash, which is random already, as it is.
-#[derive(Debug, Default)]
-struct TakeHash(u64);
-
-impl Hasher for TakeHash {
-    fn write(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks_exact(8).take(1) {
-            self.0 ^= u64::from_le_bytes(chunk.try_into().unwrap_or_default());
-        }
-    }
-
-    fn write_usize(&mut self, _length: usize) {}
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
-
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct PrefixIndex {
     hasher: BlockHasher,
     num_groups: usize,
@@ -66,7 +47,8 @@ pub(crate) struct PrefixIndex {
     tokens: Vec<u32>,
     /// `[nodes, num_groups]`
     blocks: Vec<BlockId>,
-    by_hash: HashMap<BlockHash, u32, BuildHasherDefault<TakeHash>>,
+    /// By the first bits of the hash, the first node of each chain; a power of two, and no fewer than the nodes.
+    buckets: Vec<u32>,
     /// Identities of roots and salts.
     texts: HashMap<u32, Box<[u8]>>,
     /// Roots (of the parent `NONE`) and the salts behind a node.
@@ -85,7 +67,7 @@ impl PrefixIndex {
             vacant: Vec::new(),
             tokens: Vec::new(),
             blocks: Vec::new(),
-            by_hash: HashMap::default(),
+            buckets: vec![NONE],
             texts: HashMap::new(),
             branches: HashMap::new(),
             ghosts: Ghosts::new(num_blocks),
@@ -102,7 +84,7 @@ impl PrefixIndex {
         self.vacant.clear();
         self.tokens.clear();
         self.blocks.clear();
-        self.by_hash.clear();
+        self.buckets.fill(NONE);
         self.texts.clear();
         self.branches.clear();
         self.ghosts.clear();
@@ -214,6 +196,11 @@ impl PrefixIndex {
         }
     }
 
+    /// Hash of the prefix that a node stands for.
+    pub(crate) fn hash(&self, node: NodeId) -> BlockHash {
+        self.nodes[node.0 as usize].hash
+    }
+
     pub(crate) fn block(&self, node: NodeId, group: usize) -> Option<BlockId> {
         let block = self.blocks[node.0 as usize * self.num_groups + group];
         (block != BlockId::NULL).then_some(block)
@@ -282,13 +269,13 @@ impl PrefixIndex {
     }
 
     fn find(&self, hash: BlockHash, is_it: impl Fn(u32, &Node) -> bool) -> Option<NodeId> {
-        let mut at = self.by_hash.get(&hash).copied().unwrap_or(NONE);
+        let mut at = self.buckets[self.bucket(hash)];
         while at != NONE {
             let node = &self.nodes[at as usize];
-            if is_it(at, node) {
+            if node.hash == hash && is_it(at, node) {
                 return Some(NodeId(at));
             }
-            at = node.next_same_hash;
+            at = node.next_in_bucket;
         }
         None
     }

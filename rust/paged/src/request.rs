@@ -1,6 +1,7 @@
 //! A request as the scheduler knows it.
 
 use crate::kv_cache_manager::{CacheKey, MissReason, RequestBlocks};
+use crate::tier::TierKey;
 
 /// Names a request; chosen by the caller, unique among those being served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -142,7 +143,7 @@ pub struct PreemptionCost {
     pub recomputed_tokens: u64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Request {
     pub(crate) id: RequestId,
     pub(crate) status: RequestStatus,
@@ -163,6 +164,8 @@ pub(crate) struct Request {
     /// Why it was not more.
     pub(crate) miss: Option<MissReason>,
     pub(crate) blocks: RequestBlocks,
+    /// Keys of its blocks in a tier, as far as they were needed.
+    pub(crate) tier_keys: Vec<TierKey>,
 }
 
 impl Request {

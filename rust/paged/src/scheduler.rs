@@ -1,15 +1,35 @@
 //! Who runs next.
 //!
 //! There is no prefill and no decode: in each step every running request's `num_computed_tokens` catches up with its
-//! `num_tokens`, within one budget of tokens. Requests are totally ordered by arrival. That order rules admission
-//! and preemption alike, so every running request is ahead of every waiting one, and the victim of a preemption is
-//! always the last to have arrived: nobody loses blocks to a request behind it.
+//! `num_tokens`, within one budget of tokens. Requests are totally ordered by rank: priority, then deadline, then arrival
+//! (by arrival alone under [`FairnessPolicy::Fcfs`]). A rank is fixed when the request is added. Running requests are
+//! served in that order and lose blocks in that order: nobody loses blocks to a request behind it. Who waits is admitted
+//! in that order too, or tenant after tenant under [`FairnessPolicy::Drr`].
 //!
-//! Progress: a `schedule` that finds a request and no step in flight computes at least one token or finishes at
-//! least one request. The first running request gets a token because all behind it can be preempted; if it is alone
-//! and still finds no block, the pool is too small for it and it ends with `Length`. If nobody runs, all blocks are
-//! free, and the first waiting request gets at least one token's: its prompt was checked when it was added, and what it
-//! generated since it held beside others.
+//! Progress: a `schedule` that finds a request, no step in flight and no pause computes at least one token or finishes
+//! at least one request, whatever the policies.
+//! - Somebody runs. Each running request, in turn, gets a token, or someone not yet in the batch loses its blocks for it:
+//!   one behind it, or, when all of those are protected, it itself. Each such loss shortens the list, so it ends; and
+//!   who is alone and still finds no block has outgrown the pool and ends with `Length`. A victim policy only chooses
+//!   among those behind, an admission policy only says who gets that far, and a tenant's share of a step is never less
+//!   than one token.
+//! - Nobody runs. Then all blocks are free or held by kept requests, which give them up first of all, nobody waits for a
+//!   leader or a tenant's other prompt, and the next waiting request is let in without a gate. It gets at least one token's block: its prompt was checked when it was added, and what it
+//!   generated since, it held beside others.
+//!
+//! Everything ends: the first of those that run advances in every step, or gives way to a protected request, which
+//! counts towards its own protection. Deadlines do not change that: a request with a deadline is passed only
+//! by those with earlier ones, which arrive before that time or never, and after it the request itself has ended. A
+//! request without one waits behind those of its priority that have one, as it waits behind a more urgent priority: as
+//! long as such requests keep coming.
+//!
+//! What bounds how long a prompt holds up others: [`SchedulerConfig::max_chunk_len`] within a step, and among tenants the
+//! turns of [`FairnessPolicy::Drr`], under which a tenant computes one prompt at a time. More prompts in part would only
+//! hold blocks earlier, so there is no other limit on them.
+//!
+//! Waste is bounded: after a preemption nobody is admitted until there is room for the victim, and after
+//! [`SchedulerConfig::max_preemptions`] of them a request comes back only with room to its end beside the same for all
+//! that run, and keeps its blocks before its equals.
 
 mod admission;
 mod config;
@@ -23,6 +43,8 @@ mod queue;
 mod service;
 mod shares;
 mod sharing;
+mod state;
+mod tier;
 mod usage;
 mod watchdog;
 
@@ -35,6 +57,7 @@ use kept::KeptRequests;
 use prefix::{LookupCounts, commit_request, free_request};
 use queue::WaitingQueue;
 use shares::Shares;
+use tier::Fetching;
 use usage::StepTotals;
 
 use std::collections::{BTreeSet, HashMap};
@@ -44,11 +67,12 @@ use crate::error::{InvalidSchedulerConfig, UpdateError};
 use crate::kv_cache_manager::KvCacheManager;
 use crate::output::{ScheduledRequest, SchedulerOutput};
 use crate::request::{FinishReason, Request, RequestId, RequestStatus};
+use crate::tier::TierBooks;
 
 type Slot = usize;
 
 /// Decides the batch of every step and keeps the KV books. Owned by one thread; no clock, no randomness.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Scheduler {
     config: SchedulerConfig,
     manager: KvCacheManager,
@@ -70,6 +94,8 @@ pub struct Scheduler {
     /// After a preemption nobody is admitted until so many blocks are free.
     admission_closed_below: usize,
     blocked: Option<Blocked>,
+    tier: Option<TierBooks>,
+    fetching: Option<Fetching>,
     kept: KeptRequests,
     lookups: LookupCounts,
     totals: Totals,
@@ -118,6 +144,8 @@ impl Scheduler {
             in_flight: None,
             admission_closed_below: 0,
             blocked: None,
+            tier: None,
+            fetching: None,
             kept: KeptRequests::default(),
             lookups: LookupCounts::default(),
             totals: Totals::default(),
@@ -138,7 +166,7 @@ impl Scheduler {
     /// is scheduled, for its KV is not written yet.
     pub fn schedule_into(&mut self, output: &mut SchedulerOutput) {
         output.clear();
-        if self.in_flight.is_some() {
+        if self.in_flight.is_some() || self.fetching.is_some() {
             return;
         }
         self.finish_those_too_late(output);
@@ -263,6 +291,9 @@ impl Scheduler {
         self.count_recomputed(slot, row.num_computed_tokens, row.num_computed_tokens + row.num_scheduled_tokens);
         let Some(request) = self.requests[slot].as_mut() else { return };
         request.num_computed_tokens += row.num_scheduled_tokens;
+        let full = request.blocks.num_published_blocks()..request.num_computed_tokens / self.manager.block_size();
+        self.offer_blocks(slot, full);
+        let Some(request) = self.requests[slot].as_mut() else { return };
         if row.num_scheduled_tokens > 1 {
             // Prompts are what others may be waiting to find.
             self.blocked = None;
@@ -318,6 +349,7 @@ impl Scheduler {
 
     /// Takes a request out of its queue and frees its blocks.
     fn remove(&mut self, slot: Slot) {
+        self.offer_held_blocks(slot);
         self.leave_queue(slot);
         let Some(mut request) = self.requests[slot].take() else { return };
         free_request(&mut self.manager, &mut request);
@@ -326,6 +358,7 @@ impl Scheduler {
     }
 
     fn leave_queue(&mut self, slot: Slot) {
+        self.forget_fetching(slot);
         let request = self.request(slot);
         let (standing, status) = (request.standing, request.status);
         match status {

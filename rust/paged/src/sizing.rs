@@ -102,8 +102,9 @@ impl CacheConfig {
     pub fn num_requests_that_fit(&self, num_tokens: usize, max_num_batched_tokens: usize) -> usize {
         let blocks =
             |requests: usize| self.groups.concurrent_blocks(requests, num_tokens, max_num_batched_tokens.max(1), self.block_size);
-        // A request takes a block at least.
-        last_that_holds(self.num_gpu_blocks, |requests| blocks(requests) <= self.num_gpu_blocks)
+        // A request takes a block at least. One that is alone is computed in smaller steps where those take fewer blocks.
+        let together = last_that_holds(self.num_gpu_blocks, |requests| blocks(requests) <= self.num_gpu_blocks);
+        together.max(usize::from(num_tokens <= self.ledger.servable_tokens))
     }
 
     /// The same for the scheduler.

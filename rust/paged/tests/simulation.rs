@@ -99,6 +99,8 @@ struct Setup {
     config: SchedulerConfig,
     kv: KvCacheConfig,
     weak_hash: bool,
+    /// One in so many loads fails and one in so many offers is dropped, if there is a tier.
+    tier: Option<(u64, u64)>,
 }
 
 fn any_of<P: Policy>() -> impl Strategy<Value = P> {
@@ -114,8 +116,9 @@ fn policies() -> impl Strategy<Value = Policies> {
 fn setup() -> impl Strategy<Value = Setup> {
     let limits = (1usize..5, 1usize..12, 8usize..30, proptest::option::weighted(0.3, 1usize..5));
     let modes = (proptest::bool::weighted(0.9), proptest::bool::weighted(0.1), any::<bool>(), proptest::bool::weighted(0.9));
-    (limits, modes, windows(), 1usize..24, 1usize..5, policies()).prop_map(
-        |(limits, modes, windows, num_blocks, block_size, policies)| {
+    let tier = proptest::option::weighted(0.5, (0u64..5, 0u64..5));
+    (limits, modes, windows(), 1usize..24, 1usize..5, policies(), tier).prop_map(
+        |(limits, modes, windows, num_blocks, block_size, policies, tier)| {
             let mut config = scheduler_config(limits.0, limits.1, limits.2);
             config.max_chunk_len = limits.3;
             (config.admission, config.victim, config.fairness) = policies.0;
@@ -125,14 +128,18 @@ fn setup() -> impl Strategy<Value = Setup> {
             let mut kv = kv_config(1, block_size, &windows);
             kv.num_blocks = num_blocks.max(kv.groups.groups.len());
             kv.enable_prefix_caching = modes.3;
-            Setup { config, kv, weak_hash: modes.2 }
+            Setup { config, kv, weak_hash: modes.2, tier }
         },
     )
 }
 
 fn sim(setup: &Setup) -> Sim {
     let hasher = if setup.weak_hash { BlockHasher::with_function([0; 32], same_hash) } else { BlockHasher::new([1; 32]) };
-    Sim::with_hasher(setup.config.clone(), setup.kv.clone(), hasher)
+    let mut sim = Sim::with_hasher(setup.config.clone(), setup.kv.clone(), hasher);
+    if let Some((fails_one_in, drops_one_in)) = setup.tier {
+        sim.attach_tier(fails_one_in, drops_one_in);
+    }
+    sim
 }
 
 fn fork(sim: &mut Sim, source: RequestId, less: usize, more: usize) {

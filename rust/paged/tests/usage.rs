@@ -57,3 +57,14 @@ fn the_peak_before_a_preemption_stays_when_more_run_later() {
     let stats = scheduler.stats();
     assert_eq!((stats.preemptions, stats.peak_running_before_preemption, stats.peak_running), (1, 2, 3));
 }
+
+#[test]
+fn reserved_contexts_fill_the_pool_to_the_last_block() {
+    let config = SchedulerConfig { reserve_full_context: true, ..scheduler_config(4, 64, 1600) };
+    let mut scheduler = Scheduler::new(config, kv_config(2 * 400, 4, &[None])).unwrap();
+    for id in 1..=3 {
+        scheduler.add_request(NewRequest::new(RequestId(id), vec![id as u32; 4], 8)).unwrap();
+    }
+    assert_eq!(scheduler.schedule().rows.len(), 2);
+    assert_eq!((scheduler.num_waiting(), scheduler.pool().num_free_blocks()), (1, 0));
+}

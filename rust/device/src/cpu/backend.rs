@@ -6,13 +6,13 @@ use std::{
 };
 
 use crate::{
-    AttentionArgs, Backend, BackendInfo, CacheEngine, DeviceError, EmbedArgs, GateUpArgs, KvCacheSpec, Linear, LinearOptions,
-    Norm, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, WeightView,
+    AttentionArgs, Backend, BackendInfo, CacheEngine, DType, DeviceError, EmbedArgs, GateUpArgs, KvCacheSpec, Linear,
+    LinearOptions, Norm, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, WeightView, WorkspaceShape,
 };
 
 use super::{
     CpuLinear, CpuTier, ThreadPool,
-    attention::{AttentionScratch, attention},
+    attention::{AttentionScratch, attention, workspace_bytes as attention_workspace_bytes},
     linear::{self, LinearContext, LinearScratch},
     reference,
     rope::rope_and_cache,
@@ -59,6 +59,15 @@ impl Backend for CpuBackend {
 
     fn load_linear(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError> {
         Ok(CpuLinear::new(weight, options, self.tier, &self.pool)?.into())
+    }
+
+    fn linear_bytes(&self, dtype: DType, shape: [usize; 2], precision: Precision) -> u64 {
+        linear::resident_bytes(dtype, shape, precision, self.tier)
+    }
+
+    fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64 {
+        let threads = self.pool.num_threads();
+        linear::workspace_bytes(shape, self.tier, threads) + attention_workspace_bytes(shape, threads)
     }
 
     fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor) {

@@ -3,9 +3,9 @@
 use std::{borrow::Cow, sync::Arc};
 
 use crate::{
-    Activation, AttentionArgs, Backend, BackendInfo, CacheEngine, DeviceError, EmbedArgs, GateUpArgs, KvCacheSpec, KvPlace,
-    KvSide, Linear, LinearOptions, Norm, NormKind, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata,
-    Tensor, WeightView, backend::LinearWeight, quant::dequantize_row,
+    Activation, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, DeviceError, EmbedArgs, EmbeddingTable, GateUpArgs,
+    KvCacheSpec, KvPlace, KvSide, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs,
+    RopeStyle, RopeTable, StepMetadata, Tensor, WeightView, WorkspaceShape, backend::LinearWeight, quant::dequantize_row,
 };
 
 /// The plain backend.
@@ -23,7 +23,13 @@ impl ReferenceBackend {
 pub(crate) fn embed(args: &EmbedArgs<'_>, out: &mut Tensor) {
     out.set_rows(args.token_ids.len());
     for (i, &id) in args.token_ids.iter().enumerate() {
-        dequantize_row(args.table.dtype, args.table.row(id as usize), out.row_mut(i));
+        match args.table {
+            EmbeddingTable::Stored(table) => dequantize_row(table.dtype, table.row(id as usize), out.row_mut(i)),
+            EmbeddingTable::Tied(linear) => match &linear.weight {
+                LinearWeight::Cpu(weight) => weight.row(id as usize, out.row_mut(i)),
+                LinearWeight::Reference { weight, .. } => dequantize_row(weight.dtype, weight.row(id as usize), out.row_mut(i)),
+            },
+        }
         for x in out.row_mut(i) {
             *x *= args.scale;
         }
@@ -141,6 +147,14 @@ impl Backend for ReferenceBackend {
         let (out_features, in_features) = (weight.rows, weight.cols);
         let bias = options.bias.as_deref().map(Arc::from);
         Ok(Linear { out_features, in_features, weight: LinearWeight::Reference { weight: weight.clone(), bias } })
+    }
+
+    fn linear_bytes(&self, dtype: DType, [rows, cols]: [usize; 2], _precision: Precision) -> u64 {
+        dtype.row_bytes(cols).unwrap_or(0) as u64 * rows as u64
+    }
+
+    fn workspace_bytes(&self, _shape: &WorkspaceShape) -> u64 {
+        0
     }
 
     fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor) {

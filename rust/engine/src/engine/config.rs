@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use paged::PagedAttentionConfig;
+use paged::{AdmissionPolicy, FairnessPolicy, PagedAttentionConfig, VictimPolicy};
 
 use crate::EngineError;
 
@@ -84,6 +84,17 @@ pub struct CpuOptions {
     pub num_threads: Option<usize>,
 }
 
+/// The scheduler's choices.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Policies {
+    /// When a waiting request may run beside others.
+    pub admission: AdmissionPolicy,
+    /// Who loses its blocks to a request that ranks above it and finds none.
+    pub victim: VictimPolicy,
+    /// Who goes first.
+    pub fairness: FairnessPolicy,
+}
+
 /// How to run a model.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
@@ -99,6 +110,8 @@ pub struct EngineConfig {
     pub prefix_caching: bool,
     /// Gives each request its whole context up front from the same pool (the naive baseline).
     pub no_paged_attn: bool,
+    /// Who runs, and who gives way.
+    pub policies: Policies,
     /// Tokens a block, size and element type of the pool.
     pub paged_attention: PagedAttentionConfig,
     /// Computation type.
@@ -132,6 +145,7 @@ impl Default for EngineConfig {
             no_kv_cache: false,
             prefix_caching: true,
             no_paged_attn: false,
+            policies: Policies::default(),
             paged_attention: PagedAttentionConfig::default(),
             dtype: ModelDType::Auto,
             architecture: None,

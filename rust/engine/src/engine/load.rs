@@ -2,38 +2,81 @@
 
 use std::{
     path::Path,
-    sync::{Arc, atomic::AtomicU64, mpsc},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64},
+        mpsc,
+    },
 };
 
 use device::{
-    Backend, KvDType, Precision,
+    Backend, KvDType,
     cpu::{CpuBackend, CpuTier},
-    host::{host_memory, num_physical_cores},
+    host::{num_physical_cores, trim_heap},
 };
-use paged::{
-    CacheConfig, DeviceMemory, KvShape, ModelConfigLike, PoolLimits, Scheduler, SchedulerConfig, calculate_cache_config,
-};
+use paged::{Scheduler, SchedulerConfig};
 
-use super::{EngineConfig, LoadProgress, ModelDType, ModelSource, Shared, thread::EngineThread};
+use super::{
+    EngineConfig, LoadProgress, MemoryPlan, ModelSource, Shared,
+    plan::{PlannedDevices, PlannedModel, plan, precision},
+    thread::EngineThread,
+};
 use crate::{
     EngineError, GenerationConfig,
     chat_template::{ChatTemplate, template_in_dir},
-    model::{DecoderConfig, ModelFiles},
+    model::ModelFiles,
     model_runner::{ModelRunner, RunnerOptions},
     tokenizer::Tokenizer,
+    weights::SafetensorsFiles,
 };
 
 /// Loads the model, sizes the pool, starts the thread.
 pub fn load(source: &ModelSource, config: &EngineConfig, progress: &dyn Fn(LoadProgress)) -> Result<Shared, EngineError> {
-    let tier = config.cpu.tier.as_deref().map_or_else(|| Ok(CpuTier::detect()), CpuTier::parse)?;
-    let num_threads = config.cpu.num_threads.unwrap_or_else(num_physical_cores);
-    let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(tier, num_threads)?);
+    let backend: Arc<dyn Backend> = Arc::new(cpu_backend(config)?);
     let (shared, thread) = load_with_backend(source, config, &backend, progress)?;
+    // Loading leaves freed memory behind: the vocabulary as it was read.
+    trim_heap();
     std::thread::Builder::new()
         .name("mistral-paged-engine".into())
         .spawn(move || thread.run())
         .map_err(|e| EngineError::Internal(format!("the engine thread cannot start: {e}")))?;
     Ok(shared)
+}
+
+fn cpu_backend(config: &EngineConfig) -> Result<CpuBackend, EngineError> {
+    let tier = config.cpu.tier.as_deref().map_or_else(|| Ok(CpuTier::detect()), CpuTier::parse)?;
+    let num_threads = config.cpu.num_threads.unwrap_or_else(num_physical_cores);
+    Ok(CpuBackend::new(tier, num_threads)?)
+}
+
+/// What loading the model would take; only the headers of its files are read. `cards`: see [`Engine::memory_plan`](super::Engine).
+pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[u64]>) -> Result<MemoryPlan, EngineError> {
+    check_limits(config)?;
+    let backend = cpu_backend(config)?;
+    let devices = cards.map_or(PlannedDevices::Host(&backend), PlannedDevices::Cards);
+    let architecture = config.architecture.as_deref();
+    if let ModelSource::HuggingFace { path, .. } = source
+        && !SafetensorsFiles::are_in(path)
+    {
+        let decoder = ModelFiles::hugging_face_config(path, architecture)?;
+        return plan(PlannedModel { config: &decoder, weights: None, tokenizer_bytes: 0 }, config, devices);
+    }
+    let files = ModelFiles::open(source, architecture)?;
+    let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
+    let tokenizer_bytes = text.tokenizer.estimated_bytes();
+    plan(PlannedModel { config: files.config(), weights: Some(files.weights()), tokenizer_bytes }, config, devices)
+}
+
+/// Rows of a step that are believed; more is a mistake, and sizes computed from these fit 64 bits.
+const MAX_ROWS: usize = 1 << 28;
+
+fn check_limits(config: &EngineConfig) -> Result<(), EngineError> {
+    for (name, value) in [("max_num_seqs", config.max_num_seqs), ("max_num_batched_tokens", config.max_num_batched_tokens)] {
+        if !(1..=MAX_ROWS).contains(&value) {
+            return Err(EngineError::InvalidArgument(format!("{name} is {value}; it must be from 1 to {MAX_ROWS}")));
+        }
+    }
+    Ok(())
 }
 
 /// Loads the model and sizes the pool; the thread is not started.
@@ -43,22 +86,19 @@ pub fn load_with_backend(
     backend: &Arc<dyn Backend>,
     progress: &dyn Fn(LoadProgress),
 ) -> Result<(Shared, EngineThread), EngineError> {
-    for (name, value) in [("max_num_seqs", config.max_num_seqs), ("max_num_batched_tokens", config.max_num_batched_tokens)] {
-        if value == 0 {
-            return Err(EngineError::InvalidArgument(format!("{name} is 0; it must be at least 1")));
-        }
-    }
+    check_limits(config)?;
     let files = ModelFiles::open(source, config.architecture.as_deref())?;
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
-    let cache = size_cache(&files, config)?;
-
-    let precision = match config.dtype {
-        ModelDType::F32 => Precision::Exact,
-        _ if config.deterministic => Precision::Deterministic,
-        _ => Precision::Fast,
+    let model = PlannedModel {
+        config: files.config(),
+        weights: Some(files.weights()),
+        tokenizer_bytes: text.tokenizer.estimated_bytes(),
     };
+    let plan = plan(model, config, PlannedDevices::Host(&**backend))?;
+    let cache = &plan.cache;
+
     let options = RunnerOptions {
-        precision,
+        precision: precision(config),
         kv_dtype: device_dtype(cache.cache_type),
         max_num_batched_tokens: config.max_num_batched_tokens,
         max_num_seqs: config.max_num_seqs,
@@ -66,29 +106,28 @@ pub fn load_with_backend(
     let mut runner = ModelRunner::load(&files, Arc::clone(backend), options, progress)?;
     // One block more than is promised: the null block.
     runner.allocate_kv(cache.num_gpu_blocks + 1, cache.block_size)?;
-    let mut max_model_len = files.config().max_position_embeddings;
-    if config.no_paged_attn {
-        // A whole context is reserved for each request, so it can be no longer than the pool.
-        max_model_len = max_model_len.min(cache.num_gpu_blocks / cache.groups.groups.len() * cache.block_size);
-    }
     let kv = cache.kv_cache_config(config.prefix_caching, rand::random());
     let scheduler = Scheduler::new(
         SchedulerConfig {
             retain_kv: !config.no_kv_cache,
             reserve_full_context: config.no_paged_attn,
-            ..SchedulerConfig::new(config.max_num_seqs, config.max_num_batched_tokens, max_model_len)
+            admission: config.policies.admission,
+            victim: config.policies.victim,
+            fairness: config.policies.fairness,
+            ..SchedulerConfig::new(config.max_num_seqs, config.max_num_batched_tokens, plan.max_model_len)
         },
         kv.clone(),
     )
     .map_err(|e| EngineError::InvalidArgument(e.to_string()))?;
 
-    let description = describe(&files, config, &cache, &**backend);
+    let description = describe(&files, config, &plan, &**backend);
     for line in &description {
         tracing::info!("{line}");
     }
     let (inbox, commands) = mpsc::channel();
     let tokenizer = Arc::new(text.tokenizer);
     let servable_tokens = scheduler.servable_tokens();
+    let (weight_bytes, kv_cache_bytes) = (runner.weight_bytes(), runner.kv_cache_bytes());
     let thread = EngineThread::new(commands, scheduler, kv, runner, Arc::clone(&tokenizer));
     let shared = Shared {
         inbox,
@@ -97,14 +136,18 @@ pub fn load_with_backend(
         generation_config: text.generation_config,
         architecture: files.config().architecture,
         vocab_size: files.config().vocab_size,
-        max_model_len,
+        max_model_len: plan.max_model_len,
         servable_tokens,
         num_blocks: cache.num_gpu_blocks,
         block_bytes: cache.ledger.bytes_per_block,
         seed: config.seed.or(config.deterministic.then_some(0)),
         one_seed: config.deterministic,
         submitted: AtomicU64::new(0),
+        draining: AtomicBool::new(false),
         description,
+        plan,
+        weight_bytes,
+        kv_cache_bytes,
     };
     Ok((shared, thread))
 }
@@ -156,44 +199,6 @@ fn gguf_tokenizer(files: &ModelFiles, dir: Option<&Path>, json: Option<&Path>) -
     Ok(tokenizer)
 }
 
-/// The model as the sizing of the pool sees it.
-struct KvSizes<'a>(&'a DecoderConfig);
-
-impl ModelConfigLike for KvSizes<'_> {
-    fn num_layers(&self) -> usize {
-        self.0.layers.len()
-    }
-
-    fn kv_shape(&self, _layer: usize) -> KvShape {
-        KvShape { num_kv_heads: self.0.num_kv_heads, k_head_dim: self.0.head_dim, v_head_dim: self.0.head_dim }
-    }
-
-    fn window(&self, layer: usize) -> Option<usize> {
-        self.0.layers[layer].window
-    }
-
-    fn max_seq_len(&self) -> usize {
-        self.0.max_position_embeddings
-    }
-}
-
-fn size_cache(files: &ModelFiles, config: &EngineConfig) -> Result<CacheConfig, EngineError> {
-    let model_dtype = match config.dtype {
-        ModelDType::F32 => paged::KvDType::F32,
-        ModelDType::BF16 => paged::KvDType::BF16,
-        ModelDType::F16 | ModelDType::Auto => paged::KvDType::F16,
-    };
-    let host = host_memory();
-    let memory =
-        DeviceMemory { total: host.total_bytes, available: host.available_bytes, pending: files.weight_bytes(), unified: true };
-    let limits = PoolLimits {
-        max_num_seqs: config.max_num_seqs,
-        max_num_batched_tokens: config.max_num_batched_tokens,
-        max_model_len: files.config().max_position_embeddings,
-    };
-    Ok(calculate_cache_config(&config.paged_attention, &KvSizes(files.config()), model_dtype, &[memory], &limits)?)
-}
-
 fn device_dtype(dtype: paged::KvDType) -> KvDType {
     match dtype {
         paged::KvDType::F32 => KvDType::F32,
@@ -204,10 +209,10 @@ fn device_dtype(dtype: paged::KvDType) -> KvDType {
     }
 }
 
-fn describe(files: &ModelFiles, config: &EngineConfig, cache: &CacheConfig, backend: &dyn Backend) -> Vec<String> {
+fn describe(files: &ModelFiles, config: &EngineConfig, plan: &MemoryPlan, backend: &dyn Backend) -> Vec<String> {
     const MIB: u64 = 1 << 20;
-    let (info, model, ledger) = (backend.info(), files.config(), &cache.ledger);
-    vec![
+    let (info, model) = (backend.info(), files.config());
+    let mut lines = vec![
         format!(
             "Model {} with {} layers, {} MB of weights, context of {} tokens, dtype {:?}, on {} ({}, {} threads)",
             model.architecture,
@@ -221,12 +226,16 @@ fn describe(files: &ModelFiles, config: &EngineConfig, cache: &CacheConfig, back
         ),
         format!(
             "Allocating {} MB for PagedAttention KV cache (address space; memory is committed as blocks are first used)",
-            ledger.budget_bytes / MIB
+            plan.cache.ledger.budget_bytes / MIB
         ),
-        format!("PagedAttention KV cache type is {:?}", cache.cache_type),
+        format!("PagedAttention KV cache type is {:?}", plan.cache.cache_type),
         format!(
             "Using PagedAttention with block size {} and {} blocks: available context length is {} tokens",
-            cache.block_size, cache.num_gpu_blocks, ledger.servable_tokens
+            plan.block_size(),
+            plan.num_blocks(),
+            plan.cache.ledger.servable_tokens
         ),
-    ]
+    ];
+    lines.extend(plan.to_string().lines().map(|line| format!("Memory: {line}")));
+    lines
 }

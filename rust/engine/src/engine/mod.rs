@@ -3,6 +3,7 @@
 mod config;
 mod load;
 mod output;
+mod plan;
 mod prompt;
 mod sequence;
 mod submit;
@@ -10,9 +11,19 @@ mod submit;
 mod tests;
 mod thread;
 
-use std::sync::{Arc, mpsc};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc,
+    },
+    time::Duration,
+};
 
-pub use config::{CpuOptions, Device, EngineConfig, LoadProgress, ModelDType, ModelSource, best_device};
+use device::host::trim_heap;
+
+pub use config::{CpuOptions, Device, EngineConfig, LoadProgress, ModelDType, ModelSource, Policies, best_device};
+pub use plan::{DeviceBytes, GroupPlan, MemoryPlan};
 
 use crate::{
     EngineError, GenerationConfig, GenerationRequest, Message, RequestStream, chat_template::ChatTemplate, tokenizer::Tokenizer,
@@ -42,14 +53,46 @@ struct Shared {
     seed: Option<u64>,
     /// Whether requests without a seed have this one, and not one that follows from how many came before.
     one_seed: bool,
-    submitted: std::sync::atomic::AtomicU64,
+    submitted: AtomicU64,
+    /// No requests are accepted.
+    draining: AtomicBool,
     description: Vec<String>,
+    plan: MemoryPlan,
+    weight_bytes: u64,
+    kv_cache_bytes: u64,
 }
 
 impl Engine {
     /// Loads a model and starts its engine thread. `progress` is called on this thread as weights are packed.
     pub fn load(source: &ModelSource, config: &EngineConfig, progress: &dyn Fn(LoadProgress)) -> Result<Self, EngineError> {
         load::load(source, config, progress).map(|shared| Self { shared: Arc::new(shared) })
+    }
+
+    /// What a model would take, and how many blocks and requests that leaves room for, without reading its weights: only the headers
+    /// of its files are read. A Hugging Face folder may be without weights; they then count 2 bytes a parameter.
+    ///
+    /// `cards`: instead of for this host, for devices with so many bytes each, all free, which take equal shares of the layers in
+    /// order, the first the token embedding and the last the output projection, weights as they are stored.
+    pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[u64]>) -> Result<MemoryPlan, EngineError> {
+        let plan = load::memory_plan(source, config, cards);
+        // The vocabulary was read for it.
+        trim_heap();
+        plan
+    }
+
+    /// The plan that this engine was loaded by.
+    pub fn memory_ledger(&self) -> &MemoryPlan {
+        &self.shared.plan
+    }
+
+    /// Bytes of the loaded weights as they are kept, those of files where they are used in place.
+    pub fn weight_bytes(&self) -> u64 {
+        self.shared.weight_bytes
+    }
+
+    /// Bytes reserved for the KV pool, the null block included.
+    pub fn kv_cache_bytes(&self) -> u64 {
+        self.shared.kv_cache_bytes
     }
 
     /// Validates and tokenises the request on this thread, then hands it to the engine.
@@ -92,6 +135,25 @@ impl Engine {
         Ok(self.shared.tokenizer.decode(token_ids, skip_special_tokens))
     }
 
+    /// Schedules nothing from the next step on. Requests are accepted and wait, running ones keep their blocks, and deadlines pass.
+    pub fn pause(&self) -> Result<(), EngineError> {
+        self.shared.inbox.send(Command::Pause).map_err(|_| ended())
+    }
+
+    /// Goes on after [`Self::pause`], and accepts requests after [`Self::drain`].
+    pub fn resume(&self) -> Result<(), EngineError> {
+        self.shared.draining.store(false, Ordering::SeqCst);
+        self.shared.inbox.send(Command::Resume).map_err(|_| ended())
+    }
+
+    /// Accepts no requests from now on, and serves those there are to their end; a pause ends. What comes back tells when none is left.
+    pub fn drain(&self) -> Result<Drain, EngineError> {
+        self.shared.draining.store(true, Ordering::SeqCst);
+        let (waiting, done) = mpsc::channel();
+        self.shared.inbox.send(Command::Drain(waiting)).map_err(|_| ended())?;
+        Ok(Drain { done })
+    }
+
     /// Figures of the KV pool after the current step; requests whose stream was dropped are gone from them.
     ///
     /// An [`EngineError::Internal`] when the engine thread has ended.
@@ -99,6 +161,22 @@ impl Engine {
         let (reply, answer) = mpsc::channel();
         self.shared.inbox.send(Command::Stats(reply)).map_err(|_| ended())?;
         answer.recv().map_err(|_| ended())
+    }
+}
+
+/// Waits for the end of the requests that an engine serves.
+pub struct Drain {
+    done: mpsc::Receiver<()>,
+}
+
+impl Drain {
+    /// Waits up to `timeout`; whether no request is left.
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<bool, EngineError> {
+        match self.done.recv_timeout(timeout) {
+            Ok(()) => Ok(true),
+            Err(mpsc::RecvTimeoutError::Timeout) => Ok(false),
+            Err(mpsc::RecvTimeoutError::Disconnected) => Err(ended()),
+        }
     }
 }
 
@@ -112,9 +190,14 @@ impl JobHandle {
     /// What a choice has come to so far.
     pub fn sequence(&self, choice: usize) -> Result<Sequence, EngineError> {
         let (reply, answer) = mpsc::channel();
-        self.inbox.send(Command::Snapshot { job: self.job, choice, reply }).map_err(|_| ended())?;
+        let inbox = self.inbox.clone();
+        self.inbox.send(Command::Snapshot { job: self.job, choice, inbox, reply }).map_err(|_| ended())?;
         answer.recv().map_err(|_| ended())?
     }
+}
+
+fn draining() -> EngineError {
+    EngineError::Draining("the engine was drained and takes no requests: resume it first".into())
 }
 
 fn ended() -> EngineError {

@@ -9,6 +9,8 @@ use std::{
     time::Instant,
 };
 
+use paged::MissReason;
+
 use super::{
     sequence::{Kept, Origin, Sequence, Source},
     thread::Command,
@@ -158,9 +160,19 @@ impl Job {
         self.choices.iter().all(|c| c.finished)
     }
 
-    /// Records how much of the prompt came from the prefix cache.
-    pub fn set_cached_tokens(&mut self, cached: usize) {
-        self.usage.cached_tokens = cached;
+    /// Records how much of the prompt was not computed, and why no more.
+    pub fn set_cached_tokens(&mut self, cached: usize, miss: Option<MissReason>) {
+        (self.usage.cached_tokens, self.usage.cache_miss) = (cached, miss);
+    }
+
+    /// Records that a choice lost its blocks.
+    pub fn count_preemption(&mut self) {
+        self.usage.preemptions += 1;
+    }
+
+    /// Records that tokens were computed again.
+    pub fn count_recomputed(&mut self, num_tokens: usize) {
+        self.usage.recomputed_tokens += num_tokens;
     }
 
     /// Samples the next token of a choice.

@@ -27,6 +27,9 @@ use crate::{
 /// Validates and tokenises a request and sends it to the engine thread.
 pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStream, EngineError> {
     let submitted = Instant::now();
+    if shared.draining.load(Ordering::SeqCst) {
+        return Err(super::draining());
+    }
     let num_run = check_choices(&request)?;
     let mut params = request.sampling.clone();
     if num_run > request.n_choices {

@@ -12,8 +12,8 @@ use std::{
 };
 
 use device::{
-    AttentionArgs, Backend, BackendInfo, CacheEngine, DeviceError, EmbedArgs, GateUpArgs, KvCacheSpec, Linear, LinearOptions,
-    Norm, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, WeightView,
+    AttentionArgs, Backend, BackendInfo, CacheEngine, DType, DeviceError, EmbedArgs, GateUpArgs, KvCacheSpec, Linear,
+    LinearOptions, Norm, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, WeightView, WorkspaceShape,
     cpu::{CpuBackend, CpuTier},
 };
 
@@ -48,6 +48,14 @@ impl Backend for Failing {
 
     fn load_linear(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError> {
         self.inner.load_linear(weight, options)
+    }
+
+    fn linear_bytes(&self, dtype: DType, shape: [usize; 2], precision: Precision) -> u64 {
+        self.inner.linear_bytes(dtype, shape, precision)
+    }
+
+    fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64 {
+        self.inner.workspace_bytes(shape)
     }
 
     fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor) {

@@ -11,7 +11,7 @@ use std::{
         Arc,
         mpsc::{Receiver, Sender, TryRecvError},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use paged::{KvCacheConfig, RequestId, Scheduler, SchedulerOutput};
@@ -36,14 +36,25 @@ pub enum Command {
         job: u64,
         /// Which choice.
         choice: usize,
+        /// Where to release it.
+        inbox: Sender<Command>,
         /// Where to send it.
         reply: Sender<Result<Sequence, EngineError>>,
     },
+    /// Schedule nothing until a resume.
+    Pause,
+    /// Go on after a pause, and accept requests after a drain.
+    Resume,
+    /// Accept no more requests, and tell when none is left.
+    Drain(Sender<()>),
     /// A kept request's blocks are not needed any more.
     Release(RequestId),
     /// The figures of the pool, after cancelled requests are gone.
     Stats(Sender<KvCacheStats>),
 }
+
+/// How often a paused engine looks for what has ended meanwhile.
+const PAUSED_TURN: Duration = Duration::from_millis(20);
 
 /// A request of the scheduler: one choice of a job.
 struct Live {
@@ -51,6 +62,8 @@ struct Live {
     choice: usize,
     rope: RopeRows,
     prompt_logprobs_done: usize,
+    /// Tokens that were computed, those in blocks that were lost included.
+    num_computed_tokens: usize,
     /// The job's other choices begin with this one's first token.
     leads: bool,
 }
@@ -76,6 +89,8 @@ pub struct EngineThread {
     results: StepResults,
     /// Zero of the scheduler's clock.
     started: Instant,
+    /// Who waits until no request is left.
+    drains: Vec<Sender<()>>,
     disconnected: bool,
 }
 
@@ -101,6 +116,7 @@ impl EngineThread {
             batch: InputBatch::default(),
             results: StepResults::default(),
             started: Instant::now(),
+            drains: Vec::new(),
             disconnected: false,
         }
     }
@@ -119,19 +135,31 @@ impl EngineThread {
     pub(super) fn turn(&mut self) -> bool {
         self.receive();
         let _ = self.guarded(Self::drop_cancelled);
+        if !self.live.is_empty() {
+            let _ = self.guarded(Self::step);
+        }
         if self.live.is_empty() {
+            // Whoever has stopped to wait is not there to be told.
+            self.drains.drain(..).for_each(|waiting| waiting.send(()).unwrap_or_default());
             return !self.disconnected;
         }
-        let _ = self.guarded(Self::step);
         true
     }
 
     /// Takes what is in the inbox; waits for something when there is nothing else to do.
     fn receive(&mut self) {
-        if self.live.is_empty() && !self.disconnected {
+        if self.disconnected {
+            return;
+        }
+        if self.live.is_empty() {
             match self.inbox.recv() {
                 Ok(command) => self.handle(command),
                 Err(_) => self.disconnected = true,
+            }
+        } else if self.scheduler.is_paused() {
+            // Deadlines pass and streams are dropped meanwhile.
+            if let Ok(command) = self.inbox.recv_timeout(PAUSED_TURN) {
+                self.handle(command);
             }
         }
         loop {
@@ -154,13 +182,19 @@ impl EngineThread {
                     let _ = events.send(Err(EngineError::Internal(why)));
                 }
             }
-            Command::Snapshot { job, choice, reply } => {
+            Command::Snapshot { job, choice, inbox, reply } => {
                 let _ = self.guarded(|thread| {
-                    let _ = reply.send(thread.snapshot(job, choice));
+                    let _ = reply.send(thread.snapshot(job, choice, inbox));
                 });
             }
+            Command::Pause => self.scheduler.pause(),
+            Command::Resume => self.scheduler.resume(),
+            Command::Drain(waiting) => {
+                self.scheduler.drain();
+                self.drains.push(waiting);
+            }
             Command::Release(id) => {
-                let _ = self.guarded(|thread| thread.scheduler.abort_request(id));
+                let _ = self.guarded(|thread| thread.scheduler.release(id));
             }
             Command::Stats(reply) => {
                 let _ = self.guarded(Self::drop_cancelled);
@@ -189,8 +223,17 @@ impl EngineThread {
         self.jobs.clear();
         self.live.clear();
         self.results = StepResults::default();
+        let (paused, draining) = (self.scheduler.is_paused(), self.scheduler.is_draining());
         match Scheduler::new(self.scheduler.config().clone(), self.kv.clone()) {
-            Ok(scheduler) => self.scheduler = scheduler,
+            Ok(scheduler) => {
+                self.scheduler = scheduler;
+                if draining {
+                    self.scheduler.drain();
+                }
+                if paused {
+                    self.scheduler.pause();
+                }
+            }
             Err(error) => tracing::error!("the scheduler cannot be made again: {error}"),
         }
     }

@@ -1,8 +1,8 @@
 //! The decoder: weights in the form their backend computes with, and one step over them.
 
 use device::{
-    AttentionArgs, AttentionParams, Backend, CacheEngine, EmbedArgs, GateUpArgs, Linear, LinearOptions, Norm, NormKind,
-    Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, WeightView,
+    AttentionArgs, AttentionParams, Backend, CacheEngine, EmbedArgs, EmbeddingTable, GateUpArgs, Linear, LinearOptions, Norm,
+    NormKind, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, WeightView,
 };
 use paged::KvGroups;
 
@@ -14,7 +14,8 @@ use crate::{
 
 /// The weights of a decoder.
 pub struct Decoder {
-    embedding: WeightView,
+    /// `None`: the rows of the output projection.
+    embedding: Option<WeightView>,
     layers: Vec<Layer>,
     output_norm: Norm,
     output: Linear,
@@ -55,13 +56,27 @@ pub(crate) struct Activations {
 }
 
 impl Activations {
+    /// Columns of the hidden state, of q and attention, of k and v, of the feed-forward network.
+    fn widths(config: &DecoderConfig) -> [usize; 4] {
+        let head = |num_heads: usize| num_heads * config.head_dim;
+        [config.hidden_size, head(config.num_heads), head(config.num_kv_heads), config.intermediate_size]
+    }
+
+    /// Bytes of the tensors that [`Self::new`] reserves, all rows in use.
+    pub(crate) fn bytes(config: &DecoderConfig, max_tokens: usize, max_logit_rows: usize) -> u64 {
+        let [hidden, q, kv, ffn] = Self::widths(config);
+        let values = |rows: usize, cols: usize| rows as u64 * cols as u64;
+        (values(max_tokens, hidden + 2 * q + 2 * kv + ffn) + values(max_logit_rows, hidden + config.vocab_size))
+            * size_of::<f32>() as u64
+    }
+
     pub(crate) fn new(
         backend: &dyn Backend,
         config: &DecoderConfig,
         max_tokens: usize,
         max_logit_rows: usize,
     ) -> Result<Self, EngineError> {
-        let (q, kv) = (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim);
+        let [hidden, q, kv, ffn] = Self::widths(config);
         let alloc = |argument: &str, rows: usize, cols: usize| {
             backend.alloc(rows, cols).map_err(|e| {
                 EngineError::InvalidArgument(format!(
@@ -72,13 +87,13 @@ impl Activations {
         let tokens = |cols| alloc("max_num_batched_tokens", max_tokens, cols);
         let logit_rows = |cols| alloc("max_num_seqs", max_logit_rows, cols);
         Ok(Self {
-            hidden: tokens(config.hidden_size)?,
+            hidden: tokens(hidden)?,
             q: tokens(q)?,
             k: tokens(kv)?,
             v: tokens(kv)?,
             attention: tokens(q)?,
-            ffn: tokens(config.intermediate_size)?,
-            sampled: logit_rows(config.hidden_size)?,
+            ffn: tokens(ffn)?,
+            sampled: logit_rows(hidden)?,
             logits: logit_rows(config.vocab_size)?,
         })
     }
@@ -101,11 +116,11 @@ impl Loader<'_> {
         let embedding = self.weights.matrix(WeightId::global(Part::Embedding), vocab)?;
         let layers = (0..config.layers.len()).map(|i| self.layer(i, groups)).collect::<Result<_, _>>()?;
         let output_norm = self.norm(WeightId::global(Part::OutputNorm), config.hidden_size)?;
-        let output = if config.tie_word_embeddings {
-            self.linear(WeightId::global(Part::Embedding), &embedding, None)?
+        let (embedding, output) = if config.tie_word_embeddings {
+            (None, self.linear(WeightId::global(Part::Embedding), &embedding, None)?)
         } else {
             (self.progress)(embedding.bytes().len() as u64);
-            self.matrix(WeightId::global(Part::Output), vocab)?
+            (Some(embedding), self.matrix(WeightId::global(Part::Output), vocab)?)
         };
         Ok(Decoder { embedding, layers, output_norm, output })
     }
@@ -187,6 +202,9 @@ impl Loader<'_> {
     fn linear(&self, id: WeightId, view: &WeightView, bias: Option<Vec<f32>>) -> Result<Linear, EngineError> {
         let options = LinearOptions { name: self.weights.name(id), precision: self.precision, bias };
         let linear = self.backend.load_linear(view, &options)?;
+        if !linear.is_in_place() {
+            view.release();
+        }
         (self.progress)(view.bytes().len() as u64);
         Ok(linear)
     }
@@ -207,7 +225,8 @@ impl Decoder {
     /// Runs the layers over the step's tokens: fills `a.hidden` and the KV slots of the step.
     pub(crate) fn forward(&self, run: &Run<'_>, a: &mut Activations, token_ids: &[u32], step: &StepMetadata) {
         let Run { backend, config, cache, ropes } = *run;
-        backend.embed(&EmbedArgs { table: &self.embedding, token_ids, scale: config.embedding_scale }, &mut a.hidden);
+        let table = self.embedding.as_ref().map_or(EmbeddingTable::Tied(&self.output), EmbeddingTable::Stored);
+        backend.embed(&EmbedArgs { table, token_ids, scale: config.embedding_scale }, &mut a.hidden);
         for layer in &self.layers {
             let projections = &mut [
                 Projection { linear: &layer.q, out: &mut a.q },
@@ -258,6 +277,34 @@ impl Decoder {
                 residual: &mut a.hidden,
             });
         }
+    }
+
+    /// Bytes of all weights as they are kept, those of files where they are used in place.
+    pub(crate) fn weight_bytes(&self) -> u64 {
+        let norm = |norm: &Norm| size_of_val(&norm.weight[..]) as u64;
+        let layer = |layer: &Layer| {
+            let Layer {
+                attn_norm,
+                q,
+                k,
+                v,
+                q_norm,
+                k_norm,
+                attn_output,
+                post_attn_norm,
+                ffn_norm,
+                gate,
+                up,
+                down,
+                post_ffn_norm,
+                ..
+            } = layer;
+            let linears: u64 = [q, k, v, attn_output, gate, up, down].into_iter().map(Linear::bytes).sum();
+            let optional = [q_norm, k_norm, post_attn_norm, post_ffn_norm].into_iter().flatten();
+            linears + [attn_norm, ffn_norm].into_iter().chain(optional).map(norm).sum::<u64>()
+        };
+        let embedding = self.embedding.as_ref().map_or(0, |view| view.bytes().len() as u64);
+        embedding + self.layers.iter().map(layer).sum::<u64>() + norm(&self.output_norm) + self.output.bytes()
     }
 
     /// Logits of these rows of the hidden state, into `a.logits`.

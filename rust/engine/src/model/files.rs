@@ -32,6 +32,13 @@ impl ModelFiles {
     }
 
     fn open_hugging_face(dir: &Path, expected: Option<&str>) -> Result<Self, EngineError> {
+        let config = Self::hugging_face_config(dir, expected)?;
+        let weights = WeightSource::Safetensors { files: SafetensorsFiles::open(dir)?, sandwich: config.sandwich_norms };
+        Ok(Self { config, weights })
+    }
+
+    /// Reads a folder's config.json alone. Errors as [`Self::open`]'s.
+    pub fn hugging_face_config(dir: &Path, expected: Option<&str>) -> Result<DecoderConfig, EngineError> {
         let path = dir.join("config.json");
         let what = path.display().to_string();
         let json = required_json(&path)?;
@@ -42,8 +49,7 @@ impl ModelFiles {
         let architecture = check_architecture(expected, found)?;
         let config = (architecture.from_hf)(&fields)?;
         config.validate(&what)?;
-        let weights = WeightSource::Safetensors { files: SafetensorsFiles::open(dir)?, sandwich: config.sandwich_norms };
-        Ok(Self { config, weights })
+        Ok(config)
     }
 
     fn open_gguf(paths: &[PathBuf], expected: Option<&str>) -> Result<Self, EngineError> {

@@ -5,6 +5,7 @@ pub mod config;
 pub mod decoder;
 pub mod fields;
 pub mod files;
+pub(crate) mod parameters;
 pub mod rope;
 
 pub use arch::{ARCHITECTURES, Architecture};

@@ -160,6 +160,12 @@ impl GrowingRope {
         }
     }
 
+    /// Bytes of the table of one kind once `num_rows` rows have been used.
+    pub(crate) fn bytes(rope: &RopeConfig, config: &DecoderConfig, num_rows: usize) -> u64 {
+        let rows = rows_to_make(num_rows, config.max_position_embeddings * config.num_rope_tables());
+        rows as u64 * rope.rotary_dim as u64 * size_of::<f32>() as u64
+    }
+
     /// Makes at least `num_rows` rows, and some more so that this happens seldom. An [`EngineError::Internal`] when there is no
     /// memory for them.
     pub(crate) fn grow(&mut self, num_rows: usize) -> Result<(), EngineError> {
@@ -167,7 +173,7 @@ impl GrowingRope {
             return Ok(());
         }
         let num_tables = self.frequencies.len();
-        let end = num_rows.next_power_of_two().max(256).min(self.max_positions * num_tables).max(num_rows);
+        let end = rows_to_make(num_rows, self.max_positions * num_tables);
         let values = end * self.rows.rotary_dim / 2;
         for table in [&mut self.rows.cos, &mut self.rows.sin] {
             table.try_reserve_exact(values - table.len()).map_err(|e| {
@@ -193,6 +199,11 @@ impl GrowingRope {
     pub(crate) fn table(&self) -> &RopeTable {
         &self.rows
     }
+}
+
+/// Some more than are needed, so that growing happens seldom, but no more than there are.
+fn rows_to_make(num_rows: usize, max_rows: usize) -> usize {
+    num_rows.next_power_of_two().max(256).min(max_rows).max(num_rows)
 }
 
 #[cfg(test)]

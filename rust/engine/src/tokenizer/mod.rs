@@ -68,7 +68,26 @@ enum Encoder {
     Spm(Box<spm::Spm>),
 }
 
+/// Bytes of a hash table: a power of two of places, of which seven in eight may be taken, and a byte of each beside the entry.
+fn table_bytes(num_entries: usize, entry_bytes: usize) -> usize {
+    (num_entries * 8 / 7 + 1).next_power_of_two() * (entry_bytes + 1)
+}
+
+/// What the allocator takes for the text of a token, which is seldom longer than 24 bytes.
+const TEXT_BYTES: usize = 32;
+
 impl Tokenizer {
+    /// About how many bytes of memory it takes, from the number of tokens: what `tokenizers` and [`spm::Spm`] keep for each.
+    pub(crate) fn estimated_bytes(&self) -> u64 {
+        let num_tokens = self.pieces.len();
+        let encoder = match &self.encoder {
+            // Texts to ids, ids to texts, and about as many merges, pairs of ids to pairs.
+            Encoder::Pipeline { .. } => 2 * (table_bytes(num_tokens, 32) + num_tokens * TEXT_BYTES) + table_bytes(num_tokens, 16),
+            Encoder::Spm(_) => table_bytes(num_tokens, 24) + num_tokens * (TEXT_BYTES + size_of::<f32>()),
+        };
+        (encoder + self.pieces.memory_bytes()) as u64
+    }
+
     /// Reads a tokenizer.json (the format of Hugging Face's `tokenizers`). What ends a turn is then known by the usual names only.
     pub fn from_file(path: &Path) -> Result<Self, EngineError> {
         let file = path.display().to_string();

@@ -22,6 +22,11 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
+    /// Bytes of memory.
+    pub fn memory_bytes(&self) -> usize {
+        self.bytes.capacity() + self.starts.capacity() * size_of::<usize>() + self.flags.capacity()
+    }
+
     pub fn with_capacity(num_tokens: usize) -> Self {
         let mut starts = Vec::with_capacity(num_tokens + 1);
         starts.push(0);

@@ -133,6 +133,8 @@ impl GgufFiles {
         let bytes = Bytes::map_file(path)?;
         let mut r = Reader { bytes: bytes.as_slice(), at: 0, array_elements: 0 };
         let (metadata, tensors, weight_bytes) = r.file(&bytes).map_err(|why| load(path, why))?;
+        // The header is copied, and a large one: it has the vocabulary.
+        bytes.release();
         Ok(Self { metadata, tensors, weight_bytes, path: path.to_owned() })
     }
 }

@@ -74,13 +74,23 @@ impl WeightSource {
         if view.cols != len {
             return Err(self.error(&format!("tensor `{name}` has {} values; the configuration asks for {len}", view.cols)));
         }
-        floats(&view)
-            .ok_or_else(|| self.error(&format!("tensor `{name}` has type {}; a vector must be F32, F16 or BF16", view.dtype)))
+        let values = floats(&view);
+        view.release();
+        values.ok_or_else(|| self.error(&format!("tensor `{name}` has type {}; a vector must be F32, F16 or BF16", view.dtype)))
     }
 
     /// A float vector if the files have it.
     pub fn optional_vector(&self, id: WeightId, len: usize) -> Result<Option<Vec<f32>>, EngineError> {
         self.contains(id).then(|| self.vector(id, len)).transpose()
+    }
+
+    /// How the weight is stored.
+    pub fn dtype(&self, id: WeightId) -> Result<DType, EngineError> {
+        let name = self.name(id);
+        match self {
+            Self::Gguf(files) => Ok(files.matrix(&name)?.dtype),
+            Self::Safetensors { files, .. } => Ok(files.matrix(&name)?.dtype),
+        }
     }
 
     /// Rows of the token embedding.

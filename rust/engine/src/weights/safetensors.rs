@@ -44,6 +44,11 @@ impl SafetensorsFiles {
         Ok(files)
     }
 
+    /// Whether a folder has such files.
+    pub fn are_in(dir: &Path) -> bool {
+        [SINGLE, INDEX].iter().any(|name| dir.join(name).is_file())
+    }
+
     /// Bytes of all tensors.
     pub fn weight_bytes(&self) -> u64 {
         self.weight_bytes

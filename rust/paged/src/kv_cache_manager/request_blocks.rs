@@ -7,7 +7,7 @@ use crate::prefix_index::NodeId;
 ///
 /// Entry `i` holds tokens `[i * block_size, (i + 1) * block_size)`; entries that left a group's window are
 /// [`BlockId::NULL`].
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct RequestBlocks {
     pub(super) tables: Vec<Vec<BlockId>>,
     /// Leading null entries of each group's table.

@@ -5,7 +5,7 @@ use crate::block_hash::BlockHash;
 const MAX_GHOSTS: usize = 1 << 20;
 
 /// One place for each hash, which a later one may take.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Ghosts {
     /// Fingerprints; 0: none.
     places: Vec<u32>,

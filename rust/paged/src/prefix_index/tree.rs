@@ -13,7 +13,7 @@ pub(super) enum Kind {
 }
 
 /// Block nodes behind a node, in the order of their tokens. Most nodes have one child, which needs no list.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) enum Children {
     None,
     One(u32),
@@ -55,11 +55,11 @@ impl Children {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Node {
     pub(super) hash: BlockHash,
     pub(super) parent: u32,
-    pub(super) next_same_hash: u32,
+    pub(super) next_in_bucket: u32,
     /// Blocks attached + children + pins.
     pub(super) ref_cnt: u32,
     /// Of a block node: the block size, or less for the end of a sequence.
@@ -102,8 +102,7 @@ impl PrefixIndex {
         if parent != NONE {
             self.pin(NodeId(parent));
         }
-        let next_same_hash = self.by_hash.get(&hash).copied().unwrap_or(NONE);
-        let node = Node { hash, parent, next_same_hash, ref_cnt: 0, num_tokens: 0, kind, children: Children::None };
+        let node = Node { hash, parent, next_in_bucket: NONE, ref_cnt: 0, num_tokens: 0, kind, children: Children::None };
         let at = if let Some(at) = self.vacant.pop() {
             self.nodes[at as usize] = node;
             at
@@ -113,29 +112,52 @@ impl PrefixIndex {
             self.tokens.resize(self.nodes.len() * self.block_size, 0);
             self.nodes.len() as u32 - 1
         };
-        self.by_hash.insert(hash, at);
+        if self.nodes.len() > self.buckets.len() {
+            self.grow_buckets();
+        } else {
+            self.link(at);
+        }
         at
+    }
+
+    pub(super) fn bucket(&self, hash: BlockHash) -> usize {
+        let [a, b, c, d, ..] = hash.0;
+        u32::from_le_bytes([a, b, c, d]) as usize & (self.buckets.len() - 1)
+    }
+
+    fn link(&mut self, at: u32) {
+        let bucket = self.bucket(self.nodes[at as usize].hash);
+        self.nodes[at as usize].next_in_bucket = std::mem::replace(&mut self.buckets[bucket], at);
+    }
+
+    /// Doubles the buckets and links every node anew, the one just inserted for the first time.
+    fn grow_buckets(&mut self) {
+        self.buckets = vec![NONE; 2 * self.buckets.len()];
+        for at in 0..self.nodes.len() as u32 {
+            if self.nodes[at as usize].kind != Kind::Vacant {
+                self.link(at);
+            }
+        }
     }
 
     /// Takes a node out, which has no children, and returns its parent.
     pub(super) fn remove(&mut self, at: u32) -> u32 {
-        let Node { hash, next_same_hash, parent, kind, .. } = self.nodes[at as usize];
-        let first = self.by_hash.get(&hash).copied().unwrap_or(NONE);
-        if first == at {
-            if next_same_hash == NONE {
-                self.by_hash.remove(&hash);
-            } else {
-                self.by_hash.insert(hash, next_same_hash);
-            }
+        let Node { hash, next_in_bucket, parent, kind, .. } = self.nodes[at as usize];
+        let bucket = self.bucket(hash);
+        if self.buckets[bucket] == at {
+            self.buckets[bucket] = next_in_bucket;
         } else {
-            let mut before = first;
-            while self.nodes[before as usize].next_same_hash != at {
-                before = self.nodes[before as usize].next_same_hash;
+            let mut before = self.buckets[bucket];
+            while self.nodes[before as usize].next_in_bucket != at {
+                before = self.nodes[before as usize].next_in_bucket;
             }
-            self.nodes[before as usize].next_same_hash = next_same_hash;
+            self.nodes[before as usize].next_in_bucket = next_in_bucket;
         }
         if kind == Kind::Block {
-            let place = self.place_among_children(parent, self.tokens_of(at));
+            let place = match self.nodes[parent as usize].children {
+                Children::Many(_) => self.place_among_children(parent, self.tokens_of(at)),
+                _ => 0,
+            };
             self.nodes[parent as usize].children.remove(place);
         } else {
             self.texts.remove(&at);

@@ -12,15 +12,18 @@ const WATERMARK_DIVISOR: usize = 100;
 
 /// The request that the gate last kept out, and what it was short of. While nothing has happened that could make its
 /// prefix hit longer, it is not looked up again before so much is free.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Blocked {
-    slot: Slot,
-    needed: usize,
+    pub(super) slot: Slot,
+    pub(super) needed: usize,
 }
 
 impl Scheduler {
     /// Queues a request at its rank, or turns it away if it could never be served.
     pub fn add_request(&mut self, new: NewRequest) -> Result<(), AdmissionError> {
+        if self.draining {
+            return Err(AdmissionError::Draining { request_id: new.request_id });
+        }
         self.check_admissible(&new)?;
         let slot = self.insert(new, None);
         self.wait(slot);
@@ -32,9 +35,6 @@ impl Scheduler {
         let request_id = new.request_id;
         let num_prompt_tokens = new.prompt_token_ids.len();
         let max_model_len = self.config.max_model_len;
-        if self.draining {
-            return Err(AdmissionError::Draining { request_id });
-        }
         if self.slots.contains_key(&request_id) {
             return Err(AdmissionError::DuplicateRequest { request_id });
         }
@@ -97,6 +97,7 @@ impl Scheduler {
             num_cached_tokens: None,
             miss: None,
             blocks: RequestBlocks::new(self.manager.groups().groups.len(), num_prompt_tokens),
+            tier_keys: Vec::new(),
         };
         let slot = if let Some(slot) = self.vacant.pop() {
             self.requests[slot] = Some(request);
@@ -130,7 +131,12 @@ impl Scheduler {
             let Some(slot) = self.next_to_admit() else { return };
             let Some(hit) = self.passes_the_gate(slot, &mut promised) else { return };
             self.admission_closed_below = 0;
+            let is_first = self.request(slot).num_cached_tokens.is_none();
             self.admit(slot, hit);
+            if self.begin_swap_in(slot, is_first, output) {
+                // Whoever shares its prefix finds it in the pool the next time.
+                return;
+            }
             // The gate left room for the first chunk at least; alone, what `add_request` checked.
             let has_row = self.schedule_row(slot, output, budget);
             debug_assert!(has_row, "an admitted request gets at least one token");
@@ -165,7 +171,10 @@ impl Scheduler {
             return None;
         }
         let watermark = match self.config.admission {
-            AdmissionPolicy::Watermark => self.manager.pool().num_blocks() / WATERMARK_DIVISOR,
+            // A reserved context does not grow, so it needs no room to.
+            AdmissionPolicy::Watermark if !self.config.reserve_full_context => {
+                self.manager.pool().num_blocks() / WATERMARK_DIVISOR
+            }
             _ => 0,
         };
         loop {

@@ -105,13 +105,16 @@ impl Scheduler {
             slots_live_sum: self.usage.slots_live,
             peak_running: self.usage.peak_running,
             peak_running_before_preemption: self.usage.peak_before_preemption,
+            tier: self.tier_stats(),
         }
     }
 
-    /// Forgets every cached prefix. What running requests computed so far is not shared any more.
+    /// Forgets every cached prefix. What running requests computed so far is not shared any more. A tier is let go of: it is
+    /// keyed by the weights that were; attach it anew.
     pub fn reset_prefix_cache(&mut self) {
         self.reclaim_all();
         self.manager.reset_prefix_cache();
+        self.tier = None;
     }
 
     /// Checks every invariant that can be seen from inside. Walks the whole pool: for tests and debugging.

@@ -6,7 +6,7 @@ use super::prefix::{cache_tail, free_request};
 use super::{Scheduler, Slot};
 use crate::request::{RequestId, RequestStatus};
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct KeptRequests {
     /// Those that hold blocks, the least recently used first.
     holding: VecDeque<Slot>,
@@ -70,12 +70,13 @@ impl Scheduler {
 
     /// Takes blocks of kept requests until the next `num_tokens` tokens of a request have room, or none is left to take.
     pub(super) fn make_room(&mut self, slot: Slot, num_tokens: usize) {
-        loop {
+        while !self.kept.holding.is_empty() {
             let request = self.request(slot);
             let fitting = self.manager.num_tokens_that_fit(&request.blocks, request.num_computed_tokens, num_tokens);
-            if fitting >= num_tokens || !self.reclaim_one() {
+            if fitting >= num_tokens {
                 return;
             }
+            self.reclaim_one();
         }
     }
 

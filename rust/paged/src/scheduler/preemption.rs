@@ -40,6 +40,7 @@ impl Scheduler {
 
     fn preempt(&mut self, index: usize, in_need: RequestId, output: &mut SchedulerOutput) {
         let slot = self.running.remove(index);
+        self.offer_held_blocks(slot);
         let num_lost_tokens = self.cost_of_preempting(self.request(slot));
         let Some(request) = self.requests[slot].as_mut() else { return };
         request.standing.cost.preemptions += 1;

@@ -5,7 +5,7 @@ use crate::kv_cache_manager::{KvCacheManager, MissReason, PrefixHit};
 use crate::request::{Request, RequestStatus};
 
 /// Tokens that lookups asked for and found. See [`crate::KvCacheStats`].
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct LookupCounts {
     pub(super) queried: u64,
     pub(super) hit: u64,
@@ -24,6 +24,22 @@ impl LookupCounts {
             self.queried += num_tokens as u64;
             self.hit += hit.num_tokens as u64;
         }
+    }
+}
+
+impl LookupCounts {
+    /// A request that was counted as beginning after `before` tokens begins after `now`.
+    pub(super) fn correct(&mut self, before: usize, now: usize, miss: Option<MissReason>) {
+        self.hit = (self.hit + now as u64).saturating_sub(before as u64);
+        if let Some(reason) = miss {
+            let missed = &mut self.missed[reason as usize];
+            *missed = (*missed + before as u64).saturating_sub(now as u64);
+        }
+    }
+
+    /// The same of one that was preempted.
+    pub(super) fn correct_resumed(&mut self, before: usize, now: usize) {
+        self.resumed_hit = (self.resumed_hit + now as u64).saturating_sub(before as u64);
     }
 }
 

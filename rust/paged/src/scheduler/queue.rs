@@ -51,6 +51,10 @@ impl WaitingQueue {
         Heads { queue: self, priority, next: self.turn, wrapped: false }
     }
 
+    pub(super) fn turn(&self) -> u64 {
+        self.turn
+    }
+
     /// Ends the turn of a tenant, one of whose requests has been admitted.
     pub(super) fn pass_turn(&mut self, standing: &Standing) {
         if self.fairness == FairnessPolicy::Drr {

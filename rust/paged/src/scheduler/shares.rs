@@ -19,7 +19,7 @@ struct Share {
 }
 
 /// The tenants with prompts to compute. Turns and credit outlive a step, the rest is of one step.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Hash)]
 pub(super) struct Shares {
     /// In order of tenant.
     shares: Vec<Share>,

@@ -40,7 +40,8 @@ impl Scheduler {
             identity: source.identity.clone(),
             cache_salt: source.cache_salt.clone(),
             public_prefix_len: source.public_prefix_len,
-            skip_prefix_lookup: source.skip_prefix_lookup,
+            // Whoever wants log probabilities of the prompt has them from the source.
+            skip_prefix_lookup: false,
             priority: child.priority,
             deadline: child.deadline,
             tenant: child.tenant,

@@ -47,7 +47,7 @@ impl fmt::Display for StuckReport {
 impl Scheduler {
     /// Ends the request in the way if a step has come to nothing.
     pub(super) fn watch(&mut self, output: &mut SchedulerOutput) {
-        if !output.rows.is_empty() || !output.finished.is_empty() {
+        if !output.rows.is_empty() || !output.finished.is_empty() || output.swap_in.is_some() {
             return;
         }
         let Some(slot) = self.running.first().copied().or_else(|| self.waiting.iter().next()) else { return };

@@ -18,7 +18,9 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use crate::{AttentionArgs, AttentionParams, KvCacheSpec, KvGroupMetadata, KvSide, StepMetadata, kv_layout::PlaneLayout};
+use crate::{
+    AttentionArgs, AttentionParams, KvCacheSpec, KvGroupMetadata, KvSide, StepMetadata, WorkspaceShape, kv_layout::PlaneLayout,
+};
 
 use super::{CpuTier, ThreadPool, simd::tier_entry};
 use kernel::{attend, merge_rows};
@@ -92,6 +94,17 @@ impl AttentionScratch {
     pub(crate) fn new(num_threads: usize) -> Self {
         Self { shared: Mutex::default(), workers: (0..num_threads).map(|_| Mutex::default()).collect() }
     }
+}
+
+/// Bytes of [`AttentionScratch`] at most, once the largest step has run: of each worker what its largest item takes, and partial
+/// results of the items that are divided, which are so many that each has a quarter of a worker's share of the work at least.
+pub(crate) fn workspace_bytes(shape: &WorkspaceShape, num_threads: usize) -> u64 {
+    let group = shape.num_heads / shape.num_kv_heads;
+    let rows = plan::ROWS_PER_ITEM.max(group);
+    let workers = num_threads * kernel::Scratch::len(rows, shape.head_dim);
+    let divided = if num_threads > 1 { (4 * num_threads * rows).min(shape.num_tokens * shape.num_heads) } else { 0 };
+    let partials = shape.seq_len.div_ceil(SPLIT_KEYS) * plan::partial_stride(divided, shape.head_dim);
+    ((workers + partials) * size_of::<f32>()) as u64
 }
 
 /// [`crate::Backend::attention`]; the machine must have `tier`.

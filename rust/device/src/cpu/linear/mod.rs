@@ -16,6 +16,7 @@ mod float;
 mod float_avx2;
 #[cfg(target_arch = "x86_64")]
 mod float_avx512;
+mod footprint;
 #[cfg(target_arch = "x86_64")]
 mod int_tiles;
 #[cfg(target_arch = "x86_64")]
@@ -35,6 +36,7 @@ mod tiled;
 use std::{ops::Range, sync::Arc};
 
 pub use elementwise::{activate, apply_norm};
+pub(super) use footprint::{resident_bytes, workspace_bytes};
 pub use phases::{LinearContext, LinearScratch, gate_up, linear_residual, norm_linear};
 
 use self::{
@@ -42,7 +44,7 @@ use self::{
     packed::Packed,
 };
 use super::{CpuTier, ThreadPool};
-use crate::{DType, DeviceError, Linear, LinearOptions, Precision, WeightView, backend::LinearWeight};
+use crate::{DType, DeviceError, Linear, LinearOptions, Precision, WeightView, backend::LinearWeight, quant::dequantize_row};
 
 /// Rows of a weight that are worked on together.
 const PANEL: usize = 32;
@@ -114,6 +116,32 @@ impl CpuLinear {
             return Ok(Some(Weight::Tiled(tiled)));
         }
         Ok(Packed::new(weight, tier, pool)?.map(Weight::Packed))
+    }
+
+    /// Whether it is multiplied as it lies in its file.
+    pub(crate) fn is_in_place(&self) -> bool {
+        matches!(self.weight, Weight::Stored(_))
+    }
+
+    /// Row `r` of the weight, `[in_features]`.
+    pub(crate) fn row(&self, r: usize, out: &mut [f32]) {
+        match &self.weight {
+            Weight::Packed(packed) => packed.row(r, out),
+            #[cfg(target_arch = "x86_64")]
+            Weight::Tiled(tiled) => tiled.row(r, out),
+            Weight::Stored(view) => dequantize_row(view.dtype, view.row(r), out),
+        }
+    }
+
+    /// Bytes of weight and bias in this form; those of the file where it is used in place.
+    pub(crate) fn bytes(&self) -> usize {
+        let bias = self.bias.as_deref().map_or(0, size_of_val);
+        bias + match &self.weight {
+            Weight::Packed(packed) => packed.bytes(),
+            #[cfg(target_arch = "x86_64")]
+            Weight::Tiled(tiled) => tiled.bytes(),
+            Weight::Stored(view) => view.bytes().len(),
+        }
     }
 
     fn panels(&self) -> usize {

@@ -92,6 +92,11 @@ impl Layout {
     }
 }
 
+/// Bytes of a panel of rows of `cols` columns.
+pub(super) const fn panel_bytes(format: GgmlType, cols: usize) -> usize {
+    cols / COLS * Layout::of(format).block_bytes()
+}
+
 /// Picks the instance of a kernel that is generic over (codes, halves, min); these are all that formats use.
 macro_rules! select {
     ($layout:expr, $kernel:ident) => {{
@@ -121,7 +126,6 @@ pub(super) struct Packed {
     /// Bytes of a panel.
     pub panel_bytes: usize,
     kernel: Kernel,
-    #[cfg(target_arch = "x86_64")]
     layout: Layout,
     /// The tile units, in their tier.
     #[cfg(target_arch = "x86_64")]
@@ -134,7 +138,7 @@ impl Packed {
         let DType::Ggml(format) = weight.dtype else { return Ok(None) };
         let layout = Layout::of(format);
         let panels = weight.rows.div_ceil(PANEL);
-        let panel_bytes = weight.cols / COLS * layout.block_bytes();
+        let panel_bytes = panel_bytes(format, weight.cols);
         let mut data = SlabBytes::zeroed(panels * panel_bytes)?;
         let fits = AtomicBool::new(true);
         let out = SharedOut::new(data.as_mut_slice());
@@ -153,11 +157,22 @@ impl Packed {
             data,
             panel_bytes,
             kernel: kernel(layout, tier),
-            #[cfg(target_arch = "x86_64")]
             layout,
             #[cfg(target_arch = "x86_64")]
             amx: if tier == CpuTier::Amx { Amx::detect() } else { None },
         }))
+    }
+
+    /// Row `r` of the weight, `[cols]`.
+    pub(super) fn row(&self, r: usize, out: &mut [f32]) {
+        let panel = &self.data.as_slice()[r / PANEL * self.panel_bytes..][..self.panel_bytes];
+        let unpack: fn(&[u8], usize, &mut [f32]) = select!(self.layout, unpack_row);
+        unpack(panel, r % PANEL, out);
+    }
+
+    /// Bytes of the packed form.
+    pub(super) fn bytes(&self) -> usize {
+        self.data.as_slice().len()
     }
 
     /// Multiplies panel `p` by `rows` rows.
@@ -305,6 +320,22 @@ fn codes_of<const CODES: u8>(block: &[u8], (tile, lane): (usize, usize)) -> [u8;
         }
     }
     out
+}
+
+/// Row `r` of a panel.
+fn unpack_row<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8], r: usize, out: &mut [f32]) {
+    let groups = 1 + usize::from(HALVES);
+    let f16_at = |block: &[u8], at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
+    for (block, out) in panel.chunks_exact(block_bytes(CODES, HALVES, MIN)).zip(out.chunks_exact_mut(COLS)) {
+        let codes = codes_of::<CODES>(block, (r / TILE, r % TILE));
+        let at = |g: usize| codes_bytes(CODES) + 64 * g + 2 * r;
+        for (g, (out, codes)) in out.chunks_exact_mut(COLS / groups).zip(codes.chunks_exact(COLS / groups)).enumerate() {
+            let (scale, min) = (f16_at(block, at(g)), if MIN { f16_at(block, at(groups + g)) } else { 0.0 });
+            for (out, code) in out.iter_mut().zip(codes) {
+                *out = scale * (i32::from(*code) - zero_point(CODES, MIN)) as f32 + min;
+            }
+        }
+    }
 }
 
 fn scalar<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8], acts: &[ActBlock], rows: usize, out: &mut Tile) {

@@ -49,6 +49,21 @@ impl Tiled {
         Ok(Some(Self { data, panel_bytes }))
     }
 
+    /// Row `r` of the weight, `[cols]`.
+    pub(super) fn row(&self, r: usize, out: &mut [f32]) {
+        let columns = self.columns(r / PANEL, (0, out.len()));
+        let (tile, lane) = (r % PANEL / (PANEL / 2), r % (PANEL / 2));
+        for (k, out) in out.iter_mut().enumerate() {
+            let pair = k / K_TILE * K_TILE + tile * K_TILE / 2 + k % K_TILE / 2;
+            *out = f32::from_bits(u32::from(columns[pair * PANEL + 2 * lane + k % 2]) << 16);
+        }
+    }
+
+    /// Bytes of the panels.
+    pub(super) fn bytes(&self) -> usize {
+        self.data.as_slice().len()
+    }
+
     /// Columns `k0..k0 + k_len` of panel `p`; see [`PanelSource`].
     pub(super) fn columns(&self, p: usize, (k0, k_len): (usize, usize)) -> &[u16] {
         let panel = &self.data.as_slice()[p * self.panel_bytes..(p + 1) * self.panel_bytes];

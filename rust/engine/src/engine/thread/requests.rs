@@ -1,11 +1,14 @@
 //! How requests begin and end.
 
-use paged::{CacheIdentity, IdentityField, NewRequest, RequestId};
+use paged::{AdmissionError, CacheIdentity, IdentityField, NewRequest, RequestId};
 
 use super::{EngineThread, Live, ticks};
 use crate::{
     EngineError,
-    engine::output::{End, Job, Submission},
+    engine::{
+        draining,
+        output::{End, Job, Submission},
+    },
     model::config::RopeRows,
 };
 
@@ -17,17 +20,20 @@ impl EngineThread {
             choice: 0,
             rope: self.runner.config().rope_rows(submission.prompt_token_ids.len()),
             prompt_logprobs_done: 0,
+            num_computed_tokens: 0,
             leads: submission.choices.len() > 1,
         };
         let id = self.new_request_id();
         let mut added = Ok(());
-        if !self.fork_source(id, &submission, live.rope) {
+        if self.scheduler.is_draining() || !self.fork_source(id, &submission, live.rope) {
             let new = self.new_request(id, &submission, live.rope);
             added = self.scheduler.add_request(new);
         }
         let mut job = Job::new(submission);
-        if let Err(error) = added {
-            return job.abandon(EngineError::InvalidArgument(error.to_string()));
+        match added {
+            Ok(()) => {}
+            Err(AdmissionError::Draining { .. }) => return job.abandon(draining()),
+            Err(error) => return job.abandon(EngineError::InvalidArgument(error.to_string())),
         }
         job.begin();
         self.jobs.insert(job_id, job);

@@ -1,10 +1,13 @@
 //! Requests that share what is computed: the choices of a job, and what goes on from a sequence.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::{Arc, mpsc::Sender},
+    time::Instant,
+};
 
 use paged::{AdmissionError, ForkError, ForkRequest, RequestId};
 
-use super::{EngineThread, Live, ticks};
+use super::{Command, EngineThread, Live, ticks};
 use crate::{
     EngineError, FinishReason, Sequence,
     engine::{
@@ -22,12 +25,15 @@ impl EngineThread {
     pub(in crate::engine) fn branch_out(&mut self, lead: RequestId, tokens: Vec<Result<Sampled, String>>) {
         let Some(live) = self.live.get_mut(&lead) else { return };
         live.leads = false;
-        let Live { job, rope, .. } = *live;
+        let Live { job, rope, num_computed_tokens, .. } = *live;
         // The first choice goes last: the others begin from its blocks.
         for (choice, token) in tokens.into_iter().enumerate().rev() {
             match token {
                 Ok(token) if choice == 0 => self.deliver(lead, &token),
-                Ok(token) => self.begin_choice(lead, Live { job, choice, rope, prompt_logprobs_done: 0, leads: false }, &token),
+                Ok(token) => {
+                    let live = Live { job, choice, rope, prompt_logprobs_done: 0, num_computed_tokens, leads: false };
+                    self.begin_choice(lead, live, &token);
+                }
                 Err(why) => {
                     tracing::error!("choice {choice} of request {} ends: {why}", lead.0);
                     if choice == 0 {
@@ -74,17 +80,14 @@ impl EngineThread {
         }
     }
 
-    /// Ends a request in the scheduler; its blocks, if they are to be kept.
-    fn keep(&mut self, id: RequestId) -> Option<Arc<Kept>> {
-        let live = self.live.get(&id)?;
-        let inbox = self.jobs.get(&live.job).and_then(|job| job.submission().keep.clone());
-        self.scheduler.finish_request(id);
-        inbox.map(|inbox| Arc::new(Kept { id, rope: live.rope, inbox })).filter(|_| false)
-    }
-
     /// Ends a request whose last token has been delivered, and keeps its blocks if they are asked for.
     pub(super) fn complete(&mut self, id: RequestId, reason: FinishReason) {
-        let kept = self.keep(id);
+        let Some(live) = self.live.get(&id) else { return };
+        let inbox = self.jobs.get(&live.job).and_then(|job| job.submission().keep.clone());
+        let kept = inbox.filter(|_| self.scheduler.keep_request(id)).map(|inbox| Arc::new(Kept { id, rope: live.rope, inbox }));
+        if kept.is_none() {
+            self.scheduler.finish_request(id);
+        }
         self.end(id, &End { kept, ..End::new(reason) });
     }
 
@@ -103,16 +106,18 @@ impl EngineThread {
         self.scheduler.fork(kept.id, child).is_ok()
     }
 
-    /// What a choice has come to so far.
-    pub(super) fn snapshot(&self, job_id: u64, choice: usize) -> Result<Sequence, EngineError> {
+    /// What a choice has come to so far; `inbox` is where it is to be released.
+    pub(super) fn snapshot(&mut self, job_id: u64, choice: usize, inbox: Sender<Command>) -> Result<Sequence, EngineError> {
         let runs = |live: &Live| live.job == job_id && (live.choice == choice || live.leads);
-        let job = self.jobs.get(&job_id).filter(|job| choice < job.num_choices() && self.live.values().any(runs));
-        let Some(job) = job else {
+        let found = self.live.iter().find(|(_, live)| runs(live)).map(|(id, live)| (*id, live.rope));
+        let id = self.new_request_id();
+        let (Some((source, rope)), Some(job)) = (found, self.jobs.get(&job_id).filter(|job| choice < job.num_choices())) else {
             return Err(EngineError::InvalidArgument(format!(
                 "choice {choice} does not run: ask while it does, or for its sequence at the end, with keep"
             )));
         };
-        Ok(job.sequence(choice, None))
+        let copied = self.scheduler.fork(source, ForkRequest::new(id, 1)).is_ok() && self.scheduler.keep_request(id);
+        Ok(job.sequence(choice, copied.then(|| Arc::new(Kept { id, rope, inbox }))))
     }
 }
 

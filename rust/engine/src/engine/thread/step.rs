@@ -51,6 +51,12 @@ impl EngineThread {
                 _ => self.end(id, &End::new(FinishReason::Length)),
             }
         }
+        for preemption in &output.preempted {
+            let live = self.live.get(&preemption.request_id);
+            if let Some(job) = live.and_then(|live| self.jobs.get_mut(&live.job)) {
+                job.count_preemption();
+            }
+        }
         if !output.rows.is_empty() {
             match caught(|| self.execute(&output)) {
                 Ok(Ok(())) => self.commit(&output),
@@ -118,13 +124,7 @@ impl EngineThread {
 
     /// Commits the step, then hands the new tokens to their jobs.
     fn commit(&mut self, output: &SchedulerOutput) {
-        for row in output.rows.iter().filter(|r| r.num_cached_tokens > 0) {
-            if let Some(live) = self.live.get(&row.request_id).filter(|live| live.choice == 0)
-                && let Some(job) = self.jobs.get_mut(&live.job)
-            {
-                job.set_cached_tokens(row.num_cached_tokens);
-            }
-        }
+        self.count(output);
         let mut results = std::mem::take(&mut self.results);
         for (id, why) in results.failed.drain(..) {
             tracing::error!("request {} ends: {why}", id.0);
@@ -139,6 +139,20 @@ impl EngineThread {
             Err(error) => self.fail_step(output, &error.to_string()),
         }
         self.results = results;
+    }
+
+    /// Keeps the figures of each request's usage.
+    fn count(&mut self, output: &SchedulerOutput) {
+        for row in &output.rows {
+            let Some(live) = self.live.get_mut(&row.request_id) else { continue };
+            let Some(job) = self.jobs.get_mut(&live.job) else { continue };
+            let (start, end) = (row.num_computed_tokens, row.num_computed_tokens + row.num_scheduled_tokens);
+            if live.num_computed_tokens == 0 {
+                job.set_cached_tokens(start, row.miss);
+            }
+            job.count_recomputed(live.num_computed_tokens.min(end).saturating_sub(start));
+            live.num_computed_tokens = live.num_computed_tokens.max(end);
+        }
     }
 
     /// Hands a request's new token to its job.

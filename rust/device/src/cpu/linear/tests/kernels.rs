@@ -258,3 +258,24 @@ proptest! {
         check_fast(dtype, (m, n, block * blocks), seed, &ThreadPool::new(2).unwrap());
     }
 }
+
+#[test]
+fn a_row_of_a_weight_is_the_stored_one_but_for_scales_rounded_to_f16() {
+    let (pool, mut random) = (ThreadPool::new(1).unwrap(), Random::new(31));
+    for dtype in dtypes() {
+        let view = random.weight(dtype, 45, 512);
+        for precision in [Precision::Exact, Precision::Fast] {
+            let weight = linear(&view, precision, CpuTier::detect(), &pool);
+            for r in [0, 15, 16, 31, 32, 44] {
+                let (mut row, mut stored) = (vec![0.0; 512], vec![0.0; 512]);
+                weight.cpu().row(r, &mut row);
+                dequantize_row(dtype, view.row(r), &mut stored);
+                let largest = stored.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+                let tolerance = if precision == Precision::Fast { 4e-3 * largest } else { 0.0 };
+                for (k, (got, expected)) in row.iter().zip(&stored).enumerate() {
+                    assert!((got - expected).abs() <= tolerance, "{dtype} row {r} column {k}: {got} for {expected}");
+                }
+            }
+        }
+    }
+}

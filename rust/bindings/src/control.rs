@@ -1,0 +1,64 @@
+//! What a `Runner` tells of its pool, and how it is held and drained.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    task::Poll,
+    time::Instant,
+};
+
+use pyo3::{prelude::*, types::PyDict};
+
+use crate::{
+    arguments::Real,
+    door::{POLL, enter, wait},
+    runner::Runner,
+    service, stats,
+};
+
+#[pymethods]
+impl Runner {
+    /// Schedules nothing until `resume()`. Requests are accepted and wait, running ones keep their blocks, and deadlines pass.
+    fn pause(&self, py: Python<'_>) -> PyResult<()> {
+        let engine = self.engine.get()?;
+        enter(py, || engine.pause())
+    }
+
+    /// Goes on after `pause()`, and accepts requests again after `drain()`.
+    fn resume(&self, py: Python<'_>) -> PyResult<()> {
+        let engine = self.engine.get()?;
+        enter(py, || engine.resume())
+    }
+
+    /// Accepts no more requests, which raise `DrainingError` from now on until `resume()`, and waits until those there are have ended, or
+    /// `timeout` seconds; whether none is left. A pause ends.
+    #[pyo3(signature = (timeout=None))]
+    fn drain(&self, py: Python<'_>, timeout: Option<Real>) -> PyResult<bool> {
+        let timeout = timeout.map(|Real(seconds)| service::seconds("timeout", seconds)).transpose()?;
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let engine = self.engine.get()?;
+        let drain = Mutex::new(enter(py, || engine.drain())?);
+        wait(py, || {
+            let left = deadline.map_or(POLL, |deadline| deadline.saturating_duration_since(Instant::now()).min(POLL));
+            let is_done = drain.lock().unwrap_or_else(PoisonError::into_inner).wait_timeout(left)?;
+            Ok(if is_done || left.is_zero() { Poll::Ready(is_done) } else { Poll::Pending })
+        })
+    }
+
+    /// Figures of the KV pool as of the last step.
+    ///
+    /// - Blocks of `block_size` tokens and `block_bytes` bytes: `blocks_total`, `blocks_used` (held by a request), `blocks_cached` (free but findable by the
+    ///   prefix cache), `blocks_free` (cached ones included), `blocks_shared` (held by more than one) and `blocks_saved` (that would be
+    ///   needed on top if nothing were shared). `blocks_kept` are those of sequences at rest, which anybody may have
+    ///   (one that several hold counts for each). `tokens_total` is what all blocks hold.
+    /// - Prefix cache, in tokens: `prefix_queried_tokens`, `prefix_hit_tokens`, and `prefix_missed_tokens`, a dict by the reasons that
+    ///   `PromptTokensDetails` names; `resumed_queried_tokens` and `resumed_hit_tokens` of requests that came back after a preemption.
+    /// - Requests: `requests_running`, `requests_waiting`, `requests_kept`, `peak_running` (most in one step), `peak_running_before_preemption`,
+    ///   `preemptions`, `recomputed_tokens`, `deadlines_missed`; whether the runner is `paused` or `draining`.
+    /// - Waste: `slots_held` (of held blocks; a token takes one in each KV group), `slots_live` (of those with KV), and their sums over
+    ///   the `steps` so far, `slots_held_sum` and `slots_live_sum`.
+    fn kv_cache_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let engine = self.engine.get()?;
+        let stats = enter(py, || engine.kv_cache_stats())?;
+        stats::dict(py, &stats, engine.block_bytes())
+    }
+}

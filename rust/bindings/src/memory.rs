@@ -1,0 +1,167 @@
+//! The ledger of an engine's memory.
+
+use engine::{DeviceBytes, Engine, EngineConfig, ModelSource};
+use pyo3::{prelude::*, types::PyDict};
+
+use crate::{
+    arguments::{Integer, at_least, within},
+    door::enter,
+};
+
+/// Where the memory goes: what `Runner.memory_plan` foretells, and `Runner.memory_ledger` tells of a running model. Sizes are in bytes
+/// and, of several devices, sums. Memory is committed as it is first written: these are the figures once every block has been used and a
+/// step of the most tokens has run.
+///
+/// - `weights_bytes` in the form that is computed with, `kv_cache_bytes` with the null block, `activations_bytes` with logits and rope
+///   tables, `workspaces_bytes` of the kernels, `tokenizer_bytes` estimated from the vocabulary, `margin_bytes` left free for what is not
+///   counted. `resident_bytes` is all of them but the margin. `devices` has these for each device, with its `device_total_bytes` and
+///   `device_available_bytes`.
+/// - `num_blocks` usable blocks of `block_size` tokens, `bytes_per_block` each. `groups`: of each group of layers with one block table
+///   its `window` in tokens (None: all), `num_layers` and `block_bytes`.
+/// - `servable_tokens`: the longest request, prompt and answer. `num_requests_that_fit(n)`: requests of n tokens that fit at once.
+/// - `max_seqs`, `max_model_len` (tokens of a request at most) and `guaranteed`: whether that many of that length are guaranteed.
+///
+/// Its `str` is a table.
+#[pyclass(frozen, module = "mistral_paged")]
+pub struct MemoryPlan(engine::MemoryPlan);
+
+impl MemoryPlan {
+    /// Makes the plan without holding the interpreter; `devices` are megabytes.
+    pub fn of(py: Python<'_>, source: &ModelSource, config: &EngineConfig, devices: Option<&[Integer]>) -> PyResult<Self> {
+        const MAX_MEGABYTES: usize = 1 << 40;
+        let bytes = |megabytes: &Integer| Ok((within("devices", megabytes, 1, MAX_MEGABYTES)? as u64) << 20);
+        let cards = devices.map(|devices| devices.iter().map(bytes).collect::<PyResult<Vec<_>>>()).transpose()?;
+        enter(py, || Engine::memory_plan(source, config, cards.as_deref())).map(Self)
+    }
+
+    /// The plan that an engine was loaded by.
+    pub fn of_engine(engine: &Engine) -> Self {
+        Self(engine.memory_ledger().clone())
+    }
+
+    fn sum(&self, of: impl Fn(&DeviceBytes) -> u64) -> u64 {
+        self.0.devices.iter().map(of).sum()
+    }
+}
+
+#[pymethods]
+impl MemoryPlan {
+    #[getter]
+    fn weights_bytes(&self) -> u64 {
+        self.sum(|device| device.weights)
+    }
+
+    #[getter]
+    fn kv_cache_bytes(&self) -> u64 {
+        self.sum(|device| device.kv_cache)
+    }
+
+    #[getter]
+    fn activations_bytes(&self) -> u64 {
+        self.sum(|device| device.activations)
+    }
+
+    #[getter]
+    fn workspaces_bytes(&self) -> u64 {
+        self.sum(|device| device.workspaces)
+    }
+
+    #[getter]
+    fn tokenizer_bytes(&self) -> u64 {
+        self.sum(|device| device.tokenizer)
+    }
+
+    #[getter]
+    fn margin_bytes(&self) -> u64 {
+        self.sum(|device| device.margin)
+    }
+
+    #[getter]
+    fn resident_bytes(&self) -> u64 {
+        self.sum(DeviceBytes::resident)
+    }
+
+    #[getter]
+    fn devices<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let device = |bytes: &DeviceBytes| {
+            let dict = PyDict::new(py);
+            dict.set_item("weights_bytes", bytes.weights)?;
+            dict.set_item("kv_cache_bytes", bytes.kv_cache)?;
+            dict.set_item("activations_bytes", bytes.activations)?;
+            dict.set_item("workspaces_bytes", bytes.workspaces)?;
+            dict.set_item("tokenizer_bytes", bytes.tokenizer)?;
+            dict.set_item("margin_bytes", bytes.margin)?;
+            dict.set_item("device_total_bytes", bytes.device_total)?;
+            dict.set_item("device_available_bytes", bytes.device_available)?;
+            Ok(dict)
+        };
+        self.0.devices.iter().map(device).collect()
+    }
+
+    #[getter]
+    fn groups<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let group = |group: &engine::GroupPlan| {
+            let dict = PyDict::new(py);
+            dict.set_item("window", group.window)?;
+            dict.set_item("num_layers", group.num_layers)?;
+            dict.set_item("block_bytes", group.block_bytes)?;
+            Ok(dict)
+        };
+        self.0.groups.iter().map(group).collect()
+    }
+
+    #[getter]
+    fn num_blocks(&self) -> usize {
+        self.0.num_blocks()
+    }
+
+    #[getter]
+    fn block_size(&self) -> usize {
+        self.0.block_size()
+    }
+
+    #[getter]
+    fn bytes_per_block(&self) -> u64 {
+        self.0.bytes_per_block
+    }
+
+    #[getter]
+    fn servable_tokens(&self) -> usize {
+        self.0.servable_tokens()
+    }
+
+    #[getter]
+    fn max_seqs(&self) -> usize {
+        self.0.max_num_seqs
+    }
+
+    #[getter]
+    fn max_model_len(&self) -> usize {
+        self.0.max_model_len
+    }
+
+    #[getter]
+    fn guaranteed(&self) -> bool {
+        self.0.guaranteed
+    }
+
+    /// Requests of so many tokens each, prompt and answer, whose KV the pool holds at once.
+    #[allow(clippy::needless_pass_by_value, reason = "an argument")]
+    fn num_requests_that_fit(&self, num_tokens: Integer) -> PyResult<usize> {
+        Ok(self.0.num_requests_that_fit(at_least("num_tokens", &num_tokens, 1)?))
+    }
+
+    fn __str__(&self) -> String {
+        self.0.to_string()
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "MemoryPlan(resident_bytes={}, num_blocks={}, block_size={}, servable_tokens={})",
+            self.resident_bytes(),
+            self.num_blocks(),
+            self.block_size(),
+            self.servable_tokens()
+        )
+    }
+}

@@ -1,0 +1,52 @@
+//! Figures of the KV pool as a dict.
+
+use engine::{KvCacheStats, MissReason};
+use pyo3::{prelude::*, types::PyDict};
+
+/// One entry a figure; the misses are a dict by reason.
+pub fn dict<'py>(py: Python<'py>, stats: &KvCacheStats, block_bytes: u64) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    for (name, value) in [
+        ("blocks_total", stats.blocks_total),
+        ("blocks_used", stats.blocks_used),
+        ("blocks_cached", stats.blocks_cached),
+        ("blocks_free", stats.blocks_free),
+        ("blocks_shared", stats.blocks_shared),
+        ("blocks_saved", stats.blocks_saved),
+        ("blocks_kept", stats.blocks_kept),
+        ("block_size", stats.block_size),
+        ("tokens_total", stats.tokens_total),
+        ("requests_running", stats.requests_running),
+        ("requests_waiting", stats.requests_waiting),
+        ("requests_kept", stats.requests_kept),
+        ("slots_held", stats.slots_held),
+        ("slots_live", stats.slots_live),
+        ("peak_running", stats.peak_running),
+        ("peak_running_before_preemption", stats.peak_running_before_preemption),
+    ] {
+        dict.set_item(name, value)?;
+    }
+    for (name, value) in [
+        ("prefix_queried_tokens", stats.prefix_queried_tokens),
+        ("prefix_hit_tokens", stats.prefix_hit_tokens),
+        ("resumed_queried_tokens", stats.resumed_queried_tokens),
+        ("resumed_hit_tokens", stats.resumed_hit_tokens),
+        ("preemptions", stats.preemptions),
+        ("recomputed_tokens", stats.recomputed_tokens),
+        ("deadlines_missed", stats.deadlines_missed),
+        ("steps", stats.steps),
+        ("slots_held_sum", stats.slots_held_sum),
+        ("slots_live_sum", stats.slots_live_sum),
+    ] {
+        dict.set_item(name, value)?;
+    }
+    dict.set_item("block_bytes", block_bytes)?;
+    let missed = PyDict::new(py);
+    for (reason, tokens) in MissReason::ALL.into_iter().zip(stats.prefix_missed_tokens) {
+        missed.set_item(reason.name(), tokens)?;
+    }
+    dict.set_item("prefix_missed_tokens", missed)?;
+    dict.set_item("paused", stats.paused)?;
+    dict.set_item("draining", stats.draining)?;
+    Ok(dict)
+}

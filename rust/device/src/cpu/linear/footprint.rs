@@ -1,0 +1,71 @@
+//! What linear layers take of memory, known before they are loaded.
+
+use super::{
+    MANY_ROWS, PANEL,
+    activations::{ACT_ROWS, ActBlock, ActTile, BLOCK},
+    packed::panel_bytes,
+};
+use crate::{DType, Precision, WorkspaceShape, cpu::CpuTier};
+
+/// Bytes of a weight `[rows, cols]` in the form that [`CpuLinear`](super::CpuLinear) gives it; those of its file where it stays there.
+pub fn resident_bytes(dtype: DType, [rows, cols]: [usize; 2], precision: Precision, tier: CpuTier) -> u64 {
+    let of_panels = |panel_bytes: usize| rows.div_ceil(PANEL) as u64 * panel_bytes as u64;
+    match (precision, dtype) {
+        (Precision::Fast | Precision::Deterministic, DType::Ggml(format)) => of_panels(panel_bytes(format, cols)),
+        (Precision::Fast | Precision::Deterministic, DType::BF16) if tier == CpuTier::Amx && cols.is_multiple_of(PANEL) => {
+            of_panels(PANEL * cols * 2)
+        }
+        _ => dtype.row_bytes(cols).unwrap_or(0) as u64 * rows as u64,
+    }
+}
+
+/// Bytes of [`LinearScratch`](super::LinearScratch) once it has grown to its largest.
+pub fn workspace_bytes(shape: &WorkspaceShape, tier: CpuTier, num_threads: usize) -> u64 {
+    let WorkspaceShape { num_tokens, hidden_size, intermediate_size, num_heads, head_dim, .. } = *shape;
+    let widest = hidden_size.max(intermediate_size).max(num_heads * head_dim);
+    let float_bytes = |len: usize| (len * size_of::<f32>()) as u64;
+    let normed = float_bytes(num_tokens * hidden_size);
+    let wide = if shape.post_norms { normed } else { 0 };
+    let quantised = matches!(shape.dtype, DType::Ggml(_));
+    let tiles = tier == CpuTier::Amx && num_tokens >= MANY_ROWS;
+    let inputs = match (shape.precision, quantised) {
+        (Precision::Fast | Precision::Deterministic, true) => {
+            let blocks = num_tokens * (widest / BLOCK) * size_of::<ActBlock>();
+            let tiles = if tiles { num_tokens.div_ceil(ACT_ROWS) * (widest / BLOCK) * size_of::<ActTile>() } else { 0 };
+            (blocks + tiles) as u64
+        }
+        (Precision::Exact, true) => float_bytes(2 * num_threads * PANEL * widest),
+        (Precision::Fast, false) if tiles => (num_tokens.next_multiple_of(PANEL) * widest * size_of::<u16>()) as u64,
+        _ => 0,
+    };
+    normed + wide + inputs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        GgmlType, LinearOptions, WeightView,
+        cpu::{CpuLinear, ThreadPool},
+        mmap::Bytes,
+    };
+
+    #[test]
+    fn the_bytes_that_are_foretold_are_those_that_are_packed() {
+        let pool = ThreadPool::new(1).unwrap();
+        let formats = GgmlType::ALL.map(DType::Ggml);
+        for dtype in formats.into_iter().chain([DType::F32, DType::F16, DType::BF16]) {
+            for (rows, cols) in [(32, 256), (33, 512), (7, 768)] {
+                for precision in [Precision::Fast, Precision::Deterministic, Precision::Exact] {
+                    let tier = CpuTier::detect();
+                    let bytes = Bytes::from_vec(vec![0; dtype.row_bytes(cols).unwrap() * rows]);
+                    let view = WeightView::new(dtype, rows, cols, bytes).unwrap();
+                    let options = LinearOptions { name: "w".into(), precision, bias: None };
+                    let linear = CpuLinear::new(&view, &options, tier, &pool).unwrap();
+                    let foretold = resident_bytes(dtype, [rows, cols], precision, tier);
+                    assert_eq!(linear.bytes() as u64, foretold, "{dtype} [{rows}, {cols}] {precision:?}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! Where the memory goes, known before a weight is read.
+
+use std::fmt;
+
+use device::{Backend, DType, Precision, WorkspaceShape, host::host_memory};
+use paged::{CacheConfig, DeviceMemory, KvShape, MemoryGpuConfig, ModelConfigLike, PoolLimits, calculate_cache_config};
+
+use super::{EngineConfig, ModelDType};
+use crate::{
+    EngineError,
+    model::{
+        DecoderConfig,
+        decoder::Activations,
+        parameters::{Parameter, parameters},
+        rope::GrowingRope,
+    },
+    model_runner::max_logit_rows,
+    weights::WeightSource,
+};
+
+/// One part in so many of everything but the KV cache is left free for what is not counted: rounding to pages, the allocator, code.
+const MARGIN_DIVISOR: u64 = 64;
+
+/// Bytes on one device, by what they are for. Memory is committed as it is first written: these are the figures once every block
+/// has been used, and a step of the most tokens has run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceBytes {
+    /// Weights in the form that they are computed with; those used in place are pages of their file.
+    pub weights: u64,
+    /// The KV pool, the null block included.
+    pub kv_cache: u64,
+    /// Activations of a step, logits, and rope tables.
+    pub activations: u64,
+    /// Buffers of the kernels.
+    pub workspaces: u64,
+    /// The tokenizer, estimated from its vocabulary.
+    pub tokenizer: u64,
+    /// Left free for what is not counted.
+    pub margin: u64,
+    /// All that the device has.
+    pub device_total: u64,
+    /// What of that nobody used when the plan was made.
+    pub device_available: u64,
+}
+
+impl DeviceBytes {
+    /// What will be resident: everything but the margin.
+    pub fn resident(&self) -> u64 {
+        self.weights + self.kv_cache + self.activations + self.workspaces + self.tokenizer
+    }
+
+    /// By name, for a table.
+    fn lines(&self) -> [(&'static str, u64); 7] {
+        [
+            ("weights", self.weights),
+            ("KV cache", self.kv_cache),
+            ("activations", self.activations),
+            ("workspaces", self.workspaces),
+            ("tokenizer", self.tokenizer),
+            ("margin", self.margin),
+            ("of", self.device_total),
+        ]
+    }
+
+    /// What is taken beside the KV cache.
+    fn beside_kv(&self) -> u64 {
+        self.weights + self.activations + self.workspaces + self.tokenizer + self.margin
+    }
+
+    fn with_margin(self) -> Self {
+        Self { margin: (self.weights + self.activations + self.workspaces + self.tokenizer) / MARGIN_DIVISOR, ..self }
+    }
+}
+
+/// A group of layers with one block table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupPlan {
+    /// Tokens that its layers see; `None`: all.
+    pub window: Option<usize>,
+    /// Layers.
+    pub num_layers: usize,
+    /// Bytes that they use of a block.
+    pub block_bytes: u64,
+}
+
+/// The ledger of an engine's memory; `Display` writes it as a table.
+#[derive(Clone, Debug)]
+pub struct MemoryPlan {
+    /// One entry a device.
+    pub devices: Vec<DeviceBytes>,
+    /// How the layers share the blocks.
+    pub groups: Vec<GroupPlan>,
+    /// Bytes of a block on all devices together.
+    pub bytes_per_block: u64,
+    /// Requests that run together at most.
+    pub max_num_seqs: usize,
+    /// Tokens of a request at most.
+    pub max_model_len: usize,
+    /// Whether that many requests of that length each are guaranteed.
+    pub guaranteed: bool,
+    pub(super) cache: CacheConfig,
+    max_num_batched_tokens: usize,
+    reserves_full_context: bool,
+}
+
+impl MemoryPlan {
+    /// Usable blocks; the null block comes on top.
+    pub fn num_blocks(&self) -> usize {
+        self.cache.num_gpu_blocks
+    }
+
+    /// Tokens a block.
+    pub fn block_size(&self) -> usize {
+        self.cache.block_size
+    }
+
+    /// The longest request that can be served, prompt and answer.
+    pub fn servable_tokens(&self) -> usize {
+        self.cache.ledger.servable_tokens.min(self.max_model_len)
+    }
+
+    /// Requests of so many tokens each, prompt and answer, whose KV the pool holds at once.
+    pub fn num_requests_that_fit(&self, num_tokens: usize) -> usize {
+        if !self.reserves_full_context {
+            return self.cache.num_requests_that_fit(num_tokens, self.max_num_batched_tokens);
+        }
+        let whole_context = self.max_model_len.div_ceil(self.block_size()) * self.groups.len();
+        if num_tokens <= self.max_model_len { self.num_blocks() / whole_context } else { 0 }
+    }
+}
+
+/// What is known of a model before it is loaded.
+#[derive(Clone, Copy)]
+pub(super) struct PlannedModel<'a> {
+    pub config: &'a DecoderConfig,
+    /// `None`: without weights at hand they count 2 bytes a parameter.
+    pub weights: Option<&'a WeightSource>,
+    pub tokenizer_bytes: u64,
+}
+
+/// Where a model is to run.
+#[derive(Clone, Copy)]
+pub(super) enum PlannedDevices<'a> {
+    /// The host, on this backend.
+    Host(&'a dyn Backend),
+    /// Cards with so many bytes each, all free. Each takes an equal share of the layers, in order; the first the token embedding, the
+    /// last the output projection.
+    Cards(&'a [u64]),
+}
+
+impl PlannedDevices<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::Host(_) => 1,
+            Self::Cards(bytes) => bytes.len(),
+        }
+    }
+
+    /// As weights are stored: their packed forms are the host's.
+    fn linear_bytes(&self, dtype: DType, shape: [usize; 2], precision: Precision) -> u64 {
+        match self {
+            Self::Host(backend) => backend.linear_bytes(dtype, shape, precision),
+            Self::Cards(_) => dtype.row_bytes(shape[1]).unwrap_or(0) as u64 * shape[0] as u64,
+        }
+    }
+}
+
+/// Makes the plan: sizes the pool, and adds up everything else.
+pub(super) fn plan(
+    model: PlannedModel<'_>,
+    config: &EngineConfig,
+    devices: PlannedDevices<'_>,
+) -> Result<MemoryPlan, EngineError> {
+    if config.paged_attention.guaranteed && config.no_paged_attn {
+        return Err(EngineError::InvalidArgument(
+            "guaranteed contexts need paged attention, which no_paged_attn turns off: leave one of them out".into(),
+        ));
+    }
+    let mut max_model_len = model.config.max_position_embeddings;
+    let limits =
+        PoolLimits { max_num_seqs: config.max_num_seqs, max_num_batched_tokens: config.max_num_batched_tokens, max_model_len };
+    let layers = KvLayers { config: model.config, num_devices: devices.len() };
+    let bytes = beside_kv(model, config, devices, &layers, max_model_len)?;
+    let memory: Vec<_> = bytes.iter().map(|bytes| device_memory(bytes, devices)).collect();
+    let cache = calculate_cache_config(&config.paged_attention, &layers, model_dtype(config.dtype), &memory, &limits)?;
+
+    if let (true, Some(MemoryGpuConfig::ContextSize(num_tokens))) =
+        (config.paged_attention.guaranteed, config.paged_attention.mem_gpu)
+    {
+        // Longer requests could take what is guaranteed to others.
+        max_model_len = num_tokens;
+    }
+    if config.no_paged_attn {
+        // A whole context is reserved for each request, so it can be no longer than the pool.
+        max_model_len = max_model_len.min(cache.num_gpu_blocks / cache.groups.groups.len() * cache.block_size);
+    }
+    // Rope tables and partial results of attention grow no further than requests can.
+    let mut bytes = beside_kv(model, config, devices, &layers, cache.ledger.servable_tokens.min(max_model_len))?;
+    for (bytes, ledger) in bytes.iter_mut().zip(&cache.ledger.devices) {
+        bytes.kv_cache = ledger.pool_bytes;
+    }
+    let group = |group: &paged::KvGroup| {
+        let of_layer = |layer: &usize| layers.kv_shape(*layer).block_bytes(cache.cache_type, cache.block_size).unwrap_or(0);
+        GroupPlan { window: group.window, num_layers: group.layers.len(), block_bytes: group.layers.iter().map(of_layer).sum() }
+    };
+    Ok(MemoryPlan {
+        devices: bytes,
+        groups: cache.groups.groups.iter().map(group).collect(),
+        bytes_per_block: cache.ledger.devices.iter().map(|device| device.bytes_per_block).sum(),
+        max_num_seqs: config.max_num_seqs,
+        max_model_len,
+        guaranteed: config.paged_attention.guaranteed,
+        cache,
+        max_num_batched_tokens: config.max_num_batched_tokens,
+        reserves_full_context: config.no_paged_attn,
+    })
+}
+
+/// The element type of the cache where none is asked for.
+fn model_dtype(dtype: ModelDType) -> paged::KvDType {
+    match dtype {
+        ModelDType::F32 => paged::KvDType::F32,
+        ModelDType::BF16 => paged::KvDType::BF16,
+        ModelDType::F16 | ModelDType::Auto => paged::KvDType::F16,
+    }
+}
+
+/// How the linear layers compute.
+pub(super) fn precision(config: &EngineConfig) -> Precision {
+    match config.dtype {
+        ModelDType::F32 => Precision::Exact,
+        _ if config.deterministic => Precision::Deterministic,
+        _ => Precision::Fast,
+    }
+}
+
+/// The model as the sizing of the pool sees it.
+struct KvLayers<'a> {
+    config: &'a DecoderConfig,
+    num_devices: usize,
+}
+
+impl ModelConfigLike for KvLayers<'_> {
+    fn num_layers(&self) -> usize {
+        self.config.layers.len()
+    }
+
+    fn kv_shape(&self, _layer: usize) -> KvShape {
+        let DecoderConfig { num_kv_heads, head_dim, .. } = *self.config;
+        KvShape { num_kv_heads, k_head_dim: head_dim, v_head_dim: head_dim }
+    }
+
+    fn window(&self, layer: usize) -> Option<usize> {
+        self.config.layers[layer].window
+    }
+
+    fn device(&self, layer: usize) -> usize {
+        layer * self.num_devices / self.num_layers().max(1)
+    }
+
+    fn max_seq_len(&self) -> usize {
+        self.config.max_position_embeddings
+    }
+}
+
+fn device_memory(bytes: &DeviceBytes, devices: PlannedDevices<'_>) -> DeviceMemory {
+    DeviceMemory {
+        total: bytes.device_total,
+        available: bytes.device_available,
+        pending: bytes.beside_kv(),
+        unified: matches!(devices, PlannedDevices::Host(_)),
+    }
+}
+
+/// Everything but the KV cache, on each device, for requests of up to `longest` tokens.
+fn beside_kv(
+    model: PlannedModel<'_>,
+    config: &EngineConfig,
+    devices: PlannedDevices<'_>,
+    layers: &KvLayers<'_>,
+    longest: usize,
+) -> Result<Vec<DeviceBytes>, EngineError> {
+    if devices.len() == 0 {
+        return Err(paged::ConfigError::NoDevices.into());
+    }
+    let activations = activation_bytes(model.config, config, longest);
+    let mut bytes = vec![DeviceBytes { activations, ..DeviceBytes::default() }; devices.len()];
+    let mut layer_dtype = DType::BF16;
+    for parameter in parameters(model.config) {
+        let dtype = match model.weights {
+            Some(weights) => parameter.dtype(weights)?,
+            None => DType::BF16,
+        };
+        if parameter.layer.is_some() && !parameter.is_vector() {
+            layer_dtype = dtype;
+        }
+        let of_linear = || devices.linear_bytes(dtype, parameter.shape, precision(config));
+        let parameter_bytes = match &parameter {
+            // Vectors are kept as floats.
+            Parameter { shape, .. } if parameter.is_vector() => (shape[1] * size_of::<f32>()) as u64,
+            // Read by rows, as it is stored.
+            Parameter { shape, is_looked_up: true, .. } => dtype.row_bytes(shape[1]).unwrap_or(0) as u64 * shape[0] as u64,
+            _ => of_linear(),
+        };
+        let last = devices.len() - 1;
+        let device = match parameter.layer {
+            Some(layer) => layers.device(layer),
+            None if parameter.is_looked_up => 0,
+            None => last,
+        };
+        bytes[device].weights += parameter_bytes;
+        if parameter.is_tied && last > 0 {
+            bytes[0].weights += parameter_bytes;
+        }
+    }
+    let shape = WorkspaceShape {
+        num_tokens: config.max_num_batched_tokens,
+        seq_len: longest,
+        hidden_size: model.config.hidden_size,
+        intermediate_size: model.config.intermediate_size,
+        num_heads: model.config.num_heads,
+        num_kv_heads: model.config.num_kv_heads,
+        head_dim: model.config.head_dim,
+        dtype: layer_dtype,
+        precision: precision(config),
+        post_norms: model.config.sandwich_norms,
+    };
+    match devices {
+        PlannedDevices::Host(backend) => {
+            let host = host_memory();
+            let bytes = &mut bytes[0];
+            (bytes.workspaces, bytes.tokenizer) = (backend.workspace_bytes(&shape), model.tokenizer_bytes);
+            (bytes.device_total, bytes.device_available) = (host.total_bytes, host.available_bytes);
+        }
+        PlannedDevices::Cards(cards) => {
+            for (bytes, card) in bytes.iter_mut().zip(cards) {
+                (bytes.device_total, bytes.device_available) = (*card, *card);
+            }
+        }
+    }
+    Ok(bytes.into_iter().map(DeviceBytes::with_margin).collect())
+}
+
+/// Activations of the largest step, and rope tables of the longest request.
+fn activation_bytes(model: &DecoderConfig, config: &EngineConfig, longest: usize) -> u64 {
+    let activations = Activations::bytes(model, config.max_num_batched_tokens, max_logit_rows(config.max_num_seqs));
+    let rows = longest.saturating_mul(model.num_rope_tables());
+    activations + model.ropes.iter().map(|rope| GrowingRope::bytes(rope, model, rows)).sum::<u64>()
+}
+
+impl fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MIB: f64 = 1024.0 * 1024.0;
+        let devices: Vec<_> = self.devices.iter().map(DeviceBytes::lines).collect();
+        for row in 0..devices.first().map_or(0, |lines| lines.len()) {
+            for (device, lines) in devices.iter().enumerate() {
+                let (name, bytes) = lines[row];
+                write!(f, "{:<12}{:>10.1} MB", if device == 0 { name } else { "" }, bytes as f64 / MIB)?;
+            }
+            writeln!(f)?;
+        }
+        writeln!(
+            f,
+            "{} blocks of {} tokens, {} bytes each, for {} groups of layers",
+            self.num_blocks(),
+            self.block_size(),
+            self.bytes_per_block,
+            self.groups.len()
+        )?;
+        for group in &self.groups {
+            let window = group.window.map_or("all tokens".to_owned(), |window| format!("a window of {window} tokens"));
+            writeln!(f, "  {} layers that see {window}: {} bytes a block", group.num_layers, group.block_bytes)?;
+        }
+        let longest = self.servable_tokens();
+        write!(f, "longest request {longest} tokens; {} of that length fit at once", self.num_requests_that_fit(longest))?;
+        if self.guaranteed {
+            write!(f, "; {} x {} tokens are guaranteed", self.max_num_seqs, self.max_model_len)?;
+        }
+        Ok(())
+    }
+}
