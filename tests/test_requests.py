@@ -334,5 +334,13 @@ def test_the_figures_of_the_pool_are_the_documented_ones(llama: Runner) -> None:
         "slots_live_sum",
         "peak_running",
         "peak_running_before_preemption",
+        "tier_blocks",
+        "tier_block_bytes",
+        "tier_hit_tokens",
+        "tier_declined_tokens",
+        "tier_swapped_out_blocks",
+        "tier_swapped_in_blocks",
+        "tier_failed_blocks",
+        "tier_dropped_blocks",
     }
     assert all(type(value) is int for value in llama.kv_cache_stats().values())

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as AnySequence
+from os import PathLike
 from typing import Any, ClassVar, Literal, final, overload
 
 from typing_extensions import Self, disjoint_base
@@ -734,6 +735,8 @@ class Runner:
         device: str = "auto",
         *,
         deterministic: bool = False,
+        kv_tier: str | PathLike[str] | None = None,
+        kv_tier_size: int | None = None,
         cpu_tier: str | None = None,
         num_threads: int | None = None,
         load_progress: Callable[[int, int], object] | None = None,
@@ -773,7 +776,7 @@ class Runner:
         device: str = "auto",
         *,
         guaranteed: bool = False,
-        devices: Sequence[int] | None = None,
+        devices: AnySequence[int] | None = None,
         cpu_tier: str | None = None,
         num_threads: int | None = None,
     ) -> MemoryPlan: ...

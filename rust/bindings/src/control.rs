@@ -56,6 +56,9 @@ impl Runner {
     ///   `preemptions`, `recomputed_tokens`, `deadlines_missed`; whether the runner is `paused` or `draining`.
     /// - Waste: `slots_held` (of held blocks; a token takes one in each KV group), `slots_live` (of those with KV), and their sums over
     ///   the `steps` so far, `slots_held_sum` and `slots_live_sum`.
+    /// - `kv_tier`, or 0: `tier_blocks` there, of `tier_block_bytes` each; `tier_hit_tokens` that were fetched rather than computed and
+    ///   `tier_declined_tokens` that were there and cheaper to compute; blocks that went out and in (`tier_swapped_out_blocks`,
+    ///   `tier_swapped_in_blocks`), that could not be used (`tier_failed_blocks`), that were not kept (`tier_dropped_blocks`).
     fn kv_cache_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let engine = self.engine.get()?;
         let stats = enter(py, || engine.kv_cache_stats())?;

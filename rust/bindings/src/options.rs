@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, path::PathBuf, str::FromStr};
 
-use engine::{Device, MemoryGpuConfig, ModelSource, Policies, best_device};
+use engine::{Device, KvTierConfig, MemoryGpuConfig, ModelSource, Policies, best_device};
 use pyo3::{
     exceptions::PyTypeError,
     prelude::*,
@@ -103,6 +103,24 @@ pub fn device(device: &str) -> PyResult<Device> {
         "cpu" => Ok(Device::Cpu),
         other => Err(invalid(format!("`device` must be \"auto\" or \"cpu\", got {other:?}"))),
     }
+}
+
+/// MB of a tier whose size is not given.
+const DEFAULT_TIER_SIZE: usize = 4096;
+
+/// The tier outside the pool.
+pub fn kv_tier(py: Python<'_>, path: Option<&Bound<'_, PyAny>>, size: Option<&Integer>) -> PyResult<Option<KvTierConfig>> {
+    let Some(path) = path else {
+        let Some(_) = size else { return Ok(None) };
+        return Err(invalid("`kv_tier_size` is the size of `kv_tier`, which is not given; name a folder"));
+    };
+    let path: PathBuf = path.extract()?;
+    if path.as_os_str().is_empty() {
+        return Err(invalid("`kv_tier` is empty; name a folder"));
+    }
+    let path = path.to_str().map_or_else(|| Ok(path.clone()), |path| local_path(py, path))?;
+    let megabytes = size.map_or(Ok(DEFAULT_TIER_SIZE), |size| at_least("kv_tier_size", size, 1))?;
+    Ok(Some(KvTierConfig::File { path, max_bytes: (megabytes as u64).saturating_mul(1 << 20) }))
 }
 
 /// The scheduler's policies by their names.

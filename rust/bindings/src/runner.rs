@@ -50,6 +50,9 @@ use crate::{
 ///   on any number of threads (for one `cpu_tier`, dtype and `pa_cache_type`).
 /// - `seed` seeds requests that have no seed of their own: each differently, or with `deterministic` all alike (by 0 unless given). `device` is "auto" or "cpu". `cpu_tier` forces an instruction-set tier, such
 ///   as "scalar" or "avx2", for tests and bug reports; `num_threads` the number of worker threads.
+/// - `kv_tier`: a folder for blocks that the pool drops, and for the next process: with the same model, type and prompt it fetches
+///   them instead of computing the prompt. `kv_tier_size` is its size in MB (2^20 bytes), 4096 unless given; the least recently used go.
+///   The files hold prompts and answers, readable by their owner alone; damaged and foreign ones are skipped with a warning.
 /// - `load_progress` is called with the bytes of weights done and in all while the model loads.
 ///
 /// A runner belongs to the process that made it: in a forked child its methods raise `InternalError`.
@@ -72,9 +75,9 @@ impl Runner {
     #[pyo3(signature = (
         which, max_seqs=32, no_kv_cache=false, prefix_cache_n=16, token_source="cache", chat_template=None, jinja_explicit=None,
         pa_gpu_mem=None, pa_gpu_mem_usage=None, pa_ctxt_len=None, pa_blk_size=None, pa_cache_type=None, no_paged_attn=false,
-        paged_attn=false, memory_goal=None, seed=None, max_num_batched_tokens=None, device="auto", *, deterministic=false, cpu_tier=None,
-        num_threads=None, load_progress=None, admission=None, victim=None, fairness=None, prompt_batchsize=None, guaranteed=false,
-        num_device_layers=None, in_situ_quant=None, anymoe_config=None, which_draft=None,
+        paged_attn=false, memory_goal=None, seed=None, max_num_batched_tokens=None, device="auto", *, deterministic=false, kv_tier=None,
+        kv_tier_size=None, cpu_tier=None, num_threads=None, load_progress=None, admission=None, victim=None, fairness=None,
+        prompt_batchsize=None, guaranteed=false, num_device_layers=None, in_situ_quant=None, anymoe_config=None, which_draft=None,
         speculative_gamma=None, mtp_model=None, mtp_n_predict=None, enable_search=false, search_embedding_model=None,
         search_callback=None, tool_callbacks=None, mcp_client_config=None, code_execution_config=None, shell_config=None
     ))]
@@ -101,6 +104,8 @@ impl Runner {
         max_num_batched_tokens: Option<Integer>,
         device: &str,
         deterministic: bool,
+        kv_tier: Option<Bound<'_, PyAny>>,
+        kv_tier_size: Option<Integer>,
         cpu_tier: Option<String>,
         num_threads: Option<Integer>,
         load_progress: Option<Bound<'_, PyAny>>,
@@ -164,6 +169,7 @@ impl Runner {
             deterministic,
             chat_template: options::chat_template(py, chat_template, jinja_explicit)?,
             device: options::device(device)?,
+            kv_tier: options::kv_tier(py, kv_tier.as_ref(), kv_tier_size.as_ref())?,
             cpu: CpuOptions { tier: cpu_tier, num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)? },
         };
         let source = options::resolve(py, &selection, token_source)?;

@@ -37,6 +37,14 @@ pub fn dict<'py>(py: Python<'py>, stats: &KvCacheStats, block_bytes: u64) -> PyR
         ("steps", stats.steps),
         ("slots_held_sum", stats.slots_held_sum),
         ("slots_live_sum", stats.slots_live_sum),
+        ("tier_blocks", stats.tier.blocks as u64),
+        ("tier_block_bytes", stats.tier.bytes_per_block),
+        ("tier_hit_tokens", stats.tier.hit_tokens),
+        ("tier_declined_tokens", stats.tier.declined_tokens),
+        ("tier_swapped_out_blocks", stats.tier.swapped_out_blocks),
+        ("tier_swapped_in_blocks", stats.tier.swapped_in_blocks),
+        ("tier_failed_blocks", stats.tier.failed_blocks),
+        ("tier_dropped_blocks", stats.tier.dropped_blocks),
     ] {
         dict.set_item(name, value)?;
     }

@@ -7,6 +7,7 @@ pub mod error;
 pub mod generation_config;
 pub mod input_batch;
 mod json;
+pub mod kv_tier;
 pub mod model;
 pub mod model_runner;
 pub mod output_text;
@@ -23,6 +24,7 @@ pub use engine::{
 };
 pub use error::EngineError;
 pub use generation_config::GenerationConfig;
+pub use kv_tier::KvTierConfig;
 pub use paged::{
     AdmissionPolicy, FairnessPolicy, MemoryGpuConfig, MissReason, PagedAttentionConfig, PagedCacheType, VictimPolicy,
 };

@@ -110,6 +110,14 @@ impl ModelRunner {
         Ok(())
     }
 
+    /// The KV storage.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] before [`Self::allocate_kv`].
+    pub fn cache(&self) -> Result<&CacheEngine, EngineError> {
+        self.cache.as_ref().ok_or_else(|| EngineError::Internal("the KV cache was used before it was made".into()))
+    }
+
     /// Copies KV blocks, `(source, destination)`, in order.
     pub fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]) -> Result<(), EngineError> {
         if pairs.is_empty() {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use paged::{AdmissionPolicy, FairnessPolicy, PagedAttentionConfig, VictimPolicy};
 
-use crate::EngineError;
+use crate::{EngineError, kv_tier::KvTierConfig};
 
 /// Where a model lies.
 #[derive(Clone, Debug)]
@@ -125,6 +125,8 @@ pub struct EngineConfig {
     pub deterministic: bool,
     /// A chat template's text to use instead of the model's.
     pub chat_template: Option<String>,
+    /// Where committed blocks go so that they outlive the pool; needs the prefix cache.
+    pub kv_tier: Option<KvTierConfig>,
     /// CPU options.
     pub cpu: CpuOptions,
 }
@@ -152,6 +154,7 @@ impl Default for EngineConfig {
             seed: None,
             deterministic: false,
             chat_template: None,
+            kv_tier: None,
             cpu: CpuOptions::default(),
         }
     }

@@ -20,10 +20,12 @@ use super::{
     EngineConfig, LoadProgress, MemoryPlan, ModelSource, Shared,
     plan::{PlannedDevices, PlannedModel, plan, precision},
     thread::EngineThread,
+    tier,
 };
 use crate::{
     EngineError, GenerationConfig,
     chat_template::{ChatTemplate, template_in_dir},
+    kv_tier::Swapper,
     model::ModelFiles,
     model_runner::{ModelRunner, RunnerOptions},
     tokenizer::Tokenizer,
@@ -87,6 +89,7 @@ pub fn load_with_backend(
     progress: &dyn Fn(LoadProgress),
 ) -> Result<(Shared, EngineThread), EngineError> {
     check_limits(config)?;
+    tier::check(config)?;
     let files = ModelFiles::open(source, config.architecture.as_deref())?;
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
     let model = PlannedModel {
@@ -128,7 +131,12 @@ pub fn load_with_backend(
     let tokenizer = Arc::new(text.tokenizer);
     let servable_tokens = scheduler.servable_tokens();
     let (weight_bytes, kv_cache_bytes) = (runner.weight_bytes(), runner.kv_cache_bytes());
-    let thread = EngineThread::new(commands, scheduler, kv, runner, Arc::clone(&tokenizer));
+    let swapper = tier::open(source, &files, config, &runner, &**backend)?;
+    let flush = swapper.as_ref().map(Swapper::flush_on_drop);
+    let mut thread = EngineThread::new(commands, scheduler, kv, runner, Arc::clone(&tokenizer));
+    if let Some(swapper) = swapper {
+        thread.attach(swapper);
+    }
     let shared = Shared {
         inbox,
         tokenizer,
@@ -148,6 +156,7 @@ pub fn load_with_backend(
         plan,
         weight_bytes,
         kv_cache_bytes,
+        _flush: flush,
     };
     Ok((shared, thread))
 }

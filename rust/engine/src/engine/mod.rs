@@ -10,6 +10,7 @@ mod submit;
 #[cfg(test)]
 mod tests;
 mod thread;
+mod tier;
 
 use std::{
     sync::{
@@ -26,7 +27,8 @@ pub use config::{CpuOptions, Device, EngineConfig, LoadProgress, ModelDType, Mod
 pub use plan::{DeviceBytes, GroupPlan, MemoryPlan};
 
 use crate::{
-    EngineError, GenerationConfig, GenerationRequest, Message, RequestStream, chat_template::ChatTemplate, tokenizer::Tokenizer,
+    EngineError, GenerationConfig, GenerationRequest, Message, RequestStream, chat_template::ChatTemplate, kv_tier::FlushOnDrop,
+    tokenizer::Tokenizer,
 };
 pub use sequence::{Continuation, Sequence};
 use thread::Command;
@@ -60,6 +62,8 @@ struct Shared {
     plan: MemoryPlan,
     weight_bytes: u64,
     kv_cache_bytes: u64,
+    /// Waits, at the end, until what was computed is in the tier.
+    _flush: Option<FlushOnDrop>,
 }
 
 impl Engine {

@@ -4,6 +4,7 @@ mod prompt_logprobs;
 mod requests;
 mod sequences;
 mod step;
+mod swap;
 
 use std::{
     collections::HashMap,
@@ -23,7 +24,8 @@ use super::{
     output::{Job, Submission},
 };
 use crate::{
-    EngineError, error::caught, input_batch::InputBatch, model::config::RopeRows, model_runner::ModelRunner, tokenizer::Tokenizer,
+    EngineError, error::caught, input_batch::InputBatch, kv_tier::Swapper, model::config::RopeRows, model_runner::ModelRunner,
+    tokenizer::Tokenizer,
 };
 
 /// What callers ask of the engine thread.
@@ -80,6 +82,7 @@ pub struct EngineThread {
     /// What the scheduler is made from.
     kv: KvCacheConfig,
     runner: ModelRunner,
+    swapper: Option<Swapper>,
     tokenizer: Arc<Tokenizer>,
     jobs: HashMap<u64, Job>,
     live: HashMap<RequestId, Live>,
@@ -108,6 +111,7 @@ impl EngineThread {
             scheduler,
             kv,
             runner,
+            swapper: None,
             tokenizer,
             jobs: HashMap::new(),
             live: HashMap::new(),
@@ -119,6 +123,12 @@ impl EngineThread {
             drains: Vec::new(),
             disconnected: false,
         }
+    }
+
+    /// Keeps blocks in a tier from now on.
+    pub fn attach(&mut self, swapper: Swapper) {
+        swapper.attach(&mut self.scheduler);
+        self.swapper = Some(swapper);
     }
 
     #[cfg(test)]
@@ -198,6 +208,7 @@ impl EngineThread {
             }
             Command::Stats(reply) => {
                 let _ = self.guarded(Self::drop_cancelled);
+                self.hear_tier();
                 let _ = reply.send(self.scheduler.stats());
             }
         }
@@ -227,6 +238,9 @@ impl EngineThread {
         match Scheduler::new(self.scheduler.config().clone(), self.kv.clone()) {
             Ok(scheduler) => {
                 self.scheduler = scheduler;
+                if let Some(swapper) = &self.swapper {
+                    swapper.attach(&mut self.scheduler);
+                }
                 if draining {
                     self.scheduler.drain();
                 }

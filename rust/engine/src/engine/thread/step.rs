@@ -42,6 +42,7 @@ impl EngineThread {
     pub(super) fn step(&mut self) {
         let mut output = std::mem::take(&mut self.output);
         self.scheduler.set_now(ticks(self.started, Instant::now()));
+        self.hear_tier();
         self.scheduler.schedule_into(&mut output);
         for &(id, reason) in &output.finished {
             match reason {
@@ -57,9 +58,18 @@ impl EngineThread {
                 job.count_preemption();
             }
         }
+        // First out: what comes in may take the place of what was freed.
+        self.swap_out();
+        self.swap_in(&output);
         if !output.rows.is_empty() {
+            let began = Instant::now();
             match caught(|| self.execute(&output)) {
-                Ok(Ok(())) => self.commit(&output),
+                Ok(Ok(())) => {
+                    if let Some(swapper) = &mut self.swapper {
+                        swapper.measure_step(output.total_num_scheduled_tokens, began.elapsed());
+                    }
+                    self.commit(&output);
+                }
                 Ok(Err(error)) => self.fail_step(&output, &error.to_string()),
                 Err(why) => self.fail_step(&output, &why),
             }
@@ -133,6 +143,8 @@ impl EngineThread {
         }
         match self.scheduler.update(output, &results.tokens) {
             Ok(()) => {
+                // Before anyone hears of it: who has the answer may end the process.
+                self.swap_out();
                 results.sampled.drain(..).for_each(|(id, token)| self.deliver(id, &token));
                 results.branches.drain(..).for_each(|(lead, tokens)| self.branch_out(lead, tokens));
             }

@@ -1,0 +1,57 @@
+//! Opening the tier of a loaded model.
+
+use device::Backend;
+use paged::{TierConfig, TierRates};
+
+use super::{EngineConfig, ModelSource};
+use crate::{
+    EngineError,
+    kv_tier::{RecordFormat, Space, Swapper, model_digest},
+    model::ModelFiles,
+    model_runner::ModelRunner,
+};
+
+/// What a tier is believed to deliver before it was measured.
+const BYTES_PER_SECOND: f64 = 1e9;
+/// What a device is believed to multiply before it was measured: bytes of weights a second, each once a token.
+const WEIGHT_BYTES_PER_SECOND: f64 = 2e10;
+
+/// A tier makes no sense where nothing is looked up.
+pub fn check(config: &EngineConfig) -> Result<(), EngineError> {
+    let off = match config {
+        EngineConfig { kv_tier: None, .. } => return Ok(()),
+        EngineConfig { no_kv_cache: true, .. } => "no_kv_cache=True",
+        EngineConfig { prefix_caching: false, .. } => "prefix_cache_n=0",
+        _ => return Ok(()),
+    };
+    Err(EngineError::InvalidArgument(format!("kv_tier needs the prefix cache, which {off} turns off: leave out one of the two")))
+}
+
+/// Opens the tier that was asked for, if any. Reads the model's files once, for their digest.
+pub fn open(
+    source: &ModelSource,
+    files: &ModelFiles,
+    config: &EngineConfig,
+    runner: &ModelRunner,
+    backend: &dyn Backend,
+) -> Result<Option<Swapper>, EngineError> {
+    let Some(kv_tier) = &config.kv_tier else { return Ok(None) };
+    let cache = runner.cache()?;
+    let info = backend.info();
+    let mut shape = cache.spec().clone();
+    shape.num_blocks = 0;
+    // Bits differ between kernels, and may between versions.
+    let space = Space::default()
+        .with("version", env!("CARGO_PKG_VERSION").as_bytes())
+        .with("model", &model_digest(source, info.num_threads)?)
+        .with("kv", format!("{shape:?} {:?}", runner.kv_groups()).as_bytes())
+        .with("dtype", format!("{:?}", config.dtype).as_bytes())
+        .with("deterministic", &[u8::from(config.deterministic)])
+        .with("device", format!("{} {}", info.device, info.tier).as_bytes())
+        .digest();
+    let format = RecordFormat { space, block_size: shape.block_size, payload_bytes: cache.block_bytes() };
+    let bytes_per_block = format.payload_bytes as u64;
+    let tokens_per_second = WEIGHT_BYTES_PER_SECOND / files.weight_bytes().max(1) as f64;
+    let rates = TierRates { bytes_per_second: BYTES_PER_SECOND, tokens_per_second };
+    Swapper::new(kv_tier.open(format)?, TierConfig { space, bytes_per_block, rates }).map(Some)
+}

@@ -1,0 +1,121 @@
+//! The engine thread's side of a tier: moves blocks, and measures.
+
+use std::{sync::Arc, time::Duration, time::Instant};
+
+use device::CacheEngine;
+use paged::{Scheduler, TierBlock, TierConfig, TierRates, TierRecordId};
+
+use super::{
+    KvTier, TierError,
+    writer::{FlushOnDrop, Writer},
+};
+use crate::EngineError;
+
+/// A step of at least so many tokens shows how fast tokens are computed that could have been fetched.
+const MIN_MEASURED_TOKENS: usize = 64;
+/// Weight of a new measurement.
+const NEWEST: f64 = 0.3;
+/// When fetching was judged too slow, the judgement drifts back so far to what was believed at first: else one slow read would be
+/// the last.
+const FORGIVENESS: f64 = 0.05;
+
+/// Moves blocks between the pool and a tier.
+pub struct Swapper {
+    tier: Arc<dyn KvTier>,
+    writer: Writer,
+    config: TierConfig,
+    prior: TierRates,
+    declined_tokens: u64,
+    offers: Vec<TierBlock>,
+    payload: Vec<u8>,
+}
+
+impl Swapper {
+    /// Starts the writer of a tier.
+    pub fn new(tier: Arc<dyn KvTier>, config: TierConfig) -> Result<Self, EngineError> {
+        let writer = Writer::start(Arc::clone(&tier))?;
+        let payload = vec![0; config.bytes_per_block as usize];
+        let prior = config.rates;
+        Ok(Self { tier, writer, config, prior, declined_tokens: 0, offers: Vec::new(), payload })
+    }
+
+    /// What waits at its end until all is written.
+    pub fn flush_on_drop(&self) -> FlushOnDrop {
+        self.writer.flush_on_drop()
+    }
+
+    /// Tells a new scheduler what there is.
+    pub fn attach(&self, scheduler: &mut Scheduler) {
+        scheduler.attach_tier(self.config.clone());
+        for id in self.tier.records() {
+            scheduler.tier_has(id);
+        }
+    }
+
+    /// Tells the scheduler what was written and what was lost since, and how fast things are.
+    pub fn report(&mut self, scheduler: &mut Scheduler) {
+        for changes in self.writer.changes.try_iter() {
+            for id in changes.lost {
+                scheduler.tier_lost(id);
+            }
+            for id in changes.found {
+                scheduler.tier_has(id);
+            }
+        }
+        let declined_tokens = scheduler.tier_stats().declined_tokens;
+        if declined_tokens != self.declined_tokens {
+            self.declined_tokens = declined_tokens;
+            let rate = &mut self.config.rates.bytes_per_second;
+            *rate += FORGIVENESS * (self.prior.bytes_per_second - *rate);
+        }
+        scheduler.set_tier_rates(self.config.rates);
+    }
+
+    /// Copies out what the scheduler offers. Must run before anything is written to the pool after the call that offered it.
+    pub fn swap_out(&mut self, scheduler: &mut Scheduler, cache: &CacheEngine) {
+        scheduler.take_swap_outs(&mut self.offers);
+        for block in self.offers.drain(..) {
+            if !self.writer.has_room(self.payload.len()) {
+                scheduler.tier_lost(block.id);
+                continue;
+            }
+            let mut payload = vec![0; self.payload.len()];
+            cache.export_block(block.block.0, &mut payload);
+            self.writer.write(block, payload);
+        }
+    }
+
+    /// Copies blocks in, each one verified; returns those that could not be.
+    pub fn swap_in(&mut self, blocks: &[TierBlock], cache: &CacheEngine) -> Vec<TierRecordId> {
+        let started = Instant::now();
+        let mut failed = Vec::new();
+        for block in blocks {
+            match self.tier.load(block, &mut self.payload) {
+                Ok(()) => cache.import_block(block.block.0, &self.payload),
+                Err(error) => {
+                    failed.push(block.id);
+                    match error {
+                        TierError::Gone => tracing::debug!("kv_tier: a record is gone; its tokens are computed"),
+                        error => tracing::warn!("kv_tier: a record is not used, its tokens are computed: {error}"),
+                    }
+                }
+            }
+        }
+        let num_bytes = (blocks.len() - failed.len()) * self.payload.len();
+        if num_bytes > 0 {
+            approach(&mut self.config.rates.bytes_per_second, num_bytes as f64, started.elapsed());
+        }
+        failed
+    }
+
+    /// Takes note of how long a step took.
+    pub fn measure_step(&mut self, num_tokens: usize, elapsed: Duration) {
+        if num_tokens >= MIN_MEASURED_TOKENS {
+            approach(&mut self.config.rates.tokens_per_second, num_tokens as f64, elapsed);
+        }
+    }
+}
+
+fn approach(rate: &mut f64, amount: f64, elapsed: Duration) {
+    *rate += NEWEST * (amount / elapsed.as_secs_f64().max(1e-6) - *rate);
+}

@@ -1,0 +1,69 @@
+"""A folder that keeps KV blocks from one process to the next."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import GOLDEN
+
+from mistral_paged import Runner, Which
+
+LLAMA = str(GOLDEN / "text" / "llama")
+SCRIPT = """
+import json, sys
+from mistral_paged import CompletionRequest, ModelDType, Runner, Which
+model, folder = sys.argv[1:]
+runner = Runner(which=Which.Plain(model_id=model, dtype=ModelDType.F32), pa_ctxt_len=400, pa_blk_size=8, kv_tier=folder)
+prompt = "The quick brown fox jumps over the lazy dog. " * 6
+answer = runner.send_completion_request(CompletionRequest(model="m", prompt=prompt, max_tokens=8, temperature=0.0))
+print(json.dumps([answer.choices[0].text, runner.kv_cache_stats()]))
+"""
+
+
+def run(folder: Path) -> tuple[str, dict[str, int], str]:
+    """The answer of a process of its own, its figures, and what it said besides."""
+    arguments = [sys.executable, "-c", SCRIPT, LLAMA, str(folder)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=100, check=True)
+    text, stats = json.loads(done.stdout)
+    return text, stats, done.stderr
+
+
+def test_a_second_process_skips_the_prefill_and_says_the_same(tmp_path: Path) -> None:
+    text, first, _ = run(tmp_path / "tier")
+    assert first["tier_hit_tokens"] == 0
+    again, second, _ = run(tmp_path / "tier")
+    assert again == text
+    assert second["tier_hit_tokens"] > 0.8 * second["prefix_queried_tokens"]
+    assert second["tier_swapped_in_blocks"] * 8 == second["tier_hit_tokens"]
+
+
+def test_damaged_files_are_never_served(tmp_path: Path) -> None:
+    text, _, _ = run(tmp_path)
+    for file in tmp_path.glob("*/*.kv"):
+        content = bytearray(file.read_bytes())
+        content[-50] ^= 1
+        file.write_bytes(content)
+    again, stats, _ = run(tmp_path)
+    assert (again, stats["tier_hit_tokens"]) == (text, 0)
+    assert stats["tier_failed_blocks"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kv_tier": __file__}, "test_kv_tier.py is a file; name a folder"),
+        ({"kv_tier": ""}, "`kv_tier` is empty"),
+        ({"kv_tier": "TMP", "kv_tier_size": 0}, "kv_tier_size.*0"),
+        ({"kv_tier_size": 5}, "`kv_tier_size` is the size of `kv_tier`, which is not given"),
+        ({"kv_tier": "TMP", "prefix_cache_n": 0}, "kv_tier needs the prefix cache, which prefix_cache_n=0 turns off"),
+        ({"kv_tier": "TMP", "no_kv_cache": True}, "which no_kv_cache=True turns off"),
+    ],
+)
+def test_a_tier_that_cannot_be_is_refused(options: dict[str, object], message: str, tmp_path: Path) -> None:
+    options = {name: str(tmp_path) if value == "TMP" else value for name, value in options.items()}
+    with pytest.raises(ValueError, match=message):
+        Runner(which=Which.Plain(model_id=LLAMA), pa_ctxt_len=400, **options)  # type: ignore[arg-type]
