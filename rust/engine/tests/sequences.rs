@@ -56,6 +56,21 @@ fn going_on_gives_what_the_same_tokens_give_as_a_prompt() {
 }
 
 #[test]
+fn a_prompt_that_goes_on_from_a_sequence_can_be_scored() {
+    let engine = start("llama", &exact());
+    let (_, sequence) = ask(&engine, request(3, 37, 20));
+    let scored = GenerationRequest { echo_prompt: true, ..go_on(&sequence, vec![], 3) };
+    let plain = GenerationRequest { prompt: Prompt::TokenIds(sequence.token_ids().to_vec()), ..scored.clone() };
+    let logprobs = |request| {
+        let completion = engine.submit(request).unwrap().wait().unwrap();
+        completion.choices[0].logprobs.iter().flatten().map(|l| (l.token_id, l.logprob)).collect::<Vec<_>>()
+    };
+    let got = logprobs(scored);
+    assert_eq!(got.len(), 57 + 3);
+    assert_eq!(got, logprobs(plain));
+}
+
+#[test]
 fn a_sequence_at_rest_keeps_its_blocks_and_gives_them_back_when_dropped() {
     let engine = start("llama", &exact());
     let (_, sequence) = ask(&engine, request(1, 60, 10));

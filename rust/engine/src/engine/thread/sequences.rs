@@ -93,7 +93,8 @@ impl EngineThread {
 
     /// Starts a request from the blocks of the sequence that it goes on from; false if these are not there.
     pub(super) fn fork_source(&mut self, id: RequestId, submission: &Submission, rope: RopeRows) -> bool {
-        let Some(source) = &submission.source else { return false };
+        // Log probabilities of the prompt need every position to be computed.
+        let Some(source) = submission.source.as_ref().filter(|_| !submission.prompt_logprobs) else { return false };
         let Some(kept) = source.sequence.kept.as_ref().filter(|kept| kept.rope == rope && source.num_tokens > 0) else {
             return false;
         };
