@@ -32,7 +32,7 @@ def mean_nll(model: str, cache_type: PagedCacheType, ids: list[int], cpu_tier: s
     logprobs = runner.send_completion_request(request).choices[0].logprobs
     if logprobs is None:
         raise RuntimeError("the prompt was not scored")
-    return -sum(token.logprob for token in logprobs.content[1 : len(ids)]) / (len(ids) - 1)
+    return -sum(token.logprob or 0.0 for token in logprobs.content[1 : len(ids)]) / (len(ids) - 1)
 
 
 def main() -> None:

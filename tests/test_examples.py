@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ ARGUMENTS = {
     "batch_threads.py": ["--requests", "8"],
     "memory.py": ["paged", "4"],
     "bench_throughput.py": ["--new", "16", "--sentences", "10"],
+    "tree_search.py": [],
     "simulate.py": [],
     "kv_tier.py": [],
 }
@@ -27,6 +29,7 @@ PRINTS = {
     "batch_threads.py": "blocks",
     "memory.py": "Fragmented Memory",
     "bench_throughput.py": "8 streams",
+    "tree_search.py": "saved by sharing",
     "simulate.py": "paged: ",
     "kv_tier.py": "second runner: ",
 }
@@ -38,3 +41,18 @@ def test_example(example: Path) -> None:
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     assert PRINTS[example.name] in done.stdout
+
+
+def test_a_tree_search_holds_its_prompt_once() -> None:
+    example = next(path for path in EXAMPLES if path.name == "tree_search.py")
+    arguments = [sys.executable, str(example), "--rounds", "2", "--width", "4", "--beams", "2", "--tokens", "12"]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=110, check=True)
+    figures = re.search(r"held at most: (\d+) of 16 tokens; without sharing: (\d+)", done.stdout)
+    assert figures is not None, done.stdout
+    held, without = (int(figure) for figure in figures.groups())
+    prompt = int(re.search(r"prompt of (\d+) tokens", done.stdout)[1]) // 16
+    # At the end of the second round the root, two sequences of the first and their eight forks hold the prompt's full blocks,
+    # and each has one or two behind them, the last of which nobody shares.
+    assert without - held >= 10 * prompt
+    assert held <= prompt + 11 * 3
+    assert prompt > 8

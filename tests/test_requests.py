@@ -342,5 +342,16 @@ def test_the_figures_of_the_pool_are_the_documented_ones(llama: Runner) -> None:
         "tier_swapped_in_blocks",
         "tier_failed_blocks",
         "tier_dropped_blocks",
+        "blocks_shared",
+        "blocks_saved",
+        "blocks_kept",
+        "prefix_missed_tokens",
+        "resumed_queried_tokens",
+        "resumed_hit_tokens",
+        "recomputed_tokens",
+        "deadlines_missed",
+        "paused",
+        "draining",
+        "requests_kept",
     }
     assert all(type(value) is int for value in llama.kv_cache_stats().values())

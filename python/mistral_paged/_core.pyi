@@ -776,7 +776,7 @@ class Runner:
         device: str = "auto",
         *,
         guaranteed: bool = False,
-        devices: Sequence[int] | None = None,
+        devices: AnySequence[int] | None = None,
         cpu_tier: str | None = None,
         num_threads: int | None = None,
     ) -> MemoryPlan: ...

@@ -169,7 +169,7 @@ class Pool:
         self.runner = runner
         self.budget_bytes = budget_bytes
         self.context_len = runner.max_sequence_length()
-        self.stats = runner.kv_cache_stats()
+        self.stats: dict[str, int] = runner.kv_cache_stats()
         # Of one KV group; a token has a slot in each.
         self.slot_bytes = self.stats["block_bytes"] / self.stats["block_size"]
         self.num_groups = self.stats["blocks_total"] // (self.stats["tokens_total"] // self.stats["block_size"])

@@ -23,13 +23,12 @@ use crate::{
 pub struct ChatCompletionStreamer {
     envelope: Envelope,
     wants_logprobs: bool,
-    engine: OwnProcess<Engine>,
     state: OwnProcess<Mutex<State>>,
 }
 
 struct State {
-    /// `None` once the answer is complete, has failed or was closed.
-    stream: Option<RequestStream>,
+    /// `None` once the answer is complete, has failed or was closed: what is over keeps no model in memory.
+    stream: Option<(RequestStream, Engine)>,
     unfinished: usize,
     /// The last choice's end, held back until the usage is known.
     ending: Option<Part>,
@@ -44,7 +43,8 @@ struct Part {
     logprobs: Vec<TokenLogprobs>,
     finish_reason: Option<String>,
     stop_sequence: Option<String>,
-    sequence: Option<engine::Sequence>,
+    /// With the engine that it goes on in.
+    sequence: Option<(Engine, engine::Sequence)>,
     /// Why the reason is "error".
     error: Option<String>,
     usage: Option<engine::Usage>,
@@ -61,10 +61,16 @@ impl State {
 
     /// The next part; `None` at the end.
     fn poll(&mut self) -> Result<Poll<Option<Part>>, EngineError> {
-        let Some(stream) = &self.stream else {
+        let Some((stream, engine)) = &self.stream else {
             return Ok(Poll::Ready(None));
         };
-        let event = stream.next_timeout(POLL).inspect_err(|_| self.end())?;
+        let event = match stream.next_timeout(POLL) {
+            Ok(event) => event,
+            Err(error) => {
+                self.end();
+                return Err(error);
+            }
+        };
         let Some(event) = event else {
             return Ok(Poll::Pending);
         };
@@ -83,6 +89,7 @@ impl State {
                 if let (Some(generating), Some(sequence)) = (&self.generating, sequence.take_if(|_| self.generating.is_some())) {
                     generating.set(sequence);
                 }
+                let sequence = sequence.map(|sequence| (engine.clone(), sequence));
                 let finish_reason = Some(reason.as_str().to_owned());
                 let part = Part {
                     index,
@@ -112,8 +119,8 @@ impl State {
 impl ChatCompletionStreamer {
     /// An iterator over a request that was just submitted.
     pub fn new(stream: RequestStream, n_choices: usize, wants_logprobs: bool, envelope: Envelope, engine: Engine) -> Self {
-        let state = State { stream: Some(stream), unfinished: n_choices, ending: None, generating: None };
-        Self { envelope, wants_logprobs, engine: OwnProcess::new(engine), state: OwnProcess::new(Mutex::new(state)) }
+        let state = State { stream: Some((stream, engine)), unfinished: n_choices, ending: None, generating: None };
+        Self { envelope, wants_logprobs, state: OwnProcess::new(Mutex::new(state)) }
     }
 
     /// The sequence that becomes what the answer comes to.
@@ -133,7 +140,7 @@ impl ChatCompletionStreamer {
             delta: Py::new(py, delta)?,
             logprobs: self.wants_logprobs.then(|| response::logprobs(py, part.logprobs)).transpose()?,
             stop_sequence: part.stop_sequence,
-            sequence: part.sequence.map(|sequence| kept(py, self.engine.get()?, &self.envelope.model, sequence)).transpose()?,
+            sequence: part.sequence.map(|(engine, sequence)| kept(py, &engine, &self.envelope.model, sequence)).transpose()?,
         };
         let Envelope { id, created, model, system_fingerprint } = self.envelope.clone();
         Ok(ChatCompletionChunkResponse {
@@ -164,11 +171,11 @@ impl ChatCompletionStreamer {
     #[pyo3(signature = (choice=0))]
     fn sequence(&self, py: Python<'_>, #[pyo3(from_py_with = check_choice)] choice: usize) -> PyResult<Sequence> {
         let state = self.state.get()?;
-        let sequence = enter(py, || match &state.lock().unwrap_or_else(PoisonError::into_inner).stream {
-            Some(stream) => stream.sequence(choice),
+        let (engine, sequence) = enter(py, || match &state.lock().unwrap_or_else(PoisonError::into_inner).stream {
+            Some((stream, engine)) => Ok((engine.clone(), stream.sequence(choice)?)),
             None => Err(EngineError::InvalidArgument("the answer is complete: ask while it is made, or with keep=True".into())),
         })?;
-        Ok(Sequence::new(self.engine.get()?, &self.envelope.model, sequence))
+        Ok(Sequence::new(&engine, &self.envelope.model, sequence))
     }
 
     /// Cancels the request, if it still runs, and frees its blocks.

@@ -10,10 +10,11 @@ use super::{
     Problem, SPLIT_KEYS, TILE_KEYS,
     plan::{Item, Merge, PARTIAL_HEADER, padded_dim, partial_stride},
     tile::{Rows, Scales},
+    weigh::{Loaded, weigh_rows},
 };
 
 /// Query rows that are computed together, sharing loads of keys and values.
-const ROW_BLOCK: usize = 6;
+pub(super) const ROW_BLOCK: usize = 6;
 
 /// A worker's buffers, cut for one item of `rows` query rows.
 pub(super) struct Scratch {
@@ -22,16 +23,16 @@ pub(super) struct Scratch {
     /// `[TILE_KEYS, padded]`.
     values: *mut f32,
     /// Scores, then softmax weights, `[rows, TILE_KEYS]`.
-    scores: *mut f32,
+    pub(super) scores: *mut f32,
     /// Weighted values of the split so far, `[rows, padded]`.
-    acc: *mut f32,
+    pub(super) acc: *mut f32,
     /// Those of all splits before, `[rows, padded]`.
     total: *mut f32,
     /// Sum of weights of the split so far, lane by lane, `[rows, 16]`.
     sum: *mut f32,
     /// Maximum, factor of the accumulator, total maximum, total sum: each `[rows]`.
     max: *mut f32,
-    factor: *mut f32,
+    pub(super) factor: *mut f32,
     total_max: *mut f32,
     total_sum: *mut f32,
 }
@@ -118,7 +119,8 @@ unsafe fn attend_split<S: Simd>(problem: &Problem<'_>, item: &Item, s: &Scratch,
     for start in (range.start / TILE_KEYS * TILE_KEYS..range.end).step_by(TILE_KEYS) {
         let end_of_tile = start + TILE_KEYS;
         let tile = Rows::look_up(problem, item, start, range.start.max(start)..range.end.min(end_of_tile));
-        tile.load::<S>(problem.spec.dtype, dim, s.keys, s.values);
+        tile.load_keys::<S>(problem.spec.dtype, dim, s.keys);
+        Rows::prefetch(problem, item, end_of_tile..range.end.min(end_of_tile + TILE_KEYS));
         // Tokens that see a key of this tile are contiguous.
         let first = start.saturating_sub(item.position);
         let end = problem
@@ -126,6 +128,11 @@ unsafe fn attend_split<S: Simd>(problem: &Problem<'_>, item: &Item, s: &Scratch,
             .window
             .map_or(item.num_tokens, |window| (end_of_tile + window - 1).saturating_sub(item.position).min(item.num_tokens));
         if first < end {
+            // A single block of rows loads each value once, where it lies; whole vectors only.
+            let direct = (end - first) * group <= ROW_BLOCK && dim.is_multiple_of(16);
+            if !direct {
+                tile.load_values::<S>(problem.spec.dtype, dim, s.values);
+            }
             score_rows::<S>(problem, item, s, first * group..end * group);
             for row in first * group..end * group {
                 soften::<S>(problem, s, row, tile.scales.as_ref(), &visible(problem, item.position + row / group, start));
@@ -137,7 +144,13 @@ unsafe fn attend_split<S: Simd>(problem: &Problem<'_>, item: &Item, s: &Scratch,
                 while stop < end && visible(problem, item.position + stop, start) == lanes {
                     stop += 1;
                 }
-                weigh_rows::<S>(s, token * group..stop * group, &lanes, padded_dim(dim));
+                let rows = token * group..stop * group;
+                if direct {
+                    tile.weigh_direct::<S>(problem.spec.dtype, s, rows, &lanes, dim);
+                } else {
+                    let values = Loaded { values: s.values, padded: padded_dim(dim) };
+                    weigh_rows::<S, _>(s, &values, rows, &lanes, padded_dim(dim));
+                }
                 token = stop;
             }
         }
@@ -152,7 +165,7 @@ fn visible(problem: &Problem<'_>, position: usize, start: usize) -> Range<usize>
 
 /// How many of `left` rows the next block takes: at most [`ROW_BLOCK`], and no tiny last block.
 #[inline(always)]
-fn block_rows(left: usize) -> usize {
+pub(super) fn block_rows(left: usize) -> usize {
     if left > ROW_BLOCK && left < 2 * ROW_BLOCK { left.div_ceil(2) } else { left.min(ROW_BLOCK) }
 }
 
@@ -253,74 +266,6 @@ unsafe fn soften<S: Simd>(problem: &Problem<'_>, s: &Scratch, row: usize, scales
         S::store(scores.add(c * S::LANES), weight);
     }
     S::store(sum, total);
-}
-
-/// `acc[row] = acc[row] * factor[row] + weights[row, lanes] @ values[lanes]`, each element summed over the keys in order.
-#[inline(always)]
-unsafe fn weigh_rows<S: Simd>(s: &Scratch, rows: Range<usize>, lanes: &Range<usize>, padded: usize) {
-    let mut row = rows.start;
-    while row < rows.end {
-        let n = block_rows(rows.end - row);
-        match n {
-            1 => weigh_block::<S, 1>(s, row, lanes, padded),
-            2 => weigh_block::<S, 2>(s, row, lanes, padded),
-            3 => weigh_block::<S, 3>(s, row, lanes, padded),
-            4 => weigh_block::<S, 4>(s, row, lanes, padded),
-            5 => weigh_block::<S, 5>(s, row, lanes, padded),
-            _ => weigh_block::<S, 6>(s, row, lanes, padded),
-        }
-        row += n;
-    }
-}
-
-#[inline(always)]
-unsafe fn weigh_block<S: Simd, const R: usize>(s: &Scratch, row: usize, lanes: &Range<usize>, padded: usize) {
-    let mut c = 0;
-    while c < padded {
-        let left = (padded - c) / S::LANES;
-        let n = match left {
-            4.. if S::LANES == 16 => weigh_columns::<S, R, 4>(s, row, lanes, padded, c),
-            2.. => weigh_columns::<S, R, 2>(s, row, lanes, padded, c),
-            _ => weigh_columns::<S, R, 1>(s, row, lanes, padded, c),
-        };
-        c += n;
-    }
-}
-
-/// Columns `c..c + C * LANES` of a block of rows; returns their number.
-#[inline(always)]
-unsafe fn weigh_columns<S: Simd, const R: usize, const C: usize>(
-    s: &Scratch,
-    row: usize,
-    lanes: &Range<usize>,
-    padded: usize,
-    c: usize,
-) -> usize {
-    let mut acc = [[S::splat(0.0); C]; R];
-    for r in 0..R {
-        let factor = S::splat(*s.factor.add(row + r));
-        for i in 0..C {
-            acc[r][i] = S::mul(S::load(s.acc.add((row + r) * padded + c + i * S::LANES)), factor);
-        }
-    }
-    for lane in lanes.clone() {
-        let mut v = [S::splat(0.0); C];
-        for i in 0..C {
-            v[i] = S::load(s.values.add(lane * padded + c + i * S::LANES));
-        }
-        for r in 0..R {
-            let weight = S::splat(*s.scores.add((row + r) * TILE_KEYS + lane));
-            for i in 0..C {
-                acc[r][i] = S::fma(weight, v[i], acc[r][i]);
-            }
-        }
-    }
-    for r in 0..R {
-        for i in 0..C {
-            S::store(s.acc.add((row + r) * padded + c + i * S::LANES), acc[r][i]);
-        }
-    }
-    C * S::LANES
 }
 
 /// The softmax state of one row in one split.

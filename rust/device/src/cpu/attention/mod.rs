@@ -11,6 +11,7 @@
 mod kernel;
 mod plan;
 mod tile;
+mod weigh;
 
 use std::sync::{
     Mutex, PoisonError,

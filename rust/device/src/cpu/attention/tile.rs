@@ -3,13 +3,18 @@
 #![allow(clippy::cast_ptr_alignment)] // Scales are aligned: the layout says so.
 #![allow(clippy::inline_always, clippy::needless_range_loop)] // Tier code must be inlined; counted loops over registers unroll.
 
-use std::ops::Range;
+use std::{marker::PhantomData, ops::Range};
 
 use half::bf16;
 
 use crate::{KvDType, cpu::simd::Simd};
 
-use super::{Problem, TILE_KEYS, plan::Item};
+use super::{
+    Problem, TILE_KEYS,
+    kernel::Scratch,
+    plan::Item,
+    weigh::{Values, weigh_rows},
+};
 
 /// Where the keys and values of a tile lie.
 pub(super) struct Rows {
@@ -67,22 +72,43 @@ impl Rows {
         rows
     }
 
-    /// Writes the keys transposed, `[head_dim, TILE_KEYS]`, and the values, `[TILE_KEYS, padded]`, both without their scales. Lanes
-    /// that are not read hold anything.
+    /// Asks for the keys and values at positions `range`, which are needed next.
     #[inline(always)]
-    pub(super) unsafe fn load<S: Simd>(&self, dtype: KvDType, dim: usize, keys: *mut f32, values: *mut f32) {
+    pub(super) unsafe fn prefetch(problem: &Problem<'_>, item: &Item, range: Range<usize>) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let (spec, group, layout) = (problem.spec, problem.group, problem.layout);
+            let table = &group.block_tables[item.request * group.max_blocks..][..group.max_blocks];
+            let mut key = range.start;
+            while key < range.end {
+                let (block, offset) = (table[key / spec.block_size] as usize, key % spec.block_size);
+                let run = (spec.block_size - offset).min(range.end - key);
+                let first = layout.vector(block, item.kv_head, offset);
+                for line in (first..first + run * layout.vector_bytes).step_by(64) {
+                    // A prefetch may be of any address.
+                    _mm_prefetch::<_MM_HINT_T0>(problem.keys.wrapping_add(line).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(problem.values.wrapping_add(line).cast());
+                }
+                key += run;
+            }
+        }
+    }
+
+    /// Writes the keys transposed, `[head_dim, TILE_KEYS]`, without their scales. Lanes that are not read hold anything.
+    #[inline(always)]
+    pub(super) unsafe fn load_keys<S: Simd>(&self, dtype: KvDType, dim: usize, keys: *mut f32) {
         match dtype {
-            KvDType::F32 => self.load_as::<S, F32>(dim, keys, values),
-            KvDType::F16 => self.load_as::<S, F16>(dim, keys, values),
-            KvDType::BF16 => self.load_as::<S, BF16>(dim, keys, values),
-            KvDType::F8E4M3 => self.load_as::<S, F8E4M3>(dim, keys, values),
-            KvDType::Int8 => self.load_as::<S, Int8>(dim, keys, values),
+            KvDType::F32 => self.load_keys_as::<S, F32>(dim, keys),
+            KvDType::F16 => self.load_keys_as::<S, F16>(dim, keys),
+            KvDType::BF16 => self.load_keys_as::<S, BF16>(dim, keys),
+            KvDType::F8E4M3 => self.load_keys_as::<S, F8E4M3>(dim, keys),
+            KvDType::Int8 => self.load_keys_as::<S, Int8>(dim, keys),
         }
     }
 
     #[inline(always)]
-    unsafe fn load_as<S: Simd, E: Element>(&self, dim: usize, keys: *mut f32, values: *mut f32) {
-        let padded = super::plan::padded_dim(dim);
+    unsafe fn load_keys_as<S: Simd, E: Element>(&self, dim: usize, keys: *mut f32) {
         let first = self.lanes.start / S::LANES * S::LANES;
         for lane in (first..self.lanes.end).step_by(S::LANES) {
             for c in (0..dim).step_by(S::LANES) {
@@ -104,11 +130,58 @@ impl Rows {
                 }
             }
         }
+    }
+
+    /// Writes the values, `[TILE_KEYS, padded]`, without their scales. Lanes that are not read hold anything.
+    #[inline(always)]
+    pub(super) unsafe fn load_values<S: Simd>(&self, dtype: KvDType, dim: usize, values: *mut f32) {
+        match dtype {
+            KvDType::F32 => self.load_values_as::<S, F32>(dim, values),
+            KvDType::F16 => self.load_values_as::<S, F16>(dim, values),
+            KvDType::BF16 => self.load_values_as::<S, BF16>(dim, values),
+            KvDType::F8E4M3 => self.load_values_as::<S, F8E4M3>(dim, values),
+            KvDType::Int8 => self.load_values_as::<S, Int8>(dim, values),
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_values_as<S: Simd, E: Element>(&self, dim: usize, values: *mut f32) {
+        let padded = super::plan::padded_dim(dim);
         for lane in self.lanes.clone() {
             for c in (0..dim).step_by(S::LANES) {
                 S::store(values.add(lane * padded + c), load::<S, E>(self.values[lane], c, dim));
             }
         }
+    }
+
+    /// [`weigh_rows`] over the values where they lie; `dim` is a multiple of 16.
+    #[inline(always)]
+    pub(super) unsafe fn weigh_direct<S: Simd>(
+        &self,
+        dtype: KvDType,
+        s: &Scratch,
+        rows: Range<usize>,
+        lanes: &Range<usize>,
+        dim: usize,
+    ) {
+        let values = &self.values;
+        match dtype {
+            KvDType::F32 => weigh_rows::<S, _>(s, &Stored::<F32>(values, PhantomData), rows, lanes, dim),
+            KvDType::F16 => weigh_rows::<S, _>(s, &Stored::<F16>(values, PhantomData), rows, lanes, dim),
+            KvDType::BF16 => weigh_rows::<S, _>(s, &Stored::<BF16>(values, PhantomData), rows, lanes, dim),
+            KvDType::F8E4M3 => weigh_rows::<S, _>(s, &Stored::<F8E4M3>(values, PhantomData), rows, lanes, dim),
+            KvDType::Int8 => weigh_rows::<S, _>(s, &Stored::<Int8>(values, PhantomData), rows, lanes, dim),
+        }
+    }
+}
+
+/// Values where they lie.
+struct Stored<'a, E>(&'a [*const u8; TILE_KEYS], PhantomData<E>);
+
+impl<E: Element> Values for Stored<'_, E> {
+    #[inline(always)]
+    unsafe fn at<S: Simd>(&self, lane: usize, c: usize) -> S::V {
+        E::load::<S>(self.0.get_unchecked(lane).add(c * E::BYTES))
     }
 }
 
