@@ -139,11 +139,12 @@ impl FileTier {
                 let modified = metadata.modified().unwrap_or(UNIX_EPOCH);
                 if !metadata.is_file() {
                     continue;
-                } else if parse_file_name(&name).is_some() {
+                }
+                if parse_file_name(&name).is_some() {
                     let age = modified.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as Stamp;
                     lru.insert((space.clone(), name), age, metadata.len());
                 } else if name.starts_with('.')
-                    && name.ends_with(".tmp")
+                    && name.strip_suffix(".tmp").is_some()
                     && modified.elapsed().is_ok_and(|age| age > ABANDONED_AFTER)
                 {
                     self.delete(&(space.clone(), name));
