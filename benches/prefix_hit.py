@@ -14,16 +14,16 @@ parser.add_argument("--model", default=None, help="a GGUF file; the default mode
 parser.add_argument("--shared", type=int, default=4096, help="tokens that the prompts have in common")
 parser.add_argument("--own", type=int, default=16, help="tokens behind those")
 parser.add_argument("--rounds", type=int, default=5, help="measurements of each kind")
+parser.add_argument("--vocabulary", type=int, default=20_000, help="the prompts' token ids lie below 100 more than this")
 options = parser.parse_args()
 
 runner = Runner(which=Which.GGUF(options.model or str(default_model())), pa_gpu_mem=1024)
-VOCABULARY = 20_000
 
 
 def prompt(shared: int, own: int) -> list[int]:
     """Token ids that two numbers decide: the beginning and the end."""
-    beginning = [(shared * 7919 + position * 31) % VOCABULARY + 100 for position in range(options.shared)]
-    return beginning + [(own * 104_729 + position * 37) % VOCABULARY + 100 for position in range(options.own)]
+    beginning = [(shared * 7919 + position * 31) % options.vocabulary + 100 for position in range(options.shared)]
+    return beginning + [(own * 104_729 + position * 37) % options.vocabulary + 100 for position in range(options.own)]
 
 
 def first_token(ids: list[int], salt: str | None = None) -> tuple[float, int, str]:

@@ -15,11 +15,12 @@ BENCHES = Path(__file__).parent.parent / "benches"
 MODEL = GOLDEN / "gguf" / "llama.gguf"
 
 
-def run(script: str, *arguments: str) -> None:
+def run(script: str, *arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, str(BENCHES / script), *arguments], capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -82,3 +83,8 @@ def test_naive_and_paged_are_drawn_and_told(tmp_path: Path) -> None:
     text = (tmp_path / "memory.md").read_text()
     assert "5 fit, 6 do not" in text
     assert f"| {report['fragmented_share_of_held']:.2%} | {report['fragmented_share_of_budget']:.2%} |" in text
+
+
+def test_a_prefix_hit_is_measured_against_the_same_prompt_computed() -> None:
+    printed = run("prefix_hit.py", "--model", str(MODEL), "--shared", "256", "--rounds", "1", "--vocabulary", "400")
+    assert re.search(r"cold [\d.]+ ms\nwith 256 of them cached: [\d.]+ ms\n[\d.]+ times faster", printed), printed
