@@ -104,7 +104,8 @@ def test_text_tokens_and_messages_come_behind(llama: Runner) -> None:
 
 
 def test_a_running_answer_is_forked(llama: Runner) -> None:
-    stream = chat(llama, max_tokens=200, stream=True)
+    # Enough to do that it runs for a while.
+    stream = chat(llama, max_tokens=900, n_choices=16, stream=True)
     first = next(stream)
     llama.pause()
     with stream.sequence() as branch:
@@ -112,7 +113,7 @@ def test_a_running_answer_is_forked(llama: Runner) -> None:
         so_far = branch.tokens
         assert branch.num_prompt_tokens < len(so_far)
         rest = branch.generate(max_tokens=5, temperature=0.0, ignore_eos=True)
-        text = first.choices[0].delta.content + "".join(chunk.choices[0].delta.content for chunk in stream)
+        text = "".join(chunk.choices[0].delta.content for chunk in [first, *stream] if chunk.choices[0].index == 0)
         assert text.startswith(llama.detokenize_text(branch.tokens[branch.num_prompt_tokens :], skip_special_tokens=True))
         assert rest.usage.prompt_tokens == len(so_far)
     with pytest.raises(InvalidArgumentError, match="complete"):

@@ -124,9 +124,9 @@ def test_a_drained_runner_serves_what_it_has_and_refuses_more() -> None:
         complete(runner, PROMPT, max_tokens=1)
     runner.resume()
     assert complete(runner, PROMPT, max_tokens=8).choices[0].text == answers[0]
-    stream = runner.send_chat_completion_request(
-        ChatCompletionRequest("Hello", "default", max_tokens=900, ignore_eos=True, stream=True)
-    )
+    # Enough to do that it runs for a while.
+    request = ChatCompletionRequest("Hello", "default", max_tokens=900, n_choices=64, ignore_eos=True, stream=True)
+    stream = runner.send_chat_completion_request(request)
     next(stream)
     assert not runner.drain(timeout=0.001)
     stream.close()
