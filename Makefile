@@ -71,6 +71,7 @@ bench: $(VENV)/package $(VENV)/model $(VENV)/tools ## measure the default model 
 	$(VENV)/bin/python benches/throughput.py $(addprefix --model ,$(MODEL_PATH)) --output $(RECORDS)
 	$(if $(PEERS),$(VENV)/bin/python benches/peers.py $(addprefix --model ,$(MODEL_PATH)) --output $(RECORDS))
 	$(ROOFLINE) >> $(RECORDS)
+	cargo bench --quiet --locked --package mistral-paged-kv --bench scheduler
 	$(VENV)/bin/python benches/report.py $(RECORDS)
 
 .PHONY: docs-figures

@@ -230,6 +230,36 @@ def peer_lines(run: Run) -> list[str]:
     return [*out, ""] if run.dropped else out
 
 
+def book_lines(criterion: Path) -> list[str]:
+    """What the benchmarks of the KV books and of a scheduler step left in criterion's folder."""
+    rows = []
+    for path in sorted(criterion.glob("**/new/estimates.json")):
+        benchmark = json.loads((path.parent / "benchmark.json").read_text())
+        median = json.loads(path.read_text())["median"]
+        interval = median["confidence_interval"]
+        figures = [median["point_estimate"], interval["lower_bound"], interval["upper_bound"]]
+        elements = (benchmark["throughput"] or {}).get("Elements", 1)
+        rows.append([benchmark["full_id"], *(duration(figure) for figure in figures), duration(figures[0] / elements)])
+    if not rows:
+        return []
+    header = ["", "median", "from", "to", "a block or step"]
+    return [
+        "## KV books and scheduler",
+        "",
+        "Medians and their 95 % intervals, by `make bench-scheduler`.",
+        "",
+        *table(header, rows),
+    ]
+
+
+def duration(nanoseconds: float) -> str:
+    """With the unit that suits it."""
+    for unit, size in (("ms", 1e6), ("µs", 1e3)):
+        if nanoseconds >= size:
+            return f"{nanoseconds / size:.3g} {unit}"
+    return f"{nanoseconds:.3g} ns"
+
+
 def curve(axes: Axes, samples: dict[int, list[float]], label: str) -> None:
     """Medians with their spread as a band."""
     if samples:
@@ -291,6 +321,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("records", type=Path, nargs="+", help="files of JSON lines")
     parser.add_argument("-o", "--output", type=Path, default=Path("docs"), help="folder of benchmarks.md and benchmarks.png")
+    parser.add_argument("--criterion", type=Path, default=Path("target/criterion"), help="folder of the scheduler's benchmarks")
     options = parser.parse_args()
     runs, measured = read(options.records)
     own = [run for run in runs if not run.versions]
@@ -303,6 +334,7 @@ def main() -> None:
         out += memory_lines(roofs)
     for run in runs:
         out += peer_lines(run) if run.versions else own_lines(run, roofs)
+    out += book_lines(options.criterion)
     (options.output / "benchmarks.md").write_text("\n".join(out).rstrip() + "\n")
     plot(runs, roofs, options.output / "benchmarks.png")
 

@@ -88,3 +88,14 @@ def test_naive_and_paged_are_drawn_and_told(tmp_path: Path) -> None:
 def test_a_prefix_hit_is_measured_against_the_same_prompt_computed() -> None:
     printed = run("prefix_hit.py", "--model", str(MODEL), "--shared", "256", "--rounds", "1", "--vocabulary", "400")
     assert re.search(r"cold [\d.]+ ms\nwith 256 of them cached: [\d.]+ ms\n[\d.]+ times faster", printed), printed
+
+
+def test_report_tells_what_the_books_cost(records: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the report needs `pip install matplotlib`")
+    measured = tmp_path / "pool" / "free" / "new"
+    measured.mkdir(parents=True)
+    (measured / "benchmark.json").write_text('{"full_id": "pool/free", "throughput": {"Elements": 1000}}')
+    interval = '{"lower_bound": 2000.0, "upper_bound": 4000.0}'
+    (measured / "estimates.json").write_text(f'{{"median": {{"point_estimate": 3000.0, "confidence_interval": {interval}}}}}')
+    run("report.py", str(records), "--output", str(tmp_path), "--criterion", str(tmp_path))
+    assert "| pool/free | 3 µs | 2 µs | 4 µs | 3 ns |" in (tmp_path / "benchmarks.md").read_text()

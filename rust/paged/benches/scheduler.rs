@@ -138,21 +138,43 @@ fn lookup(c: &mut Criterion) {
     group.finish();
 }
 
+/// Requests that have their prompts computed, `num_running` in the batch and the others waiting for a seat.
+fn decoding(num_running: usize, num_waiting: usize) -> Scheduler {
+    let mut scheduler = scheduler(POOL as usize, num_running);
+    for id in 0..num_running + num_waiting {
+        let new = NewRequest::new(RequestId(id as u64), prompt(id as u32, PROMPT), 1 << 19);
+        scheduler.add_request(new).unwrap();
+    }
+    step(&mut scheduler, &mut SchedulerOutput::default(), &mut Vec::new());
+    assert_eq!(scheduler.num_running(), num_running);
+    scheduler
+}
+
+const PROMPT: usize = 512;
+/// Steps that are timed before the sequences start anew, so that they neither end nor fill the pool.
+const STEPS: u64 = 1000;
+
 /// A whole step, schedule and update, with so many sequences decoding; and with 4096 more waiting that do not fit.
 fn steps(c: &mut Criterion) {
     let mut group = c.benchmark_group("step");
-    for (num_running, num_waiting) in [(1, 0), (64, 0), (512, 0), (512, 4096)] {
-        let mut scheduler = scheduler(POOL as usize, num_running);
-        let add = |scheduler: &mut Scheduler, id: usize| {
-            let new = NewRequest::new(RequestId(id as u64), prompt(id as u32, 512), 1 << 19);
-            scheduler.add_request(new).unwrap();
-        };
-        (0..num_running + num_waiting).for_each(|id| add(&mut scheduler, id));
-        let (mut output, mut sampled) = (SchedulerOutput::default(), Vec::new());
-        step(&mut scheduler, &mut output, &mut sampled);
-        assert_eq!(scheduler.num_running(), num_running);
+    for (num_running, num_waiting) in [(1, 0), (64, 0), (256, 0), (512, 0), (512, 4096)] {
         group.bench_function(BenchmarkId::new(format!("{num_running} running"), format!("{num_waiting} waiting")), |b| {
-            b.iter(|| step(&mut scheduler, &mut output, &mut sampled));
+            b.iter_custom(|iters| {
+                let (mut output, mut sampled) = (SchedulerOutput::default(), Vec::new());
+                let mut total = Duration::ZERO;
+                let mut left = iters;
+                while left > 0 {
+                    let mut scheduler = decoding(num_running, num_waiting);
+                    let start = Instant::now();
+                    for _ in 0..left.min(STEPS) {
+                        step(&mut scheduler, &mut output, &mut sampled);
+                    }
+                    total += start.elapsed();
+                    assert_eq!(output.rows.len(), num_running);
+                    left -= left.min(STEPS);
+                }
+                total
+            });
         });
     }
     group.finish();
