@@ -318,7 +318,9 @@ impl Scheduler {
         let left = rows().filter(|id| self.is_running(*id) && self.abort_request(*id)).collect();
         if !output.copies.is_empty() {
             // Those that were kept while the step was in flight may hold one.
-            rows().for_each(|id| self.reclaim(id));
+            for id in rows() {
+                self.reclaim(id);
+            }
             self.manager.forget_copies(&output.copies);
         }
         left

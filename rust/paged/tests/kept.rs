@@ -144,8 +144,12 @@ fn a_tail_that_is_cached_already_is_not_cached_again() {
         .map(|_| sim.add_with(&[1, 2, 3, 4, 5, 6], 4, &Owner { skip_prefix_lookup: true, ..owner.clone() }).unwrap())
         .collect();
     sim.step(false, None);
-    ids.iter().for_each(|id| sim.keep(*id));
-    ids.iter().for_each(|id| sim.release(*id));
+    for id in &ids {
+        sim.keep(*id);
+    }
+    for id in ids {
+        sim.release(id);
+    }
     // A full block, and one tail of the two.
     assert_eq!(sim.scheduler.stats().blocks_cached, 2);
     sim.drain();

@@ -91,7 +91,9 @@ impl KvCacheManager {
 
     /// The copies were not made: nobody holds their destinations any more, and nobody may find them.
     pub(crate) fn forget_copies(&mut self, copies: &[(BlockId, BlockId)]) {
-        copies.iter().for_each(|(_, destination)| self.pool.forget_free(*destination));
+        for (_, destination) in copies {
+            self.pool.forget_free(*destination);
+        }
     }
 
     /// The block that is written next, if some of its tokens are computed already.
