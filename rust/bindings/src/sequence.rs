@@ -7,6 +7,7 @@ use std::{
 
 use engine::{Continuation, Engine, GenerationRequest, Prompt};
 use pyo3::{
+    exceptions::PyTypeError,
     prelude::*,
     types::{PyString, PyTuple},
 };
@@ -108,7 +109,14 @@ fn continuation(then: Option<&Bound<'_, PyAny>>) -> PyResult<Continuation> {
     if first.is_some_and(|first| first.hasattr("keys").unwrap_or(false)) {
         return messages::parse(then).map(Continuation::Messages);
     }
-    token_ids("then", then).map(Continuation::TokenIds)
+    let ids = token_ids("then", then).map_err(|error| {
+        if error.is_instance_of::<PyTypeError>(then.py()) {
+            PyTypeError::new_err("`then` must be a str, token ids (integers) or messages (dicts)")
+        } else {
+            error
+        }
+    })?;
+    Ok(Continuation::TokenIds(ids))
 }
 
 #[pymethods]
