@@ -287,6 +287,17 @@ impl BlockPool {
         }
     }
 
+    /// Makes a free block unfindable.
+    pub(crate) fn forget_free(&mut self, block: BlockId) {
+        debug_assert!(self.is_free(block));
+        if self.is_published(block) {
+            self.unlink(block.0);
+            self.num_cached -= 1;
+            self.forget(block);
+            self.link_first(block.0, Reuse::Uncached);
+        }
+    }
+
     fn unlink(&mut self, id: u32) {
         let Block { prev, next, .. } = self.blocks[id as usize];
         self.blocks[prev as usize].next = next;

@@ -23,7 +23,7 @@ pub struct NewRequest {
     pub skip_prefix_lookup: bool,
     /// Who may share blocks: those with the same bytes. Empty is a tenant of its own kind, shared by all who give none.
     pub cache_salt: Vec<u8>,
-    /// So many leading tokens are everybody's, whatever the salt: blocks that lie wholly within are shared.
+    /// So many leading tokens of the prompt are everybody's, whatever the salt: blocks that lie wholly within are shared.
     pub public_prefix_len: usize,
     /// Lower goes first; requests of one priority go in order of arrival.
     pub priority: i32,
@@ -119,6 +119,11 @@ pub(crate) struct Rank {
 }
 
 impl Rank {
+    /// What makes one request go before another that came first; the smaller is the more urgent.
+    pub(crate) fn urgency(&self) -> (i32, u64) {
+        (self.priority, self.deadline)
+    }
+
     /// Before any other of its priority.
     pub(crate) const FIRST: Self = Self { priority: i32::MIN, deadline: 0, arrival: 0, branch: 0 };
 }

@@ -14,8 +14,8 @@
 //!   among those behind, an admission policy only says who gets that far, and a tenant's share of a step is never less
 //!   than one token.
 //! - Nobody runs. Then all blocks are free or held by kept requests, which give them up first of all, nobody waits for a
-//!   leader or a tenant's other prompt, and the next waiting request is let in without a gate. It gets at least one token's block: its prompt was checked when it was added, and what it
-//!   generated since, it held beside others.
+//!   leader or a tenant's other prompt, and the next waiting request is let in without a gate. It gets at least one
+//!   token's block, or has generated more than the pool holds and ends with `Length`.
 //!
 //! Everything ends: the first of those that run advances in every step, or gives way to a protected request, which
 //! counts towards its own protection. Deadlines do not change that: a request with a deadline is passed only
@@ -32,6 +32,7 @@
 //! that run, and keeps its blocks before its equals.
 
 mod admission;
+mod budget;
 mod config;
 mod demand;
 mod inspect;
@@ -100,6 +101,8 @@ pub struct Scheduler {
     lookups: LookupCounts,
     totals: Totals,
     usage: StepTotals,
+    /// Most tokens of a step in which a request is being answered.
+    max_mixed_tokens: Option<usize>,
 }
 
 /// What is counted since the scheduler was built.
@@ -150,6 +153,7 @@ impl Scheduler {
             lookups: LookupCounts::default(),
             totals: Totals::default(),
             usage: StepTotals::default(),
+            max_mixed_tokens: None,
         })
     }
 
@@ -173,8 +177,9 @@ impl Scheduler {
         if self.paused {
             return;
         }
-        let mut budget = self.config.max_num_batched_tokens;
         self.finish_those_at_their_limit(output);
+        let most = self.step_budget();
+        let mut budget = most;
         self.drop_unseen_blocks();
         self.share_out(budget);
         self.schedule_running(output, &mut budget);
@@ -183,7 +188,7 @@ impl Scheduler {
         }
         self.hand_out_the_rest(output, &mut budget);
         self.manager.release_copy_sources();
-        output.total_num_scheduled_tokens = self.config.max_num_batched_tokens - budget;
+        output.total_num_scheduled_tokens = most - budget;
         if !output.rows.is_empty() {
             self.last_step_id += 1;
             output.step_id = self.last_step_id;
@@ -307,15 +312,23 @@ impl Scheduler {
         }
     }
 
-    /// The step could not be computed: every request in it leaves, and nothing of it is published. Returns those
-    /// that left.
+    /// The step could not be computed, or not even its copies made: every request in it leaves, and nothing that the
+    /// step wrote can be found. Returns those that left.
     pub fn step_failed(&mut self, output: &SchedulerOutput) -> Vec<RequestId> {
         if self.check_in_flight(output).is_err() {
             return Vec::new();
         }
         self.in_flight = None;
-        let rows = output.rows.iter().map(|row| row.request_id);
-        rows.filter(|id| self.is_running(*id) && self.abort_request(*id)).collect()
+        let rows = || output.rows.iter().map(|row| row.request_id);
+        let left = rows().filter(|id| self.is_running(*id) && self.abort_request(*id)).collect();
+        if !output.copies.is_empty() {
+            // Those that were kept while the step was in flight may hold one.
+            for id in rows() {
+                self.reclaim(id);
+            }
+            self.manager.forget_copies(&output.copies);
+        }
+        left
     }
 
     fn check_in_flight(&self, output: &SchedulerOutput) -> Result<(), UpdateError> {

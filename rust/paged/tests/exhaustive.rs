@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Sim, kv_config, scheduler_config};
+use common::{Meanwhile, Sim, kv_config, scheduler_config};
 
 // Longer orders, without the shadow: see state_space.rs.
 const DEPTH: u32 = 4;
@@ -42,7 +42,7 @@ fn apply(sim: &mut Sim, op: u32) {
             }
         }
         7 => {
-            sim.step(false, Some(1));
+            sim.step(false, Some(Meanwhile::Abort(1)));
         }
         _ => {
             sim.step(true, None);

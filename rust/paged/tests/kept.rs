@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Sim, kv_config, scheduler_config};
+use common::{Owner, Sim, kv_config, scheduler_config};
 use paged::*;
 
 fn full() -> Vec<Option<usize>> {
@@ -133,4 +133,38 @@ fn what_is_not_served_cannot_be_kept_and_what_is_not_kept_cannot_be_released() {
     assert!(matches!(taken, AdmissionError::DuplicateRequest { .. }));
     sim.release(request);
     assert_eq!(sim.scheduler.token_ids(request), [0u32; 0]);
+}
+
+/// Its tail was there already under its salt when it was kept, and is so when it gives its blocks up.
+#[test]
+fn a_tail_that_is_cached_already_is_not_cached_again() {
+    let mut sim = Sim::new(scheduler_config(4, 64, 64), kv_config(16, 4, &full()));
+    let owner = Owner::salted(b"a", 4);
+    let ids: Vec<_> = (0..2)
+        .map(|_| sim.add_with(&[1, 2, 3, 4, 5, 6], 4, &Owner { skip_prefix_lookup: true, ..owner.clone() }).unwrap())
+        .collect();
+    sim.step(false, None);
+    for id in &ids {
+        sim.keep(*id);
+    }
+    for id in ids {
+        sim.release(id);
+    }
+    // A full block, and one tail of the two.
+    assert_eq!(sim.scheduler.stats().blocks_cached, 2);
+    sim.drain();
+}
+
+#[test]
+fn a_drain_refuses_forks_of_kept_requests_and_serves_those_of_others() {
+    let mut sim = Sim::new(scheduler_config(4, 64, 64), kv_config(16, 4, &full()));
+    let source = kept(&mut sim, 0, 6);
+    let running = sim.add(&[7, 7, 7], 4).unwrap();
+    sim.step(false, None);
+    sim.scheduler.drain();
+    let refused = sim.fork(source, None, &[9]).unwrap_err();
+    assert!(matches!(refused, ForkError::Child(AdmissionError::Draining { .. })));
+    sim.fork(running, None, &[9]).unwrap();
+    sim.drain();
+    assert_eq!(sim.finished.len(), 2);
 }

@@ -256,3 +256,29 @@ fn a_hot_system_prompt_outlives_what_extends_it() {
         }
     }
 }
+
+#[test]
+fn a_public_prefix_ends_with_the_prompt() {
+    let mut sim = Sim::new(scheduler_config(4, 64, 64), kv_config(16, 4, &[None]));
+    let mine = Owner::salted(b"a", 100);
+    let request = sim.add_with(&[1, 2, 3, 4, 5], 8, &mine).unwrap();
+    sim.run();
+    let answered = sim.ended.iter().find(|ended| ended.0 == request).unwrap().2.clone();
+    sim.add_with(&answered, 1, &Owner::salted(b"b", 100)).unwrap();
+    sim.run();
+    assert_eq!(sim.scheduler.stats().prefix_hit_tokens, 4, "another tenant finds the prompt and not the answer");
+}
+
+#[test]
+fn a_forks_public_prefix_ends_with_what_it_has_of_its_source() {
+    let mut sim = Sim::new(scheduler_config(1, 64, 64), kv_config(16, 4, &[None]));
+    let source = sim.add_with(&[1; 8], 4, &Owner::salted(b"a", 8)).unwrap();
+    sim.step(false, None);
+    sim.fork(source, Some(4), &[9; 6]).unwrap();
+    sim.run();
+    let others = [&[1; 4][..], &[9; 6]].concat();
+    sim.add_with(&others, 1, &Owner::salted(b"b", 8)).unwrap();
+    sim.run();
+    // The fork found the source's first block, the other tenant the same.
+    assert_eq!(sim.scheduler.stats().prefix_hit_tokens, 4 + 4);
+}

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Sim, StepResult, kv_config, scheduler_config};
+use common::{Owner, Sim, StepResult, kv_config, scheduler_config};
 use paged::*;
 
 fn full() -> Vec<Option<usize>> {
@@ -156,4 +156,16 @@ fn a_write_that_cannot_be_copied_for_changes_nothing() {
     assert_eq!((0..2).map(|group| child.table(group).to_vec()).collect::<Vec<_>>(), before);
     assert_eq!(manager.pool().num_free_blocks(), 1);
     manager.check_integrity([&parent, &child].into_iter()).unwrap();
+}
+
+/// Its last token was sampled when the pool had no block left for it, and then it lost its blocks to an urgent fork.
+#[test]
+fn who_comes_back_longer_than_the_pool_ends_with_length() {
+    let mut sim = Sim::new(scheduler_config(2, 5, 8), kv_config(15, 1, &[Some(4), None, Some(6)]));
+    let request = sim.add_request(NewRequest { priority: 1, ..NewRequest::new(RequestId(0), vec![1; 5], 2) }, &Owner::default());
+    sim.step(false, None);
+    sim.fork(request.unwrap(), Some(5), &[]).unwrap();
+    sim.drain();
+    assert!(sim.finished.iter().all(|finished| finished.1 == FinishReason::Length));
+    assert_eq!(sim.finished.len(), 2);
 }

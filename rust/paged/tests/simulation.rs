@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Owner, Sim, kv_config, same_hash, scheduler_config};
+use common::{Meanwhile, Owner, Sim, kv_config, same_hash, scheduler_config};
 use paged::*;
 use proptest::prelude::*;
 
@@ -45,8 +45,8 @@ enum Op {
     },
     Release(usize),
     Step,
-    StepFails,
-    StepWithAbort(usize),
+    StepFails(Option<Meanwhile>),
+    StepMeanwhile(Meanwhile),
     Abort(usize),
     Reset,
     Tick(u64),
@@ -58,6 +58,14 @@ enum Op {
 fn whose() -> impl Strategy<Value = Whose> {
     let tenant = (0u8..2, 0usize..10).prop_map(|(salt, public_prefix_len)| Whose::Tenant { salt, public_prefix_len });
     prop_oneof![6 => Just(Whose::All), 1 => Just(Whose::Adapter), 3 => tenant]
+}
+
+fn meanwhile() -> impl Strategy<Value = Meanwhile> {
+    prop_oneof![
+        4 => (0usize..8).prop_map(Meanwhile::Abort),
+        4 => (0usize..8).prop_map(Meanwhile::Keep),
+        1 => Just(Meanwhile::Reset),
+    ]
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -73,8 +81,8 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (0usize..8, 0usize..6, 0usize..4).prop_map(|(which, less, more)| Op::ForkKept { which, less, more }),
         1 => (0usize..8).prop_map(Op::Release),
         14 => Just(Op::Step),
-        1 => Just(Op::StepFails),
-        1 => (0usize..8).prop_map(Op::StepWithAbort),
+        1 => proptest::option::of(meanwhile()).prop_map(Op::StepFails),
+        2 => meanwhile().prop_map(Op::StepMeanwhile),
         2 => (0usize..8).prop_map(Op::Abort),
         1 => Just(Op::Reset),
         2 => (0u64..4).prop_map(Op::Tick),
@@ -192,11 +200,11 @@ fn apply(sim: &mut Sim, op: &Op) {
         Op::Step => {
             sim.step(false, None);
         }
-        Op::StepFails => {
-            sim.step(true, None);
+        Op::StepFails(meanwhile) => {
+            sim.step(true, meanwhile);
         }
-        Op::StepWithAbort(k) => {
-            sim.step(false, Some(k));
+        Op::StepMeanwhile(meanwhile) => {
+            sim.step(false, Some(meanwhile));
         }
         Op::Abort(k) => {
             if let Some(request_id) = sim.pick(k) {

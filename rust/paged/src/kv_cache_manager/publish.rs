@@ -58,17 +58,20 @@ impl KvCacheManager {
             return;
         }
         let tail = &tokens[first..num_computed_tokens];
+        if let Some(end) = blocks.tail {
+            self.pool.index_mut().pin(end);
+        }
         let parent = self.pin_parent(blocks, key);
-        blocks.tail = Some(parent);
         let longest = self.pool.index().find_longest(parent, tail, |node| self.is_whole(node));
         if longest.is_some_and(|(_, common)| common == tail.len()) {
+            self.pool.index_mut().unpin(parent);
             return;
         }
         let node = self.pool.index_mut().pin_child(parent, tail);
-        blocks.tail = Some(node);
         self.to_free.clear();
         self.publish_block(blocks, blocks.num_published, node);
         self.release();
+        self.pool.index_mut().unpin(node);
     }
 
     /// Whether what a request computes will be findable.

@@ -89,6 +89,13 @@ impl KvCacheManager {
         self.copy_sources.clear();
     }
 
+    /// The copies were not made: nobody holds their destinations any more, and nobody may find them.
+    pub(crate) fn forget_copies(&mut self, copies: &[(BlockId, BlockId)]) {
+        for (_, destination) in copies {
+            self.pool.forget_free(*destination);
+        }
+    }
+
     /// The block that is written next, if some of its tokens are computed already.
     pub(super) fn partial_block(&self, blocks: &RequestBlocks, num_computed_tokens: usize) -> Option<usize> {
         let index = num_computed_tokens / self.block_size;

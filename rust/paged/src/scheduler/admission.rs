@@ -5,7 +5,7 @@ use super::{Scheduler, Slot};
 use crate::error::AdmissionError;
 use crate::kv_cache_manager::{PrefixHit, RequestBlocks};
 use crate::output::SchedulerOutput;
-use crate::request::{NewRequest, PreemptionCost, Rank, Request, RequestStatus, Standing};
+use crate::request::{FinishReason, NewRequest, PreemptionCost, Rank, Request, RequestStatus, Standing};
 
 /// Of a pool's blocks, the part that admissions leave free so that running requests can grow: one in so many.
 const WATERMARK_DIVISOR: usize = 100;
@@ -85,7 +85,7 @@ impl Scheduler {
             identity: new.identity,
             skip_prefix_lookup: new.skip_prefix_lookup,
             cache_salt: new.cache_salt,
-            public_prefix_len: new.public_prefix_len,
+            public_prefix_len: new.public_prefix_len.min(num_prompt_tokens),
             standing: Standing {
                 rank,
                 tenant: new.tenant,
@@ -137,9 +137,13 @@ impl Scheduler {
                 // Whoever shares its prefix finds it in the pool the next time.
                 return;
             }
-            // The gate left room for the first chunk at least; alone, what `add_request` checked.
-            let has_row = self.schedule_row(slot, output, budget);
-            debug_assert!(has_row, "an admitted request gets at least one token");
+            if !self.schedule_row(slot, output, budget) {
+                // The gate leaves room for a first chunk beside others. Alone, it has outgrown the pool: its last token was
+                // sampled, but never had a block.
+                debug_assert_eq!(self.running.len(), 1, "an admitted request gets at least one token");
+                self.finish(slot, FinishReason::Length, output);
+                continue;
+            }
             if let Some(promised) = &mut promised {
                 *promised += self.blocks_promised_to(self.request(slot));
             }

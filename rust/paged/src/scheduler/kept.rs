@@ -89,6 +89,16 @@ impl Scheduler {
         true
     }
 
+    /// Takes the blocks of a request if it is kept.
+    pub(super) fn reclaim(&mut self, request_id: RequestId) {
+        let Some(&slot) = self.slots.get(&request_id) else { return };
+        if let Some(place) = self.kept.holding.iter().position(|holding| *holding == slot) {
+            self.kept.holding.remove(place);
+            self.kept.holding.push_front(slot);
+            self.reclaim_one();
+        }
+    }
+
     /// What kept requests hold cannot be found any more.
     pub(super) fn reclaim_all(&mut self) {
         while self.reclaim_one() {}

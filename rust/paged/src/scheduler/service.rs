@@ -22,7 +22,8 @@ impl Scheduler {
         (self.paused, self.draining) = (false, false);
     }
 
-    /// Accepts no requests from now on, and serves those there are to their end; a pause ends.
+    /// Accepts no requests from now on, nor forks of kept ones, and serves those there are, with their forks, to their end;
+    /// a pause ends.
     pub fn drain(&mut self) {
         (self.paused, self.draining) = (false, true);
     }

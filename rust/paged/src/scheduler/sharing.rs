@@ -2,7 +2,7 @@
 
 use super::policy::AdmissionPolicy;
 use super::{Scheduler, Slot};
-use crate::error::ForkError;
+use crate::error::{AdmissionError, ForkError};
 use crate::request::{ForkRequest, NewRequest, Request, RequestId, RequestStatus};
 
 impl Scheduler {
@@ -23,6 +23,9 @@ impl Scheduler {
     /// first answer's token, then fork with the prompt's length and each other answer's own first token.
     pub fn fork(&mut self, source_id: RequestId, child: ForkRequest) -> Result<(), ForkError> {
         let source = self.find(source_id).ok_or(ForkError::UnknownSource { source_id })?;
+        if self.draining && source.status == RequestStatus::Kept {
+            return Err(AdmissionError::Draining { request_id: child.request_id }.into());
+        }
         let is_running = source.status == RequestStatus::Running;
         if let Some(step_id) = self.in_flight.filter(|_| is_running) {
             return Err(ForkError::StepInFlight { source_id, step_id });
@@ -34,12 +37,18 @@ impl Scheduler {
         }
         let mut prompt_token_ids = source.tokens[..asked].to_vec();
         prompt_token_ids.extend(child.token_ids);
-        let num_shared_tokens = source.num_computed_tokens.min(asked).min(prompt_token_ids.len() - 1);
+        let public_prefix_len = source.public_prefix_len.min(asked);
+        let block_size = self.manager.block_size();
+        // A cut within the public prefix puts the salt before the block it cuts.
+        let is_cut_short =
+            !source.cache_salt.is_empty() && public_prefix_len / block_size < source.public_prefix_len / block_size;
+        let num_alike = if is_cut_short { asked / block_size * block_size } else { asked };
+        let num_shared_tokens = source.num_computed_tokens.min(num_alike).min(prompt_token_ids.len() - 1);
         let rank = (source.status != RequestStatus::Kept).then_some(source.standing.rank);
         let new = NewRequest {
             identity: source.identity.clone(),
             cache_salt: source.cache_salt.clone(),
-            public_prefix_len: source.public_prefix_len,
+            public_prefix_len,
             // Whoever wants log probabilities of the prompt has them from the source.
             skip_prefix_lookup: false,
             priority: child.priority,
@@ -88,7 +97,8 @@ impl Scheduler {
 
     /// The running request, if any, that computes next what the waiting one at `slot` would compute as well: the next
     /// block of both is the same, and so is all before it. Waiting for it costs less than computing it twice. It ends
-    /// by itself: whoever runs advances, or does not run any more.
+    /// by itself: whoever runs advances, or does not run any more. Who is less urgent is not waited for: it may be held
+    /// up by those whom the follower goes ahead of.
     pub(super) fn pending_leader(&self, slot: Slot) -> Option<RequestId> {
         let follower = self.request(slot);
         if follower.skip_prefix_lookup || !self.manager.prefix_caching() {
@@ -99,7 +109,8 @@ impl Scheduler {
         let is_leader = |leader: &&Request| {
             let num_full = leader.num_computed_tokens / block_size;
             let end = (num_full + 1) * block_size;
-            end <= leader.num_tokens().min(follower.num_tokens())
+            leader.standing.rank.urgency() <= follower.standing.rank.urgency()
+                && end <= leader.num_tokens().min(follower.num_tokens())
                 && leader.tokens[..end] == follower.tokens[..end]
                 && leader.cache_key(block_size).is_same_at(key, num_full)
                 && self.manager.publishes(&leader.blocks)

@@ -74,6 +74,12 @@ impl Owner {
         Self { identity: identity.to_vec(), ..Self::default() }
     }
 
+    /// The owner of a request with a prompt of so many tokens, none behind which is public.
+    fn with_prompt(&self, num_prompt_tokens: usize, block_size: usize) -> Self {
+        let public_prefix_len = self.public_prefix_len.min(num_prompt_tokens);
+        Self { public_prefix_len, num_public_tokens: public_prefix_len / block_size * block_size, ..self.clone() }
+    }
+
     pub fn salted(salt: &[u8], public_prefix_len: usize) -> Self {
         Self { salt: salt.to_vec(), public_prefix_len, ..Self::default() }
     }
@@ -138,6 +144,14 @@ pub enum StepResult {
     Failed,
 }
 
+/// What may happen while a step is in flight.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Meanwhile {
+    Abort(usize),
+    Keep(usize),
+    Reset,
+}
+
 impl Sim {
     pub fn new(config: SchedulerConfig, kv: KvCacheConfig) -> Self {
         let hasher = BlockHasher::new(kv.hash_key);
@@ -185,6 +199,7 @@ impl Sim {
         let request_id = RequestId(self.next_id);
         let deadline = self.deadline_in_rank(new.deadline);
         let rank = (new.priority, deadline, self.next_id, self.next_id);
+        let num_prompt_tokens = new.prompt_token_ids.len();
         self.deadlines.insert(request_id, new.deadline);
         self.scheduler.add_request(NewRequest {
             request_id,
@@ -195,8 +210,7 @@ impl Sim {
             ..new
         })?;
         self.next_id += 1;
-        let num_public_tokens = owner.public_prefix_len / self.kv.block_size * self.kv.block_size;
-        self.live.insert(request_id, Owner { num_public_tokens, ..owner.clone() });
+        self.live.insert(request_id, owner.with_prompt(num_prompt_tokens, self.kv.block_size));
         self.ranking.insert(request_id, rank);
         Ok(request_id)
     }
@@ -225,7 +239,7 @@ impl Sim {
             Some(owner) => (owner, self.rank(source).2),
             None => (&self.kept[&source], request_id.0),
         };
-        self.live.insert(request_id, owner.clone());
+        self.live.insert(request_id, owner.with_prompt(expected.len() - more.len(), self.kv.block_size));
         self.deadlines.insert(request_id, None);
         self.ranking.insert(request_id, (0, u64::MAX, arrival, request_id.0));
         self.check();
@@ -299,8 +313,9 @@ impl Sim {
         &self.output.rows
     }
 
-    /// One step. With `fail` the device fails after it has written; `abort` ends a request while the step runs.
-    pub fn step(&mut self, fail: bool, abort: Option<usize>) -> StepResult {
+    /// One step. With `fail` the device fails, and what it has written or copied is not to be trusted; `meanwhile` befalls a
+    /// request while the step runs.
+    pub fn step(&mut self, fail: bool, meanwhile: Option<Meanwhile>) -> StepResult {
         let before: HashMap<_, _> = self.live.keys().map(|&id| (id, self.scheduler.token_ids(id).to_vec())).collect();
         let had_requests = self.scheduler.has_requests();
         let is_running = |id: &&RequestId| self.scheduler.status(**id) == Some(RequestStatus::Running);
@@ -332,9 +347,11 @@ impl Sim {
             result = StepResult::Idle;
         } else {
             assert!(self.scheduler.schedule().rows.is_empty(), "a second step while one is in flight");
-            let aborted = abort.and_then(|k| self.pick(k));
-            if let Some(request_id) = aborted {
-                self.abort(request_id);
+            match meanwhile {
+                Some(Meanwhile::Abort(k)) => self.pick(k).into_iter().for_each(|request_id| self.abort(request_id)),
+                Some(Meanwhile::Keep(k)) => self.pick(k).into_iter().for_each(|request_id| self.keep(request_id)),
+                Some(Meanwhile::Reset) => self.reset(),
+                None => {}
             }
             if fail {
                 self.fail(&output);
@@ -551,13 +568,17 @@ impl Sim {
                 *content = None;
             }
         }
+        for (_, destination) in &output.copies {
+            self.shadow[destination.0 as usize].fill(None);
+        }
         let tokens: HashMap<_, _> =
             output.rows.iter().map(|row| (row.request_id, self.scheduler.token_ids(row.request_id).to_vec())).collect();
         let left = self.scheduler.step_failed(output);
         assert!(self.scheduler.step_failed(output).is_empty());
         for row in &output.rows {
             assert_eq!(left.contains(&row.request_id), self.live.contains_key(&row.request_id));
-            assert_eq!(self.scheduler.status(row.request_id), None);
+            let status = self.scheduler.status(row.request_id);
+            assert_eq!(status, self.kept.contains_key(&row.request_id).then_some(RequestStatus::Kept));
         }
         for request_id in left {
             self.end(request_id, tokens[&request_id].clone());
