@@ -429,11 +429,18 @@ impl Sim {
 
     /// Rows and preemptions follow the order of rank.
     fn check_order(&self, output: &SchedulerOutput, was_running: &[RequestId]) {
-        let num_old = output.rows.iter().take_while(|row| was_running.contains(&row.request_id)).count();
-        let (old, admitted) = output.rows.split_at(num_old);
+        let was_running_before = |row: &&ScheduledRequest| was_running.contains(&row.request_id);
+        let old: Vec<_> = output.rows.iter().filter(was_running_before).collect();
+        let admitted: Vec<_> = output.rows.iter().filter(|row| !was_running_before(row)).collect();
         assert!(old.is_sorted_by_key(|row| self.rank(row.request_id)));
-        assert!(admitted.iter().all(|row| !was_running.contains(&row.request_id)));
-        assert!(admitted.is_empty() || output.preempted.is_empty(), "admitted while blocks were short");
+        for (place, row) in output.rows.iter().enumerate() {
+            // Only who is more urgent goes before one that ran already, or comes in while blocks are short.
+            let priority = self.rank(row.request_id).0;
+            let is_urgent = was_running.iter().any(|id| priority < self.rank(*id).0);
+            let mut later = output.rows[place..].iter().filter(was_running_before);
+            assert!(was_running_before(&row) || later.all(|old| priority < self.rank(old.request_id).0));
+            assert!(was_running_before(&row) || is_urgent || output.preempted.is_empty(), "admitted while blocks were short");
+        }
         if self.config.fairness != FairnessPolicy::Drr {
             assert!(admitted.is_sorted_by_key(|row| self.rank(row.request_id)));
             let can_go = |id: &RequestId| self.scheduler.waits_for(*id).is_none();
@@ -441,7 +448,9 @@ impl Sim {
             let last = admitted.last().map(|row| self.rank(row.request_id));
             assert!(first.is_none() || last < first, "admitted past one that waits");
         }
-        if !output.preempted.is_empty() {
+        let num_let_in = admitted.len() + usize::from(output.swap_in.is_some());
+        let seats_were_taken = was_running.len() + num_let_in > self.config.max_num_seqs;
+        if !output.preempted.is_empty() && !seats_were_taken {
             assert_eq!(self.scheduler.stats().blocks_kept, 0, "preempted though kept requests held blocks");
         }
         for preemption in &output.preempted {
