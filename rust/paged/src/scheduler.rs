@@ -35,6 +35,7 @@
 //! that run, and keeps its blocks before its equals.
 
 mod admission;
+mod budget;
 mod config;
 mod demand;
 mod inspect;
@@ -104,6 +105,8 @@ pub struct Scheduler {
     lookups: LookupCounts,
     totals: Totals,
     usage: StepTotals,
+    /// Most tokens of a step in which a request is being answered.
+    max_mixed_tokens: Option<usize>,
 }
 
 /// What is counted since the scheduler was built.
@@ -154,6 +157,7 @@ impl Scheduler {
             lookups: LookupCounts::default(),
             totals: Totals::default(),
             usage: StepTotals::default(),
+            max_mixed_tokens: None,
         })
     }
 
@@ -177,8 +181,9 @@ impl Scheduler {
         if self.paused {
             return;
         }
-        let mut budget = self.config.max_num_batched_tokens;
         self.finish_those_at_their_limit(output);
+        let most = self.step_budget();
+        let mut budget = most;
         self.drop_unseen_blocks();
         self.share_out(budget);
         self.schedule_running(output, &mut budget);
@@ -187,7 +192,7 @@ impl Scheduler {
         }
         self.hand_out_the_rest(output, &mut budget);
         self.manager.release_copy_sources();
-        output.total_num_scheduled_tokens = self.config.max_num_batched_tokens - budget;
+        output.total_num_scheduled_tokens = most - budget;
         if !output.rows.is_empty() {
             self.last_step_id += 1;
             output.step_id = self.last_step_id;
