@@ -9,7 +9,7 @@ use engine::{Continuation, Engine, GenerationRequest, Prompt};
 use pyo3::{
     exceptions::PyTypeError,
     prelude::*,
-    types::{PyString, PyTuple},
+    types::{PyBytes, PyDict, PyList, PyString, PyTuple},
 };
 
 use crate::{
@@ -105,18 +105,19 @@ fn continuation(then: Option<&Bound<'_, PyAny>>) -> PyResult<Continuation> {
     if then.is_instance_of::<PyString>() {
         return then.extract().map(|Text(text)| Continuation::Text(text));
     }
-    let first = then.try_iter().ok().and_then(|mut items| items.next()).transpose()?;
-    if first.is_some_and(|first| first.hasattr("keys").unwrap_or(false)) {
-        return messages::parse(then).map(Continuation::Messages);
+    let refused = || PyTypeError::new_err("`then` must be a str, token ids (integers) or messages (dicts)");
+    if then.is_instance_of::<PyBytes>() || then.is_instance_of::<PyDict>() {
+        return Err(refused());
     }
-    let ids = token_ids("then", then).map_err(|error| {
-        if error.is_instance_of::<PyTypeError>(then.py()) {
-            PyTypeError::new_err("`then` must be a str, token ids (integers) or messages (dicts)")
-        } else {
-            error
-        }
-    })?;
-    Ok(Continuation::TokenIds(ids))
+    // What is iterated over once may not be there a second time.
+    let items = then.try_iter().map_err(|_| refused())?.collect::<PyResult<Vec<_>>>()?;
+    let items = PyList::new(then.py(), items)?.into_any();
+    if items.get_item(0).is_ok_and(|first| first.hasattr("keys").unwrap_or(false)) {
+        return messages::parse(&items).map(Continuation::Messages);
+    }
+    let ids = token_ids("then", &items);
+    ids.map(Continuation::TokenIds)
+        .map_err(|error| if error.is_instance_of::<PyTypeError>(then.py()) { refused() } else { error })
 }
 
 #[pymethods]

@@ -44,7 +44,8 @@ pub fn check_priority(priority: &Bound<'_, PyAny>) -> PyResult<i32> {
 
 /// Seconds above 0.
 pub fn seconds(name: &str, seconds: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(seconds).ok().filter(|duration| *duration > Duration::ZERO).ok_or_else(|| {
-        invalid(format!("`{name}` must be a number of seconds above 0, got {seconds:?}; None is no limit"))
-    })
+    Duration::try_from_secs_f64(seconds)
+        .ok()
+        .filter(|duration| *duration > Duration::ZERO)
+        .ok_or_else(|| invalid(format!("`{name}` must be a finite number of seconds above 0, got {seconds:?}; None is no limit")))
 }

@@ -71,7 +71,7 @@ impl Policy for VictimPolicy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FairnessPolicy {
     /// The lowest `priority`, then the earliest deadline, then who came first. Without priorities and deadlines it is
-    /// first come, first served.
+    /// first come, first served. A request that waits takes seats and blocks from running ones of a higher `priority`.
     #[default]
     Priority,
     /// Who came first. A request that asks for a priority is refused.
@@ -84,6 +84,17 @@ pub enum FairnessPolicy {
 impl Policy for FairnessPolicy {
     const KIND: &'static str = "fairness policy";
     const ALL: &'static [(&'static str, Self)] = &[("priority", Self::Priority), ("fcfs", Self::Fcfs), ("drr", Self::Drr)];
+}
+
+/// A policy of each kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Policies {
+    /// When a waiting request may run beside others.
+    pub admission: AdmissionPolicy,
+    /// Who loses its blocks to a request that ranks above it and finds none.
+    pub victim: VictimPolicy,
+    /// Who goes first.
+    pub fairness: FairnessPolicy,
 }
 
 macro_rules! by_name {
