@@ -292,6 +292,15 @@ def test_plot_writes_a_picture(trace: list[tuple[Any, ...]], tmp_path: Path) -> 
     assert (tmp_path / "simulation.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_every_label_of_latencies_is_in_seconds(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need `pip install mistral-paged[plot]`")
+    device = Device(step_seconds=0.01, weights_seconds=0.0, token_seconds=0.001, kv_token_seconds=0.0)
+    simulator.plot(simulate([(0.0, 20, 20)], blocks=8, device=device), tmp_path / "simulation.svg")
+    drawn = (tmp_path / "simulation.svg").read_text()
+    assert "<!-- 20 ms -->" in drawn
+    assert "mathdefault" not in drawn
+
+
 BAD_LENGTHS: list[tuple[Callable[[], object], str]] = [
     (lambda: poisson_trace([], rate=1, count=1), "`lengths` is empty"),
     (lambda: poisson_trace([(1, 1)], rate=0, count=1), "`rate`"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, LogFormatter
 
 from mistral_paged.simulator import SimulationResult
 
@@ -73,6 +73,13 @@ def _requests(axes: Axes, result: SimulationResult) -> None:
     _legend(axes)
 
 
+class _MinorSeconds(LogFormatter):
+    """Seconds at the ticks between powers of ten, where these are too few."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return EngFormatter(unit="s")(x) if super().__call__(x, pos) else ""
+
+
 def _latency(axes: Axes, result: SimulationResult) -> None:
     latencies = {
         "time to first token": (result.time_to_first_token, "#d1495b"),
@@ -85,6 +92,7 @@ def _latency(axes: Axes, result: SimulationResult) -> None:
             axes.plot(PERCENTILES, np.percentile(known, PERCENTILES), color=color, label=label)
     axes.set(title="Latencies", xlabel="percentile of the requests", yscale="log", xlim=(0, 100))
     axes.yaxis.set_major_formatter(EngFormatter(unit="s"))
+    axes.yaxis.set_minor_formatter(_MinorSeconds())
     axes.grid(axis="y", alpha=0.3)
     _legend(axes)
 
