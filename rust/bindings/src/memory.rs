@@ -13,8 +13,9 @@ use crate::{
 /// step of the most tokens has run.
 ///
 /// - `weights_bytes` in the form that is computed with, `kv_cache_bytes` with the null block, `activations_bytes` with logits and rope
-///   tables, `workspaces_bytes` of the kernels, `tokenizer_bytes` estimated from the vocabulary, `margin_bytes` left free for what is not
-///   counted. `resident_bytes` is all of them but the margin. `devices` has these for each device, with its `device_total_bytes` and
+///   tables, `workspaces_bytes` of the kernels, `tokenizer_bytes` estimated from the vocabulary, `rounding_bytes` of packed
+///   weights to huge pages, `encoder_cache_bytes` for outputs of vision and audio encoders (0 for models of text), `margin_bytes` left
+///   free for what is not counted, such as pages of the program's own file. `resident_bytes` is all of them but the margin. `devices` has these for each device, with its `device_total_bytes` and
 ///   `device_available_bytes`.
 /// - `num_blocks` usable blocks of `block_size` tokens, `bytes_per_block` each. `groups`: of each group of layers with one block table
 ///   its `window` in tokens (None: all), `num_layers` and `block_bytes`.
@@ -72,6 +73,16 @@ impl MemoryPlan {
     }
 
     #[getter]
+    fn rounding_bytes(&self) -> u64 {
+        self.sum(|device| device.rounding)
+    }
+
+    #[getter]
+    fn encoder_cache_bytes(&self) -> u64 {
+        self.sum(|device| device.encoder_cache)
+    }
+
+    #[getter]
     fn margin_bytes(&self) -> u64 {
         self.sum(|device| device.margin)
     }
@@ -90,6 +101,8 @@ impl MemoryPlan {
             dict.set_item("activations_bytes", bytes.activations)?;
             dict.set_item("workspaces_bytes", bytes.workspaces)?;
             dict.set_item("tokenizer_bytes", bytes.tokenizer)?;
+            dict.set_item("rounding_bytes", bytes.rounding)?;
+            dict.set_item("encoder_cache_bytes", bytes.encoder_cache)?;
             dict.set_item("margin_bytes", bytes.margin)?;
             dict.set_item("device_total_bytes", bytes.device_total)?;
             dict.set_item("device_available_bytes", bytes.device_available)?;

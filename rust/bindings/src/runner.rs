@@ -45,6 +45,7 @@ use crate::{
 /// - `fairness`: who goes first. "priority" (unless given): the lowest `priority`, then the earliest `deadline`, then who came first;
 ///   "fcfs": who came first; "drr": as "priority", with tenants taking turns by deficit round-robin.
 /// - `no_paged_attn` gives each request its whole context up front from the same pool, the baseline that paging is compared with.
+///   A pool of less than the model's context shortens it (`max_sequence_length()`); a `pa_ctxt_len` that would be cut is refused.
 /// - `token_source`: where the hub token comes from: `cache`, `none`, `literal:VALUE`, `env:NAME` or `path:FILE`.
 /// - `deterministic` makes a request's logits the same bits cold or warm, alone or in a batch, in chunks of any size, preempted or not, and
 ///   on any number of threads (for one `cpu_tier`, dtype and `pa_cache_type`).
@@ -192,8 +193,8 @@ impl Runner {
     #[staticmethod]
     #[pyo3(signature = (
         which, max_seqs=32, token_source="cache", pa_gpu_mem=None, pa_gpu_mem_usage=None, pa_ctxt_len=None, pa_blk_size=None,
-        pa_cache_type=None, no_paged_attn=false, memory_goal=None, max_num_batched_tokens=None, device="auto", *, guaranteed=false,
-        devices=None, cpu_tier=None, num_threads=None
+        pa_cache_type=None, no_paged_attn=false, memory_goal=None, max_num_batched_tokens=None, device="auto", *,
+        deterministic=false, guaranteed=false, devices=None, cpu_tier=None, num_threads=None
     ))]
     #[allow(clippy::too_many_arguments, reason = "those of the constructor")]
     #[allow(clippy::needless_pass_by_value, reason = "one line an argument")]
@@ -211,6 +212,7 @@ impl Runner {
         memory_goal: Option<Bound<'_, PyAny>>,
         max_num_batched_tokens: Option<Integer>,
         device: &str,
+        deterministic: bool,
         guaranteed: bool,
         devices: Option<Vec<Integer>>,
         cpu_tier: Option<String>,
@@ -231,6 +233,7 @@ impl Runner {
             dtype: selection.dtype.into(),
             architecture: selection.architecture.map(str::to_owned),
             device: options::device(device)?,
+            deterministic,
             cpu: CpuOptions { tier: cpu_tier, num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)? },
             ..EngineConfig::default()
         };

@@ -27,6 +27,8 @@ const MARGIN_DIVISOR: u64 = 64;
 pub struct DeviceBytes {
     /// Weights in the form that they are computed with; those used in place are pages of their file.
     pub weights: u64,
+    /// What packed weights take beyond that, for they lie on huge pages.
+    pub rounding: u64,
     /// The KV pool, the null block included.
     pub kv_cache: u64,
     /// Activations of a step, logits, and rope tables.
@@ -35,6 +37,8 @@ pub struct DeviceBytes {
     pub workspaces: u64,
     /// The tokenizer, estimated from its vocabulary.
     pub tokenizer: u64,
+    /// The budget for outputs of vision and audio encoders; 0 for a model of text.
+    pub encoder_cache: u64,
     /// Left free for what is not counted.
     pub margin: u64,
     /// All that the device has.
@@ -46,17 +50,19 @@ pub struct DeviceBytes {
 impl DeviceBytes {
     /// What will be resident: everything but the margin.
     pub fn resident(&self) -> u64 {
-        self.weights + self.kv_cache + self.activations + self.workspaces + self.tokenizer
+        self.kv_cache + self.counted_beside_kv()
     }
 
     /// By name, for a table.
-    fn lines(&self) -> [(&'static str, u64); 7] {
+    fn lines(&self) -> [(&'static str, u64); 9] {
         [
             ("weights", self.weights),
+            ("rounding", self.rounding),
             ("KV cache", self.kv_cache),
             ("activations", self.activations),
             ("workspaces", self.workspaces),
             ("tokenizer", self.tokenizer),
+            ("encoders", self.encoder_cache),
             ("margin", self.margin),
             ("of", self.device_total),
         ]
@@ -64,11 +70,15 @@ impl DeviceBytes {
 
     /// What is taken beside the KV cache.
     fn beside_kv(&self) -> u64 {
-        self.weights + self.activations + self.workspaces + self.tokenizer + self.margin
+        self.counted_beside_kv() + self.margin
+    }
+
+    fn counted_beside_kv(&self) -> u64 {
+        self.weights + self.rounding + self.activations + self.workspaces + self.tokenizer + self.encoder_cache
     }
 
     fn with_margin(self) -> Self {
-        Self { margin: (self.weights + self.activations + self.workspaces + self.tokenizer) / MARGIN_DIVISOR, ..self }
+        Self { margin: self.counted_beside_kv() / MARGIN_DIVISOR, ..self }
     }
 }
 
@@ -136,6 +146,8 @@ pub(super) struct PlannedModel<'a> {
     /// `None`: without weights at hand they count 2 bytes a parameter.
     pub weights: Option<&'a WeightSource>,
     pub tokenizer_bytes: u64,
+    /// What its encoders' outputs may take, on the first device; 0 without encoders.
+    pub encoder_cache_bytes: u64,
 }
 
 /// Where a model is to run.
@@ -192,7 +204,7 @@ pub(super) fn plan(
     }
     if config.no_paged_attn {
         // A whole context is reserved for each request, so it can be no longer than the pool.
-        max_model_len = max_model_len.min(cache.num_gpu_blocks / cache.groups.groups.len() * cache.block_size);
+        max_model_len = naive_context(max_model_len, config, &cache)?;
     }
     // Rope tables and partial results of attention grow no further than requests can.
     let mut bytes = beside_kv(model, config, devices, &layers, cache.ledger.servable_tokens.min(max_model_len))?;
@@ -214,6 +226,25 @@ pub(super) fn plan(
         max_num_batched_tokens: config.max_num_batched_tokens,
         reserves_full_context: config.no_paged_attn,
     })
+}
+
+/// The context that is reserved for each request without paged attention: all groups' blocks for the model's longest request, or,
+/// of a smaller pool, its whole. A context that was asked for is not cut, though pages would serve it with fewer blocks.
+fn naive_context(longest: usize, config: &EngineConfig, cache: &CacheConfig) -> Result<usize, EngineError> {
+    let num_groups = cache.groups.groups.len();
+    let held = cache.num_gpu_blocks / num_groups * cache.block_size;
+    match config.paged_attention.mem_gpu {
+        Some(MemoryGpuConfig::ContextSize(asked)) if held < asked.min(longest) => {
+            let needed_blocks = asked.min(longest).div_ceil(cache.block_size) * num_groups;
+            let megabytes = (needed_blocks as u64).saturating_mul(cache.ledger.bytes_per_block).div_ceil(1 << 20);
+            Err(EngineError::InvalidArgument(format!(
+                "a context of {asked} tokens with no_paged_attn takes {needed_blocks} blocks, for windows save nothing there, and the \
+                 pool for it has {}: ask for {megabytes} MB instead (pa_gpu_mem), or leave no_paged_attn out",
+                cache.num_gpu_blocks
+            )))
+        }
+        _ => Ok(longest.min(held)),
+    }
 }
 
 /// The element type of the cache where none is asked for.
@@ -285,7 +316,9 @@ fn beside_kv(
     }
     let activations = activation_bytes(model.config, config, longest);
     let mut bytes = vec![DeviceBytes { activations, ..DeviceBytes::default() }; devices.len()];
+    bytes[0].encoder_cache = model.encoder_cache_bytes;
     let mut layer_dtype = DType::BF16;
+    let (mut packed_bytes, mut page_bytes) = (0u64, 1);
     for parameter in parameters(model.config) {
         let dtype = match model.weights {
             Some(weights) => parameter.dtype(weights)?,
@@ -309,6 +342,12 @@ fn beside_kv(
             None => last,
         };
         bytes[device].weights += parameter_bytes;
+        if let (PlannedDevices::Host(backend), false) = (devices, parameter.is_vector() || parameter.is_looked_up)
+            && let Some(page) = backend.linear_page_bytes(dtype, parameter.shape, precision(config))
+        {
+            packed_bytes += parameter_bytes;
+            page_bytes = page;
+        }
         if parameter.is_tied && last > 0 {
             bytes[0].weights += parameter_bytes;
         }
@@ -330,6 +369,7 @@ fn beside_kv(
             let host = host_memory();
             let bytes = &mut bytes[0];
             (bytes.workspaces, bytes.tokenizer) = (backend.workspace_bytes(&shape), model.tokenizer_bytes);
+            bytes.rounding = packed_bytes.next_multiple_of(page_bytes) - packed_bytes;
             (bytes.device_total, bytes.device_available) = (host.total_bytes, host.available_bytes);
         }
         PlannedDevices::Cards(cards) => {
