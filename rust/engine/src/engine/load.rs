@@ -61,7 +61,11 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
         && !SafetensorsFiles::are_in(path)
     {
         let decoder = ModelFiles::hugging_face_config(path, architecture)?;
-        return plan(PlannedModel { config: &decoder, weights: None, tokenizer_bytes: 0, encoder_cache_bytes: 0 }, config, devices);
+        return plan(
+            PlannedModel { config: &decoder, weights: None, tokenizer_bytes: 0, encoder_cache_bytes: 0 },
+            config,
+            devices,
+        );
     }
     let files = ModelFiles::open(source, architecture)?;
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
