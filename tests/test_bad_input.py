@@ -156,6 +156,8 @@ def test_later_message_parts_say_so() -> None:
         ({"pa_gpu_mem_usage": NAN}, r"must be finite and in \(0, 1\]"),
         ({"pa_gpu_mem_usage": 1.5}, r"must be finite and in \(0, 1\]"),
         ({"pa_ctxt_len": -5}, "pa_ctxt_len.*-5"),
+        ({"max_step_latency": 0.0}, "`max_step_latency` must be a number of seconds above 0, got 0"),
+        ({"max_step_latency": float("nan")}, "`max_step_latency` must be a number of seconds above 0, got NaN"),
         ({"memory_goal": 2.0}, r"must be finite and in \(0, 1\]"),
         ({"memory_goal": "lots"}, "KV capacity must start with a positive integer"),
         ({"memory_goal": "0GiB"}, "KV capacity must start with a positive integer"),

@@ -738,6 +738,7 @@ class Runner:
         max_num_batched_tokens: int | None = None,
         device: str = "auto",
         *,
+        max_step_latency: float | None = 0.25,
         deterministic: bool = False,
         kv_tier: str | PathLike[str] | None = None,
         kv_tier_size: int | None = None,

@@ -12,6 +12,7 @@ use pyo3::{
 use crate::{
     arguments::{Integer, Real, Text, at_least},
     exceptions::{invalid, raise},
+    service::seconds,
     which::{Place, Selection},
 };
 
@@ -133,6 +134,12 @@ pub fn policies(admission: Option<&str>, victim: Option<&str>, fairness: Option<
         victim: named("victim", victim)?,
         fairness: named("fairness", fairness)?,
     })
+}
+
+/// Seconds; infinite for `None`.
+pub fn max_step_latency(value: &Bound<'_, PyAny>) -> PyResult<f64> {
+    let Some(Real(value)) = value.extract()? else { return Ok(f64::INFINITY) };
+    seconds("max_step_latency", value).map(|duration| duration.as_secs_f64())
 }
 
 /// A path that may begin with `~`.

@@ -1,5 +1,7 @@
 //! The handle of a running model.
 
+use std::time::Duration;
+
 use engine::{CpuOptions, Engine, EngineConfig, PagedAttentionConfig};
 use pyo3::{prelude::*, types::PyString};
 
@@ -26,7 +28,8 @@ use crate::{
 /// - `which`: the model. `chat_template` and `jinja_explicit` are paths of a .jinja file or of a .json file with a `chat_template`; the
 ///   second goes before the first, and both before the model's own.
 /// - `max_seqs`: requests that run together at most. `max_num_batched_tokens` (older spelling: `prompt_batchsize`): tokens a step at
-///   most, 4096 unless given; longer prompts are computed in chunks.
+///   most, 4096 unless given; longer prompts are computed in chunks. `max_step_latency`: about how many seconds a step may take while
+///   others are being answered; chunks beside them are made small enough. `None` leaves them as they are.
 /// - The size of the KV pool, at most one of: `pa_gpu_mem`, in MB (2^20 bytes); `pa_gpu_mem_usage`, a fraction in (0, 1] of the memory;
 ///   `pa_ctxt_len`, tokens; `memory_goal`, which is "auto", a fraction, "4GiB" or "65536tokens". On a CPU this is host memory: address
 ///   space is reserved and committed as blocks are first used. With none of them the pool serves `max_seqs` requests of the model's
@@ -76,7 +79,7 @@ impl Runner {
     #[pyo3(signature = (
         which, max_seqs=32, no_kv_cache=false, prefix_cache_n=16, token_source="cache", chat_template=None, jinja_explicit=None,
         pa_gpu_mem=None, pa_gpu_mem_usage=None, pa_ctxt_len=None, pa_blk_size=None, pa_cache_type=None, no_paged_attn=false,
-        paged_attn=false, memory_goal=None, seed=None, max_num_batched_tokens=None, device="auto", *, deterministic=false, kv_tier=None,
+        paged_attn=false, memory_goal=None, seed=None, max_num_batched_tokens=None, device="auto", *, max_step_latency=0.25, deterministic=false, kv_tier=None,
         kv_tier_size=None, cpu_tier=None, num_threads=None, load_progress=None, admission=None, victim=None, fairness=None,
         prompt_batchsize=None, guaranteed=false, num_device_layers=None, in_situ_quant=None, anymoe_config=None, which_draft=None,
         speculative_gamma=None, mtp_model=None, mtp_n_predict=None, enable_search=false, search_embedding_model=None,
@@ -104,6 +107,7 @@ impl Runner {
         seed: Option<Integer>,
         max_num_batched_tokens: Option<Integer>,
         device: &str,
+        #[pyo3(from_py_with = options::max_step_latency)] max_step_latency: f64,
         deterministic: bool,
         kv_tier: Option<Bound<'_, PyAny>>,
         kv_tier_size: Option<Integer>,
@@ -154,6 +158,7 @@ impl Runner {
         let config = EngineConfig {
             max_num_seqs: max_seqs,
             max_num_batched_tokens: batched_tokens(max_num_batched_tokens.as_ref(), prompt_batchsize.as_ref())?,
+            max_step_latency: Duration::try_from_secs_f64(max_step_latency).ok(),
             no_kv_cache,
             prefix_caching: prefix_cache_n > 0,
             no_paged_attn,

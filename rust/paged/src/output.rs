@@ -28,7 +28,7 @@ pub struct ScheduledRequest {
 pub struct Preemption {
     /// The victim.
     pub request_id: RequestId,
-    /// Who found no block: a request ahead of the victim, or the victim itself, giving way to the others.
+    /// Who found no block, or no seat: a request ahead of the victim, or the victim itself, giving way to the others.
     pub in_need: RequestId,
     /// Computed tokens of the victim in blocks that nobody else holds: what it costs unless the prefix cache still has
     /// some of them when the victim is back.
@@ -41,7 +41,8 @@ pub struct Preemption {
 pub struct SchedulerOutput {
     /// Counts steps with rows, from 1; 0 when there are no rows.
     pub step_id: u64,
-    /// The batch: those that ran already, in order of rank, then those admitted, in the order of their admission.
+    /// The batch: those that ran already, in order of rank, each behind those let in before it, then others admitted, in
+    /// the order of their admission.
     pub rows: Vec<ScheduledRequest>,
     /// Sum of the rows' `num_scheduled_tokens`.
     pub total_num_scheduled_tokens: usize,

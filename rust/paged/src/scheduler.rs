@@ -4,7 +4,9 @@
 //! `num_tokens`, within one budget of tokens. Requests are totally ordered by rank: priority, then deadline, then arrival
 //! (by arrival alone under [`FairnessPolicy::Fcfs`]). A rank is fixed when the request is added. Running requests are
 //! served in that order and lose blocks in that order: nobody loses blocks to a request behind it. Who waits is admitted
-//! in that order too, or tenant after tenant under [`FairnessPolicy::Drr`].
+//! in that order too, or tenant after tenant under [`FairnessPolicy::Drr`]; and before running requests of a less urgent
+//! priority get anything, who then lose their seats and blocks to it if that is enough (not under
+//! [`AdmissionPolicy::Reserved`], which promises that nobody does).
 //!
 //! Progress: a `schedule` that finds a request, no step in flight and no pause computes at least one token or finishes
 //! at least one request, whatever the policies.
@@ -12,7 +14,8 @@
 //!   one behind it, or, when all of those are protected, it itself. Each such loss shortens the list, so it ends; and
 //!   who is alone and still finds no block has outgrown the pool and ends with `Length`. A victim policy only chooses
 //!   among those behind, an admission policy only says who gets that far, and a tenant's share of a step is never less
-//!   than one token.
+//!   than one token. Who is let in before some of those that run takes what it needs from them only, and gets a token
+//!   in the same step; they come back after it.
 //! - Nobody runs. Then all blocks are free or held by kept requests, which give them up first of all, nobody waits for a
 //!   leader or a tenant's other prompt, and the next waiting request is let in without a gate. It gets at least one
 //!   token's block, or has generated more than the pool holds and ends with `Length`.
@@ -32,6 +35,7 @@
 //! that run, and keeps its blocks before its equals.
 
 mod admission;
+mod budget;
 mod config;
 mod demand;
 mod inspect;
@@ -45,6 +49,7 @@ mod shares;
 mod sharing;
 mod state;
 mod tier;
+mod urgent;
 mod usage;
 mod watchdog;
 
@@ -100,6 +105,8 @@ pub struct Scheduler {
     lookups: LookupCounts,
     totals: Totals,
     usage: StepTotals,
+    /// Most tokens of a step in which a request is being answered.
+    max_mixed_tokens: Option<usize>,
 }
 
 /// What is counted since the scheduler was built.
@@ -150,6 +157,7 @@ impl Scheduler {
             lookups: LookupCounts::default(),
             totals: Totals::default(),
             usage: StepTotals::default(),
+            max_mixed_tokens: None,
         })
     }
 
@@ -173,17 +181,18 @@ impl Scheduler {
         if self.paused {
             return;
         }
-        let mut budget = self.config.max_num_batched_tokens;
         self.finish_those_at_their_limit(output);
+        let most = self.step_budget();
+        let mut budget = most;
         self.drop_unseen_blocks();
         self.share_out(budget);
         self.schedule_running(output, &mut budget);
-        if output.preempted.is_empty() {
+        if output.preempted.is_empty() && self.fetching.is_none() {
             self.admit_waiting(output, &mut budget);
         }
         self.hand_out_the_rest(output, &mut budget);
         self.manager.release_copy_sources();
-        output.total_num_scheduled_tokens = self.config.max_num_batched_tokens - budget;
+        output.total_num_scheduled_tokens = most - budget;
         if !output.rows.is_empty() {
             self.last_step_id += 1;
             output.step_id = self.last_step_id;
@@ -205,10 +214,17 @@ impl Scheduler {
     }
 
     fn schedule_running(&mut self, output: &mut SchedulerOutput, budget: &mut usize) {
+        let mut urgent = self.next_urgent();
         let mut index = 0;
         while index < self.running.len() && *budget > 0 {
             let slot = self.running[index];
-            if self.schedule_row(slot, output, budget) {
+            if let Some(waiting) = urgent
+                && self.request(waiting).standing.rank.priority < self.request(slot).standing.rank.priority
+            {
+                let is_admitted = self.admit_before(index, waiting, output, budget);
+                index += usize::from(is_admitted);
+                urgent = if is_admitted { self.next_urgent() } else { None };
+            } else if self.schedule_row(slot, output, budget) {
                 index += 1;
             } else if self.running.len() == 1 {
                 // Alone and without a block: it has outgrown the pool.

@@ -113,3 +113,25 @@ fn without_a_prefix_cache_nobody_waits() {
     }
     assert_eq!(sim.scheduler.schedule().rows.len(), 3);
 }
+
+/// Who is less urgent gets no token as long as others use up the steps.
+#[test]
+fn nobody_waits_for_one_who_is_less_urgent() {
+    let prompt: Vec<u32> = (0..12).collect();
+    for (priority, deadline) in [(-1, None), (1, Some(90))] {
+        let mut sim = Sim::new(scheduler_config(16, 64, 64), kv_config(200, 4, &full()));
+        let mut config = scheduler_config(16, 8, 64);
+        config.max_chunk_len = Some(4);
+        sim.scheduler = Scheduler::new(config, sim.kv.clone()).unwrap();
+        let mut add = |priority, deadline| {
+            let new = NewRequest::new(RequestId(0), prompt.clone(), 2);
+            let request_id = sim.add_request(NewRequest { priority, deadline, ..new }, &Owner::default()).unwrap();
+            sim.step(false, None);
+            request_id
+        };
+        add(1, None);
+        let urgent = add(priority, deadline);
+        assert_eq!(sim.scheduler.status(urgent), Some(RequestStatus::Running));
+        sim.drain();
+    }
+}

@@ -233,3 +233,25 @@ fn a_pause_keeps_requests_and_blocks_and_a_drain_refuses_new_ones() {
     sim.drain();
     assert_eq!(sim.finished.len(), 3);
 }
+
+/// Taking the blocks of forks that hold nothing of their own helps nobody.
+#[test]
+fn a_victim_that_frees_no_block_is_the_last_choice() {
+    let mut scheduler = Scheduler::new(scheduler_config(8, 64, 64), kv_config(8, 2, &[None])).unwrap();
+    for (id, first, priority) in [(0, 1, 0), (1, 2, 1)] {
+        let new = NewRequest { priority, ..NewRequest::new(RequestId(id), vec![first; 8], 8) };
+        scheduler.add_request(new).unwrap();
+    }
+    let output = scheduler.schedule();
+    scheduler.update(&output, &[(RequestId(0), 7), (RequestId(1), 7)]).unwrap();
+    for id in 2..5 {
+        let child = ForkRequest { priority: 1, token_ids: vec![9], ..ForkRequest::new(RequestId(id), 4) };
+        let child = ForkRequest { num_source_tokens: Some(8), ..child };
+        scheduler.fork(RequestId(0), child).unwrap();
+        assert_eq!(scheduler.status(RequestId(id)), Some(RequestStatus::Running));
+    }
+    assert_eq!(scheduler.pool().num_free_blocks(), 0);
+    let output = scheduler.schedule();
+    let victims: Vec<_> = output.preempted.iter().map(|preemption| preemption.request_id.0).collect();
+    assert_eq!(victims, [1]);
+}

@@ -45,6 +45,27 @@ fn a_chunk_cap_leaves_room_for_those_behind() {
 }
 
 #[test]
+fn prompts_beside_answers_are_computed_in_smaller_chunks() {
+    let mut scheduler = Scheduler::new(scheduler_config(4, 64, 64), kv_config(64, 4, &full())).unwrap();
+    scheduler.limit_mixed_steps(Some(10));
+    scheduler.add_request(new_request(1, &[1; 20])).unwrap();
+    let output = scheduler.schedule();
+    assert_eq!(rows(&output), [(1, 0, 20, true)], "nobody waits for a token");
+    scheduler.update(&output, &[(RequestId(1), 9)]).unwrap();
+    scheduler.add_request(new_request(2, &[2; 20])).unwrap();
+    let output = scheduler.schedule();
+    assert_eq!(rows(&output), [(1, 20, 1, true), (2, 0, 9, false)]);
+    scheduler.update(&output, &[(RequestId(1), 9)]).unwrap();
+    // However low the limit, a prompt gets on by a block.
+    scheduler.limit_mixed_steps(Some(0));
+    let output = scheduler.schedule();
+    assert_eq!(rows(&output), [(1, 21, 1, true), (2, 9, 4, false)]);
+    scheduler.update(&output, &[(RequestId(1), 9)]).unwrap();
+    scheduler.limit_mixed_steps(None);
+    assert_eq!(rows(&scheduler.schedule()), [(1, 22, 1, true), (2, 13, 7, true)]);
+}
+
+#[test]
 fn requests_that_can_never_be_served_are_refused_with_the_numbers() {
     let mut scheduler = Scheduler::new(scheduler_config(4, 8, 64), kv_config(4, 4, &full())).unwrap();
     let error = |scheduler: &mut Scheduler, request| scheduler.add_request(request).unwrap_err().to_string();

@@ -1,6 +1,6 @@
 //! How a model is found and run.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use paged::{AdmissionPolicy, FairnessPolicy, PagedAttentionConfig, VictimPolicy};
 
@@ -95,6 +95,9 @@ pub struct Policies {
     pub fairness: FairnessPolicy,
 }
 
+/// A reader of an answer hardly notices a pause of this length.
+const DEFAULT_MAX_STEP_LATENCY: Duration = Duration::from_millis(250);
+
 /// How to run a model.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
@@ -104,6 +107,9 @@ pub struct EngineConfig {
     pub max_num_seqs: usize,
     /// Tokens a step at most, at least 1.
     pub max_num_batched_tokens: usize,
+    /// How long a step may take in which a request is being answered: prompts beside it are computed in chunks small enough, as far as the
+    /// machine's speed can be foretold. `None` leaves chunks as long as steps.
+    pub max_step_latency: Option<Duration>,
     /// Drops a request's blocks after each step and computes everything again.
     pub no_kv_cache: bool,
     /// Keeps blocks of ended requests findable.
@@ -144,6 +150,7 @@ impl Default for EngineConfig {
             device: Device::Cpu,
             max_num_seqs: 32,
             max_num_batched_tokens: 4096,
+            max_step_latency: Some(DEFAULT_MAX_STEP_LATENCY),
             no_kv_cache: false,
             prefix_caching: true,
             no_paged_attn: false,

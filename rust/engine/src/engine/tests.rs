@@ -271,3 +271,20 @@ fn an_engine_without_its_thread_says_so() {
     assert!(error.to_string().contains("the engine thread has ended"), "{error}");
     assert!(engine.submit(request(1, 1)).is_err());
 }
+
+#[test]
+fn prompts_beside_answers_take_no_longer_steps_than_asked() {
+    // No machine computes a token in a nanosecond, so chunks are as small as they get: a block.
+    for (max_step_latency, chunks) in [(Some(Duration::from_nanos(1)), vec![32, 32, 32, 4]), (None, vec![100])] {
+        let (engine, mut thread, backend) = start_with(&EngineConfig { max_step_latency, ..exact() });
+        let _answered = engine.submit(request(1, 50)).unwrap();
+        assert!(thread.turn());
+        let prompt = Prompt::TokenIds((0..100).map(|j| j * 31 % 400 + 10).collect());
+        let _prompted = engine.submit(GenerationRequest { prompt, ..request(2, 20) }).unwrap();
+        for chunk in chunks {
+            let before = backend.num_tokens.load(SeqCst);
+            assert!(thread.turn());
+            assert_eq!(backend.num_tokens.load(SeqCst) - before, 1 + chunk);
+        }
+    }
+}

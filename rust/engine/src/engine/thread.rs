@@ -1,5 +1,6 @@
 //! The one thread that owns scheduler, pool and device.
 
+mod pacer;
 mod prompt_logprobs;
 mod requests;
 mod sequences;
@@ -17,6 +18,7 @@ use std::{
 
 use paged::{KvCacheConfig, RequestId, Scheduler, SchedulerOutput};
 
+pub(super) use pacer::StepPacer;
 use step::StepResults;
 
 use super::{
@@ -83,6 +85,7 @@ pub struct EngineThread {
     kv: KvCacheConfig,
     runner: ModelRunner,
     swapper: Option<Swapper>,
+    pacer: StepPacer,
     tokenizer: Arc<Tokenizer>,
     jobs: HashMap<u64, Job>,
     live: HashMap<RequestId, Live>,
@@ -112,6 +115,7 @@ impl EngineThread {
             kv,
             runner,
             swapper: None,
+            pacer: StepPacer::new(None),
             tokenizer,
             jobs: HashMap::new(),
             live: HashMap::new(),
@@ -129,6 +133,11 @@ impl EngineThread {
     pub fn attach(&mut self, swapper: Swapper) {
         swapper.attach(&mut self.scheduler);
         self.swapper = Some(swapper);
+    }
+
+    /// Keeps steps in which a request is being answered to about this length.
+    pub fn pace(&mut self, max_step_latency: Option<Duration>) {
+        self.pacer = StepPacer::new(max_step_latency);
     }
 
     #[cfg(test)]

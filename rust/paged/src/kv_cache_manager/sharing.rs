@@ -80,6 +80,11 @@ impl KvCacheManager {
         Ok(())
     }
 
+    /// Blocks that are held for the copies of the step being put together.
+    pub(crate) fn num_copy_sources(&self) -> usize {
+        self.copy_sources.len()
+    }
+
     /// The step is put together: the blocks it copies from are let go.
     pub(crate) fn release_copy_sources(&mut self) {
         for index in 0..self.copy_sources.len() {

@@ -159,7 +159,7 @@ impl Scheduler {
     }
 
     /// What the prefix cache has for a request, if it may run now. `promised` keeps what the running ones will take.
-    fn passes_the_gate(&mut self, slot: Slot, promised: &mut Option<usize>) -> Option<PrefixHit> {
+    pub(super) fn passes_the_gate(&mut self, slot: Slot, promised: &mut Option<usize>) -> Option<PrefixHit> {
         #[cfg(test)]
         if self.config.admission == AdmissionPolicy::Nobody {
             return None;
@@ -211,7 +211,7 @@ impl Scheduler {
         self.manager.pool().num_free_blocks().saturating_sub(promised)
     }
 
-    fn admit(&mut self, slot: Slot, hit: PrefixHit) {
+    pub(super) fn admit(&mut self, slot: Slot, hit: PrefixHit) {
         self.take_hit(slot, hit);
         let standing = self.request(slot).standing;
         self.waiting.remove(&standing);

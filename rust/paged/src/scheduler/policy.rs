@@ -71,7 +71,7 @@ impl Policy for VictimPolicy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FairnessPolicy {
     /// The lowest `priority`, then the earliest deadline, then who came first. Without priorities and deadlines it is
-    /// first come, first served.
+    /// first come, first served. A request that waits takes seats and blocks from running ones of a higher `priority`.
     #[default]
     Priority,
     /// Who came first. A request that asks for a priority is refused.

@@ -1,27 +1,37 @@
 //! Who loses its blocks when there are none, and what that costs.
 
+use std::ops::Range;
+
 use super::policy::VictimPolicy;
 use super::prefix::free_request;
 use super::{Scheduler, Slot};
 use crate::output::{Preemption, SchedulerOutput};
-use crate::request::{Request, RequestId, RequestStatus};
+use crate::request::{Request, RequestStatus};
 
 impl Scheduler {
     /// Makes room for the running request at `index`, which finds no block: takes the blocks of one behind it. Nobody
     /// from `index` on is in the batch yet. If all behind it are protected from it, or nobody is, it gives way itself.
     pub(super) fn preempt_for(&mut self, index: usize, output: &mut SchedulerOutput) {
-        let in_need = self.request(self.running[index]);
-        let (request_id, priority) = (in_need.id, in_need.standing.rank.priority);
-        let behind = index + 1..self.running.len();
-        let mut candidates = behind.filter(|&at| {
+        let in_need = self.running[index];
+        let victim = self.choose_victim(in_need, index + 1..self.running.len());
+        self.preempt(victim.unwrap_or(index), in_need, output);
+    }
+
+    /// Who of the running requests at `among`, none of them ahead of `in_need`, loses its blocks or its seat to it; `None` if
+    /// all are protected from it.
+    pub(super) fn choose_victim(&self, in_need: Slot, among: Range<usize>) -> Option<usize> {
+        let in_need = self.request(in_need);
+        let mut candidates = among.filter(|&at| {
             let request = self.request(self.running[at]);
-            !self.is_protected(request) || request.standing.rank.priority > priority
+            !self.is_protected(request) || request.standing.rank.priority > in_need.standing.rank.priority
         });
-        let victim = match self.config.victim {
+        match self.config.victim {
             VictimPolicy::Newest => candidates.next_back(),
-            VictimPolicy::LeastCost => candidates.rev().min_by_key(|&at| self.cost_of_preempting(self.request(self.running[at]))),
-        };
-        self.preempt(victim.unwrap_or(index), request_id, output);
+            VictimPolicy::LeastCost => candidates.rev().min_by_key(|&at| {
+                let request = self.request(self.running[at]);
+                (self.is_of_no_use(request, in_need), self.cost_of_preempting(request))
+            }),
+        }
     }
 
     /// Whether a request has lost its blocks so often that only those of a more urgent priority may still take them.
@@ -33,12 +43,28 @@ impl Scheduler {
     /// therefore stay. What the victim alone has published does not count as staying: the request in need takes
     /// those very blocks, for no others are free.
     fn cost_of_preempting(&self, request: &Request) -> usize {
-        let table = request.blocks.table(0);
+        let groups = &self.manager.groups().groups;
+        // Window groups have given their first blocks back.
+        let group = groups.iter().position(|group| group.window.is_none()).unwrap_or(0);
+        let table = request.blocks.table(group);
         let num_staying = table.partition_point(|block| self.manager.pool().ref_cnt(*block) > 1);
         request.num_computed_tokens.saturating_sub(num_staying * self.manager.block_size())
     }
 
-    fn preempt(&mut self, index: usize, in_need: RequestId, output: &mut SchedulerOutput) {
+    /// Whether taking a request's blocks would free none, since others hold the last ones and so all, nor make a block that
+    /// `in_need` must otherwise copy its own.
+    fn is_of_no_use(&self, victim: &Request, in_need: &Request) -> bool {
+        let next = in_need.num_computed_tokens / self.manager.block_size();
+        (0..self.num_groups()).all(|group| {
+            let last = victim.blocks.table(group).last();
+            last.is_none_or(|block| {
+                self.manager.pool().ref_cnt(*block) > 1 && in_need.blocks.table(group).get(next) != Some(block)
+            })
+        })
+    }
+
+    pub(super) fn preempt(&mut self, index: usize, in_need: Slot, output: &mut SchedulerOutput) {
+        let in_need = self.request(in_need).id;
         let slot = self.running.remove(index);
         self.offer_held_blocks(slot);
         let num_lost_tokens = self.cost_of_preempting(self.request(slot));

@@ -40,6 +40,10 @@ impl WaitingQueue {
         self.places.len()
     }
 
+    pub(super) fn most_urgent_priority(&self) -> Option<i32> {
+        self.places.first_key_value().map(|((priority, ..), _)| *priority)
+    }
+
     /// By priority, and within it tenant after tenant.
     pub(super) fn iter(&self) -> impl Iterator<Item = Slot> + '_ {
         self.places.values().copied()
@@ -47,7 +51,7 @@ impl WaitingQueue {
 
     /// First request of each tenant of the most urgent priority, from the tenant on whose turn it is.
     pub(super) fn heads(&self) -> Heads<'_> {
-        let priority = self.places.first_key_value().map_or(0, |((priority, ..), _)| *priority);
+        let priority = self.most_urgent_priority().unwrap_or(0);
         Heads { queue: self, priority, next: self.turn, wrapped: false }
     }
 

@@ -43,6 +43,7 @@ impl EngineThread {
         let mut output = std::mem::take(&mut self.output);
         self.scheduler.set_now(ticks(self.started, Instant::now()));
         self.hear_tier();
+        self.scheduler.limit_mixed_steps(self.pacer.max_tokens());
         self.scheduler.schedule_into(&mut output);
         for &(id, reason) in &output.finished {
             match reason {
@@ -65,8 +66,10 @@ impl EngineThread {
             let began = Instant::now();
             match caught(|| self.execute(&output)) {
                 Ok(Ok(())) => {
+                    let took = began.elapsed();
+                    self.pacer.measure(output.total_num_scheduled_tokens, output.rows.len(), took);
                     if let Some(swapper) = &mut self.swapper {
-                        swapper.measure_step(output.total_num_scheduled_tokens, began.elapsed());
+                        swapper.measure_step(output.total_num_scheduled_tokens, took);
                     }
                     self.commit(&output);
                 }
