@@ -82,6 +82,9 @@ def test_text_tokens_and_messages_come_behind(llama: Runner) -> None:
         sequence.generate([5, 6, 7], max_tokens=2, temperature=0.0, ignore_eos=True)
         assert sequence.tokens[: len(before) + 3] == [*before, 5, 6, 7]
         before = sequence.tokens
+        sequence.generate(iter([8, 9]), max_tokens=2, temperature=0.0, ignore_eos=True)
+        assert sequence.tokens[: len(before) + 2] == [*before, 8, 9]
+        before = sequence.tokens
         text = llama.tokenize_text(" and then", add_special_tokens=False)
         sequence.generate(" and then", max_tokens=2, temperature=0.0, ignore_eos=True)
         assert sequence.tokens[: len(before) + len(text)] == before + text

@@ -168,7 +168,8 @@ def simulate(
     :param trace: the requests, in any order: a list of tuples or dicts, a mapping of columns, or the path of a CSV file with a
         header. The columns, in this order in a tuple: `arrival` in seconds, `prompt_tokens`, `output_tokens`, and, if wanted,
         `prefix_id` with `prefix_tokens` (requests with the same id share so many leading tokens, prompt or output, so that the
-        turns of a conversation find each other), `tenant`, `priority` (lower goes first), `deadline` in seconds.
+        turns of a conversation find each other), `tenant`, `priority` (lower goes first), `deadline` (a time in seconds, as
+        `arrival`).
     :param blocks: usable blocks of the pool.
     :param block_size: tokens a block.
     :param device: one of `DEVICES` by name, or a `Device`.

@@ -1,11 +1,15 @@
 //! The ledger of an engine's memory.
 
-use engine::{DeviceBytes, Engine, EngineConfig, ModelSource};
+use engine::{CpuOptions, DeviceBytes, Engine, EngineConfig, ModelSource, PagedAttentionConfig};
 use pyo3::{prelude::*, types::PyDict};
 
 use crate::{
-    arguments::{Integer, at_least, within},
+    arguments::{Integer, Real, at_least, at_least_if_given, within},
     door::enter,
+    enums::PagedCacheType,
+    options::{self, MemoryArguments},
+    runner::{Runner, batched_tokens, check_max_seqs},
+    which::{Selection, Which},
 };
 
 /// Where the memory goes: what `Runner.memory_plan` foretells, and `Runner.memory_ledger` tells of a running model. Sizes are in bytes
@@ -176,5 +180,72 @@ impl MemoryPlan {
             self.block_size(),
             self.servable_tokens()
         )
+    }
+}
+
+#[pymethods]
+impl Runner {
+    /// What a model would take of the memory, and how many blocks and requests that leaves room for: a `MemoryPlan`, made from the
+    /// headers of the model's files without reading weights. The keywords are those of `Runner` that concern memory, and refuse what
+    /// `Runner` would.
+    ///
+    /// - A `Which.Plain` folder may be without weights: config.json is enough. Each parameter of the architecture then counts 2 bytes
+    ///   (norms and biases 4), and the tokenizer nothing.
+    /// - `devices`: a list of megabytes, one a device, to plan for instead of this host: all free, each with an equal share of the layers
+    ///   in order, the first with the token embedding and the last with the output projection, weights as their files store them.
+    #[staticmethod]
+    #[pyo3(signature = (
+        which, max_seqs=32, token_source="cache", pa_gpu_mem=None, pa_gpu_mem_usage=None, pa_ctxt_len=None, pa_blk_size=None,
+        pa_cache_type=None, no_paged_attn=false, memory_goal=None, max_num_batched_tokens=None, device="auto", *,
+        deterministic=false, guaranteed=false, devices=None, cpu_tier=None, num_threads=None
+    ))]
+    #[allow(clippy::too_many_arguments, reason = "those of the constructor")]
+    #[allow(clippy::needless_pass_by_value, reason = "one line an argument")]
+    fn memory_plan(
+        py: Python<'_>,
+        which: &Bound<'_, Which>,
+        #[pyo3(from_py_with = check_max_seqs)] max_seqs: usize,
+        token_source: &str,
+        pa_gpu_mem: Option<Integer>,
+        pa_gpu_mem_usage: Option<Real>,
+        pa_ctxt_len: Option<Integer>,
+        pa_blk_size: Option<Integer>,
+        pa_cache_type: Option<PagedCacheType>,
+        no_paged_attn: bool,
+        memory_goal: Option<Bound<'_, PyAny>>,
+        max_num_batched_tokens: Option<Integer>,
+        device: &str,
+        deterministic: bool,
+        guaranteed: bool,
+        devices: Option<Vec<Integer>>,
+        cpu_tier: Option<String>,
+        num_threads: Option<Integer>,
+    ) -> PyResult<MemoryPlan> {
+        let selection = Selection::of(which)?;
+        let memory = MemoryArguments { pa_gpu_mem, pa_gpu_mem_usage, pa_ctxt_len, memory_goal: memory_goal.as_ref() };
+        let config = EngineConfig {
+            max_num_seqs: max_seqs,
+            max_num_batched_tokens: batched_tokens(max_num_batched_tokens.as_ref(), None)?,
+            no_paged_attn,
+            paged_attention: PagedAttentionConfig {
+                block_size: at_least_if_given("pa_blk_size", pa_blk_size.as_ref(), 0)?,
+                mem_gpu: memory.check()?,
+                cache_type: pa_cache_type.map_or(engine::PagedCacheType::Auto, Into::into),
+                guaranteed,
+            },
+            dtype: selection.dtype.into(),
+            architecture: selection.architecture.map(str::to_owned),
+            device: options::device(device)?,
+            deterministic,
+            cpu: CpuOptions { tier: cpu_tier, num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)? },
+            ..EngineConfig::default()
+        };
+        let source = options::resolve(py, &selection, token_source)?;
+        MemoryPlan::of(py, &source, &config, devices.as_deref())
+    }
+
+    /// Where this runner's memory goes, as its plan foretold: a `MemoryPlan`.
+    fn memory_ledger(&self) -> PyResult<MemoryPlan> {
+        Ok(MemoryPlan::of_engine(self.engine.get()?))
     }
 }

@@ -7,13 +7,13 @@ use pyo3::prelude::*;
 use crate::exceptions::InternalError;
 
 /// A value that lives on threads, of which a forked child has none: there it would wait for ever, so it is refused, and not dropped.
-pub struct OwnProcess<T> {
+pub struct OwnProcess<T: Send> {
     /// There until the drop.
     value: Option<T>,
     pid: u32,
 }
 
-impl<T> OwnProcess<T> {
+impl<T: Send> OwnProcess<T> {
     /// Belongs to this process.
     pub fn new(value: T) -> Self {
         Self { value: Some(value), pid: process::id() }
@@ -33,10 +33,14 @@ impl<T> OwnProcess<T> {
     }
 }
 
-impl<T> Drop for OwnProcess<T> {
+impl<T: Send> Drop for OwnProcess<T> {
     fn drop(&mut self) {
-        if self.pid != process::id() {
-            std::mem::forget(self.value.take());
+        let value = self.value.take();
+        if self.pid == process::id() {
+            // The last handle of an engine waits for its tier to be written: without the interpreter, unless that is ending.
+            Python::try_attach(|py| py.detach(|| drop(value)));
+        } else {
+            std::mem::forget(value);
         }
     }
 }

@@ -13,7 +13,6 @@ use crate::{
     exceptions::{ModelNotFoundError, invalid},
     load::load,
     logger::log,
-    memory::MemoryPlan,
     messages,
     options::{self, MemoryArguments},
     process::OwnProcess,
@@ -52,8 +51,9 @@ use crate::{
 /// - `token_source`: where the hub token comes from: `cache`, `none`, `literal:VALUE`, `env:NAME` or `path:FILE`.
 /// - `deterministic` makes a request's logits the same bits cold or warm, alone or in a batch, in chunks of any size, preempted or not, and
 ///   on any number of threads (for one `cpu_tier`, dtype and `pa_cache_type`).
-/// - `seed` seeds requests that have no seed of their own: each differently, or with `deterministic` all alike (by 0 unless given). `device` is "auto" or "cpu". `cpu_tier` forces an instruction-set tier, such
-///   as "scalar" or "avx2", for tests and bug reports; `num_threads` the number of worker threads.
+/// - `seed` seeds requests that have no seed of their own: each differently, or with `deterministic` all alike (by 0 unless given).
+/// - `device` is "auto" or "cpu". `cpu_tier` forces an instruction-set tier, such as "scalar" or "avx2", for tests and bug reports;
+///   `num_threads` is the number of worker threads.
 /// - `kv_tier`: a folder for blocks that the pool drops, and for the next process: with the same model, type and prompt it fetches
 ///   them instead of computing the prompt. `kv_tier_size` is its size in MB (2^20 bytes), 4096 unless given; the least recently used go.
 ///   The files hold prompts and answers, readable by their owner alone; damaged and foreign ones are skipped with a warning.
@@ -185,70 +185,6 @@ impl Runner {
         }
         let architecture = engine.architecture().to_owned();
         Ok(Self { engine: OwnProcess::new(engine), model_id: selection.model_id, architecture })
-    }
-
-    /// What a model would take of the memory, and how many blocks and requests that leaves room for: a `MemoryPlan`, made from the
-    /// headers of the model's files without reading weights. The keywords are those of `Runner` that concern memory, and refuse what
-    /// `Runner` would.
-    ///
-    /// - A `Which.Plain` folder may be without weights: config.json is enough. Each parameter of the architecture then counts 2 bytes
-    ///   (norms and biases 4), and the tokenizer nothing.
-    /// - `devices`: a list of megabytes, one a device, to plan for instead of this host: all free, each with an equal share of the layers
-    ///   in order, the first with the token embedding and the last with the output projection, weights as their files store them.
-    #[staticmethod]
-    #[pyo3(signature = (
-        which, max_seqs=32, token_source="cache", pa_gpu_mem=None, pa_gpu_mem_usage=None, pa_ctxt_len=None, pa_blk_size=None,
-        pa_cache_type=None, no_paged_attn=false, memory_goal=None, max_num_batched_tokens=None, device="auto", *,
-        deterministic=false, guaranteed=false, devices=None, cpu_tier=None, num_threads=None
-    ))]
-    #[allow(clippy::too_many_arguments, reason = "those of the constructor")]
-    #[allow(clippy::needless_pass_by_value, reason = "one line an argument")]
-    fn memory_plan(
-        py: Python<'_>,
-        which: &Bound<'_, Which>,
-        #[pyo3(from_py_with = check_max_seqs)] max_seqs: usize,
-        token_source: &str,
-        pa_gpu_mem: Option<Integer>,
-        pa_gpu_mem_usage: Option<Real>,
-        pa_ctxt_len: Option<Integer>,
-        pa_blk_size: Option<Integer>,
-        pa_cache_type: Option<PagedCacheType>,
-        no_paged_attn: bool,
-        memory_goal: Option<Bound<'_, PyAny>>,
-        max_num_batched_tokens: Option<Integer>,
-        device: &str,
-        deterministic: bool,
-        guaranteed: bool,
-        devices: Option<Vec<Integer>>,
-        cpu_tier: Option<String>,
-        num_threads: Option<Integer>,
-    ) -> PyResult<MemoryPlan> {
-        let selection = Selection::of(which)?;
-        let memory = MemoryArguments { pa_gpu_mem, pa_gpu_mem_usage, pa_ctxt_len, memory_goal: memory_goal.as_ref() };
-        let config = EngineConfig {
-            max_num_seqs: max_seqs,
-            max_num_batched_tokens: batched_tokens(max_num_batched_tokens.as_ref(), None)?,
-            no_paged_attn,
-            paged_attention: PagedAttentionConfig {
-                block_size: at_least_if_given("pa_blk_size", pa_blk_size.as_ref(), 0)?,
-                mem_gpu: memory.check()?,
-                cache_type: pa_cache_type.map_or(engine::PagedCacheType::Auto, Into::into),
-                guaranteed,
-            },
-            dtype: selection.dtype.into(),
-            architecture: selection.architecture.map(str::to_owned),
-            device: options::device(device)?,
-            deterministic,
-            cpu: CpuOptions { tier: cpu_tier, num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)? },
-            ..EngineConfig::default()
-        };
-        let source = options::resolve(py, &selection, token_source)?;
-        MemoryPlan::of(py, &source, &config, devices.as_deref())
-    }
-
-    /// Where this runner's memory goes, as its plan foretold: a `MemoryPlan`.
-    fn memory_ledger(&self) -> PyResult<MemoryPlan> {
-        Ok(MemoryPlan::of_engine(self.engine.get()?))
     }
 
     /// Answers a chat: a `ChatCompletionResponse`, or an iterator of chunks when the request has `stream=True`. Waits without holding
@@ -414,7 +350,8 @@ impl Runner {
     }
 }
 
-fn check_max_seqs(max_seqs: &Bound<'_, PyAny>) -> PyResult<usize> {
+/// Requests that run together at most.
+pub fn check_max_seqs(max_seqs: &Bound<'_, PyAny>) -> PyResult<usize> {
     within("max_seqs", &max_seqs.extract()?, 1, MAX_SEQS)
 }
 
@@ -423,7 +360,7 @@ fn check_prefix_cache_n(prefix_cache_n: &Bound<'_, PyAny>) -> PyResult<usize> {
 }
 
 /// Tokens a step; `prompt_batchsize` is the older spelling.
-fn batched_tokens(tokens: Option<&Integer>, older: Option<&Integer>) -> PyResult<usize> {
+pub fn batched_tokens(tokens: Option<&Integer>, older: Option<&Integer>) -> PyResult<usize> {
     match (tokens, older) {
         (Some(_), Some(_)) => {
             Err(invalid("`prompt_batchsize` and `max_num_batched_tokens` are the same option; give one of them"))

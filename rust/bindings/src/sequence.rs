@@ -8,7 +8,7 @@ use std::{
 use engine::{Continuation, Engine, GenerationRequest, Prompt};
 use pyo3::{
     prelude::*,
-    types::{PyString, PyTuple},
+    types::{PyList, PyString, PyTuple},
 };
 
 use crate::{
@@ -104,11 +104,12 @@ fn continuation(then: Option<&Bound<'_, PyAny>>) -> PyResult<Continuation> {
     if then.is_instance_of::<PyString>() {
         return then.extract().map(|Text(text)| Continuation::Text(text));
     }
-    let first = then.try_iter().ok().and_then(|mut items| items.next()).transpose()?;
-    if first.is_some_and(|first| first.hasattr("keys").unwrap_or(false)) {
-        return messages::parse(then).map(Continuation::Messages);
+    // What is iterated over once may not be there a second time.
+    let items = PyList::new(then.py(), then.try_iter()?.collect::<PyResult<Vec<_>>>()?)?.into_any();
+    if items.get_item(0).is_ok_and(|first| first.hasattr("keys").unwrap_or(false)) {
+        return messages::parse(&items).map(Continuation::Messages);
     }
-    token_ids("then", then).map(Continuation::TokenIds)
+    token_ids("then", &items).map(Continuation::TokenIds)
 }
 
 #[pymethods]

@@ -6,8 +6,8 @@ use engine::EngineError;
 use numpy::{IntoPyArray, PyReadonlyArray1};
 use pyo3::{IntoPyObjectExt, prelude::*, types::PyDict};
 use simulator::{
-    CostModel, Ending, Interval, MemoryByKind, PRESETS, Policies, RequestRecord, Simulation, SimulationConfig, SimulationError,
-    SimulationResult, Totals, Trace, TraceColumns, TraceRequest,
+    CostModel, Ending, Interval, MemoryByKind, PRESETS, RequestRecord, Simulation, SimulationConfig, SimulationError,
+    SimulationResult, Totals, Trace, TraceColumns, TraceRequest, policies_of_names,
 };
 
 use crate::{
@@ -62,7 +62,7 @@ impl Settings {
         let windows = self.windows.iter().map(|window| at_least_if_given("windows", window.as_ref(), 1));
         Ok(SimulationConfig {
             allocator: self.allocator.0.parse().map_err(error)?,
-            policies: Policies::from_names(self.policy.iter().map(|name| name.0.as_str())).map_err(error)?,
+            policies: policies_of_names(self.policy.iter().map(|name| name.0.as_str())).map_err(error)?,
             num_blocks: at_least("blocks", &self.blocks, 1)?,
             block_size: at_least("block_size", &self.block_size, 1)?,
             max_num_seqs: at_least("max_num_seqs", &self.max_num_seqs, 1)?,

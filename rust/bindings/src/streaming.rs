@@ -37,6 +37,7 @@ struct State {
 }
 
 /// What one chunk tells.
+#[derive(Default)]
 struct Part {
     index: usize,
     text: String,
@@ -75,32 +76,16 @@ impl State {
             return Ok(Poll::Pending);
         };
         match event {
-            OutputEvent::Delta { index, text, logprobs } => Ok(Poll::Ready(Some(Part {
-                index,
-                text,
-                logprobs,
-                finish_reason: None,
-                stop_sequence: None,
-                sequence: None,
-                error: None,
-                usage: None,
-            }))),
+            OutputEvent::Delta { index, text, logprobs } => {
+                Ok(Poll::Ready(Some(Part { index, text, logprobs, ..Part::default() })))
+            }
             OutputEvent::Finished { index, reason, stop_sequence, error, mut sequence } => {
                 if let (Some(generating), Some(sequence)) = (&self.generating, sequence.take_if(|_| self.generating.is_some())) {
                     generating.set(sequence);
                 }
                 let sequence = sequence.map(|sequence| (engine.clone(), sequence));
                 let finish_reason = Some(reason.as_str().to_owned());
-                let part = Part {
-                    index,
-                    text: String::new(),
-                    logprobs: Vec::new(),
-                    finish_reason,
-                    stop_sequence,
-                    sequence,
-                    error,
-                    usage: None,
-                };
+                let part = Part { index, finish_reason, stop_sequence, sequence, error, ..Part::default() };
                 self.unfinished = self.unfinished.saturating_sub(1);
                 if self.unfinished > 0 {
                     return Ok(Poll::Ready(Some(part)));

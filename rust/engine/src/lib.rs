@@ -20,13 +20,13 @@ pub use chat_template::{ChatTemplate, RenderOptions};
 pub use completion::{Completion, CompletionChoice, FinishReason, OutputEvent, RequestStream, TokenLogprobs, TopLogprob, Usage};
 pub use engine::{
     Continuation, CpuOptions, Device, DeviceBytes, Drain, Engine, EngineConfig, GroupPlan, KvCacheStats, LoadProgress,
-    MemoryPlan, ModelDType, ModelSource, Policies, Sequence, best_device,
+    MemoryPlan, ModelDType, ModelSource, Sequence, best_device,
 };
 pub use error::EngineError;
 pub use generation_config::GenerationConfig;
 pub use kv_tier::KvTierConfig;
 pub use paged::{
-    AdmissionPolicy, FairnessPolicy, MemoryGpuConfig, MissReason, PagedAttentionConfig, PagedCacheType, VictimPolicy,
+    AdmissionPolicy, FairnessPolicy, MemoryGpuConfig, MissReason, PagedAttentionConfig, PagedCacheType, Policies, VictimPolicy,
 };
 pub use request::{DryParams, GenerationRequest, MAX_CHOICES, Message, MessageContent, Prompt, SamplingParams, ServiceParams};
 pub use sampler::{ResolvedSampling, Sampler};

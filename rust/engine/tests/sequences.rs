@@ -102,6 +102,25 @@ fn kept_blocks_are_there_for_whoever_needs_them_and_the_sequence_goes_on() {
 }
 
 #[test]
+fn what_is_cut_off_a_sequence_is_no_part_of_its_prompt() {
+    let engine = start("llama", &EngineConfig { paged_attention: pool_of(128, 8), ..exact() });
+    let (_, sequence) = ask(&engine, request(1, 60, 20));
+    let (completion, cut) = ask(&engine, GenerationRequest { truncate_sequence: true, ..go_on(&sequence, vec![], 100) });
+    let kept = completion.usage.prompt_tokens;
+    assert!(kept < 60);
+    assert_eq!((cut.num_prompt_tokens(), cut.token_ids().len()), (kept, kept + 100));
+    assert_eq!(cut.token_ids()[..kept], sequence.token_ids()[80 - kept..]);
+}
+
+#[test]
+fn a_deadline_beyond_all_clocks_never_comes() {
+    let engine = start("llama", &exact());
+    let mut patient = request(1, 10, 3);
+    patient.service.deadline = Some(Duration::MAX);
+    assert_eq!(run(&engine, patient), run(&engine, request(1, 10, 3)));
+}
+
+#[test]
 fn a_running_choice_can_be_gone_on_from() {
     let engine = start("llama", &exact());
     let stream = engine.submit(GenerationRequest { n_choices: 2, ..request(4, 40, 300) }).unwrap();

@@ -44,7 +44,7 @@ pub use kv_groups::{KvGroup, KvGroups, KvLayer};
 pub use output::{KvCacheStats, Preemption, ScheduledRequest, SchedulerOutput, SwapIn};
 pub use request::{FinishReason, ForkRequest, NewRequest, PreemptionCost, RequestId, RequestStatus};
 pub use scheduler::{
-    AdmissionPolicy, FairnessPolicy, KvCacheConfig, Policy, Scheduler, SchedulerConfig, StuckReport, VictimPolicy,
+    AdmissionPolicy, FairnessPolicy, KvCacheConfig, Policies, Policy, Scheduler, SchedulerConfig, StuckReport, VictimPolicy,
 };
 pub use sizing::{
     CacheConfig, CacheLedger, DEFAULT_UTILIZATION, DeviceLedger, DeviceMemory, PoolLimits, UNIFIED_FREE_MEMORY_DIVISOR,

@@ -54,7 +54,7 @@ mod usage;
 mod watchdog;
 
 pub use config::{KvCacheConfig, SchedulerConfig};
-pub use policy::{AdmissionPolicy, FairnessPolicy, Policy, VictimPolicy};
+pub use policy::{AdmissionPolicy, FairnessPolicy, Policies, Policy, VictimPolicy};
 pub use watchdog::StuckReport;
 
 use admission::Blocked;

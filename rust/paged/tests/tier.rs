@@ -112,6 +112,30 @@ fn what_fails_to_load_is_computed_and_what_did_not_fail_is_kept() {
 }
 
 #[test]
+fn a_tier_that_is_detached_while_blocks_are_fetched_leaves_them_to_be_computed() {
+    for windows in [full(), vec![Some(6), None]] {
+        let mut first = sim(40, &windows);
+        first.add(&prompt(22), 3).unwrap();
+        first.drain();
+        let output = first.ended[0].2.clone();
+        let mut second = restarted(first);
+        second.add(&prompt(22), 3).unwrap();
+        let step = second.scheduler.schedule();
+        let swap_in = step.swap_in.expect("the tier has its blocks");
+        second.tier = None;
+        second.scheduler.detach_tier();
+        let failed: Vec<_> = swap_in.blocks.iter().map(|block| block.id).collect();
+        second.scheduler.swapped_in(&swap_in, &failed);
+        second.drain();
+        assert_eq!(second.ended[0].2, output);
+        assert_eq!(second.scheduler.tier_stats(), TierStats::default());
+        let mut offers = Vec::new();
+        second.scheduler.take_swap_outs(&mut offers);
+        assert!(offers.is_empty());
+    }
+}
+
+#[test]
 fn another_salt_identity_or_model_finds_nothing() {
     let mut first = sim(40, &full());
     first.add_with(&prompt(22), 1, &Owner::salted(b"a", 8)).unwrap();

@@ -24,7 +24,7 @@ pub use buddy::{Buddy, Chunk};
 pub use cost::{CostModel, PRESETS, Preset};
 pub use error::SimulationError;
 pub use memory::MemoryByKind;
-pub use policies::Policies;
+pub use policies::policies_of_names;
 pub use result::{Ending, RequestRecord, SimulationResult, Totals};
 pub use server::Allocator;
 pub use simulation::{Simulation, SimulationConfig};

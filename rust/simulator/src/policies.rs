@@ -1,42 +1,29 @@
 //! The scheduler's choices, by name.
 
-use paged::{AdmissionPolicy, FairnessPolicy, Policy, VictimPolicy};
+use paged::{AdmissionPolicy, FairnessPolicy, Policies, Policy, VictimPolicy};
 
 use crate::error::SimulationError;
 
-/// Which policies the scheduler follows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Policies {
-    /// When a waiting request may run beside others.
-    pub admission: AdmissionPolicy,
-    /// Who loses its blocks.
-    pub victim: VictimPolicy,
-    /// Who goes first.
-    pub fairness: FairnessPolicy,
-}
-
-impl Policies {
-    /// The policies of these names, at most one of a kind; kinds that are not named keep their default.
-    pub fn from_names<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Self, SimulationError> {
-        let (mut admission, mut victim, mut fairness) = (None, None, None);
-        for name in names {
-            let is_known = choose(&mut admission, name)? || choose(&mut victim, name)? || choose(&mut fairness, name)?;
-            if !is_known {
-                let requirement = format!(
-                    "admission is {}, victim is {}, fairness is {}",
-                    names_of::<AdmissionPolicy>(),
-                    names_of::<VictimPolicy>(),
-                    names_of::<FairnessPolicy>()
-                );
-                return Err(SimulationError::setting("policy", &format!("{name:?}"), requirement));
-            }
+/// The policies of these names, at most one of a kind; kinds that are not named keep their default.
+pub fn policies_of_names<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Policies, SimulationError> {
+    let (mut admission, mut victim, mut fairness) = (None, None, None);
+    for name in names {
+        let is_known = choose(&mut admission, name)? || choose(&mut victim, name)? || choose(&mut fairness, name)?;
+        if !is_known {
+            let requirement = format!(
+                "admission is {}, victim is {}, fairness is {}",
+                names_of::<AdmissionPolicy>(),
+                names_of::<VictimPolicy>(),
+                names_of::<FairnessPolicy>()
+            );
+            return Err(SimulationError::setting("policy", &format!("{name:?}"), requirement));
         }
-        Ok(Self {
-            admission: admission.unwrap_or_default(),
-            victim: victim.unwrap_or_default(),
-            fairness: fairness.unwrap_or_default(),
-        })
     }
+    Ok(Policies {
+        admission: admission.unwrap_or_default(),
+        victim: victim.unwrap_or_default(),
+        fairness: fairness.unwrap_or_default(),
+    })
 }
 
 /// `false` if the name is none of this kind.
@@ -59,15 +46,15 @@ mod tests {
 
     #[test]
     fn names_choose_one_policy_of_a_kind() {
-        assert_eq!(Policies::from_names([]).unwrap(), Policies::default());
-        let policies = Policies::from_names(["drr", "optimistic"]).unwrap();
+        assert_eq!(policies_of_names([]).unwrap(), Policies::default());
+        let policies = policies_of_names(["drr", "optimistic"]).unwrap();
         assert_eq!(
             policies,
             Policies { admission: AdmissionPolicy::Optimistic, fairness: FairnessPolicy::Drr, ..Policies::default() }
         );
-        let twice = Policies::from_names(["reserved", "optimistic"]).unwrap_err().to_string();
+        let twice = policies_of_names(["reserved", "optimistic"]).unwrap_err().to_string();
         assert!(twice.contains("\"optimistic\"") && twice.contains("\"reserved\" already"), "{twice}");
-        let unknown = Policies::from_names(["newest", "greedy"]).unwrap_err().to_string();
+        let unknown = policies_of_names(["newest", "greedy"]).unwrap_err().to_string();
         assert!(unknown.contains("\"greedy\"") && unknown.contains("priority or fcfs or drr"), "{unknown}");
     }
 }

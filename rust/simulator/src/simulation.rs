@@ -1,12 +1,13 @@
 //! The loop of an engine, in virtual time.
 
-use paged::{FinishReason, KvCacheConfig, KvGroups, PoolLimits, RequestId, Scheduler, SchedulerConfig, SchedulerOutput};
+use paged::{
+    FinishReason, KvCacheConfig, KvGroups, Policies, PoolLimits, RequestId, Scheduler, SchedulerConfig, SchedulerOutput,
+};
 
 use crate::contiguous::ContiguousServer;
 use crate::cost::CostModel;
 use crate::error::SimulationError;
 use crate::paged_server::{PagedServer, token};
-use crate::policies::Policies;
 use crate::result::{Ending, RequestRecord, SimulationResult, Totals, normalized_latency};
 use crate::server::{Allocator, Server};
 use crate::timeline::{Interval, Sum, Timeline};

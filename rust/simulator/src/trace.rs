@@ -143,13 +143,12 @@ impl Row<'_> {
     fn read(&self) -> Result<TraceRequest, SimulationError> {
         let columns = self.columns;
         let tokens = MAX_REQUEST_TOKENS as f64;
-        let prefix = match self.optional(columns.prefix_id, "prefix_id", 0.0, MAX_ID)? {
-            None => None,
-            Some(id) => {
-                let len = self.optional(columns.prefix_tokens, "prefix_tokens", 0.0, tokens)?;
-                let len = len.ok_or_else(|| self.error("prefix_tokens", f64::NAN, "a prefix needs its length"))?;
-                Some(Prefix { id: id as u64, len: len as usize })
-            }
+        let id = self.optional(columns.prefix_id, "prefix_id", 0.0, MAX_ID)?;
+        let prefix = match (id, self.optional(columns.prefix_tokens, "prefix_tokens", 0.0, tokens)?) {
+            (Some(id), Some(len)) => Some(Prefix { id: id as u64, len: len as usize }),
+            (Some(_), None) => return Err(self.error("prefix_tokens", f64::NAN, "a prefix needs its length")),
+            (None, Some(len)) if len > 0.0 => return Err(self.error("prefix_tokens", len, "without a `prefix_id` only 0 works")),
+            (None, _) => None,
         };
         Ok(TraceRequest {
             arrival: columns.arrival[self.index],
@@ -213,7 +212,7 @@ mod tests {
 
     #[test]
     fn every_bad_value_is_named_with_its_row() {
-        let bad: [(&str, TraceColumns); 8] = [
+        let bad: [(&str, TraceColumns); 9] = [
             ("arrival", TraceColumns { arrival: &[0.0, -1.0], ..columns() }),
             ("arrival", TraceColumns { arrival: &[0.0, f64::NAN], ..columns() }),
             ("prompt_tokens", TraceColumns { prompt_tokens: &[3.0, 0.0], ..columns() }),
@@ -221,6 +220,7 @@ mod tests {
             ("output_tokens", TraceColumns { output_tokens: &[3.0, 1e15], ..columns() }),
             ("output_tokens", TraceColumns { output_tokens: &[3.0, 16_777_216.0], ..columns() }),
             ("prefix_tokens", TraceColumns { prefix_id: &[f64::NAN, 0.0], ..columns() }),
+            ("prefix_tokens", TraceColumns { prefix_tokens: &[0.0, 2.0], ..columns() }),
             ("deadline", TraceColumns { deadline: &[f64::NAN, f64::INFINITY], ..columns() }),
         ];
         for (field, columns) in bad {

@@ -1,6 +1,6 @@
 //! Traces small enough to be followed by hand, and what holds for all of them.
 
-use paged::{AdmissionPolicy, FairnessPolicy, Policy, VictimPolicy};
+use paged::{AdmissionPolicy, FairnessPolicy, Policies, Policy, VictimPolicy};
 use proptest::prelude::*;
 use simulator::*;
 
@@ -120,7 +120,7 @@ fn requests_that_never_fit_are_rejected_with_a_reason_and_others_are_cut_short()
 }
 
 fn policies(names: &[&str]) -> Policies {
-    Policies::from_names(names.iter().copied()).unwrap()
+    policies_of_names(names.iter().copied()).unwrap()
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use paged::{AdmissionPolicy, FairnessPolicy, PagedAttentionConfig, VictimPolicy};
+use paged::{PagedAttentionConfig, Policies};
 
 use crate::{EngineError, kv_tier::KvTierConfig};
 
@@ -82,17 +82,6 @@ pub struct CpuOptions {
     pub tier: Option<String>,
     /// Worker threads; the cores available to the process unless given.
     pub num_threads: Option<usize>,
-}
-
-/// The scheduler's choices.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Policies {
-    /// When a waiting request may run beside others.
-    pub admission: AdmissionPolicy,
-    /// Who loses its blocks to a request that ranks above it and finds none.
-    pub victim: VictimPolicy,
-    /// Who goes first.
-    pub fairness: FairnessPolicy,
 }
 
 /// A reader of an answer hardly notices a pause of this length.

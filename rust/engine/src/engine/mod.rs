@@ -23,7 +23,7 @@ use std::{
 
 use device::host::trim_heap;
 
-pub use config::{CpuOptions, Device, EngineConfig, LoadProgress, ModelDType, ModelSource, Policies, best_device};
+pub use config::{CpuOptions, Device, EngineConfig, LoadProgress, ModelDType, ModelSource, best_device};
 pub use plan::{DeviceBytes, GroupPlan, MemoryPlan};
 
 use crate::{
@@ -33,7 +33,8 @@ use crate::{
 pub use sequence::{Continuation, Sequence};
 use thread::Command;
 
-/// A running model. Cheap to clone; the engine thread ends when the last clone is gone and the last request has ended.
+/// A running model. Cheap to clone; the engine thread ends when the last clone, the last request and the last [`Sequence`] with blocks
+/// are gone.
 #[derive(Clone)]
 pub struct Engine {
     shared: Arc<Shared>,
@@ -64,6 +65,13 @@ struct Shared {
     kv_cache_bytes: u64,
     /// Waits, at the end, until what was computed is in the tier.
     _flush: Option<FlushOnDrop>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Nobody is left to end a pause, and whoever still reads a stream would wait for ever.
+        let _ = self.inbox.send(Command::Resume);
+    }
 }
 
 impl Engine {

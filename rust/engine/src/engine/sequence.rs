@@ -43,8 +43,10 @@ impl Origin {
             _ => None,
         };
         match source {
-            // What was given behind a sequence counts with what was generated.
-            Some(source) if conversation.is_none() => source.sequence.origin.clone(),
+            // What was given behind a sequence counts with what was generated, unless its beginning was cut off.
+            Some(source) if conversation.is_none() && source.num_tokens == source.sequence.token_ids.len() => {
+                source.sequence.origin.clone()
+            }
             Some(source) => Self { conversation, cache_salt: source.sequence.origin.cache_salt.clone(), ..self },
             None => Self { conversation, ..self },
         }

@@ -145,14 +145,13 @@ fn check_service(params: &ServiceParams, submitted: Instant) -> Result<Service, 
             "a public prefix is what others share in spite of a cache_salt: give one, or leave the prefix out".into(),
         ));
     }
-    let deadline = params.deadline.map(|after| {
-        let deadline = submitted.checked_add(after).filter(|_| after > Duration::ZERO);
-        deadline
-            .ok_or_else(|| EngineError::InvalidArgument(format!("deadline is {after:?}: give seconds above 0, or leave it out")))
-    });
+    if let Some(after) = params.deadline.filter(Duration::is_zero) {
+        return Err(EngineError::InvalidArgument(format!("deadline is {after:?}: give seconds above 0, or leave it out")));
+    }
     Ok(Service {
         priority: params.priority,
-        deadline: deadline.transpose()?,
+        // One that no clock will show is none.
+        deadline: params.deadline.and_then(|after| submitted.checked_add(after)),
         tenant: params.tenant.as_ref().map_or(0, tenant_number),
     })
 }

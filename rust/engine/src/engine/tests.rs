@@ -198,6 +198,25 @@ fn a_panic_in_the_books_ends_every_request_and_not_the_thread() {
 }
 
 #[test]
+fn a_stream_ends_though_its_engine_is_dropped_in_a_pause() {
+    let (engine, thread, _) = start();
+    let serving = thread::spawn(move || thread.run());
+    engine.pause().unwrap();
+    let stream = engine.submit(request(1, 5)).unwrap();
+    drop(engine);
+    let mut collector = stream.collector();
+    let completion = loop {
+        let event = stream.next_timeout(Duration::from_secs(20)).unwrap().expect("an event in time");
+        if let Some(completion) = collector.push(event) {
+            break completion;
+        }
+    };
+    assert_eq!(completion.choices[0].finish_reason, FinishReason::Length);
+    drop(stream);
+    serving.join().unwrap();
+}
+
+#[test]
 fn a_bad_row_of_prompt_log_probabilities_ends_its_request_alone() {
     let (engine, thread, backend) = start();
     let mut scored = request(1, 10);

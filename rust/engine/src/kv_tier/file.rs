@@ -10,10 +10,7 @@ use std::{
     io::{ErrorKind, Read, Write},
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, UNIX_EPOCH},
 };
 
@@ -43,7 +40,6 @@ pub struct FileTier {
     format: RecordFormat,
     max_bytes: u64,
     state: Mutex<State>,
-    temporary: AtomicU64,
 }
 
 struct State {
@@ -70,7 +66,6 @@ impl FileTier {
             format,
             max_bytes,
             state: Mutex::new(State { lru: Lru::new(), written_since_scan: 0 }),
-            temporary: AtomicU64::new(0),
         };
         tier.prepare().map_err(|error| {
             let why = format!("kv_tier: cannot use {}: {error}; name a folder that you may write to", root.display());
@@ -98,9 +93,9 @@ impl FileTier {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A name that nobody else has: process ids are not enough, for containers share a folder and not their ids.
     fn temporary_path(&self) -> PathBuf {
-        let name = format!(".{}-{}.tmp", std::process::id(), self.temporary.fetch_add(1, Relaxed));
-        self.root.join(&self.space).join(name)
+        self.root.join(&self.space).join(format!(".{:032x}.tmp", rand::random::<u128>()))
     }
 
     fn path(&self, place: &Place) -> PathBuf {
@@ -173,8 +168,9 @@ impl FileTier {
             file.write_all(&header)?;
             file.write_all(payload)?;
             file.write_all(&checksum(&header, payload))?;
-            file.set_modified(UNIX_EPOCH + Duration::from_micros(stamp))?;
-            fs::rename(&temporary, path)
+            fs::rename(&temporary, path)?;
+            // Not before: a temporary file that looks old is taken for abandoned.
+            file.set_modified(UNIX_EPOCH + Duration::from_micros(stamp))
         });
         if written.is_err() {
             let _ = fs::remove_file(&temporary);

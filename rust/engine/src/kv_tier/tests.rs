@@ -55,6 +55,21 @@ fn ids(tier: &dyn KvTier) -> Vec<TierRecordId> {
 }
 
 #[test]
+fn what_another_process_of_the_same_id_is_writing_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(open(&dir, 3));
+    let folder = fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap().path();
+    let others: Vec<_> = (0..3).map(|i| folder.join(format!(".{}-{i}.tmp", std::process::id()))).collect();
+    for path in &others {
+        fs::write(path, "half a record").unwrap();
+    }
+    let tier = open(&dir, 3);
+    tier.store(&block(1), payload(1)).unwrap();
+    assert_eq!(load(&tier, 1).unwrap(), payload(1));
+    assert!(others.iter().all(|path| path.exists()));
+}
+
+#[test]
 fn what_was_stored_is_loaded_and_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
     let tiers: [Box<dyn KvTier>; 2] = [Box::new(open(&dir, 10)), Box::new(MemoryTier::new(format(1), 10_000).unwrap())];

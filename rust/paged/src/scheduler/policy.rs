@@ -86,6 +86,17 @@ impl Policy for FairnessPolicy {
     const ALL: &'static [(&'static str, Self)] = &[("priority", Self::Priority), ("fcfs", Self::Fcfs), ("drr", Self::Drr)];
 }
 
+/// A policy of each kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Policies {
+    /// When a waiting request may run beside others.
+    pub admission: AdmissionPolicy,
+    /// Who loses its blocks to a request that ranks above it and finds none.
+    pub victim: VictimPolicy,
+    /// Who goes first.
+    pub fairness: FairnessPolicy,
+}
+
 macro_rules! by_name {
     ($($policy:ty),*) => {$(
         impl fmt::Display for $policy {

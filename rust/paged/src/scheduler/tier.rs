@@ -29,6 +29,11 @@ impl Scheduler {
         self.tier = self.manager.prefix_caching().then(|| TierBooks::new(config));
     }
 
+    /// Offers and looks up no more: the tier has failed. What is being fetched is still to be answered with [`Self::swapped_in`].
+    pub fn detach_tier(&mut self) {
+        self.tier = None;
+    }
+
     /// The tier has a record: it was found there, or has been written.
     pub fn tier_has(&mut self, id: TierRecordId) {
         if let Some(tier) = &mut self.tier {
@@ -144,9 +149,8 @@ impl Scheduler {
     pub fn swapped_in(&mut self, swap_in: &SwapIn, failed: &[TierRecordId]) {
         let Some(fetching) = self.fetching.take() else { return };
         self.blocked = None;
-        let Some(tier) = &mut self.tier else { return };
         for id in failed {
-            tier.failed(*id);
+            self.tier.iter_mut().for_each(|tier| tier.failed(*id));
         }
         let block_size = self.manager.block_size();
         let Some(request) = self.requests[fetching.slot].as_mut().filter(|request| request.id == swap_in.request_id) else {
@@ -166,11 +170,10 @@ impl Scheduler {
             request.num_computed_tokens = fetching.num_blocks * block_size;
             commit_request(&mut self.manager, request);
         }
-        tier.count_fetched(
-            swap_in.blocks.len() - failed.len(),
-            request.num_computed_tokens.saturating_sub(fetching.num_hit_tokens),
-        );
         let (before, now) = (fetching.num_hit_tokens, request.num_computed_tokens);
+        if let Some(tier) = &mut self.tier {
+            tier.count_fetched(swap_in.blocks.len() - failed.len(), now.saturating_sub(before));
+        }
         if fetching.is_first {
             request.num_cached_tokens = Some(now);
             self.lookups.correct(before, now, request.miss);

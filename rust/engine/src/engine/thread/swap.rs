@@ -20,6 +20,7 @@ impl EngineThread {
         if let Some(why) = failure(swapped) {
             tracing::error!("kv_tier: no more blocks are kept: {why}");
             self.swapper = None;
+            self.scheduler.detach_tier();
         }
     }
 
