@@ -43,13 +43,16 @@ def test_a_second_process_skips_the_prefill_and_says_the_same(tmp_path: Path) ->
 
 def test_damaged_files_are_never_served(tmp_path: Path) -> None:
     text, _, _ = run(tmp_path)
-    for file in tmp_path.glob("*/*.kv"):
+    files = list(tmp_path.glob("*/*.kv"))
+    for file in files:
         content = bytearray(file.read_bytes())
         content[-50] ^= 1
         file.write_bytes(content)
-    again, stats, _ = run(tmp_path)
+    again, stats, said = run(tmp_path)
     assert (again, stats["tier_hit_tokens"]) == (text, 0)
     assert stats["tier_failed_blocks"] > 0
+    assert said.count("kv_tier: a record is not used, its tokens are computed") == stats["tier_failed_blocks"]
+    assert sum(file.name in said for file in files) == stats["tier_failed_blocks"]
 
 
 @pytest.mark.parametrize(
@@ -57,6 +60,7 @@ def test_damaged_files_are_never_served(tmp_path: Path) -> None:
     [
         ({"kv_tier": __file__}, "test_kv_tier.py is a file; name a folder"),
         ({"kv_tier": ""}, "`kv_tier` is empty"),
+        ({"kv_tier": "\ud800"}, "`kv_tier`: .*surrogates not allowed"),
         ({"kv_tier": "TMP", "kv_tier_size": 0}, "kv_tier_size.*0"),
         ({"kv_tier_size": 5}, "`kv_tier_size` is the size of `kv_tier`, which is not given"),
         ({"kv_tier": "TMP", "prefix_cache_n": 0}, "kv_tier needs the prefix cache, which prefix_cache_n=0 turns off"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from conftest import complete, generate, in_threads, runner_of, text_model, tokens, wait_until_idle
 
-from mistral_paged import ChatCompletionRequest, InternalError, InvalidArgumentError, Runner, Sequence, Which
+from mistral_paged import ChatCompletionRequest, CompletionRequest, InternalError, InvalidArgumentError, Runner, Sequence, Which
 
 PROMPT = [(index * 31) % 400 + 10 for index in range(60)]
 
@@ -215,3 +215,14 @@ def test_a_number_of_forks_out_of_range_is_refused(llama: Runner, n: Any) -> Non
         else:
             with pytest.raises((InvalidArgumentError, TypeError)):
                 sequence.fork(n)
+
+
+@pytest.mark.parametrize("then", [5, 1.5, b"text", {}, {1: 2}, [None], ["text"]])
+def test_what_cannot_come_behind_is_refused_by_name(llama: Runner, then: Any) -> None:
+    with kept(llama) as sequence, pytest.raises(TypeError, match="`then` must be a str, token ids"):
+        sequence.generate(then, max_tokens=1)
+
+
+def test_bytes_are_no_token_ids() -> None:
+    with pytest.raises(TypeError, match="`prompt` must be a str or token ids"):
+        CompletionRequest(b"text", "m")

@@ -63,6 +63,8 @@ def test_a_deadline_ends_a_request_with_its_text(one_at_a_time: Runner) -> None:
         ({"priority": 2**31}, "priority"),
         ({"deadline": 0}, "deadline"),
         ({"deadline": float("nan")}, "deadline"),
+        ({"deadline": float("inf")}, "`deadline` must be .*, got inf; None is no limit"),
+        ({"deadline": 1e300}, "`deadline` must be .*, got 1e300"),
         ({"cache_salt": ""}, "cache_salt"),
         ({"public_prefix_len": 2}, "cache_salt"),
         ({"public_prefix_len": 41, "cache_salt": "a"}, "public_prefix_len is 41"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -141,8 +142,20 @@ def test_a_bad_csv_file_is_named(tmp_path: Path) -> None:
         simulate(written([(0, 1, 1), ("soon", 1, 1)], path, simulator.NEEDED), blocks=4)
     with pytest.raises(InvalidArgumentError, match="has no column 'output_tokens'"):
         poisson_trace(written([(1,)], path, ("prompt_tokens",)), rate=1, count=1)
+    with pytest.raises(InvalidArgumentError, match="has two columns 'arrival'"):
+        simulate(written([(0, 1, 1, 5)], path, (*simulator.NEEDED, "arrival")), blocks=4)
+    path.write_bytes(b"\xff\xfe")
+    for read in (lambda: simulate(path, blocks=4), lambda: poisson_trace(path, rate=1, count=1)):
+        with pytest.raises(InvalidArgumentError, match=r"trace\.csv is not a CSV file in UTF-8"):
+            read()
     with pytest.raises(FileNotFoundError):
         simulate(tmp_path / "none.csv", blocks=4)
+
+
+def test_a_csv_file_of_a_spreadsheet_begins_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = written([(0, 1, 1)], tmp_path / "trace.csv", simulator.NEEDED)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert simulate(path, blocks=4).finish_reason.tolist() == ["stop"]
 
 
 BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
@@ -170,6 +183,15 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
 def test_a_bad_argument_is_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         simulate([(0.0, 1, 1)], **{"blocks": 4, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("blocks", 1.5), ("policy", 3), ("device", (1.0, 2.0)), ("windows", 7), ("prefix_caching", 1), ("max_model_len", "8")],
+)
+def test_an_argument_of_another_type_is_named(name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=f"`{name}` must be .*, got {re.escape(repr(value))}"):
+        simulate([(0.0, 1, 1)], **{"blocks": 4, name: value})
 
 
 def test_a_request_that_never_fits_is_rejected_in_the_result_or_raised_if_asked() -> None:

@@ -189,7 +189,7 @@ def simulate(
     :raises InvalidArgumentError: naming the argument, or the row (from 0) and the column of the trace.
     """
     settings = {
-        "policy": [policy] if isinstance(policy, str) else list(policy),
+        "policy": [policy] if isinstance(policy, str) else policy,
         "allocator": allocator,
         "blocks": blocks,
         "block_size": block_size,
@@ -198,7 +198,7 @@ def simulate(
         "max_num_batched_tokens": max_num_batched_tokens,
         "max_model_len": max_model_len,
         "prefix_caching": prefix_caching,
-        "windows": list(windows),
+        "windows": windows,
         "num_intervals": num_intervals,
     }
     found = _core.simulate(_columns(trace), settings)
@@ -217,8 +217,7 @@ def poisson_trace(
     :param seed: of the random numbers; the same seed gives the same trace.
     """
     if isinstance(lengths, (str, PathLike)):
-        with Path(lengths).open(newline="") as file:
-            rows = list(csv.DictReader(file))
+        _, rows = _csv_rows(lengths)
         try:
             pairs = [(int(row["prompt_tokens"]), int(row["output_tokens"])) for row in rows]
         except KeyError as error:
@@ -283,10 +282,7 @@ def _columns(trace: Trace) -> dict[str, _FloatArray]:
 def _raw_columns(trace: Trace) -> Mapping[str, Any]:
     """Columns by name, whatever form the trace has."""
     if isinstance(trace, (str, PathLike)):
-        with Path(trace).open(newline="") as file:
-            reader = csv.DictReader(file)
-            rows = list(reader)
-            names = list(reader.fieldnames or [])
+        names, rows = _csv_rows(trace)
         for row, cells in enumerate(rows):
             if None in cells or None in cells.values():
                 raise InvalidArgumentError(
@@ -300,6 +296,21 @@ def _raw_columns(trace: Trace) -> Mapping[str, Any]:
         records: Any = trace
         return {name: records[name] for name in names}
     return _columns_of_rows(list(trace))
+
+
+def _csv_rows(path: str | PathLike[str]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Header and rows of a CSV file, which may begin with the byte order mark of a spreadsheet."""
+    try:
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            rows: list[dict[str, Any]] = list(reader)
+            names = list(reader.fieldnames or [])
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InvalidArgumentError(f"{path} is not a CSV file in UTF-8: {error}") from None
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise InvalidArgumentError(f"{path} has two columns {twice[0]!r}")
+    return names, rows
 
 
 def _columns_of_rows(rows: list[Any]) -> dict[str, list[Any]]:

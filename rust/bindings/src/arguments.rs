@@ -3,8 +3,9 @@
 use std::fmt;
 
 use pyo3::{
-    exceptions::{PyOverflowError, PyUnicodeEncodeError},
+    exceptions::{PyOverflowError, PyTypeError, PyUnicodeEncodeError},
     prelude::*,
+    types::{PyBytes, PyDict},
 };
 
 use crate::exceptions::{invalid, not_yet};
@@ -126,7 +127,7 @@ impl<'py> FromPyObject<'_, 'py> for Text {
 }
 
 /// The first characters of a long text.
-fn shorten(text: &str) -> String {
+pub fn shorten(text: &str) -> String {
     match text.char_indices().nth(80) {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text.to_owned(),
@@ -143,6 +144,9 @@ pub fn refuse(arguments: &[(&str, bool)]) -> PyResult<()> {
 
 /// Token ids from a list, a tuple, a numpy array or anything else that yields integers.
 pub fn token_ids(name: &str, ids: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+    if ids.is_instance_of::<PyBytes>() || ids.is_instance_of::<PyDict>() {
+        return Err(PyTypeError::new_err(format!("`{name}` must be token ids (integers), not {}", ids.get_type().name()?)));
+    }
     ids.try_iter()?.map(|id| token_id(name, &id?.extract()?)).collect()
 }
 

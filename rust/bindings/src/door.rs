@@ -1,4 +1,5 @@
-//! The one door from a Python thread into the engine: detaches from the interpreter, lets Ctrl-C through, maps errors and panics.
+//! The one door from a Python thread into the engine: detaches from the interpreter, lets Ctrl-C through, maps errors and panics,
+//! and logs what the engine warns of.
 
 use std::{
     any::Any,
@@ -10,14 +11,19 @@ use std::{
 use engine::EngineError;
 use pyo3::prelude::*;
 
-use crate::exceptions::{InternalError, raise};
+use crate::{
+    exceptions::{InternalError, raise},
+    warnings,
+};
 
 /// How long a waiting thread stays away from the interpreter: the delay of Ctrl-C.
 pub const POLL: Duration = Duration::from_millis(50);
 
 /// Runs `work` without holding the interpreter. A panic becomes an `InternalError`.
 pub fn enter<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T, EngineError> + Send) -> PyResult<T> {
-    match py.detach(|| catch_unwind(AssertUnwindSafe(work))) {
+    let result = py.detach(|| catch_unwind(AssertUnwindSafe(work)));
+    warnings::flush(py);
+    match result {
         Ok(result) => result.map_err(raise),
         Err(panic) => Err(panic_error(panic.as_ref())),
     }

@@ -25,11 +25,14 @@ mod service;
 mod simulate;
 mod stats;
 mod streaming;
+mod warnings;
 mod which;
 
 /// The native part of `mistral_paged`; import from there.
 #[pyo3::pymodule(gil_used = false)]
 mod _core {
+    use pyo3::prelude::*;
+
     #[pymodule_export]
     use crate::enums::{
         Architecture, DiffusionArchitecture, EmbeddingArchitecture, IsqOrganization, ModelDType, MultimodalArchitecture,
@@ -54,6 +57,13 @@ mod _core {
     use crate::streaming::ChatCompletionStreamer;
     #[pymodule_export]
     use crate::which::Which;
+
+    #[pymodule_init]
+    #[allow(clippy::unnecessary_wraps, reason = "the form of an initialiser")]
+    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::warnings::collect();
+        Ok(())
+    }
 
     /// Version of the package.
     #[pymodule_export]

@@ -4,7 +4,7 @@ use std::{fmt::Display, path::PathBuf, str::FromStr};
 
 use engine::{Device, KvTierConfig, MemoryGpuConfig, ModelSource, Policies, best_device};
 use pyo3::{
-    exceptions::PyTypeError,
+    exceptions::{PyTypeError, PyUnicodeEncodeError},
     prelude::*,
     types::{PyBool, PyFloat, PyInt, PyString},
 };
@@ -115,6 +115,14 @@ pub fn kv_tier(py: Python<'_>, path: Option<&Bound<'_, PyAny>>, size: Option<&In
         let Some(_) = size else { return Ok(None) };
         return Err(invalid("`kv_tier_size` is the size of `kv_tier`, which is not given; name a folder"));
     };
+    // A path with a lone surrogate makes the conversion panic.
+    if let Err(error) = py.import("os")?.call_method1("fsencode", (path,)) {
+        return Err(if error.is_instance_of::<PyUnicodeEncodeError>(py) {
+            invalid(format!("`kv_tier`: {error}"))
+        } else {
+            error
+        });
+    }
     let path: PathBuf = path.extract()?;
     if path.as_os_str().is_empty() {
         return Err(invalid("`kv_tier` is empty; name a folder"));

@@ -7,8 +7,9 @@ use std::{
 
 use engine::{Continuation, Engine, GenerationRequest, Prompt};
 use pyo3::{
+    exceptions::PyTypeError,
     prelude::*,
-    types::{PyList, PyString, PyTuple},
+    types::{PyBytes, PyDict, PyList, PyString, PyTuple},
 };
 
 use crate::{
@@ -104,12 +105,19 @@ fn continuation(then: Option<&Bound<'_, PyAny>>) -> PyResult<Continuation> {
     if then.is_instance_of::<PyString>() {
         return then.extract().map(|Text(text)| Continuation::Text(text));
     }
+    let refused = || PyTypeError::new_err("`then` must be a str, token ids (integers) or messages (dicts)");
+    if then.is_instance_of::<PyBytes>() || then.is_instance_of::<PyDict>() {
+        return Err(refused());
+    }
     // What is iterated over once may not be there a second time.
-    let items = PyList::new(then.py(), then.try_iter()?.collect::<PyResult<Vec<_>>>()?)?.into_any();
+    let items = then.try_iter().map_err(|_| refused())?.collect::<PyResult<Vec<_>>>()?;
+    let items = PyList::new(then.py(), items)?.into_any();
     if items.get_item(0).is_ok_and(|first| first.hasattr("keys").unwrap_or(false)) {
         return messages::parse(&items).map(Continuation::Messages);
     }
-    token_ids("then", &items).map(Continuation::TokenIds)
+    let ids = token_ids("then", &items);
+    ids.map(Continuation::TokenIds)
+        .map_err(|error| if error.is_instance_of::<PyTypeError>(then.py()) { refused() } else { error })
 }
 
 #[pymethods]

@@ -47,5 +47,5 @@ pub fn seconds(name: &str, seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds)
         .ok()
         .filter(|duration| *duration > Duration::ZERO)
-        .ok_or_else(|| invalid(format!("`{name}` must be a finite number of seconds above 0, got {seconds}")))
+        .ok_or_else(|| invalid(format!("`{name}` must be a finite number of seconds above 0, got {seconds:?}; None is no limit")))
 }

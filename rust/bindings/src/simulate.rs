@@ -4,14 +4,14 @@ use std::{collections::HashMap, sync::Mutex, sync::PoisonError, task::Poll};
 
 use engine::EngineError;
 use numpy::{IntoPyArray, PyReadonlyArray1};
-use pyo3::{IntoPyObjectExt, prelude::*, types::PyDict};
+use pyo3::{IntoPyObjectExt, conversion::FromPyObjectOwned, exceptions::PyTypeError, prelude::*, types::PyDict};
 use simulator::{
     CostModel, Ending, Interval, MemoryByKind, PRESETS, RequestRecord, Simulation, SimulationConfig, SimulationError,
     SimulationResult, Totals, Trace, TraceColumns, TraceRequest, policies_of_names,
 };
 
 use crate::{
-    arguments::{Integer, Real, Text, at_least, at_least_if_given},
+    arguments::{Integer, Real, Text, at_least, at_least_if_given, shorten},
     door::wait,
     exceptions::raise,
 };
@@ -20,8 +20,6 @@ use crate::{
 const STEPS_A_POLL: usize = 1000;
 
 /// The keyword arguments of `mistral_paged.simulate`.
-#[derive(FromPyObject)]
-#[pyo3(from_item_all)]
 pub struct Settings {
     policy: Vec<Text>,
     allocator: Text,
@@ -57,7 +55,39 @@ impl Device {
     }
 }
 
+/// An argument of its type; a `TypeError` that names it otherwise.
+fn argument<'py, T: FromPyObjectOwned<'py>>(settings: &Bound<'py, PyAny>, name: &str, needed: &str) -> PyResult<T> {
+    let value = settings.get_item(name)?;
+    value.extract::<T>().map_err(|error| {
+        let error: PyErr = error.into();
+        if !error.is_instance_of::<PyTypeError>(settings.py()) {
+            return error;
+        }
+        match value.repr() {
+            Ok(shown) => PyTypeError::new_err(format!("`{name}` must be {needed}, got {}", shorten(&shown.to_string_lossy()))),
+            Err(error) => error,
+        }
+    })
+}
+
 impl Settings {
+    fn read(settings: &Bound<'_, PyAny>) -> PyResult<Self> {
+        const INTEGER: &str = "an integer";
+        Ok(Self {
+            policy: argument(settings, "policy", "the name of a policy or a list of names")?,
+            allocator: argument(settings, "allocator", "the name of an allocator")?,
+            blocks: argument(settings, "blocks", INTEGER)?,
+            block_size: argument(settings, "block_size", INTEGER)?,
+            device: argument(settings, "device", "the name of a device, or a Device of four times")?,
+            max_num_seqs: argument(settings, "max_num_seqs", INTEGER)?,
+            max_num_batched_tokens: argument(settings, "max_num_batched_tokens", INTEGER)?,
+            max_model_len: argument(settings, "max_model_len", "an integer or None")?,
+            prefix_caching: argument(settings, "prefix_caching", "a bool")?,
+            windows: argument(settings, "windows", "a list of integers and None, one a layer")?,
+            num_intervals: argument(settings, "num_intervals", INTEGER)?,
+        })
+    }
+
     fn config(&self) -> PyResult<SimulationConfig> {
         let windows = self.windows.iter().map(|window| at_least_if_given("windows", window.as_ref(), 1));
         Ok(SimulationConfig {
@@ -82,7 +112,7 @@ impl Settings {
 /// `totals` as columns, and `rejected` as row and reason.
 #[pyfunction]
 pub fn simulate<'py>(py: Python<'py>, trace: &Bound<'py, PyAny>, settings: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
-    let config = settings.extract::<Settings>()?.config()?;
+    let config = Settings::read(settings)?.config()?;
     let trace = read(&trace.extract()?)?;
     let requests = trace.requests().to_vec();
     let simulation = Simulation::new(trace, &config).map_err(error)?;
