@@ -688,6 +688,10 @@ class MemoryPlan:
     @property
     def tokenizer_bytes(self) -> int: ...
     @property
+    def rounding_bytes(self) -> int: ...
+    @property
+    def encoder_cache_bytes(self) -> int: ...
+    @property
     def margin_bytes(self) -> int: ...
     @property
     def resident_bytes(self) -> int: ...
@@ -776,6 +780,7 @@ class Runner:
         max_num_batched_tokens: int | None = None,
         device: str = "auto",
         *,
+        deterministic: bool = False,
         guaranteed: bool = False,
         devices: AnySequence[int] | None = None,
         cpu_tier: str | None = None,

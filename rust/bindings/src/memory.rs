@@ -17,8 +17,9 @@ use crate::{
 /// step of the most tokens has run.
 ///
 /// - `weights_bytes` in the form that is computed with, `kv_cache_bytes` with the null block, `activations_bytes` with logits and rope
-///   tables, `workspaces_bytes` of the kernels, `tokenizer_bytes` estimated from the vocabulary, `margin_bytes` left free for what is not
-///   counted. `resident_bytes` is all of them but the margin. `devices` has these for each device, with its `device_total_bytes` and
+///   tables, `workspaces_bytes` of the kernels, `tokenizer_bytes` estimated from the vocabulary, `rounding_bytes` of packed
+///   weights to huge pages, `encoder_cache_bytes` for outputs of vision and audio encoders (0 for models of text), `margin_bytes` left
+///   free for what is not counted, such as pages of the program's own file. `resident_bytes` is all of them but the margin. `devices` has these for each device, with its `device_total_bytes` and
 ///   `device_available_bytes`.
 /// - `num_blocks` usable blocks of `block_size` tokens, `bytes_per_block` each. `groups`: of each group of layers with one block table
 ///   its `window` in tokens (None: all), `num_layers` and `block_bytes`.
@@ -76,6 +77,16 @@ impl MemoryPlan {
     }
 
     #[getter]
+    fn rounding_bytes(&self) -> u64 {
+        self.sum(|device| device.rounding)
+    }
+
+    #[getter]
+    fn encoder_cache_bytes(&self) -> u64 {
+        self.sum(|device| device.encoder_cache)
+    }
+
+    #[getter]
     fn margin_bytes(&self) -> u64 {
         self.sum(|device| device.margin)
     }
@@ -94,6 +105,8 @@ impl MemoryPlan {
             dict.set_item("activations_bytes", bytes.activations)?;
             dict.set_item("workspaces_bytes", bytes.workspaces)?;
             dict.set_item("tokenizer_bytes", bytes.tokenizer)?;
+            dict.set_item("rounding_bytes", bytes.rounding)?;
+            dict.set_item("encoder_cache_bytes", bytes.encoder_cache)?;
             dict.set_item("margin_bytes", bytes.margin)?;
             dict.set_item("device_total_bytes", bytes.device_total)?;
             dict.set_item("device_available_bytes", bytes.device_available)?;
@@ -183,8 +196,8 @@ impl Runner {
     #[staticmethod]
     #[pyo3(signature = (
         which, max_seqs=32, token_source="cache", pa_gpu_mem=None, pa_gpu_mem_usage=None, pa_ctxt_len=None, pa_blk_size=None,
-        pa_cache_type=None, no_paged_attn=false, memory_goal=None, max_num_batched_tokens=None, device="auto", *, guaranteed=false,
-        devices=None, cpu_tier=None, num_threads=None
+        pa_cache_type=None, no_paged_attn=false, memory_goal=None, max_num_batched_tokens=None, device="auto", *,
+        deterministic=false, guaranteed=false, devices=None, cpu_tier=None, num_threads=None
     ))]
     #[allow(clippy::too_many_arguments, reason = "those of the constructor")]
     #[allow(clippy::needless_pass_by_value, reason = "one line an argument")]
@@ -202,6 +215,7 @@ impl Runner {
         memory_goal: Option<Bound<'_, PyAny>>,
         max_num_batched_tokens: Option<Integer>,
         device: &str,
+        deterministic: bool,
         guaranteed: bool,
         devices: Option<Vec<Integer>>,
         cpu_tier: Option<String>,
@@ -222,6 +236,7 @@ impl Runner {
             dtype: selection.dtype.into(),
             architecture: selection.architecture.map(str::to_owned),
             device: options::device(device)?,
+            deterministic,
             cpu: CpuOptions { tier: cpu_tier, num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)? },
             ..EngineConfig::default()
         };

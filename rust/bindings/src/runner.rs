@@ -47,6 +47,7 @@ use crate::{
 /// - `fairness`: who goes first. "priority" (unless given): the lowest `priority`, then the earliest `deadline`, then who came first;
 ///   "fcfs": who came first; "drr": as "priority", with tenants taking turns by deficit round-robin.
 /// - `no_paged_attn` gives each request its whole context up front from the same pool, the baseline that paging is compared with.
+///   A pool of less than the model's context shortens it (`max_sequence_length()`); a `pa_ctxt_len` that would be cut is refused.
 /// - `token_source`: where the hub token comes from: `cache`, `none`, `literal:VALUE`, `env:NAME` or `path:FILE`.
 /// - `deterministic` makes a request's logits the same bits cold or warm, alone or in a batch, in chunks of any size, preempted or not, and
 ///   on any number of threads (for one `cpu_tier`, dtype and `pa_cache_type`).

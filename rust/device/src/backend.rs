@@ -333,6 +333,11 @@ pub trait Backend: Send + Sync {
     /// Bytes that a weight `[rows, cols]` takes once it is loaded, pages of its file included where it is used in place.
     fn linear_bytes(&self, dtype: DType, shape: [usize; 2], precision: Precision) -> u64;
 
+    /// Bytes of the pages to which such weights are rounded up all together; `None` for one that stays in its file.
+    fn linear_page_bytes(&self, _dtype: DType, _shape: [usize; 2], _precision: Precision) -> Option<u64> {
+        None
+    }
+
     /// Bytes of the backend's own buffers once the largest step has run.
     fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64;
 

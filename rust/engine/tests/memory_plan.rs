@@ -132,3 +132,15 @@ fn what_cannot_be_guaranteed_is_refused_with_what_can() {
     let error = guaranteed(100, true).unwrap_err().to_string();
     assert!(error.contains("no_paged_attn"), "{error}");
 }
+
+/// Windows save nothing where whole contexts are reserved.
+#[test]
+fn a_context_that_was_asked_for_is_not_cut_without_paged_attention() {
+    let naive = |mem_gpu| plan("text/gemma3", &EngineConfig { no_paged_attn: true, ..config(Some(mem_gpu), 2) });
+    let paged = plan("text/gemma3", &config(Some(MemoryGpuConfig::ContextSize(400)), 2)).unwrap();
+    assert!(paged.servable_tokens() >= 400);
+    let error = naive(MemoryGpuConfig::ContextSize(400)).unwrap_err().to_string();
+    assert!(error.contains("a context of 400 tokens with no_paged_attn"), "{error}");
+    let megabytes: usize = error.split(" MB instead").next().unwrap().rsplit(' ').next().unwrap().parse().unwrap();
+    assert!(naive(MemoryGpuConfig::MbAmount(megabytes)).unwrap().max_model_len >= 400);
+}

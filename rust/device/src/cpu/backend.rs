@@ -8,6 +8,7 @@ use std::{
 use crate::{
     AttentionArgs, Backend, BackendInfo, CacheEngine, DType, DeviceError, EmbedArgs, GateUpArgs, KvCacheSpec, Linear,
     LinearOptions, Norm, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, WeightView, WorkspaceShape,
+    host::huge_page_bytes,
 };
 
 use super::{
@@ -63,6 +64,10 @@ impl Backend for CpuBackend {
 
     fn linear_bytes(&self, dtype: DType, shape: [usize; 2], precision: Precision) -> u64 {
         linear::resident_bytes(dtype, shape, precision, self.tier)
+    }
+
+    fn linear_page_bytes(&self, dtype: DType, shape: [usize; 2], precision: Precision) -> Option<u64> {
+        linear::is_packed(dtype, shape[1], precision, self.tier).then(huge_page_bytes)
     }
 
     fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64 {

@@ -61,12 +61,25 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
         && !SafetensorsFiles::are_in(path)
     {
         let decoder = ModelFiles::hugging_face_config(path, architecture)?;
-        return plan(PlannedModel { config: &decoder, weights: None, tokenizer_bytes: 0 }, config, devices);
+        return plan(
+            PlannedModel { config: &decoder, weights: None, tokenizer_bytes: 0, encoder_cache_bytes: 0 },
+            config,
+            devices,
+        );
     }
     let files = ModelFiles::open(source, architecture)?;
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
-    let tokenizer_bytes = text.tokenizer.estimated_bytes();
-    plan(PlannedModel { config: files.config(), weights: Some(files.weights()), tokenizer_bytes }, config, devices)
+    plan(planned_model(&files, &text), config, devices)
+}
+
+fn planned_model<'a>(files: &'a ModelFiles, text: &TextFiles) -> PlannedModel<'a> {
+    PlannedModel {
+        config: files.config(),
+        weights: Some(files.weights()),
+        tokenizer_bytes: text.tokenizer.estimated_bytes(),
+        // Every model is one of text.
+        encoder_cache_bytes: 0,
+    }
 }
 
 /// Rows of a step that are believed; more is a mistake, and sizes computed from these fit 64 bits.
@@ -92,12 +105,7 @@ pub fn load_with_backend(
     tier::check(config)?;
     let files = ModelFiles::open(source, config.architecture.as_deref())?;
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
-    let model = PlannedModel {
-        config: files.config(),
-        weights: Some(files.weights()),
-        tokenizer_bytes: text.tokenizer.estimated_bytes(),
-    };
-    let plan = plan(model, config, PlannedDevices::Host(&**backend))?;
+    let plan = plan(planned_model(&files, &text), config, PlannedDevices::Host(&**backend))?;
     let cache = &plan.cache;
 
     let options = RunnerOptions {
@@ -246,6 +254,9 @@ fn describe(files: &ModelFiles, config: &EngineConfig, plan: &MemoryPlan, backen
             plan.cache.ledger.servable_tokens
         ),
     ];
+    if config.no_paged_attn {
+        lines.push(format!("Without paged attention: a request reserves, and may have, {} tokens", plan.max_model_len));
+    }
     lines.extend(plan.to_string().lines().map(|line| format!("Memory: {line}")));
     lines
 }

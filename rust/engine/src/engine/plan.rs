@@ -1,9 +1,15 @@
 //! Where the memory goes, known before a weight is read.
 
+mod bytes;
+#[cfg(test)]
+mod tests;
+
 use std::fmt;
 
 use device::{Backend, DType, Precision, WorkspaceShape, host::host_memory};
 use paged::{CacheConfig, DeviceMemory, KvShape, MemoryGpuConfig, ModelConfigLike, PoolLimits, calculate_cache_config};
+
+pub use bytes::DeviceBytes;
 
 use super::{EngineConfig, ModelDType};
 use crate::{
@@ -17,60 +23,6 @@ use crate::{
     model_runner::max_logit_rows,
     weights::WeightSource,
 };
-
-/// One part in so many of everything but the KV cache is left free for what is not counted: rounding to pages, the allocator, code.
-const MARGIN_DIVISOR: u64 = 64;
-
-/// Bytes on one device, by what they are for. Memory is committed as it is first written: these are the figures once every block
-/// has been used, and a step of the most tokens has run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DeviceBytes {
-    /// Weights in the form that they are computed with; those used in place are pages of their file.
-    pub weights: u64,
-    /// The KV pool, the null block included.
-    pub kv_cache: u64,
-    /// Activations of a step, logits, and rope tables.
-    pub activations: u64,
-    /// Buffers of the kernels.
-    pub workspaces: u64,
-    /// The tokenizer, estimated from its vocabulary.
-    pub tokenizer: u64,
-    /// Left free for what is not counted.
-    pub margin: u64,
-    /// All that the device has.
-    pub device_total: u64,
-    /// What of that nobody used when the plan was made.
-    pub device_available: u64,
-}
-
-impl DeviceBytes {
-    /// What will be resident: everything but the margin.
-    pub fn resident(&self) -> u64 {
-        self.weights + self.kv_cache + self.activations + self.workspaces + self.tokenizer
-    }
-
-    /// By name, for a table.
-    fn lines(&self) -> [(&'static str, u64); 7] {
-        [
-            ("weights", self.weights),
-            ("KV cache", self.kv_cache),
-            ("activations", self.activations),
-            ("workspaces", self.workspaces),
-            ("tokenizer", self.tokenizer),
-            ("margin", self.margin),
-            ("of", self.device_total),
-        ]
-    }
-
-    /// What is taken beside the KV cache.
-    fn beside_kv(&self) -> u64 {
-        self.weights + self.activations + self.workspaces + self.tokenizer + self.margin
-    }
-
-    fn with_margin(self) -> Self {
-        Self { margin: (self.weights + self.activations + self.workspaces + self.tokenizer) / MARGIN_DIVISOR, ..self }
-    }
-}
 
 /// A group of layers with one block table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,6 +88,8 @@ pub(super) struct PlannedModel<'a> {
     /// `None`: without weights at hand they count 2 bytes a parameter.
     pub weights: Option<&'a WeightSource>,
     pub tokenizer_bytes: u64,
+    /// What its encoders' outputs may take, on the first device; 0 without encoders.
+    pub encoder_cache_bytes: u64,
 }
 
 /// Where a model is to run.
@@ -192,7 +146,7 @@ pub(super) fn plan(
     }
     if config.no_paged_attn {
         // A whole context is reserved for each request, so it can be no longer than the pool.
-        max_model_len = max_model_len.min(cache.num_gpu_blocks / cache.groups.groups.len() * cache.block_size);
+        max_model_len = naive_context(max_model_len, config, &cache)?;
     }
     // Rope tables and partial results of attention grow no further than requests can.
     let mut bytes = beside_kv(model, config, devices, &layers, cache.ledger.servable_tokens.min(max_model_len))?;
@@ -214,6 +168,25 @@ pub(super) fn plan(
         max_num_batched_tokens: config.max_num_batched_tokens,
         reserves_full_context: config.no_paged_attn,
     })
+}
+
+/// The context that is reserved for each request without paged attention: all groups' blocks for the model's longest request, or,
+/// of a smaller pool, its whole. A context that was asked for is not cut, though pages would serve it with fewer blocks.
+fn naive_context(longest: usize, config: &EngineConfig, cache: &CacheConfig) -> Result<usize, EngineError> {
+    let num_groups = cache.groups.groups.len();
+    let held = cache.num_gpu_blocks / num_groups * cache.block_size;
+    match config.paged_attention.mem_gpu {
+        Some(MemoryGpuConfig::ContextSize(asked)) if held < asked.min(longest) => {
+            let needed_blocks = asked.min(longest).div_ceil(cache.block_size) * num_groups;
+            let megabytes = (needed_blocks as u64).saturating_mul(cache.ledger.bytes_per_block).div_ceil(1 << 20);
+            Err(EngineError::InvalidArgument(format!(
+                "a context of {asked} tokens with no_paged_attn takes {needed_blocks} blocks, for windows save nothing there, and the \
+                 pool for it has {}: ask for {megabytes} MB instead (pa_gpu_mem), or leave no_paged_attn out",
+                cache.num_gpu_blocks
+            )))
+        }
+        _ => Ok(longest.min(held)),
+    }
 }
 
 /// The element type of the cache where none is asked for.
@@ -285,7 +258,9 @@ fn beside_kv(
     }
     let activations = activation_bytes(model.config, config, longest);
     let mut bytes = vec![DeviceBytes { activations, ..DeviceBytes::default() }; devices.len()];
+    bytes[0].encoder_cache = model.encoder_cache_bytes;
     let mut layer_dtype = DType::BF16;
+    let (mut packed_bytes, mut page_bytes) = (0u64, 1);
     for parameter in parameters(model.config) {
         let dtype = match model.weights {
             Some(weights) => parameter.dtype(weights)?,
@@ -309,6 +284,12 @@ fn beside_kv(
             None => last,
         };
         bytes[device].weights += parameter_bytes;
+        if let (PlannedDevices::Host(backend), false) = (devices, parameter.is_vector() || parameter.is_looked_up)
+            && let Some(page) = backend.linear_page_bytes(dtype, parameter.shape, precision(config))
+        {
+            packed_bytes += parameter_bytes;
+            page_bytes = page;
+        }
         if parameter.is_tied && last > 0 {
             bytes[0].weights += parameter_bytes;
         }
@@ -330,6 +311,7 @@ fn beside_kv(
             let host = host_memory();
             let bytes = &mut bytes[0];
             (bytes.workspaces, bytes.tokenizer) = (backend.workspace_bytes(&shape), model.tokenizer_bytes);
+            bytes.rounding = packed_bytes.next_multiple_of(page_bytes) - packed_bytes;
             (bytes.device_total, bytes.device_available) = (host.total_bytes, host.available_bytes);
         }
         PlannedDevices::Cards(cards) => {

@@ -12,10 +12,17 @@ pub fn resident_bytes(dtype: DType, [rows, cols]: [usize; 2], precision: Precisi
     let of_panels = |panel_bytes: usize| rows.div_ceil(PANEL) as u64 * panel_bytes as u64;
     match (precision, dtype) {
         (Precision::Fast | Precision::Deterministic, DType::Ggml(format)) => of_panels(panel_bytes(format, cols)),
-        (Precision::Fast | Precision::Deterministic, DType::BF16) if tier == CpuTier::Amx && cols.is_multiple_of(PANEL) => {
-            of_panels(PANEL * cols * 2)
-        }
+        (_, DType::BF16) if is_packed(dtype, cols, precision, tier) => of_panels(PANEL * cols * 2),
         _ => dtype.row_bytes(cols).unwrap_or(0) as u64 * rows as u64,
+    }
+}
+
+/// Whether a weight of so many columns is copied to another form, rather than used where its file lies.
+pub fn is_packed(dtype: DType, cols: usize, precision: Precision, tier: CpuTier) -> bool {
+    match (precision, dtype) {
+        (Precision::Exact, _) => false,
+        (_, DType::Ggml(_)) => true,
+        (_, dtype) => dtype == DType::BF16 && tier == CpuTier::Amx && cols.is_multiple_of(PANEL),
     }
 }
 

@@ -36,7 +36,7 @@ mod tiled;
 use std::{ops::Range, sync::Arc};
 
 pub use elementwise::{activate, apply_norm};
-pub(super) use footprint::{resident_bytes, workspace_bytes};
+pub(super) use footprint::{is_packed, resident_bytes, workspace_bytes};
 pub use phases::{LinearContext, LinearScratch, gate_up, linear_residual, norm_linear};
 
 use self::{

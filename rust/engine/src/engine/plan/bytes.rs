@@ -1,0 +1,65 @@
+//! Bytes on one device, by what they are for.
+
+/// One part in so many of everything but the KV cache is left free for what is not counted: rounding to pages, the allocator, code.
+const MARGIN_DIVISOR: u64 = 64;
+
+/// Bytes on one device, by what they are for. Memory is committed as it is first written: these are the figures once every block
+/// has been used, and a step of the most tokens has run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceBytes {
+    /// Weights in the form that they are computed with; those used in place are pages of their file.
+    pub weights: u64,
+    /// What packed weights take beyond that, for they lie on huge pages.
+    pub rounding: u64,
+    /// The KV pool, the null block included.
+    pub kv_cache: u64,
+    /// Activations of a step, logits, and rope tables.
+    pub activations: u64,
+    /// Buffers of the kernels.
+    pub workspaces: u64,
+    /// The tokenizer, estimated from its vocabulary.
+    pub tokenizer: u64,
+    /// The budget for outputs of vision and audio encoders; 0 for a model of text.
+    pub encoder_cache: u64,
+    /// Left free for what is not counted.
+    pub margin: u64,
+    /// All that the device has.
+    pub device_total: u64,
+    /// What of that nobody used when the plan was made.
+    pub device_available: u64,
+}
+
+impl DeviceBytes {
+    /// What will be resident: everything but the margin.
+    pub fn resident(&self) -> u64 {
+        self.kv_cache + self.counted_beside_kv()
+    }
+
+    /// By name, for a table.
+    pub(super) fn lines(&self) -> [(&'static str, u64); 9] {
+        [
+            ("weights", self.weights),
+            ("rounding", self.rounding),
+            ("KV cache", self.kv_cache),
+            ("activations", self.activations),
+            ("workspaces", self.workspaces),
+            ("tokenizer", self.tokenizer),
+            ("encoders", self.encoder_cache),
+            ("margin", self.margin),
+            ("of", self.device_total),
+        ]
+    }
+
+    /// What is taken beside the KV cache.
+    pub(super) fn beside_kv(&self) -> u64 {
+        self.counted_beside_kv() + self.margin
+    }
+
+    fn counted_beside_kv(&self) -> u64 {
+        self.weights + self.rounding + self.activations + self.workspaces + self.tokenizer + self.encoder_cache
+    }
+
+    pub(super) fn with_margin(self) -> Self {
+        Self { margin: self.counted_beside_kv() / MARGIN_DIVISOR, ..self }
+    }
+}

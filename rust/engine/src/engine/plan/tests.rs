@@ -1,0 +1,38 @@
+//! What a plan of a model that could not be loaded yet says.
+
+use std::path::Path;
+
+use paged::PagedAttentionConfig;
+
+use super::*;
+use crate::model::ModelFiles;
+
+/// The budget of encoders' outputs is taken from the pool, to the byte.
+#[test]
+fn the_encoder_cache_is_in_the_ledger() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/text/llama");
+    let decoder = ModelFiles::hugging_face_config(&folder, None).unwrap();
+    let config = EngineConfig {
+        max_num_batched_tokens: 64,
+        paged_attention: PagedAttentionConfig {
+            mem_gpu: Some(MemoryGpuConfig::Utilization(1.0)),
+            ..PagedAttentionConfig::default()
+        },
+        ..EngineConfig::default()
+    };
+    let total = 64 << 20;
+    let of = |encoder_cache_bytes| {
+        let model = PlannedModel { config: &decoder, weights: None, tokenizer_bytes: 0, encoder_cache_bytes };
+        plan(model, &config, PlannedDevices::Cards(&[total])).unwrap()
+    };
+    let (without, with) = (of(0), of(8 << 20));
+    assert_eq!((without.devices[0].encoder_cache, with.devices[0].encoder_cache), (0, 8 << 20));
+    let fewer = (without.num_blocks() - with.num_blocks()) as u64 * with.bytes_per_block;
+    let taken = (8 << 20) + with.devices[0].margin - without.devices[0].margin;
+    assert!(fewer.abs_diff(taken) <= with.bytes_per_block, "{fewer} bytes of blocks for {taken}");
+    for plan in [&without, &with] {
+        let device = plan.devices[0];
+        assert!(device.resident() + device.margin <= total + plan.bytes_per_block, "{plan}"); // the null block comes on top
+    }
+    assert!(with.to_string().contains("encoders"), "{with}");
+}
