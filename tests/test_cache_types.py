@@ -108,6 +108,32 @@ def test_deterministic(model: str, name: str, smollm2_path: Path) -> None:
     pytest.fail("no request was ever preempted")
 
 
+@pytest.mark.parametrize("name", ["F16", "Int8"])
+def test_deterministic_choices(name: str, smollm2_path: Path) -> None:
+    """Choices that copy blocks of one prompt on write: the same bits as one after another, and as their scores."""
+    # Its last block is not full: every choice but one has to copy it.
+    prompt = [(index * 31) % 20_000 + 100 for index in range(75)]
+    options: dict[str, Any] = {"max_tokens": 20, "temperature": 1.0, "seed": 11, "logprobs": 0}
+
+    def runner(**limits: Any) -> Runner:
+        which = Which.GGUF(str(smollm2_path))
+        return Runner(which=which, pa_gpu_mem=64, pa_cache_type=TYPES[name], deterministic=True, **limits)
+
+    def choices(other: Runner, count: int) -> list[list[tuple[int, float]]]:
+        response = complete(other, prompt, n_choices=count, **options)
+        return [[(token.token_id, token.logprob) for token in tokens(response, choice)] for choice in range(count)]
+
+    forked = choices(runner(num_threads=2), 4)
+    assert len({tuple(choice) for choice in forked}) == 4
+    alone = runner(max_seqs=1, prefix_cache_n=0, num_threads=1)
+    assert choices(alone, 4) == forked
+    assert choices(alone, 1) == forked[:1]
+    for choice in forked:
+        ids = prompt + [token for token, _ in choice]
+        scored = score(alone, ids)[len(prompt) :]
+        assert [(token.token_id, token.logprob) for token in scored] == choice
+
+
 def test_deterministic_requests_without_a_seed_are_alike() -> None:
     """Sampled answers do not depend on how many requests came before."""
     options: dict[str, Any] = {"temperature": 1.0, "max_tokens": 12, "logprobs": 0}
