@@ -1,6 +1,6 @@
 //! The ledger of an engine's memory.
 
-use engine::{CpuOptions, DeviceBytes, Engine, EngineConfig, ModelSource, PagedAttentionConfig};
+use engine::{CpuOptions, DeviceBytes, Engine, EngineConfig, ModelSource};
 use pyo3::{prelude::*, types::PyDict};
 
 use crate::{
@@ -227,12 +227,7 @@ impl Runner {
             max_num_seqs: max_seqs,
             max_num_batched_tokens: batched_tokens(max_num_batched_tokens.as_ref(), None)?,
             no_paged_attn,
-            paged_attention: PagedAttentionConfig {
-                block_size: at_least_if_given("pa_blk_size", pa_blk_size.as_ref(), 0)?,
-                mem_gpu: memory.check()?,
-                cache_type: pa_cache_type.map_or(engine::PagedCacheType::Auto, Into::into),
-                guaranteed,
-            },
+            paged_attention: memory.paged_attention(pa_blk_size.as_ref(), pa_cache_type, guaranteed)?,
             dtype: selection.dtype.into(),
             architecture: selection.architecture.map(str::to_owned),
             device: options::device(device)?,

@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, path::PathBuf, str::FromStr};
 
-use engine::{Device, KvTierConfig, MemoryGpuConfig, ModelSource, Policies, best_device};
+use engine::{Device, KvTierConfig, MemoryGpuConfig, ModelSource, PagedAttentionConfig, Policies, best_device};
 use pyo3::{
     exceptions::{PyTypeError, PyUnicodeEncodeError},
     prelude::*,
@@ -10,7 +10,8 @@ use pyo3::{
 };
 
 use crate::{
-    arguments::{Integer, Real, Text, at_least},
+    arguments::{Integer, Real, Text, at_least, at_least_if_given},
+    enums::PagedCacheType,
     exceptions::{invalid, raise},
     service::seconds,
     which::{Place, Selection},
@@ -27,8 +28,23 @@ pub struct MemoryArguments<'a, 'py> {
 }
 
 impl MemoryArguments<'_, '_> {
+    /// These and the other options of the pool.
+    pub fn paged_attention(
+        &self,
+        block_size: Option<&Integer>,
+        cache_type: Option<PagedCacheType>,
+        guaranteed: bool,
+    ) -> PyResult<PagedAttentionConfig> {
+        Ok(PagedAttentionConfig {
+            block_size: at_least_if_given("pa_blk_size", block_size, 0)?,
+            mem_gpu: self.check()?,
+            cache_type: cache_type.map_or(engine::PagedCacheType::Auto, Into::into),
+            guaranteed,
+        })
+    }
+
     /// At most one knob; two are an error that names both.
-    pub fn check(&self) -> PyResult<Option<MemoryGpuConfig>> {
+    fn check(&self) -> PyResult<Option<MemoryGpuConfig>> {
         let given: Vec<&str> = [
             ("pa_gpu_mem", self.pa_gpu_mem.is_some()),
             ("pa_gpu_mem_usage", self.pa_gpu_mem_usage.is_some()),

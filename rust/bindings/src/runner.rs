@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use engine::{CpuOptions, Engine, EngineConfig, PagedAttentionConfig};
+use engine::{CpuOptions, Engine, EngineConfig};
 use pyo3::{prelude::*, types::PyString};
 
 use crate::{
@@ -163,12 +163,7 @@ impl Runner {
             prefix_caching: prefix_cache_n > 0,
             no_paged_attn,
             policies: options::policies(admission, victim, fairness)?,
-            paged_attention: PagedAttentionConfig {
-                block_size: at_least_if_given("pa_blk_size", pa_blk_size.as_ref(), 0)?,
-                mem_gpu: memory.check()?,
-                cache_type: pa_cache_type.map_or(engine::PagedCacheType::Auto, Into::into),
-                guaranteed,
-            },
+            paged_attention: memory.paged_attention(pa_blk_size.as_ref(), pa_cache_type, guaranteed)?,
             dtype: selection.dtype.into(),
             architecture: selection.architecture.map(str::to_owned),
             seed: check_seed(seed.as_ref())?,
