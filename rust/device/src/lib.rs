@@ -9,6 +9,7 @@ pub mod cpu;
 pub mod dtype;
 pub mod error;
 pub mod host;
+pub mod kernel_args;
 pub mod kv_codes;
 pub mod kv_layout;
 pub mod mmap;
