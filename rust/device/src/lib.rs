@@ -10,6 +10,7 @@ pub mod cuda;
 pub mod dtype;
 pub mod error;
 pub mod host;
+pub mod kernel_args;
 pub mod kv_codes;
 pub mod kv_layout;
 pub mod mmap;
