@@ -141,6 +141,8 @@ def compile_all(kernels: Path = KERNELS, built: Path = BUILT) -> list[Compiled]:
     """Compiles what has changed, as many files at once as there are processors, and tells rust/device what there is."""
     nvcc = find_nvcc()
     version = nvcc_version(nvcc)
+    if not any(kernels.glob("*.cu")):
+        raise CompileError(f"there is no .cu file in {kernels}")
     built.mkdir(exist_ok=True)
     # The slowest files are the largest; begun first, they do not end last alone.
     sources = sorted(kernels.glob("*.cu"), key=lambda path: -path.stat().st_size)

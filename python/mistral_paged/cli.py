@@ -1,4 +1,4 @@
-"""The command line: `run` answers one text or chats, `memory` compares naive and paged KV memory, `doctor` tells of the machine."""
+"""The command line: `run` answers or chats, `memory` compares naive and paged KV memory, `doctor` tells of the machine."""
 
 from __future__ import annotations
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import platform
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mistral_paged._core import __version__, survey
 
 GIB = 1 << 30
+WIDTH = 100
 
 
 def text() -> str:
@@ -36,17 +38,20 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
         yield row("GPUs", "none")
     for name, path, _ in facts["libraries"]:
         yield row(name, path or "none")
-    targets = f"{len(facts['kernels'])} files for {', '.join(facts['kernel_targets'])}, {facts['kernel_bytes'] / 1e6:.1f} MB; "
-    yield row("kernels", (targets if facts["kernels"] else "") + facts["kernel_note"])
+    size = f"{len(facts['kernels'])} fatbins, {facts['kernel_bytes'] / 1e6:.1f} MB, " if facts["kernels"] else ""
+    yield row("kernels", size + facts["kernel_note"])
+    if facts["kernel_targets"]:
+        yield row("", f"for {', '.join(facts['kernel_targets'])}")
     yield ""
     yield "What follows"
-    yield from (f"  - {advice}" for advice in advise(facts))
+    for advice in advise(facts):
+        yield textwrap.fill(advice, WIDTH, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False)
 
 
 def advise(facts: Mapping[str, Any]) -> Iterator[str]:
     """What runs where, and what is missing."""
     yield f"Models run on the processor, with {facts['cores']} threads unless num_threads says otherwise."
-    yield 'Models are not served on GPUs yet: device="cuda:0" is refused; what follows is about the parts that are there.'
+    yield 'No model is served on a GPU yet, so device="cuda:0" is refused whatever is there.'
     if facts["driver_error"]:
         yield f"Driver: {facts['driver_error']}."
     for number, gpu in enumerate(facts["gpus"]):
