@@ -66,6 +66,7 @@ fn failed(what: &str, error: DriverError) -> CudaError {
 
 /// Such as "CUDA_ERROR_NO_DEVICE (no CUDA-capable device is detected)".
 fn code(error: DriverError) -> String {
-    let text = |text: Result<&CStr, DriverError>| text.map_or_else(|_| format!("{:?}", error.0), |t| t.to_string_lossy().into_owned());
+    let text =
+        |text: Result<&CStr, DriverError>| text.map_or_else(|_| format!("{:?}", error.0), |t| t.to_string_lossy().into_owned());
     format!("{} ({})", text(error.error_name()), text(error.error_string()))
 }

@@ -105,7 +105,11 @@ mod tests {
     fn what_is_missing_is_named_with_what_to_do() {
         let no_driver = Err(CudaError::NoDriver("libcuda.so.1 is in none of the system's library folders".into()));
         let cases = [
-            (CudaReport { driver: no_driver, gpus: vec![], ..report() }, 0, &["libcuda.so.1", "driver 580", "device=\"cpu\""][..]),
+            (
+                CudaReport { driver: no_driver, gpus: vec![], ..report() },
+                0,
+                &["libcuda.so.1", "driver 580", "device=\"cpu\""][..],
+            ),
             (CudaReport { driver: Ok((12, 4)), ..report() }, 1, &["CUDA 12.4", "CUDA 13.0", "driver 580"]),
             (report(), 2, &["cuda:2", "2 GPUs", "cuda:0 to cuda:1"]),
             (CudaReport { gpus: vec![], ..report() }, 0, &["cuda:0", "0 GPUs", "CUDA_VISIBLE_DEVICES"]),
