@@ -99,10 +99,9 @@ impl Kernel {
         assert_eq!((expected, size_of::<A>()), (Some(self.args_name()), self.args_bytes()), "arguments of {}", self.name());
         assert!(grid.iter().all(|&n| n > 0) && grid[1] <= 65535, "{} cannot have a grid of {grid:?}", self.name());
         let grid = grid.map(|n| n as c_uint);
+        let (args, reverse) = (std::ptr::from_ref(args).cast(), c_int::from(order == Order::Descending));
         // SAFETY: the struct has the kernel's type; the addresses in it are checked by guard pages as the kernel follows them.
-        unsafe {
-            emulation_launch(self.raw, grid.as_ptr(), std::ptr::from_ref(args).cast(), c_int::from(order == Order::Descending))
-        };
+        unsafe { emulation_launch(self.raw, grid.as_ptr(), args, reverse) };
     }
 }
 

@@ -32,6 +32,9 @@ pub struct Buffer {
 
 impl Buffer {
     /// What a kernel only reads.
+    ///
+    /// # Panics
+    /// When there is no memory for it; so do the others.
     pub fn input<T: Plain>(values: &[T]) -> Self {
         let buffer = Self::inout(values);
         // SAFETY: the range is this buffer's own mapping.
@@ -57,6 +60,9 @@ impl Buffer {
     }
 
     /// `bytes` zeros that take memory only where they are written.
+    ///
+    /// # Panics
+    /// When they are not whole pages.
     pub fn sparse(bytes: usize) -> Self {
         assert!(bytes.is_multiple_of(PAGE), "whole pages");
         Self::reserve(bytes)

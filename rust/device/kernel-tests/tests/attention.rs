@@ -238,7 +238,9 @@ impl Problem {
                     .collect();
                 let sink = if self.case.sinks { f64::from(self.sinks[head]) } else { f64::NEG_INFINITY };
                 let most = scores.iter().copied().fold(sink, f64::max);
-                scores.iter_mut().for_each(|s| *s = (*s - most).exp());
+                for score in &mut scores {
+                    *score = (*score - most).exp();
+                }
                 let total = scores.iter().sum::<f64>() + (sink - most).exp();
                 let mut sum = vec![0.0; head_dim];
                 for (key, weight) in keys.zip(&scores) {

@@ -13,6 +13,8 @@ use kernel_tests::{
 };
 
 const TOKENS: usize = 5;
+/// Rows of the rope tables.
+const POSITIONS: usize = 9;
 
 struct Case {
     spec: KvCacheSpec,
@@ -23,6 +25,23 @@ struct Case {
     extremes: bool,
 }
 
+fn rope_table(style: RopeStyle, rotary_dim: usize, rng: &mut Rng) -> RopeTable {
+    let angles = rng.floats(POSITIONS * rotary_dim / 2);
+    let (cos, sin) = (angles.iter().map(|a| a.cos()).collect(), angles.iter().map(|a| a.sin()).collect());
+    RopeTable { style, rotary_dim, cos, sin }
+}
+
+/// Infinities, tiny vectors and, where they have a defined code, NaNs.
+fn put_extremes(v: &mut [f32], spec: &KvCacheSpec) {
+    let (dim, kv_cols) = (spec.head_dim, spec.num_kv_heads * spec.head_dim);
+    v[..dim].fill(0.0);
+    v[..6].copy_from_slice(&[f32::INFINITY, -1e9, 65520.0, 1e-40, -0.0, f32::MIN_POSITIVE]);
+    v[kv_cols..kv_cols + dim].fill(1e-39);
+    if spec.dtype.scale_bytes() > 0 {
+        v[2 * kv_cols] = f32::NAN;
+    }
+}
+
 /// Runs kernel and oracle on the same inputs, and compares q, keys and values.
 fn check(case: &Case, seed: u64) {
     let (mut rng, spec) = (Rng::new(seed), &case.spec);
@@ -31,21 +50,12 @@ fn check(case: &Case, seed: u64) {
     let what = format!("{:?} {} heads of {dim} rope {:?} norm {}", spec.dtype, case.num_heads, case.rope, case.norm);
     let (q, k, mut v) = (rng.floats(TOKENS * q_cols), rng.floats(TOKENS * kv_cols), rng.floats(TOKENS * kv_cols));
     if case.extremes {
-        v[..dim].fill(0.0);
-        v[..6].copy_from_slice(&[f32::INFINITY, -1e9, 65520.0, 1e-40, -0.0, f32::MIN_POSITIVE]);
-        v[kv_cols..kv_cols + dim].fill(1e-39);
-        if spec.dtype.scale_bytes() > 0 {
-            v[2 * kv_cols] = f32::NAN;
-        }
+        put_extremes(&mut v, spec);
     }
     let mut norm = || case.norm.then(|| Norm { kind: NormKind::Rms, weight: rng.floats(dim), bias: None, eps: 1e-3 });
     let (q_norm, k_norm) = (norm(), norm());
-    let rope = case.rope.map(|(style, rotary_dim)| {
-        let angles: Vec<f32> = (0..9 * rotary_dim / 2).map(|_| rng.float()).collect();
-        let (cos, sin) = (angles.iter().map(|a| a.cos()).collect(), angles.iter().map(|a| a.sin()).collect());
-        RopeTable { style, rotary_dim, cos, sin }
-    });
-    let rope_positions: Vec<u32> = (0..TOKENS).map(|_| rng.below(9) as u32).collect();
+    let rope = case.rope.map(|(style, rotary_dim)| rope_table(style, rotary_dim, &mut rng));
+    let rope_positions: Vec<u32> = (0..TOKENS).map(|_| rng.below(POSITIONS) as u32).collect();
     let mut slots: Vec<i64> = rng.permutation(spec.num_blocks * spec.block_size)[..TOKENS].iter().map(|&s| s as i64).collect();
     slots[3] = -1;
 
