@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    CpuLinear, Input, MANY_ROWS, PANEL, ROWS,
+    CpuLinear, Input, MANY_ROWS, PANEL,
     activations::{ACT_ROWS, ActBlock, ActTile, BLOCK, quantise_row, tile_row},
     elementwise::{add_scaled, gate_row, norm_row},
     for_products,
@@ -44,7 +44,7 @@ pub struct LinearScratch {
 /// Quantised input.
 #[derive(Default)]
 struct Acts {
-    /// `[rows, cols / 32]`.
+    /// `[rows / 64][cols / 32][64 rows]`; see [`Input`].
     blocks: Vec<ActBlock>,
     /// `[rows / 16, cols / 32]`.
     tiles: Vec<ActTile>,
@@ -73,6 +73,8 @@ impl Form {
 const MIN_PARALLEL: usize = 1 << 15;
 /// Below this many values rows are normalised and quantised on one thread.
 const MIN_PARALLEL_ROWS: usize = 1 << 12;
+/// Blocks that are quantised at a time.
+const QUANTISED: usize = 16;
 /// Bytes of weights, or of activations, that stay in a core's L2 cache while the other pass.
 const CACHED: usize = 512 << 10;
 
@@ -129,12 +131,22 @@ impl LinearContext<'_> {
                         row = out;
                     }
                     if form >= Form::Blocks {
-                        // SAFETY: as above.
-                        let acts = unsafe { shared_acts.part(m * blocks, blocks) };
-                        quantise_row(self.tier, row, acts);
                         // SAFETY: ranges start at whole tiles.
                         let tiles = unsafe { shared_tiles.part(m / ACT_ROWS * tiles, tiles) };
-                        tile_row(self.tier, m % ACT_ROWS, acts, tiles);
+                        let group = m / MANY_ROWS * MANY_ROWS;
+                        let stride = MANY_ROWS.min(rows - group);
+                        let mut acts = [ActBlock::ZERO; QUANTISED];
+                        for (i, row) in row.chunks(QUANTISED * BLOCK).enumerate() {
+                            let acts = &mut acts[..row.len() / BLOCK];
+                            quantise_row(self.tier, row, acts);
+                            let tiles = tiles.chunks_mut(QUANTISED).nth(i).unwrap_or_default();
+                            tile_row(self.tier, m % ACT_ROWS, acts, tiles);
+                            for (b, act) in (i * QUANTISED..).zip(acts) {
+                                // SAFETY: as above.
+                                let out = unsafe { shared_acts.part(group * blocks + b * stride + m % MANY_ROWS, 1) };
+                                out[0] = *act;
+                            }
+                        }
                     }
                 }
             });
@@ -150,8 +162,8 @@ impl LinearContext<'_> {
         let buffers = SharedOut::new(buffers);
         let grain = (work.panels / (threads * 6)).min(CACHED / work.panel_bytes.max(1)).max(1);
         // Rows of activations that stay cached while the panels of a range pass; at least enough to pay for opening a panel.
-        let step = if work.many_rows { MANY_ROWS } else { ROWS };
-        let row_block = (CACHED / work.row_bytes.max(1)).max(if work.buffer_len > 0 { 128 } else { 16 }) / step * step;
+        let least = if work.buffer_len > 0 { 2 * MANY_ROWS } else { MANY_ROWS };
+        let row_block = (CACHED / work.row_bytes.max(1)).max(least) / MANY_ROWS * MANY_ROWS;
         let next = AtomicUsize::new(0);
         let worker = |id: usize| {
             // SAFETY: each worker has a buffer of its own.
