@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use device::cuda::LibraryPaths;
 use paged::{PagedAttentionConfig, Policies};
 
 use crate::{EngineError, kv_tier::KvTierConfig};
@@ -55,9 +56,11 @@ pub enum Device {
     /// The host's processor.
     #[default]
     Cpu,
+    /// An NVIDIA GPU by its number, as the driver counts.
+    Cuda(usize),
 }
 
-/// The best device of this machine.
+/// The best device of this machine that models are served on: the CPU, since no model is served on a GPU yet.
 pub fn best_device() -> Device {
     Device::Cpu
 }
@@ -124,6 +127,8 @@ pub struct EngineConfig {
     pub kv_tier: Option<KvTierConfig>,
     /// CPU options.
     pub cpu: CpuOptions,
+    /// Where NVIDIA's libraries may be.
+    pub cuda_libraries: LibraryPaths,
 }
 
 impl EngineConfig {
@@ -152,6 +157,7 @@ impl Default for EngineConfig {
             chat_template: None,
             kv_tier: None,
             cpu: CpuOptions::default(),
+            cuda_libraries: LibraryPaths::default(),
         }
     }
 }
