@@ -28,6 +28,11 @@ struct Copy {
     void* shared;
     const void* global;
     unsigned bytes, source_bytes;
+
+    void run() const {
+        memcpy(shared, global, source_bytes);
+        memset(static_cast<char*>(shared) + source_bytes, 0, bytes - source_bytes);
+    }
 };
 
 struct Fiber {
@@ -189,7 +194,9 @@ void barrier() { pause(State::AtBarrier); }
 void copy_async(void* shared, const void* global, unsigned bytes, unsigned source_bytes) {
     if (reinterpret_cast<uintptr_t>(shared) % bytes || reinterpret_cast<uintptr_t>(global) % bytes) fail("a misaligned copy of %u bytes", bytes);
     Machine& m = machine();
-    m.fibers[m.current].copies.back().push_back({shared, global, bytes, source_bytes});
+    const Copy copy{shared, global, bytes, source_bytes};
+    if (m.reverse) copy.run();
+    m.fibers[m.current].copies.back().push_back(copy);
 }
 
 void commit_copies() {
@@ -202,8 +209,7 @@ void wait_for_copies(unsigned groups_left) {
     auto& copies = m.fibers[m.current].copies;
     while (copies.size() > groups_left + 1) {
         for (const Copy& copy : copies.front()) {
-            memcpy(copy.shared, copy.global, copy.source_bytes);
-            memset(static_cast<char*>(copy.shared) + copy.source_bytes, 0, copy.bytes - copy.source_bytes);
+            if (!m.reverse) copy.run();
         }
         copies.erase(copies.begin());
     }
