@@ -10,9 +10,11 @@ use common::{Harness, argmax, gguf, golden_dir, hugging_face, load, log_softmax}
 use device::{
     Backend, KvDType, Precision,
     cpu::{CpuBackend, CpuTier, ReferenceBackend},
+    cuda::CudaBackend,
 };
 use engine::{ModelSource, model_runner::ModelRunner};
 use gguf_writer::{Gguf, STRING, U32, string};
+use kernel_tests::{EmulatedDriver, Order};
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
@@ -144,6 +146,21 @@ fn cpu_backend_agrees_with_goldens_with_16_bit_kv() {
             let mut runner = load(&source, cpu(CpuTier::detect(), 2), Precision::Fast, kv_dtype);
             check_alone(&mut runner, name, common::MAX_TOKENS, BF16);
             check_alone(&mut runner, name, 7, BF16);
+        }
+    }
+}
+
+/// The kernels' real source, compiled for the CPU.
+fn cuda(order: Order) -> Arc<dyn Backend> {
+    Arc::new(CudaBackend::new(Arc::new(EmulatedDriver::new(order))).unwrap())
+}
+
+#[test]
+fn cuda_backend_agrees_with_goldens() {
+    for (name, source) in models() {
+        let mut runner = load(&source, cuda(Order::Ascending), Precision::Exact, KvDType::F32);
+        for chunk in [common::MAX_TOKENS, 7] {
+            check_alone(&mut runner, name, chunk, EXACT);
         }
     }
 }
