@@ -111,10 +111,21 @@ def parse_ptxas(text: str) -> Iterator[Entry]:
             entry = None
 
 
+def with_headers(source: Path) -> list[Path]:
+    """A file and the headers beside it that it includes, through others as well."""
+    files = [source]
+    for file in files:
+        for name in re.findall(r'^\s*#include "([^"]+)"', file.read_text(), re.MULTILINE):
+            header = source.parent / name
+            if header not in files and header.is_file():
+                files.append(header)
+    return files
+
+
 def content_key(source: Path, version: str) -> str:
     """A digest of everything that decides a file's fatbin."""
     digest = hashlib.sha256(repr((version, FLAGS)).encode())
-    for path in [source, *sorted(source.parent.glob("*.cuh")), *sorted(source.parent.glob("*.h"))]:
+    for path in with_headers(source):
         content = path.read_bytes()
         digest.update(repr((path.name, len(content))).encode() + content)
     return digest.hexdigest()
