@@ -16,6 +16,9 @@ use super::{
 /// Output features that a CTA of `gemv_*` computes.
 const FEATURES_PER_CTA: usize = 4;
 
+/// Columns that `gemv_*` takes at once.
+const COLUMNS: usize = 8;
+
 /// A weight `[out_features, in_features]` and its bias.
 pub struct CudaLinear {
     weight: DeviceMemory,
@@ -46,6 +49,12 @@ impl CudaLinear {
         if let Some(bias) = options.bias.as_ref().filter(|bias| bias.len() != weight.rows) {
             let (name, have) = (&options.name, bias.len());
             return Err(DeviceError::Shape(format!("the bias of `{name}` has {have} values, its weight {} rows", weight.rows)));
+        }
+        if !weight.cols.is_multiple_of(COLUMNS) {
+            let (name, cols) = (&options.name, weight.cols);
+            return Err(DeviceError::Unsupported(format!(
+                "tensor `{name}` has {cols} columns, and a GPU multiplies multiples of {COLUMNS}; use device=\"cpu\""
+            )));
         }
         let format = weight_suffix(weight.dtype).ok_or_else(|| unsupported(&options.name, weight.dtype))?;
         let gemv = |rows: usize| Kernel::named(&format!("gemv_{format}_r{rows}"));
