@@ -36,9 +36,14 @@ class RunnerEngine:
         selected = self.module.Which.Plain(model_id=model) if Path(model).is_dir() else gguf
         self.runner = self.module.Runner(which=selected, max_seqs=max_streams, prefix_cache_n=0)
         self.threads = ThreadPoolExecutor(max_streams)
+        self.has_template = True
+        try:
+            self.one("Hello", 1)
+        except ValueError:
+            self.has_template = False
 
     def one(self, text: str, new: int) -> tuple[int, int]:
-        messages = [{"role": "user", "content": text}]
+        messages = [{"role": "user", "content": text}] if self.has_template else text
         request = self.module.ChatCompletionRequest(
             messages=messages, model="default", max_tokens=new, temperature=0.0, ignore_eos=True
         )
