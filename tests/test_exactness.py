@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-import threading
 from typing import Any
 
 import pytest
-from conftest import complete, generate, golden, in_threads, score, text_model, tokens, wait_until_idle
+from conftest import begun_together, complete, generate, golden, in_threads, score, text_model, tokens, wait_until_idle
 
 from mistral_paged import Runner, Which
 
@@ -46,24 +45,9 @@ def reference(name: str) -> list[list[tuple[int, float]]]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_batch_of_32(name: str) -> None:
-    batch = runner(name, prefix_cache_n=0)
-    done = threading.Event()
-    together = 0
-
-    def watch() -> None:
-        nonlocal together
-        while not done.is_set():
-            together = max(together, batch.kv_cache_stats()["requests_running"])
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        assert in_threads(lambda index: generate(batch, prompts(32)[index], NEW), 32) == reference(name)
-    finally:
-        done.set()
-        watcher.join()
-    assert together > 16
-    wait_until_idle(batch)
+    batch = runner(name, prefix_cache_n=0, max_step_latency=3600)
+    assert begun_together(batch, lambda index: generate(batch, prompts(32)[index], NEW), 32) == reference(name)
+    assert wait_until_idle(batch)["peak_running"] == 32
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -100,12 +84,8 @@ def test_chunks(name: str, chunk: int) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_preemption_in_a_tiny_pool(name: str) -> None:
     tiny = runner(name, memory_goal="128tokens", pa_blk_size=8)
-    # Whether requests meet depends on when their threads start; a few rounds are enough for some that do.
-    for _ in range(20):
-        assert in_threads(lambda index: generate(tiny, prompts(32)[index], NEW), 32) == reference(name)
-        if wait_until_idle(tiny)["preemptions"] > 0:
-            return
-    pytest.fail("no request was ever preempted")
+    assert begun_together(tiny, lambda index: generate(tiny, prompts(32)[index], NEW), 32) == reference(name)
+    assert wait_until_idle(tiny)["preemptions"] > 0
 
 
 def test_without_kv_cache() -> None:
@@ -148,7 +128,7 @@ def test_quantised_log_probabilities_stay_close(smollm2_path: Any) -> None:
     expected = [generate(alone, prompt, 12) for prompt in some]
 
     def check(other: Runner, count: int) -> None:
-        generated = in_threads(lambda i: generate(other, some[i], 12), count)
+        generated = begun_together(other, lambda i: generate(other, some[i], 12), count)
         for prompt, got, want in zip(some, generated, expected, strict=False):
             # Where a near tie went the other way, what follows is another text: score the expected one.
             if [token for token, _ in got] != [token for token, _ in want]:

@@ -67,7 +67,8 @@ def test_json_has_the_report_and_the_memory_over_time() -> None:
     report = json.loads(done.stdout)
     timeline = report["timeline"]
     assert (report["batch_size"], report["block_size"], report["out_of_memory"]) == (3, 32, False)
-    assert max(sample["held_bytes"] for sample in timeline) == 3 * CONTEXT
+    assert report["peak_held_bytes"] == 3 * CONTEXT
+    assert max(sample["held_bytes"] for sample in timeline) <= 3 * CONTEXT
     assert all(sample["live_bytes"] <= sample["held_bytes"] for sample in timeline)
     steps = [sample["step"] for sample in timeline]
     assert steps == sorted(set(steps))
@@ -98,6 +99,7 @@ def test_a_pool_that_is_too_small_for_all_preempts_and_still_answers_in_full() -
     assert small.generated_tokens == large.generated_tokens > 0
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("block_size", [16, 32])
 def test_paged_runs_six_times_as_many_of_the_default_model(smollm2_path: Path, block_size: int) -> None:
     which = Which.GGUF(str(smollm2_path))

@@ -317,6 +317,7 @@ def test_the_figures_of_the_pool_are_the_documented_ones(llama: Runner) -> None:
     assert set(llama.kv_cache_stats()) == {
         "blocks_total",
         "blocks_used",
+        "peak_blocks_used",
         "blocks_cached",
         "blocks_free",
         "block_size",

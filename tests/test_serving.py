@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from conftest import complete, in_threads, text_model, wait_until_idle
+from conftest import begun_together, complete, text_model, wait_until_idle
 
 from mistral_paged import ChatCompletionRequest, CompletionRequest, DrainingError, InvalidArgumentError, Runner
 
@@ -86,7 +86,9 @@ def test_policies_are_chosen_by_name() -> None:
     expected = None
     for admission in ("watermark", "reserved", "optimistic"):
         runner = Runner(which=text_model("llama"), memory_goal="256tokens", pa_blk_size=8, num_threads=1, admission=admission)
-        answers = in_threads(lambda at, runner=runner: complete(runner, PROMPT[at:], max_tokens=40).choices[0].text, 8)
+        answers = begun_together(
+            runner, lambda at, runner=runner: complete(runner, PROMPT[at:], max_tokens=40).choices[0].text, 8
+        )
         expected = expected or answers
         assert answers == expected
         stats = wait_until_idle(runner)
@@ -141,10 +143,7 @@ def test_a_drained_runner_serves_what_it_has_and_refuses_more() -> None:
 
 def test_usage_tells_preemptions_and_what_they_cost() -> None:
     runner = Runner(which=text_model("llama"), memory_goal="128tokens", pa_blk_size=8, num_threads=1, admission="optimistic")
-    for _ in range(20):
-        usages = in_threads(lambda at: complete(runner, PROMPT[at:], max_tokens=60).usage, 6)
-        if any(usage.preemptions for usage in usages):
-            break
+    usages = begun_together(runner, lambda at: complete(runner, PROMPT[at:], max_tokens=60).usage, 6)
     stats = wait_until_idle(runner)
     assert 0 < sum(usage.preemptions for usage in usages) <= stats["preemptions"]
     assert all(usage.recomputed_tokens == 0 for usage in usages if usage.preemptions == 0)

@@ -37,18 +37,26 @@ def test_64_streams_at_once(llama: Runner) -> None:
 
 
 def test_dropping_half_of_the_streams_frees_their_blocks() -> None:
-    runner = Runner(which=text_model("llama"), pa_ctxt_len=16384, max_seqs=64)
-    streams = [stream(runner, index, 120) for index in range(64)]
-    for each in streams:
-        next(each)
-    assert runner.kv_cache_stats()["blocks_used"] > 0
+    runner = Runner(which=text_model("llama"), pa_ctxt_len=32768, max_seqs=64, max_step_latency=3600)
+    runner.pause()
+    streams = [stream(runner, index, 400) for index in range(64)]
+    runner.resume()
+    next(streams[-1])
+    # 400 steps of 64 rows before the first of them ends.
+    runner.pause()
+    held = runner.kv_cache_stats()
+    assert held["requests_running"] == 64
     kept = streams[::2]
-    del streams, each
+    del streams
     gc.collect()
+    rest = runner.kv_cache_stats()
+    assert rest["requests_running"] == 32
+    assert 0 < rest["blocks_used"] < held["blocks_used"]
+    runner.resume()
     for each in kept:
         chunks = list(each)
         assert chunks[-1].choices[0].finish_reason == "length"
-        assert chunks[-1].usage.completion_tokens == 120
+        assert chunks[-1].usage.completion_tokens == 400
     assert wait_until_idle(runner)["blocks_used"] == 0
 
 

@@ -72,6 +72,8 @@ class Report:
     generated_tokens: int
     preemptions: int
     steps: int
+    peak_held_bytes: int
+    """Most bytes that requests held in a step."""
     held_bytes: float
     """Mean of the bytes that requests held."""
     live_bytes: float
@@ -127,7 +129,10 @@ def run(
 
 def measure(mode: str, count: int, pool: Pool, workload: Sequence[Conversation], fitting: int | None) -> Report:
     """Submits the workload, watches the pool step by step until it is done, and sums up."""
+    # All are there before the first begins.
+    pool.runner.pause()
     streams = [pool.submit(conversation) for conversation in workload]
+    pool.runner.resume()
     timeline: list[Sample] = []
     stats = pool.runner.kv_cache_stats()
     before = dict.fromkeys(stats, 0)
@@ -156,6 +161,7 @@ def measure(mode: str, count: int, pool: Pool, workload: Sequence[Conversation],
         generated_tokens=sum(usage.completion_tokens for usage in usages),
         preemptions=stats["preemptions"],
         steps=stats["steps"],
+        peak_held_bytes=stats["peak_blocks_used"] * stats["block_bytes"],
         held_bytes=stats["slots_held_sum"] / stats["steps"] * pool.slot_bytes,
         live_bytes=stats["slots_live_sum"] / stats["steps"] * pool.slot_bytes,
         timeline=timeline,

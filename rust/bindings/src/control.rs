@@ -46,10 +46,11 @@ impl Runner {
 
     /// Figures of the KV pool as of the last step.
     ///
-    /// - Blocks of `block_size` tokens and `block_bytes` bytes: `blocks_total`, `blocks_used` (held by a request), `blocks_cached` (free but
-    ///   findable by the prefix cache), `blocks_free` (cached ones included), `blocks_shared` (held by more than one) and `blocks_saved`
-    ///   (that would be needed on top if nothing were shared). `blocks_kept` are those of sequences at rest, which anybody may have (one
-    ///   that several hold counts for each). `tokens_total` is what all blocks hold.
+    /// - Blocks of `block_size` tokens and `block_bytes` bytes: `blocks_total`, `blocks_used` (held by a request), `peak_blocks_used` (most
+    ///   while a step was computed), `blocks_cached` (free but findable by the prefix cache), `blocks_free` (cached ones included),
+    ///   `blocks_shared` (held by more than one) and `blocks_saved` (that would be needed on top if nothing were shared). `blocks_kept`
+    ///   are those of sequences at rest, which anybody may have (one that several hold counts for each). `tokens_total` is what all
+    ///   blocks hold.
     /// - Prefix cache, in tokens: `prefix_queried_tokens`, `prefix_hit_tokens`, and `prefix_missed_tokens`, a dict by the reasons that
     ///   `PromptTokensDetails` names; `resumed_queried_tokens` and `resumed_hit_tokens` of requests that came back after a preemption.
     /// - Requests: `requests_running`, `requests_waiting`, `requests_kept`, `peak_running` (most in one step),

@@ -9,6 +9,7 @@ pub fn dict<'py>(py: Python<'py>, stats: &KvCacheStats, block_bytes: u64) -> PyR
     for (name, value) in [
         ("blocks_total", stats.blocks_total),
         ("blocks_used", stats.blocks_used),
+        ("peak_blocks_used", stats.peak_blocks_used),
         ("blocks_cached", stats.blocks_cached),
         ("blocks_free", stats.blocks_free),
         ("blocks_shared", stats.blocks_shared),

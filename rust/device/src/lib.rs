@@ -6,9 +6,11 @@
 pub mod backend;
 pub mod cache_engine;
 pub mod cpu;
+pub mod cuda;
 pub mod dtype;
 pub mod error;
 pub mod host;
+pub mod kernel_args;
 pub mod kv_codes;
 pub mod kv_layout;
 pub mod mmap;

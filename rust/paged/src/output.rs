@@ -137,6 +137,8 @@ pub struct KvCacheStats {
     pub slots_live: usize,
     /// Steps that were committed.
     pub steps: u64,
+    /// Most blocks held while a step was computed.
+    pub peak_blocks_used: usize,
     /// Sum over these steps of the slots held at their ends, before any request ended.
     pub slots_held_sum: u64,
     /// The same of the slots that had KV.

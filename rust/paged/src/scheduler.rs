@@ -197,6 +197,7 @@ impl Scheduler {
             self.last_step_id += 1;
             output.step_id = self.last_step_id;
             self.in_flight = Some(self.last_step_id);
+            self.record_blocks();
         }
         self.watch(output);
     }

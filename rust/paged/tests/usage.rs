@@ -28,6 +28,20 @@ fn held_and_live_slots_are_summed_over_the_steps() {
 }
 
 #[test]
+fn the_peak_of_blocks_counts_those_that_are_given_back_when_a_window_moves() {
+    let mut scheduler = Scheduler::new(scheduler_config(4, 4, 32), kv_config(16, 4, &[Some(4)])).unwrap();
+    scheduler.add_request(NewRequest::new(RequestId(1), vec![1; 12], 1)).unwrap();
+    for _ in 0..3 {
+        let output = scheduler.schedule();
+        let sampled: Vec<_> = output.rows.iter().filter(|row| row.sample).map(|row| (row.request_id, 9)).collect();
+        scheduler.update(&output, &sampled).unwrap();
+    }
+    assert!(scheduler.finish_request(RequestId(1)));
+    let stats = scheduler.stats();
+    assert_eq!((stats.blocks_used, stats.peak_blocks_used), (0, 2));
+}
+
+#[test]
 fn a_reserved_context_is_held_whatever_is_in_it() {
     let stats = two_steps(true).stats();
     assert_eq!((stats.slots_held, stats.slots_live), (32 + 32, 6 + 4));

@@ -103,6 +103,7 @@ impl Scheduler {
             steps: self.usage.steps,
             slots_held_sum: self.usage.slots_held,
             slots_live_sum: self.usage.slots_live,
+            peak_blocks_used: self.usage.peak_blocks_used,
             peak_running: self.usage.peak_running,
             peak_running_before_preemption: self.usage.peak_before_preemption,
             tier: self.tier_stats(),

@@ -12,6 +12,8 @@ pub(super) struct StepTotals {
     pub(super) peak_running: usize,
     /// The same up to the first preemption.
     pub(super) peak_before_preemption: usize,
+    /// Most blocks held while a step is computed.
+    pub(super) peak_blocks_used: usize,
 }
 
 impl Scheduler {
@@ -23,6 +25,11 @@ impl Scheduler {
             self.manager.num_empty_slots(&request.blocks, request.num_computed_tokens)
         };
         (held, held - self.running.iter().chain(self.kept.holding()).map(empty_of).sum::<usize>().min(held))
+    }
+
+    /// Takes note of the blocks that a scheduled step is computed with.
+    pub(super) fn record_blocks(&mut self) {
+        self.usage.peak_blocks_used = self.usage.peak_blocks_used.max(self.manager.pool().num_used_blocks());
     }
 
     /// Takes note of a step of so many requests, after its commit and before any of them ends.

@@ -1,0 +1,169 @@
+// Arguments of every kernel: one plain struct each, passed by value. rust/device/src/kernel_args.rs mirrors them field by field, and
+// the kernels' tests compare sizes. Pointers are device addresses; strides count elements of a row unless they say bytes.
+#pragma once
+#include <stdint.h>
+
+// How a linear layer's input is stored: `out_type` of what produces it.
+enum ElementType : uint32_t { ELEMENT_F32 = 0, ELEMENT_F16 = 1, ELEMENT_BF16 = 2 };
+
+enum ActivationKind : uint32_t { ACTIVATION_SILU = 0, ACTIVATION_GELU_TANH = 1, ACTIVATION_GELU = 2 };
+
+// rope_and_cache_*: q/k norm, rotation, write of K and V.
+struct RopeAndCacheArgs {
+    float* q;                       // [num_tokens, q_stride], normed and rotated in place
+    const float* k;                 // [num_tokens, k_stride]
+    const float* v;                 // [num_tokens, v_stride]
+    const float* q_norm;            // [head_dim], or null for none
+    const float* k_norm;            // [head_dim], or null for none
+    const float* cos;               // [max_positions, rotary_dim / 2], or null for no rotation
+    const float* sin;
+    const uint32_t* rope_positions; // [num_tokens], rows of cos and sin
+    const int64_t* slot_mapping;    // [num_tokens], block_id * block_size + offset; -1: not written
+    uint8_t* k_plane;
+    uint8_t* v_plane;
+    uint64_t block_bytes;           // of one block in one plane
+    uint64_t scales_offset;         // bytes from a block's start to its scales
+    uint32_t num_tokens, num_heads, num_kv_heads, head_dim, block_size;
+    uint32_t q_stride, k_stride, v_stride;
+    uint32_t rotary_dim;            // even, at most head_dim
+    uint32_t interleaved;           // 1: element 2i rotates with 2i + 1; 0: i with i + rotary_dim / 2
+    float q_eps, k_eps;
+};
+
+// copy_blocks: whole blocks in every plane. No destination is the source of another pair.
+struct CopyBlocksArgs {
+    uint8_t* const* planes; // [num_planes]
+    const uint32_t* pairs;  // [num_pairs, 2]: source, destination
+    uint64_t block_bytes;   // a multiple of 16
+    uint32_t num_pairs, num_planes;
+};
+
+// One CTA's share of attention, for each KV head: some rows of one request against the keys key_begin..key_end.
+struct AttentionWork {
+    uint32_t request;
+    uint32_t first_row;          // of q; the rows of a request follow each other
+    uint32_t num_rows;           // 0: nothing to do (padding of a captured graph); at most rows_per_work (README.md)
+    uint32_t key_begin, key_end; // blocks outside are not read; masks are applied as well
+    int32_t part;                // -1: this is all of it, out is written; else row r goes to part + r
+};
+
+// attention_*, prefill_*: causal attention through block tables.
+struct AttentionArgs {
+    const float* q;               // [num_tokens, q_stride]
+    void* out;                    // [num_tokens, num_heads, head_dim] of out_type
+    float* part_out;              // [num_parts, num_heads, head_dim]
+    float* part_lse;              // [num_parts, num_heads]: log2 of the sum of exponentials; -inf where no key was seen
+    const uint8_t* k_plane;
+    const uint8_t* v_plane;
+    const uint32_t* block_tables; // [num_reqs, max_blocks]
+    const uint32_t* positions;    // [num_tokens]
+    const AttentionWork* work;    // [gridDim.x]
+    const float* sinks;           // [num_heads], a score without a value, or null
+    uint64_t block_bytes, scales_offset;
+    uint32_t max_blocks, block_size, num_heads, num_kv_heads, q_stride;
+    uint32_t window;              // 0: none; else keys j with i - window < j <= i are seen by position i
+    uint32_t out_type;
+    float scale;
+    float softcap;                // 0: none; else scores become softcap * tanh(score / softcap)
+    uint32_t head_dim;            // attention_f32 reads it; the others have it in their names
+};
+
+// The parts of one row: first_part, first_part + part_stride, ...
+struct AttentionMerge {
+    uint32_t row, first_part, num_parts, part_stride;
+};
+
+// attention_merge: out from parts. num_parts = 0: nothing to do.
+struct AttentionMergeArgs {
+    const float* part_out;
+    const float* part_lse;
+    const AttentionMerge* merges; // [gridDim.x]
+    const float* sinks;           // [num_heads] or null
+    void* out;
+    uint32_t num_heads, head_dim, out_type, reserved;
+};
+
+// rms_norm: x += post_norm(y) * y_scale, then out = norm(x); each half may be left out.
+struct RmsNormArgs {
+    float* x;                 // [num_rows, cols]; written when y is given
+    const float* y;           // [num_rows, cols], or null for no addition
+    const float* post_weight; // [cols], norm of y before the addition, or null
+    const float* weight;      // [cols], or null: out is not written
+    void* out;                // [num_rows, cols] of out_type
+    uint32_t num_rows, cols, out_type;
+    float eps, post_eps, y_scale;
+};
+
+// gated_activation: out = activation(gate) * up.
+struct GatedActivationArgs {
+    const float* gate; // [num_rows, gate_stride]
+    const float* up;   // [num_rows, up_stride]
+    void* out;         // [num_rows, cols] of out_type
+    uint32_t num_rows, cols, gate_stride, up_stride, activation, out_type;
+};
+
+// embed_*: out[i] = table[token_ids[i]] * scale.
+struct EmbedArgs {
+    const uint8_t* table; // [vocab_size, row_bytes] bytes
+    const uint32_t* token_ids;
+    float* out; // [num_tokens, cols]
+    uint64_t row_bytes;
+    uint32_t num_tokens, cols;
+    float scale;
+    uint32_t reserved;
+};
+
+// gather_rows: out[i] = x[rows[i]].
+struct GatherRowsArgs {
+    const float* x; // [_, cols]
+    const uint32_t* rows;
+    float* out; // [num_rows, cols]
+    uint32_t num_rows, cols;
+};
+
+// gemv_*: out[row, n] = (x[row] . w[n] + bias[n]) * scale, or out[row, n] += it.
+struct GemvArgs {
+    const float* x;   // [num_rows, x_stride]
+    const uint8_t* w; // [out_features, row_bytes] bytes
+    const float* bias; // [out_features] or null
+    float* out;       // [num_rows, out_stride]
+    uint64_t row_bytes;
+    uint32_t num_rows, in_features, out_features, x_stride, out_stride;
+    uint32_t accumulate; // 1: added to out
+    float scale;
+    uint32_t reserved;
+};
+
+// dequantize_*: rows of a weight as floats.
+struct DequantizeArgs {
+    const uint8_t* w; // [num_rows, row_bytes] bytes
+    void* out;        // [num_rows, cols] of out_type
+    uint64_t row_bytes;
+    uint32_t num_rows, cols, out_type, reserved;
+};
+
+// How one row of logits is sampled.
+struct SampleRow {
+    float temperature; // 0: the likeliest token, the lowest id of equal ones
+    float top_p;       // 1: off
+    float min_p;       // 0: off
+    uint32_t top_k;    // 0: off
+    double uniform;    // in 0..1, the row's random number
+};
+
+// sample: a token of each row, and its log probability by the softmax of the logits as they are.
+struct SampleArgs {
+    const float* logits; // [num_rows, stride]
+    const SampleRow* rows;
+    uint32_t* token_ids; // [num_rows]; 0xffffffff where a logit is not finite
+    float* logprobs;     // [num_rows]
+    uint32_t num_rows, vocab_size, stride, reserved;
+};
+
+// top_logprobs: the likeliest tokens of each row, likeliest first, of equal ones the lowest id first.
+struct TopLogprobsArgs {
+    const float* logits; // [num_rows, stride]
+    uint32_t* token_ids; // [num_rows, num_top]
+    float* logprobs;     // [num_rows, num_top]
+    uint32_t num_rows, vocab_size, stride, num_top;
+};

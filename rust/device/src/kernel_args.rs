@@ -1,0 +1,260 @@
+//! Arguments of the CUDA kernels: each struct mirrors the one of the same name in `kernels/args.h`, where the fields are described.
+//!
+//! Pointers are device addresses. A struct is the only argument of its kernel, passed by value.
+
+#![allow(missing_docs, reason = "kernels/args.h describes each field; two copies would part ways")]
+
+/// An address in device memory; 0 is none.
+pub type DevicePtr = u64;
+
+/// How a linear layer's input is stored.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ElementType {
+    F32 = 0,
+    F16 = 1,
+    BF16 = 2,
+}
+
+/// Values of [`GatedActivationArgs::activation`].
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ActivationKind {
+    Silu = 0,
+    GeluTanh = 1,
+    Gelu = 2,
+}
+
+/// `rope_and_cache_*`: q/k norm, rotation, write of K and V.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RopeAndCacheArgs {
+    pub q: DevicePtr,
+    pub k: DevicePtr,
+    pub v: DevicePtr,
+    pub q_norm: DevicePtr,
+    pub k_norm: DevicePtr,
+    pub cos: DevicePtr,
+    pub sin: DevicePtr,
+    pub rope_positions: DevicePtr,
+    pub slot_mapping: DevicePtr,
+    pub k_plane: DevicePtr,
+    pub v_plane: DevicePtr,
+    pub block_bytes: u64,
+    pub scales_offset: u64,
+    pub num_tokens: u32,
+    pub num_heads: u32,
+    pub num_kv_heads: u32,
+    pub head_dim: u32,
+    pub block_size: u32,
+    pub q_stride: u32,
+    pub k_stride: u32,
+    pub v_stride: u32,
+    pub rotary_dim: u32,
+    pub interleaved: u32,
+    pub q_eps: f32,
+    pub k_eps: f32,
+}
+
+/// `copy_blocks`: whole blocks in every plane. No destination is the source of another pair.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CopyBlocksArgs {
+    pub planes: DevicePtr,
+    pub pairs: DevicePtr,
+    pub block_bytes: u64,
+    pub num_pairs: u32,
+    pub num_planes: u32,
+}
+
+/// One CTA's share of attention, for each KV head: some rows of one request against the keys key_begin..key_end.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AttentionWork {
+    pub request: u32,
+    pub first_row: u32,
+    pub num_rows: u32,
+    pub key_begin: u32,
+    pub key_end: u32,
+    pub part: i32,
+}
+
+/// `attention_*`, `prefill_*`: causal attention through block tables.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AttentionArgs {
+    pub q: DevicePtr,
+    pub out: DevicePtr,
+    pub part_out: DevicePtr,
+    pub part_lse: DevicePtr,
+    pub k_plane: DevicePtr,
+    pub v_plane: DevicePtr,
+    pub block_tables: DevicePtr,
+    pub positions: DevicePtr,
+    pub work: DevicePtr,
+    pub sinks: DevicePtr,
+    pub block_bytes: u64,
+    pub scales_offset: u64,
+    pub max_blocks: u32,
+    pub block_size: u32,
+    pub num_heads: u32,
+    pub num_kv_heads: u32,
+    pub q_stride: u32,
+    pub window: u32,
+    pub out_type: u32,
+    pub scale: f32,
+    pub softcap: f32,
+    pub head_dim: u32,
+}
+
+/// The parts of one row: first_part, first_part + part_stride, ...
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AttentionMerge {
+    pub row: u32,
+    pub first_part: u32,
+    pub num_parts: u32,
+    pub part_stride: u32,
+}
+
+/// `attention_merge`: out from parts. num_parts = 0: nothing to do.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AttentionMergeArgs {
+    pub part_out: DevicePtr,
+    pub part_lse: DevicePtr,
+    pub merges: DevicePtr,
+    pub sinks: DevicePtr,
+    pub out: DevicePtr,
+    pub num_heads: u32,
+    pub head_dim: u32,
+    pub out_type: u32,
+    pub reserved: u32,
+}
+
+/// `rms_norm`: x += post_norm(y) * y_scale, then out = norm(x); each half may be left out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RmsNormArgs {
+    pub x: DevicePtr,
+    pub y: DevicePtr,
+    pub post_weight: DevicePtr,
+    pub weight: DevicePtr,
+    pub out: DevicePtr,
+    pub num_rows: u32,
+    pub cols: u32,
+    pub out_type: u32,
+    pub eps: f32,
+    pub post_eps: f32,
+    pub y_scale: f32,
+}
+
+/// `gated_activation`: out = activation(gate) * up.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GatedActivationArgs {
+    pub gate: DevicePtr,
+    pub up: DevicePtr,
+    pub out: DevicePtr,
+    pub num_rows: u32,
+    pub cols: u32,
+    pub gate_stride: u32,
+    pub up_stride: u32,
+    pub activation: u32,
+    pub out_type: u32,
+}
+
+/// `embed_*`: out[i] = table[token_ids[i]] * scale.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EmbedArgs {
+    pub table: DevicePtr,
+    pub token_ids: DevicePtr,
+    pub out: DevicePtr,
+    pub row_bytes: u64,
+    pub num_tokens: u32,
+    pub cols: u32,
+    pub scale: f32,
+    pub reserved: u32,
+}
+
+/// `gather_rows`: out[i] = x[rows[i]].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GatherRowsArgs {
+    pub x: DevicePtr,
+    pub rows: DevicePtr,
+    pub out: DevicePtr,
+    pub num_rows: u32,
+    pub cols: u32,
+}
+
+/// `gemv_*`: out[row, n] = (x[row] . w[n] + bias[n]) * scale, or out[row, n] += it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GemvArgs {
+    pub x: DevicePtr,
+    pub w: DevicePtr,
+    pub bias: DevicePtr,
+    pub out: DevicePtr,
+    pub row_bytes: u64,
+    pub num_rows: u32,
+    pub in_features: u32,
+    pub out_features: u32,
+    pub x_stride: u32,
+    pub out_stride: u32,
+    pub accumulate: u32,
+    pub scale: f32,
+    pub reserved: u32,
+}
+
+/// `dequantize_*`: rows of a weight as floats.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DequantizeArgs {
+    pub w: DevicePtr,
+    pub out: DevicePtr,
+    pub row_bytes: u64,
+    pub num_rows: u32,
+    pub cols: u32,
+    pub out_type: u32,
+    pub reserved: u32,
+}
+
+/// How one row of logits is sampled.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SampleRow {
+    pub temperature: f32,
+    pub top_p: f32,
+    pub min_p: f32,
+    pub top_k: u32,
+    pub uniform: f64,
+}
+
+/// `sample`: a token of each row, and its log probability by the softmax of the logits as they are.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SampleArgs {
+    pub logits: DevicePtr,
+    pub rows: DevicePtr,
+    pub token_ids: DevicePtr,
+    pub logprobs: DevicePtr,
+    pub num_rows: u32,
+    pub vocab_size: u32,
+    pub stride: u32,
+    pub reserved: u32,
+}
+
+/// `top_logprobs`: the likeliest tokens of each row, likeliest first, of equal ones the lowest id first.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TopLogprobsArgs {
+    pub logits: DevicePtr,
+    pub token_ids: DevicePtr,
+    pub logprobs: DevicePtr,
+    pub num_rows: u32,
+    pub vocab_size: u32,
+    pub stride: u32,
+    pub num_top: u32,
+}
