@@ -67,22 +67,20 @@ format: $(VENV)/tools ## format the sources
 	cargo fmt --all
 	$(VENV)/bin/ruff format python tests examples benches kernels
 
-# The roof is measured before and after, since it is the machine's share at that moment.
 RECORDS := build/bench/records.jsonl
 ROUNDS ?= 3
-ROOFLINE = cargo run --quiet --release --locked --package mistral-paged-device --example roofline >> $(RECORDS)
-THROUGHPUT = $(VENV)/bin/python benches/throughput.py --rounds $(ROUNDS) --output $(RECORDS)
+ROOFLINE := target/release/examples/roofline
+THROUGHPUT = $(VENV)/bin/python benches/throughput.py --rounds $(ROUNDS) --roofline $(ROOFLINE) --output $(RECORDS)
 RACE = $(VENV)/bin/python benches/peers.py --rounds $(ROUNDS) --output $(RECORDS)
 MODELS = $(VENV)/bin/python benches/models.py
 
 .PHONY: bench
 bench: $(VENV)/package $(VENV)/model $(VENV)/tools $(VENV)/bench-tools ## measure and write docs/benchmarks.md; PEERS=1: the peers and a llama in five formats as well; MODEL_PATH=FILE: another model
 	@mkdir -p $(dir $(RECORDS)) && rm -f $(RECORDS)
-	$(ROOFLINE)
+	cargo build --release --locked --package mistral-paged-device --example roofline
 	$(THROUGHPUT) $(addprefix --model ,$(MODEL_PATH))
 	$(MODELS) folder | xargs $(THROUGHPUT) --parts single,batches --batches 1,8 --model
 	$(if $(PEERS),$(MAKE) bench-peers)
-	$(ROOFLINE)
 	$(MAKE) bench-scheduler
 	$(VENV)/bin/python benches/report.py $(RECORDS)
 
@@ -101,8 +99,7 @@ CRITERION := --warm-up-time 1 --measurement-time 2
 
 .PHONY: bench-scheduler
 bench-scheduler: ## measure what the KV books, a step without the model and sampling cost
-	cargo bench --quiet --locked --package mistral-paged-kv --bench scheduler -- $(CRITERION)
-	cargo bench --quiet --locked --package mistral-paged-engine --bench step -- $(CRITERION)
+	cargo bench --quiet --workspace --locked --bench '*' -- $(CRITERION)
 
 .PHONY: clean
 clean: ## remove what was built

@@ -56,11 +56,11 @@ class Goals:
         for run in records.own:
             name = str(run.model["name"])
             if name.startswith((SMOLLM2, FOLDER, FORMATS)):
-                share = records.share(run.decode_bytes_per_second())
+                share = run.share(run.decode_bytes_per_second())
                 self.at_least(f"{name}: decode, share of the roof", ROOF, share, "{:.0%}")
             longest = max(run.of("context_of_1"), default=0)
             for streams, sequences in ((1, "one sequence"), (8, "eight sequences")):
-                share = records.share(run.kv_bytes_per_second(longest, streams))
+                share = run.share(run.kv_bytes_per_second(longest, streams), "contexts")
                 self.at_least(f"{name}: attention at {longest:,} tokens, {sequences}, share of the roof", ROOF, share, "{:.0%}")
 
     def model(self, run: Run) -> None:

@@ -49,11 +49,11 @@ def draw_batches(axes: Axes, run: Run) -> None:
     finish(axes, f"{run.model['name']}: streams together", "streams", ticks)
 
 
-def draw_contexts(axes: Axes, run: Run, records: Records, streams: int) -> None:
+def draw_contexts(axes: Axes, run: Run, streams: int) -> None:
     """Tokens a second of so many streams against the context, and where the roof is."""
     speeds = run.of(f"context_of_{streams}")
     curve(axes, speeds, f"{OWN}, decode", color=COLORS[OWN])
-    if roof_share := records.share(1.0):
+    if roof_share := run.share(1.0, "contexts"):
         roof = [streams / (run.bytes_read(length, streams) * roof_share) for length in speeds]
         axes.plot(list(speeds), roof, linestyle="--", color="grey", label="all that memory can be read")
     finish(axes, f"{run.model['name']}: context, streams: {streams}", "context of each stream, tokens", list(speeds))
@@ -74,11 +74,7 @@ def plot(records: Records, path: Path) -> None:
     for run in records.own:
         if len(run.of("batch")) > 2:
             drawings.append(partial(draw_batches, run=run))
-        drawings += [
-            partial(draw_contexts, run=run, records=records, streams=streams)
-            for streams in (1, 8)
-            if run.of(f"context_of_{streams}")
-        ]
+        drawings += [partial(draw_contexts, run=run, streams=streams) for streams in (1, 8) if run.of(f"context_of_{streams}")]
     drawings += [partial(draw_race, run=run) for run in records.races if run.versions]
     rows = max(1, -(-len(drawings) // 2))
     figure, axes = plt.subplots(rows, 2, figsize=(12, 4.8 * rows), squeeze=False, layout="constrained")

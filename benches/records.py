@@ -1,4 +1,4 @@
-"""Reads the JSON lines of benchmark runs, and what a share of the roof is."""
+"""Reads the JSON lines of benchmark runs, and what follows from them."""
 
 from __future__ import annotations
 
@@ -40,6 +40,11 @@ class Run:
         found = self.of(measure, engine)
         values = [value for at, some in found.items() if where in (None, at) for value in some]
         return statistics.median(values) if values else None
+
+    def share(self, bytes_per_second: float | None, part: str = "single") -> float | None:
+        """Of the roof that was measured in the same rounds."""
+        roof = self.at(f"roof_{part}")
+        return None if roof is None or bytes_per_second is None else bytes_per_second / (1e9 * roof)
 
     def bytes_read(self, seen: float, streams: int = 1) -> float:
         """Bytes that a step of so many streams reads: the weights, and keys and values of the tokens that each sees."""
@@ -85,7 +90,6 @@ class Records:
     """Everything that was measured."""
 
     runs: list[Run] = field(default_factory=list)
-    roofs: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def own(self) -> list[Run]:
@@ -102,12 +106,6 @@ class Records:
         runs = self.races if race else self.own
         return next((run for run in runs if str(run.model["name"]).startswith(name)), None)
 
-    def share(self, bytes_per_second: float | None) -> float | None:
-        """Of the roof: the best pass over a buffer that no cache holds; others can slow a pass down, none can speed it up."""
-        largest = max((entry["buffer_bytes"] for entry in self.roofs), default=0)
-        best = [float(entry["best_gb_per_s"]) for entry in self.roofs if entry["buffer_bytes"] == largest]
-        return bytes_per_second / (1e9 * max(best)) if best and bytes_per_second is not None else None
-
 
 def read(paths: list[Path]) -> Records:
     """The records of some files."""
@@ -115,10 +113,8 @@ def read(paths: list[Path]) -> Records:
     for path in paths:
         for line in path.read_text().splitlines():
             entry = json.loads(line)
-            kind = entry.pop("record", "roof")
-            if kind == "roof":
-                records.roofs.append(entry)
-            elif kind == "machine":
+            kind = entry.pop("record")
+            if kind == "machine":
                 records.runs.append(Run(entry))
             else:
                 add(records.runs[-1], kind, entry)

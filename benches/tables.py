@@ -61,34 +61,21 @@ def machine_lines(run: Run) -> list[str]:
     return [text, ""]
 
 
-def roof_lines(records: Records) -> list[str]:
-    """The read bandwidths."""
-    if not records.roofs:
-        return []
-    by_size: dict[int, list[dict[str, float]]] = {}
-    for entry in records.roofs:
-        by_size.setdefault(entry["buffer_bytes"], []).append(entry)
-    rows = []
-    for size, measured in sorted(by_size.items(), reverse=True):
-        medians = ", ".join(f"{entry['gb_per_s']:.1f}" for entry in measured)
-        best = max(entry["best_gb_per_s"] for entry in measured)
-        rows.append([f"{size / 1e6:,.0f} MB", str(measured[0]["threads"]), medians, f"{best:.1f}"])
-    return ["## Roof", "", *table(["buffer", "threads", "GB/s read, median of each run", "best pass"], rows)]
-
-
 def stream_lines(records: Records) -> list[str]:
     """One stream and one prompt of every model."""
     rows = []
     for run in records.own:
         for values in run.of("decode").values():
             reads = run.decode_bytes_per_second()
-            cells = [str(run.model["name"]), spread(values), giga(reads), percent(records.share(reads))]
+            roof = run.at("roof_single")
+            speeds = [spread(values), giga(reads), "" if roof is None else f"{roof:.1f}", percent(run.share(reads))]
+            cells = [str(run.model["name"]), *speeds]
             prefill = run.of("prefill")
-            for tokens, speeds in prefill.items():
+            for tokens, found in prefill.items():
                 flop = run.prefill_flop_per_second()
-                cells += [f"{tokens:,}", spread(speeds), "" if flop is None else f"{flop / 1e12:.2f}"]
+                cells += [f"{tokens:,}", spread(found), "" if flop is None else f"{flop / 1e12:.2f}"]
             rows.append(cells + [""] * (0 if prefill else 3))
-    header = ["", "decode, tokens/s", "reads, GB/s", "of the roof", "prompt", "prefill, tokens/s", "TFLOP/s"]
+    header = ["", "decode, tokens/s", "reads, GB/s", "roof, GB/s", "share", "prompt", "prefill, tokens/s", "TFLOP/s"]
     return ["## One stream", "", *table(header, rows)] if rows else []
 
 
@@ -116,7 +103,7 @@ def batch_lines(run: Run) -> list[str]:
     return [title, "", text, "", *table(["streams", "tokens/s", "times one", "change"], rows)]
 
 
-def context_lines(run: Run, records: Records) -> list[str]:
+def context_lines(run: Run) -> list[str]:
     """Long contexts."""
     out = []
     for streams, name in ((1, "one sequence"), (8, "eight sequences")):
@@ -125,7 +112,7 @@ def context_lines(run: Run, records: Records) -> list[str]:
             reads = run.bytes_read(length, streams) * statistics.median(values) / streams
             kv = run.kv_bytes_per_second(length, streams)
             prefill = run.of("prefill_context").get(length, []) if streams == 1 else []
-            shares = [giga(reads), percent(records.share(reads)), giga(kv), percent(records.share(kv))]
+            shares = [giga(reads), percent(run.share(reads, "contexts")), giga(kv), percent(run.share(kv, "contexts"))]
             rows.append([f"{length:,}", spread(values), *shares, spread(prefill) if prefill else ""])
         header = [
             f"context of {name}",
@@ -142,6 +129,8 @@ def context_lines(run: Run, records: Records) -> list[str]:
     if not out:
         return []
     text = "KV is what attention reads, over the time that a step takes longer than at the shortest context."
+    roof = run.at("roof_contexts")
+    text += "" if roof is None else f" The roof was {roof:.1f} GB/s meanwhile."
     return [f"## {run.model['name']}: long contexts", "", text, "", *out]
 
 

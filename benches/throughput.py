@@ -57,6 +57,14 @@ class Plan:
             measure(number)
             print(f"{self.model.name}: {what}, round {number + 1} of {count}, {time.perf_counter() - start:.1f} s", flush=True)
 
+    def roof(self, part: str) -> None:
+        """What memory gives at this moment: other guests of the same host take their part of it."""
+        if self.options.roofline:
+            command = [str(self.options.roofline), str(self.options.threads or 0)]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            found = json.loads(done.stdout)
+            self.log.sample(ENGINE, f"roof_{part}", found["buffer_bytes"], found["best_gb_per_s"])
+
     def load(self) -> None:
         """Time to load and memory, in processes of their own."""
         command = [sys.executable, __file__, "--load-once", "--output", os.devnull, "--model", str(self.model)]
@@ -74,6 +82,7 @@ class Plan:
         sentences = min(self.options.sentences, bench.runner.max_sequence_length() // 32)
 
         def measure(number: int) -> None:
+            self.roof("single")
             bench.decode(number)
             bench.prefill(number, sentences)
 
@@ -95,6 +104,7 @@ class Plan:
         longest = bench.runner.max_sequence_length()
 
         def measure(number: int) -> None:
+            self.roof("contexts")
             for length in self.options.contexts:
                 if length <= longest:
                     bench.context(length, 1, f"round {number}")
@@ -142,6 +152,7 @@ def main() -> None:
     parser.add_argument("--batches", type=numbers, default=BATCHES, help="numbers of streams")
     parser.add_argument("--new", type=int, default=128, help="generated tokens a stream")
     parser.add_argument("--threads", type=int, default=None, help="threads of the runner; left out, one a physical core")
+    parser.add_argument("--roofline", type=Path, default=None, help="the program that measures the roof, in every round")
     parser.add_argument("--quick", action="store_true", help="a few tokens of everything, to see that it works")
     parser.add_argument("--load-once", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(
