@@ -4,9 +4,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use crate::{
     Activation, AttentionArgs, CacheEngine, KvCacheSpec, KvDType, Norm, RopeArgs, RopeStyle, StepMetadata, WorkspaceShape,
-    kernel_args::{
-        self, ActivationKind, AttentionMerge, AttentionMergeArgs, AttentionWork, DevicePtr, ElementType, RopeAndCacheArgs,
-    },
+    kernel_args::{self, ActivationKind, AttentionMergeArgs, DevicePtr, ElementType, RopeAndCacheArgs},
 };
 
 use super::{
@@ -44,25 +42,17 @@ struct GroupLists {
 /// An [`AttentionPlan`] on the device.
 #[derive(Clone, Copy)]
 struct DevicePlan {
-    decode: List<AttentionWork>,
-    prefill: List<AttentionWork>,
-    merges: List<AttentionMerge>,
+    decode: List,
+    prefill: List,
+    merges: List,
     num_parts: usize,
 }
 
-struct List<T> {
+#[derive(Clone, Copy)]
+struct List {
     at: DevicePtr,
     len: usize,
-    of: std::marker::PhantomData<T>,
 }
-
-impl<T> Clone for List<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for List<T> {}
 
 impl StepLists {
     /// Of no step.
@@ -108,8 +98,8 @@ impl StepLists {
         self.arena.put(values)
     }
 
-    fn list<T: Plain>(&mut self, values: &[T]) -> Result<List<T>, CudaError> {
-        Ok(List { at: self.arena.put(values)?, len: values.len(), of: std::marker::PhantomData })
+    fn list<T: Plain>(&mut self, values: &[T]) -> Result<List, CudaError> {
+        Ok(List { at: self.arena.put(values)?, len: values.len() })
     }
 
     /// The step's plan for such a layer; layers with equal shapes share it.
@@ -160,6 +150,7 @@ impl StepLists {
             block_size: spec.block_size as u32,
             num_heads: params.num_heads as u32,
             num_kv_heads: params.num_kv_heads as u32,
+            head_dim: params.head_dim as u32,
             q_stride: q.cols() as u32,
             window: params.window.unwrap_or(0) as u32,
             out_type: ElementType::F32 as u32,

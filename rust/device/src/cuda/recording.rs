@@ -54,12 +54,6 @@ impl RecordingDriver {
         std::mem::take(&mut self.state.lock().unwrap().events)
     }
 
-    /// Kernels that were started since the last question.
-    pub fn launches(&self) -> Vec<&'static str> {
-        let launch = |event| if let Event::Launch { kernel, .. } = event { Some(kernel) } else { None };
-        self.events().into_iter().filter_map(launch).collect()
-    }
-
     /// Bytes that are allocated.
     pub fn used_bytes(&self) -> usize {
         self.state.lock().unwrap().used()
