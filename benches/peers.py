@@ -98,7 +98,7 @@ def environment(name: str) -> Path:
         return Path(sys.executable)
     folder = ENVIRONMENTS / name
     if not (folder / "installed").exists():
-        print(f"{name}: installing {PEERS[name][-1]}", flush=True)
+        print(f"{name}: installing {PEERS[name][-1]}", file=sys.stderr, flush=True)
         for command in (
             [sys.executable, "-m", "venv", str(folder)],
             [str(folder / "bin" / "pip"), "install", "--quiet", *PEERS[name]],
