@@ -67,28 +67,39 @@ format: $(VENV)/tools ## format the sources
 	cargo fmt --all
 	$(VENV)/bin/ruff format python tests examples benches kernels
 
-# Another model: make bench MODEL_PATH=model.gguf. The roof is measured before and after, since it is the machine's share at that moment.
-ROOFLINE = cargo run --quiet --release --locked --package mistral-paged-device --example roofline -- 0 $$($(VENV)/bin/python benches/model_bytes.py $(MODEL_PATH))
 RECORDS := build/bench/records.jsonl
+ROUNDS ?= 3
+ROOFLINE := target/release/examples/roofline
+THROUGHPUT = $(VENV)/bin/python benches/throughput.py --rounds $(ROUNDS) --roofline $(ROOFLINE) --output $(RECORDS)
+RACE = $(VENV)/bin/python benches/peers.py --rounds $(ROUNDS) --output $(RECORDS)
+MODELS = $(VENV)/bin/python benches/models.py
 
 .PHONY: bench
-bench: $(VENV)/package $(VENV)/model $(VENV)/tools ## measure the default model and write docs/benchmarks.md; PEERS=1 measures the peers as well
+bench: $(VENV)/package $(VENV)/model $(VENV)/tools $(VENV)/bench-tools ## measure and write docs/benchmarks.md; PEERS=1: the peers and a llama in five formats as well; MODEL_PATH=FILE: another model
 	@mkdir -p $(dir $(RECORDS)) && rm -f $(RECORDS)
-	$(ROOFLINE) >> $(RECORDS)
-	$(VENV)/bin/python benches/throughput.py $(addprefix --model ,$(MODEL_PATH)) --output $(RECORDS)
-	$(if $(PEERS),$(VENV)/bin/python benches/peers.py $(addprefix --model ,$(MODEL_PATH)) --output $(RECORDS))
-	$(ROOFLINE) >> $(RECORDS)
-	cargo bench --quiet --locked --package mistral-paged-kv --bench scheduler
+	cargo build --release --locked --package mistral-paged-device --example roofline
+	$(THROUGHPUT) $(addprefix --model ,$(MODEL_PATH))
+	$(MODELS) folder | xargs $(THROUGHPUT) --parts single,batches --batches 1,8 --model
+	$(if $(PEERS),$(MAKE) bench-peers)
+	$(MAKE) bench-scheduler
 	$(VENV)/bin/python benches/report.py $(RECORDS)
+
+.PHONY: bench-peers
+bench-peers: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/bench-tools
+	$(MODELS) formats | xargs -n 1 $(THROUGHPUT) --parts single --model
+	$(RACE) $(addprefix --model ,$(MODEL_PATH))
+	$(MODELS) gemma | xargs $(RACE) --model
 
 .PHONY: docs-figures
 docs-figures: $(VENV)/package $(VENV)/model $(VENV)/tools ## write docs/allocators.md and docs/memory.md with their pictures, from simulations and runs
 	$(VENV)/bin/python benches/allocators.py
 	$(VENV)/bin/python benches/naive_and_paged.py
 
+CRITERION := --warm-up-time 1 --measurement-time 2
+
 .PHONY: bench-scheduler
-bench-scheduler: ## measure what the KV books and a scheduler step cost
-	cargo bench --locked --package mistral-paged-kv --bench scheduler
+bench-scheduler: ## measure what the KV books, a step without the model and sampling cost
+	cargo bench --quiet --workspace --locked --bench '*' -- $(CRITERION)
 
 .PHONY: clean
 clean: ## remove what was built
@@ -115,4 +126,8 @@ $(VENV)/test-models: $(VENV)/bin/python
 
 $(VENV)/tools: $(VENV)/bin/python pyproject.toml
 	$(PIP) install --quiet 'maturin>=1.9.4,<2' 'pytest>=8' 'pytest-timeout>=2.3' 'mypy>=1.15' 'ruff>=0.11' 'matplotlib>=3.9'
+	@touch $@
+
+$(VENV)/bench-tools: $(VENV)/bin/python
+	$(PIP) install --quiet 'gguf>=0.17' 'ml_dtypes>=0.5' 'safetensors>=0.5'
 	@touch $@
