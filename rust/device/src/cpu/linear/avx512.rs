@@ -13,16 +13,16 @@
 //! minima; products with a lower part, if one of four rows has it, 8 more. On Zen 5 all but the conversion share two ports, which limits
 //! kernels to 73 % of the integer peak with minima and 80 % without.
 //!
-//! Measured on two cores of a Zen 5 (about 2050 GOP/s of `vpdpbusd` at 4 GHz), 2048 x 8192, quantisation of the activations included, one
-//! row in GB/s of weights as in the file, more in GFLOP/s:
+//! Measured on two cores of a Zen 5, on which a loop of `vpdpbusd` alone does 1930 GOP/s, by `examples/bench_linear.rs`: 2048 x 8192,
+//! quantisation of the activations included, one row in GB/s of weights as in the file, more in GFLOP/s:
 //!
-//! | format | 1 row | 8 rows | 64 rows | of the limit |
+//! | format | 1 row | 8 rows | 64 rows | of the peak |
 //! | --- | --- | --- | --- | --- |
-//! | `Q4_0` | 51 | 1168 | 1310 | 80 % |
-//! | `Q4_1` | 51 | 1135 | 1210 | 81 % |
-//! | `Q8_0` | 50 | 770 | 1280 | 78 % |
-//! | `Q5_K` | 43 | 1043 | 1209 | 81 % |
-//! | `Q6_K` | 46 | 701 | 884 | 65 % |
+//! | `Q4_0` | 51 | 1168 | 1310 | 68 % |
+//! | `Q4_1` | 51 | 1135 | 1210 | 63 % |
+//! | `Q8_0` | 50 | 770 | 1280 | 66 % |
+//! | `Q5_K` | 43 | 1043 | 1209 | 63 % |
+//! | `Q6_K` | 46 | 701 | 884 | 46 % |
 
 // A helper that is not inlined would pass registers through memory; one with features of its own may be inlined or not, and a closure
 // without them is not.
