@@ -307,6 +307,7 @@ fn for_products<const N: usize>(panels: &[Panel<'_>; N], input: &Input<'_>, rows
     match rows.len() {
         0..=ROWS if input.tiles.is_empty() => in_steps::<ROWS, N>(panels, input, rows, each),
         0..=16 => in_steps::<16, N>(panels, input, rows, each),
+        17..=32 => in_steps::<32, N>(panels, input, rows, each),
         _ => in_steps::<MANY_ROWS, N>(panels, input, rows, each),
     }
 }
