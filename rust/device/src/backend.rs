@@ -13,9 +13,10 @@ use crate::{CacheEngine, DType, DeviceError, KvCacheSpec, Tensor, WeightView};
 pub enum Precision {
     /// Float weights and activations; every output is summed over K in one fixed order whatever the batch, chunk or split.
     Exact,
-    /// The fastest: activations as integers of 15 bits with a scale for 32 on quantised weights, float activations on float weights.
+    /// The fastest: activations as integers of 15 bits with a scale for 32 on quantised weights; on float weights as f32, or both as bf16
+    /// where the processor multiplies those faster.
     Fast,
-    /// As fast, where a row keeps its bits whatever the number of rows: float weights do without tile units, which round activations.
+    /// As fast, where a row keeps its bits whatever the number of rows: float weights do without tile units.
     Deterministic,
 }
 
@@ -283,7 +284,7 @@ pub struct GateUpArgs<'a> {
 pub struct BackendInfo {
     /// "cpu".
     pub device: String,
-    /// Instruction-set tier: "scalar", "avx2", "avx512" or "amx".
+    /// Instruction-set tier: "scalar", "avx2", "avx512", "avx512+bf16" where that multiplies bf16, or "amx".
     pub tier: String,
     /// Worker threads.
     pub num_threads: usize,

@@ -1,5 +1,5 @@
-//! Phases of many rows on the tile units: float weights of [`Precision::Fast`], activations rounded to bf16. The kernels of few rows
-//! do not round them, so [`Precision::Deterministic`] has only those.
+//! Phases of many rows on the tile units: float weights of [`Precision::Fast`]. They multiply the bf16 numbers that the kernel of few rows
+//! does ([`super::tiled_bf16`]) and add the products in another order, so [`Precision::Deterministic`] has only that.
 //!
 //! Quantised weights have finer activations, see [`super::int_tiles`]: rounding activations and dequantised weights to bf16 moves SmolLM2's
 //! log probabilities by up to 0.13.
