@@ -13,8 +13,8 @@ use crate::{CacheEngine, DType, DeviceError, KvCacheSpec, Tensor, WeightView};
 pub enum Precision {
     /// Float weights and activations; every output is summed over K in one fixed order whatever the batch, chunk or split.
     Exact,
-    /// The fastest: activations as integers of 15 bits with a scale for 32 on quantised weights; on float weights as f32, or both as bf16
-    /// where the processor multiplies those faster.
+    /// The fastest: activations as integers with a scale for 32 on quantised weights; on float weights as f32, or both as bf16 where the
+    /// processor multiplies those faster.
     Fast,
     /// As fast, where a row keeps its bits whatever the number of rows: float weights do without tile units.
     Deterministic,

@@ -1,5 +1,8 @@
 //! AVX-512 kernels: packed panels by VNNI.
 
+// A helper that is not inlined would pass registers through memory, and with features of its own it may be inlined or not.
+#![allow(clippy::inline_always, unsafe_op_in_unsafe_fn)]
+
 #[allow(clippy::wildcard_imports)] // Intrinsics.
 use std::{arch::x86_64::*, ops::Range};
 
@@ -37,10 +40,12 @@ fn few_rows<const CODES: u8, const HALVES: bool, const MIN: bool, const R: usize
 ) {
     let mut sums = [[_mm512_setzero_ps(); 2]; R];
     for (block, x) in panel.chunks_exact(const { block_bytes(CODES, HALVES, MIN) }).zip(acts.as_chunks::<R>().0) {
-        Block::<HALVES, MIN>::unpack::<CODES>(block).multiply::<R>(x, const { zero_point(CODES, MIN) }, &mut sums);
+        // SAFETY: the features are enabled.
+        unsafe { Block::<HALVES, MIN>::unpack::<CODES>(block).multiply::<R>(x, const { zero_point(CODES, MIN) }, &mut sums) }
     }
     for (sums, out) in sums.iter().zip(out) {
-        store(*sums, out);
+        // SAFETY: the features are enabled.
+        unsafe { store(*sums, out) }
     }
 }
 
@@ -50,28 +55,33 @@ fn many_rows<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8],
     out.fill([0.0; PANEL]);
     let zero = const { zero_point(CODES, MIN) };
     for (block, x) in panel.chunks_exact(const { block_bytes(CODES, HALVES, MIN) }).zip(acts.chunks_exact(out.len())) {
-        let block = Block::<HALVES, MIN>::unpack::<CODES>(block);
-        for (x, out) in x.chunks(4).zip(out.chunks_mut(4)) {
-            match out.len() {
-                1 => block.add::<1>(x, zero, out),
-                2 => block.add::<2>(x, zero, out),
-                3 => block.add::<3>(x, zero, out),
-                _ => block.add::<4>(x, zero, out),
+        // SAFETY: the features are enabled.
+        unsafe {
+            let block = Block::<HALVES, MIN>::unpack::<CODES>(block);
+            for (x, out) in x.chunks(4).zip(out.chunks_mut(4)) {
+                match out.len() {
+                    1 => block.add::<1>(x, zero, out),
+                    2 => block.add::<2>(x, zero, out),
+                    3 => block.add::<3>(x, zero, out),
+                    _ => block.add::<4>(x, zero, out),
+                }
             }
         }
     }
 }
 
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn load(out: &[f32; PANEL]) -> [__m512; 2] {
+/// # Safety
+/// The processor has AVX-512.
+#[inline(always)]
+unsafe fn load(out: &[f32; PANEL]) -> [__m512; 2] {
     // SAFETY: each half of a row is 16 f32.
     unsafe { [_mm512_loadu_ps(out.as_ptr()), _mm512_loadu_ps(out.as_ptr().add(PANEL / 2))] }
 }
 
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn store(sums: [__m512; 2], out: &mut [f32; PANEL]) {
+/// # Safety
+/// As of `load`.
+#[inline(always)]
+unsafe fn store(sums: [__m512; 2], out: &mut [f32; PANEL]) {
     // SAFETY: each half of a row is 16 f32.
     unsafe {
         _mm512_storeu_ps(out.as_mut_ptr(), sums[0]);
@@ -80,9 +90,10 @@ fn store(sums: [__m512; 2], out: &mut [f32; PANEL]) {
 }
 
 /// Line `g` of the codes of both tiles, columns 4 g.. and 16 + 4 g.., as bytes.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-pub(super) fn codes<const CODES: u8>(block: &[u8], g: usize, tile: usize) -> [__m512i; 2] {
+/// # Safety
+/// The processor has AVX-512 F and BW.
+#[inline(always)]
+pub(super) unsafe fn codes<const CODES: u8>(block: &[u8], g: usize, tile: usize) -> [__m512i; 2] {
     debug_assert!(block.len() >= codes_bytes(CODES) && g < 4 && tile < 2);
     // SAFETY: the offsets below stay within codes_bytes(CODES), which the caller's block has.
     let line = |at: usize| unsafe { _mm512_loadu_si512(block.as_ptr().add(at).cast()) };
@@ -118,9 +129,10 @@ struct Block<const HALVES: bool, const MIN: bool> {
 }
 
 impl<const HALVES: bool, const MIN: bool> Block<HALVES, MIN> {
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-    fn unpack<const CODES: u8>(block: &[u8]) -> Self {
+    /// # Safety
+    /// The processor has AVX-512; likewise below.
+    #[inline(always)]
+    unsafe fn unpack<const CODES: u8>(block: &[u8]) -> Self {
         let bytes = const { block_bytes(CODES, HALVES, MIN) };
         let groups = const { 1 + HALVES as usize };
         assert!(block.len() == bytes);
@@ -137,14 +149,14 @@ impl<const HALVES: bool, const MIN: bool> Block<HALVES, MIN> {
             }
         }
         let (mut scales, mut mins) = ([[_mm512_setzero_ps(); 2]; 2], [[_mm512_setzero_ps(); 2]; 2]);
-        // SAFETY: lines of scales and minima lie within the block.
-        let f16s = |at: usize| unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(block.as_ptr().add(at).cast())) };
         for group in 0..groups {
             let at = const { codes_bytes(CODES) } + 64 * group;
             for tile in 0..2 {
-                scales[group][tile] = f16s(at + 32 * tile);
+                // Lines of scales and minima lie within the block.
+                let f16s = |at: usize| _mm512_cvtph_ps(_mm256_loadu_si256(block.as_ptr().add(at + 32 * tile).cast()));
+                scales[group][tile] = f16s(at);
                 if MIN {
-                    mins[group][tile] = f16s(at + 64 * groups + 32 * tile);
+                    mins[group][tile] = f16s(at + 64 * groups);
                 }
             }
         }
@@ -152,9 +164,8 @@ impl<const HALVES: bool, const MIN: bool> Block<HALVES, MIN> {
     }
 
     /// Adds the products by R rows to sums in memory.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-    fn add<const R: usize>(&self, x: &[ActBlock], zero: i32, out: &mut [[f32; PANEL]]) {
+    #[inline(always)]
+    unsafe fn add<const R: usize>(&self, x: &[ActBlock], zero: i32, out: &mut [[f32; PANEL]]) {
         let (Some(x), Some(out)) = (x.first_chunk::<R>(), out.first_chunk_mut::<R>()) else { return };
         let mut sums = [[_mm512_setzero_ps(); 2]; R];
         for (sums, out) in sums.iter_mut().zip(out.iter()) {
@@ -167,11 +178,11 @@ impl<const HALVES: bool, const MIN: bool> Block<HALVES, MIN> {
     }
 
     /// Adds the products by R rows.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-    fn multiply<const R: usize>(&self, x: &[ActBlock; R], zero: i32, sums: &mut [[__m512; 2]; R]) {
+    #[inline(always)]
+    unsafe fn multiply<const R: usize>(&self, x: &[ActBlock; R], zero: i32, sums: &mut [[__m512; 2]; R]) {
         let groups = const { 1 + HALVES as usize };
         let shift = _mm_cvtsi32_si128(zero.max(1).ilog2() as i32);
+        let lower = x.iter().fold(0, |any, x| any | x.has_lower) != 0;
         for group in 0..groups {
             let quads = if HALVES { 4 * group..4 * group + 4 } else { 0..8 };
             let sum = if HALVES { 1 + group } else { 0 };
@@ -186,7 +197,9 @@ impl<const HALVES: bool, const MIN: bool> Block<HALVES, MIN> {
                     }
                 }
             }
-            self.dot(x, 1, quads, &mut dots);
+            if lower {
+                self.dot(x, 1, quads, &mut dots);
+            }
             for ((dots, x), sums) in dots.iter().zip(x).zip(sums.iter_mut()) {
                 for tile in 0..2 {
                     let dot = _mm512_mul_ps(_mm512_cvtepi32_ps(dots[tile]), _mm512_set1_ps(x.scale));
@@ -201,15 +214,13 @@ impl<const HALVES: bool, const MIN: bool> Block<HALVES, MIN> {
     }
 
     /// Adds products of a part of the activations' codes.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-    fn dot<const R: usize>(&self, x: &[ActBlock; R], part: usize, quads: Range<usize>, dots: &mut [[__m512i; 2]; R]) {
+    #[inline(always)]
+    unsafe fn dot<const R: usize>(&self, x: &[ActBlock; R], part: usize, quads: Range<usize>, dots: &mut [[__m512i; 2]; R]) {
         for quad in quads {
             for (dots, x) in dots.iter_mut().zip(x) {
-                let (four, _) = x.parts[part].as_chunks::<4>();
-                let x = _mm512_set1_epi32(i32::from_le_bytes(four[quad].map(i8::cast_unsigned)));
-                for tile in 0..2 {
-                    dots[tile] = _mm512_dpbusd_epi32(dots[tile], self.codes[tile][quad], x);
+                let x = _mm512_set1_epi32(x.parts[part].as_ptr().add(4 * quad).cast::<i32>().read_unaligned());
+                for (dot, codes) in dots.iter_mut().zip(&self.codes) {
+                    *dot = _mm512_dpbusd_epi32(*dot, codes[quad], x);
                 }
             }
         }

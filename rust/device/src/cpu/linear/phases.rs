@@ -76,8 +76,6 @@ impl Form {
 const MIN_PARALLEL: usize = 1 << 15;
 /// Below this many values rows are normalised and quantised on one thread.
 const MIN_PARALLEL_ROWS: usize = 1 << 12;
-/// Blocks that are quantised at a time.
-const QUANTISED: usize = 16;
 /// Bytes of weights, or of activations, that stay in a core's L2 cache while the other pass.
 const CACHED: usize = 512 << 10;
 
@@ -142,22 +140,14 @@ impl LinearContext<'_> {
                         unsafe { round_row(row, shared_pairs.part(m * pair_cols, pair_cols)) };
                     }
                     if form >= Form::Blocks {
+                        let (first, place) = (m / MANY_ROWS * MANY_ROWS, m % MANY_ROWS);
+                        // SAFETY: as above.
+                        let mut acts =
+                            unsafe { shared_acts.strided(first * blocks + place, MANY_ROWS.min(rows - first), blocks) };
+                        quantise_row(self.tier, row, &mut acts);
                         // SAFETY: ranges start at whole tiles.
                         let tiles = unsafe { shared_tiles.part(m / ACT_ROWS * tiles, tiles) };
-                        let group = m / MANY_ROWS * MANY_ROWS;
-                        let stride = MANY_ROWS.min(rows - group);
-                        let mut acts = [ActBlock::ZERO; QUANTISED];
-                        for (i, row) in row.chunks(QUANTISED * BLOCK).enumerate() {
-                            let acts = &mut acts[..row.len() / BLOCK];
-                            quantise_row(self.tier, row, acts);
-                            let tiles = tiles.chunks_mut(QUANTISED).nth(i).unwrap_or_default();
-                            tile_row(self.tier, m % ACT_ROWS, acts, tiles);
-                            for (b, act) in (i * QUANTISED..).zip(acts) {
-                                // SAFETY: as above.
-                                let out = unsafe { shared_acts.part(group * blocks + b * stride + m % MANY_ROWS, 1) };
-                                out[0] = *act;
-                            }
-                        }
+                        tile_row(self.tier, m % ACT_ROWS, &mut acts, tiles);
                     }
                 }
             });
