@@ -649,6 +649,9 @@ class Sequence:
         ignore_eos: bool = False,
         seed: int | None = None,
         stream: Literal[False] = False,
+        priority: int = 0,
+        deadline: float | None = None,
+        tenant: str | None = None,
     ) -> CompletionResponse: ...
     @overload
     def generate(
@@ -669,6 +672,9 @@ class Sequence:
         ignore_eos: bool = False,
         seed: int | None = None,
         stream: Literal[True],
+        priority: int = 0,
+        deadline: float | None = None,
+        tenant: str | None = None,
     ) -> ChatCompletionStreamer: ...
     def release(self) -> None: ...
     def __enter__(self) -> Self: ...
