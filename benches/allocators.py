@@ -14,7 +14,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from report import table
+from tables import table
 
 from mistral_paged.simulator import SOURCES, SimulationResult, poisson_trace, simulate
 from mistral_paged.simulator_plot import KINDS, STYLE

@@ -36,13 +36,20 @@ class RunnerEngine:
         selected = self.module.Which.Plain(model_id=model) if Path(model).is_dir() else gguf
         self.runner = self.module.Runner(which=selected, max_seqs=max_streams, prefix_cache_n=0)
         self.threads = ThreadPoolExecutor(max_streams)
+        self.has_template = True
+        try:
+            self.one("Hello", 1)
+        except ValueError:  # a base model
+            self.has_template = False
 
     def one(self, text: str, new: int) -> tuple[int, int]:
-        messages = [{"role": "user", "content": text}]
-        request = self.module.ChatCompletionRequest(
-            messages=messages, model="default", max_tokens=new, temperature=0.0, ignore_eos=True
-        )
-        usage = self.runner.send_chat_completion_request(request).usage
+        options = {"model": "default", "max_tokens": new, "temperature": 0.0, "ignore_eos": True}
+        if self.has_template:
+            messages = [{"role": "user", "content": text}]
+            request = self.module.ChatCompletionRequest(messages=messages, **options)
+            usage = self.runner.send_chat_completion_request(request).usage
+        else:
+            usage = self.runner.send_completion_request(self.module.CompletionRequest(prompt=text, **options)).usage
         return usage.prompt_tokens, usage.completion_tokens
 
     def answer(self, texts: list[str], new: int) -> tuple[int, int]:

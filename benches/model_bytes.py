@@ -1,4 +1,4 @@
-"""Bytes that decoding one token reads of a model: its weights, and the keys and values of each token of context.
+"""What a model costs: bytes that decoding a token reads of weights, keys and values, and operations of a prompt.
 
 GGUF: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Safetensors: https://huggingface.co/docs/safetensors.
 """
@@ -6,6 +6,7 @@ GGUF: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Safetensors: ht
 from __future__ import annotations
 
 import json
+import math
 import struct
 import sys
 from dataclasses import dataclass
@@ -15,46 +16,78 @@ from typing import Any, BinaryIO
 # Formats of the scalar metadata types, by number; 8 is a string, 9 an array.
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 EMBEDDING, HEAD = ("token_embd.weight", "model.embed_tokens.weight"), ("output.weight", "lm_head.weight")
+LAYERS = ("blk.", "model.layers.")
 KV_ELEMENT_BYTES = 2  # bf16 or f16, the default KV cache
 
 
 @dataclass
+class Tensor:
+    """Bytes in the file, and the shape."""
+
+    num_bytes: int
+    shape: list[int]
+
+
+@dataclass
+class Heads:
+    """What attention is made of."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass
 class ModelBytes:
-    """What a token costs to read."""
+    """What a token costs to read, and a prompt to compute."""
 
     file_bytes: int
     weight_bytes: int
     kv_bytes_per_token: int
+    layer_parameters: int
+    """Of the matrices of all layers."""
+    attention_flop_per_pair: int
+    """Of a query and a key that it sees, in all layers and heads."""
 
 
 def model_bytes(model: Path) -> ModelBytes:
     """Of a GGUF file, or of a folder of safetensors with its config.json."""
-    tensors, (layers, kv_heads, head_dim) = read_folder(model) if model.is_dir() else read_gguf(model)
-    weights = sum(tensors.values())
+    tensors, heads = read_folder(model) if model.is_dir() else read_gguf(model)
+    weights = sum(tensor.num_bytes for tensor in tensors.values())
     # An embedding that is not the output head as well is read one row a token.
     if any(head in tensors for head in HEAD):
-        weights -= sum(tensors.get(name, 0) for name in EMBEDDING)
+        weights -= sum(tensors[name].num_bytes for name in EMBEDDING if name in tensors)
+    matrices = [tensor for name, tensor in tensors.items() if name.startswith(LAYERS) and len(tensor.shape) == 2]
     files = list(model.glob("*.safetensors")) if model.is_dir() else [model]
-    return ModelBytes(sum(file.stat().st_size for file in files), weights, 2 * layers * kv_heads * head_dim * KV_ELEMENT_BYTES)
+    return ModelBytes(
+        file_bytes=sum(file.stat().st_size for file in files),
+        weight_bytes=weights,
+        kv_bytes_per_token=2 * heads.layers * heads.kv_heads * heads.head_dim * KV_ELEMENT_BYTES,
+        layer_parameters=sum(math.prod(tensor.shape) for tensor in matrices),
+        attention_flop_per_pair=4 * heads.layers * heads.heads * heads.head_dim,
+    )
 
 
-def read_folder(folder: Path) -> tuple[dict[str, int], tuple[int, int, int]]:
-    """Bytes a tensor; layers, KV heads and head size."""
-    tensors: dict[str, int] = {}
+def read_folder(folder: Path) -> tuple[dict[str, Tensor], Heads]:
+    """Tensors and attention heads."""
+    tensors: dict[str, Tensor] = {}
     for path in folder.glob("*.safetensors"):
         with path.open("rb") as file:
             header = json.loads(file.read(number(file, "<Q")))
         tensors |= {
-            name: entry["data_offsets"][1] - entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"
+            name: Tensor(entry["data_offsets"][1] - entry["data_offsets"][0], entry["shape"])
+            for name, entry in header.items()
+            if name != "__metadata__"
         }
     config = json.loads((folder / "config.json").read_text())
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    return tensors, (config["num_hidden_layers"], config.get("num_key_value_heads", heads), head_dim)
+    return tensors, Heads(config["num_hidden_layers"], heads, config.get("num_key_value_heads", heads), head_dim)
 
 
-def read_gguf(path: Path) -> tuple[dict[str, int], tuple[int, int, int]]:
-    """Bytes a tensor, up to its padding; layers, KV heads and head size."""
+def read_gguf(path: Path) -> tuple[dict[str, Tensor], Heads]:
+    """Tensors, with their padding, and attention heads."""
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise ValueError(f"{path} is not a GGUF file")
@@ -64,19 +97,18 @@ def read_gguf(path: Path) -> tuple[dict[str, int], tuple[int, int, int]]:
         starts = []
         for _ in range(num_tensors):
             name = text(file)
-            for _ in range(number(file, "<I")):
-                number(file, "<Q")
+            shape = [number(file, "<Q") for _ in range(number(file, "<I"))]
             number(file, "<I")  # type
-            starts.append((number(file, "<Q"), name))
+            starts.append((number(file, "<Q"), name, shape))
         alignment = data.get("general.alignment", 32)
         data_bytes = path.stat().st_size - -(-file.tell() // alignment) * alignment
     starts.sort()
-    ends = [start for start, _ in starts[1:]] + [data_bytes]
-    tensors = {name: end - start for (start, name), end in zip(starts, ends, strict=True)}
+    ends = [start for start, _, _ in starts[1:]] + [data_bytes]
+    tensors = {name: Tensor(end - start, shape) for (start, name, shape), end in zip(starts, ends, strict=True)}
     arch = data["general.architecture"]
     heads = data[f"{arch}.attention.head_count"]
     head_dim = data.get(f"{arch}.attention.key_length") or data[f"{arch}.embedding_length"] // heads
-    return tensors, (data[f"{arch}.block_count"], data.get(f"{arch}.attention.head_count_kv", heads), head_dim)
+    return tensors, Heads(data[f"{arch}.block_count"], heads, data.get(f"{arch}.attention.head_count_kv", heads), head_dim)
 
 
 def number(file: BinaryIO, form: str) -> int:

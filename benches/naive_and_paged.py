@@ -18,7 +18,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from report import table
+from tables import table
 
 from mistral_paged import Which, memory
 from mistral_paged.default_model import default_model

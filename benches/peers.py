@@ -1,7 +1,8 @@
 """The same work on mistral_paged and on its peers, engines taking turns in every round. Writes JSON lines.
 
-Each peer lives in an environment of its own under build/peers, made when missing. While one engine works the others are stopped,
-so that none that polls takes its processors. A peer that cannot be installed or cannot load the model drops out with its reason.
+Each peer lives in an environment of its own, made when missing. While one engine works the others are stopped, so that none that
+polls takes its processors. A peer that cannot be installed or cannot load the model drops out with its reason. All have as many
+threads as there are processors, and no prefix cache.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +24,17 @@ from mistral_paged.default_model import default_model
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parent / "build" / "peers"
-AVX512 = ["AVX2", "FMA", "F16C", "BMI2", "AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16"]
-# What pip installs, and the variables it needs; llama-cpp-python is compiled.
-PEERS: dict[str, tuple[str, dict[str, str]]] = {
-    "llamacpp-native": (
-        "llama-cpp-python",
-        {"CMAKE_ARGS": " ".join(["-DGGML_NATIVE=OFF", *(f"-DGGML_{name}=ON" for name in AVX512)])},
-    ),
-    "llamacpp": ("xllamacpp", {}),
-    "openvino": ("openvino-genai", {}),
-    "mistralrs": ("mistralrs==0.9.5", {}),
+# What pip installs. llama-cpp-python is compiled for this machine, which takes a while.
+PEERS = {
+    "llamacpp-native": ["--no-binary", "llama-cpp-python", "llama-cpp-python"],
+    "llamacpp": ["xllamacpp"],
+    "openvino": ["openvino-genai"],
+    "mistralrs": ["mistralrs==0.9.5"],
 }
+COMPILE_FOR_THIS_MACHINE = {"CMAKE_ARGS": "-DGGML_NATIVE=ON"}
 OWN = "mistral_paged"
+SLOW = 3
+"""A peer that is so many times slower than the best is measured once, not in every round."""
 
 
 class PeerFailedError(Exception):
@@ -46,6 +47,7 @@ class Worker:
     def __init__(self, name: str, python: Path, model: Path, max_streams: int) -> None:
         self.name = name
         ours, theirs = os.pipe()
+        ENVIRONMENTS.mkdir(parents=True, exist_ok=True)
         self.log = (ENVIRONMENTS / f"{name}.log").open("w")
         command = [str(python), str(HERE / "engines.py"), name, str(model), str(max_streams), str(theirs)]
         self.process = subprocess.Popen(
@@ -94,15 +96,15 @@ def environment(name: str) -> Path:
     """The interpreter of a peer's environment, which is made when missing."""
     if name == OWN:
         return Path(sys.executable)
-    package, variables = PEERS[name]
     folder = ENVIRONMENTS / name
     if not (folder / "installed").exists():
-        print(f"{name}: installing {package}", flush=True)
+        print(f"{name}: installing {PEERS[name][-1]}", flush=True)
         for command in (
             [sys.executable, "-m", "venv", str(folder)],
-            [str(folder / "bin" / "pip"), "install", "--quiet", package],
+            [str(folder / "bin" / "pip"), "install", "--quiet", *PEERS[name]],
         ):
-            done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
+            variables = os.environ | COMPILE_FOR_THIS_MACHINE
+            done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 raise PeerFailedError("\n".join(done.stderr.strip().splitlines()[-1:]) or f"{command[-1]} cannot be installed")
         (folder / "installed").touch()
@@ -111,41 +113,82 @@ def environment(name: str) -> Path:
 
 def version(name: str, python: Path) -> str:
     """The installed version of an engine."""
-    package = OWN if name == OWN else PEERS[name][0].split("==")[0]
+    package = OWN if name == OWN else PEERS[name][-1].split("==")[0]
     command = [str(python), "-c", f"from importlib.metadata import version; print(version({package!r}))"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def start(names: list[str], model: Path, max_streams: int, log: Log) -> list[Worker]:
-    """The engines that can be had, each loaded and warm."""
-    workers = []
-    for name in names:
+class Race:
+    """Engines that take turns at the same work."""
+
+    def __init__(self, model: Path, log: Log, options: argparse.Namespace) -> None:
+        self.model = model
+        self.log = log
+        self.options = options
+        self.workers: list[Worker] = []
+        self.speeds: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
+        """By measure and number of streams: the first figure of each engine."""
+
+    def enter(self, name: str) -> None:
+        """Load an engine and let it answer once, or write down why it drops out."""
         worker = None
         try:
             python = environment(name)
-            worker = Worker(name, python, model, max_streams)
+            worker = Worker(name, python, self.model, max(self.options.streams))
             worker.answer([story(0)], 8)
         except PeerFailedError as failure:
             if worker is not None:
                 worker.close()
-            print(f"{name} drops out: {failure}", flush=True)
-            log.write(record="dropped", engine=name, reason=str(failure))
-            continue
-        log.write(record="engine", engine=name, version=version(name, python))
-        log.sample(name, "load", 0, worker.load_seconds)
-        workers.append(worker)
-    return workers
+            self.drop(name, failure)
+            return
+        print(f"{self.model.name}: {name} loaded in {worker.load_seconds:.1f} s", flush=True)
+        self.log.write(record="engine", engine=name, version=version(name, python))
+        self.log.sample(name, "load", 0, worker.load_seconds)
+        self.workers.append(worker)
 
+    def drop(self, name: str, failure: PeerFailedError) -> None:
+        """Write down why an engine drops out."""
+        print(f"{self.model.name}: {name} drops out: {failure}", flush=True)
+        self.log.write(record="dropped", engine=name, reason=str(failure))
 
-def measure(worker: Worker, log: Log, number: int, options: argparse.Namespace) -> None:
-    """One round of one engine."""
-    done = worker.answer([story(number)], options.new)
-    log.sample(worker.name, "answer", 1, done["generated_tokens"] / done["seconds"], load=load())
-    done = worker.answer([long_prompt(number, options.sentences)], 1)
-    log.sample(worker.name, "prefill", done["prompt_tokens"], done["prompt_tokens"] / done["seconds"], load=load())
-    for count in options.streams:
-        done = worker.answer([story(n) for n in range(count)], options.new)
-        log.sample(worker.name, "streams", count, done["generated_tokens"] / done["seconds"], load=load())
+    def run(self, number: int) -> None:
+        """One round of all engines: each piece of work by one engine after the other."""
+        tasks = [("answer", 1), ("prefill", 1), *(("streams", count) for count in self.options.streams if count > 1)]
+        for task in tasks:
+            for worker in list(self.workers):
+                if number > 0 and self.is_slow(worker.name, task):
+                    continue
+                try:
+                    self.measure(worker, task, number)
+                except PeerFailedError as failure:
+                    self.drop(worker.name, failure)
+                    self.workers.remove(worker)
+                    worker.close()
+
+    def is_slow(self, name: str, task: tuple[str, int]) -> bool:
+        """Whether a peer is far behind the best one."""
+        speeds = {engine: speed for engine, speed in self.speeds[task].items() if engine != OWN}
+        return name in speeds and speeds[name] * SLOW < max(speeds.values())
+
+    def measure(self, worker: Worker, task: tuple[str, int], number: int) -> None:
+        """Tokens a second of one piece of work."""
+        measure, count = task
+        if measure == "prefill":
+            done = worker.answer([long_prompt(number, self.options.sentences)], 1)
+            speed, at = done["prompt_tokens"] / done["seconds"], done["prompt_tokens"]
+        else:
+            first = number if count == 1 else 0
+            done = worker.answer([story(n) for n in range(first, first + count)], self.options.new)
+            speed, at = done["generated_tokens"] / done["seconds"], count
+        self.log.sample(worker.name, measure, at, speed, load=load())
+        self.speeds[task].setdefault(worker.name, speed)
+        what = f"{measure} of {at}, round {number + 1} of {self.options.rounds}"
+        print(f"{self.model.name}: {what}: {worker.name} {speed:,.1f} tokens/s", flush=True)
+
+    def close(self) -> None:
+        """End all engines."""
+        for worker in self.workers:
+            worker.close()
 
 
 def main() -> None:
@@ -164,27 +207,20 @@ def main() -> None:
         parser.error(f"no engine {', '.join(sorted(unknown))}; there are {', '.join([OWN, *PEERS])}")
     options.streams = [int(count) for count in options.streams.split(",")]
     model = (options.model or default_model()).resolve()
-    ENVIRONMENTS.mkdir(parents=True, exist_ok=True)
     # Told to end, end the engines too: a stopped process would not notice.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with options.output.open("a") as out:
         log = Log(out)
         log.write(record="machine", **machine())
         log.write(record="model", name=model.name, **vars(model_bytes(model)))
-        workers = start(names, model, max(options.streams), log)
+        race = Race(model, log, options)
         try:
+            for name in names:
+                race.enter(name)
             for number in range(options.rounds):
-                for worker in list(workers):
-                    try:
-                        measure(worker, log, number, options)
-                    except PeerFailedError as failure:
-                        print(f"{worker.name} drops out: {failure}", flush=True)
-                        log.write(record="dropped", engine=worker.name, reason=str(failure))
-                        workers.remove(worker)
-                        worker.close()
+                race.run(number)
         finally:
-            for worker in workers:
-                worker.close()
+            race.close()
 
 
 if __name__ == "__main__":

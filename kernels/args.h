@@ -65,7 +65,7 @@ struct AttentionArgs {
     uint32_t out_type;
     float scale;
     float softcap;                // 0: none; else scores become softcap * tanh(score / softcap)
-    uint32_t reserved;            // 0
+    uint32_t head_dim;            // attention_f32 reads it; the others have it in their names
 };
 
 // The parts of one row: first_part, first_part + part_stride, ...

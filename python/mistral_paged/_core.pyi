@@ -40,11 +40,13 @@ __all__ = [
     "__version__",
     "simulate",
     "simulator_devices",
+    "survey",
 ]
 
 __version__: str
 
 def simulate(trace: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]: ...
+def survey() -> dict[str, Any]: ...
 def simulator_devices() -> list[tuple[str, tuple[float, float, float, float], str]]: ...
 
 @final

@@ -1,4 +1,4 @@
-"""The command line: `mistral-paged run` answers one text or chats, `mistral-paged memory` compares naive and paged KV memory."""
+"""The command line: `run` answers or chats, `memory` compares naive and paged KV memory, `doctor` tells of the machine."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from mistral_paged import (
     Which,
     __version__,
 )
+from mistral_paged import doctor as doctor_report
 from mistral_paged import memory as memory_experiment
 from mistral_paged.default_model import default_model
 from mistral_paged.exceptions import MistralPagedError
@@ -71,6 +72,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     add_run(commands.add_parser("run", help="answer one text, or chat when no text is given", allow_abbrev=False))
     add_memory(commands.add_parser("memory", help="how many requests a KV budget runs at once", allow_abbrev=False))
+    doctor = commands.add_parser("doctor", help="what of this machine is used, and what is missing for more", allow_abbrev=False)
+    doctor.set_defaults(handler=lambda _options: print(doctor_report.text()))
     return parser
 
 

@@ -6,6 +6,7 @@
 mod arguments;
 mod completing;
 mod control;
+mod doctor;
 mod door;
 mod enums;
 mod exceptions;
@@ -33,6 +34,8 @@ mod which;
 mod _core {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use crate::doctor::survey;
     #[pymodule_export]
     use crate::enums::{
         Architecture, DiffusionArchitecture, EmbeddingArchitecture, IsqOrganization, ModelDType, MultimodalArchitecture,

@@ -5,6 +5,7 @@ use pyo3::{prelude::*, types::PyDict};
 
 use crate::{
     arguments::{Integer, Real, at_least, at_least_if_given, within},
+    doctor,
     door::enter,
     enums::PagedCacheType,
     options::{self, MemoryArguments},
@@ -233,6 +234,7 @@ impl Runner {
             device: options::device(device)?,
             deterministic,
             cpu: CpuOptions { tier: cpu_tier, num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)? },
+            cuda_libraries: doctor::library_paths(py)?,
             ..EngineConfig::default()
         };
         let source = options::resolve(py, &selection, token_source)?;

@@ -118,7 +118,11 @@ pub fn device(device: &str) -> PyResult<Device> {
     match device {
         "auto" => Ok(best_device()),
         "cpu" => Ok(Device::Cpu),
-        other => Err(invalid(format!("`device` must be \"auto\" or \"cpu\", got {other:?}"))),
+        other => other
+            .strip_prefix("cuda:")
+            .and_then(|number| number.parse().ok())
+            .map(Device::Cuda)
+            .ok_or_else(|| invalid(format!("`device` must be \"auto\", \"cpu\" or a GPU such as \"cuda:0\", got {other:?}"))),
     }
 }
 

@@ -8,6 +8,7 @@ use pyo3::{prelude::*, types::PyString};
 use crate::{
     arguments::{Integer, Real, Text, at_least, at_least_if_given, check_seed, refuse, token_ids, within},
     completing::complete,
+    doctor,
     door::enter,
     enums::PagedCacheType,
     exceptions::{ModelNotFoundError, invalid},
@@ -52,8 +53,8 @@ use crate::{
 /// - `deterministic` makes a request's logits the same bits cold or warm, alone or in a batch, in chunks of any size, preempted or not, and
 ///   on any number of threads (for one `cpu_tier`, dtype and `pa_cache_type`).
 /// - `seed` seeds requests that have no seed of their own: each differently, or with `deterministic` all alike (by 0 unless given).
-/// - `device` is "auto" or "cpu". `cpu_tier` forces an instruction-set tier, such as "scalar" or "avx2", for tests and bug reports;
-///   `num_threads` is the number of worker threads.
+/// - `device` is "auto" or "cpu"; a GPU such as "cuda:0" serves no models yet and is refused, with what is missing. `cpu_tier` forces an
+///   instruction-set tier, such as "scalar" or "avx2", for tests and bug reports; `num_threads` is the number of worker threads.
 /// - `kv_tier`: a folder for blocks that the pool drops, and for the next process: with the same model, type and prompt it fetches
 ///   them instead of computing the prompt. `kv_tier_size` is its size in MB (2^20 bytes), 4096 unless given; the least recently used go.
 ///   The files hold prompts and answers, readable by their owner alone; damaged and foreign ones are skipped with a warning.
@@ -172,6 +173,7 @@ impl Runner {
             device: options::device(device)?,
             kv_tier: options::kv_tier(py, kv_tier.as_ref(), kv_tier_size.as_ref())?,
             cpu: CpuOptions { tier: cpu_tier, num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)? },
+            cuda_libraries: doctor::library_paths(py)?,
         };
         let source = options::resolve(py, &selection, token_source)?;
         let engine = load(py, source, config, load_progress.as_ref())?;

@@ -13,7 +13,7 @@ use crate::{CacheEngine, DType, DeviceError, KvCacheSpec, Tensor, WeightView};
 pub enum Precision {
     /// Float weights and activations; every output is summed over K in one fixed order whatever the batch, chunk or split.
     Exact,
-    /// The fastest: activations as integers of 15 bits with a scale for 32 on quantised weights, float activations on float weights.
+    /// The fastest: activations as integers with a scale for 32 on quantised weights, float activations on float weights.
     Fast,
     /// As fast, where a row keeps its bits whatever the number of rows: float weights do without tile units, which round activations.
     Deterministic,

@@ -104,7 +104,7 @@ pub struct AttentionArgs {
     pub out_type: u32,
     pub scale: f32,
     pub softcap: f32,
-    pub reserved: u32,
+    pub head_dim: u32,
 }
 
 /// The parts of one row: first_part, first_part + part_stride, ...

@@ -6,6 +6,7 @@
 pub mod backend;
 pub mod cache_engine;
 pub mod cpu;
+pub mod cuda;
 pub mod dtype;
 pub mod error;
 pub mod host;

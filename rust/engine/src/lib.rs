@@ -18,6 +18,7 @@ pub mod weights;
 
 pub use chat_template::{ChatTemplate, RenderOptions};
 pub use completion::{Completion, CompletionChoice, FinishReason, OutputEvent, RequestStream, TokenLogprobs, TopLogprob, Usage};
+pub use device::{HostMemory, cpu::CpuTier, cuda, host_memory, num_physical_cores};
 pub use engine::{
     Continuation, CpuOptions, Device, DeviceBytes, Drain, Engine, EngineConfig, GroupPlan, KvCacheStats, LoadProgress,
     MemoryPlan, ModelDType, ModelSource, Sequence, best_device,

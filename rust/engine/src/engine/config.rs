@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use device::cuda::LibraryPaths;
 use paged::{PagedAttentionConfig, Policies};
 
 use crate::{EngineError, kv_tier::KvTierConfig};
@@ -55,9 +56,11 @@ pub enum Device {
     /// The host's processor.
     #[default]
     Cpu,
+    /// An NVIDIA GPU by its number, as the driver counts.
+    Cuda(usize),
 }
 
-/// The best device of this machine.
+/// The best device of this machine that models are served on: the CPU, since no model is served on a GPU yet.
 pub fn best_device() -> Device {
     Device::Cpu
 }
@@ -65,7 +68,7 @@ pub fn best_device() -> Device {
 /// Computation type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelDType {
-    /// The fast path: activations of 15 bits, in two int8 parts, on quantised weights; 16-bit KV.
+    /// The fast path: activations of 8 bits, of 15 in blocks that stand out, on quantised weights; 16-bit KV.
     Auto,
     /// bfloat16 KV, otherwise as `Auto`.
     BF16,
@@ -124,6 +127,8 @@ pub struct EngineConfig {
     pub kv_tier: Option<KvTierConfig>,
     /// CPU options.
     pub cpu: CpuOptions,
+    /// Where NVIDIA's libraries may be.
+    pub cuda_libraries: LibraryPaths,
 }
 
 impl EngineConfig {
@@ -152,6 +157,7 @@ impl Default for EngineConfig {
             chat_template: None,
             kv_tier: None,
             cpu: CpuOptions::default(),
+            cuda_libraries: LibraryPaths::default(),
         }
     }
 }

@@ -10,14 +10,15 @@ use std::{
 };
 
 use device::{
-    Backend, KvDType,
+    Backend, DeviceError, KvDType,
     cpu::{CpuBackend, CpuTier},
+    cuda::{self, Library, LibraryPaths},
     host::{num_physical_cores, trim_heap},
 };
 use paged::{Scheduler, SchedulerConfig};
 
 use super::{
-    EngineConfig, LoadProgress, MemoryPlan, ModelSource, Shared,
+    Device, EngineConfig, LoadProgress, MemoryPlan, ModelSource, Shared,
     plan::{PlannedDevices, PlannedModel, plan, precision},
     thread::EngineThread,
     tier,
@@ -34,8 +35,7 @@ use crate::{
 
 /// Loads the model onto the device that is asked for, sizes the pool, starts the thread.
 pub fn load(source: &ModelSource, config: &EngineConfig, progress: &dyn Fn(LoadProgress)) -> Result<Shared, EngineError> {
-    let backend: Arc<dyn Backend> = Arc::new(cpu_backend(config)?);
-    load_onto(&backend, source, config, progress)
+    load_onto(&backend(config)?, source, config, progress)
 }
 
 /// As [`load`], onto a backend.
@@ -55,17 +55,34 @@ pub fn load_onto(
     Ok(shared)
 }
 
-fn cpu_backend(config: &EngineConfig) -> Result<CpuBackend, EngineError> {
-    let tier = config.cpu.tier.as_deref().map_or_else(|| Ok(CpuTier::detect()), CpuTier::parse)?;
-    let num_threads = config.cpu.num_threads.unwrap_or_else(num_physical_cores);
-    Ok(CpuBackend::new(tier, num_threads)?)
+fn backend(config: &EngineConfig) -> Result<Arc<dyn Backend>, EngineError> {
+    match config.device {
+        Device::Cpu => {
+            let tier = config.cpu.tier.as_deref().map_or_else(|| Ok(CpuTier::detect()), CpuTier::parse)?;
+            let num_threads = config.cpu.num_threads.unwrap_or_else(num_physical_cores);
+            Ok(Arc::new(CpuBackend::new(tier, num_threads)?))
+        }
+        Device::Cuda(ordinal) => Err(no_gpu(ordinal, &config.cuda_libraries)),
+    }
+}
+
+/// Why a GPU does not serve models: everything that this machine lacks, or else that no model is served on GPUs yet.
+fn no_gpu(ordinal: usize, libraries: &LibraryPaths) -> EngineError {
+    let report = cuda::survey();
+    let missing = [cuda::require(&report, ordinal).err(), libraries.locate(Library::CublasLt).err()];
+    let missing: Vec<_> = missing.into_iter().flatten().map(|e| e.to_string()).collect();
+    if missing.is_empty() {
+        let text = format!("device=\"cuda:{ordinal}\" is there, but models are not served on GPUs yet; use device=\"cpu\"");
+        return EngineError::NotSupported(text);
+    }
+    DeviceError::Unsupported(format!("device=\"cuda:{ordinal}\" cannot be used: {}", missing.join(". And "))).into()
 }
 
 /// What loading the model would take; only the headers of its files are read. `cards`: see [`Engine::memory_plan`](super::Engine).
 pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[u64]>) -> Result<MemoryPlan, EngineError> {
     check_limits(config)?;
-    let backend = cpu_backend(config)?;
-    let devices = cards.map_or(PlannedDevices::Host(&backend), PlannedDevices::Cards);
+    let backend = backend(config)?;
+    let devices = cards.map_or(PlannedDevices::Host(&*backend), PlannedDevices::Cards);
     let architecture = config.architecture.as_deref();
     if let ModelSource::HuggingFace { path, .. } = source
         && !SafetensorsFiles::are_in(path)

@@ -80,7 +80,7 @@ impl Engine {
         load::load(source, config, progress).map(|shared| Self { shared: Arc::new(shared) })
     }
 
-    /// As [`Self::load`], onto a backend of the caller's; `config.cpu` is not used.
+    /// As [`Self::load`], onto a backend of the caller's; `config.device` and `config.cpu` are not used.
     pub fn load_onto(
         backend: &Arc<dyn Backend>,
         source: &ModelSource,

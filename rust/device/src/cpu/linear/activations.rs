@@ -1,12 +1,22 @@
-//! Activations as integers of 15 bits in two int8 parts, quantised once a phase and shared by all of its projections.
+//! Activations as integers of 8 bits, or of 15 in two int8 parts, quantised once a phase and shared by all of its projections.
 //!
-//! 8 bits are not enough: with them, SmolLM2's log probabilities are up to 0.4 away from those of float activations, with 15 less than
-//! 0.01. The second part costs arithmetic, which decoding has to spare, and no bytes of weights.
+//! A few channels are much larger than the others, the same ones for most tokens, and there 8 bits are not enough. Blocks that stand out
+//! of their row have a lower part, the others have zeros there, and kernels leave out lower parts that are zero for all of their rows:
+//! an integer sum does not change. Over 768 tokens of text, against float activations:
+//!
+//! | lower parts | perplexity, SmolLM2 | likeliest token | perplexity, gemma-3-270m | likeliest token | of blocks, 576 / 1536 columns |
+//! | --- | --- | --- | --- | --- | --- |
+//! | everywhere | 1.0000 | 1.000 | 1.0001 | 0.999 | 1 / 1 |
+//! | where the scale is above 2 means | 1.0008 | 0.988 | 0.9978 | 0.990 | 0.09 / 0.06 |
+//! | nowhere | 1.0104 | 0.962 | 1.0047 | 0.970 | 0 / 0 |
 
 // A body that is not inlined would be compiled for the baseline instructions only.
 #![allow(clippy::inline_always)]
 
-use super::elementwise::{ROUND, per_tier};
+use super::{
+    elementwise::{ROUND, per_tier},
+    out::Strided,
+};
 
 /// Values that share a scale.
 pub(super) const BLOCK: usize = 32;
@@ -16,6 +26,9 @@ pub(super) const UPPER: i32 = 128;
 
 /// The largest code: upper parts are -127..=127, lower parts -64..=63.
 const MAX_CODE: i32 = 127 * UPPER;
+
+/// A block has a lower part if its scale is above so many times the mean of its row.
+const STANDS_OUT: f32 = 2.0;
 
 /// Blocks of smaller values are taken for zeros: the factor that makes codes of them may be beyond f32.
 const TINY: f32 = 1e-30;
@@ -31,28 +44,37 @@ pub(super) struct ActBlock {
     pub scaled_sums: [f32; 3],
     /// The sums of the codes, likewise.
     pub sums: [i32; 3],
-    pub pad: i32,
+    /// Not 0 if the lower part may be other than zeros.
+    pub has_lower: u32,
 }
 
 impl ActBlock {
-    pub(super) const ZERO: Self = Self { parts: [[0; BLOCK]; 2], scale: 0.0, scaled_sums: [0.0; 3], sums: [0; 3], pad: 0 };
+    pub(super) const ZERO: Self = Self { parts: [[0; BLOCK]; 2], scale: 0.0, scaled_sums: [0.0; 3], sums: [0; 3], has_lower: 0 };
+}
+
+/// The magnitudes are compared as integers: a NaN is above them all, becomes the scale, and so is not lost.
+#[inline(always)]
+fn largest(x: &[f32; BLOCK]) -> f32 {
+    f32::from_bits(x.iter().fold(0, |m, v| m.max(v.to_bits() & 0x7fff_ffff)))
 }
 
 #[inline(always)]
-fn quantise_block(x: &[f32; BLOCK], out: &mut ActBlock) {
-    // The magnitudes are compared as integers: a NaN is above them all, becomes the scale, and so is not lost.
-    let max = x.iter().fold(0u32, |m, v| m.max(v.to_bits() & 0x7fff_ffff));
-    let max = f32::from_bits(max);
+fn quantise_block(x: &[f32; BLOCK], limit: f32, out: &mut ActBlock) {
+    let max = largest(x);
     let inverse = if max > TINY { MAX_CODE as f32 / max } else { 0.0 };
-    out.scale = max / MAX_CODE as f32;
+    let has_lower = out.scale > limit;
+    out.has_lower = has_lower.into();
     let mut codes = [0i32; BLOCK];
     for (code, v) in codes.iter_mut().zip(x) {
         *code = ((v * inverse + ROUND).to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32).clamp(-MAX_CODE, MAX_CODE);
     }
     let [upper, lower] = &mut out.parts;
-    for ((upper, lower), code) in upper.iter_mut().zip(lower).zip(&codes) {
-        let part = (code + UPPER / 2).div_euclid(UPPER);
-        (*upper, *lower) = (part as i8, (code - part * UPPER) as i8);
+    let keep = if has_lower { -1 } else { 0 };
+    for ((upper, lower), code) in upper.iter_mut().zip(lower).zip(&mut codes) {
+        let part = (*code + UPPER / 2).div_euclid(UPPER);
+        let rest = (*code - part * UPPER) & keep;
+        *code = part * UPPER + rest;
+        (*upper, *lower) = (part as i8, rest as i8);
     }
     let mut width = BLOCK / 4;
     while width > 0 {
@@ -68,15 +90,23 @@ fn quantise_block(x: &[f32; BLOCK], out: &mut ActBlock) {
 }
 
 #[inline(always)]
-fn quantise_body(x: &[f32], out: &mut [ActBlock]) {
-    for (x, out) in x.as_chunks().0.iter().zip(out) {
-        quantise_block(x, out);
+fn quantise_body(x: &[f32], out: &mut Strided<'_, ActBlock>) {
+    let (blocks, _) = x.as_chunks();
+    let mut sum = 0.0;
+    for (b, x) in blocks.iter().enumerate() {
+        let scale = largest(x) / MAX_CODE as f32;
+        out.at(b).scale = scale;
+        sum += scale;
+    }
+    let limit = STANDS_OUT * (sum / blocks.len() as f32);
+    for (b, x) in blocks.iter().enumerate() {
+        quantise_block(x, limit, out.at(b));
     }
 }
 
 per_tier!(
     /// Quantises one row: `out` is `[row length / 32]`.
-    quantise_row = quantise_body(x: &[f32], out: &mut [ActBlock])
+    quantise_row = quantise_body(x: &[f32], out: &mut Strided<'_, ActBlock>)
 );
 
 /// Rows of a tile.
@@ -99,8 +129,9 @@ impl ActTile {
 }
 
 #[inline(always)]
-fn tile_body(row: usize, acts: &[ActBlock], out: &mut [ActTile]) {
-    for (x, out) in acts.iter().zip(out) {
+fn tile_body(row: usize, acts: &mut Strided<'_, ActBlock>, out: &mut [ActTile]) {
+    for (b, out) in out.iter_mut().enumerate() {
+        let x = acts.at(b);
         for ((part, codes), factor) in out.parts.iter_mut().zip(&x.parts).zip([UPPER, 1]) {
             for (v, code) in part[row].iter_mut().zip(codes) {
                 *v = (((i32::from(*code) * factor) as f32).to_bits() >> 16) as u16;
@@ -115,5 +146,5 @@ fn tile_body(row: usize, acts: &[ActBlock], out: &mut [ActTile]) {
 
 per_tier!(
     /// Writes a row's blocks as row `row` (0 to 15) of tiles.
-    tile_row = tile_body(row: usize, acts: &[ActBlock], out: &mut [ActTile])
+    tile_row = tile_body(row: usize, acts: &mut Strided<'_, ActBlock>, out: &mut [ActTile])
 );

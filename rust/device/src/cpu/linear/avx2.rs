@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 
 use super::{
-    ROWS, Tile,
+    PANEL,
     activations::{ActBlock, UPPER},
     packed::{Codes, Kernel, Layout, block_bytes, codes_bytes, select, zero_point},
 };
@@ -14,24 +14,21 @@ const AHEAD: usize = 1280;
 /// Rows of a panel in one register of 32-bit values.
 const LANES: usize = 8;
 /// Such registers a panel.
-const PARTS: usize = super::PANEL / LANES;
+const PARTS: usize = PANEL / LANES;
 
 pub(super) fn kernel(layout: Layout) -> Kernel {
     select!(layout, multiply)
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8], acts: &[ActBlock], rows: usize, out: &mut Tile) {
-    let blocks = panel.len() / const { block_bytes(CODES, HALVES, MIN) };
-    let (first, last) = out.split_at_mut(ROWS / 2);
-    match rows {
-        1 => rows_of::<CODES, HALVES, MIN, 1>(panel, acts, first),
-        _ => rows_of::<CODES, HALVES, MIN, 2>(panel, acts, first),
-    }
-    match rows {
-        1 | 2 => {}
-        3 => rows_of::<CODES, HALVES, MIN, 1>(panel, &acts[2 * blocks..], last),
-        _ => rows_of::<CODES, HALVES, MIN, 2>(panel, &acts[2 * blocks..], last),
+fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8], acts: &[ActBlock], out: &mut [[f32; PANEL]]) {
+    let rows = out.len();
+    for (i, out) in out.chunks_mut(2).enumerate() {
+        let acts = (&acts[2 * i..], rows);
+        match out.len() {
+            1 => rows_of::<CODES, HALVES, MIN, 1>(panel, acts, out),
+            _ => rows_of::<CODES, HALVES, MIN, 2>(panel, acts, out),
+        }
     }
 }
 
@@ -85,15 +82,15 @@ fn pairs<const CODES: u8>(w: __m256i, x: __m256i) -> __m256i {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn rows_of<const CODES: u8, const HALVES: bool, const MIN: bool, const R: usize>(
     panel: &[u8],
-    acts: &[ActBlock],
-    out: &mut [[f32; super::PANEL]],
+    (acts, stride): (&[ActBlock], usize),
+    out: &mut [[f32; PANEL]],
 ) {
     let bytes = const { block_bytes(CODES, HALVES, MIN) };
     let groups = const { 1 + HALVES as usize };
     // 8-bit codes get their zero subtracted before the product.
     let zero = if CODES == 8 { 0 } else { zero_point(CODES, MIN) };
     let blocks = panel.len() / bytes;
-    assert!(acts.len() >= R * blocks && out.len() >= R);
+    assert!(acts.len() >= (blocks - 1) * stride + R && stride >= R && out.len() >= R);
     let part_weights = [_mm256_set1_epi16(UPPER as i16), _mm256_set1_epi16(1)];
     let mut acc = [[_mm256_setzero_ps(); PARTS]; R];
     for (b, block) in panel.chunks_exact(bytes).enumerate() {
@@ -111,8 +108,8 @@ fn rows_of<const CODES: u8, const HALVES: bool, const MIN: bool, const R: usize>
                 *w = codes::<CODES>(block, g, part);
             }
             for (m, acc) in acc.iter_mut().enumerate() {
-                // SAFETY: m < R and b < blocks; acts has R * blocks elements.
-                let x = unsafe { acts.get_unchecked(m * blocks + b) };
+                // SAFETY: m < R and b < blocks; see the assertion.
+                let x = unsafe { acts.get_unchecked(b * stride + m) };
                 let mut dots = [_mm256_setzero_si256(); 2];
                 for (q, weight) in x.parts.iter().zip(part_weights) {
                     for (half, dot) in dots.iter_mut().enumerate() {

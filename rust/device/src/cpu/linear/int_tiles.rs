@@ -71,7 +71,9 @@ fn unpack_panel<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u
     for (block, out) in blocks.zip(out.chunks_exact_mut(const { unpacked_len(HALVES) })) {
         for (tile, out) in out.chunks_exact_mut(groups * GROUP).enumerate() {
             for g in 0..4 {
-                for (half, quad) in codes::<CODES>(block, g, tile).into_iter().enumerate() {
+                // SAFETY: the features are enabled.
+                let quads = unsafe { codes::<CODES>(block, g, tile) };
+                for (half, quad) in quads.into_iter().enumerate() {
                     let pairs = [to_bf16::<CODES, 0>(quad, table, zero), to_bf16::<CODES, 1>(quad, table, zero)];
                     for group in 0..groups {
                         let own = !HALVES || half == group;

@@ -48,11 +48,11 @@ use crate::{DType, DeviceError, Linear, LinearOptions, Precision, WeightView, ba
 
 /// Rows of a weight that are worked on together.
 const PANEL: usize = 32;
-/// Rows of activations that a kernel takes at once.
+/// Rows of activations that a kernel of floats takes at once.
 const ROWS: usize = 4;
-/// Rows that the tile units take at once, while a panel's codes are in the level 1 cache.
+/// Rows of activations that a kernel of packed weights takes at once.
 const MANY_ROWS: usize = 64;
-/// Outputs of a kernel: a panel's columns of up to 4 rows.
+/// Outputs of a kernel of floats: a panel's columns of up to 4 rows.
 type Tile = [[f32; PANEL]; ROWS];
 
 enum Weight {
@@ -188,7 +188,7 @@ impl CpuLinear {
         }
     }
 
-    /// Panel `p`, ready to be multiplied by few rows at a time, or by many when the input is in tiles and the weight packed.
+    /// Panel `p`, ready to be multiplied: by the tile units when there are many rows and the weight is packed.
     #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
     fn open<'a>(&'a self, p: usize, many_rows: bool, buffer: &'a mut [f32]) -> Panel<'a> {
         let rows = self.panel_rows(p);
@@ -239,31 +239,27 @@ struct Input<'a> {
     cols: usize,
     /// `[rows, cols]`.
     values: &'a [f32],
-    /// `[rows, cols / 32]`; empty when no weight is packed.
+    /// `[rows / 64][cols / 32][64 rows]`, the last rows fewer and as close; empty when no weight is packed.
     acts: &'a [ActBlock],
     /// `[rows / 16, cols / 32]`; empty unless the tile units are to multiply packed weights.
     tiles: &'a [ActTile],
 }
 
 impl Panel<'_> {
-    /// Rows that [`Self::multiply`] takes at once.
-    fn max_rows(&self) -> usize {
-        match &self.source {
-            #[cfg(target_arch = "x86_64")]
-            Source::Unpacked(..) => MANY_ROWS,
-            _ => ROWS,
-        }
-    }
-
-    /// Rows `m..m + num_rows` (at most `max_rows`, from a multiple of that) of `input` times this panel, plus bias; `out` has `max_rows`
-    /// rows or more.
+    /// Rows `m..m + num_rows` (64 from a multiple of that, or the last) of `input` times this panel, plus bias; `out` has these rows and
+    /// as many more as make them a multiple of 4, for the tile units of 16.
     fn multiply(&self, input: &Input<'_>, m: usize, num_rows: usize, out: &mut [[f32; PANEL]]) {
-        let few = "a tile has the rows that a kernel takes at once";
         let blocks = input.cols / BLOCK;
+        let in_fours = |out: &mut [[f32; PANEL]], each: &dyn Fn(&[f32], usize, &mut Tile)| {
+            let fours = out[..num_rows.next_multiple_of(ROWS)].as_chunks_mut().0;
+            for (i, out) in fours.iter_mut().enumerate() {
+                let first = i * ROWS;
+                each(&input.values[(m + first) * input.cols..], ROWS.min(num_rows - first), out);
+            }
+        };
         match &self.source {
             Source::Packed(packed, p) => {
-                let acts = &input.acts[m * blocks..(m + num_rows) * blocks];
-                packed.multiply(*p, acts, num_rows, out.first_chunk_mut().expect(few));
+                packed.multiply(*p, &input.acts[m * blocks..(m + num_rows) * blocks], &mut out[..num_rows]);
             }
             #[cfg(target_arch = "x86_64")]
             Source::Unpacked(packed, panel) => {
@@ -272,13 +268,8 @@ impl Panel<'_> {
                 packed.multiply_unpacked(panel, acts, &mut out[..padded]);
             }
             #[cfg(target_arch = "x86_64")]
-            Source::Tiled(tiled, p) => {
-                tiled.multiply(*p, &input.values[m * input.cols..], num_rows, out.first_chunk_mut().expect(few));
-            }
-            Source::Float(rows) => {
-                let x = &input.values[m * input.cols..];
-                rows.multiply(self.linear.tier, x, num_rows, out.first_chunk_mut().expect(few));
-            }
+            Source::Tiled(tiled, p) => in_fours(out, &|x, num_rows, out| tiled.multiply(*p, x, num_rows, out)),
+            Source::Float(rows) => in_fours(out, &|x, num_rows, out| rows.multiply(self.linear.tier, x, num_rows, out)),
         }
         if let Some(bias) = &self.linear.bias {
             let bias = &bias[self.rows.clone()];
@@ -291,10 +282,10 @@ impl Panel<'_> {
     }
 }
 
-/// Called with a row of the input, and the products of some rows from there on by each of N panels.
+/// Called with a row of the input, and the products of some rows from there on, at most 64, by each of N panels.
 type EachProducts<'a, const N: usize> = &'a mut dyn FnMut(usize, [&mut [[f32; PANEL]]; N]);
 
-/// Calls `each` for all of `rows`.
+/// Calls `each` for all of `rows`, which begin with a multiple of 64.
 fn for_products<const N: usize>(panels: &[Panel<'_>; N], input: &Input<'_>, rows: &Range<usize>, each: EachProducts<'_, N>) {
     fn in_steps<const R: usize, const N: usize>(
         panels: &[Panel<'_>; N],
@@ -303,17 +294,18 @@ fn for_products<const N: usize>(panels: &[Panel<'_>; N], input: &Input<'_>, rows
         each: EachProducts<'_, N>,
     ) {
         let mut tiles = [[[0.0; PANEL]; R]; N];
-        for m in rows.clone().step_by(R) {
-            let count = R.min(rows.end - m);
+        for m in rows.clone().step_by(MANY_ROWS) {
+            let count = MANY_ROWS.min(rows.end - m);
             for (panel, tile) in panels.iter().zip(&mut tiles) {
                 panel.multiply(input, m, count, tile);
             }
             each(m, tiles.each_mut().map(|tile| &mut tile[..count]));
         }
     }
-    if panels.iter().all(|p| p.max_rows() == MANY_ROWS) {
-        in_steps::<MANY_ROWS, N>(panels, input, rows, each);
-    } else {
-        in_steps::<ROWS, N>(panels, input, rows, each);
+    // Tiles of sums are cleared.
+    match rows.len() {
+        0..=ROWS if input.tiles.is_empty() => in_steps::<ROWS, N>(panels, input, rows, each),
+        0..=16 => in_steps::<16, N>(panels, input, rows, each),
+        _ => in_steps::<MANY_ROWS, N>(panels, input, rows, each),
     }
 }

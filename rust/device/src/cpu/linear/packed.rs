@@ -19,7 +19,7 @@ use half::f16;
 #[cfg(target_arch = "x86_64")]
 use super::activations::ActTile;
 use super::{
-    PANEL, Tile,
+    PANEL,
     activations::{ActBlock, UPPER},
     out::SharedOut,
     slab::SlabBytes,
@@ -116,9 +116,9 @@ macro_rules! select {
 #[cfg(target_arch = "x86_64")]
 pub(super) use select;
 
-/// Multiplies one panel by `1..=4` rows of activations, `[rows, blocks]`: `out[row][n] = sum over k of weight[n, k] * x[row, k]`.
-/// A kernel of a tier above the machine's must not be called.
-pub(super) type Kernel = unsafe fn(panel: &[u8], acts: &[ActBlock], rows: usize, out: &mut Tile);
+/// Multiplies one panel by as many rows of activations, `[blocks, rows]`, as `out` has, 1 to 64:
+/// `out[row][n] = sum over k of weight[n, k] * x[row, k]`. A kernel of a tier above the machine's must not be called.
+pub(super) type Kernel = unsafe fn(panel: &[u8], acts: &[ActBlock], out: &mut [[f32; PANEL]]);
 
 /// A packed weight.
 pub(super) struct Packed {
@@ -175,11 +175,11 @@ impl Packed {
         self.data.as_slice().len()
     }
 
-    /// Multiplies panel `p` by `rows` rows.
-    pub(super) fn multiply(&self, p: usize, acts: &[ActBlock], rows: usize, out: &mut Tile) {
+    /// Multiplies panel `p` by rows of activations; see [`Kernel`].
+    pub(super) fn multiply(&self, p: usize, acts: &[ActBlock], out: &mut [[f32; PANEL]]) {
         let panel = &self.data.as_slice()[p * self.panel_bytes..(p + 1) * self.panel_bytes];
         // SAFETY: `CpuLinear::new` refuses a tier above the machine's, so the kernel's instructions exist.
-        unsafe { (self.kernel)(panel, acts, rows, out) }
+        unsafe { (self.kernel)(panel, acts, out) }
     }
 }
 
@@ -338,20 +338,18 @@ fn unpack_row<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8]
     }
 }
 
-fn scalar<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8], acts: &[ActBlock], rows: usize, out: &mut Tile) {
+fn scalar<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8], acts: &[ActBlock], out: &mut [[f32; PANEL]]) {
     let groups = 1 + usize::from(HALVES);
     let bytes = block_bytes(CODES, HALVES, MIN);
-    let blocks = panel.len() / bytes;
     let f16_at = |block: &[u8], at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
-    *out = [[0.0; PANEL]; super::ROWS];
-    for (b, block) in panel.chunks_exact(bytes).enumerate() {
+    out.fill([0.0; PANEL]);
+    for (block, acts) in panel.chunks_exact(bytes).zip(acts.chunks_exact(out.len())) {
         for r in 0..PANEL {
             let codes = codes_of::<CODES>(block, (r / TILE, r % TILE)).map(|c| i16::from(c) - zero_point(CODES, MIN) as i16);
             let at = |g: usize| codes_bytes(CODES) + 64 * g + 2 * r;
             let scales: [f32; 2] = std::array::from_fn(|g| if g < groups { f16_at(block, at(g)) } else { 0.0 });
             let mins: [f32; 2] = std::array::from_fn(|g| if MIN && g < groups { f16_at(block, at(groups + g)) } else { 0.0 });
-            for (m, out) in out.iter_mut().enumerate().take(rows) {
-                let x = &acts[m * blocks + b];
+            for (x, out) in acts.iter().zip(out.iter_mut()) {
                 let mut dots = [0; 2];
                 for (i, code) in codes.iter().enumerate() {
                     let x = UPPER * i32::from(x.parts[0][i]) + i32::from(x.parts[1][i]);

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    CpuLinear, Input, MANY_ROWS, PANEL, ROWS,
+    CpuLinear, Input, MANY_ROWS, PANEL,
     activations::{ACT_ROWS, ActBlock, ActTile, BLOCK, quantise_row, tile_row},
     elementwise::{add_scaled, gate_row, norm_row},
     for_products,
@@ -44,7 +44,7 @@ pub struct LinearScratch {
 /// Quantised input.
 #[derive(Default)]
 struct Acts {
-    /// `[rows, cols / 32]`.
+    /// `[rows / 64][cols / 32][64 rows]`; see [`Input`].
     blocks: Vec<ActBlock>,
     /// `[rows / 16, cols / 32]`.
     tiles: Vec<ActTile>,
@@ -129,12 +129,14 @@ impl LinearContext<'_> {
                         row = out;
                     }
                     if form >= Form::Blocks {
+                        let (first, place) = (m / MANY_ROWS * MANY_ROWS, m % MANY_ROWS);
                         // SAFETY: as above.
-                        let acts = unsafe { shared_acts.part(m * blocks, blocks) };
-                        quantise_row(self.tier, row, acts);
+                        let mut acts =
+                            unsafe { shared_acts.strided(first * blocks + place, MANY_ROWS.min(rows - first), blocks) };
+                        quantise_row(self.tier, row, &mut acts);
                         // SAFETY: ranges start at whole tiles.
                         let tiles = unsafe { shared_tiles.part(m / ACT_ROWS * tiles, tiles) };
-                        tile_row(self.tier, m % ACT_ROWS, acts, tiles);
+                        tile_row(self.tier, m % ACT_ROWS, &mut acts, tiles);
                     }
                 }
             });
@@ -150,8 +152,8 @@ impl LinearContext<'_> {
         let buffers = SharedOut::new(buffers);
         let grain = (work.panels / (threads * 6)).min(CACHED / work.panel_bytes.max(1)).max(1);
         // Rows of activations that stay cached while the panels of a range pass; at least enough to pay for opening a panel.
-        let step = if work.many_rows { MANY_ROWS } else { ROWS };
-        let row_block = (CACHED / work.row_bytes.max(1)).max(if work.buffer_len > 0 { 128 } else { 16 }) / step * step;
+        let least = if work.buffer_len > 0 { 2 * MANY_ROWS } else { MANY_ROWS };
+        let row_block = (CACHED / work.row_bytes.max(1)).max(least) / MANY_ROWS * MANY_ROWS;
         let next = AtomicUsize::new(0);
         let worker = |id: usize| {
             // SAFETY: each worker has a buffer of its own.

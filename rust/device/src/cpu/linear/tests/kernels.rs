@@ -27,7 +27,7 @@ fn fast_oracle(tier: CpuTier, x: &Tensor, weight: &WeightView) -> (Vec<f64>, Vec
     let tiles = on_tiles(tier, weight.dtype, x.rows(), k);
     let seen = match weight.dtype {
         _ if tiles => through_bf16(x.as_slice()),
-        DType::Ggml(_) => through_int16(x.as_slice()),
+        DType::Ggml(_) => through_integers(x.as_slice(), k),
         _ => x.as_slice().to_vec(),
     };
     let values = dequantise(weight);
@@ -72,7 +72,7 @@ fn extreme_codes_neither_saturate_nor_overflow() {
     let pool = ThreadPool::new(1).unwrap();
     for format in GgmlType::ALL {
         for fill in [0x00, 0x80, 0x7f, 0xff] {
-            let mut bytes = vec![fill; 32 * format.block_bytes()];
+            let mut bytes = vec![fill; 4 * 32 * format.block_bytes()];
             for block in bytes.chunks_exact_mut(format.block_bytes()) {
                 let one = f16::from_f32(0.01).to_le_bytes();
                 match format {
@@ -84,16 +84,19 @@ fn extreme_codes_neither_saturate_nor_overflow() {
                     _ => block[..4].copy_from_slice(&[one, one].concat()),
                 }
             }
-            let weight = WeightView::new(DType::Ggml(format), 32, format.block_len(), Bytes::from_vec(bytes)).expect("a weight");
+            let cols = 4 * format.block_len();
+            let weight = WeightView::new(DType::Ggml(format), 32, cols, Bytes::from_vec(bytes)).expect("a weight");
             for sign in [1.0, -1.0] {
                 let mut few = Vec::new();
                 for (tier, rows) in tiers().into_iter().flat_map(|t| [(t, 2), (t, 64)]) {
                     let mut x = Tensor::new(rows, weight.cols).expect("memory");
                     x.set_rows(rows);
-                    // Codes of activations: the largest, and in odd rows those of the largest parts of opposite signs.
+                    // Codes of activations: the largest, and in odd rows those of the largest parts of opposite signs; those of a
+                    // quarter of the blocks have both parts.
                     for (i, v) in x.as_mut_slice().iter_mut().enumerate() {
                         let opposite = i / weight.cols % 2 == 1 && !i.is_multiple_of(32);
-                        *v = 3.0 * sign * if opposite { 16192.0 / 16256.0 } else { 1.0 };
+                        let size = if i % weight.cols < format.block_len() { 3.0 } else { 0.1 };
+                        *v = size * sign * if opposite { 16192.0 / 16256.0 } else { 1.0 };
                     }
                     let (expected, bounds, relative) = fast_oracle(tier, &x, &weight);
                     let linear = linear(&weight, Precision::Fast, tier, &pool);

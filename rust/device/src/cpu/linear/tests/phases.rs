@@ -111,7 +111,7 @@ fn fused_phases_are_the_plain_operations_one_after_the_other() {
                 let tiles = precision == Precision::Fast && on_tiles(tier, dtype, m, k);
                 let seen = |x: &[f32]| match dtype {
                     _ if tiles => through_bf16(x),
-                    DType::Ggml(_) if precision == Precision::Fast => through_int16(x),
+                    DType::Ggml(_) if precision == Precision::Fast => through_integers(x, k),
                     _ => x.to_vec(),
                 };
                 let plain = |x: &[f32], i: usize| -> Vec<f32> {

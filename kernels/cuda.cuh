@@ -1,0 +1,150 @@
+// What kernels take from CUDA beyond the language: a few types and instructions. emulation/cuda.h has their CPU twins, which also say
+// in more words what each does; nothing else may be used that has no twin there.
+#pragma once
+#include "args.h"
+
+// What a CTA may have on all targets (sm_89 and sm_120 have the least).
+constexpr unsigned MAX_SHARED_BYTES = 99 << 10;
+
+#ifndef __CUDACC__
+#include "emulation/cuda.h"
+#else
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+// Defines a kernel: its name, its argument struct, threads a CTA, bytes of dynamic shared memory. The manifest lists these four.
+#define KERNEL(NAME, ARGS, THREADS, SHARED_BYTES)                                                                            \
+    static_assert((SHARED_BYTES) <= MAX_SHARED_BYTES, "more shared memory than every target has");                           \
+    extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ ARGS args)
+
+#define SHARED_MEMORY(NAME) extern __shared__ __align__(128) unsigned char NAME[]
+
+using f16 = __half;
+using bf16 = __nv_bfloat16;
+
+__device__ __forceinline__ float to_f32(float x) { return x; }
+__device__ __forceinline__ float to_f32(f16 x) { return __half2float(x); }
+__device__ __forceinline__ float to_f32(bf16 x) { return __bfloat162float(x); }
+
+template <class T>
+__device__ __forceinline__ T from_f32(float x);
+template <>
+__device__ __forceinline__ float from_f32(float x) { return x; }
+template <>
+__device__ __forceinline__ f16 from_f32(float x) { return __float2half_rn(x); }
+template <>
+__device__ __forceinline__ bf16 from_f32(float x) { return __float2bfloat16_rn(x); }
+
+// Two values of a 16-bit type in a register, `low` in the low half.
+template <class T>
+__device__ __forceinline__ uint32_t pack(float low, float high);
+template <>
+__device__ __forceinline__ uint32_t pack<f16>(float low, float high) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(pair);
+}
+template <>
+__device__ __forceinline__ uint32_t pack<bf16>(float low, float high) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(pair);
+}
+
+template <class T>
+__device__ __forceinline__ float2 unpack(uint32_t pair);
+template <>
+__device__ __forceinline__ float2 unpack<f16>(uint32_t pair) { return __half22float2(reinterpret_cast<const __half2&>(pair)); }
+template <>
+__device__ __forceinline__ float2 unpack<bf16>(uint32_t pair) {
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
+
+__device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t pair, uint32_t by) {
+    const __nv_bfloat162 product = __hmul2(reinterpret_cast<const __nv_bfloat162&>(pair), reinterpret_cast<const __nv_bfloat162&>(by));
+    return reinterpret_cast<const uint32_t&>(product);
+}
+
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void* shared) { return static_cast<uint32_t>(__cvta_generic_to_shared(shared)); }
+
+// 16 bytes from global to shared memory, past the registers; zeros where not valid.
+__device__ __forceinline__ void copy16_async(void* shared, const void* global, bool valid) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(valid ? 16 : 0)
+                 : "memory");
+}
+__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int GROUPS_LEFT>
+__device__ __forceinline__ void copy_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS_LEFT) : "memory");
+}
+
+__device__ __forceinline__ void load_matrices(uint32_t (&into)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(into[0]), "=r"(into[1]), "=r"(into[2]), "=r"(into[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&into)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(into[0]), "=r"(into[1]), "=r"(into[2]), "=r"(into[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// sums[16, 8] += a[16, 16] b[16, 8].
+template <class T>
+__device__ __forceinline__ void multiply_tiles(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+#define MULTIPLY_TILES(T, NAME)                                                                                                    \
+    template <>                                                                                                                    \
+    __device__ __forceinline__ void multiply_tiles<T>(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {        \
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." NAME "." NAME ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "  \
+                     "{%0, %1, %2, %3};"                                                                                           \
+                     : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                                                  \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                                              \
+    }
+MULTIPLY_TILES(f16, "f16")
+MULTIPLY_TILES(bf16, "bf16")
+#undef MULTIPLY_TILES
+#endif
+
+// What several kernels need.
+
+constexpr unsigned WHOLE_WARP = ~0u;
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int with = 16; with > 0; with /= 2) x += __shfl_xor_sync(WHOLE_WARP, x, with);
+    return x;
+}
+
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int with = 16; with > 0; with /= 2) x = fmaxf(x, __shfl_xor_sync(WHOLE_WARP, x, with));
+    return x;
+}
+
+// Sum over a CTA of up to 32 warps, the same in every thread; `scratch` holds a value a warp and is free again afterwards.
+__device__ __forceinline__ float cta_sum(float x, float* scratch) {
+    x = warp_sum(x);
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
+    __syncthreads();
+    float sum = 0.0f;
+    for (unsigned warp = 0; warp < blockDim.x / 32; warp++) sum += scratch[warp];
+    __syncthreads();
+    return sum;
+}
+
+// out[index] = x, in the type that an element type names.
+__device__ __forceinline__ void store_as(uint32_t type, void* out, size_t index, float x) {
+    if (type == ELEMENT_F32) {
+        static_cast<float*>(out)[index] = x;
+    } else if (type == ELEMENT_F16) {
+        static_cast<f16*>(out)[index] = from_f32<f16>(x);
+    } else {
+        static_cast<bf16*>(out)[index] = from_f32<bf16>(x);
+    }
+}

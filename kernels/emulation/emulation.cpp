@@ -1,0 +1,244 @@
+#include "emulation.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <vector>
+
+namespace emulation {
+
+thread_local unsigned char* shared_memory;
+
+namespace {
+
+constexpr unsigned MAX_THREADS = 1024;
+constexpr size_t STACK_BYTES = 128 << 10;
+constexpr size_t MAX_SHARED_BYTES = 228 << 10;
+
+enum class State { Ready, AtWarpOperation, AtBarrier, Finished };
+
+struct Copy {
+    void* shared;
+    const void* global;
+    unsigned bytes, source_bytes;
+
+    void run() const {
+        memcpy(shared, global, source_bytes);
+        memset(static_cast<char*>(shared) + source_bytes, 0, bytes - source_bytes);
+    }
+};
+
+struct Fiber {
+    ucontext_t start;
+    jmp_buf resume;
+    bool started = false;
+    State state = State::Finished;
+    std::vector<std::vector<Copy>> copies{1};  // The last group is open.
+};
+
+struct Warp {
+    void* lanes[32];
+    unsigned mask = 0, arrived = 0;
+    Together operation = nullptr;
+};
+
+// Everything an OS thread needs to run CTAs.
+struct Machine {
+    const Kernel* kernel = nullptr;
+    const void* args = nullptr;
+    jmp_buf scheduler;
+    unsigned current = 0;
+    bool reverse = false;
+    std::vector<Fiber> fibers{MAX_THREADS};
+    Warp warps[MAX_THREADS / 32];
+    unsigned char* stacks;
+    unsigned char* shared_end;
+
+    Machine() {
+        stacks = reserve(STACK_BYTES * MAX_THREADS);
+        unsigned char* shared = reserve(MAX_SHARED_BYTES + 4096);
+        shared_end = shared + MAX_SHARED_BYTES;
+        mprotect(shared_end, 4096, PROT_NONE);
+    }
+
+    static unsigned char* reserve(size_t bytes) {
+        void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (at == MAP_FAILED) fail("no memory for fibers");
+        return static_cast<unsigned char*>(at);
+    }
+};
+
+Machine& machine() {
+    static thread_local Machine* own = new Machine;
+    return *own;
+}
+
+Kernel* all_kernels;
+
+void on_signal(int number, siginfo_t* info, void*) {
+    fail("signal %d (%s) at address %p: an access out of bounds, or misaligned", number, strsignal(number), info->si_addr);
+}
+
+// Body of a fiber: one thread of every CTA that comes.
+void fiber_main() {
+    Machine& m = machine();
+    for (;;) {
+        m.kernel->thread(m.args);
+        Fiber& self = m.fibers[m.current];
+        for (auto& group : self.copies) {
+            if (!group.empty()) fail("a thread ends with copies that it has not waited for");
+        }
+        self.state = State::Finished;
+        if (_setjmp(self.resume) == 0) _longjmp(m.scheduler, 1);
+    }
+}
+
+// Back to the scheduler until this fiber is ready again.
+void pause(State state) {
+    Machine& m = machine();
+    Fiber& self = m.fibers[m.current];
+    self.state = state;
+    if (_setjmp(self.resume) == 0) _longjmp(m.scheduler, 1);
+}
+
+void resume(Machine& m, unsigned id) {
+    Fiber& fiber = m.fibers[id];
+    m.current = id;
+    threadIdx = {id, 0, 0};
+    if (_setjmp(m.scheduler) != 0) return;
+    if (fiber.started) _longjmp(fiber.resume, 1);
+    fiber.started = true;
+    getcontext(&fiber.start);
+    fiber.start.uc_stack.ss_sp = m.stacks + STACK_BYTES * id;
+    fiber.start.uc_stack.ss_size = STACK_BYTES;
+    fiber.start.uc_link = nullptr;
+    makecontext(&fiber.start, fiber_main, 0);
+    setcontext(&fiber.start);
+}
+
+void run_cta(Machine& m) {
+    const unsigned threads = m.kernel->threads;
+    memset(m.shared_end - MAX_SHARED_BYTES, 0xff, MAX_SHARED_BYTES);
+    for (unsigned id = 0; id < threads; id++) m.fibers[id].state = State::Ready;
+    for (;;) {
+        bool progress = false;
+        for (unsigned i = 0; i < threads; i++) {
+            const unsigned id = m.reverse ? threads - 1 - i : i;
+            if (m.fibers[id].state == State::Ready) {
+                resume(m, id);
+                progress = true;
+            }
+        }
+        if (progress) continue;
+        unsigned at_barrier = 0, finished = 0;
+        for (unsigned id = 0; id < threads; id++) {
+            at_barrier += m.fibers[id].state == State::AtBarrier;
+            finished += m.fibers[id].state == State::Finished;
+        }
+        if (finished == threads) return;
+        if (at_barrier != threads) {
+            fail("of %u threads %u wait at a barrier and %u have ended; the others wait in warp operations", threads, at_barrier, finished);
+        }
+        for (unsigned id = 0; id < threads; id++) m.fibers[id].state = State::Ready;
+    }
+}
+
+}  // namespace
+
+Registration::Registration(Kernel& kernel) {
+    kernel.next = all_kernels;
+    all_kernels = &kernel;
+}
+
+void fail(const char* format, ...) {
+    Machine& m = machine();
+    fprintf(stderr, "kernel %s, CTA (%u, %u, %u), thread %u: ", m.kernel ? m.kernel->name : "none", blockIdx.x, blockIdx.y, blockIdx.z,
+            threadIdx.x);
+    va_list values;
+    va_start(values, format);
+    vfprintf(stderr, format, values);
+    va_end(values);
+    fputc('\n', stderr);
+    abort();
+}
+
+void warp(unsigned mask, Together operation, void* mine) {
+    Machine& m = machine();
+    const unsigned first = m.current / 32 * 32, lane = m.current % 32;
+    Warp& w = m.warps[m.current / 32];
+    if (w.arrived == 0) {
+        memset(w.lanes, 0, sizeof w.lanes);
+        w.mask = mask;
+        w.operation = operation;
+    }
+    if (w.mask != mask || w.operation != operation || !(mask >> lane & 1)) fail("lanes of a warp meet in different operations or masks");
+    w.lanes[lane] = mine;
+    w.arrived |= 1u << lane;
+    if (w.arrived != mask) return pause(State::AtWarpOperation);
+    operation(w.lanes);
+    w.arrived = 0;
+    for (unsigned other = 0; other < 32; other++) {
+        if (other != lane && (mask >> other & 1)) m.fibers[first + other].state = State::Ready;
+    }
+}
+
+void barrier() { pause(State::AtBarrier); }
+
+void copy_async(void* shared, const void* global, unsigned bytes, unsigned source_bytes) {
+    if (reinterpret_cast<uintptr_t>(shared) % bytes || reinterpret_cast<uintptr_t>(global) % bytes) fail("a misaligned copy of %u bytes", bytes);
+    Machine& m = machine();
+    const Copy copy{shared, global, bytes, source_bytes};
+    if (m.reverse) copy.run();
+    m.fibers[m.current].copies.back().push_back(copy);
+}
+
+void commit_copies() {
+    Machine& m = machine();
+    m.fibers[m.current].copies.emplace_back();
+}
+
+void wait_for_copies(unsigned groups_left) {
+    Machine& m = machine();
+    auto& copies = m.fibers[m.current].copies;
+    while (copies.size() > groups_left + 1) {
+        for (const Copy& copy : copies.front()) {
+            if (!m.reverse) copy.run();
+        }
+        copies.erase(copies.begin());
+    }
+}
+
+}  // namespace emulation
+
+using emulation::Kernel;
+
+const Kernel* emulation_kernels() { return emulation::all_kernels; }
+
+const Kernel* emulation_next(const Kernel* kernel) { return kernel->next; }
+
+void emulation_launch(const Kernel* kernel, const unsigned* grid, const void* args, int reverse) {
+    struct sigaction action = {};
+    action.sa_sigaction = emulation::on_signal;
+    action.sa_flags = SA_SIGINFO;
+    for (int number : {SIGSEGV, SIGBUS, SIGILL}) sigaction(number, &action, nullptr);
+    auto& m = emulation::machine();
+    m.kernel = kernel;
+    m.args = args;
+    m.reverse = reverse;
+    emulation::shared_memory = m.shared_end - (kernel->shared_bytes + 15) / 16 * 16;
+    gridDim = {grid[0], grid[1], grid[2]};
+    blockDim = {kernel->threads, 1, 1};
+    const unsigned ctas = grid[0] * grid[1] * grid[2];
+    for (unsigned i = 0; i < ctas; i++) {
+        const unsigned at = reverse ? ctas - 1 - i : i;
+        blockIdx = {at % grid[0], at / grid[0] % grid[1], at / (grid[0] * grid[1])};
+        emulation::run_cta(m);
+    }
+}

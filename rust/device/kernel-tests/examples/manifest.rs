@@ -1,0 +1,5 @@
+//! Prints `kernels/manifest.txt` as the sources define it.
+
+fn main() {
+    print!("{}", kernel_tests::manifest());
+}

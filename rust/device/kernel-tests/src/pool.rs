@@ -1,0 +1,102 @@
+//! A KV pool of one plane, on the device and in the CPU's storage, which is the oracle of its format.
+
+use device::{CacheEngine, KvCacheSpec, KvDType, KvPlace, KvSide};
+
+use crate::{Buffer, random::Rng};
+
+/// The type's part of kernels' names.
+pub fn cache_name(dtype: KvDType) -> &'static str {
+    match dtype {
+        KvDType::F32 => "f32",
+        KvDType::F16 => "f16",
+        KvDType::BF16 => "bf16",
+        KvDType::Int8 => "i8",
+        KvDType::F8E4M3 => "f8",
+    }
+}
+
+/// Bytes of a block in one plane.
+///
+/// # Panics
+/// When they overflow.
+pub fn block_bytes(spec: &KvCacheSpec) -> usize {
+    spec.plane_block_bytes().expect("a small spec")
+}
+
+/// Bytes from a block's start to its scales.
+pub fn scales_offset(spec: &KvCacheSpec) -> usize {
+    (spec.num_kv_heads * spec.block_size * spec.vector_bytes()).next_multiple_of(16)
+}
+
+/// A storage whose every byte is 0xff, which reads as NaN in all types that have one.
+///
+/// # Panics
+/// When there is no memory for it.
+pub fn poisoned(spec: &KvCacheSpec) -> CacheEngine {
+    let cache = CacheEngine::new(spec).expect("a small storage");
+    for block in 0..spec.num_blocks {
+        cache.import_block(block as u32, &vec![0xff; cache.block_bytes()]);
+    }
+    cache
+}
+
+/// The K and the V plane as a device has them.
+pub fn planes(cache: &CacheEngine) -> [Vec<u8>; 2] {
+    let spec = cache.spec();
+    let (mut planes, mut block) = ([vec![], vec![]], vec![0; cache.block_bytes()]);
+    for id in 0..spec.num_blocks {
+        cache.export_block(id as u32, &mut block);
+        for (plane, bytes) in planes.iter_mut().zip(block.chunks_exact(block_bytes(spec))) {
+            plane.extend(bytes);
+        }
+    }
+    planes
+}
+
+/// A storage that holds what two planes of a device hold.
+///
+/// # Panics
+/// When the planes are not those of the spec.
+pub fn from_planes(spec: &KvCacheSpec, k: &Buffer, v: &Buffer) -> CacheEngine {
+    let cache = CacheEngine::new(spec).expect("a small storage");
+    let (k, v) = (k.values::<u8>(), v.values::<u8>());
+    for (id, (k, v)) in k.chunks_exact(block_bytes(spec)).zip(v.chunks_exact(block_bytes(spec))).enumerate() {
+        cache.import_block(id as u32, &[k, v].concat());
+    }
+    cache
+}
+
+/// One vector of the storage.
+pub fn vector(cache: &CacheEngine, side: KvSide, slot: usize, head: usize) -> Vec<f32> {
+    let mut values = vec![0.0; cache.spec().head_dim];
+    cache.read(side, KvPlace { plane: 0, slot, head }, &mut values);
+    values
+}
+
+/// Requests of these lengths over shuffled blocks: a storage with random keys and values, poisoned elsewhere, and the block tables, one
+/// after the other, with their row stride.
+///
+/// # Panics
+/// When there is no memory for it.
+pub fn filled(spec: &KvCacheSpec, lens: &[usize], rng: &mut Rng) -> (CacheEngine, Vec<u32>, usize) {
+    let blocks_of = |len: usize| len.div_ceil(spec.block_size);
+    let max_blocks = lens.iter().map(|&len| blocks_of(len)).max().unwrap_or(0) + 1;
+    let spec = KvCacheSpec { num_blocks: lens.iter().map(|&len| blocks_of(len)).sum::<usize>() + 1, ..spec.clone() };
+    let cache = poisoned(&spec);
+    let mut free = rng.permutation(spec.num_blocks - 1).into_iter();
+    let mut tables = vec![u32::MAX; lens.len() * max_blocks];
+    for (&len, table) in lens.iter().zip(tables.chunks_exact_mut(max_blocks)) {
+        for entry in &mut table[..blocks_of(len)] {
+            *entry = free.next().expect("enough blocks") as u32 + 1;
+        }
+        for token in 0..len {
+            let slot = table[token / spec.block_size] as usize * spec.block_size + token % spec.block_size;
+            for head in 0..spec.num_kv_heads {
+                for side in [KvSide::Key, KvSide::Value] {
+                    cache.write(side, KvPlace { plane: 0, slot, head }, &rng.floats(spec.head_dim));
+                }
+            }
+        }
+    }
+    (cache, tables, max_blocks)
+}

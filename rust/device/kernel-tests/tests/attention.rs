@@ -1,0 +1,393 @@
+//! Attention through block tables: the kernels of decoding, of prompts and of f32 against a plain oracle in f64.
+
+use device::{
+    CacheEngine, KvCacheSpec, KvDType, KvSide,
+    kernel_args::{AttentionArgs, AttentionMerge, AttentionMergeArgs, AttentionWork, ElementType},
+};
+use half::{bf16, f16};
+use kernel_tests::{
+    Buffer, Kernel, Order, assert_close,
+    pool::{block_bytes, cache_name, filled, planes, scales_offset, vector},
+    random::Rng,
+};
+
+const HEAD_DIMS: [usize; 7] = [64, 80, 96, 112, 128, 192, 256];
+
+#[derive(Clone)]
+struct Case {
+    dtype: KvDType,
+    head_dim: usize,
+    num_kv_heads: usize,
+    group: usize,
+    block_size: usize,
+    window: usize,
+    softcap: f32,
+    sinks: bool,
+    out_type: ElementType,
+    /// Query vectors of a CTA; keys of a split.
+    vectors: usize,
+    split: usize,
+    /// (keys before, queries) of each request.
+    requests: Vec<(usize, usize)>,
+}
+
+impl Case {
+    fn new(dtype: KvDType, head_dim: usize, group: usize) -> Self {
+        Self {
+            dtype,
+            head_dim,
+            num_kv_heads: 2,
+            group,
+            block_size: 16,
+            window: 0,
+            softcap: 0.0,
+            sinks: false,
+            out_type: ElementType::F32,
+            vectors: 16,
+            split: 1 << 20,
+            requests: vec![(40, 1)],
+        }
+    }
+
+    fn kernel(&self) -> Kernel {
+        let family = if self.vectors == 64 { "prefill" } else { "attention" };
+        match self.dtype {
+            KvDType::F32 => Kernel::named("attention_f32"),
+            dtype => Kernel::named(&format!("{family}_{}_d{}", cache_name(dtype), self.head_dim)),
+        }
+    }
+
+    fn describe(&self) -> String {
+        let Self { group, block_size, window, softcap, sinks, split, requests, .. } = self;
+        let name = self.kernel().name();
+        format!("{name} group {group} blocks {block_size} window {window} cap {softcap} sinks {sinks} split {split} {requests:?}")
+    }
+}
+
+/// A case with its inputs.
+struct Problem {
+    case: Case,
+    num_heads: usize,
+    scale: f32,
+    q: Vec<f32>,
+    sinks: Vec<f32>,
+    positions: Vec<u32>,
+    cache: CacheEngine,
+    tables: Vec<u32>,
+    max_blocks: usize,
+}
+
+impl Problem {
+    fn new(case: &Case, seed: u64) -> Self {
+        let mut rng = Rng::new(seed);
+        let num_heads = case.num_kv_heads * case.group;
+        let spec = KvCacheSpec {
+            num_blocks: 0,
+            block_size: case.block_size,
+            num_kv_heads: case.num_kv_heads,
+            head_dim: case.head_dim,
+            num_planes: 1,
+            dtype: case.dtype,
+        };
+        let lens: Vec<_> = case.requests.iter().map(|r| r.0 + r.1).collect();
+        let (cache, tables, max_blocks) = filled(&spec, &lens, &mut rng);
+        let positions: Vec<u32> = case.requests.iter().flat_map(|&(before, n)| (before..before + n).map(|p| p as u32)).collect();
+        let q = rng.floats(positions.len() * num_heads * case.head_dim);
+        let sinks = rng.floats(num_heads);
+        let scale = 1.5 / (case.head_dim as f32).sqrt();
+        Self { case: case.clone(), num_heads, scale, q, sinks, positions, cache, tables, max_blocks }
+    }
+
+    fn first_key(&self, position: u32) -> u32 {
+        if self.case.window == 0 { 0 } else { (position + 1).saturating_sub(self.case.window as u32) }
+    }
+
+    /// Cuts rows and keys as a host would: rows that fit a CTA, keys at absolute multiples of the split.
+    fn plan(&self) -> (Vec<AttentionWork>, Vec<AttentionMerge>, usize) {
+        let (mut works, mut merges, mut num_parts, mut row) = (vec![], vec![], 0, 0);
+        let rows_per_work = if self.case.dtype == KvDType::F32 { 1 } else { self.case.vectors / self.case.group };
+        for (request, &(_, queries)) in self.case.requests.iter().enumerate() {
+            let end = row + queries;
+            while row < end {
+                let num_rows = rows_per_work.min(end - row);
+                let key_end = self.positions[row + num_rows - 1] as usize + 1;
+                let begin = self.first_key(self.positions[row]) as usize / 8 * 8;
+                let split = self.case.split;
+                let splits: Vec<_> = (begin / split..key_end.div_ceil(split)).collect();
+                for (i, s) in splits.iter().enumerate() {
+                    works.push(AttentionWork {
+                        request: request as u32,
+                        first_row: row as u32,
+                        num_rows: num_rows as u32,
+                        key_begin: begin.max(s * split) as u32,
+                        key_end: key_end.min((s + 1) * split) as u32,
+                        part: if splits.len() == 1 { -1 } else { (num_parts + i * num_rows) as i32 },
+                    });
+                }
+                if splits.len() > 1 {
+                    merges.extend((0..num_rows).map(|r| AttentionMerge {
+                        row: (row + r) as u32,
+                        first_part: (num_parts + r) as u32,
+                        num_parts: splits.len() as u32,
+                        part_stride: num_rows as u32,
+                    }));
+                    num_parts += splits.len() * num_rows;
+                }
+                row += num_rows;
+            }
+        }
+        // Padding of a captured graph.
+        works.push(AttentionWork { request: u32::MAX, ..AttentionWork::default() });
+        merges.push(AttentionMerge { row: u32::MAX, ..AttentionMerge::default() });
+        (works, merges, num_parts)
+    }
+
+    fn run(&self, order: Order) -> Vec<f32> {
+        let Self { case, num_heads, .. } = self;
+        let (works, merges, num_parts) = self.plan();
+        let cols = num_heads * case.head_dim;
+        // Rows of q lie apart, as in a buffer of q, k and v.
+        let q_stride = cols + 8;
+        let mut q = vec![f32::NAN; self.positions.len() * q_stride];
+        for (to, from) in q.chunks_exact_mut(q_stride).zip(self.q.chunks_exact(cols)) {
+            to[..cols].copy_from_slice(from);
+        }
+        let [k_plane, v_plane] = planes(&self.cache).map(|plane| Buffer::input(&plane));
+        let (q, tables, positions) = (Buffer::input(&q), Buffer::input(&self.tables), Buffer::input(&self.positions));
+        let (work, merge, sinks) = (Buffer::input(&works), Buffer::input(&merges), Buffer::input(&self.sinks));
+        let bytes = if case.out_type == ElementType::F32 { 4 } else { 2 };
+        let out = Buffer::output::<u8>(self.positions.len() * cols * bytes);
+        let part_out = Buffer::output::<f32>(num_parts * cols);
+        let part_lse = Buffer::output::<f32>(num_parts * num_heads);
+        let spec = self.cache.spec();
+        let sinks = if case.sinks { sinks.ptr() } else { 0 };
+        let args = AttentionArgs {
+            q: q.ptr(),
+            out: out.ptr(),
+            part_out: part_out.ptr(),
+            part_lse: part_lse.ptr(),
+            k_plane: k_plane.ptr(),
+            v_plane: v_plane.ptr(),
+            block_tables: tables.ptr(),
+            positions: positions.ptr(),
+            work: work.ptr(),
+            sinks,
+            block_bytes: block_bytes(spec) as u64,
+            scales_offset: scales_offset(spec) as u64,
+            max_blocks: self.max_blocks as u32,
+            block_size: case.block_size as u32,
+            num_heads: *num_heads as u32,
+            num_kv_heads: case.num_kv_heads as u32,
+            q_stride: q_stride as u32,
+            window: case.window as u32,
+            out_type: case.out_type as u32,
+            scale: self.scale,
+            softcap: case.softcap,
+            head_dim: case.head_dim as u32,
+        };
+        case.kernel().launch([works.len(), case.num_kv_heads, 1], &args, order);
+        let args = AttentionMergeArgs {
+            part_out: part_out.ptr(),
+            part_lse: part_lse.ptr(),
+            merges: merge.ptr(),
+            sinks,
+            out: out.ptr(),
+            num_heads: *num_heads as u32,
+            head_dim: case.head_dim as u32,
+            out_type: case.out_type as u32,
+            reserved: 0,
+        };
+        Kernel::named("attention_merge").launch([merges.len(), *num_heads, 1], &args, order);
+        match case.out_type {
+            ElementType::F32 => out.values(),
+            ElementType::F16 => out.values::<u16>().into_iter().map(|x| f16::from_bits(x).to_f32()).collect(),
+            ElementType::BF16 => out.values::<u16>().into_iter().map(|x| bf16::from_bits(x).to_f32()).collect(),
+        }
+    }
+
+    /// Queries as the tensor cores take them.
+    fn rounded(&self, x: f32) -> f64 {
+        f64::from(match self.case.dtype {
+            KvDType::F32 => x,
+            KvDType::F16 => f16::from_f32(x).to_f32(),
+            _ => bf16::from_f32(x).to_f32(),
+        })
+    }
+
+    fn expected(&self) -> Vec<f32> {
+        let Case { head_dim, group, block_size, softcap, .. } = self.case;
+        let mut out = vec![];
+        let requests = self.case.requests.iter().enumerate().flat_map(|(request, r)| std::iter::repeat_n(request, r.1));
+        for (row, request) in requests.enumerate() {
+            let position = self.positions[row];
+            let table = &self.tables[request * self.max_blocks..];
+            for head in 0..self.num_heads {
+                let q = &self.q[(row * self.num_heads + head) * head_dim..][..head_dim];
+                let keys = self.first_key(position) as usize..=position as usize;
+                let read = |side, key: usize| {
+                    vector(&self.cache, side, table[key / block_size] as usize * block_size + key % block_size, head / group)
+                };
+                let mut scores: Vec<f64> = keys
+                    .clone()
+                    .map(|key| {
+                        let k = read(KvSide::Key, key);
+                        let dot: f64 = q.iter().zip(&k).map(|(a, b)| self.rounded(*a) * f64::from(*b)).sum();
+                        let score = dot * f64::from(self.scale);
+                        if softcap > 0.0 { f64::from(softcap) * (score / f64::from(softcap)).tanh() } else { score }
+                    })
+                    .collect();
+                let sink = if self.case.sinks { f64::from(self.sinks[head]) } else { f64::NEG_INFINITY };
+                let most = scores.iter().copied().fold(sink, f64::max);
+                for score in &mut scores {
+                    *score = (*score - most).exp();
+                }
+                let total = scores.iter().sum::<f64>() + (sink - most).exp();
+                let mut sum = vec![0.0; head_dim];
+                for (key, weight) in keys.zip(&scores) {
+                    let v = read(KvSide::Value, key);
+                    sum.iter_mut().zip(&v).for_each(|(s, v)| *s += weight * f64::from(*v));
+                }
+                out.extend(sum.iter().map(|s| (s / total) as f32));
+            }
+        }
+        out
+    }
+}
+
+/// What rounding of weights, and of the output, can come to: values are within 2.
+fn tolerance(case: &Case) -> [f32; 2] {
+    let weights = match case.dtype {
+        KvDType::F32 => 1e-5,
+        KvDType::F16 => 2e-3,
+        _ => 1e-2,
+    };
+    let output = match case.out_type {
+        ElementType::F32 => 0.0,
+        ElementType::F16 => 1.0 / 2048.0,
+        ElementType::BF16 => 1.0 / 256.0,
+    };
+    [weights, output]
+}
+
+fn check(case: &Case, seed: u64) {
+    let problem = Problem::new(case, seed);
+    let order = if seed.is_multiple_of(2) { Order::Ascending } else { Order::Descending };
+    assert_close(&problem.run(order), &problem.expected(), tolerance(case), &case.describe());
+}
+
+/// Head sizes of `dtype` with other properties that go round: groups 1 to 16, block sizes, windows, caps, sinks, splits, types of the output.
+fn check_shapes(dtype: KvDType, vectors: usize, requests: &[(usize, usize)]) {
+    for round in 0..28 {
+        let seed = round as u64 + 1000 * dtype as u64 + 10_000 * vectors as u64;
+        let case = Case {
+            block_size: [8, 16, 32][round % 3],
+            window: [0, 0, 1, 19, 64][round % 5],
+            softcap: [0.0, 2.0, 0.0][round / 2 % 3],
+            sinks: round % 4 == 1,
+            out_type: [ElementType::F32, ElementType::F16, ElementType::BF16][round / 3 % 3],
+            num_kv_heads: 1 + round % 2,
+            vectors,
+            split: [1 << 20, 64, 32][round / 4 % 3],
+            requests: requests.to_vec(),
+            ..Case::new(dtype, HEAD_DIMS[round % 7], 1 + (round * 5 + dtype as usize) % 16)
+        };
+        check(&case, seed);
+    }
+}
+
+/// One key, odd lengths, ends of tiles and blocks.
+const DECODES: [(usize, usize); 5] = [(0, 1), (36, 1), (63, 1), (64, 1), (130, 1)];
+/// Prompts, chunks behind others, and a row that decodes beside them.
+const MIXED: [(usize, usize); 4] = [(0, 9), (70, 3), (90, 1), (127, 2)];
+
+macro_rules! shapes {
+    ($($name:ident: $dtype:ident, $vectors:expr, $requests:expr;)*) => {
+        $(#[test]
+        fn $name() {
+            check_shapes(KvDType::$dtype, $vectors, &$requests);
+        })*
+    };
+}
+
+shapes! {
+    decoding_over_f16_agrees_with_the_oracle: F16, 16, DECODES;
+    decoding_over_bf16_agrees_with_the_oracle: BF16, 16, DECODES;
+    decoding_over_int8_agrees_with_the_oracle: Int8, 16, DECODES;
+    decoding_over_f8_agrees_with_the_oracle: F8E4M3, 16, DECODES;
+    prompts_over_f16_agree_with_the_oracle: F16, 64, MIXED;
+    prompts_over_bf16_agree_with_the_oracle: BF16, 64, MIXED;
+    prompts_over_int8_agree_with_the_oracle: Int8, 64, MIXED;
+    prompts_over_f8_agree_with_the_oracle: F8E4M3, 64, MIXED;
+    f32_agrees_with_the_oracle: F32, 1, MIXED;
+}
+
+#[test]
+fn several_rows_of_a_request_decode_together() {
+    for (dtype, group) in [(KvDType::BF16, 4), (KvDType::F8E4M3, 3), (KvDType::F16, 1)] {
+        check(&Case { requests: vec![(50, 5), (3, 2)], window: 20, ..Case::new(dtype, 64, group) }, 7);
+    }
+}
+
+#[test]
+fn the_order_of_threads_changes_no_bit() {
+    for dtype in KvDType::ALL {
+        for vectors in [16, 64] {
+            let case = Case { vectors, split: 48, requests: vec![(100, 3), (0, 1)], ..Case::new(dtype, 80, 3) };
+            let problem = Problem::new(&case, 11);
+            assert_eq!(problem.run(Order::Ascending), problem.run(Order::Descending), "{}", case.describe());
+        }
+    }
+}
+
+#[test]
+fn a_decoded_row_has_the_same_bits_alone_and_in_a_batch() {
+    for dtype in KvDType::ALL {
+        let case = Case { split: 64, requests: vec![(150, 1)], ..Case::new(dtype, 64, 4) };
+        let alone = Problem::new(&case, 5);
+        let mut batch = Problem::new(&Case { requests: vec![(150, 1), (77, 1)], ..case }, 5);
+        // The first request's cache is another one in shuffled blocks; let both rows be the same request.
+        batch.cache = Problem::new(&alone.case, 5).cache;
+        batch.tables = [alone.tables.clone(), alone.tables.clone()].concat();
+        batch.max_blocks = alone.max_blocks;
+        let cols = alone.q.len();
+        batch.q[..cols].copy_from_slice(&alone.q);
+        assert_eq!(batch.run(Order::Ascending)[..cols], alone.run(Order::Ascending), "{dtype:?}");
+    }
+}
+
+#[test]
+fn rows_without_a_key_are_zeros() {
+    for (dtype, vectors) in [(KvDType::BF16, 16), (KvDType::Int8, 64), (KvDType::F32, 1)] {
+        // Row 0 sees nothing of the keys from 8 on.
+        let case = Case { vectors, ..Case::new(dtype, 64, 2) };
+        let problem = Problem::new(&Case { requests: vec![(3, 1), (40, 1)], ..case }, 9);
+        let mut late = problem.plan().0;
+        late[0] = AttentionWork { key_begin: 8, key_end: 8, ..late[0] };
+        let [k_plane, v_plane] = planes(&problem.cache).map(|plane| Buffer::input(&plane));
+        let (q, tables, positions) =
+            (Buffer::input(&problem.q), Buffer::input(&problem.tables), Buffer::input(&problem.positions));
+        let (work, out) = (Buffer::input(&late), Buffer::output::<f32>(problem.q.len()));
+        let args = AttentionArgs {
+            q: q.ptr(),
+            out: out.ptr(),
+            k_plane: k_plane.ptr(),
+            v_plane: v_plane.ptr(),
+            block_tables: tables.ptr(),
+            positions: positions.ptr(),
+            work: work.ptr(),
+            block_bytes: block_bytes(problem.cache.spec()) as u64,
+            scales_offset: scales_offset(problem.cache.spec()) as u64,
+            max_blocks: problem.max_blocks as u32,
+            block_size: 16,
+            num_heads: 4,
+            num_kv_heads: 2,
+            q_stride: 4 * 64,
+            scale: 1.0,
+            head_dim: 64,
+            ..AttentionArgs::default()
+        };
+        problem.case.kernel().launch([late.len(), 2, 1], &args, Order::Ascending);
+        let out = out.values::<f32>();
+        assert!(out[..256].iter().all(|&x| x == 0.0) && out[256..].iter().all(|x| x.is_finite() && *x != 0.0), "{dtype:?}");
+    }
+}

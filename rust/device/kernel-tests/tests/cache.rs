@@ -1,0 +1,260 @@
+//! What is written to the KV cache, and whole blocks of it.
+
+use device::{
+    Backend, KvCacheSpec, KvDType, KvGroupMetadata, KvSide, Norm, NormKind, RopeArgs, RopeStyle, RopeTable, StepMetadata,
+    cpu::ReferenceBackend,
+    kernel_args::{AttentionArgs, AttentionWork, CopyBlocksArgs, RopeAndCacheArgs},
+};
+use half::bf16;
+use kernel_tests::{
+    Buffer, Kernel, Order, assert_close,
+    pool::{block_bytes, cache_name, from_planes, planes, poisoned, scales_offset, vector},
+    random::Rng,
+};
+
+const TOKENS: usize = 5;
+/// Rows of the rope tables.
+const POSITIONS: usize = 9;
+
+struct Case {
+    spec: KvCacheSpec,
+    num_heads: usize,
+    rope: Option<(RopeStyle, usize)>,
+    norm: bool,
+    /// Put into the values of the first token.
+    extremes: bool,
+}
+
+fn rope_table(style: RopeStyle, rotary_dim: usize, rng: &mut Rng) -> RopeTable {
+    let angles = rng.floats(POSITIONS * rotary_dim / 2);
+    let (cos, sin) = (angles.iter().map(|a| a.cos()).collect(), angles.iter().map(|a| a.sin()).collect());
+    RopeTable { style, rotary_dim, cos, sin }
+}
+
+/// Infinities, tiny vectors and, where they have a defined code, NaNs.
+fn put_extremes(v: &mut [f32], spec: &KvCacheSpec) {
+    let (dim, kv_cols) = (spec.head_dim, spec.num_kv_heads * spec.head_dim);
+    v[..dim].fill(0.0);
+    v[..6].copy_from_slice(&[f32::INFINITY, -1e9, 65520.0, 1e-40, -0.0, f32::MIN_POSITIVE]);
+    v[kv_cols..kv_cols + dim].fill(1e-39);
+    if spec.dtype.scale_bytes() > 0 {
+        v[2 * kv_cols] = f32::NAN;
+    }
+}
+
+/// Runs kernel and oracle on the same inputs, and compares q, keys and values.
+fn check(case: &Case, seed: u64) {
+    let (mut rng, spec) = (Rng::new(seed), &case.spec);
+    let dim = spec.head_dim;
+    let (q_cols, kv_cols) = (case.num_heads * dim, spec.num_kv_heads * dim);
+    let what = format!("{:?} {} heads of {dim} rope {:?} norm {}", spec.dtype, case.num_heads, case.rope, case.norm);
+    let (q, k, mut v) = (rng.floats(TOKENS * q_cols), rng.floats(TOKENS * kv_cols), rng.floats(TOKENS * kv_cols));
+    if case.extremes {
+        put_extremes(&mut v, spec);
+    }
+    let mut norm = || case.norm.then(|| Norm { kind: NormKind::Rms, weight: rng.floats(dim), bias: None, eps: 1e-3 });
+    let (q_norm, k_norm) = (norm(), norm());
+    let rope = case.rope.map(|(style, rotary_dim)| rope_table(style, rotary_dim, &mut rng));
+    let rope_positions: Vec<u32> = (0..TOKENS).map(|_| rng.below(POSITIONS) as u32).collect();
+    let mut slots: Vec<i64> = rng.permutation(spec.num_blocks * spec.block_size)[..TOKENS].iter().map(|&s| s as i64).collect();
+    slots[3] = -1;
+
+    let backend = ReferenceBackend::new();
+    let tensor = |x: &[f32], cols| {
+        let mut tensor = backend.alloc(TOKENS, cols).unwrap();
+        tensor.set_rows(TOKENS);
+        tensor.as_mut_slice().copy_from_slice(x);
+        tensor
+    };
+    let (mut expected_q, mut expected_k, expected_v) = (tensor(&q, q_cols), tensor(&k, kv_cols), tensor(&v, kv_cols));
+    let cache = poisoned(spec);
+    let [before_k, before_v] = planes(&cache);
+    let group = KvGroupMetadata { slot_mapping: slots.clone(), ..KvGroupMetadata::default() };
+    let step = StepMetadata { rope_positions: rope_positions.clone(), groups: vec![group], ..StepMetadata::default() };
+    let rope_args = RopeArgs {
+        q: &mut expected_q,
+        k: &mut expected_k,
+        v: &expected_v,
+        q_norm: q_norm.as_ref(),
+        k_norm: k_norm.as_ref(),
+        rope: rope.as_ref(),
+        cache: &cache,
+        plane: 0,
+    };
+    backend.rope_and_cache(rope_args, 0, &step);
+
+    let (q, k, v) = (Buffer::inout(&q), Buffer::input(&k), Buffer::input(&v));
+    let (k_plane, v_plane) = (Buffer::inout(&before_k), Buffer::inout(&before_v));
+    let weight = |norm: &Option<Norm>| Buffer::input(norm.as_ref().map_or(&[][..], |norm| &norm.weight));
+    let (q_weight, k_weight) = (weight(&q_norm), weight(&k_norm));
+    let table = |of: fn(&RopeTable) -> &Vec<f32>| Buffer::input(rope.as_ref().map_or(&[][..], |rope| of(rope)));
+    let (cos, sin) = (table(|rope| &rope.cos), table(|rope| &rope.sin));
+    let (rope_positions, slot_mapping) = (Buffer::input(&rope_positions), Buffer::input(&slots));
+    let given = |there: bool, buffer: &Buffer| if there { buffer.ptr() } else { 0 };
+    let args = RopeAndCacheArgs {
+        q: q.ptr(),
+        k: k.ptr(),
+        v: v.ptr(),
+        q_norm: given(case.norm, &q_weight),
+        k_norm: given(case.norm, &k_weight),
+        cos: given(rope.is_some(), &cos),
+        sin: given(rope.is_some(), &sin),
+        rope_positions: rope_positions.ptr(),
+        slot_mapping: slot_mapping.ptr(),
+        k_plane: k_plane.ptr(),
+        v_plane: v_plane.ptr(),
+        block_bytes: block_bytes(spec) as u64,
+        scales_offset: scales_offset(spec) as u64,
+        num_tokens: TOKENS as u32,
+        num_heads: case.num_heads as u32,
+        num_kv_heads: spec.num_kv_heads as u32,
+        head_dim: dim as u32,
+        block_size: spec.block_size as u32,
+        q_stride: q_cols as u32,
+        k_stride: kv_cols as u32,
+        v_stride: kv_cols as u32,
+        rotary_dim: case.rope.map_or(0, |rope| rope.1 as u32),
+        interleaved: u32::from(case.rope.is_some_and(|rope| rope.0 == RopeStyle::Interleaved)),
+        q_eps: 1e-3,
+        k_eps: 1e-3,
+    };
+    let warps = TOKENS * (case.num_heads + 2 * spec.num_kv_heads);
+    let order = if seed.is_multiple_of(2) { Order::Ascending } else { Order::Descending };
+    Kernel::named(&format!("rope_and_cache_{}", cache_name(spec.dtype))).launch([warps.div_ceil(4), 1, 1], &args, order);
+
+    assert_close(&q.values::<f32>(), expected_q.as_slice(), [1e-5, 1e-5], &what);
+    // What is not changed on its way is the same bytes, poison around it included.
+    assert_eq!(v_plane.values::<u8>(), planes(&cache)[1], "{what}");
+    if rope.is_none() && !case.norm {
+        assert_eq!(k_plane.values::<u8>(), planes(&cache)[0], "{what}");
+    }
+    let written = from_planes(spec, &k_plane, &v_plane);
+    // One step of rounding, where f32 and f64 come to different sides of a tie.
+    let step = match spec.dtype {
+        KvDType::F32 => [1e-5, 1e-5],
+        KvDType::F16 => [1e-5, 1.0 / 1024.0],
+        KvDType::BF16 => [1e-5, 1.0 / 128.0],
+        KvDType::Int8 => [0.1, 1.0 / 100.0],
+        KvDType::F8E4M3 => [0.02, 1.0 / 7.0],
+    };
+    for &slot in slots.iter().filter(|slot| **slot >= 0) {
+        for head in 0..spec.num_kv_heads {
+            let [actual, expected] = [&written, &cache].map(|cache| vector(cache, KvSide::Key, slot as usize, head));
+            assert_close(&actual, &expected, step, &what);
+        }
+    }
+}
+
+#[test]
+fn keys_and_values_reach_their_slots_as_on_the_cpu() {
+    for dtype in KvDType::ALL {
+        for (round, head_dim) in [64, 80, 96, 112, 128, 192, 256, 16, 128].into_iter().enumerate() {
+            let block_size = [8, 16, 32][round % 3];
+            let spec = KvCacheSpec { num_blocks: 3, block_size, num_kv_heads: 1 + round % 3, head_dim, num_planes: 1, dtype };
+            let rope = [
+                None,
+                Some((RopeStyle::Neox, head_dim)),
+                Some((RopeStyle::Interleaved, head_dim)),
+                Some((RopeStyle::Neox, head_dim / 2)),
+                Some((RopeStyle::Interleaved, head_dim / 4)),
+            ][round % 5];
+            let case = Case { spec, num_heads: 4, rope, norm: round % 2 == 1, extremes: round % 3 == 0 };
+            check(&case, round as u64 + 100 * dtype as u64);
+        }
+    }
+}
+
+#[test]
+fn blocks_are_copied_in_every_plane() {
+    let (num_blocks, block_bytes) = (6, 16 * 67);
+    let mut rng = Rng::new(1);
+    let planes: Vec<Vec<u8>> = (0..3).map(|_| (0..num_blocks * block_bytes).map(|_| rng.below(256) as u8).collect()).collect();
+    let pairs = [4u32, 1, 0, 5, 4, 2];
+    let buffers: Vec<_> = planes.iter().map(|plane| Buffer::inout(plane)).collect();
+    let addresses = Buffer::input(&buffers.iter().map(Buffer::ptr).collect::<Vec<_>>());
+    let pair_buffer = Buffer::input(&pairs);
+    let args = CopyBlocksArgs {
+        planes: addresses.ptr(),
+        pairs: pair_buffer.ptr(),
+        block_bytes: block_bytes as u64,
+        num_pairs: 3,
+        num_planes: 3,
+    };
+    Kernel::named("copy_blocks").launch([3, 3, 1], &args, Order::Ascending);
+    for (buffer, mut expected) in buffers.iter().zip(planes) {
+        for pair in pairs.chunks_exact(2) {
+            let source = pair[0] as usize * block_bytes;
+            expected.copy_within(source..source + block_bytes, pair[1] as usize * block_bytes);
+        }
+        assert_eq!(buffer.values::<u8>(), expected);
+    }
+}
+
+/// Writes a token to the last block of a pool of more than 2^32 bytes and 2^31 elements, copies the block, and attends to the copy.
+#[test]
+fn a_pool_may_have_more_than_2_31_elements() {
+    let spec =
+        KvCacheSpec { num_blocks: 70_000, block_size: 32, num_kv_heads: 8, head_dim: 128, num_planes: 1, dtype: KvDType::BF16 };
+    let (bytes, last, copy) = (block_bytes(&spec), spec.num_blocks - 1, spec.num_blocks - 3);
+    assert!(last * bytes > 1 << 32 && last * bytes / 2 > 1 << 31);
+    let mut rng = Rng::new(3);
+    let cols = 8 * 128;
+    let [q_values, k_values, v_values] = [(); 3].map(|()| rng.floats(cols));
+    let (q, k, v) = (Buffer::inout(&q_values), Buffer::input(&k_values), Buffer::input(&v_values));
+    let planes = [Buffer::sparse(spec.num_blocks * bytes), Buffer::sparse(spec.num_blocks * bytes)];
+    let (zero, slot) = (Buffer::input(&[0u32]), Buffer::input(&[(last * 32) as i64]));
+    let args = RopeAndCacheArgs {
+        q: q.ptr(),
+        k: k.ptr(),
+        v: v.ptr(),
+        rope_positions: zero.ptr(),
+        slot_mapping: slot.ptr(),
+        k_plane: planes[0].ptr(),
+        v_plane: planes[1].ptr(),
+        block_bytes: bytes as u64,
+        num_tokens: 1,
+        num_heads: 8,
+        num_kv_heads: 8,
+        head_dim: 128,
+        block_size: 32,
+        q_stride: cols as u32,
+        k_stride: cols as u32,
+        v_stride: cols as u32,
+        ..RopeAndCacheArgs::default()
+    };
+    Kernel::named("rope_and_cache_bf16").launch([6, 1, 1], &args, Order::Ascending);
+    let written = planes[1].values_at::<u16>(last * bytes + 2 * 32 * 128 * 2, 128);
+    let rounded: Vec<f32> = v_values.iter().map(|x| bf16::from_f32(*x).to_f32()).collect();
+    let values: Vec<f32> = written.iter().map(|&x| bf16::from_bits(x).to_f32()).collect();
+    assert_eq!(values, rounded[256..384]);
+
+    let (addresses, pairs) = (Buffer::input(&[planes[0].ptr(), planes[1].ptr()]), Buffer::input(&[last as u32, copy as u32]));
+    let args =
+        CopyBlocksArgs { planes: addresses.ptr(), pairs: pairs.ptr(), block_bytes: bytes as u64, num_pairs: 1, num_planes: 2 };
+    Kernel::named("copy_blocks").launch([1, 2, 1], &args, Order::Ascending);
+
+    for kernel in ["attention_bf16_d128", "prefill_bf16_d128"] {
+        let (table, out) = (Buffer::input(&[copy as u32]), Buffer::output::<f32>(cols));
+        let work = AttentionWork { request: 0, first_row: 0, num_rows: 1, key_begin: 0, key_end: 1, part: -1 };
+        let work = Buffer::input(&[work]);
+        let args = AttentionArgs {
+            q: q.ptr(),
+            out: out.ptr(),
+            k_plane: planes[0].ptr(),
+            v_plane: planes[1].ptr(),
+            block_tables: table.ptr(),
+            positions: zero.ptr(),
+            work: work.ptr(),
+            block_bytes: bytes as u64,
+            max_blocks: 1,
+            block_size: 32,
+            num_heads: 8,
+            num_kv_heads: 8,
+            q_stride: cols as u32,
+            scale: 0.1,
+            ..AttentionArgs::default()
+        };
+        Kernel::named(kernel).launch([1, 8, 1], &args, Order::Ascending);
+        assert_eq!(out.values::<f32>(), rounded, "{kernel}: of one key the value comes out as it is");
+    }
+}
