@@ -8,13 +8,14 @@ mod truncate;
 
 use std::{collections::HashSet, sync::Arc};
 
+use device::cpu::softmax::exp;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 pub use resolve::{ResolvedSampling, dry_breaker_ids};
 
 use crate::EngineError;
-use math::{BlockSums, FEW, exp, few_largest, finite_max, largest, log_sum_exp, position_of, reaching};
+use math::{BlockSums, FEW, few_largest, finite_max, largest, log_sum_exp, position_of, reaching};
 use penalties::{Changes, Counts, Dry};
 use truncate::keep_likeliest;
 

@@ -12,6 +12,8 @@ pub(in crate::engine) struct StepPacer {
 
 /// Until a prompt has been timed.
 const FIRST_TOKENS: usize = 128;
+/// How much slower than the last step the next one is expected to be at most.
+const MAX_GROWTH: f64 = 1.25;
 /// Of an estimate that turns out too high, the part that is kept.
 const KEPT: f64 = 0.5;
 
@@ -41,11 +43,14 @@ impl StepPacer {
             return;
         }
         let measured = took.as_secs_f64() / num_prompt_tokens as f64;
-        // Prompts slow down as they get longer, so the slowest token is the one to go by.
-        self.estimate =
-            Some(self.estimate.map_or(measured, |estimate| {
-                if measured > estimate { measured } else { estimate * KEPT + measured * (1.0 - KEPT) }
-            }));
+        // Prompts slow down as they get longer, so the slowest token is the one to go by, and the next one will be slower still.
+        self.estimate = Some(self.estimate.map_or(measured, |estimate| {
+            if measured > estimate {
+                measured * (measured / estimate).min(MAX_GROWTH)
+            } else {
+                estimate * KEPT + measured * (1.0 - KEPT)
+            }
+        }));
     }
 }
 
@@ -74,7 +79,7 @@ mod tests {
         while position < 4096 {
             let chunk = chunk(&pacer, 4096 - position);
             let took = seconds(position, chunk);
-            assert!(took < TARGET.mul_f64(1.2), "{took:?} for {chunk} tokens at {position}");
+            assert!(took < TARGET.mul_f64(1.1), "{took:?} for {chunk} tokens at {position}");
             pacer.measure(chunk, took);
             position += chunk;
             chunks.push(chunk);
