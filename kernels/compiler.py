@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -131,21 +132,29 @@ def content_key(source: Path, version: str) -> str:
     return digest.hexdigest()
 
 
+def cache_folder() -> Path:
+    """Where fatbins are kept by content, for every copy of the sources that this user has."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "mistral_paged" / "kernels"
+
+
 def compile_file(source: Path, built: Path, nvcc: Path, version: str) -> Compiled:
-    """Compiles one file unless `built` has it of the same content."""
-    record, image = built / f"{source.stem}.json", built / f"{source.stem}.fatbin"
+    """Puts a file's fatbin into `built`, and compiles it unless the cache has it of the same content."""
     key = content_key(source, version)
-    try:
-        known = json.loads(record.read_text())
-        if known["key"] == key and image.is_file():
-            return Compiled(source.stem, [Entry(**entry) for entry in known["entries"]])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    partial = image.with_suffix(".partial")
-    entries = list(parse_ptxas(run([str(nvcc), *FLAGS, "-o", str(partial), str(source)])))
-    partial.replace(image)
-    record.write_text(json.dumps({"key": key, "entries": [asdict(entry) for entry in entries]}, indent=1))
-    return Compiled(source.stem, entries)
+    cached, record = cache_folder() / f"{key}.fatbin", cache_folder() / f"{key}.json"
+    if not (cached.is_file() and record.is_file()):
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cached.parent) as folder:
+            image, text = Path(folder) / "image", Path(folder) / "text"
+            entries = [asdict(entry) for entry in parse_ptxas(run([str(nvcc), *FLAGS, "-o", str(image), str(source)]))]
+            text.write_text(json.dumps(entries))
+            image.replace(cached)
+            text.replace(record)
+    image, content = built / f"{source.stem}.fatbin", cached.read_bytes()
+    # A file that is not touched makes nothing that embeds it be built again.
+    if not image.is_file() or image.read_bytes() != content:
+        image.write_bytes(content)
+    return Compiled(source.stem, [Entry(**entry) for entry in json.loads(record.read_text())])
 
 
 def compile_all(kernels: Path = KERNELS, built: Path = BUILT) -> list[Compiled]:

@@ -36,6 +36,7 @@ class Folder:
         self.install("13.0")
         monkeypatch.setattr(sys, "path", [str(path)])
         monkeypatch.setenv("CUDA_HOME", str(path))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(path / "cache"))
 
     def install(self, version: str) -> None:
         self.nvcc.write_text(NVCC.format(version=version))
@@ -91,6 +92,16 @@ def test_only_what_changed_is_compiled_again(folder: Folder) -> None:
     folder.install("13.1")
     folder.compile()
     assert folder.compiled_files() == ["gemv.cu", "norm.cu"]
+
+
+def test_another_copy_of_the_sources_finds_what_the_first_compiled(folder: Folder) -> None:
+    folder.compile()
+    assert folder.compiled_files() == ["gemv.cu", "norm.cu"]
+    folder.path = folder.path.rename(folder.path.with_name("copy"))
+    folder.built = folder.built.with_name("other")
+    folder.compile()
+    assert folder.compiled_files() == []
+    assert (folder.built / "gemv.fatbin").read_text() == "image\n"
 
 
 def test_rust_is_told_every_kernel_of_every_file(folder: Folder) -> None:

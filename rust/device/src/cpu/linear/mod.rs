@@ -26,6 +26,7 @@ mod many_rows;
 mod many_rows;
 mod out;
 mod packed;
+mod panels;
 mod phases;
 mod slab;
 #[cfg(test)]

@@ -3,7 +3,10 @@
 use half::f16;
 use proptest::prelude::*;
 
-use super::*;
+use super::{
+    super::packed::{Layout, block_bytes, codes_bytes},
+    *,
+};
 
 fn assert_close(what: &str, got: &[f32], expected: &[f64], bounds: &[f64], relative: f64) {
     assert_eq!(got.len(), expected.len(), "{what}");
@@ -168,6 +171,52 @@ fn a_deterministic_row_has_the_same_bits_in_every_batch() {
     for tier in tiers() {
         for dtype in dtypes() {
             check_rows_alone(Precision::Deterministic, dtype, tier, [1, 2, 3, 4, 5, 8, 16, 31, 33, 64, 65].into_iter());
+        }
+    }
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn avx2_kernels_have_the_same_bits_with_vnni_and_without() {
+    if CpuTier::detect() < CpuTier::Avx2 || !is_x86_feature_detected!("avxvnni") {
+        return;
+    }
+    for (format, rows) in GgmlType::ALL.into_iter().flat_map(|f| [1, 2, 3, 64].map(|rows| (f, rows))) {
+        let mut random = Random::new(rows as u64);
+        let layout = Layout::of(format);
+        let mut acts = vec![ActBlock::ZERO; 4 * rows];
+        for (i, act) in acts.iter_mut().enumerate() {
+            // Some of the largest parts that there are; lower parts in every other block.
+            let extreme = i % 3 == 0;
+            let [upper, lower] = &mut act.parts;
+            let mut below = |n: u64| (random.bits() % n) as i32;
+            upper.fill_with(|| if extreme { 127 } else { (below(255) - 127) as i8 });
+            lower.fill_with(|| match (i % 2, extreme) {
+                (0, _) => 0,
+                (_, true) => -64,
+                _ => (below(128) - 64) as i8,
+            });
+            act.has_lower = (i % 2 == 1).into();
+            let code = |i: usize| 128 * i32::from(act.parts[0][i]) + i32::from(act.parts[1][i]);
+            act.sums = [0..32, 0..16, 16..32].map(|columns| columns.map(code).sum());
+            act.scale = 0.01;
+            act.scaled_sums = act.sums.map(|s| s as f32 * act.scale);
+        }
+        for fill in [None, Some(0x00), Some(0xff)] {
+            let bytes = block_bytes(layout.codes as u8, layout.halves, layout.min);
+            let mut panel = vec![0u8; 4 * bytes];
+            for block in panel.chunks_exact_mut(bytes) {
+                let (codes, scales) = block.split_at_mut(codes_bytes(layout.codes as u8));
+                codes.fill_with(|| fill.unwrap_or(random.bits() as u8));
+                scales.as_chunks_mut::<2>().0.iter_mut().for_each(|s| *s = f16::from_f32(random.unit()).to_le_bytes());
+            }
+            let [with, without] = [avx2::with_vnni(layout), avx2::without_vnni(layout)].map(|kernel| {
+                let mut out = vec![[f32::NAN; PANEL]; rows];
+                // SAFETY: the machine has AVX2 and AVX-VNNI.
+                unsafe { kernel(&panel, &acts, &mut out) };
+                out.as_flattened().iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+            });
+            assert!(with == without, "{} {rows} rows, codes {fill:?}", format.name());
         }
     }
 }
