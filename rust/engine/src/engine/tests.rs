@@ -330,7 +330,9 @@ fn every_answer_gets_a_token_in_every_step_beside_a_long_prompt() {
         while answers.iter().any(|stream| events(stream) == 0) {
             assert!(thread.turn());
         }
-        answers.iter().map(events).for_each(|_| ());
+        for stream in &answers {
+            events(stream);
+        }
         let prompt = Prompt::TokenIds((0..400).map(|j| j * 31 % 400 + 10).collect());
         let service = ServiceParams { priority, ..ServiceParams::default() };
         let _prompted = engine.submit(GenerationRequest { prompt, service, ..request(9, 1) }).unwrap();

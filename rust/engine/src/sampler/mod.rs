@@ -164,7 +164,9 @@ impl Sampler {
             // A bit more than those whose weight is above the floor: both are rounded.
             None => reaching(logits, max + (floor.ln() - 1e-4) / scale - 1e-5 * max.abs(), candidates),
         }
-        candidates.iter_mut().for_each(|(_, logit)| *logit = weight(*logit));
+        for (_, logit) in candidates.iter_mut() {
+            *logit = weight(*logit);
+        }
         candidates.retain(|(_, weight)| *weight >= floor);
         let limit = top_k.unwrap_or(usize::MAX);
         if candidates.len() > limit || top_p < 1.0 {
