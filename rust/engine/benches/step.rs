@@ -45,7 +45,9 @@ impl Backend for Null {
     }
 
     fn norm_linear(&self, x: &Tensor, _: Option<&Norm>, projections: &mut [Projection<'_>]) {
-        projections.iter_mut().for_each(|projection| projection.out.set_rows(x.rows()));
+        for projection in projections {
+            projection.out.set_rows(x.rows());
+        }
     }
 
     fn rope_and_cache(&self, _: RopeArgs<'_>, _: usize, _: &StepMetadata) {}
@@ -92,7 +94,9 @@ fn steps(c: &mut Criterion) {
                 engine.pause().unwrap();
                 let streams: Vec<_> = (0..num_seqs).map(|id| engine.submit(request(id)).unwrap()).collect();
                 engine.resume().unwrap();
-                streams.into_iter().for_each(|stream| drop(black_box(stream.wait().unwrap())));
+                for stream in streams {
+                    black_box(stream.wait().unwrap());
+                }
             });
         });
     }
