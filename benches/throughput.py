@@ -84,6 +84,7 @@ class Plan:
         def measure(number: int) -> None:
             self.roof("single")
             bench.decode(number)
+            self.roof("single")
             bench.prefill(number, sentences)
 
         self.rounds(self.options.rounds, "one stream", measure)

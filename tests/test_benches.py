@@ -111,10 +111,10 @@ def test_the_largest_fall_is_told_and_missed(tmp_path: Path) -> None:
 
 
 def test_attention_is_what_a_longer_context_adds(tmp_path: Path) -> None:
-    # Eight sequences: 4 ms a step, then 14 ms with 8 x 1000 tokens more, which are 8 MB.
-    contexts = samples("context_of_8", {1000: [2000.0], 2000: [8 / 14e-3]})
+    # Eight sequences: 4 ms a step, then 60 ms with 8 x 7000 tokens more, which are 56 MB.
+    contexts = samples("context_of_8", {1000: [2000.0], 8000: [8 / 60e-3]})
     text = report(tmp_path, write(tmp_path / "records", *contexts, *samples("roof_contexts", {1: [21.0]})))
-    assert "| 2,000 | 571 (571 to 571) | 1.2 | 6% | 0.8 | 4% |" in text
+    assert "| 8,000 | 133 (133 to 133) | 1.1 | 5% | 1.0 | 5% |" in text
 
 
 def test_a_pause_is_held_against_its_latency(tmp_path: Path) -> None:
