@@ -14,15 +14,18 @@
 //! kernels to 73 % of the integer peak with minima and 80 % without.
 //!
 //! Measured on two cores of a Zen 5, on which a loop of `vpdpbusd` alone does 1930 GOP/s, by `examples/bench_linear.rs`: 2048 x 8192,
-//! quantisation of the activations included, one row in GB/s of weights as in the file, more in GFLOP/s:
+//! quantisation of the activations included. One row in GB/s of packed weights, where `examples/roofline.rs` reads 52 in the same minutes;
+//! more rows in GFLOP/s:
 //!
-//! | format | 1 row | 8 rows | 64 rows | of the peak |
-//! | --- | --- | --- | --- | --- |
-//! | `Q4_0` | 51 | 1168 | 1310 | 68 % |
-//! | `Q4_1` | 51 | 1135 | 1210 | 63 % |
-//! | `Q8_0` | 50 | 770 | 1280 | 66 % |
-//! | `Q5_K` | 43 | 1043 | 1209 | 63 % |
-//! | `Q6_K` | 46 | 701 | 884 | 46 % |
+//! | format | 1 row | of the roof | 8 rows | 64 rows | of the peak |
+//! | --- | --- | --- | --- | --- | --- |
+//! | `Q4_0` | 47 | 90 % | 1168 | 1286 | 67 % |
+//! | `Q4_1` | 49 | 94 % | 1135 | 1232 | 64 % |
+//! | `Q5_0` | 49 | 95 % | 1059 | 1279 | 66 % |
+//! | `Q8_0` | 48 | 93 % | 770 | 1282 | 66 % |
+//! | `Q4_K` | 45 | 87 % | 1097 | 1212 | 63 % |
+//! | `Q5_K` | 46 | 88 % | 998 | 1215 | 63 % |
+//! | `Q6_K` | 50 | 96 % | 713 | 906 | 47 % |
 
 // A helper that is not inlined would pass registers through memory; one with features of its own may be inlined or not, and a closure
 // without them is not.

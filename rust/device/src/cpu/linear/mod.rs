@@ -11,7 +11,7 @@ mod activations;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-mod elementwise;
+pub(super) mod elementwise;
 mod float;
 #[cfg(target_arch = "x86_64")]
 mod float_avx2;
