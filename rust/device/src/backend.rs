@@ -367,4 +367,9 @@ pub trait Backend: Send + Sync {
 
     /// The tensor's rows on the host, `[rows * cols]`.
     fn read<'a>(&self, x: &'a Tensor) -> std::borrow::Cow<'a, [f32]>;
+
+    /// Calls `body` for each index below `len` on the host, on as many threads as the backend has there, and waits for all.
+    fn for_each(&self, len: usize, body: &(dyn Fn(usize) + Sync)) {
+        (0..len).for_each(body);
+    }
 }

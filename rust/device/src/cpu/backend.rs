@@ -113,4 +113,8 @@ impl Backend for CpuBackend {
     fn read<'a>(&self, x: &'a Tensor) -> Cow<'a, [f32]> {
         Cow::Borrowed(x.as_slice())
     }
+
+    fn for_each(&self, len: usize, body: &(dyn Fn(usize) + Sync)) {
+        self.pool.for_each_range(len, 1, &|start, end| (start..end).for_each(body));
+    }
 }

@@ -10,7 +10,7 @@ mod activations;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-mod elementwise;
+pub(super) mod elementwise;
 mod float;
 #[cfg(target_arch = "x86_64")]
 mod float_avx2;
@@ -26,6 +26,7 @@ mod many_rows;
 mod many_rows;
 mod out;
 mod packed;
+mod panels;
 mod phases;
 mod slab;
 #[cfg(test)]

@@ -1,9 +1,6 @@
 //! The phases of a decoder layer that multiply by weights.
 
-use std::{
-    ops::Range,
-    sync::atomic::{AtomicUsize, Ordering},
-};
+use std::ops::Range;
 
 use super::{
     CpuLinear, Input, MANY_ROWS, PANEL,
@@ -12,6 +9,7 @@ use super::{
     for_products,
     many_rows::{Phase, Tiles},
     out::SharedOut,
+    panels::Work,
 };
 use crate::{
     GateUpArgs, Norm, Projection, ResidualArgs, Tensor,
@@ -69,15 +67,10 @@ impl Form {
     }
 }
 
-/// Below this many multiplications a step is faster on one thread.
-const MIN_PARALLEL: usize = 1 << 15;
 /// Below this many values rows are normalised and quantised on one thread.
 const MIN_PARALLEL_ROWS: usize = 1 << 12;
-/// Bytes of weights, or of activations, that stay in a core's L2 cache while the other pass.
-const CACHED: usize = 512 << 10;
-
 /// The first `len` elements of a buffer that grows when needed.
-fn grown<T: Clone>(buffer: &mut Vec<T>, len: usize, fill: T) -> &mut [T] {
+pub(super) fn grown<T: Clone>(buffer: &mut Vec<T>, len: usize, fill: T) -> &mut [T] {
     if buffer.len() < len {
         buffer.resize(len, fill);
     }
@@ -142,75 +135,6 @@ impl LinearContext<'_> {
             });
         }
         Input { rows, cols, values: if norm.is_some() { normed } else { x.as_slice() }, acts, tiles: act_tiles }
-    }
-
-    /// Shares the panels `0..work.panels` among the threads; `body(panel, rows, buffer)` is called for every panel and every row once.
-    fn for_panels(self, work: &Work, panels: &mut Vec<f32>, body: &PanelBody<'_>) {
-        let threads = self.pool.num_threads();
-        let alone = threads == 1 || work.rows * work.cols * work.panels * PANEL < MIN_PARALLEL;
-        let buffers = grown(panels, work.buffer_len * if alone { 1 } else { threads }, 0.0);
-        let buffers = SharedOut::new(buffers);
-        let grain = (work.panels / (threads * 6)).min(CACHED / work.panel_bytes.max(1)).max(1);
-        // Rows of activations that stay cached while the panels of a range pass; at least enough to pay for opening a panel.
-        let least = if work.buffer_len > 0 { 2 * MANY_ROWS } else { MANY_ROWS };
-        let row_block = (CACHED / work.row_bytes.max(1)).max(least) / MANY_ROWS * MANY_ROWS;
-        let next = AtomicUsize::new(0);
-        let worker = |id: usize| {
-            // SAFETY: each worker has a buffer of its own.
-            let buffer = unsafe { buffers.part(id * work.buffer_len, work.buffer_len) };
-            loop {
-                let start = next.fetch_add(grain, Ordering::Relaxed);
-                if start >= work.panels {
-                    break;
-                }
-                let mut m = 0;
-                while m < work.rows {
-                    let end = work.rows.min(m + row_block);
-                    for panel in start..work.panels.min(start + grain) {
-                        body(panel, m..end, buffer);
-                    }
-                    m = end;
-                }
-            }
-        };
-        if alone { worker(0) } else { self.pool.run_available(&worker) }
-    }
-}
-
-/// Called with a panel, rows of the input, and the thread's buffer.
-type PanelBody<'a> = dyn Fn(usize, Range<usize>, &mut [f32]) + Sync + 'a;
-
-/// What [`LinearContext::for_panels`] shares out.
-struct Work {
-    panels: usize,
-    rows: usize,
-    cols: usize,
-    /// Bytes of a row of activations as kernels read it.
-    row_bytes: usize,
-    panel_bytes: usize,
-    /// f32 that a thread needs to open a panel.
-    buffer_len: usize,
-    /// Whether packed weights are opened for many rows.
-    many_rows: bool,
-}
-
-impl Work {
-    fn new<'a>(input: &Input<'_>, weights: &(impl Iterator<Item = &'a CpuLinear> + Clone)) -> Self {
-        let many_rows = !input.tiles.is_empty();
-        let packed = weights.clone().all(CpuLinear::is_packed);
-        Self {
-            panels: weights.clone().map(CpuLinear::panels).sum(),
-            rows: input.rows,
-            cols: input.cols,
-            row_bytes: match packed {
-                true if many_rows => input.cols / BLOCK * size_of::<ActTile>() / ACT_ROWS,
-                true => input.cols / BLOCK * size_of::<ActBlock>(),
-                false => input.cols * 4,
-            },
-            panel_bytes: weights.clone().map(CpuLinear::panel_bytes).max().unwrap_or(0),
-            buffer_len: weights.clone().map(|w| w.buffer_len(many_rows)).max().unwrap_or(0),
-            many_rows,
-        }
     }
 }
 
