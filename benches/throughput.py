@@ -108,10 +108,10 @@ class Plan:
             self.roof("contexts")
             for length in self.options.contexts:
                 if length <= longest:
-                    bench.context(length, 1, f"round {number}")
+                    bench.context(length, 1, number)
             for length in self.options.contexts_of_8:
                 if length <= longest:
-                    bench.context(length, 8, "")
+                    bench.context(length, 8, number)
 
         self.rounds(self.options.rounds, "contexts", measure)
 

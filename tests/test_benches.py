@@ -128,13 +128,13 @@ def test_a_pause_is_held_against_its_latency(tmp_path: Path) -> None:
 def test_a_race_is_told_against_the_best_peer(tmp_path: Path) -> None:
     engines = {"mistral_paged": [30.0, 60.0, 50.0], "llamacpp": [3.0], "openvino": [20.0, 25.0, 26.0]}
     entries = [{"record": "engine", "engine": engine, "version": "1"} for engine in engines]
-    entries.append({"record": "dropped", "engine": "mistralrs", "reason": "cannot\nload"})
+    entries.append({"record": "dropped", "engine": "mistralrs", "reason": "cannot\nload at /a/b/c.cpp:1"})
     for engine, values in engines.items():
         entries += samples("answer", {1: values}, engine)
     race = write(tmp_path / "race", *entries)
     text = report(tmp_path, write(tmp_path / "records", *samples("batch", {1: [1.0]})), race)
     assert "| one stream | 50.0 | (3.0) | 25.0 | 2.00 |" in text
-    assert "- mistralrs drops out: cannot load" in text
+    assert "- mistralrs drops out: cannot load at c.cpp:1\n" in text
 
 
 def test_notes_are_kept(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{:>6} {:>12} {:>9} {:>9} {:>9} {:>9} {:>9}", "type", "shape", "GB/s", "M=1", "M=8", "M=64", "M=512");
     let formats = [GgmlType::Q4_0, GgmlType::Q4_1, GgmlType::Q5_0, GgmlType::Q8_0, GgmlType::Q4K, GgmlType::Q5K, GgmlType::Q6K]
         .map(DType::Ggml);
-    for dtype in formats.into_iter().chain([DType::BF16, DType::F32]) {
+    for dtype in formats.into_iter().chain([DType::BF16, DType::F16, DType::F32]) {
         for (n, k) in [(576, 1536), (1536, 576), (2048, 8192)] {
             if dtype.row_bytes(k).is_some() {
                 bench(dtype, (n, k), LinearContext { pool: &pool, tier })?;

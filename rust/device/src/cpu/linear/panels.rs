@@ -72,6 +72,7 @@ impl Work {
             row_bytes: match packed {
                 true if many_rows => input.cols / BLOCK * size_of::<ActTile>() / ACT_ROWS,
                 true => input.cols / BLOCK * size_of::<ActBlock>(),
+                false if !input.pairs.is_empty() => input.cols * 2,
                 false => input.cols * 4,
             },
             panel_bytes: weights.clone().map(CpuLinear::panel_bytes).max().unwrap_or(0),

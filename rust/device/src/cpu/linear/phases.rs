@@ -10,6 +10,7 @@ use super::{
     many_rows::{Phase, Tiles},
     out::SharedOut,
     panels::Work,
+    tiled::round_row,
 };
 use crate::{
     GateUpArgs, Norm, Projection, ResidualArgs, Tensor,
@@ -42,6 +43,8 @@ pub struct LinearScratch {
 /// Quantised input.
 #[derive(Default)]
 struct Acts {
+    /// Rounded input, `[rows, cols / 2]`.
+    pairs: Vec<u32>,
     /// `[rows / 64][cols / 32][64 rows]`; see [`Input`].
     blocks: Vec<ActBlock>,
     /// `[rows / 16, cols / 32]`.
@@ -93,12 +96,13 @@ impl LinearContext<'_> {
         }
     }
 
-    /// Normalises `x` and brings it into `form`.
+    /// Normalises `x` and brings it into `form`, and into pairs if asked to.
     fn input<'b>(
         self,
         x: &'b Tensor,
         norm: Option<&Norm>,
         form: Form,
+        pairs: bool,
         normed: &'b mut Vec<f32>,
         acts: &'b mut Acts,
     ) -> Input<'b> {
@@ -106,12 +110,15 @@ impl LinearContext<'_> {
         let normed = grown(normed, if norm.is_some() { rows * cols } else { 0 }, 0.0);
         let blocks = if form >= Form::Blocks { cols / BLOCK } else { 0 };
         let tiles = if form == Form::Tiles { blocks } else { 0 };
-        let Acts { blocks: acts, tiles: act_tiles } = acts;
+        let pair_cols = if pairs { cols / 2 } else { 0 };
+        let Acts { pairs: act_pairs, blocks: acts, tiles: act_tiles } = acts;
+        let act_pairs = grown(act_pairs, rows * pair_cols, 0);
         let acts = grown(acts, rows * blocks, ActBlock::ZERO);
         let act_tiles = grown(act_tiles, rows.div_ceil(ACT_ROWS) * tiles, ActTile::ZERO);
-        if norm.is_some() || form >= Form::Blocks {
+        if norm.is_some() || pairs || form >= Form::Blocks {
             let (shared_normed, shared_acts, shared_tiles) =
                 (SharedOut::new(normed), SharedOut::new(acts), SharedOut::new(act_tiles));
+            let shared_pairs = SharedOut::new(act_pairs);
             self.for_rows((rows, cols), if tiles > 0 { ACT_ROWS } else { 1 }, &|range| {
                 for m in range {
                     let mut row = x.row(m);
@@ -120,6 +127,10 @@ impl LinearContext<'_> {
                         let out = unsafe { shared_normed.part(m * cols, cols) };
                         norm_row(self.tier, norm, row, out);
                         row = out;
+                    }
+                    if pairs {
+                        // SAFETY: as above; a weight that takes pairs is of a tier that multiplies bf16, which this machine has.
+                        unsafe { round_row(row, shared_pairs.part(m * pair_cols, pair_cols)) };
                     }
                     if form >= Form::Blocks {
                         let (first, place) = (m / MANY_ROWS * MANY_ROWS, m % MANY_ROWS);
@@ -134,7 +145,7 @@ impl LinearContext<'_> {
                 }
             });
         }
-        Input { rows, cols, values: if norm.is_some() { normed } else { x.as_slice() }, acts, tiles: act_tiles }
+        Input { rows, cols, values: if norm.is_some() { normed } else { x.as_slice() }, pairs: act_pairs, acts, tiles: act_tiles }
     }
 }
 
@@ -221,7 +232,8 @@ pub fn norm_linear(
     }
     let LinearScratch { normed, acts, panels, .. } = scratch;
     let form = projections.iter().map(|p| Form::of(p.linear.cpu(), x.rows())).max().unwrap_or(Form::Floats);
-    let input = context.input(x, norm, form, normed, acts);
+    let pairs = projections.iter().any(|p| p.linear.cpu().takes_pairs());
+    let input = context.input(x, norm, form, pairs, normed, acts);
     for projections in projections.chunks_mut(MAX_PROJECTIONS) {
         let (targets, _) = targets(x, projections);
         let work = Work::new(&input, &targets.iter().flatten().map(|t| t.weight));
@@ -300,7 +312,7 @@ pub fn linear_residual(context: LinearContext<'_>, scratch: &mut LinearScratch, 
             },
         });
     } else {
-        let input = context.input(x, None, Form::of(weight, x.rows()), normed, acts);
+        let input = context.input(x, None, Form::of(weight, x.rows()), weight.takes_pairs(), normed, acts);
         let work = Work::new(&input, &std::iter::once(weight));
         context.for_panels(&work, panels, &|p, rows, buffer| {
             let columns = weight.panel_rows(p);
@@ -366,7 +378,8 @@ pub fn gate_up(context: LinearContext<'_>, scratch: &mut LinearScratch, args: Ga
         Form::Tiles if forms[0] != forms[1] => Form::Blocks,
         form => form,
     };
-    let input = context.input(x, norm, form, normed, acts);
+    let pairs = gate.takes_pairs() || up.takes_pairs();
+    let input = context.input(x, norm, form, pairs, normed, acts);
     let pair = Work::new(&input, &[gate, up].into_iter());
     let half = pair.buffer_len;
     let work = Work { panels: gate.panels(), panel_bytes: 2 * pair.panel_bytes, buffer_len: 2 * half, ..pair };

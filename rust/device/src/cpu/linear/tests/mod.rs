@@ -152,7 +152,7 @@ fn through_bf16(x: &[f32]) -> Vec<f32> {
     x.iter().map(|v| half::bf16::from_f32(*v).to_f32()).collect()
 }
 
-/// Whether the tile units multiply `m` rows by a fast weight of `k` columns.
-fn on_tiles(tier: CpuTier, dtype: DType, m: usize, k: usize) -> bool {
-    tier == CpuTier::Amx && m >= many_rows::min_rows(dtype) && k.is_multiple_of(32)
+/// Whether a fast weight of `k` columns and its activations are rounded to bf16.
+fn in_bf16(tier: CpuTier, dtype: DType, k: usize) -> bool {
+    tier.multiplies_bf16() && tiled::panel_dtype(dtype, k, tier).is_some()
 }
