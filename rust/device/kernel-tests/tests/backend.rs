@@ -199,6 +199,11 @@ fn rotation_cache_and_attention_of_decodes_beside_prompts() {
                 plane: 0,
             };
             backend.rope_and_cache(args, 0, &step);
+            if dtype == KvDType::BF16 {
+                // As the matrix units take them: else scores differ by what rounding 64 products of up to 50 comes to.
+                let rounded: Vec<f32> = fetched(backend, q).iter().map(|x| half::bf16::from_f32(*x).to_f32()).collect();
+                q = tensor(backend, &rounded, 6 * head_dim);
+            }
             let mut out = backend.alloc(rows, 6 * head_dim).unwrap();
             backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, plane: 0, group: 0, params }, &step);
             let mut written = vec![0.0; head_dim];
@@ -210,8 +215,8 @@ fn rotation_cache_and_attention_of_decodes_beside_prompts() {
             both(run, &format!("{dtype:?}, heads of {head_dim}, window {window:?}"));
         } else {
             let cuda = CudaBackend::new(Arc::new(EmulatedDriver::new(Order::Descending))).unwrap();
-            // Queries and probabilities are rounded to bf16 for the matrix units.
-            assert_close(&run(&cuda), &run(&ReferenceBackend::new()), [2e-2, 2e-2], "bf16");
+            // Weights are rounded by up to 2^-9 of themselves, values are within 2, and a query or key on the edge may have gone the other way.
+            assert_close(&run(&cuda), &run(&ReferenceBackend::new()), [1e-2, 0.0], "bf16");
         }
     }
 }

@@ -44,7 +44,9 @@ impl CpuBackend {
 
 impl Backend for CpuBackend {
     fn info(&self) -> BackendInfo {
-        BackendInfo { device: "cpu".into(), tier: self.tier.name().into(), num_threads: self.pool.num_threads() }
+        let bf16 = if self.tier == CpuTier::Avx512 && self.tier.multiplies_bf16() { "+bf16" } else { "" };
+        let tier = format!("{}{bf16}", self.tier.name());
+        BackendInfo { device: "cpu".into(), tier, num_threads: self.pool.num_threads() }
     }
 
     fn alloc(&self, max_rows: usize, cols: usize) -> Result<Tensor, DeviceError> {
@@ -105,5 +107,9 @@ impl Backend for CpuBackend {
 
     fn copy_blocks(&self, cache: &CacheEngine, pairs: &[(u32, u32)]) {
         cache.copy_blocks(pairs);
+    }
+
+    fn for_each(&self, len: usize, body: &(dyn Fn(usize) + Sync)) {
+        self.pool.for_each_range(len, 1, &|start, end| (start..end).for_each(body));
     }
 }

@@ -198,7 +198,7 @@ impl CudaBackend {
         self.norm_pass(&mut state.constants, residual, &pass)
     }
 
-    fn try_gate_up(&self, args: GateUpArgs<'_>) -> Result<(), CudaError> {
+    fn try_gate_up(&self, args: &mut GateUpArgs<'_>) -> Result<(), CudaError> {
         let mut state = self.state();
         let input = self.normed(&mut state, args.x, args.norm)?;
         args.out.set_rows(input.count);
@@ -312,8 +312,8 @@ impl Backend for CudaBackend {
         done(self.try_linear_residual(&args));
     }
 
-    fn gate_up(&self, args: GateUpArgs<'_>) {
-        done(self.try_gate_up(args));
+    fn gate_up(&self, mut args: GateUpArgs<'_>) {
+        done(self.try_gate_up(&mut args));
     }
 
     fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) {

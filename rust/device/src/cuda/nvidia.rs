@@ -119,13 +119,12 @@ impl NvidiaDriver {
         let what = format!("loading kernel {}", kernel.name);
         let embedded = EMBEDDED.modules.iter().find(|module| module.kernels.contains(&kernel.name));
         let embedded = embedded.ok_or_else(|| CudaError::NoSuchKernel(kernel.name.into()))?;
-        let module = match modules.get(embedded.name) {
-            Some(module) => *module,
-            None => {
-                // SAFETY: the image is a whole fatbin, as nvcc wrote it.
-                let load = || unsafe { result::module::load_data(embedded.image.as_ptr().cast()) };
-                *modules.entry(embedded.name).or_insert(self.call(&what, load)?)
-            }
+        let module = if let Some(module) = modules.get(embedded.name) {
+            *module
+        } else {
+            // SAFETY: the image is a whole fatbin, as nvcc wrote it.
+            let load = || unsafe { result::module::load_data(embedded.image.as_ptr().cast()) };
+            *modules.entry(embedded.name).or_insert(self.call(&what, load)?)
         };
         let name = CString::new(kernel.name).map_err(|_| CudaError::NoSuchKernel(kernel.name.into()))?;
         // SAFETY: the module is loaded and never unloaded before the context is released.

@@ -1,4 +1,22 @@
-//! AVX2 kernels: packed panels by 8-bit multiply-add, with AVX-VNNI where there is.
+//! AVX2 kernels: a packed panel of 32 rows times 1 to 64 rows of activations, with AVX-VNNI where there is.
+//!
+//! `out[row][n] = sum over k of weight[n, k] * x[row, k]`. Of a block of 32 columns the codes of 8 weight rows, a part, are unpacked into
+//! 8 registers and stay there while all rows of activations pass; sums are in `out`, 8 KB of the level 1 cache at 64 rows.
+//!
+//! ```text
+//!                       8 weight rows n, 4 bytes each
+//! register q of codes   | 4 q, .. 4 q + 3 | 4 q, .. 4 q + 3 | ...   columns of the block
+//! activations           | 4 q, .. 4 q + 3 | 4 q, .. 4 q + 3 | ...   4 bytes of one row, in every lane
+//! dot                   | i32             | i32             | ...   sum over q = 0..8; times two scales, plus the minimum, into 8 f32
+//! ```
+//!
+//! A block is read once for all rows: 0.625 bytes a weight of `Q4_1`, 1.06 of `Q8_0`. 8 weight rows by 32 columns by one row, 512
+//! operations, take 8 broadcasts and, with AVX-VNNI, 8 `vpdpbusd`; without it 8 `vpmaddubsw` and as many additions as their i16 sums need;
+//! some 9 instructions bring the sum to f32. A lower part of the activations is 16 more.
+//!
+//! Measured on one core of an AMD EPYC (Zen 5, 4.1 GHz), where `vpdpbusd` alone makes 540 GOP/s and two broadcasts a cycle are the limit
+//! of this loop: at 64 rows 250 to 280 GOP/s for `Q4_0` to `Q8_0`, 230 to 260 for `Q6_K`; without AVX-VNNI 230 to 280 for
+//! `Q4_0` to `Q5_0` and 155 for `Q8_0`.
 
 #[allow(clippy::wildcard_imports)] // Intrinsics.
 use std::arch::{asm, x86_64::*};
@@ -9,8 +27,9 @@ use super::{
     packed::{Codes, Kernel, Layout, block_bytes, codes_bytes, select, zero_point},
 };
 
-/// Bytes ahead of use that weights are prefetched.
-const AHEAD: usize = 1280;
+/// Bytes ahead of use that weights are prefetched. For one row, a core of Zen 5 reads 23 GB/s of weights with 1280, 32 with 5120, 38 with
+/// 10240, and no more with 20480.
+const AHEAD: usize = 8192;
 /// Rows of a panel in one register of 32-bit values.
 const LANES: usize = 8;
 /// Such registers a panel.
