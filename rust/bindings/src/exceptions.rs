@@ -22,6 +22,7 @@ pub fn raise(error: EngineError) -> PyErr {
         EngineError::NotSupported(message) => PyNotImplementedError::new_err(message),
         EngineError::ChatTemplate(message) => ChatTemplateError::new_err(message),
         EngineError::Device(error) => DeviceError::new_err(error.to_string()),
+        EngineError::DeviceLost(message) => DeviceError::new_err(message),
         EngineError::KvCache(error) => InvalidArgumentError::new_err(error.to_string()),
         EngineError::Draining(message) => DrainingError::new_err(message),
         EngineError::Internal(message) => InternalError::new_err(message),

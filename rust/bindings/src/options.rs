@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, path::PathBuf, str::FromStr};
 
-use engine::{Device, KvTierConfig, MemoryGpuConfig, ModelSource, PagedAttentionConfig, Policies, best_device};
+use engine::{Device, KvTierConfig, MemoryGpuConfig, ModelSource, PagedAttentionConfig, Policies};
 use pyo3::{
     exceptions::{PyTypeError, PyUnicodeEncodeError},
     prelude::*,
@@ -116,7 +116,7 @@ fn parse_goal(goal: &Bound<'_, PyAny>) -> PyResult<Option<MemoryGpuConfig>> {
 /// The device by its name.
 pub fn device(device: &str) -> PyResult<Device> {
     match device {
-        "auto" => Ok(best_device()),
+        "auto" => Ok(Device::Auto),
         "cpu" => Ok(Device::Cpu),
         other => other
             .strip_prefix("cuda:")

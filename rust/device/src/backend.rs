@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::{CacheEngine, DType, DeviceError, KvCacheSpec, Tensor, WeightView};
+use crate::{CacheEngine, DType, DeviceError, HostMemory, KvCacheSpec, KvDType, Tensor, WeightView, host_memory};
 
 /// How exactly a linear layer computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -297,6 +297,17 @@ pub struct BackendInfo {
     pub num_threads: usize,
 }
 
+/// Memory that a backend's weights, caches and activations lie in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackendMemory {
+    /// All of it, in bytes.
+    pub total_bytes: u64,
+    /// What nobody uses at the moment.
+    pub available_bytes: u64,
+    /// The host's own, committed as it is first written; a GPU's is taken as it is asked for.
+    pub is_host: bool,
+}
+
 /// What decides the size of a backend's own buffers.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkspaceShape {
@@ -329,6 +340,28 @@ pub trait Backend: Send + Sync {
     /// What this backend is.
     fn info(&self) -> BackendInfo;
 
+    /// The memory of its tensors, measured now.
+    ///
+    /// Errors: the driver's.
+    fn memory(&self) -> Result<BackendMemory, DeviceError> {
+        let HostMemory { total_bytes, available_bytes } = host_memory();
+        Ok(BackendMemory { total_bytes, available_bytes, is_host: true })
+    }
+
+    /// Whether it still computes, after something went wrong.
+    ///
+    /// Errors: [`DeviceError::Cuda`] of a device that is lost to this process.
+    fn check(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// Whether attention has kernels for such a KV cache.
+    ///
+    /// Errors: [`DeviceError::Unsupported`], with what would work.
+    fn check_kv_cache(&self, _dtype: KvDType, _head_dim: usize) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     /// A zeroed activation tensor that can hold `max_rows` rows; physical memory is committed as rows are first written.
     fn alloc(&self, max_rows: usize, cols: usize) -> Result<Tensor, DeviceError>;
 
@@ -348,6 +381,16 @@ pub trait Backend: Send + Sync {
 
     /// Bytes of the backend's own buffers once the largest step has run.
     fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64;
+
+    /// Bytes of the workspaces of the vendor's libraries.
+    fn library_bytes(&self) -> u64 {
+        0
+    }
+
+    /// Bytes of captured graphs.
+    fn graph_bytes(&self) -> u64 {
+        0
+    }
 
     /// The step whose phases follow.
     fn begin_step(&self, _step: &StepMetadata) {}

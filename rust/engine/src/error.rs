@@ -34,6 +34,9 @@ pub enum EngineError {
     /// The engine accepts no requests, as it was told.
     #[error("{0}")]
     Draining(String),
+    /// The device computes no more in this process.
+    #[error("{0}")]
+    DeviceLost(String),
     /// A step failed, or the engine has stopped.
     #[error("{0}")]
     Internal(String),

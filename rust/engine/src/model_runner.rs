@@ -93,6 +93,12 @@ impl ModelRunner {
         self.decoder.weight_bytes()
     }
 
+    /// Bytes of the activations of the largest step.
+    pub fn activation_bytes(&self) -> u64 {
+        let RunnerOptions { max_num_batched_tokens, max_num_seqs, .. } = self.options;
+        Activations::bytes(&self.config, max_num_batched_tokens, max_logit_rows(max_num_seqs))
+    }
+
     /// Bytes of the KV storage, the null block included; 0 before it is reserved.
     pub fn kv_cache_bytes(&self) -> u64 {
         self.cache.as_ref().and_then(|cache| cache.spec().total_bytes()).unwrap_or(0)

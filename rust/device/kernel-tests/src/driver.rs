@@ -17,15 +17,36 @@ use crate::{Buffer, Kernel, Order};
 pub struct EmulatedDriver {
     gpu: Gpu,
     order: Order,
+    total_bytes: u64,
+    fault: Mutex<Option<CudaError>>,
     buffers: Mutex<BTreeMap<DevicePtr, (Buffer, usize)>>,
 }
 
 impl EmulatedDriver {
-    /// Its kernels' threads take their turns in this order.
+    /// With as much memory as is asked for; its kernels' threads take their turns in this order.
     pub fn new(order: Order) -> Self {
-        let memory = Ok(GpuMemory { total_bytes: 1 << 40, free_bytes: 1 << 40 });
+        Self::with_memory(order, 1 << 40)
+    }
+
+    /// With so much memory.
+    pub fn with_memory(order: Order, total_bytes: u64) -> Self {
+        let memory = Ok(GpuMemory { total_bytes, free_bytes: total_bytes });
         let gpu = Gpu { name: "emulated".into(), capability: (9, 0), multiprocessors: 1, memory };
-        Self { gpu, order, buffers: Mutex::default() }
+        Self { gpu, order, total_bytes, fault: Mutex::default(), buffers: Mutex::default() }
+    }
+
+    /// The next launch gives this error; after [`CudaError::Lost`], so does every call.
+    pub fn fail(&self, error: CudaError) {
+        *self.fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+    }
+
+    fn check(&self, launches: bool) -> Result<(), CudaError> {
+        let mut fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*fault {
+            Some(error @ CudaError::Lost { .. }) => Err(error.clone()),
+            Some(_) if launches => fault.take().map_or(Ok(()), Err),
+            _ => Ok(()),
+        }
     }
 
     fn buffers(&self) -> MutexGuard<'_, BTreeMap<DevicePtr, (Buffer, usize)>> {
@@ -48,10 +69,16 @@ impl Driver for EmulatedDriver {
     }
 
     fn memory(&self) -> Result<GpuMemory, CudaError> {
-        self.gpu.memory.clone()
+        self.check(false)?;
+        let used: usize = self.buffers().values().map(|(_, bytes)| bytes).sum();
+        Ok(GpuMemory { total_bytes: self.total_bytes, free_bytes: self.total_bytes - used as u64 })
     }
 
     fn allocate(&self, bytes: usize) -> Result<DevicePtr, CudaError> {
+        let GpuMemory { free_bytes, .. } = self.memory()?;
+        if bytes as u64 > free_bytes {
+            return Err(CudaError::OutOfMemory { needed_bytes: bytes as u64, free_bytes });
+        }
         let buffer = Buffer::output::<u8>(bytes);
         let at = buffer.ptr();
         self.buffers().insert(at, (buffer, bytes));
@@ -63,24 +90,28 @@ impl Driver for EmulatedDriver {
     }
 
     fn zero(&self, at: DevicePtr, bytes: usize) -> Result<(), CudaError> {
+        self.check(false)?;
         // SAFETY: the range is of a live buffer, whose memory only kernels use, and none runs.
         self.with(at, bytes, |to| unsafe { ptr::write_bytes(to, 0, bytes) });
         Ok(())
     }
 
     fn upload(&self, to: DevicePtr, from: &[u8]) -> Result<(), CudaError> {
+        self.check(false)?;
         // SAFETY: as above; `from` is memory of the host.
         self.with(to, from.len(), |to| unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) });
         Ok(())
     }
 
     fn download(&self, to: &mut [u8], from: DevicePtr) -> Result<(), CudaError> {
+        self.check(false)?;
         // SAFETY: as above.
         self.with(from, to.len(), |from| to.copy_from_slice(unsafe { slice::from_raw_parts(from, to.len()) }));
         Ok(())
     }
 
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<(), CudaError> {
+        self.check(true)?;
         let kernel = Kernel::named(launch.kernel.name);
         assert_eq!(kernel.args_bytes(), launch.args.len(), "arguments of {}", kernel.name());
         // SAFETY: the caller's promise; what the addresses lead to is checked by guard pages.

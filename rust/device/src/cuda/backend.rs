@@ -6,15 +6,16 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{
-    AttentionArgs, Backend, BackendInfo, CacheEngine, DType, DeviceError, EmbedArgs, EmbeddingTable, GateUpArgs, KvCacheSpec,
-    Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, WeightView,
-    WorkspaceShape,
+    AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, DType, DeviceError, EmbedArgs, EmbeddingTable, GateUpArgs,
+    KvCacheSpec, KvDType, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata,
+    Tensor, WeightView, WorkspaceShape,
     backend::LinearWeight,
+    cpu::pool::ThreadPool,
     kernel_args::{DevicePtr, ElementType, GatedActivationArgs, GatherRowsArgs, RmsNormArgs},
 };
 
 use super::{
-    CudaError, Gpu,
+    CudaError, Gpu, GpuMemory,
     attention::{self, StepLists},
     driver::{DeviceMemory, Driver},
     kernels::{HEAD_DIMS, Kernel, kv_suffix, launch},
@@ -33,6 +34,8 @@ pub struct CudaBackend {
     driver: Arc<dyn Driver>,
     kernels: Kernels,
     state: Mutex<State>,
+    /// For what is left to the host; without it, the caller's thread does that.
+    host: Option<ThreadPool>,
 }
 
 /// The kernels that every model needs.
@@ -82,7 +85,14 @@ impl CudaBackend {
             projected: Scratch::default(),
             up: Scratch::default(),
         };
-        Ok(Self { driver, kernels, state: Mutex::new(state) })
+        Ok(Self { driver, kernels, state: Mutex::new(state), host: None })
+    }
+
+    /// With so many threads for what is left to the host: sampling.
+    ///
+    /// Errors: those of [`ThreadPool::new`].
+    pub fn with_host_threads(self, num_threads: usize) -> Result<Self, DeviceError> {
+        Ok(Self { host: Some(ThreadPool::new(num_threads)?), ..self })
     }
 
     /// The GPU that it computes on.
@@ -253,21 +263,43 @@ fn done(result: Result<(), CudaError>) {
 
 impl Backend for CudaBackend {
     fn info(&self) -> BackendInfo {
-        BackendInfo { device: "cuda".into(), tier: self.gpu().name.clone(), num_threads: 1 }
+        BackendInfo {
+            device: "cuda".into(),
+            tier: self.gpu().name.clone(),
+            num_threads: self.host.as_ref().map_or(1, ThreadPool::num_threads),
+        }
     }
 
     fn alloc(&self, max_rows: usize, cols: usize) -> Result<Tensor, DeviceError> {
         Tensor::on_device(&self.driver, max_rows, cols)
     }
 
-    fn alloc_kv_cache(&self, spec: &KvCacheSpec) -> Result<CacheEngine, DeviceError> {
-        let (dtype, head_dim) = (kv_suffix(spec.dtype), spec.head_dim);
-        if dtype != "f32" && !HEAD_DIMS.contains(&head_dim) {
-            return Err(DeviceError::Unsupported(format!(
-                "heads of {head_dim} elements have no GPU kernel for a {dtype} KV cache; sizes that have: {HEAD_DIMS:?}; \
-                 pa_cache_type=PagedCacheType.F32 takes any"
-            )));
+    fn memory(&self) -> Result<BackendMemory, DeviceError> {
+        let GpuMemory { total_bytes, free_bytes } = self.driver.memory()?;
+        Ok(BackendMemory { total_bytes, available_bytes: free_bytes, is_host: false })
+    }
+
+    fn check(&self) -> Result<(), DeviceError> {
+        // After an error that a device does not recover from, the driver answers every question with it.
+        match self.driver.memory() {
+            Err(error @ CudaError::Lost { .. }) => Err(error.into()),
+            _ => Ok(()),
         }
+    }
+
+    fn check_kv_cache(&self, dtype: KvDType, head_dim: usize) -> Result<(), DeviceError> {
+        if dtype == KvDType::F32 || HEAD_DIMS.contains(&head_dim) {
+            return Ok(());
+        }
+        Err(DeviceError::Unsupported(format!(
+            "heads of {head_dim} elements have no GPU kernel for a {} KV cache; sizes that have: {HEAD_DIMS:?}; \
+             pa_cache_type=PagedCacheType.F32 takes any",
+            kv_suffix(dtype)
+        )))
+    }
+
+    fn alloc_kv_cache(&self, spec: &KvCacheSpec) -> Result<CacheEngine, DeviceError> {
+        self.check_kv_cache(spec.dtype, spec.head_dim)?;
         CacheEngine::on_device(spec, |plane_bytes| DevicePlanes::new(&self.driver, spec, plane_bytes))
     }
 
@@ -326,5 +358,12 @@ impl Backend for CudaBackend {
 
     fn fetch(&self, x: &mut Tensor) {
         done(x.download());
+    }
+
+    fn for_each(&self, len: usize, body: &(dyn Fn(usize) + Sync)) {
+        match &self.host {
+            Some(pool) => pool.for_each_range(len, 1, &|start, end| (start..end).for_each(body)),
+            None => (0..len).for_each(body),
+        }
     }
 }

@@ -53,6 +53,8 @@ impl ModelSource {
 /// Where a model runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Device {
+    /// The first GPU that the kernels of this build run on; else, or when something is asked for that only a processor does, the processor.
+    Auto,
     /// The host's processor.
     #[default]
     Cpu,
@@ -60,9 +62,9 @@ pub enum Device {
     Cuda(usize),
 }
 
-/// The best device of this machine that models are served on: the CPU, since no model is served on a GPU yet.
+/// The best device of this machine: [`Device::Auto`].
 pub fn best_device() -> Device {
-    Device::Cpu
+    Device::Auto
 }
 
 /// Computation type.

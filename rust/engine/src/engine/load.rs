@@ -10,16 +10,16 @@ use std::{
 };
 
 use device::{
-    Backend, DeviceError, KvDType,
+    Backend, DeviceError,
     cpu::{CpuBackend, CpuTier},
-    cuda::{self, Library, LibraryPaths},
+    cuda::{self, CudaBackend, CudaError, CudaReport, Library, LibraryPaths, NvidiaDriver},
     host::{num_physical_cores, trim_heap},
 };
 use paged::{Scheduler, SchedulerConfig};
 
 use super::{
     Device, EngineConfig, LoadProgress, MemoryPlan, ModelSource, Shared,
-    plan::{PlannedDevices, PlannedModel, plan, precision},
+    plan::{PlannedDevices, PlannedModel, device_dtype, plan, precision},
     thread::EngineThread,
     tier,
 };
@@ -56,25 +56,34 @@ pub fn load_onto(
 }
 
 fn backend(config: &EngineConfig) -> Result<Arc<dyn Backend>, EngineError> {
-    match config.device {
-        Device::Cpu => {
-            let tier = config.cpu.tier.as_deref().map_or_else(|| Ok(CpuTier::detect()), CpuTier::parse)?;
-            let num_threads = config.cpu.num_threads.unwrap_or_else(num_physical_cores);
-            Ok(Arc::new(CpuBackend::new(tier, num_threads)?))
+    let num_threads = config.cpu.num_threads.unwrap_or_else(num_physical_cores);
+    let Some(ordinal) = gpu(config, &cuda::survey)? else {
+        let tier = config.cpu.tier.as_deref().map_or_else(|| Ok(CpuTier::detect()), CpuTier::parse)?;
+        return Ok(Arc::new(CpuBackend::new(tier, num_threads)?));
+    };
+    let driver = NvidiaDriver::new(ordinal).map_err(|why| no_gpu(ordinal, &why, &config.cuda_libraries))?;
+    Ok(Arc::new(CudaBackend::new(Arc::new(driver))?.with_host_threads(num_threads)?))
+}
+
+/// The number of the GPU that a model is to run on; `None` for the processor.
+fn gpu(config: &EngineConfig, survey: &dyn Fn() -> CudaReport) -> Result<Option<usize>, EngineError> {
+    match (config.device, &config.cpu.tier) {
+        (Device::Cuda(ordinal), Some(tier)) => Err(EngineError::InvalidArgument(format!(
+            "cpu_tier={tier:?} is about the processor, and device=\"cuda:{ordinal}\" is a GPU: leave out one of the two"
+        ))),
+        (Device::Cuda(ordinal), None) => Ok(Some(ordinal)),
+        (Device::Auto, None) if !config.deterministic => {
+            let report = survey();
+            Ok((0..report.gpus.len()).find(|ordinal| cuda::require(&report, *ordinal).is_ok()))
         }
-        Device::Cuda(ordinal) => Err(no_gpu(ordinal, &config.cuda_libraries)),
+        (Device::Auto | Device::Cpu, _) => Ok(None),
     }
 }
 
-/// Why a GPU does not serve models: everything that this machine lacks, or else that no model is served on GPUs yet.
-fn no_gpu(ordinal: usize, libraries: &LibraryPaths) -> EngineError {
-    let report = cuda::survey();
-    let missing = [cuda::require(&report, ordinal).err(), libraries.locate(Library::CublasLt).err()];
-    let missing: Vec<_> = missing.into_iter().flatten().map(|e| e.to_string()).collect();
-    if missing.is_empty() {
-        let text = format!("device=\"cuda:{ordinal}\" is there, but models are not served on GPUs yet; use device=\"cpu\"");
-        return EngineError::NotSupported(text);
-    }
+/// Why a GPU cannot be used, and what else this machine lacks.
+fn no_gpu(ordinal: usize, why: &CudaError, libraries: &LibraryPaths) -> EngineError {
+    let library = libraries.locate(Library::CublasLt).err();
+    let missing: Vec<_> = [Some(why), library.as_ref()].into_iter().flatten().map(ToString::to_string).collect();
     DeviceError::Unsupported(format!("device=\"cuda:{ordinal}\" cannot be used: {}", missing.join(". And "))).into()
 }
 
@@ -82,7 +91,8 @@ fn no_gpu(ordinal: usize, libraries: &LibraryPaths) -> EngineError {
 pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[u64]>) -> Result<MemoryPlan, EngineError> {
     check_limits(config)?;
     let backend = backend(config)?;
-    let devices = cards.map_or(PlannedDevices::Host(&*backend), PlannedDevices::Cards);
+    check_backend(config, &*backend)?;
+    let devices = cards.map_or(PlannedDevices::Own { backend: &*backend, loaded: 0 }, PlannedDevices::Cards);
     let architecture = config.architecture.as_deref();
     if let ModelSource::HuggingFace { path, .. } = source
         && !SafetensorsFiles::are_in(path)
@@ -121,6 +131,16 @@ fn check_limits(config: &EngineConfig) -> Result<(), EngineError> {
     Ok(())
 }
 
+/// What a backend cannot do is refused by name.
+fn check_backend(config: &EngineConfig, backend: &dyn Backend) -> Result<(), EngineError> {
+    let device = backend.info().device;
+    if config.deterministic && device != "cpu" {
+        let text = format!("deterministic=True is not supported on device=\"{device}\" yet; use device=\"cpu\"");
+        return Err(EngineError::NotSupported(text));
+    }
+    Ok(())
+}
+
 /// Loads the model and sizes the pool; the thread is not started.
 pub fn load_with_backend(
     source: &ModelSource,
@@ -129,19 +149,24 @@ pub fn load_with_backend(
     progress: &dyn Fn(LoadProgress),
 ) -> Result<(Shared, EngineThread), EngineError> {
     check_limits(config)?;
+    check_backend(config, &**backend)?;
     tier::check(config)?;
     let files = ModelFiles::open(source, config.architecture.as_deref())?;
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
-    let plan = plan(planned_model(&files, &text), config, PlannedDevices::Host(&**backend))?;
-    let cache = &plan.cache;
-
+    let planned = |loaded| plan(planned_model(&files, &text), config, PlannedDevices::Own { backend: &**backend, loaded });
+    let mut plan = planned(0)?;
     let options = RunnerOptions {
         precision: precision(config),
-        kv_dtype: device_dtype(cache.cache_type),
+        kv_dtype: device_dtype(plan.cache.cache_type),
         max_num_batched_tokens: config.max_num_batched_tokens,
         max_num_seqs: config.max_num_seqs,
     };
     let mut runner = ModelRunner::load(&files, Arc::clone(backend), options, progress)?;
+    if !backend.memory()?.is_host {
+        // Of what is really left.
+        plan = planned(plan.devices[0].weights + runner.activation_bytes())?;
+    }
+    let cache = &plan.cache;
     // One block more than is promised: the null block.
     runner.allocate_kv(cache.num_gpu_blocks + 1, cache.block_size)?;
     let kv = cache.kv_cache_config(config.prefix_caching, rand::random());
@@ -188,6 +213,7 @@ pub fn load_with_backend(
         one_seed: config.deterministic,
         submitted: AtomicU64::new(0),
         draining: AtomicBool::new(false),
+        lost: thread.lost(),
         description,
         plan,
         weight_bytes,
@@ -244,19 +270,11 @@ fn gguf_tokenizer(files: &ModelFiles, dir: Option<&Path>, json: Option<&Path>) -
     Ok(tokenizer)
 }
 
-fn device_dtype(dtype: paged::KvDType) -> KvDType {
-    match dtype {
-        paged::KvDType::F32 => KvDType::F32,
-        paged::KvDType::F16 => KvDType::F16,
-        paged::KvDType::BF16 => KvDType::BF16,
-        paged::KvDType::F8E4M3 => KvDType::F8E4M3,
-        paged::KvDType::Int8 => KvDType::Int8,
-    }
-}
-
 fn describe(files: &ModelFiles, config: &EngineConfig, plan: &MemoryPlan, backend: &dyn Backend) -> Vec<String> {
     const MIB: u64 = 1 << 20;
     let (info, model) = (backend.info(), files.config());
+    let is_host = backend.memory().is_ok_and(|memory| memory.is_host);
+    let commitment = if is_host { "address space; memory is committed as blocks are first used" } else { "of the GPU" };
     let mut lines = vec![
         format!(
             "Model {} with {} layers, {} MB of weights, context of {} tokens, dtype {:?}, on {} ({}, {} threads)",
@@ -269,10 +287,7 @@ fn describe(files: &ModelFiles, config: &EngineConfig, plan: &MemoryPlan, backen
             info.tier,
             info.num_threads
         ),
-        format!(
-            "Allocating {} MB for PagedAttention KV cache (address space; memory is committed as blocks are first used)",
-            plan.cache.ledger.budget_bytes / MIB
-        ),
+        format!("Allocating {} MB for PagedAttention KV cache ({commitment})", plan.cache.ledger.budget_bytes / MIB),
         format!("PagedAttention KV cache type is {:?}", plan.cache.cache_type),
         format!(
             "Using PagedAttention with block size {} and {} blocks: available context length is {} tokens",
@@ -286,4 +301,42 @@ fn describe(files: &ModelFiles, config: &EngineConfig, plan: &MemoryPlan, backen
     }
     lines.extend(plan.to_string().lines().map(|line| format!("Memory: {line}")));
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use device::cuda::{EmbeddedKernels, Gpu, GpuMemory, Module};
+
+    use super::*;
+    use crate::CpuOptions;
+
+    static KERNELS: EmbeddedKernels = EmbeddedKernels {
+        note: "compiled",
+        modules: &[Module { name: "norm", image: &[], kernels: &["rms_norm"] }],
+        targets: &["sm_90"],
+    };
+
+    #[test]
+    fn auto_takes_the_first_gpu_that_kernels_run_on_and_the_processor_otherwise() {
+        let gpu_of = |capability| {
+            let memory = Ok(GpuMemory { total_bytes: 1 << 30, free_bytes: 1 << 29 });
+            Gpu { name: "Card".into(), capability, multiprocessors: 132, memory }
+        };
+        let chosen = |config: &EngineConfig, capabilities: &[(u32, u32)]| {
+            let gpus = capabilities.iter().map(|capability| gpu_of(*capability)).collect();
+            gpu(config, &|| CudaReport { driver: Ok((13, 0)), gpus: Vec::clone(&gpus), kernels: &KERNELS }).unwrap()
+        };
+        let auto = EngineConfig { device: Device::Auto, ..EngineConfig::default() };
+        assert_eq!(chosen(&auto, &[(7, 5), (9, 0), (8, 0)]), Some(1));
+        assert_eq!(chosen(&auto, &[(7, 5)]), None);
+        assert_eq!(chosen(&EngineConfig { device: Device::Cpu, ..auto.clone() }, &[(9, 0)]), None);
+        assert_eq!(
+            chosen(&EngineConfig { device: Device::Cuda(1), ..auto.clone() }, &[(9, 0)]),
+            Some(1),
+            "refused where it is opened"
+        );
+        assert_eq!(chosen(&EngineConfig { deterministic: true, ..auto.clone() }, &[(9, 0)]), None);
+        let cpu = CpuOptions { tier: Some("scalar".into()), num_threads: None };
+        assert_eq!(chosen(&EngineConfig { cpu, ..auto }, &[(9, 0)]), None);
+    }
 }

@@ -14,7 +14,7 @@ mod tier;
 
 use std::{
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc,
     },
@@ -59,6 +59,8 @@ struct Shared {
     submitted: AtomicU64,
     /// No requests are accepted.
     draining: AtomicBool,
+    /// Why the device computes no more, once it does not.
+    lost: Arc<OnceLock<String>>,
     description: Vec<String>,
     plan: MemoryPlan,
     weight_bytes: u64,

@@ -6,8 +6,8 @@ mod tests;
 
 use std::fmt;
 
-use device::{Backend, DType, Precision, WorkspaceShape, host::host_memory};
-use paged::{CacheConfig, DeviceMemory, KvShape, MemoryGpuConfig, ModelConfigLike, PoolLimits, calculate_cache_config};
+use device::{Backend, DType, KvDType, Precision, WorkspaceShape};
+use paged::{CacheConfig, ConfigError, KvShape, MemoryGpuConfig, ModelConfigLike, PoolLimits, calculate_cache_config};
 
 pub use bytes::DeviceBytes;
 
@@ -95,8 +95,8 @@ pub(super) struct PlannedModel<'a> {
 /// Where a model is to run.
 #[derive(Clone, Copy)]
 pub(super) enum PlannedDevices<'a> {
-    /// The host, on this backend.
-    Host(&'a dyn Backend),
+    /// Where this backend computes; so many bytes of the weights and activations are there already.
+    Own { backend: &'a dyn Backend, loaded: u64 },
     /// Cards with so many bytes each, all free. Each takes an equal share of the layers, in order; the first the token embedding, the
     /// last the output projection.
     Cards(&'a [u64]),
@@ -105,15 +105,23 @@ pub(super) enum PlannedDevices<'a> {
 impl PlannedDevices<'_> {
     fn len(&self) -> usize {
         match self {
-            Self::Host(_) => 1,
+            Self::Own { .. } => 1,
             Self::Cards(bytes) => bytes.len(),
+        }
+    }
+
+    /// Whether rows of the token embedding are read by a host whose memory is another one.
+    fn reads_embeddings_elsewhere(&self) -> Result<bool, EngineError> {
+        match self {
+            Self::Own { backend, .. } => Ok(!backend.memory()?.is_host),
+            Self::Cards(_) => Ok(false),
         }
     }
 
     /// As weights are stored: their packed forms are the host's.
     fn linear_bytes(&self, dtype: DType, shape: [usize; 2], precision: Precision) -> u64 {
         match self {
-            Self::Host(backend) => backend.linear_bytes(dtype, shape, precision),
+            Self::Own { backend, .. } => backend.linear_bytes(dtype, shape, precision),
             Self::Cards(_) => dtype.row_bytes(shape[1]).unwrap_or(0) as u64 * shape[0] as u64,
         }
     }
@@ -135,8 +143,14 @@ pub(super) fn plan(
         PoolLimits { max_num_seqs: config.max_num_seqs, max_num_batched_tokens: config.max_num_batched_tokens, max_model_len };
     let layers = KvLayers { config: model.config, num_devices: devices.len() };
     let bytes = beside_kv(model, config, devices, &layers, max_model_len)?;
-    let memory: Vec<_> = bytes.iter().map(|bytes| device_memory(bytes, devices)).collect();
-    let cache = calculate_cache_config(&config.paged_attention, &layers, model_dtype(config.dtype), &memory, &limits)?;
+    let kv_dtype = model_dtype(config.dtype, model.config.head_dim, devices);
+    if let PlannedDevices::Own { backend, .. } = devices {
+        let cache_type = config.paged_attention.cache_type.resolve(kv_dtype);
+        backend.check_kv_cache(device_dtype(cache_type), model.config.head_dim)?;
+    }
+    let memory: Vec<_> = bytes.iter().map(|bytes| bytes.memory()).collect();
+    let cache = calculate_cache_config(&config.paged_attention, &layers, kv_dtype, &memory, &limits)
+        .map_err(|error| over_asked(error, &bytes))?;
 
     if let (true, Some(MemoryGpuConfig::ContextSize(num_tokens))) =
         (config.paged_attention.guaranteed, config.paged_attention.mem_gpu)
@@ -189,12 +203,34 @@ fn naive_context(longest: usize, config: &EngineConfig, cache: &CacheConfig) -> 
     }
 }
 
-/// The element type of the cache where none is asked for.
-fn model_dtype(dtype: ModelDType) -> paged::KvDType {
+/// The element type of the cache where none is asked for: of those that have kernels, if `dtype` leaves the choice.
+fn model_dtype(dtype: ModelDType, head_dim: usize, devices: PlannedDevices<'_>) -> paged::KvDType {
+    match (dtype, devices) {
+        (ModelDType::F32, _) => paged::KvDType::F32,
+        (ModelDType::BF16, _) => paged::KvDType::BF16,
+        (ModelDType::Auto, PlannedDevices::Own { backend, .. }) if backend.check_kv_cache(KvDType::F16, head_dim).is_err() => {
+            paged::KvDType::F32
+        }
+        (ModelDType::F16 | ModelDType::Auto, _) => paged::KvDType::F16,
+    }
+}
+
+/// The backends' name of an element type.
+pub(super) fn device_dtype(dtype: paged::KvDType) -> KvDType {
     match dtype {
-        ModelDType::F32 => paged::KvDType::F32,
-        ModelDType::BF16 => paged::KvDType::BF16,
-        ModelDType::F16 | ModelDType::Auto => paged::KvDType::F16,
+        paged::KvDType::F32 => KvDType::F32,
+        paged::KvDType::F16 => KvDType::F16,
+        paged::KvDType::BF16 => KvDType::BF16,
+        paged::KvDType::F8E4M3 => KvDType::F8E4M3,
+        paged::KvDType::Int8 => KvDType::Int8,
+    }
+}
+
+/// Why there is no such pool; on a device of its own memory, with what the rest of it is for.
+fn over_asked(error: ConfigError, devices: &[DeviceBytes]) -> EngineError {
+    match devices {
+        [device] if !device.is_host => EngineError::InvalidArgument(format!("{error}\n{}", device.ledger())),
+        _ => error.into(),
     }
 }
 
@@ -236,15 +272,6 @@ impl ModelConfigLike for KvLayers<'_> {
     }
 }
 
-fn device_memory(bytes: &DeviceBytes, devices: PlannedDevices<'_>) -> DeviceMemory {
-    DeviceMemory {
-        total: bytes.device_total,
-        available: bytes.device_available,
-        pending: bytes.beside_kv(),
-        unified: matches!(devices, PlannedDevices::Host(_)),
-    }
-}
-
 /// Everything but the KV cache, on each device, for requests of up to `longest` tokens.
 fn beside_kv(
     model: PlannedModel<'_>,
@@ -273,7 +300,8 @@ fn beside_kv(
         let parameter_bytes = match &parameter {
             // Vectors are kept as floats.
             Parameter { shape, .. } if parameter.is_vector() => (shape[1] * size_of::<f32>()) as u64,
-            // Read by rows, as it is stored.
+            // Read by rows, as it is stored, and by the host.
+            Parameter { is_looked_up: true, .. } if devices.reads_embeddings_elsewhere()? => 0,
             Parameter { shape, is_looked_up: true, .. } => dtype.row_bytes(shape[1]).unwrap_or(0) as u64 * shape[0] as u64,
             _ => of_linear(),
         };
@@ -284,7 +312,7 @@ fn beside_kv(
             None => last,
         };
         bytes[device].weights += parameter_bytes;
-        if let (PlannedDevices::Host(backend), false) = (devices, parameter.is_vector() || parameter.is_looked_up)
+        if let (PlannedDevices::Own { backend, .. }, false) = (devices, parameter.is_vector() || parameter.is_looked_up)
             && let Some(page) = backend.linear_page_bytes(dtype, parameter.shape, precision(config))
         {
             packed_bytes += parameter_bytes;
@@ -307,12 +335,15 @@ fn beside_kv(
         post_norms: model.config.sandwich_norms,
     };
     match devices {
-        PlannedDevices::Host(backend) => {
-            let host = host_memory();
+        PlannedDevices::Own { backend, loaded } => {
+            let memory = backend.memory()?;
             let bytes = &mut bytes[0];
-            (bytes.workspaces, bytes.tokenizer) = (backend.workspace_bytes(&shape), model.tokenizer_bytes);
+            bytes.workspaces = backend.workspace_bytes(&shape);
+            (bytes.libraries, bytes.graphs) = (backend.library_bytes(), backend.graph_bytes());
+            bytes.tokenizer = if memory.is_host { model.tokenizer_bytes } else { 0 };
             bytes.rounding = packed_bytes.next_multiple_of(page_bytes) - packed_bytes;
-            (bytes.device_total, bytes.device_available) = (host.total_bytes, host.available_bytes);
+            bytes.is_host = memory.is_host;
+            (bytes.device_total, bytes.device_available) = (memory.total_bytes, memory.available_bytes + loaded);
         }
         PlannedDevices::Cards(cards) => {
             for (bytes, card) in bytes.iter_mut().zip(cards) {

@@ -30,6 +30,9 @@ pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStre
     if shared.draining.load(Ordering::SeqCst) {
         return Err(super::draining());
     }
+    if let Some(why) = shared.lost.get() {
+        return Err(EngineError::DeviceLost(why.clone()));
+    }
     let num_run = check_choices(&request)?;
     let mut params = request.sampling.clone();
     if num_run > request.n_choices {

@@ -11,7 +11,7 @@ mod swap;
 use std::{
     collections::HashMap,
     sync::{
-        Arc,
+        Arc, OnceLock,
         mpsc::{Receiver, Sender, TryRecvError},
     },
     time::{Duration, Instant},
@@ -98,6 +98,8 @@ pub struct EngineThread {
     started: Instant,
     /// Who waits until no request is left.
     drains: Vec<Sender<()>>,
+    /// Why the device computes no more, once it does not.
+    lost: Arc<OnceLock<String>>,
     disconnected: bool,
 }
 
@@ -126,6 +128,7 @@ impl EngineThread {
             results: StepResults::default(),
             started: Instant::now(),
             drains: Vec::new(),
+            lost: Arc::default(),
             disconnected: false,
         }
     }
@@ -139,6 +142,20 @@ impl EngineThread {
     /// Keeps steps in which a request is being answered to about this length.
     pub fn pace(&mut self, max_step_latency: Option<Duration>) {
         self.pacer = StepPacer::new(max_step_latency);
+    }
+
+    /// Where it will be written why the device computes no more.
+    pub fn lost(&self) -> Arc<OnceLock<String>> {
+        Arc::clone(&self.lost)
+    }
+
+    /// After something failed: a device that is lost ends every request, for none can be computed any more.
+    pub(super) fn check_device(&mut self) {
+        if let Err(error) = self.runner.backend().check() {
+            let why = error.to_string();
+            self.start_over(&why);
+            self.lost.set(why).unwrap_or_default();
+        }
     }
 
     #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Bytes on one device, by what they are for.
 
+use paged::DeviceMemory;
+
 /// One part in so many of everything but the KV cache is left free for what is not counted: rounding to pages, the allocator, code.
 const MARGIN_DIVISOR: u64 = 64;
 
@@ -17,12 +19,18 @@ pub struct DeviceBytes {
     pub activations: u64,
     /// Buffers of the kernels.
     pub workspaces: u64,
+    /// Workspaces of the vendor's libraries on a GPU, such as cuBLAS.
+    pub libraries: u64,
+    /// Captured graphs on a GPU.
+    pub graphs: u64,
     /// The tokenizer, estimated from its vocabulary.
     pub tokenizer: u64,
     /// The budget for outputs of vision and audio encoders; 0 for a model of text.
     pub encoder_cache: u64,
     /// Left free for what is not counted.
     pub margin: u64,
+    /// Whether the device is the host, whose memory is committed as it is first written; else it is taken at once.
+    pub is_host: bool,
     /// All that the device has.
     pub device_total: u64,
     /// What of that nobody used when the plan was made.
@@ -36,18 +44,39 @@ impl DeviceBytes {
     }
 
     /// By name, for a table.
-    pub(super) fn lines(&self) -> [(&'static str, u64); 9] {
+    pub(super) fn lines(&self) -> [(&'static str, u64); 11] {
         [
             ("weights", self.weights),
             ("rounding", self.rounding),
             ("KV cache", self.kv_cache),
             ("activations", self.activations),
             ("workspaces", self.workspaces),
+            ("libraries", self.libraries),
+            ("graphs", self.graphs),
             ("tokenizer", self.tokenizer),
             ("encoders", self.encoder_cache),
             ("margin", self.margin),
             ("of", self.device_total),
         ]
+    }
+
+    /// As the sizing of the pool sees it.
+    pub(super) fn memory(&self) -> DeviceMemory {
+        DeviceMemory {
+            total: self.device_total,
+            available: self.device_available,
+            pending: self.beside_kv(),
+            unified: self.is_host,
+        }
+    }
+
+    /// What is taken beside the KV cache, for an error.
+    pub(super) fn ledger(&self) -> String {
+        const MIB: u64 = 1 << 20;
+        let lines = self.lines().into_iter().filter(|(name, bytes)| *bytes > 0 && !["KV cache", "of"].contains(name));
+        let beside: Vec<_> = lines.map(|(name, bytes)| format!("{name} {:.1} MB", bytes as f64 / MIB as f64)).collect();
+        let [total, available] = [self.device_total, self.device_available].map(|bytes| bytes / MIB);
+        format!("of {total} MB, {available} MB are free; beside the KV cache: {}", beside.join(", "))
     }
 
     /// What is taken beside the KV cache.
@@ -56,7 +85,8 @@ impl DeviceBytes {
     }
 
     fn counted_beside_kv(&self) -> u64 {
-        self.weights + self.rounding + self.activations + self.workspaces + self.tokenizer + self.encoder_cache
+        let kernels = self.workspaces + self.libraries + self.graphs;
+        self.weights + self.rounding + self.activations + kernels + self.tokenizer + self.encoder_cache
     }
 
     pub(super) fn with_margin(self) -> Self {

@@ -14,6 +14,9 @@ use crate::{
 
 impl EngineThread {
     pub(super) fn submit(&mut self, submission: Submission) {
+        if let Some(why) = self.lost.get() {
+            return Job::new(submission).abandon(EngineError::DeviceLost(why.clone()));
+        }
         let job_id = submission.job;
         let live = Live {
             job: job_id,

@@ -135,6 +135,7 @@ impl EngineThread {
         for id in self.scheduler.step_failed(output) {
             self.end(id, &End::error(why));
         }
+        self.check_device();
     }
 
     /// The scheduler promises progress; should it ever fail to make any, it ends the request in the way.

@@ -1,0 +1,187 @@
+//! Whole engines on a GPU whose kernels run on the CPU.
+
+#![allow(missing_docs)]
+
+mod common;
+
+use std::{sync::Arc, time::Duration};
+
+use common::{
+    gguf, hugging_face,
+    serving::{exact, pool_of, prompt, request, run, run_together, start, stats, tokens},
+};
+use device::{
+    Backend, BackendMemory,
+    cuda::{CudaBackend, CudaError, Driver},
+};
+use engine::{
+    CompletionChoice, Engine, EngineConfig, EngineError, FinishReason, GenerationRequest, MemoryGpuConfig, ModelDType,
+    OutputEvent, PagedAttentionConfig, Prompt, RequestStream,
+};
+use kernel_tests::{EmulatedDriver, Order};
+
+const MIB: u64 = 1 << 20;
+
+/// A GPU with so much memory.
+fn gpu(total_bytes: u64) -> Arc<dyn Backend> {
+    let driver: Arc<dyn Driver> = Arc::new(EmulatedDriver::with_memory(Order::Ascending, total_bytes));
+    Arc::new(CudaBackend::new(driver).unwrap())
+}
+
+fn used(backend: &Arc<dyn Backend>) -> u64 {
+    let BackendMemory { total_bytes, available_bytes, .. } = backend.memory().unwrap();
+    total_bytes - available_bytes
+}
+
+fn refusal(model: &str, config: &EngineConfig, total_bytes: u64) -> String {
+    let Err(error) = Engine::load_onto(&gpu(total_bytes), &hugging_face(model), config, &|_| {}) else {
+        panic!("{model} was loaded");
+    };
+    error.to_string()
+}
+
+fn small() -> EngineConfig {
+    EngineConfig { max_num_batched_tokens: 16, max_num_seqs: 3, ..exact() }
+}
+
+/// Chunks of prompts beside answers, preempted requests, and shared prefixes.
+#[test]
+fn requests_get_the_tokens_that_the_processor_gives_them() {
+    let config = EngineConfig { paged_attention: pool_of(72, 8), ..small() };
+    let requests = || -> Vec<GenerationRequest> {
+        let tails = (0..3).map(|i| [prompt(0, 16), prompt(i + 1, 6)].concat());
+        tails.map(|ids| GenerationRequest { prompt: Prompt::TokenIds(ids), ..request(0, 0, 14) }).collect()
+    };
+    let expected = run_together(&start("llama", &config), requests());
+    let engine = Engine::load_onto(&gpu(64 * MIB), &hugging_face("llama"), &config, &|_| {}).unwrap();
+    assert!(engine.description()[0].contains("on cuda (emulated"), "{:?}", engine.description());
+    assert_eq!(run_together(&engine, requests()), expected);
+    assert!(stats(&engine).preemptions > 0, "the pool of 9 blocks held three requests of 36 tokens");
+    let again = engine.submit(requests().remove(1)).unwrap().wait().unwrap();
+    assert_eq!((tokens(&again), again.usage.cached_tokens >= 16), (expected[1].clone(), true));
+}
+
+#[test]
+fn quantised_weights_are_uploaded_as_they_are_stored() {
+    let config = EngineConfig { dtype: ModelDType::Auto, ..small() };
+    let backend = gpu(64 * MIB);
+    let engine = Engine::load_onto(&backend, &gguf("qwen3"), &config, &|_| {}).unwrap();
+    let expected = run(&start("qwen3.gguf", &EngineConfig { dtype: ModelDType::F32, ..config }), request(1, 9, 4));
+    assert_eq!(run(&engine, request(1, 9, 4)), expected, "weights and activations are not rounded");
+    let kv = engine.description().iter().any(|line| line.contains("KV cache type is F32"));
+    assert!(kv, "heads of 32 elements have kernels for no other type: {:?}", engine.description());
+}
+
+#[test]
+fn what_a_gpu_cannot_do_is_refused_by_name() {
+    let refused = |config: &EngineConfig| refusal("llama", config, 64 * MIB);
+    let text = refused(&EngineConfig { dtype: ModelDType::BF16, ..small() });
+    for part in ["heads of 16 elements", "bf16", "128", "pa_cache_type=PagedCacheType.F32"] {
+        assert!(text.contains(part), "{part} is not in: {text}");
+    }
+    let text = refused(&EngineConfig { deterministic: true, ..small() });
+    assert!(text.contains("deterministic=True") && text.contains("device=\"cpu\""), "{text}");
+}
+
+#[test]
+fn the_pool_is_sized_by_the_memory_of_the_card() {
+    let config = |mem_gpu| EngineConfig { paged_attention: PagedAttentionConfig { mem_gpu, ..Default::default() }, ..small() };
+    for (mem_gpu, fraction) in [(None, 0.9), (Some(MemoryGpuConfig::Utilization(0.5)), 0.5)] {
+        let backend = gpu(16 * MIB);
+        let engine = Engine::load_onto(&backend, &hugging_face("llama"), &config(mem_gpu), &|_| {}).unwrap();
+        let plan = engine.memory_ledger();
+        let card = plan.devices[0];
+        assert_eq!((card.device_total, card.tokenizer, card.rounding, card.is_host), (16 * MIB, 0, 0, false));
+        let limit = (16.0 * MIB as f64 * fraction) as u64;
+        let full = card.resident() + card.margin;
+        assert!(full <= limit + plan.bytes_per_block && full + 2 * plan.bytes_per_block > limit, "{plan}");
+        // Of what is planned, workspaces and rope tables are taken with the first step.
+        let loaded = used(&backend);
+        let table = (2 * 2 * engine.max_sequence_length() * 16) as u64;
+        assert!(
+            loaded <= card.resident() && loaded + card.workspaces + table + card.margin >= card.resident(),
+            "{loaded}: {plan}"
+        );
+        run(&engine, request(1, 40, 2));
+        assert!(used(&backend) <= full, "{}: {plan}", used(&backend));
+    }
+    let engine = Engine::load_onto(&gpu(16 * MIB), &hugging_face("llama"), &config(Some(MemoryGpuConfig::MbAmount(3))), &|_| {});
+    let plan = engine.unwrap().memory_ledger().clone();
+    assert_eq!(plan.num_blocks() as u64, 3 * MIB / plan.bytes_per_block);
+}
+
+#[test]
+fn a_pool_beyond_the_card_is_refused_with_the_ledger() {
+    let config = |mem_gpu| EngineConfig { paged_attention: PagedAttentionConfig { mem_gpu, ..Default::default() }, ..small() };
+    let asked = [MemoryGpuConfig::MbAmount(16), MemoryGpuConfig::ContextSize(100_000), MemoryGpuConfig::Utilization(0.01)];
+    for mem_gpu in asked {
+        let text = refusal("llama", &config(Some(mem_gpu)), 16 * MIB);
+        for part in ["of 16 MB, 16 MB are free", "weights", "activations", "workspaces", "margin"] {
+            assert!(text.contains(part), "{mem_gpu:?}: {part} is not in: {text}");
+        }
+    }
+    let text = refusal("llama", &config(None), MIB / 4);
+    assert!(text.contains("Num GPU blocks is 0") && text.contains("weights"), "{text}");
+}
+
+/// Without an NVIDIA driver, or with one: never a panic, and `Auto` always finds a device.
+#[test]
+fn a_missing_gpu_is_an_error_that_says_what_would_work() {
+    let load = |device| Engine::load(&hugging_face("llama"), &EngineConfig { device, ..small() }, &|_| {});
+    let Err(EngineError::Device(error)) = load(engine::Device::Cuda(99)) else { panic!("there are no 100 GPUs") };
+    let text = error.to_string();
+    assert!(text.contains("device=\"cuda:99\" cannot be used") && text.contains("driver"), "{text}");
+    let with_tier = EngineConfig { cpu: engine::CpuOptions { tier: Some("scalar".into()), num_threads: None }, ..small() };
+    let with_tier = EngineConfig { device: engine::Device::Cuda(0), ..with_tier };
+    let Err(error) = Engine::load(&hugging_face("llama"), &with_tier, &|_| {}) else { panic!("cpu_tier on a GPU") };
+    assert!(error.to_string().contains("cpu_tier=\"scalar\""), "{error}");
+    assert!(!run(&load(engine::Device::Auto).unwrap(), request(1, 9, 4)).is_empty());
+}
+
+fn after_first_token(stream: RequestStream, then: impl FnOnce()) -> CompletionChoice {
+    let mut collector = stream.collector();
+    let mut then = Some(then);
+    loop {
+        let event = stream.next_timeout(Duration::from_secs(60)).unwrap().expect("an event in time");
+        if let OutputEvent::Delta { .. } = &event
+            && let Some(then) = then.take()
+        {
+            then();
+        }
+        if let Some(mut completion) = collector.push(event) {
+            return completion.choices.remove(0);
+        }
+    }
+}
+
+#[test]
+fn what_the_driver_refuses_in_a_step_ends_its_requests_with_their_text_and_no_others() {
+    let driver = Arc::new(EmulatedDriver::new(Order::Ascending));
+    let backend: Arc<dyn Backend> = Arc::new(CudaBackend::new(Arc::<EmulatedDriver>::clone(&driver)).unwrap());
+    let config = EngineConfig { max_num_seqs: 1, paged_attention: pool_of(300, 8), ..small() };
+    let engine = Engine::load_onto(&backend, &hugging_face("llama"), &config, &|_| {}).unwrap();
+    let expected = run(&start("llama", &config), request(2, 5, 3));
+    let code = || "CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access was encountered)".to_owned();
+    let refused = [
+        CudaError::OutOfMemory { needed_bytes: 4096, free_bytes: 1024 },
+        CudaError::Driver { what: "starting kernel rms_norm".into(), code: "CUDA_ERROR_INVALID_VALUE".into() },
+        CudaError::Lost { what: "copying from the GPU".into(), code: code() },
+    ];
+    for error in refused {
+        let is_lost = matches!(error, CudaError::Lost { .. });
+        let running = engine.submit(request(1, 5, 250)).unwrap();
+        let waiting = engine.submit(request(2, 5, 3)).unwrap();
+        let choice = after_first_token(running, || driver.fail(error.clone()));
+        assert_eq!((choice.finish_reason, choice.error), (FinishReason::Error, Some(error.to_string())));
+        assert!(!choice.text.is_empty());
+        let waiting = waiting.wait().unwrap();
+        if is_lost {
+            assert_eq!(waiting.choices[0].error, Some(error.to_string()));
+        } else {
+            assert_eq!(tokens(&waiting), expected);
+        }
+        assert_eq!((stats(&engine).blocks_used, stats(&engine).requests_waiting), (0, 0));
+    }
+    let Err(EngineError::DeviceLost(why)) = engine.submit(request(2, 5, 3)) else { panic!("a lost GPU took a request") };
+    assert!(why.contains(&code()) && why.contains("start a new one"), "{why}");
+}
