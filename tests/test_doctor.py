@@ -47,10 +47,10 @@ def test_everything_that_is_there_is_told() -> None:
         "/venv/nvidia/cu13/lib/libcublasLt.so.13",
         "2 fatbins, 12.0 MB, compiled by nvcc 13.0.88",
         "for sm_90, compute_80",
-        "No model is served on a GPU yet",
+        "Models run on cuda:0 unless device says otherwise",
     ):
         assert part in text
-    assert text.count("  - ") == 2, "nothing is missing, so there is nothing more to do"
+    assert text.count("  - ") == 1, "nothing is missing, so there is nothing more to do"
 
 
 def test_what_is_missing_is_told_with_what_to_do() -> None:
@@ -70,6 +70,7 @@ def test_a_gpu_that_cannot_be_used_is_told_with_the_reason() -> None:
     text = report(gpus=[gpu])
     assert "GTX, compute capability 7.5, 20 multiprocessors, memory unknown" in text
     assert "- cuda:0: too old; use another." in text
+    assert "Models run on the processor" in text
 
 
 def test_the_command_prints_the_report_of_this_machine() -> None:

@@ -109,6 +109,9 @@ def add_run(command: argparse.ArgumentParser) -> None:
     runtime.add_argument("--no-kv-cache", action="store_true", help="drop blocks after each step (slow)")
     runtime.add_argument("--prefix-cache-n", type=int, default=16, help="0 turns the prefix cache off")
     runtime.add_argument("--deterministic", action="store_true", help="the same bits whatever runs beside a request")
+    where = runtime.add_mutually_exclusive_group()
+    where.add_argument("--device", default="auto", metavar="NAME", help="auto (a GPU where one can be used), cpu, or cuda:0")
+    where.add_argument("--cpu", dest="device", action="store_const", const="cpu", help="the same as --device cpu")
     runtime.add_argument("--cpu-tier", help="instruction-set tier, such as scalar or avx2")
     runtime.add_argument("--num-threads", type=int, help="worker threads")
 
@@ -234,6 +237,7 @@ def load(options: argparse.Namespace) -> Runner:
             paged_attn=options.paged_attn == "on",
             no_paged_attn=options.paged_attn == "off",
             max_num_batched_tokens=options.max_num_batched_tokens,
+            device=options.device,
             deterministic=options.deterministic,
             cpu_tier=options.cpu_tier,
             num_threads=options.num_threads,

@@ -50,8 +50,11 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
 
 def advise(facts: Mapping[str, Any]) -> Iterator[str]:
     """What runs where, and what is missing."""
-    yield f"Models run on the processor, with {facts['cores']} threads unless num_threads says otherwise."
-    yield 'No model is served on a GPU yet, so device="cuda:0" is refused whatever is there.'
+    usable = [f"cuda:{number}" for number, gpu in enumerate(facts["gpus"]) if not gpu["problem"]]
+    if usable:
+        yield f'Models run on {usable[0]} unless device says otherwise; device="cpu" is the processor, with {facts["cores"]} threads.'
+    else:
+        yield f"Models run on the processor, with {facts['cores']} threads unless num_threads says otherwise."
     if facts["driver_error"]:
         yield f"Driver: {facts['driver_error']}."
     for number, gpu in enumerate(facts["gpus"]):

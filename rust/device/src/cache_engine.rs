@@ -316,8 +316,8 @@ unsafe fn load(dtype: KvDType, values: &mut [f32], vector: *const u8, scale: imp
 }
 
 /// A step cannot return what the driver refuses.
-fn on_gpu(result: Result<(), CudaError>) {
-    result.unwrap_or_else(|error| panic!("{error}"));
+fn on_gpu<T>(result: Result<T, CudaError>) -> T {
+    result.unwrap_or_else(|error| panic!("{error}"))
 }
 
 impl CacheReader<'_> {

@@ -166,7 +166,13 @@ fn cuda_backend_agrees_with_goldens() {
             let whole = if name == "phi3-longrope" { long } else { short };
             check_cases(&mut runner, name, [whole], common::MAX_TOKENS, EXACT);
         }
-        check_cases(&mut runner, name, [tiny], 7, EXACT);
+        let mut harness = Harness::new(&mut runner, 16);
+        let [chunks, whole] = [7, common::MAX_TOKENS].map(|chunk| {
+            let sequence = harness.add(tiny.ids(), tiny.prompt_ids.len());
+            harness.finish(sequence, chunk)
+        });
+        tiny.check(&chunks, EXACT, &format!("{name} in chunks of 7"));
+        assert!(whole == chunks, "{name}: chunks change bits");
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use device::{
-    cuda::{CudaError, Driver, Gpu, GpuMemory, Launch},
+    cuda::{CudaError, Driver, Gpu, GpuMemory, Launch, driver::HostPtr},
     kernel_args::DevicePtr,
 };
 
@@ -20,6 +20,8 @@ pub struct EmulatedDriver {
     total_bytes: u64,
     fault: Mutex<Option<CudaError>>,
     buffers: Mutex<BTreeMap<DevicePtr, (Buffer, usize)>>,
+    /// Page-locked memory, by its address.
+    host: Mutex<BTreeMap<HostPtr, Buffer>>,
 }
 
 impl EmulatedDriver {
@@ -32,7 +34,7 @@ impl EmulatedDriver {
     pub fn with_memory(order: Order, total_bytes: u64) -> Self {
         let memory = Ok(GpuMemory { total_bytes, free_bytes: total_bytes });
         let gpu = Gpu { name: "emulated".into(), capability: (9, 0), multiprocessors: 1, memory };
-        Self { gpu, order, total_bytes, fault: Mutex::default(), buffers: Mutex::default() }
+        Self { gpu, order, total_bytes, fault: Mutex::default(), buffers: Mutex::default(), host: Mutex::default() }
     }
 
     /// The next launch gives this error; after [`CudaError::Lost`], so does every call.
@@ -117,5 +119,41 @@ impl Driver for EmulatedDriver {
         // SAFETY: the caller's promise; what the addresses lead to is checked by guard pages.
         unsafe { kernel.run(launch.grid.map(|n| n as usize), launch.args.as_ptr().cast(), self.order) };
         Ok(())
+    }
+
+    fn allocate_host(&self, bytes: usize) -> Result<HostPtr, CudaError> {
+        self.check(false)?;
+        let buffer = Buffer::output::<u8>(bytes);
+        let at = HostPtr(buffer.ptr() as *mut u8);
+        self.host.lock().unwrap_or_else(PoisonError::into_inner).insert(at, buffer);
+        Ok(at)
+    }
+
+    fn free_host(&self, at: HostPtr) {
+        let freed = self.host.lock().unwrap_or_else(PoisonError::into_inner).remove(&at);
+        assert!(freed.is_some(), "{at:?} was freed twice, or never allocated");
+    }
+
+    // Copies are done when they are asked for, as steps are.
+    fn copies_after_steps(&self) -> Result<(), CudaError> {
+        self.check(false)
+    }
+
+    fn steps_after_copies(&self) -> Result<(), CudaError> {
+        self.check(false)
+    }
+
+    fn finish_copies(&self) -> Result<(), CudaError> {
+        self.check(false)
+    }
+
+    unsafe fn copy_out(&self, to: HostPtr, from: DevicePtr, bytes: usize) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        self.download(unsafe { slice::from_raw_parts_mut(to.0, bytes) }, from)
+    }
+
+    unsafe fn copy_in(&self, to: DevicePtr, from: HostPtr, bytes: usize) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        self.upload(to, unsafe { slice::from_raw_parts(from.0, bytes) })
     }
 }

@@ -22,13 +22,31 @@ impl CacheEngine {
         let offset = self.offset_in_planes(block, bytes.len());
         let _reader = self.reader();
         if let Some(device) = &self.device {
-            return on_gpu(device.export_block(block, bytes));
+            return bytes.copy_from_slice(&on_gpu(device.export_blocks(&[block]))[0]);
         }
         for (plane, bytes) in self.planes.iter().zip(bytes.chunks_exact_mut(self.plane_block_bytes())) {
             // SAFETY: the block is below num_blocks, so its range lies within the plane, and `bytes` has its length; they cannot
             // overlap, for planes are never borrowed as slices; the reader's lock keeps writers out.
             unsafe { std::ptr::copy_nonoverlapping(plane.base.add(offset), bytes.as_mut_ptr(), bytes.len()) };
         }
+    }
+
+    /// Copies blocks out, each as [`Self::export_block`] does; on a GPU all at once.
+    ///
+    /// # Panics
+    /// When a block is out of range.
+    pub fn export_blocks(&self, blocks: &[u32]) -> Vec<Vec<u8>> {
+        let block_bytes = self.block_bytes();
+        if let Some(device) = &self.device {
+            let _reader = self.reader();
+            return on_gpu(device.export_blocks(blocks));
+        }
+        let export = |block: &u32| {
+            let mut bytes = vec![0; block_bytes];
+            self.export_block(*block, &mut bytes);
+            bytes
+        };
+        blocks.iter().map(export).collect()
     }
 
     /// Copies in what [`Self::export_block`] copied out of a storage with the same spec.

@@ -267,8 +267,14 @@ pub fn activation_kind(activation: Activation) -> u32 {
 /// Requests whose parts are planned for; more of them at such lengths take more.
 const PLANNED_REQUESTS: usize = 256;
 
-/// Bytes of the parts of a step in which many requests decode at their full length.
+/// Tokens of a block at least, as block tables are planned for.
+const MIN_BLOCK_SIZE: usize = 8;
+
+/// Bytes of the lists of a step, and of the parts, in which many requests decode at their full length.
 pub fn workspace_bytes(shape: &WorkspaceShape) -> u64 {
-    let parts = shape.num_tokens.min(PLANNED_REQUESTS) * max_parts(shape.seq_len);
-    (parts * shape.num_heads * (shape.head_dim + 1) * size_of::<f32>()) as u64
+    let requests = shape.num_tokens.min(PLANNED_REQUESTS);
+    let parts = requests * max_parts(shape.seq_len);
+    let tables = requests * shape.seq_len.div_ceil(MIN_BLOCK_SIZE) * size_of::<u32>();
+    let rows = shape.num_tokens * (2 * size_of::<u32>() + size_of::<i64>());
+    (parts * shape.num_heads * (shape.head_dim + 1) * size_of::<f32>() + StepArena::bytes_of(tables + rows)) as u64
 }

@@ -2,6 +2,7 @@
 //!
 //! A request with few rows (one that decodes) is cut along its keys, at places that depend on its own length alone, so that a row gets
 //! the same bits in any batch; the parts are merged afterwards. Many rows are cut into tiles of rows, each of which sees all its keys.
+//! Over a cache in f32 every row is a tile that is not cut along its keys: it then has the same bits in chunks of any size.
 
 use crate::{
     KvDType, StepMetadata,
@@ -72,10 +73,10 @@ impl AttentionPlan {
                     key_end: keys.end as u32,
                     part: -1,
                 };
-                if few {
-                    plan.split(work);
-                } else if shape.dtype == KvDType::F32 {
+                if shape.dtype == KvDType::F32 {
                     plan.decode.push(work);
+                } else if few {
+                    plan.split(work);
                 } else {
                     plan.prefill.push(work);
                 }
@@ -180,6 +181,18 @@ mod tests {
                 assert!(ranges[0].0 as usize <= first && ranges[ranges.len() - 1].1 > *position);
             }
         }
+    }
+
+    #[test]
+    fn a_row_over_f32_is_computed_alike_however_its_prompt_is_cut() {
+        let shape = PlanShape { heads_per_kv_head: 4, window: None, dtype: KvDType::F32 };
+        let rows = |requests: &[(usize, usize)]| -> Vec<_> {
+            let plan = AttentionPlan::new(&step(requests), shape);
+            assert!(plan.prefill.is_empty() && plan.merges.is_empty());
+            plan.decode.iter().map(|work| (work.num_rows, work.key_begin, work.key_end, work.part)).collect()
+        };
+        let whole = rows(&[(5000, 3)]);
+        assert_eq!(whole, (5000..5003).flat_map(|computed| rows(&[(computed, 1)])).collect::<Vec<_>>());
     }
 
     #[test]

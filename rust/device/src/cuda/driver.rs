@@ -22,7 +22,15 @@ pub struct Launch<'a> {
     pub args: &'a [u8],
 }
 
-/// A GPU, from which one thread at a time computes. Everything happens in the order in which it was asked for.
+/// An address in page-locked memory of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HostPtr(pub *mut u8);
+
+// SAFETY: an address; whoever follows it says why that is right.
+unsafe impl Send for HostPtr {}
+
+/// A GPU, from which one thread at a time computes. Everything happens in the order in which it was asked for: the order of the
+/// steps. Only [`Self::copy_out`] and [`Self::copy_in`] have an order of their own beside it, which meets that one where it is told to.
 pub trait Driver: Send + Sync {
     /// What the GPU is.
     fn gpu(&self) -> &Gpu;
@@ -52,6 +60,33 @@ pub trait Driver: Send + Sync {
     /// # Safety
     /// The arguments are the kernel's struct, and the memory that they point to is as large as it says, until the kernel is done.
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<(), CudaError>;
+
+    /// So many bytes of page-locked memory of the host, more than 0; their values are anything.
+    fn allocate_host(&self, bytes: usize) -> Result<HostPtr, CudaError>;
+
+    /// Gives back what [`Self::allocate_host`] gave. No copy that is not finished uses it.
+    fn free_host(&self, at: HostPtr);
+
+    /// Copies that are asked for from now on begin when what was asked of the steps so far is done.
+    fn copies_after_steps(&self) -> Result<(), CudaError>;
+
+    /// What is asked of the steps from now on begins when the copies so far are done.
+    fn steps_after_copies(&self) -> Result<(), CudaError>;
+
+    /// Waits until the copies so far are done.
+    fn finish_copies(&self) -> Result<(), CudaError>;
+
+    /// Begins to copy from the GPU, beside the steps.
+    ///
+    /// # Safety
+    /// Both are memory of this driver with so many bytes, and nobody touches `to` until the copy is done.
+    unsafe fn copy_out(&self, to: HostPtr, from: DevicePtr, bytes: usize) -> Result<(), CudaError>;
+
+    /// Begins to copy to the GPU, beside the steps.
+    ///
+    /// # Safety
+    /// Both are memory of this driver with so many bytes, and nobody writes to `from` until the copy is done.
+    unsafe fn copy_in(&self, to: DevicePtr, from: HostPtr, bytes: usize) -> Result<(), CudaError>;
 }
 
 /// Memory of a GPU, given back when it is dropped.
@@ -115,7 +150,11 @@ impl DeviceMemory {
         self.driver.download(bytes_of_mut(values), at)
     }
 
-    fn range(&self, offset: usize, bytes: usize) -> DevicePtr {
+    /// The address of so many bytes from byte `offset` on.
+    ///
+    /// # Panics
+    /// When it is too small.
+    pub fn range(&self, offset: usize, bytes: usize) -> DevicePtr {
         let end = offset.checked_add(bytes).filter(|end| *end <= self.bytes);
         assert!(end.is_some(), "{bytes} bytes at {offset} of device memory of {} bytes", self.bytes);
         self.at + offset as u64

@@ -15,6 +15,9 @@ use super::{
 /// Device allocations begin at a multiple of this.
 const ALIGNMENT: usize = 256;
 
+/// Lists take so many bytes at least.
+const MIN_CHUNK: usize = 1 << 16;
+
 /// What the host tells the GPU about a step: lists, one after the other, forgotten when the next step begins.
 pub struct StepArena {
     driver: Arc<dyn Driver>,
@@ -39,11 +42,16 @@ impl StepArena {
         Ok(())
     }
 
+    /// Bytes that lists of so many take.
+    pub const fn bytes_of(lists: usize) -> usize {
+        if lists < MIN_CHUNK { MIN_CHUNK } else { lists }
+    }
+
     /// Copies a list to the device; it is there until the next [`Self::reset`].
     pub fn put<T: Plain>(&mut self, values: &[T]) -> Result<DevicePtr, CudaError> {
         let bytes = size_of_val(values).next_multiple_of(ALIGNMENT).max(ALIGNMENT);
         if self.chunks.last().is_none_or(|chunk| self.used + bytes > chunk.bytes()) {
-            let chunk = bytes.max(1 << 16);
+            let chunk = Self::bytes_of(bytes);
             self.chunks.push(DeviceMemory::new(&self.driver, chunk)?);
             self.used = 0;
         }

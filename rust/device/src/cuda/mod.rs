@@ -18,6 +18,7 @@ mod planes;
 #[cfg(test)]
 mod recording;
 pub mod report;
+mod swap;
 #[cfg(test)]
 mod tests;
 

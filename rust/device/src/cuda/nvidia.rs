@@ -7,7 +7,7 @@ use std::{
 };
 
 use cudarc::driver::{
-    result::{self, DriverError},
+    result::{self, DriverError, stream::StreamKind},
     sys::{self, CUdevice_attribute},
 };
 
@@ -15,7 +15,7 @@ use crate::kernel_args::DevicePtr;
 
 use super::{
     CudaError, EMBEDDED, Gpu, GpuMemory,
-    driver::{Driver, Launch},
+    driver::{Driver, HostPtr, Launch},
     kernels::Kernel,
 };
 
@@ -78,6 +78,11 @@ pub struct NvidiaDriver {
     gpu: Gpu,
     device: sys::CUdevice,
     context: sys::CUcontext,
+    /// Of copies beside the steps, whose stream is the default one.
+    copies: sys::CUstream,
+    /// What is done of the steps, and of the copies, when one is to wait for the other.
+    steps_done: sys::CUevent,
+    copies_done: sys::CUevent,
     /// By kernel; a module is loaded with the first of its kernels.
     functions: Mutex<Functions>,
 }
@@ -102,13 +107,34 @@ impl NvidiaDriver {
         let device = result::device::get(ordinal as c_int).map_err(|e| failed("opening the GPU", e))?;
         // SAFETY: the device was just got; the context is released when this is dropped.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(|e| failed("opening the GPU", e))?;
-        Ok(Self { gpu, device, context, functions: Mutex::default() })
+        let streams = || {
+            let event = || result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
+            // SAFETY: the context is retained.
+            unsafe { result::ctx::set_current(context)? };
+            Ok((result::stream::create(StreamKind::NonBlocking)?, event()?, event()?))
+        };
+        let (copies, steps_done, copies_done) = streams().map_err(|e| {
+            // SAFETY: it was retained above, once, and is no longer used.
+            let _ = unsafe { result::primary_ctx::release(device) };
+            failed("making a stream", e)
+        })?;
+        Ok(Self { gpu, device, context, copies, steps_done, copies_done, functions: Mutex::default() })
     }
 
     /// Runs a call of the driver in this context.
     fn call<T>(&self, what: &str, call: impl FnOnce() -> Result<T, DriverError>) -> Result<T, CudaError> {
         // SAFETY: the context is retained as long as this lives.
         unsafe { result::ctx::set_current(self.context) }.and_then(|()| call()).map_err(|e| failed(what, e))
+    }
+
+    /// What is asked of a stream from now on waits for what another one was asked for so far.
+    fn order(&self, event: sys::CUevent, first: sys::CUstream, second: sys::CUstream) -> Result<(), CudaError> {
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: streams and events live as long as this.
+        self.call("ordering steps and copies", || unsafe {
+            result::event::record(event, first)?;
+            result::stream::wait_event(second, event, flags)
+        })
     }
 
     fn function(&self, kernel: Kernel) -> Result<sys::CUfunction, CudaError> {
@@ -191,11 +217,53 @@ impl Driver for NvidiaDriver {
         let start = || unsafe { result::launch_kernel(function, (x, y, z), block, shared, stream, &mut params) };
         self.call(&format!("starting kernel {}", launch.kernel.name), start)
     }
+
+    fn allocate_host(&self, bytes: usize) -> Result<HostPtr, CudaError> {
+        // SAFETY: allocating has no preconditions in a current context.
+        let at = self.call("allocating page-locked memory of the host", || unsafe { result::malloc_host(bytes, 0) })?;
+        Ok(HostPtr(at.cast()))
+    }
+
+    fn free_host(&self, at: HostPtr) {
+        // SAFETY: `at` came from `allocate_host`, and no copy uses it.
+        let _ = self.call("freeing memory of the host", || unsafe { result::free_host(at.0.cast()) });
+    }
+
+    fn copies_after_steps(&self) -> Result<(), CudaError> {
+        self.order(self.steps_done, std::ptr::null_mut(), self.copies)
+    }
+
+    fn steps_after_copies(&self) -> Result<(), CudaError> {
+        self.order(self.copies_done, self.copies, std::ptr::null_mut())
+    }
+
+    fn finish_copies(&self) -> Result<(), CudaError> {
+        // SAFETY: the stream lives as long as this.
+        self.call("waiting for copies of blocks", || unsafe { result::stream::synchronize(self.copies) })
+    }
+
+    unsafe fn copy_out(&self, to: HostPtr, from: DevicePtr, bytes: usize) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        let copy = || unsafe { sys::cuMemcpyDtoHAsync_v2(to.0.cast(), from, bytes, self.copies) }.result();
+        self.call("copying blocks from the GPU", copy)
+    }
+
+    unsafe fn copy_in(&self, to: DevicePtr, from: HostPtr, bytes: usize) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        let copy = || unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.0.cast_const().cast(), bytes, self.copies) }.result();
+        self.call("copying blocks to the GPU", copy)
+    }
 }
 
 impl Drop for NvidiaDriver {
     fn drop(&mut self) {
-        // SAFETY: it was retained once, and nothing that was made in it outlives this.
+        // SAFETY: all were made once, and nothing that was made in the context outlives this.
+        let _ = self.call("closing the GPU", || unsafe {
+            result::stream::destroy(self.copies)?;
+            result::event::destroy(self.steps_done)?;
+            result::event::destroy(self.copies_done)
+        });
+        // SAFETY: as above.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }
 }

@@ -1,6 +1,6 @@
 //! The KV storage in a GPU's memory. Blocks look as on a CPU ([`crate::kv_layout`]).
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{
     KvCacheSpec,
@@ -11,6 +11,7 @@ use super::{
     CudaError,
     driver::{DeviceMemory, Driver},
     kernels::{Kernel, launch},
+    swap::Swap,
 };
 
 /// K plane 0, V plane 0, K plane 1, ...
@@ -21,6 +22,7 @@ pub struct DevicePlanes {
     table: DeviceMemory,
     block_bytes: usize,
     copy_blocks: Kernel,
+    swap: Mutex<Swap>,
 }
 
 impl DevicePlanes {
@@ -30,7 +32,9 @@ impl DevicePlanes {
             (0..2 * spec.num_planes).map(|_| DeviceMemory::zeroed(driver, plane_bytes)).collect::<Result<Vec<_>, _>>()?;
         let table = DeviceMemory::of(driver, &planes.iter().map(DeviceMemory::at).collect::<Vec<DevicePtr>>())?;
         let copy_blocks = Kernel::named("copy_blocks")?;
-        Ok(Self { driver: Arc::clone(driver), planes, table, block_bytes: spec.layout().block_bytes, copy_blocks })
+        let block_bytes = spec.layout().block_bytes;
+        let swap = Mutex::new(Swap::new(driver, block_bytes, planes.len()));
+        Ok(Self { driver: Arc::clone(driver), planes, table, block_bytes, copy_blocks, swap })
     }
 
     /// Address of the K and V planes of a layer.
@@ -56,18 +60,18 @@ impl DevicePlanes {
         Ok(())
     }
 
-    /// Copies a block out, plane after plane.
-    pub fn export_block(&self, block: u32, bytes: &mut [u8]) -> Result<(), CudaError> {
-        let offset = block as usize * self.block_bytes;
-        let mut parts = self.planes.iter().zip(bytes.chunks_exact_mut(self.block_bytes));
-        parts.try_for_each(|(plane, bytes)| plane.download(offset, bytes))
+    /// Copies blocks out, each plane after plane.
+    pub fn export_blocks(&self, blocks: &[u32]) -> Result<Vec<Vec<u8>>, CudaError> {
+        self.swap().copy_out(&self.planes, blocks)
     }
 
     /// Copies a block in, plane after plane.
     pub fn import_block(&self, block: u32, bytes: &[u8]) -> Result<(), CudaError> {
-        let offset = block as usize * self.block_bytes;
-        let mut parts = self.planes.iter().zip(bytes.chunks_exact(self.block_bytes));
-        parts.try_for_each(|(plane, bytes)| plane.upload(offset, bytes))
+        self.swap().copy_in(&self.planes, block, bytes)
+    }
+
+    fn swap(&self) -> MutexGuard<'_, Swap> {
+        self.swap.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Copies bytes of one plane out, from `offset` on.

@@ -1,4 +1,6 @@
 //! A driver for tests: its memory is the host's, it runs nothing, and it checks what it is asked for.
+//!
+//! Copies beside the steps are made as late as a GPU may make them, so that whoever does not wait for them sees what was there before.
 
 use std::{
     collections::BTreeMap,
@@ -9,7 +11,7 @@ use crate::kernel_args::DevicePtr;
 
 use super::{
     CudaError, Gpu, GpuMemory,
-    driver::{Driver, Launch},
+    driver::{Driver, HostPtr, Launch},
 };
 
 /// What was asked for, in order.
@@ -21,6 +23,13 @@ pub enum Event {
     Upload(usize),
     Download(usize),
     Launch { kernel: &'static str, grid: [u32; 3] },
+    AllocateHost(usize),
+    FreeHost(usize),
+    CopiesAfterSteps,
+    StepsAfterCopies,
+    FinishCopies,
+    CopyOut(usize),
+    CopyIn(usize),
 }
 
 /// Addresses begin here, far from anything of the host, and none is given twice.
@@ -38,6 +47,19 @@ struct State {
     next: DevicePtr,
     events: Vec<Event>,
     failing: Option<CudaError>,
+    pinned: BTreeMap<usize, Vec<u8>>,
+    copies: Vec<Copy>,
+    /// Copies that the steps wait for from now on.
+    awaited: usize,
+    /// Something was asked of the steps that copies do not wait for.
+    ahead: bool,
+}
+
+/// A copy beside the steps, not made yet: what was on the GPU when it was asked for, or an address of page-locked memory to read when
+/// it is made.
+enum Copy {
+    Out { to: usize, bytes: Vec<u8> },
+    In { to: DevicePtr, from: usize, bytes: usize },
 }
 
 impl RecordingDriver {
@@ -64,6 +86,11 @@ impl RecordingDriver {
         self.state.lock().unwrap().failing = Some(error);
     }
 
+    /// No call gives an error from now on.
+    pub fn heal(&self) {
+        self.state.lock().unwrap().failing = None;
+    }
+
     fn asked<T>(&self, event: Event, answer: impl FnOnce(&mut State) -> Result<T, CudaError>) -> Result<T, CudaError> {
         let mut state = self.state.lock().unwrap();
         if let Some(error) = &state.failing {
@@ -72,11 +99,39 @@ impl RecordingDriver {
         state.events.push(event);
         answer(&mut state)
     }
+
+    /// As [`Self::asked`], of the steps.
+    fn step<T>(&self, event: Event, answer: impl FnOnce(&mut State) -> Result<T, CudaError>) -> Result<T, CudaError> {
+        self.asked(event, |state| {
+            let awaited = std::mem::take(&mut state.awaited);
+            state.make_copies(awaited);
+            state.ahead = true;
+            answer(state)
+        })
+    }
 }
 
 impl State {
     fn used(&self) -> usize {
         self.allocations.values().map(Vec::len).sum()
+    }
+
+    fn make_copies(&mut self, count: usize) {
+        for copy in self.copies.drain(..count).collect::<Vec<_>>() {
+            match copy {
+                Copy::Out { to, bytes } => self.host(to, bytes.len()).copy_from_slice(&bytes),
+                Copy::In { to, from, bytes } => {
+                    let values = self.host(from, bytes).to_vec();
+                    self.live(to, bytes).copy_from_slice(&values);
+                }
+            }
+        }
+    }
+
+    /// Page-locked memory from `at` on, which must be of one live allocation.
+    fn host(&mut self, at: usize, bytes: usize) -> &mut [u8] {
+        let (start, memory) = self.pinned.range_mut(..=at).next_back().expect("page-locked memory");
+        memory.get_mut(at - start..at - start + bytes).expect("within page-locked memory that is not freed")
     }
 
     /// The memory from `at` on, which must be of one live allocation.
@@ -115,26 +170,27 @@ impl Driver for RecordingDriver {
 
     fn free(&self, at: DevicePtr) {
         let mut state = self.state.lock().unwrap();
+        assert!(state.copies.is_empty(), "memory was freed beside a copy");
         let freed = state.allocations.remove(&at).unwrap_or_else(|| panic!("{at:#x} was freed twice, or never allocated"));
         state.events.push(Event::Free(freed.len()));
     }
 
     fn zero(&self, at: DevicePtr, bytes: usize) -> Result<(), CudaError> {
-        self.asked(Event::Zero(bytes), |state| {
+        self.step(Event::Zero(bytes), |state| {
             state.live(at, bytes).fill(0);
             Ok(())
         })
     }
 
     fn upload(&self, to: DevicePtr, from: &[u8]) -> Result<(), CudaError> {
-        self.asked(Event::Upload(from.len()), |state| {
+        self.step(Event::Upload(from.len()), |state| {
             state.live(to, from.len()).copy_from_slice(from);
             Ok(())
         })
     }
 
     fn download(&self, to: &mut [u8], from: DevicePtr) -> Result<(), CudaError> {
-        self.asked(Event::Download(to.len()), |state| {
+        self.step(Event::Download(to.len()), |state| {
             to.copy_from_slice(state.live(from, to.len()));
             Ok(())
         })
@@ -142,13 +198,70 @@ impl Driver for RecordingDriver {
 
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<(), CudaError> {
         let Launch { kernel, grid, args } = *launch;
-        self.asked(Event::Launch { kernel: kernel.name, grid }, |state| {
+        self.step(Event::Launch { kernel: kernel.name, grid }, |state| {
             assert!(args.len() % 8 == 0, "{} bytes of arguments", args.len());
             let words = args.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap()));
             // Addresses of this driver are like no other number in the arguments.
             for at in words.filter(|word| (FIRST..FIRST << 1).contains(word)) {
                 state.live(at, 1);
             }
+            Ok(())
+        })
+    }
+
+    fn allocate_host(&self, bytes: usize) -> Result<HostPtr, CudaError> {
+        self.asked(Event::AllocateHost(bytes), |state| {
+            let mut memory = vec![0xff; bytes];
+            let at = memory.as_mut_ptr();
+            state.pinned.insert(at as usize, memory);
+            Ok(HostPtr(at))
+        })
+    }
+
+    fn free_host(&self, at: HostPtr) {
+        let mut state = self.state.lock().unwrap();
+        assert!(state.copies.is_empty(), "page-locked memory was freed under a copy");
+        let freed = state.pinned.remove(&(at.0 as usize)).expect("page-locked memory");
+        state.events.push(Event::FreeHost(freed.len()));
+    }
+
+    fn copies_after_steps(&self) -> Result<(), CudaError> {
+        self.asked(Event::CopiesAfterSteps, |state| {
+            state.ahead = false;
+            Ok(())
+        })
+    }
+
+    fn steps_after_copies(&self) -> Result<(), CudaError> {
+        self.asked(Event::StepsAfterCopies, |state| {
+            state.awaited = state.copies.len();
+            Ok(())
+        })
+    }
+
+    fn finish_copies(&self) -> Result<(), CudaError> {
+        self.asked(Event::FinishCopies, |state| {
+            state.awaited = 0;
+            state.make_copies(state.copies.len());
+            Ok(())
+        })
+    }
+
+    unsafe fn copy_out(&self, to: HostPtr, from: DevicePtr, bytes: usize) -> Result<(), CudaError> {
+        self.asked(Event::CopyOut(bytes), |state| {
+            assert!(!state.ahead, "a copy that does not wait for the steps before it");
+            assert!(state.copies.iter().all(|copy| matches!(copy, Copy::Out { .. })), "blocks go out while others come in");
+            let bytes = state.live(from, bytes).to_vec();
+            state.copies.push(Copy::Out { to: to.0 as usize, bytes });
+            Ok(())
+        })
+    }
+
+    unsafe fn copy_in(&self, to: DevicePtr, from: HostPtr, bytes: usize) -> Result<(), CudaError> {
+        self.asked(Event::CopyIn(bytes), |state| {
+            assert!(!state.ahead, "a copy that does not wait for the steps before it");
+            state.live(to, bytes);
+            state.copies.push(Copy::In { to, from: from.0 as usize, bytes });
             Ok(())
         })
     }

@@ -7,11 +7,16 @@ use super::{
     driver::{DeviceMemory, Driver},
     memory::{Constants, StepArena},
     recording::{Event, RecordingDriver},
+    swap::Swap,
 };
 use crate::{Backend, Constant, KvCacheSpec, KvDType, KvGroupMetadata, StepMetadata};
 
 fn recording() -> (Arc<RecordingDriver>, Arc<dyn Driver>) {
-    let recording = RecordingDriver::new(1 << 20);
+    recording_of(1 << 20)
+}
+
+fn recording_of(bytes: usize) -> (Arc<RecordingDriver>, Arc<dyn Driver>) {
+    let recording = RecordingDriver::new(bytes);
     (Arc::clone(&recording), recording)
 }
 
@@ -111,6 +116,70 @@ fn blocks_are_copied_out_and_in_and_by_one_launch_for_all_planes() {
     let launch = Event::Launch { kernel: "copy_blocks", grid: [2, 6, 1] };
     assert_eq!(recording.events(), [Event::Allocate(16), Event::Upload(16), launch, Event::Free(16)]);
     drop(cache);
+}
+
+/// Blocks of 4 planes in a storage of so many bytes each.
+fn swapping(block_bytes: usize) -> (Arc<RecordingDriver>, Vec<DeviceMemory>, Swap) {
+    let (recording, driver) = recording_of(16 * block_bytes);
+    let planes = (0..4).map(|_| DeviceMemory::zeroed(&driver, 4 * block_bytes).unwrap()).collect::<Vec<_>>();
+    recording.events();
+    (recording, planes, Swap::new(&driver, block_bytes, 4))
+}
+
+#[test]
+fn blocks_go_out_after_the_steps_so_far_and_in_before_the_steps_to_come() {
+    let (recording, planes, mut swap) = swapping(64);
+    let block = |seed: usize| -> Vec<u8> { (0..256).map(|i| (i * 7 + seed * 31) as u8).collect() };
+    swap.copy_in(&planes, 2, &block(1)).unwrap();
+    let events = recording.events();
+    assert!(matches!(events[0], Event::AllocateHost(_)));
+    let copies = [Event::CopyIn(64), Event::CopyIn(64), Event::CopyIn(64), Event::CopyIn(64)];
+    let around = |first: Event, last: Event| [&[first], &copies[..], &[last]].concat();
+    assert_eq!(events[1..], around(Event::CopiesAfterSteps, Event::StepsAfterCopies), "the host does not wait");
+    let mut read = [0u8; 64];
+    planes[3].download(2 * 64, &mut read).unwrap();
+    assert_eq!(read, block(1)[192..], "a step sees it");
+    recording.events();
+    swap.copy_in(&planes, 0, &block(2)).unwrap();
+    assert_eq!(recording.events(), around(Event::CopiesAfterSteps, Event::StepsAfterCopies), "its memory is there already");
+    assert_eq!(swap.copy_out(&planes, &[0, 2, 1]).unwrap(), [block(2), block(1), vec![0; 256]]);
+    let out = vec![Event::CopyOut(64); 12];
+    let expected = [&[Event::FinishCopies, Event::CopiesAfterSteps], &out[..], &[Event::FinishCopies]].concat();
+    assert_eq!(recording.events(), expected, "what came in is waited for, for its slots are needed");
+}
+
+#[test]
+fn page_locked_memory_is_used_again_only_when_its_copies_are_done() {
+    // A block is a quarter of the room.
+    let (recording, planes, mut swap) = swapping(2 << 20);
+    let count = |event: Event| recording.events().into_iter().filter(|e| *e == event).count();
+    for i in 0..9u8 {
+        swap.copy_in(&planes, u32::from(i % 4), &vec![i; 8 << 20]).unwrap();
+    }
+    assert_eq!(count(Event::FinishCopies), 2, "before the fifth and the ninth");
+    let out = swap.copy_out(&planes, &[0, 1, 2, 3, 0]).unwrap();
+    assert_eq!(
+        out.iter().map(|block| (block[0], block[(8 << 20) - 1])).collect::<Vec<_>>(),
+        [(8, 8), (5, 5), (6, 6), (7, 7), (8, 8)]
+    );
+    drop(out);
+    recording.events();
+    swap.copy_in(&planes, 1, &vec![1; 8 << 20]).unwrap();
+    drop(swap);
+    let last = recording.events();
+    assert_eq!(last[last.len() - 2..], [Event::FinishCopies, Event::FreeHost(32 << 20)]);
+}
+
+#[test]
+fn a_copy_that_fails_leaves_blocks_that_can_be_copied() {
+    let (recording, planes, mut swap) = swapping(64);
+    let error = CudaError::Driver { what: "copying blocks to the GPU".into(), code: "CUDA_ERROR_INVALID_VALUE".into() };
+    recording.fail(error.clone());
+    assert_eq!(swap.copy_in(&planes, 1, &[7; 256]), Err(error.clone()));
+    assert_eq!(swap.copy_out(&planes, &[1]), Err(error));
+    recording.heal();
+    swap.copy_in(&planes, 1, &[8; 256]).unwrap();
+    assert_eq!(swap.copy_out(&planes, &[1]).unwrap(), [vec![8; 256]]);
 }
 
 #[test]

@@ -148,7 +148,7 @@ pub(super) fn plan(
         let cache_type = config.paged_attention.cache_type.resolve(kv_dtype);
         backend.check_kv_cache(device_dtype(cache_type), model.config.head_dim)?;
     }
-    let memory: Vec<_> = bytes.iter().map(|bytes| bytes.memory()).collect();
+    let memory: Vec<_> = bytes.iter().map(DeviceBytes::memory).collect();
     let cache = calculate_cache_config(&config.paged_attention, &layers, kv_dtype, &memory, &limits)
         .map_err(|error| over_asked(error, &bytes))?;
 

@@ -77,13 +77,19 @@ impl Swapper {
     /// Copies out what the scheduler offers. Must run before anything is written to the pool after the call that offered it.
     pub fn swap_out(&mut self, scheduler: &mut Scheduler, cache: &CacheEngine) {
         scheduler.take_swap_outs(&mut self.offers);
-        for block in self.offers.drain(..) {
-            if !self.writer.has_room(self.payload.len()) {
+        let bytes = self.payload.len();
+        let mut taken = 0;
+        self.offers.retain(|block| {
+            let has_room = self.writer.has_room(taken, bytes);
+            if has_room {
+                taken += bytes;
+            } else {
                 scheduler.tier_lost(block.id);
-                continue;
             }
-            let mut payload = vec![0; self.payload.len()];
-            cache.export_block(block.block.0, &mut payload);
+            has_room
+        });
+        let ids: Vec<u32> = self.offers.iter().map(|block| block.block.0).collect();
+        for (block, payload) in self.offers.drain(..).zip(cache.export_blocks(&ids)) {
             self.writer.write(block, payload);
         }
     }

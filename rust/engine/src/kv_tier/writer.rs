@@ -86,9 +86,9 @@ impl Writer {
         Ok(Self { jobs, queue, changes })
     }
 
-    /// Whether a block of so many bytes would be taken.
-    pub fn has_room(&self, bytes: usize) -> bool {
-        let queued = self.queue.len();
+    /// Whether a block of so many bytes would be taken after others of `before` bytes in all.
+    pub fn has_room(&self, before: usize, bytes: usize) -> bool {
+        let queued = self.queue.len() + before;
         queued == 0 || queued + bytes <= MAX_QUEUED_BYTES
     }
 
