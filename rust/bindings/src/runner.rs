@@ -53,8 +53,9 @@ use crate::{
 /// - `deterministic` makes a request's logits the same bits cold or warm, alone or in a batch, in chunks of any size, preempted or not, and
 ///   on any number of threads (for one `cpu_tier`, dtype and `pa_cache_type`).
 /// - `seed` seeds requests that have no seed of their own: each differently, or with `deterministic` all alike (by 0 unless given).
-/// - `device` is "auto" or "cpu"; a GPU such as "cuda:0" serves no models yet and is refused, with what is missing. `cpu_tier` forces an
-///   instruction-set tier, such as "scalar" or "avx2", for tests and bug reports; `num_threads` is the number of worker threads.
+/// - `device` is "cpu", a GPU such as "cuda:0", or "auto": the first GPU that this build's kernels run on, else the CPU. `cpu_tier` forces an
+///   instruction-set tier, such as "scalar" or "avx2", for tests and bug reports, and the CPU; `num_threads` is the number of worker threads, on
+///   a GPU of those that sample.
 /// - `kv_tier`: a folder for blocks that the pool drops, and for the next process: with the same model, type and prompt it fetches
 ///   them instead of computing the prompt. `kv_tier_size` is its size in MB (2^20 bytes), 4096 unless given; the least recently used go.
 ///   The files hold prompts and answers, readable by their owner alone; damaged and foreign ones are skipped with a warning.

@@ -15,8 +15,8 @@ use device::{
     cuda::{CudaBackend, CudaError, Driver},
 };
 use engine::{
-    CompletionChoice, Engine, EngineConfig, EngineError, FinishReason, GenerationRequest, MemoryGpuConfig, ModelDType,
-    OutputEvent, PagedAttentionConfig, Prompt, RequestStream,
+    CompletionChoice, Engine, EngineConfig, EngineError, FinishReason, GenerationRequest, KvTierConfig, MemoryGpuConfig,
+    ModelDType, OutputEvent, PagedAttentionConfig, Prompt, RequestStream,
 };
 use kernel_tests::{EmulatedDriver, Order};
 
@@ -184,4 +184,18 @@ fn what_the_driver_refuses_in_a_step_ends_its_requests_with_their_text_and_no_ot
     }
     let Err(EngineError::DeviceLost(why)) = engine.submit(request(2, 5, 3)) else { panic!("a lost GPU took a request") };
     assert!(why.contains(&code()) && why.contains("start a new one"), "{why}");
+}
+
+#[test]
+fn blocks_in_files_come_back_to_a_card() {
+    let dir = tempfile::tempdir().unwrap();
+    let kv_tier = Some(KvTierConfig::File { path: dir.path().to_owned(), max_bytes: 1 << 30 });
+    let config = EngineConfig { paged_attention: pool_of(100, 8), kv_tier, ..small() };
+    let answer = || {
+        let engine = Engine::load_onto(&gpu(64 * MIB), &hugging_face("llama"), &config, &|_| {}).unwrap();
+        engine.submit(request(1, 20, 4)).unwrap().wait().unwrap()
+    };
+    let (first, second) = (answer(), answer());
+    assert_eq!((first.usage.cached_tokens, second.usage.cached_tokens), (0, 16));
+    assert_eq!(tokens(&first), tokens(&second));
 }
