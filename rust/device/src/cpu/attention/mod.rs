@@ -3,13 +3,33 @@
 //! A step's work is cut into items: (request, KV head, tile of query tokens), and for few queries over many keys also a range of
 //! *splits* of [`SPLIT_KEYS`] keys. Query heads that share a KV head are computed together, so that K and V are read once for all.
 //!
+//! ```text
+//!                  split 0 (512 keys)        split 1
+//! keys        |tile|tile| ... |tile|tile|tile| ...  |        a tile: 64 keys at absolute positions, found through the block table
+//! query rows  .--------------------------.
+//!   (tokens   | block of up to 8 rows    |   scores [rows, 64] -> weights [rows, 64] -> acc [rows, head_dim]
+//!   x heads)  | block                    |   max, sum of each row; merged over splits in order of position
+//!             '--------------------------'
+//! ```
+//!
+//! - K of a tile is stored as `[64, head_dim]` in the cache's type and becomes `[head_dim, 64]` f32 in the first-level cache: transposed
+//!   in its own width where that takes fewer steps, then widened. A score is summed over the dimensions in order, 64 keys side by side.
+//! - V is read where it lies, and widened in registers, while a single block of rows needs it; for more rows it is widened once.
+//! - Both are asked for ahead of use, through the table of the next tile.
+//!
+//! An output of a head takes, for each key it sees, `4 * head_dim` floating-point operations, an exponential, and its share of the
+//! `2 * head_dim` elements of K and V, which the rows of an item read together: a decoded token's `group` heads each pair of them once.
+//!
 //! What a query row computes does not depend on how the work is cut: keys go through tiles of [`TILE_KEYS`] and splits whose bounds
 //! are absolute positions, a row visits exactly the tiles that hold keys it sees, and the results of its splits are merged in order
 //! of position. So the output is the same, bit for bit, alone or in a batch, in one chunk or many, on any number of threads and for
 //! any block size.
 
+mod element;
 mod kernel;
+mod merge;
 mod plan;
+mod score;
 mod tile;
 mod weigh;
 
@@ -23,11 +43,12 @@ use crate::{
 };
 
 use super::{CpuTier, ThreadPool, simd::tier_entry};
-use kernel::{attend, merge_rows};
+use kernel::attend;
+use merge::merge_rows;
 use plan::Plan;
 
-/// Keys of a tile: what is converted to f32 at once.
-const TILE_KEYS: usize = 32;
+/// Keys of a tile: what is converted to f32, and enters the softmax, at once.
+const TILE_KEYS: usize = 64;
 /// Keys of a split: what has its own softmax state.
 const SPLIT_KEYS: usize = 512;
 /// Below this estimate of cycles a step is not worth waking other threads.

@@ -97,18 +97,20 @@ impl Plan {
         self.max_tokens = self.items.iter().map(|i| i.num_tokens).max().unwrap_or(0);
         self.cycles = self.items.iter().map(|i| i.cycles).sum();
         if num_threads > 1 {
-            self.divide(self.cycles / (4 * num_threads), group, params.head_dim);
+            self.divide(num_threads, group, params.head_dim);
         }
         self.items.sort_unstable_by_key(|item| std::cmp::Reverse(item.cycles));
     }
 
-    /// Divides items that cost more than `target` at splits.
-    fn divide(&mut self, target: usize, group: usize, head_dim: usize) {
+    /// Divides items that cost more than a quarter of a thread's share, at splits, into parts of a sixteenth of it or so: nobody then
+    /// waits long for the last one.
+    fn divide(&mut self, num_threads: usize, group: usize, head_dim: usize) {
+        let total = self.cycles.max(1);
         for i in 0..self.items.len() {
             let item = &self.items[i];
             let splits = item.end_split - item.first_split;
-            let parts = item.cycles.div_ceil(target.max(1)).min(splits);
-            if parts < 2 {
+            let parts = (16 * num_threads * item.cycles).div_ceil(total).min(splits);
+            if 4 * num_threads * item.cycles <= total || parts < 2 {
                 continue;
             }
             let Item { request, kv_head, first_row, num_tokens, position, first_split, end_split, cycles, .. } = *item;

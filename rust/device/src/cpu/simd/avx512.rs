@@ -45,6 +45,23 @@ impl Simd for Avx512 {
         _mm512_cvtph_ps(_mm256_or_si256(sign, rest))
     }
     #[inline(always)]
+    unsafe fn unpack_bf16(v: __m512, i: usize) -> __m512 {
+        let v = _mm512_castps_si512(v);
+        let high = _mm512_set1_epi32(0xffff_0000_u32.cast_signed());
+        _mm512_castsi512_ps(if i == 0 { _mm512_slli_epi32::<16>(v) } else { _mm512_and_si512(v, high) })
+    }
+    #[inline(always)]
+    unsafe fn unpack_i8(v: __m512, i: usize) -> __m512 {
+        let v = _mm512_castps_si512(v);
+        let top = match i {
+            0 => _mm512_slli_epi32::<24>(v),
+            1 => _mm512_slli_epi32::<16>(v),
+            2 => _mm512_slli_epi32::<8>(v),
+            _ => v,
+        };
+        _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top))
+    }
+    #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: __m512) {
         let v = _mm512_min_ps(_mm512_set1_ps(65504.0), _mm512_max_ps(_mm512_set1_ps(-65504.0), v));
         _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v));
@@ -137,5 +154,41 @@ impl Simd for Avx512 {
             r[c + 4] = _mm512_shuffle_f32x4::<0b10_00_10_00>(b, e);
             r[c + 12] = _mm512_shuffle_f32x4::<0b11_01_11_01>(b, e);
         }
+    }
+    const TRANSPOSES_F16: bool = true;
+    #[inline(always)]
+    unsafe fn transpose_f16(rows: *mut __m512) {
+        let r = &mut *rows.cast::<[__m512i; 16]>();
+        // Within 128-bit lanes: words of two rows, pairs of four, fours of eight. Lane l of s[8 h + x] then holds column 8 l + x of
+        // rows 8 h .. 8 h + 8.
+        let (mut p, mut q, mut s) = ([_mm512_setzero_si512(); 16], [_mm512_setzero_si512(); 16], [_mm512_setzero_si512(); 16]);
+        for i in 0..8 {
+            p[2 * i] = _mm512_unpacklo_epi16(r[2 * i], r[2 * i + 1]);
+            p[2 * i + 1] = _mm512_unpackhi_epi16(r[2 * i], r[2 * i + 1]);
+        }
+        for i in 0..4 {
+            for x in 0..2 {
+                q[4 * i + 2 * x] = _mm512_unpacklo_epi32(p[4 * i + x], p[4 * i + 2 + x]);
+                q[4 * i + 2 * x + 1] = _mm512_unpackhi_epi32(p[4 * i + x], p[4 * i + 2 + x]);
+            }
+        }
+        for h in 0..2 {
+            for x in 0..4 {
+                s[8 * h + 2 * x] = _mm512_unpacklo_epi64(q[8 * h + x], q[8 * h + 4 + x]);
+                s[8 * h + 2 * x + 1] = _mm512_unpackhi_epi64(q[8 * h + x], q[8 * h + 4 + x]);
+            }
+        }
+        // The halves of a column side by side.
+        let low = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+        let high = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+        for x in 0..8 {
+            r[x] = _mm512_permutex2var_epi64(s[x], low, s[8 + x]);
+            r[8 + x] = _mm512_permutex2var_epi64(s[x], high, s[8 + x]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn f16_half(columns: __m512, i: usize) -> __m512 {
+        let columns = _mm512_castps_si512(columns);
+        _mm512_cvtph_ps(if i == 0 { _mm512_castsi512_si256(columns) } else { _mm512_extracti64x4_epi64::<1>(columns) })
     }
 }
