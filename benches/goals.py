@@ -57,11 +57,11 @@ class Goals:
             name = str(run.model["name"])
             if name.startswith((SMOLLM2, FOLDER, FORMATS)):
                 share = run.share(run.decode_bytes_per_second())
-                self.at_least(f"{name}: decode, share of the roof", ROOF, share, "{:.0%}")
+                self.at_least(f"{name}: decode, share of the roof", ROOF, share, "{:.1%}")
             longest = max(run.of("context_of_1"), default=0)
             for streams, sequences in ((1, "one sequence"), (8, "eight sequences")):
                 share = run.share(run.kv_bytes_per_second(longest, streams), "contexts")
-                self.at_least(f"{name}: attention at {longest:,} tokens, {sequences}, share of the roof", ROOF, share, "{:.0%}")
+                self.at_least(f"{name}: attention at {longest:,} tokens, {sequences}, share of the roof", ROOF, share, "{:.1%}")
 
     def model(self, run: Run) -> None:
         """What one model is held to."""

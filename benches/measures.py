@@ -105,12 +105,13 @@ class Bench:
         seconds, _ = self.together([self.prompt(number, 8) for number in range(count)], new)
         self.sample("batch", count, count * new / seconds)
 
-    def context(self, length: int, count: int, salt: str) -> None:
+    def context(self, length: int, count: int, number: int) -> None:
         """Streams whose last tokens see `length` tokens each: computed, then found in the prefix cache and gone on from."""
         new = min(self.new // 2, length // 2)
         prompts = [self.prompt(number, length - new) for number in range(count)]
         if count == 1:
-            usage = self.complete(prompts[0], 1, salt)
+            usage = self.complete(prompts[0], 1, salt=f"{length} tokens, round {number}")  # of which nothing is cached
+            assert usage.prompt_tokens_details is None or usage.prompt_tokens_details.cached_tokens == 0
             self.sample("prefill_context", length, usage.prompt_tokens / usage.total_prompt_time_sec)
         else:
             self.together(prompts, 1)

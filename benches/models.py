@@ -14,6 +14,7 @@ import argparse
 import importlib
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,10 @@ def formats(models: Path) -> list[Path]:
         python = environment("llamacpp-native")
         for kind in missing:
             command = [str(python), str(HERE / "quantise.py"), str(base), str(made[kind]), FORMATS[kind]]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                raise RuntimeError(f"{made[kind].name} cannot be made:\n{done.stderr}")
+            print(f"{made[kind].name} made", file=sys.stderr, flush=True)
         base.unlink()
     return list(made.values())
 

@@ -98,7 +98,7 @@ def environment(name: str) -> Path:
         return Path(sys.executable)
     folder = ENVIRONMENTS / name
     if not (folder / "installed").exists():
-        print(f"{name}: installing {PEERS[name][-1]}", flush=True)
+        print(f"{name}: installing {PEERS[name][-1]}", file=sys.stderr, flush=True)
         for command in (
             [sys.executable, "-m", "venv", str(folder)],
             [str(folder / "bin" / "pip"), "install", "--quiet", *PEERS[name]],
@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--engines", default=",".join([OWN, *PEERS]), help=f"some of {', '.join([OWN, *PEERS])}")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each engine; the report takes medians")
     parser.add_argument("--streams", default="1,8,32", help="numbers of streams")
-    parser.add_argument("--new", type=int, default=128, help="generated tokens a stream")
+    parser.add_argument("--new", type=int, default=64, help="generated tokens a stream")
     parser.add_argument("--sentences", type=int, default=SENTENCES, help="length of the long prompt")
     options = parser.parse_args()
     names = options.engines.split(",")

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 OWN = "mistral_paged"
+LONG = 8
+"""Times the shortest context: where attention takes enough of a step to be told from the rest."""
 
 
 @dataclass
@@ -70,10 +72,10 @@ class Run:
         return [(1 - after / before, fewer, more) for (fewer, before), (more, after) in pairs]
 
     def kv_bytes_per_second(self, length: int, streams: int) -> float | None:
-        """Keys and values that attention reads, by what a step takes longer than at the shortest context."""
+        """Keys and values that attention reads, by what a step takes longer than at a context a fraction as long."""
         speeds = self.of(f"context_of_{streams}")
         shortest = min(speeds, default=length)
-        if shortest == length or length not in speeds:
+        if length not in speeds or length < LONG * shortest:
             return None
         steps = [streams / statistics.median(speeds[at]) for at in (shortest, length)]
         return streams * (length - shortest) * float(self.model["kv_bytes_per_token"]) / (steps[1] - steps[0])

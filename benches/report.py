@@ -29,8 +29,8 @@ another model, `ROUNDS=5` more rounds. What it runs also runs alone, such as `be
 Medians, lowest and highest in brackets. Throughput is counted from outside, generated tokens over the time that their answers
 took; decode is the pace between the first and the last token of an answer. The roof is the bandwidth of the best pass of
 `rust/device/examples/roofline.rs`, with as many threads over 1 GB or twice the last-level cache, a median of the rounds: it is
-measured before each, since what a virtual machine is given changes. What a token reads is all weights, as large as in the model's
-file, and the keys and values of its context.
+measured in each, right before and after decoding, since what a virtual machine is given changes. What a token reads is all
+weights, as large as in the model's file, and the keys and values of its context.
 """
 NOTES = "## Notes\n"
 """Where the part begins that is written by hand; it is kept."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from pathlib import Path
 
@@ -192,7 +193,8 @@ def peer_lines(run: Run) -> list[str]:
         f" included. Medians of {rounds} rounds; a figure in brackets is of one round, since it was far behind."
     )
     out = [f"## {run.model['name']}: peers", "", text, "", *table(header, rows)]
-    out += [f"- {engine} drops out: {' '.join(reason.split())}" for engine, reason in run.dropped.items()]
+    # Of paths in a message, only the file is of interest.
+    out += [f"- {engine} drops out: {re.sub(r'/[^ ]*/', '', ' '.join(text.split()))}" for engine, text in run.dropped.items()]
     return [*out, ""] if run.dropped else out
 
 

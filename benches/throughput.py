@@ -84,6 +84,7 @@ class Plan:
         def measure(number: int) -> None:
             self.roof("single")
             bench.decode(number)
+            self.roof("single")
             bench.prefill(number, sentences)
 
         self.rounds(self.options.rounds, "one stream", measure)
@@ -107,10 +108,10 @@ class Plan:
             self.roof("contexts")
             for length in self.options.contexts:
                 if length <= longest:
-                    bench.context(length, 1, f"round {number}")
+                    bench.context(length, 1, number)
             for length in self.options.contexts_of_8:
                 if length <= longest:
-                    bench.context(length, 8, "")
+                    bench.context(length, 8, number)
 
         self.rounds(self.options.rounds, "contexts", measure)
 

@@ -12,10 +12,11 @@ constexpr unsigned MAX_SHARED_BYTES = 99 << 10;
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-// Defines a kernel: its name, its argument struct, threads a CTA, bytes of dynamic shared memory. The manifest lists these four.
+// Defines a kernel: its name, its argument struct, threads a CTA, bytes of dynamic shared memory. The manifest lists these four. The
+// bound of one CTA an SM keeps ptxas from spilling registers for the sake of more.
 #define KERNEL(NAME, ARGS, THREADS, SHARED_BYTES)                                                                            \
     static_assert((SHARED_BYTES) <= MAX_SHARED_BYTES, "more shared memory than every target has");                           \
-    extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ ARGS args)
+    extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_constant__ ARGS args)
 
 #define SHARED_MEMORY(NAME) extern __shared__ __align__(128) unsigned char NAME[]
 

@@ -352,6 +352,14 @@ def test_a_lone_surrogate_is_named(llama: Runner, text: str) -> None:
         with pytest.raises(InvalidArgumentError, match=r"lone surrogate.*\\ud[8f]") as caught:
             call()
         assert len(str(caught.value)) < 400
+    for call, argument in (
+        (lambda: CompletionRequest("x", "m", suffix=text), "suffix"),
+        (lambda: CompletionRequest("x", "m", tenant=text), "tenant"),
+        (lambda: ChatCompletionRequest("x", "m", cache_salt=text), "cache_salt"),
+        *((lambda name=name: Runner(text_model("llama"), **{name: text}), name) for name in ("admission", "victim", "fairness")),
+    ):
+        with pytest.raises(InvalidArgumentError, match=rf"^`{argument}`: .*lone surrogate"):
+            call()
 
 
 def test_two_spellings_of_one_option_are_refused() -> None:

@@ -123,6 +123,20 @@ def test_a_running_answer_is_forked(llama: Runner) -> None:
         stream.sequence()
 
 
+def test_a_continuation_is_served_as_it_asks(llama: Runner) -> None:
+    with kept(llama) as sequence:
+        llama.pause()
+        try:
+            late = sequence.generate(max_tokens=4, deadline=0.05, tenant="a", priority=-1)
+        finally:
+            llama.resume()
+        assert (late.choices[0].finish_reason, late.usage.completion_tokens) == ("timeout", 0)
+        for options, says in (({"priority": 2**31}, "priority"), ({"deadline": 0}, "deadline"), ({"tenant": "\ud800"}, "tenant")):
+            with pytest.raises(InvalidArgumentError, match=says):
+                sequence.generate(max_tokens=1, **options)
+        assert sequence.generate(max_tokens=1, deadline=600, priority=1).usage.completion_tokens == 1
+
+
 def test_a_streamed_sequence_becomes_its_answer_at_the_end(llama: Runner) -> None:
     with kept(llama) as sequence:
         before = sequence.tokens

@@ -36,6 +36,13 @@ def test_64_streams_at_once(llama: Runner) -> None:
     assert texts == [text(index) for index in range(64)]
 
 
+def test_two_runners_serve_at_once_what_each_serves_alone() -> None:
+    runners = [Runner(which=text_model(name), pa_ctxt_len=4096) for name in ("llama", "qwen2")]
+    alone = [[generate(runner, [20 + index, 30, 40], 40) for index in range(8)] for runner in runners]
+    together = in_threads(lambda at: generate(runners[at % 2], [20 + at // 2, 30, 40], 40), 16)
+    assert together == [alone[at % 2][at // 2] for at in range(16)]
+
+
 def test_dropping_half_of_the_streams_frees_their_blocks() -> None:
     runner = Runner(which=text_model("llama"), pa_ctxt_len=32768, max_seqs=64, max_step_latency=3600)
     runner.pause()

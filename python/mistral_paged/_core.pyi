@@ -651,6 +651,9 @@ class Sequence:
         ignore_eos: bool = False,
         seed: int | None = None,
         stream: Literal[False] = False,
+        priority: int = 0,
+        deadline: float | None = None,
+        tenant: str | None = None,
     ) -> CompletionResponse: ...
     @overload
     def generate(
@@ -671,6 +674,9 @@ class Sequence:
         ignore_eos: bool = False,
         seed: int | None = None,
         stream: Literal[True],
+        priority: int = 0,
+        deadline: float | None = None,
+        tenant: str | None = None,
     ) -> ChatCompletionStreamer: ...
     def release(self) -> None: ...
     def __enter__(self) -> Self: ...

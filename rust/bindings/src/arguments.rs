@@ -5,7 +5,7 @@ use std::fmt;
 use pyo3::{
     exceptions::{PyOverflowError, PyTypeError, PyUnicodeEncodeError},
     prelude::*,
-    types::{PyBytes, PyDict},
+    types::{PyBytes, PyDict, PyString},
 };
 
 use crate::exceptions::{invalid, not_yet};
@@ -124,6 +124,11 @@ impl<'py> FromPyObject<'_, 'py> for Text {
             error
         })
     }
+}
+
+/// A text that is refused by the argument's name.
+pub fn named_text(name: &str, text: &Bound<'_, PyString>) -> PyResult<String> {
+    text.extract().map(|Text(text)| text).map_err(|error| invalid(format!("`{name}`: {}", error.value(text.py()))))
 }
 
 /// The first characters of a long text.

@@ -10,7 +10,7 @@ use pyo3::{
 };
 
 use crate::{
-    arguments::{Integer, Real, Text, at_least, at_least_if_given},
+    arguments::{Integer, Real, Text, at_least, at_least_if_given, named_text},
     enums::PagedCacheType,
     exceptions::{invalid, raise},
     service::seconds,
@@ -153,9 +153,14 @@ pub fn kv_tier(py: Python<'_>, path: Option<&Bound<'_, PyAny>>, size: Option<&In
 }
 
 /// The scheduler's policies by their names.
-pub fn policies(admission: Option<&str>, victim: Option<&str>, fairness: Option<&str>) -> PyResult<Policies> {
-    fn named<P: FromStr<Err: Display> + Default>(argument: &str, name: Option<&str>) -> PyResult<P> {
-        name.map_or(Ok(P::default()), |name| name.parse().map_err(|error| invalid(format!("`{argument}`: {error}"))))
+pub fn policies(
+    admission: Option<&Bound<'_, PyString>>,
+    victim: Option<&Bound<'_, PyString>>,
+    fairness: Option<&Bound<'_, PyString>>,
+) -> PyResult<Policies> {
+    fn named<P: FromStr<Err: Display> + Default>(argument: &str, name: Option<&Bound<'_, PyString>>) -> PyResult<P> {
+        let Some(name) = name else { return Ok(P::default()) };
+        named_text(argument, name)?.parse().map_err(|error| invalid(format!("`{argument}`: {error}")))
     }
     Ok(Policies {
         admission: named("admission", admission)?,

@@ -6,7 +6,7 @@ use engine::{GenerationRequest, MAX_CHOICES, Prompt};
 use pyo3::{exceptions::PyTypeError, prelude::*, types::PyString};
 
 use crate::{
-    arguments::{Integer, Real, Text, at_least, at_least_if_given, refuse, token_ids, within},
+    arguments::{Integer, Real, Text, at_least, at_least_if_given, named_text, refuse, token_ids, within},
     enums::ToolChoice,
     exceptions::{invalid, not_yet},
     messages,
@@ -154,8 +154,8 @@ impl ChatCompletionRequest {
         seed: Option<Integer>,
         #[pyo3(from_py_with = check_priority)] priority: i32,
         deadline: Option<Real>,
-        tenant: Option<Text>,
-        cache_salt: Option<Text>,
+        tenant: Option<Bound<'_, PyString>>,
+        cache_salt: Option<Bound<'_, PyString>>,
         #[pyo3(from_py_with = check_public_messages)] public_messages: usize,
         keep: bool,
     ) -> PyResult<Self> {
@@ -256,7 +256,7 @@ impl CompletionRequest {
         stop_seqs: Option<OneOrMany>,
         temperature: Option<Real>,
         top_p: Option<Real>,
-        suffix: Option<Text>,
+        suffix: Option<Bound<'_, PyString>>,
         top_k: Option<Integer>,
         grammar: Option<Bound<'_, PyAny>>,
         grammar_type: Option<Bound<'_, PyAny>>,
@@ -275,8 +275,8 @@ impl CompletionRequest {
         seed: Option<Integer>,
         #[pyo3(from_py_with = check_priority)] priority: i32,
         deadline: Option<Real>,
-        tenant: Option<Text>,
-        cache_salt: Option<Text>,
+        tenant: Option<Bound<'_, PyString>>,
+        cache_salt: Option<Bound<'_, PyString>>,
         #[pyo3(from_py_with = check_public_prefix_len)] public_prefix_len: usize,
         keep: bool,
     ) -> PyResult<Self> {
@@ -319,7 +319,7 @@ impl CompletionRequest {
             best_of: best_of.map(|best_of| within("best_of", &best_of, 0, MAX_CHOICES)).transpose()?,
             truncate_sequence,
             echo_prompt,
-            suffix: suffix.map(|Text(suffix)| suffix),
+            suffix: suffix.map(|suffix| named_text("suffix", &suffix)).transpose()?,
             stream: false,
         };
         Ok(Self { request, model })

@@ -21,6 +21,7 @@ use crate::{
     process::OwnProcess,
     response::{self, Envelope},
     sampling::{DryFields, SamplingFields},
+    service::{ServiceFields, check_priority},
     streaming::ChatCompletionStreamer,
     which::OneOrMany,
 };
@@ -157,9 +158,9 @@ impl Sequence {
     #[pyo3(signature = (
         then=None, *, max_tokens=None, temperature=None, top_p=None, top_k=None, min_p=None, presence_penalty=None,
         frequency_penalty=None, repetition_penalty=None, logit_bias=None, logprobs=None, stop_seqs=None, ignore_eos=false, seed=None,
-        stream=false
+        stream=false, priority=0, deadline=None, tenant=None
     ))]
-    #[allow(clippy::too_many_arguments, clippy::needless_pass_by_value, reason = "the sampling arguments of a request")]
+    #[allow(clippy::too_many_arguments, clippy::needless_pass_by_value, reason = "the arguments of a request")]
     fn generate<'py>(
         &self,
         py: Python<'py>,
@@ -178,6 +179,9 @@ impl Sequence {
         ignore_eos: bool,
         seed: Option<Integer>,
         stream: bool,
+        #[pyo3(from_py_with = check_priority)] priority: i32,
+        deadline: Option<Real>,
+        tenant: Option<Bound<'py, PyString>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let sampling = SamplingFields {
             temperature,
@@ -195,11 +199,13 @@ impl Sequence {
             ignore_eos,
             seed,
         };
-        let (sampling, then) = (sampling.check()?, continuation(then)?);
+        // Its salt, and what of it is everybody's, a sequence has from its beginning.
+        let service = ServiceFields { priority, deadline, tenant, cache_salt: None, public_prefix: 0, keep: true };
+        let (sampling, service, then) = (sampling.check()?, service.check()?, continuation(then)?);
         let (sequence, generating) = self.begin()?;
         let wants_logprobs = sampling.logprobs.is_some();
         let mut request = GenerationRequest::new(Prompt::Sequence { sequence, then }, sampling);
-        request.service.keep = true;
+        request.service = service;
         request.stream = stream;
         let Inner { engine, model, .. } = self.inner.get()?;
         let envelope = Envelope::new(model);

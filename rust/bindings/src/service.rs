@@ -3,31 +3,31 @@
 use std::time::Duration;
 
 use engine::ServiceParams;
-use pyo3::prelude::*;
+use pyo3::{prelude::*, types::PyString};
 
 use crate::{
-    arguments::{Integer, Real, Text},
+    arguments::{Integer, Real, named_text},
     exceptions::invalid,
 };
 
 /// The fields that all requests have.
-pub struct ServiceFields {
+pub struct ServiceFields<'py> {
     pub priority: i32,
     pub deadline: Option<Real>,
-    pub tenant: Option<Text>,
-    pub cache_salt: Option<Text>,
+    pub tenant: Option<Bound<'py, PyString>>,
+    pub cache_salt: Option<Bound<'py, PyString>>,
     pub public_prefix: usize,
     pub keep: bool,
 }
 
-impl ServiceFields {
+impl ServiceFields<'_> {
     /// Checks every field.
     pub fn check(self) -> PyResult<ServiceParams> {
         Ok(ServiceParams {
             priority: self.priority,
             deadline: self.deadline.map(|Real(after)| seconds("deadline", after)).transpose()?,
-            tenant: self.tenant.map(|Text(tenant)| tenant),
-            cache_salt: self.cache_salt.map(|Text(salt)| salt),
+            tenant: self.tenant.map(|tenant| named_text("tenant", &tenant)).transpose()?,
+            cache_salt: self.cache_salt.map(|salt| named_text("cache_salt", &salt)).transpose()?,
             public_prefix: self.public_prefix,
             keep: self.keep,
         })

@@ -1,6 +1,6 @@
 //! Speed of linear layers, alone and as the phases of a small model: `cargo run --release -p mistral-paged-device --example bench_linear [-- THREADS [TIER]]`.
 //!
-//! For one row, GB/s of packed weights read (as the file has them: "file GB/s" counts the file's bytes); for more rows, GFLOP/s.
+//! For one row, GB/s of weights read, counted as the file has them; for more rows, GFLOP/s.
 //! Medians over calls. Weights are many copies of a shape, so that they do not stay in the caches near a core.
 
 use std::time::Instant;
@@ -25,8 +25,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pool = ThreadPool::new(threads).expect("a thread pool");
     println!("{threads} threads, {}", tier.name());
     println!("{:>6} {:>12} {:>9} {:>9} {:>9} {:>9} {:>9}", "type", "shape", "GB/s", "M=1", "M=8", "M=64", "M=512");
-    let formats = [GgmlType::Q4_0, GgmlType::Q4_1, GgmlType::Q5_0, GgmlType::Q8_0, GgmlType::Q4K, GgmlType::Q6K].map(DType::Ggml);
-    for dtype in formats.into_iter().chain([DType::BF16, DType::F32]) {
+    let formats = [GgmlType::Q4_0, GgmlType::Q4_1, GgmlType::Q5_0, GgmlType::Q8_0, GgmlType::Q4K, GgmlType::Q5K, GgmlType::Q6K]
+        .map(DType::Ggml);
+    for dtype in formats.into_iter().chain([DType::BF16, DType::F16, DType::F32]) {
         for (n, k) in [(576, 1536), (1536, 576), (2048, 8192)] {
             if dtype.row_bytes(k).is_some() {
                 bench(dtype, (n, k), LinearContext { pool: &pool, tier })?;
@@ -107,13 +108,13 @@ fn model(context: LinearContext<'_>) -> Result<(), Box<dyn std::error::Error>> {
     let head = load(49_152, 576)?;
     let norm = Norm { kind: NormKind::Rms, weight: vec![1.0; 576], bias: None, eps: 1e-5 };
     let mut scratch = LinearScratch::default();
-    for m in [1, 8, 64, 512] {
+    for m in [1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 512] {
         let mut residual = Tensor::new(m, 576)?;
         residual.set_rows(m);
         let [mut query, mut key, mut value] = [Tensor::new(m, 576)?, Tensor::new(m, 192)?, Tensor::new(m, 192)?];
         let (mut wide, mut logits) = (Tensor::new(m, 1536)?, Tensor::new(m, 49_152)?);
         let mut times = Vec::new();
-        for _ in 0..if m < 64 { 40 } else { 5 } {
+        for _ in 0..if m < 16 { 60 } else { 15 } {
             residual.as_mut_slice().iter_mut().enumerate().for_each(|(i, v)| *v = (i % 17) as f32 - 8.0);
             let start = Instant::now();
             for [q, k, v, o, gate, up, down] in &layers {
@@ -134,7 +135,7 @@ fn model(context: LinearContext<'_>) -> Result<(), Box<dyn std::error::Error>> {
                 linear_residual(context, &mut scratch, add(&wide, down, &mut residual));
             }
             // A prompt's rows do not all need logits.
-            if m < 64 {
+            if m <= 64 {
                 norm_linear(context, &mut scratch, &residual, Some(&norm), &mut [Projection { linear: &head, out: &mut logits }]);
             }
             times.push(start.elapsed().as_secs_f64());

@@ -13,9 +13,10 @@ use crate::{CacheEngine, DType, DeviceError, KvCacheSpec, Tensor, WeightView};
 pub enum Precision {
     /// Float weights and activations; every output is summed over K in one fixed order whatever the batch, chunk or split.
     Exact,
-    /// The fastest: activations as integers with a scale for 32 on quantised weights, float activations on float weights.
+    /// The fastest: activations as integers with a scale for 32 on quantised weights; on float weights as f32, or both as bf16 where the
+    /// processor multiplies those faster.
     Fast,
-    /// As fast, where a row keeps its bits whatever the number of rows: float weights do without tile units, which round activations.
+    /// As fast, where a row keeps its bits whatever the number of rows: float weights do without tile units.
     Deterministic,
 }
 
@@ -283,7 +284,7 @@ pub struct GateUpArgs<'a> {
 pub struct BackendInfo {
     /// "cpu".
     pub device: String,
-    /// Instruction-set tier: "scalar", "avx2", "avx512" or "amx".
+    /// Instruction-set tier: "scalar", "avx2", "avx512", "avx512+bf16" where that multiplies bf16, or "amx".
     pub tier: String,
     /// Worker threads.
     pub num_threads: usize,
@@ -367,4 +368,9 @@ pub trait Backend: Send + Sync {
 
     /// The tensor's rows on the host, `[rows * cols]`.
     fn read<'a>(&self, x: &'a Tensor) -> std::borrow::Cow<'a, [f32]>;
+
+    /// Calls `body` for each index below `len` on the host, on as many threads as the backend has there, and waits for all.
+    fn for_each(&self, len: usize, body: &(dyn Fn(usize) + Sync)) {
+        (0..len).for_each(body);
+    }
 }

@@ -83,6 +83,11 @@ impl ModelRunner {
         &self.config
     }
 
+    /// What it computes with.
+    pub fn backend(&self) -> &Arc<dyn Backend> {
+        &self.backend
+    }
+
     /// Bytes of all weights as they are kept, those of files where they are used in place.
     pub fn weight_bytes(&self) -> u64 {
         self.decoder.weight_bytes()

@@ -105,8 +105,10 @@ pub struct Scheduler {
     lookups: LookupCounts,
     totals: Totals,
     usage: StepTotals,
-    /// Most tokens of a step in which a request is being answered.
+    /// Most prompt tokens of a step in which a request is being answered.
     max_mixed_tokens: Option<usize>,
+    /// Requests that are being answered and have no row in this step yet.
+    unserved_answers: usize,
 }
 
 /// What is counted since the scheduler was built.
@@ -158,6 +160,7 @@ impl Scheduler {
             totals: Totals::default(),
             usage: StepTotals::default(),
             max_mixed_tokens: None,
+            unserved_answers: 0,
         })
     }
 
@@ -187,6 +190,7 @@ impl Scheduler {
         self.drop_unseen_blocks();
         self.share_out(budget);
         self.schedule_running(output, &mut budget);
+        self.unserved_answers = 0;
         if output.preempted.is_empty() && self.fetching.is_none() {
             self.admit_waiting(output, &mut budget);
         }
@@ -241,7 +245,7 @@ impl Scheduler {
         let (tenant, uncomputed) = (self.request(slot).standing.tenant, self.request(slot).num_uncomputed_tokens());
         let computed = self.request(slot).num_computed_tokens;
         let share = self.share_of(tenant, uncomputed);
-        let wanted = uncomputed.min(*budget).min(self.config.max_chunk_len.unwrap_or(usize::MAX)).min(share);
+        let wanted = self.most_of_budget(uncomputed, *budget).min(self.config.max_chunk_len.unwrap_or(usize::MAX)).min(share);
         let reserved = self.config.reserve_full_context.then(|| self.config.max_model_len - computed);
         self.make_room(slot, reserved.unwrap_or(wanted));
         let Some(request) = self.requests[slot].as_mut() else { return false };
@@ -257,6 +261,7 @@ impl Scheduler {
             return false;
         }
         *budget -= num_scheduled_tokens;
+        self.unserved_answers = self.unserved_answers.saturating_sub(usize::from(uncomputed == 1));
         output.rows.push(ScheduledRequest {
             request_id: request.id,
             num_computed_tokens: computed,

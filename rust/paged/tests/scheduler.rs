@@ -54,15 +54,52 @@ fn prompts_beside_answers_are_computed_in_smaller_chunks() {
     scheduler.update(&output, &[(RequestId(1), 9)]).unwrap();
     scheduler.add_request(new_request(2, &[2; 20])).unwrap();
     let output = scheduler.schedule();
-    assert_eq!(rows(&output), [(1, 20, 1, true), (2, 0, 9, false)]);
+    assert_eq!(rows(&output), [(1, 20, 1, true), (2, 0, 10, false)]);
     scheduler.update(&output, &[(RequestId(1), 9)]).unwrap();
     // However low the limit, a prompt gets on by a block.
     scheduler.limit_mixed_steps(Some(0));
     let output = scheduler.schedule();
-    assert_eq!(rows(&output), [(1, 21, 1, true), (2, 9, 4, false)]);
+    assert_eq!(rows(&output), [(1, 21, 1, true), (2, 10, 4, false)]);
     scheduler.update(&output, &[(RequestId(1), 9)]).unwrap();
     scheduler.limit_mixed_steps(None);
-    assert_eq!(rows(&scheduler.schedule()), [(1, 22, 1, true), (2, 13, 7, true)]);
+    assert_eq!(rows(&scheduler.schedule()), [(1, 22, 1, true), (2, 14, 6, true)]);
+}
+
+#[test]
+fn a_prompt_leaves_a_token_for_each_answer_behind_it() {
+    let mut scheduler = Scheduler::new(scheduler_config(4, 8, 64), kv_config(64, 4, &full())).unwrap();
+    for id in [1, 2] {
+        scheduler.add_request(new_request(id, &[id as u32; 3])).unwrap();
+    }
+    let output = scheduler.schedule();
+    scheduler.update(&output, &[(RequestId(1), 9), (RequestId(2), 9)]).unwrap();
+    scheduler.add_request(NewRequest { priority: -1, ..new_request(3, &[3; 30]) }).unwrap();
+    for start in [0, 6, 12] {
+        let output = scheduler.schedule();
+        assert_eq!(output.rows.len(), 3);
+        assert_eq!(rows(&output)[0], (3, start, 6, false), "the more urgent goes first");
+        scheduler.update(&output, &[(RequestId(1), 9), (RequestId(2), 9)]).unwrap();
+    }
+}
+
+#[test]
+fn who_waits_for_a_leader_is_looked_at_up_to_a_number() {
+    for (num_siblings, passes) in [(8, true), (40, false)] {
+        let mut scheduler = Scheduler::new(scheduler_config(64, 8, 64), kv_config(640, 4, &full())).unwrap();
+        scheduler.add_request(new_request(0, &[1; 20])).unwrap();
+        let output = scheduler.schedule();
+        scheduler.update(&output, &[]).unwrap();
+        for id in 1..=num_siblings {
+            scheduler.add_request(new_request(id, &[1; 20])).unwrap();
+            assert_eq!(scheduler.waits_for(RequestId(id)), Some(RequestId(0)));
+        }
+        scheduler.add_request(new_request(99, &[2; 3])).unwrap();
+        let output = scheduler.schedule();
+        // The leader's chunk takes the step; in the one after it there is room.
+        scheduler.update(&output, &[]).unwrap();
+        let output = scheduler.schedule();
+        assert_eq!(rows(&output).iter().any(|row| row.0 == 99), passes, "{num_siblings} siblings: {:?}", rows(&output));
+    }
 }
 
 #[test]

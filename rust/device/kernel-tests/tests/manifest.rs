@@ -18,7 +18,20 @@ fn argument_structs_have_the_same_size_on_both_sides() {
     macro_rules! sizes {
         ($($name:ident),*) => { [$((stringify!($name), size_of::<args::$name>())),*] };
     }
-    let mirrored = sizes![RopeAndCacheArgs, CopyBlocksArgs, AttentionArgs, AttentionMergeArgs];
+    let mirrored = sizes![
+        RopeAndCacheArgs,
+        CopyBlocksArgs,
+        AttentionArgs,
+        AttentionMergeArgs,
+        RmsNormArgs,
+        GatedActivationArgs,
+        GatherRowsArgs,
+        EmbedArgs,
+        DequantizeArgs,
+        GemvArgs,
+        SampleArgs,
+        TopLogprobsArgs
+    ];
     for kernel in Kernel::all() {
         let size = mirrored.iter().find(|(name, _)| *name == kernel.args_name()).map(|(_, size)| *size);
         assert_eq!(size, Some(kernel.args_bytes()), "{} of {}", kernel.args_name(), kernel.name());

@@ -47,7 +47,9 @@ impl CpuBackend {
 
 impl Backend for CpuBackend {
     fn info(&self) -> BackendInfo {
-        BackendInfo { device: "cpu".into(), tier: self.tier.name().into(), num_threads: self.pool.num_threads() }
+        let bf16 = if self.tier == CpuTier::Avx512 && self.tier.multiplies_bf16() { "+bf16" } else { "" };
+        let tier = format!("{}{bf16}", self.tier.name());
+        BackendInfo { device: "cpu".into(), tier, num_threads: self.pool.num_threads() }
     }
 
     fn alloc(&self, max_rows: usize, cols: usize) -> Result<Tensor, DeviceError> {
@@ -112,5 +114,9 @@ impl Backend for CpuBackend {
 
     fn read<'a>(&self, x: &'a Tensor) -> Cow<'a, [f32]> {
         Cow::Borrowed(x.as_slice())
+    }
+
+    fn for_each(&self, len: usize, body: &(dyn Fn(usize) + Sync)) {
+        self.pool.for_each_range(len, 1, &|start, end| (start..end).for_each(body));
     }
 }

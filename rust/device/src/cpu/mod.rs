@@ -10,6 +10,7 @@ mod reference;
 pub mod roofline;
 mod rope;
 mod simd;
+pub mod softmax;
 pub mod tier;
 
 #[cfg(target_arch = "x86_64")]

@@ -3,7 +3,7 @@
 use std::{
     cell::UnsafeCell,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::{Builder, JoinHandle},
@@ -47,7 +47,14 @@ pub struct ThreadPool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     running: Mutex<()>,
+    /// What is unclaimed of each worker's share; see [`Self::for_each_share`].
+    shares: Vec<Share>,
 }
+
+/// On a cache line of its own.
+#[derive(Default)]
+#[repr(align(64))]
+struct Share(AtomicUsize);
 
 impl ThreadPool {
     /// A pool of `num_threads` workers, 1 to [`MAX_THREADS`], the caller of [`Self::run`] included.
@@ -73,7 +80,8 @@ impl ThreadPool {
             stop: AtomicBool::new(false),
         });
         // Dropping it stops the workers it has.
-        let mut pool = Self { shared, workers: Vec::with_capacity(num_threads - 1), running: Mutex::new(()) };
+        let shares = std::iter::repeat_with(Share::default).take(num_threads).collect();
+        let mut pool = Self { shared, workers: Vec::with_capacity(num_threads - 1), running: Mutex::new(()), shares };
         for id in 1..num_threads {
             let shared = Arc::clone(&pool.shared);
             let builder = Builder::new().name(format!("mistral-paged-{id}"));
@@ -96,7 +104,7 @@ impl ThreadPool {
     /// # Panics
     /// When a job panicked.
     pub fn run(&self, job: &(dyn Fn(usize) + Sync)) {
-        self.start(job, true);
+        self.start(self.lock(), job, true);
     }
 
     /// Calls `job(0)`, and `job(worker)` at most once for each other id in `0..num_threads`: workers that have not begun when `job(0)`
@@ -106,15 +114,20 @@ impl ThreadPool {
     /// # Panics
     /// When a job panicked.
     pub fn run_available(&self, job: &(dyn Fn(usize) + Sync)) {
-        self.start(job, false);
+        self.start(self.lock(), job, false);
     }
 
-    fn start(&self, job: &(dyn Fn(usize) + Sync), all: bool) {
+    /// Waits until no other job runs.
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn start(&self, guard: MutexGuard<'_, ()>, job: &(dyn Fn(usize) + Sync), all: bool) {
         if self.workers.is_empty() {
             job(0);
+            drop(guard);
             return;
         }
-        let guard = self.running.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let s = &*self.shared;
         s.left.store(0, Ordering::Relaxed);
         let job_pointer = std::ptr::from_ref(job);
@@ -162,6 +175,28 @@ impl ThreadPool {
                 body(start, (start + grain).min(len));
             }
         });
+    }
+
+    /// Calls `body(worker, start, end)` for disjoint ranges of up to `grain` that cover `0..len`. A worker goes through a share of its own
+    /// from first to last, so that memory that lies in this order is one stream to it, and then takes from the shares of others.
+    pub fn for_each_share(&self, len: usize, grain: usize, body: &(dyn Fn(usize, usize, usize) + Sync)) {
+        let (grain, threads) = (grain.max(1), self.num_threads());
+        let guard = self.lock();
+        for (worker, share) in self.shares.iter().enumerate() {
+            share.0.store(len * worker / threads, Ordering::Relaxed);
+        }
+        let job = |worker: usize| {
+            for owner in (worker..threads).chain(0..worker) {
+                let (next, share_end) = (&self.shares[owner].0, len * (owner + 1) / threads);
+                while next.load(Ordering::Relaxed) < share_end {
+                    let start = next.fetch_add(grain, Ordering::Relaxed);
+                    if start < share_end {
+                        body(worker, start, share_end.min(start + grain));
+                    }
+                }
+            }
+        };
+        self.start(guard, &job, false);
     }
 }
 
@@ -243,6 +278,25 @@ mod tests {
             }
         });
         assert!(hits.iter().all(|h| h.load(Ordering::Relaxed) == 1));
+    }
+
+    #[test]
+    fn shares_cover_everything_once_and_each_worker_begins_with_its_own() {
+        let pool = ThreadPool::new(3).unwrap();
+        for (len, grain) in [(0, 1), (1, 1), (2, 5), (3, 1), (100, 7), (1_001, 16)] {
+            let hits: Vec<_> = (0..len).map(|_| AtomicUsize::new(0)).collect();
+            let firsts: [AtomicUsize; 3] = std::array::from_fn(|_| AtomicUsize::new(usize::MAX));
+            pool.for_each_share(len, grain, &|worker, start, end| {
+                assert!(start < end && end - start <= grain);
+                let _ = firsts[worker].compare_exchange(usize::MAX, start, Ordering::Relaxed, Ordering::Relaxed);
+                for hit in &hits[start..end] {
+                    hit.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            assert!(hits.iter().all(|h| h.load(Ordering::Relaxed) == 1), "{len} by {grain}");
+            // Worker 0 always runs, and nobody takes from its share before theirs are done.
+            assert!(len < 100 || firsts[0].load(Ordering::Relaxed) < len / 3, "{len} by {grain}");
+        }
     }
 
     #[test]

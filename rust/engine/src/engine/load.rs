@@ -33,10 +33,19 @@ use crate::{
     weights::SafetensorsFiles,
 };
 
-/// Loads the model, sizes the pool, starts the thread.
+/// Loads the model onto the device that is asked for, sizes the pool, starts the thread.
 pub fn load(source: &ModelSource, config: &EngineConfig, progress: &dyn Fn(LoadProgress)) -> Result<Shared, EngineError> {
-    let backend = backend(config)?;
-    let (shared, thread) = load_with_backend(source, config, &backend, progress)?;
+    load_onto(&backend(config)?, source, config, progress)
+}
+
+/// As [`load`], onto a backend.
+pub fn load_onto(
+    backend: &Arc<dyn Backend>,
+    source: &ModelSource,
+    config: &EngineConfig,
+    progress: &dyn Fn(LoadProgress),
+) -> Result<Shared, EngineError> {
+    let (shared, thread) = load_with_backend(source, config, backend, progress)?;
     // Loading leaves freed memory behind: the vocabulary as it was read.
     trim_heap();
     std::thread::Builder::new()

@@ -21,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-use device::host::trim_heap;
+use device::{Backend, host::trim_heap};
 
 pub use config::{CpuOptions, Device, EngineConfig, LoadProgress, ModelDType, ModelSource, best_device};
 pub use plan::{DeviceBytes, GroupPlan, MemoryPlan};
@@ -78,6 +78,16 @@ impl Engine {
     /// Loads a model and starts its engine thread. `progress` is called on this thread as weights are packed.
     pub fn load(source: &ModelSource, config: &EngineConfig, progress: &dyn Fn(LoadProgress)) -> Result<Self, EngineError> {
         load::load(source, config, progress).map(|shared| Self { shared: Arc::new(shared) })
+    }
+
+    /// As [`Self::load`], onto a backend of the caller's; `config.device` and `config.cpu` are not used.
+    pub fn load_onto(
+        backend: &Arc<dyn Backend>,
+        source: &ModelSource,
+        config: &EngineConfig,
+        progress: &dyn Fn(LoadProgress),
+    ) -> Result<Self, EngineError> {
+        load::load_onto(backend, source, config, progress).map(|shared| Self { shared: Arc::new(shared) })
     }
 
     /// What a model would take, and how many blocks and requests that leaves room for, without reading its weights: only the headers

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
         mpsc::Sender,
     },
@@ -105,7 +105,8 @@ impl<'a> End<'a> {
 
 /// One continuation of a job.
 pub struct Choice {
-    sampler: Sampler,
+    /// Locked by the thread that samples the choice's row.
+    sampler: Mutex<Sampler>,
     text: OutputText,
     output_token_ids: Vec<u32>,
     sum_logprob: f64,
@@ -119,7 +120,7 @@ impl Job {
         let choices = std::mem::take(&mut submission.choices)
             .into_iter()
             .map(|(sampler, text)| Choice {
-                sampler,
+                sampler: Mutex::new(sampler),
                 text,
                 output_token_ids: Vec::new(),
                 sum_logprob: 0.0,
@@ -177,9 +178,9 @@ impl Job {
 
     /// Samples the next token of a choice.
     ///
-    /// `logits` is the model's row `[vocab_size]`; it is overwritten.
-    pub fn sample(&mut self, index: usize, logits: &mut [f32]) -> Result<Sampled, EngineError> {
-        self.choices[index].sampler.sample(logits)
+    /// `logits` is the model's row `[vocab_size]`; at the end it is what it was.
+    pub fn sample(&self, index: usize, logits: &mut [f32]) -> Result<Sampled, EngineError> {
+        self.choices[index].sampler.lock().unwrap_or_else(PoisonError::into_inner).sample(logits)
     }
 
     /// Reports log probabilities of prompt tokens, in order, to every choice.

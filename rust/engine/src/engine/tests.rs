@@ -20,7 +20,7 @@ use device::{
 use paged::RequestId;
 
 use super::{load::load_with_backend, thread::EngineThread, *};
-use crate::{CompletionChoice, FinishReason, OutputEvent, Prompt, SamplingParams, sampler::Sampled};
+use crate::{CompletionChoice, FinishReason, OutputEvent, Prompt, SamplingParams, ServiceParams, sampler::Sampled};
 
 const NO_ROW: u32 = u32::MAX;
 
@@ -31,6 +31,8 @@ struct Failing {
     bad_row: AtomicU32,
     /// Tokens that were computed.
     num_tokens: AtomicUsize,
+    /// Of those, whose logits were.
+    num_logit_rows: AtomicUsize,
 }
 
 impl Backend for Failing {
@@ -85,6 +87,7 @@ impl Backend for Failing {
     }
 
     fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) {
+        self.num_logit_rows.fetch_add(rows.len(), SeqCst);
         self.inner.gather_rows(x, rows, out);
         let bad_row = self.bad_row.load(SeqCst);
         if let Some(at) = rows.iter().position(|row| *row == bad_row) {
@@ -118,6 +121,7 @@ fn start_with(config: &EngineConfig) -> (Engine, EngineThread, Arc<Failing>) {
         panics: AtomicBool::new(false),
         bad_row: AtomicU32::new(NO_ROW),
         num_tokens: AtomicUsize::new(0),
+        num_logit_rows: AtomicUsize::new(0),
     });
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/text/llama");
     let source = ModelSource::HuggingFace { path, tokenizer_json: None };
@@ -304,6 +308,44 @@ fn prompts_beside_answers_take_no_longer_steps_than_asked() {
             let before = backend.num_tokens.load(SeqCst);
             assert!(thread.turn());
             assert_eq!(backend.num_tokens.load(SeqCst) - before, 1 + chunk);
+        }
+    }
+}
+
+#[test]
+fn every_answer_gets_a_token_in_every_step_beside_a_long_prompt() {
+    // Behind the answers, and before them.
+    for priority in [1, -1] {
+        let max_step_latency = Some(Duration::from_nanos(1));
+        let config = EngineConfig { max_num_seqs: 8, max_num_batched_tokens: 64, max_step_latency, ..exact() };
+        let (engine, mut thread, backend) = start_with(&config);
+        let answer = |i| {
+            let mut request = GenerationRequest { stream: true, ..request(i, 100) };
+            // An event for each token, whatever its text.
+            request.sampling.logprobs = Some(0);
+            engine.submit(request).unwrap()
+        };
+        let answers: Vec<_> = (1..8).map(answer).collect();
+        let events = |stream: &RequestStream| std::iter::from_fn(|| stream.next_timeout(Duration::ZERO).unwrap()).count();
+        while answers.iter().any(|stream| events(stream) == 0) {
+            assert!(thread.turn());
+        }
+        for stream in &answers {
+            events(stream);
+        }
+        let prompt = Prompt::TokenIds((0..400).map(|j| j * 31 % 400 + 10).collect());
+        let service = ServiceParams { priority, ..ServiceParams::default() };
+        let _prompted = engine.submit(GenerationRequest { prompt, service, ..request(9, 1) }).unwrap();
+        for _ in 0..12 {
+            let computed = [&backend.num_tokens, &backend.num_logit_rows].map(|count| count.load(SeqCst));
+            assert!(thread.turn());
+            assert_eq!(answers.iter().map(events).collect::<Vec<_>>(), [1; 7]);
+            let now = [&backend.num_tokens, &backend.num_logit_rows].map(|count| count.load(SeqCst));
+            assert_eq!(
+                [now[0] - computed[0], now[1] - computed[1]],
+                [7 + 32, 7],
+                "a block of the prompt, whose logits nobody wants"
+            );
         }
     }
 }

@@ -3,6 +3,7 @@
 mod pacer;
 mod prompt_logprobs;
 mod requests;
+mod sampling;
 mod sequences;
 mod step;
 mod swap;

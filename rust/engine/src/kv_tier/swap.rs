@@ -1,6 +1,9 @@
 //! The engine thread's side of a tier: moves blocks, and measures.
 
-use std::{sync::Arc, time::Duration, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use device::CacheEngine;
 use paged::{Scheduler, TierBlock, TierConfig, TierRates, TierRecordId};
@@ -11,8 +14,6 @@ use super::{
 };
 use crate::EngineError;
 
-/// A step of at least so many tokens shows how fast tokens are computed that could have been fetched.
-const MIN_MEASURED_TOKENS: usize = 64;
 /// Weight of a new measurement.
 const NEWEST: f64 = 0.3;
 /// When fetching was judged too slow, the judgement drifts back so far to what was believed at first: else one slow read would be
@@ -52,8 +53,9 @@ impl Swapper {
         }
     }
 
-    /// Tells the scheduler what was written and what was lost since, and how fast things are.
-    pub fn report(&mut self, scheduler: &mut Scheduler) {
+    /// Tells the scheduler what was written and what was lost since, and how fast things are: `prompt_rate` is how many tokens a second
+    /// are computed that could be fetched, once that was measured.
+    pub fn report(&mut self, scheduler: &mut Scheduler, prompt_rate: Option<f64>) {
         for changes in self.writer.changes.try_iter() {
             for id in changes.lost {
                 scheduler.tier_lost(id);
@@ -68,6 +70,7 @@ impl Swapper {
             let rate = &mut self.config.rates.bytes_per_second;
             *rate += FORGIVENESS * (self.prior.bytes_per_second - *rate);
         }
+        self.config.rates.tokens_per_second = prompt_rate.unwrap_or(self.config.rates.tokens_per_second);
         scheduler.set_tier_rates(self.config.rates);
     }
 
@@ -106,13 +109,6 @@ impl Swapper {
             approach(&mut self.config.rates.bytes_per_second, num_bytes as f64, started.elapsed());
         }
         failed
-    }
-
-    /// Takes note of how long a step took.
-    pub fn measure_step(&mut self, num_tokens: usize, elapsed: Duration) {
-        if num_tokens >= MIN_MEASURED_TOKENS {
-            approach(&mut self.config.rates.tokens_per_second, num_tokens as f64, elapsed);
-        }
     }
 }
 

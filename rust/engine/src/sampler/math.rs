@@ -1,24 +1,10 @@
 //! Reductions over a row of logits, written so that the compiler vectorises them; the order of additions is fixed.
 
-use std::cmp::Ordering;
+use std::{cmp::Ordering, ops::Range};
+
+use device::cpu::softmax::{BLOCK, block_sums};
 
 const LANES: usize = 16;
-
-/// e^x, for x at most 88, to 2.5e-7 of its value; 0 is reached only by underflow.
-pub(super) fn exp(x: f32) -> f32 {
-    // 2^n e^r with n whole: adding 1.5 * 2^23 rounds to n and leaves it in the low bits.
-    const ROUND: f32 = 12_582_912.0;
-    // ln 2 in two parts, so that n * LN2_HIGH is exact.
-    const LN2_HIGH: f32 = 0.693_359_4;
-    const LN2_LOW: f32 = -2.121_944_4e-4;
-    let x = x.max(-87.0);
-    let rounded = x * std::f32::consts::LOG2_E + ROUND;
-    let n = rounded - ROUND;
-    let r = (x - n * LN2_HIGH) - n * LN2_LOW;
-    let series = 1.0
-        + r * (1.0 + r * (0.5 + r * (1.0 / 6.0 + r * (1.0 / 24.0 + r * (1.0 / 120.0 + r * (1.0 / 720.0 + r * (1.0 / 5040.0)))))));
-    series * f32::from_bits(rounded.to_bits().wrapping_add(127) << 23)
-}
 
 /// The largest logit; `None` when the row is empty or has a NaN or an infinity.
 pub(super) fn finite_max(row: &[f32]) -> Option<f32> {
@@ -41,53 +27,47 @@ pub(super) fn finite_max(row: &[f32]) -> Option<f32> {
 }
 
 /// The lowest index of the largest value, which is `max`.
-#[allow(clippy::float_cmp, clippy::needless_bitwise_bool)] // `max` is one of the values; without a branch the search vectorises.
+#[allow(clippy::float_cmp)] // `max` is one of the values.
 pub(super) fn position_of(row: &[f32], max: f32) -> u32 {
-    let has_max = |chunk: &[f32]| chunk.iter().fold(false, |found, x| found | (*x == max));
-    let chunk = row.chunks(LANES * 4).position(has_max).unwrap_or(0) * LANES * 4;
+    let chunk = row.chunks(SCANNED).position(|chunk| any(chunk, |x| x == max)).unwrap_or(0) * SCANNED;
     let within = row[chunk..].iter().position(|x| *x == max).unwrap_or(0);
     (chunk + within) as u32
 }
 
-/// Replaces each logit by e^((x - max) * scale) and returns their sum.
-pub(super) fn exponentials(row: &mut [f32], max: f32, scale: f32) -> f64 {
-    // Short sums in f32, their total in f64.
-    let mut total = 0.0;
-    for block in row.chunks_mut(LANES * 32) {
-        let mut sums = [0.0_f32; LANES];
-        let (chunks, rest) = block.as_chunks_mut::<LANES>();
-        for chunk in chunks {
-            for i in 0..LANES {
-                chunk[i] = exp((chunk[i] - max) * scale);
-                sums[i] += chunk[i];
-            }
-        }
-        for (i, x) in rest.iter_mut().enumerate() {
-            *x = exp((*x - max) * scale);
-            sums[i] += *x;
-        }
-        total += f64::from(sums.iter().sum::<f32>());
+/// The mass of a softmax, block by block.
+#[derive(Clone, Debug, Default)]
+pub(super) struct BlockSums {
+    sums: Vec<f32>,
+    len: usize,
+}
+
+impl BlockSums {
+    /// Adds up e^((x - max) * scale); returns the sum of the whole row.
+    pub fn fill(&mut self, row: &[f32], max: f32, scale: f32) -> f64 {
+        self.len = row.len();
+        block_sums(row, max, scale, &mut self.sums);
+        self.sums.iter().map(|sum| f64::from(*sum)).sum()
     }
-    total
+
+    /// The block in which the running sum passes `target`, or else the last that has any mass, and what of `target` is left in it.
+    pub fn find(&self, target: f64) -> (Range<usize>, f64) {
+        let mut left = target;
+        let mut found = (0, target);
+        for (index, sum) in self.sums.iter().enumerate().filter(|(_, sum)| **sum > 0.0) {
+            found = (index, left);
+            if f64::from(*sum) > left {
+                break;
+            }
+            left -= f64::from(*sum);
+        }
+        let start = found.0 * BLOCK;
+        (start..(start + BLOCK).min(self.len), found.1)
+    }
 }
 
 /// ln of the sum of e^x over the row, whose largest value is `max`.
 pub(super) fn log_sum_exp(row: &[f32], max: f32) -> f32 {
-    let mut total = 0.0;
-    for block in row.chunks(LANES * 32) {
-        let mut sums = [0.0_f32; LANES];
-        let (chunks, rest) = block.as_chunks::<LANES>();
-        for chunk in chunks {
-            for i in 0..LANES {
-                sums[i] += exp(chunk[i] - max);
-            }
-        }
-        for (i, x) in rest.iter().enumerate() {
-            sums[i] += exp(x - max);
-        }
-        total += f64::from(sums.iter().sum::<f32>());
-    }
-    max + total.ln() as f32
+    max + BlockSums::default().fill(row, max, 1.0).ln() as f32
 }
 
 /// Largest value first; of equal ones the lowest id.
@@ -121,16 +101,43 @@ pub(super) fn few_largest(row: &[f32], n: usize, best: &mut Vec<(u32, f32)>) {
     if n == 0 {
         return;
     }
-    for entry in (0..).zip(row.iter().copied()) {
-        if best.len() == n {
-            if entry.1 <= best[n - 1].1 {
-                continue;
-            }
-            best.pop();
+    let mut least = f32::NEG_INFINITY;
+    for (start, chunk) in (0..).step_by(SCANNED).zip(row.chunks(SCANNED)) {
+        // Most chunks have nothing that is larger.
+        if best.len() == n && !any(chunk, |x| x > least) {
+            continue;
         }
-        let at = best.partition_point(|b| likelier(b, &entry).is_lt());
-        best.insert(at, entry);
+        for entry in (start..).zip(chunk.iter().copied()) {
+            if best.len() == n {
+                if entry.1 <= least {
+                    continue;
+                }
+                best.pop();
+            }
+            let at = best.partition_point(|b| likelier(b, &entry).is_lt());
+            best.insert(at, entry);
+            least = best[best.len() - 1].1;
+        }
     }
+}
+
+/// The entries that are no less than `least`, with their ids, into a list that is used again.
+pub(super) fn reaching(row: &[f32], least: f32, entries: &mut Vec<(u32, f32)>) {
+    entries.clear();
+    for (start, chunk) in (0..).step_by(SCANNED).zip(row.chunks(SCANNED)) {
+        if any(chunk, |x| x >= least) {
+            entries.extend((start..).zip(chunk.iter().copied()).filter(|(_, x)| *x >= least));
+        }
+    }
+}
+
+/// Values that are looked at together.
+const SCANNED: usize = LANES * 4;
+
+/// Without a branch, so that it vectorises.
+#[allow(clippy::needless_bitwise_bool)]
+fn any(chunk: &[f32], holds: impl Fn(f32) -> bool) -> bool {
+    chunk.iter().fold(false, |found, x| found | holds(*x))
 }
 
 #[cfg(test)]
@@ -141,21 +148,35 @@ mod tests {
 
     proptest! {
         #[test]
-        fn exp_is_precise(x in -86.0_f32..88.0) {
-            let exact = f64::from(x).exp();
-            prop_assert!((f64::from(exp(x)) - exact).abs() <= 2.5e-7 * exact, "{} instead of {}", exp(x), exact);
-        }
-
-        #[test]
         fn reductions_agree_with_plain_ones(row in proptest::collection::vec(-30.0_f32..30.0, 1..1500)) {
             let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             prop_assert_eq!(finite_max(&row), Some(max));
             let sum: f64 = row.iter().map(|x| f64::from(x - max).exp()).sum();
             prop_assert!((log_sum_exp(&row, max) - (max + sum.ln() as f32)).abs() < 1e-5);
-            let mut scaled = row.clone();
-            let total = exponentials(&mut scaled, max, 0.5);
+            let mut sums = BlockSums::default();
+            let total = sums.fill(&row, max, 0.5);
             let plain: f64 = row.iter().map(|x| (f64::from(x - max) * 0.5).exp()).sum();
             prop_assert!((total - plain).abs() < 1e-5 * plain);
+        }
+
+        #[test]
+        fn a_target_lies_in_the_block_that_is_found(row in proptest::collection::vec(-30.0_f32..30.0, 1..2000), part in 0.0_f64..1.0) {
+            let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let mut sums = BlockSums::default();
+            let target = part * sums.fill(&row, max, 1.0);
+            let (block, left) = sums.find(target);
+            let mass = |range: Range<usize>| row[range].iter().map(|x| f64::from(x - max).exp()).sum::<f64>();
+            prop_assert!((mass(0..block.start) + left - target).abs() < 1e-4);
+            prop_assert!(left < mass(block.clone()) + 1e-4);
+        }
+
+        #[test]
+        fn reaching_is_a_filter(row in proptest::collection::vec(-4_i8..4, 0..200), least in -5_i8..5) {
+            let row: Vec<f32> = row.into_iter().map(f32::from).collect();
+            let mut entries = vec![(7, 7.0)];
+            reaching(&row, f32::from(least), &mut entries);
+            let expected: Vec<_> = (0..).zip(row.iter().copied()).filter(|(_, x)| *x >= f32::from(least)).collect();
+            prop_assert_eq!(entries, expected);
         }
 
         #[test]
@@ -173,10 +194,5 @@ mod tests {
             row[at % len] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][kind];
             prop_assert_eq!(finite_max(&row), None);
         }
-    }
-
-    #[test]
-    fn very_small_exponents_vanish() {
-        assert!(exp(-1000.0) < 2e-38 && exp(0.0) == 1.0 && exp(f32::NEG_INFINITY) < 2e-38);
     }
 }

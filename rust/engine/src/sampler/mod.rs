@@ -4,17 +4,23 @@
 mod math;
 mod penalties;
 mod resolve;
+mod truncate;
 
 use std::{collections::HashSet, sync::Arc};
 
+use device::cpu::softmax::exp;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 pub use resolve::{ResolvedSampling, dry_breaker_ids};
 
 use crate::EngineError;
-use math::{FEW, exponentials, few_largest, finite_max, largest, likelier, log_sum_exp, position_of};
-use penalties::{Counts, Dry};
+use math::{BlockSums, FEW, few_largest, finite_max, largest, log_sum_exp, position_of, reaching};
+use penalties::{Changes, Counts, Dry};
+use truncate::keep_likeliest;
+
+/// Candidates whose memory is kept from token to token: more are rare, and there is one list a choice.
+const KEPT_CANDIDATES: usize = 1024;
 
 /// A chosen token.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,8 +72,9 @@ pub struct Sampler {
     rng: ChaCha8Rng,
     counts: Option<Counts>,
     dry: Option<Dry>,
+    changes: Changes,
     candidates: Vec<(u32, f32)>,
-    model_logits: Vec<f32>,
+    sums: BlockSums,
 }
 
 impl Sampler {
@@ -77,7 +84,8 @@ impl Sampler {
         let rng = ChaCha8Rng::seed_from_u64(seed);
         let counts = Counts::new(&sampling);
         let dry = sampling.dry.clone().map(|params| Dry::new(params, dry_breakers));
-        let mut sampler = Self { sampling, rng, counts, dry, candidates: Vec::new(), model_logits: Vec::new() };
+        let (changes, candidates, sums) = (Changes::default(), Vec::new(), BlockSums::default());
+        let mut sampler = Self { sampling, rng, counts, dry, changes, candidates, sums };
         for &token in prompt_token_ids {
             sampler.observe(token);
         }
@@ -92,74 +100,79 @@ impl Sampler {
         sampler
     }
 
-    /// Chooses the next token from the model's logits `[vocab_size]` and counts it as part of the context. The row is overwritten.
+    /// Chooses the next token from the model's logits `[vocab_size]` and counts it as part of the context. The row is written to
+    /// meanwhile, and at the end is what it was.
     ///
     /// A NaN or an infinity among the logits is an [`EngineError::Internal`] that names it.
     pub fn sample(&mut self, logits: &mut [f32]) -> Result<Sampled, EngineError> {
-        let mut max = checked_max(logits)?;
-        if self.sampling.logprobs.is_some() {
-            self.model_logits.clear();
-            self.model_logits.extend_from_slice(logits);
-        }
-        if self.change(logits) {
-            max = checked_max(logits)?;
-        }
-        let token_id = match self.sampling.temperature {
-            None => position_of(logits, max),
-            Some(temperature) => self.draw(logits, max, temperature),
-        };
-        let num_top = self.sampling.logprobs;
-        let logprobs = num_top.map(|n| token_logprob(&self.model_logits, token_id, n)).transpose()?;
+        let max = checked_max(logits)?;
+        let changed_max = if self.change(logits) { checked_max(logits) } else { Ok(max) };
+        let chosen = changed_max.map(|max| self.choose(logits, max));
+        self.changes.undo(logits);
+        let token_id = chosen?;
+        let logprobs = self.sampling.logprobs.map(|n| token_logprob(logits, token_id, n)).transpose()?;
         self.observe(token_id);
         Ok(Sampled { token_id, logprobs })
     }
 
     /// Penalties and bias; whether there were any.
     fn change(&mut self, logits: &mut [f32]) -> bool {
+        let changes = &mut self.changes;
         if let Some(dry) = &mut self.dry {
-            dry.apply(logits);
+            dry.apply(logits, changes);
         }
         if let Some(counts) = &self.counts {
-            counts.apply(logits);
+            counts.apply(logits, changes);
         }
         for &(id, bias) in &self.sampling.logit_bias {
-            if let Some(logit) = logits.get_mut(id as usize) {
-                *logit += bias;
-            }
+            changes.set(logits, id, |logit| logit + bias);
         }
-        self.dry.is_some() || self.counts.is_some() || !self.sampling.logit_bias.is_empty()
+        !changes.is_empty()
     }
 
-    /// Draws from the softmax of logits / temperature. Top-k, top-p and min-p all keep the likeliest tokens down to some rank;
-    /// top-p and min-p measure by the whole softmax, as in the mirrored code.
-    fn draw(&mut self, logits: &mut [f32], max: f32, temperature: f32) -> u32 {
+    /// The next token by the changed logits, whose largest is `max`.
+    fn choose(&mut self, logits: &[f32], max: f32) -> u32 {
+        match self.sampling.temperature {
+            None => position_of(logits, max),
+            Some(temperature) => {
+                let token_id = self.draw(logits, max, 1.0 / temperature);
+                self.candidates.shrink_to(KEPT_CANDIDATES);
+                token_id
+            }
+        }
+    }
+
+    /// Draws from the softmax of logits * scale. Top-k, top-p and min-p all keep the likeliest tokens down to some rank;
+    /// top-p measures by the whole softmax, as in the mirrored code, min-p by the likeliest token, whose weight is e^0 = 1.
+    fn draw(&mut self, logits: &[f32], max: f32, scale: f32) -> u32 {
         let ResolvedSampling { top_k, top_p, min_p, .. } = *self.sampling;
-        let total = exponentials(logits, max, 1.0 / temperature);
         let uniform: f64 = self.rng.random();
-        if top_k.is_none() && top_p >= 1.0 && min_p <= 0.0 {
-            return pick((0..).zip(logits.iter().copied()), uniform * total);
+        let weight = |logit: f32| exp((logit - max) * scale);
+        let is_whole = top_k.is_none() && top_p >= 1.0 && min_p <= 0.0;
+        let total = if is_whole || top_p < 1.0 { self.sums.fill(logits, max, scale) } else { 0.0 };
+        if is_whole {
+            let (block, target) = self.sums.find(uniform * total);
+            let entries = (block.start as u32..).zip(&logits[block]);
+            return pick(entries.map(|(id, logit)| (id, weight(*logit))), target);
         }
-        let top_p_mass = f64::from(top_p) * total;
-        // The likeliest token has e^0 = 1. Tokens below this floor are not needed for top-p either: together they have less than 1 - top_p.
-        let floor = min_p.max(((total - top_p_mass) / logits.len() as f64) as f32 * 0.5);
+        let mass = if top_p < 1.0 { f64::from(top_p) * total } else { f64::INFINITY };
+        // Tokens below this floor are not needed for top-p either: together they have less than 1 - top_p.
+        let floor = min_p.max(((total - mass).max(0.0) / logits.len() as f64) as f32 * 0.5);
         let candidates = &mut self.candidates;
-        if let Some(k) = top_k.filter(|k| *k <= FEW) {
-            few_largest(logits, k, candidates);
-            candidates.retain(|(_, p)| *p >= floor);
-        } else {
-            candidates.clear();
-            candidates.extend((0..).zip(logits.iter().copied()).filter(|(_, p)| *p >= floor));
+        match top_k.filter(|k| *k <= FEW) {
+            Some(k) => few_largest(logits, k, candidates),
+            // A bit more than those whose weight is above the floor: both are rounded.
+            None => reaching(logits, max + (floor.ln() - 1e-4) / scale - 1e-5 * max.abs(), candidates),
         }
-        let limit = top_k.unwrap_or(candidates.len()).min(candidates.len());
-        if top_p < 1.0 {
-            keep_top_p(candidates, limit, top_p_mass);
-        } else if limit < candidates.len() {
-            // Which tokens these are is all that matters.
-            candidates.select_nth_unstable_by(limit - 1, likelier);
-            candidates.truncate(limit);
-            candidates.sort_unstable_by_key(|(id, _)| *id);
+        for (_, logit) in candidates.iter_mut() {
+            *logit = weight(*logit);
         }
-        let kept: f64 = candidates.iter().map(|(_, p)| f64::from(*p)).sum();
+        candidates.retain(|(_, weight)| *weight >= floor);
+        let limit = top_k.unwrap_or(usize::MAX);
+        if candidates.len() > limit || top_p < 1.0 {
+            keep_likeliest(candidates, limit, mass);
+        }
+        let kept: f64 = candidates.iter().map(|(_, weight)| f64::from(*weight)).sum();
         pick(candidates.iter().copied(), uniform * kept)
     }
 
@@ -171,32 +184,6 @@ impl Sampler {
             dry.observe(token);
         }
     }
-}
-
-/// Keeps the likeliest candidates, `limit` at most, until their sum reaches `mass`.
-fn keep_top_p(candidates: &mut Vec<(u32, f32)>, limit: usize, mass: f64) {
-    // Few candidates hold the mass as a rule, so only a growing front is brought to order.
-    let mut front = 64.min(limit);
-    loop {
-        if front < candidates.len() {
-            candidates.select_nth_unstable_by(front - 1, likelier);
-        }
-        let sum: f64 = candidates[..front].iter().map(|(_, p)| f64::from(*p)).sum();
-        if sum >= mass || front == limit {
-            break;
-        }
-        front = (front * 4).min(limit);
-    }
-    candidates.truncate(front);
-    candidates.sort_unstable_by(likelier);
-    let mut sum = 0.0;
-    let kept = candidates.iter().take_while(|(_, p)| {
-        let needed = sum < mass;
-        sum += f64::from(*p);
-        needed
-    });
-    let kept = kept.count();
-    candidates.truncate(kept);
 }
 
 /// The entry at which the running sum passes `target`; the last one with any weight when rounding keeps it from that.

@@ -8,6 +8,34 @@ use std::{
 use super::ResolvedSampling;
 use crate::DryParams;
 
+/// Logits that are other than the model's for a while.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Changes {
+    /// What they were, in the order of the changes.
+    before: Vec<(u32, f32)>,
+}
+
+impl Changes {
+    pub fn is_empty(&self) -> bool {
+        self.before.is_empty()
+    }
+
+    /// Changes the logit of a token, if it has one.
+    pub fn set(&mut self, logits: &mut [f32], token: u32, change: impl FnOnce(f32) -> f32) {
+        if let Some(logit) = logits.get_mut(token as usize) {
+            self.before.push((token, *logit));
+            *logit = change(*logit);
+        }
+    }
+
+    /// Makes the logits what they were.
+    pub fn undo(&mut self, logits: &mut [f32]) {
+        for (token, logit) in self.before.drain(..).rev() {
+            logits[token as usize] = logit;
+        }
+    }
+}
+
 /// How often each token stands in the context (prompt and output).
 #[derive(Clone, Debug)]
 pub(super) struct Counts {
@@ -31,14 +59,14 @@ impl Counts {
         *self.by_token.entry(token).or_default() += 1;
     }
 
-    pub fn apply(&self, logits: &mut [f32]) {
+    pub fn apply(&self, logits: &mut [f32], changes: &mut Changes) {
         for (&token, &count) in &self.by_token {
-            if let Some(logit) = logits.get_mut(token as usize) {
-                *logit -= count as f32 * self.frequency + self.presence;
-                let penalised = if *logit > 0.0 { *logit / self.repetition } else { *logit * self.repetition };
+            changes.set(logits, token, |logit| {
+                let logit = logit - (count as f32 * self.frequency + self.presence);
+                let penalised = if logit > 0.0 { logit / self.repetition } else { logit * self.repetition };
                 // The row stays finite whatever the penalty.
-                *logit = penalised.clamp(-1e30, 1e30);
-            }
+                penalised.clamp(-1e30, 1e30)
+            });
         }
     }
 }
@@ -70,7 +98,7 @@ impl Dry {
         self.context.push(token);
     }
 
-    pub fn apply(&mut self, logits: &mut [f32]) {
+    pub fn apply(&mut self, logits: &mut [f32], changes: &mut Changes) {
         let allowed = self.params.allowed_length.max(1);
         // A breaker is part of no repetition.
         let unbroken = self.context.iter().rev().take_while(|token| !self.breakers.contains(token)).count();
@@ -91,11 +119,9 @@ impl Dry {
             }
         }
         for (&token, &length) in &self.longest {
-            if let Some(logit) = logits.get_mut(token as usize) {
-                let extra = length as i32 - self.params.allowed_length as i32;
-                // Bounded, so that the row stays finite whatever the base.
-                *logit -= (self.params.multiplier * self.params.base.powi(extra)).min(1e30);
-            }
+            let extra = length as i32 - self.params.allowed_length as i32;
+            // Bounded, so that the row stays finite whatever the base.
+            changes.set(logits, token, |logit| logit - (self.params.multiplier * self.params.base.powi(extra)).min(1e30));
         }
     }
 
@@ -168,7 +194,7 @@ mod tests {
             for (i, &token) in context.iter().enumerate() {
                 dry.observe(token);
                 let mut logits = vec![0.0; 4];
-                dry.apply(&mut logits);
+                dry.apply(&mut logits, &mut Changes::default());
                 let expected = oracle(&context[..=i], &breakers, &params);
                 for (token, logit) in (0..).zip(logits) {
                     prop_assert_eq!(-logit, expected.get(&token).copied().unwrap_or(0.0), "after {:?}", &context[..=i]);
@@ -189,7 +215,7 @@ mod tests {
                 dry.observe(token);
             }
             let mut logits = vec![0.0; 4];
-            dry.apply(&mut logits);
+            dry.apply(&mut logits, &mut Changes::default());
             let expected = oracle(&context, &HashSet::new(), &params);
             for (token, logit) in (0..).zip(logits) {
                 prop_assert_eq!(-logit, expected.get(&token).copied().unwrap_or(0.0));
@@ -214,7 +240,7 @@ mod tests {
             let before = [1.5, -0.5, 0.0, 3.0];
             let mut after = before;
             // Tokens 4 and 5 have no logits.
-            counts.apply(&mut after);
+            counts.apply(&mut after, &mut Changes::default());
             for token in 0..4 {
                 let count = context.iter().filter(|t| **t == token as u32).count() as f32;
                 let mut expected = before[token];
@@ -233,7 +259,7 @@ mod tests {
         let mut dry = Dry::new(params, Arc::default());
         (0..160).for_each(|i| dry.observe(i % 80));
         let mut logits = vec![0.0; 80];
-        dry.apply(&mut logits);
+        dry.apply(&mut logits, &mut Changes::default());
         assert_eq!((logits[0], logits[1]), (-0.5, 0.0));
     }
 
@@ -244,7 +270,7 @@ mod tests {
         // Compared with each other, these would be 10^12 steps.
         (0..1_000_000).for_each(|_| dry.observe(7));
         let mut logits = vec![0.0; 8];
-        dry.apply(&mut logits);
+        dry.apply(&mut logits, &mut Changes::default());
         assert_eq!(logits[7], -(0.5 * 2.0_f32.powi(48)));
     }
 }

@@ -10,6 +10,9 @@ use crate::request::{FinishReason, NewRequest, PreemptionCost, Rank, Request, Re
 /// Of a pool's blocks, the part that admissions leave free so that running requests can grow: one in so many.
 const WATERMARK_DIVISOR: usize = 100;
 
+/// Waiting requests that are looked at for one that may run: each is compared with all that run.
+const MAX_CANDIDATES: usize = 16;
+
 /// The request that the gate last kept out, and what it was short of. While nothing has happened that could make its
 /// prefix hit longer, it is not looked up again before so much is free.
 #[derive(Debug, Clone, Copy)]
@@ -153,9 +156,9 @@ impl Scheduler {
     /// The waiting request whose turn it is. One that waits for what a running one computes lets others pass, and so
     /// does one whose tenant is at another prompt.
     pub(super) fn next_to_admit(&self) -> Option<Slot> {
-        let may_run =
-            |slot: &Slot| !self.shares.is_computing(self.request(*slot).standing.tenant) && self.pending_leader(*slot).is_none();
-        self.waiting.heads().chain(self.waiting.iter()).find(may_run)
+        let is_free = |slot: &Slot| !self.shares.is_computing(self.request(*slot).standing.tenant);
+        let free = self.waiting.heads().chain(self.waiting.iter()).filter(is_free);
+        free.take(MAX_CANDIDATES).find(|slot| self.pending_leader(*slot).is_none())
     }
 
     /// What the prefix cache has for a request, if it may run now. `promised` keeps what the running ones will take.

@@ -117,7 +117,7 @@ impl Lines {
 /// # Safety
 /// `out` is valid for 64 bytes.
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn round_line(x: &[f32; K_TILE], out: *mut u16) {
+pub unsafe fn round_line(x: &[f32; K_TILE], out: *mut u16) {
     // SAFETY: x has 32 values; `out` is the caller's promise. A __m512bh is 64 plain bytes.
     unsafe {
         let (low, high) = (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16)));

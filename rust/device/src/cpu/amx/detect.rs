@@ -13,26 +13,37 @@ impl Amx {
     /// The proof, if there is one. The first call asks the operating system for permission, once for all threads of the process.
     pub fn detect() -> Option<Self> {
         static AVAILABLE: OnceLock<bool> = OnceLock::new();
-        AVAILABLE.get_or_init(|| processor_has_it() && permission()).then_some(Self(()))
+        AVAILABLE.get_or_init(|| has_vectors() && (has_tiles() || cfg!(test))).then_some(Self(()))
     }
 }
 
-/// CPUID leaf 7 and XCR0, as the Intel SDM (volume 1, chapter 18) prescribes; the standard library's detection of AMX is not stable.
-fn processor_has_it() -> bool {
-    const OSXSAVE: u32 = 1 << 27;
-    const AMX_BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;
-    const XTILE_CFG_AND_DATA: u64 = 3 << 17;
-    if !(is_x86_feature_detected!("avx512f")
+/// Whether scalar code ([`super::model`]) stands in for the tile units, so that all that is around them is tested on machines without.
+#[cfg(test)]
+pub(super) fn is_modelled() -> bool {
+    !has_tiles()
+}
+
+fn has_vectors() -> bool {
+    is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512vl")
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vnni")
         && is_x86_feature_detected!("avx512bf16")
         && is_x86_feature_detected!("avx512vbmi")
-        && is_x86_feature_detected!("f16c"))
-    {
-        return false;
-    }
+        && is_x86_feature_detected!("f16c")
+}
+
+fn has_tiles() -> bool {
+    static AVAILABLE: OnceLock<bool> = OnceLock::new();
+    *AVAILABLE.get_or_init(|| processor_has_tiles() && permission())
+}
+
+/// CPUID leaf 7 and XCR0, as the Intel SDM (volume 1, chapter 18) prescribes; the standard library's detection of AMX is not stable.
+fn processor_has_tiles() -> bool {
+    const OSXSAVE: u32 = 1 << 27;
+    const AMX_BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;
+    const XTILE_CFG_AND_DATA: u64 = 3 << 17;
     // SAFETY: a 64-bit processor has CPUID. (Newer compilers know; the oldest supported one does not.)
     #[allow(unused_unsafe)]
     let (max_leaf, leaf1, leaf7) = unsafe { (__cpuid(0).eax, __cpuid(1), __cpuid_count(7, 0)) };

@@ -6,12 +6,12 @@ use std::sync::{
 };
 
 use super::{
-    ActTiles, Amx, K_TILE, K_TILES, KBlocks, PANEL, PanelSource, TILE_ELEMENTS,
+    ActTiles, Amx, K_TILE, KBlocks, PANEL,
     tiles::{Mode, Tiles},
 };
 use crate::{DeviceError, cpu::ThreadPool, mmap::Pages};
 
-/// The most rows of A that a panel buffer is used for before it is filled again; keeps A's block and C in the level 2 cache.
+/// The most rows of A that a panel is used for before the next; keeps A's block and C in the level 2 cache.
 const MAX_ROWS: usize = 512;
 /// The most panels whose C is in a worker's scratch; A is read from beyond the level 2 cache once a group where K is large.
 const MAX_GROUP: usize = 8;
@@ -28,8 +28,9 @@ pub trait PanelWork: Sync {
         1
     }
 
-    /// Columns `k0..k0 + k_len` of a panel as [`PanelSource::fill`] writes them: where they lie, or in `buffer`.
-    fn panel<'a>(&'a self, panel: usize, k0: usize, k_len: usize, buffer: &'a mut [u16]) -> &'a [u16];
+    /// Columns `k0..k0 + k_len` of a panel, multiples of 32, as bf16:
+    /// `[k_len / 32 k tiles][2 tiles of 16 rows][16 column pairs][16 rows][2 columns]`.
+    fn panel(&self, panel: usize, k0: usize, k_len: usize) -> &[u16];
 
     /// Takes rows `row0..row0 + rows` of an item: `c` is `[width][padded rows][32]`.
     fn store(&self, item: usize, row0: usize, rows: usize, c: &mut [f32]);
@@ -44,7 +45,6 @@ pub struct Workspace {
 }
 
 pub(super) struct Scratch {
-    panel: Pages<u16>,
     pub(super) c: Pages<f32>,
 }
 
@@ -54,7 +54,7 @@ impl Workspace {
         let scratch = || {
             let c = Pages::zeroed(MAX_K)?;
             c.advise_huge();
-            Ok(Mutex::new(Scratch { panel: Pages::zeroed(K_TILES * TILE_ELEMENTS)?, c }))
+            Ok(Mutex::new(Scratch { c }))
         };
         Ok(Self { workers: (0..num_threads).map(|_| scratch()).collect::<Result<_, DeviceError>>()? })
     }
@@ -99,15 +99,13 @@ pub fn multiply(amx: Amx, pool: &ThreadPool, workspace: &Workspace, acts: &ActTi
 
 fn multiply_group(tiles: &Tiles, scratch: &mut Scratch, acts: &ActTiles, work: &dyn PanelWork, (start, end): (usize, usize)) {
     let width = work.width();
-    let Scratch { panel: buffer, c } = scratch;
     for row0 in (0..acts.rows()).step_by(MAX_ROWS) {
         let rows = (acts.rows() - row0).min(MAX_ROWS);
         let blocks = rows.div_ceil(PANEL);
-        let c = &mut c.as_mut_slice()[..(end - start) * width * blocks * PANEL * PANEL];
+        let c = &mut scratch.c.as_mut_slice()[..(end - start) * width * blocks * PANEL * PANEL];
         for (first, len) in KBlocks::of(acts.k()).iter() {
-            let buffer = &mut buffer.as_mut_slice()[..len * TILE_ELEMENTS];
             for (panel, c) in (start * width..end * width).zip(c.chunks_exact_mut(blocks * PANEL * PANEL)) {
-                let panel = work.panel(panel, first * K_TILE, len * K_TILE, buffer);
+                let panel = work.panel(panel, first * K_TILE, len * K_TILE);
                 for (b, c) in c.as_chunks_mut().0.iter_mut().enumerate() {
                     let mode = Mode { accumulate: first > 0, half: rows - b * PANEL <= 16 };
                     tiles.multiply(acts.block((first, len), row0 / PANEL + b), panel, len, c, mode);
@@ -116,53 +114,6 @@ fn multiply_group(tiles: &Tiles, scratch: &mut Scratch, acts: &ActTiles, work: &
         }
         for (item, c) in (start..end).zip(c.chunks_exact_mut(width * blocks * PANEL * PANEL)) {
             work.store(item, row0, rows, c);
-        }
-    }
-}
-
-/// `out[m * stride + n] = sum over k of acts[m, k] * weight[n, k]` for every row and n in `0..n`.
-///
-/// # Panics
-/// When `out` is too short.
-pub fn multiply_into(
-    amx: Amx,
-    pool: &ThreadPool,
-    workspace: &Workspace,
-    acts: &ActTiles,
-    (source, n): (&dyn PanelSource, usize),
-    (out, stride): (&mut [f32], usize),
-) {
-    assert!(stride >= n && (acts.rows() == 0 || out.len() >= (acts.rows() - 1) * stride + n), "the output is too short");
-    let out = out.as_mut_ptr();
-    multiply(amx, pool, workspace, acts, &Plain { source, n, out, stride });
-}
-
-struct Plain<'a> {
-    source: &'a dyn PanelSource,
-    n: usize,
-    out: *mut f32,
-    stride: usize,
-}
-
-// SAFETY: `store` writes only the columns of its item, which one worker claims.
-unsafe impl Sync for Plain<'_> {}
-
-impl PanelWork for Plain<'_> {
-    fn items(&self) -> usize {
-        self.n.div_ceil(PANEL)
-    }
-
-    fn panel<'a>(&'a self, panel: usize, k0: usize, k_len: usize, buffer: &'a mut [u16]) -> &'a [u16] {
-        self.source.fill(panel * PANEL, k0, k_len, buffer);
-        buffer
-    }
-
-    fn store(&self, item: usize, row0: usize, rows: usize, c: &mut [f32]) {
-        let n0 = item * PANEL;
-        let cols = (self.n - n0).min(PANEL);
-        for (r, c) in c.as_chunks::<PANEL>().0.iter().take(rows).enumerate() {
-            // SAFETY: within `out` by the check in `multiply_into`; columns of this item, see `Sync`.
-            unsafe { std::ptr::copy_nonoverlapping(c.as_ptr(), self.out.add((row0 + r) * self.stride + n0), cols) }
         }
     }
 }

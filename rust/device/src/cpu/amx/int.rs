@@ -3,6 +3,8 @@
 use std::arch::asm;
 
 use super::{Amx, tiles::Tiles};
+#[cfg(test)]
+use super::{detect::is_modelled, model};
 
 /// Two parts of 16 rows of 32 columns.
 pub type Parts = [[[u16; 32]; 16]; 2];
@@ -32,6 +34,11 @@ impl IntTiles {
     /// The first tile of sums: both parts times `weights`, added.
     #[inline]
     pub fn of_block(&self, parts: &Parts, weights: &[f32; 256], sums: &mut Sums) {
+        #[cfg(test)]
+        if is_modelled() {
+            sums.0[0] = model::of_parts(parts, weights);
+            return;
+        }
         // SAFETY: the types are whole tiles, and this thread's tiles are configured.
         unsafe {
             asm!(
@@ -52,6 +59,11 @@ impl IntTiles {
     /// A tile of sums for each part times `weights`.
     #[inline]
     pub fn of_parts(&self, parts: &Parts, weights: &[f32; 256], sums: &mut Sums) {
+        #[cfg(test)]
+        if is_modelled() {
+            sums.0 = [&parts[..1], &parts[1..]].map(|part| model::of_parts(part, weights));
+            return;
+        }
         // SAFETY: as above.
         unsafe {
             asm!(
@@ -74,6 +86,11 @@ impl IntTiles {
     /// A tile of sums for each of two `weights`: both parts times it, added.
     #[inline]
     pub fn of_halves(&self, parts: &Parts, weights: [&[f32; 256]; 2], sums: &mut Sums) {
+        #[cfg(test)]
+        if is_modelled() {
+            sums.0 = weights.map(|weights| model::of_parts(parts, weights));
+            return;
+        }
         // SAFETY: as above.
         unsafe {
             asm!(

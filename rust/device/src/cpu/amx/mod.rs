@@ -11,7 +11,6 @@
 //! ```
 //!
 //! - [`ActTiles`]: A, rounded and laid out in tiles once for all products that share it.
-//! - [`PanelSource`]: where a panel comes from. It is dequantised once into a buffer of at most [`K_TILES`] k tiles and used for all rows.
 //! - [`multiply`]: workers claim groups of panels; a group's C stays in the worker's scratch until K is done, then goes to its epilogue.
 //!
 //! Every output is the sum over k tiles in order, each tile one `tdpbf16ps`, carried in f32. A carried sum is stored and loaded exactly, so
@@ -29,22 +28,22 @@ mod acts;
 mod detect;
 mod gemm;
 mod int;
-mod panel;
+#[cfg(test)]
+mod model;
 #[cfg(test)]
 mod tests;
 mod tiles;
 
-pub use acts::ActTiles;
+pub use acts::{ActTiles, round_line};
 pub use detect::Amx;
-pub use gemm::{MAX_K, PanelWork, Workspace, multiply, multiply_into};
+pub use gemm::{MAX_K, PanelWork, Workspace, multiply};
 pub use int::{IntTiles, Sums};
-pub use panel::{FloatPanels, PanelSource};
 
 /// Rows of W of a panel, and of A of a block.
 pub const PANEL: usize = 32;
 /// Columns of a k tile.
 pub const K_TILE: usize = 32;
-/// The most k tiles of a panel buffer.
+/// The most k tiles of a block of K: a panel's are then in the level 1 cache while rows pass.
 pub const K_TILES: usize = 20;
 /// Elements of a k tile of a panel, and of A: 32 rows by 32 columns.
 pub const TILE_ELEMENTS: usize = PANEL * K_TILE;

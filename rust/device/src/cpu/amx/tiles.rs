@@ -3,6 +3,8 @@
 use std::{arch::asm, marker::PhantomData};
 
 use super::{Amx, PANEL, TILE_ELEMENTS};
+#[cfg(test)]
+use super::{detect::is_modelled, model};
 
 /// Operand of `ldtilecfg` (Intel SDM): palette 1 has eight tiles of up to 16 rows of 64 bytes.
 #[repr(C, align(64))]
@@ -27,6 +29,10 @@ pub(super) struct Tiles(PhantomData<*const ()>);
 
 impl Tiles {
     pub(super) fn configure(_proof: Amx) -> Self {
+        #[cfg(test)]
+        if is_modelled() {
+            return Self(PhantomData);
+        }
         // SAFETY: `Amx` proves that the instruction exists and is permitted; the operand is a valid configuration.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const FULL_TILES, options(nostack, readonly, preserves_flags)) }
         Self(PhantomData)
@@ -38,6 +44,10 @@ impl Tiles {
     #[allow(clippy::unused_self)] // The proof that this thread's tiles are configured.
     pub(super) fn multiply(&self, a: &[u16], panel: &[u16], k_tiles: usize, c: &mut [f32; PANEL * PANEL], mode: Mode) {
         assert!(k_tiles > 0 && a.len() >= k_tiles * TILE_ELEMENTS && panel.len() >= k_tiles * TILE_ELEMENTS);
+        #[cfg(test)]
+        if is_modelled() {
+            return model::multiply(a, panel, k_tiles, c, mode);
+        }
         let (a, b, c) = (a.as_ptr(), panel.as_ptr(), c.as_mut_ptr());
         let accumulate = u64::from(mode.accumulate);
         if mode.half {
@@ -120,6 +130,10 @@ impl Tiles {
 
 impl Drop for Tiles {
     fn drop(&mut self) {
+        #[cfg(test)]
+        if is_modelled() {
+            return;
+        }
         // SAFETY: a `Tiles` exists only where the tiles are configured.
         unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) }
     }

@@ -27,7 +27,7 @@ pub(super) const UPPER: i32 = 128;
 /// The largest code: upper parts are -127..=127, lower parts -64..=63.
 const MAX_CODE: i32 = 127 * UPPER;
 
-/// A block has a lower part if its scale is above so many times the mean of its row.
+/// A block has a lower part if its largest magnitude is above so many times the mean of those of its row.
 const STANDS_OUT: f32 = 2.0;
 
 /// Blocks of smaller values are taken for zeros: the factor that makes codes of them may be beyond f32.
@@ -60,9 +60,10 @@ fn largest(x: &[f32; BLOCK]) -> f32 {
 
 #[inline(always)]
 fn quantise_block(x: &[f32; BLOCK], limit: f32, out: &mut ActBlock) {
-    let max = largest(x);
+    let max = out.scale;
+    out.scale = max / MAX_CODE as f32;
     let inverse = if max > TINY { MAX_CODE as f32 / max } else { 0.0 };
-    let has_lower = out.scale > limit;
+    let has_lower = max > limit;
     out.has_lower = has_lower.into();
     let mut codes = [0i32; BLOCK];
     for (code, v) in codes.iter_mut().zip(x) {
@@ -76,15 +77,8 @@ fn quantise_block(x: &[f32; BLOCK], limit: f32, out: &mut ActBlock) {
         *code = part * UPPER + rest;
         (*upper, *lower) = (part as i8, rest as i8);
     }
-    let mut width = BLOCK / 4;
-    while width > 0 {
-        for i in 0..width {
-            codes[i] += codes[i + width];
-            codes[BLOCK / 2 + i] += codes[BLOCK / 2 + i + width];
-        }
-        width /= 2;
-    }
-    let sums = [codes[0], codes[BLOCK / 2]];
+    let (first, last) = codes.split_at(BLOCK / 2);
+    let sums = [first.iter().sum::<i32>(), last.iter().sum::<i32>()];
     out.sums = [sums[0] + sums[1], sums[0], sums[1]];
     out.scaled_sums = out.sums.map(|s| s as f32 * out.scale);
 }
@@ -94,9 +88,10 @@ fn quantise_body(x: &[f32], out: &mut Strided<'_, ActBlock>) {
     let (blocks, _) = x.as_chunks();
     let mut sum = 0.0;
     for (b, x) in blocks.iter().enumerate() {
-        let scale = largest(x) / MAX_CODE as f32;
-        out.at(b).scale = scale;
-        sum += scale;
+        // The scale is made of it below.
+        let max = largest(x);
+        out.at(b).scale = max;
+        sum += max;
     }
     let limit = STANDS_OUT * (sum / blocks.len() as f32);
     for (b, x) in blocks.iter().enumerate() {

@@ -32,7 +32,7 @@ macro_rules! per_tier {
         }
     };
 }
-pub(super) use per_tier;
+pub(in crate::cpu) use per_tier;
 
 /// Partial sums of a row.
 pub(super) const LANES: usize = 16;
@@ -43,7 +43,7 @@ pub(super) const ROUND: f32 = 12_582_912.0;
 
 /// Sum of `f(x)` over a row: 16 partial sums, added pairwise.
 #[inline(always)]
-fn sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
+pub(in crate::cpu) fn sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
     let (chunks, tail) = x.as_chunks::<LANES>();
     for c in chunks {
@@ -111,7 +111,7 @@ fn add_scaled_body(x: &[f32], scale: f32, out: &mut [f32]) {
 /// e^x to 2e-7 relative: 2^n times a degree-6 polynomial on |r| <= ln(2) / 2 (the classic Cody-Waite reduction, Taylor-like coefficients
 /// fitted by Cephes `expf`).
 #[inline(always)]
-fn exp(x: f32) -> f32 {
+pub(in crate::cpu) fn exp(x: f32) -> f32 {
     // The clamp keeps n within the exponents of normal numbers; silu and gelu do not see the difference.
     let x = x.clamp(-87.0, 88.0);
     let rounded = x * std::f32::consts::LOG2_E + ROUND;

@@ -3,17 +3,20 @@
 use super::{
     MANY_ROWS, PANEL,
     activations::{ACT_ROWS, ActBlock, ActTile, BLOCK},
-    packed::panel_bytes,
+    packed, tiled,
 };
 use crate::{DType, Precision, WorkspaceShape, cpu::CpuTier};
 
 /// Bytes of a weight `[rows, cols]` in the form that [`CpuLinear`](super::CpuLinear) gives it; those of its file where it stays there.
 pub fn resident_bytes(dtype: DType, [rows, cols]: [usize; 2], precision: Precision, tier: CpuTier) -> u64 {
-    let of_panels = |panel_bytes: usize| rows.div_ceil(PANEL) as u64 * panel_bytes as u64;
-    match (precision, dtype) {
-        (Precision::Fast | Precision::Deterministic, DType::Ggml(format)) => of_panels(panel_bytes(format, cols)),
-        (_, DType::BF16) if is_packed(dtype, cols, precision, tier) => of_panels(PANEL * cols * 2),
-        _ => dtype.row_bytes(cols).unwrap_or(0) as u64 * rows as u64,
+    let panel = match (precision, dtype) {
+        (Precision::Exact, _) => None,
+        (_, DType::Ggml(format)) => Some(packed::panel_bytes(format, cols)),
+        _ => tiled::panel_dtype(dtype, cols, tier).map(|dtype| tiled::panel_bytes(dtype, cols)),
+    };
+    match panel {
+        Some(bytes) => rows.div_ceil(PANEL) as u64 * bytes as u64,
+        None => dtype.row_bytes(cols).unwrap_or(0) as u64 * rows as u64,
     }
 }
 
@@ -22,7 +25,7 @@ pub fn is_packed(dtype: DType, cols: usize, precision: Precision, tier: CpuTier)
     match (precision, dtype) {
         (Precision::Exact, _) => false,
         (_, DType::Ggml(_)) => true,
-        (_, dtype) => dtype == DType::BF16 && tier == CpuTier::Amx && cols.is_multiple_of(PANEL),
+        _ => tiled::panel_dtype(dtype, cols, tier).is_some(),
     }
 }
 
@@ -42,7 +45,9 @@ pub fn workspace_bytes(shape: &WorkspaceShape, tier: CpuTier, num_threads: usize
             (blocks + tiles) as u64
         }
         (Precision::Exact, true) => float_bytes(2 * num_threads * PANEL * widest),
-        (Precision::Fast, false) if tiles => (num_tokens.next_multiple_of(PANEL) * widest * size_of::<u16>()) as u64,
+        (Precision::Fast | Precision::Deterministic, false) if tier.multiplies_bf16() => {
+            (num_tokens.next_multiple_of(PANEL) * widest * size_of::<u16>()) as u64
+        }
         _ => 0,
     };
     normed + wide + inputs

@@ -1,26 +1,20 @@
-//! Phases of many rows on the tile units: float weights of [`Precision::Fast`], activations rounded to bf16. The kernels of few rows
-//! do not round them, so [`Precision::Deterministic`] has only those.
+//! Phases of many rows on the tile units: float weights of [`Precision::Fast`]. They multiply the bf16 numbers that the kernel of few rows
+//! does ([`super::tiled_bf16`]) and add the products in another order, so [`Precision::Deterministic`] has only that.
 //!
 //! Quantised weights have finer activations, see [`super::int_tiles`]: rounding activations and dequantised weights to bf16 moves SmolLM2's
 //! log probabilities by up to 0.13.
 
 use super::{CpuLinear, LinearContext, PANEL, Weight, elementwise::norm_row, phases::Items};
 use crate::{
-    DType, Norm, Precision, Tensor,
+    Norm, Precision, Tensor,
     cpu::{
         Amx, CpuTier,
-        amx::{ActTiles, FloatPanels, MAX_K, PanelSource, PanelWork, Workspace, multiply},
+        amx::{ActTiles, MAX_K, PanelWork, Workspace, multiply},
     },
 };
 
 /// From this number of rows on, the tile units are faster than the kernels of few rows (`examples/bench_amx.rs`).
-pub(super) fn min_rows(dtype: DType) -> usize {
-    match dtype {
-        DType::BF16 => 5,
-        DType::F16 | DType::F32 => 16,
-        DType::Ggml(_) => usize::MAX,
-    }
-}
+pub(super) const MIN_ROWS: usize = 5;
 
 /// Buffers.
 pub(super) struct Tiles {
@@ -41,12 +35,8 @@ impl CpuLinear {
         self.tier == CpuTier::Amx
             && self.in_features <= MAX_K
             && self.precision == Precision::Fast
-            && rows >= min_rows(self.dtype)
-            && match &self.weight {
-                Weight::Packed(_) => false,
-                Weight::Tiled(_) => true,
-                Weight::Stored(view) => !matches!(view.dtype, DType::Ggml(_)) && view.cols.is_multiple_of(PANEL),
-            }
+            && rows >= MIN_ROWS
+            && matches!(self.weight, Weight::Tiled(_))
     }
 }
 
@@ -78,13 +68,11 @@ impl<'a> Phase<'a> {
     }
 
     pub(super) fn run(&self, items: &Items<'_, '_>) {
-        let work = Work { amx: self.amx, items };
-        multiply(self.amx, self.context.pool, &self.tiles.workspace, &self.tiles.acts, &work);
+        multiply(self.amx, self.context.pool, &self.tiles.workspace, &self.tiles.acts, &Work { items });
     }
 }
 
 struct Work<'a, 'w> {
-    amx: Amx,
     items: &'a Items<'a, 'w>,
 }
 
@@ -97,17 +85,10 @@ impl PanelWork for Work<'_, '_> {
         self.items.width
     }
 
-    fn panel<'a>(&'a self, panel: usize, k0: usize, k_len: usize, buffer: &'a mut [u16]) -> &'a [u16] {
+    fn panel(&self, panel: usize, k0: usize, k_len: usize) -> &[u16] {
         let (weight, p) = (self.items.weight)(panel);
-        match &weight.weight {
-            Weight::Tiled(tiled) => return tiled.columns(p, (k0, k_len)),
-            Weight::Packed(_) => unreachable!("`is_for_tiles` refuses packed weights"),
-            Weight::Stored(view) => {
-                let source = FloatPanels::new(self.amx, view).expect("`is_for_tiles` accepts float types only");
-                source.fill(p * PANEL, k0, k_len, buffer);
-            }
-        }
-        buffer
+        let Weight::Tiled(tiled) = &weight.weight else { unreachable!("`is_for_tiles` accepts only weights in panels") };
+        tiled.columns(p, (k0, k_len))
     }
 
     fn store(&self, item: usize, row0: usize, rows: usize, c: &mut [f32]) {

@@ -1,16 +1,17 @@
 //! Linear layers on the CPU.
 //!
 //! A weight is worked on in panels of 32 rows. [`Precision::Fast`](crate::Precision::Fast) packs quantised weights for int8 kernels
-//! ([`packed`]), which the tile units stand in for where there are many rows ([`int_tiles`]); every other weight stays as it lies in its
-//! file and is multiplied in f32 ([`float`]), fast ones by many rows on the tile units ([`many_rows`]). [`phases`] shares panels among
-//! the threads and fuses norms, activation functions and residuals around them.
+//! ([`packed`]), which the tile units stand in for where there are many rows ([`int_tiles`]), and lays out float ones in panels
+//! ([`tiled`]), which the tile units multiply by many rows ([`many_rows`]). Every other weight stays as it lies in its file and is
+//! multiplied in f32 ([`float`]). [`phases`] shares panels among the threads and fuses norms, activation functions and residuals around
+//! them.
 
 mod activations;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-mod elementwise;
+pub(super) mod elementwise;
 mod float;
 #[cfg(target_arch = "x86_64")]
 mod float_avx2;
@@ -26,12 +27,15 @@ mod many_rows;
 mod many_rows;
 mod out;
 mod packed;
+mod panels;
 mod phases;
 mod slab;
 #[cfg(test)]
 mod tests;
-#[cfg(target_arch = "x86_64")]
 mod tiled;
+#[cfg(target_arch = "x86_64")]
+mod tiled_bf16;
+mod tiled_f32;
 
 use std::{ops::Range, sync::Arc};
 
@@ -42,6 +46,7 @@ pub use phases::{LinearContext, LinearScratch, gate_up, linear_residual, norm_li
 use self::{
     activations::{ACT_ROWS, ActBlock, ActTile, BLOCK},
     packed::Packed,
+    tiled::Tiled,
 };
 use super::{CpuTier, ThreadPool};
 use crate::{DType, DeviceError, Linear, LinearOptions, Precision, WeightView, backend::LinearWeight, quant::dequantize_row};
@@ -57,8 +62,7 @@ type Tile = [[f32; PANEL]; ROWS];
 
 enum Weight {
     Packed(Packed),
-    #[cfg(target_arch = "x86_64")]
-    Tiled(tiled::Tiled),
+    Tiled(Tiled),
     Stored(WeightView),
 }
 
@@ -70,8 +74,8 @@ pub struct CpuLinear {
     weight: Weight,
     bias: Option<Vec<f32>>,
     tier: CpuTier,
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     precision: Precision,
-    dtype: DType,
 }
 
 impl CpuLinear {
@@ -103,16 +107,11 @@ impl CpuLinear {
             bias: options.bias.clone(),
             tier,
             precision: options.precision,
-            dtype: weight.dtype,
         })
     }
 
     fn pack(weight: &WeightView, tier: CpuTier, pool: &ThreadPool) -> Result<Option<Weight>, DeviceError> {
-        #[cfg(target_arch = "x86_64")]
-        if tier == CpuTier::Amx
-            && let Some(amx) = super::Amx::detect()
-            && let Some(tiled) = tiled::Tiled::new(amx, weight, pool)?
-        {
+        if let Some(tiled) = Tiled::new(weight, tier, pool)? {
             return Ok(Some(Weight::Tiled(tiled)));
         }
         Ok(Packed::new(weight, tier, pool)?.map(Weight::Packed))
@@ -127,7 +126,6 @@ impl CpuLinear {
     pub(crate) fn row(&self, r: usize, out: &mut [f32]) {
         match &self.weight {
             Weight::Packed(packed) => packed.row(r, out),
-            #[cfg(target_arch = "x86_64")]
             Weight::Tiled(tiled) => tiled.row(r, out),
             Weight::Stored(view) => dequantize_row(view.dtype, view.row(r), out),
         }
@@ -138,7 +136,6 @@ impl CpuLinear {
         let bias = self.bias.as_deref().map_or(0, size_of_val);
         bias + match &self.weight {
             Weight::Packed(packed) => packed.bytes(),
-            #[cfg(target_arch = "x86_64")]
             Weight::Tiled(tiled) => tiled.bytes(),
             Weight::Stored(view) => view.bytes().len(),
         }
@@ -157,6 +154,11 @@ impl CpuLinear {
         matches!(self.weight, Weight::Packed(_))
     }
 
+    /// Whether it is multiplied by activations in pairs of bf16.
+    fn takes_pairs(&self) -> bool {
+        matches!(&self.weight, Weight::Tiled(tiled) if tiled.takes_pairs())
+    }
+
     /// Whether the tile units are to multiply `rows` rows by this weight, with the bits of the other kernels.
     #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
     fn is_unpacked_for(&self, rows: usize) -> bool {
@@ -171,7 +173,6 @@ impl CpuLinear {
     fn panel_bytes(&self) -> usize {
         match &self.weight {
             Weight::Packed(packed) => packed.panel_bytes,
-            #[cfg(target_arch = "x86_64")]
             Weight::Tiled(tiled) => tiled.panel_bytes,
             Weight::Stored(view) => PANEL * view.row_bytes(),
         }
@@ -202,7 +203,6 @@ impl CpuLinear {
                 Source::Unpacked(packed, unpacked)
             }
             Weight::Packed(packed) => Source::Packed(packed, p),
-            #[cfg(target_arch = "x86_64")]
             Weight::Tiled(tiled) => Source::Tiled(tiled, p),
             Weight::Stored(view) => Source::Float(float::float_rows(view, rows.start, rows.end, buffer)),
         };
@@ -220,8 +220,7 @@ enum Source<'a> {
     Packed(&'a Packed, usize),
     #[cfg(target_arch = "x86_64")]
     Unpacked(&'a Packed, &'a [f32]),
-    #[cfg(target_arch = "x86_64")]
-    Tiled(&'a tiled::Tiled, usize),
+    Tiled(&'a Tiled, usize),
     Float(float::FloatRows<'a>),
 }
 
@@ -239,6 +238,8 @@ struct Input<'a> {
     cols: usize,
     /// `[rows, cols]`.
     values: &'a [f32],
+    /// `[rows, cols / 2]`, two bf16 each; empty when no weight takes them.
+    pairs: &'a [u32],
     /// `[rows / 64][cols / 32][64 rows]`, the last rows fewer and as close; empty when no weight is packed.
     acts: &'a [ActBlock],
     /// `[rows / 16, cols / 32]`; empty unless the tile units are to multiply packed weights.
@@ -250,13 +251,6 @@ impl Panel<'_> {
     /// as many more as make them a multiple of 4, for the tile units of 16.
     fn multiply(&self, input: &Input<'_>, m: usize, num_rows: usize, out: &mut [[f32; PANEL]]) {
         let blocks = input.cols / BLOCK;
-        let in_fours = |out: &mut [[f32; PANEL]], each: &dyn Fn(&[f32], usize, &mut Tile)| {
-            let fours = out[..num_rows.next_multiple_of(ROWS)].as_chunks_mut().0;
-            for (i, out) in fours.iter_mut().enumerate() {
-                let first = i * ROWS;
-                each(&input.values[(m + first) * input.cols..], ROWS.min(num_rows - first), out);
-            }
-        };
         match &self.source {
             Source::Packed(packed, p) => {
                 packed.multiply(*p, &input.acts[m * blocks..(m + num_rows) * blocks], &mut out[..num_rows]);
@@ -267,9 +261,13 @@ impl Panel<'_> {
                 let acts = &input.tiles[m / ACT_ROWS * blocks..(m + padded) / ACT_ROWS * blocks];
                 packed.multiply_unpacked(panel, acts, &mut out[..padded]);
             }
-            #[cfg(target_arch = "x86_64")]
-            Source::Tiled(tiled, p) => in_fours(out, &|x, num_rows, out| tiled.multiply(*p, x, num_rows, out)),
-            Source::Float(rows) => in_fours(out, &|x, num_rows, out| rows.multiply(self.linear.tier, x, num_rows, out)),
+            Source::Tiled(tiled, p) => tiled.multiply(*p, input, m, &mut out[..num_rows]),
+            Source::Float(rows) => {
+                for (i, out) in out[..num_rows.next_multiple_of(ROWS)].as_chunks_mut().0.iter_mut().enumerate() {
+                    let x = &input.values[(m + i * ROWS) * input.cols..];
+                    rows.multiply(self.linear.tier, x, ROWS.min(num_rows - i * ROWS), out);
+                }
+            }
         }
         if let Some(bias) = &self.linear.bias {
             let bias = &bias[self.rows.clone()];
@@ -306,6 +304,7 @@ fn for_products<const N: usize>(panels: &[Panel<'_>; N], input: &Input<'_>, rows
     match rows.len() {
         0..=ROWS if input.tiles.is_empty() => in_steps::<ROWS, N>(panels, input, rows, each),
         0..=16 => in_steps::<16, N>(panels, input, rows, each),
+        17..=32 => in_steps::<32, N>(panels, input, rows, each),
         _ => in_steps::<MANY_ROWS, N>(panels, input, rows, each),
     }
 }

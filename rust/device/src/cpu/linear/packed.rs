@@ -77,7 +77,7 @@ pub(super) const fn zero_point(codes: u8, min: bool) -> i32 {
 }
 
 impl Layout {
-    const fn of(format: GgmlType) -> Self {
+    pub(super) const fn of(format: GgmlType) -> Self {
         let codes = match format {
             GgmlType::Q4_0 | GgmlType::Q4_1 | GgmlType::Q2K | GgmlType::Q3K | GgmlType::Q4K => Codes::U4,
             GgmlType::Q5_0 | GgmlType::Q5_1 | GgmlType::Q5K | GgmlType::Mxfp4 => Codes::U5,

@@ -1,9 +1,6 @@
 //! The phases of a decoder layer that multiply by weights.
 
-use std::{
-    ops::Range,
-    sync::atomic::{AtomicUsize, Ordering},
-};
+use std::ops::Range;
 
 use super::{
     CpuLinear, Input, MANY_ROWS, PANEL,
@@ -12,6 +9,8 @@ use super::{
     for_products,
     many_rows::{Phase, Tiles},
     out::SharedOut,
+    panels::Work,
+    tiled::round_row,
 };
 use crate::{
     GateUpArgs, Norm, Projection, ResidualArgs, Tensor,
@@ -44,6 +43,8 @@ pub struct LinearScratch {
 /// Quantised input.
 #[derive(Default)]
 struct Acts {
+    /// Rounded input, `[rows, cols / 2]`.
+    pairs: Vec<u32>,
     /// `[rows / 64][cols / 32][64 rows]`; see [`Input`].
     blocks: Vec<ActBlock>,
     /// `[rows / 16, cols / 32]`.
@@ -69,15 +70,10 @@ impl Form {
     }
 }
 
-/// Below this many multiplications a step is faster on one thread.
-const MIN_PARALLEL: usize = 1 << 15;
 /// Below this many values rows are normalised and quantised on one thread.
 const MIN_PARALLEL_ROWS: usize = 1 << 12;
-/// Bytes of weights, or of activations, that stay in a core's L2 cache while the other pass.
-const CACHED: usize = 512 << 10;
-
 /// The first `len` elements of a buffer that grows when needed.
-fn grown<T: Clone>(buffer: &mut Vec<T>, len: usize, fill: T) -> &mut [T] {
+pub(super) fn grown<T: Clone>(buffer: &mut Vec<T>, len: usize, fill: T) -> &mut [T] {
     if buffer.len() < len {
         buffer.resize(len, fill);
     }
@@ -100,12 +96,13 @@ impl LinearContext<'_> {
         }
     }
 
-    /// Normalises `x` and brings it into `form`.
+    /// Normalises `x` and brings it into `form`, and into pairs if asked to.
     fn input<'b>(
         self,
         x: &'b Tensor,
         norm: Option<&Norm>,
         form: Form,
+        pairs: bool,
         normed: &'b mut Vec<f32>,
         acts: &'b mut Acts,
     ) -> Input<'b> {
@@ -113,12 +110,15 @@ impl LinearContext<'_> {
         let normed = grown(normed, if norm.is_some() { rows * cols } else { 0 }, 0.0);
         let blocks = if form >= Form::Blocks { cols / BLOCK } else { 0 };
         let tiles = if form == Form::Tiles { blocks } else { 0 };
-        let Acts { blocks: acts, tiles: act_tiles } = acts;
+        let pair_cols = if pairs { cols / 2 } else { 0 };
+        let Acts { pairs: act_pairs, blocks: acts, tiles: act_tiles } = acts;
+        let act_pairs = grown(act_pairs, rows * pair_cols, 0);
         let acts = grown(acts, rows * blocks, ActBlock::ZERO);
         let act_tiles = grown(act_tiles, rows.div_ceil(ACT_ROWS) * tiles, ActTile::ZERO);
-        if norm.is_some() || form >= Form::Blocks {
+        if norm.is_some() || pairs || form >= Form::Blocks {
             let (shared_normed, shared_acts, shared_tiles) =
                 (SharedOut::new(normed), SharedOut::new(acts), SharedOut::new(act_tiles));
+            let shared_pairs = SharedOut::new(act_pairs);
             self.for_rows((rows, cols), if tiles > 0 { ACT_ROWS } else { 1 }, &|range| {
                 for m in range {
                     let mut row = x.row(m);
@@ -127,6 +127,10 @@ impl LinearContext<'_> {
                         let out = unsafe { shared_normed.part(m * cols, cols) };
                         norm_row(self.tier, norm, row, out);
                         row = out;
+                    }
+                    if pairs {
+                        // SAFETY: as above; a weight that takes pairs is of a tier that multiplies bf16, which this machine has.
+                        unsafe { round_row(row, shared_pairs.part(m * pair_cols, pair_cols)) };
                     }
                     if form >= Form::Blocks {
                         let (first, place) = (m / MANY_ROWS * MANY_ROWS, m % MANY_ROWS);
@@ -141,76 +145,7 @@ impl LinearContext<'_> {
                 }
             });
         }
-        Input { rows, cols, values: if norm.is_some() { normed } else { x.as_slice() }, acts, tiles: act_tiles }
-    }
-
-    /// Shares the panels `0..work.panels` among the threads; `body(panel, rows, buffer)` is called for every panel and every row once.
-    fn for_panels(self, work: &Work, panels: &mut Vec<f32>, body: &PanelBody<'_>) {
-        let threads = self.pool.num_threads();
-        let alone = threads == 1 || work.rows * work.cols * work.panels * PANEL < MIN_PARALLEL;
-        let buffers = grown(panels, work.buffer_len * if alone { 1 } else { threads }, 0.0);
-        let buffers = SharedOut::new(buffers);
-        let grain = (work.panels / (threads * 6)).min(CACHED / work.panel_bytes.max(1)).max(1);
-        // Rows of activations that stay cached while the panels of a range pass; at least enough to pay for opening a panel.
-        let least = if work.buffer_len > 0 { 2 * MANY_ROWS } else { MANY_ROWS };
-        let row_block = (CACHED / work.row_bytes.max(1)).max(least) / MANY_ROWS * MANY_ROWS;
-        let next = AtomicUsize::new(0);
-        let worker = |id: usize| {
-            // SAFETY: each worker has a buffer of its own.
-            let buffer = unsafe { buffers.part(id * work.buffer_len, work.buffer_len) };
-            loop {
-                let start = next.fetch_add(grain, Ordering::Relaxed);
-                if start >= work.panels {
-                    break;
-                }
-                let mut m = 0;
-                while m < work.rows {
-                    let end = work.rows.min(m + row_block);
-                    for panel in start..work.panels.min(start + grain) {
-                        body(panel, m..end, buffer);
-                    }
-                    m = end;
-                }
-            }
-        };
-        if alone { worker(0) } else { self.pool.run_available(&worker) }
-    }
-}
-
-/// Called with a panel, rows of the input, and the thread's buffer.
-type PanelBody<'a> = dyn Fn(usize, Range<usize>, &mut [f32]) + Sync + 'a;
-
-/// What [`LinearContext::for_panels`] shares out.
-struct Work {
-    panels: usize,
-    rows: usize,
-    cols: usize,
-    /// Bytes of a row of activations as kernels read it.
-    row_bytes: usize,
-    panel_bytes: usize,
-    /// f32 that a thread needs to open a panel.
-    buffer_len: usize,
-    /// Whether packed weights are opened for many rows.
-    many_rows: bool,
-}
-
-impl Work {
-    fn new<'a>(input: &Input<'_>, weights: &(impl Iterator<Item = &'a CpuLinear> + Clone)) -> Self {
-        let many_rows = !input.tiles.is_empty();
-        let packed = weights.clone().all(CpuLinear::is_packed);
-        Self {
-            panels: weights.clone().map(CpuLinear::panels).sum(),
-            rows: input.rows,
-            cols: input.cols,
-            row_bytes: match packed {
-                true if many_rows => input.cols / BLOCK * size_of::<ActTile>() / ACT_ROWS,
-                true => input.cols / BLOCK * size_of::<ActBlock>(),
-                false => input.cols * 4,
-            },
-            panel_bytes: weights.clone().map(CpuLinear::panel_bytes).max().unwrap_or(0),
-            buffer_len: weights.clone().map(|w| w.buffer_len(many_rows)).max().unwrap_or(0),
-            many_rows,
-        }
+        Input { rows, cols, values: if norm.is_some() { normed } else { x.as_slice() }, pairs: act_pairs, acts, tiles: act_tiles }
     }
 }
 
@@ -297,7 +232,8 @@ pub fn norm_linear(
     }
     let LinearScratch { normed, acts, panels, .. } = scratch;
     let form = projections.iter().map(|p| Form::of(p.linear.cpu(), x.rows())).max().unwrap_or(Form::Floats);
-    let input = context.input(x, norm, form, normed, acts);
+    let pairs = projections.iter().any(|p| p.linear.cpu().takes_pairs());
+    let input = context.input(x, norm, form, pairs, normed, acts);
     for projections in projections.chunks_mut(MAX_PROJECTIONS) {
         let (targets, _) = targets(x, projections);
         let work = Work::new(&input, &targets.iter().flatten().map(|t| t.weight));
@@ -376,7 +312,7 @@ pub fn linear_residual(context: LinearContext<'_>, scratch: &mut LinearScratch, 
             },
         });
     } else {
-        let input = context.input(x, None, Form::of(weight, x.rows()), normed, acts);
+        let input = context.input(x, None, Form::of(weight, x.rows()), weight.takes_pairs(), normed, acts);
         let work = Work::new(&input, &std::iter::once(weight));
         context.for_panels(&work, panels, &|p, rows, buffer| {
             let columns = weight.panel_rows(p);
@@ -442,7 +378,8 @@ pub fn gate_up(context: LinearContext<'_>, scratch: &mut LinearScratch, args: Ga
         Form::Tiles if forms[0] != forms[1] => Form::Blocks,
         form => form,
     };
-    let input = context.input(x, norm, form, normed, acts);
+    let pairs = gate.takes_pairs() || up.takes_pairs();
+    let input = context.input(x, norm, form, pairs, normed, acts);
     let pair = Work::new(&input, &[gate, up].into_iter());
     let half = pair.buffer_len;
     let work = Work { panels: gate.panels(), panel_bytes: 2 * pair.panel_bytes, buffer_len: 2 * half, ..pair };

@@ -1,61 +1,97 @@
-//! BF16 weights in the order that the tile units read: `[panel of 32 rows][k tile of 32 columns][2 tiles of 16 rows][16 column pairs]
-//! [16 rows][2 columns]`, rows padded with zeros. The tile units multiply many rows by a panel where it lies; here are the kernels of few
-//! rows, which read a panel as one stream: for each line of 64 bytes 2 conversions, and 2 fused operations a row of activations.
+//! Float weights in panels of 32 rows, each one stream of whole cache lines, rows padded with zeros:
+//!
+//! ```text
+//! BF16        [k tile of 32 columns][2 tiles of 16 rows][16 column pairs][16 rows][2 columns], as the tile units read them
+//! F16, F32    [column][32 rows]
+//! ```
+//!
+//! Where a tier multiplies bf16 faster than f32 ([`CpuTier::multiplies_bf16`]), every weight is laid out as BF16 and activations are
+//! rounded to bf16, for any number of rows: [`tiled_bf16`](super::tiled_bf16), and from some number on the tile units
+//! ([`many_rows`](super::many_rows)). Elsewhere a weight keeps its type and activations are f32: [`tiled_f32`](super::tiled_f32).
 
-#[allow(clippy::wildcard_imports)] // Intrinsics.
-use std::arch::x86_64::*;
+use half::bf16;
 
-use super::{PANEL, ROWS, Tile, out::SharedOut, slab::SlabBytes};
+use super::{Input, PANEL, float, out::SharedOut, slab::SlabBytes, tiled_f32};
 use crate::{
     DType, DeviceError, WeightView,
-    cpu::{
-        Amx, ThreadPool,
-        amx::{FloatPanels, PanelSource},
-    },
+    cpu::{CpuTier, ThreadPool},
+    quant::dequantize_row,
 };
 
 /// Columns of a k tile.
-const K_TILE: usize = 32;
-/// Bytes ahead of use that weights are prefetched.
-const AHEAD: usize = 1280;
+pub(super) const K_TILE: usize = 32;
+/// Elements of a k tile of a panel.
+pub(super) const TILE_ELEMENTS: usize = PANEL * K_TILE;
+/// Rows of a tile.
+pub(super) const TILE: usize = PANEL / 2;
 
-/// A BF16 weight in panels.
+/// The type that a float weight of `cols` columns is laid out in; `None` when it is not: quantised, or columns that are no multiple of 32.
+pub(super) fn panel_dtype(dtype: DType, cols: usize, tier: CpuTier) -> Option<DType> {
+    let float = matches!(dtype, DType::F32 | DType::F16 | DType::BF16) && cols.is_multiple_of(K_TILE);
+    float.then(|| if tier.multiplies_bf16() { DType::BF16 } else { dtype })
+}
+
+/// Bytes of a panel.
+pub(super) fn panel_bytes(panel_dtype: DType, cols: usize) -> usize {
+    PANEL * cols * element_bytes(panel_dtype)
+}
+
+fn element_bytes(dtype: DType) -> usize {
+    float::element_bytes(if dtype == DType::F32 { float::F32 } else { float::BF16 })
+}
+
+/// A float weight in panels.
 pub(super) struct Tiled {
     data: SlabBytes,
+    dtype: DType,
+    cols: usize,
+    tier: CpuTier,
     /// Bytes of a panel.
     pub panel_bytes: usize,
 }
 
 impl Tiled {
-    /// Lays out `weight`; `None` when it is not BF16 or its columns are not a multiple of 32.
-    pub(super) fn new(amx: Amx, weight: &WeightView, pool: &ThreadPool) -> Result<Option<Self>, DeviceError> {
-        if weight.dtype != DType::BF16 {
-            return Ok(None);
-        }
-        let Some(source) = FloatPanels::new(amx, weight) else { return Ok(None) };
+    /// Lays out `weight`; `None` when [`panel_dtype`] has none for it.
+    pub(super) fn new(weight: &WeightView, tier: CpuTier, pool: &ThreadPool) -> Result<Option<Self>, DeviceError> {
+        let Some(dtype) = panel_dtype(weight.dtype, weight.cols, tier) else { return Ok(None) };
         let panels = weight.rows.div_ceil(PANEL);
-        let panel_bytes = PANEL * weight.cols * 2;
+        let panel_bytes = panel_bytes(dtype, weight.cols);
         let mut data = SlabBytes::zeroed(panels * panel_bytes)?;
         let out = SharedOut::new(data.as_mut_slice());
-        pool.for_each_range(panels, 1, &|start, end| {
+        pool.for_each_range(panels, 4, &|start, end| {
+            let mut rows = vec![0; panel_bytes];
             for p in start..end {
+                gather(weight, p, dtype, &mut rows);
                 // SAFETY: each panel is written by one thread.
                 let panel = unsafe { out.part(p * panel_bytes, panel_bytes) };
-                // SAFETY: slabs are cut on cache lines, and a panel is whole lines; any bits are a u16.
-                let (_, panel, _) = unsafe { panel.align_to_mut::<u16>() };
-                source.fill(p * PANEL, 0, weight.cols, panel);
+                match dtype {
+                    DType::F32 => lay_out::<4, PANEL>(&rows, panel),
+                    DType::F16 => lay_out::<2, PANEL>(&rows, panel),
+                    _ => lay_out::<4, TILE>(&rows, panel),
+                }
             }
         });
-        Ok(Some(Self { data, panel_bytes }))
+        Ok(Some(Self { data, dtype, cols: weight.cols, tier, panel_bytes }))
+    }
+
+    /// Whether it is multiplied by activations rounded to bf16.
+    pub(super) fn takes_pairs(&self) -> bool {
+        self.tier.multiplies_bf16()
     }
 
     /// Row `r` of the weight, `[cols]`.
     pub(super) fn row(&self, r: usize, out: &mut [f32]) {
-        let columns = self.columns(r / PANEL, (0, out.len()));
-        let (tile, lane) = (r % PANEL / (PANEL / 2), r % (PANEL / 2));
-        for (k, out) in out.iter_mut().enumerate() {
-            let pair = k / K_TILE * K_TILE + tile * K_TILE / 2 + k % K_TILE / 2;
-            *out = f32::from_bits(u32::from(columns[pair * PANEL + 2 * lane + k % 2]) << 16);
+        let (panel, row, size) = (self.panel(r / PANEL), r % PANEL, element_bytes(self.dtype));
+        let mut bytes = [0; K_TILE * 4];
+        for (tile, out) in panel.chunks_exact(TILE_ELEMENTS * size).zip(out.chunks_exact_mut(K_TILE)) {
+            for (k, bytes) in bytes.chunks_exact_mut(size).take(K_TILE).enumerate() {
+                let at = match self.dtype {
+                    DType::BF16 => (row / TILE * TILE + k / 2) * K_TILE + row % TILE * 2 + k % 2,
+                    _ => k * PANEL + row,
+                };
+                bytes.copy_from_slice(&tile[at * size..][..size]);
+            }
+            dequantize_row(self.dtype, &bytes[..K_TILE * size], out);
         }
     }
 
@@ -64,61 +100,76 @@ impl Tiled {
         self.data.as_slice().len()
     }
 
-    /// Columns `k0..k0 + k_len` of panel `p`; see [`PanelSource`].
+    fn panel(&self, p: usize) -> &[u8] {
+        &self.data.as_slice()[p * self.panel_bytes..(p + 1) * self.panel_bytes]
+    }
+
+    /// Columns `k0..k0 + k_len` of panel `p` of a BF16 layout; whole k tiles.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn columns(&self, p: usize, (k0, k_len): (usize, usize)) -> &[u16] {
-        let panel = &self.data.as_slice()[p * self.panel_bytes..(p + 1) * self.panel_bytes];
-        // SAFETY: as in `new`.
-        let (_, panel, _) = unsafe { panel.align_to::<u16>() };
+        debug_assert_eq!(self.dtype, DType::BF16);
+        // SAFETY: slabs are cut on cache lines, and a panel is whole lines; any bits are a u16.
+        let (_, panel, _) = unsafe { self.panel(p).align_to::<u16>() };
         &panel[k0 * PANEL..(k0 + k_len) * PANEL]
     }
 
-    /// `out[m][n] = dot(weight row 32 p + n, x row m)`, `x` being `[num_rows, cols]` with 1 to 4 rows.
-    pub(super) fn multiply(&self, p: usize, x: &[f32], num_rows: usize, out: &mut Tile) {
-        let cols = self.panel_bytes / (2 * PANEL);
-        let panel = self.columns(p, (0, cols));
-        // SAFETY: a `Tiled` exists only where `Amx` proved that the processor has AVX-512.
-        unsafe {
-            match num_rows {
-                1 => rows_of::<1>(panel, x, cols, out),
-                2 => rows_of::<2>(panel, x, cols, out),
-                3 => rows_of::<3>(panel, x, cols, out),
-                _ => rows_of::<ROWS>(panel, x, cols, out),
+    /// `out[m][n] = dot(weight row 32 p + n, row first + m of input)`.
+    pub(super) fn multiply(&self, p: usize, input: &Input<'_>, first: usize, out: &mut [[f32; PANEL]]) {
+        #[cfg(target_arch = "x86_64")]
+        if self.takes_pairs() {
+            let pairs = &input.pairs[first * self.cols / 2..][..out.len() * self.cols / 2];
+            // SAFETY: tiers that multiply bf16 have AVX-512 BF16, and `CpuLinear::new` refuses a tier above the machine's.
+            return unsafe { super::tiled_bf16::multiply(self.columns(p, (0, self.cols)), pairs, out) };
+        }
+        let x = &input.values[first * self.cols..][..out.len() * self.cols];
+        let kernel = match self.dtype {
+            DType::F32 => tiled_f32::multiply_f32,
+            DType::F16 => tiled_f32::multiply_f16,
+            _ => tiled_f32::multiply_bf16,
+        };
+        // SAFETY: `CpuLinear::new` refuses a tier above the machine's.
+        unsafe { kernel(self.tier, self.panel(p), x, out) }
+    }
+}
+
+/// Rounds a row of whole k tiles to bf16, in pairs, `[cols / 2]`, for weights that take pairs.
+///
+/// # Safety
+/// A tier of this machine multiplies bf16.
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
+pub(super) unsafe fn round_row(row: &[f32], pairs: &mut [u32]) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: tiers that multiply bf16 have AVX-512 BF16.
+    unsafe {
+        super::tiled_bf16::round_row(row, pairs);
+    }
+}
+
+/// The rows of panel `p`, in `dtype`; zeros after the last.
+fn gather(weight: &WeightView, p: usize, dtype: DType, out: &mut [u8]) {
+    let mut values = vec![0.0; if weight.dtype == dtype { 0 } else { weight.cols }];
+    for (row, out) in (p * PANEL..).zip(out.chunks_exact_mut(out.len() / PANEL)) {
+        if row >= weight.rows {
+            out.fill(0);
+        } else if weight.dtype == dtype {
+            out.copy_from_slice(weight.row(row));
+        } else {
+            dequantize_row(weight.dtype, weight.row(row), &mut values);
+            for (v, out) in values.iter().zip(out.as_chunks_mut().0) {
+                *out = bf16::from_f32(*v).to_le_bytes();
             }
         }
     }
 }
 
-/// Sums of even and of odd columns, each by increasing column, added at the end.
-#[target_feature(enable = "avx512f")]
-fn rows_of<const R: usize>(panel: &[u16], x: &[f32], cols: usize, out: &mut Tile) {
-    assert!(x.len() >= R * cols && panel.len() == PANEL * cols && cols.is_multiple_of(K_TILE));
-    let odd_half = _mm512_set1_epi32(0xffff_0000_u32 as i32);
-    let mut acc = [[[_mm512_setzero_ps(); 2]; 2]; R];
-    for (t, lines) in panel.chunks_exact(PANEL * K_TILE).enumerate() {
-        for pair in 0..K_TILE / 2 {
-            for tile in 0..2 {
-                // SAFETY: `lines` is 32 lines of 32 elements.
-                let line = unsafe { lines.as_ptr().add((tile * K_TILE / 2 + pair) * K_TILE) };
-                // A prefetch may be of any address.
-                _mm_prefetch::<_MM_HINT_T0>(line.wrapping_byte_add(AHEAD).cast());
-                // SAFETY: a line is 64 bytes.
-                let line = unsafe { _mm512_loadu_si512(line.cast()) };
-                let even = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(line));
-                let odd = _mm512_castsi512_ps(_mm512_and_si512(line, odd_half));
-                for (m, acc) in acc.iter_mut().enumerate() {
-                    let k = m * cols + t * K_TILE + 2 * pair;
-                    // SAFETY: m < R and the column is below `cols`; see the assertion.
-                    let (x0, x1) = unsafe { (*x.get_unchecked(k), *x.get_unchecked(k + 1)) };
-                    acc[tile][0] = _mm512_fmadd_ps(even, _mm512_set1_ps(x0), acc[tile][0]);
-                    acc[tile][1] = _mm512_fmadd_ps(odd, _mm512_set1_ps(x1), acc[tile][1]);
-                }
-            }
-        }
-    }
-    for (acc, out) in acc.iter().zip(out.iter_mut()) {
-        for (acc, out) in acc.iter().zip(out.chunks_exact_mut(PANEL / 2)) {
-            // SAFETY: half a row of the tile is 16 f32.
-            unsafe { _mm512_storeu_ps(out.as_mut_ptr(), _mm512_add_ps(acc[0], acc[1])) }
+/// Lays out 32 `rows` in lines of `LANES` cells, one of each row; a cell is a pair of columns or a column.
+fn lay_out<const CELL: usize, const LANES: usize>(rows: &[u8], panel: &mut [u8]) {
+    let rows = rows.as_chunks::<CELL>().0;
+    let row_cells = rows.len() / PANEL;
+    for (i, line) in panel.as_chunks_mut::<CELL>().0.chunks_exact_mut(LANES).enumerate() {
+        let (row, cell) = if LANES == TILE { (i / TILE % 2 * TILE, i / PANEL * TILE + i % TILE) } else { (0, i) };
+        for (lane, out) in line.iter_mut().enumerate() {
+            *out = rows[(row + lane) * row_cells + cell];
         }
     }
 }

@@ -33,6 +33,12 @@ impl Simd for Avx2 {
         _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()))))
     }
     #[inline(always)]
+    unsafe fn load_bf16_pairs(p: *const u16) -> (__m256, __m256) {
+        let pairs = _mm256_loadu_si256(p.cast());
+        let odd = _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff_0000_u32 as i32));
+        (_mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)), _mm256_castsi256_ps(odd))
+    }
+    #[inline(always)]
     unsafe fn load_i8(p: *const i8) -> __m256 {
         _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())))
     }

@@ -33,6 +33,12 @@ impl Simd for Avx512 {
         _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()))))
     }
     #[inline(always)]
+    unsafe fn load_bf16_pairs(p: *const u16) -> (__m512, __m512) {
+        let pairs = _mm512_loadu_si512(p.cast());
+        let odd = _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+        (_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)), _mm512_castsi512_ps(odd))
+    }
+    #[inline(always)]
     unsafe fn load_i8(p: *const i8) -> __m512 {
         _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())))
     }

@@ -35,6 +35,8 @@ pub(crate) trait Simd {
     unsafe fn store(p: *mut f32, v: Self::V);
     unsafe fn load_f16(p: *const u16) -> Self::V;
     unsafe fn load_bf16(p: *const u16) -> Self::V;
+    /// The even and the odd of `2 * LANES` elements.
+    unsafe fn load_bf16_pairs(p: *const u16) -> (Self::V, Self::V);
     unsafe fn load_i8(p: *const i8) -> Self::V;
     /// The 1/256th of e4m3 values: as such they are binary16 values, which every tier widens. Anything for the codes of NaN.
     unsafe fn load_e4m3(p: *const u8) -> Self::V;
@@ -199,10 +201,21 @@ mod tests {
     }
 
     #[inline(always)]
-    unsafe fn widen<S: Simd>(bits: &[u16], half: &mut [f32], brain: &mut [f32], transposed: &mut Vec<f32>) {
+    unsafe fn widen<S: Simd>(
+        bits: &[u16],
+        half: &mut [f32],
+        brain: &mut [f32],
+        pairs: &mut [Vec<f32>; 2],
+        transposed: &mut Vec<f32>,
+    ) {
         for i in (0..bits.len()).step_by(S::LANES) {
             S::store(half.as_mut_ptr().add(i), S::load_f16(bits.as_ptr().add(i)));
             S::store(brain.as_mut_ptr().add(i), S::load_bf16(bits.as_ptr().add(i)));
+        }
+        for i in (0..bits.len() / 2).step_by(S::LANES) {
+            let (even, odd) = S::load_bf16_pairs(bits.as_ptr().add(2 * i));
+            S::store(pairs[0].as_mut_ptr().add(i), even);
+            S::store(pairs[1].as_mut_ptr().add(i), odd);
         }
         let values: Vec<f32> = (0..S::LANES * S::LANES).map(|i| i as f32).collect();
         let mut rows = [S::splat(0.0); 16];
@@ -224,7 +237,7 @@ mod tests {
     }
     tier_entry! { fn widen_codes_tier => widen_codes(codes: &[u8], integers: &mut [f32], floats: &mut [f32]) }
 
-    tier_entry! { fn widen_tier => widen(bits: &[u16], half: &mut [f32], brain: &mut [f32], transposed: &mut Vec<f32>) }
+    tier_entry! { fn widen_tier => widen(bits: &[u16], half: &mut [f32], brain: &mut [f32], pairs: &mut [Vec<f32>; 2], transposed: &mut Vec<f32>) }
 
     #[test]
     fn every_one_byte_code_widens_exactly() {
@@ -245,12 +258,15 @@ mod tests {
         let bits: Vec<u16> = (0..=u16::MAX).collect();
         for tier in tiers() {
             let (mut h, mut b, mut t) = (vec![0.0; bits.len()], vec![0.0; bits.len()], Vec::new());
-            // SAFETY: this machine has `tier`; the slices have one length, a multiple of 16.
-            unsafe { widen_tier(tier, &bits, &mut h, &mut b, &mut t) };
+            let mut pairs = [(); 2].map(|()| vec![0.0; bits.len() / 2]);
+            // SAFETY: this machine has `tier`; the slices have one length, a multiple of 32, or half of it.
+            unsafe { widen_tier(tier, &bits, &mut h, &mut b, &mut pairs, &mut t) };
             for (i, &x) in bits.iter().enumerate() {
                 let (half, brain) = (half::f16::from_bits(x).to_f32(), half::bf16::from_bits(x).to_f32());
                 assert!(h[i] == half || h[i].is_nan() && half.is_nan(), "{tier:?} f16 {x:#x}");
                 assert!(b[i] == brain || b[i].is_nan() && brain.is_nan(), "{tier:?} bf16 {x:#x}");
+                let paired = pairs[i % 2][i / 2];
+                assert!(paired == brain || paired.is_nan() && brain.is_nan(), "{tier:?} bf16 {x:#x} of a pair");
             }
             let lanes = t.len().isqrt();
             for (i, &x) in t.iter().enumerate() {

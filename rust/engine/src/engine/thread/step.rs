@@ -6,11 +6,7 @@ use paged::{RequestId, SchedulerOutput, StuckReport};
 
 use super::{EngineThread, ticks};
 use crate::{
-    EngineError, FinishReason,
-    engine::output::{End, Job},
-    error::caught,
-    input_batch::BlockLayout,
-    model::config::RopeRows,
+    EngineError, FinishReason, engine::output::End, error::caught, input_batch::BlockLayout, model::config::RopeRows,
     sampler::Sampled,
 };
 
@@ -29,13 +25,6 @@ pub(super) struct StepResults {
     pub(super) tokens: Vec<(RequestId, u32)>,
     /// Requests that cannot go on, and why.
     pub(super) failed: Vec<(RequestId, String)>,
-    /// A row of logits for a choice to sample from.
-    pub(super) logits: Vec<f32>,
-}
-
-/// Samples the next token of a choice from a row of logits, which is overwritten.
-fn sample(job: &mut Job, choice: usize, row: &mut [f32]) -> Result<Sampled, String> {
-    caught(|| job.sample(choice, row)).and_then(|token| token.map_err(|error| error.to_string()))
 }
 
 impl EngineThread {
@@ -43,7 +32,7 @@ impl EngineThread {
         let mut output = std::mem::take(&mut self.output);
         self.scheduler.set_now(ticks(self.started, Instant::now()));
         self.hear_tier();
-        self.scheduler.limit_mixed_steps(self.pacer.max_tokens());
+        self.scheduler.limit_mixed_steps(self.pacer.max_prompt_tokens());
         self.scheduler.schedule_into(&mut output);
         for &(id, reason) in &output.finished {
             match reason {
@@ -66,11 +55,8 @@ impl EngineThread {
             let began = Instant::now();
             match caught(|| self.execute(&output)) {
                 Ok(Ok(())) => {
-                    let took = began.elapsed();
-                    self.pacer.measure(output.total_num_scheduled_tokens, output.rows.len(), took);
-                    if let Some(swapper) = &mut self.swapper {
-                        swapper.measure_step(output.total_num_scheduled_tokens, took);
-                    }
+                    let chunks = output.rows.iter().map(|row| row.num_scheduled_tokens).filter(|num_tokens| *num_tokens > 1);
+                    self.pacer.measure(chunks.sum(), began.elapsed());
                     self.commit(&output);
                 }
                 Ok(Err(error)) => self.fail_step(&output, &error.to_string()),
@@ -94,45 +80,7 @@ impl EngineThread {
         self.runner.copy_blocks(&output.copies)?;
         self.runner.execute(&self.batch.token_ids, &self.batch.step)?;
         self.report_prompt_logprobs(output)?;
-
-        let StepResults { sampling, rows, sampled, branches, tokens, failed, logits: copy } = &mut self.results;
-        sampling.clear();
-        let ends = output.rows.iter().zip(&self.batch.step.query_start_loc[1..]);
-        let samples = ends.filter(|(row, _)| row.sample && failed.iter().all(|(id, _)| *id != row.request_id));
-        sampling.extend(samples.map(|(row, end)| (row.request_id, end - 1)));
-        for chunk in sampling.chunks(self.runner.max_logit_rows()) {
-            rows.clear();
-            rows.extend(chunk.iter().map(|&(_, row)| row));
-            let logits = self.runner.logits(rows)?;
-            let vocab_size = logits.cols();
-            for (&(id, _), row) in chunk.iter().zip(logits.as_mut_slice().chunks_exact_mut(vocab_size)) {
-                let Some(live) = self.live.get(&id) else { continue };
-                let Some(job) = self.jobs.get_mut(&live.job) else { continue };
-                if live.leads {
-                    let choices = (0..job.num_choices()).map(|choice| {
-                        copy.clear();
-                        copy.extend_from_slice(row);
-                        sample(job, choice, copy)
-                    });
-                    let choices: Vec<_> = choices.collect();
-                    // Should the first choice fail, its request takes another's token until they have begun.
-                    match choices.iter().flatten().next() {
-                        Some(token) => tokens.push((id, token.token_id)),
-                        None => failed.extend(choices.first().and_then(|first| first.clone().err()).map(|why| (id, why))),
-                    }
-                    branches.push((id, choices));
-                    continue;
-                }
-                match sample(job, live.choice, row) {
-                    Ok(token) => {
-                        tokens.push((id, token.token_id));
-                        sampled.push((id, token));
-                    }
-                    Err(why) => failed.push((id, why)),
-                }
-            }
-        }
-        Ok(())
+        self.sample(output)
     }
 
     /// Commits the step, then hands the new tokens to their jobs.

@@ -3,7 +3,10 @@
 use half::f16;
 use proptest::prelude::*;
 
-use super::*;
+use super::{
+    super::packed::{Layout, block_bytes, codes_bytes},
+    *,
+};
 
 fn assert_close(what: &str, got: &[f32], expected: &[f64], bounds: &[f64], relative: f64) {
     assert_eq!(got.len(), expected.len(), "{what}");
@@ -24,15 +27,15 @@ fn fast_bound(dtype: DType) -> f64 {
 /// What the fast path of `tier` computes, bounds by magnitude, and the error relative to them.
 fn fast_oracle(tier: CpuTier, x: &Tensor, weight: &WeightView) -> (Vec<f64>, Vec<f64>, f64) {
     let (n, k, bound) = (weight.rows, weight.cols, fast_bound(weight.dtype));
-    let tiles = on_tiles(tier, weight.dtype, x.rows(), k);
+    let rounded = in_bf16(tier, weight.dtype, k);
     let seen = match weight.dtype {
-        _ if tiles => through_bf16(x.as_slice()),
+        _ if rounded => through_bf16(x.as_slice()),
         DType::Ggml(_) => through_integers(x.as_slice(), k),
         _ => x.as_slice().to_vec(),
     };
     let values = dequantise(weight);
     let span = values.iter().fold(0f32, |a, v| a.max(v.abs()));
-    let (expected, mut bounds) = oracle_of(&seen, k, &if tiles { through_bf16(&values) } else { values });
+    let (expected, mut bounds) = oracle_of(&seen, k, &if rounded { through_bf16(&values) } else { values });
     if bound > 1e-5 {
         // A scale and a minimum are rounded apart, and may cancel in the weight.
         for (b, i) in bounds.iter_mut().zip(0..) {
@@ -117,7 +120,8 @@ fn extreme_codes_neither_saturate_nor_overflow() {
 /// Every row of a batch has the bits it has alone, on one thread or three.
 fn check_rows_alone(precision: Precision, dtype: DType, tier: CpuTier, rows: impl Iterator<Item = usize>) {
     let mut random = Random::new(7);
-    let (n, k) = (67, if matches!(dtype, DType::Ggml(_) | DType::BF16) { 512 } else { 501 });
+    // As many columns as panels and blocks need, and of exact floats any number.
+    let (n, k) = (67, if matches!(dtype, DType::Ggml(_)) || precision != Precision::Exact { 512 } else { 501 });
     let (weight, all) = (random.weight(dtype, n, k), random.tensor(65, k));
     let (one, three) = (ThreadPool::new(1).unwrap(), ThreadPool::new(3).unwrap());
     let linear = linear(&weight, precision, tier, &three);
@@ -129,10 +133,11 @@ fn check_rows_alone(precision: Precision, dtype: DType, tier: CpuTier, rows: imp
         project(LinearContext { pool, tier }, &mut scratch, &x, &linear)
     };
     let alone: Vec<u32> = (0..65).flat_map(|i| part(&one, 1, i)).map(f32::to_bits).collect();
-    // From some number of rows on the tile units round otherwise; there, rows agree among all larger batches.
+    // From some number of rows on the tile units add in another order; there, rows agree among all larger batches.
     let together: Vec<u32> = part(&one, 65, 0).into_iter().map(f32::to_bits).collect();
     for m in rows {
-        let tiles = precision == Precision::Fast && on_tiles(tier, dtype, m, k);
+        let tiles =
+            precision == Precision::Fast && tier == CpuTier::Amx && !matches!(dtype, DType::Ggml(_)) && m >= many_rows::MIN_ROWS;
         let alone = if tiles { &together } else { &alone };
         for pool in [&one, &three] {
             let start = 65 - m;
@@ -168,6 +173,100 @@ fn a_deterministic_row_has_the_same_bits_in_every_batch() {
     for tier in tiers() {
         for dtype in dtypes() {
             check_rows_alone(Precision::Deterministic, dtype, tier, [1, 2, 3, 4, 5, 8, 16, 31, 33, 64, 65].into_iter());
+        }
+    }
+}
+
+/// Each `vdpbf16ps` adds the product of odd columns to an output, then that of even ones.
+#[test]
+fn a_bf16_row_is_one_chain_of_sums() {
+    if !CpuTier::Avx512.multiplies_bf16() {
+        return;
+    }
+    let pool = ThreadPool::new(1).unwrap();
+    let (mut random, k) = (Random::new(11), 288);
+    let weight = random.weight(DType::BF16, 37, k);
+    let linear = linear(&weight, Precision::Fast, CpuTier::Avx512, &pool);
+    let (values, context) = (dequantise(&weight), LinearContext { pool: &pool, tier: CpuTier::Avx512 });
+    for m in [1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 70] {
+        let x = random.tensor(m, k);
+        let got = project(context, &mut LinearScratch::default(), &x, &linear);
+        let rounded = through_bf16(x.as_slice());
+        for (i, got) in got.into_iter().enumerate() {
+            let (x, w) = (&rounded[i / 37 * k..][..k], &values[i % 37 * k..][..k]);
+            let chain = (0..k).step_by(2).fold(0.0f32, |sum, k| (sum + x[k + 1] * w[k + 1]) + x[k] * w[k]);
+            assert_eq!(got.to_bits(), chain.to_bits(), "{m} rows, output {i}: {got} instead of {chain}");
+        }
+    }
+}
+
+/// Alone a row is multiplied by other instructions than among many, but of the same bf16 numbers.
+#[test]
+fn a_float_row_on_tile_units_is_the_row_alone_but_for_the_order_of_its_sums() {
+    if CpuTier::detect() < CpuTier::Amx {
+        return;
+    }
+    let pool = ThreadPool::new(2).unwrap();
+    let context = LinearContext { pool: &pool, tier: CpuTier::Amx };
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let mut random = Random::new(13);
+        let (weight, x) = (random.weight(dtype, 75, 768), random.tensor(40, 768));
+        let linear = linear(&weight, Precision::Fast, CpuTier::Amx, &pool);
+        let together = project(context, &mut LinearScratch::default(), &x, &linear);
+        let (_, bounds) = oracle(x.as_slice(), &weight);
+        for (i, together) in together.chunks_exact(75).enumerate() {
+            let mut row = Tensor::new(1, 768).expect("memory");
+            row.set_rows(1);
+            row.as_mut_slice().copy_from_slice(x.row(i));
+            let alone = project(context, &mut LinearScratch::default(), &row, &linear);
+            let alone: Vec<_> = alone.into_iter().map(f64::from).collect();
+            assert_close(&format!("{dtype} row {i}"), together, &alone, &bounds[i * 75..], 1e-6);
+        }
+    }
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn avx2_kernels_have_the_same_bits_with_vnni_and_without() {
+    if CpuTier::detect() < CpuTier::Avx2 || !is_x86_feature_detected!("avxvnni") {
+        return;
+    }
+    for (format, rows) in GgmlType::ALL.into_iter().flat_map(|f| [1, 2, 3, 64].map(|rows| (f, rows))) {
+        let mut random = Random::new(rows as u64);
+        let layout = Layout::of(format);
+        let mut acts = vec![ActBlock::ZERO; 4 * rows];
+        for (i, act) in acts.iter_mut().enumerate() {
+            // Some of the largest parts that there are; lower parts in every other block.
+            let extreme = i % 3 == 0;
+            let [upper, lower] = &mut act.parts;
+            let mut below = |n: u64| (random.bits() % n) as i32;
+            upper.fill_with(|| if extreme { 127 } else { (below(255) - 127) as i8 });
+            lower.fill_with(|| match (i % 2, extreme) {
+                (0, _) => 0,
+                (_, true) => -64,
+                _ => (below(128) - 64) as i8,
+            });
+            act.has_lower = (i % 2 == 1).into();
+            let code = |i: usize| 128 * i32::from(act.parts[0][i]) + i32::from(act.parts[1][i]);
+            act.sums = [0..32, 0..16, 16..32].map(|columns| columns.map(code).sum());
+            act.scale = 0.01;
+            act.scaled_sums = act.sums.map(|s| s as f32 * act.scale);
+        }
+        for fill in [None, Some(0x00), Some(0xff)] {
+            let bytes = block_bytes(layout.codes as u8, layout.halves, layout.min);
+            let mut panel = vec![0u8; 4 * bytes];
+            for block in panel.chunks_exact_mut(bytes) {
+                let (codes, scales) = block.split_at_mut(codes_bytes(layout.codes as u8));
+                codes.fill_with(|| fill.unwrap_or(random.bits() as u8));
+                scales.as_chunks_mut::<2>().0.iter_mut().for_each(|s| *s = f16::from_f32(random.unit()).to_le_bytes());
+            }
+            let [with, without] = [avx2::with_vnni(layout), avx2::without_vnni(layout)].map(|kernel| {
+                let mut out = vec![[f32::NAN; PANEL]; rows];
+                // SAFETY: the machine has AVX2 and AVX-VNNI.
+                unsafe { kernel(&panel, &acts, &mut out) };
+                out.as_flattened().iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+            });
+            assert!(with == without, "{} {rows} rows, codes {fill:?}", format.name());
         }
     }
 }

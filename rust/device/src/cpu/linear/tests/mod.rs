@@ -99,14 +99,14 @@ fn dequantise(weight: &WeightView) -> Vec<f32> {
 
 /// What a linear layer with activations as integers sees of `x`, `[rows, cols]`, written plainly.
 fn through_integers(x: &[f32], cols: usize) -> Vec<f32> {
-    let scale = |block: &[f32]| block.iter().fold(0f32, |m, v| m.max(v.abs())) / 16256.0;
+    let largest = |block: &[f32]| block.iter().fold(0f32, |m, v| m.max(v.abs()));
     let row = |x: &[f32]| {
-        let mean = x.chunks(BLOCK).map(scale).sum::<f32>() / (cols / BLOCK) as f32;
+        let mean = x.chunks(BLOCK).map(largest).sum::<f32>() / (cols / BLOCK) as f32;
         let block = |x: &[f32]| {
-            let (scale, max) = (scale(x), x.iter().fold(0f32, |m, v| m.max(v.abs())));
+            let max = largest(x);
             let code = |v: &f32| (v * if max > 0.0 { 16256.0 / max } else { 0.0 }).round_ties_even();
             let coarse = |code: f32| ((code + 64.0) / 128.0).floor() * 128.0;
-            x.iter().map(|v| scale * if scale > 2.0 * mean { code(v) } else { coarse(code(v)) }).collect::<Vec<_>>()
+            x.iter().map(|v| max / 16256.0 * if max > 2.0 * mean { code(v) } else { coarse(code(v)) }).collect::<Vec<_>>()
         };
         x.chunks(BLOCK).flat_map(block).collect::<Vec<_>>()
     };
@@ -152,7 +152,7 @@ fn through_bf16(x: &[f32]) -> Vec<f32> {
     x.iter().map(|v| half::bf16::from_f32(*v).to_f32()).collect()
 }
 
-/// Whether the tile units multiply `m` rows by a fast weight of `k` columns.
-fn on_tiles(tier: CpuTier, dtype: DType, m: usize, k: usize) -> bool {
-    tier == CpuTier::Amx && m >= many_rows::min_rows(dtype) && k.is_multiple_of(32)
+/// Whether a fast weight of `k` columns and its activations are rounded to bf16.
+fn in_bf16(tier: CpuTier, dtype: DType, k: usize) -> bool {
+    tier.multiplies_bf16() && tiled::panel_dtype(dtype, k, tier).is_some()
 }

@@ -108,9 +108,9 @@ fn fused_phases_are_the_plain_operations_one_after_the_other() {
                     .collect();
                 let x = random.tensor(m, k);
                 let norm = random.norm(NormKind::Rms, k);
-                let tiles = precision == Precision::Fast && on_tiles(tier, dtype, m, k);
+                let rounded = precision == Precision::Fast && in_bf16(tier, dtype, k);
                 let seen = |x: &[f32]| match dtype {
-                    _ if tiles => through_bf16(x),
+                    _ if rounded => through_bf16(x),
                     DType::Ggml(_) if precision == Precision::Fast => through_integers(x, k),
                     _ => x.to_vec(),
                 };

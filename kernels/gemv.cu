@@ -1,0 +1,206 @@
+// Products of a weight and up to 8 rows of activations: every weight is read once, from where it lies in its file.
+//
+//   out [num_rows, out_features] = x [num_rows, in_features] w^T        CTA: 4 features, 4 warps
+//
+//   columns    | run | run | run | run | run | ...      warp i takes every 4th run of 1024 columns (256 of floats): split-K in the CTA
+//   warp          0     1     2     3     0
+//   lane       32 (8) columns of each of the 4 features, in floats; x is read once for the four
+//   sums       over lanes by shuffles, over warps in shared memory, in one order whatever the rows
+//
+// Blocks of quantised formats begin at any multiple of 2 bytes: a warp copies its bytes in aligned pieces of 16 to shared memory, two runs
+// deep, and takes them apart there. Floats go from memory to registers in pieces of 16 bytes; that several loads are on their way is
+// left to the CTAs of an SM, which need few registers.
+//
+// Bytes: those of the weight (2 a value of bf16, 0.56 of q4_0) and 4 num_rows in_features of x, from L1 after the first CTA of an SM;
+// operations: 2 num_rows a weight, and about 4 to take a quantised one apart. The floor is the weight's bytes: 4096 x 14336 of bf16 are
+// 117 MB, at 4.3 TB/s 27 us.
+#include "weights.cuh"
+
+namespace {
+
+constexpr unsigned WARPS = 4;
+constexpr unsigned FEATURES = 4;
+constexpr unsigned RUN_COLUMNS = 1024;
+
+template <class Format>
+constexpr bool IS_FLOAT = false;
+template <>
+constexpr bool IS_FLOAT<weights::F32> = true;
+template <>
+constexpr bool IS_FLOAT<weights::F16> = true;
+template <>
+constexpr bool IS_FLOAT<weights::BF16> = true;
+
+template <class Format, int ROWS>
+struct Gemv {
+    static constexpr unsigned RUN_BYTES = RUN_COLUMNS / Format::LEN * Format::BYTES;
+    // Up to 15 bytes before a run and after it come with it.
+    static constexpr unsigned FEATURE_BYTES = (RUN_BYTES + 30) / 16 * 16;
+    static constexpr unsigned STAGE_BYTES = FEATURES * FEATURE_BYTES;
+    static constexpr unsigned COPY_BYTES = IS_FLOAT<Format> ? 0 : 2 * WARPS * STAGE_BYTES;
+    static constexpr unsigned SUM_BYTES = WARPS * FEATURES * ROWS * 4;
+    static constexpr unsigned SHARED_BYTES = COPY_BYTES > SUM_BYTES ? COPY_BYTES : SUM_BYTES;
+};
+
+template <int ROWS>
+struct Sums {
+    float of[FEATURES][ROWS];
+
+    // Eight columns from `column` on.
+    __device__ __forceinline__ void add(const GemvArgs& args, unsigned column, const float (&w)[FEATURES][8]) {
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) {
+            if (ROWS > 1 && unsigned(row) >= args.num_rows) break;
+            const float* x = args.x + size_t(row) * args.x_stride + column;
+#pragma unroll
+            for (int i = 0; i < 8; i += 4) {
+                const float4 four = *reinterpret_cast<const float4*>(x + i);
+#pragma unroll
+                for (unsigned f = 0; f < FEATURES; f++) {
+                    of[f][row] += w[f][i] * four.x;
+                    of[f][row] += w[f][i + 1] * four.y;
+                    of[f][row] += w[f][i + 2] * four.z;
+                    of[f][row] += w[f][i + 3] * four.w;
+                }
+            }
+        }
+    }
+};
+
+__device__ __forceinline__ const uint8_t* feature_row(const GemvArgs& args, unsigned feature) {
+    const unsigned n = blockIdx.x * FEATURES + feature, last = args.out_features - 1;
+    return args.w + (n < last ? n : last) * args.row_bytes;
+}
+
+__device__ __forceinline__ void load8(weights::F32, const uint8_t* row, unsigned column, float (&w)[8]) {
+    const float4* from = reinterpret_cast<const float4*>(row + size_t(column) * 4);
+    const float4 a = from[0], b = from[1];
+    w[0] = a.x, w[1] = a.y, w[2] = a.z, w[3] = a.w, w[4] = b.x, w[5] = b.y, w[6] = b.z, w[7] = b.w;
+}
+template <class T>
+__device__ __forceinline__ void load8(weights::Float16Bits<T>, const uint8_t* row, unsigned column, float (&w)[8]) {
+    const uint4 x = *reinterpret_cast<const uint4*>(row + size_t(column) * 2);
+    const uint32_t pairs[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float2 pair = unpack<T>(pairs[i]);
+        w[2 * i] = pair.x, w[2 * i + 1] = pair.y;
+    }
+}
+
+template <class Format, int ROWS>
+__device__ void multiply_floats(const GemvArgs& args, Sums<ROWS>& sums) {
+#pragma unroll 1
+    for (unsigned column = threadIdx.x * 8; column < args.in_features; column += WARPS * 32 * 8) {
+        float w[FEATURES][8];
+#pragma unroll
+        for (unsigned f = 0; f < FEATURES; f++) load8(Format{}, feature_row(args, f), column, w[f]);
+        sums.add(args, column, w);
+    }
+}
+
+// Where a run of a feature begins, and the bytes before it in its first aligned piece.
+template <class Format>
+struct RunStart {
+    const uint8_t* aligned;
+    unsigned skipped;
+
+    __device__ __forceinline__ RunStart(const GemvArgs& args, unsigned feature, unsigned first) {
+        const uint8_t* at = feature_row(args, feature) + size_t(first / Format::LEN) * Format::BYTES;
+        skipped = unsigned(reinterpret_cast<uintptr_t>(at) % 16);
+        aligned = at - skipped;
+    }
+};
+
+template <class Format, int ROWS>
+__device__ __forceinline__ void copy_run(const GemvArgs& args, unsigned first, unsigned char* stage) {
+    if (first >= args.in_features) return;
+    const unsigned columns = min(RUN_COLUMNS, args.in_features - first);
+    const unsigned bytes = columns / Format::LEN * Format::BYTES;
+#pragma unroll
+    for (unsigned f = 0; f < FEATURES; f++) {
+        const RunStart<Format> start(args, f, first);
+        for (unsigned at = threadIdx.x % 32 * 16; at < start.skipped + bytes; at += 32 * 16) {
+            copy16_async(stage + f * Gemv<Format, ROWS>::FEATURE_BYTES + at, start.aligned + at, true);
+        }
+    }
+}
+
+template <class Format, int ROWS>
+__device__ void multiply_blocks(const GemvArgs& args, unsigned char* shared, Sums<ROWS>& sums) {
+    using Gemv = ::Gemv<Format, ROWS>;
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    constexpr unsigned STRIDE = WARPS * RUN_COLUMNS;
+    unsigned char* stages = shared + warp * 2 * Gemv::STAGE_BYTES;
+    unsigned stage = 0;
+    copy_run<Format, ROWS>(args, warp * RUN_COLUMNS, stages);
+    copy_commit();
+    for (unsigned first = warp * RUN_COLUMNS; first < args.in_features; first += STRIDE) {
+        copy_run<Format, ROWS>(args, first + STRIDE, stages + (stage ^ 1) * Gemv::STAGE_BYTES);
+        copy_commit();
+        copy_wait<1>();
+        __syncwarp();
+        const unsigned column = first + lane * 32;
+        if (column < args.in_features) {
+            float runs[FEATURES][32];
+#pragma unroll
+            for (unsigned f = 0; f < FEATURES; f++) {
+                const RunStart<Format> start(args, f, first);
+                weights::run_of_row<Format>(stages + stage * Gemv::STAGE_BYTES + f * Gemv::FEATURE_BYTES + start.skipped, lane, runs[f]);
+            }
+#pragma unroll
+            for (int i = 0; i < 32; i += 8) {
+                float w[FEATURES][8];
+#pragma unroll
+                for (unsigned f = 0; f < FEATURES; f++) {
+#pragma unroll
+                    for (int j = 0; j < 8; j++) w[f][j] = runs[f][i + j];
+                }
+                sums.add(args, column + i, w);
+            }
+        }
+        __syncwarp();
+        stage ^= 1;
+    }
+    copy_wait<0>();
+}
+
+template <class Format, int ROWS>
+__device__ void gemv(const GemvArgs& args) {
+    SHARED_MEMORY(shared);
+    Sums<ROWS> sums = {};
+    if constexpr (IS_FLOAT<Format>) {
+        multiply_floats<Format, ROWS>(args, sums);
+    } else {
+        multiply_blocks<Format, ROWS>(args, shared, sums);
+        __syncthreads();
+    }
+    float* merge = reinterpret_cast<float*>(shared);
+#pragma unroll
+    for (unsigned f = 0; f < FEATURES; f++) {
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) {
+            const float sum = warp_sum(sums.of[f][row]);
+            if (threadIdx.x % 32 == 0) merge[(threadIdx.x / 32 * FEATURES + f) * ROWS + row] = sum;
+        }
+    }
+    __syncthreads();
+    const unsigned f = threadIdx.x / ROWS, row = threadIdx.x % ROWS, n = blockIdx.x * FEATURES + f;
+    if (f >= FEATURES || row >= args.num_rows || n >= args.out_features) return;
+    float sum = 0.0f;
+    for (unsigned warp = 0; warp < WARPS; warp++) sum += merge[(warp * FEATURES + f) * ROWS + row];
+    if (args.bias) sum += args.bias[n];
+    float* out = args.out + size_t(row) * args.out_stride + n;
+    *out = args.accumulate ? *out + sum * args.scale : sum * args.scale;
+}
+
+}  // namespace
+
+#define GEMV(NAME, FORMAT, ROWS) \
+    KERNEL(gemv_##NAME##_r##ROWS, GemvArgs, WARPS * 32, (Gemv<FORMAT, ROWS>::SHARED_BYTES)) { gemv<FORMAT, ROWS>(args); }
+#define GEMV_OF(NAME, FORMAT) \
+    GEMV(NAME, FORMAT, 1)     \
+    GEMV(NAME, FORMAT, 2)     \
+    GEMV(NAME, FORMAT, 4)     \
+    GEMV(NAME, FORMAT, 8)
+EACH_WEIGHT_FORMAT(GEMV_OF)

@@ -1,0 +1,200 @@
+//! Sampling on the device against a sort on the host.
+
+use std::cmp::Ordering;
+
+use device::kernel_args::{SampleArgs, SampleRow, TopLogprobsArgs};
+use kernel_tests::{Buffer, Kernel, Order, assert_close, random::Rng};
+
+/// Token ids and log probabilities of rows of logits.
+fn run(logits: &[f32], vocab_size: usize, rows: &[SampleRow], order: Order) -> (Vec<u32>, Vec<f32>) {
+    let stride = logits.len() / rows.len();
+    let (logits, row_buffer) = (Buffer::input(logits), Buffer::input(rows));
+    let (token_ids, logprobs) = (Buffer::output::<u32>(rows.len()), Buffer::output::<f32>(rows.len()));
+    let args = SampleArgs {
+        logits: logits.ptr(),
+        rows: row_buffer.ptr(),
+        token_ids: token_ids.ptr(),
+        logprobs: logprobs.ptr(),
+        num_rows: rows.len() as u32,
+        vocab_size: vocab_size as u32,
+        stride: stride as u32,
+        reserved: 0,
+    };
+    Kernel::named("sample").launch([rows.len(), 1, 1], &args, order);
+    (token_ids.values(), logprobs.values())
+}
+
+/// Ids from the likeliest on, of equal logits the lowest first.
+fn ranked(logits: &[f32]) -> Vec<usize> {
+    let mut ids: Vec<_> = (0..logits.len()).collect();
+    ids.sort_by(|&a, &b| logits[b].partial_cmp(&logits[a]).unwrap_or(Ordering::Equal).then(a.cmp(&b)));
+    ids
+}
+
+fn log_softmax(logits: &[f32]) -> Vec<f32> {
+    let max = logits.iter().copied().fold(f32::MIN, f32::max);
+    let total: f64 = logits.iter().map(|x| f64::from(x - max).exp()).sum();
+    logits.iter().map(|x| (f64::from(x - max) - total.ln()) as f32).collect()
+}
+
+/// Kept tokens in the order of their ids, with their weights.
+fn kept(logits: &[f32], row: &SampleRow) -> Vec<(usize, f64)> {
+    let ids = ranked(logits);
+    let max = logits[ids[0]];
+    let weight = |id: usize| f64::from((logits[id] - max) / row.temperature).exp();
+    let enough = f64::from(row.top_p) * ids.iter().map(|&id| weight(id)).sum::<f64>();
+    let (mut kept, mut sum) = (vec![], 0.0);
+    for (rank, id) in ids.into_iter().enumerate() {
+        if (row.top_k > 0 && rank >= row.top_k as usize)
+            || (row.top_p < 1.0 && sum >= enough)
+            || weight(id) < f64::from(row.min_p)
+        {
+            break;
+        }
+        sum += weight(id);
+        kept.push((id, weight(id)));
+    }
+    kept.sort_by_key(|(id, _)| *id);
+    kept
+}
+
+/// The interval of random numbers that choose `token`.
+fn interval(kept: &[(usize, f64)], token: usize) -> Option<(f64, f64)> {
+    let total: f64 = kept.iter().map(|(_, weight)| weight).sum();
+    let mut sum = 0.0;
+    for (id, weight) in kept {
+        if *id == token {
+            return Some((sum / total, (sum + weight) / total));
+        }
+        sum += weight;
+    }
+    None
+}
+
+fn greedy() -> SampleRow {
+    SampleRow { temperature: 0.0, top_p: 1.0, min_p: 0.0, top_k: 0, uniform: 0.5 }
+}
+
+#[test]
+fn the_likeliest_token_is_the_lowest_of_equals() {
+    let mut rng = Rng::new(1);
+    for vocab_size in [1, 2, 31, 512, 513, 3000] {
+        let stride = vocab_size + 5;
+        let mut logits = rng.floats(3 * stride);
+        for row in logits.chunks_exact_mut(stride) {
+            row[vocab_size..].fill(f32::NAN);
+        }
+        let equal = [rng.below(vocab_size), rng.below(vocab_size)];
+        logits[stride + equal[0]] = 9.0;
+        logits[stride + equal[1]] = 9.0;
+        let (ids, logprobs) = run(&logits, vocab_size, &[greedy(); 3], Order::Descending);
+        for (row, (id, logprob)) in logits.chunks_exact(stride).zip(ids.iter().zip(&logprobs)) {
+            let best = ranked(&row[..vocab_size])[0];
+            assert_eq!(*id as usize, best, "of {vocab_size}");
+            assert_close(&[*logprob], &[log_softmax(&row[..vocab_size])[best]], [1e-5, 1e-5], "log probability");
+        }
+        assert_eq!(ids[1] as usize, equal[0].min(equal[1]));
+    }
+}
+
+#[test]
+fn a_logit_that_is_not_finite_is_told() {
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut logits = vec![0.5; 3 * 700];
+        logits[700 + 650] = bad;
+        let (ids, _) = run(&logits, 700, &[SampleRow { temperature: 1.0, ..greedy() }; 3], Order::Ascending);
+        assert_eq!((ids[1], ids[0] < 700, ids[2] < 700), (u32::MAX, true, true), "{bad}");
+    }
+}
+
+#[test]
+fn drawn_tokens_are_those_of_a_sort() {
+    let mut rng = Rng::new(2);
+    let vocab_size = 700;
+    let mut filters = vec![];
+    for temperature in [0.3, 1.0, 4.0] {
+        for (top_k, top_p, min_p) in [
+            (0, 1.0, 0.0),
+            (1, 1.0, 0.0),
+            (40, 1.0, 0.0),
+            (699, 1.0, 0.0),
+            (5000, 1.0, 0.0),
+            (0, 0.1, 0.0),
+            (0, 0.9, 0.0),
+            (0, 0.999, 0.0),
+            (0, 1.0, 0.05),
+            (20, 0.5, 0.0),
+            (300, 0.95, 0.02),
+        ] {
+            filters.push(SampleRow { temperature, top_p, min_p, top_k, uniform: 0.0 });
+        }
+    }
+    for round in 0..3 {
+        let mut rows = filters.clone();
+        let mut logits = vec![];
+        for row in &mut rows {
+            row.uniform = [0.0, 0.999_999_999, (rng.bits() >> 11) as f64 / (1u64 << 53) as f64][round];
+            // Coarse steps in every other row: many equal logits, also at the cut.
+            let steps = if row.top_k % 2 == 0 { 4.0 } else { 1e6 };
+            logits.extend(rng.floats(vocab_size).iter().map(|x| ((x * 3.0 - 5.0) * steps).round() / steps));
+        }
+        let (ids, logprobs) = run(&logits, vocab_size, &rows, Order::Ascending);
+        let again = run(&logits, vocab_size, &rows, Order::Descending);
+        assert_eq!((&ids, &logprobs), (&again.0, &again.1), "the order of threads changes nothing");
+        for ((row, logits), (&id, &logprob)) in rows.iter().zip(logits.chunks_exact(vocab_size)).zip(ids.iter().zip(&logprobs)) {
+            let (low, high) =
+                interval(&kept(logits, row), id as usize).unwrap_or_else(|| panic!("token {id} is not kept by {row:?}"));
+            // What rounding of the weights to 2^-40 and of exponentials to f32 comes to.
+            let slack = 2e-6;
+            assert!(row.uniform >= low - slack && row.uniform <= high + slack, "token {id} is for {low}..{high}, not {row:?}");
+            assert_close(&[logprob], &[log_softmax(logits)[id as usize]], [1e-5, 1e-5], "log probability");
+        }
+    }
+}
+
+#[test]
+fn every_kept_token_is_drawn_and_no_other() {
+    let mut rng = Rng::new(3);
+    let logits: Vec<f32> = rng.floats(30).iter().map(|x| (x * 2.0).round() / 2.0).collect();
+    for filter in [
+        SampleRow { temperature: 1.0, top_k: 7, ..greedy() },
+        SampleRow { temperature: 2.0, top_p: 0.6, ..greedy() },
+        SampleRow { temperature: 1.0, min_p: 0.3, ..greedy() },
+    ] {
+        let kept = kept(&logits, &filter);
+        let rows: Vec<_> = (0..100).map(|i| SampleRow { uniform: f64::from(i) / 100.0, ..filter }).collect();
+        let (mut ids, _) = run(&logits.repeat(100), 30, &rows, Order::Ascending);
+        assert!(ids.is_sorted(), "tokens are drawn in the order of their ids");
+        ids.dedup();
+        let expected: Vec<u32> = kept.iter().map(|(id, _)| *id as u32).collect();
+        assert_eq!(ids, expected, "{filter:?}");
+    }
+}
+
+#[test]
+fn top_log_probabilities_are_those_of_a_sort() {
+    let mut rng = Rng::new(4);
+    let (vocab_size, stride, num_top) = (900, 904, 6);
+    let mut logits: Vec<f32> = rng.floats(2 * stride).iter().map(|x| (x * 8.0).round()).collect();
+    logits[stride + 3] = 40.0;
+    let buffer = Buffer::input(&logits);
+    let (token_ids, logprobs) = (Buffer::output::<u32>(2 * num_top), Buffer::output::<f32>(2 * num_top));
+    let args = TopLogprobsArgs {
+        logits: buffer.ptr(),
+        token_ids: token_ids.ptr(),
+        logprobs: logprobs.ptr(),
+        num_rows: 2,
+        vocab_size: vocab_size as u32,
+        stride: stride as u32,
+        num_top: num_top as u32,
+    };
+    Kernel::named("top_logprobs").launch([2, 1, 1], &args, Order::Descending);
+    for (row, logits) in logits.chunks_exact(stride).enumerate() {
+        let logits = &logits[..vocab_size];
+        let best = &ranked(logits)[..num_top];
+        let ids = &token_ids.values::<u32>()[row * num_top..][..num_top];
+        assert_eq!(ids.iter().map(|&id| id as usize).collect::<Vec<_>>(), best);
+        let expected: Vec<f32> = best.iter().map(|&id| log_softmax(logits)[id]).collect();
+        assert_close(&logprobs.values::<f32>()[row * num_top..][..num_top], &expected, [1e-5, 1e-5], "log probability");
+    }
+}

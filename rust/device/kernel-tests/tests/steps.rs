@@ -1,0 +1,138 @@
+//! The small steps between matrix products.
+
+use device::kernel_args::{ActivationKind, ElementType, GatedActivationArgs, GatherRowsArgs, RmsNormArgs};
+use half::{bf16, f16};
+use kernel_tests::{Buffer, Kernel, Order, assert_close, random::Rng};
+
+const TYPES: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::BF16];
+
+fn output(out_type: ElementType, len: usize) -> Buffer {
+    Buffer::output::<u8>(len * if out_type == ElementType::F32 { 4 } else { 2 })
+}
+
+fn values(out_type: ElementType, buffer: &Buffer) -> Vec<f32> {
+    match out_type {
+        ElementType::F32 => buffer.values(),
+        ElementType::F16 => buffer.values::<u16>().into_iter().map(|x| f16::from_bits(x).to_f32()).collect(),
+        ElementType::BF16 => buffer.values::<u16>().into_iter().map(|x| bf16::from_bits(x).to_f32()).collect(),
+    }
+}
+
+fn tolerance(out_type: ElementType) -> [f32; 2] {
+    match out_type {
+        ElementType::F32 => [2e-6, 2e-6],
+        ElementType::F16 => [1e-6, 1.0 / 2000.0],
+        ElementType::BF16 => [1e-6, 1.0 / 250.0],
+    }
+}
+
+fn normed(x: &[f32], weight: &[f32], eps: f64) -> Vec<f32> {
+    let squares: f64 = x.iter().map(|x| f64::from(*x).powi(2)).sum();
+    let scale = (squares / x.len() as f64 + eps).sqrt().recip();
+    x.iter().zip(weight).map(|(x, w)| (f64::from(*x) * scale * f64::from(*w)) as f32).collect()
+}
+
+#[test]
+fn norms_and_additions_agree_with_the_oracle() {
+    let mut rng = Rng::new(1);
+    for (round, cols) in [4, 64, 576, 1024, 1028, 4096].into_iter().cycle().take(24).enumerate() {
+        let (rows, out_type) = (3, TYPES[round % 3]);
+        let (adds, post, norms) = (round % 4 != 3, round % 2 == 0, round % 5 != 4 || round % 4 == 3);
+        let [x, y] = [(); 2].map(|()| rng.floats(rows * cols));
+        let [post_weight, weight] = [(); 2].map(|()| rng.floats(cols));
+        let (x_buffer, y_buffer) = (Buffer::inout(&x), Buffer::input(&y));
+        let (post_buffer, weight_buffer) = (Buffer::input(&post_weight), Buffer::input(&weight));
+        let out = output(out_type, rows * cols);
+        let given = |there: bool, buffer: &Buffer| if there { buffer.ptr() } else { 0 };
+        let args = RmsNormArgs {
+            x: x_buffer.ptr(),
+            y: given(adds, &y_buffer),
+            post_weight: given(post, &post_buffer),
+            weight: given(norms, &weight_buffer),
+            out: given(norms, &out),
+            num_rows: rows as u32,
+            cols: cols as u32,
+            out_type: out_type as u32,
+            eps: 1e-3,
+            post_eps: 1e-2,
+            y_scale: 0.5,
+        };
+        Kernel::named("rms_norm").launch([rows, 1, 1], &args, Order::Descending);
+        let mut expected = x.clone();
+        if adds {
+            for (x, y) in expected.chunks_exact_mut(cols).zip(y.chunks_exact(cols)) {
+                let y = if post { normed(y, &post_weight, 1e-2) } else { y.to_vec() };
+                x.iter_mut().zip(&y).for_each(|(x, y)| *x += y * 0.5);
+            }
+        }
+        let what = format!("{rows} rows of {cols}: adds {adds} post {post} norms {norms} {out_type:?}");
+        assert_close(&x_buffer.values::<f32>(), &expected, [2e-6, 2e-6], &what);
+        if norms {
+            let expected: Vec<f32> = expected.chunks_exact(cols).flat_map(|x| normed(x, &weight, 1e-3)).collect();
+            assert_close(&values(out_type, &out), &expected, tolerance(out_type), &what);
+        }
+    }
+}
+
+/// By the series of positive terms (Abramowitz and Stegun 7.1.6).
+fn erf(x: f64) -> f64 {
+    let (mut term, mut sum) = (x, x);
+    for n in 1..200 {
+        term *= 2.0 * x * x / f64::from(2 * n + 1);
+        sum += term;
+    }
+    sum * (-x * x).exp() * std::f64::consts::FRAC_2_SQRT_PI
+}
+
+#[test]
+fn activations_agree_with_the_oracle() {
+    let mut rng = Rng::new(2);
+    for activation in [ActivationKind::Silu, ActivationKind::GeluTanh, ActivationKind::Gelu] {
+        for (out_type, cols) in TYPES.into_iter().zip([4, 1024, 2052]) {
+            let (rows, gate_stride, up_stride) = (3, cols + 4, cols + 8);
+            let (mut gate, up) = (rng.floats(rows * gate_stride), rng.floats(rows * up_stride));
+            gate[..4].copy_from_slice(&[-5.0, 5.0, 0.0, -0.1]);
+            let (gate_buffer, up_buffer) = (Buffer::input(&gate), Buffer::input(&up));
+            let out = output(out_type, rows * cols);
+            let args = GatedActivationArgs {
+                gate: gate_buffer.ptr(),
+                up: up_buffer.ptr(),
+                out: out.ptr(),
+                num_rows: rows as u32,
+                cols: cols as u32,
+                gate_stride: gate_stride as u32,
+                up_stride: up_stride as u32,
+                activation: activation as u32,
+                out_type: out_type as u32,
+            };
+            Kernel::named("gated_activation").launch([cols.div_ceil(1024), rows, 1], &args, Order::Ascending);
+            let activate = |x: f64| match activation {
+                ActivationKind::Silu => x / (1.0 + (-x).exp()),
+                ActivationKind::GeluTanh => {
+                    0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh())
+                }
+                ActivationKind::Gelu => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
+            };
+            let expected: Vec<f32> = (0..rows * cols)
+                .map(|i| {
+                    let (row, col) = (i / cols, i % cols);
+                    (activate(f64::from(gate[row * gate_stride + col])) * f64::from(up[row * up_stride + col])) as f32
+                })
+                .collect();
+            assert_close(&values(out_type, &out), &expected, tolerance(out_type), &format!("{activation:?} {cols}"));
+        }
+    }
+}
+
+#[test]
+fn rows_are_gathered() {
+    let mut rng = Rng::new(3);
+    for cols in [4, 576, 1028] {
+        let (x, rows) = (rng.floats(5 * cols), [4u32, 0, 0, 3]);
+        let (x_buffer, row_buffer, out) = (Buffer::input(&x), Buffer::input(&rows), Buffer::output::<f32>(4 * cols));
+        let args = GatherRowsArgs { x: x_buffer.ptr(), rows: row_buffer.ptr(), out: out.ptr(), num_rows: 4, cols: cols as u32 };
+        Kernel::named("gather_rows").launch([4, 1, 1], &args, Order::Ascending);
+        let expected: Vec<f32> = rows.iter().flat_map(|&row| x[row as usize * cols..][..cols].to_vec()).collect();
+        assert_eq!(out.values::<f32>(), expected);
+    }
+}

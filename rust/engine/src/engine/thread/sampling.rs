@@ -1,0 +1,78 @@
+//! From the rows of a step to its tokens.
+
+use std::{
+    ops::Range,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use paged::{RequestId, SchedulerOutput};
+
+use super::{EngineThread, StepResults};
+use crate::{EngineError, engine::output::Job, error::caught, sampler::Sampled};
+
+/// Logits from which on the rows of a step are sampled on several threads.
+const MIN_PARALLEL_LOGITS: usize = 1 << 16;
+
+/// A row, and who samples from it.
+struct Draw<'a> {
+    id: RequestId,
+    job: &'a Job,
+    /// One, or all of a job whose prompt ends with this row.
+    choices: Range<usize>,
+    leads: bool,
+    logits: &'a mut [f32],
+    tokens: Vec<Result<Sampled, String>>,
+}
+
+impl Draw<'_> {
+    fn run(&mut self) {
+        let (job, logits) = (self.job, &mut *self.logits);
+        let sample = |choice| caught(|| job.sample(choice, logits)).and_then(|token| token.map_err(|error| error.to_string()));
+        self.tokens.extend(self.choices.clone().map(sample));
+    }
+}
+
+impl EngineThread {
+    /// Samples where a row reaches the end of what is known, into `self.results`; logits are computed for those rows alone.
+    pub(super) fn sample(&mut self, output: &SchedulerOutput) -> Result<(), EngineError> {
+        let StepResults { sampling, rows, sampled, branches, tokens, failed } = &mut self.results;
+        sampling.clear();
+        let ends = output.rows.iter().zip(&self.batch.step.query_start_loc[1..]);
+        let samples = ends.filter(|(row, _)| row.sample && failed.iter().all(|(id, _)| *id != row.request_id));
+        sampling.extend(samples.map(|(row, end)| (row.request_id, end - 1)));
+        let backend = Arc::clone(self.runner.backend());
+        for chunk in sampling.chunks(self.runner.max_logit_rows()) {
+            rows.clear();
+            rows.extend(chunk.iter().map(|&(_, row)| row));
+            let logits = self.runner.logits(rows)?;
+            let vocab_size = logits.cols();
+            let draws = chunk.iter().zip(logits.as_mut_slice().chunks_exact_mut(vocab_size)).filter_map(|(&(id, _), logits)| {
+                let live = self.live.get(&id)?;
+                let job = self.jobs.get(&live.job)?;
+                let choices = if live.leads { 0..job.num_choices() } else { live.choice..live.choice + 1 };
+                Some(Mutex::new(Draw { id, job, choices, leads: live.leads, logits, tokens: Vec::new() }))
+            });
+            let draws: Vec<_> = draws.collect();
+            let draw = |index: usize| draws[index].lock().unwrap_or_else(PoisonError::into_inner).run();
+            if draws.len() * vocab_size < MIN_PARALLEL_LOGITS {
+                (0..draws.len()).for_each(draw);
+            } else {
+                backend.for_each(draws.len(), &draw);
+            }
+            for draw in draws {
+                let Draw { id, leads, tokens: mut drawn, .. } = draw.into_inner().unwrap_or_else(PoisonError::into_inner);
+                // Should the first choice fail, its request takes another's token until they have begun.
+                match drawn.iter().flatten().next() {
+                    Some(token) => tokens.push((id, token.token_id)),
+                    None => failed.extend(drawn.first().and_then(|first| first.clone().err()).map(|why| (id, why))),
+                }
+                if leads {
+                    branches.push((id, drawn));
+                } else if let Some(Ok(token)) = drawn.pop() {
+                    sampled.push((id, token));
+                }
+            }
+        }
+        Ok(())
+    }
+}
