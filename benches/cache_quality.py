@@ -1,21 +1,21 @@
 """Perplexity of the default model, or of others, with each type of the KV cache; a Markdown table.
 
-    python benches/cache_quality.py [--golden real/smollm2] [--model MODEL.gguf]
+    python benches/cache_quality.py [--model MODEL.gguf]
 
-The tokens are those of a golden's `perplexity` (tests/data/golden). A type is compared with `F32`, with the same kernels.
+The text is that of the package's recorded conversations, at most 512 tokens of each. A type is compared with `F32`, with the same
+kernels; what they round differently tells types apart only beyond the standard error, which is given too.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-from pathlib import Path
+import statistics
 
 from mistral_paged import CompletionRequest, PagedCacheType, Runner, Which
 from mistral_paged.default_model import default_model
+from mistral_paged.memory import conversations
 
-GOLDEN = Path(__file__).parent.parent / "tests" / "data" / "golden"
 TYPES = {
     "F32": PagedCacheType.F32,
     "F16": PagedCacheType.F16,
@@ -25,31 +25,35 @@ TYPES = {
 }
 
 
-def mean_nll(model: str, cache_type: PagedCacheType, ids: list[int], cpu_tier: str | None) -> float:
-    """Mean negative log probability of the tokens after the first."""
+def nll(model: str, cache_type: PagedCacheType, cpu_tier: str | None) -> list[float]:
+    """Negative log probabilities of the tokens after the first of each text."""
     runner = Runner(which=Which.GGUF(model), pa_gpu_mem=256, pa_cache_type=cache_type, prefix_cache_n=0, cpu_tier=cpu_tier)
-    request = CompletionRequest(ids, "default", max_tokens=1, temperature=0, echo_prompt=True, logprobs=0)
-    logprobs = runner.send_completion_request(request).choices[0].logprobs
-    if logprobs is None:
-        raise RuntimeError("the prompt was not scored")
-    return -sum(token.logprob or 0.0 for token in logprobs.content[1 : len(ids)]) / (len(ids) - 1)
+    found = []
+    for one in conversations(99):
+        ids = runner.tokenize_text(f"{one.prompt}\n{one.reply}", True)[:512]
+        request = CompletionRequest(ids, "default", max_tokens=1, temperature=0, echo_prompt=True, logprobs=0)
+        logprobs = runner.send_completion_request(request).choices[0].logprobs
+        if logprobs is None:
+            raise RuntimeError("the prompt was not scored")
+        found += [-(token.logprob or 0.0) for token in logprobs.content[1 : len(ids)]]
+    return found
 
 
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description="Perplexity with each type of the KV cache.")
-    parser.add_argument("--golden", default="real/smollm2", help="whose tokens are scored")
     parser.add_argument("--model", help="GGUF file, the default model unless given")
     parser.add_argument("--cpu-tier", help="kernels, such as avx2")
     options = parser.parse_args()
-    ids = json.loads((GOLDEN / options.golden / "golden.json").read_text())["perplexity"]["ids"]
     model = options.model or str(default_model())
-    print("| KV cache | perplexity | change |\n| --- | --- | --- |")
-    exact = None
+    print("| KV cache | perplexity | change | standard error |\n| --- | --- | --- | --- |")
+    exact: list[float] = []
     for name, cache_type in TYPES.items():
-        nll = mean_nll(model, cache_type, ids, options.cpu_tier)
-        exact = nll if exact is None else exact
-        print(f"| {name} | {math.exp(nll):.3f} | {100 * math.expm1(nll - exact):+.2f} % |", flush=True)
+        found = nll(model, cache_type, options.cpu_tier)
+        exact = exact or found
+        rises = [value - before for value, before in zip(found, exact, strict=True)]
+        change, error = math.expm1(statistics.fmean(rises)), statistics.pstdev(rises) / math.sqrt(len(rises))
+        print(f"| {name} | {math.exp(statistics.fmean(found)):.3f} | {change:+.2%} | {error:.2%} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,8 @@ def test_throughput_measures_everything(records: Path) -> None:
     }
     expected |= {("prefill_context", 128), ("context_of_8", 128), ("mixed_chunk", 50), ("mixed_prompt_s", 50)}
     assert expected <= set(found)
-    assert all(found[key] > 0 for key in expected)
+    # What a model of 250 kB adds to the resident bytes is less than the system counts them by.
+    assert all(found[key] > 0 for key in expected - {("used_resident", 0)}), found
     assert found["mixed_chunk", 50] <= 64
 
 

@@ -84,8 +84,12 @@ def test_chunks(name: str, chunk: int) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_preemption_in_a_tiny_pool(name: str) -> None:
     tiny = runner(name, memory_goal="128tokens", pa_blk_size=8)
-    assert begun_together(tiny, lambda index: generate(tiny, prompts(32)[index], NEW), 32) == reference(name)
-    assert wait_until_idle(tiny)["preemptions"] > 0
+    # Whether requests outgrow the pool depends on the order in which their threads sent them; in a few rounds some do.
+    for _ in range(20):
+        assert begun_together(tiny, lambda index: generate(tiny, prompts(32)[index], NEW), 32) == reference(name)
+        if wait_until_idle(tiny)["preemptions"] > 0:
+            return
+    pytest.fail("no request was ever preempted")
 
 
 def test_without_kv_cache() -> None:
@@ -125,22 +129,24 @@ def test_quantised_log_probabilities_stay_close(smollm2_path: Any) -> None:
     some = [ids[start : start + 40 + start // 2] for start in range(0, 80, 10)]
     which = Which.GGUF(str(smollm2_path))
     alone = Runner(which=which, pa_gpu_mem=128, prefix_cache_n=0)
-    expected = [generate(alone, prompt, 12) for prompt in some]
+    expected = {tuple(prompt): generate(alone, prompt, 12) for prompt in some}
 
-    def check(other: Runner, count: int) -> None:
-        generated = begun_together(other, lambda i: generate(other, some[i], 12), count)
-        for prompt, got, want in zip(some, generated, expected, strict=False):
+    def check(other: Runner, prompts: list[list[int]]) -> None:
+        generated = begun_together(other, lambda i: generate(other, prompts[i], 12), len(prompts))
+        for prompt, got in zip(prompts, generated, strict=True):
+            want = expected[tuple(prompt)]
             # Where a near tie went the other way, what follows is another text: score the expected one.
             if [token for token, _ in got] != [token for token, _ in want]:
                 scored = score(other, prompt + [token for token, _ in want])[-len(want) :]
                 got = [(token.token_id, token.logprob) for token in scored]
             assert [logprob for _, logprob in got] == pytest.approx([logprob for _, logprob in want], abs=0.05)
 
-    check(alone, len(some))
-    check(Runner(which=which, pa_gpu_mem=128, prefix_cache_n=0, max_num_batched_tokens=1), 2)
-    check(Runner(which=which, pa_gpu_mem=128, prefix_cache_n=0, max_num_batched_tokens=33), len(some))
-    tiny = Runner(which=which, prefix_cache_n=0, memory_goal="192tokens", pa_blk_size=8)
-    check(tiny, len(some))
+    check(alone, some)
+    check(Runner(which=which, pa_gpu_mem=128, prefix_cache_n=0, max_num_batched_tokens=1), some[:2])
+    check(Runner(which=which, pa_gpu_mem=128, prefix_cache_n=0, max_num_batched_tokens=33), some)
+    # Four prompts of 5 blocks are let in where 24 are, in whatever order they come, and grow to 7 each.
+    tiny = Runner(which=which, prefix_cache_n=0, memory_goal="192tokens", pa_blk_size=8, admission="optimistic")
+    check(tiny, [some[0]] * 8)
     assert wait_until_idle(tiny)["preemptions"] > 0
 
 
