@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use device::{
     AttentionArgs, AttentionParams, Backend, CacheEngine, DeviceError, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvSide,
-    StepMetadata, Tensor,
+    Precision, StepMetadata, Tensor,
     cpu::{CpuBackend, CpuTier, ThreadPool, roofline::ReadBuffer},
     num_physical_cores,
 };
@@ -82,7 +82,8 @@ impl Case {
     ) -> Result<Self, DeviceError> {
         let scale = (head_dim as f32).sqrt().recip();
         let num_heads = num_kv_heads * group;
-        let params = AttentionParams { num_heads, num_kv_heads, head_dim, scale, window: None, softcap: None };
+        let params =
+            AttentionParams { num_heads, num_kv_heads, head_dim, scale, window: None, softcap: None, precision: Precision::Fast };
         let num_blocks = step.groups[0].block_tables.len() + 1;
         let mut spec = KvCacheSpec { num_blocks, block_size: BLOCK_SIZE, num_kv_heads, head_dim, num_planes: 1, dtype };
         let plane_bytes = spec.total_bytes().map_or(0, |bytes| bytes as usize);

@@ -231,6 +231,9 @@ pub struct AttentionParams {
     pub window: Option<usize>,
     /// Scores become `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
+    /// Exact: products of f32. Else, over a BF16 cache, of bf16 where the processor multiplies those faster: queries and weights are
+    /// rounded to it, sums are f32.
+    pub precision: Precision,
 }
 
 /// Arguments of [`Backend::attention`].

@@ -4,7 +4,7 @@
 #![allow(unsafe_op_in_unsafe_fn)] // One contract for all, stated on `attend`.
 #![allow(clippy::inline_always)] // Tier code must be inlined.
 
-use std::ops::Range;
+use std::{marker::PhantomData, ops::Range};
 
 use crate::cpu::simd::Simd;
 
@@ -12,6 +12,7 @@ use super::{
     Problem, SPLIT_KEYS, TILE_KEYS,
     merge::{State, Total, merge, save_partial, write_out},
     plan::{Item, padded_dim, partial_stride},
+    product::Product,
     score::{Softmax, score_rows, soften},
     tile::Tiles,
     weigh::{Loaded, RowBlock, weigh_rows},
@@ -22,11 +23,11 @@ const MAX_ROW_BLOCK: usize = 8;
 
 /// A worker's buffers, cut for one item of `rows` query rows.
 pub(super) struct Scratch {
-    /// Of each block of rows, one after the other, `[head_dim, rows of the block]`.
+    /// Of each block of rows, one after the other, `[steps, rows of the block]`.
     q: *mut f32,
-    /// `[head_dim, TILE_KEYS]`.
+    /// `[steps, TILE_KEYS]`.
     keys: *mut f32,
-    /// `[TILE_KEYS, padded]`.
+    /// `[steps, padded]`.
     values: *mut f32,
     /// Scores of a block of rows, then softmax weights, `[MAX_ROW_BLOCK, TILE_KEYS]`.
     scores: *mut f32,
@@ -94,11 +95,11 @@ pub(super) fn row_offset(problem: &Problem<'_>, kv_head: usize, first_row: usize
 /// # Safety
 /// The machine has `S`, the sizes of `problem` were checked, and `scratch` is good for [`Scratch::len`] floats.
 #[inline(always)]
-pub(super) unsafe fn attend<S: Simd>(problem: &Problem<'_>, item: &Item, scratch: *mut f32) {
+pub(super) unsafe fn attend<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, scratch: *mut f32) {
     let (group, dim, padded) = (problem.heads_per_kv_head(), problem.params.head_dim, padded_dim(problem.params.head_dim));
     let rows = item.num_tokens * group;
     let s = Scratch::cut(scratch, rows, dim);
-    pack_queries::<S>(problem, item, &s);
+    pack_queries::<S, P>(problem, item, &s);
     let low = problem.first_key(item.position).max(item.first_split * SPLIT_KEYS);
     let high = (item.position + item.num_tokens).min(item.end_split * SPLIT_KEYS);
     let mut tiles = Tiles::new(problem, item, low..high);
@@ -109,7 +110,7 @@ pub(super) unsafe fn attend<S: Simd>(problem: &Problem<'_>, item: &Item, scratch
         std::ptr::write_bytes(s.sum, 0, rows * 16);
         std::ptr::write_bytes(s.acc, 0, rows * padded);
         while tiles.advance((split + 1) * SPLIT_KEYS) {
-            attend_tile::<S>(problem, item, &s, &tiles);
+            attend_tile::<S, P>(problem, item, &s, &tiles);
         }
         if let Some(partial) = item.partial {
             let place = problem.partials.add(partial + (split - item.first_split) * partial_stride(rows, dim));
@@ -132,15 +133,21 @@ pub(super) unsafe fn attend<S: Simd>(problem: &Problem<'_>, item: &Item, scratch
     }
 }
 
-/// Puts the queries of a block of rows side by side, dimension by dimension.
+/// Puts the queries of a block of rows side by side, step by step.
 #[inline(always)]
-unsafe fn pack_queries<S: Simd>(problem: &Problem<'_>, item: &Item, s: &Scratch) {
-    let dim = problem.params.head_dim;
+unsafe fn pack_queries<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, s: &Scratch) {
+    let steps = problem.params.head_dim / P::PACKED;
     for block in row_blocks::<S>(item.num_tokens * problem.heads_per_kv_head()) {
         for (r, row) in block.clone().enumerate() {
-            let q = problem.q.add(row_offset(problem, item.kv_head, item.first_row, row));
-            for d in 0..dim {
-                s.q.add(block.start * dim + d * block.len() + r).write(*q.add(d));
+            let mut q = problem.q.add(row_offset(problem, item.kv_head, item.first_row, row));
+            if P::PACKED == 2 {
+                for d in (0..problem.params.head_dim).step_by(S::LANES) {
+                    S::store_bf16(s.keys.cast::<u16>().add(d), S::load(q.add(d)));
+                }
+                q = s.keys;
+            }
+            for step in 0..steps {
+                s.q.add(block.start * steps + step * block.len() + r).write(*q.add(step));
             }
         }
     }
@@ -148,14 +155,15 @@ unsafe fn pack_queries<S: Simd>(problem: &Problem<'_>, item: &Item, s: &Scratch)
 
 /// Updates the state of all rows by a tile of keys.
 #[inline(always)]
-unsafe fn attend_tile<S: Simd>(problem: &Problem<'_>, item: &Item, s: &Scratch, tile: &Tiles<'_>) {
+unsafe fn attend_tile<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, s: &Scratch, tile: &Tiles<'_>) {
     let (group, dim, padded) = (problem.heads_per_kv_head(), problem.params.head_dim, padded_dim(problem.params.head_dim));
+    let steps = dim / P::PACKED;
     let rows = item.num_tokens * group;
-    tile.load_keys::<S>(s.keys);
+    tile.load_keys::<S, P>(s.keys);
     // A single block of rows loads each value once, where it lies; whole vectors only.
     let direct = row_blocks::<S>(rows).nth(1).is_none() && dim.is_multiple_of(16);
     if !direct {
-        tile.load_values::<S>(s.values);
+        tile.load_values::<S, P>(s.values);
     }
     let visible = |token: usize| visible(problem, item.position + token, tile.start());
     for block in row_blocks::<S>(rows) {
@@ -163,12 +171,12 @@ unsafe fn attend_tile<S: Simd>(problem: &Problem<'_>, item: &Item, s: &Scratch, 
         if tokens.clone().all(|token| visible(token).is_empty()) {
             continue;
         }
-        score_rows::<S>(block.len(), s.q.add(block.start * dim), s.keys, dim, &tile.lanes(), s.scores);
+        score_rows::<S, P>(block.len(), s.q.add(block.start * steps), s.keys, steps, &tile.lanes(), s.scores);
         for (r, row) in block.clone().enumerate() {
             let lanes = visible(row / group);
             if !lanes.is_empty() {
                 let softmax = Softmax { max: s.max.add(row), sum: s.sum.add(row * 16) };
-                let factor = soften::<S>(&problem.params, s.scores.add(r * TILE_KEYS), &softmax, tile.scales(), &lanes);
+                let factor = soften::<S, P>(&problem.params, s.scores.add(r * TILE_KEYS), &softmax, tile.scales(), &lanes);
                 s.factors.add(r).write(factor);
             }
         }
@@ -184,9 +192,9 @@ unsafe fn attend_tile<S: Simd>(problem: &Problem<'_>, item: &Item, s: &Scratch, 
             let rows = (token * group).max(block.start)..(end * group).min(block.end);
             let part = state.part(rows.start - block.start..rows.end - block.start);
             if direct {
-                tile.weigh_direct::<S>(&part, &lanes);
+                tile.weigh_direct::<S, P>(&part, &lanes);
             } else {
-                weigh_rows::<S, _>(&part, &Loaded { values: s.values, padded }, &lanes);
+                weigh_rows::<S, _>(&part, &Loaded::<P> { values: s.values, padded, product: PhantomData }, &lanes);
             }
         }
     }

@@ -29,6 +29,7 @@ mod element;
 mod kernel;
 mod merge;
 mod plan;
+mod product;
 mod score;
 mod tile;
 mod weigh;
@@ -39,13 +40,22 @@ use std::sync::{
 };
 
 use crate::{
-    AttentionArgs, AttentionParams, KvCacheSpec, KvGroupMetadata, KvSide, StepMetadata, WorkspaceShape, kv_layout::PlaneLayout,
+    AttentionArgs, AttentionParams, KvCacheSpec, KvDType, KvGroupMetadata, KvSide, Precision, StepMetadata, WorkspaceShape,
+    kv_layout::PlaneLayout,
 };
 
-use super::{CpuTier, ThreadPool, simd::tier_entry};
+#[cfg(target_arch = "x86_64")]
+use super::simd::Avx512;
+use super::{
+    CpuTier, ThreadPool,
+    simd::{Simd, tier_entry},
+};
 use kernel::attend;
 use merge::merge_rows;
 use plan::Plan;
+#[cfg(target_arch = "x86_64")]
+use product::Pairs;
+use product::Single;
 
 /// Keys of a tile: what is converted to f32, and enters the softmax, at once.
 const TILE_KEYS: usize = 64;
@@ -65,6 +75,8 @@ struct Problem<'a> {
     params: AttentionParams,
     group: &'a KvGroupMetadata,
     partials: *mut f32,
+    /// Whether products are those of pairs of bf16 values.
+    pairs: bool,
 }
 
 // SAFETY: items write disjoint rows and heads of `out` and disjoint ranges of `partials`; the rest is only read.
@@ -155,6 +167,10 @@ pub(crate) fn attention(
         params,
         group,
         partials: partials.at_least(plan.partial_len),
+        pairs: params.precision != Precision::Exact
+            && cache.spec().dtype == KvDType::BF16
+            && tier.dots_bf16()
+            && params.head_dim.is_multiple_of(16),
     };
     // Every worker's, for any of them may come to any item.
     let scratch_len = kernel::Scratch::len(plan.max_tokens * problem.heads_per_kv_head(), params.head_dim);
@@ -167,7 +183,9 @@ pub(crate) fn attention(
         while let Some(item) = plan.items.get(next.fetch_add(1, Ordering::Relaxed)) {
             let floats = floats.at_least(scratch_len);
             // SAFETY: the machine has `tier`; `check` found the sizes consistent; `floats` is long enough for every item.
-            unsafe { attend_tier(tier, &problem, item, floats) };
+            unsafe {
+                if problem.pairs { attend_pairs(&problem, item, floats) } else { attend_tier(tier, &problem, item, floats) }
+            };
         }
     };
     if plan.items.len() < 2 || plan.cycles < SERIAL_CYCLES {
@@ -203,5 +221,24 @@ fn check(params: &AttentionParams, spec: &KvCacheSpec, step: &StepMetadata, grou
     );
 }
 
-tier_entry! { fn attend_tier => attend(problem: &Problem<'_>, item: &plan::Item, scratch: *mut f32) }
+#[inline(always)]
+unsafe fn attend_single<S: Simd>(problem: &Problem<'_>, item: &plan::Item, scratch: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe { attend::<S, Single>(problem, item, scratch) }
+}
+
+/// [`attend`] over pairs; the machine must have AVX-512 BF16.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+unsafe fn attend_pairs(problem: &Problem<'_>, item: &plan::Item, scratch: *mut f32) {
+    // SAFETY: the features are enabled; the rest is the caller's promise.
+    unsafe { attend::<Avx512<true>, Pairs>(problem, item, scratch) }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn attend_pairs(_: &Problem<'_>, _: &plan::Item, _: *mut f32) {
+    unreachable!("no other processor multiplies pairs");
+}
+
+tier_entry! { fn attend_tier => attend_single(problem: &Problem<'_>, item: &plan::Item, scratch: *mut f32) }
 tier_entry! { fn merge_rows_tier => merge_rows(problem: &Problem<'_>, merge: &plan::Merge) }

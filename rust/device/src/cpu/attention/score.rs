@@ -9,40 +9,41 @@ use crate::{
     cpu::simd::{Simd, exp, tanh},
 };
 
-use super::{TILE_KEYS, tile::Scales};
+use super::{TILE_KEYS, product::Product, tile::Scales};
 
 /// `scores[row, key] = q[row] · k[key]` for `rows` rows, each summed over the dimensions in order.
 ///
-/// `q` is `[head_dim, rows]`, `keys` `[head_dim, TILE_KEYS]`, `scores` `[rows, TILE_KEYS]`. Lanes beyond `lanes` get anything.
+/// `q` is `[steps, rows]`, `keys` `[steps, TILE_KEYS]`, `scores` `[rows, TILE_KEYS]`: a step is a dimension, or as many as lie together in
+/// 32 bits. Lanes beyond `lanes` get anything.
 #[inline(always)]
-pub(super) unsafe fn score_rows<S: Simd>(
+pub(super) unsafe fn score_rows<S: Simd, P: Product>(
     rows: usize,
     q: *const f32,
     keys: *const f32,
-    head_dim: usize,
+    steps: usize,
     lanes: &Range<usize>,
     scores: *mut f32,
 ) {
     match rows {
-        1 => score_block::<S, 1, 4>(q, keys, head_dim, lanes, scores),
-        2 => score_block::<S, 2, 4>(q, keys, head_dim, lanes, scores),
-        3 if S::LANES == 16 => score_block::<S, 3, 4>(q, keys, head_dim, lanes, scores),
-        3 => score_block::<S, 3, 2>(q, keys, head_dim, lanes, scores),
-        4 if S::LANES == 16 => score_block::<S, 4, 4>(q, keys, head_dim, lanes, scores),
-        4 => score_block::<S, 4, 2>(q, keys, head_dim, lanes, scores),
-        5 => score_block::<S, 5, 2>(q, keys, head_dim, lanes, scores),
-        6 => score_block::<S, 6, 2>(q, keys, head_dim, lanes, scores),
-        7 => score_block::<S, 7, 2>(q, keys, head_dim, lanes, scores),
-        _ => score_block::<S, 8, 2>(q, keys, head_dim, lanes, scores),
+        1 => score_block::<S, P, 1, 4>(q, keys, steps, lanes, scores),
+        2 => score_block::<S, P, 2, 4>(q, keys, steps, lanes, scores),
+        3 if S::LANES == 16 => score_block::<S, P, 3, 4>(q, keys, steps, lanes, scores),
+        3 => score_block::<S, P, 3, 2>(q, keys, steps, lanes, scores),
+        4 if S::LANES == 16 => score_block::<S, P, 4, 4>(q, keys, steps, lanes, scores),
+        4 => score_block::<S, P, 4, 2>(q, keys, steps, lanes, scores),
+        5 => score_block::<S, P, 5, 2>(q, keys, steps, lanes, scores),
+        6 => score_block::<S, P, 6, 2>(q, keys, steps, lanes, scores),
+        7 => score_block::<S, P, 7, 2>(q, keys, steps, lanes, scores),
+        _ => score_block::<S, P, 8, 2>(q, keys, steps, lanes, scores),
     }
 }
 
 /// `R` rows over `C` vectors of keys at a time.
 #[inline(always)]
-unsafe fn score_block<S: Simd, const R: usize, const C: usize>(
+unsafe fn score_block<S: Simd, P: Product, const R: usize, const C: usize>(
     q: *const f32,
     keys: *const f32,
-    head_dim: usize,
+    steps: usize,
     lanes: &Range<usize>,
     scores: *mut f32,
 ) {
@@ -50,7 +51,7 @@ unsafe fn score_block<S: Simd, const R: usize, const C: usize>(
     for lane in (lanes.start / width * width..lanes.end).step_by(width) {
         let mut acc = [[S::splat(0.0); C]; R];
         let (mut row, mut q) = (keys.add(lane), q);
-        for _ in 0..head_dim {
+        for _ in 0..steps {
             let mut k = [S::splat(0.0); C];
             for i in 0..C {
                 k[i] = S::load(row.add(i * S::LANES));
@@ -58,7 +59,7 @@ unsafe fn score_block<S: Simd, const R: usize, const C: usize>(
             for r in 0..R {
                 let x = S::splat(*q.add(r));
                 for i in 0..C {
-                    acc[r][i] = S::fma(x, k[i], acc[r][i]);
+                    acc[r][i] = P::add::<S>(acc[r][i], x, k[i]);
                 }
             }
             (row, q) = (row.add(TILE_KEYS), q.add(R));
@@ -89,10 +90,10 @@ static LIMITS: [f32; 3 * TILE_KEYS] = {
     limits
 };
 
-/// Turns the scores of a row into weights of the values as they were loaded, and updates its softmax; returns what the sums so far are
+/// Turns the scores of a row into weights of the values as they were loaded, packed, and updates its softmax; returns what the sums so far are
 /// to be multiplied by. Lanes that are not visible weigh 0, or anything where there are scales; one at least is visible.
 #[inline(always)]
-pub(super) unsafe fn soften<S: Simd>(
+pub(super) unsafe fn soften<S: Simd, P: Product>(
     params: &AttentionParams,
     scores: *mut f32,
     softmax: &Softmax,
@@ -137,11 +138,13 @@ pub(super) unsafe fn soften<S: Simd>(
     for c in 0..vectors {
         let weight = exp::<S>(S::sub(v[c], S::splat(new)));
         total = S::add(total, weight);
-        let weight = match scales {
+        v[c] = match scales {
             Some(scales) => S::mul(weight, S::load(scales.values.as_ptr().add(c * S::LANES))),
             None => weight,
         };
-        S::store(scores.add(c * S::LANES), weight);
+    }
+    for c in 0..P::pack::<S>(&mut v, vectors) {
+        S::store(scores.add(c * S::LANES), v[c]);
     }
     S::store(softmax.sum, total);
     factor

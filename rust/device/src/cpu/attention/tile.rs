@@ -13,6 +13,7 @@ use super::{
     Problem, TILE_KEYS,
     element::{BF16, Element, F8E4M3, F16, F32, Int8},
     plan::{Item, padded_dim},
+    product::{Pairs, Product, Single},
     weigh::{RowBlock, Values, weigh_rows},
 };
 
@@ -142,21 +143,24 @@ impl<'a> Tiles<'a> {
         self.scales = Some(scales);
     }
 
-    /// Writes the keys transposed, `[head_dim, TILE_KEYS]`, without their scales. Lanes that are not read hold anything.
+    /// Writes the keys transposed, `[steps, TILE_KEYS]`, without their scales. Lanes that are not read hold anything.
     #[inline(always)]
-    pub(super) unsafe fn load_keys<S: Simd>(&self, keys: *mut f32) {
+    pub(super) unsafe fn load_keys<S: Simd, P: Product>(&self, keys: *mut f32) {
+        let dim = self.problem.params.head_dim;
         match self.problem.spec.dtype {
-            KvDType::F32 => self.load_keys_as::<S, F32>(keys),
-            KvDType::F16 => self.load_keys_as::<S, F16>(keys),
-            KvDType::BF16 => self.load_keys_as::<S, BF16>(keys),
-            KvDType::F8E4M3 => self.load_keys_as::<S, F8E4M3>(keys),
-            KvDType::Int8 => self.load_keys_as::<S, Int8>(keys),
+            // Pairs stay together, as elements of 32 bits.
+            KvDType::BF16 if P::PACKED == 2 => self.load_keys_as::<S, F32>(dim / 2, keys),
+            KvDType::F32 => self.load_keys_as::<S, F32>(dim, keys),
+            KvDType::F16 => self.load_keys_as::<S, F16>(dim, keys),
+            KvDType::BF16 => self.load_keys_as::<S, BF16>(dim, keys),
+            KvDType::F8E4M3 => self.load_keys_as::<S, F8E4M3>(dim, keys),
+            KvDType::Int8 => self.load_keys_as::<S, Int8>(dim, keys),
         }
     }
 
     #[inline(always)]
-    unsafe fn load_keys_as<S: Simd, E: Element>(&self, keys: *mut f32) {
-        let (plane, dim) = (self.problem.keys, self.problem.params.head_dim);
+    unsafe fn load_keys_as<S: Simd, E: Element>(&self, dim: usize, keys: *mut f32) {
+        let plane = self.problem.keys;
         let columns = E::columns::<S>();
         let first = self.lanes.start / S::LANES * S::LANES;
         for lane in (first..self.lanes.end).step_by(S::LANES) {
@@ -174,10 +178,11 @@ impl<'a> Tiles<'a> {
         }
     }
 
-    /// Writes the values, `[TILE_KEYS, padded]`, without their scales. Lanes that are not read hold anything.
+    /// Writes the values, `[steps, padded]`, without their scales. Lanes that are not read hold anything.
     #[inline(always)]
-    pub(super) unsafe fn load_values<S: Simd>(&self, values: *mut f32) {
+    pub(super) unsafe fn load_values<S: Simd, P: Product>(&self, values: *mut f32) {
         match self.problem.spec.dtype {
+            KvDType::BF16 if P::PACKED == 2 => self.load_value_pairs::<S>(values),
             KvDType::F32 => self.load_values_as::<S, F32>(values),
             KvDType::F16 => self.load_values_as::<S, F16>(values),
             KvDType::BF16 => self.load_values_as::<S, BF16>(values),
@@ -198,10 +203,23 @@ impl<'a> Tiles<'a> {
         }
     }
 
+    #[inline(always)]
+    unsafe fn load_value_pairs<S: Simd>(&self, values: *mut f32) {
+        let dim = self.problem.params.head_dim;
+        let pairs = StoredPairs(Stored::new(self));
+        for step in self.lanes.start / 2..self.lanes.end.div_ceil(2) {
+            for c in (0..dim).step_by(S::LANES) {
+                let [v] = pairs.columns::<S, 1>(step, c);
+                S::store(values.add(step * dim + c), v);
+            }
+        }
+    }
+
     /// [`weigh_rows`] over the values where they lie; `head_dim` is a multiple of 16.
     #[inline(always)]
-    pub(super) unsafe fn weigh_direct<S: Simd>(&self, block: &RowBlock, lanes: &Range<usize>) {
+    pub(super) unsafe fn weigh_direct<S: Simd, P: Product>(&self, block: &RowBlock, lanes: &Range<usize>) {
         match self.problem.spec.dtype {
+            KvDType::BF16 if P::PACKED == 2 => weigh_rows::<S, _>(block, &StoredPairs(Stored::new(self)), lanes),
             KvDType::F32 => weigh_rows::<S, _>(block, &Stored::<F32>::new(self), lanes),
             KvDType::F16 => weigh_rows::<S, _>(block, &Stored::<F16>::new(self), lanes),
             KvDType::BF16 => weigh_rows::<S, _>(block, &Stored::<BF16>::new(self), lanes),
@@ -226,17 +244,42 @@ impl<'a, E> Stored<'a, E> {
     }
 }
 
-impl<E: Element> Values for Stored<'_, E> {
+impl<E: Element> Stored<'_, E> {
+    /// Where column `c` of the value at `lane` lies; asks for `columns` from there of one ahead.
     #[inline(always)]
-    unsafe fn columns<S: Simd, const C: usize>(&self, lane: usize, c: usize) -> [S::V; C] {
+    unsafe fn at(&self, lane: usize, c: usize, columns: usize) -> *const u8 {
         let next = self.plane.wrapping_add(self.offsets.get_unchecked(lane + self.ahead) + c * E::BYTES);
-        for line in (0..C * S::LANES * E::BYTES).step_by(64) {
+        for line in (0..columns * E::BYTES).step_by(64) {
             prefetch(next.wrapping_add(line));
         }
-        let row = self.plane.add(self.offsets.get_unchecked(lane) + c * E::BYTES);
+        self.plane.add(self.offsets.get_unchecked(lane) + c * E::BYTES)
+    }
+}
+
+impl<E: Element> Values for Stored<'_, E> {
+    type Product = Single;
+    #[inline(always)]
+    unsafe fn columns<S: Simd, const C: usize>(&self, lane: usize, c: usize) -> [S::V; C] {
+        let row = self.at(lane, c, C * S::LANES);
         let mut columns = [S::splat(0.0); C];
         for i in 0..C {
             columns[i] = E::load::<S>(row.add(i * S::LANES * E::BYTES));
+        }
+        columns
+    }
+}
+
+/// Values of two keys side by side.
+struct StoredPairs<'a>(Stored<'a, BF16>);
+
+impl Values for StoredPairs<'_> {
+    type Product = Pairs;
+    #[inline(always)]
+    unsafe fn columns<S: Simd, const C: usize>(&self, step: usize, c: usize) -> [S::V; C] {
+        let [first, second]: [*const u16; 2] = [0, 1].map(|i| self.0.at(2 * step + i, c, C * S::LANES).cast());
+        let mut columns = [S::splat(0.0); C];
+        for i in 0..C {
+            columns[i] = S::interleave_bf16(first.add(i * S::LANES), second.add(i * S::LANES));
         }
         columns
     }

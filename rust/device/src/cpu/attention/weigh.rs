@@ -2,28 +2,32 @@
 #![allow(unsafe_op_in_unsafe_fn)] // One contract for all, stated on `kernel::attend`.
 #![allow(clippy::inline_always, clippy::needless_range_loop)] // Tier code must be inlined; counted loops over registers unroll.
 
-use std::ops::Range;
+use std::{marker::PhantomData, ops::Range};
 
 use crate::cpu::simd::Simd;
 
-use super::TILE_KEYS;
+use super::{TILE_KEYS, product::Product};
 
 /// Values of a tile.
 pub(super) trait Values {
-    /// `C * LANES` elements from column `c` on, of the value at `lane`.
-    unsafe fn columns<S: Simd, const C: usize>(&self, lane: usize, c: usize) -> [S::V; C];
+    /// How they are multiplied.
+    type Product: Product;
+    /// `C * LANES` columns from `c` on, of the values of a step: those of one key, or of as many as lie together in 32 bits.
+    unsafe fn columns<S: Simd, const C: usize>(&self, step: usize, c: usize) -> [S::V; C];
 }
 
-/// Values converted before, `[TILE_KEYS, padded]`.
-pub(super) struct Loaded {
+/// Values converted before, `[steps, padded]`.
+pub(super) struct Loaded<P> {
     pub(super) values: *const f32,
     pub(super) padded: usize,
+    pub(super) product: PhantomData<P>,
 }
 
-impl Values for Loaded {
+impl<P: Product> Values for Loaded<P> {
+    type Product = P;
     #[inline(always)]
-    unsafe fn columns<S: Simd, const C: usize>(&self, lane: usize, c: usize) -> [S::V; C] {
-        let row = self.values.add(lane * self.padded + c);
+    unsafe fn columns<S: Simd, const C: usize>(&self, step: usize, c: usize) -> [S::V; C] {
+        let row = self.values.add(step * self.padded + c);
         let mut columns = [S::splat(0.0); C];
         for i in 0..C {
             columns[i] = S::load(row.add(i * S::LANES));
@@ -35,7 +39,7 @@ impl Values for Loaded {
 /// Rows that are computed together.
 pub(super) struct RowBlock {
     pub(super) rows: usize,
-    /// Weights of the keys, `[rows, TILE_KEYS]`.
+    /// Weights of the keys, step after step, a row at every [`TILE_KEYS`] floats.
     pub(super) weights: *const f32,
     /// What the sums so far are multiplied by, `[rows]`.
     pub(super) factors: *const f32,
@@ -102,12 +106,12 @@ unsafe fn weigh_columns<S: Simd, V: Values, const R: usize, const C: usize>(
             acc[r][i] = S::mul(S::load(block.acc.add(r * block.padded + c + i * S::LANES)), factor);
         }
     }
-    for lane in lanes.clone() {
-        let v = values.columns::<S, C>(lane, c);
+    for step in lanes.start / V::Product::PACKED..lanes.end.div_ceil(V::Product::PACKED) {
+        let v = values.columns::<S, C>(step, c);
         for r in 0..R {
-            let weight = S::splat(*block.weights.add(r * TILE_KEYS + lane));
+            let weight = S::splat(*block.weights.add(r * TILE_KEYS + step));
             for i in 0..C {
-                acc[r][i] = S::fma(weight, v[i], acc[r][i]);
+                acc[r][i] = V::Product::add::<S>(acc[r][i], weight, v[i]);
             }
         }
     }

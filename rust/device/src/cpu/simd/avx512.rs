@@ -5,10 +5,10 @@ use std::arch::x86_64::*;
 
 use super::Simd;
 
-/// AVX-512 F, BW, VL and DQ.
-pub(crate) struct Avx512;
+/// AVX-512 F, BW, VL and DQ, and BF16 if so.
+pub(crate) struct Avx512<const BF16: bool = false>;
 
-impl Simd for Avx512 {
+impl<const BF16: bool> Simd for Avx512<BF16> {
     const LANES: usize = 16;
     type V = __m512;
 
@@ -160,6 +160,24 @@ impl Simd for Avx512 {
             r[c + 4] = _mm512_shuffle_f32x4::<0b10_00_10_00>(b, e);
             r[c + 12] = _mm512_shuffle_f32x4::<0b11_01_11_01>(b, e);
         }
+    }
+    #[inline(always)]
+    unsafe fn dot_bf16(acc: __m512, x: __m512, y: __m512) -> __m512 {
+        _mm512_dpbf16_ps(acc, std::mem::transmute::<__m512, __m512bh>(x), std::mem::transmute::<__m512, __m512bh>(y))
+    }
+    #[inline(always)]
+    unsafe fn pack_bf16(first: __m512, second: __m512) -> __m512 {
+        std::mem::transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(second, first))
+    }
+    #[inline(always)]
+    unsafe fn interleave_bf16(first: *const u16, second: *const u16) -> __m512 {
+        let first = _mm512_castsi256_si512(_mm256_loadu_si256(first.cast()));
+        let second = _mm512_castsi256_si512(_mm256_loadu_si256(second.cast()));
+        #[rustfmt::skip]
+        let places = _mm512_set_epi16(
+            47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0,
+        );
+        _mm512_castsi512_ps(_mm512_permutex2var_epi16(first, places, second))
     }
     const TRANSPOSES_F16: bool = true;
     #[inline(always)]

@@ -79,6 +79,18 @@ pub(crate) trait Simd {
     unsafe fn f16_half(_columns: Self::V, _i: usize) -> Self::V {
         unreachable!("a tier that transposes f16 values has its own");
     }
+    /// `acc + x.0 * y.0 + x.1 * y.1` in each lane, of pairs of bfloat16 values; subnormal numbers count as 0.
+    unsafe fn dot_bf16(_acc: Self::V, _x: Self::V, _y: Self::V) -> Self::V {
+        unreachable!("a tier that multiplies pairs has its own");
+    }
+    /// The values of two vectors one after the other, rounded to bfloat16, to nearest even.
+    unsafe fn pack_bf16(_first: Self::V, _second: Self::V) -> Self::V {
+        unreachable!("a tier that multiplies pairs has its own");
+    }
+    /// Pairs of bfloat16 elements, one of each row.
+    unsafe fn interleave_bf16(_first: *const u16, _second: *const u16) -> Self::V {
+        unreachable!("a tier that multiplies pairs has its own");
+    }
 }
 
 /// Asks for the cache line at `p`, which may be any address.
