@@ -5,15 +5,15 @@
 //!
 //! ```text
 //!                  split 0 (512 keys)        split 1
-//! keys        |tile|tile| ... |tile|tile|tile| ...  |        a tile: 64 keys at absolute positions, found through the block table
+//! keys        |tile|tile| ... |tile|tile|tile| ...  |        a tile: 32 keys at absolute positions, found through the block table
 //! query rows  .--------------------------.
-//!   (tokens   | block of up to 8 rows    |   scores [rows, 64] -> weights [rows, 64] -> acc [rows, head_dim]
+//!   (tokens   | block of up to 8 rows    |   scores [rows, 32] -> weights [rows, 32] -> acc [rows, head_dim]
 //!   x heads)  | block                    |   max, sum of each row; merged over splits in order of position
 //!             '--------------------------'
 //! ```
 //!
-//! - K of a tile is stored as `[64, head_dim]` in the cache's type and becomes `[head_dim, 64]` f32 in the first-level cache: transposed
-//!   in its own width where that takes fewer steps, then widened. A score is summed over the dimensions in order, 64 keys side by side.
+//! - K of a tile is stored as `[32, head_dim]` in the cache's type and becomes `[head_dim, 32]` f32 in the first-level cache: transposed
+//!   in its own width where that takes fewer steps, then widened. A score is summed over the dimensions in order, 32 keys side by side.
 //! - V is read where it lies, and widened in registers, while a single block of rows needs it; for more rows it is widened once.
 //! - Both are asked for ahead of use, through the table of the next tile.
 //!
@@ -58,7 +58,7 @@ use product::Pairs;
 use product::Single;
 
 /// Keys of a tile: what is converted to f32, and enters the softmax, at once.
-const TILE_KEYS: usize = 64;
+const TILE_KEYS: usize = 32;
 /// Keys of a split: what has its own softmax state.
 const SPLIT_KEYS: usize = 512;
 /// Below this estimate of cycles a step is not worth waking other threads.
