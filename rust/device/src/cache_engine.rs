@@ -103,7 +103,8 @@ impl CacheEngine {
         })?;
         let planes = (0..2 * spec.num_planes)
             .map(|_| {
-                let mut pages = Pages::zeroed(plane_bytes)?; pages.advise_huge();
+                let mut pages = Pages::zeroed(plane_bytes)?;
+                pages.advise_huge();
                 Ok(Plane { base: pages.as_mut_slice().as_mut_ptr(), _pages: pages })
             })
             .collect::<Result<_, DeviceError>>()?;

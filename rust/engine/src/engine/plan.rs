@@ -193,8 +193,8 @@ fn naive_context(longest: usize, config: &EngineConfig, cache: &CacheConfig) -> 
 fn model_dtype(dtype: ModelDType) -> paged::KvDType {
     match dtype {
         ModelDType::F32 => paged::KvDType::F32,
-        ModelDType::BF16 => paged::KvDType::BF16,
-        ModelDType::F16 | ModelDType::Auto => paged::KvDType::F16,
+        ModelDType::BF16 | ModelDType::Auto => paged::KvDType::BF16,
+        ModelDType::F16 => paged::KvDType::F16,
     }
 }
 
