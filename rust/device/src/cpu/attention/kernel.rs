@@ -9,7 +9,7 @@ use std::{marker::PhantomData, ops::Range};
 use crate::cpu::simd::Simd;
 
 use super::{
-    Problem, SPLIT_KEYS, TILE_KEYS,
+    MAX_ROW_BLOCK, Problem, SPLIT_KEYS, TILE_KEYS,
     merge::{State, Total, merge, save_partial, write_out},
     plan::{Item, padded_dim, partial_stride},
     product::Product,
@@ -17,9 +17,6 @@ use super::{
     tile::Tiles,
     weigh::{Loaded, RowBlock, weigh_rows},
 };
-
-/// Query rows that are computed together at most, sharing loads of keys and values.
-const MAX_ROW_BLOCK: usize = 8;
 
 /// A worker's buffers, cut for one item of `rows` query rows.
 pub(super) struct Scratch {
@@ -83,6 +80,23 @@ fn row_blocks<S: Simd>(rows: usize) -> impl Iterator<Item = Range<usize>> {
     (0..blocks).map(move |block| block * rows / blocks..(block + 1) * rows / blocks)
 }
 
+impl Scratch {
+    /// That of the KV head `head` of an item, of `rows` rows of `padded` elements.
+    fn of_head(&self, head: usize, rows: usize, padded: usize) -> Self {
+        let (rows, elements) = (head * rows, head * rows * padded);
+        Self {
+            q: self.q.wrapping_add(elements),
+            acc: self.acc.wrapping_add(elements),
+            total: self.total.wrapping_add(elements),
+            sum: self.sum.wrapping_add(16 * rows),
+            max: self.max.wrapping_add(rows),
+            total_max: self.total_max.wrapping_add(rows),
+            total_sum: self.total_sum.wrapping_add(rows),
+            ..*self
+        }
+    }
+}
+
 /// Elements from the start of q or of the output to head `row % group` of token `row / group`.
 #[inline(always)]
 pub(super) fn row_offset(problem: &Problem<'_>, kv_head: usize, first_row: usize, row: usize) -> usize {
@@ -97,9 +111,12 @@ pub(super) fn row_offset(problem: &Problem<'_>, kv_head: usize, first_row: usize
 #[inline(always)]
 pub(super) unsafe fn attend<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, scratch: *mut f32) {
     let (group, dim, padded) = (problem.heads_per_kv_head(), problem.params.head_dim, padded_dim(problem.params.head_dim));
-    let rows = item.num_tokens * group;
+    let (heads, head_rows) = (item.kv_heads.len(), item.num_tokens * group);
+    let rows = heads * head_rows;
     let s = Scratch::cut(scratch, rows, dim);
-    pack_queries::<S, P>(problem, item, &s);
+    for head in 0..heads {
+        pack_queries::<S, P>(problem, item, item.kv_heads.start + head, &s.of_head(head, head_rows, padded));
+    }
     let low = problem.first_key(item.position).max(item.first_split * SPLIT_KEYS);
     let high = (item.position + item.num_tokens).min(item.end_split * SPLIT_KEYS);
     let mut tiles = Tiles::new(problem, item, low..high);
@@ -110,7 +127,10 @@ pub(super) unsafe fn attend<S: Simd, P: Product>(problem: &Problem<'_>, item: &I
         std::ptr::write_bytes(s.sum, 0, rows * 16);
         std::ptr::write_bytes(s.acc, 0, rows * padded);
         while tiles.advance((split + 1) * SPLIT_KEYS) {
-            attend_tile::<S, P>(problem, item, &s, &tiles);
+            for head in 0..heads {
+                tiles.turn_to(head);
+                attend_tile::<S, P>(problem, item, &s.of_head(head, head_rows, padded), &tiles);
+            }
         }
         if let Some(partial) = item.partial {
             let place = problem.partials.add(partial + (split - item.first_split) * partial_stride(rows, dim));
@@ -118,7 +138,7 @@ pub(super) unsafe fn attend<S: Simd, P: Product>(problem: &Problem<'_>, item: &I
             continue;
         }
         for row in 0..rows {
-            let position = item.position + row / group;
+            let position = item.position + row % head_rows / group;
             let part =
                 State { max: *s.max.add(row), sum: S::reduce_add(S::load(s.sum.add(row * 16))), acc: s.acc.add(row * padded) };
             let total = Total { max: s.total_max.add(row), sum: s.total_sum.add(row), acc: s.total.add(row * padded) };
@@ -127,7 +147,8 @@ pub(super) unsafe fn attend<S: Simd, P: Product>(problem: &Problem<'_>, item: &I
     }
     if item.partial.is_none() {
         for row in 0..rows {
-            let out = problem.out.add(row_offset(problem, item.kv_head, item.first_row, row));
+            let kv_head = item.kv_heads.start + row / head_rows;
+            let out = problem.out.add(row_offset(problem, kv_head, item.first_row, row % head_rows));
             write_out::<S>(out, s.total.add(row * padded), *s.total_sum.add(row), dim);
         }
     }
@@ -135,11 +156,11 @@ pub(super) unsafe fn attend<S: Simd, P: Product>(problem: &Problem<'_>, item: &I
 
 /// Puts the queries of a block of rows side by side, step by step.
 #[inline(always)]
-unsafe fn pack_queries<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, s: &Scratch) {
+unsafe fn pack_queries<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, kv_head: usize, s: &Scratch) {
     let steps = problem.params.head_dim / P::PACKED;
     for block in row_blocks::<S>(item.num_tokens * problem.heads_per_kv_head()) {
         for (r, row) in block.clone().enumerate() {
-            let mut q = problem.q.add(row_offset(problem, item.kv_head, item.first_row, row));
+            let mut q = problem.q.add(row_offset(problem, kv_head, item.first_row, row));
             if P::PACKED == 2 {
                 for d in (0..problem.params.head_dim).step_by(S::LANES) {
                     S::store_bf16(s.keys.cast::<u16>().add(d), S::load(q.add(d)));

@@ -84,13 +84,14 @@ pub(super) unsafe fn save_partial<S: Simd>(s: &Scratch, place: *mut f32, rows: u
 #[inline(always)]
 pub(super) unsafe fn merge_rows<S: Simd>(problem: &Problem<'_>, merge_of: &Merge) {
     let (group, dim, padded) = (problem.heads_per_kv_head(), problem.params.head_dim, padded_dim(problem.params.head_dim));
-    let rows = merge_of.num_tokens * group;
+    let head_rows = merge_of.num_tokens * group;
+    let rows = merge_of.kv_heads.len() * head_rows;
     for row in 0..rows {
         let place = |split: usize| {
             let split = split - merge_of.first_split;
             problem.partials.add(merge_of.partial + split * partial_stride(rows, dim) + row * (PARTIAL_HEADER + padded))
         };
-        let position = merge_of.position + row / group;
+        let position = merge_of.position + row % head_rows / group;
         let first = place(problem.first_key(position) / SPLIT_KEYS);
         let total = Total { max: first, sum: first.add(1), acc: first.add(PARTIAL_HEADER) };
         for split in problem.first_key(position) / SPLIT_KEYS + 1..merge_of.end_split {
@@ -98,7 +99,8 @@ pub(super) unsafe fn merge_rows<S: Simd>(problem: &Problem<'_>, merge_of: &Merge
             let part = State { max: *part, sum: *part.add(1), acc: part.add(PARTIAL_HEADER) };
             merge::<S>(problem, position, split, &part, &total, padded);
         }
-        let out = problem.out.add(row_offset(problem, merge_of.kv_head, merge_of.first_row, row));
+        let kv_head = merge_of.kv_heads.start + row / head_rows;
+        let out = problem.out.add(row_offset(problem, kv_head, merge_of.first_row, row % head_rows));
         write_out::<S>(out, total.acc, *total.sum, dim);
     }
 }

@@ -61,6 +61,8 @@ use product::Single;
 const TILE_KEYS: usize = 32;
 /// Keys of a split: what has its own softmax state.
 const SPLIT_KEYS: usize = 512;
+/// Query rows that are computed together at most, sharing loads of keys and values.
+const MAX_ROW_BLOCK: usize = 8;
 /// Below this estimate of cycles a step is not worth waking other threads.
 const SERIAL_CYCLES: usize = 8_000;
 
@@ -133,7 +135,7 @@ impl AttentionScratch {
 /// results of the items that are divided, which are so many that each has a quarter of a worker's share of the work at least.
 pub(crate) fn workspace_bytes(shape: &WorkspaceShape, num_threads: usize) -> u64 {
     let group = shape.num_heads / shape.num_kv_heads;
-    let rows = plan::ROWS_PER_ITEM.max(group);
+    let rows = plan::ROWS_PER_ITEM.max(group).max(shape.num_kv_heads * MAX_ROW_BLOCK);
     let workers = num_threads * kernel::Scratch::len(rows, shape.head_dim);
     let divided = if num_threads > 1 { (4 * num_threads * rows).min(shape.num_tokens * shape.num_heads) } else { 0 };
     let partials = shape.seq_len.div_ceil(SPLIT_KEYS) * plan::partial_stride(divided, shape.head_dim);
@@ -173,7 +175,7 @@ pub(crate) fn attention(
             && params.head_dim.is_multiple_of(16),
     };
     // Every worker's, for any of them may come to any item.
-    let scratch_len = kernel::Scratch::len(plan.max_tokens * problem.heads_per_kv_head(), params.head_dim);
+    let scratch_len = kernel::Scratch::len(plan.max_rows, params.head_dim);
     for worker in &scratch.workers {
         worker.lock().unwrap_or_else(PoisonError::into_inner).at_least(scratch_len);
     }

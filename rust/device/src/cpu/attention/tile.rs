@@ -17,10 +17,7 @@ use super::{
     weigh::{RowBlock, Values, weigh_rows},
 };
 
-/// How far ahead of use keys, and values, are asked for, in bytes of each; never more than a tile.
-const AHEAD_BYTES: usize = 8192;
-
-/// The tiles of an item, one after the other.
+/// The tiles of an item, one after the other, and the item's heads within each.
 pub(super) struct Tiles<'a> {
     problem: &'a Problem<'a>,
     item: &'a Item,
@@ -30,11 +27,17 @@ pub(super) struct Tiles<'a> {
     start: usize,
     /// Lanes that hold keys of the item.
     lanes: Range<usize>,
-    /// Where in a plane the vectors of this tile lie, and those of the next one. Lanes out of `lanes` repeat one within.
+    /// Where in a plane the vectors of this tile lie, and those of the next one, of the item's first head. Lanes out of `lanes` repeat
+    /// one within.
     offsets: [usize; 2 * TILE_KEYS],
+    /// The head, counted from the item's first.
+    head: usize,
+    /// What is to be added to offsets for this head.
+    shift: usize,
+    /// The same for what comes after this head of this tile: another one, or the next tile's first.
+    next_shift: usize,
+    /// Scales of the head.
     scales: Option<Scales>,
-    /// How many keys ahead of use vectors are asked for.
-    ahead: usize,
 }
 
 /// Scales of a tile, times what the elements are loaded divided by. Lanes that are not read hold anything.
@@ -48,9 +51,9 @@ impl<'a> Tiles<'a> {
     #[inline(always)]
     pub(super) fn new(problem: &'a Problem<'a>, item: &'a Item, keys: Range<usize>) -> Self {
         let scales = element_factor(problem.spec.dtype).map(|_| Scales { keys: [0.0; TILE_KEYS], values: [0.0; TILE_KEYS] });
-        let ahead = (AHEAD_BYTES / problem.layout.vector_bytes).clamp(1, TILE_KEYS);
         let start = keys.start / TILE_KEYS * TILE_KEYS;
-        let mut tiles = Self { problem, item, keys, start, lanes: 0..0, offsets: [0; 2 * TILE_KEYS], scales, ahead };
+        let offsets = [0; 2 * TILE_KEYS];
+        let mut tiles = Self { problem, item, keys, start, lanes: 0..0, offsets, head: 0, shift: 0, next_shift: 0, scales };
         tiles.look_up(start);
         // So that `advance` comes to it.
         tiles.start = start.wrapping_sub(TILE_KEYS);
@@ -67,9 +70,24 @@ impl<'a> Tiles<'a> {
         self.start = start;
         self.lanes = self.keys.start.max(start) - start..self.keys.end.min(start + TILE_KEYS) - start;
         self.offsets.copy_within(TILE_KEYS.., 0);
-        self.read_scales();
         self.look_up(start + TILE_KEYS);
         true
+    }
+
+    /// Turns to a head of the item, counted from its first; [`Self::advance`] leaves that to be done.
+    #[inline(always)]
+    pub(super) fn turn_to(&mut self, head: usize) {
+        let head_bytes = self.problem.spec.block_size * self.problem.layout.vector_bytes;
+        (self.head, self.shift) = (head, head * head_bytes);
+        self.next_shift = if head + 1 < self.item.kv_heads.len() { self.shift + head_bytes } else { 0 };
+        self.read_scales();
+    }
+
+    /// Where the vectors lie of what comes after this head of this tile.
+    #[inline(always)]
+    fn next_offsets(&self) -> &[usize] {
+        let first = if self.next_shift == 0 { TILE_KEYS } else { 0 };
+        &self.offsets[first..first + TILE_KEYS]
     }
 
     /// Position of the tile's first lane.
@@ -108,14 +126,16 @@ impl<'a> Tiles<'a> {
         let (mut offsets, Problem { layout, keys, values, .. }) = ([usize::MAX; TILE_KEYS], self.problem);
         let mut any = self.offsets[0];
         self.runs(start, |lane, block, offset, len| {
-            any = layout.vector(block, self.item.kv_head, offset);
+            any = layout.vector(block, self.item.kv_heads.start, offset);
             for (i, place) in offsets[lane..lane + len].iter_mut().enumerate() {
                 *place = any + i * layout.vector_bytes;
             }
             if self.scales.is_some() {
-                let scale = layout.scale(block, self.item.kv_head, offset);
-                prefetch(keys.wrapping_add(scale));
-                prefetch(values.wrapping_add(scale));
+                for head in self.item.kv_heads.clone() {
+                    let scale = layout.scale(block, head, offset);
+                    prefetch(keys.wrapping_add(scale));
+                    prefetch(values.wrapping_add(scale));
+                }
             }
         });
         if start < self.keys.start || start + TILE_KEYS > self.keys.end {
@@ -130,7 +150,7 @@ impl<'a> Tiles<'a> {
     fn read_scales(&mut self) {
         let (Some(mut scales), Some(factor)) = (self.scales.take(), element_factor(self.problem.spec.dtype)) else { return };
         self.runs(self.start, |lane, block, offset, len| {
-            let first = self.problem.layout.scale(block, self.item.kv_head, offset);
+            let first = self.problem.layout.scale(block, self.item.kv_heads.start + self.head, offset);
             for (plane, scales) in [(self.problem.keys, &mut scales.keys), (self.problem.values, &mut scales.values)] {
                 // SAFETY: the run is within the plane; a type with a factor has scales, which are aligned: the layout says so.
                 #[allow(clippy::cast_ptr_alignment)]
@@ -160,7 +180,8 @@ impl<'a> Tiles<'a> {
 
     #[inline(always)]
     unsafe fn load_keys_as<S: Simd, E: Element>(&self, dim: usize, keys: *mut f32) {
-        let plane = self.problem.keys;
+        let plane = self.problem.keys.add(self.shift);
+        let (next_plane, next) = (self.problem.keys.wrapping_add(self.next_shift), self.next_offsets());
         let columns = E::columns::<S>();
         let first = self.lanes.start / S::LANES * S::LANES;
         for lane in (first..self.lanes.end).step_by(S::LANES) {
@@ -168,7 +189,7 @@ impl<'a> Tiles<'a> {
                 let mut rows = [S::splat(0.0); 16];
                 for j in 0..S::LANES {
                     rows[j] = row::<S, E>(plane.add(*self.offsets.get_unchecked(lane + j)), c, dim);
-                    let next = plane.wrapping_add(self.offsets.get_unchecked(lane + j + self.ahead) + c * E::BYTES);
+                    let next = next_plane.wrapping_add(next.get_unchecked(lane + j) + c * E::BYTES);
                     for line in (0..columns * E::BYTES).step_by(64) {
                         prefetch(next.wrapping_add(line));
                     }
@@ -196,7 +217,7 @@ impl<'a> Tiles<'a> {
         let dim = self.problem.params.head_dim;
         let padded = padded_dim(dim);
         for lane in self.lanes.clone() {
-            let row = self.problem.values.add(self.offsets[lane]);
+            let row = self.problem.values.add(self.offsets[lane] + self.shift);
             for c in (0..dim).step_by(S::LANES) {
                 S::store(values.add(lane * padded + c), vector::<S, E>(row, c, dim));
             }
@@ -232,15 +253,24 @@ impl<'a> Tiles<'a> {
 /// Values where they lie.
 struct Stored<'a, E> {
     plane: *const u8,
-    offsets: &'a [usize; 2 * TILE_KEYS],
-    ahead: usize,
+    offsets: &'a [usize],
+    /// The same for what comes after these.
+    next_plane: *const u8,
+    next_offsets: &'a [usize],
     element: std::marker::PhantomData<E>,
 }
 
 impl<'a, E> Stored<'a, E> {
     #[inline(always)]
     fn new(tiles: &'a Tiles<'_>) -> Self {
-        Self { plane: tiles.problem.values, offsets: &tiles.offsets, ahead: tiles.ahead, element: std::marker::PhantomData }
+        let values = tiles.problem.values;
+        Self {
+            plane: values.wrapping_add(tiles.shift),
+            offsets: &tiles.offsets[..TILE_KEYS],
+            next_plane: values.wrapping_add(tiles.next_shift),
+            next_offsets: tiles.next_offsets(),
+            element: std::marker::PhantomData,
+        }
     }
 }
 
@@ -248,7 +278,7 @@ impl<E: Element> Stored<'_, E> {
     /// Where column `c` of the value at `lane` lies; asks for `columns` from there of one ahead.
     #[inline(always)]
     unsafe fn at(&self, lane: usize, c: usize, columns: usize) -> *const u8 {
-        let next = self.plane.wrapping_add(self.offsets.get_unchecked(lane + self.ahead) + c * E::BYTES);
+        let next = self.next_plane.wrapping_add(self.next_offsets.get_unchecked(lane) + c * E::BYTES);
         for line in (0..columns * E::BYTES).step_by(64) {
             prefetch(next.wrapping_add(line));
         }
