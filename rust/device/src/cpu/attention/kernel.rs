@@ -195,7 +195,10 @@ unsafe fn attend_tile<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, s
         score_rows::<S, P>(block.len(), s.q.add(block.start * steps), s.keys, steps, &tile.lanes(), s.scores);
         for (r, row) in block.clone().enumerate() {
             let lanes = visible(row / group);
-            if !lanes.is_empty() {
+            if lanes.is_empty() && P::PACKED == 2 {
+                std::ptr::write_bytes(s.scores.add(r * TILE_KEYS), 0, TILE_KEYS);
+                s.factors.add(r).write(1.0);
+            } else if !lanes.is_empty() {
                 let softmax = Softmax { max: s.max.add(row), sum: s.sum.add(row * 16) };
                 let factor = soften::<S, P>(&problem.params, s.scores.add(r * TILE_KEYS), &softmax, tile.scales(), &lanes);
                 s.factors.add(r).write(factor);
@@ -203,10 +206,12 @@ unsafe fn attend_tile<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, s
         }
         let state =
             RowBlock { rows: block.len(), weights: s.scores, factors: s.factors, acc: s.acc.add(block.start * padded), padded };
-        // Of the tokens those together that see the same lanes: all, or each alone.
-        let together = visible(tokens.start) == visible(tokens.end - 1);
+        // Of the tokens those together that see the same lanes: all, or each alone. Lanes that a row does not see weigh 0 in pairs, which
+        // changes no sum of finite values, so there all are together.
+        let all = visible(tokens.start).start..visible(tokens.end - 1).end;
+        let together = P::PACKED == 2 || visible(tokens.start) == visible(tokens.end - 1);
         for token in tokens.clone().step_by(if together { tokens.len() } else { 1 }) {
-            let (lanes, end) = (visible(token), if together { tokens.end } else { token + 1 });
+            let (lanes, end) = if together { (all.clone(), tokens.end) } else { (visible(token), token + 1) };
             if lanes.is_empty() {
                 continue;
             }
