@@ -17,6 +17,8 @@ use device::{
 /// What is streamed before anything is read again: several times the last-level cache of most machines.
 const STREAMED_BYTES: usize = 320 << 20;
 const BLOCK_SIZE: usize = 32;
+/// Planes at most: the layers of a model.
+const PLANES: usize = 30;
 /// (KV heads, query heads of each, `head_dim`). The first is SmolLM2-135M's, the last but one gemma-3-270m's.
 const SHAPES: [(usize, usize, usize); 8] =
     [(3, 3, 64), (8, 1, 64), (4, 4, 64), (4, 8, 64), (4, 1, 128), (4, 4, 128), (1, 4, 256), (2, 8, 128)];
@@ -49,11 +51,12 @@ fn options() -> Result<Options, Error> {
     Ok(options)
 }
 
-/// A step of `num_reqs` requests of `queries` queries each, the last ones of `len` tokens.
-fn step(num_reqs: usize, queries: usize, len: usize) -> StepMetadata {
+/// A step of `num_reqs` requests of `queries` queries each, the last ones of `len` tokens, in the blocks of set `set`.
+fn step(num_reqs: usize, queries: usize, len: usize, set: usize) -> StepMetadata {
     let max_blocks = len.div_ceil(BLOCK_SIZE);
-    let group =
-        KvGroupMetadata { block_tables: (1..=(num_reqs * max_blocks) as u32).collect(), max_blocks, slot_mapping: vec![] };
+    let first = 1 + (set * num_reqs * max_blocks) as u32;
+    let block_tables = (first..first + (num_reqs * max_blocks) as u32).collect();
+    let group = KvGroupMetadata { block_tables, max_blocks, slot_mapping: vec![] };
     let positions: Vec<u32> = (0..num_reqs).flat_map(|_| (len - queries..len).map(|p| p as u32)).collect();
     StepMetadata {
         rope_positions: positions.clone(),
@@ -64,8 +67,9 @@ fn step(num_reqs: usize, queries: usize, len: usize) -> StepMetadata {
     }
 }
 
-/// A cache whose planes hold enough for `step`, and its queries.
+/// A cache that holds `num_sets` sets of the blocks of `step`, and its queries.
 struct Case {
+    num_sets: usize,
     params: AttentionParams,
     cache: CacheEngine,
     q: Tensor,
@@ -84,10 +88,12 @@ impl Case {
         let num_heads = num_kv_heads * group;
         let params =
             AttentionParams { num_heads, num_kv_heads, head_dim, scale, window: None, softcap: None, precision: Precision::Fast };
-        let num_blocks = step.groups[0].block_tables.len() + 1;
+        let num_blocks = step.groups[0].block_tables.len();
         let mut spec = KvCacheSpec { num_blocks, block_size: BLOCK_SIZE, num_kv_heads, head_dim, num_planes: 1, dtype };
         let plane_bytes = spec.total_bytes().map_or(0, |bytes| bytes as usize);
-        spec.num_planes = streamed.div_ceil(plane_bytes);
+        spec.num_planes = streamed.div_ceil(plane_bytes).min(PLANES);
+        let num_sets = streamed.div_ceil(plane_bytes * spec.num_planes);
+        spec.num_blocks = num_sets * num_blocks + 1;
         let cache = backend.alloc_kv_cache(&spec)?;
         for (plane, slot) in (0..spec.num_planes).flat_map(|p| (0..BLOCK_SIZE).map(move |s| (p, s))) {
             for head in 0..num_kv_heads {
@@ -97,13 +103,13 @@ impl Case {
                 }
             }
         }
-        let copies: Vec<_> = (1..num_blocks as u32).map(|block| (0, block)).collect();
+        let copies: Vec<_> = (1..spec.num_blocks as u32).map(|block| (0, block)).collect();
         backend.copy_blocks(&cache, &copies);
         let num_tokens = step.positions.len();
         let [mut q, out] = [backend.alloc(num_tokens, num_heads * head_dim)?, backend.alloc(num_tokens, num_heads * head_dim)?];
         q.set_rows(num_tokens);
         q.as_mut_slice().iter_mut().enumerate().for_each(|(i, x)| *x = (i % 37) as f32 * 0.05 - 0.9);
-        Ok(Self { params, cache, q, out })
+        Ok(Self { num_sets, params, cache, q, out })
     }
 
     /// Seconds of one call.
@@ -124,14 +130,17 @@ fn summary(mut seconds: Vec<f64>) -> (f64, f64) {
 fn decode(options: &Options, backend: &CpuBackend, shape: (usize, usize, usize), dtype: KvDType) -> Result<(), Error> {
     let (pool, mut buffer) = (ThreadPool::new(options.threads)?, ReadBuffer::new(STREAMED_BYTES)?);
     for (num_reqs, len) in [(1, 128), (1, 512), (1, 2048), (1, 8192), (8, 128), (8, 1024), (8, 8192)] {
-        let step = step(num_reqs, 1, len);
-        let mut case = Case::new(backend, shape, dtype, &step, STREAMED_BYTES)?;
+        let mut case = Case::new(backend, shape, dtype, &step(num_reqs, 1, len, 0), STREAMED_BYTES)?;
+        let steps: Vec<_> = (0..case.num_sets).map(|set| step(num_reqs, 1, len, set)).collect();
         let vector = shape.2 * dtype.element_bytes() + dtype.scale_bytes();
         let bytes = num_reqs * len * 2 * shape.0 * vector;
         let (mut calls, mut reads) = (vec![], vec![]);
         for _ in 0..options.rounds {
-            for plane in 0..case.cache.spec().num_planes {
-                calls.push(case.seconds(backend, &step, plane));
+            for (step, plane) in steps.iter().flat_map(|s| (0..PLANES).map(move |p| (s, p))) {
+                if plane >= case.cache.spec().num_planes {
+                    continue;
+                }
+                calls.push(case.seconds(backend, step, plane));
                 reads.push(buffer.read(&pool, options.tier, bytes));
             }
         }
@@ -156,7 +165,7 @@ fn decode(options: &Options, backend: &CpuBackend, shape: (usize, usize, usize),
 
 fn prefill(options: &Options, backend: &CpuBackend, shape: (usize, usize, usize), dtype: KvDType) -> Result<(), Error> {
     for len in [64, 256, 1420, 4096] {
-        let step = step(1, len, len);
+        let step = step(1, len, len, 0);
         let mut case = Case::new(backend, shape, dtype, &step, 1)?;
         let calls = 2 + (options.rounds * 4096 * 256) / (len * len);
         let (median, best) = summary((0..calls.min(200)).map(|_| case.seconds(backend, &step, 0)).collect());

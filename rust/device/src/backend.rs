@@ -325,6 +325,11 @@ pub trait Backend: Send + Sync {
     /// What this backend is.
     fn info(&self) -> BackendInfo;
 
+    /// Whether attention computes faster over a BF16 cache than over an F16 one, so that it is the better where neither is asked for.
+    fn prefers_bf16_cache(&self) -> bool {
+        false
+    }
+
     /// A zeroed activation tensor that can hold `max_rows` rows; physical memory is committed as rows are first written.
     fn alloc(&self, max_rows: usize, cols: usize) -> Result<Tensor, DeviceError>;
 

@@ -1,4 +1,14 @@
-//! The KV storage: one K and one V plane a layer of a KV group, each a row of blocks ([`crate::kv_layout`] has their format).
+//! The KV storage: one K and one V plane a layer of a KV group ([`crate::kv_layout`] has the format of a block in a plane).
+//!
+//! Of the host's memory a block takes one range, its planes one after the other:
+//!
+//! ```text
+//! block 0                        block 1
+//! | K 0 | V 0 | K 1 | V 1 | ... | K 0 | V 0 | K 1 | V 1 | ...
+//! ```
+//!
+//! So huge pages, without which reading long contexts is bound by address translation, fill up before the next one is touched, and a
+//! block is copied or moved as one.
 
 #![allow(clippy::cast_ptr_alignment)] // Planes are page-aligned.
 #![allow(clippy::inline_always)] // `store_codes` is inlined into the kernels of every tier.
@@ -38,18 +48,18 @@ pub struct KvPlace {
     pub head: usize,
 }
 
-/// A plane's memory. It is written through shared references, by raw pointer.
-struct Plane {
+/// The blocks' memory. It is written through shared references, by raw pointer.
+struct Blocks {
     base: *mut u8,
     // Owns what `base` points to; never borrowed again.
     _pages: Pages<u8>,
 }
 
-// SAFETY: a plane is memory without thread affinity.
-unsafe impl Send for Plane {}
+// SAFETY: it is memory without thread affinity.
+unsafe impl Send for Blocks {}
 // SAFETY: every access goes through `CacheReader` (shared lock, reads only) or `CacheWriter` (exclusive lock), whose raw pointers
 // the kernels of this crate follow to disjoint places.
-unsafe impl Sync for Plane {}
+unsafe impl Sync for Blocks {}
 
 /// The storage itself: address space at first, committed as blocks are first written.
 ///
@@ -57,8 +67,7 @@ unsafe impl Sync for Plane {}
 /// running beside a writer.
 pub struct CacheEngine {
     spec: KvCacheSpec,
-    /// K plane 0, V plane 0, K plane 1, ...
-    planes: Vec<Plane>,
+    blocks: Blocks,
     access: RwLock<()>,
 }
 
@@ -97,18 +106,13 @@ impl CacheEngine {
     }
 
     fn reserve(spec: &KvCacheSpec) -> Result<Self, DeviceError> {
-        let plane_bytes = Self::checked_bytes(spec)? / (2 * spec.num_planes as u64);
-        let plane_bytes = usize::try_from(plane_bytes).map_err(|_| {
-            DeviceError::Shape(format!("a KV plane of {plane_bytes} bytes is more than this machine can address"))
-        })?;
-        let planes = (0..2 * spec.num_planes)
-            .map(|_| {
-                let mut pages = Pages::zeroed(plane_bytes)?;
-                pages.advise_huge();
-                Ok(Plane { base: pages.as_mut_slice().as_mut_ptr(), _pages: pages })
-            })
-            .collect::<Result<_, DeviceError>>()?;
-        Ok(Self { spec: spec.clone(), planes, access: RwLock::new(()) })
+        let bytes = Self::checked_bytes(spec)?;
+        let bytes = usize::try_from(bytes)
+            .map_err(|_| DeviceError::Shape(format!("a KV cache of {bytes} bytes is more than this machine can address")))?;
+        let mut pages = Pages::zeroed(bytes)?;
+        pages.advise_huge();
+        let blocks = Blocks { base: pages.as_mut_slice().as_mut_ptr(), _pages: pages };
+        Ok(Self { spec: spec.clone(), blocks, access: RwLock::new(()) })
     }
 
     /// The shape it was made with.
@@ -183,30 +187,31 @@ impl CacheEngine {
     /// # Panics
     /// When a block id is out of range.
     pub fn copy_blocks(&self, pairs: &[(u32, u32)]) {
-        let spec = &self.spec;
-        let block_bytes = spec.layout().block_bytes;
+        let (last, block_bytes) = (self.spec.num_blocks - 1, self.block_bytes());
+        let _writer = self.writer();
         for &(source, destination) in pairs {
-            let last = spec.num_blocks - 1;
             assert!(
                 source.max(destination) as usize <= last,
                 "copy of block {source} to {destination}, the last block is {last}"
             );
-        }
-        let _writer = self.writer();
-        for plane in &self.planes {
-            for &(source, destination) in pairs {
-                // SAFETY: both ids are below num_blocks, so both ranges are within the plane; `copy` allows them to be the same;
-                // the writer's lock is held.
-                unsafe {
-                    let from = plane.base.add(source as usize * block_bytes);
-                    let to = plane.base.add(destination as usize * block_bytes);
-                    std::ptr::copy(from, to, block_bytes);
-                }
-            }
+            // SAFETY: both ids are below num_blocks, so both ranges are within the storage; `copy` allows them to be the same; the
+            // writer's lock is held.
+            unsafe { std::ptr::copy(self.block(source), self.block(destination), block_bytes) };
         }
     }
 
-    /// Byte offsets of a head's vector and of its scale within its plane.
+    /// Bytes of a block over all planes.
+    pub fn block_bytes(&self) -> usize {
+        // Checked when the storage was made.
+        self.spec.bytes_per_block().map_or(0, |bytes| bytes as usize)
+    }
+
+    /// The first byte of a block, whose id is below `num_blocks`.
+    fn block(&self, block: u32) -> *mut u8 {
+        self.blocks.base.wrapping_add(block as usize * self.block_bytes())
+    }
+
+    /// Byte offsets of a head's vector and of its scale, from its plane's first byte.
     fn offsets(&self, at: KvPlace) -> (usize, usize) {
         let spec = &self.spec;
         let (block, offset) = (at.slot / spec.block_size, at.slot % spec.block_size);
@@ -218,7 +223,8 @@ impl CacheEngine {
 
     fn base(&self, side: KvSide, plane: usize) -> *mut u8 {
         assert!(plane < self.spec.num_planes, "plane {plane} of {}", self.spec.num_planes);
-        self.planes[2 * plane + usize::from(side == KvSide::Value)].base
+        let planes_before = 2 * plane + usize::from(side == KvSide::Value);
+        self.blocks.base.wrapping_add(planes_before * (self.block_bytes() / (2 * self.spec.num_planes)))
     }
 }
 

@@ -55,14 +55,14 @@ impl KvCacheSpec {
         self.bytes_per_block()?.checked_mul(self.num_blocks as u64)
     }
 
-    /// Where things lie in a plane.
+    /// Where things lie in a plane of the host, where a block's planes follow each other.
     pub(crate) fn layout(&self) -> PlaneLayout {
         let vectors = self.num_kv_heads * self.block_size;
         PlaneLayout {
             block_size: self.block_size,
             vector_bytes: self.vector_bytes(),
             scales: (vectors * self.vector_bytes()).next_multiple_of(ALIGNMENT),
-            block_bytes: self.plane_block_bytes().expect("a storage of this shape was made"),
+            block_stride: self.bytes_per_block().expect("a storage of this shape was made") as usize,
         }
     }
 }
@@ -75,20 +75,20 @@ pub(crate) struct PlaneLayout {
     pub(crate) vector_bytes: usize,
     /// Where in a block its scales start.
     scales: usize,
-    /// Bytes of a block.
-    pub(crate) block_bytes: usize,
+    /// Bytes from a block to the next one.
+    pub(crate) block_stride: usize,
 }
 
 impl PlaneLayout {
     /// Where the vector of a head at token `offset` of a block starts.
     #[inline]
     pub(crate) fn vector(&self, block: usize, head: usize, offset: usize) -> usize {
-        block * self.block_bytes + (head * self.block_size + offset) * self.vector_bytes
+        block * self.block_stride + (head * self.block_size + offset) * self.vector_bytes
     }
 
     /// Where its scale, a bfloat16, lies. For types without scales this is out of the block.
     #[inline]
     pub(crate) fn scale(&self, block: usize, head: usize, offset: usize) -> usize {
-        block * self.block_bytes + self.scales + (head * self.block_size + offset) * 2
+        block * self.block_stride + self.scales + (head * self.block_size + offset) * 2
     }
 }

@@ -12,7 +12,7 @@ use super::{
     MAX_ROW_BLOCK, Problem, SPLIT_KEYS, TILE_KEYS,
     merge::{State, Total, merge, save_partial, write_out},
     plan::{Item, padded_dim, partial_stride},
-    product::Product,
+    product::{Product, Single},
     score::{Softmax, score_rows, soften},
     tile::Tiles,
     weigh::{Loaded, RowBlock, weigh_rows},
@@ -152,6 +152,15 @@ pub(super) unsafe fn attend<S: Simd, P: Product>(problem: &Problem<'_>, item: &I
             write_out::<S>(out, s.total.add(row * padded), *s.total_sum.add(row), dim);
         }
     }
+}
+
+/// [`attend`] over f32 products.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+pub(super) unsafe fn attend_single<S: Simd>(problem: &Problem<'_>, item: &Item, scratch: *mut f32) {
+    attend::<S, Single>(problem, item, scratch);
 }
 
 /// Puts the queries of a block of rows side by side, step by step.

@@ -46,16 +46,12 @@ use crate::{
 
 #[cfg(target_arch = "x86_64")]
 use super::simd::Avx512;
-use super::{
-    CpuTier, ThreadPool,
-    simd::{Simd, tier_entry},
-};
-use kernel::attend;
+use super::{CpuTier, ThreadPool, simd::tier_entry};
+use kernel::{attend, attend_single};
 use merge::merge_rows;
 use plan::Plan;
 #[cfg(target_arch = "x86_64")]
 use product::Pairs;
-use product::Single;
 
 /// Keys of a tile: what is converted to f32, and enters the softmax, at once.
 const TILE_KEYS: usize = 32;
@@ -221,12 +217,6 @@ fn check(params: &AttentionParams, spec: &KvCacheSpec, step: &StepMetadata, grou
         starts.windows(2).all(|w| step.positions[w[0] as usize..w[1] as usize].windows(2).all(|p| p[0] + 1 == p[1])),
         "positions of a request count up by one"
     );
-}
-
-#[inline(always)]
-unsafe fn attend_single<S: Simd>(problem: &Problem<'_>, item: &plan::Item, scratch: *mut f32) {
-    // SAFETY: the caller's promise.
-    unsafe { attend::<S, Single>(problem, item, scratch) }
 }
 
 /// [`attend`] over pairs; the machine must have AVX-512 BF16.
