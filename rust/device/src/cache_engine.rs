@@ -326,7 +326,7 @@ mod tests {
         cache.read(KvSide::Value, last, &mut read);
         assert_eq!(read, values);
         // Where a 32-bit signed byte offset, and an element index cut at 2^31, would have landed.
-        let cut = (cache.offsets(last).0 / 2 - (1 << 31)) / (32 * 8 * 128) * 32 + 31;
+        let cut = cache.offsets(last).0 / 2 % (1 << 31) / (2 * 32 * 8 * 128) * 32 + 31;
         cache.read(KvSide::Value, KvPlace { slot: cut, ..last }, &mut read);
         assert!(read.iter().all(|&x| x == 0.0));
         let last_block = spec.num_blocks as u32 - 1;
