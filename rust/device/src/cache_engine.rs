@@ -10,7 +10,7 @@
 //! So huge pages, without which reading long contexts is bound by address translation, fill up before the next one is touched, and a
 //! block is copied or moved as one.
 
-#![allow(clippy::cast_ptr_alignment)] // Planes are page-aligned.
+#![allow(clippy::cast_ptr_alignment)] // Planes are aligned to 16 bytes.
 #![allow(clippy::inline_always)] // `store_codes` is inlined into the kernels of every tier.
 
 mod transfer;
@@ -21,6 +21,10 @@ use half::{bf16, f16};
 
 use crate::{
     DeviceError, KvCacheSpec, KvDType,
+    cuda::{
+        CudaError, DevicePlanes,
+        driver::{bytes_of, bytes_of_mut},
+    },
     host::host_memory,
     kv_codes::{E4M3_VALUES, quantize_e4m3, quantize_int8},
     mmap::Pages,
@@ -61,13 +65,18 @@ unsafe impl Send for Blocks {}
 // the kernels of this crate follow to disjoint places.
 unsafe impl Sync for Blocks {}
 
+enum Storage {
+    Host(Blocks),
+    Device(DevicePlanes),
+}
+
 /// The storage itself: address space at first, committed as blocks are first written.
 ///
 /// It is shared by reference; a lock, taken once a phase and never contended when one thread drives the steps, keeps a reader from
 /// running beside a writer.
 pub struct CacheEngine {
     spec: KvCacheSpec,
-    blocks: Blocks,
+    storage: Storage,
     access: RwLock<()>,
 }
 
@@ -111,8 +120,26 @@ impl CacheEngine {
             .map_err(|_| DeviceError::Shape(format!("a KV cache of {bytes} bytes is more than this machine can address")))?;
         let mut pages = Pages::zeroed(bytes)?;
         pages.advise_huge();
-        let blocks = Blocks { base: pages.as_mut_slice().as_mut_ptr(), _pages: pages };
-        Ok(Self { spec: spec.clone(), blocks, access: RwLock::new(()) })
+        let storage = Storage::Host(Blocks { base: pages.as_mut_slice().as_mut_ptr(), _pages: pages });
+        Ok(Self { spec: spec.clone(), storage, access: RwLock::new(()) })
+    }
+
+    /// A storage in a GPU's memory; `planes` makes planes of so many bytes.
+    pub(crate) fn on_device(
+        spec: &KvCacheSpec,
+        planes: impl FnOnce(usize) -> Result<DevicePlanes, CudaError>,
+    ) -> Result<Self, DeviceError> {
+        let plane_bytes = Self::checked_bytes(spec)? / (2 * spec.num_planes as u64);
+        let storage = Storage::Device(planes(plane_bytes as usize)?);
+        Ok(Self { spec: spec.clone(), storage, access: RwLock::new(()) })
+    }
+
+    /// The planes on a GPU, if they are there.
+    pub(crate) fn device(&self) -> Option<&DevicePlanes> {
+        match &self.storage {
+            Storage::Host(_) => None,
+            Storage::Device(planes) => Some(planes),
+        }
     }
 
     /// The shape it was made with.
@@ -139,18 +166,20 @@ impl CacheEngine {
         assert_eq!(values.len(), self.spec.head_dim, "values of one head");
         let (vector, scale) = self.offsets(at);
         let writer = self.writer();
-        let base = writer.base(side, at.plane);
-        // SAFETY: `offsets` checked that the plane holds the vector and its scale there; the base is page-aligned and offsets are
-        // multiples of the element's size; `writer` is alive.
-        unsafe {
-            match self.spec.dtype {
-                KvDType::F32 => store_each(base.add(vector), values, |x| x),
-                KvDType::F16 => store_each(base.add(vector), values, |x| f16::from_f32(x.clamp(-F16_MAX, F16_MAX))),
-                KvDType::BF16 => store_each(base.add(vector), values, bf16::from_f32),
-                KvDType::F8E4M3 => store_codes(base.add(vector), base.add(scale), values, quantize_e4m3),
-                KvDType::Int8 => store_codes(base.add(vector), base.add(scale), values, quantize_int8),
-            }
+        if let Some(device) = self.device() {
+            let (mut elements, mut scale_bytes) = (vec![0.0f32; values.len()], [bf16::ZERO]);
+            // SAFETY: both buffers are large enough for any type, aligned, and only used here.
+            unsafe { store(self.spec.dtype, values, elements.as_mut_ptr().cast(), scale_bytes.as_mut_ptr().cast()) };
+            let plane = 2 * at.plane + usize::from(side == KvSide::Value);
+            let elements = &bytes_of(&elements)[..self.spec.vector_bytes()];
+            on_gpu(device.upload(plane, vector, elements));
+            let scale_bytes = scale_bytes[0].to_ne_bytes();
+            return on_gpu(device.upload(plane, scale, &scale_bytes[..self.spec.dtype.scale_bytes()]));
         }
+        let base = writer.base(side, at.plane);
+        // SAFETY: `offsets` checked that the plane holds the vector and its scale there; bases are aligned to 16 bytes and offsets are
+        // multiples of the element's size; `writer` is alive.
+        unsafe { store(self.spec.dtype, values, base.add(vector), base.add(scale)) };
     }
 
     /// Reads one head's vector, `[head_dim]`.
@@ -161,25 +190,17 @@ impl CacheEngine {
         assert_eq!(values.len(), self.spec.head_dim, "values of one head");
         let (vector, scale) = self.offsets(at);
         let reader = self.reader();
-        let base = reader.base(side, at.plane);
-        // SAFETY: as in `write`, with `reader` alive; the element types are valid for any bits.
-        unsafe {
-            let vector = base.add(vector);
-            let scale = || base.add(scale).cast::<bf16>().read().to_f32();
-            match self.spec.dtype {
-                KvDType::F32 => load_each(vector, values, |x: f32| x),
-                KvDType::F16 => load_each(vector, values, f16::to_f32),
-                KvDType::BF16 => load_each(vector, values, bf16::to_f32),
-                KvDType::F8E4M3 => {
-                    let scale = scale();
-                    load_each(vector, values, |code: u8| E4M3_VALUES[usize::from(code)] * scale);
-                }
-                KvDType::Int8 => {
-                    let scale = scale();
-                    load_each(vector, values, |code: i8| f32::from(code) * scale);
-                }
-            }
+        if let Some(device) = self.device() {
+            let (mut elements, mut scale_bytes) = (vec![0.0f32; values.len()], [0; 2]);
+            let plane = 2 * at.plane + usize::from(side == KvSide::Value);
+            on_gpu(device.download(plane, vector, &mut bytes_of_mut(&mut elements)[..self.spec.vector_bytes()]));
+            on_gpu(device.download(plane, scale, &mut scale_bytes[..self.spec.dtype.scale_bytes()]));
+            // SAFETY: the buffer is aligned and has as many elements as `values`.
+            return unsafe { load(self.spec.dtype, values, elements.as_ptr().cast(), || bf16::from_ne_bytes(scale_bytes)) };
         }
+        let base = reader.base(side, at.plane);
+        // SAFETY: as in `write`, with `reader` alive.
+        unsafe { load(self.spec.dtype, values, base.add(vector), || base.add(scale).cast::<bf16>().read()) };
     }
 
     /// Copies whole blocks `(source, destination)` in every plane, in order.
@@ -188,12 +209,17 @@ impl CacheEngine {
     /// When a block id is out of range.
     pub fn copy_blocks(&self, pairs: &[(u32, u32)]) {
         let (last, block_bytes) = (self.spec.num_blocks - 1, self.block_bytes());
-        let _writer = self.writer();
         for &(source, destination) in pairs {
             assert!(
                 source.max(destination) as usize <= last,
                 "copy of block {source} to {destination}, the last block is {last}"
             );
+        }
+        let _writer = self.writer();
+        if let Some(device) = self.device() {
+            return on_gpu(device.copy_blocks(pairs));
+        }
+        for &(source, destination) in pairs {
             // SAFETY: both ids are below num_blocks, so both ranges are within the storage; `copy` allows them to be the same; the
             // writer's lock is held.
             unsafe { std::ptr::copy(self.block(source), self.block(destination), block_bytes) };
@@ -206,9 +232,17 @@ impl CacheEngine {
         self.spec.bytes_per_block().map_or(0, |bytes| bytes as usize)
     }
 
-    /// The first byte of a block, whose id is below `num_blocks`.
+    /// The first byte of the host's memory.
+    fn host(&self) -> *mut u8 {
+        match &self.storage {
+            Storage::Host(blocks) => blocks.base,
+            Storage::Device(_) => panic!("the KV storage of a GPU was given to the CPU"),
+        }
+    }
+
+    /// The first byte of a block in the host's memory; its id is below `num_blocks`.
     fn block(&self, block: u32) -> *mut u8 {
-        self.blocks.base.wrapping_add(block as usize * self.block_bytes())
+        self.host().wrapping_add(block as usize * self.block_bytes())
     }
 
     /// Byte offsets of a head's vector and of its scale, from its plane's first byte.
@@ -217,14 +251,14 @@ impl CacheEngine {
         let (block, offset) = (at.slot / spec.block_size, at.slot % spec.block_size);
         assert!(block < spec.num_blocks, "slot {} of {} blocks of {}", at.slot, spec.num_blocks, spec.block_size);
         assert!(at.head < spec.num_kv_heads, "head {} of {}", at.head, spec.num_kv_heads);
-        let layout = spec.layout();
+        let layout = if self.device().is_some() { spec.layout() } else { spec.host_layout() };
         (layout.vector(block, at.head, offset), layout.scale(block, at.head, offset))
     }
 
     fn base(&self, side: KvSide, plane: usize) -> *mut u8 {
         assert!(plane < self.spec.num_planes, "plane {plane} of {}", self.spec.num_planes);
         let planes_before = 2 * plane + usize::from(side == KvSide::Value);
-        self.blocks.base.wrapping_add(planes_before * (self.block_bytes() / (2 * self.spec.num_planes)))
+        self.host().wrapping_add(planes_before * (self.block_bytes() / (2 * self.spec.num_planes)))
     }
 }
 
@@ -263,6 +297,51 @@ pub(crate) unsafe fn store_codes(
 ) {
     // SAFETY: the caller's promise; a plane is initialised, because its pages are zeroed.
     unsafe { scale.cast::<bf16>().write(quantize(values, std::slice::from_raw_parts_mut(codes, values.len()))) };
+}
+
+/// Writes a head's vector, and its scale for the one-byte types.
+///
+/// # Safety
+/// Both are good for writes of the type's sizes, aligned to its elements, and nobody else uses them.
+unsafe fn store(dtype: KvDType, values: &[f32], vector: *mut u8, scale: *mut u8) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match dtype {
+            KvDType::F32 => store_each(vector, values, |x| x),
+            KvDType::F16 => store_each(vector, values, |x| f16::from_f32(x.clamp(-F16_MAX, F16_MAX))),
+            KvDType::BF16 => store_each(vector, values, bf16::from_f32),
+            KvDType::F8E4M3 => store_codes(vector, scale, values, quantize_e4m3),
+            KvDType::Int8 => store_codes(vector, scale, values, quantize_int8),
+        }
+    }
+}
+
+/// Reads a head's vector; `scale` is asked for the one-byte types only.
+///
+/// # Safety
+/// `vector` is good for reads of the type's size, aligned to its elements, and nobody writes there.
+unsafe fn load(dtype: KvDType, values: &mut [f32], vector: *const u8, scale: impl FnOnce() -> bf16) {
+    // SAFETY: the caller's promise; the element types are valid for any bits.
+    unsafe {
+        match dtype {
+            KvDType::F32 => load_each(vector, values, |x: f32| x),
+            KvDType::F16 => load_each(vector, values, f16::to_f32),
+            KvDType::BF16 => load_each(vector, values, bf16::to_f32),
+            KvDType::F8E4M3 => {
+                let scale = scale().to_f32();
+                load_each(vector, values, |code: u8| E4M3_VALUES[usize::from(code)] * scale);
+            }
+            KvDType::Int8 => {
+                let scale = scale().to_f32();
+                load_each(vector, values, |code: i8| f32::from(code) * scale);
+            }
+        }
+    }
+}
+
+/// A step cannot return what the driver refuses.
+fn on_gpu(result: Result<(), CudaError>) {
+    result.unwrap_or_else(|error| panic!("{error}"));
 }
 
 impl CacheReader<'_> {

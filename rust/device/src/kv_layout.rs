@@ -55,15 +55,22 @@ impl KvCacheSpec {
         self.bytes_per_block()?.checked_mul(self.num_blocks as u64)
     }
 
-    /// Where things lie in a plane of the host, where a block's planes follow each other.
+    /// Where things lie in a plane whose blocks follow each other.
     pub(crate) fn layout(&self) -> PlaneLayout {
         let vectors = self.num_kv_heads * self.block_size;
         PlaneLayout {
             block_size: self.block_size,
             vector_bytes: self.vector_bytes(),
             scales: (vectors * self.vector_bytes()).next_multiple_of(ALIGNMENT),
-            block_stride: self.bytes_per_block().expect("a storage of this shape was made") as usize,
+            block_bytes: self.plane_block_bytes().expect("a storage of this shape was made"),
+            block_stride: self.plane_block_bytes().expect("a storage of this shape was made"),
         }
+    }
+
+    /// Where things lie in a plane of the host's memory, where the planes of a block follow each other.
+    pub(crate) fn host_layout(&self) -> PlaneLayout {
+        let block_stride = self.bytes_per_block().expect("a storage of this shape was made") as usize;
+        PlaneLayout { block_stride, ..self.layout() }
     }
 }
 
@@ -74,7 +81,9 @@ pub(crate) struct PlaneLayout {
     /// Bytes of a head's vector: tokens of a head follow each other at this distance.
     pub(crate) vector_bytes: usize,
     /// Where in a block its scales start.
-    scales: usize,
+    pub(crate) scales: usize,
+    /// Bytes of a block in a plane.
+    pub(crate) block_bytes: usize,
     /// Bytes from a block to the next one.
     pub(crate) block_stride: usize,
 }

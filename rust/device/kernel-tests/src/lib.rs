@@ -2,12 +2,14 @@
 //!
 //! The tests of this crate compare every kernel with a plain oracle.
 
+mod driver;
 mod memory;
 pub mod pool;
 pub mod random;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
+pub use driver::EmulatedDriver;
 pub use memory::{Buffer, Plain};
 
 /// `emulation::Kernel` in `kernels/emulation/emulation.h`.
@@ -97,11 +99,17 @@ impl Kernel {
     pub fn launch<A>(self, grid: [usize; 3], args: &A, order: Order) {
         let expected = std::any::type_name::<A>().rsplit("::").next();
         assert_eq!((expected, size_of::<A>()), (Some(self.args_name()), self.args_bytes()), "arguments of {}", self.name());
+        // SAFETY: the struct has the kernel's type; the addresses in it are checked by guard pages as the kernel follows them.
+        unsafe { self.run(grid, std::ptr::from_ref(args).cast(), order) };
+    }
+
+    /// # Safety
+    /// `args` is the kernel's struct.
+    unsafe fn run(self, grid: [usize; 3], args: *const c_void, order: Order) {
         assert!(grid.iter().all(|&n| n > 0) && grid[1] <= 65535, "{} cannot have a grid of {grid:?}", self.name());
         let grid = grid.map(|n| n as c_uint);
-        let (args, reverse) = (std::ptr::from_ref(args).cast(), c_int::from(order == Order::Descending));
-        // SAFETY: the struct has the kernel's type; the addresses in it are checked by guard pages as the kernel follows them.
-        unsafe { emulation_launch(self.raw, grid.as_ptr(), args, reverse) };
+        // SAFETY: the caller's promise.
+        unsafe { emulation_launch(self.raw, grid.as_ptr(), args, c_int::from(order == Order::Descending)) };
     }
 }
 

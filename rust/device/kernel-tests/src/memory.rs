@@ -30,6 +30,9 @@ pub struct Buffer {
     bytes: usize,
 }
 
+// SAFETY: the mapping is the buffer's own, and has no thread affinity.
+unsafe impl Send for Buffer {}
+
 impl Buffer {
     /// What a kernel only reads.
     ///

@@ -1,6 +1,6 @@
 //! Whole blocks out of the pool and into it, as plain bytes.
 
-use super::CacheEngine;
+use super::{CacheEngine, on_gpu};
 
 impl CacheEngine {
     /// Copies a block out, plane after plane (K 0, V 0, K 1, ...), into `[block_bytes]`.
@@ -8,8 +8,12 @@ impl CacheEngine {
     /// # Panics
     /// When the block is out of range or `bytes` is not [`Self::block_bytes`] long.
     pub fn export_block(&self, block: u32, bytes: &mut [u8]) {
-        let block = self.checked_block(block, bytes.len());
+        self.check_block(block, bytes.len());
         let _reader = self.reader();
+        if let Some(device) = self.device() {
+            return on_gpu(device.export_block(block, bytes));
+        }
+        let block = self.block(block);
         // SAFETY: the block is in range and as long as `bytes`; they cannot overlap, for blocks are never borrowed as slices; the
         // reader's lock keeps writers out.
         unsafe { std::ptr::copy_nonoverlapping(block, bytes.as_mut_ptr(), bytes.len()) };
@@ -20,16 +24,19 @@ impl CacheEngine {
     /// # Panics
     /// When the block is out of range or `bytes` is not [`Self::block_bytes`] long.
     pub fn import_block(&self, block: u32, bytes: &[u8]) {
-        let block = self.checked_block(block, bytes.len());
+        self.check_block(block, bytes.len());
         let _writer = self.writer();
+        if let Some(device) = self.device() {
+            return on_gpu(device.import_block(block, bytes));
+        }
+        let block = self.block(block);
         // SAFETY: as in `export_block`, with the writer's lock held.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), block, bytes.len()) };
     }
 
-    fn checked_block(&self, block: u32, num_bytes: usize) -> *mut u8 {
+    fn check_block(&self, block: u32, num_bytes: usize) {
         assert!((block as usize) < self.spec.num_blocks, "block {block} of {}", self.spec.num_blocks);
         assert_eq!(num_bytes, self.block_bytes(), "bytes of a block");
-        self.block(block)
     }
 }
 

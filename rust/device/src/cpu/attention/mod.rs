@@ -161,7 +161,7 @@ pub(crate) fn attention(
         keys: reader.base(KvSide::Key, plane),
         values: reader.base(KvSide::Value, plane),
         spec: cache.spec(),
-        layout: cache.spec().layout(),
+        layout: cache.spec().host_layout(),
         params,
         group,
         partials: partials.at_least(plan.partial_len),
