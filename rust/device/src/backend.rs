@@ -238,6 +238,9 @@ pub struct AttentionParams {
     pub window: Option<usize>,
     /// Scores become `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
+    /// Exact: products of f32. Else, over a BF16 cache, of bf16 where the processor multiplies those faster: queries and weights are
+    /// rounded to it, sums are f32.
+    pub precision: Precision,
 }
 
 /// Arguments of [`Backend::attention`].
@@ -360,6 +363,11 @@ pub trait Backend: Send + Sync {
     /// Errors: [`DeviceError::Unsupported`], with what would work.
     fn check_kv_cache(&self, _dtype: KvDType, _head_dim: usize) -> Result<(), DeviceError> {
         Ok(())
+    }
+
+    /// Whether attention computes faster over a BF16 cache than over an F16 one, so that it is the better where neither is asked for.
+    fn prefers_bf16_cache(&self) -> bool {
+        false
     }
 
     /// A zeroed activation tensor that can hold `max_rows` rows; physical memory is committed as rows are first written.

@@ -211,6 +211,7 @@ fn model_dtype(dtype: ModelDType, head_dim: usize, devices: PlannedDevices<'_>) 
         (ModelDType::Auto, PlannedDevices::Own { backend, .. }) if backend.check_kv_cache(KvDType::F16, head_dim).is_err() => {
             paged::KvDType::F32
         }
+        (ModelDType::Auto, PlannedDevices::Own { backend, .. }) if backend.prefers_bf16_cache() => paged::KvDType::BF16,
         (ModelDType::F16 | ModelDType::Auto, _) => paged::KvDType::F16,
     }
 }
