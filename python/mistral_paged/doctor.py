@@ -52,7 +52,7 @@ def advise(facts: Mapping[str, Any]) -> Iterator[str]:
     """What runs where, and what is missing."""
     usable = [f"cuda:{number}" for number, gpu in enumerate(facts["gpus"]) if not gpu["problem"]]
     if usable:
-        yield f'Models run on {usable[0]} unless device says otherwise; device="cpu" is the processor, with {facts["cores"]} threads.'
+        yield f'Models run on {usable[0]} unless device says otherwise; "cpu" is the processor, with {facts["cores"]} threads.'
     else:
         yield f"Models run on the processor, with {facts['cores']} threads unless num_threads says otherwise."
     if facts["driver_error"]:

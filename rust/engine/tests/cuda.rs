@@ -138,7 +138,7 @@ fn a_missing_gpu_is_an_error_that_says_what_would_work() {
     assert!(!run(&load(engine::Device::Auto).unwrap(), request(1, 9, 4)).is_empty());
 }
 
-fn after_first_token(stream: RequestStream, then: impl FnOnce()) -> CompletionChoice {
+fn after_first_token(stream: &RequestStream, then: impl FnOnce()) -> CompletionChoice {
     let mut collector = stream.collector();
     let mut then = Some(then);
     loop {
@@ -171,7 +171,7 @@ fn what_the_driver_refuses_in_a_step_ends_its_requests_with_their_text_and_no_ot
         let is_lost = matches!(error, CudaError::Lost { .. });
         let running = engine.submit(request(1, 5, 250)).unwrap();
         let waiting = engine.submit(request(2, 5, 3)).unwrap();
-        let choice = after_first_token(running, || driver.fail(error.clone()));
+        let choice = after_first_token(&running, || driver.fail(error.clone()));
         assert_eq!((choice.finish_reason, choice.error), (FinishReason::Error, Some(error.to_string())));
         assert!(!choice.text.is_empty());
         let waiting = waiting.wait().unwrap();
