@@ -30,8 +30,9 @@ run: $(VENV)/package $(VENV)/model ## build, install with the default model into
 build: $(VENV)/package ## build the release extension and install the package into .venv
 
 .PHONY: kernels
-kernels: $(VENV)/nvcc ## compile the CUDA kernels into kernels/built, and fail on warnings and on spills where they decode
+kernels: $(VENV)/cuda-tools ## compile the CUDA kernels into kernels/built, and fail on warnings, on spills where they decode, on symbols that kernels/manifest.txt has not
 	$(VENV)/bin/python kernels/compiler.py
+	$(VENV)/bin/python kernels/symbols.py
 
 .PHONY: wheel
 wheel: $(VENV)/tools kernels ## build a wheel into dist/ and check that it is manylinux-clean
@@ -112,8 +113,8 @@ $(VENV)/package: $(VENV)/bin/python $(SOURCES)
 	$(PIP) install --quiet .
 	@touch $@
 
-$(VENV)/nvcc: $(VENV)/bin/python pyproject.toml
-	$(PIP) install --quiet --no-deps $(NVCC)
+$(VENV)/cuda-tools: $(VENV)/bin/python pyproject.toml
+	$(PIP) install --quiet --no-deps $(NVCC) nvidia-cuda-cuobjdump==13.2.86
 	@touch $@
 
 $(VENV)/model: $(VENV)/bin/python

@@ -119,6 +119,16 @@ impl Buffer {
         values
     }
 
+    /// Copies values in, from byte `at` on.
+    ///
+    /// # Panics
+    /// When they are not within the buffer.
+    pub fn write_at<T: Plain>(&self, at: usize, values: &[T]) {
+        assert!(at + size_of_val(values) <= self.bytes, "out of the buffer");
+        // SAFETY: the range lies within the buffer, and no kernel runs meanwhile.
+        unsafe { ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), self.mapping.add(self.start + at), size_of_val(values)) };
+    }
+
     fn is_intact(&self) -> bool {
         let (end, last) = (self.start + self.bytes, self.mapped_bytes - PAGE);
         // A sparse buffer fills its pages.
