@@ -30,7 +30,7 @@ run: $(VENV)/package $(VENV)/model ## build, install with the default model into
 build: $(VENV)/package ## build the release extension and install the package into .venv
 
 .PHONY: kernels
-kernels: $(VENV)/cuda-tools ## compile the CUDA kernels into kernels/built, and fail on warnings, on spills where they decode, on symbols that kernels/manifest.txt has not
+kernels: $(VENV)/cuda-tools ## compile the CUDA kernels into kernels/built, and fail on warnings, spills where they decode, and unlisted symbols
 	$(VENV)/bin/python kernels/compiler.py
 	$(VENV)/bin/python kernels/symbols.py
 

@@ -35,7 +35,7 @@ def differences(fatbins: Iterable[Path], manifest: Path = MANIFEST) -> list[str]
     failures = []
     for target, kernels in there.items():
         failures += [f"{name} of {manifest.name} has no machine code for {target}" for name in sorted(listed - kernels)]
-        failures += [f"{name} has machine code for {target}, and {manifest.name} does not list it" for name in sorted(kernels - listed)]
+        failures += [f"{name} has machine code for {target}, and is not in {manifest.name}" for name in sorted(kernels - listed)]
     return failures
 
 
