@@ -50,6 +50,10 @@ test-rust: ## the Rust tests
 test-python: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/tools ## the Python tests
 	$(VENV)/bin/python -m pytest
 
+.PHONY: test-gpu
+test-gpu: kernels ## the golden models on the machine's GPU
+	cargo test --release --locked --package mistral-paged-engine --test golden_models -- --ignored on_a_gpu
+
 .PHONY: lint
 lint: $(VENV)/package $(VENV)/tools kernels ## formatting, clippy, ruff, mypy, stubs, and the rules of docs/architecture.md
 	cargo fmt --all --check

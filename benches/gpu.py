@@ -1,14 +1,13 @@
 """What the kernels and a model do on a GPU, as a share of what its memory can move. `make bench-gpu`.
 
-Writes JSON lines as it goes, then docs/gpu.md and docs/gpu.png from them, which `--report FILE` does alone. Needs the wheel, numpy, and
-matplotlib for the picture; PyTorch and FlashInfer are measured where they can be imported. Takes less than 8 minutes on an H200.
+Writes JSON lines as it goes, then docs/gpu.md and docs/gpu.png from them, which `--report FILE` does alone. Needs the wheel and
+numpy, and matplotlib for the picture; PyTorch and FlashInfer are measured where they can be imported.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
-import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,19 +28,26 @@ NEW = 96
 PROMPT = 32
 
 
-def seconds(ordinal: int, work: gpu_plan.Work) -> list[float]:
-    """Of each of several runs on the GPU."""
-    return _core.time_on_gpu(ordinal, {name: value for name, value in work.items() if name != "name"}, RUNS)
+class Timer:
+    """Our kernels on one GPU."""
+
+    name = "mistral_paged"
+
+    def __init__(self, ordinal: int) -> None:
+        self.timer = _core.GpuTimer(ordinal)
+
+    def seconds(self, work: gpu_plan.Work, runs: int) -> list[float]:
+        """Of each of several runs on the GPU."""
+        found: list[float] = self.timer.seconds({"num_kv_heads": gpu_plan.KV_HEADS, **work}, runs)
+        return found
 
 
-def measure_kernels(log: Log, ordinal: int, works: list[gpu_plan.Work], peers: list[gpu_peers.Peer]) -> None:
-    """Each work by our kernels, then by those of others."""
+def measure_kernels(log: Log, engines: list[gpu_peers.Peer], works: list[gpu_plan.Work]) -> None:
+    """Each work by every engine."""
     for work in works:
-        log.write(record="work", engine="mistral_paged", work=work, seconds=seconds(ordinal, work))
-        for peer in peers:
-            found = peer.seconds(work, RUNS)
-            if found:
-                log.write(record="work", engine=peer.name, work=work, seconds=found)
+        for engine in engines:
+            if found := engine.seconds(work, RUNS):
+                log.write(record="work", engine=engine.name, work=work, seconds=found)
 
 
 def decode(runner: Runner, batch: int, new: int) -> float:
@@ -63,11 +69,11 @@ def measure_model(log: Log, device: str, config: dict[str, int], batches: list[i
     folder = gpu_model.roomy_folder(gpu_plan.weight_bytes(config))
     try:
         gpu_model.write(folder, config)
-        for graphs in (False, True) if device != "cpu" else (False,):
-            options: dict[str, Any] = {} if device == "cpu" else {"cuda_graphs": graphs}
+        for graphs in (False, True):
             which = Which.Plain(str(folder), dtype=ModelDType.BF16)
             tokens = max(batches) * (PROMPT + new + 64)
-            runner = Runner(which=which, device=device, max_seqs=max(batches), prefix_cache_n=0, pa_ctxt_len=tokens, **options)
+            options: dict[str, Any] = {"device": device, "cuda_graphs": graphs, "prefix_cache_n": 0}
+            runner = Runner(which=which, max_seqs=max(batches), pa_ctxt_len=tokens, **options)
             for batch in batches:
                 decode(runner, batch, 8)
                 speeds = [decode(runner, batch, new) for _ in range(2)]
@@ -99,13 +105,12 @@ def main() -> None:
     with options.output.open("w") as out:
         log, begun = Log(out), time.perf_counter()
         log.write(record="machine", gpu=gpu["name"], multiprocessors=gpu["multiprocessors"], **machine())
-        copy = seconds(options.device, COPY)
-        log.write(record="work", engine="mistral_paged", work=COPY, seconds=copy)
-        print(f"copies move {gpu_plan.moved_bytes(COPY) / statistics.median(copy) / 1e12:.2f} TB/s", flush=True)
+        timer = Timer(options.device)
+        measure_kernels(log, [timer], [COPY])
         if "kernels" in options.parts.split(","):
-            peers = gpu_peers.available(options.device)
-            works = [*gpu_plan.attention_works(0.5 * gpu["memory"][1]), *gpu_plan.linear_works()]
-            measure_kernels(log, options.device, works, peers)
+            works = [*gpu_plan.attention_works(0.4 * gpu["memory"][1]), *gpu_plan.linear_works()]
+            measure_kernels(log, [timer, *gpu_peers.available(options.device)], works)
+        del timer
         if "model" in options.parts.split(","):
             measure_model(log, f"cuda:{options.device}", gpu_plan.LLAMA_8B, gpu_plan.BATCHES)
         log.write(record="end", seconds=time.perf_counter() - begun)

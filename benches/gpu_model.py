@@ -51,11 +51,18 @@ def roomy_folder(needed_bytes: int) -> Path:
 
 def write(folder: Path, config: dict[str, int]) -> None:
     """config.json, tokenizer.json and model.safetensors of bf16."""
-    fields = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "torch_dtype": "bfloat16"}
+    fields: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "torch_dtype": "bfloat16",
+    }
     fields |= {"max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": False}
     (folder / "config.json").write_text(json.dumps({**fields, **config}))
     vocabulary = {f"<{index}>": index for index in range(config["vocab_size"])}
-    tokenizer = {"version": "1.0", "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<0>"}}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    model = {"type": "BPE", "vocab": vocabulary, "merges": []}
+    tokenizer = {"version": "1.0", "pre_tokenizer": byte_level, "decoder": byte_level, "model": model}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
 
     header: dict[str, Any] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from gpu_plan import KV_HEADS, Work, kv_bytes
@@ -13,9 +14,12 @@ L2_BYTES = 256 << 20
 
 
 class Peer(Protocol):
-    """Somebody else's kernels."""
+    """Somebody's kernels."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """With the version."""
+        ...
 
     def seconds(self, work: Work, runs: int) -> list[float]:
         """Of each run; empty for what it does not do."""
@@ -47,6 +51,11 @@ def turns(bytes_of_one: float) -> int:
     return max(1, min(64, int(L2_BYTES // bytes_of_one) + 1))
 
 
+def multiply(x: Any, weight: Any) -> Any:
+    """The product of a linear layer."""
+    return x @ weight.T
+
+
 class Torch:
     """scaled_dot_product_attention over contiguous keys and values, and products of bf16."""
 
@@ -62,17 +71,17 @@ class Torch:
     def seconds(self, work: Work, runs: int) -> list[float]:
         """Of each run."""
         if work["kind"] == "linear" and work["format"] == "BF16":
-            shape = work["out_features"], work["in_features"]
-            weights = [self.random(*shape) for _ in range(turns(2 * shape[0] * shape[1]))]
-            x = self.random(work["rows"], work["in_features"])
-            return time_calls(self.torch, [lambda weight=weight: x @ weight.T for weight in weights], runs)
+            rows, out_features, in_features = work["rows"], work["out_features"], work["in_features"]
+            x = self.random(rows, in_features)
+            weights = [self.random(out_features, in_features) for _ in range(turns(2 * out_features * in_features))]
+            return time_calls(self.torch, [partial(multiply, x, weight) for weight in weights], runs)
         if work["kind"] != "attention" or work["cache"] != "bf16":
             return []
         attend = self.torch.nn.functional.scaled_dot_product_attention
         q = self.random(work["batch"], KV_HEADS * work["group"], 1, work["head_dim"])
         shape = work["batch"], KV_HEADS, work["context"], work["head_dim"]
         caches = [(self.random(*shape), self.random(*shape)) for _ in range(turns(kv_bytes(work)))]
-        return time_calls(self.torch, [lambda k=k, v=v: attend(q, k, v, enable_gqa=True) for k, v in caches], runs)
+        return time_calls(self.torch, [partial(attend, q, k, v, enable_gqa=True) for k, v in caches], runs)
 
 
 class FlashInfer:
@@ -108,7 +117,7 @@ class FlashInfer:
             kv_data_type=dtype,
         )
         q = torch.randn(work["batch"], KV_HEADS * work["group"], work["head_dim"], dtype=dtype, device=self.device)
-        return time_calls(torch, [lambda cache=cache: wrapper.run(q, cache) for cache in caches], runs)
+        return time_calls(torch, [partial(wrapper.run, q, cache) for cache in caches], runs)
 
 
 class Forgiving:

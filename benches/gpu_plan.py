@@ -26,7 +26,7 @@ MANY_ROWS = [16, 64, 256, 1024, 4096]
 
 
 def attention_works(memory_bytes: float) -> list[Work]:
-    """Decoding over batches and contexts, and the base shape with one property changed at a time; nothing that needs more memory."""
+    """Decoding over batches and contexts, and the base shape with one property changed at a time, as far as memory goes."""
     grid = [{**BASE, "batch": batch, "context": context} for context in CONTEXTS for batch in BATCHES]
     changes: dict[str, list[Any]] = {
         "group": [1, 2, 4, 16],
@@ -60,9 +60,9 @@ def kv_bytes(work: Work) -> float:
 def moved_bytes(work: Work) -> float:
     """Bytes that must be read or written: each key and value, query and output once; each weight, input and output once."""
     if work["kind"] == "copy":
-        return 2.0 * work["bytes"]
+        return float(2 * work["bytes"])
     if work["kind"] == "attention":
-        return kv_bytes(work) + 2.0 * work["batch"] * KV_HEADS * work["group"] * work["head_dim"] * 4
+        return kv_bytes(work) + float(2 * work["batch"] * KV_HEADS * work["group"] * work["head_dim"] * 4)
     weight = work["out_features"] * work["in_features"] * WEIGHT_BYTES[work["format"]]
     return float(weight + 4.0 * work["rows"] * (work["in_features"] + work["out_features"]))
 
@@ -70,8 +70,8 @@ def moved_bytes(work: Work) -> float:
 def operations(work: Work) -> float:
     """Multiplications and additions."""
     if work["kind"] == "attention":
-        return 4.0 * work["batch"] * work["context"] * KV_HEADS * work["group"] * work["head_dim"]
-    return 2.0 * work["rows"] * work["out_features"] * work["in_features"] if work["kind"] == "linear" else 0.0
+        return float(4 * work["batch"] * work["context"] * KV_HEADS * work["group"] * work["head_dim"])
+    return float(2 * work["rows"] * work["out_features"] * work["in_features"])
 
 
 LLAMA_8B: dict[str, int] = {

@@ -16,9 +16,9 @@ from tables import percent, table, whole
 OWN = "mistral_paged"
 INTRODUCTION = """# Benchmarks on a GPU
 
-Written by `make bench-gpu`. Times are medians of runs over synthetic buffers, by events on the GPU; inputs take turns, so that no run
-finds its own in a cache. A share is that of the bandwidth of a device-to-device copy, counting bytes read and written, which was
-measured first. Bytes are those that have to move: keys and values, or the weight, once, and input and output.
+Written by `make bench-gpu`. Times are medians of runs over synthetic buffers, by events on the GPU; inputs take turns, so that
+no run finds its own in a cache. A share is that of the bandwidth of a device-to-device copy, counting bytes read and written,
+which was measured first. Bytes are those that have to move: keys and values, or the weight, once, and input and output.
 """
 
 
@@ -168,8 +168,9 @@ def model_lines(records: GpuRecords) -> list[str]:
         best = max(speed for speed in speeds if speed is not None)
         rows.append([str(batch), *("" if speed is None else whole(speed) for speed in speeds), whole(roof), percent(best / roof)])
     text = (
-        "Random weights of bf16, short prompts; tokens a second are counted from outside, prompts included. The roof is that of reading"
-        " all weights, and the keys and values of half of the answer, at the speed of copies; for large batches operations are the limit."
+        "Random weights of bf16, short prompts; tokens a second are counted from outside, prompts included. The roof is that of"
+        " reading all weights, and the keys and values of half of the answer, at the speed of copies; for large batches"
+        " operations are the limit."
     )
     header = ["requests", "eager, tokens/s", "with graphs, tokens/s", "roof, tokens/s", "share"]
     return ["## A model of Llama-3-8B's shape", "", text, "", *table(header, rows)] if rows else []
@@ -216,9 +217,9 @@ def write_report(records: GpuRecords, docs: Path) -> None:
     """gpu.md and gpu.png."""
     machine = records.machine
     where = (
-        f"Commit {machine['commit']}, {machine['date']}: {machine['gpu']}, {machine['multiprocessors']} multiprocessors; {machine['cpu']},"
-        f" {machine['cpus']} processors, {machine['system']}, Python {machine['python']}. A copy moves {records.copy / 1e12:.2f} TB/s."
-        f" All of it took {records.seconds / 60:.1f} minutes."
+        f"Commit {machine['commit']}, {machine['date']}: {machine['gpu']}, {machine['multiprocessors']} multiprocessors;"
+        f" {machine['cpu']}, {machine['cpus']} processors, {machine['system']}, Python {machine['python']}."
+        f" A copy moves {records.copy / 1e12:.2f} TB/s. All of it took {records.seconds / 60:.1f} minutes."
     )
     parts = [goal_lines, attention_lines, linear_lines, model_lines]
     lines = [INTRODUCTION, where, "", *(line for part in parts for line in part(records))]

@@ -125,7 +125,7 @@ void resume(Machine& m, unsigned id) {
 
 void run_cta(Machine& m) {
     const unsigned threads = m.kernel->threads;
-    memset(m.shared_end - MAX_SHARED_BYTES, 0xff, MAX_SHARED_BYTES);
+    memset(shared_memory, 0xff, m.shared_end - shared_memory);
     for (unsigned id = 0; id < threads; id++) m.fibers[id].state = State::Ready;
     for (;;) {
         bool progress = false;

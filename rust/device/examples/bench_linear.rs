@@ -106,7 +106,7 @@ fn model(context: LinearContext<'_>) -> Result<(), Box<dyn std::error::Error>> {
         })
         .collect::<Result<Vec<_>, device::DeviceError>>()?;
     let head = load(49_152, 576)?;
-    let norm = Norm { kind: NormKind::Rms, weight: vec![1.0; 576], bias: None, eps: 1e-5 };
+    let norm = Norm { kind: NormKind::Rms, weight: vec![1.0; 576].into(), bias: None, eps: 1e-5 };
     let mut scratch = LinearScratch::default();
     for m in [1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 512] {
         let mut residual = Tensor::new(m, 576)?;

@@ -46,6 +46,7 @@ impl Linear {
     pub fn bytes(&self) -> u64 {
         match &self.weight {
             LinearWeight::Cpu(weight) => weight.bytes() as u64,
+            LinearWeight::Cuda(weight) => weight.bytes() as u64,
             LinearWeight::Reference { weight, bias } => (weight.bytes().len() + bias.as_deref().map_or(0, size_of_val)) as u64,
         }
     }
@@ -54,6 +55,7 @@ impl Linear {
     pub fn is_in_place(&self) -> bool {
         match &self.weight {
             LinearWeight::Cpu(weight) => weight.is_in_place(),
+            LinearWeight::Cuda(_) => false,
             LinearWeight::Reference { .. } => true,
         }
     }
@@ -61,11 +63,11 @@ impl Linear {
     /// The weight in the CPU backend's form.
     ///
     /// # Panics
-    /// When the reference backend loaded it.
+    /// When another backend loaded it.
     pub(crate) fn cpu(&self) -> &crate::cpu::CpuLinear {
         match &self.weight {
             LinearWeight::Cpu(weight) => weight,
-            LinearWeight::Reference { .. } => panic!("a weight of the reference backend was given to the CPU backend"),
+            _ => panic!("a weight that another backend loaded was given to the CPU backend"),
         }
     }
 }
@@ -75,6 +77,8 @@ impl Linear {
 pub(crate) enum LinearWeight {
     /// Packed for the fast CPU kernels.
     Cpu(Arc<crate::cpu::CpuLinear>),
+    /// In a GPU's memory.
+    Cuda(Arc<crate::cuda::CudaLinear>),
     /// As it lies in its file, with the bias `[out_features]`.
     Reference { weight: WeightView, bias: Option<Arc<[f32]>> },
 }
@@ -88,15 +92,18 @@ pub enum NormKind {
     Layer,
 }
 
+/// Values that a model keeps; shared, so that a backend may know a copy of its own as one of them.
+pub type Constant = Arc<Vec<f32>>;
+
 /// A normalisation over the last axis.
 #[derive(Clone, Debug)]
 pub struct Norm {
     /// RMS or layer norm.
     pub kind: NormKind,
     /// `[dim]`; what a format stores as `1 + w` is already added.
-    pub weight: Vec<f32>,
+    pub weight: Constant,
     /// `[dim]`, layer norm only.
-    pub bias: Option<Vec<f32>>,
+    pub bias: Option<Constant>,
     /// Added to the mean square.
     pub eps: f32,
 }
@@ -156,9 +163,9 @@ pub struct RopeTable {
     /// Elements of a head that rotate, from the first; even, at most `head_dim`.
     pub rotary_dim: usize,
     /// `[max_positions, rotary_dim / 2]`.
-    pub cos: Vec<f32>,
+    pub cos: Constant,
     /// `[max_positions, rotary_dim / 2]`.
-    pub sin: Vec<f32>,
+    pub sin: Constant,
 }
 
 /// Arguments of [`Backend::rope_and_cache`]: q/k norm over each head, rotation, and the write of K and V into their slots.
@@ -282,9 +289,9 @@ pub struct GateUpArgs<'a> {
 /// What a backend is, for logs and bug reports.
 #[derive(Clone, Debug)]
 pub struct BackendInfo {
-    /// "cpu".
+    /// "cpu" or "cuda".
     pub device: String,
-    /// Instruction-set tier: "scalar", "avx2", "avx512", "avx512+bf16" where that multiplies bf16, or "amx".
+    /// Instruction-set tier: "scalar", "avx2", "avx512", "avx512+bf16" where that multiplies bf16, or "amx"; the name of a GPU.
     pub tier: String,
     /// Worker threads.
     pub num_threads: usize,
@@ -342,6 +349,9 @@ pub trait Backend: Send + Sync {
     /// Bytes of the backend's own buffers once the largest step has run.
     fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64;
 
+    /// The step whose phases follow.
+    fn begin_step(&self, _step: &StepMetadata) {}
+
     /// `out[i] = table[token_ids[i]] * scale`; sets out's rows.
     fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor);
 
@@ -366,8 +376,8 @@ pub trait Backend: Send + Sync {
     /// Copies whole blocks `(source, destination)` in every plane.
     fn copy_blocks(&self, cache: &CacheEngine, pairs: &[(u32, u32)]);
 
-    /// The tensor's rows on the host, `[rows * cols]`.
-    fn read<'a>(&self, x: &'a Tensor) -> std::borrow::Cow<'a, [f32]>;
+    /// Waits for the tensor's rows and makes them what [`Tensor::as_slice`] gives.
+    fn fetch(&self, _x: &mut Tensor) {}
 
     /// Calls `body` for each index below `len` on the host, on as many threads as the backend has there, and waits for all.
     fn for_each(&self, len: usize, body: &(dyn Fn(usize) + Sync)) {

@@ -11,6 +11,10 @@ use half::{bf16, f16};
 
 use crate::{
     DeviceError, KvCacheSpec, KvDType,
+    cuda::{
+        CudaError, DevicePlanes,
+        driver::{bytes_of, bytes_of_mut},
+    },
     host::host_memory,
     kv_codes::{E4M3_VALUES, quantize_e4m3, quantize_int8},
     mmap::Pages,
@@ -57,8 +61,9 @@ unsafe impl Sync for Plane {}
 /// running beside a writer.
 pub struct CacheEngine {
     spec: KvCacheSpec,
-    /// K plane 0, V plane 0, K plane 1, ...
+    /// K plane 0, V plane 0, K plane 1, ...; none when they are on a GPU.
     planes: Vec<Plane>,
+    device: Option<DevicePlanes>,
     access: RwLock<()>,
 }
 
@@ -107,7 +112,22 @@ impl CacheEngine {
                 Ok(Plane { base: pages.as_mut_slice().as_mut_ptr(), _pages: pages })
             })
             .collect::<Result<_, DeviceError>>()?;
-        Ok(Self { spec: spec.clone(), planes, access: RwLock::new(()) })
+        Ok(Self { spec: spec.clone(), planes, device: None, access: RwLock::new(()) })
+    }
+
+    /// A storage in a GPU's memory; `planes` makes planes of so many bytes.
+    pub(crate) fn on_device(
+        spec: &KvCacheSpec,
+        planes: impl FnOnce(usize) -> Result<DevicePlanes, CudaError>,
+    ) -> Result<Self, DeviceError> {
+        let plane_bytes = Self::checked_bytes(spec)? / (2 * spec.num_planes as u64);
+        let device = Some(planes(plane_bytes as usize)?);
+        Ok(Self { spec: spec.clone(), planes: Vec::new(), device, access: RwLock::new(()) })
+    }
+
+    /// The planes on a GPU, if they are there.
+    pub(crate) fn device(&self) -> Option<&DevicePlanes> {
+        self.device.as_ref()
     }
 
     /// The shape it was made with.
@@ -134,18 +154,20 @@ impl CacheEngine {
         assert_eq!(values.len(), self.spec.head_dim, "values of one head");
         let (vector, scale) = self.offsets(at);
         let writer = self.writer();
+        if let Some(device) = &self.device {
+            let (mut elements, mut scale_bytes) = (vec![0.0f32; values.len()], [bf16::ZERO]);
+            // SAFETY: both buffers are large enough for any type, aligned, and only used here.
+            unsafe { store(self.spec.dtype, values, elements.as_mut_ptr().cast(), scale_bytes.as_mut_ptr().cast()) };
+            let plane = 2 * at.plane + usize::from(side == KvSide::Value);
+            let elements = &bytes_of(&elements)[..self.spec.vector_bytes()];
+            on_gpu(device.upload(plane, vector, elements));
+            let scale_bytes = scale_bytes[0].to_ne_bytes();
+            return on_gpu(device.upload(plane, scale, &scale_bytes[..self.spec.dtype.scale_bytes()]));
+        }
         let base = writer.base(side, at.plane);
         // SAFETY: `offsets` checked that the plane holds the vector and its scale there; the base is page-aligned and offsets are
         // multiples of the element's size; `writer` is alive.
-        unsafe {
-            match self.spec.dtype {
-                KvDType::F32 => store_each(base.add(vector), values, |x| x),
-                KvDType::F16 => store_each(base.add(vector), values, |x| f16::from_f32(x.clamp(-F16_MAX, F16_MAX))),
-                KvDType::BF16 => store_each(base.add(vector), values, bf16::from_f32),
-                KvDType::F8E4M3 => store_codes(base.add(vector), base.add(scale), values, quantize_e4m3),
-                KvDType::Int8 => store_codes(base.add(vector), base.add(scale), values, quantize_int8),
-            }
-        }
+        unsafe { store(self.spec.dtype, values, base.add(vector), base.add(scale)) };
     }
 
     /// Reads one head's vector, `[head_dim]`.
@@ -156,25 +178,17 @@ impl CacheEngine {
         assert_eq!(values.len(), self.spec.head_dim, "values of one head");
         let (vector, scale) = self.offsets(at);
         let reader = self.reader();
-        let base = reader.base(side, at.plane);
-        // SAFETY: as in `write`, with `reader` alive; the element types are valid for any bits.
-        unsafe {
-            let vector = base.add(vector);
-            let scale = || base.add(scale).cast::<bf16>().read().to_f32();
-            match self.spec.dtype {
-                KvDType::F32 => load_each(vector, values, |x: f32| x),
-                KvDType::F16 => load_each(vector, values, f16::to_f32),
-                KvDType::BF16 => load_each(vector, values, bf16::to_f32),
-                KvDType::F8E4M3 => {
-                    let scale = scale();
-                    load_each(vector, values, |code: u8| E4M3_VALUES[usize::from(code)] * scale);
-                }
-                KvDType::Int8 => {
-                    let scale = scale();
-                    load_each(vector, values, |code: i8| f32::from(code) * scale);
-                }
-            }
+        if let Some(device) = &self.device {
+            let (mut elements, mut scale_bytes) = (vec![0.0f32; values.len()], [0; 2]);
+            let plane = 2 * at.plane + usize::from(side == KvSide::Value);
+            on_gpu(device.download(plane, vector, &mut bytes_of_mut(&mut elements)[..self.spec.vector_bytes()]));
+            on_gpu(device.download(plane, scale, &mut scale_bytes[..self.spec.dtype.scale_bytes()]));
+            // SAFETY: the buffer is aligned and has as many elements as `values`.
+            return unsafe { load(self.spec.dtype, values, elements.as_ptr().cast(), || bf16::from_ne_bytes(scale_bytes)) };
         }
+        let base = reader.base(side, at.plane);
+        // SAFETY: as in `write`, with `reader` alive.
+        unsafe { load(self.spec.dtype, values, base.add(vector), || base.add(scale).cast::<bf16>().read()) };
     }
 
     /// Copies whole blocks `(source, destination)` in every plane, in order.
@@ -192,6 +206,9 @@ impl CacheEngine {
             );
         }
         let _writer = self.writer();
+        if let Some(device) = &self.device {
+            return on_gpu(device.copy_blocks(pairs));
+        }
         for plane in &self.planes {
             for &(source, destination) in pairs {
                 // SAFETY: both ids are below num_blocks, so both ranges are within the plane; `copy` allows them to be the same;
@@ -256,6 +273,51 @@ pub(crate) unsafe fn store_codes(
 ) {
     // SAFETY: the caller's promise; a plane is initialised, because its pages are zeroed.
     unsafe { scale.cast::<bf16>().write(quantize(values, std::slice::from_raw_parts_mut(codes, values.len()))) };
+}
+
+/// Writes a head's vector, and its scale for the one-byte types.
+///
+/// # Safety
+/// Both are good for writes of the type's sizes, aligned to its elements, and nobody else uses them.
+unsafe fn store(dtype: KvDType, values: &[f32], vector: *mut u8, scale: *mut u8) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match dtype {
+            KvDType::F32 => store_each(vector, values, |x| x),
+            KvDType::F16 => store_each(vector, values, |x| f16::from_f32(x.clamp(-F16_MAX, F16_MAX))),
+            KvDType::BF16 => store_each(vector, values, bf16::from_f32),
+            KvDType::F8E4M3 => store_codes(vector, scale, values, quantize_e4m3),
+            KvDType::Int8 => store_codes(vector, scale, values, quantize_int8),
+        }
+    }
+}
+
+/// Reads a head's vector; `scale` is asked for the one-byte types only.
+///
+/// # Safety
+/// `vector` is good for reads of the type's size, aligned to its elements, and nobody writes there.
+unsafe fn load(dtype: KvDType, values: &mut [f32], vector: *const u8, scale: impl FnOnce() -> bf16) {
+    // SAFETY: the caller's promise; the element types are valid for any bits.
+    unsafe {
+        match dtype {
+            KvDType::F32 => load_each(vector, values, |x: f32| x),
+            KvDType::F16 => load_each(vector, values, f16::to_f32),
+            KvDType::BF16 => load_each(vector, values, bf16::to_f32),
+            KvDType::F8E4M3 => {
+                let scale = scale().to_f32();
+                load_each(vector, values, |code: u8| E4M3_VALUES[usize::from(code)] * scale);
+            }
+            KvDType::Int8 => {
+                let scale = scale().to_f32();
+                load_each(vector, values, |code: i8| f32::from(code) * scale);
+            }
+        }
+    }
+}
+
+/// A step cannot return what the driver refuses.
+fn on_gpu(result: Result<(), CudaError>) {
+    result.unwrap_or_else(|error| panic!("{error}"));
 }
 
 impl CacheReader<'_> {

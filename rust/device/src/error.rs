@@ -36,6 +36,9 @@ pub enum DeviceError {
         /// The system's word.
         source: std::io::Error,
     },
+    /// A GPU, its driver or its libraries.
+    #[error(transparent)]
+    Cuda(#[from] crate::cuda::CudaError),
     /// An option that cannot be honoured.
     #[error("{0}")]
     Unsupported(String),

@@ -74,7 +74,7 @@ pub(crate) struct PlaneLayout {
     /// Bytes of a head's vector: tokens of a head follow each other at this distance.
     pub(crate) vector_bytes: usize,
     /// Where in a block its scales start.
-    scales: usize,
+    pub(crate) scales: usize,
     /// Bytes of a block.
     pub(crate) block_bytes: usize,
 }

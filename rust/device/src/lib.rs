@@ -18,9 +18,9 @@ pub mod quant;
 pub mod tensor;
 
 pub use backend::{
-    Activation, AttentionArgs, AttentionParams, Backend, BackendInfo, EmbedArgs, EmbeddingTable, GateUpArgs, KvGroupMetadata,
-    Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata,
-    WorkspaceShape,
+    Activation, AttentionArgs, AttentionParams, Backend, BackendInfo, Constant, EmbedArgs, EmbeddingTable, GateUpArgs,
+    KvGroupMetadata, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable,
+    StepMetadata, WorkspaceShape,
 };
 pub use cache_engine::{CacheEngine, KvPlace, KvSide};
 pub use dtype::{DType, GgmlType, KvDType};

@@ -1,10 +1,18 @@
 //! Activations, and weights as they lie in their files.
 
-use crate::{DType, DeviceError, mmap::Bytes};
+use std::sync::Arc;
 
-/// A dense row-major matrix of f32 activations on the host: capacity for `max_rows`, of which `rows` are in use.
+use crate::{
+    DType, DeviceError,
+    cuda::{CudaError, Driver, driver::DeviceMemory},
+    mmap::Bytes,
+};
+
+/// A dense row-major matrix of f32 activations: capacity for `max_rows`, of which `rows` are in use.
 pub struct Tensor {
     data: crate::mmap::Pages<f32>,
+    /// Where the values are, if they are on a GPU; `data` then has what was last copied from there.
+    device: Option<DeviceMemory>,
     rows: usize,
     max_rows: usize,
     cols: usize,
@@ -15,7 +23,25 @@ impl Tensor {
     pub fn new(max_rows: usize, cols: usize) -> Result<Self, DeviceError> {
         let len =
             max_rows.checked_mul(cols).ok_or_else(|| DeviceError::Shape(format!("[{max_rows}, {cols}] values overflow")))?;
-        Ok(Self { data: crate::mmap::Pages::zeroed(len)?, rows: 0, max_rows, cols })
+        Ok(Self { data: crate::mmap::Pages::zeroed(len)?, device: None, rows: 0, max_rows, cols })
+    }
+
+    /// A zeroed tensor in a GPU's memory.
+    pub(crate) fn on_device(driver: &Arc<dyn Driver>, max_rows: usize, cols: usize) -> Result<Self, DeviceError> {
+        let tensor = Self::new(max_rows, cols)?;
+        let device = DeviceMemory::zeroed(driver, max_rows * cols * size_of::<f32>())?;
+        Ok(Self { device: Some(device), ..tensor })
+    }
+
+    /// Its memory on a GPU, if it is there.
+    pub(crate) fn device(&self) -> Option<&DeviceMemory> {
+        self.device.as_ref()
+    }
+
+    /// Copies the rows in use from the GPU; nothing for a tensor of the host.
+    pub(crate) fn download(&mut self) -> Result<(), CudaError> {
+        let values = &mut self.data.as_mut_slice()[..self.rows * self.cols];
+        self.device.as_ref().map_or(Ok(()), |device| device.download(0, values))
     }
 
     /// Rows in use.
@@ -37,7 +63,7 @@ impl Tensor {
         self.rows = rows;
     }
 
-    /// The rows in use, `[rows * cols]`.
+    /// The rows in use, `[rows * cols]`; of a tensor on a GPU, as [`Backend::fetch`](crate::Backend::fetch) left them.
     pub fn as_slice(&self) -> &[f32] {
         &self.data.as_slice()[..self.rows * self.cols]
     }

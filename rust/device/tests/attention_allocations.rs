@@ -52,7 +52,8 @@ fn a_step_allocates_nothing_once_its_buffers_have_grown() {
     let params = AttentionParams { num_heads: 6, num_kv_heads: 2, head_dim: 64, scale: 0.125, window: None, softcap: None };
     let [mut q, mut out] = [(); 2].map(|()| backend.alloc(300, 384).unwrap());
     let [mut k, mut v] = [(); 2].map(|()| backend.alloc(300, 128).unwrap());
-    let rope = RopeTable { style: RopeStyle::Neox, rotary_dim: 64, cos: vec![1.0; 3200 * 32], sin: vec![0.0; 3200 * 32] };
+    let rope =
+        RopeTable { style: RopeStyle::Neox, rotary_dim: 64, cos: vec![1.0; 3200 * 32].into(), sin: vec![0.0; 3200 * 32].into() };
     let mut run = |step: &StepMetadata| {
         let rows = step.positions.len();
         for t in [&mut q, &mut k, &mut v] {

@@ -35,8 +35,8 @@ fn load(backend: &dyn Backend, weight: &WeightView, bias: Option<Vec<f32>>) -> L
 }
 
 fn norm(rng: &mut Rng, kind: NormKind, dim: usize) -> Norm {
-    let bias = (kind == NormKind::Layer).then(|| rng.floats(dim));
-    Norm { kind, weight: rng.floats(dim), bias, eps: 1e-5 }
+    let bias = (kind == NormKind::Layer).then(|| rng.floats(dim).into());
+    Norm { kind, weight: rng.floats(dim).into(), bias, eps: 1e-5 }
 }
 
 fn assert_close(got: &[f32], expected: &[f32], tolerance: f32, what: &str) {
@@ -146,8 +146,8 @@ fn rope_and_cache_agree_for_every_style_width_and_type() {
                     let rope = RopeTable {
                         style,
                         rotary_dim,
-                        cos: angles.iter().map(|a| a.cos()).collect(),
-                        sin: angles.iter().map(|a| a.sin()).collect(),
+                        cos: angles.iter().map(|a| a.cos()).collect::<Vec<_>>().into(),
+                        sin: angles.iter().map(|a| a.sin()).collect::<Vec<_>>().into(),
                     };
                     let slot_mapping = (0..tokens).map(|t| if t % 5 == 4 { -1 } else { (t * 11 + 8) as i64 % 72 }).collect();
                     let case = RopeCase {
@@ -204,7 +204,7 @@ fn rotation_is_the_plain_formula_and_slot_minus_one_is_skipped() {
             k: copy(&x),
             v: copy(&x),
             norms: None,
-            rope: Some(RopeTable { style, rotary_dim: 4, cos: cos.clone(), sin: sin.clone() }),
+            rope: Some(RopeTable { style, rotary_dim: 4, cos: cos.clone().into(), sin: sin.clone().into() }),
             spec: spec.clone(),
             step: StepMetadata {
                 rope_positions: vec![1, 1],

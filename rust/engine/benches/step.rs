@@ -1,6 +1,6 @@
 //! What a step costs beside the kernels, and what sampling costs a row. Each figure that is promised a bound is a benchmark here.
 
-use std::{borrow::Cow, hint::black_box, path::Path, sync::Arc};
+use std::{hint::black_box, path::Path, sync::Arc};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use device::{
@@ -64,8 +64,8 @@ impl Backend for Null {
 
     fn copy_blocks(&self, _: &CacheEngine, _: &[(u32, u32)]) {}
 
-    fn read<'a>(&self, x: &'a Tensor) -> Cow<'a, [f32]> {
-        self.0.read(x)
+    fn fetch(&self, x: &mut Tensor) {
+        self.0.fetch(x);
     }
 }
 

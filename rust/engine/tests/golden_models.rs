@@ -10,9 +10,11 @@ use common::{Harness, argmax, gguf, golden_dir, hugging_face, load, log_softmax}
 use device::{
     Backend, KvDType, Precision,
     cpu::{CpuBackend, CpuTier, ReferenceBackend},
+    cuda::{CudaBackend, NvidiaDriver},
 };
 use engine::{ModelSource, model_runner::ModelRunner};
 use gguf_writer::{Gguf, STRING, U32, string};
+use kernel_tests::{EmulatedDriver, Order};
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
@@ -93,8 +95,12 @@ impl Case {
 }
 
 fn check_alone(runner: &mut ModelRunner, name: &str, chunk: usize, tolerance: Tolerance) {
+    check_cases(runner, name, cases(name), chunk, tolerance);
+}
+
+fn check_cases(runner: &mut ModelRunner, name: &str, cases: impl IntoIterator<Item = Case>, chunk: usize, tolerance: Tolerance) {
     let mut harness = Harness::new(runner, 16);
-    for case in cases(name) {
+    for case in cases {
         let sequence = harness.add(case.ids(), case.prompt_ids.len());
         case.check(&harness.finish(sequence, chunk), tolerance, &format!("{name} in chunks of {chunk}"));
     }
@@ -144,6 +150,34 @@ fn cpu_backend_agrees_with_goldens_with_16_bit_kv() {
             let mut runner = load(&source, cpu(CpuTier::detect(), 2), Precision::Fast, kv_dtype);
             check_alone(&mut runner, name, common::MAX_TOKENS, BF16);
             check_alone(&mut runner, name, 7, BF16);
+        }
+    }
+}
+
+/// The kernels' real source, compiled for the CPU: some hundred times slower than the CPU's own, so a prompt or two a model. The short
+/// one is longer than windows; other rotations begin within the long one.
+#[test]
+fn cuda_backend_agrees_with_goldens() {
+    for (index, (name, source)) in models().into_iter().enumerate() {
+        let backend = CudaBackend::new(Arc::new(EmulatedDriver::new(Order::Ascending))).unwrap();
+        let mut runner = load(&source, Arc::new(backend), Precision::Exact, KvDType::F32);
+        let [tiny, short, long, _] = <[Case; 4]>::try_from(cases(name)).ok().expect("four cases");
+        if index < HF.len() {
+            let whole = if name == "phi3-longrope" { long } else { short };
+            check_cases(&mut runner, name, [whole], common::MAX_TOKENS, EXACT);
+        }
+        check_cases(&mut runner, name, [tiny], 7, EXACT);
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU; make test-gpu"]
+fn cuda_backend_agrees_with_goldens_on_a_gpu() {
+    let backend: Arc<dyn Backend> = Arc::new(CudaBackend::new(Arc::new(NvidiaDriver::new(0).unwrap())).unwrap());
+    for (name, source) in models() {
+        let mut runner = load(&source, Arc::clone(&backend), Precision::Exact, KvDType::F32);
+        for chunk in [common::MAX_TOKENS, 1, 7] {
+            check_alone(&mut runner, name, chunk, EXACT);
         }
     }
 }

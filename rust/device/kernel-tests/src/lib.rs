@@ -1,13 +1,20 @@
-//! Runs the CUDA kernels of `kernels/` on the CPU: device memory with guard pages, and launches.
+//! Runs the CUDA kernels of `kernels/` on the CPU, or on a GPU once [`gpu::use_gpu`] was called: device memory, and launches.
 //!
 //! The tests of this crate compare every kernel with a plain oracle.
 
+mod driver;
+pub mod gpu;
 mod memory;
 pub mod pool;
 pub mod random;
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::{
+    ffi::{CStr, c_char, c_int, c_uint, c_void},
+    sync::Arc,
+};
 
+use device::cuda::Driver;
+pub use driver::EmulatedDriver;
 pub use memory::{Buffer, Plain};
 
 /// `emulation::Kernel` in `kernels/emulation/emulation.h`.
@@ -97,17 +104,34 @@ impl Kernel {
     pub fn launch<A>(self, grid: [usize; 3], args: &A, order: Order) {
         let expected = std::any::type_name::<A>().rsplit("::").next();
         assert_eq!((expected, size_of::<A>()), (Some(self.args_name()), self.args_bytes()), "arguments of {}", self.name());
+        if let Some(driver) = gpu::driver() {
+            // SAFETY: argument structs have no padding.
+            let args = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(args).cast(), size_of::<A>()) };
+            // SAFETY: the struct has the kernel's type; tests give addresses of buffers.
+            return unsafe { gpu::launch(driver, self.name(), grid, args) };
+        }
+        // SAFETY: the struct has the kernel's type; the addresses in it are checked by guard pages as the kernel follows them.
+        unsafe { self.run(grid, std::ptr::from_ref(args).cast(), order) };
+    }
+
+    /// # Safety
+    /// `args` is the kernel's struct.
+    unsafe fn run(self, grid: [usize; 3], args: *const c_void, order: Order) {
         assert!(grid.iter().all(|&n| n > 0) && grid[1] <= 65535, "{} cannot have a grid of {grid:?}", self.name());
         let grid = grid.map(|n| n as c_uint);
-        let (args, reverse) = (std::ptr::from_ref(args).cast(), c_int::from(order == Order::Descending));
-        // SAFETY: the struct has the kernel's type; the addresses in it are checked by guard pages as the kernel follows them.
-        unsafe { emulation_launch(self.raw, grid.as_ptr(), args, reverse) };
+        // SAFETY: the caller's promise.
+        unsafe { emulation_launch(self.raw, grid.as_ptr(), args, c_int::from(order == Order::Descending)) };
     }
 }
 
 fn string(text: *const c_char) -> &'static str {
     // SAFETY: the strings are literals of the kernels' sources.
     unsafe { CStr::from_ptr(text) }.to_str().expect("names are ASCII")
+}
+
+/// Where kernels run: the emulation, or the GPU, which has no use for an order.
+pub fn driver(order: Order) -> Arc<dyn Driver> {
+    gpu::driver().map_or_else(|| -> Arc<dyn Driver> { Arc::new(EmulatedDriver::new(order)) }, Arc::clone)
 }
 
 /// The text of `kernels/manifest.txt` for these sources.

@@ -110,7 +110,9 @@ impl Buffer {
         let mut values = Vec::<T>::with_capacity(len);
         match &self.place {
             // SAFETY: the range lies within the mapping, and the vector has room for it.
-            Place::Host(mapping) => unsafe { ptr::copy_nonoverlapping(mapping.data().add(at), values.as_mut_ptr().cast(), bytes) },
+            Place::Host(mapping) => unsafe {
+                ptr::copy_nonoverlapping(mapping.data().add(at), values.as_mut_ptr().cast(), bytes);
+            },
             Place::Gpu(allocation) => {
                 let read = allocation.read(at, bytes);
                 // SAFETY: as many bytes were read, and the vector has room for them.
@@ -232,15 +234,14 @@ impl Drop for Mapping {
 struct Allocation {
     driver: Arc<dyn Driver>,
     at: DevicePtr,
-    bytes: usize,
     /// What it must still hold when it is dropped.
     expected: Option<Vec<u8>>,
 }
 
 impl Allocation {
     fn new(driver: &Arc<dyn Driver>, bytes: usize) -> Self {
-        let bytes = bytes.max(PADDING);
-        Self { driver: Arc::clone(driver), at: driver.allocate(bytes).expect("memory of the GPU"), bytes, expected: None }
+        let at = driver.allocate(bytes.max(PADDING)).expect("memory of the GPU");
+        Self { driver: Arc::clone(driver), at, expected: None }
     }
 
     fn zeroed(driver: &Arc<dyn Driver>, bytes: usize) -> Self {

@@ -27,7 +27,7 @@ struct Case {
 
 fn rope_table(style: RopeStyle, rotary_dim: usize, rng: &mut Rng) -> RopeTable {
     let angles = rng.floats(POSITIONS * rotary_dim / 2);
-    let (cos, sin) = (angles.iter().map(|a| a.cos()).collect(), angles.iter().map(|a| a.sin()).collect());
+    let [cos, sin] = [f32::cos, f32::sin].map(|of: fn(f32) -> f32| angles.iter().map(|a| of(*a)).collect::<Vec<_>>().into());
     RopeTable { style, rotary_dim, cos, sin }
 }
 
@@ -52,7 +52,7 @@ fn check(case: &Case, seed: u64) {
     if case.extremes {
         put_extremes(&mut v, spec);
     }
-    let mut norm = || case.norm.then(|| Norm { kind: NormKind::Rms, weight: rng.floats(dim), bias: None, eps: 1e-3 });
+    let mut norm = || case.norm.then(|| Norm { kind: NormKind::Rms, weight: rng.floats(dim).into(), bias: None, eps: 1e-3 });
     let (q_norm, k_norm) = (norm(), norm());
     let rope = case.rope.map(|(style, rotary_dim)| rope_table(style, rotary_dim, &mut rng));
     let rope_positions: Vec<u32> = (0..TOKENS).map(|_| rng.below(POSITIONS) as u32).collect();

@@ -1,17 +1,17 @@
 //! Whole blocks out of the pool and into it, as plain bytes.
 
-use super::CacheEngine;
+use super::{CacheEngine, on_gpu};
 
 impl CacheEngine {
     /// Bytes of a block over all planes.
     pub fn block_bytes(&self) -> usize {
-        self.planes.len() * self.plane_block_bytes()
+        2 * self.spec.num_planes * self.plane_block_bytes()
     }
 
     /// Bytes of a block in one plane.
     fn plane_block_bytes(&self) -> usize {
         // Checked when the planes were reserved.
-        self.spec.bytes_per_block().map_or(0, |bytes| bytes as usize) / self.planes.len()
+        self.spec.plane_block_bytes().unwrap_or(0)
     }
 
     /// Copies a block out, plane after plane (K 0, V 0, K 1, ...), into `[block_bytes]`.
@@ -21,6 +21,9 @@ impl CacheEngine {
     pub fn export_block(&self, block: u32, bytes: &mut [u8]) {
         let offset = self.offset_in_planes(block, bytes.len());
         let _reader = self.reader();
+        if let Some(device) = &self.device {
+            return on_gpu(device.export_block(block, bytes));
+        }
         for (plane, bytes) in self.planes.iter().zip(bytes.chunks_exact_mut(self.plane_block_bytes())) {
             // SAFETY: the block is below num_blocks, so its range lies within the plane, and `bytes` has its length; they cannot
             // overlap, for planes are never borrowed as slices; the reader's lock keeps writers out.
@@ -35,6 +38,9 @@ impl CacheEngine {
     pub fn import_block(&self, block: u32, bytes: &[u8]) {
         let offset = self.offset_in_planes(block, bytes.len());
         let _writer = self.writer();
+        if let Some(device) = &self.device {
+            return on_gpu(device.import_block(block, bytes));
+        }
         for (plane, bytes) in self.planes.iter().zip(bytes.chunks_exact(self.plane_block_bytes())) {
             // SAFETY: as in `export_block`, with the writer's lock held.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), plane.base.add(offset), bytes.len()) };

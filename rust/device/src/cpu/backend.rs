@@ -1,9 +1,6 @@
 //! The fast CPU backend.
 
-use std::{
-    borrow::Cow,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::{
     AttentionArgs, Backend, BackendInfo, CacheEngine, DType, DeviceError, EmbedArgs, GateUpArgs, KvCacheSpec, Linear,
@@ -110,10 +107,6 @@ impl Backend for CpuBackend {
 
     fn copy_blocks(&self, cache: &CacheEngine, pairs: &[(u32, u32)]) {
         cache.copy_blocks(pairs);
-    }
-
-    fn read<'a>(&self, x: &'a Tensor) -> Cow<'a, [f32]> {
-        Cow::Borrowed(x.as_slice())
     }
 
     fn for_each(&self, len: usize, body: &(dyn Fn(usize) + Sync)) {

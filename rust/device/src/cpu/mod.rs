@@ -19,4 +19,5 @@ pub use backend::CpuBackend;
 pub use linear::CpuLinear;
 pub use pool::ThreadPool;
 pub use reference::ReferenceBackend;
+pub(crate) use reference::embed as embed_on_host;
 pub use tier::CpuTier;

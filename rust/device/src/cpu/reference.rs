@@ -1,6 +1,6 @@
 //! The plain backend: every phase as simple loops, one thread, sums in f64. It is slow, and right: the oracle of every fast one.
 
-use std::{borrow::Cow, sync::Arc};
+use std::sync::Arc;
 
 use crate::{
     Activation, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, DeviceError, EmbedArgs, EmbeddingTable, GateUpArgs,
@@ -27,6 +27,7 @@ pub(crate) fn embed(args: &EmbedArgs<'_>, out: &mut Tensor) {
             EmbeddingTable::Stored(table) => dequantize_row(table.dtype, table.row(id as usize), out.row_mut(i)),
             EmbeddingTable::Tied(linear) => match &linear.weight {
                 LinearWeight::Cpu(weight) => weight.row(id as usize, out.row_mut(i)),
+                LinearWeight::Cuda(_) => panic!("a weight on a GPU was given to the CPU"),
                 LinearWeight::Reference { weight, .. } => dequantize_row(weight.dtype, weight.row(id as usize), out.row_mut(i)),
             },
         }
@@ -262,9 +263,5 @@ impl Backend for ReferenceBackend {
 
     fn copy_blocks(&self, cache: &CacheEngine, pairs: &[(u32, u32)]) {
         cache.copy_blocks(pairs);
-    }
-
-    fn read<'a>(&self, x: &'a Tensor) -> Cow<'a, [f32]> {
-        Cow::Borrowed(x.as_slice())
     }
 }

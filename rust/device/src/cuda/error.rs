@@ -53,6 +53,27 @@ pub enum CudaError {
         /// Where it was looked for, in that order.
         looked_in: String,
     },
+    /// The card is full.
+    #[error(
+        "the GPU has {free_bytes} bytes free, and {needed_bytes} are needed; a smaller KV pool or max_num_batched_tokens may fit"
+    )]
+    OutOfMemory {
+        /// Bytes asked for.
+        needed_bytes: u64,
+        /// Bytes free.
+        free_bytes: u64,
+    },
+    /// A kernel that this build should have.
+    #[error("this build has no kernel `{0}`, which is a defect of the build; please report it")]
+    NoSuchKernel(String),
+    /// After such an error the driver refuses everything in this process.
+    #[error("{what}: the NVIDIA driver says {code}; the GPU is lost to this process, so start a new one")]
+    Lost {
+        /// What was being done.
+        what: String,
+        /// The driver's name for the error.
+        code: String,
+    },
     /// The driver refused something.
     #[error("{what}: the NVIDIA driver says {code}")]
     Driver {

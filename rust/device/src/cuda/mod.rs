@@ -3,13 +3,34 @@
 //! Nothing here is linked: the driver and its libraries are loaded when they are first asked for, so a machine without them runs the
 //! same program.
 
+mod attention;
+mod attention_plan;
+mod backend;
+pub mod driver;
 pub mod embedded;
 pub mod error;
+pub mod kernels;
+#[cfg(test)]
+mod launchers;
 pub mod libraries;
+mod linear;
+mod memory;
 mod nvidia;
+mod planes;
+#[cfg(test)]
+mod recording;
 pub mod report;
+#[cfg(test)]
+mod tests;
+pub mod timing;
 
+pub use backend::CudaBackend;
+pub use driver::{Driver, Launch};
 pub use embedded::{EMBEDDED, EmbeddedKernels, Module};
 pub use error::CudaError;
+pub use kernels::Kernel;
 pub use libraries::{Library, LibraryPaths};
+pub(crate) use linear::CudaLinear;
+pub use nvidia::NvidiaDriver;
+pub(crate) use planes::DevicePlanes;
 pub use report::{CudaReport, Gpu, GpuMemory, MIN_CAPABILITY, MIN_DRIVER, require, survey};

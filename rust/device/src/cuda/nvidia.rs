@@ -1,13 +1,27 @@
 //! NVIDIA's driver, loaded at run time.
 
-use std::ffi::{CStr, c_int};
+use std::{
+    collections::HashMap,
+    ffi::{CStr, CString, c_int, c_void},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use cudarc::driver::{
     result::{self, DriverError},
     sys::{self, CUdevice_attribute},
 };
 
-use super::{CudaError, Gpu, GpuMemory};
+use crate::kernel_args::DevicePtr;
+
+use super::{
+    CudaError, EMBEDDED, Gpu, GpuMemory,
+    driver::{Driver, Launch},
+    kernels::Kernel,
+};
+
+/// Dynamic shared memory beyond this is asked for by an attribute of the function.
+const STATIC_SHARED_BYTES: u32 = 48 << 10;
 
 /// The CUDA version that the driver serves, and its GPUs.
 ///
@@ -60,8 +74,174 @@ fn memory(device: sys::CUdevice) -> Result<GpuMemory, CudaError> {
     Ok(GpuMemory { total_bytes: total as u64, free_bytes: free as u64 })
 }
 
+/// One GPU through NVIDIA's driver, in its primary context and default stream.
+pub struct NvidiaDriver {
+    gpu: Gpu,
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    /// By kernel; a module is loaded with the first of its kernels.
+    functions: Mutex<Functions>,
+}
+
+#[derive(Default)]
+struct Functions {
+    modules: HashMap<&'static str, sys::CUmodule>,
+    functions: HashMap<&'static str, sys::CUfunction>,
+}
+
+// SAFETY: the driver's handles may be used from any thread; every call makes the context current first.
+unsafe impl Send for NvidiaDriver {}
+// SAFETY: as above; the maps are behind a lock.
+unsafe impl Sync for NvidiaDriver {}
+
+impl NvidiaDriver {
+    /// The GPU of that number.
+    ///
+    /// Errors: those of [`require`](super::require), and what the driver refuses.
+    pub fn new(ordinal: usize) -> Result<Self, CudaError> {
+        let gpu = super::require(&super::survey(), ordinal)?.clone();
+        let device = result::device::get(ordinal as c_int).map_err(|e| failed("opening the GPU", e))?;
+        // SAFETY: the device was just got; the context is released when this is dropped.
+        let context = unsafe { result::primary_ctx::retain(device) }.map_err(|e| failed("opening the GPU", e))?;
+        Ok(Self { gpu, device, context, functions: Mutex::default() })
+    }
+
+    /// Runs a call of the driver in this context.
+    fn call<T>(&self, what: &str, call: impl FnOnce() -> Result<T, DriverError>) -> Result<T, CudaError> {
+        // SAFETY: the context is retained as long as this lives.
+        unsafe { result::ctx::set_current(self.context) }.and_then(|()| call()).map_err(|e| failed(what, e))
+    }
+
+    fn function(&self, kernel: Kernel) -> Result<sys::CUfunction, CudaError> {
+        let Functions { modules, functions } = &mut *self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = functions.get(kernel.name) {
+            return Ok(*function);
+        }
+        let what = format!("loading kernel {}", kernel.name);
+        let embedded = EMBEDDED.modules.iter().find(|module| module.kernels.contains(&kernel.name));
+        let embedded = embedded.ok_or_else(|| CudaError::NoSuchKernel(kernel.name.into()))?;
+        let module = if let Some(module) = modules.get(embedded.name) {
+            *module
+        } else {
+            // SAFETY: the image is a whole fatbin, as nvcc wrote it.
+            let load = || unsafe { result::module::load_data(embedded.image.as_ptr().cast()) };
+            *modules.entry(embedded.name).or_insert(self.call(&what, load)?)
+        };
+        let name = CString::new(kernel.name).map_err(|_| CudaError::NoSuchKernel(kernel.name.into()))?;
+        // SAFETY: the module is loaded and never unloaded before the context is released.
+        let function = self.call(&what, || unsafe { result::module::get_function(module, name) })?;
+        if kernel.shared_bytes > STATIC_SHARED_BYTES {
+            let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function was just got.
+            self.call(&what, || unsafe {
+                result::function::set_function_attribute(function, attribute, kernel.shared_bytes as c_int)
+            })?;
+        }
+        functions.insert(kernel.name, function);
+        Ok(function)
+    }
+}
+
+impl Driver for NvidiaDriver {
+    fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    fn memory(&self) -> Result<GpuMemory, CudaError> {
+        let (free, total) = self.call("asking how much memory is free", result::mem_get_info)?;
+        Ok(GpuMemory { total_bytes: total as u64, free_bytes: free as u64 })
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<DevicePtr, CudaError> {
+        // SAFETY: malloc_sync has no preconditions in a current context.
+        let allocated = self.call("allocating memory", || match unsafe { result::malloc_sync(bytes) } {
+            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Ok(None),
+            other => other.map(Some),
+        })?;
+        let free_bytes = || self.memory().map_or(0, |memory| memory.free_bytes);
+        allocated.ok_or_else(|| CudaError::OutOfMemory { needed_bytes: bytes as u64, free_bytes: free_bytes() })
+    }
+
+    fn free(&self, at: DevicePtr) {
+        // SAFETY: `at` came from `allocate`. What a lost device refuses to free is gone with it.
+        let _ = self.call("freeing memory", || unsafe { result::free_sync(at) });
+    }
+
+    fn zero(&self, at: DevicePtr, bytes: usize) -> Result<(), CudaError> {
+        // SAFETY: the range was allocated.
+        self.call("zeroing memory", || unsafe { result::memset_d8_sync(at, 0, bytes) })
+    }
+
+    fn upload(&self, to: DevicePtr, from: &[u8]) -> Result<(), CudaError> {
+        // SAFETY: the range was allocated; the call returns when `from` has been read.
+        self.call("copying to the GPU", || unsafe { result::memcpy_htod_sync(to, from) })
+    }
+
+    fn download(&self, to: &mut [u8], from: DevicePtr) -> Result<(), CudaError> {
+        // SAFETY: the range was allocated; the call returns when `to` has been written.
+        self.call("copying from the GPU", || unsafe { result::memcpy_dtoh_sync(to, from) })
+    }
+
+    fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: usize) -> Result<(), CudaError> {
+        let stream = std::ptr::null_mut();
+        // SAFETY: both ranges were allocated.
+        self.call("copying on the GPU", || unsafe { result::memcpy_dtod_async(to, from, bytes, stream) })
+    }
+
+    fn time(&self, work: &mut dyn FnMut()) -> Result<Duration, CudaError> {
+        let (what, stream) = ("reading the GPU's clock", std::ptr::null_mut());
+        let event = || self.call(what, || result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT));
+        let (begin, end) = (event()?, event()?);
+        // SAFETY: the events were just made.
+        let record = |event| self.call(what, || unsafe { result::event::record(event, stream) });
+        record(begin)?;
+        work();
+        record(end)?;
+        // SAFETY: as above; both were recorded, and are not used any more once they are destroyed.
+        let milliseconds = self.call(what, || unsafe {
+            result::event::synchronize(end)?;
+            let elapsed = result::event::elapsed(begin, end);
+            result::event::destroy(begin).and_then(|()| result::event::destroy(end)).and(elapsed)
+        })?;
+        Ok(Duration::from_secs_f64(f64::from(milliseconds) / 1e3))
+    }
+
+    unsafe fn launch(&self, launch: &Launch<'_>) -> Result<(), CudaError> {
+        let function = self.function(launch.kernel)?;
+        let [x, y, z] = launch.grid;
+        let mut params = [launch.args.as_ptr().cast_mut().cast::<c_void>()];
+        let block = (launch.kernel.threads, 1, 1);
+        let (shared, stream) = (launch.kernel.shared_bytes, std::ptr::null_mut());
+        // SAFETY: the caller's promise; the driver copies the argument, which it does not change, before it returns.
+        let start = || unsafe { result::launch_kernel(function, (x, y, z), block, shared, stream, &mut params) };
+        self.call(&format!("starting kernel {}", launch.kernel.name), start)
+    }
+}
+
+impl Drop for NvidiaDriver {
+    fn drop(&mut self) {
+        // SAFETY: it was retained once, and nothing that was made in it outlives this.
+        let _ = unsafe { result::primary_ctx::release(self.device) };
+    }
+}
+
 fn failed(what: &str, error: DriverError) -> CudaError {
-    CudaError::Driver { what: what.into(), code: code(error) }
+    use sys::CUresult as Code;
+    let (what, name) = (what.to_owned(), code(error));
+    match error.0 {
+        Code::CUDA_ERROR_ILLEGAL_ADDRESS
+        | Code::CUDA_ERROR_ILLEGAL_INSTRUCTION
+        | Code::CUDA_ERROR_MISALIGNED_ADDRESS
+        | Code::CUDA_ERROR_INVALID_PC
+        | Code::CUDA_ERROR_ASSERT
+        | Code::CUDA_ERROR_HARDWARE_STACK_ERROR
+        | Code::CUDA_ERROR_LAUNCH_FAILED
+        | Code::CUDA_ERROR_LAUNCH_TIMEOUT
+        | Code::CUDA_ERROR_ECC_UNCORRECTABLE
+        | Code::CUDA_ERROR_DEVICE_UNAVAILABLE
+        | Code::CUDA_ERROR_CONTEXT_IS_DESTROYED => CudaError::Lost { what, code: name },
+        _ => CudaError::Driver { what, code: name },
+    }
 }
 
 /// Such as "CUDA_ERROR_NO_DEVICE (no CUDA-capable device is detected)".

@@ -127,7 +127,8 @@ pub fn run(backend: &dyn Backend, case: &Case) -> Vec<f32> {
     step.groups.push(group);
     let mut out = Tensor::new(num_tokens, params.num_heads * head_dim).unwrap();
     backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, plane: 1, group: 0, params: *params }, &step);
-    backend.read(&out).into_owned()
+    backend.fetch(&mut out);
+    out.as_slice().to_vec()
 }
 
 /// Softmax attention over contiguous keys, as the cache gives them back, in f64.

@@ -217,7 +217,7 @@ impl Loader<'_> {
                 *w += self.config.norm_offset;
             }
         }
-        Ok(Norm { kind: NormKind::Rms, weight, bias: None, eps: self.config.norm_eps })
+        Ok(Norm { kind: NormKind::Rms, weight: weight.into(), bias: None, eps: self.config.norm_eps })
     }
 }
 
@@ -225,6 +225,7 @@ impl Decoder {
     /// Runs the layers over the step's tokens: fills `a.hidden` and the KV slots of the step.
     pub(crate) fn forward(&self, run: &Run<'_>, a: &mut Activations, token_ids: &[u32], step: &StepMetadata) {
         let Run { backend, config, cache, ropes } = *run;
+        backend.begin_step(step);
         let table = self.embedding.as_ref().map_or(EmbeddingTable::Tied(&self.output), EmbeddingTable::Stored);
         backend.embed(&EmbedArgs { table, token_ids, scale: config.embedding_scale }, &mut a.hidden);
         for layer in &self.layers {
@@ -312,6 +313,7 @@ impl Decoder {
         backend.gather_rows(&a.hidden, rows, &mut a.sampled);
         let projections = &mut [Projection { linear: &self.output, out: &mut a.logits }];
         backend.norm_linear(&a.sampled, Some(&self.output_norm), projections);
+        backend.fetch(&mut a.logits);
         if let Some(cap) = config.final_softcap {
             a.logits.as_mut_slice().iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
         }

@@ -1,6 +1,6 @@
 //! Rotary position embeddings (Su et al. 2021, `RoFormer`) and the ways to stretch them.
 
-use std::f64::consts::TAU;
+use std::{f64::consts::TAU, sync::Arc};
 
 use device::{RopeStyle, RopeTable};
 
@@ -152,7 +152,7 @@ impl GrowingRope {
     /// Without rows at first. A kind with fewer tables than the model repeats its own.
     pub(crate) fn new(rope: &RopeConfig, config: &DecoderConfig) -> Self {
         Self {
-            rows: RopeTable { style: rope.style, rotary_dim: rope.rotary_dim, cos: Vec::new(), sin: Vec::new() },
+            rows: RopeTable { style: rope.style, rotary_dim: rope.rotary_dim, cos: Arc::default(), sin: Arc::default() },
             num_rows: 0,
             frequencies: (0..config.num_rope_tables()).map(|table| rope.frequencies(table)).collect(),
             max_positions: config.max_position_embeddings,
@@ -175,7 +175,8 @@ impl GrowingRope {
         let num_tables = self.frequencies.len();
         let end = rows_to_make(num_rows, self.max_positions * num_tables);
         let values = end * self.rows.rotary_dim / 2;
-        for table in [&mut self.rows.cos, &mut self.rows.sin] {
+        let (cos, sin) = (Arc::make_mut(&mut self.rows.cos), Arc::make_mut(&mut self.rows.sin));
+        for table in [&mut *cos, &mut *sin] {
             table.try_reserve_exact(values - table.len()).map_err(|e| {
                 EngineError::Internal(format!(
                     "a rope table of {end} rows cannot get its {} bytes: {e}",
@@ -187,9 +188,9 @@ impl GrowingRope {
             let position = (row / num_tables) as f32;
             for frequency in &self.frequencies[row % num_tables] {
                 // The angle is rounded to f32, as in training.
-                let (sin, cos) = f64::from(position * frequency).sin_cos();
-                self.rows.cos.push(cos as f32 * self.factor);
-                self.rows.sin.push(sin as f32 * self.factor);
+                let (sine, cosine) = f64::from(position * frequency).sin_cos();
+                cos.push(cosine as f32 * self.factor);
+                sin.push(sine as f32 * self.factor);
             }
         }
         self.num_rows = end;
@@ -232,7 +233,7 @@ mod tests {
         };
         let rope = rope(scaling);
         let frequencies = (0..2).map(|table| rope.frequencies(table)).collect();
-        let rows = RopeTable { style: rope.style, rotary_dim: 4, cos: Vec::new(), sin: Vec::new() };
+        let rows = RopeTable { style: rope.style, rotary_dim: 4, cos: Arc::default(), sin: Arc::default() };
         GrowingRope { rows, num_rows: 0, frequencies, max_positions, factor: 1.0 }
     }
 

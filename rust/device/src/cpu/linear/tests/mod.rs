@@ -84,8 +84,8 @@ impl Random {
     }
 
     fn norm(&mut self, kind: NormKind, dim: usize) -> Norm {
-        let bias = (kind == NormKind::Layer).then(|| self.vec(dim));
-        Norm { kind, weight: self.vec(dim).iter().map(|v| v + 1.5).collect(), bias, eps: 1e-5 }
+        let bias = (kind == NormKind::Layer).then(|| self.vec(dim).into());
+        Norm { kind, weight: self.vec(dim).iter().map(|v| v + 1.5).collect::<Vec<_>>().into(), bias, eps: 1e-5 }
     }
 }
 

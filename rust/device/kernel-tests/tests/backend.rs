@@ -1,0 +1,226 @@
+//! Every phase of `CudaBackend` against the plain backend.
+
+use device::{
+    Activation, AttentionArgs, AttentionParams, Backend, DType, EmbedArgs, EmbeddingTable, GateUpArgs, GgmlType, KvCacheSpec,
+    KvDType, KvGroupMetadata, KvPlace, KvSide, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs,
+    RopeArgs, RopeStyle, RopeTable, StepMetadata, Tensor, WeightView, cpu::ReferenceBackend, cuda::CudaBackend, mmap::Bytes,
+};
+use kernel_tests::{Order, assert_close, driver, random::Rng};
+
+const HIDDEN: usize = 64;
+const CLOSE: [f32; 2] = [2e-5, 2e-5];
+
+/// What a phase gives on both backends, the plain one first.
+fn both(run: impl Fn(&dyn Backend) -> Vec<f32>, what: &str) {
+    let cuda = CudaBackend::new(driver(Order::Ascending)).unwrap();
+    let (expected, actual) = (run(&ReferenceBackend::new()), run(&cuda));
+    assert!(expected.iter().any(|x| *x != 0.0), "{what}: all zeros");
+    assert_close(&actual, &expected, CLOSE, what);
+}
+
+fn floats(rng: &mut Rng, n: usize) -> Vec<f32> {
+    rng.floats(n)
+}
+
+fn view(rng: &mut Rng, dtype: DType, rows: usize, cols: usize) -> WeightView {
+    let bytes = match dtype {
+        DType::F32 => floats(rng, rows * cols).iter().flat_map(|x| x.to_le_bytes()).collect(),
+        DType::BF16 => floats(rng, rows * cols).iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes()).collect(),
+        DType::Ggml(GgmlType::Q8_0) => (0..rows * cols / 32)
+            .flat_map(|_| {
+                let codes: Vec<u8> = (0..32).map(|_| rng.below(255) as u8).collect();
+                [half::f16::from_f32(0.01).to_le_bytes().to_vec(), codes].concat()
+            })
+            .collect(),
+        other => unreachable!("{other}"),
+    };
+    WeightView::new(dtype, rows, cols, Bytes::from_vec(bytes)).unwrap()
+}
+
+const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::Ggml(GgmlType::Q8_0)];
+
+fn linear(backend: &dyn Backend, weight: &WeightView, bias: Option<Vec<f32>>) -> Linear {
+    backend.load_linear(weight, &LinearOptions { name: "w".into(), precision: Precision::Exact, bias }).unwrap()
+}
+
+/// A tensor of these rows, wherever the backend has it: rows of a table that is looked up one by one.
+fn tensor(backend: &dyn Backend, values: &[f32], cols: usize) -> Tensor {
+    let rows = values.len() / cols;
+    let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let table = WeightView::new(DType::F32, rows, cols, Bytes::from_vec(bytes)).unwrap();
+    let ids: Vec<u32> = (0..rows as u32).collect();
+    let mut out = backend.alloc(rows, cols).unwrap();
+    backend.embed(&EmbedArgs { table: EmbeddingTable::Stored(&table), token_ids: &ids, scale: 1.0 }, &mut out);
+    out
+}
+
+fn fetched(backend: &dyn Backend, mut tensor: Tensor) -> Vec<f32> {
+    backend.fetch(&mut tensor);
+    tensor.as_slice().to_vec()
+}
+
+fn norm(rng: &mut Rng, dim: usize) -> Norm {
+    let weight: Vec<f32> = rng.floats(dim).iter().map(|x| x + 1.5).collect();
+    Norm { kind: NormKind::Rms, weight: weight.into(), bias: None, eps: 1e-5 }
+}
+
+fn layer_norm(rng: &mut Rng, dim: usize) -> Norm {
+    Norm { kind: NormKind::Layer, bias: Some(rng.floats(dim).into()), ..norm(rng, dim) }
+}
+
+#[test]
+fn tied_embeddings_and_gathered_rows() {
+    let mut rng = Rng::new(1);
+    for dtype in DTYPES {
+        let table = view(&mut rng, dtype, 20, HIDDEN);
+        let run = |backend: &dyn Backend| {
+            let table = linear(backend, &table, None);
+            let mut x = backend.alloc(5, HIDDEN).unwrap();
+            let args = EmbedArgs { table: EmbeddingTable::Tied(&table), token_ids: &[3, 19, 0, 3, 7], scale: 1.5 };
+            backend.embed(&args, &mut x);
+            let mut out = backend.alloc(4, HIDDEN).unwrap();
+            backend.gather_rows(&x, &[4, 0, 4], &mut out);
+            fetched(backend, out)
+        };
+        both(run, &format!("{dtype}"));
+    }
+}
+
+#[test]
+fn normed_projections_with_and_without_bias() {
+    let mut rng = Rng::new(2);
+    for (dtype, rows) in DTYPES.into_iter().flat_map(|dtype| [1, 3, 8, 19].map(|rows| (dtype, rows))) {
+        let (x, weight) = (floats(&mut rng, rows * HIDDEN), view(&mut rng, dtype, 33, HIDDEN));
+        let (norm, bias) = (norm(&mut rng, HIDDEN), floats(&mut rng, 33));
+        let layer_norm = layer_norm(&mut rng, HIDDEN);
+        for (norm, bias) in [(Some(&norm), None), (None, Some(bias)), (Some(&layer_norm), None)] {
+            let run = |backend: &dyn Backend| {
+                let linear = linear(backend, &weight, bias.clone());
+                let mut out = backend.alloc(rows, 33).unwrap();
+                let x = tensor(backend, &x, HIDDEN);
+                backend.norm_linear(&x, norm, &mut [Projection { linear: &linear, out: &mut out }]);
+                fetched(backend, out)
+            };
+            both(run, &format!("{dtype}, {rows} rows"));
+        }
+    }
+}
+
+#[test]
+fn projections_are_added_to_the_residual_with_and_without_a_norm() {
+    let mut rng = Rng::new(3);
+    for rows in [1, 11] {
+        let (x, residual) = (floats(&mut rng, rows * 96), floats(&mut rng, rows * HIDDEN));
+        let (weight, norm) = (view(&mut rng, DType::F32, HIDDEN, 96), norm(&mut rng, HIDDEN));
+        let layer_norm = layer_norm(&mut rng, HIDDEN);
+        for post_norm in [None, Some(&norm), Some(&layer_norm)] {
+            let run = |backend: &dyn Backend| {
+                let (linear, x) = (linear(backend, &weight, None), tensor(backend, &x, 96));
+                let mut residual = tensor(backend, &residual, HIDDEN);
+                let args = ResidualArgs { x: &x, linear: &linear, post_norm, scale: 0.7, residual: &mut residual };
+                backend.linear_residual(args);
+                fetched(backend, residual)
+            };
+            both(run, &format!("{rows} rows, norm {}", post_norm.is_some()));
+        }
+    }
+}
+
+#[test]
+fn gated_feed_forward_halves() {
+    let mut rng = Rng::new(4);
+    for (activation, rows) in [(Activation::Silu, 1), (Activation::GeluTanh, 9), (Activation::Gelu, 4)] {
+        let x = floats(&mut rng, rows * HIDDEN);
+        let [gate, up] = [(); 2].map(|()| view(&mut rng, DType::F32, 104, HIDDEN));
+        let norm = norm(&mut rng, HIDDEN);
+        let run = |backend: &dyn Backend| {
+            let (gate, up) = (linear(backend, &gate, None), linear(backend, &up, None));
+            let (x, mut out) = (tensor(backend, &x, HIDDEN), backend.alloc(rows, 104).unwrap());
+            backend.gate_up(GateUpArgs { x: &x, norm: Some(&norm), gate: &gate, up: &up, activation, out: &mut out });
+            fetched(backend, out)
+        };
+        both(run, &format!("{activation:?}"));
+    }
+}
+
+/// Requests of (computed tokens, rows), with blocks of their own.
+fn step(requests: &[(usize, usize)], block_size: usize) -> StepMetadata {
+    let mut step = StepMetadata { query_start_loc: vec![0], ..StepMetadata::default() };
+    let max_blocks = requests.iter().map(|(computed, rows)| (computed + rows).div_ceil(block_size)).max().unwrap_or(0);
+    let mut group = KvGroupMetadata { max_blocks, ..KvGroupMetadata::default() };
+    for (request, &(computed, rows)) in requests.iter().enumerate() {
+        let table: Vec<u32> = (0..max_blocks).map(|block| (1 + block * requests.len() + request) as u32).collect();
+        for position in computed..computed + rows {
+            step.positions.push(position as u32);
+            group.slot_mapping.push((table[position / block_size] as usize * block_size + position % block_size) as i64);
+        }
+        group.block_tables.extend(table);
+        step.query_start_loc.push(step.positions.len() as u32);
+        step.seq_lens.push((computed + rows) as u32);
+    }
+    step.rope_positions.clone_from(&step.positions);
+    step.groups.push(group);
+    step
+}
+
+#[test]
+fn rotation_cache_and_attention_of_decodes_beside_prompts() {
+    let mut rng = Rng::new(5);
+    let requests = [(700, 1), (0, 20), (37, 2), (9, 1)];
+    let (step, rows) = (step(&requests, 8), 24);
+    for (dtype, head_dim, window) in [(KvDType::F32, 24, None), (KvDType::F32, 64, Some(30)), (KvDType::BF16, 64, None)] {
+        let params = AttentionParams { num_heads: 6, num_kv_heads: 2, head_dim, scale: 0.03, window, softcap: None };
+        let spec = KvCacheSpec { num_blocks: 400, block_size: 8, num_kv_heads: 2, head_dim, num_planes: 1, dtype };
+        let [q, k, v] = [6, 2, 2].map(|heads| floats(&mut rng, rows * heads * head_dim));
+        let [cos, sin] = [(); 2].map(|()| floats(&mut rng, 800 * head_dim / 2).into());
+        let rope = RopeTable { style: RopeStyle::Neox, rotary_dim: head_dim, cos, sin };
+        let norm = norm(&mut rng, head_dim);
+        let past = floats(&mut rng, 700 * head_dim);
+        let run = |backend: &dyn Backend| {
+            let cache = backend.alloc_kv_cache(&spec).unwrap();
+            for (request, &(computed, _)) in requests.iter().enumerate() {
+                let table = &step.groups[0].block_tables[request * step.groups[0].max_blocks..];
+                for position in 0..computed {
+                    let slot = table[position / 8] as usize * 8 + position % 8;
+                    for head in 0..2 {
+                        let values = &past[position * head_dim..(position + 1) * head_dim];
+                        cache.write(KvSide::Key, KvPlace { plane: 0, slot, head }, values);
+                        cache.write(KvSide::Value, KvPlace { plane: 0, slot, head }, values);
+                    }
+                }
+            }
+            backend.begin_step(&step);
+            let (mut q, mut k) = (tensor(backend, &q, 6 * head_dim), tensor(backend, &k, 2 * head_dim));
+            let v = tensor(backend, &v, 2 * head_dim);
+            let args = RopeArgs {
+                q: &mut q,
+                k: &mut k,
+                v: &v,
+                q_norm: Some(&norm),
+                k_norm: Some(&norm),
+                rope: Some(&rope),
+                cache: &cache,
+                plane: 0,
+            };
+            backend.rope_and_cache(args, 0, &step);
+            if dtype == KvDType::BF16 {
+                // As the matrix units take them: else scores differ by what rounding 64 products of up to 50 comes to.
+                let rounded: Vec<f32> = fetched(backend, q).iter().map(|x| half::bf16::from_f32(*x).to_f32()).collect();
+                q = tensor(backend, &rounded, 6 * head_dim);
+            }
+            let mut out = backend.alloc(rows, 6 * head_dim).unwrap();
+            backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, plane: 0, group: 0, params }, &step);
+            let mut written = vec![0.0; head_dim];
+            let slot = step.groups[0].slot_mapping[23] as usize;
+            cache.read(KvSide::Key, KvPlace { plane: 0, slot, head: 1 }, &mut written);
+            [fetched(backend, out), written].concat()
+        };
+        if dtype == KvDType::F32 {
+            both(run, &format!("{dtype:?}, heads of {head_dim}, window {window:?}"));
+        } else {
+            let cuda = CudaBackend::new(driver(Order::Descending)).unwrap();
+            // Weights are rounded by up to 2^-9 of themselves, values are within 2, and a query or key on the edge may have gone the other way.
+            assert_close(&run(&cuda), &run(&ReferenceBackend::new()), [1e-2, 0.0], "bf16");
+        }
+    }
+}

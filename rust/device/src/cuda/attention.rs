@@ -1,0 +1,276 @@
+//! Rotation, the write of K and V, and attention, with the lists of a step that they read.
+
+use std::{collections::HashMap, sync::Arc};
+
+use crate::{
+    Activation, AttentionArgs, CacheEngine, KvCacheSpec, KvDType, Norm, NormKind, RopeArgs, RopeStyle, StepMetadata,
+    WorkspaceShape,
+    kernel_args::{self, ActivationKind, AttentionMergeArgs, DevicePtr, ElementType, RopeAndCacheArgs},
+};
+
+use super::{
+    CudaError,
+    attention_plan::{AttentionPlan, PlanShape, max_parts},
+    driver::{Driver, Plain},
+    kernels::{Kernel, kv_suffix, launch},
+    memory::{Constants, Scratch, StepArena},
+    planes::DevicePlanes,
+};
+
+/// Heads that a CTA of `rope_and_cache_*` takes.
+const HEADS_PER_CTA: usize = 4;
+
+/// The lists of a step on the device.
+pub struct StepLists {
+    arena: StepArena,
+    num_reqs: usize,
+    positions: DevicePtr,
+    rope_positions: DevicePtr,
+    groups: Vec<GroupLists>,
+    plans: HashMap<(usize, PlanShape), DevicePlan>,
+    part_out: Scratch,
+    part_lse: Scratch,
+    merge: Kernel,
+}
+
+#[derive(Clone, Copy)]
+struct GroupLists {
+    block_tables: DevicePtr,
+    slot_mapping: DevicePtr,
+    max_blocks: usize,
+}
+
+/// An [`AttentionPlan`] on the device.
+#[derive(Clone, Copy)]
+struct DevicePlan {
+    decode: List,
+    prefill: List,
+    merges: List,
+    num_parts: usize,
+}
+
+#[derive(Clone, Copy)]
+struct List {
+    at: DevicePtr,
+    len: usize,
+}
+
+impl StepLists {
+    /// Of no step.
+    pub fn new(driver: &Arc<dyn Driver>) -> Result<Self, CudaError> {
+        Ok(Self {
+            arena: StepArena::new(driver),
+            num_reqs: 0,
+            positions: 0,
+            rope_positions: 0,
+            groups: Vec::new(),
+            plans: HashMap::new(),
+            part_out: Scratch::default(),
+            part_lse: Scratch::default(),
+            merge: Kernel::named("attention_merge")?,
+        })
+    }
+
+    /// Forgets the last step and tells the device about this one.
+    pub fn begin(&mut self, step: &StepMetadata) -> Result<(), CudaError> {
+        self.arena.reset()?;
+        self.plans.clear();
+        self.groups.clear();
+        self.num_reqs = step.num_reqs();
+        self.positions = self.arena.put(&step.positions)?;
+        self.rope_positions = self.arena.put(&step.rope_positions)?;
+        for group in &step.groups {
+            self.groups.push(GroupLists {
+                block_tables: self.arena.put(&group.block_tables)?,
+                slot_mapping: self.arena.put(&group.slot_mapping)?,
+                max_blocks: group.max_blocks,
+            });
+        }
+        Ok(())
+    }
+
+    /// Requests of the step.
+    pub fn num_reqs(&self) -> usize {
+        self.num_reqs
+    }
+
+    /// Copies a list that this step needs.
+    pub fn put<T: Plain>(&mut self, values: &[T]) -> Result<DevicePtr, CudaError> {
+        self.arena.put(values)
+    }
+
+    fn list<T: Plain>(&mut self, values: &[T]) -> Result<List, CudaError> {
+        Ok(List { at: self.arena.put(values)?, len: values.len() })
+    }
+
+    /// The step's plan for such a layer; layers with equal shapes share it.
+    fn plan(&mut self, group: usize, shape: PlanShape, step: &StepMetadata) -> Result<DevicePlan, CudaError> {
+        if let Some(plan) = self.plans.get(&(group, shape)) {
+            return Ok(*plan);
+        }
+        let plan = AttentionPlan::new(step, shape);
+        let plan = DevicePlan {
+            decode: self.list(&plan.decode)?,
+            prefill: self.list(&plan.prefill)?,
+            merges: self.list(&plan.merges)?,
+            num_parts: plan.num_parts,
+        };
+        self.plans.insert((group, shape), plan);
+        Ok(plan)
+    }
+
+    /// Causal attention over the cache.
+    pub fn attention(&mut self, driver: &Arc<dyn Driver>, args: AttentionArgs<'_>, step: &StepMetadata) -> Result<(), CudaError> {
+        let AttentionArgs { q, out, cache, plane, group, params } = args;
+        let spec = cache.spec();
+        assert_eq!((params.num_kv_heads, params.head_dim), (spec.num_kv_heads, spec.head_dim), "heads of the cache");
+        assert_eq!(step.num_reqs(), self.num_reqs, "the step that was begun");
+        let width = params.num_heads * params.head_dim;
+        assert_eq!((q.cols(), out.cols()), (width, width), "columns of queries and output");
+        out.set_rows(q.rows());
+        let heads_per_kv_head = params.num_heads / params.num_kv_heads;
+        let plan = self.plan(group, PlanShape { heads_per_kv_head, window: params.window, dtype: spec.dtype }, step)?;
+        let part_out = self.part_out.floats(driver, plan.num_parts * width)?;
+        let part_lse = self.part_lse.floats(driver, plan.num_parts * params.num_heads)?;
+        let out = device_at(out);
+        let planes = planes(cache);
+        let [k_plane, v_plane] = planes.layer(plane);
+        let layout = spec.layout();
+        let base = kernel_args::AttentionArgs {
+            q: device_at(q),
+            out,
+            part_out,
+            part_lse,
+            k_plane,
+            v_plane,
+            block_tables: self.groups[group].block_tables,
+            positions: self.positions,
+            block_bytes: layout.block_bytes as u64,
+            scales_offset: layout.scales as u64,
+            max_blocks: self.groups[group].max_blocks as u32,
+            block_size: spec.block_size as u32,
+            num_heads: params.num_heads as u32,
+            num_kv_heads: params.num_kv_heads as u32,
+            head_dim: params.head_dim as u32,
+            q_stride: q.cols() as u32,
+            window: params.window.unwrap_or(0) as u32,
+            out_type: ElementType::F32 as u32,
+            scale: params.scale,
+            softcap: params.softcap.unwrap_or(0.0),
+            ..kernel_args::AttentionArgs::default()
+        };
+        for (family, work) in [("attention", plan.decode), ("prefill", plan.prefill)] {
+            if work.len > 0 {
+                let kernel = attention_kernel(family, spec)?;
+                let args = kernel_args::AttentionArgs { work: work.at, ..base };
+                // SAFETY: the plan names rows of the step, block tables hold the blocks of every key, parts have room for the plan's.
+                unsafe { launch(driver, kernel, [work.len, params.num_kv_heads, 1], &args)? };
+            }
+        }
+        let args = AttentionMergeArgs {
+            part_out,
+            part_lse,
+            merges: plan.merges.at,
+            sinks: 0,
+            out,
+            num_heads: params.num_heads as u32,
+            head_dim: params.head_dim as u32,
+            out_type: ElementType::F32 as u32,
+            reserved: 0,
+        };
+        // SAFETY: the merges name rows of the step and parts that were just written.
+        unsafe { launch(driver, self.merge, [plan.merges.len, params.num_heads, 1], &args) }
+    }
+}
+
+fn attention_kernel(family: &str, spec: &KvCacheSpec) -> Result<Kernel, CudaError> {
+    match spec.dtype {
+        KvDType::F32 => Kernel::named("attention_f32"),
+        dtype => Kernel::named(&format!("{family}_{}_d{}", kv_suffix(dtype), spec.head_dim)),
+    }
+}
+
+/// q/k norm, rotation, write of K and V. Keys on the device are not changed: only the cache has them rotated.
+pub fn rope_and_cache(
+    driver: &Arc<dyn Driver>,
+    lists: &StepLists,
+    constants: &mut Constants,
+    args: &RopeArgs<'_>,
+    group: usize,
+) -> Result<(), CudaError> {
+    let spec = args.cache.spec();
+    let num_tokens = args.q.rows();
+    let num_heads = args.q.cols() / spec.head_dim;
+    assert_eq!((args.k.cols(), args.v.cols()), (spec.num_kv_heads * spec.head_dim, args.k.cols()), "columns of keys and values");
+    let mut norm = |norm: Option<&Norm>| {
+        norm.map_or(Ok((0, 0.0)), |norm| {
+            assert_eq!((norm.kind, norm.bias.is_none()), (NormKind::Rms, true), "heads have RMS norms on a GPU");
+            assert_eq!(norm.weight.len(), spec.head_dim, "weights of a head's norm");
+            Ok::<_, CudaError>((constants.of(driver, &norm.weight)?, norm.eps))
+        })
+    };
+    let ((q_norm, q_eps), (k_norm, k_eps)) = (norm(args.q_norm)?, norm(args.k_norm)?);
+    let table = |values: fn(&crate::RopeTable) -> &crate::Constant, constants: &mut Constants| {
+        args.rope.map_or(Ok(0), |rope| constants.of(driver, values(rope)))
+    };
+    let (cos, sin) = (table(|rope| &rope.cos, constants)?, table(|rope| &rope.sin, constants)?);
+    let [k_plane, v_plane] = planes(args.cache).layer(args.plane);
+    let layout = spec.layout();
+    let kernel_args = RopeAndCacheArgs {
+        q: device_at(args.q),
+        k: device_at(args.k),
+        v: device_at(args.v),
+        q_norm,
+        k_norm,
+        cos,
+        sin,
+        rope_positions: lists.rope_positions,
+        slot_mapping: lists.groups[group].slot_mapping,
+        k_plane,
+        v_plane,
+        block_bytes: layout.block_bytes as u64,
+        scales_offset: layout.scales as u64,
+        num_tokens: num_tokens as u32,
+        num_heads: num_heads as u32,
+        num_kv_heads: spec.num_kv_heads as u32,
+        head_dim: spec.head_dim as u32,
+        block_size: spec.block_size as u32,
+        q_stride: args.q.cols() as u32,
+        k_stride: args.k.cols() as u32,
+        v_stride: args.v.cols() as u32,
+        rotary_dim: args.rope.map_or(0, |rope| rope.rotary_dim) as u32,
+        interleaved: u32::from(args.rope.is_some_and(|rope| rope.style == RopeStyle::Interleaved)),
+        q_eps,
+        k_eps,
+    };
+    let kernel = Kernel::named(&format!("rope_and_cache_{}", kv_suffix(spec.dtype)))?;
+    let grid = [(num_tokens * (num_heads + 2 * spec.num_kv_heads)).div_ceil(HEADS_PER_CTA), 1, 1];
+    // SAFETY: q, k and v have a row for each token, and the tables a row for each position; slots lie in the planes.
+    unsafe { launch(driver, kernel, grid, &kernel_args) }
+}
+
+fn device_at(tensor: &crate::Tensor) -> DevicePtr {
+    tensor.device().expect("a tensor of this backend").at()
+}
+
+fn planes(cache: &CacheEngine) -> &DevicePlanes {
+    cache.device().expect("a cache of this backend")
+}
+
+/// The kernels' number of an activation.
+pub fn activation_kind(activation: Activation) -> u32 {
+    (match activation {
+        Activation::Silu => ActivationKind::Silu,
+        Activation::GeluTanh => ActivationKind::GeluTanh,
+        Activation::Gelu => ActivationKind::Gelu,
+    }) as u32
+}
+
+/// Requests whose parts are planned for; more of them at such lengths take more.
+const PLANNED_REQUESTS: usize = 256;
+
+/// Bytes of the parts of a step in which many requests decode at their full length.
+pub fn workspace_bytes(shape: &WorkspaceShape) -> u64 {
+    let parts = shape.num_tokens.min(PLANNED_REQUESTS) * max_parts(shape.seq_len);
+    (parts * shape.num_heads * (shape.head_dim + 1) * size_of::<f32>()) as u64
+}

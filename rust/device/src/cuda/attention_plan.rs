@@ -1,0 +1,219 @@
+//! How the attention of a step is cut into CTAs, once for all layers that see the same keys.
+//!
+//! A request with few rows (one that decodes) is cut along its keys, at places that depend on its own length alone, so that a row gets
+//! the same bits in any batch; the parts are merged afterwards. Many rows are cut into tiles of rows, each of which sees all its keys.
+
+use crate::{
+    KvDType, StepMetadata,
+    kernel_args::{AttentionMerge, AttentionWork},
+};
+
+/// Rows times query heads a KV head that one CTA of `attention_*` takes.
+const DECODE_VECTORS: usize = 16;
+/// The same of `prefill_*`.
+const PREFILL_VECTORS: usize = 64;
+/// A part of the keys begins at a multiple of this.
+const KEY_TILE: usize = 64;
+/// Keys of a part at least: below, starting a CTA costs more than it saves.
+const MIN_PART_KEYS: usize = 256;
+/// Parts of a row at most.
+const MAX_PARTS: usize = 16;
+
+/// What decides the cut, apart from the step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PlanShape {
+    /// Query heads that share a KV head.
+    pub heads_per_kv_head: usize,
+    /// See [`AttentionParams::window`](crate::AttentionParams).
+    pub window: Option<usize>,
+    /// How keys and values are stored: in f32, a CTA takes one row.
+    pub dtype: KvDType,
+}
+
+/// Lists for the kernels; the field names of the entries are those of `kernels/args.h`.
+#[derive(Clone, Debug, Default)]
+pub struct AttentionPlan {
+    /// For `attention_*`.
+    pub decode: Vec<AttentionWork>,
+    /// For `prefill_*`.
+    pub prefill: Vec<AttentionWork>,
+    /// For `attention_merge`: rows that come in parts.
+    pub merges: Vec<AttentionMerge>,
+    /// Rows of the buffers of parts.
+    pub num_parts: usize,
+}
+
+impl AttentionPlan {
+    /// Cuts a step.
+    ///
+    /// # Panics
+    /// When more than 64 query heads share a KV head.
+    pub fn new(step: &StepMetadata, shape: PlanShape) -> Self {
+        let decode_rows = match shape.dtype {
+            KvDType::F32 => 1,
+            _ => DECODE_VECTORS / shape.heads_per_kv_head,
+        };
+        let prefill_rows = PREFILL_VECTORS / shape.heads_per_kv_head;
+        assert!(decode_rows > 0 || prefill_rows > 0, "{} query heads share a KV head", shape.heads_per_kv_head);
+        let mut plan = Self::default();
+        for request in 0..step.num_reqs() {
+            let rows = step.query_start_loc[request] as usize..step.query_start_loc[request + 1] as usize;
+            let few = rows.len() <= decode_rows;
+            let tile = if few || shape.dtype == KvDType::F32 { decode_rows } else { prefill_rows };
+            let mut first = rows.start;
+            while first < rows.end {
+                let end = rows.end.min(first + tile);
+                let keys = visible_keys(step, first, end, shape.window);
+                let work = AttentionWork {
+                    request: request as u32,
+                    first_row: first as u32,
+                    num_rows: (end - first) as u32,
+                    key_begin: keys.start as u32,
+                    key_end: keys.end as u32,
+                    part: -1,
+                };
+                if few {
+                    plan.split(work);
+                } else if shape.dtype == KvDType::F32 {
+                    plan.decode.push(work);
+                } else {
+                    plan.prefill.push(work);
+                }
+                first = end;
+            }
+        }
+        plan
+    }
+
+    /// Cuts a tile along its keys if they are many.
+    fn split(&mut self, work: AttentionWork) {
+        let (begin, end) = (work.key_begin as usize, work.key_end as usize);
+        let part_keys = (end - begin).div_ceil(MAX_PARTS).max(MIN_PART_KEYS).next_multiple_of(KEY_TILE);
+        let num_parts = (end - begin).div_ceil(part_keys);
+        if num_parts <= 1 {
+            self.decode.push(work);
+            return;
+        }
+        let rows = work.num_rows as usize;
+        for part in 0..num_parts {
+            let key_begin = begin + part * part_keys;
+            self.decode.push(AttentionWork {
+                key_begin: key_begin as u32,
+                key_end: end.min(key_begin + part_keys) as u32,
+                part: (self.num_parts + part * rows) as i32,
+                ..work
+            });
+        }
+        self.merges.extend((0..rows).map(|row| AttentionMerge {
+            row: work.first_row + row as u32,
+            first_part: (self.num_parts + row) as u32,
+            num_parts: num_parts as u32,
+            part_stride: rows as u32,
+        }));
+        self.num_parts += num_parts * rows;
+    }
+}
+
+/// Parts that the keys of one request are cut into at most.
+pub fn max_parts(seq_len: usize) -> usize {
+    seq_len.div_ceil(MIN_PART_KEYS).min(MAX_PARTS)
+}
+
+/// The keys that some rows of one request see, from a multiple of the tile on.
+fn visible_keys(step: &StepMetadata, first_row: usize, end_row: usize, window: Option<usize>) -> std::ops::Range<usize> {
+    let first = window.map_or(0, |window| (step.positions[first_row] as usize + 1).saturating_sub(window));
+    first / KEY_TILE * KEY_TILE..step.positions[end_row - 1] as usize + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    /// Requests of (computed tokens, rows).
+    fn step(requests: &[(usize, usize)]) -> StepMetadata {
+        let mut step = StepMetadata { query_start_loc: vec![0], ..StepMetadata::default() };
+        for &(computed, rows) in requests {
+            step.positions.extend((computed..computed + rows).map(|position| position as u32));
+            step.query_start_loc.push(step.positions.len() as u32);
+            step.seq_lens.push((computed + rows) as u32);
+        }
+        step
+    }
+
+    fn shapes() -> impl Iterator<Item = PlanShape> {
+        let dtypes = [KvDType::F32, KvDType::BF16];
+        let windows = [None, Some(1), Some(100), Some(5000)];
+        dtypes.into_iter().flat_map(move |dtype| {
+            windows.into_iter().flat_map(move |window| {
+                [1, 3, 7, 16].into_iter().map(move |heads_per_kv_head| PlanShape { heads_per_kv_head, window, dtype })
+            })
+        })
+    }
+
+    #[test]
+    fn every_row_sees_each_of_its_keys_once() {
+        let step = step(&[(0, 1), (511, 1), (4095, 1), (10, 3), (0, 130), (1000, 40), (70_000, 2)]);
+        for shape in shapes() {
+            let plan = AttentionPlan::new(&step, shape);
+            let mut keys: HashMap<u32, Vec<(u32, u32)>> = HashMap::new();
+            for (work, vectors) in
+                plan.decode.iter().map(|w| (w, DECODE_VECTORS)).chain(plan.prefill.iter().map(|w| (w, PREFILL_VECTORS)))
+            {
+                assert!(work.num_rows as usize * shape.heads_per_kv_head <= vectors, "{work:?}");
+                assert!(shape.dtype != KvDType::F32 || work.num_rows == 1);
+                assert!(work.key_begin.is_multiple_of(64) && work.key_begin < work.key_end);
+                for row in work.first_row..work.first_row + work.num_rows {
+                    assert!(
+                        step.query_start_loc[work.request as usize] <= row
+                            && row < step.query_start_loc[work.request as usize + 1]
+                    );
+                    keys.entry(row).or_default().push((work.key_begin, work.key_end));
+                }
+            }
+            for (row, position) in step.positions.iter().enumerate() {
+                let mut ranges = keys.remove(&(row as u32)).expect("a row was left out");
+                ranges.sort_unstable();
+                assert!(ranges.windows(2).all(|pair| pair[0].1 == pair[1].0), "gaps or overlaps in {ranges:?}");
+                let first = shape.window.map_or(0, |window| (*position as usize + 1).saturating_sub(window));
+                assert!(ranges[0].0 as usize <= first && ranges[ranges.len() - 1].1 > *position);
+            }
+        }
+    }
+
+    #[test]
+    fn parts_are_merged_into_the_rows_they_come_from() {
+        let step = step(&[(4095, 1), (3000, 2), (5, 1), (9000, 2)]);
+        let plan = AttentionPlan::new(&step, PlanShape { heads_per_kv_head: 8, window: None, dtype: KvDType::F16 });
+        let mut parts = vec![None; plan.num_parts];
+        for work in plan.decode.iter().filter(|work| work.part >= 0) {
+            for row in 0..work.num_rows {
+                let part = &mut parts[work.part as usize + row as usize];
+                assert_eq!(part.replace(work.first_row + row), None, "two parts in one place");
+            }
+        }
+        for merge in &plan.merges {
+            assert!(merge.num_parts > 1);
+            for part in 0..merge.num_parts {
+                let at = (merge.first_part + part * merge.part_stride) as usize;
+                assert_eq!(parts[at].take(), Some(merge.row));
+            }
+        }
+        assert!(parts.iter().all(Option::is_none), "parts that nobody merges");
+        assert_eq!(plan.merges.iter().map(|merge| merge.row).collect::<Vec<_>>(), [0, 1, 2, 4, 5]);
+    }
+
+    #[test]
+    fn a_request_is_cut_alike_in_every_batch() {
+        let shape = PlanShape { heads_per_kv_head: 4, window: None, dtype: KvDType::BF16 };
+        let cuts = |step: &StepMetadata, request: u32| -> Vec<_> {
+            let plan = AttentionPlan::new(step, shape);
+            let mine = plan.decode.iter().filter(|work| work.request == request);
+            mine.map(|work| (work.key_begin, work.key_end, work.num_rows)).collect()
+        };
+        let alone = cuts(&step(&[(20_000, 1)]), 0);
+        assert!(alone.len() > 1 && alone.len() <= MAX_PARTS);
+        assert_eq!(cuts(&step(&[(3, 1), (40_000, 4), (20_000, 1), (7, 500)]), 2), alone);
+    }
+}

@@ -1,0 +1,340 @@
+//! A decoder's steps on a GPU. Activations are f32; weights lie there as in their file.
+//!
+//! Everything is asked for in one order and nothing waits, until [`Backend::fetch`] copies logits to the host. A phase cannot return an
+//! error: what the driver refuses in a step is a panic with the driver's words, which ends the requests of that step.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::{
+    AttentionArgs, Backend, BackendInfo, CacheEngine, Constant, DType, DeviceError, EmbedArgs, EmbeddingTable, GateUpArgs,
+    KvCacheSpec, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor,
+    WeightView, WorkspaceShape,
+    backend::LinearWeight,
+    kernel_args::{DevicePtr, ElementType, GatedActivationArgs, GatherRowsArgs, NormArgs},
+};
+
+use super::{
+    CudaError, Gpu,
+    attention::{self, StepLists},
+    driver::{DeviceMemory, Driver},
+    kernels::{HEAD_DIMS, Kernel, kv_suffix, launch},
+    linear::{CudaLinear, Rows},
+    memory::{Constants, Scratch},
+    planes::DevicePlanes,
+};
+
+/// Columns that a CTA of `gated_activation` computes.
+const ACTIVATION_COLS: usize = 1024;
+/// CTAs of a grid in y at most.
+const MAX_GRID_Y: usize = 65535;
+
+/// Computes on one GPU.
+pub struct CudaBackend {
+    driver: Arc<dyn Driver>,
+    kernels: Kernels,
+    state: Mutex<State>,
+}
+
+/// The kernels that every model needs.
+struct Kernels {
+    rms_norm: Kernel,
+    layer_norm: Kernel,
+    gated_activation: Kernel,
+    gather_rows: Kernel,
+}
+
+/// What lives from step to step.
+struct State {
+    lists: StepLists,
+    constants: Constants,
+    /// Normed rows, `[num_tokens, in_features]`.
+    normed: Scratch,
+    /// A projection before it is added or gated, `[num_tokens, out_features]`.
+    projected: Scratch,
+    /// The other half of a gated projection.
+    up: Scratch,
+}
+
+/// What `rms_norm` or `layer_norm` is to do; see `NormArgs`.
+#[derive(Default)]
+struct NormPass<'a> {
+    add: Option<DevicePtr>,
+    post_norm: Option<&'a Norm>,
+    scale: f32,
+    norm: Option<&'a Norm>,
+    out: DevicePtr,
+}
+
+impl CudaBackend {
+    /// A backend over a driver.
+    ///
+    /// Errors: [`DeviceError::Cuda`] when the GPU is too old or a kernel is not there.
+    pub fn new(driver: Arc<dyn Driver>) -> Result<Self, DeviceError> {
+        driver.gpu().check()?;
+        let kernels = Kernels {
+            rms_norm: Kernel::named("rms_norm")?,
+            layer_norm: Kernel::named("layer_norm")?,
+            gated_activation: Kernel::named("gated_activation")?,
+            gather_rows: Kernel::named("gather_rows")?,
+        };
+        let state = State {
+            lists: StepLists::new(&driver)?,
+            constants: Constants::default(),
+            normed: Scratch::default(),
+            projected: Scratch::default(),
+            up: Scratch::default(),
+        };
+        Ok(Self { driver, kernels, state: Mutex::new(state) })
+    }
+
+    /// The GPU that it computes on.
+    pub fn gpu(&self) -> &Gpu {
+        self.driver.gpu()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn norm_pass(&self, constants: &mut Constants, x: Rows, pass: &NormPass<'_>) -> Result<(), CudaError> {
+        let mut constant = |values: Option<&Constant>| values.map_or(Ok(0), |values| constants.of(&self.driver, values));
+        let mut affine = |norm: Option<&Norm>| -> Result<_, CudaError> {
+            Ok((constant(norm.map(|norm| &norm.weight))?, constant(norm.and_then(|norm| norm.bias.as_ref()))?))
+        };
+        let (post_weight, post_bias) = affine(pass.post_norm)?;
+        let (weight, bias) = affine(pass.norm)?;
+        let kinds = [pass.post_norm, pass.norm].map(|norm| norm.map(|norm| norm.kind));
+        let kernel = match kinds {
+            [Some(a), Some(b)] if a != b => panic!("two kinds of norms in one pass"),
+            [Some(NormKind::Layer), _] | [_, Some(NormKind::Layer)] => self.kernels.layer_norm,
+            _ => self.kernels.rms_norm,
+        };
+        let args = NormArgs {
+            x: x.at,
+            y: pass.add.unwrap_or(0),
+            post_weight,
+            post_bias,
+            weight,
+            bias,
+            out: pass.out,
+            num_rows: x.count as u32,
+            cols: x.cols as u32,
+            out_type: ElementType::F32 as u32,
+            eps: pass.norm.map_or(0.0, |norm| norm.eps),
+            post_eps: pass.post_norm.map_or(0.0, |norm| norm.eps),
+            y_scale: pass.scale,
+        };
+        // SAFETY: rows, the addition and the output are buffers of these shapes; weights and biases have as many values as a row.
+        unsafe { launch(&self.driver, kernel, [x.count, 1, 1], &args) }
+    }
+
+    /// `x`, normed if there is a norm.
+    fn normed(&self, state: &mut State, x: &Tensor, norm: Option<&Norm>) -> Result<Rows, CudaError> {
+        let rows = rows(x);
+        if norm.is_none() {
+            return Ok(rows);
+        }
+        let out = state.normed.floats(&self.driver, rows.count * rows.cols)?;
+        self.norm_pass(&mut state.constants, rows, &NormPass { norm, out, ..NormPass::default() })?;
+        Ok(Rows { at: out, ..rows })
+    }
+
+    fn activate(&self, gate: Rows, up: DevicePtr, out: DevicePtr, activation: u32) -> Result<(), CudaError> {
+        let row_bytes = (gate.cols * size_of::<f32>()) as u64;
+        for first in (0..gate.count).step_by(MAX_GRID_Y) {
+            let num_rows = MAX_GRID_Y.min(gate.count - first);
+            let offset = first as u64 * row_bytes;
+            let args = GatedActivationArgs {
+                gate: gate.at + offset,
+                up: up + offset,
+                out: out + offset,
+                num_rows: num_rows as u32,
+                cols: gate.cols as u32,
+                gate_stride: gate.cols as u32,
+                up_stride: gate.cols as u32,
+                activation,
+                out_type: ElementType::F32 as u32,
+            };
+            let grid = [gate.cols.div_ceil(ACTIVATION_COLS), num_rows, 1];
+            // SAFETY: all three are buffers of `gate.count` rows of this width.
+            unsafe { launch(&self.driver, self.kernels.gated_activation, grid, &args)? };
+        }
+        Ok(())
+    }
+
+    fn try_embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor) -> Result<(), CudaError> {
+        let count = args.token_ids.len();
+        out.set_rows(count);
+        match args.table {
+            // Rows of the file are read where they are: a copy of the table would take memory for what a step hardly touches.
+            EmbeddingTable::Stored(_) => {
+                crate::cpu::embed_on_host(args, out);
+                device(out).upload(0, out.as_slice())
+            }
+            EmbeddingTable::Tied(linear) => {
+                assert!(args.token_ids.iter().all(|id| (*id as usize) < linear.out_features), "token ids of the vocabulary");
+                assert_eq!(linear.in_features, out.cols(), "columns of the output");
+                let ids = self.state().lists.put(args.token_ids)?;
+                // SAFETY: the ids are checked, `out` has a row for each and the width of the table.
+                unsafe { cuda(linear).embed(&self.driver, ids, count, device(out).at(), args.scale) }
+            }
+        }
+    }
+
+    fn try_norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>]) -> Result<(), CudaError> {
+        let mut state = self.state();
+        let input = self.normed(&mut state, x, norm)?;
+        for projection in projections {
+            projection.out.set_rows(x.rows());
+            assert_eq!(projection.out.cols(), projection.linear.out_features, "columns of the output");
+            // SAFETY: the input is a buffer of its shape; the output has its rows and the checked width.
+            unsafe { cuda(projection.linear).multiply(&self.driver, input, device(projection.out).at(), 1.0, false)? };
+        }
+        Ok(())
+    }
+
+    fn try_linear_residual(&self, args: &ResidualArgs<'_>) -> Result<(), CudaError> {
+        let (x, residual, linear) = (rows(args.x), rows(args.residual), cuda(args.linear));
+        assert_eq!((x.count, args.linear.out_features), (residual.count, residual.cols), "rows and columns of the residual");
+        if args.post_norm.is_none() {
+            // SAFETY: both are buffers of the checked shapes.
+            return unsafe { linear.multiply(&self.driver, x, residual.at, args.scale, true) };
+        }
+        let mut state = self.state();
+        let y = state.projected.floats(&self.driver, residual.count * residual.cols)?;
+        // SAFETY: as above; `y` was made for the product.
+        unsafe { linear.multiply(&self.driver, x, y, 1.0, false)? };
+        let pass = NormPass { add: Some(y), post_norm: args.post_norm, scale: args.scale, ..NormPass::default() };
+        self.norm_pass(&mut state.constants, residual, &pass)
+    }
+
+    fn try_gate_up(&self, args: &mut GateUpArgs<'_>) -> Result<(), CudaError> {
+        let mut state = self.state();
+        let input = self.normed(&mut state, args.x, args.norm)?;
+        args.out.set_rows(input.count);
+        let cols = args.out.cols();
+        assert_eq!((args.gate.out_features, args.up.out_features), (cols, cols), "columns of the output");
+        let gate = state.projected.floats(&self.driver, input.count * cols)?;
+        let up = state.up.floats(&self.driver, input.count * cols)?;
+        // SAFETY: both buffers were made for the products.
+        unsafe {
+            cuda(args.gate).multiply(&self.driver, input, gate, 1.0, false)?;
+            cuda(args.up).multiply(&self.driver, input, up, 1.0, false)?;
+        }
+        let gate = Rows { at: gate, count: input.count, cols };
+        self.activate(gate, up, device(args.out).at(), attention::activation_kind(args.activation))
+    }
+
+    fn try_gather_rows(&self, x: &Tensor, indices: &[u32], out: &mut Tensor) -> Result<(), CudaError> {
+        assert!(indices.iter().all(|row| (*row as usize) < x.rows()) && x.cols() == out.cols(), "rows of the input");
+        out.set_rows(indices.len());
+        let args = GatherRowsArgs {
+            x: device(x).at(),
+            rows: self.state().lists.put(indices)?,
+            out: device(out).at(),
+            num_rows: indices.len() as u32,
+            cols: x.cols() as u32,
+        };
+        // SAFETY: the indices are checked; `out` has a row for each.
+        unsafe { launch(&self.driver, self.kernels.gather_rows, [indices.len(), 1, 1], &args) }
+    }
+}
+
+/// The tensor's memory on the device.
+fn device(tensor: &Tensor) -> &DeviceMemory {
+    tensor.device().expect("a tensor of this backend")
+}
+
+fn rows(tensor: &Tensor) -> Rows {
+    Rows { at: device(tensor).at(), count: tensor.rows(), cols: tensor.cols() }
+}
+
+fn cuda(linear: &Linear) -> &CudaLinear {
+    match &linear.weight {
+        LinearWeight::Cuda(weight) => weight,
+        _ => panic!("a weight that another backend loaded was given to the CUDA backend"),
+    }
+}
+
+/// A phase cannot return what the driver refuses.
+fn done(result: Result<(), CudaError>) {
+    result.unwrap_or_else(|error| panic!("{error}"));
+}
+
+impl Backend for CudaBackend {
+    fn info(&self) -> BackendInfo {
+        BackendInfo { device: "cuda".into(), tier: self.gpu().name.clone(), num_threads: 1 }
+    }
+
+    fn alloc(&self, max_rows: usize, cols: usize) -> Result<Tensor, DeviceError> {
+        Tensor::on_device(&self.driver, max_rows, cols)
+    }
+
+    fn alloc_kv_cache(&self, spec: &KvCacheSpec) -> Result<CacheEngine, DeviceError> {
+        let (dtype, head_dim) = (kv_suffix(spec.dtype), spec.head_dim);
+        if dtype != "f32" && !HEAD_DIMS.contains(&head_dim) {
+            return Err(DeviceError::Unsupported(format!(
+                "heads of {head_dim} elements have no GPU kernel for a {dtype} KV cache; sizes that have: {HEAD_DIMS:?}; \
+                 pa_cache_type=PagedCacheType.F32 takes any"
+            )));
+        }
+        CacheEngine::on_device(spec, |plane_bytes| DevicePlanes::new(&self.driver, spec, plane_bytes))
+    }
+
+    fn load_linear(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError> {
+        let linear = CudaLinear::new(&self.driver, weight, options)?;
+        Ok(Linear { out_features: weight.rows, in_features: weight.cols, weight: LinearWeight::Cuda(Arc::new(linear)) })
+    }
+
+    fn linear_bytes(&self, dtype: DType, [rows, cols]: [usize; 2], _precision: Precision) -> u64 {
+        (dtype.row_bytes(cols).unwrap_or(0) as u64 * rows as u64).next_multiple_of(16)
+    }
+
+    fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64 {
+        let widest = shape.hidden_size.max(shape.intermediate_size);
+        let floats = shape.num_tokens * (shape.hidden_size + widest + shape.intermediate_size);
+        (floats * size_of::<f32>()) as u64 + attention::workspace_bytes(shape)
+    }
+
+    fn begin_step(&self, step: &StepMetadata) {
+        done(self.state().lists.begin(step));
+    }
+
+    fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor) {
+        done(self.try_embed(args, out));
+    }
+
+    fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>]) {
+        done(self.try_norm_linear(x, norm, projections));
+    }
+
+    fn rope_and_cache(&self, args: RopeArgs<'_>, group: usize, step: &StepMetadata) {
+        let State { lists, constants, .. } = &mut *self.state();
+        assert_eq!(step.num_reqs(), lists.num_reqs(), "the step that was begun");
+        done(attention::rope_and_cache(&self.driver, lists, constants, &args, group));
+    }
+
+    fn attention(&self, args: AttentionArgs<'_>, step: &StepMetadata) {
+        done(self.state().lists.attention(&self.driver, args, step));
+    }
+
+    fn linear_residual(&self, args: ResidualArgs<'_>) {
+        done(self.try_linear_residual(&args));
+    }
+
+    fn gate_up(&self, mut args: GateUpArgs<'_>) {
+        done(self.try_gate_up(&mut args));
+    }
+
+    fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) {
+        done(self.try_gather_rows(x, rows, out));
+    }
+
+    fn copy_blocks(&self, cache: &CacheEngine, pairs: &[(u32, u32)]) {
+        cache.copy_blocks(pairs);
+    }
+
+    fn fetch(&self, x: &mut Tensor) {
+        done(x.download());
+    }
+}

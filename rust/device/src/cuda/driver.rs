@@ -1,0 +1,163 @@
+//! What is asked of a GPU's driver: memory, copies and launches, in the order of one stream.
+//!
+//! [`NvidiaDriver`](super::NvidiaDriver) is the real one. Tests bring their own: one that records, one that runs the kernels on the CPU.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::kernel_args::{
+    AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, DevicePtr, EmbedArgs, GatedActivationArgs, GatherRowsArgs, GemvArgs,
+    NormArgs, RopeAndCacheArgs,
+};
+
+use super::{CudaError, Gpu, GpuMemory, kernels::Kernel};
+
+/// A kernel's run.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch<'a> {
+    /// What runs, with its threads and shared memory.
+    pub kernel: Kernel,
+    /// CTAs in x, y, z; none is 0.
+    pub grid: [u32; 3],
+    /// The kernel's argument struct as bytes.
+    pub args: &'a [u8],
+}
+
+/// A GPU, from which one thread at a time computes. Everything happens in the order in which it was asked for.
+pub trait Driver: Send + Sync {
+    /// What the GPU is.
+    fn gpu(&self) -> &Gpu;
+
+    /// Its memory at the moment.
+    fn memory(&self) -> Result<GpuMemory, CudaError>;
+
+    /// So many bytes, more than 0, at a multiple of 256; their values are anything.
+    ///
+    /// Errors: [`CudaError::OutOfMemory`].
+    fn allocate(&self, bytes: usize) -> Result<DevicePtr, CudaError>;
+
+    /// Gives back what [`Self::allocate`] gave, once everything that was asked for before is done.
+    fn free(&self, at: DevicePtr);
+
+    /// Fills memory with zero bytes.
+    fn zero(&self, at: DevicePtr, bytes: usize) -> Result<(), CudaError>;
+
+    /// Copies to the GPU; `from` may change as soon as this returns.
+    fn upload(&self, to: DevicePtr, from: &[u8]) -> Result<(), CudaError>;
+
+    /// Copies from the GPU and waits for it.
+    fn download(&self, to: &mut [u8], from: DevicePtr) -> Result<(), CudaError>;
+
+    /// Copies from one place of the GPU to another.
+    fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: usize) -> Result<(), CudaError>;
+
+    /// How long the GPU is at what `work` asks for; waits for it.
+    fn time(&self, work: &mut dyn FnMut()) -> Result<Duration, CudaError>;
+
+    /// Starts a kernel.
+    ///
+    /// # Safety
+    /// The arguments are the kernel's struct, and the memory that they point to is as large as it says, until the kernel is done.
+    unsafe fn launch(&self, launch: &Launch<'_>) -> Result<(), CudaError>;
+}
+
+/// Memory of a GPU, given back when it is dropped.
+pub struct DeviceMemory {
+    driver: Arc<dyn Driver>,
+    at: DevicePtr,
+    bytes: usize,
+}
+
+impl DeviceMemory {
+    /// So many bytes, at least 16; their values are anything.
+    pub fn new(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Self, CudaError> {
+        let bytes = bytes.next_multiple_of(16).max(16);
+        Ok(Self { driver: Arc::clone(driver), at: driver.allocate(bytes)?, bytes })
+    }
+
+    /// Zero bytes.
+    pub fn zeroed(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Self, CudaError> {
+        let memory = Self::new(driver, bytes)?;
+        driver.zero(memory.at, memory.bytes)?;
+        Ok(memory)
+    }
+
+    /// A copy of `values`, padded to a multiple of 16 bytes.
+    pub fn of<T: Plain>(driver: &Arc<dyn Driver>, values: &[T]) -> Result<Self, CudaError> {
+        let memory = Self::new(driver, size_of_val(values))?;
+        memory.upload(0, values)?;
+        Ok(memory)
+    }
+
+    /// The address of its first byte.
+    pub fn at(&self) -> DevicePtr {
+        self.at
+    }
+
+    /// Its size, the padding included.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Copies in, from byte `offset` on.
+    ///
+    /// # Panics
+    /// When it is too small.
+    pub fn upload<T: Plain>(&self, offset: usize, values: &[T]) -> Result<(), CudaError> {
+        if values.is_empty() {
+            return Ok(());
+        }
+        self.driver.upload(self.range(offset, size_of_val(values)), bytes_of(values))
+    }
+
+    /// Copies out, from byte `offset` on.
+    ///
+    /// # Panics
+    /// When it is too small.
+    pub fn download<T: Plain>(&self, offset: usize, values: &mut [T]) -> Result<(), CudaError> {
+        if values.is_empty() {
+            return Ok(());
+        }
+        let at = self.range(offset, size_of_val(values));
+        self.driver.download(bytes_of_mut(values), at)
+    }
+
+    fn range(&self, offset: usize, bytes: usize) -> DevicePtr {
+        let end = offset.checked_add(bytes).filter(|end| *end <= self.bytes);
+        assert!(end.is_some(), "{bytes} bytes at {offset} of device memory of {} bytes", self.bytes);
+        self.at + offset as u64
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        self.driver.free(self.at);
+    }
+}
+
+/// A type whose values are any bytes of its size.
+///
+/// # Safety
+/// No padding, no invalid bit patterns.
+pub unsafe trait Plain: Copy {}
+
+macro_rules! plain {
+    ($($type:ty),* $(,)?) => {$(
+        // SAFETY: numbers, or a `repr(C)` struct of numbers whose sizes leave no padding (`no_struct_is_padded` adds them up).
+        unsafe impl Plain for $type {}
+    )*};
+}
+plain!(u8, u32, u64, i64, f32, crate::kernel_args::AttentionWork, crate::kernel_args::AttentionMerge);
+plain!(AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, EmbedArgs, GatedActivationArgs, GatherRowsArgs);
+plain!(GemvArgs, NormArgs, RopeAndCacheArgs);
+
+/// The values as they lie in memory.
+pub fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
+    // SAFETY: a `Plain` type has no padding; the length is that of the slice.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) }
+}
+
+/// The values as they lie in memory, to be written to.
+pub fn bytes_of_mut<T: Plain>(values: &mut [T]) -> &mut [u8] {
+    // SAFETY: a `Plain` type has no padding, and any bytes are one of its values; the length is that of the slice.
+    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast::<u8>(), size_of_val(values)) }
+}
