@@ -1,23 +1,62 @@
-//! Speed of paged attention: GB/s of keys and values in decode, GFLOP/s in prefill. Shape: 9 heads, 3 KV heads, `head_dim` 64.
+//! Speed of paged attention beside the read bandwidth of memory in the same run: GB/s of keys and values in decode, GFLOP/s in prefill.
 //!
-//! `cargo run --release -p mistral-paged-device --example bench_attention [threads] [tier] [dtype]`
+//! `cargo run --release -p mistral-paged-device --example bench_attention [-- KEY=VALUE ...]` with `threads`, `tier`, `dtype`,
+//! `shape` (KV heads x query heads of each x `head_dim`, such as 3x3x64), `phase` (decode, prefill) and `rounds`; what is not given
+//! runs for all its values. Calls of decode alternate with reads of as many bytes of a buffer that no cache holds, and so do the
+//! planes that they read.
 
 use std::time::Instant;
 
 use device::{
-    AttentionArgs, AttentionParams, Backend, DeviceError, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvSide, StepMetadata,
-    cpu::{CpuBackend, CpuTier},
+    AttentionArgs, AttentionParams, Backend, CacheEngine, DeviceError, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvSide,
+    Precision, StepMetadata, Tensor,
+    cpu::{CpuBackend, CpuTier, ThreadPool, roofline::ReadBuffer},
     num_physical_cores,
 };
 
-const NUM_PLANES: usize = 30;
+/// What is streamed before anything is read again: several times the last-level cache of most machines.
+const STREAMED_BYTES: usize = 320 << 20;
 const BLOCK_SIZE: usize = 32;
+/// Planes at most: the layers of a model.
+const PLANES: usize = 30;
+/// (KV heads, query heads of each, `head_dim`). The first is SmolLM2-135M's, the last but one gemma-3-270m's.
+const SHAPES: [(usize, usize, usize); 8] =
+    [(3, 3, 64), (8, 1, 64), (4, 4, 64), (4, 8, 64), (4, 1, 128), (4, 4, 128), (1, 4, 256), (2, 8, 128)];
 
-/// A step of `num_reqs` requests of `queries` queries each, the last ones of `len` tokens.
-fn step(num_reqs: usize, queries: usize, len: usize) -> StepMetadata {
+type Error = Box<dyn std::error::Error>;
+
+struct Options {
+    threads: usize,
+    tier: CpuTier,
+    rounds: usize,
+    dtype: Option<String>,
+    shape: Option<String>,
+    phase: Option<String>,
+}
+
+fn options() -> Result<Options, Error> {
+    let mut options =
+        Options { threads: num_physical_cores(), tier: CpuTier::detect(), rounds: 5, dtype: None, shape: None, phase: None };
+    for argument in std::env::args().skip(1) {
+        match argument.split_once('=') {
+            Some(("threads", n)) => options.threads = n.parse()?,
+            Some(("tier", name)) => options.tier = CpuTier::parse(name)?,
+            Some(("rounds", n)) => options.rounds = n.parse()?,
+            Some(("dtype", name)) => options.dtype = Some(name.to_lowercase()),
+            Some(("shape", shape)) => options.shape = Some(shape.to_owned()),
+            Some(("phase", phase)) => options.phase = Some(phase.to_owned()),
+            _ => return Err(format!("`{argument}`: threads, tier, rounds, dtype, shape and phase take =VALUE").into()),
+        }
+    }
+    Ok(options)
+}
+
+/// A step of `num_reqs` requests of `queries` queries each, the last ones of `len` tokens, in the blocks of set `set`.
+fn step(num_reqs: usize, queries: usize, len: usize, set: usize) -> StepMetadata {
     let max_blocks = len.div_ceil(BLOCK_SIZE);
-    let group =
-        KvGroupMetadata { block_tables: (1..=(num_reqs * max_blocks) as u32).collect(), max_blocks, slot_mapping: vec![] };
+    let first = 1 + (set * num_reqs * max_blocks) as u32;
+    let block_tables = (first..first + (num_reqs * max_blocks) as u32).collect();
+    let group = KvGroupMetadata { block_tables, max_blocks, slot_mapping: vec![] };
     let positions: Vec<u32> = (0..num_reqs).flat_map(|_| (len - queries..len).map(|p| p as u32)).collect();
     StepMetadata {
         rope_positions: positions.clone(),
@@ -28,52 +67,136 @@ fn step(num_reqs: usize, queries: usize, len: usize) -> StepMetadata {
     }
 }
 
-/// Seconds that the attention of all layers takes, the best of several runs: other programs on the machine only make it slower.
-fn measure(backend: &CpuBackend, dtype: KvDType, step: &StepMetadata) -> Result<f64, DeviceError> {
-    let params = AttentionParams { num_heads: 9, num_kv_heads: 3, head_dim: 64, scale: 0.125, window: None, softcap: None };
-    let num_blocks = step.groups[0].block_tables.len() + 1;
-    let spec = KvCacheSpec { num_blocks, block_size: BLOCK_SIZE, num_kv_heads: 3, head_dim: 64, num_planes: NUM_PLANES, dtype };
-    let cache = backend.alloc_kv_cache(&spec)?;
-    for (plane, slot, head) in (0..NUM_PLANES).flat_map(|p| (0..BLOCK_SIZE).flat_map(move |s| (0..3).map(move |h| (p, s, h)))) {
-        let values: [f32; 64] = std::array::from_fn(|i| ((slot * 7 + i * 13 + head) % 101) as f32 * 0.01 - 0.5);
-        for side in [KvSide::Key, KvSide::Value] {
-            cache.write(side, KvPlace { plane, slot, head }, &values);
-        }
-    }
-    let copies: Vec<_> = (1..num_blocks as u32).map(|block| (0, block)).collect();
-    backend.copy_blocks(&cache, &copies);
-    let num_tokens = step.positions.len();
-    let (mut q, mut out) = (backend.alloc(num_tokens, 576)?, backend.alloc(num_tokens, 576)?);
-    q.set_rows(num_tokens);
-    q.as_mut_slice().iter_mut().enumerate().for_each(|(i, x)| *x = (i % 37) as f32 * 0.05 - 0.9);
-    let mut best = f64::INFINITY;
-    for _ in 0..5 {
-        let start = Instant::now();
-        for plane in 0..NUM_PLANES {
-            backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, plane, group: 0, params }, step);
-        }
-        best = best.min(start.elapsed().as_secs_f64());
-    }
-    Ok(best)
+/// A cache that holds `num_sets` sets of the blocks of `step`, and its queries.
+struct Case {
+    num_sets: usize,
+    params: AttentionParams,
+    cache: CacheEngine,
+    q: Tensor,
+    out: Tensor,
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut args = std::env::args().skip(1);
-    let threads = args.next().map_or(Ok(num_physical_cores()), |n| n.parse())?;
-    let tier = args.next().map_or(Ok(CpuTier::detect()), |name| CpuTier::parse(&name))?;
-    let backend = CpuBackend::new(tier, threads)?;
-    println!("{:?}", backend.info());
-    let only = args.next();
-    for dtype in KvDType::ALL.into_iter().filter(|d| only.as_ref().is_none_or(|o| format!("{d:?}").eq_ignore_ascii_case(o))) {
-        for (num_reqs, len) in [(1, 128), (1, 1024), (1, 8192), (8, 8192)] {
-            let seconds = measure(&backend, dtype, &step(num_reqs, 1, len))?;
-            let bytes = (num_reqs * len * NUM_PLANES * 2 * 3 * (64 * dtype.element_bytes() + dtype.scale_bytes())) as f64;
-            println!("decode {dtype:?} {num_reqs} x {len}: {:.2} ms, {:.1} GB/s", seconds * 1e3, bytes / seconds * 1e-9);
+impl Case {
+    fn new(
+        backend: &CpuBackend,
+        (num_kv_heads, group, head_dim): (usize, usize, usize),
+        dtype: KvDType,
+        step: &StepMetadata,
+        streamed: usize,
+    ) -> Result<Self, DeviceError> {
+        let scale = (head_dim as f32).sqrt().recip();
+        let num_heads = num_kv_heads * group;
+        let params =
+            AttentionParams { num_heads, num_kv_heads, head_dim, scale, window: None, softcap: None, precision: Precision::Fast };
+        let num_blocks = step.groups[0].block_tables.len();
+        let mut spec = KvCacheSpec { num_blocks, block_size: BLOCK_SIZE, num_kv_heads, head_dim, num_planes: 1, dtype };
+        let plane_bytes = spec.total_bytes().map_or(0, |bytes| bytes as usize);
+        spec.num_planes = streamed.div_ceil(plane_bytes).min(PLANES);
+        let num_sets = streamed.div_ceil(plane_bytes * spec.num_planes);
+        spec.num_blocks = num_sets * num_blocks + 1;
+        let cache = backend.alloc_kv_cache(&spec)?;
+        for (plane, slot) in (0..spec.num_planes).flat_map(|p| (0..BLOCK_SIZE).map(move |s| (p, s))) {
+            for head in 0..num_kv_heads {
+                let values: Vec<f32> = (0..head_dim).map(|i| ((slot * 7 + i * 13 + head) % 101) as f32 * 0.01 - 0.5).collect();
+                for side in [KvSide::Key, KvSide::Value] {
+                    cache.write(side, KvPlace { plane, slot, head }, &values);
+                }
+            }
         }
-        for len in [64, 1400, 4096] {
-            let seconds = measure(&backend, dtype, &step(1, len, len))?;
-            let flop = (len * (len + 1) / 2 * 9 * 64 * 4 * NUM_PLANES) as f64;
-            println!("prefill {dtype:?} {len}: {:.1} ms, {:.0} GFLOP/s", seconds * 1e3, flop / seconds * 1e-9);
+        let copies: Vec<_> = (1..spec.num_blocks as u32).map(|block| (0, block)).collect();
+        backend.copy_blocks(&cache, &copies);
+        let num_tokens = step.positions.len();
+        let [mut q, out] = [backend.alloc(num_tokens, num_heads * head_dim)?, backend.alloc(num_tokens, num_heads * head_dim)?];
+        q.set_rows(num_tokens);
+        q.as_mut_slice().iter_mut().enumerate().for_each(|(i, x)| *x = (i % 37) as f32 * 0.05 - 0.9);
+        Ok(Self { num_sets, params, cache, q, out })
+    }
+
+    /// Seconds of one call.
+    fn seconds(&mut self, backend: &CpuBackend, step: &StepMetadata, plane: usize) -> f64 {
+        let (cache, params) = (&self.cache, self.params);
+        let start = Instant::now();
+        backend.attention(AttentionArgs { q: &self.q, out: &mut self.out, cache, plane, group: 0, params }, step);
+        start.elapsed().as_secs_f64()
+    }
+}
+
+/// The median, and the best.
+fn summary(mut seconds: Vec<f64>) -> (f64, f64) {
+    seconds.sort_by(f64::total_cmp);
+    (seconds[seconds.len() / 2], seconds[0])
+}
+
+fn decode(options: &Options, backend: &CpuBackend, shape: (usize, usize, usize), dtype: KvDType) -> Result<(), Error> {
+    let (pool, mut buffer) = (ThreadPool::new(options.threads)?, ReadBuffer::new(STREAMED_BYTES)?);
+    for (num_reqs, len) in [(1, 128), (1, 512), (1, 2048), (1, 8192), (8, 128), (8, 1024), (8, 8192)] {
+        let mut case = Case::new(backend, shape, dtype, &step(num_reqs, 1, len, 0), STREAMED_BYTES)?;
+        let steps: Vec<_> = (0..case.num_sets).map(|set| step(num_reqs, 1, len, set)).collect();
+        let vector = shape.2 * dtype.element_bytes() + dtype.scale_bytes();
+        let bytes = num_reqs * len * 2 * shape.0 * vector;
+        let (mut calls, mut reads) = (vec![], vec![]);
+        for _ in 0..options.rounds {
+            for (step, plane) in steps.iter().flat_map(|s| (0..PLANES).map(move |p| (s, p))) {
+                if plane >= case.cache.spec().num_planes {
+                    continue;
+                }
+                calls.push(case.seconds(backend, step, plane));
+                reads.push(buffer.read(&pool, options.tier, bytes));
+            }
+        }
+        let (call, read) = (summary(calls), summary(reads));
+        let rate = |seconds: f64| bytes as f64 / seconds * 1e-9;
+        println!(
+            "decode {:?} {}x{}x{} {num_reqs} x {len}: {:.1} us, {:.1} GB/s, {:.2} of reading ({:.1} GB/s); best {:.1} and {:.1} GB/s",
+            dtype,
+            shape.0,
+            shape.1,
+            shape.2,
+            call.0 * 1e6,
+            rate(call.0),
+            read.0 / call.0,
+            rate(read.0),
+            rate(call.1),
+            rate(read.1)
+        );
+    }
+    Ok(())
+}
+
+fn prefill(options: &Options, backend: &CpuBackend, shape: (usize, usize, usize), dtype: KvDType) -> Result<(), Error> {
+    for len in [64, 256, 1420, 4096] {
+        let step = step(1, len, len, 0);
+        let mut case = Case::new(backend, shape, dtype, &step, 1)?;
+        let calls = 2 + (options.rounds * 4096 * 256) / (len * len);
+        let (median, best) = summary((0..calls.min(200)).map(|_| case.seconds(backend, &step, 0)).collect());
+        let flop = (len * (len + 1) / 2 * shape.0 * shape.1 * shape.2 * 4) as f64;
+        let rate = |seconds: f64| flop / seconds * 1e-9;
+        println!(
+            "prefill {dtype:?} {}x{}x{} {len}: {:.2} ms, {:.0} GFLOP/s, best {:.0}",
+            shape.0,
+            shape.1,
+            shape.2,
+            median * 1e3,
+            rate(median),
+            rate(best)
+        );
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), Error> {
+    let options = options()?;
+    let wants = |wanted: &Option<String>, name: &str| wanted.as_ref().is_none_or(|wanted| wanted == name);
+    let backend = CpuBackend::new(options.tier, options.threads)?;
+    println!("{:?}", backend.info());
+    for shape in SHAPES.into_iter().filter(|s| wants(&options.shape, &format!("{}x{}x{}", s.0, s.1, s.2))) {
+        for dtype in KvDType::ALL.into_iter().filter(|d| wants(&options.dtype, &format!("{d:?}").to_lowercase())) {
+            if wants(&options.phase, "decode") {
+                decode(&options, &backend, shape, dtype)?;
+            }
+            if wants(&options.phase, "prefill") {
+                prefill(&options, &backend, shape, dtype)?;
+            }
         }
     }
     Ok(())

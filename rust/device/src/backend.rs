@@ -238,6 +238,9 @@ pub struct AttentionParams {
     pub window: Option<usize>,
     /// Scores become `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
+    /// Exact: products of f32. Else, over a BF16 cache, of bf16 where the processor multiplies those faster: queries and weights are
+    /// rounded to it, sums are f32.
+    pub precision: Precision,
 }
 
 /// Arguments of [`Backend::attention`].
@@ -328,6 +331,11 @@ pub struct WorkspaceShape {
 pub trait Backend: Send + Sync {
     /// What this backend is.
     fn info(&self) -> BackendInfo;
+
+    /// Whether attention computes faster over a BF16 cache than over an F16 one, so that it is the better where neither is asked for.
+    fn prefers_bf16_cache(&self) -> bool {
+        false
+    }
 
     /// A zeroed activation tensor that can hold `max_rows` rows; physical memory is committed as rows are first written.
     fn alloc(&self, max_rows: usize, cols: usize) -> Result<Tensor, DeviceError>;

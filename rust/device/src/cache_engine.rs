@@ -1,6 +1,16 @@
-//! The KV storage: one K and one V plane a layer of a KV group, each a row of blocks ([`crate::kv_layout`] has their format).
+//! The KV storage: one K and one V plane a layer of a KV group ([`crate::kv_layout`] has the format of a block in a plane).
+//!
+//! Of the host's memory a block takes one range, its planes one after the other:
+//!
+//! ```text
+//! block 0                        block 1
+//! | K 0 | V 0 | K 1 | V 1 | ... | K 0 | V 0 | K 1 | V 1 | ...
+//! ```
+//!
+//! So huge pages, without which reading long contexts is bound by address translation, fill up before the next one is touched, and a
+//! block is copied or moved as one.
 
-#![allow(clippy::cast_ptr_alignment)] // Planes are page-aligned.
+#![allow(clippy::cast_ptr_alignment)] // Planes are aligned to 16 bytes.
 #![allow(clippy::inline_always)] // `store_codes` is inlined into the kernels of every tier.
 
 mod transfer;
@@ -42,18 +52,23 @@ pub struct KvPlace {
     pub head: usize,
 }
 
-/// A plane's memory. It is written through shared references, by raw pointer.
-struct Plane {
+/// The blocks' memory. It is written through shared references, by raw pointer.
+struct Blocks {
     base: *mut u8,
     // Owns what `base` points to; never borrowed again.
     _pages: Pages<u8>,
 }
 
-// SAFETY: a plane is memory without thread affinity.
-unsafe impl Send for Plane {}
+// SAFETY: it is memory without thread affinity.
+unsafe impl Send for Blocks {}
 // SAFETY: every access goes through `CacheReader` (shared lock, reads only) or `CacheWriter` (exclusive lock), whose raw pointers
 // the kernels of this crate follow to disjoint places.
-unsafe impl Sync for Plane {}
+unsafe impl Sync for Blocks {}
+
+enum Storage {
+    Host(Blocks),
+    Device(DevicePlanes),
+}
 
 /// The storage itself: address space at first, committed as blocks are first written.
 ///
@@ -61,9 +76,7 @@ unsafe impl Sync for Plane {}
 /// running beside a writer.
 pub struct CacheEngine {
     spec: KvCacheSpec,
-    /// K plane 0, V plane 0, K plane 1, ...; none when they are on a GPU.
-    planes: Vec<Plane>,
-    device: Option<DevicePlanes>,
+    storage: Storage,
     access: RwLock<()>,
 }
 
@@ -102,17 +115,13 @@ impl CacheEngine {
     }
 
     fn reserve(spec: &KvCacheSpec) -> Result<Self, DeviceError> {
-        let plane_bytes = Self::checked_bytes(spec)? / (2 * spec.num_planes as u64);
-        let plane_bytes = usize::try_from(plane_bytes).map_err(|_| {
-            DeviceError::Shape(format!("a KV plane of {plane_bytes} bytes is more than this machine can address"))
-        })?;
-        let planes = (0..2 * spec.num_planes)
-            .map(|_| {
-                let mut pages = Pages::zeroed(plane_bytes)?;
-                Ok(Plane { base: pages.as_mut_slice().as_mut_ptr(), _pages: pages })
-            })
-            .collect::<Result<_, DeviceError>>()?;
-        Ok(Self { spec: spec.clone(), planes, device: None, access: RwLock::new(()) })
+        let bytes = Self::checked_bytes(spec)?;
+        let bytes = usize::try_from(bytes)
+            .map_err(|_| DeviceError::Shape(format!("a KV cache of {bytes} bytes is more than this machine can address")))?;
+        let mut pages = Pages::zeroed(bytes)?;
+        pages.advise_huge();
+        let storage = Storage::Host(Blocks { base: pages.as_mut_slice().as_mut_ptr(), _pages: pages });
+        Ok(Self { spec: spec.clone(), storage, access: RwLock::new(()) })
     }
 
     /// A storage in a GPU's memory; `planes` makes planes of so many bytes.
@@ -121,13 +130,16 @@ impl CacheEngine {
         planes: impl FnOnce(usize) -> Result<DevicePlanes, CudaError>,
     ) -> Result<Self, DeviceError> {
         let plane_bytes = Self::checked_bytes(spec)? / (2 * spec.num_planes as u64);
-        let device = Some(planes(plane_bytes as usize)?);
-        Ok(Self { spec: spec.clone(), planes: Vec::new(), device, access: RwLock::new(()) })
+        let storage = Storage::Device(planes(plane_bytes as usize)?);
+        Ok(Self { spec: spec.clone(), storage, access: RwLock::new(()) })
     }
 
     /// The planes on a GPU, if they are there.
     pub(crate) fn device(&self) -> Option<&DevicePlanes> {
-        self.device.as_ref()
+        match &self.storage {
+            Storage::Host(_) => None,
+            Storage::Device(planes) => Some(planes),
+        }
     }
 
     /// The shape it was made with.
@@ -154,7 +166,7 @@ impl CacheEngine {
         assert_eq!(values.len(), self.spec.head_dim, "values of one head");
         let (vector, scale) = self.offsets(at);
         let writer = self.writer();
-        if let Some(device) = &self.device {
+        if let Some(device) = self.device() {
             let (mut elements, mut scale_bytes) = (vec![0.0f32; values.len()], [bf16::ZERO]);
             // SAFETY: both buffers are large enough for any type, aligned, and only used here.
             unsafe { store(self.spec.dtype, values, elements.as_mut_ptr().cast(), scale_bytes.as_mut_ptr().cast()) };
@@ -165,7 +177,7 @@ impl CacheEngine {
             return on_gpu(device.upload(plane, scale, &scale_bytes[..self.spec.dtype.scale_bytes()]));
         }
         let base = writer.base(side, at.plane);
-        // SAFETY: `offsets` checked that the plane holds the vector and its scale there; the base is page-aligned and offsets are
+        // SAFETY: `offsets` checked that the plane holds the vector and its scale there; bases are aligned to 16 bytes and offsets are
         // multiples of the element's size; `writer` is alive.
         unsafe { store(self.spec.dtype, values, base.add(vector), base.add(scale)) };
     }
@@ -178,7 +190,7 @@ impl CacheEngine {
         assert_eq!(values.len(), self.spec.head_dim, "values of one head");
         let (vector, scale) = self.offsets(at);
         let reader = self.reader();
-        if let Some(device) = &self.device {
+        if let Some(device) = self.device() {
             let (mut elements, mut scale_bytes) = (vec![0.0f32; values.len()], [0; 2]);
             let plane = 2 * at.plane + usize::from(side == KvSide::Value);
             on_gpu(device.download(plane, vector, &mut bytes_of_mut(&mut elements)[..self.spec.vector_bytes()]));
@@ -196,45 +208,57 @@ impl CacheEngine {
     /// # Panics
     /// When a block id is out of range.
     pub fn copy_blocks(&self, pairs: &[(u32, u32)]) {
-        let spec = &self.spec;
-        let block_bytes = spec.layout().block_bytes;
+        let (last, block_bytes) = (self.spec.num_blocks - 1, self.block_bytes());
         for &(source, destination) in pairs {
-            let last = spec.num_blocks - 1;
             assert!(
                 source.max(destination) as usize <= last,
                 "copy of block {source} to {destination}, the last block is {last}"
             );
         }
         let _writer = self.writer();
-        if let Some(device) = &self.device {
+        if let Some(device) = self.device() {
             return on_gpu(device.copy_blocks(pairs));
         }
-        for plane in &self.planes {
-            for &(source, destination) in pairs {
-                // SAFETY: both ids are below num_blocks, so both ranges are within the plane; `copy` allows them to be the same;
-                // the writer's lock is held.
-                unsafe {
-                    let from = plane.base.add(source as usize * block_bytes);
-                    let to = plane.base.add(destination as usize * block_bytes);
-                    std::ptr::copy(from, to, block_bytes);
-                }
-            }
+        for &(source, destination) in pairs {
+            // SAFETY: both ids are below num_blocks, so both ranges are within the storage; `copy` allows them to be the same; the
+            // writer's lock is held.
+            unsafe { std::ptr::copy(self.block(source), self.block(destination), block_bytes) };
         }
     }
 
-    /// Byte offsets of a head's vector and of its scale within its plane.
+    /// Bytes of a block over all planes.
+    pub fn block_bytes(&self) -> usize {
+        // Checked when the storage was made.
+        self.spec.bytes_per_block().map_or(0, |bytes| bytes as usize)
+    }
+
+    /// The first byte of the host's memory.
+    fn host(&self) -> *mut u8 {
+        match &self.storage {
+            Storage::Host(blocks) => blocks.base,
+            Storage::Device(_) => panic!("the KV storage of a GPU was given to the CPU"),
+        }
+    }
+
+    /// The first byte of a block in the host's memory; its id is below `num_blocks`.
+    fn block(&self, block: u32) -> *mut u8 {
+        self.host().wrapping_add(block as usize * self.block_bytes())
+    }
+
+    /// Byte offsets of a head's vector and of its scale, from its plane's first byte.
     fn offsets(&self, at: KvPlace) -> (usize, usize) {
         let spec = &self.spec;
         let (block, offset) = (at.slot / spec.block_size, at.slot % spec.block_size);
         assert!(block < spec.num_blocks, "slot {} of {} blocks of {}", at.slot, spec.num_blocks, spec.block_size);
         assert!(at.head < spec.num_kv_heads, "head {} of {}", at.head, spec.num_kv_heads);
-        let layout = spec.layout();
+        let layout = if self.device().is_some() { spec.layout() } else { spec.host_layout() };
         (layout.vector(block, at.head, offset), layout.scale(block, at.head, offset))
     }
 
     fn base(&self, side: KvSide, plane: usize) -> *mut u8 {
         assert!(plane < self.spec.num_planes, "plane {plane} of {}", self.spec.num_planes);
-        self.planes[2 * plane + usize::from(side == KvSide::Value)].base
+        let planes_before = 2 * plane + usize::from(side == KvSide::Value);
+        self.host().wrapping_add(planes_before * (self.block_bytes() / (2 * self.spec.num_planes)))
     }
 }
 
@@ -381,7 +405,7 @@ mod tests {
         cache.read(KvSide::Value, last, &mut read);
         assert_eq!(read, values);
         // Where a 32-bit signed byte offset, and an element index cut at 2^31, would have landed.
-        let cut = (cache.offsets(last).0 / 2 - (1 << 31)) / (32 * 8 * 128) * 32 + 31;
+        let cut = cache.offsets(last).0 / 2 % (1 << 31) / (2 * 32 * 8 * 128) * 32 + 31;
         cache.read(KvSide::Value, KvPlace { slot: cut, ..last }, &mut read);
         assert!(read.iter().all(|&x| x == 0.0));
         let last_block = spec.num_blocks as u32 - 1;

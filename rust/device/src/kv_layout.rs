@@ -55,7 +55,7 @@ impl KvCacheSpec {
         self.bytes_per_block()?.checked_mul(self.num_blocks as u64)
     }
 
-    /// Where things lie in a plane.
+    /// Where things lie in a plane whose blocks follow each other.
     pub(crate) fn layout(&self) -> PlaneLayout {
         let vectors = self.num_kv_heads * self.block_size;
         PlaneLayout {
@@ -63,7 +63,14 @@ impl KvCacheSpec {
             vector_bytes: self.vector_bytes(),
             scales: (vectors * self.vector_bytes()).next_multiple_of(ALIGNMENT),
             block_bytes: self.plane_block_bytes().expect("a storage of this shape was made"),
+            block_stride: self.plane_block_bytes().expect("a storage of this shape was made"),
         }
+    }
+
+    /// Where things lie in a plane of the host's memory, where the planes of a block follow each other.
+    pub(crate) fn host_layout(&self) -> PlaneLayout {
+        let block_stride = self.bytes_per_block().expect("a storage of this shape was made") as usize;
+        PlaneLayout { block_stride, ..self.layout() }
     }
 }
 
@@ -75,20 +82,22 @@ pub(crate) struct PlaneLayout {
     pub(crate) vector_bytes: usize,
     /// Where in a block its scales start.
     pub(crate) scales: usize,
-    /// Bytes of a block.
+    /// Bytes of a block in a plane.
     pub(crate) block_bytes: usize,
+    /// Bytes from a block to the next one.
+    pub(crate) block_stride: usize,
 }
 
 impl PlaneLayout {
     /// Where the vector of a head at token `offset` of a block starts.
     #[inline]
     pub(crate) fn vector(&self, block: usize, head: usize, offset: usize) -> usize {
-        block * self.block_bytes + (head * self.block_size + offset) * self.vector_bytes
+        block * self.block_stride + (head * self.block_size + offset) * self.vector_bytes
     }
 
     /// Where its scale, a bfloat16, lies. For types without scales this is out of the block.
     #[inline]
     pub(crate) fn scale(&self, block: usize, head: usize, offset: usize) -> usize {
-        block * self.block_bytes + self.scales + (head * self.block_size + offset) * 2
+        block * self.block_stride + self.scales + (head * self.block_size + offset) * 2
     }
 }

@@ -4,14 +4,22 @@ mod common;
 
 use common::{Case, Rng, dense, run, tiers};
 use device::{
-    AttentionParams, KvDType,
+    AttentionParams, KvDType, Precision,
     cpu::{CpuBackend, CpuTier, ReferenceBackend},
 };
 use proptest::prelude::*;
 
 fn params(num_kv_heads: usize, group: usize, head_dim: usize) -> AttentionParams {
     let scale = (head_dim as f32).sqrt().recip();
-    AttentionParams { num_heads: num_kv_heads * group, num_kv_heads, head_dim, scale, window: None, softcap: None }
+    AttentionParams {
+        num_heads: num_kv_heads * group,
+        num_kv_heads,
+        head_dim,
+        scale,
+        window: None,
+        softcap: None,
+        precision: Precision::Exact,
+    }
 }
 
 fn assert_close(got: &[f32], expected: &[f64], what: &str) {
@@ -48,6 +56,31 @@ proptest! {
     ) {
         let params = AttentionParams { window, softcap, ..params(num_kv_heads, group, head_dim) };
         check_case(&Case::new(seed, params, block_size, dtype, &requests), threads);
+    }
+}
+
+/// All that pairs may add is the rounding of a weight, 2^-9 of it at most, times values of at most 2.
+#[test]
+fn products_of_bf16_round_queries_and_weights_and_nothing_else() {
+    let bound = 2.0 * 2f64.powi(-9);
+    for (group, head_dim, window, softcap) in [
+        (1, 16, None, None),
+        (3, 64, None, None),
+        (4, 256, Some(45), None),
+        (7, 80, Some(600), Some(20.0)),
+        (2, 96, None, Some(5.0)),
+    ] {
+        let params = AttentionParams { window, softcap, precision: Precision::Fast, ..params(2, group, head_dim) };
+        let mut case = Case::new(9, params, 16, KvDType::BF16, &[(0, 70), (700, 1), (45, 33), (1023, 2)]);
+        case.round_queries();
+        let expected = dense(&case);
+        for tier in tiers() {
+            let got = run(&CpuBackend::new(tier, 2).unwrap(), &case);
+            for (i, (&g, &e)) in got.iter().zip(&expected).enumerate() {
+                let error = (f64::from(g) - e).abs();
+                assert!(error < bound + 2e-5 * (1.0 + e.abs()), "{tier:?}, heads of {head_dim}: element {i} is {g}, not {e}");
+            }
+        }
     }
 }
 
@@ -100,11 +133,12 @@ fn row_bits(case: &Case, out: &[f32], request: usize, row: usize) -> Vec<u32> {
 fn a_row_has_the_same_bits_alone_in_chunks_of_any_size_in_a_batch_for_any_threads_and_block_size() {
     let mut rng = Rng::new(11);
     for tier in tiers() {
-        for dtype in KvDType::ALL {
+        let exact = KvDType::ALL.map(|dtype| (dtype, Precision::Exact));
+        for (dtype, precision) in exact.into_iter().chain([(KvDType::BF16, Precision::Fast)]) {
             for (group, head_dim, window, softcap) in
                 [(3, 64, None, None), (1, 16, Some(45), None), (7, 40, Some(600), Some(20.0)), (2, 96, None, Some(5.0))]
             {
-                let params = AttentionParams { window, softcap, ..params(2, group, head_dim) };
+                let params = AttentionParams { window, softcap, precision, ..params(2, group, head_dim) };
                 let len = 1_100 + rng.below(200);
                 let whole = Case::new(5, params, 32, dtype, &[(0, len)]);
                 let backend = CpuBackend::new(tier, 1).unwrap();
@@ -124,7 +158,7 @@ fn a_row_has_the_same_bits_alone_in_chunks_of_any_size_in_a_batch_for_any_thread
                                 assert_eq!(
                                     row_bits(&case, &out, which, row),
                                     row_bits(&whole, &expected, 0, before + row),
-                                    "{tier:?} {dtype:?} group {group} dim {head_dim} window {window:?}: position {} of {len} in a \
+                                    "{tier:?} {dtype:?} {precision:?} group {group} dim {head_dim} window {window:?}: position {} of {len} in a \
                                      chunk of {queries} of {} requests, {threads} threads, block size {block_size}",
                                     before + row,
                                     requests.len()
@@ -141,14 +175,14 @@ fn a_row_has_the_same_bits_alone_in_chunks_of_any_size_in_a_batch_for_any_thread
 #[test]
 fn keys_beyond_a_request_and_out_of_the_window_are_never_read() {
     for tier in tiers() {
-        for dtype in KvDType::ALL {
-            let params = AttentionParams { window: Some(40), ..params(2, 3, 32) };
+        for (dtype, precision) in KvDType::ALL.iter().flat_map(|&dtype| [(dtype, Precision::Exact), (dtype, Precision::Fast)]) {
+            let params = AttentionParams { window: Some(40), precision, ..params(2, 3, 32) };
             let mut case = Case::new(1, params, 16, dtype, &[(300, 9)]);
             let backend = CpuBackend::new(tier, 2).unwrap();
             let clean = run(&backend, &case);
             case.poison = f32::NAN;
             let poisoned = run(&backend, &case);
-            assert!(clean.iter().zip(&poisoned).all(|(a, b)| a.to_bits() == b.to_bits()), "{tier:?} {dtype:?}");
+            assert!(clean.iter().zip(&poisoned).all(|(a, b)| a.to_bits() == b.to_bits()), "{tier:?} {dtype:?} {precision:?}");
         }
     }
 }

@@ -6,7 +6,8 @@ use std::{
 };
 
 use device::{
-    AttentionArgs, AttentionParams, Backend, KvCacheSpec, KvDType, KvGroupMetadata, RopeArgs, RopeStyle, RopeTable, StepMetadata,
+    AttentionArgs, AttentionParams, Backend, KvCacheSpec, KvDType, KvGroupMetadata, Precision, RopeArgs, RopeStyle, RopeTable,
+    StepMetadata,
     cpu::{CpuBackend, CpuTier},
 };
 
@@ -49,7 +50,9 @@ fn a_step_allocates_nothing_once_its_buffers_have_grown() {
     let backend = CpuBackend::new(CpuTier::detect(), 3).unwrap();
     let spec = KvCacheSpec { num_blocks: 101, block_size: 32, num_kv_heads: 2, head_dim: 64, num_planes: 1, dtype: KvDType::F16 };
     let cache = backend.alloc_kv_cache(&spec).unwrap();
-    let params = AttentionParams { num_heads: 6, num_kv_heads: 2, head_dim: 64, scale: 0.125, window: None, softcap: None };
+    let precision = Precision::Fast;
+    let params =
+        AttentionParams { num_heads: 6, num_kv_heads: 2, head_dim: 64, scale: 0.125, window: None, softcap: None, precision };
     let [mut q, mut out] = [(); 2].map(|()| backend.alloc(300, 384).unwrap());
     let [mut k, mut v] = [(); 2].map(|()| backend.alloc(300, 128).unwrap());
     let rope =

@@ -169,7 +169,8 @@ fn rotation_cache_and_attention_of_decodes_beside_prompts() {
     let requests = [(700, 1), (0, 20), (37, 2), (9, 1)];
     let (step, rows) = (step(&requests, 8), 24);
     for (dtype, head_dim, window) in [(KvDType::F32, 24, None), (KvDType::F32, 64, Some(30)), (KvDType::BF16, 64, None)] {
-        let params = AttentionParams { num_heads: 6, num_kv_heads: 2, head_dim, scale: 0.03, window, softcap: None };
+        let precision = Precision::Exact;
+        let params = AttentionParams { num_heads: 6, num_kv_heads: 2, head_dim, scale: 0.03, window, softcap: None, precision };
         let spec = KvCacheSpec { num_blocks: 400, block_size: 8, num_kv_heads: 2, head_dim, num_planes: 1, dtype };
         let [q, k, v] = [6, 2, 2].map(|heads| floats(&mut rng, rows * heads * head_dim));
         let [cos, sin] = [(); 2].map(|()| floats(&mut rng, 800 * head_dim / 2).into());

@@ -3,32 +3,20 @@
 use super::{CacheEngine, on_gpu};
 
 impl CacheEngine {
-    /// Bytes of a block over all planes.
-    pub fn block_bytes(&self) -> usize {
-        2 * self.spec.num_planes * self.plane_block_bytes()
-    }
-
-    /// Bytes of a block in one plane.
-    fn plane_block_bytes(&self) -> usize {
-        // Checked when the planes were reserved.
-        self.spec.plane_block_bytes().unwrap_or(0)
-    }
-
     /// Copies a block out, plane after plane (K 0, V 0, K 1, ...), into `[block_bytes]`.
     ///
     /// # Panics
     /// When the block is out of range or `bytes` is not [`Self::block_bytes`] long.
     pub fn export_block(&self, block: u32, bytes: &mut [u8]) {
-        let offset = self.offset_in_planes(block, bytes.len());
+        self.check_block(block, bytes.len());
         let _reader = self.reader();
-        if let Some(device) = &self.device {
+        if let Some(device) = self.device() {
             return on_gpu(device.export_block(block, bytes));
         }
-        for (plane, bytes) in self.planes.iter().zip(bytes.chunks_exact_mut(self.plane_block_bytes())) {
-            // SAFETY: the block is below num_blocks, so its range lies within the plane, and `bytes` has its length; they cannot
-            // overlap, for planes are never borrowed as slices; the reader's lock keeps writers out.
-            unsafe { std::ptr::copy_nonoverlapping(plane.base.add(offset), bytes.as_mut_ptr(), bytes.len()) };
-        }
+        let block = self.block(block);
+        // SAFETY: the block is in range and as long as `bytes`; they cannot overlap, for blocks are never borrowed as slices; the
+        // reader's lock keeps writers out.
+        unsafe { std::ptr::copy_nonoverlapping(block, bytes.as_mut_ptr(), bytes.len()) };
     }
 
     /// Copies in what [`Self::export_block`] copied out of a storage with the same spec.
@@ -36,21 +24,19 @@ impl CacheEngine {
     /// # Panics
     /// When the block is out of range or `bytes` is not [`Self::block_bytes`] long.
     pub fn import_block(&self, block: u32, bytes: &[u8]) {
-        let offset = self.offset_in_planes(block, bytes.len());
+        self.check_block(block, bytes.len());
         let _writer = self.writer();
-        if let Some(device) = &self.device {
+        if let Some(device) = self.device() {
             return on_gpu(device.import_block(block, bytes));
         }
-        for (plane, bytes) in self.planes.iter().zip(bytes.chunks_exact(self.plane_block_bytes())) {
-            // SAFETY: as in `export_block`, with the writer's lock held.
-            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), plane.base.add(offset), bytes.len()) };
-        }
+        let block = self.block(block);
+        // SAFETY: as in `export_block`, with the writer's lock held.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), block, bytes.len()) };
     }
 
-    fn offset_in_planes(&self, block: u32, num_bytes: usize) -> usize {
+    fn check_block(&self, block: u32, num_bytes: usize) {
         assert!((block as usize) < self.spec.num_blocks, "block {block} of {}", self.spec.num_blocks);
         assert_eq!(num_bytes, self.block_bytes(), "bytes of a block");
-        block as usize * self.plane_block_bytes()
     }
 }
 

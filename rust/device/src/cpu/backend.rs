@@ -43,6 +43,10 @@ impl CpuBackend {
 }
 
 impl Backend for CpuBackend {
+    fn prefers_bf16_cache(&self) -> bool {
+        self.tier.dots_bf16()
+    }
+
     fn info(&self) -> BackendInfo {
         let bf16 = if self.tier == CpuTier::Avx512 && self.tier.multiplies_bf16() { "+bf16" } else { "" };
         let tier = format!("{}{bf16}", self.tier.name());

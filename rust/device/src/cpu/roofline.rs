@@ -29,27 +29,61 @@ pub struct ReadBandwidth {
     pub best: f64,
 }
 
+/// Memory that is read to measure bandwidth.
+pub struct ReadBuffer {
+    pages: Pages<u64>,
+    /// Words in use, whole pages of 2 MiB.
+    words: usize,
+    /// The word that is read next.
+    next: usize,
+}
+
+impl ReadBuffer {
+    /// A buffer of `bytes`, rounded up to whole pages of 2 MiB, on huge pages where the system has them.
+    pub fn new(bytes: usize) -> Result<Self, DeviceError> {
+        let words = bytes.max(1).div_ceil(GRAIN).checked_mul(GRAIN / size_of::<u64>());
+        let words = words.ok_or_else(|| DeviceError::Shape(format!("a buffer of {bytes} bytes overflows")))?;
+        let mut pages = Pages::<u64>::zeroed(words)?;
+        pages.advise_huge();
+        // Untouched pages would all be the one zero page.
+        (0..).zip(pages.as_mut_slice()).for_each(|(i, word)| *word = i);
+        Ok(Self { pages, words, next: 0 })
+    }
+
+    /// Bytes of the buffer.
+    pub fn len_bytes(&self) -> usize {
+        self.words * size_of::<u64>()
+    }
+
+    /// Reads the next `bytes`, at most the whole buffer, with all workers of `pool` and the loads of `tier`; returns the seconds it took.
+    pub fn read(&mut self, pool: &ThreadPool, tier: CpuTier, bytes: usize) -> f64 {
+        let words = (bytes / size_of::<u64>()).min(self.words);
+        if self.next + words > self.words {
+            self.next = 0;
+        }
+        let part = &self.pages.as_slice()[self.next..self.next + words];
+        self.next += words;
+        let grain = (GRAIN / size_of::<u64>()).min(words.div_ceil(8 * pool.num_threads()).next_multiple_of(512));
+        let (start, sum) = (Instant::now(), AtomicU64::new(0));
+        pool.for_each_range(words, grain, &|a, b| {
+            sum.fetch_xor(xor(tier, &part[a..b]), Ordering::Relaxed);
+        });
+        let seconds = start.elapsed().as_secs_f64();
+        std::hint::black_box(sum.into_inner());
+        seconds
+    }
+}
+
 /// Reads a buffer of `bytes` (rounded up to whole pages of 2 MiB) again and again with all workers of `pool` and the loads of `tier`.
 pub fn read_bandwidth(pool: &ThreadPool, tier: CpuTier, bytes: usize) -> Result<ReadBandwidth, DeviceError> {
-    let words = bytes.max(1).div_ceil(GRAIN).checked_mul(GRAIN / size_of::<u64>());
-    let words = words.ok_or_else(|| DeviceError::Shape(format!("a buffer of {bytes} bytes overflows")))?;
-    let mut pages = Pages::<u64>::zeroed(words)?;
-    pages.advise_huge();
-    // Untouched pages would all be the one zero page.
-    (0..).zip(pages.as_mut_slice()).for_each(|(i, word)| *word = i);
+    let mut buffer = ReadBuffer::new(bytes)?;
     let mut seconds = Vec::new();
     let start = Instant::now();
     while seconds.len() < MIN_PASSES || start.elapsed() < MIN_TIME {
-        let pass = Instant::now();
-        let sum = AtomicU64::new(0);
-        pool.for_each_range(words, GRAIN / size_of::<u64>(), &|a, b| {
-            sum.fetch_xor(xor(tier, &pages.as_slice()[a..b]), Ordering::Relaxed);
-        });
-        seconds.push(pass.elapsed().as_secs_f64());
-        std::hint::black_box(sum.into_inner());
+        seconds.push(buffer.read(pool, tier, buffer.len_bytes()));
     }
     seconds.sort_by(f64::total_cmp);
-    let rate = |seconds: f64| (words * size_of::<u64>()) as f64 / seconds;
+    let rate = |seconds: f64| buffer.len_bytes() as f64 / seconds;
     Ok(ReadBandwidth { median: rate(seconds[seconds.len() / 2]), best: rate(seconds[0]) })
 }
 

@@ -73,7 +73,7 @@ pub(crate) fn rope_and_cache(args: RopeArgs<'_>, group: &KvGroupMetadata, step: 
         rope,
         rope_positions: &step.rope_positions,
         spec,
-        layout: spec.layout(),
+        layout: spec.host_layout(),
         slots,
         keys: writer.base(KvSide::Key, plane),
         values: writer.base(KvSide::Value, plane),

@@ -45,11 +45,16 @@ impl CpuTier {
         Self::Scalar
     }
 
-    /// Whether this machine multiplies bf16 faster than f32 in this tier, which decides the form of float weights: by AMX, or by AVX-512
-    /// BF16 on a processor of AMD. Intel's take twice as long for `vdpbf16ps` as for a fused multiplication of half as many columns.
+    /// Whether this machine multiplies bf16 faster than f32 in this tier, which decides the form of float weights: by AMX, or as
+    /// [`Self::dots_bf16`] says.
     pub fn multiplies_bf16(self) -> bool {
+        self == Self::Amx || self.dots_bf16()
+    }
+
+    /// Whether this machine multiplies pairs of bf16 values faster than f32 in this tier: by AVX-512 BF16 on a processor of AMD. Intel's
+    /// take twice as long for `vdpbf16ps` as for a fused multiplication of half as many columns.
+    pub fn dots_bf16(self) -> bool {
         match self {
-            Self::Amx => true,
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => {
                 static FAST: OnceLock<bool> = OnceLock::new();

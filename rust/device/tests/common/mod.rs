@@ -59,6 +59,11 @@ impl Case {
         Self { params, block_size, dtype, requests: requests.to_vec(), poison: 1e4, seed, q, k, v, stored }
     }
 
+    /// Rounds the queries to bfloat16.
+    pub fn round_queries(&mut self) {
+        self.q.iter_mut().flatten().for_each(|x| *x = half::bf16::from_f32(*x).to_f32());
+    }
+
     /// Makes request `which` a chunk of request `source` of another case: its queries from `before` on.
     pub fn adopt(&mut self, which: usize, other: &Self, source: usize, before: usize) {
         let (_, queries) = self.requests[which];

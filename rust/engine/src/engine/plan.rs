@@ -136,7 +136,7 @@ pub(super) fn plan(
     let layers = KvLayers { config: model.config, num_devices: devices.len() };
     let bytes = beside_kv(model, config, devices, &layers, max_model_len)?;
     let memory: Vec<_> = bytes.iter().map(|bytes| device_memory(bytes, devices)).collect();
-    let cache = calculate_cache_config(&config.paged_attention, &layers, model_dtype(config.dtype), &memory, &limits)?;
+    let cache = calculate_cache_config(&config.paged_attention, &layers, model_dtype(config.dtype, devices), &memory, &limits)?;
 
     if let (true, Some(MemoryGpuConfig::ContextSize(num_tokens))) =
         (config.paged_attention.guaranteed, config.paged_attention.mem_gpu)
@@ -190,10 +190,13 @@ fn naive_context(longest: usize, config: &EngineConfig, cache: &CacheConfig) -> 
 }
 
 /// The element type of the cache where none is asked for.
-fn model_dtype(dtype: ModelDType) -> paged::KvDType {
+fn model_dtype(dtype: ModelDType, devices: PlannedDevices<'_>) -> paged::KvDType {
     match dtype {
         ModelDType::F32 => paged::KvDType::F32,
         ModelDType::BF16 => paged::KvDType::BF16,
+        ModelDType::Auto if matches!(devices, PlannedDevices::Host(backend) if backend.prefers_bf16_cache()) => {
+            paged::KvDType::BF16
+        }
         ModelDType::F16 | ModelDType::Auto => paged::KvDType::F16,
     }
 }

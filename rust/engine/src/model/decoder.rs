@@ -157,6 +157,7 @@ impl Loader<'_> {
                 scale: config.attention_scale,
                 window: config.layers[i].window,
                 softcap: config.attention_softcap,
+                precision: self.precision,
             },
             rope: config.layers[i].rope,
             group,

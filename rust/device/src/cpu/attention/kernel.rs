@@ -1,38 +1,43 @@
-//! What happens to one item: scores, online softmax, weighted sum of values, merge of splits.
-#![allow(unsafe_op_in_unsafe_fn)] // One contract for all, stated on `attend` and `merge_rows`.
-#![allow(clippy::inline_always, clippy::needless_range_loop)] // Tier code must be inlined; counted loops over registers unroll.
+//! What happens to one item.
+//!
+//! For each tile of keys, and each block of query rows: scores, softmax, weighted sum of values.
+#![allow(unsafe_op_in_unsafe_fn)] // One contract for all, stated on `attend`.
+#![allow(clippy::inline_always)] // Tier code must be inlined.
 
-use std::ops::Range;
+use std::{marker::PhantomData, ops::Range};
 
-use crate::cpu::simd::{Simd, exp, tanh};
+use crate::cpu::simd::Simd;
 
 use super::{
-    Problem, SPLIT_KEYS, TILE_KEYS,
-    plan::{Item, Merge, PARTIAL_HEADER, padded_dim, partial_stride},
-    tile::{Rows, Scales},
-    weigh::{Loaded, weigh_rows},
+    MAX_ROW_BLOCK, Problem, SPLIT_KEYS, TILE_KEYS,
+    merge::{State, Total, merge, save_partial, write_out},
+    plan::{Item, padded_dim, partial_stride},
+    product::{Product, Single},
+    score::{Softmax, score_rows, soften},
+    tile::Tiles,
+    weigh::{Loaded, RowBlock, weigh_rows},
 };
-
-/// Query rows that are computed together, sharing loads of keys and values.
-pub(super) const ROW_BLOCK: usize = 6;
 
 /// A worker's buffers, cut for one item of `rows` query rows.
 pub(super) struct Scratch {
-    /// `[head_dim, TILE_KEYS]`.
+    /// Of each block of rows, one after the other, `[steps, rows of the block]`.
+    q: *mut f32,
+    /// `[steps, TILE_KEYS]`.
     keys: *mut f32,
-    /// `[TILE_KEYS, padded]`.
+    /// `[steps, padded]`.
     values: *mut f32,
-    /// Scores, then softmax weights, `[rows, TILE_KEYS]`.
-    pub(super) scores: *mut f32,
+    /// Scores of a block of rows, then softmax weights, `[MAX_ROW_BLOCK, TILE_KEYS]`.
+    scores: *mut f32,
+    /// Factors of the accumulators of a block, `[MAX_ROW_BLOCK]`.
+    factors: *mut f32,
     /// Weighted values of the split so far, `[rows, padded]`.
     pub(super) acc: *mut f32,
     /// Those of all splits before, `[rows, padded]`.
     total: *mut f32,
     /// Sum of weights of the split so far, lane by lane, `[rows, 16]`.
-    sum: *mut f32,
-    /// Maximum, factor of the accumulator, total maximum, total sum: each `[rows]`.
-    max: *mut f32,
-    pub(super) factor: *mut f32,
+    pub(super) sum: *mut f32,
+    /// Maximum, total maximum, total sum: each `[rows]`.
+    pub(super) max: *mut f32,
     total_max: *mut f32,
     total_sum: *mut f32,
 }
@@ -41,7 +46,7 @@ impl Scratch {
     /// Floats that the buffers take.
     pub(super) fn len(rows: usize, dim: usize) -> usize {
         let padded = padded_dim(dim);
-        padded * TILE_KEYS * 2 + rows * (TILE_KEYS + 2 * padded + 16) + 4 * rows.next_multiple_of(16)
+        padded * TILE_KEYS * 2 + MAX_ROW_BLOCK * TILE_KEYS + 16 + rows * (3 * padded + 16) + 3 * rows.next_multiple_of(16)
     }
 
     unsafe fn cut(mut floats: *mut f32, rows: usize, dim: usize) -> Self {
@@ -52,18 +57,51 @@ impl Scratch {
             start
         };
         Self {
+            q: take(rows * padded),
             keys: take(padded * TILE_KEYS),
             values: take(padded * TILE_KEYS),
-            scores: take(rows * TILE_KEYS),
+            scores: take(MAX_ROW_BLOCK * TILE_KEYS),
+            factors: take(MAX_ROW_BLOCK),
             acc: take(rows * padded),
             total: take(rows * padded),
             sum: take(rows * 16),
             max: take(rows),
-            factor: take(rows),
             total_max: take(rows),
             total_sum: take(rows),
         }
     }
+}
+
+/// The blocks of `rows` query rows: of equal size or nearly, as many rows as the registers have room for.
+#[inline(always)]
+fn row_blocks<S: Simd>(rows: usize) -> impl Iterator<Item = Range<usize>> {
+    let most = if S::LANES == 16 { MAX_ROW_BLOCK } else { 6 };
+    let blocks = rows.div_ceil(most);
+    (0..blocks).map(move |block| block * rows / blocks..(block + 1) * rows / blocks)
+}
+
+impl Scratch {
+    /// That of the KV head `head` of an item, of `rows` rows of `padded` elements.
+    fn of_head(&self, head: usize, rows: usize, padded: usize) -> Self {
+        let (rows, elements) = (head * rows, head * rows * padded);
+        Self {
+            q: self.q.wrapping_add(elements),
+            acc: self.acc.wrapping_add(elements),
+            total: self.total.wrapping_add(elements),
+            sum: self.sum.wrapping_add(16 * rows),
+            max: self.max.wrapping_add(rows),
+            total_max: self.total_max.wrapping_add(rows),
+            total_sum: self.total_sum.wrapping_add(rows),
+            ..*self
+        }
+    }
+}
+
+/// Elements from the start of q or of the output to head `row % group` of token `row / group`.
+#[inline(always)]
+pub(super) fn row_offset(problem: &Problem<'_>, kv_head: usize, first_row: usize, row: usize) -> usize {
+    let group = problem.heads_per_kv_head();
+    ((first_row + row / group) * problem.params.num_heads + kv_head * group + row % group) * problem.params.head_dim
 }
 
 /// Computes an item.
@@ -71,26 +109,36 @@ impl Scratch {
 /// # Safety
 /// The machine has `S`, the sizes of `problem` were checked, and `scratch` is good for [`Scratch::len`] floats.
 #[inline(always)]
-pub(super) unsafe fn attend<S: Simd>(problem: &Problem<'_>, item: &Item, scratch: *mut f32) {
+pub(super) unsafe fn attend<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, scratch: *mut f32) {
     let (group, dim, padded) = (problem.heads_per_kv_head(), problem.params.head_dim, padded_dim(problem.params.head_dim));
-    let rows = item.num_tokens * group;
+    let (heads, head_rows) = (item.kv_heads.len(), item.num_tokens * group);
+    let rows = heads * head_rows;
     let s = Scratch::cut(scratch, rows, dim);
-    let (low, high) = (problem.first_key(item.position), item.position + item.num_tokens);
+    for head in 0..heads {
+        pack_queries::<S, P>(problem, item, item.kv_heads.start + head, &s.of_head(head, head_rows, padded));
+    }
+    let low = problem.first_key(item.position).max(item.first_split * SPLIT_KEYS);
+    let high = (item.position + item.num_tokens).min(item.end_split * SPLIT_KEYS);
+    let mut tiles = Tiles::new(problem, item, low..high);
     for split in item.first_split..item.end_split {
         for i in 0..rows {
             s.max.add(i).write(f32::NEG_INFINITY);
         }
         std::ptr::write_bytes(s.sum, 0, rows * 16);
         std::ptr::write_bytes(s.acc, 0, rows * padded);
-        let range = low.max(split * SPLIT_KEYS)..high.min((split + 1) * SPLIT_KEYS);
-        attend_split::<S>(problem, item, &s, range);
+        while tiles.advance((split + 1) * SPLIT_KEYS) {
+            for head in 0..heads {
+                tiles.turn_to(head);
+                attend_tile::<S, P>(problem, item, &s.of_head(head, head_rows, padded), &tiles);
+            }
+        }
         if let Some(partial) = item.partial {
             let place = problem.partials.add(partial + (split - item.first_split) * partial_stride(rows, dim));
             save_partial::<S>(&s, place, rows, padded);
             continue;
         }
         for row in 0..rows {
-            let position = item.position + row / group;
+            let position = item.position + row % head_rows / group;
             let part =
                 State { max: *s.max.add(row), sum: S::reduce_add(S::load(s.sum.add(row * 16))), acc: s.acc.add(row * padded) };
             let total = Total { max: s.total_max.add(row), sum: s.total_sum.add(row), acc: s.total.add(row * padded) };
@@ -99,59 +147,89 @@ pub(super) unsafe fn attend<S: Simd>(problem: &Problem<'_>, item: &Item, scratch
     }
     if item.partial.is_none() {
         for row in 0..rows {
-            let out = problem.out.add(row_offset(problem, item.kv_head, item.first_row, row));
+            let kv_head = item.kv_heads.start + row / head_rows;
+            let out = problem.out.add(row_offset(problem, kv_head, item.first_row, row % head_rows));
             write_out::<S>(out, s.total.add(row * padded), *s.total_sum.add(row), dim);
         }
     }
 }
 
-/// Elements from the start of q or of the output to head `row % group` of token `row / group`.
+/// [`attend`] over f32 products.
+///
+/// # Safety
+/// As there.
 #[inline(always)]
-fn row_offset(problem: &Problem<'_>, kv_head: usize, first_row: usize, row: usize) -> usize {
-    let group = problem.heads_per_kv_head();
-    ((first_row + row / group) * problem.params.num_heads + kv_head * group + row % group) * problem.params.head_dim
+pub(super) unsafe fn attend_single<S: Simd>(problem: &Problem<'_>, item: &Item, scratch: *mut f32) {
+    attend::<S, Single>(problem, item, scratch);
 }
 
-/// Updates the state of all rows by the keys at `range`, which lie in one split.
+/// Puts the queries of a block of rows side by side, step by step.
 #[inline(always)]
-unsafe fn attend_split<S: Simd>(problem: &Problem<'_>, item: &Item, s: &Scratch, range: Range<usize>) {
-    let (group, dim) = (problem.heads_per_kv_head(), problem.params.head_dim);
-    for start in (range.start / TILE_KEYS * TILE_KEYS..range.end).step_by(TILE_KEYS) {
-        let end_of_tile = start + TILE_KEYS;
-        let tile = Rows::look_up(problem, item, start, range.start.max(start)..range.end.min(end_of_tile));
-        tile.load_keys::<S>(problem.spec.dtype, dim, s.keys);
-        Rows::prefetch(problem, item, end_of_tile..range.end.min(end_of_tile + TILE_KEYS));
-        // Tokens that see a key of this tile are contiguous.
-        let first = start.saturating_sub(item.position);
-        let end = problem
-            .params
-            .window
-            .map_or(item.num_tokens, |window| (end_of_tile + window - 1).saturating_sub(item.position).min(item.num_tokens));
-        if first < end {
-            // A single block of rows loads each value once, where it lies; whole vectors only.
-            let direct = (end - first) * group <= ROW_BLOCK && dim.is_multiple_of(16);
-            if !direct {
-                tile.load_values::<S>(problem.spec.dtype, dim, s.values);
-            }
-            score_rows::<S>(problem, item, s, first * group..end * group);
-            for row in first * group..end * group {
-                soften::<S>(problem, s, row, tile.scales.as_ref(), &visible(problem, item.position + row / group, start));
-            }
-            let mut token = first;
-            while token < end {
-                let lanes = visible(problem, item.position + token, start);
-                let mut stop = token + 1;
-                while stop < end && visible(problem, item.position + stop, start) == lanes {
-                    stop += 1;
+unsafe fn pack_queries<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, kv_head: usize, s: &Scratch) {
+    let steps = problem.params.head_dim / P::PACKED;
+    for block in row_blocks::<S>(item.num_tokens * problem.heads_per_kv_head()) {
+        for (r, row) in block.clone().enumerate() {
+            let mut q = problem.q.add(row_offset(problem, kv_head, item.first_row, row));
+            if P::PACKED == 2 {
+                for d in (0..problem.params.head_dim).step_by(S::LANES) {
+                    S::store_bf16(s.keys.cast::<u16>().add(d), S::load(q.add(d)));
                 }
-                let rows = token * group..stop * group;
-                if direct {
-                    tile.weigh_direct::<S>(problem.spec.dtype, s, rows, &lanes, dim);
-                } else {
-                    let values = Loaded { values: s.values, padded: padded_dim(dim) };
-                    weigh_rows::<S, _>(s, &values, rows, &lanes, padded_dim(dim));
-                }
-                token = stop;
+                q = s.keys;
+            }
+            for step in 0..steps {
+                s.q.add(block.start * steps + step * block.len() + r).write(*q.add(step));
+            }
+        }
+    }
+}
+
+/// Updates the state of all rows by a tile of keys.
+#[inline(always)]
+unsafe fn attend_tile<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, s: &Scratch, tile: &Tiles<'_>) {
+    let (group, dim, padded) = (problem.heads_per_kv_head(), problem.params.head_dim, padded_dim(problem.params.head_dim));
+    let steps = dim / P::PACKED;
+    let rows = item.num_tokens * group;
+    tile.load_keys::<S, P>(s.keys);
+    // A single block of rows loads each value once, where it lies; whole vectors only.
+    let direct = row_blocks::<S>(rows).nth(1).is_none() && dim.is_multiple_of(16);
+    if !direct {
+        tile.load_values::<S, P>(s.values);
+    }
+    let visible = |token: usize| visible(problem, item.position + token, tile.start());
+    for block in row_blocks::<S>(rows) {
+        let tokens = block.start / group..(block.end - 1) / group + 1;
+        if tokens.clone().all(|token| visible(token).is_empty()) {
+            continue;
+        }
+        score_rows::<S, P>(block.len(), s.q.add(block.start * steps), s.keys, steps, &tile.lanes(), s.scores);
+        for (r, row) in block.clone().enumerate() {
+            let lanes = visible(row / group);
+            if lanes.is_empty() && P::PACKED == 2 {
+                std::ptr::write_bytes(s.scores.add(r * TILE_KEYS), 0, TILE_KEYS);
+                s.factors.add(r).write(1.0);
+            } else if !lanes.is_empty() {
+                let softmax = Softmax { max: s.max.add(row), sum: s.sum.add(row * 16) };
+                let factor = soften::<S, P>(&problem.params, s.scores.add(r * TILE_KEYS), &softmax, tile.scales(), &lanes);
+                s.factors.add(r).write(factor);
+            }
+        }
+        let state =
+            RowBlock { rows: block.len(), weights: s.scores, factors: s.factors, acc: s.acc.add(block.start * padded), padded };
+        // Of the tokens those together that see the same lanes: all, or each alone. Lanes that a row does not see weigh 0 in pairs, which
+        // changes no sum of finite values, so there all are together.
+        let all = visible(tokens.start).start..visible(tokens.end - 1).end;
+        let together = P::PACKED == 2 || visible(tokens.start) == visible(tokens.end - 1);
+        for token in tokens.clone().step_by(if together { tokens.len() } else { 1 }) {
+            let (lanes, end) = if together { (all.clone(), tokens.end) } else { (visible(token), token + 1) };
+            if lanes.is_empty() {
+                continue;
+            }
+            let rows = (token * group).max(block.start)..(end * group).min(block.end);
+            let part = state.part(rows.start - block.start..rows.end - block.start);
+            if direct {
+                tile.weigh_direct::<S, P>(&part, &lanes);
+            } else {
+                weigh_rows::<S, _>(&part, &Loaded::<P> { values: s.values, padded, product: PhantomData }, &lanes);
             }
         }
     }
@@ -160,196 +238,5 @@ unsafe fn attend_split<S: Simd>(problem: &Problem<'_>, item: &Item, s: &Scratch,
 /// Lanes of the tile at `start` that the query at `position` sees.
 #[inline(always)]
 fn visible(problem: &Problem<'_>, position: usize, start: usize) -> Range<usize> {
-    problem.first_key(position).max(start) - start..(position + 1).min(start + TILE_KEYS) - start
-}
-
-/// How many of `left` rows the next block takes: at most [`ROW_BLOCK`], and no tiny last block.
-#[inline(always)]
-pub(super) fn block_rows(left: usize) -> usize {
-    if left > ROW_BLOCK && left < 2 * ROW_BLOCK { left.div_ceil(2) } else { left.min(ROW_BLOCK) }
-}
-
-/// `scores[row, key] = q[row] · k[key]`, each summed over the dimensions in order.
-#[inline(always)]
-unsafe fn score_rows<S: Simd>(problem: &Problem<'_>, item: &Item, s: &Scratch, rows: Range<usize>) {
-    let mut row = rows.start;
-    while row < rows.end {
-        let n = block_rows(rows.end - row);
-        match n {
-            1 => score_block::<S, 1>(problem, item, s, row),
-            2 => score_block::<S, 2>(problem, item, s, row),
-            3 => score_block::<S, 3>(problem, item, s, row),
-            4 => score_block::<S, 4>(problem, item, s, row),
-            5 => score_block::<S, 5>(problem, item, s, row),
-            _ => score_block::<S, 6>(problem, item, s, row),
-        }
-        row += n;
-    }
-}
-
-#[inline(always)]
-unsafe fn score_block<S: Simd, const R: usize>(problem: &Problem<'_>, item: &Item, s: &Scratch, row: usize) {
-    let mut q = [problem.q; R];
-    for (r, q) in q.iter_mut().enumerate() {
-        *q = problem.q.add(row_offset(problem, item.kv_head, item.first_row, row + r));
-    }
-    for lane in (0..TILE_KEYS).step_by(2 * S::LANES) {
-        let mut acc = [[S::splat(0.0); 2]; R];
-        for d in 0..problem.params.head_dim {
-            let k = s.keys.add(d * TILE_KEYS + lane);
-            let (k0, k1) = (S::load(k), S::load(k.add(S::LANES)));
-            for r in 0..R {
-                let x = S::splat(*q[r].add(d));
-                acc[r] = [S::fma(x, k0, acc[r][0]), S::fma(x, k1, acc[r][1])];
-            }
-        }
-        for (r, acc) in acc.into_iter().enumerate() {
-            let out = s.scores.add((row + r) * TILE_KEYS + lane);
-            S::store(out, acc[0]);
-            S::store(out.add(S::LANES), acc[1]);
-        }
-    }
-}
-
-/// Turns the scores of a row into weights of the values as they were loaded, and updates its maximum, sum and factor. Lanes that are
-/// not visible weigh 0, or anything where there are scales.
-#[inline(always)]
-unsafe fn soften<S: Simd>(problem: &Problem<'_>, s: &Scratch, row: usize, scales: Option<&Scales>, lanes: &Range<usize>) {
-    let scores = s.scores.add(row * TILE_KEYS);
-    let vectors = TILE_KEYS / S::LANES;
-    let mut v = [S::splat(0.0); 4];
-    for c in 0..vectors {
-        v[c] = S::mul(S::load(scores.add(c * S::LANES)), S::splat(problem.params.scale));
-        if let Some(scales) = scales {
-            v[c] = S::mul(v[c], S::load(scales.keys.as_ptr().add(c * S::LANES)));
-        }
-        if let Some(cap) = problem.params.softcap {
-            v[c] = S::mul(S::splat(cap), tanh::<S>(S::mul(v[c], S::splat(cap.recip()))));
-        }
-    }
-    if lanes.len() < TILE_KEYS {
-        for c in 0..vectors {
-            S::store(scores.add(c * S::LANES), v[c]);
-        }
-        for lane in (0..lanes.start).chain(lanes.end..TILE_KEYS) {
-            scores.add(lane).write(f32::NEG_INFINITY);
-        }
-        for c in 0..vectors {
-            v[c] = S::load(scores.add(c * S::LANES));
-        }
-    }
-    let mut highest = v[0];
-    for c in 1..vectors {
-        highest = S::max(highest, v[c]);
-    }
-    let old = *s.max.add(row);
-    let highest = S::reduce_max(highest);
-    let mut new = old;
-    let sum = s.sum.add(row * 16);
-    let mut total = S::load(sum);
-    let mut factor = 1.0;
-    if highest > old {
-        new = highest;
-        let factors = exp::<S>(S::splat(old - new));
-        total = S::mul(total, factors);
-        factor = S::reduce_max(factors);
-        s.max.add(row).write(new);
-    }
-    s.factor.add(row).write(factor);
-    for c in 0..vectors {
-        let weight = exp::<S>(S::sub(v[c], S::splat(new)));
-        total = S::add(total, weight);
-        let weight = match scales {
-            Some(scales) => S::mul(weight, S::load(scales.values.as_ptr().add(c * S::LANES))),
-            None => weight,
-        };
-        S::store(scores.add(c * S::LANES), weight);
-    }
-    S::store(sum, total);
-}
-
-/// The softmax state of one row in one split.
-struct State {
-    max: f32,
-    sum: f32,
-    acc: *const f32,
-}
-
-/// That of all splits so far.
-struct Total {
-    max: *mut f32,
-    sum: *mut f32,
-    acc: *mut f32,
-}
-
-/// Adds a split to the total of the row at `position`, if the row sees any key of the split.
-#[inline(always)]
-unsafe fn merge<S: Simd>(problem: &Problem<'_>, position: usize, split: usize, part: &State, total: &Total, padded: usize) {
-    let first = problem.first_key(position) / SPLIT_KEYS;
-    if split < first || split > position / SPLIT_KEYS {
-        return;
-    }
-    if split == first {
-        total.max.write(part.max);
-        total.sum.write(part.sum);
-        std::ptr::copy_nonoverlapping(part.acc, total.acc, padded);
-        return;
-    }
-    let max = if part.max > *total.max { part.max } else { *total.max };
-    let (old, new) = (exp::<S>(S::splat(*total.max - max)), exp::<S>(S::splat(part.max - max)));
-    total.max.write(max);
-    total.sum.write(*total.sum * S::reduce_max(old) + part.sum * S::reduce_max(new));
-    for c in (0..padded).step_by(S::LANES) {
-        let sum = S::fma(S::load(part.acc.add(c)), new, S::mul(S::load(total.acc.add(c)), old));
-        S::store(total.acc.add(c), sum);
-    }
-}
-
-#[inline(always)]
-unsafe fn write_out<S: Simd>(out: *mut f32, acc: *const f32, sum: f32, dim: usize) {
-    let inverse = sum.recip();
-    let whole = dim / S::LANES * S::LANES;
-    for c in (0..whole).step_by(S::LANES) {
-        S::store(out.add(c), S::mul(S::load(acc.add(c)), S::splat(inverse)));
-    }
-    for c in whole..dim {
-        out.add(c).write(*acc.add(c) * inverse);
-    }
-}
-
-/// A partial result: for each row maximum, sum (from [`PARTIAL_HEADER`] floats), accumulator.
-#[inline(always)]
-unsafe fn save_partial<S: Simd>(s: &Scratch, place: *mut f32, rows: usize, padded: usize) {
-    for row in 0..rows {
-        let place = place.add(row * (PARTIAL_HEADER + padded));
-        place.write(*s.max.add(row));
-        place.add(1).write(S::reduce_add(S::load(s.sum.add(row * 16))));
-        std::ptr::copy_nonoverlapping(s.acc.add(row * padded), place.add(PARTIAL_HEADER), padded);
-    }
-}
-
-/// Merges the partial results of a divided item in order, and writes the output. The first one that a row sees is its total.
-///
-/// # Safety
-/// The machine has `S`, the sizes of `problem` were checked, and all partial results of the merge were written.
-#[inline(always)]
-pub(super) unsafe fn merge_rows<S: Simd>(problem: &Problem<'_>, merge_of: &Merge) {
-    let (group, dim, padded) = (problem.heads_per_kv_head(), problem.params.head_dim, padded_dim(problem.params.head_dim));
-    let rows = merge_of.num_tokens * group;
-    for row in 0..rows {
-        let place = |split: usize| {
-            let split = split - merge_of.first_split;
-            problem.partials.add(merge_of.partial + split * partial_stride(rows, dim) + row * (PARTIAL_HEADER + padded))
-        };
-        let position = merge_of.position + row / group;
-        let first = place(problem.first_key(position) / SPLIT_KEYS);
-        let total = Total { max: first, sum: first.add(1), acc: first.add(PARTIAL_HEADER) };
-        for split in problem.first_key(position) / SPLIT_KEYS + 1..merge_of.end_split {
-            let part = place(split);
-            let part = State { max: *part, sum: *part.add(1), acc: part.add(PARTIAL_HEADER) };
-            merge::<S>(problem, position, split, &part, &total, padded);
-        }
-        let out = problem.out.add(row_offset(problem, merge_of.kv_head, merge_of.first_row, row));
-        write_out::<S>(out, total.acc, *total.sum, dim);
-    }
+    problem.first_key(position).saturating_sub(start).min(TILE_KEYS)..(position + 1).saturating_sub(start).min(TILE_KEYS)
 }

@@ -3,13 +3,34 @@
 //! A step's work is cut into items: (request, KV head, tile of query tokens), and for few queries over many keys also a range of
 //! *splits* of [`SPLIT_KEYS`] keys. Query heads that share a KV head are computed together, so that K and V are read once for all.
 //!
+//! ```text
+//!                  split 0 (512 keys)        split 1
+//! keys        |tile|tile| ... |tile|tile|tile| ...  |        a tile: 32 keys at absolute positions, found through the block table
+//! query rows  .--------------------------.
+//!   (tokens   | block of up to 8 rows    |   scores [rows, 32] -> weights [rows, 32] -> acc [rows, head_dim]
+//!   x heads)  | block                    |   max, sum of each row; merged over splits in order of position
+//!             '--------------------------'
+//! ```
+//!
+//! - K of a tile is stored as `[32, head_dim]` in the cache's type and becomes `[head_dim, 32]` f32 in the first-level cache: transposed
+//!   in its own width where that takes fewer steps, then widened. A score is summed over the dimensions in order, 32 keys side by side.
+//! - V is read where it lies, and widened in registers, while a single block of rows needs it; for more rows it is widened once.
+//! - Both are asked for ahead of use, through the table of the next tile.
+//!
+//! An output of a head takes, for each key it sees, `4 * head_dim` floating-point operations, an exponential, and its share of the
+//! `2 * head_dim` elements of K and V, which the rows of an item read together: a decoded token's `group` heads each pair of them once.
+//!
 //! What a query row computes does not depend on how the work is cut: keys go through tiles of [`TILE_KEYS`] and splits whose bounds
 //! are absolute positions, a row visits exactly the tiles that hold keys it sees, and the results of its splits are merged in order
 //! of position. So the output is the same, bit for bit, alone or in a batch, in one chunk or many, on any number of threads and for
 //! any block size.
 
+mod element;
 mod kernel;
+mod merge;
 mod plan;
+mod product;
+mod score;
 mod tile;
 mod weigh;
 
@@ -19,17 +40,25 @@ use std::sync::{
 };
 
 use crate::{
-    AttentionArgs, AttentionParams, KvCacheSpec, KvGroupMetadata, KvSide, StepMetadata, WorkspaceShape, kv_layout::PlaneLayout,
+    AttentionArgs, AttentionParams, KvCacheSpec, KvDType, KvGroupMetadata, KvSide, Precision, StepMetadata, WorkspaceShape,
+    kv_layout::PlaneLayout,
 };
 
+#[cfg(target_arch = "x86_64")]
+use super::simd::Avx512;
 use super::{CpuTier, ThreadPool, simd::tier_entry};
-use kernel::{attend, merge_rows};
+use kernel::{attend, attend_single};
+use merge::merge_rows;
 use plan::Plan;
+#[cfg(target_arch = "x86_64")]
+use product::Pairs;
 
-/// Keys of a tile: what is converted to f32 at once.
+/// Keys of a tile: what is converted to f32, and enters the softmax, at once.
 const TILE_KEYS: usize = 32;
 /// Keys of a split: what has its own softmax state.
 const SPLIT_KEYS: usize = 512;
+/// Query rows that are computed together at most, sharing loads of keys and values.
+const MAX_ROW_BLOCK: usize = 8;
 /// Below this estimate of cycles a step is not worth waking other threads.
 const SERIAL_CYCLES: usize = 8_000;
 
@@ -44,6 +73,8 @@ struct Problem<'a> {
     params: AttentionParams,
     group: &'a KvGroupMetadata,
     partials: *mut f32,
+    /// Whether products are those of pairs of bf16 values.
+    pairs: bool,
 }
 
 // SAFETY: items write disjoint rows and heads of `out` and disjoint ranges of `partials`; the rest is only read.
@@ -100,7 +131,7 @@ impl AttentionScratch {
 /// results of the items that are divided, which are so many that each has a quarter of a worker's share of the work at least.
 pub(crate) fn workspace_bytes(shape: &WorkspaceShape, num_threads: usize) -> u64 {
     let group = shape.num_heads / shape.num_kv_heads;
-    let rows = plan::ROWS_PER_ITEM.max(group);
+    let rows = plan::ROWS_PER_ITEM.max(group).max(shape.num_kv_heads * MAX_ROW_BLOCK);
     let workers = num_threads * kernel::Scratch::len(rows, shape.head_dim);
     let divided = if num_threads > 1 { (4 * num_threads * rows).min(shape.num_tokens * shape.num_heads) } else { 0 };
     let partials = shape.seq_len.div_ceil(SPLIT_KEYS) * plan::partial_stride(divided, shape.head_dim);
@@ -130,13 +161,17 @@ pub(crate) fn attention(
         keys: reader.base(KvSide::Key, plane),
         values: reader.base(KvSide::Value, plane),
         spec: cache.spec(),
-        layout: cache.spec().layout(),
+        layout: cache.spec().host_layout(),
         params,
         group,
         partials: partials.at_least(plan.partial_len),
+        pairs: params.precision != Precision::Exact
+            && cache.spec().dtype == KvDType::BF16
+            && tier.dots_bf16()
+            && params.head_dim.is_multiple_of(16),
     };
     // Every worker's, for any of them may come to any item.
-    let scratch_len = kernel::Scratch::len(plan.max_tokens * problem.heads_per_kv_head(), params.head_dim);
+    let scratch_len = kernel::Scratch::len(plan.max_rows, params.head_dim);
     for worker in &scratch.workers {
         worker.lock().unwrap_or_else(PoisonError::into_inner).at_least(scratch_len);
     }
@@ -146,7 +181,9 @@ pub(crate) fn attention(
         while let Some(item) = plan.items.get(next.fetch_add(1, Ordering::Relaxed)) {
             let floats = floats.at_least(scratch_len);
             // SAFETY: the machine has `tier`; `check` found the sizes consistent; `floats` is long enough for every item.
-            unsafe { attend_tier(tier, &problem, item, floats) };
+            unsafe {
+                if problem.pairs { attend_pairs(&problem, item, floats) } else { attend_tier(tier, &problem, item, floats) }
+            };
         }
     };
     if plan.items.len() < 2 || plan.cycles < SERIAL_CYCLES {
@@ -182,5 +219,18 @@ fn check(params: &AttentionParams, spec: &KvCacheSpec, step: &StepMetadata, grou
     );
 }
 
-tier_entry! { fn attend_tier => attend(problem: &Problem<'_>, item: &plan::Item, scratch: *mut f32) }
+/// [`attend`] over pairs; the machine must have AVX-512 BF16.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+unsafe fn attend_pairs(problem: &Problem<'_>, item: &plan::Item, scratch: *mut f32) {
+    // SAFETY: the features are enabled; the rest is the caller's promise.
+    unsafe { attend::<Avx512<true>, Pairs>(problem, item, scratch) }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn attend_pairs(_: &Problem<'_>, _: &plan::Item, _: *mut f32) {
+    unreachable!("no other processor multiplies pairs");
+}
+
+tier_entry! { fn attend_tier => attend_single(problem: &Problem<'_>, item: &plan::Item, scratch: *mut f32) }
 tier_entry! { fn merge_rows_tier => merge_rows(problem: &Problem<'_>, merge: &plan::Merge) }

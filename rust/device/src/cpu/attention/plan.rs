@@ -1,18 +1,21 @@
 //! How the work of a call is cut into items.
 
+use std::ops::Range;
+
 use crate::{AttentionParams, StepMetadata};
 
-use super::{SPLIT_KEYS, TILE_KEYS, first_key};
+use super::{MAX_ROW_BLOCK, SPLIT_KEYS, TILE_KEYS, first_key};
 
 /// Query rows (tokens times heads of a group) that an item aims at: enough to pay for converting a tile, few enough for the caches.
 pub(super) const ROWS_PER_ITEM: usize = 48;
 /// Floats before the accumulator in a partial result: maximum and sum, and the rest of their cache line.
 pub(super) const PARTIAL_HEADER: usize = 16;
 
-/// Queries of one request over one KV head.
+/// Queries of one request over one KV head, or over all of them, tile by tile of keys: so a few queries read blocks from end to end.
+#[derive(Clone)]
 pub(super) struct Item {
     pub(super) request: usize,
-    pub(super) kv_head: usize,
+    pub(super) kv_heads: Range<usize>,
     /// Row of the first query token.
     pub(super) first_row: usize,
     pub(super) num_tokens: usize,
@@ -25,9 +28,16 @@ pub(super) struct Item {
     cycles: usize,
 }
 
+impl Item {
+    /// Its query rows, where `group` heads share a KV head.
+    pub(super) fn rows(&self, group: usize) -> usize {
+        self.kv_heads.len() * self.num_tokens * group
+    }
+}
+
 /// Partial results to be merged into the output, one a split.
 pub(super) struct Merge {
-    pub(super) kv_head: usize,
+    pub(super) kv_heads: Range<usize>,
     pub(super) first_row: usize,
     pub(super) num_tokens: usize,
     pub(super) position: usize,
@@ -43,8 +53,8 @@ pub(super) struct Plan {
     pub(super) merges: Vec<Merge>,
     /// Floats that all partial results take.
     pub(super) partial_len: usize,
-    /// Query tokens of the largest item.
-    pub(super) max_tokens: usize,
+    /// Query rows of the largest item.
+    pub(super) max_rows: usize,
     /// Estimate of the whole cost.
     pub(super) cycles: usize,
 }
@@ -69,6 +79,9 @@ impl Plan {
         let num_tokens = step.query_start_loc.last().map_or(0, |&n| n as usize);
         let share = (num_tokens * params.num_kv_heads).div_ceil(4 * num_threads);
         let tile_tokens = (ROWS_PER_ITEM / group).min(share).max(1);
+        // Heads stay together while there is enough to divide among threads without parting them.
+        let num_splits: usize = step.seq_lens.iter().map(|&len| len.div_ceil(SPLIT_KEYS as u32) as usize).sum();
+        let together = num_threads == 1 || num_splits >= 4 * num_threads;
         for request in 0..step.num_reqs() {
             let rows = step.query_start_loc[request] as usize..step.query_start_loc[request + 1] as usize;
             for first_row in rows.clone().step_by(tile_tokens) {
@@ -78,49 +91,46 @@ impl Plan {
                 let tiles = high.div_ceil(TILE_KEYS) - low / TILE_KEYS;
                 let cycles = tiles * params.head_dim * (16 + 5 * num_tokens * group);
                 let (first_split, end_split) = (low / SPLIT_KEYS, high.div_ceil(SPLIT_KEYS));
-                for kv_head in 0..params.num_kv_heads {
-                    let partial = None;
-                    self.items.push(Item {
-                        request,
-                        kv_head,
-                        first_row,
-                        num_tokens,
-                        position,
-                        first_split,
-                        end_split,
-                        partial,
-                        cycles,
-                    });
+                let heads = if together && num_tokens * group <= MAX_ROW_BLOCK { params.num_kv_heads } else { 1 };
+                for first in (0..params.num_kv_heads).step_by(heads) {
+                    let (kv_heads, cycles) = (first..first + heads, heads * cycles);
+                    let (partial, position) = (None, position);
+                    #[rustfmt::skip]
+                    self.items.push(Item { request, kv_heads, first_row, num_tokens, position, first_split, end_split, partial, cycles });
                 }
             }
         }
-        self.max_tokens = self.items.iter().map(|i| i.num_tokens).max().unwrap_or(0);
+        self.max_rows = self.items.iter().map(|i| i.rows(group)).max().unwrap_or(0);
         self.cycles = self.items.iter().map(|i| i.cycles).sum();
         if num_threads > 1 {
-            self.divide(self.cycles / (4 * num_threads), group, params.head_dim);
+            self.divide(num_threads, group, params.head_dim);
         }
         self.items.sort_unstable_by_key(|item| std::cmp::Reverse(item.cycles));
     }
 
-    /// Divides items that cost more than `target` at splits.
-    fn divide(&mut self, target: usize, group: usize, head_dim: usize) {
+    /// Divides items that cost more than a quarter of a thread's share, at splits, into parts of a sixteenth of it or so: nobody then
+    /// waits long for the last one.
+    fn divide(&mut self, num_threads: usize, group: usize, head_dim: usize) {
+        let total = self.cycles.max(1);
         for i in 0..self.items.len() {
             let item = &self.items[i];
             let splits = item.end_split - item.first_split;
-            let parts = item.cycles.div_ceil(target.max(1)).min(splits);
-            if parts < 2 {
+            let parts = (16 * num_threads * item.cycles).div_ceil(total).min(splits);
+            if 4 * num_threads * item.cycles <= total || parts < 2 {
                 continue;
             }
-            let Item { request, kv_head, first_row, num_tokens, position, first_split, end_split, cycles, .. } = *item;
-            let (stride, offset) = (partial_stride(num_tokens * group, head_dim), self.partial_len);
+            let item = item.clone();
+            let (stride, partial) = (partial_stride(item.rows(group), head_dim), self.partial_len);
             self.partial_len += splits * stride;
-            self.merges.push(Merge { kv_head, first_row, num_tokens, position, first_split, end_split, partial: offset });
-            let bound = |part: usize| first_split + part * splits / parts;
+            let Item { first_row, num_tokens, position, first_split, end_split, .. } = item;
+            let kv_heads = item.kv_heads.clone();
+            self.merges.push(Merge { kv_heads, first_row, num_tokens, position, first_split, end_split, partial });
+            let bound = |part: usize| item.first_split + part * splits / parts;
             for part in 0..parts {
                 let (first_split, end_split) = (bound(part), bound(part + 1));
-                let partial = Some(offset + (first_split - bound(0)) * stride);
-                let cycles = cycles * (end_split - first_split) / splits;
-                let divided = Item { request, kv_head, first_row, num_tokens, position, first_split, end_split, partial, cycles };
+                let partial = Some(partial + (first_split - item.first_split) * stride);
+                let cycles = item.cycles * (end_split - first_split) / splits;
+                let divided = Item { first_split, end_split, partial, cycles, ..item.clone() };
                 if part == 0 { self.items[i] = divided } else { self.items.push(divided) }
             }
         }

@@ -2,109 +2,122 @@
 #![allow(unsafe_op_in_unsafe_fn)] // One contract for all, stated on `kernel::attend`.
 #![allow(clippy::inline_always, clippy::needless_range_loop)] // Tier code must be inlined; counted loops over registers unroll.
 
-use std::ops::Range;
+use std::{marker::PhantomData, ops::Range};
 
 use crate::cpu::simd::Simd;
 
-use super::{
-    TILE_KEYS,
-    kernel::{Scratch, block_rows},
-};
+use super::{TILE_KEYS, product::Product};
 
 /// Values of a tile.
 pub(super) trait Values {
-    /// `LANES` elements from column `c` on, of the value at `lane`.
-    unsafe fn at<S: Simd>(&self, lane: usize, c: usize) -> S::V;
+    /// How they are multiplied.
+    type Product: Product;
+    /// `C * LANES` columns from `c` on, of the values of a step: those of one key, or of as many as lie together in 32 bits.
+    unsafe fn columns<S: Simd, const C: usize>(&self, step: usize, c: usize) -> [S::V; C];
 }
 
-/// Values converted before, `[TILE_KEYS, padded]`.
-pub(super) struct Loaded {
+/// Values converted before, `[steps, padded]`.
+pub(super) struct Loaded<P> {
     pub(super) values: *const f32,
+    pub(super) padded: usize,
+    pub(super) product: PhantomData<P>,
+}
+
+impl<P: Product> Values for Loaded<P> {
+    type Product = P;
+    #[inline(always)]
+    unsafe fn columns<S: Simd, const C: usize>(&self, step: usize, c: usize) -> [S::V; C] {
+        let row = self.values.add(step * self.padded + c);
+        let mut columns = [S::splat(0.0); C];
+        for i in 0..C {
+            columns[i] = S::load(row.add(i * S::LANES));
+        }
+        columns
+    }
+}
+
+/// Rows that are computed together.
+pub(super) struct RowBlock {
+    pub(super) rows: usize,
+    /// Weights of the keys, step after step, a row at every [`TILE_KEYS`] floats.
+    pub(super) weights: *const f32,
+    /// What the sums so far are multiplied by, `[rows]`.
+    pub(super) factors: *const f32,
+    /// Those sums, `[rows, padded]`.
+    pub(super) acc: *mut f32,
     pub(super) padded: usize,
 }
 
-impl Values for Loaded {
+impl RowBlock {
+    /// The rows `range` of these.
     #[inline(always)]
-    unsafe fn at<S: Simd>(&self, lane: usize, c: usize) -> S::V {
-        S::load(self.values.add(lane * self.padded + c))
-    }
-}
-
-/// `acc[row] = acc[row] * factor[row] + weights[row, lanes] @ values[lanes]`, each element summed over the keys in order.
-#[inline(always)]
-pub(super) unsafe fn weigh_rows<S: Simd, V: Values>(
-    s: &Scratch,
-    values: &V,
-    rows: Range<usize>,
-    lanes: &Range<usize>,
-    padded: usize,
-) {
-    let mut row = rows.start;
-    while row < rows.end {
-        let n = block_rows(rows.end - row);
-        match n {
-            1 => weigh_block::<S, V, 1>(s, values, row, lanes, padded),
-            2 => weigh_block::<S, V, 2>(s, values, row, lanes, padded),
-            3 => weigh_block::<S, V, 3>(s, values, row, lanes, padded),
-            4 => weigh_block::<S, V, 4>(s, values, row, lanes, padded),
-            5 => weigh_block::<S, V, 5>(s, values, row, lanes, padded),
-            _ => weigh_block::<S, V, 6>(s, values, row, lanes, padded),
+    pub(super) unsafe fn part(&self, range: Range<usize>) -> Self {
+        Self {
+            rows: range.len(),
+            weights: self.weights.add(range.start * TILE_KEYS),
+            factors: self.factors.add(range.start),
+            acc: self.acc.add(range.start * self.padded),
+            padded: self.padded,
         }
-        row += n;
+    }
+}
+
+/// `acc[row] = acc[row] * factors[row] + weights[row, lanes] @ values[lanes]`, each element summed over the keys in order.
+#[inline(always)]
+pub(super) unsafe fn weigh_rows<S: Simd, V: Values>(block: &RowBlock, values: &V, lanes: &Range<usize>) {
+    match block.rows {
+        1 => weigh_block::<S, V, 1>(block, values, lanes),
+        2 => weigh_block::<S, V, 2>(block, values, lanes),
+        3 => weigh_block::<S, V, 3>(block, values, lanes),
+        4 => weigh_block::<S, V, 4>(block, values, lanes),
+        5 => weigh_block::<S, V, 5>(block, values, lanes),
+        6 => weigh_block::<S, V, 6>(block, values, lanes),
+        7 => weigh_block::<S, V, 7>(block, values, lanes),
+        _ => weigh_block::<S, V, 8>(block, values, lanes),
     }
 }
 
 #[inline(always)]
-unsafe fn weigh_block<S: Simd, V: Values, const R: usize>(
-    s: &Scratch,
-    values: &V,
-    row: usize,
-    lanes: &Range<usize>,
-    padded: usize,
-) {
+unsafe fn weigh_block<S: Simd, V: Values, const R: usize>(block: &RowBlock, values: &V, lanes: &Range<usize>) {
     let mut c = 0;
-    while c < padded {
-        let left = (padded - c) / S::LANES;
-        let n = match left {
-            4.. if S::LANES == 16 => weigh_columns::<S, V, R, 4>(s, values, row, lanes, (padded, c)),
-            2.. => weigh_columns::<S, V, R, 2>(s, values, row, lanes, (padded, c)),
-            _ => weigh_columns::<S, V, R, 1>(s, values, row, lanes, (padded, c)),
+    while c < block.padded {
+        let left = (block.padded - c) / S::LANES;
+        // As many sums as registers hold beside a value of each column and a weight.
+        c += match left {
+            4.. if S::LANES == 16 && R <= 6 || R <= 2 => weigh_columns::<S, V, R, 4>(block, values, lanes, c),
+            2.. => weigh_columns::<S, V, R, 2>(block, values, lanes, c),
+            _ => weigh_columns::<S, V, R, 1>(block, values, lanes, c),
         };
-        c += n;
     }
 }
 
-/// Columns `c..c + C * LANES` of a block of rows; returns their number.
+/// Columns `c..c + C * LANES` of a block of `R` rows; returns their number.
 #[inline(always)]
 unsafe fn weigh_columns<S: Simd, V: Values, const R: usize, const C: usize>(
-    s: &Scratch,
+    block: &RowBlock,
     values: &V,
-    row: usize,
     lanes: &Range<usize>,
-    (padded, c): (usize, usize),
+    c: usize,
 ) -> usize {
     let mut acc = [[S::splat(0.0); C]; R];
     for r in 0..R {
-        let factor = S::splat(*s.factor.add(row + r));
+        let factor = S::splat(*block.factors.add(r));
         for i in 0..C {
-            acc[r][i] = S::mul(S::load(s.acc.add((row + r) * padded + c + i * S::LANES)), factor);
+            acc[r][i] = S::mul(S::load(block.acc.add(r * block.padded + c + i * S::LANES)), factor);
         }
     }
-    for lane in lanes.clone() {
-        let mut v = [S::splat(0.0); C];
-        for i in 0..C {
-            v[i] = values.at::<S>(lane, c + i * S::LANES);
-        }
+    for step in lanes.start / V::Product::PACKED..lanes.end.div_ceil(V::Product::PACKED) {
+        let v = values.columns::<S, C>(step, c);
         for r in 0..R {
-            let weight = S::splat(*s.scores.add((row + r) * TILE_KEYS + lane));
+            let weight = S::splat(*block.weights.add(r * TILE_KEYS + step));
             for i in 0..C {
-                acc[r][i] = S::fma(weight, v[i], acc[r][i]);
+                acc[r][i] = V::Product::add::<S>(acc[r][i], weight, v[i]);
             }
         }
     }
     for r in 0..R {
         for i in 0..C {
-            S::store(s.acc.add((row + r) * padded + c + i * S::LANES), acc[r][i]);
+            S::store(block.acc.add(r * block.padded + c + i * S::LANES), acc[r][i]);
         }
     }
     C * S::LANES

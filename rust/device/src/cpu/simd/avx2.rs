@@ -51,6 +51,23 @@ impl Simd for Avx2 {
         _mm256_cvtph_ps(_mm_or_si128(sign, rest))
     }
     #[inline(always)]
+    unsafe fn unpack_bf16(v: __m256, i: usize) -> __m256 {
+        let v = _mm256_castps_si256(v);
+        let high = _mm256_set1_epi32(0xffff_0000_u32.cast_signed());
+        _mm256_castsi256_ps(if i == 0 { _mm256_slli_epi32::<16>(v) } else { _mm256_and_si256(v, high) })
+    }
+    #[inline(always)]
+    unsafe fn unpack_i8(v: __m256, i: usize) -> __m256 {
+        let v = _mm256_castps_si256(v);
+        let top = match i {
+            0 => _mm256_slli_epi32::<24>(v),
+            1 => _mm256_slli_epi32::<16>(v),
+            2 => _mm256_slli_epi32::<8>(v),
+            _ => v,
+        };
+        _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(top))
+    }
+    #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: __m256) {
         let v = _mm256_min_ps(_mm256_set1_ps(65504.0), _mm256_max_ps(_mm256_set1_ps(-65504.0), v));
         _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v));

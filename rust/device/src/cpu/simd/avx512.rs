@@ -5,10 +5,10 @@ use std::arch::x86_64::*;
 
 use super::Simd;
 
-/// AVX-512 F, BW, VL and DQ.
-pub(crate) struct Avx512;
+/// AVX-512 F, BW, VL and DQ, and BF16 if so.
+pub(crate) struct Avx512<const BF16: bool = false>;
 
-impl Simd for Avx512 {
+impl<const BF16: bool> Simd for Avx512<BF16> {
     const LANES: usize = 16;
     type V = __m512;
 
@@ -49,6 +49,23 @@ impl Simd for Avx512 {
         let sign = _mm256_and_si256(codes, _mm256_set1_epi16(i16::MIN));
         let rest = _mm256_and_si256(_mm256_slli_epi16::<7>(codes), _mm256_set1_epi16(0x3f80));
         _mm512_cvtph_ps(_mm256_or_si256(sign, rest))
+    }
+    #[inline(always)]
+    unsafe fn unpack_bf16(v: __m512, i: usize) -> __m512 {
+        let v = _mm512_castps_si512(v);
+        let high = _mm512_set1_epi32(0xffff_0000_u32.cast_signed());
+        _mm512_castsi512_ps(if i == 0 { _mm512_slli_epi32::<16>(v) } else { _mm512_and_si512(v, high) })
+    }
+    #[inline(always)]
+    unsafe fn unpack_i8(v: __m512, i: usize) -> __m512 {
+        let v = _mm512_castps_si512(v);
+        let top = match i {
+            0 => _mm512_slli_epi32::<24>(v),
+            1 => _mm512_slli_epi32::<16>(v),
+            2 => _mm512_slli_epi32::<8>(v),
+            _ => v,
+        };
+        _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top))
     }
     #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: __m512) {
@@ -143,5 +160,59 @@ impl Simd for Avx512 {
             r[c + 4] = _mm512_shuffle_f32x4::<0b10_00_10_00>(b, e);
             r[c + 12] = _mm512_shuffle_f32x4::<0b11_01_11_01>(b, e);
         }
+    }
+    #[inline(always)]
+    unsafe fn dot_bf16(acc: __m512, x: __m512, y: __m512) -> __m512 {
+        _mm512_dpbf16_ps(acc, std::mem::transmute::<__m512, __m512bh>(x), std::mem::transmute::<__m512, __m512bh>(y))
+    }
+    #[inline(always)]
+    unsafe fn pack_bf16(first: __m512, second: __m512) -> __m512 {
+        std::mem::transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(second, first))
+    }
+    #[inline(always)]
+    unsafe fn interleave_bf16(first: *const u16, second: *const u16) -> __m512 {
+        let first = _mm512_castsi256_si512(_mm256_loadu_si256(first.cast()));
+        let second = _mm512_castsi256_si512(_mm256_loadu_si256(second.cast()));
+        #[rustfmt::skip]
+        let places = _mm512_set_epi16(
+            47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0,
+        );
+        _mm512_castsi512_ps(_mm512_permutex2var_epi16(first, places, second))
+    }
+    const TRANSPOSES_F16: bool = true;
+    #[inline(always)]
+    unsafe fn transpose_f16(rows: *mut __m512) {
+        let r = &mut *rows.cast::<[__m512i; 16]>();
+        // Within 128-bit lanes: words of two rows, pairs of four, fours of eight. Lane l of s[8 h + x] then holds column 8 l + x of
+        // rows 8 h .. 8 h + 8.
+        let (mut p, mut q, mut s) = ([_mm512_setzero_si512(); 16], [_mm512_setzero_si512(); 16], [_mm512_setzero_si512(); 16]);
+        for i in 0..8 {
+            p[2 * i] = _mm512_unpacklo_epi16(r[2 * i], r[2 * i + 1]);
+            p[2 * i + 1] = _mm512_unpackhi_epi16(r[2 * i], r[2 * i + 1]);
+        }
+        for i in 0..4 {
+            for x in 0..2 {
+                q[4 * i + 2 * x] = _mm512_unpacklo_epi32(p[4 * i + x], p[4 * i + 2 + x]);
+                q[4 * i + 2 * x + 1] = _mm512_unpackhi_epi32(p[4 * i + x], p[4 * i + 2 + x]);
+            }
+        }
+        for h in 0..2 {
+            for x in 0..4 {
+                s[8 * h + 2 * x] = _mm512_unpacklo_epi64(q[8 * h + x], q[8 * h + 4 + x]);
+                s[8 * h + 2 * x + 1] = _mm512_unpackhi_epi64(q[8 * h + x], q[8 * h + 4 + x]);
+            }
+        }
+        // The halves of a column side by side.
+        let low = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+        let high = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+        for x in 0..8 {
+            r[x] = _mm512_permutex2var_epi64(s[x], low, s[8 + x]);
+            r[8 + x] = _mm512_permutex2var_epi64(s[x], high, s[8 + x]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn f16_half(columns: __m512, i: usize) -> __m512 {
+        let columns = _mm512_castps_si512(columns);
+        _mm512_cvtph_ps(if i == 0 { _mm512_castsi512_si256(columns) } else { _mm512_extracti64x4_epi64::<1>(columns) })
     }
 }

@@ -40,6 +40,10 @@ pub(crate) trait Simd {
     unsafe fn load_i8(p: *const i8) -> Self::V;
     /// The 1/256th of e4m3 values: as such they are binary16 values, which every tier widens. Anything for the codes of NaN.
     unsafe fn load_e4m3(p: *const u8) -> Self::V;
+    /// Of each 32-bit lane the bfloat16 value in half `i` (0, 1).
+    unsafe fn unpack_bf16(v: Self::V, i: usize) -> Self::V;
+    /// Of each 32-bit lane the int8 value in byte `i` (0 to 3).
+    unsafe fn unpack_i8(v: Self::V, i: usize) -> Self::V;
     /// Rounds to nearest even; saturates at ±65504.
     unsafe fn store_f16(p: *mut u16, v: Self::V);
     /// Rounds to nearest even.
@@ -64,6 +68,42 @@ pub(crate) trait Simd {
     unsafe fn reduce_add(v: Self::V) -> f32;
     /// Transposes `LANES` vectors in place.
     unsafe fn transpose(rows: *mut Self::V);
+    /// Whether there are [`Self::transpose_f16`] and [`Self::f16_half`], which keys of that type then go through.
+    const TRANSPOSES_F16: bool = false;
+    /// Transposes `LANES` vectors of `2 * LANES` f16 values in place, into vectors that hold two columns each:
+    /// vector `i` of the first half columns `i` and `i + LANES / 2`, of the second half `LANES` more than the first.
+    unsafe fn transpose_f16(_rows: *mut Self::V) {
+        unreachable!("a tier that transposes f16 values has its own");
+    }
+    /// Column `i` (0, 1) of a vector of two.
+    unsafe fn f16_half(_columns: Self::V, _i: usize) -> Self::V {
+        unreachable!("a tier that transposes f16 values has its own");
+    }
+    /// `acc + x.0 * y.0 + x.1 * y.1` in each lane, of pairs of bfloat16 values; subnormal numbers count as 0.
+    unsafe fn dot_bf16(_acc: Self::V, _x: Self::V, _y: Self::V) -> Self::V {
+        unreachable!("a tier that multiplies pairs has its own");
+    }
+    /// The values of two vectors one after the other, rounded to bfloat16, to nearest even.
+    unsafe fn pack_bf16(_first: Self::V, _second: Self::V) -> Self::V {
+        unreachable!("a tier that multiplies pairs has its own");
+    }
+    /// Pairs of bfloat16 elements, one of each row.
+    unsafe fn interleave_bf16(_first: *const u16, _second: *const u16) -> Self::V {
+        unreachable!("a tier that multiplies pairs has its own");
+    }
+}
+
+/// Asks for the cache line at `p`, which may be any address.
+#[inline(always)]
+pub(crate) fn prefetch(p: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 machine has the instruction, and it never faults.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
 }
 
 /// e^x, relative error below 1e-6, exactly 1 for 0; 0 below -87, e^88 above 88. Polynomial: Cephes `expf`.

@@ -54,6 +54,14 @@ impl Simd for Scalar {
         p.cast::<[u8; LANES]>().read_unaligned().map(|code| E4M3_VALUES[usize::from(code)] * (1.0 / 256.0))
     }
     #[inline(always)]
+    unsafe fn unpack_bf16(v: V, i: usize) -> V {
+        v.map(|x| f32::from_bits(x.to_bits() >> (16 * i) << 16))
+    }
+    #[inline(always)]
+    unsafe fn unpack_i8(v: V, i: usize) -> V {
+        v.map(|x| f32::from(x.to_bits().to_le_bytes()[i] as i8))
+    }
+    #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: V) {
         p.cast::<[u16; LANES]>().write_unaligned(v.map(|x| f16::from_f32(x.clamp(-65504.0, 65504.0)).to_bits()));
     }

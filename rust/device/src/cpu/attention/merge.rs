@@ -1,0 +1,106 @@
+//! Merging the results of splits, and writing the output.
+#![allow(unsafe_op_in_unsafe_fn)] // One contract for all, stated on `kernel::attend` and `merge_rows`.
+#![allow(clippy::inline_always)] // Tier code must be inlined.
+
+use crate::cpu::simd::{Simd, exp};
+
+use super::{
+    Problem, SPLIT_KEYS,
+    kernel::{Scratch, row_offset},
+    plan::{Merge, PARTIAL_HEADER, padded_dim, partial_stride},
+};
+
+/// The softmax state of one row in one split.
+pub(super) struct State {
+    pub(super) max: f32,
+    pub(super) sum: f32,
+    pub(super) acc: *const f32,
+}
+
+/// That of all splits so far.
+pub(super) struct Total {
+    pub(super) max: *mut f32,
+    pub(super) sum: *mut f32,
+    pub(super) acc: *mut f32,
+}
+
+/// Adds a split to the total of the row at `position`, if the row sees any key of the split.
+#[inline(always)]
+pub(super) unsafe fn merge<S: Simd>(
+    problem: &Problem<'_>,
+    position: usize,
+    split: usize,
+    part: &State,
+    total: &Total,
+    padded: usize,
+) {
+    let first = problem.first_key(position) / SPLIT_KEYS;
+    if split < first || split > position / SPLIT_KEYS {
+        return;
+    }
+    if split == first {
+        total.max.write(part.max);
+        total.sum.write(part.sum);
+        std::ptr::copy_nonoverlapping(part.acc, total.acc, padded);
+        return;
+    }
+    let max = if part.max > *total.max { part.max } else { *total.max };
+    let (old, new) = (exp::<S>(S::splat(*total.max - max)), exp::<S>(S::splat(part.max - max)));
+    total.max.write(max);
+    total.sum.write(*total.sum * S::reduce_max(old) + part.sum * S::reduce_max(new));
+    for c in (0..padded).step_by(S::LANES) {
+        let sum = S::fma(S::load(part.acc.add(c)), new, S::mul(S::load(total.acc.add(c)), old));
+        S::store(total.acc.add(c), sum);
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn write_out<S: Simd>(out: *mut f32, acc: *const f32, sum: f32, dim: usize) {
+    let inverse = sum.recip();
+    let whole = dim / S::LANES * S::LANES;
+    for c in (0..whole).step_by(S::LANES) {
+        S::store(out.add(c), S::mul(S::load(acc.add(c)), S::splat(inverse)));
+    }
+    for c in whole..dim {
+        out.add(c).write(*acc.add(c) * inverse);
+    }
+}
+
+/// A partial result: for each row maximum, sum (from [`PARTIAL_HEADER`] floats), accumulator.
+#[inline(always)]
+pub(super) unsafe fn save_partial<S: Simd>(s: &Scratch, place: *mut f32, rows: usize, padded: usize) {
+    for row in 0..rows {
+        let place = place.add(row * (PARTIAL_HEADER + padded));
+        place.write(*s.max.add(row));
+        place.add(1).write(S::reduce_add(S::load(s.sum.add(row * 16))));
+        std::ptr::copy_nonoverlapping(s.acc.add(row * padded), place.add(PARTIAL_HEADER), padded);
+    }
+}
+
+/// Merges the partial results of a divided item in order, and writes the output. The first one that a row sees is its total.
+///
+/// # Safety
+/// The machine has `S`, the sizes of `problem` were checked, and all partial results of the merge were written.
+#[inline(always)]
+pub(super) unsafe fn merge_rows<S: Simd>(problem: &Problem<'_>, merge_of: &Merge) {
+    let (group, dim, padded) = (problem.heads_per_kv_head(), problem.params.head_dim, padded_dim(problem.params.head_dim));
+    let head_rows = merge_of.num_tokens * group;
+    let rows = merge_of.kv_heads.len() * head_rows;
+    for row in 0..rows {
+        let place = |split: usize| {
+            let split = split - merge_of.first_split;
+            problem.partials.add(merge_of.partial + split * partial_stride(rows, dim) + row * (PARTIAL_HEADER + padded))
+        };
+        let position = merge_of.position + row % head_rows / group;
+        let first = place(problem.first_key(position) / SPLIT_KEYS);
+        let total = Total { max: first, sum: first.add(1), acc: first.add(PARTIAL_HEADER) };
+        for split in problem.first_key(position) / SPLIT_KEYS + 1..merge_of.end_split {
+            let part = place(split);
+            let part = State { max: *part, sum: *part.add(1), acc: part.add(PARTIAL_HEADER) };
+            merge::<S>(problem, position, split, &part, &total, padded);
+        }
+        let kv_head = merge_of.kv_heads.start + row / head_rows;
+        let out = problem.out.add(row_offset(problem, kv_head, merge_of.first_row, row % head_rows));
+        write_out::<S>(out, total.acc, *total.sum, dim);
+    }
+}
