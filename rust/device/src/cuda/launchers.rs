@@ -133,7 +133,15 @@ fn attend(backend: &CudaBackend, cache: &CacheEngine) {
     backend.begin_step(&step);
     let args = RopeArgs { q: &mut q, k: &mut k, v: &v, q_norm: None, k_norm: None, rope: None, cache, plane: 0 };
     backend.rope_and_cache(args, 0, &step);
-    let params = AttentionParams { num_heads, num_kv_heads: 1, head_dim, scale: 1.0, window: None, softcap: None };
+    let params = AttentionParams {
+        num_heads,
+        num_kv_heads: 1,
+        head_dim,
+        scale: 1.0,
+        window: None,
+        softcap: None,
+        precision: Precision::Fast,
+    };
     backend.attention(AttentionArgs { q: &q, out: &mut out, cache, plane: 0, group: 0, params }, &step);
     backend.copy_blocks(cache, &[(1, 2)]);
 }

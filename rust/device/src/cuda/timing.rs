@@ -145,7 +145,8 @@ impl GpuTimer {
         let q = self.random_tensor(batch, num_heads * head_dim)?;
         let mut out = self.backend.alloc(batch, num_heads * head_dim)?;
         let scale = (head_dim as f32).sqrt().recip();
-        let params = AttentionParams { num_heads, num_kv_heads, head_dim, scale, window: None, softcap: None };
+        let params =
+            AttentionParams { num_heads, num_kv_heads, head_dim, scale, window: None, softcap: None, precision: Precision::Fast };
         self.time(spec.num_planes, runs, &mut |plane| {
             self.backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, plane, group: 0, params }, &step);
             Ok(())
