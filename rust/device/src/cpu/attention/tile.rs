@@ -193,7 +193,8 @@ impl<'a> Tiles<'a> {
                     // In the order in which they lie, which the processor's own prefetchers follow.
                     let place = (c / columns * S::LANES + j) as u32;
                     let (ahead, part) = (place / chunks, place % chunks);
-                    let next = next_plane.wrapping_add(next.get_unchecked(lane + ahead as usize) + part as usize * columns * E::BYTES);
+                    let next =
+                        next_plane.wrapping_add(next.get_unchecked(lane + ahead as usize) + part as usize * columns * E::BYTES);
                     for line in (0..columns * E::BYTES).step_by(64) {
                         prefetch(next.wrapping_add(line));
                     }
