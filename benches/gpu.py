@@ -96,11 +96,12 @@ def main() -> None:
     if options.report:
         write_report(read(options.report), options.docs)
         return
-    gpus = _core.survey()["gpus"]
-    if options.device >= len(gpus) or gpus[options.device]["problem"]:
-        problem = gpus[options.device]["problem"] if options.device < len(gpus) else "there is no such GPU"
-        parser.exit(1, f"cuda:{options.device}: {problem}; `mistral-paged doctor` tells more\n")
-    gpu = gpus[options.device]
+    facts = _core.survey()
+    there = options.device < len(facts["gpus"])
+    problem = facts["gpus"][options.device]["problem"] if there else facts["driver_error"] or "there is no such GPU"
+    if problem:
+        parser.exit(1, f"cuda:{options.device}: {problem}\n")
+    gpu = facts["gpus"][options.device]
     options.output.parent.mkdir(parents=True, exist_ok=True)
     with options.output.open("w") as out:
         log, begun = Log(out), time.perf_counter()

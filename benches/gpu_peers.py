@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -121,22 +122,33 @@ class FlashInfer:
 
 
 class Forgiving:
-    """A peer that leaves out what it cannot do, after the first time saying why."""
+    """A peer that leaves out what it cannot do, after the first time saying why, and everything once it took too long."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, allowed_seconds: float = 90.0) -> None:
         self.peer, self.name = peer, peer.name
+        self.left = allowed_seconds
         self.told: set[str] = set()
 
     def seconds(self, work: Work, runs: int) -> list[float]:
         """Of each run; empty after an error."""
+        if self.left <= 0:
+            self.tell("took too long, the rest is left out")
+            return []
+        start = time.perf_counter()
         try:
             return self.peer.seconds(work, runs)
         except (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError) as error:
-            text = f"{self.name}: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-            if text not in self.told:
-                self.told.add(text)
-                print(text, flush=True)
+            self.tell(str(error).splitlines()[0] if str(error) else type(error).__name__)
             return []
+        finally:
+            # What is compiled for a shape, too.
+            self.left -= time.perf_counter() - start
+
+    def tell(self, text: str) -> None:
+        """Once."""
+        if text not in self.told:
+            self.told.add(text)
+            print(f"{self.name}: {text}", flush=True)
 
 
 def available(ordinal: int) -> list[Peer]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 from conftest import generate
 
-from mistral_paged import ModelDType, Runner, Which
+from mistral_paged import ModelDType, Runner, Which, _core
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benches"))
+import gpu
 import gpu_model
+import gpu_peers
 import gpu_plan
 import gpu_report
 
@@ -75,6 +78,43 @@ def test_a_model_of_random_weights_runs(tmp_path: Path) -> None:
     logprobs = [logprob for _, logprob in generate(runner, [3, 900, 1023], 8)]
     assert len(set(logprobs)) > 1
     assert all(-20 < logprob < 0 for logprob in logprobs)
+    assert gpu.decode(runner, batch=3, new=4) > 0
+
+
+class Stranger:
+    """Somebody's kernels, which do one kind of work."""
+
+    name = "Other 1.0"
+    asked = 0
+
+    def seconds(self, work: gpu_plan.Work, runs: int) -> list[float]:
+        self.asked += 1
+        if work["kind"] != "linear":
+            raise RuntimeError("no such kernel\nat line 1")
+        return [1.0] * runs
+
+
+def test_what_others_cannot_do_is_told_once_and_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    peer = gpu_peers.Forgiving(Stranger())
+    assert [peer.seconds(work, 1) for work in (gpu_plan.BASE, gpu_plan.SMALL, next(gpu_plan.linear_works()))] == [[], [], [1.0]]
+    assert capsys.readouterr().out == "Other 1.0: no such kernel\n"
+
+
+def test_others_that_take_too_long_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    stranger = Stranger()
+    peer = gpu_peers.Forgiving(stranger, allowed_seconds=0.0)
+    assert peer.seconds(next(gpu_plan.linear_works()), 1) == []
+    assert stranger.asked == 0
+    assert "took too long" in capsys.readouterr().out
+
+
+def test_without_a_gpu_the_reason_is_told() -> None:
+    if _core.survey()["gpus"]:
+        pytest.skip("there is a GPU")
+    done = subprocess.run([sys.executable, gpu.__file__], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    assert "cuda:0" in done.stderr
+    assert "driver" in done.stderr
 
 
 def write(path: Path, *entries: dict[str, Any]) -> Path:
