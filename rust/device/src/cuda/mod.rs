@@ -10,6 +10,8 @@ pub mod driver;
 pub mod embedded;
 pub mod error;
 pub mod kernels;
+#[cfg(test)]
+mod launchers;
 pub mod libraries;
 mod linear;
 mod memory;
@@ -20,6 +22,7 @@ mod recording;
 pub mod report;
 #[cfg(test)]
 mod tests;
+pub mod timing;
 
 pub use backend::CudaBackend;
 pub use driver::{Driver, Launch};
