@@ -30,8 +30,9 @@ run: $(VENV)/package $(VENV)/model ## build, install with the default model into
 build: $(VENV)/package ## build the release extension and install the package into .venv
 
 .PHONY: kernels
-kernels: $(VENV)/nvcc ## compile the CUDA kernels into kernels/built, and fail on warnings and on spills where they decode
+kernels: $(VENV)/cuda-tools ## compile the CUDA kernels into kernels/built, and fail on warnings, spills where they decode, and unlisted symbols
 	$(VENV)/bin/python kernels/compiler.py
+	$(VENV)/bin/python kernels/symbols.py
 
 .PHONY: wheel
 wheel: $(VENV)/tools kernels ## build a wheel into dist/ and check that it is manylinux-clean
@@ -49,9 +50,20 @@ test-rust: ## the Rust tests
 test-python: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/tools ## the Python tests
 	$(VENV)/bin/python -m pytest
 
+GPU_TESTS := cargo test --release --locked --package mistral-paged-kernel-tests --test gpu
+SANITIZED := CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER='compute-sanitizer --error-exitcode 1'
+
 .PHONY: test-gpu
-test-gpu: kernels ## the golden models on the machine's GPU
+test-gpu: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/tools kernels ## tests of kernels and models on the machine's GPU, those of kernels under compute-sanitizer as well if it is there
+	$(GPU_TESTS) -- --test-threads 1
 	cargo test --release --locked --package mistral-paged-engine --test golden_models -- --ignored on_a_gpu
+	$(VENV)/bin/python -m pytest tests/gpu
+	! command -v compute-sanitizer || $(SANITIZED) $(GPU_TESTS) -- --test-threads 1
+
+.PHONY: gpu-tests
+gpu-tests: kernels ## build the tests of kernels as build/gpu-tests, to be run on a machine with a GPU and no compiler
+	mkdir -p build
+	cp "$$($(GPU_TESTS) --no-run --message-format json | sed -nE 's/.*"executable":"([^"]*)".*/\1/p')" build/gpu-tests
 
 .PHONY: lint
 lint: $(VENV)/package $(VENV)/tools kernels ## formatting, clippy, ruff, mypy, stubs, and the rules of docs/architecture.md
@@ -99,6 +111,10 @@ docs-figures: $(VENV)/package $(VENV)/model $(VENV)/tools ## write docs/allocato
 	$(VENV)/bin/python benches/allocators.py
 	$(VENV)/bin/python benches/naive_and_paged.py
 
+.PHONY: bench-gpu
+bench-gpu: $(VENV)/package $(VENV)/model $(VENV)/tools ## measure the kernels and a model on the machine's GPU, and write docs/gpu.md
+	$(VENV)/bin/python benches/gpu.py
+
 CRITERION := --warm-up-time 1 --measurement-time 2
 
 .PHONY: bench-scheduler
@@ -116,8 +132,8 @@ $(VENV)/package: $(VENV)/bin/python $(SOURCES)
 	$(PIP) install --quiet .
 	@touch $@
 
-$(VENV)/nvcc: $(VENV)/bin/python pyproject.toml
-	$(PIP) install --quiet --no-deps $(NVCC)
+$(VENV)/cuda-tools: $(VENV)/bin/python pyproject.toml
+	$(PIP) install --quiet --no-deps $(NVCC) nvidia-cuda-cuobjdump==13.2.86
 	@touch $@
 
 $(VENV)/model: $(VENV)/bin/python

@@ -83,12 +83,14 @@ struct AttentionMergeArgs {
     uint32_t num_heads, head_dim, out_type, reserved;
 };
 
-// rms_norm: x += post_norm(y) * y_scale, then out = norm(x); each half may be left out.
-struct RmsNormArgs {
+// rms_norm, layer_norm: x += post_norm(y) * y_scale, then out = norm(x); each half may be left out.
+struct NormArgs {
     float* x;                 // [num_rows, cols]; written when y is given
     const float* y;           // [num_rows, cols], or null for no addition
     const float* post_weight; // [cols], norm of y before the addition, or null
+    const float* post_bias;   // [cols] or null
     const float* weight;      // [cols], or null: out is not written
+    const float* bias;        // [cols] or null
     void* out;                // [num_rows, cols] of out_type
     uint32_t num_rows, cols, out_type;
     float eps, post_eps, y_scale;

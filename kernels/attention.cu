@@ -115,19 +115,7 @@ __device__ void decode(const AttentionArgs& args) {
 
 }  // namespace
 
-#define ATTENTION(NAME, T, D)                                                                                         \
+#define ATTENTION(NAME, T, D) \
     KERNEL(attention_##NAME##_d##D, AttentionArgs, (Decoding<T, D>::THREADS), (Decoding<T, D>::SHARED_BYTES)) { decode<T, D>(args); }
 
-#define ATTENTION_OF(NAME, T)  \
-    ATTENTION(NAME, T, 64)     \
-    ATTENTION(NAME, T, 80)     \
-    ATTENTION(NAME, T, 96)     \
-    ATTENTION(NAME, T, 112)    \
-    ATTENTION(NAME, T, 128)    \
-    ATTENTION(NAME, T, 192)    \
-    ATTENTION(NAME, T, 256)
-
-ATTENTION_OF(f16, f16)
-ATTENTION_OF(bf16, bf16)
-ATTENTION_OF(i8, i8)
-ATTENTION_OF(f8, f8)
+EACH_CACHE_AND_HEAD_DIM(ATTENTION)

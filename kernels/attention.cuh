@@ -364,3 +364,18 @@ struct ResultRow {
         if (to_part) args.part_lse[row] = total > 0.0f ? largest + log2f(total) : NO_SCORE;
     }
 };
+
+// WHAT(type's name in symbols, type, head size) for each head size, and for each type of the cache but f32.
+#define EACH_HEAD_DIM(WHAT, NAME, T) \
+    WHAT(NAME, T, 64)                \
+    WHAT(NAME, T, 80)                \
+    WHAT(NAME, T, 96)                \
+    WHAT(NAME, T, 112)               \
+    WHAT(NAME, T, 128)               \
+    WHAT(NAME, T, 192)               \
+    WHAT(NAME, T, 256)
+#define EACH_CACHE_AND_HEAD_DIM(WHAT) \
+    EACH_HEAD_DIM(WHAT, f16, f16)     \
+    EACH_HEAD_DIM(WHAT, bf16, bf16)   \
+    EACH_HEAD_DIM(WHAT, i8, i8)       \
+    EACH_HEAD_DIM(WHAT, f8, f8)

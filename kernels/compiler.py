@@ -62,17 +62,17 @@ class Compiled:
     entries: list[Entry]
 
 
-def find_nvcc() -> Path:
-    """Nvcc of NVIDIA's wheels, of CUDA_HOME, or on the PATH, in that order."""
+def find_tool(name: str) -> Path:
+    """A program of NVIDIA's wheels, of CUDA_HOME, or on the PATH, in that order."""
     wheels = [Path(folder or ".") / "nvidia" / "cu13" for folder in sys.path]
     homes = [Path(home) for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if home]
     for prefix in wheels + homes:
-        nvcc = prefix / "bin" / "nvcc"
-        if nvcc.is_file():
-            return nvcc
-    on_path = shutil.which("nvcc")
+        tool = prefix / "bin" / name
+        if tool.is_file():
+            return tool
+    on_path = shutil.which(name)
     if on_path is None:
-        raise CompileError("no nvcc in NVIDIA's wheels (pip install nvidia-cuda-nvcc and its companions), CUDA_HOME or PATH")
+        raise CompileError(f"no {name} in NVIDIA's wheels (pip install nvidia-cuda-{name} and its companions), CUDA_HOME or PATH")
     return Path(on_path)
 
 
@@ -113,10 +113,10 @@ def parse_ptxas(text: str) -> Iterator[Entry]:
 
 
 def with_headers(source: Path) -> list[Path]:
-    """A file and the headers beside it that it includes, through others as well."""
+    """A file and the headers beside it that it includes, through others as well; those of the emulation are not nvcc's."""
     files = [source]
     for file in files:
-        for name in re.findall(r'^\s*#include "([^"]+)"', file.read_text(), re.MULTILINE):
+        for name in re.findall(r'^\s*#include "([^"/]+)"', file.read_text(), re.MULTILINE):
             header = source.parent / name
             if header not in files and header.is_file():
                 files.append(header)
@@ -159,7 +159,7 @@ def compile_file(source: Path, built: Path, nvcc: Path, version: str) -> Compile
 
 def compile_all(kernels: Path = KERNELS, built: Path = BUILT) -> list[Compiled]:
     """Compiles what has changed, as many files at once as there are processors, and tells rust/device what there is."""
-    nvcc = find_nvcc()
+    nvcc = find_tool("nvcc")
     version = nvcc_version(nvcc)
     if not any(kernels.glob("*.cu")):
         raise CompileError(f"there is no .cu file in {kernels}")

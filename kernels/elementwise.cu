@@ -1,8 +1,9 @@
 // The small steps between matrix products, a trip through memory each.
 //
-//   rms_norm          CTA: a row of [num_rows, cols]; thread i: elements 4 i, 4 (i + 256), ...
+//   rms_norm, layer_norm   CTA: a row of [num_rows, cols]; thread i: elements 4 i, 4 (i + 256), ...
 //     x += post_norm(y) * y_scale        12 bytes an element when y is given
 //     out = norm(x)                      4 + 2 (or 4) bytes an element; x is in L2 by then
+//     norm(x) = (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias, where rms_norm takes 0 for the mean
 //   gated_activation  CTA (c, row): elements 1024 c .. 1024 c + 1024; 10 bytes an element for a 16-bit out
 //   gather_rows       CTA: a row; 8 bytes an element
 //
@@ -26,14 +27,68 @@ __device__ __forceinline__ void store4_as(uint32_t type, void* out, size_t index
 
 __device__ __forceinline__ float4 load4(const float* from) { return *reinterpret_cast<const float4*>(from); }
 
-// 1 / sqrt(mean of squares + eps) of a row, in every thread.
-__device__ float inverse_rms(const float* row, uint32_t cols, float eps, float* scratch) {
+// A norm over one row, before weight and bias: (x - mean) * factor.
+struct Moments {
+    float mean, factor;
+};
+
+// Those of a row, in every thread.
+template <bool HAS_MEAN>
+__device__ Moments moments(const float* row, uint32_t cols, float eps, float* scratch) {
+    float mean = 0.0f;
+    if constexpr (HAS_MEAN) {
+        float sum = 0.0f;
+        for (uint32_t i = threadIdx.x * 4; i < cols; i += THREADS * 4) {
+            const float4 x = load4(row + i);
+            sum += x.x + x.y + x.z + x.w;
+        }
+        mean = cta_sum(sum, scratch) / cols;
+    }
     float squares = 0.0f;
     for (uint32_t i = threadIdx.x * 4; i < cols; i += THREADS * 4) {
         const float4 x = load4(row + i);
-        squares += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
+        const float a = x.x - mean, b = x.y - mean, c = x.z - mean, d = x.w - mean;
+        squares += a * a + b * b + c * c + d * d;
     }
-    return 1.0f / sqrtf(cta_sum(squares, scratch) / cols + eps);
+    return {mean, 1.0f / sqrtf(cta_sum(squares, scratch) / cols + eps)};
+}
+
+// Weight and bias of a norm: [cols] each, or null for ones and zeros.
+struct Affine {
+    const float* weight;
+    const float* bias;
+
+    // Elements i .. i + 4 of a row, normed.
+    __device__ __forceinline__ float4 operator()(float4 x, uint32_t i, Moments m) const {
+        const float4 w = weight ? load4(weight + i) : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+        const float4 b = bias ? load4(bias + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        return make_float4((x.x - m.mean) * m.factor * w.x + b.x, (x.y - m.mean) * m.factor * w.y + b.y,
+                           (x.z - m.mean) * m.factor * w.z + b.z, (x.w - m.mean) * m.factor * w.w + b.w);
+    }
+};
+
+template <bool HAS_MEAN>
+__device__ void norm(const NormArgs& args) {
+    SHARED_MEMORY(shared);
+    float* scratch = reinterpret_cast<float*>(shared);
+    const size_t row = size_t(blockIdx.x) * args.cols;
+    float* x = args.x + row;
+    if (args.y) {
+        const float* y = args.y + row;
+        const Affine post{args.post_weight, args.post_bias};
+        const Moments m = args.post_weight ? moments<HAS_MEAN>(y, args.cols, args.post_eps, scratch) : Moments{0.0f, 1.0f};
+        for (uint32_t i = threadIdx.x * 4; i < args.cols; i += THREADS * 4) {
+            const float4 a = load4(x + i), b = post(load4(y + i), i, m);
+            *reinterpret_cast<float4*>(x + i) = make_float4(a.x + b.x * args.y_scale, a.y + b.y * args.y_scale,
+                                                            a.z + b.z * args.y_scale, a.w + b.w * args.y_scale);
+        }
+    }
+    if (!args.weight) return;
+    const Affine affine{args.weight, args.bias};
+    const Moments m = moments<HAS_MEAN>(x, args.cols, args.eps, scratch);
+    for (uint32_t i = threadIdx.x * 4; i < args.cols; i += THREADS * 4) {
+        store4_as(args.out_type, args.out, row + i, affine(load4(x + i), i, m));
+    }
 }
 
 __device__ float activate(uint32_t activation, float x) {
@@ -44,28 +99,8 @@ __device__ float activate(uint32_t activation, float x) {
 
 }  // namespace
 
-KERNEL(rms_norm, RmsNormArgs, THREADS, THREADS / 32 * 4) {
-    SHARED_MEMORY(shared);
-    float* scratch = reinterpret_cast<float*>(shared);
-    const size_t row = size_t(blockIdx.x) * args.cols;
-    float* x = args.x + row;
-    if (args.y) {
-        const float* y = args.y + row;
-        const float scale = args.y_scale * (args.post_weight ? inverse_rms(y, args.cols, args.post_eps, scratch) : 1.0f);
-        for (uint32_t i = threadIdx.x * 4; i < args.cols; i += THREADS * 4) {
-            const float4 a = load4(x + i), b = load4(y + i);
-            const float4 w = args.post_weight ? load4(args.post_weight + i) : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
-            *reinterpret_cast<float4*>(x + i) =
-                make_float4(a.x + b.x * w.x * scale, a.y + b.y * w.y * scale, a.z + b.z * w.z * scale, a.w + b.w * w.w * scale);
-        }
-    }
-    if (!args.weight) return;
-    const float scale = inverse_rms(x, args.cols, args.eps, scratch);
-    for (uint32_t i = threadIdx.x * 4; i < args.cols; i += THREADS * 4) {
-        const float4 a = load4(x + i), w = load4(args.weight + i);
-        store4_as(args.out_type, args.out, row + i, make_float4(a.x * scale * w.x, a.y * scale * w.y, a.z * scale * w.z, a.w * scale * w.w));
-    }
-}
+KERNEL(rms_norm, NormArgs, THREADS, THREADS / 32 * 4) { norm<false>(args); }
+KERNEL(layer_norm, NormArgs, THREADS, THREADS / 32 * 4) { norm<true>(args); }
 
 KERNEL(gated_activation, GatedActivationArgs, THREADS, 0) {
     const uint32_t at = (blockIdx.x * THREADS + threadIdx.x) * 4;

@@ -7,7 +7,7 @@
 //   lane       32 (8) columns of each of the 4 features, in floats; x is read once for the four
 //   sums       over lanes by shuffles, over warps in shared memory, in one order whatever the rows
 //
-// Blocks of quantised formats begin at any multiple of 2 bytes: a warp copies its bytes in aligned pieces of 16 to shared memory, two runs
+// Blocks of quantised formats begin at any multiple of 2 bytes, or at any byte: a warp copies its bytes in aligned pieces of 16 to shared memory, two runs
 // deep, and takes them apart there. Floats go from memory to registers in pieces of 16 bytes; that several loads are on their way is
 // left to the CTAs of an SM, which need few registers.
 //

@@ -75,16 +75,4 @@ __device__ void prefill(const AttentionArgs& args) {
 #define PREFILL(NAME, T, D) \
     KERNEL(prefill_##NAME##_d##D, AttentionArgs, (Prefill<T, D>::THREADS), (Prefill<T, D>::SHARED_BYTES)) { prefill<T, D>(args); }
 
-#define PREFILL_OF(NAME, T)  \
-    PREFILL(NAME, T, 64)     \
-    PREFILL(NAME, T, 80)     \
-    PREFILL(NAME, T, 96)     \
-    PREFILL(NAME, T, 112)    \
-    PREFILL(NAME, T, 128)    \
-    PREFILL(NAME, T, 192)    \
-    PREFILL(NAME, T, 256)
-
-PREFILL_OF(f16, f16)
-PREFILL_OF(bf16, bf16)
-PREFILL_OF(i8, i8)
-PREFILL_OF(f8, f8)
+EACH_CACHE_AND_HEAD_DIM(PREFILL)

@@ -2,17 +2,19 @@
 //
 // A block of BYTES holds LEN values. `run(block, index, w)` writes values 32 index .. 32 index + 32 of it. Value = scale * code, or
 // scale * code + min. The ggml blocks are those of ggml-common.h, also described in rust/device/src/quant. A scale has at most 18
-// significant bits and a code 6 (or 11 and 8), so their product is exact and a fused multiply-add rounds as the two steps do.
+// significant bits and a code 6 (or 11 and 8, or 1 and 4), so their product is exact and a fused multiply-add rounds as the two steps do.
 #pragma once
 #include "cuda.cuh"
 
 namespace weights {
 
-// 4 bytes; rows of most formats are aligned to 2 bytes only.
+// 4 bytes; rows of most formats are aligned to 2 bytes only, those of MXFP4 not at all.
 template <int ALIGNMENT>
 __device__ __forceinline__ uint32_t word(const uint8_t* at) {
     if constexpr (ALIGNMENT % 4 == 0) {
         return *reinterpret_cast<const uint32_t*>(at);
+    } else if constexpr (ALIGNMENT == 1) {
+        return at[0] | uint32_t(at[1]) << 8 | uint32_t(at[2]) << 16 | uint32_t(at[3]) << 24;
     } else {
         const uint16_t* halves = reinterpret_cast<const uint16_t*>(at);
         return halves[0] | uint32_t(halves[1]) << 16;
@@ -172,6 +174,25 @@ struct Q6_K {
     }
 };
 
+// One power of two for 32 values e2m1, whose nibbles lie as those of Q4_0. Value = 2^(exponent - 128) * twice the e2m1 value.
+struct Mxfp4 {
+    static constexpr int LEN = 32, BYTES = 17;
+    // The three bits of a magnitude are the last of an exponent and the first of a fraction. A zero has no sign on the CPU.
+    static __device__ __forceinline__ float doubled(uint32_t nibble) {
+        return __uint_as_float((nibble & 8) << 28 | (nibble & 7) << 22) * 0x1p127f + 0.0f;
+    }
+    static __device__ __forceinline__ void run(const uint8_t* block, unsigned, float (&w)[32]) {
+        const uint32_t exponent = block[0];
+        const float scale = __uint_as_float(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            const uint32_t byte = word<1>(block + 1 + i / 4 * 4) >> i % 4 * 8;
+            w[i] = scale * doubled(byte);
+            w[i + 16] = scale * doubled(byte >> 4);
+        }
+    }
+};
+
 // Values 32 index .. 32 index + 32 of a row.
 template <class Format>
 __device__ __forceinline__ void run_of_row(const uint8_t* row, unsigned index, float (&w)[32]) {
@@ -195,4 +216,5 @@ __device__ __forceinline__ void run_of_row(const uint8_t* row, unsigned index, f
     WHAT(q3_k, weights::Q3_K)    \
     WHAT(q4_k, weights::Q4_K)    \
     WHAT(q5_k, weights::Q5_K)    \
-    WHAT(q6_k, weights::Q6_K)
+    WHAT(q6_k, weights::Q6_K)    \
+    WHAT(mxfp4, weights::Mxfp4)

@@ -23,6 +23,14 @@ F32 = ModelDType.F32
 AUTO = ModelDType.Auto
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cuda:0", help="where tests/gpu run their models")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs a GPU, and is skipped without one")
+
+
 def golden(name: str) -> dict[str, Any]:
     """Reference outputs, such as of "text/llama"."""
     return json.loads((GOLDEN / name / "golden.json").read_text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,12 @@ def perplexity(path: Path, texts: list[str] | list[list[int]], cache_type: Paged
     return math.exp(-sum(scored) / len(scored))
 
 
+@cache
+def perplexity_of_conversations(path: Path, cache_type: PagedCacheType) -> float:
+    texts = [f"{one.prompt}\n{one.reply}" for one in conversations(48)]
+    return perplexity(path, texts, cache_type, ModelDType.Auto)
+
+
 @pytest.mark.parametrize("name", ["smollm2", "gemma3"])
 def test_perplexity_of_16_bit_floats(name: str, request: pytest.FixtureRequest) -> None:
     """In float arithmetic, where nothing but the cache rounds."""
@@ -61,9 +68,8 @@ def test_perplexity_of_one_byte_types(
 ) -> None:
     """Over 20,000 tokens: over the 768 of the goldens, other roundings of the kernels change as much."""
     path = request.getfixturevalue(f"{name}_path")
-    texts = [f"{one.prompt}\n{one.reply}" for one in conversations(48)]
-    exact = perplexity(path, texts, PagedCacheType.F32, ModelDType.Auto)
-    assert perplexity(path, texts, cache_type, ModelDType.Auto) == pytest.approx(exact, rel=limit)
+    exact = perplexity_of_conversations(path, PagedCacheType.F32)
+    assert perplexity_of_conversations(path, cache_type) == pytest.approx(exact, rel=limit)
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -100,7 +106,7 @@ def bits(runner: Runner, prompt: list[int]) -> list[Any]:
     return [(t.token_id, t.logprob, [(top.token, top.logprob) for top in t.top_logprobs]) for t in tokens(response)]
 
 
-@pytest.mark.parametrize("name", ["F16", "Int8"])
+@pytest.mark.parametrize("name", ["F16", "BF16", "Int8"])
 @pytest.mark.parametrize("model", ["smollm2", "llama"])
 def test_deterministic(model: str, name: str, smollm2_path: Path) -> None:
     """Quantised and bfloat16 weights: the same bits cold, warm, together, chunked, preempted, on more threads."""
@@ -132,7 +138,7 @@ def test_deterministic(model: str, name: str, smollm2_path: Path) -> None:
     pytest.fail("no request was ever preempted")
 
 
-@pytest.mark.parametrize("name", ["F16", "Int8"])
+@pytest.mark.parametrize("name", ["F16", "BF16", "Int8"])
 def test_deterministic_choices(name: str, smollm2_path: Path) -> None:
     """Choices that copy blocks of one prompt on write: the same bits as one after another, and as their scores."""
     # Its last block is not full: every choice but one has to copy it.

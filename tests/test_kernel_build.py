@@ -7,6 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "kernels"))
 import compiler
+import symbols
 
 NVCC = """#!/bin/sh
 if [ "$1" = --version ]; then echo "Cuda compilation tools, release {version}, V{version}.88"; exit; fi
@@ -22,6 +23,15 @@ for target in sm_80 sm_90; do
     echo "    8 bytes stack frame, $((spilt * 8)) bytes spill stores, $((spilt * 4)) bytes spill loads"
     echo "ptxas info    : Used 40 registers, used 0 barriers"
 done
+"""
+
+# Of a fatbin that is text: a line a target, with its kernels.
+CUOBJDUMP = """#!/bin/sh
+while read -r target kernels; do
+    printf '\\nFatbin elf code:\\n================\\narch = %s\\ncompressed\\n\\nsymbols:\\n' "$target"
+    echo 'STT_FUNC         STB_WEAK   STV_DEFAULT    $__internal_0_$__cuda_sm20_rcp_rn_f32_slowpath'
+    for kernel in $kernels; do echo "STT_FUNC         STB_GLOBAL STO_ENTRY      $kernel"; done
+done < "$2"
 """
 
 
@@ -150,7 +160,7 @@ def test_the_compiler_of_a_wheel_goes_before_that_of_cuda_home(folder: Folder, t
     wheel = tmp_path / "nvidia" / "cu13" / "bin"
     wheel.mkdir(parents=True)
     (wheel / "nvcc").write_text("")
-    assert compiler.find_nvcc() == wheel / "nvcc"
+    assert compiler.find_tool("nvcc") == wheel / "nvcc"
 
 
 def test_a_build_without_kernels_says_why(folder: Folder) -> None:
@@ -158,3 +168,19 @@ def test_a_build_without_kernels_says_why(folder: Folder) -> None:
     text = (folder.built / "embedded.rs").read_text()
     assert r'note: "no \"nvcc\""' in text
     assert "targets: &[]" in text
+
+
+def test_kernels_of_a_fatbin_and_of_the_manifest_are_compared_by_name(folder: Folder, tmp_path: Path) -> None:
+    folder.nvcc.with_name("cuobjdump").write_text(CUOBJDUMP)
+    folder.nvcc.with_name("cuobjdump").chmod(0o755)
+    manifest, gemv, norm = (tmp_path / name for name in ("manifest.txt", "gemv.fatbin", "norm.fatbin"))
+    manifest.write_text("gemv_f32 GemvArgs 128 64\nrms_norm NormArgs 256 32\n")
+    gemv.write_text("".join(f"{target} gemv_f32\n" for target in compiler.TARGETS))
+    norm.write_text("".join(f"{target} rms_norm\n" for target in compiler.TARGETS))
+    assert symbols.differences([gemv, norm], manifest) == []
+    norm.write_text(norm.read_text().replace("sm_90 rms_norm", "sm_90 rms_norm_2"))
+    assert symbols.differences([gemv, norm], manifest) == [
+        "rms_norm of manifest.txt has no machine code for sm_90",
+        "rms_norm_2 has machine code for sm_90, and is not in manifest.txt",
+    ]
+    assert len(symbols.differences([norm], manifest)) == len(compiler.TARGETS) + 2

@@ -188,25 +188,10 @@ struct LoadMatrices {
     const void* row;
 };
 
-// Lane 8 m + r names row r of matrix m; lane l gets of matrix m the elements 2 (l % 4) and the next of row l / 4.
-inline void load_matrices(uint32_t (&into)[4], const void* row) {
-    if (reinterpret_cast<uintptr_t>(row) % 16) emulation::fail("a misaligned row of a matrix");
-    LoadMatrices mine{into, row};
-    emulation::warp(
-        ~0u,
-        [](void* const* lanes) {
-            for (int l = 0; l < 32; l++) {
-                for (int m = 0; m < 4; m++) {
-                    const void* row = static_cast<LoadMatrices*>(lanes[8 * m + l / 4])->row;
-                    memcpy(&static_cast<LoadMatrices*>(lanes[l])->into[m], static_cast<const uint32_t*>(row) + l % 4, 4);
-                }
-            }
-        },
-        &mine);
-}
-
-// The same of the transposed matrices: elements of rows 2 (l % 4) and the next, in column l / 4.
-inline void load_matrices_transposed(uint32_t (&into)[4], const void* row) {
+// Lane 8 m + r names row r of matrix m; lane l gets of matrix m the elements 2 (l % 4) and the next of row l / 4, or, of the transposed
+// matrix, those of column l / 4.
+template <bool TRANSPOSED>
+inline void load_matrices_as(uint32_t (&into)[4], const void* row) {
     if (reinterpret_cast<uintptr_t>(row) % 16) emulation::fail("a misaligned row of a matrix");
     LoadMatrices mine{into, row};
     emulation::warp(
@@ -216,8 +201,9 @@ inline void load_matrices_transposed(uint32_t (&into)[4], const void* row) {
                 for (int m = 0; m < 4; m++) {
                     uint32_t pair = 0;
                     for (int i = 0; i < 2; i++) {
-                        const void* row = static_cast<LoadMatrices*>(lanes[8 * m + l % 4 * 2 + i])->row;
-                        pair |= uint32_t(static_cast<const uint16_t*>(row)[l / 4]) << 16 * i;
+                        const int along = l % 4 * 2 + i, across = l / 4;
+                        const void* row = static_cast<LoadMatrices*>(lanes[8 * m + (TRANSPOSED ? along : across)])->row;
+                        pair |= uint32_t(static_cast<const uint16_t*>(row)[TRANSPOSED ? across : along]) << 16 * i;
                     }
                     static_cast<LoadMatrices*>(lanes[l])->into[m] = pair;
                 }
@@ -225,6 +211,8 @@ inline void load_matrices_transposed(uint32_t (&into)[4], const void* row) {
         },
         &mine);
 }
+inline void load_matrices(uint32_t (&into)[4], const void* row) { load_matrices_as<false>(into, row); }
+inline void load_matrices_transposed(uint32_t (&into)[4], const void* row) { load_matrices_as<true>(into, row); }
 
 struct MultiplyTiles {
     float* sums;

@@ -21,6 +21,7 @@ __all__ = [
     "Delta",
     "DiffusionArchitecture",
     "EmbeddingArchitecture",
+    "GpuTimer",
     "IsqOrganization",
     "Logprobs",
     "MemoryPlan",
@@ -161,6 +162,11 @@ class PagedCacheType:
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
     def __int__(self) -> int: ...
+
+@final
+class GpuTimer:
+    def __new__(cls, ordinal: int = 0) -> Self: ...
+    def seconds(self, work: dict[str, Any], runs: int) -> list[float]: ...
 
 @final
 class IsqOrganization:

@@ -10,6 +10,7 @@ mod doctor;
 mod door;
 mod enums;
 mod exceptions;
+mod gpu_timer;
 mod load;
 mod logger;
 mod memory;
@@ -41,6 +42,8 @@ mod _core {
         Architecture, DiffusionArchitecture, EmbeddingArchitecture, IsqOrganization, ModelDType, MultimodalArchitecture,
         PagedCacheType, SpeechLoaderType, ToolChoice,
     };
+    #[pymodule_export]
+    use crate::gpu_timer::GpuTimer;
     #[pymodule_export]
     use crate::memory::MemoryPlan;
     #[pymodule_export]

@@ -103,7 +103,7 @@ pub struct Norm {
     /// `[dim]`; what a format stores as `1 + w` is already added.
     pub weight: Constant,
     /// `[dim]`, layer norm only.
-    pub bias: Option<Vec<f32>>,
+    pub bias: Option<Constant>,
     /// Added to the mean square.
     pub eps: f32,
 }

@@ -92,6 +92,11 @@ impl GgmlType {
 }
 
 impl DType {
+    /// Every type.
+    pub fn all() -> impl Iterator<Item = Self> + Clone {
+        [Self::F32, Self::F16, Self::BF16].into_iter().chain(GgmlType::ALL.into_iter().map(Self::Ggml))
+    }
+
     /// Bytes of a row of `cols` values; `None` when `cols` is not a whole number of blocks or the product overflows.
     pub fn row_bytes(self, cols: usize) -> Option<usize> {
         match self {

@@ -132,14 +132,16 @@ pub struct AttentionMergeArgs {
     pub reserved: u32,
 }
 
-/// `rms_norm`: x += post_norm(y) * y_scale, then out = norm(x); each half may be left out.
+/// `rms_norm`, `layer_norm`: x += post_norm(y) * y_scale, then out = norm(x); each half may be left out.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct RmsNormArgs {
+pub struct NormArgs {
     pub x: DevicePtr,
     pub y: DevicePtr,
     pub post_weight: DevicePtr,
+    pub post_bias: DevicePtr,
     pub weight: DevicePtr,
+    pub bias: DevicePtr,
     pub out: DevicePtr,
     pub num_rows: u32,
     pub cols: u32,

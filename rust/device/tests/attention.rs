@@ -151,7 +151,7 @@ fn a_row_has_the_same_bits_alone_in_chunks_of_any_size_in_a_batch_for_any_thread
                         // The same request, seen through other blocks, with strangers before and after it.
                         let others = [(rng.below(900), 1 + rng.below(3)), (before, queries), (rng.below(50), 1 + rng.below(70))];
                         for (requests, which) in [(&others[1..2], 0), (&others[..], 1)] {
-                            let mut case = Case::new(rng.next(), params, block_size, dtype, requests);
+                            let mut case = Case::new(rng.bits(), params, block_size, dtype, requests);
                             case.adopt(which, &whole, 0, before);
                             let out = run(&backend, &case);
                             for row in 0..queries {

@@ -35,7 +35,7 @@ fn load(backend: &dyn Backend, weight: &WeightView, bias: Option<Vec<f32>>) -> L
 }
 
 fn norm(rng: &mut Rng, kind: NormKind, dim: usize) -> Norm {
-    let bias = (kind == NormKind::Layer).then(|| rng.floats(dim));
+    let bias = (kind == NormKind::Layer).then(|| rng.floats(dim).into());
     Norm { kind, weight: rng.floats(dim).into(), bias, eps: 1e-5 }
 }
 

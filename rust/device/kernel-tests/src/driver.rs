@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     ptr, slice,
     sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
 use device::{
@@ -110,6 +111,18 @@ impl Driver for EmulatedDriver {
         // SAFETY: as above.
         self.with(from, to.len(), |from| to.copy_from_slice(unsafe { slice::from_raw_parts(from, to.len()) }));
         Ok(())
+    }
+
+    fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: usize) -> Result<(), CudaError> {
+        let mut copied = vec![0; bytes];
+        self.download(&mut copied, from)?;
+        self.upload(to, &copied)
+    }
+
+    fn time(&self, work: &mut dyn FnMut()) -> Result<Duration, CudaError> {
+        let begin = Instant::now();
+        work();
+        Ok(begin.elapsed())
     }
 
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<(), CudaError> {

@@ -1,14 +1,19 @@
-//! Runs the CUDA kernels of `kernels/` on the CPU: device memory with guard pages, and launches.
+//! Runs the CUDA kernels of `kernels/` on the CPU, or on a GPU once [`gpu::use_gpu`] was called: device memory, and launches.
 //!
 //! The tests of this crate compare every kernel with a plain oracle.
 
 mod driver;
+pub mod gpu;
 mod memory;
 pub mod pool;
 pub mod random;
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::{
+    ffi::{CStr, c_char, c_int, c_uint, c_void},
+    sync::Arc,
+};
 
+use device::cuda::Driver;
 pub use driver::EmulatedDriver;
 pub use memory::{Buffer, Plain};
 
@@ -99,6 +104,12 @@ impl Kernel {
     pub fn launch<A>(self, grid: [usize; 3], args: &A, order: Order) {
         let expected = std::any::type_name::<A>().rsplit("::").next();
         assert_eq!((expected, size_of::<A>()), (Some(self.args_name()), self.args_bytes()), "arguments of {}", self.name());
+        if let Some(driver) = gpu::driver() {
+            // SAFETY: argument structs have no padding.
+            let args = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(args).cast(), size_of::<A>()) };
+            // SAFETY: the struct has the kernel's type; tests give addresses of buffers.
+            return unsafe { gpu::launch(driver, self.name(), grid, args) };
+        }
         // SAFETY: the struct has the kernel's type; the addresses in it are checked by guard pages as the kernel follows them.
         unsafe { self.run(grid, std::ptr::from_ref(args).cast(), order) };
     }
@@ -116,6 +127,11 @@ impl Kernel {
 fn string(text: *const c_char) -> &'static str {
     // SAFETY: the strings are literals of the kernels' sources.
     unsafe { CStr::from_ptr(text) }.to_str().expect("names are ASCII")
+}
+
+/// Where kernels run: the emulation, or the GPU, which has no use for an order.
+pub fn driver(order: Order) -> Arc<dyn Driver> {
+    gpu::driver().map_or_else(|| -> Arc<dyn Driver> { Arc::new(EmulatedDriver::new(order)) }, Arc::clone)
 }
 
 /// The text of `kernels/manifest.txt` for these sources.

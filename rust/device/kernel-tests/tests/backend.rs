@@ -1,20 +1,18 @@
-//! Every phase of `CudaBackend`, its kernels run on the CPU, against the plain backend.
-
-use std::sync::Arc;
+//! Every phase of `CudaBackend` against the plain backend.
 
 use device::{
     Activation, AttentionArgs, AttentionParams, Backend, DType, EmbedArgs, EmbeddingTable, GateUpArgs, GgmlType, KvCacheSpec,
     KvDType, KvGroupMetadata, KvPlace, KvSide, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs,
     RopeArgs, RopeStyle, RopeTable, StepMetadata, Tensor, WeightView, cpu::ReferenceBackend, cuda::CudaBackend, mmap::Bytes,
 };
-use kernel_tests::{EmulatedDriver, Order, assert_close, random::Rng};
+use kernel_tests::{Order, assert_close, driver, random::Rng};
 
 const HIDDEN: usize = 64;
 const CLOSE: [f32; 2] = [2e-5, 2e-5];
 
 /// What a phase gives on both backends, the plain one first.
 fn both(run: impl Fn(&dyn Backend) -> Vec<f32>, what: &str) {
-    let cuda = CudaBackend::new(Arc::new(EmulatedDriver::new(Order::Ascending))).unwrap();
+    let cuda = CudaBackend::new(driver(Order::Ascending)).unwrap();
     let (expected, actual) = (run(&ReferenceBackend::new()), run(&cuda));
     assert!(expected.iter().any(|x| *x != 0.0), "{what}: all zeros");
     assert_close(&actual, &expected, CLOSE, what);
@@ -66,6 +64,10 @@ fn norm(rng: &mut Rng, dim: usize) -> Norm {
     Norm { kind: NormKind::Rms, weight: weight.into(), bias: None, eps: 1e-5 }
 }
 
+fn layer_norm(rng: &mut Rng, dim: usize) -> Norm {
+    Norm { kind: NormKind::Layer, bias: Some(rng.floats(dim).into()), ..norm(rng, dim) }
+}
+
 #[test]
 fn tied_embeddings_and_gathered_rows() {
     let mut rng = Rng::new(1);
@@ -90,7 +92,8 @@ fn normed_projections_with_and_without_bias() {
     for (dtype, rows) in DTYPES.into_iter().flat_map(|dtype| [1, 3, 8, 19].map(|rows| (dtype, rows))) {
         let (x, weight) = (floats(&mut rng, rows * HIDDEN), view(&mut rng, dtype, 33, HIDDEN));
         let (norm, bias) = (norm(&mut rng, HIDDEN), floats(&mut rng, 33));
-        for (norm, bias) in [(Some(&norm), None), (None, Some(bias))] {
+        let layer_norm = layer_norm(&mut rng, HIDDEN);
+        for (norm, bias) in [(Some(&norm), None), (None, Some(bias)), (Some(&layer_norm), None)] {
             let run = |backend: &dyn Backend| {
                 let linear = linear(backend, &weight, bias.clone());
                 let mut out = backend.alloc(rows, 33).unwrap();
@@ -109,7 +112,8 @@ fn projections_are_added_to_the_residual_with_and_without_a_norm() {
     for rows in [1, 11] {
         let (x, residual) = (floats(&mut rng, rows * 96), floats(&mut rng, rows * HIDDEN));
         let (weight, norm) = (view(&mut rng, DType::F32, HIDDEN, 96), norm(&mut rng, HIDDEN));
-        for post_norm in [None, Some(&norm)] {
+        let layer_norm = layer_norm(&mut rng, HIDDEN);
+        for post_norm in [None, Some(&norm), Some(&layer_norm)] {
             let run = |backend: &dyn Backend| {
                 let (linear, x) = (linear(backend, &weight, None), tensor(backend, &x, 96));
                 let mut residual = tensor(backend, &residual, HIDDEN);
@@ -215,7 +219,7 @@ fn rotation_cache_and_attention_of_decodes_beside_prompts() {
         if dtype == KvDType::F32 {
             both(run, &format!("{dtype:?}, heads of {head_dim}, window {window:?}"));
         } else {
-            let cuda = CudaBackend::new(Arc::new(EmulatedDriver::new(Order::Descending))).unwrap();
+            let cuda = CudaBackend::new(driver(Order::Descending)).unwrap();
             // Weights are rounded by up to 2^-9 of themselves, values are within 2, and a query or key on the edge may have gone the other way.
             assert_close(&run(&cuda), &run(&ReferenceBackend::new()), [1e-2, 0.0], "bf16");
         }

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use device::kernel_args::{GatherRowsArgs, RmsNormArgs};
+use device::kernel_args::{GatherRowsArgs, NormArgs};
 use kernel_tests::{Buffer, Kernel, Order};
 
 /// Runs an ignored test of this file, and returns what it wrote before it died.
@@ -42,8 +42,7 @@ fn writes_into_the_padding() {
 #[ignore = "a fault on purpose"]
 fn reads_a_misaligned_vector() {
     let (x, weight, out) = (Buffer::inout(&[1.0f32; 68]), Buffer::input(&[1.0f32; 64]), Buffer::output::<f32>(64));
-    let args =
-        RmsNormArgs { x: x.ptr() + 4, weight: weight.ptr(), out: out.ptr(), num_rows: 1, cols: 64, ..RmsNormArgs::default() };
+    let args = NormArgs { x: x.ptr() + 4, weight: weight.ptr(), out: out.ptr(), num_rows: 1, cols: 64, ..NormArgs::default() };
     Kernel::named("rms_norm").launch([1, 1, 1], &args, Order::Ascending);
 }
 

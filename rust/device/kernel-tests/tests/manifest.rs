@@ -5,11 +5,15 @@ use kernel_tests::{Kernel, manifest};
 
 #[test]
 fn the_manifest_lists_what_the_sources_define() {
-    let listed = include_str!("../../../../kernels/manifest.txt");
-    assert_eq!(
-        listed,
-        manifest(),
-        "write it anew: cargo run -p mistral-paged-kernel-tests --example manifest > kernels/manifest.txt"
+    let (listed, defined) = (include_str!("../../../../kernels/manifest.txt"), manifest());
+    let only_in =
+        |one: &str, other: &str| one.lines().filter(|line| !other.lines().any(|l| l == *line)).collect::<Vec<_>>().join("\n");
+    assert!(
+        listed == defined,
+        "listed and not defined:\n{}\ndefined and not listed:\n{}\n\
+         write it anew: cargo run -p mistral-paged-kernel-tests --example manifest > kernels/manifest.txt",
+        only_in(listed, &defined),
+        only_in(&defined, listed)
     );
 }
 
@@ -23,7 +27,7 @@ fn argument_structs_have_the_same_size_on_both_sides() {
         CopyBlocksArgs,
         AttentionArgs,
         AttentionMergeArgs,
-        RmsNormArgs,
+        NormArgs,
         GatedActivationArgs,
         GatherRowsArgs,
         EmbedArgs,

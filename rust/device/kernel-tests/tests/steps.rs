@@ -1,6 +1,6 @@
 //! The small steps between matrix products.
 
-use device::kernel_args::{ActivationKind, ElementType, GatedActivationArgs, GatherRowsArgs, RmsNormArgs};
+use device::kernel_args::{ActivationKind, ElementType, GatedActivationArgs, GatherRowsArgs, NormArgs};
 use half::{bf16, f16};
 use kernel_tests::{Buffer, Kernel, Order, assert_close, random::Rng};
 
@@ -26,30 +26,47 @@ fn tolerance(out_type: ElementType) -> [f32; 2] {
     }
 }
 
-fn normed(x: &[f32], weight: &[f32], eps: f64) -> Vec<f32> {
-    let squares: f64 = x.iter().map(|x| f64::from(*x).powi(2)).sum();
-    let scale = (squares / x.len() as f64 + eps).sqrt().recip();
-    x.iter().zip(weight).map(|(x, w)| (f64::from(*x) * scale * f64::from(*w)) as f32).collect()
+/// Weight and bias of a norm; `None` for a norm that is left out.
+type Affine = Option<(Vec<f32>, Option<Vec<f32>>)>;
+
+fn normed(has_mean: bool, x: &[f32], (weight, bias): &(Vec<f32>, Option<Vec<f32>>), eps: f64) -> Vec<f32> {
+    let len = x.len() as f64;
+    let mean = if has_mean { x.iter().map(|x| f64::from(*x)).sum::<f64>() / len } else { 0.0 };
+    let squares: f64 = x.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum();
+    let factor = (squares / len + eps).sqrt().recip();
+    let bias = |i| bias.as_ref().map_or(0.0, |bias| f64::from(bias[i]));
+    x.iter()
+        .zip(weight)
+        .enumerate()
+        .map(|(i, (x, w))| ((f64::from(*x) - mean) * factor * f64::from(*w) + bias(i)) as f32)
+        .collect()
 }
 
 #[test]
 fn norms_and_additions_agree_with_the_oracle() {
     let mut rng = Rng::new(1);
-    for (round, cols) in [4, 64, 576, 1024, 1028, 4096].into_iter().cycle().take(24).enumerate() {
-        let (rows, out_type) = (3, TYPES[round % 3]);
-        let (adds, post, norms) = (round % 4 != 3, round % 2 == 0, round % 5 != 4 || round % 4 == 3);
-        let [x, y] = [(); 2].map(|()| rng.floats(rows * cols));
-        let [post_weight, weight] = [(); 2].map(|()| rng.floats(cols));
+    for (round, cols) in [4, 64, 576, 1024, 1028, 4096].into_iter().cycle().take(48).enumerate() {
+        let (rows, out_type, has_mean) = (3, TYPES[round % 3], round / 6 % 2 == 1);
+        let (adds, has_post, norms) = (round % 4 != 3, round % 2 == 0, round % 5 != 4 || round % 4 == 3);
+        // Layer norms are of values that lie to one side: what is left of them about their mean is small.
+        let shift = if has_mean { 3.0 } else { 0.0 };
+        let [x, y] = [(); 2].map(|()| rng.floats(rows * cols).iter().map(|x| x + shift).collect::<Vec<_>>());
+        let mut affine = |there: bool| there.then(|| (rng.floats(cols), (round % 3 == 0).then(|| rng.floats(cols))));
+        let (post, norm): (Affine, Affine) = (affine(has_post), affine(norms));
         let (x_buffer, y_buffer) = (Buffer::inout(&x), Buffer::input(&y));
-        let (post_buffer, weight_buffer) = (Buffer::input(&post_weight), Buffer::input(&weight));
+        let weight = |affine: &Affine| affine.as_ref().map(|affine| Buffer::input(&affine.0));
+        let bias = |affine: &Affine| affine.as_ref().and_then(|affine| affine.1.as_deref().map(Buffer::input));
+        let buffers = [weight(&post), bias(&post), weight(&norm), bias(&norm)];
+        let [post_weight, post_bias, weight, bias] = buffers.each_ref().map(|buffer| buffer.as_ref().map_or(0, Buffer::ptr));
         let out = output(out_type, rows * cols);
-        let given = |there: bool, buffer: &Buffer| if there { buffer.ptr() } else { 0 };
-        let args = RmsNormArgs {
+        let args = NormArgs {
             x: x_buffer.ptr(),
-            y: given(adds, &y_buffer),
-            post_weight: given(post, &post_buffer),
-            weight: given(norms, &weight_buffer),
-            out: given(norms, &out),
+            y: if adds { y_buffer.ptr() } else { 0 },
+            post_weight,
+            post_bias,
+            weight,
+            bias,
+            out: if norms { out.ptr() } else { 0 },
             num_rows: rows as u32,
             cols: cols as u32,
             out_type: out_type as u32,
@@ -57,19 +74,22 @@ fn norms_and_additions_agree_with_the_oracle() {
             post_eps: 1e-2,
             y_scale: 0.5,
         };
-        Kernel::named("rms_norm").launch([rows, 1, 1], &args, Order::Descending);
+        let kernel = if has_mean { "layer_norm" } else { "rms_norm" };
+        Kernel::named(kernel).launch([rows, 1, 1], &args, Order::Descending);
         let mut expected = x.clone();
         if adds {
             for (x, y) in expected.chunks_exact_mut(cols).zip(y.chunks_exact(cols)) {
-                let y = if post { normed(y, &post_weight, 1e-2) } else { y.to_vec() };
+                let y = post.as_ref().map_or_else(|| y.to_vec(), |post| normed(has_mean, y, post, 1e-2));
                 x.iter_mut().zip(&y).for_each(|(x, y)| *x += y * 0.5);
             }
         }
-        let what = format!("{rows} rows of {cols}: adds {adds} post {post} norms {norms} {out_type:?}");
-        assert_close(&x_buffer.values::<f32>(), &expected, [2e-6, 2e-6], &what);
-        if norms {
-            let expected: Vec<f32> = expected.chunks_exact(cols).flat_map(|x| normed(x, &weight, 1e-3)).collect();
-            assert_close(&values(out_type, &out), &expected, tolerance(out_type), &what);
+        let what = format!("{kernel}, {rows} rows of {cols}: adds {adds} post {has_post} norms {norms} {out_type:?}");
+        assert_close(&x_buffer.values::<f32>(), &expected, [4e-6, 4e-6], &what);
+        if let Some(norm) = &norm {
+            let expected: Vec<f32> = expected.chunks_exact(cols).flat_map(|x| normed(has_mean, x, norm, 1e-3)).collect();
+            let [absolute, relative] = tolerance(out_type);
+            // Four values whose mean is large lose bits of what is left.
+            assert_close(&values(out_type, &out), &expected, [absolute + shift * 2e-6, relative], &what);
         }
     }
 }

@@ -8,7 +8,7 @@ use device::{
 use half::{bf16, f16};
 use kernel_tests::{Buffer, Kernel, Order, assert_close, random::Rng};
 
-const FORMATS: [DType; 13] = [
+const FORMATS: [DType; 14] = [
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -22,6 +22,7 @@ const FORMATS: [DType; 13] = [
     DType::Ggml(GgmlType::Q4K),
     DType::Ggml(GgmlType::Q5K),
     DType::Ggml(GgmlType::Q6K),
+    DType::Ggml(GgmlType::Mxfp4),
 ];
 
 /// A format's part of kernels' names.
@@ -58,9 +59,14 @@ impl Weight {
                 GgmlType::Q2K => &[80, 82],
                 GgmlType::Q3K => &[108],
                 GgmlType::Q6K => &[208],
+                GgmlType::Mxfp4 => &[],
                 _ => &[0, 2],
             };
             for block in bytes.chunks_exact_mut(format.block_bytes()) {
+                if format == GgmlType::Mxfp4 {
+                    // An exponent: of powers about 1, and the two whose power has no leading one.
+                    block[0] = [0, 1, 120, 124, 128, 130][rng.below(6)];
+                }
                 for &at in scales {
                     block[at..at + 2].copy_from_slice(&f16::from_f32(rng.float() / 50.0).to_le_bytes());
                 }
@@ -142,6 +148,27 @@ fn embeddings_are_rows_of_the_table() {
             assert_eq!(out.values::<f32>(), expected, "{format} {cols}");
         }
     }
+}
+
+#[test]
+fn an_embedding_may_have_more_than_2_32_bytes() {
+    let (cols, rows) = (1024, (1 << 20) + 9);
+    let table = Buffer::sparse(rows * cols * 4);
+    let (ids, out) = (Buffer::input(&[rows as u32 - 1, 0]), Buffer::output::<f32>(2 * cols));
+    let values = Rng::new(5).floats(cols);
+    table.write_at((rows - 1) * cols * 4, &values);
+    let args = EmbedArgs {
+        table: table.ptr(),
+        token_ids: ids.ptr(),
+        out: out.ptr(),
+        row_bytes: cols as u64 * 4,
+        num_tokens: 2,
+        cols: cols as u32,
+        scale: 1.0,
+        reserved: 0,
+    };
+    Kernel::named("embed_f32").launch([2, 1, 1], &args, Order::Ascending);
+    assert_eq!(out.values::<f32>(), [values, vec![0.0; cols]].concat());
 }
 
 /// What the product is made of besides the weight.

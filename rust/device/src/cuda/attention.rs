@@ -3,7 +3,8 @@
 use std::{collections::HashMap, sync::Arc};
 
 use crate::{
-    Activation, AttentionArgs, CacheEngine, KvCacheSpec, KvDType, Norm, RopeArgs, RopeStyle, StepMetadata, WorkspaceShape,
+    Activation, AttentionArgs, CacheEngine, KvCacheSpec, KvDType, Norm, NormKind, RopeArgs, RopeStyle, StepMetadata,
+    WorkspaceShape,
     kernel_args::{self, ActivationKind, AttentionMergeArgs, DevicePtr, ElementType, RopeAndCacheArgs},
 };
 
@@ -203,6 +204,7 @@ pub fn rope_and_cache(
     assert_eq!((args.k.cols(), args.v.cols()), (spec.num_kv_heads * spec.head_dim, args.k.cols()), "columns of keys and values");
     let mut norm = |norm: Option<&Norm>| {
         norm.map_or(Ok((0, 0.0)), |norm| {
+            assert_eq!((norm.kind, norm.bias.is_none()), (NormKind::Rms, true), "heads have RMS norms on a GPU");
             assert_eq!(norm.weight.len(), spec.head_dim, "weights of a head's norm");
             Ok::<_, CudaError>((constants.of(driver, &norm.weight)?, norm.eps))
         })

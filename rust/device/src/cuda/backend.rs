@@ -6,12 +6,12 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{
-    AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, DType, DeviceError, EmbedArgs, EmbeddingTable, GateUpArgs,
-    KvCacheSpec, KvDType, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata,
-    Tensor, WeightView, WorkspaceShape,
+    AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, Constant, DType, DeviceError, EmbedArgs, EmbeddingTable,
+    GateUpArgs, KvCacheSpec, KvDType, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs,
+    StepMetadata, Tensor, WeightView, WorkspaceShape,
     backend::LinearWeight,
     cpu::pool::ThreadPool,
-    kernel_args::{DevicePtr, ElementType, GatedActivationArgs, GatherRowsArgs, RmsNormArgs},
+    kernel_args::{DevicePtr, ElementType, GatedActivationArgs, GatherRowsArgs, NormArgs},
 };
 
 use super::{
@@ -41,6 +41,7 @@ pub struct CudaBackend {
 /// The kernels that every model needs.
 struct Kernels {
     rms_norm: Kernel,
+    layer_norm: Kernel,
     gated_activation: Kernel,
     gather_rows: Kernel,
 }
@@ -57,7 +58,7 @@ struct State {
     up: Scratch,
 }
 
-/// What `rms_norm` is to do; see `RmsNormArgs`.
+/// What `rms_norm` or `layer_norm` is to do; see `NormArgs`.
 #[derive(Default)]
 struct NormPass<'a> {
     add: Option<DevicePtr>,
@@ -75,6 +76,7 @@ impl CudaBackend {
         driver.gpu().check()?;
         let kernels = Kernels {
             rms_norm: Kernel::named("rms_norm")?,
+            layer_norm: Kernel::named("layer_norm")?,
             gated_activation: Kernel::named("gated_activation")?,
             gather_rows: Kernel::named("gather_rows")?,
         };
@@ -105,17 +107,25 @@ impl CudaBackend {
     }
 
     fn norm_pass(&self, constants: &mut Constants, x: Rows, pass: &NormPass<'_>) -> Result<(), CudaError> {
-        let mut weight = |norm: Option<&Norm>| {
-            norm.map_or(Ok(0), |norm| {
-                assert_eq!((norm.kind, norm.bias.is_none()), (NormKind::Rms, true), "only RMS norms run on a GPU");
-                constants.of(&self.driver, &norm.weight)
-            })
+        let mut constant = |values: Option<&Constant>| values.map_or(Ok(0), |values| constants.of(&self.driver, values));
+        let mut affine = |norm: Option<&Norm>| -> Result<_, CudaError> {
+            Ok((constant(norm.map(|norm| &norm.weight))?, constant(norm.and_then(|norm| norm.bias.as_ref()))?))
         };
-        let args = RmsNormArgs {
+        let (post_weight, post_bias) = affine(pass.post_norm)?;
+        let (weight, bias) = affine(pass.norm)?;
+        let kinds = [pass.post_norm, pass.norm].map(|norm| norm.map(|norm| norm.kind));
+        let kernel = match kinds {
+            [Some(a), Some(b)] if a != b => panic!("two kinds of norms in one pass"),
+            [Some(NormKind::Layer), _] | [_, Some(NormKind::Layer)] => self.kernels.layer_norm,
+            _ => self.kernels.rms_norm,
+        };
+        let args = NormArgs {
             x: x.at,
             y: pass.add.unwrap_or(0),
-            post_weight: weight(pass.post_norm)?,
-            weight: weight(pass.norm)?,
+            post_weight,
+            post_bias,
+            weight,
+            bias,
             out: pass.out,
             num_rows: x.count as u32,
             cols: x.cols as u32,
@@ -124,8 +134,8 @@ impl CudaBackend {
             post_eps: pass.post_norm.map_or(0.0, |norm| norm.eps),
             y_scale: pass.scale,
         };
-        // SAFETY: rows, the addition and the output are buffers of these shapes; the weights have as many values as a row.
-        unsafe { launch(&self.driver, self.kernels.rms_norm, [x.count, 1, 1], &args) }
+        // SAFETY: rows, the addition and the output are buffers of these shapes; weights and biases have as many values as a row.
+        unsafe { launch(&self.driver, kernel, [x.count, 1, 1], &args) }
     }
 
     /// `x`, normed if there is a norm.

@@ -2,11 +2,11 @@
 //!
 //! [`NvidiaDriver`](super::NvidiaDriver) is the real one. Tests bring their own: one that records, one that runs the kernels on the CPU.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use crate::kernel_args::{
     AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, DevicePtr, EmbedArgs, GatedActivationArgs, GatherRowsArgs, GemvArgs,
-    RmsNormArgs, RopeAndCacheArgs,
+    NormArgs, RopeAndCacheArgs,
 };
 
 use super::{CudaError, Gpu, GpuMemory, kernels::Kernel};
@@ -54,6 +54,12 @@ pub trait Driver: Send + Sync {
 
     /// Copies from the GPU and waits for it.
     fn download(&self, to: &mut [u8], from: DevicePtr) -> Result<(), CudaError>;
+
+    /// Copies from one place of the GPU to another.
+    fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: usize) -> Result<(), CudaError>;
+
+    /// How long the GPU is at what `work` asks for; waits for it.
+    fn time(&self, work: &mut dyn FnMut()) -> Result<Duration, CudaError>;
 
     /// Starts a kernel.
     ///
@@ -181,7 +187,7 @@ macro_rules! plain {
 }
 plain!(u8, u32, u64, i64, f32, crate::kernel_args::AttentionWork, crate::kernel_args::AttentionMerge);
 plain!(AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, EmbedArgs, GatedActivationArgs, GatherRowsArgs);
-plain!(GemvArgs, RmsNormArgs, RopeAndCacheArgs);
+plain!(GemvArgs, NormArgs, RopeAndCacheArgs);
 
 /// The values as they lie in memory.
 pub fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {

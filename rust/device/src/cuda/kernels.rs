@@ -8,7 +8,7 @@ use std::{
 use crate::{
     DType, KvDType,
     kernel_args::{
-        AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, EmbedArgs, GatedActivationArgs, GatherRowsArgs, GemvArgs, RmsNormArgs,
+        AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, EmbedArgs, GatedActivationArgs, GatherRowsArgs, GemvArgs, NormArgs,
         RopeAndCacheArgs,
     },
 };
@@ -89,7 +89,7 @@ macro_rules! args {
     ($($type:ident),* $(,)?) => {$(impl KernelArgs for $type { const NAME: &'static str = stringify!($type); })*};
 }
 args!(AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, EmbedArgs, GatedActivationArgs, GatherRowsArgs);
-args!(GemvArgs, RmsNormArgs, RopeAndCacheArgs);
+args!(GemvArgs, NormArgs, RopeAndCacheArgs);
 
 /// Starts a kernel on a grid; a grid that is empty is nothing to do.
 ///

@@ -10,6 +10,8 @@ pub mod driver;
 pub mod embedded;
 pub mod error;
 pub mod kernels;
+#[cfg(test)]
+mod launchers;
 pub mod libraries;
 mod linear;
 mod memory;
@@ -21,6 +23,7 @@ pub mod report;
 mod swap;
 #[cfg(test)]
 mod tests;
+pub mod timing;
 
 pub use backend::CudaBackend;
 pub use driver::{Driver, Launch};

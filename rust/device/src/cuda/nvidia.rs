@@ -4,6 +4,7 @@ use std::{
     collections::HashMap,
     ffi::{CStr, CString, c_int, c_void},
     sync::{Mutex, PoisonError},
+    time::Duration,
 };
 
 use cudarc::driver::{
@@ -205,6 +206,30 @@ impl Driver for NvidiaDriver {
     fn download(&self, to: &mut [u8], from: DevicePtr) -> Result<(), CudaError> {
         // SAFETY: the range was allocated; the call returns when `to` has been written.
         self.call("copying from the GPU", || unsafe { result::memcpy_dtoh_sync(to, from) })
+    }
+
+    fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: usize) -> Result<(), CudaError> {
+        let stream = std::ptr::null_mut();
+        // SAFETY: both ranges were allocated.
+        self.call("copying on the GPU", || unsafe { result::memcpy_dtod_async(to, from, bytes, stream) })
+    }
+
+    fn time(&self, work: &mut dyn FnMut()) -> Result<Duration, CudaError> {
+        let (what, stream) = ("reading the GPU's clock", std::ptr::null_mut());
+        let event = || self.call(what, || result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT));
+        let (begin, end) = (event()?, event()?);
+        // SAFETY: the events were just made.
+        let record = |event| self.call(what, || unsafe { result::event::record(event, stream) });
+        record(begin)?;
+        work();
+        record(end)?;
+        // SAFETY: as above; both were recorded, and are not used any more once they are destroyed.
+        let milliseconds = self.call(what, || unsafe {
+            result::event::synchronize(end)?;
+            let elapsed = result::event::elapsed(begin, end);
+            result::event::destroy(begin).and_then(|()| result::event::destroy(end)).and(elapsed)
+        })?;
+        Ok(Duration::from_secs_f64(f64::from(milliseconds) / 1e3))
     }
 
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<(), CudaError> {

@@ -5,6 +5,7 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use crate::kernel_args::DevicePtr;
@@ -22,6 +23,7 @@ pub enum Event {
     Zero(usize),
     Upload(usize),
     Download(usize),
+    Copy(usize),
     Launch { kernel: &'static str, grid: [u32; 3] },
     AllocateHost(usize),
     FreeHost(usize),
@@ -194,6 +196,19 @@ impl Driver for RecordingDriver {
             to.copy_from_slice(state.live(from, to.len()));
             Ok(())
         })
+    }
+
+    fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: usize) -> Result<(), CudaError> {
+        self.step(Event::Copy(bytes), |state| {
+            let copied = state.live(from, bytes).to_vec();
+            state.live(to, bytes).copy_from_slice(&copied);
+            Ok(())
+        })
+    }
+
+    fn time(&self, work: &mut dyn FnMut()) -> Result<Duration, CudaError> {
+        work();
+        Ok(Duration::ZERO)
     }
 
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<(), CudaError> {

@@ -1,43 +1,18 @@
 //! Random attention problems and the dense oracle.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+#[path = "../../kernel-tests/src/random.rs"]
+mod random;
+
 use device::{
     AttentionArgs, AttentionParams, Backend, CacheEngine, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvSide, StepMetadata,
     Tensor, cpu::CpuTier,
 };
+pub use random::Rng;
 
 /// Tiers that this machine has.
 pub fn tiers() -> impl Iterator<Item = CpuTier> {
     CpuTier::ALL.into_iter().filter(|t| *t <= CpuTier::detect())
-}
-
-/// A small random generator (splitmix64).
-pub struct Rng(u64);
-
-impl Rng {
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-
-    /// In -2..2.
-    pub fn float(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1u64 << 22) as f32 - 2.0
-    }
-
-    pub fn floats(&mut self, n: usize) -> Vec<f32> {
-        (0..n).map(|_| self.float()).collect()
-    }
 }
 
 /// A step of several requests over one plane.

@@ -1,7 +1,8 @@
 //! Paged attention.
 //!
 //! A step's work is cut into items: (request, KV head, tile of query tokens), and for few queries over many keys also a range of
-//! *splits* of [`SPLIT_KEYS`] keys. Query heads that share a KV head are computed together, so that K and V are read once for all.
+//! *splits* of [`SPLIT_KEYS`] keys. Query heads that share a KV head are computed together, so that K and V are read once for all. An
+//! item of a few queries has all KV heads where there are items enough: it goes through them tile by tile, and so through whole blocks.
 //!
 //! ```text
 //!                  split 0 (512 keys)        split 1
@@ -15,10 +16,16 @@
 //! - K of a tile is stored as `[32, head_dim]` in the cache's type and becomes `[head_dim, 32]` f32 in the first-level cache: transposed
 //!   in its own width where that takes fewer steps, then widened. A score is summed over the dimensions in order, 32 keys side by side.
 //! - V is read where it lies, and widened in registers, while a single block of rows needs it; for more rows it is widened once.
-//! - Both are asked for ahead of use, through the table of the next tile.
+//! - Both are asked for ahead of use, through the table of the next tile, line after line as they lie: in that order the processor's own
+//!   prefetchers follow, without which a core has too few requests under way.
+//! - Over a BF16 cache products may be those of pairs ([`product`]): pairs of dimensions for scores, of keys for the sum of values.
 //!
 //! An output of a head takes, for each key it sees, `4 * head_dim` floating-point operations, an exponential, and its share of the
 //! `2 * head_dim` elements of K and V, which the rows of an item read together: a decoded token's `group` heads each pair of them once.
+//!
+//! Measured on two cores of a Zen 5 (`bench_attention`, heads of 64 in groups of 3, BF16): 8 requests of 8192 keys stream 0.73 to 0.76 of
+//! what reading alone does in the same run (47 to 48 GB/s; heads of 256 in groups of 4: 0.63 to 0.65); a prompt of 1420 tokens computes at
+//! 523 GFLOP/s as pairs (F16: 328), of 256 elements at 626.
 //!
 //! What a query row computes does not depend on how the work is cut: keys go through tiles of [`TILE_KEYS`] and splits whose bounds
 //! are absolute positions, a row visits exactly the tiles that hold keys it sees, and the results of its splits are merged in order

@@ -183,13 +183,18 @@ impl<'a> Tiles<'a> {
         let plane = self.problem.keys.add(self.shift);
         let (next_plane, next) = (self.problem.keys.wrapping_add(self.next_shift), self.next_offsets());
         let columns = E::columns::<S>();
+        let chunks = dim.div_ceil(columns) as u32;
         let first = self.lanes.start / S::LANES * S::LANES;
         for lane in (first..self.lanes.end).step_by(S::LANES) {
             for c in (0..dim).step_by(columns) {
                 let mut rows = [S::splat(0.0); 16];
                 for j in 0..S::LANES {
                     rows[j] = row::<S, E>(plane.add(*self.offsets.get_unchecked(lane + j)), c, dim);
-                    let next = next_plane.wrapping_add(next.get_unchecked(lane + j) + c * E::BYTES);
+                    // In the order in which they lie, which the processor's own prefetchers follow.
+                    let place = (c / columns * S::LANES + j) as u32;
+                    let (ahead, part) = (place / chunks, place % chunks);
+                    let next =
+                        next_plane.wrapping_add(next.get_unchecked(lane + ahead as usize) + part as usize * columns * E::BYTES);
                     for line in (0..columns * E::BYTES).step_by(64) {
                         prefetch(next.wrapping_add(line));
                     }
@@ -257,6 +262,7 @@ struct Stored<'a, E> {
     /// The same for what comes after these.
     next_plane: *const u8,
     next_offsets: &'a [usize],
+    vector_bytes: u32,
     element: std::marker::PhantomData<E>,
 }
 
@@ -269,16 +275,19 @@ impl<'a, E> Stored<'a, E> {
             offsets: &tiles.offsets[..TILE_KEYS],
             next_plane: values.wrapping_add(tiles.next_shift),
             next_offsets: tiles.next_offsets(),
+            vector_bytes: tiles.problem.layout.vector_bytes as u32,
             element: std::marker::PhantomData,
         }
     }
 }
 
 impl<E: Element> Stored<'_, E> {
-    /// Where column `c` of the value at `lane` lies; asks for `columns` from there of one ahead.
+    /// Where column `c` of the value at `lane` lies; asks for as much of what comes next as `columns` take.
     #[inline(always)]
     unsafe fn at(&self, lane: usize, c: usize, columns: usize) -> *const u8 {
-        let next = self.next_plane.wrapping_add(self.next_offsets.get_unchecked(lane) + c * E::BYTES);
+        let ahead = ((c / columns * TILE_KEYS + lane) * columns * E::BYTES) as u32;
+        let next = self.next_offsets.get_unchecked((ahead / self.vector_bytes) as usize % TILE_KEYS);
+        let next = self.next_plane.wrapping_add(next + (ahead % self.vector_bytes) as usize);
         for line in (0..columns * E::BYTES).step_by(64) {
             prefetch(next.wrapping_add(line));
         }

@@ -95,7 +95,7 @@ pub fn apply_norm(norm: &Norm, x: &[f32], out: &mut [f32]) {
         out[i] = (x[i] - mean) * factor * weight[i];
     }
     if let Some(bias) = &norm.bias {
-        for (o, b) in out.iter_mut().zip(bias) {
+        for (o, b) in out.iter_mut().zip(bias.iter()) {
             *o += b;
         }
     }

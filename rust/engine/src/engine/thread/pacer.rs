@@ -10,6 +10,8 @@ pub(in crate::engine) struct StepPacer {
     estimate: Option<f64>,
 }
 
+/// Of the target, what steps are aimed at: they vary, and what follows them takes its part.
+const AIM: f64 = 0.8;
 /// Until a prompt has been timed.
 const FIRST_TOKENS: usize = 128;
 /// How much slower than the last step the next one is expected to be at most.
@@ -25,8 +27,8 @@ impl StepPacer {
 
     /// Most prompt tokens of a step in which a request is being answered.
     pub(super) fn max_prompt_tokens(&self) -> Option<usize> {
-        let target = self.target?.as_secs_f64();
-        Some(self.estimate.map_or(FIRST_TOKENS, |estimate| (target / estimate) as usize))
+        let aim = self.target?.as_secs_f64() * AIM;
+        Some(self.estimate.map_or(FIRST_TOKENS, |estimate| (aim / estimate) as usize))
     }
 
     /// Prompt tokens a second, once a prompt has been timed.
@@ -38,7 +40,7 @@ impl StepPacer {
     /// slow: most of its time is not theirs.
     pub(super) fn measure(&mut self, num_prompt_tokens: usize, took: Duration) {
         let most = self.max_prompt_tokens().unwrap_or(FIRST_TOKENS);
-        let is_slow = self.target.is_some_and(|target| took > target);
+        let is_slow = self.target.is_some_and(|target| took > target.mul_f64(AIM));
         if num_prompt_tokens == 0 || took.is_zero() || (num_prompt_tokens < most / 2 && !is_slow) {
             return;
         }
@@ -72,23 +74,23 @@ mod tests {
     }
 
     #[test]
-    fn chunks_of_a_long_prompt_stay_close_to_the_target() {
+    fn chunks_of_a_long_prompt_stay_below_the_target() {
         let mut pacer = StepPacer::new(Some(TARGET));
         let mut chunks = Vec::new();
         let mut position = 0;
         while position < 4096 {
             let chunk = chunk(&pacer, 4096 - position);
             let took = seconds(position, chunk);
-            assert!(took < TARGET.mul_f64(1.1), "{took:?} for {chunk} tokens at {position}");
+            assert!(took < TARGET, "{took:?} for {chunk} tokens at {position}");
             pacer.measure(chunk, took);
             position += chunk;
             chunks.push(chunk);
         }
         // They are as long as they may be, less and less as the prompt gets slower.
-        assert!(chunks[2] > 120 && chunks[chunks.len() - 2] < 45, "{chunks:?}");
+        assert!(chunks[2] > 100 && chunks[chunks.len() - 2] < 36, "{chunks:?}");
         // The next prompt begins with short steps and comes to longer ones.
         (0..40).for_each(|_| pacer.measure(chunk(&pacer, 4096), seconds(0, chunk(&pacer, 4096))));
-        assert!((170..=190).contains(&pacer.max_prompt_tokens().unwrap()), "{pacer:?}");
+        assert!((130..=150).contains(&pacer.max_prompt_tokens().unwrap()), "{pacer:?}");
     }
 
     #[test]
@@ -98,7 +100,7 @@ mod tests {
         pacer.measure(chunk(&pacer, 4096), Duration::from_secs(30));
         assert_eq!(chunk(&pacer, 4096), BLOCK);
         (0..20).for_each(|_| pacer.measure(chunk(&pacer, 4096), seconds(0, chunk(&pacer, 4096))));
-        assert!(chunk(&pacer, 4096) > 150, "{pacer:?}");
+        assert!(chunk(&pacer, 4096) > 120, "{pacer:?}");
     }
 
     #[test]
@@ -108,7 +110,7 @@ mod tests {
         pacer.measure(5, Duration::from_millis(100));
         assert_eq!((pacer.max_prompt_tokens(), pacer.prompt_rate()), (Some(FIRST_TOKENS), None));
         pacer.measure(100, Duration::from_millis(100));
-        assert_eq!((pacer.max_prompt_tokens(), pacer.prompt_rate()), (Some(200), Some(1000.0)));
+        assert_eq!((pacer.max_prompt_tokens(), pacer.prompt_rate()), (Some(160), Some(1000.0)));
     }
 
     #[test]

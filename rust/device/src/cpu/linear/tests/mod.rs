@@ -84,7 +84,7 @@ impl Random {
     }
 
     fn norm(&mut self, kind: NormKind, dim: usize) -> Norm {
-        let bias = (kind == NormKind::Layer).then(|| self.vec(dim));
+        let bias = (kind == NormKind::Layer).then(|| self.vec(dim).into());
         Norm { kind, weight: self.vec(dim).iter().map(|v| v + 1.5).collect::<Vec<_>>().into(), bias, eps: 1e-5 }
     }
 }

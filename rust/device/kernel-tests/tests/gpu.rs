@@ -1,0 +1,20 @@
+//! The tests of kernels again, on the GPU of this machine: `make test-gpu`. `cargo test` leaves this program out.
+
+#[path = "attention.rs"]
+mod attention;
+#[path = "backend.rs"]
+mod backend;
+#[path = "cache.rs"]
+mod cache;
+#[path = "sample.rs"]
+mod sample;
+#[path = "steps.rs"]
+mod steps;
+#[path = "weights.rs"]
+mod weights;
+
+/// Runs before `main`, so before any test.
+// SAFETY: the loader calls what this section lists with arguments that the function ignores.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEFORE_MAIN: extern "C" fn() = kernel_tests::gpu::use_gpu;

@@ -1,0 +1,147 @@
+//! Every kernel of the manifest is launched by some phase, and nothing else is.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use super::{
+    CudaBackend, EMBEDDED,
+    kernels::{HEAD_DIMS, Kernel},
+    recording::{Event, RecordingDriver},
+};
+use crate::{
+    Activation, AttentionArgs, AttentionParams, Backend, CacheEngine, DType, EmbedArgs, EmbeddingTable, GateUpArgs, KvCacheSpec,
+    KvDType, KvGroupMetadata, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata,
+    WeightView, mmap::Bytes,
+};
+
+/// Kernels that no phase launches yet.
+const NOT_LAUNCHED: [&str; 16] = [
+    "dequantize_bf16",
+    "dequantize_f16",
+    "dequantize_f32",
+    "dequantize_mxfp4",
+    "dequantize_q2_k",
+    "dequantize_q3_k",
+    "dequantize_q4_0",
+    "dequantize_q4_1",
+    "dequantize_q4_k",
+    "dequantize_q5_0",
+    "dequantize_q5_1",
+    "dequantize_q5_k",
+    "dequantize_q6_k",
+    "dequantize_q8_0",
+    "sample",
+    "top_logprobs",
+];
+const WIDTH: usize = 256;
+
+/// Names in `one` and not in `other`.
+fn only_in<'a>(one: &BTreeSet<&'a str>, other: &BTreeSet<&'a str>) -> Vec<&'a str> {
+    one.difference(other).copied().collect()
+}
+
+#[test]
+fn the_embedded_kernels_are_those_of_the_manifest() {
+    if EMBEDDED.modules.is_empty() {
+        return;
+    }
+    let embedded: BTreeSet<&str> = EMBEDDED.modules.iter().flat_map(|module| module.kernels).copied().collect();
+    let listed: BTreeSet<&str> = Kernel::all().keys().copied().collect();
+    let (missing, unknown) = (only_in(&listed, &embedded), only_in(&embedded, &listed));
+    assert!(missing.is_empty() && unknown.is_empty(), "not embedded: {missing:?}, not listed: {unknown:?}; run `make kernels`");
+}
+
+#[test]
+fn every_kernel_is_launched() {
+    let recording = RecordingDriver::new(1 << 30);
+    let backend = CudaBackend::new(Arc::<RecordingDriver>::clone(&recording)).unwrap();
+    for format in DType::all() {
+        multiply(&backend, format);
+    }
+    norm_and_gate(&backend);
+    for cache in caches(&backend) {
+        attend(&backend, &cache);
+    }
+    let events = recording.events();
+    let launched: BTreeSet<&str> =
+        events.iter().filter_map(|event| if let Event::Launch { kernel, .. } = event { Some(*kernel) } else { None }).collect();
+    let expected: BTreeSet<&str> = Kernel::all().keys().copied().filter(|name| !NOT_LAUNCHED.contains(name)).collect();
+    assert_eq!(only_in(&expected, &launched), [""; 0], "no phase launches these");
+    assert_eq!(only_in(&launched, &expected), [""; 0], "these are launched after all");
+}
+
+fn linear(backend: &CudaBackend, format: DType) -> Linear {
+    let bytes = vec![0; format.row_bytes(WIDTH).unwrap() * WIDTH];
+    let weight = WeightView::new(format, WIDTH, WIDTH, Bytes::from_vec(bytes)).unwrap();
+    backend.load_linear(&weight, &LinearOptions { name: "w".into(), precision: Precision::Fast, bias: None }).unwrap()
+}
+
+/// One row, and up to every capacity, and many; and rows of a table.
+fn multiply(backend: &CudaBackend, format: DType) {
+    let linear = linear(backend, format);
+    let (mut x, mut out) = (backend.alloc(100, WIDTH).unwrap(), backend.alloc(100, WIDTH).unwrap());
+    for rows in [1, 2, 4, 8, 100] {
+        backend.embed(&EmbedArgs { table: EmbeddingTable::Tied(&linear), token_ids: &vec![0; rows], scale: 1.0 }, &mut x);
+        backend.norm_linear(&x, None, &mut [Projection { linear: &linear, out: &mut out }]);
+    }
+}
+
+fn norm_and_gate(backend: &CudaBackend) {
+    let linear = linear(backend, DType::F32);
+    let [mut x, mut residual, mut out] = [(); 3].map(|()| backend.alloc(4, WIDTH).unwrap());
+    for tensor in [&mut x, &mut residual] {
+        backend.embed(&EmbedArgs { table: EmbeddingTable::Tied(&linear), token_ids: &[0], scale: 1.0 }, tensor);
+    }
+    for kind in [NormKind::Rms, NormKind::Layer] {
+        let norm = Norm { kind, weight: vec![1.0; WIDTH].into(), bias: None, eps: 1e-5 };
+        let args =
+            GateUpArgs { x: &x, norm: Some(&norm), gate: &linear, up: &linear, activation: Activation::Silu, out: &mut out };
+        backend.gate_up(args);
+        let args = ResidualArgs { x: &out, linear: &linear, post_norm: Some(&norm), scale: 1.0, residual: &mut residual };
+        backend.linear_residual(args);
+    }
+    backend.gather_rows(&x, &[0], &mut out);
+}
+
+fn caches(backend: &CudaBackend) -> impl Iterator<Item = CacheEngine> {
+    let shapes = KvDType::ALL.into_iter().flat_map(|dtype| HEAD_DIMS.map(|head_dim| (dtype, head_dim)));
+    shapes.map(|(dtype, head_dim)| {
+        let spec = KvCacheSpec { num_blocks: 300, block_size: 8, num_kv_heads: 1, head_dim, num_planes: 1, dtype };
+        backend.alloc_kv_cache(&spec).unwrap()
+    })
+}
+
+/// A request that decodes after so many tokens that it comes in parts, and a prompt.
+fn attend(backend: &CudaBackend, cache: &CacheEngine) {
+    let KvCacheSpec { head_dim, .. } = *cache.spec();
+    let (before, prompt, num_heads) = (2000, 90, 2);
+    let rows = prompt + 1;
+    let max_blocks = (before + 1_usize).div_ceil(8);
+    let group = KvGroupMetadata { block_tables: vec![1; 2 * max_blocks], max_blocks, slot_mapping: vec![8; rows] };
+    let positions: Vec<u32> = std::iter::once(before as u32).chain(0..prompt as u32).collect();
+    let step = StepMetadata {
+        rope_positions: positions.clone(),
+        positions,
+        query_start_loc: vec![0, 1, rows as u32],
+        seq_lens: vec![before as u32 + 1, prompt as u32],
+        groups: vec![group],
+    };
+    let [mut q, mut out] = [(); 2].map(|()| backend.alloc(rows, num_heads * head_dim).unwrap());
+    let [mut k, mut v] = [(); 2].map(|()| backend.alloc(rows, head_dim).unwrap());
+    for tensor in [&mut q, &mut k, &mut v] {
+        tensor.set_rows(rows);
+    }
+    backend.begin_step(&step);
+    let args = RopeArgs { q: &mut q, k: &mut k, v: &v, q_norm: None, k_norm: None, rope: None, cache, plane: 0 };
+    backend.rope_and_cache(args, 0, &step);
+    let params = AttentionParams {
+        num_heads,
+        num_kv_heads: 1,
+        head_dim,
+        scale: 1.0,
+        window: None,
+        softcap: None,
+        precision: Precision::Fast,
+    };
+    backend.attention(AttentionArgs { q: &q, out: &mut out, cache, plane: 0, group: 0, params }, &step);
+    backend.copy_blocks(cache, &[(1, 2)]);
+}

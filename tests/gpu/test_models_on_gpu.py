@@ -1,0 +1,109 @@
+"""Models on a GPU: the goldens, and the same tokens in whatever way a request is computed.
+
+`make test-gpu` runs them; without a GPU they are skipped. With `--device cpu` they run there, to see that they work themselves.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import begun_together, cases, generate, gguf_model, score, text_model, wait_until_idle
+from test_exactness import NEW, prompts
+from test_golden import LOGPROB, MARGIN, check_teacher_forced, models
+from test_real_models import check_perplexity
+
+from mistral_paged import PagedCacheType, Runner, Which, _core
+
+pytestmark = pytest.mark.gpu
+EXACT = ["llama", "mistral-window", "gemma3"]
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> str:
+    """Where models run; skips where there is no such GPU."""
+    name: str = request.config.getoption("--device")
+    if name.startswith("cuda:"):
+        facts, ordinal = _core.survey(), int(name.removeprefix("cuda:"))
+        there = ordinal < len(facts["gpus"])
+        problem = facts["gpus"][ordinal]["problem"] if there else facts["driver_error"] or "there is no such GPU"
+        if problem:
+            pytest.skip(f"{name}: {problem}")
+    return name
+
+
+def runner(name: str, device: str, **options: Any) -> Runner:
+    if "memory_goal" not in options:
+        options["pa_ctxt_len"] = 8192
+    return Runner(which=text_model(name), device=device, prefix_cache_n=0, **options)
+
+
+_alone: dict[str, list[list[tuple[int, float]]]] = {}
+
+
+@pytest.fixture(params=EXACT)
+def name(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    return chosen
+
+
+@pytest.fixture
+def alone(name: str, device: str) -> list[list[tuple[int, float]]]:
+    """Each prompt alone: tokens and their log probabilities."""
+    if name not in _alone:
+        one = runner(name, device)
+        _alone[name] = [generate(one, prompt, NEW) for prompt in prompts(32)]
+    return _alone[name]
+
+
+@models()
+def test_goldens(folder: str, name: str, device: str) -> None:
+    which = text_model(name) if folder == "text" else gguf_model(name)
+    golden_runner = Runner(which=which, device=device, pa_ctxt_len=16384)
+    assert sum(check_teacher_forced(golden_runner, case, LOGPROB, MARGIN) for case in cases(f"text/{name}")) > 100
+
+
+@pytest.mark.parametrize("cache", ["F16", "BF16", "F8E4M3", "Int8"])
+def test_caches_round_as_on_the_cpu(cache: str, device: str) -> None:
+    ids = [token for case in cases("text/llama") for token in case["prompt_ids"]][:300]
+    options: dict[str, Any] = {"pa_cache_type": getattr(PagedCacheType, cache), "pa_ctxt_len": 4096}
+    want, got = (score(Runner(which=text_model("llama"), device=one, **options), ids) for one in ("cpu", device))
+    # A last bit that differs may go to the next code.
+    assert [token.logprob for token in got[1:]] == pytest.approx([token.logprob for token in want[1:]], abs=0.05)
+
+
+def test_real_models(smollm2_path: Path, gemma3_path: Path, device: str) -> None:
+    """A text of known perplexity, by quantised weights."""
+    for name, path in (("smollm2", smollm2_path), ("gemma3", gemma3_path)):
+        check_perplexity(Runner(which=Which.GGUF(str(path)), device=device, pa_ctxt_len=4096), name, 768)
+
+
+def test_a_batch(name: str, device: str, alone: list[Any]) -> None:
+    batch = runner(name, device, max_step_latency=3600)
+    assert begun_together(batch, lambda index: generate(batch, prompts(32)[index], NEW), 32) == alone
+    assert wait_until_idle(batch)["peak_running"] == 32
+
+
+@pytest.mark.parametrize("chunk", [33, 4096])
+def test_chunks(name: str, chunk: int, device: str, alone: list[Any]) -> None:
+    chunked = runner(name, device, max_num_batched_tokens=chunk)
+    assert begun_together(chunked, lambda index: generate(chunked, prompts(32)[index], NEW), 32) == alone
+
+
+def test_preemption(name: str, device: str, alone: list[Any]) -> None:
+    tiny = runner(name, device, memory_goal="128tokens", pa_blk_size=8)
+    # Whether requests outgrow the pool depends on the order in which their threads sent them; in a few rounds some do.
+    for _ in range(20):
+        assert begun_together(tiny, lambda index: generate(tiny, prompts(32)[index], NEW), 32) == alone
+        if wait_until_idle(tiny)["preemptions"] > 0:
+            return
+    pytest.fail("no request was ever preempted")
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_graphs(name: str, graphs: bool, device: str, alone: list[Any]) -> None:
+    if device == "cpu":
+        pytest.skip("graphs are of a GPU")
+    either = runner(name, device, cuda_graphs=graphs)
+    assert begun_together(either, lambda index: generate(either, prompts(32)[index], NEW), 32) == alone
