@@ -13,13 +13,17 @@
 // A body that is not inlined would be compiled for the baseline instructions only.
 #![allow(clippy::inline_always)]
 
-use super::{
-    elementwise::{ROUND, per_tier},
-    out::Strided,
-};
+use super::elementwise::{ROUND, per_tier};
+use crate::cpu::CpuTier;
 
 /// Values that share a scale.
 pub(super) const BLOCK: usize = 32;
+
+/// Blocks from one row to the next: an odd number of cache lines, so that the same block of many rows lies in different sets of a cache.
+pub(super) const fn stride(cols: usize) -> usize {
+    let blocks = cols / BLOCK;
+    blocks + (6 - blocks % 4) % 4
+}
 
 /// A code is this times its upper part plus its lower part.
 pub(super) const UPPER: i32 = 128;
@@ -37,8 +41,8 @@ const TINY: f32 = 1e-30;
 #[derive(Clone, Copy)]
 #[repr(C, align(32))]
 pub(super) struct ActBlock {
-    /// The upper and the lower parts of the codes.
-    pub parts: [[i8; BLOCK]; 2],
+    /// The upper parts of the codes; lower parts, which are rarely read, are last.
+    pub upper: [i8; BLOCK],
     pub scale: f32,
     /// `scale` times the sum of the codes: of all 32, of the first 16, of the last 16.
     pub scaled_sums: [f32; 3],
@@ -46,10 +50,35 @@ pub(super) struct ActBlock {
     pub sums: [i32; 3],
     /// Not 0 if the lower part may be other than zeros.
     pub has_lower: u32,
+    pub lower: [i8; BLOCK],
 }
 
 impl ActBlock {
-    pub(super) const ZERO: Self = Self { parts: [[0; BLOCK]; 2], scale: 0.0, scaled_sums: [0.0; 3], sums: [0; 3], has_lower: 0 };
+    pub(super) const ZERO: Self =
+        Self { upper: [0; BLOCK], scale: 0.0, scaled_sums: [0.0; 3], sums: [0; 3], has_lower: 0, lower: [0; BLOCK] };
+
+    /// Given the largest magnitude, and that above which a block has a lower part, sets both; returns the factor that makes codes of values.
+    #[inline(always)]
+    pub(super) fn set_scale(&mut self, max: f32, limit: f32) -> f32 {
+        self.scale = max / MAX_CODE as f32;
+        self.has_lower = (max > limit).into();
+        if max > TINY { MAX_CODE as f32 / max } else { 0.0 }
+    }
+
+    /// Sets the sums, given those of the codes of each half.
+    #[inline(always)]
+    pub(super) fn set_sums(&mut self, halves: [i32; 2]) {
+        self.sums = [halves[0] + halves[1], halves[0], halves[1]];
+        for (scaled, sum) in self.scaled_sums.iter_mut().zip(self.sums) {
+            *scaled = sum as f32 * self.scale;
+        }
+    }
+}
+
+/// The magnitude above which a block stands out of a row; `sum` is that of the largest magnitudes of its blocks.
+#[inline(always)]
+pub(super) fn limit(sum: f32, blocks: usize) -> f32 {
+    STANDS_OUT * (sum / blocks as f32)
 }
 
 /// The magnitudes are compared as integers: a NaN is above them all, becomes the scale, and so is not lost.
@@ -60,49 +89,48 @@ fn largest(x: &[f32; BLOCK]) -> f32 {
 
 #[inline(always)]
 fn quantise_block(x: &[f32; BLOCK], limit: f32, out: &mut ActBlock) {
-    let max = out.scale;
-    out.scale = max / MAX_CODE as f32;
-    let inverse = if max > TINY { MAX_CODE as f32 / max } else { 0.0 };
-    let has_lower = max > limit;
-    out.has_lower = has_lower.into();
+    let inverse = out.set_scale(out.scale, limit);
     let mut codes = [0i32; BLOCK];
     for (code, v) in codes.iter_mut().zip(x) {
         *code = ((v * inverse + ROUND).to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32).clamp(-MAX_CODE, MAX_CODE);
     }
-    let [upper, lower] = &mut out.parts;
-    let keep = if has_lower { -1 } else { 0 };
-    for ((upper, lower), code) in upper.iter_mut().zip(lower).zip(&mut codes) {
+    let keep = if out.has_lower != 0 { -1 } else { 0 };
+    for ((upper, lower), code) in out.upper.iter_mut().zip(&mut out.lower).zip(&mut codes) {
         let part = (*code + UPPER / 2).div_euclid(UPPER);
         let rest = (*code - part * UPPER) & keep;
         *code = part * UPPER + rest;
         (*upper, *lower) = (part as i8, rest as i8);
     }
     let (first, last) = codes.split_at(BLOCK / 2);
-    let sums = [first.iter().sum::<i32>(), last.iter().sum::<i32>()];
-    out.sums = [sums[0] + sums[1], sums[0], sums[1]];
-    out.scaled_sums = out.sums.map(|s| s as f32 * out.scale);
+    out.set_sums([first.iter().sum(), last.iter().sum()]);
 }
 
 #[inline(always)]
-fn quantise_body(x: &[f32], out: &mut Strided<'_, ActBlock>) {
+fn quantise_body(x: &[f32], out: &mut [ActBlock]) {
     let (blocks, _) = x.as_chunks();
     let mut sum = 0.0;
-    for (b, x) in blocks.iter().enumerate() {
+    for (x, out) in blocks.iter().zip(out.iter_mut()) {
         // The scale is made of it below.
-        let max = largest(x);
-        out.at(b).scale = max;
-        sum += max;
+        out.scale = largest(x);
+        sum += out.scale;
     }
-    let limit = STANDS_OUT * (sum / blocks.len() as f32);
-    for (b, x) in blocks.iter().enumerate() {
-        quantise_block(x, limit, out.at(b));
+    let limit = limit(sum, blocks.len());
+    for (x, out) in blocks.iter().zip(out) {
+        quantise_block(x, limit, out);
     }
 }
 
-per_tier!(
-    /// Quantises one row: `out` is `[row length / 32]`.
-    quantise_row = quantise_body(x: &[f32], out: &mut Strided<'_, ActBlock>)
-);
+per_tier!(quantise_plainly = quantise_body(x: &[f32], out: &mut [ActBlock]));
+
+/// Quantises one row: `out` is `[row length / 32]`.
+pub(super) fn quantise_row(tier: CpuTier, x: &[f32], out: &mut [ActBlock]) {
+    #[cfg(target_arch = "x86_64")]
+    if tier >= CpuTier::Avx512 {
+        // SAFETY: the phases never pass a tier above `CpuTier::detect`.
+        return unsafe { super::activations_avx512::quantise_row(x, out) };
+    }
+    quantise_plainly(tier, x, out);
+}
 
 /// Rows of a tile.
 pub(super) const ACT_ROWS: usize = 16;
@@ -124,10 +152,10 @@ impl ActTile {
 }
 
 #[inline(always)]
-fn tile_body(row: usize, acts: &mut Strided<'_, ActBlock>, out: &mut [ActTile]) {
+fn tile_body(row: usize, acts: &[ActBlock], out: &mut [ActTile]) {
     for (b, out) in out.iter_mut().enumerate() {
-        let x = acts.at(b);
-        for ((part, codes), factor) in out.parts.iter_mut().zip(&x.parts).zip([UPPER, 1]) {
+        let x = &acts[b];
+        for ((part, codes), factor) in out.parts.iter_mut().zip([&x.upper, &x.lower]).zip([UPPER, 1]) {
             for (v, code) in part[row].iter_mut().zip(codes) {
                 *v = (((i32::from(*code) * factor) as f32).to_bits() >> 16) as u16;
             }
@@ -141,5 +169,5 @@ fn tile_body(row: usize, acts: &mut Strided<'_, ActBlock>, out: &mut [ActTile]) 
 
 per_tier!(
     /// Writes a row's blocks as row `row` (0 to 15) of tiles.
-    tile_row = tile_body(row: usize, acts: &mut Strided<'_, ActBlock>, out: &mut [ActTile])
+    tile_row = tile_body(row: usize, acts: &[ActBlock], out: &mut [ActTile])
 );

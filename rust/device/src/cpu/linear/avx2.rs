@@ -70,7 +70,8 @@ fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool, const VNNI: bo
 ) {
     let bytes = const { block_bytes(CODES, HALVES, MIN) };
     out.fill([0.0; PANEL]);
-    for (block, acts) in panel.chunks_exact(bytes).zip(acts.chunks_exact(out.len())) {
+    let stride = acts.len() / out.len();
+    for (b, block) in panel.chunks_exact(bytes).enumerate() {
         let mut line = 0;
         while line < bytes {
             // A prefetch may be of any address.
@@ -79,7 +80,7 @@ fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool, const VNNI: bo
         }
         for part in 0..PARTS {
             let weights = Part::<CODES, HALVES, MIN>::unpack(block, part);
-            for (x, out) in acts.iter().zip(out.iter_mut()) {
+            for (x, out) in acts.iter().skip(b).step_by(stride).zip(out.iter_mut()) {
                 weights.add_products::<VNNI>(x, &mut out.as_chunks_mut().0[part]);
             }
         }
@@ -126,9 +127,9 @@ impl<const CODES: u8, const HALVES: bool, const MIN: bool> Part<CODES, HALVES, M
         // `pairs` subtracts the zero of 8-bit codes.
         let zero = if CODES == 8 && !VNNI { 0 } else { zero_point(CODES, MIN) };
         let zero_bits = _mm_cvtsi32_si128(zero.max(1).ilog2() as i32);
-        let mut dots = self.dots::<VNNI>(&x.parts[0]).map(|dot| _mm256_slli_epi32::<{ UPPER.trailing_zeros() as i32 }>(dot));
+        let mut dots = self.dots::<VNNI>(&x.upper).map(|dot| _mm256_slli_epi32::<{ UPPER.trailing_zeros() as i32 }>(dot));
         if x.has_lower != 0 {
-            for (dot, lower) in dots.iter_mut().zip(self.dots::<VNNI>(&x.parts[1])) {
+            for (dot, lower) in dots.iter_mut().zip(self.dots::<VNNI>(&x.lower)) {
                 *dot = _mm256_add_epi32(*dot, lower);
             }
         }

@@ -1,17 +1,17 @@
 //! AVX-512 kernels: a packed panel of 32 weight rows times 1 to 64 rows of activations, by VNNI.
 //!
 //! ```text
-//!   panel, block by block of 32 columns             activations [blocks][rows], 96 bytes each
-//!   | codes, 512 to 1024 B | scales | minima |      | row 0 | row 1 | row 2 | row 3 | ...
-//!             | unpacked once for all rows                 | 8 broadcast words, 16 with a lower part
+//!   panel, block by block of 32 columns             activations [rows][stride], 96 bytes each
+//!   | codes, 512 to 1024 B | scales | minima |      | 8 words of upper parts | scale, sums | 8 words of lower parts |
+//!             | unpacked once for all rows                 | broadcast
 //!    2 tiles x 8 registers of bytes -----> vpdpbusd <------+
 //!                          2 tiles of 16 integer sums a row -> f32, times the row's scale, times the weights', plus minima
 //! ```
 //!
 //! One row keeps its sums in registers and waits for memory. More keep theirs in the level 1 cache and go four at a time through a block
-//! that stays in registers. 16 outputs of one block take 8 `vpdpbusd`, a conversion, a multiplication and one fused operation, two with
-//! minima; products with a lower part, if one of four rows has it, 8 more. On Zen 5 all but the conversion share two ports, which limits
-//! kernels to 73 % of the integer peak with minima and 80 % without.
+//! that stays in registers; of a block of two groups of 16 columns, each group goes alone. 16 outputs of one block take 8 `vpdpbusd`, a
+//! conversion, a multiplication and one fused operation, two with minima; products with a lower part, if one of four rows has it, 8 more.
+//! On Zen 5 all but the conversion share two ports, which limits kernels to 73 % of the integer peak with minima and 80 % without.
 //!
 //! Measured on two cores of a Zen 5, on which a loop of `vpdpbusd` alone does 1930 GOP/s, by `examples/bench_linear.rs`: 2048 x 8192,
 //! quantisation of the activations included. One row in GB/s of packed weights, where `examples/roofline.rs` reads 52 in the same minutes;
@@ -32,7 +32,7 @@
 #![allow(clippy::inline_always, unsafe_op_in_unsafe_fn)]
 
 #[allow(clippy::wildcard_imports)] // Intrinsics.
-use std::{arch::x86_64::*, ops::Range};
+use std::arch::x86_64::*;
 
 use super::{
     PANEL,
@@ -49,47 +49,56 @@ pub(super) fn kernel(layout: Layout) -> Kernel {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8], acts: &[ActBlock], out: &mut [[f32; PANEL]]) {
-    match out {
-        [out] => one_row::<CODES, HALVES, MIN>(panel, acts, out),
-        _ => many_rows::<CODES, HALVES, MIN>(panel, acts, out),
-    }
-}
-
-/// One row keeps its sums in registers, many theirs in the level 1 cache.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn one_row<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8], acts: &[ActBlock], out: &mut [f32; PANEL]) {
-    let zero = const { zero_point(CODES, MIN) };
-    let mut sums = [[_mm512_setzero_ps(); 2]];
-    for (block, x) in panel.chunks_exact(const { block_bytes(CODES, HALVES, MIN) }).zip(acts.as_chunks().0) {
-        // SAFETY: the features are enabled.
-        unsafe { Block::<HALVES, MIN>::unpack::<CODES>(block).multiply::<1>(x, zero, &mut sums) }
-    }
-    // SAFETY: as above.
-    unsafe { store(sums[0], out) }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn many_rows<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8], acts: &[ActBlock], out: &mut [[f32; PANEL]]) {
-    out.fill([0.0; PANEL]);
-    let zero = const { zero_point(CODES, MIN) };
-    for (block, x) in panel.chunks_exact(const { block_bytes(CODES, HALVES, MIN) }).zip(acts.chunks_exact(out.len())) {
-        // SAFETY: the features are enabled.
-        unsafe {
-            let block = Block::<HALVES, MIN>::unpack::<CODES>(block);
-            let ((x4, x), (out4, out)) = (x.as_chunks::<4>(), out.as_chunks_mut::<4>());
-            for (x, out) in x4.iter().zip(out4) {
-                block.add(x, zero, out);
-            }
-            let ((x2, x), (out2, out)) = (x.as_chunks::<2>(), out.as_chunks_mut::<2>());
-            for (x, out) in x2.iter().zip(out2) {
-                block.add(x, zero, out);
-            }
-            for (x, out) in x.as_chunks::<1>().0.iter().zip(out.as_chunks_mut().0) {
-                block.add(x, zero, out);
-            }
+    assert!(acts.len() >= panel.len() / const { block_bytes(CODES, HALVES, MIN) } * out.len());
+    // SAFETY: the features are enabled.
+    unsafe {
+        match out {
+            [out] => one_row::<CODES, HALVES, MIN>(panel, acts, out),
+            _ => many_rows::<CODES, HALVES, MIN>(panel, acts, out),
         }
+    }
+}
+
+/// One row keeps its sums in registers.
+#[inline(always)]
+unsafe fn one_row<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8], acts: &[ActBlock], out: &mut [f32; PANEL]) {
+    let mut sums = [_mm512_setzero_ps(); 2];
+    for (block, x) in panel.chunks_exact(const { block_bytes(CODES, HALVES, MIN) }).zip(acts) {
+        prefetch(block);
+        let group = Group::<CODES, HALVES, MIN, 0>::unpack(block);
+        sums = group.scaled(group.products([x])[0], x, sums);
+        if HALVES {
+            let group = Group::<CODES, HALVES, MIN, 1>::unpack(block);
+            sums = group.scaled(group.products([x])[0], x, sums);
+        }
+    }
+    store(sums, out);
+}
+
+/// Many rows keep theirs in the level 1 cache.
+#[inline(always)]
+unsafe fn many_rows<const CODES: u8, const HALVES: bool, const MIN: bool>(
+    panel: &[u8],
+    acts: &[ActBlock],
+    out: &mut [[f32; PANEL]],
+) {
+    out.fill([0.0; PANEL]);
+    let stride = acts.len() / out.len();
+    for (b, block) in panel.chunks_exact(const { block_bytes(CODES, HALVES, MIN) }).enumerate() {
+        prefetch(block);
+        Group::<CODES, HALVES, MIN, 0>::unpack(block).add(&acts[b..], stride, out);
+        if HALVES {
+            Group::<CODES, HALVES, MIN, 1>::unpack(block).add(&acts[b..], stride, out);
+        }
+    }
+}
+
+/// Asks for a block some way ahead.
+#[inline(always)]
+unsafe fn prefetch(block: &[u8]) {
+    for line in (0..block.len()).step_by(64) {
+        // A prefetch may be of any address.
+        _mm_prefetch::<_MM_HINT_T0>(block.as_ptr().wrapping_add(AHEAD + line).cast());
     }
 }
 
@@ -158,137 +167,133 @@ pub(super) unsafe fn codes<const CODES: u8>(block: &[u8], g: usize, tile: usize)
     [_mm512_or_si512(low, _mm512_and_si512(high[0], mask)), _mm512_or_si512(high_nibble, _mm512_and_si512(high[1], mask))]
 }
 
-/// A block of a panel in registers: of each tile, codes of columns 4 q.. as bytes, and 128 times the scales, and minima, of each group.
-struct Block<const HALVES: bool, const MIN: bool> {
+/// A group of columns of a block in registers: of each tile, codes of columns 4 q.. as bytes (of 16 columns half as many), 128 times
+/// the scales, and minima.
+struct Group<const CODES: u8, const HALVES: bool, const MIN: bool, const GROUP: usize> {
     codes: [[__m512i; 8]; 2],
-    scales: [[__m512; 2]; 2],
-    mins: [[__m512; 2]; 2],
+    scales: [__m512; 2],
+    mins: [__m512; 2],
 }
 
-impl<const HALVES: bool, const MIN: bool> Block<HALVES, MIN> {
+impl<const CODES: u8, const HALVES: bool, const MIN: bool, const GROUP: usize> Group<CODES, HALVES, MIN, GROUP> {
+    const QUADS: usize = if HALVES { 4 } else { 8 };
+    /// Which of a block's sums is that of the group.
+    const SUM: usize = if HALVES { 1 + GROUP } else { 0 };
+    const ZERO: i32 = zero_point(CODES, MIN);
+    const ZERO_BITS: i32 = if Self::ZERO > 0 { Self::ZERO.ilog2() as i32 } else { 0 };
+
     /// # Safety
     /// The processor has AVX-512; likewise below.
     #[inline(always)]
-    unsafe fn unpack<const CODES: u8>(block: &[u8]) -> Self {
-        let bytes = const { block_bytes(CODES, HALVES, MIN) };
-        let groups = const { 1 + HALVES as usize };
-        assert!(block.len() == bytes);
-        let mut line = 0;
-        while line < bytes {
-            // A prefetch may be of any address.
-            _mm_prefetch::<_MM_HINT_T0>(block.as_ptr().wrapping_add(AHEAD + line).cast());
-            line += 64;
-        }
+    unsafe fn unpack(block: &[u8]) -> Self {
+        assert!(block.len() == const { block_bytes(CODES, HALVES, MIN) });
         let mut all = [[_mm512_setzero_si512(); 8]; 2];
-        for (tile, all) in all.iter_mut().enumerate() {
+        let (mut scales, mut mins) = ([_mm512_setzero_ps(); 2], [_mm512_setzero_ps(); 2]);
+        let at = const { codes_bytes(CODES) + 64 * GROUP };
+        for tile in 0..2 {
             for g in 0..4 {
-                [all[g], all[4 + g]] = codes::<CODES>(block, g, tile);
-            }
-        }
-        let (mut scales, mut mins) = ([[_mm512_setzero_ps(); 2]; 2], [[_mm512_setzero_ps(); 2]; 2]);
-        for group in 0..groups {
-            let at = const { codes_bytes(CODES) } + 64 * group;
-            for tile in 0..2 {
-                scales[group][tile] = _mm512_mul_ps(f16s(block, at + 32 * tile), _mm512_set1_ps(UPPER as f32));
-                if MIN {
-                    mins[group][tile] = f16s(block, at + 64 * groups + 32 * tile);
+                let halves = codes::<CODES>(block, g, tile);
+                if HALVES {
+                    all[tile][g] = halves[GROUP];
+                } else {
+                    [all[tile][g], all[tile][4 + g]] = halves;
                 }
+            }
+            scales[tile] = _mm512_mul_ps(f16s(block, at + 32 * tile), _mm512_set1_ps(UPPER as f32));
+            if MIN {
+                mins[tile] = f16s(block, at + 32 * tile + const { 64 * (1 + HALVES as usize) });
             }
         }
         Self { codes: all, scales, mins }
     }
 
-    /// Adds the products by R rows to sums in memory.
+    /// Adds the products by rows, whose blocks lie `stride` apart, to sums in memory.
     #[inline(always)]
-    unsafe fn add<const R: usize>(&self, x: &[ActBlock; R], zero: i32, out: &mut [[f32; PANEL]; R]) {
-        let mut sums = [[_mm512_setzero_ps(); 2]; R];
-        for (sums, out) in sums.iter_mut().zip(out.iter()) {
-            *sums = load(out);
+    unsafe fn add(&self, acts: &[ActBlock], stride: usize, out: &mut [[f32; PANEL]]) {
+        let (fours, rest) = out.as_chunks_mut();
+        let last = 4 * fours.len() * stride;
+        for (i, out) in fours.iter_mut().enumerate() {
+            self.add_rows::<4>(&acts[4 * i * stride..], stride, out);
         }
-        self.multiply(x, zero, &mut sums);
-        for (sums, out) in sums.iter().zip(out) {
-            store(*sums, out);
+        match rest.len() {
+            1 => self.add_rows::<1>(&acts[last..], stride, &mut rest.as_chunks_mut().0[0]),
+            2 => self.add_rows::<2>(&acts[last..], stride, &mut rest.as_chunks_mut().0[0]),
+            3 => self.add_rows::<3>(&acts[last..], stride, &mut rest.as_chunks_mut().0[0]),
+            _ => {}
         }
     }
 
-    /// Adds the products by R rows.
     #[inline(always)]
-    unsafe fn multiply<const R: usize>(&self, x: &[ActBlock; R], zero: i32, sums: &mut [[__m512; 2]; R]) {
+    unsafe fn add_rows<const R: usize>(&self, acts: &[ActBlock], stride: usize, out: &mut [[f32; PANEL]; R]) {
+        let mut x = [&acts[0]; R];
+        for (r, x) in x.iter_mut().enumerate() {
+            *x = &acts[r * stride];
+        }
+        for ((products, x), out) in self.products(x).into_iter().zip(x).zip(out) {
+            store(self.scaled(products, x, load(out)), out);
+        }
+    }
+
+    /// The sums plus a row's products and minima.
+    #[inline(always)]
+    unsafe fn scaled(&self, products: [__m512; 2], x: &ActBlock, mut sums: [__m512; 2]) -> [__m512; 2] {
+        for tile in 0..2 {
+            sums[tile] = _mm512_fmadd_ps(products[tile], self.scales[tile], sums[tile]);
+            if MIN {
+                sums[tile] = _mm512_fmadd_ps(self.mins[tile], _mm512_set1_ps(x.scaled_sums[Self::SUM]), sums[tile]);
+            }
+        }
+        sums
+    }
+
+    /// Codes of weights less their zeros times activations, of R rows.
+    #[inline(always)]
+    unsafe fn products<const R: usize>(&self, x: [&ActBlock; R]) -> [[__m512; 2]; R] {
         let shift = const { UPPER.ilog2() as i32 };
-        let zero_shift = zero.max(1).ilog2() as i32;
-        let lower = x.iter().fold(0, |any, x| any | x.has_lower) != 0;
-        for group in 0..const { 1 + HALVES as usize } {
-            let quads = if HALVES { 4 * group..4 * group + 4 } else { 0..8 };
-            let mut dots = [[_mm512_setzero_si512(); 2]; R];
-            self.dot(x, 0, quads.clone(), &mut dots);
-            if lower {
-                for dot in dots.as_flattened_mut() {
-                    *dot = _mm512_sll_epi32(*dot, _mm_cvtsi32_si128(shift));
-                }
-                self.dot(x, 1, quads, &mut dots);
-                if zero > 0 {
-                    subtract(x, group_sum::<HALVES>(group), (zero_shift, 0), &mut dots);
-                }
-                self.scale(x, 1.0 / UPPER as f32, group, &dots, sums);
-            } else {
-                // All is a multiple of 128, by which the scales are larger.
-                if zero > 0 {
-                    subtract(x, group_sum::<HALVES>(group), (0, shift - zero_shift), &mut dots);
-                }
-                self.scale(x, 1.0, group, &dots, sums);
-            }
+        let mut dots = [[_mm512_setzero_si512(); 2]; R];
+        self.dot(x, false, &mut dots);
+        if x.iter().fold(0, |any, x| any | x.has_lower) == 0 {
+            // All is a multiple of 128, by which the scales are larger.
+            return Self::less_zeros(x, 1.0, [0, shift - Self::ZERO_BITS], dots);
         }
+        for dot in dots.as_flattened_mut() {
+            *dot = _mm512_slli_epi32::<{ UPPER.ilog2() }>(*dot);
+        }
+        self.dot(x, true, &mut dots);
+        Self::less_zeros(x, 1.0 / UPPER as f32, [Self::ZERO_BITS, 0], dots)
     }
 
-    /// Adds the products of a group, in integers times `unit`, to the sums.
+    /// Likewise, integers times `unit`, whose zeros are the sums of codes shifted left and then right.
     #[inline(always)]
-    unsafe fn scale<const R: usize>(
-        &self,
-        x: &[ActBlock; R],
+    unsafe fn less_zeros<const R: usize>(
+        x: [&ActBlock; R],
         unit: f32,
-        group: usize,
-        dots: &[[__m512i; 2]; R],
-        sums: &mut [[__m512; 2]; R],
-    ) {
-        for ((dots, x), sums) in dots.iter().zip(x).zip(sums) {
-            for tile in 0..2 {
-                let dot = _mm512_mul_ps(_mm512_cvtepi32_ps(dots[tile]), _mm512_set1_ps(x.scale * unit));
-                sums[tile] = _mm512_fmadd_ps(dot, self.scales[group][tile], sums[tile]);
-                if MIN {
-                    let scaled = _mm512_set1_ps(x.scaled_sums[group_sum::<HALVES>(group)]);
-                    sums[tile] = _mm512_fmadd_ps(self.mins[group][tile], scaled, sums[tile]);
-                }
+        shifts: [i32; 2],
+        dots: [[__m512i; 2]; R],
+    ) -> [[__m512; 2]; R] {
+        let mut products = [[_mm512_setzero_ps(); 2]; R];
+        for ((products, dots), x) in products.iter_mut().zip(dots).zip(x) {
+            let zeros = _mm512_sll_epi32(_mm512_set1_epi32(x.sums[Self::SUM]), _mm_cvtsi32_si128(shifts[0]));
+            let zeros = _mm512_sra_epi32(zeros, _mm_cvtsi32_si128(shifts[1]));
+            for (product, dot) in products.iter_mut().zip(dots) {
+                let dot = if Self::ZERO > 0 { _mm512_sub_epi32(dot, zeros) } else { dot };
+                *product = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), _mm512_set1_ps(x.scale * unit));
             }
         }
+        products
     }
 
-    /// Adds products of a part of the activations' codes.
+    /// Adds the products of the upper or the lower parts of the activations' codes.
     #[inline(always)]
-    unsafe fn dot<const R: usize>(&self, x: &[ActBlock; R], part: usize, quads: Range<usize>, dots: &mut [[__m512i; 2]; R]) {
-        for quad in quads {
+    unsafe fn dot<const R: usize>(&self, x: [&ActBlock; R], lower: bool, dots: &mut [[__m512i; 2]; R]) {
+        for quad in 0..Self::QUADS {
             for (dots, x) in dots.iter_mut().zip(x) {
-                let x = _mm512_set1_epi32(x.parts[part].as_ptr().add(4 * quad).cast::<i32>().read_unaligned());
+                let part = if lower { &x.lower } else { &x.upper };
+                let x = part.as_ptr().add(const { 16 * GROUP } + 4 * quad).cast::<i32>().read_unaligned();
                 for (dot, codes) in dots.iter_mut().zip(&self.codes) {
-                    *dot = _mm512_dpbusd_epi32(*dot, codes[quad], x);
+                    *dot = _mm512_dpbusd_epi32(*dot, codes[quad], _mm512_set1_epi32(x));
                 }
             }
-        }
-    }
-}
-
-/// Which of a block's sums is that of a group.
-const fn group_sum<const HALVES: bool>(group: usize) -> usize {
-    if HALVES { 1 + group } else { 0 }
-}
-
-/// Subtracts what the zeros of the weights' codes add: the sum of the activations' codes, shifted left and then right.
-#[inline(always)]
-unsafe fn subtract<const R: usize>(x: &[ActBlock; R], sum: usize, shifts: (i32, i32), dots: &mut [[__m512i; 2]; R]) {
-    for (dots, x) in dots.iter_mut().zip(x) {
-        let zeros = _mm512_sll_epi32(_mm512_set1_epi32(x.sums[sum]), _mm_cvtsi32_si128(shifts.0));
-        let zeros = _mm512_sra_epi32(zeros, _mm_cvtsi32_si128(shifts.1));
-        for dot in dots {
-            *dot = _mm512_sub_epi32(*dot, zeros);
         }
     }
 }

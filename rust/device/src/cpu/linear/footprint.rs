@@ -2,7 +2,7 @@
 
 use super::{
     MANY_ROWS, PANEL,
-    activations::{ACT_ROWS, ActBlock, ActTile, BLOCK},
+    activations::{ACT_ROWS, ActBlock, ActTile, BLOCK, stride},
     packed, tiled,
 };
 use crate::{DType, Precision, WorkspaceShape, cpu::CpuTier};
@@ -40,7 +40,7 @@ pub fn workspace_bytes(shape: &WorkspaceShape, tier: CpuTier, num_threads: usize
     let tiles = tier == CpuTier::Amx && num_tokens >= MANY_ROWS;
     let inputs = match (shape.precision, quantised) {
         (Precision::Fast | Precision::Deterministic, true) => {
-            let blocks = num_tokens * (widest / BLOCK) * size_of::<ActBlock>();
+            let blocks = num_tokens * stride(widest) * size_of::<ActBlock>();
             let tiles = if tiles { num_tokens.div_ceil(ACT_ROWS) * (widest / BLOCK) * size_of::<ActTile>() } else { 0 };
             (blocks + tiles) as u64
         }

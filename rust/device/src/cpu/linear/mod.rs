@@ -8,6 +8,8 @@
 
 mod activations;
 #[cfg(target_arch = "x86_64")]
+mod activations_avx512;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -44,7 +46,7 @@ pub(super) use footprint::{is_packed, resident_bytes, workspace_bytes};
 pub use phases::{LinearContext, LinearScratch, gate_up, linear_residual, norm_linear};
 
 use self::{
-    activations::{ACT_ROWS, ActBlock, ActTile, BLOCK},
+    activations::{ACT_ROWS, ActBlock, ActTile, BLOCK, stride},
     packed::Packed,
     tiled::Tiled,
 };
@@ -240,7 +242,7 @@ struct Input<'a> {
     values: &'a [f32],
     /// `[rows, cols / 2]`, two bf16 each; empty when no weight takes them.
     pairs: &'a [u32],
-    /// `[rows / 64][cols / 32][64 rows]`, the last rows fewer and as close; empty when no weight is packed.
+    /// `[rows, stride]`, of which the first cols / 32 are blocks; empty when no weight is packed.
     acts: &'a [ActBlock],
     /// `[rows / 16, cols / 32]`; empty unless the tile units are to multiply packed weights.
     tiles: &'a [ActTile],
@@ -253,7 +255,8 @@ impl Panel<'_> {
         let blocks = input.cols / BLOCK;
         match &self.source {
             Source::Packed(packed, p) => {
-                packed.multiply(*p, &input.acts[m * blocks..(m + num_rows) * blocks], &mut out[..num_rows]);
+                let stride = stride(input.cols);
+                packed.multiply(*p, &input.acts[m * stride..(m + num_rows) * stride], &mut out[..num_rows]);
             }
             #[cfg(target_arch = "x86_64")]
             Source::Unpacked(packed, panel) => {

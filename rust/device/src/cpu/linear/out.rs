@@ -27,30 +27,4 @@ impl<'a, T> SharedOut<'a, T> {
         // SAFETY: in bounds by the assertion, borrowed for 'a by `new`, and unique by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
     }
-
-    /// The elements `start`, `start + stride` and so on, `len` of them.
-    ///
-    /// # Safety
-    /// As of [`Self::part`].
-    pub(super) unsafe fn strided(&self, start: usize, stride: usize, len: usize) -> Strided<'_, T> {
-        assert!(len == 0 || start + (len - 1) * stride < self.len, "{len} elements from {start} by {stride} of {}", self.len);
-        Strided { start: self.start.wrapping_add(start), stride, len, borrow: PhantomData }
-    }
-}
-
-/// Elements at equal distances, those of one thread.
-pub(super) struct Strided<'a, T> {
-    start: *mut T,
-    stride: usize,
-    len: usize,
-    borrow: PhantomData<&'a mut [T]>,
-}
-
-impl<T> Strided<'_, T> {
-    #[inline]
-    pub(super) fn at(&mut self, i: usize) -> &mut T {
-        assert!(i < self.len, "element {i} of {}", self.len);
-        // SAFETY: in bounds by the assertion in `strided`, and of this thread by the promise of its caller.
-        unsafe { &mut *self.start.add(i * self.stride) }
-    }
 }

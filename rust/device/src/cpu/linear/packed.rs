@@ -116,7 +116,7 @@ macro_rules! select {
 #[cfg(target_arch = "x86_64")]
 pub(super) use select;
 
-/// Multiplies one panel by as many rows of activations, `[blocks, rows]`, as `out` has, 1 to 64:
+/// Multiplies one panel by as many rows of activations, `[rows, stride]`, as `out` has, 1 to 64:
 /// `out[row][n] = sum over k of weight[n, k] * x[row, k]`. A kernel of a tier above the machine's must not be called.
 pub(super) type Kernel = unsafe fn(panel: &[u8], acts: &[ActBlock], out: &mut [[f32; PANEL]]);
 
@@ -343,16 +343,17 @@ fn scalar<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8], ac
     let bytes = block_bytes(CODES, HALVES, MIN);
     let f16_at = |block: &[u8], at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
     out.fill([0.0; PANEL]);
-    for (block, acts) in panel.chunks_exact(bytes).zip(acts.chunks_exact(out.len())) {
+    let stride = acts.len() / out.len();
+    for (b, block) in panel.chunks_exact(bytes).enumerate() {
         for r in 0..PANEL {
             let codes = codes_of::<CODES>(block, (r / TILE, r % TILE)).map(|c| i16::from(c) - zero_point(CODES, MIN) as i16);
             let at = |g: usize| codes_bytes(CODES) + 64 * g + 2 * r;
             let scales: [f32; 2] = std::array::from_fn(|g| if g < groups { f16_at(block, at(g)) } else { 0.0 });
             let mins: [f32; 2] = std::array::from_fn(|g| if MIN && g < groups { f16_at(block, at(groups + g)) } else { 0.0 });
-            for (x, out) in acts.iter().zip(out.iter_mut()) {
+            for (x, out) in acts.iter().skip(b).step_by(stride).zip(out.iter_mut()) {
                 let mut dots = [0; 2];
                 for (i, code) in codes.iter().enumerate() {
-                    let x = UPPER * i32::from(x.parts[0][i]) + i32::from(x.parts[1][i]);
+                    let x = UPPER * i32::from(x.upper[i]) + i32::from(x.lower[i]);
                     dots[i / 16] += i32::from(*code) * x;
                 }
                 if !HALVES {

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::{
     CpuLinear, Input, MANY_ROWS, PANEL,
-    activations::{ACT_ROWS, ActBlock, ActTile, BLOCK},
+    activations::{ACT_ROWS, ActBlock, ActTile, BLOCK, stride},
     out::SharedOut,
     phases::{LinearContext, grown},
 };
@@ -71,7 +71,7 @@ impl Work {
             cols: input.cols,
             row_bytes: match packed {
                 true if many_rows => input.cols / BLOCK * size_of::<ActTile>() / ACT_ROWS,
-                true => input.cols / BLOCK * size_of::<ActBlock>(),
+                true => stride(input.cols) * size_of::<ActBlock>(),
                 false if !input.pairs.is_empty() => input.cols * 2,
                 false => input.cols * 4,
             },

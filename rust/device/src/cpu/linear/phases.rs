@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::{
-    CpuLinear, Input, MANY_ROWS, PANEL,
-    activations::{ACT_ROWS, ActBlock, ActTile, BLOCK, quantise_row, tile_row},
+    CpuLinear, Input, PANEL,
+    activations::{ACT_ROWS, ActBlock, ActTile, BLOCK, quantise_row, stride, tile_row},
     elementwise::{add_scaled, gate_row, norm_row},
     for_products,
     many_rows::{Phase, Tiles},
@@ -45,7 +45,7 @@ pub struct LinearScratch {
 struct Acts {
     /// Rounded input, `[rows, cols / 2]`.
     pairs: Vec<u32>,
-    /// `[rows / 64][cols / 32][64 rows]`; see [`Input`].
+    /// See [`Input`].
     blocks: Vec<ActBlock>,
     /// `[rows / 16, cols / 32]`.
     tiles: Vec<ActTile>,
@@ -72,6 +72,7 @@ impl Form {
 
 /// Below this many values rows are normalised and quantised on one thread.
 const MIN_PARALLEL_ROWS: usize = 1 << 12;
+
 /// The first `len` elements of a buffer that grows when needed.
 pub(super) fn grown<T: Clone>(buffer: &mut Vec<T>, len: usize, fill: T) -> &mut [T] {
     if buffer.len() < len {
@@ -113,7 +114,8 @@ impl LinearContext<'_> {
         let pair_cols = if pairs { cols / 2 } else { 0 };
         let Acts { pairs: act_pairs, blocks: acts, tiles: act_tiles } = acts;
         let act_pairs = grown(act_pairs, rows * pair_cols, 0);
-        let acts = grown(acts, rows * blocks, ActBlock::ZERO);
+        let stride = if blocks > 0 { stride(cols) } else { 0 };
+        let acts = grown(acts, rows * stride, ActBlock::ZERO);
         let act_tiles = grown(act_tiles, rows.div_ceil(ACT_ROWS) * tiles, ActTile::ZERO);
         if norm.is_some() || pairs || form >= Form::Blocks {
             let (shared_normed, shared_acts, shared_tiles) =
@@ -133,14 +135,12 @@ impl LinearContext<'_> {
                         unsafe { round_row(row, shared_pairs.part(m * pair_cols, pair_cols)) };
                     }
                     if form >= Form::Blocks {
-                        let (first, place) = (m / MANY_ROWS * MANY_ROWS, m % MANY_ROWS);
                         // SAFETY: as above.
-                        let mut acts =
-                            unsafe { shared_acts.strided(first * blocks + place, MANY_ROWS.min(rows - first), blocks) };
-                        quantise_row(self.tier, row, &mut acts);
+                        let acts = unsafe { shared_acts.part(m * stride, blocks) };
+                        quantise_row(self.tier, row, acts);
                         // SAFETY: ranges start at whole tiles.
                         let tiles = unsafe { shared_tiles.part(m / ACT_ROWS * tiles, tiles) };
-                        tile_row(self.tier, m % ACT_ROWS, &mut acts, tiles);
+                        tile_row(self.tier, m % ACT_ROWS, acts, tiles);
                     }
                 }
             });
@@ -259,6 +259,16 @@ fn targets<'a>(x: &Tensor, projections: &'a mut [Projection<'_>]) -> ([Option<Ta
     (targets, first)
 }
 
+/// Copies a panel's values of a row; of the last panel fewer.
+fn copy(values: &[f32; PANEL], out: &mut [f32]) {
+    if let Ok(out) = <&mut [f32; PANEL]>::try_from(&mut *out) {
+        // Of known length: no call.
+        *out = *values;
+    } else {
+        out.copy_from_slice(&values[..out.len()]);
+    }
+}
+
 /// Writes the columns of panel `p` for `rows` of the input.
 fn store(weight: &CpuLinear, p: usize, input: &Input<'_>, rows: Range<usize>, buffer: &mut [f32], out: &SharedOut<'_, f32>) {
     let columns = weight.panel_rows(p);
@@ -266,8 +276,7 @@ fn store(weight: &CpuLinear, p: usize, input: &Input<'_>, rows: Range<usize>, bu
     for_products(&[panel], input, &rows, &mut |m, [products]| {
         for (i, values) in products.iter().enumerate() {
             // SAFETY: these columns of these rows belong to this panel, and each panel and row is visited once.
-            let out = unsafe { out.part((m + i) * weight.out_features + columns.start, columns.len()) };
-            out.copy_from_slice(&values[..columns.len()]);
+            copy(values, unsafe { out.part((m + i) * weight.out_features + columns.start, columns.len()) });
         }
     });
 }
@@ -390,11 +399,10 @@ pub fn gate_up(context: LinearContext<'_>, scratch: &mut LinearScratch, args: Ga
         let (first, second) = buffer.split_at_mut(half);
         let panels = [gate.open(p, work.many_rows, first), up.open(p, work.many_rows, second)];
         for_products(&panels, &input, &rows, &mut |m, [gates, ups]| {
-            for (i, (gates, ups)) in gates.iter_mut().zip(ups).enumerate() {
-                gate_row(context.tier, activation, gates, ups);
+            gate_row(context.tier, activation, gates.as_flattened_mut(), ups.as_flattened());
+            for (i, gates) in gates.iter().enumerate() {
                 // SAFETY: as in `store`.
-                let out = unsafe { out.part((m + i) * cols + columns.start, columns.len()) };
-                out.copy_from_slice(&gates[..columns.len()]);
+                copy(gates, unsafe { out.part((m + i) * cols + columns.start, columns.len()) });
             }
         });
     });

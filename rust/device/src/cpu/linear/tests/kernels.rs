@@ -4,7 +4,10 @@ use half::f16;
 use proptest::prelude::*;
 
 use super::{
-    super::packed::{Layout, block_bytes, codes_bytes},
+    super::{
+        activations::quantise_row,
+        packed::{Layout, block_bytes, codes_bytes},
+    },
     *,
 };
 
@@ -66,6 +69,26 @@ fn the_fast_path_is_the_oracle_on_rounded_activations() {
             [(1, 96, 256), (2, 33, 512), (3, 70, 256), (5, 1, 256), (33, 40, 768), (50, 65, 512)].into_iter().enumerate()
         {
             check_fast(dtype, shape, i as u64 + 1, &pool);
+        }
+    }
+}
+
+#[test]
+fn activations_are_quantised_to_the_same_bits_on_every_tier() {
+    let mut x = Random::new(19).tensor(40, 768);
+    // A block that stands out of each row.
+    x.as_mut_slice().chunks_exact_mut(768).flat_map(|row| &mut row[..BLOCK]).for_each(|v| *v *= 9.0);
+    for row in 0..x.rows() {
+        let blocks = |tier| {
+            let mut blocks = vec![ActBlock::ZERO; 768 / BLOCK];
+            quantise_row(tier, x.row(row), &mut blocks);
+            let bits = |b: &ActBlock| (b.upper, b.lower, b.scale.to_bits(), b.scaled_sums.map(f32::to_bits), b.sums, b.has_lower);
+            blocks.iter().map(bits).collect::<Vec<_>>()
+        };
+        let plain = blocks(CpuTier::Scalar);
+        assert!(plain.iter().any(|b| b.5 != 0), "row {row} has no lower part");
+        for tier in tiers() {
+            assert_eq!(blocks(tier), plain, "row {row}, {}", tier.name());
         }
     }
 }
@@ -238,16 +261,15 @@ fn avx2_kernels_have_the_same_bits_with_vnni_and_without() {
         for (i, act) in acts.iter_mut().enumerate() {
             // Some of the largest parts that there are; lower parts in every other block.
             let extreme = i % 3 == 0;
-            let [upper, lower] = &mut act.parts;
             let mut below = |n: u64| (random.bits() % n) as i32;
-            upper.fill_with(|| if extreme { 127 } else { (below(255) - 127) as i8 });
-            lower.fill_with(|| match (i % 2, extreme) {
+            act.upper.fill_with(|| if extreme { 127 } else { (below(255) - 127) as i8 });
+            act.lower.fill_with(|| match (i % 2, extreme) {
                 (0, _) => 0,
                 (_, true) => -64,
                 _ => (below(128) - 64) as i8,
             });
             act.has_lower = (i % 2 == 1).into();
-            let code = |i: usize| 128 * i32::from(act.parts[0][i]) + i32::from(act.parts[1][i]);
+            let code = |i: usize| 128 * i32::from(act.upper[i]) + i32::from(act.lower[i]);
             act.sums = [0..32, 0..16, 16..32].map(|columns| columns.map(code).sum());
             act.scale = 0.01;
             act.scaled_sums = act.sums.map(|s| s as f32 * act.scale);
