@@ -123,6 +123,23 @@ struct GatherRowsArgs {
     uint32_t num_rows, cols;
 };
 
+// round_values: out = x as out_type.
+struct RoundValuesArgs {
+    const float* x; // [count]
+    void* out;      // [count] of out_type
+    uint64_t count; // a multiple of 4
+    uint32_t out_type, reserved;
+};
+
+// fill_bias: out[row, n] = bias[n] * scale, or out[row, n] += it.
+struct FillBiasArgs {
+    const float* bias; // [cols]
+    float* out;        // [num_rows, cols]
+    uint32_t num_rows, cols;
+    uint32_t accumulate; // 1: added to out
+    float scale;
+};
+
 // gemv_*: out[row, n] = (x[row] . w[n] + bias[n]) * scale, or out[row, n] += it.
 struct GemvArgs {
     const float* x;   // [num_rows, x_stride]

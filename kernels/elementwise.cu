@@ -6,6 +6,8 @@
 //     norm(x) = (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias, where rms_norm takes 0 for the mean
 //   gated_activation  CTA (c, row): elements 1024 c .. 1024 c + 1024; 10 bytes an element for a 16-bit out
 //   gather_rows       CTA: a row; 8 bytes an element
+//   round_values      thread i: elements 4 i .. 4 i + 4 of a flat list; 6 bytes an element
+//   fill_bias         CTA: a row; 4 bytes an element, 8 when it is added
 //
 // All wait for memory: 4096 rows of 4096 elements through rms_norm with y are 0.3 GB, at 4.3 TB/s 70 us; a step of few rows is one launch.
 #include "cuda.cuh"
@@ -116,4 +118,24 @@ KERNEL(gather_rows, GatherRowsArgs, THREADS, 0) {
     const float* from = args.x + size_t(args.rows[blockIdx.x]) * args.cols;
     float* to = args.out + size_t(blockIdx.x) * args.cols;
     for (uint32_t i = threadIdx.x * 4; i < args.cols; i += THREADS * 4) *reinterpret_cast<float4*>(to + i) = load4(from + i);
+}
+
+// What a matrix product of 16 bits reads; values that f16 does not reach become its largest.
+KERNEL(round_values, RoundValuesArgs, THREADS, 0) {
+    const size_t at = (size_t(blockIdx.x) * THREADS + threadIdx.x) * 4;
+    if (at >= args.count) return;
+    float4 x = load4(args.x + at);
+    if (args.out_type == ELEMENT_F16) {
+        const auto within = [](float v) { return v > 65504.0f ? 65504.0f : v < -65504.0f ? -65504.0f : v; };
+        x = make_float4(within(x.x), within(x.y), within(x.z), within(x.w));
+    }
+    store4_as(args.out_type, args.out, at, x);
+}
+
+KERNEL(fill_bias, FillBiasArgs, THREADS, 0) {
+    float* out = args.out + size_t(blockIdx.x) * args.cols;
+    for (uint32_t i = threadIdx.x; i < args.cols; i += THREADS) {
+        const float bias = args.bias[i] * args.scale;
+        out[i] = args.accumulate ? out[i] + bias : bias;
+    }
 }

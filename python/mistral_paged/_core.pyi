@@ -768,6 +768,8 @@ class Runner:
         fairness: str | None = None,
         prompt_batchsize: int | None = None,
         guaranteed: bool = False,
+        cuda_graphs: bool | None = None,
+        attention_backend: str = "auto",
         num_device_layers: Any = None,
         in_situ_quant: Any = None,
         anymoe_config: Any = None,

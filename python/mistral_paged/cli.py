@@ -25,6 +25,7 @@ from mistral_paged.exceptions import MistralPagedError
 from mistral_paged.hub import find_local
 
 DTYPES = {"auto": ModelDType.Auto, "bf16": ModelDType.BF16, "f16": ModelDType.F16, "f32": ModelDType.F32}
+GRAPHS = {"auto": None, "on": True, "off": False}
 CACHE_TYPES = {
     "auto": PagedCacheType.Auto,
     "f32": PagedCacheType.F32,
@@ -115,7 +116,10 @@ def add_run(command: argparse.ArgumentParser) -> None:
     runtime.add_argument("--cpu-tier", help="instruction-set tier, such as scalar or avx2")
     runtime.add_argument("--num-threads", type=int, help="worker threads")
 
+    runtime.add_argument("--cuda-graphs", choices=GRAPHS, default="auto", help="on a GPU: launch a recorded decode step as one")
+
     paged = command.add_argument_group("paged attention")
+    paged.add_argument("--attention-backend", choices=["auto", "split", "plain"], default="auto", help="how a GPU reads keys")
     paged.add_argument("--paged-attn", choices=["auto", "on", "off"], default="auto", help="off is the baseline: whole contexts")
     size = paged.add_mutually_exclusive_group()
     size.add_argument("--pa-context-len", "--pa-ctxt-len", type=int, metavar="N", help="pool for one context of N tokens")
@@ -241,6 +245,8 @@ def load(options: argparse.Namespace) -> Runner:
             deterministic=options.deterministic,
             cpu_tier=options.cpu_tier,
             num_threads=options.num_threads,
+            cuda_graphs=GRAPHS[options.cuda_graphs],
+            attention_backend=options.attention_backend,
             load_progress=bar.update,
         )
 

@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, path::PathBuf, str::FromStr};
 
-use engine::{Device, KvTierConfig, MemoryGpuConfig, ModelSource, PagedAttentionConfig, Policies};
+use engine::{Device, KvTierConfig, MemoryGpuConfig, ModelSource, PagedAttentionConfig, Policies, cuda::CudaOptions};
 use pyo3::{
     exceptions::{PyTypeError, PyUnicodeEncodeError},
     prelude::*,
@@ -124,6 +124,29 @@ pub fn device(device: &str) -> PyResult<Device> {
             .map(Device::Cuda)
             .ok_or_else(|| invalid(format!("`device` must be \"auto\", \"cpu\" or a GPU such as \"cuda:0\", got {other:?}"))),
     }
+}
+
+/// Arguments about GPUs, and those of them that a processor cannot honour. What is not given, the environment may say as in mistral.rs:
+/// `MISTRALRS_CUDA_GRAPHS=0` and `MISTRALRS_FLASHINFER_DECODE=0` choose the plain way.
+pub fn cuda(py: Python<'_>, graphs: Option<bool>, attention: &str) -> PyResult<(CudaOptions, Vec<String>)> {
+    let environment = py.import("os")?.getattr("environ")?;
+    let is_off = |name: &str| {
+        environment.call_method1("get", (name,))?.extract().map(|value: Option<String>| value.as_deref() == Some("0"))
+    };
+    let splits_keys = match attention {
+        "auto" => !is_off("MISTRALRS_FLASHINFER_DECODE")?,
+        "split" => true,
+        "plain" => false,
+        other => {
+            return Err(invalid(format!("`attention_backend` must be \"auto\", \"split\" or \"plain\", got {other:?}")));
+        }
+    };
+    let graphs_or_default = graphs.map_or_else(|| is_off("MISTRALRS_CUDA_GRAPHS").map(|off| !off), Ok)?;
+    let wishes = [
+        (graphs == Some(true)).then(|| "cuda_graphs=True".to_owned()),
+        (attention != "auto").then(|| format!("attention_backend={attention:?}")),
+    ];
+    Ok((CudaOptions { graphs: graphs_or_default, splits_keys }, wishes.into_iter().flatten().collect()))
 }
 
 /// MB of a tier whose size is not given.

@@ -56,6 +56,9 @@ use crate::{
 /// - `device` is "cpu", a GPU such as "cuda:0", or "auto": the first GPU that this build's kernels run on, else the CPU. `cpu_tier` forces an
 ///   instruction-set tier, such as "scalar" or "avx2", for tests and bug reports, and the CPU; `num_threads` is the number of worker threads, on
 ///   a GPU of those that sample.
+/// - `cuda_graphs`: on a GPU, whether steps in which every request decodes are recorded once for their padded size and launched as one;
+///   on unless given. `attention_backend`: "auto", "split" (the keys of a request that decodes are read by several multiprocessors at once)
+///   or "plain" (by one). `MISTRALRS_CUDA_GRAPHS=0` and `MISTRALRS_FLASHINFER_DECODE=0` in the environment turn off what is not given.
 /// - `kv_tier`: a folder for blocks that the pool drops, and for the next process: with the same model, type and prompt it fetches
 ///   them instead of computing the prompt. `kv_tier_size` is its size in MB (2^20 bytes), 4096 unless given; the least recently used go.
 ///   The files hold prompts and answers, readable by their owner alone; damaged and foreign ones are skipped with a warning.
@@ -83,7 +86,7 @@ impl Runner {
         pa_gpu_mem=None, pa_gpu_mem_usage=None, pa_ctxt_len=None, pa_blk_size=None, pa_cache_type=None, no_paged_attn=false,
         paged_attn=false, memory_goal=None, seed=None, max_num_batched_tokens=None, device="auto", *, max_step_latency=0.25, deterministic=false, kv_tier=None,
         kv_tier_size=None, cpu_tier=None, num_threads=None, load_progress=None, admission=None, victim=None, fairness=None,
-        prompt_batchsize=None, guaranteed=false, num_device_layers=None, in_situ_quant=None, anymoe_config=None, which_draft=None,
+        prompt_batchsize=None, guaranteed=false, cuda_graphs=None, attention_backend="auto", num_device_layers=None, in_situ_quant=None, anymoe_config=None, which_draft=None,
         speculative_gamma=None, mtp_model=None, mtp_n_predict=None, enable_search=false, search_embedding_model=None,
         search_callback=None, tool_callbacks=None, mcp_client_config=None, code_execution_config=None, shell_config=None
     ))]
@@ -121,6 +124,8 @@ impl Runner {
         fairness: Option<&Bound<'_, PyString>>,
         prompt_batchsize: Option<Integer>,
         guaranteed: bool,
+        cuda_graphs: Option<bool>,
+        attention_backend: &str,
         num_device_layers: Option<Bound<'_, PyAny>>,
         in_situ_quant: Option<Bound<'_, PyAny>>,
         anymoe_config: Option<Bound<'_, PyAny>>,
@@ -156,6 +161,7 @@ impl Runner {
             return Err(invalid("paged_attn and no_paged_attn are mutually exclusive"));
         }
         let selection = Selection::of(which)?;
+        let (cuda, only_for_gpus) = options::cuda(py, cuda_graphs, attention_backend)?;
         let memory = MemoryArguments { pa_gpu_mem, pa_gpu_mem_usage, pa_ctxt_len, memory_goal: memory_goal.as_ref() };
         let config = EngineConfig {
             max_num_seqs: max_seqs,
@@ -175,6 +181,8 @@ impl Runner {
             kv_tier: options::kv_tier(py, kv_tier.as_ref(), kv_tier_size.as_ref())?,
             cpu: CpuOptions { tier: cpu_tier, num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)? },
             cuda_libraries: doctor::library_paths(py)?,
+            cuda,
+            only_for_gpus,
         };
         let source = options::resolve(py, &selection, token_source)?;
         let engine = load(py, source, config, load_progress.as_ref())?;

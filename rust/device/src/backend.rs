@@ -6,7 +6,9 @@
 
 use std::sync::Arc;
 
-use crate::{CacheEngine, DType, DeviceError, HostMemory, KvCacheSpec, KvDType, Tensor, WeightView, host_memory};
+use crate::{
+    CacheEngine, DType, DeviceError, HostMemory, KvCacheSpec, KvDType, RowSampling, SampledRow, Tensor, WeightView, host_memory,
+};
 
 /// How exactly a linear layer computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -336,6 +338,21 @@ pub struct WorkspaceShape {
     pub post_norms: bool,
 }
 
+/// Steps that a backend recorded for one model and its KV storage, which outlive them.
+#[derive(Default)]
+pub struct StepGraphs {
+    /// Rows of a recorded step at most; 0: none is recorded.
+    pub(crate) max_rows: usize,
+    pub(crate) cuda: crate::cuda::Graphs,
+}
+
+impl StepGraphs {
+    /// Of tensors with so many rows; 0 to record nothing.
+    pub fn new(max_rows: usize) -> Self {
+        Self { max_rows, ..Self::default() }
+    }
+}
+
 /// A device that computes decoder steps. All calls of one step come from one thread; calls do not fail once the sizes,
 /// which are programming errors when wrong, agree. A [`Linear`] works with the backend that loaded it. Outputs that are not also
 /// inputs get their number of rows set.
@@ -403,6 +420,16 @@ pub trait Backend: Send + Sync {
     /// The step whose phases follow.
     fn begin_step(&self, _step: &StepMetadata) {}
 
+    /// Begins a step as one that was recorded: its layers follow by [`Self::replay`], once the hidden state is there. `false`: it begins by
+    /// [`Self::begin_step`] instead. To record it, `layers` are called with steps of their own: they run the layers' phases, on hidden states
+    /// that mean nothing, as many rows as the step has positions.
+    fn begin_recorded(&self, _graphs: &mut StepGraphs, _step: &StepMetadata, _layers: &mut dyn FnMut(&StepMetadata)) -> bool {
+        false
+    }
+
+    /// Runs the layers of the step that [`Self::begin_recorded`] began. Rows of tensors are as the recording left them.
+    fn replay(&self, _graphs: &mut StepGraphs) {}
+
     /// `out[i] = table[token_ids[i]] * scale`; sets out's rows.
     fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor);
 
@@ -426,6 +453,23 @@ pub trait Backend: Send + Sync {
 
     /// Copies whole blocks `(source, destination)` in every plane.
     fn copy_blocks(&self, cache: &CacheEngine, pairs: &[(u32, u32)]);
+
+    /// Whether [`Self::sample`] works.
+    fn samples(&self) -> bool {
+        false
+    }
+
+    /// A token of every row of logits where they lie, with the `num_top` likeliest ones; rows without an entry may be anything, and one with a
+    /// logit that is not finite has no token.
+    ///
+    /// # Panics
+    /// On a backend that does not sample.
+    fn sample(&self, _logits: &Tensor, _rows: &[Option<RowSampling>], _num_top: usize) -> Vec<Option<SampledRow>> {
+        panic!("this backend does not sample")
+    }
+
+    /// As [`Self::fetch`], for some of the rows; the others are not to be read.
+    fn fetch_rows(&self, _x: &mut Tensor, _rows: &[usize]) {}
 
     /// Waits for the tensor's rows and makes them what [`Tensor::as_slice`] gives.
     fn fetch(&self, _x: &mut Tensor) {}

@@ -191,6 +191,29 @@ pub struct GatherRowsArgs {
     pub cols: u32,
 }
 
+/// `round_values`: out = x as out_type.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RoundValuesArgs {
+    pub x: DevicePtr,
+    pub out: DevicePtr,
+    pub count: u64,
+    pub out_type: u32,
+    pub reserved: u32,
+}
+
+/// `fill_bias`: out[row, n] = bias[n] * scale, or out[row, n] += it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FillBiasArgs {
+    pub bias: DevicePtr,
+    pub out: DevicePtr,
+    pub num_rows: u32,
+    pub cols: u32,
+    pub accumulate: u32,
+    pub scale: f32,
+}
+
 /// `gemv_*`: out[row, n] = (x[row] . w[n] + bias[n]) * scale, or out[row, n] += it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]

@@ -15,16 +15,18 @@ pub mod kv_codes;
 pub mod kv_layout;
 pub mod mmap;
 pub mod quant;
+pub mod sampling;
 pub mod tensor;
 
 pub use backend::{
     Activation, AttentionArgs, AttentionParams, Backend, BackendInfo, BackendMemory, Constant, EmbedArgs, EmbeddingTable,
     GateUpArgs, KvGroupMetadata, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs, RopeStyle,
-    RopeTable, StepMetadata, WorkspaceShape,
+    RopeTable, StepGraphs, StepMetadata, WorkspaceShape,
 };
 pub use cache_engine::{CacheEngine, KvPlace, KvSide};
 pub use dtype::{DType, GgmlType, KvDType};
 pub use error::DeviceError;
 pub use host::{HostMemory, host_memory, num_physical_cores};
 pub use kv_layout::KvCacheSpec;
+pub use sampling::{RowSampling, SampledRow};
 pub use tensor::{Tensor, WeightView};

@@ -44,6 +44,17 @@ impl Tensor {
         self.device.as_ref().map_or(Ok(()), |device| device.download(0, values))
     }
 
+    /// The same for some of the rows.
+    pub(crate) fn download_rows(&mut self, rows: &[usize]) -> Result<(), CudaError> {
+        let Some(device) = &self.device else { return Ok(()) };
+        let cols = self.cols;
+        for &row in rows {
+            let values = &mut self.data.as_mut_slice()[row * cols..(row + 1) * cols];
+            device.download(row * cols * size_of::<f32>(), values)?;
+        }
+        Ok(())
+    }
+
     /// Rows in use.
     pub fn rows(&self) -> usize {
         self.rows

@@ -2,14 +2,14 @@
 
 use std::{cell::Cell, sync::Arc};
 
-use device::{Backend, CacheEngine, KvDType, Precision, StepMetadata, Tensor};
+use device::{Backend, CacheEngine, KvDType, Precision, RowSampling, SampledRow, StepGraphs, StepMetadata, Tensor};
 use paged::{BlockId, KvGroups};
 
 use crate::{
     EngineError, LoadProgress,
     model::{
         Decoder, DecoderConfig, ModelFiles,
-        decoder::{Activations, Loader, Run},
+        decoder::{Activations, Loader, Run, softcap},
         rope::GrowingRope,
     },
 };
@@ -37,6 +37,8 @@ pub struct RunnerOptions {
 
 /// A loaded model and the buffers of a step.
 pub struct ModelRunner {
+    /// They know the addresses of what follows.
+    graphs: StepGraphs,
     backend: Arc<dyn Backend>,
     config: DecoderConfig,
     options: RunnerOptions,
@@ -75,7 +77,7 @@ impl ModelRunner {
         let max_logit_rows = max_logit_rows(options.max_num_seqs);
         let activations = Activations::new(&*backend, &config, options.max_num_batched_tokens.max(1), max_logit_rows)?;
         let ropes = config.ropes.iter().map(|rope| GrowingRope::new(rope, &config)).collect();
-        Ok(Self { backend, config, options, groups, decoder, activations, ropes, cache: None })
+        Ok(Self { graphs: StepGraphs::default(), backend, config, options, groups, decoder, activations, ropes, cache: None })
     }
 
     /// The decoder's hyperparameters.
@@ -117,6 +119,7 @@ impl ModelRunner {
     /// Reserves the KV storage; block 0 is the null block.
     pub fn allocate_kv(&mut self, num_blocks: usize, block_size: usize) -> Result<(), EngineError> {
         let spec = self.config.kv_cache_spec(num_blocks, block_size, self.options.kv_dtype);
+        self.graphs = StepGraphs::new(self.options.max_num_batched_tokens);
         self.cache = Some(self.backend.alloc_kv_cache(&spec)?);
         Ok(())
     }
@@ -150,12 +153,50 @@ impl ModelRunner {
         }
         let cache = self.cache.as_ref().ok_or_else(|| EngineError::Internal("a step ran before the KV cache was made".into()))?;
         let run = Run { backend: &*self.backend, config: &self.config, cache, ropes: &self.ropes };
-        self.decoder.forward(&run, &mut self.activations, token_ids, step);
+        self.decoder.forward(&run, &mut self.graphs, &mut self.activations, token_ids, step);
         Ok(())
     }
 
     /// Logits of some tokens of the last step (indices of its rows, at most [`Self::max_logit_rows`]), `[rows.len(), vocab_size]`.
     pub fn logits(&mut self, rows: &[u32]) -> Result<&mut Tensor, EngineError> {
+        self.compute_logits(rows)?;
+        self.backend.fetch(&mut self.activations.logits);
+        softcap(self.activations.logits.as_mut_slice(), self.config.final_softcap);
+        Ok(&mut self.activations.logits)
+    }
+
+    /// Whether the device can sample from the logits.
+    pub fn samples(&self) -> bool {
+        self.backend.samples() && self.config.final_softcap.is_none()
+    }
+
+    /// As [`Self::logits`], but rows with an entry in `sampling` are sampled on the device, with their `num_top` likeliest tokens. Rows that
+    /// have no token then have their logits in the tensor: those without an entry, and those with a logit that is not finite.
+    ///
+    /// # Panics
+    /// When there are entries, and the device does not sample ([`Self::samples`]).
+    pub fn sample(
+        &mut self,
+        rows: &[u32],
+        sampling: &[Option<RowSampling>],
+        num_top: usize,
+    ) -> Result<(Vec<Option<SampledRow>>, &mut Tensor), EngineError> {
+        if sampling.iter().all(Option::is_none) {
+            return Ok((vec![None; rows.len()], self.logits(rows)?));
+        }
+        assert!(self.samples(), "rows to be sampled on a device that does not");
+        self.compute_logits(rows)?;
+        let logits = &mut self.activations.logits;
+        let mut sampled = self.backend.sample(logits, sampling, num_top);
+        for (sampled, sampling) in sampled.iter_mut().zip(sampling) {
+            sampled.take_if(|_| sampling.is_none());
+        }
+        let others: Vec<_> = (0..rows.len()).filter(|row| sampled[*row].is_none()).collect();
+        self.backend.fetch_rows(logits, &others);
+        Ok((sampled, logits))
+    }
+
+    fn compute_logits(&mut self, rows: &[u32]) -> Result<(), EngineError> {
         let num_tokens = self.activations.hidden.rows();
         let max_rows = self.max_logit_rows();
         if rows.len() > max_rows {
@@ -170,9 +211,9 @@ impl ModelRunner {
         if rows.is_empty() {
             self.activations.logits.set_rows(0);
         } else {
-            self.decoder.logits(&*self.backend, &self.config, &mut self.activations, rows);
+            self.decoder.logits(&*self.backend, &mut self.activations, rows);
         }
-        Ok(&mut self.activations.logits)
+        Ok(())
     }
 
     /// The sizes of a step must agree before a backend sees them.

@@ -12,7 +12,7 @@ use common::{
 };
 use device::{
     Backend, BackendMemory,
-    cuda::{CudaBackend, CudaError, Driver},
+    cuda::{CudaBackend, CudaError, CudaOptions, Driver},
 };
 use engine::{
     CompletionChoice, Engine, EngineConfig, EngineError, FinishReason, GenerationRequest, KvTierConfig, MemoryGpuConfig,
@@ -22,10 +22,10 @@ use kernel_tests::{EmulatedDriver, Order};
 
 const MIB: u64 = 1 << 20;
 
-/// A GPU with so much memory.
+/// A GPU with so much memory, too little for what is reserved for graphs.
 fn gpu(total_bytes: u64) -> Arc<dyn Backend> {
     let driver: Arc<dyn Driver> = Arc::new(EmulatedDriver::with_memory(Order::Ascending, total_bytes));
-    Arc::new(CudaBackend::new(driver).unwrap())
+    Arc::new(CudaBackend::with(driver, CudaOptions { graphs: false, ..CudaOptions::default() }).unwrap())
 }
 
 fn used(backend: &Arc<dyn Backend>) -> u64 {

@@ -10,7 +10,7 @@ use common::{Harness, argmax, gguf, golden_dir, hugging_face, load, log_softmax}
 use device::{
     Backend, KvDType, Precision,
     cpu::{CpuBackend, CpuTier, ReferenceBackend},
-    cuda::{CudaBackend, NvidiaDriver},
+    cuda::{CudaBackend, LibraryPaths, NvidiaDriver},
 };
 use engine::{ModelSource, model_runner::ModelRunner};
 use gguf_writer::{Gguf, STRING, U32, string};
@@ -179,7 +179,8 @@ fn cuda_backend_agrees_with_goldens() {
 #[test]
 #[ignore = "needs a GPU; make test-gpu"]
 fn cuda_backend_agrees_with_goldens_on_a_gpu() {
-    let backend: Arc<dyn Backend> = Arc::new(CudaBackend::new(Arc::new(NvidiaDriver::new(0).unwrap())).unwrap());
+    let backend: Arc<dyn Backend> =
+        Arc::new(CudaBackend::new(Arc::new(NvidiaDriver::new(0, &LibraryPaths::default()).unwrap())).unwrap());
     for (name, source) in models() {
         let mut runner = load(&source, Arc::clone(&backend), Precision::Exact, KvDType::F32);
         for chunk in [common::MAX_TOKENS, 1, 7] {

@@ -8,8 +8,8 @@ use std::{
 };
 
 use device::{
-    cuda::{CudaError, Driver, Gpu, GpuMemory, Launch, driver::HostPtr},
-    kernel_args::DevicePtr,
+    cuda::{CudaError, Driver, Gpu, GpuMemory, Launch, MATMUL_WORKSPACE, Matmul, driver::HostPtr},
+    kernel_args::{DevicePtr, ElementType},
 };
 
 use crate::{Buffer, Kernel, Order};
@@ -23,6 +23,20 @@ pub struct EmulatedDriver {
     buffers: Mutex<BTreeMap<DevicePtr, (Buffer, usize)>>,
     /// Page-locked memory, by its address.
     host: Mutex<BTreeMap<HostPtr, Buffer>>,
+    recordings: Mutex<Recordings>,
+}
+
+#[derive(Default)]
+struct Recordings {
+    current: Option<Vec<Asked>>,
+    all: BTreeMap<u64, Vec<Asked>>,
+}
+
+/// What is started, or recorded.
+#[derive(Clone)]
+enum Asked {
+    Launch { kernel: &'static str, grid: [u32; 3], args: Vec<u64> },
+    Matmul(Matmul),
 }
 
 impl EmulatedDriver {
@@ -35,7 +49,15 @@ impl EmulatedDriver {
     pub fn with_memory(order: Order, total_bytes: u64) -> Self {
         let memory = Ok(GpuMemory { total_bytes, free_bytes: total_bytes });
         let gpu = Gpu { name: "emulated".into(), capability: (9, 0), multiprocessors: 1, memory };
-        Self { gpu, order, total_bytes, fault: Mutex::default(), buffers: Mutex::default(), host: Mutex::default() }
+        Self {
+            gpu,
+            order,
+            total_bytes,
+            fault: Mutex::default(),
+            buffers: Mutex::default(),
+            host: Mutex::default(),
+            recordings: Mutex::default(),
+        }
     }
 
     /// The next launch gives this error; after [`CudaError::Lost`], so does every call.
@@ -56,13 +78,78 @@ impl EmulatedDriver {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn recordings(&self) -> MutexGuard<'_, Recordings> {
+        self.recordings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many steps are recorded and not forgotten.
+    pub fn num_recorded(&self) -> usize {
+        self.recordings().all.len()
+    }
+
+    fn ask(&self, asked: Asked) {
+        if let Some(recording) = &mut self.recordings().current {
+            recording.push(asked);
+            return;
+        }
+        self.run(&asked);
+    }
+
+    fn run(&self, asked: &Asked) {
+        match asked {
+            Asked::Launch { kernel, grid, args } => {
+                // SAFETY: the struct is the kernel's, and aligned; what the addresses lead to is checked by guard pages.
+                unsafe { Kernel::named(kernel).run(grid.map(|n| n as usize), args.as_ptr().cast(), self.order) };
+            }
+            Asked::Matmul(matmul) => self.multiply(matmul),
+        }
+    }
+
     /// Runs `work` on memory that is checked to be of one live allocation.
     fn with<T>(&self, at: DevicePtr, bytes: usize, work: impl FnOnce(*mut u8) -> T) -> T {
+        assert!(self.recordings().current.is_none(), "a copy in a recording");
         let buffers = self.buffers();
         let (start, (_, size)) = buffers.range(..=at).next_back().unwrap_or_else(|| panic!("{at:#x} was never allocated"));
         let offset = (at - start) as usize;
         assert!(offset + bytes <= *size, "{bytes} bytes at {offset} of device memory of {size}, or freed");
         work(at as *mut u8)
+    }
+}
+
+impl EmulatedDriver {
+    fn multiply(&self, matmul: &Matmul) {
+        let Matmul { x, weight, element, rows, out_features, in_features, out_stride, scale, accumulate, .. } = *matmul;
+        let (x, weight) =
+            (self.operand(x, element, rows * in_features), self.operand(weight, element, out_features * in_features));
+        self.with(matmul.workspace, MATMUL_WORKSPACE, |_| ());
+        let mut line = vec![0.0_f32; out_features];
+        for (row, x) in x.chunks_exact(in_features).enumerate() {
+            let at = matmul.out + (row * out_stride * size_of::<f32>()) as u64;
+            self.with(at, size_of_val(&line[..]), |_| ());
+            // SAFETY: the range was checked; nothing else uses it meanwhile.
+            let out = unsafe { slice::from_raw_parts_mut(at as *mut f32, out_features) };
+            for (sum, weight) in line.iter_mut().zip(weight.chunks_exact(in_features)) {
+                *sum = x.iter().zip(weight).map(|(x, w)| x * w).sum::<f32>() * scale;
+            }
+            for (out, sum) in out.iter_mut().zip(&line) {
+                *out = if accumulate { *out + sum } else { *sum };
+            }
+        }
+    }
+
+    /// What a product reads.
+    fn operand(&self, at: DevicePtr, element: ElementType, len: usize) -> Vec<f32> {
+        assert!(at.is_multiple_of(16), "{at:#x} is not aligned");
+        let bytes = if element == ElementType::F32 { 4 } else { 2 };
+        let mut raw = vec![0; len * bytes];
+        // SAFETY: the range is checked; the vector has room for it.
+        self.with(at, raw.len(), |from| unsafe { ptr::copy_nonoverlapping(from, raw.as_mut_ptr(), raw.len()) });
+        let value = |raw: &[u8]| match element {
+            ElementType::F32 => f32::from_le_bytes(raw.try_into().expect("4 bytes")),
+            ElementType::F16 => half::f16::from_le_bytes(raw.try_into().expect("2 bytes")).to_f32(),
+            ElementType::BF16 => half::bf16::from_le_bytes(raw.try_into().expect("2 bytes")).to_f32(),
+        };
+        raw.chunks_exact(bytes).map(value).collect()
     }
 }
 
@@ -129,9 +216,41 @@ impl Driver for EmulatedDriver {
         self.check(true)?;
         let kernel = Kernel::named(launch.kernel.name);
         assert_eq!(kernel.args_bytes(), launch.args.len(), "arguments of {}", kernel.name());
-        // SAFETY: the caller's promise; what the addresses lead to is checked by guard pages.
-        unsafe { kernel.run(launch.grid.map(|n| n as usize), launch.args.as_ptr().cast(), self.order) };
+        let args = launch.args.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")));
+        self.ask(Asked::Launch { kernel: launch.kernel.name, grid: launch.grid, args: args.collect() });
         Ok(())
+    }
+
+    fn check_matmul(&self) -> Result<(), CudaError> {
+        Ok(())
+    }
+
+    unsafe fn matmul(&self, matmul: &Matmul) -> Result<(), CudaError> {
+        self.ask(Asked::Matmul(*matmul));
+        Ok(())
+    }
+
+    fn begin_recording(&self) -> Result<(), CudaError> {
+        assert!(self.recordings().current.replace(Vec::new()).is_none(), "a recording in a recording");
+        Ok(())
+    }
+
+    fn end_recording(&self) -> Result<u64, CudaError> {
+        let Recordings { current, all } = &mut *self.recordings();
+        let id = all.keys().next_back().map_or(1, |id| id + 1);
+        all.insert(id, current.take().expect("a recording"));
+        Ok(id)
+    }
+
+    unsafe fn replay(&self, recorded: u64) -> Result<(), CudaError> {
+        self.check(true)?;
+        let asked = self.recordings().all.get(&recorded).cloned();
+        asked.expect("a recording that was not forgotten").iter().for_each(|asked| self.run(asked));
+        Ok(())
+    }
+
+    fn forget(&self, recorded: u64) {
+        assert!(self.recordings().all.remove(&recorded).is_some(), "forgotten twice");
     }
 
     fn allocate_host(&self, bytes: usize) -> Result<HostPtr, CudaError> {

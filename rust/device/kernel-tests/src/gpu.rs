@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use device::cuda::{Driver, Kernel, Launch, NvidiaDriver};
+use device::cuda::{Driver, Kernel, Launch, LibraryPaths, NvidiaDriver};
 
 static IN_USE: AtomicBool = AtomicBool::new(false);
 
@@ -21,7 +21,9 @@ pub extern "C" fn use_gpu() {
 /// When there is no GPU that the kernels run on, with what is missing.
 pub fn driver() -> Option<&'static Arc<dyn Driver>> {
     static DRIVER: OnceLock<Arc<dyn Driver>> = OnceLock::new();
-    let open = || -> Arc<dyn Driver> { Arc::new(NvidiaDriver::new(0).unwrap_or_else(|error| panic!("{error}"))) };
+    let open = || -> Arc<dyn Driver> {
+        Arc::new(NvidiaDriver::new(0, &LibraryPaths::default()).unwrap_or_else(|error| panic!("{error}")))
+    };
     IN_USE.load(Ordering::Relaxed).then(|| DRIVER.get_or_init(open))
 }
 

@@ -30,6 +30,8 @@ fn argument_structs_have_the_same_size_on_both_sides() {
         NormArgs,
         GatedActivationArgs,
         GatherRowsArgs,
+        RoundValuesArgs,
+        FillBiasArgs,
         EmbedArgs,
         DequantizeArgs,
         GemvArgs,

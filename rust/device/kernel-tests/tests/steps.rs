@@ -1,6 +1,8 @@
 //! The small steps between matrix products.
 
-use device::kernel_args::{ActivationKind, ElementType, GatedActivationArgs, GatherRowsArgs, NormArgs};
+use device::kernel_args::{
+    ActivationKind, ElementType, FillBiasArgs, GatedActivationArgs, GatherRowsArgs, NormArgs, RoundValuesArgs,
+};
 use half::{bf16, f16};
 use kernel_tests::{Buffer, Kernel, Order, assert_close, random::Rng};
 
@@ -154,5 +156,46 @@ fn rows_are_gathered() {
         Kernel::named("gather_rows").launch([4, 1, 1], &args, Order::Ascending);
         let expected: Vec<f32> = rows.iter().flat_map(|&row| x[row as usize * cols..][..cols].to_vec()).collect();
         assert_eq!(out.values::<f32>(), expected);
+    }
+}
+
+#[test]
+fn values_are_rounded_to_the_nearest_that_is_finite() {
+    let mut rng = Rng::new(4);
+    for (out_type, count) in [(ElementType::F16, 8), (ElementType::F16, 1028), (ElementType::BF16, 4096)] {
+        let mut x = rng.floats(count);
+        x[..4].copy_from_slice(&[65504.0, 65530.0, -1e30, f32::NAN]);
+        let (from, out) = (Buffer::input(&x), output(out_type, count));
+        let args = RoundValuesArgs { x: from.ptr(), out: out.ptr(), count: count as u64, out_type: out_type as u32, reserved: 0 };
+        Kernel::named("round_values").launch([count.div_ceil(1024), 1, 1], &args, Order::Ascending);
+        let round = |x: &f32| match out_type {
+            ElementType::F16 => f16::from_f32(x.clamp(-65504.0, 65504.0)).to_f32(),
+            _ => bf16::from_f32(*x).to_f32(),
+        };
+        let bits = |values: Vec<f32>| values.iter().map(|x| if x.is_nan() { 0 } else { x.to_bits() }).collect::<Vec<_>>();
+        assert_eq!(bits(values(out_type, &out)), bits(x.iter().map(round).collect()), "{out_type:?}");
+    }
+}
+
+#[test]
+fn rows_begin_with_the_bias_or_have_it_added() {
+    let mut rng = Rng::new(5);
+    for (rows, cols) in [(1, 3), (4, 700)] {
+        let (bias, before) = (rng.floats(cols), rng.floats(rows * cols));
+        for accumulate in [false, true] {
+            let (bias_buffer, out) = (Buffer::input(&bias), Buffer::inout(&before));
+            let args = FillBiasArgs {
+                bias: bias_buffer.ptr(),
+                out: out.ptr(),
+                num_rows: rows as u32,
+                cols: cols as u32,
+                accumulate: accumulate.into(),
+                scale: 0.5,
+            };
+            Kernel::named("fill_bias").launch([rows, 1, 1], &args, Order::Descending);
+            let expected = before.iter().zip(bias.iter().cycle());
+            let expected: Vec<f32> = expected.map(|(x, bias)| bias * 0.5 + if accumulate { *x } else { 0.0 }).collect();
+            assert_eq!(out.values::<f32>(), expected, "{accumulate}");
+        }
     }
 }

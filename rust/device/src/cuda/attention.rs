@@ -1,6 +1,6 @@
 //! Rotation, the write of K and V, and attention, with the lists of a step that they read.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
 use crate::{
     Activation, AttentionArgs, CacheEngine, KvCacheSpec, KvDType, Norm, NormKind, RopeArgs, RopeStyle, StepMetadata,
@@ -11,7 +11,9 @@ use crate::{
 use super::{
     CudaError,
     attention_plan::{AttentionPlan, PlanShape, max_parts},
-    driver::{Driver, Plain},
+    driver::{DeviceMemory, Driver, Plain},
+    graph_lists::PaddedLists,
+    graph_plan::Bucket,
     kernels::{Kernel, kv_suffix, launch},
     memory::{Constants, Scratch, StepArena},
     planes::DevicePlanes,
@@ -27,55 +29,83 @@ pub struct StepLists {
     positions: DevicePtr,
     rope_positions: DevicePtr,
     groups: Vec<GroupLists>,
-    plans: HashMap<(usize, PlanShape), DevicePlan>,
+    /// By KV group and shape.
+    plans: Vec<((usize, PlanShape), DevicePlan)>,
     part_out: Scratch,
     part_lse: Scratch,
+    /// Query heads and their elements in a row, of any layer at most.
+    widest: [usize; 2],
+    /// Block tables of a step whose lists lie at fixed addresses.
+    tables: Option<DeviceMemory>,
+    splits: bool,
     merge: Kernel,
 }
 
+/// The lists of a KV group on the device.
 #[derive(Clone, Copy)]
-struct GroupLists {
-    block_tables: DevicePtr,
-    slot_mapping: DevicePtr,
-    max_blocks: usize,
+pub struct GroupLists {
+    /// See [`crate::KvGroupMetadata`].
+    pub block_tables: DevicePtr,
+    /// See [`crate::KvGroupMetadata`].
+    pub slot_mapping: DevicePtr,
+    /// Row stride of the tables.
+    pub max_blocks: usize,
 }
 
 /// An [`AttentionPlan`] on the device.
 #[derive(Clone, Copy)]
-struct DevicePlan {
-    decode: List,
-    prefill: List,
-    merges: List,
-    num_parts: usize,
+pub struct DevicePlan {
+    /// See [`AttentionPlan`].
+    pub decode: List,
+    /// See [`AttentionPlan`].
+    pub prefill: List,
+    /// See [`AttentionPlan`].
+    pub merges: List,
+    /// See [`AttentionPlan`].
+    pub num_parts: usize,
 }
 
+/// A list on the device.
 #[derive(Clone, Copy)]
-struct List {
-    at: DevicePtr,
-    len: usize,
+pub struct List {
+    /// Its first entry.
+    pub at: DevicePtr,
+    /// Its entries.
+    pub len: usize,
 }
+
+/// Bytes of block tables that are made room for at first.
+const TABLE_BYTES: usize = 1 << 20;
 
 impl StepLists {
-    /// Of no step.
-    pub fn new(driver: &Arc<dyn Driver>) -> Result<Self, CudaError> {
+    /// Of no step. `splits`: whether the keys of requests that decode are cut.
+    pub fn new(driver: &Arc<dyn Driver>, splits: bool) -> Result<Self, CudaError> {
         Ok(Self {
             arena: StepArena::new(driver),
             num_reqs: 0,
             positions: 0,
             rope_positions: 0,
             groups: Vec::new(),
-            plans: HashMap::new(),
+            plans: Vec::new(),
             part_out: Scratch::default(),
             part_lse: Scratch::default(),
+            widest: [0; 2],
+            tables: None,
+            splits,
             merge: Kernel::named("attention_merge")?,
         })
     }
 
-    /// Forgets the last step and tells the device about this one.
-    pub fn begin(&mut self, step: &StepMetadata) -> Result<(), CudaError> {
-        self.arena.reset()?;
+    /// Forgets the last step.
+    pub fn forget(&mut self) -> Result<(), CudaError> {
         self.plans.clear();
         self.groups.clear();
+        self.arena.reset()
+    }
+
+    /// Forgets the last step and tells the device about this one.
+    pub fn begin(&mut self, step: &StepMetadata) -> Result<(), CudaError> {
+        self.forget()?;
         self.num_reqs = step.num_reqs();
         self.positions = self.arena.put(&step.positions)?;
         self.rope_positions = self.arena.put(&step.rope_positions)?;
@@ -87,6 +117,45 @@ impl StepLists {
             });
         }
         Ok(())
+    }
+
+    /// Lists of a bucket for the kinds of layers that ran since the step began, and the buffers that they need.
+    pub fn padded(&mut self, driver: &Arc<dyn Driver>, bucket: Bucket) -> Result<PaddedLists, CudaError> {
+        let kinds: Vec<_> = self.plans.iter().map(|(kind, _)| *kind).collect();
+        let num_parts = kinds.iter().map(|(_, shape)| shape.capacity(bucket).num_parts).max().unwrap_or(0);
+        let [num_heads, width] = self.widest;
+        self.part_out.floats(driver, num_parts * width)?;
+        self.part_lse.floats(driver, num_parts * num_heads)?;
+        PaddedLists::new(driver, bucket, self.groups.len(), &kinds)
+    }
+
+    /// Points to lists that are there already.
+    pub fn begin_padded(&mut self, lists: &PaddedLists) {
+        self.num_reqs = lists.num_reqs();
+        [self.positions, self.rope_positions] = lists.positions();
+        self.groups = lists.groups(self.tables.as_ref().map_or(0, DeviceMemory::at)).collect();
+        self.plans = lists.plans().collect();
+    }
+
+    /// Makes room for the block tables of a step.
+    pub fn reserve_tables(&mut self, driver: &Arc<dyn Driver>, step: &StepMetadata) -> Result<(), CudaError> {
+        let bytes = step.groups.iter().map(|group| size_of_val(&group.block_tables[..])).sum::<usize>();
+        if self.tables.as_ref().is_none_or(|tables| tables.bytes() < bytes) {
+            self.tables = None;
+            self.tables = Some(DeviceMemory::new(driver, bytes.next_power_of_two().max(TABLE_BYTES))?);
+        }
+        Ok(())
+    }
+
+    /// Copies the lists of a step to where a graph expects them.
+    pub fn upload_padded(&mut self, lists: &mut PaddedLists, step: &StepMetadata) -> Result<(), CudaError> {
+        self.forget()?;
+        lists.upload(step, self.tables.as_ref().expect("room was made for the tables"))
+    }
+
+    /// Addresses that recorded steps know.
+    pub fn buffers(&self) -> [DevicePtr; 3] {
+        [self.part_out.at(), self.part_lse.at(), self.tables.as_ref().map_or(0, DeviceMemory::at)]
     }
 
     /// Requests of the step.
@@ -105,7 +174,7 @@ impl StepLists {
 
     /// The step's plan for such a layer; layers with equal shapes share it.
     fn plan(&mut self, group: usize, shape: PlanShape, step: &StepMetadata) -> Result<DevicePlan, CudaError> {
-        if let Some(plan) = self.plans.get(&(group, shape)) {
+        if let Some((_, plan)) = self.plans.iter().find(|(kind, _)| *kind == (group, shape)) {
             return Ok(*plan);
         }
         let plan = AttentionPlan::new(step, shape);
@@ -115,7 +184,7 @@ impl StepLists {
             merges: self.list(&plan.merges)?,
             num_parts: plan.num_parts,
         };
-        self.plans.insert((group, shape), plan);
+        self.plans.push(((group, shape), plan));
         Ok(plan)
     }
 
@@ -129,7 +198,9 @@ impl StepLists {
         assert_eq!((q.cols(), out.cols()), (width, width), "columns of queries and output");
         out.set_rows(q.rows());
         let heads_per_kv_head = params.num_heads / params.num_kv_heads;
-        let plan = self.plan(group, PlanShape { heads_per_kv_head, window: params.window, dtype: spec.dtype }, step)?;
+        self.widest = [self.widest[0].max(params.num_heads), self.widest[1].max(width)];
+        let shape = PlanShape { heads_per_kv_head, window: params.window, dtype: spec.dtype, splits: self.splits };
+        let plan = self.plan(group, shape, step)?;
         let part_out = self.part_out.floats(driver, plan.num_parts * width)?;
         let part_lse = self.part_lse.floats(driver, plan.num_parts * params.num_heads)?;
         let out = device_at(out);

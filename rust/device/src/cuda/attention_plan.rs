@@ -9,6 +9,8 @@ use crate::{
     kernel_args::{AttentionMerge, AttentionWork},
 };
 
+use super::graph_plan::Bucket;
+
 /// Rows times query heads a KV head that one CTA of `attention_*` takes.
 const DECODE_VECTORS: usize = 16;
 /// The same of `prefill_*`.
@@ -20,6 +22,19 @@ const MIN_PART_KEYS: usize = 256;
 /// Parts of a row at most.
 const MAX_PARTS: usize = 16;
 
+/// Entries of the lists of a padded step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    /// Of [`AttentionPlan::decode`].
+    pub decode: usize,
+    /// Of [`AttentionPlan::prefill`].
+    pub prefill: usize,
+    /// Of [`AttentionPlan::merges`].
+    pub merges: usize,
+    /// See [`AttentionPlan::num_parts`].
+    pub num_parts: usize,
+}
+
 /// What decides the cut, apart from the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PlanShape {
@@ -29,6 +44,30 @@ pub struct PlanShape {
     pub window: Option<usize>,
     /// How keys and values are stored: in f32, a CTA takes one row.
     pub dtype: KvDType,
+    /// Whether the keys of few rows are cut.
+    pub splits: bool,
+}
+
+impl PlanShape {
+    /// Rows that a CTA of `attention_*` takes; 0: it takes none of such heads.
+    fn decode_rows(self) -> usize {
+        match self.dtype {
+            KvDType::F32 => 1,
+            _ => DECODE_VECTORS / self.heads_per_kv_head,
+        }
+    }
+
+    /// What every step of a bucket fits into.
+    pub fn capacity(self, bucket: Bucket) -> Capacity {
+        let Bucket { rows, parts } = bucket;
+        if self.decode_rows() == 0 {
+            return Capacity { decode: 0, prefill: rows, merges: 0, num_parts: 0 };
+        }
+        let in_window = self.window.map_or(parts, |window| max_parts(window + KEY_TILE).min(parts));
+        let parts = if self.splits && self.dtype != KvDType::F32 { in_window } else { 1 };
+        let merges = if parts > 1 { rows } else { 0 };
+        Capacity { decode: rows * parts, prefill: 0, merges, num_parts: merges * parts }
+    }
 }
 
 /// Lists for the kernels; the field names of the entries are those of `kernels/args.h`.
@@ -50,10 +89,7 @@ impl AttentionPlan {
     /// # Panics
     /// When more than 64 query heads share a KV head.
     pub fn new(step: &StepMetadata, shape: PlanShape) -> Self {
-        let decode_rows = match shape.dtype {
-            KvDType::F32 => 1,
-            _ => DECODE_VECTORS / shape.heads_per_kv_head,
-        };
+        let decode_rows = shape.decode_rows();
         let prefill_rows = PREFILL_VECTORS / shape.heads_per_kv_head;
         assert!(decode_rows > 0 || prefill_rows > 0, "{} query heads share a KV head", shape.heads_per_kv_head);
         let mut plan = Self::default();
@@ -73,7 +109,7 @@ impl AttentionPlan {
                     key_end: keys.end as u32,
                     part: -1,
                 };
-                if shape.dtype == KvDType::F32 {
+                if shape.dtype == KvDType::F32 || (few && !shape.splits) {
                     plan.decode.push(work);
                 } else if few {
                     plan.split(work);
@@ -89,8 +125,7 @@ impl AttentionPlan {
     /// Cuts a tile along its keys if they are many.
     fn split(&mut self, work: AttentionWork) {
         let (begin, end) = (work.key_begin as usize, work.key_end as usize);
-        let part_keys = (end - begin).div_ceil(MAX_PARTS).max(MIN_PART_KEYS).next_multiple_of(KEY_TILE);
-        let num_parts = (end - begin).div_ceil(part_keys);
+        let (part_keys, num_parts) = (part_keys(end - begin), num_parts(end - begin));
         if num_parts <= 1 {
             self.decode.push(work);
             return;
@@ -113,6 +148,15 @@ impl AttentionPlan {
         }));
         self.num_parts += num_parts * rows;
     }
+}
+
+fn part_keys(num_keys: usize) -> usize {
+    num_keys.div_ceil(MAX_PARTS).max(MIN_PART_KEYS).next_multiple_of(KEY_TILE)
+}
+
+/// Parts that so many keys are cut into.
+pub fn num_parts(num_keys: usize) -> usize {
+    num_keys.div_ceil(part_keys(num_keys))
 }
 
 /// Parts that the keys of one request are cut into at most.
@@ -148,7 +192,12 @@ mod tests {
         let windows = [None, Some(1), Some(100), Some(5000)];
         dtypes.into_iter().flat_map(move |dtype| {
             windows.into_iter().flat_map(move |window| {
-                [1, 3, 7, 16].into_iter().map(move |heads_per_kv_head| PlanShape { heads_per_kv_head, window, dtype })
+                [1, 3, 7, 16].into_iter().map(move |heads_per_kv_head| PlanShape {
+                    heads_per_kv_head,
+                    window,
+                    dtype,
+                    splits: true,
+                })
             })
         })
     }
@@ -185,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_row_over_f32_is_computed_alike_however_its_prompt_is_cut() {
-        let shape = PlanShape { heads_per_kv_head: 4, window: None, dtype: KvDType::F32 };
+        let shape = PlanShape { heads_per_kv_head: 4, window: None, dtype: KvDType::F32, splits: true };
         let rows = |requests: &[(usize, usize)]| -> Vec<_> {
             let plan = AttentionPlan::new(&step(requests), shape);
             assert!(plan.prefill.is_empty() && plan.merges.is_empty());
@@ -198,7 +247,7 @@ mod tests {
     #[test]
     fn parts_are_merged_into_the_rows_they_come_from() {
         let step = step(&[(4095, 1), (3000, 2), (5, 1), (9000, 2)]);
-        let plan = AttentionPlan::new(&step, PlanShape { heads_per_kv_head: 8, window: None, dtype: KvDType::F16 });
+        let plan = AttentionPlan::new(&step, PlanShape { heads_per_kv_head: 8, window: None, dtype: KvDType::F16, splits: true });
         let mut parts = vec![None; plan.num_parts];
         for work in plan.decode.iter().filter(|work| work.part >= 0) {
             for row in 0..work.num_rows {
@@ -219,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_request_is_cut_alike_in_every_batch() {
-        let shape = PlanShape { heads_per_kv_head: 4, window: None, dtype: KvDType::BF16 };
+        let shape = PlanShape { heads_per_kv_head: 4, window: None, dtype: KvDType::BF16, splits: true };
         let cuts = |step: &StepMetadata, request: u32| -> Vec<_> {
             let plan = AttentionPlan::new(step, shape);
             let mine = plan.decode.iter().filter(|work| work.request == request);
@@ -228,5 +277,27 @@ mod tests {
         let alone = cuts(&step(&[(20_000, 1)]), 0);
         assert!(alone.len() > 1 && alone.len() <= MAX_PARTS);
         assert_eq!(cuts(&step(&[(3, 1), (40_000, 4), (20_000, 1), (7, 500)]), 2), alone);
+    }
+
+    #[test]
+    fn decodes_fit_into_the_lists_of_their_bucket() {
+        for positions in [&[0][..], &[255, 300, 9], &[5000, 1, 1023, 1024], &[70_000; 20], &[511; 8]] {
+            let requests: Vec<_> = positions.iter().map(|position| (*position, 1)).collect();
+            let step = step(&requests);
+            let bucket = Bucket::of(&step, 256).unwrap();
+            for shape in shapes().flat_map(|shape| [shape, PlanShape { splits: false, ..shape }]) {
+                let (plan, capacity) = (AttentionPlan::new(&step, shape), shape.capacity(bucket));
+                assert!(plan.decode.len() <= capacity.decode && plan.prefill.len() <= capacity.prefill, "{shape:?} {capacity:?}");
+                assert!(plan.merges.len() <= capacity.merges && plan.num_parts <= capacity.num_parts, "{shape:?} {capacity:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn without_splits_a_row_is_finished_by_one_entry() {
+        let shape = PlanShape { heads_per_kv_head: 4, window: None, dtype: KvDType::BF16, splits: false };
+        let plan = AttentionPlan::new(&step(&[(20_000, 1), (700, 1)]), shape);
+        assert_eq!(plan.decode.iter().map(|work| (work.part, work.key_end)).collect::<Vec<_>>(), [(-1, 20_001), (-1, 701)]);
+        assert_eq!((plan.merges.len(), plan.num_parts), (0, 0));
     }
 }

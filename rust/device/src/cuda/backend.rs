@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::{
     AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, Constant, DType, DeviceError, EmbedArgs, EmbeddingTable,
     GateUpArgs, KvCacheSpec, KvDType, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs,
-    StepMetadata, Tensor, WeightView, WorkspaceShape,
+    RowSampling, SampledRow, StepGraphs, StepMetadata, Tensor, WeightView, WorkspaceShape,
     backend::LinearWeight,
     cpu::pool::ThreadPool,
     kernel_args::{DevicePtr, ElementType, GatedActivationArgs, GatherRowsArgs, NormArgs},
@@ -17,11 +17,14 @@ use crate::{
 use super::{
     CudaError, Gpu, GpuMemory,
     attention::{self, StepLists},
+    dense::{Dense, Product},
     driver::{DeviceMemory, Driver},
+    graph,
     kernels::{HEAD_DIMS, Kernel, kv_suffix, launch},
     linear::{CudaLinear, Rows},
     memory::{Constants, Scratch},
     planes::DevicePlanes,
+    sample::{Sampling, sample_row},
 };
 
 /// Columns that a CTA of `gated_activation` computes.
@@ -29,9 +32,25 @@ const ACTIVATION_COLS: usize = 1024;
 /// CTAs of a grid in y at most.
 const MAX_GRID_Y: usize = 65535;
 
+/// How a GPU computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CudaOptions {
+    /// Whether steps in which every request decodes are recorded as CUDA graphs.
+    pub graphs: bool,
+    /// Whether the keys of a request that decodes are cut into parts, which other multiprocessors read meanwhile.
+    pub splits_keys: bool,
+}
+
+impl Default for CudaOptions {
+    fn default() -> Self {
+        Self { graphs: true, splits_keys: true }
+    }
+}
+
 /// Computes on one GPU.
 pub struct CudaBackend {
     driver: Arc<dyn Driver>,
+    options: CudaOptions,
     kernels: Kernels,
     state: Mutex<State>,
     /// For what is left to the host; without it, the caller's thread does that.
@@ -47,9 +66,11 @@ struct Kernels {
 }
 
 /// What lives from step to step.
-struct State {
-    lists: StepLists,
+pub(super) struct State {
+    pub(super) lists: StepLists,
     constants: Constants,
+    dense: Dense,
+    sampling: Sampling,
     /// Normed rows, `[num_tokens, in_features]`.
     normed: Scratch,
     /// A projection before it is added or gated, `[num_tokens, out_features]`.
@@ -69,10 +90,15 @@ struct NormPass<'a> {
 }
 
 impl CudaBackend {
-    /// A backend over a driver.
+    /// A backend over a driver, which chooses everything itself.
     ///
     /// Errors: [`DeviceError::Cuda`] when the GPU is too old or a kernel is not there.
     pub fn new(driver: Arc<dyn Driver>) -> Result<Self, DeviceError> {
+        Self::with(driver, CudaOptions::default())
+    }
+
+    /// The same with choices.
+    pub fn with(driver: Arc<dyn Driver>, options: CudaOptions) -> Result<Self, DeviceError> {
         driver.gpu().check()?;
         let kernels = Kernels {
             rms_norm: Kernel::named("rms_norm")?,
@@ -81,13 +107,27 @@ impl CudaBackend {
             gather_rows: Kernel::named("gather_rows")?,
         };
         let state = State {
-            lists: StepLists::new(&driver)?,
+            lists: StepLists::new(&driver, options.splits_keys)?,
             constants: Constants::default(),
+            dense: Dense::new(&driver)?,
+            sampling: Sampling::new()?,
             normed: Scratch::default(),
             projected: Scratch::default(),
             up: Scratch::default(),
         };
-        Ok(Self { driver, kernels, state: Mutex::new(state), host: None })
+        Ok(Self { driver, options, kernels, state: Mutex::new(state), host: None })
+    }
+
+    /// What it asks.
+    pub(super) fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
+    }
+
+    /// Addresses that recorded steps know, and a number that changes with those of constants.
+    pub(super) fn buffers(&self) -> Vec<DevicePtr> {
+        let mut state = self.state();
+        let own = [state.normed.at(), state.projected.at(), state.up.at(), state.constants.clear_lost()];
+        [&own[..], &state.dense.buffers(), &state.lists.buffers()].concat()
     }
 
     /// With so many threads for what is left to the host: sampling.
@@ -102,7 +142,7 @@ impl CudaBackend {
         self.driver.gpu()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -194,26 +234,30 @@ impl CudaBackend {
     fn try_norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>]) -> Result<(), CudaError> {
         let mut state = self.state();
         let input = self.normed(&mut state, x, norm)?;
-        for projection in projections {
-            projection.out.set_rows(x.rows());
-            assert_eq!(projection.out.cols(), projection.linear.out_features, "columns of the output");
-            // SAFETY: the input is a buffer of its shape; the output has its rows and the checked width.
-            unsafe { cuda(projection.linear).multiply(&self.driver, input, device(projection.out).at(), 1.0, false)? };
-        }
-        Ok(())
+        let products: Vec<_> = projections
+            .iter_mut()
+            .map(|projection| {
+                projection.out.set_rows(x.rows());
+                assert_eq!(projection.out.cols(), projection.linear.out_features, "columns of the output");
+                plain(projection.linear, device(projection.out).at())
+            })
+            .collect();
+        // SAFETY: the input is a buffer of its shape; the outputs have its rows and the checked widths.
+        unsafe { state.dense.multiply(input, &products) }
     }
 
     fn try_linear_residual(&self, args: &ResidualArgs<'_>) -> Result<(), CudaError> {
-        let (x, residual, linear) = (rows(args.x), rows(args.residual), cuda(args.linear));
+        let (x, residual) = (rows(args.x), rows(args.residual));
+        let mut state = self.state();
         assert_eq!((x.count, args.linear.out_features), (residual.count, residual.cols), "rows and columns of the residual");
         if args.post_norm.is_none() {
+            let product = Product { scale: args.scale, accumulate: true, ..plain(args.linear, residual.at) };
             // SAFETY: both are buffers of the checked shapes.
-            return unsafe { linear.multiply(&self.driver, x, residual.at, args.scale, true) };
+            return unsafe { state.dense.multiply(x, &[product]) };
         }
-        let mut state = self.state();
         let y = state.projected.floats(&self.driver, residual.count * residual.cols)?;
         // SAFETY: as above; `y` was made for the product.
-        unsafe { linear.multiply(&self.driver, x, y, 1.0, false)? };
+        unsafe { state.dense.multiply(x, &[plain(args.linear, y)])? };
         let pass = NormPass { add: Some(y), post_norm: args.post_norm, scale: args.scale, ..NormPass::default() };
         self.norm_pass(&mut state.constants, residual, &pass)
     }
@@ -227,12 +271,23 @@ impl CudaBackend {
         let gate = state.projected.floats(&self.driver, input.count * cols)?;
         let up = state.up.floats(&self.driver, input.count * cols)?;
         // SAFETY: both buffers were made for the products.
-        unsafe {
-            cuda(args.gate).multiply(&self.driver, input, gate, 1.0, false)?;
-            cuda(args.up).multiply(&self.driver, input, up, 1.0, false)?;
-        }
+        unsafe { state.dense.multiply(input, &[plain(args.gate, gate), plain(args.up, up)])? };
         let gate = Rows { at: gate, count: input.count, cols };
         self.activate(gate, up, device(args.out).at(), attention::activation_kind(args.activation))
+    }
+
+    fn try_sample(
+        &self,
+        logits: &Tensor,
+        sampling: &[Option<RowSampling>],
+        num_top: usize,
+    ) -> Result<Vec<Option<SampledRow>>, CudaError> {
+        assert_eq!(sampling.len(), logits.rows(), "rows of logits");
+        let mut state = self.state();
+        let list: Vec<_> = sampling.iter().map(|row| sample_row(row.as_ref())).collect();
+        let list = state.lists.put(&list)?;
+        // SAFETY: the logits are a tensor of their shape, the list has an entry for each row.
+        unsafe { state.sampling.sample(&self.driver, rows(logits), list, num_top) }
     }
 
     fn try_gather_rows(&self, x: &Tensor, indices: &[u32], out: &mut Tensor) -> Result<(), CudaError> {
@@ -264,6 +319,11 @@ fn cuda(linear: &Linear) -> &CudaLinear {
         LinearWeight::Cuda(weight) => weight,
         _ => panic!("a weight that another backend loaded was given to the CUDA backend"),
     }
+}
+
+/// The product alone.
+fn plain(linear: &Linear, out: DevicePtr) -> Product<'_> {
+    Product { linear: cuda(linear), out, scale: 1.0, accumulate: false }
 }
 
 /// A phase cannot return what the driver refuses.
@@ -325,11 +385,23 @@ impl Backend for CudaBackend {
     fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64 {
         let widest = shape.hidden_size.max(shape.intermediate_size);
         let floats = shape.num_tokens * (shape.hidden_size + widest + shape.intermediate_size);
-        (floats * size_of::<f32>()) as u64 + attention::workspace_bytes(shape)
+        (floats * size_of::<f32>()) as u64 + attention::workspace_bytes(shape) + self.state().dense.workspace_bytes(shape)
+    }
+
+    fn graph_bytes(&self) -> u64 {
+        if self.options.graphs { graph::RESERVED_BYTES } else { 0 }
     }
 
     fn begin_step(&self, step: &StepMetadata) {
         done(self.state().lists.begin(step));
+    }
+
+    fn begin_recorded(&self, graphs: &mut StepGraphs, step: &StepMetadata, layers: &mut dyn FnMut(&StepMetadata)) -> bool {
+        self.options.graphs && self.try_begin_recorded(graphs, step, layers).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn replay(&self, graphs: &mut StepGraphs) {
+        done(self.try_replay(graphs));
     }
 
     fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor) {
@@ -364,6 +436,18 @@ impl Backend for CudaBackend {
 
     fn copy_blocks(&self, cache: &CacheEngine, pairs: &[(u32, u32)]) {
         cache.copy_blocks(pairs);
+    }
+
+    fn samples(&self) -> bool {
+        true
+    }
+
+    fn sample(&self, logits: &Tensor, rows: &[Option<RowSampling>], num_top: usize) -> Vec<Option<SampledRow>> {
+        self.try_sample(logits, rows, num_top).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn fetch_rows(&self, x: &mut Tensor, rows: &[usize]) {
+        done(x.download_rows(rows));
     }
 
     fn fetch(&self, x: &mut Tensor) {

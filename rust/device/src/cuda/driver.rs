@@ -5,8 +5,9 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::kernel_args::{
-    AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, DevicePtr, EmbedArgs, GatedActivationArgs, GatherRowsArgs, GemvArgs,
-    NormArgs, RopeAndCacheArgs,
+    AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, DequantizeArgs, DevicePtr, ElementType, EmbedArgs, FillBiasArgs,
+    GatedActivationArgs, GatherRowsArgs, GemvArgs, NormArgs, RopeAndCacheArgs, RoundValuesArgs, SampleArgs, SampleRow,
+    TopLogprobsArgs,
 };
 
 use super::{CudaError, Gpu, GpuMemory, kernels::Kernel};
@@ -21,6 +22,38 @@ pub struct Launch<'a> {
     /// The kernel's argument struct as bytes.
     pub args: &'a [u8],
 }
+
+/// A product of matrices: `out = (x @ weight^T) * scale`, or that added to `out`; sums and `out` are f32.
+///
+/// Addresses are multiples of 16, and so are the bytes of a row of `x` and `weight`.
+#[derive(Clone, Copy, Debug)]
+pub struct Matmul {
+    /// `[rows, in_features]` of `element`.
+    pub x: DevicePtr,
+    /// `[out_features, in_features]` of `element`.
+    pub weight: DevicePtr,
+    /// `[rows, out_stride]`, of which the first `out_features` columns.
+    pub out: DevicePtr,
+    /// How `x` and `weight` are stored.
+    pub element: ElementType,
+    /// Rows of `x`; more than 0, as the others.
+    pub rows: usize,
+    /// Rows of the weight.
+    pub out_features: usize,
+    /// Columns of both.
+    pub in_features: usize,
+    /// Values from one row of `out` to the next.
+    pub out_stride: usize,
+    /// Multiplied into the product.
+    pub scale: f32,
+    /// Whether `out` is added to.
+    pub accumulate: bool,
+    /// [`MATMUL_WORKSPACE`] bytes that nothing else uses meanwhile, at a multiple of 256.
+    pub workspace: DevicePtr,
+}
+
+/// Bytes that [`Driver::matmul`] works in.
+pub const MATMUL_WORKSPACE: usize = 32 << 20;
 
 /// An address in page-locked memory of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -66,6 +99,32 @@ pub trait Driver: Send + Sync {
     /// # Safety
     /// The arguments are the kernel's struct, and the memory that they point to is as large as it says, until the kernel is done.
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<(), CudaError>;
+
+    /// Whether [`Self::matmul`] works.
+    ///
+    /// Errors: [`CudaError::MissingLibrary`], and what the library says that does not start.
+    fn check_matmul(&self) -> Result<(), CudaError>;
+
+    /// Starts a product.
+    ///
+    /// # Safety
+    /// The memory is as large as the shapes say, until the product is done.
+    unsafe fn matmul(&self, matmul: &Matmul) -> Result<(), CudaError>;
+
+    /// From now on, kernels and products are recorded instead of started; nothing else may be asked for.
+    fn begin_recording(&self) -> Result<(), CudaError>;
+
+    /// Ends the recording, also one that went wrong, and gives what was recorded a number.
+    fn end_recording(&self) -> Result<u64, CudaError>;
+
+    /// Starts what was recorded, in its order.
+    ///
+    /// # Safety
+    /// The memory that the arguments point to is still as large as they say, until everything is done.
+    unsafe fn replay(&self, recorded: u64) -> Result<(), CudaError>;
+
+    /// Forgets a recording, once everything that was asked for before is done.
+    fn forget(&self, recorded: u64);
 
     /// So many bytes of page-locked memory of the host, more than 0; their values are anything.
     fn allocate_host(&self, bytes: usize) -> Result<HostPtr, CudaError>;
@@ -187,7 +246,8 @@ macro_rules! plain {
 }
 plain!(u8, u32, u64, i64, f32, crate::kernel_args::AttentionWork, crate::kernel_args::AttentionMerge);
 plain!(AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, EmbedArgs, GatedActivationArgs, GatherRowsArgs);
-plain!(GemvArgs, NormArgs, RopeAndCacheArgs);
+plain!(DequantizeArgs, FillBiasArgs, GemvArgs, NormArgs, RopeAndCacheArgs, RoundValuesArgs);
+plain!(SampleArgs, SampleRow, TopLogprobsArgs);
 
 /// The values as they lie in memory.
 pub fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {

@@ -8,8 +8,8 @@ use std::{
 use crate::{
     DType, KvDType,
     kernel_args::{
-        AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, EmbedArgs, GatedActivationArgs, GatherRowsArgs, GemvArgs, NormArgs,
-        RopeAndCacheArgs,
+        AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, DequantizeArgs, EmbedArgs, FillBiasArgs, GatedActivationArgs,
+        GatherRowsArgs, GemvArgs, NormArgs, RopeAndCacheArgs, RoundValuesArgs, SampleArgs, TopLogprobsArgs,
     },
 };
 
@@ -89,7 +89,7 @@ macro_rules! args {
     ($($type:ident),* $(,)?) => {$(impl KernelArgs for $type { const NAME: &'static str = stringify!($type); })*};
 }
 args!(AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, EmbedArgs, GatedActivationArgs, GatherRowsArgs);
-args!(GemvArgs, NormArgs, RopeAndCacheArgs);
+args!(DequantizeArgs, FillBiasArgs, GemvArgs, NormArgs, RopeAndCacheArgs, RoundValuesArgs, SampleArgs, TopLogprobsArgs);
 
 /// Starts a kernel on a grid; a grid that is empty is nothing to do.
 ///

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    DType, DeviceError, LinearOptions, WeightView,
+    DType, DeviceError, LinearOptions, Precision, WeightView,
     kernel_args::{DevicePtr, EmbedArgs, GemvArgs},
 };
 
@@ -26,7 +26,10 @@ pub struct CudaLinear {
     row_bytes: usize,
     out_features: usize,
     in_features: usize,
+    dtype: DType,
+    precision: Precision,
     gemv: [Kernel; GEMV_ROWS.len()],
+    dequantize: Kernel,
     embed: Kernel,
 }
 
@@ -60,13 +63,56 @@ impl CudaLinear {
         let gemv = |rows: usize| Kernel::named(&format!("gemv_{format}_r{rows}"));
         Ok(Self {
             gemv: [gemv(GEMV_ROWS[0])?, gemv(GEMV_ROWS[1])?, gemv(GEMV_ROWS[2])?, gemv(GEMV_ROWS[3])?],
+            dequantize: Kernel::named(&format!("dequantize_{format}"))?,
             embed: Kernel::named(&format!("embed_{format}"))?,
             weight: DeviceMemory::of(driver, weight.bytes())?,
             bias: options.bias.as_ref().map(|bias| DeviceMemory::of(driver, bias)).transpose()?,
             row_bytes: weight.row_bytes(),
             out_features: weight.rows,
             in_features: weight.cols,
+            dtype: weight.dtype,
+            precision: options.precision,
         })
+    }
+
+    /// The address of the weight's first row.
+    pub fn weight(&self) -> DevicePtr {
+        self.weight.at()
+    }
+
+    /// The address of the bias.
+    pub fn bias(&self) -> Option<DevicePtr> {
+        self.bias.as_ref().map(DeviceMemory::at)
+    }
+
+    /// Bytes of a row of the weight.
+    pub fn row_bytes(&self) -> usize {
+        self.row_bytes
+    }
+
+    /// Rows of the weight.
+    pub fn out_features(&self) -> usize {
+        self.out_features
+    }
+
+    /// Columns of the weight.
+    pub fn in_features(&self) -> usize {
+        self.in_features
+    }
+
+    /// How the weight is stored.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// What it was loaded for.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// The kernel that takes the weight apart.
+    pub fn dequantize(&self) -> Kernel {
+        self.dequantize
     }
 
     /// Bytes of weight and bias on the device.
@@ -74,7 +120,8 @@ impl CudaLinear {
         self.weight.bytes() + self.bias.as_ref().map_or(0, DeviceMemory::bytes)
     }
 
-    /// `out = (x @ weight^T + bias) * scale`, or that added to `out` (`[x.count, out_features]`).
+    /// `out = (x @ weight^T + bias) * scale`, or that added to `out` (`[x.count, out_features]`), 8 rows at a time; a row gets the same bits
+    /// beside any others.
     ///
     /// # Safety
     /// Both are memory of `driver` of these shapes.
@@ -86,7 +133,6 @@ impl CudaLinear {
         scale: f32,
         accumulate: bool,
     ) -> Result<(), CudaError> {
-        assert_eq!(x.cols, self.in_features, "columns of the input");
         let most = GEMV_ROWS[GEMV_ROWS.len() - 1];
         for first in (0..x.count).step_by(most) {
             let rows = most.min(x.count - first);
@@ -94,7 +140,7 @@ impl CudaLinear {
             let args = GemvArgs {
                 x: x.at + (first * self.in_features * size_of::<f32>()) as u64,
                 w: self.weight.at(),
-                bias: self.bias.as_ref().map_or(0, DeviceMemory::at),
+                bias: self.bias().unwrap_or(0),
                 out: out + (first * self.out_features * size_of::<f32>()) as u64,
                 row_bytes: self.row_bytes as u64,
                 num_rows: rows as u32,

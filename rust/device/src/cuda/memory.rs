@@ -68,20 +68,33 @@ impl StepArena {
 pub struct Scratch(Option<DeviceMemory>);
 
 impl Scratch {
+    /// Where it is now; 0 before anything was asked of it.
+    pub fn at(&self) -> DevicePtr {
+        self.0.as_ref().map_or(0, DeviceMemory::at)
+    }
+
     /// So many f32 values, which are anything.
     pub fn floats(&mut self, driver: &Arc<dyn Driver>, count: usize) -> Result<DevicePtr, CudaError> {
-        let bytes = count * size_of::<f32>();
+        self.bytes(driver, count * size_of::<f32>())
+    }
+
+    /// So many bytes, which are anything.
+    pub fn bytes(&mut self, driver: &Arc<dyn Driver>, bytes: usize) -> Result<DevicePtr, CudaError> {
         if self.0.as_ref().is_none_or(|memory| memory.bytes() < bytes) {
             self.0 = None;
             self.0 = Some(DeviceMemory::new(driver, bytes)?);
         }
-        Ok(self.0.as_ref().map_or(0, DeviceMemory::at))
+        Ok(self.at())
     }
 }
 
 /// Copies of what models keep on the host: norms and rope tables.
 #[derive(Default)]
-pub struct Constants(HashMap<*const Vec<f32>, (Weak<Vec<f32>>, DeviceMemory)>);
+pub struct Constants {
+    copies: HashMap<*const Vec<f32>, (Weak<Vec<f32>>, DeviceMemory)>,
+    /// How often copies were given up.
+    losses: u64,
+}
 
 // SAFETY: the addresses are keys, and never followed.
 unsafe impl Send for Constants {}
@@ -90,13 +103,21 @@ impl Constants {
     /// The copy of these values, made when it is first asked for.
     pub fn of(&mut self, driver: &Arc<dyn Driver>, values: &Constant) -> Result<DevicePtr, CudaError> {
         // A weak reference keeps its address from being given to others, so an entry is either these values or none that live.
-        if let Some((_, memory)) = self.0.get(&Arc::as_ptr(values)).filter(|(weak, _)| weak.strong_count() > 0) {
+        if let Some((_, memory)) = self.copies.get(&Arc::as_ptr(values)).filter(|(weak, _)| weak.strong_count() > 0) {
             return Ok(memory.at());
         }
-        self.0.retain(|_, (weak, _)| weak.strong_count() > 0);
+        self.clear_lost();
         let memory = DeviceMemory::of(driver, values)?;
         let at = memory.at();
-        self.0.insert(Arc::as_ptr(values), (Arc::downgrade(values), memory));
+        self.copies.insert(Arc::as_ptr(values), (Arc::downgrade(values), memory));
         Ok(at)
+    }
+
+    /// Gives up copies of what is gone, and tells how often that has happened.
+    pub fn clear_lost(&mut self) -> u64 {
+        let before = self.copies.len();
+        self.copies.retain(|_, (weak, _)| weak.strong_count() > 0);
+        self.losses += u64::from(self.copies.len() < before);
+        self.losses
     }
 }

@@ -6,9 +6,16 @@
 mod attention;
 mod attention_plan;
 mod backend;
+mod cublaslt;
+mod dense;
 pub mod driver;
 pub mod embedded;
 pub mod error;
+mod graph;
+mod graph_lists;
+mod graph_plan;
+#[cfg(test)]
+mod graph_tests;
 pub mod kernels;
 #[cfg(test)]
 mod launchers;
@@ -20,15 +27,17 @@ mod planes;
 #[cfg(test)]
 mod recording;
 pub mod report;
+mod sample;
 mod swap;
 #[cfg(test)]
 mod tests;
 pub mod timing;
 
-pub use backend::CudaBackend;
-pub use driver::{Driver, Launch};
+pub use backend::{CudaBackend, CudaOptions};
+pub use driver::{Driver, Launch, MATMUL_WORKSPACE, Matmul};
 pub use embedded::{EMBEDDED, EmbeddedKernels, Module};
 pub use error::CudaError;
+pub(crate) use graph::Graphs;
 pub use kernels::Kernel;
 pub use libraries::{Library, LibraryPaths};
 pub(crate) use linear::CudaLinear;

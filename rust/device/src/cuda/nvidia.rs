@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     ffi::{CStr, CString, c_int, c_void},
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -15,8 +15,9 @@ use cudarc::driver::{
 use crate::kernel_args::DevicePtr;
 
 use super::{
-    CudaError, EMBEDDED, Gpu, GpuMemory,
-    driver::{Driver, HostPtr, Launch},
+    CudaError, EMBEDDED, Gpu, GpuMemory, LibraryPaths,
+    cublaslt::CublasLt,
+    driver::{Driver, HostPtr, Launch, Matmul},
     kernels::Kernel,
 };
 
@@ -74,18 +75,29 @@ fn memory(device: sys::CUdevice) -> Result<GpuMemory, CudaError> {
     Ok(GpuMemory { total_bytes: total as u64, free_bytes: free as u64 })
 }
 
-/// One GPU through NVIDIA's driver, in its primary context and default stream.
+/// One GPU through NVIDIA's driver, in its primary context.
 pub struct NvidiaDriver {
     gpu: Gpu,
     device: sys::CUdevice,
     context: sys::CUcontext,
-    /// Of copies beside the steps, whose stream is the default one.
+    /// Of steps. Copies of theirs go by the default stream, which waits for it and is waited for.
+    stream: sys::CUstream,
+    recorded: Mutex<Recorded>,
+    /// Of copies beside the steps.
     copies: sys::CUstream,
     /// What is done of the steps, and of the copies, when one is to wait for the other.
     steps_done: sys::CUevent,
     copies_done: sys::CUevent,
     /// By kernel; a module is loaded with the first of its kernels.
     functions: Mutex<Functions>,
+    products: Result<CublasLt, CudaError>,
+}
+
+/// Graphs by their number.
+#[derive(Default)]
+struct Recorded {
+    last: u64,
+    graphs: HashMap<u64, sys::CUgraphExec>,
 }
 
 #[derive(Default)]
@@ -100,10 +112,10 @@ unsafe impl Send for NvidiaDriver {}
 unsafe impl Sync for NvidiaDriver {}
 
 impl NvidiaDriver {
-    /// The GPU of that number.
+    /// The GPU of that number, with the libraries that are found there.
     ///
-    /// Errors: those of [`require`](super::require), and what the driver refuses.
-    pub fn new(ordinal: usize) -> Result<Self, CudaError> {
+    /// Errors: those of [`require`](super::require), and what the driver refuses. A library that is missing is none.
+    pub fn new(ordinal: usize, libraries: &LibraryPaths) -> Result<Self, CudaError> {
         let gpu = super::require(&super::survey(), ordinal)?.clone();
         let device = result::device::get(ordinal as c_int).map_err(|e| failed("opening the GPU", e))?;
         // SAFETY: the device was just got; the context is released when this is dropped.
@@ -112,20 +124,37 @@ impl NvidiaDriver {
             let event = || result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
             // SAFETY: the context is retained.
             unsafe { result::ctx::set_current(context)? };
-            Ok((result::stream::create(StreamKind::NonBlocking)?, event()?, event()?))
+            let [steps, copies] = [StreamKind::Default, StreamKind::NonBlocking].map(result::stream::create);
+            Ok((steps?, copies?, event()?, event()?))
         };
-        let (copies, steps_done, copies_done) = streams().map_err(|e| {
+        let (stream, copies, steps_done, copies_done) = streams().map_err(|e| {
             // SAFETY: it was retained above, once, and is no longer used.
             let _ = unsafe { result::primary_ctx::release(device) };
-            failed("making a stream", e)
+            failed("making streams", e)
         })?;
-        Ok(Self { gpu, device, context, copies, steps_done, copies_done, functions: Mutex::default() })
+        Ok(Self {
+            gpu,
+            device,
+            context,
+            stream,
+            recorded: Mutex::default(),
+            copies,
+            steps_done,
+            copies_done,
+            functions: Mutex::default(),
+            // The context was made current for the streams.
+            products: CublasLt::load(libraries),
+        })
     }
 
     /// Runs a call of the driver in this context.
     fn call<T>(&self, what: &str, call: impl FnOnce() -> Result<T, DriverError>) -> Result<T, CudaError> {
         // SAFETY: the context is retained as long as this lives.
         unsafe { result::ctx::set_current(self.context) }.and_then(|()| call()).map_err(|e| failed(what, e))
+    }
+
+    fn recorded(&self) -> MutexGuard<'_, Recorded> {
+        self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What is asked of a stream from now on waits for what another one was asked for so far.
@@ -209,13 +238,12 @@ impl Driver for NvidiaDriver {
     }
 
     fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: usize) -> Result<(), CudaError> {
-        let stream = std::ptr::null_mut();
         // SAFETY: both ranges were allocated.
-        self.call("copying on the GPU", || unsafe { result::memcpy_dtod_async(to, from, bytes, stream) })
+        self.call("copying on the GPU", || unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream) })
     }
 
     fn time(&self, work: &mut dyn FnMut()) -> Result<Duration, CudaError> {
-        let (what, stream) = ("reading the GPU's clock", std::ptr::null_mut());
+        let (what, stream) = ("reading the GPU's clock", self.stream);
         let event = || self.call(what, || result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT));
         let (begin, end) = (event()?, event()?);
         // SAFETY: the events were just made.
@@ -237,10 +265,61 @@ impl Driver for NvidiaDriver {
         let [x, y, z] = launch.grid;
         let mut params = [launch.args.as_ptr().cast_mut().cast::<c_void>()];
         let block = (launch.kernel.threads, 1, 1);
-        let (shared, stream) = (launch.kernel.shared_bytes, std::ptr::null_mut());
+        let (shared, stream) = (launch.kernel.shared_bytes, self.stream);
         // SAFETY: the caller's promise; the driver copies the argument, which it does not change, before it returns.
         let start = || unsafe { result::launch_kernel(function, (x, y, z), block, shared, stream, &mut params) };
         self.call(&format!("starting kernel {}", launch.kernel.name), start)
+    }
+
+    fn begin_recording(&self) -> Result<(), CudaError> {
+        // Kernels that are first needed may be loaded meanwhile.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the stream lives as long as this.
+        self.call("recording a step", || unsafe { result::stream::begin_capture(self.stream, mode) })
+    }
+
+    fn end_recording(&self) -> Result<u64, CudaError> {
+        let what = "recording a step";
+        // SAFETY: the stream lives as long as this.
+        let graph = self.call(what, || unsafe { result::stream::end_capture(self.stream) })?;
+        if graph.is_null() {
+            return Err(CudaError::Driver { what: what.into(), code: "that the recording is no good".into() });
+        }
+        let mut executable = std::ptr::null_mut();
+        // SAFETY: the graph was just recorded, and its executable form does not need it.
+        let made = self.call(what, || unsafe {
+            let made = sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0).result();
+            result::graph::destroy(graph).and(made)
+        });
+        made?;
+        let Recorded { last, graphs } = &mut *self.recorded();
+        *last += 1;
+        graphs.insert(*last, executable);
+        Ok(*last)
+    }
+
+    unsafe fn replay(&self, recorded: u64) -> Result<(), CudaError> {
+        let graph = self.recorded().graphs[&recorded];
+        // SAFETY: the caller's promise; the graph is forgotten only by `forget`.
+        self.call("replaying a step", || unsafe { result::graph::launch(graph, self.stream) })
+    }
+
+    fn forget(&self, recorded: u64) {
+        if let Some(graph) = self.recorded().graphs.remove(&recorded) {
+            // SAFETY: it was instantiated and is in no other list. The driver waits for what runs of it.
+            let _ = self.call("forgetting a step", || unsafe { result::graph::exec_destroy(graph) });
+        }
+    }
+
+    fn check_matmul(&self) -> Result<(), CudaError> {
+        self.products.as_ref().map(|_| ()).map_err(Clone::clone)
+    }
+
+    unsafe fn matmul(&self, matmul: &Matmul) -> Result<(), CudaError> {
+        let products = self.products.as_ref().map_err(Clone::clone)?;
+        self.call("multiplying", || Ok(()))?;
+        // SAFETY: the caller's promise; the context is current.
+        unsafe { products.matmul(matmul, self.stream.cast()) }
     }
 
     fn allocate_host(&self, bytes: usize) -> Result<HostPtr, CudaError> {
@@ -255,11 +334,11 @@ impl Driver for NvidiaDriver {
     }
 
     fn copies_after_steps(&self) -> Result<(), CudaError> {
-        self.order(self.steps_done, std::ptr::null_mut(), self.copies)
+        self.order(self.steps_done, self.stream, self.copies)
     }
 
     fn steps_after_copies(&self) -> Result<(), CudaError> {
-        self.order(self.copies_done, self.copies, std::ptr::null_mut())
+        self.order(self.copies_done, self.copies, self.stream)
     }
 
     fn finish_copies(&self) -> Result<(), CudaError> {
@@ -283,11 +362,14 @@ impl Driver for NvidiaDriver {
 impl Drop for NvidiaDriver {
     fn drop(&mut self) {
         // SAFETY: all were made once, and nothing that was made in the context outlives this.
-        let _ = self.call("closing the GPU", || unsafe {
+        let closed = self.call("closing the GPU", || unsafe {
+            result::stream::destroy(self.stream)?;
             result::stream::destroy(self.copies)?;
             result::event::destroy(self.steps_done)?;
             result::event::destroy(self.copies_done)
         });
+        // What was made in the context goes before it.
+        let _ = closed.map(|()| self.products = Err(CudaError::NoDriver("the GPU is closed".into())));
         // SAFETY: as above.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }

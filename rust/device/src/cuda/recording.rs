@@ -8,11 +8,11 @@ use std::{
     time::Duration,
 };
 
-use crate::kernel_args::DevicePtr;
+use crate::kernel_args::{DevicePtr, ElementType};
 
 use super::{
     CudaError, Gpu, GpuMemory,
-    driver::{Driver, HostPtr, Launch},
+    driver::{Driver, HostPtr, Launch, MATMUL_WORKSPACE, Matmul},
 };
 
 /// What was asked for, in order.
@@ -24,7 +24,15 @@ pub enum Event {
     Upload(usize),
     Download(usize),
     Copy(usize),
-    Launch { kernel: &'static str, grid: [u32; 3] },
+    Launch {
+        kernel: &'static str,
+        grid: [u32; 3],
+    },
+    /// Rows, output features, input features.
+    Matmul([usize; 3]),
+    /// So many kernels and products.
+    Recorded(usize),
+    Replay,
     AllocateHost(usize),
     FreeHost(usize),
     CopiesAfterSteps,
@@ -40,6 +48,7 @@ const FIRST: DevicePtr = 0x7f00_0000_0000;
 pub struct RecordingDriver {
     gpu: Gpu,
     total_bytes: usize,
+    has_matmul: bool,
     state: Mutex<State>,
 }
 
@@ -49,6 +58,10 @@ struct State {
     next: DevicePtr,
     events: Vec<Event>,
     failing: Option<CudaError>,
+    /// What was asked for since the recording began, with all arguments.
+    recording: Option<Vec<String>>,
+    recorded: BTreeMap<u64, Vec<String>>,
+    cannot_record: bool,
     pinned: BTreeMap<usize, Vec<u8>>,
     copies: Vec<Copy>,
     /// Copies that the steps wait for from now on.
@@ -66,11 +79,20 @@ enum Copy {
 
 impl RecordingDriver {
     pub fn new(total_bytes: usize) -> Arc<Self> {
+        Arc::new(Self::made(total_bytes, true))
+    }
+
+    /// On a machine without cuBLASLt.
+    pub fn without_matmul(total_bytes: usize) -> Arc<Self> {
+        Arc::new(Self::made(total_bytes, false))
+    }
+
+    fn made(total_bytes: usize, has_matmul: bool) -> Self {
         let total = total_bytes as u64;
         let memory = Ok(GpuMemory { total_bytes: total, free_bytes: total });
         let gpu = Gpu { name: "Recording".into(), capability: (9, 0), multiprocessors: 132, memory };
         let state = Mutex::new(State { next: FIRST, ..State::default() });
-        Arc::new(Self { gpu, total_bytes, state })
+        Self { gpu, total_bytes, has_matmul, state }
     }
 
     /// What has happened since the last question.
@@ -88,6 +110,16 @@ impl RecordingDriver {
         self.state.lock().unwrap().failing = Some(error);
     }
 
+    /// From now on recordings fail when they end.
+    pub fn fail_recordings(&self) {
+        self.state.lock().unwrap().cannot_record = true;
+    }
+
+    /// What was recorded and not forgotten, in the order of recording.
+    pub fn recorded(&self) -> Vec<Vec<String>> {
+        self.state.lock().unwrap().recorded.values().cloned().collect()
+    }
+
     /// No call gives an error from now on.
     pub fn heal(&self) {
         self.state.lock().unwrap().failing = None;
@@ -98,6 +130,7 @@ impl RecordingDriver {
         if let Some(error) = &state.failing {
             return Err(error.clone());
         }
+        assert!(state.recording.is_none(), "{event:?} in a recording");
         state.events.push(event);
         answer(&mut state)
     }
@@ -114,6 +147,11 @@ impl RecordingDriver {
 }
 
 impl State {
+    /// Whether it was recorded instead.
+    fn record(&mut self, what: impl FnOnce() -> String) -> bool {
+        self.recording.as_mut().map(|recording| recording.push(what())).is_some()
+    }
+
     fn used(&self) -> usize {
         self.allocations.values().map(Vec::len).sum()
     }
@@ -213,6 +251,9 @@ impl Driver for RecordingDriver {
 
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<(), CudaError> {
         let Launch { kernel, grid, args } = *launch;
+        if self.state.lock().unwrap().record(|| format!("{launch:?}")) {
+            return Ok(());
+        }
         self.step(Event::Launch { kernel: kernel.name, grid }, |state| {
             assert!(args.len() % 8 == 0, "{} bytes of arguments", args.len());
             let words = args.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap()));
@@ -220,6 +261,29 @@ impl Driver for RecordingDriver {
             for at in words.filter(|word| (FIRST..FIRST << 1).contains(word)) {
                 state.live(at, 1);
             }
+            Ok(())
+        })
+    }
+    fn check_matmul(&self) -> Result<(), CudaError> {
+        let missing = || CudaError::MissingLibrary { library: "libcublasLt.so.13".into(), looked_in: "a test".into() };
+        self.has_matmul.then_some(()).ok_or_else(missing)
+    }
+
+    unsafe fn matmul(&self, matmul: &Matmul) -> Result<(), CudaError> {
+        let Matmul { x, weight, out, element, rows, out_features, in_features, out_stride, workspace, .. } = *matmul;
+        assert!(self.has_matmul, "a product that no library computes");
+        let bytes = if element == ElementType::F32 { 4 } else { 2 };
+        if self.state.lock().unwrap().record(|| format!("{matmul:?}")) {
+            return Ok(());
+        }
+        self.step(Event::Matmul([rows, out_features, in_features]), |state| {
+            assert!(rows > 0 && out_features > 0 && (in_features * bytes).is_multiple_of(16), "{matmul:?}");
+            assert!([x, weight, out, workspace].iter().all(|at| at % 256 == 0), "{matmul:?}");
+            assert!(out_stride >= out_features, "{matmul:?}");
+            state.live(x, rows * in_features * bytes);
+            state.live(weight, out_features * in_features * bytes);
+            state.live(out, ((rows - 1) * out_stride + out_features) * 4);
+            state.live(workspace, MATMUL_WORKSPACE);
             Ok(())
         })
     }
@@ -247,11 +311,43 @@ impl Driver for RecordingDriver {
         })
     }
 
+    fn begin_recording(&self) -> Result<(), CudaError> {
+        let mut state = self.state.lock().unwrap();
+        assert!(state.recording.replace(Vec::new()).is_none(), "a recording in a recording");
+        Ok(())
+    }
+
+    fn end_recording(&self) -> Result<u64, CudaError> {
+        let mut state = self.state.lock().unwrap();
+        let recording = state.recording.take().expect("a recording");
+        if state.cannot_record {
+            return Err(CudaError::Driver {
+                what: "recording a step".into(),
+                code: "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED".into(),
+            });
+        }
+        state.events.push(Event::Recorded(recording.len()));
+        let id = state.recorded.keys().next_back().map_or(1, |id| id + 1);
+        state.recorded.insert(id, recording);
+        Ok(id)
+    }
+
+    unsafe fn replay(&self, recorded: u64) -> Result<(), CudaError> {
+        self.step(Event::Replay, |state| {
+            assert!(state.recorded.contains_key(&recorded), "a recording that was forgotten");
+            Ok(())
+        })
+    }
+
     fn steps_after_copies(&self) -> Result<(), CudaError> {
         self.asked(Event::StepsAfterCopies, |state| {
             state.awaited = state.copies.len();
             Ok(())
         })
+    }
+
+    fn forget(&self, recorded: u64) {
+        assert!(self.state.lock().unwrap().recorded.remove(&recorded).is_some(), "forgotten twice");
     }
 
     fn finish_copies(&self) -> Result<(), CudaError> {

@@ -9,7 +9,10 @@ use super::{
     recording::{Event, RecordingDriver},
     swap::Swap,
 };
-use crate::{Backend, Constant, KvCacheSpec, KvDType, KvGroupMetadata, StepMetadata};
+use crate::{
+    Backend, Constant, DType, GgmlType, KvCacheSpec, KvDType, KvGroupMetadata, LinearOptions, Precision, Projection,
+    StepMetadata, WeightView, mmap::Bytes,
+};
 
 fn recording() -> (Arc<RecordingDriver>, Arc<dyn Driver>) {
     recording_of(1 << 20)
@@ -209,4 +212,61 @@ fn embedded_kernels_and_the_manifest_are_the_same() {
     if !embedded.is_empty() {
         assert_eq!(embedded, Kernel::all().keys().copied().collect::<Vec<_>>());
     }
+}
+
+/// Launches and products of a projection of so many rows.
+fn multiplied(recording: &Arc<RecordingDriver>, dtype: DType, precision: Precision, rows: usize) -> Vec<Event> {
+    let backend = CudaBackend::new(Arc::<RecordingDriver>::clone(recording) as _).unwrap();
+    let bytes = Bytes::from_vec(vec![0; dtype.row_bytes(64).unwrap() * 33]);
+    let weight = WeightView::new(dtype, 33, 64, bytes).unwrap();
+    let options = LinearOptions { name: "w".into(), precision, bias: None };
+    let linear = backend.load_linear(&weight, &options).unwrap();
+    let (mut x, mut out) = (backend.alloc(rows, 64).unwrap(), backend.alloc(rows, 33).unwrap());
+    x.set_rows(rows);
+    recording.events();
+    backend.norm_linear(&x, None, &mut [Projection { linear: &linear, out: &mut out }]);
+    let events = recording.events().into_iter();
+    events.filter(|event| matches!(event, Event::Launch { .. } | Event::Matmul(_))).collect()
+}
+
+fn launched(kernel: &'static str, columns: u32) -> Event {
+    Event::Launch { kernel, grid: [columns, 1, 1] }
+}
+
+#[test]
+fn many_rows_are_one_product_and_few_are_gemvs() {
+    let q4 = DType::Ggml(GgmlType::Q4_0);
+    let run = |dtype, precision, rows| multiplied(&RecordingDriver::new(1 << 28), dtype, precision, rows);
+    assert_eq!(run(DType::BF16, Precision::Fast, 8), [launched("gemv_bf16_r8", 9)]);
+    assert_eq!(run(DType::BF16, Precision::Fast, 9), [launched("round_values", 1), Event::Matmul([9, 33, 64])]);
+    assert_eq!(run(DType::F32, Precision::Fast, 9), [Event::Matmul([9, 33, 64])]);
+    assert_eq!(run(q4, Precision::Fast, 32), vec![launched("gemv_q4_0_r8", 9); 4]);
+    let taken_apart = [launched("round_values", 3), launched("dequantize_q4_0", 1), Event::Matmul([33, 33, 64])];
+    assert_eq!(run(q4, Precision::Fast, 33), taken_apart);
+    for precision in [Precision::Exact, Precision::Deterministic] {
+        assert_eq!(run(DType::BF16, precision, 9), [launched("gemv_bf16_r8", 9), launched("gemv_bf16_r1", 9)]);
+    }
+}
+
+#[test]
+fn without_cublaslt_many_rows_are_gemvs_as_well() {
+    let events = multiplied(&RecordingDriver::without_matmul(1 << 28), DType::BF16, Precision::Fast, 17);
+    assert_eq!(events, ["gemv_bf16_r8", "gemv_bf16_r8", "gemv_bf16_r1"].map(|kernel| launched(kernel, 9)));
+}
+
+#[test]
+fn slices_of_a_quantised_weight_cover_its_features_once() {
+    let (recording, cols, features) = (RecordingDriver::new(1 << 30), 16384, 1024 * 2 + 3);
+    let backend = CudaBackend::new(Arc::<RecordingDriver>::clone(&recording) as _).unwrap();
+    let dtype = DType::Ggml(GgmlType::Q4_0);
+    let bytes = Bytes::from_vec(vec![0; dtype.row_bytes(cols).unwrap() * features]);
+    let weight = WeightView::new(dtype, features, cols, bytes).unwrap();
+    let options = LinearOptions { name: "w".into(), precision: Precision::Fast, bias: None };
+    let linear = backend.load_linear(&weight, &options).unwrap();
+    let (mut x, mut out) = (backend.alloc(40, cols).unwrap(), backend.alloc(40, features).unwrap());
+    x.set_rows(40);
+    recording.events();
+    backend.norm_linear(&x, None, &mut [Projection { linear: &linear, out: &mut out }]);
+    let products = recording.events().into_iter().filter(|event| matches!(event, Event::Matmul(_)));
+    assert_eq!(products.collect::<Vec<_>>(), [1024, 1024, 3].map(|features| Event::Matmul([40, features, cols])));
 }

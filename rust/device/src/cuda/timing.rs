@@ -13,7 +13,7 @@ use crate::{
 };
 
 use super::{
-    CudaBackend, NvidiaDriver,
+    CudaBackend, LibraryPaths, NvidiaDriver,
     driver::{DeviceMemory, Driver},
 };
 
@@ -82,7 +82,7 @@ impl GpuTimer {
     ///
     /// Errors: as of [`NvidiaDriver::new`] and [`Self::new`].
     pub fn open(ordinal: usize) -> Result<Self, DeviceError> {
-        Self::new(Arc::new(NvidiaDriver::new(ordinal)?), HEAD_START_BYTES)
+        Self::new(Arc::new(NvidiaDriver::new(ordinal, &LibraryPaths::default())?), HEAD_START_BYTES)
     }
 
     /// On the GPU of a driver. So many bytes are copied before the clock is read first, so that calls wait in line for the GPU, and not the

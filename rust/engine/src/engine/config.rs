@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use device::cuda::LibraryPaths;
+use device::cuda::{CudaOptions, LibraryPaths};
 use paged::{PagedAttentionConfig, Policies};
 
 use crate::{EngineError, kv_tier::KvTierConfig};
@@ -131,12 +131,24 @@ pub struct EngineConfig {
     pub cpu: CpuOptions,
     /// Where NVIDIA's libraries may be.
     pub cuda_libraries: LibraryPaths,
+    /// How a GPU computes.
+    pub cuda: CudaOptions,
+    /// Arguments that were given and that only a GPU can honour, such as `cuda_graphs=True`; a processor refuses them.
+    pub only_for_gpus: Vec<String>,
 }
 
 impl EngineConfig {
     /// The defaults on a device with a KV pool as given.
     pub fn new(device: Device, paged_attention: PagedAttentionConfig) -> Self {
         Self { device, paged_attention, ..Self::default() }
+    }
+
+    /// Whether a processor can honour everything.
+    pub(super) fn check_for_processor(&self) -> Result<(), EngineError> {
+        let Some(argument) = self.only_for_gpus.first() else { return Ok(()) };
+        let text =
+            format!("{argument} is about GPUs, and the model would run on the processor: use device=\"cuda:0\", or leave it out");
+        Err(EngineError::InvalidArgument(text))
     }
 }
 
@@ -160,6 +172,8 @@ impl Default for EngineConfig {
             kv_tier: None,
             cpu: CpuOptions::default(),
             cuda_libraries: LibraryPaths::default(),
+            cuda: CudaOptions::default(),
+            only_for_gpus: Vec::new(),
         }
     }
 }

@@ -58,11 +58,13 @@ pub fn load_onto(
 fn backend(config: &EngineConfig) -> Result<Arc<dyn Backend>, EngineError> {
     let num_threads = config.cpu.num_threads.unwrap_or_else(num_physical_cores);
     let Some(ordinal) = gpu(config, &cuda::survey)? else {
+        config.check_for_processor()?;
         let tier = config.cpu.tier.as_deref().map_or_else(|| Ok(CpuTier::detect()), CpuTier::parse)?;
         return Ok(Arc::new(CpuBackend::new(tier, num_threads)?));
     };
-    let driver = NvidiaDriver::new(ordinal).map_err(|why| no_gpu(ordinal, &why, &config.cuda_libraries))?;
-    Ok(Arc::new(CudaBackend::new(Arc::new(driver))?.with_host_threads(num_threads)?))
+    let driver =
+        NvidiaDriver::new(ordinal, &config.cuda_libraries).map_err(|why| no_gpu(ordinal, &why, &config.cuda_libraries))?;
+    Ok(Arc::new(CudaBackend::with(Arc::new(driver), config.cuda)?.with_host_threads(num_threads)?))
 }
 
 /// The number of the GPU that a model is to run on; `None` for the processor.

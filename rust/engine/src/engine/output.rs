@@ -9,6 +9,7 @@ use std::{
     time::Instant,
 };
 
+use device::{RowSampling, SampledRow};
 use paged::MissReason;
 
 use super::{
@@ -181,6 +182,16 @@ impl Job {
     /// `logits` is the model's row `[vocab_size]`; at the end it is what it was.
     pub fn sample(&self, index: usize, logits: &mut [f32]) -> Result<Sampled, EngineError> {
         self.choices[index].sampler.lock().unwrap_or_else(PoisonError::into_inner).sample(logits)
+    }
+
+    /// See [`Sampler::row_sampling`].
+    pub fn row_sampling(&self, index: usize) -> Option<(RowSampling, usize)> {
+        self.choices[index].sampler.lock().unwrap_or_else(PoisonError::into_inner).row_sampling()
+    }
+
+    /// See [`Sampler::accept`].
+    pub fn accept(&self, index: usize, row: SampledRow) -> Sampled {
+        self.choices[index].sampler.lock().unwrap_or_else(PoisonError::into_inner).accept(row)
     }
 
     /// Reports log probabilities of prompt tokens, in order, to every choice.

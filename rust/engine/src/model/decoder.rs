@@ -2,7 +2,7 @@
 
 use device::{
     AttentionArgs, AttentionParams, Backend, CacheEngine, EmbedArgs, EmbeddingTable, GateUpArgs, Linear, LinearOptions, Norm,
-    NormKind, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, WeightView,
+    NormKind, Precision, Projection, ResidualArgs, RopeArgs, StepGraphs, StepMetadata, Tensor, WeightView,
 };
 use paged::KvGroups;
 
@@ -224,11 +224,33 @@ impl Loader<'_> {
 
 impl Decoder {
     /// Runs the layers over the step's tokens: fills `a.hidden` and the KV slots of the step.
-    pub(crate) fn forward(&self, run: &Run<'_>, a: &mut Activations, token_ids: &[u32], step: &StepMetadata) {
-        let Run { backend, config, cache, ropes } = *run;
-        backend.begin_step(step);
+    pub(crate) fn forward(
+        &self,
+        run: &Run<'_>,
+        graphs: &mut StepGraphs,
+        a: &mut Activations,
+        token_ids: &[u32],
+        step: &StepMetadata,
+    ) {
+        let Run { backend, config, .. } = *run;
+        let recorded = backend.begin_recorded(graphs, step, &mut |step| {
+            a.hidden.set_rows(step.positions.len());
+            self.layers(run, a, step);
+        });
+        if !recorded {
+            backend.begin_step(step);
+        }
         let table = self.embedding.as_ref().map_or(EmbeddingTable::Tied(&self.output), EmbeddingTable::Stored);
         backend.embed(&EmbedArgs { table, token_ids, scale: config.embedding_scale }, &mut a.hidden);
+        if recorded {
+            backend.replay(graphs);
+        } else {
+            self.layers(run, a, step);
+        }
+    }
+
+    fn layers(&self, run: &Run<'_>, a: &mut Activations, step: &StepMetadata) {
+        let Run { backend, config, cache, ropes } = *run;
         for layer in &self.layers {
             let projections = &mut [
                 Projection { linear: &layer.q, out: &mut a.q },
@@ -309,14 +331,19 @@ impl Decoder {
         embedding + self.layers.iter().map(layer).sum::<u64>() + norm(&self.output_norm) + self.output.bytes()
     }
 
-    /// Logits of these rows of the hidden state, into `a.logits`.
-    pub(crate) fn logits(&self, backend: &dyn Backend, config: &DecoderConfig, a: &mut Activations, rows: &[u32]) {
+    /// Logits of these rows of the hidden state, into `a.logits` on the device; before any softcap, see [`softcap`].
+    pub(crate) fn logits(&self, backend: &dyn Backend, a: &mut Activations, rows: &[u32]) {
         backend.gather_rows(&a.hidden, rows, &mut a.sampled);
         let projections = &mut [Projection { linear: &self.output, out: &mut a.logits }];
         backend.norm_linear(&a.sampled, Some(&self.output_norm), projections);
-        backend.fetch(&mut a.logits);
-        if let Some(cap) = config.final_softcap {
-            a.logits.as_mut_slice().iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
+    }
+}
+
+/// `cap * tanh(x / cap)`, which some models end with.
+pub(crate) fn softcap(logits: &mut [f32], cap: Option<f32>) {
+    if let Some(cap) = cap {
+        for x in logits {
+            *x = cap * (*x / cap).tanh();
         }
     }
 }

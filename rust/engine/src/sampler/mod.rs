@@ -9,6 +9,7 @@ mod truncate;
 use std::{collections::HashSet, sync::Arc};
 
 use device::cpu::softmax::exp;
+use device::{RowSampling, SampledRow};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -115,6 +116,27 @@ impl Sampler {
         Ok(Sampled { token_id, logprobs })
     }
 
+    /// How the next token is to be drawn where the logits lie, and how many of the likeliest tokens are wanted beside it; the random number
+    /// is taken. `None` when penalties or bias change the logits first: then [`Self::sample`] draws it.
+    pub fn row_sampling(&mut self) -> Option<(RowSampling, usize)> {
+        if self.dry.is_some() || self.counts.is_some() || !self.sampling.logit_bias.is_empty() {
+            return None;
+        }
+        let ResolvedSampling { temperature, top_k, top_p, min_p, logprobs, .. } = *self.sampling;
+        let uniform = if temperature.is_some() { self.rng.random() } else { 0.0 };
+        Some((RowSampling { temperature, top_k, top_p, min_p, uniform }, logprobs.unwrap_or(0)))
+    }
+
+    /// A token that was drawn so.
+    pub fn accept(&self, row: SampledRow) -> Sampled {
+        let SampledRow { token_id, logprob, mut top } = row;
+        let logprobs = self.sampling.logprobs.map(|num_top| {
+            top.truncate(num_top);
+            RowLogprobs { logprob, top }
+        });
+        Sampled { token_id, logprobs }
+    }
+
     /// Penalties and bias; whether there were any.
     fn change(&mut self, logits: &mut [f32]) -> bool {
         let changes = &mut self.changes;
@@ -172,6 +194,8 @@ impl Sampler {
         if candidates.len() > limit || top_p < 1.0 {
             keep_likeliest(candidates, limit, mass);
         }
+        // In the order of ids, as a GPU draws. Most are in it, which a stable sort makes use of.
+        candidates.sort_by_key(|(id, _)| *id);
         let kept: f64 = candidates.iter().map(|(_, weight)| f64::from(*weight)).sum();
         pick(candidates.iter().copied(), uniform * kept)
     }

@@ -25,7 +25,11 @@ struct Draw<'a> {
 }
 
 impl Draw<'_> {
+    /// Samples, unless the device has done so.
     fn run(&mut self) {
+        if !self.tokens.is_empty() {
+            return;
+        }
         let (job, logits) = (self.job, &mut *self.logits);
         let sample = |choice| caught(|| job.sample(choice, logits)).and_then(|token| token.map_err(|error| error.to_string()));
         self.tokens.extend(self.choices.clone().map(sample));
@@ -44,13 +48,26 @@ impl EngineThread {
         for chunk in sampling.chunks(self.runner.max_logit_rows()) {
             rows.clear();
             rows.extend(chunk.iter().map(|&(_, row)| row));
-            let logits = self.runner.logits(rows)?;
-            let vocab_size = logits.cols();
-            let draws = chunk.iter().zip(logits.as_mut_slice().chunks_exact_mut(vocab_size)).filter_map(|(&(id, _), logits)| {
+            let who = |id: RequestId| {
                 let live = self.live.get(&id)?;
                 let job = self.jobs.get(&live.job)?;
                 let choices = if live.leads { 0..job.num_choices() } else { live.choice..live.choice + 1 };
-                Some(Mutex::new(Draw { id, job, choices, leads: live.leads, logits, tokens: Vec::new() }))
+                Some((job, choices, live.leads))
+            };
+            let on_device = self.runner.samples();
+            let asked = chunk.iter().map(|&(id, _)| {
+                let (job, choices, _) = who(id).filter(|(_, choices, _)| on_device && choices.len() == 1)?;
+                job.row_sampling(choices.start)
+            });
+            let (sampling, num_top): (Vec<_>, Vec<_>) = asked.map(Option::unzip).unzip();
+            let num_top = num_top.into_iter().flatten().max().unwrap_or(0);
+            let (on_device, logits) = self.runner.sample(rows, &sampling, num_top)?;
+            let vocab_size = logits.cols();
+            let drawn = chunk.iter().zip(on_device).zip(logits.as_mut_slice().chunks_exact_mut(vocab_size));
+            let draws = drawn.filter_map(|((&(id, _), token), logits)| {
+                let (job, choices, leads) = who(id)?;
+                let tokens = token.map(|token| Ok(job.accept(choices.start, token))).into_iter().collect();
+                Some(Mutex::new(Draw { id, job, choices, leads, logits, tokens }))
             });
             let draws: Vec<_> = draws.collect();
             let draw = |index: usize| draws[index].lock().unwrap_or_else(PoisonError::into_inner).run();

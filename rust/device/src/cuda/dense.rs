@@ -1,0 +1,211 @@
+//! Products of weights and the rows of a step: few rows by `gemv_*`, many by the driver's products of matrices.
+//!
+//! A product of matrices reads 16 bits: activations are rounded to the weight's type, bf16 for quantised ones, which are taken apart a slice
+//! of their features at a time. Weights in f32 keep f32. What must give the same bits whatever the rows stays with `gemv_*`.
+
+use std::sync::Arc;
+
+use crate::{
+    DType, Precision, WorkspaceShape,
+    kernel_args::{DequantizeArgs, DevicePtr, ElementType, FillBiasArgs, RoundValuesArgs},
+};
+
+use super::{
+    CudaError,
+    driver::{Driver, MATMUL_WORKSPACE, Matmul},
+    kernels::{GEMV_ROWS, Kernel, launch},
+    linear::{CudaLinear, Rows},
+    memory::Scratch,
+};
+
+/// Rows up to which a weight of floats is multiplied by `gemv_*`.
+const FEW_ROWS: usize = GEMV_ROWS[GEMV_ROWS.len() - 1];
+/// The same of a quantised weight: its bytes are read once for 8 rows, and taken apart they would be written and read in 16 bits.
+const FEW_QUANTISED_ROWS: usize = 4 * FEW_ROWS;
+/// Bytes of a slice of a quantised weight in bf16: what the L2 of a large GPU holds, so that the product finds it there.
+const TILE_BYTES: usize = 32 << 20;
+/// A slice begins at a multiple of so many features, so that its columns of the output are aligned to 256 bytes.
+const TILE_FEATURES: usize = 64;
+/// Values that a CTA of `round_values` takes.
+const ROUNDED_VALUES: usize = 1024;
+/// Values that a CTA of `dequantize_*` writes.
+const DEQUANTIZED_VALUES: usize = 4096;
+
+/// `out = (x @ weight^T + bias) * scale`, or that added to `out`.
+#[derive(Clone, Copy)]
+pub struct Product<'a> {
+    /// The weight, with its bias.
+    pub linear: &'a CudaLinear,
+    /// `[x.count, out_features]`.
+    pub out: DevicePtr,
+    /// See above.
+    pub scale: f32,
+    /// Whether `out` is added to.
+    pub accumulate: bool,
+}
+
+/// What products need beside weights.
+pub struct Dense {
+    driver: Arc<dyn Driver>,
+    round_values: Kernel,
+    fill_bias: Kernel,
+    /// Whether the driver multiplies matrices.
+    has_matmul: bool,
+    rounded: Scratch,
+    tile: Scratch,
+    workspace: Scratch,
+}
+
+impl Dense {
+    /// Errors: [`CudaError::NoSuchKernel`].
+    pub fn new(driver: &Arc<dyn Driver>) -> Result<Self, CudaError> {
+        let has_matmul = driver.check_matmul().inspect_err(|error| {
+            tracing::warn!("prompts are computed {FEW_ROWS} rows at a time, which is slow: {error}");
+        });
+        Ok(Self {
+            driver: Arc::clone(driver),
+            round_values: Kernel::named("round_values")?,
+            fill_bias: Kernel::named("fill_bias")?,
+            has_matmul: has_matmul.is_ok(),
+            rounded: Scratch::default(),
+            tile: Scratch::default(),
+            workspace: Scratch::default(),
+        })
+    }
+
+    /// Multiplies the rows by every weight.
+    ///
+    /// # Safety
+    /// `x` and every `out` are memory of the driver of these shapes.
+    pub unsafe fn multiply(&mut self, x: Rows, products: &[Product<'_>]) -> Result<(), CudaError> {
+        let mut rounded = None;
+        for &product in products {
+            let linear = product.linear;
+            assert_eq!(x.cols, linear.in_features(), "columns of the input");
+            if !self.has_matmul || linear.precision() != Precision::Fast || x.count <= few_rows(linear.dtype()) {
+                // SAFETY: the caller's promise.
+                unsafe { linear.multiply(&self.driver, x, product.out, product.scale, product.accumulate)? };
+                continue;
+            }
+            let element = operand(linear.dtype());
+            let input = match rounded.filter(|&(of, _)| of == element) {
+                Some((_, at)) => at,
+                None => self.rounded(x, element)?,
+            };
+            rounded = Some((element, input));
+            self.add_bias(x.count, product)?;
+            let matmul = Matmul {
+                x: input,
+                weight: linear.weight(),
+                out: product.out,
+                element,
+                rows: x.count,
+                out_features: linear.out_features(),
+                in_features: x.cols,
+                out_stride: linear.out_features(),
+                scale: product.scale,
+                accumulate: product.accumulate || linear.bias().is_some(),
+                workspace: self.workspace.bytes(&self.driver, MATMUL_WORKSPACE)?,
+            };
+            if is_quantised(linear.dtype()) {
+                self.multiply_slices(linear, matmul)?;
+            } else {
+                // SAFETY: the caller's promise; the rows were rounded above.
+                unsafe { self.driver.matmul(&matmul)? };
+            }
+        }
+        Ok(())
+    }
+
+    /// The rows as the product reads them.
+    fn rounded(&mut self, x: Rows, element: ElementType) -> Result<DevicePtr, CudaError> {
+        if element == ElementType::F32 {
+            return Ok(x.at);
+        }
+        let count = x.count * x.cols;
+        let out = self.rounded.bytes(&self.driver, count * 2)?;
+        let args = RoundValuesArgs { x: x.at, out, count: count as u64, out_type: element as u32, reserved: 0 };
+        // SAFETY: the rows are the caller's, the output has room for as many values.
+        unsafe { launch(&self.driver, self.round_values, [count.div_ceil(ROUNDED_VALUES), 1, 1], &args)? };
+        Ok(out)
+    }
+
+    /// What the product is then added to.
+    fn add_bias(&self, rows: usize, product: Product<'_>) -> Result<(), CudaError> {
+        let Some(bias) = product.linear.bias() else { return Ok(()) };
+        let args = FillBiasArgs {
+            bias,
+            out: product.out,
+            num_rows: rows as u32,
+            cols: product.linear.out_features() as u32,
+            accumulate: product.accumulate.into(),
+            scale: product.scale,
+        };
+        // SAFETY: the output has these rows, the bias a value for each column.
+        unsafe { launch(&self.driver, self.fill_bias, [rows, 1, 1], &args) }
+    }
+
+    fn multiply_slices(&mut self, linear: &CudaLinear, matmul: Matmul) -> Result<(), CudaError> {
+        let features = tile_features(matmul.in_features).min(matmul.out_features);
+        let tile = self.tile.bytes(&self.driver, features * matmul.in_features * 2)?;
+        for first in (0..matmul.out_features).step_by(features) {
+            let out_features = features.min(matmul.out_features - first);
+            let args = DequantizeArgs {
+                w: linear.weight() + (first * linear.row_bytes()) as u64,
+                out: tile,
+                row_bytes: linear.row_bytes() as u64,
+                num_rows: out_features as u32,
+                cols: matmul.in_features as u32,
+                out_type: matmul.element as u32,
+                reserved: 0,
+            };
+            let grid = [(out_features * matmul.in_features).div_ceil(DEQUANTIZED_VALUES), 1, 1];
+            let out = matmul.out + (first * size_of::<f32>()) as u64;
+            // SAFETY: the slice lies in the weight, the tile has room for it, and `out` has the columns from `first` on.
+            unsafe {
+                launch(&self.driver, linear.dequantize(), grid, &args)?;
+                self.driver.matmul(&Matmul { weight: tile, out, out_features, ..matmul })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Addresses that recorded steps know.
+    pub fn buffers(&self) -> [DevicePtr; 3] {
+        [self.rounded.at(), self.tile.at(), self.workspace.at()]
+    }
+
+    /// Bytes of the buffers once the largest step has run.
+    pub fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64 {
+        if !self.has_matmul || shape.precision != Precision::Fast || shape.num_tokens <= few_rows(shape.dtype) {
+            return 0;
+        }
+        let widest = shape.hidden_size.max(shape.intermediate_size).max(shape.num_heads * shape.head_dim);
+        let rounded = if operand(shape.dtype) == ElementType::F32 { 0 } else { shape.num_tokens * widest * 2 };
+        let tile = if is_quantised(shape.dtype) { tile_features(widest) * widest * 2 } else { 0 };
+        (MATMUL_WORKSPACE + rounded + tile) as u64
+    }
+}
+
+/// Features of a slice of a quantised weight at most.
+fn tile_features(in_features: usize) -> usize {
+    (TILE_BYTES / (in_features * 2) / TILE_FEATURES).max(1) * TILE_FEATURES
+}
+
+/// Rows up to which a weight is multiplied by `gemv_*`.
+pub fn few_rows(dtype: DType) -> usize {
+    if is_quantised(dtype) { FEW_QUANTISED_ROWS } else { FEW_ROWS }
+}
+
+/// What a product of matrices reads for such a weight.
+fn operand(dtype: DType) -> ElementType {
+    match dtype {
+        DType::F32 => ElementType::F32,
+        DType::F16 => ElementType::F16,
+        _ => ElementType::BF16,
+    }
+}
+
+fn is_quantised(dtype: DType) -> bool {
+    matches!(dtype, DType::Ggml(_))
+}

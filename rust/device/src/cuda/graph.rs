@@ -1,0 +1,127 @@
+//! Recorded steps: the layers of a decode step, launched as one.
+//!
+//! A step of a padded size is recorded when it is first met. Its layers run twice on rows of nobody: once to make every buffer and load every
+//! kernel, once to be recorded. What a real step adds is in lists at addresses that do not change ([`PaddedLists`]).
+
+use std::{
+    any::Any,
+    collections::BTreeMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
+
+use crate::{StepGraphs, StepMetadata, kernel_args::DevicePtr};
+
+use super::{CudaBackend, CudaError, driver::Driver, graph_lists::PaddedLists, graph_plan::Bucket};
+
+/// Bytes of the card that recorded steps may take; they are reserved before the KV pool is sized.
+pub const RESERVED_BYTES: u64 = 256 << 20;
+
+/// The recorded steps of a model.
+#[derive(Default)]
+pub struct Graphs {
+    /// `None`: steps of this size run as they are.
+    by_bucket: BTreeMap<Bucket, Option<Graph>>,
+    /// Addresses that the graphs were recorded with.
+    buffers: Vec<DevicePtr>,
+    current: Option<Bucket>,
+}
+
+struct Graph {
+    lists: PaddedLists,
+    recorded: Recorded,
+    /// Bytes that the card had less after recording.
+    bytes: u64,
+}
+
+/// What a driver recorded, given back when it is dropped.
+struct Recorded {
+    driver: Arc<dyn Driver>,
+    id: u64,
+}
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        self.driver.forget(self.id);
+    }
+}
+
+type Layers<'a> = &'a mut dyn FnMut(&StepMetadata);
+
+impl CudaBackend {
+    /// Puts the lists of a step where its graph expects them; whether it has one. See [`crate::Backend::begin_recorded`].
+    pub(super) fn try_begin_recorded(
+        &self,
+        graphs: &mut StepGraphs,
+        step: &StepMetadata,
+        layers: Layers<'_>,
+    ) -> Result<bool, CudaError> {
+        let Some(bucket) = Bucket::of(step, graphs.max_rows) else { return Ok(false) };
+        let graphs = &mut graphs.cuda;
+        self.state().lists.reserve_tables(self.driver(), step)?;
+        let buffers = self.buffers();
+        if graphs.buffers != buffers {
+            *graphs = Graphs { buffers, ..Graphs::default() };
+        }
+        if !graphs.by_bucket.contains_key(&bucket) {
+            let taken: u64 = graphs.by_bucket.values().flatten().map(|graph| graph.bytes).sum();
+            let recorded = match self.record(bucket, step.groups.len(), layers) {
+                Ok(graph) if taken + graph.bytes <= RESERVED_BYTES => Some(graph),
+                other => {
+                    let why =
+                        other.err().unwrap_or_else(|| "CUDA graphs have taken all the memory that was reserved for them".into());
+                    tracing::warn!("steps of {} requests run without a CUDA graph: {why}", bucket.rows);
+                    None
+                }
+            };
+            // Recording makes buffers, and graphs that knew smaller ones are no good.
+            let buffers = self.buffers();
+            if graphs.buffers != buffers {
+                *graphs = Graphs { buffers, ..Graphs::default() };
+            }
+            graphs.by_bucket.insert(bucket, recorded);
+        }
+        let Some(Some(graph)) = graphs.by_bucket.get_mut(&bucket) else { return Ok(false) };
+        self.state().lists.upload_padded(&mut graph.lists, step)?;
+        graphs.current = Some(bucket);
+        Ok(true)
+    }
+
+    /// Runs the layers of the step that was begun.
+    pub(super) fn try_replay(&self, graphs: &mut StepGraphs) -> Result<(), CudaError> {
+        let graphs = &mut graphs.cuda;
+        let bucket = graphs.current.take().expect("a recorded step was begun");
+        let graph = graphs.by_bucket[&bucket].as_ref().expect("a recorded step");
+        // SAFETY: the buffers are those of the recording, the model's own live as long as the graphs, and the lists were put in place.
+        unsafe { self.driver().replay(graph.recorded.id) }
+    }
+
+    fn record(&self, bucket: Bucket, num_groups: usize, layers: Layers<'_>) -> Result<Graph, String> {
+        let text = |error: CudaError| error.to_string();
+        let driver = self.driver();
+        let rehearsal = bucket.rehearsal(num_groups);
+        self.state().lists.begin(&rehearsal).map_err(text)?;
+        // What fails here fails as any step.
+        layers(&rehearsal);
+        let lists = self.state().lists.padded(driver, bucket).map_err(text)?;
+        let free_before = driver.memory().map_err(text)?.free_bytes;
+        self.state().lists.begin_padded(&lists);
+        driver.begin_recording().map_err(text)?;
+        let run = caught(|| layers(&rehearsal));
+        // Also after a failure, or everything would be recorded from then on.
+        let recorded = driver.end_recording().map(|id| Recorded { driver: Arc::clone(driver), id });
+        run?;
+        let recorded = recorded.map_err(text)?;
+        let free = driver.memory().map_err(text)?.free_bytes;
+        Ok(Graph { lists, recorded, bytes: free_before.saturating_sub(free) })
+    }
+}
+
+/// Runs what can only panic with the driver's words.
+fn caught(run: impl FnOnce()) -> Result<(), String> {
+    let words = |panic: Box<dyn Any + Send>| match panic.downcast::<String>() {
+        Ok(text) => *text,
+        Err(other) => other.downcast_ref::<&str>().map_or_else(|| "a panic".to_owned(), |text| (*text).to_owned()),
+    };
+    catch_unwind(AssertUnwindSafe(run)).map_err(words)
+}

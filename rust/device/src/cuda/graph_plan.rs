@@ -1,0 +1,123 @@
+//! Which steps share a recorded graph: those in which every request decodes, of the same padded size.
+
+use crate::{KvGroupMetadata, StepMetadata};
+
+use super::attention_plan::num_parts;
+
+/// Rows of a step that is recorded at most.
+pub const MAX_ROWS: usize = 256;
+/// Parts that a request's keys are cut into, padded.
+const PARTS: [usize; 3] = [1, 4, 16];
+/// Tokens before a request whose keys come in parts.
+const PARTED_POSITION: u32 = 256;
+/// Tokens of the smallest block.
+const MIN_BLOCK_SIZE: usize = 8;
+
+/// The padded size of a step, which alone decides what is launched and with which arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Bucket {
+    /// Requests, a row each.
+    pub rows: usize,
+    /// Parts that a row's keys are cut into at most.
+    pub parts: usize,
+}
+
+impl Bucket {
+    /// Of a step; `None` when a request has several rows, or the padded rows would be more than `max_rows`.
+    pub fn of(step: &StepMetadata, max_rows: usize) -> Option<Self> {
+        let num_reqs = step.num_reqs();
+        let decodes = step.positions.len() == num_reqs && step.query_start_loc.windows(2).all(|pair| pair[1] == pair[0] + 1);
+        let rows = padded_rows(num_reqs);
+        if !decodes || num_reqs == 0 || rows > max_rows.min(MAX_ROWS) {
+            return None;
+        }
+        let most = step.positions.iter().map(|position| num_parts(*position as usize + 1)).max()?;
+        let parts = PARTS.into_iter().find(|parts| most <= *parts)?;
+        Some(Self { rows, parts })
+    }
+
+    /// A step of this many rows that writes no keys and reads those of the null block: what is recorded, and run once before. Its keys come
+    /// in parts where they may, so that every kernel is loaded.
+    pub fn rehearsal(self, num_groups: usize) -> StepMetadata {
+        let position = if self.parts > 1 { PARTED_POSITION } else { 0 };
+        let max_blocks = position as usize / MIN_BLOCK_SIZE + 1;
+        let group =
+            KvGroupMetadata { block_tables: vec![0; self.rows * max_blocks], max_blocks, slot_mapping: vec![-1; self.rows] };
+        StepMetadata {
+            positions: vec![position; self.rows],
+            rope_positions: vec![0; self.rows],
+            query_start_loc: (0..=self.rows as u32).collect(),
+            seq_lens: vec![position + 1; self.rows],
+            groups: vec![group; num_groups],
+        }
+    }
+}
+
+/// 1, 2, 4, 8, 16, 24, ...
+fn padded_rows(rows: usize) -> usize {
+    if rows <= 8 { rows.next_power_of_two() } else { rows.next_multiple_of(8) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Requests of (computed tokens, rows).
+    fn step(requests: &[(u32, u32)]) -> StepMetadata {
+        let mut step = StepMetadata { query_start_loc: vec![0], ..StepMetadata::default() };
+        for &(computed, rows) in requests {
+            step.positions.extend(computed..computed + rows);
+            step.query_start_loc.push(step.positions.len() as u32);
+            step.seq_lens.push(computed + rows);
+        }
+        step
+    }
+
+    #[test]
+    fn rows_are_padded_to_few_sizes_that_hold_them() {
+        let padded: Vec<_> = (1..=MAX_ROWS).map(|n| Bucket::of(&step(&vec![(7, 1); n]), MAX_ROWS).unwrap().rows).collect();
+        assert!((1..).zip(&padded).all(|(n, rows)| n <= *rows && *rows <= 2 * n));
+        let mut sizes = padded;
+        sizes.dedup();
+        assert_eq!(sizes[..6], [1, 2, 4, 8, 16, 24]);
+        assert_eq!((sizes.len(), sizes[sizes.len() - 1]), (35, 256));
+    }
+
+    #[test]
+    fn steps_with_prompts_or_too_many_rows_have_no_bucket() {
+        assert_eq!(Bucket::of(&step(&[(5, 1), (0, 2)]), 256), None);
+        assert_eq!(Bucket::of(&step(&[(5, 2)]), 256), None);
+        assert_eq!(Bucket::of(&step(&[]), 256), None);
+        assert_eq!(Bucket::of(&step(&[(5, 1); 257]), 1000), None);
+        assert_eq!(Bucket::of(&step(&[(5, 1); 9]), 15), None, "16 rows do not fit");
+        assert_eq!(Bucket::of(&step(&[(5, 1); 9]), 16), Some(Bucket { rows: 16, parts: 1 }));
+        // As many rows as requests, but not one each.
+        let uneven = StepMetadata { query_start_loc: vec![0, 0, 2], ..step(&[(5, 1), (6, 1)]) };
+        assert_eq!(Bucket::of(&uneven, 256), None);
+    }
+
+    #[test]
+    fn parts_are_padded_by_the_longest_request() {
+        let parts = |positions: &[u32]| {
+            let requests: Vec<_> = positions.iter().map(|p| (*p, 1)).collect();
+            Bucket::of(&step(&requests), 256).unwrap().parts
+        };
+        assert_eq!([parts(&[0]), parts(&[255, 3]), parts(&[256]), parts(&[1023, 9])], [1, 1, 4, 4]);
+        assert_eq!([parts(&[1024]), parts(&[100_000, 1])], [16, 16]);
+    }
+
+    #[test]
+    fn a_rehearsal_is_a_step_of_its_bucket_and_writes_nowhere() {
+        for (rows, parts) in [(24, 1), (2, 4)] {
+            let bucket = Bucket { rows, parts };
+            let step = bucket.rehearsal(2);
+            assert_eq!(Bucket::of(&step, 256), Some(bucket));
+            assert_eq!(step.groups.len(), 2);
+            for group in &step.groups {
+                assert!(group.slot_mapping.iter().all(|slot| *slot == -1));
+                assert_eq!(group.block_tables, vec![0; rows * group.max_blocks]);
+                assert!(group.max_blocks * MIN_BLOCK_SIZE > step.positions[0] as usize);
+            }
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! What is recorded and replayed, seen by a driver that records.
+
+use std::sync::Arc;
+
+use super::{
+    CudaBackend,
+    driver::Driver,
+    recording::{Event, RecordingDriver},
+};
+use crate::{
+    AttentionArgs, AttentionParams, Backend, CacheEngine, Constant, KvCacheSpec, KvDType, KvGroupMetadata, LinearOptions,
+    Precision, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepGraphs, StepMetadata, Tensor, WeightView, backend::Linear,
+    mmap::Bytes,
+};
+
+const DIM: usize = 64;
+const BLOCK: usize = 8;
+
+/// A layer of two query heads that share a KV head, and what it is computed with.
+struct Layer {
+    graphs: StepGraphs,
+    recording: Arc<RecordingDriver>,
+    backend: CudaBackend,
+    cache: CacheEngine,
+    output: Linear,
+    rope: RopeTable,
+    hidden: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attention: Tensor,
+}
+
+impl Layer {
+    fn new() -> Self {
+        let recording = RecordingDriver::new(1 << 28);
+        let backend = CudaBackend::new(Arc::<RecordingDriver>::clone(&recording) as Arc<dyn Driver>).unwrap();
+        let spec = KvCacheSpec {
+            num_blocks: 600,
+            block_size: BLOCK,
+            num_kv_heads: 1,
+            head_dim: DIM,
+            num_planes: 1,
+            dtype: KvDType::BF16,
+        };
+        let weight = WeightView::new(crate::DType::BF16, DIM, 2 * DIM, Bytes::from_vec(vec![0; DIM * 2 * DIM * 2])).unwrap();
+        let options = LinearOptions { name: "o".into(), precision: Precision::Fast, bias: None };
+        let table = || -> Constant { Arc::new(vec![0.0; 64 * DIM / 2]) };
+        let tensor = |cols| backend.alloc(300, cols).unwrap();
+        Self {
+            graphs: StepGraphs::new(300),
+            cache: backend.alloc_kv_cache(&spec).unwrap(),
+            output: backend.load_linear(&weight, &options).unwrap(),
+            rope: RopeTable { style: RopeStyle::Neox, rotary_dim: DIM, cos: table(), sin: table() },
+            hidden: tensor(DIM),
+            q: tensor(2 * DIM),
+            k: tensor(DIM),
+            v: tensor(DIM),
+            attention: tensor(2 * DIM),
+            recording,
+            backend,
+        }
+    }
+
+    /// Whether the step was replayed.
+    fn run(&mut self, step: &StepMetadata) -> bool {
+        let Self { graphs, backend, cache, output, rope, hidden, q, k, v, attention, .. } = self;
+        let mut layers = |step: &StepMetadata| {
+            for tensor in [&mut *hidden, q, k, v] {
+                tensor.set_rows(step.positions.len());
+            }
+            let args = RopeArgs { q, k, v, q_norm: None, k_norm: None, rope: Some(rope), cache, plane: 0 };
+            backend.rope_and_cache(args, 0, step);
+            let params = AttentionParams {
+                num_heads: 2,
+                num_kv_heads: 1,
+                head_dim: DIM,
+                scale: 0.1,
+                window: None,
+                softcap: None,
+                precision: Precision::Fast,
+            };
+            backend.attention(AttentionArgs { q, out: attention, cache, plane: 0, group: 0, params }, step);
+            let args = ResidualArgs { x: attention, linear: output, post_norm: None, scale: 1.0, residual: hidden };
+            backend.linear_residual(args);
+        };
+        let recorded = backend.begin_recorded(graphs, step, &mut layers);
+        if recorded {
+            backend.replay(graphs);
+        } else {
+            backend.begin_step(step);
+            layers(step);
+        }
+        recorded
+    }
+
+    fn events(&self) -> Vec<Event> {
+        self.recording.events()
+    }
+}
+
+/// Requests that decode, after so many tokens.
+fn decodes(positions: &[usize]) -> StepMetadata {
+    let max_blocks = positions.iter().max().unwrap() / BLOCK + 1;
+    let count = positions.len();
+    StepMetadata {
+        positions: positions.iter().map(|position| *position as u32).collect(),
+        rope_positions: vec![3; count],
+        query_start_loc: (0..=count as u32).collect(),
+        seq_lens: positions.iter().map(|position| *position as u32 + 1).collect(),
+        groups: vec![KvGroupMetadata { block_tables: vec![1; count * max_blocks], max_blocks, slot_mapping: vec![9; count] }],
+    }
+}
+
+fn uploads(events: &[Event]) -> usize {
+    events.iter().filter(|event| matches!(event, Event::Upload(_))).count()
+}
+
+#[test]
+fn a_step_of_a_size_that_was_met_is_two_copies_and_one_launch() {
+    let mut layer = Layer::new();
+    assert!(layer.run(&decodes(&[5, 200, 17])));
+    layer.events();
+    for positions in [&[0, 1, 2][..], &[250, 9, 31, 255], &[40; 3]] {
+        assert!(layer.run(&decodes(positions)));
+        let events = layer.events();
+        assert_eq!((uploads(&events), events.len(), events.last()), (2, 3, Some(&Event::Replay)), "{events:?}");
+    }
+    // Two requests are another size, and so are keys in parts.
+    for positions in [&[5, 6][..], &[5, 6, 300]] {
+        assert!(layer.run(&decodes(positions)));
+        assert!(layer.events().iter().any(|event| matches!(event, Event::Recorded(_))));
+    }
+}
+
+#[test]
+fn what_is_recorded_depends_on_the_padded_size_alone() {
+    let recorded = |positions: &[usize]| {
+        let mut layer = Layer::new();
+        assert!(layer.run(&decodes(positions)));
+        layer.recording.recorded().pop().unwrap()
+    };
+    let of_sixteen = recorded(&[7; 9]);
+    assert_eq!(of_sixteen.len(), 4, "rotation, attention, rounding and the product; nothing is merged: {of_sixteen:#?}");
+    assert_eq!(of_sixteen, recorded(&[255; 16]));
+    let in_parts = recorded(&[300, 1]);
+    assert_eq!(in_parts, recorded(&[1023, 700]));
+    assert!(in_parts.iter().any(|launch| launch.contains("attention_merge")));
+    assert_ne!(in_parts, recorded(&[2, 1]));
+}
+
+#[test]
+fn a_recording_that_fails_leaves_steps_of_its_size_as_they_are() {
+    let mut layer = Layer::new();
+    assert!(layer.run(&decodes(&[5])));
+    layer.recording.fail_recordings();
+    for _ in 0..2 {
+        assert!(!layer.run(&decodes(&[5, 6])), "two requests cannot be recorded");
+    }
+    layer.events();
+    assert!(!layer.run(&decodes(&[8, 6])));
+    let launches = layer.events().into_iter().filter(|event| matches!(event, Event::Launch { .. })).count();
+    assert_eq!(launches, 3, "a rotation, attention and a product: it is not tried again");
+}
+
+#[test]
+fn prompts_are_not_recorded() {
+    let mut layer = Layer::new();
+    let prompt = StepMetadata { query_start_loc: vec![0, 2], seq_lens: vec![7], ..decodes(&[5, 6]) };
+    let prompt = StepMetadata {
+        groups: vec![KvGroupMetadata { block_tables: vec![1], max_blocks: 1, slot_mapping: vec![8, 9] }],
+        ..prompt
+    };
+    assert!(!layer.run(&prompt));
+    assert!(layer.recording.recorded().is_empty());
+}
+
+#[test]
+fn recordings_with_buffers_that_are_gone_are_made_anew() {
+    let mut layer = Layer::new();
+    assert!(layer.run(&decodes(&[5])));
+    // A rope table that has grown is another one.
+    Arc::make_mut(&mut layer.rope.cos).push(0.0);
+    layer.events();
+    assert!(layer.run(&decodes(&[6])));
+    assert!(layer.events().iter().any(|event| matches!(event, Event::Recorded(_))));
+    // Block tables of more than 1 MB.
+    assert!(layer.run(&decodes(&[6; 200])));
+    layer.events();
+    assert!(layer.run(&decodes(&[11_000; 200])));
+    assert_eq!(layer.recording.recorded().len(), 1, "those of other sizes knew the smaller buffer");
+}
+
+#[test]
+fn recordings_are_forgotten_with_their_model() {
+    let mut layer = Layer::new();
+    assert!(layer.run(&decodes(&[5])));
+    let recording = Arc::clone(&layer.recording);
+    assert_eq!(recording.recorded().len(), 1);
+    drop(layer);
+    assert!(recording.recorded().is_empty());
+    assert_eq!(recording.used_bytes(), 0);
+}

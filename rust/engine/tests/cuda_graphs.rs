@@ -1,0 +1,66 @@
+//! Steps that are replayed from a recording, on the kernels' real source compiled for the CPU.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Harness, gguf, hugging_face, load};
+use device::{
+    KvDType, Precision,
+    cuda::{CudaBackend, CudaOptions},
+};
+use engine::ModelSource;
+use kernel_tests::{EmulatedDriver, Order};
+
+/// Logits of requests that begin with prompts of these lengths and decode in batches of all sizes; and how many steps are recorded.
+fn logits(source: &ModelSource, options: CudaOptions, precision: Precision, prompts: &[usize]) -> (Vec<Vec<Vec<f32>>>, usize) {
+    let driver = Arc::new(EmulatedDriver::new(Order::Ascending));
+    let backend = CudaBackend::with(Arc::<EmulatedDriver>::clone(&driver), options).unwrap();
+    let mut runner = load(source, Arc::new(backend), precision, KvDType::F32);
+    let vocab_size = runner.config().vocab_size;
+    let mut harness = Harness::new(&mut runner, 8);
+    let decoded = 2 * prompts.len() + 4;
+    let sequences: Vec<_> = prompts
+        .iter()
+        .enumerate()
+        .map(|(i, prompt)| {
+            harness.add((0..prompt + decoded).map(|t| ((t * 7 + i * 31 + 5) % vocab_size) as u32).collect(), *prompt)
+        })
+        .collect();
+    for (sequence, prompt) in sequences.iter().zip(prompts) {
+        harness.step(&[(*sequence, *prompt)]);
+    }
+    for size in (1..=sequences.len()).chain((1..=sequences.len()).rev()) {
+        let batch: Vec<_> = sequences[..size].iter().map(|sequence| (*sequence, 1)).collect();
+        harness.step(&batch);
+        // A step with a prompt in between makes buffers larger, and is not recorded.
+        if size == 2 {
+            harness.step(&[(sequences[0], 2), (sequences[1], 1)]);
+        }
+    }
+    let logits = sequences.into_iter().map(|sequence| harness.finish(sequence, 1)).collect();
+    (logits, driver.num_recorded())
+}
+
+#[test]
+fn replayed_steps_have_the_bits_of_steps_that_run_as_they_are() {
+    let models =
+        [(hugging_face("llama"), Precision::Exact), (gguf("llama"), Precision::Fast), (hugging_face("gemma3"), Precision::Fast)];
+    for (source, precision) in &models {
+        let (precision, prompts) = (*precision, [3, 12, 1]);
+        let (expected, none) = logits(source, CudaOptions { graphs: false, ..CudaOptions::default() }, precision, &prompts);
+        let (actual, recorded) = logits(source, CudaOptions::default(), precision, &prompts);
+        assert_eq!(none, 0, "graphs were asked not to be");
+        assert!(recorded > 0, "no step was recorded");
+        assert!(expected == actual, "{source:?} {precision:?}: a replayed step gives other bits");
+    }
+}
+
+#[test]
+fn long_contexts_are_replayed_as_well() {
+    let source = hugging_face("llama");
+    let prompts = [250, 5];
+    let (expected, _) = logits(&source, CudaOptions { graphs: false, ..CudaOptions::default() }, Precision::Fast, &prompts);
+    let (actual, recorded) = logits(&source, CudaOptions::default(), Precision::Fast, &prompts);
+    assert!(recorded > 0 && expected == actual, "{recorded} recorded");
+}

@@ -1,0 +1,124 @@
+//! Tokens that are drawn where the logits lie, on the kernels' real source compiled for the CPU: those that the host would draw.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{
+    hugging_face,
+    serving::{exact, greedy, pool_of, request, run_together, start},
+};
+use device::{Backend, DType, EmbedArgs, EmbeddingTable, RowSampling, Tensor, WeightView, cuda::CudaBackend, mmap::Bytes};
+use engine::{Engine, EngineConfig, GenerationConfig, GenerationRequest, ResolvedSampling, Sampler, SamplingParams};
+use kernel_tests::{EmulatedDriver, Order, random::Rng};
+
+const VOCAB_SIZE: usize = 700;
+
+fn sampler(params: &SamplingParams, seed: u64) -> Sampler {
+    let resolved = ResolvedSampling::new(params, &GenerationConfig::default(), VOCAB_SIZE).unwrap();
+    Sampler::new(Arc::new(resolved), seed, &[], Arc::default())
+}
+
+fn backend() -> CudaBackend {
+    CudaBackend::new(Arc::new(EmulatedDriver::new(Order::Ascending))).unwrap()
+}
+
+/// Rows of logits on the device.
+fn tensor(backend: &CudaBackend, rows: &[Vec<f32>]) -> Tensor {
+    let bytes = rows.iter().flatten().flat_map(|x| x.to_le_bytes()).collect();
+    let table = WeightView::new(DType::F32, rows.len(), VOCAB_SIZE, Bytes::from_vec(bytes)).unwrap();
+    let ids: Vec<u32> = (0..rows.len() as u32).collect();
+    let mut out = backend.alloc(rows.len(), VOCAB_SIZE).unwrap();
+    backend.embed(&EmbedArgs { table: EmbeddingTable::Stored(&table), token_ids: &ids, scale: 1.0 }, &mut out);
+    out
+}
+
+fn logits(rng: &mut Rng) -> Vec<f32> {
+    rng.floats(VOCAB_SIZE).iter().map(|x| x * 3.0).collect()
+}
+
+#[test]
+fn a_seed_gives_the_same_tokens_on_the_device_and_on_the_host() {
+    let d = SamplingParams::default;
+    let all = [
+        SamplingParams { temperature: Some(0.0), logprobs: Some(3), ..d() },
+        d(),
+        SamplingParams { temperature: Some(0.4), logprobs: Some(0), ..d() },
+        SamplingParams { top_k: Some(5), ..d() },
+        SamplingParams { top_k: Some(300), ..d() },
+        SamplingParams { top_p: Some(0.6), ..d() },
+        SamplingParams { top_p: Some(0.95), temperature: Some(2.0), ..d() },
+        SamplingParams { min_p: Some(0.2), ..d() },
+        SamplingParams { temperature: Some(1.5), top_k: Some(50), top_p: Some(0.8), min_p: Some(0.02), ..d() },
+    ];
+    let (backend, mut rng) = (backend(), Rng::new(1));
+    let mut samplers: Vec<_> = all.iter().zip(3..).map(|(params, seed)| [sampler(params, seed), sampler(params, seed)]).collect();
+    for round in 0..12 {
+        let mut rows: Vec<_> = all.iter().map(|_| logits(&mut rng)).collect();
+        let on_device = tensor(&backend, &rows);
+        let asked: Vec<_> = samplers.iter_mut().map(|[device, _]| device.row_sampling().unwrap()).collect();
+        let sampling: Vec<_> = asked.iter().map(|(row, _)| Some(*row)).collect();
+        let sampled = backend.sample(&on_device, &sampling, 3);
+        for (((params, [device, host]), row), sampled) in all.iter().zip(&mut samplers).zip(&mut rows).zip(sampled) {
+            let (actual, expected) = (device.accept(sampled.unwrap()), host.sample(row).unwrap());
+            assert_eq!(actual.token_id, expected.token_id, "round {round}: {params:?}");
+            let (Some(actual), Some(expected)) = (&actual.logprobs, &expected.logprobs) else {
+                assert!(actual.logprobs.is_none() && expected.logprobs.is_none());
+                continue;
+            };
+            assert!((actual.logprob - expected.logprob).abs() < 1e-4);
+            let ids = |top: &[(u32, f32)]| top.iter().map(|(id, _)| *id).collect::<Vec<_>>();
+            assert_eq!(ids(&actual.top), ids(&expected.top));
+            assert!(actual.top.iter().zip(&expected.top).all(|(a, e)| (a.1 - e.1).abs() < 1e-4));
+        }
+    }
+}
+
+#[test]
+fn a_row_that_is_not_finite_has_no_token_and_the_others_do() {
+    let (backend, mut rng) = (backend(), Rng::new(2));
+    let mut rows = [logits(&mut rng), logits(&mut rng)];
+    rows[1][300] = f32::NAN;
+    let greedy = RowSampling { temperature: None, top_k: None, top_p: 1.0, min_p: 0.0, uniform: 0.0 };
+    let mut on_device = tensor(&backend, &rows);
+    let sampled = backend.sample(&on_device, &[Some(greedy); 2], 0);
+    assert_eq!((sampled[0].is_some(), sampled[1].is_none()), (true, true));
+    backend.fetch_rows(&mut on_device, &[1]);
+    let error = sampler(&SamplingParams::default(), 1).sample(on_device.row_mut(1)).unwrap_err().to_string();
+    assert!(error.contains("token 300") && error.contains("NaN"), "{error}");
+}
+
+#[test]
+fn what_changes_the_logits_is_left_to_the_host() {
+    let d = SamplingParams::default;
+    for params in [
+        SamplingParams { presence_penalty: Some(0.5), ..d() },
+        SamplingParams { repetition_penalty: Some(1.2), ..d() },
+        SamplingParams { logit_bias: vec![(3, 1.0)], ..d() },
+    ] {
+        let [mut asked, mut alone] = [sampler(&params, 5), sampler(&params, 5)];
+        assert_eq!(asked.row_sampling(), None, "{params:?}");
+        let mut row = logits(&mut Rng::new(3));
+        let token = |sampler: &mut Sampler, row: &mut [f32]| sampler.sample(row).unwrap().token_id;
+        assert_eq!(token(&mut asked, &mut row), token(&mut alone, &mut row), "no random number was taken");
+    }
+}
+
+#[test]
+fn an_engine_gives_the_tokens_of_the_processor_whoever_draws_them() {
+    let config = EngineConfig { paged_attention: pool_of(512, 16), max_num_seqs: 4, max_num_batched_tokens: 64, ..exact() };
+    let requests = || {
+        let drawn = SamplingParams { temperature: Some(1.0), seed: Some(3), ..greedy(12) };
+        let all = [
+            greedy(12),
+            drawn.clone(),
+            SamplingParams { presence_penalty: Some(1.0), ..drawn.clone() },
+            SamplingParams { top_p: Some(0.8), logprobs: Some(2), ..drawn },
+        ];
+        let with = |(i, sampling)| GenerationRequest { sampling, ..request(i, 20 + i, 12) };
+        all.into_iter().enumerate().map(with).collect::<Vec<_>>()
+    };
+    let on_device: Arc<dyn Backend> = Arc::new(backend());
+    let cuda = Engine::load_onto(&on_device, &hugging_face("llama"), &config, &|_| {}).unwrap();
+    assert_eq!(run_together(&cuda, requests()), run_together(&start("llama", &config), requests()));
+}
