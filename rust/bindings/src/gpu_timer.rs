@@ -5,6 +5,7 @@ use pyo3::{exceptions::PyKeyError, prelude::*, types::PyDict};
 
 use crate::{
     arguments::{Integer, Text, at_least},
+    doctor::library_paths,
     door::enter,
     exceptions::invalid,
 };
@@ -18,7 +19,8 @@ impl GpuTimer {
     #[new]
     #[pyo3(signature = (ordinal = 0))]
     fn new(py: Python<'_>, ordinal: usize) -> PyResult<Self> {
-        enter(py, || Ok(timing::GpuTimer::open(ordinal)?)).map(Self)
+        let libraries = library_paths(py)?;
+        enter(py, || Ok(timing::GpuTimer::open(ordinal, &libraries)?)).map(Self)
     }
 
     /// Seconds of one call, of each of `runs` runs.

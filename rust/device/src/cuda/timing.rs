@@ -78,11 +78,11 @@ pub struct GpuTimer {
 }
 
 impl GpuTimer {
-    /// On the GPU of that number.
+    /// On the GPU of that number, with the libraries that are found there.
     ///
     /// Errors: as of [`NvidiaDriver::new`] and [`Self::new`].
-    pub fn open(ordinal: usize) -> Result<Self, DeviceError> {
-        Self::new(Arc::new(NvidiaDriver::new(ordinal, &LibraryPaths::default())?), HEAD_START_BYTES)
+    pub fn open(ordinal: usize, libraries: &LibraryPaths) -> Result<Self, DeviceError> {
+        Self::new(Arc::new(NvidiaDriver::new(ordinal, libraries)?), HEAD_START_BYTES)
     }
 
     /// On the GPU of a driver. So many bytes are copied before the clock is read first, so that calls wait in line for the GPU, and not the
