@@ -7,27 +7,34 @@ use crate::cpu::simd::Simd;
 /// How an element of the KV cache becomes f32.
 pub(super) trait Element {
     const BYTES: usize;
+    /// Elements that are transposed together as 32 bits, where a row is loaded as it is stored; 1: a row is loaded as f32.
+    const PACKED: usize = 1;
+    /// Of each 32 bits element `i`, as f32.
+    #[inline(always)]
+    unsafe fn unpack<S: Simd>(v: S::V, _i: usize) -> S::V {
+        v
+    }
     /// Loads `LANES` elements.
     unsafe fn load<S: Simd>(p: *const u8) -> S::V;
     /// Elements of a row that are transposed at once, as [`Self::load_row`] loads them: as many as a vector holds where that takes
     /// fewer steps than to transpose them as f32.
     #[inline(always)]
     fn columns<S: Simd>() -> usize {
-        S::LANES
+        Self::PACKED * S::LANES
     }
     /// Loads [`Self::columns`] elements.
     #[inline(always)]
     unsafe fn load_row<S: Simd>(p: *const u8) -> S::V {
-        Self::load::<S>(p)
+        if Self::PACKED == 1 { Self::load::<S>(p) } else { S::load(p.cast()) }
     }
     /// Stores `LANES` rows as columns, the first `columns` of them, at a distance of `stride` floats.
     #[inline(always)]
     unsafe fn store_columns<S: Simd>(rows: &mut [S::V; 16], columns: usize, out: *mut f32, stride: usize) {
         S::transpose(rows.as_mut_ptr());
         // Counted and compared like this, here and below, the rows stay in registers.
-        for j in 0..S::LANES {
+        for j in 0..Self::PACKED * S::LANES {
             if j < columns {
-                S::store(out.add(j * stride), rows[j]);
+                S::store(out.add(j * stride), Self::unpack::<S>(rows[j / Self::PACKED], j % Self::PACKED));
             }
         }
     }
@@ -81,26 +88,14 @@ impl Element for F16 {
 
 impl Element for BF16 {
     const BYTES: usize = 2;
+    const PACKED: usize = 2;
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const u8) -> S::V {
         S::load_bf16(p.cast())
     }
     #[inline(always)]
-    fn columns<S: Simd>() -> usize {
-        2 * S::LANES
-    }
-    #[inline(always)]
-    unsafe fn load_row<S: Simd>(p: *const u8) -> S::V {
-        S::load(p.cast())
-    }
-    #[inline(always)]
-    unsafe fn store_columns<S: Simd>(rows: &mut [S::V; 16], columns: usize, out: *mut f32, stride: usize) {
-        S::transpose(rows.as_mut_ptr());
-        for j in 0..2 * S::LANES {
-            if j < columns {
-                S::store(out.add(j * stride), S::unpack_bf16(rows[j / 2], j % 2));
-            }
-        }
+    unsafe fn unpack<S: Simd>(v: S::V, i: usize) -> S::V {
+        S::unpack_bf16(v, i)
     }
 }
 
@@ -114,25 +109,13 @@ impl Element for F8E4M3 {
 
 impl Element for Int8 {
     const BYTES: usize = 1;
+    const PACKED: usize = 4;
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const u8) -> S::V {
         S::load_i8(p.cast())
     }
     #[inline(always)]
-    fn columns<S: Simd>() -> usize {
-        4 * S::LANES
-    }
-    #[inline(always)]
-    unsafe fn load_row<S: Simd>(p: *const u8) -> S::V {
-        S::load(p.cast())
-    }
-    #[inline(always)]
-    unsafe fn store_columns<S: Simd>(rows: &mut [S::V; 16], columns: usize, out: *mut f32, stride: usize) {
-        S::transpose(rows.as_mut_ptr());
-        for j in 0..4 * S::LANES {
-            if j < columns {
-                S::store(out.add(j * stride), S::unpack_i8(rows[j / 4], j % 4));
-            }
-        }
+    unsafe fn unpack<S: Simd>(v: S::V, i: usize) -> S::V {
+        S::unpack_i8(v, i)
     }
 }
