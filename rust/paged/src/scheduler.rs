@@ -219,7 +219,7 @@ impl Scheduler {
     }
 
     fn schedule_running(&mut self, output: &mut SchedulerOutput, budget: &mut usize) {
-        let mut urgent = self.next_urgent();
+        let mut urgent = self.next_urgent(&output.preempted);
         let mut index = 0;
         while index < self.running.len() && *budget > 0 {
             let slot = self.running[index];
@@ -228,7 +228,7 @@ impl Scheduler {
             {
                 let is_admitted = self.admit_before(index, waiting, output, budget);
                 index += usize::from(is_admitted);
-                urgent = if is_admitted { self.next_urgent() } else { None };
+                urgent = if is_admitted { self.next_urgent(&output.preempted) } else { None };
             } else if self.schedule_row(slot, output, budget) {
                 index += 1;
             } else if self.running.len() == 1 {
@@ -236,6 +236,7 @@ impl Scheduler {
                 self.finish(slot, FinishReason::Length, output);
             } else {
                 self.preempt_for(index, output);
+                urgent = self.next_urgent(&output.preempted);
             }
         }
     }

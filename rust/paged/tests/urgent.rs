@@ -90,3 +90,38 @@ fn nobody_loses_blocks_for_one_who_would_not_fit_even_then() {
     assert_eq!((sim.preempted.len(), sim.scheduler.status(last)), (0, Some(RequestStatus::Running)));
     sim.drain();
 }
+
+/// Its prefix hit is the blocks of the one behind it, which therefore would not become free.
+#[test]
+fn nobody_loses_blocks_for_one_whose_prefix_hit_leaves_no_room() {
+    let config = SchedulerConfig { admission: AdmissionPolicy::Optimistic, ..scheduler_config(4, 3, 64) };
+    let mut sim = Sim::new(config, kv_config(9, 1, &[None]));
+    add(&mut sim, &[9; 2], 0);
+    add(&mut sim, &[1, 2, 3, 4], 1);
+    for _ in 0..3 {
+        sim.step(false, None);
+    }
+    let waiting = add(&mut sim, &[1, 2, 3, 4, 5, 6], 0);
+    sim.step(false, None);
+    assert!(sim.preempted.iter().all(|preemption| preemption.in_need != waiting));
+    sim.drain();
+}
+
+/// A fork holds little of its own and so is the cheapest victim, although one of a less urgent priority runs as well.
+#[test]
+fn who_loses_its_blocks_in_a_step_does_not_come_back_in_it() {
+    let config = SchedulerConfig { admission: AdmissionPolicy::Optimistic, ..scheduler_config(3, 3, 19) };
+    let mut sim = Sim::new(config, kv_config(8, 3, &[None]));
+    let source = sim.add(&[0, 1, 2, 0, 1], 1).unwrap();
+    let fork = sim.fork(source, None, &[70]).unwrap();
+    sim.fork(fork, None, &[]).unwrap();
+    sim.step(false, None);
+    sim.step(false, None);
+    add(&mut sim, &[0, 1, 2, 3], 1);
+    sim.step(false, None);
+    sim.step(false, None);
+    add(&mut sim, &[0], -1);
+    sim.step(false, None);
+    assert!(victims(&sim).iter().all(|victim| !rows(&sim).contains(victim)));
+    sim.drain();
+}

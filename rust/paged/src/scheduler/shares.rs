@@ -97,7 +97,7 @@ impl Scheduler {
                 wanted => shares.of(request.standing.tenant).wanted += wanted,
             }
         }
-        if self.running.len() < self.config.max_num_seqs || self.next_urgent().is_some() {
+        if self.running.len() < self.config.max_num_seqs || self.next_urgent(&[]).is_some() {
             for slot in self.waiting.heads() {
                 let request = self.request(slot);
                 shares.of(request.standing.tenant).wanted += request.num_tokens();

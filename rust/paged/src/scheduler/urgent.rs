@@ -3,16 +3,20 @@
 use super::policy::AdmissionPolicy;
 use super::{Scheduler, Slot};
 use crate::kv_cache_manager::PrefixHit;
-use crate::output::SchedulerOutput;
+use crate::output::{Preemption, SchedulerOutput};
 
 impl Scheduler {
-    /// The waiting request whose turn it is, if its priority is more urgent than that of some running one.
-    pub(super) fn next_urgent(&self) -> Option<Slot> {
+    /// The waiting request whose turn it is, if its priority is more urgent than that of some running one and it is
+    /// none of those `preempted` in this step.
+    pub(super) fn next_urgent(&self, preempted: &[Preemption]) -> Option<Slot> {
         let last = self.request(*self.running.last()?).standing.rank.priority;
         if self.waiting.most_urgent_priority()? >= last || self.fetching.is_some() {
             return None;
         }
-        self.next_to_admit().filter(|slot| self.request(*slot).standing.rank.priority < last)
+        self.next_to_admit().filter(|slot| {
+            let request = self.request(*slot);
+            request.standing.rank.priority < last && preempted.iter().all(|preemption| preemption.request_id != request.id)
+        })
     }
 
     /// Lets `waiting` in before the running request at `index`, from whom on all are of less urgent priorities and none is in
@@ -52,12 +56,17 @@ impl Scheduler {
         Some(self.look_up(waiting))
     }
 
-    /// Whether a waiting request has room as its policy asks for it once everyone from `index` on has left. Shared blocks
-    /// count for each of their holders: nobody is preempted for one who then does not fit.
+    /// Whether a waiting request has room for its known tokens, or to its end if it is reserved for, once everyone from `index` on has left.
+    /// Shared blocks count for each of their holders: nobody is preempted for one who then does not fit.
     fn would_fit_beside_those_before(&self, index: usize, waiting: Slot) -> bool {
         let request = self.request(waiting);
         let is_reserved = self.is_reserved(request);
-        let claim = if is_reserved { self.reserved_blocks(request) } else { self.blocks_to_admit(waiting, PrefixHit::default()) };
+        // A prefix hit may hold blocks of all known tokens, in whatever chunks the others are computed.
+        let claim = if is_reserved {
+            self.reserved_blocks(request)
+        } else {
+            self.peak_blocks(request.num_tokens(), request.num_tokens())
+        };
         let copies = if self.manager.prefix_caching() { self.num_groups() } else { 0 };
         let held_by = |slot: &Slot| {
             let request = self.request(*slot);
