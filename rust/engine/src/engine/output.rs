@@ -1,6 +1,7 @@
 //! From sampled tokens to events: text, stop conditions, log probabilities, usage.
 
 use std::{
+    ops::Range,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -184,6 +185,11 @@ impl Job {
         self.choices[index].sampler.lock().unwrap_or_else(PoisonError::into_inner).sample(logits)
     }
 
+    /// Whether all of these choices only take the largest logit; see [`Sampler::is_greedy`].
+    pub fn is_greedy(&self, mut choices: Range<usize>) -> bool {
+        choices.all(|index| self.choices[index].sampler.lock().unwrap_or_else(PoisonError::into_inner).is_greedy())
+    }
+
     /// See [`Sampler::row_sampling`].
     pub fn row_sampling(&self, index: usize) -> Option<(RowSampling, usize)> {
         self.choices[index].sampler.lock().unwrap_or_else(PoisonError::into_inner).row_sampling()
@@ -281,7 +287,7 @@ impl Job {
 
     fn emit(&mut self, index: usize, event: OutputEvent) {
         if !self.submission.stream || self.chooses_the_best() {
-            self.choices[index].held.push(event);
+            hold(&mut self.choices[index].held, event);
         } else {
             // A caller that has gone away is noticed by its cancel flag.
             let _ = self.submission.events.send(Ok(event));
@@ -309,6 +315,20 @@ impl Job {
                 let _ = self.submission.events.send(Ok(event));
             }
         }
+    }
+}
+
+/// Keeps an event back, deltas as one: each event that is sent may wake the caller.
+fn hold(held: &mut Vec<OutputEvent>, event: OutputEvent) {
+    match (held.last_mut(), event) {
+        (
+            Some(OutputEvent::Delta { text, logprobs, .. }),
+            OutputEvent::Delta { text: more_text, logprobs: more_logprobs, .. },
+        ) => {
+            text.push_str(&more_text);
+            logprobs.extend(more_logprobs);
+        }
+        (_, event) => held.push(event),
     }
 }
 

@@ -10,8 +10,8 @@ pub(in crate::engine) struct StepPacer {
     estimate: Option<f64>,
 }
 
-/// Of the target, what steps are aimed at: they vary, and what follows them takes its part.
-const AIM: f64 = 0.8;
+/// Of the target, what steps are aimed at: they vary by a third where others use the machine too, and what follows them takes its part.
+const AIM: f64 = 0.65;
 /// Until a prompt has been timed.
 const FIRST_TOKENS: usize = 128;
 /// How much slower than the last step the next one is expected to be at most.
@@ -87,10 +87,10 @@ mod tests {
             chunks.push(chunk);
         }
         // They are as long as they may be, less and less as the prompt gets slower.
-        assert!(chunks[2] > 100 && chunks[chunks.len() - 2] < 36, "{chunks:?}");
+        assert!(chunks[2] > 80 && chunks[chunks.len() - 2] < 36, "{chunks:?}");
         // The next prompt begins with short steps and comes to longer ones.
         (0..40).for_each(|_| pacer.measure(chunk(&pacer, 4096), seconds(0, chunk(&pacer, 4096))));
-        assert!((130..=150).contains(&pacer.max_prompt_tokens().unwrap()), "{pacer:?}");
+        assert!((105..=115).contains(&pacer.max_prompt_tokens().unwrap()), "{pacer:?}");
     }
 
     #[test]
@@ -100,7 +100,7 @@ mod tests {
         pacer.measure(chunk(&pacer, 4096), Duration::from_secs(30));
         assert_eq!(chunk(&pacer, 4096), BLOCK);
         (0..20).for_each(|_| pacer.measure(chunk(&pacer, 4096), seconds(0, chunk(&pacer, 4096))));
-        assert!(chunk(&pacer, 4096) > 120, "{pacer:?}");
+        assert!(chunk(&pacer, 4096) > 100, "{pacer:?}");
     }
 
     #[test]
@@ -110,7 +110,7 @@ mod tests {
         pacer.measure(5, Duration::from_millis(100));
         assert_eq!((pacer.max_prompt_tokens(), pacer.prompt_rate()), (Some(FIRST_TOKENS), None));
         pacer.measure(100, Duration::from_millis(100));
-        assert_eq!((pacer.max_prompt_tokens(), pacer.prompt_rate()), (Some(160), Some(1000.0)));
+        assert_eq!((pacer.max_prompt_tokens(), pacer.prompt_rate()), (Some(130), Some(1000.0)));
     }
 
     #[test]
