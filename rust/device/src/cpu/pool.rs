@@ -1,7 +1,9 @@
-//! A persistent pool of worker threads. The caller is worker 0; idle workers spin for a moment, then park.
+//! A persistent pool of worker threads. The caller is worker 0; idle workers fetch what comes next ([`super::read_ahead`]), spin for a
+//! moment, then park.
 
 use std::{
     cell::UnsafeCell,
+    ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -9,6 +11,7 @@ use std::{
     thread::{Builder, JoinHandle},
 };
 
+use super::read_ahead::{ReadAhead, Reader};
 use crate::DeviceError;
 
 /// How often a waiting thread polls before it parks; about 30 µs.
@@ -34,6 +37,7 @@ struct Shared {
     left: AtomicUsize,
     panicked: AtomicBool,
     stop: AtomicBool,
+    ahead: ReadAhead,
 }
 
 // SAFETY: `job` is written only by the thread that holds `ThreadPool::running`, while the gate is closed and every worker that entered
@@ -47,7 +51,7 @@ pub struct ThreadPool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     running: Mutex<()>,
-    /// What is unclaimed of each worker's share; see [`Self::for_each_share`].
+    /// Pieces that were claimed of each worker's share; see [`Self::for_each_share`].
     shares: Vec<Share>,
 }
 
@@ -78,6 +82,7 @@ impl ThreadPool {
             left: AtomicUsize::new(0),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            ahead: ReadAhead::default(),
         });
         // Dropping it stops the workers it has.
         let shares = std::iter::repeat_with(Share::default).take(num_threads).collect();
@@ -85,13 +90,18 @@ impl ThreadPool {
         for id in 1..num_threads {
             let shared = Arc::clone(&pool.shared);
             let builder = Builder::new().name(format!("mistral-paged-{id}"));
-            let worker = spawn(builder, Box::new(move || work(&shared, id))).map_err(|source| DeviceError::Io {
+            let worker = spawn(builder, Box::new(move || work(&shared, id, num_threads))).map_err(|source| DeviceError::Io {
                 what: format!("thread {id} of {num_threads} cannot start; a smaller num_threads may work"),
                 source,
             })?;
             pool.workers.push(worker);
         }
         Ok(pool)
+    }
+
+    /// What workers fetch while they wait.
+    pub(super) fn ahead(&self) -> &ReadAhead {
+        &self.shared.ahead
     }
 
     /// Workers, the caller included.
@@ -182,21 +192,45 @@ impl ThreadPool {
     pub fn for_each_share(&self, len: usize, grain: usize, body: &(dyn Fn(usize, usize, usize) + Sync)) {
         let (grain, threads) = (grain.max(1), self.num_threads());
         let guard = self.lock();
-        for (worker, share) in self.shares.iter().enumerate() {
-            share.0.store(len * worker / threads, Ordering::Relaxed);
+        for share in &self.shares {
+            share.0.store(0, Ordering::Relaxed);
         }
         let job = |worker: usize| {
             for owner in (worker..threads).chain(0..worker) {
-                let (next, share_end) = (&self.shares[owner].0, len * (owner + 1) / threads);
-                while next.load(Ordering::Relaxed) < share_end {
-                    let start = next.fetch_add(grain, Ordering::Relaxed);
-                    if start < share_end {
-                        body(worker, start, share_end.min(start + grain));
+                let (claimed, first) = (&self.shares[owner].0, len * owner / threads);
+                let pieces = Pieces::new(len * (owner + 1) / threads - first, grain);
+                while pieces.get(claimed.load(Ordering::Relaxed)).is_some() {
+                    if let Some(piece) = pieces.get(claimed.fetch_add(1, Ordering::Relaxed)) {
+                        body(worker, first + piece.start, first + piece.end);
                     }
                 }
             }
         };
         self.start(guard, &job, false);
+    }
+}
+
+/// The pieces of a share: of `grain`, and of half of what is left towards the end, so that nobody waits long for the last one.
+struct Pieces {
+    len: usize,
+    grain: usize,
+    /// Pieces of `grain`.
+    whole: usize,
+}
+
+impl Pieces {
+    fn new(len: usize, grain: usize) -> Self {
+        Self { len, grain, whole: (len / grain).saturating_sub(1) }
+    }
+
+    /// Piece `number`, if there are so many.
+    fn get(&self, number: usize) -> Option<Range<usize>> {
+        let size = |start: usize| (self.len.saturating_sub(start) / 2).clamp(1, self.grain);
+        let mut start = self.whole.min(number) * self.grain;
+        for _ in self.whole..number {
+            start += size(start);
+        }
+        (start < self.len).then(|| start..start + size(start))
     }
 }
 
@@ -219,13 +253,17 @@ fn wait_until(done: impl Fn() -> bool) {
     }
 }
 
-fn work(s: &Shared, id: usize) {
+fn work(s: &Shared, id: usize, num_threads: usize) {
     let mut seen = 0;
+    let mut reader = Reader::new();
     loop {
         let mut spins = 0;
+        reader.look(&s.ahead, (id, num_threads));
         let mut gate = s.gate.load(Ordering::Acquire);
         while gate / RUN == seen {
-            spins += 1;
+            if reader.proceed().is_none() {
+                spins += 1;
+            }
             if spins < SPINS {
                 std::hint::spin_loop();
             } else {
@@ -297,6 +335,15 @@ mod tests {
             // Worker 0 always runs, and nobody takes from its share before theirs are done.
             assert!(len < 100 || firsts[0].load(Ordering::Relaxed) < len / 3, "{len} by {grain}");
         }
+    }
+
+    #[test]
+    fn pieces_get_smaller_towards_the_end_of_a_share() {
+        let sizes = |len, grain| (0..len + 3).filter_map(|i| Pieces::new(len, grain).get(i)).map(|p| p.len()).collect::<Vec<_>>();
+        assert_eq!(sizes(24, 8), [8, 8, 4, 2, 1, 1]);
+        assert_eq!(sizes(31, 8), [8, 8, 7, 4, 2, 1, 1]);
+        assert_eq!(sizes(5, 8), [2, 1, 1, 1]);
+        assert_eq!(sizes(3, 1), [1, 1, 1]);
     }
 
     #[test]

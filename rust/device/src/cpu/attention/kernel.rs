@@ -6,7 +6,7 @@
 
 use std::{marker::PhantomData, ops::Range};
 
-use crate::cpu::simd::Simd;
+use crate::cpu::simd::{Simd, prefetch};
 
 use super::{
     MAX_ROW_BLOCK, Problem, SPLIT_KEYS, TILE_KEYS,
@@ -75,8 +75,8 @@ impl Scratch {
 /// The blocks of `rows` query rows: of equal size or nearly, as many rows as the registers have room for.
 #[inline(always)]
 fn row_blocks<S: Simd>(rows: usize) -> impl Iterator<Item = Range<usize>> {
-    let most = if S::LANES == 16 { MAX_ROW_BLOCK } else { 6 };
-    let blocks = rows.div_ceil(most);
+    const { assert!(S::ROWS <= MAX_ROW_BLOCK) };
+    let blocks = rows.div_ceil(S::ROWS);
     (0..blocks).map(move |block| block * rows / blocks..(block + 1) * rows / blocks)
 }
 
@@ -166,8 +166,15 @@ pub(super) unsafe fn attend_single<S: Simd>(problem: &Problem<'_>, item: &Item, 
 /// Puts the queries of a block of rows side by side, step by step.
 #[inline(always)]
 unsafe fn pack_queries<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, kv_head: usize, s: &Scratch) {
-    let steps = problem.params.head_dim / P::PACKED;
-    for block in row_blocks::<S>(item.num_tokens * problem.heads_per_kv_head()) {
+    let (steps, rows) = (problem.params.head_dim / P::PACKED, item.num_tokens * problem.heads_per_kv_head());
+    // A row is short, and far from the next one.
+    for row in 0..rows {
+        let q = problem.q.wrapping_add(row_offset(problem, kv_head, item.first_row, row));
+        for line in (0..problem.params.head_dim).step_by(16) {
+            prefetch(q.wrapping_add(line).cast());
+        }
+    }
+    for block in row_blocks::<S>(rows) {
         for (r, row) in block.clone().enumerate() {
             let mut q = problem.q.add(row_offset(problem, kv_head, item.first_row, row));
             if P::PACKED == 2 {

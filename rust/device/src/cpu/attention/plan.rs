@@ -7,7 +7,7 @@ use crate::{AttentionParams, StepMetadata};
 use super::{MAX_ROW_BLOCK, SPLIT_KEYS, TILE_KEYS, first_key};
 
 /// Query rows (tokens times heads of a group) that an item aims at: enough to pay for converting a tile, few enough for the caches.
-pub(super) const ROWS_PER_ITEM: usize = 48;
+pub(super) const ROWS_PER_ITEM: usize = 96;
 /// Floats before the accumulator in a partial result: maximum and sum, and the rest of their cache line.
 pub(super) const PARTIAL_HEADER: usize = 16;
 

@@ -2,13 +2,17 @@
 #![allow(unsafe_op_in_unsafe_fn)] // One contract for all: that of `Simd`.
 #![allow(clippy::inline_always)] // Tier code must be inlined.
 
-use crate::cpu::simd::Simd;
+use crate::cpu::simd::{Simd, exp};
 
 /// Products of elements that lie `PACKED` to a lane of 32 bits: neighbours along what is summed over.
 pub(super) trait Product {
     const PACKED: usize;
     /// `acc` and the products of each lane.
     unsafe fn add<S: Simd>(acc: S::V, x: S::V, y: S::V) -> S::V;
+    /// What an element, or each of several, is multiplied by to be summed itself.
+    unsafe fn one<S: Simd>() -> S::V;
+    /// e^x as precisely as it is then multiplied; 0 for minus infinity.
+    unsafe fn exp<S: Simd>(x: S::V) -> S::V;
     /// Packs `LANES` elements of one row, from each of `PACKED` vectors on; returns how many vectors that makes of 8.
     unsafe fn pack<S: Simd>(v: &mut [S::V; 8], vectors: usize) -> usize;
 }
@@ -21,6 +25,14 @@ impl Product for Single {
     #[inline(always)]
     unsafe fn add<S: Simd>(acc: S::V, x: S::V, y: S::V) -> S::V {
         S::fma(x, y, acc)
+    }
+    #[inline(always)]
+    unsafe fn one<S: Simd>() -> S::V {
+        S::splat(1.0)
+    }
+    #[inline(always)]
+    unsafe fn exp<S: Simd>(x: S::V) -> S::V {
+        exp::<S>(x)
     }
     #[inline(always)]
     unsafe fn pack<S: Simd>(_: &mut [S::V; 8], vectors: usize) -> usize {
@@ -36,6 +48,14 @@ impl Product for Pairs {
     #[inline(always)]
     unsafe fn add<S: Simd>(acc: S::V, x: S::V, y: S::V) -> S::V {
         S::dot_bf16(acc, x, y)
+    }
+    #[inline(always)]
+    unsafe fn one<S: Simd>() -> S::V {
+        S::splat(f32::from_bits(0x3f80_3f80))
+    }
+    #[inline(always)]
+    unsafe fn exp<S: Simd>(x: S::V) -> S::V {
+        S::exp_bf16(x)
     }
     #[inline(always)]
     unsafe fn pack<S: Simd>(v: &mut [S::V; 8], vectors: usize) -> usize {

@@ -28,13 +28,14 @@ pub(super) unsafe fn score_rows<S: Simd, P: Product>(
         1 => score_block::<S, P, 1, 4>(q, keys, steps, lanes, scores),
         2 => score_block::<S, P, 2, 4>(q, keys, steps, lanes, scores),
         3 if S::LANES == 16 => score_block::<S, P, 3, 4>(q, keys, steps, lanes, scores),
-        3 => score_block::<S, P, 3, 2>(q, keys, steps, lanes, scores),
         4 if S::LANES == 16 => score_block::<S, P, 4, 4>(q, keys, steps, lanes, scores),
-        4 => score_block::<S, P, 4, 2>(q, keys, steps, lanes, scores),
-        5 => score_block::<S, P, 5, 2>(q, keys, steps, lanes, scores),
-        6 => score_block::<S, P, 6, 2>(q, keys, steps, lanes, scores),
-        7 => score_block::<S, P, 7, 2>(q, keys, steps, lanes, scores),
-        _ => score_block::<S, P, 8, 2>(q, keys, steps, lanes, scores),
+        3 if S::ROWS >= 3 => score_block::<S, P, 3, 2>(q, keys, steps, lanes, scores),
+        4 if S::ROWS >= 4 => score_block::<S, P, 4, 2>(q, keys, steps, lanes, scores),
+        5 if S::ROWS >= 5 => score_block::<S, P, 5, 2>(q, keys, steps, lanes, scores),
+        6 if S::ROWS >= 6 => score_block::<S, P, 6, 2>(q, keys, steps, lanes, scores),
+        7 if S::ROWS >= 7 => score_block::<S, P, 7, 2>(q, keys, steps, lanes, scores),
+        8 if S::ROWS >= 8 => score_block::<S, P, 8, 2>(q, keys, steps, lanes, scores),
+        _ => unreachable!("{rows} rows in a block of up to {}", S::ROWS),
     }
 }
 
@@ -136,14 +137,14 @@ pub(super) unsafe fn soften<S: Simd, P: Product>(
         softmax.max.write(new);
     }
     for c in 0..vectors {
-        let weight = exp::<S>(S::sub(v[c], S::splat(new)));
-        total = S::add(total, weight);
-        v[c] = match scales {
-            Some(scales) => S::mul(weight, S::load(scales.values.as_ptr().add(c * S::LANES))),
-            None => weight,
-        };
+        v[c] = P::exp::<S>(S::sub(v[c], S::splat(new)));
     }
+    // The sum is that of the weights as they are multiplied, so what rounds them does not shift the mean.
     for c in 0..P::pack::<S>(&mut v, vectors) {
+        total = P::add::<S>(total, v[c], P::one::<S>());
+        if let Some(scales) = scales {
+            v[c] = S::mul(v[c], S::load(scales.values.as_ptr().add(c * S::LANES)));
+        }
         S::store(scores.add(c * S::LANES), v[c]);
     }
     S::store(softmax.sum, total);

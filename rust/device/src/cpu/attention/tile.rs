@@ -170,6 +170,7 @@ impl<'a> Tiles<'a> {
         match self.problem.spec.dtype {
             // Pairs stay together, as elements of 32 bits.
             KvDType::BF16 if P::PACKED == 2 => self.load_keys_as::<S, F32>(dim / 2, keys),
+            other if P::PACKED == 2 => not_in_pairs(other),
             KvDType::F32 => self.load_keys_as::<S, F32>(dim, keys),
             KvDType::F16 => self.load_keys_as::<S, F16>(dim, keys),
             KvDType::BF16 => self.load_keys_as::<S, BF16>(dim, keys),
@@ -209,6 +210,7 @@ impl<'a> Tiles<'a> {
     pub(super) unsafe fn load_values<S: Simd, P: Product>(&self, values: *mut f32) {
         match self.problem.spec.dtype {
             KvDType::BF16 if P::PACKED == 2 => self.load_value_pairs::<S>(values),
+            other if P::PACKED == 2 => not_in_pairs(other),
             KvDType::F32 => self.load_values_as::<S, F32>(values),
             KvDType::F16 => self.load_values_as::<S, F16>(values),
             KvDType::BF16 => self.load_values_as::<S, BF16>(values),
@@ -232,11 +234,17 @@ impl<'a> Tiles<'a> {
     #[inline(always)]
     unsafe fn load_value_pairs<S: Simd>(&self, values: *mut f32) {
         let dim = self.problem.params.head_dim;
-        let pairs = StoredPairs(Stored::new(self));
+        let plane = self.problem.values.wrapping_add(self.shift);
+        let (next_plane, next) = (self.problem.values.wrapping_add(self.next_shift), self.next_offsets());
         for step in self.lanes.start / 2..self.lanes.end.div_ceil(2) {
+            for lane in 2 * step..2 * step + 2 {
+                for line in (0..2 * dim).step_by(64) {
+                    prefetch(next_plane.wrapping_add(next[lane] + line));
+                }
+            }
+            let [first, second] = [0, 1].map(|i| plane.wrapping_add(self.offsets[2 * step + i]));
             for c in (0..dim).step_by(S::LANES) {
-                let [v] = pairs.columns::<S, 1>(step, c);
-                S::store(values.add(step * dim + c), v);
+                S::store(values.add(step * dim + c), S::interleave_bf16(first.add(2 * c).cast(), second.add(2 * c).cast()));
             }
         }
     }
@@ -246,6 +254,7 @@ impl<'a> Tiles<'a> {
     pub(super) unsafe fn weigh_direct<S: Simd, P: Product>(&self, block: &RowBlock, lanes: &Range<usize>) {
         match self.problem.spec.dtype {
             KvDType::BF16 if P::PACKED == 2 => weigh_rows::<S, _>(block, &StoredPairs(Stored::new(self)), lanes),
+            other if P::PACKED == 2 => not_in_pairs(other),
             KvDType::F32 => weigh_rows::<S, _>(block, &Stored::<F32>::new(self), lanes),
             KvDType::F16 => weigh_rows::<S, _>(block, &Stored::<F16>::new(self), lanes),
             KvDType::BF16 => weigh_rows::<S, _>(block, &Stored::<BF16>::new(self), lanes),
@@ -253,6 +262,12 @@ impl<'a> Tiles<'a> {
             KvDType::Int8 => weigh_rows::<S, _>(block, &Stored::<Int8>::new(self), lanes),
         }
     }
+}
+
+/// No kernel of pairs is compiled for types other than BF16.
+#[cold]
+fn not_in_pairs(dtype: KvDType) -> ! {
+    unreachable!("{dtype:?} is not multiplied in pairs")
 }
 
 /// Values where they lie.

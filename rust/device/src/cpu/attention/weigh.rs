@@ -68,12 +68,13 @@ pub(super) unsafe fn weigh_rows<S: Simd, V: Values>(block: &RowBlock, values: &V
     match block.rows {
         1 => weigh_block::<S, V, 1>(block, values, lanes),
         2 => weigh_block::<S, V, 2>(block, values, lanes),
-        3 => weigh_block::<S, V, 3>(block, values, lanes),
-        4 => weigh_block::<S, V, 4>(block, values, lanes),
-        5 => weigh_block::<S, V, 5>(block, values, lanes),
-        6 => weigh_block::<S, V, 6>(block, values, lanes),
-        7 => weigh_block::<S, V, 7>(block, values, lanes),
-        _ => weigh_block::<S, V, 8>(block, values, lanes),
+        3 if S::ROWS >= 3 => weigh_block::<S, V, 3>(block, values, lanes),
+        4 if S::ROWS >= 4 => weigh_block::<S, V, 4>(block, values, lanes),
+        5 if S::ROWS >= 5 => weigh_block::<S, V, 5>(block, values, lanes),
+        6 if S::ROWS >= 6 => weigh_block::<S, V, 6>(block, values, lanes),
+        7 if S::ROWS >= 7 => weigh_block::<S, V, 7>(block, values, lanes),
+        8 if S::ROWS >= 8 => weigh_block::<S, V, 8>(block, values, lanes),
+        rows => unreachable!("{rows} rows in a block of up to {}", S::ROWS),
     }
 }
 

@@ -37,8 +37,10 @@ use std::arch::x86_64::*;
 use super::{
     PANEL,
     activations::{ActBlock, UPPER},
+    lm_head::{LOWER_BYTES, LOWER_LINES, UPPER_BYTES},
     packed::{Codes, Kernel, Layout, block_bytes, codes_bytes, select, zero_point},
 };
+use crate::cpu::simd::prefetch;
 
 /// Bytes ahead of use that weights are prefetched.
 const AHEAD: usize = 8192;
@@ -59,12 +61,36 @@ fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8], 
     }
 }
 
+/// [`multiply`] for 8-bit codes in two planes; see [`lm_head`](super::lm_head).
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) fn multiply_planes(upper: &[u8], lower: &[u8], acts: &[ActBlock], out: &mut [[f32; PANEL]]) {
+    assert!(acts.len() >= upper.len() / UPPER_BYTES * out.len());
+    let blocks = upper.chunks_exact(UPPER_BYTES).zip(lower.chunks_exact(LOWER_BYTES));
+    let stride = acts.len() / out.len();
+    // SAFETY: the features are enabled.
+    unsafe {
+        if let [out] = out {
+            let mut sums = [_mm512_setzero_ps(); 2];
+            for ((upper, lower), x) in blocks.zip(acts) {
+                let group = Group::join(upper, lower);
+                sums = group.scaled(group.products([x])[0], x, sums);
+            }
+            store(sums, out);
+        } else {
+            out.fill([0.0; PANEL]);
+            for (b, (upper, lower)) in blocks.enumerate() {
+                Group::join(upper, lower).add(&acts[b..], stride, out);
+            }
+        }
+    }
+}
+
 /// One row keeps its sums in registers.
 #[inline(always)]
 unsafe fn one_row<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8], acts: &[ActBlock], out: &mut [f32; PANEL]) {
     let mut sums = [_mm512_setzero_ps(); 2];
     for (block, x) in panel.chunks_exact(const { block_bytes(CODES, HALVES, MIN) }).zip(acts) {
-        prefetch(block);
+        prefetch_ahead(block);
         let group = Group::<CODES, HALVES, MIN, 0>::unpack(block);
         sums = group.scaled(group.products([x])[0], x, sums);
         if HALVES {
@@ -85,7 +111,7 @@ unsafe fn many_rows<const CODES: u8, const HALVES: bool, const MIN: bool>(
     out.fill([0.0; PANEL]);
     let stride = acts.len() / out.len();
     for (b, block) in panel.chunks_exact(const { block_bytes(CODES, HALVES, MIN) }).enumerate() {
-        prefetch(block);
+        prefetch_ahead(block);
         Group::<CODES, HALVES, MIN, 0>::unpack(block).add(&acts[b..], stride, out);
         if HALVES {
             Group::<CODES, HALVES, MIN, 1>::unpack(block).add(&acts[b..], stride, out);
@@ -95,10 +121,9 @@ unsafe fn many_rows<const CODES: u8, const HALVES: bool, const MIN: bool>(
 
 /// Asks for a block some way ahead.
 #[inline(always)]
-unsafe fn prefetch(block: &[u8]) {
+fn prefetch_ahead(block: &[u8]) {
     for line in (0..block.len()).step_by(64) {
-        // A prefetch may be of any address.
-        _mm_prefetch::<_MM_HINT_T0>(block.as_ptr().wrapping_add(AHEAD + line).cast());
+        prefetch(block.as_ptr().wrapping_add(AHEAD + line));
     }
 }
 
@@ -135,13 +160,6 @@ unsafe fn f16s(block: &[u8], at: usize) -> __m512 {
     _mm512_cvtph_ps(_mm256_loadu_si256(block.as_ptr().add(at).cast()))
 }
 
-/// Moves bit `from` to bit 4, and those above it along.
-#[inline(always)]
-unsafe fn to_bit_4(v: __m512i, from: usize) -> __m512i {
-    let (left, right) = (4usize.saturating_sub(from), from.saturating_sub(4));
-    _mm512_srl_epi16(_mm512_sll_epi16(v, _mm_cvtsi32_si128(left as i32)), _mm_cvtsi32_si128(right as i32))
-}
-
 /// Line `g` of the codes of both tiles, columns 4 g.. and 16 + 4 g.., as bytes.
 /// # Safety
 /// The processor has AVX-512 F and BW.
@@ -159,12 +177,53 @@ pub(super) unsafe fn codes<const CODES: u8>(block: &[u8], g: usize, tile: usize)
     }
     let (high, mask) = if CODES == 5 {
         let bits = line(block, 512 + tile * 64);
-        ([to_bit_4(bits, g), to_bit_4(bits, 4 + g)], _mm512_set1_epi8(16))
+        ([shift(bits, g, 4), shift(bits, 4 + g, 4)], _mm512_set1_epi8(16))
     } else {
         let [low, high] = [line(block, 512 + tile * 128), line(block, 512 + tile * 128 + 64)];
-        ([to_bit_4(low, 2 * g), to_bit_4(high, 2 * g)], _mm512_set1_epi8(48))
+        ([shift(low, 2 * g, 4), shift(high, 2 * g, 4)], _mm512_set1_epi8(48))
     };
     [_mm512_or_si512(low, _mm512_and_si512(high[0], mask)), _mm512_or_si512(high_nibble, _mm512_and_si512(high[1], mask))]
+}
+
+/// Moves bit `from` to bit `to`, and those beside it along.
+#[inline(always)]
+unsafe fn shift(v: __m512i, from: usize, to: usize) -> __m512i {
+    let (left, right) = (to.saturating_sub(from), from.saturating_sub(to));
+    _mm512_srl_epi16(_mm512_sll_epi16(v, _mm_cvtsi32_si128(left as i32)), _mm_cvtsi32_si128(right as i32))
+}
+
+impl Group<8, false, false, 0> {
+    /// # Safety
+    /// The processor has AVX-512.
+    #[inline(always)]
+    unsafe fn join(upper: &[u8], lower: &[u8]) -> Self {
+        assert!(upper.len() == UPPER_BYTES && lower.len() == LOWER_BYTES);
+        prefetch_ahead(upper);
+        prefetch_ahead(lower);
+        let mut codes = [[_mm512_setzero_si512(); 8]; 2];
+        let mut scales = [_mm512_setzero_ps(); 2];
+        for tile in 0..2 {
+            let fifth = line(upper, 512 + 64 * tile);
+            let [two_low, two_high, one] = std::array::from_fn(|i| line(lower, 64 * (LOWER_LINES * tile + i)));
+            for (q, codes) in codes[tile].iter_mut().enumerate() {
+                let (half, g) = (q / 4, q % 4);
+                let two = if half == 0 { two_low } else { two_high };
+                // Bits 3 to 6 of the code, 7, 1 and 2, and 0.
+                let parts = [
+                    (shift(line(upper, 256 * tile + 64 * g), 4 * half, 3), 0x78u8),
+                    (shift(fifth, q, 7), 0x80),
+                    (shift(two, 2 * g, 1), 0x06),
+                    (shift(one, q, 0), 0x01),
+                ];
+                for (part, mask) in parts {
+                    let part = _mm512_and_si512(part, _mm512_set1_epi8(mask as i8));
+                    *codes = _mm512_or_si512(*codes, part);
+                }
+            }
+            scales[tile] = _mm512_mul_ps(f16s(upper, const { codes_bytes(5) } + 32 * tile), _mm512_set1_ps(UPPER as f32));
+        }
+        Self { codes, scales, mins: [_mm512_setzero_ps(); 2] }
+    }
 }
 
 /// A group of columns of a block in registers: of each tile, codes of columns 4 q.. as bytes (of 16 columns half as many), 128 times
@@ -228,6 +287,10 @@ impl<const CODES: u8, const HALVES: bool, const MIN: bool, const GROUP: usize> G
         let mut x = [&acts[0]; R];
         for (r, x) in x.iter_mut().enumerate() {
             *x = &acts[r * stride];
+            // The row's next block: rows are too far from each other for a processor to see where this goes.
+            let next = std::ptr::from_ref::<ActBlock>(x).wrapping_add(1).cast();
+            prefetch(next);
+            prefetch(next.wrapping_add(64));
         }
         for ((products, x), out) in self.products(x).into_iter().zip(x).zip(out) {
             store(self.scaled(products, x, load(out)), out);

@@ -95,6 +95,11 @@ impl Tiled {
         }
     }
 
+    /// Where the first panel lies.
+    pub(super) fn address(&self) -> usize {
+        self.data.as_slice().as_ptr().addr()
+    }
+
     /// Bytes of the panels.
     pub(super) fn bytes(&self) -> usize {
         self.data.as_slice().len()

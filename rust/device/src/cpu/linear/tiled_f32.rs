@@ -21,7 +21,7 @@ use super::{
     float::{BF16, F16, F32, element_bytes},
     tiled::{K_TILE, TILE, TILE_ELEMENTS},
 };
-use crate::cpu::simd::{Simd, tier_entry};
+use crate::cpu::simd::{Simd, prefetch, tier_entry};
 
 /// Bytes ahead of use that weights are prefetched.
 const AHEAD: usize = 4 << 10;
@@ -122,12 +122,4 @@ unsafe fn columns<S: Simd, const D: u8>(tile: *const u8, pair: usize, row: usize
     }
     let (even, odd) = (line(2 * pair * PANEL + row), line((2 * pair + 1) * PANEL + row));
     if D == F16 { (S::load_f16(even.cast()), S::load_f16(odd.cast())) } else { (S::load(even.cast()), S::load(odd.cast())) }
-}
-
-/// Asks for a cache line; any address may be asked for.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
-unsafe fn prefetch(p: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
 }

@@ -10,6 +10,7 @@ pub(crate) struct Avx2;
 
 impl Simd for Avx2 {
     const LANES: usize = 8;
+    const ROWS: usize = 6;
     type V = __m256;
 
     #[inline(always)]

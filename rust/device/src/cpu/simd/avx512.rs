@@ -10,6 +10,7 @@ pub(crate) struct Avx512<const BF16: bool = false>;
 
 impl<const BF16: bool> Simd for Avx512<BF16> {
     const LANES: usize = 16;
+    const ROWS: usize = 8;
     type V = __m512;
 
     #[inline(always)]
@@ -168,6 +169,18 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     #[inline(always)]
     unsafe fn pack_bf16(first: __m512, second: __m512) -> __m512 {
         std::mem::transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(second, first))
+    }
+    #[inline(always)]
+    unsafe fn exp_bf16(x: __m512) -> __m512 {
+        // 2^t is 2^floor(t), which the last instruction multiplies by, times that of the fraction: a polynomial that is 1 for 0 and
+        // otherwise fitted for the least relative error.
+        let t = _mm512_mul_ps(x, _mm512_set1_ps(std::f32::consts::LOG2_E));
+        let fraction = _mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(t);
+        let mut p = _mm512_set1_ps(0.013_426_684);
+        for c in [0.052_242_473, 0.241_280_2, 0.693_044_84, 1.0] {
+            p = _mm512_fmadd_ps(p, fraction, _mm512_set1_ps(c));
+        }
+        _mm512_scalef_ps(p, t)
     }
     #[inline(always)]
     unsafe fn interleave_bf16(first: *const u16, second: *const u16) -> __m512 {

@@ -27,6 +27,8 @@ pub(crate) use scalar::Scalar;
 pub(crate) trait Simd {
     /// f32 values a vector.
     const LANES: usize;
+    /// Rows that attention computes together at most: as many as the registers have room for.
+    const ROWS: usize;
     /// The vector.
     type V: Copy;
 
@@ -85,6 +87,10 @@ pub(crate) trait Simd {
     }
     /// The values of two vectors one after the other, rounded to bfloat16, to nearest even.
     unsafe fn pack_bf16(_first: Self::V, _second: Self::V) -> Self::V {
+        unreachable!("a tier that multiplies pairs has its own");
+    }
+    /// e^x for what is rounded to bfloat16: relative error below 1e-5 down to -87, exactly 1 for 0; 0 below -104.
+    unsafe fn exp_bf16(_x: Self::V) -> Self::V {
         unreachable!("a tier that multiplies pairs has its own");
     }
     /// Pairs of bfloat16 elements, one of each row.
@@ -210,6 +216,32 @@ mod tests {
             }
             assert_eq!(e[80_000], 1.0);
         }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+    fn map_exp_bf16(x: &mut [f32; 16]) {
+        // SAFETY: the features are enabled; the array has the vector's length.
+        unsafe { Avx512::<true>::store(x.as_mut_ptr(), Avx512::<true>::exp_bf16(Avx512::<true>::load(x.as_ptr()))) };
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn the_exponential_of_weights_in_bfloat16_agrees_with_the_exact_one() {
+        if CpuTier::detect() < CpuTier::Avx512 {
+            return;
+        }
+        let exp = |x: f32| {
+            let mut vector = [x; 16];
+            // SAFETY: this machine has the tier.
+            unsafe { map_exp_bf16(&mut vector) };
+            vector[0]
+        };
+        for x in (0..87_000).map(|i| i as f32 * -0.001) {
+            assert!((f64::from(exp(x)) / f64::from(x).exp() - 1.0).abs() < 1e-5, "exp({x}) = {}", exp(x));
+        }
+        assert_eq!([0.0, -105.0, -1e30, f32::NEG_INFINITY].map(exp), [1.0, 0.0, 0.0, 0.0]);
+        assert!(exp(f32::NAN).is_nan());
     }
 
     #[inline(always)]

@@ -18,6 +18,7 @@ fn zip(a: V, b: V, f: impl Fn(f32, f32) -> f32) -> V {
 
 impl Simd for Scalar {
     const LANES: usize = LANES;
+    const ROWS: usize = 2;
     type V = V;
 
     #[inline(always)]
