@@ -105,6 +105,26 @@ fn greedy_takes_the_lowest_of_equal_ids() {
 }
 
 #[test]
+fn whoever_needs_more_than_the_largest_logit_is_not_greedy() {
+    let d = || SamplingParams { temperature: Some(0.0), ..SamplingParams::default() };
+    assert!(sampler(&d(), 9, 0).is_greedy());
+    for params in [
+        SamplingParams { temperature: Some(1.0), ..d() },
+        SamplingParams { logprobs: Some(0), ..d() },
+        SamplingParams { logit_bias: vec![(3, 1.0)], ..d() },
+        SamplingParams { presence_penalty: Some(0.5), ..d() },
+        SamplingParams { frequency_penalty: Some(0.5), ..d() },
+        SamplingParams { repetition_penalty: Some(1.2), ..d() },
+        SamplingParams {
+            dry: Some(DryParams { multiplier: 5.0, base: 2.0, allowed_length: 2, sequence_breakers: Vec::new() }),
+            ..d()
+        },
+    ] {
+        assert!(!sampler(&params, 9, 0).is_greedy(), "{params:?}");
+    }
+}
+
+#[test]
 fn seeds_and_choices_decide_and_nothing_else() {
     let params = SamplingParams { top_p: Some(0.9), ..SamplingParams::default() };
     let row = logits(200);

@@ -2,29 +2,7 @@
 
 use std::{cmp::Ordering, ops::Range};
 
-use device::cpu::softmax::{BLOCK, block_sums};
-
-const LANES: usize = 16;
-
-/// The largest logit; `None` when the row is empty or has a NaN or an infinity.
-pub(super) fn finite_max(row: &[f32]) -> Option<f32> {
-    let mut max = [f32::NEG_INFINITY; LANES];
-    // 0 times a finite number is 0; times anything else it is NaN.
-    let mut zero = [0.0_f32; LANES];
-    let (chunks, rest) = row.as_chunks::<LANES>();
-    for chunk in chunks {
-        for i in 0..LANES {
-            max[i] = if chunk[i] > max[i] { chunk[i] } else { max[i] };
-            zero[i] += chunk[i] * 0.0;
-        }
-    }
-    for (i, &x) in rest.iter().enumerate() {
-        max[i] = if x > max[i] { x } else { max[i] };
-        zero[i] += x * 0.0;
-    }
-    let largest = max.into_iter().fold(f32::NEG_INFINITY, f32::max);
-    (!row.is_empty() && zero.iter().sum::<f32>() == 0.0).then_some(largest)
-}
+use device::cpu::softmax::{BLOCK, block_sums, heavy_entries};
 
 /// The lowest index of the largest value, which is `max`.
 #[allow(clippy::float_cmp)] // `max` is one of the values.
@@ -39,14 +17,21 @@ pub(super) fn position_of(row: &[f32], max: f32) -> u32 {
 pub(super) struct BlockSums {
     sums: Vec<f32>,
     len: usize,
+    max: f32,
+    scale: f32,
 }
 
 impl BlockSums {
     /// Adds up e^((x - max) * scale); returns the sum of the whole row.
     pub fn fill(&mut self, row: &[f32], max: f32, scale: f32) -> f64 {
-        self.len = row.len();
+        (self.len, self.max, self.scale) = (row.len(), max, scale);
         block_sums(row, max, scale, &mut self.sums);
         self.sums.iter().map(|sum| f64::from(*sum)).sum()
+    }
+
+    /// The (id, weight) of the entries whose weight is no less than `least`, by id; `row` is the one that was filled in.
+    pub fn heavy_entries(&self, row: &[f32], least: f32, entries: &mut Vec<(u32, f32)>) {
+        heavy_entries(row, self.max, self.scale, least, &self.sums, entries);
     }
 
     /// The block in which the running sum passes `target`, or else the last that has any mass, and what of `target` is left in it.
@@ -121,18 +106,8 @@ pub(super) fn few_largest(row: &[f32], n: usize, best: &mut Vec<(u32, f32)>) {
     }
 }
 
-/// The entries that are no less than `least`, with their ids, into a list that is used again.
-pub(super) fn reaching(row: &[f32], least: f32, entries: &mut Vec<(u32, f32)>) {
-    entries.clear();
-    for (start, chunk) in (0..).step_by(SCANNED).zip(row.chunks(SCANNED)) {
-        if any(chunk, |x| x >= least) {
-            entries.extend((start..).zip(chunk.iter().copied()).filter(|(_, x)| *x >= least));
-        }
-    }
-}
-
 /// Values that are looked at together.
-const SCANNED: usize = LANES * 4;
+const SCANNED: usize = 64;
 
 /// Without a branch, so that it vectorises.
 #[allow(clippy::needless_bitwise_bool)]
@@ -150,7 +125,6 @@ mod tests {
         #[test]
         fn reductions_agree_with_plain_ones(row in proptest::collection::vec(-30.0_f32..30.0, 1..1500)) {
             let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            prop_assert_eq!(finite_max(&row), Some(max));
             let sum: f64 = row.iter().map(|x| f64::from(x - max).exp()).sum();
             prop_assert!((log_sum_exp(&row, max) - (max + sum.ln() as f32)).abs() < 1e-5);
             let mut sums = BlockSums::default();
@@ -171,28 +145,12 @@ mod tests {
         }
 
         #[test]
-        fn reaching_is_a_filter(row in proptest::collection::vec(-4_i8..4, 0..200), least in -5_i8..5) {
-            let row: Vec<f32> = row.into_iter().map(f32::from).collect();
-            let mut entries = vec![(7, 7.0)];
-            reaching(&row, f32::from(least), &mut entries);
-            let expected: Vec<_> = (0..).zip(row.iter().copied()).filter(|(_, x)| *x >= f32::from(least)).collect();
-            prop_assert_eq!(entries, expected);
-        }
-
-        #[test]
         fn largest_is_the_start_of_the_sorted_row(row in proptest::collection::vec(-4_i8..4, 1..200), n in 0_usize..250) {
             let row: Vec<f32> = row.into_iter().map(f32::from).collect();
             let mut sorted: Vec<(u32, f32)> = (0..).zip(row.iter().copied()).collect();
             sorted.sort_by(likelier);
             sorted.truncate(n);
             prop_assert_eq!(largest(&row, n), sorted);
-        }
-
-        #[test]
-        fn one_bad_value_is_noticed(len in 1_usize..100, at in 0_usize..100, kind in 0_usize..3) {
-            let mut row = vec![1.0; len];
-            row[at % len] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][kind];
-            prop_assert_eq!(finite_max(&row), None);
         }
     }
 }

@@ -4,21 +4,25 @@
 mod math;
 mod penalties;
 mod resolve;
+#[cfg(test)]
+mod tests;
 mod truncate;
 
 use std::{collections::HashSet, sync::Arc};
 
-use device::cpu::softmax::exp;
-use device::{RowSampling, SampledRow};
+use device::{
+    RowSampling, SampledRow,
+    cpu::softmax::{exp, finite_max},
+};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 pub use resolve::{ResolvedSampling, dry_breaker_ids};
 
 use crate::EngineError;
-use math::{BlockSums, FEW, few_largest, finite_max, largest, log_sum_exp, position_of, reaching};
+use math::{BlockSums, FEW, few_largest, largest, log_sum_exp, position_of};
 use penalties::{Changes, Counts, Dry};
-use truncate::keep_likeliest;
+use truncate::{Truncation, keep_likeliest, keep_of_row};
 
 /// Candidates whose memory is kept from token to token: more are rare, and there is one list a choice.
 const KEPT_CANDIDATES: usize = 1024;
@@ -116,6 +120,12 @@ impl Sampler {
         Ok(Sampled { token_id, logprobs })
     }
 
+    /// Whether it takes the largest logit, as it is, and reports no other.
+    pub fn is_greedy(&self) -> bool {
+        let ResolvedSampling { temperature, logprobs, logit_bias, .. } = &*self.sampling;
+        temperature.is_none() && logprobs.is_none() && logit_bias.is_empty() && self.dry.is_none() && self.counts.is_none()
+    }
+
     /// How the next token is to be drawn where the logits lie, and how many of the likeliest tokens are wanted beside it; the random number
     /// is taken. `None` when penalties or bias change the logits first: then [`Self::sample`] draws it.
     pub fn row_sampling(&mut self) -> Option<(RowSampling, usize)> {
@@ -170,32 +180,30 @@ impl Sampler {
         let ResolvedSampling { top_k, top_p, min_p, .. } = *self.sampling;
         let uniform: f64 = self.rng.random();
         let weight = |logit: f32| exp((logit - max) * scale);
-        let is_whole = top_k.is_none() && top_p >= 1.0 && min_p <= 0.0;
-        let total = if is_whole || top_p < 1.0 { self.sums.fill(logits, max, scale) } else { 0.0 };
-        if is_whole {
+        let few = top_k.filter(|k| *k <= FEW);
+        let total = if few.is_none() || top_p < 1.0 { self.sums.fill(logits, max, scale) } else { 0.0 };
+        if top_k.is_none() && top_p >= 1.0 && min_p <= 0.0 {
             let (block, target) = self.sums.find(uniform * total);
             let entries = (block.start as u32..).zip(&logits[block]);
             return pick(entries.map(|(id, logit)| (id, weight(*logit))), target);
         }
         let mass = if top_p < 1.0 { f64::from(top_p) * total } else { f64::INFINITY };
-        // Tokens below this floor are not needed for top-p either: together they have less than 1 - top_p.
-        let floor = min_p.max(((total - mass).max(0.0) / logits.len() as f64) as f32 * 0.5);
+        // Tokens below this floor are not needed for top-p either: together they have less than 1 - top_p, rounding of sums included.
+        let floor = min_p.max(((total * (1.0 - 3e-6) - mass).max(0.0) / logits.len() as f64) as f32 * 0.5);
         let candidates = &mut self.candidates;
-        match top_k.filter(|k| *k <= FEW) {
-            Some(k) => few_largest(logits, k, candidates),
-            // A bit more than those whose weight is above the floor: both are rounded.
-            None => reaching(logits, max + (floor.ln() - 1e-4) / scale - 1e-5 * max.abs(), candidates),
+        if let Some(k) = few {
+            few_largest(logits, k, candidates);
+            for (_, logit) in candidates.iter_mut() {
+                *logit = weight(*logit);
+            }
+            candidates.retain(|(_, weight)| *weight >= floor);
+            keep_likeliest(candidates, k, mass);
+            // In the order of ids, as a GPU draws.
+            candidates.sort_unstable_by_key(|(id, _)| *id);
+        } else {
+            let limit = top_k.unwrap_or(usize::MAX);
+            keep_of_row(&self.sums, logits, Truncation { limit, mass, floor }, candidates);
         }
-        for (_, logit) in candidates.iter_mut() {
-            *logit = weight(*logit);
-        }
-        candidates.retain(|(_, weight)| *weight >= floor);
-        let limit = top_k.unwrap_or(usize::MAX);
-        if candidates.len() > limit || top_p < 1.0 {
-            keep_likeliest(candidates, limit, mass);
-        }
-        // In the order of ids, as a GPU draws. Most are in it, which a stable sort makes use of.
-        candidates.sort_by_key(|(id, _)| *id);
         let kept: f64 = candidates.iter().map(|(_, weight)| f64::from(*weight)).sum();
         pick(candidates.iter().copied(), uniform * kept)
     }

@@ -1,6 +1,6 @@
 //! Which candidates are kept: the likeliest, up to a number and a mass.
 
-use super::math::likelier;
+use super::math::{BlockSums, likelier};
 
 /// Bins of the weights, 16 an octave from 1 down; the last one has all that are smaller.
 const BINS: usize = 512;
@@ -12,8 +12,37 @@ fn bin(weight: f32) -> usize {
     ((below_one >> (MANTISSA_BITS - 4)) as usize).min(BINS - 1)
 }
 
-/// Keeps the likeliest candidates, `limit` at most, until their sum reaches `mass`; of equal ones the lowest ids.
-pub(super) fn keep_likeliest(candidates: &mut Vec<(u32, f32)>, limit: usize, mass: f64) {
+/// The tokens that are kept are the likeliest as far as all of these allow.
+#[derive(Clone, Copy)]
+pub(super) struct Truncation {
+    /// So many.
+    pub limit: usize,
+    /// Until their weights add up to this.
+    pub mass: f64,
+    /// Down to this weight.
+    pub floor: f32,
+}
+
+/// Replaces `candidates` by the (id, weight) of the tokens that are kept of a row, by id; `sums` are of its softmax.
+pub(super) fn keep_of_row(sums: &BlockSums, row: &[f32], truncation: Truncation, candidates: &mut Vec<(u32, f32)>) {
+    let Truncation { limit, mass, floor } = truncation;
+    let is_bounded = limit < row.len() || mass.is_finite();
+    // As a rule few tokens hold the mass, so the row is searched for ever smaller weights.
+    let mut octaves = 2_u16;
+    loop {
+        let least = if is_bounded && octaves < 126 { floor.max((-f32::from(octaves)).exp2()) } else { floor };
+        sums.heavy_entries(row, least, candidates);
+        if keep_likeliest(candidates, limit, mass) || least <= floor {
+            return;
+        }
+        octaves += 2 + octaves / 4;
+    }
+}
+
+/// Keeps the likeliest candidates, `limit` at most, until their sum reaches `mass`; of equal ones the lowest ids. The order stays.
+///
+/// False when these are too few or too light, so that all are kept.
+pub(super) fn keep_likeliest(candidates: &mut Vec<(u32, f32)>, limit: usize, mass: f64) -> bool {
     let mut bins = [(0_usize, 0.0_f64); BINS];
     for &(_, weight) in &*candidates {
         let (count, sum) = &mut bins[bin(weight)];
@@ -21,16 +50,23 @@ pub(super) fn keep_likeliest(candidates: &mut Vec<(u32, f32)>, limit: usize, mas
         *sum += f64::from(weight);
     }
     // Whole bins, as long as they fit; only the one in which it ends has to be brought to order.
-    let (mut limit, mut mass, mut edge) = (limit, mass, 0);
-    while edge < BINS && bins[edge].0 <= limit && bins[edge].1 < mass {
-        limit -= bins[edge].0;
-        mass -= bins[edge].1;
-        edge += 1;
-    }
+    let (mut limit, mut mass) = (limit, mass);
+    let edge = bins.iter().position(|(count, sum)| {
+        let fits = *count <= limit && *sum < mass;
+        if fits {
+            limit -= count;
+            mass -= sum;
+        }
+        !fits
+    });
+    let Some(edge) = edge else { return false };
     let mut at_edge: Vec<_> = candidates.iter().copied().filter(|(_, weight)| bin(*weight) == edge).collect();
-    candidates.retain(|(_, weight)| bin(*weight) < edge);
     keep_first(&mut at_edge, limit, mass);
-    candidates.append(&mut at_edge);
+    match at_edge.last() {
+        Some(last) => candidates.retain(|candidate| likelier(candidate, last).is_le()),
+        None => candidates.retain(|(_, weight)| bin(*weight) < edge),
+    }
+    true
 }
 
 /// The same for few candidates, or for ones that are much alike.
