@@ -396,8 +396,18 @@ pub trait Backend: Send + Sync {
     /// Packs a weight `[out_features, in_features]`.
     fn load_linear(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError>;
 
+    /// The same for the matrix of logits, as [`Self::largest_logits`] wants it.
+    fn load_lm_head(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError> {
+        self.load_linear(weight, options)
+    }
+
     /// Bytes that a weight `[rows, cols]` takes once it is loaded, pages of its file included where it is used in place.
     fn linear_bytes(&self, dtype: DType, shape: [usize; 2], precision: Precision) -> u64;
+
+    /// The same of what [`Self::load_lm_head`] makes.
+    fn lm_head_bytes(&self, dtype: DType, shape: [usize; 2], precision: Precision) -> u64 {
+        self.linear_bytes(dtype, shape, precision)
+    }
 
     /// Bytes of the pages to which such weights are rounded up all together; `None` for one that stays in its file.
     fn linear_page_bytes(&self, _dtype: DType, _shape: [usize; 2], _precision: Precision) -> Option<u64> {
@@ -435,6 +445,12 @@ pub trait Backend: Send + Sync {
 
     /// Normalises `x` once and multiplies it by every projection.
     fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>]);
+
+    /// `logits = norm(x) @ lm_head^T + bias` where a row's largest values are; other values may be lower than they should be, and are finite
+    /// if all are. For greedy decoding, which then need not read the whole matrix. Sets the rows of `logits`.
+    fn largest_logits(&self, x: &Tensor, norm: Option<&Norm>, lm_head: &Linear, logits: &mut Tensor) {
+        self.norm_linear(x, norm, &mut [Projection { linear: lm_head, out: logits }]);
+    }
 
     /// q/k norm, rotation, write of K and V.
     fn rope_and_cache(&self, args: RopeArgs<'_>, group: usize, step: &StepMetadata);

@@ -11,7 +11,7 @@ use device::{
     WeightView,
     cpu::{
         CpuTier, ThreadPool,
-        linear::{CpuLinear, LinearContext, LinearScratch, gate_up, linear_residual, norm_linear},
+        linear::{CpuLinear, LinearContext, LinearScratch, gate_up, largest_logits, linear_residual, norm_linear},
     },
     mmap::Bytes,
 };
@@ -58,10 +58,16 @@ fn a_step_allocates_nothing_once_its_buffers_have_grown() {
             let options = LinearOptions { name: "w".to_owned(), precision, bias: Some(vec![0.5; rows]) };
             Linear::from(CpuLinear::new(&view, &options, context.tier, &pool).expect("a linear layer"))
         };
+        let lm_head = {
+            let bytes = Bytes::from_vec(vec![0x31; 512 * 128 / 32 * 34]);
+            let view = WeightView::new(DType::Ggml(GgmlType::Q8_0), 512, 128, bytes).expect("a valid weight");
+            let options = LinearOptions { name: "w".to_owned(), precision, bias: None };
+            Linear::from(CpuLinear::lm_head(&view, &options, context.tier, &pool).expect("a linear layer"))
+        };
         let (q, o, gate, up) = (weight(128), weight(128), weight(320), weight(320));
         let mut scratch = LinearScratch::default();
         let tensor = |cols| Tensor::new(40, cols).expect("memory");
-        let (mut x, mut query, mut wide) = (tensor(128), tensor(128), tensor(320));
+        let (mut x, mut query, mut wide, mut logits) = (tensor(128), tensor(128), tensor(320), tensor(512));
         let mut step = |rows: usize| {
             x.set_rows(rows);
             x.as_mut_slice().fill(0.25);
@@ -70,11 +76,13 @@ fn a_step_allocates_nothing_once_its_buffers_have_grown() {
             linear_residual(context, &mut scratch, args);
             let (norm, activation) = (Some(&norm), Activation::Silu);
             gate_up(context, &mut scratch, GateUpArgs { x: &x, norm, gate: &gate, up: &up, activation, out: &mut wide });
+            largest_logits(context, &mut scratch, &x, norm, &lm_head, &mut logits);
         };
         let before = ALLOCATIONS.load(Ordering::Relaxed);
         // Kernels of many rows have other buffers than those of few.
         step(40);
         step(23);
+        step(1);
         assert_ne!(ALLOCATIONS.load(Ordering::Relaxed), before, "the first steps grow buffers, and that is counted");
         let before = ALLOCATIONS.load(Ordering::Relaxed);
         for rows in [1, 40, 7, 33] {

@@ -9,7 +9,7 @@ use crate::{
     EngineError, LoadProgress,
     model::{
         Decoder, DecoderConfig, ModelFiles,
-        decoder::{Activations, Loader, Run, softcap},
+        decoder::{Activations, Loader, Run, Wanted, softcap},
         rope::GrowingRope,
     },
 };
@@ -159,9 +159,20 @@ impl ModelRunner {
 
     /// Logits of some tokens of the last step (indices of its rows, at most [`Self::max_logit_rows`]), `[rows.len(), vocab_size]`.
     pub fn logits(&mut self, rows: &[u32]) -> Result<&mut Tensor, EngineError> {
-        self.compute_logits(rows)?;
+        self.compute_logits(rows, Wanted::All)?;
         self.backend.fetch(&mut self.activations.logits);
         softcap(self.activations.logits.as_mut_slice(), self.config.final_softcap);
+        Ok(&mut self.activations.logits)
+    }
+
+    /// The same where only a row's largest logits count; others may be lower than they are.
+    pub fn largest_logits(&mut self, rows: &[u32]) -> Result<&mut Tensor, EngineError> {
+        if self.config.final_softcap.is_some() {
+            // It may make logits equal that are not.
+            return self.logits(rows);
+        }
+        self.compute_logits(rows, Wanted::Largest)?;
+        self.backend.fetch(&mut self.activations.logits);
         Ok(&mut self.activations.logits)
     }
 
@@ -185,7 +196,7 @@ impl ModelRunner {
             return Ok((vec![None; rows.len()], self.logits(rows)?));
         }
         assert!(self.samples(), "rows to be sampled on a device that does not");
-        self.compute_logits(rows)?;
+        self.compute_logits(rows, Wanted::All)?;
         let logits = &mut self.activations.logits;
         let mut sampled = self.backend.sample(logits, sampling, num_top);
         for (sampled, sampling) in sampled.iter_mut().zip(sampling) {
@@ -196,7 +207,7 @@ impl ModelRunner {
         Ok((sampled, logits))
     }
 
-    fn compute_logits(&mut self, rows: &[u32]) -> Result<(), EngineError> {
+    fn compute_logits(&mut self, rows: &[u32], wanted: Wanted) -> Result<(), EngineError> {
         let num_tokens = self.activations.hidden.rows();
         let max_rows = self.max_logit_rows();
         if rows.len() > max_rows {
@@ -211,7 +222,7 @@ impl ModelRunner {
         if rows.is_empty() {
             self.activations.logits.set_rows(0);
         } else {
-            self.decoder.logits(&*self.backend, &mut self.activations, rows);
+            self.decoder.logits(&*self.backend, &mut self.activations, rows, wanted);
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use common::{
 };
 use engine::{
     Engine, EngineConfig, EngineError, FinishReason, GenerationRequest, MemoryGpuConfig, Message, MissReason, OutputEvent,
-    PagedAttentionConfig, Prompt, SamplingParams,
+    PagedAttentionConfig, Prompt, SamplingParams, TokenLogprobs,
 };
 
 const LENGTHS: [usize; 8] = [1, 5, 31, 32, 33, 64, 90, 120];
@@ -340,6 +340,19 @@ fn the_events_of_a_stream_add_up_to_the_answer() {
     }
     assert_eq!(text, want.choices[0].text);
     assert!(deltas >= 20);
+}
+
+#[test]
+fn an_answer_that_is_not_streamed_comes_as_one_delta() {
+    let engine = start("llama", &exact());
+    let want = engine.submit(request(4, 30, 20)).unwrap().wait().unwrap().choices.remove(0);
+    let stream = engine.submit(GenerationRequest { stream: false, ..request(4, 30, 20) }).unwrap();
+    let next = || stream.next_timeout(Duration::from_secs(20)).unwrap().expect("an event in time");
+    let OutputEvent::Delta { index: 0, text, logprobs } = next() else { panic!("no delta") };
+    let ids = |logprobs: &[TokenLogprobs]| logprobs.iter().map(|token| token.token_id).collect::<Vec<_>>();
+    assert_eq!((&text, ids(&logprobs)), (&want.text, ids(want.logprobs.as_ref().unwrap())));
+    assert!(matches!(next(), OutputEvent::Finished { index: 0, reason: FinishReason::Length, .. }));
+    assert!(matches!(next(), OutputEvent::Done(usage) if usage.completion_tokens == 20));
 }
 
 #[test]

@@ -65,8 +65,16 @@ impl Backend for CpuBackend {
         Ok(CpuLinear::new(weight, options, self.tier, &self.pool)?.into())
     }
 
+    fn load_lm_head(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError> {
+        Ok(CpuLinear::lm_head(weight, options, self.tier, &self.pool)?.into())
+    }
+
     fn linear_bytes(&self, dtype: DType, shape: [usize; 2], precision: Precision) -> u64 {
         linear::resident_bytes(dtype, shape, precision, self.tier)
+    }
+
+    fn lm_head_bytes(&self, dtype: DType, shape: [usize; 2], precision: Precision) -> u64 {
+        linear::lm_head_bytes(dtype, shape, precision, self.tier)
     }
 
     fn linear_page_bytes(&self, dtype: DType, shape: [usize; 2], precision: Precision) -> Option<u64> {
@@ -85,6 +93,11 @@ impl Backend for CpuBackend {
     fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>]) {
         let (context, mut scratch) = self.linear();
         linear::norm_linear(context, &mut scratch, x, norm, projections);
+    }
+
+    fn largest_logits(&self, x: &Tensor, norm: Option<&Norm>, lm_head: &Linear, logits: &mut Tensor) {
+        let (context, mut scratch) = self.linear();
+        linear::largest_logits(context, &mut scratch, x, norm, lm_head, logits);
     }
 
     fn rope_and_cache(&self, args: RopeArgs<'_>, group: usize, step: &StepMetadata) {

@@ -6,6 +6,7 @@ mod attention;
 mod backend;
 pub mod linear;
 pub mod pool;
+mod read_ahead;
 mod reference;
 pub mod roofline;
 mod rope;

@@ -119,8 +119,10 @@ impl PlannedDevices<'_> {
     }
 
     /// As weights are stored: their packed forms are the host's.
-    fn linear_bytes(&self, dtype: DType, shape: [usize; 2], precision: Precision) -> u64 {
+    fn linear_bytes(&self, dtype: DType, parameter: &Parameter, precision: Precision) -> u64 {
+        let shape = parameter.shape;
         match self {
+            Self::Own { backend, .. } if parameter.is_lm_head() => backend.lm_head_bytes(dtype, shape, precision),
             Self::Own { backend, .. } => backend.linear_bytes(dtype, shape, precision),
             Self::Cards(_) => dtype.row_bytes(shape[1]).unwrap_or(0) as u64 * shape[0] as u64,
         }
@@ -297,7 +299,7 @@ fn beside_kv(
         if parameter.layer.is_some() && !parameter.is_vector() {
             layer_dtype = dtype;
         }
-        let of_linear = || devices.linear_bytes(dtype, parameter.shape, precision(config));
+        let of_linear = || devices.linear_bytes(dtype, &parameter, precision(config));
         let parameter_bytes = match &parameter {
             // Vectors are kept as floats.
             Parameter { shape, .. } if parameter.is_vector() => (shape[1] * size_of::<f32>()) as u64,

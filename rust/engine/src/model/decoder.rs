@@ -1,8 +1,8 @@
 //! The decoder: weights in the form their backend computes with, and one step over them.
 
 use device::{
-    AttentionArgs, AttentionParams, Backend, CacheEngine, EmbedArgs, EmbeddingTable, GateUpArgs, Linear, LinearOptions, Norm,
-    NormKind, Precision, Projection, ResidualArgs, RopeArgs, StepGraphs, StepMetadata, Tensor, WeightView,
+    AttentionArgs, AttentionParams, Backend, CacheEngine, DeviceError, EmbedArgs, EmbeddingTable, GateUpArgs, Linear,
+    LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs, StepGraphs, StepMetadata, Tensor, WeightView,
 };
 use paged::KvGroups;
 
@@ -117,10 +117,14 @@ impl Loader<'_> {
         let layers = (0..config.layers.len()).map(|i| self.layer(i, groups)).collect::<Result<_, _>>()?;
         let output_norm = self.norm(WeightId::global(Part::OutputNorm), config.hidden_size)?;
         let (embedding, output) = if config.tie_word_embeddings {
-            (None, self.linear(WeightId::global(Part::Embedding), &embedding, None)?)
+            (None, self.lm_head(WeightId::global(Part::Embedding), &embedding, None)?)
         } else {
             (self.progress)(embedding.bytes().len() as u64);
-            (Some(embedding), self.matrix(WeightId::global(Part::Output), vocab)?)
+            let id = WeightId::global(Part::Output);
+            (
+                Some(embedding),
+                self.lm_head(id, &self.weights.matrix(id, vocab)?, self.weights.optional_vector(id.bias(), vocab[0])?)?,
+            )
         };
         Ok(Decoder { embedding, layers, output_norm, output })
     }
@@ -201,8 +205,21 @@ impl Loader<'_> {
     }
 
     fn linear(&self, id: WeightId, view: &WeightView, bias: Option<Vec<f32>>) -> Result<Linear, EngineError> {
-        let options = LinearOptions { name: self.weights.name(id), precision: self.precision, bias };
-        let linear = self.backend.load_linear(view, &options)?;
+        self.load(id, view, bias, &|options| self.backend.load_linear(view, options))
+    }
+
+    fn lm_head(&self, id: WeightId, view: &WeightView, bias: Option<Vec<f32>>) -> Result<Linear, EngineError> {
+        self.load(id, view, bias, &|options| self.backend.load_lm_head(view, options))
+    }
+
+    fn load(
+        &self,
+        id: WeightId,
+        view: &WeightView,
+        bias: Option<Vec<f32>>,
+        load: &dyn Fn(&LinearOptions) -> Result<Linear, DeviceError>,
+    ) -> Result<Linear, EngineError> {
+        let linear = load(&LinearOptions { name: self.weights.name(id), precision: self.precision, bias })?;
         if !linear.is_in_place() {
             view.release();
         }
@@ -332,11 +349,22 @@ impl Decoder {
     }
 
     /// Logits of these rows of the hidden state, into `a.logits` on the device; before any softcap, see [`softcap`].
-    pub(crate) fn logits(&self, backend: &dyn Backend, a: &mut Activations, rows: &[u32]) {
+    pub(crate) fn logits(&self, backend: &dyn Backend, a: &mut Activations, rows: &[u32], wanted: Wanted) {
         backend.gather_rows(&a.hidden, rows, &mut a.sampled);
-        let projections = &mut [Projection { linear: &self.output, out: &mut a.logits }];
-        backend.norm_linear(&a.sampled, Some(&self.output_norm), projections);
+        let (norm, linear, out) = (Some(&self.output_norm), &self.output, &mut a.logits);
+        match wanted {
+            Wanted::All => backend.norm_linear(&a.sampled, norm, &mut [Projection { linear, out }]),
+            Wanted::Largest => backend.largest_logits(&a.sampled, norm, linear, out),
+        }
     }
+}
+
+/// Which of a row's logits are to be right.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    All,
+    /// Those that may be the largest; others may be lower than they are.
+    Largest,
 }
 
 /// `cap * tanh(x / cap)`, which some models end with.

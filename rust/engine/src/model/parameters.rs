@@ -28,6 +28,11 @@ impl Parameter {
         self.shape[0] == 1
     }
 
+    /// Whether logits are its products.
+    pub(crate) fn is_lm_head(&self) -> bool {
+        self.is_tied || self.part == Part::Output && !self.is_vector()
+    }
+
     /// How files store it, alone or as rows of a fused matrix. Vectors are floats.
     pub(crate) fn dtype(&self, weights: &WeightSource) -> Result<DType, EngineError> {
         if self.is_vector() {

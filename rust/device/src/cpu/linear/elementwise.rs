@@ -35,7 +35,7 @@ macro_rules! per_tier {
 pub(in crate::cpu) use per_tier;
 
 /// Partial sums of a row.
-pub(super) const LANES: usize = 16;
+pub(in crate::cpu) const LANES: usize = 16;
 
 /// 1.5 * 2^23. A small number added to it is rounded to the nearest integer, ties to even, which is then the difference of the bits;
 /// baseline x86-64 has no instruction that does so.

@@ -3,7 +3,7 @@
 use super::{
     MANY_ROWS, PANEL,
     activations::{ACT_ROWS, ActBlock, ActTile, BLOCK, stride},
-    packed, tiled,
+    lm_head, packed, tiled,
 };
 use crate::{DType, Precision, WorkspaceShape, cpu::CpuTier};
 
@@ -18,6 +18,13 @@ pub fn resident_bytes(dtype: DType, [rows, cols]: [usize; 2], precision: Precisi
         Some(bytes) => rows.div_ceil(PANEL) as u64 * bytes as u64,
         None => dtype.row_bytes(cols).unwrap_or(0) as u64 * rows as u64,
     }
+}
+
+/// The same of a weight as [`CpuLinear::lm_head`](super::CpuLinear::lm_head) loads it.
+pub fn lm_head_bytes(dtype: DType, shape: [usize; 2], precision: Precision, tier: CpuTier) -> u64 {
+    let is_split = precision != Precision::Exact && lm_head::is_split(dtype, tier);
+    let reaches = if is_split { shape[0].div_ceil(PANEL) * lm_head::REACH_BYTES } else { 0 };
+    resident_bytes(dtype, shape, precision, tier) + reaches as u64
 }
 
 /// Whether a weight of so many columns is copied to another form, rather than used where its file lies.
@@ -76,6 +83,9 @@ mod tests {
                     let linear = CpuLinear::new(&view, &options, tier, &pool).unwrap();
                     let foretold = resident_bytes(dtype, [rows, cols], precision, tier);
                     assert_eq!(linear.bytes() as u64, foretold, "{dtype} [{rows}, {cols}] {precision:?}");
+                    let lm_head = CpuLinear::lm_head(&view, &options, tier, &pool).unwrap();
+                    let foretold = lm_head_bytes(dtype, [rows, cols], precision, tier);
+                    assert_eq!(lm_head.bytes() as u64, foretold, "{dtype} [{rows}, {cols}] {precision:?} of logits");
                 }
             }
         }

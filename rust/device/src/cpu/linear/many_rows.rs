@@ -23,7 +23,7 @@ pub(super) struct Tiles {
 }
 
 /// A phase whose input is packed.
-pub(super) struct Phase<'a> {
+pub(super) struct ManyRows<'a> {
     amx: Amx,
     context: LinearContext<'a>,
     tiles: &'a Tiles,
@@ -40,7 +40,7 @@ impl CpuLinear {
     }
 }
 
-impl<'a> Phase<'a> {
+impl<'a> ManyRows<'a> {
     /// Packs `norm(x)`. `None` when the kernels of few rows are to be used: few rows, another tier, a weight that is exact or of odd
     /// shape, no memory for the buffers.
     pub(super) fn start(

@@ -20,8 +20,11 @@ mod float_avx2;
 #[cfg(target_arch = "x86_64")]
 mod float_avx512;
 mod footprint;
+mod gate_up;
 #[cfg(target_arch = "x86_64")]
 mod int_tiles;
+mod largest;
+mod lm_head;
 #[cfg(target_arch = "x86_64")]
 mod many_rows;
 #[cfg(not(target_arch = "x86_64"))]
@@ -42,15 +45,18 @@ mod tiled_f32;
 use std::{ops::Range, sync::Arc};
 
 pub use elementwise::{activate, apply_norm};
-pub(super) use footprint::{is_packed, resident_bytes, workspace_bytes};
-pub use phases::{LinearContext, LinearScratch, gate_up, linear_residual, norm_linear};
+pub(super) use footprint::{is_packed, lm_head_bytes, resident_bytes, workspace_bytes};
+pub use gate_up::gate_up;
+pub use largest::largest_logits;
+pub use phases::{LinearContext, LinearScratch, linear_residual, norm_linear};
 
 use self::{
     activations::{ACT_ROWS, ActBlock, ActTile, BLOCK, stride},
+    lm_head::LmHead,
     packed::Packed,
     tiled::Tiled,
 };
-use super::{CpuTier, ThreadPool};
+use super::{CpuTier, ThreadPool, read_ahead::Panels};
 use crate::{DType, DeviceError, Linear, LinearOptions, Precision, WeightView, backend::LinearWeight, quant::dequantize_row};
 
 /// Rows of a weight that are worked on together.
@@ -64,6 +70,7 @@ type Tile = [[f32; PANEL]; ROWS];
 
 enum Weight {
     Packed(Packed),
+    LmHead(LmHead),
     Tiled(Tiled),
     Stored(WeightView),
 }
@@ -85,6 +92,23 @@ impl CpuLinear {
     ///
     /// Errors: a tier above the machine's, a bias of another length than the weight's rows, no memory for the packed form.
     pub fn new(weight: &WeightView, options: &LinearOptions, tier: CpuTier, pool: &ThreadPool) -> Result<Self, DeviceError> {
+        Self::with_pack(weight, options, tier, &|| Self::pack(weight, tier, pool))
+    }
+
+    /// The same for the matrix of logits, in a form that [`largest_logits`] is faster with, if there is one for its type.
+    pub fn lm_head(weight: &WeightView, options: &LinearOptions, tier: CpuTier, pool: &ThreadPool) -> Result<Self, DeviceError> {
+        Self::with_pack(weight, options, tier, &|| match LmHead::new(weight, tier, pool)? {
+            Some(head) => Ok(Some(Weight::LmHead(head))),
+            None => Self::pack(weight, tier, pool),
+        })
+    }
+
+    fn with_pack(
+        weight: &WeightView,
+        options: &LinearOptions,
+        tier: CpuTier,
+        pack: &dyn Fn() -> Result<Option<Weight>, DeviceError>,
+    ) -> Result<Self, DeviceError> {
         let best = CpuTier::detect();
         if tier > best {
             let message = format!("instruction-set tier {} is not available; this machine has {}", tier.name(), best.name());
@@ -98,7 +122,7 @@ impl CpuLinear {
             return Err(DeviceError::Shape(message));
         }
         let packed = match options.precision {
-            Precision::Fast | Precision::Deterministic => Self::pack(weight, tier, pool)?,
+            Precision::Fast | Precision::Deterministic => pack()?,
             Precision::Exact => None,
         };
         Ok(Self {
@@ -128,6 +152,7 @@ impl CpuLinear {
     pub(crate) fn row(&self, r: usize, out: &mut [f32]) {
         match &self.weight {
             Weight::Packed(packed) => packed.row(r, out),
+            Weight::LmHead(head) => head.row(r, out),
             Weight::Tiled(tiled) => tiled.row(r, out),
             Weight::Stored(view) => dequantize_row(view.dtype, view.row(r), out),
         }
@@ -138,6 +163,7 @@ impl CpuLinear {
         let bias = self.bias.as_deref().map_or(0, size_of_val);
         bias + match &self.weight {
             Weight::Packed(packed) => packed.bytes(),
+            Weight::LmHead(head) => head.bytes(),
             Weight::Tiled(tiled) => tiled.bytes(),
             Weight::Stored(view) => view.bytes().len(),
         }
@@ -153,7 +179,7 @@ impl CpuLinear {
     }
 
     fn is_packed(&self) -> bool {
-        matches!(self.weight, Weight::Packed(_))
+        matches!(self.weight, Weight::Packed(_) | Weight::LmHead(_))
     }
 
     /// Whether it is multiplied by activations in pairs of bf16.
@@ -175,9 +201,21 @@ impl CpuLinear {
     fn panel_bytes(&self) -> usize {
         match &self.weight {
             Weight::Packed(packed) => packed.panel_bytes,
+            Weight::LmHead(head) => head.panel_bytes(),
             Weight::Tiled(tiled) => tiled.panel_bytes,
             Weight::Stored(view) => PANEL * view.row_bytes(),
         }
+    }
+
+    /// Where its panels lie; of a matrix of logits what a greedy step reads of them.
+    fn memory(&self) -> Panels {
+        let (address, bytes) = match &self.weight {
+            Weight::Packed(packed) => (packed.address(), packed.panel_bytes),
+            Weight::LmHead(head) => head.upper_panels(),
+            Weight::Tiled(tiled) => (tiled.address(), tiled.panel_bytes),
+            Weight::Stored(view) => (view.bytes().as_ptr().addr(), PANEL * view.row_bytes()),
+        };
+        Panels { address, count: self.panels(), bytes }
     }
 
     /// f32 that [`Self::open`] needs to dequantise or unpack a panel.
@@ -205,6 +243,7 @@ impl CpuLinear {
                 Source::Unpacked(packed, unpacked)
             }
             Weight::Packed(packed) => Source::Packed(packed, p),
+            Weight::LmHead(head) => Source::LmHead(head, p),
             Weight::Tiled(tiled) => Source::Tiled(tiled, p),
             Weight::Stored(view) => Source::Float(float::float_rows(view, rows.start, rows.end, buffer)),
         };
@@ -220,6 +259,7 @@ impl From<CpuLinear> for Linear {
 
 enum Source<'a> {
     Packed(&'a Packed, usize),
+    LmHead(&'a LmHead, usize),
     #[cfg(target_arch = "x86_64")]
     Unpacked(&'a Packed, &'a [f32]),
     Tiled(&'a Tiled, usize),
@@ -248,16 +288,22 @@ struct Input<'a> {
     tiles: &'a [ActTile],
 }
 
+impl<'a> Input<'a> {
+    /// Blocks of some rows, `[rows, stride]`.
+    fn act_rows(&self, rows: Range<usize>) -> &'a [ActBlock] {
+        let stride = stride(self.cols);
+        &self.acts[rows.start * stride..rows.end * stride]
+    }
+}
+
 impl Panel<'_> {
     /// Rows `m..m + num_rows` (64 from a multiple of that, or the last) of `input` times this panel, plus bias; `out` has these rows and
     /// as many more as make them a multiple of 4, for the tile units of 16.
     fn multiply(&self, input: &Input<'_>, m: usize, num_rows: usize, out: &mut [[f32; PANEL]]) {
         let blocks = input.cols / BLOCK;
         match &self.source {
-            Source::Packed(packed, p) => {
-                let stride = stride(input.cols);
-                packed.multiply(*p, &input.acts[m * stride..(m + num_rows) * stride], &mut out[..num_rows]);
-            }
+            Source::Packed(packed, p) => packed.multiply(*p, input.act_rows(m..m + num_rows), &mut out[..num_rows]),
+            Source::LmHead(head, p) => head.multiply(*p, input.act_rows(m..m + num_rows), &mut out[..num_rows]),
             #[cfg(target_arch = "x86_64")]
             Source::Unpacked(packed, panel) => {
                 let padded = num_rows.next_multiple_of(ACT_ROWS);

@@ -8,9 +8,9 @@ use crate::{Norm, Tensor};
 pub(super) const MIN_ROWS: usize = usize::MAX;
 
 pub(super) enum Tiles {}
-pub(super) enum Phase {}
+pub(super) enum ManyRows {}
 
-impl Phase {
+impl ManyRows {
     pub(super) fn start<'a>(
         _: LinearContext<'a>,
         _: &mut Option<Tiles>,

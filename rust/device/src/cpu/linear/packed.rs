@@ -170,6 +170,11 @@ impl Packed {
         unpack(panel, r % PANEL, out);
     }
 
+    /// Where the first panel lies.
+    pub(super) fn address(&self) -> usize {
+        self.data.as_slice().as_ptr().addr()
+    }
+
     /// Bytes of the packed form.
     pub(super) fn bytes(&self) -> usize {
         self.data.as_slice().len()
@@ -217,7 +222,8 @@ impl Packed {
     }
 }
 
-fn kernel(layout: Layout, tier: CpuTier) -> Kernel {
+/// The kernel of a tier; that of one above the machine's must not be called.
+pub(super) fn kernel(layout: Layout, tier: CpuTier) -> Kernel {
     match tier {
         #[cfg(target_arch = "x86_64")]
         CpuTier::Amx | CpuTier::Avx512 => super::avx512::kernel(layout),
@@ -228,7 +234,7 @@ fn kernel(layout: Layout, tier: CpuTier) -> Kernel {
 }
 
 /// Packs one row of a file as row `r` of a panel; false when a scale or minimum is beyond f16.
-fn pack_row(format: GgmlType, layout: Layout, bytes: &[u8], r: usize, panel: &mut [u8]) -> bool {
+pub(super) fn pack_row(format: GgmlType, layout: Layout, bytes: &[u8], r: usize, panel: &mut [u8]) -> bool {
     let (tile, lane, codes_len) = (r / TILE, r % TILE, codes_bytes(layout.codes as u8));
     let groups = 1 + usize::from(layout.halves);
     let zero = zero_point(layout.codes as u8, layout.min) as u8;
@@ -264,7 +270,7 @@ fn pack_row(format: GgmlType, layout: Layout, bytes: &[u8], r: usize, panel: &mu
 }
 
 /// Writes the codes of one row of a block; a quad is those of 4 columns.
-fn put_codes(codes: Codes, quads: &[u32; COLS / 4], out: &mut [u8], (tile, lane): (usize, usize)) {
+pub(super) fn put_codes(codes: Codes, quads: &[u32; COLS / 4], out: &mut [u8], (tile, lane): (usize, usize)) {
     let mut put = |line: usize, quad: u32| {
         let at = line * 64 + 4 * lane;
         out[at..at + 4].copy_from_slice(&quad.to_le_bytes());
@@ -294,7 +300,7 @@ fn put_codes(codes: Codes, quads: &[u32; COLS / 4], out: &mut [u8], (tile, lane)
 }
 
 /// The inverse of [`put_codes`]: the codes of one row of a block.
-fn codes_of<const CODES: u8>(block: &[u8], (tile, lane): (usize, usize)) -> [u8; COLS] {
+pub(super) fn codes_of<const CODES: u8>(block: &[u8], (tile, lane): (usize, usize)) -> [u8; COLS] {
     let get = |line: usize| {
         let at = line * 64 + 4 * lane;
         u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
@@ -322,10 +328,14 @@ fn codes_of<const CODES: u8>(block: &[u8], (tile, lane): (usize, usize)) -> [u8;
     out
 }
 
+/// The f16 at byte `at` of a block.
+pub(super) fn f16_at(block: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+}
+
 /// Row `r` of a panel.
 fn unpack_row<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8], r: usize, out: &mut [f32]) {
     let groups = 1 + usize::from(HALVES);
-    let f16_at = |block: &[u8], at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
     for (block, out) in panel.chunks_exact(block_bytes(CODES, HALVES, MIN)).zip(out.chunks_exact_mut(COLS)) {
         let codes = codes_of::<CODES>(block, (r / TILE, r % TILE));
         let at = |g: usize| codes_bytes(CODES) + 64 * g + 2 * r;
@@ -341,7 +351,6 @@ fn unpack_row<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8]
 fn scalar<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8], acts: &[ActBlock], out: &mut [[f32; PANEL]]) {
     let groups = 1 + usize::from(HALVES);
     let bytes = block_bytes(CODES, HALVES, MIN);
-    let f16_at = |block: &[u8], at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
     out.fill([0.0; PANEL]);
     let stride = acts.len() / out.len();
     for (b, block) in panel.chunks_exact(bytes).enumerate() {

@@ -12,14 +12,17 @@ use super::{
     out::SharedOut,
     phases::{LinearContext, grown},
 };
+use crate::cpu::read_ahead::Phase;
 
 /// Below this many multiplications a step is faster on one thread.
 const MIN_PARALLEL: usize = 1 << 15;
+/// Up to so many rows a step waits for memory more than for arithmetic.
+const FEW_ROWS: usize = 16;
 /// Bytes of weights, or of activations, that stay in a core's L2 cache while the other pass.
 const CACHED: usize = 512 << 10;
 
 impl LinearContext<'_> {
-    /// Shares the panels `0..work.panels` among the threads; `body(panel, rows, buffer)` is called for every panel and every row once.
+    /// Shares the panels `0..work.panels` among the threads; `body(panels, rows, buffer)` is called for every panel and every row once.
     pub(super) fn for_panels(self, work: &Work, panels: &mut Vec<f32>, body: &PanelBody<'_>) {
         let threads = self.pool.num_threads();
         let alone = threads == 1 || work.rows * work.cols * work.panels * PANEL < MIN_PARALLEL;
@@ -30,26 +33,30 @@ impl LinearContext<'_> {
         let row_block = (CACHED / work.row_bytes.max(1)).max(least) / MANY_ROWS * MANY_ROWS;
         // Several panels share rows that have to be fetched.
         let together = (work.panels / (threads * 6)).min(CACHED / work.panel_bytes.max(1)).max(1);
-        let grain = if work.rows > row_block { together } else { 1 };
+        let grain = if work.rows > row_block { together } else { work.stretch };
         let worker = |id: usize, start: usize, end: usize| {
             // SAFETY: each worker has a buffer of its own.
             let buffer = unsafe { buffers.part(id * work.buffer_len, work.buffer_len) };
             for m in (0..work.rows).step_by(row_block) {
-                for panel in start..end {
-                    body(panel, m..work.rows.min(m + row_block), buffer);
-                }
+                body(start..end, m..work.rows.min(m + row_block), buffer);
             }
         };
+        if work.rows <= FEW_ROWS {
+            self.pool.ahead().enter(&work.phase);
+        }
         if alone { worker(0, 0, work.panels) } else { self.pool.for_each_share(work.panels, grain, &worker) }
     }
 }
 
-/// Called with a panel, rows of the input, and the thread's buffer.
-pub(super) type PanelBody<'a> = dyn Fn(usize, Range<usize>, &mut [f32]) + Sync + 'a;
+/// Called with panels, rows of the input, and the thread's buffer.
+pub(super) type PanelBody<'a> = dyn Fn(Range<usize>, Range<usize>, &mut [f32]) + Sync + 'a;
 
 /// What [`LinearContext::for_panels`] shares out.
 pub(super) struct Work {
     pub panels: usize,
+    pub phase: Phase,
+    /// Panels that a thread takes at once, at most.
+    pub stretch: usize,
     pub rows: usize,
     pub cols: usize,
     /// Bytes of a row of activations as kernels read it.
@@ -67,6 +74,8 @@ impl Work {
         let packed = weights.clone().all(CpuLinear::is_packed);
         Self {
             panels: weights.clone().map(CpuLinear::panels).sum(),
+            phase: Phase::new(weights.clone().map(CpuLinear::memory)),
+            stretch: 1,
             rows: input.rows,
             cols: input.cols,
             row_bytes: match packed {

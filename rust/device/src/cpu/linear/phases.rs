@@ -5,16 +5,17 @@ use std::ops::Range;
 use super::{
     CpuLinear, Input, PANEL,
     activations::{ACT_ROWS, ActBlock, ActTile, BLOCK, quantise_row, stride, tile_row},
-    elementwise::{add_scaled, gate_row, norm_row},
+    elementwise::{add_scaled, norm_row},
     for_products,
-    many_rows::{Phase, Tiles},
+    largest::Search,
+    many_rows::{ManyRows, Tiles},
     out::SharedOut,
     panels::Work,
     tiled::round_row,
 };
 use crate::{
-    GateUpArgs, Norm, Projection, ResidualArgs, Tensor,
-    cpu::{CpuTier, ThreadPool},
+    Norm, Projection, ResidualArgs, Tensor,
+    cpu::{CpuTier, ThreadPool, read_ahead::MAX_WEIGHTS},
 };
 
 /// Where phases run.
@@ -30,19 +31,20 @@ pub struct LinearContext<'a> {
 #[derive(Default)]
 pub struct LinearScratch {
     /// Normalised input, `[rows, cols]`.
-    normed: Vec<f32>,
-    acts: Acts,
+    pub(super) normed: Vec<f32>,
+    pub(super) acts: Acts,
     /// Output that waits for a norm, `[rows, out_features]`.
     wide: Vec<f32>,
     /// Dequantised panels, some for each thread.
-    panels: Vec<f32>,
+    pub(super) panels: Vec<f32>,
+    pub(super) search: Search,
     /// Activations and results of the tile units.
-    tiles: Option<Tiles>,
+    pub(super) tiles: Option<Tiles>,
 }
 
 /// Quantised input.
 #[derive(Default)]
-struct Acts {
+pub(super) struct Acts {
     /// Rounded input, `[rows, cols / 2]`.
     pairs: Vec<u32>,
     /// See [`Input`].
@@ -53,7 +55,7 @@ struct Acts {
 
 /// What the weights of a phase take.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Form {
+pub(super) enum Form {
     Floats,
     Blocks,
     /// Blocks, and tiles of them.
@@ -61,7 +63,7 @@ enum Form {
 }
 
 impl Form {
-    fn of(weight: &CpuLinear, rows: usize) -> Self {
+    pub(super) fn of(weight: &CpuLinear, rows: usize) -> Self {
         match weight.is_packed() {
             true if weight.is_unpacked_for(rows) => Self::Tiles,
             true => Self::Blocks,
@@ -83,7 +85,7 @@ pub(super) fn grown<T: Clone>(buffer: &mut Vec<T>, len: usize, fill: T) -> &mut 
 
 impl LinearContext<'_> {
     /// The same with a tier that this machine is known to have.
-    fn checked(self) -> Self {
+    pub(super) fn checked(self) -> Self {
         Self { tier: self.tier.min(CpuTier::detect()), ..self }
     }
 
@@ -98,7 +100,7 @@ impl LinearContext<'_> {
     }
 
     /// Normalises `x` and brings it into `form`, and into pairs if asked to.
-    fn input<'b>(
+    pub(super) fn input<'b>(
         self,
         x: &'b Tensor,
         norm: Option<&Norm>,
@@ -149,7 +151,7 @@ impl LinearContext<'_> {
     }
 }
 
-fn assert_in(x: &Tensor, linear: &CpuLinear) {
+pub(super) fn assert_in(x: &Tensor, linear: &CpuLinear) {
     assert_eq!(
         x.cols(),
         linear.in_features,
@@ -160,7 +162,7 @@ fn assert_in(x: &Tensor, linear: &CpuLinear) {
     );
 }
 
-fn assert_out(out: &Tensor, linear: &CpuLinear) {
+pub(super) fn assert_out(out: &Tensor, linear: &CpuLinear) {
     assert_eq!(
         out.cols(),
         linear.out_features,
@@ -194,7 +196,7 @@ struct Target<'a> {
 }
 
 /// Projections that run as one batch of panels; more run as several.
-const MAX_PROJECTIONS: usize = 8;
+const MAX_PROJECTIONS: usize = MAX_WEIGHTS;
 
 /// [`Backend::norm_linear`](crate::Backend::norm_linear): for every projection `out = norm(x) @ weight^T + bias`; sets the outputs' rows.
 ///
@@ -208,7 +210,7 @@ pub fn norm_linear(
     projections: &mut [Projection<'_>],
 ) {
     let context = context.checked();
-    if let Some(phase) = Phase::start(context, &mut scratch.tiles, x, norm, projections.iter().map(|p| p.linear.cpu())) {
+    if let Some(phase) = ManyRows::start(context, &mut scratch.tiles, x, norm, projections.iter().map(|p| p.linear.cpu())) {
         for projections in projections.chunks_mut(MAX_PROJECTIONS) {
             let (targets, count) = targets(x, projections);
             let target =
@@ -237,9 +239,11 @@ pub fn norm_linear(
     for projections in projections.chunks_mut(MAX_PROJECTIONS) {
         let (targets, _) = targets(x, projections);
         let work = Work::new(&input, &targets.iter().flatten().map(|t| t.weight));
-        context.for_panels(&work, panels, &|panel, rows, buffer| {
-            let Some(target) = targets.iter().flatten().rfind(|t| t.first <= panel) else { return };
-            store(target.weight, panel - target.first, &input, rows, buffer, &target.out);
+        context.for_panels(&work, panels, &|panels, rows, buffer| {
+            for panel in panels {
+                let Some(target) = targets.iter().flatten().rfind(|t| t.first <= panel) else { return };
+                store(target.weight, panel - target.first, &input, &rows, buffer, &target.out);
+            }
         });
     }
 }
@@ -260,7 +264,7 @@ fn targets<'a>(x: &Tensor, projections: &'a mut [Projection<'_>]) -> ([Option<Ta
 }
 
 /// Copies a panel's values of a row; of the last panel fewer.
-fn copy(values: &[f32; PANEL], out: &mut [f32]) {
+pub(super) fn copy(values: &[f32; PANEL], out: &mut [f32]) {
     if let Ok(out) = <&mut [f32; PANEL]>::try_from(&mut *out) {
         // Of known length: no call.
         *out = *values;
@@ -270,10 +274,17 @@ fn copy(values: &[f32; PANEL], out: &mut [f32]) {
 }
 
 /// Writes the columns of panel `p` for `rows` of the input.
-fn store(weight: &CpuLinear, p: usize, input: &Input<'_>, rows: Range<usize>, buffer: &mut [f32], out: &SharedOut<'_, f32>) {
+pub(super) fn store(
+    weight: &CpuLinear,
+    p: usize,
+    input: &Input<'_>,
+    rows: &Range<usize>,
+    buffer: &mut [f32],
+    out: &SharedOut<'_, f32>,
+) {
     let columns = weight.panel_rows(p);
     let panel = weight.open(p, !input.tiles.is_empty(), buffer);
-    for_products(&[panel], input, &rows, &mut |m, [products]| {
+    for_products(&[panel], input, rows, &mut |m, [products]| {
         for (i, values) in products.iter().enumerate() {
             // SAFETY: these columns of these rows belong to this panel, and each panel and row is visited once.
             copy(values, unsafe { out.part((m + i) * weight.out_features + columns.start, columns.len()) });
@@ -292,7 +303,7 @@ pub fn linear_residual(context: LinearContext<'_>, scratch: &mut LinearScratch, 
     assert_in(x, weight);
     assert_out(residual, weight);
     assert_eq!(residual.rows(), x.rows(), "rows of the residual stream");
-    let LinearScratch { normed, acts, wide, panels, tiles } = scratch;
+    let LinearScratch { normed, acts, wide, panels, tiles, .. } = scratch;
     let cols = weight.out_features;
     let residual = SharedOut::new(residual.as_mut_slice());
     // Adds values of one row and of the columns of one panel to the residual stream, or keeps them for the norm.
@@ -308,7 +319,7 @@ pub fn linear_residual(context: LinearContext<'_>, scratch: &mut LinearScratch, 
             add_scaled(context.tier, values, scale, out);
         }
     };
-    if let Some(phase) = Phase::start(context, tiles, x, None, std::iter::once(weight)) {
+    if let Some(phase) = ManyRows::start(context, tiles, x, None, std::iter::once(weight)) {
         phase.run(&Items {
             count: weight.panels(),
             width: 1,
@@ -323,14 +334,16 @@ pub fn linear_residual(context: LinearContext<'_>, scratch: &mut LinearScratch, 
     } else {
         let input = context.input(x, None, Form::of(weight, x.rows()), weight.takes_pairs(), normed, acts);
         let work = Work::new(&input, &std::iter::once(weight));
-        context.for_panels(&work, panels, &|p, rows, buffer| {
-            let columns = weight.panel_rows(p);
-            let panel = weight.open(p, work.many_rows, buffer);
-            for_products(&[panel], &input, &rows, &mut |m, [products]| {
-                for (i, values) in products.iter().enumerate() {
-                    finish(m + i, &columns, values);
-                }
-            });
+        context.for_panels(&work, panels, &|panels, rows, buffer| {
+            for p in panels {
+                let columns = weight.panel_rows(p);
+                let panel = weight.open(p, work.many_rows, buffer);
+                for_products(&[panel], &input, &rows, &mut |m, [products]| {
+                    for (i, values) in products.iter().enumerate() {
+                        finish(m + i, &columns, values);
+                    }
+                });
+            }
         });
     }
     let Some(norm) = post_norm else { return };
@@ -344,66 +357,5 @@ pub fn linear_residual(context: LinearContext<'_>, scratch: &mut LinearScratch, 
             norm_row(context.tier, norm, &wide[m * cols..(m + 1) * cols], row);
             add_scaled(context.tier, row, scale, out);
         }
-    });
-}
-
-/// [`Backend::gate_up`](crate::Backend::gate_up): `out = activation(norm(x) @ gate^T) * (norm(x) @ up^T)`, biases included; sets out's rows.
-///
-/// # Panics
-/// When sizes disagree.
-pub fn gate_up(context: LinearContext<'_>, scratch: &mut LinearScratch, args: GateUpArgs<'_>) {
-    let GateUpArgs { x, norm, gate, up, activation, out } = args;
-    let context = context.checked();
-    let (gate, up) = (gate.cpu(), up.cpu());
-    for weight in [gate, up] {
-        assert_in(x, weight);
-        assert_out(out, weight);
-    }
-    out.set_rows(x.rows());
-    let LinearScratch { normed, acts, panels, tiles, .. } = scratch;
-    if let Some(phase) = Phase::start(context, tiles, x, norm, [gate, up].into_iter()) {
-        let cols = gate.out_features;
-        let out = SharedOut::new(out.as_mut_slice());
-        phase.run(&Items {
-            count: gate.panels(),
-            width: 2,
-            weight: &|panel| (if panel % 2 == 0 { gate } else { up }, panel / 2),
-            store: &|p, rows, c| {
-                let columns = gate.panel_rows(p);
-                let (gates, ups) = c.split_at_mut(c.len() / 2);
-                gate_row(context.tier, activation, &mut gates[..rows.len() * PANEL], ups);
-                for (m, values) in rows.zip(gates.chunks_exact(PANEL)) {
-                    // SAFETY: as in `store`.
-                    let out = unsafe { out.part(m * cols + columns.start, columns.len()) };
-                    out.copy_from_slice(&values[..columns.len()]);
-                }
-            },
-        });
-        return;
-    }
-    let forms = [gate, up].map(|w| Form::of(w, x.rows()));
-    let form = match forms[0].max(forms[1]) {
-        // Both are multiplied in the same steps.
-        Form::Tiles if forms[0] != forms[1] => Form::Blocks,
-        form => form,
-    };
-    let pairs = gate.takes_pairs() || up.takes_pairs();
-    let input = context.input(x, norm, form, pairs, normed, acts);
-    let pair = Work::new(&input, &[gate, up].into_iter());
-    let half = pair.buffer_len;
-    let work = Work { panels: gate.panels(), panel_bytes: 2 * pair.panel_bytes, buffer_len: 2 * half, ..pair };
-    let cols = gate.out_features;
-    let out = SharedOut::new(out.as_mut_slice());
-    context.for_panels(&work, panels, &|p, rows, buffer| {
-        let columns = gate.panel_rows(p);
-        let (first, second) = buffer.split_at_mut(half);
-        let panels = [gate.open(p, work.many_rows, first), up.open(p, work.many_rows, second)];
-        for_products(&panels, &input, &rows, &mut |m, [gates, ups]| {
-            gate_row(context.tier, activation, gates.as_flattened_mut(), ups.as_flattened());
-            for (i, gates) in gates.iter().enumerate() {
-                // SAFETY: as in `store`.
-                copy(gates, unsafe { out.part((m + i) * cols + columns.start, columns.len()) });
-            }
-        });
     });
 }

@@ -61,7 +61,12 @@ impl EngineThread {
             });
             let (sampling, num_top): (Vec<_>, Vec<_>) = asked.map(Option::unzip).unzip();
             let num_top = num_top.into_iter().flatten().max().unwrap_or(0);
-            let (on_device, logits) = self.runner.sample(rows, &sampling, num_top)?;
+            let greedy = |&(id, _): &(RequestId, u32)| who(id).is_none_or(|(job, choices, _)| job.is_greedy(choices));
+            let (on_device, logits) = if !on_device && chunk.iter().all(greedy) {
+                (vec![None; rows.len()], self.runner.largest_logits(rows)?)
+            } else {
+                self.runner.sample(rows, &sampling, num_top)?
+            };
             let vocab_size = logits.cols();
             let drawn = chunk.iter().zip(on_device).zip(logits.as_mut_slice().chunks_exact_mut(vocab_size));
             let draws = drawn.filter_map(|((&(id, _), token), logits)| {

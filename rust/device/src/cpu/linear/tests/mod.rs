@@ -1,6 +1,7 @@
 //! Oracle: exact dequantisation and a matmul in f64.
 
 mod kernels;
+mod largest;
 mod phases;
 
 use half::f16;

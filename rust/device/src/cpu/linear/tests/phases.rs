@@ -1,7 +1,7 @@
 //! Norms, activation functions, and the phases that fuse them with projections.
 
 use super::*;
-use crate::{Activation, GateUpArgs, ResidualArgs};
+use crate::{Activation, GateUpArgs, ResidualArgs, cpu::read_ahead::Reader};
 
 /// Norm of each row in f64.
 fn plain_norm(norm: &Norm, x: &[f32]) -> Vec<f32> {
@@ -181,4 +181,52 @@ fn fused_phases_are_the_plain_operations_one_after_the_other() {
             }
         }
     }
+}
+
+#[test]
+fn gate_and_up_of_few_rows_have_the_bits_of_many() {
+    // More panels than a thread takes at once, and a last one that is not whole.
+    let (k, n, rows) = (64, 21 * 32 + 10, 40);
+    let mut random = Random::new(5);
+    let (x, norm) = (random.tensor(rows, k), random.norm(NormKind::Rms, k));
+    for (precision, dtype) in [(Precision::Fast, DType::Ggml(GgmlType::Q4_1)), (Precision::Exact, DType::F32)] {
+        let weights = [random.weight(dtype, n, k), random.weight(dtype, n, k)];
+        for (tier, threads) in tiers().into_iter().flat_map(|tier| [(tier, 1), (tier, 3)]) {
+            let pool = ThreadPool::new(threads).unwrap();
+            let [gate, up] = weights.each_ref().map(|weight| linear(weight, precision, tier, &pool));
+            let run = |x: &Tensor| {
+                let mut out = Tensor::new(rows, n).expect("memory");
+                let args = GateUpArgs { x, norm: Some(&norm), gate: &gate, up: &up, activation: Activation::Silu, out: &mut out };
+                gate_up(LinearContext { pool: &pool, tier }, &mut LinearScratch::default(), args);
+                out.as_slice().iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+            };
+            let all = run(&x);
+            for few in 1..=4 {
+                let mut some = Tensor::new(few, k).expect("memory");
+                some.set_rows(few);
+                some.as_mut_slice().copy_from_slice(&x.as_slice()[..few * k]);
+                assert!(run(&some) == all[..few * n], "{few} rows, {dtype} {precision:?}, {} on {threads} threads", tier.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_worker_that_waits_fetches_its_share_of_the_next_phase() {
+    let (pool, mut random, mut scratch) = (ThreadPool::new(2).unwrap(), Random::new(6), LinearScratch::default());
+    let (context, x) = (LinearContext { pool: &pool, tier: CpuTier::Scalar }, random.tensor(1, 64));
+    let q4_0 = DType::Ggml(GgmlType::Q4_0);
+    let linears = [0; 3].map(|_| linear(&random.weight(q4_0, 128, 64), Precision::Fast, CpuTier::Scalar, &pool));
+    let mut out = Tensor::new(1, 128).expect("memory");
+    let fetched = || {
+        let mut reader = Reader::new();
+        reader.look(pool.ahead(), (1, 2));
+        reader.proceed()
+    };
+    assert_eq!(fetched(), None);
+    for linear in linears.iter().chain(&linears[..1]) {
+        norm_linear(context, &mut scratch, &x, None, &mut [Projection { linear, out: &mut out }]);
+    }
+    let panels = linears[1].cpu().memory();
+    assert_eq!(fetched().map(|memory| memory.start), Some(panels.address + 2 * panels.bytes));
 }

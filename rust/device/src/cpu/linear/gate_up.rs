@@ -1,0 +1,97 @@
+//! The gated half of a feed-forward network.
+
+use super::{
+    PANEL, ROWS,
+    elementwise::gate_row,
+    for_products,
+    many_rows::ManyRows,
+    out::SharedOut,
+    panels::Work,
+    phases::{Form, Items, LinearContext, LinearScratch, assert_in, assert_out, copy},
+};
+use crate::GateUpArgs;
+
+/// Panels of gate that a thread multiplies by few rows before the same of up: memory is then read in streams that are long enough for the
+/// processor's prefetchers.
+const STRETCH: usize = 8;
+
+/// [`Backend::gate_up`](crate::Backend::gate_up): `out = activation(norm(x) @ gate^T) * (norm(x) @ up^T)`, biases included; sets out's rows.
+///
+/// # Panics
+/// When sizes disagree.
+pub fn gate_up(context: LinearContext<'_>, scratch: &mut LinearScratch, args: GateUpArgs<'_>) {
+    let GateUpArgs { x, norm, gate, up, activation, out } = args;
+    let context = context.checked();
+    let (gate, up) = (gate.cpu(), up.cpu());
+    for weight in [gate, up] {
+        assert_in(x, weight);
+        assert_out(out, weight);
+    }
+    out.set_rows(x.rows());
+    let LinearScratch { normed, acts, panels, tiles, .. } = scratch;
+    if let Some(phase) = ManyRows::start(context, tiles, x, norm, [gate, up].into_iter()) {
+        let cols = gate.out_features;
+        let out = SharedOut::new(out.as_mut_slice());
+        phase.run(&Items {
+            count: gate.panels(),
+            width: 2,
+            weight: &|panel| (if panel % 2 == 0 { gate } else { up }, panel / 2),
+            store: &|p, rows, c| {
+                let columns = gate.panel_rows(p);
+                let (gates, ups) = c.split_at_mut(c.len() / 2);
+                gate_row(context.tier, activation, &mut gates[..rows.len() * PANEL], ups);
+                for (m, values) in rows.zip(gates.chunks_exact(PANEL)) {
+                    // SAFETY: as in `store`.
+                    let out = unsafe { out.part(m * cols + columns.start, columns.len()) };
+                    out.copy_from_slice(&values[..columns.len()]);
+                }
+            },
+        });
+        return;
+    }
+    let forms = [gate, up].map(|w| Form::of(w, x.rows()));
+    let form = match forms[0].max(forms[1]) {
+        // Both are multiplied in the same steps.
+        Form::Tiles if forms[0] != forms[1] => Form::Blocks,
+        form => form,
+    };
+    let pairs = gate.takes_pairs() || up.takes_pairs();
+    let input = context.input(x, norm, form, pairs, normed, acts);
+    let pair = Work::new(&input, &[gate, up].into_iter());
+    let half = pair.buffer_len;
+    let few_rows = x.rows() <= ROWS && !pair.many_rows;
+    let stretch = if few_rows { STRETCH } else { 1 };
+    let phase = pair.phase.in_turn(STRETCH);
+    let work = Work { panels: gate.panels(), phase, stretch, panel_bytes: 2 * pair.panel_bytes, buffer_len: 2 * half, ..pair };
+    let cols = gate.out_features;
+    let out = SharedOut::new(out.as_mut_slice());
+    let finish = |p: usize, m: usize, gates: &mut [[f32; PANEL]], ups: &[[f32; PANEL]]| {
+        gate_row(context.tier, activation, gates.as_flattened_mut(), ups.as_flattened());
+        let columns = gate.panel_rows(p);
+        for (i, gates) in gates.iter().enumerate() {
+            // SAFETY: as in `store`.
+            copy(gates, unsafe { out.part((m + i) * cols + columns.start, columns.len()) });
+        }
+    };
+    context.for_panels(&work, panels, &|panels, rows, buffer| {
+        let (first, second) = buffer.split_at_mut(half);
+        if !few_rows {
+            for p in panels {
+                let panels = [gate.open(p, work.many_rows, first), up.open(p, work.many_rows, second)];
+                for_products(&panels, &input, &rows, &mut |m, [gates, ups]| finish(p, m, gates, ups));
+            }
+            return;
+        }
+        for start in panels.clone().step_by(STRETCH) {
+            let mut stretch = [[[0.0; PANEL]; ROWS]; STRETCH];
+            for (p, gates) in (start..panels.end).zip(&mut stretch) {
+                let panel = gate.open(p, false, first);
+                for_products(&[panel], &input, &rows, &mut |_, [products]| gates[..products.len()].copy_from_slice(products));
+            }
+            for (p, gates) in (start..panels.end).zip(&mut stretch) {
+                let panel = up.open(p, false, second);
+                for_products(&[panel], &input, &rows, &mut |m, [ups]| finish(p, m, &mut gates[..ups.len()], ups));
+            }
+        }
+    });
+}
