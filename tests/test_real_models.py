@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import GOLDEN, golden, score
+from conftest import GOLDEN, complete, golden, score
 
 from mistral_paged import ChatCompletionRequest, DeviceError, Runner, Which
 
@@ -54,6 +54,20 @@ def check_perplexity(runner: Runner, name: str, count: int) -> None:
 def check_tokens(runner: Runner, name: str) -> None:
     for case in json.loads((GOLDEN / "real" / name / "tokens.json").read_text()):
         assert runner.tokenize_text(case["text"], False) == case["ids"], case["text"]
+
+
+PROMPTS = ["Once upon a time", "def sort(items):", "The capital of France is", "1, 2, 3, 4,", "Der Hund", "\n\n\n", "zqxj vkw"]
+
+
+@pytest.mark.parametrize("model", ["smollm2", "gemma3"])
+def test_greedy_tokens_are_the_same_where_only_the_largest_logits_are_computed(
+    model: str, request: pytest.FixtureRequest
+) -> None:
+    runner: Runner = request.getfixturevalue(model)
+    for prompt in PROMPTS:
+        # Log probabilities need all logits.
+        all_logits = complete(runner, prompt, max_tokens=40, logprobs=0)
+        assert complete(runner, prompt, max_tokens=40).choices[0].text == all_logits.choices[0].text, prompt
 
 
 def test_smollm2_perplexity(smollm2_on_tier: tuple[Runner, int]) -> None:
