@@ -44,7 +44,7 @@ test: test-rust test-python ## every test, Rust and Python
 .PHONY: test-rust
 test-rust: ## the Rust tests
 	cargo test --workspace --locked
-	cargo run --locked --package mistral-paged-engine --example paged_attn -- tests/data/golden/text/mistral
+	target/debug/examples/paged_attn tests/data/golden/text/mistral
 
 .PHONY: test-python
 test-python: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/tools ## the Python tests

@@ -19,10 +19,9 @@ use crate::{
 ///
 /// - `weights_bytes` in the form that is computed with, `kv_cache_bytes` with the null block, `activations_bytes` with logits and rope
 ///   tables, `workspaces_bytes` of the kernels, `libraries_bytes` of the vendor's libraries and `graphs_bytes` of captured graphs on a
-///   GPU, `tokenizer_bytes` of the host estimated from the vocabulary, `rounding_bytes` of packed
-///   weights to huge pages, `encoder_cache_bytes` for outputs of vision and audio encoders (0 for models of text), `margin_bytes` left
-///   free for what is not counted, such as pages of the program's own file. `resident_bytes` is all of them but the margin. `devices` has these for each device, with its `device_total_bytes` and
-///   `device_available_bytes`.
+///   GPU, `tokenizer_bytes` of the host estimated from the vocabulary, `encoder_cache_bytes` for outputs of vision and audio encoders (0
+///   for models of text), `margin_bytes` left free for what is not counted, such as pages of the program's own file. `resident_bytes`
+///   is all of them but the margin. `devices` has these for each device, with its `device_total_bytes` and `device_available_bytes`.
 /// - `num_blocks` usable blocks of `block_size` tokens, `bytes_per_block` each. `groups`: of each group of layers with one block table
 ///   its `window` in tokens (None: all), `num_layers` and `block_bytes`.
 /// - `servable_tokens`: the longest request, prompt and answer. `num_requests_that_fit(n)`: requests of n tokens that fit at once.
@@ -89,11 +88,6 @@ impl MemoryPlan {
     }
 
     #[getter]
-    fn rounding_bytes(&self) -> u64 {
-        self.sum(|device| device.rounding)
-    }
-
-    #[getter]
     fn encoder_cache_bytes(&self) -> u64 {
         self.sum(|device| device.encoder_cache)
     }
@@ -119,7 +113,6 @@ impl MemoryPlan {
             dict.set_item("libraries_bytes", bytes.libraries)?;
             dict.set_item("graphs_bytes", bytes.graphs)?;
             dict.set_item("tokenizer_bytes", bytes.tokenizer)?;
-            dict.set_item("rounding_bytes", bytes.rounding)?;
             dict.set_item("encoder_cache_bytes", bytes.encoder_cache)?;
             dict.set_item("margin_bytes", bytes.margin)?;
             dict.set_item("device_total_bytes", bytes.device_total)?;

@@ -409,10 +409,8 @@ pub trait Backend: Send + Sync {
         self.linear_bytes(dtype, shape, precision)
     }
 
-    /// Bytes of the pages to which such weights are rounded up all together; `None` for one that stays in its file.
-    fn linear_page_bytes(&self, _dtype: DType, _shape: [usize; 2], _precision: Precision) -> Option<u64> {
-        None
-    }
+    /// Gives memory back that was taken for further weights: those of a model are loaded.
+    fn trim(&self) {}
 
     /// Bytes of the backend's own buffers once the largest step has run.
     fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64;

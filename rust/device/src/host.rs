@@ -20,13 +20,6 @@ pub fn host_memory() -> HostMemory {
     lower_by_groups(machine, &groups, Path::new("/sys/fs/cgroup"))
 }
 
-/// Bytes of the pages that memory takes where huge pages are asked for: 1 where the system has none, so that nothing is rounded.
-pub fn huge_page_bytes() -> u64 {
-    let folder = Path::new("/sys/kernel/mm/transparent_hugepage");
-    let enabled = std::fs::read_to_string(folder.join("enabled")).is_ok_and(|text| !text.contains("[never]"));
-    read_number(&folder.join("hpage_pmd_size")).filter(|bytes| enabled && *bytes > 0).unwrap_or(1)
-}
-
 /// Gives free memory of the heap back to the system, where the allocator can.
 pub fn trim_heap() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]

@@ -1,6 +1,6 @@
 //! Memory: mapped files, and anonymous pages that are committed as they are first touched.
 
-use std::{fs::File, marker::PhantomData, path::Path, sync::Arc};
+use std::{fs::File, marker::PhantomData, ops::Range, path::Path, sync::Arc};
 
 use memmap2::{Mmap, MmapMut, MmapOptions};
 
@@ -114,6 +114,25 @@ impl<T: Plain> Pages<T> {
     pub fn as_mut_slice(&mut self) -> &mut [T] {
         // SAFETY: as in `as_slice`, and `&mut self` makes the borrow unique.
         unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr().cast(), self.len) }
+    }
+
+    /// Gives the memory of `bytes` back but for at most 64 KiB at their start; they are zeros when they are next touched. A hint: refusal
+    /// is harmless.
+    ///
+    /// # Safety
+    /// Nobody reads or writes these bytes meanwhile, or expects to find what they held.
+    pub(crate) unsafe fn release(&self, bytes: Range<usize>) {
+        #[cfg(target_os = "linux")]
+        {
+            /// No system's pages are larger; the start would be rounded down to them.
+            const PAGE: usize = 64 << 10;
+            let start = bytes.start.next_multiple_of(PAGE);
+            if start < bytes.end {
+                let advice = memmap2::UncheckedAdvice::DontNeed;
+                // SAFETY: the caller's promise.
+                let _ = unsafe { self.map.unchecked_advise_range(advice, start, bytes.end - start) };
+            }
+        }
     }
 
     /// Asks the kernel for huge pages (a hint; refusal is harmless).

@@ -4,7 +4,11 @@ mod common;
 #[path = "common/gguf_writer.rs"]
 mod gguf_writer;
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::Path,
+    sync::{Arc, Mutex},
+    thread,
+};
 
 use common::{Harness, argmax, gguf, golden_dir, hugging_face, load, log_softmax};
 use device::{
@@ -158,9 +162,9 @@ fn cpu_backend_agrees_with_goldens_with_16_bit_kv() {
 /// one is longer than windows; other rotations begin within the long one.
 #[test]
 fn cuda_backend_agrees_with_goldens() {
-    for (index, (name, source)) in models().into_iter().enumerate() {
+    let check = |index: usize, name: &str, source: &ModelSource| {
         let backend = CudaBackend::new(Arc::new(EmulatedDriver::new(Order::Ascending))).unwrap();
-        let mut runner = load(&source, Arc::new(backend), Precision::Exact, KvDType::F32);
+        let mut runner = load(source, Arc::new(backend), Precision::Exact, KvDType::F32);
         let [tiny, short, long, _] = <[Case; 4]>::try_from(cases(name)).ok().expect("four cases");
         if index < HF.len() {
             let whole = if name == "phi3-longrope" { long } else { short };
@@ -173,7 +177,18 @@ fn cuda_backend_agrees_with_goldens() {
         });
         tiny.check(&chunks, EXACT, &format!("{name} in chunks of 7"));
         assert!(whole == chunks, "{name}: chunks change bits");
-    }
+    };
+    let waiting = Mutex::new(models().into_iter().enumerate());
+    let next = || waiting.lock().unwrap().next();
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                while let Some((index, (name, source))) = next() {
+                    check(index, name, &source);
+                }
+            });
+        }
+    });
 }
 
 #[test]

@@ -5,7 +5,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::{
     AttentionArgs, Backend, BackendInfo, CacheEngine, DType, DeviceError, EmbedArgs, GateUpArgs, KvCacheSpec, Linear,
     LinearOptions, Norm, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, WeightView, WorkspaceShape,
-    host::huge_page_bytes,
 };
 
 use super::{
@@ -77,8 +76,8 @@ impl Backend for CpuBackend {
         linear::lm_head_bytes(dtype, shape, precision, self.tier)
     }
 
-    fn linear_page_bytes(&self, dtype: DType, shape: [usize; 2], precision: Precision) -> Option<u64> {
-        linear::is_packed(dtype, shape[1], precision, self.tier).then(huge_page_bytes)
+    fn trim(&self) {
+        linear::trim();
     }
 
     fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64 {

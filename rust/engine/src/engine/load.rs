@@ -48,6 +48,7 @@ pub fn load_onto(
     let (shared, thread) = load_with_backend(source, config, backend, progress)?;
     // Loading leaves freed memory behind: the vocabulary as it was read.
     trim_heap();
+    backend.trim();
     std::thread::Builder::new()
         .name("mistral-paged-engine".into())
         .spawn(move || thread.run())

@@ -290,7 +290,6 @@ fn beside_kv(
     let mut bytes = vec![DeviceBytes { activations, ..DeviceBytes::default() }; devices.len()];
     bytes[0].encoder_cache = model.encoder_cache_bytes;
     let mut layer_dtype = DType::BF16;
-    let (mut packed_bytes, mut page_bytes) = (0u64, 1);
     for parameter in parameters(model.config) {
         let dtype = match model.weights {
             Some(weights) => parameter.dtype(weights)?,
@@ -315,12 +314,6 @@ fn beside_kv(
             None => last,
         };
         bytes[device].weights += parameter_bytes;
-        if let (PlannedDevices::Own { backend, .. }, false) = (devices, parameter.is_vector() || parameter.is_looked_up)
-            && let Some(page) = backend.linear_page_bytes(dtype, parameter.shape, precision(config))
-        {
-            packed_bytes += parameter_bytes;
-            page_bytes = page;
-        }
         if parameter.is_tied && last > 0 {
             bytes[0].weights += parameter_bytes;
         }
@@ -344,7 +337,6 @@ fn beside_kv(
             bytes.workspaces = backend.workspace_bytes(&shape);
             (bytes.libraries, bytes.graphs) = (backend.library_bytes(), backend.graph_bytes());
             bytes.tokenizer = if memory.is_host { model.tokenizer_bytes } else { 0 };
-            bytes.rounding = packed_bytes.next_multiple_of(page_bytes) - packed_bytes;
             bytes.is_host = memory.is_host;
             (bytes.device_total, bytes.device_available) = (memory.total_bytes, memory.available_bytes + loaded);
         }

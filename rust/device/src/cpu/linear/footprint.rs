@@ -27,15 +27,6 @@ pub fn lm_head_bytes(dtype: DType, shape: [usize; 2], precision: Precision, tier
     resident_bytes(dtype, shape, precision, tier) + reaches as u64
 }
 
-/// Whether a weight of so many columns is copied to another form, rather than used where its file lies.
-pub fn is_packed(dtype: DType, cols: usize, precision: Precision, tier: CpuTier) -> bool {
-    match (precision, dtype) {
-        (Precision::Exact, _) => false,
-        (_, DType::Ggml(_)) => true,
-        _ => tiled::panel_dtype(dtype, cols, tier).is_some(),
-    }
-}
-
 /// Bytes of [`LinearScratch`](super::LinearScratch) once it has grown to its largest.
 pub fn workspace_bytes(shape: &WorkspaceShape, tier: CpuTier, num_threads: usize) -> u64 {
     let WorkspaceShape { num_tokens, hidden_size, intermediate_size, num_heads, head_dim, .. } = *shape;

@@ -45,10 +45,11 @@ mod tiled_f32;
 use std::{ops::Range, sync::Arc};
 
 pub use elementwise::{activate, apply_norm};
-pub(super) use footprint::{is_packed, lm_head_bytes, resident_bytes, workspace_bytes};
+pub(super) use footprint::{lm_head_bytes, resident_bytes, workspace_bytes};
 pub use gate_up::gate_up;
 pub use largest::largest_logits;
 pub use phases::{LinearContext, LinearScratch, linear_residual, norm_linear};
+pub(super) use slab::trim;
 
 use self::{
     activations::{ACT_ROWS, ActBlock, ActTile, BLOCK, stride},

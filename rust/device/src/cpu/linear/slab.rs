@@ -24,7 +24,7 @@ struct Slab {
     /// Bytes handed out.
     used: AtomicUsize,
     /// Keeps the mapping that `start` points to.
-    _pages: Pages<u8>,
+    pages: Pages<u8>,
 }
 
 // SAFETY: the mapping is plain memory of this process; its bytes are only reached through parts, which are disjoint.
@@ -37,7 +37,7 @@ impl Slab {
         let mut pages = Pages::zeroed(len)?;
         pages.advise_huge();
         let start = pages.as_mut_slice().as_mut_ptr();
-        Ok(Arc::new(Self { start, len, used: AtomicUsize::new(0), _pages: pages }))
+        Ok(Arc::new(Self { start, len, used: AtomicUsize::new(0), pages }))
     }
 
     fn cut(self: &Arc<Self>, len: usize) -> Option<SlabBytes> {
@@ -47,6 +47,15 @@ impl Slab {
         // SAFETY: offset + len is within the mapping.
         let start = unsafe { self.start.add(offset) };
         Some(SlabBytes { start, len, _slab: Arc::clone(self) })
+    }
+}
+
+/// Gives back what the current slab has committed beyond its parts: the rest of its last huge page.
+pub fn trim() {
+    let current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(slab) = current.upgrade() {
+        // SAFETY: no part reaches beyond `used`, and none is cut from this slab while it is locked.
+        unsafe { slab.pages.release(slab.used.load(Ordering::Relaxed)..slab.len) };
     }
 }
 
@@ -93,13 +102,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_zeroed_disjoint_and_on_cache_lines() {
+    fn parts_are_zeroed_disjoint_and_on_cache_lines_and_survive_a_trim() {
         let mut parts: Vec<_> =
             [1, 63, 64, 65, 0, SLAB - 1, SLAB + 1, 7].iter().map(|n| SlabBytes::zeroed(*n).expect("memory")).collect();
         for (i, part) in parts.iter_mut().enumerate() {
             assert_eq!(part.as_slice().as_ptr().addr() % ALIGN, 0);
             assert!(part.as_slice().iter().all(|b| *b == 0));
             part.as_mut_slice().fill(i as u8 + 1);
+            trim();
         }
         for (i, part) in parts.iter().enumerate() {
             assert!(part.as_slice().iter().all(|b| *b == i as u8 + 1), "part {i} was overwritten");

@@ -11,8 +11,6 @@ const MARGIN_DIVISOR: u64 = 64;
 pub struct DeviceBytes {
     /// Weights in the form that they are computed with; those used in place are pages of their file.
     pub weights: u64,
-    /// What packed weights take beyond that, for they lie on huge pages.
-    pub rounding: u64,
     /// The KV pool, the null block included.
     pub kv_cache: u64,
     /// Activations of a step, logits, and rope tables.
@@ -44,10 +42,9 @@ impl DeviceBytes {
     }
 
     /// By name, for a table.
-    pub(super) fn lines(&self) -> [(&'static str, u64); 11] {
+    pub(super) fn lines(&self) -> [(&'static str, u64); 10] {
         [
             ("weights", self.weights),
-            ("rounding", self.rounding),
             ("KV cache", self.kv_cache),
             ("activations", self.activations),
             ("workspaces", self.workspaces),
@@ -86,7 +83,7 @@ impl DeviceBytes {
 
     fn counted_beside_kv(&self) -> u64 {
         let kernels = self.workspaces + self.libraries + self.graphs;
-        self.weights + self.rounding + self.activations + kernels + self.tokenizer + self.encoder_cache
+        self.weights + self.activations + kernels + self.tokenizer + self.encoder_cache
     }
 
     pub(super) fn with_margin(self) -> Self {
