@@ -9,6 +9,8 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -116,21 +118,28 @@ def test_no_request_grows_memory_with_its_steps(llama: Runner) -> None:
     assert resident() - before < 1 << 20
 
 
-def started(program: str) -> subprocess.Popen[str]:
-    """A program that has printed "ready"."""
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
+@contextmanager
+def started(program: str) -> Iterator[subprocess.Popen[str]]:
+    """A program that has printed "ready"; killed if it has not ended by itself."""
+    # A shell's jobs in the background ignore interrupts, and so would their children.
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    command = [sys.executable, "-c", heed + textwrap.dedent(program)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
 
 
 def check_interrupted(program: str) -> None:
-    process = started(program)
-    time.sleep(0.3)
-    os.kill(process.pid, signal.SIGINT)
-    out, _ = process.communicate(timeout=20)
-    assert out == "interrupted\n"
-    assert process.returncode == 0
+    with started(program) as process:
+        time.sleep(0.3)
+        os.kill(process.pid, signal.SIGINT)
+        out, _ = process.communicate(timeout=20)
+        assert out == "interrupted\n"
+        assert process.returncode == 0
 
 
 MODEL = str(GOLDEN / "text" / "llama")
@@ -183,7 +192,7 @@ def test_ctrl_c_interrupts_loading() -> None:
 
 
 def test_a_forked_child_is_told() -> None:
-    process = started(f"""
+    program = f"""
         import multiprocessing
         import sys
         from mistral_paged import *
@@ -219,7 +228,8 @@ def test_a_forked_child_is_told() -> None:
         assert len(list(stream)) > 1
         runner.send_completion_request(request)
         print(forked.exitcode)
-    """)
-    out, _ = process.communicate(timeout=60)
-    assert out == "42\n"
-    assert process.returncode == 0
+    """
+    with started(program) as process:
+        out, _ = process.communicate(timeout=60)
+        assert out == "42\n"
+        assert process.returncode == 0
