@@ -24,10 +24,8 @@ use std::arch::{asm, x86_64::*};
 use super::{
     PANEL,
     activations::{ActBlock, BLOCK, UPPER},
-    lm_head::{LOWER_BYTES, LOWER_LINES, PlanesKernel, UPPER_BYTES},
     packed::{Codes, Kernel, Layout, block_bytes, codes_bytes, select, zero_point},
 };
-use crate::cpu::simd::prefetch;
 
 /// Bytes ahead of use that weights are prefetched. For one row, a core of Zen 5 reads 23 GB/s of weights with 1280, 32 with 5120, 38 with
 /// 10240, and no more with 20480.
@@ -70,43 +68,22 @@ fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool, const VNNI: bo
     acts: &[ActBlock],
     out: &mut [[f32; PANEL]],
 ) {
+    let bytes = const { block_bytes(CODES, HALVES, MIN) };
     out.fill([0.0; PANEL]);
     let stride = acts.len() / out.len();
-    for (b, block) in panel.chunks_exact(const { block_bytes(CODES, HALVES, MIN) }).enumerate() {
-        prefetch_ahead(block);
+    for (b, block) in panel.chunks_exact(bytes).enumerate() {
+        let mut line = 0;
+        while line < bytes {
+            // A prefetch may be of any address.
+            _mm_prefetch::<_MM_HINT_T0>(block.as_ptr().wrapping_add(AHEAD + line).cast());
+            line += 64;
+        }
         for part in 0..PARTS {
             let weights = Part::<CODES, HALVES, MIN>::unpack(block, part);
             for (x, out) in acts.iter().skip(b).step_by(stride).zip(out.iter_mut()) {
                 weights.add_products::<VNNI>(x, &mut out.as_chunks_mut().0[part]);
             }
         }
-    }
-}
-
-/// Kernels for 8-bit codes in two planes; see [`lm_head`](super::lm_head).
-pub(super) fn planes_kernel() -> PlanesKernel {
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn kernel<const VNNI: bool>(upper: &[u8], lower: &[u8], acts: &[ActBlock], out: &mut [[f32; PANEL]]) {
-        out.fill([0.0; PANEL]);
-        let stride = acts.len() / out.len();
-        for (b, (upper, lower)) in upper.chunks_exact(UPPER_BYTES).zip(lower.chunks_exact(LOWER_BYTES)).enumerate() {
-            prefetch_ahead(upper);
-            prefetch_ahead(lower);
-            for part in 0..PARTS {
-                let weights = Part::join(upper, lower, part);
-                for (x, out) in acts.iter().skip(b).step_by(stride).zip(out.iter_mut()) {
-                    weights.add_products::<VNNI>(x, &mut out.as_chunks_mut().0[part]);
-                }
-            }
-        }
-    }
-    if is_x86_feature_detected!("avxvnni") { kernel::<true> } else { kernel::<false> }
-}
-
-/// Asks for a block some way ahead.
-fn prefetch_ahead(block: &[u8]) {
-    for line in (0..block.len()).step_by(64) {
-        prefetch(block.as_ptr().wrapping_add(AHEAD + line));
     }
 }
 
@@ -186,47 +163,6 @@ impl<const CODES: u8, const HALVES: bool, const MIN: bool> Part<CODES, HALVES, M
     }
 }
 
-impl Part<8, false, false> {
-    /// From the blocks of both planes.
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn join(upper: &[u8], lower: &[u8], part: usize) -> Self {
-        assert!(upper.len() == UPPER_BYTES && lower.len() == LOWER_BYTES && part < PARTS);
-        let (tile, half) = (part / 2, part % 2 * 32);
-        // SAFETY: the offsets below stay within the planes' blocks.
-        let line = |plane: &[u8], at: usize| unsafe { _mm256_loadu_si256(plane.as_ptr().add(at + half).cast()) };
-        let [two_low, two_high, one] = [0, 64, 128].map(|at| line(lower, 64 * LOWER_LINES * tile + at));
-        let fifth = line(upper, 512 + 64 * tile);
-        let mut codes = [_mm256_setzero_si256(); QUADS];
-        for (q, codes) in codes.iter_mut().enumerate() {
-            let (high, g) = (q / 4, q % 4);
-            let two = if high == 0 { two_low } else { two_high };
-            // Bits 3 to 6 of the code, 7, 1 and 2, and 0.
-            let parts = [
-                (shift(line(upper, 256 * tile + 64 * g), 4 * high, 3), 0x78u8),
-                (shift(fifth, q, 7), 0x80),
-                (shift(two, 2 * g, 1), 0x06),
-                (shift(one, q, 0), 0x01),
-            ];
-            for (part, mask) in parts {
-                *codes = _mm256_or_si256(*codes, _mm256_and_si256(part, _mm256_set1_epi8(mask.cast_signed())));
-            }
-        }
-        let at = const { codes_bytes(5) } + 2 * LANES * part;
-        // SAFETY: the line of scales lies within the block of the upper plane.
-        let scales = unsafe { _mm256_cvtph_ps(_mm_loadu_si128(upper.as_ptr().add(at).cast())) };
-        Self { codes, scales: [scales; 2], mins: [_mm256_setzero_ps(); 2] }
-    }
-}
-
-/// Moves bit `from` to bit `to`, and those beside it along.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn shift(v: __m256i, from: usize, to: usize) -> __m256i {
-    let (left, right) = (to.saturating_sub(from), from.saturating_sub(to));
-    _mm256_srl_epi16(_mm256_sll_epi16(v, _mm_cvtsi32_si128(left as i32)), _mm_cvtsi32_si128(right as i32))
-}
-
 /// Sums of products of codes by those of activations.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -294,12 +230,17 @@ fn codes<const CODES: u8>(block: &[u8], g: usize, part: usize) -> [__m256i; 2] {
     if CODES == 4 {
         return [low, high_nibble];
     }
+    // Moves bit `from` to bit 4, and those above it along.
+    let to_bit_4 = |v, from: usize| {
+        let (left, right) = (4usize.saturating_sub(from), from.saturating_sub(4));
+        _mm256_srl_epi16(_mm256_sll_epi16(v, _mm_cvtsi32_si128(left as i32)), _mm_cvtsi32_si128(right as i32))
+    };
     let (high, mask) = if CODES == 5 {
         let bits = line(512 + tile * 64);
-        ([shift(bits, g, 4), shift(bits, 4 + g, 4)], _mm256_set1_epi8(16))
+        ([to_bit_4(bits, g), to_bit_4(bits, 4 + g)], _mm256_set1_epi8(16))
     } else {
         let bits = [line(512 + tile * 128), line(512 + tile * 128 + 64)];
-        (bits.map(|b| shift(b, 2 * g, 4)), _mm256_set1_epi8(48))
+        (bits.map(|b| to_bit_4(b, 2 * g)), _mm256_set1_epi8(48))
     };
     [_mm256_or_si256(low, _mm256_and_si256(high[0], mask)), _mm256_or_si256(high_nibble, _mm256_and_si256(high[1], mask))]
 }

@@ -51,32 +51,20 @@ pub(super) struct LmHead {
     lower: SlabBytes,
     /// Blocks of a panel.
     blocks: usize,
-    multiply: PlanesKernel,
     estimate: Kernel,
 }
 
 /// Whether a weight of this type is laid out so.
 pub(super) fn is_split(dtype: DType, tier: CpuTier) -> bool {
-    dtype == DType::Ggml(GgmlType::Q8_0) && planes_kernel(tier).is_some()
-}
-
-/// Multiplies a panel, its blocks of the upper and of the lower plane, by rows of activations; see [`Kernel`].
-pub(super) type PlanesKernel = unsafe fn(upper: &[u8], lower: &[u8], acts: &[ActBlock], out: &mut [[f32; PANEL]]);
-
-fn planes_kernel(tier: CpuTier) -> Option<PlanesKernel> {
-    match tier {
-        #[cfg(target_arch = "x86_64")]
-        CpuTier::Amx | CpuTier::Avx512 => Some(super::avx512::multiply_planes),
-        #[cfg(target_arch = "x86_64")]
-        CpuTier::Avx2 => Some(super::avx2::planes_kernel()),
-        _ => None,
-    }
+    dtype == DType::Ggml(GgmlType::Q8_0) && tier >= CpuTier::Avx512
 }
 
 impl LmHead {
-    /// Lays out `weight`; `None` when it is of another type, a scale is beyond f16, or the tier has no kernel.
+    /// Lays out `weight`; `None` when it is of another type, a scale is beyond f16, or the tier is below AVX-512.
     pub(super) fn new(weight: &WeightView, tier: CpuTier, pool: &ThreadPool) -> Result<Option<Self>, DeviceError> {
-        let (true, Some(multiply)) = (is_split(weight.dtype, tier), planes_kernel(tier)) else { return Ok(None) };
+        if !is_split(weight.dtype, tier) {
+            return Ok(None);
+        }
         let (panels, blocks) = (weight.rows.div_ceil(PANEL), weight.cols / BLOCK);
         let [upper_bytes, lower_bytes] = [blocks * UPPER_BYTES + REACH_BYTES, blocks * LOWER_BYTES];
         let mut upper = SlabBytes::zeroed(panels * upper_bytes)?;
@@ -103,7 +91,7 @@ impl LmHead {
                 }
             }
         });
-        Ok(fits.into_inner().then(|| Self { upper, lower, blocks, multiply, estimate: kernel(UPPER_LAYOUT, tier) }))
+        Ok(fits.into_inner().then(|| Self { upper, lower, blocks, estimate: kernel(UPPER_LAYOUT, tier) }))
     }
 
     /// Row `r` of the weight, `[cols]`.
@@ -136,10 +124,14 @@ impl LmHead {
     }
 
     /// Multiplies panel `p` by rows of activations, `[rows, stride]`; see [`Kernel`](super::packed::Kernel).
+    #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
     pub(super) fn multiply(&self, p: usize, acts: &[ActBlock], out: &mut [[f32; PANEL]]) {
         let (upper, lower) = self.planes(p);
-        // SAFETY: the kernel is of the tier, and `CpuLinear` refuses one above the machine's.
-        unsafe { (self.multiply)(upper, lower, acts, out) }
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `new` lays nothing out for tiers below AVX-512, and `CpuLinear` refuses one above the machine's.
+        unsafe {
+            super::avx512::multiply_planes(upper, lower, acts, out);
+        }
     }
 
     /// Of each of panel `p`'s rows about an eighth of its product by [`shift`]ed activations.

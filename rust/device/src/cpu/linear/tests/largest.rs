@@ -105,7 +105,7 @@ fn the_largest_logits_of_any_row_are_found_and_few_others_computed() {
             x.as_mut_slice().iter_mut().zip(row).for_each(|(x, w)| *x = *x * 0.1 + w);
             bench.scratch = LinearScratch::default();
             let computed = bench.check(&x, &weight);
-            assert!(bench.tier < CpuTier::Avx2 || computed < 1000, "{computed} of 4099 on {}", bench.tier.name());
+            assert!(bench.tier < CpuTier::Avx512 || computed < 1000, "{computed} of 4099 on {}", bench.tier.name());
         }
     });
 }
