@@ -172,23 +172,29 @@ unsafe fn store_head<S: Simd>(dtype: KvDType, values: &[f32], plane: *mut u8, ve
     let (source, dim, out) = (values.as_ptr(), values.len(), plane.add(vector));
     match dtype {
         KvDType::F32 => std::ptr::copy_nonoverlapping(source, out.cast(), dim),
-        KvDType::F16 => store_halves::<S>(source, out.cast(), dim, |p, v| S::store_f16(p, v)),
-        KvDType::BF16 => store_halves::<S>(source, out.cast(), dim, |p, v| S::store_bf16(p, v)),
+        KvDType::F16 => store_halves::<S, false>(source, out.cast(), dim),
+        KvDType::BF16 => store_halves::<S, true>(source, out.cast(), dim),
         KvDType::F8E4M3 => store_codes(out, plane.add(scale), values, quantize_e4m3),
         KvDType::Int8 => store_codes(out, plane.add(scale), values, quantize_int8),
     }
 }
 
 #[inline(always)]
-unsafe fn store_halves<S: Simd>(source: *const f32, out: *mut u16, dim: usize, store: impl Fn(*mut u16, S::V)) {
+unsafe fn store_halves<S: Simd, const BF16: bool>(source: *const f32, out: *mut u16, dim: usize) {
     let whole = dim / S::LANES * S::LANES;
     for i in (0..whole).step_by(S::LANES) {
-        store(out.add(i), S::load(source.add(i)));
+        store_half::<S, BF16>(out.add(i), S::load(source.add(i)));
     }
     if whole < dim {
         let (mut values, mut halves) = ([0.0f32; 16], [0u16; 16]);
         std::ptr::copy_nonoverlapping(source.add(whole), values.as_mut_ptr(), dim - whole);
-        store(halves.as_mut_ptr(), S::load(values.as_ptr()));
+        store_half::<S, BF16>(halves.as_mut_ptr(), S::load(values.as_ptr()));
         std::ptr::copy_nonoverlapping(halves.as_ptr(), out.add(whole), dim - whole);
     }
+}
+
+// Not a closure, which would not have the features of its function.
+#[inline(always)]
+unsafe fn store_half<S: Simd, const BF16: bool>(out: *mut u16, v: S::V) {
+    if BF16 { S::store_bf16(out, v) } else { S::store_f16(out, v) }
 }
