@@ -75,11 +75,9 @@ impl Element for F16 {
         } else {
             S::transpose(rows.as_mut_ptr());
         }
-        let half = S::LANES / 2;
         for j in 0..Self::columns::<S>() {
             if j < columns {
-                let pair = j / S::LANES * half + j % half;
-                let column = if S::TRANSPOSES_F16 { S::f16_half(rows[pair], j / half % 2) } else { rows[j] };
+                let column = if S::TRANSPOSES_F16 { S::f16_half(rows[j / 16 * 8 + j % 8], j / 8 % 2) } else { rows[j] };
                 S::store(out.add(j * stride), column);
             }
         }

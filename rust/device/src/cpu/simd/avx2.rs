@@ -157,4 +157,30 @@ impl Simd for Avx2 {
             r[i + 4] = _mm256_permute2f128_ps::<0x31>(u[i], u[i + 4]);
         }
     }
+    const TRANSPOSES_F16: bool = true;
+    #[inline(always)]
+    unsafe fn transpose_f16(rows: *mut __m256) {
+        let r = &mut *rows.cast::<[__m256i; 8]>();
+        // Within 128-bit lanes: words of two rows, pairs of four, fours of eight.
+        let (mut p, mut q) = ([_mm256_setzero_si256(); 8], [_mm256_setzero_si256(); 8]);
+        for i in 0..4 {
+            p[2 * i] = _mm256_unpacklo_epi16(r[2 * i], r[2 * i + 1]);
+            p[2 * i + 1] = _mm256_unpackhi_epi16(r[2 * i], r[2 * i + 1]);
+        }
+        for i in 0..2 {
+            for x in 0..2 {
+                q[4 * i + 2 * x] = _mm256_unpacklo_epi32(p[4 * i + x], p[4 * i + 2 + x]);
+                q[4 * i + 2 * x + 1] = _mm256_unpackhi_epi32(p[4 * i + x], p[4 * i + 2 + x]);
+            }
+        }
+        for x in 0..4 {
+            r[2 * x] = _mm256_unpacklo_epi64(q[x], q[4 + x]);
+            r[2 * x + 1] = _mm256_unpackhi_epi64(q[x], q[4 + x]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn f16_half(columns: __m256, i: usize) -> __m256 {
+        let columns = _mm256_castps_si256(columns);
+        _mm256_cvtph_ps(if i == 0 { _mm256_castsi256_si128(columns) } else { _mm256_extracti128_si256::<1>(columns) })
+    }
 }

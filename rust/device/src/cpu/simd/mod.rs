@@ -72,8 +72,8 @@ pub(crate) trait Simd {
     unsafe fn transpose(rows: *mut Self::V);
     /// Whether there are [`Self::transpose_f16`] and [`Self::f16_half`], which keys of that type then go through.
     const TRANSPOSES_F16: bool = false;
-    /// Transposes `LANES` vectors of `2 * LANES` f16 values in place, into vectors that hold two columns each:
-    /// vector `i` of the first half columns `i` and `i + LANES / 2`, of the second half `LANES` more than the first.
+    /// Transposes `LANES` vectors of `2 * LANES` f16 values in place, into vectors that hold two columns each: vector `i` of the first 8
+    /// columns `i` and `i + 8`, of the next 8 columns 16 more than those.
     unsafe fn transpose_f16(_rows: *mut Self::V) {
         unreachable!("a tier that transposes f16 values has its own");
     }
