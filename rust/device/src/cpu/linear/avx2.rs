@@ -139,11 +139,12 @@ impl<const CODES: u8, const HALVES: bool, const MIN: bool> Part<CODES, HALVES, M
             let sum = if HALVES { 1 + group } else { 0 };
             let zeros = _mm256_sll_epi32(_mm256_set1_epi32(x.sums[sum]), zero_bits);
             let dot = if zero > 0 { _mm256_sub_epi32(dot, zeros) } else { dot };
-            let dot = _mm256_mul_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(x.scale));
-            sums = _mm256_fmadd_ps(dot, self.scales[group], sums);
+            // All but the last step can be taken before the integers are there.
+            let scale = _mm256_mul_ps(self.scales[group], _mm256_set1_ps(x.scale));
             if MIN {
                 sums = _mm256_fmadd_ps(self.mins[group], _mm256_set1_ps(x.scaled_sums[sum]), sums);
             }
+            sums = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, sums);
         }
         // SAFETY: as above.
         unsafe { _mm256_storeu_ps(out.as_mut_ptr(), sums) };
