@@ -71,6 +71,7 @@ fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool, const VNNI: bo
     let bytes = const { block_bytes(CODES, HALVES, MIN) };
     out.fill([0.0; PANEL]);
     let stride = acts.len() / out.len();
+    assert!(panel.len() / bytes <= stride);
     for (b, block) in panel.chunks_exact(bytes).enumerate() {
         let mut line = 0;
         while line < bytes {
@@ -80,8 +81,11 @@ fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool, const VNNI: bo
         }
         for part in 0..PARTS {
             let weights = Part::<CODES, HALVES, MIN>::unpack(block, part);
-            for (x, out) in acts.iter().skip(b).step_by(stride).zip(out.iter_mut()) {
-                weights.add_products::<VNNI>(x, &mut out.as_chunks_mut().0[part]);
+            let mut x = acts[b..].as_ptr();
+            for out in out.iter_mut() {
+                // SAFETY: row `r`'s block lies at `r * stride + b`, within `acts` as asserted.
+                weights.add_products::<VNNI>(unsafe { &*x }, &mut out.as_chunks_mut().0[part]);
+                x = x.wrapping_add(stride);
             }
         }
     }
