@@ -16,7 +16,8 @@
 //!
 //! Measured on one core of an AMD EPYC (Zen 5, 4.1 GHz), where `vpdpbusd` alone makes 540 GOP/s and two broadcasts a cycle are the limit
 //! of this loop: at 64 rows 250 to 280 GOP/s for `Q4_0` to `Q8_0`, 230 to 260 for `Q6_K`; without AVX-VNNI 230 to 280 for
-//! `Q4_0` to `Q5_0` and 155 for `Q8_0`.
+//! `Q4_0` to `Q5_0` and 155 for `Q8_0`. A core of Zen 3, which has no AVX-VNNI, makes 108 to 136 GOP/s of `Q4_1`: latency counts more than
+//! instructions there, so what does not wait for the integers is computed before them.
 
 #[allow(clippy::wildcard_imports)] // Intrinsics.
 use std::arch::{asm, x86_64::*};
