@@ -176,14 +176,6 @@ impl<const CODES: u8, const HALVES: bool, const MIN: bool> Part<CODES, HALVES, M
     }
 }
 
-/// Moves bit `from` to bit `to`, and those beside it along.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn shift(v: __m256i, from: usize, to: usize) -> __m256i {
-    let (left, right) = (to.saturating_sub(from), from.saturating_sub(to));
-    _mm256_srl_epi16(_mm256_sll_epi16(v, _mm_cvtsi32_si128(left as i32)), _mm_cvtsi32_si128(right as i32))
-}
-
 /// Sums of products of codes by those of activations.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -251,12 +243,17 @@ fn codes<const CODES: u8>(block: &[u8], g: usize, part: usize) -> [__m256i; 2] {
     if CODES == 4 {
         return [low, high_nibble];
     }
+    // Moves bit `from` to bit 4, and those above it along.
+    let to_bit_4 = |v, from: usize| {
+        let (left, right) = (4usize.saturating_sub(from), from.saturating_sub(4));
+        _mm256_srl_epi16(_mm256_sll_epi16(v, _mm_cvtsi32_si128(left as i32)), _mm_cvtsi32_si128(right as i32))
+    };
     let (high, mask) = if CODES == 5 {
         let bits = line(512 + tile * 64);
-        ([shift(bits, g, 4), shift(bits, 4 + g, 4)], _mm256_set1_epi8(16))
+        ([to_bit_4(bits, g), to_bit_4(bits, 4 + g)], _mm256_set1_epi8(16))
     } else {
         let bits = [line(512 + tile * 128), line(512 + tile * 128 + 64)];
-        (bits.map(|b| shift(b, 2 * g, 4)), _mm256_set1_epi8(48))
+        (bits.map(|b| to_bit_4(b, 2 * g)), _mm256_set1_epi8(48))
     };
     [_mm256_or_si256(low, _mm256_and_si256(high[0], mask)), _mm256_or_si256(high_nibble, _mm256_and_si256(high[1], mask))]
 }

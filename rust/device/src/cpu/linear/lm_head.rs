@@ -54,8 +54,8 @@ pub(super) struct LmHead {
     estimate: Kernel,
 }
 
-/// Whether a weight of this type is laid out so. Where all logits are wanted the planes are joined, which AVX2 is too slow for: 8 rows took 1.16
-/// times as long.
+/// Whether a weight of this type is laid out so. Where all logits are wanted the planes are joined, which AVX2 is too slow for: 8 streams of
+/// gemma-3-270m decoded at 0.86 times the speed.
 pub(super) fn is_split(dtype: DType, tier: CpuTier) -> bool {
     dtype == DType::Ggml(GgmlType::Q8_0) && tier >= CpuTier::Avx512
 }
