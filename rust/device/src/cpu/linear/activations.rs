@@ -82,12 +82,10 @@ pub(super) fn limit(sum: f32, blocks: usize) -> f32 {
 }
 
 /// The magnitudes are compared as integers: a NaN is above them all, becomes the scale, and so is not lost.
-#[inline(always)]
 fn largest(x: &[f32; BLOCK]) -> f32 {
     f32::from_bits(x.iter().fold(0, |m, v| m.max(v.to_bits() & 0x7fff_ffff)))
 }
 
-#[inline(always)]
 fn quantise_block(x: &[f32; BLOCK], limit: f32, out: &mut ActBlock) {
     let inverse = out.set_scale(out.scale, limit);
     let mut codes = [0i32; BLOCK];
@@ -105,8 +103,7 @@ fn quantise_block(x: &[f32; BLOCK], limit: f32, out: &mut ActBlock) {
     out.set_sums([first.iter().sum(), last.iter().sum()]);
 }
 
-#[inline(always)]
-fn quantise_body(x: &[f32], out: &mut [ActBlock]) {
+fn quantise_plainly(x: &[f32], out: &mut [ActBlock]) {
     let (blocks, _) = x.as_chunks();
     let mut sum = 0.0;
     for (x, out) in blocks.iter().zip(out.iter_mut()) {
@@ -120,16 +117,17 @@ fn quantise_body(x: &[f32], out: &mut [ActBlock]) {
     }
 }
 
-per_tier!(quantise_plainly = quantise_body(x: &[f32], out: &mut [ActBlock]));
-
 /// Quantises one row: `out` is `[row length / 32]`.
 pub(super) fn quantise_row(tier: CpuTier, x: &[f32], out: &mut [ActBlock]) {
-    #[cfg(target_arch = "x86_64")]
-    if tier >= CpuTier::Avx512 {
+    match tier {
         // SAFETY: the phases never pass a tier above `CpuTier::detect`.
-        return unsafe { super::activations_avx512::quantise_row(x, out) };
+        #[cfg(target_arch = "x86_64")]
+        CpuTier::Amx | CpuTier::Avx512 => unsafe { super::activations_avx512::quantise_row(x, out) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        CpuTier::Avx2 => unsafe { super::activations_avx2::quantise_row(x, out) },
+        _ => quantise_plainly(x, out),
     }
-    quantise_plainly(tier, x, out);
 }
 
 /// Rows of a tile.

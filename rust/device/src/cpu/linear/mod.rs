@@ -8,6 +8,8 @@
 
 mod activations;
 #[cfg(target_arch = "x86_64")]
+mod activations_avx2;
+#[cfg(target_arch = "x86_64")]
 mod activations_avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
