@@ -56,13 +56,13 @@ fn prompts_beside_answers_are_computed_in_smaller_chunks() {
     let output = scheduler.schedule();
     assert_eq!(rows(&output), [(1, 20, 1, true), (2, 0, 10, false)]);
     scheduler.update(&output, &[(RequestId(1), 9)]).unwrap();
-    // However low the limit, a prompt gets on by a block.
+    // However low the limit, a prompt gets on.
     scheduler.limit_mixed_steps(Some(0));
     let output = scheduler.schedule();
-    assert_eq!(rows(&output), [(1, 21, 1, true), (2, 10, 4, false)]);
+    assert_eq!(rows(&output), [(1, 21, 1, true), (2, 10, 1, false)]);
     scheduler.update(&output, &[(RequestId(1), 9)]).unwrap();
     scheduler.limit_mixed_steps(None);
-    assert_eq!(rows(&scheduler.schedule()), [(1, 22, 1, true), (2, 14, 6, true)]);
+    assert_eq!(rows(&scheduler.schedule()), [(1, 22, 1, true), (2, 11, 9, true)]);
 }
 
 #[test]

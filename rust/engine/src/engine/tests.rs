@@ -296,18 +296,16 @@ fn an_engine_without_its_thread_says_so() {
 
 #[test]
 fn prompts_beside_answers_take_no_longer_steps_than_asked() {
-    // No machine computes a token in a nanosecond, so chunks are as small as they get: a block.
-    for (max_step_latency, chunks) in [(Some(Duration::from_nanos(1)), vec![32, 32, 32, 4]), (None, vec![100])] {
+    // No machine computes a token in a nanosecond, so the first chunk is as small as they get.
+    for (max_step_latency, chunk) in [(Some(Duration::from_nanos(1)), 2), (None, 100)] {
         let (engine, mut thread, backend) = start_with(&EngineConfig { max_step_latency, ..exact() });
         let _answered = engine.submit(request(1, 50)).unwrap();
         assert!(thread.turn());
         let prompt = Prompt::TokenIds((0..100).map(|j| j * 31 % 400 + 10).collect());
         let _prompted = engine.submit(GenerationRequest { prompt, ..request(2, 20) }).unwrap();
-        for chunk in chunks {
-            let before = backend.num_tokens.load(SeqCst);
-            assert!(thread.turn());
-            assert_eq!(backend.num_tokens.load(SeqCst) - before, 1 + chunk);
-        }
+        let before = backend.num_tokens.load(SeqCst);
+        assert!(thread.turn());
+        assert_eq!(backend.num_tokens.load(SeqCst) - before, 1 + chunk);
     }
 }
 
@@ -316,7 +314,7 @@ fn every_answer_gets_a_token_in_every_step_beside_a_long_prompt() {
     // Behind the answers, and before them.
     for priority in [1, -1] {
         let max_step_latency = Some(Duration::from_nanos(1));
-        let config = EngineConfig { max_num_seqs: 8, max_num_batched_tokens: 64, max_step_latency, ..exact() };
+        let config = EngineConfig { max_num_seqs: 8, max_num_batched_tokens: 32, max_step_latency, ..exact() };
         let (engine, mut thread, backend) = start_with(&config);
         let answer = |i| {
             let mut request = GenerationRequest { stream: true, ..request(i, 100) };
@@ -340,11 +338,8 @@ fn every_answer_gets_a_token_in_every_step_beside_a_long_prompt() {
             assert!(thread.turn());
             assert_eq!(answers.iter().map(events).collect::<Vec<_>>(), [1; 7]);
             let now = [&backend.num_tokens, &backend.num_logit_rows].map(|count| count.load(SeqCst));
-            assert_eq!(
-                [now[0] - computed[0], now[1] - computed[1]],
-                [7 + 32, 7],
-                "a block of the prompt, whose logits nobody wants"
-            );
+            assert!((7 + 2..=32).contains(&(now[0] - computed[0])), "a chunk of the prompt");
+            assert_eq!(now[1] - computed[1], 7, "nobody wants logits of the prompt");
         }
     }
 }

@@ -4,7 +4,7 @@ use super::Scheduler;
 
 impl Scheduler {
     /// Sets the most prompt tokens of a step in which a request is being answered, so that its next token does not wait for a long prompt;
-    /// `None`, the default: as many as any other step. Every such step has room for a block of a prompt, whatever is set.
+    /// `None`, the default: as many as any other step. Every such step has room for a token of a prompt, whatever is set.
     pub fn limit_mixed_steps(&mut self, max_prompt_tokens: Option<usize>) {
         self.max_mixed_tokens = max_prompt_tokens;
     }
@@ -14,9 +14,7 @@ impl Scheduler {
         let most = self.config.max_num_batched_tokens;
         self.unserved_answers = self.running.iter().filter(|slot| self.request(**slot).num_uncomputed_tokens() == 1).count();
         match self.max_mixed_tokens {
-            Some(limit) if self.unserved_answers > 0 => {
-                limit.max(self.manager.block_size()).saturating_add(self.unserved_answers).min(most)
-            }
+            Some(limit) if self.unserved_answers > 0 => limit.max(1).saturating_add(self.unserved_answers).min(most),
             _ => most,
         }
     }

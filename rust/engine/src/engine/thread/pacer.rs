@@ -6,14 +6,21 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(in crate::engine) struct StepPacer {
     target: Option<Duration>,
-    /// Seconds a prompt token of the steps so far, what these spent on answers included.
-    estimate: Option<f64>,
+    /// Seconds that a step of answers alone takes.
+    answers: f64,
+    /// Seconds that a prompt token adds to a step.
+    token: Option<f64>,
 }
 
 /// Of the target, what steps are aimed at: they vary by a third where others use the machine too, and what follows them takes its part.
 const AIM: f64 = 0.65;
+/// Where answers alone take a step up to the target, prompts may still make it so many times as long: they are to end some day, and many
+/// tokens cost a large model little more than one.
+const STRETCH: f64 = 2.0;
 /// Until a prompt has been timed.
 const FIRST_TOKENS: usize = 128;
+/// The fewest tokens that are told from an answer.
+const MIN_TOKENS: usize = 2;
 /// How much slower than the last step the next one is expected to be at most.
 const MAX_GROWTH: f64 = 1.25;
 /// Of an estimate that turns out too high, the part that is kept.
@@ -22,45 +29,58 @@ const KEPT: f64 = 0.5;
 impl StepPacer {
     /// Aims at steps no longer than `target`; with none, steps are not limited.
     pub(in crate::engine) fn new(target: Option<Duration>) -> Self {
-        Self { target, estimate: None }
+        Self { target, answers: 0.0, token: None }
+    }
+
+    /// Seconds that a step may take.
+    fn aim(&self) -> Option<f64> {
+        Some((self.target?.as_secs_f64() * AIM).max(self.answers * STRETCH))
     }
 
     /// Most prompt tokens of a step in which a request is being answered.
     pub(super) fn max_prompt_tokens(&self) -> Option<usize> {
-        let aim = self.target?.as_secs_f64() * AIM;
-        Some(self.estimate.map_or(FIRST_TOKENS, |estimate| (aim / estimate) as usize))
+        let left = self.aim()? - self.answers;
+        Some(self.token.map_or(FIRST_TOKENS, |token| ((left / token) as usize).max(MIN_TOKENS)))
     }
 
     /// Prompt tokens a second, once a prompt has been timed.
     pub(super) fn prompt_rate(&self) -> Option<f64> {
-        self.estimate.map(f64::recip)
+        self.token.map(f64::recip)
     }
 
     /// Takes note of a step. One whose chunks are much smaller than they might be, such as the last of a prompt, says little unless it was
-    /// slow: most of its time is not theirs.
+    /// slow.
     pub(super) fn measure(&mut self, num_prompt_tokens: usize, took: Duration) {
         let most = self.max_prompt_tokens().unwrap_or(FIRST_TOKENS);
-        let is_slow = self.target.is_some_and(|target| took > target.mul_f64(AIM));
-        if num_prompt_tokens == 0 || took.is_zero() || (num_prompt_tokens < most / 2 && !is_slow) {
-            return;
+        let is_slow = self.aim().is_some_and(|aim| took.as_secs_f64() > aim);
+        let took = took.as_secs_f64();
+        // So few tokens beside them make little difference.
+        if num_prompt_tokens <= MIN_TOKENS {
+            // A machine that stands still for a moment must not make room for long steps.
+            let most = if self.answers > 0.0 { self.answers * MAX_GROWTH } else { took };
+            self.answers = if took > self.answers { took.min(most) } else { smoothed(self.answers, took) };
         }
-        let measured = took.as_secs_f64() / num_prompt_tokens as f64;
-        // Prompts slow down as they get longer, so the slowest token is the one to go by, and the next one will be slower still.
-        self.estimate = Some(self.estimate.map_or(measured, |estimate| {
-            if measured > estimate {
-                measured * (measured / estimate).min(MAX_GROWTH)
-            } else {
-                estimate * KEPT + measured * (1.0 - KEPT)
-            }
-        }));
+        if num_prompt_tokens > 0 && took > 0.0 && (num_prompt_tokens >= most / 2 || is_slow) {
+            // What answers took of it is not known so well that tokens could be said to cost nothing.
+            let measured = (took - self.answers).max(took / STRETCH) / num_prompt_tokens as f64;
+            // Prompts slow down as they get longer, so the slowest token is the one to go by, and the next one will be slower still.
+            self.token = Some(match self.token {
+                Some(token) if measured > token => measured * (measured / token).min(MAX_GROWTH),
+                Some(token) => smoothed(token, measured),
+                None => measured,
+            });
+        }
     }
+}
+
+fn smoothed(estimate: f64, measured: f64) -> f64 {
+    estimate * KEPT + measured * (1.0 - KEPT)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const BLOCK: usize = 32;
     const TARGET: Duration = Duration::from_millis(200);
 
     /// A machine on which the answers of a step take 20 ms, and a token 1 ms more for each 1000 tokens before it.
@@ -68,48 +88,79 @@ mod tests {
         Duration::from_secs_f64(0.02 + num_tokens as f64 * (0.001 + position as f64 * 1e-6))
     }
 
-    /// The next chunk as the scheduler cuts it.
-    fn chunk(pacer: &StepPacer, left: usize) -> usize {
-        pacer.max_prompt_tokens().unwrap().max(BLOCK).min(left)
+    /// Computes a prompt of 4096 tokens, and returns the chunks.
+    fn prompt(pacer: &mut StepPacer, seconds: fn(usize, usize) -> Duration) -> Vec<usize> {
+        let mut chunks = Vec::new();
+        let mut position = 0;
+        while position < 4096 {
+            let chunk = pacer.max_prompt_tokens().unwrap().min(4096 - position);
+            pacer.measure(chunk, seconds(position, chunk));
+            position += chunk;
+            chunks.push(chunk);
+        }
+        chunks
     }
 
     #[test]
     fn chunks_of_a_long_prompt_stay_below_the_target() {
-        let mut pacer = StepPacer::new(Some(TARGET));
-        let mut chunks = Vec::new();
-        let mut position = 0;
-        while position < 4096 {
-            let chunk = chunk(&pacer, 4096 - position);
-            let took = seconds(position, chunk);
-            assert!(took < TARGET, "{took:?} for {chunk} tokens at {position}");
-            pacer.measure(chunk, took);
-            position += chunk;
-            chunks.push(chunk);
+        // Answers have been timed, or not.
+        for alone in [0, 5] {
+            let mut pacer = StepPacer::new(Some(TARGET));
+            (0..alone).for_each(|_| pacer.measure(0, seconds(0, 0)));
+            let chunks = prompt(&mut pacer, |position, chunk| {
+                let took = seconds(position, chunk);
+                assert!(took < TARGET, "{took:?} for {chunk} tokens at {position}");
+                took
+            });
+            // They are as long as they may be, less and less as the prompt gets slower.
+            assert!(chunks[2] > 80 && (18..36).contains(&chunks[chunks.len() - 2]), "{chunks:?}");
+            // The next prompt begins with short steps and comes to longer ones.
+            for _ in 0..40 {
+                let chunk = pacer.max_prompt_tokens().unwrap();
+                pacer.measure(chunk, seconds(0, chunk));
+            }
+            assert!((105..=115).contains(&pacer.max_prompt_tokens().unwrap()), "{pacer:?}");
         }
-        // They are as long as they may be, less and less as the prompt gets slower.
-        assert!(chunks[2] > 80 && chunks[chunks.len() - 2] < 36, "{chunks:?}");
-        // The next prompt begins with short steps and comes to longer ones.
-        (0..40).for_each(|_| pacer.measure(chunk(&pacer, 4096), seconds(0, chunk(&pacer, 4096))));
-        assert!((105..=115).contains(&pacer.max_prompt_tokens().unwrap()), "{pacer:?}");
+    }
+
+    #[test]
+    fn where_answers_take_the_target_up_prompts_make_steps_twice_as_long() {
+        // A large model: a step reads all weights in 0.4 s, and a token adds 5 ms.
+        let seconds = |_, num_tokens: usize| Duration::from_secs_f64(0.4 + 0.005 * num_tokens as f64);
+        for alone in [0, 5] {
+            let mut pacer = StepPacer::new(Some(TARGET));
+            (0..alone).for_each(|_| pacer.measure(0, seconds(0, 0)));
+            let chunks = prompt(&mut pacer, seconds);
+            assert!(chunks[20..chunks.len() - 1].iter().all(|chunk| (60..=90).contains(chunk)), "{chunks:?}");
+        }
     }
 
     #[test]
     fn a_machine_that_stood_still_for_a_moment_is_believed_for_a_moment() {
         let mut pacer = StepPacer::new(Some(TARGET));
-        (0..20).for_each(|_| pacer.measure(chunk(&pacer, 4096), seconds(0, chunk(&pacer, 4096))));
-        pacer.measure(chunk(&pacer, 4096), Duration::from_secs(30));
-        assert_eq!(chunk(&pacer, 4096), BLOCK);
-        (0..20).for_each(|_| pacer.measure(chunk(&pacer, 4096), seconds(0, chunk(&pacer, 4096))));
-        assert!(chunk(&pacer, 4096) > 100, "{pacer:?}");
+        let step = |pacer: &mut StepPacer| {
+            pacer.measure(0, seconds(0, 0));
+            let chunk = pacer.max_prompt_tokens().unwrap();
+            pacer.measure(chunk, seconds(0, chunk));
+            chunk
+        };
+        (0..20).for_each(|_| _ = step(&mut pacer));
+        pacer.measure(100, Duration::from_secs(30));
+        assert_eq!(pacer.max_prompt_tokens(), Some(MIN_TOKENS));
+        (0..20).for_each(|_| _ = step(&mut pacer));
+        assert!(step(&mut pacer) > 100, "{pacer:?}");
+        pacer.measure(0, Duration::from_secs(30));
+        assert!(seconds(0, step(&mut pacer)) < TARGET, "{pacer:?}");
     }
 
     #[test]
-    fn answers_and_the_ends_of_prompts_do_not_count() {
+    fn the_ends_of_prompts_do_not_count() {
         let mut pacer = StepPacer::new(Some(TARGET));
-        pacer.measure(0, Duration::from_secs(1));
         pacer.measure(5, Duration::from_millis(100));
         assert_eq!((pacer.max_prompt_tokens(), pacer.prompt_rate()), (Some(FIRST_TOKENS), None));
         pacer.measure(100, Duration::from_millis(100));
+        assert_eq!((pacer.max_prompt_tokens(), pacer.prompt_rate()), (Some(130), Some(1000.0)));
+        pacer.measure(5, Duration::from_millis(100));
         assert_eq!((pacer.max_prompt_tokens(), pacer.prompt_rate()), (Some(130), Some(1000.0)));
     }
 
