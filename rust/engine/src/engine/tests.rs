@@ -317,7 +317,7 @@ fn every_answer_gets_a_token_in_every_step_beside_a_long_prompt() {
         let config = EngineConfig { max_num_seqs: 8, max_num_batched_tokens: 32, max_step_latency, ..exact() };
         let (engine, mut thread, backend) = start_with(&config);
         let answer = |i| {
-            let mut request = GenerationRequest { stream: true, ..request(i, 100) };
+            let mut request = GenerationRequest { stream: true, ..request(i, 300) };
             // An event for each token, whatever its text.
             request.sampling.logprobs = Some(0);
             engine.submit(request).unwrap()

@@ -6,7 +6,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(in crate::engine) struct StepPacer {
     target: Option<Duration>,
-    /// Seconds that a step of answers alone takes.
+    /// Seconds that a step of answers takes, alone or beside hardly any prompt.
     answers: f64,
     /// Seconds that a prompt token adds to a step.
     token: Option<f64>,
@@ -14,8 +14,8 @@ pub(in crate::engine) struct StepPacer {
 
 /// Of the target, what steps are aimed at: they vary by a third where others use the machine too, and what follows them takes its part.
 const AIM: f64 = 0.65;
-/// Where answers alone take a step up to the target, prompts may still make it so many times as long: they are to end some day, and many
-/// tokens cost a large model little more than one.
+/// Where such steps take the target up, chunks may make them so many times as long, so that half of the time goes into prompts: a large
+/// model reads its weights, and a long prompt the keys and values that it has, for one token as for many.
 const STRETCH: f64 = 2.0;
 /// Until a prompt has been timed.
 const FIRST_TOKENS: usize = 128;
@@ -54,7 +54,6 @@ impl StepPacer {
         let most = self.max_prompt_tokens().unwrap_or(FIRST_TOKENS);
         let is_slow = self.aim().is_some_and(|aim| took.as_secs_f64() > aim);
         let took = took.as_secs_f64();
-        // So few tokens beside them make little difference.
         if num_prompt_tokens <= MIN_TOKENS {
             // A machine that stands still for a moment must not make room for long steps.
             let most = if self.answers > 0.0 { self.answers * MAX_GROWTH } else { took };
