@@ -29,8 +29,8 @@ use crate::{
 ///   second goes before the first, and both before the model's own.
 /// - `max_seqs`: requests that run together at most. `max_num_batched_tokens` (older spelling: `prompt_batchsize`): tokens a step at
 ///   most, 4096 unless given; longer prompts are computed in chunks. `max_step_latency`: about how many seconds a step may take while
-///   others are being answered; chunks beside them are made small enough, but where answers alone take so long already, prompts may still
-///   double it. `None` leaves them as they are.
+///   others are being answered; chunks beside them are made small enough. Prompts may make a step up to twice as long as answers alone
+///   take, even beyond this. `None` leaves them as they are.
 /// - The size of the KV pool, at most one of: `pa_gpu_mem`, in MB (2^20 bytes); `pa_gpu_mem_usage`, a fraction in (0, 1] of the memory;
 ///   `pa_ctxt_len`, tokens; `memory_goal`, which is "auto", a fraction, "4GiB" or "65536tokens". On a CPU this is host memory: address
 ///   space is reserved and committed as blocks are first used. With none of them the pool serves `max_seqs` requests of the model's

@@ -102,8 +102,8 @@ pub struct EngineConfig {
     /// Tokens a step at most, at least 1.
     pub max_num_batched_tokens: usize,
     /// How long a step may take in which a request is being answered: prompts beside it are computed in chunks small enough, as far as the
-    /// machine's speed can be foretold. Where answers alone take it up, prompts may make steps twice as long. `None` leaves chunks as long
-    /// as steps.
+    /// machine's speed can be foretold. Prompts may make a step up to twice as long as answers alone take, even beyond this. `None` leaves
+    /// chunks as long as steps.
     pub max_step_latency: Option<Duration>,
     /// Drops a request's blocks after each step and computes everything again.
     pub no_kv_cache: bool,

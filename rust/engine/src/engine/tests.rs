@@ -295,7 +295,7 @@ fn an_engine_without_its_thread_says_so() {
 }
 
 #[test]
-fn prompts_beside_answers_take_no_longer_steps_than_asked() {
+fn the_first_chunk_beside_an_answer_is_as_short_as_asked() {
     // No machine computes a token in a nanosecond, so the first chunk is as small as they get.
     for (max_step_latency, chunk) in [(Some(Duration::from_nanos(1)), 2), (None, 100)] {
         let (engine, mut thread, backend) = start_with(&EngineConfig { max_step_latency, ..exact() });

@@ -1,4 +1,4 @@
-//! Quantisation of activations by AVX2, with the bits of [`activations`](super::activations).
+//! Quantisation of activations by AVX2, of finite values with the bits of [`activations`](super::activations).
 
 #[allow(clippy::wildcard_imports)] // Intrinsics.
 use std::arch::x86_64::*;

@@ -7,20 +7,24 @@ use std::time::Duration;
 pub(in crate::engine) struct StepPacer {
     target: Option<Duration>,
     /// Seconds that a step of answers takes, alone or beside hardly any prompt.
-    answers: f64,
+    answers: Option<f64>,
     /// Seconds that a prompt token adds to a step.
     token: Option<f64>,
+    /// Steps since answers were timed.
+    age: usize,
 }
 
 /// Of the target, what steps are aimed at: they vary by a third where others use the machine too, and what follows them takes its part.
 const AIM: f64 = 0.65;
-/// Where such steps take the target up, chunks may make them so many times as long, so that half of the time goes into prompts: a large
-/// model reads its weights, and a long prompt the keys and values that it has, for one token as for many.
+/// So many times as long as answers alone may chunks make a step whatever the target is, so that half of the time goes into prompts: a
+/// large model reads its weights, and a long prompt the keys and values that it has, for one token as for many.
 const STRETCH: f64 = 2.0;
 /// Until a prompt has been timed.
 const FIRST_TOKENS: usize = 128;
 /// The fewest tokens that are told from an answer.
 const MIN_TOKENS: usize = 2;
+/// Where prompts are always waiting, one of so many steps has hardly any of them, to see how long answers take now.
+const MAX_AGE: usize = 32;
 /// How much slower than the last step the next one is expected to be at most.
 const MAX_GROWTH: f64 = 1.25;
 /// Of an estimate that turns out too high, the part that is kept.
@@ -29,39 +33,51 @@ const KEPT: f64 = 0.5;
 impl StepPacer {
     /// Aims at steps no longer than `target`; with none, steps are not limited.
     pub(in crate::engine) fn new(target: Option<Duration>) -> Self {
-        Self { target, answers: 0.0, token: None }
-    }
-
-    /// Seconds that a step may take.
-    fn aim(&self) -> Option<f64> {
-        Some((self.target?.as_secs_f64() * AIM).max(self.answers * STRETCH))
+        Self { target, answers: None, token: None, age: 0 }
     }
 
     /// Most prompt tokens of a step in which a request is being answered.
     pub(super) fn max_prompt_tokens(&self) -> Option<usize> {
-        let left = self.aim()? - self.answers;
+        let fitting = self.fitting()?;
+        Some(if self.age < MAX_AGE { fitting } else { MIN_TOKENS })
+    }
+
+    /// Seconds that a step may take.
+    fn aim(&self) -> Option<f64> {
+        Some((self.target?.as_secs_f64() * AIM).max(self.answers.unwrap_or(0.0) * STRETCH))
+    }
+
+    /// Prompt tokens that fit a step beside answers.
+    fn fitting(&self) -> Option<usize> {
+        let left = self.aim()? - self.answers.unwrap_or(0.0);
         Some(self.token.map_or(FIRST_TOKENS, |token| ((left / token) as usize).max(MIN_TOKENS)))
     }
 
-    /// Prompt tokens a second, once a prompt has been timed.
+    /// Prompt tokens that a second more has room for, once a prompt has been timed.
     pub(super) fn prompt_rate(&self) -> Option<f64> {
         self.token.map(f64::recip)
     }
 
-    /// Takes note of a step. One whose chunks are much smaller than they might be, such as the last of a prompt, says little unless it was
-    /// slow.
+    /// Takes note of a step. One whose chunks are much smaller than they might be, such as the last of a prompt, says little of prompts
+    /// unless it was slow.
     pub(super) fn measure(&mut self, num_prompt_tokens: usize, took: Duration) {
-        let most = self.max_prompt_tokens().unwrap_or(FIRST_TOKENS);
-        let is_slow = self.aim().is_some_and(|aim| took.as_secs_f64() > aim);
         let took = took.as_secs_f64();
+        let is_slow = self.aim().is_some_and(|aim| took > aim);
+        let fitting = self.fitting().unwrap_or(FIRST_TOKENS);
+        self.age += 1;
         if num_prompt_tokens <= MIN_TOKENS {
-            // A machine that stands still for a moment must not make room for long steps.
-            let most = if self.answers > 0.0 { self.answers * MAX_GROWTH } else { took };
-            self.answers = if took > self.answers { took.min(most) } else { smoothed(self.answers, took) };
+            self.age = 0;
+            self.answers = Some(match self.answers {
+                // A machine that stands still for a moment must not make room for long steps.
+                Some(answers) if took > answers => took.min(answers * MAX_GROWTH),
+                Some(answers) => smoothed(answers, took),
+                // Nor must the first step of all, which may be a slow one.
+                None => self.target.map_or(took, |target| took.min(target.as_secs_f64())),
+            });
         }
-        if num_prompt_tokens > 0 && took > 0.0 && (num_prompt_tokens >= most / 2 || is_slow) {
+        if num_prompt_tokens > 0 && took > 0.0 && (num_prompt_tokens >= fitting / 2 || is_slow) {
             // What answers took of it is not known so well that tokens could be said to cost nothing.
-            let measured = (took - self.answers).max(took / STRETCH) / num_prompt_tokens as f64;
+            let measured = (took - self.answers.unwrap_or(0.0)).max(took / STRETCH) / num_prompt_tokens as f64;
             // Prompts slow down as they get longer, so the slowest token is the one to go by, and the next one will be slower still.
             self.token = Some(match self.token {
                 Some(token) if measured > token => measured * (measured / token).min(MAX_GROWTH),
@@ -130,7 +146,40 @@ mod tests {
             let mut pacer = StepPacer::new(Some(TARGET));
             (0..alone).for_each(|_| pacer.measure(0, seconds(0, 0)));
             let chunks = prompt(&mut pacer, seconds);
-            assert!(chunks[20..chunks.len() - 1].iter().all(|chunk| (60..=90).contains(chunk)), "{chunks:?}");
+            let late = &chunks[20..chunks.len() - 1];
+            assert!(late.iter().all(|chunk| *chunk <= 90), "{chunks:?}");
+            assert!(late.iter().filter(|chunk| **chunk >= 60).count() * 10 > late.len() * 8, "{chunks:?}");
+        }
+    }
+
+    /// Steps of a server with prompts in each, where answers alone take so many seconds; returns those of the last 40 with full chunks.
+    fn saturated(pacer: &mut StepPacer, answers: f64) -> Vec<f64> {
+        let mut steps = Vec::new();
+        for number in 0..400 {
+            let chunk = pacer.max_prompt_tokens().unwrap();
+            // One in five is slower than the others.
+            let noise = if number % 5 == 0 { 1.2 } else { 1.0 };
+            let took = noise * (answers + chunk as f64 * 0.001);
+            pacer.measure(chunk, Duration::from_secs_f64(took));
+            if chunk > MIN_TOKENS {
+                steps.push(took);
+            }
+        }
+        steps.split_off(steps.len() - 40)
+    }
+
+    #[test]
+    fn answers_are_timed_where_prompts_are_always_waiting() {
+        let mut pacer = StepPacer::new(Some(TARGET));
+        // The first step of all may be slow.
+        pacer.measure(0, Duration::from_secs(5));
+        for answers in [0.02, 0.3, 0.02, 0.06] {
+            let steps = saturated(&mut pacer, answers);
+            // Of a slow step when a slow one told what answers take.
+            let most = TARGET.as_secs_f64().max(answers * STRETCH * 1.2 * 1.2);
+            assert!(steps.iter().all(|took| *took < most), "answers of {answers} s: {steps:?}");
+            let mean = steps.iter().sum::<f64>() / steps.len() as f64;
+            assert!(mean > 0.5 * most, "answers of {answers} s: {steps:?}");
         }
     }
 

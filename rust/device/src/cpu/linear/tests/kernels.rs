@@ -78,6 +78,18 @@ fn activations_are_quantised_to_the_same_bits_on_every_tier() {
     let mut x = Random::new(19).tensor(40, 768);
     // A block that stands out of each row.
     x.as_mut_slice().chunks_exact_mut(768).flat_map(|row| &mut row[..BLOCK]).for_each(|v| *v *= 9.0);
+    // Zeros, values too small for a scale, codes between two integers, and the largest there are.
+    let odd: [fn(usize) -> f32; 6] = [
+        |_| 0.0,
+        |i| i as f32 * 1e-32,
+        |i| i as f32 * 1e-40,
+        |i| if i == 0 { 16256.0 } else { i as f32 - 16.5 },
+        |i| if i == 0 { -16256.0 } else { 63.5 - 2.0 * i as f32 },
+        |i| if i % 2 == 0 { f32::MAX } else { -f32::MAX },
+    ];
+    for (row, odd) in odd.into_iter().enumerate() {
+        x.row_mut(row)[BLOCK..2 * BLOCK].iter_mut().enumerate().for_each(|(i, v)| *v = odd(i));
+    }
     for row in 0..x.rows() {
         let blocks = |tier| {
             let mut blocks = vec![ActBlock::ZERO; 768 / BLOCK];
