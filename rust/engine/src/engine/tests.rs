@@ -180,6 +180,33 @@ fn a_panic_in_a_step_ends_its_requests_with_text_and_cause_and_no_others() {
 }
 
 #[test]
+fn streams_that_are_dropped_at_any_moment_end_no_other() {
+    let (engine, thread, _) = start_with(&EngineConfig { max_num_seqs: 8, ..exact() });
+    let serving = thread::spawn(move || thread.run());
+    let done = AtomicBool::new(false);
+    let choices: Vec<_> = thread::scope(|scope| {
+        for i in 0..3 {
+            let (engine, done) = (&engine, &done);
+            scope.spawn(move || {
+                while !done.load(SeqCst) {
+                    let stream = engine.submit(GenerationRequest { stream: true, ..request(i, 400) }).unwrap();
+                    stream.next_timeout(Duration::from_secs(20)).unwrap().expect("an event in time");
+                }
+            });
+        }
+        let choices = (0..20).map(|_| answer(engine.submit(request(9, 300)).unwrap())).collect();
+        done.store(true, SeqCst);
+        choices
+    });
+    for choice in choices {
+        assert_eq!((choice.finish_reason, choice.error), (FinishReason::Length, None));
+    }
+    assert_clean(&engine);
+    drop(engine);
+    serving.join().unwrap();
+}
+
+#[test]
 fn a_panic_in_the_books_ends_every_request_and_not_the_thread() {
     let (engine, mut thread, _) = start();
     let streams = [1, 2, 3].map(|i| engine.submit(request(i, 400)).unwrap());

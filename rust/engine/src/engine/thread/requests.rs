@@ -66,16 +66,16 @@ impl EngineThread {
 
     /// Ends the requests whose caller has dropped its stream.
     pub(super) fn drop_cancelled(&mut self) {
-        let jobs = &self.jobs;
-        let scheduler = &mut self.scheduler;
+        // Each is asked once: one that is dropped meanwhile must not lose its job and keep its place in the next step.
+        self.jobs.retain(|_, job| !job.is_cancelled());
+        let (jobs, scheduler) = (&self.jobs, &mut self.scheduler);
         self.live.retain(|&id, live| {
-            let cancelled = jobs.get(&live.job).is_none_or(Job::is_cancelled);
-            if cancelled {
+            let keep = jobs.contains_key(&live.job);
+            if !keep {
                 scheduler.abort_request(id);
             }
-            !cancelled
+            keep
         });
-        self.jobs.retain(|_, job| !job.is_cancelled());
     }
 
     /// Ends a request that the scheduler no longer knows.
