@@ -86,8 +86,7 @@ fn largest(x: &[f32; BLOCK]) -> f32 {
     f32::from_bits(x.iter().fold(0, |m, v| m.max(v.to_bits() & 0x7fff_ffff)))
 }
 
-fn quantise_block(x: &[f32; BLOCK], limit: f32, out: &mut ActBlock) {
-    let inverse = out.set_scale(out.scale, limit);
+fn quantise_block(x: &[f32; BLOCK], inverse: f32, out: &mut ActBlock) {
     let mut codes = [0i32; BLOCK];
     for (code, v) in codes.iter_mut().zip(x) {
         *code = ((v * inverse + ROUND).to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32).clamp(-MAX_CODE, MAX_CODE);
@@ -103,19 +102,25 @@ fn quantise_block(x: &[f32; BLOCK], limit: f32, out: &mut ActBlock) {
     out.set_sums([first.iter().sum(), last.iter().sum()]);
 }
 
-fn quantise_plainly(x: &[f32], out: &mut [ActBlock]) {
-    let (blocks, _) = x.as_chunks();
-    let mut sum = 0.0;
-    for (x, out) in blocks.iter().zip(out.iter_mut()) {
-        // The scale is made of it below.
-        out.scale = largest(x);
-        sum += out.scale;
-    }
-    let limit = limit(sum, blocks.len());
-    for (x, out) in blocks.iter().zip(out) {
-        quantise_block(x, limit, out);
-    }
+/// Quantises a row, given what finds the largest magnitude of a block and what writes its codes and sums. A macro, for a function could
+/// not be compiled with the features of each of its callers.
+macro_rules! quantise_blocks {
+    ($x:expr, $out:expr, $largest:ident, $quantise_block:ident) => {{
+        let (blocks, _) = $x.as_chunks::<{ $crate::cpu::linear::activations::BLOCK }>();
+        let mut sum = 0.0;
+        for (x, out) in blocks.iter().zip($out.iter_mut()) {
+            // The scale is made of it below.
+            out.scale = $largest(x);
+            sum += out.scale;
+        }
+        let limit = $crate::cpu::linear::activations::limit(sum, blocks.len());
+        for (x, out) in blocks.iter().zip($out) {
+            let inverse = out.set_scale(out.scale, limit);
+            $quantise_block(x, inverse, out);
+        }
+    }};
 }
+pub(super) use quantise_blocks;
 
 /// Quantises one row: `out` is `[row length / 32]`.
 pub(super) fn quantise_row(tier: CpuTier, x: &[f32], out: &mut [ActBlock]) {
@@ -126,7 +131,7 @@ pub(super) fn quantise_row(tier: CpuTier, x: &[f32], out: &mut [ActBlock]) {
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         CpuTier::Avx2 => unsafe { super::activations_avx2::quantise_row(x, out) },
-        _ => quantise_plainly(x, out),
+        _ => quantise_blocks!(x, out, largest, quantise_block),
     }
 }
 

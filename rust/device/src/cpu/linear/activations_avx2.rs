@@ -3,7 +3,7 @@
 #[allow(clippy::wildcard_imports)] // Intrinsics.
 use std::arch::x86_64::*;
 
-use super::activations::{ActBlock, BLOCK, UPPER, limit};
+use super::activations::{ActBlock, BLOCK, UPPER, quantise_blocks};
 
 /// Values of a register.
 const LANES: usize = 8;
@@ -13,18 +13,7 @@ const PARTS: usize = BLOCK / LANES;
 /// Quantises one row: `out` is `[row length / 32]`.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn quantise_row(x: &[f32], out: &mut [ActBlock]) {
-    let (blocks, _) = x.as_chunks::<BLOCK>();
-    let mut sum = 0.0;
-    for (x, out) in blocks.iter().zip(out.iter_mut()) {
-        // The scale is made of it below.
-        out.scale = largest(x);
-        sum += out.scale;
-    }
-    let limit = limit(sum, blocks.len());
-    for (x, out) in blocks.iter().zip(out) {
-        let inverse = out.set_scale(out.scale, limit);
-        quantise_block(x, inverse, out);
-    }
+    quantise_blocks!(x, out, largest, quantise_block);
 }
 
 #[inline]

@@ -3,7 +3,7 @@
 #[allow(clippy::wildcard_imports)] // Intrinsics.
 use std::arch::x86_64::*;
 
-use super::activations::{ActBlock, BLOCK, UPPER, limit};
+use super::activations::{ActBlock, BLOCK, UPPER, quantise_blocks};
 
 /// Values of a register.
 const LANES: usize = 16;
@@ -11,24 +11,26 @@ const LANES: usize = 16;
 /// Quantises one row: `out` is `[row length / 32]`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) fn quantise_row(x: &[f32], out: &mut [ActBlock]) {
-    let (blocks, _) = x.as_chunks::<BLOCK>();
-    let mut sum = 0.0;
-    for (x, out) in blocks.iter().zip(out.iter_mut()) {
-        let (halves, _) = x.as_chunks();
-        // The scale is made of it below.
-        out.scale = f32::from_bits(_mm512_reduce_max_epu32(_mm512_max_epu32(magnitudes(&halves[0]), magnitudes(&halves[1]))));
-        sum += out.scale;
+    quantise_blocks!(x, out, largest, quantise_block);
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+fn largest(x: &[f32; BLOCK]) -> f32 {
+    let (halves, _) = x.as_chunks();
+    f32::from_bits(_mm512_reduce_max_epu32(_mm512_max_epu32(magnitudes(&halves[0]), magnitudes(&halves[1]))))
+}
+
+/// Writes codes and sums.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+fn quantise_block(x: &[f32; BLOCK], inverse: f32, out: &mut ActBlock) {
+    let (mut sums, has_lower) = ([0; 2], out.has_lower != 0);
+    let ((halves, _), (upper, _), (lower, _)) = (x.as_chunks(), out.upper.as_chunks_mut(), out.lower.as_chunks_mut());
+    for (half, sum) in sums.iter_mut().enumerate() {
+        *sum = quantise_half(&halves[half], (inverse, has_lower), &mut upper[half], &mut lower[half]);
     }
-    let limit = limit(sum, blocks.len());
-    for (x, out) in blocks.iter().zip(out) {
-        let inverse = out.set_scale(out.scale, limit);
-        let (mut sums, has_lower) = ([0; 2], out.has_lower != 0);
-        let ((halves, _), (upper, _), (lower, _)) = (x.as_chunks(), out.upper.as_chunks_mut(), out.lower.as_chunks_mut());
-        for (half, sum) in sums.iter_mut().enumerate() {
-            *sum = quantise_half(&halves[half], (inverse, has_lower), &mut upper[half], &mut lower[half]);
-        }
-        out.set_sums(sums);
-    }
+    out.set_sums(sums);
 }
 
 #[inline]

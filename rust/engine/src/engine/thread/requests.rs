@@ -68,6 +68,11 @@ impl EngineThread {
     pub(super) fn drop_cancelled(&mut self) {
         // Each is asked once: one that is dropped meanwhile must not lose its job and keep its place in the next step.
         self.jobs.retain(|_, job| !job.is_cancelled());
+        self.drop_without_job();
+    }
+
+    /// Takes requests whose job has gone from the scheduler.
+    fn drop_without_job(&mut self) {
         let (jobs, scheduler) = (&self.jobs, &mut self.scheduler);
         self.live.retain(|&id, live| {
             let keep = jobs.contains_key(&live.job);
@@ -99,15 +104,9 @@ impl EngineThread {
 
     /// Ends a job whose state nothing can be made of any more.
     pub(super) fn abandon(&mut self, job_id: u64, error: EngineError) {
-        let scheduler = &mut self.scheduler;
-        self.live.retain(|&id, live| {
-            let keep = live.job != job_id;
-            if !keep {
-                scheduler.abort_request(id);
-            }
-            keep
-        });
-        if let Some(mut job) = self.jobs.remove(&job_id) {
+        let job = self.jobs.remove(&job_id);
+        self.drop_without_job();
+        if let Some(mut job) = job {
             job.abandon(error);
         }
     }
