@@ -10,9 +10,6 @@
 //! So huge pages, without which reading long contexts is bound by address translation, fill up before the next one is touched, and a
 //! block is copied or moved as one.
 
-#![allow(clippy::cast_ptr_alignment)] // Planes are aligned to 16 bytes.
-#![allow(clippy::inline_always)] // `store_codes` is inlined into the kernels of every tier.
-
 mod transfer;
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -21,12 +18,10 @@ use half::{bf16, f16};
 
 use crate::{
     DeviceError, KvCacheSpec, KvDType,
-    cuda::{
-        CudaError, DevicePlanes,
-        driver::{bytes_of, bytes_of_mut},
-    },
+    cuda::{CudaError, DevicePlanes},
     host::host_memory,
     kv_codes::{E4M3_VALUES, quantize_e4m3, quantize_int8},
+    kv_layout::MAX_VECTOR_BYTES,
     mmap::Pages,
 };
 
@@ -95,7 +90,8 @@ pub(crate) struct CacheWriter<'a> {
 impl CacheEngine {
     /// Reserves the storage.
     ///
-    /// Errors: [`DeviceError::Shape`] when a dimension is 0 or the size overflows, [`DeviceError::OutOfMemory`] when the machine has
+    /// Errors: [`DeviceError::Shape`] when a dimension is 0, a head's vector is longer than 8 KiB or the size overflows,
+    /// [`DeviceError::OutOfMemory`] when the machine has
     /// less memory than the storage would take once it is full.
     pub fn new(spec: &KvCacheSpec) -> Result<Self, DeviceError> {
         let needed_bytes = Self::checked_bytes(spec)?;
@@ -109,8 +105,12 @@ impl CacheEngine {
 
     fn checked_bytes(spec: &KvCacheSpec) -> Result<u64, DeviceError> {
         let dims = [spec.num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim, spec.num_planes];
-        spec.total_bytes().filter(|&bytes| i64::try_from(bytes).is_ok() && dims.iter().all(|&d| d > 0)).ok_or_else(|| {
-            DeviceError::Shape(format!("a KV cache cannot have the shape {spec:?}; use positive sizes below 2^63 bytes"))
+        let possible =
+            |bytes: &u64| i64::try_from(*bytes).is_ok() && dims.iter().all(|&d| d > 0) && spec.vector_bytes() <= MAX_VECTOR_BYTES;
+        spec.total_bytes().filter(possible).ok_or_else(|| {
+            DeviceError::Shape(format!(
+                "a KV cache cannot have the shape {spec:?}; use positive sizes below 2^63 bytes, and of a head's vector {MAX_VECTOR_BYTES} at most"
+            ))
         })
     }
 
@@ -164,22 +164,22 @@ impl CacheEngine {
     /// When `at` is out of range or `values` is not `head_dim` long.
     pub fn write(&self, side: KvSide, at: KvPlace, values: &[f32]) {
         assert_eq!(values.len(), self.spec.head_dim, "values of one head");
-        let (vector, scale) = self.offsets(at);
+        let ((place, unit, stride), scale) = self.offsets(side, at);
         let writer = self.writer();
+        let (elements, scale_bytes) = encode(self.spec.dtype, values);
+        let scale_bytes = &scale_bytes.to_ne_bytes()[..self.spec.dtype.scale_bytes()];
         if let Some(device) = self.device() {
-            let (mut elements, mut scale_bytes) = (vec![0.0f32; values.len()], [bf16::ZERO]);
-            // SAFETY: both buffers are large enough for any type, aligned, and only used here.
-            unsafe { store(self.spec.dtype, values, elements.as_mut_ptr().cast(), scale_bytes.as_mut_ptr().cast()) };
             let plane = 2 * at.plane + usize::from(side == KvSide::Value);
-            let elements = &bytes_of(&elements)[..self.spec.vector_bytes()];
-            on_gpu(device.upload(plane, vector, elements));
-            let scale_bytes = scale_bytes[0].to_ne_bytes();
-            return on_gpu(device.upload(plane, scale, &scale_bytes[..self.spec.dtype.scale_bytes()]));
+            on_gpu(device.upload(plane, place, &elements));
+            return on_gpu(device.upload(plane, scale, scale_bytes));
         }
         let base = writer.base(side, at.plane);
-        // SAFETY: `offsets` checked that the plane holds the vector and its scale there; bases are aligned to 16 bytes and offsets are
-        // multiples of the element's size; `writer` is alive.
-        unsafe { store(self.spec.dtype, values, base.add(vector), base.add(scale)) };
+        let put = |place: usize, bytes: &[u8]| {
+            // SAFETY: `offsets` checked that the plane holds the vector and its scale; `writer` is alive.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), base.add(place), bytes.len()) };
+        };
+        elements.chunks_exact(unit).enumerate().for_each(|(i, bytes)| put(place + i * stride, bytes));
+        put(scale, scale_bytes);
     }
 
     /// Reads one head's vector, `[head_dim]`.
@@ -188,19 +188,24 @@ impl CacheEngine {
     /// When `at` is out of range or `values` is not `head_dim` long.
     pub fn read(&self, side: KvSide, at: KvPlace, values: &mut [f32]) {
         assert_eq!(values.len(), self.spec.head_dim, "values of one head");
-        let (vector, scale) = self.offsets(at);
+        let ((place, unit, stride), scale) = self.offsets(side, at);
         let reader = self.reader();
+        let (mut elements, mut scale_bytes) = (vec![0; self.spec.vector_bytes()], [0; 2]);
+        let stored_scale = &mut scale_bytes[..self.spec.dtype.scale_bytes()];
         if let Some(device) = self.device() {
-            let (mut elements, mut scale_bytes) = (vec![0.0f32; values.len()], [0; 2]);
             let plane = 2 * at.plane + usize::from(side == KvSide::Value);
-            on_gpu(device.download(plane, vector, &mut bytes_of_mut(&mut elements)[..self.spec.vector_bytes()]));
-            on_gpu(device.download(plane, scale, &mut scale_bytes[..self.spec.dtype.scale_bytes()]));
-            // SAFETY: the buffer is aligned and has as many elements as `values`.
-            return unsafe { load(self.spec.dtype, values, elements.as_ptr().cast(), || bf16::from_ne_bytes(scale_bytes)) };
+            on_gpu(device.download(plane, place, &mut elements));
+            on_gpu(device.download(plane, scale, stored_scale));
+        } else {
+            let base = reader.base(side, at.plane);
+            let take = |place: usize, bytes: &mut [u8]| {
+                // SAFETY: as in `write`, with `reader` alive.
+                unsafe { std::ptr::copy_nonoverlapping(base.add(place), bytes.as_mut_ptr(), bytes.len()) };
+            };
+            elements.chunks_exact_mut(unit).enumerate().for_each(|(i, bytes)| take(place + i * stride, bytes));
+            take(scale, stored_scale);
         }
-        let base = reader.base(side, at.plane);
-        // SAFETY: as in `write`, with `reader` alive.
-        unsafe { load(self.spec.dtype, values, base.add(vector), || base.add(scale).cast::<bf16>().read()) };
+        decode(self.spec.dtype, &elements, bf16::from_ne_bytes(scale_bytes), values);
     }
 
     /// Copies whole blocks `(source, destination)` in every plane, in order.
@@ -245,14 +250,19 @@ impl CacheEngine {
         self.host().wrapping_add(block as usize * self.block_bytes())
     }
 
-    /// Byte offsets of a head's vector and of its scale, from its plane's first byte.
-    fn offsets(&self, at: KvPlace) -> (usize, usize) {
+    /// Where in its plane a head's vector lies, as the offset of its first unit, the bytes of a unit and those from one to the next; and
+    /// the offset of its scale.
+    fn offsets(&self, side: KvSide, at: KvPlace) -> ((usize, usize, usize), usize) {
         let spec = &self.spec;
         let (block, offset) = (at.slot / spec.block_size, at.slot % spec.block_size);
         assert!(block < spec.num_blocks, "slot {} of {} blocks of {}", at.slot, spec.num_blocks, spec.block_size);
         assert!(at.head < spec.num_kv_heads, "head {} of {}", at.head, spec.num_kv_heads);
         let layout = if self.device().is_some() { spec.layout() } else { spec.host_layout() };
-        (layout.vector(block, at.head, offset), layout.scale(block, at.head, offset))
+        let vector = match side {
+            KvSide::Key => (layout.key(block, at.head, offset), layout.key_unit_bytes, layout.key_stride()),
+            KvSide::Value => (layout.value(block, at.head, offset), layout.vector_bytes, layout.vector_bytes),
+        };
+        (vector, layout.scale(block, at.head, offset))
     }
 
     fn base(&self, side: KvSide, plane: usize) -> *mut u8 {
@@ -262,80 +272,35 @@ impl CacheEngine {
     }
 }
 
-/// Writes `values`, each converted.
-///
-/// # Safety
-/// `out` is aligned and good for as many elements.
-unsafe fn store_each<E>(out: *mut u8, values: &[f32], convert: impl Fn(f32) -> E) {
-    for (i, &value) in values.iter().enumerate() {
-        // SAFETY: the caller's promise.
-        unsafe { out.cast::<E>().add(i).write(convert(value)) };
+/// The elements of a head's vector, and its scale for the one-byte types.
+fn encode(dtype: KvDType, values: &[f32]) -> (Vec<u8>, bf16) {
+    let coded = |quantize: fn(&[f32], &mut [u8]) -> bf16| {
+        let mut codes = vec![0; values.len()];
+        let scale = quantize(values, &mut codes);
+        (codes, scale)
+    };
+    let half = |x: &f32| f16::from_f32(x.clamp(-F16_MAX, F16_MAX));
+    match dtype {
+        KvDType::F32 => (values.iter().flat_map(|x| x.to_ne_bytes()).collect(), bf16::ONE),
+        KvDType::F16 => (values.iter().flat_map(|x| half(x).to_ne_bytes()).collect(), bf16::ONE),
+        KvDType::BF16 => (values.iter().flat_map(|x| bf16::from_f32(*x).to_ne_bytes()).collect(), bf16::ONE),
+        KvDType::F8E4M3 => coded(quantize_e4m3),
+        KvDType::Int8 => coded(quantize_int8),
     }
 }
 
-/// Reads `values`, each converted.
-///
-/// # Safety
-/// `source` is aligned and good for as many elements.
-unsafe fn load_each<E>(source: *const u8, values: &mut [f32], convert: impl Fn(E) -> f32) {
-    for (i, value) in values.iter_mut().enumerate() {
-        // SAFETY: the caller's promise.
-        *value = convert(unsafe { source.cast::<E>().add(i).read() });
-    }
-}
-
-/// Writes the codes of `values` and their scale.
-///
-/// # Safety
-/// `codes` is good for as many bytes, `scale` for a bfloat16 and aligned, and nobody else uses either.
-#[inline(always)]
-pub(crate) unsafe fn store_codes(
-    codes: *mut u8,
-    scale: *mut u8,
-    values: &[f32],
-    quantize: impl FnOnce(&[f32], &mut [u8]) -> bf16,
-) {
-    // SAFETY: the caller's promise; a plane is initialised, because its pages are zeroed.
-    unsafe { scale.cast::<bf16>().write(quantize(values, std::slice::from_raw_parts_mut(codes, values.len()))) };
-}
-
-/// Writes a head's vector, and its scale for the one-byte types.
-///
-/// # Safety
-/// Both are good for writes of the type's sizes, aligned to its elements, and nobody else uses them.
-unsafe fn store(dtype: KvDType, values: &[f32], vector: *mut u8, scale: *mut u8) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match dtype {
-            KvDType::F32 => store_each(vector, values, |x| x),
-            KvDType::F16 => store_each(vector, values, |x| f16::from_f32(x.clamp(-F16_MAX, F16_MAX))),
-            KvDType::BF16 => store_each(vector, values, bf16::from_f32),
-            KvDType::F8E4M3 => store_codes(vector, scale, values, quantize_e4m3),
-            KvDType::Int8 => store_codes(vector, scale, values, quantize_int8),
-        }
-    }
-}
-
-/// Reads a head's vector; `scale` is asked for the one-byte types only.
-///
-/// # Safety
-/// `vector` is good for reads of the type's size, aligned to its elements, and nobody writes there.
-unsafe fn load(dtype: KvDType, values: &mut [f32], vector: *const u8, scale: impl FnOnce() -> bf16) {
-    // SAFETY: the caller's promise; the element types are valid for any bits.
-    unsafe {
-        match dtype {
-            KvDType::F32 => load_each(vector, values, |x: f32| x),
-            KvDType::F16 => load_each(vector, values, f16::to_f32),
-            KvDType::BF16 => load_each(vector, values, bf16::to_f32),
-            KvDType::F8E4M3 => {
-                let scale = scale().to_f32();
-                load_each(vector, values, |code: u8| E4M3_VALUES[usize::from(code)] * scale);
-            }
-            KvDType::Int8 => {
-                let scale = scale().to_f32();
-                load_each(vector, values, |code: i8| f32::from(code) * scale);
-            }
-        }
+/// Reads the elements of a head's vector; `scale` counts for the one-byte types only.
+fn decode(dtype: KvDType, elements: &[u8], scale: bf16, values: &mut [f32]) {
+    let scale = scale.to_f32();
+    for (value, bytes) in values.iter_mut().zip(elements.chunks_exact(dtype.element_bytes())) {
+        *value = match (dtype, bytes) {
+            (KvDType::F32, &[a, b, c, d]) => f32::from_ne_bytes([a, b, c, d]),
+            (KvDType::F16, &[a, b]) => f16::from_ne_bytes([a, b]).to_f32(),
+            (KvDType::BF16, &[a, b]) => bf16::from_ne_bytes([a, b]).to_f32(),
+            (KvDType::F8E4M3, &[code]) => E4M3_VALUES[usize::from(code)] * scale,
+            (KvDType::Int8, &[code]) => f32::from(code as i8) * scale,
+            _ => unreachable!("{} bytes of {dtype:?}", bytes.len()),
+        };
     }
 }
 
@@ -398,20 +363,25 @@ mod tests {
         // Address space only: `reserve` does not compare with the machine's memory.
         let cache = CacheEngine::reserve(&spec).unwrap();
         let last = KvPlace { plane: 0, slot: spec.num_blocks * 32 - 1, head: 7 };
-        assert!(cache.offsets(last).0 > 1 << 32);
         let values: Vec<f32> = (0..128).map(|i| i as f32 - 60.0).collect();
-        cache.write(KvSide::Value, last, &values);
         let mut read = vec![0.0; 128];
-        cache.read(KvSide::Value, last, &mut read);
-        assert_eq!(read, values);
-        // Where a 32-bit signed byte offset, and an element index cut at 2^31, would have landed.
-        let cut = cache.offsets(last).0 / 2 % (1 << 31) / (2 * 32 * 8 * 128) * 32 + 31;
-        cache.read(KvSide::Value, KvPlace { slot: cut, ..last }, &mut read);
-        assert!(read.iter().all(|&x| x == 0.0));
+        for side in [KvSide::Key, KvSide::Value] {
+            let place = cache.offsets(side, last).0.0;
+            assert!(place > 1 << 32);
+            cache.write(side, last, &values);
+            cache.read(side, last, &mut read);
+            assert_eq!(read, values);
+            // Where a 32-bit signed byte offset, and an element index cut at 2^31, would have landed.
+            let cut = place / 2 % (1 << 31) / (2 * 32 * 8 * 128) * 32 + 31;
+            cache.read(side, KvPlace { slot: cut, ..last }, &mut read);
+            assert!(read.iter().all(|&x| x == 0.0));
+        }
         let last_block = spec.num_blocks as u32 - 1;
         cache.copy_blocks(&[(last_block, 3)]);
-        cache.read(KvSide::Value, KvPlace { plane: 0, slot: 3 * 32 + 31, head: 7 }, &mut read);
-        assert_eq!(read, values);
+        for side in [KvSide::Key, KvSide::Value] {
+            cache.read(side, KvPlace { plane: 0, slot: 3 * 32 + 31, head: 7 }, &mut read);
+            assert_eq!(read, values);
+        }
     }
 
     #[test]

@@ -2,7 +2,9 @@
 //!
 //! A block of a plane holds everything that is needed to read it, so blocks are copied and moved as bytes:
 //!
-//! - the elements, `[num_kv_heads, block_size, head_dim]`;
+//! - the elements, `[num_kv_heads, block_size, head_dim]`; keys in the host's memory lie transposed, `[num_kv_heads, head_dim,
+//!   block_size]`, so that as many keys as a vector has lanes are read side by side (two dimensions of a BF16 key stay together, as
+//!   processors multiply them: `[num_kv_heads, head_dim / 2, block_size, 2]`);
 //! - for the one-byte types, the scales, `[num_kv_heads, block_size]` bfloat16 ([`crate::kv_codes`] says how they come about).
 //!
 //! Each part is padded to a multiple of 16 bytes, which floats in blocks of 8 tokens or more never need. With `head_dim` a multiple
@@ -30,11 +32,18 @@ pub struct KvCacheSpec {
 
 /// Elements and scales of a block each take a multiple of this many bytes.
 const ALIGNMENT: usize = 16;
+/// The longest vector of a head, in bytes.
+pub(crate) const MAX_VECTOR_BYTES: usize = 8 << 10;
 
 impl KvCacheSpec {
     /// Bytes of one head's vector, its scale apart.
     pub const fn vector_bytes(&self) -> usize {
         self.head_dim * self.dtype.element_bytes()
+    }
+
+    /// Bytes of a key that stay together in the host's memory: an element, or two of [`KvDType::BF16`] where `head_dim` is even.
+    pub const fn key_unit_bytes(&self) -> usize {
+        if matches!(self.dtype, KvDType::BF16) && self.head_dim.is_multiple_of(2) { 4 } else { self.dtype.element_bytes() }
     }
 
     /// Bytes of a block in one plane; `None` on overflow.
@@ -61,6 +70,7 @@ impl KvCacheSpec {
         PlaneLayout {
             block_size: self.block_size,
             vector_bytes: self.vector_bytes(),
+            key_unit_bytes: self.vector_bytes(),
             scales: (vectors * self.vector_bytes()).next_multiple_of(ALIGNMENT),
             block_bytes: self.plane_block_bytes().expect("a storage of this shape was made"),
             block_stride: self.plane_block_bytes().expect("a storage of this shape was made"),
@@ -70,7 +80,7 @@ impl KvCacheSpec {
     /// Where things lie in a plane of the host's memory, where the planes of a block follow each other.
     pub(crate) fn host_layout(&self) -> PlaneLayout {
         let block_stride = self.bytes_per_block().expect("a storage of this shape was made") as usize;
-        PlaneLayout { block_stride, ..self.layout() }
+        PlaneLayout { block_stride, key_unit_bytes: self.key_unit_bytes(), ..self.layout() }
     }
 }
 
@@ -78,8 +88,10 @@ impl KvCacheSpec {
 #[derive(Clone, Copy)]
 pub(crate) struct PlaneLayout {
     block_size: usize,
-    /// Bytes of a head's vector: tokens of a head follow each other at this distance.
+    /// Bytes of a head's vector: values of a head follow each other at this distance.
     pub(crate) vector_bytes: usize,
+    /// Bytes of a key that stay together: the keys of a head follow each other at this distance.
+    pub(crate) key_unit_bytes: usize,
     /// Where in a block its scales start.
     pub(crate) scales: usize,
     /// Bytes of a block in a plane.
@@ -89,13 +101,31 @@ pub(crate) struct PlaneLayout {
 }
 
 impl PlaneLayout {
-    /// Where the vector of a head at token `offset` of a block starts.
+    /// Where the elements of a head start.
     #[inline]
-    pub(crate) fn vector(&self, block: usize, head: usize, offset: usize) -> usize {
-        block * self.block_stride + (head * self.block_size + offset) * self.vector_bytes
+    pub(crate) fn head(&self, block: usize, head: usize) -> usize {
+        block * self.block_stride + head * self.block_size * self.vector_bytes
     }
 
-    /// Where its scale, a bfloat16, lies. For types without scales this is out of the block.
+    /// Where the first unit of a head's key at token `offset` of a block starts.
+    #[inline]
+    pub(crate) fn key(&self, block: usize, head: usize, offset: usize) -> usize {
+        self.head(block, head) + offset * self.key_unit_bytes
+    }
+
+    /// Bytes from a unit of a key to the next one.
+    #[inline]
+    pub(crate) fn key_stride(&self) -> usize {
+        self.block_size * self.key_unit_bytes
+    }
+
+    /// Where the value of a head at token `offset` of a block starts.
+    #[inline]
+    pub(crate) fn value(&self, block: usize, head: usize, offset: usize) -> usize {
+        self.head(block, head) + offset * self.vector_bytes
+    }
+
+    /// Where the scale of the key or the value, a bfloat16, lies. For types without scales this is out of the block.
     #[inline]
     pub(crate) fn scale(&self, block: usize, head: usize, offset: usize) -> usize {
         block * self.block_stride + self.scales + (head * self.block_size + offset) * 2

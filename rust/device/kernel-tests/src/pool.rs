@@ -1,4 +1,4 @@
-//! A KV pool of one plane, on the device and in the CPU's storage, which is the oracle of its format.
+//! A KV pool of one plane, on the device and in the CPU's storage, which is the oracle of what it holds.
 
 use device::{CacheEngine, KvCacheSpec, KvDType, KvPlace, KvSide};
 
@@ -40,15 +40,31 @@ pub fn poisoned(spec: &KvCacheSpec) -> CacheEngine {
     cache
 }
 
+/// The keys of a block in one plane, `[num_kv_heads, block_size, head_dim]`, as the host has them, with units of a dimension side by side;
+/// or those of the host, turned back.
+fn transposed(spec: &KvCacheSpec, block: &[u8], to_host: bool) -> Vec<u8> {
+    let (unit, vector) = (spec.key_unit_bytes(), spec.vector_bytes());
+    let mut out = block.to_vec();
+    for head in 0..spec.num_kv_heads {
+        for (token, i) in (0..spec.block_size).flat_map(|token| (0..vector / unit).map(move |i| (token, i))) {
+            let head = head * spec.block_size * vector;
+            let (device, host) = (head + token * vector + i * unit, head + (i * spec.block_size + token) * unit);
+            let (from, to) = if to_host { (device, host) } else { (host, device) };
+            out[to..to + unit].copy_from_slice(&block[from..from + unit]);
+        }
+    }
+    out
+}
+
 /// The K and the V plane as a device has them.
 pub fn planes(cache: &CacheEngine) -> [Vec<u8>; 2] {
     let spec = cache.spec();
     let (mut planes, mut block) = ([vec![], vec![]], vec![0; cache.block_bytes()]);
     for id in 0..spec.num_blocks {
         cache.export_block(id as u32, &mut block);
-        for (plane, bytes) in planes.iter_mut().zip(block.chunks_exact(block_bytes(spec))) {
-            plane.extend(bytes);
-        }
+        let (k, v) = block.split_at(block_bytes(spec));
+        planes[0].extend(transposed(spec, k, false));
+        planes[1].extend(v);
     }
     planes
 }
@@ -61,7 +77,7 @@ pub fn from_planes(spec: &KvCacheSpec, k: &Buffer, v: &Buffer) -> CacheEngine {
     let cache = CacheEngine::new(spec).expect("a small storage");
     let (k, v) = (k.values::<u8>(), v.values::<u8>());
     for (id, (k, v)) in k.chunks_exact(block_bytes(spec)).zip(v.chunks_exact(block_bytes(spec))).enumerate() {
-        cache.import_block(id as u32, &[k, v].concat());
+        cache.import_block(id as u32, &[&transposed(spec, k, true), v].concat());
     }
     cache
 }

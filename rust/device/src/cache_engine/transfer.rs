@@ -59,6 +59,7 @@ impl CacheEngine {
 }
 
 #[cfg(test)]
+#[allow(clippy::float_cmp)] // Small integers.
 mod tests {
     use crate::{CacheEngine, KvCacheSpec, KvDType, KvPlace, KvSide};
 
@@ -110,6 +111,38 @@ mod tests {
             let other = CacheEngine::new(cache.spec()).unwrap();
             other.import_block(2, &bytes);
             assert_eq!(block(&other, 2), before[3]);
+        }
+    }
+
+    /// The format that attention reads and `docs/kv-cache.md` describes.
+    #[test]
+    fn keys_of_a_block_lie_side_by_side_dimension_by_dimension() {
+        for (dtype, head_dim, together) in
+            [(KvDType::F16, 6, 1), (KvDType::BF16, 6, 2), (KvDType::BF16, 5, 1), (KvDType::F32, 3, 1)]
+        {
+            let spec = KvCacheSpec { num_blocks: 2, block_size: 8, num_kv_heads: 2, head_dim, num_planes: 1, dtype };
+            let cache = CacheEngine::new(&spec).unwrap();
+            let value = |token: usize, head: usize, i: usize| (head * 100 + token * 10 + i) as f32;
+            for (token, head) in (0..8).flat_map(|token| [(token, 0), (token, 1)]) {
+                let vector: Vec<f32> = (0..head_dim).map(|i| value(token, head, i)).collect();
+                for side in [KvSide::Key, KvSide::Value] {
+                    cache.write(side, KvPlace { plane: 0, slot: 8 + token, head }, &vector);
+                }
+            }
+            let mut bytes = vec![0; cache.block_bytes()];
+            cache.export_block(1, &mut bytes);
+            let (keys, values) = bytes.split_at(spec.plane_block_bytes().unwrap());
+            let element = |bytes: &[u8], at: usize| match dtype {
+                KvDType::F32 => f32::from_ne_bytes(bytes[4 * at..][..4].try_into().unwrap()),
+                KvDType::F16 => half::f16::from_ne_bytes([bytes[2 * at], bytes[2 * at + 1]]).to_f32(),
+                _ => half::bf16::from_ne_bytes([bytes[2 * at], bytes[2 * at + 1]]).to_f32(),
+            };
+            for (head, token, i) in (0..2).flat_map(|h| (0..8).flat_map(move |t| (0..head_dim).map(move |i| (h, t, i)))) {
+                let key = ((head * head_dim / together + i / together) * 8 + token) * together + i % together;
+                assert_eq!(element(keys, key), value(token, head, i), "{dtype:?} {head_dim}: key {token} of head {head}");
+                let place = (head * 8 + token) * head_dim + i;
+                assert_eq!(element(values, place), value(token, head, i), "{dtype:?} {head_dim}: value {token} of head {head}");
+            }
         }
     }
 

@@ -1,14 +1,16 @@
 //! Norm over q and k heads, rotation, and the write of K and V into their slots.
+#![allow(clippy::cast_ptr_alignment)] // Offsets in a plane are multiples of the element's size, those of scales of 2.
 #![allow(unsafe_op_in_unsafe_fn)] // One contract for all, stated on `rope_rows`.
 #![allow(clippy::inline_always, clippy::needless_range_loop)] // Tier code must be inlined; counted loops over registers unroll.
 
-use std::ops::Range;
+use std::{mem::MaybeUninit, ops::Range};
+
+use half::bf16;
 
 use crate::{
     KvCacheSpec, KvDType, KvGroupMetadata, KvSide, Norm, NormKind, RopeArgs, RopeStyle, RopeTable, StepMetadata,
-    cache_engine::store_codes,
     kv_codes::{quantize_e4m3, quantize_int8},
-    kv_layout::PlaneLayout,
+    kv_layout::{MAX_VECTOR_BYTES, PlaneLayout},
 };
 
 use super::{
@@ -117,12 +119,33 @@ unsafe fn rope_rows<S: Simd>(rows: &Rows<'_>, range: Range<usize>) {
         let (block, offset) = (slot / spec.block_size, slot % spec.block_size);
         assert!(block < spec.num_blocks, "slot {slot} of {} blocks of {}", spec.num_blocks, spec.block_size);
         for head in 0..spec.num_kv_heads {
-            let (vector, scale) = (rows.layout.vector(block, head, offset), rows.layout.scale(block, head, offset));
             let source = (token * spec.num_kv_heads + head) * dim;
-            for (source, plane) in [(rows.k.cast_const().add(source), rows.keys), (rows.v.add(source), rows.values)] {
-                store_head::<S>(spec.dtype, std::slice::from_raw_parts(source, dim), plane, vector, scale);
-            }
+            let [k, v] = [rows.k.cast_const(), rows.v].map(|x| std::slice::from_raw_parts(x.add(source), dim));
+            let scale = rows.layout.scale(block, head, offset);
+            // Units of a key are far from each other, so the key is converted before they go there.
+            let mut key = MaybeUninit::<[u32; MAX_VECTOR_BYTES / 4]>::uninit();
+            store_head::<S>(spec.dtype, k, key.as_mut_ptr().cast(), rows.keys.add(scale));
+            scatter(key.as_ptr().cast(), &rows.layout, rows.keys.add(rows.layout.key(block, head, offset)));
+            store_head::<S>(spec.dtype, v, rows.values.add(rows.layout.value(block, head, offset)), rows.values.add(scale));
         }
+    }
+}
+
+/// Puts the units of a key, one after the other at `key`, where they belong, from `out` on.
+#[inline(always)]
+unsafe fn scatter(key: *const u8, layout: &PlaneLayout, out: *mut u8) {
+    let (units, stride) = (layout.vector_bytes / layout.key_unit_bytes, layout.key_stride());
+    match layout.key_unit_bytes {
+        1 => scatter_units::<u8>(key, units, out, stride),
+        2 => scatter_units::<u16>(key, units, out, stride),
+        _ => scatter_units::<u32>(key, units, out, stride),
+    }
+}
+
+#[inline(always)]
+unsafe fn scatter_units<T>(key: *const u8, units: usize, out: *mut u8, stride: usize) {
+    for i in 0..units {
+        out.add(i * stride).cast::<T>().write(key.cast::<T>().add(i).read());
     }
 }
 
@@ -166,17 +189,25 @@ unsafe fn rotate<S: Simd>(cos: &[f32], sin: &[f32], style: RopeStyle, x: *mut f3
     }
 }
 
-/// Converts a head's `values` to `dtype` at byte `vector` of a plane; their scale, if the type has one, goes to byte `scale`.
+/// Converts a head's `values` to `dtype` at `out`; their scale, if the type has one, goes to `scale`.
 #[inline(always)]
-unsafe fn store_head<S: Simd>(dtype: KvDType, values: &[f32], plane: *mut u8, vector: usize, scale: usize) {
-    let (source, dim, out) = (values.as_ptr(), values.len(), plane.add(vector));
+unsafe fn store_head<S: Simd>(dtype: KvDType, values: &[f32], out: *mut u8, scale: *mut u8) {
+    let (source, dim) = (values.as_ptr(), values.len());
     match dtype {
         KvDType::F32 => std::ptr::copy_nonoverlapping(source, out.cast(), dim),
         KvDType::F16 => store_halves::<S, false>(source, out.cast(), dim),
         KvDType::BF16 => store_halves::<S, true>(source, out.cast(), dim),
-        KvDType::F8E4M3 => store_codes(out, plane.add(scale), values, quantize_e4m3),
-        KvDType::Int8 => store_codes(out, plane.add(scale), values, quantize_int8),
+        KvDType::F8E4M3 => store_codes(values, out, scale, quantize_e4m3),
+        KvDType::Int8 => store_codes(values, out, scale, quantize_int8),
     }
+}
+
+/// Writes the codes of `values`, and their scale.
+#[inline(always)]
+unsafe fn store_codes(values: &[f32], codes: *mut u8, scale: *mut u8, quantize: impl FnOnce(&[f32], &mut [u8]) -> bf16) {
+    // A reference is made only to what has been written.
+    std::ptr::write_bytes(codes, 0, values.len());
+    scale.cast::<bf16>().write(quantize(values, std::slice::from_raw_parts_mut(codes, values.len())));
 }
 
 #[inline(always)]

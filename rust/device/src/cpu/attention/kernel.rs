@@ -9,11 +9,12 @@ use std::{marker::PhantomData, ops::Range};
 use crate::cpu::simd::{Simd, prefetch};
 
 use super::{
-    MAX_ROW_BLOCK, Problem, SPLIT_KEYS, TILE_KEYS,
+    KEY_GROUP, MAX_ROW_BLOCK, Problem, SPLIT_KEYS, TILE_KEYS,
+    element::F32,
     merge::{State, Total, merge, save_partial, write_out},
     plan::{Item, padded_dim, partial_stride},
     product::{Product, Single},
-    score::{Softmax, score_rows, soften},
+    score::{Keys, Softmax, score_rows, soften},
     tile::Tiles,
     weigh::{Loaded, RowBlock, weigh_rows},
 };
@@ -196,19 +197,31 @@ unsafe fn attend_tile<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, s
     let (group, dim, padded) = (problem.heads_per_kv_head(), problem.params.head_dim, padded_dim(problem.params.head_dim));
     let steps = dim / P::PACKED;
     let rows = item.num_tokens * group;
-    tile.load_keys::<S, P>(s.keys);
-    // A single block of rows loads each value once, where it lies; whole vectors only.
+    // A single block of rows loads each key and each value once, where it lies; whole vectors only.
     let direct = row_blocks::<S>(rows).nth(1).is_none() && dim.is_multiple_of(16);
     if !direct {
+        tile.load_keys::<S, P>(s.keys, s.values);
         tile.load_values::<S, P>(s.values);
     }
+    let loaded = Keys {
+        groups: std::array::from_fn(|i| s.keys.wrapping_add(i * KEY_GROUP).cast::<u8>().cast_const()),
+        unit_bytes: size_of::<f32>(),
+        stride: TILE_KEYS * size_of::<f32>(),
+        units: steps,
+        ahead: None,
+    };
     let visible = |token: usize| visible(problem, item.position + token, tile.start());
     for block in row_blocks::<S>(rows) {
         let tokens = block.start / group..(block.end - 1) / group + 1;
         if tokens.clone().all(|token| visible(token).is_empty()) {
             continue;
         }
-        score_rows::<S, P>(block.len(), s.q.add(block.start * steps), s.keys, steps, &tile.lanes(), s.scores);
+        let q = s.q.add(block.start * steps);
+        if direct {
+            tile.score_direct::<S, P>(block.len(), q, s.keys, s.scores);
+        } else {
+            score_rows::<S, P, F32>(block.len(), q, &loaded, &tile.lanes(), s.scores);
+        }
         for (r, row) in block.clone().enumerate() {
             let lanes = visible(row / group);
             if lanes.is_empty() && P::PACKED == 2 {

@@ -13,11 +13,12 @@
 //!             '--------------------------'
 //! ```
 //!
-//! - K of a tile is stored as `[32, head_dim]` in the cache's type and becomes `[head_dim, 32]` f32 in the first-level cache: transposed
-//!   in its own width where that takes fewer steps, then widened. A score is summed over the dimensions in order, 32 keys side by side.
-//! - V is read where it lies, and widened in registers, while a single block of rows needs it; for more rows it is widened once.
-//! - Both are asked for ahead of use, through the table of the next tile, line after line as they lie: in that order the processor's own
-//!   prefetchers follow, without which a core has too few requests under way.
+//! - K lies transposed in its blocks, `[head_dim, block_size]` ([`crate::kv_layout`]): a score is summed over the dimensions in order, 8 or
+//!   16 keys side by side.
+//! - K and V are read where they lie, and widened in registers, while a single block of rows needs them; for more rows a tile is widened
+//!   once, to `[head_dim, 32]` and `[32, head_dim]` in the first-level cache.
+//! - Both are asked for ahead of use, through the table of the next tile, line after line as they lie ([`ahead`]): in that order the
+//!   processor's own prefetchers follow, without which a core has too few requests under way.
 //! - Over a BF16 cache products may be those of pairs ([`product`]): pairs of dimensions for scores, of keys for the sum of values.
 //!
 //! An output of a head takes, for each key it sees, `4 * head_dim` floating-point operations, an exponential, and its share of the
@@ -32,6 +33,7 @@
 //! of position. So the output is the same, bit for bit, alone or in a batch, in one chunk or many, on any number of threads and for
 //! any block size.
 
+mod ahead;
 mod element;
 mod kernel;
 mod merge;
@@ -62,6 +64,10 @@ use product::Pairs;
 
 /// Keys of a tile: what is converted to f32, and enters the softmax, at once.
 const TILE_KEYS: usize = 32;
+/// Keys that lie side by side in blocks of every size.
+const KEY_GROUP: usize = 8;
+/// Such groups in a tile.
+const GROUPS: usize = TILE_KEYS / KEY_GROUP;
 /// Keys of a split: what has its own softmax state.
 const SPLIT_KEYS: usize = 512;
 /// Query rows that are computed together at most, sharing loads of keys and values.
@@ -214,6 +220,8 @@ fn check(params: &AttentionParams, spec: &KvCacheSpec, step: &StepMetadata, grou
         "KV heads and head_dim of the KV cache"
     );
     assert_eq!(params.num_heads % params.num_kv_heads, 0, "{params:?}");
+    let block_size = spec.block_size;
+    assert!([8, 16, 32].contains(&block_size), "blocks of {block_size} tokens");
     assert_ne!(params.window, Some(0), "a window holds the query's own key at least");
     let starts = &step.query_start_loc;
     assert_eq!(starts.len(), step.num_reqs() + 1, "entries of query_start_loc");

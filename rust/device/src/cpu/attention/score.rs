@@ -9,61 +9,125 @@ use crate::{
     cpu::simd::{Simd, exp, tanh},
 };
 
-use super::{TILE_KEYS, product::Product, tile::Scales};
+use super::{GROUPS, KEY_GROUP, TILE_KEYS, ahead::Ahead, element::KeyUnit, product::Product, tile::Scales};
+
+/// Units of keys that are read between two requests for what comes next.
+const UNITS_AT_ONCE: usize = 8;
+
+/// The keys of a tile, unit after unit, `LANES` keys side by side.
+pub(super) struct Keys {
+    /// Where the first units of each group of [`KEY_GROUP`] keys are: those of a vector's groups follow each other.
+    pub(super) groups: [*const u8; GROUPS],
+    pub(super) unit_bytes: usize,
+    /// Bytes from a unit to the next one.
+    pub(super) stride: usize,
+    /// Units of a key.
+    pub(super) units: usize,
+    /// What is asked for along with these.
+    pub(super) ahead: Option<Ahead>,
+}
+
+impl Keys {
+    /// Where the first units of the keys from `lane` on are, a pointer a vector.
+    #[inline(always)]
+    unsafe fn vectors<S: Simd, const C: usize>(&self, lane: usize) -> [*const u8; C] {
+        let mut vectors = [std::ptr::null(); C];
+        for i in 0..C {
+            vectors[i] = *self.groups.get_unchecked((lane + i * S::LANES) / KEY_GROUP);
+        }
+        vectors
+    }
+
+    /// Asks for what comes next, as many bytes as [`UNITS_AT_ONCE`] units of `width` keys take.
+    #[inline(always)]
+    pub(super) fn ask_ahead(&self, width: usize) {
+        if let Some(ahead) = &self.ahead {
+            ahead.ask(UNITS_AT_ONCE * width * self.unit_bytes);
+        }
+    }
+
+    /// Writes the keys in `lanes` as f32, `[head_dim, TILE_KEYS]`, without their scales. Others of their vectors get anything.
+    #[inline(always)]
+    pub(super) unsafe fn widen<S: Simd, U: KeyUnit>(&self, lanes: &Range<usize>, keys: *mut f32) {
+        for unit in 0..self.units {
+            if unit.is_multiple_of(UNITS_AT_ONCE) {
+                self.ask_ahead(TILE_KEYS);
+            }
+            for lane in (lanes.start / S::LANES * S::LANES..lanes.end).step_by(S::LANES) {
+                let [vector] = self.vectors::<S, 1>(lane);
+                let loaded = U::load_units::<S>(vector.add(unit * self.stride));
+                for d in 0..U::DIMS {
+                    S::store(keys.add((unit * U::DIMS + d) * TILE_KEYS + lane), U::unpack::<S>(loaded, d));
+                }
+            }
+        }
+    }
+}
 
 /// `scores[row, key] = q[row] · k[key]` for `rows` rows, each summed over the dimensions in order.
 ///
-/// `q` is `[steps, rows]`, `keys` `[steps, TILE_KEYS]`, `scores` `[rows, TILE_KEYS]`: a step is a dimension, or as many as lie together in
-/// 32 bits. Lanes beyond `lanes` get anything.
+/// `q` is `[steps, rows]`, `scores` `[rows, TILE_KEYS]`: a step is a dimension, or as many as are multiplied at once. Lanes beyond `lanes`
+/// get anything.
 #[inline(always)]
-pub(super) unsafe fn score_rows<S: Simd, P: Product>(
+pub(super) unsafe fn score_rows<S: Simd, P: Product, U: KeyUnit>(
     rows: usize,
     q: *const f32,
-    keys: *const f32,
-    steps: usize,
+    keys: &Keys,
     lanes: &Range<usize>,
     scores: *mut f32,
 ) {
     match rows {
-        1 => score_block::<S, P, 1, 4>(q, keys, steps, lanes, scores),
-        2 => score_block::<S, P, 2, 4>(q, keys, steps, lanes, scores),
-        3 if S::LANES == 16 => score_block::<S, P, 3, 4>(q, keys, steps, lanes, scores),
-        4 if S::LANES == 16 => score_block::<S, P, 4, 4>(q, keys, steps, lanes, scores),
-        3 if S::ROWS >= 3 => score_block::<S, P, 3, 2>(q, keys, steps, lanes, scores),
-        4 if S::ROWS >= 4 => score_block::<S, P, 4, 2>(q, keys, steps, lanes, scores),
-        5 if S::ROWS >= 5 => score_block::<S, P, 5, 2>(q, keys, steps, lanes, scores),
-        6 if S::ROWS >= 6 => score_block::<S, P, 6, 2>(q, keys, steps, lanes, scores),
-        7 if S::ROWS >= 7 => score_block::<S, P, 7, 2>(q, keys, steps, lanes, scores),
-        8 if S::ROWS >= 8 => score_block::<S, P, 8, 2>(q, keys, steps, lanes, scores),
+        // As many vectors of keys as a tile has, where registers hold their sums.
+        1 if S::LANES == 8 => score_block::<S, P, U, 1, 4>(q, keys, lanes, scores),
+        2 if S::LANES == 8 => score_block::<S, P, U, 2, 4>(q, keys, lanes, scores),
+
+        1 => score_block::<S, P, U, 1, 2>(q, keys, lanes, scores),
+        2 => score_block::<S, P, U, 2, 2>(q, keys, lanes, scores),
+        3 if S::ROWS >= 3 => score_block::<S, P, U, 3, 2>(q, keys, lanes, scores),
+        4 if S::ROWS >= 4 => score_block::<S, P, U, 4, 2>(q, keys, lanes, scores),
+        5 if S::ROWS >= 5 => score_block::<S, P, U, 5, 2>(q, keys, lanes, scores),
+        6 if S::ROWS >= 6 => score_block::<S, P, U, 6, 2>(q, keys, lanes, scores),
+        7 if S::ROWS >= 7 => score_block::<S, P, U, 7, 2>(q, keys, lanes, scores),
+        8 if S::ROWS >= 8 => score_block::<S, P, U, 8, 2>(q, keys, lanes, scores),
         _ => unreachable!("{rows} rows in a block of up to {}", S::ROWS),
     }
 }
 
 /// `R` rows over `C` vectors of keys at a time.
 #[inline(always)]
-unsafe fn score_block<S: Simd, P: Product, const R: usize, const C: usize>(
+unsafe fn score_block<S: Simd, P: Product, U: KeyUnit, const R: usize, const C: usize>(
     q: *const f32,
-    keys: *const f32,
-    steps: usize,
+    keys: &Keys,
     lanes: &Range<usize>,
     scores: *mut f32,
 ) {
     let width = C * S::LANES;
     for lane in (lanes.start / width * width..lanes.end).step_by(width) {
         let mut acc = [[S::splat(0.0); C]; R];
-        let (mut row, mut q) = (keys.add(lane), q);
-        for _ in 0..steps {
-            let mut k = [S::splat(0.0); C];
-            for i in 0..C {
-                k[i] = S::load(row.add(i * S::LANES));
-            }
-            for r in 0..R {
-                let x = S::splat(*q.add(r));
+        let (vectors, mut q, mut offset) = (keys.vectors::<S, C>(lane), q, 0);
+        let at_once = if keys.ahead.is_some() { UNITS_AT_ONCE } else { keys.units };
+        for first in (0..keys.units).step_by(at_once) {
+            keys.ask_ahead(width);
+            for _ in first..(first + at_once).min(keys.units) {
+                let mut loaded = [S::splat(0.0); C];
                 for i in 0..C {
-                    acc[r][i] = P::add::<S>(acc[r][i], x, k[i]);
+                    loaded[i] = U::load_units::<S>(vectors[i].add(offset));
+                }
+                offset += keys.stride;
+                for d in 0..U::DIMS {
+                    let mut k = [S::splat(0.0); C];
+                    for i in 0..C {
+                        k[i] = U::unpack::<S>(loaded[i], d);
+                    }
+                    for r in 0..R {
+                        let x = S::splat(*q.add(r));
+                        for i in 0..C {
+                            acc[r][i] = P::add::<S>(acc[r][i], x, k[i]);
+                        }
+                    }
+                    q = q.add(R);
                 }
             }
-            (row, q) = (row.add(TILE_KEYS), q.add(R));
         }
         for r in 0..R {
             for i in 0..C {

@@ -1,8 +1,9 @@
 //! The keys and values of a tile, found through a block table and read as f32.
+#![allow(clippy::cast_ptr_alignment)] // Offsets are multiples of the element's size.
 #![allow(unsafe_op_in_unsafe_fn)] // One contract for all: the machine has the tier, the pointers are those of `Tiles`.
 #![allow(clippy::inline_always, clippy::needless_range_loop)] // Tier code must be inlined; counted loops over registers unroll.
 
-use std::ops::Range;
+use std::{marker::PhantomData, ops::Range};
 
 use crate::{
     KvDType,
@@ -10,10 +11,12 @@ use crate::{
 };
 
 use super::{
-    Problem, TILE_KEYS,
-    element::{BF16, Element, F8E4M3, F16, F32, Int8},
+    GROUPS, KEY_GROUP, Problem, TILE_KEYS,
+    ahead::Ahead,
+    element::{BF16, BF16Pair, Element, F8E4M3, F16, F32, Int8},
     plan::{Item, padded_dim},
     product::{Pairs, Product, Single},
+    score::{Keys, score_rows},
     weigh::{RowBlock, Values, weigh_rows},
 };
 
@@ -27,9 +30,9 @@ pub(super) struct Tiles<'a> {
     start: usize,
     /// Lanes that hold keys of the item.
     lanes: Range<usize>,
-    /// Where in a plane the vectors of this tile lie, and those of the next one, of the item's first head. Lanes out of `lanes` repeat
-    /// one within.
-    offsets: [usize; 2 * TILE_KEYS],
+    /// Where in a plane the item's first head starts in the block of each group of keys of this tile, and of the next one. Groups
+    /// without keys of the item repeat another's.
+    blocks: [usize; 2 * GROUPS],
     /// The head, counted from the item's first.
     head: usize,
     /// What is to be added to offsets for this head.
@@ -52,8 +55,8 @@ impl<'a> Tiles<'a> {
     pub(super) fn new(problem: &'a Problem<'a>, item: &'a Item, keys: Range<usize>) -> Self {
         let scales = element_factor(problem.spec.dtype).map(|_| Scales { keys: [0.0; TILE_KEYS], values: [0.0; TILE_KEYS] });
         let start = keys.start / TILE_KEYS * TILE_KEYS;
-        let offsets = [0; 2 * TILE_KEYS];
-        let mut tiles = Self { problem, item, keys, start, lanes: 0..0, offsets, head: 0, shift: 0, next_shift: 0, scales };
+        let blocks = [0; 2 * GROUPS];
+        let mut tiles = Self { problem, item, keys, start, lanes: 0..0, blocks, head: 0, shift: 0, next_shift: 0, scales };
         tiles.look_up(start);
         // So that `advance` comes to it.
         tiles.start = start.wrapping_sub(TILE_KEYS);
@@ -69,7 +72,7 @@ impl<'a> Tiles<'a> {
         }
         self.start = start;
         self.lanes = self.keys.start.max(start) - start..self.keys.end.min(start + TILE_KEYS) - start;
-        self.offsets.copy_within(TILE_KEYS.., 0);
+        self.blocks.copy_within(GROUPS.., 0);
         self.look_up(start + TILE_KEYS);
         true
     }
@@ -83,11 +86,21 @@ impl<'a> Tiles<'a> {
         self.read_scales();
     }
 
-    /// Where the vectors lie of what comes after this head of this tile.
+    /// Where the first of each group's keys or values lies in `plane`; `distance` is that from one to the next.
     #[inline(always)]
-    fn next_offsets(&self) -> &[usize] {
-        let first = if self.next_shift == 0 { TILE_KEYS } else { 0 };
-        &self.offsets[first..first + TILE_KEYS]
+    fn groups(&self, plane: *const u8, distance: usize) -> [*const u8; GROUPS] {
+        let first = |group: usize| group * KEY_GROUP % self.problem.spec.block_size;
+        std::array::from_fn(|i| plane.wrapping_add(self.blocks[i] + self.shift + first(i) * distance))
+    }
+
+    /// What comes after this head of this tile.
+    #[inline(always)]
+    fn ahead(&self, plane: *const u8) -> Ahead {
+        let Problem { spec, layout, .. } = self.problem;
+        let first = if self.next_shift == 0 { GROUPS } else { 0 };
+        let group = |run: usize| first + run * spec.block_size / KEY_GROUP % GROUPS;
+        let runs = std::array::from_fn(|run| plane.wrapping_add(self.blocks[group(run)] + self.next_shift));
+        Ahead::new(runs, spec.block_size * layout.vector_bytes)
     }
 
     /// Position of the tile's first lane.
@@ -123,13 +136,13 @@ impl<'a> Tiles<'a> {
     /// Finds where the tile that starts at `start` lies, if the item has it, and asks for its scales.
     #[inline(always)]
     fn look_up(&mut self, start: usize) {
-        let (mut offsets, Problem { layout, keys, values, .. }) = ([usize::MAX; TILE_KEYS], self.problem);
-        let mut any = self.offsets[0];
-        self.runs(start, |lane, block, offset, len| {
-            any = layout.vector(block, self.item.kv_heads.start, offset);
-            for (i, place) in offsets[lane..lane + len].iter_mut().enumerate() {
-                *place = any + i * layout.vector_bytes;
-            }
+        let Problem { layout, keys, values, spec, .. } = self.problem;
+        let (mut blocks, mut any) = ([usize::MAX; GROUPS], self.blocks[0]);
+        self.runs(start, |lane, block, offset, _| {
+            any = layout.head(block, self.item.kv_heads.start);
+            // All groups of the block, since a vector of keys may start before those of the item.
+            let first = (lane - offset) / KEY_GROUP;
+            blocks[first..first + spec.block_size / KEY_GROUP].fill(any);
             if self.scales.is_some() {
                 for head in self.item.kv_heads.clone() {
                     let scale = layout.scale(block, head, offset);
@@ -138,12 +151,8 @@ impl<'a> Tiles<'a> {
                 }
             }
         });
-        if start < self.keys.start || start + TILE_KEYS > self.keys.end {
-            for place in offsets.iter_mut().filter(|place| **place == usize::MAX) {
-                *place = any;
-            }
-        }
-        self.offsets[TILE_KEYS..].copy_from_slice(&offsets);
+        blocks.iter_mut().filter(|block| **block == usize::MAX).for_each(|block| *block = any);
+        self.blocks[GROUPS..].copy_from_slice(&blocks);
     }
 
     #[inline(always)]
@@ -153,7 +162,6 @@ impl<'a> Tiles<'a> {
             let first = self.problem.layout.scale(block, self.item.kv_heads.start + self.head, offset);
             for (plane, scales) in [(self.problem.keys, &mut scales.keys), (self.problem.values, &mut scales.values)] {
                 // SAFETY: the run is within the plane; a type with a factor has scales, which are aligned: the layout says so.
-                #[allow(clippy::cast_ptr_alignment)]
                 let stored = unsafe { std::slice::from_raw_parts(plane.add(first).cast::<u16>(), len) };
                 for (scale, &bits) in scales[lane..lane + len].iter_mut().zip(stored) {
                     *scale = f32::from_bits(u32::from(bits) << 16) * factor;
@@ -163,46 +171,68 @@ impl<'a> Tiles<'a> {
         self.scales = Some(scales);
     }
 
-    /// Writes the keys transposed, `[steps, TILE_KEYS]`, without their scales. Lanes that are not read hold anything.
+    /// The keys where they lie; or, where a vector is longer than a block, a copy of them at `copy`, `[units, TILE_KEYS]`.
     #[inline(always)]
-    pub(super) unsafe fn load_keys<S: Simd, P: Product>(&self, keys: *mut f32) {
-        let dim = self.problem.params.head_dim;
+    unsafe fn keys<S: Simd>(&self, copy: *mut f32) -> Keys {
+        let Problem { layout, keys: plane, spec, .. } = *self.problem;
+        let unit_bytes = layout.key_unit_bytes;
+        let mut keys = Keys {
+            groups: self.groups(plane, unit_bytes),
+            unit_bytes,
+            stride: layout.key_stride(),
+            units: layout.vector_bytes / unit_bytes,
+            ahead: Some(self.ahead(plane)),
+        };
+        if spec.block_size < S::LANES {
+            let (copy, bytes) = (copy.cast::<u8>(), KEY_GROUP * unit_bytes);
+            for unit in 0..keys.units {
+                for (i, group) in keys.groups.iter().enumerate() {
+                    let place = copy.add((unit * GROUPS + i) * bytes);
+                    std::ptr::copy_nonoverlapping(group.add(unit * keys.stride), place, bytes);
+                }
+            }
+            keys.groups = std::array::from_fn(|i| copy.wrapping_add(i * bytes).cast_const());
+            keys.stride = GROUPS * bytes;
+        }
+        keys
+    }
+
+    /// Writes the keys, `[steps, TILE_KEYS]`, without their scales. Lanes that are not read hold anything. `copy` is as long as `keys`.
+    #[inline(always)]
+    pub(super) unsafe fn load_keys<S: Simd, P: Product>(&self, keys: *mut f32, copy: *mut f32) {
+        let (stored, lanes) = (self.keys::<S>(copy), &self.lanes);
         match self.problem.spec.dtype {
             // Pairs stay together, as elements of 32 bits.
-            KvDType::BF16 if P::PACKED == 2 => self.load_keys_as::<S, F32>(dim / 2, keys),
+            KvDType::BF16 if P::PACKED == 2 => stored.widen::<S, F32>(lanes, keys),
             other if P::PACKED == 2 => not_in_pairs(other),
-            KvDType::F32 => self.load_keys_as::<S, F32>(dim, keys),
-            KvDType::F16 => self.load_keys_as::<S, F16>(dim, keys),
-            KvDType::BF16 => self.load_keys_as::<S, BF16>(dim, keys),
-            KvDType::F8E4M3 => self.load_keys_as::<S, F8E4M3>(dim, keys),
-            KvDType::Int8 => self.load_keys_as::<S, Int8>(dim, keys),
+            KvDType::F32 => stored.widen::<S, F32>(lanes, keys),
+            KvDType::F16 => stored.widen::<S, F16>(lanes, keys),
+            KvDType::BF16 if self.in_pairs() => stored.widen::<S, BF16Pair>(lanes, keys),
+            KvDType::BF16 => stored.widen::<S, BF16>(lanes, keys),
+            KvDType::F8E4M3 => stored.widen::<S, F8E4M3>(lanes, keys),
+            KvDType::Int8 => stored.widen::<S, Int8>(lanes, keys),
         }
     }
 
+    /// [`score_rows`] over the keys where they lie.
     #[inline(always)]
-    unsafe fn load_keys_as<S: Simd, E: Element>(&self, dim: usize, keys: *mut f32) {
-        let plane = self.problem.keys.add(self.shift);
-        let (next_plane, next) = (self.problem.keys.wrapping_add(self.next_shift), self.next_offsets());
-        let columns = E::columns::<S>();
-        let chunks = dim.div_ceil(columns) as u32;
-        let first = self.lanes.start / S::LANES * S::LANES;
-        for lane in (first..self.lanes.end).step_by(S::LANES) {
-            for c in (0..dim).step_by(columns) {
-                let mut rows = [S::splat(0.0); 16];
-                for j in 0..S::LANES {
-                    rows[j] = row::<S, E>(plane.add(*self.offsets.get_unchecked(lane + j)), c, dim);
-                    // In the order in which they lie, which the processor's own prefetchers follow.
-                    let place = (c / columns * S::LANES + j) as u32;
-                    let (ahead, part) = (place / chunks, place % chunks);
-                    let next =
-                        next_plane.wrapping_add(next.get_unchecked(lane + ahead as usize) + part as usize * columns * E::BYTES);
-                    for line in (0..columns * E::BYTES).step_by(64) {
-                        prefetch(next.wrapping_add(line));
-                    }
-                }
-                E::store_columns::<S>(&mut rows, dim - c, keys.add(c * TILE_KEYS + lane), TILE_KEYS);
-            }
+    pub(super) unsafe fn score_direct<S: Simd, P: Product>(&self, rows: usize, q: *const f32, copy: *mut f32, scores: *mut f32) {
+        let (stored, lanes) = (&self.keys::<S>(copy), &self.lanes);
+        match self.problem.spec.dtype {
+            KvDType::BF16 if P::PACKED == 2 => score_rows::<S, P, F32>(rows, q, stored, lanes, scores),
+            other if P::PACKED == 2 => not_in_pairs(other),
+            KvDType::F32 => score_rows::<S, P, F32>(rows, q, stored, lanes, scores),
+            KvDType::F16 => score_rows::<S, P, F16>(rows, q, stored, lanes, scores),
+            KvDType::BF16 if self.in_pairs() => score_rows::<S, P, BF16Pair>(rows, q, stored, lanes, scores),
+            KvDType::BF16 => score_rows::<S, P, BF16>(rows, q, stored, lanes, scores),
+            KvDType::F8E4M3 => score_rows::<S, P, F8E4M3>(rows, q, stored, lanes, scores),
+            KvDType::Int8 => score_rows::<S, P, Int8>(rows, q, stored, lanes, scores),
         }
+    }
+
+    /// Whether two dimensions of a BF16 key lie together.
+    fn in_pairs(&self) -> bool {
+        self.problem.layout.key_unit_bytes == 2 * BF16::BYTES
     }
 
     /// Writes the values, `[steps, padded]`, without their scales. Lanes that are not read hold anything.
@@ -222,9 +252,10 @@ impl<'a> Tiles<'a> {
     #[inline(always)]
     unsafe fn load_values_as<S: Simd, E: Element>(&self, values: *mut f32) {
         let dim = self.problem.params.head_dim;
-        let padded = padded_dim(dim);
+        let (padded, stored) = (padded_dim(dim), Stored::<E>::new(self));
         for lane in self.lanes.clone() {
-            let row = self.problem.values.add(self.offsets[lane] + self.shift);
+            stored.ahead.ask(stored.vector_bytes);
+            let row = stored.run(lane / KEY_GROUP).add(lane % KEY_GROUP * stored.vector_bytes);
             for c in (0..dim).step_by(S::LANES) {
                 S::store(values.add(lane * padded + c), vector::<S, E>(row, c, dim));
             }
@@ -234,17 +265,14 @@ impl<'a> Tiles<'a> {
     #[inline(always)]
     unsafe fn load_value_pairs<S: Simd>(&self, values: *mut f32) {
         let dim = self.problem.params.head_dim;
-        let plane = self.problem.values.wrapping_add(self.shift);
-        let (next_plane, next) = (self.problem.values.wrapping_add(self.next_shift), self.next_offsets());
+        let stored = StoredPairs::new(self);
         for step in self.lanes.start / 2..self.lanes.end.div_ceil(2) {
-            for lane in 2 * step..2 * step + 2 {
-                for line in (0..2 * dim).step_by(64) {
-                    prefetch(next_plane.wrapping_add(next[lane] + line));
-                }
-            }
-            let [first, second] = [0, 1].map(|i| plane.wrapping_add(self.offsets[2 * step + i]));
+            stored.values.ahead.ask(2 * stored.values.vector_bytes);
+            let group = 2 * step / KEY_GROUP;
+            let place = (group, stored.run(group));
             for c in (0..dim).step_by(S::LANES) {
-                S::store(values.add(step * dim + c), S::interleave_bf16(first.add(2 * c).cast(), second.add(2 * c).cast()));
+                let [pair] = stored.columns::<S, 1>(place, step % (KEY_GROUP / 2), c);
+                S::store(values.add(step * dim + c), pair);
             }
         }
     }
@@ -253,7 +281,7 @@ impl<'a> Tiles<'a> {
     #[inline(always)]
     pub(super) unsafe fn weigh_direct<S: Simd, P: Product>(&self, block: &RowBlock, lanes: &Range<usize>) {
         match self.problem.spec.dtype {
-            KvDType::BF16 if P::PACKED == 2 => weigh_rows::<S, _>(block, &StoredPairs(Stored::new(self)), lanes),
+            KvDType::BF16 if P::PACKED == 2 => weigh_rows::<S, _>(block, &StoredPairs::new(self), lanes),
             other if P::PACKED == 2 => not_in_pairs(other),
             KvDType::F32 => weigh_rows::<S, _>(block, &Stored::<F32>::new(self), lanes),
             KvDType::F16 => weigh_rows::<S, _>(block, &Stored::<F16>::new(self), lanes),
@@ -271,50 +299,36 @@ fn not_in_pairs(dtype: KvDType) -> ! {
 }
 
 /// Values where they lie.
-struct Stored<'a, E> {
-    plane: *const u8,
-    offsets: &'a [usize],
-    /// The same for what comes after these.
-    next_plane: *const u8,
-    next_offsets: &'a [usize],
-    vector_bytes: u32,
-    element: std::marker::PhantomData<E>,
+struct Stored<E> {
+    groups: [*const u8; GROUPS],
+    vector_bytes: usize,
+    ahead: Ahead,
+    element: PhantomData<E>,
 }
 
-impl<'a, E> Stored<'a, E> {
+impl<E: Element> Stored<E> {
     #[inline(always)]
-    fn new(tiles: &'a Tiles<'_>) -> Self {
-        let values = tiles.problem.values;
-        Self {
-            plane: values.wrapping_add(tiles.shift),
-            offsets: &tiles.offsets[..TILE_KEYS],
-            next_plane: values.wrapping_add(tiles.next_shift),
-            next_offsets: tiles.next_offsets(),
-            vector_bytes: tiles.problem.layout.vector_bytes as u32,
-            element: std::marker::PhantomData,
-        }
+    fn new(tiles: &Tiles<'_>) -> Self {
+        let Problem { values, layout, .. } = *tiles.problem;
+        let vector_bytes = layout.vector_bytes;
+        Self { groups: tiles.groups(values, vector_bytes), vector_bytes, ahead: tiles.ahead(values), element: PhantomData }
     }
 }
 
-impl<E: Element> Stored<'_, E> {
-    /// Where column `c` of the value at `lane` lies; asks for as much of what comes next as `columns` take.
-    #[inline(always)]
-    unsafe fn at(&self, lane: usize, c: usize, columns: usize) -> *const u8 {
-        let ahead = ((c / columns * TILE_KEYS + lane) * columns * E::BYTES) as u32;
-        let next = self.next_offsets.get_unchecked((ahead / self.vector_bytes) as usize % TILE_KEYS);
-        let next = self.next_plane.wrapping_add(next + (ahead % self.vector_bytes) as usize);
-        for line in (0..columns * E::BYTES).step_by(64) {
-            prefetch(next.wrapping_add(line));
-        }
-        self.plane.add(self.offsets.get_unchecked(lane) + c * E::BYTES)
-    }
-}
-
-impl<E: Element> Values for Stored<'_, E> {
+impl<E: Element> Values for Stored<E> {
     type Product = Single;
+    const RUN: usize = KEY_GROUP;
     #[inline(always)]
-    unsafe fn columns<S: Simd, const C: usize>(&self, lane: usize, c: usize) -> [S::V; C] {
-        let row = self.at(lane, c, C * S::LANES);
+    fn ask_ahead(&self, columns: usize) {
+        self.ahead.ask(KEY_GROUP * columns * E::BYTES);
+    }
+    #[inline(always)]
+    unsafe fn run(&self, group: usize) -> *const u8 {
+        *self.groups.get_unchecked(group)
+    }
+    #[inline(always)]
+    unsafe fn columns<S: Simd, const C: usize>(&self, (_, first): (usize, *const u8), step: usize, c: usize) -> [S::V; C] {
+        let row = first.add(step * self.vector_bytes + c * E::BYTES);
         let mut columns = [S::splat(0.0); C];
         for i in 0..C {
             columns[i] = E::load::<S>(row.add(i * S::LANES * E::BYTES));
@@ -324,13 +338,36 @@ impl<E: Element> Values for Stored<'_, E> {
 }
 
 /// Values of two keys side by side.
-struct StoredPairs<'a>(Stored<'a, BF16>);
+struct StoredPairs {
+    values: Stored<BF16>,
+    /// Those that the item sees. Beside one of them another counts as the same, for it may be anything, and not a number.
+    lanes: Range<usize>,
+}
 
-impl Values for StoredPairs<'_> {
-    type Product = Pairs;
+impl StoredPairs {
     #[inline(always)]
-    unsafe fn columns<S: Simd, const C: usize>(&self, step: usize, c: usize) -> [S::V; C] {
-        let [first, second]: [*const u16; 2] = [0, 1].map(|i| self.0.at(2 * step + i, c, C * S::LANES).cast());
+    fn new(tiles: &Tiles<'_>) -> Self {
+        Self { values: Stored::new(tiles), lanes: tiles.lanes() }
+    }
+}
+
+impl Values for StoredPairs {
+    type Product = Pairs;
+    const RUN: usize = KEY_GROUP;
+    #[inline(always)]
+    fn ask_ahead(&self, columns: usize) {
+        self.values.ask_ahead(columns);
+    }
+    #[inline(always)]
+    unsafe fn run(&self, group: usize) -> *const u8 {
+        self.values.run(group)
+    }
+    #[inline(always)]
+    unsafe fn columns<S: Simd, const C: usize>(&self, (group, first): (usize, *const u8), step: usize, c: usize) -> [S::V; C] {
+        let lane = group * KEY_GROUP + 2 * step;
+        let lanes = [lane.max(self.lanes.start), (lane + 1).min(self.lanes.end - 1)];
+        let row = |lane: usize| first.add(lane % KEY_GROUP * self.values.vector_bytes).cast::<u16>().add(c);
+        let [first, second] = lanes.map(row);
         let mut columns = [S::splat(0.0); C];
         for i in 0..C {
             columns[i] = S::interleave_bf16(first.add(i * S::LANES), second.add(i * S::LANES));
@@ -355,15 +392,6 @@ unsafe fn vector<S: Simd, E: Element>(row: *const u8, c: usize, dim: usize) -> S
         return E::load::<S>(row.add(c * E::BYTES));
     }
     E::load::<S>(tail::<E>(row, c, dim).as_ptr())
-}
-
-/// Elements of a row of `dim` from `c` on, as [`Element::load_row`] loads them; 0 beyond its end.
-#[inline(always)]
-unsafe fn row<S: Simd, E: Element>(row: *const u8, c: usize, dim: usize) -> S::V {
-    if c + E::columns::<S>() <= dim {
-        return E::load_row::<S>(row.add(c * E::BYTES));
-    }
-    E::load_row::<S>(tail::<E>(row, c, dim).as_ptr())
 }
 
 /// The bytes from element `c` on of a row of `dim`, fewer than 64; 0 beyond its end.

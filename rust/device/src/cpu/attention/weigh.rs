@@ -1,4 +1,5 @@
 //! The weighted sum of a tile's values.
+#![allow(clippy::cast_ptr_alignment)] // The values are f32.
 #![allow(unsafe_op_in_unsafe_fn)] // One contract for all, stated on `kernel::attend`.
 #![allow(clippy::inline_always, clippy::needless_range_loop)] // Tier code must be inlined; counted loops over registers unroll.
 
@@ -12,8 +13,14 @@ use super::{TILE_KEYS, product::Product};
 pub(super) trait Values {
     /// How they are multiplied.
     type Product: Product;
-    /// `C * LANES` columns from `c` on, of the values of a step: those of one key, or of as many as lie together in 32 bits.
-    unsafe fn columns<S: Simd, const C: usize>(&self, step: usize, c: usize) -> [S::V; C];
+    /// Keys whose values lie at equal distances: of so many from a multiple of it on.
+    const RUN: usize;
+    /// Asks for what comes next, as many bytes as `columns` of a run's values take.
+    fn ask_ahead(&self, _columns: usize) {}
+    /// Where the values of a run start.
+    unsafe fn run(&self, run: usize) -> *const u8;
+    /// `C * LANES` columns from `c` on, of the values of a step of a run: those of one key, or of as many as lie together in 32 bits.
+    unsafe fn columns<S: Simd, const C: usize>(&self, run: (usize, *const u8), step: usize, c: usize) -> [S::V; C];
 }
 
 /// Values converted before, `[steps, padded]`.
@@ -25,9 +32,14 @@ pub(super) struct Loaded<P> {
 
 impl<P: Product> Values for Loaded<P> {
     type Product = P;
+    const RUN: usize = TILE_KEYS;
     #[inline(always)]
-    unsafe fn columns<S: Simd, const C: usize>(&self, step: usize, c: usize) -> [S::V; C] {
-        let row = self.values.add(step * self.padded + c);
+    unsafe fn run(&self, _: usize) -> *const u8 {
+        self.values.cast()
+    }
+    #[inline(always)]
+    unsafe fn columns<S: Simd, const C: usize>(&self, (_, first): (usize, *const u8), step: usize, c: usize) -> [S::V; C] {
+        let row = first.cast::<f32>().add(step * self.padded + c);
         let mut columns = [S::splat(0.0); C];
         for i in 0..C {
             columns[i] = S::load(row.add(i * S::LANES));
@@ -107,12 +119,19 @@ unsafe fn weigh_columns<S: Simd, V: Values, const R: usize, const C: usize>(
             acc[r][i] = S::mul(S::load(block.acc.add(r * block.padded + c + i * S::LANES)), factor);
         }
     }
-    for step in lanes.start / V::Product::PACKED..lanes.end.div_ceil(V::Product::PACKED) {
-        let v = values.columns::<S, C>(step, c);
-        for r in 0..R {
-            let weight = S::splat(*block.weights.add(r * TILE_KEYS + step));
-            for i in 0..C {
-                acc[r][i] = V::Product::add::<S>(acc[r][i], weight, v[i]);
+    for run in lanes.start / V::RUN..lanes.end.div_ceil(V::RUN) {
+        values.ask_ahead(C * S::LANES);
+        let lane = run * V::RUN;
+        let (start, end) = (lanes.start.max(lane) - lane, (lanes.end - lane).min(V::RUN));
+        let weights = block.weights.add(lane / V::Product::PACKED);
+        let run = (run, values.run(run));
+        for step in start / V::Product::PACKED..end.div_ceil(V::Product::PACKED) {
+            let v = values.columns::<S, C>(run, step, c);
+            for r in 0..R {
+                let weight = S::splat(*weights.add(r * TILE_KEYS + step));
+                for i in 0..C {
+                    acc[r][i] = V::Product::add::<S>(acc[r][i], weight, v[i]);
+                }
             }
         }
     }

@@ -58,17 +58,6 @@ impl Simd for Avx2 {
         _mm256_castsi256_ps(if i == 0 { _mm256_slli_epi32::<16>(v) } else { _mm256_and_si256(v, high) })
     }
     #[inline(always)]
-    unsafe fn unpack_i8(v: __m256, i: usize) -> __m256 {
-        let v = _mm256_castps_si256(v);
-        let top = match i {
-            0 => _mm256_slli_epi32::<24>(v),
-            1 => _mm256_slli_epi32::<16>(v),
-            2 => _mm256_slli_epi32::<8>(v),
-            _ => v,
-        };
-        _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(top))
-    }
-    #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: __m256) {
         let v = _mm256_min_ps(_mm256_set1_ps(65504.0), _mm256_max_ps(_mm256_set1_ps(-65504.0), v));
         _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v));
@@ -136,51 +125,5 @@ impl Simd for Avx2 {
         let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
         let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
         _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
-    }
-    #[inline(always)]
-    unsafe fn transpose(rows: *mut __m256) {
-        let r = &mut *rows.cast::<[__m256; 8]>();
-        let mut t = [_mm256_setzero_ps(); 8];
-        for i in 0..4 {
-            t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-            t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-        }
-        let mut u = t;
-        for i in [0, 4] {
-            for j in 0..2 {
-                u[i + 2 * j] = _mm256_shuffle_ps::<0b01_00_01_00>(t[i + j], t[i + 2 + j]);
-                u[i + 2 * j + 1] = _mm256_shuffle_ps::<0b11_10_11_10>(t[i + j], t[i + 2 + j]);
-            }
-        }
-        for i in 0..4 {
-            r[i] = _mm256_permute2f128_ps::<0x20>(u[i], u[i + 4]);
-            r[i + 4] = _mm256_permute2f128_ps::<0x31>(u[i], u[i + 4]);
-        }
-    }
-    const TRANSPOSES_F16: bool = true;
-    #[inline(always)]
-    unsafe fn transpose_f16(rows: *mut __m256) {
-        let r = &mut *rows.cast::<[__m256i; 8]>();
-        // Within 128-bit lanes: words of two rows, pairs of four, fours of eight.
-        let (mut p, mut q) = ([_mm256_setzero_si256(); 8], [_mm256_setzero_si256(); 8]);
-        for i in 0..4 {
-            p[2 * i] = _mm256_unpacklo_epi16(r[2 * i], r[2 * i + 1]);
-            p[2 * i + 1] = _mm256_unpackhi_epi16(r[2 * i], r[2 * i + 1]);
-        }
-        for i in 0..2 {
-            for x in 0..2 {
-                q[4 * i + 2 * x] = _mm256_unpacklo_epi32(p[4 * i + x], p[4 * i + 2 + x]);
-                q[4 * i + 2 * x + 1] = _mm256_unpackhi_epi32(p[4 * i + x], p[4 * i + 2 + x]);
-            }
-        }
-        for x in 0..4 {
-            r[2 * x] = _mm256_unpacklo_epi64(q[x], q[4 + x]);
-            r[2 * x + 1] = _mm256_unpackhi_epi64(q[x], q[4 + x]);
-        }
-    }
-    #[inline(always)]
-    unsafe fn f16_half(columns: __m256, i: usize) -> __m256 {
-        let columns = _mm256_castps_si256(columns);
-        _mm256_cvtph_ps(if i == 0 { _mm256_castsi256_si128(columns) } else { _mm256_extracti128_si256::<1>(columns) })
     }
 }

@@ -58,17 +58,6 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
         _mm512_castsi512_ps(if i == 0 { _mm512_slli_epi32::<16>(v) } else { _mm512_and_si512(v, high) })
     }
     #[inline(always)]
-    unsafe fn unpack_i8(v: __m512, i: usize) -> __m512 {
-        let v = _mm512_castps_si512(v);
-        let top = match i {
-            0 => _mm512_slli_epi32::<24>(v),
-            1 => _mm512_slli_epi32::<16>(v),
-            2 => _mm512_slli_epi32::<8>(v),
-            _ => v,
-        };
-        _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top))
-    }
-    #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: __m512) {
         let v = _mm512_min_ps(_mm512_set1_ps(65504.0), _mm512_max_ps(_mm512_set1_ps(-65504.0), v));
         _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v));
@@ -135,34 +124,6 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
         _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
     }
     #[inline(always)]
-    unsafe fn transpose(rows: *mut __m512) {
-        let r = &mut *rows.cast::<[__m512; 16]>();
-        let mut t = [_mm512_setzero_ps(); 16];
-        for i in 0..8 {
-            t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-            t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-        }
-        // Now 4x4 transposes within each 128-bit lane: u[4 g + c] holds columns c, c + 4, c + 8, c + 12 of rows 4 g .. 4 g + 4.
-        let mut u = t;
-        for g in [0, 4, 8, 12] {
-            for j in 0..2 {
-                u[g + 2 * j] = _mm512_shuffle_ps::<0b01_00_01_00>(t[g + j], t[g + 2 + j]);
-                u[g + 2 * j + 1] = _mm512_shuffle_ps::<0b11_10_11_10>(t[g + j], t[g + 2 + j]);
-            }
-        }
-        // And a 4x4 transpose of the lanes.
-        for c in 0..4 {
-            let a = _mm512_shuffle_f32x4::<0b10_00_10_00>(u[c], u[c + 4]);
-            let b = _mm512_shuffle_f32x4::<0b11_01_11_01>(u[c], u[c + 4]);
-            let d = _mm512_shuffle_f32x4::<0b10_00_10_00>(u[c + 8], u[c + 12]);
-            let e = _mm512_shuffle_f32x4::<0b11_01_11_01>(u[c + 8], u[c + 12]);
-            r[c] = _mm512_shuffle_f32x4::<0b10_00_10_00>(a, d);
-            r[c + 8] = _mm512_shuffle_f32x4::<0b11_01_11_01>(a, d);
-            r[c + 4] = _mm512_shuffle_f32x4::<0b10_00_10_00>(b, e);
-            r[c + 12] = _mm512_shuffle_f32x4::<0b11_01_11_01>(b, e);
-        }
-    }
-    #[inline(always)]
     unsafe fn dot_bf16(acc: __m512, x: __m512, y: __m512) -> __m512 {
         _mm512_dpbf16_ps(acc, std::mem::transmute::<__m512, __m512bh>(x), std::mem::transmute::<__m512, __m512bh>(y))
     }
@@ -191,41 +152,5 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
             47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0,
         );
         _mm512_castsi512_ps(_mm512_permutex2var_epi16(first, places, second))
-    }
-    const TRANSPOSES_F16: bool = true;
-    #[inline(always)]
-    unsafe fn transpose_f16(rows: *mut __m512) {
-        let r = &mut *rows.cast::<[__m512i; 16]>();
-        // Within 128-bit lanes: words of two rows, pairs of four, fours of eight. Lane l of s[8 h + x] then holds column 8 l + x of
-        // rows 8 h .. 8 h + 8.
-        let (mut p, mut q, mut s) = ([_mm512_setzero_si512(); 16], [_mm512_setzero_si512(); 16], [_mm512_setzero_si512(); 16]);
-        for i in 0..8 {
-            p[2 * i] = _mm512_unpacklo_epi16(r[2 * i], r[2 * i + 1]);
-            p[2 * i + 1] = _mm512_unpackhi_epi16(r[2 * i], r[2 * i + 1]);
-        }
-        for i in 0..4 {
-            for x in 0..2 {
-                q[4 * i + 2 * x] = _mm512_unpacklo_epi32(p[4 * i + x], p[4 * i + 2 + x]);
-                q[4 * i + 2 * x + 1] = _mm512_unpackhi_epi32(p[4 * i + x], p[4 * i + 2 + x]);
-            }
-        }
-        for h in 0..2 {
-            for x in 0..4 {
-                s[8 * h + 2 * x] = _mm512_unpacklo_epi64(q[8 * h + x], q[8 * h + 4 + x]);
-                s[8 * h + 2 * x + 1] = _mm512_unpackhi_epi64(q[8 * h + x], q[8 * h + 4 + x]);
-            }
-        }
-        // The halves of a column side by side.
-        let low = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
-        let high = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
-        for x in 0..8 {
-            r[x] = _mm512_permutex2var_epi64(s[x], low, s[8 + x]);
-            r[8 + x] = _mm512_permutex2var_epi64(s[x], high, s[8 + x]);
-        }
-    }
-    #[inline(always)]
-    unsafe fn f16_half(columns: __m512, i: usize) -> __m512 {
-        let columns = _mm512_castps_si512(columns);
-        _mm512_cvtph_ps(if i == 0 { _mm512_castsi512_si256(columns) } else { _mm512_extracti64x4_epi64::<1>(columns) })
     }
 }

@@ -44,8 +44,6 @@ pub(crate) trait Simd {
     unsafe fn load_e4m3(p: *const u8) -> Self::V;
     /// Of each 32-bit lane the bfloat16 value in half `i` (0, 1).
     unsafe fn unpack_bf16(v: Self::V, i: usize) -> Self::V;
-    /// Of each 32-bit lane the int8 value in byte `i` (0 to 3).
-    unsafe fn unpack_i8(v: Self::V, i: usize) -> Self::V;
     /// Rounds to nearest even; saturates at ±65504.
     unsafe fn store_f16(p: *mut u16, v: Self::V);
     /// Rounds to nearest even.
@@ -68,19 +66,6 @@ pub(crate) trait Simd {
     unsafe fn zero_below(v: Self::V, x: Self::V, limit: Self::V) -> Self::V;
     unsafe fn reduce_max(v: Self::V) -> f32;
     unsafe fn reduce_add(v: Self::V) -> f32;
-    /// Transposes `LANES` vectors in place.
-    unsafe fn transpose(rows: *mut Self::V);
-    /// Whether there are [`Self::transpose_f16`] and [`Self::f16_half`], which keys of that type then go through.
-    const TRANSPOSES_F16: bool = false;
-    /// Transposes `LANES` vectors of `2 * LANES` f16 values in place, into vectors that hold two columns each: vector `i` of the first 8
-    /// columns `i` and `i + 8`, of the next 8 columns 16 more than those.
-    unsafe fn transpose_f16(_rows: *mut Self::V) {
-        unreachable!("a tier that transposes f16 values has its own");
-    }
-    /// Column `i` (0, 1) of a vector of two.
-    unsafe fn f16_half(_columns: Self::V, _i: usize) -> Self::V {
-        unreachable!("a tier that transposes f16 values has its own");
-    }
     /// `acc + x.0 * y.0 + x.1 * y.1` in each lane, of pairs of bfloat16 values; subnormal numbers count as 0.
     unsafe fn dot_bf16(_acc: Self::V, _x: Self::V, _y: Self::V) -> Self::V {
         unreachable!("a tier that multiplies pairs has its own");
@@ -245,13 +230,7 @@ mod tests {
     }
 
     #[inline(always)]
-    unsafe fn widen<S: Simd>(
-        bits: &[u16],
-        half: &mut [f32],
-        brain: &mut [f32],
-        pairs: &mut [Vec<f32>; 2],
-        transposed: &mut Vec<f32>,
-    ) {
+    unsafe fn widen<S: Simd>(bits: &[u16], half: &mut [f32], brain: &mut [f32], pairs: &mut [Vec<f32>; 2]) {
         for i in (0..bits.len()).step_by(S::LANES) {
             S::store(half.as_mut_ptr().add(i), S::load_f16(bits.as_ptr().add(i)));
             S::store(brain.as_mut_ptr().add(i), S::load_bf16(bits.as_ptr().add(i)));
@@ -260,16 +239,6 @@ mod tests {
             let (even, odd) = S::load_bf16_pairs(bits.as_ptr().add(2 * i));
             S::store(pairs[0].as_mut_ptr().add(i), even);
             S::store(pairs[1].as_mut_ptr().add(i), odd);
-        }
-        let values: Vec<f32> = (0..S::LANES * S::LANES).map(|i| i as f32).collect();
-        let mut rows = [S::splat(0.0); 16];
-        for (i, row) in rows.iter_mut().enumerate().take(S::LANES) {
-            *row = S::load(values.as_ptr().add(i * S::LANES));
-        }
-        S::transpose(rows.as_mut_ptr());
-        transposed.resize(values.len(), 0.0);
-        for (i, row) in rows.iter().enumerate().take(S::LANES) {
-            S::store(transposed.as_mut_ptr().add(i * S::LANES), *row);
         }
     }
     #[inline(always)]
@@ -281,7 +250,7 @@ mod tests {
     }
     tier_entry! { fn widen_codes_tier => widen_codes(codes: &[u8], integers: &mut [f32], floats: &mut [f32]) }
 
-    tier_entry! { fn widen_tier => widen(bits: &[u16], half: &mut [f32], brain: &mut [f32], pairs: &mut [Vec<f32>; 2], transposed: &mut Vec<f32>) }
+    tier_entry! { fn widen_tier => widen(bits: &[u16], half: &mut [f32], brain: &mut [f32], pairs: &mut [Vec<f32>; 2]) }
 
     #[test]
     fn every_one_byte_code_widens_exactly() {
@@ -298,23 +267,19 @@ mod tests {
     }
 
     #[test]
-    fn every_16_bit_pattern_widens_exactly_and_transposition_is_one() {
+    fn every_16_bit_pattern_widens_exactly() {
         let bits: Vec<u16> = (0..=u16::MAX).collect();
         for tier in tiers() {
-            let (mut h, mut b, mut t) = (vec![0.0; bits.len()], vec![0.0; bits.len()], Vec::new());
+            let (mut h, mut b) = (vec![0.0; bits.len()], vec![0.0; bits.len()]);
             let mut pairs = [(); 2].map(|()| vec![0.0; bits.len() / 2]);
             // SAFETY: this machine has `tier`; the slices have one length, a multiple of 32, or half of it.
-            unsafe { widen_tier(tier, &bits, &mut h, &mut b, &mut pairs, &mut t) };
+            unsafe { widen_tier(tier, &bits, &mut h, &mut b, &mut pairs) };
             for (i, &x) in bits.iter().enumerate() {
                 let (half, brain) = (half::f16::from_bits(x).to_f32(), half::bf16::from_bits(x).to_f32());
                 assert!(h[i] == half || h[i].is_nan() && half.is_nan(), "{tier:?} f16 {x:#x}");
                 assert!(b[i] == brain || b[i].is_nan() && brain.is_nan(), "{tier:?} bf16 {x:#x}");
                 let paired = pairs[i % 2][i / 2];
                 assert!(paired == brain || paired.is_nan() && brain.is_nan(), "{tier:?} bf16 {x:#x} of a pair");
-            }
-            let lanes = t.len().isqrt();
-            for (i, &x) in t.iter().enumerate() {
-                assert_eq!(x as usize, (i % lanes) * lanes + i / lanes, "{tier:?} transposed element {i}");
             }
         }
     }

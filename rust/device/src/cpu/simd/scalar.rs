@@ -59,10 +59,6 @@ impl Simd for Scalar {
         v.map(|x| f32::from_bits(x.to_bits() >> (16 * i) << 16))
     }
     #[inline(always)]
-    unsafe fn unpack_i8(v: V, i: usize) -> V {
-        v.map(|x| f32::from(x.to_bits().to_le_bytes()[i] as i8))
-    }
-    #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: V) {
         p.cast::<[u16; LANES]>().write_unaligned(v.map(|x| f16::from_f32(x.clamp(-65504.0, 65504.0)).to_bits()));
     }
@@ -118,10 +114,5 @@ impl Simd for Scalar {
     #[inline(always)]
     unsafe fn reduce_add(v: V) -> f32 {
         ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]))
-    }
-    #[inline(always)]
-    unsafe fn transpose(rows: *mut V) {
-        let rows = &mut *rows.cast::<[V; LANES]>();
-        *rows = std::array::from_fn(|i| std::array::from_fn(|j| rows[j][i]));
     }
 }
