@@ -10,7 +10,7 @@ use std::time::Instant;
 use device::{
     AttentionArgs, AttentionParams, Backend, CacheEngine, DeviceError, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvSide,
     Precision, StepMetadata, Tensor,
-    cpu::{CpuBackend, CpuTier, ThreadPool, roofline::ReadBuffer},
+    cpu::{CpuBackend, CpuTier, roofline::ReadBuffer},
     num_physical_cores,
 };
 
@@ -128,7 +128,7 @@ fn summary(mut seconds: Vec<f64>) -> (f64, f64) {
 }
 
 fn decode(options: &Options, backend: &CpuBackend, shape: (usize, usize, usize), dtype: KvDType) -> Result<(), Error> {
-    let (pool, mut buffer) = (ThreadPool::new(options.threads)?, ReadBuffer::new(STREAMED_BYTES)?);
+    let mut buffer = ReadBuffer::new(STREAMED_BYTES)?;
     for (num_reqs, len) in [(1, 128), (1, 512), (1, 2048), (1, 8192), (8, 128), (8, 1024), (8, 8192)] {
         let mut case = Case::new(backend, shape, dtype, &step(num_reqs, 1, len, 0), STREAMED_BYTES)?;
         let steps: Vec<_> = (0..case.num_sets).map(|set| step(num_reqs, 1, len, set)).collect();
@@ -141,7 +141,7 @@ fn decode(options: &Options, backend: &CpuBackend, shape: (usize, usize, usize),
                     continue;
                 }
                 calls.push(case.seconds(backend, step, plane));
-                reads.push(buffer.read(&pool, options.tier, bytes));
+                reads.push(buffer.read(backend.pool(), options.tier, bytes));
             }
         }
         let (call, read) = (summary(calls), summary(reads));

@@ -35,6 +35,11 @@ impl CpuBackend {
         Ok(Self { tier, pool, linear: Mutex::default(), attention })
     }
 
+    /// Its workers, for what is measured beside it: those of another pool would be asleep, or in their way.
+    pub fn pool(&self) -> &ThreadPool {
+        &self.pool
+    }
+
     fn linear(&self) -> (LinearContext<'_>, MutexGuard<'_, LinearScratch>) {
         let context = LinearContext { pool: &self.pool, tier: self.tier };
         (context, self.linear.lock().unwrap_or_else(PoisonError::into_inner))

@@ -95,9 +95,11 @@ unsafe fn weigh_block<S: Simd, V: Values, const R: usize>(block: &RowBlock, valu
     let mut c = 0;
     while c < block.padded {
         let left = (block.padded - c) / S::LANES;
-        // As many sums as registers hold beside a value of each column and a weight.
+        // As many sums as registers hold beside a value of each column and a weight; nine rather than six of three rows, since an
+        // addition waits for the one before it.
         c += match left {
             4.. if S::LANES == 16 && R <= 6 || R <= 2 => weigh_columns::<S, V, R, 4>(block, values, lanes, c),
+            3 | 5.. if R == 3 => weigh_columns::<S, V, R, 3>(block, values, lanes, c),
             2.. => weigh_columns::<S, V, R, 2>(block, values, lanes, c),
             _ => weigh_columns::<S, V, R, 1>(block, values, lanes, c),
         };
