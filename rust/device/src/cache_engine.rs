@@ -47,6 +47,17 @@ pub struct KvPlace {
     pub head: usize,
 }
 
+/// Where in its plane a head's vector lies, in bytes.
+struct Place {
+    /// Its first unit: what stays together.
+    first: usize,
+    unit: usize,
+    /// From a unit to the next one.
+    stride: usize,
+    /// Its scale; out of the block for types without.
+    scale: usize,
+}
+
 /// The blocks' memory. It is written through shared references, by raw pointer.
 struct Blocks {
     base: *mut u8,
@@ -91,8 +102,7 @@ impl CacheEngine {
     /// Reserves the storage.
     ///
     /// Errors: [`DeviceError::Shape`] when a dimension is 0, a head's vector is longer than 8 KiB or the size overflows,
-    /// [`DeviceError::OutOfMemory`] when the machine has
-    /// less memory than the storage would take once it is full.
+    /// [`DeviceError::OutOfMemory`] when the machine has less memory than the storage would take once it is full.
     pub fn new(spec: &KvCacheSpec) -> Result<Self, DeviceError> {
         let needed_bytes = Self::checked_bytes(spec)?;
         let available_bytes = host_memory().total_bytes;
@@ -164,21 +174,21 @@ impl CacheEngine {
     /// When `at` is out of range or `values` is not `head_dim` long.
     pub fn write(&self, side: KvSide, at: KvPlace, values: &[f32]) {
         assert_eq!(values.len(), self.spec.head_dim, "values of one head");
-        let ((place, unit, stride), scale) = self.offsets(side, at);
+        let Place { first, unit, stride, scale } = self.place(side, at);
         let writer = self.writer();
         let (elements, scale_bytes) = encode(self.spec.dtype, values);
         let scale_bytes = &scale_bytes.to_ne_bytes()[..self.spec.dtype.scale_bytes()];
         if let Some(device) = self.device() {
             let plane = 2 * at.plane + usize::from(side == KvSide::Value);
-            on_gpu(device.upload(plane, place, &elements));
+            on_gpu(device.upload(plane, first, &elements));
             return on_gpu(device.upload(plane, scale, scale_bytes));
         }
         let base = writer.base(side, at.plane);
         let put = |place: usize, bytes: &[u8]| {
-            // SAFETY: `offsets` checked that the plane holds the vector and its scale; `writer` is alive.
-            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), base.add(place), bytes.len()) };
+            // SAFETY: `place` checked that the plane holds the vector and its scale, if it has one; `writer` is alive.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), base.wrapping_add(place), bytes.len()) };
         };
-        elements.chunks_exact(unit).enumerate().for_each(|(i, bytes)| put(place + i * stride, bytes));
+        elements.chunks_exact(unit).enumerate().for_each(|(i, bytes)| put(first + i * stride, bytes));
         put(scale, scale_bytes);
     }
 
@@ -188,21 +198,21 @@ impl CacheEngine {
     /// When `at` is out of range or `values` is not `head_dim` long.
     pub fn read(&self, side: KvSide, at: KvPlace, values: &mut [f32]) {
         assert_eq!(values.len(), self.spec.head_dim, "values of one head");
-        let ((place, unit, stride), scale) = self.offsets(side, at);
+        let Place { first, unit, stride, scale } = self.place(side, at);
         let reader = self.reader();
         let (mut elements, mut scale_bytes) = (vec![0; self.spec.vector_bytes()], [0; 2]);
         let stored_scale = &mut scale_bytes[..self.spec.dtype.scale_bytes()];
         if let Some(device) = self.device() {
             let plane = 2 * at.plane + usize::from(side == KvSide::Value);
-            on_gpu(device.download(plane, place, &mut elements));
+            on_gpu(device.download(plane, first, &mut elements));
             on_gpu(device.download(plane, scale, stored_scale));
         } else {
             let base = reader.base(side, at.plane);
             let take = |place: usize, bytes: &mut [u8]| {
                 // SAFETY: as in `write`, with `reader` alive.
-                unsafe { std::ptr::copy_nonoverlapping(base.add(place), bytes.as_mut_ptr(), bytes.len()) };
+                unsafe { std::ptr::copy_nonoverlapping(base.wrapping_add(place), bytes.as_mut_ptr(), bytes.len()) };
             };
-            elements.chunks_exact_mut(unit).enumerate().for_each(|(i, bytes)| take(place + i * stride, bytes));
+            elements.chunks_exact_mut(unit).enumerate().for_each(|(i, bytes)| take(first + i * stride, bytes));
             take(scale, stored_scale);
         }
         decode(self.spec.dtype, &elements, bf16::from_ne_bytes(scale_bytes), values);
@@ -250,19 +260,17 @@ impl CacheEngine {
         self.host().wrapping_add(block as usize * self.block_bytes())
     }
 
-    /// Where in its plane a head's vector lies, as the offset of its first unit, the bytes of a unit and those from one to the next; and
-    /// the offset of its scale.
-    fn offsets(&self, side: KvSide, at: KvPlace) -> ((usize, usize, usize), usize) {
+    fn place(&self, side: KvSide, at: KvPlace) -> Place {
         let spec = &self.spec;
         let (block, offset) = (at.slot / spec.block_size, at.slot % spec.block_size);
         assert!(block < spec.num_blocks, "slot {} of {} blocks of {}", at.slot, spec.num_blocks, spec.block_size);
         assert!(at.head < spec.num_kv_heads, "head {} of {}", at.head, spec.num_kv_heads);
         let layout = if self.device().is_some() { spec.layout() } else { spec.host_layout() };
-        let vector = match side {
+        let (first, unit, stride) = match side {
             KvSide::Key => (layout.key(block, at.head, offset), layout.key_unit_bytes, layout.key_stride()),
             KvSide::Value => (layout.value(block, at.head, offset), layout.vector_bytes, layout.vector_bytes),
         };
-        (vector, layout.scale(block, at.head, offset))
+        Place { first, unit, stride, scale: layout.scale(block, at.head, offset) }
     }
 
     fn base(&self, side: KvSide, plane: usize) -> *mut u8 {
@@ -344,10 +352,11 @@ mod tests {
 
     #[test]
     fn impossible_shapes_are_refused() {
-        for (num_blocks, head_dim) in [(0, 16), (5, 0), (usize::MAX, 16), (1 << 40, 1 << 20)] {
+        for (num_blocks, head_dim) in [(0, 16), (5, 0), (usize::MAX, 16), (1 << 40, 1 << 20), (5, 4097)] {
             let spec = KvCacheSpec { num_blocks, head_dim, ..spec(KvDType::F16) };
             assert!(matches!(CacheEngine::new(&spec), Err(DeviceError::Shape(_))), "{spec:?}");
         }
+        assert!(CacheEngine::new(&KvCacheSpec { head_dim: 4096, ..spec(KvDType::F16) }).is_ok());
     }
 
     #[test]
@@ -366,7 +375,7 @@ mod tests {
         let values: Vec<f32> = (0..128).map(|i| i as f32 - 60.0).collect();
         let mut read = vec![0.0; 128];
         for side in [KvSide::Key, KvSide::Value] {
-            let place = cache.offsets(side, last).0.0;
+            let place = cache.place(side, last).first;
             assert!(place > 1 << 32);
             cache.write(side, last, &values);
             cache.read(side, last, &mut read);

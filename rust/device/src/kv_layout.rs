@@ -8,7 +8,7 @@
 //! - for the one-byte types, the scales, `[num_kv_heads, block_size]` bfloat16 ([`crate::kv_codes`] says how they come about).
 //!
 //! Each part is padded to a multiple of 16 bytes, which floats in blocks of 8 tokens or more never need. With `head_dim` a multiple
-//! of 16 every vector of a one-byte type is aligned to 16 bytes. A one-byte cache takes `(head_dim + 2) / (2 * head_dim)` of a 16-bit
+//! of 16 every vector that lies in one piece is aligned to 16 bytes. A one-byte cache takes `(head_dim + 2) / (2 * head_dim)` of a 16-bit
 //! one: 51.6 % for 64, 50.8 % for 128.
 
 use crate::KvDType;
@@ -29,6 +29,9 @@ pub struct KvCacheSpec {
     /// Element type.
     pub dtype: KvDType,
 }
+
+/// Number of the format of a block: another one whenever its bytes come to mean something else, for some are kept in files.
+pub const KV_FORMAT: u32 = 2;
 
 /// Elements and scales of a block each take a multiple of this many bytes.
 const ALIGNMENT: usize = 16;

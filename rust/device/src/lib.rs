@@ -27,6 +27,6 @@ pub use cache_engine::{CacheEngine, KvPlace, KvSide};
 pub use dtype::{DType, GgmlType, KvDType};
 pub use error::DeviceError;
 pub use host::{HostMemory, host_memory, num_physical_cores};
-pub use kv_layout::KvCacheSpec;
+pub use kv_layout::{KV_FORMAT, KvCacheSpec};
 pub use sampling::{RowSampling, SampledRow};
 pub use tensor::{Tensor, WeightView};

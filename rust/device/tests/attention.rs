@@ -176,13 +176,24 @@ fn a_row_has_the_same_bits_alone_in_chunks_of_any_size_in_a_batch_for_any_thread
 fn keys_beyond_a_request_and_out_of_the_window_are_never_read() {
     for tier in tiers() {
         for (dtype, precision) in KvDType::ALL.iter().flat_map(|&dtype| [(dtype, Precision::Exact), (dtype, Precision::Fast)]) {
-            let params = AttentionParams { window: Some(40), precision, ..params(2, 3, 32) };
-            let mut case = Case::new(1, params, 16, dtype, &[(300, 9)]);
-            let backend = CpuBackend::new(tier, 2).unwrap();
-            let clean = run(&backend, &case);
-            case.poison = f32::NAN;
-            let poisoned = run(&backend, &case);
-            assert!(clean.iter().zip(&poisoned).all(|(a, b)| a.to_bits() == b.to_bits()), "{tier:?} {dtype:?} {precision:?}");
+            // One row block and several, keys that begin and end at even and odd places.
+            for (block_size, head_dim, request) in [
+                (16, 32, (300, 9)),
+                (8, 32, (300, 1)),
+                (16, 32, (301, 1)),
+                (32, 32, (301, 2)),
+                (32, 64, (0, 1)),
+                (8, 27, (300, 2)),
+            ] {
+                let params = AttentionParams { window: Some(40), precision, ..params(2, 3, head_dim) };
+                let mut case = Case::new(1, params, block_size, dtype, &[request]);
+                let backend = CpuBackend::new(tier, 2).unwrap();
+                let clean = run(&backend, &case);
+                case.poison = f32::NAN;
+                let poisoned = run(&backend, &case);
+                let same = clean.iter().zip(&poisoned).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same, "{tier:?} {dtype:?} {precision:?}, {request:?} in blocks of {block_size}, heads of {head_dim}");
+            }
         }
     }
 }

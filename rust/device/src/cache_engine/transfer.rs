@@ -37,7 +37,8 @@ impl CacheEngine {
         blocks.iter().map(export).collect()
     }
 
-    /// Copies in what [`Self::export_block`] copied out of a storage with the same spec.
+    /// Copies in what [`Self::export_block`] copied out of a storage with the same spec on the same kind of device: keys lie otherwise on a
+    /// GPU.
     ///
     /// # Panics
     /// When the block is out of range or `bytes` is not [`Self::block_bytes`] long.
@@ -118,7 +119,7 @@ mod tests {
     #[test]
     fn keys_of_a_block_lie_side_by_side_dimension_by_dimension() {
         for (dtype, head_dim, together) in
-            [(KvDType::F16, 6, 1), (KvDType::BF16, 6, 2), (KvDType::BF16, 5, 1), (KvDType::F32, 3, 1)]
+            [(KvDType::F16, 6, 1), (KvDType::BF16, 6, 2), (KvDType::BF16, 5, 1), (KvDType::F32, 3, 1), (KvDType::Int8, 6, 1)]
         {
             let spec = KvCacheSpec { num_blocks: 2, block_size: 8, num_kv_heads: 2, head_dim, num_planes: 1, dtype };
             let cache = CacheEngine::new(&spec).unwrap();
@@ -132,16 +133,23 @@ mod tests {
             let mut bytes = vec![0; cache.block_bytes()];
             cache.export_block(1, &mut bytes);
             let (keys, values) = bytes.split_at(spec.plane_block_bytes().unwrap());
-            let element = |bytes: &[u8], at: usize| match dtype {
+            let bf16_at = |bytes: &[u8], at: usize| half::bf16::from_ne_bytes([bytes[at], bytes[at + 1]]).to_f32();
+            let scales = spec.vector_bytes() * 16;
+            let element = |bytes: &[u8], at: usize, vector: usize| match dtype {
                 KvDType::F32 => f32::from_ne_bytes(bytes[4 * at..][..4].try_into().unwrap()),
                 KvDType::F16 => half::f16::from_ne_bytes([bytes[2 * at], bytes[2 * at + 1]]).to_f32(),
-                _ => half::bf16::from_ne_bytes([bytes[2 * at], bytes[2 * at + 1]]).to_f32(),
+                KvDType::BF16 => bf16_at(bytes, 2 * at),
+                _ => f32::from(bytes[at] as i8) * bf16_at(bytes, scales + 2 * vector),
             };
+            let mut read = vec![0.0; head_dim];
             for (head, token, i) in (0..2).flat_map(|h| (0..8).flat_map(move |t| (0..head_dim).map(move |i| (h, t, i)))) {
+                let vector = head * 8 + token;
                 let key = ((head * head_dim / together + i / together) * 8 + token) * together + i % together;
-                assert_eq!(element(keys, key), value(token, head, i), "{dtype:?} {head_dim}: key {token} of head {head}");
-                let place = (head * 8 + token) * head_dim + i;
-                assert_eq!(element(values, place), value(token, head, i), "{dtype:?} {head_dim}: value {token} of head {head}");
+                cache.read(KvSide::Key, KvPlace { plane: 0, slot: 8 + token, head }, &mut read);
+                assert!(dtype == KvDType::Int8 || read[i] == value(token, head, i));
+                assert_eq!(element(keys, key, vector), read[i], "{dtype:?} {head_dim}: key {token} of head {head}");
+                let place = vector * head_dim + i;
+                assert_eq!(element(values, place, vector), read[i], "{dtype:?} {head_dim}: value {token} of head {head}");
             }
         }
     }

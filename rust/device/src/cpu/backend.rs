@@ -9,7 +9,7 @@ use crate::{
 
 use super::{
     CpuLinear, CpuTier, ThreadPool,
-    attention::{AttentionScratch, attention, workspace_bytes as attention_workspace_bytes},
+    attention::{AttentionScratch, BLOCK_SIZES, attention, workspace_bytes as attention_workspace_bytes},
     linear::{self, LinearContext, LinearScratch},
     reference,
     rope::rope_and_cache,
@@ -62,6 +62,9 @@ impl Backend for CpuBackend {
     }
 
     fn alloc_kv_cache(&self, spec: &KvCacheSpec) -> Result<CacheEngine, DeviceError> {
+        if !BLOCK_SIZES.contains(&spec.block_size) {
+            return Err(DeviceError::Shape(format!("blocks of {} tokens; attention takes 8, 16 or 32", spec.block_size)));
+        }
         CacheEngine::new(spec)
     }
 

@@ -121,12 +121,18 @@ unsafe fn rope_rows<S: Simd>(rows: &Rows<'_>, range: Range<usize>) {
         for head in 0..spec.num_kv_heads {
             let source = (token * spec.num_kv_heads + head) * dim;
             let [k, v] = [rows.k.cast_const(), rows.v].map(|x| std::slice::from_raw_parts(x.add(source), dim));
+            // Out of the block, and not followed, for types without scales.
             let scale = rows.layout.scale(block, head, offset);
             // Units of a key are far from each other, so the key is converted before they go there.
             let mut key = MaybeUninit::<[u32; MAX_VECTOR_BYTES / 4]>::uninit();
-            store_head::<S>(spec.dtype, k, key.as_mut_ptr().cast(), rows.keys.add(scale));
+            store_head::<S>(spec.dtype, k, key.as_mut_ptr().cast(), rows.keys.wrapping_add(scale));
             scatter(key.as_ptr().cast(), &rows.layout, rows.keys.add(rows.layout.key(block, head, offset)));
-            store_head::<S>(spec.dtype, v, rows.values.add(rows.layout.value(block, head, offset)), rows.values.add(scale));
+            store_head::<S>(
+                spec.dtype,
+                v,
+                rows.values.add(rows.layout.value(block, head, offset)),
+                rows.values.wrapping_add(scale),
+            );
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The KV storage in a GPU's memory. Blocks look as on a CPU ([`crate::kv_layout`]).
+//! The KV storage in a GPU's memory. Blocks look as on a CPU, but for keys, which lie as values do ([`crate::kv_layout`]).
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

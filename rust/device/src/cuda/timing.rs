@@ -218,7 +218,7 @@ impl Iterator for Values {
     }
 }
 
-/// Random keys and values in every block but the null block.
+/// Random keys and values in every block but the null block. Which element of a key is which does not matter.
 fn fill(cache: &CacheEngine) -> Result<(), DeviceError> {
     let spec = cache.spec();
     let last = spec.num_blocks - 1;

@@ -44,6 +44,7 @@ pub fn open(
     let space = Space::default()
         .with("version", env!("CARGO_PKG_VERSION").as_bytes())
         .with("model", &model_digest(source, info.num_threads)?)
+        .with("kv_format", &device::KV_FORMAT.to_le_bytes())
         .with("kv", format!("{shape:?} {:?}", runner.kv_groups()).as_bytes())
         .with("dtype", format!("{:?}", config.dtype).as_bytes())
         .with("deterministic", &[u8::from(config.deterministic)])

@@ -23,7 +23,7 @@ impl Ahead {
         Self { runs, run_bytes, at: Cell::new((0, 0)) }
     }
 
-    /// Asks for the next `bytes`, of one run.
+    /// Asks for the next `bytes`, of one run: what would be beyond its end is left out. Of blocks of 32 tokens everything is asked for.
     #[inline(always)]
     pub(super) fn ask(&self, bytes: usize) {
         let (run, byte) = self.at.get();

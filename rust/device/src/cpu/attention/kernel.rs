@@ -23,9 +23,9 @@ use super::{
 pub(super) struct Scratch {
     /// Of each block of rows, one after the other, `[steps, rows of the block]`.
     q: *mut f32,
-    /// `[steps, TILE_KEYS]`.
+    /// `[steps, TILE_KEYS]`; or, of blocks shorter than a vector, keys as they are stored.
     keys: *mut f32,
-    /// `[steps, padded]`.
+    /// `[steps, padded]`; before that, where keys are loaded from blocks shorter than a vector, keys as they are stored.
     values: *mut f32,
     /// Scores of a block of rows, then softmax weights, `[MAX_ROW_BLOCK, TILE_KEYS]`.
     scores: *mut f32,
@@ -197,10 +197,13 @@ unsafe fn attend_tile<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, s
     let (group, dim, padded) = (problem.heads_per_kv_head(), problem.params.head_dim, padded_dim(problem.params.head_dim));
     let steps = dim / P::PACKED;
     let rows = item.num_tokens * group;
-    // A single block of rows loads each key and each value once, where it lies; whole vectors only.
-    let direct = row_blocks::<S>(rows).nth(1).is_none() && dim.is_multiple_of(16);
-    if !direct {
+    // A single block of rows loads each key and each value once, where it lies; of values whole vectors only.
+    let single = row_blocks::<S>(rows).nth(1).is_none();
+    let direct = single && dim.is_multiple_of(16);
+    if !single {
         tile.load_keys::<S, P>(s.keys, s.values);
+    }
+    if !direct {
         tile.load_values::<S, P>(s.values);
     }
     let loaded = Keys {
@@ -217,7 +220,7 @@ unsafe fn attend_tile<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, s
             continue;
         }
         let q = s.q.add(block.start * steps);
-        if direct {
+        if single {
             tile.score_direct::<S, P>(block.len(), q, s.keys, s.scores);
         } else {
             score_rows::<S, P, F32>(block.len(), q, &loaded, &tile.lanes(), s.scores);

@@ -15,8 +15,9 @@
 //!
 //! - K lies transposed in its blocks, `[head_dim, block_size]` ([`crate::kv_layout`]): a score is summed over the dimensions in order, 8 or
 //!   16 keys side by side.
-//! - K and V are read where they lie, and widened in registers, while a single block of rows needs them; for more rows a tile is widened
-//!   once, to `[head_dim, 32]` and `[32, head_dim]` in the first-level cache.
+//! - K and V are read where they lie, and widened in registers, while a single block of rows needs them (V of whole vectors only); for more
+//!   rows a tile is widened once, to `[head_dim, 32]` and `[32, head_dim]` in the first-level cache. Blocks of 8 tokens are put side by side
+//!   first where a vector has 16 lanes.
 //! - Both are asked for ahead of use, through the table of the next tile, line after line as they lie ([`ahead`]): in that order the
 //!   processor's own prefetchers follow, without which a core has too few requests under way.
 //! - Over a BF16 cache products may be those of pairs ([`product`]): pairs of dimensions for scores, of keys for the sum of values.
@@ -24,9 +25,10 @@
 //! An output of a head takes, for each key it sees, `4 * head_dim` floating-point operations, an exponential, and its share of the
 //! `2 * head_dim` elements of K and V, which the rows of an item read together: a decoded token's `group` heads each pair of them once.
 //!
-//! Measured on two cores of a Zen 5 (`bench_attention`, heads of 64 in groups of 3, BF16): 8 requests of 8192 keys stream 0.73 to 0.76 of
-//! what reading alone does in the same run (47 to 48 GB/s; heads of 256 in groups of 4: 0.63 to 0.65); a prompt of 1420 tokens computes at
-//! 523 GFLOP/s as pairs (F16: 328), of 256 elements at 626.
+//! Measured on two cores of a Milan (AVX2; `bench_attention`, F16): 8 requests of 8192 keys stream 0.68 to 0.77 of what reading alone does
+//! in the same run (heads of 64 in groups of 3, 18 to 21 GB/s; of 256 in groups of 4 0.69 to 0.78) in quiet minutes, 0.54 to 0.59 beside
+//! neighbours, since a core alone makes 17 GB/s. A prompt of 1420 tokens computes at 90 to 110 GFLOP/s. On a Zen 5, when keys were transposed
+//! as they were read, the figures were 0.73 to 0.76 (BF16) and 523 GFLOP/s as pairs (F16: 328).
 //!
 //! What a query row computes does not depend on how the work is cut: keys go through tiles of [`TILE_KEYS`] and splits whose bounds
 //! are absolute positions, a row visits exactly the tiles that hold keys it sees, and the results of its splits are merged in order
@@ -62,12 +64,14 @@ use plan::Plan;
 #[cfg(target_arch = "x86_64")]
 use product::Pairs;
 
-/// Keys of a tile: what is converted to f32, and enters the softmax, at once.
+/// Keys of a tile: what enters the softmax at once.
 const TILE_KEYS: usize = 32;
 /// Keys that lie side by side in blocks of every size.
 const KEY_GROUP: usize = 8;
 /// Such groups in a tile.
 const GROUPS: usize = TILE_KEYS / KEY_GROUP;
+/// Tokens a block may have.
+pub(super) const BLOCK_SIZES: [usize; 3] = [KEY_GROUP, 2 * KEY_GROUP, TILE_KEYS];
 /// Keys of a split: what has its own softmax state.
 const SPLIT_KEYS: usize = 512;
 /// Query rows that are computed together at most, sharing loads of keys and values.
@@ -221,7 +225,7 @@ fn check(params: &AttentionParams, spec: &KvCacheSpec, step: &StepMetadata, grou
     );
     assert_eq!(params.num_heads % params.num_kv_heads, 0, "{params:?}");
     let block_size = spec.block_size;
-    assert!([8, 16, 32].contains(&block_size), "blocks of {block_size} tokens");
+    assert!(BLOCK_SIZES.contains(&block_size), "blocks of {block_size} tokens");
     assert_ne!(params.window, Some(0), "a window holds the query's own key at least");
     let starts = &step.query_start_loc;
     assert_eq!(starts.len(), step.num_reqs() + 1, "entries of query_start_loc");

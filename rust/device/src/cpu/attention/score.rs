@@ -46,7 +46,7 @@ impl Keys {
         }
     }
 
-    /// Writes the keys in `lanes` as f32, `[head_dim, TILE_KEYS]`, without their scales. Others of their vectors get anything.
+    /// Writes the keys in `lanes` as they are multiplied, `[steps, TILE_KEYS]`, without their scales. Others of their vectors get anything.
     #[inline(always)]
     pub(super) unsafe fn widen<S: Simd, U: KeyUnit>(&self, lanes: &Range<usize>, keys: *mut f32) {
         for unit in 0..self.units {
@@ -77,10 +77,9 @@ pub(super) unsafe fn score_rows<S: Simd, P: Product, U: KeyUnit>(
     scores: *mut f32,
 ) {
     match rows {
-        // As many vectors of keys as a tile has, where registers hold their sums.
+        // Registers hold the sums of a whole tile for two rows of 8 lanes, and always for 16 lanes.
         1 if S::LANES == 8 => score_block::<S, P, U, 1, 4>(q, keys, lanes, scores),
         2 if S::LANES == 8 => score_block::<S, P, U, 2, 4>(q, keys, lanes, scores),
-
         1 => score_block::<S, P, U, 1, 2>(q, keys, lanes, scores),
         2 => score_block::<S, P, U, 2, 2>(q, keys, lanes, scores),
         3 if S::ROWS >= 3 => score_block::<S, P, U, 3, 2>(q, keys, lanes, scores),

@@ -1,4 +1,4 @@
-//! The keys and values of a tile, found through a block table and read as f32.
+//! The keys and values of a tile, found through a block table and read as they are multiplied.
 #![allow(clippy::cast_ptr_alignment)] // Offsets are multiples of the element's size.
 #![allow(unsafe_op_in_unsafe_fn)] // One contract for all: the machine has the tier, the pointers are those of `Tiles`.
 #![allow(clippy::inline_always, clippy::needless_range_loop)] // Tier code must be inlined; counted loops over registers unroll.
@@ -19,6 +19,27 @@ use super::{
     score::{Keys, score_rows},
     weigh::{RowBlock, Values, weigh_rows},
 };
+
+/// `$body` with `$unit` as what the keys of `$tiles` consist of, as `$product` multiplies them.
+macro_rules! with_key_unit {
+    ($tiles:expr, $product:ident, $unit:ident => $body:expr) => {
+        match $tiles.problem.spec.dtype {
+            // Pairs stay together, as elements of 32 bits.
+            KvDType::BF16 if $product::PACKED == 2 => with_key_unit!(F32, $unit, $body),
+            other if $product::PACKED == 2 => not_in_pairs(other),
+            KvDType::F32 => with_key_unit!(F32, $unit, $body),
+            KvDType::F16 => with_key_unit!(F16, $unit, $body),
+            KvDType::BF16 if $tiles.in_pairs() => with_key_unit!(BF16Pair, $unit, $body),
+            KvDType::BF16 => with_key_unit!(BF16, $unit, $body),
+            KvDType::F8E4M3 => with_key_unit!(F8E4M3, $unit, $body),
+            KvDType::Int8 => with_key_unit!(Int8, $unit, $body),
+        }
+    };
+    ($type:ty, $unit:ident, $body:expr) => {{
+        type $unit = $type;
+        $body
+    }};
+}
 
 /// The tiles of an item, one after the other, and the item's heads within each.
 pub(super) struct Tiles<'a> {
@@ -200,34 +221,15 @@ impl<'a> Tiles<'a> {
     /// Writes the keys, `[steps, TILE_KEYS]`, without their scales. Lanes that are not read hold anything. `copy` is as long as `keys`.
     #[inline(always)]
     pub(super) unsafe fn load_keys<S: Simd, P: Product>(&self, keys: *mut f32, copy: *mut f32) {
-        let (stored, lanes) = (self.keys::<S>(copy), &self.lanes);
-        match self.problem.spec.dtype {
-            // Pairs stay together, as elements of 32 bits.
-            KvDType::BF16 if P::PACKED == 2 => stored.widen::<S, F32>(lanes, keys),
-            other if P::PACKED == 2 => not_in_pairs(other),
-            KvDType::F32 => stored.widen::<S, F32>(lanes, keys),
-            KvDType::F16 => stored.widen::<S, F16>(lanes, keys),
-            KvDType::BF16 if self.in_pairs() => stored.widen::<S, BF16Pair>(lanes, keys),
-            KvDType::BF16 => stored.widen::<S, BF16>(lanes, keys),
-            KvDType::F8E4M3 => stored.widen::<S, F8E4M3>(lanes, keys),
-            KvDType::Int8 => stored.widen::<S, Int8>(lanes, keys),
-        }
+        let stored = self.keys::<S>(copy);
+        with_key_unit!(self, P, U => stored.widen::<S, U>(&self.lanes, keys));
     }
 
     /// [`score_rows`] over the keys where they lie.
     #[inline(always)]
     pub(super) unsafe fn score_direct<S: Simd, P: Product>(&self, rows: usize, q: *const f32, copy: *mut f32, scores: *mut f32) {
-        let (stored, lanes) = (&self.keys::<S>(copy), &self.lanes);
-        match self.problem.spec.dtype {
-            KvDType::BF16 if P::PACKED == 2 => score_rows::<S, P, F32>(rows, q, stored, lanes, scores),
-            other if P::PACKED == 2 => not_in_pairs(other),
-            KvDType::F32 => score_rows::<S, P, F32>(rows, q, stored, lanes, scores),
-            KvDType::F16 => score_rows::<S, P, F16>(rows, q, stored, lanes, scores),
-            KvDType::BF16 if self.in_pairs() => score_rows::<S, P, BF16Pair>(rows, q, stored, lanes, scores),
-            KvDType::BF16 => score_rows::<S, P, BF16>(rows, q, stored, lanes, scores),
-            KvDType::F8E4M3 => score_rows::<S, P, F8E4M3>(rows, q, stored, lanes, scores),
-            KvDType::Int8 => score_rows::<S, P, Int8>(rows, q, stored, lanes, scores),
-        }
+        let stored = self.keys::<S>(copy);
+        with_key_unit!(self, P, U => score_rows::<S, P, U>(rows, q, &stored, &self.lanes, scores));
     }
 
     /// Whether two dimensions of a BF16 key lie together.
