@@ -26,7 +26,7 @@
 //! `2 * head_dim` elements of K and V, which the rows of an item read together: a decoded token's `group` heads each pair of them once.
 //!
 //! Measured on two cores of a Milan (AVX2; `bench_attention`, F16): 8 requests of 8192 keys stream 0.68 to 0.77 of what reading alone does
-//! in the same run (heads of 64 in groups of 3, 18 to 21 GB/s; of 256 in groups of 4 0.69 to 0.78) in quiet minutes, 0.54 to 0.59 beside
+//! in the same run (heads of 64 in groups of 3, 18 to 21 GB/s; of 256 in groups of 4 0.73 to 0.78) in quiet minutes, 0.54 to 0.59 beside
 //! neighbours, since a core alone makes 17 GB/s. A prompt of 1420 tokens computes at 90 to 110 GFLOP/s. On a Zen 5, when keys were transposed
 //! as they were read, the figures were 0.73 to 0.76 (BF16) and 523 GFLOP/s as pairs (F16: 328).
 //!
