@@ -12,8 +12,9 @@
 //! memory's rate.
 //!
 //! Measured on one core of a Zen 5: the inner loop of AVX-512 alone 260 GFLOP/s of a peak of 265, BF16 panels in the level 2 cache.
-//! One row on two cores of a Milan (AVX2) reads BF16 panels at 22 to 25 GB/s, where reading alone makes 24 to 27; it was 17 to 18 when the two
-//! tiles of 16 rows, 1 KiB apart, were read line by line in turn, which the processor's prefetchers do not follow.
+//! One row on two cores of a Milan (AVX2) read BF16 panels at 21 to 27 GB/s, where reading alone made 24 to 27, and in a slower minute at 17 to
+//! 23 (`examples/bench_linear.rs`). It was 15 to 19 in turn with the first when the two tiles of 16 rows, 1 KiB apart, were read line by line
+//! one after the other, which the processor's prefetchers do not follow.
 
 #![allow(unsafe_op_in_unsafe_fn)]
 #![allow(clippy::inline_always, clippy::needless_range_loop)] // Tier code must be inlined; counted loops over registers unroll.
