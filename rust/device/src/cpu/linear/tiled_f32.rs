@@ -6,7 +6,13 @@
 //! ```
 //!
 //! Every output is the sum of its even columns plus the sum of its odd ones, each by increasing column, so a row has the same bits
-//! whatever the rows beside it. A panel is read once for 4 rows (AVX-512) or 2.
+//! whatever the rows beside it. AVX-512 reads a panel once for 4 rows. Of eight lanes too few registers would be left, so there a panel is
+//! read once for up to 64 rows, some k tiles at a time, and sums go to memory and back:
+//!
+//! ```text
+//!   2 to 8 rows   a k tile     up to 5 rows, 8 even and 8 odd sums of each     elements widened where they are used
+//!   more          4 k tiles    up to 6 rows, 16 even or odd sums of each       elements widened first, once for all rows
+//! ```
 //!
 //! Cost an output and column: one fused multiplication; 2 bytes of weight (4 of F32) for each group of rows. For one row that is the
 //! memory's rate.
@@ -14,13 +20,17 @@
 //! Measured on one core of a Zen 5: the inner loop of AVX-512 alone 260 GFLOP/s of a peak of 265, BF16 panels in the level 2 cache.
 //! One row on two cores of a Milan (AVX2) read BF16 panels at 21 to 27 GB/s, where reading alone made 24 to 27, and in a slower minute at 17 to
 //! 23 (`examples/bench_linear.rs`). It was 15 to 19 in turn with the first when the two tiles of 16 rows, 1 KiB apart, were read line by line
-//! one after the other, which the processor's prefetchers do not follow.
+//! one after the other, which the processor's prefetchers do not follow. More rows of BF16 made there, as GFLOP/s of a peak of 200, with
+//! the panel read again for every two rows and now, in turn: 2 rows 38 and 53, 3 rows 45 and 79, 5 rows 61 and 116, 8 rows 79 and 115,
+//! 16 rows 105 and 119, 64 rows 127 and 150.
 
 #![allow(unsafe_op_in_unsafe_fn)]
 #![allow(clippy::inline_always, clippy::needless_range_loop)] // Tier code must be inlined; counted loops over registers unroll.
 
+use std::mem::MaybeUninit;
+
 use super::{
-    PANEL,
+    MANY_ROWS, PANEL,
     float::{BF16, F16, F32, element_bytes},
     tiled::{K_TILE, TILE, TILE_ELEMENTS},
 };
@@ -57,23 +67,27 @@ unsafe fn bf16s<S: Simd>(panel: &[u8], x: &[f32], out: &mut [[f32; PANEL]]) {
     groups::<S, BF16>(panel, x, out);
 }
 
-/// As many rows at a time as there are registers for.
 #[inline(always)]
 unsafe fn groups<S: Simd, const D: u8>(panel: &[u8], x: &[f32], out: &mut [[f32; PANEL]]) {
     let cols = x.len().checked_div(out.len()).unwrap_or(0);
     assert!(x.len() == out.len() * cols && panel.len() == PANEL * cols * element_bytes(D) && cols.is_multiple_of(K_TILE));
-    let most = if S::LANES == 16 { 4 } else { 2 };
-    for (i, out) in out.chunks_mut(most).enumerate() {
-        let x = &x[i * most * cols..];
-        match (S::LANES, out.len()) {
-            (16, 1) => block::<S, D, 1, 2, 1>(panel, x, cols, out),
-            (16, 2) => block::<S, D, 2, 2, 1>(panel, x, cols, out),
-            (16, 3) => block::<S, D, 3, 2, 1>(panel, x, cols, out),
-            (16, _) => block::<S, D, 4, 2, 1>(panel, x, cols, out),
-            (_, 1) if D == BF16 => block::<S, D, 1, 2, 2>(panel, x, cols, out),
-            (_, 1) => block::<S, D, 1, 4, 1>(panel, x, cols, out),
-            _ => block::<S, D, 2, 2, 1>(panel, x, cols, out),
+    assert!(out.len() <= MANY_ROWS);
+    match (S::LANES, out.len()) {
+        (16, _) => {
+            for (i, out) in out.chunks_mut(4).enumerate() {
+                let x = &x[i * 4 * cols..];
+                match out.len() {
+                    1 => block::<S, D, 1, 2, 1>(panel, x, cols, out),
+                    2 => block::<S, D, 2, 2, 1>(panel, x, cols, out),
+                    3 => block::<S, D, 3, 2, 1>(panel, x, cols, out),
+                    _ => block::<S, D, 4, 2, 1>(panel, x, cols, out),
+                }
+            }
         }
+        (_, 1) if D == BF16 => block::<S, D, 1, 2, 2>(panel, x, cols, out),
+        (_, 1) => block::<S, D, 1, 4, 1>(panel, x, cols, out),
+        (_, rows) if rows <= FEW => in_order::<S, D, FEW, false>(panel, x, cols, out),
+        _ => in_order::<S, D, MANY_ROWS, true>(panel, x, cols, out),
     }
 }
 
@@ -134,6 +148,128 @@ unsafe fn add_tile<S: Simd, const D: u8, const R: usize, const N: usize>(
             for n in 0..N {
                 acc[m][n][0] = S::fma(w[n].0, x0, acc[m][n][0]);
                 acc[m][n][1] = S::fma(w[n].1, x1, acc[m][n][1]);
+            }
+        }
+    }
+}
+
+/// Rows up to which elements are widened anew for every group of rows: reading leaves the time for it.
+const FEW: usize = 8;
+
+/// Outputs of up to `ROWS` rows. The panel is read once; sums wait in memory while other rows and columns have the registers. `WIDEN` has
+/// elements made f32 once for all rows.
+#[inline(always)]
+unsafe fn in_order<S: Simd, const D: u8, const ROWS: usize, const WIDEN: bool>(
+    panel: &[u8],
+    x: &[f32],
+    cols: usize,
+    out: &mut [[f32; PANEL]],
+) {
+    let rows = out.len();
+    debug_assert!(rows <= ROWS && x.len() == rows * cols);
+    let mut sums = [[0.0; SUMS]; ROWS];
+    let mut wide = MaybeUninit::<Wide>::uninit();
+    let wide = wide.as_mut_ptr();
+    // What registers have room for, in groups of about one size.
+    let most: usize = if WIDEN { 6 } else { 5 };
+    let group = rows.div_ceil(rows.div_ceil(most));
+    let step = if WIDEN { WIDE_COLS } else { K_TILE };
+    for k in (0..cols).step_by(step) {
+        let tiles = panel.as_ptr().add(k * PANEL * element_bytes(D));
+        let len = step.min(cols - k);
+        if WIDEN {
+            widen::<S, D>(tiles, len, wide);
+        }
+        for m in (0..rows).step_by(group) {
+            let (x, sums) = (x.as_ptr().add(m * cols + k), sums.as_mut_ptr().add(m));
+            macro_rules! rows {
+                ($($r:literal)*) => {
+                    match group.min(rows - m) {
+                        $($r if WIDEN => add_wide::<S, $r>(wide, len, x, cols, sums),
+                        $r => add_stored::<S, D, $r>(tiles, x, cols, sums),)*
+                        _ => unreachable!("a group has 1 to {most} rows"),
+                    }
+                };
+            }
+            rows!(1 2 3 4 5 6);
+        }
+    }
+    for (sums, out) in sums.iter().zip(out) {
+        for n in (0..PANEL).step_by(S::LANES) {
+            let sum = S::add(S::load(sums.as_ptr().add(n)), S::load(sums.as_ptr().add(PANEL + n)));
+            S::store(out.as_mut_ptr().add(n), sum);
+        }
+    }
+}
+
+/// Floats of the sums of a row: those of even columns, `[PANEL]`, and those of odd ones.
+const SUMS: usize = 2 * PANEL;
+
+/// As [`add_tile`], a vector of panel rows after the other, to sums in memory.
+#[inline(always)]
+unsafe fn add_stored<S: Simd, const D: u8, const R: usize>(tile: *const u8, x: *const f32, cols: usize, sums: *mut [f32; SUMS]) {
+    for first in (0..PANEL).step_by(S::LANES) {
+        let place = |m: usize, odd: usize| sums.add(m).cast::<f32>().add(odd * PANEL + first);
+        let mut acc: Sums<S, R, 1> = [[[S::splat(0.0); 2]; 1]; R];
+        for m in 0..R {
+            acc[m][0] = [S::load(place(m, 0)), S::load(place(m, 1))];
+        }
+        add_tile::<S, D, R, 1>(tile, first, x, cols, &mut acc);
+        for m in 0..R {
+            S::store(place(m, 0), acc[m][0][0]);
+            S::store(place(m, 1), acc[m][0][1]);
+        }
+    }
+}
+
+/// Columns that are widened together: with the sums of a group of rows they stay in the level 1 cache.
+const WIDE_COLS: usize = 4 * K_TILE;
+
+/// `[even or odd columns][tile][column][TILE]`; fewer columns lie at its beginning.
+type Wide = [f32; WIDE_COLS * PANEL];
+
+/// Makes `cols` columns of a panel f32.
+#[inline(always)]
+unsafe fn widen<S: Simd, const D: u8>(panel: *const u8, cols: usize, wide: *mut Wide) {
+    let half = cols / 2 * TILE;
+    for t in 0..cols / K_TILE {
+        let tile = panel.add(t * TILE_ELEMENTS * element_bytes(D));
+        for i in 0..PANEL / TILE {
+            for pair in 0..K_TILE / 2 {
+                let place = wide.cast::<f32>().add(i * half + (t * K_TILE / 2 + pair) * TILE);
+                for lane in (0..TILE).step_by(S::LANES) {
+                    let (even, odd) = columns::<S, D>(tile, pair, i * TILE + lane);
+                    S::store(place.add(lane), even);
+                    S::store(place.add(2 * half + lane), odd);
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of `len` widened columns, by the same columns of rows of `x` that lie `cols` apart.
+#[inline(always)]
+unsafe fn add_wide<S: Simd, const R: usize>(wide: *const Wide, len: usize, x: *const f32, cols: usize, sums: *mut [f32; SUMS]) {
+    for odd in 0..2 {
+        for i in 0..PANEL / TILE {
+            let place = |m: usize, n: usize| sums.add(m).cast::<f32>().add(odd * PANEL + i * TILE + n * S::LANES);
+            let mut acc = [[S::splat(0.0); 2]; R];
+            for m in 0..R {
+                acc[m] = [S::load(place(m, 0)), S::load(place(m, 1))];
+            }
+            let (mut w, mut x) = (wide.cast::<f32>().add((odd * 2 + i) * (len / 2) * TILE), x.add(odd));
+            for _ in 0..len / 2 {
+                let (w0, w1) = (S::load(w), S::load(w.add(S::LANES)));
+                for m in 0..R {
+                    let x = S::splat(*x.add(m * cols));
+                    acc[m] = [S::fma(w0, x, acc[m][0]), S::fma(w1, x, acc[m][1])];
+                }
+                // Wrapping, for the odd columns' last step goes beyond the row.
+                (w, x) = (w.add(TILE), x.wrapping_add(2));
+            }
+            for m in 0..R {
+                S::store(place(m, 0), acc[m][0]);
+                S::store(place(m, 1), acc[m][1]);
             }
         }
     }
