@@ -2,7 +2,7 @@
 
 use std::{cmp::Ordering, ops::Range};
 
-use device::cpu::softmax::{BLOCK, block_sums, heavy_entries};
+use device::cpu::softmax::{BLOCK, Softmax, block_sums, few_largest, heavy_entries};
 
 /// The lowest index of the largest value, which is `max`.
 #[allow(clippy::float_cmp)] // `max` is one of the values.
@@ -17,21 +17,20 @@ pub(super) fn position_of(row: &[f32], max: f32) -> u32 {
 pub(super) struct BlockSums {
     sums: Vec<f32>,
     len: usize,
-    max: f32,
-    scale: f32,
+    softmax: Softmax,
 }
 
 impl BlockSums {
-    /// Adds up e^((x - max) * scale); returns the sum of the whole row.
-    pub fn fill(&mut self, row: &[f32], max: f32, scale: f32) -> f64 {
-        (self.len, self.max, self.scale) = (row.len(), max, scale);
-        block_sums(row, max, scale, &mut self.sums);
+    /// Adds up its weights; returns the sum of the whole row.
+    pub fn fill(&mut self, row: &[f32], softmax: Softmax) -> f64 {
+        (self.len, self.softmax) = (row.len(), softmax);
+        block_sums(row, softmax, &mut self.sums);
         self.sums.iter().map(|sum| f64::from(*sum)).sum()
     }
 
     /// The (id, weight) of the entries whose weight is no less than `least`, by id; `row` is the one that was filled in.
     pub fn heavy_entries(&self, row: &[f32], least: f32, entries: &mut Vec<(u32, f32)>) {
-        heavy_entries(row, self.max, self.scale, least, &self.sums, entries);
+        heavy_entries(row, self.softmax, least, &self.sums, entries);
     }
 
     /// The block in which the running sum passes `target`, or else the last that has any mass, and what of `target` is left in it.
@@ -52,7 +51,7 @@ impl BlockSums {
 
 /// ln of the sum of e^x over the row, whose largest value is `max`.
 pub(super) fn log_sum_exp(row: &[f32], max: f32) -> f32 {
-    max + BlockSums::default().fill(row, max, 1.0).ln() as f32
+    max + BlockSums::default().fill(row, Softmax::new(max, 1.0)).ln() as f32
 }
 
 /// Largest value first; of equal ones the lowest id.
@@ -80,32 +79,6 @@ pub(super) fn largest(row: &[f32], n: usize) -> Vec<(u32, f32)> {
     best
 }
 
-/// [`largest`] into a list that is used again; for `n` up to [`FEW`].
-pub(super) fn few_largest(row: &[f32], n: usize, best: &mut Vec<(u32, f32)>) {
-    best.clear();
-    if n == 0 {
-        return;
-    }
-    let mut least = f32::NEG_INFINITY;
-    for (start, chunk) in (0..).step_by(SCANNED).zip(row.chunks(SCANNED)) {
-        // Most chunks have nothing that is larger.
-        if best.len() == n && !any(chunk, |x| x > least) {
-            continue;
-        }
-        for entry in (start..).zip(chunk.iter().copied()) {
-            if best.len() == n {
-                if entry.1 <= least {
-                    continue;
-                }
-                best.pop();
-            }
-            let at = best.partition_point(|b| likelier(b, &entry).is_lt());
-            best.insert(at, entry);
-            least = best[best.len() - 1].1;
-        }
-    }
-}
-
 /// Values that are looked at together.
 const SCANNED: usize = 64;
 
@@ -128,7 +101,7 @@ mod tests {
             let sum: f64 = row.iter().map(|x| f64::from(x - max).exp()).sum();
             prop_assert!((log_sum_exp(&row, max) - (max + sum.ln() as f32)).abs() < 1e-5);
             let mut sums = BlockSums::default();
-            let total = sums.fill(&row, max, 0.5);
+            let total = sums.fill(&row, Softmax::new(max, 0.5));
             let plain: f64 = row.iter().map(|x| (f64::from(x - max) * 0.5).exp()).sum();
             prop_assert!((total - plain).abs() < 1e-5 * plain);
         }
@@ -137,7 +110,7 @@ mod tests {
         fn a_target_lies_in_the_block_that_is_found(row in proptest::collection::vec(-30.0_f32..30.0, 1..2000), part in 0.0_f64..1.0) {
             let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let mut sums = BlockSums::default();
-            let target = part * sums.fill(&row, max, 1.0);
+            let target = part * sums.fill(&row, Softmax::new(max, 1.0));
             let (block, left) = sums.find(target);
             let mass = |range: Range<usize>| row[range].iter().map(|x| f64::from(x - max).exp()).sum::<f64>();
             prop_assert!((mass(0..block.start) + left - target).abs() < 1e-4);

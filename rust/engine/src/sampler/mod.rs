@@ -12,7 +12,7 @@ use std::{collections::HashSet, sync::Arc};
 
 use device::{
     RowSampling, SampledRow,
-    cpu::softmax::{exp, finite_max},
+    cpu::softmax::{Softmax, few_largest, finite_max},
 };
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -20,7 +20,7 @@ use rand_chacha::ChaCha8Rng;
 pub use resolve::{ResolvedSampling, dry_breaker_ids};
 
 use crate::EngineError;
-use math::{BlockSums, FEW, few_largest, largest, log_sum_exp, position_of};
+use math::{BlockSums, FEW, largest, log_sum_exp, position_of};
 use penalties::{Changes, Counts, Dry};
 use truncate::{Truncation, keep_likeliest, keep_of_row};
 
@@ -179,13 +179,13 @@ impl Sampler {
     fn draw(&mut self, logits: &[f32], max: f32, scale: f32) -> u32 {
         let ResolvedSampling { top_k, top_p, min_p, .. } = *self.sampling;
         let uniform: f64 = self.rng.random();
-        let weight = |logit: f32| exp((logit - max) * scale);
+        let softmax = Softmax::new(max, scale);
         let few = top_k.filter(|k| *k <= FEW);
-        let total = if few.is_none() || top_p < 1.0 { self.sums.fill(logits, max, scale) } else { 0.0 };
+        let total = if few.is_none() || top_p < 1.0 { self.sums.fill(logits, softmax) } else { 0.0 };
         if top_k.is_none() && top_p >= 1.0 && min_p <= 0.0 {
             let (block, target) = self.sums.find(uniform * total);
             let entries = (block.start as u32..).zip(&logits[block]);
-            return pick(entries.map(|(id, logit)| (id, weight(*logit))), target);
+            return pick(entries.map(|(id, logit)| (id, softmax.weight(*logit))), target);
         }
         let mass = if top_p < 1.0 { f64::from(top_p) * total } else { f64::INFINITY };
         // Tokens below this floor are not needed for top-p either: together they have less than 1 - top_p, rounding of sums included.
@@ -194,7 +194,7 @@ impl Sampler {
         if let Some(k) = few {
             few_largest(logits, k, candidates);
             for (_, logit) in candidates.iter_mut() {
-                *logit = weight(*logit);
+                *logit = softmax.weight(*logit);
             }
             candidates.retain(|(_, weight)| *weight >= floor);
             keep_likeliest(candidates, k, mass);

@@ -1,6 +1,6 @@
 //! Draws against a plain one, which sorts the whole row.
 
-use device::cpu::softmax::block_sums;
+use device::cpu::softmax::{Softmax, block_sums};
 use proptest::prelude::*;
 use rand::Rng;
 
@@ -9,11 +9,11 @@ use super::*;
 /// The (id, weight) of the tokens that are kept, by id, and the one that is drawn.
 fn plain_draw(logits: &[f32], sampling: &ResolvedSampling, uniform: f64) -> (Vec<(u32, f32)>, u32) {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let scale = 1.0 / sampling.temperature.unwrap();
-    let mut sorted: Vec<(u32, f32)> = (0..).zip(logits.iter().map(|x| exp((x - max) * scale))).collect();
+    let softmax = Softmax::new(max, 1.0 / sampling.temperature.unwrap());
+    let mut sorted: Vec<(u32, f32)> = (0..).zip(logits.iter().map(|x| softmax.weight(*x))).collect();
     sorted.sort_by(|a, b| b.1.total_cmp(&a.1));
     let mut sums = Vec::new();
-    block_sums(logits, max, scale, &mut sums);
+    block_sums(logits, softmax, &mut sums);
     let total: f64 = sums.iter().map(|sum| f64::from(*sum)).sum();
     let mass = if sampling.top_p < 1.0 { f64::from(sampling.top_p) * total } else { f64::INFINITY };
     let mut sum = 0.0;

@@ -27,8 +27,9 @@ pub(super) struct Truncation {
 pub(super) fn keep_of_row(sums: &BlockSums, row: &[f32], truncation: Truncation, candidates: &mut Vec<(u32, f32)>) {
     let Truncation { limit, mass, floor } = truncation;
     let is_bounded = limit < row.len() || mass.is_finite();
-    // As a rule few tokens hold the mass, so the row is searched for ever smaller weights.
-    let mut octaves = 2_u16;
+    // As a rule few tokens hold the mass, so the row is searched for ever smaller weights. The largest is 1: a mass of 32 has at least 32
+    // tokens, and as a rule lighter ones than a mass of 2.
+    let mut octaves = 2 + if mass.is_finite() { (mass.max(1.0).log2() * 1.5).min(7.0) as u16 } else { 0 };
     loop {
         let least = if is_bounded && octaves < 126 { floor.max((-f32::from(octaves)).exp2()) } else { floor };
         sums.heavy_entries(row, least, candidates);

@@ -39,7 +39,7 @@ pub(in crate::cpu) const LANES: usize = 16;
 
 /// 1.5 * 2^23. A small number added to it is rounded to the nearest integer, ties to even, which is then the difference of the bits;
 /// baseline x86-64 has no instruction that does so.
-pub(super) const ROUND: f32 = 12_582_912.0;
+pub(in crate::cpu) const ROUND: f32 = 12_582_912.0;
 
 /// Sum of `f(x)` over a row: 16 partial sums, added pairwise.
 #[inline(always)]
@@ -111,7 +111,7 @@ fn add_scaled_body(x: &[f32], scale: f32, out: &mut [f32]) {
 /// e^x to 2e-7 relative: 2^n times a degree-6 polynomial on |r| <= ln(2) / 2 (the classic Cody-Waite reduction, Taylor-like coefficients
 /// fitted by Cephes `expf`).
 #[inline(always)]
-pub(in crate::cpu) fn exp(x: f32) -> f32 {
+fn exp(x: f32) -> f32 {
     // The clamp keeps n within the exponents of normal numbers; silu and gelu do not see the difference.
     let x = x.clamp(-87.0, 88.0);
     let rounded = x * std::f32::consts::LOG2_E + ROUND;

@@ -115,6 +115,10 @@ impl Simd for Avx2 {
         _mm256_and_ps(v, _mm256_cmp_ps::<_CMP_NLT_UQ>(x, limit))
     }
     #[inline(always)]
+    unsafe fn reaches(v: __m256, limit: __m256) -> u32 {
+        _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GE_OQ>(v, limit)).cast_unsigned()
+    }
+    #[inline(always)]
     unsafe fn reduce_max(v: __m256) -> f32 {
         let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
         let v = _mm_max_ps(v, _mm_movehl_ps(v, v));

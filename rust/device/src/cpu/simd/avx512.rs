@@ -112,6 +112,10 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
         _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, limit), v)
     }
     #[inline(always)]
+    unsafe fn reaches(v: __m512, limit: __m512) -> u32 {
+        _mm512_cmp_ps_mask::<_CMP_GE_OQ>(v, limit).into()
+    }
+    #[inline(always)]
     unsafe fn reduce_max(v: __m512) -> f32 {
         _mm512_reduce_max_ps(v)
     }

@@ -64,6 +64,8 @@ pub(crate) trait Simd {
     unsafe fn scale2(v: Self::V, n: Self::V) -> Self::V;
     /// `v`, 0 where `x < limit`.
     unsafe fn zero_below(v: Self::V, x: Self::V, limit: Self::V) -> Self::V;
+    /// Of each lane a bit, the first one lowest: whether `v >= limit`; not where one is NaN.
+    unsafe fn reaches(v: Self::V, limit: Self::V) -> u32;
     unsafe fn reduce_max(v: Self::V) -> f32;
     unsafe fn reduce_add(v: Self::V) -> f32;
     /// `acc + x.0 * y.0 + x.1 * y.1` in each lane, of pairs of bfloat16 values; subnormal numbers count as 0.

@@ -108,6 +108,10 @@ impl Simd for Scalar {
         std::array::from_fn(|i| if x[i] < limit[i] { 0.0 } else { v[i] })
     }
     #[inline(always)]
+    unsafe fn reaches(v: V, limit: V) -> u32 {
+        (0..LANES).fold(0, |bits, i| bits | u32::from(v[i] >= limit[i]) << i)
+    }
+    #[inline(always)]
     unsafe fn reduce_max(v: V) -> f32 {
         v.into_iter().fold(f32::NEG_INFINITY, |a, b| if a > b { a } else { b })
     }
