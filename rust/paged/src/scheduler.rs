@@ -65,7 +65,9 @@ use shares::Shares;
 use tier::Fetching;
 use usage::StepTotals;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
+
+use rustc_hash::FxHashMap;
 
 use crate::block_hash::BlockHasher;
 use crate::error::{InvalidSchedulerConfig, UpdateError};
@@ -83,7 +85,8 @@ pub struct Scheduler {
     manager: KvCacheManager,
     requests: Vec<Option<Request>>,
     vacant: Vec<Slot>,
-    slots: HashMap<RequestId, Slot>,
+    /// Their ids are counted, not given by callers: any hash will do.
+    slots: FxHashMap<RequestId, Slot>,
     /// In order of rank.
     running: Vec<Slot>,
     waiting: WaitingQueue,
@@ -141,7 +144,7 @@ impl Scheduler {
             config,
             requests: Vec::new(),
             vacant: Vec::new(),
-            slots: HashMap::new(),
+            slots: FxHashMap::default(),
             running: Vec::new(),
             shares: Shares::default(),
             deadlines: BTreeSet::new(),

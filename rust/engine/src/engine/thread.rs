@@ -9,7 +9,6 @@ mod step;
 mod swap;
 
 use std::{
-    collections::HashMap,
     sync::{
         Arc, OnceLock,
         mpsc::{Receiver, Sender, TryRecvError},
@@ -18,6 +17,7 @@ use std::{
 };
 
 use paged::{KvCacheConfig, RequestId, Scheduler, SchedulerOutput};
+use rustc_hash::FxHashMap;
 
 pub(super) use pacer::StepPacer;
 use step::StepResults;
@@ -88,8 +88,8 @@ pub struct EngineThread {
     swapper: Option<Swapper>,
     pacer: StepPacer,
     tokenizer: Arc<Tokenizer>,
-    jobs: HashMap<u64, Job>,
-    live: HashMap<RequestId, Live>,
+    jobs: FxHashMap<u64, Job>,
+    live: FxHashMap<RequestId, Live>,
     next_request: u64,
     output: SchedulerOutput,
     batch: InputBatch,
@@ -120,8 +120,8 @@ impl EngineThread {
             swapper: None,
             pacer: StepPacer::new(None),
             tokenizer,
-            jobs: HashMap::new(),
-            live: HashMap::new(),
+            jobs: FxHashMap::default(),
+            live: FxHashMap::default(),
             next_request: 0,
             output: SchedulerOutput::default(),
             batch: InputBatch::default(),
