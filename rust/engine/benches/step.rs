@@ -131,10 +131,10 @@ fn sampling(c: &mut Criterion) {
         for (name, params) in &kinds {
             let resolved = ResolvedSampling::new(params, &GenerationConfig::default(), vocab_size).unwrap();
             let mut sampler = Sampler::new(Arc::new(resolved), 7, &prompt, Arc::default());
-            let mut scratch = row.clone();
+            let mut logits = row.clone();
             group.bench_function(*name, |b| {
                 // The sampler leaves the row as it was.
-                b.iter(|| black_box(sampler.sample(black_box(&mut scratch)).unwrap()));
+                b.iter(|| black_box(sampler.sample(black_box(&mut logits)).unwrap()));
             });
         }
         group.finish();

@@ -3,7 +3,8 @@
 use crate::kv_cache_manager::{CacheKey, MissReason, RequestBlocks};
 use crate::tier::TierKey;
 
-/// Names a request; chosen by the caller, unique among those being served.
+/// Names a request; chosen by the caller, unique among those being served. The scheduler hashes it without a key, so whoever sends requests
+/// should not choose it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 

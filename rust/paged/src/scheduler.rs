@@ -85,7 +85,6 @@ pub struct Scheduler {
     manager: KvCacheManager,
     requests: Vec<Option<Request>>,
     vacant: Vec<Slot>,
-    /// Their ids are counted, not given by callers: any hash will do.
     slots: FxHashMap<RequestId, Slot>,
     /// In order of rank.
     running: Vec<Slot>,

@@ -27,9 +27,10 @@ pub(super) struct Truncation {
 pub(super) fn keep_of_row(sums: &BlockSums, row: &[f32], truncation: Truncation, candidates: &mut Vec<(u32, f32)>) {
     let Truncation { limit, mass, floor } = truncation;
     let is_bounded = limit < row.len() || mass.is_finite();
-    // As a rule few tokens hold the mass, so the row is searched for ever smaller weights. The largest is 1: a mass of 32 has at least 32
-    // tokens, and as a rule lighter ones than a mass of 2.
-    let mut octaves = 2 + if mass.is_finite() { (mass.max(1.0).log2() * 1.5).min(7.0) as u16 } else { 0 };
+    // As a rule few tokens hold the mass, so the row is searched for ever smaller weights: from a quarter of the largest on, and from less
+    // where it takes many of them.
+    let many = if mass.is_finite() { mass.min(limit as f64).max(1.0) } else { 1.0 };
+    let mut octaves = 2 + (many.log2() * 1.5).min(7.0) as u16;
     loop {
         let least = if is_bounded && octaves < 126 { floor.max((-f32::from(octaves)).exp2()) } else { floor };
         sums.heavy_entries(row, least, candidates);

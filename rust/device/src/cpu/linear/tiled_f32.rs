@@ -14,8 +14,8 @@
 //!   more          4 k tiles    up to 6 rows, 16 even or odd sums of each       elements widened first, once for all rows
 //! ```
 //!
-//! Cost an output and column: one fused multiplication; 2 bytes of weight (4 of F32) for each group of rows. For one row that is the
-//! memory's rate.
+//! Cost an output and column: one fused multiplication; 2 bytes of weight (4 of F32) each time that the panel is read. For one row that is
+//! the memory's rate.
 //!
 //! Measured on one core of a Zen 5: the inner loop of AVX-512 alone 260 GFLOP/s of a peak of 265, BF16 panels in the level 2 cache.
 //! One row on two cores of a Milan (AVX2) read BF16 panels at 21 to 27 GB/s, where reading alone made 24 to 27, and in a slower minute at 17 to
@@ -40,7 +40,8 @@ use crate::cpu::simd::{Simd, prefetch, tier_entry};
 const AHEAD: usize = 4 << 10;
 
 tier_entry! {
-    /// `out[m][n] = dot(panel row n, x row m)`, `x` being `[out.len(), cols]`. The caller promises that the machine has the tier.
+    /// `out[m][n] = dot(panel row n, x row m)`, `x` being `[out.len(), cols]`, at most 64 rows. The caller promises that the machine has the
+    /// tier.
     pub(super) fn multiply_f32 => f32s(panel: &[u8], x: &[f32], out: &mut [[f32; PANEL]])
 }
 tier_entry! {
@@ -86,8 +87,9 @@ unsafe fn groups<S: Simd, const D: u8>(panel: &[u8], x: &[f32], out: &mut [[f32;
         }
         (_, 1) if D == BF16 => block::<S, D, 1, 2, 2>(panel, x, cols, out),
         (_, 1) => block::<S, D, 1, 4, 1>(panel, x, cols, out),
-        (_, rows) if rows <= FEW => in_order::<S, D, FEW, false>(panel, x, cols, out),
-        _ => in_order::<S, D, MANY_ROWS, true>(panel, x, cols, out),
+        (_, 0) => {}
+        (_, rows) if rows <= FEW => by_tiles::<S, D, FEW, false>(panel, x, cols, out),
+        _ => by_tiles::<S, D, MANY_ROWS, true>(panel, x, cols, out),
     }
 }
 
@@ -156,22 +158,30 @@ unsafe fn add_tile<S: Simd, const D: u8, const R: usize, const N: usize>(
 /// Rows up to which elements are widened anew for every group of rows: reading leaves the time for it.
 const FEW: usize = 8;
 
-/// Outputs of up to `ROWS` rows. The panel is read once; sums wait in memory while other rows and columns have the registers. `WIDEN` has
-/// elements made f32 once for all rows.
+/// Cache lines: vectors do not straddle two.
+#[repr(align(64))]
+struct Lines<T>(T);
+
+/// Outputs of up to `ROWS` rows, on eight lanes. The panel is read once, some k tiles at a time; sums wait in memory while other rows and
+/// columns have the registers. `WIDEN` has elements made f32 once for all rows.
 #[inline(always)]
-unsafe fn in_order<S: Simd, const D: u8, const ROWS: usize, const WIDEN: bool>(
+unsafe fn by_tiles<S: Simd, const D: u8, const ROWS: usize, const WIDEN: bool>(
     panel: &[u8],
     x: &[f32],
     cols: usize,
     out: &mut [[f32; PANEL]],
 ) {
     let rows = out.len();
-    debug_assert!(rows <= ROWS && x.len() == rows * cols);
-    let mut sums = [[0.0; SUMS]; ROWS];
-    let mut wide = MaybeUninit::<Wide>::uninit();
-    let wide = wide.as_mut_ptr();
+    debug_assert!(rows <= ROWS && x.len() == rows * cols && 2 * S::LANES == TILE);
+    let mut sums = MaybeUninit::<Lines<[[f32; SUMS]; ROWS]>>::uninit();
+    let sums = sums.as_mut_ptr().cast::<[f32; SUMS]>();
+    for m in 0..rows {
+        sums.add(m).write([0.0; SUMS]);
+    }
+    let mut wide = MaybeUninit::<Lines<Wide>>::uninit();
+    let wide = wide.as_mut_ptr().cast::<Wide>();
     // What registers have room for, in groups of about one size.
-    let most: usize = if WIDEN { 6 } else { 5 };
+    let most = if WIDEN { 6 } else { 5 };
     let group = rows.div_ceil(rows.div_ceil(most));
     let step = if WIDEN { WIDE_COLS } else { K_TILE };
     for k in (0..cols).step_by(step) {
@@ -181,23 +191,26 @@ unsafe fn in_order<S: Simd, const D: u8, const ROWS: usize, const WIDEN: bool>(
             widen::<S, D>(tiles, len, wide);
         }
         for m in (0..rows).step_by(group) {
-            let (x, sums) = (x.as_ptr().add(m * cols + k), sums.as_mut_ptr().add(m));
-            macro_rules! rows {
-                ($($r:literal)*) => {
-                    match group.min(rows - m) {
-                        $($r if WIDEN => add_wide::<S, $r>(wide, len, x, cols, sums),
-                        $r => add_stored::<S, D, $r>(tiles, x, cols, sums),)*
-                        _ => unreachable!("a group has 1 to {most} rows"),
-                    }
-                };
+            let (x, sums) = (x.as_ptr().add(m * cols + k), sums.add(m));
+            match (WIDEN, group.min(rows - m)) {
+                (false, 1) => add_stored::<S, D, 1>(tiles, x, cols, sums),
+                (false, 2) => add_stored::<S, D, 2>(tiles, x, cols, sums),
+                (false, 3) => add_stored::<S, D, 3>(tiles, x, cols, sums),
+                (false, 4) => add_stored::<S, D, 4>(tiles, x, cols, sums),
+                (false, _) => add_stored::<S, D, 5>(tiles, x, cols, sums),
+                (true, 1) => add_wide::<S, 1>(wide, len, x, cols, sums),
+                (true, 2) => add_wide::<S, 2>(wide, len, x, cols, sums),
+                (true, 3) => add_wide::<S, 3>(wide, len, x, cols, sums),
+                (true, 4) => add_wide::<S, 4>(wide, len, x, cols, sums),
+                (true, 5) => add_wide::<S, 5>(wide, len, x, cols, sums),
+                (true, _) => add_wide::<S, 6>(wide, len, x, cols, sums),
             }
-            rows!(1 2 3 4 5 6);
         }
     }
-    for (sums, out) in sums.iter().zip(out) {
+    for (m, out) in out.iter_mut().enumerate() {
+        let sums = sums.add(m).cast::<f32>();
         for n in (0..PANEL).step_by(S::LANES) {
-            let sum = S::add(S::load(sums.as_ptr().add(n)), S::load(sums.as_ptr().add(PANEL + n)));
-            S::store(out.as_mut_ptr().add(n), sum);
+            S::store(out.as_mut_ptr().add(n), S::add(S::load(sums.add(n)), S::load(sums.add(PANEL + n))));
         }
     }
 }
@@ -247,7 +260,7 @@ unsafe fn widen<S: Simd, const D: u8>(panel: *const u8, cols: usize, wide: *mut 
     }
 }
 
-/// Adds the products of `len` widened columns, by the same columns of rows of `x` that lie `cols` apart.
+/// Adds the products of `len` widened columns, two vectors a tile, by the same columns of rows of `x` that lie `cols` apart.
 #[inline(always)]
 unsafe fn add_wide<S: Simd, const R: usize>(wide: *const Wide, len: usize, x: *const f32, cols: usize, sums: *mut [f32; SUMS]) {
     for odd in 0..2 {
@@ -264,7 +277,7 @@ unsafe fn add_wide<S: Simd, const R: usize>(wide: *const Wide, len: usize, x: *c
                     let x = S::splat(*x.add(m * cols));
                     acc[m] = [S::fma(w0, x, acc[m][0]), S::fma(w1, x, acc[m][1])];
                 }
-                // Wrapping, for the odd columns' last step goes beyond the row.
+                // Wrapping, for the last row's last step goes beyond `x`.
                 (w, x) = (w.add(TILE), x.wrapping_add(2));
             }
             for m in 0..R {
