@@ -4,11 +4,11 @@ use super::{BlockCodes, f16_at};
 
 /// 16 bytes of (scale, min) nibbles, 64 bytes of 2-bit codes, d f16, dmin f16; value = d * sc * q - dmin * m, groups of 16.
 pub(super) fn q2_k(b: &[u8], out: &mut BlockCodes) {
-    let (d, dmin) = (f16_at(b, 80), f16_at(b, 82));
+    out.units = [f16_at(b, 80), -f16_at(b, 82)];
     for (g, s) in b[..16].iter().enumerate() {
-        out.scales[g] = d * f32::from(s & 15);
-        out.mins[g] = -(dmin * f32::from(s >> 4));
+        (out.factors[0][g], out.factors[1][g]) = ((s & 15) as i8, (s >> 4) as i8);
     }
+    out.multiply();
     two_bits(&b[16..80], &mut out.codes);
 }
 
@@ -25,12 +25,14 @@ fn two_bits(qs: &[u8], codes: &mut [i8]) {
 
 /// 32 bytes of inverted third bits, 64 bytes of 2-bit codes, 12 bytes of 6-bit scales, d f16; value = d * (sc - 32) * q, groups of 16.
 pub(super) fn q3_k(b: &[u8], out: &mut BlockCodes) {
-    let (hmask, scales, d) = (&b[..32], &b[96..108], f16_at(b, 108));
+    let (hmask, scales) = (&b[..32], &b[96..108]);
+    out.units[0] = f16_at(b, 108);
     for g in 0..16 {
         let low = if g < 8 { scales[g] & 15 } else { scales[g - 8] >> 4 };
         let high = (scales[8 + g % 4] >> (2 * (g / 4))) & 3;
-        out.scales[g] = d * f32::from((low | (high << 4)) as i8 - 32);
+        out.factors[0][g] = (low | (high << 4)) as i8 - 32;
     }
+    out.multiply();
     two_bits(&b[32..96], &mut out.codes);
     for (bit, codes) in out.codes.chunks_exact_mut(32).enumerate() {
         for (c, h) in codes.iter_mut().zip(hmask) {
@@ -50,12 +52,12 @@ fn scale_and_min(s: &[u8], j: usize) -> (u8, u8) {
 
 /// d and dmin at bytes 0 and 2, the 12 bytes of scales at 4, into 8 groups.
 fn scales_and_mins(b: &[u8], out: &mut BlockCodes) {
-    let (d, dmin) = (f16_at(b, 0), f16_at(b, 2));
+    out.units = [f16_at(b, 0), -f16_at(b, 2)];
     for j in 0..8 {
         let (scale, min) = scale_and_min(&b[4..16], j);
-        out.scales[j] = d * f32::from(scale);
-        out.mins[j] = -(dmin * f32::from(min));
+        (out.factors[0][j], out.factors[1][j]) = (scale as i8, min as i8);
     }
+    out.multiply();
 }
 
 /// Of 64 values, value l is the low half of byte l, value 32 + l its high half.
@@ -88,10 +90,11 @@ pub(super) fn q5_k(b: &[u8], out: &mut BlockCodes) {
 
 /// 128 bytes of low nibbles, 64 bytes of high bit pairs, 16 signed scales, d f16; value = d * sc * (q - 32), groups of 16.
 pub(super) fn q6_k(b: &[u8], out: &mut BlockCodes) {
-    let d = f16_at(b, 208);
-    for (scale, s) in out.scales.iter_mut().zip(&b[192..208]) {
-        *scale = d * f32::from(*s as i8);
+    out.units[0] = f16_at(b, 208);
+    for (factor, s) in out.factors[0].iter_mut().zip(&b[192..208]) {
+        *factor = s.cast_signed();
     }
+    out.multiply();
     for (half, codes) in out.codes.chunks_exact_mut(128).enumerate() {
         let (ql, qh) = (&b[64 * half..64 * half + 64], &b[128 + 32 * half..160 + 32 * half]);
         for (j, codes) in codes.chunks_exact_mut(32).enumerate() {

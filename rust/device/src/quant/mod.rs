@@ -23,11 +23,30 @@ pub(crate) struct BlockCodes {
     pub scales: [f32; MAX_BLOCK / 16],
     /// One a group; only what [`has_min`] formats fill.
     pub mins: [f32; MAX_BLOCK / 16],
+    /// What scales and minima are products of in [`has_factors`] formats: one of each for the block, ...
+    pub units: [f32; 2],
+    /// ... and of each one a group.
+    pub factors: [[i8; MAX_BLOCK / 16]; 2],
 }
 
 impl BlockCodes {
     pub const fn new() -> Self {
-        Self { codes: [0; MAX_BLOCK], scales: [0.0; MAX_BLOCK / 16], mins: [0.0; MAX_BLOCK / 16] }
+        Self {
+            codes: [0; MAX_BLOCK],
+            scales: [0.0; MAX_BLOCK / 16],
+            mins: [0.0; MAX_BLOCK / 16],
+            units: [0.0; 2],
+            factors: [[0; MAX_BLOCK / 16]; 2],
+        }
+    }
+
+    /// Sets scales and minima from their units and factors.
+    fn multiply(&mut self) {
+        for ((out, unit), factors) in [&mut self.scales, &mut self.mins].into_iter().zip(self.units).zip(&self.factors) {
+            for (out, factor) in out.iter_mut().zip(factors) {
+                *out = unit * f32::from(*factor);
+            }
+        }
     }
 }
 
@@ -42,6 +61,11 @@ pub(crate) const fn group_len(format: GgmlType) -> usize {
 /// Whether a minimum is added to each group.
 pub(crate) const fn has_min(format: GgmlType) -> bool {
     matches!(format, GgmlType::Q4_1 | GgmlType::Q5_1 | GgmlType::Q2K | GgmlType::Q4K | GgmlType::Q5K)
+}
+
+/// Whether scales and minima are quantised themselves.
+pub(crate) const fn has_factors(format: GgmlType) -> bool {
+    matches!(format, GgmlType::Q2K | GgmlType::Q3K | GgmlType::Q4K | GgmlType::Q5K | GgmlType::Q6K)
 }
 
 /// Takes one block of `format.block_bytes()` bytes apart.

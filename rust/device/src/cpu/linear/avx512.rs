@@ -15,7 +15,7 @@
 //!
 //! Measured on two cores of a Zen 5, on which a loop of `vpdpbusd` alone does 1930 GOP/s, by `examples/bench_linear.rs`: 2048 x 8192,
 //! quantisation of the activations included. One row in GB/s of packed weights, where `examples/roofline.rs` reads 52 in the same minutes;
-//! more rows in GFLOP/s:
+//! more rows in GFLOP/s, `Q4_K` to `Q6_K` when they still had an f16 for every scale:
 //!
 //! | format | 1 row | of the roof | 8 rows | 64 rows | of the peak |
 //! | --- | --- | --- | --- | --- | --- |
@@ -38,7 +38,9 @@ use super::{
     PANEL,
     activations::{ActBlock, UPPER},
     lm_head::{LOWER_BYTES, LOWER_LINES, UPPER_BYTES},
-    packed::{Codes, Kernel, Layout, block_bytes, codes_bytes, select, zero_point},
+    packed::{
+        Codes, Kernel, Layout, TILE, block_bytes, codes_bytes, select, span_blocks, span_blocks_bytes, span_bytes, zero_point,
+    },
 };
 use crate::cpu::simd::prefetch;
 
@@ -50,13 +52,18 @@ pub(super) fn kernel(layout: Layout) -> Kernel {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8], acts: &[ActBlock], out: &mut [[f32; PANEL]]) {
-    assert!(acts.len() >= panel.len() / const { block_bytes(CODES, HALVES, MIN) } * out.len());
+fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool>(
+    panel: &[u8],
+    acts: &[ActBlock],
+    out: &mut [[f32; PANEL]],
+) {
+    let blocks = panel.len() / const { span_bytes(CODES, HALVES, MIN, FACTORS) } * const { span_blocks(FACTORS) };
+    assert!(acts.len() >= blocks * out.len());
     // SAFETY: the features are enabled.
     unsafe {
         match out {
-            [out] => one_row::<CODES, HALVES, MIN>(panel, acts, out),
-            _ => many_rows::<CODES, HALVES, MIN>(panel, acts, out),
+            [out] => one_row::<CODES, HALVES, MIN, FACTORS>(panel, acts, out),
+            _ => many_rows::<CODES, HALVES, MIN, FACTORS>(panel, acts, out),
         }
     }
 }
@@ -87,43 +94,57 @@ pub(super) fn multiply_planes(upper: &[u8], lower: &[u8], acts: &[ActBlock], out
 
 /// One row keeps its sums in registers.
 #[inline(always)]
-unsafe fn one_row<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8], acts: &[ActBlock], out: &mut [f32; PANEL]) {
-    let mut sums = [_mm512_setzero_ps(); 2];
-    for (block, x) in panel.chunks_exact(const { block_bytes(CODES, HALVES, MIN) }).zip(acts) {
-        prefetch_ahead(block);
-        let group = Group::<CODES, HALVES, MIN, 0>::unpack(block);
-        sums = group.scaled(group.products([x])[0], x, sums);
-        if HALVES {
-            let group = Group::<CODES, HALVES, MIN, 1>::unpack(block);
+unsafe fn one_row<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool>(
+    panel: &[u8],
+    acts: &[ActBlock],
+    out: &mut [f32; PANEL],
+) {
+    let (mut sums, mut acts) = ([_mm512_setzero_ps(); 2], acts.iter());
+    for span in panel.chunks_exact(const { span_bytes(CODES, HALVES, MIN, FACTORS) }) {
+        let (blocks, floats) = span.split_at(const { span_blocks_bytes(CODES, HALVES, MIN, FACTORS) });
+        for (block, x) in blocks.chunks_exact(const { block_bytes(CODES, HALVES, MIN, FACTORS) }).zip(&mut acts) {
+            prefetch_ahead(block);
+            let group = Group::<CODES, HALVES, MIN, FACTORS, 0>::unpack(block, floats);
             sums = group.scaled(group.products([x])[0], x, sums);
+            if HALVES {
+                let group = Group::<CODES, HALVES, MIN, FACTORS, 1>::unpack(block, floats);
+                sums = group.scaled(group.products([x])[0], x, sums);
+            }
         }
+        prefetch_ahead(floats);
     }
     store(sums, out);
 }
 
 /// Many rows keep theirs in the level 1 cache.
 #[inline(always)]
-unsafe fn many_rows<const CODES: u8, const HALVES: bool, const MIN: bool>(
+unsafe fn many_rows<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool>(
     panel: &[u8],
     acts: &[ActBlock],
     out: &mut [[f32; PANEL]],
 ) {
     out.fill([0.0; PANEL]);
     let stride = acts.len() / out.len();
-    for (b, block) in panel.chunks_exact(const { block_bytes(CODES, HALVES, MIN) }).enumerate() {
-        prefetch_ahead(block);
-        Group::<CODES, HALVES, MIN, 0>::unpack(block).add(&acts[b..], stride, out);
-        if HALVES {
-            Group::<CODES, HALVES, MIN, 1>::unpack(block).add(&acts[b..], stride, out);
+    let mut b = 0;
+    for span in panel.chunks_exact(const { span_bytes(CODES, HALVES, MIN, FACTORS) }) {
+        let (blocks, floats) = span.split_at(const { span_blocks_bytes(CODES, HALVES, MIN, FACTORS) });
+        for block in blocks.chunks_exact(const { block_bytes(CODES, HALVES, MIN, FACTORS) }) {
+            prefetch_ahead(block);
+            Group::<CODES, HALVES, MIN, FACTORS, 0>::unpack(block, floats).add(&acts[b..], stride, out);
+            if HALVES {
+                Group::<CODES, HALVES, MIN, FACTORS, 1>::unpack(block, floats).add(&acts[b..], stride, out);
+            }
+            b += 1;
         }
+        prefetch_ahead(floats);
     }
 }
 
-/// Asks for a block some way ahead.
+/// Asks for lines some way ahead; in the order in which they lie, as processors expect (`avx2.rs`).
 #[inline(always)]
-fn prefetch_ahead(block: &[u8]) {
-    for line in (0..block.len()).step_by(64) {
-        prefetch(block.as_ptr().wrapping_add(AHEAD + line));
+fn prefetch_ahead(lines: &[u8]) {
+    for line in (0..lines.len()).step_by(64) {
+        prefetch(lines.as_ptr().wrapping_add(AHEAD + line));
     }
 }
 
@@ -153,7 +174,28 @@ unsafe fn line(block: &[u8], at: usize) -> __m512i {
     _mm512_loadu_si512(block.as_ptr().add(at).cast())
 }
 
-/// 16 scales or minima of a block.
+/// Of a block and one of its groups the scales, `kind` 0, or minima, 1, of a tile.
+///
+/// # Safety
+/// The processor has AVX-512.
+#[inline(always)]
+pub(super) unsafe fn scales_or_minima<const CODES: u8, const HALVES: bool, const FACTORS: bool>(
+    block: &[u8],
+    floats: &[u8],
+    (kind, group, tile): (usize, usize, usize),
+) -> __m512 {
+    let line = kind * const { 1 + HALVES as usize } + group;
+    if FACTORS {
+        let at = const { codes_bytes(CODES) } + PANEL * line + TILE * tile;
+        debug_assert!(at + TILE <= block.len());
+        let factors = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(block.as_ptr().add(at).cast())));
+        _mm512_mul_ps(f16s(floats, 64 * kind + 32 * tile), factors)
+    } else {
+        f16s(floats, 64 * line + 32 * tile)
+    }
+}
+
+/// 16 f16.
 #[inline(always)]
 unsafe fn f16s(block: &[u8], at: usize) -> __m512 {
     debug_assert!(at + 32 <= block.len());
@@ -192,7 +234,7 @@ unsafe fn shift(v: __m512i, from: usize, to: usize) -> __m512i {
     _mm512_srl_epi16(_mm512_sll_epi16(v, _mm_cvtsi32_si128(left as i32)), _mm_cvtsi32_si128(right as i32))
 }
 
-impl Group<8, false, false, 0> {
+impl Group<8, false, false, false, 0> {
     /// # Safety
     /// The processor has AVX-512.
     #[inline(always)]
@@ -228,13 +270,15 @@ impl Group<8, false, false, 0> {
 
 /// A group of columns of a block in registers: of each tile, codes of columns 4 q.. as bytes (of 16 columns half as many), 128 times
 /// the scales, and minima.
-struct Group<const CODES: u8, const HALVES: bool, const MIN: bool, const GROUP: usize> {
+struct Group<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool, const GROUP: usize> {
     codes: [[__m512i; 8]; 2],
     scales: [__m512; 2],
     mins: [__m512; 2],
 }
 
-impl<const CODES: u8, const HALVES: bool, const MIN: bool, const GROUP: usize> Group<CODES, HALVES, MIN, GROUP> {
+impl<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool, const GROUP: usize>
+    Group<CODES, HALVES, MIN, FACTORS, GROUP>
+{
     const QUADS: usize = if HALVES { 4 } else { 8 };
     /// Which of a block's sums is that of the group.
     const SUM: usize = if HALVES { 1 + GROUP } else { 0 };
@@ -244,11 +288,13 @@ impl<const CODES: u8, const HALVES: bool, const MIN: bool, const GROUP: usize> G
     /// # Safety
     /// The processor has AVX-512; likewise below.
     #[inline(always)]
-    unsafe fn unpack(block: &[u8]) -> Self {
-        assert!(block.len() == const { block_bytes(CODES, HALVES, MIN) });
+    unsafe fn unpack(block: &[u8], floats: &[u8]) -> Self {
+        assert!(block.len() == const { block_bytes(CODES, HALVES, MIN, FACTORS) });
+        assert!(
+            floats.len() == const { span_bytes(CODES, HALVES, MIN, FACTORS) - span_blocks_bytes(CODES, HALVES, MIN, FACTORS) }
+        );
         let mut all = [[_mm512_setzero_si512(); 8]; 2];
         let (mut scales, mut mins) = ([_mm512_setzero_ps(); 2], [_mm512_setzero_ps(); 2]);
-        let at = const { codes_bytes(CODES) + 64 * GROUP };
         for tile in 0..2 {
             for g in 0..4 {
                 let halves = codes::<CODES>(block, g, tile);
@@ -258,9 +304,10 @@ impl<const CODES: u8, const HALVES: bool, const MIN: bool, const GROUP: usize> G
                     [all[tile][g], all[tile][4 + g]] = halves;
                 }
             }
-            scales[tile] = _mm512_mul_ps(f16s(block, at + 32 * tile), _mm512_set1_ps(UPPER as f32));
+            let own = |kind| scales_or_minima::<CODES, HALVES, FACTORS>(block, floats, (kind, GROUP, tile));
+            scales[tile] = _mm512_mul_ps(own(0), _mm512_set1_ps(UPPER as f32));
             if MIN {
-                mins[tile] = f16s(block, at + 32 * tile + const { 64 * (1 + HALVES as usize) });
+                mins[tile] = own(1);
             }
         }
         Self { codes: all, scales, mins }

@@ -17,8 +17,8 @@ use std::arch::x86_64::*;
 use super::{
     PANEL,
     activations::{ACT_ROWS, ActTile},
-    avx512::codes,
-    packed::{Codes, Layout, block_bytes, codes_bytes, select, zero_point},
+    avx512::{codes, scales_or_minima},
+    packed::{Codes, Layout, blocks_of, select, zero_point},
 };
 use crate::cpu::amx::{IntTiles, Sums};
 
@@ -57,7 +57,7 @@ pub(super) const fn unpacked_len(halves: bool) -> usize {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn unpack_panel<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8], out: &mut [f32]) {
+fn unpack_panel<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool>(panel: &[u8], out: &mut [f32]) {
     let groups = const { 1 + HALVES as usize };
     let zero = const { zero_point(CODES, MIN) };
     // bf16 of every code of up to 6 bits.
@@ -67,8 +67,9 @@ fn unpack_panel<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u
     }
     // SAFETY: the table is two registers long.
     let table = unsafe { [_mm512_loadu_si512(table.as_ptr().cast()), _mm512_loadu_si512(table.as_ptr().add(32).cast())] };
-    let blocks = panel.chunks_exact(const { block_bytes(CODES, HALVES, MIN) });
-    for (block, out) in blocks.zip(out.chunks_exact_mut(const { unpacked_len(HALVES) })) {
+    for ((block, floats), out) in
+        blocks_of::<CODES, HALVES, MIN, FACTORS>(panel).zip(out.chunks_exact_mut(const { unpacked_len(HALVES) }))
+    {
         for (tile, out) in out.chunks_exact_mut(groups * GROUP).enumerate() {
             for g in 0..4 {
                 // SAFETY: the features are enabled.
@@ -87,13 +88,15 @@ fn unpack_panel<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u
                 }
             }
             for (group, out) in out.chunks_exact_mut(GROUP).enumerate() {
-                let at = const { codes_bytes(CODES) } + 64 * group + 32 * tile;
-                // SAFETY: lines of scales and minima lie within the block, 16 scales and 16 minima at the end of the group.
+                let own = |kind| {
+                    // SAFETY: the features are enabled.
+                    unsafe { scales_or_minima::<CODES, HALVES, FACTORS>(block, floats, (kind, group, tile)) }
+                };
+                // SAFETY: 16 scales and 16 minima end the group.
                 unsafe {
-                    let f16s = |at: usize| _mm512_cvtph_ps(_mm256_loadu_si256(block.as_ptr().add(at).cast()));
-                    _mm512_storeu_ps(out.as_mut_ptr().add(256), f16s(at));
+                    _mm512_storeu_ps(out.as_mut_ptr().add(256), own(0));
                     if MIN {
-                        _mm512_storeu_ps(out.as_mut_ptr().add(272), f16s(at + 64 * groups));
+                        _mm512_storeu_ps(out.as_mut_ptr().add(272), own(1));
                     }
                 }
             }
@@ -118,7 +121,7 @@ fn to_bf16<const CODES: u8, const PAIR: u32>(quad: __m512i, table: [__m512i; 2],
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool>(
+fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool>(
     tiles: &IntTiles,
     panel: &[f32],
     acts: &[ActTile],

@@ -21,7 +21,7 @@ use super::{
     PANEL,
     activations::{ActBlock, BLOCK, UPPER},
     out::SharedOut,
-    packed::{Codes, Kernel, Layout, TILE, block_bytes, codes_bytes, codes_of, f16_at, kernel, pack_row, put_codes, zero_point},
+    packed::{Codes, Kernel, Layout, TILE, codes_bytes, codes_of, f16_at, kernel, pack_row, put_codes, span_bytes, zero_point},
     slab::SlabBytes,
 };
 use crate::{
@@ -29,11 +29,11 @@ use crate::{
     cpu::{CpuTier, ThreadPool},
 };
 
-const LAYOUT: Layout = Layout { codes: Codes::U8, halves: false, min: false };
-const UPPER_LAYOUT: Layout = Layout { codes: Codes::U5, halves: false, min: false };
+const LAYOUT: Layout = Layout { codes: Codes::U8, halves: false, min: false, factors: false };
+const UPPER_LAYOUT: Layout = Layout { codes: Codes::U5, halves: false, min: false, factors: false };
 /// Bytes of a block as it was, of the upper plane and of the lower one.
-const BLOCK_BYTES: usize = block_bytes(Codes::U8 as u8, false, false);
-pub(super) const UPPER_BYTES: usize = block_bytes(Codes::U5 as u8, false, false);
+const BLOCK_BYTES: usize = span_bytes(Codes::U8 as u8, false, false, false);
+pub(super) const UPPER_BYTES: usize = span_bytes(Codes::U5 as u8, false, false, false);
 pub(super) const LOWER_BYTES: usize = 2 * LOWER_LINES * 64;
 /// Lines of lower bits of a tile of a block.
 pub(super) const LOWER_LINES: usize = 3;

@@ -1,14 +1,21 @@
 //! Quantised weights packed for int8 kernels.
 //!
 //! Rows are taken 32 at a time, a panel, padded with zero rows: two tiles of 16. A panel is a list of blocks of 32 columns, one contiguous
-//! stream of whole cache lines. A block holds, all tiles of a part before the next part:
+//! stream of whole cache lines: of each block its codes, all tiles of a part before the next part:
 //! - codes of each tile. [`Codes::U4`]: 4 lines, line g, byte 4 r + j: column 4 g + j of row r in the low half, column 16 + 4 g + j in the high one.
 //!   [`Codes::U5`]: the same, then a line of fifth bits for each tile: byte 4 r + j, bit g of column 4 g + j, bit 4 + g of column 16 + 4 g + j.
 //!   [`Codes::U6`]: the nibbles, then two lines of fifth and sixth bits for each tile: byte 4 r + j, bits 2 g and 2 g + 1, of column 4 g + j in the
 //!   first line, of column 16 + 4 g + j in the second.
 //!   [`Codes::U8`]: 8 lines, line g, byte 4 r + j: column 4 g + j of row r;
-//! - scales, one line a group (one group of 32 columns or two of 16): 32 f16, one a row;
-//! - minima, likewise, where the format has them.
+//!
+//! and after each span of blocks, which is a block of the file's format, the scales of each group (one of 32 columns or two of 16 a block): a line of
+//! 32 f16, one a row; then the minima, likewise, where the format has them. Formats whose scales are quantised themselves have spans of 8
+//! blocks and one line of units for all scales, one for all minima, which are multiplied by factors, 32 i8 a group, after each block's codes:
+//!
+//! ```text
+//! Q4_1  | codes 512 | scales 64 | minima 64 |                                      bytes, 32 columns of 32 rows
+//! Q4_K  | codes 512 | factors 32, of minima 32 | .. 8 times .. | units 64 | units of minima 64 |      256 columns
+//! ```
 //!
 //! A value is `scale * code + min`, or `scale * (code - zero)` where there are no minima, with `zero` the middle of the code's range.
 
@@ -29,7 +36,7 @@ use crate::cpu::{Amx, amx::IntTiles};
 use crate::{
     DType, DeviceError, GgmlType, WeightView,
     cpu::{CpuTier, ThreadPool},
-    quant::{BlockCodes, group_len, has_min, unpack_block},
+    quant::{BlockCodes, group_len, has_factors, has_min, unpack_block},
 };
 
 /// Rows of a tile.
@@ -54,6 +61,8 @@ pub(super) struct Layout {
     /// Two groups of 16 columns a block, not one of 32.
     pub halves: bool,
     pub min: bool,
+    /// Scales and minima are units times factors.
+    pub factors: bool,
 }
 
 /// Bytes of the codes of a block, both tiles.
@@ -66,9 +75,30 @@ pub(super) const fn codes_bytes(codes: u8) -> usize {
     }
 }
 
-/// Bytes of a block of a panel.
-pub(super) const fn block_bytes(codes: u8, halves: bool, min: bool) -> usize {
-    codes_bytes(codes) + 64 * (1 + halves as usize) * (1 + min as usize)
+/// Groups of a block, times two where they have minima.
+const fn num_scales(halves: bool, min: bool) -> usize {
+    (1 + halves as usize) * (1 + min as usize)
+}
+
+/// Bytes of a block of a panel: its codes, and factors.
+pub(super) const fn block_bytes(codes: u8, halves: bool, min: bool, factors: bool) -> usize {
+    codes_bytes(codes) + if factors { PANEL * num_scales(halves, min) } else { 0 }
+}
+
+/// Blocks of a span.
+pub(super) const fn span_blocks(factors: bool) -> usize {
+    if factors { 8 } else { 1 }
+}
+
+/// Bytes of the blocks of a span.
+pub(super) const fn span_blocks_bytes(codes: u8, halves: bool, min: bool, factors: bool) -> usize {
+    span_blocks(factors) * block_bytes(codes, halves, min, factors)
+}
+
+/// Bytes of a span: its blocks, then lines of f16.
+pub(super) const fn span_bytes(codes: u8, halves: bool, min: bool, factors: bool) -> usize {
+    let lines = if factors { 1 + min as usize } else { num_scales(halves, min) };
+    span_blocks_bytes(codes, halves, min, factors) + 64 * lines
 }
 
 /// The code of zero: the middle of the range where there are no minima.
@@ -84,32 +114,35 @@ impl Layout {
             GgmlType::Q6K => Codes::U6,
             GgmlType::Q8_0 => Codes::U8,
         };
-        Self { codes, halves: group_len(format) == 16, min: has_min(format) }
+        Self { codes, halves: group_len(format) == 16, min: has_min(format), factors: has_factors(format) }
     }
 
-    const fn block_bytes(self) -> usize {
-        block_bytes(self.codes as u8, self.halves, self.min)
+    const fn span_bytes(self) -> usize {
+        span_bytes(self.codes as u8, self.halves, self.min, self.factors)
     }
 }
 
 /// Bytes of a panel of rows of `cols` columns.
 pub(super) const fn panel_bytes(format: GgmlType, cols: usize) -> usize {
-    cols / COLS * Layout::of(format).block_bytes()
+    let layout = Layout::of(format);
+    cols / (COLS * span_blocks(layout.factors)) * layout.span_bytes()
 }
 
-/// Picks the instance of a kernel that is generic over (codes, halves, min); these are all that formats use.
+/// Picks the instance of a kernel that is generic over (codes, halves, min, factors); these are all that formats use.
 macro_rules! select {
     ($layout:expr, $kernel:ident) => {{
         let l = $layout;
-        match (l.codes, l.halves, l.min) {
-            (Codes::U4, false, false) => $kernel::<4, false, false>,
-            (Codes::U4, false, true) => $kernel::<4, false, true>,
-            (Codes::U4, true, false) => $kernel::<4, true, false>,
-            (Codes::U4, true, true) => $kernel::<4, true, true>,
-            (Codes::U5, false, true) => $kernel::<5, false, true>,
-            (Codes::U5, _, _) => $kernel::<5, false, false>,
-            (Codes::U6, _, _) => $kernel::<6, true, false>,
-            (Codes::U8, _, _) => $kernel::<8, false, false>,
+        match (l.codes, l.halves, l.min, l.factors) {
+            (Codes::U4, false, false, _) => $kernel::<4, false, false, false>,
+            (Codes::U4, false, true, false) => $kernel::<4, false, true, false>,
+            (Codes::U4, false, true, true) => $kernel::<4, false, true, true>,
+            (Codes::U4, true, false, _) => $kernel::<4, true, false, true>,
+            (Codes::U4, true, true, _) => $kernel::<4, true, true, true>,
+            (Codes::U5, _, false, _) => $kernel::<5, false, false, false>,
+            (Codes::U5, _, true, false) => $kernel::<5, false, true, false>,
+            (Codes::U5, _, true, true) => $kernel::<5, false, true, true>,
+            (Codes::U6, ..) => $kernel::<6, true, false, true>,
+            (Codes::U8, ..) => $kernel::<8, false, false, false>,
         }
     }};
 }
@@ -197,7 +230,8 @@ impl Packed {
 
     /// f32 of an unpacked panel.
     pub(super) fn unpacked_len(&self) -> usize {
-        self.panel_bytes / self.layout.block_bytes() * super::int_tiles::unpacked_len(self.layout.halves)
+        let blocks = self.panel_bytes / self.layout.span_bytes() * span_blocks(self.layout.factors);
+        blocks * super::int_tiles::unpacked_len(self.layout.halves)
     }
 
     /// Unpacks panel `p` for the tile units.
@@ -233,37 +267,39 @@ pub(super) fn kernel(layout: Layout, tier: CpuTier) -> Kernel {
     }
 }
 
-/// Packs one row of a file as row `r` of a panel; false when a scale or minimum is beyond f16.
+/// Packs one row of a file as row `r` of a panel; false when a scale or minimum, or its unit, is beyond f16.
 pub(super) fn pack_row(format: GgmlType, layout: Layout, bytes: &[u8], r: usize, panel: &mut [u8]) -> bool {
-    let (tile, lane, codes_len) = (r / TILE, r % TILE, codes_bytes(layout.codes as u8));
-    let groups = 1 + usize::from(layout.halves);
-    let zero = zero_point(layout.codes as u8, layout.min) as u8;
+    let Layout { codes, halves, min, factors } = layout;
+    let (tile, lane, codes_len) = (r / TILE, r % TILE, codes_bytes(codes as u8));
+    let (groups, kinds) = (1 + usize::from(halves), 1 + usize::from(min));
+    let zero = zero_point(codes as u8, min) as u8;
     let mut fits = true;
-    let mut f16_bits = |v: f32| {
-        let h = f16::from_f32(v);
-        fits &= h.is_finite();
-        h.to_le_bytes()
-    };
     let mut block = BlockCodes::new();
-    let mut outs = panel.chunks_exact_mut(layout.block_bytes());
-    for bytes in bytes.chunks_exact(format.block_bytes()) {
+    for (bytes, span) in bytes.chunks_exact(format.block_bytes()).zip(panel.chunks_exact_mut(layout.span_bytes())) {
         unpack_block(format, bytes, &mut block);
-        for b in 0..format.block_len() / COLS {
-            let Some(out) = outs.next() else { return fits };
+        let (outs, floats) = span.split_at_mut(span_blocks_bytes(codes as u8, halves, min, factors));
+        for (b, out) in outs.chunks_exact_mut(block_bytes(codes as u8, halves, min, factors)).enumerate() {
             let quads = std::array::from_fn(|q| {
                 let at = b * COLS + 4 * q;
                 let code = |i: usize| (block.codes[at + i] as u8).wrapping_add(zero);
                 u32::from_le_bytes([code(0), code(1), code(2), code(3)])
             });
-            put_codes(layout.codes, &quads, &mut out[..codes_len], (tile, lane));
-            for g in 0..groups {
-                let at = codes_len + 64 * g + 2 * r;
-                out[at..at + 2].copy_from_slice(&f16_bits(block.scales[b * groups + g]));
-                if layout.min {
-                    let at = at + 64 * groups;
-                    out[at..at + 2].copy_from_slice(&f16_bits(block.mins[b * groups + g]));
-                }
+            let (out, out_factors) = out.split_at_mut(codes_len);
+            put_codes(codes, &quads, out, (tile, lane));
+            let own = block.factors.iter().flat_map(|factors| &factors[b * groups..(b + 1) * groups]);
+            for (out, factor) in out_factors.chunks_exact_mut(PANEL).zip(own) {
+                out[r] = factor.cast_unsigned();
             }
+        }
+        let own: [&[f32]; 2] = if factors {
+            block.units.each_ref().map(std::slice::from_ref)
+        } else {
+            [&block.scales, &block.mins].map(|v| &v[..groups])
+        };
+        for (line, value) in floats.chunks_exact_mut(64).zip(own.into_iter().take(kinds).flatten()) {
+            let value = f16::from_f32(*value);
+            fits &= value.is_finite();
+            line[2 * r..2 * r + 2].copy_from_slice(&value.to_le_bytes());
         }
     }
     fits
@@ -333,14 +369,45 @@ pub(super) fn f16_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
-/// Row `r` of a panel.
-fn unpack_row<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8], r: usize, out: &mut [f32]) {
+/// Scale and minimum of group `g` of row `r` of a block.
+fn scale_and_min<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool>(
+    block: &[u8],
+    floats: &[u8],
+    (r, g): (usize, usize),
+) -> (f32, f32) {
     let groups = 1 + usize::from(HALVES);
-    for (block, out) in panel.chunks_exact(block_bytes(CODES, HALVES, MIN)).zip(out.chunks_exact_mut(COLS)) {
+    let of = |kind: usize| {
+        if FACTORS {
+            f16_at(floats, 64 * kind + 2 * r)
+                * f32::from(block[codes_bytes(CODES) + PANEL * (kind * groups + g) + r].cast_signed())
+        } else {
+            f16_at(floats, 64 * (kind * groups + g) + 2 * r)
+        }
+    };
+    (of(0), if MIN { of(1) } else { 0.0 })
+}
+
+/// The blocks of a panel, each with the lines of f16 of its span.
+pub(super) fn blocks_of<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool>(
+    panel: &[u8],
+) -> impl Iterator<Item = (&[u8], &[u8])> {
+    panel.chunks_exact(const { span_bytes(CODES, HALVES, MIN, FACTORS) }).flat_map(|span| {
+        let (blocks, floats) = span.split_at(const { span_blocks_bytes(CODES, HALVES, MIN, FACTORS) });
+        blocks.chunks_exact(const { block_bytes(CODES, HALVES, MIN, FACTORS) }).map(move |block| (block, floats))
+    })
+}
+
+/// Row `r` of a panel.
+fn unpack_row<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool>(
+    panel: &[u8],
+    r: usize,
+    out: &mut [f32],
+) {
+    let groups = 1 + usize::from(HALVES);
+    for ((block, floats), out) in blocks_of::<CODES, HALVES, MIN, FACTORS>(panel).zip(out.chunks_exact_mut(COLS)) {
         let codes = codes_of::<CODES>(block, (r / TILE, r % TILE));
-        let at = |g: usize| codes_bytes(CODES) + 64 * g + 2 * r;
         for (g, (out, codes)) in out.chunks_exact_mut(COLS / groups).zip(codes.chunks_exact(COLS / groups)).enumerate() {
-            let (scale, min) = (f16_at(block, at(g)), if MIN { f16_at(block, at(groups + g)) } else { 0.0 });
+            let (scale, min) = scale_and_min::<CODES, HALVES, MIN, FACTORS>(block, floats, (r, g));
             for (out, code) in out.iter_mut().zip(codes) {
                 *out = scale * (i32::from(*code) - zero_point(CODES, MIN)) as f32 + min;
             }
@@ -348,17 +415,19 @@ fn unpack_row<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8]
     }
 }
 
-fn scalar<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8], acts: &[ActBlock], out: &mut [[f32; PANEL]]) {
+fn scalar<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool>(
+    panel: &[u8],
+    acts: &[ActBlock],
+    out: &mut [[f32; PANEL]],
+) {
     let groups = 1 + usize::from(HALVES);
-    let bytes = block_bytes(CODES, HALVES, MIN);
     out.fill([0.0; PANEL]);
     let stride = acts.len() / out.len();
-    for (b, block) in panel.chunks_exact(bytes).enumerate() {
+    for (b, (block, floats)) in blocks_of::<CODES, HALVES, MIN, FACTORS>(panel).enumerate() {
         for r in 0..PANEL {
             let codes = codes_of::<CODES>(block, (r / TILE, r % TILE)).map(|c| i16::from(c) - zero_point(CODES, MIN) as i16);
-            let at = |g: usize| codes_bytes(CODES) + 64 * g + 2 * r;
-            let scales: [f32; 2] = std::array::from_fn(|g| if g < groups { f16_at(block, at(g)) } else { 0.0 });
-            let mins: [f32; 2] = std::array::from_fn(|g| if MIN && g < groups { f16_at(block, at(groups + g)) } else { 0.0 });
+            let scales: [(f32, f32); 2] =
+                std::array::from_fn(|g| scale_and_min::<CODES, HALVES, MIN, FACTORS>(block, floats, (r, g.min(groups - 1))));
             for (x, out) in acts.iter().skip(b).step_by(stride).zip(out.iter_mut()) {
                 let mut dots = [0; 2];
                 for (i, code) in codes.iter().enumerate() {
@@ -368,8 +437,8 @@ fn scalar<const CODES: u8, const HALVES: bool, const MIN: bool>(panel: &[u8], ac
                 if !HALVES {
                     dots[0] += dots[1];
                 }
-                for g in 0..groups {
-                    out[r] += dots[g] as f32 * x.scale * scales[g] + mins[g] * x.scaled_sums[if HALVES { 1 + g } else { 0 }];
+                for (g, (scale, min)) in scales.iter().enumerate().take(groups) {
+                    out[r] += dots[g] as f32 * x.scale * scale + min * x.scaled_sums[if HALVES { 1 + g } else { 0 }];
                 }
             }
         }
