@@ -332,6 +332,12 @@ pub struct WorkspaceShape {
     pub head_dim: usize,
     /// How the weights of most layers are stored.
     pub dtype: DType,
+    /// Rows of logits computed at once at most.
+    pub num_logit_rows: usize,
+    /// Logits of a row.
+    pub vocab_size: usize,
+    /// How the matrix of logits is stored.
+    pub lm_head_dtype: DType,
     /// Of the linear layers.
     pub precision: Precision,
     /// Whether there are norms before the residual additions.
@@ -396,7 +402,7 @@ pub trait Backend: Send + Sync {
     /// Packs a weight `[out_features, in_features]`.
     fn load_linear(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError>;
 
-    /// The same for the matrix of logits, as [`Self::largest_logits`] wants it.
+    /// The same for the matrix of logits, as [`Self::greedy_tokens`] wants it.
     fn load_lm_head(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError> {
         self.load_linear(weight, options)
     }
@@ -444,10 +450,10 @@ pub trait Backend: Send + Sync {
     /// Normalises `x` once and multiplies it by every projection.
     fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>]);
 
-    /// `logits = norm(x) @ lm_head^T + bias` where a row's largest values are; other values may be lower than they should be, and are finite
-    /// if all are. For greedy decoding, which then need not read the whole matrix. Sets the rows of `logits`.
-    fn largest_logits(&self, x: &Tensor, norm: Option<&Norm>, lm_head: &Linear, logits: &mut Tensor) {
-        self.norm_linear(x, norm, &mut [Projection { linear: lm_head, out: logits }]);
+    /// Replaces `tokens` by the column of the largest value of each row of `norm(x) @ lm_head^T + bias`, of equal ones the first. False, and
+    /// `tokens` means nothing, where these are not to be found faster than all logits are computed, or a logit may not be finite.
+    fn greedy_tokens(&self, _x: &Tensor, _norm: Option<&Norm>, _lm_head: &Linear, _tokens: &mut Vec<u32>) -> bool {
+        false
     }
 
     /// q/k norm, rotation, write of K and V.

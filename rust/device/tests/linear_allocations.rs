@@ -11,7 +11,7 @@ use device::{
     WeightView,
     cpu::{
         CpuTier, ThreadPool,
-        linear::{CpuLinear, LinearContext, LinearScratch, gate_up, largest_logits, linear_residual, norm_linear},
+        linear::{CpuLinear, LinearContext, LinearScratch, gate_up, greedy_tokens, linear_residual, norm_linear},
     },
     mmap::Bytes,
 };
@@ -67,7 +67,7 @@ fn a_step_allocates_nothing_once_its_buffers_have_grown() {
         let (q, o, gate, up) = (weight(128), weight(128), weight(320), weight(320));
         let mut scratch = LinearScratch::default();
         let tensor = |cols| Tensor::new(40, cols).expect("memory");
-        let (mut x, mut query, mut wide, mut logits) = (tensor(128), tensor(128), tensor(320), tensor(512));
+        let (mut x, mut query, mut wide, mut tokens) = (tensor(128), tensor(128), tensor(320), Vec::new());
         let mut step = |rows: usize| {
             x.set_rows(rows);
             x.as_mut_slice().fill(0.25);
@@ -76,7 +76,7 @@ fn a_step_allocates_nothing_once_its_buffers_have_grown() {
             linear_residual(context, &mut scratch, args);
             let (norm, activation) = (Some(&norm), Activation::Silu);
             gate_up(context, &mut scratch, GateUpArgs { x: &x, norm, gate: &gate, up: &up, activation, out: &mut wide });
-            largest_logits(context, &mut scratch, &x, norm, &lm_head, &mut logits);
+            greedy_tokens(context, &mut scratch, &x, norm, &lm_head, &mut tokens);
         };
         let before = ALLOCATIONS.load(Ordering::Relaxed);
         // Kernels of many rows have other buffers than those of few.

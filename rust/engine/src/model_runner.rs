@@ -9,7 +9,7 @@ use crate::{
     EngineError, LoadProgress,
     model::{
         Decoder, DecoderConfig, ModelFiles,
-        decoder::{Activations, Loader, Run, Wanted, softcap},
+        decoder::{Activations, Loader, Run, softcap},
         rope::GrowingRope,
     },
 };
@@ -159,21 +159,24 @@ impl ModelRunner {
 
     /// Logits of some tokens of the last step (indices of its rows, at most [`Self::max_logit_rows`]), `[rows.len(), vocab_size]`.
     pub fn logits(&mut self, rows: &[u32]) -> Result<&mut Tensor, EngineError> {
-        self.compute_logits(rows, Wanted::All)?;
-        self.backend.fetch(&mut self.activations.logits);
-        softcap(self.activations.logits.as_mut_slice(), self.config.final_softcap);
-        Ok(&mut self.activations.logits)
+        self.compute_logits(rows, None)?;
+        Ok(self.fetch_logits())
     }
 
-    /// The same where only a row's largest logits count; others may be lower than they are.
-    pub fn largest_logits(&mut self, rows: &[u32]) -> Result<&mut Tensor, EngineError> {
-        if self.config.final_softcap.is_some() {
-            // It may make logits equal that are not.
-            return self.logits(rows);
-        }
-        self.compute_logits(rows, Wanted::Largest)?;
-        self.backend.fetch(&mut self.activations.logits);
-        Ok(&mut self.activations.logits)
+    /// Replaces `tokens` by those with the largest logits, of equal ones the first; `None`. Where the backend does not find them without all
+    /// logits, these are returned, and `tokens` means nothing.
+    pub fn greedy_tokens(&mut self, rows: &[u32], tokens: &mut Vec<u32>) -> Result<Option<&mut Tensor>, EngineError> {
+        // A softcap may make logits equal that are not.
+        let tokens = self.config.final_softcap.is_none().then_some(tokens);
+        let found = self.compute_logits(rows, tokens)?;
+        Ok(if found { None } else { Some(self.fetch_logits()) })
+    }
+
+    fn fetch_logits(&mut self) -> &mut Tensor {
+        let logits = &mut self.activations.logits;
+        self.backend.fetch(logits);
+        softcap(logits.as_mut_slice(), self.config.final_softcap);
+        logits
     }
 
     /// Whether the device can sample from the logits.
@@ -196,7 +199,7 @@ impl ModelRunner {
             return Ok((vec![None; rows.len()], self.logits(rows)?));
         }
         assert!(self.samples(), "rows to be sampled on a device that does not");
-        self.compute_logits(rows, Wanted::All)?;
+        self.compute_logits(rows, None)?;
         let logits = &mut self.activations.logits;
         let mut sampled = self.backend.sample(logits, sampling, num_top);
         for (sampled, sampling) in sampled.iter_mut().zip(sampling) {
@@ -207,7 +210,8 @@ impl ModelRunner {
         Ok((sampled, logits))
     }
 
-    fn compute_logits(&mut self, rows: &[u32], wanted: Wanted) -> Result<(), EngineError> {
+    /// Whether there are tokens instead, see [`Decoder::logits`](crate::model::decoder::Decoder::logits).
+    fn compute_logits(&mut self, rows: &[u32], greedy: Option<&mut Vec<u32>>) -> Result<bool, EngineError> {
         let num_tokens = self.activations.hidden.rows();
         let max_rows = self.max_logit_rows();
         if rows.len() > max_rows {
@@ -221,10 +225,9 @@ impl ModelRunner {
         }
         if rows.is_empty() {
             self.activations.logits.set_rows(0);
-        } else {
-            self.decoder.logits(&*self.backend, &mut self.activations, rows, wanted);
+            return Ok(false);
         }
-        Ok(())
+        Ok(self.decoder.logits(&*self.backend, &mut self.activations, rows, greedy))
     }
 
     /// The sizes of a step must agree before a backend sees them.

@@ -102,9 +102,9 @@ impl Backend for CpuBackend {
         linear::norm_linear(context, &mut scratch, x, norm, projections);
     }
 
-    fn largest_logits(&self, x: &Tensor, norm: Option<&Norm>, lm_head: &Linear, logits: &mut Tensor) {
+    fn greedy_tokens(&self, x: &Tensor, norm: Option<&Norm>, lm_head: &Linear, tokens: &mut Vec<u32>) -> bool {
         let (context, mut scratch) = self.linear();
-        linear::largest_logits(context, &mut scratch, x, norm, lm_head, logits);
+        linear::greedy_tokens(context, &mut scratch, x, norm, lm_head, tokens)
     }
 
     fn rope_and_cache(&self, args: RopeArgs<'_>, group: usize, step: &StepMetadata) {

@@ -289,7 +289,7 @@ fn beside_kv(
     let activations = activation_bytes(model.config, config, longest);
     let mut bytes = vec![DeviceBytes { activations, ..DeviceBytes::default() }; devices.len()];
     bytes[0].encoder_cache = model.encoder_cache_bytes;
-    let mut layer_dtype = DType::BF16;
+    let [mut layer_dtype, mut lm_head_dtype] = [DType::BF16; 2];
     for parameter in parameters(model.config) {
         let dtype = match model.weights {
             Some(weights) => parameter.dtype(weights)?,
@@ -297,6 +297,9 @@ fn beside_kv(
         };
         if parameter.layer.is_some() && !parameter.is_vector() {
             layer_dtype = dtype;
+        }
+        if parameter.is_lm_head() {
+            lm_head_dtype = dtype;
         }
         let of_linear = || devices.linear_bytes(dtype, &parameter, precision(config));
         let parameter_bytes = match &parameter {
@@ -327,6 +330,9 @@ fn beside_kv(
         num_kv_heads: model.config.num_kv_heads,
         head_dim: model.config.head_dim,
         dtype: layer_dtype,
+        num_logit_rows: max_logit_rows(config.max_num_seqs),
+        vocab_size: model.config.vocab_size,
+        lm_head_dtype,
         precision: precision(config),
         post_norms: model.config.sandwich_norms,
     };

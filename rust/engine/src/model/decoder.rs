@@ -348,23 +348,17 @@ impl Decoder {
         embedding + self.layers.iter().map(layer).sum::<u64>() + norm(&self.output_norm) + self.output.bytes()
     }
 
-    /// Logits of these rows of the hidden state, into `a.logits` on the device; before any softcap, see [`softcap`].
-    pub(crate) fn logits(&self, backend: &dyn Backend, a: &mut Activations, rows: &[u32], wanted: Wanted) {
+    /// Logits of these rows of the hidden state, into `a.logits` on the device; before any softcap, see [`softcap`]. Where the backend finds
+    /// the tokens of their largest without all of them, and there is a place for these, it does that and returns true.
+    pub(crate) fn logits(&self, backend: &dyn Backend, a: &mut Activations, rows: &[u32], greedy: Option<&mut Vec<u32>>) -> bool {
         backend.gather_rows(&a.hidden, rows, &mut a.sampled);
-        let (norm, linear, out) = (Some(&self.output_norm), &self.output, &mut a.logits);
-        match wanted {
-            Wanted::All => backend.norm_linear(&a.sampled, norm, &mut [Projection { linear, out }]),
-            Wanted::Largest => backend.largest_logits(&a.sampled, norm, linear, out),
+        let (norm, linear) = (Some(&self.output_norm), &self.output);
+        if greedy.is_some_and(|tokens| backend.greedy_tokens(&a.sampled, norm, linear, tokens)) {
+            return true;
         }
+        backend.norm_linear(&a.sampled, norm, &mut [Projection { linear, out: &mut a.logits }]);
+        false
     }
-}
-
-/// Which of a row's logits are to be right.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wanted {
-    All,
-    /// Those that may be the largest; others may be lower than they are.
-    Largest,
 }
 
 /// `cap * tanh(x / cap)`, which some models end with.

@@ -28,6 +28,7 @@ use std::{
 use super::{
     PANEL,
     activations::{ActBlock, BLOCK, UPPER},
+    lm_head::{FIFTH_BYTES, LOWER_BYTES, PlanesKernel, PlanesKernels, UPPER_BYTES},
     packed::{Codes, Kernel, Layout, block_bytes, codes_bytes, select, span_blocks_bytes, span_bytes, zero_point},
 };
 use crate::cpu::simd::prefetch;
@@ -45,7 +46,7 @@ const QUAD: usize = 4;
 const QUADS: usize = BLOCK / QUAD;
 
 pub(super) fn kernel(layout: Layout) -> Kernel {
-    if is_x86_feature_detected!("avxvnni") { with_vnni(layout) } else { without_vnni(layout) }
+    if has_vnni() { with_vnni(layout) } else { without_vnni(layout) }
 }
 
 /// Kernels that must not be called where there is no AVX-VNNI.
@@ -82,8 +83,7 @@ fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS:
     out: &mut [[f32; PANEL]],
 ) {
     out.fill([0.0; PANEL]);
-    // The compiler would rather multiply again for every row than keep the product.
-    let stride = black_box(acts.len() / out.len() * size_of::<ActBlock>());
+    let stride = stride_bytes(acts, out);
     let mut b = 0;
     for span in panel.chunks_exact(const { span_bytes(CODES, HALVES, MIN, FACTORS) }) {
         let (blocks, floats) = span.split_at(const { span_blocks_bytes(CODES, HALVES, MIN, FACTORS) });
@@ -99,6 +99,39 @@ fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS:
         }
         prefetch_ahead(floats);
     }
+}
+
+/// Kernels for 8-bit codes in planes; see [`lm_head`](super::lm_head).
+pub(super) fn planes_kernels() -> PlanesKernels {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn kernel<const CODES: u8, const VNNI: bool>(upper: &[u8], other: &[u8], acts: &[ActBlock], out: &mut [[f32; PANEL]]) {
+        out.fill([0.0; PANEL]);
+        let stride = stride_bytes(acts, out);
+        let other = other.chunks_exact(if CODES == 5 { FIFTH_BYTES } else { LOWER_BYTES });
+        for (b, (upper, other)) in upper.chunks_exact(UPPER_BYTES).zip(other).enumerate() {
+            prefetch_ahead(upper);
+            prefetch_ahead(other);
+            for part in 0..PARTS {
+                Part::<CODES, false, false, false>::join(upper, other, part).add_rows::<VNNI>(&acts[b..], stride, out, part);
+            }
+        }
+    }
+    fn kernels<const VNNI: bool>() -> PlanesKernels {
+        let (estimate, multiply): (PlanesKernel, PlanesKernel) = (kernel::<5, VNNI>, kernel::<8, VNNI>);
+        PlanesKernels { estimate, multiply }
+    }
+    if has_vnni() { kernels::<true>() } else { kernels::<false>() }
+}
+
+/// Whether there is AVX-VNNI.
+pub(super) fn has_vnni() -> bool {
+    is_x86_feature_detected!("avxvnni")
+}
+
+/// Bytes from one row of activations to the next. The compiler would rather multiply again for every row than keep the product.
+#[inline]
+fn stride_bytes(acts: &[ActBlock], out: &[[f32; PANEL]]) -> usize {
+    black_box(acts.len() / out.len() * size_of::<ActBlock>())
 }
 
 /// Asks for lines some way ahead; in the order in which they lie, or two cores of a Zen 3 multiply one row at 0.9 times the speed.
@@ -219,6 +252,28 @@ impl<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool> 
     }
 }
 
+impl<const CODES: u8> Part<CODES, false, false, false> {
+    /// From a block of the upper plane and one of the fifth, or of the lower.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn join(upper: &[u8], other: &[u8], part: usize) -> Self {
+        let mut all = [_mm256_setzero_si256(); QUADS];
+        for g in 0..QUADS / 2 {
+            let [low, high] = codes::<4>(upper, g, part);
+            let lower = if CODES == 5 {
+                let (bits, one) = (fifth_bits(other, part), _mm256_set1_epi8(1));
+                [_mm256_and_si256(shift(bits, g, 0), one), _mm256_and_si256(shift(bits, 4 + g, 0), one)]
+            } else {
+                codes::<4>(other, g, part)
+            };
+            let to = usize::from(CODES) - 4;
+            all[g] = _mm256_or_si256(shift(low, 0, to), lower[0]);
+            all[QUADS / 2 + g] = _mm256_or_si256(shift(high, 0, to), lower[1]);
+        }
+        Self { codes: all, scales: Self::scales(&[], &upper[const { codes_bytes(4) }..], part) }
+    }
+}
+
 /// Sums of products of codes by those of activations.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -286,19 +341,31 @@ fn codes<const CODES: u8>(block: &[u8], g: usize, part: usize) -> [__m256i; 2] {
     if CODES == 4 {
         return [low, high_nibble];
     }
-    // Moves bit `from` to bit 4, and those above it along.
-    let to_bit_4 = |v, from: usize| {
-        let (left, right) = (4usize.saturating_sub(from), from.saturating_sub(4));
-        _mm256_srl_epi16(_mm256_sll_epi16(v, _mm_cvtsi32_si128(left as i32)), _mm_cvtsi32_si128(right as i32))
-    };
     let (high, mask) = if CODES == 5 {
-        let bits = line(512 + tile * 64);
-        ([to_bit_4(bits, g), to_bit_4(bits, 4 + g)], _mm256_set1_epi8(16))
+        let bits = fifth_bits(&block[512..], part);
+        ([shift(bits, g, 4), shift(bits, 4 + g, 4)], _mm256_set1_epi8(16))
     } else {
         let bits = [line(512 + tile * 128), line(512 + tile * 128 + 64)];
-        (bits.map(|b| to_bit_4(b, 2 * g)), _mm256_set1_epi8(48))
+        (bits.map(|b| shift(b, 2 * g, 4)), _mm256_set1_epi8(48))
     };
     [_mm256_or_si256(low, _mm256_and_si256(high[0], mask)), _mm256_or_si256(high_nibble, _mm256_and_si256(high[1], mask))]
+}
+
+/// Fifth bits of 8 rows, from their lines of a block.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn fifth_bits(lines: &[u8], part: usize) -> __m256i {
+    assert!(lines.len() >= 2 * 64 && part < PARTS);
+    // SAFETY: it lies within the two lines.
+    unsafe { _mm256_loadu_si256(lines.as_ptr().add(32 * part).cast()) }
+}
+
+/// Moves bit `from` to bit `to`, and those beside it along.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn shift(v: __m256i, from: usize, to: usize) -> __m256i {
+    let (left, right) = (to.saturating_sub(from), from.saturating_sub(to));
+    _mm256_srl_epi16(_mm256_sll_epi16(v, _mm_cvtsi32_si128(left as i32)), _mm_cvtsi32_si128(right as i32))
 }
 
 /// Sums of pairs of products as i16. The products of 8-bit codes are taken with their zero subtracted and the sign moved to the

@@ -37,7 +37,7 @@ use std::arch::x86_64::*;
 use super::{
     PANEL,
     activations::{ActBlock, UPPER},
-    lm_head::{LOWER_BYTES, LOWER_LINES, UPPER_BYTES},
+    lm_head::{FIFTH_BYTES, LOWER_BYTES, PlanesKernels, UPPER_BYTES},
     packed::{
         Codes, Kernel, Layout, TILE, block_bytes, codes_bytes, select, span_blocks, span_blocks_bytes, span_bytes, zero_point,
     },
@@ -68,25 +68,30 @@ fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS:
     }
 }
 
-/// [`multiply`] for 8-bit codes in two planes; see [`lm_head`](super::lm_head).
+/// Kernels for 8-bit codes in planes; see [`lm_head`](super::lm_head).
+pub(super) fn planes_kernels() -> PlanesKernels {
+    PlanesKernels { estimate: multiply_planes::<5>, multiply: multiply_planes::<8> }
+}
+
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-pub(super) fn multiply_planes(upper: &[u8], lower: &[u8], acts: &[ActBlock], out: &mut [[f32; PANEL]]) {
+fn multiply_planes<const CODES: u8>(upper: &[u8], other: &[u8], acts: &[ActBlock], out: &mut [[f32; PANEL]]) {
     assert!(acts.len() >= upper.len() / UPPER_BYTES * out.len());
-    let blocks = upper.chunks_exact(UPPER_BYTES).zip(lower.chunks_exact(LOWER_BYTES));
+    let other = other.chunks_exact(if CODES == 5 { FIFTH_BYTES } else { LOWER_BYTES });
+    let blocks = upper.chunks_exact(UPPER_BYTES).zip(other);
     let stride = acts.len() / out.len();
     // SAFETY: the features are enabled.
     unsafe {
         if let [out] = out {
             let mut sums = [_mm512_setzero_ps(); 2];
-            for ((upper, lower), x) in blocks.zip(acts) {
-                let group = Group::join(upper, lower);
+            for ((upper, other), x) in blocks.zip(acts) {
+                let group = Group::<CODES, false, false, false, 0>::join(upper, other);
                 sums = group.scaled(group.products([x])[0], x, sums);
             }
             store(sums, out);
         } else {
             out.fill([0.0; PANEL]);
-            for (b, (upper, lower)) in blocks.enumerate() {
-                Group::join(upper, lower).add(&acts[b..], stride, out);
+            for (b, (upper, other)) in blocks.enumerate() {
+                Group::<CODES, false, false, false, 0>::join(upper, other).add(&acts[b..], stride, out);
             }
         }
     }
@@ -234,37 +239,33 @@ unsafe fn shift(v: __m512i, from: usize, to: usize) -> __m512i {
     _mm512_srl_epi16(_mm512_sll_epi16(v, _mm_cvtsi32_si128(left as i32)), _mm_cvtsi32_si128(right as i32))
 }
 
-impl Group<8, false, false, false, 0> {
+impl<const CODES: u8> Group<CODES, false, false, false, 0> {
+    /// From a block of the upper plane and one of the fifth, or of the lower.
+    ///
     /// # Safety
     /// The processor has AVX-512.
     #[inline(always)]
-    unsafe fn join(upper: &[u8], lower: &[u8]) -> Self {
-        assert!(upper.len() == UPPER_BYTES && lower.len() == LOWER_BYTES);
+    unsafe fn join(upper: &[u8], other: &[u8]) -> Self {
         prefetch_ahead(upper);
-        prefetch_ahead(lower);
-        let mut codes = [[_mm512_setzero_si512(); 8]; 2];
+        prefetch_ahead(other);
+        let mut all = [[_mm512_setzero_si512(); 8]; 2];
         let mut scales = [_mm512_setzero_ps(); 2];
         for tile in 0..2 {
-            let fifth = line(upper, 512 + 64 * tile);
-            let [two_low, two_high, one] = std::array::from_fn(|i| line(lower, 64 * (LOWER_LINES * tile + i)));
-            for (q, codes) in codes[tile].iter_mut().enumerate() {
-                let (half, g) = (q / 4, q % 4);
-                let two = if half == 0 { two_low } else { two_high };
-                // Bits 3 to 6 of the code, 7, 1 and 2, and 0.
-                let parts = [
-                    (shift(line(upper, 256 * tile + 64 * g), 4 * half, 3), 0x78u8),
-                    (shift(fifth, q, 7), 0x80),
-                    (shift(two, 2 * g, 1), 0x06),
-                    (shift(one, q, 0), 0x01),
-                ];
-                for (part, mask) in parts {
-                    let part = _mm512_and_si512(part, _mm512_set1_epi8(mask as i8));
-                    *codes = _mm512_or_si512(*codes, part);
-                }
+            for g in 0..4 {
+                let [low, high] = codes::<4>(upper, g, tile);
+                let lower = if CODES == 5 {
+                    let (bits, one) = (line(other, 64 * tile), _mm512_set1_epi8(1));
+                    [_mm512_and_si512(shift(bits, g, 0), one), _mm512_and_si512(shift(bits, 4 + g, 0), one)]
+                } else {
+                    codes::<4>(other, g, tile)
+                };
+                let to = usize::from(CODES) - 4;
+                all[tile][g] = _mm512_or_si512(shift(low, 0, to), lower[0]);
+                all[tile][4 + g] = _mm512_or_si512(shift(high, 0, to), lower[1]);
             }
-            scales[tile] = _mm512_mul_ps(f16s(upper, const { codes_bytes(5) } + 32 * tile), _mm512_set1_ps(UPPER as f32));
+            scales[tile] = _mm512_mul_ps(f16s(upper, const { codes_bytes(4) } + 32 * tile), _mm512_set1_ps(UPPER as f32));
         }
-        Self { codes, scales, mins: [_mm512_setzero_ps(); 2] }
+        Self { codes: all, scales, mins: [_mm512_setzero_ps(); 2] }
     }
 }
 

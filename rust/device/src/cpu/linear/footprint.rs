@@ -3,6 +3,7 @@
 use super::{
     MANY_ROWS, PANEL,
     activations::{ACT_ROWS, ActBlock, ActTile, BLOCK, stride},
+    largest::search_bytes,
     lm_head, packed, tiled,
 };
 use crate::{DType, Precision, WorkspaceShape, cpu::CpuTier};
@@ -22,9 +23,15 @@ pub fn resident_bytes(dtype: DType, [rows, cols]: [usize; 2], precision: Precisi
 
 /// The same of a weight as [`CpuLinear::lm_head`](super::CpuLinear::lm_head) loads it.
 pub fn lm_head_bytes(dtype: DType, shape: [usize; 2], precision: Precision, tier: CpuTier) -> u64 {
-    let is_split = precision != Precision::Exact && lm_head::is_split(dtype, tier);
-    let reaches = if is_split { shape[0].div_ceil(PANEL) * lm_head::REACH_BYTES } else { 0 };
-    resident_bytes(dtype, shape, precision, tier) + reaches as u64
+    if is_split(dtype, precision, tier) {
+        (shape[0].div_ceil(PANEL) * lm_head::panel_bytes(shape[1])) as u64
+    } else {
+        resident_bytes(dtype, shape, precision, tier)
+    }
+}
+
+fn is_split(lm_head: DType, precision: Precision, tier: CpuTier) -> bool {
+    precision != Precision::Exact && lm_head::is_split(lm_head, tier)
 }
 
 /// Bytes of [`LinearScratch`](super::LinearScratch) once it has grown to its largest.
@@ -48,7 +55,13 @@ pub fn workspace_bytes(shape: &WorkspaceShape, tier: CpuTier, num_threads: usize
         }
         _ => 0,
     };
-    normed + wide + inputs
+    let search = if is_split(shape.lm_head_dtype, shape.precision, tier) {
+        let rows = shape.num_logit_rows.min(lm_head::max_searched_rows(tier));
+        search_bytes([rows, shape.vocab_size], hidden_size) as u64
+    } else {
+        0
+    };
+    normed + wide + inputs + search
 }
 
 #[cfg(test)]

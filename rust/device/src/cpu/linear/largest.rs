@@ -1,151 +1,229 @@
-//! The phase of logits where only the largest count.
+//! The phase of logits where only each row's largest counts.
+
+// A body that is not inlined would be compiled for the baseline instructions only; counted loops over registers unroll.
+#![allow(clippy::inline_always, clippy::needless_range_loop)]
 
 use super::{
     CpuLinear, Input, PANEL, Weight,
-    activations::ActBlock,
+    activations::{ActBlock, BLOCK, stride},
     elementwise::per_tier,
-    lm_head::{LmHead, UNIT, shift},
-    norm_linear,
+    for_products,
+    lm_head::{Lengths, LmHead, Reaches, UNIT, max_searched_rows, shift},
     out::SharedOut,
     panels::Work,
-    phases::{Form, LinearContext, LinearScratch, assert_in, assert_out, grown, store},
+    phases::{Form, LinearContext, LinearScratch, assert_in, grown},
 };
-use crate::{Linear, Norm, Projection, Tensor};
+use crate::{Linear, Norm, Tensor};
 
-/// A logit that is not among the largest; finite, as logits are.
-const LOW: f32 = f32::MIN;
-/// A row whose largest logit may be in more than one of so many panels costs more than computing all, ...
-const MAX_SHARE: usize = 3;
-/// ... as the next ones may: for so many all are computed.
+/// Where more than one in so many panels may hold a row's largest product, computing all costs no more: of one row, which waits for memory,
+/// and of several, of which candidates are computed one by one ...
+const MAX_SHARES: [usize; 2] = [3, 10];
+/// ... and may not for the next rows: so many calls do not search.
 const PAUSE: usize = 4;
 
-/// Buffers of [`largest_logits`].
+/// Rows are searched up to this length: products by weights whose scales are f16 are far below the largest f32.
+const MAX_LENGTH: f32 = 1e20;
+
+/// Buffers of [`greedy_tokens`].
 #[derive(Default)]
 pub(super) struct Search {
-    /// As [`shift`] makes them.
+    /// As [`shift`] makes them, `[rows, stride]`.
     acts: Vec<ActBlock>,
-    /// Of each panel.
+    /// Of each row.
+    lengths: Vec<Lengths>,
+    /// `[panels, rows]`.
     bounds: Vec<Bounds>,
-    /// Panels that may hold the largest product.
-    candidates: Vec<usize>,
-    /// Rows to come that are not searched.
+    /// By panels, then rows.
+    pub(super) candidates: Vec<Candidate>,
+    /// Of each row.
+    best: Vec<Candidate>,
+    /// Calls to come that do not search.
     pause: usize,
 }
 
-/// Between what the largest of a row's products by a panel is.
+/// What is known of the largest of a row's products by a panel.
 #[derive(Clone, Copy)]
 pub(super) struct Bounds {
-    low: f32,
+    estimate: f32,
+    /// It is no larger.
     high: f32,
 }
 
 impl Bounds {
-    const NONE: Self = Self { low: LOW, high: LOW };
+    const NONE: Self = Self { estimate: f32::NEG_INFINITY, high: f32::NEG_INFINITY };
 }
 
-/// [`Backend::largest_logits`](crate::Backend::largest_logits): `out = norm(x) @ weight^T + bias` where the largest values of a row are, and
-/// lower values elsewhere; sets out's rows. More rows than one have theirs in so many places that all is computed.
+/// A panel that may hold a row's largest product.
+#[derive(Clone, Copy)]
+pub(super) struct Candidate {
+    panel: u32,
+    row: u32,
+    /// The largest of the row's products by the panel, or its estimate.
+    product: f32,
+    /// Where in the row it is.
+    token: u32,
+}
+
+/// Bytes of [`Search`] at most, for logits `[rows, vocab_size]` of a hidden state.
+pub(super) const fn search_bytes([rows, vocab_size]: [usize; 2], hidden_size: usize) -> usize {
+    let bounds = rows * vocab_size.div_ceil(PANEL);
+    let row = stride(hidden_size) * size_of::<ActBlock>() + size_of::<Lengths>() + size_of::<Candidate>();
+    rows * row + bounds * size_of::<Bounds>() + (bounds / MAX_SHARES[0] + 1) * size_of::<Candidate>()
+}
+
+/// [`Backend::greedy_tokens`](crate::Backend::greedy_tokens): searches the rows of `norm(x) @ weight^T` for their largest values.
 ///
 /// # Panics
 /// When sizes disagree.
-pub fn largest_logits(
+pub fn greedy_tokens(
     context: LinearContext<'_>,
     scratch: &mut LinearScratch,
     x: &Tensor,
     norm: Option<&Norm>,
     linear: &Linear,
-    out: &mut Tensor,
-) {
+    tokens: &mut Vec<u32>,
+) -> bool {
     let weight = linear.cpu();
-    let found = match &weight.weight {
-        Weight::LmHead(head) if x.rows() == 1 && weight.bias.is_none() => {
-            search(context.checked(), scratch, x, norm, (weight, head), out)
+    match &weight.weight {
+        Weight::LmHead(head) if weight.bias.is_none() && (1..=max_searched_rows(context.tier)).contains(&x.rows()) => {
+            search(context.checked(), scratch, x, norm, (weight, head), tokens)
         }
         _ => false,
-    };
-    if !found {
-        norm_linear(context, scratch, x, norm, &mut [Projection { linear, out }]);
     }
 }
 
-/// False, and nothing found, where the row is not finite or in a pause.
+/// False where a row is not finite or far too long, in a pause, or where that has to begin.
 fn search(
     context: LinearContext<'_>,
     scratch: &mut LinearScratch,
     x: &Tensor,
     norm: Option<&Norm>,
     (weight, head): (&CpuLinear, &LmHead),
-    out: &mut Tensor,
+    tokens: &mut Vec<u32>,
 ) -> bool {
     assert_in(x, weight);
-    assert_out(out, weight);
     let LinearScratch { normed, acts, panels: buffers, search, .. } = scratch;
-    let Search { acts: shifted, bounds, candidates, pause } = search;
+    let Search { acts: shifted, lengths, bounds, candidates, best, pause } = search;
     if *pause > 0 {
         *pause -= 1;
         return false;
     }
     let input = context.input(x, norm, Form::Blocks, false, normed, acts);
+    let (stride, blocks) = (stride(input.cols), input.cols / BLOCK);
     let shifted = grown(shifted, input.acts.len(), ActBlock::ZERO);
-    let length = shift(input.acts, shifted);
-    if !length.is_finite() {
+    let rows = input.acts.chunks_exact(stride).zip(shifted.chunks_exact_mut(stride));
+    lengths.clear();
+    lengths.extend(rows.map(|(acts, shifted)| shift(&acts[..blocks], &mut shifted[..blocks])));
+    if !lengths.as_flattened().iter().all(|length| *length < MAX_LENGTH) {
         return false;
     }
-    out.set_rows(1);
-    let (num_panels, logits) = (weight.panels(), SharedOut::new(out.as_mut_slice()));
-    let bounds = grown(bounds, num_panels, Bounds::NONE);
-    let shared_bounds = SharedOut::new(&mut *bounds);
-    context.for_panels(&Work::new(&input, &std::iter::once(weight)), buffers, &|panels, _, _| {
+    let (num_rows, num_panels) = (x.rows(), weight.panels());
+    let bounds = grown(bounds, num_panels * num_rows, Bounds::NONE);
+    let (shared, estimates) = (SharedOut::new(&mut *bounds), Input { acts: shifted, ..input });
+    context.for_panels(&Work::new(&input, &std::iter::once(weight)), buffers, &|panels, rows, _| {
         for p in panels {
-            let columns = weight.panel_rows(p);
-            let mut products = [[0.0; PANEL]];
-            head.estimate(p, shifted, &mut products);
-            // SAFETY: each panel is visited once, and these columns belong to it.
-            let (bounds, logits) = unsafe { (shared_bounds.part(p, 1), logits.part(columns.start, columns.len())) };
-            bound(context.tier, &products[0][..columns.len()], &head.reaches(p), length, &mut bounds[0]);
-            logits.fill(LOW);
+            let (columns, reaches) = (weight.panel_rows(p).len(), head.reaches(p));
+            for_products(&[weight.estimate(head, p)], &estimates, &rows, &mut |m, [products]| {
+                let rows = m..m + products.len();
+                // SAFETY: each panel and row is visited once.
+                let bounds = unsafe { shared.part(p * num_rows + m, products.len()) };
+                bound(context.tier, products, columns, &reaches, &lengths[rows], bounds);
+            });
         }
     });
-    // The largest product of the panel with the best estimate is at most the row's, and panels that stay below it have no larger one.
-    let best = (0..num_panels).max_by(|a, b| bounds[*a].low.total_cmp(&bounds[*b].low)).expect("a weight has rows");
-    compute(context, buffers, (&input, weight), &[best], &logits);
-    let columns = weight.panel_rows(best);
-    // SAFETY: no thread writes now.
-    let largest = unsafe { logits.part(columns.start, columns.len()) }.iter().copied().fold(LOW, f32::max);
+    // The products by the panel with the best estimate are a bound from below, ...
+    let bounds = || (0..).zip(bounds.chunks_exact(num_rows));
+    best.clear();
+    best.extend((0..num_rows as u32).map(|row| Candidate { panel: 0, row, product: f32::NEG_INFINITY, token: 0 }));
+    for (panel, bounds) in bounds() {
+        for (best, bounds) in best.iter_mut().zip(bounds).filter(|(best, bounds)| bounds.estimate > best.product) {
+            (best.panel, best.product) = (panel, bounds.estimate);
+        }
+    }
+    compute(context, (&input, weight), buffers, best);
+    // ... and panels that stay below it have no larger ones.
+    let max_candidates = num_panels * num_rows / MAX_SHARES[usize::from(num_rows > 1)];
     candidates.clear();
-    candidates.extend((0..num_panels).filter(|p| *p != best && bounds[*p].high >= largest));
-    compute(context, buffers, (&input, weight), candidates, &logits);
-    *pause = if candidates.len() > num_panels / MAX_SHARE { PAUSE } else { 0 };
+    for (panel, bounds) in bounds() {
+        let rows = bounds.iter().zip(&*best);
+        let may_be_best = rows.filter(|(bounds, best)| bounds.high >= best.product && best.panel != panel);
+        candidates.extend(may_be_best.map(|(_, best)| Candidate { panel, ..*best }));
+        if candidates.len() > max_candidates {
+            *pause = PAUSE;
+            return false;
+        }
+    }
+    compute(context, (&input, weight), buffers, candidates);
+    for found in &*candidates {
+        let best = &mut best[found.row as usize];
+        if found.product > best.product || found.product == best.product && found.token < best.token {
+            *best = *found;
+        }
+    }
+    tokens.clear();
+    tokens.extend(best.iter().map(|best| best.token));
     true
 }
 
-/// Writes all products of some panels.
+/// Computes the products by the panels of candidates, and finds the largest, the first of equal ones.
 fn compute(
     context: LinearContext<'_>,
-    buffers: &mut Vec<f32>,
     (input, weight): (&Input<'_>, &CpuLinear),
-    panels: &[usize],
-    logits: &SharedOut<'_, f32>,
+    buffers: &mut Vec<f32>,
+    candidates: &mut [Candidate],
 ) {
-    let work = Work { panels: panels.len(), ..Work::new(input, &std::iter::once(weight)) };
-    context.for_panels(&work, buffers, &|range, rows, buffer| {
-        for p in &panels[range] {
-            store(weight, *p, input, &rows, buffer, logits);
+    let work = Work { panels: candidates.len(), rows: 1, ..Work::new(input, &std::iter::once(weight)) };
+    let candidates = SharedOut::new(candidates);
+    context.for_panels(&work, buffers, &|range, _, buffer| {
+        // SAFETY: each candidate is visited once.
+        let candidates = unsafe { candidates.part(range.start, range.len()) };
+        // Neighbouring rows of a panel together.
+        for candidates in candidates.chunk_by_mut(|a, b| (a.panel, a.row + 1) == (b.panel, b.row)) {
+            let (p, row) = (candidates[0].panel as usize, candidates[0].row as usize);
+            let columns = weight.panel_rows(p);
+            let rows = row..row + candidates.len();
+            for_products(&[weight.open(p, false, buffer)], input, &rows, &mut |m, [products]| {
+                for (candidate, products) in candidates[m - row..].iter_mut().zip(products) {
+                    candidate.product = f32::NEG_INFINITY;
+                    for (token, product) in columns.clone().zip(products) {
+                        if *product > candidate.product {
+                            (candidate.product, candidate.token) = (*product, token as u32);
+                        }
+                    }
+                }
+            });
         }
     });
 }
 
-#[inline]
-fn bound_body(products: &[f32], reaches: &[f32; PANEL], length: f32, out: &mut Bounds) {
-    *out = Bounds::NONE;
-    for (product, reach) in products.iter().zip(reaches) {
-        let (estimate, reach) = (product * UNIT, reach * length);
-        out.low = out.low.max(estimate - reach);
-        out.high = out.high.max(estimate + reach);
+#[inline(always)]
+fn bound_body(products: &mut [[f32; PANEL]], columns: usize, reaches: &Reaches, lengths: &[Lengths], out: &mut [Bounds]) {
+    for ((products, [rest, outliers]), out) in products.iter_mut().zip(lengths).zip(out) {
+        // Of the last panel fewer columns count.
+        products[columns..].fill(f32::NEG_INFINITY);
+        let mut highs = [0.0; PANEL];
+        for i in 0..PANEL {
+            products[i] *= UNIT;
+            highs[i] = products[i] + (reaches[0][i] * rest + reaches[1][i] * outliers);
+        }
+        *out = Bounds { estimate: max_of(products), high: max_of(&mut highs) };
     }
 }
 
+/// The largest of some values, in halves, so that it vectorises.
+#[inline(always)]
+fn max_of(values: &mut [f32; PANEL]) -> f32 {
+    let mut len = PANEL;
+    while len > 1 {
+        len /= 2;
+        for i in 0..len {
+            values[i] = if values[i + len] > values[i] { values[i + len] } else { values[i] };
+        }
+    }
+    values[0]
+}
+
 per_tier!(
-    /// Bounds of the largest of a panel's products by a row of activations, given an eighth of their estimates.
-    bound = bound_body(products: &[f32], reaches: &[f32; PANEL], length: f32, out: &mut Bounds)
+    /// Bounds of the largest products of rows of activations by a panel, given an eighth of their estimates, which are changed.
+    bound = bound_body(products: &mut [[f32; PANEL]], columns: usize, reaches: &Reaches, lengths: &[Lengths], out: &mut [Bounds])
 );

@@ -49,7 +49,7 @@ use std::{ops::Range, sync::Arc};
 pub use elementwise::{activate, apply_norm};
 pub(super) use footprint::{lm_head_bytes, resident_bytes, workspace_bytes};
 pub use gate_up::gate_up;
-pub use largest::largest_logits;
+pub use largest::greedy_tokens;
 pub use phases::{LinearContext, LinearScratch, linear_residual, norm_linear};
 pub(super) use slab::trim;
 
@@ -98,7 +98,7 @@ impl CpuLinear {
         Self::with_pack(weight, options, tier, &|| Self::pack(weight, tier, pool))
     }
 
-    /// The same for the matrix of logits, in a form that [`largest_logits`] is faster with, if there is one for its type.
+    /// The same for the matrix of logits, in a form that [`greedy_tokens`] searches, if there is one for its type.
     pub fn lm_head(weight: &WeightView, options: &LinearOptions, tier: CpuTier, pool: &ThreadPool) -> Result<Self, DeviceError> {
         Self::with_pack(weight, options, tier, &|| match LmHead::new(weight, tier, pool)? {
             Some(head) => Ok(Some(Weight::LmHead(head))),
@@ -252,6 +252,11 @@ impl CpuLinear {
         };
         Panel { linear: self, rows, source }
     }
+
+    /// Estimates of panel `p` of a matrix of logits.
+    fn estimate<'a>(&'a self, head: &'a LmHead, p: usize) -> Panel<'a> {
+        Panel { linear: self, rows: self.panel_rows(p), source: Source::Estimate(head, p) }
+    }
 }
 
 impl From<CpuLinear> for Linear {
@@ -263,6 +268,8 @@ impl From<CpuLinear> for Linear {
 enum Source<'a> {
     Packed(&'a Packed, usize),
     LmHead(&'a LmHead, usize),
+    /// Estimates of its products.
+    Estimate(&'a LmHead, usize),
     #[cfg(target_arch = "x86_64")]
     Unpacked(&'a Packed, &'a [f32]),
     Tiled(&'a Tiled, usize),
@@ -307,6 +314,7 @@ impl Panel<'_> {
         match &self.source {
             Source::Packed(packed, p) => packed.multiply(*p, input.act_rows(m..m + num_rows), &mut out[..num_rows]),
             Source::LmHead(head, p) => head.multiply(*p, input.act_rows(m..m + num_rows), &mut out[..num_rows]),
+            Source::Estimate(head, p) => head.estimate(*p, input.act_rows(m..m + num_rows), &mut out[..num_rows]),
             #[cfg(target_arch = "x86_64")]
             Source::Unpacked(packed, panel) => {
                 let padded = num_rows.next_multiple_of(ACT_ROWS);
@@ -335,7 +343,7 @@ impl Panel<'_> {
 /// Called with a row of the input, and the products of some rows from there on, at most 64, by each of N panels.
 type EachProducts<'a, const N: usize> = &'a mut dyn FnMut(usize, [&mut [[f32; PANEL]]; N]);
 
-/// Calls `each` for all of `rows`, which begin with a multiple of 64.
+/// Calls `each` for all of `rows`, which begin with a multiple of 64 where there are tiles.
 fn for_products<const N: usize>(panels: &[Panel<'_>; N], input: &Input<'_>, rows: &Range<usize>, each: EachProducts<'_, N>) {
     fn in_steps<const R: usize, const N: usize>(
         panels: &[Panel<'_>; N],

@@ -39,12 +39,24 @@ impl Draw<'_> {
 impl EngineThread {
     /// Samples where a row reaches the end of what is known, into `self.results`; logits are computed for those rows alone.
     pub(super) fn sample(&mut self, output: &SchedulerOutput) -> Result<(), EngineError> {
-        let StepResults { sampling, rows, sampled, branches, tokens, failed } = &mut self.results;
+        let StepResults { sampling, rows, greedy_tokens, sampled, branches, tokens, failed } = &mut self.results;
         sampling.clear();
         let ends = output.rows.iter().zip(&self.batch.step.query_start_loc[1..]);
         let samples = ends.filter(|(row, _)| row.sample && failed.iter().all(|(id, _)| *id != row.request_id));
         sampling.extend(samples.map(|(row, end)| (row.request_id, end - 1)));
         let backend = Arc::clone(self.runner.backend());
+        let mut keep = |id: RequestId, leads: bool, mut drawn: Vec<Result<Sampled, String>>| {
+            // Should the first choice fail, its request takes another's token until they have begun.
+            match drawn.iter().flatten().next() {
+                Some(token) => tokens.push((id, token.token_id)),
+                None => failed.extend(drawn.first().and_then(|first| first.clone().err()).map(|why| (id, why))),
+            }
+            if leads {
+                branches.push((id, drawn));
+            } else if let Some(Ok(token)) = drawn.pop() {
+                sampled.push((id, token));
+            }
+        };
         for chunk in sampling.chunks(self.runner.max_logit_rows()) {
             rows.clear();
             rows.extend(chunk.iter().map(|&(_, row)| row));
@@ -63,7 +75,15 @@ impl EngineThread {
             let num_top = num_top.into_iter().flatten().max().unwrap_or(0);
             let greedy = |&(id, _): &(RequestId, u32)| who(id).is_none_or(|(job, choices, _)| job.is_greedy(choices));
             let (on_device, logits) = if !on_device && chunk.iter().all(greedy) {
-                (vec![None; rows.len()], self.runner.largest_logits(rows)?)
+                let Some(logits) = self.runner.greedy_tokens(rows, greedy_tokens)? else {
+                    for (&(id, _), &token_id) in chunk.iter().zip(&*greedy_tokens) {
+                        if let Some((_, choices, leads)) = who(id) {
+                            keep(id, leads, choices.map(|_| Ok(Sampled { token_id, logprobs: None })).collect());
+                        }
+                    }
+                    continue;
+                };
+                (vec![None; rows.len()], logits)
             } else {
                 self.runner.sample(rows, &sampling, num_top)?
             };
@@ -82,17 +102,8 @@ impl EngineThread {
                 backend.for_each(draws.len(), &draw);
             }
             for draw in draws {
-                let Draw { id, leads, tokens: mut drawn, .. } = draw.into_inner().unwrap_or_else(PoisonError::into_inner);
-                // Should the first choice fail, its request takes another's token until they have begun.
-                match drawn.iter().flatten().next() {
-                    Some(token) => tokens.push((id, token.token_id)),
-                    None => failed.extend(drawn.first().and_then(|first| first.clone().err()).map(|why| (id, why))),
-                }
-                if leads {
-                    branches.push((id, drawn));
-                } else if let Some(Ok(token)) = drawn.pop() {
-                    sampled.push((id, token));
-                }
+                let Draw { id, leads, tokens, .. } = draw.into_inner().unwrap_or_else(PoisonError::into_inner);
+                keep(id, leads, tokens);
             }
         }
         Ok(())

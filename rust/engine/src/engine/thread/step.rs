@@ -15,8 +15,9 @@ use crate::{
 pub(super) struct StepResults {
     /// Requests that sample, with the last of their rows.
     pub(super) sampling: Vec<(RequestId, u32)>,
-    /// Rows whose logits are computed together.
+    /// Rows whose logits are computed together, and the tokens of the largest where only these count.
     pub(super) rows: Vec<u32>,
+    pub(super) greedy_tokens: Vec<u32>,
     /// Tokens of the other requests.
     pub(super) sampled: Vec<(RequestId, Sampled)>,
     /// The first tokens of all choices of a job, by the request that computed their prompt.

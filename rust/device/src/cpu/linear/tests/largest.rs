@@ -21,33 +21,35 @@ impl Bench {
         CpuLinear::lm_head(weight, &options(Precision::Fast, bias), self.tier, &self.pool).expect("a linear layer").into()
     }
 
-    fn largest(&mut self, x: &Tensor, head: &Linear) -> Vec<f32> {
-        let mut out = Tensor::new(x.rows(), head.out_features).unwrap();
+    /// `None` where there was no search.
+    fn search(&mut self, x: &Tensor, head: &Linear) -> Option<Vec<u32>> {
         let context = LinearContext { pool: &self.pool, tier: self.tier };
-        largest_logits(context, &mut self.scratch, x, None, head, &mut out);
-        out.as_slice().to_vec()
+        let mut tokens = vec![7; 9];
+        greedy_tokens(context, &mut self.scratch, x, None, head, &mut tokens).then_some(tokens)
     }
 
     fn all(&mut self, x: &Tensor, linear: &Linear) -> Vec<f32> {
         project(LinearContext { pool: &self.pool, tier: self.tier }, &mut self.scratch, x, linear)
     }
 
-    /// How many of a row's logits were computed; fails unless they have the bits of `all` and every largest one is among them.
-    fn check(&mut self, x: &Tensor, weight: &WeightView) -> usize {
+    /// Whether the rows were searched; fails unless that found the first of the largest of `all` of each.
+    fn check(&mut self, x: &Tensor, weight: &WeightView) -> bool {
         let head = self.lm_head(weight, None);
         let all = self.all(x, &linear(weight, Precision::Fast, self.tier, &self.pool));
-        let found = self.largest(x, &head);
-        let max = all.iter().copied().fold(f32::MIN, f32::max);
-        let mut computed = 0;
-        for (i, (found, all)) in found.iter().zip(&all).enumerate() {
-            if *found == f32::MIN {
-                assert!(*all < max, "the largest logit, {i}, was left out");
-            } else {
-                assert_eq!(found.to_bits(), all.to_bits(), "logit {i}");
-                computed += 1;
-            }
+        let largest = all.chunks_exact(weight.rows).map(|row| {
+            let max = row.iter().copied().fold(f32::MIN, f32::max);
+            row.iter().position(|v| *v == max).expect("a maximum") as u32
+        });
+        let found = self.search(x, &head);
+        if let Some(found) = &found {
+            assert_eq!(*found, largest.collect::<Vec<_>>(), "{}", self.tier.name());
         }
-        computed
+        found.is_some()
+    }
+
+    /// How many rows at once this tier searches of 40.
+    fn rows_at_once(&self) -> usize {
+        if self.tier < CpuTier::Avx2 { 0 } else { lm_head::max_searched_rows(self.tier).min(40) }
     }
 }
 
@@ -71,7 +73,7 @@ fn row_of(f: impl Fn(usize) -> f32) -> Tensor {
 }
 
 #[test]
-fn both_planes_together_are_the_packed_weight() {
+fn upper_and_lower_plane_together_are_the_packed_weight() {
     on_every_tier(|bench| {
         let mut random = Random::new(7);
         let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 77, COLS);
@@ -90,87 +92,123 @@ fn both_planes_together_are_the_packed_weight() {
     });
 }
 
+/// `rows` of them, each towards a row of the weight, as hidden states are.
+fn hidden_states(rows: usize, weight: &WeightView, random: &mut Random) -> Tensor {
+    let mut x = random.tensor(rows, COLS);
+    let mut row = vec![0.0; COLS];
+    for x in x.as_mut_slice().chunks_exact_mut(COLS) {
+        let target = random.bits() as usize % weight.rows;
+        dequantize_row(weight.dtype, weight.row(target), &mut row);
+        x.iter_mut().zip(&row).for_each(|(x, w)| *x = *x * 0.1 + w);
+    }
+    x
+}
+
 #[test]
-fn the_largest_logits_of_any_row_are_found_and_few_others_computed() {
+fn the_largest_logits_of_rows_are_found_and_few_panels_computed() {
     on_every_tier(|bench| {
         let mut random = Random::new(11);
+        // The last panel has 3 columns.
         let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 4099, COLS);
-        for _ in 0..20 {
-            let mut x = random.tensor(1, COLS);
-            bench.check(&x, &weight);
-            // Towards a row, as hidden states are.
-            let target = (random.bits() % 4099) as usize;
-            let mut row = vec![0.0; COLS];
-            dequantize_row(weight.dtype, weight.row(target), &mut row);
-            x.as_mut_slice().iter_mut().zip(row).for_each(|(x, w)| *x = *x * 0.1 + w);
+        for rows in [1, 1, 1, 2, 3, 5, 8, 33, 40] {
             bench.scratch = LinearScratch::default();
-            let computed = bench.check(&x, &weight);
-            assert!(bench.tier < CpuTier::Avx512 || computed < 1000, "{computed} of 4099 on {}", bench.tier.name());
+            let x = hidden_states(rows, &weight, &mut random);
+            let searched = bench.check(&x, &weight);
+            assert_eq!(searched, rows <= bench.rows_at_once(), "{rows} rows on {}", bench.tier.name());
+            let computed = bench.scratch.search.candidates.len();
+            assert!(computed < rows * 129 / 20, "{computed} of {rows} times 129 panels on {}", bench.tier.name());
         }
     });
 }
 
-/// Upper parts are the same in all rows, and lower parts go with or against the activations as far as they can.
+#[test]
+fn any_row_has_the_largest_logit_of_a_search_if_there_is_one() {
+    on_every_tier(|bench| {
+        let mut random = Random::new(12);
+        let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 2050, COLS);
+        for rows in [1, 1, 1, 2, 7] {
+            let mut x = random.tensor(rows, COLS);
+            bench.check(&x, &weight);
+            // A few activations that are much larger than the others.
+            x.as_mut_slice().iter_mut().step_by(131).for_each(|x| *x *= 50.0);
+            bench.scratch = LinearScratch::default();
+            bench.check(&x, &weight);
+        }
+    });
+}
+
+/// Lower parts go with the activations as far as they can in one row, and nearly so in another.
 #[test]
 fn a_row_that_is_ahead_by_lower_parts_alone_is_found() {
     on_every_tier(|bench| {
         let sign = |k: usize| if k.is_multiple_of(3) { -1.0 } else { 1.0 };
-        for best in [0, 31, 32, 700, 1023] {
-            let weight = weight_of(1024, |r, k| if (sign(k) > 0.0) == (r == best) { 47 } else { 40 });
-            bench.scratch = LinearScratch::default();
-            bench.check(&row_of(sign), &weight);
-        }
-        // Against the estimate: all others have larger upper parts.
-        for best in [5, 999] {
-            let weight = weight_of(1024, |r, k| if r == best { if sign(k) > 0.0 { 47 } else { 40 } } else { 44 });
-            bench.scratch = LinearScratch::default();
-            bench.check(&row_of(sign), &weight);
+        // All alike, one activation alone, and a few much larger ones.
+        let rows: [&dyn Fn(usize) -> f32; 3] =
+            [&|k| sign(k), &|k| if k == 40 { 3.0 } else { 0.0 }, &|k| sign(k) * if k % 100 == 7 { 40.0 } else { 1.0 }];
+        for (i, row) in rows.iter().enumerate() {
+            let x = row_of(row);
+            // Of two rows with the same estimate, either.
+            for best in [5, 999] {
+                let towards = |k: usize, [up, down]: [i8; 2]| if row(k) > 0.0 { up } else { down };
+                let weight = weight_of(1024, |r, k| match r {
+                    _ if r == best => towards(k, [47, 40]),
+                    _ if r % 512 == best % 512 => towards(k, [46, 41]),
+                    _ => -100,
+                });
+                bench.scratch = LinearScratch::default();
+                let searched = bench.check(&x, &weight);
+                assert!(searched || bench.rows_at_once() == 0, "row {i} on {}", bench.tier.name());
+            }
         }
     });
 }
 
 #[test]
-fn equal_logits_are_all_found() {
+fn the_first_of_equal_logits_is_found() {
     on_every_tier(|bench| {
         let weight = weight_of(2000, |r, k| if r % 500 == 3 { 100 } else { ((r * 7 + k * 3) % 50) as i8 });
+        assert_eq!(bench.check(&row_of(|_| 1.0), &weight), bench.rows_at_once() > 0);
         let head = bench.lm_head(&weight, None);
-        let found = bench.largest(&row_of(|_| 1.0), &head);
-        let max = found.iter().copied().fold(f32::MIN, f32::max);
-        let tied: Vec<usize> = (0..2000).filter(|i| found[*i] == max).collect();
-        assert_eq!(tied, [3, 503, 1003, 1503], "{}", bench.tier.name());
+        let found = bench.search(&row_of(|_| 1.0), &head);
+        assert_eq!(found, (bench.rows_at_once() > 0).then(|| vec![3]), "{}", bench.tier.name());
     });
 }
 
 #[test]
-fn a_row_that_is_not_finite_or_has_no_outstanding_logit_is_computed_whole() {
+fn rows_that_are_not_finite_or_have_no_outstanding_logit_are_not_searched() {
     on_every_tier(|bench| {
         let mut random = Random::new(5);
         let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 640, COLS);
         let head = bench.lm_head(&weight, None);
-        for bad in [f32::NAN, f32::INFINITY] {
-            let found = bench.largest(&row_of(|i| if i == 40 { bad } else { 1.0 }), &head);
-            assert!(found.iter().all(|v| !v.is_finite()), "{bad} on {}", bench.tier.name());
+        for bad in [f32::NAN, f32::INFINITY, 1e30] {
+            let x = row_of(|i| if i == 40 { bad } else { 1.0 });
+            assert_eq!(bench.search(&x, &head), None, "{bad} on {}", bench.tier.name());
         }
-        let flat = weight_of(640, |_, k| (k % 100) as i8);
-        let (x, head) = (row_of(|i| i as f32), bench.lm_head(&flat, None));
-        for _ in 0..3 {
-            let found = bench.largest(&x, &head);
-            assert!(found.iter().all(|v| *v == found[0]), "{}", bench.tier.name());
-        }
-        assert_eq!(bench.largest(&x, &head), bench.all(&x, &head));
+        let flat = bench.lm_head(&weight_of(640, |_, k| (k % 100) as i8), None);
+        assert_eq!(bench.search(&row_of(|i| i as f32), &flat), None, "{}", bench.tier.name());
     });
 }
 
 #[test]
-fn a_bias_or_a_second_row_is_not_lost() {
+fn after_a_search_in_vain_the_next_rows_are_not_searched_and_later_ones_are() {
+    on_every_tier(|bench| {
+        let mut random = Random::new(6);
+        let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 640, COLS);
+        let (head, x) = (bench.lm_head(&weight, None), hidden_states(1, &weight, &mut random));
+        let flat = bench.lm_head(&weight_of(640, |_, k| (k % 100) as i8), None);
+        bench.search(&row_of(|i| i as f32), &flat);
+        let searched: Vec<_> = (0..6).map(|_| bench.search(&x, &head).is_some()).collect();
+        let of_tier = bench.rows_at_once() > 0;
+        assert_eq!(searched, [false, false, false, false, of_tier, of_tier], "{}", bench.tier.name());
+    });
+}
+
+#[test]
+fn a_weight_with_a_bias_is_not_searched() {
     on_every_tier(|bench| {
         let mut random = Random::new(3);
         let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 96, COLS);
-        let x = random.tensor(2, COLS);
-        let head = bench.lm_head(&weight, None);
-        assert_eq!(bench.largest(&x, &head), bench.all(&x, &head));
         let head = bench.lm_head(&weight, Some(random.vec(96)));
-        let x = random.tensor(1, COLS);
-        assert_eq!(bench.largest(&x, &head), bench.all(&x, &head));
+        assert_eq!(bench.search(&random.tensor(1, COLS), &head), None);
     });
 }
