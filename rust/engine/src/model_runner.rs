@@ -35,6 +35,14 @@ pub struct RunnerOptions {
     pub max_num_seqs: usize,
 }
 
+/// What [`ModelRunner::greedy_tokens`] gave.
+pub enum Greedy<'a> {
+    /// The tokens.
+    Tokens,
+    /// All logits, `[rows, vocab_size]`, to find them in: the backend did not.
+    Logits(&'a mut Tensor),
+}
+
 /// A loaded model and the buffers of a step.
 pub struct ModelRunner {
     /// They know the addresses of what follows.
@@ -163,13 +171,12 @@ impl ModelRunner {
         Ok(self.fetch_logits())
     }
 
-    /// Replaces `tokens` by those with the largest logits, of equal ones the first; `None`. Where the backend does not find them without all
-    /// logits, these are returned, and `tokens` means nothing.
-    pub fn greedy_tokens(&mut self, rows: &[u32], tokens: &mut Vec<u32>) -> Result<Option<&mut Tensor>, EngineError> {
+    /// Likewise the tokens with the largest logits, of equal ones the first, into `tokens`, where the backend finds them without all logits.
+    pub fn greedy_tokens(&mut self, rows: &[u32], tokens: &mut Vec<u32>) -> Result<Greedy<'_>, EngineError> {
         // A softcap may make logits equal that are not.
         let tokens = self.config.final_softcap.is_none().then_some(tokens);
         let found = self.compute_logits(rows, tokens)?;
-        Ok(if found { None } else { Some(self.fetch_logits()) })
+        Ok(if found { Greedy::Tokens } else { Greedy::Logits(self.fetch_logits()) })
     }
 
     fn fetch_logits(&mut self) -> &mut Tensor {

@@ -28,6 +28,9 @@ struct Failing {
     inner: CpuBackend,
     panics: AtomicBool,
     bad_row: AtomicU32,
+    /// Whether it finds the tokens of the largest logits, and of how many rows it has.
+    finds: AtomicBool,
+    num_found: AtomicUsize,
     /// Tokens that were computed.
     num_tokens: AtomicUsize,
     /// Of those, whose logits were.
@@ -66,6 +69,23 @@ impl Backend for Failing {
 
     fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>]) {
         self.inner.norm_linear(x, norm, projections);
+    }
+
+    fn greedy_tokens(&self, x: &Tensor, norm: Option<&Norm>, lm_head: &Linear, tokens: &mut Vec<u32>) -> bool {
+        if !self.finds.load(SeqCst) {
+            return false;
+        }
+        let mut logits = Tensor::new(x.rows(), lm_head.out_features).unwrap();
+        self.inner.norm_linear(x, norm, &mut [Projection { linear: lm_head, out: &mut logits }]);
+        let found = |row| {
+            let logits: &[f32] = logits.row(row);
+            let max = logits.iter().copied().fold(f32::MIN, f32::max);
+            logits.iter().all(|v| v.is_finite()).then(|| logits.iter().position(|v| *v == max).unwrap() as u32)
+        };
+        let Some(found) = (0..x.rows()).map(found).collect() else { return false };
+        *tokens = found;
+        self.num_found.fetch_add(tokens.len(), SeqCst);
+        true
     }
 
     fn rope_and_cache(&self, args: RopeArgs<'_>, group: usize, step: &StepMetadata) {
@@ -119,6 +139,8 @@ fn start_with(config: &EngineConfig) -> (Engine, EngineThread, Arc<Failing>) {
         inner,
         panics: AtomicBool::new(false),
         bad_row: AtomicU32::new(NO_ROW),
+        finds: AtomicBool::new(false),
+        num_found: AtomicUsize::new(0),
         num_tokens: AtomicUsize::new(0),
         num_logit_rows: AtomicUsize::new(0),
     });
@@ -260,6 +282,44 @@ fn a_bad_row_of_prompt_log_probabilities_ends_its_request_alone() {
     assert_eq!(bad.finish_reason, FinishReason::Error);
     assert!(bad.error.as_ref().unwrap().contains("NaN"), "{:?}", bad.error);
     assert_eq!(answer(other).finish_reason, FinishReason::Length);
+    assert_clean(&engine);
+    drop(engine);
+    serving.join().unwrap();
+}
+
+#[test]
+fn tokens_that_the_backend_finds_are_those_of_the_logits() {
+    let (engine, thread, backend) = start_with(&EngineConfig { max_num_seqs: 8, ..exact() });
+    let serving = thread::spawn(move || thread.run());
+    let texts = || -> Vec<String> {
+        let n_choices = |i| if i == 1 { 2 } else { 1 };
+        let streams = [0, 1, 2].map(|i| engine.submit(GenerationRequest { n_choices: n_choices(i), ..request(i, 25) }).unwrap());
+        streams.into_iter().flat_map(|stream| stream.wait().unwrap().choices).map(|choice| choice.text).collect()
+    };
+    let expected = texts();
+    assert_eq!(expected.len(), 4);
+    assert_eq!(backend.num_found.load(SeqCst), 0);
+    backend.finds.store(true, SeqCst);
+    assert_eq!(texts(), expected);
+    // Both choices draw from the last row of their prompt.
+    assert_eq!(backend.num_found.load(SeqCst), 4 * 25 - 1);
+    drop(engine);
+    serving.join().unwrap();
+}
+
+#[test]
+fn a_bad_row_among_those_whose_tokens_the_backend_finds_ends_its_request_alone() {
+    let (engine, thread, backend) = start();
+    backend.finds.store(true, SeqCst);
+    let [bad, other] = [1, 2].map(|i| engine.submit(request(i, 10)).unwrap());
+    // The last of the first one's 40 tokens.
+    backend.bad_row.store(39, SeqCst);
+    let serving = thread::spawn(move || thread.run());
+    let bad = answer(bad);
+    assert_eq!(bad.finish_reason, FinishReason::Error);
+    assert!(bad.error.as_ref().unwrap().contains("NaN"), "{:?}", bad.error);
+    assert_eq!(answer(other).finish_reason, FinishReason::Length);
+    assert_eq!(backend.num_found.load(SeqCst), 9);
     assert_clean(&engine);
     drop(engine);
     serving.join().unwrap();

@@ -28,7 +28,7 @@ use std::{
 use super::{
     PANEL,
     activations::{ActBlock, BLOCK, UPPER},
-    lm_head::{FIFTH_BYTES, LOWER_BYTES, PlanesKernel, PlanesKernels, UPPER_BYTES},
+    lm_head::{FIFTH_BYTES, LOWER_BYTES, PlanesKernels, UPPER_BYTES},
     packed::{Codes, Kernel, Layout, block_bytes, codes_bytes, select, span_blocks_bytes, span_bytes, zero_point},
 };
 use crate::cpu::simd::prefetch;
@@ -103,6 +103,11 @@ fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS:
 
 /// Kernels for 8-bit codes in planes; see [`lm_head`](super::lm_head).
 pub(super) fn planes_kernels() -> PlanesKernels {
+    if has_vnni() { planes_kernels_of::<true>() } else { planes_kernels_of::<false>() }
+}
+
+/// Those with VNNI must not be called where there is no AVX-VNNI.
+pub(super) fn planes_kernels_of<const VNNI: bool>() -> PlanesKernels {
     #[target_feature(enable = "avx2,fma,f16c")]
     fn kernel<const CODES: u8, const VNNI: bool>(upper: &[u8], other: &[u8], acts: &[ActBlock], out: &mut [[f32; PANEL]]) {
         out.fill([0.0; PANEL]);
@@ -116,11 +121,7 @@ pub(super) fn planes_kernels() -> PlanesKernels {
             }
         }
     }
-    fn kernels<const VNNI: bool>() -> PlanesKernels {
-        let (estimate, multiply): (PlanesKernel, PlanesKernel) = (kernel::<5, VNNI>, kernel::<8, VNNI>);
-        PlanesKernels { estimate, multiply }
-    }
-    if has_vnni() { kernels::<true>() } else { kernels::<false>() }
+    PlanesKernels { estimate: kernel::<5, VNNI>, multiply: kernel::<8, VNNI> }
 }
 
 /// Whether there is AVX-VNNI.
@@ -257,6 +258,7 @@ impl<const CODES: u8> Part<CODES, false, false, false> {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn join(upper: &[u8], other: &[u8], part: usize) -> Self {
+        assert!(upper.len() == UPPER_BYTES && other.len() == if CODES == 5 { FIFTH_BYTES } else { LOWER_BYTES });
         let mut all = [_mm256_setzero_si256(); QUADS];
         for g in 0..QUADS / 2 {
             let [low, high] = codes::<4>(upper, g, part);

@@ -246,6 +246,7 @@ impl<const CODES: u8> Group<CODES, false, false, false, 0> {
     /// The processor has AVX-512.
     #[inline(always)]
     unsafe fn join(upper: &[u8], other: &[u8]) -> Self {
+        assert!(upper.len() == UPPER_BYTES && other.len() == if CODES == 5 { FIFTH_BYTES } else { LOWER_BYTES });
         prefetch_ahead(upper);
         prefetch_ahead(other);
         let mut all = [[_mm512_setzero_si512(); 8]; 2];

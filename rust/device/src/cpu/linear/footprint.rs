@@ -24,7 +24,7 @@ pub fn resident_bytes(dtype: DType, [rows, cols]: [usize; 2], precision: Precisi
 /// The same of a weight as [`CpuLinear::lm_head`](super::CpuLinear::lm_head) loads it.
 pub fn lm_head_bytes(dtype: DType, shape: [usize; 2], precision: Precision, tier: CpuTier) -> u64 {
     if is_split(dtype, precision, tier) {
-        (shape[0].div_ceil(PANEL) * lm_head::panel_bytes(shape[1])) as u64
+        (shape[0].div_ceil(PANEL) * lm_head::resident_panel_bytes(shape[1])) as u64
     } else {
         resident_bytes(dtype, shape, precision, tier)
     }
@@ -57,7 +57,9 @@ pub fn workspace_bytes(shape: &WorkspaceShape, tier: CpuTier, num_threads: usize
     };
     let search = if is_split(shape.lm_head_dtype, shape.precision, tier) {
         let rows = shape.num_logit_rows.min(lm_head::max_searched_rows(tier));
-        search_bytes([rows, shape.vocab_size], hidden_size) as u64
+        // Float layers have no blocks of their own.
+        let acts = if quantised { 0 } else { shape.num_logit_rows * stride(hidden_size) * size_of::<ActBlock>() };
+        (acts + search_bytes([rows, shape.vocab_size], hidden_size)) as u64
     } else {
         0
     };

@@ -3,6 +3,8 @@
 // A body that is not inlined would be compiled for the baseline instructions only; counted loops over registers unroll.
 #![allow(clippy::inline_always, clippy::needless_range_loop)]
 
+use std::ops::Range;
+
 use super::{
     CpuLinear, Input, PANEL, Weight,
     activations::{ActBlock, BLOCK, stride},
@@ -16,13 +18,15 @@ use super::{
 use crate::{Linear, Norm, Tensor};
 
 /// Where more than one in so many panels may hold a row's largest product, computing all costs no more: of one row, which waits for memory,
-/// and of several, of which candidates are computed one by one ...
+/// and of several, of which few are computed together ...
 const MAX_SHARES: [usize; 2] = [3, 10];
-/// ... and may not for the next rows: so many calls do not search.
-const PAUSE: usize = 4;
+/// ... and may not for the next rows: so many calls do not search, after each search in vain twice as many.
+const PAUSES: [usize; 2] = [4, 64];
 
-/// Rows are searched up to this length: products by weights whose scales are f16 are far below the largest f32.
-const MAX_LENGTH: f32 = 1e20;
+/// Lengths of rows that are searched: their products by weights whose scales are f16 are far from the ends of f32.
+const LENGTHS: Range<f32> = 1e-20..1e20;
+/// Candidates that a thread takes at once.
+const STRETCH: usize = 8;
 
 /// Buffers of [`greedy_tokens`].
 #[derive(Default)]
@@ -37,8 +41,19 @@ pub(super) struct Search {
     pub(super) candidates: Vec<Candidate>,
     /// Of each row.
     best: Vec<Candidate>,
-    /// Calls to come that do not search.
+    /// Calls to come that do not search, and how many these were at first; 0 after a search that was not in vain.
     pause: usize,
+    last_pause: usize,
+}
+
+#[cfg(test)]
+impl Search {
+    pub(super) fn bytes(&self) -> usize {
+        self.acts.capacity() * size_of::<ActBlock>()
+            + self.lengths.capacity() * size_of::<Lengths>()
+            + self.bounds.capacity() * size_of::<Bounds>()
+            + (self.candidates.capacity() + self.best.capacity()) * size_of::<Candidate>()
+    }
 }
 
 /// What is known of the largest of a row's products by a panel.
@@ -68,7 +83,7 @@ pub(super) struct Candidate {
 pub(super) const fn search_bytes([rows, vocab_size]: [usize; 2], hidden_size: usize) -> usize {
     let bounds = rows * vocab_size.div_ceil(PANEL);
     let row = stride(hidden_size) * size_of::<ActBlock>() + size_of::<Lengths>() + size_of::<Candidate>();
-    rows * row + bounds * size_of::<Bounds>() + (bounds / MAX_SHARES[0] + 1) * size_of::<Candidate>()
+    rows * row + bounds * size_of::<Bounds>() + (bounds / MAX_SHARES[0] + rows) * size_of::<Candidate>()
 }
 
 /// [`Backend::greedy_tokens`](crate::Backend::greedy_tokens): searches the rows of `norm(x) @ weight^T` for their largest values.
@@ -92,7 +107,7 @@ pub fn greedy_tokens(
     }
 }
 
-/// False where a row is not finite or far too long, in a pause, or where that has to begin.
+/// False where a row is not finite or of no such length, in a pause, or where that has to begin.
 fn search(
     context: LinearContext<'_>,
     scratch: &mut LinearScratch,
@@ -103,7 +118,7 @@ fn search(
 ) -> bool {
     assert_in(x, weight);
     let LinearScratch { normed, acts, panels: buffers, search, .. } = scratch;
-    let Search { acts: shifted, lengths, bounds, candidates, best, pause } = search;
+    let Search { acts: shifted, lengths, bounds, candidates, best, pause, last_pause } = search;
     if *pause > 0 {
         *pause -= 1;
         return false;
@@ -114,7 +129,7 @@ fn search(
     let rows = input.acts.chunks_exact(stride).zip(shifted.chunks_exact_mut(stride));
     lengths.clear();
     lengths.extend(rows.map(|(acts, shifted)| shift(&acts[..blocks], &mut shifted[..blocks])));
-    if !lengths.as_flattened().iter().all(|length| *length < MAX_LENGTH) {
+    if !lengths.iter().all(|[rest, outliers]| LENGTHS.contains(&(rest + outliers))) {
         return false;
     }
     let (num_rows, num_panels) = (x.rows(), weight.panels());
@@ -144,15 +159,18 @@ fn search(
     // ... and panels that stay below it have no larger ones.
     let max_candidates = num_panels * num_rows / MAX_SHARES[usize::from(num_rows > 1)];
     candidates.clear();
+    candidates.reserve_exact(max_candidates + num_rows);
     for (panel, bounds) in bounds() {
         let rows = bounds.iter().zip(&*best);
         let may_be_best = rows.filter(|(bounds, best)| bounds.high >= best.product && best.panel != panel);
         candidates.extend(may_be_best.map(|(_, best)| Candidate { panel, ..*best }));
         if candidates.len() > max_candidates {
-            *pause = PAUSE;
+            *last_pause = (2 * *last_pause).clamp(PAUSES[0], PAUSES[1]);
+            *pause = *last_pause;
             return false;
         }
     }
+    *last_pause = 0;
     compute(context, (&input, weight), buffers, candidates);
     for found in &*candidates {
         let best = &mut best[found.row as usize];
@@ -172,7 +190,7 @@ fn compute(
     buffers: &mut Vec<f32>,
     candidates: &mut [Candidate],
 ) {
-    let work = Work { panels: candidates.len(), rows: 1, ..Work::new(input, &std::iter::once(weight)) };
+    let work = Work { panels: candidates.len(), rows: 1, stretch: STRETCH, ..Work::new(input, &std::iter::once(weight)) };
     let candidates = SharedOut::new(candidates);
     context.for_panels(&work, buffers, &|range, _, buffer| {
         // SAFETY: each candidate is visited once.

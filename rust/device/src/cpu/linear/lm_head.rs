@@ -80,9 +80,10 @@ pub(super) fn max_searched_rows(tier: CpuTier) -> usize {
     }
 }
 
-/// Bytes of a panel in all planes.
-pub(super) const fn panel_bytes(cols: usize) -> usize {
-    cols / BLOCK * (UPPER_BYTES + FIFTH_BYTES + LOWER_BYTES) + REACH_BYTES
+/// Bytes of a panel of `cols` columns in all planes.
+pub(super) const fn resident_panel_bytes(cols: usize) -> usize {
+    let [upper, fifth, lower] = plane_lens(cols / BLOCK);
+    upper + fifth + lower
 }
 
 /// Multiplies a panel, its blocks of the upper and of another plane, by rows of activations; see [`Kernel`](super::packed::Kernel).
@@ -199,11 +200,11 @@ impl LmHead {
 }
 
 /// Bytes of a panel of some blocks in each plane.
-fn plane_lens(blocks: usize) -> [usize; 3] {
+const fn plane_lens(blocks: usize) -> [usize; 3] {
     [blocks * UPPER_BYTES, blocks * FIFTH_BYTES + REACH_BYTES, blocks * LOWER_BYTES]
 }
 
-/// Makes the activations of a row ones for [`LmHead::estimate`].
+/// Makes the activations of a row ones for [`LmHead::estimate`]; returns how long they are.
 ///
 /// The upper 5 bits less their zero, 16, stand for `8 * (upper - 16) + 3.5`, the middle of their codes less 128, if the zero is 15.5625. As a kernel's zero
 /// is what it multiplies the sum of activations by, the sums are smaller in that proportion here, in whole units of 8 upper parts.
@@ -238,9 +239,9 @@ pub(super) fn shift(acts: &[ActBlock], out: &mut [ActBlock]) -> Lengths {
 /// Of row `r` of a panel; see [`Reaches`]. For the rest the length of the row's lower parts less their middle, times the scales, for
 /// outliers the largest of them. Both with what is lost by rounding, for which each scale counts, by the length of all activations: that of
 /// the rest plus the outliers' sum at most. The sums of [`shift`] are off by up to 4 units, which are 64 of the 16256 of a block's largest
-/// value and times 8 for the code, 1/32; and sums of f32, of the product and of its estimate, by 2^-24 of what they add, up to
+/// value and times 8 for the code, about 1/32; and sums of f32, of the product and of its estimate, by 2^-24 of what they add, up to
 /// 128 * sqrt(32) times the scale, twice.
-fn reach(panel: &[u8], r: usize) -> Lengths {
+fn reach(panel: &[u8], r: usize) -> [f32; 2] {
     let (tile, lane) = (r / TILE, r % TILE);
     let (mut lower, mut scales, mut largest) = (0.0, 0.0, 0.0f64);
     let blocks = panel.chunks_exact(BLOCK_BYTES);

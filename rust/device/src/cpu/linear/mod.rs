@@ -210,7 +210,7 @@ impl CpuLinear {
         }
     }
 
-    /// Where its panels lie; of a matrix of logits what a greedy step reads of them.
+    /// Where its panels lie; of a matrix of logits the plane that every step reads.
     fn memory(&self) -> Panels {
         let (address, bytes) = match &self.weight {
             Weight::Packed(packed) => (packed.address(), packed.panel_bytes),
@@ -307,7 +307,7 @@ impl<'a> Input<'a> {
 }
 
 impl Panel<'_> {
-    /// Rows `m..m + num_rows` (64 from a multiple of that, or the last) of `input` times this panel, plus bias; `out` has these rows and
+    /// Rows `m..m + num_rows` (up to 64, where there are tiles from a multiple of that) of `input` times this panel, plus bias; `out` has these rows and
     /// as many more as make them a multiple of 4, for the tile units of 16.
     fn multiply(&self, input: &Input<'_>, m: usize, num_rows: usize, out: &mut [[f32; PANEL]]) {
         let blocks = input.cols / BLOCK;

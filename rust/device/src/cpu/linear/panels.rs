@@ -41,7 +41,7 @@ impl LinearContext<'_> {
                 body(start..end, m..work.rows.min(m + row_block), buffer);
             }
         };
-        if work.rows <= FEW_ROWS {
+        if work.waits {
             self.pool.ahead().enter(&work.phase);
         }
         if alone { worker(0, 0, work.panels) } else { self.pool.for_each_share(work.panels, grain, &worker) }
@@ -59,6 +59,8 @@ pub(super) struct Work {
     pub stretch: usize,
     pub rows: usize,
     pub cols: usize,
+    /// Whether the step waits for memory more than for arithmetic.
+    pub waits: bool,
     /// Bytes of a row of activations as kernels read it.
     pub row_bytes: usize,
     pub panel_bytes: usize,
@@ -78,6 +80,7 @@ impl Work {
             stretch: 1,
             rows: input.rows,
             cols: input.cols,
+            waits: input.rows <= FEW_ROWS,
             row_bytes: match packed {
                 true if many_rows => input.cols / BLOCK * size_of::<ActTile>() / ACT_ROWS,
                 true => stride(input.cols) * size_of::<ActBlock>(),

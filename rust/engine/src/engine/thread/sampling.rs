@@ -8,7 +8,7 @@ use std::{
 use paged::{RequestId, SchedulerOutput};
 
 use super::{EngineThread, StepResults};
-use crate::{EngineError, engine::output::Job, error::caught, sampler::Sampled};
+use crate::{EngineError, engine::output::Job, error::caught, model_runner::Greedy, sampler::Sampled};
 
 /// Logits from which on the rows of a step are sampled on several threads.
 const MIN_PARALLEL_LOGITS: usize = 1 << 16;
@@ -75,15 +75,17 @@ impl EngineThread {
             let num_top = num_top.into_iter().flatten().max().unwrap_or(0);
             let greedy = |&(id, _): &(RequestId, u32)| who(id).is_none_or(|(job, choices, _)| job.is_greedy(choices));
             let (on_device, logits) = if !on_device && chunk.iter().all(greedy) {
-                let Some(logits) = self.runner.greedy_tokens(rows, greedy_tokens)? else {
-                    for (&(id, _), &token_id) in chunk.iter().zip(&*greedy_tokens) {
-                        if let Some((_, choices, leads)) = who(id) {
-                            keep(id, leads, choices.map(|_| Ok(Sampled { token_id, logprobs: None })).collect());
+                match self.runner.greedy_tokens(rows, greedy_tokens)? {
+                    Greedy::Logits(logits) => (vec![None; rows.len()], logits),
+                    Greedy::Tokens => {
+                        for (&(id, _), &token_id) in chunk.iter().zip(&*greedy_tokens) {
+                            if let Some((_, choices, leads)) = who(id) {
+                                keep(id, leads, choices.map(|_| Ok(Sampled { token_id, logprobs: None })).collect());
+                            }
                         }
+                        continue;
                     }
-                    continue;
-                };
-                (vec![None; rows.len()], logits)
+                }
             } else {
                 self.runner.sample(rows, &sampling, num_top)?
             };

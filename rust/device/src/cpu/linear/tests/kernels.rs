@@ -287,13 +287,27 @@ fn avx2_kernels_have_the_same_bits_with_vnni_and_without() {
                 blocks.fill_with(|| fill.unwrap_or(random.bits() as u8));
                 floats.as_chunks_mut::<2>().0.iter_mut().for_each(|s| *s = f16::from_f32(random.unit()).to_le_bytes());
             }
-            let [with, without] = [avx2::with_vnni(layout), avx2::without_vnni(layout)].map(|kernel| {
+            let bits = |kernel: &dyn Fn(&mut [[f32; PANEL]])| {
                 let mut out = vec![[f32::NAN; PANEL]; rows];
-                // SAFETY: the machine has AVX2 and AVX-VNNI.
-                unsafe { kernel(&panel, &acts, &mut out) };
+                kernel(&mut out);
                 out.as_flattened().iter().map(|v| v.to_bits()).collect::<Vec<_>>()
-            });
+            };
+            let [with, without] = [avx2::with_vnni(layout), avx2::without_vnni(layout)]
+                // SAFETY: the machine has AVX2 and AVX-VNNI.
+                .map(|kernel| bits(&|out| unsafe { kernel(&panel, &acts, out) }));
             assert!(with == without, "{} {rows} rows, codes {fill:?}", format.name());
+            if format == GgmlType::Q4_0 {
+                // The upper plane of a matrix of logits is laid out like this format.
+                for (other, is_estimate) in [(lm_head::FIFTH_BYTES, true), (lm_head::LOWER_BYTES, false)] {
+                    let mut plane = vec![0u8; BLOCKS * other];
+                    plane.fill_with(|| fill.unwrap_or(random.bits() as u8));
+                    let [with, without] = [avx2::planes_kernels_of::<true>(), avx2::planes_kernels_of::<false>()]
+                        .map(|kernels| if is_estimate { kernels.estimate } else { kernels.multiply })
+                        // SAFETY: as above.
+                        .map(|kernel| bits(&|out| unsafe { kernel(&panel, &plane, &acts, out) }));
+                    assert!(with == without, "planes, {rows} rows, codes {fill:?}");
+                }
+            }
         }
     }
 }

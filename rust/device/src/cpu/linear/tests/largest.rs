@@ -1,6 +1,7 @@
-//! Logits of which only the largest are wanted, against all of them.
+//! The tokens of the largest logits, against all logits.
 
 use super::*;
+use crate::cpu::linear::largest::search_bytes;
 
 const COLS: usize = 576;
 
@@ -10,9 +11,10 @@ struct Bench {
     scratch: LinearScratch,
 }
 
+/// On one thread neighbouring rows of a panel are computed together.
 fn on_every_tier(mut test: impl FnMut(&mut Bench)) {
-    for tier in tiers() {
-        test(&mut Bench { pool: ThreadPool::new(2).unwrap(), tier, scratch: LinearScratch::default() });
+    for (tier, threads) in tiers().into_iter().flat_map(|tier| [(tier, 1), (tier, 2)]) {
+        test(&mut Bench { pool: ThreadPool::new(threads).unwrap(), tier, scratch: LinearScratch::default() });
     }
 }
 
@@ -47,9 +49,9 @@ impl Bench {
         found.is_some()
     }
 
-    /// How many rows at once this tier searches of 40.
+    /// How many rows at once this tier searches.
     fn rows_at_once(&self) -> usize {
-        if self.tier < CpuTier::Avx2 { 0 } else { lm_head::max_searched_rows(self.tier).min(40) }
+        if self.tier < CpuTier::Avx2 { 0 } else { lm_head::max_searched_rows(self.tier) }
     }
 }
 
@@ -110,7 +112,7 @@ fn the_largest_logits_of_rows_are_found_and_few_panels_computed() {
         let mut random = Random::new(11);
         // The last panel has 3 columns.
         let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 4099, COLS);
-        for rows in [1, 1, 1, 2, 3, 5, 8, 33, 40] {
+        for rows in [1, 1, 1, 2, 3, 5, 8, 33, 65, 300] {
             bench.scratch = LinearScratch::default();
             let x = hidden_states(rows, &weight, &mut random);
             let searched = bench.check(&x, &weight);
@@ -126,14 +128,16 @@ fn any_row_has_the_largest_logit_of_a_search_if_there_is_one() {
     on_every_tier(|bench| {
         let mut random = Random::new(12);
         let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 2050, COLS);
+        let mut num_searched = 0;
         for rows in [1, 1, 1, 2, 7] {
             let mut x = random.tensor(rows, COLS);
-            bench.check(&x, &weight);
+            num_searched += usize::from(bench.check(&x, &weight));
             // A few activations that are much larger than the others.
             x.as_mut_slice().iter_mut().step_by(131).for_each(|x| *x *= 50.0);
             bench.scratch = LinearScratch::default();
-            bench.check(&x, &weight);
+            num_searched += usize::from(bench.check(&x, &weight));
         }
+        assert_eq!(num_searched > 0, bench.rows_at_once() > 0, "{}", bench.tier.name());
     });
 }
 
@@ -171,6 +175,20 @@ fn the_first_of_equal_logits_is_found() {
         let head = bench.lm_head(&weight, None);
         let found = bench.search(&row_of(|_| 1.0), &head);
         assert_eq!(found, (bench.rows_at_once() > 0).then(|| vec![3]), "{}", bench.tier.name());
+        // The first has the lower estimate: its lower parts are above their middle, half of the other's below.
+        let weight = weight_of(1000, |r, k| match r {
+            3 => 47,
+            503 => [46, 48][k % 2],
+            _ => -100,
+        });
+        for rows in [1, 2, 5] {
+            let mut x = Tensor::new(rows, COLS).unwrap();
+            x.set_rows(rows);
+            x.as_mut_slice().fill(1.0);
+            bench.scratch = LinearScratch::default();
+            let found = bench.search(&x, &bench.lm_head(&weight, None));
+            assert_eq!(found, (rows <= bench.rows_at_once()).then(|| vec![3; rows]), "{}", bench.tier.name());
+        }
     });
 }
 
@@ -184,22 +202,48 @@ fn rows_that_are_not_finite_or_have_no_outstanding_logit_are_not_searched() {
             let x = row_of(|i| if i == 40 { bad } else { 1.0 });
             assert_eq!(bench.search(&x, &head), None, "{bad} on {}", bench.tier.name());
         }
+        for tiny in [0.0, 1e-25] {
+            assert_eq!(bench.search(&row_of(|_| tiny), &head), None, "{tiny} on {}", bench.tier.name());
+        }
         let flat = bench.lm_head(&weight_of(640, |_, k| (k % 100) as i8), None);
         assert_eq!(bench.search(&row_of(|i| i as f32), &flat), None, "{}", bench.tier.name());
     });
 }
 
 #[test]
-fn after_a_search_in_vain_the_next_rows_are_not_searched_and_later_ones_are() {
+fn after_searches_in_vain_more_and_more_rows_are_not_searched() {
     on_every_tier(|bench| {
         let mut random = Random::new(6);
         let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 640, COLS);
         let (head, x) = (bench.lm_head(&weight, None), hidden_states(1, &weight, &mut random));
         let flat = bench.lm_head(&weight_of(640, |_, k| (k % 100) as i8), None);
-        bench.search(&row_of(|i| i as f32), &flat);
-        let searched: Vec<_> = (0..6).map(|_| bench.search(&x, &head).is_some()).collect();
-        let of_tier = bench.rows_at_once() > 0;
-        assert_eq!(searched, [false, false, false, false, of_tier, of_tier], "{}", bench.tier.name());
+        let in_vain = row_of(|i| i as f32);
+        for pause in [4, 8, 16, 32, 64, 64] {
+            assert_eq!(bench.search(&in_vain, &flat), None);
+            let paused = (0..pause).filter(|_| bench.search(&x, &head).is_none()).count();
+            assert_eq!(paused, pause, "{}", bench.tier.name());
+        }
+        // One that is not in vain ends it.
+        for _ in 0..2 {
+            let searched = (0..6).filter(|_| bench.search(&x, &head).is_some()).count();
+            assert_eq!(searched, if bench.rows_at_once() > 0 { 6 } else { 0 }, "{}", bench.tier.name());
+            assert_eq!(bench.search(&in_vain, &flat), None);
+            assert!((0..4).all(|_| bench.search(&x, &head).is_none()));
+        }
+    });
+}
+
+#[test]
+fn a_search_takes_no_more_memory_than_is_foretold() {
+    on_every_tier(|bench| {
+        let mut random = Random::new(8);
+        let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 4099, COLS);
+        for rows in [4, 65] {
+            bench.scratch = LinearScratch::default();
+            bench.check(&hidden_states(rows, &weight, &mut random), &weight);
+            let (taken, foretold) = (bench.scratch.search.bytes(), search_bytes([rows, 4099], COLS));
+            assert!(taken <= foretold, "{taken} of {foretold} bytes, {rows} rows on {}", bench.tier.name());
+        }
     });
 }
 
