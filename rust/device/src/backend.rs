@@ -334,6 +334,8 @@ pub struct WorkspaceShape {
     pub dtype: DType,
     /// Rows of logits computed at once at most.
     pub num_logit_rows: usize,
+    /// Rows that a step samples from at most.
+    pub num_sampled_rows: usize,
     /// Logits of a row.
     pub vocab_size: usize,
     /// How the matrix of logits is stored.

@@ -331,6 +331,7 @@ fn beside_kv(
         head_dim: model.config.head_dim,
         dtype: layer_dtype,
         num_logit_rows: max_logit_rows(config.max_num_seqs),
+        num_sampled_rows: config.max_num_seqs,
         vocab_size: model.config.vocab_size,
         lm_head_dtype,
         precision: precision(config),

@@ -56,7 +56,7 @@ pub fn workspace_bytes(shape: &WorkspaceShape, tier: CpuTier, num_threads: usize
         _ => 0,
     };
     let search = if is_split(shape.lm_head_dtype, shape.precision, tier) {
-        let rows = shape.num_logit_rows.min(lm_head::max_searched_rows(tier));
+        let rows = shape.num_sampled_rows.min(lm_head::max_searched_rows(tier));
         // Float layers have no blocks of their own.
         let acts = if quantised { 0 } else { shape.num_logit_rows * stride(hidden_size) * size_of::<ActBlock>() };
         (acts + search_bytes([rows, shape.vocab_size], hidden_size)) as u64

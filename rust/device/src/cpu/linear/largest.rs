@@ -80,10 +80,12 @@ pub(super) struct Candidate {
 }
 
 /// Bytes of [`Search`] at most, for logits `[rows, vocab_size]` of a hidden state.
-pub(super) const fn search_bytes([rows, vocab_size]: [usize; 2], hidden_size: usize) -> usize {
-    let bounds = rows * vocab_size.div_ceil(PANEL);
+pub(super) fn search_bytes([rows, vocab_size]: [usize; 2], hidden_size: usize) -> usize {
+    let panels = vocab_size.div_ceil(PANEL);
+    let bounds = rows * panels;
+    let candidates = (panels / MAX_SHARES[0]).max(bounds / MAX_SHARES[1]) + rows;
     let row = stride(hidden_size) * size_of::<ActBlock>() + size_of::<Lengths>() + size_of::<Candidate>();
-    rows * row + bounds * size_of::<Bounds>() + (bounds / MAX_SHARES[0] + rows) * size_of::<Candidate>()
+    rows * row + bounds * size_of::<Bounds>() + candidates * size_of::<Candidate>()
 }
 
 /// [`Backend::greedy_tokens`](crate::Backend::greedy_tokens): searches the rows of `norm(x) @ weight^T` for their largest values.
