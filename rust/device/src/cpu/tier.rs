@@ -56,10 +56,7 @@ impl CpuTier {
     pub fn dots_bf16(self) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => {
-                static FAST: OnceLock<bool> = OnceLock::new();
-                *FAST.get_or_init(|| is_x86_feature_detected!("avx512bf16") && vendor() == *b"AuthenticAMD")
-            }
+            Self::Avx512 => is_x86_feature_detected!("avx512bf16") && is_amd(),
             _ => false,
         }
     }
@@ -85,15 +82,14 @@ impl CpuTier {
     }
 }
 
-/// The processor's vendor.
+/// Whether the processor is one of AMD.
 #[cfg(target_arch = "x86_64")]
-fn vendor() -> [u8; 12] {
-    // SAFETY: a 64-bit processor has CPUID. (Newer compilers know; the oldest supported one does not.)
-    #[allow(unused_unsafe)]
-    let leaf = unsafe { std::arch::x86_64::__cpuid(0) };
-    let mut name = [0; 12];
-    for (out, word) in name.as_chunks_mut().0.iter_mut().zip([leaf.ebx, leaf.edx, leaf.ecx]) {
-        *out = word.to_le_bytes();
-    }
-    name
+pub(super) fn is_amd() -> bool {
+    static AMD: OnceLock<bool> = OnceLock::new();
+    *AMD.get_or_init(|| {
+        // SAFETY: a 64-bit processor has CPUID. (Newer compilers know; the oldest supported one does not.)
+        #[allow(unused_unsafe)]
+        let leaf = unsafe { std::arch::x86_64::__cpuid(0) };
+        [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes).as_flattened() == b"AuthenticAMD"
+    })
 }

@@ -42,7 +42,10 @@ use super::{
         Codes, Kernel, Layout, TILE, block_bytes, codes_bytes, select, span_blocks, span_blocks_bytes, span_bytes, zero_point,
     },
 };
-use crate::cpu::simd::prefetch;
+use crate::cpu::{
+    simd::{prefetch, prefetch_to_l2},
+    tier::is_amd,
+};
 
 /// Bytes ahead of use that weights are prefetched.
 const AHEAD: usize = 8192;
@@ -78,12 +81,14 @@ fn multiply_planes<const CODES: u8>(upper: &[u8], other: &[u8], acts: &[ActBlock
     assert!(acts.len() >= upper.len() / UPPER_BYTES * out.len());
     let other = other.chunks_exact(if CODES == 5 { FIFTH_BYTES } else { LOWER_BYTES });
     let blocks = upper.chunks_exact(UPPER_BYTES).zip(other);
-    let stride = acts.len() / out.len();
+    let (stride, to_l2) = (acts.len() / out.len(), is_amd());
     // SAFETY: the features are enabled.
     unsafe {
         if let [out] = out {
             let mut sums = [_mm512_setzero_ps(); 2];
             for ((upper, other), x) in blocks.zip(acts) {
+                prefetch_ahead(upper, to_l2);
+                prefetch_ahead(other, to_l2);
                 let group = Group::<CODES, false, false, false, 0>::join(upper, other);
                 sums = group.scaled(group.products([x])[0], x, sums);
             }
@@ -91,6 +96,8 @@ fn multiply_planes<const CODES: u8>(upper: &[u8], other: &[u8], acts: &[ActBlock
         } else {
             out.fill([0.0; PANEL]);
             for (b, (upper, other)) in blocks.enumerate() {
+                prefetch_ahead(upper, to_l2);
+                prefetch_ahead(other, to_l2);
                 Group::<CODES, false, false, false, 0>::join(upper, other).add(&acts[b..], stride, out);
             }
         }
@@ -104,11 +111,11 @@ unsafe fn one_row<const CODES: u8, const HALVES: bool, const MIN: bool, const FA
     acts: &[ActBlock],
     out: &mut [f32; PANEL],
 ) {
-    let (mut sums, mut acts) = ([_mm512_setzero_ps(); 2], acts.iter());
+    let (mut sums, mut acts, to_l2) = ([_mm512_setzero_ps(); 2], acts.iter(), is_amd());
     for span in panel.chunks_exact(const { span_bytes(CODES, HALVES, MIN, FACTORS) }) {
         let (blocks, floats) = span.split_at(const { span_blocks_bytes(CODES, HALVES, MIN, FACTORS) });
         for (block, x) in blocks.chunks_exact(const { block_bytes(CODES, HALVES, MIN, FACTORS) }).zip(&mut acts) {
-            prefetch_ahead(block);
+            prefetch_ahead(block, to_l2);
             let group = Group::<CODES, HALVES, MIN, FACTORS, 0>::unpack(block, floats);
             sums = group.scaled(group.products([x])[0], x, sums);
             if HALVES {
@@ -116,7 +123,7 @@ unsafe fn one_row<const CODES: u8, const HALVES: bool, const MIN: bool, const FA
                 sums = group.scaled(group.products([x])[0], x, sums);
             }
         }
-        prefetch_ahead(floats);
+        prefetch_ahead(floats, to_l2);
     }
     store(sums, out);
 }
@@ -129,27 +136,31 @@ unsafe fn many_rows<const CODES: u8, const HALVES: bool, const MIN: bool, const 
     out: &mut [[f32; PANEL]],
 ) {
     out.fill([0.0; PANEL]);
-    let stride = acts.len() / out.len();
+    let (stride, to_l2) = (acts.len() / out.len(), is_amd());
     let mut b = 0;
     for span in panel.chunks_exact(const { span_bytes(CODES, HALVES, MIN, FACTORS) }) {
         let (blocks, floats) = span.split_at(const { span_blocks_bytes(CODES, HALVES, MIN, FACTORS) });
         for block in blocks.chunks_exact(const { block_bytes(CODES, HALVES, MIN, FACTORS) }) {
-            prefetch_ahead(block);
+            prefetch_ahead(block, to_l2);
             Group::<CODES, HALVES, MIN, FACTORS, 0>::unpack(block, floats).add(&acts[b..], stride, out);
             if HALVES {
                 Group::<CODES, HALVES, MIN, FACTORS, 1>::unpack(block, floats).add(&acts[b..], stride, out);
             }
             b += 1;
         }
-        prefetch_ahead(floats);
+        prefetch_ahead(floats, to_l2);
     }
 }
 
 /// Asks for lines some way ahead; in the order in which they lie, as processors expect (`avx2.rs`).
+///
+/// Processors of AMD are asked for the second-level cache alone. Two cores of a Zen 4 multiply one row 1.2 times as fast so, eight rows of
+/// `Q4_1` 1.1, of `Q8_0` 1.6 times; others have not been timed.
 #[inline(always)]
-fn prefetch_ahead(lines: &[u8]) {
+fn prefetch_ahead(lines: &[u8], to_l2: bool) {
     for line in (0..lines.len()).step_by(64) {
-        prefetch(lines.as_ptr().wrapping_add(AHEAD + line));
+        let p = lines.as_ptr().wrapping_add(AHEAD + line);
+        if to_l2 { prefetch_to_l2(p) } else { prefetch(p) }
     }
 }
 
@@ -247,8 +258,6 @@ impl<const CODES: u8> Group<CODES, false, false, false, 0> {
     #[inline(always)]
     unsafe fn join(upper: &[u8], other: &[u8]) -> Self {
         assert!(upper.len() == UPPER_BYTES && other.len() == if CODES == 5 { FIFTH_BYTES } else { LOWER_BYTES });
-        prefetch_ahead(upper);
-        prefetch_ahead(other);
         let mut all = [[_mm512_setzero_si512(); 8]; 2];
         let mut scales = [_mm512_setzero_ps(); 2];
         for tile in 0..2 {

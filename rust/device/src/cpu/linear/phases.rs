@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{
-    CpuLinear, Input, PANEL,
+    CpuLinear, Input, MANY_ROWS, PANEL,
     activations::{ACT_ROWS, ActBlock, ActTile, BLOCK, quantise_row, stride, tile_row},
     elementwise::{add_scaled, norm_row},
     for_products,
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     Norm, Projection, ResidualArgs, Tensor,
-    cpu::{CpuTier, ThreadPool, read_ahead::MAX_WEIGHTS},
+    cpu::{CpuTier, ThreadPool, read_ahead::MAX_WEIGHTS, simd::prefetch_to_write},
 };
 
 /// Where phases run.
@@ -83,6 +83,14 @@ pub(super) fn grown<T: Clone>(buffer: &mut Vec<T>, len: usize, fill: T) -> &mut 
     &mut buffer[..len]
 }
 
+/// Asks for the lines of what is to be written. After a phase of many rows they are in other cores' caches, and stores wait for one after
+/// the other.
+fn ask_to_write<T>(out: &[T]) {
+    for byte in (0..size_of_val(out)).step_by(64) {
+        prefetch_to_write(out.as_ptr().wrapping_byte_add(byte).cast());
+    }
+}
+
 impl LinearContext<'_> {
     /// The same with a tier that this machine is known to have.
     pub(super) fn checked(self) -> Self {
@@ -139,6 +147,9 @@ impl LinearContext<'_> {
                     if form >= Form::Blocks {
                         // SAFETY: as above.
                         let acts = unsafe { shared_acts.part(m * stride, blocks) };
+                        if rows > MANY_ROWS {
+                            ask_to_write(acts);
+                        }
                         quantise_row(self.tier, row, acts);
                         // SAFETY: ranges start at whole tiles.
                         let tiles = unsafe { shared_tiles.part(m / ACT_ROWS * tiles, tiles) };
@@ -309,8 +320,8 @@ pub fn linear_residual(context: LinearContext<'_>, scratch: &mut LinearScratch, 
     // Adds values of one row and of the columns of one panel to the residual stream, or keeps them for the norm.
     let wide = grown(wide, if post_norm.is_some() { x.rows() * cols } else { 0 }, 0.0);
     let shared_wide = SharedOut::new(wide);
+    let target = if post_norm.is_some() { &shared_wide } else { &residual };
     let finish = |m: usize, columns: &Range<usize>, values: &[f32]| {
-        let target = if post_norm.is_some() { &shared_wide } else { &residual };
         // SAFETY: as in `store`.
         let out = unsafe { target.part(m * cols + columns.start, columns.len()) };
         if post_norm.is_some() {
@@ -339,6 +350,12 @@ pub fn linear_residual(context: LinearContext<'_>, scratch: &mut LinearScratch, 
                 let columns = weight.panel_rows(p);
                 let panel = weight.open(p, work.many_rows, buffer);
                 for_products(&[panel], &input, &rows, &mut |m, [products]| {
+                    if rows.len() > MANY_ROWS {
+                        for m in m..m + products.len() {
+                            // SAFETY: as in `store`.
+                            ask_to_write(unsafe { target.part(m * cols + columns.start, columns.len()) });
+                        }
+                    }
                     for (i, values) in products.iter().enumerate() {
                         finish(m + i, &columns, values);
                     }

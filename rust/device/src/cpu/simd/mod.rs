@@ -90,13 +90,32 @@ pub(crate) trait Simd {
 #[inline(always)]
 pub(crate) fn prefetch(p: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 machine has the instruction, and it never faults.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(p.cast());
-    }
+    ask::<{ std::arch::x86_64::_MM_HINT_T0 }>(p);
     #[cfg(not(target_arch = "x86_64"))]
     let _ = p;
+}
+
+/// The same, for the second-level cache alone.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(crate) fn prefetch_to_l2(p: *const u8) {
+    ask::<{ std::arch::x86_64::_MM_HINT_T1 }>(p);
+}
+
+/// The same, for a line that is to be written.
+#[inline(always)]
+pub(crate) fn prefetch_to_write(p: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    ask::<{ std::arch::x86_64::_MM_HINT_ET0 }>(p);
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn ask<const HINT: i32>(p: *const u8) {
+    // SAFETY: every x86-64 machine has the instruction or takes it for none, and it never faults.
+    unsafe { std::arch::x86_64::_mm_prefetch::<HINT>(p.cast()) }
 }
 
 /// e^x, relative error below 1e-6, exactly 1 for 0; 0 below -87, e^88 above 88. Polynomial: Cephes `expf`.
