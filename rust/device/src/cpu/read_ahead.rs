@@ -20,7 +20,7 @@ use std::{
     },
 };
 
-use super::simd::prefetch;
+use super::{simd::prefetch_ahead, tier::reads_ahead_to_l2};
 
 /// Bytes that a worker fetches ahead of the next phase at most: a part of what a core's second-level cache holds.
 const AHEAD: usize = 256 << 10;
@@ -167,8 +167,9 @@ impl Reader {
     pub(super) fn proceed(&mut self) -> Option<Range<usize>> {
         let memory = self.memory.front_mut()?;
         let piece = memory.start..memory.end.min(memory.start + PIECE);
+        let to_l2 = reads_ahead_to_l2();
         for address in piece.clone().step_by(LINE) {
-            prefetch(std::ptr::without_provenance(address));
+            prefetch_ahead(std::ptr::without_provenance(address), to_l2);
         }
         self.asked += piece.len();
         memory.start = piece.end;

@@ -82,9 +82,19 @@ impl CpuTier {
     }
 }
 
+/// Whether what is read some way ahead is to be brought to the second-level cache alone, from where this processor fetches it in time: on AMD's
+/// with AVX-512. On two cores of a Zen 4 decode attention streams 1.2 to 2.7 times as fast so, and packed weights pass 1.1 to 1.6 times as
+/// fast for up to eight rows. Others have not been timed.
+pub(super) fn reads_ahead_to_l2() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return is_x86_feature_detected!("avx512f") && is_amd();
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
 /// Whether the processor is one of AMD.
 #[cfg(target_arch = "x86_64")]
-pub(super) fn is_amd() -> bool {
+fn is_amd() -> bool {
     static AMD: OnceLock<bool> = OnceLock::new();
     *AMD.get_or_init(|| {
         // SAFETY: a 64-bit processor has CPUID. (Newer compilers know; the oldest supported one does not.)

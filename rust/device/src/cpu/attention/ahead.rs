@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 
-use crate::cpu::simd::prefetch;
+use crate::cpu::simd::prefetch_ahead;
 
 use super::GROUPS;
 
@@ -13,14 +13,16 @@ pub(super) struct Ahead {
     runs: [*const u8; GROUPS],
     /// Bytes of a head in a block.
     run_bytes: usize,
+    /// See [`prefetch_ahead`].
+    to_l2: bool,
     /// The run, and the byte in it, that comes next.
     at: Cell<(usize, usize)>,
 }
 
 impl Ahead {
     #[inline(always)]
-    pub(super) fn new(runs: [*const u8; GROUPS], run_bytes: usize) -> Self {
-        Self { runs, run_bytes, at: Cell::new((0, 0)) }
+    pub(super) fn new(runs: [*const u8; GROUPS], run_bytes: usize, to_l2: bool) -> Self {
+        Self { runs, run_bytes, to_l2, at: Cell::new((0, 0)) }
     }
 
     /// Asks for the next `bytes`, of one run: what would be beyond its end is left out. Of blocks of 32 tokens everything is asked for.
@@ -29,7 +31,7 @@ impl Ahead {
         let (run, byte) = self.at.get();
         let (place, end) = (self.runs[run % GROUPS], byte + bytes);
         for line in (byte..end).step_by(64) {
-            prefetch(place.wrapping_add(line));
+            prefetch_ahead(place.wrapping_add(line), self.to_l2);
         }
         self.at.set(if end < self.run_bytes { (run, end) } else { (run + 1, 0) });
     }

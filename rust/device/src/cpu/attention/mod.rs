@@ -28,7 +28,9 @@
 //! Measured on two cores of a Milan (AVX2; `bench_attention`, F16): 8 requests of 8192 keys stream 0.68 to 0.77 of what reading alone does
 //! in the same run (heads of 64 in groups of 3, 18 to 21 GB/s; of 256 in groups of 4 0.73 to 0.78) in quiet minutes, 0.54 to 0.59 beside
 //! neighbours, since a core alone makes 17 GB/s. A prompt of 1420 tokens computes at 90 to 110 GFLOP/s. On a Zen 5, when keys were transposed
-//! as they were read, the figures were 0.73 to 0.76 (BF16) and 523 GFLOP/s as pairs (F16: 328).
+//! as they were read, the figures were 0.73 to 0.76 (BF16) and 523 GFLOP/s as pairs (F16: 328). On a Zen 4, beside a compiler, heads of 64 in
+//! groups of 3 over BF16 streamed 0.62 to 0.71 of reading (1 request of 2048 and of 8192 keys) and 0.76 to 1.03 (8 of 1024), in turn with
+//! requests ahead for the first-level cache, which made 0.33 to 0.36 and 0.30 to 0.37.
 //!
 //! What a query row computes does not depend on how the work is cut: keys go through tiles of [`TILE_KEYS`] and splits whose bounds
 //! are absolute positions, a row visits exactly the tiles that hold keys it sees, and the results of its splits are merged in order
@@ -57,7 +59,7 @@ use crate::{
 
 #[cfg(target_arch = "x86_64")]
 use super::simd::Avx512;
-use super::{CpuTier, ThreadPool, simd::tier_entry};
+use super::{CpuTier, ThreadPool, simd::tier_entry, tier::reads_ahead_to_l2};
 use kernel::{attend, attend_single};
 use merge::merge_rows;
 use plan::Plan;
@@ -92,6 +94,8 @@ struct Problem<'a> {
     partials: *mut f32,
     /// Whether products are those of pairs of bf16 values.
     pairs: bool,
+    /// Where keys and values that are asked for ahead go.
+    to_l2: bool,
 }
 
 // SAFETY: items write disjoint rows and heads of `out` and disjoint ranges of `partials`; the rest is only read.
@@ -186,6 +190,7 @@ pub(crate) fn attention(
             && cache.spec().dtype == KvDType::BF16
             && tier.dots_bf16()
             && params.head_dim.is_multiple_of(16),
+        to_l2: reads_ahead_to_l2(),
     };
     // Every worker's, for any of them may come to any item.
     let scratch_len = kernel::Scratch::len(plan.max_rows, params.head_dim);

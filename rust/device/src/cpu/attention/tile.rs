@@ -121,7 +121,7 @@ impl<'a> Tiles<'a> {
         let first = if self.next_shift == 0 { GROUPS } else { 0 };
         let group = |run: usize| first + run * spec.block_size / KEY_GROUP % GROUPS;
         let runs = std::array::from_fn(|run| plane.wrapping_add(self.blocks[group(run)] + self.next_shift));
-        Ahead::new(runs, spec.block_size * layout.vector_bytes)
+        Ahead::new(runs, spec.block_size * layout.vector_bytes, self.problem.to_l2)
     }
 
     /// Position of the tile's first lane.

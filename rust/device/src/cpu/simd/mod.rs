@@ -95,14 +95,19 @@ pub(crate) fn prefetch(p: *const u8) {
     let _ = p;
 }
 
-/// The same, for the second-level cache alone.
-#[cfg(target_arch = "x86_64")]
+/// The same for lines that are read some way ahead, the second-level cache alone if so: see [`super::tier::reads_ahead_to_l2`].
 #[inline(always)]
-pub(crate) fn prefetch_to_l2(p: *const u8) {
-    ask::<{ std::arch::x86_64::_MM_HINT_T1 }>(p);
+pub(crate) fn prefetch_ahead(p: *const u8, to_l2: bool) {
+    #[cfg(target_arch = "x86_64")]
+    if to_l2 {
+        return ask::<{ std::arch::x86_64::_MM_HINT_T1 }>(p);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = to_l2;
+    prefetch(p);
 }
 
-/// The same, for a line that is to be written.
+/// Asks for a line that is to be written.
 #[inline(always)]
 pub(crate) fn prefetch_to_write(p: *const u8) {
     #[cfg(target_arch = "x86_64")]
