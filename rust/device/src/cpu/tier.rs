@@ -83,7 +83,7 @@ impl CpuTier {
 }
 
 /// Whether what is read some way ahead is to be brought to the second-level cache alone, from where this processor fetches it in time: on AMD's
-/// with AVX-512. On two cores of a Zen 4 decode attention streams 1.2 to 2.7 times as fast so, and packed weights pass 1.1 to 1.6 times as
+/// with AVX-512. On two cores of a Zen 4 decode attention streams 1.3 to 1.7 times as fast so, and packed weights pass 1.1 to 1.6 times as
 /// fast for up to eight rows. Others have not been timed.
 pub(super) fn reads_ahead_to_l2() -> bool {
     #[cfg(target_arch = "x86_64")]

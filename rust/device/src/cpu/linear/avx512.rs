@@ -87,18 +87,14 @@ fn multiply_planes<const CODES: u8>(upper: &[u8], other: &[u8], acts: &[ActBlock
         if let [out] = out {
             let mut sums = [_mm512_setzero_ps(); 2];
             for ((upper, other), x) in blocks.zip(acts) {
-                ask_ahead(upper, to_l2);
-                ask_ahead(other, to_l2);
-                let group = Group::<CODES, false, false, false, 0>::join(upper, other);
+                let group = Group::<CODES, false, false, false, 0>::join(upper, other, to_l2);
                 sums = group.scaled(group.products([x])[0], x, sums);
             }
             store(sums, out);
         } else {
             out.fill([0.0; PANEL]);
             for (b, (upper, other)) in blocks.enumerate() {
-                ask_ahead(upper, to_l2);
-                ask_ahead(other, to_l2);
-                Group::<CODES, false, false, false, 0>::join(upper, other).add(&acts[b..], stride, out);
+                Group::<CODES, false, false, false, 0>::join(upper, other, to_l2).add(&acts[b..], stride, out);
             }
         }
     }
@@ -252,8 +248,10 @@ impl<const CODES: u8> Group<CODES, false, false, false, 0> {
     /// # Safety
     /// The processor has AVX-512.
     #[inline(always)]
-    unsafe fn join(upper: &[u8], other: &[u8]) -> Self {
+    unsafe fn join(upper: &[u8], other: &[u8], to_l2: bool) -> Self {
         assert!(upper.len() == UPPER_BYTES && other.len() == if CODES == 5 { FIFTH_BYTES } else { LOWER_BYTES });
+        ask_ahead(upper, to_l2);
+        ask_ahead(other, to_l2);
         let mut all = [[_mm512_setzero_si512(); 8]; 2];
         let mut scales = [_mm512_setzero_ps(); 2];
         for tile in 0..2 {
