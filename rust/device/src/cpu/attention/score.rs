@@ -9,10 +9,13 @@ use crate::{
     cpu::simd::{Simd, exp, tanh},
 };
 
-use super::{GROUPS, KEY_GROUP, TILE_KEYS, ahead::Ahead, element::KeyUnit, product::Product, tile::Scales};
-
-/// Units of keys that are read between two requests for what comes next.
-const UNITS_AT_ONCE: usize = 8;
+use super::{
+    GROUPS, KEY_GROUP, TILE_KEYS,
+    ahead::Ahead,
+    element::KeyUnit,
+    product::{Product, Single},
+    tile::Scales,
+};
 
 /// The keys of a tile, unit after unit, `LANES` keys side by side.
 pub(super) struct Keys {
@@ -38,11 +41,11 @@ impl Keys {
         vectors
     }
 
-    /// Asks for what comes next, as many bytes as [`UNITS_AT_ONCE`] units of `width` keys take.
+    /// Asks for what comes next, as many bytes as [`Product::AT_ONCE`] units of `width` keys take.
     #[inline(always)]
-    pub(super) fn ask_ahead(&self, width: usize) {
+    fn ask_ahead<P: Product>(&self, width: usize) {
         if let Some(ahead) = &self.ahead {
-            ahead.ask(UNITS_AT_ONCE * width * self.unit_bytes);
+            ahead.ask::<P>(P::AT_ONCE * width * self.unit_bytes);
         }
     }
 
@@ -50,8 +53,8 @@ impl Keys {
     #[inline(always)]
     pub(super) unsafe fn widen<S: Simd, U: KeyUnit>(&self, lanes: &Range<usize>, keys: *mut f32) {
         for unit in 0..self.units {
-            if unit.is_multiple_of(UNITS_AT_ONCE) {
-                self.ask_ahead(TILE_KEYS);
+            if unit.is_multiple_of(Single::AT_ONCE) {
+                self.ask_ahead::<Single>(TILE_KEYS);
             }
             for lane in (lanes.start / S::LANES * S::LANES..lanes.end).step_by(S::LANES) {
                 let [vector] = self.vectors::<S, 1>(lane);
@@ -104,9 +107,9 @@ unsafe fn score_block<S: Simd, P: Product, U: KeyUnit, const R: usize, const C: 
     for lane in (lanes.start / width * width..lanes.end).step_by(width) {
         let mut acc = [[S::splat(0.0); C]; R];
         let (vectors, mut q, mut offset) = (keys.vectors::<S, C>(lane), q, 0);
-        let at_once = if keys.ahead.is_some() { UNITS_AT_ONCE } else { keys.units };
+        let at_once = if keys.ahead.is_some() { P::AT_ONCE } else { keys.units };
         for first in (0..keys.units).step_by(at_once) {
-            keys.ask_ahead(width);
+            keys.ask_ahead::<P>(width);
             for _ in first..(first + at_once).min(keys.units) {
                 let mut loaded = [S::splat(0.0); C];
                 for i in 0..C {

@@ -12,7 +12,7 @@ use crate::{
 
 use super::{
     GROUPS, KEY_GROUP, Problem, TILE_KEYS,
-    ahead::Ahead,
+    ahead::{Ahead, Lines},
     element::{BF16, BF16Pair, Element, F8E4M3, F16, F32, Int8},
     plan::{Item, padded_dim},
     product::{Pairs, Product, Single},
@@ -114,14 +114,29 @@ impl<'a> Tiles<'a> {
         std::array::from_fn(|i| plane.wrapping_add(self.blocks[i] + self.shift + first(i) * distance))
     }
 
-    /// What comes after this head of this tile.
+    /// The lines of this head of this tile in `plane`, or of what comes after it.
     #[inline(always)]
-    fn ahead(&self, plane: *const u8) -> Ahead {
+    fn lines(&self, plane: *const u8, after: bool) -> Lines {
         let Problem { spec, layout, .. } = self.problem;
-        let first = if self.next_shift == 0 { GROUPS } else { 0 };
+        let shift = if after { self.next_shift } else { self.shift };
+        let first = if after && self.next_shift == 0 { GROUPS } else { 0 };
         let group = |run: usize| first + run * spec.block_size / KEY_GROUP % GROUPS;
-        let runs = std::array::from_fn(|run| plane.wrapping_add(self.blocks[group(run)] + self.next_shift));
-        Ahead::new(runs, spec.block_size * layout.vector_bytes, self.problem.to_l2)
+        let runs = std::array::from_fn(|run| plane.wrapping_add(self.blocks[group(run)] + shift));
+        Lines::new(runs, spec.block_size * layout.vector_bytes)
+    }
+
+    /// What to ask for while keys are read: after them come values.
+    #[inline(always)]
+    fn ahead_of_keys(&self) -> Ahead {
+        let Problem { keys, values, to_l2, .. } = *self.problem;
+        Ahead { later: self.lines(keys, true), next: self.lines(values, false), to_l2 }
+    }
+
+    /// What to ask for while values are read.
+    #[inline(always)]
+    fn ahead_of_values(&self) -> Ahead {
+        let Problem { keys, values, to_l2, .. } = *self.problem;
+        Ahead { later: self.lines(values, true), next: self.lines(keys, true), to_l2 }
     }
 
     /// Position of the tile's first lane.
@@ -202,7 +217,7 @@ impl<'a> Tiles<'a> {
             unit_bytes,
             stride: layout.key_stride(),
             units: layout.vector_bytes / unit_bytes,
-            ahead: Some(self.ahead(plane)),
+            ahead: Some(self.ahead_of_keys()),
         };
         if spec.block_size < S::LANES {
             let (copy, bytes) = (copy.cast::<u8>(), KEY_GROUP * unit_bytes);
@@ -256,7 +271,7 @@ impl<'a> Tiles<'a> {
         let dim = self.problem.params.head_dim;
         let (padded, stored) = (padded_dim(dim), Stored::<E>::new(self));
         for lane in self.lanes.clone() {
-            stored.ahead.ask(stored.vector_bytes);
+            stored.ahead.ask::<Single>(stored.vector_bytes);
             let row = stored.run(lane / KEY_GROUP).add(lane % KEY_GROUP * stored.vector_bytes);
             for c in (0..dim).step_by(S::LANES) {
                 S::store(values.add(lane * padded + c), vector::<S, E>(row, c, dim));
@@ -269,7 +284,7 @@ impl<'a> Tiles<'a> {
         let dim = self.problem.params.head_dim;
         let stored = StoredPairs::new(self);
         for step in self.lanes.start / 2..self.lanes.end.div_ceil(2) {
-            stored.values.ahead.ask(2 * stored.values.vector_bytes);
+            stored.values.ahead.ask::<Single>(2 * stored.values.vector_bytes);
             let group = 2 * step / KEY_GROUP;
             let place = (group, stored.run(group));
             for c in (0..dim).step_by(S::LANES) {
@@ -313,7 +328,7 @@ impl<E: Element> Stored<E> {
     fn new(tiles: &Tiles<'_>) -> Self {
         let Problem { values, layout, .. } = *tiles.problem;
         let vector_bytes = layout.vector_bytes;
-        Self { groups: tiles.groups(values, vector_bytes), vector_bytes, ahead: tiles.ahead(values), element: PhantomData }
+        Self { groups: tiles.groups(values, vector_bytes), vector_bytes, ahead: tiles.ahead_of_values(), element: PhantomData }
     }
 }
 
@@ -322,7 +337,7 @@ impl<E: Element> Values for Stored<E> {
     const RUN: usize = KEY_GROUP;
     #[inline(always)]
     fn ask_ahead(&self, columns: usize) {
-        self.ahead.ask(KEY_GROUP * columns * E::BYTES);
+        self.ahead.ask::<Single>(Single::AT_ONCE * columns * E::BYTES);
     }
     #[inline(always)]
     unsafe fn run(&self, group: usize) -> *const u8 {
@@ -358,7 +373,7 @@ impl Values for StoredPairs {
     const RUN: usize = KEY_GROUP;
     #[inline(always)]
     fn ask_ahead(&self, columns: usize) {
-        self.values.ask_ahead(columns);
+        self.values.ahead.ask::<Pairs>(Pairs::AT_ONCE * 2 * columns * BF16::BYTES);
     }
     #[inline(always)]
     unsafe fn run(&self, group: usize) -> *const u8 {

@@ -15,7 +15,7 @@ pub(super) trait Values {
     type Product: Product;
     /// Keys whose values lie at equal distances: of so many from a multiple of it on.
     const RUN: usize;
-    /// Asks for what comes next, as many bytes as `columns` of a run's values take.
+    /// Asks for what comes next, as many bytes as `columns` of the values of [`Product::AT_ONCE`] steps take.
     fn ask_ahead(&self, _columns: usize) {}
     /// Where the values of a run start.
     unsafe fn run(&self, run: usize) -> *const u8;
@@ -122,12 +122,17 @@ unsafe fn weigh_columns<S: Simd, V: Values, const R: usize, const C: usize>(
         }
     }
     for run in lanes.start / V::RUN..lanes.end.div_ceil(V::RUN) {
-        values.ask_ahead(C * S::LANES);
         let lane = run * V::RUN;
         let (start, end) = (lanes.start.max(lane) - lane, (lanes.end - lane).min(V::RUN));
         let weights = block.weights.add(lane / V::Product::PACKED);
         let run = (run, values.run(run));
+        if V::Product::AT_ONCE > 1 {
+            values.ask_ahead(C * S::LANES);
+        }
         for step in start / V::Product::PACKED..end.div_ceil(V::Product::PACKED) {
+            if V::Product::AT_ONCE == 1 {
+                values.ask_ahead(C * S::LANES);
+            }
             let v = values.columns::<S, C>(run, step, c);
             for r in 0..R {
                 let weight = S::splat(*weights.add(r * TILE_KEYS + step));
