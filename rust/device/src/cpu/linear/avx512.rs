@@ -43,7 +43,7 @@ use super::{
     },
 };
 use crate::cpu::{
-    simd::{prefetch, prefetch_ahead},
+    simd::{prefetch, prefetch_stream},
     tier::reads_ahead_to_l2,
 };
 
@@ -152,7 +152,7 @@ unsafe fn many_rows<const CODES: u8, const HALVES: bool, const MIN: bool, const 
 #[inline(always)]
 fn ask_ahead(lines: &[u8], to_l2: bool) {
     for line in (0..lines.len()).step_by(64) {
-        prefetch_ahead(lines.as_ptr().wrapping_add(AHEAD + line), to_l2);
+        prefetch_stream(lines.as_ptr().wrapping_add(line), AHEAD, to_l2);
     }
 }
 

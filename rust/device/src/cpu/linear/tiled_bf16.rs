@@ -22,7 +22,7 @@ use super::{
     PANEL,
     tiled::{K_TILE, TILE, TILE_ELEMENTS},
 };
-use crate::cpu::{amx::round_line, simd::prefetch_ahead};
+use crate::cpu::{amx::round_line, simd::prefetch_stream};
 
 /// Bytes ahead of use that weights are prefetched: what 8 rows take about the latency of memory to multiply.
 const AHEAD: usize = 8 << 10;
@@ -75,9 +75,10 @@ fn rows_of<const R: usize>(panel: &[u16], x: &[u32], out: &mut [[f32; PANEL]]) {
     let mut acc = [[_mm512_setzero_ps(); 2]; R];
     for (t, lines) in panel.as_chunks::<TILE_ELEMENTS>().0.iter().enumerate() {
         for pair in 0..K_TILE / 2 {
-            // In the order in which they lie, as processors expect. Fewer rows would wait for the second-level cache.
+            // In the order in which they lie, as processors expect.
             for line in [2 * pair, 2 * pair + 1] {
-                prefetch_ahead(lines.as_ptr().wrapping_byte_add(AHEAD + 64 * line).cast(), R > 4);
+                // One row would wait for the second-level cache.
+                prefetch_stream(lines.as_ptr().wrapping_byte_add(64 * line).cast(), AHEAD, R > 1);
             }
             let w = [load(lines, pair), load(lines, TILE + pair)];
             for (m, acc) in acc.iter_mut().enumerate() {
