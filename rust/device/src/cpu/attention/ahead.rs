@@ -46,7 +46,7 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// Asks for `bytes` more. A core has room for some two dozen requests and drops those that come when it is full; that happens where
+    /// Asks for `bytes` more. A core has room for only so many requests and drops those that come when it is full; that happens where
     /// products are fast, so there what comes next is asked for again: on two cores of a Zen 5 decode attention streams 1.1 times as fast so.
     #[inline(always)]
     pub(super) fn ask<P: Product>(&self, bytes: usize) {

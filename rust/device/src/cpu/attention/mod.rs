@@ -27,10 +27,9 @@
 //!
 //! Measured on two cores of a Milan (AVX2; `bench_attention`, F16): 8 requests of 8192 keys stream 0.68 to 0.77 of what reading alone does
 //! in the same run (heads of 64 in groups of 3, 18 to 21 GB/s; of 256 in groups of 4 0.73 to 0.78) in quiet minutes, 0.54 to 0.59 beside
-//! neighbours, since a core alone makes 17 GB/s. A prompt of 1420 tokens computes at 90 to 110 GFLOP/s. On a Zen 5, when keys were transposed
-//! as they were read, the figures were 0.73 to 0.76 (BF16) and 523 GFLOP/s as pairs (F16: 328). On a Zen 4 heads of 64 in groups of 3
-//! over BF16 stream 0.77 to 0.88 of reading (1 request of 2048 and 8192 keys, 8 of 1024 and 8192), 27 to 30 GB/s, and 0.48 to 0.59 with
-//! requests ahead for the first-level cache.
+//! neighbours, since a core alone makes 17 GB/s. A prompt of 1420 tokens computes at 90 to 110 GFLOP/s. On two
+//! cores of a Zen 5 the same over BF16 stream 0.73 to 0.82 of reading (32 to 37 GB/s), and a prompt computes at 470 to 520 GFLOP/s as pairs
+//! (F16: 240 to 330); on a Zen 4 they stream 0.77 to 0.88 (27 to 30 GB/s).
 //!
 //! What a query row computes does not depend on how the work is cut: keys go through tiles of [`TILE_KEYS`] and splits whose bounds
 //! are absolute positions, a row visits exactly the tiles that hold keys it sees, and the results of its splits are merged in order
