@@ -19,7 +19,8 @@
 //!   rows a tile is widened once, to `[head_dim, 32]` and `[32, head_dim]` in the first-level cache. Blocks of 8 tokens are put side by side
 //!   first where a vector has 16 lanes.
 //! - Both are asked for ahead of use, through the table of the next tile, line after line as they lie ([`ahead`]): in that order the
-//!   processor's own prefetchers follow, without which a core has too few requests under way.
+//!   processor's own prefetchers follow, without which a core has too few requests under way. Where products are fast, requests are dropped
+//!   unless they come a few at a time, and all are made twice.
 //! - Over a BF16 cache products may be those of pairs ([`product`]): pairs of dimensions for scores, of keys for the sum of values.
 //!
 //! An output of a head takes, for each key it sees, `4 * head_dim` floating-point operations, an exponential, and its share of the
@@ -27,9 +28,12 @@
 //!
 //! Measured on two cores of a Milan (AVX2; `bench_attention`, F16): 8 requests of 8192 keys stream 0.68 to 0.77 of what reading alone does
 //! in the same run (heads of 64 in groups of 3, 18 to 21 GB/s; of 256 in groups of 4 0.73 to 0.78) in quiet minutes, 0.54 to 0.59 beside
-//! neighbours, since a core alone makes 17 GB/s. A prompt of 1420 tokens computes at 90 to 110 GFLOP/s. On two
-//! cores of a Zen 5 the same over BF16 stream 0.73 to 0.82 of reading (32 to 37 GB/s), and a prompt computes at 470 to 520 GFLOP/s as pairs
-//! (F16: 240 to 330); on a Zen 4 they stream 0.77 to 0.88 (27 to 30 GB/s).
+//! neighbours, since a core alone makes 17 GB/s. A prompt of 1420 tokens computes at 90 to 110 GFLOP/s.
+//!
+//! Heads of 64 in groups of 3 over BF16: on two cores of a Zen 5 1 and 8 requests of 8192 keys stream 0.73 to 0.82 of reading (32 to 37
+//! GB/s) while its memory gives 42 to 50 GB/s, 0.65 to 0.73 (45 to 53) while it gives 70 and more, and a prompt computes at 470 to 520
+//! GFLOP/s as pairs (F16: 240 to 330). On two of a Zen 4, before lines were asked for twice, 1 request of 2048 and 8192 keys and 8 of 1024
+//! and 8192 streamed 0.77 to 0.88 (27 to 30 GB/s).
 //!
 //! What a query row computes does not depend on how the work is cut: keys go through tiles of [`TILE_KEYS`] and splits whose bounds
 //! are absolute positions, a row visits exactly the tiles that hold keys it sees, and the results of its splits are merged in order

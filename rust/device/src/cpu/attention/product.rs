@@ -7,8 +7,8 @@ use crate::cpu::simd::{Simd, exp};
 /// Products of elements that lie `PACKED` to a lane of 32 bits: neighbours along what is summed over.
 pub(super) trait Product {
     const PACKED: usize;
-    /// Units of keys, or steps of values, between two requests for what comes next: those of a run of values, or one.
-    const AT_ONCE: usize;
+    /// Whether they are so fast that lines ahead are asked for after each unit of keys and step of values, and twice.
+    const FAST: bool;
     /// `acc` and the products of each lane.
     unsafe fn add<S: Simd>(acc: S::V, x: S::V, y: S::V) -> S::V;
     /// What an element, or each of several, is multiplied by to be summed itself.
@@ -24,7 +24,7 @@ pub(super) struct Single;
 
 impl Product for Single {
     const PACKED: usize = 1;
-    const AT_ONCE: usize = 8;
+    const FAST: bool = false;
     #[inline(always)]
     unsafe fn add<S: Simd>(acc: S::V, x: S::V, y: S::V) -> S::V {
         S::fma(x, y, acc)
@@ -48,8 +48,7 @@ pub(super) struct Pairs;
 
 impl Product for Pairs {
     const PACKED: usize = 2;
-    // So fast that requests for more would come when there is no room for them.
-    const AT_ONCE: usize = 1;
+    const FAST: bool = true;
     #[inline(always)]
     unsafe fn add<S: Simd>(acc: S::V, x: S::V, y: S::V) -> S::V {
         S::dot_bf16(acc, x, y)

@@ -9,13 +9,10 @@ use crate::{
     cpu::simd::{Simd, exp, tanh},
 };
 
-use super::{
-    GROUPS, KEY_GROUP, TILE_KEYS,
-    ahead::Ahead,
-    element::KeyUnit,
-    product::{Product, Single},
-    tile::Scales,
-};
+use super::{GROUPS, KEY_GROUP, TILE_KEYS, ahead::Ahead, element::KeyUnit, product::Product, tile::Scales};
+
+/// Units of keys that are read between two requests, where products are not fast.
+const UNITS_AT_ONCE: usize = 8;
 
 /// The keys of a tile, unit after unit, `LANES` keys side by side.
 pub(super) struct Keys {
@@ -41,11 +38,11 @@ impl Keys {
         vectors
     }
 
-    /// Asks for what comes next, as many bytes as [`Product::AT_ONCE`] units of `width` keys take.
+    /// Asks for as many bytes as `units` of `width` keys take, twice if so.
     #[inline(always)]
-    fn ask_ahead<P: Product>(&self, width: usize) {
+    fn ask_ahead(&self, units: usize, width: usize, twice: bool) {
         if let Some(ahead) = &self.ahead {
-            ahead.ask::<P>(P::AT_ONCE * width * self.unit_bytes);
+            ahead.ask(units * width * self.unit_bytes, twice);
         }
     }
 
@@ -53,8 +50,8 @@ impl Keys {
     #[inline(always)]
     pub(super) unsafe fn widen<S: Simd, U: KeyUnit>(&self, lanes: &Range<usize>, keys: *mut f32) {
         for unit in 0..self.units {
-            if unit.is_multiple_of(Single::AT_ONCE) {
-                self.ask_ahead::<Single>(TILE_KEYS);
+            if unit.is_multiple_of(UNITS_AT_ONCE) {
+                self.ask_ahead(UNITS_AT_ONCE, TILE_KEYS, false);
             }
             for lane in (lanes.start / S::LANES * S::LANES..lanes.end).step_by(S::LANES) {
                 let [vector] = self.vectors::<S, 1>(lane);
@@ -107,9 +104,10 @@ unsafe fn score_block<S: Simd, P: Product, U: KeyUnit, const R: usize, const C: 
     for lane in (lanes.start / width * width..lanes.end).step_by(width) {
         let mut acc = [[S::splat(0.0); C]; R];
         let (vectors, mut q, mut offset) = (keys.vectors::<S, C>(lane), q, 0);
-        let at_once = if keys.ahead.is_some() { P::AT_ONCE } else { keys.units };
+        let units_at_once = if P::FAST { 1 } else { UNITS_AT_ONCE };
+        let at_once = if keys.ahead.is_some() { units_at_once } else { keys.units };
         for first in (0..keys.units).step_by(at_once) {
-            keys.ask_ahead::<P>(width);
+            keys.ask_ahead(units_at_once, width, P::FAST);
             for _ in first..(first + at_once).min(keys.units) {
                 let mut loaded = [S::splat(0.0); C];
                 for i in 0..C {

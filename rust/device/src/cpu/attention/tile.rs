@@ -271,7 +271,7 @@ impl<'a> Tiles<'a> {
         let dim = self.problem.params.head_dim;
         let (padded, stored) = (padded_dim(dim), Stored::<E>::new(self));
         for lane in self.lanes.clone() {
-            stored.ahead.ask::<Single>(stored.vector_bytes);
+            stored.ahead.ask(stored.vector_bytes, false);
             let row = stored.run(lane / KEY_GROUP).add(lane % KEY_GROUP * stored.vector_bytes);
             for c in (0..dim).step_by(S::LANES) {
                 S::store(values.add(lane * padded + c), vector::<S, E>(row, c, dim));
@@ -284,7 +284,7 @@ impl<'a> Tiles<'a> {
         let dim = self.problem.params.head_dim;
         let stored = StoredPairs::new(self);
         for step in self.lanes.start / 2..self.lanes.end.div_ceil(2) {
-            stored.values.ahead.ask::<Single>(2 * stored.values.vector_bytes);
+            stored.values.ahead.ask(2 * stored.values.vector_bytes, false);
             let group = 2 * step / KEY_GROUP;
             let place = (group, stored.run(group));
             for c in (0..dim).step_by(S::LANES) {
@@ -337,7 +337,7 @@ impl<E: Element> Values for Stored<E> {
     const RUN: usize = KEY_GROUP;
     #[inline(always)]
     fn ask_ahead(&self, columns: usize) {
-        self.ahead.ask::<Single>(Single::AT_ONCE * columns * E::BYTES);
+        self.ahead.ask(Self::RUN * columns * E::BYTES, false);
     }
     #[inline(always)]
     unsafe fn run(&self, group: usize) -> *const u8 {
@@ -373,7 +373,7 @@ impl Values for StoredPairs {
     const RUN: usize = KEY_GROUP;
     #[inline(always)]
     fn ask_ahead(&self, columns: usize) {
-        self.values.ahead.ask::<Pairs>(Pairs::AT_ONCE * 2 * columns * BF16::BYTES);
+        self.values.ahead.ask(Pairs::PACKED * columns * BF16::BYTES, true);
     }
     #[inline(always)]
     unsafe fn run(&self, group: usize) -> *const u8 {

@@ -15,7 +15,7 @@ pub(super) trait Values {
     type Product: Product;
     /// Keys whose values lie at equal distances: of so many from a multiple of it on.
     const RUN: usize;
-    /// Asks for what comes next, as many bytes as `columns` of the values of [`Product::AT_ONCE`] steps take.
+    /// Asks for what comes next, as many bytes as `columns` of the values of a run take, or of a step where products are fast.
     fn ask_ahead(&self, _columns: usize) {}
     /// Where the values of a run start.
     unsafe fn run(&self, run: usize) -> *const u8;
@@ -126,11 +126,11 @@ unsafe fn weigh_columns<S: Simd, V: Values, const R: usize, const C: usize>(
         let (start, end) = (lanes.start.max(lane) - lane, (lanes.end - lane).min(V::RUN));
         let weights = block.weights.add(lane / V::Product::PACKED);
         let run = (run, values.run(run));
-        if V::Product::AT_ONCE > 1 {
+        if !V::Product::FAST {
             values.ask_ahead(C * S::LANES);
         }
         for step in start / V::Product::PACKED..end.div_ceil(V::Product::PACKED) {
-            if V::Product::AT_ONCE == 1 {
+            if V::Product::FAST {
                 values.ask_ahead(C * S::LANES);
             }
             let v = values.columns::<S, C>(run, step, c);

@@ -13,7 +13,8 @@
 //! Measured on one core of a Zen 5, whose peak is 535 GFLOP/s (f32: 265): the inner loop alone 530 of them with panels in the level 2
 //! cache, and over 256 MB of panels 41 GB/s for 1 row, 38 for 2 and 31 for 8, where its memory gives about 42. As phases of 512 rows 430 to
 //! 450 GFLOP/s, outputs copied to their rows included. Two cores of a Zen 4, in turn with requests ahead in the order of the loads, all for
-//! the first-level cache: 1.4 to 1.7 times as fast for 1 to 4 rows, 1.7 to 2.1 times for 8 (219 GFLOP/s).
+//! the first-level cache: 1.4 to 1.7 times as fast for 1 to 4 rows, 1.7 to 2.1 times for 8 (219 GFLOP/s). Two cores of a Zen 5, in turn with
+//! one request a line: 1.1 times for 2 rows, 1.03 to 1.06 for 4, 1.1 to 1.16 for 8.
 
 #[allow(clippy::wildcard_imports)] // Intrinsics.
 use std::arch::x86_64::*;
@@ -22,7 +23,7 @@ use super::{
     PANEL,
     tiled::{K_TILE, TILE, TILE_ELEMENTS},
 };
-use crate::cpu::{amx::round_line, simd::prefetch_stream};
+use crate::cpu::{amx::round_line, simd::prefetch_stream, tier::reads_ahead_to_l2};
 
 /// Bytes ahead of use that weights are prefetched: what 8 rows take about the latency of memory to multiply.
 const AHEAD: usize = 8 << 10;
@@ -44,16 +45,17 @@ pub(super) fn round_row(row: &[f32], pairs: &mut [u32]) {
 pub(super) fn multiply(panel: &[u16], x: &[u32], out: &mut [[f32; PANEL]]) {
     let pairs = panel.len() / PANEL / 2;
     assert!(x.len() == out.len() * pairs && pairs.is_multiple_of(K_TILE / 2));
+    let to_l2 = reads_ahead_to_l2();
     for (x, out) in x.chunks(ROWS * pairs.max(1)).zip(out.chunks_mut(ROWS)) {
         match out.len() {
-            1 => rows_of::<1>(panel, x, out),
-            2 => rows_of::<2>(panel, x, out),
-            3 => rows_of::<3>(panel, x, out),
-            4 => rows_of::<4>(panel, x, out),
-            5 => rows_of::<5>(panel, x, out),
-            6 => rows_of::<6>(panel, x, out),
-            7 => rows_of::<7>(panel, x, out),
-            _ => rows_of::<ROWS>(panel, x, out),
+            1 => rows_of::<1>(panel, x, out, to_l2),
+            2 => rows_of::<2>(panel, x, out, to_l2),
+            3 => rows_of::<3>(panel, x, out, to_l2),
+            4 => rows_of::<4>(panel, x, out, to_l2),
+            5 => rows_of::<5>(panel, x, out, to_l2),
+            6 => rows_of::<6>(panel, x, out, to_l2),
+            7 => rows_of::<7>(panel, x, out, to_l2),
+            _ => rows_of::<ROWS>(panel, x, out, to_l2),
         }
     }
 }
@@ -69,16 +71,15 @@ fn load(lines: &[u16; TILE_ELEMENTS], line: usize) -> __m512bh {
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-fn rows_of<const R: usize>(panel: &[u16], x: &[u32], out: &mut [[f32; PANEL]]) {
+fn rows_of<const R: usize>(panel: &[u16], x: &[u32], out: &mut [[f32; PANEL]], to_l2: bool) {
     let pairs = panel.len() / PANEL / 2;
     assert!(x.len() == R * pairs && out.len() == R);
     let mut acc = [[_mm512_setzero_ps(); 2]; R];
     for (t, lines) in panel.as_chunks::<TILE_ELEMENTS>().0.iter().enumerate() {
         for pair in 0..K_TILE / 2 {
-            // In the order in which they lie, as processors expect.
+            // In the order in which they lie, as processors expect. One row would wait for the second-level cache.
             for line in [2 * pair, 2 * pair + 1] {
-                // One row would wait for the second-level cache.
-                prefetch_stream(lines.as_ptr().wrapping_byte_add(64 * line).cast(), AHEAD, R > 1);
+                prefetch_stream(lines.as_ptr().wrapping_byte_add(64 * line).cast(), AHEAD, to_l2 && R > 1);
             }
             let w = [load(lines, pair), load(lines, TILE + pair)];
             for (m, acc) in acc.iter_mut().enumerate() {
