@@ -100,10 +100,10 @@ impl LinearContext<'_> {
     /// Calls `body(range)` for ranges of rows from multiples of `unit` on, on one thread when there are few values. In every phase a thread
     /// begins with the same rows, so that it writes what its own caches hold.
     fn for_rows(self, (rows, cols): (usize, usize), unit: usize, body: &(dyn Fn(Range<usize>) + Sync)) {
-        if rows < 2 || rows * cols < MIN_PARALLEL_ROWS {
+        let units = rows.div_ceil(unit);
+        if units < 2 || rows * cols < MIN_PARALLEL_ROWS {
             body(0..rows);
         } else {
-            let units = rows.div_ceil(unit);
             let grain = units.div_ceil(self.pool.num_threads() * 4);
             self.pool.for_each_share(units, grain, &|_, start, end| body(start * unit..rows.min(end * unit)));
         }
