@@ -50,6 +50,12 @@ test-rust: ## the Rust tests
 test-python: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/tools ## the Python tests
 	$(VENV)/bin/python -m pytest
 
+# The sanitizer's runtime comes with the toolchain; only its flag is not stable.
+.PHONY: test-asan
+test-asan: ## the tests of the crate that has all the unsafe code, under AddressSanitizer
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test --locked --package mistral-paged-device \
+		--target x86_64-unknown-linux-gnu --target-dir target/asan
+
 GPU_TESTS := cargo test --release --locked --package mistral-paged-kernel-tests --test gpu
 SANITIZED := CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER='compute-sanitizer --error-exitcode 1'
 
