@@ -37,7 +37,7 @@ class Log:
 
     def sample(self, engine: str, measure: str, at: int, value: float, **more: Any) -> None:
         """One measurement: `value` of `measure`, such as tokens a second, at a number of streams or tokens."""
-        self.write(record="sample", engine=engine, measure=measure, at=at, value=round(value, 3), **more)
+        self.write(record="sample", engine=engine, measure=measure, at=at, value=round(value, 6), **more)
 
 
 def machine() -> dict[str, Any]:
