@@ -8,8 +8,8 @@
 use std::time::Instant;
 
 use device::{
-    AttentionArgs, AttentionParams, Backend, CacheEngine, DeviceError, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvSide,
-    Precision, StepMetadata, Tensor,
+    AttentionArgs, AttentionParams, CacheEngine, Device, DeviceError, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvSide,
+    Phases, Precision, StepMetadata, Tensor,
     cpu::{CpuBackend, CpuTier, roofline::ReadBuffer},
     num_physical_cores,
 };
@@ -104,7 +104,7 @@ impl Case {
             }
         }
         let copies: Vec<_> = (1..spec.num_blocks as u32).map(|block| (0, block)).collect();
-        backend.copy_blocks(&cache, &copies);
+        cache.copy_blocks(&copies);
         let num_tokens = step.positions.len();
         let [mut q, out] = [backend.alloc(num_tokens, num_heads * head_dim)?, backend.alloc(num_tokens, num_heads * head_dim)?];
         q.set_rows(num_tokens);

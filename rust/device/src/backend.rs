@@ -1,10 +1,14 @@
 //! The operations of a decoder step, at the grain of one fused phase.
 //!
-//! A decoder layer is six calls: [`Backend::norm_linear`] (norm and q, k, v), [`Backend::rope_and_cache`],
-//! [`Backend::attention`], [`Backend::linear_residual`], [`Backend::gate_up`], [`Backend::linear_residual`].
+//! A decoder layer is six calls: [`Phases::norm_linear`] (norm and q, k, v), [`Phases::rope_and_cache`],
+//! [`Phases::attention`], [`Phases::linear_residual`], [`Phases::gate_up`], [`Phases::linear_residual`].
 //! Shapes are `[rows, cols]`, row-major; `num_tokens` is the number of rows of the step.
+//!
+//! A backend is a [`Device`], whose memory holds weights and the KV storage, and the [`Phases`] that run there. What only some can do
+//! is asked for: [`Backend::sampler`], [`Backend::recorder`]. Nothing here names a backend that exists: weights, tensors and recorded
+//! steps are [`Any`] to everyone else.
 
-use std::sync::Arc;
+use std::{any::Any, sync::Arc};
 
 use crate::{
     CacheEngine, DType, DeviceError, HostMemory, KvCacheSpec, KvDType, RowSampling, SampledRow, Tensor, WeightView, host_memory,
@@ -40,49 +44,52 @@ pub struct Linear {
     pub out_features: usize,
     /// Columns of the weight.
     pub in_features: usize,
-    pub(crate) weight: LinearWeight,
+    bytes: u64,
+    is_in_place: bool,
+    weight: Arc<dyn Any + Send + Sync>,
 }
 
 impl Linear {
+    /// What a backend made of a weight `[out_features, in_features]`. `bytes` and `is_in_place`: see the methods of these names.
+    pub fn new(
+        [out_features, in_features]: [usize; 2],
+        bytes: u64,
+        is_in_place: bool,
+        weight: Arc<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self { out_features, in_features, bytes, is_in_place, weight }
+    }
+
     /// Bytes of weight and bias as they are kept, those of the file where it is used in place.
     pub fn bytes(&self) -> u64 {
-        match &self.weight {
-            LinearWeight::Cpu(weight) => weight.bytes() as u64,
-            LinearWeight::Cuda(weight) => weight.bytes() as u64,
-            LinearWeight::Reference { weight, bias } => (weight.bytes().len() + bias.as_deref().map_or(0, size_of_val)) as u64,
-        }
+        self.bytes
     }
 
     /// Whether it is multiplied as it lies in its file, whose pages it needs.
     pub fn is_in_place(&self) -> bool {
-        match &self.weight {
-            LinearWeight::Cpu(weight) => weight.is_in_place(),
-            LinearWeight::Cuda(_) => false,
-            LinearWeight::Reference { .. } => true,
-        }
+        self.is_in_place
     }
 
-    /// The weight in the CPU backend's form.
+    /// What its backend made of it.
     ///
     /// # Panics
-    /// When another backend loaded it.
-    pub(crate) fn cpu(&self) -> &crate::cpu::CpuLinear {
-        match &self.weight {
-            LinearWeight::Cpu(weight) => weight,
-            _ => panic!("a weight that another backend loaded was given to the CPU backend"),
-        }
+    /// When that is no `T`: another backend loaded it.
+    pub fn weight<T: Any>(&self) -> &T {
+        self.weight.downcast_ref().expect("a weight of this backend, and another one loaded it")
     }
 }
 
-/// What a backend made of a weight.
-#[derive(Clone)]
-pub(crate) enum LinearWeight {
-    /// Packed for the fast CPU kernels.
-    Cpu(Arc<crate::cpu::CpuLinear>),
-    /// In a GPU's memory.
-    Cuda(Arc<crate::cuda::CudaLinear>),
-    /// As it lies in its file, with the bias `[out_features]`.
-    Reference { weight: WeightView, bias: Option<Arc<[f32]>> },
+/// The bias of a weight of so many rows has a value for each.
+///
+/// Errors: [`DeviceError::Shape`].
+pub(crate) fn check_bias(weight: &WeightView, options: &LinearOptions) -> Result<(), DeviceError> {
+    match &options.bias {
+        Some(bias) if bias.len() != weight.rows => {
+            let (name, have, rows) = (&options.name, bias.len(), weight.rows);
+            Err(DeviceError::Shape(format!("the bias of `{name}` has {have} values, its weight has {rows} rows")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Which normalisation.
@@ -121,7 +128,7 @@ pub enum Activation {
     Gelu,
 }
 
-/// One output of [`Backend::norm_linear`]: `out = norm(x) @ weight^T + bias`.
+/// One output of [`Phases::norm_linear`]: `out = norm(x) @ weight^T + bias`.
 pub struct Projection<'a> {
     /// `[out_features, in_features]`.
     pub linear: &'a Linear,
@@ -138,7 +145,7 @@ pub enum EmbeddingTable<'a> {
     Tied(&'a Linear),
 }
 
-/// Arguments of [`Backend::embed`].
+/// Arguments of [`Phases::embed`].
 pub struct EmbedArgs<'a> {
     /// `[vocab_size, hidden_size]`.
     pub table: EmbeddingTable<'a>,
@@ -170,7 +177,7 @@ pub struct RopeTable {
     pub sin: Constant,
 }
 
-/// Arguments of [`Backend::rope_and_cache`]: q/k norm over each head, rotation, and the write of K and V into their slots.
+/// Arguments of [`Phases::rope_and_cache`]: q/k norm over each head, rotation, and the write of K and V into their slots.
 pub struct RopeArgs<'a> {
     /// `[num_tokens, num_heads * head_dim]`, rotated in place.
     pub q: &'a mut Tensor,
@@ -245,7 +252,7 @@ pub struct AttentionParams {
     pub precision: Precision,
 }
 
-/// Arguments of [`Backend::attention`].
+/// Arguments of [`Phases::attention`].
 pub struct AttentionArgs<'a> {
     /// `[num_tokens, num_heads * head_dim]`.
     pub q: &'a Tensor,
@@ -261,7 +268,7 @@ pub struct AttentionArgs<'a> {
     pub params: AttentionParams,
 }
 
-/// Arguments of [`Backend::linear_residual`]: `residual += post_norm(x @ weight^T + bias) * scale`.
+/// Arguments of [`Phases::linear_residual`]: `residual += post_norm(x @ weight^T + bias) * scale`.
 pub struct ResidualArgs<'a> {
     /// `[num_tokens, in_features]`.
     pub x: &'a Tensor,
@@ -275,7 +282,7 @@ pub struct ResidualArgs<'a> {
     pub residual: &'a mut Tensor,
 }
 
-/// Arguments of [`Backend::gate_up`]: `out = activation(norm(x) @ gate^T) * (norm(x) @ up^T)`.
+/// Arguments of [`Phases::gate_up`]: `out = activation(norm(x) @ gate^T) * (norm(x) @ up^T)`.
 pub struct GateUpArgs<'a> {
     /// `[num_tokens, hidden_size]`.
     pub x: &'a Tensor,
@@ -350,22 +357,29 @@ pub struct WorkspaceShape {
 #[derive(Default)]
 pub struct StepGraphs {
     /// Rows of a recorded step at most; 0: none is recorded.
-    pub(crate) max_rows: usize,
-    pub(crate) cuda: crate::cuda::Graphs,
+    pub max_rows: usize,
+    recorded: Option<Box<dyn Any + Send>>,
 }
 
 impl StepGraphs {
     /// Of tensors with so many rows; 0 to record nothing.
     pub fn new(max_rows: usize) -> Self {
-        Self { max_rows, ..Self::default() }
+        Self { max_rows, recorded: None }
+    }
+
+    /// What a recorder keeps here, made when it is first asked for.
+    ///
+    /// # Panics
+    /// When it is no `T`: another recorder made it.
+    pub fn recorded<T: Any + Default + Send>(&mut self) -> &mut T {
+        let recorded = self.recorded.get_or_insert_with(|| Box::<T>::default());
+        recorded.downcast_mut().expect("steps of this backend, and another one recorded them")
     }
 }
 
-/// A device that computes decoder steps. All calls of one step come from one thread; calls do not fail once the sizes,
-/// which are programming errors when wrong, agree. A [`Linear`] works with the backend that loaded it. Outputs that are not also
-/// inputs get their number of rows set.
-pub trait Backend: Send + Sync {
-    /// What this backend is.
+/// Where weights, activations and the KV storage lie.
+pub trait Device: Send + Sync {
+    /// What this device is.
     fn info(&self) -> BackendInfo;
 
     /// The memory of its tensors, measured now.
@@ -404,7 +418,7 @@ pub trait Backend: Send + Sync {
     /// Packs a weight `[out_features, in_features]`.
     fn load_linear(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError>;
 
-    /// The same for the matrix of logits, as [`Self::greedy_tokens`] wants it.
+    /// The same for the matrix of logits, as [`Phases::greedy_tokens`] wants it.
     fn load_lm_head(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError> {
         self.load_linear(weight, options)
     }
@@ -423,40 +437,29 @@ pub trait Backend: Send + Sync {
     /// Bytes of the backend's own buffers once the largest step has run.
     fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64;
 
-    /// Bytes of the workspaces of the vendor's libraries.
-    fn library_bytes(&self) -> u64 {
-        0
-    }
-
     /// Bytes of captured graphs.
     fn graph_bytes(&self) -> u64 {
         0
     }
 
+    /// Calls `body` for each index below `len` on the host, on as many threads as the backend has there, and waits for all.
+    fn for_each(&self, len: usize, body: &(dyn Fn(usize) + Sync)) {
+        (0..len).for_each(body);
+    }
+}
+
+/// The phases of a step. All calls of one step come from one thread; calls do not fail once the sizes, which are programming errors
+/// when wrong, agree. A [`Linear`] works with the backend that loaded it. Outputs that are not also inputs get their number of rows set.
+/// `step` is the one that was begun, and its rows are those of the tensors.
+pub trait Phases {
     /// The step whose phases follow.
     fn begin_step(&self, _step: &StepMetadata) {}
-
-    /// Begins a step as one that was recorded: its layers follow by [`Self::replay`], once the hidden state is there. `false`: it begins by
-    /// [`Self::begin_step`] instead. To record it, `layers` are called with steps of their own: they run the layers' phases, on hidden states
-    /// that mean nothing, as many rows as the step has positions.
-    fn begin_recorded(&self, _graphs: &mut StepGraphs, _step: &StepMetadata, _layers: &mut dyn FnMut(&StepMetadata)) -> bool {
-        false
-    }
-
-    /// Runs the layers of the step that [`Self::begin_recorded`] began. Rows of tensors are as the recording left them.
-    fn replay(&self, _graphs: &mut StepGraphs) {}
 
     /// `out[i] = table[token_ids[i]] * scale`; sets out's rows.
     fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor);
 
     /// Normalises `x` once and multiplies it by every projection.
-    fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>]);
-
-    /// Replaces `tokens` by the column of the largest value of each row of `norm(x) @ lm_head^T + bias`, of equal ones the first. False, and
-    /// `tokens` means nothing, where these are not to be found faster than all logits are computed, or a logit may not be finite.
-    fn greedy_tokens(&self, _x: &Tensor, _norm: Option<&Norm>, _lm_head: &Linear, _tokens: &mut Vec<u32>) -> bool {
-        false
-    }
+    fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>], step: &StepMetadata);
 
     /// q/k norm, rotation, write of K and V.
     fn rope_and_cache(&self, args: RopeArgs<'_>, group: usize, step: &StepMetadata);
@@ -465,29 +468,23 @@ pub trait Backend: Send + Sync {
     fn attention(&self, args: AttentionArgs<'_>, step: &StepMetadata);
 
     /// A projection added to the residual stream.
-    fn linear_residual(&self, args: ResidualArgs<'_>);
+    fn linear_residual(&self, args: ResidualArgs<'_>, step: &StepMetadata);
 
     /// The gated half of a feed-forward network.
-    fn gate_up(&self, args: GateUpArgs<'_>);
+    fn gate_up(&self, args: GateUpArgs<'_>, step: &StepMetadata);
 
     /// `out[i] = x[rows[i]]`; sets out's rows.
     fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor);
 
-    /// Copies whole blocks `(source, destination)` in every plane.
-    fn copy_blocks(&self, cache: &CacheEngine, pairs: &[(u32, u32)]);
-
-    /// Whether [`Self::sample`] works.
-    fn samples(&self) -> bool {
-        false
+    /// `logits = norm(x) @ lm_head^T + bias`, of rows that were gathered and are no step's.
+    fn logits(&self, x: &Tensor, norm: Option<&Norm>, lm_head: &Linear, logits: &mut Tensor) {
+        self.norm_linear(x, norm, &mut [Projection { linear: lm_head, out: logits }], &StepMetadata::default());
     }
 
-    /// A token of every row of logits where they lie, with the `num_top` likeliest ones; rows without an entry may be anything, and one with a
-    /// logit that is not finite has no token.
-    ///
-    /// # Panics
-    /// On a backend that does not sample.
-    fn sample(&self, _logits: &Tensor, _rows: &[Option<RowSampling>], _num_top: usize) -> Vec<Option<SampledRow>> {
-        panic!("this backend does not sample")
+    /// Replaces `tokens` by the column of the largest value of each row of `norm(x) @ lm_head^T + bias`, of equal ones the first. False, and
+    /// `tokens` means nothing, where these are not to be found faster than all logits are computed, or a logit may not be finite.
+    fn greedy_tokens(&self, _x: &Tensor, _norm: Option<&Norm>, _lm_head: &Linear, _tokens: &mut Vec<u32>) -> bool {
+        false
     }
 
     /// As [`Self::fetch`], for some of the rows; the others are not to be read.
@@ -495,9 +492,35 @@ pub trait Backend: Send + Sync {
 
     /// Waits for the tensor's rows and makes them what [`Tensor::as_slice`] gives.
     fn fetch(&self, _x: &mut Tensor) {}
+}
 
-    /// Calls `body` for each index below `len` on the host, on as many threads as the backend has there, and waits for all.
-    fn for_each(&self, len: usize, body: &(dyn Fn(usize) + Sync)) {
-        (0..len).for_each(body);
+/// Samples where the logits lie.
+pub trait DeviceSampler {
+    /// A token of every row of logits, with the `num_top` likeliest ones; rows without an entry may be anything, and one with a logit that is
+    /// not finite has no token.
+    fn sample(&self, logits: &Tensor, rows: &[Option<RowSampling>], num_top: usize) -> Vec<Option<SampledRow>>;
+}
+
+/// Records the layers of steps, to launch them as one.
+pub trait StepRecorder {
+    /// Begins a step as one that was recorded: its layers follow by [`Self::replay`], once the hidden state is there. `false`: it begins by
+    /// [`Phases::begin_step`] instead. To record it, `layers` are called with steps of their own: they run the layers' phases, on hidden states
+    /// that mean nothing, as many rows as the step has positions.
+    fn begin_recorded(&self, graphs: &mut StepGraphs, step: &StepMetadata, layers: &mut dyn FnMut(&StepMetadata)) -> bool;
+
+    /// Runs the layers of the step that [`Self::begin_recorded`] began. Rows of tensors are as the recording left them.
+    fn replay(&self, graphs: &mut StepGraphs);
+}
+
+/// A device that computes decoder steps, with what only some can do.
+pub trait Backend: Device + Phases {
+    /// What samples there; `None`: the host does.
+    fn sampler(&self) -> Option<&dyn DeviceSampler> {
+        None
+    }
+
+    /// What records steps; `None`: each runs phase by phase.
+    fn recorder(&self) -> Option<&dyn StepRecorder> {
+        None
     }
 }

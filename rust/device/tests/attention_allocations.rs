@@ -6,8 +6,8 @@ use std::{
 };
 
 use device::{
-    AttentionArgs, AttentionParams, Backend, KvCacheSpec, KvDType, KvGroupMetadata, Precision, RopeArgs, RopeStyle, RopeTable,
-    StepMetadata,
+    AttentionArgs, AttentionParams, Device, KvCacheSpec, KvDType, KvGroupMetadata, Phases, Precision, RopeArgs, RopeStyle,
+    RopeTable, StepMetadata,
     cpu::{CpuBackend, CpuTier},
 };
 

@@ -4,9 +4,9 @@ mod common;
 
 use common::{Rng, tiers};
 use device::{
-    Activation, Backend, CacheEngine, DType, EmbedArgs, EmbeddingTable, GateUpArgs, KvCacheSpec, KvDType, KvGroupMetadata,
-    KvPlace, KvSide, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable,
-    StepMetadata, Tensor, WeightView,
+    Activation, Backend, CacheEngine, DType, Device, EmbedArgs, EmbeddingTable, GateUpArgs, KvCacheSpec, KvDType,
+    KvGroupMetadata, KvPlace, KvSide, Linear, LinearOptions, Norm, NormKind, Phases, Precision, Projection, ResidualArgs,
+    RopeArgs, RopeStyle, RopeTable, StepMetadata, Tensor, WeightView,
     cpu::{CpuBackend, ReferenceBackend},
     mmap::Bytes,
 };
@@ -67,11 +67,13 @@ fn linear_phases_agree() {
                 let mut outs = [(); 3].map(|()| Tensor::new(rows, inner).unwrap());
                 let [first, second, gated] = &mut outs;
                 let mut projections = [Projection { linear: &a, out: first }, Projection { linear: &b, out: second }];
-                backend.norm_linear(&x, Some(&norm), &mut projections);
-                backend.gate_up(GateUpArgs { x: &x, norm: Some(&norm), gate: &a, up: &b, activation, out: gated });
+                let step = StepMetadata::default();
+                backend.norm_linear(&x, Some(&norm), &mut projections, &step);
+                backend.gate_up(GateUpArgs { x: &x, norm: Some(&norm), gate: &a, up: &b, activation, out: gated }, &step);
                 let mut stream = copy(&residual);
                 for post_norm in [None, Some(&norm)] {
-                    backend.linear_residual(ResidualArgs { x: &y, linear: &down, post_norm, scale: 0.5, residual: &mut stream });
+                    let args = ResidualArgs { x: &y, linear: &down, post_norm, scale: 0.5, residual: &mut stream };
+                    backend.linear_residual(args, &step);
                 }
                 [outs.map(|o| o.as_slice().to_vec()).concat(), stream.as_slice().to_vec()].concat()
             };

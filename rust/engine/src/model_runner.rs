@@ -2,7 +2,9 @@
 
 use std::{cell::Cell, sync::Arc};
 
-use device::{Backend, CacheEngine, KvDType, Precision, RowSampling, SampledRow, StepGraphs, StepMetadata, Tensor};
+use device::{
+    Backend, CacheEngine, DeviceSampler, KvDType, Precision, RowSampling, SampledRow, StepGraphs, StepMetadata, Tensor,
+};
 use paged::{BlockId, KvGroups};
 
 use crate::{
@@ -186,9 +188,14 @@ impl ModelRunner {
         logits
     }
 
+    /// A softcap is the host's.
+    fn sampler(&self) -> Option<&dyn DeviceSampler> {
+        self.backend.sampler().filter(|_| self.config.final_softcap.is_none())
+    }
+
     /// Whether the device can sample from the logits.
     pub fn samples(&self) -> bool {
-        self.backend.samples() && self.config.final_softcap.is_none()
+        self.sampler().is_some()
     }
 
     /// As [`Self::logits`], but rows with an entry in `sampling` are sampled on the device, with their `num_top` likeliest tokens. Rows that
@@ -205,10 +212,10 @@ impl ModelRunner {
         if sampling.iter().all(Option::is_none) {
             return Ok((vec![None; rows.len()], self.logits(rows)?));
         }
-        assert!(self.samples(), "rows to be sampled on a device that does not");
         self.compute_logits(rows, None)?;
+        let sampler = self.sampler().expect("rows to be sampled on a device that samples");
+        let mut sampled = sampler.sample(&self.activations.logits, sampling, num_top);
         let logits = &mut self.activations.logits;
-        let mut sampled = self.backend.sample(logits, sampling, num_top);
         for (sampled, sampling) in sampled.iter_mut().zip(sampling) {
             sampled.take_if(|_| sampling.is_none());
         }

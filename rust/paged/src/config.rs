@@ -1,6 +1,7 @@
 //! What is asked of the KV cache, and what of a model decides its size.
 
 use crate::error::ConfigError;
+use crate::kv_groups::Retention;
 
 /// Block size when none is asked for.
 pub const DEFAULT_PAGED_ATTENTION_BLOCK_SIZE: usize = 32;
@@ -179,9 +180,9 @@ pub trait ModelConfigLike {
     fn num_layers(&self) -> usize;
     /// What a token takes in a layer; nothing in one that reads another layer's KV.
     fn kv_shape(&self, layer: usize) -> KvShape;
-    /// The layer's attention window: key `j` is visible to query `i` iff `i - window < j <= i`.
-    fn window(&self, _layer: usize) -> Option<usize> {
-        None
+    /// Whose keys and values the layer still reads.
+    fn retention(&self, _layer: usize) -> Retention {
+        Retention::All
     }
     /// The device that keeps the layer, an index in the list of devices.
     fn device(&self, _layer: usize) -> usize {

@@ -98,7 +98,7 @@ fn normed_projections_with_and_without_bias() {
                 let linear = linear(backend, &weight, bias.clone());
                 let mut out = backend.alloc(rows, 33).unwrap();
                 let x = tensor(backend, &x, HIDDEN);
-                backend.norm_linear(&x, norm, &mut [Projection { linear: &linear, out: &mut out }]);
+                backend.norm_linear(&x, norm, &mut [Projection { linear: &linear, out: &mut out }], &StepMetadata::default());
                 fetched(backend, out)
             };
             both(run, &format!("{dtype}, {rows} rows"));
@@ -118,7 +118,7 @@ fn projections_are_added_to_the_residual_with_and_without_a_norm() {
                 let (linear, x) = (linear(backend, &weight, None), tensor(backend, &x, 96));
                 let mut residual = tensor(backend, &residual, HIDDEN);
                 let args = ResidualArgs { x: &x, linear: &linear, post_norm, scale: 0.7, residual: &mut residual };
-                backend.linear_residual(args);
+                backend.linear_residual(args, &StepMetadata::default());
                 fetched(backend, residual)
             };
             both(run, &format!("{rows} rows, norm {}", post_norm.is_some()));
@@ -136,7 +136,8 @@ fn gated_feed_forward_halves() {
         let run = |backend: &dyn Backend| {
             let (gate, up) = (linear(backend, &gate, None), linear(backend, &up, None));
             let (x, mut out) = (tensor(backend, &x, HIDDEN), backend.alloc(rows, 104).unwrap());
-            backend.gate_up(GateUpArgs { x: &x, norm: Some(&norm), gate: &gate, up: &up, activation, out: &mut out });
+            let args = GateUpArgs { x: &x, norm: Some(&norm), gate: &gate, up: &up, activation, out: &mut out };
+            backend.gate_up(args, &StepMetadata::default());
             fetched(backend, out)
         };
         both(run, &format!("{activation:?}"));

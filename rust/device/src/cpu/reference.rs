@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use crate::{
-    Activation, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, DeviceError, EmbedArgs, EmbeddingTable, GateUpArgs,
-    KvCacheSpec, KvPlace, KvSide, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs,
-    RopeStyle, RopeTable, StepMetadata, Tensor, WeightView, WorkspaceShape, backend::LinearWeight, quant::dequantize_row,
+    Activation, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs, EmbeddingTable,
+    GateUpArgs, KvCacheSpec, KvPlace, KvSide, Linear, LinearOptions, Norm, NormKind, Phases, Precision, Projection, ResidualArgs,
+    RopeArgs, RopeStyle, RopeTable, StepMetadata, Tensor, WeightView, WorkspaceShape, backend::check_bias, quant::dequantize_row,
 };
 
 /// The plain backend.
@@ -19,17 +19,23 @@ impl ReferenceBackend {
     }
 }
 
-/// `out[i] = table[token_ids[i]] * scale`.
-pub(crate) fn embed(args: &EmbedArgs<'_>, out: &mut Tensor) {
+/// A weight as it lies in its file.
+struct StoredLinear {
+    weight: WeightView,
+    /// `[out_features]`.
+    bias: Option<Vec<f32>>,
+}
+
+/// Writes a row of a weight, `[in_features]`.
+type TiedRow<'a> = &'a dyn Fn(&Linear, usize, &mut [f32]);
+
+/// `out[i] = table[token_ids[i]] * scale`; `tied_row` reads a table that is tied.
+pub(crate) fn embed(args: &EmbedArgs<'_>, out: &mut Tensor, tied_row: TiedRow<'_>) {
     out.set_rows(args.token_ids.len());
     for (i, &id) in args.token_ids.iter().enumerate() {
         match args.table {
             EmbeddingTable::Stored(table) => dequantize_row(table.dtype, table.row(id as usize), out.row_mut(i)),
-            EmbeddingTable::Tied(linear) => match &linear.weight {
-                LinearWeight::Cpu(weight) => weight.row(id as usize, out.row_mut(i)),
-                LinearWeight::Cuda(_) => panic!("a weight on a GPU was given to the CPU"),
-                LinearWeight::Reference { weight, .. } => dequantize_row(weight.dtype, weight.row(id as usize), out.row_mut(i)),
-            },
+            EmbeddingTable::Tied(linear) => tied_row(linear, id as usize, out.row_mut(i)),
         }
         for x in out.row_mut(i) {
             *x *= args.scale;
@@ -71,9 +77,7 @@ fn normed(x: &Tensor, norm: Option<&Norm>) -> Vec<f32> {
 
 /// `out[row, n] = x[row] · weight[n] + bias[n]`; the weight is read one row at a time.
 fn matmul(x: &[f32], linear: &Linear, out: &mut [f32]) {
-    let LinearWeight::Reference { weight, bias } = &linear.weight else {
-        panic!("a weight that another backend loaded was given to the reference backend")
-    };
+    let StoredLinear { weight, bias } = linear.weight();
     let (out_features, in_features) = (linear.out_features, linear.in_features);
     let mut w = vec![0.0; in_features];
     for n in 0..out_features {
@@ -127,7 +131,9 @@ pub(crate) fn rotate(rope: &RopeTable, position: usize, head: &mut [f32]) {
     }
 }
 
-impl Backend for ReferenceBackend {
+impl Backend for ReferenceBackend {}
+
+impl Device for ReferenceBackend {
     fn info(&self) -> BackendInfo {
         BackendInfo { device: "cpu".into(), tier: "reference".into(), num_threads: 1 }
     }
@@ -141,13 +147,10 @@ impl Backend for ReferenceBackend {
     }
 
     fn load_linear(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError> {
-        if let Some(bias) = options.bias.as_ref().filter(|b| b.len() != weight.rows) {
-            let (name, have) = (&options.name, bias.len());
-            return Err(DeviceError::Shape(format!("the bias of `{name}` has {have} values, its weight {} rows", weight.rows)));
-        }
-        let (out_features, in_features) = (weight.rows, weight.cols);
-        let bias = options.bias.as_deref().map(Arc::from);
-        Ok(Linear { out_features, in_features, weight: LinearWeight::Reference { weight: weight.clone(), bias } })
+        check_bias(weight, options)?;
+        let bytes = weight.bytes().len() + options.bias.as_deref().map_or(0, size_of_val);
+        let stored = StoredLinear { weight: weight.clone(), bias: options.bias.clone() };
+        Ok(Linear::new([weight.rows, weight.cols], bytes as u64, true, Arc::new(stored)))
     }
 
     fn linear_bytes(&self, dtype: DType, [rows, cols]: [usize; 2], _precision: Precision) -> u64 {
@@ -157,12 +160,17 @@ impl Backend for ReferenceBackend {
     fn workspace_bytes(&self, _shape: &WorkspaceShape) -> u64 {
         0
     }
+}
 
+impl Phases for ReferenceBackend {
     fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor) {
-        embed(args, out);
+        embed(args, out, &|linear, row, out| {
+            let StoredLinear { weight, .. } = linear.weight();
+            dequantize_row(weight.dtype, weight.row(row), out);
+        });
     }
 
-    fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>]) {
+    fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>], _: &StepMetadata) {
         let input = normed(x, norm);
         for p in projections {
             p.out.set_rows(x.rows());
@@ -235,7 +243,7 @@ impl Backend for ReferenceBackend {
         }
     }
 
-    fn linear_residual(&self, args: ResidualArgs<'_>) {
+    fn linear_residual(&self, args: ResidualArgs<'_>, _: &StepMetadata) {
         let mut y = vec![0.0; args.x.rows() * args.linear.out_features];
         matmul(args.x.as_slice(), args.linear, &mut y);
         if let Some(norm) = args.post_norm {
@@ -246,7 +254,7 @@ impl Backend for ReferenceBackend {
         }
     }
 
-    fn gate_up(&self, args: GateUpArgs<'_>) {
+    fn gate_up(&self, args: GateUpArgs<'_>, _: &StepMetadata) {
         let input = normed(args.x, args.norm);
         let mut up = vec![0.0; args.x.rows() * args.up.out_features];
         args.out.set_rows(args.x.rows());
@@ -259,9 +267,5 @@ impl Backend for ReferenceBackend {
 
     fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) {
         gather_rows(x, rows, out);
-    }
-
-    fn copy_blocks(&self, cache: &CacheEngine, pairs: &[(u32, u32)]) {
-        cache.copy_blocks(pairs);
     }
 }

@@ -41,7 +41,7 @@ struct Rows<'a> {
 // SAFETY: threads take disjoint rows, and the slots of a step are distinct.
 unsafe impl Sync for Rows<'_> {}
 
-/// [`crate::Backend::rope_and_cache`]; the machine must have `tier`.
+/// [`crate::Phases::rope_and_cache`]; the machine must have `tier`.
 pub(crate) fn rope_and_cache(args: RopeArgs<'_>, group: &KvGroupMetadata, step: &StepMetadata, tier: CpuTier, pool: &ThreadPool) {
     let RopeArgs { q, k, v, q_norm, k_norm, rope, cache, plane } = args;
     let (spec, num_tokens) = (cache.spec(), k.rows());

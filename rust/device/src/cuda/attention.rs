@@ -321,7 +321,7 @@ pub fn rope_and_cache(
 }
 
 fn device_at(tensor: &crate::Tensor) -> DevicePtr {
-    tensor.device().expect("a tensor of this backend").at()
+    tensor.device::<DeviceMemory>().expect("a tensor of this backend").at()
 }
 
 fn planes(cache: &CacheEngine) -> &DevicePlanes {

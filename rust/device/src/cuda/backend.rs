@@ -1,15 +1,15 @@
 //! A decoder's steps on a GPU. Activations are f32; weights lie there as in their file.
 //!
-//! Everything is asked for in one order and nothing waits, until [`Backend::fetch`] copies logits to the host. A phase cannot return an
+//! Everything is asked for in one order and nothing waits, until [`Phases::fetch`] copies logits to the host. A phase cannot return an
 //! error: what the driver refuses in a step is a panic with the driver's words, which ends the requests of that step.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{
-    AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, Constant, DType, DeviceError, EmbedArgs, EmbeddingTable,
-    GateUpArgs, KvCacheSpec, KvDType, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs,
-    RowSampling, SampledRow, StepGraphs, StepMetadata, Tensor, WeightView, WorkspaceShape,
-    backend::LinearWeight,
+    AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, Constant, DType, Device, DeviceError, DeviceSampler,
+    EmbedArgs, EmbeddingTable, GateUpArgs, KvCacheSpec, KvDType, Linear, LinearOptions, Norm, NormKind, Phases, Precision,
+    Projection, ResidualArgs, RopeArgs, RowSampling, SampledRow, StepGraphs, StepMetadata, StepRecorder, Tensor, WeightView,
+    WorkspaceShape,
     cpu::pool::ThreadPool,
     kernel_args::{DevicePtr, ElementType, GatedActivationArgs, GatherRowsArgs, NormArgs},
 };
@@ -218,7 +218,7 @@ impl CudaBackend {
         match args.table {
             // Rows of the file are read where they are: a copy of the table would take memory for what a step hardly touches.
             EmbeddingTable::Stored(_) => {
-                crate::cpu::embed_on_host(args, out);
+                crate::cpu::embed_on_host(args, out, &|_, _, _| unreachable!("rows of a file"));
                 device(out).upload(0, out.as_slice())
             }
             EmbeddingTable::Tied(linear) => {
@@ -315,10 +315,7 @@ fn rows(tensor: &Tensor) -> Rows {
 }
 
 fn cuda(linear: &Linear) -> &CudaLinear {
-    match &linear.weight {
-        LinearWeight::Cuda(weight) => weight,
-        _ => panic!("a weight that another backend loaded was given to the CUDA backend"),
-    }
+    linear.weight()
 }
 
 /// The product alone.
@@ -332,6 +329,16 @@ fn done(result: Result<(), CudaError>) {
 }
 
 impl Backend for CudaBackend {
+    fn sampler(&self) -> Option<&dyn DeviceSampler> {
+        Some(self)
+    }
+
+    fn recorder(&self) -> Option<&dyn StepRecorder> {
+        self.options.graphs.then_some(self)
+    }
+}
+
+impl Device for CudaBackend {
     fn info(&self) -> BackendInfo {
         BackendInfo {
             device: "cuda".into(),
@@ -341,7 +348,9 @@ impl Backend for CudaBackend {
     }
 
     fn alloc(&self, max_rows: usize, cols: usize) -> Result<Tensor, DeviceError> {
-        Tensor::on_device(&self.driver, max_rows, cols)
+        let overflow = || DeviceError::Shape(format!("[{max_rows}, {cols}] values overflow"));
+        let bytes = max_rows.checked_mul(cols).and_then(|len| len.checked_mul(size_of::<f32>())).ok_or_else(overflow)?;
+        Tensor::on_device(max_rows, cols, Box::new(DeviceMemory::zeroed(&self.driver, bytes)?))
     }
 
     fn memory(&self) -> Result<BackendMemory, DeviceError> {
@@ -375,7 +384,7 @@ impl Backend for CudaBackend {
 
     fn load_linear(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError> {
         let linear = CudaLinear::new(&self.driver, weight, options)?;
-        Ok(Linear { out_features: weight.rows, in_features: weight.cols, weight: LinearWeight::Cuda(Arc::new(linear)) })
+        Ok(Linear::new([weight.rows, weight.cols], linear.bytes() as u64, false, Arc::new(linear)))
     }
 
     fn linear_bytes(&self, dtype: DType, [rows, cols]: [usize; 2], _precision: Precision) -> u64 {
@@ -392,23 +401,40 @@ impl Backend for CudaBackend {
         if self.options.graphs { graph::RESERVED_BYTES } else { 0 }
     }
 
-    fn begin_step(&self, step: &StepMetadata) {
-        done(self.state().lists.begin(step));
+    fn for_each(&self, len: usize, body: &(dyn Fn(usize) + Sync)) {
+        match &self.host {
+            Some(pool) => pool.for_each_range(len, 1, &|start, end| (start..end).for_each(body)),
+            None => (0..len).for_each(body),
+        }
     }
+}
 
+impl StepRecorder for CudaBackend {
     fn begin_recorded(&self, graphs: &mut StepGraphs, step: &StepMetadata, layers: &mut dyn FnMut(&StepMetadata)) -> bool {
-        self.options.graphs && self.try_begin_recorded(graphs, step, layers).unwrap_or_else(|error| panic!("{error}"))
+        self.try_begin_recorded(graphs, step, layers).unwrap_or_else(|error| panic!("{error}"))
     }
 
     fn replay(&self, graphs: &mut StepGraphs) {
         done(self.try_replay(graphs));
+    }
+}
+
+impl DeviceSampler for CudaBackend {
+    fn sample(&self, logits: &Tensor, rows: &[Option<RowSampling>], num_top: usize) -> Vec<Option<SampledRow>> {
+        self.try_sample(logits, rows, num_top).unwrap_or_else(|error| panic!("{error}"))
+    }
+}
+
+impl Phases for CudaBackend {
+    fn begin_step(&self, step: &StepMetadata) {
+        done(self.state().lists.begin(step));
     }
 
     fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor) {
         done(self.try_embed(args, out));
     }
 
-    fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>]) {
+    fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>], _: &StepMetadata) {
         done(self.try_norm_linear(x, norm, projections));
     }
 
@@ -422,11 +448,11 @@ impl Backend for CudaBackend {
         done(self.state().lists.attention(&self.driver, args, step));
     }
 
-    fn linear_residual(&self, args: ResidualArgs<'_>) {
+    fn linear_residual(&self, args: ResidualArgs<'_>, _: &StepMetadata) {
         done(self.try_linear_residual(&args));
     }
 
-    fn gate_up(&self, mut args: GateUpArgs<'_>) {
+    fn gate_up(&self, mut args: GateUpArgs<'_>, _: &StepMetadata) {
         done(self.try_gate_up(&mut args));
     }
 
@@ -434,30 +460,19 @@ impl Backend for CudaBackend {
         done(self.try_gather_rows(x, rows, out));
     }
 
-    fn copy_blocks(&self, cache: &CacheEngine, pairs: &[(u32, u32)]) {
-        cache.copy_blocks(pairs);
-    }
-
-    fn samples(&self) -> bool {
-        true
-    }
-
-    fn sample(&self, logits: &Tensor, rows: &[Option<RowSampling>], num_top: usize) -> Vec<Option<SampledRow>> {
-        self.try_sample(logits, rows, num_top).unwrap_or_else(|error| panic!("{error}"))
-    }
-
     fn fetch_rows(&self, x: &mut Tensor, rows: &[usize]) {
-        done(x.download_rows(rows));
+        done(download_rows(x, rows));
     }
 
     fn fetch(&self, x: &mut Tensor) {
-        done(x.download());
+        done(x.device_and_copy::<DeviceMemory>().map_or(Ok(()), |(memory, copy)| memory.download(0, copy)));
     }
+}
 
-    fn for_each(&self, len: usize, body: &(dyn Fn(usize) + Sync)) {
-        match &self.host {
-            Some(pool) => pool.for_each_range(len, 1, &|start, end| (start..end).for_each(body)),
-            None => (0..len).for_each(body),
-        }
-    }
+/// Copies some of the rows to the host; nothing for a tensor that is there.
+fn download_rows(x: &mut Tensor, rows: &[usize]) -> Result<(), CudaError> {
+    let cols = x.cols();
+    let Some((memory, copy)) = x.device_and_copy::<DeviceMemory>() else { return Ok(()) };
+    let row_bytes = cols * size_of::<f32>();
+    rows.iter().try_for_each(|row| memory.download(row * row_bytes, &mut copy[row * cols..(row + 1) * cols]))
 }

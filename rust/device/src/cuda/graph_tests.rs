@@ -8,9 +8,9 @@ use super::{
     recording::{Event, RecordingDriver},
 };
 use crate::{
-    AttentionArgs, AttentionParams, Backend, CacheEngine, Constant, KvCacheSpec, KvDType, KvGroupMetadata, LinearOptions,
-    Precision, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepGraphs, StepMetadata, Tensor, WeightView, backend::Linear,
-    mmap::Bytes,
+    AttentionArgs, AttentionParams, CacheEngine, Constant, Device, KvCacheSpec, KvDType, KvGroupMetadata, LinearOptions, Phases,
+    Precision, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepGraphs, StepMetadata, StepRecorder, Tensor, WeightView,
+    backend::Linear, mmap::Bytes,
 };
 
 const DIM: usize = 64;
@@ -82,7 +82,7 @@ impl Layer {
             };
             backend.attention(AttentionArgs { q, out: attention, cache, plane: 0, group: 0, params }, step);
             let args = ResidualArgs { x: attention, linear: output, post_norm: None, scale: 1.0, residual: hidden };
-            backend.linear_residual(args);
+            backend.linear_residual(args, step);
         };
         let recorded = backend.begin_recorded(graphs, step, &mut layers);
         if recorded {

@@ -8,9 +8,9 @@ use super::{
     recording::{Event, RecordingDriver},
 };
 use crate::{
-    Activation, AttentionArgs, AttentionParams, Backend, CacheEngine, DType, EmbedArgs, EmbeddingTable, GateUpArgs, KvCacheSpec,
-    KvDType, KvGroupMetadata, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata,
-    WeightView, mmap::Bytes,
+    Activation, AttentionArgs, AttentionParams, CacheEngine, DType, Device, DeviceSampler, EmbedArgs, EmbeddingTable, GateUpArgs,
+    KvCacheSpec, KvDType, KvGroupMetadata, Linear, LinearOptions, Norm, NormKind, Phases, Precision, Projection, ResidualArgs,
+    RopeArgs, StepMetadata, WeightView, mmap::Bytes,
 };
 
 /// Kernels that no phase launches: floats are multiplied as they are.
@@ -65,7 +65,7 @@ fn multiply(backend: &CudaBackend, format: DType) {
     let (mut x, mut out) = (backend.alloc(100, WIDTH).unwrap(), backend.alloc(100, WIDTH).unwrap());
     for rows in [1, 2, 4, 8, 100] {
         backend.embed(&EmbedArgs { table: EmbeddingTable::Tied(&linear), token_ids: &vec![0; rows], scale: 1.0 }, &mut x);
-        backend.norm_linear(&x, None, &mut [Projection { linear: &linear, out: &mut out }]);
+        backend.norm_linear(&x, None, &mut [Projection { linear: &linear, out: &mut out }], &StepMetadata::default());
     }
 }
 
@@ -79,9 +79,9 @@ fn norm_and_gate(backend: &CudaBackend) {
         let norm = Norm { kind, weight: vec![1.0; WIDTH].into(), bias: None, eps: 1e-5 };
         let args =
             GateUpArgs { x: &x, norm: Some(&norm), gate: &linear, up: &linear, activation: Activation::Silu, out: &mut out };
-        backend.gate_up(args);
+        backend.gate_up(args, &StepMetadata::default());
         let args = ResidualArgs { x: &out, linear: &linear, post_norm: Some(&norm), scale: 1.0, residual: &mut residual };
-        backend.linear_residual(args);
+        backend.linear_residual(args, &StepMetadata::default());
     }
     backend.gather_rows(&x, &[0], &mut out);
 }
@@ -92,7 +92,7 @@ fn add_bias_and_sample(backend: &CudaBackend) {
     let linear = backend.load_linear(&weight, &options).unwrap();
     let [mut x, mut logits] = [(); 2].map(|()| backend.alloc(100, WIDTH).unwrap());
     x.set_rows(100);
-    backend.norm_linear(&x, None, &mut [Projection { linear: &linear, out: &mut logits }]);
+    backend.logits(&x, None, &linear, &mut logits);
     backend.sample(&logits, &[None; 100], 2);
 }
 
@@ -137,5 +137,5 @@ fn attend(backend: &CudaBackend, cache: &CacheEngine) {
         precision: Precision::Fast,
     };
     backend.attention(AttentionArgs { q: &q, out: &mut out, cache, plane: 0, group: 0, params }, &step);
-    backend.copy_blocks(cache, &[(1, 2)]);
+    cache.copy_blocks(&[(1, 2)]);
 }

@@ -10,7 +10,7 @@ use super::{
     swap::Swap,
 };
 use crate::{
-    Backend, Constant, DType, GgmlType, KvCacheSpec, KvDType, KvGroupMetadata, LinearOptions, Precision, Projection,
+    Constant, DType, Device, GgmlType, KvCacheSpec, KvDType, KvGroupMetadata, LinearOptions, Phases, Precision, Projection,
     StepMetadata, WeightView, mmap::Bytes,
 };
 
@@ -224,7 +224,7 @@ fn multiplied(recording: &Arc<RecordingDriver>, dtype: DType, precision: Precisi
     let (mut x, mut out) = (backend.alloc(rows, 64).unwrap(), backend.alloc(rows, 33).unwrap());
     x.set_rows(rows);
     recording.events();
-    backend.norm_linear(&x, None, &mut [Projection { linear: &linear, out: &mut out }]);
+    backend.norm_linear(&x, None, &mut [Projection { linear: &linear, out: &mut out }], &StepMetadata::default());
     let events = recording.events().into_iter();
     events.filter(|event| matches!(event, Event::Launch { .. } | Event::Matmul(_))).collect()
 }
@@ -266,7 +266,7 @@ fn slices_of_a_quantised_weight_cover_its_features_once() {
     let (mut x, mut out) = (backend.alloc(40, cols).unwrap(), backend.alloc(40, features).unwrap());
     x.set_rows(40);
     recording.events();
-    backend.norm_linear(&x, None, &mut [Projection { linear: &linear, out: &mut out }]);
+    backend.norm_linear(&x, None, &mut [Projection { linear: &linear, out: &mut out }], &StepMetadata::default());
     let products = recording.events().into_iter().filter(|event| matches!(event, Event::Matmul(_)));
     assert_eq!(products.collect::<Vec<_>>(), [1024, 1024, 3].map(|features| Event::Matmul([40, features, cols])));
 }

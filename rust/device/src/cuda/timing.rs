@@ -7,8 +7,8 @@ use std::{sync::Arc, time::Duration};
 use half::{bf16, f16};
 
 use crate::{
-    AttentionArgs, AttentionParams, Backend, CacheEngine, DType, DeviceError, EmbedArgs, EmbeddingTable, KvCacheSpec, KvDType,
-    KvGroupMetadata, KvPlace, KvSide, Linear, LinearOptions, Precision, Projection, StepMetadata, Tensor, WeightView,
+    AttentionArgs, AttentionParams, CacheEngine, DType, Device, DeviceError, EmbedArgs, EmbeddingTable, KvCacheSpec, KvDType,
+    KvGroupMetadata, KvPlace, KvSide, Linear, LinearOptions, Phases, Precision, Projection, StepMetadata, Tensor, WeightView,
     mmap::Bytes,
 };
 
@@ -162,7 +162,12 @@ impl GpuTimer {
         let x = self.random_tensor(rows, in_features)?;
         let mut out = self.backend.alloc(rows, out_features)?;
         self.time(weights.len(), runs, &mut |turn| {
-            self.backend.norm_linear(&x, None, &mut [Projection { linear: &weights[turn], out: &mut out }]);
+            self.backend.norm_linear(
+                &x,
+                None,
+                &mut [Projection { linear: &weights[turn], out: &mut out }],
+                &StepMetadata::default(),
+            );
             Ok(())
         })
     }

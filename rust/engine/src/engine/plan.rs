@@ -7,7 +7,7 @@ mod tests;
 use std::fmt;
 
 use device::{Backend, DType, KvDType, Precision, WorkspaceShape};
-use paged::{CacheConfig, ConfigError, KvShape, MemoryGpuConfig, ModelConfigLike, PoolLimits, calculate_cache_config};
+use paged::{CacheConfig, ConfigError, KvShape, MemoryGpuConfig, ModelConfigLike, PoolLimits, Retention, calculate_cache_config};
 
 pub use bytes::DeviceBytes;
 
@@ -171,7 +171,11 @@ pub(super) fn plan(
     }
     let group = |group: &paged::KvGroup| {
         let of_layer = |layer: &usize| layers.kv_shape(*layer).block_bytes(cache.cache_type, cache.block_size).unwrap_or(0);
-        GroupPlan { window: group.window, num_layers: group.layers.len(), block_bytes: group.layers.iter().map(of_layer).sum() }
+        GroupPlan {
+            window: group.retention.window(),
+            num_layers: group.layers.len(),
+            block_bytes: group.layers.iter().map(of_layer).sum(),
+        }
     };
     Ok(MemoryPlan {
         devices: bytes,
@@ -262,8 +266,8 @@ impl ModelConfigLike for KvLayers<'_> {
         KvShape { num_kv_heads, k_head_dim: head_dim, v_head_dim: head_dim }
     }
 
-    fn window(&self, layer: usize) -> Option<usize> {
-        self.config.layers[layer].window
+    fn retention(&self, layer: usize) -> Retention {
+        self.config.layers[layer].window.into()
     }
 
     fn device(&self, layer: usize) -> usize {
@@ -342,7 +346,7 @@ fn beside_kv(
             let memory = backend.memory()?;
             let bytes = &mut bytes[0];
             bytes.workspaces = backend.workspace_bytes(&shape);
-            (bytes.libraries, bytes.graphs) = (backend.library_bytes(), backend.graph_bytes());
+            bytes.graphs = backend.graph_bytes();
             bytes.tokenizer = if memory.is_host { model.tokenizer_bytes } else { 0 };
             bytes.is_host = memory.is_host;
             (bytes.device_total, bytes.device_available) = (memory.total_bytes, memory.available_bytes + loaded);

@@ -250,19 +250,20 @@ impl Decoder {
         step: &StepMetadata,
     ) {
         let Run { backend, config, .. } = *run;
-        let recorded = backend.begin_recorded(graphs, step, &mut |step| {
-            a.hidden.set_rows(step.positions.len());
-            self.layers(run, a, step);
+        let recorder = backend.recorder().filter(|recorder| {
+            recorder.begin_recorded(graphs, step, &mut |step| {
+                a.hidden.set_rows(step.positions.len());
+                self.layers(run, a, step);
+            })
         });
-        if !recorded {
+        if recorder.is_none() {
             backend.begin_step(step);
         }
         let table = self.embedding.as_ref().map_or(EmbeddingTable::Tied(&self.output), EmbeddingTable::Stored);
         backend.embed(&EmbedArgs { table, token_ids, scale: config.embedding_scale }, &mut a.hidden);
-        if recorded {
-            backend.replay(graphs);
-        } else {
-            self.layers(run, a, step);
+        match recorder {
+            Some(recorder) => recorder.replay(graphs),
+            None => self.layers(run, a, step),
         }
     }
 
@@ -274,7 +275,7 @@ impl Decoder {
                 Projection { linear: &layer.k, out: &mut a.k },
                 Projection { linear: &layer.v, out: &mut a.v },
             ];
-            backend.norm_linear(&a.hidden, Some(&layer.attn_norm), projections);
+            backend.norm_linear(&a.hidden, Some(&layer.attn_norm), projections, step);
             let args = RopeArgs {
                 q: &mut a.q,
                 k: &mut a.k,
@@ -295,28 +296,31 @@ impl Decoder {
                 params: layer.attention,
             };
             backend.attention(args, step);
-            backend.linear_residual(ResidualArgs {
+            let args = ResidualArgs {
                 x: &a.attention,
                 linear: &layer.attn_output,
                 post_norm: layer.post_attn_norm.as_ref(),
                 scale: 1.0,
                 residual: &mut a.hidden,
-            });
-            backend.gate_up(GateUpArgs {
+            };
+            backend.linear_residual(args, step);
+            let args = GateUpArgs {
                 x: &a.hidden,
                 norm: Some(&layer.ffn_norm),
                 gate: &layer.gate,
                 up: &layer.up,
                 activation: config.activation,
                 out: &mut a.ffn,
-            });
-            backend.linear_residual(ResidualArgs {
+            };
+            backend.gate_up(args, step);
+            let args = ResidualArgs {
                 x: &a.ffn,
                 linear: &layer.down,
                 post_norm: layer.post_ffn_norm.as_ref(),
                 scale: 1.0,
                 residual: &mut a.hidden,
-            });
+            };
+            backend.linear_residual(args, step);
         }
     }
 
@@ -356,7 +360,7 @@ impl Decoder {
         if greedy.is_some_and(|tokens| backend.greedy_tokens(&a.sampled, norm, linear, tokens)) {
             return true;
         }
-        backend.norm_linear(&a.sampled, norm, &mut [Projection { linear, out: &mut a.logits }]);
+        backend.logits(&a.sampled, norm, linear, &mut a.logits);
         false
     }
 }

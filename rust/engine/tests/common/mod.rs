@@ -72,7 +72,7 @@ impl<'a> Harness<'a> {
 
     /// Computes the next tokens of some requests in one step.
     pub fn step(&mut self, work: &[(usize, usize)]) {
-        let windows: Vec<_> = self.runner.kv_groups().groups.iter().map(|g| g.window).collect();
+        let windows: Vec<_> = self.runner.kv_groups().groups.iter().map(|g| g.retention.window()).collect();
         let mut step = StepMetadata { query_start_loc: vec![0], ..StepMetadata::default() };
         step.groups = vec![KvGroupMetadata::default(); windows.len()];
         let longest = work.iter().map(|(s, n)| self.sequences[*s].computed + n).max().unwrap();

@@ -162,7 +162,7 @@ pub(crate) fn workspace_bytes(shape: &WorkspaceShape, num_threads: usize) -> u64
     ((workers + partials) * size_of::<f32>()) as u64
 }
 
-/// [`crate::Backend::attention`]; the machine must have `tier`.
+/// [`crate::Phases::attention`]; the machine must have `tier`.
 pub(crate) fn attention(
     args: AttentionArgs<'_>,
     step: &StepMetadata,

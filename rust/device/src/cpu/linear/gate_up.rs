@@ -1,7 +1,7 @@
 //! The gated half of a feed-forward network.
 
 use super::{
-    PANEL, ROWS,
+    CpuLinear, PANEL, ROWS,
     elementwise::gate_row,
     for_products,
     many_rows::ManyRows,
@@ -15,14 +15,14 @@ use crate::GateUpArgs;
 /// processor's prefetchers.
 const STRETCH: usize = 8;
 
-/// [`Backend::gate_up`](crate::Backend::gate_up): `out = activation(norm(x) @ gate^T) * (norm(x) @ up^T)`, biases included; sets out's rows.
+/// [`Phases::gate_up`](crate::Phases::gate_up): `out = activation(norm(x) @ gate^T) * (norm(x) @ up^T)`, biases included; sets out's rows.
 ///
 /// # Panics
 /// When sizes disagree.
 pub fn gate_up(context: LinearContext<'_>, scratch: &mut LinearScratch, args: GateUpArgs<'_>) {
     let GateUpArgs { x, norm, gate, up, activation, out } = args;
     let context = context.checked();
-    let (gate, up) = (gate.cpu(), up.cpu());
+    let (gate, up) = (gate.weight::<CpuLinear>(), up.weight::<CpuLinear>());
     for weight in [gate, up] {
         assert_in(x, weight);
         assert_out(out, weight);

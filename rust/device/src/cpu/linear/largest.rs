@@ -88,7 +88,7 @@ pub(super) fn search_bytes([rows, vocab_size]: [usize; 2], hidden_size: usize) -
     rows * row + bounds * size_of::<Bounds>() + candidates * size_of::<Candidate>()
 }
 
-/// [`Backend::greedy_tokens`](crate::Backend::greedy_tokens): searches the rows of `norm(x) @ weight^T` for their largest values.
+/// [`Phases::greedy_tokens`](crate::Phases::greedy_tokens): searches the rows of `norm(x) @ weight^T` for their largest values.
 ///
 /// # Panics
 /// When sizes disagree.
@@ -100,7 +100,7 @@ pub fn greedy_tokens(
     linear: &Linear,
     tokens: &mut Vec<u32>,
 ) -> bool {
-    let weight = linear.cpu();
+    let weight = linear.weight::<CpuLinear>();
     match &weight.weight {
         Weight::LmHead(head) if weight.bias.is_none() && (1..=max_searched_rows(context.tier)).contains(&x.rows()) => {
             search(context.checked(), scratch, x, norm, (weight, head), tokens)

@@ -60,7 +60,7 @@ use self::{
     tiled::Tiled,
 };
 use super::{CpuTier, ThreadPool, read_ahead::Panels};
-use crate::{DType, DeviceError, Linear, LinearOptions, Precision, WeightView, backend::LinearWeight, quant::dequantize_row};
+use crate::{DType, DeviceError, Linear, LinearOptions, Precision, WeightView, backend::check_bias, quant::dequantize_row};
 
 /// Rows of a weight that are worked on together.
 const PANEL: usize = 32;
@@ -117,13 +117,7 @@ impl CpuLinear {
             let message = format!("instruction-set tier {} is not available; this machine has {}", tier.name(), best.name());
             return Err(DeviceError::Unsupported(message));
         }
-        if let Some(bias) = &options.bias
-            && bias.len() != weight.rows
-        {
-            let message =
-                format!("the bias of `{}` has {} values, its weight has {} rows", options.name, bias.len(), weight.rows);
-            return Err(DeviceError::Shape(message));
-        }
+        check_bias(weight, options)?;
         let packed = match options.precision {
             Precision::Fast | Precision::Deterministic => pack()?,
             Precision::Exact => None,
@@ -261,7 +255,8 @@ impl CpuLinear {
 
 impl From<CpuLinear> for Linear {
     fn from(weight: CpuLinear) -> Self {
-        Self { out_features: weight.out_features, in_features: weight.in_features, weight: LinearWeight::Cpu(Arc::new(weight)) }
+        let shape = [weight.out_features, weight.in_features];
+        Self::new(shape, weight.bytes() as u64, weight.is_in_place(), Arc::new(weight))
     }
 }
 

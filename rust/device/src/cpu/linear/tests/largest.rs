@@ -82,8 +82,8 @@ fn upper_and_lower_plane_together_are_the_packed_weight() {
         let (head, packed) = (bench.lm_head(&weight, None), linear(&weight, Precision::Fast, bench.tier, &bench.pool));
         let mut rows = [vec![0.0; COLS], vec![0.0; COLS]];
         for r in 0..77 {
-            head.cpu().row(r, &mut rows[0]);
-            packed.cpu().row(r, &mut rows[1]);
+            head.weight::<CpuLinear>().row(r, &mut rows[0]);
+            packed.weight::<CpuLinear>().row(r, &mut rows[1]);
             assert_eq!(rows[0], rows[1], "row {r}, {}", bench.tier.name());
         }
         for m in [1, 2, 3, 4, 5, 9, 33, 64, 65] {

@@ -227,6 +227,6 @@ fn a_worker_that_waits_fetches_its_share_of_the_next_phase() {
     for linear in linears.iter().chain(&linears[..1]) {
         norm_linear(context, &mut scratch, &x, None, &mut [Projection { linear, out: &mut out }]);
     }
-    let panels = linears[1].cpu().memory();
+    let panels = linears[1].weight::<CpuLinear>().memory();
     assert_eq!(fetched().map(|memory| memory.start), Some(panels.address + 2 * panels.bytes));
 }
