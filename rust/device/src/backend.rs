@@ -11,7 +11,8 @@
 use std::{any::Any, sync::Arc};
 
 use crate::{
-    CacheEngine, DType, DeviceError, HostMemory, KvCacheSpec, KvDType, RowSampling, SampledRow, Tensor, WeightView, host_memory,
+    CacheEngine, DType, DeviceError, HostMemory, KvCacheSpec, KvDType, KvShape, RowSampling, SampledRow, Tensor, WeightView,
+    host_memory,
 };
 
 /// How exactly a linear layer computes.
@@ -179,12 +180,11 @@ pub struct RopeTable {
 
 /// Arguments of [`Phases::rope_and_cache`]: q/k norm over each head, rotation, and the write of K and V into their slots.
 pub struct RopeArgs<'a> {
-    /// `[num_tokens, num_heads * head_dim]`, rotated in place.
+    /// `[num_tokens, num_heads * k_dim]`, rotated in place.
     pub q: &'a mut Tensor,
-    /// `[num_tokens, num_kv_heads * head_dim]`, rotated in place.
-    pub k: &'a mut Tensor,
-    /// `[num_tokens, num_kv_heads * head_dim]`.
-    pub v: &'a Tensor,
+    /// Keys `[num_tokens, num_kv_heads * k_dim]`, rotated in place, and values `[num_tokens, num_kv_heads * v_dim]`; `None`: the layer reads
+    /// what another one has written.
+    pub kv: Option<(&'a mut Tensor, &'a Tensor)>,
     /// Norm over each query head, `[head_dim]`.
     pub q_norm: Option<&'a Norm>,
     /// Norm over each key head, `[head_dim]`.
@@ -193,8 +193,8 @@ pub struct RopeArgs<'a> {
     pub rope: Option<&'a RopeTable>,
     /// The KV storage.
     pub cache: &'a CacheEngine,
-    /// Which plane of the storage this layer writes: its index within its KV group.
-    pub plane: usize,
+    /// Which entry of [`KvCacheSpec::layers`].
+    pub layer: usize,
 }
 
 /// Where the rows of a step lie, the same for all layers.
@@ -239,7 +239,7 @@ pub struct AttentionParams {
     pub num_heads: usize,
     /// Key and value heads; divides `num_heads`.
     pub num_kv_heads: usize,
-    /// Elements of a head.
+    /// Elements of a query and of a key of one head; those of a value are the KV storage's.
     pub head_dim: usize,
     /// Multiplied into the scores.
     pub scale: f32,
@@ -254,16 +254,14 @@ pub struct AttentionParams {
 
 /// Arguments of [`Phases::attention`].
 pub struct AttentionArgs<'a> {
-    /// `[num_tokens, num_heads * head_dim]`.
+    /// `[num_tokens, num_heads * k_dim]`.
     pub q: &'a Tensor,
-    /// `[num_tokens, num_heads * head_dim]`.
+    /// `[num_tokens, num_heads * v_dim]`.
     pub out: &'a mut Tensor,
     /// The KV storage.
     pub cache: &'a CacheEngine,
-    /// Which plane of the storage this layer reads.
-    pub plane: usize,
-    /// Which entry of [`StepMetadata::groups`].
-    pub group: usize,
+    /// Which entry of [`KvCacheSpec::layers`].
+    pub layer: usize,
     /// Heads, scale, window.
     pub params: AttentionParams,
 }
@@ -397,11 +395,11 @@ pub trait Device: Send + Sync {
         Ok(())
     }
 
-    /// Whether attention has kernels for such a KV cache.
+    /// Whether attention has kernels for such a layer of the KV storage.
     ///
     /// Errors: [`DeviceError::Unsupported`], with what would work.
-    fn check_kv_cache(&self, _dtype: KvDType, _head_dim: usize) -> Result<(), DeviceError> {
-        Ok(())
+    fn check_kv_layer(&self, _dtype: KvDType, shape: KvShape) -> Result<(), DeviceError> {
+        shape.head_dim().map(drop)
     }
 
     /// Whether attention computes faster over a BF16 cache than over an F16 one, so that it is the better where neither is asked for.
@@ -462,7 +460,7 @@ pub trait Phases {
     fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>], step: &StepMetadata);
 
     /// q/k norm, rotation, write of K and V.
-    fn rope_and_cache(&self, args: RopeArgs<'_>, group: usize, step: &StepMetadata);
+    fn rope_and_cache(&self, args: RopeArgs<'_>, step: &StepMetadata);
 
     /// Causal attention through block tables; the keys of the step itself are already in the cache.
     fn attention(&self, args: AttentionArgs<'_>, step: &StepMetadata);

@@ -24,10 +24,10 @@ pub use backend::{
     EmbeddingTable, GateUpArgs, KvGroupMetadata, Linear, LinearOptions, Norm, NormKind, Phases, Precision, Projection,
     ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepGraphs, StepMetadata, StepRecorder, WorkspaceShape,
 };
-pub use cache_engine::{CacheEngine, KvPlace, KvSide};
+pub use cache_engine::{CacheEngine, DeviceBlocks, KvPlace};
 pub use dtype::{DType, GgmlType, KvDType};
 pub use error::DeviceError;
 pub use host::{HostMemory, host_memory, num_physical_cores};
-pub use kv_layout::{KV_FORMAT, KvCacheSpec};
+pub use kv_layout::{KV_FORMAT, KvCacheSpec, KvLayer, KvShape, KvSide, KvSource};
 pub use sampling::{RowSampling, SampledRow};
 pub use tensor::{Tensor, WeightView};

@@ -5,8 +5,8 @@ mod common;
 use common::{Rng, tiers};
 use device::{
     Activation, Backend, CacheEngine, DType, Device, EmbedArgs, EmbeddingTable, GateUpArgs, KvCacheSpec, KvDType,
-    KvGroupMetadata, KvPlace, KvSide, Linear, LinearOptions, Norm, NormKind, Phases, Precision, Projection, ResidualArgs,
-    RopeArgs, RopeStyle, RopeTable, StepMetadata, Tensor, WeightView,
+    KvGroupMetadata, KvPlace, KvShape, KvSide, Linear, LinearOptions, Norm, NormKind, Phases, Precision, Projection,
+    ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata, Tensor, WeightView,
     cpu::{CpuBackend, ReferenceBackend},
     mmap::Bytes,
 };
@@ -118,9 +118,9 @@ fn slot_values(cache: &CacheEngine, side: KvSide) -> Vec<f32> {
     let spec = cache.spec();
     let mut all = vec![];
     for slot in 0..spec.num_blocks * spec.block_size {
-        for head in 0..spec.num_kv_heads {
-            let mut values = vec![0.0; spec.head_dim];
-            cache.read(side, KvPlace { plane: 1, slot, head }, &mut values);
+        for head in 0..cache.layer(1).shape.num_kv_heads {
+            let mut values = vec![0.0; cache.layer(1).shape.dim(side)];
+            cache.read(side, KvPlace { layer: 1, slot, head }, &mut values);
             all.extend(values);
         }
     }
@@ -131,8 +131,9 @@ fn run_rope(backend: &dyn Backend, case: &RopeCase) -> [Vec<f32>; 4] {
     let cache = backend.alloc_kv_cache(&case.spec).unwrap();
     let (mut q, mut k) = (copy(&case.q), copy(&case.k));
     let (q_norm, k_norm) = case.norms.as_ref().map(|(q, k)| (q, k)).unzip();
-    let args = RopeArgs { q: &mut q, k: &mut k, v: &case.v, q_norm, k_norm, rope: case.rope.as_ref(), cache: &cache, plane: 1 };
-    backend.rope_and_cache(args, 0, &case.step);
+    let args =
+        RopeArgs { q: &mut q, kv: Some((&mut k, &case.v)), q_norm, k_norm, rope: case.rope.as_ref(), cache: &cache, layer: 1 };
+    backend.rope_and_cache(args, &case.step);
     [q.as_slice().to_vec(), k.as_slice().to_vec(), slot_values(&cache, KvSide::Key), slot_values(&cache, KvSide::Value)]
 }
 
@@ -143,7 +144,7 @@ fn rope_and_cache_agree_for_every_style_width_and_type() {
         for style in [RopeStyle::Neox, RopeStyle::Interleaved] {
             for dtype in KvDType::ALL {
                 for (kind, tokens) in [(None, 1), (Some(NormKind::Rms), 37), (Some(NormKind::Layer), 5)] {
-                    let spec = KvCacheSpec { num_blocks: 9, block_size: 8, num_kv_heads: 2, head_dim, num_planes: 2, dtype };
+                    let spec = KvCacheSpec::uniform((9, 8), dtype, KvShape::new(2, head_dim), 2).unwrap();
                     let angles = rng.floats(64 * rotary_dim / 2);
                     let rope = RopeTable {
                         style,
@@ -192,7 +193,7 @@ fn rope_and_cache_agree_for_every_style_width_and_type() {
 
 #[test]
 fn rotation_is_the_plain_formula_and_slot_minus_one_is_skipped() {
-    let spec = KvCacheSpec { num_blocks: 2, block_size: 8, num_kv_heads: 1, head_dim: 4, num_planes: 2, dtype: KvDType::F32 };
+    let spec = KvCacheSpec::uniform((2, 8), KvDType::F32, KvShape::new(1, 4), 2).unwrap();
     let (cos, sin) = (vec![9.0, 9.0, 0.6, 0.8], vec![9.0, 9.0, 0.8, 0.6]);
     let mut x = Tensor::new(2, 4).unwrap();
     x.set_rows(2);

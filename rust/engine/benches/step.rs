@@ -54,7 +54,7 @@ impl Phases for Null {
         }
     }
 
-    fn rope_and_cache(&self, _: RopeArgs<'_>, _: usize, _: &StepMetadata) {}
+    fn rope_and_cache(&self, _: RopeArgs<'_>, _: &StepMetadata) {}
 
     fn attention(&self, _: AttentionArgs<'_>, _: &StepMetadata) {}
 

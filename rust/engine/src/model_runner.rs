@@ -68,7 +68,6 @@ impl ModelRunner {
         progress: &dyn Fn(LoadProgress),
     ) -> Result<Self, EngineError> {
         let config = files.config().clone();
-        let groups = config.kv_groups();
         let total_bytes = files.weight_bytes();
         let done = Cell::new(0);
         let count = |bytes: u64| {
@@ -82,12 +81,22 @@ impl ModelRunner {
             precision: options.precision,
             progress: &count,
         };
-        let decoder = loader.decoder(&groups)?;
+        let decoder = loader.decoder()?;
         progress(LoadProgress { done_bytes: total_bytes, total_bytes });
         let max_logit_rows = max_logit_rows(options.max_num_seqs);
         let activations = Activations::new(&*backend, &config, options.max_num_batched_tokens.max(1), max_logit_rows)?;
         let ropes = config.ropes.iter().map(|rope| GrowingRope::new(rope, &config)).collect();
-        Ok(Self { graphs: StepGraphs::default(), backend, config, options, groups, decoder, activations, ropes, cache: None })
+        Ok(Self {
+            graphs: StepGraphs::default(),
+            backend,
+            config,
+            options,
+            groups: KvGroups::default(),
+            decoder,
+            activations,
+            ropes,
+            cache: None,
+        })
     }
 
     /// The decoder's hyperparameters.
@@ -116,7 +125,7 @@ impl ModelRunner {
         self.cache.as_ref().and_then(|cache| cache.spec().total_bytes()).unwrap_or(0)
     }
 
-    /// How the layers share the KV pool; `StepMetadata::groups` has one entry for each.
+    /// How the layers share the KV pool; `StepMetadata::groups` has one entry for each. Empty before [`Self::allocate_kv`].
     pub fn kv_groups(&self) -> &KvGroups {
         &self.groups
     }
@@ -126,9 +135,10 @@ impl ModelRunner {
         max_logit_rows(self.options.max_num_seqs)
     }
 
-    /// Reserves the KV storage; block 0 is the null block.
-    pub fn allocate_kv(&mut self, num_blocks: usize, block_size: usize) -> Result<(), EngineError> {
-        let spec = self.config.kv_cache_spec(num_blocks, block_size, self.options.kv_dtype);
+    /// Reserves the KV storage: a number of blocks and the tokens of each, which the layers share in these groups; block 0 is the null block.
+    pub fn allocate_kv(&mut self, pool: (usize, usize), groups: &KvGroups) -> Result<(), EngineError> {
+        let spec = self.config.kv_cache_spec(pool, self.options.kv_dtype, groups)?;
+        self.groups = groups.clone();
         self.graphs = StepGraphs::new(self.options.max_num_batched_tokens);
         self.cache = Some(self.backend.alloc_kv_cache(&spec)?);
         Ok(())

@@ -137,8 +137,9 @@ fn load(source: &ModelSource, backend: &Arc<dyn Backend>) -> Result<(), EngineEr
     let options =
         RunnerOptions { precision: Precision::Fast, kv_dtype: KvDType::F16, max_num_batched_tokens: 8, max_num_seqs: 1 };
     let mut runner = ModelRunner::load(&files, Arc::clone(backend), options, &|_| {})?;
-    runner.allocate_kv(2 * runner.kv_groups().groups.len() + 1, 8)?;
-    let groups = (0..runner.kv_groups().groups.len() as u32)
+    let groups = paged::KvGroups::of_model(runner.config(), paged::KvDType::F16, 8)?;
+    runner.allocate_kv((2 * groups.groups.len() + 1, 8), &groups)?;
+    let groups = (0..groups.groups.len() as u32)
         .map(|group| device::KvGroupMetadata {
             block_tables: vec![group + 1],
             max_blocks: 1,

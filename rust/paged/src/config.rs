@@ -1,7 +1,6 @@
 //! What is asked of the KV cache, and what of a model decides its size.
 
 use crate::error::ConfigError;
-use crate::kv_groups::Retention;
 
 /// Block size when none is asked for.
 pub const DEFAULT_PAGED_ATTENTION_BLOCK_SIZE: usize = 32;
@@ -171,6 +170,32 @@ impl KvShape {
     pub fn block_bytes(&self, cache_type: KvDType, block_size: usize) -> Option<u64> {
         let keys = cache_type.plane_block_bytes(self.num_kv_heads, block_size, self.k_head_dim)?;
         keys.checked_add(cache_type.plane_block_bytes(self.num_kv_heads, block_size, self.v_head_dim)?)
+    }
+}
+
+/// Which tokens' keys and values a layer keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Retention {
+    /// Those of every token.
+    #[default]
+    All,
+    /// Key `j` is visible to query `i` iff `i - window < j <= i`; a window of 0 counts as 1.
+    Window(usize),
+}
+
+impl Retention {
+    /// The window; `None` where all is kept.
+    pub fn window(self) -> Option<usize> {
+        match self {
+            Self::All => None,
+            Self::Window(window) => Some(window.max(1)),
+        }
+    }
+}
+
+impl From<Option<usize>> for Retention {
+    fn from(window: Option<usize>) -> Self {
+        window.map_or(Self::All, |window| Self::Window(window.max(1)))
     }
 }
 

@@ -4,6 +4,9 @@
 //! of `layers_per_group` layers; a group has its own block table, and a physical block holds `block_size` tokens for
 //! `layers_per_group` layer planes, whichever group it serves at the moment.
 
+use crate::config::{KvDType, ModelConfigLike, Retention};
+use crate::error::ConfigError;
+
 /// The largest number up to `max` of which a condition holds, which holds up to some number and of none beyond; 0 if of none.
 pub(crate) fn last_that_holds(max: usize, holds: impl Fn(usize) -> bool) -> usize {
     let (mut last, mut limit) = (0, max.saturating_add(1));
@@ -16,32 +19,6 @@ pub(crate) fn last_that_holds(max: usize, holds: impl Fn(usize) -> bool) -> usiz
         }
     }
     last
-}
-
-/// Which tokens' keys and values a layer keeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Retention {
-    /// Those of every token.
-    #[default]
-    All,
-    /// Key `j` is visible to query `i` iff `i - window < j <= i`; a window of 0 counts as 1.
-    Window(usize),
-}
-
-impl Retention {
-    /// The window; `None` where all is kept.
-    pub fn window(self) -> Option<usize> {
-        match self {
-            Self::All => None,
-            Self::Window(window) => Some(window.max(1)),
-        }
-    }
-}
-
-impl From<Option<usize>> for Retention {
-    fn from(window: Option<usize>) -> Self {
-        window.map_or(Self::All, |window| Self::Window(window.max(1)))
-    }
 }
 
 /// Layers with one block table.
@@ -90,10 +67,24 @@ pub struct SizedLayer {
     pub block_bytes: u64,
 }
 
+/// The layers of a model.
+pub(crate) fn sized_layers(
+    model: &dyn ModelConfigLike,
+    cache_type: KvDType,
+    block_size: usize,
+) -> Result<Vec<SizedLayer>, ConfigError> {
+    let layer = |layer: usize| {
+        let too_large = ConfigError::TooLarge { what: "the bytes of a KV block, in layer", value: layer as u64 };
+        let block_bytes = model.kv_shape(layer).block_bytes(cache_type, block_size).ok_or(too_large)?;
+        Ok(SizedLayer { retention: model.retention(layer), block_bytes })
+    };
+    (0..model.num_layers()).map(layer).collect()
+}
+
 /// The groups of a model.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KvGroups {
-    /// At least one.
+    /// At least one of a model with layers.
     pub groups: Vec<KvGroup>,
     /// Layers of the largest group: layer planes of a physical block, where all layers are of one size.
     pub layers_per_group: usize,
@@ -121,6 +112,14 @@ fn cut(members: &[usize], bytes: impl Fn(usize) -> u64, capacity: u128) -> Vec<V
 }
 
 impl KvGroups {
+    /// Groups for a model's layers.
+    ///
+    /// # Errors
+    /// [`ConfigError::TooLarge`] when the bytes of a block overflow.
+    pub fn of_model(model: &dyn ModelConfigLike, cache_type: KvDType, block_size: usize) -> Result<Self, ConfigError> {
+        Ok(Self::from_sized_layers(&sized_layers(model, cache_type, block_size)?))
+    }
+
     /// Groups for layers with these windows and KV of one size, in layer order.
     pub fn from_layers(windows: &[Option<usize>]) -> Self {
         let layers: Vec<_> = windows.iter().map(|&window| SizedLayer { retention: window.into(), block_bytes: 1 }).collect();

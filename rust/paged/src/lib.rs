@@ -34,7 +34,7 @@ pub use block_hash::{BlockHash, BlockHasher, CacheIdentity, CacheKey, HashFuncti
 pub use block_pool::BlockPool;
 pub use config::{
     DEFAULT_PAGED_ATTENTION_BLOCK_SIZE, KvDType, KvShape, MemoryGpuConfig, ModelConfigLike, PagedAttentionConfig, PagedCacheType,
-    SUPPORTED_BLOCK_SIZES,
+    Retention, SUPPORTED_BLOCK_SIZES,
 };
 pub use encoder_cache::{EncoderCache, EncoderCacheStats, EncoderContent, EncoderItem, EncoderKey, EncoderLease, EncoderSlot};
 pub use error::{
@@ -44,7 +44,7 @@ pub use error::{
 pub use ids::{BlockId, RequestId};
 pub use kv_cache_config::KvCacheConfig;
 pub use kv_cache_manager::{KvCacheManager, MissReason, PrefixHit, RequestBlocks};
-pub use kv_groups::{KvGroup, KvGroups, Retention, SizedLayer};
+pub use kv_groups::{KvGroup, KvGroups, SizedLayer};
 pub use output::{KvCacheStats, Preemption, ScheduledRequest, SchedulerOutput, StuckReport, SwapIn};
 pub use request::{FinishReason, ForkRequest, NewRequest, PreemptionCost, RequestStatus};
 pub use scheduler::{AdmissionPolicy, FairnessPolicy, Policies, Policy, Scheduler, SchedulerConfig, VictimPolicy};

@@ -8,7 +8,7 @@
 use crate::config::{KvDType, MemoryGpuConfig, ModelConfigLike, PagedAttentionConfig, valid_fraction};
 use crate::error::ConfigError;
 use crate::kv_cache_config::KvCacheConfig;
-use crate::kv_groups::{KvGroups, SizedLayer, last_that_holds};
+use crate::kv_groups::{KvGroups, SizedLayer, last_that_holds, sized_layers};
 
 /// With no knob given, the share of a device's own memory that weights, activations and KV may fill together.
 pub const DEFAULT_UTILIZATION: f32 = 0.9;
@@ -141,7 +141,7 @@ pub fn calculate_cache_config(
 ) -> Result<CacheConfig, ConfigError> {
     let block_size = config.validated_block_size()?;
     let cache_type = config.cache_type.resolve(model_dtype);
-    let layers = kv_layers(model, cache_type, block_size)?;
+    let layers = sized_layers(model, cache_type, block_size)?;
     let groups = KvGroups::from_sized_layers(&layers);
     let bytes_per_block = bytes_per_block(model, &layers, &groups, devices.len())?;
     let wish = Wish { config, limits, groups: &groups, block_size };
@@ -272,15 +272,6 @@ fn utilization_budget(device: &DeviceMemory, fraction: f32) -> Result<u64, Confi
     let cap = (device.total as f64 * valid_fraction(fraction)?) as u64;
     let used = device.total.saturating_sub(device.available).saturating_add(device.pending);
     Ok(cap.saturating_sub(used))
-}
-
-fn kv_layers(model: &dyn ModelConfigLike, cache_type: KvDType, block_size: usize) -> Result<Vec<SizedLayer>, ConfigError> {
-    let layer = |layer: usize| {
-        let too_large = ConfigError::TooLarge { what: "the bytes of a KV block, in layer", value: layer as u64 };
-        let block_bytes = model.kv_shape(layer).block_bytes(cache_type, block_size).ok_or(too_large)?;
-        Ok(SizedLayer { retention: model.retention(layer), block_bytes })
-    };
-    (0..model.num_layers()).map(layer).collect()
 }
 
 /// Bytes of a block on each device. A block serves any of the groups, each of which lays its layers one after the

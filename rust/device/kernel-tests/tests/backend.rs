@@ -2,8 +2,9 @@
 
 use device::{
     Activation, AttentionArgs, AttentionParams, Backend, DType, EmbedArgs, EmbeddingTable, GateUpArgs, GgmlType, KvCacheSpec,
-    KvDType, KvGroupMetadata, KvPlace, KvSide, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs,
-    RopeArgs, RopeStyle, RopeTable, StepMetadata, Tensor, WeightView, cpu::ReferenceBackend, cuda::CudaBackend, mmap::Bytes,
+    KvDType, KvGroupMetadata, KvPlace, KvShape, KvSide, Linear, LinearOptions, Norm, NormKind, Precision, Projection,
+    ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata, Tensor, WeightView, cpu::ReferenceBackend, cuda::CudaBackend,
+    mmap::Bytes,
 };
 use kernel_tests::{Order, assert_close, driver, random::Rng};
 
@@ -172,7 +173,7 @@ fn rotation_cache_and_attention_of_decodes_beside_prompts() {
     for (dtype, head_dim, window) in [(KvDType::F32, 24, None), (KvDType::F32, 64, Some(30)), (KvDType::BF16, 64, None)] {
         let precision = Precision::Exact;
         let params = AttentionParams { num_heads: 6, num_kv_heads: 2, head_dim, scale: 0.03, window, softcap: None, precision };
-        let spec = KvCacheSpec { num_blocks: 400, block_size: 8, num_kv_heads: 2, head_dim, num_planes: 1, dtype };
+        let spec = KvCacheSpec::uniform((400, 8), dtype, KvShape::new(2, head_dim), 1).unwrap();
         let [q, k, v] = [6, 2, 2].map(|heads| floats(&mut rng, rows * heads * head_dim));
         let [cos, sin] = [(); 2].map(|()| floats(&mut rng, 800 * head_dim / 2).into());
         let rope = RopeTable { style: RopeStyle::Neox, rotary_dim: head_dim, cos, sin };
@@ -186,8 +187,8 @@ fn rotation_cache_and_attention_of_decodes_beside_prompts() {
                     let slot = table[position / 8] as usize * 8 + position % 8;
                     for head in 0..2 {
                         let values = &past[position * head_dim..(position + 1) * head_dim];
-                        cache.write(KvSide::Key, KvPlace { plane: 0, slot, head }, values);
-                        cache.write(KvSide::Value, KvPlace { plane: 0, slot, head }, values);
+                        cache.write(KvSide::Key, KvPlace { layer: 0, slot, head }, values);
+                        cache.write(KvSide::Value, KvPlace { layer: 0, slot, head }, values);
                     }
                 }
             }
@@ -196,25 +197,24 @@ fn rotation_cache_and_attention_of_decodes_beside_prompts() {
             let v = tensor(backend, &v, 2 * head_dim);
             let args = RopeArgs {
                 q: &mut q,
-                k: &mut k,
-                v: &v,
+                kv: Some((&mut k, &v)),
                 q_norm: Some(&norm),
                 k_norm: Some(&norm),
                 rope: Some(&rope),
                 cache: &cache,
-                plane: 0,
+                layer: 0,
             };
-            backend.rope_and_cache(args, 0, &step);
+            backend.rope_and_cache(args, &step);
             if dtype == KvDType::BF16 {
                 // As the matrix units take them: else scores differ by what rounding 64 products of up to 50 comes to.
                 let rounded: Vec<f32> = fetched(backend, q).iter().map(|x| half::bf16::from_f32(*x).to_f32()).collect();
                 q = tensor(backend, &rounded, 6 * head_dim);
             }
             let mut out = backend.alloc(rows, 6 * head_dim).unwrap();
-            backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, plane: 0, group: 0, params }, &step);
+            backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 0, params }, &step);
             let mut written = vec![0.0; head_dim];
             let slot = step.groups[0].slot_mapping[23] as usize;
-            cache.read(KvSide::Key, KvPlace { plane: 0, slot, head: 1 }, &mut written);
+            cache.read(KvSide::Key, KvPlace { layer: 0, slot, head: 1 }, &mut written);
             [fetched(backend, out), written].concat()
         };
         if dtype == KvDType::F32 {

@@ -1,7 +1,7 @@
 //! What is written to the KV cache, and whole blocks of it.
 
 use device::{
-    Backend, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvSide, Norm, NormKind, RopeArgs, RopeStyle, RopeTable,
+    Backend, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvShape, KvSide, Norm, NormKind, RopeArgs, RopeStyle, RopeTable,
     StepMetadata,
     cpu::ReferenceBackend,
     kernel_args::{AttentionArgs, AttentionWork, CopyBlocksArgs, RopeAndCacheArgs},
@@ -33,7 +33,7 @@ fn rope_table(style: RopeStyle, rotary_dim: usize, rng: &mut Rng) -> RopeTable {
 
 /// Infinities, tiny vectors and, where they have a defined code, NaNs.
 fn put_extremes(v: &mut [f32], spec: &KvCacheSpec) {
-    let (dim, kv_cols) = (spec.head_dim, spec.num_kv_heads * spec.head_dim);
+    let (dim, kv_cols) = (spec.layers[0].shape.k_dim, spec.layers[0].shape.num_kv_heads * spec.layers[0].shape.k_dim);
     v[..dim].fill(0.0);
     v[..6].copy_from_slice(&[f32::INFINITY, -1e9, 65520.0, 1e-40, -0.0, f32::MIN_POSITIVE]);
     v[kv_cols..kv_cols + dim].fill(1e-39);
@@ -45,8 +45,8 @@ fn put_extremes(v: &mut [f32], spec: &KvCacheSpec) {
 /// Runs kernel and oracle on the same inputs, and compares q, keys and values.
 fn check(case: &Case, seed: u64) {
     let (mut rng, spec) = (Rng::new(seed), &case.spec);
-    let dim = spec.head_dim;
-    let (q_cols, kv_cols) = (case.num_heads * dim, spec.num_kv_heads * dim);
+    let dim = spec.layers[0].shape.k_dim;
+    let (q_cols, kv_cols) = (case.num_heads * dim, spec.layers[0].shape.num_kv_heads * dim);
     let what = format!("{:?} {} heads of {dim} rope {:?} norm {}", spec.dtype, case.num_heads, case.rope, case.norm);
     let (q, k, mut v) = (rng.floats(TOKENS * q_cols), rng.floats(TOKENS * kv_cols), rng.floats(TOKENS * kv_cols));
     if case.extremes {
@@ -79,9 +79,9 @@ fn check(case: &Case, seed: u64) {
         k_norm: k_norm.as_ref(),
         rope: rope.as_ref(),
         cache: &cache,
-        plane: 0,
+        layer: 0,
     };
-    backend.rope_and_cache(rope_args, 0, &step);
+    backend.rope_and_cache(rope_args, &step);
 
     let (q, k, v) = (Buffer::inout(&q), Buffer::input(&k), Buffer::input(&v));
     let (k_plane, v_plane) = (Buffer::inout(&before_k), Buffer::inout(&before_v));
@@ -107,7 +107,7 @@ fn check(case: &Case, seed: u64) {
         scales_offset: scales_offset(spec) as u64,
         num_tokens: TOKENS as u32,
         num_heads: case.num_heads as u32,
-        num_kv_heads: spec.num_kv_heads as u32,
+        num_kv_heads: spec.layers[0].shape.num_kv_heads as u32,
         head_dim: dim as u32,
         block_size: spec.block_size as u32,
         q_stride: q_cols as u32,
@@ -118,7 +118,7 @@ fn check(case: &Case, seed: u64) {
         q_eps: 1e-3,
         k_eps: 1e-3,
     };
-    let warps = TOKENS * (case.num_heads + 2 * spec.num_kv_heads);
+    let warps = TOKENS * (case.num_heads + 2 * spec.layers[0].shape.num_kv_heads);
     let order = if seed.is_multiple_of(2) { Order::Ascending } else { Order::Descending };
     Kernel::named(&format!("rope_and_cache_{}", cache_name(spec.dtype))).launch([warps.div_ceil(4), 1, 1], &args, order);
 
@@ -138,7 +138,7 @@ fn check(case: &Case, seed: u64) {
         KvDType::F8E4M3 => [0.02, 1.0 / 7.0],
     };
     for &slot in slots.iter().filter(|slot| **slot >= 0) {
-        for head in 0..spec.num_kv_heads {
+        for head in 0..spec.layers[0].shape.num_kv_heads {
             let [actual, expected] = [&written, &cache].map(|cache| vector(cache, KvSide::Key, slot as usize, head));
             assert_close(&actual, &expected, step, &what);
         }
@@ -150,7 +150,7 @@ fn keys_and_values_reach_their_slots_as_on_the_cpu() {
     for dtype in KvDType::ALL {
         for (round, head_dim) in [64, 80, 96, 112, 128, 192, 256, 16, 128].into_iter().enumerate() {
             let block_size = [8, 16, 32][round % 3];
-            let spec = KvCacheSpec { num_blocks: 3, block_size, num_kv_heads: 1 + round % 3, head_dim, num_planes: 1, dtype };
+            let spec = KvCacheSpec::uniform((3, block_size), dtype, KvShape::new(1 + round % 3, head_dim), 1).unwrap();
             let rope = [
                 None,
                 Some((RopeStyle::Neox, head_dim)),
@@ -192,7 +192,7 @@ fn blocks_are_copied_in_every_plane() {
 
 /// Writes a token to the last block of a pool of more than 2^32 bytes and 2^31 elements, copies the block, and attends to the copy.
 fn check_large_pool(dtype: KvDType) {
-    let spec = KvCacheSpec { num_blocks: 140_000, block_size: 32, num_kv_heads: 4, head_dim: 128, num_planes: 1, dtype };
+    let spec = KvCacheSpec::uniform((140_000, 32), dtype, KvShape::new(4, 128), 1).unwrap();
     let (bytes, last, copy) = (block_bytes(&spec), spec.num_blocks - 1, spec.num_blocks - 3);
     assert!(last * bytes > 1 << 31 && last * 32 * 4 * 128 > 1 << 31);
     let mut rng = Rng::new(3);
@@ -233,7 +233,7 @@ fn check_large_pool(dtype: KvDType) {
     let small = poisoned(&KvCacheSpec { num_blocks: 1, ..spec.clone() });
     let stored: Vec<f32> = (0..4)
         .flat_map(|head| {
-            small.write(KvSide::Value, KvPlace { plane: 0, slot: 0, head }, &v_values[head * 128..][..128]);
+            small.write(KvSide::Value, KvPlace { layer: 0, slot: 0, head }, &v_values[head * 128..][..128]);
             vector(&small, KvSide::Value, 0, head)
         })
         .collect();

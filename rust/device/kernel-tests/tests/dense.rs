@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use device::{
-    Backend, DType, EmbedArgs, EmbeddingTable, GgmlType, Linear, LinearOptions, Precision, Projection, ResidualArgs, Tensor,
-    WeightView, cpu::ReferenceBackend, cuda::CudaBackend, mmap::Bytes, quant::dequantize_row,
+    Backend, DType, EmbedArgs, EmbeddingTable, GgmlType, Linear, LinearOptions, Precision, Projection, ResidualArgs,
+    StepMetadata, Tensor, WeightView, cpu::ReferenceBackend, cuda::CudaBackend, mmap::Bytes, quant::dequantize_row,
 };
 use half::{bf16, f16};
 use kernel_tests::{EmulatedDriver, Order, assert_close, random::Rng};

@@ -67,6 +67,7 @@ impl Device for CpuBackend {
         if !BLOCK_SIZES.contains(&spec.block_size) {
             return Err(DeviceError::Shape(format!("blocks of {} tokens; attention takes 8, 16 or 32", spec.block_size)));
         }
+        spec.layers.iter().try_for_each(|layer| self.check_kv_layer(spec.dtype, layer.shape))?;
         CacheEngine::new(spec)
     }
 
@@ -115,8 +116,8 @@ impl Phases for CpuBackend {
         linear::greedy_tokens(context, &mut scratch, x, norm, lm_head, tokens)
     }
 
-    fn rope_and_cache(&self, args: RopeArgs<'_>, group: usize, step: &StepMetadata) {
-        rope_and_cache(args, &step.groups[group], step, self.tier, &self.pool);
+    fn rope_and_cache(&self, args: RopeArgs<'_>, step: &StepMetadata) {
+        rope_and_cache(args, step, self.tier, &self.pool);
     }
 
     fn attention(&self, args: AttentionArgs<'_>, step: &StepMetadata) {

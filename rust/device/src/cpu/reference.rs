@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use crate::{
     Activation, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs, EmbeddingTable,
-    GateUpArgs, KvCacheSpec, KvPlace, KvSide, Linear, LinearOptions, Norm, NormKind, Phases, Precision, Projection, ResidualArgs,
-    RopeArgs, RopeStyle, RopeTable, StepMetadata, Tensor, WeightView, WorkspaceShape, backend::check_bias, quant::dequantize_row,
+    GateUpArgs, KvCacheSpec, KvDType, KvLayer, KvPlace, KvShape, KvSide, Linear, LinearOptions, Norm, NormKind, Phases,
+    Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata, Tensor, WeightView, WorkspaceShape,
+    backend::check_bias, quant::dequantize_row,
 };
 
 /// The plain backend.
@@ -134,6 +135,10 @@ pub(crate) fn rotate(rope: &RopeTable, position: usize, head: &mut [f32]) {
 impl Backend for ReferenceBackend {}
 
 impl Device for ReferenceBackend {
+    fn check_kv_layer(&self, _dtype: KvDType, _shape: KvShape) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     fn info(&self) -> BackendInfo {
         BackendInfo { device: "cpu".into(), tier: "reference".into(), num_threads: 1 }
     }
@@ -178,36 +183,40 @@ impl Phases for ReferenceBackend {
         }
     }
 
-    fn rope_and_cache(&self, args: RopeArgs<'_>, group: usize, step: &StepMetadata) {
-        let spec = args.cache.spec();
-        for token in 0..args.k.rows() {
+    fn rope_and_cache(&self, args: RopeArgs<'_>, step: &StepMetadata) {
+        let RopeArgs { q, mut kv, q_norm, k_norm, rope, cache, layer } = args;
+        let KvLayer { group, shape: KvShape { num_kv_heads, k_dim, v_dim }, .. } = *cache.layer(layer);
+        for token in 0..q.rows() {
             let position = step.rope_positions.get(token).map_or(0, |&p| p as usize);
-            for (x, norm) in [(&mut *args.q, args.q_norm), (&mut *args.k, args.k_norm)] {
-                for head in x.row_mut(token).chunks_exact_mut(spec.head_dim) {
+            let turn = |row: &mut [f32], norm: Option<&Norm>| {
+                for head in row.chunks_exact_mut(k_dim) {
                     if let Some(norm) = norm {
                         norm_row(norm, head);
                     }
-                    if let Some(rope) = args.rope {
+                    if let Some(rope) = rope {
                         rotate(rope, position, head);
                     }
                 }
-            }
+            };
+            turn(q.row_mut(token), q_norm);
+            let Some((k, v)) = &mut kv else { continue };
+            turn(k.row_mut(token), k_norm);
             let Ok(slot) = usize::try_from(step.groups[group].slot_mapping[token]) else { continue };
-            for head in 0..spec.num_kv_heads {
-                let at = KvPlace { plane: args.plane, slot, head };
-                let values = head * spec.head_dim..(head + 1) * spec.head_dim;
-                args.cache.write(KvSide::Key, at, &args.k.row(token)[values.clone()]);
-                args.cache.write(KvSide::Value, at, &args.v.row(token)[values]);
+            for head in 0..num_kv_heads {
+                let at = KvPlace { layer, slot, head };
+                cache.write(KvSide::Key, at, &k.row(token)[head * k_dim..(head + 1) * k_dim]);
+                cache.write(KvSide::Value, at, &v.row(token)[head * v_dim..(head + 1) * v_dim]);
             }
         }
     }
 
     fn attention(&self, args: AttentionArgs<'_>, step: &StepMetadata) {
-        let AttentionArgs { q, out, cache, plane, group, params } = args;
-        let (group, block_size, dim) = (&step.groups[group], cache.spec().block_size, params.head_dim);
+        let AttentionArgs { q, out, cache, layer, params } = args;
+        let KvLayer { group, shape: KvShape { k_dim, v_dim, .. }, .. } = *cache.layer(layer);
+        let (group, block_size) = (&step.groups[group], cache.spec().block_size);
         let heads_per_kv_head = params.num_heads / params.num_kv_heads;
         out.set_rows(q.rows());
-        let mut vector = vec![0.0; dim];
+        let (mut k, mut v) = (vec![0.0; k_dim], vec![0.0; v_dim]);
         for request in 0..step.num_reqs() {
             let rows = step.query_start_loc[request] as usize..step.query_start_loc[request + 1] as usize;
             let table = &group.block_tables[request * group.max_blocks..(request + 1) * group.max_blocks];
@@ -215,15 +224,15 @@ impl Phases for ReferenceBackend {
                 let position = step.positions[row] as usize;
                 let first = params.window.map_or(0, |window| (position + 1).saturating_sub(window));
                 let place = |key: usize| KvPlace {
-                    plane,
+                    layer,
                     slot: table[key / block_size] as usize * block_size + key % block_size,
                     head: head / heads_per_kv_head,
                 };
-                let query = &q.row(row)[head * dim..(head + 1) * dim];
+                let query = &q.row(row)[head * k_dim..(head + 1) * k_dim];
                 let mut weights = Vec::with_capacity(position + 1 - first);
                 for key in first..=position {
-                    cache.read(KvSide::Key, place(key), &mut vector);
-                    let dot: f64 = query.iter().zip(&vector).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+                    cache.read(KvSide::Key, place(key), &mut k);
+                    let dot: f64 = query.iter().zip(&k).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
                     let score = dot * f64::from(params.scale);
                     weights.push(params.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh()));
                 }
@@ -232,12 +241,12 @@ impl Phases for ReferenceBackend {
                     *w = (*w - max).exp();
                 }
                 let total: f64 = weights.iter().sum();
-                let mut sum = vec![0.0f64; dim];
+                let mut sum = vec![0.0f64; v_dim];
                 for (key, weight) in (first..=position).zip(&weights) {
-                    cache.read(KvSide::Value, place(key), &mut vector);
-                    sum.iter_mut().zip(&vector).for_each(|(s, &v)| *s += weight * f64::from(v));
+                    cache.read(KvSide::Value, place(key), &mut v);
+                    sum.iter_mut().zip(&v).for_each(|(s, &v)| *s += weight * f64::from(v));
                 }
-                let out = &mut out.row_mut(row)[head * dim..(head + 1) * dim];
+                let out = &mut out.row_mut(row)[head * v_dim..(head + 1) * v_dim];
                 out.iter_mut().zip(&sum).for_each(|(o, s)| *o = (s / total) as f32);
             }
         }

@@ -8,7 +8,8 @@ use std::{mem::MaybeUninit, ops::Range};
 use half::bf16;
 
 use crate::{
-    KvCacheSpec, KvDType, KvGroupMetadata, KvSide, Norm, NormKind, RopeArgs, RopeStyle, RopeTable, StepMetadata,
+    CacheEngine, KvCacheSpec, KvDType, KvLayer, KvSide, Norm, NormKind, RopeArgs, RopeStyle, RopeTable, StepMetadata, Tensor,
+    cache_engine::CacheWriter,
     kv_codes::{quantize_e4m3, quantize_int8},
     kv_layout::{MAX_VECTOR_BYTES, PlaneLayout},
 };
@@ -24,13 +25,22 @@ const GRAIN_ELEMENTS: usize = 16 << 10;
 /// What all rows of a call share.
 struct Rows<'a> {
     q: *mut f32,
-    k: *mut f32,
-    v: *const f32,
     num_heads: usize,
+    /// Elements of a head.
+    dim: usize,
     q_norm: Option<&'a Norm>,
     k_norm: Option<&'a Norm>,
     rope: Option<&'a RopeTable>,
     rope_positions: &'a [u32],
+    /// `None`: another layer has written them.
+    kv: Option<KvRows<'a>>,
+}
+
+/// Rows of keys and values, and where they go.
+struct KvRows<'a> {
+    k: *mut f32,
+    v: *const f32,
+    num_heads: usize,
     spec: &'a KvCacheSpec,
     layout: PlaneLayout,
     slots: &'a [i64],
@@ -42,49 +52,64 @@ struct Rows<'a> {
 unsafe impl Sync for Rows<'_> {}
 
 /// [`crate::Phases::rope_and_cache`]; the machine must have `tier`.
-pub(crate) fn rope_and_cache(args: RopeArgs<'_>, group: &KvGroupMetadata, step: &StepMetadata, tier: CpuTier, pool: &ThreadPool) {
-    let RopeArgs { q, k, v, q_norm, k_norm, rope, cache, plane } = args;
-    let (spec, num_tokens) = (cache.spec(), k.rows());
-    let kv_cols = spec.num_kv_heads * spec.head_dim;
-    assert_eq!((k.cols(), v.cols()), (kv_cols, kv_cols), "columns of k and v");
-    assert_eq!((q.rows(), v.rows()), (num_tokens, num_tokens), "rows of q and v");
-    assert_eq!(q.cols() % spec.head_dim, 0, "columns of q in heads of {}", spec.head_dim);
-    assert!(group.slot_mapping.len() >= num_tokens, "{} slots of {num_tokens} rows", group.slot_mapping.len());
+pub(crate) fn rope_and_cache(args: RopeArgs<'_>, step: &StepMetadata, tier: CpuTier, pool: &ThreadPool) {
+    let RopeArgs { q, kv, q_norm, k_norm, rope, cache, layer } = args;
+    let (layer, num_tokens) = (cache.layer(layer), q.rows());
+    let (dim, num_kv_heads) = (layer.shape.k_dim, if kv.is_some() { layer.shape.num_kv_heads } else { 0 });
+    assert_eq!(q.cols() % dim, 0, "columns of q in heads of {dim}");
     for norm in [q_norm, k_norm].into_iter().flatten() {
-        assert_eq!(norm.weight.len(), spec.head_dim, "weights of a norm over heads");
+        assert_eq!(norm.weight.len(), dim, "weights of a norm over heads");
     }
     if let Some(rope) = rope {
-        assert!(
-            rope.rotary_dim <= spec.head_dim && rope.rotary_dim % 2 == 0,
-            "{} rotary of {} elements",
-            rope.rotary_dim,
-            spec.head_dim
-        );
+        assert!(rope.rotary_dim <= dim && rope.rotary_dim % 2 == 0, "{} rotary of {dim} elements", rope.rotary_dim);
         assert!(step.rope_positions.len() >= num_tokens, "{} rope positions of {num_tokens} rows", step.rope_positions.len());
     }
-    let slots = &group.slot_mapping[..num_tokens];
-    debug_assert!(distinct(slots), "slots of a step are distinct: {slots:?}");
-    let writer = cache.writer();
+    let writer = kv.is_some().then(|| cache.writer());
     let rows = Rows {
-        num_heads: q.cols() / spec.head_dim,
         q: q.as_mut_slice().as_mut_ptr(),
-        k: k.as_mut_slice().as_mut_ptr(),
-        v: v.as_slice().as_ptr(),
+        num_heads: q.cols() / dim,
+        dim,
         q_norm,
         k_norm,
         rope,
         rope_positions: &step.rope_positions,
-        spec,
-        layout: spec.host_layout(),
-        slots,
-        keys: writer.base(KvSide::Key, plane),
-        values: writer.base(KvSide::Value, plane),
+        kv: kv.zip(writer.as_ref()).map(|((k, v), writer)| kv_rows(k, v, (cache, layer), step, writer)),
     };
-    let grain = GRAIN_ELEMENTS.div_ceil((rows.num_heads + 2 * spec.num_kv_heads) * spec.head_dim);
+    if let Some(kv) = &rows.kv {
+        assert_eq!(kv.slots.len(), num_tokens, "rows of q and k");
+    }
+    let grain = GRAIN_ELEMENTS.div_ceil((rows.num_heads + 2 * num_kv_heads) * dim);
     pool.for_each_range(num_tokens, grain, &|start, end| {
-        // SAFETY: the machine has `tier`, the sizes were checked above, ranges are disjoint.
+        // SAFETY: the machine has `tier`, the sizes were checked above and in `kv_rows`, ranges are disjoint.
         unsafe { rope_rows_tier(tier, &rows, start..end) };
     });
+}
+
+fn kv_rows<'a>(
+    k: &mut Tensor,
+    v: &Tensor,
+    (cache, layer): (&'a CacheEngine, &KvLayer),
+    step: &'a StepMetadata,
+    writer: &CacheWriter<'_>,
+) -> KvRows<'a> {
+    let (shape, num_tokens) = (layer.shape, k.rows());
+    assert_eq!(shape.v_dim, shape.k_dim, "elements of values and keys");
+    assert_eq!([k.cols(), v.cols()], [shape.num_kv_heads * shape.k_dim; 2], "columns of k and v");
+    assert_eq!(v.rows(), num_tokens, "rows of v");
+    let slots = &step.groups[layer.group].slot_mapping;
+    assert!(slots.len() >= num_tokens, "{} slots of {num_tokens} rows", slots.len());
+    let slots = &slots[..num_tokens];
+    debug_assert!(distinct(slots), "slots of a step are distinct: {slots:?}");
+    KvRows {
+        k: k.as_mut_slice().as_mut_ptr(),
+        v: v.as_slice().as_ptr(),
+        num_heads: shape.num_kv_heads,
+        spec: cache.spec(),
+        layout: cache.host_layout(layer, KvSide::Key),
+        slots,
+        keys: writer.base(KvSide::Key, layer),
+        values: writer.base(KvSide::Value, layer),
+    }
 }
 
 fn distinct(slots: &[i64]) -> bool {
@@ -97,14 +122,15 @@ tier_entry! { fn rope_rows_tier => rope_rows(rows: &Rows<'_>, range: Range<usize
 /// The machine has `S`; `rows` has the sizes that `rope_and_cache` checks; no one else works on the rows of `range`.
 #[inline(always)]
 unsafe fn rope_rows<S: Simd>(rows: &Rows<'_>, range: Range<usize>) {
-    let (spec, dim) = (rows.spec, rows.spec.head_dim);
+    let dim = rows.dim;
+    let keys = rows.kv.as_ref().map(|kv| (kv.k, kv.num_heads, rows.k_norm));
     for token in range {
         let angles = rows.rope.map(|rope| {
             let half = rope.rotary_dim / 2;
             let first = rows.rope_positions[token] as usize * half;
             (&rope.cos[first..first + half], &rope.sin[first..first + half], rope.style)
         });
-        for (x, heads, norm) in [(rows.q, rows.num_heads, rows.q_norm), (rows.k, spec.num_kv_heads, rows.k_norm)] {
+        for (x, heads, norm) in std::iter::once((rows.q, rows.num_heads, rows.q_norm)).chain(keys) {
             for head in 0..heads {
                 let x = x.add((token * heads + head) * dim);
                 if let Some(norm) = norm {
@@ -115,25 +141,29 @@ unsafe fn rope_rows<S: Simd>(rows: &Rows<'_>, range: Range<usize>) {
                 }
             }
         }
-        let Ok(slot) = usize::try_from(rows.slots[token]) else { continue };
-        let (block, offset) = (slot / spec.block_size, slot % spec.block_size);
-        assert!(block < spec.num_blocks, "slot {slot} of {} blocks of {}", spec.num_blocks, spec.block_size);
-        for head in 0..spec.num_kv_heads {
-            let source = (token * spec.num_kv_heads + head) * dim;
-            let [k, v] = [rows.k.cast_const(), rows.v].map(|x| std::slice::from_raw_parts(x.add(source), dim));
-            // Out of the block, and not followed, for types without scales.
-            let scale = rows.layout.scale(block, head, offset);
-            // Units of a key are far from each other, so the key is converted before they go there.
-            let mut key = MaybeUninit::<[u32; MAX_VECTOR_BYTES / 4]>::uninit();
-            store_head::<S>(spec.dtype, k, key.as_mut_ptr().cast(), rows.keys.wrapping_add(scale));
-            scatter(key.as_ptr().cast(), &rows.layout, rows.keys.add(rows.layout.key(block, head, offset)));
-            store_head::<S>(
-                spec.dtype,
-                v,
-                rows.values.add(rows.layout.value(block, head, offset)),
-                rows.values.wrapping_add(scale),
-            );
+        if let Some(kv) = &rows.kv {
+            write_rows::<S>(kv, token, dim);
         }
+    }
+}
+
+/// Writes the keys and values of a token, `dim` elements a head, if it has a slot.
+#[inline(always)]
+unsafe fn write_rows<S: Simd>(kv: &KvRows<'_>, token: usize, dim: usize) {
+    let spec = kv.spec;
+    let Ok(slot) = usize::try_from(kv.slots[token]) else { return };
+    let (block, offset) = (slot / spec.block_size, slot % spec.block_size);
+    assert!(block < spec.num_blocks, "slot {slot} of {} blocks of {}", spec.num_blocks, spec.block_size);
+    for head in 0..kv.num_heads {
+        let source = (token * kv.num_heads + head) * dim;
+        let [k, v] = [kv.k.cast_const(), kv.v].map(|x| std::slice::from_raw_parts(x.add(source), dim));
+        // Out of the block, and not followed, for types without scales.
+        let scale = kv.layout.scale(block, head, offset);
+        // Units of a key are far from each other, so the key is converted before they go there.
+        let mut key = MaybeUninit::<[u32; MAX_VECTOR_BYTES / 4]>::uninit();
+        store_head::<S>(spec.dtype, k, key.as_mut_ptr().cast(), kv.keys.wrapping_add(scale));
+        scatter(key.as_ptr().cast(), &kv.layout, kv.keys.add(kv.layout.key(block, head, offset)));
+        store_head::<S>(spec.dtype, v, kv.values.add(kv.layout.value(block, head, offset)), kv.values.wrapping_add(scale));
     }
 }
 

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{
     AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, Constant, DType, Device, DeviceError, DeviceSampler,
-    EmbedArgs, EmbeddingTable, GateUpArgs, KvCacheSpec, KvDType, Linear, LinearOptions, Norm, NormKind, Phases, Precision,
-    Projection, ResidualArgs, RopeArgs, RowSampling, SampledRow, StepGraphs, StepMetadata, StepRecorder, Tensor, WeightView,
-    WorkspaceShape,
+    EmbedArgs, EmbeddingTable, GateUpArgs, KvCacheSpec, KvDType, KvShape, Linear, LinearOptions, Norm, NormKind, Phases,
+    Precision, Projection, ResidualArgs, RopeArgs, RowSampling, SampledRow, StepGraphs, StepMetadata, StepRecorder, Tensor,
+    WeightView, WorkspaceShape,
     cpu::pool::ThreadPool,
     kernel_args::{DevicePtr, ElementType, GatedActivationArgs, GatherRowsArgs, NormArgs},
 };
@@ -23,7 +23,7 @@ use super::{
     kernels::{HEAD_DIMS, Kernel, kv_suffix, launch},
     linear::{CudaLinear, Rows},
     memory::{Constants, Scratch},
-    planes::DevicePlanes,
+    planes::PlaneBlocks,
     sample::{Sampling, sample_row},
 };
 
@@ -366,7 +366,8 @@ impl Device for CudaBackend {
         }
     }
 
-    fn check_kv_cache(&self, dtype: KvDType, head_dim: usize) -> Result<(), DeviceError> {
+    fn check_kv_layer(&self, dtype: KvDType, shape: KvShape) -> Result<(), DeviceError> {
+        let head_dim = shape.head_dim()?;
         if dtype == KvDType::F32 || HEAD_DIMS.contains(&head_dim) {
             return Ok(());
         }
@@ -378,8 +379,8 @@ impl Device for CudaBackend {
     }
 
     fn alloc_kv_cache(&self, spec: &KvCacheSpec) -> Result<CacheEngine, DeviceError> {
-        self.check_kv_cache(spec.dtype, spec.head_dim)?;
-        CacheEngine::on_device(spec, |plane_bytes| DevicePlanes::new(&self.driver, spec, plane_bytes))
+        spec.layers.iter().try_for_each(|layer| self.check_kv_layer(spec.dtype, layer.shape))?;
+        CacheEngine::on_device(spec, |block_bytes| Ok(PlaneBlocks::new(&self.driver, spec, block_bytes)?))
     }
 
     fn load_linear(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError> {
@@ -438,10 +439,10 @@ impl Phases for CudaBackend {
         done(self.try_norm_linear(x, norm, projections));
     }
 
-    fn rope_and_cache(&self, args: RopeArgs<'_>, group: usize, step: &StepMetadata) {
+    fn rope_and_cache(&self, args: RopeArgs<'_>, step: &StepMetadata) {
         let State { lists, constants, .. } = &mut *self.state();
         assert_eq!(step.num_reqs(), lists.num_reqs(), "the step that was begun");
-        done(attention::rope_and_cache(&self.driver, lists, constants, &args, group));
+        done(attention::rope_and_cache(&self.driver, lists, constants, &args));
     }
 
     fn attention(&self, args: AttentionArgs<'_>, step: &StepMetadata) {

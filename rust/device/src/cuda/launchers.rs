@@ -9,8 +9,8 @@ use super::{
 };
 use crate::{
     Activation, AttentionArgs, AttentionParams, CacheEngine, DType, Device, DeviceSampler, EmbedArgs, EmbeddingTable, GateUpArgs,
-    KvCacheSpec, KvDType, KvGroupMetadata, Linear, LinearOptions, Norm, NormKind, Phases, Precision, Projection, ResidualArgs,
-    RopeArgs, StepMetadata, WeightView, mmap::Bytes,
+    KvCacheSpec, KvDType, KvGroupMetadata, KvShape, Linear, LinearOptions, Norm, NormKind, Phases, Precision, Projection,
+    ResidualArgs, RopeArgs, StepMetadata, WeightView, mmap::Bytes,
 };
 
 /// Kernels that no phase launches: floats are multiplied as they are.
@@ -99,14 +99,14 @@ fn add_bias_and_sample(backend: &CudaBackend) {
 fn caches(backend: &CudaBackend) -> impl Iterator<Item = CacheEngine> {
     let shapes = KvDType::ALL.into_iter().flat_map(|dtype| HEAD_DIMS.map(|head_dim| (dtype, head_dim)));
     shapes.map(|(dtype, head_dim)| {
-        let spec = KvCacheSpec { num_blocks: 300, block_size: 8, num_kv_heads: 1, head_dim, num_planes: 1, dtype };
+        let spec = KvCacheSpec::uniform((300, 8), dtype, KvShape::new(1, head_dim), 1).unwrap();
         backend.alloc_kv_cache(&spec).unwrap()
     })
 }
 
 /// A request that decodes after so many tokens that it comes in parts, and a prompt.
 fn attend(backend: &CudaBackend, cache: &CacheEngine) {
-    let KvCacheSpec { head_dim, .. } = *cache.spec();
+    let head_dim = cache.layer(0).shape.k_dim;
     let (before, prompt, num_heads) = (2000, 90, 2);
     let rows = prompt + 1;
     let max_blocks = (before + 1_usize).div_ceil(8);
@@ -125,8 +125,8 @@ fn attend(backend: &CudaBackend, cache: &CacheEngine) {
         tensor.set_rows(rows);
     }
     backend.begin_step(&step);
-    let args = RopeArgs { q: &mut q, k: &mut k, v: &v, q_norm: None, k_norm: None, rope: None, cache, plane: 0 };
-    backend.rope_and_cache(args, 0, &step);
+    let args = RopeArgs { q: &mut q, kv: Some((&mut k, &v)), q_norm: None, k_norm: None, rope: None, cache, layer: 0 };
+    backend.rope_and_cache(args, &step);
     let params = AttentionParams {
         num_heads,
         num_kv_heads: 1,
@@ -136,6 +136,6 @@ fn attend(backend: &CudaBackend, cache: &CacheEngine) {
         softcap: None,
         precision: Precision::Fast,
     };
-    backend.attention(AttentionArgs { q: &q, out: &mut out, cache, plane: 0, group: 0, params }, &step);
+    backend.attention(AttentionArgs { q: &q, out: &mut out, cache, layer: 0, params }, &step);
     cache.copy_blocks(&[(1, 2)]);
 }

@@ -40,5 +40,4 @@ pub use error::CudaError;
 pub use kernels::Kernel;
 pub use libraries::{Library, LibraryPaths};
 pub use nvidia::NvidiaDriver;
-pub(crate) use planes::DevicePlanes;
 pub use report::{CudaReport, Gpu, GpuMemory, MIN_CAPABILITY, MIN_DRIVER, require, survey};

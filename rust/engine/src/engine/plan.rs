@@ -6,7 +6,7 @@ mod tests;
 
 use std::fmt;
 
-use device::{Backend, DType, KvDType, Precision, WorkspaceShape};
+use device::{Backend, DType, DeviceError, KvDType, KvSource, Precision, WorkspaceShape};
 use paged::{CacheConfig, ConfigError, KvShape, MemoryGpuConfig, ModelConfigLike, PoolLimits, Retention, calculate_cache_config};
 
 pub use bytes::DeviceBytes;
@@ -145,10 +145,9 @@ pub(super) fn plan(
         PoolLimits { max_num_seqs: config.max_num_seqs, max_num_batched_tokens: config.max_num_batched_tokens, max_model_len };
     let layers = KvLayers { config: model.config, num_devices: devices.len() };
     let bytes = beside_kv(model, config, devices, &layers, max_model_len)?;
-    let kv_dtype = model_dtype(config.dtype, model.config.head_dim, devices);
+    let kv_dtype = model_dtype(config.dtype, model.config, devices);
     if let PlannedDevices::Own { backend, .. } = devices {
-        let cache_type = config.paged_attention.cache_type.resolve(kv_dtype);
-        backend.check_kv_cache(device_dtype(cache_type), model.config.head_dim)?;
+        check_kv_layers(backend, device_dtype(config.paged_attention.cache_type.resolve(kv_dtype)), model.config)?;
     }
     let memory: Vec<_> = bytes.iter().map(DeviceBytes::memory).collect();
     let cache = calculate_cache_config(&config.paged_attention, &layers, kv_dtype, &memory, &limits)
@@ -209,12 +208,21 @@ fn naive_context(longest: usize, config: &EngineConfig, cache: &CacheConfig) -> 
     }
 }
 
+/// Whether attention has kernels for every layer's keys and values.
+fn check_kv_layers(backend: &dyn Backend, dtype: KvDType, model: &DecoderConfig) -> Result<(), DeviceError> {
+    let mut own = (0..model.num_layers()).filter_map(|layer| match model.kv_source(layer) {
+        KvSource::Own(shape) => Some(shape),
+        KvSource::Layer(_) => None,
+    });
+    own.try_for_each(|shape| backend.check_kv_layer(dtype, shape))
+}
+
 /// The element type of the cache where none is asked for: of those that have kernels, if `dtype` leaves the choice.
-fn model_dtype(dtype: ModelDType, head_dim: usize, devices: PlannedDevices<'_>) -> paged::KvDType {
+fn model_dtype(dtype: ModelDType, model: &DecoderConfig, devices: PlannedDevices<'_>) -> paged::KvDType {
     match (dtype, devices) {
         (ModelDType::F32, _) => paged::KvDType::F32,
         (ModelDType::BF16, _) => paged::KvDType::BF16,
-        (ModelDType::Auto, PlannedDevices::Own { backend, .. }) if backend.check_kv_cache(KvDType::F16, head_dim).is_err() => {
+        (ModelDType::Auto, PlannedDevices::Own { backend, .. }) if check_kv_layers(backend, KvDType::F16, model).is_err() => {
             paged::KvDType::F32
         }
         (ModelDType::Auto, PlannedDevices::Own { backend, .. }) if backend.prefers_bf16_cache() => paged::KvDType::BF16,
@@ -258,16 +266,15 @@ struct KvLayers<'a> {
 
 impl ModelConfigLike for KvLayers<'_> {
     fn num_layers(&self) -> usize {
-        self.config.layers.len()
+        self.config.num_layers()
     }
 
-    fn kv_shape(&self, _layer: usize) -> KvShape {
-        let DecoderConfig { num_kv_heads, head_dim, .. } = *self.config;
-        KvShape { num_kv_heads, k_head_dim: head_dim, v_head_dim: head_dim }
+    fn kv_shape(&self, layer: usize) -> KvShape {
+        self.config.kv_shape(layer)
     }
 
     fn retention(&self, layer: usize) -> Retention {
-        self.config.layers[layer].window.into()
+        self.config.retention(layer)
     }
 
     fn device(&self, layer: usize) -> usize {
@@ -275,7 +282,7 @@ impl ModelConfigLike for KvLayers<'_> {
     }
 
     fn max_seq_len(&self) -> usize {
-        self.config.max_position_embeddings
+        self.config.max_seq_len()
     }
 }
 

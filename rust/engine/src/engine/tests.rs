@@ -93,8 +93,8 @@ impl Phases for Failing {
         true
     }
 
-    fn rope_and_cache(&self, args: RopeArgs<'_>, group: usize, step: &StepMetadata) {
-        self.inner.rope_and_cache(args, group, step);
+    fn rope_and_cache(&self, args: RopeArgs<'_>, step: &StepMetadata) {
+        self.inner.rope_and_cache(args, step);
     }
 
     fn attention(&self, args: AttentionArgs<'_>, step: &StepMetadata) {

@@ -1,7 +1,7 @@
 //! What a decoder is like, whatever file says so.
 
-use device::{Activation, KvCacheSpec, KvDType};
-use paged::KvGroups;
+use device::{Activation, KvCacheSpec, KvDType, KvShape, KvSource};
+use paged::{KvGroups, ModelConfigLike, Retention};
 
 use super::rope::RopeConfig;
 use crate::EngineError;
@@ -96,23 +96,44 @@ impl RopeRows {
     }
 }
 
-impl DecoderConfig {
-    /// How the layers share the KV pool.
-    pub fn kv_groups(&self) -> KvGroups {
-        let windows: Vec<_> = self.layers.iter().map(|l| l.window).collect();
-        KvGroups::from_layers(&windows)
+/// As the sizing of the pool sees it, on one device.
+impl ModelConfigLike for DecoderConfig {
+    fn num_layers(&self) -> usize {
+        self.layers.len()
     }
 
-    /// Shape of a KV storage for this model.
-    pub fn kv_cache_spec(&self, num_blocks: usize, block_size: usize, dtype: KvDType) -> KvCacheSpec {
-        KvCacheSpec {
-            num_blocks,
-            block_size,
-            num_kv_heads: self.num_kv_heads,
-            head_dim: self.head_dim,
-            num_planes: self.kv_groups().layers_per_group,
-            dtype,
+    fn kv_shape(&self, layer: usize) -> paged::KvShape {
+        match self.kv_source(layer) {
+            KvSource::Own(KvShape { num_kv_heads, k_dim, v_dim }) => {
+                paged::KvShape { num_kv_heads, k_head_dim: k_dim, v_head_dim: v_dim }
+            }
+            KvSource::Layer(_) => paged::KvShape::default(),
         }
+    }
+
+    fn retention(&self, layer: usize) -> Retention {
+        self.layers[layer].window.into()
+    }
+
+    fn max_seq_len(&self) -> usize {
+        self.max_position_embeddings
+    }
+}
+
+impl DecoderConfig {
+    /// Whose keys and values a layer reads, and of which shape.
+    pub fn kv_source(&self, _layer: usize) -> KvSource {
+        KvSource::Own(KvShape::new(self.num_kv_heads, self.head_dim))
+    }
+
+    /// A KV storage for this model, whose layers share blocks in these groups.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] for groups of another model.
+    pub fn kv_cache_spec(&self, pool: (usize, usize), dtype: KvDType, groups: &KvGroups) -> Result<KvCacheSpec, EngineError> {
+        let sources: Vec<_> = (0..self.layers.len()).map(|layer| self.kv_source(layer)).collect();
+        let groups: Vec<_> = groups.groups.iter().map(|group| &group.layers[..]).collect();
+        KvCacheSpec::grouped(pool, dtype, &sources, &groups).map_err(|error| EngineError::Internal(error.to_string()))
     }
 
     /// Rope tables: their rows for position 0 lie one after the other, then those for position 1, and so on.

@@ -4,7 +4,6 @@ use device::{
     AttentionArgs, AttentionParams, Backend, CacheEngine, DeviceError, EmbedArgs, EmbeddingTable, GateUpArgs, Linear,
     LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs, StepGraphs, StepMetadata, Tensor, WeightView,
 };
-use paged::KvGroups;
 
 use super::{config::DecoderConfig, rope::GrowingRope};
 use crate::{
@@ -37,8 +36,6 @@ struct Layer {
     post_ffn_norm: Option<Norm>,
     attention: AttentionParams,
     rope: usize,
-    group: usize,
-    plane: usize,
 }
 
 /// Activations of a step; rows are tokens.
@@ -110,11 +107,11 @@ pub(crate) struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    pub(crate) fn decoder(&self, groups: &KvGroups) -> Result<Decoder, EngineError> {
+    pub(crate) fn decoder(&self) -> Result<Decoder, EngineError> {
         let config = self.config;
         let vocab = [config.vocab_size, config.hidden_size];
         let embedding = self.weights.matrix(WeightId::global(Part::Embedding), vocab)?;
-        let layers = (0..config.layers.len()).map(|i| self.layer(i, groups)).collect::<Result<_, _>>()?;
+        let layers = (0..config.layers.len()).map(|i| self.layer(i)).collect::<Result<_, _>>()?;
         let output_norm = self.norm(WeightId::global(Part::OutputNorm), config.hidden_size)?;
         let (embedding, output) = if config.tie_word_embeddings {
             (None, self.lm_head(WeightId::global(Part::Embedding), &embedding, None)?)
@@ -129,11 +126,10 @@ impl Loader<'_> {
         Ok(Decoder { embedding, layers, output_norm, output })
     }
 
-    fn layer(&self, i: usize, groups: &KvGroups) -> Result<Layer, EngineError> {
+    fn layer(&self, i: usize) -> Result<Layer, EngineError> {
         let config = self.config;
         let (hidden, head_dim) = (config.hidden_size, config.head_dim);
         let id = |part| WeightId::layer(i, part);
-        let (group, plane) = groups.layer_slot(i).ok_or_else(|| EngineError::Internal(format!("layer {i} is in no KV group")))?;
         let q_rows = config.num_heads * head_dim;
         let kv_rows = config.num_kv_heads * head_dim;
         let [q, k, v] = self.fused([(Part::AttnQ, q_rows), (Part::AttnK, kv_rows), (Part::AttnV, kv_rows)], Part::AttnQkv, i)?;
@@ -164,8 +160,6 @@ impl Loader<'_> {
                 precision: self.precision,
             },
             rope: config.layers[i].rope,
-            group,
-            plane,
         })
     }
 
@@ -269,7 +263,7 @@ impl Decoder {
 
     fn layers(&self, run: &Run<'_>, a: &mut Activations, step: &StepMetadata) {
         let Run { backend, config, cache, ropes } = *run;
-        for layer in &self.layers {
+        for (index, layer) in self.layers.iter().enumerate() {
             let projections = &mut [
                 Projection { linear: &layer.q, out: &mut a.q },
                 Projection { linear: &layer.k, out: &mut a.k },
@@ -278,23 +272,15 @@ impl Decoder {
             backend.norm_linear(&a.hidden, Some(&layer.attn_norm), projections, step);
             let args = RopeArgs {
                 q: &mut a.q,
-                k: &mut a.k,
-                v: &a.v,
+                kv: Some((&mut a.k, &a.v)),
                 q_norm: layer.q_norm.as_ref(),
                 k_norm: layer.k_norm.as_ref(),
                 rope: Some(ropes[layer.rope].table()),
                 cache,
-                plane: layer.plane,
+                layer: index,
             };
-            backend.rope_and_cache(args, layer.group, step);
-            let args = AttentionArgs {
-                q: &a.q,
-                out: &mut a.attention,
-                cache,
-                plane: layer.plane,
-                group: layer.group,
-                params: layer.attention,
-            };
+            backend.rope_and_cache(args, step);
+            let args = AttentionArgs { q: &a.q, out: &mut a.attention, cache, layer: index, params: layer.attention };
             backend.attention(args, step);
             let args = ResidualArgs {
                 x: &a.attention,
