@@ -25,9 +25,10 @@ pub use backend::{
     ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepGraphs, StepMetadata, StepRecorder, WorkspaceShape,
 };
 pub use cache_engine::{CacheEngine, DeviceBlocks, KvPlace};
-pub use dtype::{DType, GgmlType, KvDType};
+pub use dtype::{DType, KvDType};
 pub use error::DeviceError;
 pub use host::{HostMemory, host_memory, num_physical_cores};
 pub use kv_layout::{KV_FORMAT, KvCacheSpec, KvLayer, KvShape, KvSide, KvSource};
+pub use quant::GgmlType;
 pub use sampling::{RowSampling, SampledRow};
 pub use tensor::{Tensor, WeightView};

@@ -9,7 +9,7 @@ use common::{
     serving::{exact, greedy, pool_of, request, run_together, start},
 };
 use device::{
-    DType, Device, DeviceSampler, EmbedArgs, EmbeddingTable, Phases, RowSampling, Tensor, WeightView, cuda::CudaBackend,
+    Backend, DType, Device, DeviceSampler, EmbedArgs, EmbeddingTable, Phases, RowSampling, Tensor, WeightView, cuda::CudaBackend,
     mmap::Bytes,
 };
 use engine::{Engine, EngineConfig, GenerationConfig, GenerationRequest, ResolvedSampling, Sampler, SamplingParams};

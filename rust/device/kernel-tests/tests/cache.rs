@@ -1,8 +1,8 @@
 //! What is written to the KV cache, and whole blocks of it.
 
 use device::{
-    Backend, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvShape, KvSide, Norm, NormKind, RopeArgs, RopeStyle, RopeTable,
-    StepMetadata,
+    Device, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvShape, KvSide, Norm, NormKind, Phases, RopeArgs, RopeStyle,
+    RopeTable, StepMetadata,
     cpu::ReferenceBackend,
     kernel_args::{AttentionArgs, AttentionWork, CopyBlocksArgs, RopeAndCacheArgs},
 };
@@ -73,8 +73,7 @@ fn check(case: &Case, seed: u64) {
     let step = StepMetadata { rope_positions: rope_positions.clone(), groups: vec![group], ..StepMetadata::default() };
     let rope_args = RopeArgs {
         q: &mut expected_q,
-        k: &mut expected_k,
-        v: &expected_v,
+        kv: Some((&mut expected_k, &expected_v)),
         q_norm: q_norm.as_ref(),
         k_norm: k_norm.as_ref(),
         rope: rope.as_ref(),

@@ -11,9 +11,8 @@ use std::{
 };
 
 use device::{
-    AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device as _, DeviceError, EmbedArgs, GateUpArgs, KvCacheSpec,
-    Linear, LinearOptions, Norm, Phases, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, WeightView,
-    WorkspaceShape,
+    AttentionArgs, Backend, BackendInfo, CacheEngine, DType, DeviceError, EmbedArgs, GateUpArgs, KvCacheSpec, Linear,
+    LinearOptions, Norm, Phases, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, WeightView, WorkspaceShape,
     cpu::{CpuBackend, CpuTier},
 };
 
