@@ -1,8 +1,9 @@
 //! The decoder: weights in the form their backend computes with, and one step over them.
 
 use device::{
-    AttentionArgs, AttentionParams, Backend, CacheEngine, DeviceError, EmbedArgs, EmbeddingTable, GateUpArgs, Linear,
-    LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs, StepGraphs, StepMetadata, Tensor, WeightView,
+    AttentionArgs, AttentionParams, Backend, CacheEngine, DeviceError, EmbedArgs, EmbeddingTable, GateUpArgs, HeadNorm, Linear,
+    LinearOptions, Norm, NormKind, NormSpan, Precision, Projection, ResidualArgs, RopeArgs, StepGraphs, StepMetadata, Tensor,
+    WeightView,
 };
 use paged::KvGroups;
 
@@ -268,6 +269,7 @@ impl Decoder {
 
     fn layers(&self, run: &Run<'_>, a: &mut Activations, step: &StepMetadata) {
         let Run { backend, config, cache, ropes } = *run;
+        let per_head = |norm| HeadNorm { norm, span: NormSpan::Head };
         for layer in &self.layers {
             let projections = &mut [
                 Projection { linear: &layer.q, out: &mut a.q },
@@ -279,8 +281,8 @@ impl Decoder {
                 q: &mut a.q,
                 k: &mut a.k,
                 v: &a.v,
-                q_norm: layer.q_norm.as_ref(),
-                k_norm: layer.k_norm.as_ref(),
+                q_norm: layer.q_norm.as_ref().map(per_head),
+                k_norm: layer.k_norm.as_ref().map(per_head),
                 rope: Some(ropes[layer.rope].table()),
                 cache,
                 plane: layer.plane,
@@ -305,7 +307,7 @@ impl Decoder {
             backend.gate_up(GateUpArgs {
                 x: &a.hidden,
                 norm: Some(&layer.ffn_norm),
-                gate: &layer.gate,
+                gate: Some(&layer.gate),
                 up: &layer.up,
                 activation: config.activation,
                 out: &mut a.ffn,
