@@ -4,9 +4,9 @@ mod common;
 
 use common::{Rng, tiers};
 use device::{
-    Activation, Backend, CacheEngine, DType, EmbedArgs, EmbeddingTable, GateUpArgs, HeadNorm, KvCacheSpec, KvDType,
-    KvGroupMetadata, KvPlace, KvSide, Linear, LinearOptions, Norm, NormKind, NormSpan, Precision, Projection, ResidualArgs,
-    RopeArgs, RopeStyle, RopeTable, StepMetadata, Tensor, WeightView,
+    Activation, AttentionArgs, AttentionParams, Backend, CacheEngine, DType, EmbedArgs, EmbeddingTable, GateUpArgs, HeadNorm,
+    KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvSide, Linear, LinearOptions, Norm, NormKind, NormSpan, Precision,
+    Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata, Tensor, WeightView,
     cpu::{CpuBackend, ReferenceBackend},
     mmap::Bytes,
 };
@@ -323,5 +323,72 @@ fn rotation_is_the_plain_formula_and_slot_minus_one_is_skipped() {
             assert_eq!(values[40..44], [1.0, 2.0, 3.0, 4.0]);
             assert!(keys[..40].iter().chain(&keys[44..]).all(|&x| x == 0.0), "only slot 10 is written");
         }
+    }
+}
+
+/// Attention and the feed-forward network of a layer read the same rows (GPT-J, Cohere, Phi): both are projected before either is added.
+#[test]
+fn layers_with_parallel_parts_agree() {
+    const HIDDEN: usize = 96;
+    let (mut rng, head_dim) = (Rng::new(7), 24);
+    let layers = [(); 3].map(|()| {
+        let shapes = [[96, HIDDEN], [48, HIDDEN], [48, HIDDEN], [HIDDEN, 96], [160, HIDDEN], [HIDDEN, 160]];
+        let linears = shapes.map(|[rows, cols]| (weight(&mut rng, rows, cols), rng.floats(rows)));
+        (norm(&mut rng, NORMS[2], HIDDEN), linears)
+    });
+    let spec = KvCacheSpec { num_blocks: 4, block_size: 8, num_kv_heads: 2, head_dim, num_planes: 3, dtype: KvDType::F32 };
+    let params = AttentionParams {
+        num_heads: 4,
+        num_kv_heads: 2,
+        head_dim,
+        scale: 0.05,
+        window: None,
+        softcap: None,
+        precision: Precision::Exact,
+    };
+    let rows = [5, 1, 1].map(|rows| tensor(&mut rng, rows, HIDDEN));
+    let run = |backend: &dyn Backend| {
+        let layers = layers.each_ref().map(|(norm, linears)| {
+            (norm, linears.each_ref().map(|(weight, bias)| load(backend, weight, Some(bias.iter().map(|b| b * 0.1).collect()))))
+        });
+        let cache = backend.alloc_kv_cache(&spec).unwrap();
+        let [mut q, mut k, mut v, mut attended, mut inner] = [96, 48, 48, 96, 160].map(|cols| backend.alloc(5, cols).unwrap());
+        let (mut all, mut computed) = (vec![], 0);
+        for rows in &rows {
+            let mut hidden = copy(rows);
+            let positions: Vec<u32> = (computed..computed + rows.rows() as u32).collect();
+            computed += rows.rows() as u32;
+            let slot_mapping = positions.iter().map(|p| i64::from(*p) + 8).collect();
+            let step = StepMetadata {
+                rope_positions: positions.clone(),
+                positions,
+                query_start_loc: vec![0, rows.rows() as u32],
+                seq_lens: vec![computed],
+                groups: vec![KvGroupMetadata { block_tables: vec![1], max_blocks: 1, slot_mapping }],
+            };
+            backend.begin_step(&step);
+            for (plane, (norm, [wq, wk, wv, wo, up, down])) in layers.iter().enumerate() {
+                let projections = &mut [
+                    Projection { linear: wq, out: &mut q },
+                    Projection { linear: wk, out: &mut k },
+                    Projection { linear: wv, out: &mut v },
+                ];
+                backend.norm_linear(&hidden, Some(norm), projections);
+                let activation = Activation::GeluTanh;
+                backend.gate_up(GateUpArgs { x: &hidden, norm: Some(norm), gate: None, up, activation, out: &mut inner });
+                let (q_norm, k_norm, rope, cache) = (None, None, None, &cache);
+                backend.rope_and_cache(RopeArgs { q: &mut q, k: &mut k, v: &v, q_norm, k_norm, rope, cache, plane }, 0, &step);
+                backend.attention(AttentionArgs { q: &q, out: &mut attended, cache, plane, group: 0, params }, &step);
+                for (x, linear) in [(&attended, wo), (&inner, down)] {
+                    backend.linear_residual(ResidualArgs { x, linear, post_norm: None, scale: 0.22, residual: &mut hidden });
+                }
+            }
+            all.extend_from_slice(hidden.as_slice());
+        }
+        all
+    };
+    let expected = run(&ReferenceBackend::new());
+    for backend in backends() {
+        assert_close(&run(&backend), &expected, 1e-3, &format!("{:?}", backend.info()));
     }
 }
