@@ -21,8 +21,8 @@ pub mod tensor;
 
 pub use backend::{
     Activation, AttentionArgs, AttentionParams, Backend, BackendInfo, BackendMemory, Constant, Device, DeviceSampler, EmbedArgs,
-    EmbeddingTable, GateUpArgs, KvGroupMetadata, Linear, LinearOptions, Norm, NormKind, Phases, Precision, Projection,
-    ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepGraphs, StepMetadata, StepRecorder, WorkspaceShape,
+    EmbeddingTable, GateUpArgs, HeadNorm, KvGroupMetadata, Linear, LinearOptions, Norm, NormKind, NormSpan, Phases, Precision,
+    Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepGraphs, StepMetadata, StepRecorder, WorkspaceShape,
 };
 pub use cache_engine::{CacheEngine, DeviceBlocks, KvPlace};
 pub use dtype::{DType, KvDType};

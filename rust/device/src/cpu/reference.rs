@@ -6,7 +6,8 @@ use crate::{
     Activation, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs, EmbeddingTable,
     GateUpArgs, KvCacheSpec, KvDType, KvLayer, KvPlace, KvShape, KvSide, Linear, LinearOptions, Norm, NormKind, Phases,
     Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata, Tensor, WeightView, WorkspaceShape,
-    backend::check_bias, quant::dequantize_row,
+    backend::{HeadNorm, NormParts, check_bias},
+    quant::dequantize_row,
 };
 
 /// The plain backend.
@@ -53,7 +54,12 @@ pub(crate) fn gather_rows(x: &Tensor, rows: &[u32], out: &mut Tensor) {
 }
 
 /// Normalises one vector in place.
-pub(crate) fn norm_row(norm: &Norm, x: &mut [f32]) {
+fn norm_row(norm: &Norm, x: &mut [f32]) {
+    norm_part(norm, 0, x);
+}
+
+/// The same by the values of weight and bias from `first` on.
+pub(crate) fn norm_part(norm: &Norm, first: usize, x: &mut [f32]) {
     let n = x.len() as f64;
     let mean = match norm.kind {
         NormKind::Rms => 0.0,
@@ -62,8 +68,8 @@ pub(crate) fn norm_row(norm: &Norm, x: &mut [f32]) {
     let variance = x.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / n;
     let scale = (variance + f64::from(norm.eps)).sqrt().recip();
     for (i, v) in x.iter_mut().enumerate() {
-        let bias = norm.bias.as_ref().map_or(0.0, |b| f64::from(b[i]));
-        *v = ((f64::from(*v) - mean) * scale * f64::from(norm.weight[i]) + bias) as f32;
+        let bias = norm.bias.as_ref().map_or(0.0, |b| f64::from(b[first + i]));
+        *v = ((f64::from(*v) - mean) * scale * f64::from(norm.weight[first + i]) + bias) as f32;
     }
 }
 
@@ -188,14 +194,13 @@ impl Phases for ReferenceBackend {
         let KvLayer { group, shape: KvShape { num_kv_heads, k_dim, v_dim }, .. } = *cache.layer(layer);
         for token in 0..q.rows() {
             let position = step.rope_positions.get(token).map_or(0, |&p| p as usize);
-            let turn = |row: &mut [f32], norm: Option<&Norm>| {
-                for head in row.chunks_exact_mut(k_dim) {
-                    if let Some(norm) = norm {
-                        norm_row(norm, head);
-                    }
-                    if let Some(rope) = rope {
-                        rotate(rope, position, head);
-                    }
+            let turn = |row: &mut [f32], norm: Option<HeadNorm<'_>>| {
+                if let Some(norm) = norm {
+                    let NormParts { norm, len, stride } = norm.parts(row.len() / k_dim, k_dim);
+                    row.chunks_exact_mut(len).enumerate().for_each(|(i, part)| norm_part(norm, i * stride, part));
+                }
+                if let Some(rope) = rope {
+                    row.chunks_exact_mut(k_dim).for_each(|head| rotate(rope, position, head));
                 }
             };
             turn(q.row_mut(token), q_norm);
@@ -265,12 +270,14 @@ impl Phases for ReferenceBackend {
 
     fn gate_up(&self, args: GateUpArgs<'_>, _: &StepMetadata) {
         let input = normed(args.x, args.norm);
-        let mut up = vec![0.0; args.x.rows() * args.up.out_features];
         args.out.set_rows(args.x.rows());
-        matmul(&input, args.gate, args.out.as_mut_slice());
-        matmul(&input, args.up, &mut up);
-        for (out, up) in args.out.as_mut_slice().iter_mut().zip(&up) {
-            *out = activate(args.activation, *out) * up;
+        let out = args.out.as_mut_slice();
+        matmul(&input, args.gate.unwrap_or(args.up), out);
+        out.iter_mut().for_each(|x| *x = activate(args.activation, *x));
+        if args.gate.is_some() {
+            let mut up = vec![0.0; out.len()];
+            matmul(&input, args.up, &mut up);
+            out.iter_mut().zip(&up).for_each(|(x, up)| *x *= up);
         }
     }
 

@@ -1,4 +1,4 @@
-//! Norm over q and k heads, rotation, and the write of K and V into their slots.
+//! Norm of q and k, rotation, and the write of K and V into their slots.
 #![allow(clippy::cast_ptr_alignment)] // Offsets in a plane are multiples of the element's size, those of scales of 2.
 #![allow(unsafe_op_in_unsafe_fn)] // One contract for all, stated on `rope_rows`.
 #![allow(clippy::inline_always, clippy::needless_range_loop)] // Tier code must be inlined; counted loops over registers unroll.
@@ -9,6 +9,7 @@ use half::bf16;
 
 use crate::{
     CacheEngine, KvCacheSpec, KvDType, KvLayer, KvSide, Norm, NormKind, RopeArgs, RopeStyle, RopeTable, StepMetadata, Tensor,
+    backend::NormParts,
     cache_engine::CacheWriter,
     kv_codes::{quantize_e4m3, quantize_int8},
     kv_layout::{MAX_VECTOR_BYTES, PlaneLayout},
@@ -28,8 +29,8 @@ struct Rows<'a> {
     num_heads: usize,
     /// Elements of a head.
     dim: usize,
-    q_norm: Option<&'a Norm>,
-    k_norm: Option<&'a Norm>,
+    q_norm: Option<NormParts<'a>>,
+    k_norm: Option<NormParts<'a>>,
     rope: Option<&'a RopeTable>,
     rope_positions: &'a [u32],
     /// `None`: another layer has written them.
@@ -57,20 +58,18 @@ pub(crate) fn rope_and_cache(args: RopeArgs<'_>, step: &StepMetadata, tier: CpuT
     let (layer, num_tokens) = (cache.layer(layer), q.rows());
     let (dim, num_kv_heads) = (layer.shape.k_dim, if kv.is_some() { layer.shape.num_kv_heads } else { 0 });
     assert_eq!(q.cols() % dim, 0, "columns of q in heads of {dim}");
-    for norm in [q_norm, k_norm].into_iter().flatten() {
-        assert_eq!(norm.weight.len(), dim, "weights of a norm over heads");
-    }
     if let Some(rope) = rope {
         assert!(rope.rotary_dim <= dim && rope.rotary_dim % 2 == 0, "{} rotary of {dim} elements", rope.rotary_dim);
         assert!(step.rope_positions.len() >= num_tokens, "{} rope positions of {num_tokens} rows", step.rope_positions.len());
     }
     let writer = kv.is_some().then(|| cache.writer());
+    let num_heads = q.cols() / dim;
     let rows = Rows {
         q: q.as_mut_slice().as_mut_ptr(),
-        num_heads: q.cols() / dim,
+        num_heads,
         dim,
-        q_norm,
-        k_norm,
+        q_norm: q_norm.map(|norm| norm.parts(num_heads, dim)),
+        k_norm: k_norm.filter(|_| kv.is_some()).map(|norm| norm.parts(num_kv_heads, dim)),
         rope,
         rope_positions: &step.rope_positions,
         kv: kv.zip(writer.as_ref()).map(|((k, v), writer)| kv_rows(k, v, (cache, layer), step, writer)),
@@ -131,13 +130,15 @@ unsafe fn rope_rows<S: Simd>(rows: &Rows<'_>, range: Range<usize>) {
             (&rope.cos[first..first + half], &rope.sin[first..first + half], rope.style)
         });
         for (x, heads, norm) in std::iter::once((rows.q, rows.num_heads, rows.q_norm)).chain(keys) {
-            for head in 0..heads {
-                let x = x.add((token * heads + head) * dim);
-                if let Some(norm) = norm {
-                    norm_head::<S>(norm, std::slice::from_raw_parts_mut(x, dim));
+            let x = x.add(token * heads * dim);
+            if let Some(NormParts { norm, len, stride }) = norm {
+                for part in 0..heads * dim / len {
+                    norm_part::<S>(norm, part * stride, std::slice::from_raw_parts_mut(x.add(part * len), len));
                 }
-                if let Some((cos, sin, style)) = angles {
-                    rotate::<S>(cos, sin, style, x);
+            }
+            if let Some((cos, sin, style)) = angles {
+                for head in 0..heads {
+                    rotate::<S>(cos, sin, style, x.add(head * dim));
                 }
             }
         }
@@ -185,21 +186,34 @@ unsafe fn scatter_units<T>(key: *const u8, units: usize, out: *mut u8, stride: u
     }
 }
 
+/// Normalises `x` by the values of weight and bias from `first` on.
 #[inline(always)]
-unsafe fn norm_head<S: Simd>(norm: &Norm, x: &mut [f32]) {
-    if norm.kind == NormKind::Layer || norm.bias.is_some() || !x.len().is_multiple_of(S::LANES) {
-        reference::norm_row(norm, x);
+unsafe fn norm_part<S: Simd>(norm: &Norm, first: usize, x: &mut [f32]) {
+    if !x.len().is_multiple_of(S::LANES) {
+        reference::norm_part(norm, first, x);
         return;
+    }
+    let count = x.len() as f32;
+    let mut mean = S::splat(0.0);
+    if norm.kind == NormKind::Layer {
+        for i in (0..x.len()).step_by(S::LANES) {
+            mean = S::add(mean, S::load(x.as_ptr().add(i)));
+        }
+        mean = S::splat(S::reduce_add(mean) / count);
     }
     let mut squares = S::splat(0.0);
     for i in (0..x.len()).step_by(S::LANES) {
-        let v = S::load(x.as_ptr().add(i));
+        let v = S::sub(S::load(x.as_ptr().add(i)), mean);
         squares = S::fma(v, v, squares);
     }
-    let scale = (S::reduce_add(squares) / x.len() as f32 + norm.eps).sqrt().recip();
+    let scale = (S::reduce_add(squares) / count + norm.eps).sqrt().recip();
     for i in (0..x.len()).step_by(S::LANES) {
-        let v = S::mul(S::load(x.as_ptr().add(i)), S::splat(scale));
-        S::store(x.as_mut_ptr().add(i), S::mul(v, S::load(norm.weight.as_ptr().add(i))));
+        let v = S::mul(S::sub(S::load(x.as_ptr().add(i)), mean), S::splat(scale));
+        let mut v = S::mul(v, S::load(norm.weight.as_ptr().add(first + i)));
+        if let Some(bias) = &norm.bias {
+            v = S::add(v, S::load(bias.as_ptr().add(first + i)));
+        }
+        S::store(x.as_mut_ptr().add(i), v);
     }
 }
 

@@ -347,6 +347,7 @@ fn beside_kv(
         lm_head_dtype,
         precision: precision(config),
         post_norms: model.config.sandwich_norms,
+        gated: true,
     };
     match devices {
         PlannedDevices::Own { backend, loaded } => {

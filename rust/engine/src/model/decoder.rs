@@ -1,8 +1,9 @@
 //! The decoder: weights in the form their backend computes with, and one step over them.
 
 use device::{
-    AttentionArgs, AttentionParams, Backend, CacheEngine, DeviceError, EmbedArgs, EmbeddingTable, GateUpArgs, Linear,
-    LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs, StepGraphs, StepMetadata, Tensor, WeightView,
+    AttentionArgs, AttentionParams, Backend, CacheEngine, DeviceError, EmbedArgs, EmbeddingTable, GateUpArgs, HeadNorm, Linear,
+    LinearOptions, Norm, NormKind, NormSpan, Precision, Projection, ResidualArgs, RopeArgs, StepGraphs, StepMetadata, Tensor,
+    WeightView,
 };
 
 use super::{config::DecoderConfig, rope::GrowingRope};
@@ -263,6 +264,7 @@ impl Decoder {
 
     fn layers(&self, run: &Run<'_>, a: &mut Activations, step: &StepMetadata) {
         let Run { backend, config, cache, ropes } = *run;
+        let per_head = |norm| HeadNorm { norm, span: NormSpan::Head };
         for (index, layer) in self.layers.iter().enumerate() {
             let projections = &mut [
                 Projection { linear: &layer.q, out: &mut a.q },
@@ -273,8 +275,8 @@ impl Decoder {
             let args = RopeArgs {
                 q: &mut a.q,
                 kv: Some((&mut a.k, &a.v)),
-                q_norm: layer.q_norm.as_ref(),
-                k_norm: layer.k_norm.as_ref(),
+                q_norm: layer.q_norm.as_ref().map(per_head),
+                k_norm: layer.k_norm.as_ref().map(per_head),
                 rope: Some(ropes[layer.rope].table()),
                 cache,
                 layer: index,
@@ -293,7 +295,7 @@ impl Decoder {
             let args = GateUpArgs {
                 x: &a.hidden,
                 norm: Some(&layer.ffn_norm),
-                gate: &layer.gate,
+                gate: Some(&layer.gate),
                 up: &layer.up,
                 activation: config.activation,
                 out: &mut a.ffn,

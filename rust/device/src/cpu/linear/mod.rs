@@ -175,6 +175,11 @@ impl CpuLinear {
         p * PANEL..self.out_features.min((p + 1) * PANEL)
     }
 
+    /// The bias of some rows of the weight.
+    fn panel_bias(&self, rows: &Range<usize>) -> Option<&[f32]> {
+        self.bias.as_ref().map(|bias| &bias[rows.clone()])
+    }
+
     fn is_packed(&self) -> bool {
         matches!(self.weight, Weight::Packed(_) | Weight::LmHead(_))
     }
@@ -324,8 +329,10 @@ impl Panel<'_> {
                 }
             }
         }
-        if let Some(bias) = &self.linear.bias {
-            let bias = &bias[self.rows.clone()];
+        // Estimates are scaled, and get it later.
+        if !matches!(self.source, Source::Estimate(..))
+            && let Some(bias) = self.linear.panel_bias(&self.rows)
+        {
             for out in &mut out[..num_rows] {
                 for (o, b) in out.iter_mut().zip(bias) {
                     *o += b;
