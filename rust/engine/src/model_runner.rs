@@ -9,7 +9,9 @@ use crate::{
     EngineError, LoadProgress,
     model::{
         Decoder, DecoderConfig, ModelFiles,
-        decoder::{Activations, Loader, Run, softcap},
+        decoder::{Activations, softcap},
+        loader::Loader,
+        part::Run,
         rope::GrowingRope,
     },
 };
@@ -51,7 +53,10 @@ pub struct ModelRunner {
     config: DecoderConfig,
     options: RunnerOptions,
     groups: KvGroups,
+    /// Group and plane of each layer's KV.
+    kv: Vec<(usize, usize)>,
     decoder: Decoder,
+    weight_bytes: u64,
     activations: Activations,
     ropes: Vec<GrowingRope>,
     cache: Option<CacheEngine>,
@@ -73,19 +78,35 @@ impl ModelRunner {
             done.set((done.get() + bytes).min(total_bytes));
             progress(LoadProgress { done_bytes: done.get(), total_bytes });
         };
-        let loader = Loader {
+        let slot = |i| groups.layer_slot(i).ok_or_else(|| EngineError::Internal(format!("layer {i} is in no KV group")));
+        let kv = (0..config.layers.len()).map(slot).collect::<Result<_, _>>()?;
+        let mut loader = Loader {
             weights: files.weights(),
             config: &config,
             backend: &*backend,
             precision: options.precision,
             progress: &count,
+            bytes: 0,
         };
-        let decoder = loader.decoder(&groups)?;
+        let decoder = Decoder::new(&mut loader, &config)?;
+        let weight_bytes = loader.bytes;
         progress(LoadProgress { done_bytes: total_bytes, total_bytes });
         let max_logit_rows = max_logit_rows(options.max_num_seqs);
         let activations = Activations::new(&*backend, &config, options.max_num_batched_tokens.max(1), max_logit_rows)?;
         let ropes = config.ropes.iter().map(|rope| GrowingRope::new(rope, &config)).collect();
-        Ok(Self { graphs: StepGraphs::default(), backend, config, options, groups, decoder, activations, ropes, cache: None })
+        Ok(Self {
+            graphs: StepGraphs::default(),
+            backend,
+            config,
+            options,
+            groups,
+            kv,
+            decoder,
+            weight_bytes,
+            activations,
+            ropes,
+            cache: None,
+        })
     }
 
     /// The decoder's hyperparameters.
@@ -100,7 +121,7 @@ impl ModelRunner {
 
     /// Bytes of all weights as they are kept, those of files where they are used in place.
     pub fn weight_bytes(&self) -> u64 {
-        self.decoder.weight_bytes()
+        self.weight_bytes
     }
 
     /// Bytes of the activations of the largest step.
@@ -160,7 +181,7 @@ impl ModelRunner {
             rope.grow(rope_rows)?;
         }
         let cache = self.cache.as_ref().ok_or_else(|| EngineError::Internal("a step ran before the KV cache was made".into()))?;
-        let run = Run { backend: &*self.backend, config: &self.config, cache, ropes: &self.ropes };
+        let run = Run { backend: &*self.backend, precision: self.options.precision, cache, ropes: &self.ropes, kv: &self.kv };
         self.decoder.forward(&run, &mut self.graphs, &mut self.activations, token_ids, step);
         Ok(())
     }
