@@ -170,7 +170,51 @@ pub struct RopeTable {
     pub sin: Constant,
 }
 
-/// Arguments of [`Backend::rope_and_cache`]: q/k norm over each head, rotation, and the write of K and V into their slots.
+/// What a norm of q or k takes for one vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormSpan {
+    /// Each head. The weight is `[head_dim]`, which all heads share, or `[num_heads * head_dim]`.
+    Head,
+    /// All heads of a token together, `[num_heads * head_dim]` (OLMo 2, arXiv:2501.00656).
+    Row,
+}
+
+/// A norm of projected queries or keys, before their rotation.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadNorm<'a> {
+    /// Its weight, and its bias if there is one, are as long as `span` says.
+    pub norm: &'a Norm,
+    /// What it runs over.
+    pub span: NormSpan,
+}
+
+/// The vectors of a row that a [`HeadNorm`] normalises.
+#[derive(Clone, Copy)]
+pub(crate) struct NormParts<'a> {
+    pub norm: &'a Norm,
+    /// Elements of a vector.
+    pub len: usize,
+    /// Elements of the weight from one vector to the next: 0 where they share it.
+    pub stride: usize,
+}
+
+impl<'a> HeadNorm<'a> {
+    /// Over rows of `num_heads` heads of `head_dim` elements.
+    ///
+    /// # Panics
+    /// When weight or bias are of another length.
+    pub(crate) fn parts(self, num_heads: usize, head_dim: usize) -> NormParts<'a> {
+        let Self { norm, span } = self;
+        let (given, row) = (norm.weight.len(), num_heads * head_dim);
+        let fits = given == row || given == head_dim && span == NormSpan::Head;
+        assert!(fits, "a norm of {given} values over {num_heads} heads of {head_dim}, {span:?}");
+        assert!(norm.bias.as_ref().is_none_or(|bias| bias.len() == given), "values of the bias beside a weight of {given}");
+        let len = if span == NormSpan::Row { row } else { head_dim };
+        NormParts { norm, len, stride: if given == row { len } else { 0 } }
+    }
+}
+
+/// Arguments of [`Backend::rope_and_cache`]: q/k norm, rotation, and the write of K and V into their slots.
 pub struct RopeArgs<'a> {
     /// `[num_tokens, num_heads * head_dim]`, rotated in place.
     pub q: &'a mut Tensor,
@@ -178,10 +222,10 @@ pub struct RopeArgs<'a> {
     pub k: &'a mut Tensor,
     /// `[num_tokens, num_kv_heads * head_dim]`.
     pub v: &'a Tensor,
-    /// Norm over each query head, `[head_dim]`.
-    pub q_norm: Option<&'a Norm>,
-    /// Norm over each key head, `[head_dim]`.
-    pub k_norm: Option<&'a Norm>,
+    /// Norm of the queries.
+    pub q_norm: Option<HeadNorm<'a>>,
+    /// Norm of the keys.
+    pub k_norm: Option<HeadNorm<'a>>,
     /// Rotation of q and k; `None` for layers without one.
     pub rope: Option<&'a RopeTable>,
     /// The KV storage.
@@ -275,17 +319,18 @@ pub struct ResidualArgs<'a> {
     pub residual: &'a mut Tensor,
 }
 
-/// Arguments of [`Backend::gate_up`]: `out = activation(norm(x) @ gate^T) * (norm(x) @ up^T)`.
+/// Arguments of [`Backend::gate_up`]: `out = activation(norm(x) @ gate^T) * (norm(x) @ up^T)`, or without a gate
+/// `out = activation(norm(x) @ up^T)`; biases are added to the products.
 pub struct GateUpArgs<'a> {
     /// `[num_tokens, hidden_size]`.
     pub x: &'a Tensor,
     /// Applied to `x` first.
     pub norm: Option<&'a Norm>,
-    /// `[intermediate_size, hidden_size]`.
-    pub gate: &'a Linear,
+    /// `[intermediate_size, hidden_size]`; `None`: the network is not gated.
+    pub gate: Option<&'a Linear>,
     /// `[intermediate_size, hidden_size]`.
     pub up: &'a Linear,
-    /// Of the gate.
+    /// Of the gate, or of `up` where there is none.
     pub activation: Activation,
     /// `[num_tokens, intermediate_size]`.
     pub out: &'a mut Tensor,
@@ -344,6 +389,8 @@ pub struct WorkspaceShape {
     pub precision: Precision,
     /// Whether there are norms before the residual additions.
     pub post_norms: bool,
+    /// Whether feed-forward networks are gated.
+    pub gated: bool,
 }
 
 /// Steps that a backend recorded for one model and its KV storage, which outlive them.
@@ -467,7 +514,7 @@ pub trait Backend: Send + Sync {
     /// A projection added to the residual stream.
     fn linear_residual(&self, args: ResidualArgs<'_>);
 
-    /// The gated half of a feed-forward network.
+    /// The first half of a feed-forward network, gated or not.
     fn gate_up(&self, args: GateUpArgs<'_>);
 
     /// `out[i] = x[rows[i]]`; sets out's rows.

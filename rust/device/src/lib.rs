@@ -20,8 +20,8 @@ pub mod tensor;
 
 pub use backend::{
     Activation, AttentionArgs, AttentionParams, Backend, BackendInfo, BackendMemory, Constant, EmbedArgs, EmbeddingTable,
-    GateUpArgs, KvGroupMetadata, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs, RopeStyle,
-    RopeTable, StepGraphs, StepMetadata, WorkspaceShape,
+    GateUpArgs, HeadNorm, KvGroupMetadata, Linear, LinearOptions, Norm, NormKind, NormSpan, Precision, Projection, ResidualArgs,
+    RopeArgs, RopeStyle, RopeTable, StepGraphs, StepMetadata, WorkspaceShape,
 };
 pub use cache_engine::{CacheEngine, KvPlace, KvSide};
 pub use dtype::{DType, GgmlType, KvDType};

@@ -323,6 +323,18 @@ shapes! {
     f32_agrees_with_the_oracle: F32, 1, MIXED;
 }
 
+/// As Gemma 2 has them: heads of 256, two of them a KV head, capped scores, a window in every other layer.
+#[test]
+fn wide_heads_with_a_cap_and_a_window_agree_with_the_oracle() {
+    for (dtype, vectors) in KvDType::ALL.into_iter().flat_map(|dtype| [16, 64].map(|vectors| (dtype, vectors))) {
+        let vectors = if dtype == KvDType::F32 { 1 } else { vectors };
+        for softcap in [2.0, 50.0] {
+            let case = Case { window: 33, softcap, vectors, split: 64, num_kv_heads: 2, ..Case::new(dtype, 256, 2) };
+            check(&Case { requests: vec![(0, 9), (130, 1), (70, 3)], ..case }, 31);
+        }
+    }
+}
+
 #[test]
 fn several_rows_of_a_request_decode_together() {
     for (dtype, group) in [(KvDType::BF16, 4), (KvDType::F8E4M3, 3), (KvDType::F16, 1)] {

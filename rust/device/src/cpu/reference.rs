@@ -5,7 +5,9 @@ use std::sync::Arc;
 use crate::{
     Activation, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, DeviceError, EmbedArgs, EmbeddingTable, GateUpArgs,
     KvCacheSpec, KvPlace, KvSide, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs,
-    RopeStyle, RopeTable, StepMetadata, Tensor, WeightView, WorkspaceShape, backend::LinearWeight, quant::dequantize_row,
+    RopeStyle, RopeTable, StepMetadata, Tensor, WeightView, WorkspaceShape,
+    backend::{LinearWeight, NormParts},
+    quant::dequantize_row,
 };
 
 /// The plain backend.
@@ -46,7 +48,12 @@ pub(crate) fn gather_rows(x: &Tensor, rows: &[u32], out: &mut Tensor) {
 }
 
 /// Normalises one vector in place.
-pub(crate) fn norm_row(norm: &Norm, x: &mut [f32]) {
+fn norm_row(norm: &Norm, x: &mut [f32]) {
+    norm_part(norm, 0, x);
+}
+
+/// The same by the values of weight and bias from `first` on.
+pub(crate) fn norm_part(norm: &Norm, first: usize, x: &mut [f32]) {
     let n = x.len() as f64;
     let mean = match norm.kind {
         NormKind::Rms => 0.0,
@@ -55,8 +62,8 @@ pub(crate) fn norm_row(norm: &Norm, x: &mut [f32]) {
     let variance = x.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / n;
     let scale = (variance + f64::from(norm.eps)).sqrt().recip();
     for (i, v) in x.iter_mut().enumerate() {
-        let bias = norm.bias.as_ref().map_or(0.0, |b| f64::from(b[i]));
-        *v = ((f64::from(*v) - mean) * scale * f64::from(norm.weight[i]) + bias) as f32;
+        let bias = norm.bias.as_ref().map_or(0.0, |b| f64::from(b[first + i]));
+        *v = ((f64::from(*v) - mean) * scale * f64::from(norm.weight[first + i]) + bias) as f32;
     }
 }
 
@@ -175,13 +182,13 @@ impl Backend for ReferenceBackend {
         for token in 0..args.k.rows() {
             let position = step.rope_positions.get(token).map_or(0, |&p| p as usize);
             for (x, norm) in [(&mut *args.q, args.q_norm), (&mut *args.k, args.k_norm)] {
-                for head in x.row_mut(token).chunks_exact_mut(spec.head_dim) {
-                    if let Some(norm) = norm {
-                        norm_row(norm, head);
-                    }
-                    if let Some(rope) = args.rope {
-                        rotate(rope, position, head);
-                    }
+                let row = x.row_mut(token);
+                if let Some(norm) = norm {
+                    let NormParts { norm, len, stride } = norm.parts(row.len() / spec.head_dim, spec.head_dim);
+                    row.chunks_exact_mut(len).enumerate().for_each(|(i, part)| norm_part(norm, i * stride, part));
+                }
+                if let Some(rope) = args.rope {
+                    row.chunks_exact_mut(spec.head_dim).for_each(|head| rotate(rope, position, head));
                 }
             }
             let Ok(slot) = usize::try_from(step.groups[group].slot_mapping[token]) else { continue };
@@ -248,12 +255,14 @@ impl Backend for ReferenceBackend {
 
     fn gate_up(&self, args: GateUpArgs<'_>) {
         let input = normed(args.x, args.norm);
-        let mut up = vec![0.0; args.x.rows() * args.up.out_features];
         args.out.set_rows(args.x.rows());
-        matmul(&input, args.gate, args.out.as_mut_slice());
-        matmul(&input, args.up, &mut up);
-        for (out, up) in args.out.as_mut_slice().iter_mut().zip(&up) {
-            *out = activate(args.activation, *out) * up;
+        let out = args.out.as_mut_slice();
+        matmul(&input, args.gate.unwrap_or(args.up), out);
+        out.iter_mut().for_each(|x| *x = activate(args.activation, *x));
+        if args.gate.is_some() {
+            let mut up = vec![0.0; out.len()];
+            matmul(&input, args.up, &mut up);
+            out.iter_mut().zip(&up).for_each(|(x, up)| *x *= up);
         }
     }
 

@@ -1,4 +1,4 @@
-//! Norm over q and k heads, rotation, and the write of K and V into their slots.
+//! Norm of q and k, rotation, and the write of K and V into their slots.
 #![allow(clippy::cast_ptr_alignment)] // Offsets in a plane are multiples of the element's size, those of scales of 2.
 #![allow(unsafe_op_in_unsafe_fn)] // One contract for all, stated on `rope_rows`.
 #![allow(clippy::inline_always, clippy::needless_range_loop)] // Tier code must be inlined; counted loops over registers unroll.
@@ -9,6 +9,7 @@ use half::bf16;
 
 use crate::{
     KvCacheSpec, KvDType, KvGroupMetadata, KvSide, Norm, NormKind, RopeArgs, RopeStyle, RopeTable, StepMetadata,
+    backend::NormParts,
     kv_codes::{quantize_e4m3, quantize_int8},
     kv_layout::{MAX_VECTOR_BYTES, PlaneLayout},
 };
@@ -27,8 +28,8 @@ struct Rows<'a> {
     k: *mut f32,
     v: *const f32,
     num_heads: usize,
-    q_norm: Option<&'a Norm>,
-    k_norm: Option<&'a Norm>,
+    q_norm: Option<NormParts<'a>>,
+    k_norm: Option<NormParts<'a>>,
     rope: Option<&'a RopeTable>,
     rope_positions: &'a [u32],
     spec: &'a KvCacheSpec,
@@ -50,9 +51,6 @@ pub(crate) fn rope_and_cache(args: RopeArgs<'_>, group: &KvGroupMetadata, step: 
     assert_eq!((q.rows(), v.rows()), (num_tokens, num_tokens), "rows of q and v");
     assert_eq!(q.cols() % spec.head_dim, 0, "columns of q in heads of {}", spec.head_dim);
     assert!(group.slot_mapping.len() >= num_tokens, "{} slots of {num_tokens} rows", group.slot_mapping.len());
-    for norm in [q_norm, k_norm].into_iter().flatten() {
-        assert_eq!(norm.weight.len(), spec.head_dim, "weights of a norm over heads");
-    }
     if let Some(rope) = rope {
         assert!(
             rope.rotary_dim <= spec.head_dim && rope.rotary_dim % 2 == 0,
@@ -65,13 +63,14 @@ pub(crate) fn rope_and_cache(args: RopeArgs<'_>, group: &KvGroupMetadata, step: 
     let slots = &group.slot_mapping[..num_tokens];
     debug_assert!(distinct(slots), "slots of a step are distinct: {slots:?}");
     let writer = cache.writer();
+    let num_heads = q.cols() / spec.head_dim;
     let rows = Rows {
-        num_heads: q.cols() / spec.head_dim,
+        num_heads,
         q: q.as_mut_slice().as_mut_ptr(),
         k: k.as_mut_slice().as_mut_ptr(),
         v: v.as_slice().as_ptr(),
-        q_norm,
-        k_norm,
+        q_norm: q_norm.map(|norm| norm.parts(num_heads, spec.head_dim)),
+        k_norm: k_norm.map(|norm| norm.parts(spec.num_kv_heads, spec.head_dim)),
         rope,
         rope_positions: &step.rope_positions,
         spec,
@@ -105,13 +104,15 @@ unsafe fn rope_rows<S: Simd>(rows: &Rows<'_>, range: Range<usize>) {
             (&rope.cos[first..first + half], &rope.sin[first..first + half], rope.style)
         });
         for (x, heads, norm) in [(rows.q, rows.num_heads, rows.q_norm), (rows.k, spec.num_kv_heads, rows.k_norm)] {
-            for head in 0..heads {
-                let x = x.add((token * heads + head) * dim);
-                if let Some(norm) = norm {
-                    norm_head::<S>(norm, std::slice::from_raw_parts_mut(x, dim));
+            let x = x.add(token * heads * dim);
+            if let Some(NormParts { norm, len, stride }) = norm {
+                for part in 0..heads * dim / len {
+                    norm_part::<S>(norm, part * stride, std::slice::from_raw_parts_mut(x.add(part * len), len));
                 }
-                if let Some((cos, sin, style)) = angles {
-                    rotate::<S>(cos, sin, style, x);
+            }
+            if let Some((cos, sin, style)) = angles {
+                for head in 0..heads {
+                    rotate::<S>(cos, sin, style, x.add(head * dim));
                 }
             }
         }
@@ -155,21 +156,34 @@ unsafe fn scatter_units<T>(key: *const u8, units: usize, out: *mut u8, stride: u
     }
 }
 
+/// Normalises `x` by the values of weight and bias from `first` on.
 #[inline(always)]
-unsafe fn norm_head<S: Simd>(norm: &Norm, x: &mut [f32]) {
-    if norm.kind == NormKind::Layer || norm.bias.is_some() || !x.len().is_multiple_of(S::LANES) {
-        reference::norm_row(norm, x);
+unsafe fn norm_part<S: Simd>(norm: &Norm, first: usize, x: &mut [f32]) {
+    if !x.len().is_multiple_of(S::LANES) {
+        reference::norm_part(norm, first, x);
         return;
+    }
+    let count = x.len() as f32;
+    let mut mean = S::splat(0.0);
+    if norm.kind == NormKind::Layer {
+        for i in (0..x.len()).step_by(S::LANES) {
+            mean = S::add(mean, S::load(x.as_ptr().add(i)));
+        }
+        mean = S::splat(S::reduce_add(mean) / count);
     }
     let mut squares = S::splat(0.0);
     for i in (0..x.len()).step_by(S::LANES) {
-        let v = S::load(x.as_ptr().add(i));
+        let v = S::sub(S::load(x.as_ptr().add(i)), mean);
         squares = S::fma(v, v, squares);
     }
-    let scale = (S::reduce_add(squares) / x.len() as f32 + norm.eps).sqrt().recip();
+    let scale = (S::reduce_add(squares) / count + norm.eps).sqrt().recip();
     for i in (0..x.len()).step_by(S::LANES) {
-        let v = S::mul(S::load(x.as_ptr().add(i)), S::splat(scale));
-        S::store(x.as_mut_ptr().add(i), S::mul(v, S::load(norm.weight.as_ptr().add(i))));
+        let v = S::mul(S::sub(S::load(x.as_ptr().add(i)), mean), S::splat(scale));
+        let mut v = S::mul(v, S::load(norm.weight.as_ptr().add(first + i)));
+        if let Some(bias) = &norm.bias {
+            v = S::add(v, S::load(bias.as_ptr().add(first + i)));
+        }
+        S::store(x.as_mut_ptr().add(i), v);
     }
 }
 

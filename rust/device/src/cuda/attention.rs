@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use crate::{
-    Activation, AttentionArgs, CacheEngine, KvCacheSpec, KvDType, Norm, NormKind, RopeArgs, RopeStyle, StepMetadata,
-    WorkspaceShape,
-    kernel_args::{self, ActivationKind, AttentionMergeArgs, DevicePtr, ElementType, RopeAndCacheArgs},
+    Activation, AttentionArgs, CacheEngine, HeadNorm, KvCacheSpec, KvDType, NormKind, NormSpan, RopeArgs, RopeStyle,
+    StepMetadata, WorkspaceShape,
+    backend::NormParts,
+    kernel_args::{self, ActivationKind, AttentionMergeArgs, DevicePtr, ElementType, HeadNormArgs, RopeAndCacheArgs},
 };
 
 use super::{
@@ -261,7 +262,7 @@ fn attention_kernel(family: &str, spec: &KvCacheSpec) -> Result<Kernel, CudaErro
     }
 }
 
-/// q/k norm, rotation, write of K and V. Keys on the device are not changed: only the cache has them rotated.
+/// Norm of heads, rotation, write of K and V. Keys on the device are not changed: only the cache has them rotated.
 pub fn rope_and_cache(
     driver: &Arc<dyn Driver>,
     lists: &StepLists,
@@ -273,14 +274,19 @@ pub fn rope_and_cache(
     let num_tokens = args.q.rows();
     let num_heads = args.q.cols() / spec.head_dim;
     assert_eq!((args.k.cols(), args.v.cols()), (spec.num_kv_heads * spec.head_dim, args.k.cols()), "columns of keys and values");
-    let mut norm = |norm: Option<&Norm>| {
-        norm.map_or(Ok((0, 0.0)), |norm| {
-            assert_eq!((norm.kind, norm.bias.is_none()), (NormKind::Rms, true), "heads have RMS norms on a GPU");
-            assert_eq!(norm.weight.len(), spec.head_dim, "weights of a head's norm");
-            Ok::<_, CudaError>((constants.of(driver, &norm.weight)?, norm.eps))
+    let mut head_norm = |norm: Option<HeadNorm<'_>>, num_heads| -> Result<_, CudaError> {
+        let Some(norm) = norm.filter(|norm| norm.span == NormSpan::Head) else { return Ok(HeadNormArgs::default()) };
+        let NormParts { norm, stride, .. } = norm.parts(num_heads, spec.head_dim);
+        Ok(HeadNormArgs {
+            weight: constants.of(driver, &norm.weight)?,
+            bias: norm.bias.as_ref().map_or(Ok(0), |bias| constants.of(driver, bias))?,
+            stride: stride as u32,
+            has_mean: u32::from(norm.kind == NormKind::Layer),
+            eps: norm.eps,
+            reserved: 0,
         })
     };
-    let ((q_norm, q_eps), (k_norm, k_eps)) = (norm(args.q_norm)?, norm(args.k_norm)?);
+    let (q_norm, k_norm) = (head_norm(args.q_norm, num_heads)?, head_norm(args.k_norm, spec.num_kv_heads)?);
     let table = |values: fn(&crate::RopeTable) -> &crate::Constant, constants: &mut Constants| {
         args.rope.map_or(Ok(0), |rope| constants.of(driver, values(rope)))
     };
@@ -311,8 +317,6 @@ pub fn rope_and_cache(
         v_stride: args.v.cols() as u32,
         rotary_dim: args.rope.map_or(0, |rope| rope.rotary_dim) as u32,
         interleaved: u32::from(args.rope.is_some_and(|rope| rope.style == RopeStyle::Interleaved)),
-        q_eps,
-        k_eps,
     };
     let kernel = Kernel::named(&format!("rope_and_cache_{}", kv_suffix(spec.dtype)))?;
     let grid = [(num_tokens * (num_heads + 2 * spec.num_kv_heads)).div_ceil(HEADS_PER_CTA), 1, 1];

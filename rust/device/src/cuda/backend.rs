@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{
     AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, Constant, DType, DeviceError, EmbedArgs, EmbeddingTable,
-    GateUpArgs, KvCacheSpec, KvDType, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs,
-    RowSampling, SampledRow, StepGraphs, StepMetadata, Tensor, WeightView, WorkspaceShape,
+    GateUpArgs, HeadNorm, KvCacheSpec, KvDType, Linear, LinearOptions, Norm, NormKind, NormSpan, Precision, Projection,
+    ResidualArgs, RopeArgs, RowSampling, SampledRow, StepGraphs, StepMetadata, Tensor, WeightView, WorkspaceShape,
     backend::LinearWeight,
     cpu::pool::ThreadPool,
     kernel_args::{DevicePtr, ElementType, GatedActivationArgs, GatherRowsArgs, NormArgs},
@@ -189,6 +189,7 @@ impl CudaBackend {
         Ok(Rows { at: out, ..rows })
     }
 
+    /// `out = activation(gate) * up`, or `activation(gate)` where `up` is 0.
     fn activate(&self, gate: Rows, up: DevicePtr, out: DevicePtr, activation: u32) -> Result<(), CudaError> {
         let row_bytes = (gate.cols * size_of::<f32>()) as u64;
         for first in (0..gate.count).step_by(MAX_GRID_Y) {
@@ -196,7 +197,7 @@ impl CudaBackend {
             let offset = first as u64 * row_bytes;
             let args = GatedActivationArgs {
                 gate: gate.at + offset,
-                up: up + offset,
+                up: if up == 0 { 0 } else { up + offset },
                 out: out + offset,
                 num_rows: num_rows as u32,
                 cols: gate.cols as u32,
@@ -206,7 +207,7 @@ impl CudaBackend {
                 out_type: ElementType::F32 as u32,
             };
             let grid = [gate.cols.div_ceil(ACTIVATION_COLS), num_rows, 1];
-            // SAFETY: all three are buffers of `gate.count` rows of this width.
+            // SAFETY: each is a buffer of `gate.count` rows of this width, or no buffer.
             unsafe { launch(&self.driver, self.kernels.gated_activation, grid, &args)? };
         }
         Ok(())
@@ -267,13 +268,19 @@ impl CudaBackend {
         let input = self.normed(&mut state, args.x, args.norm)?;
         args.out.set_rows(input.count);
         let cols = args.out.cols();
-        assert_eq!((args.gate.out_features, args.up.out_features), (cols, cols), "columns of the output");
-        let gate = state.projected.floats(&self.driver, input.count * cols)?;
+        assert_eq!(args.up.out_features, cols, "columns of the output");
+        let (out, activation) = (device(args.out).at(), attention::activation_kind(args.activation));
+        let Some(gate) = args.gate else {
+            // SAFETY: the output has the rows of the input and the checked width.
+            unsafe { state.dense.multiply(input, &[plain(args.up, out)])? };
+            return self.activate(Rows { at: out, count: input.count, cols }, 0, out, activation);
+        };
+        assert_eq!(gate.out_features, cols, "columns of the output");
+        let gated = state.projected.floats(&self.driver, input.count * cols)?;
         let up = state.up.floats(&self.driver, input.count * cols)?;
         // SAFETY: both buffers were made for the products.
-        unsafe { state.dense.multiply(input, &[plain(args.gate, gate), plain(args.up, up)])? };
-        let gate = Rows { at: gate, count: input.count, cols };
-        self.activate(gate, up, device(args.out).at(), attention::activation_kind(args.activation))
+        unsafe { state.dense.multiply(input, &[plain(gate, gated), plain(args.up, up)])? };
+        self.activate(Rows { at: gated, count: input.count, cols }, up, out, activation)
     }
 
     fn try_sample(
@@ -383,8 +390,8 @@ impl Backend for CudaBackend {
     }
 
     fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64 {
-        let widest = shape.hidden_size.max(shape.intermediate_size);
-        let floats = shape.num_tokens * (shape.hidden_size + widest + shape.intermediate_size);
+        let gated = if shape.gated { shape.intermediate_size } else { 0 };
+        let floats = shape.num_tokens * (shape.hidden_size + shape.hidden_size.max(gated) + gated);
         (floats * size_of::<f32>()) as u64 + attention::workspace_bytes(shape) + self.state().dense.workspace_bytes(shape)
     }
 
@@ -415,6 +422,15 @@ impl Backend for CudaBackend {
     fn rope_and_cache(&self, args: RopeArgs<'_>, group: usize, step: &StepMetadata) {
         let State { lists, constants, .. } = &mut *self.state();
         assert_eq!(step.num_reqs(), lists.num_reqs(), "the step that was begun");
+        let row_norm = |norm: Option<HeadNorm<'_>>, x: &Tensor, constants: &mut Constants| match norm {
+            Some(norm) if norm.span == NormSpan::Row => {
+                let (norm, x) = (Some(norm.parts(1, x.cols()).norm), rows(x));
+                self.norm_pass(constants, x, &NormPass { norm, out: x.at, ..NormPass::default() })
+            }
+            _ => Ok(()),
+        };
+        done(row_norm(args.q_norm, args.q, constants));
+        done(row_norm(args.k_norm, args.k, constants));
         done(attention::rope_and_cache(&self.driver, lists, constants, &args, group));
     }
 

@@ -77,8 +77,14 @@ fn norm_and_gate(backend: &CudaBackend) {
     }
     for kind in [NormKind::Rms, NormKind::Layer] {
         let norm = Norm { kind, weight: vec![1.0; WIDTH].into(), bias: None, eps: 1e-5 };
-        let args =
-            GateUpArgs { x: &x, norm: Some(&norm), gate: &linear, up: &linear, activation: Activation::Silu, out: &mut out };
+        let args = GateUpArgs {
+            x: &x,
+            norm: Some(&norm),
+            gate: Some(&linear),
+            up: &linear,
+            activation: Activation::Silu,
+            out: &mut out,
+        };
         backend.gate_up(args);
         let args = ResidualArgs { x: &out, linear: &linear, post_norm: Some(&norm), scale: 1.0, residual: &mut residual };
         backend.linear_residual(args);

@@ -307,6 +307,7 @@ fn beside_kv(
         lm_head_dtype: counter.lm_head_dtype,
         precision: precision(config),
         post_norms: model.config.layers.iter().any(|layer| layer.norms != Norms::Before),
+        gated: model.config.layers.iter().any(|layer| layer.dense().is_gated),
     };
     match devices {
         PlannedDevices::Own { backend, loaded } => {

@@ -1,6 +1,6 @@
 //! Softmax attention over the KV cache.
 
-use device::{AttentionArgs, AttentionParams, Linear, Norm, Projection, RopeArgs};
+use device::{AttentionArgs, AttentionParams, HeadNorm, Linear, Norm, NormSpan, Projection, RopeArgs};
 
 use super::{
     config::{AttentionConfig, QkNorm},
@@ -71,7 +71,8 @@ impl Part for Attention {
         ];
         backend.norm_linear(cx.hidden, norm, projections);
         let rope = self.config.rope.map(|rope| cx.run.ropes[rope].table());
-        let (q_norm, k_norm) = (self.q_norm.as_ref(), self.k_norm.as_ref());
+        let span = if self.config.qk_norm == Some(QkNorm::Row) { NormSpan::Row } else { NormSpan::Head };
+        let [q_norm, k_norm] = [&self.q_norm, &self.k_norm].map(|norm| norm.as_ref().map(|norm| HeadNorm { norm, span }));
         backend.rope_and_cache(RopeArgs { q, k, v, q_norm, k_norm, rope, cache, plane }, group, cx.step);
         let AttentionConfig { num_heads, num_kv_heads, head_dim, scale, window, softcap, .. } = self.config;
         let precision = cx.run.precision;

@@ -51,7 +51,7 @@ impl Part for Dense {
         cx.run.backend.gate_up(GateUpArgs {
             x: cx.hidden,
             norm,
-            gate: self.gate.as_ref().expect("gated"),
+            gate: self.gate.as_ref(),
             up: &self.up,
             activation: self.activation,
             out: &mut cx.buffers.ffn,

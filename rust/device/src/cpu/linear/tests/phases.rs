@@ -164,7 +164,7 @@ fn fused_phases_are_the_plain_operations_one_after_the_other() {
                 let args = GateUpArgs {
                     x: &x,
                     norm: Some(&norm),
-                    gate: &linears[0],
+                    gate: Some(&linears[0]),
                     up: &up,
                     activation: Activation::Silu,
                     out: &mut out,
@@ -196,7 +196,8 @@ fn gate_and_up_of_few_rows_have_the_bits_of_many() {
             let [gate, up] = weights.each_ref().map(|weight| linear(weight, precision, tier, &pool));
             let run = |x: &Tensor| {
                 let mut out = Tensor::new(rows, n).expect("memory");
-                let args = GateUpArgs { x, norm: Some(&norm), gate: &gate, up: &up, activation: Activation::Silu, out: &mut out };
+                let args =
+                    GateUpArgs { x, norm: Some(&norm), gate: Some(&gate), up: &up, activation: Activation::Silu, out: &mut out };
                 gate_up(LinearContext { pool: &pool, tier }, &mut LinearScratch::default(), args);
                 out.as_slice().iter().map(|v| v.to_bits()).collect::<Vec<_>>()
             };
