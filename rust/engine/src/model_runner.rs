@@ -11,7 +11,9 @@ use crate::{
     EngineError, LoadProgress,
     model::{
         Decoder, DecoderConfig, ModelFiles,
-        decoder::{Activations, Loader, Run, softcap},
+        decoder::{Activations, softcap},
+        loader::Loader,
+        part::Run,
         rope::GrowingRope,
     },
 };
@@ -54,6 +56,7 @@ pub struct ModelRunner {
     options: RunnerOptions,
     groups: KvGroups,
     decoder: Decoder,
+    weight_bytes: u64,
     activations: Activations,
     ropes: Vec<GrowingRope>,
     cache: Option<CacheEngine>,
@@ -74,14 +77,16 @@ impl ModelRunner {
             done.set((done.get() + bytes).min(total_bytes));
             progress(LoadProgress { done_bytes: done.get(), total_bytes });
         };
-        let loader = Loader {
+        let mut loader = Loader {
             weights: files.weights(),
             config: &config,
             backend: &*backend,
             precision: options.precision,
             progress: &count,
+            bytes: 0,
         };
-        let decoder = loader.decoder()?;
+        let decoder = Decoder::new(&mut loader, &config)?;
+        let weight_bytes = loader.bytes;
         progress(LoadProgress { done_bytes: total_bytes, total_bytes });
         let max_logit_rows = max_logit_rows(options.max_num_seqs);
         let activations = Activations::new(&*backend, &config, options.max_num_batched_tokens.max(1), max_logit_rows)?;
@@ -93,6 +98,7 @@ impl ModelRunner {
             options,
             groups: KvGroups::default(),
             decoder,
+            weight_bytes,
             activations,
             ropes,
             cache: None,
@@ -111,7 +117,7 @@ impl ModelRunner {
 
     /// Bytes of all weights as they are kept, those of files where they are used in place.
     pub fn weight_bytes(&self) -> u64 {
-        self.decoder.weight_bytes()
+        self.weight_bytes
     }
 
     /// Bytes of the activations of the largest step.
@@ -172,7 +178,7 @@ impl ModelRunner {
             rope.grow(rope_rows)?;
         }
         let cache = self.cache.as_ref().ok_or_else(|| EngineError::Internal("a step ran before the KV cache was made".into()))?;
-        let run = Run { backend: &*self.backend, config: &self.config, cache, ropes: &self.ropes };
+        let run = Run { backend: &*self.backend, precision: self.options.precision, cache, ropes: &self.ropes };
         self.decoder.forward(&run, &mut self.graphs, &mut self.activations, token_ids, step);
         Ok(())
     }

@@ -1,23 +1,25 @@
 //! Where the memory goes, known before a weight is read.
 
 mod bytes;
+mod counter;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
 
-use device::{Backend, DType, DeviceError, KvDType, KvSource, Precision, WorkspaceShape};
+use device::{Backend, DeviceError, KvDType, KvSource, Precision, WorkspaceShape};
 use paged::{CacheConfig, ConfigError, KvShape, MemoryGpuConfig, ModelConfigLike, PoolLimits, Retention, calculate_cache_config};
 
 pub use bytes::DeviceBytes;
+use counter::Counter;
 
 use super::{EngineConfig, ModelDType};
 use crate::{
     EngineError,
     model::{
         DecoderConfig,
-        decoder::Activations,
-        parameters::{Parameter, parameters},
+        config::{AttentionConfig, Norms},
+        decoder::{Activations, Decoder},
         rope::GrowingRope,
     },
     model_runner::max_logit_rows,
@@ -115,16 +117,6 @@ impl PlannedDevices<'_> {
         match self {
             Self::Own { backend, .. } => Ok(!backend.memory()?.is_host),
             Self::Cards(_) => Ok(false),
-        }
-    }
-
-    /// As weights are stored: their packed forms are the host's.
-    fn linear_bytes(&self, dtype: DType, parameter: &Parameter, precision: Precision) -> u64 {
-        let shape = parameter.shape;
-        match self {
-            Self::Own { backend, .. } if parameter.is_lm_head() => backend.lm_head_bytes(dtype, shape, precision),
-            Self::Own { backend, .. } => backend.linear_bytes(dtype, shape, precision),
-            Self::Cards(_) => dtype.row_bytes(shape[1]).unwrap_or(0) as u64 * shape[0] as u64,
         }
     }
 }
@@ -300,54 +292,28 @@ fn beside_kv(
     let activations = activation_bytes(model.config, config, longest);
     let mut bytes = vec![DeviceBytes { activations, ..DeviceBytes::default() }; devices.len()];
     bytes[0].encoder_cache = model.encoder_cache_bytes;
-    let [mut layer_dtype, mut lm_head_dtype] = [DType::BF16; 2];
-    for parameter in parameters(model.config) {
-        let dtype = match model.weights {
-            Some(weights) => parameter.dtype(weights)?,
-            None => DType::BF16,
-        };
-        if parameter.layer.is_some() && !parameter.is_vector() {
-            layer_dtype = dtype;
-        }
-        if parameter.is_lm_head() {
-            lm_head_dtype = dtype;
-        }
-        let of_linear = || devices.linear_bytes(dtype, &parameter, precision(config));
-        let parameter_bytes = match &parameter {
-            // Vectors are kept as floats.
-            Parameter { shape, .. } if parameter.is_vector() => (shape[1] * size_of::<f32>()) as u64,
-            // Read by rows, as it is stored, and by the host.
-            Parameter { is_looked_up: true, .. } if devices.reads_embeddings_elsewhere()? => 0,
-            Parameter { shape, is_looked_up: true, .. } => dtype.row_bytes(shape[1]).unwrap_or(0) as u64 * shape[0] as u64,
-            _ => of_linear(),
-        };
-        let last = devices.len() - 1;
-        let device = match parameter.layer {
-            Some(layer) => layers.device(layer),
-            None if parameter.is_looked_up => 0,
-            None => last,
-        };
-        bytes[device].weights += parameter_bytes;
-        if parameter.is_tied && last > 0 {
-            bytes[0].weights += parameter_bytes;
-        }
+    let mut counter = Counter::new(model.weights, devices, precision(config), layers);
+    Decoder::new(&mut counter, model.config)?;
+    for (bytes, weights) in bytes.iter_mut().zip(&counter.bytes) {
+        bytes.weights = *weights;
     }
+    let largest = |value: fn(&AttentionConfig) -> usize| model.config.largest(|layer| value(layer.attention()));
     let shape = WorkspaceShape {
         num_tokens: config.max_num_batched_tokens,
         seq_len: longest,
         hidden_size: model.config.hidden_size,
-        intermediate_size: model.config.intermediate_size,
-        num_heads: model.config.num_heads,
-        num_kv_heads: model.config.num_kv_heads,
-        head_dim: model.config.head_dim,
-        dtype: layer_dtype,
+        intermediate_size: model.config.largest(|layer| layer.dense().intermediate_size),
+        num_heads: largest(|attention| attention.num_heads),
+        num_kv_heads: largest(|attention| attention.num_kv_heads),
+        head_dim: largest(|attention| attention.head_dim),
+        dtype: counter.layer_dtype,
         num_logit_rows: max_logit_rows(config.max_num_seqs),
         num_sampled_rows: config.max_num_seqs,
         vocab_size: model.config.vocab_size,
-        lm_head_dtype,
+        lm_head_dtype: counter.lm_head_dtype,
         precision: precision(config),
-        post_norms: model.config.sandwich_norms,
-        gated: true,
+        post_norms: model.config.layers.iter().any(|layer| layer.norms != Norms::Before),
+        gated: model.config.layers.iter().any(|layer| layer.dense().is_gated),
     };
     match devices {
         PlannedDevices::Own { backend, loaded } => {

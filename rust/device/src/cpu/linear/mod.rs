@@ -180,6 +180,16 @@ impl CpuLinear {
         self.bias.as_ref().map(|bias| &bias[rows.clone()])
     }
 
+    /// Adds the bias of some rows of the weight to their products.
+    fn add_bias(&self, rows: &Range<usize>, products: &mut [[f32; PANEL]]) {
+        let Some(bias) = self.panel_bias(rows) else { return };
+        for products in products {
+            for (product, bias) in products.iter_mut().zip(bias) {
+                *product += bias;
+            }
+        }
+    }
+
     fn is_packed(&self) -> bool {
         matches!(self.weight, Weight::Packed(_) | Weight::LmHead(_))
     }
@@ -330,14 +340,8 @@ impl Panel<'_> {
             }
         }
         // Estimates are scaled, and get it later.
-        if !matches!(self.source, Source::Estimate(..))
-            && let Some(bias) = self.linear.panel_bias(&self.rows)
-        {
-            for out in &mut out[..num_rows] {
-                for (o, b) in out.iter_mut().zip(bias) {
-                    *o += b;
-                }
-            }
+        if !matches!(self.source, Source::Estimate(..)) {
+            self.linear.add_bias(&self.rows, &mut out[..num_rows]);
         }
     }
 }
