@@ -8,13 +8,23 @@ enum ElementType : uint32_t { ELEMENT_F32 = 0, ELEMENT_F16 = 1, ELEMENT_BF16 = 2
 
 enum ActivationKind : uint32_t { ACTIVATION_SILU = 0, ACTIVATION_GELU_TANH = 1, ACTIVATION_GELU = 2 };
 
+// Norm of q or k heads.
+struct HeadNormArgs {
+    const float* weight; // [head_dim] of a head, or null for no norm
+    const float* bias;   // likewise, or null for none
+    uint32_t stride;     // from a head's weight to the next one's: head_dim, or 0 where heads share it
+    uint32_t has_mean;   // 1: layer norm, 0: RMS norm
+    float eps;
+    uint32_t reserved;
+};
+
 // rope_and_cache_*: q/k norm, rotation, write of K and V.
 struct RopeAndCacheArgs {
     float* q;                       // [num_tokens, q_stride], normed and rotated in place
     const float* k;                 // [num_tokens, k_stride]
     const float* v;                 // [num_tokens, v_stride]
-    const float* q_norm;            // [head_dim], or null for none
-    const float* k_norm;            // [head_dim], or null for none
+    HeadNormArgs q_norm;
+    HeadNormArgs k_norm;
     const float* cos;               // [max_positions, rotary_dim / 2], or null for no rotation
     const float* sin;
     const uint32_t* rope_positions; // [num_tokens], rows of cos and sin
@@ -27,7 +37,6 @@ struct RopeAndCacheArgs {
     uint32_t q_stride, k_stride, v_stride;
     uint32_t rotary_dim;            // even, at most head_dim
     uint32_t interleaved;           // 1: element 2i rotates with 2i + 1; 0: i with i + rotary_dim / 2
-    float q_eps, k_eps;
 };
 
 // copy_blocks: whole blocks in every plane. No destination is the source of another pair.
@@ -96,11 +105,11 @@ struct NormArgs {
     float eps, post_eps, y_scale;
 };
 
-// gated_activation: out = activation(gate) * up.
+// gated_activation: out = activation(gate) * up, or without up activation(gate).
 struct GatedActivationArgs {
     const float* gate; // [num_rows, gate_stride]
-    const float* up;   // [num_rows, up_stride]
-    void* out;         // [num_rows, cols] of out_type
+    const float* up;   // [num_rows, up_stride], or null
+    void* out;         // [num_rows, cols] of out_type; may be gate
     uint32_t num_rows, cols, gate_stride, up_stride, activation, out_type;
 };
 

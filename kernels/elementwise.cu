@@ -4,7 +4,7 @@
 //     x += post_norm(y) * y_scale        12 bytes an element when y is given
 //     out = norm(x)                      4 + 2 (or 4) bytes an element; x is in L2 by then
 //     norm(x) = (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias, where rms_norm takes 0 for the mean
-//   gated_activation  CTA (c, row): elements 1024 c .. 1024 c + 1024; 10 bytes an element for a 16-bit out
+//   gated_activation  CTA (c, row): elements 1024 c .. 1024 c + 1024; 10 bytes an element for a 16-bit out, 4 less without up
 //   gather_rows       CTA: a row; 8 bytes an element
 //   round_values      thread i: elements 4 i .. 4 i + 4 of a flat list; 6 bytes an element
 //   fill_bias         CTA: a row; 4 bytes an element, 8 when it is added
@@ -108,7 +108,8 @@ KERNEL(gated_activation, GatedActivationArgs, THREADS, 0) {
     const uint32_t at = (blockIdx.x * THREADS + threadIdx.x) * 4;
     if (at >= args.cols) return;
     const size_t row = blockIdx.y;
-    const float4 gate = load4(args.gate + row * args.gate_stride + at), up = load4(args.up + row * args.up_stride + at);
+    const float4 gate = load4(args.gate + row * args.gate_stride + at);
+    const float4 up = args.up ? load4(args.up + row * args.up_stride + at) : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
     store4_as(args.out_type, args.out, row * args.cols + at,
               make_float4(activate(args.activation, gate.x) * up.x, activate(args.activation, gate.y) * up.y,
                           activate(args.activation, gate.z) * up.z, activate(args.activation, gate.w) * up.w));

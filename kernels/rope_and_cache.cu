@@ -5,7 +5,7 @@
 //   CTA: 4 warps          warp: one head of one token               lane l: elements 4 l .. 4 l + 4 and 128 + 4 l .. 128 + 4 l + 4
 //   heads of a token:     q 0 .. q H-1 | k 0 .. k KH-1 | v 0 .. v KH-1
 //
-//   head -> (RMS norm) -> (rotation: partners through shared memory) -> q in place, or the page of its slot:
+//   head -> (RMS or layer norm) -> (rotation: partners through shared memory) -> q in place, or the page of its slot:
 //   plane + block * block_bytes: [KH, block_size, D] elements, then [KH, block_size] scales of the one-byte types
 //
 // Bytes of a token: 8 H D of q (read and written), 8 KH D of k and v, 2 KH D times the cache's element; about 4 operations an element.
@@ -26,16 +26,32 @@ struct Head {
 
 __device__ __forceinline__ unsigned first_element(int run) { return run * 128 + threadIdx.x % 32 * 4; }
 
-__device__ void normalise(Head& head, const float* weight, unsigned head_dim, float eps) {
+// `which`: the head's number among those with this norm.
+__device__ void normalise(Head& head, const HeadNormArgs& norm, unsigned which, unsigned head_dim) {
+    const float* weight = norm.weight + which * norm.stride;
+    if (norm.has_mean) {
+        // Elements past the head are zeros, and stay so.
+        float sum = 0.0f;
+        for (int run = 0; run < 2; run++) {
+            for (int i = 0; i < 4; i++) sum += head.x[run][i];
+        }
+        const float mean = warp_sum(sum) / head_dim;
+        for (int run = 0; run < 2; run++) {
+            for (int i = 0; i < 4 && first_element(run) < head_dim; i++) head.x[run][i] -= mean;
+        }
+    }
     float squares = 0.0f;
     for (int run = 0; run < 2; run++) {
         for (int i = 0; i < 4; i++) squares += head.x[run][i] * head.x[run][i];
     }
-    const float scale = 1.0f / sqrtf(warp_sum(squares) / head_dim + eps);
+    const float scale = 1.0f / sqrtf(warp_sum(squares) / head_dim + norm.eps);
     for (int run = 0; run < 2; run++) {
         const unsigned first = first_element(run);
         if (first >= head_dim) continue;
         for (int i = 0; i < 4; i++) head.x[run][i] *= scale * weight[first + i];
+        if (!norm.bias) continue;
+        const float* bias = norm.bias + which * norm.stride;
+        for (int i = 0; i < 4; i++) head.x[run][i] += bias[first + i];
     }
 }
 
@@ -123,8 +139,8 @@ __device__ void rope_and_cache(const RopeAndCacheArgs& args) {
         const float4 x = *reinterpret_cast<const float4*>(from + first_element(run));
         head.x[run][0] = x.x, head.x[run][1] = x.y, head.x[run][2] = x.z, head.x[run][3] = x.w;
     }
-    const float* norm = is_q ? args.q_norm : is_k ? args.k_norm : nullptr;
-    if (norm) normalise(head, norm, args.head_dim, is_q ? args.q_eps : args.k_eps);
+    if (is_q && args.q_norm.weight) normalise(head, args.q_norm, which, args.head_dim);
+    if (is_k && args.k_norm.weight) normalise(head, args.k_norm, kv_head, args.head_dim);
     if (args.cos && (is_q || is_k)) rotate(head, reinterpret_cast<float*>(shared) + warp * MAX_HEAD_DIM, args, token);
 
     if (is_q) {

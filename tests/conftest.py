@@ -13,12 +13,24 @@ from typing import Any
 
 import pytest
 
-from mistral_paged import CompletionRequest, CompletionResponse, ModelDType, ResponseLogprob, Runner, Which
+from mistral_paged import Architecture, CompletionRequest, CompletionResponse, ModelDType, ResponseLogprob, Runner, Which
 from mistral_paged.default_model import default_model
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
 TEXT = ["llama", "llama3-rope", "mistral", "mistral-window", "phi3", "phi3-longrope", "qwen2", "qwen3", "gemma3"]
 GGUF = ["llama", "llama3-rope", "mistral", "qwen2", "qwen3"]
+# Tried once each: what they share with the models above is tested there.
+FAMILIES = {
+    "gemma": Architecture.Gemma,
+    "gemma2": Architecture.Gemma2,
+    "glm4": Architecture.GLM4,
+    "granite": None,
+    "olmo2": None,
+    "phi2": Architecture.Phi2,
+    "smollm3": Architecture.SmolLm3,
+    "stablelm": None,
+    "starcoder2": Architecture.Starcoder2,
+}
 F32 = ModelDType.F32
 AUTO = ModelDType.Auto
 

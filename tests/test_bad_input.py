@@ -398,8 +398,8 @@ def test_architectures() -> None:
     folder = str(GOLDEN / "text" / "mistral")
     with pytest.raises(ValueError, match=r"mistral.*contradicts.*llama.*implemented: .*qwen3"):
         Runner(which=Which.Plain(folder, arch=Architecture.Llama))
-    with pytest.raises(ValueError, match=r"Architecture\.GLM4 .*implemented: .*llama.*mistral.*phi3.*qwen2.*qwen3.*gemma3"):
-        Runner(which=Which.Plain(folder, arch=Architecture.GLM4))
+    with pytest.raises(ValueError, match=r"Architecture\.GptOss .*implemented: .*llama.*mistral.*phi3.*qwen2.*qwen3.*gemma3"):
+        Runner(which=Which.Plain(folder, arch=Architecture.GptOss))
     Runner(which=Which.Plain(folder, arch=Architecture.Mistral), pa_ctxt_len=256)
 
 

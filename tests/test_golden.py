@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 import pytest
-from conftest import GGUF, TEXT, cases, generate, golden, runner_of, score, tokens
+from conftest import FAMILIES, GGUF, GOLDEN, TEXT, cases, generate, golden, runner_of, score, tokens
 
-from mistral_paged import ChatCompletionRequest, CompletionRequest, Runner
+from mistral_paged import ChatCompletionRequest, CompletionRequest, ModelDType, Runner, Which
 
 MODELS = [("text", name) for name in TEXT] + [("gguf", name) for name in GGUF]
 LOGPROB = 2e-3
@@ -39,6 +39,13 @@ def check_teacher_forced(runner: Runner, case: dict[str, Any], logprob: float, m
 def test_f32_agrees_at_every_position(folder: str, name: str) -> None:
     runner = runner_of(folder, name)
     assert sum(check_teacher_forced(runner, case, LOGPROB, MARGIN) for case in cases(f"text/{name}")) > 100
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_agree_on_a_short_prompt(name: str) -> None:
+    which = Which.Plain(str(GOLDEN / "text" / name), arch=FAMILIES[name], dtype=ModelDType.F32)
+    runner = Runner(which=which, pa_ctxt_len=512, num_threads=2)
+    assert check_teacher_forced(runner, cases(f"text/{name}")[1], LOGPROB, MARGIN) > 10
 
 
 @models([("text", name) for name in TEXT])

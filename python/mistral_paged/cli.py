@@ -35,11 +35,17 @@ CACHE_TYPES = {
     "int8": PagedCacheType.Int8,
 }
 ARCHITECTURES = {
+    "gemma": Architecture.Gemma,
+    "gemma2": Architecture.Gemma2,
+    "glm4": Architecture.GLM4,
     "llama": Architecture.Llama,
     "mistral": Architecture.Mistral,
+    "phi2": Architecture.Phi2,
     "phi3": Architecture.Phi3,
     "qwen2": Architecture.Qwen2,
     "qwen3": Architecture.Qwen3,
+    "smollm3": Architecture.SmolLm3,
+    "starcoder2": Architecture.Starcoder2,
 }
 CHAT_HELP = """\
 /help              this text

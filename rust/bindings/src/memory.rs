@@ -18,8 +18,7 @@ use crate::{
 /// step of the most tokens has run.
 ///
 /// - `weights_bytes` in the form that is computed with, `kv_cache_bytes` with the null block, `activations_bytes` with logits and rope
-///   tables, `workspaces_bytes` of the kernels, `libraries_bytes` of the vendor's libraries and `graphs_bytes` of captured graphs on a
-///   GPU, `tokenizer_bytes` of the host estimated from the vocabulary, `encoder_cache_bytes` for outputs of vision and audio encoders (0
+///   tables, `workspaces_bytes` of the kernels, `graphs_bytes` of captured graphs on a GPU, `tokenizer_bytes` of the host estimated from the vocabulary, `encoder_cache_bytes` for outputs of vision and audio encoders (0
 ///   for models of text), `margin_bytes` left free for what is not counted, such as pages of the program's own file. `resident_bytes`
 ///   is all of them but the margin. `devices` has these for each device, with its `device_total_bytes` and `device_available_bytes`.
 /// - `num_blocks` usable blocks of `block_size` tokens, `bytes_per_block` each. `groups`: of each group of layers with one block table
@@ -73,11 +72,6 @@ impl MemoryPlan {
     }
 
     #[getter]
-    fn libraries_bytes(&self) -> u64 {
-        self.sum(|device| device.libraries)
-    }
-
-    #[getter]
     fn graphs_bytes(&self) -> u64 {
         self.sum(|device| device.graphs)
     }
@@ -110,7 +104,6 @@ impl MemoryPlan {
             dict.set_item("kv_cache_bytes", bytes.kv_cache)?;
             dict.set_item("activations_bytes", bytes.activations)?;
             dict.set_item("workspaces_bytes", bytes.workspaces)?;
-            dict.set_item("libraries_bytes", bytes.libraries)?;
             dict.set_item("graphs_bytes", bytes.graphs)?;
             dict.set_item("tokenizer_bytes", bytes.tokenizer)?;
             dict.set_item("encoder_cache_bytes", bytes.encoder_cache)?;

@@ -8,8 +8,8 @@
 use std::time::Instant;
 
 use device::{
-    AttentionArgs, AttentionParams, Backend, CacheEngine, DeviceError, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvSide,
-    Precision, StepMetadata, Tensor,
+    AttentionArgs, AttentionParams, CacheEngine, Device, DeviceError, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvShape,
+    KvSide, Phases, Precision, StepMetadata, Tensor,
     cpu::{CpuBackend, CpuTier, roofline::ReadBuffer},
     num_physical_cores,
 };
@@ -18,7 +18,7 @@ use device::{
 const STREAMED_BYTES: usize = 320 << 20;
 const BLOCK_SIZE: usize = 32;
 /// Planes at most: the layers of a model.
-const PLANES: usize = 30;
+const LAYERS: usize = 30;
 /// (KV heads, query heads of each, `head_dim`). The first is SmolLM2-135M's, the last but one gemma-3-270m's.
 const SHAPES: [(usize, usize, usize); 8] =
     [(3, 3, 64), (8, 1, 64), (4, 4, 64), (4, 8, 64), (4, 1, 128), (4, 4, 128), (1, 4, 256), (2, 8, 128)];
@@ -89,22 +89,23 @@ impl Case {
         let params =
             AttentionParams { num_heads, num_kv_heads, head_dim, scale, window: None, softcap: None, precision: Precision::Fast };
         let num_blocks = step.groups[0].block_tables.len();
-        let mut spec = KvCacheSpec { num_blocks, block_size: BLOCK_SIZE, num_kv_heads, head_dim, num_planes: 1, dtype };
-        let plane_bytes = spec.total_bytes().map_or(0, |bytes| bytes as usize);
-        spec.num_planes = streamed.div_ceil(plane_bytes).min(PLANES);
-        let num_sets = streamed.div_ceil(plane_bytes * spec.num_planes);
-        spec.num_blocks = num_sets * num_blocks + 1;
+        let shape = KvShape::new(num_kv_heads, head_dim);
+        let spec = |num_blocks, num_layers| KvCacheSpec::uniform((num_blocks, BLOCK_SIZE), dtype, shape, num_layers);
+        let layer_bytes = spec(num_blocks, 1)?.total_bytes().map_or(0, |bytes| bytes as usize);
+        let num_layers = streamed.div_ceil(layer_bytes).min(LAYERS);
+        let num_sets = streamed.div_ceil(layer_bytes * num_layers);
+        let spec = spec(num_sets * num_blocks + 1, num_layers)?;
         let cache = backend.alloc_kv_cache(&spec)?;
-        for (plane, slot) in (0..spec.num_planes).flat_map(|p| (0..BLOCK_SIZE).map(move |s| (p, s))) {
+        for (layer, slot) in (0..num_layers).flat_map(|l| (0..BLOCK_SIZE).map(move |s| (l, s))) {
             for head in 0..num_kv_heads {
                 let values: Vec<f32> = (0..head_dim).map(|i| ((slot * 7 + i * 13 + head) % 101) as f32 * 0.01 - 0.5).collect();
                 for side in [KvSide::Key, KvSide::Value] {
-                    cache.write(side, KvPlace { plane, slot, head }, &values);
+                    cache.write(side, KvPlace { layer, slot, head }, &values);
                 }
             }
         }
         let copies: Vec<_> = (1..spec.num_blocks as u32).map(|block| (0, block)).collect();
-        backend.copy_blocks(&cache, &copies);
+        cache.copy_blocks(&copies);
         let num_tokens = step.positions.len();
         let [mut q, out] = [backend.alloc(num_tokens, num_heads * head_dim)?, backend.alloc(num_tokens, num_heads * head_dim)?];
         q.set_rows(num_tokens);
@@ -113,10 +114,10 @@ impl Case {
     }
 
     /// Seconds of one call.
-    fn seconds(&mut self, backend: &CpuBackend, step: &StepMetadata, plane: usize) -> f64 {
+    fn seconds(&mut self, backend: &CpuBackend, step: &StepMetadata, layer: usize) -> f64 {
         let (cache, params) = (&self.cache, self.params);
         let start = Instant::now();
-        backend.attention(AttentionArgs { q: &self.q, out: &mut self.out, cache, plane, group: 0, params }, step);
+        backend.attention(AttentionArgs { q: &self.q, out: &mut self.out, cache, layer, params }, step);
         start.elapsed().as_secs_f64()
     }
 }
@@ -136,11 +137,11 @@ fn decode(options: &Options, backend: &CpuBackend, shape: (usize, usize, usize),
         let bytes = num_reqs * len * 2 * shape.0 * vector;
         let (mut calls, mut reads) = (vec![], vec![]);
         for _ in 0..options.rounds {
-            for (step, plane) in steps.iter().flat_map(|s| (0..PLANES).map(move |p| (s, p))) {
-                if plane >= case.cache.spec().num_planes {
+            for (step, layer) in steps.iter().flat_map(|s| (0..LAYERS).map(move |l| (s, l))) {
+                if layer >= case.cache.spec().layers.len() {
                     continue;
                 }
-                calls.push(case.seconds(backend, step, plane));
+                calls.push(case.seconds(backend, step, layer));
                 reads.push(buffer.read(backend.pool(), options.tier, bytes));
             }
         }

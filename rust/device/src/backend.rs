@@ -1,13 +1,18 @@
 //! The operations of a decoder step, at the grain of one fused phase.
 //!
-//! A decoder layer is six calls: [`Backend::norm_linear`] (norm and q, k, v), [`Backend::rope_and_cache`],
-//! [`Backend::attention`], [`Backend::linear_residual`], [`Backend::gate_up`], [`Backend::linear_residual`].
+//! A decoder layer is six calls: [`Phases::norm_linear`] (norm and q, k, v), [`Phases::rope_and_cache`],
+//! [`Phases::attention`], [`Phases::linear_residual`], [`Phases::gate_up`], [`Phases::linear_residual`].
 //! Shapes are `[rows, cols]`, row-major; `num_tokens` is the number of rows of the step.
+//!
+//! A backend is a [`Device`], whose memory holds weights and the KV storage, and the [`Phases`] that run there. What only some can do
+//! is asked for: [`Backend::sampler`], [`Backend::recorder`]. Nothing here names a backend that exists: weights, tensors and recorded
+//! steps are [`Any`] to everyone else.
 
-use std::sync::Arc;
+use std::{any::Any, sync::Arc};
 
 use crate::{
-    CacheEngine, DType, DeviceError, HostMemory, KvCacheSpec, KvDType, RowSampling, SampledRow, Tensor, WeightView, host_memory,
+    CacheEngine, DType, DeviceError, HostMemory, KvCacheSpec, KvDType, KvShape, RowSampling, SampledRow, Tensor, WeightView,
+    host_memory,
 };
 
 /// How exactly a linear layer computes.
@@ -40,49 +45,52 @@ pub struct Linear {
     pub out_features: usize,
     /// Columns of the weight.
     pub in_features: usize,
-    pub(crate) weight: LinearWeight,
+    bytes: u64,
+    is_in_place: bool,
+    weight: Arc<dyn Any + Send + Sync>,
 }
 
 impl Linear {
+    /// What a backend made of a weight `[out_features, in_features]`. `bytes` and `is_in_place`: see the methods of these names.
+    pub fn new(
+        [out_features, in_features]: [usize; 2],
+        bytes: u64,
+        is_in_place: bool,
+        weight: Arc<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self { out_features, in_features, bytes, is_in_place, weight }
+    }
+
     /// Bytes of weight and bias as they are kept, those of the file where it is used in place.
     pub fn bytes(&self) -> u64 {
-        match &self.weight {
-            LinearWeight::Cpu(weight) => weight.bytes() as u64,
-            LinearWeight::Cuda(weight) => weight.bytes() as u64,
-            LinearWeight::Reference { weight, bias } => (weight.bytes().len() + bias.as_deref().map_or(0, size_of_val)) as u64,
-        }
+        self.bytes
     }
 
     /// Whether it is multiplied as it lies in its file, whose pages it needs.
     pub fn is_in_place(&self) -> bool {
-        match &self.weight {
-            LinearWeight::Cpu(weight) => weight.is_in_place(),
-            LinearWeight::Cuda(_) => false,
-            LinearWeight::Reference { .. } => true,
-        }
+        self.is_in_place
     }
 
-    /// The weight in the CPU backend's form.
+    /// What its backend made of it.
     ///
     /// # Panics
-    /// When another backend loaded it.
-    pub(crate) fn cpu(&self) -> &crate::cpu::CpuLinear {
-        match &self.weight {
-            LinearWeight::Cpu(weight) => weight,
-            _ => panic!("a weight that another backend loaded was given to the CPU backend"),
-        }
+    /// When that is no `T`: another backend loaded it.
+    pub fn weight<T: Any>(&self) -> &T {
+        self.weight.downcast_ref().expect("a weight of this backend, and another one loaded it")
     }
 }
 
-/// What a backend made of a weight.
-#[derive(Clone)]
-pub(crate) enum LinearWeight {
-    /// Packed for the fast CPU kernels.
-    Cpu(Arc<crate::cpu::CpuLinear>),
-    /// In a GPU's memory.
-    Cuda(Arc<crate::cuda::CudaLinear>),
-    /// As it lies in its file, with the bias `[out_features]`.
-    Reference { weight: WeightView, bias: Option<Arc<[f32]>> },
+/// The bias of a weight of so many rows has a value for each.
+///
+/// Errors: [`DeviceError::Shape`].
+pub(crate) fn check_bias(weight: &WeightView, options: &LinearOptions) -> Result<(), DeviceError> {
+    match &options.bias {
+        Some(bias) if bias.len() != weight.rows => {
+            let (name, have, rows) = (&options.name, bias.len(), weight.rows);
+            Err(DeviceError::Shape(format!("the bias of `{name}` has {have} values, its weight has {rows} rows")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Which normalisation.
@@ -121,7 +129,7 @@ pub enum Activation {
     Gelu,
 }
 
-/// One output of [`Backend::norm_linear`]: `out = norm(x) @ weight^T + bias`.
+/// One output of [`Phases::norm_linear`]: `out = norm(x) @ weight^T + bias`.
 pub struct Projection<'a> {
     /// `[out_features, in_features]`.
     pub linear: &'a Linear,
@@ -138,7 +146,7 @@ pub enum EmbeddingTable<'a> {
     Tied(&'a Linear),
 }
 
-/// Arguments of [`Backend::embed`].
+/// Arguments of [`Phases::embed`].
 pub struct EmbedArgs<'a> {
     /// `[vocab_size, hidden_size]`.
     pub table: EmbeddingTable<'a>,
@@ -170,24 +178,67 @@ pub struct RopeTable {
     pub sin: Constant,
 }
 
-/// Arguments of [`Backend::rope_and_cache`]: q/k norm over each head, rotation, and the write of K and V into their slots.
+/// What a norm of q or k takes for one vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormSpan {
+    /// Each head. The weight is `[head_dim]`, which all heads share, or `[num_heads * head_dim]`.
+    Head,
+    /// All heads of a token together, `[num_heads * head_dim]` (OLMo 2, arXiv:2501.00656).
+    Row,
+}
+
+/// A norm of projected queries or keys, before their rotation.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadNorm<'a> {
+    /// Its weight, and its bias if there is one, are as long as `span` says.
+    pub norm: &'a Norm,
+    /// What it runs over.
+    pub span: NormSpan,
+}
+
+/// The vectors of a row that a [`HeadNorm`] normalises.
+#[derive(Clone, Copy)]
+pub(crate) struct NormParts<'a> {
+    pub norm: &'a Norm,
+    /// Elements of a vector.
+    pub len: usize,
+    /// Elements of the weight from one vector to the next: 0 where they share it.
+    pub stride: usize,
+}
+
+impl<'a> HeadNorm<'a> {
+    /// Over rows of `num_heads` heads of `head_dim` elements.
+    ///
+    /// # Panics
+    /// When weight or bias are of another length.
+    pub(crate) fn parts(self, num_heads: usize, head_dim: usize) -> NormParts<'a> {
+        let Self { norm, span } = self;
+        let (given, row) = (norm.weight.len(), num_heads * head_dim);
+        let fits = given == row || given == head_dim && span == NormSpan::Head;
+        assert!(fits, "a norm of {given} values over {num_heads} heads of {head_dim}, {span:?}");
+        assert!(norm.bias.as_ref().is_none_or(|bias| bias.len() == given), "values of the bias beside a weight of {given}");
+        let len = if span == NormSpan::Row { row } else { head_dim };
+        NormParts { norm, len, stride: if given == row { len } else { 0 } }
+    }
+}
+
+/// Arguments of [`Phases::rope_and_cache`]: q/k norm, rotation, and the write of K and V into their slots.
 pub struct RopeArgs<'a> {
-    /// `[num_tokens, num_heads * head_dim]`, rotated in place.
+    /// `[num_tokens, num_heads * k_dim]`, rotated in place.
     pub q: &'a mut Tensor,
-    /// `[num_tokens, num_kv_heads * head_dim]`, rotated in place.
-    pub k: &'a mut Tensor,
-    /// `[num_tokens, num_kv_heads * head_dim]`.
-    pub v: &'a Tensor,
-    /// Norm over each query head, `[head_dim]`.
-    pub q_norm: Option<&'a Norm>,
-    /// Norm over each key head, `[head_dim]`.
-    pub k_norm: Option<&'a Norm>,
+    /// Keys `[num_tokens, num_kv_heads * k_dim]`, rotated in place, and values `[num_tokens, num_kv_heads * v_dim]`; `None`: the layer reads
+    /// what another one has written.
+    pub kv: Option<(&'a mut Tensor, &'a Tensor)>,
+    /// Norm of the queries.
+    pub q_norm: Option<HeadNorm<'a>>,
+    /// Norm of the keys.
+    pub k_norm: Option<HeadNorm<'a>>,
     /// Rotation of q and k; `None` for layers without one.
     pub rope: Option<&'a RopeTable>,
     /// The KV storage.
     pub cache: &'a CacheEngine,
-    /// Which plane of the storage this layer writes: its index within its KV group.
-    pub plane: usize,
+    /// Which entry of [`KvCacheSpec::layers`].
+    pub layer: usize,
 }
 
 /// Where the rows of a step lie, the same for all layers.
@@ -232,7 +283,7 @@ pub struct AttentionParams {
     pub num_heads: usize,
     /// Key and value heads; divides `num_heads`.
     pub num_kv_heads: usize,
-    /// Elements of a head.
+    /// Elements of a query and of a key of one head; those of a value are the KV storage's.
     pub head_dim: usize,
     /// Multiplied into the scores.
     pub scale: f32,
@@ -245,23 +296,21 @@ pub struct AttentionParams {
     pub precision: Precision,
 }
 
-/// Arguments of [`Backend::attention`].
+/// Arguments of [`Phases::attention`].
 pub struct AttentionArgs<'a> {
-    /// `[num_tokens, num_heads * head_dim]`.
+    /// `[num_tokens, num_heads * k_dim]`.
     pub q: &'a Tensor,
-    /// `[num_tokens, num_heads * head_dim]`.
+    /// `[num_tokens, num_heads * v_dim]`.
     pub out: &'a mut Tensor,
     /// The KV storage.
     pub cache: &'a CacheEngine,
-    /// Which plane of the storage this layer reads.
-    pub plane: usize,
-    /// Which entry of [`StepMetadata::groups`].
-    pub group: usize,
+    /// Which entry of [`KvCacheSpec::layers`].
+    pub layer: usize,
     /// Heads, scale, window.
     pub params: AttentionParams,
 }
 
-/// Arguments of [`Backend::linear_residual`]: `residual += post_norm(x @ weight^T + bias) * scale`.
+/// Arguments of [`Phases::linear_residual`]: `residual += post_norm(x @ weight^T + bias) * scale`.
 pub struct ResidualArgs<'a> {
     /// `[num_tokens, in_features]`.
     pub x: &'a Tensor,
@@ -275,17 +324,18 @@ pub struct ResidualArgs<'a> {
     pub residual: &'a mut Tensor,
 }
 
-/// Arguments of [`Backend::gate_up`]: `out = activation(norm(x) @ gate^T) * (norm(x) @ up^T)`.
+/// Arguments of [`Phases::gate_up`]: `out = activation(norm(x) @ gate^T) * (norm(x) @ up^T)`, or without a gate
+/// `out = activation(norm(x) @ up^T)`; biases are added to the products.
 pub struct GateUpArgs<'a> {
     /// `[num_tokens, hidden_size]`.
     pub x: &'a Tensor,
     /// Applied to `x` first.
     pub norm: Option<&'a Norm>,
-    /// `[intermediate_size, hidden_size]`.
-    pub gate: &'a Linear,
+    /// `[intermediate_size, hidden_size]`; `None`: the network is not gated.
+    pub gate: Option<&'a Linear>,
     /// `[intermediate_size, hidden_size]`.
     pub up: &'a Linear,
-    /// Of the gate.
+    /// Of the gate, or of `up` where there is none.
     pub activation: Activation,
     /// `[num_tokens, intermediate_size]`.
     pub out: &'a mut Tensor,
@@ -344,28 +394,37 @@ pub struct WorkspaceShape {
     pub precision: Precision,
     /// Whether there are norms before the residual additions.
     pub post_norms: bool,
+    /// Whether feed-forward networks are gated.
+    pub gated: bool,
 }
 
 /// Steps that a backend recorded for one model and its KV storage, which outlive them.
 #[derive(Default)]
 pub struct StepGraphs {
     /// Rows of a recorded step at most; 0: none is recorded.
-    pub(crate) max_rows: usize,
-    pub(crate) cuda: crate::cuda::Graphs,
+    pub max_rows: usize,
+    recorded: Option<Box<dyn Any + Send>>,
 }
 
 impl StepGraphs {
     /// Of tensors with so many rows; 0 to record nothing.
     pub fn new(max_rows: usize) -> Self {
-        Self { max_rows, ..Self::default() }
+        Self { max_rows, recorded: None }
+    }
+
+    /// What a recorder keeps here, made when it is first asked for.
+    ///
+    /// # Panics
+    /// When it is no `T`: another recorder made it.
+    pub fn recorded<T: Any + Default + Send>(&mut self) -> &mut T {
+        let recorded = self.recorded.get_or_insert_with(|| Box::<T>::default());
+        recorded.downcast_mut().expect("steps of this backend, and another one recorded them")
     }
 }
 
-/// A device that computes decoder steps. All calls of one step come from one thread; calls do not fail once the sizes,
-/// which are programming errors when wrong, agree. A [`Linear`] works with the backend that loaded it. Outputs that are not also
-/// inputs get their number of rows set.
-pub trait Backend: Send + Sync {
-    /// What this backend is.
+/// Where weights, activations and the KV storage lie.
+pub trait Device: Send + Sync {
+    /// What this device is.
     fn info(&self) -> BackendInfo;
 
     /// The memory of its tensors, measured now.
@@ -383,11 +442,11 @@ pub trait Backend: Send + Sync {
         Ok(())
     }
 
-    /// Whether attention has kernels for such a KV cache.
+    /// Whether attention has kernels for such a layer of the KV storage.
     ///
     /// Errors: [`DeviceError::Unsupported`], with what would work.
-    fn check_kv_cache(&self, _dtype: KvDType, _head_dim: usize) -> Result<(), DeviceError> {
-        Ok(())
+    fn check_kv_layer(&self, _dtype: KvDType, shape: KvShape) -> Result<(), DeviceError> {
+        shape.head_dim().map(drop)
     }
 
     /// Whether attention computes faster over a BF16 cache than over an F16 one, so that it is the better where neither is asked for.
@@ -404,7 +463,7 @@ pub trait Backend: Send + Sync {
     /// Packs a weight `[out_features, in_features]`.
     fn load_linear(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError>;
 
-    /// The same for the matrix of logits, as [`Self::greedy_tokens`] wants it.
+    /// The same for the matrix of logits, as [`Phases::greedy_tokens`] wants it.
     fn load_lm_head(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError> {
         self.load_linear(weight, options)
     }
@@ -423,34 +482,49 @@ pub trait Backend: Send + Sync {
     /// Bytes of the backend's own buffers once the largest step has run.
     fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64;
 
-    /// Bytes of the workspaces of the vendor's libraries.
-    fn library_bytes(&self) -> u64 {
-        0
-    }
-
     /// Bytes of captured graphs.
     fn graph_bytes(&self) -> u64 {
         0
     }
 
+    /// Calls `body` for each index below `len` on the host, on as many threads as the backend has there, and waits for all.
+    fn for_each(&self, len: usize, body: &(dyn Fn(usize) + Sync)) {
+        (0..len).for_each(body);
+    }
+}
+
+/// The phases of a step. All calls of one step come from one thread; calls do not fail once the sizes, which are programming errors
+/// when wrong, agree. A [`Linear`] works with the backend that loaded it. Outputs that are not also inputs get their number of rows set.
+/// `step` is the one that was begun, and its rows are those of the tensors.
+pub trait Phases {
     /// The step whose phases follow.
     fn begin_step(&self, _step: &StepMetadata) {}
-
-    /// Begins a step as one that was recorded: its layers follow by [`Self::replay`], once the hidden state is there. `false`: it begins by
-    /// [`Self::begin_step`] instead. To record it, `layers` are called with steps of their own: they run the layers' phases, on hidden states
-    /// that mean nothing, as many rows as the step has positions.
-    fn begin_recorded(&self, _graphs: &mut StepGraphs, _step: &StepMetadata, _layers: &mut dyn FnMut(&StepMetadata)) -> bool {
-        false
-    }
-
-    /// Runs the layers of the step that [`Self::begin_recorded`] began. Rows of tensors are as the recording left them.
-    fn replay(&self, _graphs: &mut StepGraphs) {}
 
     /// `out[i] = table[token_ids[i]] * scale`; sets out's rows.
     fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor);
 
     /// Normalises `x` once and multiplies it by every projection.
-    fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>]);
+    fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>], step: &StepMetadata);
+
+    /// q/k norm, rotation, write of K and V.
+    fn rope_and_cache(&self, args: RopeArgs<'_>, step: &StepMetadata);
+
+    /// Causal attention through block tables; the keys of the step itself are already in the cache.
+    fn attention(&self, args: AttentionArgs<'_>, step: &StepMetadata);
+
+    /// A projection added to the residual stream.
+    fn linear_residual(&self, args: ResidualArgs<'_>, step: &StepMetadata);
+
+    /// The first half of a feed-forward network, gated or not.
+    fn gate_up(&self, args: GateUpArgs<'_>, step: &StepMetadata);
+
+    /// `out[i] = x[rows[i]]`; sets out's rows.
+    fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor);
+
+    /// `logits = norm(x) @ lm_head^T + bias`, of rows that were gathered and are no step's.
+    fn logits(&self, x: &Tensor, norm: Option<&Norm>, lm_head: &Linear, logits: &mut Tensor) {
+        self.norm_linear(x, norm, &mut [Projection { linear: lm_head, out: logits }], &StepMetadata::default());
+    }
 
     /// Replaces `tokens` by the column of the largest value of each row of `norm(x) @ lm_head^T + bias`, of equal ones the first. False, and
     /// `tokens` means nothing, where these are not to be found faster than all logits are computed, or a logit may not be finite.
@@ -458,46 +532,40 @@ pub trait Backend: Send + Sync {
         false
     }
 
-    /// q/k norm, rotation, write of K and V.
-    fn rope_and_cache(&self, args: RopeArgs<'_>, group: usize, step: &StepMetadata);
-
-    /// Causal attention through block tables; the keys of the step itself are already in the cache.
-    fn attention(&self, args: AttentionArgs<'_>, step: &StepMetadata);
-
-    /// A projection added to the residual stream.
-    fn linear_residual(&self, args: ResidualArgs<'_>);
-
-    /// The gated half of a feed-forward network.
-    fn gate_up(&self, args: GateUpArgs<'_>);
-
-    /// `out[i] = x[rows[i]]`; sets out's rows.
-    fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor);
-
-    /// Copies whole blocks `(source, destination)` in every plane.
-    fn copy_blocks(&self, cache: &CacheEngine, pairs: &[(u32, u32)]);
-
-    /// Whether [`Self::sample`] works.
-    fn samples(&self) -> bool {
-        false
-    }
-
-    /// A token of every row of logits where they lie, with the `num_top` likeliest ones; rows without an entry may be anything, and one with a
-    /// logit that is not finite has no token.
-    ///
-    /// # Panics
-    /// On a backend that does not sample.
-    fn sample(&self, _logits: &Tensor, _rows: &[Option<RowSampling>], _num_top: usize) -> Vec<Option<SampledRow>> {
-        panic!("this backend does not sample")
-    }
-
     /// As [`Self::fetch`], for some of the rows; the others are not to be read.
     fn fetch_rows(&self, _x: &mut Tensor, _rows: &[usize]) {}
 
     /// Waits for the tensor's rows and makes them what [`Tensor::as_slice`] gives.
     fn fetch(&self, _x: &mut Tensor) {}
+}
 
-    /// Calls `body` for each index below `len` on the host, on as many threads as the backend has there, and waits for all.
-    fn for_each(&self, len: usize, body: &(dyn Fn(usize) + Sync)) {
-        (0..len).for_each(body);
+/// Samples where the logits lie.
+pub trait DeviceSampler {
+    /// A token of every row of logits, with the `num_top` likeliest ones; rows without an entry may be anything, and one with a logit that is
+    /// not finite has no token.
+    fn sample(&self, logits: &Tensor, rows: &[Option<RowSampling>], num_top: usize) -> Vec<Option<SampledRow>>;
+}
+
+/// Records the layers of steps, to launch them as one.
+pub trait StepRecorder {
+    /// Begins a step as one that was recorded: its layers follow by [`Self::replay`], once the hidden state is there. `false`: it begins by
+    /// [`Phases::begin_step`] instead. To record it, `layers` are called with steps of their own: they run the layers' phases, on hidden states
+    /// that mean nothing, as many rows as the step has positions.
+    fn begin_recorded(&self, graphs: &mut StepGraphs, step: &StepMetadata, layers: &mut dyn FnMut(&StepMetadata)) -> bool;
+
+    /// Runs the layers of the step that [`Self::begin_recorded`] began. Rows of tensors are as the recording left them.
+    fn replay(&self, graphs: &mut StepGraphs);
+}
+
+/// A device that computes decoder steps, with what only some can do.
+pub trait Backend: Device + Phases {
+    /// What samples there; `None`: the host does.
+    fn sampler(&self) -> Option<&dyn DeviceSampler> {
+        None
+    }
+
+    /// What records steps; `None`: each runs phase by phase.
+    fn recorder(&self) -> Option<&dyn StepRecorder> {
+        None
     }
 }

@@ -1,10 +1,10 @@
-//! The KV storage: one K and one V plane a layer of a KV group ([`crate::kv_layout`] has the format of a block in a plane).
+//! The KV storage: a K and a V plane for each layer of a KV group ([`crate::kv_layout`] has the format of a block in a plane).
 //!
-//! Of the host's memory a block takes one range, its planes one after the other:
+//! Of the host's memory a block takes one range, the planes of its group one after the other:
 //!
 //! ```text
-//! block 0                        block 1
-//! | K 0 | V 0 | K 1 | V 1 | ... | K 0 | V 0 | K 1 | V 1 | ...
+//! block 0, of a group with layers 0, 1, ...     block 1, of one with fewer and wider layers
+//! | K 0 | V 0 | K 1 | V 1 | ...                 | K 7   | V 7   | ...
 //! ```
 //!
 //! So huge pages, without which reading long contexts is bound by address translation, fill up before the next one is touched, and a
@@ -12,43 +12,38 @@
 
 mod transfer;
 
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::{
+    any::Any,
+    sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+};
 
 use half::{bf16, f16};
 
 use crate::{
-    DeviceError, KvCacheSpec, KvDType,
-    cuda::{CudaError, DevicePlanes},
+    DeviceError, KvCacheSpec, KvDType, KvLayer, KvShape, KvSide,
     host::host_memory,
     kv_codes::{E4M3_VALUES, quantize_e4m3, quantize_int8},
-    kv_layout::MAX_VECTOR_BYTES,
+    kv_layout::{MAX_VECTOR_BYTES, PlaneLayout},
     mmap::Pages,
 };
 
 /// The largest finite f16: what is written for values beyond it.
 pub(crate) const F16_MAX: f32 = 65504.0;
 
-/// Keys or values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum KvSide {
-    Key,
-    Value,
-}
-
 /// Where the vector of one head lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvPlace {
-    /// Layer of the KV group.
-    pub plane: usize,
+    /// An entry of [`KvCacheSpec::layers`].
+    pub layer: usize,
     /// `block_id * block_size + offset`.
     pub slot: usize,
     /// Key and value head.
     pub head: usize,
 }
 
-/// Where in its plane a head's vector lies, in bytes.
+/// Where a head's vector lies: in a block, bytes of it.
 struct Place {
+    block: usize,
     /// Its first unit: what stays together.
     first: usize,
     unit: usize,
@@ -73,7 +68,25 @@ unsafe impl Sync for Blocks {}
 
 enum Storage {
     Host(Blocks),
-    Device(DevicePlanes),
+    Device(Box<dyn DeviceBlocks>),
+}
+
+/// Blocks in memory that is not the host's. Bytes of a block are counted as [`KvLayer::offset`] does.
+pub trait DeviceBlocks: Any + Send + Sync {
+    /// Copies bytes of a block in, from its byte `offset` on; they are of one plane.
+    fn upload(&self, block: usize, offset: usize, bytes: &[u8]) -> Result<(), DeviceError>;
+
+    /// The way back.
+    fn download(&self, block: usize, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError>;
+
+    /// Copies whole blocks `(source, destination)`, as if one after the other.
+    fn copy_blocks(&self, pairs: &[(u32, u32)]) -> Result<(), DeviceError>;
+
+    /// Copies whole blocks out.
+    fn export_blocks(&self, blocks: &[u32]) -> Result<Vec<Vec<u8>>, DeviceError>;
+
+    /// Copies a whole block in.
+    fn import_block(&self, block: u32, bytes: &[u8]) -> Result<(), DeviceError>;
 }
 
 /// The storage itself: address space at first, committed as blocks are first written.
@@ -82,6 +95,7 @@ enum Storage {
 /// running beside a writer.
 pub struct CacheEngine {
     spec: KvCacheSpec,
+    block_bytes: usize,
     storage: Storage,
     access: RwLock<()>,
 }
@@ -114,9 +128,14 @@ impl CacheEngine {
     }
 
     fn checked_bytes(spec: &KvCacheSpec) -> Result<u64, DeviceError> {
-        let dims = [spec.num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim, spec.num_planes];
-        let possible =
-            |bytes: &u64| i64::try_from(*bytes).is_ok() && dims.iter().all(|&d| d > 0) && spec.vector_bytes() <= MAX_VECTOR_BYTES;
+        let is_possible = |layer: &KvLayer| {
+            let KvShape { num_kv_heads, k_dim, v_dim } = layer.shape;
+            num_kv_heads > 0 && [k_dim, v_dim].iter().all(|dim| (1..=MAX_VECTOR_BYTES / spec.dtype.element_bytes()).contains(dim))
+        };
+        let possible = |bytes: &u64| {
+            let dims = [spec.num_blocks, spec.block_size, spec.layers.len()];
+            i64::try_from(*bytes).is_ok() && dims.iter().all(|&d| d > 0) && spec.layers.iter().all(is_possible)
+        };
         spec.total_bytes().filter(possible).ok_or_else(|| {
             DeviceError::Shape(format!(
                 "a KV cache cannot have the shape {spec:?}; use positive sizes below 2^63 bytes, and of a head's vector {MAX_VECTOR_BYTES} at most"
@@ -131,25 +150,38 @@ impl CacheEngine {
         let mut pages = Pages::zeroed(bytes)?;
         pages.advise_huge();
         let storage = Storage::Host(Blocks { base: pages.as_mut_slice().as_mut_ptr(), _pages: pages });
-        Ok(Self { spec: spec.clone(), storage, access: RwLock::new(()) })
+        Ok(Self::with(spec, storage))
     }
 
-    /// A storage in a GPU's memory; `planes` makes planes of so many bytes.
-    pub(crate) fn on_device(
+    /// A storage in a device's own memory; `blocks` makes them, each of so many bytes.
+    ///
+    /// Errors: those of [`Self::new`] but for memory, and those of `blocks`.
+    pub fn on_device<B: DeviceBlocks>(
         spec: &KvCacheSpec,
-        planes: impl FnOnce(usize) -> Result<DevicePlanes, CudaError>,
+        blocks: impl FnOnce(usize) -> Result<B, DeviceError>,
     ) -> Result<Self, DeviceError> {
-        let plane_bytes = Self::checked_bytes(spec)? / (2 * spec.num_planes as u64);
-        let storage = Storage::Device(planes(plane_bytes as usize)?);
-        Ok(Self { spec: spec.clone(), storage, access: RwLock::new(()) })
+        let block_bytes = Self::checked_bytes(spec)? / spec.num_blocks as u64;
+        Ok(Self::with(spec, Storage::Device(Box::new(blocks(block_bytes as usize)?))))
     }
 
-    /// The planes on a GPU, if they are there.
-    pub(crate) fn device(&self) -> Option<&DevicePlanes> {
+    fn with(spec: &KvCacheSpec, storage: Storage) -> Self {
+        // It was counted before memory was taken.
+        let block_bytes = spec.bytes_per_block().map_or(0, |bytes| bytes as usize);
+        Self { spec: spec.clone(), block_bytes, storage, access: RwLock::new(()) }
+    }
+
+    /// The blocks in a device's own memory, if they are there.
+    fn blocks(&self) -> Option<&dyn DeviceBlocks> {
         match &self.storage {
             Storage::Host(_) => None,
-            Storage::Device(planes) => Some(planes),
+            Storage::Device(blocks) => Some(&**blocks),
         }
+    }
+
+    /// What [`Self::on_device`] was given; `None` for a storage of the host, and for blocks that are no `B`.
+    pub fn device<B: DeviceBlocks>(&self) -> Option<&B> {
+        let blocks: &dyn Any = self.blocks()?;
+        blocks.downcast_ref()
     }
 
     /// The shape it was made with.
@@ -167,23 +199,35 @@ impl CacheEngine {
         CacheWriter { cache: self, _guard: self.access.write().unwrap_or_else(PoisonError::into_inner) }
     }
 
+    /// A layer's place and shape.
+    ///
+    /// # Panics
+    /// When there is no such layer.
+    pub fn layer(&self, layer: usize) -> &KvLayer {
+        self.spec.layers.get(layer).unwrap_or_else(|| panic!("layer {layer} of {} with KV", self.spec.layers.len()))
+    }
+
+    /// Where things lie in a plane of the host's memory.
+    pub(crate) fn host_layout(&self, layer: &KvLayer, side: KvSide) -> PlaneLayout {
+        self.spec.host_layout(&layer.shape, side, self.block_bytes)
+    }
+
     /// Writes one head's vector, `[head_dim]`, rounded to nearest even; f16 saturates at ±65504, the one-byte types do as
     /// [`crate::kv_codes`] says.
     ///
     /// # Panics
     /// When `at` is out of range or `values` is not `head_dim` long.
     pub fn write(&self, side: KvSide, at: KvPlace, values: &[f32]) {
-        assert_eq!(values.len(), self.spec.head_dim, "values of one head");
-        let Place { first, unit, stride, scale } = self.place(side, at);
+        assert_eq!(values.len(), self.layer(at.layer).shape.dim(side), "values of one head");
+        let Place { block, first, unit, stride, scale } = self.place(side, at);
         let writer = self.writer();
         let (elements, scale_bytes) = encode(self.spec.dtype, values);
         let scale_bytes = &scale_bytes.to_ne_bytes()[..self.spec.dtype.scale_bytes()];
-        if let Some(device) = self.device() {
-            let plane = 2 * at.plane + usize::from(side == KvSide::Value);
-            on_gpu(device.upload(plane, first, &elements));
-            return on_gpu(device.upload(plane, scale, scale_bytes));
+        if let Some(blocks) = self.blocks() {
+            on_device(blocks.upload(block, first, &elements));
+            return on_device(blocks.upload(block, scale, scale_bytes));
         }
-        let base = writer.base(side, at.plane);
+        let base = writer.block(block);
         let put = |place: usize, bytes: &[u8]| {
             // SAFETY: `place` checked that the plane holds the vector and its scale, if it has one; `writer` is alive.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), base.wrapping_add(place), bytes.len()) };
@@ -197,17 +241,16 @@ impl CacheEngine {
     /// # Panics
     /// When `at` is out of range or `values` is not `head_dim` long.
     pub fn read(&self, side: KvSide, at: KvPlace, values: &mut [f32]) {
-        assert_eq!(values.len(), self.spec.head_dim, "values of one head");
-        let Place { first, unit, stride, scale } = self.place(side, at);
+        assert_eq!(values.len(), self.layer(at.layer).shape.dim(side), "values of one head");
+        let Place { block, first, unit, stride, scale } = self.place(side, at);
         let reader = self.reader();
-        let (mut elements, mut scale_bytes) = (vec![0; self.spec.vector_bytes()], [0; 2]);
+        let (mut elements, mut scale_bytes) = (vec![0; values.len() * self.spec.dtype.element_bytes()], [0; 2]);
         let stored_scale = &mut scale_bytes[..self.spec.dtype.scale_bytes()];
-        if let Some(device) = self.device() {
-            let plane = 2 * at.plane + usize::from(side == KvSide::Value);
-            on_gpu(device.download(plane, first, &mut elements));
-            on_gpu(device.download(plane, scale, stored_scale));
+        if let Some(blocks) = self.blocks() {
+            on_device(blocks.download(block, first, &mut elements));
+            on_device(blocks.download(block, scale, stored_scale));
         } else {
-            let base = reader.base(side, at.plane);
+            let base = reader.block(block);
             let take = |place: usize, bytes: &mut [u8]| {
                 // SAFETY: as in `write`, with `reader` alive.
                 unsafe { std::ptr::copy_nonoverlapping(base.wrapping_add(place), bytes.as_mut_ptr(), bytes.len()) };
@@ -231,8 +274,8 @@ impl CacheEngine {
             );
         }
         let _writer = self.writer();
-        if let Some(device) = self.device() {
-            return on_gpu(device.copy_blocks(pairs));
+        if let Some(blocks) = self.blocks() {
+            return on_device(blocks.copy_blocks(pairs));
         }
         for &(source, destination) in pairs {
             // SAFETY: both ids are below num_blocks, so both ranges are within the storage; `copy` allows them to be the same; the
@@ -243,40 +286,40 @@ impl CacheEngine {
 
     /// Bytes of a block over all planes.
     pub fn block_bytes(&self) -> usize {
-        // Checked when the storage was made.
-        self.spec.bytes_per_block().map_or(0, |bytes| bytes as usize)
+        self.block_bytes
     }
 
     /// The first byte of the host's memory.
     fn host(&self) -> *mut u8 {
         match &self.storage {
             Storage::Host(blocks) => blocks.base,
-            Storage::Device(_) => panic!("the KV storage of a GPU was given to the CPU"),
+            Storage::Device(_) => panic!("the KV storage of another device was given to the CPU"),
         }
     }
 
     /// The first byte of a block in the host's memory; its id is below `num_blocks`.
     fn block(&self, block: u32) -> *mut u8 {
-        self.host().wrapping_add(block as usize * self.block_bytes())
+        self.host().wrapping_add(block as usize * self.block_bytes)
     }
 
     fn place(&self, side: KvSide, at: KvPlace) -> Place {
-        let spec = &self.spec;
+        let (spec, layer) = (&self.spec, self.layer(at.layer));
         let (block, offset) = (at.slot / spec.block_size, at.slot % spec.block_size);
         assert!(block < spec.num_blocks, "slot {} of {} blocks of {}", at.slot, spec.num_blocks, spec.block_size);
-        assert!(at.head < spec.num_kv_heads, "head {} of {}", at.head, spec.num_kv_heads);
-        let layout = if self.device().is_some() { spec.layout() } else { spec.host_layout() };
+        let num_heads = layer.shape.num_kv_heads;
+        assert!(at.head < num_heads, "head {} of {num_heads}", at.head);
+        let on_host = self.blocks().is_none();
+        let layout = if on_host { self.host_layout(layer, side) } else { spec.layout(&layer.shape, side, 0) };
         let (first, unit, stride) = match side {
-            KvSide::Key => (layout.key(block, at.head, offset), layout.key_unit_bytes, layout.key_stride()),
-            KvSide::Value => (layout.value(block, at.head, offset), layout.vector_bytes, layout.vector_bytes),
+            KvSide::Key => (layout.key(0, at.head, offset), layout.key_unit_bytes, layout.key_stride()),
+            KvSide::Value => (layout.value(0, at.head, offset), layout.vector_bytes, layout.vector_bytes),
         };
-        Place { first, unit, stride, scale: layout.scale(block, at.head, offset) }
+        let plane = spec.plane_offset(layer, side);
+        Place { block, first: plane + first, unit, stride, scale: plane + layout.scale(0, at.head, offset) }
     }
 
-    fn base(&self, side: KvSide, plane: usize) -> *mut u8 {
-        assert!(plane < self.spec.num_planes, "plane {plane} of {}", self.spec.num_planes);
-        let planes_before = 2 * plane + usize::from(side == KvSide::Value);
-        self.host().wrapping_add(planes_before * (self.block_bytes() / (2 * self.spec.num_planes)))
+    fn base(&self, side: KvSide, layer: &KvLayer) -> *mut u8 {
+        self.host().wrapping_add(self.spec.plane_offset(layer, side))
     }
 }
 
@@ -313,21 +356,29 @@ fn decode(dtype: KvDType, elements: &[u8], scale: bf16, values: &mut [f32]) {
 }
 
 /// A step cannot return what the driver refuses.
-fn on_gpu<T>(result: Result<T, CudaError>) -> T {
+fn on_device<T>(result: Result<T, DeviceError>) -> T {
     result.unwrap_or_else(|error| panic!("{error}"))
 }
 
 impl CacheReader<'_> {
     /// The first byte of a plane. It may be read, not written, while this reader lives.
-    pub(crate) fn base(&self, side: KvSide, plane: usize) -> *const u8 {
-        self.cache.base(side, plane)
+    pub(crate) fn base(&self, side: KvSide, layer: &KvLayer) -> *const u8 {
+        self.cache.base(side, layer)
+    }
+
+    fn block(&self, block: usize) -> *const u8 {
+        self.cache.block(block as u32)
     }
 }
 
 impl CacheWriter<'_> {
     /// The first byte of a plane. It may be read and written while this writer lives.
-    pub(crate) fn base(&self, side: KvSide, plane: usize) -> *mut u8 {
-        self.cache.base(side, plane)
+    pub(crate) fn base(&self, side: KvSide, layer: &KvLayer) -> *mut u8 {
+        self.cache.base(side, layer)
+    }
+
+    fn block(&self, block: usize) -> *mut u8 {
+        self.cache.block(block as u32)
     }
 }
 
@@ -337,7 +388,7 @@ mod tests {
     use super::*;
 
     fn spec(dtype: KvDType) -> KvCacheSpec {
-        KvCacheSpec { num_blocks: 5, block_size: 8, num_kv_heads: 2, head_dim: 16, num_planes: 3, dtype }
+        KvCacheSpec::uniform((5, 8), dtype, KvShape::new(2, 16), 3).unwrap()
     }
 
     #[test]
@@ -352,30 +403,31 @@ mod tests {
 
     #[test]
     fn impossible_shapes_are_refused() {
-        for (num_blocks, head_dim) in [(0, 16), (5, 0), (usize::MAX, 16), (1 << 40, 1 << 20), (5, 4097)] {
-            let spec = KvCacheSpec { num_blocks, head_dim, ..spec(KvDType::F16) };
-            assert!(matches!(CacheEngine::new(&spec), Err(DeviceError::Shape(_))), "{spec:?}");
+        let cache = |num_blocks, head_dim| {
+            let shape = KvShape::new(2, head_dim);
+            CacheEngine::new(&KvCacheSpec::uniform((num_blocks, 8), KvDType::F16, shape, 3)?)
+        };
+        for (num_blocks, head_dim) in [(0, 16), (5, 0), (usize::MAX, 16), (1 << 40, 1 << 20), (5, 4097), (5, usize::MAX / 8)] {
+            assert!(
+                matches!(cache(num_blocks, head_dim), Err(DeviceError::Shape(_))),
+                "{num_blocks} blocks, {head_dim} elements"
+            );
         }
-        assert!(CacheEngine::new(&KvCacheSpec { head_dim: 4096, ..spec(KvDType::F16) }).is_ok());
+        assert!(cache(5, 4096).is_ok());
+        assert!(matches!(CacheEngine::new(&KvCacheSpec { layers: vec![], ..spec(KvDType::F16) }), Err(DeviceError::Shape(_))));
     }
 
     #[test]
     fn the_last_block_of_a_plane_of_more_than_2_pow_31_elements_is_its_own() {
-        let spec = KvCacheSpec {
-            num_blocks: (1 << 31) / (32 * 8 * 128) + 2,
-            block_size: 32,
-            num_kv_heads: 8,
-            head_dim: 128,
-            num_planes: 1,
-            dtype: KvDType::F16,
-        };
+        let spec = KvCacheSpec::uniform(((1 << 31) / (32 * 8 * 128) + 2, 32), KvDType::F16, KvShape::new(8, 128), 1).unwrap();
         // Address space only: `reserve` does not compare with the machine's memory.
         let cache = CacheEngine::reserve(&spec).unwrap();
-        let last = KvPlace { plane: 0, slot: spec.num_blocks * 32 - 1, head: 7 };
+        let last = KvPlace { layer: 0, slot: spec.num_blocks * 32 - 1, head: 7 };
         let values: Vec<f32> = (0..128).map(|i| i as f32 - 60.0).collect();
         let mut read = vec![0.0; 128];
         for side in [KvSide::Key, KvSide::Value] {
-            let place = cache.place(side, last).first;
+            let Place { block, first, .. } = cache.place(side, last);
+            let place = block * cache.block_bytes() + first;
             assert!(place > 1 << 32);
             cache.write(side, last, &values);
             cache.read(side, last, &mut read);
@@ -388,7 +440,7 @@ mod tests {
         let last_block = spec.num_blocks as u32 - 1;
         cache.copy_blocks(&[(last_block, 3)]);
         for side in [KvSide::Key, KvSide::Value] {
-            cache.read(side, KvPlace { plane: 0, slot: 3 * 32 + 31, head: 7 }, &mut read);
+            cache.read(side, KvPlace { layer: 0, slot: 3 * 32 + 31, head: 7 }, &mut read);
             assert_eq!(read, values);
         }
     }
@@ -397,7 +449,7 @@ mod tests {
     fn values_round_to_nearest_even_and_f16_saturates() {
         let mut values = [0.0f32; 16];
         values[..8].copy_from_slice(&[1.0, 1.000_488_3, 1.001_464_8, 1e9, -1e9, 65_519.9, 5.96e-8, f32::NEG_INFINITY]);
-        let at = KvPlace { plane: 2, slot: 39, head: 1 };
+        let at = KvPlace { layer: 2, slot: 39, head: 1 };
         for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16] {
             let cache = CacheEngine::new(&spec(dtype)).unwrap();
             cache.write(KvSide::Key, at, &values);
@@ -418,14 +470,14 @@ mod tests {
     fn one_byte_vectors_keep_a_scale_each_within_their_block() {
         // An odd head size: elements and scales are both padded.
         for dtype in [KvDType::Int8, KvDType::F8E4M3] {
-            let spec = KvCacheSpec { head_dim: 27, block_size: 5, ..spec(dtype) };
-            assert_eq!(spec.plane_block_bytes(), Some(272 + 32));
+            let spec = KvCacheSpec::uniform((5, 5), dtype, KvShape::new(2, 27), 3).unwrap();
+            assert_eq!(spec.layers[0].shape.plane_block_bytes(KvSide::Key, dtype, 5), Some(272 + 32));
             assert_eq!(spec.bytes_per_block(), Some(6 * 304));
             let cache = CacheEngine::new(&spec).unwrap();
             let vector = |slot: usize, head: usize| -> Vec<f32> {
                 (0..27).map(|i| ((slot * 2 + head) * 27 + i) as f32 * 0.7 - 40.0).collect()
             };
-            let places = || (0..25).flat_map(|slot| [0, 1].map(|head| KvPlace { plane: 1, slot, head }));
+            let places = || (0..25).flat_map(|slot| [0, 1].map(|head| KvPlace { layer: 1, slot, head }));
             for at in places() {
                 cache.write(KvSide::Key, at, &vector(at.slot, at.head));
             }
@@ -442,8 +494,8 @@ mod tests {
                 }
             }
             let mut read = [1.0; 27];
-            cache.write(KvSide::Key, KvPlace { plane: 1, slot: 7, head: 0 }, &[f32::NAN; 27]);
-            cache.read(KvSide::Key, KvPlace { plane: 1, slot: 7, head: 0 }, &mut read);
+            cache.write(KvSide::Key, KvPlace { layer: 1, slot: 7, head: 0 }, &[f32::NAN; 27]);
+            cache.read(KvSide::Key, KvPlace { layer: 1, slot: 7, head: 0 }, &mut read);
             assert!(read.iter().all(|x| x.is_nan()), "{read:?}");
         }
     }
@@ -451,7 +503,7 @@ mod tests {
     #[test]
     fn copied_blocks_are_equal_in_every_plane_and_others_are_untouched() {
         let cache = CacheEngine::new(&spec(KvDType::BF16)).unwrap();
-        let place = |plane, block, offset| KvPlace { plane, slot: block * 8 + offset, head: 1 };
+        let place = |layer, block, offset| KvPlace { layer, slot: block * 8 + offset, head: 1 };
         for plane in 0..3 {
             for block in 0..5 {
                 let value = (plane * 5 + block) as f32 + 1.0;

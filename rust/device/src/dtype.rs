@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::quant::GgmlType;
+
 /// How the values of a weight are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
@@ -15,86 +17,20 @@ pub enum DType {
     Ggml(GgmlType),
 }
 
-/// The ggml block formats that matmul reads directly (their layouts: the GGUF specification and ggml's `ggml-common.h`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)]
-pub enum GgmlType {
-    Q4_0,
-    Q4_1,
-    Q5_0,
-    Q5_1,
-    Q8_0,
-    Q2K,
-    Q3K,
-    Q4K,
-    Q5K,
-    Q6K,
-    Mxfp4,
-}
-
-impl GgmlType {
-    /// Every format, in the order of ggml's type numbers.
-    pub const ALL: [Self; 11] = [
-        Self::Q4_0,
-        Self::Q4_1,
-        Self::Q5_0,
-        Self::Q5_1,
-        Self::Q8_0,
-        Self::Q2K,
-        Self::Q3K,
-        Self::Q4K,
-        Self::Q5K,
-        Self::Q6K,
-        Self::Mxfp4,
-    ];
-
-    /// Values in one block.
-    pub const fn block_len(self) -> usize {
-        match self {
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Mxfp4 => 32,
-            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K => 256,
-        }
-    }
-
-    /// Bytes of one block.
-    pub const fn block_bytes(self) -> usize {
-        match self {
-            Self::Q4_0 => 18,
-            Self::Q4_1 => 20,
-            Self::Q5_0 => 22,
-            Self::Q5_1 => 24,
-            Self::Q8_0 => 34,
-            Self::Q2K => 84,
-            Self::Q3K => 110,
-            Self::Q4K => 144,
-            Self::Q5K => 176,
-            Self::Q6K => 210,
-            Self::Mxfp4 => 17,
-        }
-    }
-
-    /// The name ggml gives the format.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Q4_0 => "Q4_0",
-            Self::Q4_1 => "Q4_1",
-            Self::Q5_0 => "Q5_0",
-            Self::Q5_1 => "Q5_1",
-            Self::Q8_0 => "Q8_0",
-            Self::Q2K => "Q2_K",
-            Self::Q3K => "Q3_K",
-            Self::Q4K => "Q4_K",
-            Self::Q5K => "Q5_K",
-            Self::Q6K => "Q6_K",
-            Self::Mxfp4 => "MXFP4",
-        }
-    }
-}
-
 impl DType {
     /// Every type.
     pub fn all() -> impl Iterator<Item = Self> + Clone {
         [Self::F32, Self::F16, Self::BF16].into_iter().chain(GgmlType::ALL.into_iter().map(Self::Ggml))
+    }
+
+    /// The type of ggml's number; `None` for one that is not read.
+    pub fn of_ggml(number: u32) -> Option<Self> {
+        match number {
+            0 => Some(Self::F32),
+            1 => Some(Self::F16),
+            30 => Some(Self::BF16),
+            _ => GgmlType::ALL.into_iter().find(|format| format.format().number == number).map(Self::Ggml),
+        }
     }
 
     /// Bytes of a row of `cols` values; `None` when `cols` is not a whole number of blocks or the product overflows.

@@ -25,6 +25,18 @@ pub enum ActivationKind {
     Gelu = 2,
 }
 
+/// Norm of q or k heads.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HeadNormArgs {
+    pub weight: DevicePtr,
+    pub bias: DevicePtr,
+    pub stride: u32,
+    pub has_mean: u32,
+    pub eps: f32,
+    pub reserved: u32,
+}
+
 /// `rope_and_cache_*`: q/k norm, rotation, write of K and V.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,8 +44,8 @@ pub struct RopeAndCacheArgs {
     pub q: DevicePtr,
     pub k: DevicePtr,
     pub v: DevicePtr,
-    pub q_norm: DevicePtr,
-    pub k_norm: DevicePtr,
+    pub q_norm: HeadNormArgs,
+    pub k_norm: HeadNormArgs,
     pub cos: DevicePtr,
     pub sin: DevicePtr,
     pub rope_positions: DevicePtr,
@@ -52,8 +64,6 @@ pub struct RopeAndCacheArgs {
     pub v_stride: u32,
     pub rotary_dim: u32,
     pub interleaved: u32,
-    pub q_eps: f32,
-    pub k_eps: f32,
 }
 
 /// `copy_blocks`: whole blocks in every plane. No destination is the source of another pair.
@@ -151,7 +161,7 @@ pub struct NormArgs {
     pub y_scale: f32,
 }
 
-/// `gated_activation`: out = activation(gate) * up.
+/// `gated_activation`: out = activation(gate) * up, or without up activation(gate).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GatedActivationArgs {

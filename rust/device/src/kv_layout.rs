@@ -11,23 +11,105 @@
 //! of 16 every vector that lies in one piece is aligned to 16 bytes. A one-byte cache takes `(head_dim + 2) / (2 * head_dim)` of a 16-bit
 //! one: 51.6 % for 64, 50.8 % for 128.
 
-use crate::KvDType;
+use crate::{DeviceError, KvDType};
 
-/// Shape of the KV storage.
+/// Keys or values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum KvSide {
+    Key,
+    Value,
+}
+
+/// Heads of a layer's keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvShape {
+    /// Key and value heads.
+    pub num_kv_heads: usize,
+    /// Elements of a key of one head.
+    pub k_dim: usize,
+    /// Elements of a value of one head.
+    pub v_dim: usize,
+}
+
+impl KvShape {
+    /// Heads whose keys are as wide as their values.
+    pub const fn new(num_kv_heads: usize, head_dim: usize) -> Self {
+        Self { num_kv_heads, k_dim: head_dim, v_dim: head_dim }
+    }
+
+    /// Elements of a key, or of a value, of one head.
+    pub const fn dim(&self, side: KvSide) -> usize {
+        match side {
+            KvSide::Key => self.k_dim,
+            KvSide::Value => self.v_dim,
+        }
+    }
+
+    /// The width of keys and values.
+    ///
+    /// Errors: [`DeviceError::Unsupported`] where they differ, with what computes them.
+    pub fn head_dim(&self) -> Result<usize, DeviceError> {
+        let Self { k_dim, v_dim, .. } = *self;
+        if k_dim == v_dim {
+            return Ok(k_dim);
+        }
+        Err(DeviceError::Unsupported(format!(
+            "keys of {k_dim} elements and values of {v_dim} have no kernel; only the reference backend computes heads of two widths"
+        )))
+    }
+
+    /// Bytes of a key that stay together in the host's memory: an element, or two of [`KvDType::BF16`] where their number is even.
+    pub const fn key_unit_bytes(&self, dtype: KvDType) -> usize {
+        if matches!(dtype, KvDType::BF16) && self.k_dim.is_multiple_of(2) { 4 } else { dtype.element_bytes() }
+    }
+
+    /// Bytes of the keys, or of the values, of a block; `None` on overflow.
+    pub fn plane_block_bytes(&self, side: KvSide, dtype: KvDType, block_size: usize) -> Option<usize> {
+        let vectors = self.num_kv_heads.checked_mul(block_size)?;
+        let elements = vectors.checked_mul(self.dim(side))?.checked_mul(dtype.element_bytes())?;
+        let scales = vectors.checked_mul(dtype.scale_bytes())?;
+        elements.checked_next_multiple_of(ALIGNMENT)?.checked_add(scales.checked_next_multiple_of(ALIGNMENT)?)
+    }
+
+    /// Bytes of the keys and values of a block; `None` on overflow.
+    pub fn block_bytes(&self, dtype: KvDType, block_size: usize) -> Option<usize> {
+        let of = |side| self.plane_block_bytes(side, dtype, block_size);
+        of(KvSide::Key)?.checked_add(of(KvSide::Value)?)
+    }
+}
+
+/// Where a layer's keys and values lie, and their shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvLayer {
+    /// Its KV group: an entry of [`crate::StepMetadata::groups`].
+    pub group: usize,
+    /// Where in a block of the group its keys begin, in bytes; its values follow them.
+    pub offset: usize,
+    /// Heads and their widths.
+    pub shape: KvShape,
+}
+
+/// Whose keys and values a layer reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvSource {
+    /// Its own.
+    Own(KvShape),
+    /// Those that this layer has written.
+    Layer(usize),
+}
+
+/// The KV storage of a model.
 #[derive(Clone, Debug)]
 pub struct KvCacheSpec {
     /// Physical blocks, the null block 0 included.
     pub num_blocks: usize,
     /// Tokens a block.
     pub block_size: usize,
-    /// Key and value heads.
-    pub num_kv_heads: usize,
-    /// Elements of a head.
-    pub head_dim: usize,
-    /// Layers of a KV group: each has a K and a V plane.
-    pub num_planes: usize,
     /// Element type.
     pub dtype: KvDType,
+    /// One entry a layer of the model. A layer that reads another one's keys and values has the same entry.
+    pub layers: Vec<KvLayer>,
 }
 
 /// Number of the format of a block: another one whenever its bytes come to mean something else, for some are kept in files.
@@ -39,27 +121,70 @@ const ALIGNMENT: usize = 16;
 pub(crate) const MAX_VECTOR_BYTES: usize = 8 << 10;
 
 impl KvCacheSpec {
+    /// A storage for `num_layers` layers of one shape, all in one KV group.
+    ///
+    /// Errors: [`DeviceError::Shape`] when the size of a block overflows.
+    pub fn uniform(
+        (num_blocks, block_size): (usize, usize),
+        dtype: KvDType,
+        shape: KvShape,
+        num_layers: usize,
+    ) -> Result<Self, DeviceError> {
+        let layers: Vec<usize> = (0..num_layers).collect();
+        Self::grouped((num_blocks, block_size), dtype, &vec![KvSource::Own(shape); num_layers], &[&layers])
+    }
+
+    /// A storage for layers in groups: in a block of its group, each layer follows the one before. `sources` has an entry for each layer,
+    /// `groups` the layers of each group.
+    ///
+    /// Errors: [`DeviceError::Shape`] for a layer with keys and values of its own that is not in exactly one group, for one that reads those
+    /// of a layer without, and when the size of a block overflows.
+    pub fn grouped(
+        (num_blocks, block_size): (usize, usize),
+        dtype: KvDType,
+        sources: &[KvSource],
+        groups: &[&[usize]],
+    ) -> Result<Self, DeviceError> {
+        let fail = |layer: usize, why: &str| Err(DeviceError::Shape(format!("layer {layer} of the KV cache {why}")));
+        let mut placed: Vec<Option<KvLayer>> = vec![None; sources.len()];
+        for (group, members) in groups.iter().enumerate() {
+            let mut offset = 0_usize;
+            for &layer in *members {
+                let Some(KvSource::Own(shape)) = sources.get(layer).copied() else {
+                    return fail(layer, "is in a group and has no keys and values of its own");
+                };
+                if placed[layer].replace(KvLayer { group, offset, shape }).is_some() {
+                    return fail(layer, "is in two groups");
+                }
+                let Some(end) = shape.block_bytes(dtype, block_size).and_then(|bytes| offset.checked_add(bytes)) else {
+                    return fail(layer, "takes more bytes than can be counted");
+                };
+                offset = end;
+            }
+        }
+        let mut layers = Vec::with_capacity(sources.len());
+        for (layer, source) in sources.iter().enumerate() {
+            let of = match source {
+                KvSource::Own(_) => layer,
+                KvSource::Layer(other) => *other,
+            };
+            match placed.get(of).copied().flatten() {
+                Some(place) => layers.push(place),
+                None => return fail(layer, "reads keys and values that no group has"),
+            }
+        }
+        Ok(Self { num_blocks, block_size, dtype, layers })
+    }
+
     /// Bytes of one head's vector, its scale apart.
-    pub const fn vector_bytes(&self) -> usize {
-        self.head_dim * self.dtype.element_bytes()
+    pub(crate) const fn vector_bytes(&self, shape: &KvShape, side: KvSide) -> usize {
+        shape.dim(side) * self.dtype.element_bytes()
     }
 
-    /// Bytes of a key that stay together in the host's memory: an element, or two of [`KvDType::BF16`] where `head_dim` is even.
-    pub const fn key_unit_bytes(&self) -> usize {
-        if matches!(self.dtype, KvDType::BF16) && self.head_dim.is_multiple_of(2) { 4 } else { self.dtype.element_bytes() }
-    }
-
-    /// Bytes of a block in one plane; `None` on overflow.
-    pub fn plane_block_bytes(&self) -> Option<usize> {
-        let vectors = self.num_kv_heads.checked_mul(self.block_size)?;
-        let elements = vectors.checked_mul(self.head_dim)?.checked_mul(self.dtype.element_bytes())?;
-        let scales = vectors.checked_mul(self.dtype.scale_bytes())?;
-        elements.checked_next_multiple_of(ALIGNMENT)?.checked_add(scales.checked_next_multiple_of(ALIGNMENT)?)
-    }
-
-    /// Bytes that one more block takes, over all planes; `None` on overflow.
+    /// Bytes that a block takes: those of the group that takes most; `None` on overflow.
     pub fn bytes_per_block(&self) -> Option<u64> {
-        (self.plane_block_bytes()? as u64).checked_mul(2)?.checked_mul(self.num_planes as u64)
+        let end = |layer: &KvLayer| layer.offset.checked_add(layer.shape.block_bytes(self.dtype, self.block_size)?);
+        self.layers.iter().map(end).try_fold(0, |most, end| Some(most.max(end? as u64)))
     }
 
     /// Bytes of the whole storage; `None` on overflow.
@@ -67,23 +192,31 @@ impl KvCacheSpec {
         self.bytes_per_block()?.checked_mul(self.num_blocks as u64)
     }
 
-    /// Where things lie in a plane whose blocks follow each other.
-    pub(crate) fn layout(&self) -> PlaneLayout {
-        let vectors = self.num_kv_heads * self.block_size;
+    /// Bytes of a layer's keys, or values, in a block.
+    pub(crate) fn plane_block_bytes(&self, shape: &KvShape, side: KvSide) -> usize {
+        shape.plane_block_bytes(side, self.dtype, self.block_size).expect("a storage of this shape was made")
+    }
+
+    /// Where in a block a layer's keys, or values, begin.
+    pub(crate) fn plane_offset(&self, layer: &KvLayer, side: KvSide) -> usize {
+        layer.offset + if side == KvSide::Value { self.plane_block_bytes(&layer.shape, KvSide::Key) } else { 0 }
+    }
+
+    /// Where things lie in a plane with `block_stride` bytes from a block to the next one.
+    pub(crate) fn layout(&self, shape: &KvShape, side: KvSide, block_stride: usize) -> PlaneLayout {
+        let vector_bytes = self.vector_bytes(shape, side);
         PlaneLayout {
             block_size: self.block_size,
-            vector_bytes: self.vector_bytes(),
-            key_unit_bytes: self.vector_bytes(),
-            scales: (vectors * self.vector_bytes()).next_multiple_of(ALIGNMENT),
-            block_bytes: self.plane_block_bytes().expect("a storage of this shape was made"),
-            block_stride: self.plane_block_bytes().expect("a storage of this shape was made"),
+            vector_bytes,
+            key_unit_bytes: vector_bytes,
+            scales: (shape.num_kv_heads * self.block_size * vector_bytes).next_multiple_of(ALIGNMENT),
+            block_stride,
         }
     }
 
-    /// Where things lie in a plane of the host's memory, where the planes of a block follow each other.
-    pub(crate) fn host_layout(&self) -> PlaneLayout {
-        let block_stride = self.bytes_per_block().expect("a storage of this shape was made") as usize;
-        PlaneLayout { block_stride, key_unit_bytes: self.key_unit_bytes(), ..self.layout() }
+    /// The same in the host's memory, where keys are transposed.
+    pub(crate) fn host_layout(&self, shape: &KvShape, side: KvSide, block_stride: usize) -> PlaneLayout {
+        PlaneLayout { key_unit_bytes: shape.key_unit_bytes(self.dtype), ..self.layout(shape, side, block_stride) }
     }
 }
 
@@ -97,8 +230,6 @@ pub(crate) struct PlaneLayout {
     pub(crate) key_unit_bytes: usize,
     /// Where in a block its scales start.
     pub(crate) scales: usize,
-    /// Bytes of a block in a plane.
-    pub(crate) block_bytes: usize,
     /// Bytes from a block to the next one.
     pub(crate) block_stride: usize,
 }

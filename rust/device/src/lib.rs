@@ -1,6 +1,7 @@
 //! How a step runs: tensors, weight formats, KV storage, and the backends that compute with them.
 //!
-//! The engine speaks to a device only through [`Backend`], at the grain of one fused phase of a decoder layer.
+//! The engine speaks to a device only through [`Backend`]: a [`Device`] with memory, and [`Phases`] at the grain of one fused phase of a
+//! decoder layer.
 //! [`cpu::CpuBackend`] is the fast path, [`cpu::ReferenceBackend`] the plain one that every fast path is tested against.
 
 pub mod backend;
@@ -19,14 +20,15 @@ pub mod sampling;
 pub mod tensor;
 
 pub use backend::{
-    Activation, AttentionArgs, AttentionParams, Backend, BackendInfo, BackendMemory, Constant, EmbedArgs, EmbeddingTable,
-    GateUpArgs, KvGroupMetadata, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs, RopeStyle,
-    RopeTable, StepGraphs, StepMetadata, WorkspaceShape,
+    Activation, AttentionArgs, AttentionParams, Backend, BackendInfo, BackendMemory, Constant, Device, DeviceSampler, EmbedArgs,
+    EmbeddingTable, GateUpArgs, HeadNorm, KvGroupMetadata, Linear, LinearOptions, Norm, NormKind, NormSpan, Phases, Precision,
+    Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepGraphs, StepMetadata, StepRecorder, WorkspaceShape,
 };
-pub use cache_engine::{CacheEngine, KvPlace, KvSide};
-pub use dtype::{DType, GgmlType, KvDType};
+pub use cache_engine::{CacheEngine, DeviceBlocks, KvPlace};
+pub use dtype::{DType, KvDType};
 pub use error::DeviceError;
 pub use host::{HostMemory, host_memory, num_physical_cores};
-pub use kv_layout::{KV_FORMAT, KvCacheSpec};
+pub use kv_layout::{KV_FORMAT, KvCacheSpec, KvLayer, KvShape, KvSide, KvSource};
+pub use quant::GgmlType;
 pub use sampling::{RowSampling, SampledRow};
 pub use tensor::{Tensor, WeightView};

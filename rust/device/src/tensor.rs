@@ -1,18 +1,14 @@
 //! Activations, and weights as they lie in their files.
 
-use std::sync::Arc;
+use std::any::Any;
 
-use crate::{
-    DType, DeviceError,
-    cuda::{CudaError, Driver, driver::DeviceMemory},
-    mmap::Bytes,
-};
+use crate::{DType, DeviceError, mmap::Bytes};
 
 /// A dense row-major matrix of f32 activations: capacity for `max_rows`, of which `rows` are in use.
 pub struct Tensor {
     data: crate::mmap::Pages<f32>,
-    /// Where the values are, if they are on a GPU; `data` then has what was last copied from there.
-    device: Option<DeviceMemory>,
+    /// A device's own memory with the values, if they are there; `data` then has what was last copied from it.
+    device: Option<Box<dyn Any + Send + Sync>>,
     rows: usize,
     max_rows: usize,
     cols: usize,
@@ -26,33 +22,20 @@ impl Tensor {
         Ok(Self { data: crate::mmap::Pages::zeroed(len)?, device: None, rows: 0, max_rows, cols })
     }
 
-    /// A zeroed tensor in a GPU's memory.
-    pub(crate) fn on_device(driver: &Arc<dyn Driver>, max_rows: usize, cols: usize) -> Result<Self, DeviceError> {
-        let tensor = Self::new(max_rows, cols)?;
-        let device = DeviceMemory::zeroed(driver, max_rows * cols * size_of::<f32>())?;
-        Ok(Self { device: Some(device), ..tensor })
+    /// A tensor in `memory` of a device, which holds `max_rows * cols` zeros.
+    pub fn on_device(max_rows: usize, cols: usize, memory: Box<dyn Any + Send + Sync>) -> Result<Self, DeviceError> {
+        Ok(Self { device: Some(memory), ..Self::new(max_rows, cols)? })
     }
 
-    /// Its memory on a GPU, if it is there.
-    pub(crate) fn device(&self) -> Option<&DeviceMemory> {
-        self.device.as_ref()
+    /// Its memory on a device; `None` for a tensor of the host, and for memory that is no `T`.
+    pub fn device<T: Any>(&self) -> Option<&T> {
+        self.device.as_ref()?.downcast_ref()
     }
 
-    /// Copies the rows in use from the GPU; nothing for a tensor of the host.
-    pub(crate) fn download(&mut self) -> Result<(), CudaError> {
-        let values = &mut self.data.as_mut_slice()[..self.rows * self.cols];
-        self.device.as_ref().map_or(Ok(()), |device| device.download(0, values))
-    }
-
-    /// The same for some of the rows.
-    pub(crate) fn download_rows(&mut self, rows: &[usize]) -> Result<(), CudaError> {
-        let Some(device) = &self.device else { return Ok(()) };
-        let cols = self.cols;
-        for &row in rows {
-            let values = &mut self.data.as_mut_slice()[row * cols..(row + 1) * cols];
-            device.download(row * cols * size_of::<f32>(), values)?;
-        }
-        Ok(())
+    /// The same, and the host's copy of the rows in use, `[rows * cols]`.
+    pub fn device_and_copy<T: Any>(&mut self) -> Option<(&T, &mut [f32])> {
+        let copy = &mut self.data.as_mut_slice()[..self.rows * self.cols];
+        Some((self.device.as_ref()?.downcast_ref()?, copy))
     }
 
     /// Rows in use.
@@ -74,7 +57,7 @@ impl Tensor {
         self.rows = rows;
     }
 
-    /// The rows in use, `[rows * cols]`; of a tensor on a GPU, as [`Backend::fetch`](crate::Backend::fetch) left them.
+    /// The rows in use, `[rows * cols]`; of a tensor on a GPU, as [`Phases::fetch`](crate::Phases::fetch) left them.
     pub fn as_slice(&self) -> &[f32] {
         &self.data.as_slice()[..self.rows * self.cols]
     }

@@ -45,7 +45,7 @@ proptest! {
         seed in any::<u64>(),
         num_kv_heads in 1usize..4,
         group in 1usize..9,
-        head_dim in prop::sample::select(vec![8usize, 10, 16, 27, 32, 40, 64, 72, 80, 96, 128, 256]),
+        head_dim in prop::sample::select(vec![8usize, 10, 16, 24, 27, 32, 40, 64, 72, 80, 96, 128, 256]),
         block_size in prop::sample::select(vec![8usize, 16, 32]),
         window in prop::option::of(1usize..200),
         softcap in prop::option::of(1.0f32..50.0),
@@ -81,6 +81,15 @@ fn products_of_bf16_round_queries_and_weights_and_nothing_else() {
                 assert!(error < bound + 2e-5 * (1.0 + e.abs()), "{tier:?}, heads of {head_dim}: element {i} is {g}, not {e}");
             }
         }
+    }
+}
+
+/// As Gemma 2 has them: heads of 256, scores capped at 50, a window in every other layer.
+#[test]
+fn wide_heads_with_a_cap_and_a_window_agree_with_the_dense_oracle() {
+    for (dtype, cap) in KvDType::ALL.into_iter().flat_map(|dtype| [50.0, 2.0].map(|cap| (dtype, cap))) {
+        let params = AttentionParams { window: Some(33), softcap: Some(cap), scale: 0.5, ..params(2, 2, 256) };
+        check_case(&Case::new(21, params, 16, dtype, &[(0, 40), (600, 1), (31, 5)]), 2);
     }
 }
 

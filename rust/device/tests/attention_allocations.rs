@@ -6,8 +6,8 @@ use std::{
 };
 
 use device::{
-    AttentionArgs, AttentionParams, Backend, KvCacheSpec, KvDType, KvGroupMetadata, Precision, RopeArgs, RopeStyle, RopeTable,
-    StepMetadata,
+    AttentionArgs, AttentionParams, Device, KvCacheSpec, KvDType, KvGroupMetadata, KvShape, Phases, Precision, RopeArgs,
+    RopeStyle, RopeTable, StepMetadata,
     cpu::{CpuBackend, CpuTier},
 };
 
@@ -48,7 +48,7 @@ fn step(len: u32, queries: u32) -> StepMetadata {
 #[test]
 fn a_step_allocates_nothing_once_its_buffers_have_grown() {
     let backend = CpuBackend::new(CpuTier::detect(), 3).unwrap();
-    let spec = KvCacheSpec { num_blocks: 101, block_size: 32, num_kv_heads: 2, head_dim: 64, num_planes: 1, dtype: KvDType::F16 };
+    let spec = KvCacheSpec::uniform((101, 32), KvDType::F16, KvShape::new(2, 64), 1).unwrap();
     let cache = backend.alloc_kv_cache(&spec).unwrap();
     let precision = Precision::Fast;
     let params =
@@ -63,10 +63,17 @@ fn a_step_allocates_nothing_once_its_buffers_have_grown() {
             t.set_rows(rows);
             t.as_mut_slice().fill(0.5);
         }
-        let args =
-            RopeArgs { q: &mut q, k: &mut k, v: &v, q_norm: None, k_norm: None, rope: Some(&rope), cache: &cache, plane: 0 };
-        backend.rope_and_cache(args, 0, step);
-        backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, plane: 0, group: 0, params }, step);
+        let args = RopeArgs {
+            q: &mut q,
+            kv: Some((&mut k, &v)),
+            q_norm: None,
+            k_norm: None,
+            rope: Some(&rope),
+            cache: &cache,
+            layer: 0,
+        };
+        backend.rope_and_cache(args, step);
+        backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 0, params }, step);
         assert!(out.as_slice().iter().all(|x| x.is_finite()));
     };
     // Many queries make the most items; one query over many keys the most partial results.

@@ -4,8 +4,8 @@ use std::{hint::black_box, path::Path, sync::Arc};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use device::{
-    AttentionArgs, Backend, BackendInfo, CacheEngine, DType, DeviceError, EmbedArgs, GateUpArgs, KvCacheSpec, Linear,
-    LinearOptions, Norm, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, WeightView, WorkspaceShape,
+    AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs, GateUpArgs, KvCacheSpec, Linear,
+    LinearOptions, Norm, Phases, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, WeightView, WorkspaceShape,
     cpu::{CpuBackend, CpuTier},
 };
 use engine::{
@@ -15,7 +15,9 @@ use engine::{
 /// A backend that computes nothing: what is left of a step is the engine's own.
 struct Null(CpuBackend);
 
-impl Backend for Null {
+impl Backend for Null {}
+
+impl Device for Null {
     fn info(&self) -> BackendInfo {
         self.0.info()
     }
@@ -39,30 +41,30 @@ impl Backend for Null {
     fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64 {
         self.0.workspace_bytes(shape)
     }
+}
 
+impl Phases for Null {
     fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor) {
         out.set_rows(args.token_ids.len());
     }
 
-    fn norm_linear(&self, x: &Tensor, _: Option<&Norm>, projections: &mut [Projection<'_>]) {
+    fn norm_linear(&self, x: &Tensor, _: Option<&Norm>, projections: &mut [Projection<'_>], _: &StepMetadata) {
         for projection in projections {
             projection.out.set_rows(x.rows());
         }
     }
 
-    fn rope_and_cache(&self, _: RopeArgs<'_>, _: usize, _: &StepMetadata) {}
+    fn rope_and_cache(&self, _: RopeArgs<'_>, _: &StepMetadata) {}
 
     fn attention(&self, _: AttentionArgs<'_>, _: &StepMetadata) {}
 
-    fn linear_residual(&self, _: ResidualArgs<'_>) {}
+    fn linear_residual(&self, _: ResidualArgs<'_>, _: &StepMetadata) {}
 
-    fn gate_up(&self, _: GateUpArgs<'_>) {}
+    fn gate_up(&self, _: GateUpArgs<'_>, _: &StepMetadata) {}
 
     fn gather_rows(&self, _: &Tensor, rows: &[u32], out: &mut Tensor) {
         out.set_rows(rows.len());
     }
-
-    fn copy_blocks(&self, _: &CacheEngine, _: &[(u32, u32)]) {}
 
     fn fetch(&self, x: &mut Tensor) {
         self.0.fetch(x);

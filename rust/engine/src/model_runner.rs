@@ -2,14 +2,18 @@
 
 use std::{cell::Cell, sync::Arc};
 
-use device::{Backend, CacheEngine, KvDType, Precision, RowSampling, SampledRow, StepGraphs, StepMetadata, Tensor};
+use device::{
+    Backend, CacheEngine, DeviceSampler, KvDType, Precision, RowSampling, SampledRow, StepGraphs, StepMetadata, Tensor,
+};
 use paged::{BlockId, KvGroups};
 
 use crate::{
     EngineError, LoadProgress,
     model::{
         Decoder, DecoderConfig, ModelFiles,
-        decoder::{Activations, Loader, Run, softcap},
+        decoder::{Activations, softcap},
+        loader::Loader,
+        part::Run,
         rope::GrowingRope,
     },
 };
@@ -52,6 +56,7 @@ pub struct ModelRunner {
     options: RunnerOptions,
     groups: KvGroups,
     decoder: Decoder,
+    weight_bytes: u64,
     activations: Activations,
     ropes: Vec<GrowingRope>,
     cache: Option<CacheEngine>,
@@ -66,26 +71,38 @@ impl ModelRunner {
         progress: &dyn Fn(LoadProgress),
     ) -> Result<Self, EngineError> {
         let config = files.config().clone();
-        let groups = config.kv_groups();
         let total_bytes = files.weight_bytes();
         let done = Cell::new(0);
         let count = |bytes: u64| {
             done.set((done.get() + bytes).min(total_bytes));
             progress(LoadProgress { done_bytes: done.get(), total_bytes });
         };
-        let loader = Loader {
+        let mut loader = Loader {
             weights: files.weights(),
             config: &config,
             backend: &*backend,
             precision: options.precision,
             progress: &count,
+            bytes: 0,
         };
-        let decoder = loader.decoder(&groups)?;
+        let decoder = Decoder::new(&mut loader, &config)?;
+        let weight_bytes = loader.bytes;
         progress(LoadProgress { done_bytes: total_bytes, total_bytes });
         let max_logit_rows = max_logit_rows(options.max_num_seqs);
         let activations = Activations::new(&*backend, &config, options.max_num_batched_tokens.max(1), max_logit_rows)?;
         let ropes = config.ropes.iter().map(|rope| GrowingRope::new(rope, &config)).collect();
-        Ok(Self { graphs: StepGraphs::default(), backend, config, options, groups, decoder, activations, ropes, cache: None })
+        Ok(Self {
+            graphs: StepGraphs::default(),
+            backend,
+            config,
+            options,
+            groups: KvGroups::default(),
+            decoder,
+            weight_bytes,
+            activations,
+            ropes,
+            cache: None,
+        })
     }
 
     /// The decoder's hyperparameters.
@@ -100,7 +117,7 @@ impl ModelRunner {
 
     /// Bytes of all weights as they are kept, those of files where they are used in place.
     pub fn weight_bytes(&self) -> u64 {
-        self.decoder.weight_bytes()
+        self.weight_bytes
     }
 
     /// Bytes of the activations of the largest step.
@@ -114,7 +131,7 @@ impl ModelRunner {
         self.cache.as_ref().and_then(|cache| cache.spec().total_bytes()).unwrap_or(0)
     }
 
-    /// How the layers share the KV pool; `StepMetadata::groups` has one entry for each.
+    /// How the layers share the KV pool; `StepMetadata::groups` has one entry for each. Empty before [`Self::allocate_kv`].
     pub fn kv_groups(&self) -> &KvGroups {
         &self.groups
     }
@@ -124,9 +141,10 @@ impl ModelRunner {
         max_logit_rows(self.options.max_num_seqs)
     }
 
-    /// Reserves the KV storage; block 0 is the null block.
-    pub fn allocate_kv(&mut self, num_blocks: usize, block_size: usize) -> Result<(), EngineError> {
-        let spec = self.config.kv_cache_spec(num_blocks, block_size, self.options.kv_dtype);
+    /// Reserves the KV storage: a number of blocks and the tokens of each, which the layers share in these groups; block 0 is the null block.
+    pub fn allocate_kv(&mut self, pool: (usize, usize), groups: &KvGroups) -> Result<(), EngineError> {
+        let spec = self.config.kv_cache_spec(pool, self.options.kv_dtype, groups)?;
+        self.groups = groups.clone();
         self.graphs = StepGraphs::new(self.options.max_num_batched_tokens);
         self.cache = Some(self.backend.alloc_kv_cache(&spec)?);
         Ok(())
@@ -160,7 +178,7 @@ impl ModelRunner {
             rope.grow(rope_rows)?;
         }
         let cache = self.cache.as_ref().ok_or_else(|| EngineError::Internal("a step ran before the KV cache was made".into()))?;
-        let run = Run { backend: &*self.backend, config: &self.config, cache, ropes: &self.ropes };
+        let run = Run { backend: &*self.backend, precision: self.options.precision, cache, ropes: &self.ropes };
         self.decoder.forward(&run, &mut self.graphs, &mut self.activations, token_ids, step);
         Ok(())
     }
@@ -186,9 +204,14 @@ impl ModelRunner {
         logits
     }
 
+    /// A softcap is the host's.
+    fn sampler(&self) -> Option<&dyn DeviceSampler> {
+        self.backend.sampler().filter(|_| self.config.final_softcap.is_none())
+    }
+
     /// Whether the device can sample from the logits.
     pub fn samples(&self) -> bool {
-        self.backend.samples() && self.config.final_softcap.is_none()
+        self.sampler().is_some()
     }
 
     /// As [`Self::logits`], but rows with an entry in `sampling` are sampled on the device, with their `num_top` likeliest tokens. Rows that
@@ -205,10 +228,10 @@ impl ModelRunner {
         if sampling.iter().all(Option::is_none) {
             return Ok((vec![None; rows.len()], self.logits(rows)?));
         }
-        assert!(self.samples(), "rows to be sampled on a device that does not");
         self.compute_logits(rows, None)?;
+        let sampler = self.sampler().expect("rows to be sampled on a device that samples");
+        let mut sampled = sampler.sample(&self.activations.logits, sampling, num_top);
         let logits = &mut self.activations.logits;
-        let mut sampled = self.backend.sample(logits, sampling, num_top);
         for (sampled, sampling) in sampled.iter_mut().zip(sampling) {
             sampled.take_if(|_| sampling.is_none());
         }

@@ -69,7 +69,8 @@ fn older_and_newer_layouts_say_the_same() {
 
 #[test]
 fn each_family_has_its_own_rule_of_windows() {
-    let windows = |name, changes| changed(name, &changes).unwrap().layers.iter().map(|l| l.window).collect::<Vec<_>>();
+    let windows =
+        |name, changes| changed(name, &changes).unwrap().layers.iter().map(|l| l.attention().window).collect::<Vec<_>>();
     assert_eq!(windows("mistral", json!({})), [None; 3], "a window beyond the context is none");
     assert_eq!(windows("mistral", json!({"sliding_window": 100})), [Some(100); 3]);
     assert_eq!(windows("mistral", json!({"sliding_window": null})), [None; 3]);
@@ -91,8 +92,53 @@ fn each_family_has_its_own_rule_of_windows() {
 #[test]
 fn gemma3_scales_scores_by_its_own_scalar() {
     let config = changed("gemma3", &json!({"query_pre_attn_scalar": 64})).unwrap();
-    assert!((config.attention_scale - 0.125).abs() < 1e-7);
+    assert!((config.layers[0].attention().scale - 0.125).abs() < 1e-7);
     assert!((config.embedding_scale - 8.0).abs() < 1e-7);
+}
+
+#[test]
+fn gemma2_has_softcaps_unless_they_are_null() {
+    let caps = |config: DecoderConfig| (config.layers[0].attention().softcap, config.final_softcap);
+    let mut config = golden_config("gemma2");
+    for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
+        config.as_object_mut().unwrap().remove(key);
+    }
+    assert_eq!(caps(open("gemma2", &config, None).unwrap()), (Some(50.0), Some(30.0)));
+    let null = json!({"attn_logit_softcapping": null, "final_logit_softcapping": null});
+    assert_eq!(caps(changed("gemma2", &null).unwrap()), (None, None));
+}
+
+#[test]
+fn smollm3_rotates_as_listed_or_by_interval() {
+    let ropes = |changes| {
+        let config = changed("smollm3", &changes).unwrap();
+        config.layers.iter().map(|layer| layer.attention().rope.is_some()).collect::<Vec<_>>()
+    };
+    assert_eq!(ropes(json!({"no_rope_layers": [0, 1, 1, 0]})), [false, true, true, false]);
+    assert_eq!(ropes(json!({"no_rope_layers": null, "no_rope_layer_interval": 2})), [true, false, true, false]);
+    assert_eq!(ropes(json!({"no_rope_layers": null, "no_rope_layer_interval": null})), [true, true, true, false]);
+}
+
+#[test]
+fn granite_divides_logits_and_has_a_scale_of_its_own() {
+    let config = changed("granite", &json!({"logits_scaling": 8.0, "attention_multiplier": 0.25})).unwrap();
+    assert_eq!((config.logit_scale, config.layers[0].attention().scale), (0.125, 0.25));
+    for (changes, words) in [
+        (json!({"logits_scaling": 0.0}), ["logit scale", "inf"]),
+        (json!({"residual_multiplier": -1.0}), ["residual scale", "-1"]),
+        (json!({"embedding_multiplier": 0.0}), ["embedding scale", "0"]),
+        (json!({"attention_multiplier": 1e300}), ["attention scale", "inf"]),
+    ] {
+        let error = changed("granite", &changes).unwrap_err();
+        assert!(words.iter().all(|word| error.contains(word)), "{changes}: {error}");
+    }
+}
+
+#[test]
+fn part_of_a_head_rotates_where_the_file_says_nothing() {
+    for (name, rotary_dim) in [("phi2", 8), ("stablelm", 4), ("glm4", 8), ("starcoder2", 16)] {
+        assert_eq!(changed(name, &json!({"partial_rotary_factor": null})).unwrap().ropes[0].rotary_dim, rotary_dim, "{name}");
+    }
 }
 
 #[test]
@@ -162,6 +208,10 @@ fn weights_that_contradict_the_configuration_are_named() {
     assert!(e.contains("model.layers.3."), "{e}");
     let e = error("llama", &json!({"model_type": "qwen2"}));
     assert!(e.contains("model.layers.0.self_attn.q_proj.bias"), "{e}");
+    let e = error("stablelm", &json!({"model_type": "starcoder2"}));
+    assert!(e.contains("model.layers.0.self_attn.o_proj.bias"), "{e}");
+    let e = error("stablelm-parallel", &json!({"num_key_value_heads": 4}));
+    assert!(e.contains("k_layernorm.norms.2.weight"), "{e}");
     let e = error("llama", &json!({"model_type": "qwen3"}));
     assert!(e.contains("model.layers.0.self_attn.q_norm.weight"), "{e}");
 }
@@ -174,7 +224,8 @@ fn architectures_are_found_or_refused_with_the_list() {
     assert_eq!(check_architecture(None, Found::Gguf("llama")).unwrap().name(), "llama");
     assert_eq!(check_architecture(Some("mistral"), Found::Gguf("llama")).unwrap().name(), "mistral");
     assert_eq!(check_architecture(Some("gemma3"), hf(Some("gemma3_text"))).unwrap().name(), "gemma3");
-    let list = "llama, mistral, phi3, qwen2, qwen3, gemma3";
+    let list =
+        "llama, mistral, phi3, qwen2, qwen3, gemma3, gemma, gemma2, starcoder2, phi, stablelm, olmo2, smollm3, glm4, granite";
     for (expected, found, words) in [
         (None, hf(Some("mamba")), vec!["`mamba`"]),
         (None, Found::Gguf("bert"), vec!["`bert`"]),

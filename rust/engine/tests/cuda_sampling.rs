@@ -8,7 +8,10 @@ use common::{
     hugging_face,
     serving::{exact, greedy, pool_of, request, run_together, start},
 };
-use device::{Backend, DType, EmbedArgs, EmbeddingTable, RowSampling, Tensor, WeightView, cuda::CudaBackend, mmap::Bytes};
+use device::{
+    Backend, DType, Device, DeviceSampler, EmbedArgs, EmbeddingTable, Phases, RowSampling, Tensor, WeightView, cuda::CudaBackend,
+    mmap::Bytes,
+};
 use engine::{Engine, EngineConfig, GenerationConfig, GenerationRequest, ResolvedSampling, Sampler, SamplingParams};
 use kernel_tests::{EmulatedDriver, Order, random::Rng};
 

@@ -137,8 +137,9 @@ fn load(source: &ModelSource, backend: &Arc<dyn Backend>) -> Result<(), EngineEr
     let options =
         RunnerOptions { precision: Precision::Fast, kv_dtype: KvDType::F16, max_num_batched_tokens: 8, max_num_seqs: 1 };
     let mut runner = ModelRunner::load(&files, Arc::clone(backend), options, &|_| {})?;
-    runner.allocate_kv(2 * runner.kv_groups().groups.len() + 1, 8)?;
-    let groups = (0..runner.kv_groups().groups.len() as u32)
+    let groups = paged::KvGroups::of_model(runner.config(), paged::KvDType::F16, 8)?;
+    runner.allocate_kv((2 * groups.groups.len() + 1, 8), &groups)?;
+    let groups = (0..groups.groups.len() as u32)
         .map(|group| device::KvGroupMetadata {
             block_tables: vec![group + 1],
             max_blocks: 1,
@@ -185,8 +186,9 @@ fn corrupted_files_are_errors_or_load() {
     let temp = tempfile::tempdir().unwrap();
     let mut loaded = 0;
 
-    let ggufs: Vec<_> =
-        ["llama3-rope", "qwen2", "qwen3"].map(|n| std::fs::read(golden_dir().join(format!("gguf/{n}.gguf"))).unwrap()).into();
+    let ggufs: Vec<_> = ["llama3-rope", "qwen2", "qwen3", "phi2", "granite"]
+        .map(|n| std::fs::read(golden_dir().join(format!("gguf/{n}.gguf"))).unwrap())
+        .into();
     let path = temp.path().join("fuzzed.gguf");
     let source = ModelSource::Gguf { files: vec![path.clone()], tokenizer_dir: None, tokenizer_json: None };
     for seed in 0..CORRUPTIONS_OF_GGUF {
@@ -200,7 +202,9 @@ fn corrupted_files_are_errors_or_load() {
     }
     assert!((1..CORRUPTIONS_OF_GGUF as usize / 2).contains(&loaded), "{loaded} corrupted GGUF files loaded");
 
-    let folders: Vec<PathBuf> = ["llama3-rope", "phi3-longrope", "gemma3", "sharded"].map(|name| temp.path().join(name)).into();
+    let folders: Vec<PathBuf> = ["llama3-rope", "phi3-longrope", "gemma3", "smollm3", "stablelm-parallel", "sharded"]
+        .map(|name| temp.path().join(name))
+        .into();
     for folder in &folders {
         std::fs::create_dir(folder).unwrap();
         let name = folder.file_name().unwrap().to_str().unwrap();

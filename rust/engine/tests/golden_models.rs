@@ -24,6 +24,22 @@ use serde::Deserialize;
 
 const HF: [&str; 9] = ["llama", "llama3-rope", "mistral", "mistral-window", "phi3", "phi3-longrope", "qwen2", "qwen3", "gemma3"];
 const GGUF: [&str; 5] = ["llama", "llama3-rope", "mistral", "qwen2", "qwen3"];
+/// Families and variants that share most of their path with the models above: a short prompt each.
+const MORE_HF: [&str; 12] = [
+    "gemma",
+    "gemma2",
+    "gemma2-scale",
+    "starcoder2",
+    "phi2",
+    "phi2-qknorm",
+    "stablelm",
+    "stablelm-parallel",
+    "olmo2",
+    "smollm3",
+    "glm4",
+    "granite",
+];
+const MORE_GGUF: [&str; 8] = ["gemma2", "starcoder2", "phi2", "stablelm", "olmo2", "smollm3", "glm4", "granite"];
 
 #[derive(Deserialize)]
 struct Golden {
@@ -61,6 +77,15 @@ fn cases(name: &str) -> Vec<Case> {
 
 fn models() -> Vec<(&'static str, ModelSource)> {
     HF.iter().map(|name| (*name, hugging_face(name))).chain(GGUF.iter().map(|name| (*name, gguf(name)))).collect()
+}
+
+fn more_models() -> impl Iterator<Item = (&'static str, ModelSource)> {
+    MORE_HF.iter().map(|name| (*name, hugging_face(name))).chain(MORE_GGUF.iter().map(|name| (*name, gguf(name))))
+}
+
+/// A prompt that is longer than windows.
+fn short_case(name: &str) -> Case {
+    cases(name).swap_remove(1)
 }
 
 impl Case {
@@ -155,6 +180,27 @@ fn cpu_backend_agrees_with_goldens_with_16_bit_kv() {
             check_alone(&mut runner, name, common::MAX_TOKENS, BF16);
             check_alone(&mut runner, name, 7, BF16);
         }
+    }
+}
+
+/// Whole and in chunks, on floats and on what each precision makes of them.
+#[test]
+fn more_families_agree_with_goldens_on_the_best_tier() {
+    for (name, source) in more_models() {
+        let mut runner = load(&source, cpu(CpuTier::detect(), 2), Precision::Exact, KvDType::F32);
+        for chunk in [common::MAX_TOKENS, 7] {
+            check_cases(&mut runner, name, [short_case(name)], chunk, EXACT);
+        }
+        let mut runner = load(&source, cpu(CpuTier::detect(), 2), Precision::Fast, KvDType::F16);
+        check_cases(&mut runner, name, [short_case(name)], 17, BF16);
+    }
+}
+
+#[test]
+fn more_families_agree_with_goldens_on_the_reference_backend() {
+    for name in MORE_HF {
+        let mut runner = load(&hugging_face(name), Arc::new(ReferenceBackend::new()), Precision::Exact, KvDType::F32);
+        check_cases(&mut runner, name, [short_case(name)], 23, EXACT);
     }
 }
 

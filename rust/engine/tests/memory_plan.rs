@@ -39,8 +39,9 @@ const LLAMA_3_8B: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type"
 #[test]
 fn the_plan_of_every_golden_is_what_is_loaded() {
     let models = ["llama", "llama3-rope", "mistral", "mistral-window", "phi3", "phi3-longrope", "qwen2", "qwen3", "gemma3"];
-    let models = models.map(|name| format!("text/{name}")).into_iter();
-    let quantised = ["llama", "mistral", "qwen2", "qwen3"].map(|name| format!("gguf/{name}.gguf"));
+    let more = ["gemma2", "starcoder2", "phi2-qknorm", "stablelm-parallel", "olmo2", "glm4"];
+    let models = models.into_iter().chain(more).map(|name| format!("text/{name}"));
+    let quantised = ["llama", "mistral", "qwen2", "qwen3", "phi2"].map(|name| format!("gguf/{name}.gguf"));
     for model in models.chain(quantised) {
         for dtype in [ModelDType::Auto, ModelDType::F32] {
             let config = EngineConfig { dtype, ..config(Some(MemoryGpuConfig::ContextSize(100)), 2) };

@@ -2,17 +2,8 @@
 
 use crate::block_hash::{BlockHash, BlockHasher};
 use crate::error::{IntegrityError, PoolError};
+use crate::ids::BlockId;
 use crate::prefix_index::{NodeId, PrefixIndex};
-
-/// Index of a physical block. Token `t` of a block lies in slot `block_id * block_size + t`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(transparent)]
-pub struct BlockId(pub u32);
-
-impl BlockId {
-    /// The null block: a place in a block table whose KV is never read. It is never held, freed or published.
-    pub const NULL: Self = Self(0);
-}
 
 /// Links of a block that is not in the free list point here.
 const UNLINKED: u32 = u32::MAX;

@@ -173,15 +173,41 @@ impl KvShape {
     }
 }
 
+/// Which tokens' keys and values a layer keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Retention {
+    /// Those of every token.
+    #[default]
+    All,
+    /// Key `j` is visible to query `i` iff `i - window < j <= i`; a window of 0 counts as 1.
+    Window(usize),
+}
+
+impl Retention {
+    /// The window; `None` where all is kept.
+    pub fn window(self) -> Option<usize> {
+        match self {
+            Self::All => None,
+            Self::Window(window) => Some(window.max(1)),
+        }
+    }
+}
+
+impl From<Option<usize>> for Retention {
+    fn from(window: Option<usize>) -> Self {
+        window.map_or(Self::All, |window| Self::Window(window.max(1)))
+    }
+}
+
 /// What of a model decides the size of its KV cache.
 pub trait ModelConfigLike {
     /// Layers.
     fn num_layers(&self) -> usize;
     /// What a token takes in a layer; nothing in one that reads another layer's KV.
     fn kv_shape(&self, layer: usize) -> KvShape;
-    /// The layer's attention window: key `j` is visible to query `i` iff `i - window < j <= i`.
-    fn window(&self, _layer: usize) -> Option<usize> {
-        None
+    /// Whose keys and values the layer still reads.
+    fn retention(&self, _layer: usize) -> Retention {
+        Retention::All
     }
     /// The device that keeps the layer, an index in the list of devices.
     fn device(&self, _layer: usize) -> usize {

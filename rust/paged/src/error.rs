@@ -1,7 +1,6 @@
 //! Every way the crate says no. Each message names the value and says what would work.
 
-use crate::block_pool::BlockId;
-use crate::request::RequestId;
+use crate::ids::{BlockId, RequestId};
 
 /// Why the block pool refused an operation. The pool is unchanged whenever one of these comes back.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -198,6 +197,15 @@ pub struct InvalidSchedulerConfig {
     pub value: usize,
     /// What it must be.
     pub requirement: &'static str,
+}
+
+pub(crate) fn at_least(
+    field: &'static str,
+    value: usize,
+    least: usize,
+    requirement: &'static str,
+) -> Result<(), InvalidSchedulerConfig> {
+    if value < least { Err(InvalidSchedulerConfig { field, value, requirement }) } else { Ok(()) }
 }
 
 /// Why a step's result was not taken. The scheduler is unchanged; the step is still in flight.

@@ -8,12 +8,12 @@ mod sharing;
 mod usage;
 
 pub use lookup::{MissReason, PrefixHit};
-pub use publish::CacheKey;
 pub use request_blocks::RequestBlocks;
 
-use crate::block_hash::BlockHasher;
-use crate::block_pool::{BlockId, BlockPool, Reuse};
+use crate::block_hash::{BlockHasher, CacheKey};
+use crate::block_pool::{BlockPool, Reuse};
 use crate::error::{IntegrityError, PoolError};
+use crate::ids::BlockId;
 use crate::kv_groups::KvGroups;
 use crate::prefix_index::NodeId;
 
@@ -43,7 +43,7 @@ impl KvCacheManager {
     /// `num_blocks` usable blocks of `block_size` tokens, shared by the groups.
     pub fn new(num_blocks: u32, block_size: usize, groups: KvGroups, hasher: BlockHasher, prefix_caching: bool) -> Self {
         let num_groups = groups.groups.len();
-        let is_full = groups.groups.iter().map(|group| group.window.is_none()).collect();
+        let is_full = groups.groups.iter().map(|group| group.retention.window().is_none()).collect();
         Self {
             pool: BlockPool::new(num_blocks, block_size, is_full, hasher),
             groups,
@@ -169,7 +169,7 @@ impl KvCacheManager {
         for windowed in [false, true] {
             for index in (0..blocks.num_blocks()).rev() {
                 for (group, table) in blocks.tables.iter().enumerate() {
-                    let is_windowed = self.groups.groups[group].window.is_some();
+                    let is_windowed = self.groups.groups[group].retention.window().is_some();
                     if is_windowed == windowed && table[index] != BlockId::NULL {
                         self.to_free.push(table[index]);
                     }

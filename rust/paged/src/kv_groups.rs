@@ -4,13 +4,28 @@
 //! of `layers_per_group` layers; a group has its own block table, and a physical block holds `block_size` tokens for
 //! `layers_per_group` layer planes, whichever group it serves at the moment.
 
-use crate::sizing::last_that_holds;
+use crate::config::{KvDType, ModelConfigLike, Retention};
+use crate::error::ConfigError;
+
+/// The largest number up to `max` of which a condition holds, which holds up to some number and of none beyond; 0 if of none.
+pub(crate) fn last_that_holds(max: usize, holds: impl Fn(usize) -> bool) -> usize {
+    let (mut last, mut limit) = (0, max.saturating_add(1));
+    while limit - last > 1 {
+        let middle = last + (limit - last) / 2;
+        if holds(middle) {
+            last = middle;
+        } else {
+            limit = middle;
+        }
+    }
+    last
+}
 
 /// Layers with one block table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvGroup {
-    /// Key `j` is visible to query `i` iff `i - window < j <= i`; `None` is full attention.
-    pub window: Option<usize>,
+    /// The same for all of them.
+    pub retention: Retention,
     /// The model's layers in it, ascending; at most [`KvGroups::layers_per_group`].
     pub layers: Vec<usize>,
 }
@@ -18,13 +33,13 @@ pub struct KvGroup {
 impl KvGroup {
     /// First logical block that a query at position `num_tokens` (a multiple of the block size) or later can see.
     pub(crate) fn first_visible_block(&self, num_tokens: usize, block_size: usize) -> usize {
-        self.window.map_or(0, |window| (num_tokens + 1).saturating_sub(window) / block_size)
+        self.retention.window().map_or(0, |window| (num_tokens + 1).saturating_sub(window) / block_size)
     }
 
     /// Most blocks a sequence that grows to `num_tokens` holds at once, in steps of at most `max_chunk_len` tokens.
     pub(crate) fn peak_blocks(&self, num_tokens: usize, max_chunk_len: usize, block_size: usize) -> usize {
         let all = num_tokens.div_ceil(block_size);
-        let Some(window) = self.window else { return all };
+        let Some(window) = self.retention.window() else { return all };
         // The chunk starts anywhere inside a block, and blocks are given back on block boundaries.
         let chunk = max_chunk_len.saturating_add(block_size - 1).div_ceil(block_size);
         all.min((window - 1).div_ceil(block_size).saturating_add(chunk))
@@ -35,7 +50,7 @@ impl KvGroup {
     /// Most blocks that `num_seqs` such sequences hold at once, when a step computes at most so many tokens of all.
     fn concurrent_blocks(&self, num_seqs: usize, num_tokens: usize, max_num_batched_tokens: usize, block_size: usize) -> usize {
         let apart = num_seqs.saturating_mul(self.peak_blocks(num_tokens, max_num_batched_tokens, block_size));
-        let Some(window) = self.window else { return apart };
+        let Some(window) = self.retention.window() else { return apart };
         // As for one sequence; each adds its own rounding, but they share the step's tokens.
         let rounding = num_seqs.saturating_mul(2 * block_size - 2);
         let chunks = max_num_batched_tokens.saturating_add(rounding) / block_size;
@@ -45,17 +60,31 @@ impl KvGroup {
 
 /// What of a layer decides its group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KvLayer {
-    /// `None`: full attention; a window of 0 counts as 1.
-    pub window: Option<usize>,
+pub struct SizedLayer {
+    /// Which tokens it keeps.
+    pub retention: Retention,
     /// Bytes of its keys and values in a block; 0 for a layer that reads another one's.
     pub block_bytes: u64,
 }
 
+/// The layers of a model.
+pub(crate) fn sized_layers(
+    model: &dyn ModelConfigLike,
+    cache_type: KvDType,
+    block_size: usize,
+) -> Result<Vec<SizedLayer>, ConfigError> {
+    let layer = |layer: usize| {
+        let too_large = ConfigError::TooLarge { what: "the bytes of a KV block, in layer", value: layer as u64 };
+        let block_bytes = model.kv_shape(layer).block_bytes(cache_type, block_size).ok_or(too_large)?;
+        Ok(SizedLayer { retention: model.retention(layer), block_bytes })
+    };
+    (0..model.num_layers()).map(layer).collect()
+}
+
 /// The groups of a model.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KvGroups {
-    /// At least one.
+    /// At least one of a model with layers.
     pub groups: Vec<KvGroup>,
     /// Layers of the largest group: layer planes of a physical block, where all layers are of one size.
     pub layers_per_group: usize,
@@ -83,9 +112,17 @@ fn cut(members: &[usize], bytes: impl Fn(usize) -> u64, capacity: u128) -> Vec<V
 }
 
 impl KvGroups {
+    /// Groups for a model's layers.
+    ///
+    /// # Errors
+    /// [`ConfigError::TooLarge`] when the bytes of a block overflow.
+    pub fn of_model(model: &dyn ModelConfigLike, cache_type: KvDType, block_size: usize) -> Result<Self, ConfigError> {
+        Ok(Self::from_sized_layers(&sized_layers(model, cache_type, block_size)?))
+    }
+
     /// Groups for layers with these windows and KV of one size, in layer order.
     pub fn from_layers(windows: &[Option<usize>]) -> Self {
-        let layers: Vec<_> = windows.iter().map(|&window| KvLayer { window, block_bytes: 1 }).collect();
+        let layers: Vec<_> = windows.iter().map(|&window| SizedLayer { retention: window.into(), block_bytes: 1 }).collect();
         Self::from_sized_layers(&layers)
     }
 
@@ -93,25 +130,25 @@ impl KvGroups {
     ///
     /// One kind of layer makes one group. Otherwise each kind is cut into groups that take as many bytes of a block as
     /// wastes least, where both bytes left over in a block and the number of groups count as waste.
-    pub fn from_sized_layers(layers: &[KvLayer]) -> Self {
-        let mut kinds: Vec<(Option<usize>, Vec<usize>)> = Vec::new();
+    pub fn from_sized_layers(layers: &[SizedLayer]) -> Self {
+        let mut kinds: Vec<(Retention, Vec<usize>)> = Vec::new();
         for (index, layer) in layers.iter().enumerate().filter(|(_, layer)| layer.block_bytes > 0) {
-            let window = layer.window.map(|window| window.max(1));
-            match kinds.iter_mut().find(|kind| kind.0 == window) {
+            let retention = Retention::from(layer.retention.window());
+            match kinds.iter_mut().find(|kind| kind.0 == retention) {
                 Some(kind) => kind.1.push(index),
-                None => kinds.push((window, vec![index])),
+                None => kinds.push((retention, vec![index])),
             }
         }
         if kinds.is_empty() {
-            kinds.push((None, Vec::new()));
+            kinds.push((Retention::All, Vec::new()));
         }
         let bytes = |members: &[usize]| members.iter().map(|&layer| u128::from(layers[layer].block_bytes)).sum::<u128>();
         let groups_of = |capacity: u128| -> Vec<KvGroup> {
-            let of_kind = |kind: &(Option<usize>, Vec<usize>)| {
-                let window = kind.0;
+            let of_kind = |kind: &(Retention, Vec<usize>)| {
+                let retention = kind.0;
                 cut(&kind.1, |layer| layers[layer].block_bytes, capacity)
                     .into_iter()
-                    .map(move |layers| KvGroup { window, layers })
+                    .map(move |layers| KvGroup { retention, layers })
             };
             kinds.iter().flat_map(of_kind).collect()
         };
@@ -132,7 +169,7 @@ impl KvGroups {
         capacities.sort_unstable_by(|a, b| b.cmp(a));
         capacities.dedup();
         let groups = capacities.into_iter().map(groups_of).min_by(|a, b| waste(a).total_cmp(&waste(b)));
-        let groups = groups.unwrap_or_else(|| vec![KvGroup { window: None, layers: Vec::new() }]);
+        let groups = groups.unwrap_or_else(|| vec![KvGroup { retention: Retention::All, layers: Vec::new() }]);
         let layers_per_group = groups.iter().map(|group| group.layers.len()).max().unwrap_or(0).max(1);
         Self { groups, layers_per_group }
     }
@@ -207,14 +244,14 @@ mod tests {
             for layer in 0..num_windowed + num_full {
                 let (group, index) = groups.layer_slot(layer).unwrap();
                 assert!(index < groups.layers_per_group && seen.insert((group, index)));
-                assert_eq!(groups.groups[group].window, (layer < num_windowed).then_some(512));
+                assert_eq!(groups.groups[group].retention.window(), (layer < num_windowed).then_some(512));
             }
         }
     }
 
     #[test]
     fn layers_of_unequal_size_are_grouped_by_bytes_and_those_without_kv_are_in_no_group() {
-        let layer = |window, block_bytes| KvLayer { window, block_bytes };
+        let layer = |window: Option<usize>, block_bytes| SizedLayer { retention: window.into(), block_bytes };
         // Two windowed layers take the bytes of a full one, whose heads are twice as wide.
         let mut layers = vec![layer(Some(512), 100); 8];
         layers.extend([layer(None, 200); 4]);
@@ -226,14 +263,14 @@ mod tests {
         assert_eq!((groups.layers_per_group, groups.layer_slot(12)), (8, None));
         // One kind is one group, whatever its layers' sizes.
         let groups = KvGroups::from_sized_layers(&[layer(None, 3), layer(None, 100), layer(None, 7)]);
-        assert_eq!(groups.groups, [KvGroup { window: None, layers: vec![0, 1, 2] }]);
+        assert_eq!(groups.groups, [KvGroup { retention: Retention::All, layers: vec![0, 1, 2] }]);
     }
 
     #[test]
     fn sequences_that_share_a_steps_tokens_never_hold_more_than_concurrent_blocks() {
         let (block_size, num_tokens) = (4, 40);
         for window in [1, 3, 4, 9, 100] {
-            let group = KvGroup { window: Some(window), layers: vec![0] };
+            let group = KvGroup { retention: Retention::Window(window), layers: vec![0] };
             let groups = KvGroups { groups: vec![group.clone()], layers_per_group: 1 };
             for chunk in [1, 5, 16] {
                 assert_eq!(
@@ -260,7 +297,7 @@ mod tests {
     fn peak_blocks_bounds_every_chunking_and_is_reached() {
         for block_size in [1, 2, 4] {
             for window in 1..10 {
-                let group = KvGroup { window: Some(window), layers: vec![0] };
+                let group = KvGroup { retention: Retention::Window(window), layers: vec![0] };
                 for chunk in 1..8 {
                     for num_tokens in 1..40 {
                         let mut most = 0;

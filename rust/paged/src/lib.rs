@@ -19,6 +19,8 @@ mod block_pool;
 mod config;
 pub mod encoder_cache;
 mod error;
+mod ids;
+mod kv_cache_config;
 mod kv_cache_manager;
 mod kv_groups;
 mod output;
@@ -28,24 +30,24 @@ mod scheduler;
 mod sizing;
 mod tier;
 
-pub use block_hash::{BlockHash, BlockHasher, CacheIdentity, HashFunction, HashInput, IdentityField};
-pub use block_pool::{BlockId, BlockPool};
+pub use block_hash::{BlockHash, BlockHasher, CacheIdentity, CacheKey, HashFunction, HashInput, IdentityField};
+pub use block_pool::BlockPool;
 pub use config::{
     DEFAULT_PAGED_ATTENTION_BLOCK_SIZE, KvDType, KvShape, MemoryGpuConfig, ModelConfigLike, PagedAttentionConfig, PagedCacheType,
-    SUPPORTED_BLOCK_SIZES,
+    Retention, SUPPORTED_BLOCK_SIZES,
 };
 pub use encoder_cache::{EncoderCache, EncoderCacheStats, EncoderContent, EncoderItem, EncoderKey, EncoderLease, EncoderSlot};
 pub use error::{
     AdmissionError, ConfigError, EncoderCacheError, ForkError, IntegrityError, InvalidSchedulerConfig, PoolError, UnknownPolicy,
     UpdateError,
 };
-pub use kv_cache_manager::{CacheKey, KvCacheManager, MissReason, PrefixHit, RequestBlocks};
-pub use kv_groups::{KvGroup, KvGroups, KvLayer};
-pub use output::{KvCacheStats, Preemption, ScheduledRequest, SchedulerOutput, SwapIn};
-pub use request::{FinishReason, ForkRequest, NewRequest, PreemptionCost, RequestId, RequestStatus};
-pub use scheduler::{
-    AdmissionPolicy, FairnessPolicy, KvCacheConfig, Policies, Policy, Scheduler, SchedulerConfig, StuckReport, VictimPolicy,
-};
+pub use ids::{BlockId, RequestId};
+pub use kv_cache_config::KvCacheConfig;
+pub use kv_cache_manager::{KvCacheManager, MissReason, PrefixHit, RequestBlocks};
+pub use kv_groups::{KvGroup, KvGroups, SizedLayer};
+pub use output::{KvCacheStats, Preemption, ScheduledRequest, SchedulerOutput, StuckReport, SwapIn};
+pub use request::{FinishReason, ForkRequest, NewRequest, PreemptionCost, RequestStatus};
+pub use scheduler::{AdmissionPolicy, FairnessPolicy, Policies, Policy, Scheduler, SchedulerConfig, VictimPolicy};
 pub use sizing::{
     CacheConfig, CacheLedger, DEFAULT_UTILIZATION, DeviceLedger, DeviceMemory, PoolLimits, UNIFIED_FREE_MEMORY_DIVISOR,
     calculate_cache_config,

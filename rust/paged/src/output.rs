@@ -1,9 +1,10 @@
 //! What the scheduler decided for one step.
 
-use crate::block_pool::BlockId;
+use std::fmt;
+
+use crate::ids::{BlockId, RequestId};
 use crate::kv_cache_manager::MissReason;
-use crate::request::{FinishReason, RequestId};
-use crate::scheduler::StuckReport;
+use crate::request::{FinishReason, RequestStatus};
 use crate::tier::{TierBlock, TierStats};
 
 /// One row of a step: some tokens of one request.
@@ -149,4 +150,41 @@ pub struct KvCacheStats {
     pub peak_running_before_preemption: usize,
     /// The tier outside the pool.
     pub tier: TierStats,
+}
+
+/// A request that stood in the way of all, and why it could not go on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StuckReport {
+    /// The blocker: the first that runs, else the first that waits. It has been ended.
+    pub request_id: RequestId,
+    /// What it was doing.
+    pub status: RequestStatus,
+    /// Its tokens, and how many of them were computed.
+    pub num_tokens: usize,
+    /// See `num_tokens`.
+    pub num_computed_tokens: usize,
+    /// Blocks it still needed for its known tokens.
+    pub needed_blocks: usize,
+    /// Blocks that were free.
+    pub free_blocks: usize,
+    /// Blocks that would have had to be free before anyone is admitted, after a preemption.
+    pub admission_closed_below: usize,
+    /// Who held blocks, and how many.
+    pub holders: Vec<(RequestId, usize)>,
+}
+
+impl fmt::Display for StuckReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { request_id, status, num_tokens, num_computed_tokens, needed_blocks, free_blocks, .. } = self;
+        write!(
+            f,
+            "request {} ({status:?}, {num_computed_tokens} of {num_tokens} tokens computed) cannot be scheduled: it needs \
+             {needed_blocks} blocks and {free_blocks} are free, {} are asked for before anyone is admitted; held:",
+            request_id.0, self.admission_closed_below
+        )?;
+        if self.holders.is_empty() {
+            return f.write_str(" none");
+        }
+        self.holders.iter().try_for_each(|(id, blocks)| write!(f, " {blocks} by request {}", id.0))
+    }
 }

@@ -18,7 +18,7 @@ use ghosts::Ghosts;
 use tree::{Kind, Node};
 
 use crate::block_hash::{BlockHash, BlockHasher, HashInput};
-use crate::block_pool::BlockId;
+use crate::ids::BlockId;
 
 /// A node of the tree. Only valid while something keeps the node alive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,12 +1,9 @@
 //! A request as the scheduler knows it.
 
-use crate::kv_cache_manager::{CacheKey, MissReason, RequestBlocks};
+use crate::block_hash::CacheKey;
+use crate::ids::RequestId;
+use crate::kv_cache_manager::{MissReason, RequestBlocks};
 use crate::tier::TierKey;
-
-/// Names a request; chosen by the caller, unique among those being served. The scheduler hashes it without a key, so whoever sends requests
-/// should not choose it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RequestId(pub u64);
 
 /// A request to be served.
 #[derive(Debug, Clone, PartialEq, Eq)]

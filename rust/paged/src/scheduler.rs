@@ -53,9 +53,8 @@ mod urgent;
 mod usage;
 mod watchdog;
 
-pub use config::{KvCacheConfig, SchedulerConfig};
+pub use config::SchedulerConfig;
 pub use policy::{AdmissionPolicy, FairnessPolicy, Policies, Policy, VictimPolicy};
-pub use watchdog::StuckReport;
 
 use admission::Blocked;
 use kept::KeptRequests;
@@ -71,9 +70,11 @@ use rustc_hash::FxHashMap;
 
 use crate::block_hash::BlockHasher;
 use crate::error::{InvalidSchedulerConfig, UpdateError};
+use crate::ids::RequestId;
+use crate::kv_cache_config::KvCacheConfig;
 use crate::kv_cache_manager::KvCacheManager;
 use crate::output::{ScheduledRequest, SchedulerOutput};
-use crate::request::{FinishReason, Request, RequestId, RequestStatus};
+use crate::request::{FinishReason, Request, RequestStatus};
 use crate::tier::TierBooks;
 
 type Slot = usize;

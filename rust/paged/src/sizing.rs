@@ -7,8 +7,8 @@
 
 use crate::config::{KvDType, MemoryGpuConfig, ModelConfigLike, PagedAttentionConfig, valid_fraction};
 use crate::error::ConfigError;
-use crate::kv_groups::{KvGroups, KvLayer};
-use crate::scheduler::KvCacheConfig;
+use crate::kv_cache_config::KvCacheConfig;
+use crate::kv_groups::{KvGroups, SizedLayer, last_that_holds, sized_layers};
 
 /// With no knob given, the share of a device's own memory that weights, activations and KV may fill together.
 pub const DEFAULT_UTILIZATION: f32 = 0.9;
@@ -141,7 +141,7 @@ pub fn calculate_cache_config(
 ) -> Result<CacheConfig, ConfigError> {
     let block_size = config.validated_block_size()?;
     let cache_type = config.cache_type.resolve(model_dtype);
-    let layers = kv_layers(model, cache_type, block_size)?;
+    let layers = sized_layers(model, cache_type, block_size)?;
     let groups = KvGroups::from_sized_layers(&layers);
     let bytes_per_block = bytes_per_block(model, &layers, &groups, devices.len())?;
     let wish = Wish { config, limits, groups: &groups, block_size };
@@ -267,20 +267,6 @@ impl Wish<'_> {
     }
 }
 
-/// The largest number up to `max` of which a condition holds, which holds up to some number and of none beyond; 0 if of none.
-pub(crate) fn last_that_holds(max: usize, holds: impl Fn(usize) -> bool) -> usize {
-    let (mut last, mut limit) = (0, max.saturating_add(1));
-    while limit - last > 1 {
-        let middle = last + (limit - last) / 2;
-        if holds(middle) {
-            last = middle;
-        } else {
-            limit = middle;
-        }
-    }
-    last
-}
-
 /// What the fraction of all memory leaves after what is used or will be.
 fn utilization_budget(device: &DeviceMemory, fraction: f32) -> Result<u64, ConfigError> {
     let cap = (device.total as f64 * valid_fraction(fraction)?) as u64;
@@ -288,20 +274,11 @@ fn utilization_budget(device: &DeviceMemory, fraction: f32) -> Result<u64, Confi
     Ok(cap.saturating_sub(used))
 }
 
-fn kv_layers(model: &dyn ModelConfigLike, cache_type: KvDType, block_size: usize) -> Result<Vec<KvLayer>, ConfigError> {
-    let layer = |layer: usize| {
-        let too_large = ConfigError::TooLarge { what: "the bytes of a KV block, in layer", value: layer as u64 };
-        let block_bytes = model.kv_shape(layer).block_bytes(cache_type, block_size).ok_or(too_large)?;
-        Ok(KvLayer { window: model.window(layer), block_bytes })
-    };
-    (0..model.num_layers()).map(layer).collect()
-}
-
 /// Bytes of a block on each device. A block serves any of the groups, each of which lays its layers one after the
 /// other in it, so it has the size of the group with most bytes there.
 fn bytes_per_block(
     model: &dyn ModelConfigLike,
-    layers: &[KvLayer],
+    layers: &[SizedLayer],
     groups: &KvGroups,
     num_devices: usize,
 ) -> Result<Vec<u64>, ConfigError> {

@@ -9,8 +9,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::block_pool::BlockId;
-use crate::kv_cache_manager::CacheKey;
+use crate::block_hash::CacheKey;
+use crate::ids::BlockId;
 use crate::kv_groups::KvGroups;
 
 /// 256-bit digest of a prefix of whole blocks: model, layout, identity, salt and tokens.
@@ -193,7 +193,7 @@ impl TierBooks {
                 let id = TierRecordId { key: *key, group: group as u32 };
                 *run = if self.places.get(&id) == Some(&Place::There) { *run + 1 } else { 0 };
                 accepted &= *run >= num_blocks - members.first_visible_block(num_blocks * block_size, block_size).min(num_blocks);
-                hopeless |= *run == 0 && members.window.is_none();
+                hopeless |= *run == 0 && members.retention.window().is_none();
             }
             if hopeless {
                 break;
@@ -322,7 +322,7 @@ mod tests {
     #[test]
     fn a_windowed_group_needs_only_its_window() {
         let groups = KvGroups::from_layers(&[Some(5), None]);
-        let (windowed, full) = if groups.groups[0].window.is_some() { (0, 1) } else { (1, 0) };
+        let (windowed, full) = if groups.groups[0].retention.window().is_some() { (0, 1) } else { (1, 0) };
         let keys = keys(&[1; 24], input(b"", b"", 0));
         let mut books = TierBooks::new(config());
         put(&mut books, &keys, 0..6, full);

@@ -35,8 +35,8 @@ impl ModelConfigLike for Model {
         let both = self.elements[layer] / self.num_kv_heads;
         KvShape { num_kv_heads: self.num_kv_heads, k_head_dim: both / 2, v_head_dim: both - both / 2 }
     }
-    fn window(&self, layer: usize) -> Option<usize> {
-        self.windows[layer]
+    fn retention(&self, layer: usize) -> Retention {
+        self.windows[layer].into()
     }
     fn device(&self, layer: usize) -> usize {
         self.devices[layer]

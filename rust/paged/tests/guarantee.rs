@@ -21,8 +21,8 @@ impl ModelConfigLike for Model {
         let head_dim = self.layers[layer].0 / 2;
         KvShape { num_kv_heads: 1, k_head_dim: head_dim, v_head_dim: head_dim }
     }
-    fn window(&self, layer: usize) -> Option<usize> {
-        self.layers[layer].1
+    fn retention(&self, layer: usize) -> Retention {
+        self.layers[layer].1.into()
     }
     fn max_seq_len(&self) -> usize {
         self.max_seq_len

@@ -105,7 +105,7 @@ fn kv_tokens_read(row: &ScheduledRequest, groups: &KvGroups) -> f64 {
     let mut num_layers = 0;
     let mut sum = 0;
     for group in &groups.groups {
-        let seen = group.window.map_or(end, |window| end.min(window - 1 + row.num_scheduled_tokens));
+        let seen = group.retention.window().map_or(end, |window| end.min(window - 1 + row.num_scheduled_tokens));
         num_layers += group.layers.len();
         sum += seen * group.layers.len();
     }

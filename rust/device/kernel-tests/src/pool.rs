@@ -20,12 +20,16 @@ pub fn cache_name(dtype: KvDType) -> &'static str {
 /// # Panics
 /// When they overflow.
 pub fn block_bytes(spec: &KvCacheSpec) -> usize {
-    spec.plane_block_bytes().expect("a small spec")
+    spec.layers[0].shape.plane_block_bytes(KvSide::Key, spec.dtype, spec.block_size).expect("a small spec")
+}
+
+fn vector_bytes(spec: &KvCacheSpec) -> usize {
+    spec.layers[0].shape.k_dim * spec.dtype.element_bytes()
 }
 
 /// Bytes from a block's start to its scales.
 pub fn scales_offset(spec: &KvCacheSpec) -> usize {
-    (spec.num_kv_heads * spec.block_size * spec.vector_bytes()).next_multiple_of(16)
+    (spec.layers[0].shape.num_kv_heads * spec.block_size * vector_bytes(spec)).next_multiple_of(16)
 }
 
 /// A storage whose every byte is 0xff, which reads as NaN in all types that have one.
@@ -43,9 +47,9 @@ pub fn poisoned(spec: &KvCacheSpec) -> CacheEngine {
 /// The keys of a block in one plane, `[num_kv_heads, block_size, head_dim]`, as the host has them, with units of a dimension side by side;
 /// or those of the host, turned back.
 fn transposed(spec: &KvCacheSpec, block: &[u8], to_host: bool) -> Vec<u8> {
-    let (unit, vector) = (spec.key_unit_bytes(), spec.vector_bytes());
+    let (unit, vector) = (spec.layers[0].shape.key_unit_bytes(spec.dtype), vector_bytes(spec));
     let mut out = block.to_vec();
-    for head in 0..spec.num_kv_heads {
+    for head in 0..spec.layers[0].shape.num_kv_heads {
         for (token, i) in (0..spec.block_size).flat_map(|token| (0..vector / unit).map(move |i| (token, i))) {
             let head = head * spec.block_size * vector;
             let (device, host) = (head + token * vector + i * unit, head + (i * spec.block_size + token) * unit);
@@ -84,8 +88,8 @@ pub fn from_planes(spec: &KvCacheSpec, k: &Buffer, v: &Buffer) -> CacheEngine {
 
 /// One vector of the storage.
 pub fn vector(cache: &CacheEngine, side: KvSide, slot: usize, head: usize) -> Vec<f32> {
-    let mut values = vec![0.0; cache.spec().head_dim];
-    cache.read(side, KvPlace { plane: 0, slot, head }, &mut values);
+    let mut values = vec![0.0; cache.spec().layers[0].shape.k_dim];
+    cache.read(side, KvPlace { layer: 0, slot, head }, &mut values);
     values
 }
 
@@ -107,9 +111,9 @@ pub fn filled(spec: &KvCacheSpec, lens: &[usize], rng: &mut Rng) -> (CacheEngine
         }
         for token in 0..len {
             let slot = table[token / spec.block_size] as usize * spec.block_size + token % spec.block_size;
-            for head in 0..spec.num_kv_heads {
+            for head in 0..spec.layers[0].shape.num_kv_heads {
                 for side in [KvSide::Key, KvSide::Value] {
-                    cache.write(side, KvPlace { plane: 0, slot, head }, &rng.floats(spec.head_dim));
+                    cache.write(side, KvPlace { layer: 0, slot, head }, &rng.floats(spec.layers[0].shape.k_dim));
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! Attention through block tables: the kernels of decoding, of prompts and of f32 against a plain oracle in f64.
 
 use device::{
-    CacheEngine, KvCacheSpec, KvDType, KvSide,
+    CacheEngine, KvCacheSpec, KvDType, KvShape, KvSide,
     kernel_args::{AttentionArgs, AttentionMerge, AttentionMergeArgs, AttentionWork, ElementType},
 };
 use half::{bf16, f16};
@@ -81,14 +81,8 @@ impl Problem {
     fn new(case: &Case, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let num_heads = case.num_kv_heads * case.group;
-        let spec = KvCacheSpec {
-            num_blocks: 0,
-            block_size: case.block_size,
-            num_kv_heads: case.num_kv_heads,
-            head_dim: case.head_dim,
-            num_planes: 1,
-            dtype: case.dtype,
-        };
+        let spec =
+            KvCacheSpec::uniform((0, case.block_size), case.dtype, KvShape::new(case.num_kv_heads, case.head_dim), 1).unwrap();
         let lens: Vec<_> = case.requests.iter().map(|r| r.0 + r.1).collect();
         let (cache, tables, max_blocks) = filled(&spec, &lens, &mut rng);
         let positions: Vec<u32> = case.requests.iter().flat_map(|&(before, n)| (before..before + n).map(|p| p as u32)).collect();
@@ -321,6 +315,18 @@ shapes! {
     prompts_over_int8_agree_with_the_oracle: Int8, 64, MIXED;
     prompts_over_f8_agree_with_the_oracle: F8E4M3, 64, MIXED;
     f32_agrees_with_the_oracle: F32, 1, MIXED;
+}
+
+/// As Gemma 2 has them: heads of 256, two of them a KV head, capped scores, a window in every other layer.
+#[test]
+fn wide_heads_with_a_cap_and_a_window_agree_with_the_oracle() {
+    for (dtype, vectors) in KvDType::ALL.into_iter().flat_map(|dtype| [16, 64].map(|vectors| (dtype, vectors))) {
+        let vectors = if dtype == KvDType::F32 { 1 } else { vectors };
+        for softcap in [2.0, 50.0] {
+            let case = Case { window: 33, softcap, vectors, split: 64, num_kv_heads: 2, ..Case::new(dtype, 256, 2) };
+            check(&Case { requests: vec![(0, 9), (130, 1), (70, 3)], ..case }, 31);
+        }
+    }
 }
 
 #[test]

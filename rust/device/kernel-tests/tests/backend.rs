@@ -1,9 +1,10 @@
 //! Every phase of `CudaBackend` against the plain backend.
 
 use device::{
-    Activation, AttentionArgs, AttentionParams, Backend, DType, EmbedArgs, EmbeddingTable, GateUpArgs, GgmlType, KvCacheSpec,
-    KvDType, KvGroupMetadata, KvPlace, KvSide, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs,
-    RopeArgs, RopeStyle, RopeTable, StepMetadata, Tensor, WeightView, cpu::ReferenceBackend, cuda::CudaBackend, mmap::Bytes,
+    Activation, AttentionArgs, AttentionParams, Backend, DType, EmbedArgs, EmbeddingTable, GateUpArgs, GgmlType, HeadNorm,
+    KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvShape, KvSide, Linear, LinearOptions, Norm, NormKind, NormSpan, Precision,
+    Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata, Tensor, WeightView, cpu::ReferenceBackend,
+    cuda::CudaBackend, mmap::Bytes,
 };
 use kernel_tests::{Order, assert_close, driver, random::Rng};
 
@@ -64,8 +65,10 @@ fn norm(rng: &mut Rng, dim: usize) -> Norm {
     Norm { kind: NormKind::Rms, weight: weight.into(), bias: None, eps: 1e-5 }
 }
 
-fn layer_norm(rng: &mut Rng, dim: usize) -> Norm {
-    Norm { kind: NormKind::Layer, bias: Some(rng.floats(dim).into()), ..norm(rng, dim) }
+/// An RMS norm, and layer norms without and with a bias.
+fn norms(rng: &mut Rng, dim: usize) -> [Norm; 3] {
+    let layer = Norm { kind: NormKind::Layer, ..norm(rng, dim) };
+    [norm(rng, dim), layer.clone(), Norm { bias: Some(rng.floats(dim).into()), ..layer }]
 }
 
 #[test]
@@ -91,14 +94,15 @@ fn normed_projections_with_and_without_bias() {
     let mut rng = Rng::new(2);
     for (dtype, rows) in DTYPES.into_iter().flat_map(|dtype| [1, 3, 8, 19].map(|rows| (dtype, rows))) {
         let (x, weight) = (floats(&mut rng, rows * HIDDEN), view(&mut rng, dtype, 33, HIDDEN));
-        let (norm, bias) = (norm(&mut rng, HIDDEN), floats(&mut rng, 33));
-        let layer_norm = layer_norm(&mut rng, HIDDEN);
-        for (norm, bias) in [(Some(&norm), None), (None, Some(bias)), (Some(&layer_norm), None)] {
+        let (norms, bias) = (norms(&mut rng, HIDDEN), floats(&mut rng, 33));
+        let [rms, layer, layer_with_bias] = norms.each_ref();
+        let cases = [(Some(rms), None), (None, Some(&bias)), (Some(layer), None), (Some(layer_with_bias), Some(&bias))];
+        for (norm, bias) in cases {
             let run = |backend: &dyn Backend| {
-                let linear = linear(backend, &weight, bias.clone());
+                let linear = linear(backend, &weight, bias.cloned());
                 let mut out = backend.alloc(rows, 33).unwrap();
                 let x = tensor(backend, &x, HIDDEN);
-                backend.norm_linear(&x, norm, &mut [Projection { linear: &linear, out: &mut out }]);
+                backend.norm_linear(&x, norm, &mut [Projection { linear: &linear, out: &mut out }], &StepMetadata::default());
                 fetched(backend, out)
             };
             both(run, &format!("{dtype}, {rows} rows"));
@@ -111,35 +115,42 @@ fn projections_are_added_to_the_residual_with_and_without_a_norm() {
     let mut rng = Rng::new(3);
     for rows in [1, 11] {
         let (x, residual) = (floats(&mut rng, rows * 96), floats(&mut rng, rows * HIDDEN));
-        let (weight, norm) = (view(&mut rng, DType::F32, HIDDEN, 96), norm(&mut rng, HIDDEN));
-        let layer_norm = layer_norm(&mut rng, HIDDEN);
-        for post_norm in [None, Some(&norm), Some(&layer_norm)] {
+        let (weight, norms) = (view(&mut rng, DType::F32, HIDDEN, 96), norms(&mut rng, HIDDEN));
+        let bias = floats(&mut rng, HIDDEN);
+        let post_norms = std::iter::once(None).chain(norms.iter().map(Some));
+        for (post_norm, bias) in post_norms.flat_map(|norm| [None, Some(&bias)].map(|bias| (norm, bias))) {
             let run = |backend: &dyn Backend| {
-                let (linear, x) = (linear(backend, &weight, None), tensor(backend, &x, 96));
+                let (linear, x) = (linear(backend, &weight, bias.cloned()), tensor(backend, &x, 96));
                 let mut residual = tensor(backend, &residual, HIDDEN);
                 let args = ResidualArgs { x: &x, linear: &linear, post_norm, scale: 0.7, residual: &mut residual };
-                backend.linear_residual(args);
+                backend.linear_residual(args, &StepMetadata::default());
                 fetched(backend, residual)
             };
-            both(run, &format!("{rows} rows, norm {}", post_norm.is_some()));
+            both(run, &format!("{rows} rows, norm {:?}, bias {}", post_norm.map(|norm| norm.kind), bias.is_some()));
         }
     }
 }
 
 #[test]
-fn gated_feed_forward_halves() {
+fn feed_forward_halves_with_and_without_gates_and_biases() {
     let mut rng = Rng::new(4);
     for (activation, rows) in [(Activation::Silu, 1), (Activation::GeluTanh, 9), (Activation::Gelu, 4)] {
         let x = floats(&mut rng, rows * HIDDEN);
         let [gate, up] = [(); 2].map(|()| view(&mut rng, DType::F32, 104, HIDDEN));
-        let norm = norm(&mut rng, HIDDEN);
-        let run = |backend: &dyn Backend| {
-            let (gate, up) = (linear(backend, &gate, None), linear(backend, &up, None));
-            let (x, mut out) = (tensor(backend, &x, HIDDEN), backend.alloc(rows, 104).unwrap());
-            backend.gate_up(GateUpArgs { x: &x, norm: Some(&norm), gate: &gate, up: &up, activation, out: &mut out });
-            fetched(backend, out)
-        };
-        both(run, &format!("{activation:?}"));
+        let biases = [(); 2].map(|()| floats(&mut rng, 104));
+        let cases = norms(&mut rng, HIDDEN).into_iter().zip([false, true, true]);
+        for ((norm, has_biases), gated) in cases.flat_map(|case| [true, false].map(|gated| (case.clone(), gated))) {
+            let run = |backend: &dyn Backend| {
+                let [gate, up] = [(&gate, &biases[0]), (&up, &biases[1])]
+                    .map(|(weight, bias)| linear(backend, weight, has_biases.then(|| bias.clone())));
+                let (x, mut out) = (tensor(backend, &x, HIDDEN), backend.alloc(rows, 104).unwrap());
+                let gate = gated.then_some(&gate);
+                let args = GateUpArgs { x: &x, norm: Some(&norm), gate, up: &up, activation, out: &mut out };
+                backend.gate_up(args, &StepMetadata::default());
+                fetched(backend, out)
+            };
+            both(run, &format!("{activation:?}, gated {gated}, {:?}, biases {has_biases}", norm.kind));
+        }
     }
 }
 
@@ -171,7 +182,7 @@ fn rotation_cache_and_attention_of_decodes_beside_prompts() {
     for (dtype, head_dim, window) in [(KvDType::F32, 24, None), (KvDType::F32, 64, Some(30)), (KvDType::BF16, 64, None)] {
         let precision = Precision::Exact;
         let params = AttentionParams { num_heads: 6, num_kv_heads: 2, head_dim, scale: 0.03, window, softcap: None, precision };
-        let spec = KvCacheSpec { num_blocks: 400, block_size: 8, num_kv_heads: 2, head_dim, num_planes: 1, dtype };
+        let spec = KvCacheSpec::uniform((400, 8), dtype, KvShape::new(2, head_dim), 1).unwrap();
         let [q, k, v] = [6, 2, 2].map(|heads| floats(&mut rng, rows * heads * head_dim));
         let [cos, sin] = [(); 2].map(|()| floats(&mut rng, 800 * head_dim / 2).into());
         let rope = RopeTable { style: RopeStyle::Neox, rotary_dim: head_dim, cos, sin };
@@ -185,8 +196,8 @@ fn rotation_cache_and_attention_of_decodes_beside_prompts() {
                     let slot = table[position / 8] as usize * 8 + position % 8;
                     for head in 0..2 {
                         let values = &past[position * head_dim..(position + 1) * head_dim];
-                        cache.write(KvSide::Key, KvPlace { plane: 0, slot, head }, values);
-                        cache.write(KvSide::Value, KvPlace { plane: 0, slot, head }, values);
+                        cache.write(KvSide::Key, KvPlace { layer: 0, slot, head }, values);
+                        cache.write(KvSide::Value, KvPlace { layer: 0, slot, head }, values);
                     }
                 }
             }
@@ -195,25 +206,24 @@ fn rotation_cache_and_attention_of_decodes_beside_prompts() {
             let v = tensor(backend, &v, 2 * head_dim);
             let args = RopeArgs {
                 q: &mut q,
-                k: &mut k,
-                v: &v,
-                q_norm: Some(&norm),
-                k_norm: Some(&norm),
+                kv: Some((&mut k, &v)),
+                q_norm: Some(HeadNorm { norm: &norm, span: NormSpan::Head }),
+                k_norm: Some(HeadNorm { norm: &norm, span: NormSpan::Head }),
                 rope: Some(&rope),
                 cache: &cache,
-                plane: 0,
+                layer: 0,
             };
-            backend.rope_and_cache(args, 0, &step);
+            backend.rope_and_cache(args, &step);
             if dtype == KvDType::BF16 {
                 // As the matrix units take them: else scores differ by what rounding 64 products of up to 50 comes to.
                 let rounded: Vec<f32> = fetched(backend, q).iter().map(|x| half::bf16::from_f32(*x).to_f32()).collect();
                 q = tensor(backend, &rounded, 6 * head_dim);
             }
             let mut out = backend.alloc(rows, 6 * head_dim).unwrap();
-            backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, plane: 0, group: 0, params }, &step);
+            backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 0, params }, &step);
             let mut written = vec![0.0; head_dim];
             let slot = step.groups[0].slot_mapping[23] as usize;
-            cache.read(KvSide::Key, KvPlace { plane: 0, slot, head: 1 }, &mut written);
+            cache.read(KvSide::Key, KvPlace { layer: 0, slot, head: 1 }, &mut written);
             [fetched(backend, out), written].concat()
         };
         if dtype == KvDType::F32 {
@@ -222,6 +232,39 @@ fn rotation_cache_and_attention_of_decodes_beside_prompts() {
             let cuda = CudaBackend::new(driver(Order::Descending)).unwrap();
             // Weights are rounded by up to 2^-9 of themselves, values are within 2, and a query or key on the edge may have gone the other way.
             assert_close(&run(&cuda), &run(&ReferenceBackend::new()), [1e-2, 0.0], "bf16");
+        }
+    }
+}
+
+#[test]
+fn norms_of_rows_and_of_heads_before_the_cache_is_written() {
+    let (mut rng, head_dim, rows) = (Rng::new(6), 24, 6);
+    let step = step(&[(3, 1), (0, 4), (9, 1)], 8);
+    let spec = KvCacheSpec::uniform((20, 8), KvDType::F32, KvShape::new(2, head_dim), 1).unwrap();
+    let [q, k] = [6, 2].map(|heads| floats(&mut rng, rows * heads * head_dim));
+    let [cos, sin] = [(); 2].map(|()| floats(&mut rng, 16 * head_dim / 4).into());
+    let rope = RopeTable { style: RopeStyle::Interleaved, rotary_dim: head_dim / 2, cos, sin };
+    for (span, heads) in [(NormSpan::Head, [1, 1]), (NormSpan::Head, [6, 2]), (NormSpan::Row, [6, 2])] {
+        let [q_norms, k_norms] = heads.map(|heads| norms(&mut rng, heads * head_dim));
+        let norms = q_norms.iter().zip(&k_norms);
+        for ((q_norm, k_norm), rope) in norms.flat_map(|norms| [None, Some(&rope)].map(|rope| (norms, rope))) {
+            let run = |backend: &dyn Backend| {
+                let cache = backend.alloc_kv_cache(&spec).unwrap();
+                backend.begin_step(&step);
+                let [mut q, mut k, v] = [(&q, 6), (&k, 2), (&k, 2)].map(|(x, heads)| tensor(backend, x, heads * head_dim));
+                let [q_norm, k_norm] = [q_norm, k_norm].map(|norm| Some(HeadNorm { norm, span }));
+                let args = RopeArgs { q: &mut q, kv: Some((&mut k, &v)), q_norm, k_norm, rope, cache: &cache, layer: 0 };
+                backend.rope_and_cache(args, &step);
+                let mut written = fetched(backend, q);
+                for (slot, head) in step.groups[0].slot_mapping.iter().flat_map(|slot| [(*slot, 0), (*slot, 1)]) {
+                    let mut key = vec![0.0; head_dim];
+                    cache.read(KvSide::Key, KvPlace { layer: 0, slot: slot as usize, head }, &mut key);
+                    written.extend(key);
+                }
+                written
+            };
+            let what = format!("{span:?} {heads:?} {:?} bias {} rope {}", q_norm.kind, q_norm.bias.is_some(), rope.is_some());
+            both(run, &what);
         }
     }
 }

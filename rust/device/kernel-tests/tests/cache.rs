@@ -1,10 +1,10 @@
 //! What is written to the KV cache, and whole blocks of it.
 
 use device::{
-    Backend, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvSide, Norm, NormKind, RopeArgs, RopeStyle, RopeTable,
-    StepMetadata,
+    Device, HeadNorm, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvShape, KvSide, Norm, NormKind, NormSpan, Phases,
+    RopeArgs, RopeStyle, RopeTable, StepMetadata,
     cpu::ReferenceBackend,
-    kernel_args::{AttentionArgs, AttentionWork, CopyBlocksArgs, RopeAndCacheArgs},
+    kernel_args::{AttentionArgs, AttentionWork, CopyBlocksArgs, HeadNormArgs, RopeAndCacheArgs},
 };
 use kernel_tests::{
     Buffer, Kernel, Order, assert_close,
@@ -16,11 +16,20 @@ const TOKENS: usize = 5;
 /// Rows of the rope tables.
 const POSITIONS: usize = 9;
 
+/// Norms of query and key heads.
+#[derive(Clone, Copy, Debug)]
+struct HeadNormCase {
+    kind: NormKind,
+    has_bias: bool,
+    /// A weight a head, not one for all of them.
+    per_head: bool,
+}
+
 struct Case {
     spec: KvCacheSpec,
     num_heads: usize,
     rope: Option<(RopeStyle, usize)>,
-    norm: bool,
+    norm: Option<HeadNormCase>,
     /// Put into the values of the first token.
     extremes: bool,
 }
@@ -33,7 +42,7 @@ fn rope_table(style: RopeStyle, rotary_dim: usize, rng: &mut Rng) -> RopeTable {
 
 /// Infinities, tiny vectors and, where they have a defined code, NaNs.
 fn put_extremes(v: &mut [f32], spec: &KvCacheSpec) {
-    let (dim, kv_cols) = (spec.head_dim, spec.num_kv_heads * spec.head_dim);
+    let (dim, kv_cols) = (spec.layers[0].shape.k_dim, spec.layers[0].shape.num_kv_heads * spec.layers[0].shape.k_dim);
     v[..dim].fill(0.0);
     v[..6].copy_from_slice(&[f32::INFINITY, -1e9, 65520.0, 1e-40, -0.0, f32::MIN_POSITIVE]);
     v[kv_cols..kv_cols + dim].fill(1e-39);
@@ -45,15 +54,22 @@ fn put_extremes(v: &mut [f32], spec: &KvCacheSpec) {
 /// Runs kernel and oracle on the same inputs, and compares q, keys and values.
 fn check(case: &Case, seed: u64) {
     let (mut rng, spec) = (Rng::new(seed), &case.spec);
-    let dim = spec.head_dim;
-    let (q_cols, kv_cols) = (case.num_heads * dim, spec.num_kv_heads * dim);
-    let what = format!("{:?} {} heads of {dim} rope {:?} norm {}", spec.dtype, case.num_heads, case.rope, case.norm);
+    let dim = spec.layers[0].shape.k_dim;
+    let (q_cols, kv_cols) = (case.num_heads * dim, spec.layers[0].shape.num_kv_heads * dim);
+    let what = format!("{:?} {} heads of {dim} rope {:?} norm {:?}", spec.dtype, case.num_heads, case.rope, case.norm);
     let (q, k, mut v) = (rng.floats(TOKENS * q_cols), rng.floats(TOKENS * kv_cols), rng.floats(TOKENS * kv_cols));
     if case.extremes {
         put_extremes(&mut v, spec);
     }
-    let mut norm = || case.norm.then(|| Norm { kind: NormKind::Rms, weight: rng.floats(dim).into(), bias: None, eps: 1e-3 });
-    let (q_norm, k_norm) = (norm(), norm());
+    let mut norm = |heads: usize| {
+        case.norm.map(|HeadNormCase { kind, has_bias, per_head }| {
+            let len = if per_head { heads * dim } else { dim };
+            let bias = has_bias.then(|| rng.floats(len).into());
+            Norm { kind, weight: rng.floats(len).into(), bias, eps: 1e-3 }
+        })
+    };
+    let (q_norm, k_norm) = (norm(case.num_heads), norm(spec.layers[0].shape.num_kv_heads));
+    let head_norm = |norm| HeadNorm { norm, span: NormSpan::Head };
     let rope = case.rope.map(|(style, rotary_dim)| rope_table(style, rotary_dim, &mut rng));
     let rope_positions: Vec<u32> = (0..TOKENS).map(|_| rng.below(POSITIONS) as u32).collect();
     let mut slots: Vec<i64> = rng.permutation(spec.num_blocks * spec.block_size)[..TOKENS].iter().map(|&s| s as i64).collect();
@@ -73,20 +89,28 @@ fn check(case: &Case, seed: u64) {
     let step = StepMetadata { rope_positions: rope_positions.clone(), groups: vec![group], ..StepMetadata::default() };
     let rope_args = RopeArgs {
         q: &mut expected_q,
-        k: &mut expected_k,
-        v: &expected_v,
-        q_norm: q_norm.as_ref(),
-        k_norm: k_norm.as_ref(),
+        kv: Some((&mut expected_k, &expected_v)),
+        q_norm: q_norm.as_ref().map(head_norm),
+        k_norm: k_norm.as_ref().map(head_norm),
         rope: rope.as_ref(),
         cache: &cache,
-        plane: 0,
+        layer: 0,
     };
-    backend.rope_and_cache(rope_args, 0, &step);
+    backend.rope_and_cache(rope_args, &step);
 
     let (q, k, v) = (Buffer::inout(&q), Buffer::input(&k), Buffer::input(&v));
     let (k_plane, v_plane) = (Buffer::inout(&before_k), Buffer::inout(&before_v));
-    let weight = |norm: &Option<Norm>| Buffer::input(norm.as_ref().map_or(&[][..], |norm| &norm.weight));
-    let (q_weight, k_weight) = (weight(&q_norm), weight(&k_norm));
+    let weight = |norm: &Option<Norm>| norm.as_ref().map(|norm| Buffer::input(&norm.weight));
+    let bias = |norm: &Option<Norm>| norm.as_ref()?.bias.as_ref().map(|bias| Buffer::input(bias));
+    let [q_weights, k_weights] = [&q_norm, &k_norm].map(|norm| [weight(norm), bias(norm)]);
+    let norm_args = |[weight, bias]: &[Option<Buffer>; 2]| HeadNormArgs {
+        weight: weight.as_ref().map_or(0, Buffer::ptr),
+        bias: bias.as_ref().map_or(0, Buffer::ptr),
+        stride: if case.norm.is_some_and(|norm| norm.per_head) { dim as u32 } else { 0 },
+        has_mean: u32::from(case.norm.is_some_and(|norm| norm.kind == NormKind::Layer)),
+        eps: 1e-3,
+        reserved: 0,
+    };
     let table = |of: fn(&RopeTable) -> &Vec<f32>| Buffer::input(rope.as_ref().map_or(&[][..], |rope| of(rope)));
     let (cos, sin) = (table(|rope| &rope.cos), table(|rope| &rope.sin));
     let (rope_positions, slot_mapping) = (Buffer::input(&rope_positions), Buffer::input(&slots));
@@ -95,8 +119,8 @@ fn check(case: &Case, seed: u64) {
         q: q.ptr(),
         k: k.ptr(),
         v: v.ptr(),
-        q_norm: given(case.norm, &q_weight),
-        k_norm: given(case.norm, &k_weight),
+        q_norm: norm_args(&q_weights),
+        k_norm: norm_args(&k_weights),
         cos: given(rope.is_some(), &cos),
         sin: given(rope.is_some(), &sin),
         rope_positions: rope_positions.ptr(),
@@ -107,7 +131,7 @@ fn check(case: &Case, seed: u64) {
         scales_offset: scales_offset(spec) as u64,
         num_tokens: TOKENS as u32,
         num_heads: case.num_heads as u32,
-        num_kv_heads: spec.num_kv_heads as u32,
+        num_kv_heads: spec.layers[0].shape.num_kv_heads as u32,
         head_dim: dim as u32,
         block_size: spec.block_size as u32,
         q_stride: q_cols as u32,
@@ -115,17 +139,15 @@ fn check(case: &Case, seed: u64) {
         v_stride: kv_cols as u32,
         rotary_dim: case.rope.map_or(0, |rope| rope.1 as u32),
         interleaved: u32::from(case.rope.is_some_and(|rope| rope.0 == RopeStyle::Interleaved)),
-        q_eps: 1e-3,
-        k_eps: 1e-3,
     };
-    let warps = TOKENS * (case.num_heads + 2 * spec.num_kv_heads);
+    let warps = TOKENS * (case.num_heads + 2 * spec.layers[0].shape.num_kv_heads);
     let order = if seed.is_multiple_of(2) { Order::Ascending } else { Order::Descending };
     Kernel::named(&format!("rope_and_cache_{}", cache_name(spec.dtype))).launch([warps.div_ceil(4), 1, 1], &args, order);
 
     assert_close(&q.values::<f32>(), expected_q.as_slice(), [1e-5, 1e-5], &what);
     // What is not changed on its way is the same bytes, poison around it included.
     assert_eq!(v_plane.values::<u8>(), planes(&cache)[1], "{what}");
-    if rope.is_none() && !case.norm {
+    if rope.is_none() && case.norm.is_none() {
         assert_eq!(k_plane.values::<u8>(), planes(&cache)[0], "{what}");
     }
     let written = from_planes(spec, &k_plane, &v_plane);
@@ -138,7 +160,7 @@ fn check(case: &Case, seed: u64) {
         KvDType::F8E4M3 => [0.02, 1.0 / 7.0],
     };
     for &slot in slots.iter().filter(|slot| **slot >= 0) {
-        for head in 0..spec.num_kv_heads {
+        for head in 0..spec.layers[0].shape.num_kv_heads {
             let [actual, expected] = [&written, &cache].map(|cache| vector(cache, KvSide::Key, slot as usize, head));
             assert_close(&actual, &expected, step, &what);
         }
@@ -148,9 +170,9 @@ fn check(case: &Case, seed: u64) {
 #[test]
 fn keys_and_values_reach_their_slots_as_on_the_cpu() {
     for dtype in KvDType::ALL {
-        for (round, head_dim) in [64, 80, 96, 112, 128, 192, 256, 16, 128].into_iter().enumerate() {
+        for (round, head_dim) in [64, 80, 96, 112, 128, 192, 256, 16, 128, 24, 32, 256].into_iter().enumerate() {
             let block_size = [8, 16, 32][round % 3];
-            let spec = KvCacheSpec { num_blocks: 3, block_size, num_kv_heads: 1 + round % 3, head_dim, num_planes: 1, dtype };
+            let spec = KvCacheSpec::uniform((3, block_size), dtype, KvShape::new(1 + round % 3, head_dim), 1).unwrap();
             let rope = [
                 None,
                 Some((RopeStyle::Neox, head_dim)),
@@ -158,8 +180,29 @@ fn keys_and_values_reach_their_slots_as_on_the_cpu() {
                 Some((RopeStyle::Neox, head_dim / 2)),
                 Some((RopeStyle::Interleaved, head_dim / 4)),
             ][round % 5];
-            let case = Case { spec, num_heads: 4, rope, norm: round % 2 == 1, extremes: round % 3 == 0 };
+            let norm = HeadNormCase { kind: NormKind::Rms, has_bias: false, per_head: false };
+            let norm = (round % 2 == 1).then_some(norm);
+            let case = Case { spec, num_heads: 4, rope, norm, extremes: round % 3 == 0 };
             check(&case, round as u64 + 100 * dtype as u64);
+        }
+    }
+}
+
+#[test]
+fn heads_have_rms_and_layer_norms_with_a_weight_for_all_or_one_each() {
+    for (round, head_dim) in [16, 24, 64, 96, 128, 192, 256].into_iter().enumerate() {
+        for (kind, has_bias, per_head) in [
+            (NormKind::Rms, false, false),
+            (NormKind::Rms, false, true),
+            (NormKind::Layer, false, true),
+            (NormKind::Layer, true, true),
+            (NormKind::Layer, true, false),
+        ] {
+            let norm = Some(HeadNormCase { kind, has_bias, per_head });
+            let (block_size, dtype) = (8, KvDType::F32);
+            let spec = KvCacheSpec::uniform((3, block_size), dtype, KvShape::new(2, head_dim), 1).unwrap();
+            let rope = [None, Some((RopeStyle::Neox, head_dim / 2)), Some((RopeStyle::Interleaved, head_dim / 4))][round % 3];
+            check(&Case { spec, num_heads: 6, rope, norm, extremes: false }, 1000 + round as u64);
         }
     }
 }
@@ -192,7 +235,7 @@ fn blocks_are_copied_in_every_plane() {
 
 /// Writes a token to the last block of a pool of more than 2^32 bytes and 2^31 elements, copies the block, and attends to the copy.
 fn check_large_pool(dtype: KvDType) {
-    let spec = KvCacheSpec { num_blocks: 140_000, block_size: 32, num_kv_heads: 4, head_dim: 128, num_planes: 1, dtype };
+    let spec = KvCacheSpec::uniform((140_000, 32), dtype, KvShape::new(4, 128), 1).unwrap();
     let (bytes, last, copy) = (block_bytes(&spec), spec.num_blocks - 1, spec.num_blocks - 3);
     assert!(last * bytes > 1 << 31 && last * 32 * 4 * 128 > 1 << 31);
     let mut rng = Rng::new(3);
@@ -233,7 +276,7 @@ fn check_large_pool(dtype: KvDType) {
     let small = poisoned(&KvCacheSpec { num_blocks: 1, ..spec.clone() });
     let stored: Vec<f32> = (0..4)
         .flat_map(|head| {
-            small.write(KvSide::Value, KvPlace { plane: 0, slot: 0, head }, &v_values[head * 128..][..128]);
+            small.write(KvSide::Value, KvPlace { layer: 0, slot: 0, head }, &v_values[head * 128..][..128]);
             vector(&small, KvSide::Value, 0, head)
         })
         .collect();

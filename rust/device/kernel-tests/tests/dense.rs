@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use device::{
-    Backend, DType, EmbedArgs, EmbeddingTable, GgmlType, Linear, LinearOptions, Precision, Projection, ResidualArgs, Tensor,
-    WeightView, cpu::ReferenceBackend, cuda::CudaBackend, mmap::Bytes, quant::dequantize_row,
+    Backend, DType, EmbedArgs, EmbeddingTable, GgmlType, Linear, LinearOptions, Precision, Projection, ResidualArgs,
+    StepMetadata, Tensor, WeightView, cpu::ReferenceBackend, cuda::CudaBackend, mmap::Bytes, quant::dequantize_row,
 };
 use half::{bf16, f16};
 use kernel_tests::{EmulatedDriver, Order, assert_close, random::Rng};
@@ -82,7 +82,7 @@ fn project(backend: &dyn Backend, weight: &WeightView, precision: Precision, bia
     let linear = linear(backend, weight, precision, bias);
     let x = tensor(backend, x, weight.cols);
     let mut out = backend.alloc(x.rows(), weight.rows).unwrap();
-    backend.norm_linear(&x, None, &mut [Projection { linear: &linear, out: &mut out }]);
+    backend.norm_linear(&x, None, &mut [Projection { linear: &linear, out: &mut out }], &StepMetadata::default());
     fetched(backend, out)
 }
 
@@ -134,7 +134,7 @@ fn many_rows_are_scaled_and_added_to_the_residual() {
             let (linear, x) = (linear(backend, weight, precision, Some(&bias)), tensor(backend, x, COLS));
             let mut residual = tensor(backend, &residual, 64);
             let args = ResidualArgs { x: &x, linear: &linear, post_norm: None, scale: 0.3, residual: &mut residual };
-            backend.linear_residual(args);
+            backend.linear_residual(args, &StepMetadata::default());
             fetched(backend, residual)
         };
         let seen: Vec<f32> = x.iter().map(|x| round(dtype, *x)).collect();

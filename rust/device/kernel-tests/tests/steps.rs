@@ -110,7 +110,9 @@ fn erf(x: f64) -> f64 {
 fn activations_agree_with_the_oracle() {
     let mut rng = Rng::new(2);
     for activation in [ActivationKind::Silu, ActivationKind::GeluTanh, ActivationKind::Gelu] {
-        for (out_type, cols) in TYPES.into_iter().zip([4, 1024, 2052]) {
+        for ((out_type, cols), gated) in
+            TYPES.into_iter().zip([4, 1024, 2052]).flat_map(|case| [true, false].map(|gated| (case, gated)))
+        {
             let (rows, gate_stride, up_stride) = (3, cols + 4, cols + 8);
             let (mut gate, up) = (rng.floats(rows * gate_stride), rng.floats(rows * up_stride));
             gate[..4].copy_from_slice(&[-5.0, 5.0, 0.0, -0.1]);
@@ -118,7 +120,7 @@ fn activations_agree_with_the_oracle() {
             let out = output(out_type, rows * cols);
             let args = GatedActivationArgs {
                 gate: gate_buffer.ptr(),
-                up: up_buffer.ptr(),
+                up: if gated { up_buffer.ptr() } else { 0 },
                 out: out.ptr(),
                 num_rows: rows as u32,
                 cols: cols as u32,
@@ -138,10 +140,16 @@ fn activations_agree_with_the_oracle() {
             let expected: Vec<f32> = (0..rows * cols)
                 .map(|i| {
                     let (row, col) = (i / cols, i % cols);
-                    (activate(f64::from(gate[row * gate_stride + col])) * f64::from(up[row * up_stride + col])) as f32
+                    let up = if gated { f64::from(up[row * up_stride + col]) } else { 1.0 };
+                    (activate(f64::from(gate[row * gate_stride + col])) * up) as f32
                 })
                 .collect();
-            assert_close(&values(out_type, &out), &expected, tolerance(out_type), &format!("{activation:?} {cols}"));
+            assert_close(
+                &values(out_type, &out),
+                &expected,
+                tolerance(out_type),
+                &format!("{activation:?} {cols} gated {gated}"),
+            );
         }
     }
 }

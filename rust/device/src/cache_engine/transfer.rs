@@ -1,6 +1,6 @@
 //! Whole blocks out of the pool and into it, as plain bytes.
 
-use super::{CacheEngine, on_gpu};
+use super::{CacheEngine, on_device};
 
 impl CacheEngine {
     /// Copies a block out, plane after plane (K 0, V 0, K 1, ...), into `[block_bytes]`.
@@ -10,8 +10,8 @@ impl CacheEngine {
     pub fn export_block(&self, block: u32, bytes: &mut [u8]) {
         self.check_block(block, bytes.len());
         let _reader = self.reader();
-        if let Some(device) = self.device() {
-            return bytes.copy_from_slice(&on_gpu(device.export_blocks(&[block]))[0]);
+        if let Some(blocks) = self.blocks() {
+            return bytes.copy_from_slice(&on_device(blocks.export_blocks(&[block]))[0]);
         }
         let block = self.block(block);
         // SAFETY: the block is in range and as long as `bytes`; they cannot overlap, for blocks are never borrowed as slices; the
@@ -25,9 +25,9 @@ impl CacheEngine {
     /// When a block is out of range.
     pub fn export_blocks(&self, blocks: &[u32]) -> Vec<Vec<u8>> {
         let block_bytes = self.block_bytes();
-        if let Some(device) = self.device() {
+        if let Some(device) = self.blocks() {
             let _reader = self.reader();
-            return on_gpu(device.export_blocks(blocks));
+            return on_device(device.export_blocks(blocks));
         }
         let export = |block: &u32| {
             let mut bytes = vec![0; block_bytes];
@@ -45,8 +45,8 @@ impl CacheEngine {
     pub fn import_block(&self, block: u32, bytes: &[u8]) {
         self.check_block(block, bytes.len());
         let _writer = self.writer();
-        if let Some(device) = self.device() {
-            return on_gpu(device.import_block(block, bytes));
+        if let Some(blocks) = self.blocks() {
+            return on_device(blocks.import_block(block, bytes));
         }
         let block = self.block(block);
         // SAFETY: as in `export_block`, with the writer's lock held.
@@ -62,17 +62,17 @@ impl CacheEngine {
 #[cfg(test)]
 #[allow(clippy::float_cmp)] // Small integers.
 mod tests {
-    use crate::{CacheEngine, KvCacheSpec, KvDType, KvPlace, KvSide};
+    use crate::{CacheEngine, KvCacheSpec, KvDType, KvPlace, KvShape, KvSide};
 
     fn filled(dtype: KvDType) -> CacheEngine {
-        let spec = KvCacheSpec { num_blocks: 4, block_size: 8, num_kv_heads: 2, head_dim: 16, num_planes: 3, dtype };
+        let spec = KvCacheSpec::uniform((4, 8), dtype, KvShape::new(2, 16), 3).unwrap();
         let cache = CacheEngine::new(&spec).unwrap();
         let mut value = 0.0;
         for plane in 0..3 {
             for slot in 0..4 * 8 {
                 for head in 0..2 {
                     value += 0.25;
-                    let at = KvPlace { plane, slot, head };
+                    let at = KvPlace { layer: plane, slot, head };
                     cache.write(KvSide::Key, at, &[value; 16]);
                     cache.write(KvSide::Value, at, &[-value; 16]);
                 }
@@ -88,7 +88,7 @@ mod tests {
             for slot in block * 8..(block + 1) * 8 {
                 for head in 0..2 {
                     for side in [KvSide::Key, KvSide::Value] {
-                        cache.read(side, KvPlace { plane, slot, head }, &mut values);
+                        cache.read(side, KvPlace { layer: plane, slot, head }, &mut values);
                         all.extend(values);
                     }
                 }
@@ -121,20 +121,20 @@ mod tests {
         for (dtype, head_dim, together) in
             [(KvDType::F16, 6, 1), (KvDType::BF16, 6, 2), (KvDType::BF16, 5, 1), (KvDType::F32, 3, 1), (KvDType::Int8, 6, 1)]
         {
-            let spec = KvCacheSpec { num_blocks: 2, block_size: 8, num_kv_heads: 2, head_dim, num_planes: 1, dtype };
+            let spec = KvCacheSpec::uniform((2, 8), dtype, KvShape::new(2, head_dim), 1).unwrap();
             let cache = CacheEngine::new(&spec).unwrap();
             let value = |token: usize, head: usize, i: usize| (head * 100 + token * 10 + i) as f32;
             for (token, head) in (0..8).flat_map(|token| [(token, 0), (token, 1)]) {
                 let vector: Vec<f32> = (0..head_dim).map(|i| value(token, head, i)).collect();
                 for side in [KvSide::Key, KvSide::Value] {
-                    cache.write(side, KvPlace { plane: 0, slot: 8 + token, head }, &vector);
+                    cache.write(side, KvPlace { layer: 0, slot: 8 + token, head }, &vector);
                 }
             }
             let mut bytes = vec![0; cache.block_bytes()];
             cache.export_block(1, &mut bytes);
-            let (keys, values) = bytes.split_at(spec.plane_block_bytes().unwrap());
+            let (keys, values) = bytes.split_at(cache.block_bytes() / 2);
             let bf16_at = |bytes: &[u8], at: usize| half::bf16::from_ne_bytes([bytes[at], bytes[at + 1]]).to_f32();
-            let scales = spec.vector_bytes() * 16;
+            let scales = head_dim * dtype.element_bytes() * 16;
             let element = |bytes: &[u8], at: usize, vector: usize| match dtype {
                 KvDType::F32 => f32::from_ne_bytes(bytes[4 * at..][..4].try_into().unwrap()),
                 KvDType::F16 => half::f16::from_ne_bytes([bytes[2 * at], bytes[2 * at + 1]]).to_f32(),
@@ -145,7 +145,7 @@ mod tests {
             for (head, token, i) in (0..2).flat_map(|h| (0..8).flat_map(move |t| (0..head_dim).map(move |i| (h, t, i)))) {
                 let vector = head * 8 + token;
                 let key = ((head * head_dim / together + i / together) * 8 + token) * together + i % together;
-                cache.read(KvSide::Key, KvPlace { plane: 0, slot: 8 + token, head }, &mut read);
+                cache.read(KvSide::Key, KvPlace { layer: 0, slot: 8 + token, head }, &mut read);
                 assert!(dtype == KvDType::Int8 || read[i] == value(token, head, i));
                 assert_eq!(element(keys, key, vector), read[i], "{dtype:?} {head_dim}: key {token} of head {head}");
                 let place = vector * head_dim + i;

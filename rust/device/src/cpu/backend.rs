@@ -3,8 +3,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::{
-    AttentionArgs, Backend, BackendInfo, CacheEngine, DType, DeviceError, EmbedArgs, GateUpArgs, KvCacheSpec, Linear,
-    LinearOptions, Norm, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, WeightView, WorkspaceShape,
+    AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs, GateUpArgs, KvCacheSpec, Linear,
+    LinearOptions, Norm, Phases, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, WeightView, WorkspaceShape,
 };
 
 use super::{
@@ -46,7 +46,9 @@ impl CpuBackend {
     }
 }
 
-impl Backend for CpuBackend {
+impl Backend for CpuBackend {}
+
+impl Device for CpuBackend {
     fn prefers_bf16_cache(&self) -> bool {
         self.tier.dots_bf16()
     }
@@ -65,6 +67,7 @@ impl Backend for CpuBackend {
         if !BLOCK_SIZES.contains(&spec.block_size) {
             return Err(DeviceError::Shape(format!("blocks of {} tokens; attention takes 8, 16 or 32", spec.block_size)));
         }
+        spec.layers.iter().try_for_each(|layer| self.check_kv_layer(spec.dtype, layer.shape))?;
         CacheEngine::new(spec)
     }
 
@@ -93,11 +96,17 @@ impl Backend for CpuBackend {
         linear::workspace_bytes(shape, self.tier, threads) + attention_workspace_bytes(shape, threads)
     }
 
+    fn for_each(&self, len: usize, body: &(dyn Fn(usize) + Sync)) {
+        self.pool.for_each_range(len, 1, &|start, end| (start..end).for_each(body));
+    }
+}
+
+impl Phases for CpuBackend {
     fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor) {
-        reference::embed(args, out);
+        reference::embed(args, out, &|linear, row, out| linear.weight::<CpuLinear>().row(row, out));
     }
 
-    fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>]) {
+    fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>], _: &StepMetadata) {
         let (context, mut scratch) = self.linear();
         linear::norm_linear(context, &mut scratch, x, norm, projections);
     }
@@ -107,33 +116,25 @@ impl Backend for CpuBackend {
         linear::greedy_tokens(context, &mut scratch, x, norm, lm_head, tokens)
     }
 
-    fn rope_and_cache(&self, args: RopeArgs<'_>, group: usize, step: &StepMetadata) {
-        rope_and_cache(args, &step.groups[group], step, self.tier, &self.pool);
+    fn rope_and_cache(&self, args: RopeArgs<'_>, step: &StepMetadata) {
+        rope_and_cache(args, step, self.tier, &self.pool);
     }
 
     fn attention(&self, args: AttentionArgs<'_>, step: &StepMetadata) {
         attention(args, step, self.tier, &self.pool, &self.attention);
     }
 
-    fn linear_residual(&self, args: ResidualArgs<'_>) {
+    fn linear_residual(&self, args: ResidualArgs<'_>, _: &StepMetadata) {
         let (context, mut scratch) = self.linear();
         linear::linear_residual(context, &mut scratch, args);
     }
 
-    fn gate_up(&self, args: GateUpArgs<'_>) {
+    fn gate_up(&self, args: GateUpArgs<'_>, _: &StepMetadata) {
         let (context, mut scratch) = self.linear();
         linear::gate_up(context, &mut scratch, args);
     }
 
     fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) {
         reference::gather_rows(x, rows, out);
-    }
-
-    fn copy_blocks(&self, cache: &CacheEngine, pairs: &[(u32, u32)]) {
-        cache.copy_blocks(pairs);
-    }
-
-    fn for_each(&self, len: usize, body: &(dyn Fn(usize) + Sync)) {
-        self.pool.for_each_range(len, 1, &|start, end| (start..end).for_each(body));
     }
 }

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use crate::{
-    Activation, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, DeviceError, EmbedArgs, EmbeddingTable, GateUpArgs,
-    KvCacheSpec, KvPlace, KvSide, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs,
-    RopeStyle, RopeTable, StepMetadata, Tensor, WeightView, WorkspaceShape, backend::LinearWeight, quant::dequantize_row,
+    Activation, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs, EmbeddingTable,
+    GateUpArgs, KvCacheSpec, KvDType, KvLayer, KvPlace, KvShape, KvSide, Linear, LinearOptions, Norm, NormKind, Phases,
+    Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata, Tensor, WeightView, WorkspaceShape,
+    backend::{HeadNorm, NormParts, check_bias},
+    quant::dequantize_row,
 };
 
 /// The plain backend.
@@ -19,17 +21,23 @@ impl ReferenceBackend {
     }
 }
 
-/// `out[i] = table[token_ids[i]] * scale`.
-pub(crate) fn embed(args: &EmbedArgs<'_>, out: &mut Tensor) {
+/// A weight as it lies in its file.
+struct StoredLinear {
+    weight: WeightView,
+    /// `[out_features]`.
+    bias: Option<Vec<f32>>,
+}
+
+/// Writes a row of a weight, `[in_features]`.
+type TiedRow<'a> = &'a dyn Fn(&Linear, usize, &mut [f32]);
+
+/// `out[i] = table[token_ids[i]] * scale`; `tied_row` reads a table that is tied.
+pub(crate) fn embed(args: &EmbedArgs<'_>, out: &mut Tensor, tied_row: TiedRow<'_>) {
     out.set_rows(args.token_ids.len());
     for (i, &id) in args.token_ids.iter().enumerate() {
         match args.table {
             EmbeddingTable::Stored(table) => dequantize_row(table.dtype, table.row(id as usize), out.row_mut(i)),
-            EmbeddingTable::Tied(linear) => match &linear.weight {
-                LinearWeight::Cpu(weight) => weight.row(id as usize, out.row_mut(i)),
-                LinearWeight::Cuda(_) => panic!("a weight on a GPU was given to the CPU"),
-                LinearWeight::Reference { weight, .. } => dequantize_row(weight.dtype, weight.row(id as usize), out.row_mut(i)),
-            },
+            EmbeddingTable::Tied(linear) => tied_row(linear, id as usize, out.row_mut(i)),
         }
         for x in out.row_mut(i) {
             *x *= args.scale;
@@ -46,7 +54,12 @@ pub(crate) fn gather_rows(x: &Tensor, rows: &[u32], out: &mut Tensor) {
 }
 
 /// Normalises one vector in place.
-pub(crate) fn norm_row(norm: &Norm, x: &mut [f32]) {
+fn norm_row(norm: &Norm, x: &mut [f32]) {
+    norm_part(norm, 0, x);
+}
+
+/// The same by the values of weight and bias from `first` on.
+pub(crate) fn norm_part(norm: &Norm, first: usize, x: &mut [f32]) {
     let n = x.len() as f64;
     let mean = match norm.kind {
         NormKind::Rms => 0.0,
@@ -55,8 +68,8 @@ pub(crate) fn norm_row(norm: &Norm, x: &mut [f32]) {
     let variance = x.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / n;
     let scale = (variance + f64::from(norm.eps)).sqrt().recip();
     for (i, v) in x.iter_mut().enumerate() {
-        let bias = norm.bias.as_ref().map_or(0.0, |b| f64::from(b[i]));
-        *v = ((f64::from(*v) - mean) * scale * f64::from(norm.weight[i]) + bias) as f32;
+        let bias = norm.bias.as_ref().map_or(0.0, |b| f64::from(b[first + i]));
+        *v = ((f64::from(*v) - mean) * scale * f64::from(norm.weight[first + i]) + bias) as f32;
     }
 }
 
@@ -71,9 +84,7 @@ fn normed(x: &Tensor, norm: Option<&Norm>) -> Vec<f32> {
 
 /// `out[row, n] = x[row] · weight[n] + bias[n]`; the weight is read one row at a time.
 fn matmul(x: &[f32], linear: &Linear, out: &mut [f32]) {
-    let LinearWeight::Reference { weight, bias } = &linear.weight else {
-        panic!("a weight that another backend loaded was given to the reference backend")
-    };
+    let StoredLinear { weight, bias } = linear.weight();
     let (out_features, in_features) = (linear.out_features, linear.in_features);
     let mut w = vec![0.0; in_features];
     for n in 0..out_features {
@@ -127,7 +138,13 @@ pub(crate) fn rotate(rope: &RopeTable, position: usize, head: &mut [f32]) {
     }
 }
 
-impl Backend for ReferenceBackend {
+impl Backend for ReferenceBackend {}
+
+impl Device for ReferenceBackend {
+    fn check_kv_layer(&self, _dtype: KvDType, _shape: KvShape) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     fn info(&self) -> BackendInfo {
         BackendInfo { device: "cpu".into(), tier: "reference".into(), num_threads: 1 }
     }
@@ -141,13 +158,10 @@ impl Backend for ReferenceBackend {
     }
 
     fn load_linear(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError> {
-        if let Some(bias) = options.bias.as_ref().filter(|b| b.len() != weight.rows) {
-            let (name, have) = (&options.name, bias.len());
-            return Err(DeviceError::Shape(format!("the bias of `{name}` has {have} values, its weight {} rows", weight.rows)));
-        }
-        let (out_features, in_features) = (weight.rows, weight.cols);
-        let bias = options.bias.as_deref().map(Arc::from);
-        Ok(Linear { out_features, in_features, weight: LinearWeight::Reference { weight: weight.clone(), bias } })
+        check_bias(weight, options)?;
+        let bytes = weight.bytes().len() + options.bias.as_deref().map_or(0, size_of_val);
+        let stored = StoredLinear { weight: weight.clone(), bias: options.bias.clone() };
+        Ok(Linear::new([weight.rows, weight.cols], bytes as u64, true, Arc::new(stored)))
     }
 
     fn linear_bytes(&self, dtype: DType, [rows, cols]: [usize; 2], _precision: Precision) -> u64 {
@@ -157,12 +171,17 @@ impl Backend for ReferenceBackend {
     fn workspace_bytes(&self, _shape: &WorkspaceShape) -> u64 {
         0
     }
+}
 
+impl Phases for ReferenceBackend {
     fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor) {
-        embed(args, out);
+        embed(args, out, &|linear, row, out| {
+            let StoredLinear { weight, .. } = linear.weight();
+            dequantize_row(weight.dtype, weight.row(row), out);
+        });
     }
 
-    fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>]) {
+    fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>], _: &StepMetadata) {
         let input = normed(x, norm);
         for p in projections {
             p.out.set_rows(x.rows());
@@ -170,36 +189,39 @@ impl Backend for ReferenceBackend {
         }
     }
 
-    fn rope_and_cache(&self, args: RopeArgs<'_>, group: usize, step: &StepMetadata) {
-        let spec = args.cache.spec();
-        for token in 0..args.k.rows() {
+    fn rope_and_cache(&self, args: RopeArgs<'_>, step: &StepMetadata) {
+        let RopeArgs { q, mut kv, q_norm, k_norm, rope, cache, layer } = args;
+        let KvLayer { group, shape: KvShape { num_kv_heads, k_dim, v_dim }, .. } = *cache.layer(layer);
+        for token in 0..q.rows() {
             let position = step.rope_positions.get(token).map_or(0, |&p| p as usize);
-            for (x, norm) in [(&mut *args.q, args.q_norm), (&mut *args.k, args.k_norm)] {
-                for head in x.row_mut(token).chunks_exact_mut(spec.head_dim) {
-                    if let Some(norm) = norm {
-                        norm_row(norm, head);
-                    }
-                    if let Some(rope) = args.rope {
-                        rotate(rope, position, head);
-                    }
+            let turn = |row: &mut [f32], norm: Option<HeadNorm<'_>>| {
+                if let Some(norm) = norm {
+                    let NormParts { norm, len, stride } = norm.parts(row.len() / k_dim, k_dim);
+                    row.chunks_exact_mut(len).enumerate().for_each(|(i, part)| norm_part(norm, i * stride, part));
                 }
-            }
+                if let Some(rope) = rope {
+                    row.chunks_exact_mut(k_dim).for_each(|head| rotate(rope, position, head));
+                }
+            };
+            turn(q.row_mut(token), q_norm);
+            let Some((k, v)) = &mut kv else { continue };
+            turn(k.row_mut(token), k_norm);
             let Ok(slot) = usize::try_from(step.groups[group].slot_mapping[token]) else { continue };
-            for head in 0..spec.num_kv_heads {
-                let at = KvPlace { plane: args.plane, slot, head };
-                let values = head * spec.head_dim..(head + 1) * spec.head_dim;
-                args.cache.write(KvSide::Key, at, &args.k.row(token)[values.clone()]);
-                args.cache.write(KvSide::Value, at, &args.v.row(token)[values]);
+            for head in 0..num_kv_heads {
+                let at = KvPlace { layer, slot, head };
+                cache.write(KvSide::Key, at, &k.row(token)[head * k_dim..(head + 1) * k_dim]);
+                cache.write(KvSide::Value, at, &v.row(token)[head * v_dim..(head + 1) * v_dim]);
             }
         }
     }
 
     fn attention(&self, args: AttentionArgs<'_>, step: &StepMetadata) {
-        let AttentionArgs { q, out, cache, plane, group, params } = args;
-        let (group, block_size, dim) = (&step.groups[group], cache.spec().block_size, params.head_dim);
+        let AttentionArgs { q, out, cache, layer, params } = args;
+        let KvLayer { group, shape: KvShape { k_dim, v_dim, .. }, .. } = *cache.layer(layer);
+        let (group, block_size) = (&step.groups[group], cache.spec().block_size);
         let heads_per_kv_head = params.num_heads / params.num_kv_heads;
         out.set_rows(q.rows());
-        let mut vector = vec![0.0; dim];
+        let (mut k, mut v) = (vec![0.0; k_dim], vec![0.0; v_dim]);
         for request in 0..step.num_reqs() {
             let rows = step.query_start_loc[request] as usize..step.query_start_loc[request + 1] as usize;
             let table = &group.block_tables[request * group.max_blocks..(request + 1) * group.max_blocks];
@@ -207,15 +229,15 @@ impl Backend for ReferenceBackend {
                 let position = step.positions[row] as usize;
                 let first = params.window.map_or(0, |window| (position + 1).saturating_sub(window));
                 let place = |key: usize| KvPlace {
-                    plane,
+                    layer,
                     slot: table[key / block_size] as usize * block_size + key % block_size,
                     head: head / heads_per_kv_head,
                 };
-                let query = &q.row(row)[head * dim..(head + 1) * dim];
+                let query = &q.row(row)[head * k_dim..(head + 1) * k_dim];
                 let mut weights = Vec::with_capacity(position + 1 - first);
                 for key in first..=position {
-                    cache.read(KvSide::Key, place(key), &mut vector);
-                    let dot: f64 = query.iter().zip(&vector).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+                    cache.read(KvSide::Key, place(key), &mut k);
+                    let dot: f64 = query.iter().zip(&k).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
                     let score = dot * f64::from(params.scale);
                     weights.push(params.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh()));
                 }
@@ -224,18 +246,18 @@ impl Backend for ReferenceBackend {
                     *w = (*w - max).exp();
                 }
                 let total: f64 = weights.iter().sum();
-                let mut sum = vec![0.0f64; dim];
+                let mut sum = vec![0.0f64; v_dim];
                 for (key, weight) in (first..=position).zip(&weights) {
-                    cache.read(KvSide::Value, place(key), &mut vector);
-                    sum.iter_mut().zip(&vector).for_each(|(s, &v)| *s += weight * f64::from(v));
+                    cache.read(KvSide::Value, place(key), &mut v);
+                    sum.iter_mut().zip(&v).for_each(|(s, &v)| *s += weight * f64::from(v));
                 }
-                let out = &mut out.row_mut(row)[head * dim..(head + 1) * dim];
+                let out = &mut out.row_mut(row)[head * v_dim..(head + 1) * v_dim];
                 out.iter_mut().zip(&sum).for_each(|(o, s)| *o = (s / total) as f32);
             }
         }
     }
 
-    fn linear_residual(&self, args: ResidualArgs<'_>) {
+    fn linear_residual(&self, args: ResidualArgs<'_>, _: &StepMetadata) {
         let mut y = vec![0.0; args.x.rows() * args.linear.out_features];
         matmul(args.x.as_slice(), args.linear, &mut y);
         if let Some(norm) = args.post_norm {
@@ -246,22 +268,20 @@ impl Backend for ReferenceBackend {
         }
     }
 
-    fn gate_up(&self, args: GateUpArgs<'_>) {
+    fn gate_up(&self, args: GateUpArgs<'_>, _: &StepMetadata) {
         let input = normed(args.x, args.norm);
-        let mut up = vec![0.0; args.x.rows() * args.up.out_features];
         args.out.set_rows(args.x.rows());
-        matmul(&input, args.gate, args.out.as_mut_slice());
-        matmul(&input, args.up, &mut up);
-        for (out, up) in args.out.as_mut_slice().iter_mut().zip(&up) {
-            *out = activate(args.activation, *out) * up;
+        let out = args.out.as_mut_slice();
+        matmul(&input, args.gate.unwrap_or(args.up), out);
+        out.iter_mut().for_each(|x| *x = activate(args.activation, *x));
+        if args.gate.is_some() {
+            let mut up = vec![0.0; out.len()];
+            matmul(&input, args.up, &mut up);
+            out.iter_mut().zip(&up).for_each(|(x, up)| *x *= up);
         }
     }
 
     fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) {
         gather_rows(x, rows, out);
-    }
-
-    fn copy_blocks(&self, cache: &CacheEngine, pairs: &[(u32, u32)]) {
-        cache.copy_blocks(pairs);
     }
 }

@@ -1,4 +1,4 @@
-//! Norm over q and k heads, rotation, and the write of K and V into their slots.
+//! Norm of q and k, rotation, and the write of K and V into their slots.
 #![allow(clippy::cast_ptr_alignment)] // Offsets in a plane are multiples of the element's size, those of scales of 2.
 #![allow(unsafe_op_in_unsafe_fn)] // One contract for all, stated on `rope_rows`.
 #![allow(clippy::inline_always, clippy::needless_range_loop)] // Tier code must be inlined; counted loops over registers unroll.
@@ -8,7 +8,9 @@ use std::{mem::MaybeUninit, ops::Range};
 use half::bf16;
 
 use crate::{
-    KvCacheSpec, KvDType, KvGroupMetadata, KvSide, Norm, NormKind, RopeArgs, RopeStyle, RopeTable, StepMetadata,
+    CacheEngine, KvCacheSpec, KvDType, KvLayer, KvSide, Norm, NormKind, RopeArgs, RopeStyle, RopeTable, StepMetadata, Tensor,
+    backend::NormParts,
+    cache_engine::CacheWriter,
     kv_codes::{quantize_e4m3, quantize_int8},
     kv_layout::{MAX_VECTOR_BYTES, PlaneLayout},
 };
@@ -24,13 +26,22 @@ const GRAIN_ELEMENTS: usize = 16 << 10;
 /// What all rows of a call share.
 struct Rows<'a> {
     q: *mut f32,
+    num_heads: usize,
+    /// Elements of a head.
+    dim: usize,
+    q_norm: Option<NormParts<'a>>,
+    k_norm: Option<NormParts<'a>>,
+    rope: Option<&'a RopeTable>,
+    rope_positions: &'a [u32],
+    /// `None`: another layer has written them.
+    kv: Option<KvRows<'a>>,
+}
+
+/// Rows of keys and values, and where they go.
+struct KvRows<'a> {
     k: *mut f32,
     v: *const f32,
     num_heads: usize,
-    q_norm: Option<&'a Norm>,
-    k_norm: Option<&'a Norm>,
-    rope: Option<&'a RopeTable>,
-    rope_positions: &'a [u32],
     spec: &'a KvCacheSpec,
     layout: PlaneLayout,
     slots: &'a [i64],
@@ -41,50 +52,63 @@ struct Rows<'a> {
 // SAFETY: threads take disjoint rows, and the slots of a step are distinct.
 unsafe impl Sync for Rows<'_> {}
 
-/// [`crate::Backend::rope_and_cache`]; the machine must have `tier`.
-pub(crate) fn rope_and_cache(args: RopeArgs<'_>, group: &KvGroupMetadata, step: &StepMetadata, tier: CpuTier, pool: &ThreadPool) {
-    let RopeArgs { q, k, v, q_norm, k_norm, rope, cache, plane } = args;
-    let (spec, num_tokens) = (cache.spec(), k.rows());
-    let kv_cols = spec.num_kv_heads * spec.head_dim;
-    assert_eq!((k.cols(), v.cols()), (kv_cols, kv_cols), "columns of k and v");
-    assert_eq!((q.rows(), v.rows()), (num_tokens, num_tokens), "rows of q and v");
-    assert_eq!(q.cols() % spec.head_dim, 0, "columns of q in heads of {}", spec.head_dim);
-    assert!(group.slot_mapping.len() >= num_tokens, "{} slots of {num_tokens} rows", group.slot_mapping.len());
-    for norm in [q_norm, k_norm].into_iter().flatten() {
-        assert_eq!(norm.weight.len(), spec.head_dim, "weights of a norm over heads");
-    }
+/// [`crate::Phases::rope_and_cache`]; the machine must have `tier`.
+pub(crate) fn rope_and_cache(args: RopeArgs<'_>, step: &StepMetadata, tier: CpuTier, pool: &ThreadPool) {
+    let RopeArgs { q, kv, q_norm, k_norm, rope, cache, layer } = args;
+    let (layer, num_tokens) = (cache.layer(layer), q.rows());
+    let (dim, num_kv_heads) = (layer.shape.k_dim, if kv.is_some() { layer.shape.num_kv_heads } else { 0 });
+    assert_eq!(q.cols() % dim, 0, "columns of q in heads of {dim}");
     if let Some(rope) = rope {
-        assert!(
-            rope.rotary_dim <= spec.head_dim && rope.rotary_dim % 2 == 0,
-            "{} rotary of {} elements",
-            rope.rotary_dim,
-            spec.head_dim
-        );
+        assert!(rope.rotary_dim <= dim && rope.rotary_dim % 2 == 0, "{} rotary of {dim} elements", rope.rotary_dim);
         assert!(step.rope_positions.len() >= num_tokens, "{} rope positions of {num_tokens} rows", step.rope_positions.len());
     }
-    let slots = &group.slot_mapping[..num_tokens];
-    debug_assert!(distinct(slots), "slots of a step are distinct: {slots:?}");
-    let writer = cache.writer();
+    let writer = kv.is_some().then(|| cache.writer());
+    let num_heads = q.cols() / dim;
     let rows = Rows {
-        num_heads: q.cols() / spec.head_dim,
         q: q.as_mut_slice().as_mut_ptr(),
-        k: k.as_mut_slice().as_mut_ptr(),
-        v: v.as_slice().as_ptr(),
-        q_norm,
-        k_norm,
+        num_heads,
+        dim,
+        q_norm: q_norm.map(|norm| norm.parts(num_heads, dim)),
+        k_norm: k_norm.filter(|_| kv.is_some()).map(|norm| norm.parts(num_kv_heads, dim)),
         rope,
         rope_positions: &step.rope_positions,
-        spec,
-        layout: spec.host_layout(),
-        slots,
-        keys: writer.base(KvSide::Key, plane),
-        values: writer.base(KvSide::Value, plane),
+        kv: kv.zip(writer.as_ref()).map(|((k, v), writer)| kv_rows(k, v, (cache, layer), step, writer)),
     };
-    let grain = GRAIN_ELEMENTS.div_ceil((rows.num_heads + 2 * spec.num_kv_heads) * spec.head_dim);
+    if let Some(kv) = &rows.kv {
+        assert_eq!(kv.slots.len(), num_tokens, "rows of q and k");
+    }
+    let grain = GRAIN_ELEMENTS.div_ceil((rows.num_heads + 2 * num_kv_heads) * dim);
     pool.for_each_range(num_tokens, grain, &|start, end| {
-        // SAFETY: the machine has `tier`, the sizes were checked above, ranges are disjoint.
+        // SAFETY: the machine has `tier`, the sizes were checked above and in `kv_rows`, ranges are disjoint.
         unsafe { rope_rows_tier(tier, &rows, start..end) };
     });
+}
+
+fn kv_rows<'a>(
+    k: &mut Tensor,
+    v: &Tensor,
+    (cache, layer): (&'a CacheEngine, &KvLayer),
+    step: &'a StepMetadata,
+    writer: &CacheWriter<'_>,
+) -> KvRows<'a> {
+    let (shape, num_tokens) = (layer.shape, k.rows());
+    assert_eq!(shape.v_dim, shape.k_dim, "elements of values and keys");
+    assert_eq!([k.cols(), v.cols()], [shape.num_kv_heads * shape.k_dim; 2], "columns of k and v");
+    assert_eq!(v.rows(), num_tokens, "rows of v");
+    let slots = &step.groups[layer.group].slot_mapping;
+    assert!(slots.len() >= num_tokens, "{} slots of {num_tokens} rows", slots.len());
+    let slots = &slots[..num_tokens];
+    debug_assert!(distinct(slots), "slots of a step are distinct: {slots:?}");
+    KvRows {
+        k: k.as_mut_slice().as_mut_ptr(),
+        v: v.as_slice().as_ptr(),
+        num_heads: shape.num_kv_heads,
+        spec: cache.spec(),
+        layout: cache.host_layout(layer, KvSide::Key),
+        slots,
+        keys: writer.base(KvSide::Key, layer),
+        values: writer.base(KvSide::Value, layer),
+    }
 }
 
 fn distinct(slots: &[i64]) -> bool {
@@ -97,43 +121,50 @@ tier_entry! { fn rope_rows_tier => rope_rows(rows: &Rows<'_>, range: Range<usize
 /// The machine has `S`; `rows` has the sizes that `rope_and_cache` checks; no one else works on the rows of `range`.
 #[inline(always)]
 unsafe fn rope_rows<S: Simd>(rows: &Rows<'_>, range: Range<usize>) {
-    let (spec, dim) = (rows.spec, rows.spec.head_dim);
+    let dim = rows.dim;
+    let keys = rows.kv.as_ref().map(|kv| (kv.k, kv.num_heads, rows.k_norm));
     for token in range {
         let angles = rows.rope.map(|rope| {
             let half = rope.rotary_dim / 2;
             let first = rows.rope_positions[token] as usize * half;
             (&rope.cos[first..first + half], &rope.sin[first..first + half], rope.style)
         });
-        for (x, heads, norm) in [(rows.q, rows.num_heads, rows.q_norm), (rows.k, spec.num_kv_heads, rows.k_norm)] {
-            for head in 0..heads {
-                let x = x.add((token * heads + head) * dim);
-                if let Some(norm) = norm {
-                    norm_head::<S>(norm, std::slice::from_raw_parts_mut(x, dim));
+        for (x, heads, norm) in std::iter::once((rows.q, rows.num_heads, rows.q_norm)).chain(keys) {
+            let x = x.add(token * heads * dim);
+            if let Some(NormParts { norm, len, stride }) = norm {
+                for part in 0..heads * dim / len {
+                    norm_part::<S>(norm, part * stride, std::slice::from_raw_parts_mut(x.add(part * len), len));
                 }
-                if let Some((cos, sin, style)) = angles {
-                    rotate::<S>(cos, sin, style, x);
+            }
+            if let Some((cos, sin, style)) = angles {
+                for head in 0..heads {
+                    rotate::<S>(cos, sin, style, x.add(head * dim));
                 }
             }
         }
-        let Ok(slot) = usize::try_from(rows.slots[token]) else { continue };
-        let (block, offset) = (slot / spec.block_size, slot % spec.block_size);
-        assert!(block < spec.num_blocks, "slot {slot} of {} blocks of {}", spec.num_blocks, spec.block_size);
-        for head in 0..spec.num_kv_heads {
-            let source = (token * spec.num_kv_heads + head) * dim;
-            let [k, v] = [rows.k.cast_const(), rows.v].map(|x| std::slice::from_raw_parts(x.add(source), dim));
-            // Out of the block, and not followed, for types without scales.
-            let scale = rows.layout.scale(block, head, offset);
-            // Units of a key are far from each other, so the key is converted before they go there.
-            let mut key = MaybeUninit::<[u32; MAX_VECTOR_BYTES / 4]>::uninit();
-            store_head::<S>(spec.dtype, k, key.as_mut_ptr().cast(), rows.keys.wrapping_add(scale));
-            scatter(key.as_ptr().cast(), &rows.layout, rows.keys.add(rows.layout.key(block, head, offset)));
-            store_head::<S>(
-                spec.dtype,
-                v,
-                rows.values.add(rows.layout.value(block, head, offset)),
-                rows.values.wrapping_add(scale),
-            );
+        if let Some(kv) = &rows.kv {
+            write_rows::<S>(kv, token, dim);
         }
+    }
+}
+
+/// Writes the keys and values of a token, `dim` elements a head, if it has a slot.
+#[inline(always)]
+unsafe fn write_rows<S: Simd>(kv: &KvRows<'_>, token: usize, dim: usize) {
+    let spec = kv.spec;
+    let Ok(slot) = usize::try_from(kv.slots[token]) else { return };
+    let (block, offset) = (slot / spec.block_size, slot % spec.block_size);
+    assert!(block < spec.num_blocks, "slot {slot} of {} blocks of {}", spec.num_blocks, spec.block_size);
+    for head in 0..kv.num_heads {
+        let source = (token * kv.num_heads + head) * dim;
+        let [k, v] = [kv.k.cast_const(), kv.v].map(|x| std::slice::from_raw_parts(x.add(source), dim));
+        // Out of the block, and not followed, for types without scales.
+        let scale = kv.layout.scale(block, head, offset);
+        // Units of a key are far from each other, so the key is converted before they go there.
+        let mut key = MaybeUninit::<[u32; MAX_VECTOR_BYTES / 4]>::uninit();
+        store_head::<S>(spec.dtype, k, key.as_mut_ptr().cast(), kv.keys.wrapping_add(scale));
+        scatter(key.as_ptr().cast(), &kv.layout, kv.keys.add(kv.layout.key(block, head, offset)));
+        store_head::<S>(spec.dtype, v, kv.values.add(kv.layout.value(block, head, offset)), kv.values.wrapping_add(scale));
     }
 }
 
@@ -155,21 +186,34 @@ unsafe fn scatter_units<T>(key: *const u8, units: usize, out: *mut u8, stride: u
     }
 }
 
+/// Normalises `x` by the values of weight and bias from `first` on.
 #[inline(always)]
-unsafe fn norm_head<S: Simd>(norm: &Norm, x: &mut [f32]) {
-    if norm.kind == NormKind::Layer || norm.bias.is_some() || !x.len().is_multiple_of(S::LANES) {
-        reference::norm_row(norm, x);
+unsafe fn norm_part<S: Simd>(norm: &Norm, first: usize, x: &mut [f32]) {
+    if !x.len().is_multiple_of(S::LANES) {
+        reference::norm_part(norm, first, x);
         return;
+    }
+    let count = x.len() as f32;
+    let mut mean = S::splat(0.0);
+    if norm.kind == NormKind::Layer {
+        for i in (0..x.len()).step_by(S::LANES) {
+            mean = S::add(mean, S::load(x.as_ptr().add(i)));
+        }
+        mean = S::splat(S::reduce_add(mean) / count);
     }
     let mut squares = S::splat(0.0);
     for i in (0..x.len()).step_by(S::LANES) {
-        let v = S::load(x.as_ptr().add(i));
+        let v = S::sub(S::load(x.as_ptr().add(i)), mean);
         squares = S::fma(v, v, squares);
     }
-    let scale = (S::reduce_add(squares) / x.len() as f32 + norm.eps).sqrt().recip();
+    let scale = (S::reduce_add(squares) / count + norm.eps).sqrt().recip();
     for i in (0..x.len()).step_by(S::LANES) {
-        let v = S::mul(S::load(x.as_ptr().add(i)), S::splat(scale));
-        S::store(x.as_mut_ptr().add(i), S::mul(v, S::load(norm.weight.as_ptr().add(i))));
+        let v = S::mul(S::sub(S::load(x.as_ptr().add(i)), mean), S::splat(scale));
+        let mut v = S::mul(v, S::load(norm.weight.as_ptr().add(first + i)));
+        if let Some(bias) = &norm.bias {
+            v = S::add(v, S::load(bias.as_ptr().add(first + i)));
+        }
+        S::store(x.as_mut_ptr().add(i), v);
     }
 }
 

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use crate::{
-    Activation, AttentionArgs, CacheEngine, KvCacheSpec, KvDType, Norm, NormKind, RopeArgs, RopeStyle, StepMetadata,
-    WorkspaceShape,
-    kernel_args::{self, ActivationKind, AttentionMergeArgs, DevicePtr, ElementType, RopeAndCacheArgs},
+    Activation, AttentionArgs, CacheEngine, HeadNorm, KvDType, KvShape, KvSide, NormKind, NormSpan, RopeArgs, RopeStyle,
+    StepMetadata, Tensor, WorkspaceShape,
+    backend::NormParts,
+    kernel_args::{self, ActivationKind, AttentionMergeArgs, DevicePtr, ElementType, HeadNormArgs, RopeAndCacheArgs},
 };
 
 use super::{
@@ -16,7 +17,7 @@ use super::{
     graph_plan::Bucket,
     kernels::{Kernel, kv_suffix, launch},
     memory::{Constants, Scratch, StepArena},
-    planes::DevicePlanes,
+    planes::{LayerPlanes, PlaneBlocks},
 };
 
 /// Heads that a CTA of `rope_and_cache_*` takes.
@@ -190,9 +191,10 @@ impl StepLists {
 
     /// Causal attention over the cache.
     pub fn attention(&mut self, driver: &Arc<dyn Driver>, args: AttentionArgs<'_>, step: &StepMetadata) -> Result<(), CudaError> {
-        let AttentionArgs { q, out, cache, plane, group, params } = args;
-        let spec = cache.spec();
-        assert_eq!((params.num_kv_heads, params.head_dim), (spec.num_kv_heads, spec.head_dim), "heads of the cache");
+        let AttentionArgs { q, out, cache, layer, params } = args;
+        let (spec, layer) = (cache.spec(), cache.layer(layer));
+        let group = layer.group;
+        assert_eq!(KvShape::new(params.num_kv_heads, params.head_dim), layer.shape, "heads of the layer's keys and values");
         assert_eq!(step.num_reqs(), self.num_reqs, "the step that was begun");
         let width = params.num_heads * params.head_dim;
         assert_eq!((q.cols(), out.cols()), (width, width), "columns of queries and output");
@@ -204,9 +206,8 @@ impl StepLists {
         let part_out = self.part_out.floats(driver, plan.num_parts * width)?;
         let part_lse = self.part_lse.floats(driver, plan.num_parts * params.num_heads)?;
         let out = device_at(out);
-        let planes = planes(cache);
-        let [k_plane, v_plane] = planes.layer(plane);
-        let layout = spec.layout();
+        let LayerPlanes { k_plane, v_plane, block_stride } = blocks(cache).layer(spec, layer);
+        let layout = spec.layout(&layer.shape, KvSide::Key, block_stride);
         let base = kernel_args::AttentionArgs {
             q: device_at(q),
             out,
@@ -216,7 +217,7 @@ impl StepLists {
             v_plane,
             block_tables: self.groups[group].block_tables,
             positions: self.positions,
-            block_bytes: layout.block_bytes as u64,
+            block_bytes: layout.block_stride as u64,
             scales_offset: layout.scales as u64,
             max_blocks: self.groups[group].max_blocks as u32,
             block_size: spec.block_size as u32,
@@ -232,7 +233,7 @@ impl StepLists {
         };
         for (family, work) in [("attention", plan.decode), ("prefill", plan.prefill)] {
             if work.len > 0 {
-                let kernel = attention_kernel(family, spec)?;
+                let kernel = attention_kernel(family, spec.dtype, params.head_dim)?;
                 let args = kernel_args::AttentionArgs { work: work.at, ..base };
                 // SAFETY: the plan names rows of the step, block tables hold the blocks of every key, parts have room for the plan's.
                 unsafe { launch(driver, kernel, [work.len, params.num_kv_heads, 1], &args)? };
@@ -254,77 +255,87 @@ impl StepLists {
     }
 }
 
-fn attention_kernel(family: &str, spec: &KvCacheSpec) -> Result<Kernel, CudaError> {
-    match spec.dtype {
+fn attention_kernel(family: &str, dtype: KvDType, head_dim: usize) -> Result<Kernel, CudaError> {
+    match dtype {
         KvDType::F32 => Kernel::named("attention_f32"),
-        dtype => Kernel::named(&format!("{family}_{}_d{}", kv_suffix(dtype), spec.head_dim)),
+        dtype => Kernel::named(&format!("{family}_{}_d{head_dim}", kv_suffix(dtype))),
     }
 }
 
-/// q/k norm, rotation, write of K and V. Keys on the device are not changed: only the cache has them rotated.
+/// Norm of heads, rotation, write of K and V. Keys on the device are not changed: only the cache has them rotated.
 pub fn rope_and_cache(
     driver: &Arc<dyn Driver>,
     lists: &StepLists,
     constants: &mut Constants,
     args: &RopeArgs<'_>,
-    group: usize,
 ) -> Result<(), CudaError> {
-    let spec = args.cache.spec();
-    let num_tokens = args.q.rows();
-    let num_heads = args.q.cols() / spec.head_dim;
-    assert_eq!((args.k.cols(), args.v.cols()), (spec.num_kv_heads * spec.head_dim, args.k.cols()), "columns of keys and values");
-    let mut norm = |norm: Option<&Norm>| {
-        norm.map_or(Ok((0, 0.0)), |norm| {
-            assert_eq!((norm.kind, norm.bias.is_none()), (NormKind::Rms, true), "heads have RMS norms on a GPU");
-            assert_eq!(norm.weight.len(), spec.head_dim, "weights of a head's norm");
-            Ok::<_, CudaError>((constants.of(driver, &norm.weight)?, norm.eps))
+    let (spec, layer) = (args.cache.spec(), args.cache.layer(args.layer));
+    let (num_tokens, head_dim) = (args.q.rows(), layer.shape.k_dim);
+    let num_heads = args.q.cols() / head_dim;
+    // Without any of its own, the kernel takes the heads of queries alone.
+    let num_kv_heads = if args.kv.is_some() { layer.shape.num_kv_heads } else { 0 };
+    if let Some((k, v)) = &args.kv {
+        assert_eq!([k.cols(), v.cols()], [num_kv_heads * head_dim; 2], "columns of keys and values");
+    }
+    let kv = |of: fn(&(&mut Tensor, &Tensor)) -> (DevicePtr, usize)| args.kv.as_ref().map_or((0, 0), of);
+    let (k, k_stride) = kv(|(k, _)| (device_at(k), k.cols()));
+    let (v, v_stride) = kv(|(_, v)| (device_at(v), v.cols()));
+    let mut head_norm = |norm: Option<HeadNorm<'_>>, num_heads| -> Result<_, CudaError> {
+        let Some(norm) = norm.filter(|norm| norm.span == NormSpan::Head) else { return Ok(HeadNormArgs::default()) };
+        let NormParts { norm, stride, .. } = norm.parts(num_heads, head_dim);
+        Ok(HeadNormArgs {
+            weight: constants.of(driver, &norm.weight)?,
+            bias: norm.bias.as_ref().map_or(Ok(0), |bias| constants.of(driver, bias))?,
+            stride: stride as u32,
+            has_mean: u32::from(norm.kind == NormKind::Layer),
+            eps: norm.eps,
+            reserved: 0,
         })
     };
-    let ((q_norm, q_eps), (k_norm, k_eps)) = (norm(args.q_norm)?, norm(args.k_norm)?);
+    let (q_norm, k_norm) =
+        (head_norm(args.q_norm, num_heads)?, head_norm(args.k_norm.filter(|_| num_kv_heads > 0), num_kv_heads)?);
     let table = |values: fn(&crate::RopeTable) -> &crate::Constant, constants: &mut Constants| {
         args.rope.map_or(Ok(0), |rope| constants.of(driver, values(rope)))
     };
     let (cos, sin) = (table(|rope| &rope.cos, constants)?, table(|rope| &rope.sin, constants)?);
-    let [k_plane, v_plane] = planes(args.cache).layer(args.plane);
-    let layout = spec.layout();
+    let LayerPlanes { k_plane, v_plane, block_stride } = blocks(args.cache).layer(spec, layer);
+    let layout = spec.layout(&layer.shape, KvSide::Key, block_stride);
     let kernel_args = RopeAndCacheArgs {
         q: device_at(args.q),
-        k: device_at(args.k),
-        v: device_at(args.v),
+        k,
+        v,
         q_norm,
         k_norm,
         cos,
         sin,
         rope_positions: lists.rope_positions,
-        slot_mapping: lists.groups[group].slot_mapping,
+        slot_mapping: lists.groups[layer.group].slot_mapping,
         k_plane,
         v_plane,
-        block_bytes: layout.block_bytes as u64,
+        block_bytes: layout.block_stride as u64,
         scales_offset: layout.scales as u64,
         num_tokens: num_tokens as u32,
         num_heads: num_heads as u32,
-        num_kv_heads: spec.num_kv_heads as u32,
-        head_dim: spec.head_dim as u32,
+        num_kv_heads: num_kv_heads as u32,
+        head_dim: head_dim as u32,
         block_size: spec.block_size as u32,
         q_stride: args.q.cols() as u32,
-        k_stride: args.k.cols() as u32,
-        v_stride: args.v.cols() as u32,
+        k_stride: k_stride as u32,
+        v_stride: v_stride as u32,
         rotary_dim: args.rope.map_or(0, |rope| rope.rotary_dim) as u32,
         interleaved: u32::from(args.rope.is_some_and(|rope| rope.style == RopeStyle::Interleaved)),
-        q_eps,
-        k_eps,
     };
     let kernel = Kernel::named(&format!("rope_and_cache_{}", kv_suffix(spec.dtype)))?;
-    let grid = [(num_tokens * (num_heads + 2 * spec.num_kv_heads)).div_ceil(HEADS_PER_CTA), 1, 1];
+    let grid = [(num_tokens * (num_heads + 2 * num_kv_heads)).div_ceil(HEADS_PER_CTA), 1, 1];
     // SAFETY: q, k and v have a row for each token, and the tables a row for each position; slots lie in the planes.
     unsafe { launch(driver, kernel, grid, &kernel_args) }
 }
 
-fn device_at(tensor: &crate::Tensor) -> DevicePtr {
-    tensor.device().expect("a tensor of this backend").at()
+fn device_at(tensor: &Tensor) -> DevicePtr {
+    tensor.device::<DeviceMemory>().expect("a tensor of this backend").at()
 }
 
-fn planes(cache: &CacheEngine) -> &DevicePlanes {
+fn blocks(cache: &CacheEngine) -> &PlaneBlocks {
     cache.device().expect("a cache of this backend")
 }
 

@@ -1,15 +1,15 @@
 //! A decoder's steps on a GPU. Activations are f32; weights lie there as in their file.
 //!
-//! Everything is asked for in one order and nothing waits, until [`Backend::fetch`] copies logits to the host. A phase cannot return an
+//! Everything is asked for in one order and nothing waits, until [`Phases::fetch`] copies logits to the host. A phase cannot return an
 //! error: what the driver refuses in a step is a panic with the driver's words, which ends the requests of that step.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{
-    AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, Constant, DType, DeviceError, EmbedArgs, EmbeddingTable,
-    GateUpArgs, KvCacheSpec, KvDType, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs,
-    RowSampling, SampledRow, StepGraphs, StepMetadata, Tensor, WeightView, WorkspaceShape,
-    backend::LinearWeight,
+    AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, Constant, DType, Device, DeviceError, DeviceSampler,
+    EmbedArgs, EmbeddingTable, GateUpArgs, HeadNorm, KvCacheSpec, KvDType, KvShape, Linear, LinearOptions, Norm, NormKind,
+    NormSpan, Phases, Precision, Projection, ResidualArgs, RopeArgs, RowSampling, SampledRow, StepGraphs, StepMetadata,
+    StepRecorder, Tensor, WeightView, WorkspaceShape,
     cpu::pool::ThreadPool,
     kernel_args::{DevicePtr, ElementType, GatedActivationArgs, GatherRowsArgs, NormArgs},
 };
@@ -23,7 +23,7 @@ use super::{
     kernels::{HEAD_DIMS, Kernel, kv_suffix, launch},
     linear::{CudaLinear, Rows},
     memory::{Constants, Scratch},
-    planes::DevicePlanes,
+    planes::PlaneBlocks,
     sample::{Sampling, sample_row},
 };
 
@@ -189,6 +189,7 @@ impl CudaBackend {
         Ok(Rows { at: out, ..rows })
     }
 
+    /// `out = activation(gate) * up`, or `activation(gate)` where `up` is 0.
     fn activate(&self, gate: Rows, up: DevicePtr, out: DevicePtr, activation: u32) -> Result<(), CudaError> {
         let row_bytes = (gate.cols * size_of::<f32>()) as u64;
         for first in (0..gate.count).step_by(MAX_GRID_Y) {
@@ -196,7 +197,7 @@ impl CudaBackend {
             let offset = first as u64 * row_bytes;
             let args = GatedActivationArgs {
                 gate: gate.at + offset,
-                up: up + offset,
+                up: if up == 0 { 0 } else { up + offset },
                 out: out + offset,
                 num_rows: num_rows as u32,
                 cols: gate.cols as u32,
@@ -206,7 +207,7 @@ impl CudaBackend {
                 out_type: ElementType::F32 as u32,
             };
             let grid = [gate.cols.div_ceil(ACTIVATION_COLS), num_rows, 1];
-            // SAFETY: all three are buffers of `gate.count` rows of this width.
+            // SAFETY: each is a buffer of `gate.count` rows of this width, or no buffer.
             unsafe { launch(&self.driver, self.kernels.gated_activation, grid, &args)? };
         }
         Ok(())
@@ -218,7 +219,7 @@ impl CudaBackend {
         match args.table {
             // Rows of the file are read where they are: a copy of the table would take memory for what a step hardly touches.
             EmbeddingTable::Stored(_) => {
-                crate::cpu::embed_on_host(args, out);
+                crate::cpu::embed_on_host(args, out, &|_, _, _| unreachable!("rows of a file"));
                 device(out).upload(0, out.as_slice())
             }
             EmbeddingTable::Tied(linear) => {
@@ -267,13 +268,19 @@ impl CudaBackend {
         let input = self.normed(&mut state, args.x, args.norm)?;
         args.out.set_rows(input.count);
         let cols = args.out.cols();
-        assert_eq!((args.gate.out_features, args.up.out_features), (cols, cols), "columns of the output");
-        let gate = state.projected.floats(&self.driver, input.count * cols)?;
+        assert_eq!(args.up.out_features, cols, "columns of the output");
+        let (out, activation) = (device(args.out).at(), attention::activation_kind(args.activation));
+        let Some(gate) = args.gate else {
+            // SAFETY: the output has the rows of the input and the checked width.
+            unsafe { state.dense.multiply(input, &[plain(args.up, out)])? };
+            return self.activate(Rows { at: out, count: input.count, cols }, 0, out, activation);
+        };
+        assert_eq!(gate.out_features, cols, "columns of the output");
+        let gated = state.projected.floats(&self.driver, input.count * cols)?;
         let up = state.up.floats(&self.driver, input.count * cols)?;
         // SAFETY: both buffers were made for the products.
-        unsafe { state.dense.multiply(input, &[plain(args.gate, gate), plain(args.up, up)])? };
-        let gate = Rows { at: gate, count: input.count, cols };
-        self.activate(gate, up, device(args.out).at(), attention::activation_kind(args.activation))
+        unsafe { state.dense.multiply(input, &[plain(gate, gated), plain(args.up, up)])? };
+        self.activate(Rows { at: gated, count: input.count, cols }, up, out, activation)
     }
 
     fn try_sample(
@@ -315,10 +322,7 @@ fn rows(tensor: &Tensor) -> Rows {
 }
 
 fn cuda(linear: &Linear) -> &CudaLinear {
-    match &linear.weight {
-        LinearWeight::Cuda(weight) => weight,
-        _ => panic!("a weight that another backend loaded was given to the CUDA backend"),
-    }
+    linear.weight()
 }
 
 /// The product alone.
@@ -332,6 +336,16 @@ fn done(result: Result<(), CudaError>) {
 }
 
 impl Backend for CudaBackend {
+    fn sampler(&self) -> Option<&dyn DeviceSampler> {
+        Some(self)
+    }
+
+    fn recorder(&self) -> Option<&dyn StepRecorder> {
+        self.options.graphs.then_some(self)
+    }
+}
+
+impl Device for CudaBackend {
     fn info(&self) -> BackendInfo {
         BackendInfo {
             device: "cuda".into(),
@@ -341,7 +355,9 @@ impl Backend for CudaBackend {
     }
 
     fn alloc(&self, max_rows: usize, cols: usize) -> Result<Tensor, DeviceError> {
-        Tensor::on_device(&self.driver, max_rows, cols)
+        let overflow = || DeviceError::Shape(format!("[{max_rows}, {cols}] values overflow"));
+        let bytes = max_rows.checked_mul(cols).and_then(|len| len.checked_mul(size_of::<f32>())).ok_or_else(overflow)?;
+        Tensor::on_device(max_rows, cols, Box::new(DeviceMemory::zeroed(&self.driver, bytes)?))
     }
 
     fn memory(&self) -> Result<BackendMemory, DeviceError> {
@@ -357,7 +373,8 @@ impl Backend for CudaBackend {
         }
     }
 
-    fn check_kv_cache(&self, dtype: KvDType, head_dim: usize) -> Result<(), DeviceError> {
+    fn check_kv_layer(&self, dtype: KvDType, shape: KvShape) -> Result<(), DeviceError> {
+        let head_dim = shape.head_dim()?;
         if dtype == KvDType::F32 || HEAD_DIMS.contains(&head_dim) {
             return Ok(());
         }
@@ -369,13 +386,13 @@ impl Backend for CudaBackend {
     }
 
     fn alloc_kv_cache(&self, spec: &KvCacheSpec) -> Result<CacheEngine, DeviceError> {
-        self.check_kv_cache(spec.dtype, spec.head_dim)?;
-        CacheEngine::on_device(spec, |plane_bytes| DevicePlanes::new(&self.driver, spec, plane_bytes))
+        spec.layers.iter().try_for_each(|layer| self.check_kv_layer(spec.dtype, layer.shape))?;
+        CacheEngine::on_device(spec, |block_bytes| Ok(PlaneBlocks::new(&self.driver, spec, block_bytes)?))
     }
 
     fn load_linear(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError> {
         let linear = CudaLinear::new(&self.driver, weight, options)?;
-        Ok(Linear { out_features: weight.rows, in_features: weight.cols, weight: LinearWeight::Cuda(Arc::new(linear)) })
+        Ok(Linear::new([weight.rows, weight.cols], linear.bytes() as u64, false, Arc::new(linear)))
     }
 
     fn linear_bytes(&self, dtype: DType, [rows, cols]: [usize; 2], _precision: Precision) -> u64 {
@@ -383,75 +400,13 @@ impl Backend for CudaBackend {
     }
 
     fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64 {
-        let widest = shape.hidden_size.max(shape.intermediate_size);
-        let floats = shape.num_tokens * (shape.hidden_size + widest + shape.intermediate_size);
+        let gated = if shape.gated { shape.intermediate_size } else { 0 };
+        let floats = shape.num_tokens * (shape.hidden_size + shape.hidden_size.max(gated) + gated);
         (floats * size_of::<f32>()) as u64 + attention::workspace_bytes(shape) + self.state().dense.workspace_bytes(shape)
     }
 
     fn graph_bytes(&self) -> u64 {
         if self.options.graphs { graph::RESERVED_BYTES } else { 0 }
-    }
-
-    fn begin_step(&self, step: &StepMetadata) {
-        done(self.state().lists.begin(step));
-    }
-
-    fn begin_recorded(&self, graphs: &mut StepGraphs, step: &StepMetadata, layers: &mut dyn FnMut(&StepMetadata)) -> bool {
-        self.options.graphs && self.try_begin_recorded(graphs, step, layers).unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    fn replay(&self, graphs: &mut StepGraphs) {
-        done(self.try_replay(graphs));
-    }
-
-    fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor) {
-        done(self.try_embed(args, out));
-    }
-
-    fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>]) {
-        done(self.try_norm_linear(x, norm, projections));
-    }
-
-    fn rope_and_cache(&self, args: RopeArgs<'_>, group: usize, step: &StepMetadata) {
-        let State { lists, constants, .. } = &mut *self.state();
-        assert_eq!(step.num_reqs(), lists.num_reqs(), "the step that was begun");
-        done(attention::rope_and_cache(&self.driver, lists, constants, &args, group));
-    }
-
-    fn attention(&self, args: AttentionArgs<'_>, step: &StepMetadata) {
-        done(self.state().lists.attention(&self.driver, args, step));
-    }
-
-    fn linear_residual(&self, args: ResidualArgs<'_>) {
-        done(self.try_linear_residual(&args));
-    }
-
-    fn gate_up(&self, mut args: GateUpArgs<'_>) {
-        done(self.try_gate_up(&mut args));
-    }
-
-    fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) {
-        done(self.try_gather_rows(x, rows, out));
-    }
-
-    fn copy_blocks(&self, cache: &CacheEngine, pairs: &[(u32, u32)]) {
-        cache.copy_blocks(pairs);
-    }
-
-    fn samples(&self) -> bool {
-        true
-    }
-
-    fn sample(&self, logits: &Tensor, rows: &[Option<RowSampling>], num_top: usize) -> Vec<Option<SampledRow>> {
-        self.try_sample(logits, rows, num_top).unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    fn fetch_rows(&self, x: &mut Tensor, rows: &[usize]) {
-        done(x.download_rows(rows));
-    }
-
-    fn fetch(&self, x: &mut Tensor) {
-        done(x.download());
     }
 
     fn for_each(&self, len: usize, body: &(dyn Fn(usize) + Sync)) {
@@ -460,4 +415,83 @@ impl Backend for CudaBackend {
             None => (0..len).for_each(body),
         }
     }
+}
+
+impl StepRecorder for CudaBackend {
+    fn begin_recorded(&self, graphs: &mut StepGraphs, step: &StepMetadata, layers: &mut dyn FnMut(&StepMetadata)) -> bool {
+        self.try_begin_recorded(graphs, step, layers).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn replay(&self, graphs: &mut StepGraphs) {
+        done(self.try_replay(graphs));
+    }
+}
+
+impl DeviceSampler for CudaBackend {
+    fn sample(&self, logits: &Tensor, rows: &[Option<RowSampling>], num_top: usize) -> Vec<Option<SampledRow>> {
+        self.try_sample(logits, rows, num_top).unwrap_or_else(|error| panic!("{error}"))
+    }
+}
+
+impl Phases for CudaBackend {
+    fn begin_step(&self, step: &StepMetadata) {
+        done(self.state().lists.begin(step));
+    }
+
+    fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor) {
+        done(self.try_embed(args, out));
+    }
+
+    fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>], _: &StepMetadata) {
+        done(self.try_norm_linear(x, norm, projections));
+    }
+
+    fn rope_and_cache(&self, args: RopeArgs<'_>, step: &StepMetadata) {
+        let State { lists, constants, .. } = &mut *self.state();
+        assert_eq!(step.num_reqs(), lists.num_reqs(), "the step that was begun");
+        let row_norm = |norm: Option<HeadNorm<'_>>, x: &Tensor, constants: &mut Constants| match norm {
+            Some(norm) if norm.span == NormSpan::Row => {
+                let (norm, x) = (Some(norm.parts(1, x.cols()).norm), rows(x));
+                self.norm_pass(constants, x, &NormPass { norm, out: x.at, ..NormPass::default() })
+            }
+            _ => Ok(()),
+        };
+        done(row_norm(args.q_norm, args.q, constants));
+        if let Some((k, _)) = &args.kv {
+            done(row_norm(args.k_norm, k, constants));
+        }
+        done(attention::rope_and_cache(&self.driver, lists, constants, &args));
+    }
+
+    fn attention(&self, args: AttentionArgs<'_>, step: &StepMetadata) {
+        done(self.state().lists.attention(&self.driver, args, step));
+    }
+
+    fn linear_residual(&self, args: ResidualArgs<'_>, _: &StepMetadata) {
+        done(self.try_linear_residual(&args));
+    }
+
+    fn gate_up(&self, mut args: GateUpArgs<'_>, _: &StepMetadata) {
+        done(self.try_gate_up(&mut args));
+    }
+
+    fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) {
+        done(self.try_gather_rows(x, rows, out));
+    }
+
+    fn fetch_rows(&self, x: &mut Tensor, rows: &[usize]) {
+        done(download_rows(x, rows));
+    }
+
+    fn fetch(&self, x: &mut Tensor) {
+        done(x.device_and_copy::<DeviceMemory>().map_or(Ok(()), |(memory, copy)| memory.download(0, copy)));
+    }
+}
+
+/// Copies some of the rows to the host; nothing for a tensor that is there.
+fn download_rows(x: &mut Tensor, rows: &[usize]) -> Result<(), CudaError> {
+    let cols = x.cols();
+    let Some((memory, copy)) = x.device_and_copy::<DeviceMemory>() else { return Ok(()) };
+    let row_bytes = cols * size_of::<f32>();
+    rows.iter().try_for_each(|row| memory.download(row * row_bytes, &mut copy[row * cols..(row + 1) * cols]))
 }

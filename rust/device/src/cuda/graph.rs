@@ -49,7 +49,7 @@ impl Drop for Recorded {
 type Layers<'a> = &'a mut dyn FnMut(&StepMetadata);
 
 impl CudaBackend {
-    /// Puts the lists of a step where its graph expects them; whether it has one. See [`crate::Backend::begin_recorded`].
+    /// Puts the lists of a step where its graph expects them; whether it has one. See [`crate::StepRecorder::begin_recorded`].
     pub(super) fn try_begin_recorded(
         &self,
         graphs: &mut StepGraphs,
@@ -57,7 +57,7 @@ impl CudaBackend {
         layers: Layers<'_>,
     ) -> Result<bool, CudaError> {
         let Some(bucket) = Bucket::of(step, graphs.max_rows) else { return Ok(false) };
-        let graphs = &mut graphs.cuda;
+        let graphs: &mut Graphs = graphs.recorded();
         self.state().lists.reserve_tables(self.driver(), step)?;
         let buffers = self.buffers();
         if graphs.buffers != buffers {
@@ -89,7 +89,7 @@ impl CudaBackend {
 
     /// Runs the layers of the step that was begun.
     pub(super) fn try_replay(&self, graphs: &mut StepGraphs) -> Result<(), CudaError> {
-        let graphs = &mut graphs.cuda;
+        let graphs: &mut Graphs = graphs.recorded();
         let bucket = graphs.current.take().expect("a recorded step was begun");
         let graph = graphs.by_bucket[&bucket].as_ref().expect("a recorded step");
         // SAFETY: the buffers are those of the recording, the model's own live as long as the graphs, and the lists were put in place.

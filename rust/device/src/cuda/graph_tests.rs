@@ -8,9 +8,9 @@ use super::{
     recording::{Event, RecordingDriver},
 };
 use crate::{
-    AttentionArgs, AttentionParams, Backend, CacheEngine, Constant, KvCacheSpec, KvDType, KvGroupMetadata, LinearOptions,
-    Precision, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepGraphs, StepMetadata, Tensor, WeightView, backend::Linear,
-    mmap::Bytes,
+    AttentionArgs, AttentionParams, CacheEngine, Constant, Device, KvCacheSpec, KvDType, KvGroupMetadata, KvShape, LinearOptions,
+    Phases, Precision, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepGraphs, StepMetadata, StepRecorder, Tensor, WeightView,
+    backend::Linear, mmap::Bytes,
 };
 
 const DIM: usize = 64;
@@ -35,14 +35,7 @@ impl Layer {
     fn new() -> Self {
         let recording = RecordingDriver::new(1 << 28);
         let backend = CudaBackend::new(Arc::<RecordingDriver>::clone(&recording) as Arc<dyn Driver>).unwrap();
-        let spec = KvCacheSpec {
-            num_blocks: 600,
-            block_size: BLOCK,
-            num_kv_heads: 1,
-            head_dim: DIM,
-            num_planes: 1,
-            dtype: KvDType::BF16,
-        };
+        let spec = KvCacheSpec::uniform((600, BLOCK), KvDType::BF16, KvShape::new(1, DIM), 1).unwrap();
         let weight = WeightView::new(crate::DType::BF16, DIM, 2 * DIM, Bytes::from_vec(vec![0; DIM * 2 * DIM * 2])).unwrap();
         let options = LinearOptions { name: "o".into(), precision: Precision::Fast, bias: None };
         let table = || -> Constant { Arc::new(vec![0.0; 64 * DIM / 2]) };
@@ -69,8 +62,8 @@ impl Layer {
             for tensor in [&mut *hidden, q, k, v] {
                 tensor.set_rows(step.positions.len());
             }
-            let args = RopeArgs { q, k, v, q_norm: None, k_norm: None, rope: Some(rope), cache, plane: 0 };
-            backend.rope_and_cache(args, 0, step);
+            let args = RopeArgs { q, kv: Some((k, v)), q_norm: None, k_norm: None, rope: Some(rope), cache, layer: 0 };
+            backend.rope_and_cache(args, step);
             let params = AttentionParams {
                 num_heads: 2,
                 num_kv_heads: 1,
@@ -80,9 +73,9 @@ impl Layer {
                 softcap: None,
                 precision: Precision::Fast,
             };
-            backend.attention(AttentionArgs { q, out: attention, cache, plane: 0, group: 0, params }, step);
+            backend.attention(AttentionArgs { q, out: attention, cache, layer: 0, params }, step);
             let args = ResidualArgs { x: attention, linear: output, post_norm: None, scale: 1.0, residual: hidden };
-            backend.linear_residual(args);
+            backend.linear_residual(args, step);
         };
         let recorded = backend.begin_recorded(graphs, step, &mut layers);
         if recorded {

@@ -8,9 +8,9 @@ use super::{
     recording::{Event, RecordingDriver},
 };
 use crate::{
-    Activation, AttentionArgs, AttentionParams, Backend, CacheEngine, DType, EmbedArgs, EmbeddingTable, GateUpArgs, KvCacheSpec,
-    KvDType, KvGroupMetadata, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata,
-    WeightView, mmap::Bytes,
+    Activation, AttentionArgs, AttentionParams, CacheEngine, DType, Device, DeviceSampler, EmbedArgs, EmbeddingTable, GateUpArgs,
+    KvCacheSpec, KvDType, KvGroupMetadata, KvShape, Linear, LinearOptions, Norm, NormKind, Phases, Precision, Projection,
+    ResidualArgs, RopeArgs, StepMetadata, WeightView, mmap::Bytes,
 };
 
 /// Kernels that no phase launches: floats are multiplied as they are.
@@ -65,7 +65,7 @@ fn multiply(backend: &CudaBackend, format: DType) {
     let (mut x, mut out) = (backend.alloc(100, WIDTH).unwrap(), backend.alloc(100, WIDTH).unwrap());
     for rows in [1, 2, 4, 8, 100] {
         backend.embed(&EmbedArgs { table: EmbeddingTable::Tied(&linear), token_ids: &vec![0; rows], scale: 1.0 }, &mut x);
-        backend.norm_linear(&x, None, &mut [Projection { linear: &linear, out: &mut out }]);
+        backend.norm_linear(&x, None, &mut [Projection { linear: &linear, out: &mut out }], &StepMetadata::default());
     }
 }
 
@@ -77,11 +77,17 @@ fn norm_and_gate(backend: &CudaBackend) {
     }
     for kind in [NormKind::Rms, NormKind::Layer] {
         let norm = Norm { kind, weight: vec![1.0; WIDTH].into(), bias: None, eps: 1e-5 };
-        let args =
-            GateUpArgs { x: &x, norm: Some(&norm), gate: &linear, up: &linear, activation: Activation::Silu, out: &mut out };
-        backend.gate_up(args);
+        let args = GateUpArgs {
+            x: &x,
+            norm: Some(&norm),
+            gate: Some(&linear),
+            up: &linear,
+            activation: Activation::Silu,
+            out: &mut out,
+        };
+        backend.gate_up(args, &StepMetadata::default());
         let args = ResidualArgs { x: &out, linear: &linear, post_norm: Some(&norm), scale: 1.0, residual: &mut residual };
-        backend.linear_residual(args);
+        backend.linear_residual(args, &StepMetadata::default());
     }
     backend.gather_rows(&x, &[0], &mut out);
 }
@@ -92,21 +98,21 @@ fn add_bias_and_sample(backend: &CudaBackend) {
     let linear = backend.load_linear(&weight, &options).unwrap();
     let [mut x, mut logits] = [(); 2].map(|()| backend.alloc(100, WIDTH).unwrap());
     x.set_rows(100);
-    backend.norm_linear(&x, None, &mut [Projection { linear: &linear, out: &mut logits }]);
+    backend.logits(&x, None, &linear, &mut logits);
     backend.sample(&logits, &[None; 100], 2);
 }
 
 fn caches(backend: &CudaBackend) -> impl Iterator<Item = CacheEngine> {
     let shapes = KvDType::ALL.into_iter().flat_map(|dtype| HEAD_DIMS.map(|head_dim| (dtype, head_dim)));
     shapes.map(|(dtype, head_dim)| {
-        let spec = KvCacheSpec { num_blocks: 300, block_size: 8, num_kv_heads: 1, head_dim, num_planes: 1, dtype };
+        let spec = KvCacheSpec::uniform((300, 8), dtype, KvShape::new(1, head_dim), 1).unwrap();
         backend.alloc_kv_cache(&spec).unwrap()
     })
 }
 
 /// A request that decodes after so many tokens that it comes in parts, and a prompt.
 fn attend(backend: &CudaBackend, cache: &CacheEngine) {
-    let KvCacheSpec { head_dim, .. } = *cache.spec();
+    let head_dim = cache.layer(0).shape.k_dim;
     let (before, prompt, num_heads) = (2000, 90, 2);
     let rows = prompt + 1;
     let max_blocks = (before + 1_usize).div_ceil(8);
@@ -125,8 +131,8 @@ fn attend(backend: &CudaBackend, cache: &CacheEngine) {
         tensor.set_rows(rows);
     }
     backend.begin_step(&step);
-    let args = RopeArgs { q: &mut q, k: &mut k, v: &v, q_norm: None, k_norm: None, rope: None, cache, plane: 0 };
-    backend.rope_and_cache(args, 0, &step);
+    let args = RopeArgs { q: &mut q, kv: Some((&mut k, &v)), q_norm: None, k_norm: None, rope: None, cache, layer: 0 };
+    backend.rope_and_cache(args, &step);
     let params = AttentionParams {
         num_heads,
         num_kv_heads: 1,
@@ -136,6 +142,6 @@ fn attend(backend: &CudaBackend, cache: &CacheEngine) {
         softcap: None,
         precision: Precision::Fast,
     };
-    backend.attention(AttentionArgs { q: &q, out: &mut out, cache, plane: 0, group: 0, params }, &step);
-    backend.copy_blocks(cache, &[(1, 2)]);
+    backend.attention(AttentionArgs { q: &q, out: &mut out, cache, layer: 0, params }, &step);
+    cache.copy_blocks(&[(1, 2)]);
 }

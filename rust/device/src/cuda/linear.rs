@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     DType, DeviceError, LinearOptions, Precision, WeightView,
+    backend::check_bias,
     kernel_args::{DevicePtr, EmbedArgs, GemvArgs},
 };
 
@@ -49,10 +50,7 @@ impl CudaLinear {
     ///
     /// Errors: [`DeviceError::UnsupportedType`], [`DeviceError::Shape`] for a bias of another length, and the driver's.
     pub fn new(driver: &Arc<dyn Driver>, weight: &WeightView, options: &LinearOptions) -> Result<Self, DeviceError> {
-        if let Some(bias) = options.bias.as_ref().filter(|bias| bias.len() != weight.rows) {
-            let (name, have) = (&options.name, bias.len());
-            return Err(DeviceError::Shape(format!("the bias of `{name}` has {have} values, its weight {} rows", weight.rows)));
-        }
+        check_bias(weight, options)?;
         if !weight.cols.is_multiple_of(COLUMNS) {
             let (name, cols) = (&options.name, weight.cols);
             return Err(DeviceError::Unsupported(format!(

@@ -1,9 +1,12 @@
 //! The KV storage in a GPU's memory. Blocks look as on a CPU, but for keys, which lie as values do ([`crate::kv_layout`]).
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use crate::{
-    KvCacheSpec,
+    DeviceBlocks, DeviceError, KvCacheSpec, KvLayer, KvSide,
     kernel_args::{CopyBlocksArgs, DevicePtr},
 };
 
@@ -14,74 +17,139 @@ use super::{
     swap::Swap,
 };
 
-/// K plane 0, V plane 0, K plane 1, ...
-pub struct DevicePlanes {
-    driver: Arc<dyn Driver>,
-    planes: Vec<DeviceMemory>,
+/// Memory for the same bytes of every block.
+pub struct Plane {
+    /// `[num_blocks, len]`.
+    pub memory: DeviceMemory,
+    /// Where in a block its bytes begin.
+    pub start: usize,
+    /// Bytes of a block.
+    pub len: usize,
+}
+
+/// Planes of blocks of one length, which a kernel copies together.
+struct CopiedPlanes {
+    len: usize,
+    count: usize,
     /// Their addresses.
     table: DeviceMemory,
-    block_bytes: usize,
+}
+
+/// Where the kernels find a layer's keys and values.
+pub struct LayerPlanes {
+    /// Keys of block 0.
+    pub k_plane: DevicePtr,
+    /// Values of block 0.
+    pub v_plane: DevicePtr,
+    /// Bytes from a block to the next one.
+    pub block_stride: usize,
+}
+
+/// The blocks of a KV storage: a plane for each K and each V, which all groups use, where the layers of all groups lie alike; else one.
+pub struct PlaneBlocks {
+    driver: Arc<dyn Driver>,
+    /// Ascending; together whole blocks.
+    planes: Vec<Plane>,
+    copied: Vec<CopiedPlanes>,
     copy_blocks: Kernel,
     swap: Mutex<Swap>,
 }
 
-impl DevicePlanes {
-    /// Allocates and zeroes `plane_bytes` for each plane.
-    pub fn new(driver: &Arc<dyn Driver>, spec: &KvCacheSpec, plane_bytes: usize) -> Result<Self, CudaError> {
-        let planes =
-            (0..2 * spec.num_planes).map(|_| DeviceMemory::zeroed(driver, plane_bytes)).collect::<Result<Vec<_>, _>>()?;
-        let table = DeviceMemory::of(driver, &planes.iter().map(DeviceMemory::at).collect::<Vec<DevicePtr>>())?;
+/// `[start, end)` of the planes in a block.
+fn cuts(spec: &KvCacheSpec, block_bytes: usize) -> Vec<[usize; 2]> {
+    let of_layer = |layer: &KvLayer| {
+        [KvSide::Key, KvSide::Value].map(|side| {
+            let start = spec.plane_offset(layer, side);
+            [start, start + spec.plane_block_bytes(&layer.shape, side)]
+        })
+    };
+    let mut cuts: Vec<_> = spec.layers.iter().flat_map(of_layer).collect();
+    cuts.sort_unstable();
+    cuts.dedup();
+    if cuts.windows(2).all(|pair| pair[0][1] == pair[1][0]) { cuts } else { vec![[0, block_bytes]] }
+}
+
+impl PlaneBlocks {
+    /// Allocates and zeroes `spec.num_blocks` blocks of so many bytes.
+    pub fn new(driver: &Arc<dyn Driver>, spec: &KvCacheSpec, block_bytes: usize) -> Result<Self, CudaError> {
+        let plane = |[start, end]: [usize; 2]| {
+            let len = end - start;
+            Ok(Plane { memory: DeviceMemory::zeroed(driver, spec.num_blocks * len)?, start, len })
+        };
+        let planes = cuts(spec, block_bytes).into_iter().map(plane).collect::<Result<Vec<_>, CudaError>>()?;
+        let mut by_len: BTreeMap<usize, Vec<DevicePtr>> = BTreeMap::new();
+        for plane in &planes {
+            by_len.entry(plane.len).or_default().push(plane.memory.at());
+        }
+        let table = |(len, table): (usize, Vec<DevicePtr>)| {
+            Ok(CopiedPlanes { len, count: table.len(), table: DeviceMemory::of(driver, &table)? })
+        };
+        let copied = by_len.into_iter().map(table).collect::<Result<_, CudaError>>()?;
         let copy_blocks = Kernel::named("copy_blocks")?;
-        let block_bytes = spec.layout().block_bytes;
-        let swap = Mutex::new(Swap::new(driver, block_bytes, planes.len()));
-        Ok(Self { driver: Arc::clone(driver), planes, table, block_bytes, copy_blocks, swap })
+        let swap = Mutex::new(Swap::new(driver, block_bytes));
+        Ok(Self { driver: Arc::clone(driver), planes, copied, copy_blocks, swap })
     }
 
-    /// Address of the K and V planes of a layer.
-    pub fn layer(&self, plane: usize) -> [DevicePtr; 2] {
-        [self.planes[2 * plane].at(), self.planes[2 * plane + 1].at()]
+    /// Where a layer's keys and values are.
+    pub fn layer(&self, spec: &KvCacheSpec, layer: &KvLayer) -> LayerPlanes {
+        let [key, value] = [KvSide::Key, KvSide::Value].map(|side| self.plane(spec.plane_offset(layer, side)));
+        // Equally wide keys and values make equally long planes.
+        debug_assert_eq!(key.0.len, value.0.len, "bytes between blocks");
+        let [k_plane, v_plane] = [key, value].map(|(plane, at)| plane.memory.at() + at as u64);
+        LayerPlanes { k_plane, v_plane, block_stride: key.0.len }
     }
 
-    /// Copies whole blocks `(source, destination)`, as if one after the other.
-    pub fn copy_blocks(&self, pairs: &[(u32, u32)]) -> Result<(), CudaError> {
+    /// The plane with byte `offset` of every block, and where it is in its part.
+    fn plane(&self, offset: usize) -> (&Plane, usize) {
+        let plane = &self.planes[self.planes.partition_point(|plane| plane.start <= offset) - 1];
+        (plane, offset - plane.start)
+    }
+
+    fn try_copy_blocks(&self, pairs: &[(u32, u32)]) -> Result<(), CudaError> {
         for pairs in independent(pairs) {
             let flat: Vec<u32> = pairs.iter().flat_map(|&(source, destination)| [source, destination]).collect();
             let list = DeviceMemory::of(&self.driver, &flat)?;
-            let args = CopyBlocksArgs {
-                planes: self.table.at(),
-                pairs: list.at(),
-                block_bytes: self.block_bytes as u64,
-                num_pairs: pairs.len() as u32,
-                num_planes: self.planes.len() as u32,
-            };
-            // SAFETY: the block ids were checked against the planes; the list is freed after the kernel, in the stream's order.
-            unsafe { launch(&self.driver, self.copy_blocks, [pairs.len(), self.planes.len(), 1], &args)? };
+            for planes in &self.copied {
+                let args = CopyBlocksArgs {
+                    planes: planes.table.at(),
+                    pairs: list.at(),
+                    block_bytes: planes.len as u64,
+                    num_pairs: pairs.len() as u32,
+                    num_planes: planes.count as u32,
+                };
+                // SAFETY: the block ids were checked against the planes; the list is freed after the kernel, in the stream's order.
+                unsafe { launch(&self.driver, self.copy_blocks, [pairs.len(), planes.count, 1], &args)? };
+            }
         }
         Ok(())
-    }
-
-    /// Copies blocks out, each plane after plane.
-    pub fn export_blocks(&self, blocks: &[u32]) -> Result<Vec<Vec<u8>>, CudaError> {
-        self.swap().copy_out(&self.planes, blocks)
-    }
-
-    /// Copies a block in, plane after plane.
-    pub fn import_block(&self, block: u32, bytes: &[u8]) -> Result<(), CudaError> {
-        self.swap().copy_in(&self.planes, block, bytes)
     }
 
     fn swap(&self) -> MutexGuard<'_, Swap> {
         self.swap.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    /// Copies bytes of one plane out, from `offset` on.
-    pub fn download(&self, plane: usize, offset: usize, bytes: &mut [u8]) -> Result<(), CudaError> {
-        self.planes[plane].download(offset, bytes)
+impl DeviceBlocks for PlaneBlocks {
+    fn upload(&self, block: usize, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        let (plane, at) = self.plane(offset);
+        Ok(plane.memory.upload(block * plane.len + at, bytes)?)
     }
 
-    /// Copies bytes of one plane in, from `offset` on.
-    pub fn upload(&self, plane: usize, offset: usize, bytes: &[u8]) -> Result<(), CudaError> {
-        self.planes[plane].upload(offset, bytes)
+    fn download(&self, block: usize, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        let (plane, at) = self.plane(offset);
+        Ok(plane.memory.download(block * plane.len + at, bytes)?)
+    }
+
+    fn copy_blocks(&self, pairs: &[(u32, u32)]) -> Result<(), DeviceError> {
+        Ok(self.try_copy_blocks(pairs)?)
+    }
+
+    fn export_blocks(&self, blocks: &[u32]) -> Result<Vec<Vec<u8>>, DeviceError> {
+        Ok(self.swap().copy_out(&self.planes, blocks)?)
+    }
+
+    fn import_block(&self, block: u32, bytes: &[u8]) -> Result<(), DeviceError> {
+        Ok(self.swap().copy_in(&self.planes, block, bytes)?)
     }
 }
 

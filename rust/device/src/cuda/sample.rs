@@ -33,7 +33,7 @@ impl Sampling {
         Ok(Self { sample, top_logprobs, token_ids: Scratch::default(), logprobs: Scratch::default() })
     }
 
-    /// A token of every row of logits, by the row's entry in `rows`; see [`crate::Backend::sample`].
+    /// A token of every row of logits, by the row's entry in `rows`; see [`crate::DeviceSampler::sample`].
     ///
     /// # Safety
     /// `logits` and `rows` are memory of the driver, `rows` with an entry for each row.

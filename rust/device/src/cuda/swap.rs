@@ -13,7 +13,8 @@ use std::sync::Arc;
 
 use super::{
     CudaError,
-    driver::{DeviceMemory, Driver, HostPtr},
+    driver::{Driver, HostPtr},
+    planes::Plane,
 };
 
 /// Page-locked memory for blocks at most; for one at least.
@@ -27,27 +28,27 @@ pub struct Swap {
     num_slots: usize,
     /// Slots that the GPU may be reading or writing.
     used: usize,
-    /// Bytes of a block in a plane.
     block_bytes: usize,
-    num_planes: usize,
 }
 
 impl Swap {
-    /// For blocks of so many bytes in each plane.
-    pub fn new(driver: &Arc<dyn Driver>, block_bytes: usize, num_planes: usize) -> Self {
-        let num_slots = (STAGING_BYTES / (block_bytes * num_planes).max(1)).max(1);
-        Self { driver: Arc::clone(driver), slots: None, num_slots, used: 0, block_bytes, num_planes }
-    }
-
-    fn slot_bytes(&self) -> usize {
-        self.block_bytes * self.num_planes
+    /// For blocks of so many bytes over all planes.
+    pub fn new(driver: &Arc<dyn Driver>, block_bytes: usize) -> Self {
+        let num_slots = (STAGING_BYTES / block_bytes.max(1)).max(1);
+        Self { driver: Arc::clone(driver), slots: None, num_slots, used: 0, block_bytes }
     }
 
     fn slots(&mut self) -> Result<HostPtr, CudaError> {
         if let Some(slots) = self.slots {
             return Ok(slots);
         }
-        Ok(*self.slots.insert(self.driver.allocate_host(self.num_slots * self.slot_bytes())?))
+        Ok(*self.slots.insert(self.driver.allocate_host(self.num_slots * self.block_bytes)?))
+    }
+
+    /// The planes follow each other, and are whole blocks.
+    fn check(&self, planes: &[Plane]) {
+        let end = planes.iter().fold(0, |end, plane| if plane.start == end { end + plane.len } else { usize::MAX });
+        assert_eq!(end, self.block_bytes, "bytes of the planes");
     }
 
     /// Waits for what the GPU still does with the slots.
@@ -62,22 +63,22 @@ impl Swap {
     /// Copies blocks out, each plane after plane.
     ///
     /// # Panics
-    /// When a plane has not all of a block, or the planes are not as many as promised.
-    pub fn copy_out(&mut self, planes: &[DeviceMemory], blocks: &[u32]) -> Result<Vec<Vec<u8>>, CudaError> {
-        assert_eq!(planes.len(), self.num_planes, "planes");
-        let (slots, slot_bytes) = (self.slots()?, self.slot_bytes());
+    /// When a plane has not all of a block, or the planes together have not the bytes that were promised.
+    pub fn copy_out(&mut self, planes: &[Plane], blocks: &[u32]) -> Result<Vec<Vec<u8>>, CudaError> {
+        self.check(planes);
+        let (slots, slot_bytes) = (self.slots()?, self.block_bytes);
         let mut out = Vec::with_capacity(blocks.len());
         for blocks in blocks.chunks(self.num_slots) {
             self.drain()?;
             self.used = blocks.len();
             self.driver.copies_after_steps()?;
             for (slot, block) in blocks.iter().enumerate() {
-                for (index, plane) in planes.iter().enumerate() {
-                    let from = plane.range(*block as usize * self.block_bytes, self.block_bytes);
-                    // SAFETY: the slot lies within the slots; it is touched by nobody until the copies are finished.
+                for &Plane { ref memory, start, len } in planes {
+                    let from = memory.range(*block as usize * len, len);
+                    // SAFETY: the slot lies within the slots, the plane's part in it; it is touched by nobody until the copies are finished.
                     unsafe {
-                        let to = HostPtr(slots.0.add(slot * slot_bytes + index * self.block_bytes));
-                        self.driver.copy_out(to, from, self.block_bytes)?;
+                        let to = HostPtr(slots.0.add(slot * slot_bytes + start));
+                        self.driver.copy_out(to, from, len)?;
                     }
                 }
             }
@@ -94,9 +95,10 @@ impl Swap {
     /// Copies a block in; what is asked of the steps afterwards sees it.
     ///
     /// # Panics
-    /// When a plane has not all of the block, or `bytes` has not all planes.
-    pub fn copy_in(&mut self, planes: &[DeviceMemory], block: u32, bytes: &[u8]) -> Result<(), CudaError> {
-        assert_eq!((planes.len(), bytes.len()), (self.num_planes, self.slot_bytes()), "planes and bytes of a block");
+    /// When a plane has not all of the block, or the planes together have not the bytes that were promised, or `bytes` has not.
+    pub fn copy_in(&mut self, planes: &[Plane], block: u32, bytes: &[u8]) -> Result<(), CudaError> {
+        self.check(planes);
+        assert_eq!(bytes.len(), self.block_bytes, "bytes of a block");
         let slots = self.slots()?;
         if self.used == self.num_slots {
             self.drain()?;
@@ -107,10 +109,10 @@ impl Swap {
         // SAFETY: as above; it is as long as `bytes`.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), slot.0, bytes.len()) };
         self.driver.copies_after_steps()?;
-        for (index, plane) in planes.iter().enumerate() {
-            let to = plane.range(block as usize * self.block_bytes, self.block_bytes);
+        for &Plane { ref memory, start, len } in planes {
+            let to = memory.range(block as usize * len, len);
             // SAFETY: the part lies within the slot, which is written to again only when the copies are finished.
-            unsafe { self.driver.copy_in(to, HostPtr(slot.0.add(index * self.block_bytes)), self.block_bytes)? };
+            unsafe { self.driver.copy_in(to, HostPtr(slot.0.add(start)), len)? };
         }
         self.driver.steps_after_copies()
     }

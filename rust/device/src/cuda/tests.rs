@@ -6,12 +6,13 @@ use super::{
     CudaBackend, CudaError, EMBEDDED, Kernel,
     driver::{DeviceMemory, Driver},
     memory::{Constants, StepArena},
+    planes::Plane,
     recording::{Event, RecordingDriver},
     swap::Swap,
 };
 use crate::{
-    Backend, Constant, DType, GgmlType, KvCacheSpec, KvDType, KvGroupMetadata, LinearOptions, Precision, Projection,
-    StepMetadata, WeightView, mmap::Bytes,
+    Constant, DType, Device, GgmlType, KvCacheSpec, KvDType, KvGroupMetadata, KvShape, LinearOptions, Phases, Precision,
+    Projection, StepMetadata, WeightView, mmap::Bytes,
 };
 
 fn recording() -> (Arc<RecordingDriver>, Arc<dyn Driver>) {
@@ -94,7 +95,7 @@ fn constants_are_copied_once_and_forgotten_with_the_model() {
 fn a_cache_of_heads_without_kernels_is_refused_with_what_would_work() {
     let (_, driver) = recording();
     let backend = CudaBackend::new(driver).unwrap();
-    let spec = |head_dim, dtype| KvCacheSpec { num_blocks: 4, block_size: 8, num_kv_heads: 2, head_dim, num_planes: 1, dtype };
+    let spec = |head_dim, dtype| KvCacheSpec::uniform((4, 8), dtype, KvShape::new(2, head_dim), 1).unwrap();
     let text = backend.alloc_kv_cache(&spec(72, KvDType::BF16)).err().expect("there is no kernel for 72").to_string();
     assert!(text.contains("72") && text.contains("80") && text.contains("PagedCacheType.F32"), "{text}");
     assert!(backend.alloc_kv_cache(&spec(72, KvDType::F32)).is_ok());
@@ -105,7 +106,7 @@ fn a_cache_of_heads_without_kernels_is_refused_with_what_would_work() {
 fn blocks_are_copied_out_and_in_and_by_one_launch_for_all_planes() {
     let (recording, driver) = recording();
     let backend = CudaBackend::new(driver).unwrap();
-    let spec = KvCacheSpec { num_blocks: 4, block_size: 8, num_kv_heads: 2, head_dim: 64, num_planes: 3, dtype: KvDType::Int8 };
+    let spec = KvCacheSpec::uniform((4, 8), KvDType::Int8, KvShape::new(2, 64), 3).unwrap();
     let cache = backend.alloc_kv_cache(&spec).unwrap();
     let bytes: Vec<u8> = (0..cache.block_bytes()).map(|i| (i % 251) as u8).collect();
     cache.import_block(2, &bytes);
@@ -122,11 +123,12 @@ fn blocks_are_copied_out_and_in_and_by_one_launch_for_all_planes() {
 }
 
 /// Blocks of 4 planes in a storage of so many bytes each.
-fn swapping(block_bytes: usize) -> (Arc<RecordingDriver>, Vec<DeviceMemory>, Swap) {
+fn swapping(block_bytes: usize) -> (Arc<RecordingDriver>, Vec<Plane>, Swap) {
     let (recording, driver) = recording_of(16 * block_bytes);
-    let planes = (0..4).map(|_| DeviceMemory::zeroed(&driver, 4 * block_bytes).unwrap()).collect::<Vec<_>>();
+    let memory = || DeviceMemory::zeroed(&driver, 4 * block_bytes).unwrap();
+    let planes = (0..4).map(|i| Plane { memory: memory(), start: i * block_bytes, len: block_bytes }).collect();
     recording.events();
-    (recording, planes, Swap::new(&driver, block_bytes, 4))
+    (recording, planes, Swap::new(&driver, 4 * block_bytes))
 }
 
 #[test]
@@ -140,7 +142,7 @@ fn blocks_go_out_after_the_steps_so_far_and_in_before_the_steps_to_come() {
     let around = |first: Event, last: Event| [&[first], &copies[..], &[last]].concat();
     assert_eq!(events[1..], around(Event::CopiesAfterSteps, Event::StepsAfterCopies), "the host does not wait");
     let mut read = [0u8; 64];
-    planes[3].download(2 * 64, &mut read).unwrap();
+    planes[3].memory.download(2 * 64, &mut read).unwrap();
     assert_eq!(read, block(1)[192..], "a step sees it");
     recording.events();
     swap.copy_in(&planes, 0, &block(2)).unwrap();
@@ -224,7 +226,7 @@ fn multiplied(recording: &Arc<RecordingDriver>, dtype: DType, precision: Precisi
     let (mut x, mut out) = (backend.alloc(rows, 64).unwrap(), backend.alloc(rows, 33).unwrap());
     x.set_rows(rows);
     recording.events();
-    backend.norm_linear(&x, None, &mut [Projection { linear: &linear, out: &mut out }]);
+    backend.norm_linear(&x, None, &mut [Projection { linear: &linear, out: &mut out }], &StepMetadata::default());
     let events = recording.events().into_iter();
     events.filter(|event| matches!(event, Event::Launch { .. } | Event::Matmul(_))).collect()
 }
@@ -266,7 +268,7 @@ fn slices_of_a_quantised_weight_cover_its_features_once() {
     let (mut x, mut out) = (backend.alloc(40, cols).unwrap(), backend.alloc(40, features).unwrap());
     x.set_rows(40);
     recording.events();
-    backend.norm_linear(&x, None, &mut [Projection { linear: &linear, out: &mut out }]);
+    backend.norm_linear(&x, None, &mut [Projection { linear: &linear, out: &mut out }], &StepMetadata::default());
     let products = recording.events().into_iter().filter(|event| matches!(event, Event::Matmul(_)));
     assert_eq!(products.collect::<Vec<_>>(), [1024, 1024, 3].map(|features| Event::Matmul([40, features, cols])));
 }

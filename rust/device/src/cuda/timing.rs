@@ -7,9 +7,9 @@ use std::{sync::Arc, time::Duration};
 use half::{bf16, f16};
 
 use crate::{
-    AttentionArgs, AttentionParams, Backend, CacheEngine, DType, DeviceError, EmbedArgs, EmbeddingTable, KvCacheSpec, KvDType,
-    KvGroupMetadata, KvPlace, KvSide, Linear, LinearOptions, Precision, Projection, StepMetadata, Tensor, WeightView,
-    mmap::Bytes,
+    AttentionArgs, AttentionParams, CacheEngine, DType, Device, DeviceError, EmbedArgs, EmbeddingTable, KvCacheSpec, KvDType,
+    KvGroupMetadata, KvPlace, KvShape, KvSide, Linear, LinearOptions, Phases, Precision, Projection, StepMetadata, Tensor,
+    WeightView, mmap::Bytes,
 };
 
 use super::{
@@ -134,9 +134,10 @@ impl GpuTimer {
         };
         let max_blocks = context.div_ceil(block_size);
         let num_blocks = 1 + batch * max_blocks;
-        let spec = KvCacheSpec { num_blocks, block_size, num_kv_heads, head_dim, num_planes: 1, dtype };
-        let bytes = 2 * num_blocks * spec.plane_block_bytes().ok_or(DeviceError::Shape("a block of these sizes".into()))?;
-        let spec = KvCacheSpec { num_planes: turns(bytes), ..spec };
+        let shape = KvShape::new(num_kv_heads, head_dim);
+        let spec = |num_layers| KvCacheSpec::uniform((num_blocks, block_size), dtype, shape, num_layers);
+        let bytes = spec(1)?.total_bytes().ok_or(DeviceError::Shape("a block of these sizes".into()))?;
+        let spec = spec(turns(bytes as usize))?;
         let cache = self.backend.alloc_kv_cache(&spec)?;
         fill(&cache)?;
         let step = decode_step(batch, context, block_size);
@@ -147,8 +148,8 @@ impl GpuTimer {
         let scale = (head_dim as f32).sqrt().recip();
         let params =
             AttentionParams { num_heads, num_kv_heads, head_dim, scale, window: None, softcap: None, precision: Precision::Fast };
-        self.time(spec.num_planes, runs, &mut |plane| {
-            self.backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, plane, group: 0, params }, &step);
+        self.time(spec.layers.len(), runs, &mut |layer| {
+            self.backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, layer, params }, &step);
             Ok(())
         })
     }
@@ -162,7 +163,12 @@ impl GpuTimer {
         let x = self.random_tensor(rows, in_features)?;
         let mut out = self.backend.alloc(rows, out_features)?;
         self.time(weights.len(), runs, &mut |turn| {
-            self.backend.norm_linear(&x, None, &mut [Projection { linear: &weights[turn], out: &mut out }]);
+            self.backend.norm_linear(
+                &x,
+                None,
+                &mut [Projection { linear: &weights[turn], out: &mut out }],
+                &StepMetadata::default(),
+            );
             Ok(())
         })
     }
@@ -222,20 +228,21 @@ impl Iterator for Values {
 fn fill(cache: &CacheEngine) -> Result<(), DeviceError> {
     let spec = cache.spec();
     let last = spec.num_blocks - 1;
-    let small = CacheEngine::new(&KvCacheSpec { num_blocks: RANDOM_BLOCKS, num_planes: 1, ..spec.clone() })?;
+    let shape = cache.layer(0).shape;
+    let small = CacheEngine::new(&KvCacheSpec::uniform((RANDOM_BLOCKS, spec.block_size), spec.dtype, shape, 1)?)?;
     let mut values = Values::new();
     for slot in 0..RANDOM_BLOCKS * spec.block_size {
-        for head in 0..spec.num_kv_heads {
+        for head in 0..shape.num_kv_heads {
             for side in [KvSide::Key, KvSide::Value] {
-                let vector: Vec<f32> = values.by_ref().take(spec.head_dim).collect();
-                small.write(side, KvPlace { plane: 0, slot, head }, &vector);
+                let vector: Vec<f32> = values.by_ref().take(shape.dim(side)).collect();
+                small.write(side, KvPlace { layer: 0, slot, head }, &vector);
             }
         }
     }
     let mut block = vec![0; small.block_bytes()];
     for id in 1..=RANDOM_BLOCKS.min(last) as u32 {
         small.export_block(id - 1, &mut block);
-        cache.import_block(id, &block.repeat(spec.num_planes));
+        cache.import_block(id, &block.repeat(spec.layers.len()));
     }
     // Each copy doubles what there is.
     let mut filled = RANDOM_BLOCKS.min(last);

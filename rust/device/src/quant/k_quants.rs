@@ -1,9 +1,21 @@
 //! The formats with 256 values a block and scales that are quantised themselves: `Q2_K` to `Q6_K` (ggml's `ggml-common.h`).
 
-use super::{BlockCodes, f16_at};
+use super::{BlockCodes, Format, f16_at};
 
 /// 16 bytes of (scale, min) nibbles, 64 bytes of 2-bit codes, d f16, dmin f16; value = d * sc * q - dmin * m, groups of 16.
-pub(super) fn q2_k(b: &[u8], out: &mut BlockCodes) {
+pub(super) const Q2_K: Format = Format {
+    name: "Q2_K",
+    number: 10,
+    block_len: 256,
+    block_bytes: 84,
+    group_len: 16,
+    has_min: true,
+    has_factors: true,
+    code_bits: 4,
+    unpack: q2_k,
+};
+
+fn q2_k(b: &[u8], out: &mut BlockCodes) {
     out.units = [f16_at(b, 80), -f16_at(b, 82)];
     for (g, s) in b[..16].iter().enumerate() {
         (out.factors[0][g], out.factors[1][g]) = ((s & 15) as i8, (s >> 4) as i8);
@@ -24,7 +36,19 @@ fn two_bits(qs: &[u8], codes: &mut [i8]) {
 }
 
 /// 32 bytes of inverted third bits, 64 bytes of 2-bit codes, 12 bytes of 6-bit scales, d f16; value = d * (sc - 32) * q, groups of 16.
-pub(super) fn q3_k(b: &[u8], out: &mut BlockCodes) {
+pub(super) const Q3_K: Format = Format {
+    name: "Q3_K",
+    number: 11,
+    block_len: 256,
+    block_bytes: 110,
+    group_len: 16,
+    has_min: false,
+    has_factors: true,
+    code_bits: 4,
+    unpack: q3_k,
+};
+
+fn q3_k(b: &[u8], out: &mut BlockCodes) {
     let (hmask, scales) = (&b[..32], &b[96..108]);
     out.units[0] = f16_at(b, 108);
     for g in 0..16 {
@@ -72,13 +96,37 @@ fn four_bits(qs: &[u8], codes: &mut [i8]) {
 }
 
 /// d f16, dmin f16, 12 bytes of scales, 128 bytes of nibbles; value = d * sc * q - dmin * m, groups of 32.
-pub(super) fn q4_k(b: &[u8], out: &mut BlockCodes) {
+pub(super) const Q4_K: Format = Format {
+    name: "Q4_K",
+    number: 12,
+    block_len: 256,
+    block_bytes: 144,
+    group_len: 32,
+    has_min: true,
+    has_factors: true,
+    code_bits: 4,
+    unpack: q4_k,
+};
+
+fn q4_k(b: &[u8], out: &mut BlockCodes) {
     scales_and_mins(b, out);
     four_bits(&b[16..144], &mut out.codes);
 }
 
 /// As `Q4_K`, with 32 bytes of fifth bits before the nibbles: bit j of byte l belongs to value 32 j + l.
-pub(super) fn q5_k(b: &[u8], out: &mut BlockCodes) {
+pub(super) const Q5_K: Format = Format {
+    name: "Q5_K",
+    number: 13,
+    block_len: 256,
+    block_bytes: 176,
+    group_len: 32,
+    has_min: true,
+    has_factors: true,
+    code_bits: 5,
+    unpack: q5_k,
+};
+
+fn q5_k(b: &[u8], out: &mut BlockCodes) {
     scales_and_mins(b, out);
     four_bits(&b[48..176], &mut out.codes);
     for (bit, codes) in out.codes.chunks_exact_mut(32).enumerate() {
@@ -89,7 +137,19 @@ pub(super) fn q5_k(b: &[u8], out: &mut BlockCodes) {
 }
 
 /// 128 bytes of low nibbles, 64 bytes of high bit pairs, 16 signed scales, d f16; value = d * sc * (q - 32), groups of 16.
-pub(super) fn q6_k(b: &[u8], out: &mut BlockCodes) {
+pub(super) const Q6_K: Format = Format {
+    name: "Q6_K",
+    number: 14,
+    block_len: 256,
+    block_bytes: 210,
+    group_len: 16,
+    has_min: false,
+    has_factors: true,
+    code_bits: 6,
+    unpack: q6_k,
+};
+
+fn q6_k(b: &[u8], out: &mut BlockCodes) {
     out.units[0] = f16_at(b, 208);
     for (factor, s) in out.factors[0].iter_mut().zip(&b[192..208]) {
         *factor = s.cast_signed();

@@ -1,8 +1,10 @@
 //! Weight formats: their block layouts and exact dequantisation.
 //!
 //! Every ggml block format here is a list of small integers, the codes, in groups that share a scale and sometimes a minimum:
-//! `value = scale * code` or `scale * code + min`, multiplied and then added in f32. [`unpack_block`] says what the three are; exact
+//! `value = scale * code` or `scale * code + min`, multiplied and then added in f32. [`Format::unpack`] says what the three are; exact
 //! dequantisation and the packing of the fast kernels both start from it.
+//!
+//! A format is a [`Format`] beside its `unpack` function, and a row of the table of them.
 
 mod k_quants;
 mod legacy;
@@ -10,10 +12,86 @@ mod mxfp4;
 
 use half::f16;
 
-use crate::{DType, GgmlType};
+use crate::DType;
 
 /// Most values in a block of any format.
 const MAX_BLOCK: usize = 256;
+
+/// A ggml block format (the GGUF specification and ggml's `ggml-common.h`). What else there is to know of it follows from this.
+pub struct Format {
+    /// The name ggml gives it.
+    pub name: &'static str,
+    /// The number ggml gives it.
+    pub number: u32,
+    /// Values in one block.
+    pub block_len: usize,
+    /// Bytes of one block.
+    pub block_bytes: usize,
+    /// Values that share a scale, 16 or 32.
+    pub(crate) group_len: usize,
+    /// Whether a minimum is added to each group.
+    pub(crate) has_min: bool,
+    /// Whether scales and minima are quantised themselves.
+    pub(crate) has_factors: bool,
+    /// Bits of a code as the fast kernels take it: 4, 5, 6 or 8. Without minima, codes are from `-2^(bits - 1)` on.
+    pub(crate) code_bits: u8,
+    /// Takes one block of `block_bytes` bytes apart.
+    pub(crate) unpack: fn(&[u8], &mut BlockCodes),
+}
+
+macro_rules! formats {
+    ($($variant:ident = $format:path,)*) => {
+        /// The ggml block formats that matmul reads directly.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[allow(missing_docs)]
+        pub enum GgmlType {
+            $($variant,)*
+        }
+
+        static FORMATS: [Format; [$(stringify!($variant)),*].len()] = [$($format),*];
+
+        impl GgmlType {
+            /// Every format, in the order of ggml's numbers.
+            pub const ALL: [Self; FORMATS.len()] = [$(Self::$variant),*];
+        }
+    };
+}
+
+formats! {
+    Q4_0 = legacy::Q4_0,
+    Q4_1 = legacy::Q4_1,
+    Q5_0 = legacy::Q5_0,
+    Q5_1 = legacy::Q5_1,
+    Q8_0 = legacy::Q8_0,
+    Q2K = k_quants::Q2_K,
+    Q3K = k_quants::Q3_K,
+    Q4K = k_quants::Q4_K,
+    Q5K = k_quants::Q5_K,
+    Q6K = k_quants::Q6_K,
+    Mxfp4 = mxfp4::MXFP4,
+}
+
+impl GgmlType {
+    /// What there is to know of the format.
+    pub const fn format(self) -> &'static Format {
+        &FORMATS[self as usize]
+    }
+
+    /// Values in one block.
+    pub const fn block_len(self) -> usize {
+        self.format().block_len
+    }
+
+    /// Bytes of one block.
+    pub const fn block_bytes(self) -> usize {
+        self.format().block_bytes
+    }
+
+    /// The name ggml gives the format.
+    pub const fn name(self) -> &'static str {
+        self.format().name
+    }
+}
 
 /// One block, taken apart.
 pub(crate) struct BlockCodes {
@@ -21,9 +99,9 @@ pub(crate) struct BlockCodes {
     pub codes: [i8; MAX_BLOCK],
     /// One a group.
     pub scales: [f32; MAX_BLOCK / 16],
-    /// One a group; only what [`has_min`] formats fill.
+    /// One a group; only what formats with [`Format::has_min`] fill.
     pub mins: [f32; MAX_BLOCK / 16],
-    /// What scales and minima are products of in [`has_factors`] formats: one of each for the block, ...
+    /// What scales and minima are products of in formats with [`Format::has_factors`]: one of each for the block, ...
     pub units: [f32; 2],
     /// ... and of each one a group.
     pub factors: [[i8; MAX_BLOCK / 16]; 2],
@@ -50,41 +128,6 @@ impl BlockCodes {
     }
 }
 
-/// Values that share a scale.
-pub(crate) const fn group_len(format: GgmlType) -> usize {
-    match format {
-        GgmlType::Q2K | GgmlType::Q3K | GgmlType::Q6K => 16,
-        _ => 32,
-    }
-}
-
-/// Whether a minimum is added to each group.
-pub(crate) const fn has_min(format: GgmlType) -> bool {
-    matches!(format, GgmlType::Q4_1 | GgmlType::Q5_1 | GgmlType::Q2K | GgmlType::Q4K | GgmlType::Q5K)
-}
-
-/// Whether scales and minima are quantised themselves.
-pub(crate) const fn has_factors(format: GgmlType) -> bool {
-    matches!(format, GgmlType::Q2K | GgmlType::Q3K | GgmlType::Q4K | GgmlType::Q5K | GgmlType::Q6K)
-}
-
-/// Takes one block of `format.block_bytes()` bytes apart.
-pub(crate) fn unpack_block(format: GgmlType, bytes: &[u8], out: &mut BlockCodes) {
-    match format {
-        GgmlType::Q4_0 => legacy::q4_0(bytes, out),
-        GgmlType::Q4_1 => legacy::q4_1(bytes, out),
-        GgmlType::Q5_0 => legacy::q5_0(bytes, out),
-        GgmlType::Q5_1 => legacy::q5_1(bytes, out),
-        GgmlType::Q8_0 => legacy::q8_0(bytes, out),
-        GgmlType::Q2K => k_quants::q2_k(bytes, out),
-        GgmlType::Q3K => k_quants::q3_k(bytes, out),
-        GgmlType::Q4K => k_quants::q4_k(bytes, out),
-        GgmlType::Q5K => k_quants::q5_k(bytes, out),
-        GgmlType::Q6K => k_quants::q6_k(bytes, out),
-        GgmlType::Mxfp4 => mxfp4::mxfp4(bytes, out),
-    }
-}
-
 /// Writes the values of one stored row to `out`, `[cols]`, bit for bit as gguf-py computes them.
 ///
 /// # Panics
@@ -107,21 +150,21 @@ pub fn dequantize_row(dtype: DType, bytes: &[u8], out: &mut [f32]) {
                 *o = f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
             }
         }
-        DType::Ggml(format) => dequantize_blocks(format, bytes, out),
+        DType::Ggml(format) => dequantize_blocks(format.format(), bytes, out),
     }
 }
 
-fn dequantize_blocks(format: GgmlType, bytes: &[u8], out: &mut [f32]) {
-    let group = group_len(format);
+fn dequantize_blocks(format: &Format, bytes: &[u8], out: &mut [f32]) {
+    let &Format { group_len, has_min, unpack, .. } = format;
     let mut block = BlockCodes::new();
-    for (bytes, out) in bytes.chunks_exact(format.block_bytes()).zip(out.chunks_exact_mut(format.block_len())) {
-        unpack_block(format, bytes, &mut block);
-        for (g, (out, codes)) in out.chunks_exact_mut(group).zip(block.codes.chunks_exact(group)).enumerate() {
+    for (bytes, out) in bytes.chunks_exact(format.block_bytes).zip(out.chunks_exact_mut(format.block_len)) {
+        unpack(bytes, &mut block);
+        for (g, (out, codes)) in out.chunks_exact_mut(group_len).zip(block.codes.chunks_exact(group_len)).enumerate() {
             let scale = block.scales[g];
             for (o, c) in out.iter_mut().zip(codes) {
                 *o = scale * f32::from(*c);
             }
-            if has_min(format) {
+            if has_min {
                 for o in out {
                     *o += block.mins[g];
                 }

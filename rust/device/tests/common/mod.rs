@@ -5,8 +5,8 @@
 mod random;
 
 use device::{
-    AttentionArgs, AttentionParams, Backend, CacheEngine, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvSide, StepMetadata,
-    Tensor, cpu::CpuTier,
+    AttentionArgs, AttentionParams, Backend, CacheEngine, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvShape, KvSide,
+    StepMetadata, Tensor, cpu::CpuTier,
 };
 pub use random::Rng;
 
@@ -35,8 +35,8 @@ pub struct Case {
 
 /// What a cache of `dtype` makes of vectors of `head_dim`.
 fn stored(dtype: KvDType, head_dim: usize, vectors: &[f32]) -> Vec<f32> {
-    let spec = KvCacheSpec { num_blocks: 1, block_size: 1, num_kv_heads: 1, head_dim, num_planes: 1, dtype };
-    let (cache, at) = (CacheEngine::new(&spec).unwrap(), KvPlace { plane: 0, slot: 0, head: 0 });
+    let spec = KvCacheSpec::uniform((1, 1), dtype, KvShape::new(1, head_dim), 1).unwrap();
+    let (cache, at) = (CacheEngine::new(&spec).unwrap(), KvPlace { layer: 0, slot: 0, head: 0 });
     let mut read = vectors.to_vec();
     for vector in read.chunks_exact_mut(head_dim) {
         cache.write(KvSide::Key, at, vector);
@@ -85,12 +85,12 @@ pub fn run(backend: &dyn Backend, case: &Case) -> Vec<f32> {
     let max_blocks = case.requests.iter().map(|r| (r.0 + r.1).div_ceil(block_size)).max().unwrap() + 1;
     let num_blocks = case.requests.iter().map(|r| (r.0 + r.1).div_ceil(block_size)).sum::<usize>() + 1;
     let spec =
-        KvCacheSpec { num_blocks, block_size, num_kv_heads: params.num_kv_heads, head_dim, num_planes: 2, dtype: case.dtype };
+        KvCacheSpec::uniform((num_blocks, block_size), case.dtype, KvShape::new(params.num_kv_heads, head_dim), 2).unwrap();
     let cache = backend.alloc_kv_cache(&spec).unwrap();
     for slot in 0..num_blocks * block_size {
         for head in 0..params.num_kv_heads {
             for side in [KvSide::Key, KvSide::Value] {
-                cache.write(side, KvPlace { plane: 1, slot, head }, &vec![case.poison; head_dim]);
+                cache.write(side, KvPlace { layer: 1, slot, head }, &vec![case.poison; head_dim]);
             }
         }
     }
@@ -120,8 +120,8 @@ pub fn run(backend: &dyn Backend, case: &Case) -> Vec<f32> {
             let slot = table[key / block_size] as usize * block_size + key % block_size;
             for head in 0..params.num_kv_heads {
                 let at = (key * params.num_kv_heads + head) * head_dim;
-                cache.write(KvSide::Key, KvPlace { plane: 1, slot, head }, &case.k[r][at..at + head_dim]);
-                cache.write(KvSide::Value, KvPlace { plane: 1, slot, head }, &case.v[r][at..at + head_dim]);
+                cache.write(KvSide::Key, KvPlace { layer: 1, slot, head }, &case.k[r][at..at + head_dim]);
+                cache.write(KvSide::Value, KvPlace { layer: 1, slot, head }, &case.v[r][at..at + head_dim]);
             }
         }
         group.block_tables.extend(table);
@@ -131,7 +131,7 @@ pub fn run(backend: &dyn Backend, case: &Case) -> Vec<f32> {
     }
     step.groups.push(group);
     let mut out = Tensor::new(num_tokens, params.num_heads * head_dim).unwrap();
-    backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, plane: 1, group: 0, params: *params }, &step);
+    backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 1, params: *params }, &step);
     backend.fetch(&mut out);
     out.as_slice().to_vec()
 }

@@ -171,7 +171,7 @@ pub fn load_with_backend(
     }
     let cache = &plan.cache;
     // One block more than is promised: the null block.
-    runner.allocate_kv(cache.num_gpu_blocks + 1, cache.block_size)?;
+    runner.allocate_kv((cache.num_gpu_blocks + 1, cache.block_size), &cache.groups)?;
     let kv = cache.kv_cache_config(config.prefix_caching, rand::random());
     let scheduler = Scheduler::new(
         SchedulerConfig {

@@ -1,23 +1,25 @@
 //! Where the memory goes, known before a weight is read.
 
 mod bytes;
+mod counter;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
 
-use device::{Backend, DType, KvDType, Precision, WorkspaceShape};
-use paged::{CacheConfig, ConfigError, KvShape, MemoryGpuConfig, ModelConfigLike, PoolLimits, calculate_cache_config};
+use device::{Backend, DeviceError, KvDType, KvSource, Precision, WorkspaceShape};
+use paged::{CacheConfig, ConfigError, KvShape, MemoryGpuConfig, ModelConfigLike, PoolLimits, Retention, calculate_cache_config};
 
 pub use bytes::DeviceBytes;
+use counter::Counter;
 
 use super::{EngineConfig, ModelDType};
 use crate::{
     EngineError,
     model::{
         DecoderConfig,
-        decoder::Activations,
-        parameters::{Parameter, parameters},
+        config::{AttentionConfig, Norms},
+        decoder::{Activations, Decoder},
         rope::GrowingRope,
     },
     model_runner::max_logit_rows,
@@ -117,16 +119,6 @@ impl PlannedDevices<'_> {
             Self::Cards(_) => Ok(false),
         }
     }
-
-    /// As weights are stored: their packed forms are the host's.
-    fn linear_bytes(&self, dtype: DType, parameter: &Parameter, precision: Precision) -> u64 {
-        let shape = parameter.shape;
-        match self {
-            Self::Own { backend, .. } if parameter.is_lm_head() => backend.lm_head_bytes(dtype, shape, precision),
-            Self::Own { backend, .. } => backend.linear_bytes(dtype, shape, precision),
-            Self::Cards(_) => dtype.row_bytes(shape[1]).unwrap_or(0) as u64 * shape[0] as u64,
-        }
-    }
 }
 
 /// Makes the plan: sizes the pool, and adds up everything else.
@@ -145,10 +137,9 @@ pub(super) fn plan(
         PoolLimits { max_num_seqs: config.max_num_seqs, max_num_batched_tokens: config.max_num_batched_tokens, max_model_len };
     let layers = KvLayers { config: model.config, num_devices: devices.len() };
     let bytes = beside_kv(model, config, devices, &layers, max_model_len)?;
-    let kv_dtype = model_dtype(config.dtype, model.config.head_dim, devices);
+    let kv_dtype = model_dtype(config.dtype, model.config, devices);
     if let PlannedDevices::Own { backend, .. } = devices {
-        let cache_type = config.paged_attention.cache_type.resolve(kv_dtype);
-        backend.check_kv_cache(device_dtype(cache_type), model.config.head_dim)?;
+        check_kv_layers(backend, device_dtype(config.paged_attention.cache_type.resolve(kv_dtype)), model.config)?;
     }
     let memory: Vec<_> = bytes.iter().map(DeviceBytes::memory).collect();
     let cache = calculate_cache_config(&config.paged_attention, &layers, kv_dtype, &memory, &limits)
@@ -171,7 +162,11 @@ pub(super) fn plan(
     }
     let group = |group: &paged::KvGroup| {
         let of_layer = |layer: &usize| layers.kv_shape(*layer).block_bytes(cache.cache_type, cache.block_size).unwrap_or(0);
-        GroupPlan { window: group.window, num_layers: group.layers.len(), block_bytes: group.layers.iter().map(of_layer).sum() }
+        GroupPlan {
+            window: group.retention.window(),
+            num_layers: group.layers.len(),
+            block_bytes: group.layers.iter().map(of_layer).sum(),
+        }
     };
     Ok(MemoryPlan {
         devices: bytes,
@@ -205,12 +200,21 @@ fn naive_context(longest: usize, config: &EngineConfig, cache: &CacheConfig) -> 
     }
 }
 
+/// Whether attention has kernels for every layer's keys and values.
+fn check_kv_layers(backend: &dyn Backend, dtype: KvDType, model: &DecoderConfig) -> Result<(), DeviceError> {
+    let mut own = (0..model.num_layers()).filter_map(|layer| match model.kv_source(layer) {
+        KvSource::Own(shape) => Some(shape),
+        KvSource::Layer(_) => None,
+    });
+    own.try_for_each(|shape| backend.check_kv_layer(dtype, shape))
+}
+
 /// The element type of the cache where none is asked for: of those that have kernels, if `dtype` leaves the choice.
-fn model_dtype(dtype: ModelDType, head_dim: usize, devices: PlannedDevices<'_>) -> paged::KvDType {
+fn model_dtype(dtype: ModelDType, model: &DecoderConfig, devices: PlannedDevices<'_>) -> paged::KvDType {
     match (dtype, devices) {
         (ModelDType::F32, _) => paged::KvDType::F32,
         (ModelDType::BF16, _) => paged::KvDType::BF16,
-        (ModelDType::Auto, PlannedDevices::Own { backend, .. }) if backend.check_kv_cache(KvDType::F16, head_dim).is_err() => {
+        (ModelDType::Auto, PlannedDevices::Own { backend, .. }) if check_kv_layers(backend, KvDType::F16, model).is_err() => {
             paged::KvDType::F32
         }
         (ModelDType::Auto, PlannedDevices::Own { backend, .. }) if backend.prefers_bf16_cache() => paged::KvDType::BF16,
@@ -254,16 +258,15 @@ struct KvLayers<'a> {
 
 impl ModelConfigLike for KvLayers<'_> {
     fn num_layers(&self) -> usize {
-        self.config.layers.len()
+        self.config.num_layers()
     }
 
-    fn kv_shape(&self, _layer: usize) -> KvShape {
-        let DecoderConfig { num_kv_heads, head_dim, .. } = *self.config;
-        KvShape { num_kv_heads, k_head_dim: head_dim, v_head_dim: head_dim }
+    fn kv_shape(&self, layer: usize) -> KvShape {
+        self.config.kv_shape(layer)
     }
 
-    fn window(&self, layer: usize) -> Option<usize> {
-        self.config.layers[layer].window
+    fn retention(&self, layer: usize) -> Retention {
+        self.config.retention(layer)
     }
 
     fn device(&self, layer: usize) -> usize {
@@ -271,7 +274,7 @@ impl ModelConfigLike for KvLayers<'_> {
     }
 
     fn max_seq_len(&self) -> usize {
-        self.config.max_position_embeddings
+        self.config.max_seq_len()
     }
 }
 
@@ -289,60 +292,35 @@ fn beside_kv(
     let activations = activation_bytes(model.config, config, longest);
     let mut bytes = vec![DeviceBytes { activations, ..DeviceBytes::default() }; devices.len()];
     bytes[0].encoder_cache = model.encoder_cache_bytes;
-    let [mut layer_dtype, mut lm_head_dtype] = [DType::BF16; 2];
-    for parameter in parameters(model.config) {
-        let dtype = match model.weights {
-            Some(weights) => parameter.dtype(weights)?,
-            None => DType::BF16,
-        };
-        if parameter.layer.is_some() && !parameter.is_vector() {
-            layer_dtype = dtype;
-        }
-        if parameter.is_lm_head() {
-            lm_head_dtype = dtype;
-        }
-        let of_linear = || devices.linear_bytes(dtype, &parameter, precision(config));
-        let parameter_bytes = match &parameter {
-            // Vectors are kept as floats.
-            Parameter { shape, .. } if parameter.is_vector() => (shape[1] * size_of::<f32>()) as u64,
-            // Read by rows, as it is stored, and by the host.
-            Parameter { is_looked_up: true, .. } if devices.reads_embeddings_elsewhere()? => 0,
-            Parameter { shape, is_looked_up: true, .. } => dtype.row_bytes(shape[1]).unwrap_or(0) as u64 * shape[0] as u64,
-            _ => of_linear(),
-        };
-        let last = devices.len() - 1;
-        let device = match parameter.layer {
-            Some(layer) => layers.device(layer),
-            None if parameter.is_looked_up => 0,
-            None => last,
-        };
-        bytes[device].weights += parameter_bytes;
-        if parameter.is_tied && last > 0 {
-            bytes[0].weights += parameter_bytes;
-        }
+    let mut counter = Counter::new(model.weights, devices, precision(config), layers);
+    Decoder::new(&mut counter, model.config)?;
+    for (bytes, weights) in bytes.iter_mut().zip(&counter.bytes) {
+        bytes.weights = *weights;
     }
+    let largest = |value: fn(&AttentionConfig) -> usize| model.config.largest(|layer| value(layer.attention()));
     let shape = WorkspaceShape {
         num_tokens: config.max_num_batched_tokens,
         seq_len: longest,
         hidden_size: model.config.hidden_size,
-        intermediate_size: model.config.intermediate_size,
-        num_heads: model.config.num_heads,
-        num_kv_heads: model.config.num_kv_heads,
-        head_dim: model.config.head_dim,
-        dtype: layer_dtype,
+        intermediate_size: model.config.largest(|layer| layer.dense().intermediate_size),
+        num_heads: largest(|attention| attention.num_heads),
+        num_kv_heads: largest(|attention| attention.num_kv_heads),
+        head_dim: largest(|attention| attention.head_dim),
+        dtype: counter.layer_dtype,
         num_logit_rows: max_logit_rows(config.max_num_seqs),
         num_sampled_rows: config.max_num_seqs,
         vocab_size: model.config.vocab_size,
-        lm_head_dtype,
+        lm_head_dtype: counter.lm_head_dtype,
         precision: precision(config),
-        post_norms: model.config.sandwich_norms,
+        post_norms: model.config.layers.iter().any(|layer| layer.norms != Norms::Before),
+        gated: model.config.layers.iter().any(|layer| layer.dense().is_gated),
     };
     match devices {
         PlannedDevices::Own { backend, loaded } => {
             let memory = backend.memory()?;
             let bytes = &mut bytes[0];
             bytes.workspaces = backend.workspace_bytes(&shape);
-            (bytes.libraries, bytes.graphs) = (backend.library_bytes(), backend.graph_bytes());
+            bytes.graphs = backend.graph_bytes();
             bytes.tokenizer = if memory.is_host { model.tokenizer_bytes } else { 0 };
             bytes.is_host = memory.is_host;
             (bytes.device_total, bytes.device_available) = (memory.total_bytes, memory.available_bytes + loaded);

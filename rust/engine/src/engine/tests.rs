@@ -12,7 +12,7 @@ use std::{
 
 use device::{
     AttentionArgs, Backend, BackendInfo, CacheEngine, DType, DeviceError, EmbedArgs, GateUpArgs, KvCacheSpec, Linear,
-    LinearOptions, Norm, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, WeightView, WorkspaceShape,
+    LinearOptions, Norm, Phases, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, WeightView, WorkspaceShape,
     cpu::{CpuBackend, CpuTier},
 };
 
@@ -37,7 +37,9 @@ struct Failing {
     num_logit_rows: AtomicUsize,
 }
 
-impl Backend for Failing {
+impl Backend for Failing {}
+
+impl device::Device for Failing {
     fn info(&self) -> BackendInfo {
         self.inner.info()
     }
@@ -61,14 +63,16 @@ impl Backend for Failing {
     fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64 {
         self.inner.workspace_bytes(shape)
     }
+}
 
+impl Phases for Failing {
     fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor) {
         self.num_tokens.fetch_add(args.token_ids.len(), SeqCst);
         self.inner.embed(args, out);
     }
 
-    fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>]) {
-        self.inner.norm_linear(x, norm, projections);
+    fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>], step: &StepMetadata) {
+        self.inner.norm_linear(x, norm, projections, step);
     }
 
     fn greedy_tokens(&self, x: &Tensor, norm: Option<&Norm>, lm_head: &Linear, tokens: &mut Vec<u32>) -> bool {
@@ -76,7 +80,7 @@ impl Backend for Failing {
             return false;
         }
         let mut logits = Tensor::new(x.rows(), lm_head.out_features).unwrap();
-        self.inner.norm_linear(x, norm, &mut [Projection { linear: lm_head, out: &mut logits }]);
+        self.inner.logits(x, norm, lm_head, &mut logits);
         let found = |row| {
             let logits: &[f32] = logits.row(row);
             let max = logits.iter().copied().fold(f32::MIN, f32::max);
@@ -88,8 +92,8 @@ impl Backend for Failing {
         true
     }
 
-    fn rope_and_cache(&self, args: RopeArgs<'_>, group: usize, step: &StepMetadata) {
-        self.inner.rope_and_cache(args, group, step);
+    fn rope_and_cache(&self, args: RopeArgs<'_>, step: &StepMetadata) {
+        self.inner.rope_and_cache(args, step);
     }
 
     fn attention(&self, args: AttentionArgs<'_>, step: &StepMetadata) {
@@ -97,12 +101,12 @@ impl Backend for Failing {
         self.inner.attention(args, step);
     }
 
-    fn linear_residual(&self, args: ResidualArgs<'_>) {
-        self.inner.linear_residual(args);
+    fn linear_residual(&self, args: ResidualArgs<'_>, step: &StepMetadata) {
+        self.inner.linear_residual(args, step);
     }
 
-    fn gate_up(&self, args: GateUpArgs<'_>) {
-        self.inner.gate_up(args);
+    fn gate_up(&self, args: GateUpArgs<'_>, step: &StepMetadata) {
+        self.inner.gate_up(args, step);
     }
 
     fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) {
@@ -114,10 +118,6 @@ impl Backend for Failing {
             let cols = out.cols();
             out.as_mut_slice()[at * cols..][..cols].fill(f32::NAN);
         }
-    }
-
-    fn copy_blocks(&self, cache: &CacheEngine, pairs: &[(u32, u32)]) {
-        self.inner.copy_blocks(cache, pairs);
     }
 
     fn fetch(&self, x: &mut Tensor) {

@@ -1,7 +1,7 @@
 //! What a decoder is like, whatever file says so.
 
-use device::{Activation, KvCacheSpec, KvDType};
-use paged::KvGroups;
+use device::{Activation, KvCacheSpec, KvDType, KvShape, KvSource, NormKind};
+use paged::{KvGroups, ModelConfigLike, Retention};
 
 use super::rope::RopeConfig;
 use crate::EngineError;
@@ -14,8 +14,6 @@ const MAX_HEADS: usize = 4096;
 const MAX_HEAD_DIM: usize = 1024;
 
 /// Hyperparameters of a decoder. Widths are in elements.
-// Each flag is a switch of its own, not a state.
-#[allow(clippy::struct_excessive_bools)]
 #[derive(Clone, Debug)]
 pub struct DecoderConfig {
     /// HF `model_type` of the architecture.
@@ -24,53 +22,235 @@ pub struct DecoderConfig {
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width of the feed-forward network.
-    pub intermediate_size: usize,
-    /// Query heads of a layer.
-    pub num_heads: usize,
-    /// Key and value heads of a layer.
-    pub num_kv_heads: usize,
-    /// Elements of a head.
-    pub head_dim: usize,
     /// Tokens of a sequence at most.
     pub max_position_embeddings: usize,
-    /// Epsilon of every norm.
-    pub norm_eps: f32,
-    /// Added to every norm weight of the checkpoint (gemma stores `w` for `1 + w`).
-    pub norm_offset: f32,
-    /// Of the feed-forward gate.
-    pub activation: Activation,
+    /// Every norm.
+    pub norm: NormConfig,
     /// The kinds of rotation; layers point here.
     pub ropes: Vec<RopeConfig>,
-    /// One entry a layer.
+    /// In order.
     pub layers: Vec<LayerConfig>,
-    /// q, k and v must have biases; else they may.
-    pub qkv_bias: bool,
-    /// Each query and key head is normalised.
-    pub qk_norm: bool,
-    /// Norms after attention and after the feed-forward network, before the residual additions.
-    pub sandwich_norms: bool,
     /// The output projection is the token embedding.
     pub tie_word_embeddings: bool,
     /// Multiplied into token embeddings.
     pub embedding_scale: f32,
-    /// Multiplied into attention scores.
-    pub attention_scale: f32,
-    /// `cap * tanh(score / cap)` of attention scores.
-    pub attention_softcap: Option<f32>,
-    /// The same of logits.
+    /// Multiplied into logits.
+    pub logit_scale: f32,
+    /// Then `cap * tanh(logit / cap)`.
     pub final_softcap: Option<f32>,
     /// Ends of sequence.
     pub eos_token_ids: Vec<u32>,
 }
 
-/// What differs from layer to layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Normalisation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormConfig {
+    /// RMS or layer norm; the latter may have biases.
+    pub kind: NormKind,
+    /// Added to the mean square.
+    pub eps: f32,
+    /// Added to every weight of the checkpoint (gemma stores `w` for `1 + w`).
+    pub offset: f32,
+}
+
+/// A layer: what mixes tokens, then a feed-forward network, both added to the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerConfig {
+    /// What mixes tokens.
+    pub mixer: MixerConfig,
+    /// The feed-forward network.
+    pub ffn: FfnConfig,
+    /// Where it has norms.
+    pub norms: Norms,
+    /// What the feed-forward network sees.
+    pub wiring: Wiring,
+    /// Multiplied into what is added to the residual stream.
+    pub residual_scale: f32,
+}
+
+/// Which norms a layer has, around its mixer as around its feed-forward network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Norms {
+    /// Before both.
+    Before,
+    /// After both, before the residual additions.
+    After,
+    /// Both kinds (sandwich).
+    Around,
+}
+
+/// What a layer's feed-forward network sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wiring {
+    /// The residual stream with the mixer's output.
+    Sequential,
+    /// What the mixer sees, by the same norm.
+    Parallel,
+}
+
+/// What mixes the tokens of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum MixerConfig {
+    /// Softmax attention.
+    Attention(AttentionConfig),
+}
+
+/// A feed-forward network.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum FfnConfig {
+    /// One for all tokens.
+    Dense(DenseConfig),
+}
+
+/// Attention of a layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionConfig {
+    /// Query heads.
+    pub num_heads: usize,
+    /// Key and value heads.
+    pub num_kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Index in [`DecoderConfig::ropes`]; `None`: nothing rotates.
+    pub rope: Option<usize>,
     /// Keys j with i - window < j <= i are seen by query i; `None`: all.
     pub window: Option<usize>,
-    /// Index in [`DecoderConfig::ropes`].
-    pub rope: usize,
+    /// Multiplied into scores.
+    pub scale: f32,
+    /// `cap * tanh(score / cap)` of scores.
+    pub softcap: Option<f32>,
+    /// q, k and v must have biases; else they may.
+    pub qkv_bias: bool,
+    /// The output projection must have a bias; else it may.
+    pub output_bias: bool,
+    /// Norms of q and k before they rotate.
+    pub qk_norm: Option<QkNorm>,
+    /// The layer before whose keys and values it reads; `None`: its own.
+    pub shared_kv: Option<usize>,
+}
+
+/// What a norm of q and k is taken over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNorm {
+    /// Each head, all with the same `[head_dim]` weights.
+    Heads,
+    /// Each head, with weights of its own, `[num_heads, head_dim]`.
+    OwnHeads,
+    /// The whole row, `[num_heads * head_dim]` weights.
+    Row,
+}
+
+/// A feed-forward network of two or three matrices.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DenseConfig {
+    /// Columns of the activation.
+    pub intermediate_size: usize,
+    /// `activation(gate) * up`; else `activation(up)`.
+    pub is_gated: bool,
+    /// Of the gate, or of up.
+    pub activation: Activation,
+    /// Its matrices must have biases; else they may.
+    pub bias: bool,
+}
+
+impl Default for DecoderConfig {
+    fn default() -> Self {
+        Self {
+            architecture: "",
+            vocab_size: 0,
+            hidden_size: 0,
+            max_position_embeddings: 0,
+            norm: NormConfig::default(),
+            ropes: Vec::new(),
+            layers: Vec::new(),
+            tie_word_embeddings: false,
+            embedding_scale: 1.0,
+            logit_scale: 1.0,
+            final_softcap: None,
+            eos_token_ids: Vec::new(),
+        }
+    }
+}
+
+impl Default for NormConfig {
+    fn default() -> Self {
+        Self { kind: NormKind::Rms, eps: 1e-6, offset: 0.0 }
+    }
+}
+
+impl NormConfig {
+    /// Layer norm; the usual epsilon where there is none.
+    pub(crate) fn layer(eps: Option<f64>) -> Self {
+        Self { kind: NormKind::Layer, eps: eps.unwrap_or(1e-5) as f32, offset: 0.0 }
+    }
+}
+
+impl LayerConfig {
+    /// Full attention of so many heads, key and value heads, and elements a head, all of which rotate by the first kind, and a gated
+    /// network of that width: what a llama has.
+    pub fn new([num_heads, num_kv_heads, head_dim]: [usize; 3], intermediate_size: usize, activation: Activation) -> Self {
+        let attention = AttentionConfig {
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            rope: Some(0),
+            window: None,
+            scale: (head_dim as f32).sqrt().recip(),
+            softcap: None,
+            qkv_bias: false,
+            output_bias: false,
+            qk_norm: None,
+            shared_kv: None,
+        };
+        Self {
+            mixer: MixerConfig::Attention(attention),
+            ffn: FfnConfig::Dense(DenseConfig { intermediate_size, is_gated: true, activation, bias: false }),
+            norms: Norms::Before,
+            wiring: Wiring::Sequential,
+            residual_scale: 1.0,
+        }
+    }
+
+    /// Its attention.
+    pub fn attention(&self) -> &AttentionConfig {
+        let MixerConfig::Attention(attention) = &self.mixer;
+        attention
+    }
+
+    fn attention_mut(&mut self) -> &mut AttentionConfig {
+        let MixerConfig::Attention(attention) = &mut self.mixer;
+        attention
+    }
+
+    /// Its feed-forward network.
+    pub fn dense(&self) -> &DenseConfig {
+        let FfnConfig::Dense(dense) = &self.ffn;
+        dense
+    }
+
+    pub(crate) fn dense_mut(&mut self) -> &mut DenseConfig {
+        let FfnConfig::Dense(dense) = &mut self.ffn;
+        dense
+    }
+
+    /// Whether all its matrices must have biases.
+    pub(crate) fn set_biases(&mut self, bias: bool) {
+        let attention = self.attention_mut();
+        (attention.qkv_bias, attention.output_bias) = (bias, bias);
+        self.dense_mut().bias = bias;
+    }
+}
+
+impl AttentionConfig {
+    /// Columns of q and of what attention gives.
+    pub const fn q_size(&self) -> usize {
+        self.num_heads * self.head_dim
+    }
+
+    /// Columns of k, and of v.
+    pub const fn kv_size(&self) -> usize {
+        self.num_kv_heads * self.head_dim
+    }
 }
 
 /// Which row of the rope tables stands for each position of a request.
@@ -96,23 +276,50 @@ impl RopeRows {
     }
 }
 
-impl DecoderConfig {
-    /// How the layers share the KV pool.
-    pub fn kv_groups(&self) -> KvGroups {
-        let windows: Vec<_> = self.layers.iter().map(|l| l.window).collect();
-        KvGroups::from_layers(&windows)
+/// As the sizing of the pool sees it, on one device.
+impl ModelConfigLike for DecoderConfig {
+    fn num_layers(&self) -> usize {
+        self.layers.len()
     }
 
-    /// Shape of a KV storage for this model.
-    pub fn kv_cache_spec(&self, num_blocks: usize, block_size: usize, dtype: KvDType) -> KvCacheSpec {
-        KvCacheSpec {
-            num_blocks,
-            block_size,
-            num_kv_heads: self.num_kv_heads,
-            head_dim: self.head_dim,
-            num_planes: self.kv_groups().layers_per_group,
-            dtype,
+    fn kv_shape(&self, layer: usize) -> paged::KvShape {
+        match self.kv_source(layer) {
+            KvSource::Own(KvShape { num_kv_heads, k_dim, v_dim }) => {
+                paged::KvShape { num_kv_heads, k_head_dim: k_dim, v_head_dim: v_dim }
+            }
+            KvSource::Layer(_) => paged::KvShape::default(),
         }
+    }
+
+    fn retention(&self, layer: usize) -> Retention {
+        self.layers[layer].attention().window.into()
+    }
+
+    fn max_seq_len(&self) -> usize {
+        self.max_position_embeddings
+    }
+}
+
+impl DecoderConfig {
+    /// Whose keys and values a layer reads, and of which shape.
+    pub fn kv_source(&self, layer: usize) -> KvSource {
+        let AttentionConfig { num_kv_heads, head_dim, shared_kv, .. } = *self.layers[layer].attention();
+        shared_kv.map_or(KvSource::Own(KvShape::new(num_kv_heads, head_dim)), KvSource::Layer)
+    }
+
+    /// A KV storage for this model, whose layers share blocks in these groups.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] for groups of another model.
+    pub fn kv_cache_spec(&self, pool: (usize, usize), dtype: KvDType, groups: &KvGroups) -> Result<KvCacheSpec, EngineError> {
+        let sources: Vec<_> = (0..self.layers.len()).map(|layer| self.kv_source(layer)).collect();
+        let groups: Vec<_> = groups.groups.iter().map(|group| &group.layers[..]).collect();
+        KvCacheSpec::grouped(pool, dtype, &sources, &groups).map_err(|error| EngineError::Internal(error.to_string()))
+    }
+
+    /// The largest of the layers' values.
+    pub(crate) fn largest(&self, value: impl Fn(&LayerConfig) -> usize) -> usize {
+        self.layers.iter().map(value).max().unwrap_or(0)
     }
 
     /// Rope tables: their rows for position 0 lie one after the other, then those for position 1, and so on.
@@ -128,45 +335,143 @@ impl DecoderConfig {
         RopeRows { first: table as u32, num_tables: self.num_rope_tables() as u32 }
     }
 
+    /// The attention of each layer.
+    pub(crate) fn attention_mut(&mut self) -> impl Iterator<Item = &mut AttentionConfig> {
+        self.layers.iter_mut().map(LayerConfig::attention_mut)
+    }
+
+    /// Says of each layer's attention what differs.
+    #[must_use]
+    pub(crate) fn with_attention(mut self, set: impl FnMut(&mut AttentionConfig)) -> Self {
+        self.attention_mut().for_each(set);
+        self
+    }
+
+    /// Says of each layer what differs.
+    #[must_use]
+    pub(crate) fn with_layers(mut self, set: impl FnMut(&mut LayerConfig)) -> Self {
+        self.layers.iter_mut().for_each(set);
+        self
+    }
+
     /// Sets the layers' windows: what reaches over the whole context is no window.
-    pub(crate) fn set_windows(&mut self, window_of: impl Fn(usize) -> Option<usize>) {
-        for (i, layer) in self.layers.iter_mut().enumerate() {
-            layer.window = window_of(i).filter(|w| *w < self.max_position_embeddings);
+    #[must_use]
+    pub(crate) fn with_windows(mut self, window_of: impl Fn(usize) -> Option<usize>) -> Self {
+        let context = self.max_position_embeddings;
+        for (i, attention) in self.attention_mut().enumerate() {
+            attention.window = window_of(i).filter(|w| *w < context);
         }
+        self
     }
 
     /// Checks what no single field can tell; `what` names the file in errors.
     pub(crate) fn validate(&self, what: &str) -> Result<(), EngineError> {
-        let fail = |why: String| Err(EngineError::Load(format!("{what}: {why}")));
-        let ranges = [
-            ("vocabulary size", self.vocab_size, MAX_SIZE),
-            ("hidden size", self.hidden_size, MAX_SIZE),
-            ("feed-forward size", self.intermediate_size, MAX_SIZE),
-            ("number of layers", self.layers.len(), MAX_LAYERS),
-            ("number of attention heads", self.num_heads, MAX_HEADS),
-            ("number of key and value heads", self.num_kv_heads, MAX_HEADS),
-            ("head dimension", self.head_dim, MAX_HEAD_DIM),
-            ("context length", self.max_position_embeddings, MAX_SIZE),
-        ];
-        for (name, value, max) in ranges {
-            if !(1..=max).contains(&value) {
-                return fail(format!("the {name} is {value}; it must be from 1 to {max}"));
+        self.check().map_err(|why| EngineError::Load(format!("{what}: {why}")))
+    }
+
+    fn check(&self) -> Result<(), String> {
+        in_range("vocabulary size", self.vocab_size, MAX_SIZE)?;
+        in_range("hidden size", self.hidden_size, MAX_SIZE)?;
+        in_range("number of layers", self.layers.len(), MAX_LAYERS)?;
+        in_range("context length", self.max_position_embeddings, MAX_SIZE)?;
+        positive("norm epsilon", self.norm.eps)?;
+        positive("embedding scale", self.embedding_scale)?;
+        positive("logit scale", self.logit_scale)?;
+        self.final_softcap.map_or(Ok(()), |cap| positive("softcap of logits", cap))?;
+        (0..self.layers.len()).try_for_each(|layer| self.check_layer(layer))?;
+        // Tables are made of those that no layer uses too.
+        let head_dim = self.largest(|layer| layer.attention().head_dim);
+        self.ropes.iter().try_for_each(|rope| rope.validate(head_dim))
+    }
+
+    fn check_layer(&self, index: usize) -> Result<(), String> {
+        let layer = &self.layers[index];
+        positive("residual scale", layer.residual_scale)?;
+        in_range("feed-forward size", layer.dense().intermediate_size, MAX_SIZE)?;
+        let attention = layer.attention();
+        let AttentionConfig { num_heads, num_kv_heads, head_dim, .. } = *attention;
+        in_range("number of attention heads", num_heads, MAX_HEADS)?;
+        in_range("number of key and value heads", num_kv_heads, MAX_HEADS)?;
+        in_range("head dimension", head_dim, MAX_HEAD_DIM)?;
+        if !num_heads.is_multiple_of(num_kv_heads) {
+            return Err(format!("{num_heads} attention heads are not a multiple of {num_kv_heads} key and value heads"));
+        }
+        positive("attention scale", attention.scale)?;
+        attention.softcap.map_or(Ok(()), |cap| positive("softcap of attention scores", cap))?;
+        if attention.window == Some(0) {
+            return Err("a sliding window of 0 tokens sees nothing; it must be at least 1".into());
+        }
+        if let Some(of) = attention.shared_kv {
+            let is_alike = |other: &AttentionConfig| {
+                let kv = |config: &AttentionConfig| (config.num_kv_heads, config.head_dim, config.window);
+                other.shared_kv.is_none() && kv(other) == kv(attention)
+            };
+            if !self.layers[..index].get(of).is_some_and(|layer| is_alike(layer.attention())) {
+                return Err(format!(
+                    "layer {index} is to read the keys and values of layer {of}, which must come before it, have its own, and have as many \
+                     heads of the same size and the same window"
+                ));
             }
         }
-        if !self.num_heads.is_multiple_of(self.num_kv_heads) {
-            return fail(format!(
-                "{} attention heads are not a multiple of {} key and value heads",
-                self.num_heads, self.num_kv_heads
-            ));
+        let Some(rope) = attention.rope else { return Ok(()) };
+        self.ropes.get(rope).ok_or_else(|| format!("there is no rotation {rope}"))?.validate(head_dim)
+    }
+}
+
+fn in_range(name: &str, value: usize, max: usize) -> Result<(), String> {
+    if (1..=max).contains(&value) { Ok(()) } else { Err(format!("the {name} is {value}; it must be from 1 to {max}")) }
+}
+
+fn positive(name: &str, value: f32) -> Result<(), String> {
+    if value.is_finite() && value > 0.0 { Ok(()) } else { Err(format!("the {name} is {value}; it must be positive and finite")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of these heads and windows, each a layer; the last two read what layers 0 and 1 have written.
+    fn sharing() -> DecoderConfig {
+        let layers = [([4, 2, 16], None), ([2, 1, 32], Some(12)), ([2, 2, 16], None), ([3, 1, 32], Some(12))];
+        let mut config = DecoderConfig {
+            vocab_size: 8,
+            hidden_size: 8,
+            max_position_embeddings: 64,
+            layers: layers.map(|(heads, _)| LayerConfig::new(heads, 8, Activation::Silu)).into(),
+            ..DecoderConfig::default()
+        };
+        for (attention, (_, window)) in config.attention_mut().zip(layers) {
+            (attention.window, attention.rope) = (window, None);
         }
-        for (name, value) in [("norm epsilon", self.norm_eps), ("attention scale", self.attention_scale)] {
-            if !value.is_finite() || value <= 0.0 {
-                return fail(format!("the {name} is {value}; it must be positive and finite"));
-            }
+        for (layer, of) in [(2, 0), (3, 1)] {
+            config.layers[layer].attention_mut().shared_kv = Some(of);
         }
-        if self.layers.iter().any(|l| l.window == Some(0)) {
-            return fail("a sliding window of 0 tokens sees nothing; it must be at least 1".into());
+        config
+    }
+
+    #[test]
+    fn layers_of_unequal_heads_share_a_pool_and_some_have_no_place_of_their_own() {
+        let config = sharing();
+        config.validate("made up").unwrap();
+        let groups = KvGroups::of_model(&config, paged::KvDType::F16, 8).unwrap();
+        assert_eq!(groups.groups.iter().map(|group| &group.layers[..]).collect::<Vec<_>>(), [[0], [1]]);
+        let spec = config.kv_cache_spec((5, 8), KvDType::F16, &groups).unwrap();
+        assert_eq!(spec.bytes_per_block(), Some(2 * 8 * 32 * 2));
+        assert_eq!((spec.layers[2], spec.layers[3]), (spec.layers[0], spec.layers[1]));
+    }
+
+    #[test]
+    fn keys_and_values_are_shared_with_a_layer_before_that_has_like_ones() {
+        let refused = |change: &dyn Fn(&mut [LayerConfig])| {
+            let mut config = sharing();
+            change(&mut config.layers);
+            config.validate("made up").unwrap_err().to_string()
+        };
+        for (layer, of) in [(2, 2), (2, 3), (2, 9), (3, 2), (3, 0)] {
+            let error = refused(&|layers| layers[layer].attention_mut().shared_kv = Some(of));
+            assert!(error.contains(&format!("layer {layer} is to read the keys and values of layer {of}")), "{error}");
         }
-        self.ropes.iter().try_for_each(|rope| rope.validate(self.head_dim).or_else(fail))
+        assert!(refused(&|layers| layers[3].attention_mut().window = None).contains("the same window"));
+        assert!(refused(&|layers| layers[2].attention_mut().head_dim = 8).contains("heads of the same size"));
     }
 }

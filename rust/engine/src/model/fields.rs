@@ -6,12 +6,12 @@ use device::{Activation, RopeStyle};
 use serde_json::{Map, Value};
 
 use super::{
-    config::{DecoderConfig, LayerConfig, MAX_LAYERS, MAX_SIZE},
+    config::{DecoderConfig, LayerConfig, MAX_LAYERS, MAX_SIZE, NormConfig},
     rope::{RopeConfig, RopeScaling},
 };
 use crate::{
     EngineError,
-    weights::{Metadata, MetadataValue, Part, WeightId, WeightSource},
+    weights::{Metadata, MetadataValue, Role, WeightId, WeightSource},
 };
 
 const ROPE_TYPES: &str = "default, linear, llama3, longrope";
@@ -80,6 +80,14 @@ impl<'a> HfFields<'a> {
         self.typed(key, "a list of strings", |v| v.as_array()?.iter().map(Value::as_str).collect())
     }
 
+    /// A list of zeros and ones, one a layer.
+    pub fn flags(&self, key: &str, num_layers: usize) -> Result<Option<Vec<bool>>, EngineError> {
+        let flag = |value: &Value| value.as_u64().filter(|n| *n < 2).map(|n| n == 1);
+        self.typed(key, &format!("a list of {num_layers} zeros and ones"), |v| {
+            v.as_array().filter(|list| list.len() == num_layers)?.iter().map(flag).collect()
+        })
+    }
+
     fn numbers(&self, key: &str) -> Result<Option<Vec<f32>>, EngineError> {
         self.typed(key, "a list of numbers", |v| v.as_array()?.iter().map(|n| n.as_f64().map(|n| n as f32)).collect())
     }
@@ -100,6 +108,10 @@ impl<'a> HfFields<'a> {
     /// The rotation of a layer type. `rope_parameters` holds everything in newer files, by layer type where there are several;
     /// older ones have `rope_scaling` and `rope_theta`.
     pub fn rope(&self, layer_type: &str, head_dim: usize) -> Result<RopeConfig, EngineError> {
+        self.partial_rope(layer_type, head_dim, 1.0)
+    }
+
+    fn partial_rope(&self, layer_type: &str, head_dim: usize, usual_part: f64) -> Result<RopeConfig, EngineError> {
         let mut fields = match self.child("rope_parameters")? {
             Some(fields) => Some(fields),
             None => self.child("rope_scaling")?,
@@ -112,7 +124,7 @@ impl<'a> HfFields<'a> {
             None => self.number(key),
         };
         let theta = number("rope_theta")?.unwrap_or(10_000.0);
-        let rotary_dim = (number("partial_rotary_factor")?.unwrap_or(1.0) * head_dim as f64) as usize;
+        let rotary_dim = (number("partial_rotary_factor")?.unwrap_or(usual_part) * head_dim as f64) as usize;
         let scaling = match fields {
             Some(fields) => self.rope_scaling(&fields)?,
             None => RopeScaling::None,
@@ -161,6 +173,11 @@ impl<'a> HfFields<'a> {
 
     /// What all architectures name alike; every layer sees everything and rotates alike.
     pub fn decoder(&self, architecture: &'static str) -> Result<DecoderConfig, EngineError> {
+        self.partly_rotated(architecture, 1.0)
+    }
+
+    /// The same, where that part of each head rotates unless the file has another.
+    pub fn partly_rotated(&self, architecture: &'static str, usual_part: f64) -> Result<DecoderConfig, EngineError> {
         let hidden_size = self.required_size("hidden_size")?;
         let num_heads = self.required_size("num_attention_heads")?;
         let head_dim = match self.size("head_dim")? {
@@ -172,40 +189,33 @@ impl<'a> HfFields<'a> {
         if num_layers > MAX_LAYERS {
             return Err(self.error("num_hidden_layers", format!("is {num_layers}; at most {MAX_LAYERS} are supported")));
         }
-        let activation = match self.text("hidden_activation")? {
-            Some(name) => Some(name),
-            None => self.text("hidden_act")?,
-        };
-        let activation = match activation.unwrap_or("silu") {
-            "silu" | "swish" => Activation::Silu,
-            "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Activation::GeluTanh,
-            "gelu" => Activation::Gelu,
-            other => return Err(self.error("hidden_act", format!("is `{other}`; implemented: silu, gelu, gelu_pytorch_tanh"))),
-        };
+        let heads = [num_heads, self.size("num_key_value_heads")?.unwrap_or(num_heads), head_dim];
+        let layer = LayerConfig::new(heads, self.required_size("intermediate_size")?, self.activation()?);
         Ok(DecoderConfig {
             architecture,
             vocab_size: self.required_size("vocab_size")?,
             hidden_size,
-            intermediate_size: self.required_size("intermediate_size")?,
-            num_heads,
-            num_kv_heads: self.size("num_key_value_heads")?.unwrap_or(num_heads),
-            head_dim,
             max_position_embeddings: self.required_size("max_position_embeddings")?,
-            norm_eps: self.number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
-            norm_offset: 0.0,
-            activation,
-            ropes: vec![self.rope("full_attention", head_dim)?],
-            layers: vec![LayerConfig { window: None, rope: 0 }; num_layers],
-            qkv_bias: false,
-            qk_norm: false,
-            sandwich_norms: false,
+            norm: NormConfig { eps: self.number("rms_norm_eps")?.unwrap_or(1e-6) as f32, ..NormConfig::default() },
+            ropes: vec![self.partial_rope("full_attention", head_dim, usual_part)?],
+            layers: vec![layer; num_layers],
             tie_word_embeddings: self.flag("tie_word_embeddings")?.unwrap_or(false),
-            embedding_scale: 1.0,
-            attention_scale: (head_dim as f32).sqrt().recip(),
-            attention_softcap: None,
-            final_softcap: None,
             eos_token_ids: self.token_ids("eos_token_id")?,
+            ..DecoderConfig::default()
         })
+    }
+
+    fn activation(&self) -> Result<Activation, EngineError> {
+        let name = match self.text("hidden_activation")? {
+            Some(name) => Some(name),
+            None => self.text("hidden_act")?,
+        };
+        match name.unwrap_or("silu") {
+            "silu" | "swish" => Ok(Activation::Silu),
+            "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Ok(Activation::GeluTanh),
+            "gelu" => Ok(Activation::Gelu),
+            other => Err(self.error("hidden_act", format!("is `{other}`; implemented: silu, gelu, gelu_pytorch_tanh"))),
+        }
     }
 
     /// Which layers have the window, as `layer_types` says; `None` when it is absent.
@@ -282,7 +292,7 @@ impl GgufFields<'_> {
         let rotary_dim = self.size("rope.dimension_count")?.unwrap_or(head_dim);
         let vector = |part| self.weights.optional_vector(WeightId::global(part), rotary_dim / 2);
         let kind = self.metadata.str(&self.key("rope.scaling.type")).unwrap_or("none");
-        let scaling = match (vector(Part::RopeFactorsShort)?, vector(Part::RopeFactorsLong)?, vector(Part::RopeFreqs)?) {
+        let scaling = match (vector(Role::RopeFactorsShort)?, vector(Role::RopeFactorsLong)?, vector(Role::RopeFreqs)?) {
             (Some(short), Some(long), _) => RopeScaling::LongRope {
                 short,
                 long,
@@ -299,6 +309,14 @@ impl GgufFields<'_> {
             },
         };
         Ok(RopeConfig { style, theta: self.number("rope.freq_base")?.unwrap_or(10_000.0), rotary_dim, scaling })
+    }
+
+    /// The key of the epsilon says which norm it is.
+    fn norm(&self) -> Result<NormConfig, EngineError> {
+        if let Some(eps) = self.number("attention.layer_norm_epsilon")? {
+            return Ok(NormConfig::layer(Some(eps)));
+        }
+        Ok(NormConfig { eps: self.number("attention.layer_norm_rms_epsilon")?.unwrap_or(1e-6) as f32, ..NormConfig::default() })
     }
 
     /// What all architectures name alike; every layer rotates alike, and has the window if there is one.
@@ -329,32 +347,24 @@ impl GgufFields<'_> {
         }
         let token = |key: &str| self.metadata.usize(key).and_then(|id| u32::try_from(id).ok());
         let eos = ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"].into_iter().filter_map(token).collect();
+        let heads = [num_heads, self.size("attention.head_count_kv")?.unwrap_or(num_heads), head_dim];
+        let layer = LayerConfig::new(heads, self.required_size("feed_forward_length")?, Activation::Silu);
         let mut config = DecoderConfig {
             architecture,
             vocab_size,
             hidden_size,
-            intermediate_size: self.required_size("feed_forward_length")?,
-            num_heads,
-            num_kv_heads: self.size("attention.head_count_kv")?.unwrap_or(num_heads),
-            head_dim,
             max_position_embeddings: self.required_size("context_length")?,
-            norm_eps: self.number("attention.layer_norm_rms_epsilon")?.unwrap_or(1e-6) as f32,
-            norm_offset: 0.0,
-            activation: Activation::Silu,
+            norm: self.norm()?,
             ropes: vec![self.rope(style, head_dim)?],
-            layers: vec![LayerConfig { window: None, rope: 0 }; num_layers],
-            qkv_bias: false,
-            qk_norm: false,
-            sandwich_norms: false,
-            tie_word_embeddings: !self.weights.contains(WeightId::global(Part::Output)),
-            embedding_scale: 1.0,
-            attention_scale: self.number("attention.scale")?.map_or((head_dim as f32).sqrt().recip(), |scale| scale as f32),
-            attention_softcap: None,
-            final_softcap: None,
+            layers: vec![layer; num_layers],
+            tie_word_embeddings: !self.weights.contains(WeightId::global(Role::Output)),
             eos_token_ids: eos,
+            ..DecoderConfig::default()
         };
+        if let Some(scale) = self.number("attention.scale")? {
+            config.attention_mut().for_each(|attention| attention.scale = scale as f32);
+        }
         let window = self.size("attention.sliding_window")?.filter(|w| *w > 0);
-        config.set_windows(|_| window);
-        Ok(config)
+        Ok(config.with_windows(|_| window))
     }
 }

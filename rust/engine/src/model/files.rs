@@ -10,7 +10,7 @@ use super::{
 use crate::{
     EngineError, ModelSource,
     json::required_json,
-    weights::{GgufFiles, Metadata, SafetensorsFiles, WeightSource},
+    weights::{GgufFiles, Metadata, Names, SafetensorsFiles, WeightSource},
 };
 
 /// The files of a model, opened and checked; no weight has been read yet.
@@ -32,13 +32,17 @@ impl ModelFiles {
     }
 
     fn open_hugging_face(dir: &Path, expected: Option<&str>) -> Result<Self, EngineError> {
-        let config = Self::hugging_face_config(dir, expected)?;
-        let weights = WeightSource::Safetensors { files: SafetensorsFiles::open(dir)?, sandwich: config.sandwich_norms };
+        let (config, names) = Self::read_config(dir, expected)?;
+        let weights = WeightSource::Safetensors { files: SafetensorsFiles::open(dir)?, names };
         Ok(Self { config, weights })
     }
 
     /// Reads a folder's config.json alone. Errors as [`Self::open`]'s.
     pub fn hugging_face_config(dir: &Path, expected: Option<&str>) -> Result<DecoderConfig, EngineError> {
+        Ok(Self::read_config(dir, expected)?.0)
+    }
+
+    fn read_config(dir: &Path, expected: Option<&str>) -> Result<(DecoderConfig, Names), EngineError> {
         let path = dir.join("config.json");
         let what = path.display().to_string();
         let json = required_json(&path)?;
@@ -49,7 +53,7 @@ impl ModelFiles {
         let architecture = check_architecture(expected, found)?;
         let config = (architecture.from_hf)(&fields)?;
         config.validate(&what)?;
-        Ok(config)
+        Ok((config, architecture.names))
     }
 
     fn open_gguf(paths: &[PathBuf], expected: Option<&str>) -> Result<Self, EngineError> {

@@ -1,11 +1,14 @@
 //! The one decoder, and what tells architectures apart.
 
 pub mod arch;
+mod attention;
 pub mod config;
 pub mod decoder;
+mod dense;
 pub mod fields;
 pub mod files;
-pub(crate) mod parameters;
+pub(crate) mod loader;
+pub(crate) mod part;
 pub mod rope;
 
 pub use arch::{ARCHITECTURES, Architecture};

@@ -12,10 +12,54 @@ use half::{bf16, f16};
 
 pub use gguf::GgufFiles;
 pub use metadata::{Metadata, MetadataValue};
-pub use names::{Part, WeightId};
+pub use names::{Names, Role, WeightId};
 pub use safetensors::SafetensorsFiles;
 
 use crate::EngineError;
+
+/// A matrix that a model asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix {
+    /// Its role.
+    pub id: WeightId,
+    /// `[rows, cols]`.
+    pub shape: [usize; 2],
+    /// Where it is in checkpoints that keep several as one.
+    pub fused: Option<FusedRows>,
+    /// It must have a bias; else it may.
+    pub needs_bias: bool,
+}
+
+impl Matrix {
+    /// A matrix that checkpoints keep by itself.
+    pub const fn new(id: WeightId, shape: [usize; 2], needs_bias: bool) -> Self {
+        Self { id, shape, fused: None, needs_bias }
+    }
+
+    /// Matrices of so many rows each that some checkpoints keep as one, `whole`, one after the other.
+    pub fn fused<const N: usize>(whole: WeightId, parts: [(Role, usize); N], cols: usize, needs_bias: bool) -> [Self; N] {
+        let num_rows = parts.iter().map(|(_, rows)| rows).sum();
+        let mut first_row = 0;
+        parts.map(|(role, rows)| {
+            let fused = Some(FusedRows { first: parts[0].0, whole: whole.role, num_rows, first_row });
+            first_row += rows;
+            Self { id: whole.with_role(role), shape: [rows, cols], fused, needs_bias }
+        })
+    }
+}
+
+/// Rows of a fused matrix.
+#[derive(Clone, Copy, Debug)]
+pub struct FusedRows {
+    /// The matrix with the first rows: checkpoints that have it by itself have all of them so.
+    pub first: Role,
+    /// The fused matrix.
+    pub whole: Role,
+    /// All rows of that.
+    pub num_rows: usize,
+    /// The first row.
+    pub first_row: usize,
+}
 
 /// The files of a model, asked by role.
 pub enum WeightSource {
@@ -25,8 +69,8 @@ pub enum WeightSource {
     Safetensors {
         /// Its files.
         files: SafetensorsFiles,
-        /// Whether the model has norms after attention and feed-forward too, which changes names.
-        sandwich: bool,
+        /// What its architecture calls otherwise than others.
+        names: Names,
     },
 }
 
@@ -35,13 +79,13 @@ impl WeightSource {
     pub fn name(&self, id: WeightId) -> String {
         match self {
             Self::Gguf(_) => id.gguf(),
-            Self::Safetensors { sandwich, .. } => id.hugging_face(*sandwich),
+            Self::Safetensors { names, .. } => id.hugging_face(names),
         }
     }
 
     /// Whether the files have the weight.
     pub fn contains(&self, id: WeightId) -> bool {
-        let name = self.name(id);
+        let name = numbered(&self.name(id), 0);
         match self {
             Self::Gguf(files) => files.contains(&name),
             Self::Safetensors { files, .. } => files.contains(&name),
@@ -66,17 +110,40 @@ impl WeightSource {
 
     /// A float vector, which must have this length.
     pub fn vector(&self, id: WeightId, len: usize) -> Result<Vec<f32>, EngineError> {
+        self.vectors(id, [1, len])
+    }
+
+    /// Float vectors of the same length one after the other, `[rows * cols]`: the rows of a matrix, or tensors with numbered names.
+    pub fn vectors(&self, id: WeightId, [rows, cols]: [usize; 2]) -> Result<Vec<f32>, EngineError> {
         let name = self.name(id);
+        let mut all = Vec::new();
+        if rows > 1 && !name.contains('*') {
+            all.push(self.matrix(id, [rows, cols])?);
+        } else {
+            for row in 0..rows {
+                all.push(self.row(&numbered(&name, row), cols)?);
+            }
+        }
+        let mut values = Vec::with_capacity(rows * cols);
+        for view in all {
+            let Some(floats) = floats(&view) else {
+                return Err(self.error(&format!("tensor `{name}` has type {}; a vector must be F32, F16 or BF16", view.dtype)));
+            };
+            values.extend(floats);
+            view.release();
+        }
+        Ok(values)
+    }
+
+    fn row(&self, name: &str, len: usize) -> Result<WeightView, EngineError> {
         let view = match self {
-            Self::Gguf(files) => files.vector(&name)?,
-            Self::Safetensors { files, .. } => files.vector(&name)?,
+            Self::Gguf(files) => files.vector(name)?,
+            Self::Safetensors { files, .. } => files.vector(name)?,
         };
         if view.cols != len {
             return Err(self.error(&format!("tensor `{name}` has {} values; the configuration asks for {len}", view.cols)));
         }
-        let values = floats(&view);
-        view.release();
-        values.ok_or_else(|| self.error(&format!("tensor `{name}` has type {}; a vector must be F32, F16 or BF16", view.dtype)))
+        Ok(view)
     }
 
     /// A float vector if the files have it.
@@ -84,18 +151,38 @@ impl WeightSource {
         self.contains(id).then(|| self.vector(id, len)).transpose()
     }
 
-    /// How the weight is stored.
-    pub fn dtype(&self, id: WeightId) -> Result<DType, EngineError> {
-        let name = self.name(id);
-        match self {
-            Self::Gguf(files) => Ok(files.matrix(&name)?.dtype),
-            Self::Safetensors { files, .. } => Ok(files.matrix(&name)?.dtype),
+    /// A matrix with the id of what holds it: its own, or that of a fused one.
+    pub fn stored(&self, matrix: &Matrix) -> Result<(WeightId, WeightView), EngineError> {
+        let Some((id, fused)) = self.fused(matrix) else { return Ok((matrix.id, self.matrix(matrix.id, matrix.shape)?)) };
+        let [rows, cols] = matrix.shape;
+        let whole = self.matrix(id, [fused.num_rows, cols])?;
+        Ok((id, whole.slice_rows(fused.first_row, fused.first_row + rows)?))
+    }
+
+    /// Whether a bias is stored for the matrix.
+    pub fn has_bias(&self, matrix: &Matrix) -> bool {
+        self.contains(self.fused(matrix).map_or(matrix.id, |(id, _)| id).bias())
+    }
+
+    /// The bias of a matrix, `[rows]`; `None` where it may lack one and does.
+    pub fn bias(&self, matrix: &Matrix) -> Result<Option<Vec<f32>>, EngineError> {
+        let rows = matrix.shape[0];
+        if !matrix.needs_bias && !self.has_bias(matrix) {
+            return Ok(None);
         }
+        let Some((id, fused)) = self.fused(matrix) else { return self.vector(matrix.id.bias(), rows).map(Some) };
+        let all = self.vector(id.bias(), fused.num_rows)?;
+        Ok(Some(all[fused.first_row..fused.first_row + rows].to_vec()))
+    }
+
+    fn fused(&self, matrix: &Matrix) -> Option<(WeightId, FusedRows)> {
+        let fused = matrix.fused.filter(|fused| !self.contains(matrix.id.with_role(fused.first)))?;
+        Some((matrix.id.with_role(fused.whole), fused))
     }
 
     /// Rows of the token embedding.
     pub fn vocab_size(&self) -> Result<usize, EngineError> {
-        let name = self.name(WeightId::global(Part::Embedding));
+        let name = self.name(WeightId::global(Role::Embedding));
         match self {
             Self::Gguf(files) => Ok(files.matrix(&name)?.rows),
             Self::Safetensors { files, .. } => Ok(files.matrix(&name)?.rows),
@@ -129,6 +216,11 @@ impl WeightSource {
     fn error(&self, why: &str) -> EngineError {
         EngineError::Load(format!("{}: {why}", self.path().display()))
     }
+}
+
+/// A name with a number in place of `*`.
+fn numbered(name: &str, number: usize) -> String {
+    name.replace('*', &number.to_string())
 }
 
 /// The values of a float tensor; `None` for a block format.

@@ -1,9 +1,9 @@
 //! Names of weights: in Hugging Face checkpoints and in GGUF files.
 
-/// A weight by its role in the decoder.
+/// What a weight is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub enum Part {
+pub enum Role {
     Embedding,
     OutputNorm,
     Output,
@@ -32,58 +32,37 @@ pub enum Part {
     PostFfnNorm,
 }
 
-impl Part {
-    /// The name in a GGUF file, without `blk.N.` and `.weight`.
-    const fn gguf(self) -> &'static str {
-        match self {
-            Self::Embedding => "token_embd",
-            Self::OutputNorm => "output_norm",
-            Self::Output => "output",
-            Self::RopeFreqs => "rope_freqs",
-            Self::RopeFactorsShort => "rope_factors_short",
-            Self::RopeFactorsLong => "rope_factors_long",
-            Self::AttnNorm => "attn_norm",
-            Self::AttnQ => "attn_q",
-            Self::AttnK => "attn_k",
-            Self::AttnV => "attn_v",
-            Self::AttnQkv => "attn_qkv",
-            Self::AttnQNorm => "attn_q_norm",
-            Self::AttnKNorm => "attn_k_norm",
-            Self::AttnOutput => "attn_output",
-            Self::PostAttnNorm => "post_attention_norm",
-            Self::FfnNorm => "ffn_norm",
-            Self::FfnGate => "ffn_gate",
-            Self::FfnUp | Self::FfnGateUp => "ffn_up",
-            Self::FfnDown => "ffn_down",
-            Self::PostFfnNorm => "post_ffw_norm",
-        }
-    }
+/// The names of an architecture's Hugging Face checkpoints that differ from the usual ones. A `*` stands for the numbers 0, 1, ... of
+/// several vectors, one after the other.
+pub type Names = &'static [(Role, &'static str)];
 
-    /// The name in a Hugging Face checkpoint, without `model.layers.N.` and `.weight`. The norm before the feed-forward network
-    /// is called after the attention that precedes it, unless attention has an output norm of its own (`sandwich`).
-    const fn hugging_face(self, sandwich: bool) -> &'static str {
+impl Role {
+    /// The usual names: in a GGUF file, without `blk.N.` and `.weight`, and in a Hugging Face checkpoint, without `model.layers.N.`
+    /// and `.weight`.
+    const fn names(self) -> (&'static str, &'static str) {
         match self {
-            Self::Embedding => "model.embed_tokens",
-            Self::OutputNorm => "model.norm",
-            Self::Output => "lm_head",
-            Self::RopeFreqs => "rope_freqs",
-            Self::RopeFactorsShort => "rope_factors_short",
-            Self::RopeFactorsLong => "rope_factors_long",
-            Self::AttnNorm => "input_layernorm",
-            Self::AttnQ => "self_attn.q_proj",
-            Self::AttnK => "self_attn.k_proj",
-            Self::AttnV => "self_attn.v_proj",
-            Self::AttnQkv => "self_attn.qkv_proj",
-            Self::AttnQNorm => "self_attn.q_norm",
-            Self::AttnKNorm => "self_attn.k_norm",
-            Self::AttnOutput => "self_attn.o_proj",
-            Self::FfnNorm if sandwich => "pre_feedforward_layernorm",
-            Self::PostAttnNorm | Self::FfnNorm => "post_attention_layernorm",
-            Self::FfnGate => "mlp.gate_proj",
-            Self::FfnUp => "mlp.up_proj",
-            Self::FfnGateUp => "mlp.gate_up_proj",
-            Self::FfnDown => "mlp.down_proj",
-            Self::PostFfnNorm => "post_feedforward_layernorm",
+            Self::Embedding => ("token_embd", "model.embed_tokens"),
+            Self::OutputNorm => ("output_norm", "model.norm"),
+            Self::Output => ("output", "lm_head"),
+            Self::RopeFreqs => ("rope_freqs", "rope_freqs"),
+            Self::RopeFactorsShort => ("rope_factors_short", "rope_factors_short"),
+            Self::RopeFactorsLong => ("rope_factors_long", "rope_factors_long"),
+            Self::AttnNorm => ("attn_norm", "input_layernorm"),
+            Self::AttnQ => ("attn_q", "self_attn.q_proj"),
+            Self::AttnK => ("attn_k", "self_attn.k_proj"),
+            Self::AttnV => ("attn_v", "self_attn.v_proj"),
+            Self::AttnQkv => ("attn_qkv", "self_attn.qkv_proj"),
+            Self::AttnQNorm => ("attn_q_norm", "self_attn.q_norm"),
+            Self::AttnKNorm => ("attn_k_norm", "self_attn.k_norm"),
+            Self::AttnOutput => ("attn_output", "self_attn.o_proj"),
+            Self::PostAttnNorm => ("post_attention_norm", "post_attention_layernorm"),
+            // Called after the attention that precedes it.
+            Self::FfnNorm => ("ffn_norm", "post_attention_layernorm"),
+            Self::FfnGate => ("ffn_gate", "mlp.gate_proj"),
+            Self::FfnUp => ("ffn_up", "mlp.up_proj"),
+            Self::FfnGateUp => ("ffn_up", "mlp.gate_up_proj"),
+            Self::FfnDown => ("ffn_down", "mlp.down_proj"),
+            Self::PostFfnNorm => ("post_ffw_norm", "post_feedforward_layernorm"),
         }
     }
 }
@@ -94,20 +73,20 @@ pub struct WeightId {
     /// The layer, from 0.
     pub layer: Option<usize>,
     /// The role.
-    pub part: Part,
+    pub role: Role,
     /// The additive vector instead of the weight.
     pub bias: bool,
 }
 
 impl WeightId {
     /// A weight of the whole model.
-    pub const fn global(part: Part) -> Self {
-        Self { layer: None, part, bias: false }
+    pub const fn global(role: Role) -> Self {
+        Self { layer: None, role, bias: false }
     }
 
     /// A weight of a layer.
-    pub const fn layer(layer: usize, part: Part) -> Self {
-        Self { layer: Some(layer), part, bias: false }
+    pub const fn layer(layer: usize, role: Role) -> Self {
+        Self { layer: Some(layer), role, bias: false }
     }
 
     /// Its bias.
@@ -116,25 +95,28 @@ impl WeightId {
         Self { bias: true, ..self }
     }
 
+    /// Another weight of the same layer.
+    #[must_use]
+    pub const fn with_role(self, role: Role) -> Self {
+        Self { role, ..self }
+    }
+
     /// The name in a GGUF file.
     pub fn gguf(self) -> String {
-        let suffix = self.suffix();
-        match self.layer {
-            Some(layer) => format!("blk.{layer}.{}.{suffix}", self.part.gguf()),
-            None => format!("{}.{suffix}", self.part.gguf()),
-        }
+        self.full("blk", self.role.names().0)
     }
 
-    /// The name in a Hugging Face checkpoint; `sandwich`: the model has norms after attention and feed-forward too.
-    pub fn hugging_face(self, sandwich: bool) -> String {
-        let suffix = self.suffix();
-        match self.layer {
-            Some(layer) => format!("model.layers.{layer}.{}.{suffix}", self.part.hugging_face(sandwich)),
-            None => format!("{}.{suffix}", self.part.hugging_face(sandwich)),
-        }
+    /// The name in a Hugging Face checkpoint whose architecture has these names of its own.
+    pub fn hugging_face(self, names: Names) -> String {
+        let own = names.iter().find(|(role, _)| *role == self.role).map(|(_, name)| *name);
+        self.full("model.layers", own.unwrap_or(self.role.names().1))
     }
 
-    const fn suffix(self) -> &'static str {
-        if self.bias { "bias" } else { "weight" }
+    fn full(self, layers: &str, name: &str) -> String {
+        let suffix = if self.bias { "bias" } else { "weight" };
+        match self.layer {
+            Some(layer) => format!("{layers}.{layer}.{name}.{suffix}"),
+            None => format!("{name}.{suffix}"),
+        }
     }
 }

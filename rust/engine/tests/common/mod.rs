@@ -12,6 +12,7 @@ use engine::{
     model::{ModelFiles, config::RopeRows},
     model_runner::{ModelRunner, RunnerOptions},
 };
+use paged::KvGroups;
 
 pub const MAX_TOKENS: usize = 512;
 const NUM_BLOCKS: usize = 400;
@@ -55,7 +56,8 @@ pub struct Harness<'a> {
 
 impl<'a> Harness<'a> {
     pub fn new(runner: &'a mut ModelRunner, block_size: usize) -> Self {
-        runner.allocate_kv(NUM_BLOCKS, block_size).unwrap();
+        let groups = KvGroups::of_model(runner.config(), paged::KvDType::F16, block_size).unwrap();
+        runner.allocate_kv((NUM_BLOCKS, block_size), &groups).unwrap();
         // 11 and 399 have no common divisor: every block but the null block once, neighbours far apart.
         let n = NUM_BLOCKS as u32 - 1;
         let pool = (0..n).map(|i| 1 + i * 11 % n).collect();
@@ -72,7 +74,7 @@ impl<'a> Harness<'a> {
 
     /// Computes the next tokens of some requests in one step.
     pub fn step(&mut self, work: &[(usize, usize)]) {
-        let windows: Vec<_> = self.runner.kv_groups().groups.iter().map(|g| g.window).collect();
+        let windows: Vec<_> = self.runner.kv_groups().groups.iter().map(|g| g.retention.window()).collect();
         let mut step = StepMetadata { query_start_loc: vec![0], ..StepMetadata::default() };
         step.groups = vec![KvGroupMetadata::default(); windows.len()];
         let longest = work.iter().map(|(s, n)| self.sequences[*s].computed + n).max().unwrap();

@@ -1,7 +1,8 @@
 //! Finding what is there already, and saying why no more of it is.
 
-use super::{CacheKey, KvCacheManager, RequestBlocks};
-use crate::block_pool::BlockId;
+use super::{KvCacheManager, RequestBlocks};
+use crate::block_hash::CacheKey;
+use crate::ids::BlockId;
 use crate::prefix_index::NodeId;
 
 /// Why a prefix lookup ended where it did. Each speaks of the first block that was not found.
@@ -126,7 +127,7 @@ impl KvCacheManager {
                 self.runs[group] = if has_block { self.runs[group] + 1 } else { 0 };
                 let needed = self.walked.len() - self.first_kept_by_hit(group, self.walked.len());
                 every_group_accepts &= self.runs[group] >= needed;
-                hopeless |= !has_block && self.groups.groups[group].window.is_none();
+                hopeless |= !has_block && self.groups.groups[group].retention.window().is_none();
             }
             if hopeless {
                 break;
@@ -156,7 +157,7 @@ impl KvCacheManager {
         let index = self.walked.len();
         let pool_index = self.pool.index();
         if let Some(node) = found_further {
-            let is_full = |group: &usize| self.groups.groups[*group].window.is_none();
+            let is_full = |group: &usize| self.groups.groups[*group].retention.window().is_none();
             let has_all_full = (0..self.runs.len()).filter(is_full).all(|group| pool_index.block(node, group).is_some());
             return if has_all_full { MissReason::WindowEvicted } else { MissReason::Evicted };
         }

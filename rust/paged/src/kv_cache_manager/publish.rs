@@ -1,38 +1,9 @@
 //! Making blocks findable.
 
 use super::{KvCacheManager, RequestBlocks};
-use crate::block_pool::BlockId;
+use crate::block_hash::CacheKey;
+use crate::ids::BlockId;
 use crate::prefix_index::NodeId;
-
-/// What a request's blocks are found by besides their tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CacheKey<'a> {
-    /// See [`crate::NewRequest::identity`].
-    pub identity: &'a [u8],
-    /// See [`crate::NewRequest::cache_salt`].
-    pub salt: &'a [u8],
-    /// So many leading blocks are found without the salt.
-    pub num_public_blocks: usize,
-}
-
-impl<'a> CacheKey<'a> {
-    /// A key without a salt.
-    pub fn new(identity: &'a [u8]) -> Self {
-        Self { identity, salt: b"", num_public_blocks: 0 }
-    }
-
-    /// Whether both keys lead to the same block `index` behind the same tokens.
-    pub(crate) fn is_same_at(&self, other: Self, index: usize) -> bool {
-        let is_public = |key: &Self| key.salt.is_empty() || index < key.num_public_blocks;
-        let same_salt = || self.salt == other.salt && self.num_public_blocks == other.num_public_blocks;
-        self.identity == other.identity && ((is_public(self) && is_public(&other)) || same_salt())
-    }
-
-    /// Whether the salt stands before block `index`.
-    pub(super) fn is_salted_at(&self, index: usize) -> bool {
-        !self.salt.is_empty() && index == self.num_public_blocks
-    }
-}
 
 impl KvCacheManager {
     /// Where another request has published the same block first, its block takes the place of ours: requests that

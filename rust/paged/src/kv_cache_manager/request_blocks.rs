@@ -1,6 +1,6 @@
 //! The blocks of one request.
 
-use crate::block_pool::BlockId;
+use crate::ids::BlockId;
 use crate::prefix_index::NodeId;
 
 /// The blocks of one request: a block table for each KV group, all of one length.

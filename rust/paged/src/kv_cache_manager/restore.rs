@@ -1,7 +1,8 @@
 //! Blocks whose KV is fetched from a tier rather than computed.
 
-use super::{CacheKey, KvCacheManager, RequestBlocks};
-use crate::block_pool::BlockId;
+use super::{KvCacheManager, RequestBlocks};
+use crate::block_hash::CacheKey;
+use crate::ids::BlockId;
 use crate::tier::first_fetched;
 
 impl KvCacheManager {

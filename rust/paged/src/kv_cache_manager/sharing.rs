@@ -1,8 +1,8 @@
 //! Blocks that several requests hold, and the copies that keep one's writes from the others.
 
 use super::{KvCacheManager, RequestBlocks};
-use crate::block_pool::BlockId;
 use crate::error::PoolError;
+use crate::ids::BlockId;
 
 impl KvCacheManager {
     /// Gives the empty `child` the blocks of the first `num_tokens` tokens of `parent`, all of them computed; the last

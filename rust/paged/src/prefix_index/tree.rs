@@ -2,7 +2,7 @@
 
 use super::{NONE, NodeId, PrefixIndex};
 use crate::block_hash::BlockHash;
-use crate::block_pool::BlockId;
+use crate::ids::BlockId;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {

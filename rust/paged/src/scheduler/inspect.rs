@@ -1,10 +1,11 @@
 //! What others may see of the scheduler, and its check of itself.
 
 use super::Scheduler;
-use crate::block_pool::{BlockId, BlockPool};
+use crate::block_pool::BlockPool;
 use crate::error::IntegrityError;
+use crate::ids::{BlockId, RequestId};
 use crate::output::KvCacheStats;
-use crate::request::{PreemptionCost, RequestId, RequestStatus};
+use crate::request::{PreemptionCost, RequestStatus};
 use crate::scheduler::SchedulerConfig;
 
 impl Scheduler {

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 
 use super::prefix::{cache_tail, free_request};
 use super::{Scheduler, Slot};
-use crate::request::{RequestId, RequestStatus};
+use crate::ids::RequestId;
+use crate::request::RequestStatus;
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct KeptRequests {

@@ -45,7 +45,7 @@ impl Scheduler {
     fn cost_of_preempting(&self, request: &Request) -> usize {
         let groups = &self.manager.groups().groups;
         // Window groups have given their first blocks back.
-        let group = groups.iter().position(|group| group.window.is_none()).unwrap_or(0);
+        let group = groups.iter().position(|group| group.retention.window().is_none()).unwrap_or(0);
         let table = request.blocks.table(group);
         let num_staying = table.partition_point(|block| self.manager.pool().ref_cnt(*block) > 1);
         request.num_computed_tokens.saturating_sub(num_staying * self.manager.block_size())

@@ -1,8 +1,9 @@
 //! Time, and whether requests are taken and served.
 
 use super::Scheduler;
+use crate::ids::RequestId;
 use crate::output::SchedulerOutput;
-use crate::request::{FinishReason, RequestId};
+use crate::request::FinishReason;
 
 impl Scheduler {
     /// Tells the time, in ticks of the caller's choice; it does not go back. Requests whose deadline is not later

@@ -3,7 +3,8 @@
 use super::policy::AdmissionPolicy;
 use super::{Scheduler, Slot};
 use crate::error::{AdmissionError, ForkError};
-use crate::request::{ForkRequest, NewRequest, Request, RequestId, RequestStatus};
+use crate::ids::RequestId;
+use crate::request::{ForkRequest, NewRequest, Request, RequestStatus};
 
 impl Scheduler {
     /// Starts `child` from the tokens that `source` has now, with the source's identity and salt. All that it begins

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 
 use super::Scheduler;
-use crate::block_pool::BlockId;
+use crate::ids::BlockId;
 
 impl Scheduler {
     /// Hashes all that later decisions depend on, so that states which differ only in the names of requests and blocks,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::prefix::commit_request;
 use super::{Scheduler, Slot};
-use crate::block_pool::BlockId;
+use crate::ids::BlockId;
 use crate::output::{SchedulerOutput, SwapIn};
 use crate::tier::{TierBlock, TierBooks, TierConfig, TierRates, TierRecordId, TierStats, first_fetched};
 

@@ -1,48 +1,9 @@
 //! What happens when nothing can happen. The scheduler's argument for progress says never; should it be wrong, one
 //! request ends with the figures instead of all of them waiting for ever.
 
-use std::fmt;
-
 use super::Scheduler;
-use crate::output::SchedulerOutput;
-use crate::request::{FinishReason, RequestId, RequestStatus};
-
-/// A request that stood in the way of all, and why it could not go on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StuckReport {
-    /// The blocker: the first that runs, else the first that waits. It has been ended.
-    pub request_id: RequestId,
-    /// What it was doing.
-    pub status: RequestStatus,
-    /// Its tokens, and how many of them were computed.
-    pub num_tokens: usize,
-    /// See `num_tokens`.
-    pub num_computed_tokens: usize,
-    /// Blocks it still needed for its known tokens.
-    pub needed_blocks: usize,
-    /// Blocks that were free.
-    pub free_blocks: usize,
-    /// Blocks that would have had to be free before anyone is admitted, after a preemption.
-    pub admission_closed_below: usize,
-    /// Who held blocks, and how many.
-    pub holders: Vec<(RequestId, usize)>,
-}
-
-impl fmt::Display for StuckReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { request_id, status, num_tokens, num_computed_tokens, needed_blocks, free_blocks, .. } = self;
-        write!(
-            f,
-            "request {} ({status:?}, {num_computed_tokens} of {num_tokens} tokens computed) cannot be scheduled: it needs \
-             {needed_blocks} blocks and {free_blocks} are free, {} are asked for before anyone is admitted; held:",
-            request_id.0, self.admission_closed_below
-        )?;
-        if self.holders.is_empty() {
-            return f.write_str(" none");
-        }
-        self.holders.iter().try_for_each(|(id, blocks)| write!(f, " {blocks} by request {}", id.0))
-    }
-}
+use crate::output::{SchedulerOutput, StuckReport};
+use crate::request::FinishReason;
 
 impl Scheduler {
     /// Ends the request in the way if a step has come to nothing.
@@ -72,9 +33,11 @@ impl Scheduler {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::RequestId;
+    use crate::kv_cache_config::KvCacheConfig;
     use crate::kv_groups::KvGroups;
-    use crate::request::NewRequest;
-    use crate::scheduler::{AdmissionPolicy, KvCacheConfig, SchedulerConfig};
+    use crate::request::{NewRequest, RequestStatus};
+    use crate::scheduler::{AdmissionPolicy, SchedulerConfig};
 
     fn scheduler(admission: AdmissionPolicy) -> Scheduler {
         let config = SchedulerConfig { admission, ..SchedulerConfig::new(4, 8, 64) };

@@ -158,7 +158,7 @@ impl Sim {
             let (computed, _) = self.scheduler.num_computed_tokens(id).unwrap();
             let block_size = self.kv.block_size;
             for (group, members) in self.kv.groups.groups.iter().enumerate() {
-                let Some(window) = members.window else { continue };
+                let Some(window) = members.retention.window() else { continue };
                 for (index, block) in self.scheduler.block_table(id, group).iter().enumerate() {
                     let is_seen_from = |boundary| (index + 1) * block_size - 1 + window > boundary;
                     let (last, next) = (computed.saturating_sub(1) / block_size * block_size, computed / block_size * block_size);
@@ -191,7 +191,7 @@ impl Sim {
         }
         self.was_free = is_free;
         for (&(group, prefix), &(place, id, num_tokens)) in &place_of_prefix {
-            if self.kv.groups.groups[group].window.is_some() {
+            if self.kv.groups.groups[group].retention.window().is_some() {
                 continue;
             }
             let mut ancestor = prefix;

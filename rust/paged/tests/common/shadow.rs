@@ -69,7 +69,7 @@ impl Sim {
             for query in row.num_computed_tokens..end {
                 for (group, members) in self.kv.groups.groups.iter().enumerate() {
                     let table = self.scheduler.block_table(row.request_id, group);
-                    let first = members.window.map_or(0, |window| (query + 1).saturating_sub(window));
+                    let first = members.retention.window().map_or(0, |window| (query + 1).saturating_sub(window));
                     for key in first..=query {
                         let block = table[key / self.kv.block_size];
                         assert_ne!(block, BlockId::NULL, "query {query} reads key {key} from the null block");

@@ -56,8 +56,8 @@ use std::sync::{
 };
 
 use crate::{
-    AttentionArgs, AttentionParams, KvCacheSpec, KvDType, KvGroupMetadata, KvSide, Precision, StepMetadata, WorkspaceShape,
-    kv_layout::PlaneLayout,
+    AttentionArgs, AttentionParams, KvCacheSpec, KvDType, KvGroupMetadata, KvLayer, KvShape, KvSide, Precision, StepMetadata,
+    WorkspaceShape, kv_layout::PlaneLayout,
 };
 
 #[cfg(target_arch = "x86_64")]
@@ -162,7 +162,7 @@ pub(crate) fn workspace_bytes(shape: &WorkspaceShape, num_threads: usize) -> u64
     ((workers + partials) * size_of::<f32>()) as u64
 }
 
-/// [`crate::Backend::attention`]; the machine must have `tier`.
+/// [`crate::Phases::attention`]; the machine must have `tier`.
 pub(crate) fn attention(
     args: AttentionArgs<'_>,
     step: &StepMetadata,
@@ -170,10 +170,11 @@ pub(crate) fn attention(
     pool: &ThreadPool,
     scratch: &AttentionScratch,
 ) {
-    let AttentionArgs { q, out, cache, plane, group, params } = args;
-    let group = &step.groups[group];
+    let AttentionArgs { q, out, cache, layer, params } = args;
+    let layer = cache.layer(layer);
+    let group = &step.groups[layer.group];
     assert_eq!([q.cols(), out.cols()], [params.num_heads * params.head_dim; 2], "columns of q and out");
-    check(&params, cache.spec(), step, group, q.rows());
+    check(&params, (cache.spec(), layer), step, group, q.rows());
     out.set_rows(q.rows());
     let reader = cache.reader();
     let mut shared = scratch.shared.lock().unwrap_or_else(PoisonError::into_inner);
@@ -182,10 +183,10 @@ pub(crate) fn attention(
     let problem = Problem {
         q: q.as_slice().as_ptr(),
         out: out.as_mut_slice().as_mut_ptr(),
-        keys: reader.base(KvSide::Key, plane),
-        values: reader.base(KvSide::Value, plane),
+        keys: reader.base(KvSide::Key, layer),
+        values: reader.base(KvSide::Value, layer),
         spec: cache.spec(),
-        layout: cache.spec().host_layout(),
+        layout: cache.host_layout(layer, KvSide::Key),
         params,
         group,
         partials: partials.at_least(plan.partial_len),
@@ -225,12 +226,14 @@ pub(crate) fn attention(
 }
 
 /// The kernels trust these sizes.
-fn check(params: &AttentionParams, spec: &KvCacheSpec, step: &StepMetadata, group: &KvGroupMetadata, num_tokens: usize) {
-    assert_eq!(
-        (params.num_kv_heads, params.head_dim),
-        (spec.num_kv_heads, spec.head_dim),
-        "KV heads and head_dim of the KV cache"
-    );
+fn check(
+    params: &AttentionParams,
+    (spec, layer): (&KvCacheSpec, &KvLayer),
+    step: &StepMetadata,
+    group: &KvGroupMetadata,
+    num_tokens: usize,
+) {
+    assert_eq!(KvShape::new(params.num_kv_heads, params.head_dim), layer.shape, "heads of the layer's keys and values");
     assert_eq!(params.num_heads % params.num_kv_heads, 0, "{params:?}");
     let block_size = spec.block_size;
     assert!(BLOCK_SIZES.contains(&block_size), "blocks of {block_size} tokens");

@@ -188,6 +188,10 @@ per_tier!(
     add_scaled = add_scaled_body(x: &[f32], scale: f32, out: &mut [f32])
 );
 per_tier!(
+    /// `values = activation(values)`.
+    activate_row = activate(activation: Activation, values: &mut [f32])
+);
+per_tier!(
     /// `gate = activation(gate) * up`.
     gate_row = gate_body(activation: Activation, gate: &mut [f32], up: &[f32])
 );

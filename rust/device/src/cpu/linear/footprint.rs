@@ -49,7 +49,7 @@ pub fn workspace_bytes(shape: &WorkspaceShape, tier: CpuTier, num_threads: usize
             let tiles = if tiles { num_tokens.div_ceil(ACT_ROWS) * (widest / BLOCK) * size_of::<ActTile>() } else { 0 };
             (blocks + tiles) as u64
         }
-        (Precision::Exact, true) => float_bytes(2 * num_threads * PANEL * widest),
+        (Precision::Exact, true) => float_bytes((1 + usize::from(shape.gated)) * num_threads * PANEL * widest),
         (Precision::Fast | Precision::Deterministic, false) if tier.multiplies_bf16() => {
             (num_tokens.next_multiple_of(PANEL) * widest * size_of::<u16>()) as u64
         }

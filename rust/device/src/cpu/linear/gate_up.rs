@@ -1,8 +1,8 @@
-//! The gated half of a feed-forward network.
+//! The first half of a feed-forward network.
 
 use super::{
-    PANEL, ROWS,
-    elementwise::gate_row,
+    CpuLinear, PANEL, ROWS,
+    elementwise::{activate_row, gate_row},
     for_products,
     many_rows::ManyRows,
     out::SharedOut,
@@ -15,14 +15,15 @@ use crate::GateUpArgs;
 /// processor's prefetchers.
 const STRETCH: usize = 8;
 
-/// [`Backend::gate_up`](crate::Backend::gate_up): `out = activation(norm(x) @ gate^T) * (norm(x) @ up^T)`, biases included; sets out's rows.
+/// [`Phases::gate_up`](crate::Phases::gate_up): `out = activation(norm(x) @ gate^T) * (norm(x) @ up^T)`, without a gate
+/// `activation(norm(x) @ up^T)`, biases included; sets out's rows.
 ///
 /// # Panics
 /// When sizes disagree.
 pub fn gate_up(context: LinearContext<'_>, scratch: &mut LinearScratch, args: GateUpArgs<'_>) {
-    let GateUpArgs { x, norm, gate, up, activation, out } = args;
     let context = context.checked();
-    let (gate, up) = (gate.cpu(), up.cpu());
+    let GateUpArgs { x, norm, gate: Some(gate), up, activation, out } = args else { return ungated(context, scratch, args) };
+    let (gate, up) = (gate.weight::<CpuLinear>(), up.weight::<CpuLinear>());
     for weight in [gate, up] {
         assert_in(x, weight);
         assert_out(out, weight);
@@ -92,6 +93,43 @@ pub fn gate_up(context: LinearContext<'_>, scratch: &mut LinearScratch, args: Ga
                 let panel = up.open(p, false, second);
                 for_products(&[panel], &input, &rows, &mut |m, [ups]| finish(p, m, &mut gates[..ups.len()], ups));
             }
+        }
+    });
+}
+
+/// [`gate_up`] without a gate.
+fn ungated(context: LinearContext<'_>, scratch: &mut LinearScratch, args: GateUpArgs<'_>) {
+    let GateUpArgs { x, norm, up, activation, out, .. } = args;
+    let up = up.weight::<CpuLinear>();
+    assert_in(x, up);
+    assert_out(out, up);
+    out.set_rows(x.rows());
+    let LinearScratch { normed, acts, panels, tiles, .. } = scratch;
+    let cols = up.out_features;
+    let out = SharedOut::new(out.as_mut_slice());
+    let finish = |p: usize, m: usize, ups: &mut [[f32; PANEL]]| {
+        activate_row(context.tier, activation, ups.as_flattened_mut());
+        let columns = up.panel_rows(p);
+        for (i, ups) in ups.iter().enumerate() {
+            // SAFETY: as in `store`.
+            copy(ups, unsafe { out.part((m + i) * cols + columns.start, columns.len()) });
+        }
+    };
+    if let Some(phase) = ManyRows::start(context, tiles, x, norm, std::iter::once(up)) {
+        phase.run(&Items {
+            count: up.panels(),
+            width: 1,
+            weight: &|p| (up, p),
+            store: &|p, rows, c| finish(p, rows.start, &mut c.as_chunks_mut().0[..rows.len()]),
+        });
+        return;
+    }
+    let input = context.input(x, norm, Form::of(up, x.rows()), up.takes_pairs(), normed, acts);
+    let work = Work::new(&input, &std::iter::once(up));
+    context.for_panels(&work, panels, &|panels, rows, buffer| {
+        for p in panels {
+            let panel = up.open(p, work.many_rows, buffer);
+            for_products(&[panel], &input, &rows, &mut |m, [ups]| finish(p, m, ups));
         }
     });
 }

@@ -88,7 +88,8 @@ pub(super) fn search_bytes([rows, vocab_size]: [usize; 2], hidden_size: usize) -
     rows * row + bounds * size_of::<Bounds>() + candidates * size_of::<Candidate>()
 }
 
-/// [`Backend::greedy_tokens`](crate::Backend::greedy_tokens): searches the rows of `norm(x) @ weight^T` for their largest values.
+/// [`Phases::greedy_tokens`](crate::Phases::greedy_tokens): searches the rows of `norm(x) @ weight^T + bias` for their largest
+/// values.
 ///
 /// # Panics
 /// When sizes disagree.
@@ -100,10 +101,11 @@ pub fn greedy_tokens(
     linear: &Linear,
     tokens: &mut Vec<u32>,
 ) -> bool {
-    let weight = linear.cpu();
+    let weight = linear.weight::<CpuLinear>();
     match &weight.weight {
-        Weight::LmHead(head) if weight.bias.is_none() && (1..=max_searched_rows(context.tier)).contains(&x.rows()) => {
-            search(context.checked(), scratch, x, norm, (weight, head), tokens)
+        Weight::LmHead(head) if (1..=max_searched_rows(context.tier)).contains(&x.rows()) => {
+            weight.bias.iter().flatten().all(|b| b.is_finite())
+                && search(context.checked(), scratch, x, norm, (weight, head), tokens)
         }
         _ => false,
     }
@@ -139,12 +141,13 @@ fn search(
     let (shared, estimates) = (SharedOut::new(&mut *bounds), Input { acts: shifted, ..input });
     context.for_panels(&Work::new(&input, &std::iter::once(weight)), buffers, &|panels, rows, _| {
         for p in panels {
-            let (columns, reaches) = (weight.panel_rows(p).len(), head.reaches(p));
+            let (columns, reaches) = (weight.panel_rows(p), head.reaches(p));
+            let bias = weight.panel_bias(&columns).unwrap_or_default();
             for_products(&[weight.estimate(head, p)], &estimates, &rows, &mut |m, [products]| {
                 let rows = m..m + products.len();
                 // SAFETY: each panel and row is visited once.
                 let bounds = unsafe { shared.part(p * num_rows + m, products.len()) };
-                bound(context.tier, products, columns, &reaches, &lengths[rows], bounds);
+                bound(context.tier, products, (columns.len(), bias), &reaches, &lengths[rows], bounds);
             });
         }
     });
@@ -217,7 +220,13 @@ fn compute(
 }
 
 #[inline(always)]
-fn bound_body(products: &mut [[f32; PANEL]], columns: usize, reaches: &Reaches, lengths: &[Lengths], out: &mut [Bounds]) {
+fn bound_body(
+    products: &mut [[f32; PANEL]],
+    (columns, bias): (usize, &[f32]),
+    reaches: &Reaches,
+    lengths: &[Lengths],
+    out: &mut [Bounds],
+) {
     for ((products, [rest, outliers]), out) in products.iter_mut().zip(lengths).zip(out) {
         // Of the last panel fewer columns count.
         products[columns..].fill(f32::NEG_INFINITY);
@@ -225,6 +234,11 @@ fn bound_body(products: &mut [[f32; PANEL]], columns: usize, reaches: &Reaches, 
         for i in 0..PANEL {
             products[i] *= UNIT;
             highs[i] = products[i] + (reaches[0][i] * rest + reaches[1][i] * outliers);
+        }
+        // Rounding keeps order: the sum is no larger than that of the bound.
+        for (i, bias) in bias.iter().enumerate() {
+            products[i] += bias;
+            highs[i] += bias;
         }
         *out = Bounds { estimate: max_of(products), high: max_of(&mut highs) };
     }
@@ -244,6 +258,7 @@ fn max_of(values: &mut [f32; PANEL]) -> f32 {
 }
 
 per_tier!(
-    /// Bounds of the largest products of rows of activations by a panel, given an eighth of their estimates, which are changed.
-    bound = bound_body(products: &mut [[f32; PANEL]], columns: usize, reaches: &Reaches, lengths: &[Lengths], out: &mut [Bounds])
+    /// Bounds of the largest products of rows of activations by a panel of so many columns, plus the bias if there is one, given an eighth of
+    /// their estimates, which are changed.
+    bound = bound_body(products: &mut [[f32; PANEL]], columns: (usize, &[f32]), reaches: &Reaches, lengths: &[Lengths], out: &mut [Bounds])
 );

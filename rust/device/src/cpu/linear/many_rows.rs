@@ -4,7 +4,7 @@
 //! Quantised weights have finer activations, see [`super::int_tiles`]: rounding activations and dequantised weights to bf16 moves SmolLM2's
 //! log probabilities by up to 0.13.
 
-use super::{CpuLinear, LinearContext, PANEL, Weight, elementwise::norm_row, phases::Items};
+use super::{CpuLinear, LinearContext, Weight, elementwise::norm_row, phases::Items};
 use crate::{
     Norm, Precision, Tensor,
     cpu::{
@@ -95,13 +95,7 @@ impl PanelWork for Work<'_, '_> {
         let width = self.items.width;
         for (i, c) in c.chunks_exact_mut(c.len() / width).enumerate() {
             let (weight, p) = (self.items.weight)(item * width + i);
-            if let Some(bias) = &weight.bias {
-                for row in c[..rows * PANEL].chunks_exact_mut(PANEL) {
-                    for (v, b) in row.iter_mut().zip(&bias[weight.panel_rows(p)]) {
-                        *v += b;
-                    }
-                }
-            }
+            weight.add_bias(&weight.panel_rows(p), &mut c.as_chunks_mut().0[..rows]);
         }
         (self.items.store)(item, row0..row0 + rows, c);
     }

@@ -60,7 +60,7 @@ use self::{
     tiled::Tiled,
 };
 use super::{CpuTier, ThreadPool, read_ahead::Panels};
-use crate::{DType, DeviceError, Linear, LinearOptions, Precision, WeightView, backend::LinearWeight, quant::dequantize_row};
+use crate::{DType, DeviceError, Linear, LinearOptions, Precision, WeightView, backend::check_bias, quant::dequantize_row};
 
 /// Rows of a weight that are worked on together.
 const PANEL: usize = 32;
@@ -117,13 +117,7 @@ impl CpuLinear {
             let message = format!("instruction-set tier {} is not available; this machine has {}", tier.name(), best.name());
             return Err(DeviceError::Unsupported(message));
         }
-        if let Some(bias) = &options.bias
-            && bias.len() != weight.rows
-        {
-            let message =
-                format!("the bias of `{}` has {} values, its weight has {} rows", options.name, bias.len(), weight.rows);
-            return Err(DeviceError::Shape(message));
-        }
+        check_bias(weight, options)?;
         let packed = match options.precision {
             Precision::Fast | Precision::Deterministic => pack()?,
             Precision::Exact => None,
@@ -179,6 +173,21 @@ impl CpuLinear {
     /// Rows of the weight that panel `p` holds.
     fn panel_rows(&self, p: usize) -> Range<usize> {
         p * PANEL..self.out_features.min((p + 1) * PANEL)
+    }
+
+    /// The bias of some rows of the weight.
+    fn panel_bias(&self, rows: &Range<usize>) -> Option<&[f32]> {
+        self.bias.as_ref().map(|bias| &bias[rows.clone()])
+    }
+
+    /// Adds the bias of some rows of the weight to their products.
+    fn add_bias(&self, rows: &Range<usize>, products: &mut [[f32; PANEL]]) {
+        let Some(bias) = self.panel_bias(rows) else { return };
+        for products in products {
+            for (product, bias) in products.iter_mut().zip(bias) {
+                *product += bias;
+            }
+        }
     }
 
     fn is_packed(&self) -> bool {
@@ -261,7 +270,8 @@ impl CpuLinear {
 
 impl From<CpuLinear> for Linear {
     fn from(weight: CpuLinear) -> Self {
-        Self { out_features: weight.out_features, in_features: weight.in_features, weight: LinearWeight::Cpu(Arc::new(weight)) }
+        let shape = [weight.out_features, weight.in_features];
+        Self::new(shape, weight.bytes() as u64, weight.is_in_place(), Arc::new(weight))
     }
 }
 
@@ -329,13 +339,9 @@ impl Panel<'_> {
                 }
             }
         }
-        if let Some(bias) = &self.linear.bias {
-            let bias = &bias[self.rows.clone()];
-            for out in &mut out[..num_rows] {
-                for (o, b) in out.iter_mut().zip(bias) {
-                    *o += b;
-                }
-            }
+        // Estimates are scaled, and get it later.
+        if !matches!(self.source, Source::Estimate(..)) {
+            self.linear.add_bias(&self.rows, &mut out[..num_rows]);
         }
     }
 }

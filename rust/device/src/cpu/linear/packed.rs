@@ -36,7 +36,7 @@ use crate::cpu::{Amx, amx::IntTiles};
 use crate::{
     DType, DeviceError, GgmlType, WeightView,
     cpu::{CpuTier, ThreadPool},
-    quant::{BlockCodes, group_len, has_factors, has_min, unpack_block},
+    quant::{BlockCodes, Format},
 };
 
 /// Rows of a tile.
@@ -108,13 +108,14 @@ pub(super) const fn zero_point(codes: u8, min: bool) -> i32 {
 
 impl Layout {
     pub(super) const fn of(format: GgmlType) -> Self {
-        let codes = match format {
-            GgmlType::Q4_0 | GgmlType::Q4_1 | GgmlType::Q2K | GgmlType::Q3K | GgmlType::Q4K => Codes::U4,
-            GgmlType::Q5_0 | GgmlType::Q5_1 | GgmlType::Q5K | GgmlType::Mxfp4 => Codes::U5,
-            GgmlType::Q6K => Codes::U6,
-            GgmlType::Q8_0 => Codes::U8,
+        let &Format { group_len, has_min, has_factors, code_bits, .. } = format.format();
+        let codes = match code_bits {
+            4 => Codes::U4,
+            5 => Codes::U5,
+            6 => Codes::U6,
+            _ => Codes::U8,
         };
-        Self { codes, halves: group_len(format) == 16, min: has_min(format), factors: has_factors(format) }
+        Self { codes, halves: group_len == 16, min: has_min, factors: has_factors }
     }
 
     const fn span_bytes(self) -> usize {
@@ -274,9 +275,9 @@ pub(super) fn pack_row(format: GgmlType, layout: Layout, bytes: &[u8], r: usize,
     let (groups, kinds) = (1 + usize::from(halves), 1 + usize::from(min));
     let zero = zero_point(codes as u8, min) as u8;
     let mut fits = true;
-    let mut block = BlockCodes::new();
+    let (mut block, unpack) = (BlockCodes::new(), format.format().unpack);
     for (bytes, span) in bytes.chunks_exact(format.block_bytes()).zip(panel.chunks_exact_mut(layout.span_bytes())) {
-        unpack_block(format, bytes, &mut block);
+        unpack(bytes, &mut block);
         let (outs, floats) = span.split_at_mut(span_blocks_bytes(codes as u8, halves, min, factors));
         for (b, out) in outs.chunks_exact_mut(block_bytes(codes as u8, halves, min, factors)).enumerate() {
             let quads = std::array::from_fn(|q| {

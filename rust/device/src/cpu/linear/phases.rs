@@ -211,7 +211,7 @@ struct Target<'a> {
 /// Projections that run as one batch of panels; more run as several.
 const MAX_PROJECTIONS: usize = MAX_WEIGHTS;
 
-/// [`Backend::norm_linear`](crate::Backend::norm_linear): for every projection `out = norm(x) @ weight^T + bias`; sets the outputs' rows.
+/// [`Phases::norm_linear`](crate::Phases::norm_linear): for every projection `out = norm(x) @ weight^T + bias`; sets the outputs' rows.
 ///
 /// # Panics
 /// When sizes disagree.
@@ -223,7 +223,9 @@ pub fn norm_linear(
     projections: &mut [Projection<'_>],
 ) {
     let context = context.checked();
-    if let Some(phase) = ManyRows::start(context, &mut scratch.tiles, x, norm, projections.iter().map(|p| p.linear.cpu())) {
+    if let Some(phase) =
+        ManyRows::start(context, &mut scratch.tiles, x, norm, projections.iter().map(|p| p.linear.weight::<CpuLinear>()))
+    {
         for projections in projections.chunks_mut(MAX_PROJECTIONS) {
             let (targets, count) = targets(x, projections);
             let target =
@@ -246,8 +248,8 @@ pub fn norm_linear(
         return;
     }
     let LinearScratch { normed, acts, panels, .. } = scratch;
-    let form = projections.iter().map(|p| Form::of(p.linear.cpu(), x.rows())).max().unwrap_or(Form::Floats);
-    let pairs = projections.iter().any(|p| p.linear.cpu().takes_pairs());
+    let form = projections.iter().map(|p| Form::of(p.linear.weight::<CpuLinear>(), x.rows())).max().unwrap_or(Form::Floats);
+    let pairs = projections.iter().any(|p| p.linear.weight::<CpuLinear>().takes_pairs());
     let input = context.input(x, norm, form, pairs, normed, acts);
     for projections in projections.chunks_mut(MAX_PROJECTIONS) {
         let (targets, _) = targets(x, projections);
@@ -266,7 +268,7 @@ fn targets<'a>(x: &Tensor, projections: &'a mut [Projection<'_>]) -> ([Option<Ta
     let mut targets = [const { None }; MAX_PROJECTIONS];
     let mut first = 0;
     for (target, Projection { linear, out }) in targets.iter_mut().zip(projections) {
-        let weight = linear.cpu();
+        let weight = linear.weight::<CpuLinear>();
         assert_in(x, weight);
         assert_out(out, weight);
         out.set_rows(x.rows());
@@ -305,14 +307,14 @@ pub(super) fn store(
     });
 }
 
-/// [`Backend::linear_residual`](crate::Backend::linear_residual): `residual += post_norm(x @ weight^T + bias) * scale`.
+/// [`Phases::linear_residual`](crate::Phases::linear_residual): `residual += post_norm(x @ weight^T + bias) * scale`.
 ///
 /// # Panics
 /// When sizes disagree.
 pub fn linear_residual(context: LinearContext<'_>, scratch: &mut LinearScratch, args: ResidualArgs<'_>) {
     let ResidualArgs { x, linear, post_norm, scale, residual } = args;
     let context = context.checked();
-    let weight = linear.cpu();
+    let weight = linear.weight::<CpuLinear>();
     assert_in(x, weight);
     assert_out(residual, weight);
     assert_eq!(residual.rows(), x.rows(), "rows of the residual stream");

@@ -17,8 +17,6 @@ pub struct DeviceBytes {
     pub activations: u64,
     /// Buffers of the kernels.
     pub workspaces: u64,
-    /// Workspaces of the vendor's libraries on a GPU, such as cuBLAS.
-    pub libraries: u64,
     /// Captured graphs on a GPU.
     pub graphs: u64,
     /// The tokenizer, estimated from its vocabulary.
@@ -42,13 +40,12 @@ impl DeviceBytes {
     }
 
     /// By name, for a table.
-    pub(super) fn lines(&self) -> [(&'static str, u64); 10] {
+    pub(super) fn lines(&self) -> [(&'static str, u64); 9] {
         [
             ("weights", self.weights),
             ("KV cache", self.kv_cache),
             ("activations", self.activations),
             ("workspaces", self.workspaces),
-            ("libraries", self.libraries),
             ("graphs", self.graphs),
             ("tokenizer", self.tokenizer),
             ("encoders", self.encoder_cache),
@@ -82,8 +79,7 @@ impl DeviceBytes {
     }
 
     fn counted_beside_kv(&self) -> u64 {
-        let kernels = self.workspaces + self.libraries + self.graphs;
-        self.weights + self.activations + kernels + self.tokenizer + self.encoder_cache
+        self.weights + self.activations + self.workspaces + self.graphs + self.tokenizer + self.encoder_cache
     }
 
     pub(super) fn with_margin(self) -> Self {

@@ -1,23 +1,28 @@
-//! Gemma 3 (text): norms around both halves of a layer, five windowed layers for each full one, each kind with its own rotation.
+//! Gemma 3 (text): Gemma 2 with normalised heads, five windowed layers for each full one, each kind with its own rotation.
 
-use device::{Activation, RopeStyle};
-
-use super::Architecture;
+use super::{Architecture, gemma};
 use crate::{
     EngineError,
     model::{
-        config::DecoderConfig,
+        config::{DecoderConfig, QkNorm},
         fields::{GgufFields, HfFields},
         rope::{RopeConfig, RopeScaling},
     },
+    weights::Role,
 };
 
 /// Every sixth layer sees everything.
 const PATTERN: usize = 6;
 const LOCAL_THETA: f64 = 10_000.0;
 
-pub(super) const ARCHITECTURE: Architecture =
-    Architecture { model_types: &["gemma3", "gemma3_text"], class: "Gemma3ForCausalLM", gguf: "gemma3", from_hf, from_gguf };
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    model_types: &["gemma3", "gemma3_text"],
+    class: "Gemma3ForCausalLM",
+    gguf: "gemma3",
+    names: &[(Role::FfnNorm, "pre_feedforward_layernorm")],
+    from_hf,
+    from_gguf,
+};
 
 fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     if fields.object.contains_key("text_config") {
@@ -26,45 +31,29 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
             fields.what
         )));
     }
-    if fields.flag("use_bidirectional_attention")? == Some(true) {
-        return Err(fields.error("use_bidirectional_attention", "is true; only causal attention is implemented"));
-    }
-    let base = fields.decoder("gemma3")?;
+    let mut config = gemma::read_hf("gemma3", fields)?;
     let local = if fields.object.contains_key("rope_parameters") {
-        fields.rope("sliding_attention", base.head_dim)?
+        fields.rope("sliding_attention", config.largest(|layer| layer.attention().head_dim))?
     } else {
-        local_rope(&base, fields.number("rope_local_base_freq")?.unwrap_or(LOCAL_THETA))
+        local_rope(&config, fields.number("rope_local_base_freq")?.unwrap_or(LOCAL_THETA))
     };
     let pattern = fields.size("sliding_window_pattern")?.unwrap_or(PATTERN);
-    let sliding = fields.sliding_layers(base.layers.len())?;
+    let sliding = fields.sliding_layers(config.layers.len())?;
     let window = fields.size("sliding_window")?;
-    let scalar = fields.number("query_pre_attn_scalar")?.unwrap_or(256.0);
-    let config = DecoderConfig {
-        norm_offset: 1.0,
-        activation: if fields.text("hidden_activation")?.is_some() { base.activation } else { Activation::GeluTanh },
-        tie_word_embeddings: fields.flag("tie_word_embeddings")?.unwrap_or(true),
-        attention_scale: scalar.sqrt().recip() as f32,
-        attention_softcap: fields.softcap("attn_logit_softcapping")?,
-        final_softcap: fields.softcap("final_logit_softcapping")?,
-        ..base
-    };
-    Ok(with_layers(config, local, window, |i| sliding.as_ref().map_or_else(|| is_sliding(i, pattern), |s| s[i])))
+    let scale = fields.number("query_pre_attn_scalar")?.unwrap_or(256.0).sqrt().recip() as f32;
+    config.final_softcap = fields.softcap("final_logit_softcapping")?;
+    let config = gemma::with_layers(config, scale, fields.softcap("attn_logit_softcapping")?);
+    Ok(with_kinds(config, local, window, |i| sliding.as_ref().map_or_else(|| is_sliding(i, pattern), |s| s[i])))
 }
 
 fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
-    let base = fields.decoder("gemma3", RopeStyle::Neox)?;
-    let local = local_rope(&base, fields.number("rope.freq_base_swa")?.unwrap_or(LOCAL_THETA));
+    let mut config = gemma::read_gguf("gemma3", fields)?;
+    let local = local_rope(&config, fields.number("rope.freq_base_swa")?.unwrap_or(LOCAL_THETA));
     let window = fields.size("attention.sliding_window")?;
     let pattern = fields.size("attention.sliding_window_pattern")?.unwrap_or(PATTERN);
-    // The 27B model alone scales by its width a head; files do not say so.
-    let scalar = if base.layers.len() == 62 { base.hidden_size / base.num_heads.max(1) } else { base.head_dim };
-    let config = DecoderConfig {
-        activation: Activation::GeluTanh,
-        attention_scale: (scalar as f32).sqrt().recip(),
-        final_softcap: fields.number("final_logit_softcapping")?.map(|cap| cap as f32),
-        ..base
-    };
-    Ok(with_layers(config, local, window, |i| is_sliding(i, pattern)))
+    config.final_softcap = fields.number("final_logit_softcapping")?.map(|cap| cap as f32);
+    let scale = gemma::gguf_scale(&config, 62);
+    Ok(with_kinds(gemma::with_layers(config, scale, None), local, window, |i| is_sliding(i, pattern)))
 }
 
 fn is_sliding(layer: usize, pattern: usize) -> bool {
@@ -76,19 +65,16 @@ fn local_rope(config: &DecoderConfig, theta: f64) -> RopeConfig {
     RopeConfig { theta, scaling: RopeScaling::None, ..config.ropes[0].clone() }
 }
 
-fn with_layers(
+fn with_kinds(
     mut config: DecoderConfig,
     local: RopeConfig,
     window: Option<usize>,
     sliding: impl Fn(usize) -> bool,
 ) -> DecoderConfig {
-    config.qk_norm = true;
-    config.sandwich_norms = true;
-    config.embedding_scale = (config.hidden_size as f32).sqrt();
     config.ropes.push(local);
-    for (i, layer) in config.layers.iter_mut().enumerate() {
-        layer.rope = usize::from(sliding(i));
+    for (i, attention) in config.attention_mut().enumerate() {
+        attention.qk_norm = Some(QkNorm::Heads);
+        attention.rope = Some(usize::from(sliding(i)));
     }
-    config.set_windows(|i| window.filter(|_| sliding(i)));
-    config
+    config.with_windows(|i| window.filter(|_| sliding(i)))
 }

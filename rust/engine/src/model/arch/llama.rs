@@ -8,6 +8,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     model_types: &["llama"],
     class: "LlamaForCausalLM",
     gguf: "llama",
+    names: &[],
     from_hf: |fields| fields.decoder("llama"),
     // The converter to GGUF permutes the rows of q and k.
     from_gguf: |fields| fields.decoder("llama", RopeStyle::Interleaved),

@@ -12,13 +12,12 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     model_types: &["mistral"],
     class: "MistralForCausalLM",
     gguf: "llama",
+    names: &[],
     from_hf,
     from_gguf: |fields| fields.decoder("mistral", RopeStyle::Interleaved),
 };
 
 fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
-    let mut config = fields.decoder("mistral")?;
     let window = fields.size("sliding_window")?;
-    config.set_windows(|_| window);
-    Ok(config)
+    Ok(fields.decoder("mistral")?.with_windows(|_| window))
 }

@@ -1,17 +1,26 @@
 //! Architectures: each maps its configuration to the one decoder.
 
+mod gemma;
+mod gemma2;
 mod gemma3;
+mod glm4;
+mod granite;
 mod llama;
 mod mistral;
+mod olmo2;
+mod phi2;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod smollm3;
+mod stablelm;
+mod starcoder2;
 
 use super::{
     config::DecoderConfig,
     fields::{GgufFields, HfFields},
 };
-use crate::EngineError;
+use crate::{EngineError, weights::Names};
 
 /// An architecture and where its configurations come from.
 pub struct Architecture {
@@ -21,6 +30,8 @@ pub struct Architecture {
     pub class: &'static str,
     /// `general.architecture` of GGUF files.
     pub gguf: &'static str,
+    /// What its Hugging Face checkpoints call otherwise than others.
+    pub names: Names,
     /// From config.json.
     pub from_hf: fn(&HfFields<'_>) -> Result<DecoderConfig, EngineError>,
     /// From GGUF metadata.
@@ -35,6 +46,15 @@ pub const ARCHITECTURES: &[Architecture] = &[
     qwen2::ARCHITECTURE,
     qwen3::ARCHITECTURE,
     gemma3::ARCHITECTURE,
+    gemma::ARCHITECTURE,
+    gemma2::ARCHITECTURE,
+    starcoder2::ARCHITECTURE,
+    phi2::ARCHITECTURE,
+    stablelm::ARCHITECTURE,
+    olmo2::ARCHITECTURE,
+    smollm3::ARCHITECTURE,
+    glm4::ARCHITECTURE,
+    granite::ARCHITECTURE,
 ];
 
 /// What a file says about its architecture.

@@ -12,13 +12,12 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     model_types: &["phi3"],
     class: "Phi3ForCausalLM",
     gguf: "phi3",
+    names: &[],
     from_hf,
     from_gguf: |fields| fields.decoder("phi3", RopeStyle::Neox),
 };
 
 fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
-    let mut config = fields.decoder("phi3")?;
     let window = fields.size("sliding_window")?;
-    config.set_windows(|_| window);
-    Ok(config)
+    Ok(fields.decoder("phi3")?.with_windows(|_| window))
 }

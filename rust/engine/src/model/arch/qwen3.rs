@@ -2,25 +2,26 @@
 
 use device::RopeStyle;
 
-use super::{Architecture, qwen2::set_windows};
+use super::{Architecture, qwen2::with_windows};
 use crate::{
     EngineError,
     model::{
-        config::DecoderConfig,
+        config::{DecoderConfig, QkNorm},
         fields::{GgufFields, HfFields},
     },
 };
 
 pub(super) const ARCHITECTURE: Architecture =
-    Architecture { model_types: &["qwen3"], class: "Qwen3ForCausalLM", gguf: "qwen3", from_hf, from_gguf };
+    Architecture { model_types: &["qwen3"], class: "Qwen3ForCausalLM", gguf: "qwen3", names: &[], from_hf, from_gguf };
 
 fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
-    let mut config = fields.decoder("qwen3")?;
-    config.qk_norm = true;
-    set_windows(&mut config, fields)?;
-    Ok(config)
+    with_windows(with_norms(fields.decoder("qwen3")?), fields)
 }
 
 fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
-    Ok(DecoderConfig { qk_norm: true, ..fields.decoder("qwen3", RopeStyle::Neox)? })
+    Ok(with_norms(fields.decoder("qwen3", RopeStyle::Neox)?))
+}
+
+fn with_norms(config: DecoderConfig) -> DecoderConfig {
+    config.with_attention(|attention| attention.qk_norm = Some(QkNorm::Heads))
 }

@@ -41,7 +41,7 @@ fn check_fast(dtype: DType, (m, n, k): (usize, usize, usize), seed: u64, pool: &
     for tier in tiers() {
         let (expected, bounds) = fast_oracle(tier, &x, &weight);
         let linear = linear(&weight, Precision::Fast, tier, pool);
-        assert_eq!(linear.cpu().is_packed(), matches!(dtype, DType::Ggml(_)));
+        assert_eq!(linear.weight::<CpuLinear>().is_packed(), matches!(dtype, DType::Ggml(_)));
         let got = project(LinearContext { pool, tier }, &mut LinearScratch::default(), &x, &linear);
         assert_close(&format!("{dtype} {} [{m}, {n}, {k}]", tier.name()), &got, &expected, &bounds, ROUNDING);
     }
@@ -324,7 +324,7 @@ fn a_quantised_row_has_the_same_bits_with_tile_units_and_without() {
         let (weight, x) = (random.weight(DType::Ggml(format), 75, 768), random.tensor(m, 768));
         let [with, without] = [CpuTier::Amx, CpuTier::Avx512].map(|tier| {
             let linear = linear(&weight, Precision::Fast, tier, &pool);
-            assert_eq!(linear.cpu().is_unpacked_for(48), tier == CpuTier::Amx);
+            assert_eq!(linear.weight::<CpuLinear>().is_unpacked_for(48), tier == CpuTier::Amx);
             project(LinearContext { pool: &pool, tier }, &mut LinearScratch::default(), &x, &linear)
         });
         let same = with.iter().zip(&without).position(|(a, b)| a.to_bits() != b.to_bits());
@@ -411,7 +411,7 @@ fn a_row_of_a_weight_is_the_stored_one_but_for_scales_rounded_to_f16() {
             let weight = linear(&view, precision, CpuTier::detect(), &pool);
             for r in [0, 15, 16, 31, 32, 44] {
                 let (mut row, mut stored) = (vec![0.0; 512], vec![0.0; 512]);
-                weight.cpu().row(r, &mut row);
+                weight.weight::<CpuLinear>().row(r, &mut row);
                 dequantize_row(dtype, view.row(r), &mut stored);
                 let largest = stored.iter().fold(0.0f32, |m, v| m.max(v.abs()));
                 let tolerance = if precision == Precision::Fast { 4e-3 * largest } else { 0.0 };

@@ -25,9 +25,13 @@ impl Bench {
 
     /// `None` where there was no search.
     fn search(&mut self, x: &Tensor, head: &Linear) -> Option<Vec<u32>> {
+        self.search_normed(x, None, head)
+    }
+
+    fn search_normed(&mut self, x: &Tensor, norm: Option<&Norm>, head: &Linear) -> Option<Vec<u32>> {
         let context = LinearContext { pool: &self.pool, tier: self.tier };
         let mut tokens = vec![7; 9];
-        greedy_tokens(context, &mut self.scratch, x, None, head, &mut tokens).then_some(tokens)
+        greedy_tokens(context, &mut self.scratch, x, norm, head, &mut tokens).then_some(tokens)
     }
 
     fn all(&mut self, x: &Tensor, linear: &Linear) -> Vec<f32> {
@@ -36,8 +40,13 @@ impl Bench {
 
     /// Whether the rows were searched; fails unless that found the first of the largest of `all` of each.
     fn check(&mut self, x: &Tensor, weight: &WeightView) -> bool {
-        let head = self.lm_head(weight, None);
-        let all = self.all(x, &linear(weight, Precision::Fast, self.tier, &self.pool));
+        self.check_biased(x, weight, None)
+    }
+
+    fn check_biased(&mut self, x: &Tensor, weight: &WeightView, bias: Option<Vec<f32>>) -> bool {
+        let head = self.lm_head(weight, bias.clone());
+        let linear = CpuLinear::new(weight, &options(Precision::Fast, bias), self.tier, &self.pool).expect("a linear layer");
+        let all = self.all(x, &linear.into());
         let largest = all.chunks_exact(weight.rows).map(|row| {
             let max = row.iter().copied().fold(f32::MIN, f32::max);
             row.iter().position(|v| *v == max).expect("a maximum") as u32
@@ -82,8 +91,8 @@ fn upper_and_lower_plane_together_are_the_packed_weight() {
         let (head, packed) = (bench.lm_head(&weight, None), linear(&weight, Precision::Fast, bench.tier, &bench.pool));
         let mut rows = [vec![0.0; COLS], vec![0.0; COLS]];
         for r in 0..77 {
-            head.cpu().row(r, &mut rows[0]);
-            packed.cpu().row(r, &mut rows[1]);
+            head.weight::<CpuLinear>().row(r, &mut rows[0]);
+            packed.weight::<CpuLinear>().row(r, &mut rows[1]);
             assert_eq!(rows[0], rows[1], "row {r}, {}", bench.tier.name());
         }
         for m in [1, 2, 3, 4, 5, 9, 33, 64, 65] {
@@ -248,11 +257,47 @@ fn a_search_takes_no_more_memory_than_is_foretold() {
 }
 
 #[test]
-fn a_weight_with_a_bias_is_not_searched() {
+fn the_largest_sums_of_logits_and_a_bias_are_found() {
     on_every_tier(|bench| {
         let mut random = Random::new(3);
-        let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 96, COLS);
-        let head = bench.lm_head(&weight, Some(random.vec(96)));
-        assert_eq!(bench.search(&random.tensor(1, COLS), &head), None);
+        let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 4099, COLS);
+        for rows in [1, 1, 3, 5] {
+            let x = hidden_states(rows, &weight, &mut random);
+            // What a search would find without it is no longer the largest, in the last panel as well.
+            let mut bias = random.vec(4099);
+            let largest = bench.all(&x, &linear(&weight, Precision::Fast, bench.tier, &bench.pool));
+            let largest = largest[..4099].iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).expect("logits");
+            bias[largest.0] = -1e4;
+            bias[4098] = if rows == 3 { 1e4 } else { 0.0 };
+            bench.scratch = LinearScratch::default();
+            let searched = bench.check_biased(&x, &weight, Some(bias));
+            assert_eq!(searched, rows <= bench.rows_at_once(), "{rows} rows on {}", bench.tier.name());
+        }
+        let x = hidden_states(1, &weight, &mut random);
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let head = bench.lm_head(&weight, Some([vec![0.0; 4098], vec![bad]].concat()));
+            assert_eq!(bench.search(&x, &head), None, "{bad} on {}", bench.tier.name());
+        }
+    });
+}
+
+#[test]
+fn rows_are_normalised_before_they_are_searched() {
+    on_every_tier(|bench| {
+        let mut random = Random::new(4);
+        let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 2050, COLS);
+        let head = bench.lm_head(&weight, Some(random.vec(2050)));
+        let layer = random.norm(NormKind::Layer, COLS);
+        for norm in [random.norm(NormKind::Rms, COLS), Norm { bias: None, ..layer.clone() }, layer] {
+            let (x, mut normed) = (hidden_states(2, &weight, &mut random), random.tensor(2, COLS));
+            for (x, normed) in x.as_slice().chunks_exact(COLS).zip(normed.as_mut_slice().chunks_exact_mut(COLS)) {
+                elementwise::norm_row(bench.tier, &norm, x, normed);
+            }
+            bench.scratch = LinearScratch::default();
+            let expected = bench.search(&normed, &head);
+            bench.scratch = LinearScratch::default();
+            assert_eq!(bench.search_normed(&x, Some(&norm), &head), expected, "{:?} on {}", norm.kind, bench.tier.name());
+            assert_eq!(expected.is_some(), bench.rows_at_once() > 1, "{:?} on {}", norm.kind, bench.tier.name());
+        }
     });
 }

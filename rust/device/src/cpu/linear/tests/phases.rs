@@ -107,7 +107,11 @@ fn fused_phases_are_the_plain_operations_one_after_the_other() {
                     })
                     .collect();
                 let x = random.tensor(m, k);
-                let norm = random.norm(NormKind::Rms, k);
+                let norm = match m {
+                    1 => random.norm(NormKind::Layer, k),
+                    6 => random.norm(NormKind::Rms, k),
+                    _ => Norm { bias: None, ..random.norm(NormKind::Layer, k) },
+                };
                 let rounded = precision == Precision::Fast && in_bf16(tier, dtype, k);
                 let seen = |x: &[f32]| match dtype {
                     _ if rounded => through_bf16(x),
@@ -159,25 +163,24 @@ fn fused_phases_are_the_plain_operations_one_after_the_other() {
                 }
 
                 let mut out = Tensor::new(64, n).expect("memory");
-                let up_weight = random.weight(dtype, n, k);
-                let up = linear(&up_weight, precision, tier, &pool);
-                let args = GateUpArgs {
-                    x: &x,
-                    norm: Some(&norm),
-                    gate: &linears[0],
-                    up: &up,
-                    activation: Activation::Silu,
-                    out: &mut out,
-                };
-                gate_up(context, &mut scratch, args);
-                let seen = seen(&normed);
-                let ups = oracle(&seen, &up_weight).0;
-                let expected: Vec<f32> = plain(&normed, 0)
-                    .iter()
-                    .zip(ups)
-                    .map(|(g, u)| (plain_activation(Activation::Silu, f64::from(*g)) * u) as f32)
-                    .collect();
-                near("gate_up", out.as_slice(), &expected);
+                let (up_weight, up_bias) = (random.weight(dtype, n, k), random.vec(n));
+                let up_options = options(precision, Some(up_bias.clone()));
+                let up = CpuLinear::new(&up_weight, &up_options, tier, &pool).expect("a linear layer").into();
+                let ups = oracle(&seen(&normed), &up_weight).0;
+                let ups: Vec<f64> = ups.iter().enumerate().map(|(i, u)| u + f64::from(up_bias[i % n])).collect();
+                let activation = Activation::Silu;
+                for gate in [Some(&linears[0]), None] {
+                    let args = GateUpArgs { x: &x, norm: Some(&norm), gate, up: &up, activation, out: &mut out };
+                    gate_up(context, &mut scratch, args);
+                    let gated =
+                        plain(&normed, 0).into_iter().zip(&ups).map(|(g, u)| plain_activation(activation, f64::from(g)) * u);
+                    let expected: Vec<f64> = match gate {
+                        Some(_) => gated.collect(),
+                        None => ups.iter().map(|u| plain_activation(activation, *u)).collect(),
+                    };
+                    let expected: Vec<f32> = expected.into_iter().map(|e| e as f32).collect();
+                    near(if gate.is_some() { "gate_up" } else { "up" }, out.as_slice(), &expected);
+                }
             }
         }
     }
@@ -196,7 +199,8 @@ fn gate_and_up_of_few_rows_have_the_bits_of_many() {
             let [gate, up] = weights.each_ref().map(|weight| linear(weight, precision, tier, &pool));
             let run = |x: &Tensor| {
                 let mut out = Tensor::new(rows, n).expect("memory");
-                let args = GateUpArgs { x, norm: Some(&norm), gate: &gate, up: &up, activation: Activation::Silu, out: &mut out };
+                let args =
+                    GateUpArgs { x, norm: Some(&norm), gate: Some(&gate), up: &up, activation: Activation::Silu, out: &mut out };
                 gate_up(LinearContext { pool: &pool, tier }, &mut LinearScratch::default(), args);
                 out.as_slice().iter().map(|v| v.to_bits()).collect::<Vec<_>>()
             };
@@ -227,6 +231,6 @@ fn a_worker_that_waits_fetches_its_share_of_the_next_phase() {
     for linear in linears.iter().chain(&linears[..1]) {
         norm_linear(context, &mut scratch, &x, None, &mut [Projection { linear, out: &mut out }]);
     }
-    let panels = linears[1].cpu().memory();
+    let panels = linears[1].weight::<CpuLinear>().memory();
     assert_eq!(fetched().map(|memory| memory.start), Some(panels.address + 2 * panels.bytes));
 }

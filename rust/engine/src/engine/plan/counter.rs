@@ -1,0 +1,103 @@
+//! Counts the bytes of a model's weights by device.
+
+use device::{DType, Precision};
+use paged::ModelConfigLike;
+
+use super::{KvLayers, PlannedDevices};
+use crate::{
+    EngineError,
+    model::part::Weights,
+    weights::{Matrix, Role, WeightId, WeightSource},
+};
+
+/// Counts the weights that it visits, in the form that they are computed with.
+pub(super) struct Counter<'a> {
+    weights: Option<&'a WeightSource>,
+    devices: PlannedDevices<'a>,
+    precision: Precision,
+    layers: &'a KvLayers<'a>,
+    /// By device.
+    pub(super) bytes: Vec<u64>,
+    /// How the last matrix of a layer is stored, as most are.
+    pub(super) layer_dtype: DType,
+    /// How the matrix of logits is stored.
+    pub(super) lm_head_dtype: DType,
+}
+
+impl<'a> Counter<'a> {
+    pub(super) fn new(
+        weights: Option<&'a WeightSource>,
+        devices: PlannedDevices<'a>,
+        precision: Precision,
+        layers: &'a KvLayers<'a>,
+    ) -> Self {
+        let (layer_dtype, lm_head_dtype) = (DType::BF16, DType::BF16);
+        Self { weights, devices, precision, layers, bytes: vec![0; devices.len()], layer_dtype, lm_head_dtype }
+    }
+
+    fn dtype(&self, matrix: &Matrix) -> Result<DType, EngineError> {
+        self.weights.map_or(Ok(DType::BF16), |weights| Ok(weights.stored(matrix)?.1.dtype))
+    }
+
+    /// Vectors are kept as floats.
+    fn bias_bytes(&self, matrix: &Matrix) -> u64 {
+        let is_there = matrix.needs_bias || self.weights.is_some_and(|weights| weights.has_bias(matrix));
+        if is_there { (matrix.shape[0] * size_of::<f32>()) as u64 } else { 0 }
+    }
+
+    fn add(&mut self, layer: Option<usize>, bytes: u64) {
+        let device = layer.map_or(self.bytes.len() - 1, |layer| self.layers.device(layer));
+        self.bytes[device] += bytes;
+    }
+}
+
+/// As they are stored: packed forms are the host's.
+fn stored_bytes(dtype: DType, [rows, cols]: [usize; 2]) -> u64 {
+    dtype.row_bytes(cols).unwrap_or(0) as u64 * rows as u64
+}
+
+impl Weights for Counter<'_> {
+    type Linear = ();
+    type Norm = ();
+    type Table = ();
+
+    fn linear(&mut self, matrix: &Matrix) -> Result<(), EngineError> {
+        self.layer_dtype = self.dtype(matrix)?;
+        let bytes = match self.devices {
+            PlannedDevices::Own { backend, .. } => backend.linear_bytes(self.layer_dtype, matrix.shape, self.precision),
+            PlannedDevices::Cards(_) => stored_bytes(self.layer_dtype, matrix.shape),
+        };
+        self.add(matrix.id.layer, bytes + self.bias_bytes(matrix));
+        Ok(())
+    }
+
+    fn lm_head(&mut self, matrix: &Matrix) -> Result<(), EngineError> {
+        self.lm_head_dtype = self.dtype(matrix)?;
+        let bytes = match self.devices {
+            PlannedDevices::Own { backend, .. } => backend.lm_head_bytes(self.lm_head_dtype, matrix.shape, self.precision),
+            PlannedDevices::Cards(_) => stored_bytes(self.lm_head_dtype, matrix.shape),
+        };
+        self.add(None, bytes + self.bias_bytes(matrix));
+        // Its rows are looked up on the first device.
+        if matrix.id.role == Role::Embedding && self.bytes.len() > 1 {
+            self.bytes[0] += bytes;
+        }
+        Ok(())
+    }
+
+    fn norm(&mut self, id: WeightId, [number, len]: [usize; 2]) -> Result<(), EngineError> {
+        let has_bias = self.weights.is_some_and(|weights| weights.contains(id.bias()));
+        let vectors = if has_bias { 2 * number } else { number };
+        self.add(id.layer, (vectors * len * size_of::<f32>()) as u64);
+        Ok(())
+    }
+
+    fn table(&mut self, matrix: &Matrix) -> Result<(), EngineError> {
+        let dtype = self.dtype(matrix)?;
+        // Read by rows, as it is stored, and by the host.
+        if !self.devices.reads_embeddings_elsewhere()? {
+            self.bytes[0] += stored_bytes(dtype, matrix.shape);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,37 @@
+//! GLM 4: norms around both halves of a layer, half of a head rotates, in neighbouring pairs.
+
+use device::RopeStyle;
+
+use super::Architecture;
+use crate::{
+    EngineError,
+    model::{
+        config::{DecoderConfig, Norms},
+        fields::{GgufFields, HfFields},
+    },
+    weights::Role,
+};
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    model_types: &["glm4"],
+    class: "Glm4ForCausalLM",
+    gguf: "glm4",
+    names: &[(Role::PostAttnNorm, "post_self_attn_layernorm"), (Role::PostFfnNorm, "post_mlp_layernorm")],
+    from_hf,
+    from_gguf,
+};
+
+fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
+    let mut config = with_norms(fields.partly_rotated("glm4", 0.5)?);
+    config.ropes[0].style = RopeStyle::Interleaved;
+    let bias = fields.flag("attention_bias")?.unwrap_or(false);
+    Ok(config.with_attention(|attention| attention.qkv_bias = bias))
+}
+
+fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
+    Ok(with_norms(fields.decoder("glm4", RopeStyle::Interleaved)?))
+}
+
+fn with_norms(config: DecoderConfig) -> DecoderConfig {
+    config.with_layers(|layer| layer.norms = Norms::Around)
+}

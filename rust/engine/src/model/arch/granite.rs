@@ -1,0 +1,35 @@
+//! Granite 3: llama with four multipliers.
+
+use device::RopeStyle;
+
+use super::Architecture;
+use crate::{
+    EngineError,
+    model::{
+        config::DecoderConfig,
+        fields::{GgufFields, HfFields},
+    },
+};
+
+pub(super) const ARCHITECTURE: Architecture =
+    Architecture { model_types: &["granite"], class: "GraniteForCausalLM", gguf: "granite", names: &[], from_hf, from_gguf };
+
+fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
+    let number = |key| Ok::<_, EngineError>(fields.number(key)?.unwrap_or(1.0) as f32);
+    let scale = number("attention_multiplier")?;
+    let config = fields.decoder("granite")?.with_attention(|attention| attention.scale = scale);
+    Ok(with_multipliers(config, [number("embedding_multiplier")?, number("residual_multiplier")?, number("logits_scaling")?]))
+}
+
+fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
+    let number = |key| Ok::<_, EngineError>(fields.number(key)?.unwrap_or(1.0) as f32);
+    // The converter permutes the rows of q and k.
+    let config = fields.decoder("granite", RopeStyle::Interleaved)?;
+    Ok(with_multipliers(config, [number("embedding_scale")?, number("residual_scale")?, number("logit_scale")?]))
+}
+
+/// Logits are divided.
+fn with_multipliers(config: DecoderConfig, [embedding, residual, logits]: [f32; 3]) -> DecoderConfig {
+    let config = DecoderConfig { embedding_scale: embedding, logit_scale: logits.recip(), ..config };
+    config.with_layers(|layer| layer.residual_scale = residual)
+}

@@ -1,0 +1,19 @@
+//! OLMo 2: norms after attention and feed-forward network only, and over all of q and of k.
+
+use device::RopeStyle;
+
+use super::Architecture;
+use crate::model::config::{DecoderConfig, Norms, QkNorm};
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    model_types: &["olmo2"],
+    class: "Olmo2ForCausalLM",
+    gguf: "olmo2",
+    names: &[],
+    from_hf: |fields| Ok(with_norms(fields.decoder("olmo2")?)),
+    from_gguf: |fields| Ok(with_norms(fields.decoder("olmo2", RopeStyle::Neox)?)),
+};
+
+fn with_norms(config: DecoderConfig) -> DecoderConfig {
+    config.with_layers(|layer| layer.norms = Norms::After).with_attention(|attention| attention.qk_norm = Some(QkNorm::Row))
+}

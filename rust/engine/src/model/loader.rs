@@ -1,0 +1,87 @@
+//! Loads weights onto a backend.
+
+use std::sync::Arc;
+
+use device::{Backend, DeviceError, Linear, LinearOptions, Norm, NormKind, Precision, WeightView};
+
+use super::{
+    config::{DecoderConfig, NormConfig},
+    part::Weights,
+};
+use crate::{
+    EngineError,
+    weights::{Matrix, Role, WeightId, WeightSource},
+};
+
+/// Loads the weights that it visits.
+pub(crate) struct Loader<'a> {
+    pub(crate) weights: &'a WeightSource,
+    pub(crate) config: &'a DecoderConfig,
+    pub(crate) backend: &'a dyn Backend,
+    pub(crate) precision: Precision,
+    /// Called with bytes of the files as they are done.
+    pub(crate) progress: &'a dyn Fn(u64),
+    /// What is kept so far, pages of the files where weights are used in place.
+    pub(crate) bytes: u64,
+}
+
+impl Loader<'_> {
+    fn load(
+        &mut self,
+        matrix: &Matrix,
+        bias_scale: f32,
+        load: impl Fn(&WeightView, &LinearOptions) -> Result<Linear, DeviceError>,
+    ) -> Result<Linear, EngineError> {
+        let (id, view) = self.weights.stored(matrix)?;
+        let mut bias = self.weights.bias(matrix)?;
+        bias.iter_mut().flatten().for_each(|b| *b *= bias_scale);
+        let linear = load(&view, &LinearOptions { name: self.weights.name(id), precision: self.precision, bias })?;
+        if !linear.is_in_place() {
+            view.release();
+        }
+        (self.progress)(view.bytes().len() as u64);
+        self.bytes += linear.bytes();
+        Ok(linear)
+    }
+}
+
+impl Weights for Loader<'_> {
+    type Linear = Linear;
+    type Norm = Norm;
+    type Table = WeightView;
+
+    fn linear(&mut self, matrix: &Matrix) -> Result<Linear, EngineError> {
+        let backend = self.backend;
+        self.load(matrix, 1.0, |view, options| backend.load_linear(view, options))
+    }
+
+    fn lm_head(&mut self, matrix: &Matrix) -> Result<Linear, EngineError> {
+        let backend = self.backend;
+        self.load(matrix, self.config.logit_scale, |view, options| backend.load_lm_head(view, options))
+    }
+
+    fn norm(&mut self, id: WeightId, shape: [usize; 2]) -> Result<Norm, EngineError> {
+        let mut weight = self.weights.vectors(id, shape)?;
+        let is_layer = self.config.norm.kind == NormKind::Layer;
+        let mut bias =
+            if is_layer && self.weights.contains(id.bias()) { Some(self.weights.vectors(id.bias(), shape)?) } else { None };
+        // GGUF files have the offset added already.
+        if matches!(self.weights, WeightSource::Safetensors { .. }) {
+            weight.iter_mut().for_each(|w| *w += self.config.norm.offset);
+        }
+        // Nothing but a product is between it and the logits.
+        if id.role == Role::OutputNorm {
+            weight.iter_mut().chain(bias.iter_mut().flatten()).for_each(|w| *w *= self.config.logit_scale);
+        }
+        self.bytes += (size_of_val(&weight[..]) + bias.as_deref().map_or(0, size_of_val)) as u64;
+        let NormConfig { kind, eps, .. } = self.config.norm;
+        Ok(Norm { kind, weight: weight.into(), bias: bias.map(Arc::new), eps })
+    }
+
+    fn table(&mut self, matrix: &Matrix) -> Result<WeightView, EngineError> {
+        let (_, view) = self.weights.stored(matrix)?;
+        (self.progress)(view.bytes().len() as u64);
+        self.bytes += view.bytes().len() as u64;
+        Ok(view)
+    }
+}
