@@ -178,11 +178,15 @@ impl Job {
         self.usage.recomputed_tokens += num_tokens;
     }
 
-    /// Samples the next token of a choice.
+    /// Samples the next token of a choice, which its sampler then has observed.
     ///
     /// `logits` is the model's row `[vocab_size]`; at the end it is what it was.
     pub fn sample(&self, index: usize, logits: &mut [f32]) -> Result<Sampled, EngineError> {
-        self.choices[index].sampler.lock().unwrap_or_else(PoisonError::into_inner).sample(logits)
+        let choice = &self.choices[index];
+        let mut sampler = choice.sampler.lock().unwrap_or_else(PoisonError::into_inner);
+        let sampled = sampler.sample(logits, choice.output_token_ids.len(), None)?;
+        sampler.observe(sampled.token_id);
+        Ok(sampled)
     }
 
     /// Whether all of these choices only take the largest logit; see [`Sampler::is_greedy`].
@@ -192,7 +196,8 @@ impl Job {
 
     /// See [`Sampler::row_sampling`].
     pub fn row_sampling(&self, index: usize) -> Option<(RowSampling, usize)> {
-        self.choices[index].sampler.lock().unwrap_or_else(PoisonError::into_inner).row_sampling()
+        let choice = &self.choices[index];
+        choice.sampler.lock().unwrap_or_else(PoisonError::into_inner).row_sampling(choice.output_token_ids.len())
     }
 
     /// See [`Sampler::accept`].
