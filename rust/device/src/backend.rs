@@ -7,7 +7,8 @@
 use std::sync::Arc;
 
 use crate::{
-    CacheEngine, DType, DeviceError, HostMemory, KvCacheSpec, KvDType, RowSampling, SampledRow, Tensor, WeightView, host_memory,
+    CacheEngine, DType, DeviceError, HostMemory, KvCacheSpec, KvDType, RowSampling, SampledRow, Tensor, TokenMask, WeightView,
+    host_memory,
 };
 
 /// How exactly a linear layer computes.
@@ -452,9 +453,18 @@ pub trait Backend: Send + Sync {
     /// Normalises `x` once and multiplies it by every projection.
     fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>]);
 
-    /// Replaces `tokens` by the column of the largest value of each row of `norm(x) @ lm_head^T + bias`, of equal ones the first. False, and
-    /// `tokens` means nothing, where these are not to be found faster than all logits are computed, or a logit may not be finite.
-    fn greedy_tokens(&self, _x: &Tensor, _norm: Option<&Norm>, _lm_head: &Linear, _tokens: &mut Vec<u32>) -> bool {
+    /// Replaces `tokens` by the column of the largest value of each row of `norm(x) @ lm_head^T + bias`, of equal ones the first.
+    /// `masks` has an entry for each row, or none at all; a row with a mask gives the largest of the columns that it allows.
+    /// False, and `tokens` means nothing, where these are not to be found faster than all logits are computed, a logit may not be
+    /// finite, or a mask allows nothing.
+    fn greedy_tokens(
+        &self,
+        _x: &Tensor,
+        _norm: Option<&Norm>,
+        _lm_head: &Linear,
+        _masks: &[Option<TokenMask<'_>>],
+        _tokens: &mut Vec<u32>,
+    ) -> bool {
         false
     }
 
@@ -481,12 +491,12 @@ pub trait Backend: Send + Sync {
         false
     }
 
-    /// A token of every row of logits where they lie, with the `num_top` likeliest ones; rows without an entry may be anything, and one with a
-    /// logit that is not finite has no token.
+    /// A token of every row of logits where they lie, with the `num_top` likeliest ones; rows without an entry may be anything. A
+    /// row with a logit that is not finite, or with a mask that allows nothing, has no token.
     ///
     /// # Panics
     /// On a backend that does not sample.
-    fn sample(&self, _logits: &Tensor, _rows: &[Option<RowSampling>], _num_top: usize) -> Vec<Option<SampledRow>> {
+    fn sample(&self, _logits: &Tensor, _rows: &[Option<RowSampling<'_>>], _num_top: usize) -> Vec<Option<SampledRow>> {
         panic!("this backend does not sample")
     }
 

@@ -31,4 +31,4 @@ pub use host::{HostMemory, host_memory, num_physical_cores};
 pub use kv_layout::{KV_FORMAT, KvCacheSpec};
 pub use sampling::{RowSampling, SampledRow};
 pub use tensor::{Tensor, WeightView};
-pub use token_mask::TokenMask;
+pub use token_mask::{TokenMask, TokenSet};

@@ -5,8 +5,8 @@ use crate::DeviceError;
 /// Bits of a word.
 const BITS: usize = u32::BITS as usize;
 
-/// The tokens that may be sampled, as a bitset: bit `t % 32` of word `t / 32` is 1 where token `t` may be, the layout of llguidance and of
-/// xgrammar.
+/// The tokens that may be sampled, as a bitset: bit `t % 32` of word `t / 32` is 1 where token `t` may be, the layout of
+/// llguidance and of xgrammar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenMask<'a> {
     /// Just as many as there are tokens for.
@@ -72,7 +72,8 @@ impl<'a> TokenMask<'a> {
         }
     }
 
-    /// The token that has the place `rank` among those that may be sampled: [`Self::gather`] puts its logit there. `None` behind the last.
+    /// The token that has the place `rank` among those that may be sampled: [`Self::gather`] puts its logit there. `None` behind
+    /// the last.
     pub fn nth_allowed(self, rank: usize) -> Option<u32> {
         let mut left = rank as u32;
         for index in 0..self.words.len() {
@@ -83,6 +84,29 @@ impl<'a> TokenMask<'a> {
             left -= word.count_ones();
         }
         None
+    }
+}
+
+/// Tokens of a vocabulary; see [`TokenMask`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenSet {
+    words: Vec<u32>,
+    vocab_size: usize,
+}
+
+impl TokenSet {
+    /// Those of `tokens` that are below `vocab_size`.
+    pub fn new(tokens: impl IntoIterator<Item = u32>, vocab_size: usize) -> Self {
+        let mut words = vec![0; TokenMask::num_words(vocab_size)];
+        for token in tokens.into_iter().map(|token| token as usize).filter(|token| *token < vocab_size) {
+            words[token / BITS] |= 1 << (token % BITS);
+        }
+        Self { words, vocab_size }
+    }
+
+    /// The mask that allows these tokens alone.
+    pub fn mask(&self) -> TokenMask<'_> {
+        TokenMask { words: &self.words, vocab_size: self.vocab_size }
     }
 }
 
@@ -111,14 +135,17 @@ mod tests {
             let mask = TokenMask::new(&words, vocab_size).unwrap();
             let bits = words.iter().flat_map(|word| (0..BITS).map(move |bit| word >> bit & 1 == 1)).take(vocab_size);
             let tokens: Vec<u32> = (0..).zip(bits).filter_map(|(token, is_one)| is_one.then_some(token)).collect();
-            prop_assert_eq!((0..words.len() as u32 * 32 + 40).filter(|token| mask.allows(*token)).collect::<Vec<_>>(), &tokens[..]);
+            let ids = 0..words.len() as u32 * 32 + 40;
+            prop_assert_eq!(ids.filter(|token| mask.allows(*token)).collect::<Vec<_>>(), &tokens[..]);
             prop_assert_eq!(mask.allows_any(), !tokens.is_empty());
             let logits: Vec<f32> = (0..vocab_size).map(|token| token as f32).collect();
             let mut allowed = vec![7.0];
             mask.gather(&logits, &mut allowed);
             prop_assert_eq!(allowed, tokens.iter().map(|token| *token as f32).collect::<Vec<_>>());
             let in_order: Vec<u32> = (0..=tokens.len()).map_while(|rank| mask.nth_allowed(rank)).collect();
-            prop_assert_eq!(in_order, tokens);
+            prop_assert_eq!(&in_order, &tokens);
+            let set = TokenSet::new(tokens.into_iter().chain([vocab_size as u32]), vocab_size);
+            prop_assert!((0..words.len()).all(|index| set.mask().word(index) == mask.word(index)));
         }
     }
 

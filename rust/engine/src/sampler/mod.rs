@@ -69,8 +69,9 @@ fn checked_max(logits: &[f32]) -> Result<f32, EngineError> {
     })
 }
 
-/// Chooses the tokens of one continuation. A random number is that of a seed, a choice and a position of the output, in whatever order they
-/// are drawn, so a request gives the same tokens whatever runs beside it, and a draw that is not taken leaves nothing behind.
+/// Chooses the tokens of one continuation. A random number is that of a seed, a choice and a position of the output, in whatever
+/// order they are drawn, so a request gives the same tokens whatever runs beside it, and a draw that is not taken leaves nothing
+/// behind.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     sampling: Arc<ResolvedSampling>,
@@ -108,14 +109,14 @@ impl Sampler {
         sampler
     }
 
-    /// Chooses the token at `position` of the output (0 is the first that is generated) from the model's logits `[vocab_size]`; those before
-    /// it were observed. The row is written to meanwhile, and at the end is what it was.
+    /// Chooses the token at `position` of the output (0 is the first that is generated) from the model's logits `[vocab_size]`;
+    /// those before it were observed. The row is written to meanwhile, and at the end is what it was.
     ///
-    /// Tokens that `mask` forbids have the probability 0: top-k, top-p and min-p count and measure the others alone. Log probabilities are
-    /// those of the model all the same.
+    /// Tokens that `mask` forbids have the probability 0: top-k, top-p and min-p count and measure the others alone. Log
+    /// probabilities are those of the model all the same.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] names a logit that is NaN or infinite. [`EngineError::InvalidArgument`]: the mask allows no token.
+    /// [`EngineError::Internal`] names a logit that is NaN or infinite. [`EngineError::InvalidArgument`]: `mask` allows no token.
     pub fn sample(&mut self, logits: &mut [f32], position: usize, mask: Option<TokenMask<'_>>) -> Result<Sampled, EngineError> {
         let max = checked_max(logits)?;
         let changed_max = if self.change(logits) { checked_max(logits) } else { Ok(max) };
@@ -139,21 +140,21 @@ impl Sampler {
         }
     }
 
-    /// Whether it takes the largest logit, as it is, and reports no other.
+    /// Whether it takes the largest logit that is allowed, as it is, and reports no other.
     pub fn is_greedy(&self) -> bool {
         let ResolvedSampling { temperature, logprobs, logit_bias, .. } = &*self.sampling;
         temperature.is_none() && logprobs.is_none() && logit_bias.is_empty() && self.dry.is_none() && self.counts.is_none()
     }
 
-    /// How the token at `position` is to be drawn where the logits lie, and how many of the likeliest tokens are wanted beside it. `None`
-    /// when penalties or bias change the logits first: then [`Self::sample`] draws it.
-    pub fn row_sampling(&mut self, position: usize) -> Option<(RowSampling, usize)> {
+    /// How the token at `position` is to be drawn where the logits lie, and how many of the likeliest tokens are wanted beside
+    /// it. `None` when penalties or bias change the logits first: then [`Self::sample`] draws it.
+    pub fn row_sampling<'a>(&mut self, position: usize, mask: Option<TokenMask<'a>>) -> Option<(RowSampling<'a>, usize)> {
         if self.dry.is_some() || self.counts.is_some() || !self.sampling.logit_bias.is_empty() {
             return None;
         }
         let ResolvedSampling { temperature, top_k, top_p, min_p, logprobs, .. } = *self.sampling;
         let uniform = if temperature.is_some() { self.uniform(position) } else { 0.0 };
-        Some((RowSampling { temperature, top_k, top_p, min_p, uniform }, logprobs.unwrap_or(0)))
+        Some((RowSampling { temperature, top_k, top_p, min_p, uniform, mask }, logprobs.unwrap_or(0)))
     }
 
     /// A token that was drawn so.
