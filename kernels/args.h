@@ -177,13 +177,14 @@ struct SampleRow {
     float min_p;       // 0: off
     uint32_t top_k;    // 0: off
     double uniform;    // in 0..1, the row's random number
+    const uint32_t* mask; // [ceil(vocab_size / 32)] a bit a token, 1 for those that may come; null: all of them
 };
 
 // sample: a token of each row, and its log probability by the softmax of the logits as they are.
 struct SampleArgs {
     const float* logits; // [num_rows, stride]
     const SampleRow* rows;
-    uint32_t* token_ids; // [num_rows]; 0xffffffff where a logit is not finite
+    uint32_t* token_ids; // [num_rows]; 0xffffffff where a logit is not finite, or no token may come
     float* logprobs;     // [num_rows]
     uint32_t num_rows, vocab_size, stride, reserved;
 };

@@ -7,10 +7,13 @@
 //
 //   top-k: at most k       top-p: until their share of all weights reaches p       min-p: those of at least min_p, the likeliest has 1
 //
+// Tokens that a row's mask forbids have no weight and no rank in any of this. Log probabilities are those of all logits.
+//
 // The rank is found by three passes of a radix select: histograms of counts and weights over the upper 11, then 11, then 10 bits of a key that
 // orders as the logits do. The kept tokens are drawn from in the order of their ids: the first whose running sum passes uniform * sum.
 //
-// Bytes: 4 vocab_size a pass, from L2 after the first: 3 passes for the likeliest token, 5 more to draw, 3 more with top-k or top-p.
+// Bytes: 4 vocab_size a pass, from L2 after the first: 3 passes for the likeliest token, 1 more with a mask,
+// 5 more to draw, 3 more with top-k or top-p.
 #include "cuda.cuh"
 
 namespace {
@@ -77,25 +80,30 @@ __device__ Wide cta_sum_before(Wide x, Wide* scratch, Wide& total) {
     return before;
 }
 
+// Whether a token may come; a warp looks at one word.
+__device__ __forceinline__ bool allows(const uint32_t* mask, uint32_t id) { return !mask || mask[id / 32] >> id % 32 & 1; }
+
 struct Row {
     const float* logits;
+    const uint32_t* mask;
     uint32_t vocab_size;
     float largest, inverse_temperature;
 
+    __device__ __forceinline__ bool allowed(uint32_t id) const { return allows(mask, id); }
     __device__ __forceinline__ Wide weight(uint32_t id) const {
-        return Wide(expf((logits[id] - largest) * inverse_temperature) * WEIGHT_ONE);
+        return allowed(id) ? Wide(expf((logits[id] - largest) * inverse_temperature) * WEIGHT_ONE) : 0;
     }
 };
 
-// The likeliest token after `below` in the order of candidates; 0 when a logit is not finite, or none is left.
-__device__ Wide likeliest(const float* logits, uint32_t vocab_size, Wide below, Shared& shared) {
+// The likeliest token that `mask` allows after `below` in the order of candidates; 0 when a logit is not finite, or none is left.
+__device__ Wide likeliest(const float* logits, uint32_t vocab_size, const uint32_t* mask, Wide below, Shared& shared) {
     Wide best = 0;
     bool damaged = false;
     for (uint32_t id = threadIdx.x; id < vocab_size; id += THREADS) {
         const float logit = logits[id];
         damaged |= !(fabsf(logit) < INFINITY);
         const Wide own = candidate(logit, id);
-        if (own < below && own > best) best = own;
+        if (own < below && own > best && allows(mask, id)) best = own;
     }
     const Wide any_damaged = cta_max(damaged, shared.best);
     best = cta_max(best, shared.best);
@@ -127,7 +135,7 @@ __device__ Cut find_cut(const Row& row, uint32_t most, Wide enough, Shared& shar
         __syncthreads();
         for (uint32_t id = threadIdx.x; id < row.vocab_size; id += THREADS) {
             const uint32_t key = order_key(row.logits[id]);
-            if (pass > 0 && key >> known != prefix) continue;
+            if ((pass > 0 && key >> known != prefix) || !row.allowed(id)) continue;
             // Descending: the likeliest come first.
             const uint32_t bucket = BUCKETS - 1 - (key >> shift & (BUCKETS - 1) & ((1u << (known - shift)) - 1));
             atomicAdd(&shared.counts[bucket], 1u);
@@ -181,7 +189,7 @@ __device__ uint32_t draw(const Row& row, Cut cut, float min_p, double uniform, S
     const bool cuts = cut.ties > 0;
 
     Wide ties = 0, all;
-    for (uint32_t id = begin + lane; cuts && id < end; id += 32) ties += order_key(row.logits[id]) == cut.key;
+    for (uint32_t id = begin + lane; cuts && id < end; id += 32) ties += order_key(row.logits[id]) == cut.key && row.allowed(id);
     const Wide thread_ties = cta_sum_before(ties, shared.warp_counts, all);
     const Wide ties_before = __shfl_sync(WHOLE_WARP, thread_ties, 0);
 
@@ -193,7 +201,7 @@ __device__ uint32_t draw(const Row& row, Cut cut, float min_p, double uniform, S
         for (uint32_t first = begin; first < end; first += 32) {
             const uint32_t id = first + lane;
             const uint32_t key = id < end ? order_key(row.logits[id]) : 0;
-            const unsigned tied = __ballot_sync(WHOLE_WARP, cuts && id < end && key == cut.key);
+            const unsigned tied = __ballot_sync(WHOLE_WARP, cuts && id < end && key == cut.key && row.allowed(id));
             const Wide rank = ties_so_far + __popc(tied & ((1u << lane) - 1));
             const bool kept = id < end && (!cuts || key > cut.key || (key == cut.key && rank < cut.ties));
             Wide weight = kept ? row.weight(id) : 0;
@@ -232,8 +240,9 @@ KERNEL(sample, SampleArgs, THREADS, sizeof(Shared)) {
     Shared& shared = *reinterpret_cast<Shared*>(bytes);
     const float* logits = args.logits + size_t(blockIdx.x) * args.stride;
     const SampleRow sampling = args.rows[blockIdx.x];
-    const Wide best = likeliest(logits, args.vocab_size, ~Wide(0), shared);
-    if (best == 0) {
+    const Wide likeliest_of_all = likeliest(logits, args.vocab_size, nullptr, ~Wide(0), shared);
+    const Wide best = sampling.mask ? likeliest(logits, args.vocab_size, sampling.mask, ~Wide(0), shared) : likeliest_of_all;
+    if (likeliest_of_all == 0 || best == 0) {
         if (threadIdx.x == 0) {
             args.token_ids[blockIdx.x] = NO_TOKEN;
             args.logprobs[blockIdx.x] = -INFINITY;
@@ -243,7 +252,7 @@ KERNEL(sample, SampleArgs, THREADS, sizeof(Shared)) {
     uint32_t token = candidate_id(best);
     const float largest = logits[token];
     if (sampling.temperature > 0.0f) {
-        const Row row{logits, args.vocab_size, largest, 1.0f / sampling.temperature};
+        const Row row{logits, sampling.mask, args.vocab_size, largest, 1.0f / sampling.temperature};
         Cut cut = NO_CUT;
         if (sampling.top_k > 0 || sampling.top_p < 1.0f) {
             Wide own = 0, all;
@@ -254,7 +263,7 @@ KERNEL(sample, SampleArgs, THREADS, sizeof(Shared)) {
         }
         token = draw(row, cut, sampling.min_p, sampling.uniform, shared);
     }
-    const float normaliser = log_sum_exp(logits, args.vocab_size, largest, shared);
+    const float normaliser = log_sum_exp(logits, args.vocab_size, logits[candidate_id(likeliest_of_all)], shared);
     if (threadIdx.x == 0) {
         args.token_ids[blockIdx.x] = token;
         args.logprobs[blockIdx.x] = logits[token] - normaliser;
@@ -269,7 +278,7 @@ KERNEL(top_logprobs, TopLogprobsArgs, THREADS, sizeof(Shared)) {
     float normaliser = 0.0f;
     for (uint32_t rank = 0; rank < args.num_top; rank++) {
         const size_t at = size_t(blockIdx.x) * args.num_top + rank;
-        below = likeliest(logits, args.vocab_size, below, shared);
+        below = likeliest(logits, args.vocab_size, nullptr, below, shared);
         const bool found = below > 0;
         const float logit = found ? logits[candidate_id(below)] : -INFINITY;
         if (rank == 0 && found) normaliser = log_sum_exp(logits, args.vocab_size, logit, shared);

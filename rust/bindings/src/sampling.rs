@@ -56,6 +56,7 @@ impl SamplingFields {
             repetition_penalty: self.repetition_penalty.map(Real::single),
             dry: self.dry.check()?,
             logit_bias: self.logit_bias.unwrap_or_default().into_iter().map(check_bias).collect::<PyResult<_>>()?,
+            allowed_token_ids: None,
             logprobs: self.logprobs,
             stop,
             stop_token_ids: Vec::new(),

@@ -11,7 +11,7 @@
 use std::{any::Any, sync::Arc};
 
 use crate::{
-    CacheEngine, DType, DeviceError, HostMemory, KvCacheSpec, KvDType, KvShape, RowSampling, SampledRow, Tensor, WeightView,
+    CacheEngine, DType, DeviceError, HostMemory, KvCacheSpec, KvDType, KvShape, RowSampling, SampledRow, Tensor, TokenMask, WeightView,
     host_memory,
 };
 
@@ -526,9 +526,18 @@ pub trait Phases {
         self.norm_linear(x, norm, &mut [Projection { linear: lm_head, out: logits }], &StepMetadata::default());
     }
 
-    /// Replaces `tokens` by the column of the largest value of each row of `norm(x) @ lm_head^T + bias`, of equal ones the first. False, and
-    /// `tokens` means nothing, where these are not to be found faster than all logits are computed, or a logit may not be finite.
-    fn greedy_tokens(&self, _x: &Tensor, _norm: Option<&Norm>, _lm_head: &Linear, _tokens: &mut Vec<u32>) -> bool {
+    /// Replaces `tokens` by the column of the largest value of each row of `norm(x) @ lm_head^T + bias`, of equal ones the first.
+    /// `masks` has an entry for each row, or none at all; a row with a mask gives the largest of the columns that it allows.
+    /// False, and `tokens` means nothing, where these are not to be found faster than all logits are computed, a logit may not be
+    /// finite, or a mask allows nothing.
+    fn greedy_tokens(
+        &self,
+        _x: &Tensor,
+        _norm: Option<&Norm>,
+        _lm_head: &Linear,
+        _masks: &[Option<TokenMask<'_>>],
+        _tokens: &mut Vec<u32>,
+    ) -> bool {
         false
     }
 
@@ -541,9 +550,9 @@ pub trait Phases {
 
 /// Samples where the logits lie.
 pub trait DeviceSampler {
-    /// A token of every row of logits, with the `num_top` likeliest ones; rows without an entry may be anything, and one with a logit that is
-    /// not finite has no token.
-    fn sample(&self, logits: &Tensor, rows: &[Option<RowSampling>], num_top: usize) -> Vec<Option<SampledRow>>;
+    /// A token of every row of logits, with the `num_top` likeliest ones; rows without an entry may be anything. A row with a logit that
+    /// is not finite, or with a mask that allows nothing, has no token.
+    fn sample(&self, logits: &Tensor, rows: &[Option<RowSampling<'_>>], num_top: usize) -> Vec<Option<SampledRow>>;
 }
 
 /// Records the layers of steps, to launch them as one.

@@ -265,6 +265,7 @@ pub struct SampleRow {
     pub min_p: f32,
     pub top_k: u32,
     pub uniform: f64,
+    pub mask: DevicePtr,
 }
 
 /// `sample`: a token of each row, and its log probability by the softmax of the logits as they are.

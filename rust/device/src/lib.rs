@@ -18,6 +18,7 @@ pub mod mmap;
 pub mod quant;
 pub mod sampling;
 pub mod tensor;
+pub mod token_mask;
 
 pub use backend::{
     Activation, AttentionArgs, AttentionParams, Backend, BackendInfo, BackendMemory, Constant, Device, DeviceSampler, EmbedArgs,
@@ -32,3 +33,4 @@ pub use kv_layout::{KV_FORMAT, KvCacheSpec, KvLayer, KvShape, KvSide, KvSource};
 pub use quant::GgmlType;
 pub use sampling::{RowSampling, SampledRow};
 pub use tensor::{Tensor, WeightView};
+pub use token_mask::{TokenMask, TokenSet};

@@ -3,7 +3,7 @@
 use std::{cell::Cell, sync::Arc};
 
 use device::{
-    Backend, CacheEngine, DeviceSampler, KvDType, Precision, RowSampling, SampledRow, StepGraphs, StepMetadata, Tensor,
+    Backend, CacheEngine, DeviceSampler, KvDType, Precision, RowSampling, SampledRow, StepGraphs, StepMetadata, Tensor, TokenMask,
 };
 use paged::{BlockId, KvGroups};
 
@@ -11,7 +11,7 @@ use crate::{
     EngineError, LoadProgress,
     model::{
         Decoder, DecoderConfig, ModelFiles,
-        decoder::{Activations, softcap},
+        decoder::{Activations, Search, softcap},
         loader::Loader,
         part::Run,
         rope::GrowingRope,
@@ -189,11 +189,17 @@ impl ModelRunner {
         Ok(self.fetch_logits())
     }
 
-    /// Likewise the tokens with the largest logits, of equal ones the first, into `tokens`, where the backend finds them without all logits.
-    pub fn greedy_tokens(&mut self, rows: &[u32], tokens: &mut Vec<u32>) -> Result<Greedy<'_>, EngineError> {
+    /// Likewise the tokens with the largest logits, of equal ones the first, into `tokens`, where the backend finds them without
+    /// all logits. `masks` has an entry for each row, or none at all.
+    pub fn greedy_tokens(
+        &mut self,
+        rows: &[u32],
+        masks: &[Option<TokenMask<'_>>],
+        tokens: &mut Vec<u32>,
+    ) -> Result<Greedy<'_>, EngineError> {
         // A softcap may make logits equal that are not.
-        let tokens = self.config.final_softcap.is_none().then_some(tokens);
-        let found = self.compute_logits(rows, tokens)?;
+        let search = self.config.final_softcap.is_none().then_some(Search { masks, tokens });
+        let found = self.compute_logits(rows, search)?;
         Ok(if found { Greedy::Tokens } else { Greedy::Logits(self.fetch_logits()) })
     }
 
@@ -214,15 +220,16 @@ impl ModelRunner {
         self.sampler().is_some()
     }
 
-    /// As [`Self::logits`], but rows with an entry in `sampling` are sampled on the device, with their `num_top` likeliest tokens. Rows that
-    /// have no token then have their logits in the tensor: those without an entry, and those with a logit that is not finite.
+    /// As [`Self::logits`], but rows with an entry in `sampling` are sampled on the device, with their `num_top` likeliest
+    /// tokens. Rows without a token then have their logits in the tensor: those without an entry, with a logit that is not
+    /// finite, or with a mask that allows nothing.
     ///
     /// # Panics
     /// When there are entries, and the device does not sample ([`Self::samples`]).
     pub fn sample(
         &mut self,
         rows: &[u32],
-        sampling: &[Option<RowSampling>],
+        sampling: &[Option<RowSampling<'_>>],
         num_top: usize,
     ) -> Result<(Vec<Option<SampledRow>>, &mut Tensor), EngineError> {
         if sampling.iter().all(Option::is_none) {
@@ -241,7 +248,7 @@ impl ModelRunner {
     }
 
     /// Whether there are tokens instead, see [`Decoder::logits`](crate::model::decoder::Decoder::logits).
-    fn compute_logits(&mut self, rows: &[u32], greedy: Option<&mut Vec<u32>>) -> Result<bool, EngineError> {
+    fn compute_logits(&mut self, rows: &[u32], greedy: Option<Search<'_>>) -> Result<bool, EngineError> {
         let num_tokens = self.activations.hidden.rows();
         let max_rows = self.max_logit_rows();
         if rows.len() > max_rows {

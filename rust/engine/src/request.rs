@@ -90,6 +90,9 @@ pub struct SamplingParams {
     pub dry: Option<DryParams>,
     /// Added to the logits, by token id.
     pub logit_bias: Vec<(u32, f32)>,
+    /// The only tokens that may come, by id, at least one, as vLLM's field of this name; any unless given. Others have the
+    /// probability 0, the end-of-sequence token as well unless it is listed. Log probabilities are the model's.
+    pub allowed_token_ids: Option<Vec<u32>>,
     /// Log probabilities of that many likeliest tokens beside the sampled one's; `None` returns none at all.
     pub logprobs: Option<usize>,
     /// Strings that end the text; they are not part of it.

@@ -9,8 +9,8 @@ use common::{
     serving::{exact, greedy, pool_of, request, run_together, start},
 };
 use device::{
-    Backend, DType, Device, DeviceSampler, EmbedArgs, EmbeddingTable, Phases, RowSampling, Tensor, WeightView, cuda::CudaBackend,
-    mmap::Bytes,
+    Backend, DType, Device, DeviceSampler, EmbedArgs, EmbeddingTable, Phases, RowSampling, Tensor, TokenSet, WeightView,
+    cuda::CudaBackend, mmap::Bytes,
 };
 use engine::{Engine, EngineConfig, GenerationConfig, GenerationRequest, ResolvedSampling, Sampler, SamplingParams};
 use kernel_tests::{EmulatedDriver, Order, random::Rng};
@@ -56,14 +56,14 @@ fn a_seed_gives_the_same_tokens_on_the_device_and_on_the_host() {
     ];
     let (backend, mut rng) = (backend(), Rng::new(1));
     let mut samplers: Vec<_> = all.iter().zip(3..).map(|(params, seed)| [sampler(params, seed), sampler(params, seed)]).collect();
-    for round in 0..12 {
+    for round in 0..12_usize {
         let mut rows: Vec<_> = all.iter().map(|_| logits(&mut rng)).collect();
         let on_device = tensor(&backend, &rows);
-        let asked: Vec<_> = samplers.iter_mut().map(|[device, _]| device.row_sampling().unwrap()).collect();
+        let asked: Vec<_> = samplers.iter_mut().map(|[device, _]| device.row_sampling(round, None).unwrap()).collect();
         let sampling: Vec<_> = asked.iter().map(|(row, _)| Some(*row)).collect();
         let sampled = backend.sample(&on_device, &sampling, 3);
         for (((params, [device, host]), row), sampled) in all.iter().zip(&mut samplers).zip(&mut rows).zip(sampled) {
-            let (actual, expected) = (device.accept(sampled.unwrap()), host.sample(row).unwrap());
+            let (actual, expected) = (device.accept(sampled.unwrap()), host.sample(row, round, None).unwrap());
             assert_eq!(actual.token_id, expected.token_id, "round {round}: {params:?}");
             let (Some(actual), Some(expected)) = (&actual.logprobs, &expected.logprobs) else {
                 assert!(actual.logprobs.is_none() && expected.logprobs.is_none());
@@ -78,16 +78,55 @@ fn a_seed_gives_the_same_tokens_on_the_device_and_on_the_host() {
 }
 
 #[test]
+fn masks_forbid_the_same_tokens_on_the_device_and_on_the_host() {
+    let d = SamplingParams::default;
+    let all = [
+        SamplingParams { temperature: Some(0.0), logprobs: Some(3), ..d() },
+        d(),
+        SamplingParams { top_k: Some(5), ..d() },
+        SamplingParams { top_p: Some(0.6), temperature: Some(2.0), ..d() },
+        SamplingParams { temperature: Some(1.5), top_k: Some(50), top_p: Some(0.8), min_p: Some(0.02), ..d() },
+    ];
+    let (backend, mut rng) = (backend(), Rng::new(4));
+    for every in [1, 2, 40, 600] {
+        for (position, params) in all.iter().enumerate() {
+            let mut rows: Vec<_> = (0..4).map(|_| logits(&mut rng)).collect();
+            let on_device = tensor(&backend, &rows);
+            let sets: Vec<_> = (0..4).map(|first| TokenSet::new((first..VOCAB_SIZE as u32).step_by(every), VOCAB_SIZE)).collect();
+            // The last row has none.
+            let masks: Vec<_> = sets.iter().take(3).map(|set| Some(set.mask())).chain([None]).collect();
+            let mut samplers: Vec<_> = (0..4).map(|seed| sampler(params, seed)).collect();
+            let asked =
+                samplers.iter_mut().zip(&masks).map(|(sampler, mask)| sampler.row_sampling(position, *mask).map(|(row, _)| row));
+            let asked: Vec<_> = asked.collect();
+            let sampled = backend.sample(&on_device, &asked, 3);
+            for (((sampler, mask), row), sampled) in samplers.iter_mut().zip(masks).zip(&mut rows).zip(sampled) {
+                let (actual, expected) = (sampler.accept(sampled.unwrap()), sampler.sample(row, position, mask).unwrap());
+                assert_eq!(actual.token_id, expected.token_id, "one in {every}: {params:?}");
+                assert!(mask.is_none_or(|mask| mask.allows(actual.token_id)));
+                let (Some(actual), Some(expected)) = (&actual.logprobs, &expected.logprobs) else { continue };
+                // Of the model, forbidden tokens included.
+                assert!((actual.logprob - expected.logprob).abs() < 1e-4);
+                assert!(actual.top.iter().zip(&expected.top).all(|(a, e)| a.0 == e.0 && (a.1 - e.1).abs() < 1e-4));
+            }
+        }
+    }
+    let (nothing, on_device) = (TokenSet::new([], VOCAB_SIZE), tensor(&backend, &[logits(&mut rng)]));
+    let (asked, _) = sampler(&d(), 1).row_sampling(0, Some(nothing.mask())).unwrap();
+    assert_eq!(backend.sample(&on_device, &[Some(asked)], 0), [None]);
+}
+
+#[test]
 fn a_row_that_is_not_finite_has_no_token_and_the_others_do() {
     let (backend, mut rng) = (backend(), Rng::new(2));
     let mut rows = [logits(&mut rng), logits(&mut rng)];
     rows[1][300] = f32::NAN;
-    let greedy = RowSampling { temperature: None, top_k: None, top_p: 1.0, min_p: 0.0, uniform: 0.0 };
+    let greedy = RowSampling { temperature: None, top_k: None, top_p: 1.0, min_p: 0.0, uniform: 0.0, mask: None };
     let mut on_device = tensor(&backend, &rows);
     let sampled = backend.sample(&on_device, &[Some(greedy); 2], 0);
     assert_eq!((sampled[0].is_some(), sampled[1].is_none()), (true, true));
     backend.fetch_rows(&mut on_device, &[1]);
-    let error = sampler(&SamplingParams::default(), 1).sample(on_device.row_mut(1)).unwrap_err().to_string();
+    let error = sampler(&SamplingParams::default(), 1).sample(on_device.row_mut(1), 0, None).unwrap_err().to_string();
     assert!(error.contains("token 300") && error.contains("NaN"), "{error}");
 }
 
@@ -100,10 +139,10 @@ fn what_changes_the_logits_is_left_to_the_host() {
         SamplingParams { logit_bias: vec![(3, 1.0)], ..d() },
     ] {
         let [mut asked, mut alone] = [sampler(&params, 5), sampler(&params, 5)];
-        assert_eq!(asked.row_sampling(), None, "{params:?}");
+        assert_eq!(asked.row_sampling(0, None), None, "{params:?}");
         let mut row = logits(&mut Rng::new(3));
-        let token = |sampler: &mut Sampler, row: &mut [f32]| sampler.sample(row).unwrap().token_id;
-        assert_eq!(token(&mut asked, &mut row), token(&mut alone, &mut row), "no random number was taken");
+        let token = |sampler: &mut Sampler, row: &mut [f32]| sampler.sample(row, 0, None).unwrap().token_id;
+        assert_eq!(token(&mut asked, &mut row), token(&mut alone, &mut row), "{params:?}");
     }
 }
 
@@ -111,17 +150,23 @@ fn what_changes_the_logits_is_left_to_the_host() {
 fn an_engine_gives_the_tokens_of_the_processor_whoever_draws_them() {
     let config = EngineConfig { paged_attention: pool_of(512, 16), max_num_seqs: 4, max_num_batched_tokens: 64, ..exact() };
     let requests = || {
+        let odd = || Some((1..512).step_by(2).collect::<Vec<u32>>());
         let drawn = SamplingParams { temperature: Some(1.0), seed: Some(3), ..greedy(12) };
         let all = [
             greedy(12),
             drawn.clone(),
             SamplingParams { presence_penalty: Some(1.0), ..drawn.clone() },
-            SamplingParams { top_p: Some(0.8), logprobs: Some(2), ..drawn },
+            SamplingParams { top_p: Some(0.8), logprobs: Some(2), ..drawn.clone() },
+            SamplingParams { allowed_token_ids: odd(), ..greedy(12) },
+            SamplingParams { allowed_token_ids: odd(), top_k: Some(20), min_p: Some(0.01), logprobs: Some(2), ..drawn.clone() },
+            SamplingParams { allowed_token_ids: odd(), presence_penalty: Some(1.0), ..drawn },
         ];
         let with = |(i, sampling)| GenerationRequest { sampling, ..request(i, 20 + i, 12) };
         all.into_iter().enumerate().map(with).collect::<Vec<_>>()
     };
     let on_device: Arc<dyn Backend> = Arc::new(backend());
     let cuda = Engine::load_onto(&on_device, &hugging_face("llama"), &config, &|_| {}).unwrap();
-    assert_eq!(run_together(&cuda, requests()), run_together(&start("llama", &config), requests()));
+    let answers = run_together(&cuda, requests());
+    assert!(answers[4..].iter().flatten().all(|token| token % 2 == 1), "{answers:?}");
+    assert_eq!(answers, run_together(&start("llama", &config), requests()));
 }

@@ -2,7 +2,10 @@
 
 use std::cmp::Ordering;
 
-use device::kernel_args::{SampleArgs, SampleRow, TopLogprobsArgs};
+use device::{
+    TokenSet,
+    kernel_args::{SampleArgs, SampleRow, TopLogprobsArgs},
+};
 use kernel_tests::{Buffer, Kernel, Order, assert_close, random::Rng};
 
 /// Token ids and log probabilities of rows of logits.
@@ -39,7 +42,11 @@ fn log_softmax(logits: &[f32]) -> Vec<f32> {
 
 /// Kept tokens in the order of their ids, with their weights.
 fn kept(logits: &[f32], row: &SampleRow) -> Vec<(usize, f64)> {
-    let ids = ranked(logits);
+    kept_of(ranked(logits), logits, row)
+}
+
+/// The same of some tokens, likeliest first.
+fn kept_of(ids: Vec<usize>, logits: &[f32], row: &SampleRow) -> Vec<(usize, f64)> {
     let max = logits[ids[0]];
     let weight = |id: usize| f64::from((logits[id] - max) / row.temperature).exp();
     let enough = f64::from(row.top_p) * ids.iter().map(|&id| weight(id)).sum::<f64>();
@@ -72,7 +79,7 @@ fn interval(kept: &[(usize, f64)], token: usize) -> Option<(f64, f64)> {
 }
 
 fn greedy() -> SampleRow {
-    SampleRow { temperature: 0.0, top_p: 1.0, min_p: 0.0, top_k: 0, uniform: 0.5 }
+    SampleRow { temperature: 0.0, top_p: 1.0, min_p: 0.0, top_k: 0, uniform: 0.5, mask: 0 }
 }
 
 #[test]
@@ -126,7 +133,7 @@ fn drawn_tokens_are_those_of_a_sort() {
             (20, 0.5, 0.0),
             (300, 0.95, 0.02),
         ] {
-            filters.push(SampleRow { temperature, top_p, min_p, top_k, uniform: 0.0 });
+            filters.push(SampleRow { temperature, top_p, min_p, top_k, uniform: 0.0, mask: 0 });
         }
     }
     for round in 0..3 {
@@ -168,6 +175,102 @@ fn every_kept_token_is_drawn_and_no_other() {
         ids.dedup();
         let expected: Vec<u32> = kept.iter().map(|(id, _)| *id as u32).collect();
         assert_eq!(ids, expected, "{filter:?}");
+    }
+}
+
+#[test]
+fn forbidden_tokens_have_no_rank_and_no_weight() {
+    let mut rng = Rng::new(5);
+    let vocab_size = 713;
+    for temperature in [0.0, 0.4, 1.0, 3.0] {
+        for (top_k, top_p, min_p) in
+            [(0, 1.0, 0.0), (1, 1.0, 0.0), (25, 1.0, 0.0), (0, 0.3, 0.0), (0, 0.95, 0.0), (0, 1.0, 0.1), (60, 0.9, 0.01)]
+        {
+            let filter = SampleRow { temperature, top_p, min_p, top_k, uniform: 0.0, mask: 0 };
+            // Of each row: all but the likeliest, half of them, few, one alone.
+            let logits: Vec<Vec<f32>> =
+                (0..5).map(|_| rng.floats(vocab_size).iter().map(|x| (x * 12.0).round() / 4.0).collect()).collect();
+            let likeliest = ranked(&logits[0])[0];
+            let alone = [rng.below(vocab_size), vocab_size - 1];
+            let allowed: Vec<Vec<usize>> = vec![
+                (0..vocab_size).filter(|id| *id != likeliest).collect(),
+                (0..vocab_size).filter(|_| rng.below(2) == 0).collect(),
+                (0..vocab_size).filter(|id| *id == 600 || rng.below(90) == 0).collect(),
+                vec![alone[0]],
+                vec![alone[1]],
+            ];
+            let masks: Vec<_> = allowed
+                .iter()
+                .map(|ids| {
+                    let mut words = TokenSet::new(ids.iter().map(|id| *id as u32), vocab_size).mask().words().to_vec();
+                    // Bits behind the last token mean nothing.
+                    *words.last_mut().unwrap() |= u32::MAX << (vocab_size % 32);
+                    Buffer::input(&words)
+                })
+                .collect();
+            let rows: Vec<_> = masks
+                .iter()
+                .map(|mask| SampleRow { uniform: (rng.bits() >> 11) as f64 / (1u64 << 53) as f64, mask: mask.ptr(), ..filter })
+                .collect();
+            let (ids, logprobs) = run(&logits.concat(), vocab_size, &rows, Order::Ascending);
+            let again = run(&logits.concat(), vocab_size, &rows, Order::Descending);
+            assert_eq!((&ids, &logprobs), (&again.0, &again.1), "the order of threads changes nothing");
+            for i in 0..rows.len() {
+                let (row, logits, id) = (&rows[i], &logits[i], ids[i] as usize);
+                let mut order = ranked(logits);
+                order.retain(|id| allowed[i].contains(id));
+                if temperature == 0.0 {
+                    assert_eq!(id, order[0], "row {i}");
+                } else {
+                    let (low, high) = interval(&kept_of(order, logits, row), id)
+                        .unwrap_or_else(|| panic!("token {id} of row {i} is not kept by {row:?}"));
+                    let slack = 2e-6;
+                    assert!(
+                        row.uniform >= low - slack && row.uniform <= high + slack,
+                        "token {id} is for {low}..{high}, not {row:?}"
+                    );
+                }
+                assert_close(&[logprobs[i]], &[log_softmax(logits)[id]], [1e-5, 1e-5], "log probability by all logits");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_allowed_token_is_drawn_and_no_other() {
+    let mut rng = Rng::new(6);
+    let logits: Vec<f32> = rng.floats(40).iter().map(|x| (x * 2.0).round() / 2.0).collect();
+    let allowed: Vec<usize> = (0..40).filter(|id| id % 3 == 1).collect();
+    let mask = Buffer::input(TokenSet::new(allowed.iter().map(|id| *id as u32), 40).mask().words());
+    let filters = [
+        SampleRow { temperature: 2.0, ..greedy() },
+        SampleRow { temperature: 1.0, top_k: 5, ..greedy() },
+        SampleRow { temperature: 2.0, top_p: 0.6, ..greedy() },
+        SampleRow { temperature: 1.0, min_p: 0.3, ..greedy() },
+    ];
+    for filter in filters {
+        let mut order = ranked(&logits);
+        order.retain(|id| allowed.contains(id));
+        let expected: Vec<u32> = kept_of(order, &logits, &filter).iter().map(|(id, _)| *id as u32).collect();
+        let rows: Vec<_> = (0..200).map(|i| SampleRow { uniform: f64::from(i) / 200.0, mask: mask.ptr(), ..filter }).collect();
+        let (mut ids, _) = run(&logits.repeat(200), 40, &rows, Order::Ascending);
+        ids.dedup();
+        assert_eq!(ids, expected, "{filter:?}");
+    }
+}
+
+#[test]
+fn a_mask_that_allows_nothing_is_told_and_a_damaged_logit_that_is_forbidden_too() {
+    let mut logits = vec![0.5; 3 * 70];
+    logits[2 * 70 + 3] = f32::NAN;
+    // Bits behind the last token allow none.
+    let (nothing, all_but_eight) = (Buffer::input(&[0_u32, 0, 0xffff_ffc0]), Buffer::input(&[u32::MAX << 8, u32::MAX, u32::MAX]));
+    for temperature in [0.0, 1.0] {
+        let masked = |mask| SampleRow { temperature, mask, ..greedy() };
+        let rows = [masked(nothing.ptr()), masked(all_but_eight.ptr()), masked(all_but_eight.ptr())];
+        let (ids, logprobs) = run(&logits, 70, &rows, Order::Ascending);
+        assert_eq!((ids[0], (8..70).contains(&ids[1]), ids[2]), (u32::MAX, true, u32::MAX));
+        assert_eq!((logprobs[0], logprobs[2]), (f32::NEG_INFINITY, f32::NEG_INFINITY));
     }
 }
 

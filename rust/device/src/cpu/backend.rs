@@ -4,7 +4,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::{
     AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs, GateUpArgs, KvCacheSpec, Linear,
-    LinearOptions, Norm, Phases, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, WeightView, WorkspaceShape,
+    LinearOptions, Norm, Phases, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, TokenMask, WeightView,
+    WorkspaceShape,
 };
 
 use super::{
@@ -111,9 +112,16 @@ impl Phases for CpuBackend {
         linear::norm_linear(context, &mut scratch, x, norm, projections);
     }
 
-    fn greedy_tokens(&self, x: &Tensor, norm: Option<&Norm>, lm_head: &Linear, tokens: &mut Vec<u32>) -> bool {
+    fn greedy_tokens(
+        &self,
+        x: &Tensor,
+        norm: Option<&Norm>,
+        lm_head: &Linear,
+        masks: &[Option<TokenMask<'_>>],
+        tokens: &mut Vec<u32>,
+    ) -> bool {
         let (context, mut scratch) = self.linear();
-        linear::greedy_tokens(context, &mut scratch, x, norm, lm_head, tokens)
+        linear::greedy_tokens(context, &mut scratch, x, norm, lm_head, masks, tokens)
     }
 
     fn rope_and_cache(&self, args: RopeArgs<'_>, step: &StepMetadata) {

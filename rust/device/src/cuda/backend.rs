@@ -24,7 +24,7 @@ use super::{
     linear::{CudaLinear, Rows},
     memory::{Constants, Scratch},
     planes::PlaneBlocks,
-    sample::{Sampling, sample_row},
+    sample::Sampling,
 };
 
 /// Columns that a CTA of `gated_activation` computes.
@@ -286,14 +286,20 @@ impl CudaBackend {
     fn try_sample(
         &self,
         logits: &Tensor,
-        sampling: &[Option<RowSampling>],
+        sampling: &[Option<RowSampling<'_>>],
         num_top: usize,
     ) -> Result<Vec<Option<SampledRow>>, CudaError> {
         assert_eq!(sampling.len(), logits.rows(), "rows of logits");
+        let masks = sampling.iter().flatten().filter_map(|row| row.mask);
+        assert!(
+            masks.into_iter().all(|mask| mask.vocab_size() == logits.cols()),
+            "a mask of other than {} tokens",
+            logits.cols()
+        );
         let mut state = self.state();
-        let list: Vec<_> = sampling.iter().map(|row| sample_row(row.as_ref())).collect();
+        let list = state.sampling.rows(&self.driver, sampling)?;
         let list = state.lists.put(&list)?;
-        // SAFETY: the logits are a tensor of their shape, the list has an entry for each row.
+        // SAFETY: the logits are a tensor of their shape, the list has an entry for each row, its masks a bit for each column.
         unsafe { state.sampling.sample(&self.driver, rows(logits), list, num_top) }
     }
 
@@ -428,7 +434,7 @@ impl StepRecorder for CudaBackend {
 }
 
 impl DeviceSampler for CudaBackend {
-    fn sample(&self, logits: &Tensor, rows: &[Option<RowSampling>], num_top: usize) -> Vec<Option<SampledRow>> {
+    fn sample(&self, logits: &Tensor, rows: &[Option<RowSampling<'_>>], num_top: usize) -> Vec<Option<SampledRow>> {
         self.try_sample(logits, rows, num_top).unwrap_or_else(|error| panic!("{error}"))
     }
 }

@@ -9,13 +9,13 @@ use crate::{
 
 use super::{
     CudaError,
-    driver::{Driver, bytes_of_mut},
+    driver::{Driver, bytes_of, bytes_of_mut},
     kernels::{Kernel, launch},
     linear::Rows,
     memory::Scratch,
 };
 
-/// What `sample` gives for a row with a logit that is not finite.
+/// What `sample` gives for a row with a logit that is not finite, or none that is allowed.
 const NO_TOKEN: u32 = u32::MAX;
 
 /// The kernels that sample, and where they write.
@@ -24,19 +24,35 @@ pub struct Sampling {
     top_logprobs: Kernel,
     token_ids: Scratch,
     logprobs: Scratch,
+    masks: Scratch,
 }
 
 impl Sampling {
     /// Errors: [`CudaError::NoSuchKernel`].
     pub fn new() -> Result<Self, CudaError> {
         let (sample, top_logprobs) = (Kernel::named("sample")?, Kernel::named("top_logprobs")?);
-        Ok(Self { sample, top_logprobs, token_ids: Scratch::default(), logprobs: Scratch::default() })
+        let [token_ids, logprobs, masks] = std::array::from_fn(|_| Scratch::default());
+        Ok(Self { sample, top_logprobs, token_ids, logprobs, masks })
+    }
+
+    /// Rows as the kernel takes them; their masks are copied to the GPU, and are there until the next call.
+    pub fn rows(&mut self, driver: &Arc<dyn Driver>, rows: &[Option<RowSampling<'_>>]) -> Result<Vec<SampleRow>, CudaError> {
+        let mut words = Vec::new();
+        for mask in rows.iter().flatten().filter_map(|row| row.mask) {
+            words.extend_from_slice(mask.words());
+        }
+        let mut next_mask = 0;
+        if !words.is_empty() {
+            next_mask = self.masks.bytes(driver, size_of_val(&*words))?;
+            driver.upload(next_mask, bytes_of(&words))?;
+        }
+        Ok(rows.iter().map(|row| sample_row(row.as_ref(), &mut next_mask)).collect())
     }
 
     /// A token of every row of logits, by the row's entry in `rows`; see [`crate::DeviceSampler::sample`].
     ///
     /// # Safety
-    /// `logits` and `rows` are memory of the driver, `rows` with an entry for each row.
+    /// `logits` and `rows` are memory of the driver, `rows` with an entry for each row, and masks of `logits.cols` tokens.
     pub unsafe fn sample(
         &mut self,
         driver: &Arc<dyn Driver>,
@@ -86,14 +102,20 @@ impl Sampling {
     }
 }
 
-/// As the kernel takes it; rows that are nobody's are asked for their likeliest token.
-pub fn sample_row(row: Option<&RowSampling>) -> SampleRow {
-    let greedy = SampleRow { temperature: 0.0, top_p: 1.0, min_p: 0.0, top_k: 0, uniform: 0.0 };
+/// As the kernel takes it; unowned rows are asked for their likeliest token. A mask lies at `next_mask`, the next row's behind
+/// it.
+fn sample_row(row: Option<&RowSampling<'_>>, next_mask: &mut DevicePtr) -> SampleRow {
+    let greedy = SampleRow { temperature: 0.0, top_p: 1.0, min_p: 0.0, top_k: 0, uniform: 0.0, mask: 0 };
     row.map_or(greedy, |row| SampleRow {
         temperature: row.temperature.unwrap_or(0.0),
         top_p: row.top_p,
         min_p: row.min_p,
         top_k: row.top_k.map_or(0, |k| k.min(u32::MAX as usize) as u32),
         uniform: row.uniform,
+        mask: row.mask.map_or(0, |mask| {
+            let at = *next_mask;
+            *next_mask += size_of_val(mask.words()) as u64;
+            at
+        }),
     })
 }

@@ -10,7 +10,7 @@ use std::{
     time::Instant,
 };
 
-use device::{RowSampling, SampledRow};
+use device::{RowSampling, SampledRow, TokenMask, TokenSet};
 use paged::MissReason;
 
 use super::{
@@ -52,6 +52,8 @@ pub struct Submission {
     pub keep: Option<Sender<Command>>,
     /// What it goes on from.
     pub source: Option<Source>,
+    /// The only tokens that may come.
+    pub allowed: Option<Arc<TokenSet>>,
     /// Sampler and text state of each choice.
     pub choices: Vec<(Sampler, OutputText)>,
     /// How it is served beside others.
@@ -178,21 +180,32 @@ impl Job {
         self.usage.recomputed_tokens += num_tokens;
     }
 
-    /// Samples the next token of a choice.
+    /// Samples the next token of a choice, which its sampler then has observed.
     ///
     /// `logits` is the model's row `[vocab_size]`; at the end it is what it was.
     pub fn sample(&self, index: usize, logits: &mut [f32]) -> Result<Sampled, EngineError> {
-        self.choices[index].sampler.lock().unwrap_or_else(PoisonError::into_inner).sample(logits)
+        let choice = &self.choices[index];
+        let mut sampler = choice.sampler.lock().unwrap_or_else(PoisonError::into_inner);
+        let sampled = sampler.sample(logits, choice.output_token_ids.len(), self.mask())?;
+        sampler.observe(sampled.token_id);
+        Ok(sampled)
     }
 
-    /// Whether all of these choices only take the largest logit; see [`Sampler::is_greedy`].
+    /// Whether all of these choices only take the largest logit that is allowed; see [`Sampler::is_greedy`].
     pub fn is_greedy(&self, mut choices: Range<usize>) -> bool {
         choices.all(|index| self.choices[index].sampler.lock().unwrap_or_else(PoisonError::into_inner).is_greedy())
     }
 
     /// See [`Sampler::row_sampling`].
-    pub fn row_sampling(&self, index: usize) -> Option<(RowSampling, usize)> {
-        self.choices[index].sampler.lock().unwrap_or_else(PoisonError::into_inner).row_sampling()
+    pub fn row_sampling(&self, index: usize) -> Option<(RowSampling<'_>, usize)> {
+        let choice = &self.choices[index];
+        let mut sampler = choice.sampler.lock().unwrap_or_else(PoisonError::into_inner);
+        sampler.row_sampling(choice.output_token_ids.len(), self.mask())
+    }
+
+    /// Which tokens may come next in any choice; `None`: all.
+    pub fn mask(&self) -> Option<TokenMask<'_>> {
+        self.submission.allowed.as_deref().map(TokenSet::mask)
     }
 
     /// See [`Sampler::accept`].

@@ -61,6 +61,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStre
     let job = shared.submitted.fetch_add(1, Ordering::Relaxed);
     let own_seed = |s: u64| if shared.one_seed { s } else { s.wrapping_add(job) };
     let seed = sampling.seed.or(shared.seed.map(own_seed)).unwrap_or_else(rand::random);
+    let allowed = resolved.allowed.clone();
     let sampler = Sampler::new(resolved, seed, &prompt_token_ids, Arc::new(dry_breakers));
     let decoder = match prompt {
         Prompt::Chat { .. } => IncrementalDecoder::new(true),
@@ -97,6 +98,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStre
         origin: origin.of(prompt, source.as_ref()),
         keep: request.service.keep.then(|| shared.inbox.clone()),
         source,
+        allowed,
         choices,
         service,
         submitted,

@@ -5,6 +5,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst},
+        mpsc,
     },
     thread,
     time::Duration,
@@ -12,13 +13,18 @@ use std::{
 
 use device::{
     AttentionArgs, Backend, BackendInfo, CacheEngine, DType, DeviceError, EmbedArgs, GateUpArgs, KvCacheSpec, Linear,
-    LinearOptions, Norm, Phases, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, WeightView, WorkspaceShape,
+    LinearOptions, Norm, Phases, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, TokenMask, TokenSet, WeightView,
+    WorkspaceShape,
     cpu::{CpuBackend, CpuTier},
 };
 
 use paged::RequestId;
 
-use super::{load::load_with_backend, thread::EngineThread, *};
+use super::{
+    load::load_with_backend,
+    thread::{Command, EngineThread},
+    *,
+};
 use crate::{CompletionChoice, FinishReason, OutputEvent, Prompt, SamplingParams, ServiceParams, sampler::Sampled};
 
 const NO_ROW: u32 = u32::MAX;
@@ -75,7 +81,14 @@ impl Phases for Failing {
         self.inner.norm_linear(x, norm, projections, step);
     }
 
-    fn greedy_tokens(&self, x: &Tensor, norm: Option<&Norm>, lm_head: &Linear, tokens: &mut Vec<u32>) -> bool {
+    fn greedy_tokens(
+        &self,
+        x: &Tensor,
+        norm: Option<&Norm>,
+        lm_head: &Linear,
+        masks: &[Option<TokenMask<'_>>],
+        tokens: &mut Vec<u32>,
+    ) -> bool {
         if !self.finds.load(SeqCst) {
             return false;
         }
@@ -83,8 +96,10 @@ impl Phases for Failing {
         self.inner.logits(x, norm, lm_head, &mut logits);
         let found = |row| {
             let logits: &[f32] = logits.row(row);
-            let max = logits.iter().copied().fold(f32::MIN, f32::max);
-            logits.iter().all(|v| v.is_finite()).then(|| logits.iter().position(|v| *v == max).unwrap() as u32)
+            let mask = masks.get(row).copied().flatten();
+            let allowed = (0..).zip(logits).filter(|(token, _)| mask.is_none_or(|mask| mask.allows(*token)));
+            let best = allowed.reduce(|best, next| if next.1 > best.1 { next } else { best });
+            best.filter(|_| logits.iter().all(|v| v.is_finite())).map(|(token, _)| token)
         };
         let Some(found) = (0..x.rows()).map(found).collect() else { return false };
         *tokens = found;
@@ -293,7 +308,13 @@ fn tokens_that_the_backend_finds_are_those_of_the_logits() {
     let serving = thread::spawn(move || thread.run());
     let texts = || -> Vec<String> {
         let n_choices = |i| if i == 1 { 2 } else { 1 };
-        let streams = [0, 1, 2].map(|i| engine.submit(GenerationRequest { n_choices: n_choices(i), ..request(i, 25) }).unwrap());
+        let request = |i| {
+            let mut request = GenerationRequest { n_choices: n_choices(i), ..request(i, 25) };
+            // Every other token, beside rows without a mask.
+            request.sampling.allowed_token_ids = (i == 2).then(|| (1..512).step_by(2).collect());
+            request
+        };
+        let streams = [0, 1, 2].map(|i| engine.submit(request(i)).unwrap());
         streams.into_iter().flat_map(|stream| stream.wait().unwrap().choices).map(|choice| choice.text).collect()
     };
     let expected = texts();
@@ -323,6 +344,31 @@ fn a_bad_row_among_those_whose_tokens_the_backend_finds_ends_its_request_alone()
     assert_clean(&engine);
     drop(engine);
     serving.join().unwrap();
+}
+
+#[test]
+fn a_request_that_may_have_no_token_ends_alone_and_says_so() {
+    for finds in [false, true] {
+        let (mut engine, thread, backend) = start();
+        backend.finds.store(finds, SeqCst);
+        let shared = Arc::get_mut(&mut engine.shared).unwrap();
+        let nothing = TokenSet::new([], shared.vocab_size);
+        let (inbox, submitted) = mpsc::channel();
+        let onward = std::mem::replace(&mut shared.inbox, inbox);
+        let [none, other] = [1, 2].map(|i| engine.submit(request(i, 10)).unwrap());
+        for allowed in [Some(Arc::new(nothing)), None] {
+            let Ok(Command::Submit(mut submission)) = submitted.recv() else { panic!("a submission") };
+            submission.allowed = allowed;
+            onward.send(Command::Submit(submission)).unwrap();
+        }
+        let serving = thread::spawn(move || thread.run());
+        let none = answer(none);
+        assert_eq!((none.finish_reason, none.text.as_str()), (FinishReason::Error, ""));
+        assert!(none.error.as_ref().unwrap().contains("no token is allowed"), "{:?}", none.error);
+        assert_eq!(answer(other).finish_reason, FinishReason::Length);
+        drop((engine, onward));
+        serving.join().unwrap();
+    }
 }
 
 #[test]

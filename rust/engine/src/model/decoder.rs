@@ -1,6 +1,6 @@
 //! The decoder: weights in the form their backend computes with, and one step over them.
 
-use device::{Backend, EmbedArgs, EmbeddingTable, Linear, Norm, StepGraphs, StepMetadata, Tensor, WeightView};
+use device::{Backend, EmbedArgs, EmbeddingTable, Linear, Norm, StepGraphs, StepMetadata, Tensor, TokenMask, WeightView};
 
 use super::{
     attention::Attention,
@@ -202,15 +202,21 @@ impl Decoder {
 
     /// Logits of these rows of the hidden state, into `a.logits` on the device; before any softcap, see [`softcap`]. Where the backend finds
     /// the tokens of their largest without all of them, and there is a place for these, it does that and returns true.
-    pub(crate) fn logits(&self, backend: &dyn Backend, a: &mut Activations, rows: &[u32], greedy: Option<&mut Vec<u32>>) -> bool {
+    pub(crate) fn logits(&self, backend: &dyn Backend, a: &mut Activations, rows: &[u32], greedy: Option<Search<'_>>) -> bool {
         backend.gather_rows(&a.hidden, rows, &mut a.sampled);
         let (norm, linear) = (Some(&self.output_norm), &self.output);
-        if greedy.is_some_and(|tokens| backend.greedy_tokens(&a.sampled, norm, linear, tokens)) {
+        if greedy.is_some_and(|Search { masks, tokens }| backend.greedy_tokens(&a.sampled, norm, linear, masks, tokens)) {
             return true;
         }
         backend.logits(&a.sampled, norm, linear, &mut a.logits);
         false
     }
+}
+
+/// A search for the largest logits of rows; see [`Backend::greedy_tokens`].
+pub(crate) struct Search<'a> {
+    pub(crate) masks: &'a [Option<TokenMask<'a>>],
+    pub(crate) tokens: &'a mut Vec<u32>,
 }
 
 /// `cap * tanh(x / cap)`, which some models end with.

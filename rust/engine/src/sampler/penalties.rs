@@ -231,7 +231,7 @@ mod tests {
         ) {
             let sampling = ResolvedSampling {
                 temperature: None, top_k: None, top_p: 1.0, min_p: 0.0, presence_penalty, frequency_penalty, repetition_penalty,
-                dry: None, logit_bias: Vec::new(), logprobs: None,
+                dry: None, logit_bias: Vec::new(), allowed: None, logprobs: None,
             };
             let mut counts = Counts::new(&sampling).unwrap();
             for &token in &context {

@@ -1,6 +1,8 @@
 //! Sampling parameters with nothing left open: the request's, else the model's, else the defaults.
 
-use std::{collections::HashSet, fmt::Display};
+use std::{collections::HashSet, fmt::Display, sync::Arc};
+
+use device::TokenSet;
 
 use crate::{DryParams, EngineError, GenerationConfig, SamplingParams, Tokenizer};
 
@@ -31,6 +33,8 @@ pub struct ResolvedSampling {
     pub dry: Option<DryParams>,
     /// Token ids with what is added to their logits, in [-100, 100].
     pub logit_bias: Vec<(u32, f32)>,
+    /// The only tokens that may come; whoever samples gives their mask.
+    pub allowed: Option<Arc<TokenSet>>,
     /// Whether the sampled token's log probability is wanted, and how many of the likeliest tokens' beside it.
     pub logprobs: Option<usize>,
 }
@@ -68,6 +72,7 @@ impl ResolvedSampling {
                 return Err(invalid("dry_sequence_breakers", "with an empty string", "a list of texts of a character or more"));
             }
         }
+        let allowed = params.allowed_token_ids.as_deref().map(|ids| allowed(ids, vocab_size)).transpose()?.map(Arc::new);
         // 0 is off, as in generation_config.json.
         let top_k = params.top_k.or(model.top_k).filter(|k| *k > 0 && *k < vocab_size);
         Ok(Self {
@@ -80,9 +85,20 @@ impl ResolvedSampling {
             repetition_penalty,
             dry: params.dry.clone().filter(|dry| dry.multiplier > 0.0),
             logit_bias: params.logit_bias.clone(),
+            allowed,
             logprobs: params.logprobs,
         })
     }
+}
+
+fn allowed(ids: &[u32], vocab_size: usize) -> Result<TokenSet, EngineError> {
+    if ids.is_empty() {
+        return Err(invalid("allowed_token_ids", "empty", "a list of one id or more; leave it out to allow all"));
+    }
+    if let Some(id) = ids.iter().find(|id| **id as usize >= vocab_size) {
+        return Err(invalid("allowed_token_ids", format!("with token {id}"), format!("of ids below {vocab_size}")));
+    }
+    Ok(TokenSet::new(ids.iter().copied(), vocab_size))
 }
 
 fn check(field: &str, value: f32, in_range: bool, allowed: &str) -> Result<(), EngineError> {
@@ -155,6 +171,8 @@ mod tests {
             (SamplingParams { repetition_penalty: Some(0.0), ..d() }, ["repetition_penalty is 0", "above 0"]),
             (SamplingParams { logit_bias: vec![(100, 1.0)], ..d() }, ["token 100", "below 100"]),
             (SamplingParams { logit_bias: vec![(3, 101.0)], ..d() }, ["logit_bias is 101", "-100 to 100"]),
+            (SamplingParams { allowed_token_ids: Some(vec![]), ..d() }, ["allowed_token_ids is empty", "one id or more"]),
+            (SamplingParams { allowed_token_ids: Some(vec![3, 100]), ..d() }, ["token 100", "below 100"]),
             (SamplingParams { dry: Some(dry(-1.0, 1.75)), ..d() }, ["dry_multiplier is -1", "0 or more"]),
             (SamplingParams { dry: Some(dry(1.0, 0.5)), ..d() }, ["dry_base is 0.5", "1 or more"]),
         ] {

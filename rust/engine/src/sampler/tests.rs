@@ -1,6 +1,9 @@
 //! Draws against a plain one, which sorts the whole row.
 
-use device::cpu::softmax::{Softmax, block_sums};
+use device::{
+    TokenSet,
+    cpu::softmax::{Softmax, block_sums},
+};
 use proptest::prelude::*;
 use rand::Rng;
 
@@ -36,10 +39,10 @@ fn plain_draw(logits: &[f32], sampling: &ResolvedSampling, uniform: f64) -> (Vec
 
 fn check(logits: &[f32], sampling: &ResolvedSampling, seed: u64) {
     let mut sampler = Sampler::new(Arc::new(sampling.clone()), seed, &[], Arc::default());
-    for _ in 0..3 {
-        let uniform = sampler.rng.clone().random();
-        let (kept, drawn) = plain_draw(logits, sampling, uniform);
-        let sampled = sampler.sample(&mut logits.to_vec()).unwrap();
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    for position in 0..3 {
+        let (kept, drawn) = plain_draw(logits, sampling, rng.random());
+        let sampled = sampler.sample(&mut logits.to_vec(), position, None).unwrap();
         assert_eq!(sampler.candidates, kept, "{sampling:?}");
         assert_eq!(sampled.token_id, drawn, "{sampling:?}");
     }
@@ -81,6 +84,82 @@ proptest! {
         prop_assume!(top_k.is_some() || top_p < 1.0 || min_p > 0.0);
         check(&row, &sampling, seed);
     }
+}
+
+fn allow_lists() -> impl Strategy<Value = Vec<bool>> {
+    let lens = 1_usize..1500;
+    prop_oneof![
+        proptest::collection::vec(any::<bool>(), lens.clone()),
+        proptest::collection::vec(proptest::bool::weighted(0.03), lens.clone()),
+        (lens.clone(), any::<proptest::sample::Index>()).prop_map(|(len, at)| (0..len).map(|i| i == at.index(len)).collect()),
+        (lens, any::<proptest::sample::Index>()).prop_map(|(len, at)| (0..len).map(|i| i != at.index(len)).collect()),
+    ]
+}
+
+proptest! {
+    /// What is allowed is drawn from as if there were nothing else, whatever changes the logits.
+    #[test]
+    fn a_mask_leaves_the_row_of_what_it_allows(
+        allowed in allow_lists(),
+        seed in any::<u64>(),
+        temperature in prop_oneof![Just(None), (0.3_f32..3.0).prop_map(Some)],
+        top_k in proptest::option::of(2_usize..200),
+        top_p in prop_oneof![0.01_f32..1.0, Just(1.0)],
+        min_p in prop_oneof![Just(0.0_f32), 0.0_f32..=1.0],
+        presence_penalty in prop_oneof![Just(0.0_f32), -2.0_f32..2.0],
+        bias in prop_oneof![Just(0.0_f32), Just(-100.0), Just(100.0)],
+    ) {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let logits: Vec<f32> = allowed.iter().map(|_| (rng.random::<f32>() * 40.0).round() / 4.0).collect();
+        let tokens: Vec<u32> = (0..).zip(&allowed).filter_map(|(token, allowed)| allowed.then_some(token)).collect();
+        let row: Vec<f32> = tokens.iter().map(|token| logits[*token as usize]).collect();
+        let sampling = ResolvedSampling { temperature, presence_penalty, ..sampling(1.0, top_k, top_p, min_p) };
+        let context: Vec<usize> = (0..tokens.len()).step_by(3).collect();
+        let with = |id: &dyn Fn(usize) -> u32| {
+            let logit_bias = (1..tokens.len()).step_by(5).map(|rank| (id(rank), bias)).collect();
+            let sampling = Arc::new(ResolvedSampling { logit_bias, logprobs: Some(4), ..sampling.clone() });
+            Sampler::new(sampling, seed, &context.iter().map(|rank| id(*rank)).collect::<Vec<_>>(), Arc::default())
+        };
+        let (mut masked, mut alone) = (with(&|rank| tokens[rank]), with(&|rank| rank as u32));
+        let set = TokenSet::new(tokens.iter().copied(), allowed.len());
+        for position in 0..4 {
+            let mut written = logits.clone();
+            let sampled = masked.sample(&mut written, position, Some(set.mask()));
+            prop_assert_eq!(&written, &logits);
+            if tokens.is_empty() {
+                prop_assert!(sampled.unwrap_err().to_string().contains("no token is allowed"));
+                continue;
+            }
+            let (sampled, expected) = (sampled.unwrap(), alone.sample(&mut row.clone(), position, None).unwrap());
+            prop_assert_eq!(sampled.token_id, tokens[expected.token_id as usize]);
+            // The model's, not those of what is left.
+            prop_assert_eq!(sampled.logprobs.unwrap(), token_logprob(&logits, sampled.token_id, 4).unwrap());
+            masked.observe(sampled.token_id);
+            alone.observe(expected.token_id);
+        }
+    }
+
+    #[test]
+    fn a_mask_that_allows_everything_changes_nothing(
+        row in rows(),
+        top_p in prop_oneof![0.01_f32..1.0, Just(1.0)],
+        seed in any::<u64>(),
+    ) {
+        let sampler = || Sampler::new(Arc::new(sampling(0.8, None, top_p, 0.0)), seed, &[], Arc::default());
+        let words = vec![u32::MAX; row.len().div_ceil(32)];
+        let mask = device::TokenMask::new(&words, row.len()).unwrap();
+        for position in 0..3 {
+            let masked = sampler().sample(&mut row.clone(), position, Some(mask)).unwrap();
+            prop_assert_eq!(masked, sampler().sample(&mut row.clone(), position, None).unwrap());
+        }
+    }
+}
+
+#[test]
+fn a_mask_for_another_vocabulary_is_an_error() {
+    let mut sampler = Sampler::new(Arc::new(sampling(1.0, None, 1.0, 0.0)), 0, &[], Arc::default());
+    let error = sampler.sample(&mut [0.0; 40], 0, Some(TokenSet::new([3], 33).mask())).unwrap_err().to_string();
+    assert!(error.contains("33 tokens") && error.contains("40 logits"), "{error}");
 }
 
 #[test]

@@ -15,7 +15,7 @@ use super::{
     panels::Work,
     phases::{Form, LinearContext, LinearScratch, assert_in, grown},
 };
-use crate::{Linear, Norm, Tensor};
+use crate::{Linear, Norm, Tensor, TokenMask};
 
 /// Where more than one in so many panels may hold a row's largest product, computing all costs no more: of one row, which waits for memory,
 /// and of several, of which few are computed together ...
@@ -88,6 +88,16 @@ pub(super) fn search_bytes([rows, vocab_size]: [usize; 2], hidden_size: usize) -
     rows * row + bounds * size_of::<Bounds>() + candidates * size_of::<Candidate>()
 }
 
+/// Of each row, or of none.
+type Masks<'a> = &'a [Option<TokenMask<'a>>];
+
+/// Which of a panel's columns count for a row, a bit each: a panel has as many rows of the weight as a mask's word has bits.
+#[inline(always)]
+fn counted(masks: Masks<'_>, row: usize, panel: usize) -> u32 {
+    const { assert!(PANEL == u32::BITS as usize) };
+    masks.get(row).copied().flatten().map_or(u32::MAX, |mask| mask.word(panel))
+}
+
 /// [`Phases::greedy_tokens`](crate::Phases::greedy_tokens): searches the rows of `norm(x) @ weight^T + bias` for their largest
 /// values.
 ///
@@ -99,28 +109,36 @@ pub fn greedy_tokens(
     x: &Tensor,
     norm: Option<&Norm>,
     linear: &Linear,
+    masks: &[Option<TokenMask<'_>>],
     tokens: &mut Vec<u32>,
 ) -> bool {
     let weight = linear.weight::<CpuLinear>();
     match &weight.weight {
         Weight::LmHead(head) if (1..=max_searched_rows(context.tier)).contains(&x.rows()) => {
             weight.bias.iter().flatten().all(|b| b.is_finite())
-                && search(context.checked(), scratch, x, norm, (weight, head), tokens)
+                && search(context.checked(), scratch, x, norm, (weight, head), masks, tokens)
         }
         _ => false,
     }
 }
 
-/// False where a row is not finite or of no such length, in a pause, or where that has to begin.
+/// False where a row is not finite or of no such length, in a pause, where that has to begin, or where no token is allowed.
 fn search(
     context: LinearContext<'_>,
     scratch: &mut LinearScratch,
     x: &Tensor,
     norm: Option<&Norm>,
     (weight, head): (&CpuLinear, &LmHead),
+    masks: Masks<'_>,
     tokens: &mut Vec<u32>,
 ) -> bool {
     assert_in(x, weight);
+    assert!(masks.is_empty() || masks.len() == x.rows(), "a mask for each of {} rows, not {}", x.rows(), masks.len());
+    let vocab_size = weight.out_features;
+    assert!(masks.iter().flatten().all(|mask| mask.vocab_size() == vocab_size), "a mask of other than {vocab_size} tokens");
+    if !masks.iter().flatten().all(|mask| mask.allows_any()) {
+        return false;
+    }
     let LinearScratch { normed, acts, panels: buffers, search, .. } = scratch;
     let Search { acts: shifted, lengths, bounds, candidates, best, pause, last_pause } = search;
     if *pause > 0 {
@@ -141,10 +159,19 @@ fn search(
     let (shared, estimates) = (SharedOut::new(&mut *bounds), Input { acts: shifted, ..input });
     context.for_panels(&Work::new(&input, &std::iter::once(weight)), buffers, &|panels, rows, _| {
         for p in panels {
+            // Of which no row may take a token, it is not read.
+            if rows.clone().all(|row| counted(masks, row, p) == 0) {
+                // SAFETY: each panel and row is visited once.
+                unsafe { shared.part(p * num_rows + rows.start, rows.len()) }.fill(Bounds::NONE);
+                continue;
+            }
             let (columns, reaches) = (weight.panel_rows(p), head.reaches(p));
             let bias = weight.panel_bias(&columns).unwrap_or_default();
             for_products(&[weight.estimate(head, p)], &estimates, &rows, &mut |m, [products]| {
                 let rows = m..m + products.len();
+                if !masks.is_empty() {
+                    (m..).zip(&mut *products).for_each(|(row, products)| forbid(counted(masks, row, p), products));
+                }
                 // SAFETY: each panel and row is visited once.
                 let bounds = unsafe { shared.part(p * num_rows + m, products.len()) };
                 bound(context.tier, products, (columns.len(), bias), &reaches, &lengths[rows], bounds);
@@ -160,7 +187,7 @@ fn search(
             (best.panel, best.product) = (panel, bounds.estimate);
         }
     }
-    compute(context, (&input, weight), buffers, best);
+    compute(context, (&input, weight), masks, buffers, best);
     // ... and panels that stay below it have no larger ones.
     let max_candidates = num_panels * num_rows / MAX_SHARES[usize::from(num_rows > 1)];
     candidates.clear();
@@ -176,7 +203,7 @@ fn search(
         }
     }
     *last_pause = 0;
-    compute(context, (&input, weight), buffers, candidates);
+    compute(context, (&input, weight), masks, buffers, candidates);
     for found in &*candidates {
         let best = &mut best[found.row as usize];
         if found.product > best.product || found.product == best.product && found.token < best.token {
@@ -188,10 +215,18 @@ fn search(
     true
 }
 
-/// Computes the products by the panels of candidates, and finds the largest, the first of equal ones.
+/// Takes the columns that do not count out of the running.
+fn forbid(counted: u32, products: &mut [f32; PANEL]) {
+    for (column, product) in products.iter_mut().enumerate() {
+        *product = if counted >> column & 1 == 1 { *product } else { f32::NEG_INFINITY };
+    }
+}
+
+/// Computes the products by the panels of candidates, and finds the largest that count, the first of equal ones.
 fn compute(
     context: LinearContext<'_>,
     (input, weight): (&Input<'_>, &CpuLinear),
+    masks: Masks<'_>,
     buffers: &mut Vec<f32>,
     candidates: &mut [Candidate],
 ) {
@@ -207,6 +242,9 @@ fn compute(
             let rows = row..row + candidates.len();
             for_products(&[weight.open(p, false, buffer)], input, &rows, &mut |m, [products]| {
                 for (candidate, products) in candidates[m - row..].iter_mut().zip(products) {
+                    if !masks.is_empty() {
+                        forbid(counted(masks, candidate.row as usize, p), products);
+                    }
                     candidate.product = f32::NEG_INFINITY;
                     for (token, product) in columns.clone().zip(products) {
                         if *product > candidate.product {

@@ -74,8 +74,11 @@ impl EngineThread {
             let (sampling, num_top): (Vec<_>, Vec<_>) = asked.map(Option::unzip).unzip();
             let num_top = num_top.into_iter().flatten().max().unwrap_or(0);
             let greedy = |&(id, _): &(RequestId, u32)| who(id).is_none_or(|(job, choices, _)| job.is_greedy(choices));
+            let mask = |&(id, _): &(RequestId, u32)| who(id).and_then(|(job, ..)| job.mask());
             let (on_device, logits) = if !on_device && chunk.iter().all(greedy) {
-                match self.runner.greedy_tokens(rows, greedy_tokens)? {
+                let has_masks = chunk.iter().any(|row| mask(row).is_some());
+                let masks: Vec<_> = if has_masks { chunk.iter().map(mask).collect() } else { Vec::new() };
+                match self.runner.greedy_tokens(rows, &masks, greedy_tokens)? {
                     Greedy::Logits(logits) => (vec![None; rows.len()], logits),
                     Greedy::Tokens => {
                         for (&(id, _), &token_id) in chunk.iter().zip(&*greedy_tokens) {

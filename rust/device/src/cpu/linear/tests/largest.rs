@@ -1,7 +1,7 @@
 //! The tokens of the largest logits, against all logits.
 
 use super::*;
-use crate::cpu::linear::largest::search_bytes;
+use crate::{TokenMask, TokenSet, cpu::linear::largest::search_bytes};
 
 const COLS: usize = 576;
 
@@ -31,7 +31,20 @@ impl Bench {
     fn search_normed(&mut self, x: &Tensor, norm: Option<&Norm>, head: &Linear) -> Option<Vec<u32>> {
         let context = LinearContext { pool: &self.pool, tier: self.tier };
         let mut tokens = vec![7; 9];
-        greedy_tokens(context, &mut self.scratch, x, norm, head, &mut tokens).then_some(tokens)
+        greedy_tokens(context, &mut self.scratch, x, norm, head, &[], &mut tokens).then_some(tokens)
+    }
+
+    /// Whether the rows were searched; fails unless that found the first of the largest logits that each row's set has.
+    fn check_allowed(&mut self, x: &Tensor, head: &Linear, sets: &[Option<TokenSet>]) -> bool {
+        let all = self.all(x, head);
+        let masks: Vec<_> = sets.iter().map(|set| set.as_ref().map(TokenSet::mask)).collect();
+        let context = LinearContext { pool: &self.pool, tier: self.tier };
+        let mut tokens = vec![7; 9];
+        let found = greedy_tokens(context, &mut self.scratch, x, None, head, &masks, &mut tokens);
+        if found {
+            assert_eq!(tokens, largest_allowed(&all, &masks), "{}", self.tier.name());
+        }
+        found
     }
 
     fn all(&mut self, x: &Tensor, linear: &Linear) -> Vec<f32> {
@@ -101,6 +114,15 @@ fn upper_and_lower_plane_together_are_the_packed_weight() {
             assert_eq!(bits(bench.all(&x, &head)), bits(bench.all(&x, &packed)), "{m} rows, {}", bench.tier.name());
         }
     });
+}
+
+/// Of each row the first of the largest logits that its mask allows.
+fn largest_allowed(logits: &[f32], masks: &[Option<TokenMask<'_>>]) -> Vec<u32> {
+    let largest = |(row, mask): (&[f32], &Option<TokenMask<'_>>)| {
+        let allowed = (0..).zip(row).filter(|(token, _)| mask.is_none_or(|mask| mask.allows(*token)));
+        allowed.reduce(|best, next| if next.1 > best.1 { next } else { best }).expect("an allowed token").0
+    };
+    logits.chunks_exact(logits.len() / masks.len()).zip(masks).map(largest).collect()
 }
 
 /// `rows` of them, each towards a row of the weight, as hidden states are.
@@ -239,6 +261,88 @@ fn after_searches_in_vain_more_and_more_rows_are_not_searched() {
             assert_eq!(bench.search(&in_vain, &flat), None);
             assert!((0..4).all(|_| bench.search(&x, &head).is_none()));
         }
+    });
+}
+
+#[test]
+fn the_largest_allowed_logits_are_found() {
+    /// Whether a set has a token, given a random number and whether it is the row's likeliest.
+    type Has = fn(token: u32, random: u64, is_likeliest: bool) -> bool;
+    let all_but_the_likeliest: Has = |_, _, is_likeliest| !is_likeliest;
+    let others: [Has; 4] = [
+        |_, random, _| random.is_multiple_of(2),
+        |_, random, _| random.is_multiple_of(300),
+        // A panel alone, and the last, which has 3 columns.
+        |token, _, _| (64..96).contains(&token),
+        |token, _, _| token >= 2048,
+    ];
+    on_every_tier(|bench| {
+        let mut random = Random::new(21);
+        let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 2051, COLS);
+        let head = bench.lm_head(&weight, None);
+        for has in [all_but_the_likeliest].into_iter().chain(others) {
+            for rows in [1, 2, 5, 33] {
+                bench.scratch = LinearScratch::default();
+                let x = hidden_states(rows, &weight, &mut random);
+                let likeliest = largest_allowed(&bench.all(&x, &head), &vec![None; rows]);
+                let mut set = |likeliest: &u32| {
+                    let tokens = (0..2051).filter(|token| has(*token, random.bits(), token == likeliest));
+                    Some(TokenSet::new(tokens.chain([2050 - likeliest]).filter(|token| token != likeliest), 2051))
+                };
+                let mut sets: Vec<_> = likeliest.iter().map(&mut set).collect();
+                // Rows without a mask beside them.
+                sets.iter_mut().skip(1).step_by(3).for_each(|set| *set = None);
+                let searched = bench.check_allowed(&x, &head, &sets);
+                assert!(!searched || rows <= bench.rows_at_once());
+                // A mask that allows few tokens leaves few panels, so that is never in vain.
+                let few = sets.iter().flatten().all(|set| (0..65).filter(|panel| set.mask().word(*panel) != 0).count() < 6);
+                assert!(searched || !few || rows > bench.rows_at_once(), "{rows} rows on {}", bench.tier.name());
+            }
+        }
+    });
+}
+
+#[test]
+fn a_single_allowed_token_is_found_wherever_it_is() {
+    on_every_tier(|bench| {
+        let mut random = Random::new(22);
+        let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 200, COLS);
+        let (head, x) = (bench.lm_head(&weight, None), hidden_states(1, &weight, &mut random));
+        for token in 0..200 {
+            let searched = bench.check_allowed(&x, &head, &[Some(TokenSet::new([token], 200))]);
+            assert_eq!(searched, bench.rows_at_once() > 0, "token {token} on {}", bench.tier.name());
+        }
+    });
+}
+
+#[test]
+fn a_mask_that_allows_everything_changes_nothing() {
+    on_every_tier(|bench| {
+        let mut random = Random::new(23);
+        let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 2050, COLS);
+        let head = bench.lm_head(&weight, None);
+        for rows in [1, 3] {
+            let x = hidden_states(rows, &weight, &mut random);
+            let expected = bench.search(&x, &head);
+            let candidates = bench.scratch.search.candidates.len();
+            let searched = bench.check_allowed(&x, &head, &vec![Some(TokenSet::new(0..2050, 2050)); rows]);
+            assert_eq!((searched, bench.scratch.search.candidates.len()), (expected.is_some(), candidates));
+        }
+    });
+}
+
+#[test]
+fn a_row_that_may_have_no_token_is_not_searched() {
+    on_every_tier(|bench| {
+        let mut random = Random::new(24);
+        let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 100, COLS);
+        let (head, x) = (bench.lm_head(&weight, None), hidden_states(1, &weight, &mut random));
+        assert!(!bench.check_allowed(&x, &head, &[Some(TokenSet::new([], 100))]));
+        // Bits behind the last token allow none.
+        let words = [0, 0, 0, 0xffff_fff0];
+        let (context, mut tokens) = (LinearContext { pool: &bench.pool, tier: bench.tier }, Vec::new());
+        let mask = TokenMask::new(&words, 100).expect("a mask");
+        assert!(!greedy_tokens(context, &mut bench.scratch, &x, None, &head, &[Some(mask)], &mut tokens));
     });
 }
 
