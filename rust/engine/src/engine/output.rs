@@ -18,7 +18,7 @@ use super::{
     thread::Command,
 };
 use crate::{
-    EngineError, FinishReason, OutputEvent, TokenLogprobs, TopLogprob, Usage,
+    EngineError, FinishReason, OutputEvent, OutputKind, TokenLogprobs, TopLogprob, Usage,
     output_text::OutputText,
     sampler::{Sampled, Sampler},
     tokenizer::Tokenizer,
@@ -44,6 +44,8 @@ pub struct Submission {
     pub suffix: Option<String>,
     /// How many choices are returned; the best of `choices` by mean log probability when fewer.
     pub num_returned: usize,
+    /// Tokens or a vector.
+    pub output: OutputKind,
     /// Events are sent with the tokens, not all at the end.
     pub stream: bool,
     /// Where its sequences come from.
@@ -178,10 +180,10 @@ impl Job {
         self.usage.recomputed_tokens += num_tokens;
     }
 
-    /// Samples the next token of a choice.
+    /// Samples the token of a choice that is `ahead` places behind its next one; those before it have been sampled.
     ///
     /// `logits` is the model's row `[vocab_size]`; at the end it is what it was.
-    pub fn sample(&self, index: usize, logits: &mut [f32]) -> Result<Sampled, EngineError> {
+    pub fn sample(&self, index: usize, _ahead: usize, logits: &mut [f32]) -> Result<Sampled, EngineError> {
         self.choices[index].sampler.lock().unwrap_or_else(PoisonError::into_inner).sample(logits)
     }
 
@@ -191,13 +193,19 @@ impl Job {
     }
 
     /// See [`Sampler::row_sampling`].
-    pub fn row_sampling(&self, index: usize) -> Option<(RowSampling, usize)> {
+    pub fn row_sampling(&self, index: usize, _ahead: usize) -> Option<(RowSampling, usize)> {
         self.choices[index].sampler.lock().unwrap_or_else(PoisonError::into_inner).row_sampling()
     }
 
     /// See [`Sampler::accept`].
     pub fn accept(&self, index: usize, row: SampledRow) -> Sampled {
         self.choices[index].sampler.lock().unwrap_or_else(PoisonError::into_inner).accept(row)
+    }
+
+    /// Takes the vector that a choice ends with.
+    pub fn push_vector(&mut self, index: usize, values: Vec<f32>) {
+        self.first_token.get_or_insert_with(Instant::now);
+        self.emit(index, OutputEvent::Vector { index, values });
     }
 
     /// Reports log probabilities of prompt tokens, in order, to every choice.
@@ -309,7 +317,9 @@ impl Job {
         for (rank, choice) in ranked.into_iter().take(self.submission.num_returned).enumerate() {
             for mut event in choice.held.drain(..) {
                 match &mut event {
-                    OutputEvent::Delta { index, .. } | OutputEvent::Finished { index, .. } => *index = rank,
+                    OutputEvent::Delta { index, .. } | OutputEvent::Vector { index, .. } | OutputEvent::Finished { index, .. } => {
+                        *index = rank;
+                    }
                     OutputEvent::Done(_) => {}
                 }
                 let _ = self.submission.events.send(Ok(event));
