@@ -17,6 +17,7 @@ pub mod mmap;
 pub mod quant;
 pub mod sampling;
 pub mod tensor;
+pub mod token_mask;
 
 pub use backend::{
     Activation, AttentionArgs, AttentionParams, Backend, BackendInfo, BackendMemory, Constant, EmbedArgs, EmbeddingTable,
@@ -30,3 +31,4 @@ pub use host::{HostMemory, host_memory, num_physical_cores};
 pub use kv_layout::{KV_FORMAT, KvCacheSpec};
 pub use sampling::{RowSampling, SampledRow};
 pub use tensor::{Tensor, WeightView};
+pub use token_mask::TokenMask;

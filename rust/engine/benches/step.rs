@@ -131,10 +131,15 @@ fn sampling(c: &mut Criterion) {
         for (name, params) in &kinds {
             let resolved = ResolvedSampling::new(params, &GenerationConfig::default(), vocab_size).unwrap();
             let mut sampler = Sampler::new(Arc::new(resolved), 7, &prompt, Arc::default());
-            let mut logits = row.clone();
+            let (mut logits, mut position) = (row.clone(), 0);
             group.bench_function(*name, |b| {
                 // The sampler leaves the row as it was.
-                b.iter(|| black_box(sampler.sample(black_box(&mut logits)).unwrap()));
+                b.iter(|| {
+                    let sampled = sampler.sample(black_box(&mut logits), position, None).unwrap();
+                    sampler.observe(sampled.token_id);
+                    position += 1;
+                    black_box(sampled)
+                });
             });
         }
         group.finish();

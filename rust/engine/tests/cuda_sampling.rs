@@ -53,14 +53,14 @@ fn a_seed_gives_the_same_tokens_on_the_device_and_on_the_host() {
     ];
     let (backend, mut rng) = (backend(), Rng::new(1));
     let mut samplers: Vec<_> = all.iter().zip(3..).map(|(params, seed)| [sampler(params, seed), sampler(params, seed)]).collect();
-    for round in 0..12 {
+    for round in 0..12_usize {
         let mut rows: Vec<_> = all.iter().map(|_| logits(&mut rng)).collect();
         let on_device = tensor(&backend, &rows);
-        let asked: Vec<_> = samplers.iter_mut().map(|[device, _]| device.row_sampling().unwrap()).collect();
+        let asked: Vec<_> = samplers.iter_mut().map(|[device, _]| device.row_sampling(round).unwrap()).collect();
         let sampling: Vec<_> = asked.iter().map(|(row, _)| Some(*row)).collect();
         let sampled = backend.sample(&on_device, &sampling, 3);
         for (((params, [device, host]), row), sampled) in all.iter().zip(&mut samplers).zip(&mut rows).zip(sampled) {
-            let (actual, expected) = (device.accept(sampled.unwrap()), host.sample(row).unwrap());
+            let (actual, expected) = (device.accept(sampled.unwrap()), host.sample(row, round, None).unwrap());
             assert_eq!(actual.token_id, expected.token_id, "round {round}: {params:?}");
             let (Some(actual), Some(expected)) = (&actual.logprobs, &expected.logprobs) else {
                 assert!(actual.logprobs.is_none() && expected.logprobs.is_none());
@@ -84,7 +84,7 @@ fn a_row_that_is_not_finite_has_no_token_and_the_others_do() {
     let sampled = backend.sample(&on_device, &[Some(greedy); 2], 0);
     assert_eq!((sampled[0].is_some(), sampled[1].is_none()), (true, true));
     backend.fetch_rows(&mut on_device, &[1]);
-    let error = sampler(&SamplingParams::default(), 1).sample(on_device.row_mut(1)).unwrap_err().to_string();
+    let error = sampler(&SamplingParams::default(), 1).sample(on_device.row_mut(1), 0, None).unwrap_err().to_string();
     assert!(error.contains("token 300") && error.contains("NaN"), "{error}");
 }
 
@@ -97,10 +97,10 @@ fn what_changes_the_logits_is_left_to_the_host() {
         SamplingParams { logit_bias: vec![(3, 1.0)], ..d() },
     ] {
         let [mut asked, mut alone] = [sampler(&params, 5), sampler(&params, 5)];
-        assert_eq!(asked.row_sampling(), None, "{params:?}");
+        assert_eq!(asked.row_sampling(0), None, "{params:?}");
         let mut row = logits(&mut Rng::new(3));
-        let token = |sampler: &mut Sampler, row: &mut [f32]| sampler.sample(row).unwrap().token_id;
-        assert_eq!(token(&mut asked, &mut row), token(&mut alone, &mut row), "no random number was taken");
+        let token = |sampler: &mut Sampler, row: &mut [f32]| sampler.sample(row, 0, None).unwrap().token_id;
+        assert_eq!(token(&mut asked, &mut row), token(&mut alone, &mut row), "{params:?}");
     }
 }
 

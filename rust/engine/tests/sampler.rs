@@ -18,7 +18,14 @@ fn sampler(params: &SamplingParams, vocab_size: usize, seed: u64) -> Sampler {
 
 fn draws(params: &SamplingParams, logits: &[f32], num: usize) -> Vec<u32> {
     let mut sampler = sampler(params, logits.len(), 7);
-    (0..num).map(|_| sampler.sample(&mut logits.to_vec()).expect("token").token_id).collect()
+    (0..num).map(|position| next(&mut sampler, logits, position)).collect()
+}
+
+/// The token at `position`, which is observed.
+fn next(sampler: &mut Sampler, logits: &[f32], position: usize) -> u32 {
+    let token = sampler.sample(&mut logits.to_vec(), position, None).expect("token").token_id;
+    sampler.observe(token);
+    token
 }
 
 /// Probabilities after temperature, top-k, top-p and min-p, by sorting everything.
@@ -130,7 +137,7 @@ fn seeds_and_choices_decide_and_nothing_else() {
     let row = logits(200);
     let run = |seed, choice| {
         let mut sampler = Sampler::new(resolve(&params, 200), seed, &[1, 2], Arc::default()).for_choice(choice);
-        (0..50).map(|_| sampler.sample(&mut row.clone()).expect("token").token_id).collect::<Vec<_>>()
+        (0..50).map(|position| next(&mut sampler, &row, position)).collect::<Vec<_>>()
     };
     assert_eq!(run(1, 0), run(1, 0));
     assert_ne!(run(1, 0), run(1, 1));
@@ -138,11 +145,24 @@ fn seeds_and_choices_decide_and_nothing_else() {
 }
 
 #[test]
+fn a_position_has_its_token_in_whatever_order_they_are_drawn() {
+    let params = SamplingParams { top_p: Some(0.9), ..SamplingParams::default() };
+    let row = logits(200);
+    let expected = draws(&params, &row, 40);
+    let mut sampler = sampler(&params, 200, 7);
+    for position in (0..40).rev().chain((0..40).map(|i| i * 23 % 40)).chain([7, 7, 7]) {
+        assert_eq!(next(&mut sampler, &row, position), expected[position], "position {position}");
+        let (row, _) = sampler.row_sampling(position + 1).expect("nothing changes the logits");
+        assert_eq!(Some(row), sampler.clone().row_sampling(position + 1).map(|(row, _)| row));
+    }
+}
+
+#[test]
 fn penalties_count_the_prompt_and_the_output() {
     let params = SamplingParams { temperature: Some(0.0), presence_penalty: Some(1.0), ..SamplingParams::default() };
     let mut sampler = Sampler::new(resolve(&params, 4), 0, &[0], Arc::default());
     let row = [2.0, 1.5, 1.2, 0.0];
-    let tokens: Vec<u32> = (0..3).map(|_| sampler.sample(&mut row.to_vec()).expect("token").token_id).collect();
+    let tokens: Vec<u32> = (0..3).map(|position| next(&mut sampler, &row, position)).collect();
     // 0 is in the prompt; then 1 and 2 have come, and 0 is ahead again.
     assert_eq!(tokens, [1, 2, 0]);
     let rising = SamplingParams { temperature: Some(0.0), frequency_penalty: Some(0.5), ..SamplingParams::default() };
@@ -158,7 +178,7 @@ fn bias_and_dry_change_the_choice() {
     // After 1 2 3 ... 1 2 the third repetition would be 3.
     let choose = |prompt: &[u32], breakers: HashSet<u32>| {
         let mut sampler = Sampler::new(resolve(&params, 5), 0, prompt, Arc::new(breakers));
-        sampler.sample(&mut [0.0, 0.0, 0.0, 4.0, 1.0]).expect("token").token_id
+        next(&mut sampler, &[0.0, 0.0, 0.0, 4.0, 1.0], 0)
     };
     assert_eq!(choose(&[1, 2, 3, 0, 1, 2], HashSet::new()), 4);
     assert_eq!(choose(&[1, 2, 3, 0, 0, 2], HashSet::new()), 3);
@@ -183,7 +203,7 @@ fn logprobs_are_the_models_own() {
         SamplingParams { temperature: Some(0.0), logprobs: Some(2), logit_bias: vec![(0, 100.0)], ..SamplingParams::default() };
     let row = [1.0_f32, 3.0, 2.0];
     let normaliser = row.iter().map(|x| x.exp()).sum::<f32>().ln();
-    let sampled = sampler(&params, 3, 0).sample(&mut row.to_vec()).expect("token");
+    let sampled = sampler(&params, 3, 0).sample(&mut row.to_vec(), 0, None).expect("token");
     let logprobs = sampled.logprobs.expect("asked for");
     assert_eq!(sampled.token_id, 0);
     assert!((logprobs.logprob - (1.0 - normaliser)).abs() < 1e-6);
@@ -198,10 +218,10 @@ fn damaged_rows_are_errors_that_name_the_logit() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let mut row = vec![0.0; 100];
         row[42] = bad;
-        let error = sampler(&SamplingParams::default(), 100, 0).sample(&mut row).unwrap_err();
+        let error = sampler(&SamplingParams::default(), 100, 0).sample(&mut row, 0, None).unwrap_err();
         assert!(matches!(&error, EngineError::Internal(m) if m.contains("token 42") && m.contains(&bad.to_string())), "{error}");
     }
-    assert!(matches!(sampler(&SamplingParams::default(), 100, 0).sample(&mut []), Err(EngineError::Internal(_))));
+    assert!(matches!(sampler(&SamplingParams::default(), 100, 0).sample(&mut [], 0, None), Err(EngineError::Internal(_))));
 }
 
 proptest! {
@@ -219,8 +239,8 @@ proptest! {
         let wider = SamplingParams { top_p: top_p.map(|p| p * 1.00001), min_p: min_p.map(|p| p * 0.99999), ..params.clone() };
         let expected = distribution(&wider, &row);
         let mut sampler = sampler(&params, row.len(), seed);
-        for _ in 0..20 {
-            let token = sampler.sample(&mut row.clone()).expect("token").token_id;
+        for position in 0..20 {
+            let token = next(&mut sampler, &row, position);
             prop_assert!(expected[token as usize] > 0.0, "token {} is outside", token);
         }
     }

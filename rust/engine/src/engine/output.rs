@@ -180,11 +180,16 @@ impl Job {
         self.usage.recomputed_tokens += num_tokens;
     }
 
-    /// Samples the token of a choice that is `ahead` places behind its next one; those before it have been sampled.
+    /// Samples the token of a choice that is `ahead` places behind its next one, which its sampler then has observed; those before it have
+    /// been sampled.
     ///
     /// `logits` is the model's row `[vocab_size]`; at the end it is what it was.
-    pub fn sample(&self, index: usize, _ahead: usize, logits: &mut [f32]) -> Result<Sampled, EngineError> {
-        self.choices[index].sampler.lock().unwrap_or_else(PoisonError::into_inner).sample(logits)
+    pub fn sample(&self, index: usize, ahead: usize, logits: &mut [f32]) -> Result<Sampled, EngineError> {
+        let choice = &self.choices[index];
+        let mut sampler = choice.sampler.lock().unwrap_or_else(PoisonError::into_inner);
+        let sampled = sampler.sample(logits, choice.output_token_ids.len() + ahead, None)?;
+        sampler.observe(sampled.token_id);
+        Ok(sampled)
     }
 
     /// Whether all of these choices only take the largest logit; see [`Sampler::is_greedy`].
@@ -192,9 +197,10 @@ impl Job {
         choices.all(|index| self.choices[index].sampler.lock().unwrap_or_else(PoisonError::into_inner).is_greedy())
     }
 
-    /// See [`Sampler::row_sampling`].
-    pub fn row_sampling(&self, index: usize, _ahead: usize) -> Option<(RowSampling, usize)> {
-        self.choices[index].sampler.lock().unwrap_or_else(PoisonError::into_inner).row_sampling()
+    /// See [`Sampler::row_sampling`]; `ahead` as in [`Self::sample`].
+    pub fn row_sampling(&self, index: usize, ahead: usize) -> Option<(RowSampling, usize)> {
+        let choice = &self.choices[index];
+        choice.sampler.lock().unwrap_or_else(PoisonError::into_inner).row_sampling(choice.output_token_ids.len() + ahead)
     }
 
     /// See [`Sampler::accept`].

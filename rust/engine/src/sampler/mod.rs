@@ -11,7 +11,7 @@ mod truncate;
 use std::{collections::HashSet, sync::Arc};
 
 use device::{
-    RowSampling, SampledRow,
+    RowSampling, SampledRow, TokenMask,
     cpu::softmax::{Softmax, few_largest, finite_max},
 };
 use rand::{Rng, SeedableRng};
@@ -24,8 +24,8 @@ use math::{BlockSums, FEW, largest, log_sum_exp, position_of};
 use penalties::{Changes, Counts, Dry};
 use truncate::{Truncation, keep_likeliest, keep_of_row};
 
-/// Candidates whose memory is kept from token to token: more are rare, and there is one list a choice.
-const KEPT_CANDIDATES: usize = 1024;
+/// Entries of a choice's lists whose memory is kept from token to token: more are rare.
+const KEPT_ENTRIES: usize = 1024;
 
 /// A chosen token.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,8 +69,8 @@ fn checked_max(logits: &[f32]) -> Result<f32, EngineError> {
     })
 }
 
-/// Chooses the tokens of one continuation. Its random numbers depend on the seed and the choice alone, so a request gives the same
-/// tokens whatever runs beside it.
+/// Chooses the tokens of one continuation. A random number is that of a seed, a choice and a position of the output, in whatever order they
+/// are drawn, so a request gives the same tokens whatever runs beside it, and a draw that is not taken leaves nothing behind.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     sampling: Arc<ResolvedSampling>,
@@ -79,6 +79,8 @@ pub struct Sampler {
     dry: Option<Dry>,
     changes: Changes,
     candidates: Vec<(u32, f32)>,
+    /// Logits of the tokens that a mask allows.
+    allowed: Vec<f32>,
     sums: BlockSums,
 }
 
@@ -89,8 +91,9 @@ impl Sampler {
         let rng = ChaCha8Rng::seed_from_u64(seed);
         let counts = Counts::new(&sampling);
         let dry = sampling.dry.clone().map(|params| Dry::new(params, dry_breakers));
-        let (changes, candidates, sums) = (Changes::default(), Vec::new(), BlockSums::default());
-        let mut sampler = Self { sampling, rng, counts, dry, changes, candidates, sums };
+        let (candidates, allowed) = (Vec::new(), Vec::new());
+        let (changes, sums) = (Changes::default(), BlockSums::default());
+        let mut sampler = Self { sampling, rng, counts, dry, changes, candidates, allowed, sums };
         for &token in prompt_token_ids {
             sampler.observe(token);
         }
@@ -105,19 +108,35 @@ impl Sampler {
         sampler
     }
 
-    /// Chooses the next token from the model's logits `[vocab_size]` and counts it as part of the context. The row is written to
-    /// meanwhile, and at the end is what it was.
+    /// Chooses the token at `position` of the output (0 is the first that is generated) from the model's logits `[vocab_size]`; those before
+    /// it were observed. The row is written to meanwhile, and at the end is what it was.
     ///
-    /// A NaN or an infinity among the logits is an [`EngineError::Internal`] that names it.
-    pub fn sample(&mut self, logits: &mut [f32]) -> Result<Sampled, EngineError> {
+    /// Tokens that `mask` forbids have the probability 0: top-k, top-p and min-p count and measure the others alone. Log probabilities are
+    /// those of the model all the same.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] names a logit that is NaN or infinite. [`EngineError::InvalidArgument`]: the mask allows no token.
+    pub fn sample(&mut self, logits: &mut [f32], position: usize, mask: Option<TokenMask<'_>>) -> Result<Sampled, EngineError> {
         let max = checked_max(logits)?;
         let changed_max = if self.change(logits) { checked_max(logits) } else { Ok(max) };
-        let chosen = changed_max.map(|max| self.choose(logits, max));
+        let chosen = changed_max.and_then(|max| match mask {
+            None => Ok(self.choose(logits, max, position)),
+            Some(mask) => self.choose_allowed(logits, mask, position),
+        });
         self.changes.undo(logits);
         let token_id = chosen?;
         let logprobs = self.sampling.logprobs.map(|n| token_logprob(logits, token_id, n)).transpose()?;
-        self.observe(token_id);
         Ok(Sampled { token_id, logprobs })
+    }
+
+    /// Counts a token as part of the context.
+    pub fn observe(&mut self, token: u32) {
+        if let Some(counts) = &mut self.counts {
+            counts.observe(token);
+        }
+        if let Some(dry) = &mut self.dry {
+            dry.observe(token);
+        }
     }
 
     /// Whether it takes the largest logit, as it is, and reports no other.
@@ -126,14 +145,14 @@ impl Sampler {
         temperature.is_none() && logprobs.is_none() && logit_bias.is_empty() && self.dry.is_none() && self.counts.is_none()
     }
 
-    /// How the next token is to be drawn where the logits lie, and how many of the likeliest tokens are wanted beside it; the random number
-    /// is taken. `None` when penalties or bias change the logits first: then [`Self::sample`] draws it.
-    pub fn row_sampling(&mut self) -> Option<(RowSampling, usize)> {
+    /// How the token at `position` is to be drawn where the logits lie, and how many of the likeliest tokens are wanted beside it. `None`
+    /// when penalties or bias change the logits first: then [`Self::sample`] draws it.
+    pub fn row_sampling(&mut self, position: usize) -> Option<(RowSampling, usize)> {
         if self.dry.is_some() || self.counts.is_some() || !self.sampling.logit_bias.is_empty() {
             return None;
         }
         let ResolvedSampling { temperature, top_k, top_p, min_p, logprobs, .. } = *self.sampling;
-        let uniform = if temperature.is_some() { self.rng.random() } else { 0.0 };
+        let uniform = if temperature.is_some() { self.uniform(position) } else { 0.0 };
         Some((RowSampling { temperature, top_k, top_p, min_p, uniform }, logprobs.unwrap_or(0)))
     }
 
@@ -162,24 +181,49 @@ impl Sampler {
         !changes.is_empty()
     }
 
-    /// The next token by the changed logits, whose largest is `max`.
-    fn choose(&mut self, logits: &[f32], max: f32) -> u32 {
+    /// The token by the changed logits, whose largest is `max`.
+    fn choose(&mut self, logits: &[f32], max: f32, position: usize) -> u32 {
         match self.sampling.temperature {
             None => position_of(logits, max),
             Some(temperature) => {
-                let token_id = self.draw(logits, max, 1.0 / temperature);
-                self.candidates.shrink_to(KEPT_CANDIDATES);
+                let uniform = self.uniform(position);
+                let token_id = self.draw(logits, Softmax::new(max, 1.0 / temperature), uniform);
+                self.candidates.shrink_to(KEPT_ENTRIES);
                 token_id
             }
         }
     }
 
-    /// Draws from the softmax of logits * scale. Top-k, top-p and min-p all keep the likeliest tokens down to some rank;
+    /// [`Self::choose`], to which the logits that `mask` allows are the whole row.
+    fn choose_allowed(&mut self, logits: &[f32], mask: TokenMask<'_>, position: usize) -> Result<u32, EngineError> {
+        if mask.vocab_size() != logits.len() {
+            let (bits, len) = (mask.vocab_size(), logits.len());
+            return Err(EngineError::Internal(format!("a mask of {bits} tokens came with {len} logits")));
+        }
+        let mut allowed = std::mem::take(&mut self.allowed);
+        mask.gather(logits, &mut allowed);
+        let rank = finite_max(&allowed).map(|max| self.choose(&allowed, max, position) as usize);
+        allowed.clear();
+        allowed.shrink_to(KEPT_ENTRIES);
+        self.allowed = allowed;
+        rank.and_then(|rank| mask.nth_allowed(rank))
+            .ok_or_else(|| EngineError::InvalidArgument("no token is allowed to come next".into()))
+    }
+
+    /// In 0..1: what the words `2 * position` and the next one of the choice's stream come to.
+    fn uniform(&mut self, position: usize) -> f64 {
+        let word = 2 * position as u128;
+        // As a rule it is there already, and the stream's words have been computed.
+        if self.rng.get_word_pos() != word {
+            self.rng.set_word_pos(word);
+        }
+        self.rng.random()
+    }
+
+    /// Draws from the softmax of the logits. Top-k, top-p and min-p all keep the likeliest tokens down to some rank;
     /// top-p measures by the whole softmax, as in the mirrored code, min-p by the likeliest token, whose weight is e^0 = 1.
-    fn draw(&mut self, logits: &[f32], max: f32, scale: f32) -> u32 {
+    fn draw(&mut self, logits: &[f32], softmax: Softmax, uniform: f64) -> u32 {
         let ResolvedSampling { top_k, top_p, min_p, .. } = *self.sampling;
-        let uniform: f64 = self.rng.random();
-        let softmax = Softmax::new(max, scale);
         let few = top_k.filter(|k| *k <= FEW);
         let total = if few.is_none() || top_p < 1.0 { self.sums.fill(logits, softmax) } else { 0.0 };
         if top_k.is_none() && top_p >= 1.0 && min_p <= 0.0 {
@@ -206,15 +250,6 @@ impl Sampler {
         }
         let kept: f64 = candidates.iter().map(|(_, weight)| f64::from(*weight)).sum();
         pick(candidates.iter().copied(), uniform * kept)
-    }
-
-    fn observe(&mut self, token: u32) {
-        if let Some(counts) = &mut self.counts {
-            counts.observe(token);
-        }
-        if let Some(dry) = &mut self.dry {
-            dry.observe(token);
-        }
     }
 }
 

@@ -36,10 +36,10 @@ fn plain_draw(logits: &[f32], sampling: &ResolvedSampling, uniform: f64) -> (Vec
 
 fn check(logits: &[f32], sampling: &ResolvedSampling, seed: u64) {
     let mut sampler = Sampler::new(Arc::new(sampling.clone()), seed, &[], Arc::default());
-    for _ in 0..3 {
-        let uniform = sampler.rng.clone().random();
-        let (kept, drawn) = plain_draw(logits, sampling, uniform);
-        let sampled = sampler.sample(&mut logits.to_vec()).unwrap();
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    for position in 0..3 {
+        let (kept, drawn) = plain_draw(logits, sampling, rng.random());
+        let sampled = sampler.sample(&mut logits.to_vec(), position, None).unwrap();
         assert_eq!(sampler.candidates, kept, "{sampling:?}");
         assert_eq!(sampled.token_id, drawn, "{sampling:?}");
     }
