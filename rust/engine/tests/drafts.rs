@@ -56,6 +56,7 @@ impl Proposer for Oracle {
 /// All that an answer says, to the bit.
 #[derive(Debug, PartialEq)]
 struct Choice {
+    num_generated: usize,
     token_ids: Vec<u32>,
     text: String,
     end: String,
@@ -63,7 +64,10 @@ struct Choice {
 }
 
 fn choices(completion: &Completion) -> Vec<Choice> {
+    // Without preemptions nothing is computed again, drafts that were wrong included.
+    assert!(completion.usage.preemptions > 0 || completion.usage.recomputed_tokens == 0);
     let choice = |choice: &engine::CompletionChoice| Choice {
+        num_generated: completion.usage.completion_tokens,
         token_ids: choice.sequence.as_ref().map_or(Vec::new(), |sequence| sequence.token_ids().to_vec()),
         text: choice.text.clone(),
         end: format!("{:?} {:?} {:?}", choice.finish_reason, choice.stop_sequence, choice.error),

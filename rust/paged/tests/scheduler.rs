@@ -6,7 +6,11 @@ use common::{Sim, StepResult, kv_config, scheduler_config};
 use paged::*;
 
 fn rows(output: &SchedulerOutput) -> Vec<(u64, usize, usize, bool)> {
-    output.rows.iter().map(|row| (row.request_id.0, row.num_computed_tokens, row.num_scheduled_tokens, row.num_outputs > 0)).collect()
+    output
+        .rows
+        .iter()
+        .map(|row| (row.request_id.0, row.num_computed_tokens, row.num_scheduled_tokens, row.num_outputs > 0))
+        .collect()
 }
 
 fn full() -> Vec<Option<usize>> {

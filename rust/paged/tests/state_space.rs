@@ -87,6 +87,7 @@ impl State {
 
     fn step(&mut self) {
         if !self.is_in_flight() {
+            self.propose(0);
             self.schedule();
         }
         if self.is_in_flight() {
@@ -149,7 +150,9 @@ fn explore(model: &Model) -> usize {
         stepped.step();
         stepped.forget_ended();
         step_of.insert(hash, state.scheduler.has_requests().then(|| stepped.hash()));
-        open.extend(state.successors(model.max_requests, model.max_drafts).into_iter().filter(|next| !step_of.contains_key(&next.hash())));
+        open.extend(
+            state.successors(model.max_requests, model.max_drafts).into_iter().filter(|next| !step_of.contains_key(&next.hash())),
+        );
     }
     check_ends(&step_of);
     step_of.len()

@@ -33,7 +33,8 @@ fn the_peak_of_blocks_counts_those_that_are_given_back_when_a_window_moves() {
     scheduler.add_request(NewRequest::new(RequestId(1), vec![1; 12], 1)).unwrap();
     for _ in 0..3 {
         let output = scheduler.schedule();
-        let sampled: Vec<_> = output.rows.iter().filter(|row| row.num_outputs > 0).map(|row| (row.request_id, &[9][..])).collect();
+        let sampled: Vec<_> =
+            output.rows.iter().filter(|row| row.num_outputs > 0).map(|row| (row.request_id, &[9][..])).collect();
         scheduler.update(&output, &sampled).unwrap();
     }
     assert!(scheduler.finish_request(RequestId(1)));

@@ -323,7 +323,9 @@ impl Job {
         for (rank, choice) in ranked.into_iter().take(self.submission.num_returned).enumerate() {
             for mut event in choice.held.drain(..) {
                 match &mut event {
-                    OutputEvent::Delta { index, .. } | OutputEvent::Vector { index, .. } | OutputEvent::Finished { index, .. } => {
+                    OutputEvent::Delta { index, .. }
+                    | OutputEvent::Vector { index, .. }
+                    | OutputEvent::Finished { index, .. } => {
                         *index = rank;
                     }
                     OutputEvent::Done(_) => {}

@@ -19,7 +19,8 @@ use super::{
     thread::Command,
 };
 use crate::{
-    EngineError, GenerationRequest, IncrementalDecoder, MAX_CHOICES, OutputKind, Prompt, RequestStream, SamplingParams, ServiceParams,
+    EngineError, GenerationRequest, IncrementalDecoder, MAX_CHOICES, OutputKind, Prompt, RequestStream, SamplingParams,
+    ServiceParams,
     output_text::OutputText,
     sampler::{ResolvedSampling, Sampler, dry_breaker_ids},
 };

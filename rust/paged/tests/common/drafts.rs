@@ -21,7 +21,7 @@ const MAX_DRAFTS: u64 = 4;
 impl Sim {
     /// Proposes drafts for every request from now on: none to four, three of four right.
     pub fn draft(&mut self, seed: u64) {
-        self.drafts = Some(Drafts { state: seed | 1, counts: (0, 0) });
+        self.drafts = Some(Drafts { state: seed, counts: (0, 0) });
     }
 
     /// Drafts that were accepted, and all that were computed.

@@ -249,7 +249,8 @@ impl EngineThread {
             for (row, wanted) in chunk.into_iter().enumerate() {
                 let vector = hidden.row(row);
                 if let Some(bad) = vector.iter().position(|value| !value.is_finite()) {
-                    let why = format!("the model's hidden state has {} at {bad}; its weights or its input are damaged", vector[bad]);
+                    let why =
+                        format!("the model's hidden state has {} at {bad}; its weights or its input are damaged", vector[bad]);
                     failed.push((wanted.id, why));
                 } else {
                     wanted.tokens = Some(token_ids.len()..token_ids.len());

@@ -6,8 +6,8 @@ use paged::{RequestId, ScheduledRequest, SchedulerOutput, StuckReport};
 
 use super::{EngineThread, sampling::Wanted, ticks};
 use crate::{
-    EngineError, FinishReason, OutputKind, engine::output::End, error::caught, input_batch::BlockLayout,
-    model::config::RopeRows, sampler::Sampled,
+    EngineError, FinishReason, OutputKind, engine::output::End, error::caught, input_batch::BlockLayout, model::config::RopeRows,
+    sampler::Sampled,
 };
 
 impl EngineThread {
