@@ -150,7 +150,9 @@ fn sim(setup: &Setup) -> Sim {
     if let Some((fails_one_in, drops_one_in)) = setup.tier {
         sim.attach_tier(fails_one_in, drops_one_in);
     }
-    setup.drafts.into_iter().for_each(|seed| sim.draft(seed));
+    if let Some(seed) = setup.drafts {
+        sim.draft(seed);
+    }
     sim
 }
 

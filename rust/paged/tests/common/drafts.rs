@@ -70,7 +70,7 @@ impl Sim {
 }
 
 /// A step with drafts is the step without them, and drafts behind its rows.
-pub(super) fn check_only_drafts_are_added(output: &SchedulerOutput, expected: SchedulerOutput) {
+pub(super) fn check_only_drafts_are_added(output: &SchedulerOutput, expected: &SchedulerOutput) {
     let mut without = output.clone();
     without.drafts.clear();
     for row in &mut without.rows {
@@ -79,5 +79,5 @@ pub(super) fn check_only_drafts_are_added(output: &SchedulerOutput, expected: Sc
         row.num_drafts = 0;
     }
     without.total_num_scheduled_tokens -= output.drafts.len();
-    assert_eq!(without, expected, "drafts changed more than themselves");
+    assert_eq!(without, *expected, "drafts changed more than themselves");
 }

@@ -282,7 +282,7 @@ impl Chunk<'_> {
         if rows.is_empty() {
             return Ok(());
         }
-        let samples = runner.samples();
+        let (samples, backend) = (runner.samples(), Arc::clone(runner.backend()));
         let is_greedy = |wanted: &Wanted| jobs.get(&wanted.job).is_none_or(|job| job.is_greedy(wanted.choices.clone()));
         let (mut on_device, logits) = if !samples && chunk.iter().filter(wants_tokens).all(is_greedy) {
             match runner.greedy_tokens(rows, &mut outputs.greedy_tokens)? {
@@ -300,7 +300,7 @@ impl Chunk<'_> {
             let (sampling, num_top): (Vec<_>, Vec<_>) = asked.map(Option::unzip).unzip();
             runner.sample(rows, &sampling, num_top.into_iter().flatten().max().unwrap_or(0))?
         };
-        let (vocab_size, backend) = (logits.cols(), Arc::clone(runner.backend()));
+        let vocab_size = logits.cols();
         let (mut logits, mut on_device) = (logits.as_mut_slice(), &mut on_device[..]);
         let mut draws = Vec::with_capacity(chunk.len());
         for (index, wanted) in indices.zip(chunk).filter(|(_, wanted)| wants_tokens(wanted)) {
