@@ -64,7 +64,7 @@ impl State {
     fn update(&mut self, num_accepted: usize) {
         let samples = self.output.rows.iter().filter(|row| row.num_outputs > 0);
         let tokens: Vec<_> =
-            samples.map(|row| (row.request_id, &[7; 1 + MAX_DRAFTS][..1 + num_accepted.min(row.num_drafts)])).collect();
+            samples.map(|row| (row.request_id, &[7; 1 + MAX_DRAFTS][..=num_accepted.min(row.num_drafts)])).collect();
         self.scheduler.update(&self.output, &tokens).unwrap();
         self.output = SchedulerOutput::default();
     }
