@@ -58,7 +58,8 @@ impl EngineThread {
             // The first tokens of several choices come from one row.
             let draws_alone = live.get(id).is_some_and(|live| !live.leads && live.output == OutputKind::Tokens);
             let num_tokens = scheduler.token_ids(*id).len();
-            draws_alone && scheduler.num_computed_tokens(*id).is_some_and(|(computed, _)| computed + 1 == num_tokens)
+            let is_next = scheduler.num_computed_tokens(*id).is_some_and(|(computed, _)| computed + 1 == num_tokens);
+            draws_alone && (is_next || num_tokens > scheduler.num_prompt_tokens(*id))
         };
         let ids: Vec<_> = scheduler.running_requests().filter(is_answered).collect();
         let vocab_size = self.runner.config().vocab_size;
