@@ -183,6 +183,7 @@ impl Runner {
             cpu: CpuOptions { tier: cpu_tier, num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)? },
             cuda_libraries: doctor::library_paths(py)?,
             cuda,
+            proposer: None,
             only_for_gpus,
         };
         let source = options::resolve(py, &selection, token_source)?;

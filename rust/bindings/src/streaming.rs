@@ -79,6 +79,8 @@ impl State {
             OutputEvent::Delta { index, text, logprobs } => {
                 Ok(Poll::Ready(Some(Part { index, text, logprobs, ..Part::default() })))
             }
+            // No request of this class asks for one.
+            OutputEvent::Vector { .. } => Ok(Poll::Pending),
             OutputEvent::Finished { index, reason, stop_sequence, error, mut sequence } => {
                 if let (Some(generating), Some(sequence)) = (&self.generating, sequence.take_if(|_| self.generating.is_some())) {
                     generating.set(sequence);

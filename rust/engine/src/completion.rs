@@ -90,6 +90,14 @@ pub enum OutputEvent {
         /// Log probabilities of the tokens since the last delta, when asked for.
         logprobs: Vec<TokenLogprobs>,
     },
+    /// The hidden state of the prompt's last token behind the output norm, `[hidden_size]`: all that comes before the end of a
+    /// request with [`crate::OutputKind::Vector`].
+    Vector {
+        /// Which choice.
+        index: usize,
+        /// The vector.
+        values: Vec<f32>,
+    },
     /// A choice has ended; its text is complete.
     Finished {
         /// Which choice.
@@ -114,6 +122,8 @@ pub struct CompletionChoice {
     pub index: usize,
     /// Its whole text.
     pub text: String,
+    /// The vector that was asked for instead, `[hidden_size]`.
+    pub vector: Option<Vec<f32>>,
     /// Why it ended.
     pub finish_reason: FinishReason,
     /// The stop string that ended it.
@@ -204,6 +214,10 @@ impl CompletionCollector {
                 }
                 None
             }
+            OutputEvent::Vector { index, values } => {
+                self.choice(index).vector = Some(values);
+                None
+            }
             OutputEvent::Finished { index, reason, stop_sequence, error, sequence } => {
                 let choice = self.choice(index);
                 choice.finish_reason = reason;
@@ -221,6 +235,7 @@ impl CompletionCollector {
             self.choices.push(CompletionChoice {
                 index: self.choices.len(),
                 text: String::new(),
+                vector: None,
                 finish_reason: FinishReason::Error,
                 stop_sequence: None,
                 error: None,

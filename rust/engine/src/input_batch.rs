@@ -31,9 +31,12 @@ impl InputBatch {
         step.query_start_loc.clear();
         step.query_start_loc.push(0);
         step.seq_lens.clear();
+        let mut num_drafts = 0;
         for row in &output.rows {
             let (start, end) = (row.num_computed_tokens, row.num_computed_tokens + row.num_scheduled_tokens);
-            self.token_ids.extend_from_slice(&scheduler.token_ids(row.request_id)[start..end]);
+            self.token_ids.extend_from_slice(&scheduler.token_ids(row.request_id)[start..end - row.num_drafts]);
+            self.token_ids.extend_from_slice(&output.drafts[num_drafts..num_drafts + row.num_drafts]);
+            num_drafts += row.num_drafts;
             step.positions.extend(start as u32..end as u32);
             let rope = rope_of(row.request_id);
             step.rope_positions.extend((start..end).map(|position| rope.row(position)));

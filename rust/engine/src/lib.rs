@@ -11,6 +11,7 @@ pub mod kv_tier;
 pub mod model;
 pub mod model_runner;
 pub mod output_text;
+pub mod proposer;
 pub mod request;
 pub mod sampler;
 pub mod tokenizer;
@@ -29,6 +30,9 @@ pub use kv_tier::KvTierConfig;
 pub use paged::{
     AdmissionPolicy, FairnessPolicy, MemoryGpuConfig, MissReason, PagedAttentionConfig, PagedCacheType, Policies, VictimPolicy,
 };
-pub use request::{DryParams, GenerationRequest, MAX_CHOICES, Message, MessageContent, Prompt, SamplingParams, ServiceParams};
+pub use proposer::Proposer;
+pub use request::{
+    DryParams, GenerationRequest, MAX_CHOICES, Message, MessageContent, OutputKind, Prompt, SamplingParams, ServiceParams,
+};
 pub use sampler::{ResolvedSampling, Sampler};
 pub use tokenizer::{IncrementalDecoder, Tokenizer};

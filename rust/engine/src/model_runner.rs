@@ -247,8 +247,27 @@ impl ModelRunner {
         Ok((sampled, logits))
     }
 
+    /// Hidden states of some tokens of the last step behind the output norm, `[rows.len(), hidden_size]`: what [`Self::logits`] of these
+    /// rows are computed from.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] for more than [`Self::max_logit_rows`] rows, or one that the step does not have.
+    pub fn vectors(&mut self, rows: &[u32]) -> Result<&Tensor, EngineError> {
+        self.check_output_rows(rows)?;
+        Ok(self.decoder.vectors(&*self.backend, &mut self.activations, rows))
+    }
+
     /// Whether there are tokens instead, see [`Decoder::logits`](crate::model::decoder::Decoder::logits).
     fn compute_logits(&mut self, rows: &[u32], greedy: Option<Search<'_>>) -> Result<bool, EngineError> {
+        self.check_output_rows(rows)?;
+        if rows.is_empty() {
+            self.activations.logits.set_rows(0);
+            return Ok(false);
+        }
+        Ok(self.decoder.logits(&*self.backend, &mut self.activations, rows, greedy))
+    }
+
+    fn check_output_rows(&self, rows: &[u32]) -> Result<(), EngineError> {
         let num_tokens = self.activations.hidden.rows();
         let max_rows = self.max_logit_rows();
         if rows.len() > max_rows {
@@ -260,11 +279,7 @@ impl ModelRunner {
         if let Some(row) = rows.iter().find(|row| **row as usize >= num_tokens) {
             return Err(EngineError::Internal(format!("logits of row {row} were asked for in a step of {num_tokens} tokens")));
         }
-        if rows.is_empty() {
-            self.activations.logits.set_rows(0);
-            return Ok(false);
-        }
-        Ok(self.decoder.logits(&*self.backend, &mut self.activations, rows, greedy))
+        Ok(())
     }
 
     /// The sizes of a step must agree before a backend sees them.

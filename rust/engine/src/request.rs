@@ -127,6 +127,17 @@ pub struct ServiceParams {
 /// Choices of a request at most, those that `best_of` discards included: each has its own sampler, text and sequence.
 pub const MAX_CHOICES: usize = 1024;
 
+/// What a request ends with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OutputKind {
+    /// The tokens that continue its prompt, and their text.
+    #[default]
+    Tokens,
+    /// The hidden state of its last token behind the output norm, from which the logits of the next one would be computed;
+    /// [`crate::OutputEvent::Vector`]. Nothing is sampled: of the sampling parameters only the defaults are taken.
+    Vector,
+}
+
 /// One request.
 #[derive(Clone, Debug)]
 pub struct GenerationRequest {
@@ -134,6 +145,8 @@ pub struct GenerationRequest {
     pub prompt: Prompt,
     /// How to choose tokens.
     pub sampling: SamplingParams,
+    /// Whether tokens are chosen at all.
+    pub output: OutputKind,
     /// How it is served beside others.
     pub service: ServiceParams,
     /// Number of independent continuations, 1 to [`MAX_CHOICES`].
@@ -158,6 +171,7 @@ impl GenerationRequest {
         Self {
             prompt,
             sampling,
+            output: OutputKind::default(),
             service: ServiceParams::default(),
             n_choices: 1,
             best_of: None,

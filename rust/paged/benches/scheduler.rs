@@ -1,6 +1,7 @@
 //! What the books cost: blocks, lookups, hashes and steps. Each figure that is promised a bound is a benchmark here.
 
 use std::hint::black_box;
+use std::slice;
 use std::time::{Duration, Instant};
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -62,9 +63,10 @@ fn scheduler(num_blocks: usize, max_num_seqs: usize) -> Scheduler {
 fn step(scheduler: &mut Scheduler, output: &mut SchedulerOutput, sampled: &mut Vec<(RequestId, u32)>) {
     scheduler.schedule_into(output);
     sampled.clear();
-    let samples = output.rows.iter().filter(|row| row.sample);
+    let samples = output.rows.iter().filter(|row| row.num_outputs > 0);
     sampled.extend(samples.map(|row| (row.request_id, (row.request_id.0 as u32).wrapping_mul(97) + output.step_id as u32)));
-    scheduler.update(output, sampled).unwrap();
+    let sampled: Vec<_> = sampled.iter().map(|(id, token)| (*id, slice::from_ref(token))).collect();
+    scheduler.update(output, &sampled).unwrap();
 }
 
 /// Blocks that are cached and handed out again: what they held is forgotten.

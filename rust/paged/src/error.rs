@@ -232,6 +232,30 @@ pub enum UpdateError {
         /// The request.
         request_id: RequestId,
     },
+    /// More tokens than the row has outputs.
+    #[error("request {} was given {given} tokens and its row has {num_outputs} outputs: give at most one for each", .request_id.0)]
+    TooManyTokens {
+        /// The request.
+        request_id: RequestId,
+        /// Tokens that were given.
+        given: usize,
+        /// Outputs of its row.
+        num_outputs: usize,
+    },
+    /// A token behind a draft that was not accepted: the row computed the draft, so what follows it does not follow the token.
+    #[error(
+        "request {} was given token {token} where its row computed the draft {draft}, and more tokens behind it: \
+         the first token that is not the draft is the last",
+        .request_id.0
+    )]
+    NotTheDraft {
+        /// The request.
+        request_id: RequestId,
+        /// The token that was given.
+        token: u32,
+        /// What was computed in its place.
+        draft: u32,
+    },
 }
 
 /// A broken invariant, found by a `check_integrity`. Always a bug of this crate.

@@ -188,6 +188,20 @@ impl KvCacheManager {
         blocks.generation = self.generation;
     }
 
+    /// Gives back the blocks behind the first `num_tokens` tokens: those of drafts that were not accepted. Contexts that are
+    /// reserved in full stay as they are.
+    pub(crate) fn truncate(&mut self, blocks: &mut RequestBlocks, num_tokens: usize) {
+        let num_blocks = num_tokens.div_ceil(self.block_size);
+        if self.keep_unseen || num_blocks >= blocks.num_blocks() {
+            return;
+        }
+        self.to_free.clear();
+        for table in &mut blocks.tables {
+            self.to_free.extend(table.drain(num_blocks..));
+        }
+        self.release();
+    }
+
     fn release(&mut self) {
         self.pool.free_blocks(&self.to_free).expect("the entries of block tables are held, each once");
         self.to_free.clear();

@@ -14,14 +14,24 @@ pub struct ScheduledRequest {
     pub request_id: RequestId,
     /// Tokens whose KV is there already; the row's first position.
     pub num_computed_tokens: usize,
-    /// Tokens to compute in this step, at least 1.
+    /// Tokens to compute in this step, at least 1, drafts included.
     pub num_scheduled_tokens: usize,
+    /// The last so many of them are drafts: proposed tokens behind the last known one, to be verified by the row's outputs.
+    pub num_drafts: usize,
+    /// Rows, at the end of this one's tokens, whose outputs are wanted: 0 while a prompt is being computed, and from its last
+    /// token on `1 + num_drafts`, what follows the last known token and what follows each draft.
+    pub num_outputs: usize,
     /// Prompt tokens that came from the prefix cache when the request first ran.
     pub num_cached_tokens: usize,
     /// Why no more came from it; `None` if all tokens but one did, or if the request began as a fork of a running one.
     pub miss: Option<MissReason>,
-    /// The row reaches the last known token: its last position's logits give the next one.
-    pub sample: bool,
+}
+
+impl ScheduledRequest {
+    /// Tokens of the row that are known: all but the drafts.
+    pub fn num_known_tokens(&self) -> usize {
+        self.num_scheduled_tokens - self.num_drafts
+    }
 }
 
 /// One request's blocks were taken for another one.
@@ -47,6 +57,8 @@ pub struct SchedulerOutput {
     pub rows: Vec<ScheduledRequest>,
     /// Sum of the rows' `num_scheduled_tokens`.
     pub total_num_scheduled_tokens: usize,
+    /// The drafts of all rows, one row's behind the other's.
+    pub drafts: Vec<u32>,
     /// Blocks to copy, `(source, destination)`, all before the step writes anything. No destination is a source, so
     /// their order does not matter.
     pub copies: Vec<(BlockId, BlockId)>,
@@ -75,6 +87,7 @@ impl SchedulerOutput {
         self.step_id = 0;
         self.rows.clear();
         self.total_num_scheduled_tokens = 0;
+        self.drafts.clear();
         self.copies.clear();
         self.swap_in = None;
         self.preempted.clear();

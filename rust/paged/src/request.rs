@@ -152,6 +152,8 @@ pub(crate) struct Request {
     pub(crate) status: RequestStatus,
     /// Prompt, then output.
     pub(crate) tokens: Vec<u32>,
+    /// What may follow them. See [`crate::Scheduler::set_drafts`].
+    pub(crate) drafts: Vec<u32>,
     pub(crate) num_prompt_tokens: usize,
     /// Prompt and output may not grow beyond this.
     pub(crate) max_num_tokens: usize,

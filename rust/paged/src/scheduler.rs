@@ -38,6 +38,7 @@ mod admission;
 mod budget;
 mod config;
 mod demand;
+mod drafts;
 mod inspect;
 mod kept;
 mod policy;
@@ -112,6 +113,8 @@ pub struct Scheduler {
     max_mixed_tokens: Option<usize>,
     /// Requests that are being answered and have no row in this step yet.
     unserved_answers: usize,
+    /// Rows of the step being put together whose requests have drafts.
+    drafted: Vec<(usize, Slot)>,
 }
 
 /// What is counted since the scheduler was built.
@@ -164,6 +167,7 @@ impl Scheduler {
             usage: StepTotals::default(),
             max_mixed_tokens: None,
             unserved_answers: 0,
+            drafted: Vec::new(),
         })
     }
 
@@ -198,6 +202,7 @@ impl Scheduler {
             self.admit_waiting(output, &mut budget);
         }
         self.hand_out_the_rest(output, &mut budget);
+        self.add_drafts(output, &mut budget);
         self.manager.release_copy_sources();
         output.total_num_scheduled_tokens = most - budget;
         if !output.rows.is_empty() {
@@ -253,6 +258,7 @@ impl Scheduler {
         let reserved = self.config.reserve_full_context.then(|| self.config.max_model_len - computed);
         self.make_room(slot, reserved.unwrap_or(wanted));
         let Some(request) = self.requests[slot].as_mut() else { return false };
+        let has_drafts = !request.drafts.is_empty();
         let num_scheduled_tokens = match reserved {
             Some(_) => wanted,
             None => self.manager.num_tokens_that_fit(&request.blocks, computed, wanted),
@@ -270,66 +276,77 @@ impl Scheduler {
             request_id: request.id,
             num_computed_tokens: computed,
             num_scheduled_tokens,
+            num_drafts: 0,
+            num_outputs: usize::from(end == request.num_tokens()),
             num_cached_tokens: request.num_cached_tokens.unwrap_or(0),
             miss: request.miss,
-            sample: end == request.num_tokens(),
         });
+        if has_drafts {
+            self.drafted.push((output.rows.len() - 1, slot));
+        }
         if uncomputed > 1 {
             self.use_share(tenant, num_scheduled_tokens, num_scheduled_tokens == uncomputed);
         }
         true
     }
 
-    /// Takes the result of a step: its KV is written, and `sampled` has the next token of each row that samples, in
-    /// the order of the rows. Only now may its full blocks be found by others. A request that was ended while the
-    /// step was in flight may be left out of `sampled`. On an error nothing has changed.
-    pub fn update(&mut self, output: &SchedulerOutput, sampled: &[(RequestId, u32)]) -> Result<(), UpdateError> {
+    /// Takes the result of a step: its KV is written, and `sampled` has, in the order of the rows, what follows the known
+    /// tokens of each row with outputs: of its drafts the first so many that turned out right, and the next token; from 1 to
+    /// `num_outputs` tokens in all. The KV of the other drafts counts as not written. No token at all ends the request: all
+    /// that it wanted was to be computed.
+    ///
+    /// Only now may the step's full blocks be found by others. A request that was ended while the step was in flight may be
+    /// left out of `sampled`.
+    ///
+    /// # Errors
+    /// [`UpdateError`], which names the request at fault: another step than the one in flight, a row without its tokens, tokens
+    /// without their row, more tokens than outputs, or a token that is neither the draft nor the last. Then nothing has
+    /// changed.
+    pub fn update(&mut self, output: &SchedulerOutput, sampled: &[(RequestId, &[u32])]) -> Result<(), UpdateError> {
         if !output.rows.is_empty() {
             self.check_in_flight(output)?;
         }
-        let mut tokens = sampled.iter().map(|(request_id, _)| *request_id).peekable();
-        for row in output.rows.iter().filter(|row| row.sample) {
-            let request_id = row.request_id;
-            if tokens.next_if_eq(&request_id).is_none() && self.is_running(request_id) {
-                return Err(UpdateError::MissingSample { request_id });
-            }
-        }
-        if let Some(request_id) = tokens.next() {
-            return Err(UpdateError::UnexpectedSample { request_id });
-        }
+        self.check_tokens(output, sampled)?;
         if output.rows.is_empty() {
             return Ok(());
         }
         self.in_flight = None;
-        let mut tokens = sampled.iter().peekable();
+        let mut sampled = sampled.iter().peekable();
         for row in &output.rows {
-            let token = if row.sample { tokens.next_if(|(request_id, _)| *request_id == row.request_id) } else { None };
+            let tokens = if row.num_outputs > 0 { sampled.next_if(|(id, _)| *id == row.request_id) } else { None };
             // A request that took an ended one's id while the step was in flight is not in the step.
             if self.is_running(row.request_id) {
-                self.commit_row(self.slots[&row.request_id], row, token.map(|(_, token)| *token));
+                self.commit_row(self.slots[&row.request_id], row, tokens.map(|(_, tokens)| *tokens));
             }
         }
         self.record_step(output.rows.len());
         Ok(())
     }
 
-    fn commit_row(&mut self, slot: Slot, row: &ScheduledRequest, token: Option<u32>) {
-        self.count_recomputed(slot, row.num_computed_tokens, row.num_computed_tokens + row.num_scheduled_tokens);
+    fn commit_row(&mut self, slot: Slot, row: &ScheduledRequest, tokens: Option<&[u32]>) {
+        let num_accepted = tokens.map_or(0, |tokens| tokens.len().saturating_sub(1));
+        let computed = row.num_computed_tokens + row.num_known_tokens() + num_accepted;
+        self.count_recomputed(slot, row.num_computed_tokens, computed);
         let Some(request) = self.requests[slot].as_mut() else { return };
-        request.num_computed_tokens += row.num_scheduled_tokens;
-        let full = request.blocks.num_published_blocks()..request.num_computed_tokens / self.manager.block_size();
+        request.num_computed_tokens = computed;
+        if num_accepted < row.num_drafts {
+            self.manager.truncate(&mut request.blocks, computed);
+        }
+        // The accepted drafts are known before their blocks are published; the token behind them has no KV yet.
+        request.tokens.extend_from_slice(tokens.unwrap_or_default());
+        request.drafts.clear();
+        let full = request.blocks.num_published_blocks()..computed / self.manager.block_size();
         self.offer_blocks(slot, full);
         let Some(request) = self.requests[slot].as_mut() else { return };
-        if row.num_scheduled_tokens > 1 {
+        if row.num_known_tokens() > 1 {
             // Prompts are what others may be waiting to find.
             self.blocked = None;
         }
         commit_request(&mut self.manager, request);
-        if let Some(token) = token {
-            request.tokens.push(token);
-            if !self.config.retain_kv {
-                free_request(&mut self.manager, request);
-            }
+        match tokens {
+            Some([]) => self.remove(slot),
+            Some(_) if !self.config.retain_kv => free_request(&mut self.manager, request),
+            _ => {}
         }
     }
 

@@ -95,7 +95,7 @@ fn serve_alone(config: &CacheConfig, num_tokens: usize) -> usize {
         if served == num_tokens {
             return served;
         }
-        let sampled: Vec<_> = row.sample.then_some((request_id, 2)).into_iter().collect();
+        let sampled: Vec<_> = (row.num_outputs > 0).then_some((request_id, &[2][..])).into_iter().collect();
         scheduler.update(&output, &sampled).unwrap();
     }
 }

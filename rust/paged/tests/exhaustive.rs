@@ -50,10 +50,13 @@ fn apply(sim: &mut Sim, op: u32) {
     }
 }
 
-/// All scripts of `DEPTH` operations after two requests, each then drained.
-fn run_all(num_blocks: usize, block_size: usize, windows: &[Option<usize>], budget: usize) {
+/// All scripts of `DEPTH` operations after two requests, each then drained; where there are drafts, with others each.
+fn run_all(num_blocks: usize, block_size: usize, windows: &[Option<usize>], budget: usize, drafts: bool) {
     for script in 0..NUM_OPS.pow(DEPTH) {
         let mut sim = Sim::new(scheduler_config(3, budget, 9), kv_config(num_blocks, block_size, windows));
+        if drafts {
+            sim.draft(u64::from(script));
+        }
         let _ = sim.add(&[1, 2, 3, 4], 4);
         let _ = sim.add(&[1, 2, 3], 3);
         let mut rest = script;
@@ -67,25 +70,35 @@ fn run_all(num_blocks: usize, block_size: usize, windows: &[Option<usize>], budg
 
 #[test]
 fn pools_of_one_block() {
-    run_all(1, 4, &[None], 3);
+    run_all(1, 4, &[None], 3, false);
 }
 
 #[test]
 fn pools_of_three_blocks() {
-    run_all(3, 2, &[None], 3);
+    run_all(3, 2, &[None], 3, false);
 }
 
 #[test]
 fn pools_of_five_blocks() {
-    run_all(5, 2, &[None], 8);
+    run_all(5, 2, &[None], 8, false);
 }
 
 #[test]
 fn windowed_pools() {
-    run_all(3, 2, &[Some(3)], 4);
+    run_all(3, 2, &[Some(3)], 4, false);
 }
 
 #[test]
 fn mixed_pools() {
-    run_all(8, 2, &[Some(3), None], 4);
+    run_all(8, 2, &[Some(3), None], 4, false);
+}
+
+#[test]
+fn pools_with_drafts() {
+    run_all(3, 2, &[None], 5, true);
+}
+
+#[test]
+fn mixed_pools_with_drafts() {
+    run_all(8, 2, &[Some(3), None], 6, true);
 }

@@ -59,7 +59,8 @@ fn serve(config: &CacheConfig, limits: &PoolLimits, num_tokens: usize, num_promp
             return (preemptions, together);
         }
         together = together.max(scheduler.stats().requests_running);
-        let sampled: Vec<_> = output.rows.iter().filter(|row| row.sample).map(|row| (row.request_id, 7)).collect();
+        let sampled: Vec<_> =
+            output.rows.iter().filter(|row| row.num_outputs > 0).map(|row| (row.request_id, &[7][..])).collect();
         longest = output.rows.iter().map(|row| row.num_computed_tokens + row.num_scheduled_tokens + 1).fold(longest, usize::max);
         scheduler.update(&output, &sampled).unwrap();
     }

@@ -243,7 +243,7 @@ fn a_victim_that_frees_no_block_is_the_last_choice() {
         scheduler.add_request(new).unwrap();
     }
     let output = scheduler.schedule();
-    scheduler.update(&output, &[(RequestId(0), 7), (RequestId(1), 7)]).unwrap();
+    scheduler.update(&output, &[(RequestId(0), &[7]), (RequestId(1), &[7])]).unwrap();
     for id in 2..5 {
         let child = ForkRequest { priority: 1, token_ids: vec![9], ..ForkRequest::new(RequestId(id), 4) };
         let child = ForkRequest { num_source_tokens: Some(8), ..child };

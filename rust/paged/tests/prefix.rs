@@ -250,7 +250,7 @@ fn a_hot_system_prompt_outlives_what_extends_it() {
             if n > 0 {
                 assert_eq!(output.rows[0].num_cached_tokens, 40, "{windows:?}, request {n}");
             }
-            sim.scheduler.update(&output, &[(request, 1)]).unwrap();
+            sim.scheduler.update(&output, &[(request, &[1])]).unwrap();
             sim.scheduler.finish_request(request);
             sim.live.clear();
         }

@@ -6,7 +6,11 @@ use common::{Sim, StepResult, kv_config, scheduler_config};
 use paged::*;
 
 fn rows(output: &SchedulerOutput) -> Vec<(u64, usize, usize, bool)> {
-    output.rows.iter().map(|row| (row.request_id.0, row.num_computed_tokens, row.num_scheduled_tokens, row.sample)).collect()
+    output
+        .rows
+        .iter()
+        .map(|row| (row.request_id.0, row.num_computed_tokens, row.num_scheduled_tokens, row.num_outputs > 0))
+        .collect()
 }
 
 fn full() -> Vec<Option<usize>> {
@@ -25,10 +29,10 @@ fn one_budget_mixes_chunks_and_single_tokens() {
     let output = scheduler.schedule();
     assert_eq!(rows(&output), [(1, 0, 3, true), (2, 0, 5, false)]);
     assert_eq!((output.step_id, output.total_num_scheduled_tokens), (1, 8));
-    scheduler.update(&output, &[(RequestId(1), 9)]).unwrap();
+    scheduler.update(&output, &[(RequestId(1), &[9])]).unwrap();
     let output = scheduler.schedule();
     assert_eq!(rows(&output), [(1, 3, 1, true), (2, 5, 7, true)]);
-    scheduler.update(&output, &[(RequestId(1), 9), (RequestId(2), 9)]).unwrap();
+    scheduler.update(&output, &[(RequestId(1), &[9]), (RequestId(2), &[9])]).unwrap();
     assert_eq!(scheduler.token_ids(RequestId(1)), [1, 1, 1, 9, 9]);
     assert_eq!(scheduler.num_prompt_tokens(RequestId(1)), 3);
     assert_eq!(rows(&scheduler.schedule()), [(1, 4, 1, true), (2, 12, 1, true)]);
@@ -51,16 +55,16 @@ fn prompts_beside_answers_are_computed_in_smaller_chunks() {
     scheduler.add_request(new_request(1, &[1; 20])).unwrap();
     let output = scheduler.schedule();
     assert_eq!(rows(&output), [(1, 0, 20, true)], "nobody waits for a token");
-    scheduler.update(&output, &[(RequestId(1), 9)]).unwrap();
+    scheduler.update(&output, &[(RequestId(1), &[9])]).unwrap();
     scheduler.add_request(new_request(2, &[2; 20])).unwrap();
     let output = scheduler.schedule();
     assert_eq!(rows(&output), [(1, 20, 1, true), (2, 0, 10, false)]);
-    scheduler.update(&output, &[(RequestId(1), 9)]).unwrap();
+    scheduler.update(&output, &[(RequestId(1), &[9])]).unwrap();
     // However low the limit, a prompt gets on.
     scheduler.limit_mixed_steps(Some(0));
     let output = scheduler.schedule();
     assert_eq!(rows(&output), [(1, 21, 1, true), (2, 10, 1, false)]);
-    scheduler.update(&output, &[(RequestId(1), 9)]).unwrap();
+    scheduler.update(&output, &[(RequestId(1), &[9])]).unwrap();
     scheduler.limit_mixed_steps(None);
     assert_eq!(rows(&scheduler.schedule()), [(1, 22, 1, true), (2, 11, 9, true)]);
 }
@@ -72,13 +76,13 @@ fn a_prompt_leaves_a_token_for_each_answer_behind_it() {
         scheduler.add_request(new_request(id, &[id as u32; 3])).unwrap();
     }
     let output = scheduler.schedule();
-    scheduler.update(&output, &[(RequestId(1), 9), (RequestId(2), 9)]).unwrap();
+    scheduler.update(&output, &[(RequestId(1), &[9]), (RequestId(2), &[9])]).unwrap();
     scheduler.add_request(NewRequest { priority: -1, ..new_request(3, &[3; 30]) }).unwrap();
     for start in [0, 6, 12] {
         let output = scheduler.schedule();
         assert_eq!(output.rows.len(), 3);
         assert_eq!(rows(&output)[0], (3, start, 6, false), "the more urgent goes first");
-        scheduler.update(&output, &[(RequestId(1), 9), (RequestId(2), 9)]).unwrap();
+        scheduler.update(&output, &[(RequestId(1), &[9]), (RequestId(2), &[9])]).unwrap();
     }
 }
 
@@ -319,21 +323,22 @@ fn a_result_that_does_not_match_the_step_is_refused_and_changes_nothing() {
     }
     let output = scheduler.schedule();
     assert_eq!(rows(&output), [(1, 0, 3, true), (2, 0, 2, false)]);
-    let refused = |scheduler: &mut Scheduler, sampled: &[(RequestId, u32)], error| {
+    let refused = |scheduler: &mut Scheduler, sampled: &[(RequestId, &[u32])], error| {
         assert_eq!(scheduler.update(&output, sampled), Err(error));
         assert_eq!(scheduler.num_computed_tokens(RequestId(1)), Some((0, 0)));
         assert!(scheduler.schedule().rows.is_empty(), "still in flight");
     };
     refused(&mut scheduler, &[], UpdateError::MissingSample { request_id: RequestId(1) });
-    let extra = [(RequestId(1), 5), (RequestId(2), 5)];
+    let five: &[u32] = &[5];
+    let extra = [(RequestId(1), five), (RequestId(2), five)];
     refused(&mut scheduler, &extra, UpdateError::UnexpectedSample { request_id: RequestId(2) });
-    let twice = [(RequestId(1), 5), (RequestId(1), 5)];
+    let twice = [(RequestId(1), five), (RequestId(1), five)];
     refused(&mut scheduler, &twice, UpdateError::UnexpectedSample { request_id: RequestId(1) });
     let empty = SchedulerOutput::default();
     assert_eq!(scheduler.update(&empty, &[]), Ok(()));
     assert!(scheduler.schedule().rows.is_empty(), "an empty result must not stand for the one in flight");
-    scheduler.update(&output, &[(RequestId(1), 5)]).unwrap();
-    assert_eq!(scheduler.update(&output, &[(RequestId(1), 5)]), Err(UpdateError::StaleStep { got: 1, expected: None }));
+    scheduler.update(&output, &[(RequestId(1), &[5])]).unwrap();
+    assert_eq!(scheduler.update(&output, &[(RequestId(1), &[5])]), Err(UpdateError::StaleStep { got: 1, expected: None }));
 }
 
 #[test]
@@ -343,7 +348,7 @@ fn a_request_that_takes_an_ended_ones_id_is_not_in_the_step_in_flight() {
     let output = scheduler.schedule();
     assert!(scheduler.abort_request(RequestId(1)));
     scheduler.add_request(new_request(1, &[2; 8])).unwrap();
-    scheduler.update(&output, &[(RequestId(1), 9)]).unwrap();
+    scheduler.update(&output, &[(RequestId(1), &[9])]).unwrap();
     assert_eq!(scheduler.token_ids(RequestId(1)), [2; 8]);
     assert_eq!(scheduler.num_computed_tokens(RequestId(1)), Some((0, 0)));
     assert_eq!(scheduler.stats().blocks_cached, 0);

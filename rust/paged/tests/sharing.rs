@@ -75,7 +75,7 @@ fn a_child_without_tokens_of_its_own_computes_the_last_one_again() {
     let child = sim.fork(source, Some(8), &[]).unwrap();
     let output = sim.scheduler.schedule();
     let row = output.rows.iter().find(|row| row.request_id == child).unwrap();
-    assert_eq!((row.num_computed_tokens, row.num_scheduled_tokens, row.sample), (7, 1, true));
+    assert_eq!((row.num_computed_tokens, row.num_scheduled_tokens, row.num_outputs), (7, 1, 1));
     // The full block can be found by others, so not even its last holder may write to it.
     assert_eq!(output.copies.len(), 1);
 }

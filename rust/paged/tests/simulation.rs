@@ -109,6 +109,8 @@ struct Setup {
     weak_hash: bool,
     /// One in so many loads fails and one in so many offers is dropped, if there is a tier.
     tier: Option<(u64, u64)>,
+    /// Seed of the drafts, if there are any.
+    drafts: Option<u64>,
 }
 
 fn any_of<P: Policy>() -> impl Strategy<Value = P> {
@@ -125,8 +127,9 @@ fn setup() -> impl Strategy<Value = Setup> {
     let limits = (1usize..5, 1usize..12, 8usize..30, proptest::option::weighted(0.3, 1usize..5));
     let modes = (proptest::bool::weighted(0.9), proptest::bool::weighted(0.1), any::<bool>(), proptest::bool::weighted(0.9));
     let tier = proptest::option::weighted(0.5, (0u64..5, 0u64..5));
-    (limits, modes, windows(), 1usize..24, 1usize..5, policies(), tier).prop_map(
-        |(limits, modes, windows, num_blocks, block_size, policies, tier)| {
+    let drafts = proptest::option::weighted(0.6, any::<u64>());
+    (limits, modes, windows(), 1usize..24, 1usize..5, policies(), (tier, drafts)).prop_map(
+        |(limits, modes, windows, num_blocks, block_size, policies, (tier, drafts))| {
             let mut config = scheduler_config(limits.0, limits.1, limits.2);
             config.max_chunk_len = limits.3;
             (config.admission, config.victim, config.fairness) = policies.0;
@@ -136,7 +139,7 @@ fn setup() -> impl Strategy<Value = Setup> {
             let mut kv = kv_config(1, block_size, &windows);
             kv.num_blocks = num_blocks.max(kv.groups.groups.len());
             kv.enable_prefix_caching = modes.3;
-            Setup { config, kv, weak_hash: modes.2, tier }
+            Setup { config, kv, weak_hash: modes.2, tier, drafts }
         },
     )
 }
@@ -146,6 +149,9 @@ fn sim(setup: &Setup) -> Sim {
     let mut sim = Sim::with_hasher(setup.config.clone(), setup.kv.clone(), hasher);
     if let Some((fails_one_in, drops_one_in)) = setup.tier {
         sim.attach_tier(fails_one_in, drops_one_in);
+    }
+    if let Some(seed) = setup.drafts {
+        sim.draft(seed);
     }
     sim
 }

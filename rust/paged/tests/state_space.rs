@@ -10,11 +10,14 @@ use paged::*;
 /// Prompt and most tokens to generate: at most 4 blocks of 2 tokens each, and the second is the first's twin for a block.
 const REQUESTS: [(&[u32], usize, i32, u64); 3] = [(&[1, 2, 3], 4, 0, 0), (&[1, 2, 4, 4], 3, 0, 1), (&[5], 2, -1, 0)];
 const BLOCK_SIZE: usize = 2;
+const MAX_DRAFTS: usize = 2;
 
 struct Model {
     config: SchedulerConfig,
     kv: KvCacheConfig,
     max_requests: usize,
+    /// Drafts that may be proposed for each request before a step.
+    max_drafts: usize,
 }
 
 /// A scheduler and its step in flight.
@@ -32,7 +35,7 @@ impl State {
         self.scheduler.hash_state(&mut hasher);
         for row in &self.output.rows {
             let place = self.ids.iter().position(|id| *id == row.request_id);
-            (place, row.num_computed_tokens, row.num_scheduled_tokens).hash(&mut hasher);
+            (place, row.num_computed_tokens, row.num_scheduled_tokens, row.num_drafts).hash(&mut hasher);
         }
         hasher.finish()
     }
@@ -56,10 +59,12 @@ impl State {
         }
     }
 
-    /// What is generated depends on the length alone, so that the states stay few.
-    fn update(&mut self) {
-        let samples = self.output.rows.iter().filter(|row| row.sample);
-        let tokens: Vec<_> = samples.map(|row| (row.request_id, 7)).collect();
+    /// What is generated depends on the length alone, so that the states stay few. Of each row's drafts up to `num_accepted`
+    /// turn out right.
+    fn update(&mut self, num_accepted: usize) {
+        let samples = self.output.rows.iter().filter(|row| row.num_outputs > 0);
+        let tokens: Vec<_> =
+            samples.map(|row| (row.request_id, &[7; 1 + MAX_DRAFTS][..=num_accepted.min(row.num_drafts)])).collect();
         self.scheduler.update(&self.output, &tokens).unwrap();
         self.output = SchedulerOutput::default();
     }
@@ -82,15 +87,23 @@ impl State {
 
     fn step(&mut self) {
         if !self.is_in_flight() {
+            self.propose(0);
             self.schedule();
         }
         if self.is_in_flight() {
-            self.update();
+            self.update(0);
+        }
+    }
+
+    /// Proposes so many drafts for every request. What a step does otherwise is the same with them.
+    fn propose(&mut self, num_drafts: usize) {
+        for id in &self.ids {
+            assert!(self.scheduler.set_drafts(*id, &[7; MAX_DRAFTS][..num_drafts]));
         }
     }
 
     /// Everything that can happen next.
-    fn successors(&self, max_requests: usize) -> Vec<Self> {
+    fn successors(&self, max_requests: usize, max_drafts: usize) -> Vec<Self> {
         let with = |change: &dyn Fn(&mut Self)| {
             let mut next = self.clone();
             change(&mut next);
@@ -99,9 +112,16 @@ impl State {
         };
         let mut all = Vec::new();
         if self.is_in_flight() {
-            all.extend([with(&Self::update), with(&Self::fail)]);
+            let most = self.output.rows.iter().map(|row| row.num_drafts).max().unwrap_or(0);
+            all.extend((0..=most).map(|num_accepted| with(&|state: &mut Self| state.update(num_accepted))));
+            all.push(with(&Self::fail));
         } else {
-            all.push(with(&Self::schedule));
+            all.extend((0..=max_drafts).map(|num_drafts| {
+                with(&|state: &mut Self| {
+                    state.propose(num_drafts);
+                    state.schedule();
+                })
+            }));
         }
         if self.ids.len() < max_requests {
             all.extend((0..REQUESTS.len()).map(|kind| with(&|state: &mut Self| state.add(kind))));
@@ -130,7 +150,9 @@ fn explore(model: &Model) -> usize {
         stepped.step();
         stepped.forget_ended();
         step_of.insert(hash, state.scheduler.has_requests().then(|| stepped.hash()));
-        open.extend(state.successors(model.max_requests).into_iter().filter(|next| !step_of.contains_key(&next.hash())));
+        open.extend(
+            state.successors(model.max_requests, model.max_drafts).into_iter().filter(|next| !step_of.contains_key(&next.hash())),
+        );
     }
     check_ends(&step_of);
     step_of.len()
@@ -166,6 +188,7 @@ fn model(num_blocks: usize, max_requests: usize, windows: &[Option<usize>], pref
             hash_key: [0; 32],
         },
         max_requests,
+        max_drafts: 0,
     }
 }
 
@@ -204,5 +227,14 @@ fn a_prefix_cache_makes_progress_in_every_state() {
 fn windows_make_progress_in_every_state() {
     for num_blocks in [2, 4] {
         println!("{num_blocks} blocks: {} states", explore(&model(num_blocks, 2, &[Some(3), None], false)));
+    }
+}
+
+#[test]
+fn drafts_that_are_accepted_and_rejected_make_progress_in_every_state() {
+    let models = [(3, 3, &[None][..], false), (2, 2, &[None], true), (4, 2, &[Some(3), None], false)];
+    for (num_blocks, max_requests, windows, prefix_caching) in models {
+        let model = Model { max_drafts: MAX_DRAFTS, ..model(num_blocks, max_requests, windows, prefix_caching) };
+        println!("{num_blocks} blocks, windows {windows:?}: {} states", explore(&model));
     }
 }

@@ -14,7 +14,7 @@ fn two_steps(reserve_full_context: bool) -> Scheduler {
     }
     for _ in 0..2 {
         let output = scheduler.schedule();
-        scheduler.update(&output, &[(RequestId(1), 9), (RequestId(2), 9)]).unwrap();
+        scheduler.update(&output, &[(RequestId(1), &[9]), (RequestId(2), &[9])]).unwrap();
     }
     scheduler
 }
@@ -33,7 +33,8 @@ fn the_peak_of_blocks_counts_those_that_are_given_back_when_a_window_moves() {
     scheduler.add_request(NewRequest::new(RequestId(1), vec![1; 12], 1)).unwrap();
     for _ in 0..3 {
         let output = scheduler.schedule();
-        let sampled: Vec<_> = output.rows.iter().filter(|row| row.sample).map(|row| (row.request_id, 9)).collect();
+        let sampled: Vec<_> =
+            output.rows.iter().filter(|row| row.num_outputs > 0).map(|row| (row.request_id, &[9][..])).collect();
         scheduler.update(&output, &sampled).unwrap();
     }
     assert!(scheduler.finish_request(RequestId(1)));
@@ -53,7 +54,7 @@ fn the_peak_before_a_preemption_stays_when_more_run_later() {
     let mut scheduler = Scheduler::new(scheduler_config(8, 64, 32), kv_config(4, 4, &[None])).unwrap();
     let step = |scheduler: &mut Scheduler| {
         let output = scheduler.schedule();
-        let sampled: Vec<_> = output.rows.iter().map(|row| (row.request_id, 9)).collect();
+        let sampled: Vec<_> = output.rows.iter().map(|row| (row.request_id, &[9][..])).collect();
         scheduler.update(&output, &sampled).unwrap();
         output
     };

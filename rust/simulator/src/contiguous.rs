@@ -103,9 +103,10 @@ impl Server for ContiguousServer {
                 request_id: request.id,
                 num_computed_tokens: request.num_computed_tokens,
                 num_scheduled_tokens,
+                num_drafts: 0,
+                num_outputs: usize::from(request.num_computed_tokens + num_scheduled_tokens == request.num_tokens),
                 num_cached_tokens: 0,
                 miss: None,
-                sample: request.num_computed_tokens + num_scheduled_tokens == request.num_tokens,
             });
         }
     }
@@ -114,7 +115,7 @@ impl Server for ContiguousServer {
         // Rows are the first running requests, in order.
         for (request, row) in self.running.iter_mut().zip(&step.rows) {
             request.num_computed_tokens += row.num_scheduled_tokens;
-            request.num_tokens += usize::from(row.sample);
+            request.num_tokens += row.num_outputs;
         }
         Ok(())
     }

@@ -121,9 +121,10 @@ mod tests {
             request_id: paged::RequestId(0),
             num_computed_tokens,
             num_scheduled_tokens,
+            num_drafts: 0,
+            num_outputs: 1,
             num_cached_tokens: 0,
             miss: None,
-            sample: true,
         }
     }
 

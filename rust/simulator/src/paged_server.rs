@@ -1,5 +1,7 @@
 //! The production scheduler, fed with made-up tokens.
 
+use std::slice;
+
 use paged::{NewRequest, RequestId, Scheduler, SchedulerOutput, UpdateError};
 
 use crate::memory::MemoryByKind;
@@ -34,7 +36,8 @@ impl Server for PagedServer {
     }
 
     fn update(&mut self, step: &SchedulerOutput, sampled: &[(RequestId, u32)]) -> Result<(), UpdateError> {
-        self.scheduler.update(step, sampled)
+        let sampled: Vec<_> = sampled.iter().map(|(id, token)| (*id, slice::from_ref(token))).collect();
+        self.scheduler.update(step, &sampled)
     }
 
     fn finish(&mut self, id: RequestId) {

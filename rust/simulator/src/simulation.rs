@@ -232,7 +232,7 @@ impl Simulation {
             self.recomputed_tokens += record.furthest.min(end).saturating_sub(row.num_computed_tokens) as u64;
             record.furthest = record.furthest.max(end);
             record.cached_tokens = row.num_cached_tokens;
-            if row.sample {
+            if row.num_outputs > 0 {
                 let request = &self.trace[row.request_id.0 as usize];
                 let position = request.prompt_tokens + record.output_tokens;
                 self.sampled.push((row.request_id, token(row.request_id, request, position)));

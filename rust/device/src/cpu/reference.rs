@@ -73,6 +73,13 @@ pub(crate) fn norm_part(norm: &Norm, first: usize, x: &mut [f32]) {
     }
 }
 
+impl Norm {
+    /// Normalises one vector in place: on the host, plainly, and in double precision.
+    pub fn apply(&self, x: &mut [f32]) {
+        norm_row(self, x);
+    }
+}
+
 /// The rows of `x`, normalised.
 fn normed(x: &Tensor, norm: Option<&Norm>) -> Vec<f32> {
     let mut rows = x.as_slice().to_vec();

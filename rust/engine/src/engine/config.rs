@@ -1,11 +1,11 @@
 //! How a model is found and run.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use device::cuda::{CudaOptions, LibraryPaths};
 use paged::{PagedAttentionConfig, Policies};
 
-use crate::{EngineError, kv_tier::KvTierConfig};
+use crate::{EngineError, Proposer, kv_tier::KvTierConfig};
 
 /// Where a model lies.
 #[derive(Clone, Debug)]
@@ -134,6 +134,8 @@ pub struct EngineConfig {
     pub cuda_libraries: LibraryPaths,
     /// How a GPU computes.
     pub cuda: CudaOptions,
+    /// Who proposes drafts; none unless given.
+    pub proposer: Option<Arc<dyn Proposer>>,
     /// Arguments that were given and that only a GPU can honour, such as `cuda_graphs=True`; a processor refuses them.
     pub only_for_gpus: Vec<String>,
 }
@@ -174,6 +176,7 @@ impl Default for EngineConfig {
             cpu: CpuOptions::default(),
             cuda_libraries: LibraryPaths::default(),
             cuda: CudaOptions::default(),
+            proposer: None,
             only_for_gpus: Vec::new(),
         }
     }

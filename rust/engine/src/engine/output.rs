@@ -18,7 +18,7 @@ use super::{
     thread::Command,
 };
 use crate::{
-    EngineError, FinishReason, OutputEvent, TokenLogprobs, TopLogprob, Usage,
+    EngineError, FinishReason, OutputEvent, OutputKind, TokenLogprobs, TopLogprob, Usage,
     output_text::OutputText,
     sampler::{Sampled, Sampler},
     tokenizer::Tokenizer,
@@ -44,6 +44,8 @@ pub struct Submission {
     pub suffix: Option<String>,
     /// How many choices are returned; the best of `choices` by mean log probability when fewer.
     pub num_returned: usize,
+    /// Tokens or a vector.
+    pub output: OutputKind,
     /// Events are sent with the tokens, not all at the end.
     pub stream: bool,
     /// Where its sequences come from.
@@ -180,13 +182,14 @@ impl Job {
         self.usage.recomputed_tokens += num_tokens;
     }
 
-    /// Samples the next token of a choice, which its sampler then has observed.
+    /// Samples the token of a choice that is `ahead` places behind its next one, which its sampler then has observed; those before it have
+    /// been sampled.
     ///
     /// `logits` is the model's row `[vocab_size]`; at the end it is what it was.
-    pub fn sample(&self, index: usize, logits: &mut [f32]) -> Result<Sampled, EngineError> {
+    pub fn sample(&self, index: usize, ahead: usize, logits: &mut [f32]) -> Result<Sampled, EngineError> {
         let choice = &self.choices[index];
         let mut sampler = choice.sampler.lock().unwrap_or_else(PoisonError::into_inner);
-        let sampled = sampler.sample(logits, choice.output_token_ids.len(), self.mask())?;
+        let sampled = sampler.sample(logits, choice.output_token_ids.len() + ahead, self.mask())?;
         sampler.observe(sampled.token_id);
         Ok(sampled)
     }
@@ -196,11 +199,11 @@ impl Job {
         choices.all(|index| self.choices[index].sampler.lock().unwrap_or_else(PoisonError::into_inner).is_greedy())
     }
 
-    /// See [`Sampler::row_sampling`].
-    pub fn row_sampling(&self, index: usize) -> Option<(RowSampling<'_>, usize)> {
+    /// See [`Sampler::row_sampling`]; `ahead` as in [`Self::sample`].
+    pub fn row_sampling(&self, index: usize, ahead: usize) -> Option<(RowSampling<'_>, usize)> {
         let choice = &self.choices[index];
         let mut sampler = choice.sampler.lock().unwrap_or_else(PoisonError::into_inner);
-        sampler.row_sampling(choice.output_token_ids.len(), self.mask())
+        sampler.row_sampling(choice.output_token_ids.len() + ahead, self.mask())
     }
 
     /// Which tokens may come next in any choice; `None`: all.
@@ -211,6 +214,12 @@ impl Job {
     /// See [`Sampler::accept`].
     pub fn accept(&self, index: usize, row: SampledRow) -> Sampled {
         self.choices[index].sampler.lock().unwrap_or_else(PoisonError::into_inner).accept(row)
+    }
+
+    /// Takes the vector that a choice ends with.
+    pub fn push_vector(&mut self, index: usize, values: Vec<f32>) {
+        self.first_token.get_or_insert_with(Instant::now);
+        self.emit(index, OutputEvent::Vector { index, values });
     }
 
     /// Reports log probabilities of prompt tokens, in order, to every choice.
@@ -322,7 +331,11 @@ impl Job {
         for (rank, choice) in ranked.into_iter().take(self.submission.num_returned).enumerate() {
             for mut event in choice.held.drain(..) {
                 match &mut event {
-                    OutputEvent::Delta { index, .. } | OutputEvent::Finished { index, .. } => *index = rank,
+                    OutputEvent::Delta { index, .. }
+                    | OutputEvent::Vector { index, .. }
+                    | OutputEvent::Finished { index, .. } => {
+                        *index = rank;
+                    }
                     OutputEvent::Done(_) => {}
                 }
                 let _ = self.submission.events.send(Ok(event));

@@ -19,7 +19,8 @@ use super::{
     thread::Command,
 };
 use crate::{
-    EngineError, GenerationRequest, IncrementalDecoder, MAX_CHOICES, Prompt, RequestStream, ServiceParams,
+    EngineError, GenerationRequest, IncrementalDecoder, MAX_CHOICES, OutputKind, Prompt, RequestStream, SamplingParams,
+    ServiceParams,
     output_text::OutputText,
     sampler::{ResolvedSampling, Sampler, dry_breaker_ids},
 };
@@ -33,6 +34,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStre
     if let Some(why) = shared.lost.get() {
         return Err(EngineError::DeviceLost(why.clone()));
     }
+    check_output(&request)?;
     let num_run = check_choices(&request)?;
     let mut params = request.sampling.clone();
     if num_run > request.n_choices {
@@ -49,7 +51,11 @@ pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStre
     let (mut prompt_token_ids, text) = tokenize(shared, &prompt)?;
     let num_given = prompt_token_ids.len();
     let public_prefix_len = public_prefix_len(shared, &prompt, &prompt_token_ids, request.service.public_prefix)?;
-    let max_tokens = fit(shared, request.sampling.max_tokens, request.truncate_sequence, &mut prompt_token_ids)?;
+    let max_tokens = match request.output {
+        OutputKind::Tokens => request.sampling.max_tokens,
+        OutputKind::Vector => Some(1),
+    };
+    let max_tokens = fit(shared, max_tokens, request.truncate_sequence, &mut prompt_token_ids)?;
     // What was cut off is not echoed.
     let text = text.filter(|_| prompt_token_ids.len() == num_given);
 
@@ -94,6 +100,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStre
         echo,
         suffix: request.suffix,
         num_returned: request.n_choices,
+        output: request.output,
         stream: request.stream,
         origin: origin.of(prompt, source.as_ref()),
         keep: request.service.keep.then(|| shared.inbox.clone()),
@@ -108,6 +115,30 @@ pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStre
     shared.inbox.send(Command::Submit(Box::new(submission))).map_err(|_| super::ended())?;
     let job = JobHandle { job, inbox: shared.inbox.clone() };
     Ok(RequestStream { events: receiver, cancel, job, wants_logprobs: sampling.logprobs.is_some() })
+}
+
+/// What is about tokens alone is refused for a vector.
+fn check_output(request: &GenerationRequest) -> Result<(), EngineError> {
+    if request.output == OutputKind::Tokens {
+        return Ok(());
+    }
+    let SamplingParams { logprobs, max_tokens, stop, .. } = &request.sampling;
+    let given = [
+        ("n_choices", request.n_choices != 1),
+        ("best_of", request.best_of.is_some()),
+        ("logprobs", logprobs.is_some()),
+        ("max_tokens", max_tokens.is_some()),
+        ("stop", !stop.is_empty()),
+        ("echo_prompt", request.echo_prompt),
+        ("suffix", request.suffix.is_some()),
+        ("keep", request.service.keep),
+    ];
+    match given.iter().find(|(_, is_given)| *is_given) {
+        None => Ok(()),
+        Some((name, _)) => {
+            Err(EngineError::InvalidArgument(format!("{name} is about tokens, and a vector is asked for: leave it out")))
+        }
+    }
 }
 
 /// How many choices run, those that are not returned included.

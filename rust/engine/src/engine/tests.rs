@@ -3,7 +3,7 @@
 use std::{
     path::PathBuf,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst},
         mpsc,
     },
@@ -25,7 +25,7 @@ use super::{
     thread::{Command, EngineThread},
     *,
 };
-use crate::{CompletionChoice, FinishReason, OutputEvent, Prompt, SamplingParams, ServiceParams, sampler::Sampled};
+use crate::{CompletionChoice, FinishReason, OutputEvent, Prompt, Proposer, SamplingParams, ServiceParams, sampler::Sampled};
 
 const NO_ROW: u32 = u32::MAX;
 
@@ -474,5 +474,81 @@ fn every_answer_gets_a_token_in_every_step_beside_a_long_prompt() {
             assert!((7 + 2..=32).contains(&(now[0] - computed[0])), "a chunk of the prompt");
             assert_eq!(now[1] - computed[1], 7, "nobody wants logits of the prompt");
         }
+    }
+}
+
+/// Proposes the next four tokens of an answer that it knows, or others.
+#[derive(Debug, Default)]
+struct Known {
+    answer: Mutex<Vec<u32>>,
+    is_wrong: AtomicBool,
+}
+
+impl Proposer for Known {
+    fn propose(&self, token_ids: &[u32], drafts: &mut Vec<u32>) {
+        let answer = self.answer.lock().unwrap();
+        let shift = u32::from(self.is_wrong.load(SeqCst));
+        if answer.starts_with(token_ids) {
+            drafts.extend(answer[token_ids.len()..].iter().take(4).map(|token| (token + shift) % 400));
+        }
+    }
+}
+
+/// An engine that knows the 20 tokens that it is going to say, and those.
+fn start_knowing() -> (Engine, EngineThread, Arc<Failing>, Arc<Known>) {
+    let known = Arc::new(Known::default());
+    let config = EngineConfig { proposer: Some(Arc::<Known>::clone(&known)), ..exact() };
+    let (engine, mut thread, backend) = start_with(&config);
+    let service = ServiceParams { keep: true, ..ServiceParams::default() };
+    let answer = serve(&mut thread, engine.submit(GenerationRequest { service, ..request(1, 20) }).unwrap());
+    *known.answer.lock().unwrap() = answer.sequence.unwrap().token_ids().to_vec();
+    (engine, thread, backend, known)
+}
+
+fn serve(thread: &mut EngineThread, stream: RequestStream) -> CompletionChoice {
+    assert!(thread.turn());
+    while thread.scheduler().has_requests() {
+        assert!(thread.turn());
+    }
+    answer(stream)
+}
+
+#[test]
+fn tokens_that_the_backend_finds_verify_drafts() {
+    let (engine, mut thread, backend, known) = start_knowing();
+    backend.finds.store(true, SeqCst);
+    // With 4 right drafts a step says 5 tokens, the last of them 4; with wrong ones one, and computes up to 4 more in vain.
+    for (is_wrong, num_steps) in [(false, 5), (true, 20)] {
+        known.is_wrong.store(is_wrong, SeqCst);
+        let (before, found) = (thread.scheduler().stats().steps, backend.num_found.load(SeqCst));
+        let answer = serve(&mut thread, engine.submit(request(1, 20)).unwrap());
+        assert_eq!(answer.text, engine.detokenize_text(&known.answer.lock().unwrap()[40..], true).unwrap());
+        assert_eq!(thread.scheduler().stats().steps - before, num_steps);
+        let num_found = backend.num_found.load(SeqCst) - found;
+        assert_eq!(num_found, if is_wrong { 20 + 15 * 4 + 3 + 2 + 1 } else { 20 }, "a row for each token and draft");
+    }
+    assert_eq!(thread.scheduler().stats().blocks_used, 0);
+}
+
+#[test]
+fn a_bad_row_behind_an_accepted_draft_ends_the_request_with_what_was_before_it() {
+    for (finds, is_wrong) in [(false, false), (true, false), (false, true), (true, true)] {
+        let (engine, mut thread, backend, known) = start_knowing();
+        known.is_wrong.store(is_wrong, SeqCst);
+        backend.finds.store(finds, SeqCst);
+        let stream = engine.submit(request(1, 20)).unwrap();
+        assert!(thread.turn());
+        // Its first token is there; the next step has a row for it, and one for each of four drafts.
+        backend.bad_row.store(2, SeqCst);
+        while thread.scheduler().has_requests() {
+            assert!(thread.turn());
+        }
+        assert_eq!(backend.bad_row.load(SeqCst), NO_ROW);
+        let choice = answer(stream);
+        let answer = &known.answer.lock().unwrap()[40..];
+        let (end, len) = if is_wrong { (FinishReason::Length, 20) } else { (FinishReason::Error, 3) };
+        assert_eq!((choice.finish_reason, choice.error.is_some()), (end, !is_wrong));
+        assert_eq!(choice.text, engine.detokenize_text(&answer[..len], true).unwrap());
+        assert_eq!(thread.scheduler().stats().blocks_used, 0);
     }
 }

@@ -20,15 +20,15 @@ use paged::{KvCacheConfig, RequestId, Scheduler, SchedulerOutput};
 use rustc_hash::FxHashMap;
 
 pub(super) use pacer::StepPacer;
-use step::StepResults;
+use sampling::StepOutputs;
 
 use super::{
     KvCacheStats, Sequence,
     output::{Job, Submission},
 };
 use crate::{
-    EngineError, error::caught, input_batch::InputBatch, kv_tier::Swapper, model::config::RopeRows, model_runner::ModelRunner,
-    tokenizer::Tokenizer,
+    EngineError, OutputKind, Proposer, error::caught, input_batch::InputBatch, kv_tier::Swapper, model::config::RopeRows,
+    model_runner::ModelRunner, tokenizer::Tokenizer,
 };
 
 /// What callers ask of the engine thread.
@@ -71,6 +71,7 @@ struct Live {
     num_computed_tokens: usize,
     /// The job's other choices begin with this one's first token.
     leads: bool,
+    output: OutputKind,
 }
 
 /// The scheduler's clock: microseconds since the engine started.
@@ -93,7 +94,10 @@ pub struct EngineThread {
     next_request: u64,
     output: SchedulerOutput,
     batch: InputBatch,
-    results: StepResults,
+    outputs: StepOutputs,
+    /// Who proposes drafts, and those of one request.
+    proposer: Option<Arc<dyn Proposer>>,
+    drafts: Vec<u32>,
     /// Zero of the scheduler's clock.
     started: Instant,
     /// Who waits until no request is left.
@@ -125,7 +129,9 @@ impl EngineThread {
             next_request: 0,
             output: SchedulerOutput::default(),
             batch: InputBatch::default(),
-            results: StepResults::default(),
+            outputs: StepOutputs::default(),
+            proposer: None,
+            drafts: Vec::new(),
             started: Instant::now(),
             drains: Vec::new(),
             lost: Arc::default(),
@@ -142,6 +148,11 @@ impl EngineThread {
     /// Keeps steps in which a request is being answered to about this length.
     pub fn pace(&mut self, max_step_latency: Option<Duration>) {
         self.pacer = StepPacer::new(max_step_latency);
+    }
+
+    /// Computes drafts of a proposer from now on.
+    pub fn propose_with(&mut self, proposer: Option<Arc<dyn Proposer>>) {
+        self.proposer = proposer;
     }
 
     /// Where it will be written why the device computes no more.
@@ -260,7 +271,7 @@ impl EngineThread {
         }
         self.jobs.clear();
         self.live.clear();
-        self.results = StepResults::default();
+        self.outputs = StepOutputs::default();
         let (paused, draining) = (self.scheduler.is_paused(), self.scheduler.is_draining());
         match Scheduler::new(self.scheduler.config().clone(), self.kv.clone()) {
             Ok(scheduler) => {

@@ -200,6 +200,15 @@ impl Decoder {
         }
     }
 
+    /// These rows of the hidden state behind the output norm, on the host.
+    pub(crate) fn vectors<'a>(&self, backend: &dyn Backend, a: &'a mut Activations, rows: &[u32]) -> &'a Tensor {
+        backend.gather_rows(&a.hidden, rows, &mut a.sampled);
+        backend.fetch(&mut a.sampled);
+        let cols = a.sampled.cols();
+        a.sampled.as_mut_slice().chunks_exact_mut(cols).for_each(|row| self.output_norm.apply(row));
+        &a.sampled
+    }
+
     /// Logits of these rows of the hidden state, into `a.logits` on the device; before any softcap, see [`softcap`]. Where the backend finds
     /// the tokens of their largest without all of them, and there is a place for these, it does that and returns true.
     pub(crate) fn logits(&self, backend: &dyn Backend, a: &mut Activations, rows: &[u32], greedy: Option<Search<'_>>) -> bool {

@@ -132,7 +132,7 @@ impl Scheduler {
             return;
         }
         let SchedulerOutput { rows, copies, .. } = output;
-        for row in rows.iter_mut().filter(|row| !row.sample) {
+        for row in rows.iter_mut().filter(|row| row.num_outputs == 0) {
             if *budget == 0 {
                 return;
             }
@@ -145,7 +145,7 @@ impl Scheduler {
             if more > 0 && self.manager.allocate_slots(blocks, from, from + more, copies).is_ok() {
                 *budget -= more;
                 row.num_scheduled_tokens += more;
-                row.sample = from + more == tokens.len();
+                row.num_outputs = usize::from(from + more == tokens.len());
             }
         }
     }

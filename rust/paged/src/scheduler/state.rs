@@ -17,7 +17,8 @@ impl Scheduler {
         for &slot in &slots {
             let request = self.request(slot);
             let standing = &request.standing;
-            (request.status as u8, &request.tokens, request.max_num_tokens, request.num_computed_tokens).hash(state);
+            (request.status as u8, &request.tokens, &request.drafts, request.max_num_tokens, request.num_computed_tokens)
+                .hash(state);
             (&request.identity, &request.cache_salt, request.public_prefix_len, request.skip_prefix_lookup).hash(state);
             (standing.rank.priority, standing.deadline, standing.tenant).hash(state);
             standing.cost.preemptions.min(self.config.max_preemptions).hash(state);

@@ -9,14 +9,17 @@ use super::Sim;
 impl Sim {
     pub(super) fn check_output(&mut self, output: &SchedulerOutput) {
         let total: usize = output.rows.iter().map(|row| row.num_scheduled_tokens).sum();
+        assert_eq!(output.drafts.len(), output.rows.iter().map(|row| row.num_drafts).sum::<usize>());
         assert_eq!(total, output.total_num_scheduled_tokens);
         assert!(total <= self.config.max_num_batched_tokens && output.rows.len() <= self.config.max_num_seqs);
         for row in &output.rows {
             assert!(row.num_scheduled_tokens > 0);
             assert!(row.num_scheduled_tokens <= self.config.max_chunk_len.unwrap_or(usize::MAX));
             let tokens = self.scheduler.token_ids(row.request_id).len();
-            let end = row.num_computed_tokens + row.num_scheduled_tokens;
-            assert!(end <= tokens && row.sample == (end == tokens));
+            let end = row.num_computed_tokens + row.num_known_tokens();
+            assert!(row.num_known_tokens() > 0 && end <= tokens);
+            assert_eq!(row.num_outputs, if end == tokens { 1 + row.num_drafts } else { 0 });
+            assert!(end + row.num_drafts < self.config.max_model_len, "a draft beyond the context");
             let (computed, _) = self.scheduler.num_computed_tokens(row.request_id).unwrap();
             assert_eq!(computed, row.num_computed_tokens, "a row that starts elsewhere than where the last one ended");
             self.cached_tokens.entry(row.request_id).or_insert(row.num_cached_tokens);

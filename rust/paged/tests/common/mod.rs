@@ -7,6 +7,7 @@
 #![allow(dead_code)]
 
 mod checks;
+mod drafts;
 mod prefixes;
 mod shadow;
 mod tier;
@@ -55,6 +56,9 @@ pub struct Sim {
     ranking: HashMap<RequestId, (i32, u64, u64, u64)>,
     output: SchedulerOutput,
     pub tier: Option<FakeTier>,
+    drafts: Option<drafts::Drafts>,
+    /// Slots that the step in flight writes: request, position, block and offset.
+    written: Vec<(RequestId, usize, usize, usize)>,
 }
 
 pub fn same_hash(_key: &[u8; 32], _input: HashInput<'_>) -> BlockHash {
@@ -114,6 +118,8 @@ impl Sim {
             ranking: HashMap::new(),
             output: SchedulerOutput::default(),
             tier: None,
+            drafts: None,
+            written: Vec::new(),
             config,
             kv,
         }
@@ -254,7 +260,11 @@ impl Sim {
         let is_running = |id: &&RequestId| self.scheduler.status(**id) == Some(RequestStatus::Running);
         let was_running: Vec<_> = self.live.keys().filter(is_running).copied().collect();
         let mut output = std::mem::take(&mut self.output);
+        let without_drafts = self.propose();
         self.scheduler.schedule_into(&mut output);
+        if let Some(expected) = &without_drafts {
+            drafts::check_only_drafts_are_added(&output, expected);
+        }
         self.check_output(&output);
         self.check_order(&output, &was_running);
         self.preempted.extend(&output.preempted);
@@ -290,9 +300,10 @@ impl Sim {
                 self.fail(&output);
                 result = StepResult::Failed;
             } else {
-                self.scheduler.update(&output, &sampled).unwrap();
-                assert!(self.scheduler.update(&output, &sampled).is_err(), "a step was taken twice");
-                self.commit(&output);
+                let tokens: Vec<_> = sampled.iter().map(|(id, tokens)| (*id, &tokens[..])).collect();
+                self.scheduler.update(&output, &tokens).unwrap();
+                assert!(self.scheduler.update(&output, &tokens).is_err(), "a step was taken twice");
+                self.commit(&output, &tokens);
             }
         }
         self.output = output;

@@ -4,20 +4,28 @@ use std::collections::HashMap;
 
 use paged::*;
 
+use super::drafts::next_token;
 use super::{Content, Sim};
 
 impl Sim {
-    pub(super) fn chain(&mut self, request_id: RequestId) -> Vec<usize> {
-        let tokens = self.scheduler.token_ids(request_id).to_vec();
-        let owner = &self.live[&request_id];
-        self.prefixes.chain(owner, &tokens)
+    /// Prefixes that end at each token of each row's request, its drafts included.
+    fn chains(&mut self, output: &SchedulerOutput) -> HashMap<RequestId, Vec<usize>> {
+        let mut drafts = output.drafts.as_slice();
+        let mut chains = HashMap::new();
+        for row in &output.rows {
+            let (own, others) = drafts.split_at(row.num_drafts);
+            drafts = others;
+            let tokens = [self.scheduler.token_ids(row.request_id), own].concat();
+            chains.insert(row.request_id, self.prefixes.chain(&self.live[&row.request_id], &tokens));
+        }
+        chains
     }
 
     pub(super) fn num_groups(&self) -> usize {
         self.kv.groups.groups.len()
     }
 
-    fn for_each_written(&mut self, output: &SchedulerOutput, mut visit: impl FnMut(&mut Self, BlockId, usize, usize, usize)) {
+    fn for_each_written(&mut self, output: &SchedulerOutput, mut visit: impl FnMut(&mut Self, BlockId, usize, usize, RequestId)) {
         for row in &output.rows {
             for position in row.num_computed_tokens..row.num_computed_tokens + row.num_scheduled_tokens {
                 for group in 0..self.num_groups() {
@@ -25,7 +33,7 @@ impl Sim {
                     else {
                         continue;
                     };
-                    visit(self, block, position, group, row.request_id.0 as usize);
+                    visit(self, block, position, group, row.request_id);
                 }
             }
         }
@@ -41,30 +49,34 @@ impl Sim {
     }
 
     pub(super) fn write(&mut self, output: &SchedulerOutput) {
-        let chains: HashMap<_, _> =
-            output.rows.iter().map(|row| (row.request_id.0 as usize, self.chain(row.request_id))).collect();
-        let mut num_written = 0;
+        let chains = self.chains(output);
+        self.written.clear();
         self.for_each_written(output, |sim, block, position, group, id| {
             assert_ne!(block, BlockId::NULL, "a write to the null block");
             assert_eq!(sim.scheduler.pool().ref_cnt(block), 1, "a write to a shared block");
             assert!(!sim.scheduler.pool().is_published(block), "a write to a published block");
             let offset = position % sim.kv.block_size;
+            sim.written.push((id, position, block.0 as usize, offset));
             let block = &mut sim.shadow[block.0 as usize];
             if offset == 0 {
                 block.fill(None);
             }
             let generation = sim.generation;
             block[offset] = Some(Content { group, prefix: chains[&id][position], committed: false, generation });
-            num_written += 1;
         });
-        assert_eq!(num_written, output.total_num_scheduled_tokens * self.num_groups(), "a token without a slot");
+        assert_eq!(self.written.len(), output.total_num_scheduled_tokens * self.num_groups(), "a token without a slot");
     }
 
-    /// Reads all that attention would, and samples: the next token is a function of what was read.
-    pub(super) fn read(&mut self, output: &SchedulerOutput) -> Vec<(RequestId, u32)> {
+    /// Reads all that attention would, and samples: the next token is a function of what was read. Drafts are accepted as far as
+    /// they are what is sampled, or less far, as by a caller that stops there.
+    pub(super) fn read(&mut self, output: &SchedulerOutput) -> Vec<(RequestId, Vec<u32>)> {
         let mut sampled = Vec::new();
+        let chains = self.chains(output);
+        let mut drafts = output.drafts.as_slice();
         for row in &output.rows {
-            let chain = self.chain(row.request_id);
+            let chain = &chains[&row.request_id];
+            let (own, others) = drafts.split_at(row.num_drafts);
+            drafts = others;
             let end = row.num_computed_tokens + row.num_scheduled_tokens;
             for query in row.num_computed_tokens..end {
                 for (group, members) in self.kv.groups.groups.iter().enumerate() {
@@ -79,19 +91,39 @@ impl Sim {
                     }
                 }
             }
-            if row.sample {
-                sampled.push((row.request_id, (chain[end - 1] % 3) as u32));
+            if row.num_outputs > 0 {
+                let next = |prefix: &usize| next_token(*prefix);
+                let outputs: Vec<_> = chain[end - row.num_outputs..end].iter().map(next).collect();
+                let num_right = own.iter().zip(&outputs).take_while(|(draft, output)| draft == output).count();
+                let most = self.draw(1 + num_right as u64, 8).map_or(usize::MAX, |taken| 1 + taken as usize);
+                sampled.push((row.request_id, outputs[..(1 + num_right).min(most)].to_vec()));
             }
         }
         sampled
     }
 
-    pub(super) fn commit(&mut self, output: &SchedulerOutput) {
-        // By prefix, not by table: a table may have let go of a block already.
-        let written: Vec<_> = self.shadow.iter_mut().flatten().flatten().filter(|content| !content.committed).collect();
-        assert!(written.len() <= output.total_num_scheduled_tokens * self.kv.groups.groups.len());
-        for content in written {
-            content.committed = true;
+    /// What was written is committed, but for the drafts that were not accepted: nothing may read those.
+    pub(super) fn commit(&mut self, output: &SchedulerOutput, sampled: &[(RequestId, &[u32])]) {
+        let rows: HashMap<_, _> = output.rows.iter().map(|row| (row.request_id, row)).collect();
+        let num_accepted: HashMap<_, _> = sampled.iter().map(|(id, tokens)| (*id, tokens.len() - 1)).collect();
+        self.count_drafts(num_accepted.values().sum(), output.drafts.len());
+        // By slot, not by table: a table may have let go of a block already.
+        for &(id, position, block, offset) in &self.written {
+            let num_accepted = num_accepted.get(&id).copied().unwrap_or(0);
+            let end = rows[&id].num_computed_tokens + rows[&id].num_known_tokens() + num_accepted;
+            let slot = &mut self.shadow[block][offset];
+            *slot = slot.filter(|_| position < end).map(|content| Content { committed: true, ..content });
+        }
+        self.check_no_lookahead(output);
+    }
+
+    /// Nobody holds more than its computed tokens need.
+    fn check_no_lookahead(&self, output: &SchedulerOutput) {
+        let running = |row: &&ScheduledRequest| self.scheduler.status(row.request_id) == Some(RequestStatus::Running);
+        for row in output.rows.iter().filter(running).filter(|_| !self.config.reserve_full_context) {
+            let (computed, _) = self.scheduler.num_computed_tokens(row.request_id).unwrap();
+            let num_blocks = self.scheduler.block_table(row.request_id, 0).len();
+            assert_eq!(num_blocks, computed.div_ceil(self.kv.block_size), "blocks behind {computed} computed tokens");
         }
     }
 

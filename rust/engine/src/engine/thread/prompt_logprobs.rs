@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use paged::SchedulerOutput;
 
-use super::{EngineThread, StepResults};
+use super::{EngineThread, StepOutputs};
 use crate::{EngineError, engine::output::token_logprobs, sampler::token_logprob};
 
 impl EngineThread {
     /// Log probabilities of the prompt tokens that follow the rows of this step, for requests that want them.
     pub(super) fn report_prompt_logprobs(&mut self, output: &SchedulerOutput) -> Result<(), EngineError> {
-        let StepResults { rows, failed, .. } = &mut self.results;
+        let StepOutputs { rows, failed, .. } = &mut self.outputs;
         for (r, scheduled) in output.rows.iter().enumerate() {
             let id = scheduled.request_id;
             let Some(live) = self.live.get_mut(&id) else { continue };

@@ -25,6 +25,7 @@ impl EngineThread {
             prompt_logprobs_done: 0,
             num_computed_tokens: 0,
             leads: submission.choices.len() > 1,
+            output: submission.output,
         };
         let id = self.new_request_id();
         let mut added = Ok(());

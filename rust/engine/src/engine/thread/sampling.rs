@@ -1,115 +1,331 @@
-//! From the rows of a step to its tokens.
+//! From the rows of a step to its outputs.
 
 use std::{
     ops::Range,
     sync::{Arc, Mutex, PoisonError},
 };
 
+use device::SampledRow;
 use paged::{RequestId, SchedulerOutput};
+use rustc_hash::FxHashMap;
 
-use super::{EngineThread, StepResults};
-use crate::{EngineError, engine::output::Job, error::caught, model_runner::Greedy, sampler::Sampled};
+use super::EngineThread;
+use crate::{
+    EngineError, OutputKind,
+    engine::output::Job,
+    error::caught,
+    model_runner::{Greedy, ModelRunner},
+    sampler::Sampled,
+};
 
 /// Logits from which on the rows of a step are sampled on several threads.
 const MIN_PARALLEL_LOGITS: usize = 1 << 16;
 
-/// A row, and who samples from it.
-struct Draw<'a> {
-    id: RequestId,
-    job: &'a Job,
+/// A request with outputs in a step, and the tokens that it got.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub(super) id: RequestId,
+    job: u64,
     /// One, or all of a job whose prompt ends with this row.
     choices: Range<usize>,
     leads: bool,
+    kind: OutputKind,
+    /// Rows of the step, one behind the other.
+    rows: Range<u32>,
+    /// What all of its rows but the first were computed for, in the step's drafts.
+    drafts: Range<usize>,
+    /// Its tokens in [`StepOutputs::token_ids`]; `None` without any output.
+    tokens: Option<Range<usize>>,
+}
+
+impl Wanted {
+    fn is_of(&self, kind: OutputKind) -> bool {
+        self.kind == kind
+    }
+
+    /// Drafts that were accepted.
+    pub(super) fn num_accepted(&self) -> usize {
+        self.tokens.as_ref().map_or(0, |tokens| tokens.len().saturating_sub(1))
+    }
+}
+
+/// What the rows of a step came to; reused from step to step.
+#[derive(Default)]
+pub(super) struct StepOutputs {
+    /// In the order of the scheduler's rows.
+    pub(super) wanted: Vec<Wanted>,
+    /// Rows whose logits are computed together, and the tokens of the largest where only these count.
+    pub(super) rows: Vec<u32>,
+    greedy_tokens: Vec<u32>,
+    token_ids: Vec<u32>,
+    /// Tokens of the requests that do not lead others; those of one request in their order.
+    pub(super) sampled: Vec<(RequestId, Sampled)>,
+    /// The first tokens of all choices of a job, by the request that computed their prompt.
+    pub(super) branches: Vec<(RequestId, Vec<Result<Sampled, String>>)>,
+    /// Hidden states behind the output norm.
+    pub(super) vectors: Vec<(RequestId, Vec<f32>)>,
+    /// Requests that cannot go on, and why; behind what they have in `sampled`.
+    pub(super) failed: Vec<(RequestId, String)>,
+}
+
+impl StepOutputs {
+    pub(super) fn clear(&mut self) {
+        self.wanted.clear();
+        self.token_ids.clear();
+        self.sampled.clear();
+        self.branches.clear();
+        self.vectors.clear();
+        self.failed.clear();
+    }
+
+    /// What the scheduler is told: the tokens of each request with outputs, none where these are a vector.
+    pub(super) fn tokens(&self) -> Vec<(RequestId, &[u32])> {
+        let tokens = |wanted: &Wanted| Some((wanted.id, &self.token_ids[wanted.tokens.clone()?]));
+        self.wanted.iter().filter_map(tokens).collect()
+    }
+
+    /// Takes a request's next token.
+    fn push(&mut self, index: usize, token: Sampled) {
+        let wanted = &mut self.wanted[index];
+        self.token_ids.push(token.token_id);
+        let end = self.token_ids.len();
+        wanted.tokens.get_or_insert(end - 1..end).end = end;
+        self.sampled.push((wanted.id, token));
+    }
+
+    /// Takes the first tokens of a job's choices.
+    fn push_branches(&mut self, index: usize, drawn: Vec<Result<Sampled, String>>) {
+        let wanted = &mut self.wanted[index];
+        let id = wanted.id;
+        // Should the first choice fail, its request takes another's token until they have begun.
+        if let Some(token) = drawn.iter().flatten().next() {
+            self.token_ids.push(token.token_id);
+            wanted.tokens = Some(self.token_ids.len() - 1..self.token_ids.len());
+        } else if let Some(Err(why)) = drawn.first() {
+            self.failed.push((id, why.clone()));
+        }
+        self.branches.push((id, drawn));
+    }
+
+    /// Takes the tokens that the backend has found, for those of `wanted[indices]` that want tokens.
+    fn push_greedy(&mut self, indices: Range<usize>, drafts: &[u32]) {
+        let mut end = 0;
+        for index in indices {
+            let wanted = &self.wanted[index];
+            if !wanted.is_of(OutputKind::Tokens) {
+                continue;
+            }
+            let first = end;
+            end += wanted.rows.len();
+            if wanted.leads {
+                let token = Sampled { token_id: self.greedy_tokens[first], logprobs: None };
+                let drawn = wanted.choices.clone().map(|_| Ok(token.clone())).collect();
+                self.push_branches(index, drawn);
+                continue;
+            }
+            let drafts = &drafts[wanted.drafts.clone()];
+            for ahead in 0..end - first {
+                let token_id = self.greedy_tokens[first + ahead];
+                self.push(index, Sampled { token_id, logprobs: None });
+                if drafts.get(ahead) != Some(&token_id) {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn push_drawn(&mut self, index: usize, drawn: Vec<Result<Sampled, String>>) {
+        if self.wanted[index].leads {
+            return self.push_branches(index, drawn);
+        }
+        for token in drawn {
+            match token {
+                Ok(token) => self.push(index, token),
+                Err(why) => self.failed.push((self.wanted[index].id, why)),
+            }
+        }
+    }
+}
+
+/// The rows of a request, and who samples from them.
+struct Draw<'a> {
+    /// Its place among those with outputs.
+    index: usize,
+    job: &'a Job,
+    choices: Range<usize>,
+    drafts: &'a [u32],
+    /// `[rows, vocab_size]`.
     logits: &'a mut [f32],
+    /// What the device has sampled, a row each.
+    on_device: &'a mut [Option<SampledRow>],
     tokens: Vec<Result<Sampled, String>>,
 }
 
 impl Draw<'_> {
-    /// Samples, unless the device has done so.
+    /// Samples each row whose drafts before it were all accepted: a draft is, if it is what is sampled in its place.
     fn run(&mut self) {
-        if !self.tokens.is_empty() {
+        let (job, first) = (self.job, self.choices.start);
+        if self.choices.len() > 1 {
+            let logits = &mut *self.logits;
+            self.tokens.extend(self.choices.clone().map(|choice| sample(job, choice, 0, logits)));
             return;
         }
-        let (job, logits) = (self.job, &mut *self.logits);
-        let sample = |choice| caught(|| job.sample(choice, logits)).and_then(|token| token.map_err(|error| error.to_string()));
-        self.tokens.extend(self.choices.clone().map(sample));
+        let vocab_size = self.logits.len() / self.on_device.len();
+        let rows = self.logits.chunks_exact_mut(vocab_size).zip(&mut *self.on_device);
+        for (ahead, (logits, on_device)) in rows.enumerate() {
+            let token = match on_device.take() {
+                Some(row) => Ok(job.accept(first, row)),
+                None => sample(job, first, ahead, logits),
+            };
+            let is_draft = token.as_ref().is_ok_and(|token| self.drafts.get(ahead) == Some(&token.token_id));
+            self.tokens.push(token);
+            if !is_draft {
+                return;
+            }
+        }
     }
 }
 
+/// Samples the token `ahead` places behind the next one of a choice.
+fn sample(job: &Job, choice: usize, ahead: usize, logits: &mut [f32]) -> Result<Sampled, String> {
+    caught(|| job.sample(choice, ahead, logits)).and_then(|token| token.map_err(|error| error.to_string()))
+}
+
 impl EngineThread {
-    /// Samples where a row reaches the end of what is known, into `self.results`; logits are computed for those rows alone.
-    pub(super) fn sample(&mut self, output: &SchedulerOutput) -> Result<(), EngineError> {
-        let StepResults { sampling, rows, greedy_tokens, sampled, branches, tokens, failed } = &mut self.results;
-        sampling.clear();
-        let ends = output.rows.iter().zip(&self.batch.step.query_start_loc[1..]);
-        let samples = ends.filter(|(row, _)| row.sample && failed.iter().all(|(id, _)| *id != row.request_id));
-        sampling.extend(samples.map(|(row, end)| (row.request_id, end - 1)));
-        let backend = Arc::clone(self.runner.backend());
-        let mut keep = |id: RequestId, leads: bool, mut drawn: Vec<Result<Sampled, String>>| {
-            // Should the first choice fail, its request takes another's token until they have begun.
-            match drawn.iter().flatten().next() {
-                Some(token) => tokens.push((id, token.token_id)),
-                None => failed.extend(drawn.first().and_then(|first| first.clone().err()).map(|why| (id, why))),
+    /// Computes what the rows with outputs come to, into `self.outputs`; logits are computed for those rows alone.
+    pub(super) fn compute_outputs(&mut self, output: &SchedulerOutput) -> Result<(), EngineError> {
+        self.collect_wanted(output);
+        let most = self.runner.max_logit_rows();
+        let mut start = 0;
+        while start < self.outputs.wanted.len() {
+            // The rows of a request stay together.
+            let mut num_rows = 0;
+            let fitting = self.outputs.wanted[start..].iter().take_while(|wanted| {
+                num_rows += wanted.rows.len();
+                num_rows <= most
+            });
+            let end = start + fitting.count().max(1);
+            let (runner, outputs) = (&mut self.runner, &mut self.outputs);
+            Chunk { runner, jobs: &self.jobs, outputs, drafts: &output.drafts }.sample(start..end)?;
+            start = end;
+        }
+        self.read_vectors()
+    }
+
+    /// Who has outputs in the step, those apart that have failed.
+    fn collect_wanted(&mut self, output: &SchedulerOutput) {
+        let outputs = &mut self.outputs;
+        let mut num_drafts = 0;
+        for (row, &end) in output.rows.iter().zip(&self.batch.step.query_start_loc[1..]) {
+            let drafts = num_drafts..num_drafts + row.num_drafts;
+            num_drafts = drafts.end;
+            let id = row.request_id;
+            if row.num_outputs == 0 || outputs.failed.iter().any(|(failed, _)| *failed == id) {
+                continue;
             }
-            if leads {
-                branches.push((id, drawn));
-            } else if let Some(Ok(token)) = drawn.pop() {
-                sampled.push((id, token));
-            }
-        };
-        for chunk in sampling.chunks(self.runner.max_logit_rows()) {
-            rows.clear();
-            rows.extend(chunk.iter().map(|&(_, row)| row));
-            let who = |id: RequestId| {
-                let live = self.live.get(&id)?;
-                let job = self.jobs.get(&live.job)?;
-                let choices = if live.leads { 0..job.num_choices() } else { live.choice..live.choice + 1 };
-                Some((job, choices, live.leads))
+            let Some(live) = self.live.get(&id) else { continue };
+            let choices = if live.leads {
+                let Some(job) = self.jobs.get(&live.job) else { continue };
+                0..job.num_choices()
+            } else {
+                live.choice..live.choice + 1
             };
-            let on_device = self.runner.samples();
-            let asked = chunk.iter().map(|&(id, _)| {
-                let (job, choices, _) = who(id).filter(|(_, choices, _)| on_device && choices.len() == 1)?;
-                job.row_sampling(choices.start)
+            let rows = end - row.num_outputs as u32..end;
+            let (job, leads, kind) = (live.job, live.leads, live.output);
+            outputs.wanted.push(Wanted { id, job, choices, leads, kind, rows, drafts, tokens: None });
+        }
+    }
+
+    /// Hidden states of the requests that want these.
+    fn read_vectors(&mut self) -> Result<(), EngineError> {
+        let StepOutputs { wanted, rows, vectors, failed, token_ids, .. } = &mut self.outputs;
+        let most = self.runner.max_logit_rows();
+        let mut left = wanted.iter_mut().filter(|wanted| wanted.is_of(OutputKind::Vector)).peekable();
+        while left.peek().is_some() {
+            let chunk: Vec<_> = left.by_ref().take(most).collect();
+            rows.clear();
+            rows.extend(chunk.iter().map(|wanted| wanted.rows.end - 1));
+            let hidden = self.runner.vectors(rows)?;
+            for (row, wanted) in chunk.into_iter().enumerate() {
+                let vector = hidden.row(row);
+                if let Some(bad) = vector.iter().position(|value| !value.is_finite()) {
+                    let why =
+                        format!("the model's hidden state has {} at {bad}; its weights or its input are damaged", vector[bad]);
+                    failed.push((wanted.id, why));
+                } else {
+                    wanted.tokens = Some(token_ids.len()..token_ids.len());
+                    vectors.push((wanted.id, vector.to_vec()));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Requests whose logits are computed together.
+struct Chunk<'a> {
+    runner: &'a mut ModelRunner,
+    jobs: &'a FxHashMap<u64, Job>,
+    outputs: &'a mut StepOutputs,
+    drafts: &'a [u32],
+}
+
+impl Chunk<'_> {
+    /// Samples for those of `outputs.wanted[indices]` that want tokens.
+    fn sample(self, indices: Range<usize>) -> Result<(), EngineError> {
+        let Self { runner, jobs, outputs, drafts } = self;
+        let wants_tokens = |wanted: &&Wanted| wanted.is_of(OutputKind::Tokens);
+        let chunk = &outputs.wanted[indices.clone()];
+        let rows = &mut outputs.rows;
+        rows.clear();
+        rows.extend(chunk.iter().filter(wants_tokens).flat_map(|wanted| wanted.rows.clone()));
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let (samples, backend) = (runner.samples(), Arc::clone(runner.backend()));
+        let is_greedy = |wanted: &Wanted| jobs.get(&wanted.job).is_none_or(|job| job.is_greedy(wanted.choices.clone()));
+        let (mut on_device, logits) = if !samples && chunk.iter().filter(wants_tokens).all(is_greedy) {
+            let mask = |wanted: &Wanted| jobs.get(&wanted.job).and_then(Job::mask);
+            let has_masks = chunk.iter().filter(wants_tokens).any(|wanted| mask(wanted).is_some());
+            let of_rows = chunk.iter().filter(wants_tokens).flat_map(|wanted| wanted.rows.clone().map(move |_| mask(wanted)));
+            let masks: Vec<_> = if has_masks { of_rows.collect() } else { Vec::new() };
+            match runner.greedy_tokens(rows, &masks, &mut outputs.greedy_tokens)? {
+                Greedy::Logits(logits) => (vec![None; rows.len()], logits),
+                Greedy::Tokens => {
+                    outputs.push_greedy(indices, drafts);
+                    return Ok(());
+                }
+            }
+        } else {
+            let asked = chunk.iter().filter(wants_tokens).flat_map(|wanted| {
+                let job = jobs.get(&wanted.job).filter(|_| samples && wanted.choices.len() == 1);
+                (0..wanted.rows.len()).map(move |ahead| job?.row_sampling(wanted.choices.start, ahead))
             });
             let (sampling, num_top): (Vec<_>, Vec<_>) = asked.map(Option::unzip).unzip();
-            let num_top = num_top.into_iter().flatten().max().unwrap_or(0);
-            let greedy = |&(id, _): &(RequestId, u32)| who(id).is_none_or(|(job, choices, _)| job.is_greedy(choices));
-            let mask = |&(id, _): &(RequestId, u32)| who(id).and_then(|(job, ..)| job.mask());
-            let (on_device, logits) = if !on_device && chunk.iter().all(greedy) {
-                let has_masks = chunk.iter().any(|row| mask(row).is_some());
-                let masks: Vec<_> = if has_masks { chunk.iter().map(mask).collect() } else { Vec::new() };
-                match self.runner.greedy_tokens(rows, &masks, greedy_tokens)? {
-                    Greedy::Logits(logits) => (vec![None; rows.len()], logits),
-                    Greedy::Tokens => {
-                        for (&(id, _), &token_id) in chunk.iter().zip(&*greedy_tokens) {
-                            if let Some((_, choices, leads)) = who(id) {
-                                keep(id, leads, choices.map(|_| Ok(Sampled { token_id, logprobs: None })).collect());
-                            }
-                        }
-                        continue;
-                    }
-                }
-            } else {
-                self.runner.sample(rows, &sampling, num_top)?
-            };
-            let vocab_size = logits.cols();
-            let drawn = chunk.iter().zip(on_device).zip(logits.as_mut_slice().chunks_exact_mut(vocab_size));
-            let draws = drawn.filter_map(|((&(id, _), token), logits)| {
-                let (job, choices, leads) = who(id)?;
-                let tokens = token.map(|token| Ok(job.accept(choices.start, token))).into_iter().collect();
-                Some(Mutex::new(Draw { id, job, choices, leads, logits, tokens }))
-            });
-            let draws: Vec<_> = draws.collect();
-            let draw = |index: usize| draws[index].lock().unwrap_or_else(PoisonError::into_inner).run();
-            if draws.len() * vocab_size < MIN_PARALLEL_LOGITS {
-                (0..draws.len()).for_each(draw);
-            } else {
-                backend.for_each(draws.len(), &draw);
-            }
-            for draw in draws {
-                let Draw { id, leads, tokens, .. } = draw.into_inner().unwrap_or_else(PoisonError::into_inner);
-                keep(id, leads, tokens);
-            }
+            runner.sample(rows, &sampling, num_top.into_iter().flatten().max().unwrap_or(0))?
+        };
+        let vocab_size = logits.cols();
+        let (mut logits, mut on_device) = (logits.as_mut_slice(), &mut on_device[..]);
+        let mut draws = Vec::with_capacity(chunk.len());
+        for (index, wanted) in indices.zip(chunk).filter(|(_, wanted)| wants_tokens(wanted)) {
+            let num_rows = wanted.rows.len();
+            let (own_logits, own_on_device);
+            (own_logits, logits) = logits.split_at_mut(num_rows * vocab_size);
+            (own_on_device, on_device) = on_device.split_at_mut(num_rows);
+            let Some(job) = jobs.get(&wanted.job) else { continue };
+            let (choices, drafts) = (wanted.choices.clone(), &drafts[wanted.drafts.clone()]);
+            let tokens = Vec::new();
+            draws.push(Mutex::new(Draw { index, job, choices, drafts, logits: own_logits, on_device: own_on_device, tokens }));
+        }
+        let draw = |index: usize| draws[index].lock().unwrap_or_else(PoisonError::into_inner).run();
+        if outputs.rows.len() * vocab_size < MIN_PARALLEL_LOGITS {
+            (0..draws.len()).for_each(draw);
+        } else {
+            backend.for_each(draws.len(), &draw);
+        }
+        for draw in draws {
+            let Draw { index, tokens, .. } = draw.into_inner().unwrap_or_else(PoisonError::into_inner);
+            outputs.push_drawn(index, tokens);
         }
         Ok(())
     }

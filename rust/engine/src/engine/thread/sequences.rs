@@ -9,7 +9,7 @@ use paged::{AdmissionError, ForkError, ForkRequest, RequestId};
 
 use super::{Command, EngineThread, Live, ticks};
 use crate::{
-    EngineError, FinishReason, Sequence,
+    EngineError, FinishReason, OutputKind, Sequence,
     engine::{
         output::{End, Submission},
         sequence::Kept,
@@ -31,7 +31,8 @@ impl EngineThread {
             match token {
                 Ok(token) if choice == 0 => self.deliver(lead, &token),
                 Ok(token) => {
-                    let live = Live { job, choice, rope, prompt_logprobs_done: 0, num_computed_tokens, leads: false };
+                    let (prompt_logprobs_done, leads, output) = (0, false, OutputKind::Tokens);
+                    let live = Live { job, choice, rope, prompt_logprobs_done, num_computed_tokens, leads, output };
                     self.begin_choice(lead, live, &token);
                 }
                 Err(why) => {

@@ -1,32 +1,14 @@
-//! One step: schedule, run the model, sample, commit, hand the tokens out.
+//! One step: propose, schedule, run the model, compute the outputs, commit, hand them out.
 
 use std::time::Instant;
 
-use paged::{RequestId, SchedulerOutput, StuckReport};
+use paged::{RequestId, ScheduledRequest, SchedulerOutput, StuckReport};
 
-use super::{EngineThread, ticks};
+use super::{EngineThread, sampling::Wanted, ticks};
 use crate::{
-    EngineError, FinishReason, engine::output::End, error::caught, input_batch::BlockLayout, model::config::RopeRows,
+    EngineError, FinishReason, OutputKind, engine::output::End, error::caught, input_batch::BlockLayout, model::config::RopeRows,
     sampler::Sampled,
 };
-
-/// What a step gave; reused from step to step.
-#[derive(Default)]
-pub(super) struct StepResults {
-    /// Requests that sample, with the last of their rows.
-    pub(super) sampling: Vec<(RequestId, u32)>,
-    /// Rows whose logits are computed together, and the tokens of the largest where only these count.
-    pub(super) rows: Vec<u32>,
-    pub(super) greedy_tokens: Vec<u32>,
-    /// Tokens of the other requests.
-    pub(super) sampled: Vec<(RequestId, Sampled)>,
-    /// The first tokens of all choices of a job, by the request that computed their prompt.
-    pub(super) branches: Vec<(RequestId, Vec<Result<Sampled, String>>)>,
-    /// What the scheduler is told: the token of each request that sampled, in the order of the rows.
-    pub(super) tokens: Vec<(RequestId, u32)>,
-    /// Requests that cannot go on, and why.
-    pub(super) failed: Vec<(RequestId, String)>,
-}
 
 impl EngineThread {
     pub(super) fn step(&mut self) {
@@ -34,6 +16,7 @@ impl EngineThread {
         self.scheduler.set_now(ticks(self.started, Instant::now()));
         self.hear_tier();
         self.scheduler.limit_mixed_steps(self.pacer.max_prompt_tokens());
+        self.propose();
         self.scheduler.schedule_into(&mut output);
         for &(id, reason) in &output.finished {
             match reason {
@@ -56,7 +39,7 @@ impl EngineThread {
             let began = Instant::now();
             match caught(|| self.execute(&output)) {
                 Ok(Ok(())) => {
-                    let chunks = output.rows.iter().map(|row| row.num_scheduled_tokens).filter(|num_tokens| *num_tokens > 1);
+                    let chunks = output.rows.iter().map(ScheduledRequest::num_known_tokens).filter(|num_tokens| *num_tokens > 1);
                     self.pacer.measure(chunks.sum(), began.elapsed());
                     self.commit(&output);
                 }
@@ -67,13 +50,37 @@ impl EngineThread {
         self.output = output;
     }
 
-    /// Runs the model on the scheduled rows and samples where a row reaches the end of what is known, into `self.results`.
+    /// Asks for drafts for the requests that are being answered.
+    fn propose(&mut self) {
+        let Some(proposer) = self.proposer.clone() else { return };
+        let (scheduler, live) = (&self.scheduler, &self.live);
+        let is_answered = |id: &RequestId| {
+            // The first tokens of several choices come from one row.
+            let draws_alone = live.get(id).is_some_and(|live| !live.leads && live.output == OutputKind::Tokens);
+            let num_tokens = scheduler.token_ids(*id).len();
+            let is_next = scheduler.num_computed_tokens(*id).is_some_and(|(computed, _)| computed + 1 == num_tokens);
+            draws_alone && (is_next || num_tokens > scheduler.num_prompt_tokens(*id))
+        };
+        let ids: Vec<_> = scheduler.running_requests().filter(is_answered).collect();
+        let vocab_size = self.runner.config().vocab_size;
+        for id in ids {
+            self.drafts.clear();
+            let (token_ids, drafts) = (self.scheduler.token_ids(id), &mut self.drafts);
+            if let Err(why) = caught(|| proposer.propose(token_ids, drafts)) {
+                tracing::error!("no more drafts are computed: {why}");
+                self.proposer = None;
+                return;
+            }
+            // The outputs of a request are computed together.
+            self.drafts.truncate(self.runner.max_logit_rows() - 1);
+            let num_valid = self.drafts.iter().take_while(|token| (**token as usize) < vocab_size).count();
+            self.scheduler.set_drafts(id, &self.drafts[..num_valid]);
+        }
+    }
+
+    /// Runs the model on the scheduled rows and computes what those with outputs come to, into `self.outputs`.
     fn execute(&mut self, output: &SchedulerOutput) -> Result<(), EngineError> {
-        let results = &mut self.results;
-        results.sampled.clear();
-        results.branches.clear();
-        results.tokens.clear();
-        results.failed.clear();
+        self.outputs.clear();
         let live = &self.live;
         let layout = BlockLayout { block_size: self.kv.block_size, num_groups: self.kv.groups.groups.len() };
         let rope_of = |id| live.get(&id).map_or_else(RopeRows::default, |l| l.rope);
@@ -81,36 +88,40 @@ impl EngineThread {
         self.runner.copy_blocks(&output.copies)?;
         self.runner.execute(&self.batch.token_ids, &self.batch.step)?;
         self.report_prompt_logprobs(output)?;
-        self.sample(output)
+        self.compute_outputs(output)
     }
 
-    /// Commits the step, then hands the new tokens to their jobs.
+    /// Commits the step, then hands the outputs to their jobs.
     fn commit(&mut self, output: &SchedulerOutput) {
-        self.count(output);
-        let mut results = std::mem::take(&mut self.results);
-        for (id, why) in results.failed.drain(..) {
+        let mut outputs = std::mem::take(&mut self.outputs);
+        self.count(output, &outputs.wanted);
+        for (id, why) in &outputs.failed {
             tracing::error!("request {} ends: {why}", id.0);
-            self.scheduler.abort_request(id);
-            self.end(id, &End::error(&why));
+            self.scheduler.abort_request(*id);
         }
-        match self.scheduler.update(output, &results.tokens) {
+        match self.scheduler.update(output, &outputs.tokens()) {
             Ok(()) => {
                 // Before anyone hears of it: who has the answer may end the process.
                 self.swap_out();
-                results.sampled.drain(..).for_each(|(id, token)| self.deliver(id, &token));
-                results.branches.drain(..).for_each(|(lead, tokens)| self.branch_out(lead, tokens));
+                outputs.sampled.drain(..).for_each(|(id, token)| self.deliver(id, &token));
+                outputs.branches.drain(..).for_each(|(lead, tokens)| self.branch_out(lead, tokens));
+                outputs.vectors.drain(..).for_each(|(id, vector)| self.deliver_vector(id, vector));
             }
             Err(error) => self.fail_step(output, &error.to_string()),
         }
-        self.results = results;
+        // Behind the tokens that they still have.
+        outputs.failed.drain(..).for_each(|(id, why)| self.end(id, &End::error(&why)));
+        self.outputs = outputs;
     }
 
-    /// Keeps the figures of each request's usage.
-    fn count(&mut self, output: &SchedulerOutput) {
+    /// Keeps the figures of each request's usage. Drafts count as computed once they are accepted.
+    fn count(&mut self, output: &SchedulerOutput, wanted: &[Wanted]) {
+        let mut wanted = wanted.iter().peekable();
         for row in &output.rows {
+            let num_accepted = wanted.next_if(|wanted| wanted.id == row.request_id).map_or(0, Wanted::num_accepted);
             let Some(live) = self.live.get_mut(&row.request_id) else { continue };
             let Some(job) = self.jobs.get_mut(&live.job) else { continue };
-            let (start, end) = (row.num_computed_tokens, row.num_computed_tokens + row.num_scheduled_tokens);
+            let (start, end) = (row.num_computed_tokens, row.num_computed_tokens + row.num_known_tokens() + num_accepted);
             if live.num_computed_tokens == 0 {
                 job.set_cached_tokens(start, row.miss);
             }
@@ -128,6 +139,14 @@ impl EngineThread {
             Ok(Some(reason)) => self.complete(id, reason),
             Err(why) => self.abandon(live.job, EngineError::Internal(why)),
         }
+    }
+
+    /// Hands a request the vector that it ends with.
+    fn deliver_vector(&mut self, id: RequestId, vector: Vec<f32>) {
+        let Some(live) = self.live.get(&id) else { return };
+        let Some(job) = self.jobs.get_mut(&live.job) else { return };
+        job.push_vector(live.choice, vector);
+        self.end(id, &End::new(FinishReason::Stop));
     }
 
     /// A step that fails ends the requests of that step, with the text they have, and no others.

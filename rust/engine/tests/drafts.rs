@@ -1,0 +1,230 @@
+//! Answers are the same with drafts, right and wrong, and come in fewer steps with right ones.
+
+#![allow(missing_docs)]
+
+mod common;
+
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use common::serving::{exact, greedy, pool_of, prompt, start, stats};
+use engine::{
+    Completion, DryParams, Engine, EngineConfig, GenerationRequest, ModelDType, Prompt, Proposer, SamplingParams, ServiceParams,
+};
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Right,
+    Wrong,
+    /// Three of four are right, and their number varies.
+    Mixed,
+}
+
+/// Proposes from answers that were given before.
+#[derive(Debug)]
+struct Oracle {
+    kind: Kind,
+    answers: Mutex<Vec<Vec<u32>>>,
+    num_calls: AtomicUsize,
+}
+
+const MAX_DRAFTS: usize = 5;
+
+impl Oracle {
+    fn new(kind: Kind, answers: Vec<Vec<u32>>) -> Arc<Self> {
+        Arc::new(Self { kind, answers: Mutex::new(answers), num_calls: AtomicUsize::new(0) })
+    }
+}
+
+impl Proposer for Oracle {
+    fn propose(&self, token_ids: &[u32], drafts: &mut Vec<u32>) {
+        let call = self.num_calls.fetch_add(1, Relaxed);
+        let answers = self.answers.lock().unwrap();
+        let Some(answer) = answers.iter().find(|answer| answer.starts_with(token_ids)) else { return };
+        let num_drafts = if self.kind == Kind::Mixed { call * 7 % (MAX_DRAFTS + 1) } else { MAX_DRAFTS };
+        let right = answer[token_ids.len()..].iter().take(num_drafts);
+        drafts.extend(right.enumerate().map(|(place, &token)| match self.kind {
+            Kind::Right => token,
+            Kind::Wrong => (token + 1) % 400,
+            Kind::Mixed => (token + u32::from((call * 31 + place * 17) % 4 == 0)) % 400,
+        }));
+    }
+}
+
+/// All that an answer says, to the bit.
+#[derive(Debug, PartialEq)]
+struct Choice {
+    num_generated: usize,
+    token_ids: Vec<u32>,
+    text: String,
+    end: String,
+    logprobs: Vec<(u32, Option<u32>, Vec<(u32, u32)>)>,
+}
+
+fn choices(completion: &Completion) -> Vec<Choice> {
+    let choice = |choice: &engine::CompletionChoice| Choice {
+        num_generated: completion.usage.completion_tokens,
+        token_ids: choice.sequence.as_ref().map_or(Vec::new(), |sequence| sequence.token_ids().to_vec()),
+        text: choice.text.clone(),
+        end: format!("{:?} {:?} {:?}", choice.finish_reason, choice.stop_sequence, choice.error),
+        logprobs: choice
+            .logprobs
+            .iter()
+            .flatten()
+            .map(|l| {
+                let top = l.top_logprobs.iter().map(|top| (top.token_id, top.logprob.to_bits())).collect();
+                (l.token_id, l.logprob.map(f32::to_bits), top)
+            })
+            .collect(),
+    };
+    completion.choices.iter().map(choice).collect()
+}
+
+/// Requests of every kind, all of which keep their sequences.
+fn requests() -> Vec<GenerationRequest> {
+    let plain = SamplingParams { logprobs: None, ..greedy(40) };
+    let sampled = SamplingParams { temperature: Some(1.2), seed: Some(5), logprobs: Some(3), ..greedy(40) };
+    let penalties = SamplingParams {
+        presence_penalty: Some(0.7),
+        frequency_penalty: Some(0.4),
+        repetition_penalty: Some(1.2),
+        dry: Some(DryParams { multiplier: 0.8, base: 1.75, allowed_length: 1, sequence_breakers: Vec::new() }),
+        ..sampled.clone()
+    };
+    let few = SamplingParams { top_k: Some(20), top_p: Some(0.9), min_p: Some(0.01), logprobs: None, ..sampled.clone() };
+    let stopped = SamplingParams { stop_token_ids: (0..512).filter(|id| id % 16 == 0).collect(), ..sampled.clone() };
+    let worded = SamplingParams { stop: vec!["e".into(), "the".into()], logprobs: None, seed: Some(9), ..sampled.clone() };
+    let of = |i: usize, len, sampling: &SamplingParams| {
+        let request = GenerationRequest::new(Prompt::TokenIds(prompt(i, len)), sampling.clone());
+        GenerationRequest { service: ServiceParams { keep: true, ..ServiceParams::default() }, ..request }
+    };
+    vec![
+        of(1, 30, &plain),
+        of(2, 45, &plain),
+        of(1, 30, &greedy(33)),
+        of(3, 61, &sampled),
+        GenerationRequest { n_choices: 3, ..of(4, 20, &sampled) },
+        GenerationRequest { n_choices: 2, ..of(5, 9, &plain) },
+        of(6, 40, &penalties),
+        of(7, 25, &few),
+        of(8, 50, &stopped),
+        of(9, 33, &worded),
+        GenerationRequest { echo_prompt: true, ..of(10, 37, &sampled) },
+    ]
+}
+
+/// In two batches, the second of which finds prefixes of the first. Kept blocks go with each answer. Also says how many tokens were
+/// computed again.
+fn ask(engine: &Engine) -> (Vec<Vec<Choice>>, usize) {
+    let (mut answers, mut num_recomputed) = (Vec::new(), 0);
+    for _ in 0..2 {
+        engine.pause().unwrap();
+        let streams: Vec<_> = requests().into_iter().map(|request| engine.submit(request).unwrap()).collect();
+        engine.resume().unwrap();
+        for stream in streams {
+            let completion = stream.wait().unwrap();
+            answers.push(choices(&completion));
+            num_recomputed += completion.usage.recomputed_tokens;
+        }
+    }
+    (answers, num_recomputed)
+}
+
+fn check(model: &str, way: &str, config: &EngineConfig) {
+    let engine = start(model, config);
+    let (expected, num_recomputed) = ask(&engine);
+    let plain = stats(&engine);
+    assert!(expected.iter().flatten().all(|choice| choice.end.starts_with("Stop") || choice.end.starts_with("Length")));
+    assert!(expected.iter().flatten().any(|choice| choice.end.starts_with("Stop Some")), "no stop string was met");
+    drop(engine);
+    let answers: Vec<_> = expected.iter().flatten().map(|choice| choice.token_ids.clone()).collect();
+    for kind in [Kind::Right, Kind::Mixed, Kind::Wrong] {
+        let proposer = Oracle::new(kind, answers.clone());
+        let engine = start(model, &EngineConfig { proposer: Some(Arc::<Oracle>::clone(&proposer)), ..config.clone() });
+        let (got, num_recomputed_with) = ask(&engine);
+        for (number, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            assert_eq!(got, expected, "{model}, {way}, {kind:?} drafts, request {number}");
+        }
+        let stats = stats(&engine);
+        assert!(proposer.num_calls.load(Relaxed) > 0);
+        assert_eq!((stats.requests_running, stats.requests_waiting), (0, 0));
+        if way == "exact" {
+            assert_eq!((num_recomputed, num_recomputed_with), (0, 0), "wrong drafts count as computed again");
+        }
+        if kind == Kind::Right && plain.preemptions == 0 {
+            // A small budget bounds the drafts of a step too.
+            let factor = if config.max_num_batched_tokens < 64 { 1 } else { 2 };
+            assert!(stats.steps * factor < plain.steps, "{model}, {way}: {} steps instead of {}", stats.steps, plain.steps);
+        }
+    }
+}
+
+fn fast() -> EngineConfig {
+    EngineConfig { dtype: ModelDType::Auto, deterministic: true, ..EngineConfig::default() }
+}
+
+#[test]
+fn exact_answers_are_the_same_with_drafts() {
+    for model in ["llama", "gemma3", "mistral-window"] {
+        check(model, "exact", &exact());
+    }
+}
+
+#[test]
+fn fast_answers_are_the_same_with_drafts() {
+    for model in ["llama", "qwen3.gguf"] {
+        check(model, "fast", &fast());
+    }
+}
+
+#[test]
+fn answers_are_the_same_with_drafts_however_they_are_served() {
+    let configs = [
+        ("blocks of 8", EngineConfig { paged_attention: pool_of(4000, 8), ..exact() }),
+        ("without prefix cache", EngineConfig { prefix_caching: false, ..exact() }),
+        ("three at a time", EngineConfig { max_num_seqs: 3, ..exact() }),
+        ("chunks of seven tokens", EngineConfig { max_num_batched_tokens: 7, ..exact() }),
+        ("whole contexts reserved", EngineConfig { no_paged_attn: true, ..exact() }),
+    ];
+    for (way, config) in configs {
+        check("llama", way, &config);
+    }
+}
+
+#[test]
+fn preempted_answers_are_the_same_with_drafts() {
+    for (model, prefix_caching) in [("llama", true), ("llama", false), ("mistral-window", true)] {
+        let config = EngineConfig { prefix_caching, paged_attention: pool_of(200, 8), ..exact() };
+        let engine = start(model, &config);
+        ask(&engine);
+        assert!(stats(&engine).preemptions > 0, "the pool was not tight");
+        check(model, "a tight pool", &config);
+    }
+}
+
+#[test]
+fn answers_without_a_kv_cache_are_the_same_with_drafts() {
+    check("llama", "without KV cache", &EngineConfig { no_kv_cache: true, ..exact() });
+}
+
+#[derive(Debug)]
+struct Broken(AtomicUsize);
+
+impl Proposer for Broken {
+    fn propose(&self, _: &[u32], drafts: &mut Vec<u32>) {
+        // An id that no model has, then a panic.
+        drafts.extend([3, u32::MAX, 4]);
+        assert_eq!(self.0.fetch_add(1, Relaxed), 0, "the proposer fails on purpose");
+    }
+}
+
+#[test]
+fn a_proposer_that_fails_is_asked_no_more_and_ends_no_request() {
+    let expected = ask(&start("llama", &exact()));
+    let broken = Arc::new(Broken(AtomicUsize::new(0)));
+    let engine = start("llama", &EngineConfig { proposer: Some(Arc::<Broken>::clone(&broken)), ..exact() });
+    assert_eq!(ask(&engine), expected);
+    assert_eq!(broken.0.load(Relaxed), 2, "asked again after it has failed");
+}
