@@ -32,8 +32,15 @@ __all__ = [
 ]
 
 
+def check_platform() -> None:
+    """Ends the build where it would fail after pages of compiler errors."""
+    if sys.platform != "linux":
+        sys.exit(f"mistral_paged runs on Linux, and this is {sys.platform}: build it in a Linux container or virtual machine")
+
+
 def compile_kernels() -> None:
     """Leaves what is embedded in kernels/built."""
+    check_platform()
     try:
         compiler.compile_all()
     except compiler.CompileError as error:

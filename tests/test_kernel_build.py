@@ -184,3 +184,13 @@ def test_kernels_of_a_fatbin_and_of_the_manifest_are_compared_by_name(folder: Fo
         "rms_norm_2 has machine code for sm_90, and is not in manifest.txt",
     ]
     assert len(symbols.differences([norm], manifest)) == len(compiler.TARGETS) + 2
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_another_system_is_told_in_one_line_before_anything_is_compiled(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = pytest.importorskip("backend", reason="maturin is not installed")
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(compiler, "compile_all", lambda: pytest.fail("compiled"))
+    for build in (backend.build_wheel, backend.build_editable):
+        with pytest.raises(SystemExit, match=f"^mistral_paged runs on Linux, and this is {platform}: [^\n]*$"):
+            build("nowhere")

@@ -134,12 +134,7 @@ impl Drop for Change<'_> {
 }
 
 /// Loads the model and logs what it is.
-fn start(
-    py: Python<'_>,
-    source: &ModelSource,
-    config: &EngineConfig,
-    progress: Option<&Bound<'_, PyAny>>,
-) -> PyResult<Engine> {
+fn start(py: Python<'_>, source: &ModelSource, config: &EngineConfig, progress: Option<&Bound<'_, PyAny>>) -> PyResult<Engine> {
     let engine = load(py, source.clone(), config.clone(), progress)?;
     for line in engine.description() {
         log(py, "info", line)?;

@@ -213,7 +213,8 @@ pub fn submit(
         AnyRequest::Chat(request) => (true, request.get().request.clone()),
         AnyRequest::Completion(request) => (false, request.get().request.clone()),
     };
-    let (wants_logprobs, streams, n_choices) = (request.sampling.logprobs.is_some(), is_chat && request.stream, request.n_choices);
+    let (wants_logprobs, streams, n_choices) =
+        (request.sampling.logprobs.is_some(), is_chat && request.stream, request.n_choices);
     let (key, mailbox) = (NEXT_KEY.fetch_add(1, Ordering::Relaxed), Mailbox::default());
     let sink = SignalSink { key, mailbox: Arc::clone(&mailbox), signal: Arc::clone(&signal.signal) };
     let handle = enter(py, || engine.submit_to(request, Box::new(sink)))?;
@@ -223,10 +224,5 @@ pub fn submit(
         (false, _) => Answer::Completion(handle.collector()),
     };
     let state = State { mailbox, answer, running: Some((handle, engine)) };
-    Ok(PendingRequest {
-        key,
-        envelope: runner.envelope(),
-        wants_logprobs,
-        state: OwnProcess::new(Mutex::new(state)),
-    })
+    Ok(PendingRequest { key, envelope: runner.envelope(), wants_logprobs, state: OwnProcess::new(Mutex::new(state)) })
 }

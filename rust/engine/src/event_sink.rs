@@ -132,7 +132,8 @@ impl Outbox {
 impl Drop for Outbox {
     fn drop(&mut self) {
         if !self.is_complete && !self.is_cancelled() {
-            let what = if thread::panicking() { "a defect ended the request" } else { "the engine stopped before the request ended" };
+            let what =
+                if thread::panicking() { "a defect ended the request" } else { "the engine stopped before the request ended" };
             self.push(Err(EngineError::Internal(what.into())));
             self.hand_over();
             self.flush();

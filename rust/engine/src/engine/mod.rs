@@ -27,11 +27,8 @@ pub use config::{CpuOptions, Device, EngineConfig, LoadProgress, ModelDType, Mod
 pub use plan::{DeviceBytes, GroupPlan, MemoryPlan};
 
 use crate::{
-    EngineError, EventSink, GenerationConfig, GenerationRequest, Message, RequestStream,
-    chat_template::ChatTemplate,
-    completion::CompletionCollector,
-    kv_tier::FlushOnDrop,
-    tokenizer::Tokenizer,
+    EngineError, EventSink, GenerationConfig, GenerationRequest, Message, RequestStream, chat_template::ChatTemplate,
+    completion::CompletionCollector, kv_tier::FlushOnDrop, tokenizer::Tokenizer,
 };
 pub use sequence::{Continuation, Sequence};
 use thread::Command;
