@@ -7,7 +7,6 @@ import contextlib
 import gc
 import json
 import logging
-import os
 import subprocess
 import sys
 import textwrap
@@ -47,6 +46,11 @@ async def text_of(runner: Runner, request: ChatCompletionRequest) -> str:
     return "".join([chunk.choices[0].delta.content or "" async for chunk in await runner.achat(request)])
 
 
+async def drained(stream: AsyncChatCompletionStreamer) -> None:
+    async for _ in stream:
+        pass
+
+
 async def idle(runner: Runner) -> None:
     """Until no request is left, without leaving the loop waiting."""
     while (stats := runner.kv_cache_stats())["blocks_used"] or stats["requests_running"] or stats["requests_waiting"]:
@@ -54,7 +58,7 @@ async def idle(runner: Runner) -> None:
 
 
 def num_threads() -> int:
-    return len(os.listdir("/proc/self/task"))
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
 
 
 def test_answers_are_those_of_the_waiting_calls(llama: Runner) -> None:
@@ -193,10 +197,8 @@ def test_leaving_a_stream_frees_its_blocks(llama: Runner, way: str) -> None:
         else:
             llama.pause()
             try:
-                # All that was made before the pause.
                 with pytest.raises(asyncio.TimeoutError):
-                    while True:
-                        await asyncio.wait_for(anext(stream), 0.2)
+                    await asyncio.wait_for(drained(stream), 0.2)
             finally:
                 llama.resume()
             assert [chunk async for chunk in stream] == []
@@ -272,10 +274,6 @@ def test_streams_belong_to_their_loop_and_to_one_task_at_a_time(llama: Runner) -
             llama.resume()
         return await llama.achat(chat(6, 400, stream=True))
 
-    async def drained(stream: AsyncChatCompletionStreamer) -> None:
-        async for _ in stream:
-            pass
-
     stream = run(work())
     with pytest.raises(RuntimeError, match="another event loop"):
         run(drained(stream))
@@ -300,7 +298,7 @@ def test_loops_in_several_threads(llama: Runner) -> None:
 def test_loops_one_after_another_leave_no_descriptor_behind(llama: Runner) -> None:
     def descriptors() -> int:
         gc.collect()
-        return len(os.listdir("/proc/self/fd"))
+        return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
     run(text_of(llama, chat(1, stream=True)))
     before = descriptors()

@@ -1,6 +1,6 @@
 """Requests on an asyncio event loop: what `Runner.achat` and `Runner.acomplete` return.
 
-The engine writes a byte to a socket of the loop once a step, so that the loop wakes once for all its requests that got tokens, and no
+The engine writes a byte to a socket of the loop once a step, so that the loop wakes once for all its requests that got tokens. No
 thread waits for any of them.
 """
 
@@ -23,7 +23,7 @@ from mistral_paged._core import (
 
 
 class _Hub:
-    """Those requests of one event loop that wait. Belongs to the loop's thread, and keeps the loop itself alive only while one waits."""
+    """The requests of one event loop that wait; used on the loop's thread alone."""
 
     def __init__(self) -> None:
         self.signal = EventSignal()
@@ -63,11 +63,13 @@ def _hub() -> _Hub:
 
 
 class AsyncChatCompletionStreamer:
-    """Iterates over the parts of a chat answer with `async for`: one for each token's text, and one with the `finish_reason` for each
-    choice; the last has the usage.
+    """Iterates over the parts of a chat answer with `async for`.
 
-    Dropping it, `aclose()`, the end of `async with` or cancelling the task that waits for a chunk cancels the request and frees its
-    blocks; there are no chunks then. An error of the engine is raised from the iteration. Belongs to the loop that made it.
+    There is one for each token's text, and one with the `finish_reason` for each choice; the last has the usage. An error of the engine
+    is raised from the iteration. A stream belongs to the loop that made it.
+
+    Dropping it, `aclose()`, the end of `async with` and cancelling the task that waits for a chunk all cancel the request and free its
+    blocks; no chunks come after that.
     """
 
     def __init__(self, request: PendingRequest, hub: _Hub) -> None:

@@ -3,10 +3,6 @@
 use std::path::Path;
 
 fn main() {
-    if !cfg!(target_os = "linux") {
-        println!("cargo::error=mistral_paged runs on Linux; elsewhere, build it in a Linux container or virtual machine");
-        return;
-    }
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels/built");
     // The folder, which is always there: a file that is not would make every build a new one.
     println!("cargo::rerun-if-changed={}", built.display());
