@@ -65,11 +65,11 @@ def _hub() -> _Hub:
 class AsyncChatCompletionStreamer:
     """Iterates over the parts of a chat answer with `async for`.
 
-    There is one for each token's text, and one with the `finish_reason` for each choice; the last has the usage. An error of the engine
-    is raised from the iteration. A stream belongs to the loop that made it.
+    There is one for each token's text, and one with the `finish_reason` for each choice; the last has the usage. An error of the
+    engine is raised from the iteration. A stream belongs to the loop that made it.
 
-    Dropping it, `aclose()`, the end of `async with` and cancelling the task that waits for a chunk all cancel the request and free its
-    blocks; no chunks come after that.
+    Dropping it, `aclose()`, the end of `async with` and cancelling the task that waits for a chunk all cancel the request and free
+    its blocks; no chunks come after that.
     """
 
     def __init__(self, request: PendingRequest, hub: _Hub) -> None:
@@ -106,7 +106,7 @@ async def _submit(
     runner: Runner, request: ChatCompletionRequest | CompletionRequest, model_id: str | None
 ) -> tuple[PendingRequest, _Hub]:
     hub = _hub()
-    if runner.list_unloaded_models():
+    while runner.list_unloaded_models():
         await asyncio.to_thread(runner.reload_model, model_id)
     return submit(runner, request, hub.signal, model_id), hub
 

@@ -75,28 +75,29 @@ impl Model {
 
     /// The engine, after loading the model again if it is unloaded. Waits for another thread that loads or unloads it.
     pub fn engine_or_reload(&self, py: Python<'_>) -> PyResult<Engine> {
-        if let State::Loaded(engine) = &*self.lock() {
-            return Ok(engine.clone());
+        loop {
+            if let State::Loaded(engine) = &*self.lock() {
+                return Ok(engine.clone());
+            }
+            if let Some(mut change) = self.change(py, |state| matches!(state, State::Unloaded), RELOADING)? {
+                let engine = start(py, &self.source, &self.config, None)?;
+                change.state = State::Loaded(engine.clone());
+                return Ok(engine);
+            }
         }
-        let mut change = self.change(py, RELOADING)?;
-        if let State::Loaded(engine) = &change.state {
-            return Ok(engine.clone());
-        }
-        let engine = start(py, &self.source, &self.config, None)?;
-        change.state = State::Loaded(engine.clone());
-        Ok(engine)
     }
 
     /// Ends what runs, with the text that it has, and gives the memory back; an error if it is unloaded already.
     pub fn unload(&self, py: Python<'_>) -> PyResult<()> {
-        let mut change = self.change(py, UNLOADED)?;
-        let State::Loaded(engine) = mem::replace(&mut change.state, State::Unloaded) else {
+        let Some(mut change) = self.change(py, |state| matches!(state, State::Loaded(_)), UNLOADED)? else {
             return Err(invalid(format!("model `{}` is unloaded already", self.id)));
         };
+        let before = mem::replace(&mut change.state, State::Unloaded);
         enter(py, move || {
-            // An engine whose thread has ended has given its memory back.
-            engine.unload().unwrap_or_default();
-            drop(engine);
+            if let State::Loaded(engine) = before {
+                // An engine whose thread has ended has given its memory back.
+                engine.unload().unwrap_or_default();
+            }
             Ok(())
         })
     }
@@ -105,8 +106,8 @@ impl Model {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The right to change the state, once no other thread has it.
-    fn change(&self, py: Python<'_>, status: &'static str) -> PyResult<Change<'_>> {
+    /// The right to change a state that is as wanted, once no other thread has it; `None` when the state is another.
+    fn change(&self, py: Python<'_>, is_wanted: fn(&State) -> bool, status: &'static str) -> PyResult<Option<Change<'_>>> {
         wait(py, || {
             let is_changing = |state: &mut State| matches!(state, State::Changing(_));
             let waited = self.changed.wait_timeout_while(self.lock(), POLL, is_changing);
@@ -114,8 +115,9 @@ impl Model {
             if waited.timed_out() {
                 return Ok(Poll::Pending);
             }
-            let state = mem::replace(&mut *state, State::Changing(status));
-            Ok(Poll::Ready(Change { model: self, state }))
+            let change =
+                is_wanted(&state).then(|| Change { model: self, state: mem::replace(&mut *state, State::Changing(status)) });
+            Ok(Poll::Ready(change))
         })
     }
 }
