@@ -68,7 +68,7 @@ class AsyncChatCompletionStreamer:
     There is one for each token's text, and one with the `finish_reason` for each choice; the last has the usage. An error of the
     engine is raised from the iteration. A stream belongs to the loop that made it.
 
-    Dropping it, `aclose()`, the end of `async with` and cancelling the task that waits for a chunk all cancel the request and free
+    Dropping it, `aclose()`, the end of `async with` and cancelling the task that waits for a chunk cancel the request and free
     its blocks; no chunks come after that.
     """
 
