@@ -40,13 +40,13 @@ CHOICES = ("auto", "yes", "no")
 def why_left_out(settings: Settings) -> str | None:
     """Why kernels are not to be compiled; `None`: they are.
 
-    Raises `ValueError` for a `kernels` setting that is none of `CHOICES`, and on systems that the package does not run on.
+    Ends the build, in one line, on systems that the package does not run on, and for a `kernels` setting that is none of `CHOICES`.
     """
     if platform.system() != "Linux":
-        raise ValueError(f"mistral_paged runs on Linux; on {platform.system()} it can be built and used in a Linux container or WSL 2")
+        sys.exit(f"mistral_paged runs on Linux, and this is {platform.system()}: build it in a Linux container or virtual machine")
     choice = (settings or {}).get("kernels", "auto")
     if choice not in CHOICES:
-        raise ValueError(f"the build setting kernels={choice!r} means nothing; it is one of {', '.join(CHOICES)}")
+        sys.exit(f"the build setting kernels={choice!r} means nothing; it is one of {', '.join(CHOICES)}")
     if choice == "no":
         return "the build was asked to leave them out (-C kernels=no)"
     if choice == "auto" and not has_driver():

@@ -150,7 +150,10 @@ def test_later_message_parts_say_so() -> None:
         ({"cuda_graphs": True, "device": "cpu"}, 'device="cuda:0"'),
         ({"attention_backend": "plain", "device": "cpu"}, 'device="cuda:0"'),
         ({"attention_backend": "flash"}, '"split" or "plain"'),
-        ({"device": "cuda"}, 'device.*"cuda"'),
+        *[
+            ({"device": name}, f'^`device` must be "auto", "cpu" or an NVIDIA GPU such as "cuda:0", got "{name}"$')
+            for name in ("metal", "mps", "cuda", "cuda:-1", "gpu", "")
+        ],
         ({"paged_attn": True, "no_paged_attn": True}, "paged_attn and no_paged_attn are mutually exclusive"),
         ({"pa_gpu_mem": 64, "pa_gpu_mem_usage": 0.5}, "`pa_gpu_mem` and `pa_gpu_mem_usage`"),
         ({"pa_gpu_mem": 64, "pa_ctxt_len": 100}, "`pa_gpu_mem` and `pa_ctxt_len`"),

@@ -19,13 +19,13 @@ use crate::{
 impl Runner {
     /// Schedules nothing until `resume()`. Requests are accepted and wait, running ones keep their blocks, and deadlines pass.
     fn pause(&self, py: Python<'_>) -> PyResult<()> {
-        let engine = self.engine.get()?;
+        let engine = self.engine()?;
         enter(py, || engine.pause())
     }
 
     /// Goes on after `pause()`, and accepts requests again after `drain()`.
     fn resume(&self, py: Python<'_>) -> PyResult<()> {
-        let engine = self.engine.get()?;
+        let engine = self.engine()?;
         enter(py, || engine.resume())
     }
 
@@ -35,7 +35,7 @@ impl Runner {
     fn drain(&self, py: Python<'_>, timeout: Option<Real>) -> PyResult<bool> {
         let timeout = timeout.map(|Real(seconds)| service::seconds("timeout", seconds)).transpose()?;
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let engine = self.engine.get()?;
+        let engine = self.engine()?;
         let drain = Mutex::new(enter(py, || engine.drain())?);
         wait(py, || {
             let left = deadline.map_or(POLL, |deadline| deadline.saturating_duration_since(Instant::now()).min(POLL));
@@ -61,7 +61,7 @@ impl Runner {
     ///   `tier_declined_tokens` that were there and cheaper to compute; blocks that went out and in (`tier_swapped_out_blocks`,
     ///   `tier_swapped_in_blocks`), that could not be used (`tier_failed_blocks`), that were not kept (`tier_dropped_blocks`).
     fn kv_cache_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let engine = self.engine.get()?;
+        let engine = self.engine()?;
         let stats = enter(py, || engine.kv_cache_stats())?;
         stats::dict(py, &stats, engine.block_bytes())
     }

@@ -15,7 +15,9 @@ mod load;
 mod logger;
 mod memory;
 mod messages;
+mod model;
 mod options;
+mod pending;
 mod planned;
 mod process;
 mod request;
@@ -46,6 +48,8 @@ mod _core {
     use crate::gpu_timer::GpuTimer;
     #[pymodule_export]
     use crate::memory::MemoryPlan;
+    #[pymodule_export]
+    use crate::pending::{EventSignal, PendingRequest, submit};
     #[pymodule_export]
     use crate::request::{ChatCompletionRequest, CompletionRequest};
     #[pymodule_export]

@@ -242,6 +242,6 @@ impl Runner {
 
     /// Where this runner's memory goes, as its plan foretold: a `MemoryPlan`.
     fn memory_ledger(&self) -> PyResult<MemoryPlan> {
-        Ok(MemoryPlan::of_engine(self.engine.get()?))
+        Ok(MemoryPlan::of_engine(&self.engine()?))
     }
 }

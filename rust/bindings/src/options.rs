@@ -10,7 +10,7 @@ use pyo3::{
 };
 
 use crate::{
-    arguments::{Integer, Real, Text, at_least, at_least_if_given, named_text},
+    arguments::{Integer, Real, Text, at_least, at_least_if_given, named_text, shorten},
     enums::PagedCacheType,
     exceptions::{invalid, raise},
     service::seconds,
@@ -115,14 +115,14 @@ fn parse_goal(goal: &Bound<'_, PyAny>) -> PyResult<Option<MemoryGpuConfig>> {
 
 /// The device by its name.
 pub fn device(device: &str) -> PyResult<Device> {
+    let gpu = || device.strip_prefix("cuda:")?.parse().ok().map(Device::Cuda);
     match device {
         "auto" => Ok(Device::Auto),
         "cpu" => Ok(Device::Cpu),
-        other => other
-            .strip_prefix("cuda:")
-            .and_then(|number| number.parse().ok())
-            .map(Device::Cuda)
-            .ok_or_else(|| invalid(format!("`device` must be \"auto\", \"cpu\" or a GPU such as \"cuda:0\", got {other:?}"))),
+        _ => gpu().ok_or_else(|| {
+            let given = shorten(device);
+            invalid(format!("`device` must be \"auto\", \"cpu\" or an NVIDIA GPU such as \"cuda:0\", got {given:?}"))
+        }),
     }
 }
 

@@ -32,8 +32,6 @@ planned! {
     begin_calibration
     calibration_status
     apply_calibration
-    unload_model
-    reload_model
     remove_model
     activate_adapters
     load_lora_adapter

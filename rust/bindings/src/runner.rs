@@ -12,9 +12,8 @@ use crate::{
     door::enter,
     enums::PagedCacheType,
     exceptions::{ModelNotFoundError, invalid},
-    load::load,
-    logger::log,
     messages,
+    model::Model,
     options::{self, MemoryArguments},
     process::OwnProcess,
     request::{ChatCompletionRequest, CompletionRequest},
@@ -71,7 +70,7 @@ use crate::{
 /// unknown keyword, `NotImplementedError` for an argument that is not supported yet.
 #[pyclass(frozen, module = "mistral_paged")]
 pub struct Runner {
-    pub(crate) engine: OwnProcess<Engine>,
+    model: OwnProcess<Model>,
     model_id: String,
     architecture: String,
 }
@@ -187,12 +186,10 @@ impl Runner {
             only_for_gpus,
         };
         let source = options::resolve(py, &selection, token_source)?;
-        let engine = load(py, source, config, load_progress.as_ref())?;
-        for line in engine.description() {
-            log(py, "info", line)?;
-        }
-        let architecture = engine.architecture().to_owned();
-        Ok(Self { engine: OwnProcess::new(engine), model_id: selection.model_id, architecture })
+        let model_id = selection.model_id;
+        let model = Model::load(py, model_id.clone(), source, config, load_progress.as_ref())?;
+        let architecture = model.engine()?.architecture().to_owned();
+        Ok(Self { model: OwnProcess::new(model), model_id, architecture })
     }
 
     /// Answers a chat: a `ChatCompletionResponse`, or an iterator of chunks when the request has `stream=True`. Waits without holding
@@ -205,17 +202,16 @@ impl Runner {
         model_id: Option<&str>,
     ) -> PyResult<Bound<'py, PyAny>> {
         self.check_model(model_id)?;
-        let envelope = Envelope::new(&self.model_id);
+        let envelope = self.envelope();
+        let engine = self.model.get()?.engine_or_reload(py)?;
         if !request.stream {
-            let engine = self.engine.get()?;
-            let completion = complete(py, engine, request.request.clone())?;
-            return Ok(response::chat(py, envelope, completion, engine)?.into_bound(py).into_any());
+            let completion = complete(py, &engine, request.request.clone())?;
+            return Ok(response::chat(py, envelope, completion, &engine)?.into_bound(py).into_any());
         }
         let n_choices = request.request.n_choices;
         let wants_logprobs = request.request.sampling.logprobs.is_some();
-        let engine = self.engine.get()?;
         let stream = enter(py, || engine.submit(request.request.clone()))?;
-        let streamer = ChatCompletionStreamer::new(stream, n_choices, wants_logprobs, envelope, engine.clone());
+        let streamer = ChatCompletionStreamer::new(stream, n_choices, wants_logprobs, envelope, engine);
         Ok(Bound::new(py, streamer)?.into_any())
     }
 
@@ -238,10 +234,10 @@ impl Runner {
         model_id: Option<&str>,
     ) -> PyResult<Py<CompletionResponse>> {
         self.check_model(model_id)?;
-        let envelope = Envelope::new(&self.model_id);
-        let engine = self.engine.get()?;
-        let completion = complete(py, engine, request.request.clone())?;
-        response::completion(py, envelope, completion, engine)
+        let envelope = self.envelope();
+        let engine = self.model.get()?.engine_or_reload(py)?;
+        let completion = complete(py, &engine, request.request.clone())?;
+        response::completion(py, envelope, completion, &engine)
     }
 
     /// `send_completion_request` to a model by its id.
@@ -252,6 +248,31 @@ impl Runner {
         model_id: &str,
     ) -> PyResult<Py<CompletionResponse>> {
         self.send_completion_request(py, request, Some(model_id))
+    }
+
+    /// `send_chat_completion_request` for asyncio: `await` it for the `ChatCompletionResponse`, or with `stream=True` for an
+    /// `AsyncChatCompletionStreamer`, whose chunks `async for` gives. What is wrong with the request is raised by the `await`.
+    ///
+    /// No thread waits: any number of requests from any number of event loops cost each loop one wake-up a step. Cancelling the task
+    /// cancels the request and frees its blocks. The prompt is rendered and tokenised on the loop's thread; a model that is unloaded is
+    /// loaded on another. Needs a loop that watches file descriptors (`add_reader`), as asyncio's do on Linux, and uvloop.
+    #[pyo3(signature = (request, model_id=None))]
+    fn achat<'py>(
+        slf: &Bound<'py, Self>,
+        request: &Bound<'py, ChatCompletionRequest>,
+        model_id: Option<&str>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("mistral_paged.aio")?.call_method1("chat", (slf, request, model_id))
+    }
+
+    /// `send_completion_request` for asyncio: `await` it for the `CompletionResponse`. Otherwise as `achat`.
+    #[pyo3(signature = (request, model_id=None))]
+    fn acomplete<'py>(
+        slf: &Bound<'py, Self>,
+        request: &Bound<'py, CompletionRequest>,
+        model_id: Option<&str>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("mistral_paged.aio")?.call_method1("complete", (slf, request, model_id))
     }
 
     /// Token ids of a text, with special tokens such as BOS added unless `add_special_tokens=False`; or of messages, rendered by the
@@ -271,7 +292,7 @@ impl Runner {
             if enable_thinking.is_some() {
                 return Err(invalid("`enable_thinking` concerns messages, and `text` is a str; leave it out"));
             }
-            let engine = self.engine.get()?;
+            let engine = self.engine()?;
             return enter(py, || engine.tokenize_text(&text, add_special_tokens.unwrap_or(true)));
         }
         if add_special_tokens.is_some() {
@@ -280,7 +301,7 @@ impl Runner {
             ));
         }
         let messages = messages::parse(text)?;
-        let engine = self.engine.get()?;
+        let engine = self.engine()?;
         enter(py, || engine.tokenize_chat(&messages, enable_thinking))
     }
 
@@ -295,7 +316,7 @@ impl Runner {
     ) -> PyResult<String> {
         self.check_model(model_id)?;
         let ids = token_ids("tokens", tokens)?;
-        let engine = self.engine.get()?;
+        let engine = self.engine()?;
         enter(py, || engine.detokenize_text(&ids, skip_special_tokens))
     }
 
@@ -303,7 +324,7 @@ impl Runner {
     #[pyo3(signature = (model_id=None))]
     fn max_sequence_length(&self, model_id: Option<&str>) -> PyResult<usize> {
         self.check_model(model_id)?;
-        Ok(self.engine.get()?.max_sequence_length())
+        Ok(self.engine()?.max_sequence_length())
     }
 
     /// Ids of the models: the one of this runner.
@@ -321,25 +342,45 @@ impl Runner {
         self.check_model(Some(model_id))
     }
 
-    /// Whether a model is loaded.
+    /// Whether a model is loaded; False once it was unloaded.
     fn is_model_loaded(&self, model_id: &str) -> PyResult<bool> {
-        self.check_model(Some(model_id)).map(|()| true)
+        self.check_model(Some(model_id))?;
+        Ok(self.model.get()?.is_loaded())
     }
 
-    /// Ids of the models with their status: "loaded".
-    fn list_models_with_status(&self) -> Vec<(String, String)> {
-        vec![(self.model_id.clone(), "loaded".to_owned())]
+    /// Gives back the memory of the weights and of the KV pool, and returns when that is done; the runner keeps how it was loaded.
+    /// Requests in flight end with the text that they have and the reason "canceled". The next request loads the model again, as
+    /// `reload_model` does; other methods raise until then, and sequences that were kept cannot be gone on from any more.
+    ///
+    /// `model_id`: the runner's own unless given. A `ValueError` if the model is unloaded already.
+    #[pyo3(signature = (model_id=None))]
+    fn unload_model(&self, py: Python<'_>, model_id: Option<&str>) -> PyResult<()> {
+        self.check_model(model_id)?;
+        self.model.get()?.unload(py)
     }
 
-    /// Ids of models that were unloaded: none.
-    #[allow(clippy::unused_self, reason = "a method of the mirrored class")]
-    fn list_unloaded_models(&self) -> Vec<String> {
-        Vec::new()
+    /// Loads the model again, as the runner was made, after `unload_model`; nothing happens if it is loaded. Waits without holding the
+    /// interpreter.
+    #[pyo3(signature = (model_id=None))]
+    fn reload_model(&self, py: Python<'_>, model_id: Option<&str>) -> PyResult<()> {
+        self.check_model(model_id)?;
+        self.model.get()?.engine_or_reload(py).map(|_| ())
     }
 
-    /// Status of a model: "loaded".
+    /// Ids of the models with their status: "loaded", "unloaded" or "reloading".
+    fn list_models_with_status(&self) -> PyResult<Vec<(String, &'static str)>> {
+        Ok(vec![(self.model_id.clone(), self.model.get()?.status())])
+    }
+
+    /// Ids of models that were unloaded.
+    fn list_unloaded_models(&self) -> PyResult<Vec<String>> {
+        Ok(if self.model.get()?.is_loaded() { Vec::new() } else { vec![self.model_id.clone()] })
+    }
+
+    /// Status of a model: "loaded", "unloaded" or "reloading".
     fn get_model_status(&self, model_id: &str) -> PyResult<&'static str> {
-        self.check_model(Some(model_id)).map(|()| "loaded")
+        self.check_model(Some(model_id))?;
+        Ok(self.model.get()?.status())
     }
 
     fn __repr__(&self) -> String {
@@ -348,10 +389,26 @@ impl Runner {
 }
 
 impl Runner {
+    /// The engine of the loaded model; an error that names `reload_model` when it is unloaded.
+    pub fn engine(&self) -> PyResult<Engine> {
+        self.model.get()?.engine()
+    }
+
+    /// The same of a model by its id.
+    pub fn engine_of(&self, model_id: Option<&str>) -> PyResult<Engine> {
+        self.check_model(model_id)?;
+        self.engine()
+    }
+
+    /// What every answer says of itself.
+    pub fn envelope(&self) -> Envelope {
+        Envelope::new(&self.model_id)
+    }
+
     fn check_model(&self, model_id: Option<&str>) -> PyResult<()> {
         match model_id {
             Some(model_id) if model_id != self.model_id => {
-                Err(ModelNotFoundError::new_err(format!("model `{model_id}` was not found; loaded: `{}`", self.model_id)))
+                Err(ModelNotFoundError::new_err(format!("model `{model_id}` was not found; this runner has `{}`", self.model_id)))
             }
             _ => Ok(()),
         }

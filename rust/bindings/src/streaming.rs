@@ -29,16 +29,12 @@ pub struct ChatCompletionStreamer {
 struct State {
     /// `None` once the answer is complete, has failed or was closed: what is over keeps no model in memory.
     stream: Option<(RequestStream, Engine)>,
-    unfinished: usize,
-    /// The last choice's end, held back until the usage is known.
-    ending: Option<Part>,
-    /// The sequence that becomes what the answer comes to.
-    generating: Option<Generating>,
+    parts: Parts,
 }
 
 /// What one chunk tells.
 #[derive(Default)]
-struct Part {
+pub struct Part {
     index: usize,
     text: String,
     logprobs: Vec<TokenLogprobs>,
@@ -51,13 +47,63 @@ struct Part {
     usage: Option<engine::Usage>,
 }
 
+impl Part {
+    /// Whether nothing comes after it.
+    pub fn is_last(&self) -> bool {
+        self.usage.is_some()
+    }
+}
+
+/// Makes parts of the events of a request.
+pub struct Parts {
+    unfinished: usize,
+    /// The last choice's end, held back until the usage is known.
+    ending: Option<Part>,
+    /// The sequence that becomes what the answer comes to.
+    generating: Option<Generating>,
+}
+
+impl Parts {
+    /// Of so many choices.
+    pub fn of(n_choices: usize) -> Self {
+        Self { unfinished: n_choices, ending: None, generating: None }
+    }
+
+    /// The part that an event makes, if it makes one by itself.
+    pub fn push(&mut self, event: OutputEvent, engine: &Engine) -> Option<Part> {
+        match event {
+            OutputEvent::Delta { index, text, logprobs } => Some(Part { index, text, logprobs, ..Part::default() }),
+            // No request of these classes asks for one.
+            OutputEvent::Vector { .. } => None,
+            OutputEvent::Finished { index, reason, stop_sequence, error, mut sequence } => {
+                if let (Some(generating), Some(sequence)) = (&self.generating, sequence.take_if(|_| self.generating.is_some())) {
+                    generating.set(sequence);
+                }
+                let sequence = sequence.map(|sequence| (engine.clone(), sequence));
+                let finish_reason = Some(reason.as_str().to_owned());
+                let part = Part { index, finish_reason, stop_sequence, sequence, error, ..Part::default() };
+                self.unfinished = self.unfinished.saturating_sub(1);
+                if self.unfinished > 0 {
+                    return Some(part);
+                }
+                self.ending = Some(part);
+                None
+            }
+            OutputEvent::Done(usage) => {
+                let ending = self.ending.take().unwrap_or_default();
+                Some(Part { usage: Some(usage), ..ending })
+            }
+        }
+    }
+}
+
 fn check_choice(choice: &Bound<'_, PyAny>) -> PyResult<usize> {
     at_least("choice", &choice.extract()?, 0)
 }
 
 impl State {
     fn end(&mut self) {
-        (self.stream, self.generating) = (None, None);
+        (self.stream, self.parts.generating) = (None, None);
     }
 
     /// The next part; `None` at the end.
@@ -72,74 +118,54 @@ impl State {
                 return Err(error);
             }
         };
-        let Some(event) = event else {
+        let Some(part) = event.and_then(|event| self.parts.push(event, engine)) else {
             return Ok(Poll::Pending);
         };
-        match event {
-            OutputEvent::Delta { index, text, logprobs } => {
-                Ok(Poll::Ready(Some(Part { index, text, logprobs, ..Part::default() })))
-            }
-            // No request of this class asks for one.
-            OutputEvent::Vector { .. } => Ok(Poll::Pending),
-            OutputEvent::Finished { index, reason, stop_sequence, error, mut sequence } => {
-                if let (Some(generating), Some(sequence)) = (&self.generating, sequence.take_if(|_| self.generating.is_some())) {
-                    generating.set(sequence);
-                }
-                let sequence = sequence.map(|sequence| (engine.clone(), sequence));
-                let finish_reason = Some(reason.as_str().to_owned());
-                let part = Part { index, finish_reason, stop_sequence, sequence, error, ..Part::default() };
-                self.unfinished = self.unfinished.saturating_sub(1);
-                if self.unfinished > 0 {
-                    return Ok(Poll::Ready(Some(part)));
-                }
-                self.ending = Some(part);
-                Ok(Poll::Pending)
-            }
-            OutputEvent::Done(usage) => {
-                self.end();
-                Ok(Poll::Ready(self.ending.take().map(|part| Part { usage: Some(usage), ..part })))
-            }
+        if part.is_last() {
+            self.end();
         }
+        Ok(Poll::Ready(Some(part)))
     }
 }
 
 impl ChatCompletionStreamer {
     /// An iterator over a request that was just submitted.
     pub fn new(stream: RequestStream, n_choices: usize, wants_logprobs: bool, envelope: Envelope, engine: Engine) -> Self {
-        let state = State { stream: Some((stream, engine)), unfinished: n_choices, ending: None, generating: None };
+        let state = State { stream: Some((stream, engine)), parts: Parts::of(n_choices) };
         Self { envelope, wants_logprobs, state: OwnProcess::new(Mutex::new(state)) }
     }
 
     /// The sequence that becomes what the answer comes to.
     pub fn generating(self, generating: Generating) -> Self {
         if let Ok(state) = self.state.get() {
-            state.lock().unwrap_or_else(PoisonError::into_inner).generating = Some(generating);
+            state.lock().unwrap_or_else(PoisonError::into_inner).parts.generating = Some(generating);
         }
         self
     }
+}
 
-    fn chunk(&self, py: Python<'_>, part: Part) -> PyResult<ChatCompletionChunkResponse> {
-        log_failure(py, &self.envelope.id, part.index, part.error.as_deref())?;
-        let delta = Delta { content: Some(part.text), role: "assistant".to_owned(), tool_calls: None, reasoning_content: None };
-        let choice = ChunkChoice {
-            finish_reason: part.finish_reason,
-            index: part.index,
-            delta: Py::new(py, delta)?,
-            logprobs: self.wants_logprobs.then(|| response::logprobs(py, part.logprobs)).transpose()?,
-            stop_sequence: part.stop_sequence,
-            sequence: part.sequence.map(|(engine, sequence)| kept(py, &engine, &self.envelope.model, sequence)).transpose()?,
-        };
-        let Envelope { id, created, model, system_fingerprint } = self.envelope.clone();
-        Ok(ChatCompletionChunkResponse {
-            id,
-            choices: vec![Py::new(py, choice)?],
-            created,
-            model,
-            system_fingerprint,
-            object: "chat.completion.chunk".to_owned(),
-            usage: part.usage.map(|usage| response::usage(py, &usage)).transpose()?,
-        })
-    }
+/// The chunk that tells a part.
+pub fn chunk(py: Python<'_>, envelope: &Envelope, wants_logprobs: bool, part: Part) -> PyResult<ChatCompletionChunkResponse> {
+    log_failure(py, &envelope.id, part.index, part.error.as_deref())?;
+    let delta = Delta { content: Some(part.text), role: "assistant".to_owned(), tool_calls: None, reasoning_content: None };
+    let choice = ChunkChoice {
+        finish_reason: part.finish_reason,
+        index: part.index,
+        delta: Py::new(py, delta)?,
+        logprobs: wants_logprobs.then(|| response::logprobs(py, part.logprobs)).transpose()?,
+        stop_sequence: part.stop_sequence,
+        sequence: part.sequence.map(|(engine, sequence)| kept(py, &engine, &envelope.model, sequence)).transpose()?,
+    };
+    let Envelope { id, created, model, system_fingerprint } = envelope.clone();
+    Ok(ChatCompletionChunkResponse {
+        id,
+        choices: vec![Py::new(py, choice)?],
+        created,
+        model,
+        system_fingerprint,
+        object: "chat.completion.chunk".to_owned(),
+        usage: part.usage.map(|usage| response::usage(py, &usage)).transpose()?,
+    })
 }
 
 #[pymethods]
@@ -151,7 +177,7 @@ impl ChatCompletionStreamer {
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<ChatCompletionChunkResponse>> {
         let state = self.state.get()?;
         let part = wait(py, || state.lock().unwrap_or_else(PoisonError::into_inner).poll())?;
-        part.map(|part| self.chunk(py, part)).transpose()
+        part.map(|part| chunk(py, &self.envelope, self.wants_logprobs, part)).transpose()
     }
 
     /// What a choice has come to so far, to be gone on from, while it runs on itself.

@@ -2,7 +2,7 @@
 
 use paged::MissReason;
 
-use crate::{Sequence, engine::JobHandle};
+use crate::{Sequence, engine::RequestHandle};
 
 /// Why a continuation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +15,8 @@ pub enum FinishReason {
     Error,
     /// The request's time was over; the text so far is kept.
     Timeout,
+    /// The model was unloaded; the text so far is kept.
+    Canceled,
 }
 
 impl FinishReason {
@@ -25,6 +27,7 @@ impl FinishReason {
             Self::Length => "length",
             Self::Error => "error",
             Self::Timeout => "timeout",
+            Self::Canceled => "canceled",
         }
     }
 }
@@ -145,12 +148,10 @@ pub struct Completion {
     pub usage: Usage,
 }
 
-/// The events of one request. Dropping it cancels the request and frees its blocks.
+/// The events of one request, for a thread that waits for them. Dropping it cancels the request and frees its blocks.
 pub struct RequestStream {
-    pub(crate) events: std::sync::mpsc::Receiver<Result<OutputEvent, crate::EngineError>>,
-    pub(crate) cancel: std::sync::Arc<std::sync::atomic::AtomicBool>,
-    pub(crate) job: JobHandle,
-    pub(crate) wants_logprobs: bool,
+    pub(crate) events: std::sync::mpsc::Receiver<crate::Event>,
+    pub(crate) handle: RequestHandle,
 }
 
 impl RequestStream {
@@ -177,22 +178,14 @@ impl RequestStream {
         }
     }
 
-    /// What a choice has come to so far, to be gone on from, while the choice itself runs on.
-    ///
-    /// An [`crate::EngineError::InvalidArgument`] for a choice that has ended, or is not there.
+    /// See [`RequestHandle::sequence`].
     pub fn sequence(&self, choice: usize) -> Result<Sequence, crate::EngineError> {
-        self.job.sequence(choice)
+        self.handle.sequence(choice)
     }
 
-    /// Collects events into the complete answer, which comes with [`OutputEvent::Done`].
+    /// See [`RequestHandle::collector`].
     pub fn collector(&self) -> CompletionCollector {
-        CompletionCollector { choices: Vec::new(), wants_logprobs: self.wants_logprobs }
-    }
-}
-
-impl Drop for RequestStream {
-    fn drop(&mut self) {
-        self.cancel.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.handle.collector()
     }
 }
 
@@ -203,6 +196,10 @@ pub struct CompletionCollector {
 }
 
 impl CompletionCollector {
+    pub(crate) fn new(wants_logprobs: bool) -> Self {
+        Self { choices: Vec::new(), wants_logprobs }
+    }
+
     /// Takes one event; the answer is complete with the last.
     pub fn push(&mut self, event: OutputEvent) -> Option<Completion> {
         match event {

@@ -4,6 +4,7 @@ pub mod chat_template;
 pub mod completion;
 pub mod engine;
 pub mod error;
+pub mod event_sink;
 pub mod generation_config;
 pub mod input_batch;
 mod json;
@@ -18,13 +19,16 @@ pub mod tokenizer;
 pub mod weights;
 
 pub use chat_template::{ChatTemplate, RenderOptions};
-pub use completion::{Completion, CompletionChoice, FinishReason, OutputEvent, RequestStream, TokenLogprobs, TopLogprob, Usage};
+pub use completion::{
+    Completion, CompletionChoice, CompletionCollector, FinishReason, OutputEvent, RequestStream, TokenLogprobs, TopLogprob, Usage,
+};
 pub use device::{HostMemory, cpu::CpuTier, cuda, host_memory, num_physical_cores};
 pub use engine::{
     Continuation, CpuOptions, Device, DeviceBytes, Drain, Engine, EngineConfig, GroupPlan, KvCacheStats, LoadProgress,
-    MemoryPlan, ModelDType, ModelSource, Sequence, best_device,
+    MemoryPlan, ModelDType, ModelSource, RequestHandle, Sequence, best_device,
 };
 pub use error::EngineError;
+pub use event_sink::{Event, EventSink};
 pub use generation_config::GenerationConfig;
 pub use kv_tier::KvTierConfig;
 pub use paged::{

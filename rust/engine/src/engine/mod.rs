@@ -27,8 +27,8 @@ pub use config::{CpuOptions, Device, EngineConfig, LoadProgress, ModelDType, Mod
 pub use plan::{DeviceBytes, GroupPlan, MemoryPlan};
 
 use crate::{
-    EngineError, GenerationConfig, GenerationRequest, Message, RequestStream, chat_template::ChatTemplate, kv_tier::FlushOnDrop,
-    tokenizer::Tokenizer,
+    EngineError, EventSink, GenerationConfig, GenerationRequest, Message, RequestStream, chat_template::ChatTemplate,
+    completion::CompletionCollector, kv_tier::FlushOnDrop, tokenizer::Tokenizer,
 };
 pub use sequence::{Continuation, Sequence};
 use thread::Command;
@@ -121,7 +121,26 @@ impl Engine {
 
     /// Validates and tokenises the request on this thread, then hands it to the engine.
     pub fn submit(&self, request: GenerationRequest) -> Result<RequestStream, EngineError> {
-        submit::submit(&self.shared, request)
+        let (sender, events) = mpsc::channel();
+        let handle = self.submit_to(request, Box::new(sender))?;
+        Ok(RequestStream { events, handle })
+    }
+
+    /// As [`Self::submit`], with a reader of the caller's own.
+    pub fn submit_to(&self, request: GenerationRequest, sink: Box<dyn EventSink>) -> Result<RequestHandle, EngineError> {
+        submit::submit(&self.shared, request, sink)
+    }
+
+    /// Ends the requests in flight, with the text that they have and [`crate::FinishReason::Canceled`], and returns when the memory of
+    /// weights and pool is given back. Then all handles of this engine, this one too, can tell of the model but serve nothing.
+    ///
+    /// An [`EngineError::Internal`] when the engine thread has ended already.
+    pub fn unload(&self) -> Result<(), EngineError> {
+        let (waiting, done) = mpsc::channel();
+        self.shared.inbox.send(Command::Unload(waiting)).map_err(|_| ended())?;
+        // Of two at once, the thread may hear only one.
+        done.recv().unwrap_or_default();
+        Ok(())
     }
 
     /// Tokens of a request at most: the model's context length.
@@ -204,19 +223,34 @@ impl Drain {
     }
 }
 
-/// A request that was submitted.
-pub(crate) struct JobHandle {
+/// A request that was submitted. Dropping it cancels the request, if it still runs, and frees its blocks.
+pub struct RequestHandle {
     job: u64,
     inbox: mpsc::Sender<Command>,
+    cancel: Arc<AtomicBool>,
+    wants_logprobs: bool,
 }
 
-impl JobHandle {
-    /// What a choice has come to so far.
+impl RequestHandle {
+    /// What a choice has come to so far, to be gone on from, while the choice itself runs on. Waits for the current step.
+    ///
+    /// An [`EngineError::InvalidArgument`] for a choice that has ended, or is not there.
     pub fn sequence(&self, choice: usize) -> Result<Sequence, EngineError> {
         let (reply, answer) = mpsc::channel();
         let inbox = self.inbox.clone();
         self.inbox.send(Command::Snapshot { job: self.job, choice, inbox, reply }).map_err(|_| ended())?;
         answer.recv().map_err(|_| ended())?
+    }
+
+    /// Collects the request's events into the complete answer, which comes with [`crate::OutputEvent::Done`].
+    pub fn collector(&self) -> CompletionCollector {
+        CompletionCollector::new(self.wants_logprobs)
+    }
+}
+
+impl Drop for RequestHandle {
+    fn drop(&mut self) {
+        self.cancel.store(true, Ordering::Relaxed);
     }
 }
 
@@ -225,7 +259,7 @@ fn draining() -> EngineError {
 }
 
 fn ended() -> EngineError {
-    EngineError::Internal("the engine thread has ended; load the model again".into())
+    EngineError::Internal("the model was unloaded, or the engine thread has ended; load the model again".into())
 }
 
 pub use paged::KvCacheStats;

@@ -2,11 +2,7 @@
 
 use std::{
     ops::Range,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-        mpsc::Sender,
-    },
+    sync::{Arc, Mutex, PoisonError, mpsc::Sender},
     time::Instant,
 };
 
@@ -19,6 +15,7 @@ use super::{
 };
 use crate::{
     EngineError, FinishReason, OutputEvent, OutputKind, TokenLogprobs, TopLogprob, Usage,
+    event_sink::Outbox,
     output_text::OutputText,
     sampler::{Sampled, Sampler},
     tokenizer::Tokenizer,
@@ -46,7 +43,7 @@ pub struct Submission {
     pub num_returned: usize,
     /// Tokens or a vector.
     pub output: OutputKind,
-    /// Events are sent with the tokens, not all at the end.
+    /// Events come with the tokens, not all at the end.
     pub stream: bool,
     /// Where its sequences come from.
     pub origin: Origin,
@@ -63,9 +60,7 @@ pub struct Submission {
     /// When the caller submitted.
     pub submitted: Instant,
     /// Where events go.
-    pub events: Sender<Result<OutputEvent, EngineError>>,
-    /// Set when the caller dropped its stream.
-    pub cancel: Arc<AtomicBool>,
+    pub outbox: Outbox,
 }
 
 /// How a request is served beside others, in the scheduler's terms.
@@ -138,7 +133,7 @@ impl Job {
         Self { submission, choices, usage, first_token: None }
     }
 
-    /// Sends what goes before every choice.
+    /// Tells what goes before every choice.
     pub fn begin(&mut self) {
         if let Some(echo) = self.submission.echo.take() {
             for index in 0..self.choices.len() {
@@ -157,9 +152,19 @@ impl Job {
         &self.submission
     }
 
-    /// True once the caller has dropped its stream.
+    /// True once nobody waits for the answer any more.
     pub fn is_cancelled(&self) -> bool {
-        self.submission.cancel.load(Ordering::Relaxed)
+        self.submission.outbox.is_cancelled()
+    }
+
+    /// Hands over the events of this step.
+    pub fn hand_over(&mut self) {
+        self.submission.outbox.hand_over();
+    }
+
+    /// Flushes the events that were handed over.
+    pub fn flush(&mut self) {
+        self.submission.outbox.flush();
     }
 
     /// True when every choice has ended.
@@ -289,12 +294,14 @@ impl Job {
         }
     }
 
-    /// Ends the stream with an error and nothing else.
+    /// Ends the events with an error and nothing else, at once.
     pub fn abandon(&mut self, error: EngineError) {
         for choice in &mut self.choices {
             choice.finished = true;
         }
-        let _ = self.submission.events.send(Err(error));
+        self.submission.outbox.push(Err(error));
+        self.hand_over();
+        self.flush();
     }
 
     fn close(&mut self) {
@@ -304,15 +311,14 @@ impl Job {
         self.usage.total_time_sec = (end - self.submission.submitted).as_secs_f64();
         self.usage.total_prompt_time_sec = (first - self.submission.submitted).as_secs_f64();
         self.usage.total_completion_time_sec = (end - first).as_secs_f64();
-        let _ = self.submission.events.send(Ok(OutputEvent::Done(self.usage.clone())));
+        self.submission.outbox.push(Ok(OutputEvent::Done(self.usage.clone())));
     }
 
     fn emit(&mut self, index: usize, event: OutputEvent) {
         if !self.submission.stream || self.chooses_the_best() {
             hold(&mut self.choices[index].held, event);
         } else {
-            // A caller that has gone away is noticed by its cancel flag.
-            let _ = self.submission.events.send(Ok(event));
+            self.submission.outbox.push(Ok(event));
         }
     }
 
@@ -320,7 +326,7 @@ impl Job {
         self.submission.num_returned < self.choices.len()
     }
 
-    /// Sends what was held back: of the best choices, renumbered from the best, when only they are wanted.
+    /// Gives out what was held back: of the best choices, renumbered from the best, when only they are wanted.
     fn release_held(&mut self) {
         let chooses = self.chooses_the_best();
         let mean = |c: &Choice| c.sum_logprob / c.output_token_ids.len().max(1) as f64;
@@ -338,13 +344,13 @@ impl Job {
                     }
                     OutputEvent::Done(_) => {}
                 }
-                let _ = self.submission.events.send(Ok(event));
+                self.submission.outbox.push(Ok(event));
             }
         }
     }
 }
 
-/// Keeps an event back, deltas as one: each event that is sent may wake the caller.
+/// Keeps an event back, deltas as one.
 fn hold(held: &mut Vec<OutputEvent>, event: OutputEvent) {
     match (held.last_mut(), event) {
         (

@@ -6,27 +6,26 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
-        mpsc,
     },
     time::{Duration, Instant},
 };
 
 use super::{
-    JobHandle, Shared,
+    RequestHandle, Shared,
     output::{Service, Submission},
     prompt::{public_prefix_len, tokenize},
     sequence::{Origin, Sequence, Source},
     thread::Command,
 };
 use crate::{
-    EngineError, GenerationRequest, IncrementalDecoder, MAX_CHOICES, OutputKind, Prompt, RequestStream, SamplingParams,
-    ServiceParams,
+    EngineError, EventSink, GenerationRequest, IncrementalDecoder, MAX_CHOICES, OutputKind, Prompt, SamplingParams, ServiceParams,
+    event_sink::Outbox,
     output_text::OutputText,
     sampler::{ResolvedSampling, Sampler, dry_breaker_ids},
 };
 
-/// Validates and tokenises a request and sends it to the engine thread.
-pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStream, EngineError> {
+/// Validates and tokenises a request and sends it to the engine thread; its events go to `sink`.
+pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSink>) -> Result<RequestHandle, EngineError> {
     let submitted = Instant::now();
     if shared.draining.load(Ordering::SeqCst) {
         return Err(super::draining());
@@ -88,7 +87,6 @@ pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStre
         public_prefix_len: public_prefix_len.saturating_sub(num_given - prompt_token_ids.len()),
     };
     let source = source.map(|sequence| Source::new(sequence, &prompt_token_ids));
-    let (events, receiver) = mpsc::channel();
     let cancel = Arc::new(AtomicBool::new(false));
     let submission = Submission {
         job,
@@ -109,12 +107,10 @@ pub fn submit(shared: &Shared, request: GenerationRequest) -> Result<RequestStre
         choices,
         service,
         submitted,
-        events,
-        cancel: Arc::clone(&cancel),
+        outbox: Outbox::new(sink, Arc::clone(&cancel)),
     };
     shared.inbox.send(Command::Submit(Box::new(submission))).map_err(|_| super::ended())?;
-    let job = JobHandle { job, inbox: shared.inbox.clone() };
-    Ok(RequestStream { events: receiver, cancel, job, wants_logprobs: sampling.logprobs.is_some() })
+    Ok(RequestHandle { job, inbox: shared.inbox.clone(), cancel, wants_logprobs: sampling.logprobs.is_some() })
 }
 
 /// What is about tokens alone is refused for a vector.

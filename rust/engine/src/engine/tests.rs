@@ -1,6 +1,7 @@
 //! A backend that fails on purpose: what ends, what goes on, and what is left in the pool.
 
 use std::{
+    ops::ControlFlow,
     path::PathBuf,
     sync::{
         Arc, Mutex,
@@ -25,7 +26,9 @@ use super::{
     thread::{Command, EngineThread},
     *,
 };
-use crate::{CompletionChoice, FinishReason, OutputEvent, Prompt, Proposer, SamplingParams, ServiceParams, sampler::Sampled};
+use crate::{
+    CompletionChoice, Event, FinishReason, OutputEvent, Prompt, Proposer, SamplingParams, ServiceParams, sampler::Sampled,
+};
 
 const NO_ROW: u32 = u32::MAX;
 
@@ -551,4 +554,155 @@ fn a_bad_row_behind_an_accepted_draft_ends_the_request_with_what_was_before_it()
         assert_eq!(choice.text, engine.detokenize_text(&answer[..len], true).unwrap());
         assert_eq!(thread.scheduler().stats().blocks_used, 0);
     }
+}
+/// What a sink was called for, by the number of its request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    Take(u32),
+    Flush(u32),
+}
+
+/// Writes its calls down with those of others, and fails where it is told to.
+struct Noting {
+    number: u32,
+    calls: Arc<Mutex<Vec<Call>>>,
+    events: Arc<Mutex<Vec<Event>>>,
+    fails: Option<&'static str>,
+}
+
+impl Noting {
+    fn new(number: u32, calls: &Arc<Mutex<Vec<Call>>>) -> Self {
+        Self { number, calls: Arc::clone(calls), events: Arc::default(), fails: None }
+    }
+
+    fn fail(&self, at: &str) {
+        assert_ne!(self.fails, Some(at), "the sink fails on purpose");
+    }
+}
+
+impl EventSink for Noting {
+    fn take(&mut self, events: &mut Vec<Event>) -> ControlFlow<()> {
+        self.calls.lock().unwrap().push(Call::Take(self.number));
+        self.fail("take");
+        self.events.lock().unwrap().append(events);
+        if self.fails == Some("gone") { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
+    fn flush(&mut self) {
+        self.calls.lock().unwrap().push(Call::Flush(self.number));
+        self.fail("flush");
+    }
+}
+
+impl Drop for Noting {
+    fn drop(&mut self) {
+        self.fail("drop");
+    }
+}
+
+/// An event for each token, whatever its text.
+fn chatty(i: u32, max_tokens: usize) -> GenerationRequest {
+    let mut request = request(i, max_tokens);
+    request.sampling.logprobs = Some(0);
+    request
+}
+
+#[test]
+fn sinks_are_flushed_when_all_requests_of_a_step_have_handed_over_once() {
+    let (engine, mut thread, _) = start_with(&EngineConfig { max_num_seqs: 8, ..exact() });
+    let calls = Arc::default();
+    let submit = |i| engine.submit_to(chatty(i, 4 + i as usize), Box::new(Noting::new(i, &calls))).unwrap();
+    let _handles: Vec<_> = (0..5).map(submit).collect();
+    let mut num_taken = 0;
+    loop {
+        assert!(thread.turn());
+        let calls = std::mem::take(&mut *calls.lock().unwrap());
+        let takes = calls.iter().take_while(|call| matches!(call, Call::Take(_))).count();
+        num_taken += takes;
+        let numbers = |calls: &[Call]| {
+            let mut numbers: Vec<_> = calls.iter().map(|Call::Take(number)| Call::Flush(number) | *number).collect();
+            numbers.sort_unstable();
+            numbers
+        };
+        let (taken, flushed) = calls.split_at(takes);
+        assert!(flushed.iter().all(|call| matches!(call, Call::Flush(_))), "{calls:?}");
+        assert_eq!(numbers(taken), numbers(flushed));
+        let mut distinct = numbers(taken);
+        distinct.dedup();
+        assert_eq!(distinct.len(), takes, "each hands over once a step: {calls:?}");
+        if !thread.scheduler().has_requests() {
+            break;
+        }
+    }
+    // The end comes with the last token.
+    assert_eq!(num_taken, (0..5).map(|i| 4 + i).sum());
+}
+
+#[test]
+fn a_sink_that_fails_or_is_gone_ends_its_own_request_and_no_other() {
+    let (engine, thread, _) = start_with(&EngineConfig { max_num_seqs: 8, ..exact() });
+    let serving = thread::spawn(move || thread.run());
+    let expected = answer(engine.submit(request(9, 60)).unwrap()).text;
+    let calls = Arc::default();
+    let submit = |(fails, i)| {
+        let sink = Noting { fails: Some(fails), ..Noting::new(i, &calls) };
+        engine.submit_to(chatty(i, 400), Box::new(sink)).unwrap()
+    };
+    let handles: Vec<_> = ["take", "flush", "gone"].into_iter().zip(1..).map(submit).collect();
+    let ends = submit(("drop", 4));
+    let other = engine.submit(request(9, 60)).unwrap();
+    assert_eq!(answer(other).text, expected);
+    drop(ends);
+    assert_clean(&engine);
+    let calls = calls.lock().unwrap();
+    for number in 1..=3 {
+        assert_eq!(calls.iter().filter(|call| **call == Call::Take(number)).count(), 1, "not called again: {calls:?}");
+    }
+    drop((engine, handles));
+    serving.join().unwrap();
+}
+
+#[test]
+fn unloading_ends_every_request_with_its_text_and_gives_the_engine_back() {
+    let (engine, mut thread, backend) = start_with(&EngineConfig { max_num_seqs: 2, ..exact() });
+    let streams = [1, 2, 3].map(|i| engine.submit(chatty(i, 400)).unwrap());
+    for _ in 0..8 {
+        assert!(thread.turn());
+    }
+    let held = Arc::strong_count(&backend);
+    let unloading = thread::spawn({
+        let engine = engine.clone();
+        move || engine.unload()
+    });
+    let serving = thread::spawn(move || thread.run());
+    unloading.join().unwrap().unwrap();
+    assert!(Arc::strong_count(&backend) < held, "the model runner is gone");
+    let tokens = streams.map(|stream| {
+        let choice = answer(stream);
+        assert_eq!((choice.finish_reason, choice.error), (FinishReason::Canceled, None));
+        choice.logprobs.unwrap().len()
+    });
+    // The first step computed both prompts; the third request waited.
+    assert_eq!(tokens, [8, 8, 0]);
+    serving.join().unwrap();
+    for error in [engine.submit(request(1, 1)).err().unwrap(), engine.unload().unwrap_err()] {
+        assert!(error.to_string().contains("the model was unloaded"), "{error}");
+    }
+}
+
+#[test]
+fn whatever_was_submitted_hears_of_the_end_of_the_engine() {
+    let (engine, thread, _) = start();
+    let sink = Noting::new(1, &Arc::default());
+    let events = Arc::clone(&sink.events);
+    let handle = engine.submit_to(request(1, 1), Box::new(sink)).unwrap();
+    let cancelled = Noting::new(2, &Arc::default());
+    let unheard = Arc::clone(&cancelled.events);
+    drop(engine.submit_to(request(2, 1), Box::new(cancelled)).unwrap());
+    // With both still in its inbox.
+    drop(thread);
+    let events = events.lock().unwrap();
+    assert!(matches!(&events[..], [Err(EngineError::Internal(why))] if why.contains("stopped before")), "{events:?}");
+    assert!(unheard.lock().unwrap().is_empty());
+    drop(handle);
 }

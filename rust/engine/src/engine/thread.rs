@@ -16,6 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use device::host::trim_heap;
 use paged::{KvCacheConfig, RequestId, Scheduler, SchedulerOutput};
 use rustc_hash::FxHashMap;
 
@@ -56,6 +57,8 @@ pub enum Command {
     Release(RequestId),
     /// The figures of the pool, after cancelled requests are gone.
     Stats(Sender<KvCacheStats>),
+    /// End every request, give all memory back, and tell.
+    Unload(Sender<()>),
 }
 
 /// How often a paused engine looks for what has ended meanwhile.
@@ -105,6 +108,10 @@ pub struct EngineThread {
     /// Why the device computes no more, once it does not.
     lost: Arc<OnceLock<String>>,
     disconnected: bool,
+    /// Jobs that have ended in this step.
+    ended: Vec<Job>,
+    /// Who waits until the thread has ended.
+    unloads: Vec<Sender<()>>,
 }
 
 impl EngineThread {
@@ -136,6 +143,8 @@ impl EngineThread {
             drains: Vec::new(),
             lost: Arc::default(),
             disconnected: false,
+            ended: Vec::new(),
+            unloads: Vec::new(),
         }
     }
 
@@ -174,24 +183,39 @@ impl EngineThread {
         &self.scheduler
     }
 
-    /// Serves until every handle is gone and every request has ended.
+    /// Serves until every handle is gone and every request has ended, or until it is unloaded.
     pub fn run(mut self) {
         while self.turn() {}
+        let unloads = std::mem::take(&mut self.unloads);
+        drop(self);
+        trim_heap();
+        unloads.into_iter().for_each(|waiting| waiting.send(()).unwrap_or_default());
     }
 
     /// Takes what is in the inbox and runs a step, if there is anything to do; false when there never will be again.
     pub(super) fn turn(&mut self) -> bool {
         self.receive();
         let _ = self.guarded(Self::drop_cancelled);
-        if !self.live.is_empty() {
+        let is_unloading = !self.unloads.is_empty();
+        if is_unloading {
+            let _ = self.guarded(Self::cancel_all);
+        } else if !self.live.is_empty() {
             let _ = self.guarded(Self::step);
         }
+        self.deliver_events();
         if self.live.is_empty() {
             // Whoever has stopped to wait is not there to be told.
             self.drains.drain(..).for_each(|waiting| waiting.send(()).unwrap_or_default());
-            return !self.disconnected;
+            return !self.disconnected && !is_unloading;
         }
         true
+    }
+
+    /// Hands over what the requests have come to since the last time; only when all have done so are their sinks flushed.
+    pub(super) fn deliver_events(&mut self) {
+        self.jobs.values_mut().chain(&mut self.ended).for_each(Job::hand_over);
+        self.jobs.values_mut().chain(&mut self.ended).for_each(Job::flush);
+        self.ended.clear();
     }
 
     /// Takes what is in the inbox; waits for something when there is nothing else to do.
@@ -225,10 +249,7 @@ impl EngineThread {
     fn handle(&mut self, command: Command) {
         match command {
             Command::Submit(submission) => {
-                let events = submission.events.clone();
-                if let Err(why) = self.guarded(|thread| thread.submit(*submission)) {
-                    let _ = events.send(Err(EngineError::Internal(why)));
-                }
+                let _ = self.guarded(|thread| thread.submit(*submission));
             }
             Command::Snapshot { job, choice, inbox, reply } => {
                 let _ = self.guarded(|thread| {
@@ -249,6 +270,7 @@ impl EngineThread {
                 self.hear_tier();
                 let _ = reply.send(self.scheduler.stats());
             }
+            Command::Unload(waiting) => self.unloads.push(waiting),
         }
     }
 
@@ -269,6 +291,7 @@ impl EngineThread {
                 job.abandon(EngineError::Internal(why.to_owned()));
             }
         }
+        self.deliver_events();
         self.jobs.clear();
         self.live.clear();
         self.outputs = StepOutputs::default();

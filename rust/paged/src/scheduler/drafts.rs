@@ -6,8 +6,8 @@
 
 use super::{Scheduler, Slot};
 use crate::error::UpdateError;
+use crate::ids::RequestId;
 use crate::output::SchedulerOutput;
-use crate::request::RequestId;
 
 impl Scheduler {
     /// Proposes what may follow the known tokens of a request, in place of what was proposed before; `false` if there is no such

@@ -4,7 +4,7 @@ use paged::{AdmissionError, CacheIdentity, IdentityField, NewRequest, RequestId}
 
 use super::{EngineThread, Live, ticks};
 use crate::{
-    EngineError,
+    EngineError, FinishReason,
     engine::{
         draining,
         output::{End, Job, Submission},
@@ -99,8 +99,18 @@ impl EngineThread {
     pub(super) fn forget(&mut self, id: RequestId) {
         let Some(live) = self.live.remove(&id) else { return };
         if self.jobs.get(&live.job).is_some_and(Job::is_done) {
-            self.jobs.remove(&live.job);
+            self.ended.extend(self.jobs.remove(&live.job));
         }
+    }
+
+    /// Ends every request with the text it has.
+    pub(super) fn cancel_all(&mut self) {
+        let ids: Vec<_> = self.live.keys().copied().collect();
+        for id in ids {
+            self.scheduler.finish_request(id);
+            self.end(id, &End::new(FinishReason::Canceled));
+        }
+        self.swap_out();
     }
 
     /// Ends a job whose state nothing can be made of any more.

@@ -1,0 +1,145 @@
+//! The model of a runner: loaded, or unloaded and ready to be loaded again.
+
+use std::{
+    mem,
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    task::Poll,
+};
+
+use engine::{Engine, EngineConfig, ModelSource};
+use pyo3::prelude::*;
+
+use crate::{
+    door::{POLL, enter, wait},
+    exceptions::invalid,
+    load::load,
+    logger::log,
+};
+
+const LOADED: &str = "loaded";
+const UNLOADED: &str = "unloaded";
+const RELOADING: &str = "reloading";
+
+/// A model that can be loaded any number of times.
+pub struct Model {
+    id: String,
+    source: ModelSource,
+    config: EngineConfig,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+enum State {
+    Loaded(Engine),
+    Unloaded,
+    /// A thread loads or unloads it; the status that is told meanwhile.
+    Changing(&'static str),
+}
+
+impl Model {
+    /// Loads a model for the first time; `progress` is called with the bytes of weights done and in all.
+    pub fn load(
+        py: Python<'_>,
+        id: String,
+        source: ModelSource,
+        config: EngineConfig,
+        progress: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let engine = start(py, &source, &config, progress)?;
+        Ok(Self { id, source, config, state: Mutex::new(State::Loaded(engine)), changed: Condvar::new() })
+    }
+
+    /// "loaded", "unloaded" or "reloading".
+    pub fn status(&self) -> &'static str {
+        match *self.lock() {
+            State::Loaded(_) => LOADED,
+            State::Unloaded => UNLOADED,
+            State::Changing(status) => status,
+        }
+    }
+
+    /// Whether requests are served without loading it first.
+    pub fn is_loaded(&self) -> bool {
+        self.status() == LOADED
+    }
+
+    /// The engine of a loaded model; an error that names `reload_model` otherwise.
+    pub fn engine(&self) -> PyResult<Engine> {
+        match &*self.lock() {
+            State::Loaded(engine) => Ok(engine.clone()),
+            State::Unloaded | State::Changing(_) => {
+                Err(invalid(format!("model `{}` is not loaded: `reload_model()`, or a request, loads it again", self.id)))
+            }
+        }
+    }
+
+    /// The engine, after loading the model again if it is unloaded. Waits for another thread that loads or unloads it.
+    pub fn engine_or_reload(&self, py: Python<'_>) -> PyResult<Engine> {
+        loop {
+            if let State::Loaded(engine) = &*self.lock() {
+                return Ok(engine.clone());
+            }
+            if let Some(mut change) = self.change(py, |state| matches!(state, State::Unloaded), RELOADING)? {
+                let engine = start(py, &self.source, &self.config, None)?;
+                change.state = State::Loaded(engine.clone());
+                return Ok(engine);
+            }
+        }
+    }
+
+    /// Ends what runs, with the text that it has, and gives the memory back; an error if it is unloaded already.
+    pub fn unload(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(mut change) = self.change(py, |state| matches!(state, State::Loaded(_)), UNLOADED)? else {
+            return Err(invalid(format!("model `{}` is unloaded already", self.id)));
+        };
+        let before = mem::replace(&mut change.state, State::Unloaded);
+        enter(py, move || {
+            if let State::Loaded(engine) = before {
+                // An engine whose thread has ended has given its memory back.
+                engine.unload().unwrap_or_default();
+            }
+            Ok(())
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The right to change a state that is as wanted, once no other thread has it; `None` when the state is another.
+    fn change(&self, py: Python<'_>, is_wanted: fn(&State) -> bool, status: &'static str) -> PyResult<Option<Change<'_>>> {
+        wait(py, || {
+            let is_changing = |state: &mut State| matches!(state, State::Changing(_));
+            let waited = self.changed.wait_timeout_while(self.lock(), POLL, is_changing);
+            let (mut state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+            if waited.timed_out() {
+                return Ok(Poll::Pending);
+            }
+            let change =
+                is_wanted(&state).then(|| Change { model: self, state: mem::replace(&mut *state, State::Changing(status)) });
+            Ok(Poll::Ready(change))
+        })
+    }
+}
+
+/// The state of a model while one thread changes it; in place again at the end.
+struct Change<'a> {
+    model: &'a Model,
+    state: State,
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        *self.model.lock() = mem::replace(&mut self.state, State::Unloaded);
+        self.model.changed.notify_all();
+    }
+}
+
+/// Loads the model and logs what it is.
+fn start(py: Python<'_>, source: &ModelSource, config: &EngineConfig, progress: Option<&Bound<'_, PyAny>>) -> PyResult<Engine> {
+    let engine = load(py, source.clone(), config.clone(), progress)?;
+    for line in engine.description() {
+        log(py, "info", line)?;
+    }
+    Ok(engine)
+}

@@ -1,0 +1,228 @@
+//! Requests that an event loop waits for. No thread waits, and the engine never waits for the interpreter: it leaves events in a mailbox
+//! and writes a byte to a socket that the loop watches, once a step for all requests of the loop.
+
+use std::{
+    collections::VecDeque,
+    io::{Read, Write},
+    mem,
+    ops::ControlFlow,
+    os::{fd::AsRawFd, unix::net::UnixStream},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use engine::{Completion, CompletionCollector, Engine, Event, EventSink, RequestHandle};
+use pyo3::{exceptions::PyStopAsyncIteration, prelude::*};
+
+use crate::{
+    door::enter,
+    process::OwnProcess,
+    request::{ChatCompletionRequest, CompletionRequest},
+    response::{self, Envelope},
+    runner::Runner,
+    streaming::{Part, Parts, chunk},
+};
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Tells an event loop which of its requests have events: `fileno()` becomes readable, and `take()` gives the requests' keys.
+#[pyclass(frozen, module = "mistral_paged._core")]
+pub struct EventSignal {
+    signal: Arc<Signal>,
+}
+
+struct Signal {
+    /// Keys of requests whose mailbox was empty and is not any more.
+    keys: Mutex<Vec<u64>>,
+    /// Keys were added for which no byte was written.
+    is_new: AtomicBool,
+    reader: UnixStream,
+    writer: UnixStream,
+}
+
+#[pymethods]
+impl EventSignal {
+    #[new]
+    fn new() -> PyResult<Self> {
+        let (reader, writer) = UnixStream::pair()?;
+        reader.set_nonblocking(true)?;
+        writer.set_nonblocking(true)?;
+        let signal = Signal { keys: Mutex::default(), is_new: AtomicBool::new(false), reader, writer };
+        Ok(Self { signal: Arc::new(signal) })
+    }
+
+    /// The file descriptor that becomes readable.
+    fn fileno(&self) -> i32 {
+        self.signal.reader.as_raw_fd()
+    }
+
+    /// Keys of the requests with events since the last call.
+    fn take(&self) -> Vec<u64> {
+        // A byte a step; whatever is left makes the loop come again.
+        let _ = (&self.signal.reader).read(&mut [0; 256]);
+        mem::take(&mut *lock(&self.signal.keys))
+    }
+}
+
+type Mailbox = Arc<Mutex<VecDeque<Event>>>;
+
+/// The engine's end of a request.
+struct SignalSink {
+    key: u64,
+    mailbox: Mailbox,
+    signal: Arc<Signal>,
+}
+
+impl EventSink for SignalSink {
+    fn take(&mut self, events: &mut Vec<Event>) -> ControlFlow<()> {
+        let mut mailbox = lock(&self.mailbox);
+        if mailbox.is_empty() {
+            lock(&self.signal.keys).push(self.key);
+            self.signal.is_new.store(true, Ordering::Release);
+        }
+        mailbox.extend(events.drain(..));
+        ControlFlow::Continue(())
+    }
+
+    fn flush(&mut self) {
+        if self.signal.is_new.swap(false, Ordering::AcqRel) {
+            // Where there is no room, there are bytes that wake the loop.
+            let _ = (&self.signal.writer).write(&[0]);
+        }
+    }
+}
+
+/// A request that runs, or its answer. Dropping it, or `close()`, cancels the request and frees its blocks.
+#[pyclass(frozen, module = "mistral_paged._core")]
+pub struct PendingRequest {
+    key: u64,
+    envelope: Envelope,
+    wants_logprobs: bool,
+    state: OwnProcess<Mutex<State>>,
+}
+
+struct State {
+    mailbox: Mailbox,
+    answer: Answer,
+    /// `None` once the answer is complete, has failed or was closed.
+    running: Option<(RequestHandle, Engine)>,
+}
+
+enum Answer {
+    Chat(CompletionCollector),
+    Completion(CompletionCollector),
+    Stream(Parts),
+}
+
+/// What there is to tell.
+enum News {
+    Nothing,
+    Chat(Completion, Engine),
+    Completion(Completion, Engine),
+    Part(Box<Part>),
+    End,
+}
+
+impl State {
+    fn advance(&mut self) -> Result<News, engine::EngineError> {
+        loop {
+            let Some((_, engine)) = &self.running else { return Ok(News::End) };
+            let Some(event) = lock(&self.mailbox).pop_front() else { return Ok(News::Nothing) };
+            let event = match event {
+                Ok(event) => event,
+                Err(error) => {
+                    self.running = None;
+                    return Err(error);
+                }
+            };
+            let news = match &mut self.answer {
+                Answer::Chat(collector) => collector.push(event).map(|completion| News::Chat(completion, engine.clone())),
+                Answer::Completion(collector) => {
+                    collector.push(event).map(|completion| News::Completion(completion, engine.clone()))
+                }
+                Answer::Stream(parts) => parts.push(event, engine).map(|part| News::Part(Box::new(part))),
+            };
+            let Some(news) = news else { continue };
+            if !matches!(&news, News::Part(part) if !part.is_last()) {
+                self.running = None;
+            }
+            return Ok(news);
+        }
+    }
+}
+
+#[pymethods]
+impl PendingRequest {
+    /// By which the signal tells of it.
+    #[getter]
+    fn key(&self) -> u64 {
+        self.key
+    }
+
+    /// The response, or of a stream the next chunk; None when it has not come. `StopAsyncIteration` at the end of a stream.
+    fn poll(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        let state = self.state.get()?;
+        Ok(Some(match enter(py, || lock(state).advance())? {
+            News::Nothing => return Ok(None),
+            News::Chat(completion, engine) => response::chat(py, self.envelope.clone(), completion, &engine)?.into_any(),
+            News::Completion(completion, engine) => {
+                response::completion(py, self.envelope.clone(), completion, &engine)?.into_any()
+            }
+            News::Part(part) => Py::new(py, chunk(py, &self.envelope, self.wants_logprobs, *part)?)?.into_any(),
+            News::End => return Err(PyStopAsyncIteration::new_err(())),
+        }))
+    }
+
+    /// Cancels the request, if it still runs.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let state = self.state.get()?;
+        enter(py, || {
+            lock(state).running = None;
+            Ok(())
+        })
+    }
+}
+
+/// A request of either kind.
+#[derive(FromPyObject)]
+pub enum AnyRequest<'py> {
+    /// A chat.
+    Chat(Bound<'py, ChatCompletionRequest>),
+    /// A completion.
+    Completion(Bound<'py, CompletionRequest>),
+}
+
+/// Submits a request whose events `signal` tells of. The model must be loaded.
+#[pyfunction]
+#[pyo3(signature = (runner, request, signal, model_id=None))]
+#[allow(clippy::needless_pass_by_value, reason = "an argument")]
+pub fn submit(
+    py: Python<'_>,
+    runner: &Runner,
+    request: AnyRequest<'_>,
+    signal: &EventSignal,
+    model_id: Option<&str>,
+) -> PyResult<PendingRequest> {
+    static NEXT_KEY: AtomicU64 = AtomicU64::new(0);
+    let engine = runner.engine_of(model_id)?;
+    let (is_chat, request) = match &request {
+        AnyRequest::Chat(request) => (true, request.get().request.clone()),
+        AnyRequest::Completion(request) => (false, request.get().request.clone()),
+    };
+    let (wants_logprobs, streams, n_choices) =
+        (request.sampling.logprobs.is_some(), is_chat && request.stream, request.n_choices);
+    let (key, mailbox) = (NEXT_KEY.fetch_add(1, Ordering::Relaxed), Mailbox::default());
+    let sink = SignalSink { key, mailbox: Arc::clone(&mailbox), signal: Arc::clone(&signal.signal) };
+    let handle = enter(py, || engine.submit_to(request, Box::new(sink)))?;
+    let answer = match (is_chat, streams) {
+        (true, true) => Answer::Stream(Parts::of(n_choices)),
+        (true, false) => Answer::Chat(handle.collector()),
+        (false, _) => Answer::Completion(handle.collector()),
+    };
+    let state = State { mailbox, answer, running: Some((handle, engine)) };
+    Ok(PendingRequest { key, envelope: runner.envelope(), wants_logprobs, state: OwnProcess::new(Mutex::new(state)) })
+}
