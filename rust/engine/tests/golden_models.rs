@@ -24,7 +24,7 @@ use serde::Deserialize;
 
 const HF: [&str; 9] = ["llama", "llama3-rope", "mistral", "mistral-window", "phi3", "phi3-longrope", "qwen2", "qwen3", "gemma3"];
 const GGUF: [&str; 5] = ["llama", "llama3-rope", "mistral", "qwen2", "qwen3"];
-/// Families and variants that share most of their path with the models above: a short prompt each.
+/// Families and variants that share most of their path with the models above, and are tried in fewer ways.
 const MORE_HF: [&str; 12] = [
     "gemma",
     "gemma2",
@@ -81,11 +81,6 @@ fn models() -> Vec<(&'static str, ModelSource)> {
 
 fn more_models() -> impl Iterator<Item = (&'static str, ModelSource)> {
     MORE_HF.iter().map(|name| (*name, hugging_face(name))).chain(MORE_GGUF.iter().map(|name| (*name, gguf(name))))
-}
-
-/// A prompt that is longer than windows.
-fn short_case(name: &str) -> Case {
-    cases(name).swap_remove(1)
 }
 
 impl Case {
@@ -183,16 +178,15 @@ fn cpu_backend_agrees_with_goldens_with_16_bit_kv() {
     }
 }
 
-/// Whole and in chunks, on floats and on what each precision makes of them.
 #[test]
 fn more_families_agree_with_goldens_on_the_best_tier() {
     for (name, source) in more_models() {
         let mut runner = load(&source, cpu(CpuTier::detect(), 2), Precision::Exact, KvDType::F32);
         for chunk in [common::MAX_TOKENS, 7] {
-            check_cases(&mut runner, name, [short_case(name)], chunk, EXACT);
+            check_alone(&mut runner, name, chunk, EXACT);
         }
         let mut runner = load(&source, cpu(CpuTier::detect(), 2), Precision::Fast, KvDType::F16);
-        check_cases(&mut runner, name, [short_case(name)], 17, BF16);
+        check_alone(&mut runner, name, 17, BF16);
     }
 }
 
@@ -200,8 +194,43 @@ fn more_families_agree_with_goldens_on_the_best_tier() {
 fn more_families_agree_with_goldens_on_the_reference_backend() {
     for name in MORE_HF {
         let mut runner = load(&hugging_face(name), Arc::new(ReferenceBackend::new()), Precision::Exact, KvDType::F32);
-        check_cases(&mut runner, name, [short_case(name)], 23, EXACT);
+        check_alone(&mut runner, name, 23, EXACT);
     }
+}
+
+/// With exact precision a token's logits do not depend on what is computed beside it, to the bit.
+#[test]
+fn exact_logits_of_more_families_are_the_same_bits_in_every_chunking() {
+    for name in MORE_HF {
+        let mut runner = load(&hugging_face(name), cpu(CpuTier::detect(), 2), Precision::Exact, KvDType::F32);
+        let mut harness = Harness::new(&mut runner, 16);
+        let case = cases(name).swap_remove(1);
+        let [whole, chunks, single] = [common::MAX_TOKENS, 17, 1].map(|chunk| {
+            let sequence = harness.add(case.ids(), case.prompt_ids.len());
+            harness.finish(sequence, chunk)
+        });
+        assert!(whole == chunks && whole == single, "{name}: chunks change bits");
+    }
+}
+
+/// As below, the shortest prompt of each.
+#[test]
+fn cuda_backend_agrees_with_goldens_of_more_families() {
+    let check = |name: &str| {
+        let backend = CudaBackend::new(Arc::new(EmulatedDriver::new(Order::Ascending))).unwrap();
+        let mut runner = load(&hugging_face(name), Arc::new(backend), Precision::Exact, KvDType::F32);
+        check_cases(&mut runner, name, [cases(name).swap_remove(0)], 7, EXACT);
+    };
+    let (even, odd): (Vec<_>, Vec<_>) = MORE_HF.iter().enumerate().partition(|(i, _)| i % 2 == 0);
+    thread::scope(|scope| {
+        for half in [even, odd] {
+            scope.spawn(move || {
+                for (_, name) in half {
+                    check(name);
+                }
+            });
+        }
+    });
 }
 
 /// The kernels' real source, compiled for the CPU: some hundred times slower than the CPU's own, so a prompt or two a model. The short

@@ -362,7 +362,7 @@ impl GgufFields<'_> {
             ..DecoderConfig::default()
         };
         if let Some(scale) = self.number("attention.scale")? {
-            config.attention_mut().for_each(|attention| attention.scale = scale as f32);
+            config = config.with_attention(|attention| attention.scale = scale as f32);
         }
         let window = self.size("attention.sliding_window")?.filter(|w| *w > 0);
         Ok(config.with_windows(|_| window))

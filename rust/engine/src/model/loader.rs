@@ -34,7 +34,9 @@ impl Loader<'_> {
     ) -> Result<Linear, EngineError> {
         let (id, view) = self.weights.stored(matrix)?;
         let mut bias = self.weights.bias(matrix)?;
-        bias.iter_mut().flatten().for_each(|b| *b *= bias_scale);
+        for b in bias.iter_mut().flatten() {
+            *b *= bias_scale;
+        }
         let linear = load(&view, &LinearOptions { name: self.weights.name(id), precision: self.precision, bias })?;
         if !linear.is_in_place() {
             view.release();
@@ -67,11 +69,15 @@ impl Weights for Loader<'_> {
             if is_layer && self.weights.contains(id.bias()) { Some(self.weights.vectors(id.bias(), shape)?) } else { None };
         // GGUF files have the offset added already.
         if matches!(self.weights, WeightSource::Safetensors { .. }) {
-            weight.iter_mut().for_each(|w| *w += self.config.norm.offset);
+            for w in &mut weight {
+                *w += self.config.norm.offset;
+            }
         }
         // Nothing but a product is between it and the logits.
         if id.role == Role::OutputNorm {
-            weight.iter_mut().chain(bias.iter_mut().flatten()).for_each(|w| *w *= self.config.logit_scale);
+            for w in weight.iter_mut().chain(bias.iter_mut().flatten()) {
+                *w *= self.config.logit_scale;
+            }
         }
         self.bytes += (size_of_val(&weight[..]) + bias.as_deref().map_or(0, size_of_val)) as u64;
         let NormConfig { kind, eps, .. } = self.config.norm;

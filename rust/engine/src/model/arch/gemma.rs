@@ -54,10 +54,8 @@ pub(super) fn with_layers(config: DecoderConfig, scale: f32, softcap: Option<f32
 
 /// The scale of a GGUF file's scores: the 27B model, which has so many layers, scales by its width a head; files do not say so.
 pub(super) fn gguf_scale(config: &DecoderConfig, layers_of_27b: usize) -> f32 {
-    let scalar = |attention: &AttentionConfig| match config.layers.len() == layers_of_27b {
-        true => config.hidden_size / attention.num_heads.max(1),
-        false => attention.head_dim,
-    };
+    let is_27b = config.layers.len() == layers_of_27b;
+    let scalar = |a: &AttentionConfig| if is_27b { config.hidden_size / a.num_heads.max(1) } else { a.head_dim };
     let scalar = config.layers.first().map_or(1, |layer| scalar(layer.attention()));
     (scalar as f32).sqrt().recip()
 }
