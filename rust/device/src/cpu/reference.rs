@@ -185,7 +185,9 @@ impl Backend for ReferenceBackend {
                 let row = x.row_mut(token);
                 if let Some(norm) = norm {
                     let NormParts { norm, len, stride } = norm.parts(row.len() / spec.head_dim, spec.head_dim);
-                    row.chunks_exact_mut(len).enumerate().for_each(|(i, part)| norm_part(norm, i * stride, part));
+                    for (i, part) in row.chunks_exact_mut(len).enumerate() {
+                        norm_part(norm, i * stride, part);
+                    }
                 }
                 if let Some(rope) = args.rope {
                     row.chunks_exact_mut(spec.head_dim).for_each(|head| rotate(rope, position, head));
@@ -258,7 +260,9 @@ impl Backend for ReferenceBackend {
         args.out.set_rows(args.x.rows());
         let out = args.out.as_mut_slice();
         matmul(&input, args.gate.unwrap_or(args.up), out);
-        out.iter_mut().for_each(|x| *x = activate(args.activation, *x));
+        for x in &mut *out {
+            *x = activate(args.activation, *x);
+        }
         if args.gate.is_some() {
             let mut up = vec![0.0; out.len()];
             matmul(&input, args.up, &mut up);
