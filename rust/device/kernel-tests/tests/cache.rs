@@ -25,6 +25,25 @@ struct HeadNormCase {
     per_head: bool,
 }
 
+impl HeadNormCase {
+    fn draw(self, rng: &mut Rng, heads: usize, dim: usize) -> Norm {
+        let len = if self.per_head { heads * dim } else { dim };
+        let bias = self.has_bias.then(|| rng.floats(len).into());
+        Norm { kind: self.kind, weight: rng.floats(len).into(), bias, eps: 1e-3 }
+    }
+
+    fn args(self, [weight, bias]: &[Option<Buffer>; 2], dim: usize) -> HeadNormArgs {
+        HeadNormArgs {
+            weight: weight.as_ref().map_or(0, Buffer::ptr),
+            bias: bias.as_ref().map_or(0, Buffer::ptr),
+            stride: if self.per_head { dim as u32 } else { 0 },
+            has_mean: u32::from(self.kind == NormKind::Layer),
+            eps: 1e-3,
+            reserved: 0,
+        }
+    }
+}
+
 struct Case {
     spec: KvCacheSpec,
     num_heads: usize,
@@ -61,14 +80,8 @@ fn check(case: &Case, seed: u64) {
     if case.extremes {
         put_extremes(&mut v, spec);
     }
-    let mut norm = |heads: usize| {
-        case.norm.map(|HeadNormCase { kind, has_bias, per_head }| {
-            let len = if per_head { heads * dim } else { dim };
-            let bias = has_bias.then(|| rng.floats(len).into());
-            Norm { kind, weight: rng.floats(len).into(), bias, eps: 1e-3 }
-        })
-    };
-    let (q_norm, k_norm) = (norm(case.num_heads), norm(spec.layers[0].shape.num_kv_heads));
+    let [q_norm, k_norm] =
+        [case.num_heads, spec.layers[0].shape.num_kv_heads].map(|heads| case.norm.map(|norm| norm.draw(&mut rng, heads, dim)));
     let head_norm = |norm| HeadNorm { norm, span: NormSpan::Head };
     let rope = case.rope.map(|(style, rotary_dim)| rope_table(style, rotary_dim, &mut rng));
     let rope_positions: Vec<u32> = (0..TOKENS).map(|_| rng.below(POSITIONS) as u32).collect();
@@ -103,14 +116,6 @@ fn check(case: &Case, seed: u64) {
     let weight = |norm: &Option<Norm>| norm.as_ref().map(|norm| Buffer::input(&norm.weight));
     let bias = |norm: &Option<Norm>| norm.as_ref()?.bias.as_ref().map(|bias| Buffer::input(bias));
     let [q_weights, k_weights] = [&q_norm, &k_norm].map(|norm| [weight(norm), bias(norm)]);
-    let norm_args = |[weight, bias]: &[Option<Buffer>; 2]| HeadNormArgs {
-        weight: weight.as_ref().map_or(0, Buffer::ptr),
-        bias: bias.as_ref().map_or(0, Buffer::ptr),
-        stride: if case.norm.is_some_and(|norm| norm.per_head) { dim as u32 } else { 0 },
-        has_mean: u32::from(case.norm.is_some_and(|norm| norm.kind == NormKind::Layer)),
-        eps: 1e-3,
-        reserved: 0,
-    };
     let table = |of: fn(&RopeTable) -> &Vec<f32>| Buffer::input(rope.as_ref().map_or(&[][..], |rope| of(rope)));
     let (cos, sin) = (table(|rope| &rope.cos), table(|rope| &rope.sin));
     let (rope_positions, slot_mapping) = (Buffer::input(&rope_positions), Buffer::input(&slots));
@@ -119,8 +124,8 @@ fn check(case: &Case, seed: u64) {
         q: q.ptr(),
         k: k.ptr(),
         v: v.ptr(),
-        q_norm: norm_args(&q_weights),
-        k_norm: norm_args(&k_weights),
+        q_norm: case.norm.map(|norm| norm.args(&q_weights, dim)).unwrap_or_default(),
+        k_norm: case.norm.map(|norm| norm.args(&k_weights, dim)).unwrap_or_default(),
         cos: given(rope.is_some(), &cos),
         sin: given(rope.is_some(), &sin),
         rope_positions: rope_positions.ptr(),

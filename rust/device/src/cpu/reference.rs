@@ -280,7 +280,9 @@ impl Phases for ReferenceBackend {
         args.out.set_rows(args.x.rows());
         let out = args.out.as_mut_slice();
         matmul(&input, args.gate.unwrap_or(args.up), out);
-        out.iter_mut().for_each(|x| *x = activate(args.activation, *x));
+        for x in &mut *out {
+            *x = activate(args.activation, *x);
+        }
         if args.gate.is_some() {
             let mut up = vec![0.0; out.len()];
             matmul(&input, args.up, &mut up);

@@ -77,6 +77,15 @@ fn activation_functions_agree_with_f64() {
     }
 }
 
+/// An RMS norm, or a layer norm with a bias or without one.
+fn norm_of_step(random: &mut Random, rows: usize, dim: usize) -> Norm {
+    match rows {
+        1 => random.norm(NormKind::Layer, dim),
+        6 => random.norm(NormKind::Rms, dim),
+        _ => Norm { bias: None, ..random.norm(NormKind::Layer, dim) },
+    }
+}
+
 #[test]
 fn fused_phases_are_the_plain_operations_one_after_the_other() {
     let mut scratch = LinearScratch::default();
@@ -107,11 +116,7 @@ fn fused_phases_are_the_plain_operations_one_after_the_other() {
                     })
                     .collect();
                 let x = random.tensor(m, k);
-                let norm = match m {
-                    1 => random.norm(NormKind::Layer, k),
-                    6 => random.norm(NormKind::Rms, k),
-                    _ => Norm { bias: None, ..random.norm(NormKind::Layer, k) },
-                };
+                let norm = norm_of_step(&mut random, m, k);
                 let rounded = precision == Precision::Fast && in_bf16(tier, dtype, k);
                 let seen = |x: &[f32]| match dtype {
                     _ if rounded => through_bf16(x),
