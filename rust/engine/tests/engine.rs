@@ -86,6 +86,7 @@ fn blocks_out_of_the_window_are_given_back_while_a_request_runs() {
         match event {
             OutputEvent::Delta { logprobs, .. } => num_tokens += logprobs.len(),
             OutputEvent::Finished { .. } => {}
+            OutputEvent::Vector { .. } => panic!("tokens were asked for"),
             OutputEvent::Done(_) => break,
         }
         if num_tokens > 1 {
@@ -331,6 +332,7 @@ fn the_events_of_a_stream_add_up_to_the_answer() {
                 text.push_str(&delta);
                 deltas += 1;
             }
+            OutputEvent::Vector { .. } => panic!("tokens were asked for"),
             OutputEvent::Finished { reason, .. } => assert_eq!(reason, FinishReason::Length),
             OutputEvent::Done(usage) => {
                 assert_eq!((usage.prompt_tokens, usage.completion_tokens), (30, 20));
