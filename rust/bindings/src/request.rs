@@ -206,20 +206,17 @@ impl ChatCompletionRequest {
             ignore_eos,
             seed,
         };
+        let prompt = Prompt::Chat {
+            messages: messages::parse(messages)?,
+            enable_thinking: check_thinking(enable_thinking, reasoning_effort.as_deref())?,
+            reasoning_effort,
+        };
         let request = GenerationRequest {
-            prompt: Prompt::Chat {
-                messages: messages::parse(messages)?,
-                enable_thinking: check_thinking(enable_thinking, reasoning_effort.as_deref())?,
-                reasoning_effort,
-            },
-            sampling: sampling.check()?,
             service: ServiceFields { priority, deadline, tenant, cache_salt, public_prefix: public_messages, keep }.check()?,
             n_choices,
-            best_of: None,
             truncate_sequence,
-            echo_prompt: false,
-            suffix: None,
             stream,
+            ..GenerationRequest::new(prompt, sampling.check()?)
         };
         Ok(Self { request, model, stream })
     }
@@ -312,8 +309,6 @@ impl CompletionRequest {
             seed,
         };
         let request = GenerationRequest {
-            prompt: parse_prompt(prompt)?,
-            sampling: sampling.check()?,
             service: ServiceFields { priority, deadline, tenant, cache_salt, public_prefix: public_prefix_len, keep }.check()?,
             n_choices,
             best_of: best_of.map(|best_of| within("best_of", &best_of, 0, MAX_CHOICES)).transpose()?,
@@ -321,6 +316,7 @@ impl CompletionRequest {
             echo_prompt,
             suffix: suffix.map(|suffix| named_text("suffix", &suffix)).transpose()?,
             stream: false,
+            ..GenerationRequest::new(parse_prompt(prompt)?, sampling.check()?)
         };
         Ok(Self { request, model })
     }
