@@ -48,10 +48,13 @@ impl Proposer for Oracle {
         drafts.extend(right.enumerate().map(|(place, &token)| match self.kind {
             Kind::Right => token,
             Kind::Wrong => (token + 1) % 400,
-            Kind::Mixed => (token + u32::from((call * 31 + place * 17) % 4 == 0)) % 400,
+            Kind::Mixed => (token + u32::from((call * 31 + place * 17).is_multiple_of(4))) % 400,
         }));
     }
 }
+
+/// The likeliest tokens of a position, and the bits of their log probabilities.
+type Top = Vec<(u32, u32)>;
 
 /// All that an answer says, to the bit.
 #[derive(Debug, PartialEq)]
@@ -60,7 +63,7 @@ struct Choice {
     token_ids: Vec<u32>,
     text: String,
     end: String,
-    logprobs: Vec<(u32, Option<u32>, Vec<(u32, u32)>)>,
+    logprobs: Vec<(u32, Option<u32>, Top)>,
 }
 
 fn choices(completion: &Completion) -> Vec<Choice> {

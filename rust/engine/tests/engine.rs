@@ -86,7 +86,7 @@ fn blocks_out_of_the_window_are_given_back_while_a_request_runs() {
         match event {
             OutputEvent::Delta { logprobs, .. } => num_tokens += logprobs.len(),
             OutputEvent::Finished { .. } => {}
-            OutputEvent::Vector { .. } => panic!("tokens were asked for"),
+            OutputEvent::Vector { .. } => panic!("nobody asked for a vector"),
             OutputEvent::Done(_) => break,
         }
         if num_tokens > 1 {
@@ -332,8 +332,8 @@ fn the_events_of_a_stream_add_up_to_the_answer() {
                 text.push_str(&delta);
                 deltas += 1;
             }
-            OutputEvent::Vector { .. } => panic!("tokens were asked for"),
             OutputEvent::Finished { reason, .. } => assert_eq!(reason, FinishReason::Length),
+            OutputEvent::Vector { .. } => panic!("nobody asked for a vector"),
             OutputEvent::Done(usage) => {
                 assert_eq!((usage.prompt_tokens, usage.completion_tokens), (30, 20));
                 break;

@@ -202,9 +202,11 @@ impl Scheduler {
             self.admit_waiting(output, &mut budget);
         }
         self.hand_out_the_rest(output, &mut budget);
-        self.add_drafts(output, &mut budget);
+        // Drafts are a part of answers, which no limit on prompts shortens.
+        let mut left = self.config.max_num_batched_tokens - (most - budget);
+        self.add_drafts(output, &mut left);
         self.manager.release_copy_sources();
-        output.total_num_scheduled_tokens = most - budget;
+        output.total_num_scheduled_tokens = self.config.max_num_batched_tokens - left;
         if !output.rows.is_empty() {
             self.last_step_id += 1;
             output.step_id = self.last_step_id;

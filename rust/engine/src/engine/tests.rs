@@ -492,7 +492,7 @@ impl Proposer for Known {
         let answer = self.answer.lock().unwrap();
         let shift = u32::from(self.is_wrong.load(SeqCst));
         if answer.starts_with(token_ids) {
-            drafts.extend(answer[token_ids.len()..].iter().take(4).map(|token| (token + shift) % 400));
+            drafts.extend(answer[token_ids.len()..].iter().take(4).map(|token| (token + shift) % 512));
         }
     }
 }
