@@ -115,7 +115,7 @@ struct State {
 enum Answer {
     Chat(CompletionCollector),
     Completion(CompletionCollector),
-    Stream(Parts),
+    Stream(Box<Parts>),
 }
 
 /// What there is to tell.
@@ -219,7 +219,7 @@ pub fn submit(
     let sink = SignalSink { key, mailbox: Arc::clone(&mailbox), signal: Arc::clone(&signal.signal) };
     let handle = enter(py, || engine.submit_to(request, Box::new(sink)))?;
     let answer = match (is_chat, streams) {
-        (true, true) => Answer::Stream(Parts::of(n_choices)),
+        (true, true) => Answer::Stream(Box::new(Parts::of(n_choices))),
         (true, false) => Answer::Chat(handle.collector()),
         (false, _) => Answer::Completion(handle.collector()),
     };

@@ -1,7 +1,6 @@
 //! Where the events of a request go.
 
 use std::{
-    fmt,
     ops::ControlFlow,
     sync::{
         Arc, Mutex, PoisonError,
@@ -140,11 +139,5 @@ impl Drop for Outbox {
         }
         let sink = self.sink.take();
         let _ = caught(|| drop(sink));
-    }
-}
-
-impl fmt::Debug for Outbox {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Outbox").field("events", &self.events.len()).finish_non_exhaustive()
     }
 }

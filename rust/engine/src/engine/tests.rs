@@ -620,7 +620,7 @@ fn sinks_are_flushed_when_all_requests_of_a_step_have_handed_over_once() {
         let takes = calls.iter().take_while(|call| matches!(call, Call::Take(_))).count();
         num_taken += takes;
         let numbers = |calls: &[Call]| {
-            let mut numbers: Vec<_> = calls.iter().map(|Call::Take(number)| Call::Flush(number) | *number).collect();
+            let mut numbers: Vec<_> = calls.iter().map(|(Call::Take(number) | Call::Flush(number))| *number).collect();
             numbers.sort_unstable();
             numbers
         };
@@ -635,7 +635,7 @@ fn sinks_are_flushed_when_all_requests_of_a_step_have_handed_over_once() {
         }
     }
     // The end comes with the last token.
-    assert_eq!(num_taken, (0..5).map(|i| 4 + i).sum());
+    assert_eq!(num_taken, (0..5).map(|i| 4 + i).sum::<usize>());
 }
 
 #[test]
@@ -645,7 +645,8 @@ fn a_sink_that_fails_or_is_gone_ends_its_own_request_and_no_other() {
     let expected = answer(engine.submit(request(9, 60)).unwrap()).text;
     let calls = Arc::default();
     let submit = |(fails, i)| {
-        let sink = Noting { fails: Some(fails), ..Noting::new(i, &calls) };
+        let mut sink = Noting::new(i, &calls);
+        sink.fails = Some(fails);
         engine.submit_to(chatty(i, 400), Box::new(sink)).unwrap()
     };
     let handles: Vec<_> = ["take", "flush", "gone"].into_iter().zip(1..).map(submit).collect();

@@ -189,7 +189,9 @@ impl EngineThread {
         let unloads = std::mem::take(&mut self.unloads);
         drop(self);
         trim_heap();
-        unloads.into_iter().for_each(|waiting| waiting.send(()).unwrap_or_default());
+        for waiting in unloads {
+            waiting.send(()).unwrap_or_default();
+        }
     }
 
     /// Takes what is in the inbox and runs a step, if there is anything to do; false when there never will be again.
