@@ -197,7 +197,9 @@ impl Phases for ReferenceBackend {
             let turn = |row: &mut [f32], norm: Option<HeadNorm<'_>>| {
                 if let Some(norm) = norm {
                     let NormParts { norm, len, stride } = norm.parts(row.len() / k_dim, k_dim);
-                    row.chunks_exact_mut(len).enumerate().for_each(|(i, part)| norm_part(norm, i * stride, part));
+                    for (i, part) in row.chunks_exact_mut(len).enumerate() {
+                        norm_part(norm, i * stride, part);
+                    }
                 }
                 if let Some(rope) = rope {
                     row.chunks_exact_mut(k_dim).for_each(|head| rotate(rope, position, head));
@@ -273,7 +275,9 @@ impl Phases for ReferenceBackend {
         args.out.set_rows(args.x.rows());
         let out = args.out.as_mut_slice();
         matmul(&input, args.gate.unwrap_or(args.up), out);
-        out.iter_mut().for_each(|x| *x = activate(args.activation, *x));
+        for x in out.iter_mut() {
+            *x = activate(args.activation, *x);
+        }
         if args.gate.is_some() {
             let mut up = vec![0.0; out.len()];
             matmul(&input, args.up, &mut up);
