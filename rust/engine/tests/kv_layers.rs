@@ -97,7 +97,7 @@ struct Model {
 }
 
 fn matrix(rng: &mut Rng, rows: usize, cols: usize) -> Matrix {
-    let scale = 1.5 / (cols as f32).sqrt();
+    let scale = (cols as f32).sqrt().recip();
     (0..rows).map(|_| rng.floats(cols).iter().map(|x| x * scale).collect()).collect()
 }
 
@@ -167,7 +167,9 @@ impl Model {
                         let key = &key[kv_head * k_dim..(kv_head + 1) * k_dim];
                         query.iter().zip(key).map(|(a, b)| a * b).sum::<f64>() * f64::from(scale(k_dim))
                     };
-                    let weights: Vec<f64> = keys[first..=at].iter().map(|key| score(key).exp()).collect();
+                    let scores: Vec<f64> = keys[first..=at].iter().map(|key| score(key)).collect();
+                    let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
                     let total: f64 = weights.iter().sum();
                     for (weight, value) in weights.iter().zip(&values[first..=at]) {
                         let value = &value[kv_head * v_dim..(kv_head + 1) * v_dim];
@@ -273,7 +275,6 @@ impl<'a> Runner<'a> {
             request.num_computed += *n;
             self.manager.commit(&mut request.blocks, &request.tokens, CacheKey::new(b""), request.num_computed);
         }
-        self.manager.check_integrity(work.iter().map(|(request, _)| &request.blocks)).unwrap();
     }
 
     fn run(&self, token_ids: &[u32], step: &StepMetadata) -> Vec<Vec<f32>> {

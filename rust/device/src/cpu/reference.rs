@@ -204,7 +204,9 @@ impl Phases for ReferenceBackend {
             let turn = |row: &mut [f32], norm: Option<HeadNorm<'_>>| {
                 if let Some(norm) = norm {
                     let NormParts { norm, len, stride } = norm.parts(row.len() / k_dim, k_dim);
-                    row.chunks_exact_mut(len).enumerate().for_each(|(i, part)| norm_part(norm, i * stride, part));
+                    for (i, part) in row.chunks_exact_mut(len).enumerate() {
+                        norm_part(norm, i * stride, part);
+                    }
                 }
                 if let Some(rope) = rope {
                     row.chunks_exact_mut(k_dim).for_each(|head| rotate(rope, position, head));
@@ -280,7 +282,11 @@ impl Phases for ReferenceBackend {
         args.out.set_rows(args.x.rows());
         let out = args.out.as_mut_slice();
         matmul(&input, args.gate.unwrap_or(args.up), out);
+<<<<<<< HEAD
         for x in &mut *out {
+=======
+        for x in out.iter_mut() {
+>>>>>>> wt-b
             *x = activate(args.activation, *x);
         }
         if args.gate.is_some() {
