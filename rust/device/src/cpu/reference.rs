@@ -282,7 +282,7 @@ impl Phases for ReferenceBackend {
         args.out.set_rows(args.x.rows());
         let out = args.out.as_mut_slice();
         matmul(&input, args.gate.unwrap_or(args.up), out);
-        for x in out.iter_mut() {
+        for x in &mut *out {
             *x = activate(args.activation, *x);
         }
         if args.gate.is_some() {
