@@ -1,4 +1,4 @@
-// Prompts over the paged cache: up to 64 query vectors of a KV head (rows of one request times the heads of a group) against a range of
+// Prompts over the paged cache: up to 64 query vectors of a KV head (rows of one request times queries_per_kv) against a range of
 // keys. Rows that decode may be among the entries of work.
 //
 //   work w, KV head h  ->  CTA (w, h): 4 warps, 16 query vectors each

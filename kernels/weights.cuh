@@ -95,7 +95,7 @@ struct Q8_0 {
     }
 };
 
-// Scales and mins for groups of 16, values of 2 bits: of 128 values, value 32 j + l is bits 2 j and 2 j + 1 of byte l.
+// Scales and mins for sub-blocks of 16, values of 2 bits: of 128 values, value 32 j + l is bits 2 j and 2 j + 1 of byte l.
 struct Q2_K {
     static constexpr int LEN = 256, BYTES = 84;
     static __device__ __forceinline__ void run(const uint8_t* block, unsigned index, float (&w)[32]) {
@@ -110,7 +110,7 @@ struct Q2_K {
     }
 };
 
-// Signed 6-bit scales for groups of 16, values of 2 bits and an inverted third.
+// Signed 6-bit scales for sub-blocks of 16, values of 2 bits and an inverted third.
 struct Q3_K {
     static constexpr int LEN = 256, BYTES = 110;
     static __device__ __forceinline__ void run(const uint8_t* block, unsigned index, float (&w)[32]) {
@@ -128,7 +128,7 @@ struct Q3_K {
     }
 };
 
-// 6-bit scales and mins for groups of 32; of 64 values, value l is the low half of byte l, value 32 + l its high half. The 5-bit format
+// 6-bit scales and mins for sub-blocks of 32; of 64 values, value l is the low half of byte l, value 32 + l its high half. The 5-bit format
 // has 32 bytes of fifth bits before: bit j of byte l belongs to value 32 j + l.
 template <bool HAS_FIFTH_BITS>
 struct SixBitScales {
@@ -156,7 +156,7 @@ struct SixBitScales {
 using Q4_K = SixBitScales<false>;
 using Q5_K = SixBitScales<true>;
 
-// Signed 8-bit scales for groups of 16, 128 bytes of low nibbles, 64 bytes of high pairs of bits.
+// Signed 8-bit scales for sub-blocks of 16, 128 bytes of low nibbles, 64 bytes of high pairs of bits.
 struct Q6_K {
     static constexpr int LEN = 256, BYTES = 210;
     static __device__ __forceinline__ void run(const uint8_t* block, unsigned index, float (&w)[32]) {

@@ -5,7 +5,7 @@
 //! or with 0, one a physical core.
 
 use device::cpu::{
-    CpuTier, ThreadPool,
+    Isa, ThreadPool,
     roofline::{beyond_caches, read_bandwidth},
 };
 
@@ -15,15 +15,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     });
     let mut arguments = arguments.collect::<Result<Vec<_>, _>>()?.into_iter();
     let threads = arguments.next().filter(|threads| *threads > 0).unwrap_or_else(device::num_physical_cores);
-    let (pool, tier) = (ThreadPool::new(threads)?, CpuTier::detect());
+    let (pool, isa) = (ThreadPool::new(threads)?, Isa::detect());
     for bytes in std::iter::once(beyond_caches()).chain(arguments) {
-        let measured = read_bandwidth(&pool, tier, bytes)?;
+        let measured = read_bandwidth(&pool, isa, bytes)?;
         println!(
             r#"{{"gb_per_s": {:.2}, "best_gb_per_s": {:.2}, "threads": {}, "buffer_bytes": {bytes}, "tier": "{}"}}"#,
             measured.median / 1e9,
             measured.best / 1e9,
             pool.num_threads(),
-            tier.name()
+            isa.name()
         );
     }
     Ok(())

@@ -11,8 +11,8 @@
 use std::{any::Any, sync::Arc};
 
 use crate::{
-    CacheEngine, DType, DeviceError, HostMemory, KvCacheSpec, KvDType, KvShape, RowSampling, SampledRow, Tensor, TokenMask, WeightView,
-    host_memory,
+    CacheEngine, DType, DeviceError, HostMemory, KvCacheSpec, KvDType, KvShape, RowSampling, SampledRow, Tensor, TokenMask,
+    WeightView, host_memory,
 };
 
 /// How exactly a linear layer computes.
@@ -20,10 +20,10 @@ use crate::{
 pub enum Precision {
     /// Float weights and activations; every output is summed over K in one fixed order whatever the batch, chunk or split.
     Exact,
-    /// The fastest: activations as integers with a scale for 32 on quantised weights; on float weights as f32, or both as bf16 where the
+    /// The fastest: activations as integers with a scale for 32 on quantized weights; on float weights as f32, or both as bf16 where the
     /// processor multiplies those faster.
     Fast,
-    /// As fast, where a row keeps its bits whatever the number of rows: float weights do without tile units.
+    /// As fast, where a row keeps its bits whatever the number of rows: float weights do without AMX.
     Deterministic,
 }
 
@@ -346,8 +346,8 @@ pub struct GateUpArgs<'a> {
 pub struct BackendInfo {
     /// "cpu" or "cuda".
     pub device: String,
-    /// Instruction-set tier: "scalar", "avx2", "avx512", "avx512+bf16" where that multiplies bf16, or "amx"; the name of a GPU.
-    pub tier: String,
+    /// Instruction set: "scalar", "avx2", "avx512", "avx512+bf16" where that multiplies bf16, or "amx"; the name of a GPU.
+    pub isa: String,
     /// Worker threads.
     pub num_threads: usize,
 }
@@ -357,7 +357,7 @@ pub struct BackendInfo {
 pub struct BackendMemory {
     /// All of it, in bytes.
     pub total_bytes: u64,
-    /// What nobody uses at the moment.
+    /// What is free at the moment.
     pub available_bytes: u64,
     /// The host's own, committed as it is first written; a GPU's is taken as it is asked for.
     pub is_host: bool,
@@ -398,10 +398,10 @@ pub struct WorkspaceShape {
     pub gated: bool,
 }
 
-/// Steps that a backend recorded for one model and its KV storage, which outlive them.
+/// The graphs that a backend recorded for one model and its KV storage, which outlive them.
 #[derive(Default)]
 pub struct StepGraphs {
-    /// Rows of a recorded step at most; 0: none is recorded.
+    /// Rows of a step that is recorded at most; 0: none is.
     pub max_rows: usize,
     recorded: Option<Box<dyn Any + Send>>,
 }

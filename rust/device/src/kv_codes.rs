@@ -8,7 +8,7 @@
 //! An infinity counts as the largest finite f32 in the scale, and has the largest code. A NaN gives the whole vector a NaN scale, so that it reads as NaN: a fault shows
 //! wherever it is read, as with floats. A vector whose scale would be below the least normal f32 is stored as zeros.
 
-#![allow(clippy::inline_always)] // Inlined into the kernels of every tier, whose vectors these loops become.
+#![allow(clippy::inline_always)] // Inlined into the kernels of every ISA, whose vectors these loops become.
 
 use half::bf16;
 

@@ -188,7 +188,7 @@ impl ThreadPool {
     }
 
     /// Calls `body(worker, start, end)` for disjoint ranges of up to `grain` that cover `0..len`. A worker goes through a share of its own
-    /// from first to last, so that memory that lies in this order is one stream to it, and then takes from the shares of others.
+    /// from first to last, so that memory that lies in this order is one stream to it. Idle workers steal from the shares of others.
     pub fn for_each_share(&self, len: usize, grain: usize, body: &(dyn Fn(usize, usize, usize) + Sync)) {
         let (grain, threads) = (grain.max(1), self.num_threads());
         let guard = self.lock();
@@ -210,7 +210,7 @@ impl ThreadPool {
     }
 }
 
-/// The pieces of a share: of `grain`, and of half of what is left towards the end, so that nobody waits long for the last one.
+/// The pieces of a share: of `grain`, and of half of what is left towards the end, so that no worker waits long for the last one.
 struct Pieces {
     len: usize,
     grain: usize,
@@ -332,7 +332,7 @@ mod tests {
                 }
             });
             assert!(hits.iter().all(|h| h.load(Ordering::Relaxed) == 1), "{len} by {grain}");
-            // Worker 0 always runs, and nobody takes from its share before theirs are done.
+            // Worker 0 always runs, and others steal from its share only when theirs are done.
             assert!(len < 100 || firsts[0].load(Ordering::Relaxed) < len / 3, "{len} by {grain}");
         }
     }

@@ -153,7 +153,7 @@ impl Device for ReferenceBackend {
     }
 
     fn info(&self) -> BackendInfo {
-        BackendInfo { device: "cpu".into(), tier: "reference".into(), num_threads: 1 }
+        BackendInfo { device: "cpu".into(), isa: "reference".into(), num_threads: 1 }
     }
 
     fn alloc(&self, max_rows: usize, cols: usize) -> Result<Tensor, DeviceError> {

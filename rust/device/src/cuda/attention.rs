@@ -154,7 +154,7 @@ impl StepLists {
         lists.upload(step, self.tables.as_ref().expect("room was made for the tables"))
     }
 
-    /// Addresses that recorded steps know.
+    /// Addresses that graphs know.
     pub fn buffers(&self) -> [DevicePtr; 3] {
         [self.part_out.at(), self.part_lse.at(), self.tables.as_ref().map_or(0, DeviceMemory::at)]
     }

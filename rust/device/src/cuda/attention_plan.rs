@@ -262,7 +262,7 @@ mod tests {
                 assert_eq!(parts[at].take(), Some(merge.row));
             }
         }
-        assert!(parts.iter().all(Option::is_none), "parts that nobody merges");
+        assert!(parts.iter().all(Option::is_none), "parts that are not merged");
         assert_eq!(plan.merges.iter().map(|merge| merge.row).collect::<Vec<_>>(), [0, 1, 2, 4, 5]);
     }
 

@@ -123,7 +123,7 @@ impl CudaBackend {
         &self.driver
     }
 
-    /// Addresses that recorded steps know, and a number that changes with those of constants.
+    /// Addresses that graphs know, and a number that changes with those of constants.
     pub(super) fn buffers(&self) -> Vec<DevicePtr> {
         let mut state = self.state();
         let own = [state.normed.at(), state.projected.at(), state.up.at(), state.constants.clear_lost()];
@@ -355,7 +355,7 @@ impl Device for CudaBackend {
     fn info(&self) -> BackendInfo {
         BackendInfo {
             device: "cuda".into(),
-            tier: self.gpu().name.clone(),
+            isa: self.gpu().name.clone(),
             num_threads: self.host.as_ref().map_or(1, ThreadPool::num_threads),
         }
     }

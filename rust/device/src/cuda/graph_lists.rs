@@ -1,4 +1,4 @@
-//! The lists of a step at addresses that do not change, padded to the size of a recorded step.
+//! The lists of a step at addresses that do not change, padded to the size of a graph.
 //!
 //! ```text
 //! positions | rope positions | slots of each group | work and merges of each kind of layer

@@ -1,4 +1,4 @@
-//! Which steps share a recorded graph: those in which every request decodes, of the same padded size.
+//! Which steps share a CUDA graph: those in which every request decodes, of the same padded size.
 
 use crate::{KvGroupMetadata, StepMetadata};
 

@@ -17,7 +17,7 @@ impl Amx {
     }
 }
 
-/// Whether scalar code ([`super::model`]) stands in for the tile units, so that all that is around them is tested on machines without.
+/// Whether scalar code ([`super::model`]) stands in for AMX, so that all that is around it is tested on machines without.
 #[cfg(test)]
 pub(super) fn is_modelled() -> bool {
     !has_tiles()

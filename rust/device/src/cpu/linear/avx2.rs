@@ -29,7 +29,7 @@ use super::{
     PANEL,
     activations::{ActBlock, BLOCK, UPPER},
     lm_head::{FIFTH_BYTES, LOWER_BYTES, PlanesKernels, UPPER_BYTES},
-    packed::{Codes, Kernel, Layout, block_bytes, codes_bytes, select, span_blocks_bytes, span_bytes, zero_point},
+    packed::{Codes, Kernel, Layout, block_bytes, codes_bytes, select, super_block_body_bytes, super_block_bytes, zero_point},
 };
 use crate::cpu::simd::prefetch;
 
@@ -52,12 +52,12 @@ pub(super) fn kernel(layout: Layout) -> Kernel {
 /// Kernels that must not be called where there is no AVX-VNNI.
 pub(super) fn with_vnni(layout: Layout) -> Kernel {
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn kernel<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool>(
+    fn kernel<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool>(
         panel: &[u8],
         acts: &[ActBlock],
         out: &mut [[f32; PANEL]],
     ) {
-        multiply::<CODES, HALVES, MIN, FACTORS, true>(panel, acts, out);
+        multiply::<CODES, HALVES, MIN, SUPER, true>(panel, acts, out);
     }
     select!(layout, kernel)
 }
@@ -65,19 +65,19 @@ pub(super) fn with_vnni(layout: Layout) -> Kernel {
 /// Kernels with the instructions of AVX2 alone.
 pub(super) fn without_vnni(layout: Layout) -> Kernel {
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn kernel<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool>(
+    fn kernel<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool>(
         panel: &[u8],
         acts: &[ActBlock],
         out: &mut [[f32; PANEL]],
     ) {
-        multiply::<CODES, HALVES, MIN, FACTORS, false>(panel, acts, out);
+        multiply::<CODES, HALVES, MIN, SUPER, false>(panel, acts, out);
     }
     select!(layout, kernel)
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool, const VNNI: bool>(
+fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool, const VNNI: bool>(
     panel: &[u8],
     acts: &[ActBlock],
     out: &mut [[f32; PANEL]],
@@ -85,15 +85,16 @@ fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS:
     out.fill([0.0; PANEL]);
     let stride = stride_bytes(acts, out);
     let mut b = 0;
-    for span in panel.chunks_exact(const { span_bytes(CODES, HALVES, MIN, FACTORS) }) {
-        let (blocks, floats) = span.split_at(const { span_blocks_bytes(CODES, HALVES, MIN, FACTORS) });
+    for super_block in panel.chunks_exact(const { super_block_bytes(CODES, HALVES, MIN, SUPER) }) {
+        let (blocks, floats) = super_block.split_at(const { super_block_body_bytes(CODES, HALVES, MIN, SUPER) });
         assert!(
-            floats.len() == const { span_bytes(CODES, HALVES, MIN, FACTORS) - span_blocks_bytes(CODES, HALVES, MIN, FACTORS) }
+            floats.len()
+                == const { super_block_bytes(CODES, HALVES, MIN, SUPER) - super_block_body_bytes(CODES, HALVES, MIN, SUPER) }
         );
-        for block in blocks.chunks_exact(const { block_bytes(CODES, HALVES, MIN, FACTORS) }) {
+        for block in blocks.chunks_exact(const { block_bytes(CODES, HALVES, MIN, SUPER) }) {
             prefetch_ahead(block);
             for part in 0..PARTS {
-                Part::<CODES, HALVES, MIN, FACTORS>::unpack(block, floats, part).add_rows::<VNNI>(&acts[b..], stride, out, part);
+                Part::<CODES, HALVES, MIN, SUPER>::unpack(block, floats, part).add_rows::<VNNI>(&acts[b..], stride, out, part);
             }
             b += 1;
         }
@@ -135,7 +136,7 @@ fn stride_bytes(acts: &[ActBlock], out: &[[f32; PANEL]]) -> usize {
     black_box(acts.len() / out.len() * size_of::<ActBlock>())
 }
 
-/// Asks for lines some way ahead; in the order in which they lie, or two cores of a Zen 3 multiply one row at 0.9 times the speed.
+/// Prefetches lines some way ahead; in the order in which they lie, or two cores of a Zen 3 multiply one row at 0.9 times the speed.
 #[inline]
 fn prefetch_ahead(lines: &[u8]) {
     for line in (0..lines.len()).step_by(64) {
@@ -144,17 +145,17 @@ fn prefetch_ahead(lines: &[u8]) {
 }
 
 /// 8 rows of a block of a panel, in registers while all rows of activations pass.
-struct Part<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool> {
+struct Part<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool> {
     /// As bytes, in order of columns.
     codes: [__m256i; QUADS],
     scales: Scales,
 }
 
-/// Scales, and minima, of each group of columns of 8 rows.
+/// Scales, and minima, of each sub-block of 8 rows.
 type Scales = [[__m256; 2]; 2];
 
-impl<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool> Part<CODES, HALVES, MIN, FACTORS> {
-    const GROUPS: usize = 1 + HALVES as usize;
+impl<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool> Part<CODES, HALVES, MIN, SUPER> {
+    const SUB_BLOCKS: usize = 1 + HALVES as usize;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -166,7 +167,7 @@ impl<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool> 
         Self { codes: all, scales: Self::scales(block, floats, part) }
     }
 
-    /// Scales and minima of each group.
+    /// Scales and minima of each sub-block.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn scales(block: &[u8], floats: &[u8], part: usize) -> Scales {
@@ -176,7 +177,7 @@ impl<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool> 
             // SAFETY: it lies within the lines by the assertion.
             unsafe { _mm256_cvtph_ps(_mm_loadu_si128(floats.as_ptr().add(at).cast())) }
         };
-        let factors = |line: usize| {
+        let sub_block_scales = |line: usize| {
             let at = const { codes_bytes(CODES) } + PANEL * line + LANES * part;
             assert!(at + LANES <= block.len());
             // SAFETY: it lies within the block by the assertion.
@@ -184,9 +185,9 @@ impl<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool> 
         };
         let mut scales = [[_mm256_setzero_ps(); 2]; 2];
         for (kind, scales) in scales.iter_mut().enumerate().take(1 + usize::from(MIN)) {
-            for (group, scales) in scales.iter_mut().enumerate().take(Self::GROUPS) {
-                let line = kind * Self::GROUPS + group;
-                *scales = if FACTORS { _mm256_mul_ps(f16s(kind), factors(line)) } else { f16s(line) };
+            for (sub_block, scales) in scales.iter_mut().enumerate().take(Self::SUB_BLOCKS) {
+                let line = kind * Self::SUB_BLOCKS + sub_block;
+                *scales = if SUPER { _mm256_mul_ps(f16s(kind), sub_block_scales(line)) } else { f16s(line) };
             }
         }
         scales
@@ -224,14 +225,14 @@ impl<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool> 
         }
         // SAFETY: `out` is 8 f32.
         let mut sums = unsafe { _mm256_loadu_ps(out.as_ptr()) };
-        for (group, dot) in dots.into_iter().enumerate().take(Self::GROUPS) {
-            let sum = if HALVES { 1 + group } else { 0 };
+        for (sub_block, dot) in dots.into_iter().enumerate().take(Self::SUB_BLOCKS) {
+            let sum = if HALVES { 1 + sub_block } else { 0 };
             let zeros = _mm256_sll_epi32(_mm256_set1_epi32(x.sums[sum]), zero_bits);
             let dot = if zero > 0 { _mm256_sub_epi32(dot, zeros) } else { dot };
             // All but the last step can be taken before the integers are there.
-            let scale = _mm256_mul_ps(self.scales[0][group], _mm256_set1_ps(x.scale));
+            let scale = _mm256_mul_ps(self.scales[0][sub_block], _mm256_set1_ps(x.scale));
             if MIN {
-                sums = _mm256_fmadd_ps(self.scales[1][group], _mm256_set1_ps(x.scaled_sums[sum]), sums);
+                sums = _mm256_fmadd_ps(self.scales[1][sub_block], _mm256_set1_ps(x.scaled_sums[sum]), sums);
             }
             sums = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, sums);
         }
@@ -239,7 +240,7 @@ impl<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool> 
         unsafe { _mm256_storeu_ps(out.as_mut_ptr(), sums) };
     }
 
-    /// Sums of products by one part of the activations' codes, for each group.
+    /// Sums of products by one part of the activations' codes, for each sub-block.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn dots<const VNNI: bool>(&self, x: &[i8; BLOCK]) -> [__m256i; 2] {

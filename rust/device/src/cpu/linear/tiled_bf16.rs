@@ -23,7 +23,7 @@ use super::{
     PANEL,
     tiled::{K_TILE, TILE, TILE_ELEMENTS},
 };
-use crate::cpu::{amx::round_line, simd::prefetch_stream, tier::reads_ahead_to_l2};
+use crate::cpu::{amx::round_line, isa::reads_ahead_to_l2, simd::prefetch_stream};
 
 /// Bytes ahead of use that weights are prefetched: what 8 rows take about the latency of memory to multiply.
 const AHEAD: usize = 8 << 10;

@@ -1,4 +1,4 @@
-//! f32 activations times a panel of [`tiled`](super::tiled) weights: `out[M, 32] = x[M, K] * panel[32, K]^T`, for every tier.
+//! f32 activations times a panel of [`tiled`](super::tiled) weights: `out[M, 32] = x[M, K] * panel[32, K]^T`, for every ISA.
 //!
 //! ```text
 //!              panel, a column pair: 32 even columns, 32 odd columns     AVX-512: 2 + 2 registers
@@ -25,7 +25,7 @@
 //! 16 rows 105 and 119, 64 rows 127 and 150.
 
 #![allow(unsafe_op_in_unsafe_fn)]
-#![allow(clippy::inline_always, clippy::needless_range_loop)] // Tier code must be inlined; counted loops over registers unroll.
+#![allow(clippy::inline_always, clippy::needless_range_loop)] // ISA code must be inlined; counted loops over registers unroll.
 
 use std::mem::MaybeUninit;
 
@@ -34,21 +34,21 @@ use super::{
     float::{BF16, F16, F32, element_bytes},
     tiled::{K_TILE, TILE, TILE_ELEMENTS},
 };
-use crate::cpu::simd::{Simd, prefetch, tier_entry};
+use crate::cpu::simd::{Simd, isa_entry, prefetch};
 
 /// Bytes ahead of use that weights are prefetched.
 const AHEAD: usize = 4 << 10;
 
-tier_entry! {
+isa_entry! {
     /// `out[m][n] = dot(panel row n, x row m)`, `x` being `[out.len(), cols]`, at most 64 rows. The caller promises that the machine has the
-    /// tier.
+    /// ISA.
     pub(super) fn multiply_f32 => f32s(panel: &[u8], x: &[f32], out: &mut [[f32; PANEL]])
 }
-tier_entry! {
+isa_entry! {
     /// As [`multiply_f32`], of F16.
     pub(super) fn multiply_f16 => f16s(panel: &[u8], x: &[f32], out: &mut [[f32; PANEL]])
 }
-tier_entry! {
+isa_entry! {
     /// As [`multiply_f32`], of BF16.
     pub(super) fn multiply_bf16 => bf16s(panel: &[u8], x: &[f32], out: &mut [[f32; PANEL]])
 }
