@@ -6,8 +6,9 @@ use crate::cpu::simd::{Simd, exp};
 
 use super::{
     Problem, SPLIT_KEYS,
-    kernel::{Scratch, row_offset},
     plan::{Merge, PARTIAL_HEADER, padded_dim, partial_stride},
+    row_offset,
+    scratch::Scratch,
 };
 
 /// The softmax state of one row in one split.

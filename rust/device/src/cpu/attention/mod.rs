@@ -48,6 +48,7 @@ mod merge;
 mod plan;
 mod product;
 mod score;
+mod scratch;
 mod tile;
 
 use std::sync::{
@@ -119,6 +120,14 @@ fn first_key(params: &AttentionParams, position: usize) -> usize {
     params.window.map_or(0, |window| (position + 1).saturating_sub(window))
 }
 
+/// Elements from the start of q or of the output to head `row % queries_per_kv` of token `row / queries_per_kv`.
+#[inline(always)]
+fn row_offset(problem: &Problem<'_>, kv_head: usize, first_row: usize, row: usize) -> usize {
+    let queries_per_kv = problem.queries_per_kv();
+    ((first_row + row / queries_per_kv) * problem.params.num_heads + kv_head * queries_per_kv + row % queries_per_kv)
+        * problem.params.head_dim
+}
+
 /// Sixteen floats on a cache line of their own.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
@@ -156,7 +165,7 @@ impl AttentionScratch {
 pub(crate) fn workspace_bytes(shape: &WorkspaceShape, num_threads: usize) -> u64 {
     let queries_per_kv = shape.num_heads / shape.num_kv_heads;
     let rows = plan::ROWS_PER_ITEM.max(queries_per_kv).max(shape.num_kv_heads * MAX_ROW_BLOCK);
-    let workers = num_threads * kernel::Scratch::len(rows, shape.head_dim);
+    let workers = num_threads * scratch::Scratch::len(rows, shape.head_dim);
     let divided = if num_threads > 1 { (4 * num_threads * rows).min(shape.num_tokens * shape.num_heads) } else { 0 };
     let partials = shape.seq_len.div_ceil(SPLIT_KEYS) * plan::partial_stride(divided, shape.head_dim);
     ((workers + partials) * size_of::<f32>()) as u64
@@ -191,7 +200,7 @@ pub(crate) fn attention(args: AttentionArgs<'_>, step: &StepMetadata, isa: Isa, 
         to_l2: reads_ahead_to_l2(),
     };
     // Every worker's, for any of them may come to any item.
-    let scratch_len = kernel::Scratch::len(plan.max_rows, params.head_dim);
+    let scratch_len = scratch::Scratch::len(plan.max_rows, params.head_dim);
     for worker in &scratch.workers {
         worker.lock().unwrap_or_else(PoisonError::into_inner).at_least(scratch_len);
     }

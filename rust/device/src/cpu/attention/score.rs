@@ -9,7 +9,7 @@ use crate::{
     cpu::simd::{Simd, exp, tanh},
 };
 
-use super::{STRIP_KEYS, STRIPS, TILE_KEYS, ahead::Ahead, element::KeyUnit, product::Product, tile::Scales};
+use super::{STRIP_KEYS, STRIPS, TILE_KEYS, ahead::Ahead, element::KeyUnit, product::Product};
 
 /// Units of keys that are read between two prefetches, where products are not fast.
 const UNITS_AT_ONCE: usize = 8;
@@ -135,6 +135,12 @@ unsafe fn score_block<S: Simd, P: Product, U: KeyUnit, const R: usize, const C: 
             }
         }
     }
+}
+
+/// Scales of a tile, times what the elements are loaded divided by. Lanes that are not read hold anything.
+pub(super) struct Scales {
+    pub(super) keys: [f32; TILE_KEYS],
+    pub(super) values: [f32; TILE_KEYS],
 }
 
 /// Softmax of one row so far.

@@ -17,7 +17,7 @@ use super::{
     element::{BF16, BF16Pair, Element, F8E4M3, F16, F32, Int8},
     plan::{Item, padded_dim},
     product::{Pairs, Product, Single},
-    score::{Keys, score_rows},
+    score::{Keys, Scales, score_rows},
 };
 
 /// `$body` with `$unit` as what the keys of `$tiles` consist of, as `$product` multiplies them.
@@ -62,12 +62,6 @@ pub(super) struct Tiles<'a> {
     next_shift: usize,
     /// Scales of the head.
     scales: Option<Scales>,
-}
-
-/// Scales of a tile, times what the elements are loaded divided by. Lanes that are not read hold anything.
-pub(super) struct Scales {
-    pub(super) keys: [f32; TILE_KEYS],
-    pub(super) values: [f32; TILE_KEYS],
 }
 
 impl<'a> Tiles<'a> {

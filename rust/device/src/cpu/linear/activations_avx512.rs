@@ -3,7 +3,7 @@
 #[allow(clippy::wildcard_imports)] // Intrinsics.
 use std::arch::x86_64::*;
 
-use super::activations::{ActBlock, BLOCK, UPPER, quantize_blocks};
+use super::act_block::{ActBlock, BLOCK, UPPER, quantize_blocks};
 
 /// Values of a register.
 const LANES: usize = 16;

@@ -27,9 +27,11 @@ use std::{
 
 use super::{
     PANEL,
-    activations::{ActBlock, BLOCK, UPPER},
-    lm_head::{FIFTH_BYTES, LOWER_BYTES, PlanesKernels, UPPER_BYTES},
-    packed::{Codes, Kernel, Layout, block_bytes, codes_bytes, select, super_block_body_bytes, super_block_bytes, zero_point},
+    act_block::{ActBlock, BLOCK, UPPER},
+    layout::{
+        Codes, FIFTH_BYTES, Kernel, LOWER_BYTES, Layout, PlanesKernels, UPPER_BYTES, block_bytes, codes_bytes, select,
+        super_block_body_bytes, super_block_bytes, zero_point,
+    },
 };
 use crate::cpu::simd::prefetch;
 

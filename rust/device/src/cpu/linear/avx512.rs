@@ -36,11 +36,10 @@ use std::arch::x86_64::*;
 
 use super::{
     PANEL,
-    activations::{ActBlock, UPPER},
-    lm_head::{FIFTH_BYTES, LOWER_BYTES, PlanesKernels, UPPER_BYTES},
-    packed::{
-        Codes, Kernel, Layout, TILE, block_bytes, codes_bytes, select, super_block_body_bytes, super_block_bytes,
-        super_block_len, zero_point,
+    act_block::{ActBlock, UPPER},
+    layout::{
+        Codes, FIFTH_BYTES, Kernel, LOWER_BYTES, Layout, PlanesKernels, TILE, UPPER_BYTES, block_bytes, codes_bytes, select,
+        super_block_body_bytes, super_block_bytes, super_block_len, zero_point,
     },
 };
 use crate::cpu::{

@@ -2,7 +2,8 @@
 
 use super::{
     MANY_ROWS, PANEL,
-    activations::{ACT_ROWS, ActBlock, ActTile, BLOCK, stride},
+    act_block::{ActBlock, BLOCK},
+    activations::{ACT_ROWS, ActTile, stride},
     largest::search_bytes,
     lm_head, packed, tiled,
 };

@@ -18,7 +18,7 @@ use super::{
     PANEL,
     activations::{ACT_ROWS, ActTile},
     avx512::{codes, scales_or_minima},
-    packed::{Codes, Layout, blocks_of, select, zero_point},
+    layout::{Codes, Layout, blocks_of, select, zero_point},
 };
 use crate::cpu::amx::{IntTiles, Sums};
 

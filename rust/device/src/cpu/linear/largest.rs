@@ -7,7 +7,8 @@ use std::ops::Range;
 
 use super::{
     CpuLinear, Input, PANEL, Weight,
-    activations::{ActBlock, BLOCK, stride},
+    act_block::{ActBlock, BLOCK},
+    activations::stride,
     elementwise::per_isa,
     for_products,
     lm_head::{ErrorBounds, Lengths, LmHead, UNIT, max_searched_rows, shift},

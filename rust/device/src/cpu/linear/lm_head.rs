@@ -24,9 +24,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{
     PANEL,
-    activations::{ActBlock, BLOCK, UPPER},
+    act_block::{ActBlock, BLOCK, UPPER},
+    layout::{
+        Codes, FIFTH_BYTES, LOWER_BYTES, Layout, PlanesKernels, TILE, UPPER_BYTES, codes_bytes, super_block_bytes, zero_point,
+    },
     out::SharedOut,
-    packed::{Codes, Layout, TILE, codes_bytes, codes_of, f16_at, pack_row, put_codes, super_block_bytes, zero_point},
+    packed::{codes_of, f16_at, pack_row, put_codes},
     slab::SlabBytes,
 };
 use crate::{
@@ -35,11 +38,8 @@ use crate::{
 };
 
 const LAYOUT: Layout = Layout { codes: Codes::U8, halves: false, min: false, super_blocks: false };
-/// Bytes of a block as it was, and of each plane.
+/// Bytes of a block as it was.
 const BLOCK_BYTES: usize = super_block_bytes(Codes::U8 as u8, false, false, false);
-pub(super) const UPPER_BYTES: usize = super_block_bytes(Codes::U4 as u8, false, false, false);
-pub(super) const FIFTH_BYTES: usize = codes_bytes(Codes::U5 as u8) - codes_bytes(Codes::U4 as u8);
-pub(super) const LOWER_BYTES: usize = codes_bytes(Codes::U4 as u8);
 /// Bytes of the error bounds of a panel.
 pub(super) const ERROR_BOUNDS_BYTES: usize = size_of::<ErrorBounds>();
 
@@ -84,16 +84,6 @@ pub(super) fn max_searched_rows(isa: Isa) -> usize {
 pub(super) const fn resident_panel_bytes(cols: usize) -> usize {
     let [upper, fifth, lower] = plane_lens(cols / BLOCK);
     upper + fifth + lower
-}
-
-/// Multiplies a panel, its blocks of the upper and of another plane, by rows of activations; see [`Kernel`](super::packed::Kernel).
-pub(super) type PlanesKernel = unsafe fn(upper: &[u8], other: &[u8], acts: &[ActBlock], out: &mut [[f32; PANEL]]);
-
-/// Those of upper and fifth plane, and of upper and lower one.
-#[derive(Clone, Copy)]
-pub(super) struct PlanesKernels {
-    pub estimate: PlanesKernel,
-    pub multiply: PlanesKernel,
 }
 
 fn planes_kernels(isa: Isa) -> Option<PlanesKernels> {
@@ -171,7 +161,7 @@ impl LmHead {
         self.blocks * (UPPER_BYTES + LOWER_BYTES)
     }
 
-    /// Multiplies panel `p` by rows of activations, `[rows, stride]`; see [`Kernel`](super::packed::Kernel).
+    /// Multiplies panel `p` by rows of activations, `[rows, stride]`; see [`Kernel`](super::layout::Kernel).
     pub(super) fn multiply(&self, p: usize, acts: &[ActBlock], out: &mut [[f32; PANEL]]) {
         let [upper, _, lower] = self.planes(p);
         // SAFETY: the kernel is of the ISA, and `CpuLinear` refuses one above the machine's.

@@ -6,6 +6,7 @@
 //! multiplied in f32 ([`float`]). [`phases`] shares panels among the threads and fuses norms, activation functions and residuals around
 //! them.
 
+mod act_block;
 mod activations;
 #[cfg(target_arch = "x86_64")]
 mod activations_avx2;
@@ -26,6 +27,7 @@ mod gate_up;
 #[cfg(target_arch = "x86_64")]
 mod int_tiles;
 mod largest;
+mod layout;
 mod lm_head;
 #[cfg(target_arch = "x86_64")]
 mod many_rows;
@@ -54,7 +56,8 @@ pub use phases::{LinearContext, LinearScratch, linear_residual, norm_linear};
 pub(super) use slab::trim;
 
 use self::{
-    activations::{ACT_ROWS, ActBlock, ActTile, BLOCK, stride},
+    act_block::{ActBlock, BLOCK},
+    activations::{ACT_ROWS, ActTile, stride},
     lm_head::LmHead,
     packed::Packed,
     tiled::Tiled,

@@ -8,7 +8,8 @@ use std::ops::Range;
 
 use super::{
     CpuLinear, Input, MANY_ROWS, PANEL,
-    activations::{ACT_ROWS, ActBlock, ActTile, BLOCK, stride},
+    act_block::{ActBlock, BLOCK},
+    activations::{ACT_ROWS, ActTile, stride},
     out::SharedOut,
     phases::{LinearContext, grown},
 };

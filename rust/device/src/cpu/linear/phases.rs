@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use super::{
     CpuLinear, Input, MANY_ROWS, PANEL,
-    activations::{ACT_ROWS, ActBlock, ActTile, BLOCK, quantize_row, stride, tile_row},
+    act_block::{ActBlock, BLOCK},
+    activations::{ACT_ROWS, ActTile, quantize_row, stride, tile_row},
     elementwise::{add_scaled, norm_row},
     for_products,
     largest::Search,

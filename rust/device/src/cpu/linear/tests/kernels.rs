@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::{
     super::{
         activations::quantize_row,
-        packed::{Layout, super_block_body_bytes, super_block_bytes, super_block_len},
+        layout::{Layout, super_block_body_bytes, super_block_bytes, super_block_len},
     },
     *,
 };
@@ -299,7 +299,7 @@ fn avx2_kernels_have_the_same_bits_with_vnni_and_without() {
             assert!(with == without, "{} {rows} rows, codes {fill:?}", format.name());
             if format == GgmlType::Q4_0 {
                 // The upper plane of a matrix of logits is laid out like this format.
-                for (other, is_estimate) in [(lm_head::FIFTH_BYTES, true), (lm_head::LOWER_BYTES, false)] {
+                for (other, is_estimate) in [(layout::FIFTH_BYTES, true), (layout::LOWER_BYTES, false)] {
                     let mut plane = vec![0u8; BLOCKS * other];
                     plane.fill_with(|| fill.unwrap_or(random.bits() as u8));
                     let [with, without] = [avx2::planes_kernels_of::<true>(), avx2::planes_kernels_of::<false>()]

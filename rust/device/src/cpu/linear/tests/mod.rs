@@ -6,7 +6,7 @@ mod phases;
 
 use half::f16;
 
-use super::{activations::BLOCK, *};
+use super::{act_block::BLOCK, *};
 use crate::{DType, GgmlType, Norm, NormKind, Projection, Tensor, mmap::Bytes, quant::dequantize_row};
 
 fn isas() -> Vec<Isa> {
