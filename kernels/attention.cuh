@@ -1,7 +1,7 @@
 // A warp's share of attention: 16 query vectors against tiles of keys and values in shared memory, on tensor cores.
 //
-// The query vectors of a KV head are those of its queries_per_kv heads (GQA) for all rows of the work, vector m = row * queries_per_kv + head:
-// so one read of K and V serves them all. Vectors past the last see no key.
+// The query vectors of a KV head are those of its query heads (GQA) for all rows of the work: vector m is row * queries_per_kv +
+// head. So one read of K and V serves them all. Vectors past the last see no key.
 //
 //   scores [16, KEYS] = q [16, D] k^T          mma.m16n8k16: lane 4 g + t has vectors g and g + 8, keys 8 n + 2 t and the next
 //   weights = 2^(scores - largest)             online: when the largest grows, sums and totals shrink
@@ -11,8 +11,9 @@
 //
 //   k [KEYS, D] | v [KEYS, D] | one-byte types: scales of k [KEYS], of v [KEYS], bfloat16
 //
-// 16-bit types go to the tensor cores as they are. Codes of one byte become bfloat16 (exactly) between shared memory and registers,
-// where their scales are multiplied into scores and weights. For them the order of the columns is one that 4-byte loads give:
+// 16-bit types go to the tensor cores as they are. Codes of one byte become bfloat16 (exactly) between shared memory and
+// registers, where their scales are multiplied into scores and weights. For them the order of the columns is one that 4-byte
+// loads give:
 //   q and k: column 16 s + 4 t + i is the i-th of lane t in step s;     v: column 32 q + 4 g + j is column g of tile 4 q + j.
 #pragma once
 #include "cache.cuh"

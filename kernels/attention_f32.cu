@@ -5,8 +5,9 @@
 //   values   lane l: columns l, l + 32, ... of all 32 keys
 //
 // What a row sees and in what order depends on its own work alone, so its bits do not depend on the rows beside it.
-// Bytes: 8 n_keys D a KV head and CTA, once for each four query heads from L1 or L2; operations: 4 n_keys D a head. The floor is that
-// of f32 arithmetic above 4 query heads a KV head, of memory below.
+//
+// Bytes: 8 n_keys D a KV head and CTA, once for each four query heads from L1 or L2; operations: 4 n_keys D a head. The floor is
+// that of f32 arithmetic above 4 query heads a KV head, of memory below.
 #include "attention.cuh"
 
 namespace {

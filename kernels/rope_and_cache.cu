@@ -8,9 +8,9 @@
 //   head -> (RMS or layer norm) -> (rotation: partners through shared memory) -> q in place, or the block of its slot:
 //   plane + block * block_bytes: [KH, block_size, D] elements, then [KH, block_size] scales of the one-byte types
 //
-// Bytes of a token: 8 H D of q (read and written), 8 KH D of k and v, 2 KH D times the cache's element; about 4 operations an element.
-// It waits for memory: for Llama-3-8B (H 32, KH 8, D 128, bf16) 45 KB a token, at 4.3 TB/s 10 ns a token in a long prompt; a step of few
-// tokens is one launch.
+// Bytes of a token: 8 H D of q (read and written), 8 KH D of k and v, 2 KH D times the cache's element; about 4 operations an
+// element. It waits for memory: for Llama-3-8B (H 32, KH 8, D 128, bf16) 45 KB a token, at 4.3 TB/s 10 ns a token in a long
+// prompt; a step of few tokens is one launch.
 #include "cache.cuh"
 
 namespace {

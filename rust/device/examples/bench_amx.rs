@@ -1,7 +1,7 @@
 //! Speed of linear layers by number of rows, with and without AMX, in TFLOP/s; packing of the activations included.
 //!
-//! `cargo run --release -p mistral-paged-device --example bench_amx [-- THREADS [TYPE]]`: the ISAs amx and avx512 in turn, medians of
-//! 7 samples of about 10 ms each.
+//! `cargo run --release -p mistral-paged-device --example bench_amx [-- THREADS [TYPE]]`: the ISAs amx and avx512 in turn,
+//! medians of 7 samples of about 10 ms each.
 
 use std::time::Instant;
 

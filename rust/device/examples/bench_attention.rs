@@ -1,9 +1,10 @@
-//! Speed of paged attention beside the read bandwidth of memory in the same run: GB/s of keys and values in decode, GFLOP/s in prefill.
+//! Speed of paged attention beside the read bandwidth of memory in the same run: GB/s of keys and values in decode, GFLOP/s in
+//! prefill.
 //!
 //! `cargo run --release -p mistral-paged-device --example bench_attention [-- KEY=VALUE ...]` with `threads`, `tier`, `dtype`,
-//! `shape` (KV heads x query heads of each x `head_dim`, such as 3x3x64), `phase` (decode, prefill) and `rounds`; what is not given
-//! runs for all its values. Calls of decode alternate with reads of as many bytes of a buffer that no cache holds, and so do the
-//! planes that they read.
+//! `shape` (KV heads x query heads of each x `head_dim`, such as 3x3x64), `phase` (decode, prefill) and `rounds`; what is not
+//! given runs for all its values. Calls of decode alternate with reads of as many bytes of a buffer that no cache holds, and so
+//! do the planes that they read.
 
 use std::time::Instant;
 

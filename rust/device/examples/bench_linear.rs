@@ -1,4 +1,5 @@
-//! Speed of linear layers, alone and as the phases of a small model: `cargo run --release -p mistral-paged-device --example bench_linear [-- THREADS [ISA]]`.
+//! Speed of linear layers, alone and as the phases of a small model: `cargo run --release -p mistral-paged-device --example
+//! bench_linear [-- THREADS [ISA]]`.
 //!
 //! For one row, GB/s of weights read, counted as the file has them; for more rows, GFLOP/s.
 //! Medians over calls. Weights are many copies of a shape, so that they do not stay in the caches near a core.

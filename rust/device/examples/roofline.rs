@@ -1,8 +1,8 @@
 //! The read bandwidth of this machine, a JSON line a buffer:
 //! `cargo run --release -p mistral-paged-device --example roofline [-- THREADS [BYTES ...]]`.
 //!
-//! The first buffer is one that no cache holds; the others have the sizes given, such as that of a model's weights. Without THREADS,
-//! or with 0, one a physical core.
+//! The first buffer is one that no cache holds; the others have the sizes given, such as that of a model's weights. Without
+//! THREADS, or with 0, one a physical core.
 
 use device::cpu::{
     Isa, ThreadPool,

@@ -61,6 +61,9 @@ impl<'a> TokenMask<'a> {
     }
 
     /// Replaces `allowed` by the logits of the tokens that may be sampled, by id; `logits` is `[vocab_size]`.
+    ///
+    /// # Panics
+    /// When `logits` has another length.
     pub fn gather(self, logits: &[f32], allowed: &mut Vec<f32>) {
         assert_eq!(logits.len(), self.vocab_size, "logits of a mask");
         allowed.clear();

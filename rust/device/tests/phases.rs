@@ -330,7 +330,8 @@ fn rotation_is_the_plain_formula_and_slot_minus_one_is_skipped() {
     }
 }
 
-/// Attention and the feed-forward network of a layer read the same rows (GPT-J, Cohere, Phi): both are projected before either is added.
+/// Attention and the feed-forward network of a layer read the same rows (GPT-J, Cohere, Phi): both are projected before either is
+/// added.
 #[test]
 fn layers_with_parallel_parts_agree() {
     const HIDDEN: usize = 96;

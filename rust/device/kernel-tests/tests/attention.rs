@@ -276,8 +276,8 @@ fn check(case: &Case, seed: u64) {
     assert_close(&problem.run(order), &problem.expected(), tolerance(case), &case.describe());
 }
 
-/// Every head size with every number of queries a KV head, each with two of the requests; block sizes, windows, caps, sinks, splits and types of the output are
-/// drawn.
+/// Every head size with every number of queries a KV head, each with two of the requests; block sizes, windows, caps, sinks,
+/// splits and types of the output are drawn.
 fn check_shapes(dtype: KvDType, vectors: usize, requests: &[(usize, usize)]) {
     for round in 0..HEAD_DIMS.len() * 16 {
         let seed = round as u64 + 1000 * dtype as u64 + 10_000 * vectors as u64;

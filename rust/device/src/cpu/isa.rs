@@ -51,8 +51,8 @@ impl Isa {
         self == Self::Amx || self.dots_bf16()
     }
 
-    /// Whether this machine multiplies pairs of bf16 values faster than f32 in this ISA: by AVX-512 BF16 on a processor of AMD. Intel's
-    /// take twice as long for `vdpbf16ps` as for a fused multiplication of half as many columns.
+    /// Whether this machine multiplies pairs of bf16 values faster than f32 in this ISA: by AVX-512 BF16 on a processor of AMD.
+    /// Intel's take twice as long for `vdpbf16ps` as for a fused multiplication of half as many columns.
     pub fn dots_bf16(self) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -82,11 +82,11 @@ impl Isa {
     }
 }
 
-/// Whether prefetches go to the second-level cache alone, from where this processor fetches it in time: on AMD's
-/// with AVX-512. On two cores of a Zen 4 decode attention streams 1.3 to 1.7 times as fast so, and packed weights pass 1.1 to 1.6 times as
-/// fast for up to eight rows. On a Zen 5 that alone changes nothing, but prefetching the same again, on its way to the first level, does
-/// ([`super::simd::prefetch_stream`]): for one row Q6_K passes 1.12 to 1.18 times as fast, Q4_K and Q8_0 1.05 to 1.2, Q4_0 and Q4_1 1.0 to
-/// 1.04. Others have not been timed.
+/// Whether prefetches go to the second-level cache alone, from where this processor fetches it in time: on AMD's with AVX-512. On
+/// two cores of a Zen 4 decode attention streams 1.3 to 1.7 times as fast so, and packed weights pass 1.1 to 1.6 times as fast
+/// for up to eight rows. On a Zen 5 that alone changes nothing, but prefetching the same again, on its way to the first level,
+/// does ([`super::simd::prefetch_stream`]): for one row Q6_K passes 1.12 to 1.18 times as fast, Q4_K and Q8_0 1.05 to 1.2, Q4_0
+/// and Q4_1 1.0 to 1.04. Others have not been timed.
 pub(super) fn reads_ahead_to_l2() -> bool {
     #[cfg(target_arch = "x86_64")]
     return is_x86_feature_detected!("avx512f") && is_amd();

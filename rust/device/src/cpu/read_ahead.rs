@@ -1,7 +1,8 @@
 //! What the workers of a pool fetch while they wait: the weights that they are to multiply by next.
 //!
-//! Between the products of a step come norms, rotation and attention, which leave workers waiting and memory idle. A step multiplies by the
-//! same weights in the same order every time, so a worker that waits can bring what its next shares begin with into the caches of its core:
+//! Between the products of a step come norms, rotation and attention, which leave workers waiting and memory idle. A step
+//! multiplies by the same weights in the same order every time, so a worker that waits can bring what its next shares begin with
+//! into the caches of its core:
 //!
 //! ```text
 //! phases of a step   | q k v | attention |  o  | gate up | down | q k v ...
@@ -24,8 +25,8 @@ use super::{isa::reads_ahead_to_l2, simd::prefetch_ahead};
 
 /// Bytes that a worker fetches ahead of the next phase at most: a part of what a core's second-level cache holds.
 const AHEAD: usize = 256 << 10;
-/// Bytes that are prefetched between two polls. A processor drops what it has no room for: with 1 KB and a pause a core of a Zen 5 gets
-/// 37 GB/s of the 38 that it reads alone.
+/// Bytes that are prefetched between two polls. A processor drops what it has no room for: with 1 KB and a pause a core of a Zen
+/// 5 gets 37 GB/s of the 38 that it reads alone.
 const PIECE: usize = 1 << 10;
 const LINE: usize = 64;
 /// Ranges of memory that a worker has in view, so that looking ahead allocates nothing.

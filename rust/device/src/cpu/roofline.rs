@@ -55,7 +55,8 @@ impl ReadBuffer {
         self.words * size_of::<u64>()
     }
 
-    /// Reads the next `bytes`, at most the whole buffer, with all workers of `pool` and the loads of `isa`; returns the seconds it took.
+    /// Reads the next `bytes`, at most the whole buffer, with all workers of `pool` and the loads of `isa`; returns the seconds
+    /// it took.
     pub fn read(&mut self, pool: &ThreadPool, isa: Isa, bytes: usize) -> f64 {
         let words = (bytes / size_of::<u64>()).min(self.words);
         if self.next + words > self.words {
@@ -74,7 +75,8 @@ impl ReadBuffer {
     }
 }
 
-/// Reads a buffer of `bytes` (rounded up to whole pages of 2 MiB) again and again with all workers of `pool` and the loads of `isa`.
+/// Reads a buffer of `bytes` (rounded up to whole pages of 2 MiB) again and again with all workers of `pool` and the loads of
+/// `isa`.
 pub fn read_bandwidth(pool: &ThreadPool, isa: Isa, bytes: usize) -> Result<ReadBandwidth, DeviceError> {
     let mut buffer = ReadBuffer::new(bytes)?;
     let mut seconds = Vec::new();

@@ -1,14 +1,16 @@
-//! Passes over a row of logits, for who samples from it on the host: its largest value, the mass of its softmax, its entries above a threshold.
+//! Passes over a row of logits, for who samples from it on the host: its largest value, the mass of its softmax, its entries
+//! above a threshold.
 //!
 //! ```text
 //! logits  [vocab_size] f32  |  block 0: 512  |  block 1: 512  |  ...  |  what is left  |
 //! sums    [blocks] f32      |  sum e^((x - max) * scale)      |  ...
 //! ```
 //!
-//! Each pass reads 4 bytes a logit. That of the mass does about 20 operations with it and writes nothing back: who draws a token looks
-//! for its block among the sums and computes the weights of that block again. Who wants all entries of some weight reads only the
-//! blocks whose sum is no less. Sums run in 16 lanes in a fixed order and no operation is fused, so a row has the same bits on every ISA.
-//! The mass of 49152 logits takes 19 us with AVX2 (Milan); it took 34 when weights were powers of e with the reduction that needs.
+//! Each pass reads 4 bytes a logit. That of the mass does about 20 operations with it and writes nothing back: who draws a token
+//! looks for its block among the sums and computes the weights of that block again. Who wants all entries of some weight reads
+//! only the blocks whose sum is no less. Sums run in 16 lanes in a fixed order and no operation is fused, so a row has the same
+//! bits on every ISA. The mass of 49152 logits takes 19 us with AVX2 (Milan); it took 34 when weights were powers of e with the
+//! reduction that needs.
 
 // A body that is not inlined would be compiled for the baseline instructions only.
 #![allow(clippy::inline_always)]
@@ -92,8 +94,8 @@ pub fn entries_above(row: &[f32], softmax: Softmax, least: f32, sums: &[f32], en
     entries.retain(|(_, weight)| *weight >= least);
 }
 
-/// Replaces `best` by the (position, logit) of the `n` largest logits, largest first, of equal ones the lowest position. For small `n`:
-/// each one found is inserted into the list. A NaN is never among them.
+/// Replaces `best` by the (position, logit) of the `n` largest logits, largest first, of equal ones the lowest position. For
+/// small `n`: each one found is inserted into the list. A NaN is never among them.
 pub fn few_largest(row: &[f32], n: usize, best: &mut Vec<(u32, f32)>) {
     best.clear();
     if n > 0 {
@@ -143,7 +145,8 @@ fn add_up_blocks(row: &[f32], softmax: Softmax, sums: &mut [f32]) {
 }
 
 isa_entry! {
-    /// The values from `least` on, onto the end of `entries`; the first is at `start`. The caller promises that the machine has the ISA.
+    /// The values from `least` on, onto the end of `entries`; the first is at `start`. The caller promises that the machine has
+    /// the ISA.
     fn gather => gather_reaching(start: u32, values: &[f32], least: f32, entries: &mut Vec<(u32, f32)>)
 }
 
@@ -278,7 +281,7 @@ mod tests {
         }
 
         #[test]
-        fn heavy_entries_are_those_whose_weight_is_large_enough(
+        fn entries_above_are_those_whose_weight_is_large_enough(
             row in proptest::collection::vec(prop_oneof![-30.0_f32..30.0, Just(5.0), Just(-1e30)], 1..1500),
             scale in 0.1_f32..20.0,
             at in any::<proptest::sample::Index>(),

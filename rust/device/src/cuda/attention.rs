@@ -235,7 +235,8 @@ impl StepLists {
             if work.len > 0 {
                 let kernel = attention_kernel(family, spec.dtype, params.head_dim)?;
                 let args = kernel_args::AttentionArgs { work: work.at, ..base };
-                // SAFETY: the plan names rows of the step, block tables hold the blocks of every key, parts have room for the plan's.
+                // SAFETY: the plan names rows of the step, block tables hold the blocks of every key, parts have room for the
+                // plan's.
                 unsafe { launch(driver, kernel, [work.len, params.num_kv_heads, 1], &args)? };
             }
         }

@@ -1,8 +1,9 @@
 //! How the attention of a step is cut into CTAs, once for all layers that see the same keys.
 //!
-//! A request with few rows (one that decodes) is cut along its keys, at places that depend on its own length alone, so that a row gets
-//! the same bits in any batch; the parts are merged afterwards. Many rows are cut into tiles of rows, each of which sees all its keys.
-//! Over a cache in f32 every row is a tile that is not cut along its keys: it then has the same bits in chunks of any size.
+//! A request with few rows (one that decodes) is cut along its keys, at places that depend on its own length alone, so that a row
+//! gets the same bits in any batch; the parts are merged afterwards. Many rows are cut into tiles of rows, each of which sees all
+//! its keys. Over a cache in f32 every row is a tile that is not cut along its keys: it then has the same bits in chunks of any
+//! size.
 
 use crate::{
     KvDType, StepMetadata,

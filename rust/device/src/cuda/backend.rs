@@ -1,7 +1,7 @@
 //! A decoder's steps on a GPU. Activations are f32; weights lie there as in their file.
 //!
-//! Everything is asked for in one order and nothing waits, until [`Phases::fetch`] copies logits to the host. A phase cannot return an
-//! error: what the driver refuses in a step is a panic with the driver's words, which ends the requests of that step.
+//! Everything is asked for in one order and nothing waits, until [`Phases::fetch`] copies logits to the host. A phase cannot
+//! return an error: what the driver refuses in a step is a panic with the driver's words, which ends the requests of that step.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

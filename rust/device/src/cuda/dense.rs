@@ -1,7 +1,8 @@
 //! Products of weights and the rows of a step: few rows by `gemv_*`, many by the driver's products of matrices.
 //!
-//! A product of matrices reads 16 bits: activations are rounded to the weight's type, bf16 for quantized ones, which are taken apart a slice
-//! of their features at a time. Weights in f32 keep f32. What must give the same bits whatever the rows stays with `gemv_*`.
+//! A product of matrices reads 16 bits: activations are rounded to the weight's type, bf16 for quantized ones, which are taken
+//! apart a slice of their features at a time. Weights in f32 keep f32. What must give the same bits whatever the rows stays with
+//! `gemv_*`.
 
 use std::sync::Arc;
 

@@ -1,7 +1,8 @@
 //! CUDA graphs: the layers of a decode step, launched as one.
 //!
-//! A step of a padded size is recorded when it is first met. Its layers run twice on padding rows: once to make every buffer and load every
-//! kernel, once to be recorded as a graph. What a real step adds is in lists at addresses that do not change ([`PaddedLists`]).
+//! A step of a padded size is recorded when it is first met. Its layers run twice on padding rows: once to make every buffer and
+//! load every kernel, once to be recorded as a graph. What a real step adds is in lists at addresses that do not change
+//! ([`PaddedLists`]).
 
 use std::{
     any::Any,
@@ -92,7 +93,8 @@ impl CudaBackend {
         let graphs: &mut Graphs = graphs.recorded();
         let bucket = graphs.current.take().expect("a step with a graph was begun");
         let graph = graphs.by_bucket[&bucket].as_ref().expect("the graph of the step that was begun");
-        // SAFETY: the buffers are those of the recording, the model's own live as long as the graphs, and the lists were put in place.
+        // SAFETY: the buffers are those of the recording, the model's own live as long as the graphs, and the lists were put in
+        // place.
         unsafe { self.driver().replay(graph.recorded.id) }
     }
 

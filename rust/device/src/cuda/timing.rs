@@ -85,8 +85,8 @@ impl GpuTimer {
         Self::new(Arc::new(NvidiaDriver::new(ordinal, libraries)?), HEAD_START_BYTES)
     }
 
-    /// On the GPU of a driver. So many bytes are copied before the clock is read first, so that calls wait in line for the GPU, and not the
-    /// GPU for them.
+    /// On the GPU of a driver. So many bytes are copied before the clock is read first, so that calls wait in line for the GPU,
+    /// and not the GPU for them.
     ///
     /// Errors: as of [`CudaBackend::new`], [`DeviceError::Cuda`] when there is no memory for the copy.
     pub fn new(driver: Arc<dyn Driver>, head_start_bytes: usize) -> Result<Self, DeviceError> {

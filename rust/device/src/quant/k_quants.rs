@@ -1,4 +1,5 @@
-//! The formats of super-blocks, 256 values whose sub-blocks have scales that are quantized themselves: `Q2_K` to `Q6_K` (ggml's `ggml-common.h`).
+//! The formats of super-blocks, 256 values whose sub-blocks have scales that are quantized themselves: `Q2_K` to `Q6_K` (ggml's
+//! `ggml-common.h`).
 
 use super::{BlockCodes, Format, f16_at};
 
@@ -35,7 +36,8 @@ fn two_bits(qs: &[u8], codes: &mut [i8]) {
     }
 }
 
-/// 32 bytes of inverted third bits, 64 bytes of 2-bit codes, 12 bytes of 6-bit scales, d f16; value = d * (sc - 32) * q, sub-blocks of 16.
+/// 32 bytes of inverted third bits, 64 bytes of 2-bit codes, 12 bytes of 6-bit scales, d f16; value = d * (sc - 32) * q,
+/// sub-blocks of 16.
 pub(super) const Q3_K: Format = Format {
     name: "Q3_K",
     number: 11,

@@ -1,8 +1,8 @@
 //! Weight formats: their block layouts and exact dequantization.
 //!
 //! Every ggml block format here is a list of small integers, the codes, in sub-blocks that share a scale and sometimes a minimum:
-//! `value = scale * code` or `scale * code + min`, multiplied and then added in f32. [`Format::unpack`] says what the three are; exact
-//! dequantization and the packing of the fast kernels both start from it.
+//! `value = scale * code` or `scale * code + min`, multiplied and then added in f32. [`Format::unpack`] says what the three are;
+//! exact dequantization and the packing of the fast kernels both start from it.
 //!
 //! A format is a [`Format`] beside its `unpack` function, and a row of the table of them.
 

@@ -13,7 +13,8 @@ use crate::{DeviceError, cpu::ThreadPool, mmap::Pages};
 
 /// The most rows of A that a panel is used for before the next; keeps A's block and C in the level 2 cache.
 const MAX_ROWS: usize = 512;
-/// Panels of a claim at most, whose C is in a worker's scratch; A is read from beyond the level 2 cache once a claim where K is large.
+/// Panels of a claim at most, whose C is in a worker's scratch; A is read from beyond the level 2 cache once a claim where K is
+/// large.
 const MAX_CLAIM: usize = 8;
 
 /// Panels to multiply, and what happens with the results.

@@ -19,7 +19,8 @@ pub(super) trait Values {
     fn prefetch_next(&self, _columns: usize) {}
     /// Where the values of a run start.
     unsafe fn run(&self, run: usize) -> *const u8;
-    /// `C * LANES` columns from `c` on, of the values of a step of a run: those of one key, or of as many as lie together in 32 bits.
+    /// `C * LANES` columns from `c` on, of the values of a step of a run: those of one key, or of as many as lie together in 32
+    /// bits.
     unsafe fn columns<S: Simd, const C: usize>(&self, run: (usize, *const u8), step: usize, c: usize) -> [S::V; C];
 }
 

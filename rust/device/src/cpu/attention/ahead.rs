@@ -23,7 +23,8 @@ impl Lines {
         Self { runs, run_bytes, at: Cell::new((0, 0)) }
     }
 
-    /// Prefetches the next `bytes`, from one run alone: those beyond its end are not the next run's. Blocks of 32 tokens are prefetched whole.
+    /// Prefetches the next `bytes`, from one run alone: those beyond its end are not the next run's. Blocks of 32 tokens are
+    /// prefetched whole.
     #[inline(always)]
     fn prefetch(&self, bytes: usize, to_l2: bool) {
         let (run, byte) = self.at.get();
@@ -46,9 +47,9 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// Prefetches `bytes` more of `later`, and of `next` if `twice`. A core has room for only so many prefetches and drops those that come when it
-    /// is full; where products are fast that happens often. On two cores of a Zen 5 few lines at a time made decode attention 1.1 to 1.2 times
-    /// as fast, and issuing each prefetch twice 1.1 times more.
+    /// Prefetches `bytes` more of `later`, and of `next` if `twice`. A core has room for only so many prefetches and drops those
+    /// that come when it is full; where products are fast that happens often. On two cores of a Zen 5 few lines at a time made
+    /// decode attention 1.1 to 1.2 times as fast, and issuing each prefetch twice 1.1 times more.
     #[inline(always)]
     pub(super) fn prefetch(&self, bytes: usize, twice: bool) {
         self.later.prefetch(bytes, self.to_l2);

@@ -163,8 +163,8 @@ unsafe fn attend_tile<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, s
         }
         let state =
             RowBlock { rows: block.len(), weights: s.scores, factors: s.factors, acc: s.acc.add(block.start * padded), padded };
-        // Of the tokens those together that see the same lanes: all, or each alone. Lanes that a row does not see weigh 0 in pairs, which
-        // changes no sum of finite values, so there all are together.
+        // Of the tokens those together that see the same lanes: all, or each alone. Lanes that a row does not see weigh 0 in
+        // pairs, which changes no sum of finite values, so there all are together.
         let all = visible(tokens.start).start..visible(tokens.end - 1).end;
         let together = P::PACKED == 2 || visible(tokens.start) == visible(tokens.end - 1);
         for token in tokens.clone().step_by(if together { tokens.len() } else { 1 }) {

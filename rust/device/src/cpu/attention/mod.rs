@@ -1,8 +1,9 @@
 //! Paged attention.
 //!
 //! A step's work is cut into items: (request, KV head, tile of query tokens), and for few queries over many keys also a range of
-//! *splits* of [`SPLIT_KEYS`] keys. Query heads that share a KV head (GQA) are computed together, so that K and V are read once for all. An
-//! item of a few queries has all KV heads where there are items enough: it goes through them tile by tile, and so through whole blocks.
+//! *splits* of [`SPLIT_KEYS`] keys. Query heads that share a KV head (GQA) are computed together, so that K and V are read once
+//! for all. An item of a few queries has all KV heads where there are items enough: it goes through them tile by tile, and so
+//! through whole blocks.
 //!
 //! ```text
 //!                  split 0 (512 keys)        split 1
@@ -13,32 +14,34 @@
 //!             '--------------------------'
 //! ```
 //!
-//! - K lies transposed in its blocks, `[head_dim, block_size]` ([`crate::kv_layout`]): a score is summed over the dimensions in order, 8 or
-//!   16 keys side by side.
-//! - K and V are read where they lie, and widened in registers, while a single block of rows needs them (V of whole vectors only); for more
-//!   rows a tile is widened once, to `[head_dim, 32]` and `[32, head_dim]` in the first-level cache. Blocks of 8 tokens are put side by side
-//!   first where a vector has 16 lanes.
+//! - K lies transposed in its blocks, `[head_dim, block_size]` ([`crate::kv_layout`]): a score is summed over the dimensions in
+//!   order, 8 or 16 keys side by side.
+//! - K and V are read where they lie, and widened in registers, while a single block of rows needs them (V of whole vectors
+//!   only); for more rows a tile is widened once, to `[head_dim, 32]` and `[32, head_dim]` in the first-level cache. Blocks of 8
+//!   tokens are put side by side first where a vector has 16 lanes.
 //! - Both are prefetched, through the table of the next tile, line after line as they lie ([`ahead`]): in that order the
-//!   processor's own prefetchers follow, without which a core has too few reads under way. Where products are fast, prefetches are dropped
-//!   unless they come a few at a time, and each is issued twice.
-//! - Over a BF16 cache products may be those of pairs ([`product`]): pairs of dimensions for scores, of keys for the sum of values.
+//!   processor's own prefetchers follow, without which a core has too few reads under way. Where products are fast, prefetches
+//!   are dropped unless they come a few at a time, and each is issued twice.
+//! - Over a BF16 cache products may be those of pairs ([`product`]): pairs of dimensions for scores, of keys for the sum of
+//!   values.
 //!
-//! An output of a head takes, for each key it sees, `4 * head_dim` floating-point operations, an exponential, and its share of the
-//! `2 * head_dim` elements of K and V, which the rows of an item read together: a decoded token's `queries_per_kv` heads each pair of them once.
+//! An output of a head takes, for each key it sees, `4 * head_dim` floating-point operations, an exponential, and its share of
+//! the `2 * head_dim` elements of K and V, which the rows of an item read together: a decoded token's `queries_per_kv` heads each
+//! pair of them once.
 //!
-//! Measured on two cores of a Milan (AVX2; `bench_attention`, F16): 8 requests of 8192 keys stream 0.68 to 0.77 of what reading alone does
-//! in the same run (heads of 64, 3 a KV head, 18 to 21 GB/s; of 256, 4 a KV head, 0.73 to 0.78) in quiet minutes, 0.54 to 0.59 beside
-//! neighbours, since a core alone makes 17 GB/s. A prompt of 1420 tokens computes at 90 to 110 GFLOP/s.
+//! Measured on two cores of a Milan (AVX2; `bench_attention`, F16): 8 requests of 8192 keys stream 0.68 to 0.77 of what reading
+//! alone does in the same run (heads of 64, 3 a KV head, 18 to 21 GB/s; of 256, 4 a KV head, 0.73 to 0.78) in quiet minutes, 0.54
+//! to 0.59 beside neighbours, since a core alone makes 17 GB/s. A prompt of 1420 tokens computes at 90 to 110 GFLOP/s.
 //!
-//! Heads of 64, 3 a KV head, over BF16: on two cores of a Zen 5 1 and 8 requests of 8192 keys stream 0.73 to 0.82 of reading (32 to 37
-//! GB/s) while its memory gives 42 to 50 GB/s, 0.65 to 0.73 (45 to 53) while it gives 70 and more, and a prompt computes at 470 to 520
-//! GFLOP/s as pairs (F16: 240 to 330). On two of a Zen 4, before each prefetch was issued twice, 1 request of 2048 and 8192 keys and 8 of 1024
-//! and 8192 streamed 0.77 to 0.88 (27 to 30 GB/s).
+//! Heads of 64, 3 a KV head, over BF16: on two cores of a Zen 5 1 and 8 requests of 8192 keys stream 0.73 to 0.82 of reading (32
+//! to 37 GB/s) while its memory gives 42 to 50 GB/s, 0.65 to 0.73 (45 to 53) while it gives 70 and more, and a prompt computes at
+//! 470 to 520 GFLOP/s as pairs (F16: 240 to 330). On two of a Zen 4, before each prefetch was issued twice, 1 request of 2048 and
+//! 8192 keys and 8 of 1024 and 8192 streamed 0.77 to 0.88 (27 to 30 GB/s).
 //!
-//! What a query row computes does not depend on how the work is cut: keys go through tiles of [`TILE_KEYS`] and splits whose bounds
-//! are absolute positions, a row visits exactly the tiles that hold keys it sees, and the results of its splits are merged in order
-//! of position. So the output is the same, bit for bit, alone or in a batch, in one chunk or many, on any number of threads and for
-//! any block size.
+//! What a query row computes does not depend on how the work is cut: keys go through tiles of [`TILE_KEYS`] and splits whose
+//! bounds are absolute positions, a row visits exactly the tiles that hold keys it sees, and the results of its splits are merged
+//! in order of position. So the output is the same, bit for bit, alone or in a batch, in one chunk or many, on any number of
+//! threads and for any block size.
 
 mod accumulate;
 mod ahead;
@@ -121,6 +124,7 @@ fn first_key(params: &AttentionParams, position: usize) -> usize {
 }
 
 /// Elements from the start of q or of the output to head `row % queries_per_kv` of token `row / queries_per_kv`.
+#[allow(clippy::inline_always)] // ISA code must be inlined.
 #[inline(always)]
 fn row_offset(problem: &Problem<'_>, kv_head: usize, first_row: usize, row: usize) -> usize {
     let queries_per_kv = problem.queries_per_kv();

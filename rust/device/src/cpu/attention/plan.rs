@@ -6,12 +6,14 @@ use crate::{AttentionParams, StepMetadata};
 
 use super::{MAX_ROW_BLOCK, SPLIT_KEYS, TILE_KEYS, first_key};
 
-/// Query rows (tokens times the query heads of a KV head) that an item aims at: enough to pay for converting a tile, few enough for the caches.
+/// Query rows (tokens times the query heads of a KV head) that an item aims at: enough to pay for converting a tile, few enough
+/// for the caches.
 pub(super) const ROWS_PER_ITEM: usize = 96;
 /// Floats before the accumulator in a partial result: maximum and sum, and the rest of their cache line.
 pub(super) const PARTIAL_HEADER: usize = 16;
 
-/// Queries of one request over one KV head, or over all of them, tile by tile of keys: so a few queries read blocks from end to end.
+/// Queries of one request over one KV head, or over all of them, tile by tile of keys: so a few queries read blocks from end to
+/// end.
 #[derive(Clone)]
 pub(super) struct Item {
     pub(super) request: usize,
@@ -23,7 +25,8 @@ pub(super) struct Item {
     pub(super) position: usize,
     pub(super) first_split: usize,
     pub(super) end_split: usize,
-    /// Where the partial result of `first_split` goes, in floats; `None` when the item covers all splits and writes the output itself.
+    /// Where the partial result of `first_split` goes, in floats; `None` when the item covers all splits and writes the output
+    /// itself.
     pub(super) partial: Option<usize>,
     cycles: usize,
 }
@@ -108,8 +111,8 @@ impl Plan {
         self.items.sort_unstable_by_key(|item| std::cmp::Reverse(item.cycles));
     }
 
-    /// Divides items that cost more than a quarter of a thread's share, at splits, into parts of a sixteenth of it or so: no worker then
-    /// waits long for the last one.
+    /// Divides items that cost more than a quarter of a thread's share, at splits, into parts of a sixteenth of it or so: no
+    /// worker then waits long for the last one.
     fn divide(&mut self, num_threads: usize, queries_per_kv: usize, head_dim: usize) {
         let total = self.cycles.max(1);
         for i in 0..self.items.len() {

@@ -46,7 +46,8 @@ impl Keys {
         }
     }
 
-    /// Writes the keys in `lanes` as they are multiplied, `[steps, TILE_KEYS]`, without their scales. Others of their vectors get anything.
+    /// Writes the keys in `lanes` as they are multiplied, `[steps, TILE_KEYS]`, without their scales. Others of their vectors get
+    /// anything.
     #[inline(always)]
     pub(super) unsafe fn widen<S: Simd, U: KeyUnit>(&self, lanes: &Range<usize>, keys: *mut f32) {
         for unit in 0..self.units {
@@ -66,8 +67,8 @@ impl Keys {
 
 /// `scores[row, key] = q[row] · k[key]` for `rows` rows, each summed over the dimensions in order.
 ///
-/// `q` is `[steps, rows]`, `scores` `[rows, TILE_KEYS]`: a step is a dimension, or as many as are multiplied at once. Lanes beyond `lanes`
-/// get anything.
+/// `q` is `[steps, rows]`, `scores` `[rows, TILE_KEYS]`: a step is a dimension, or as many as are multiplied at once. Lanes
+/// beyond `lanes` get anything.
 #[inline(always)]
 pub(super) unsafe fn score_rows<S: Simd, P: Product, U: KeyUnit>(
     rows: usize,
@@ -161,8 +162,9 @@ static LIMITS: [f32; 3 * TILE_KEYS] = {
     limits
 };
 
-/// Turns the scores of a row into weights of the values as they were loaded, packed, and updates its softmax; returns what the sums so far are
-/// to be multiplied by. Lanes that are not visible weigh 0, or anything where there are scales; one at least is visible.
+/// Turns the scores of a row into weights of the values as they were loaded, packed, and updates its softmax; returns what the
+/// sums so far are to be multiplied by. Lanes that are not visible weigh 0, or anything where there are scales; one at least is
+/// visible.
 #[inline(always)]
 pub(super) unsafe fn online_softmax_update<S: Simd, P: Product>(
     params: &AttentionParams,

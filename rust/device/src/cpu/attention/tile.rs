@@ -227,7 +227,8 @@ impl<'a> Tiles<'a> {
         keys
     }
 
-    /// Writes the keys, `[steps, TILE_KEYS]`, without their scales. Lanes that are not read hold anything. `copy` is as long as `keys`.
+    /// Writes the keys, `[steps, TILE_KEYS]`, without their scales. Lanes that are not read hold anything. `copy` is as long as
+    /// `keys`.
     #[inline(always)]
     pub(super) unsafe fn load_keys<S: Simd, P: Product>(&self, keys: *mut f32, copy: *mut f32) {
         let stored = self.keys::<S>(copy);

@@ -38,7 +38,8 @@ impl ActBlock {
     pub(super) const ZERO: Self =
         Self { upper: [0; BLOCK], scale: 0.0, scaled_sums: [0.0; 3], sums: [0; 3], has_lower: 0, lower: [0; BLOCK] };
 
-    /// Given the largest magnitude, and that above which a block has a lower part, sets both; returns the factor that makes codes of values.
+    /// Given the largest magnitude, and that above which a block has a lower part, sets both; returns the factor that makes codes
+    /// of values.
     #[inline(always)]
     pub(super) fn set_scale(&mut self, max: f32, limit: f32) -> f32 {
         self.scale = max / MAX_CODE as f32;
@@ -62,8 +63,8 @@ pub(super) fn limit(sum: f32, blocks: usize) -> f32 {
     OUTLIER_RATIO * (sum / blocks as f32)
 }
 
-/// Quantizes a row, given what finds the largest magnitude of a block and what writes its codes and sums. A macro, for a function could
-/// not be compiled with the features of each of its callers.
+/// Quantizes a row, given what finds the largest magnitude of a block and what writes its codes and sums. A macro, for a function
+/// could not be compiled with the features of each of its callers.
 macro_rules! quantize_blocks {
     ($x:expr, $out:expr, $largest:ident, $quantize_block:ident) => {{
         let (blocks, _) = $x.as_chunks::<{ $crate::cpu::linear::act_block::BLOCK }>();

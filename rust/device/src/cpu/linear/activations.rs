@@ -1,8 +1,8 @@
 //! Activations as integers of 8 bits, or of 15 in two int8 parts, quantized once a phase and shared by all of its projections.
 //!
 //! A few channels are much larger than the others, the same ones for most tokens, and there 8 bits are not enough. Outlier blocks
-//! of a row have a lower part, the others have zeros there, and kernels leave out lower parts that are zero for all of their rows:
-//! an integer sum does not change. Over 768 tokens of text, against float activations:
+//! of a row have a lower part, the others have zeros there, and kernels leave out lower parts that are zero for all of their
+//! rows: an integer sum does not change. Over 768 tokens of text, against float activations:
 //!
 //! | lower parts | perplexity, SmolLM2 | likeliest token | perplexity, gemma-3-270m | likeliest token | of blocks, 576 / 1536 columns |
 //! | --- | --- | --- | --- | --- | --- |
@@ -19,7 +19,8 @@ use super::{
 };
 use crate::cpu::Isa;
 
-/// Blocks from one row to the next: an odd number of cache lines, so that the same block of many rows lies in different sets of a cache.
+/// Blocks from one row to the next: an odd number of cache lines, so that the same block of many rows lies in different sets of a
+/// cache.
 pub(super) const fn stride(cols: usize) -> usize {
     let blocks = cols / BLOCK;
     blocks + (6 - blocks % 4) % 4

@@ -1,7 +1,8 @@
 //! AVX2 kernels: a packed panel of 32 rows times 1 to 64 rows of activations, with AVX-VNNI where there is.
 //!
-//! `out[row][n] = sum over k of weight[n, k] * x[row, k]`. Of a block of 32 columns the codes of 8 weight rows, a part, are unpacked into
-//! 8 registers and stay there while all rows of activations pass; sums are in `out`, 8 KB of the level 1 cache at 64 rows.
+//! `out[row][n] = sum over k of weight[n, k] * x[row, k]`. Of a block of 32 columns the codes of 8 weight rows, a part, are
+//! unpacked into 8 registers and stay there while all rows of activations pass; sums are in `out`, 8 KB of the level 1 cache at
+//! 64 rows.
 //!
 //! ```text
 //!                       8 weight rows n, 4 bytes each
@@ -10,14 +11,14 @@
 //! dot                   | i32             | i32             | ...   sum over q = 0..8; times two scales, plus the minimum, into 8 f32
 //! ```
 //!
-//! A block is read once for all rows: 0.625 bytes a weight of `Q4_1`, 0.578 of `Q4_K`, 1.06 of `Q8_0`. 8 weight rows by 32 columns by one row, 512
-//! operations, take 8 broadcasts and, with AVX-VNNI, 8 `vpdpbusd`; without it 8 `vpmaddubsw` and as many additions as their i16 sums need;
-//! some 9 instructions bring the sum to f32. A lower part of the activations is 16 more.
+//! A block is read once for all rows: 0.625 bytes a weight of `Q4_1`, 0.578 of `Q4_K`, 1.06 of `Q8_0`. 8 weight rows by 32
+//! columns by one row, 512 operations, take 8 broadcasts and, with AVX-VNNI, 8 `vpdpbusd`; without it 8 `vpmaddubsw` and as many
+//! additions as their i16 sums need; some 9 instructions bring the sum to f32. A lower part of the activations is 16 more.
 //!
-//! Measured on one core of an AMD EPYC (Zen 5, 4.1 GHz), where `vpdpbusd` alone makes 540 GOP/s and two broadcasts a cycle are the limit
-//! of this loop: at 64 rows 250 to 280 GOP/s for `Q4_0` to `Q8_0`, 230 to 260 for `Q6_K`; without AVX-VNNI 230 to 280 for
-//! `Q4_0` to `Q5_0` and 155 for `Q8_0`. A core of Zen 3, which has no AVX-VNNI, makes 108 to 136 GOP/s of `Q4_1`: latency counts more than
-//! instructions there, so what does not wait for the integers is computed before them.
+//! Measured on one core of an AMD EPYC (Zen 5, 4.1 GHz), where `vpdpbusd` alone makes 540 GOP/s and two broadcasts a cycle are
+//! the limit of this loop: at 64 rows 250 to 280 GOP/s for `Q4_0` to `Q8_0`, 230 to 260 for `Q6_K`; without AVX-VNNI 230 to 280
+//! for `Q4_0` to `Q5_0` and 155 for `Q8_0`. A core of Zen 3, which has no AVX-VNNI, makes 108 to 136 GOP/s of `Q4_1`: latency
+//! counts more than instructions there, so what does not wait for the integers is computed before them.
 
 #[allow(clippy::wildcard_imports)] // Intrinsics.
 use std::{
@@ -35,8 +36,8 @@ use super::{
 };
 use crate::cpu::simd::prefetch;
 
-/// Bytes ahead of use that weights are prefetched. For one row, a core of Zen 5 reads 23 GB/s of weights with 1280, 32 with 5120, 38 with
-/// 10240, and no more with 20480.
+/// Bytes ahead of use that weights are prefetched. For one row, a core of Zen 5 reads 23 GB/s of weights with 1280, 32 with 5120,
+/// 38 with 10240, and no more with 20480.
 const AHEAD: usize = 8192;
 /// Rows of a panel in one register of 32-bit values.
 const LANES: usize = 8;
@@ -138,7 +139,8 @@ fn stride_bytes(acts: &[ActBlock], out: &[[f32; PANEL]]) -> usize {
     black_box(acts.len() / out.len() * size_of::<ActBlock>())
 }
 
-/// Prefetches lines some way ahead; in the order in which they lie, or two cores of a Zen 3 multiply one row at 0.9 times the speed.
+/// Prefetches lines some way ahead; in the order in which they lie, or two cores of a Zen 3 multiply one row at 0.9 times the
+/// speed.
 #[inline]
 fn prefetch_ahead(lines: &[u8]) {
     for line in (0..lines.len()).step_by(64) {
@@ -195,7 +197,8 @@ impl<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool> Pa
         scales
     }
 
-    /// Adds the products by all rows of activations, which are `stride` bytes apart from the first one's block `x[0]` on, to the sums of a part.
+    /// Adds the products by all rows of activations, which are `stride` bytes apart from the first one's block `x[0]` on, to the
+    /// sums of a part.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn add_rows<const VNNI: bool>(&self, x: &[ActBlock], stride: usize, out: &mut [[f32; PANEL]], part: usize) {
@@ -304,8 +307,8 @@ fn dot<const CODES: u8, const VNNI: bool, const N: usize>(w: &[__m256i; N], x: &
     sum
 }
 
-/// `sum` plus sums of four products of unsigned by signed bytes, without saturation. An instruction as text takes no copy of all kernels
-/// for processors that have it.
+/// `sum` plus sums of four products of unsigned by signed bytes, without saturation. An instruction as text takes no copy of all
+/// kernels for processors that have it.
 ///
 /// # Safety
 /// Only where there is AVX-VNNI.
@@ -374,8 +377,8 @@ fn shift(v: __m256i, from: usize, to: usize) -> __m256i {
 }
 
 /// Sums of pairs of products as i16. The products of 8-bit codes are taken with their zero subtracted and the sign moved to the
-/// activation (|w| <= 128, |x| <= 127: a pair is at most 32512), the others unsigned (eight pairs of 4-bit codes are at most 30480, four
-/// of 5-bit codes 31496, two of 6-bit codes 32004).
+/// activation (|w| <= 128, |x| <= 127: a pair is at most 32512), the others unsigned (eight pairs of 4-bit codes are at most
+/// 30480, four of 5-bit codes 31496, two of 6-bit codes 32004).
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn pairs<const CODES: u8>(w: __m256i, x: __m256i) -> __m256i {

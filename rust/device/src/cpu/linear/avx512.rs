@@ -8,14 +8,15 @@
 //!                          2 tiles of 16 integer sums a row -> f32, times the row's scale, times the weights', plus minima
 //! ```
 //!
-//! One row keeps its sums in registers and waits for memory. More keep theirs in the level 1 cache and go four at a time through a block
-//! that stays in registers; of a block of two sub-blocks of 16 columns, each goes alone. 16 outputs of one block take 8 `vpdpbusd`, a
-//! conversion, a multiplication and one fused operation, two with minima; products with a lower part, if one of four rows has it, 8 more.
-//! On Zen 5 all but the conversion share two ports, which limits kernels to 73 % of the integer peak with minima and 80 % without.
+//! One row keeps its sums in registers and waits for memory. More keep theirs in the level 1 cache and go four at a time through
+//! a block that stays in registers; of a block of two sub-blocks of 16 columns, each goes alone. 16 outputs of one block take 8
+//! `vpdpbusd`, a conversion, a multiplication and one fused operation, two with minima; products with a lower part, if one of
+//! four rows has it, 8 more. On Zen 5 all but the conversion share two ports, which limits kernels to 73 % of the integer peak
+//! with minima and 80 % without.
 //!
-//! Measured on two cores of a Zen 5, on which a loop of `vpdpbusd` alone does 1930 GOP/s, by `examples/bench_linear.rs`: 2048 x 8192,
-//! quantization of the activations included. One row in GB/s of packed weights, where `examples/roofline.rs` reads 52 in the same minutes;
-//! more rows in GFLOP/s, `Q4_K` to `Q6_K` when they still had an f16 for every scale:
+//! Measured on two cores of a Zen 5, on which a loop of `vpdpbusd` alone does 1930 GOP/s, by `examples/bench_linear.rs`: 2048 x
+//! 8192, quantization of the activations included. One row in GB/s of packed weights, where `examples/roofline.rs` reads 52 in
+//! the same minutes; more rows in GFLOP/s, `Q4_K` to `Q6_K` when they still had an f16 for every scale:
 //!
 //! | format | 1 row | of the roof | 8 rows | 64 rows | of the peak |
 //! | --- | --- | --- | --- | --- | --- |
@@ -27,8 +28,8 @@
 //! | `Q5_K` | 46 | 88 % | 998 | 1215 | 63 % |
 //! | `Q6_K` | 50 | 96 % | 713 | 906 | 47 % |
 
-// A helper that is not inlined would pass registers through memory; one with features of its own may be inlined or not, and a closure
-// without them is not.
+// A helper that is not inlined would pass registers through memory; one with features of its own may be inlined or not, and a
+// closure without them is not.
 #![allow(clippy::inline_always, unsafe_op_in_unsafe_fn)]
 
 #[allow(clippy::wildcard_imports)] // Intrinsics.

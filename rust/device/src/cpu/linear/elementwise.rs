@@ -1,7 +1,7 @@
 //! Norms and activation functions.
 //!
-//! Plain Rust that the compiler vectorises once for each ISA. Sums run in 16 lanes with a fixed order and no operation is fused, so a
-//! row has the same bits on every ISA and in every batch.
+//! Plain Rust that the compiler vectorises once for each ISA. Sums run in 16 lanes with a fixed order and no operation is fused,
+//! so a row has the same bits on every ISA and in every batch.
 
 // A body that is not inlined would be compiled for the baseline instructions only.
 #![allow(clippy::inline_always)]
@@ -37,8 +37,8 @@ pub(in crate::cpu) use per_isa;
 /// Partial sums of a row.
 pub(in crate::cpu) const LANES: usize = 16;
 
-/// 1.5 * 2^23. A small number added to it is rounded to the nearest integer, ties to even, which is then the difference of the bits;
-/// baseline x86-64 has no instruction that does so.
+/// 1.5 * 2^23. A small number added to it is rounded to the nearest integer, ties to even, which is then the difference of the
+/// bits; baseline x86-64 has no instruction that does so.
 pub(in crate::cpu) const ROUND: f32 = 12_582_912.0;
 
 /// Sum of `f(x)` over a row: 16 partial sums, added pairwise.
@@ -108,8 +108,8 @@ fn add_scaled_body(x: &[f32], scale: f32, out: &mut [f32]) {
     }
 }
 
-/// e^x to 2e-7 relative: 2^n times a degree-6 polynomial on |r| <= ln(2) / 2 (the classic Cody-Waite reduction, Taylor-like coefficients
-/// fitted by Cephes `expf`).
+/// e^x to 2e-7 relative: 2^n times a degree-6 polynomial on |r| <= ln(2) / 2 (the classic Cody-Waite reduction, Taylor-like
+/// coefficients fitted by Cephes `expf`).
 #[inline(always)]
 fn exp(x: f32) -> f32 {
     // The clamp keeps n within the exponents of normal numbers; silu and gelu do not see the difference.

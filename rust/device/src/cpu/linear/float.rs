@@ -1,7 +1,7 @@
 //! Float weights, and quantized ones dequantized a panel at a time: the exact path, and the fast one of F32, F16 and BF16.
 //!
-//! Every output is summed over K in one order, whatever the rows of the step or the threads: 16 partial sums (column k into sum
-//! k mod 16, by increasing k), then added pairwise. AVX ISAs fuse each multiplication with its addition, the portable one does not.
+//! Every output is summed over K in one order, whatever the rows of the step or the threads: 16 partial sums (column k into sum k
+//! mod 16, by increasing k), then added pairwise. AVX ISAs fuse each multiplication with its addition, the portable one does not.
 
 // A helper that is not inlined would be compiled for the baseline instructions only.
 #![allow(clippy::inline_always)]

@@ -9,7 +9,8 @@ use super::{
 };
 use crate::{DType, Precision, WorkspaceShape, cpu::Isa};
 
-/// Bytes of a weight `[rows, cols]` in the form that [`CpuLinear`](super::CpuLinear) gives it; those of its file where it stays there.
+/// Bytes of a weight `[rows, cols]` in the form that [`CpuLinear`](super::CpuLinear) gives it; those of its file where it stays
+/// there.
 pub fn resident_bytes(dtype: DType, [rows, cols]: [usize; 2], precision: Precision, isa: Isa) -> u64 {
     let panel = match (precision, dtype) {
         (Precision::Exact, _) => None,

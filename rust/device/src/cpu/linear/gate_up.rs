@@ -11,8 +11,8 @@ use super::{
 };
 use crate::GateUpArgs;
 
-/// Panels of gate that a thread multiplies by few rows before the same of up: memory is then read in streams that are long enough for the
-/// processor's prefetchers.
+/// Panels of gate that a thread multiplies by few rows before the same of up: memory is then read in streams that are long enough
+/// for the processor's prefetchers.
 const STRETCH: usize = 8;
 
 /// [`Phases::gate_up`](crate::Phases::gate_up): `out = activation(norm(x) @ gate^T) * (norm(x) @ up^T)`, without a gate

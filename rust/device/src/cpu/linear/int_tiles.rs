@@ -1,15 +1,16 @@
 //! Packed weights times many rows by AMX, to the bit what the kernels of few rows compute.
 //!
-//! Codes of weights and both parts of activations are integers that bf16 holds, upper parts times 128 included, and `tdpbf16ps` adds
-//! products in f32: as long as sums stay below 2^24 they are the integers that the other kernels compute. Weights less their zero are at
-//! most 31 in magnitude with sub-blocks of 32 columns (31 * 32 * 16320 < 2^24) and 32 with sub-blocks of 16; those of 8 bits get a sum for each
-//! part, whose addition rounds once, as the conversion of an integer does. Scales and minima are then applied by the same operations.
+//! Codes of weights and both parts of activations are integers that bf16 holds, upper parts times 128 included, and `tdpbf16ps`
+//! adds products in f32: as long as sums stay below 2^24 they are the integers that the other kernels compute. Weights less their
+//! zero are at most 31 in magnitude with sub-blocks of 32 columns (31 * 32 * 16320 < 2^24) and 32 with sub-blocks of 16; those of
+//! 8 bits get a sum for each part, whose addition rounds once, as the conversion of an integer does. Scales and minima are then
+//! applied by the same operations.
 //!
 //! A panel is unpacked once for many rows: of each block of 32 columns and each tile of 16 rows, for each sub-block
 //! `[16 column pairs][16 rows][2 columns]` bf16 with zeros beside the sub-block's columns, then 16 scales and 16 minima.
 //!
-//! Measured on one core of a busy Granite Rapids, 1536 x 576, GFLOP/s (VNNI kernels 230): `Q4_1` 315 at 32 rows, 350 at 64, 378 at 256;
-//! `Q8_0` 220 to 250, 255 to 290, 275 to 325 (VNNI 210 to 240). Tile loads and stores take most of it, AMX a quarter.
+//! Measured on one core of a busy Granite Rapids, 1536 x 576, GFLOP/s (VNNI kernels 230): `Q4_1` 315 at 32 rows, 350 at 64, 378
+//! at 256; `Q8_0` 220 to 250, 255 to 290, 275 to 325 (VNNI 210 to 240). Tile loads and stores take most of it, AMX a quarter.
 
 #[allow(clippy::wildcard_imports)] // Intrinsics.
 use std::arch::x86_64::*;

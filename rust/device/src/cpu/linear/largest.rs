@@ -18,8 +18,8 @@ use super::{
 };
 use crate::{Linear, Norm, Tensor, TokenMask};
 
-/// Where more than one in so many panels may hold a row's largest product, computing all costs no more: of one row, which waits for memory,
-/// and of several, of which few are computed together ...
+/// Where more than one in so many panels may hold a row's largest product, computing all costs no more: of one row, which waits
+/// for memory, and of several, of which few are computed together ...
 const MAX_SHARES: [usize; 2] = [3, 10];
 /// ... and may not for the next rows: so many calls do not search, after each search in vain twice as many.
 const PAUSES: [usize; 2] = [4, 64];
@@ -297,7 +297,7 @@ fn max_of(values: &mut [f32; PANEL]) -> f32 {
 }
 
 per_isa!(
-    /// Bounds of the largest products of rows of activations by a panel of so many columns, plus the bias if there is one, given an eighth of
-    /// their estimates, which are changed.
+    /// Bounds of the largest products of rows of activations by a panel of so many columns, plus the bias if there is one, given
+    /// an eighth of their estimates, which are changed.
     bound = bound_body(products: &mut [[f32; PANEL]], columns: (usize, &[f32]), error_bounds: &ErrorBounds, lengths: &[Lengths], out: &mut [Bounds])
 );

@@ -1,16 +1,19 @@
 //! How quantized weights are packed for int8 kernels.
 //!
-//! Rows are taken 32 at a time, a panel, padded with zero rows: two tiles of 16. A panel is a list of blocks of 32 columns, one contiguous
-//! stream of whole cache lines: of each block its codes, all tiles of a part before the next part:
-//! - codes of each tile. [`Codes::U4`]: 4 lines, line g, byte 4 r + j: column 4 g + j of row r in the low half, column 16 + 4 g + j in the high one.
-//!   [`Codes::U5`]: the same, then a line of fifth bits for each tile: byte 4 r + j, bit g of column 4 g + j, bit 4 + g of column 16 + 4 g + j.
-//!   [`Codes::U6`]: the nibbles, then two lines of fifth and sixth bits for each tile: byte 4 r + j, bits 2 g and 2 g + 1, of column 4 g + j in the
-//!   first line, of column 16 + 4 g + j in the second.
-//!   [`Codes::U8`]: 8 lines, line g, byte 4 r + j: column 4 g + j of row r;
+//! Rows are taken 32 at a time, a panel, padded with zero rows: two tiles of 16. A panel is a list of blocks of 32 columns, one
+//! contiguous stream of whole cache lines. A block begins with its codes, all tiles of a part before the next part:
 //!
-//! and after each block the scales of each of its sub-blocks (one of 32 columns or two of 16): a line of 32 f16, one a row; then the minima,
-//! likewise, where the format has them. In K formats a super-block is 8 blocks. It has one line of super-block scales, one of super-block
-//! minima, and after each block's codes the scales and minima of its sub-blocks, 32 i8 each, which are multiplied by them:
+//! - [`Codes::U4`]: of each tile 4 lines. Line g, byte 4 r + j: column 4 g + j of row r in the low half, column 16 + 4 g + j in the
+//!   high one.
+//! - [`Codes::U5`]: the same, then of each tile a line of fifth bits. Byte 4 r + j: bit g of column 4 g + j, bit 4 + g of column
+//!   16 + 4 g + j.
+//! - [`Codes::U6`]: the nibbles, then of each tile two lines of fifth and sixth bits. Byte 4 r + j, bits 2 g and 2 g + 1: those of
+//!   column 4 g + j in the first line, of column 16 + 4 g + j in the second.
+//! - [`Codes::U8`]: of each tile 8 lines. Line g, byte 4 r + j: column 4 g + j of row r.
+//!
+//! Then come the scales of each of its sub-blocks (one of 32 columns or two of 16), a line of 32 f16, one a row; and the minima,
+//! likewise, where the format has them. In K formats a super-block is 8 blocks. It ends with one line of super-block scales, and one
+//! of super-block minima. After each block's codes are the scales and minima of its sub-blocks, 32 i8 each, which those multiply:
 //!
 //! ```text
 //! Q4_1  | codes 512 | scales 64 | minima 64 |                                      bytes, 32 columns of 32 rows
@@ -19,7 +22,8 @@
 //!
 //! Code that serves both counts a block of the other formats as a super-block of one.
 //!
-//! A value is `scale * code + min`, or `scale * (code - zero)` where there are no minima, with `zero` the middle of the code's range.
+//! A value is `scale * code + min`, or `scale * (code - zero)` where there are no minima, with `zero` the middle of the code's
+//! range.
 
 use super::{PANEL, act_block::ActBlock};
 use crate::{GgmlType, quant::Format};

@@ -1,7 +1,7 @@
 //! The matrix of logits, of which a greedy step reads two thirds.
 //!
-//! Small models have large vocabularies: this matrix is up to three quarters of what a step reads, and a greedy step needs the largest of
-//! its products alone. So codes of 8 bits lie in three planes:
+//! Small models have large vocabularies: this matrix is up to three quarters of what a step reads, and a greedy step needs the
+//! largest of its products alone. So codes of 8 bits lie in three planes:
 //!
 //! ```text
 //! bit of a code   7 6 5 4   3   2 1 0
@@ -10,15 +10,15 @@
 //! lower plane             |-----|         nibbles as of Codes::U4
 //! ```
 //!
-//! Upper and fifth plane, 5.5 bits a weight where codes of 8 bits have 8.5, give estimates as codes of 5 bits. The panel with the best
-//! estimate is then computed from upper and lower plane, with the bits of `Codes::U8`, and after it every panel that may hold a logit as
-//! large. That bit 3 lies in two planes costs memory, but where all logits are wanted nothing is read that is not needed, and nibbles are
-//! joined fast.
+//! Upper and fifth plane, 5.5 bits a weight where codes of 8 bits have 8.5, give estimates as codes of 5 bits. The panel with the
+//! best estimate is then computed from upper and lower plane, with the bits of `Codes::U8`, and after it every panel that may
+//! hold a logit as large. That bit 3 lies in two planes costs memory, but where all logits are wanted nothing is read that is not
+//! needed, and nibbles are joined fast.
 //!
-//! An estimate leaves out the sum of activations times lower parts, which are at most 3.5 from their middle. By Cauchy and Schwarz this is
-//! at most the length of the activations times that of the row's lower parts, and for a few activations that are much larger than the others
-//! their sum times the largest lower part is less. Of 120 answers' steps the panels that may hold the largest logit are 3.2 % of 1536 in the
-//! mean by SmolLM2-135M (7.6 % by lengths alone), 0.2 % of 8192 by gemma-3-270m.
+//! An estimate leaves out the sum of activations times lower parts, which are at most 3.5 from their middle. By Cauchy and
+//! Schwarz this is at most the length of the activations times that of the row's lower parts, and for a few activations that are
+//! much larger than the others their sum times the largest lower part is less. Of 120 answers' steps the panels that may hold the
+//! largest logit are 3.2 % of 1536 in the mean by SmolLM2-135M (7.6 % by lengths alone), 0.2 % of 8192 by gemma-3-270m.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -70,8 +70,8 @@ pub(super) fn is_split(dtype: DType, isa: Isa) -> bool {
     dtype == DType::Ggml(GgmlType::Q8_0) && planes_kernels(isa).is_some()
 }
 
-/// How many rows of activations are searched together. To kernels with VNNI codes of 5 bits are no faster than those of 8, so that only one
-/// row, which waits for memory, gains; others multiply them 1.6 times as fast.
+/// How many rows of activations are searched together. To kernels with VNNI codes of 5 bits are no faster than those of 8, so
+/// that only one row, which waits for memory, gains; others multiply them 1.6 times as fast.
 pub(super) fn max_searched_rows(isa: Isa) -> usize {
     match isa {
         #[cfg(target_arch = "x86_64")]
@@ -196,8 +196,9 @@ const fn plane_lens(blocks: usize) -> [usize; 3] {
 
 /// Makes the activations of a row ones for [`LmHead::estimate`]; returns how long they are.
 ///
-/// The upper 5 bits less their zero, 16, stand for `8 * (upper - 16) + 3.5`, the middle of their codes less 128, if the zero is 15.5625. As a kernel's zero
-/// is what it multiplies the sum of activations by, the sums are smaller in that proportion here, in whole units of 8 upper parts.
+/// The upper 5 bits less their zero, 16, stand for `8 * (upper - 16) + 3.5`, the middle of their codes less 128, if the zero is
+/// 15.5625. As a kernel's zero is what it multiplies the sum of activations by, the sums are smaller in that proportion here, in
+/// whole units of 8 upper parts.
 pub(super) fn shift(acts: &[ActBlock], out: &mut [ActBlock]) -> Lengths {
     const STEP: i32 = 8;
     let mut squares = 0.0;
@@ -226,11 +227,11 @@ pub(super) fn shift(acts: &[ActBlock], out: &mut [ActBlock]) -> Lengths {
     [rest.sqrt(), outliers.iter().sum()].map(|length| length as f32)
 }
 
-/// The error bounds of row `r` of a panel. For the rest the length of the row's lower parts less their middle, times the scales, for
-/// outliers the largest of them. Both with what is lost by rounding, for which each scale counts, by the length of all activations: that of
-/// the rest plus the outliers' sum at most. The sums of [`shift`] are off by up to 4 units, which are 64 of the 16256 of a block's largest
-/// value and times 8 for the code, about 1/32; and sums of f32, of the product and of its estimate, by 2^-24 of what they add, up to
-/// 128 * sqrt(32) times the scale, twice.
+/// The error bounds of row `r` of a panel. For the rest the length of the row's lower parts less their middle, times the scales,
+/// for outliers the largest of them. Both with what is lost by rounding, for which each scale counts, by the length of all
+/// activations: that of the rest plus the outliers' sum at most. The sums of [`shift`] are off by up to 4 units, which are 64 of
+/// the 16256 of a block's largest value and times 8 for the code, about 1/32; and sums of f32, of the product and of its
+/// estimate, by 2^-24 of what they add, up to 128 * sqrt(32) times the scale, twice.
 fn error_bound(panel: &[u8], r: usize) -> [f32; 2] {
     let (tile, lane) = (r / TILE, r % TILE);
     let (mut lower, mut scales, mut largest) = (0.0, 0.0, 0.0f64);

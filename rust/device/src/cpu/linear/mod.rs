@@ -1,10 +1,10 @@
 //! Linear layers on the CPU.
 //!
-//! A weight is worked on in panels of 32 rows. [`Precision::Fast`](crate::Precision::Fast) packs quantized weights for int8 kernels
-//! ([`packed`]), which AMX stands in for where there are many rows ([`int_tiles`]), and lays out float ones in panels
+//! A weight is worked on in panels of 32 rows. [`Precision::Fast`](crate::Precision::Fast) packs quantized weights for int8
+//! kernels ([`packed`]), which AMX stands in for where there are many rows ([`int_tiles`]), and lays out float ones in panels
 //! ([`tiled`]), which AMX multiplies by many rows ([`many_rows`]). Every other weight stays as it lies in its file and is
-//! multiplied in f32 ([`float`]). [`phases`] shares panels among the threads and fuses norms, activation functions and residuals around
-//! them.
+//! multiplied in f32 ([`float`]). [`phases`] shares panels among the threads and fuses norms, activation functions and residuals
+//! around them.
 
 mod act_block;
 mod activations;
@@ -320,8 +320,8 @@ impl<'a> Input<'a> {
 }
 
 impl Panel<'_> {
-    /// Rows `m..m + num_rows` (up to 64, where there are tiles from a multiple of that) of `input` times this panel, plus bias; `out` has these rows and
-    /// as many more as make them a multiple of 4, for the tiles of 16 rows that AMX takes.
+    /// Rows `m..m + num_rows` (up to 64, where there are tiles from a multiple of that) of `input` times this panel, plus bias;
+    /// `out` has these rows and as many more as make them a multiple of 4, for the tiles of 16 rows that AMX takes.
     fn multiply(&self, input: &Input<'_>, m: usize, num_rows: usize, out: &mut [[f32; PANEL]]) {
         let blocks = input.cols / BLOCK;
         match &self.source {

@@ -84,8 +84,8 @@ pub(super) fn grown<T: Clone>(buffer: &mut Vec<T>, len: usize, fill: T) -> &mut 
     &mut buffer[..len]
 }
 
-/// Prefetches the lines of what is to be written. After a phase of many rows they are in other cores' caches, and stores wait for one after
-/// the other.
+/// Prefetches the lines of what is to be written. After a phase of many rows they are in other cores' caches, and stores wait for
+/// one after the other.
 fn prefetch_all_to_write<T>(out: &[T]) {
     for byte in (0..size_of_val(out)).step_by(64) {
         prefetch_to_write(out.as_ptr().wrapping_byte_add(byte).cast());
@@ -98,8 +98,8 @@ impl LinearContext<'_> {
         Self { isa: self.isa.min(Isa::detect()), ..self }
     }
 
-    /// Calls `body(range)` for ranges of rows from multiples of `unit` on, on one thread when there are few values. In every phase a thread
-    /// begins with the same rows, so that it writes what its own caches hold.
+    /// Calls `body(range)` for ranges of rows from multiples of `unit` on, on one thread when there are few values. In every
+    /// phase a thread begins with the same rows, so that it writes what its own caches hold.
     fn for_rows(self, (rows, cols): (usize, usize), unit: usize, body: &(dyn Fn(Range<usize>) + Sync)) {
         let units = rows.div_ceil(unit);
         if units < 2 || rows * cols < MIN_PARALLEL_ROWS {
@@ -212,7 +212,8 @@ struct Target<'a> {
 /// Projections that run as one batch of panels; more run as several.
 const MAX_PROJECTIONS: usize = MAX_WEIGHTS;
 
-/// [`Phases::norm_linear`](crate::Phases::norm_linear): for every projection `out = norm(x) @ weight^T + bias`; sets the outputs' rows.
+/// [`Phases::norm_linear`](crate::Phases::norm_linear): for every projection `out = norm(x) @ weight^T + bias`; sets the outputs'
+/// rows.
 ///
 /// # Panics
 /// When sizes disagree.

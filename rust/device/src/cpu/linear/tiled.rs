@@ -25,7 +25,8 @@ pub(super) const TILE_ELEMENTS: usize = PANEL * K_TILE;
 /// Rows of a tile.
 pub(super) const TILE: usize = PANEL / 2;
 
-/// The type that a float weight of `cols` columns is laid out in; `None` when it is not: quantized, or columns that are no multiple of 32.
+/// The type that a float weight of `cols` columns is laid out in; `None` when it is not: quantized, or columns that are no
+/// multiple of 32.
 pub(super) fn panel_dtype(dtype: DType, cols: usize, isa: Isa) -> Option<DType> {
     let float = matches!(dtype, DType::F32 | DType::F16 | DType::BF16) && cols.is_multiple_of(K_TILE);
     float.then(|| if isa.multiplies_bf16() { DType::BF16 } else { dtype })

@@ -5,24 +5,24 @@
 //!   x, M rows  a row's even and odd column, each splat over them         up to 4 rows: 16 sums
 //! ```
 //!
-//! Every output is the sum of its even columns plus the sum of its odd ones, each by increasing column, so a row has the same bits
-//! whatever the rows beside it. AVX-512 reads a panel once for 4 rows. Of eight lanes too few registers would be left, so there a panel is
-//! read once for up to 64 rows, some k tiles at a time, and sums go to memory and back:
+//! Every output is the sum of its even columns plus the sum of its odd ones, each by increasing column, so a row has the same
+//! bits whatever the rows beside it. AVX-512 reads a panel once for 4 rows. Of eight lanes too few registers would be left, so
+//! there a panel is read once for up to 64 rows, some k tiles at a time, and sums go to memory and back:
 //!
 //! ```text
 //!   2 to 8 rows   a k tile     up to 5 rows, 8 even and 8 odd sums of each     elements widened where they are used
 //!   more          4 k tiles    up to 6 rows, 16 even or odd sums of each       elements widened first, once for all rows
 //! ```
 //!
-//! Cost an output and column: one fused multiplication; 2 bytes of weight (4 of F32) each time that the panel is read. For one row that is
-//! the memory's rate.
+//! Cost an output and column: one fused multiplication; 2 bytes of weight (4 of F32) each time that the panel is read. For one
+//! row that is the memory's rate.
 //!
-//! Measured on one core of a Zen 5: the inner loop of AVX-512 alone 260 GFLOP/s of a peak of 265, BF16 panels in the level 2 cache.
-//! One row on two cores of a Milan (AVX2) read BF16 panels at 21 to 27 GB/s, where reading alone made 24 to 27, and in a slower minute at 17 to
-//! 23 (`examples/bench_linear.rs`). It was 15 to 19 in turn with the first when the two tiles of 16 rows, 1 KiB apart, were read line by line
-//! one after the other, which the processor's prefetchers do not follow. More rows of BF16 made there, as GFLOP/s of a peak of 200, with
-//! the panel read again for every two rows and now, in turn: 2 rows 38 and 53, 3 rows 45 and 79, 5 rows 61 and 116, 8 rows 79 and 115,
-//! 16 rows 105 and 119, 64 rows 127 and 150.
+//! Measured on one core of a Zen 5: the inner loop of AVX-512 alone 260 GFLOP/s of a peak of 265, BF16 panels in the level 2
+//! cache. One row on two cores of a Milan (AVX2) read BF16 panels at 21 to 27 GB/s, where reading alone made 24 to 27, and in a
+//! slower minute at 17 to 23 (`examples/bench_linear.rs`). It was 15 to 19 in turn with the first when the two tiles of 16 rows,
+//! 1 KiB apart, were read line by line one after the other, which the processor's prefetchers do not follow. More rows of BF16
+//! made there, as GFLOP/s of a peak of 200, with the panel read again for every two rows and now, in turn: 2 rows 38 and 53, 3
+//! rows 45 and 79, 5 rows 61 and 116, 8 rows 79 and 115, 16 rows 105 and 119, 64 rows 127 and 150.
 
 #![allow(unsafe_op_in_unsafe_fn)]
 #![allow(clippy::inline_always, clippy::needless_range_loop)] // ISA code must be inlined; counted loops over registers unroll.
@@ -40,8 +40,8 @@ use crate::cpu::simd::{Simd, isa_entry, prefetch};
 const AHEAD: usize = 4 << 10;
 
 isa_entry! {
-    /// `out[m][n] = dot(panel row n, x row m)`, `x` being `[out.len(), cols]`, at most 64 rows. The caller promises that the machine has the
-    /// ISA.
+    /// `out[m][n] = dot(panel row n, x row m)`, `x` being `[out.len(), cols]`, at most 64 rows. The caller promises that the
+    /// machine has the ISA.
     pub(super) fn multiply_f32 => f32s(panel: &[u8], x: &[f32], out: &mut [[f32; PANEL]])
 }
 isa_entry! {
@@ -96,8 +96,8 @@ unsafe fn groups<S: Simd, const D: u8>(panel: &[u8], x: &[f32], out: &mut [[f32;
 /// Sums of the even columns and of the odd ones of `N` vectors of panel rows, for `R` rows of `x`.
 type Sums<S, const R: usize, const N: usize> = [[[<S as Simd>::V; 2]; N]; R];
 
-/// Outputs of `R` rows of `x`, `N` vectors at a time; of one k tile those of `PARTS` times as many, one after the other, so that the tiles
-/// of a BF16 panel are read in the order in which they lie.
+/// Outputs of `R` rows of `x`, `N` vectors at a time; of one k tile those of `PARTS` times as many, one after the other, so that
+/// the tiles of a BF16 panel are read in the order in which they lie.
 #[inline(always)]
 unsafe fn block<S: Simd, const D: u8, const R: usize, const N: usize, const PARTS: usize>(
     panel: &[u8],
@@ -162,8 +162,8 @@ const FEW: usize = 8;
 #[repr(align(64))]
 struct Lines<T>(T);
 
-/// Outputs of up to `ROWS` rows, on eight lanes. The panel is read once, some k tiles at a time; sums wait in memory while other rows and
-/// columns have the registers. `WIDEN` has elements made f32 once for all rows.
+/// Outputs of up to `ROWS` rows, on eight lanes. The panel is read once, some k tiles at a time; sums wait in memory while other
+/// rows and columns have the registers. `WIDEN` has elements made f32 once for all rows.
 #[inline(always)]
 unsafe fn by_tiles<S: Simd, const D: u8, const ROWS: usize, const WIDEN: bool>(
     panel: &[u8],

@@ -107,8 +107,9 @@ pub(crate) fn prefetch_ahead(p: *const u8, to_l2: bool) {
     prefetch(p);
 }
 
-/// While the line at `p` of what lies in order is read, prefetches the one that comes `ahead` bytes later; where that goes to the second-level
-/// cache, half way there again: a core has room for only so many prefetches, and drops those that come when it is full.
+/// While the line at `p` of what lies in order is read, prefetches the one that comes `ahead` bytes later; where that goes to the
+/// second-level cache, half way there again: a core has room for only so many prefetches, and drops those that come when it is
+/// full.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(crate) fn prefetch_stream(p: *const u8, ahead: usize, to_l2: bool) {

@@ -141,7 +141,8 @@ fn extreme_codes_neither_saturate_nor_overflow() {
 /// Every row of a batch has the bits it has alone, on one thread or three.
 fn check_rows_alone(precision: Precision, dtype: DType, isa: Isa, rows: impl Iterator<Item = usize>) {
     let mut random = Random::new(7);
-    // Whole blocks; k tiles, three more than a multiple of the four that are widened together; of exact floats any number of columns.
+    // Whole blocks; k tiles, three more than a multiple of the four that are widened together; of exact floats any number of
+    // columns.
     let k = match (dtype, precision) {
         (DType::Ggml(_), _) => 512,
         (_, Precision::Exact) => 501,
