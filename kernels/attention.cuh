@@ -341,7 +341,8 @@ struct ResultRow {
     float sink;  // In units of log2; NO_SCORE without.
 
     __device__ __forceinline__ ResultRow(const AttentionArgs& args, const AttentionWork& work, unsigned kv_head, unsigned vector) {
-        const unsigned queries_per_kv = args.num_heads / args.num_kv_heads, head = kv_head * queries_per_kv + vector % queries_per_kv;
+        const unsigned queries_per_kv = args.num_heads / args.num_kv_heads;
+        const unsigned head = kv_head * queries_per_kv + vector % queries_per_kv;
         to_part = work.part >= 0;
         row = size_t((to_part ? uint32_t(work.part) : work.first_row) + vector / queries_per_kv) * args.num_heads + head;
         sink = args.sinks && !to_part ? args.sinks[head] * LOG2_E : NO_SCORE;

@@ -2,7 +2,7 @@
 //
 //   out [num_rows, out_features] = x [num_rows, in_features] w^T        CTA: 4 features, 4 warps
 //
-//   columns    | run | run | run | run | run | ...      warp i takes every 4th run of 1024 columns (256 of floats): split-K in the CTA
+//   columns    | run | run | run | run | run | ...      warp i takes every 4th run of 1024 columns (256 of floats): split-K
 //   warp          0     1     2     3     0
 //   lane       32 (8) columns of each of the 4 features, in floats; x is read once for the four
 //   sums       over lanes by shuffles, over warps in shared memory, in one order whatever the rows

@@ -2,7 +2,7 @@
 //
 //   q [num_tokens, num_heads, D], k, v [num_tokens, num_kv_heads, D], f32
 //
-//   CTA: 4 warps          warp: one head of one token               lane l: elements 4 l .. 4 l + 4 and 128 + 4 l .. 128 + 4 l + 4
+//   CTA: 4 warps     warp: one head of one token     lane l: elements 4 l .. 4 l + 4 and 128 + 4 l .. 128 + 4 l + 4
 //   heads of a token:     q 0 .. q H-1 | k 0 .. k KH-1 | v 0 .. v KH-1
 //
 //   head -> (RMS or layer norm) -> (rotation: partners through shared memory) -> q in place, or the block of its slot:

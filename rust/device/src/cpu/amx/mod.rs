@@ -4,7 +4,7 @@
 //! panel of 32 rows of W over 32 columns, with all eight tile registers:
 //!
 //! ```text
-//!                      tmm6    tmm7        panel, a k tile: [2 tiles of 16 rows of W][16 column pairs][16 rows][2 columns], 2 KiB
+//!                      tmm6    tmm7       panel, a k tile: [2 tiles of 16 rows of W][16 column pairs][16 rows][2 columns], 2 KiB
 //!      A, a k tile:   -------------
 //!      [2][16 rows]   tmm4 | tmm0 | tmm1   C scratch: [32 rows][32], 4 KiB
 //!      [32 columns]   tmm5 | tmm2 | tmm3

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!                  split 0 (512 keys)        split 1
-//! keys        |tile|tile| ... |tile|tile|tile| ...  |        a tile: 32 keys at absolute positions, found through the block table
+//! keys        |tile|tile| ... |tile|tile|tile| ...  |       a tile: 32 keys at absolute positions, found through the block table
 //! query rows  .--------------------------.
 //!   (tokens   | block of up to 8 rows    |   scores [rows, 32] -> weights [rows, 32] -> acc [rows, head_dim]
 //!   x heads)  | block                    |   max, sum of each row; merged over splits in order of position

@@ -8,7 +8,7 @@
 //!                       8 weight rows n, 4 bytes each
 //! register q of codes   | 4 q, .. 4 q + 3 | 4 q, .. 4 q + 3 | ...   columns of the block
 //! activations           | 4 q, .. 4 q + 3 | 4 q, .. 4 q + 3 | ...   4 bytes of one row, in every lane
-//! dot                   | i32             | i32             | ...   sum over q = 0..8; times two scales, plus the minimum, into 8 f32
+//! dot                   | i32             | i32             | ...   sum over q; times two scales, plus the minimum, into 8 f32
 //! ```
 //!
 //! A block is read once for all rows: 0.625 bytes a weight of `Q4_1`, 0.578 of `Q4_K`, 1.06 of `Q8_0`. 8 weight rows by 32

@@ -299,5 +299,11 @@ fn max_of(values: &mut [f32; PANEL]) -> f32 {
 per_isa!(
     /// Bounds of the largest products of rows of activations by a panel of so many columns, plus the bias if there is one, given
     /// an eighth of their estimates, which are changed.
-    bound = bound_body(products: &mut [[f32; PANEL]], columns: (usize, &[f32]), error_bounds: &ErrorBounds, lengths: &[Lengths], out: &mut [Bounds])
+    bound = bound_body(
+        products: &mut [[f32; PANEL]],
+        columns: (usize, &[f32]),
+        error_bounds: &ErrorBounds,
+        lengths: &[Lengths],
+        out: &mut [Bounds]
+    )
 );

@@ -37,7 +37,7 @@ pub(super) struct Packed {
     pub panel_bytes: usize,
     kernel: Kernel,
     layout: Layout,
-    /// AMX, in its ISA.
+    /// AMX, where that is the ISA.
     #[cfg(target_arch = "x86_64")]
     amx: Option<Amx>,
 }

@@ -39,7 +39,7 @@ pub struct LinearScratch {
     /// Dequantized panels, some for each thread.
     pub(super) panels: Vec<f32>,
     pub(super) search: Search,
-    /// Activations and results of AMX.
+    /// Activations and results of products by AMX.
     pub(super) tiles: Option<Tiles>,
 }
 

@@ -9,7 +9,7 @@
 //! A `vdpbf16ps` adds the product of odd columns, then that of even ones, each sum rounded to nearest f32; denormal numbers count
 //! as zeros. An output is one chain of them by increasing column, so a row has the same bits whatever the rows beside it.
 //!
-//! Cost an output: K / 2 of them, each 16 outputs wide, and 2 bytes of weight a column for each group of 8 rows.
+//! Cost an output: K / 2 of them, each 16 outputs wide, and 2 bytes of weight a column for each block of 8 rows.
 //!
 //! Measured on one core of a Zen 5, whose peak is 535 GFLOP/s (f32: 265): the inner loop alone 530 of them with panels in the
 //! level 2 cache, and over 256 MB of panels 41 GB/s for 1 row, 38 for 2 and 31 for 8, where its memory gives about 42. As phases

@@ -55,21 +55,21 @@ isa_entry! {
 
 #[inline(always)]
 unsafe fn f32s<S: Simd>(panel: &[u8], x: &[f32], out: &mut [[f32; PANEL]]) {
-    groups::<S, F32>(panel, x, out);
+    by_row_blocks::<S, F32>(panel, x, out);
 }
 
 #[inline(always)]
 unsafe fn f16s<S: Simd>(panel: &[u8], x: &[f32], out: &mut [[f32; PANEL]]) {
-    groups::<S, F16>(panel, x, out);
+    by_row_blocks::<S, F16>(panel, x, out);
 }
 
 #[inline(always)]
 unsafe fn bf16s<S: Simd>(panel: &[u8], x: &[f32], out: &mut [[f32; PANEL]]) {
-    groups::<S, BF16>(panel, x, out);
+    by_row_blocks::<S, BF16>(panel, x, out);
 }
 
 #[inline(always)]
-unsafe fn groups<S: Simd, const D: u8>(panel: &[u8], x: &[f32], out: &mut [[f32; PANEL]]) {
+unsafe fn by_row_blocks<S: Simd, const D: u8>(panel: &[u8], x: &[f32], out: &mut [[f32; PANEL]]) {
     let cols = x.len().checked_div(out.len()).unwrap_or(0);
     assert!(x.len() == out.len() * cols && panel.len() == PANEL * cols * element_bytes(D) && cols.is_multiple_of(K_TILE));
     assert!(out.len() <= MANY_ROWS);
@@ -155,7 +155,7 @@ unsafe fn add_tile<S: Simd, const D: u8, const R: usize, const N: usize>(
     }
 }
 
-/// Rows up to which elements are widened anew for every group of rows: reading leaves the time for it.
+/// Rows up to which elements are widened anew for every block of rows: reading leaves the time for it.
 const FEW: usize = 8;
 
 /// Cache lines: vectors do not straddle two.
@@ -180,9 +180,9 @@ unsafe fn by_tiles<S: Simd, const D: u8, const ROWS: usize, const WIDEN: bool>(
     }
     let mut wide = MaybeUninit::<Lines<Wide>>::uninit();
     let wide = wide.as_mut_ptr().cast::<Wide>();
-    // What registers have room for, in groups of about one size.
+    // What registers have room for, in blocks of about one size.
     let most = if WIDEN { 6 } else { 5 };
-    let group = rows.div_ceil(rows.div_ceil(most));
+    let row_block = rows.div_ceil(rows.div_ceil(most));
     let step = if WIDEN { WIDE_COLS } else { K_TILE };
     for k in (0..cols).step_by(step) {
         let tiles = panel.as_ptr().add(k * PANEL * element_bytes(D));
@@ -190,9 +190,9 @@ unsafe fn by_tiles<S: Simd, const D: u8, const ROWS: usize, const WIDEN: bool>(
         if WIDEN {
             widen::<S, D>(tiles, len, wide);
         }
-        for m in (0..rows).step_by(group) {
+        for m in (0..rows).step_by(row_block) {
             let (x, sums) = (x.as_ptr().add(m * cols + k), sums.add(m));
-            match (WIDEN, group.min(rows - m)) {
+            match (WIDEN, row_block.min(rows - m)) {
                 (false, 1) => add_stored::<S, D, 1>(tiles, x, cols, sums),
                 (false, 2) => add_stored::<S, D, 2>(tiles, x, cols, sums),
                 (false, 3) => add_stored::<S, D, 3>(tiles, x, cols, sums),
@@ -235,7 +235,7 @@ unsafe fn add_stored<S: Simd, const D: u8, const R: usize>(tile: *const u8, x: *
     }
 }
 
-/// Columns that are widened together: with the sums of a group of rows they stay in the level 1 cache.
+/// Columns that are widened together: with the sums of a block of rows they stay in the level 1 cache.
 const WIDE_COLS: usize = 4 * K_TILE;
 
 /// `[even or odd columns][tile][column][TILE]`; fewer columns lie at its beginning.
