@@ -11,7 +11,7 @@ use std::sync::{
 
 use crate::{DeviceError, mmap::Pages};
 
-/// Address space of a slab; a larger request gets a mapping of its own.
+/// Address space of a slab; a larger allocation gets a mapping of its own.
 const SLAB: usize = 64 << 20;
 /// Parts start on cache lines.
 const ALIGN: usize = 64;

@@ -13,9 +13,9 @@
 //!
 //! Measured on one core of a Zen 5, whose peak is 535 GFLOP/s (f32: 265): the inner loop alone 530 of them with panels in the
 //! level 2 cache, and over 256 MB of panels 41 GB/s for 1 row, 38 for 2 and 31 for 8, where its memory gives about 42. As phases
-//! of 512 rows 430 to 450 GFLOP/s, outputs copied to their rows included. Two cores of a Zen 4, in turn with requests ahead in
+//! of 512 rows 430 to 450 GFLOP/s, outputs copied to their rows included. Two cores of a Zen 4, in turn with prefetches in
 //! the order of the loads, all for the first-level cache: 1.4 to 1.7 times as fast for 1 to 4 rows, 1.7 to 2.1 times for 8 (219
-//! GFLOP/s). Two cores of a Zen 5, in turn with one request a line: 1.1 times for 2 rows, 1.03 to 1.06 for 4, 1.1 to 1.16 for 8.
+//! GFLOP/s). Two cores of a Zen 5, in turn with one prefetch a line: 1.1 times for 2 rows, 1.03 to 1.06 for 4, 1.1 to 1.16 for 8.
 
 #[allow(clippy::wildcard_imports)] // Intrinsics.
 use std::arch::x86_64::*;
