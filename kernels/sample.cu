@@ -5,7 +5,7 @@
 // Weights p = e^((logit - largest) / temperature) become integers, p * 2^40, whose sums do not depend on their order. What top-k,
 // top-p and min-p keep are the likeliest tokens down to some rank, of equal logits the lowest ids:
 //
-//   top-k: at most k     top-p: until their share of all weights reaches p     min-p: those of at least min_p, the likeliest has 1
+//   top-k: at most k    top-p: until their share of all weights reaches p    min-p: those of at least min_p, the likeliest has 1
 //
 // Tokens that a row's mask forbids have no weight and no rank in any of this. Log probabilities are those of all logits.
 //

@@ -82,8 +82,8 @@ impl Isa {
     }
 }
 
-/// Whether prefetches go to the second-level cache alone, from where this processor fetches lines in time: on AMD's with AVX-512. On
-/// two cores of a Zen 4 decode attention streams 1.3 to 1.7 times as fast so, and packed weights pass 1.1 to 1.6 times as fast
+/// Whether prefetches go to the second-level cache alone, from where this processor fetches lines in time: on AMD's with AVX-512.
+/// On two cores of a Zen 4 decode attention streams 1.3 to 1.7 times as fast so, and packed weights pass 1.1 to 1.6 times as fast
 /// for up to eight rows. On a Zen 5 that alone changes nothing, but prefetching the same again, on its way to the first level,
 /// does ([`super::simd::prefetch_stream`]): for one row Q6_K passes 1.12 to 1.18 times as fast, Q4_K and Q8_0 1.05 to 1.2, Q4_0
 /// and Q4_1 1.0 to 1.04. Others have not been timed.

@@ -3,17 +3,18 @@
 //! Rows are taken 32 at a time, a panel, padded with zero rows: two tiles of 16. A panel is a list of blocks of 32 columns, one
 //! contiguous stream of whole cache lines. A block begins with its codes, all tiles of a part before the next part:
 //!
-//! - [`Codes::U4`]: of each tile 4 lines. Line g, byte 4 r + j: column 4 g + j of row r in the low half, column 16 + 4 g + j in the
-//!   high one.
+//! - [`Codes::U4`]: of each tile 4 lines. Line g, byte 4 r + j: column 4 g + j of row r in the low half, column 16 + 4 g + j in
+//!   the high one.
 //! - [`Codes::U5`]: the same, then of each tile a line of fifth bits. Byte 4 r + j: bit g of column 4 g + j, bit 4 + g of column
 //!   16 + 4 g + j.
-//! - [`Codes::U6`]: the nibbles, then of each tile two lines of fifth and sixth bits. Byte 4 r + j, bits 2 g and 2 g + 1: those of
-//!   column 4 g + j in the first line, of column 16 + 4 g + j in the second.
+//! - [`Codes::U6`]: the nibbles, then of each tile two lines of fifth and sixth bits. Byte 4 r + j, bits 2 g and 2 g + 1: those
+//!   of column 4 g + j in the first line, of column 16 + 4 g + j in the second.
 //! - [`Codes::U8`]: of each tile 8 lines. Line g, byte 4 r + j: column 4 g + j of row r.
 //!
 //! Then come the scales of each of its sub-blocks (one of 32 columns or two of 16), a line of 32 f16, one a row; and the minima,
-//! likewise, where the format has them. In K formats a super-block is 8 blocks. It ends with one line of super-block scales, and one
-//! of super-block minima. After each block's codes are the scales and minima of its sub-blocks, 32 i8 each, which those multiply:
+//! likewise, where the format has them. In K formats a super-block is 8 blocks. It ends with one line of super-block scales, and
+//! one of super-block minima. After each block's codes are the scales and minima of its sub-blocks, 32 i8 each, which those
+//! multiply:
 //!
 //! ```text
 //! Q4_1  | codes 512 | scales 64 | minima 64 |                                      bytes, 32 columns of 32 rows

@@ -1,8 +1,8 @@
 //! How the panels of a phase are shared among the threads.
 //!
-//! Each thread reads a range of panels of its own, one stream of memory, and then steals from others. SmolLM2's weights of 84 MB in
-//! `Q4_1` pass for one row at 50 to 53 GB/s on two cores of a Zen 5 on which `examples/roofline.rs` reads 1 GB at 52 in the same
-//! minutes; where threads claim panels in turn it is 42.
+//! Each thread reads a range of panels of its own, one stream of memory, and then steals from others. SmolLM2's weights of 84 MB
+//! in `Q4_1` pass for one row at 50 to 53 GB/s on two cores of a Zen 5 on which `examples/roofline.rs` reads 1 GB at 52 in the
+//! same minutes; where threads claim panels in turn it is 42.
 
 use std::ops::Range;
 
