@@ -199,9 +199,9 @@ impl StepLists {
         let width = params.num_heads * params.head_dim;
         assert_eq!((q.cols(), out.cols()), (width, width), "columns of queries and output");
         out.set_rows(q.rows());
-        let heads_per_kv_head = params.num_heads / params.num_kv_heads;
+        let queries_per_kv = params.num_heads / params.num_kv_heads;
         self.widest = [self.widest[0].max(params.num_heads), self.widest[1].max(width)];
-        let shape = PlanShape { heads_per_kv_head, window: params.window, dtype: spec.dtype, splits: self.splits };
+        let shape = PlanShape { queries_per_kv, window: params.window, dtype: spec.dtype, splits: self.splits };
         let plan = self.plan(group, shape, step)?;
         let part_out = self.part_out.floats(driver, plan.num_parts * width)?;
         let part_lse = self.part_lse.floats(driver, plan.num_parts * params.num_heads)?;
