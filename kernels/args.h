@@ -1,5 +1,5 @@
-// Arguments of every kernel: one plain struct each, passed by value. rust/device/src/kernel_args.rs mirrors them field by field, and
-// the kernels' tests compare sizes. Pointers are device addresses; strides count elements of a row unless they say bytes.
+// Arguments of every kernel: one plain struct each, passed by value. rust/device/src/kernel_args.rs mirrors them field by field,
+// and the kernels' tests compare sizes. Pointers are device addresses; strides count elements of a row unless they say bytes.
 #pragma once
 #include <stdint.h>
 

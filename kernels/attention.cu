@@ -5,10 +5,10 @@
 //   warp       0    1    2    3    0    1    2            STAGES tiles in shared memory, no barrier until the end
 //   merge    the warps' sums by their largest scores, then out, or a part for attention_merge
 //
-// Bytes of a work: 2 n_keys D times the cache's element (and 4 n_keys of scales), read once for all heads of the group; q and out are
-// small. Operations: 4 n_keys D for each query vector, of which the tensor cores compute 16 whatever the group: 16 operations a byte at
-// bf16, 32 at one byte, far below what they can do. It waits for memory: the floor of Llama-3-8B (8 KV heads, D 128, bf16), batch 32, 4096
-// keys is 537 MB, at 4.3 TB/s 125 us a layer.
+// Bytes of a work: 2 n_keys D times the cache's element (and 4 n_keys of scales), read once for all its query heads; q and out
+// are small. Operations: 4 n_keys D for each query vector, of which the tensor cores compute 16 whatever queries_per_kv is: 16
+// operations a byte at bf16, 32 at one byte, far below what they can do. It waits for memory: the floor of Llama-3-8B (8 KV
+// heads, D 128, bf16), batch 32, 4096 keys is 537 MB, at 4.3 TB/s 125 us a layer.
 #include "attention.cuh"
 
 namespace {

@@ -1,7 +1,7 @@
 // A warp's share of attention: 16 query vectors against tiles of keys and values in shared memory, on tensor cores.
 //
-// The query vectors of a KV head are all heads of its group for all rows of the work, vector m = row * group + head: so one read of K and
-// V serves the whole group, whatever its size. Vectors past the last see no key.
+// The query vectors of a KV head are those of its query heads (GQA) for all rows of the work: vector m is row * queries_per_kv +
+// head. So one read of K and V serves them all. Vectors past the last see no key.
 //
 //   scores [16, KEYS] = q [16, D] k^T          mma.m16n8k16: lane 4 g + t has vectors g and g + 8, keys 8 n + 2 t and the next
 //   weights = 2^(scores - largest)             online: when the largest grows, sums and totals shrink
@@ -11,8 +11,9 @@
 //
 //   k [KEYS, D] | v [KEYS, D] | one-byte types: scales of k [KEYS], of v [KEYS], bfloat16
 //
-// 16-bit types go to the tensor cores as they are. Codes of one byte become bfloat16 (exactly) between shared memory and registers,
-// where their scales are multiplied into scores and weights. For them the order of the columns is one that 4-byte loads give:
+// 16-bit types go to the tensor cores as they are. Codes of one byte become bfloat16 (exactly) between shared memory and
+// registers, where their scales are multiplied into scores and weights. For them the order of the columns is one that 4-byte
+// loads give:
 //   q and k: column 16 s + 4 t + i is the i-th of lane t in step s;     v: column 32 q + 4 g + j is column g of tile 4 q + j.
 #pragma once
 #include "cache.cuh"
@@ -143,10 +144,10 @@ struct QueryRows {
     __device__ __forceinline__ QueryRows(const AttentionArgs& args, const AttentionWork& work, const unsigned char* own_queries,
                                          unsigned vector)
         : queries(own_queries), scale(args.softcap > 0.0f ? args.scale / args.softcap : args.scale * LOG2_E), softcap(args.softcap) {
-        const unsigned group = args.num_heads / args.num_kv_heads;
+        const unsigned queries_per_kv = args.num_heads / args.num_kv_heads;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const unsigned row = (vector + threadIdx.x % 32 / 4 + 8 * i) / group;
+            const unsigned row = (vector + threadIdx.x % 32 / 4 + 8 * i) / queries_per_kv;
             last[i] = row < work.num_rows ? int(args.positions[work.first_row + row]) : -1;
             begin[i] = args.window ? last[i] + 1 - int(args.window) : 0;
             largest[i] = NO_SCORE;
@@ -215,8 +216,8 @@ struct QueryRows {
         }
     }
 
-    // Scores become weights; what was summed shrinks to the new largest score.
-    __device__ __forceinline__ void weigh(float (&scores)[KEYS / 8][4]) {
+    // Online softmax: scores become weights; what was summed shrinks to the new largest score.
+    __device__ __forceinline__ void online_softmax_update(float (&scores)[KEYS / 8][4]) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             float most = largest[i];
@@ -280,7 +281,7 @@ struct QueryRows {
         float scores[KEYS / 8][4];
         score(tile, scores);
         finish_scores(tile, first, end, scores);
-        weigh(scores);
+        online_softmax_update(scores);
 #pragma unroll
         for (int keys = 0; keys < KEYS; keys += 16) {
             uint32_t weights[4];
@@ -320,12 +321,12 @@ struct QueryRows {
 template <class T, int D, int VECTORS>
 __device__ __forceinline__ void stage_queries(unsigned char* queries, const AttentionArgs& args, const AttentionWork& work, unsigned kv_head) {
     using Element = typename TileElement<T>::Type;
-    const unsigned group = args.num_heads / args.num_kv_heads;
+    const unsigned queries_per_kv = args.num_heads / args.num_kv_heads;
     for (unsigned at = threadIdx.x * 4; at < VECTORS * D; at += blockDim.x * 4) {
-        const unsigned vector = at / D, column = at % D, row = vector / group;
+        const unsigned vector = at / D, column = at % D, row = vector / queries_per_kv;
         float4 q = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (row < work.num_rows) {
-            const unsigned head = kv_head * group + vector % group;
+            const unsigned head = kv_head * queries_per_kv + vector % queries_per_kv;
             q = *reinterpret_cast<const float4*>(args.q + size_t(work.first_row + row) * args.q_stride + head * D + column);
         }
         *reinterpret_cast<uint2*>(queries + vector * QUERY_ROW_BYTES<D> + column * 2) =
@@ -340,9 +341,10 @@ struct ResultRow {
     float sink;  // In units of log2; NO_SCORE without.
 
     __device__ __forceinline__ ResultRow(const AttentionArgs& args, const AttentionWork& work, unsigned kv_head, unsigned vector) {
-        const unsigned group = args.num_heads / args.num_kv_heads, head = kv_head * group + vector % group;
+        const unsigned queries_per_kv = args.num_heads / args.num_kv_heads;
+        const unsigned head = kv_head * queries_per_kv + vector % queries_per_kv;
         to_part = work.part >= 0;
-        row = size_t((to_part ? uint32_t(work.part) : work.first_row) + vector / group) * args.num_heads + head;
+        row = size_t((to_part ? uint32_t(work.part) : work.first_row) + vector / queries_per_kv) * args.num_heads + head;
         sink = args.sinks && !to_part ? args.sinks[head] * LOG2_E : NO_SCORE;
     }
 

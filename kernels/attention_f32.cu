@@ -1,12 +1,13 @@
 // Attention in f32 throughout, for caches of f32: one row and KV head a CTA, no tensor cores.
 //
-//   work w, KV head h  ->  CTA (w, h): warp i computes heads i, i + 4, ... of the group
+//   work w, KV head h  ->  CTA (w, h): warp i computes query heads i, i + 4, ... of it
 //   scores   lane l: key first + l, the whole dot product             weights go to shared memory
 //   values   lane l: columns l, l + 32, ... of all 32 keys
 //
 // What a row sees and in what order depends on its own work alone, so its bits do not depend on the rows beside it.
-// Bytes: 8 n_keys D a KV head and CTA, once for each four heads of a group from L1 or L2; operations: 4 n_keys D a head. The floor is that
-// of f32 arithmetic for groups above 4, of memory below.
+//
+// Bytes: 8 n_keys D a KV head and CTA, once for each four query heads from L1 or L2; operations: 4 n_keys D a head. The floor is
+// that of f32 arithmetic above 4 query heads a KV head, of memory below.
 #include "attention.cuh"
 
 namespace {
@@ -39,7 +40,7 @@ KERNEL(attention_f32, AttentionArgs, WARPS * 32, SHARED_BYTES) {
     SHARED_MEMORY(shared);
     const AttentionWork work = args.work[blockIdx.x];
     if (work.num_rows == 0) return;
-    const uint32_t head_dim = args.head_dim, group = args.num_heads / args.num_kv_heads, kv_head = blockIdx.y;
+    const uint32_t head_dim = args.head_dim, queries_per_kv = args.num_heads / args.num_kv_heads, kv_head = blockIdx.y;
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Query query;
     query.q = reinterpret_cast<float*>(shared) + warp * MAX_HEAD_DIM;
@@ -52,8 +53,8 @@ KERNEL(attention_f32, AttentionArgs, WARPS * 32, SHARED_BYTES) {
     const Plane<float> keys{const_cast<uint8_t*>(args.k_plane), args.block_bytes, 0, args.block_size, head_dim};
     const Plane<float> values{const_cast<uint8_t*>(args.v_plane), args.block_bytes, 0, args.block_size, head_dim};
 
-    for (uint32_t member = warp; member < group; member += WARPS) {
-        const uint32_t head = kv_head * group + member;
+    for (uint32_t member = warp; member < queries_per_kv; member += WARPS) {
+        const uint32_t head = kv_head * queries_per_kv + member;
         for (uint32_t i = lane; i < head_dim; i += 32) query.q[i] = args.q[size_t(work.first_row) * args.q_stride + head * head_dim + i];
         query.largest = NO_SCORE;
         query.total = 0.0f;

@@ -2,8 +2,8 @@
 //
 //   CTA (p, m): block pairs[p].source -> block pairs[p].destination of plane m; each thread moves 16 bytes at a time
 //
-// Bytes: 2 block_bytes for each pair and plane. Floor: 128 pairs of Llama-3-8B's blocks (32 tokens, 64 KiB, 64 planes) are 1.07 GB, at
-// 4.3 TB/s 250 us.
+// Bytes: 2 block_bytes for each pair and plane. Floor: 128 pairs of Llama-3-8B's blocks (32 tokens, 64 KiB, 64 planes) are 1.07
+// GB, at 4.3 TB/s 250 us.
 #include "cuda.cuh"
 
 KERNEL(copy_blocks, CopyBlocksArgs, 256, 0) {

@@ -1,5 +1,5 @@
-// What kernels take from CUDA beyond the language: a few types and instructions. emulation/cuda.h has their CPU twins, which also say
-// in more words what each does; nothing else may be used that has no twin there.
+// What kernels take from CUDA beyond the language: a few types and instructions. emulation/cuda.h has their CPU twins, which also
+// say in more words what each does; nothing else may be used that has no twin there.
 #pragma once
 #include "args.h"
 
@@ -12,8 +12,8 @@ constexpr unsigned MAX_SHARED_BYTES = 99 << 10;
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-// Defines a kernel: its name, its argument struct, threads a CTA, bytes of dynamic shared memory. The manifest lists these four. The
-// bound of one CTA an SM keeps ptxas from spilling registers for the sake of more.
+// Defines a kernel: its name, its argument struct, threads a CTA, bytes of dynamic shared memory. The manifest lists these four.
+// The bound of one CTA an SM keeps ptxas from spilling registers for the sake of more.
 #define KERNEL(NAME, ARGS, THREADS, SHARED_BYTES)                                                                            \
     static_assert((SHARED_BYTES) <= MAX_SHARED_BYTES, "more shared memory than every target has");                           \
     extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_constant__ ARGS args)

@@ -2,8 +2,8 @@
 //
 //   CTA: 128 runs of 32 values, a thread each; runs are counted through all rows
 //
-// Bytes of a value: its stored ones (0.56 for q4_0) and 2 of bf16. It waits for memory: 4096 x 4096 of q4_k to bf16 are 43 MB, at 4.3
-// TB/s 10 us.
+// Bytes of a value: its stored ones (0.56 for q4_0) and 2 of bf16. It waits for memory: 4096 x 4096 of q4_k to bf16 are 43 MB, at
+// 4.3 TB/s 10 us.
 #include "weights.cuh"
 
 namespace {

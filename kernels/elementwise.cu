@@ -9,7 +9,8 @@
 //   round_values      thread i: elements 4 i .. 4 i + 4 of a flat list; 6 bytes an element
 //   fill_bias         CTA: a row; 4 bytes an element, 8 when it is added
 //
-// All wait for memory: 4096 rows of 4096 elements through rms_norm with y are 0.3 GB, at 4.3 TB/s 70 us; a step of few rows is one launch.
+// All wait for memory: 4096 rows of 4096 elements through rms_norm with y are 0.3 GB, at 4.3 TB/s 70 us; a step of few rows is
+// one launch.
 #include "cuda.cuh"
 
 namespace {

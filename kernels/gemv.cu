@@ -2,18 +2,18 @@
 //
 //   out [num_rows, out_features] = x [num_rows, in_features] w^T        CTA: 4 features, 4 warps
 //
-//   columns    | run | run | run | run | run | ...      warp i takes every 4th run of 1024 columns (256 of floats): split-K in the CTA
+//   columns    | run | run | run | run | run | ...      warp i takes every 4th run of 1024 columns (256 of floats): split-K
 //   warp          0     1     2     3     0
 //   lane       32 (8) columns of each of the 4 features, in floats; x is read once for the four
 //   sums       over lanes by shuffles, over warps in shared memory, in one order whatever the rows
 //
-// Blocks of quantised formats begin at any multiple of 2 bytes, or at any byte: a warp copies its bytes in aligned pieces of 16 to shared memory, two runs
-// deep, and takes them apart there. Floats go from memory to registers in pieces of 16 bytes; that several loads are on their way is
-// left to the CTAs of an SM, which need few registers.
+// Blocks of quantized formats begin at any multiple of 2 bytes, or at any byte: a warp copies its bytes in aligned pieces of 16
+// to shared memory, two runs deep, and takes them apart there. Floats go from memory to registers in pieces of 16 bytes; that
+// several loads are on their way is left to the CTAs of an SM, which need few registers.
 //
-// Bytes: those of the weight (2 a value of bf16, 0.56 of q4_0) and 4 num_rows in_features of x, from L1 after the first CTA of an SM;
-// operations: 2 num_rows a weight, and about 4 to take a quantised one apart. The floor is the weight's bytes: 4096 x 14336 of bf16 are
-// 117 MB, at 4.3 TB/s 27 us.
+// Bytes: those of the weight (2 a value of bf16, 0.56 of q4_0) and 4 num_rows in_features of x, from L1 after the first CTA of an
+// SM; operations: 2 num_rows a weight, and about 4 to take a quantized one apart. The floor is the weight's bytes: 4096 x 14336
+// of bf16 are 117 MB, at 4.3 TB/s 27 us.
 #include "weights.cuh"
 
 namespace {

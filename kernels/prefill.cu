@@ -1,12 +1,12 @@
-// Prompts over the paged cache: up to 64 query vectors of a KV head (rows of one request times the heads of a group) against a range of
+// Prompts over the paged cache: up to 64 query vectors of a KV head (rows of one request times queries_per_kv) against a range of
 // keys. Rows that decode may be among the entries of work.
 //
 //   work w, KV head h  ->  CTA (w, h): 4 warps, 16 query vectors each
-//   keys     |    KEYS    |    KEYS    |    KEYS    | ...    each tile is copied once for all four warps, the next one while it is used
+//   keys     |    KEYS    |    KEYS    |    KEYS    | ...    a tile is copied once for all warps, the next one meanwhile
 //
-// Operations: 4 n_keys D for each query vector; bytes: 2 n_keys D times the cache's element for 64 vectors, so 64 operations a byte at bf16,
-// most of them from L2. Tensor cores are the limit: the floor of a chunk of 4096 tokens of Llama-3-8B (32 heads, D 128, causal) is 137
-// GFLOP a layer, at the 990 TFLOP/s that an H100's data sheet promises 140 us.
+// Operations: 4 n_keys D for each query vector; bytes: 2 n_keys D times the cache's element for 64 vectors, so 64 operations a
+// byte at bf16, most of them from L2. Tensor cores are the limit: the floor of a chunk of 4096 tokens of Llama-3-8B (32 heads, D
+// 128, causal) is 137 GFLOP a layer, at the 990 TFLOP/s that an H100's data sheet promises 140 us.
 #include "attention.cuh"
 
 namespace {

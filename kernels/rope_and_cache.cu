@@ -2,15 +2,15 @@
 //
 //   q [num_tokens, num_heads, D], k, v [num_tokens, num_kv_heads, D], f32
 //
-//   CTA: 4 warps          warp: one head of one token               lane l: elements 4 l .. 4 l + 4 and 128 + 4 l .. 128 + 4 l + 4
+//   CTA: 4 warps     warp: one head of one token     lane l: elements 4 l .. 4 l + 4 and 128 + 4 l .. 128 + 4 l + 4
 //   heads of a token:     q 0 .. q H-1 | k 0 .. k KH-1 | v 0 .. v KH-1
 //
-//   head -> (RMS or layer norm) -> (rotation: partners through shared memory) -> q in place, or the page of its slot:
+//   head -> (RMS or layer norm) -> (rotation: partners through shared memory) -> q in place, or the block of its slot:
 //   plane + block * block_bytes: [KH, block_size, D] elements, then [KH, block_size] scales of the one-byte types
 //
-// Bytes of a token: 8 H D of q (read and written), 8 KH D of k and v, 2 KH D times the cache's element; about 4 operations an element.
-// It waits for memory: for Llama-3-8B (H 32, KH 8, D 128, bf16) 45 KB a token, at 4.3 TB/s 10 ns a token in a long prompt; a step of few
-// tokens is one launch.
+// Bytes of a token: 8 H D of q (read and written), 8 KH D of k and v, 2 KH D times the cache's element; about 4 operations an
+// element. It waits for memory: for Llama-3-8B (H 32, KH 8, D 128, bf16) 45 KB a token, at 4.3 TB/s 10 ns a token in a long
+// prompt; a step of few tokens is one launch.
 #include "cache.cuh"
 
 namespace {

@@ -2,15 +2,16 @@
 //
 //   logits [num_rows, stride] f32        CTA: a row; all threads go through its vocabulary a few times, from L2
 //
-// Weights p = e^((logit - largest) / temperature) become integers, p * 2^40, whose sums do not depend on their order. What top-k, top-p and
-// min-p keep are the likeliest tokens down to some rank, of equal logits the lowest ids:
+// Weights p = e^((logit - largest) / temperature) become integers, p * 2^40, whose sums do not depend on their order. What top-k,
+// top-p and min-p keep are the likeliest tokens down to some rank, of equal logits the lowest ids:
 //
-//   top-k: at most k       top-p: until their share of all weights reaches p       min-p: those of at least min_p, the likeliest has 1
+//   top-k: at most k    top-p: until their share of all weights reaches p    min-p: those of at least min_p, the likeliest has 1
 //
 // Tokens that a row's mask forbids have no weight and no rank in any of this. Log probabilities are those of all logits.
 //
-// The rank is found by three passes of a radix select: histograms of counts and weights over the upper 11, then 11, then 10 bits of a key that
-// orders as the logits do. The kept tokens are drawn from in the order of their ids: the first whose running sum passes uniform * sum.
+// The rank is found by three passes of a radix select: histograms of counts and weights over the upper 11, then 11, then 10 bits
+// of a key that orders as the logits do. The kept tokens are drawn from in the order of their ids: the first whose running sum
+// passes uniform * sum.
 //
 // Bytes: 4 vocab_size a pass, from L2 after the first: 3 passes for the likeliest token, 1 more with a mask,
 // 5 more to draw, 3 more with top-k or top-p.

@@ -1,8 +1,9 @@
 // Weight formats: 32 values of a row at a time, as floats, bit for bit as rust/device/src/quant computes them.
 //
-// A block of BYTES holds LEN values. `run(block, index, w)` writes values 32 index .. 32 index + 32 of it. Value = scale * code, or
-// scale * code + min. The ggml blocks are those of ggml-common.h, also described in rust/device/src/quant. A scale has at most 18
-// significant bits and a code 6 (or 11 and 8, or 1 and 4), so their product is exact and a fused multiply-add rounds as the two steps do.
+// A block of BYTES holds LEN values. `run(block, index, w)` writes values 32 index .. 32 index + 32 of it. Value = scale * code,
+// or scale * code + min. The ggml blocks are those of ggml-common.h, also described in rust/device/src/quant. A scale has at most
+// 18 significant bits and a code 6 (or 11 and 8, or 1 and 4), so their product is exact and a fused multiply-add rounds as the
+// two steps do.
 #pragma once
 #include "cuda.cuh"
 
@@ -56,8 +57,8 @@ struct Float16Bits {
 using F16 = Float16Bits<f16>;
 using BF16 = Float16Bits<bf16>;
 
-// One scale for 32 values of 4 or 5 bits: byte i of the nibbles holds value i in its low half, value i + 16 in its high one; bit i of the
-// fifth bits belongs to value i.
+// One scale for 32 values of 4 or 5 bits: byte i of the nibbles holds value i in its low half, value i + 16 in its high one; bit
+// i of the fifth bits belongs to value i.
 template <bool HAS_MIN, bool HAS_FIFTH_BITS>
 struct Legacy {
     static constexpr int LEN = 32, BYTES = 18 + 2 * HAS_MIN + 4 * HAS_FIFTH_BITS;
@@ -95,7 +96,7 @@ struct Q8_0 {
     }
 };
 
-// Scales and mins for groups of 16, values of 2 bits: of 128 values, value 32 j + l is bits 2 j and 2 j + 1 of byte l.
+// Scales and mins for sub-blocks of 16, values of 2 bits: of 128 values, value 32 j + l is bits 2 j and 2 j + 1 of byte l.
 struct Q2_K {
     static constexpr int LEN = 256, BYTES = 84;
     static __device__ __forceinline__ void run(const uint8_t* block, unsigned index, float (&w)[32]) {
@@ -110,7 +111,7 @@ struct Q2_K {
     }
 };
 
-// Signed 6-bit scales for groups of 16, values of 2 bits and an inverted third.
+// Signed 6-bit scales for sub-blocks of 16, values of 2 bits and an inverted third.
 struct Q3_K {
     static constexpr int LEN = 256, BYTES = 110;
     static __device__ __forceinline__ void run(const uint8_t* block, unsigned index, float (&w)[32]) {
@@ -128,8 +129,8 @@ struct Q3_K {
     }
 };
 
-// 6-bit scales and mins for groups of 32; of 64 values, value l is the low half of byte l, value 32 + l its high half. The 5-bit format
-// has 32 bytes of fifth bits before: bit j of byte l belongs to value 32 j + l.
+// 6-bit scales and mins for sub-blocks of 32; of 64 values, value l is the low half of byte l, value 32 + l its high half. The
+// 5-bit format has 32 bytes of fifth bits before: bit j of byte l belongs to value 32 j + l.
 template <bool HAS_FIFTH_BITS>
 struct SixBitScales {
     static constexpr int LEN = 256, BYTES = 144 + 32 * HAS_FIFTH_BITS;
@@ -156,7 +157,7 @@ struct SixBitScales {
 using Q4_K = SixBitScales<false>;
 using Q5_K = SixBitScales<true>;
 
-// Signed 8-bit scales for groups of 16, 128 bytes of low nibbles, 64 bytes of high pairs of bits.
+// Signed 8-bit scales for sub-blocks of 16, 128 bytes of low nibbles, 64 bytes of high pairs of bits.
 struct Q6_K {
     static constexpr int LEN = 256, BYTES = 210;
     static __device__ __forceinline__ void run(const uint8_t* block, unsigned index, float (&w)[32]) {

@@ -188,8 +188,8 @@ struct LoadMatrices {
     const void* row;
 };
 
-// Lane 8 m + r names row r of matrix m; lane l gets of matrix m the elements 2 (l % 4) and the next of row l / 4, or, of the transposed
-// matrix, those of column l / 4.
+// Lane 8 m + r names row r of matrix m; lane l gets of matrix m the elements 2 (l % 4) and the next of row l / 4, or, of the
+// transposed matrix, those of column l / 4.
 template <bool TRANSPOSED>
 inline void load_matrices_as(uint32_t (&into)[4], const void* row) {
     if (reinterpret_cast<uintptr_t>(row) % 16) emulation::fail("a misaligned row of a matrix");

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use engine::{
-    CpuTier,
+    Isa,
     cuda::{self, Library, LibraryPaths},
     host_memory, num_physical_cores,
 };
@@ -28,8 +28,8 @@ pub fn survey(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         Ok((cuda::survey(), libraries))
     })?;
     let facts = PyDict::new(py);
-    let best = CpuTier::detect();
-    facts.set_item("cpu_tiers", CpuTier::ALL.into_iter().filter(|tier| *tier <= best).map(CpuTier::name).collect::<Vec<_>>())?;
+    let best = Isa::detect();
+    facts.set_item("cpu_tiers", Isa::ALL.into_iter().filter(|isa| *isa <= best).map(Isa::name).collect::<Vec<_>>())?;
     facts.set_item("cores", num_physical_cores())?;
     let memory = host_memory();
     facts.set_item("memory", (memory.total_bytes, memory.available_bytes))?;

@@ -232,7 +232,7 @@ impl Runner {
             architecture: selection.architecture.map(str::to_owned),
             device: options::device(device)?,
             deterministic,
-            cpu: CpuOptions { tier: cpu_tier, num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)? },
+            cpu: CpuOptions { isa: cpu_tier, num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)? },
             cuda_libraries: doctor::library_paths(py)?,
             ..EngineConfig::default()
         };

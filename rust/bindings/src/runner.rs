@@ -54,7 +54,7 @@ use crate::{
 ///   on any number of threads (for one `cpu_tier`, dtype and `pa_cache_type`).
 /// - `seed` seeds requests that have no seed of their own: each differently, or with `deterministic` all alike (by 0 unless given).
 /// - `device` is "cpu", a GPU such as "cuda:0", or "auto": the first GPU that this build's kernels run on, else the CPU. `cpu_tier` forces an
-///   instruction-set tier, such as "scalar" or "avx2", for tests and bug reports, and the CPU; `num_threads` is the number of worker threads, on
+///   instruction set, such as "scalar" or "avx2", for tests and bug reports, and the CPU; `num_threads` is the number of worker threads, on
 ///   a GPU of those that sample.
 /// - `cuda_graphs`: on a GPU, whether steps in which every request decodes are recorded once for their padded size and launched as one;
 ///   on unless given. `attention_backend`: "auto", "split" (the keys of a request that decodes are read by several multiprocessors at once)
@@ -179,7 +179,7 @@ impl Runner {
             chat_template: options::chat_template(py, chat_template, jinja_explicit)?,
             device: options::device(device)?,
             kv_tier: options::kv_tier(py, kv_tier.as_ref(), kv_tier_size.as_ref())?,
-            cpu: CpuOptions { tier: cpu_tier, num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)? },
+            cpu: CpuOptions { isa: cpu_tier, num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)? },
             cuda_libraries: doctor::library_paths(py)?,
             cuda,
             proposer: None,

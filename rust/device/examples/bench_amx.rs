@@ -1,14 +1,14 @@
-//! Speed of linear layers by number of rows, with and without the tile units, in TFLOP/s; packing of the activations included.
+//! Speed of linear layers by number of rows, with and without AMX, in TFLOP/s; packing of the activations included.
 //!
-//! `cargo run --release -p mistral-paged-device --example bench_amx [-- THREADS [TYPE]]`: the tiers amx and avx512 in turn, medians of
-//! 7 samples of about 10 ms each.
+//! `cargo run --release -p mistral-paged-device --example bench_amx [-- THREADS [TYPE]]`: the ISAs amx and avx512 in turn,
+//! medians of 7 samples of about 10 ms each.
 
 use std::time::Instant;
 
 use device::{
     DType, GgmlType, Linear, LinearOptions, Precision, Projection, Tensor, WeightView,
     cpu::{
-        CpuTier, ThreadPool,
+        Isa, ThreadPool,
         linear::{CpuLinear, LinearContext, LinearScratch, norm_linear},
     },
     mmap::Bytes,
@@ -22,9 +22,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let threads = args.next().map_or(Ok(2), |a| a.parse())?;
     let only = args.next();
-    let best = CpuTier::detect();
-    if best != CpuTier::Amx {
-        return Err(format!("this machine has no AMX; its best tier is {}", best.name()).into());
+    let best = Isa::detect();
+    if best != Isa::Amx {
+        return Err(format!("this machine has no AMX; its best ISA is {}", best.name()).into());
     }
     let pool = ThreadPool::new(threads).expect("a thread pool");
     println!("TFLOP/s, {threads} threads\n{:<26}{}", "", ROWS.map(|m| format!("{:>7}", format!("M={m}"))).concat());
@@ -33,9 +33,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         for (k, n) in [(576, 1536), (1536, 576), (2048, 8192)] {
             let Some(row_bytes) = dtype.row_bytes(k) else { continue };
             let weight = WeightView::new(dtype, n, k, Bytes::from_vec(vec![0x31; n * row_bytes]))?;
-            for tier in [CpuTier::Avx512, CpuTier::Amx] {
-                let rates = bench(LinearContext { pool: &pool, tier }, &weight)?;
-                println!("{:<26}{}", format!("{dtype} {k} x {n} {}", tier.name()), rates.map(|r| format!("{r:>7.2}")).concat());
+            for isa in [Isa::Avx512, Isa::Amx] {
+                let rates = bench(LinearContext { pool: &pool, isa }, &weight)?;
+                println!("{:<26}{}", format!("{dtype} {k} x {n} {}", isa.name()), rates.map(|r| format!("{r:>7.2}")).concat());
             }
         }
     }
@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 fn bench(context: LinearContext<'_>, weight: &WeightView) -> Result<[f64; ROWS.len()], device::DeviceError> {
     let options = LinearOptions { name: "w".to_owned(), precision: Precision::Fast, bias: None };
-    let linear: Linear = CpuLinear::new(weight, &options, context.tier, context.pool)?.into();
+    let linear: Linear = CpuLinear::new(weight, &options, context.isa, context.pool)?.into();
     let (k, n) = (weight.cols, weight.rows);
     let most = ROWS[ROWS.len() - 1];
     let (mut x, mut out) = (Tensor::new(most, k)?, Tensor::new(most, n)?);

@@ -1,16 +1,17 @@
-//! Speed of paged attention beside the read bandwidth of memory in the same run: GB/s of keys and values in decode, GFLOP/s in prefill.
+//! Speed of paged attention beside the read bandwidth of memory in the same run: GB/s of keys and values in decode, GFLOP/s in
+//! prefill.
 //!
 //! `cargo run --release -p mistral-paged-device --example bench_attention [-- KEY=VALUE ...]` with `threads`, `tier`, `dtype`,
-//! `shape` (KV heads x query heads of each x `head_dim`, such as 3x3x64), `phase` (decode, prefill) and `rounds`; what is not given
-//! runs for all its values. Calls of decode alternate with reads of as many bytes of a buffer that no cache holds, and so do the
-//! planes that they read.
+//! `shape` (KV heads x query heads of each x `head_dim`, such as 3x3x64), `phase` (decode, prefill) and `rounds`; what is not
+//! given runs for all its values. Calls of decode alternate with reads of as many bytes of a buffer that no cache holds, and so
+//! do the planes that they read.
 
 use std::time::Instant;
 
 use device::{
     AttentionArgs, AttentionParams, CacheEngine, Device, DeviceError, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvShape,
     KvSide, Phases, Precision, StepMetadata, Tensor,
-    cpu::{CpuBackend, CpuTier, roofline::ReadBuffer},
+    cpu::{CpuBackend, Isa, roofline::ReadBuffer},
     num_physical_cores,
 };
 
@@ -27,7 +28,7 @@ type Error = Box<dyn std::error::Error>;
 
 struct Options {
     threads: usize,
-    tier: CpuTier,
+    isa: Isa,
     rounds: usize,
     dtype: Option<String>,
     shape: Option<String>,
@@ -36,11 +37,11 @@ struct Options {
 
 fn options() -> Result<Options, Error> {
     let mut options =
-        Options { threads: num_physical_cores(), tier: CpuTier::detect(), rounds: 5, dtype: None, shape: None, phase: None };
+        Options { threads: num_physical_cores(), isa: Isa::detect(), rounds: 5, dtype: None, shape: None, phase: None };
     for argument in std::env::args().skip(1) {
         match argument.split_once('=') {
             Some(("threads", n)) => options.threads = n.parse()?,
-            Some(("tier", name)) => options.tier = CpuTier::parse(name)?,
+            Some(("tier", name)) => options.isa = Isa::parse(name)?,
             Some(("rounds", n)) => options.rounds = n.parse()?,
             Some(("dtype", name)) => options.dtype = Some(name.to_lowercase()),
             Some(("shape", shape)) => options.shape = Some(shape.to_owned()),
@@ -79,13 +80,13 @@ struct Case {
 impl Case {
     fn new(
         backend: &CpuBackend,
-        (num_kv_heads, group, head_dim): (usize, usize, usize),
+        (num_kv_heads, queries_per_kv, head_dim): (usize, usize, usize),
         dtype: KvDType,
         step: &StepMetadata,
         streamed: usize,
     ) -> Result<Self, DeviceError> {
         let scale = (head_dim as f32).sqrt().recip();
-        let num_heads = num_kv_heads * group;
+        let num_heads = num_kv_heads * queries_per_kv;
         let params =
             AttentionParams { num_heads, num_kv_heads, head_dim, scale, window: None, softcap: None, precision: Precision::Fast };
         let num_blocks = step.groups[0].block_tables.len();
@@ -142,7 +143,7 @@ fn decode(options: &Options, backend: &CpuBackend, shape: (usize, usize, usize),
                     continue;
                 }
                 calls.push(case.seconds(backend, step, layer));
-                reads.push(buffer.read(backend.pool(), options.tier, bytes));
+                reads.push(buffer.read(backend.pool(), options.isa, bytes));
             }
         }
         let (call, read) = (summary(calls), summary(reads));
@@ -188,7 +189,7 @@ fn prefill(options: &Options, backend: &CpuBackend, shape: (usize, usize, usize)
 fn main() -> Result<(), Error> {
     let options = options()?;
     let wants = |wanted: &Option<String>, name: &str| wanted.as_ref().is_none_or(|wanted| wanted == name);
-    let backend = CpuBackend::new(options.tier, options.threads)?;
+    let backend = CpuBackend::new(options.isa, options.threads)?;
     println!("{:?}", backend.info());
     for shape in SHAPES.into_iter().filter(|s| wants(&options.shape, &format!("{}x{}x{}", s.0, s.1, s.2))) {
         for dtype in KvDType::ALL.into_iter().filter(|d| wants(&options.dtype, &format!("{d:?}").to_lowercase())) {

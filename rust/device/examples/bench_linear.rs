@@ -1,4 +1,5 @@
-//! Speed of linear layers, alone and as the phases of a small model: `cargo run --release -p mistral-paged-device --example bench_linear [-- THREADS [TIER]]`.
+//! Speed of linear layers, alone and as the phases of a small model: `cargo run --release -p mistral-paged-device --example
+//! bench_linear [-- THREADS [ISA]]`.
 //!
 //! For one row, GB/s of weights read, counted as the file has them; for more rows, GFLOP/s.
 //! Medians over calls. Weights are many copies of a shape, so that they do not stay in the caches near a core.
@@ -9,7 +10,7 @@ use device::{
     Activation, DType, GateUpArgs, GgmlType, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, Tensor,
     WeightView,
     cpu::{
-        CpuTier, ThreadPool,
+        Isa, ThreadPool,
         linear::{CpuLinear, LinearContext, LinearScratch, gate_up, linear_residual, norm_linear},
     },
     mmap::Bytes,
@@ -21,20 +22,20 @@ const TOTAL: usize = 96 << 20;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let threads = args.next().map_or(Ok(2), |s| s.parse())?;
-    let tier = args.next().map_or(Ok(CpuTier::detect()), |s| CpuTier::parse(&s))?;
+    let isa = args.next().map_or(Ok(Isa::detect()), |s| Isa::parse(&s))?;
     let pool = ThreadPool::new(threads).expect("a thread pool");
-    println!("{threads} threads, {}", tier.name());
+    println!("{threads} threads, {}", isa.name());
     println!("{:>6} {:>12} {:>9} {:>9} {:>9} {:>9} {:>9}", "type", "shape", "GB/s", "M=1", "M=8", "M=64", "M=512");
     let formats = [GgmlType::Q4_0, GgmlType::Q4_1, GgmlType::Q5_0, GgmlType::Q8_0, GgmlType::Q4K, GgmlType::Q5K, GgmlType::Q6K]
         .map(DType::Ggml);
     for dtype in formats.into_iter().chain([DType::BF16, DType::F16, DType::F32]) {
         for (n, k) in [(576, 1536), (1536, 576), (2048, 8192)] {
             if dtype.row_bytes(k).is_some() {
-                bench(dtype, (n, k), LinearContext { pool: &pool, tier })?;
+                bench(dtype, (n, k), LinearContext { pool: &pool, isa })?;
             }
         }
     }
-    model(LinearContext { pool: &pool, tier })
+    model(LinearContext { pool: &pool, isa })
 }
 
 fn bench(dtype: DType, (n, k): (usize, usize), context: LinearContext<'_>) -> Result<(), Box<dyn std::error::Error>> {
@@ -44,7 +45,7 @@ fn bench(dtype: DType, (n, k): (usize, usize), context: LinearContext<'_>) -> Re
         .map(|_| {
             let view = WeightView::new(dtype, n, k, Bytes::from_vec(vec![0x31; bytes]))?;
             let options = LinearOptions { name: "w".to_owned(), precision: Precision::Fast, bias: None };
-            CpuLinear::new(&view, &options, context.tier, context.pool).map(Linear::from)
+            CpuLinear::new(&view, &options, context.isa, context.pool).map(Linear::from)
         })
         .collect::<Result<_, _>>()?;
     let mut scratch = LinearScratch::default();
@@ -90,7 +91,7 @@ fn model(context: LinearContext<'_>) -> Result<(), Box<dyn std::error::Error>> {
         let dtype = DType::Ggml(GgmlType::Q4_1);
         let view = WeightView::new(dtype, n, k, Bytes::from_vec(vec![0x31; n * k / 32 * 20]))?;
         let options = LinearOptions { name: "w".to_owned(), precision: Precision::Fast, bias: None };
-        CpuLinear::new(&view, &options, context.tier, context.pool).map(Linear::from)
+        CpuLinear::new(&view, &options, context.isa, context.pool).map(Linear::from)
     };
     let layers = (0..30)
         .map(|_| {

@@ -1,11 +1,11 @@
 //! The read bandwidth of this machine, a JSON line a buffer:
 //! `cargo run --release -p mistral-paged-device --example roofline [-- THREADS [BYTES ...]]`.
 //!
-//! The first buffer is one that no cache holds; the others have the sizes given, such as that of a model's weights. Without THREADS,
-//! or with 0, one a physical core.
+//! The first buffer is one that no cache holds; the others have the sizes given, such as that of a model's weights. Without
+//! THREADS, or with 0, one a physical core.
 
 use device::cpu::{
-    CpuTier, ThreadPool,
+    Isa, ThreadPool,
     roofline::{beyond_caches, read_bandwidth},
 };
 
@@ -15,15 +15,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     });
     let mut arguments = arguments.collect::<Result<Vec<_>, _>>()?.into_iter();
     let threads = arguments.next().filter(|threads| *threads > 0).unwrap_or_else(device::num_physical_cores);
-    let (pool, tier) = (ThreadPool::new(threads)?, CpuTier::detect());
+    let (pool, isa) = (ThreadPool::new(threads)?, Isa::detect());
     for bytes in std::iter::once(beyond_caches()).chain(arguments) {
-        let measured = read_bandwidth(&pool, tier, bytes)?;
+        let measured = read_bandwidth(&pool, isa, bytes)?;
         println!(
             r#"{{"gb_per_s": {:.2}, "best_gb_per_s": {:.2}, "threads": {}, "buffer_bytes": {bytes}, "tier": "{}"}}"#,
             measured.median / 1e9,
             measured.best / 1e9,
             pool.num_threads(),
-            tier.name()
+            isa.name()
         );
     }
     Ok(())

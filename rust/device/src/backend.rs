@@ -4,15 +4,15 @@
 //! [`Phases::attention`], [`Phases::linear_residual`], [`Phases::gate_up`], [`Phases::linear_residual`].
 //! Shapes are `[rows, cols]`, row-major; `num_tokens` is the number of rows of the step.
 //!
-//! A backend is a [`Device`], whose memory holds weights and the KV storage, and the [`Phases`] that run there. What only some can do
-//! is asked for: [`Backend::sampler`], [`Backend::recorder`]. Nothing here names a backend that exists: weights, tensors and recorded
-//! steps are [`Any`] to everyone else.
+//! A backend is a [`Device`], whose memory holds weights and the KV storage, and the [`Phases`] that run there. What only some
+//! can do is asked for: [`Backend::sampler`], [`Backend::recorder`]. Nothing here names a backend that exists: weights, tensors
+//! and recorded steps are [`Any`] to everyone else.
 
 use std::{any::Any, sync::Arc};
 
 use crate::{
-    CacheEngine, DType, DeviceError, HostMemory, KvCacheSpec, KvDType, KvShape, RowSampling, SampledRow, Tensor, TokenMask, WeightView,
-    host_memory,
+    CacheEngine, DType, DeviceError, HostMemory, KvCacheSpec, KvDType, KvShape, RowSampling, SampledRow, Tensor, TokenMask,
+    WeightView, host_memory,
 };
 
 /// How exactly a linear layer computes.
@@ -20,10 +20,10 @@ use crate::{
 pub enum Precision {
     /// Float weights and activations; every output is summed over K in one fixed order whatever the batch, chunk or split.
     Exact,
-    /// The fastest: activations as integers with a scale for 32 on quantised weights; on float weights as f32, or both as bf16 where the
-    /// processor multiplies those faster.
+    /// The fastest: activations as integers with a scale for 32 on quantized weights; on float weights as f32, or both as bf16
+    /// where the processor multiplies those faster.
     Fast,
-    /// As fast, where a row keeps its bits whatever the number of rows: float weights do without tile units.
+    /// As fast, where a row keeps its bits whatever the number of rows: float weights do without AMX.
     Deterministic,
 }
 
@@ -226,8 +226,8 @@ impl<'a> HeadNorm<'a> {
 pub struct RopeArgs<'a> {
     /// `[num_tokens, num_heads * k_dim]`, rotated in place.
     pub q: &'a mut Tensor,
-    /// Keys `[num_tokens, num_kv_heads * k_dim]`, rotated in place, and values `[num_tokens, num_kv_heads * v_dim]`; `None`: the layer reads
-    /// what another one has written.
+    /// Keys `[num_tokens, num_kv_heads * k_dim]`, rotated in place, and values `[num_tokens, num_kv_heads * v_dim]`; `None`: the
+    /// layer reads what another one has written.
     pub kv: Option<(&'a mut Tensor, &'a Tensor)>,
     /// Norm of the queries.
     pub q_norm: Option<HeadNorm<'a>>,
@@ -248,7 +248,8 @@ pub struct RopeArgs<'a> {
 pub struct StepMetadata {
     /// Position of each row in its request, `[num_tokens]`.
     pub positions: Vec<u32>,
-    /// Row of the rope table of each row: its position, plus an offset where a model keeps several tables one after the other, `[num_tokens]`.
+    /// Row of the rope table of each row: its position, plus an offset where a model keeps several tables one after the other,
+    /// `[num_tokens]`.
     pub rope_positions: Vec<u32>,
     /// Prefix sums of query lengths, `[num_reqs + 1]`.
     pub query_start_loc: Vec<u32>,
@@ -291,8 +292,8 @@ pub struct AttentionParams {
     pub window: Option<usize>,
     /// Scores become `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
-    /// Exact: products of f32. Else, over a BF16 cache, of bf16 where the processor multiplies those faster: queries and weights are
-    /// rounded to it, sums are f32.
+    /// Exact: products of f32. Else, over a BF16 cache, of bf16 where the processor multiplies those faster: queries and weights
+    /// are rounded to it, sums are f32.
     pub precision: Precision,
 }
 
@@ -346,8 +347,8 @@ pub struct GateUpArgs<'a> {
 pub struct BackendInfo {
     /// "cpu" or "cuda".
     pub device: String,
-    /// Instruction-set tier: "scalar", "avx2", "avx512", "avx512+bf16" where that multiplies bf16, or "amx"; the name of a GPU.
-    pub tier: String,
+    /// Instruction set: "scalar", "avx2", "avx512", "avx512+bf16" where that multiplies bf16, or "amx"; the name of a GPU.
+    pub isa: String,
     /// Worker threads.
     pub num_threads: usize,
 }
@@ -357,7 +358,7 @@ pub struct BackendInfo {
 pub struct BackendMemory {
     /// All of it, in bytes.
     pub total_bytes: u64,
-    /// What nobody uses at the moment.
+    /// What is free at the moment.
     pub available_bytes: u64,
     /// The host's own, committed as it is first written; a GPU's is taken as it is asked for.
     pub is_host: bool,
@@ -398,10 +399,10 @@ pub struct WorkspaceShape {
     pub gated: bool,
 }
 
-/// Steps that a backend recorded for one model and its KV storage, which outlive them.
+/// The graphs that a backend recorded for one model and its KV storage, which outlive them.
 #[derive(Default)]
 pub struct StepGraphs {
-    /// Rows of a recorded step at most; 0: none is recorded.
+    /// Rows of a step that is recorded at most; 0: none is.
     pub max_rows: usize,
     recorded: Option<Box<dyn Any + Send>>,
 }
@@ -449,7 +450,8 @@ pub trait Device: Send + Sync {
         shape.head_dim().map(drop)
     }
 
-    /// Whether attention computes faster over a BF16 cache than over an F16 one, so that it is the better where neither is asked for.
+    /// Whether attention computes faster over a BF16 cache than over an F16 one, so that it is the better where neither is asked
+    /// for.
     fn prefers_bf16_cache(&self) -> bool {
         false
     }
@@ -493,9 +495,9 @@ pub trait Device: Send + Sync {
     }
 }
 
-/// The phases of a step. All calls of one step come from one thread; calls do not fail once the sizes, which are programming errors
-/// when wrong, agree. A [`Linear`] works with the backend that loaded it. Outputs that are not also inputs get their number of rows set.
-/// `step` is the one that was begun, and its rows are those of the tensors.
+/// The phases of a step. All calls of one step come from one thread; calls do not fail once the sizes, which are programming
+/// errors when wrong, agree. A [`Linear`] works with the backend that loaded it. Outputs that are not also inputs get their
+/// number of rows set. `step` is the one that was begun, and its rows are those of the tensors.
 pub trait Phases {
     /// The step whose phases follow.
     fn begin_step(&self, _step: &StepMetadata) {}
@@ -550,16 +552,16 @@ pub trait Phases {
 
 /// Samples where the logits lie.
 pub trait DeviceSampler {
-    /// A token of every row of logits, with the `num_top` likeliest ones; rows without an entry may be anything. A row with a logit that
-    /// is not finite, or with a mask that allows nothing, has no token.
+    /// A token of every row of logits, with the `num_top` likeliest ones; rows without an entry may be anything. A row with a
+    /// logit that is not finite, or with a mask that allows nothing, has no token.
     fn sample(&self, logits: &Tensor, rows: &[Option<RowSampling<'_>>], num_top: usize) -> Vec<Option<SampledRow>>;
 }
 
 /// Records the layers of steps, to launch them as one.
 pub trait StepRecorder {
-    /// Begins a step as one that was recorded: its layers follow by [`Self::replay`], once the hidden state is there. `false`: it begins by
-    /// [`Phases::begin_step`] instead. To record it, `layers` are called with steps of their own: they run the layers' phases, on hidden states
-    /// that mean nothing, as many rows as the step has positions.
+    /// Begins a step as one that was recorded: its layers follow by [`Self::replay`], once the hidden state is there. `false`: it
+    /// begins by [`Phases::begin_step`] instead. To record it, `layers` are called with steps of their own: they run the layers'
+    /// phases, on hidden states that mean nothing, as many rows as the step has positions.
     fn begin_recorded(&self, graphs: &mut StepGraphs, step: &StepMetadata, layers: &mut dyn FnMut(&StepMetadata)) -> bool;
 
     /// Runs the layers of the step that [`Self::begin_recorded`] began. Rows of tensors are as the recording left them.

@@ -7,8 +7,8 @@
 //! | K 0 | V 0 | K 1 | V 1 | ...                 | K 7   | V 7   | ...
 //! ```
 //!
-//! So huge pages, without which reading long contexts is bound by address translation, fill up before the next one is touched, and a
-//! block is copied or moved as one.
+//! So huge pages, without which reading long contexts is bound by address translation, fill up before the next one is touched,
+//! and a block is copied or moved as one.
 
 mod transfer;
 
@@ -91,8 +91,8 @@ pub trait DeviceBlocks: Any + Send + Sync {
 
 /// The storage itself: address space at first, committed as blocks are first written.
 ///
-/// It is shared by reference; a lock, taken once a phase and never contended when one thread drives the steps, keeps a reader from
-/// running beside a writer.
+/// It is shared by reference; a lock, taken once a phase and never contended when one thread drives the steps, keeps a reader
+/// from running beside a writer.
 pub struct CacheEngine {
     spec: KvCacheSpec,
     block_bytes: usize,
@@ -278,8 +278,8 @@ impl CacheEngine {
             return on_device(blocks.copy_blocks(pairs));
         }
         for &(source, destination) in pairs {
-            // SAFETY: both ids are below num_blocks, so both ranges are within the storage; `copy` allows them to be the same; the
-            // writer's lock is held.
+            // SAFETY: both ids are below num_blocks, so both ranges are within the storage; `copy` allows them to be the same;
+            // the writer's lock is held.
             unsafe { std::ptr::copy(self.block(source), self.block(destination), block_bytes) };
         }
     }

@@ -1,4 +1,5 @@
-//! Arguments of the CUDA kernels: each struct mirrors the one of the same name in `kernels/args.h`, where the fields are described.
+//! Arguments of the CUDA kernels: each struct mirrors the one of the same name in `kernels/args.h`, where the fields are
+//! described.
 //!
 //! Pointers are device addresses. A struct is the only argument of its kernel, passed by value.
 

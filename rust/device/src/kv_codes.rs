@@ -1,14 +1,15 @@
 //! The one-byte element types of the KV cache: a head's vector as codes and one scale.
 //!
-//! An element is its code times the scale. The scale is the vector's largest magnitude over the largest code, as a bfloat16 rounded
-//! up, so that no element is beyond the largest code; it depends on the vector alone, never on what was cached before. bfloat16 has
-//! the range of f32, so every finite vector has a scale, and rounding up costs at most 1/128 of the resolution. A code is the quotient
-//! by that rounded scale, rounded to nearest even.
+//! An element is its code times the scale. The scale is the vector's largest magnitude over the largest code, as a bfloat16
+//! rounded up, so that no element is beyond the largest code; it depends on the vector alone, never on what was cached before.
+//! bfloat16 has the range of f32, so every finite vector has a scale, and rounding up costs at most 1/128 of the resolution. A
+//! code is the quotient by that rounded scale, rounded to nearest even.
 //!
-//! An infinity counts as the largest finite f32 in the scale, and has the largest code. A NaN gives the whole vector a NaN scale, so that it reads as NaN: a fault shows
-//! wherever it is read, as with floats. A vector whose scale would be below the least normal f32 is stored as zeros.
+//! An infinity counts as the largest finite f32 in the scale, and has the largest code. A NaN gives the whole vector a NaN scale,
+//! so that it reads as NaN: a fault shows wherever it is read, as with floats. A vector whose scale would be below the least
+//! normal f32 is stored as zeros.
 
-#![allow(clippy::inline_always)] // Inlined into the kernels of every tier, whose vectors these loops become.
+#![allow(clippy::inline_always)] // Inlined into the kernels of every ISA, whose vectors these loops become.
 
 use half::bf16;
 

@@ -3,13 +3,13 @@
 //! A block of a plane holds everything that is needed to read it, so blocks are copied and moved as bytes:
 //!
 //! - the elements, `[num_kv_heads, block_size, head_dim]`; keys in the host's memory lie transposed, `[num_kv_heads, head_dim,
-//!   block_size]`, so that as many keys as a vector has lanes are read side by side (two dimensions of a BF16 key stay together, as
-//!   processors multiply them: `[num_kv_heads, head_dim / 2, block_size, 2]`);
+//!   block_size]`, so that as many keys as a vector has lanes are read side by side (two dimensions of a BF16 key stay together,
+//!   as processors multiply them: `[num_kv_heads, head_dim / 2, block_size, 2]`);
 //! - for the one-byte types, the scales, `[num_kv_heads, block_size]` bfloat16 ([`crate::kv_codes`] says how they come about).
 //!
-//! Each part is padded to a multiple of 16 bytes, which floats in blocks of 8 tokens or more never need. With `head_dim` a multiple
-//! of 16 every vector that lies in one piece is aligned to 16 bytes. A one-byte cache takes `(head_dim + 2) / (2 * head_dim)` of a 16-bit
-//! one: 51.6 % for 64, 50.8 % for 128.
+//! Each part is padded to a multiple of 16 bytes, which floats in blocks of 8 tokens or more never need. With `head_dim` a
+//! multiple of 16 every vector that lies in one piece is aligned to 16 bytes. A one-byte cache takes `(head_dim + 2) / (2 *
+//! head_dim)` of a 16-bit one: 51.6 % for 64, 50.8 % for 128.
 
 use crate::{DeviceError, KvDType};
 
@@ -59,7 +59,8 @@ impl KvShape {
         )))
     }
 
-    /// Bytes of a key that stay together in the host's memory: an element, or two of [`KvDType::BF16`] where their number is even.
+    /// Bytes of a key that stay together in the host's memory: an element, or two of [`KvDType::BF16`] where their number is
+    /// even.
     pub const fn key_unit_bytes(&self, dtype: KvDType) -> usize {
         if matches!(dtype, KvDType::BF16) && self.k_dim.is_multiple_of(2) { 4 } else { dtype.element_bytes() }
     }
@@ -134,11 +135,11 @@ impl KvCacheSpec {
         Self::grouped((num_blocks, block_size), dtype, &vec![KvSource::Own(shape); num_layers], &[&layers])
     }
 
-    /// A storage for layers in groups: in a block of its group, each layer follows the one before. `sources` has an entry for each layer,
-    /// `groups` the layers of each group.
+    /// A storage for layers in groups: in a block of its group, each layer follows the one before. `sources` has an entry for
+    /// each layer, `groups` the layers of each group.
     ///
-    /// Errors: [`DeviceError::Shape`] for a layer with keys and values of its own that is not in exactly one group, for one that reads those
-    /// of a layer without, and when the size of a block overflows.
+    /// Errors: [`DeviceError::Shape`] for a layer with keys and values of its own that is not in exactly one group, for one that
+    /// reads those of a layer without, and when the size of a block overflows.
     pub fn grouped(
         (num_blocks, block_size): (usize, usize),
         dtype: KvDType,

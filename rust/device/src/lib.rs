@@ -1,8 +1,8 @@
 //! How a step runs: tensors, weight formats, KV storage, and the backends that compute with them.
 //!
-//! The engine speaks to a device only through [`Backend`]: a [`Device`] with memory, and [`Phases`] at the grain of one fused phase of a
-//! decoder layer.
-//! [`cpu::CpuBackend`] is the fast path, [`cpu::ReferenceBackend`] the plain one that every fast path is tested against.
+//! The engine speaks to a device only through [`Backend`]: a [`Device`] with memory, and [`Phases`] at the grain of one fused
+//! phase of a decoder layer. [`cpu::CpuBackend`] is the fast path, [`cpu::ReferenceBackend`] the plain one that every fast path
+//! is tested against.
 
 pub mod backend;
 pub mod cache_engine;

@@ -116,8 +116,8 @@ impl<T: Plain> Pages<T> {
         unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr().cast(), self.len) }
     }
 
-    /// Gives the memory of `bytes` back but for at most 64 KiB at their start; they are zeros when they are next touched. A hint: refusal
-    /// is harmless.
+    /// Gives the memory of `bytes` back but for at most 64 KiB at their start; they are zeros when they are next touched. A hint:
+    /// refusal is harmless.
     ///
     /// # Safety
     /// Nobody reads or writes these bytes meanwhile, or expects to find what they held.

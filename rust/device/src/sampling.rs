@@ -2,8 +2,8 @@
 
 use crate::TokenMask;
 
-/// How a token is drawn from a row of logits. What top-k, top-p and min-p keep is drawn from in the order of ids: the first token at which
-/// the running sum of weights passes `uniform` of the whole.
+/// How a token is drawn from a row of logits. What top-k, top-p and min-p keep is drawn from in the order of ids: the first token
+/// at which the running sum of weights passes `uniform` of the whole.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowSampling<'a> {
     /// Divides the logits, above 0; `None`: the likeliest token, of equal ones the lowest id.

@@ -63,7 +63,7 @@ impl<'a> TokenMask<'a> {
     /// Replaces `allowed` by the logits of the tokens that may be sampled, by id; `logits` is `[vocab_size]`.
     ///
     /// # Panics
-    /// When there are other than `vocab_size` logits.
+    /// When `logits` has another length.
     pub fn gather(self, logits: &[f32], allowed: &mut Vec<f32>) {
         assert_eq!(logits.len(), self.vocab_size, "logits of a mask");
         allowed.clear();

@@ -1,18 +1,18 @@
-//! Paged attention against a dense oracle, in every tier and cache type, and its independence of batch, chunks and threads.
+//! Paged attention against a dense oracle, in every ISA and cache type, and its independence of batch, chunks and threads.
 
 mod common;
 
-use common::{Case, Rng, dense, run, tiers};
+use common::{Case, Rng, dense, isas, run};
 use device::{
     AttentionParams, KvDType, Precision,
-    cpu::{CpuBackend, CpuTier, ReferenceBackend},
+    cpu::{CpuBackend, Isa, ReferenceBackend},
 };
 use proptest::prelude::*;
 
-fn params(num_kv_heads: usize, group: usize, head_dim: usize) -> AttentionParams {
+fn params(num_kv_heads: usize, queries_per_kv: usize, head_dim: usize) -> AttentionParams {
     let scale = (head_dim as f32).sqrt().recip();
     AttentionParams {
-        num_heads: num_kv_heads * group,
+        num_heads: num_kv_heads * queries_per_kv,
         num_kv_heads,
         head_dim,
         scale,
@@ -32,9 +32,9 @@ fn assert_close(got: &[f32], expected: &[f64], what: &str) {
 fn check_case(case: &Case, threads: usize) {
     let expected = dense(case);
     assert_close(&run(&ReferenceBackend::new(), case), &expected, "reference");
-    for tier in tiers() {
-        let backend = CpuBackend::new(tier, threads).unwrap();
-        assert_close(&run(&backend, case), &expected, &format!("{tier:?} {:?}", case.dtype));
+    for isa in isas() {
+        let backend = CpuBackend::new(isa, threads).unwrap();
+        assert_close(&run(&backend, case), &expected, &format!("{isa:?} {:?}", case.dtype));
     }
 }
 
@@ -44,7 +44,7 @@ proptest! {
     fn equals_the_dense_oracle(
         seed in any::<u64>(),
         num_kv_heads in 1usize..4,
-        group in 1usize..9,
+        queries_per_kv in 1usize..9,
         head_dim in prop::sample::select(vec![8usize, 10, 16, 24, 27, 32, 40, 64, 72, 80, 96, 128, 256]),
         block_size in prop::sample::select(vec![8usize, 16, 32]),
         window in prop::option::of(1usize..200),
@@ -54,7 +54,7 @@ proptest! {
         requests in prop::collection::vec((0usize..300, 1usize..60), 1..5),
         threads in 1usize..4,
     ) {
-        let params = AttentionParams { window, softcap, ..params(num_kv_heads, group, head_dim) };
+        let params = AttentionParams { window, softcap, ..params(num_kv_heads, queries_per_kv, head_dim) };
         check_case(&Case::new(seed, params, block_size, dtype, &requests), threads);
     }
 }
@@ -63,22 +63,22 @@ proptest! {
 #[test]
 fn products_of_bf16_round_queries_and_weights_and_nothing_else() {
     let bound = 2.0 * 2f64.powi(-9);
-    for (group, head_dim, window, softcap) in [
+    for (queries_per_kv, head_dim, window, softcap) in [
         (1, 16, None, None),
         (3, 64, None, None),
         (4, 256, Some(45), None),
         (7, 80, Some(600), Some(20.0)),
         (2, 96, None, Some(5.0)),
     ] {
-        let params = AttentionParams { window, softcap, precision: Precision::Fast, ..params(2, group, head_dim) };
+        let params = AttentionParams { window, softcap, precision: Precision::Fast, ..params(2, queries_per_kv, head_dim) };
         let mut case = Case::new(9, params, 16, KvDType::BF16, &[(0, 70), (700, 1), (45, 33), (1023, 2)]);
         case.round_queries();
         let expected = dense(&case);
-        for tier in tiers() {
-            let got = run(&CpuBackend::new(tier, 2).unwrap(), &case);
+        for isa in isas() {
+            let got = run(&CpuBackend::new(isa, 2).unwrap(), &case);
             for (i, (&g, &e)) in got.iter().zip(&expected).enumerate() {
                 let error = (f64::from(g) - e).abs();
-                assert!(error < bound + 2e-5 * (1.0 + e.abs()), "{tier:?}, heads of {head_dim}: element {i} is {g}, not {e}");
+                assert!(error < bound + 2e-5 * (1.0 + e.abs()), "{isa:?}, heads of {head_dim}: element {i} is {g}, not {e}");
             }
         }
     }
@@ -122,8 +122,8 @@ fn a_window_is_exact_for_all_small_lengths_and_block_sizes() {
                     let expected = dense(&case);
                     let what = format!("len {len}, {queries} queries, window {window}, block size {block_size}");
                     assert_close(&run(&ReferenceBackend::new(), &case), &expected, &what);
-                    for tier in tiers() {
-                        assert_close(&run(&CpuBackend::new(tier, 1).unwrap(), &case), &expected, &format!("{tier:?} {what}"));
+                    for isa in isas() {
+                        assert_close(&run(&CpuBackend::new(isa, 1).unwrap(), &case), &expected, &format!("{isa:?} {what}"));
                     }
                 }
             }
@@ -141,20 +141,20 @@ fn row_bits(case: &Case, out: &[f32], request: usize, row: usize) -> Vec<u32> {
 #[test]
 fn a_row_has_the_same_bits_alone_in_chunks_of_any_size_in_a_batch_for_any_threads_and_block_size() {
     let mut rng = Rng::new(11);
-    for tier in tiers() {
+    for isa in isas() {
         let exact = KvDType::ALL.map(|dtype| (dtype, Precision::Exact));
         for (dtype, precision) in exact.into_iter().chain([(KvDType::BF16, Precision::Fast)]) {
-            for (group, head_dim, window, softcap) in
+            for (queries_per_kv, head_dim, window, softcap) in
                 [(3, 64, None, None), (1, 16, Some(45), None), (7, 40, Some(600), Some(20.0)), (2, 96, None, Some(5.0))]
             {
-                let params = AttentionParams { window, softcap, precision, ..params(2, group, head_dim) };
+                let params = AttentionParams { window, softcap, precision, ..params(2, queries_per_kv, head_dim) };
                 let len = 1_100 + rng.below(200);
                 let whole = Case::new(5, params, 32, dtype, &[(0, len)]);
-                let backend = CpuBackend::new(tier, 1).unwrap();
+                let backend = CpuBackend::new(isa, 1).unwrap();
                 let expected = run(&backend, &whole);
                 // Each (threads, block size) is met by one chunk size or two.
                 for (threads, block_size, chunks) in [(1, 8, &[1, 33][..]), (2, 16, &[5, 400]), (3, 32, &[1, 2])] {
-                    let backend = CpuBackend::new(tier, threads).unwrap();
+                    let backend = CpuBackend::new(isa, threads).unwrap();
                     for &queries in chunks {
                         let before = rng.below(len - queries + 1);
                         // The same request, seen through other blocks, with strangers before and after it.
@@ -167,7 +167,7 @@ fn a_row_has_the_same_bits_alone_in_chunks_of_any_size_in_a_batch_for_any_thread
                                 assert_eq!(
                                     row_bits(&case, &out, which, row),
                                     row_bits(&whole, &expected, 0, before + row),
-                                    "{tier:?} {dtype:?} {precision:?} group {group} dim {head_dim} window {window:?}: position {} of {len} in a \
+                                    "{isa:?} {dtype:?} {precision:?} {queries_per_kv} queries a KV head, dim {head_dim} window {window:?}: position {} of {len} in a \
                                      chunk of {queries} of {} requests, {threads} threads, block size {block_size}",
                                     before + row,
                                     requests.len()
@@ -183,7 +183,7 @@ fn a_row_has_the_same_bits_alone_in_chunks_of_any_size_in_a_batch_for_any_thread
 
 #[test]
 fn keys_beyond_a_request_and_out_of_the_window_are_never_read() {
-    for tier in tiers() {
+    for isa in isas() {
         for (dtype, precision) in KvDType::ALL.iter().flat_map(|&dtype| [(dtype, Precision::Exact), (dtype, Precision::Fast)]) {
             // One row block and several, keys that begin and end at even and odd places.
             for (block_size, head_dim, request) in [
@@ -196,20 +196,20 @@ fn keys_beyond_a_request_and_out_of_the_window_are_never_read() {
             ] {
                 let params = AttentionParams { window: Some(40), precision, ..params(2, 3, head_dim) };
                 let mut case = Case::new(1, params, block_size, dtype, &[request]);
-                let backend = CpuBackend::new(tier, 2).unwrap();
+                let backend = CpuBackend::new(isa, 2).unwrap();
                 let clean = run(&backend, &case);
                 case.poison = f32::NAN;
                 let poisoned = run(&backend, &case);
                 let same = clean.iter().zip(&poisoned).all(|(a, b)| a.to_bits() == b.to_bits());
-                assert!(same, "{tier:?} {dtype:?} {precision:?}, {request:?} in blocks of {block_size}, heads of {head_dim}");
+                assert!(same, "{isa:?} {dtype:?} {precision:?}, {request:?} in blocks of {block_size}, heads of {head_dim}");
             }
         }
     }
 }
 
 #[test]
-fn a_tier_that_the_machine_lacks_is_refused() {
-    for tier in CpuTier::ALL {
-        assert_eq!(CpuBackend::new(tier, 1).is_ok(), tier <= CpuTier::detect(), "{tier:?}");
+fn a_isa_that_the_machine_lacks_is_refused() {
+    for isa in Isa::ALL {
+        assert_eq!(CpuBackend::new(isa, 1).is_ok(), isa <= Isa::detect(), "{isa:?}");
     }
 }

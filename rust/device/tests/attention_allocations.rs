@@ -8,7 +8,7 @@ use std::{
 use device::{
     AttentionArgs, AttentionParams, Device, KvCacheSpec, KvDType, KvGroupMetadata, KvShape, Phases, Precision, RopeArgs,
     RopeStyle, RopeTable, StepMetadata,
-    cpu::{CpuBackend, CpuTier},
+    cpu::{CpuBackend, Isa},
 };
 
 struct Counting;
@@ -47,7 +47,7 @@ fn step(len: u32, queries: u32) -> StepMetadata {
 
 #[test]
 fn a_step_allocates_nothing_once_its_buffers_have_grown() {
-    let backend = CpuBackend::new(CpuTier::detect(), 3).unwrap();
+    let backend = CpuBackend::new(Isa::detect(), 3).unwrap();
     let spec = KvCacheSpec::uniform((101, 32), KvDType::F16, KvShape::new(2, 64), 1).unwrap();
     let cache = backend.alloc_kv_cache(&spec).unwrap();
     let precision = Precision::Fast;

@@ -1,4 +1,4 @@
-//! Dequantisation, bit for bit against the values that gguf-py computes (tests/data: `TYPE_raw.bin`, `TYPE_f32.bin`).
+//! Dequantization, bit for bit against the values that gguf-py computes (tests/data: `TYPE_raw.bin`, `TYPE_f32.bin`).
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ fn data(name: &str) -> Vec<u8> {
 }
 
 #[test]
-fn every_ggml_format_dequantises_to_the_same_bits_as_gguf_py() {
+fn every_ggml_format_dequantizes_to_the_same_bits_as_gguf_py() {
     for format in GgmlType::ALL {
         let raw = data(&format!("{}_raw.bin", format.name()));
         let expected: Vec<u32> =

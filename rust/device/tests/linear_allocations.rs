@@ -10,7 +10,7 @@ use device::{
     Activation, DType, GateUpArgs, GgmlType, Linear, LinearOptions, Norm, NormKind, Precision, Projection, ResidualArgs, Tensor,
     TokenSet, WeightView,
     cpu::{
-        CpuTier, ThreadPool,
+        Isa, ThreadPool,
         linear::{CpuLinear, LinearContext, LinearScratch, gate_up, greedy_tokens, linear_residual, norm_linear},
     },
     mmap::Bytes,
@@ -48,7 +48,7 @@ static ALLOCATOR: Counting = Counting;
 fn a_step_allocates_nothing_once_its_buffers_have_grown() {
     let pool = ThreadPool::new(2).expect("a thread pool");
     pool.run(&|_| COUNTED.set(true));
-    let context = LinearContext { pool: &pool, tier: CpuTier::detect() };
+    let context = LinearContext { pool: &pool, isa: Isa::detect() };
     let norm = Norm { kind: NormKind::Rms, weight: vec![1.0; 128].into(), bias: None, eps: 1e-5 };
     for precision in [Precision::Exact, Precision::Fast] {
         let weight = |rows| {
@@ -56,16 +56,16 @@ fn a_step_allocates_nothing_once_its_buffers_have_grown() {
             let bytes = Bytes::from_vec(vec![0x31; rows * 128 / 32 * 20]);
             let view = WeightView::new(dtype, rows, 128, bytes).expect("a valid weight");
             let options = LinearOptions { name: "w".to_owned(), precision, bias: Some(vec![0.5; rows]) };
-            Linear::from(CpuLinear::new(&view, &options, context.tier, &pool).expect("a linear layer"))
+            Linear::from(CpuLinear::new(&view, &options, context.isa, &pool).expect("a linear layer"))
         };
         let lm_head = {
-            // One row stands out.
+            // One row has an outlier.
             let mut bytes = vec![0x31; 512 * 128 / 32 * 34];
             bytes[7 * 128 / 32 * 34..8 * 128 / 32 * 34].fill(0x33);
             let bytes = Bytes::from_vec(bytes);
             let view = WeightView::new(DType::Ggml(GgmlType::Q8_0), 512, 128, bytes).expect("a valid weight");
             let options = LinearOptions { name: "w".to_owned(), precision, bias: None };
-            Linear::from(CpuLinear::lm_head(&view, &options, context.tier, &pool).expect("a linear layer"))
+            Linear::from(CpuLinear::lm_head(&view, &options, context.isa, &pool).expect("a linear layer"))
         };
         let (q, o, gate, up) = (weight(128), weight(128), weight(320), weight(320));
         let mut scratch = LinearScratch::default();
@@ -83,7 +83,7 @@ fn a_step_allocates_nothing_once_its_buffers_have_grown() {
             gate_up(context, &mut scratch, GateUpArgs { x: &x, norm, gate: Some(&gate), up: &up, activation, out: &mut wide });
             let masks = &all_masks[..if masked { rows } else { 0 }];
             let found = greedy_tokens(context, &mut scratch, &x, norm, &lm_head, masks, &mut tokens);
-            let searches = precision == Precision::Fast && context.tier >= CpuTier::Avx2;
+            let searches = precision == Precision::Fast && context.isa >= Isa::Avx2;
             assert!(
                 if found { tokens.len() == rows && tokens.iter().all(|token| *token == 7) } else { rows > 1 || !searches },
                 "{found}, {tokens:?}"

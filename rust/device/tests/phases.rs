@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Rng, tiers};
+use common::{Rng, isas};
 use device::{
     Activation, AttentionArgs, AttentionParams, Backend, CacheEngine, DType, Device, EmbedArgs, EmbeddingTable, GateUpArgs,
     HeadNorm, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvShape, KvSide, Linear, LinearOptions, Norm, NormKind, NormSpan,
@@ -51,7 +51,7 @@ fn assert_close(got: &[f32], expected: &[f32], tolerance: f32, what: &str) {
 }
 
 fn backends() -> impl Iterator<Item = CpuBackend> {
-    tiers().flat_map(|tier| [1, 3].map(|threads| CpuBackend::new(tier, threads).unwrap()))
+    isas().flat_map(|isa| [1, 3].map(|threads| CpuBackend::new(isa, threads).unwrap()))
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn a_norm_of_rows_has_a_weight_as_long_as_a_row() {
     let mut case = rope_case(&mut rng, (8, KvDType::F32, 1), None);
     case.norms = Some([(); 2].map(|()| norm(&mut rng, NORMS[0], 8)));
     case.span = NormSpan::Row;
-    run_rope(&CpuBackend::new(tiers().next().unwrap(), 1).unwrap(), &case);
+    run_rope(&CpuBackend::new(isas().next().unwrap(), 1).unwrap(), &case);
 }
 
 #[test]
@@ -330,7 +330,8 @@ fn rotation_is_the_plain_formula_and_slot_minus_one_is_skipped() {
     }
 }
 
-/// Attention and the feed-forward network of a layer read the same rows (GPT-J, Cohere, Phi): both are projected before either is added.
+/// Attention and the feed-forward network of a layer read the same rows (GPT-J, Cohere, Phi): both are projected before either is
+/// added.
 #[test]
 fn layers_with_parallel_parts_agree() {
     const HIDDEN: usize = 96;

@@ -6,7 +6,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use device::{
     AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs, GateUpArgs, KvCacheSpec, Linear,
     LinearOptions, Norm, Phases, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, WeightView, WorkspaceShape,
-    cpu::{CpuBackend, CpuTier},
+    cpu::{CpuBackend, Isa},
 };
 use engine::{
     Engine, EngineConfig, GenerationConfig, GenerationRequest, ModelSource, Prompt, ResolvedSampling, Sampler, SamplingParams,
@@ -86,7 +86,7 @@ fn steps(c: &mut Criterion) {
     group.throughput(Throughput::Elements(NEW as u64));
     group.sample_size(20);
     for num_seqs in [1, 32, 256] {
-        let backend: Arc<dyn Backend> = Arc::new(Null(CpuBackend::new(CpuTier::detect(), 1).unwrap()));
+        let backend: Arc<dyn Backend> = Arc::new(Null(CpuBackend::new(Isa::detect(), 1).unwrap()));
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/text/llama");
         let source = ModelSource::HuggingFace { path, tokenizer_json: None };
         let config = EngineConfig { max_num_seqs: num_seqs, max_step_latency: None, ..EngineConfig::default() };

@@ -22,7 +22,7 @@ pub use chat_template::{ChatTemplate, RenderOptions};
 pub use completion::{
     Completion, CompletionChoice, CompletionCollector, FinishReason, OutputEvent, RequestStream, TokenLogprobs, TopLogprob, Usage,
 };
-pub use device::{HostMemory, cpu::CpuTier, cuda, host_memory, num_physical_cores};
+pub use device::{HostMemory, cpu::Isa, cuda, host_memory, num_physical_cores};
 pub use engine::{
     Continuation, CpuOptions, Device, DeviceBytes, Drain, Engine, EngineConfig, GroupPlan, KvCacheStats, LoadProgress,
     MemoryPlan, ModelDType, ModelSource, RequestHandle, Sequence, best_device,

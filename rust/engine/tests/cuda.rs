@@ -131,9 +131,9 @@ fn a_missing_gpu_is_an_error_that_says_what_would_work() {
     let Err(EngineError::Device(error)) = load(engine::Device::Cuda(99)) else { panic!("there are no 100 GPUs") };
     let text = error.to_string();
     assert!(text.contains("device=\"cuda:99\" cannot be used") && text.contains("driver"), "{text}");
-    let with_tier = EngineConfig { cpu: engine::CpuOptions { tier: Some("scalar".into()), num_threads: None }, ..small() };
-    let with_tier = EngineConfig { device: engine::Device::Cuda(0), ..with_tier };
-    let Err(error) = Engine::load(&hugging_face("llama"), &with_tier, &|_| {}) else { panic!("cpu_tier on a GPU") };
+    let with_isa = EngineConfig { cpu: engine::CpuOptions { isa: Some("scalar".into()), num_threads: None }, ..small() };
+    let with_isa = EngineConfig { device: engine::Device::Cuda(0), ..with_isa };
+    let Err(error) = Engine::load(&hugging_face("llama"), &with_isa, &|_| {}) else { panic!("cpu_tier on a GPU") };
     assert!(error.to_string().contains("cpu_tier=\"scalar\""), "{error}");
     assert!(!run(&load(engine::Device::Auto).unwrap(), request(1, 9, 4)).is_empty());
 }

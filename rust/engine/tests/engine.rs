@@ -391,7 +391,7 @@ fn configurations_that_cannot_be_honoured_are_refused() {
     assert!(refuse(EngineConfig { paged_attention: huge, ..exact() }).contains("bytes"));
     let wrong = EngineConfig { architecture: Some("qwen2".into()), ..exact() };
     assert!(refuse(wrong).contains("llama"));
-    let mut tier = exact();
-    tier.cpu.tier = Some("mmx".into());
-    assert!(refuse(tier).contains("mmx"));
+    let mut isa = exact();
+    isa.cpu.isa = Some("mmx".into());
+    assert!(refuse(isa).contains("mmx"));
 }

@@ -13,7 +13,7 @@ use std::{
 use common::golden_dir;
 use device::{
     Backend, KvDType, Precision,
-    cpu::{CpuBackend, CpuTier},
+    cpu::{CpuBackend, Isa},
 };
 use engine::{
     ChatTemplate, EngineError, GenerationConfig, Message, ModelSource, RenderOptions, Tokenizer,
@@ -182,7 +182,7 @@ fn copy_folder(name: &str, dir: &Path) {
 
 #[test]
 fn corrupted_files_are_errors_or_load() {
-    let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(CpuTier::detect(), 1).unwrap());
+    let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(Isa::detect(), 1).unwrap());
     let temp = tempfile::tempdir().unwrap();
     let mut loaded = 0;
 

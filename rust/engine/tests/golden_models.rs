@@ -13,7 +13,7 @@ use std::{
 use common::{Harness, argmax, gguf, golden_dir, hugging_face, load, log_softmax};
 use device::{
     Backend, KvDType, Precision,
-    cpu::{CpuBackend, CpuTier, ReferenceBackend},
+    cpu::{CpuBackend, Isa, ReferenceBackend},
     cuda::{CudaBackend, LibraryPaths, NvidiaDriver},
 };
 use engine::{ModelSource, model_runner::ModelRunner};
@@ -130,12 +130,12 @@ fn check_cases(runner: &mut ModelRunner, name: &str, cases: impl IntoIterator<It
     }
 }
 
-fn cpu(tier: CpuTier, threads: usize) -> Arc<dyn Backend> {
-    Arc::new(CpuBackend::new(tier, threads).unwrap())
+fn cpu(isa: Isa, threads: usize) -> Arc<dyn Backend> {
+    Arc::new(CpuBackend::new(isa, threads).unwrap())
 }
 
-fn tiers() -> impl Iterator<Item = CpuTier> {
-    CpuTier::ALL.into_iter().filter(|tier| *tier <= CpuTier::detect())
+fn isas() -> impl Iterator<Item = Isa> {
+    Isa::ALL.into_iter().filter(|isa| *isa <= Isa::detect())
 }
 
 #[test]
@@ -156,10 +156,10 @@ fn reference_backend_agrees_with_goldens_in_chunks() {
 }
 
 #[test]
-fn cpu_backend_agrees_with_goldens_on_every_tier() {
-    for tier in tiers() {
+fn cpu_backend_agrees_with_goldens_on_every_isa() {
+    for isa in isas() {
         for (name, source) in models() {
-            let mut runner = load(&source, cpu(tier, 2), Precision::Exact, KvDType::F32);
+            let mut runner = load(&source, cpu(isa, 2), Precision::Exact, KvDType::F32);
             for chunk in [common::MAX_TOKENS, 1, 7] {
                 check_alone(&mut runner, name, chunk, EXACT);
             }
@@ -171,7 +171,7 @@ fn cpu_backend_agrees_with_goldens_on_every_tier() {
 fn cpu_backend_agrees_with_goldens_with_16_bit_kv() {
     for kv_dtype in [KvDType::BF16, KvDType::F16] {
         for (name, source) in models() {
-            let mut runner = load(&source, cpu(CpuTier::detect(), 2), Precision::Fast, kv_dtype);
+            let mut runner = load(&source, cpu(Isa::detect(), 2), Precision::Fast, kv_dtype);
             check_alone(&mut runner, name, common::MAX_TOKENS, BF16);
             check_alone(&mut runner, name, 7, BF16);
         }
@@ -179,13 +179,13 @@ fn cpu_backend_agrees_with_goldens_with_16_bit_kv() {
 }
 
 #[test]
-fn more_families_agree_with_goldens_on_the_best_tier() {
+fn more_families_agree_with_goldens_on_the_best_isa() {
     for (name, source) in more_models() {
-        let mut runner = load(&source, cpu(CpuTier::detect(), 2), Precision::Exact, KvDType::F32);
+        let mut runner = load(&source, cpu(Isa::detect(), 2), Precision::Exact, KvDType::F32);
         for chunk in [common::MAX_TOKENS, 7] {
             check_alone(&mut runner, name, chunk, EXACT);
         }
-        let mut runner = load(&source, cpu(CpuTier::detect(), 2), Precision::Fast, KvDType::F16);
+        let mut runner = load(&source, cpu(Isa::detect(), 2), Precision::Fast, KvDType::F16);
         check_alone(&mut runner, name, 17, BF16);
     }
 }
@@ -202,7 +202,7 @@ fn more_families_agree_with_goldens_on_the_reference_backend() {
 #[test]
 fn exact_logits_of_more_families_are_the_same_bits_in_every_chunking() {
     for name in MORE_HF {
-        let mut runner = load(&hugging_face(name), cpu(CpuTier::detect(), 2), Precision::Exact, KvDType::F32);
+        let mut runner = load(&hugging_face(name), cpu(Isa::detect(), 2), Precision::Exact, KvDType::F32);
         let mut harness = Harness::new(&mut runner, 16);
         let case = cases(name).swap_remove(1);
         let [whole, chunks, single] = [common::MAX_TOKENS, 17, 1].map(|chunk| {
@@ -290,7 +290,7 @@ fn cpu_backend_agrees_with_the_reference_with_one_byte_kv() {
                 let sequence = harness.add(case.ids(), case.prompt_ids.len());
                 harness.finish(sequence, 7)
             };
-            let (want, got) = (logits_on(Arc::new(ReferenceBackend::new())), logits_on(cpu(CpuTier::detect(), 2)));
+            let (want, got) = (logits_on(Arc::new(ReferenceBackend::new())), logits_on(cpu(Isa::detect(), 2)));
             for (want, got) in want.iter().zip(&got) {
                 for (want, got) in log_softmax(want).into_iter().zip(log_softmax(got)) {
                     // A last bit of f32 that differs may go to the next code.
@@ -305,7 +305,7 @@ fn cpu_backend_agrees_with_the_reference_with_one_byte_kv() {
 #[test]
 fn requests_in_one_batch_agree_with_goldens() {
     for (name, source) in models() {
-        let mut runner = load(&source, cpu(CpuTier::detect(), 2), Precision::Exact, KvDType::F32);
+        let mut runner = load(&source, cpu(Isa::detect(), 2), Precision::Exact, KvDType::F32);
         let mut harness = Harness::new(&mut runner, 8);
         let cases = cases(name);
         let chunks = [1, 5, 64, 9];
@@ -331,7 +331,7 @@ fn requests_in_one_batch_agree_with_goldens() {
 fn exact_logits_are_the_same_bits_in_every_chunking() {
     let cached = KvDType::ALL.into_iter().flat_map(|kv_dtype| models().into_iter().map(move |model| (kv_dtype, model)));
     for (kv_dtype, (name, source)) in cached.filter(|(kv_dtype, (name, _))| *kv_dtype == KvDType::F32 || *name == "gemma3") {
-        let mut runner = load(&source, cpu(CpuTier::detect(), 2), Precision::Exact, kv_dtype);
+        let mut runner = load(&source, cpu(Isa::detect(), 2), Precision::Exact, kv_dtype);
         let mut harness = Harness::new(&mut runner, 16);
         for case in cases(name) {
             let mut logits_in = |chunk| {
@@ -368,7 +368,7 @@ fn deterministic_logits_are_the_same_bits_in_every_way() {
         let cases = cases(name);
         let mut whole: Vec<Vec<Vec<f32>>> = Vec::new();
         for threads in [1, 3] {
-            let mut runner = load(source, cpu(CpuTier::detect(), threads), Precision::Deterministic, kv_dtype);
+            let mut runner = load(source, cpu(Isa::detect(), threads), Precision::Deterministic, kv_dtype);
             for (block_size, chunk) in [(16, common::MAX_TOKENS), (8, 1), (32, 23)] {
                 let mut harness = Harness::new(&mut runner, block_size);
                 for (i, case) in cases.iter().enumerate() {
@@ -468,7 +468,7 @@ fn a_phi3_gguf_with_fused_weights_and_longrope_agrees_with_goldens() {
     let path = dir.path().join("phi3.gguf");
     write_phi3_gguf(&path, false);
     let source = ModelSource::Gguf { files: vec![path], tokenizer_dir: None, tokenizer_json: None };
-    let mut runner = load(&source, cpu(CpuTier::detect(), 2), Precision::Exact, KvDType::F32);
+    let mut runner = load(&source, cpu(Isa::detect(), 2), Precision::Exact, KvDType::F32);
     for chunk in [common::MAX_TOKENS, 7] {
         check_alone(&mut runner, "phi3-longrope", chunk, EXACT);
     }

@@ -9,7 +9,7 @@ use device::{
     AttentionArgs, AttentionParams, Backend, CacheEngine, DType, EmbedArgs, EmbeddingTable, KvCacheSpec, KvDType,
     KvGroupMetadata, KvShape, KvSource, Linear, LinearOptions, Precision, Projection, ResidualArgs, RopeArgs, RopeStyle,
     RopeTable, StepMetadata, WeightView,
-    cpu::{CpuBackend, CpuTier, ReferenceBackend},
+    cpu::{CpuBackend, Isa, ReferenceBackend},
     cuda::CudaBackend,
     mmap::Bytes,
 };
@@ -404,7 +404,7 @@ fn the_reference_reads_each_layers_own_keys_and_values() {
 #[test]
 fn the_cpu_reads_each_layers_own_keys_and_values() {
     for num_threads in [1, 3] {
-        same_bits(&Model::new(), &CpuBackend::new(CpuTier::detect(), num_threads).unwrap());
+        same_bits(&Model::new(), &CpuBackend::new(Isa::detect(), num_threads).unwrap());
     }
 }
 
@@ -460,7 +460,7 @@ fn layers_that_have_no_place_are_refused() {
 fn only_the_reference_computes_keys_and_values_of_two_widths() {
     let shape = KvShape { num_kv_heads: 2, k_dim: 24, v_dim: 16 };
     let spec = KvCacheSpec::uniform((4, BLOCK), KvDType::F16, shape, 2).unwrap();
-    let cpu = CpuBackend::new(CpuTier::detect(), 1).unwrap();
+    let cpu = CpuBackend::new(Isa::detect(), 1).unwrap();
     let gpu = CudaBackend::new(Arc::new(EmulatedDriver::new(Order::Ascending))).unwrap();
     for backend in [&cpu as &dyn Backend, &gpu] {
         let error = backend.alloc_kv_cache(&spec).err().expect("there is no kernel").to_string();

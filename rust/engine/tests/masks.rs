@@ -9,19 +9,19 @@ use engine::{
 
 const VOCAB_SIZE: u32 = 512;
 
-/// Engines of every instruction-set tier of this machine, on float weights as they are and on quantised ones that are packed.
+/// Engines of every instruction set of this machine, on float weights as they are and on quantised ones that are packed.
 fn engines() -> impl Iterator<Item = Engine> {
-    let tiers = ["scalar", "avx2", "avx512", "amx"].into_iter().filter(|tier| {
-        let tier = device::cpu::CpuTier::parse(tier);
-        tier.is_ok_and(|tier| tier <= device::cpu::CpuTier::detect())
+    let isas = ["scalar", "avx2", "avx512", "amx"].into_iter().filter(|isa| {
+        let isa = device::cpu::Isa::parse(isa);
+        isa.is_ok_and(|isa| isa <= device::cpu::Isa::detect())
     });
-    tiers.flat_map(|tier| {
-        let on_tier = |config: EngineConfig| EngineConfig {
-            cpu: CpuOptions { tier: Some(tier.into()), num_threads: Some(2) },
+    isas.flat_map(|isa| {
+        let on_isa = |config: EngineConfig| EngineConfig {
+            cpu: CpuOptions { isa: Some(isa.into()), num_threads: Some(2) },
             paged_attention: pool_of(2048, 32),
             ..config
         };
-        [start("llama", &on_tier(exact())), start("llama.gguf", &on_tier(EngineConfig::default()))]
+        [start("llama", &on_isa(exact())), start("llama.gguf", &on_isa(EngineConfig::default()))]
     })
 }
 

@@ -9,8 +9,8 @@ use device::cuda::{Driver, Kernel, Launch, LibraryPaths, NvidiaDriver};
 
 static IN_USE: AtomicBool = AtomicBool::new(false);
 
-/// From now on buffers lie on the machine's first GPU, and kernels run there. To be called before anything else of this crate; it may be
-/// called before `main`.
+/// From now on buffers lie on the machine's first GPU, and kernels run there. To be called before anything else of this crate; it
+/// may be called before `main`.
 pub extern "C" fn use_gpu() {
     IN_USE.store(true, Ordering::Relaxed);
 }

@@ -41,7 +41,8 @@ pub struct Kernel {
     raw: &'static RawKernel,
 }
 
-/// In which order the threads of a CTA, and the CTAs of a grid, take their turns. Results are the same in both unless a barrier is missing.
+/// In which order the threads of a CTA, and the CTAs of a grid, take their turns. Results are the same in both unless a barrier
+/// is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// From the first on.

@@ -44,8 +44,8 @@ pub fn poisoned(spec: &KvCacheSpec) -> CacheEngine {
     cache
 }
 
-/// The keys of a block in one plane, `[num_kv_heads, block_size, head_dim]`, as the host has them, with units of a dimension side by side;
-/// or those of the host, turned back.
+/// The keys of a block in one plane, `[num_kv_heads, block_size, head_dim]`, as the host has them, with units of a dimension side
+/// by side; or those of the host, turned back.
 fn transposed(spec: &KvCacheSpec, block: &[u8], to_host: bool) -> Vec<u8> {
     let (unit, vector) = (spec.layers[0].shape.key_unit_bytes(spec.dtype), vector_bytes(spec));
     let mut out = block.to_vec();
@@ -93,8 +93,8 @@ pub fn vector(cache: &CacheEngine, side: KvSide, slot: usize, head: usize) -> Ve
     values
 }
 
-/// Requests of these lengths over shuffled blocks: a storage with random keys and values, poisoned elsewhere, and the block tables, one
-/// after the other, with their row stride.
+/// Requests of these lengths over shuffled blocks: a storage with random keys and values, poisoned elsewhere, and the block
+/// tables, one after the other, with their row stride.
 ///
 /// # Panics
 /// When there is no memory for it.

@@ -18,7 +18,7 @@ struct Case {
     dtype: KvDType,
     head_dim: usize,
     num_kv_heads: usize,
-    group: usize,
+    queries_per_kv: usize,
     block_size: usize,
     window: usize,
     softcap: f32,
@@ -32,12 +32,12 @@ struct Case {
 }
 
 impl Case {
-    fn new(dtype: KvDType, head_dim: usize, group: usize) -> Self {
+    fn new(dtype: KvDType, head_dim: usize, queries_per_kv: usize) -> Self {
         Self {
             dtype,
             head_dim,
             num_kv_heads: 2,
-            group,
+            queries_per_kv,
             block_size: 16,
             window: 0,
             softcap: 0.0,
@@ -58,9 +58,11 @@ impl Case {
     }
 
     fn describe(&self) -> String {
-        let Self { group, block_size, window, softcap, sinks, split, requests, .. } = self;
+        let Self { queries_per_kv, block_size, window, softcap, sinks, split, requests, .. } = self;
         let name = self.kernel().name();
-        format!("{name} group {group} blocks {block_size} window {window} cap {softcap} sinks {sinks} split {split} {requests:?}")
+        format!(
+            "{name} queries_per_kv {queries_per_kv} blocks {block_size} window {window} cap {softcap} sinks {sinks} split {split} {requests:?}"
+        )
     }
 }
 
@@ -80,7 +82,7 @@ struct Problem {
 impl Problem {
     fn new(case: &Case, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
-        let num_heads = case.num_kv_heads * case.group;
+        let num_heads = case.num_kv_heads * case.queries_per_kv;
         let spec =
             KvCacheSpec::uniform((0, case.block_size), case.dtype, KvShape::new(case.num_kv_heads, case.head_dim), 1).unwrap();
         let lens: Vec<_> = case.requests.iter().map(|r| r.0 + r.1).collect();
@@ -99,7 +101,7 @@ impl Problem {
     /// Cuts rows and keys as a host would: rows that fit a CTA, keys at absolute multiples of the split.
     fn plan(&self) -> (Vec<AttentionWork>, Vec<AttentionMerge>, usize) {
         let (mut works, mut merges, mut num_parts, mut row) = (vec![], vec![], 0, 0);
-        let rows_per_work = if self.case.dtype == KvDType::F32 { 1 } else { self.case.vectors / self.case.group };
+        let rows_per_work = if self.case.dtype == KvDType::F32 { 1 } else { self.case.vectors / self.case.queries_per_kv };
         for (request, &(_, queries)) in self.case.requests.iter().enumerate() {
             let end = row + queries;
             while row < end {
@@ -209,7 +211,7 @@ impl Problem {
     }
 
     fn expected(&self) -> Vec<f32> {
-        let Case { head_dim, group, block_size, softcap, .. } = self.case;
+        let Case { head_dim, queries_per_kv, block_size, softcap, .. } = self.case;
         let mut out = vec![];
         let requests = self.case.requests.iter().enumerate().flat_map(|(request, r)| std::iter::repeat_n(request, r.1));
         for (row, request) in requests.enumerate() {
@@ -219,7 +221,12 @@ impl Problem {
                 let q = &self.q[(row * self.num_heads + head) * head_dim..][..head_dim];
                 let keys = self.first_key(position) as usize..=position as usize;
                 let read = |side, key: usize| {
-                    vector(&self.cache, side, table[key / block_size] as usize * block_size + key % block_size, head / group)
+                    vector(
+                        &self.cache,
+                        side,
+                        table[key / block_size] as usize * block_size + key % block_size,
+                        head / queries_per_kv,
+                    )
                 };
                 let mut scores: Vec<f64> = keys
                     .clone()
@@ -269,8 +276,8 @@ fn check(case: &Case, seed: u64) {
     assert_close(&problem.run(order), &problem.expected(), tolerance(case), &case.describe());
 }
 
-/// Every head size with every group, each with two of the requests; block sizes, windows, caps, sinks, splits and types of the output are
-/// drawn.
+/// Every head size with every number of queries a KV head, each with two of the requests; block sizes, windows, caps, sinks,
+/// splits and types of the output are drawn.
 fn check_shapes(dtype: KvDType, vectors: usize, requests: &[(usize, usize)]) {
     for round in 0..HEAD_DIMS.len() * 16 {
         let seed = round as u64 + 1000 * dtype as u64 + 10_000 * vectors as u64;
@@ -331,8 +338,8 @@ fn wide_heads_with_a_cap_and_a_window_agree_with_the_oracle() {
 
 #[test]
 fn several_rows_of_a_request_decode_together() {
-    for (dtype, group) in [(KvDType::BF16, 4), (KvDType::F8E4M3, 3), (KvDType::F16, 1)] {
-        check(&Case { requests: vec![(50, 5), (3, 2)], window: 20, ..Case::new(dtype, 64, group) }, 7);
+    for (dtype, queries_per_kv) in [(KvDType::BF16, 4), (KvDType::F8E4M3, 3), (KvDType::F16, 1)] {
+        check(&Case { requests: vec![(50, 5), (3, 2)], window: 20, ..Case::new(dtype, 64, queries_per_kv) }, 7);
     }
 }
 

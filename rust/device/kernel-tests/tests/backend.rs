@@ -230,7 +230,8 @@ fn rotation_cache_and_attention_of_decodes_beside_prompts() {
             both(run, &format!("{dtype:?}, heads of {head_dim}, window {window:?}"));
         } else {
             let cuda = CudaBackend::new(driver(Order::Descending)).unwrap();
-            // Weights are rounded by up to 2^-9 of themselves, values are within 2, and a query or key on the edge may have gone the other way.
+            // Weights are rounded by up to 2^-9 of themselves, values are within 2, and a query or key on the edge may have gone
+            // the other way.
             assert_close(&run(&cuda), &run(&ReferenceBackend::new()), [1e-2, 0.0], "bf16");
         }
     }

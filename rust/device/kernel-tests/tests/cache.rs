@@ -238,7 +238,8 @@ fn blocks_are_copied_in_every_plane() {
     }
 }
 
-/// Writes a token to the last block of a pool of more than 2^32 bytes and 2^31 elements, copies the block, and attends to the copy.
+/// Writes a token to the last block of a pool of more than 2^32 bytes and 2^31 elements, copies the block, and attends to the
+/// copy.
 fn check_large_pool(dtype: KvDType) {
     let spec = KvCacheSpec::uniform((140_000, 32), dtype, KvShape::new(4, 128), 1).unwrap();
     let (bytes, last, copy) = (block_bytes(&spec), spec.num_blocks - 1, spec.num_blocks - 3);

@@ -6,8 +6,15 @@ use device::{
 };
 use kernel_tests::{Order, driver};
 
-const ATTENTION: TimedWork =
-    TimedWork::Attention { batch: 2, context: 20, num_kv_heads: 1, group: 2, head_dim: 64, cache: KvDType::BF16, block_size: 8 };
+const ATTENTION: TimedWork = TimedWork::Attention {
+    batch: 2,
+    context: 20,
+    num_kv_heads: 1,
+    queries_per_kv: 2,
+    head_dim: 64,
+    cache: KvDType::BF16,
+    block_size: 8,
+};
 
 #[test]
 fn copies_attention_and_products_are_timed() {
@@ -23,8 +30,10 @@ fn copies_attention_and_products_are_timed() {
 #[test]
 fn what_no_kernel_does_is_refused() {
     let timer = GpuTimer::new(driver(Order::Ascending), 4096).unwrap();
-    let TimedWork::Attention { batch, context, num_kv_heads, group, cache, block_size, .. } = ATTENTION else { unreachable!() };
-    let work = TimedWork::Attention { batch, context, num_kv_heads, group, head_dim: 72, cache, block_size };
+    let TimedWork::Attention { batch, context, num_kv_heads, queries_per_kv, cache, block_size, .. } = ATTENTION else {
+        unreachable!()
+    };
+    let work = TimedWork::Attention { batch, context, num_kv_heads, queries_per_kv, head_dim: 72, cache, block_size };
     assert!(timer.seconds(&work, 1).unwrap_err().to_string().contains("72"));
     let work = TimedWork::Linear { rows: 1, out_features: 8, in_features: 100, format: DType::Ggml(GgmlType::Q4K) };
     assert!(timer.seconds(&work, 1).unwrap_err().to_string().contains("100 columns of Q4_K"));

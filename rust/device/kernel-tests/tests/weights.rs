@@ -1,4 +1,4 @@
-//! Kernels that read weights: the embedding, dequantisation, products with few rows.
+//! Kernels that read weights: the embedding, dequantization, products with few rows.
 
 use device::{
     DType, GgmlType,
@@ -85,7 +85,7 @@ impl Weight {
 }
 
 #[test]
-fn dequantised_rows_are_those_of_the_cpu_bit_for_bit() {
+fn dequantized_rows_are_those_of_the_cpu_bit_for_bit() {
     let mut rng = Rng::new(1);
     for format in FORMATS {
         for (rows, cols) in [(1, 256), (3, 768), (7, 1280)] {

@@ -37,8 +37,8 @@ impl CacheEngine {
         blocks.iter().map(export).collect()
     }
 
-    /// Copies in what [`Self::export_block`] copied out of a storage with the same spec on the same kind of device: keys lie otherwise on a
-    /// GPU.
+    /// Copies in what [`Self::export_block`] copied out of a storage with the same spec on the same kind of device: keys lie
+    /// otherwise on a GPU.
     ///
     /// # Panics
     /// When the block is out of range or `bytes` is not [`Self::block_bytes`] long.

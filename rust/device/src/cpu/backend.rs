@@ -9,16 +9,16 @@ use crate::{
 };
 
 use super::{
-    CpuLinear, CpuTier, ThreadPool,
+    CpuLinear, Isa, ThreadPool,
     attention::{AttentionScratch, BLOCK_SIZES, attention, workspace_bytes as attention_workspace_bytes},
     linear::{self, LinearContext, LinearScratch},
     reference,
     rope::rope_and_cache,
 };
 
-/// The fast CPU backend: a persistent thread pool and the kernels of one instruction-set tier. Its buffers live from step to step.
+/// The fast CPU backend: a persistent thread pool and the kernels of one instruction set. Its buffers live from step to step.
 pub struct CpuBackend {
-    tier: CpuTier,
+    isa: Isa,
     pool: ThreadPool,
     linear: Mutex<LinearScratch>,
     attention: AttentionScratch,
@@ -27,13 +27,13 @@ pub struct CpuBackend {
 impl CpuBackend {
     /// A backend with `num_threads` workers (1 to 1024; [`crate::num_physical_cores`] is a good number).
     ///
-    /// Errors: [`DeviceError::Unsupported`] when the machine does not have `tier` or `num_threads` is out of range,
+    /// Errors: [`DeviceError::Unsupported`] when the machine does not have `isa` or `num_threads` is out of range,
     /// [`DeviceError::Io`] when a thread cannot start.
-    pub fn new(tier: CpuTier, num_threads: usize) -> Result<Self, DeviceError> {
-        let tier = CpuTier::parse(tier.name())?;
+    pub fn new(isa: Isa, num_threads: usize) -> Result<Self, DeviceError> {
+        let isa = Isa::parse(isa.name())?;
         let pool = ThreadPool::new(num_threads)?;
         let attention = AttentionScratch::new(pool.num_threads());
-        Ok(Self { tier, pool, linear: Mutex::default(), attention })
+        Ok(Self { isa, pool, linear: Mutex::default(), attention })
     }
 
     /// Its workers, for what is measured beside it: those of another pool would be asleep, or in their way.
@@ -42,7 +42,7 @@ impl CpuBackend {
     }
 
     fn linear(&self) -> (LinearContext<'_>, MutexGuard<'_, LinearScratch>) {
-        let context = LinearContext { pool: &self.pool, tier: self.tier };
+        let context = LinearContext { pool: &self.pool, isa: self.isa };
         (context, self.linear.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -51,13 +51,13 @@ impl Backend for CpuBackend {}
 
 impl Device for CpuBackend {
     fn prefers_bf16_cache(&self) -> bool {
-        self.tier.dots_bf16()
+        self.isa.dots_bf16()
     }
 
     fn info(&self) -> BackendInfo {
-        let bf16 = if self.tier == CpuTier::Avx512 && self.tier.multiplies_bf16() { "+bf16" } else { "" };
-        let tier = format!("{}{bf16}", self.tier.name());
-        BackendInfo { device: "cpu".into(), tier, num_threads: self.pool.num_threads() }
+        let bf16 = if self.isa == Isa::Avx512 && self.isa.multiplies_bf16() { "+bf16" } else { "" };
+        let isa = format!("{}{bf16}", self.isa.name());
+        BackendInfo { device: "cpu".into(), isa, num_threads: self.pool.num_threads() }
     }
 
     fn alloc(&self, max_rows: usize, cols: usize) -> Result<Tensor, DeviceError> {
@@ -73,19 +73,19 @@ impl Device for CpuBackend {
     }
 
     fn load_linear(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError> {
-        Ok(CpuLinear::new(weight, options, self.tier, &self.pool)?.into())
+        Ok(CpuLinear::new(weight, options, self.isa, &self.pool)?.into())
     }
 
     fn load_lm_head(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError> {
-        Ok(CpuLinear::lm_head(weight, options, self.tier, &self.pool)?.into())
+        Ok(CpuLinear::lm_head(weight, options, self.isa, &self.pool)?.into())
     }
 
     fn linear_bytes(&self, dtype: DType, shape: [usize; 2], precision: Precision) -> u64 {
-        linear::resident_bytes(dtype, shape, precision, self.tier)
+        linear::resident_bytes(dtype, shape, precision, self.isa)
     }
 
     fn lm_head_bytes(&self, dtype: DType, shape: [usize; 2], precision: Precision) -> u64 {
-        linear::lm_head_bytes(dtype, shape, precision, self.tier)
+        linear::lm_head_bytes(dtype, shape, precision, self.isa)
     }
 
     fn trim(&self) {
@@ -94,7 +94,7 @@ impl Device for CpuBackend {
 
     fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64 {
         let threads = self.pool.num_threads();
-        linear::workspace_bytes(shape, self.tier, threads) + attention_workspace_bytes(shape, threads)
+        linear::workspace_bytes(shape, self.isa, threads) + attention_workspace_bytes(shape, threads)
     }
 
     fn for_each(&self, len: usize, body: &(dyn Fn(usize) + Sync)) {
@@ -125,11 +125,11 @@ impl Phases for CpuBackend {
     }
 
     fn rope_and_cache(&self, args: RopeArgs<'_>, step: &StepMetadata) {
-        rope_and_cache(args, step, self.tier, &self.pool);
+        rope_and_cache(args, step, self.isa, &self.pool);
     }
 
     fn attention(&self, args: AttentionArgs<'_>, step: &StepMetadata) {
-        attention(args, step, self.tier, &self.pool, &self.attention);
+        attention(args, step, self.isa, &self.pool, &self.attention);
     }
 
     fn linear_residual(&self, args: ResidualArgs<'_>, _: &StepMetadata) {

@@ -4,6 +4,7 @@
 pub mod amx;
 mod attention;
 mod backend;
+pub mod isa;
 pub mod linear;
 pub mod pool;
 mod read_ahead;
@@ -12,13 +13,12 @@ pub mod roofline;
 mod rope;
 mod simd;
 pub mod softmax;
-pub mod tier;
 
 #[cfg(target_arch = "x86_64")]
 pub use amx::Amx;
 pub use backend::CpuBackend;
+pub use isa::Isa;
 pub use linear::CpuLinear;
 pub use pool::ThreadPool;
 pub use reference::ReferenceBackend;
 pub(crate) use reference::embed as embed_on_host;
-pub use tier::CpuTier;

@@ -1,5 +1,5 @@
-//! A persistent pool of worker threads. The caller is worker 0; idle workers fetch what comes next ([`super::read_ahead`]), spin for a
-//! moment, then park.
+//! A persistent pool of worker threads. The caller is worker 0; idle workers fetch what comes next ([`super::read_ahead`]), spin
+//! for a moment, then park.
 
 use std::{
     cell::UnsafeCell,
@@ -40,8 +40,8 @@ struct Shared {
     ahead: ReadAhead,
 }
 
-// SAFETY: `job` is written only by the thread that holds `ThreadPool::running`, while the gate is closed and every worker that entered
-// has left. Workers read it only after they entered, which acquires the store that opened the gate.
+// SAFETY: `job` is written only by the thread that holds `ThreadPool::running`, while the gate is closed and every worker that
+// entered has left. Workers read it only after they entered, which acquires the store that opened the gate.
 unsafe impl Sync for Shared {}
 // SAFETY: the raw pointer is only followed while the closure it points to is borrowed by `start`.
 unsafe impl Send for Shared {}
@@ -63,8 +63,8 @@ struct Share(AtomicUsize);
 impl ThreadPool {
     /// A pool of `num_threads` workers, 1 to [`MAX_THREADS`], the caller of [`Self::run`] included.
     ///
-    /// Errors: [`DeviceError::Unsupported`] for another number, [`DeviceError::Io`] when the operating system cannot start a thread;
-    /// those that have started are stopped again.
+    /// Errors: [`DeviceError::Unsupported`] for another number, [`DeviceError::Io`] when the operating system cannot start a
+    /// thread; those that have started are stopped again.
     pub fn new(num_threads: usize) -> Result<Self, DeviceError> {
         Self::with_spawner(num_threads, Builder::spawn)
     }
@@ -117,9 +117,9 @@ impl ThreadPool {
         self.start(self.lock(), job, true);
     }
 
-    /// Calls `job(0)`, and `job(worker)` at most once for each other id in `0..num_threads`: workers that have not begun when `job(0)`
-    /// returns are not waited for. For jobs that claim shares of the work until none is left: a worker whose processor is busy
-    /// elsewhere then costs its help, not a wait.
+    /// Calls `job(0)`, and `job(worker)` at most once for each other id in `0..num_threads`: workers that have not begun when
+    /// `job(0)` returns are not waited for. For jobs that claim shares of the work until none is left: a worker whose processor
+    /// is busy elsewhere then costs its help, not a wait.
     ///
     /// # Panics
     /// When a job panicked.
@@ -141,8 +141,8 @@ impl ThreadPool {
         let s = &*self.shared;
         s.left.store(0, Ordering::Relaxed);
         let job_pointer = std::ptr::from_ref(job);
-        // SAFETY: the gate is closed and no worker is inside (see `Sync for Shared`). The lifetime is erased, but this function does
-        // not return, nor unwind, before it has closed the gate again and every worker that entered has left.
+        // SAFETY: the gate is closed and no worker is inside (see `Sync for Shared`). The lifetime is erased, but this function
+        // does not return, nor unwind, before it has closed the gate again and every worker that entered has left.
         #[allow(clippy::transmute_ptr_to_ptr)]
         unsafe {
             *s.job.get() = Some(std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), Job>(job_pointer));
@@ -166,7 +166,8 @@ impl ThreadPool {
         assert!(!panicked, "a worker thread panicked");
     }
 
-    /// Calls `body(start, end)` for disjoint ranges that cover `0..len`; ranges are multiples of `grain` and claimed as workers get free.
+    /// Calls `body(start, end)` for disjoint ranges that cover `0..len`; ranges are multiples of `grain` and claimed as workers
+    /// get free.
     pub fn for_each_range(&self, len: usize, grain: usize, body: &(dyn Fn(usize, usize) + Sync)) {
         let grain = grain.max(1);
         let next = AtomicUsize::new(0);
@@ -187,8 +188,9 @@ impl ThreadPool {
         });
     }
 
-    /// Calls `body(worker, start, end)` for disjoint ranges of up to `grain` that cover `0..len`. A worker goes through a share of its own
-    /// from first to last, so that memory that lies in this order is one stream to it, and then takes from the shares of others.
+    /// Calls `body(worker, start, end)` for disjoint ranges of up to `grain` that cover `0..len`. A worker goes through a share
+    /// of its own from first to last, so that memory that lies in this order is one stream to it. Idle workers steal from the
+    /// shares of others.
     pub fn for_each_share(&self, len: usize, grain: usize, body: &(dyn Fn(usize, usize, usize) + Sync)) {
         let (grain, threads) = (grain.max(1), self.num_threads());
         let guard = self.lock();
@@ -210,7 +212,7 @@ impl ThreadPool {
     }
 }
 
-/// The pieces of a share: of `grain`, and of half of what is left towards the end, so that nobody waits long for the last one.
+/// The pieces of a share: of `grain`, and of half of what is left towards the end, so that no worker waits long for the last one.
 struct Pieces {
     len: usize,
     grain: usize,
@@ -332,7 +334,7 @@ mod tests {
                 }
             });
             assert!(hits.iter().all(|h| h.load(Ordering::Relaxed) == 1), "{len} by {grain}");
-            // Worker 0 always runs, and nobody takes from its share before theirs are done.
+            // Worker 0 always runs, and others steal from its share only when theirs are done.
             assert!(len < 100 || firsts[0].load(Ordering::Relaxed) < len / 3, "{len} by {grain}");
         }
     }

@@ -1,7 +1,8 @@
 //! What the workers of a pool fetch while they wait: the weights that they are to multiply by next.
 //!
-//! Between the products of a step come norms, rotation and attention, which leave workers waiting and memory idle. A step multiplies by the
-//! same weights in the same order every time, so a worker that waits can bring what its next shares begin with into the caches of its core:
+//! Between the products of a step come norms, rotation and attention, which leave workers waiting and memory idle. A step
+//! multiplies by the same weights in the same order every time, so a worker that waits can bring what its next shares begin with
+//! into the caches of its core:
 //!
 //! ```text
 //! phases of a step   | q k v | attention |  o  | gate up | down | q k v ...
@@ -9,7 +10,7 @@
 //!                            ------------------->
 //! ```
 //!
-//! It asks for lines by their addresses and never reads them, so it does no harm when a weight is gone.
+//! It prefetches lines by their addresses and never reads them, so it does no harm when a weight is gone.
 
 use std::{
     collections::VecDeque,
@@ -20,12 +21,12 @@ use std::{
     },
 };
 
-use super::{simd::prefetch_ahead, tier::reads_ahead_to_l2};
+use super::{isa::reads_ahead_to_l2, simd::prefetch_ahead};
 
 /// Bytes that a worker fetches ahead of the next phase at most: a part of what a core's second-level cache holds.
 const AHEAD: usize = 256 << 10;
-/// Bytes that are asked for between two polls. A processor drops what it has no room for: with 1 KB and a pause a core of a Zen 5 gets
-/// 37 GB/s of the 38 that it reads alone.
+/// Bytes that are prefetched between two polls. A processor drops what it has no room for: with 1 KB and a pause a core of a Zen
+/// 5 gets 37 GB/s of the 38 that it reads alone.
 const PIECE: usize = 1 << 10;
 const LINE: usize = 64;
 /// Ranges of memory that a worker has in view, so that looking ahead allocates nothing.
@@ -124,15 +125,15 @@ impl ReadAhead {
 /// How far ahead a worker is.
 pub(super) struct Reader {
     next: usize,
-    /// Bytes from the start of its share of the next phase on that it has asked for.
-    asked: usize,
-    /// What it is to ask for, [`MAX_RANGES`] at most.
+    /// Bytes from the start of its share of the next phase on that it has prefetched.
+    prefetched: usize,
+    /// What it is to prefetch, [`MAX_RANGES`] at most.
     memory: VecDeque<Range<usize>>,
 }
 
 impl Reader {
     pub(super) fn new() -> Self {
-        Self { next: 0, asked: 0, memory: VecDeque::with_capacity(MAX_RANGES) }
+        Self { next: 0, prefetched: 0, memory: VecDeque::with_capacity(MAX_RANGES) }
     }
 
     /// Sees what comes next for worker `id` of `threads`.
@@ -140,17 +141,17 @@ impl Reader {
         let phases = ahead.phases.read().unwrap_or_else(PoisonError::into_inner);
         let next = ahead.next.load(Ordering::Relaxed);
         self.memory.clear();
-        // What it asked for of phases that have begun is no longer ahead.
+        // What it prefetched of phases that have begun is no longer ahead.
         while self.next != next {
             if let Some(phase) = phases.get(self.next) {
-                phase.share((id, threads), &mut |memory| self.asked = self.asked.saturating_sub(memory.len()));
+                phase.share((id, threads), &mut |memory| self.prefetched = self.prefetched.saturating_sub(memory.len()));
             }
-            self.next = if self.asked == 0 { next } else { (self.next + 1) % phases.len() };
+            self.next = if self.prefetched == 0 { next } else { (self.next + 1) % phases.len() };
         }
         let mut at = 0;
         for phase in phases.iter().cycle().skip(next).take(phases.len()) {
             phase.share((id, threads), &mut |memory| {
-                let from = memory.start + self.asked.saturating_sub(at).min(memory.len());
+                let from = memory.start + self.prefetched.saturating_sub(at).min(memory.len());
                 let to = memory.start + AHEAD.saturating_sub(at).min(memory.len());
                 at += memory.len();
                 if from < to && self.memory.len() < MAX_RANGES {
@@ -163,7 +164,7 @@ impl Reader {
         }
     }
 
-    /// Asks for a little more; `None` when there is nothing left.
+    /// Prefetches a little more; `None` when there is nothing left.
     pub(super) fn proceed(&mut self) -> Option<Range<usize>> {
         let memory = self.memory.front_mut()?;
         let piece = memory.start..memory.end.min(memory.start + PIECE);
@@ -171,7 +172,7 @@ impl Reader {
         for address in piece.clone().step_by(LINE) {
             prefetch_ahead(std::ptr::without_provenance(address), to_l2);
         }
-        self.asked += piece.len();
+        self.prefetched += piece.len();
         memory.start = piece.end;
         if memory.start == memory.end {
             self.memory.pop_front();
@@ -197,8 +198,8 @@ mod tests {
         memory
     }
 
-    /// Everything that a reader asks for, pieces that lie one after the other together.
-    fn asked(reader: &mut Reader) -> Vec<Range<usize>> {
+    /// Everything that a reader prefetches, pieces that lie one after the other together.
+    fn prefetched(reader: &mut Reader) -> Vec<Range<usize>> {
         let mut all: Vec<Range<usize>> = vec![];
         while let Some(piece) = reader.proceed() {
             match all.last_mut() {
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_next_is_asked_for_once_and_in_order() {
+    fn what_comes_next_is_prefetched_once_and_in_order() {
         let (ahead, mut reader, worker) = (ReadAhead::default(), Reader::new(), (1, 2));
         // Shares of a quarter, of half and of all that a worker may be ahead.
         let phases = [(0, AHEAD / 2), (1, AHEAD), (2, 2 * AHEAD)].map(|(number, bytes)| phase(number, &[2], bytes / 2));
@@ -243,19 +244,19 @@ mod tests {
             ahead.enter(phase);
         }
         reader.look(&ahead, worker);
-        assert_eq!(asked(&mut reader), [a.clone(), b.clone(), c.start..c.start + AHEAD / 4]);
+        assert_eq!(prefetched(&mut reader), [a.clone(), b.clone(), c.start..c.start + AHEAD / 4]);
         ahead.enter(&phases[0]);
         reader.look(&ahead, worker);
         assert_eq!(reader.proceed(), Some(c.start + AHEAD / 4..c.start + AHEAD / 4 + PIECE));
         // Interrupted, and looking again in the same phase.
         reader.look(&ahead, worker);
-        assert_eq!(asked(&mut reader), vec![c.start + AHEAD / 4 + PIECE..c.start + AHEAD / 2; 1]);
+        assert_eq!(prefetched(&mut reader), vec![c.start + AHEAD / 4 + PIECE..c.start + AHEAD / 2; 1]);
         ahead.enter(&phases[1]);
         reader.look(&ahead, worker);
-        assert_eq!(asked(&mut reader), vec![c.start + AHEAD / 2..c.end; 1]);
+        assert_eq!(prefetched(&mut reader), vec![c.start + AHEAD / 2..c.end; 1]);
         ahead.enter(&phases[2]);
         reader.look(&ahead, worker);
-        assert_eq!(asked(&mut reader), [a, b, c.start..c.start + AHEAD / 4]);
+        assert_eq!(prefetched(&mut reader), [a, b, c.start..c.start + AHEAD / 4]);
     }
 
     #[test]
@@ -266,11 +267,11 @@ mod tests {
             ahead.enter(phase);
         }
         reader.look(&ahead, worker);
-        assert_eq!(asked(&mut reader), share(&phases[0], worker));
+        assert_eq!(prefetched(&mut reader), share(&phases[0], worker));
         for next in [2, 1] {
             ahead.enter(&phases[next - 1]);
             reader.look(&ahead, worker);
-            assert_eq!(asked(&mut reader), share(&phases[next], worker));
+            assert_eq!(prefetched(&mut reader), share(&phases[next], worker));
         }
     }
 

@@ -153,7 +153,7 @@ impl Device for ReferenceBackend {
     }
 
     fn info(&self) -> BackendInfo {
-        BackendInfo { device: "cpu".into(), tier: "reference".into(), num_threads: 1 }
+        BackendInfo { device: "cpu".into(), isa: "reference".into(), num_threads: 1 }
     }
 
     fn alloc(&self, max_rows: usize, cols: usize) -> Result<Tensor, DeviceError> {
@@ -228,7 +228,7 @@ impl Phases for ReferenceBackend {
         let AttentionArgs { q, out, cache, layer, params } = args;
         let KvLayer { group, shape: KvShape { k_dim, v_dim, .. }, .. } = *cache.layer(layer);
         let (group, block_size) = (&step.groups[group], cache.spec().block_size);
-        let heads_per_kv_head = params.num_heads / params.num_kv_heads;
+        let queries_per_kv = params.num_heads / params.num_kv_heads;
         out.set_rows(q.rows());
         let (mut k, mut v) = (vec![0.0; k_dim], vec![0.0; v_dim]);
         for request in 0..step.num_reqs() {
@@ -240,7 +240,7 @@ impl Phases for ReferenceBackend {
                 let place = |key: usize| KvPlace {
                     layer,
                     slot: table[key / block_size] as usize * block_size + key % block_size,
-                    head: head / heads_per_kv_head,
+                    head: head / queries_per_kv,
                 };
                 let query = &q.row(row)[head * k_dim..(head + 1) * k_dim];
                 let mut weights = Vec::with_capacity(position + 1 - first);

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{CpuTier, ThreadPool};
+use super::{Isa, ThreadPool};
 use crate::{DeviceError, mmap::Pages};
 
 /// Bytes a worker claims at a time; a huge page.
@@ -55,8 +55,9 @@ impl ReadBuffer {
         self.words * size_of::<u64>()
     }
 
-    /// Reads the next `bytes`, at most the whole buffer, with all workers of `pool` and the loads of `tier`; returns the seconds it took.
-    pub fn read(&mut self, pool: &ThreadPool, tier: CpuTier, bytes: usize) -> f64 {
+    /// Reads the next `bytes`, at most the whole buffer, with all workers of `pool` and the loads of `isa`; returns the seconds
+    /// it took.
+    pub fn read(&mut self, pool: &ThreadPool, isa: Isa, bytes: usize) -> f64 {
         let words = (bytes / size_of::<u64>()).min(self.words);
         if self.next + words > self.words {
             self.next = 0;
@@ -66,7 +67,7 @@ impl ReadBuffer {
         let grain = (GRAIN / size_of::<u64>()).min(words.div_ceil(8 * pool.num_threads()).next_multiple_of(512));
         let (start, sum) = (Instant::now(), AtomicU64::new(0));
         pool.for_each_range(words, grain, &|a, b| {
-            sum.fetch_xor(xor(tier, &part[a..b]), Ordering::Relaxed);
+            sum.fetch_xor(xor(isa, &part[a..b]), Ordering::Relaxed);
         });
         let seconds = start.elapsed().as_secs_f64();
         std::hint::black_box(sum.into_inner());
@@ -74,13 +75,14 @@ impl ReadBuffer {
     }
 }
 
-/// Reads a buffer of `bytes` (rounded up to whole pages of 2 MiB) again and again with all workers of `pool` and the loads of `tier`.
-pub fn read_bandwidth(pool: &ThreadPool, tier: CpuTier, bytes: usize) -> Result<ReadBandwidth, DeviceError> {
+/// Reads a buffer of `bytes` (rounded up to whole pages of 2 MiB) again and again with all workers of `pool` and the loads of
+/// `isa`.
+pub fn read_bandwidth(pool: &ThreadPool, isa: Isa, bytes: usize) -> Result<ReadBandwidth, DeviceError> {
     let mut buffer = ReadBuffer::new(bytes)?;
     let mut seconds = Vec::new();
     let start = Instant::now();
     while seconds.len() < MIN_PASSES || start.elapsed() < MIN_TIME {
-        seconds.push(buffer.read(pool, tier, buffer.len_bytes()));
+        seconds.push(buffer.read(pool, isa, buffer.len_bytes()));
     }
     seconds.sort_by(f64::total_cmp);
     let rate = |seconds: f64| buffer.len_bytes() as f64 / seconds;
@@ -104,17 +106,17 @@ fn last_level_cache(caches: &Path) -> usize {
 }
 
 /// All words, xored.
-fn xor(tier: CpuTier, words: &[u64]) -> u64 {
+fn xor(isa: Isa, words: &[u64]) -> u64 {
     #[cfg(target_arch = "x86_64")]
-    match tier.min(CpuTier::detect()) {
-        // SAFETY: both tiers have AVX-512.
-        CpuTier::Avx512 | CpuTier::Amx => return unsafe { xor_avx512(words) },
-        // SAFETY: the machine has the tier.
-        CpuTier::Avx2 => return unsafe { xor_avx2(words) },
-        CpuTier::Scalar => {}
+    match isa.min(Isa::detect()) {
+        // SAFETY: both ISAs have AVX-512.
+        Isa::Avx512 | Isa::Amx => return unsafe { xor_avx512(words) },
+        // SAFETY: the machine has the ISA.
+        Isa::Avx2 => return unsafe { xor_avx2(words) },
+        Isa::Scalar => {}
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = tier;
+    let _ = isa;
     words.iter().fold(0, |sum, word| sum ^ word)
 }
 
@@ -136,7 +138,7 @@ fn xor_avx512(words: &[u64]) -> u64 {
     let sum = _mm512_xor_si512(_mm512_xor_si512(sums[0], sums[1]), _mm512_xor_si512(sums[2], sums[3]));
     // SAFETY: `lanes` is 64 bytes.
     unsafe { _mm512_storeu_si512(lanes.as_mut_ptr().cast(), sum) };
-    xor(CpuTier::Scalar, &lanes) ^ xor(CpuTier::Scalar, rest)
+    xor(Isa::Scalar, &lanes) ^ xor(Isa::Scalar, rest)
 }
 
 /// Four lines at a time, half a line a register.
@@ -159,7 +161,7 @@ fn xor_avx2(words: &[u64]) -> u64 {
     let sum = sums.into_iter().fold(_mm256_setzero_si256(), |a, b| _mm256_xor_si256(a, b));
     // SAFETY: `lanes` is 32 bytes.
     unsafe { _mm256_storeu_si256(lanes.as_mut_ptr().cast(), sum) };
-    xor(CpuTier::Scalar, &lanes) ^ xor(CpuTier::Scalar, rest)
+    xor(Isa::Scalar, &lanes) ^ xor(Isa::Scalar, rest)
 }
 
 #[cfg(test)]
@@ -167,14 +169,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_tier_reads_every_word() {
+    fn every_isa_reads_every_word() {
         for len in [0, 1, 31, 32, 33, 100, 256] {
             for changed in 0..len {
                 let mut words: Vec<u64> = (0..len as u64).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
                 words[changed] ^= 1 << (changed % 64);
                 let expected = words.iter().fold(0, |sum, word| sum ^ word);
-                for tier in CpuTier::ALL {
-                    assert_eq!(xor(tier, &words), expected, "{} of {len} words", tier.name());
+                for isa in Isa::ALL {
+                    assert_eq!(xor(isa, &words), expected, "{} of {len} words", isa.name());
                 }
             }
         }
@@ -182,9 +184,9 @@ mod tests {
 
     #[test]
     fn a_buffer_is_read_at_a_speed() {
-        let measured = read_bandwidth(&ThreadPool::new(2).unwrap(), CpuTier::detect(), 3 << 20).unwrap();
+        let measured = read_bandwidth(&ThreadPool::new(2).unwrap(), Isa::detect(), 3 << 20).unwrap();
         assert!(measured.median > 0.0 && measured.best >= measured.median, "{measured:?}");
-        assert!(read_bandwidth(&ThreadPool::new(1).unwrap(), CpuTier::Scalar, usize::MAX).is_err());
+        assert!(read_bandwidth(&ThreadPool::new(1).unwrap(), Isa::Scalar, usize::MAX).is_err());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Norm of q and k, rotation, and the write of K and V into their slots.
 #![allow(clippy::cast_ptr_alignment)] // Offsets in a plane are multiples of the element's size, those of scales of 2.
 #![allow(unsafe_op_in_unsafe_fn)] // One contract for all, stated on `rope_rows`.
-#![allow(clippy::inline_always, clippy::needless_range_loop)] // Tier code must be inlined; counted loops over registers unroll.
+#![allow(clippy::inline_always, clippy::needless_range_loop)] // ISA code must be inlined; counted loops over registers unroll.
 
 use std::{mem::MaybeUninit, ops::Range};
 
@@ -16,8 +16,8 @@ use crate::{
 };
 
 use super::{
-    CpuTier, ThreadPool, reference,
-    simd::{Simd, tier_entry},
+    Isa, ThreadPool, reference,
+    simd::{Simd, isa_entry},
 };
 
 /// Elements a thread takes at once; below twice as many a step is not worth waking other threads.
@@ -52,8 +52,8 @@ struct KvRows<'a> {
 // SAFETY: threads take disjoint rows, and the slots of a step are distinct.
 unsafe impl Sync for Rows<'_> {}
 
-/// [`crate::Phases::rope_and_cache`]; the machine must have `tier`.
-pub(crate) fn rope_and_cache(args: RopeArgs<'_>, step: &StepMetadata, tier: CpuTier, pool: &ThreadPool) {
+/// [`crate::Phases::rope_and_cache`]; the machine must have `isa`.
+pub(crate) fn rope_and_cache(args: RopeArgs<'_>, step: &StepMetadata, isa: Isa, pool: &ThreadPool) {
     let RopeArgs { q, kv, q_norm, k_norm, rope, cache, layer } = args;
     let (layer, num_tokens) = (cache.layer(layer), q.rows());
     let (dim, num_kv_heads) = (layer.shape.k_dim, if kv.is_some() { layer.shape.num_kv_heads } else { 0 });
@@ -79,8 +79,8 @@ pub(crate) fn rope_and_cache(args: RopeArgs<'_>, step: &StepMetadata, tier: CpuT
     }
     let grain = GRAIN_ELEMENTS.div_ceil((rows.num_heads + 2 * num_kv_heads) * dim);
     pool.for_each_range(num_tokens, grain, &|start, end| {
-        // SAFETY: the machine has `tier`, the sizes were checked above and in `kv_rows`, ranges are disjoint.
-        unsafe { rope_rows_tier(tier, &rows, start..end) };
+        // SAFETY: the machine has `isa`, the sizes were checked above and in `kv_rows`, ranges are disjoint.
+        unsafe { rope_rows_isa(isa, &rows, start..end) };
     });
 }
 
@@ -115,7 +115,7 @@ fn distinct(slots: &[i64]) -> bool {
     slots.iter().enumerate().all(|(i, slot)| *slot < 0 || !slots[..i].contains(slot))
 }
 
-tier_entry! { fn rope_rows_tier => rope_rows(rows: &Rows<'_>, range: Range<usize>) }
+isa_entry! { fn rope_rows_isa => rope_rows(rows: &Rows<'_>, range: Range<usize>) }
 
 /// # Safety
 /// The machine has `S`; `rows` has the sizes that `rope_and_cache` checks; no one else works on the rows of `range`.

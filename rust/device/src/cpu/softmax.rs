@@ -1,14 +1,16 @@
-//! Passes over a row of logits, for who samples from it on the host: its largest value, the mass of its softmax, its heavy entries.
+//! Passes over a row of logits, for who samples from it on the host: its largest value, the mass of its softmax, its entries
+//! above a threshold.
 //!
 //! ```text
 //! logits  [vocab_size] f32  |  block 0: 512  |  block 1: 512  |  ...  |  what is left  |
 //! sums    [blocks] f32      |  sum e^((x - max) * scale)      |  ...
 //! ```
 //!
-//! Each pass reads 4 bytes a logit. That of the mass does about 20 operations with it and writes nothing back: who draws a token looks
-//! for its block among the sums and computes the weights of that block again. Who wants all entries of some weight reads only the
-//! blocks whose sum is no less. Sums run in 16 lanes in a fixed order and no operation is fused, so a row has the same bits on every tier.
-//! The mass of 49152 logits takes 19 us with AVX2 (Milan); it took 34 when weights were powers of e with the reduction that needs.
+//! Each pass reads 4 bytes a logit. That of the mass does about 20 operations with it and writes nothing back: who draws a token
+//! looks for its block among the sums and computes the weights of that block again. Who wants all entries of some weight reads
+//! only the blocks whose sum is no less. Sums run in 16 lanes in a fixed order and no operation is fused, so a row has the same
+//! bits on every ISA. The mass of 49152 logits takes 19 us with AVX2 (Milan); it took 34 when weights were powers of e with the
+//! reduction that needs.
 
 // A body that is not inlined would be compiled for the baseline instructions only.
 #![allow(clippy::inline_always)]
@@ -17,9 +19,9 @@
 use std::sync::LazyLock;
 
 use super::{
-    CpuTier,
-    linear::elementwise::{LANES, ROUND, per_tier, sum},
-    simd::{Simd, tier_entry},
+    Isa,
+    linear::elementwise::{LANES, ROUND, per_isa, sum},
+    simd::{Simd, isa_entry},
 };
 
 /// Logits whose weights are added up together.
@@ -28,7 +30,7 @@ pub const BLOCK: usize = 512;
 /// Logits that are looked at together: one a bit.
 const SCANNED: usize = u64::BITS as usize;
 
-static TIER: LazyLock<CpuTier> = LazyLock::new(CpuTier::detect);
+static ISA: LazyLock<Isa> = LazyLock::new(Isa::detect);
 
 /// Weights of a softmax that are not yet divided by their sum: e^((logit - max) * scale), 1 for the largest logit.
 #[derive(Clone, Copy, Debug, Default)]
@@ -64,7 +66,7 @@ impl Softmax {
 /// The largest logit; `None` when the row is empty or has a NaN or an infinity.
 pub fn finite_max(row: &[f32]) -> Option<f32> {
     let mut max = None;
-    find_max(*TIER, row, &mut max);
+    find_max(*ISA, row, &mut max);
     max
 }
 
@@ -72,12 +74,12 @@ pub fn finite_max(row: &[f32]) -> Option<f32> {
 pub fn block_sums(row: &[f32], softmax: Softmax, sums: &mut Vec<f32>) {
     sums.clear();
     sums.resize(row.len().div_ceil(BLOCK), 0.0);
-    add_up(*TIER, row, softmax, sums);
+    add_up(*ISA, row, softmax, sums);
 }
 
 /// Replaces `entries` by the (position, weight) of each logit whose weight is no less than `least`, by position. `sums` are the
 /// [`block_sums`] of that softmax.
-pub fn heavy_entries(row: &[f32], softmax: Softmax, least: f32, sums: &[f32], entries: &mut Vec<(u32, f32)>) {
+pub fn entries_above(row: &[f32], softmax: Softmax, least: f32, sums: &[f32], entries: &mut Vec<(u32, f32)>) {
     entries.clear();
     // A bit less than the logit of that weight: both are rounded. The least weight may stand for any less.
     let Softmax { max, log2_scale } = softmax;
@@ -85,24 +87,24 @@ pub fn heavy_entries(row: &[f32], softmax: Softmax, least: f32, sums: &[f32], en
         if least > f32::MIN_POSITIVE { max + (least.log2() - 1.5e-4) / log2_scale - 1e-5 * max.abs() } else { f32::NEG_INFINITY };
     // No sum of weights is less than one of them.
     for (index, block) in row.chunks(BLOCK).enumerate().filter(|(index, _)| sums[*index] >= least) {
-        // SAFETY: the tier is this machine's.
-        unsafe { gather(*TIER, (index * BLOCK) as u32, block, logit, entries) };
+        // SAFETY: the ISA is this machine's.
+        unsafe { gather(*ISA, (index * BLOCK) as u32, block, logit, entries) };
     }
-    weigh(*TIER, softmax, entries);
+    weigh(*ISA, softmax, entries);
     entries.retain(|(_, weight)| *weight >= least);
 }
 
-/// Replaces `best` by the (position, logit) of the `n` largest logits, largest first, of equal ones the lowest position. For small `n`:
-/// each one found is inserted into the list. A NaN is never among them.
+/// Replaces `best` by the (position, logit) of the `n` largest logits, largest first, of equal ones the lowest position. For
+/// small `n`: each one found is inserted into the list. A NaN is never among them.
 pub fn few_largest(row: &[f32], n: usize, best: &mut Vec<(u32, f32)>) {
     best.clear();
     if n > 0 {
-        // SAFETY: the tier is this machine's.
-        unsafe { find_few(*TIER, row, n, best) };
+        // SAFETY: the ISA is this machine's.
+        unsafe { find_few(*ISA, row, n, best) };
     }
 }
 
-per_tier! {
+per_isa! {
     /// Into `max`.
     find_max = find_finite_max(row: &[f32], max: &mut Option<f32>)
 }
@@ -113,7 +115,7 @@ fn find_finite_max(row: &[f32], largest: &mut Option<f32>) {
     // 0 times a finite number is 0; times anything else it is NaN.
     let mut zero = [0.0_f32; LANES];
     let (chunks, rest) = row.as_chunks::<LANES>();
-    // Two loops, which vectorise on every tier; one does not.
+    // Two loops, which vectorise on every ISA; one does not.
     let mut take = |values: &[f32]| {
         for (max, &x) in max.iter_mut().zip(values) {
             *max = if x > *max { x } else { *max };
@@ -130,7 +132,7 @@ fn find_finite_max(row: &[f32], largest: &mut Option<f32>) {
     *largest = is_finite.then(|| max.into_iter().fold(f32::NEG_INFINITY, f32::max));
 }
 
-per_tier! {
+per_isa! {
     /// Into `sums`, one for each block.
     add_up = add_up_blocks(row: &[f32], softmax: Softmax, sums: &mut [f32])
 }
@@ -142,8 +144,9 @@ fn add_up_blocks(row: &[f32], softmax: Softmax, sums: &mut [f32]) {
     }
 }
 
-tier_entry! {
-    /// The values from `least` on, onto the end of `entries`; the first is at `start`. The caller promises that the machine has the tier.
+isa_entry! {
+    /// The values from `least` on, onto the end of `entries`; the first is at `start`. The caller promises that the machine has
+    /// the ISA.
     fn gather => gather_reaching(start: u32, values: &[f32], least: f32, entries: &mut Vec<(u32, f32)>)
 }
 
@@ -156,8 +159,8 @@ unsafe fn gather_reaching<S: Simd>(start: u32, values: &[f32], least: f32, entri
     }
 }
 
-tier_entry! {
-    /// [`few_largest`], onto the end of `best`. The caller promises that the machine has the tier.
+isa_entry! {
+    /// [`few_largest`], onto the end of `best`. The caller promises that the machine has the ISA.
     fn find_few => insert_largest(row: &[f32], n: usize, best: &mut Vec<(u32, f32)>)
 }
 
@@ -202,7 +205,7 @@ fn ones(mut bits: u64) -> impl Iterator<Item = u32> {
     })
 }
 
-per_tier! {
+per_isa! {
     /// From logits to weights.
     weigh = weigh_entries(softmax: Softmax, entries: &mut [(u32, f32)])
 }
@@ -238,7 +241,7 @@ mod tests {
         }
 
         #[test]
-        fn sums_are_those_of_the_blocks_with_the_same_bits_on_every_tier(row in proptest::collection::vec(-30.0_f32..30.0, 0..1500)) {
+        fn sums_are_those_of_the_blocks_with_the_same_bits_on_every_isa(row in proptest::collection::vec(-30.0_f32..30.0, 0..1500)) {
             let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let mut sums = vec![7.0; 9];
             let softmax = Softmax { max, log2_scale: 0.5 };
@@ -248,24 +251,24 @@ mod tests {
                 let plain: f64 = block.iter().map(|x| (f64::from(x - max) * 0.5).exp2()).sum();
                 prop_assert!((f64::from(*sum) - plain).abs() <= 1e-6 * plain);
             }
-            for tier in tiers() {
-                let mut on_tier = vec![0.0; sums.len()];
-                add_up(tier, &row, softmax, &mut on_tier);
-                prop_assert_eq!(&on_tier, &sums);
+            for isa in isas() {
+                let mut on_isa = vec![0.0; sums.len()];
+                add_up(isa, &row, softmax, &mut on_isa);
+                prop_assert_eq!(&on_isa, &sums);
             }
         }
     }
 
-    fn tiers() -> impl Iterator<Item = CpuTier> {
-        CpuTier::ALL.into_iter().filter(|tier| *tier <= CpuTier::detect())
+    fn isas() -> impl Iterator<Item = Isa> {
+        Isa::ALL.into_iter().filter(|isa| *isa <= Isa::detect())
     }
 
     proptest! {
         #[test]
-        fn the_largest_is_found_on_every_tier(row in proptest::collection::vec(-30.0_f32..30.0, 1..200)) {
-            for tier in tiers() {
+        fn the_largest_is_found_on_every_isa(row in proptest::collection::vec(-30.0_f32..30.0, 1..200)) {
+            for isa in isas() {
                 let mut max = None;
-                find_max(tier, &row, &mut max);
+                find_max(isa, &row, &mut max);
                 prop_assert_eq!(max, row.iter().copied().reduce(f32::max));
             }
         }
@@ -278,7 +281,7 @@ mod tests {
         }
 
         #[test]
-        fn heavy_entries_are_those_whose_weight_is_large_enough(
+        fn entries_above_are_those_whose_weight_is_large_enough(
             row in proptest::collection::vec(prop_oneof![-30.0_f32..30.0, Just(5.0), Just(-1e30)], 1..1500),
             scale in 0.1_f32..20.0,
             at in any::<proptest::sample::Index>(),
@@ -289,38 +292,38 @@ mod tests {
             let least = if nothing { 0.0 } else { softmax.weight(row[at.index(row.len())]) };
             let (mut sums, mut entries) = (Vec::new(), vec![(7, 7.0)]);
             block_sums(&row, softmax, &mut sums);
-            heavy_entries(&row, softmax, least, &sums, &mut entries);
+            entries_above(&row, softmax, least, &sums, &mut entries);
             let all = (0..).zip(row.iter().map(|x| softmax.weight(*x)));
             prop_assert_eq!(entries, all.filter(|(_, weight)| *weight >= least).collect::<Vec<_>>());
         }
 
         #[test]
-        fn entries_are_gathered_and_weighed_alike_on_every_tier(row in proptest::collection::vec(-30.0_f32..30.0, 0..300), least in -30.0_f32..30.0) {
+        fn entries_are_gathered_and_weighed_alike_on_every_isa(row in proptest::collection::vec(-30.0_f32..30.0, 0..300), least in -30.0_f32..30.0) {
             let mut expected: Vec<_> = (3..).zip(row.iter().copied()).filter(|(_, x)| *x >= least).collect();
             let softmax = Softmax::new(30.0, 0.7);
             for entry in &mut expected {
                 entry.1 = softmax.weight(entry.1);
             }
-            for tier in tiers() {
+            for isa in isas() {
                 let mut entries = Vec::new();
-                // SAFETY: this machine has `tier`.
-                unsafe { gather(tier, 3, &row, least, &mut entries) };
-                weigh(tier, softmax, &mut entries);
+                // SAFETY: this machine has `isa`.
+                unsafe { gather(isa, 3, &row, least, &mut entries) };
+                weigh(isa, softmax, &mut entries);
                 prop_assert_eq!(&entries, &expected);
             }
         }
 
         #[test]
-        fn the_few_largest_are_the_start_of_the_sorted_row_on_every_tier(row in proptest::collection::vec(-9_i8..9, 1..300), n in 1_usize..70) {
+        fn the_few_largest_are_the_start_of_the_sorted_row_on_every_isa(row in proptest::collection::vec(-9_i8..9, 1..300), n in 1_usize..70) {
             let row: Vec<f32> = row.into_iter().map(f32::from).collect();
             let mut sorted: Vec<(u32, f32)> = (0..).zip(row.iter().copied()).collect();
             // Stable: of equal ones the first stays first.
             sorted.sort_by(|a, b| b.1.total_cmp(&a.1));
             sorted.truncate(n);
-            for tier in tiers() {
+            for isa in isas() {
                 let mut best = Vec::new();
-                // SAFETY: this machine has `tier`.
-                unsafe { find_few(tier, &row, n, &mut best) };
+                // SAFETY: this machine has `isa`.
+                unsafe { find_few(isa, &row, n, &mut best) };
                 prop_assert_eq!(&best, &sorted);
             }
         }

@@ -154,7 +154,7 @@ impl StepLists {
         lists.upload(step, self.tables.as_ref().expect("room was made for the tables"))
     }
 
-    /// Addresses that recorded steps know.
+    /// Addresses that graphs know.
     pub fn buffers(&self) -> [DevicePtr; 3] {
         [self.part_out.at(), self.part_lse.at(), self.tables.as_ref().map_or(0, DeviceMemory::at)]
     }
@@ -199,9 +199,9 @@ impl StepLists {
         let width = params.num_heads * params.head_dim;
         assert_eq!((q.cols(), out.cols()), (width, width), "columns of queries and output");
         out.set_rows(q.rows());
-        let heads_per_kv_head = params.num_heads / params.num_kv_heads;
+        let queries_per_kv = params.num_heads / params.num_kv_heads;
         self.widest = [self.widest[0].max(params.num_heads), self.widest[1].max(width)];
-        let shape = PlanShape { heads_per_kv_head, window: params.window, dtype: spec.dtype, splits: self.splits };
+        let shape = PlanShape { queries_per_kv, window: params.window, dtype: spec.dtype, splits: self.splits };
         let plan = self.plan(group, shape, step)?;
         let part_out = self.part_out.floats(driver, plan.num_parts * width)?;
         let part_lse = self.part_lse.floats(driver, plan.num_parts * params.num_heads)?;
@@ -235,7 +235,8 @@ impl StepLists {
             if work.len > 0 {
                 let kernel = attention_kernel(family, spec.dtype, params.head_dim)?;
                 let args = kernel_args::AttentionArgs { work: work.at, ..base };
-                // SAFETY: the plan names rows of the step, block tables hold the blocks of every key, parts have room for the plan's.
+                // SAFETY: the plan names rows of the step, block tables hold the blocks of every key, parts have room for the
+                // plan's.
                 unsafe { launch(driver, kernel, [work.len, params.num_kv_heads, 1], &args)? };
             }
         }

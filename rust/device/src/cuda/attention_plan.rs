@@ -1,8 +1,9 @@
 //! How the attention of a step is cut into CTAs, once for all layers that see the same keys.
 //!
-//! A request with few rows (one that decodes) is cut along its keys, at places that depend on its own length alone, so that a row gets
-//! the same bits in any batch; the parts are merged afterwards. Many rows are cut into tiles of rows, each of which sees all its keys.
-//! Over a cache in f32 every row is a tile that is not cut along its keys: it then has the same bits in chunks of any size.
+//! A request with few rows (one that decodes) is cut along its keys, at places that depend on its own length alone, so that a row
+//! gets the same bits in any batch; the parts are merged afterwards. Many rows are cut into tiles of rows, each of which sees all
+//! its keys. Over a cache in f32 every row is a tile that is not cut along its keys: it then has the same bits in chunks of any
+//! size.
 
 use crate::{
     KvDType, StepMetadata,
@@ -39,7 +40,7 @@ pub struct Capacity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PlanShape {
     /// Query heads that share a KV head.
-    pub heads_per_kv_head: usize,
+    pub queries_per_kv: usize,
     /// See [`AttentionParams::window`](crate::AttentionParams).
     pub window: Option<usize>,
     /// How keys and values are stored: in f32, a CTA takes one row.
@@ -53,7 +54,7 @@ impl PlanShape {
     fn decode_rows(self) -> usize {
         match self.dtype {
             KvDType::F32 => 1,
-            _ => DECODE_VECTORS / self.heads_per_kv_head,
+            _ => DECODE_VECTORS / self.queries_per_kv,
         }
     }
 
@@ -90,8 +91,8 @@ impl AttentionPlan {
     /// When more than 64 query heads share a KV head.
     pub fn new(step: &StepMetadata, shape: PlanShape) -> Self {
         let decode_rows = shape.decode_rows();
-        let prefill_rows = PREFILL_VECTORS / shape.heads_per_kv_head;
-        assert!(decode_rows > 0 || prefill_rows > 0, "{} query heads share a KV head", shape.heads_per_kv_head);
+        let prefill_rows = PREFILL_VECTORS / shape.queries_per_kv;
+        assert!(decode_rows > 0 || prefill_rows > 0, "{} query heads share a KV head", shape.queries_per_kv);
         let mut plan = Self::default();
         for request in 0..step.num_reqs() {
             let rows = step.query_start_loc[request] as usize..step.query_start_loc[request + 1] as usize;
@@ -192,12 +193,7 @@ mod tests {
         let windows = [None, Some(1), Some(100), Some(5000)];
         dtypes.into_iter().flat_map(move |dtype| {
             windows.into_iter().flat_map(move |window| {
-                [1, 3, 7, 16].into_iter().map(move |heads_per_kv_head| PlanShape {
-                    heads_per_kv_head,
-                    window,
-                    dtype,
-                    splits: true,
-                })
+                [1, 3, 7, 16].into_iter().map(move |queries_per_kv| PlanShape { queries_per_kv, window, dtype, splits: true })
             })
         })
     }
@@ -211,7 +207,7 @@ mod tests {
             for (work, vectors) in
                 plan.decode.iter().map(|w| (w, DECODE_VECTORS)).chain(plan.prefill.iter().map(|w| (w, PREFILL_VECTORS)))
             {
-                assert!(work.num_rows as usize * shape.heads_per_kv_head <= vectors, "{work:?}");
+                assert!(work.num_rows as usize * shape.queries_per_kv <= vectors, "{work:?}");
                 assert!(shape.dtype != KvDType::F32 || work.num_rows == 1);
                 assert!(work.key_begin.is_multiple_of(64) && work.key_begin < work.key_end);
                 for row in work.first_row..work.first_row + work.num_rows {
@@ -234,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_row_over_f32_is_computed_alike_however_its_prompt_is_cut() {
-        let shape = PlanShape { heads_per_kv_head: 4, window: None, dtype: KvDType::F32, splits: true };
+        let shape = PlanShape { queries_per_kv: 4, window: None, dtype: KvDType::F32, splits: true };
         let rows = |requests: &[(usize, usize)]| -> Vec<_> {
             let plan = AttentionPlan::new(&step(requests), shape);
             assert!(plan.prefill.is_empty() && plan.merges.is_empty());
@@ -247,7 +243,7 @@ mod tests {
     #[test]
     fn parts_are_merged_into_the_rows_they_come_from() {
         let step = step(&[(4095, 1), (3000, 2), (5, 1), (9000, 2)]);
-        let plan = AttentionPlan::new(&step, PlanShape { heads_per_kv_head: 8, window: None, dtype: KvDType::F16, splits: true });
+        let plan = AttentionPlan::new(&step, PlanShape { queries_per_kv: 8, window: None, dtype: KvDType::F16, splits: true });
         let mut parts = vec![None; plan.num_parts];
         for work in plan.decode.iter().filter(|work| work.part >= 0) {
             for row in 0..work.num_rows {
@@ -262,13 +258,13 @@ mod tests {
                 assert_eq!(parts[at].take(), Some(merge.row));
             }
         }
-        assert!(parts.iter().all(Option::is_none), "parts that nobody merges");
+        assert!(parts.iter().all(Option::is_none), "parts that are not merged");
         assert_eq!(plan.merges.iter().map(|merge| merge.row).collect::<Vec<_>>(), [0, 1, 2, 4, 5]);
     }
 
     #[test]
     fn a_request_is_cut_alike_in_every_batch() {
-        let shape = PlanShape { heads_per_kv_head: 4, window: None, dtype: KvDType::BF16, splits: true };
+        let shape = PlanShape { queries_per_kv: 4, window: None, dtype: KvDType::BF16, splits: true };
         let cuts = |step: &StepMetadata, request: u32| -> Vec<_> {
             let plan = AttentionPlan::new(step, shape);
             let mine = plan.decode.iter().filter(|work| work.request == request);
@@ -295,7 +291,7 @@ mod tests {
 
     #[test]
     fn without_splits_a_row_is_finished_by_one_entry() {
-        let shape = PlanShape { heads_per_kv_head: 4, window: None, dtype: KvDType::BF16, splits: false };
+        let shape = PlanShape { queries_per_kv: 4, window: None, dtype: KvDType::BF16, splits: false };
         let plan = AttentionPlan::new(&step(&[(20_000, 1), (700, 1)]), shape);
         assert_eq!(plan.decode.iter().map(|work| (work.part, work.key_end)).collect::<Vec<_>>(), [(-1, 20_001), (-1, 701)]);
         assert_eq!((plan.merges.len(), plan.num_parts), (0, 0));

@@ -1,7 +1,7 @@
 //! A decoder's steps on a GPU. Activations are f32; weights lie there as in their file.
 //!
-//! Everything is asked for in one order and nothing waits, until [`Phases::fetch`] copies logits to the host. A phase cannot return an
-//! error: what the driver refuses in a step is a panic with the driver's words, which ends the requests of that step.
+//! Everything is asked for in one order and nothing waits, until [`Phases::fetch`] copies logits to the host. A phase cannot
+//! return an error: what the driver refuses in a step is a panic with the driver's words, which ends the requests of that step.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -123,7 +123,7 @@ impl CudaBackend {
         &self.driver
     }
 
-    /// Addresses that recorded steps know, and a number that changes with those of constants.
+    /// Addresses that graphs know, and a number that changes with those of constants.
     pub(super) fn buffers(&self) -> Vec<DevicePtr> {
         let mut state = self.state();
         let own = [state.normed.at(), state.projected.at(), state.up.at(), state.constants.clear_lost()];
@@ -355,7 +355,7 @@ impl Device for CudaBackend {
     fn info(&self) -> BackendInfo {
         BackendInfo {
             device: "cuda".into(),
-            tier: self.gpu().name.clone(),
+            isa: self.gpu().name.clone(),
             num_threads: self.host.as_ref().map_or(1, ThreadPool::num_threads),
         }
     }

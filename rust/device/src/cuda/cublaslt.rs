@@ -177,9 +177,9 @@ impl CublasLt {
         let mut result: cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
         let attribute = cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
         let most = cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-        // SAFETY: every handle is good for the write, attributes have the sizes that the library documents, and what is asked about was
-        // made before. Addresses have the alignment that is the preference's default, 256, but for columns of `out` within it, which are
-        // multiples of 64.
+        // SAFETY: every handle is good for the write, attributes have the sizes that the library documents, and what is asked
+        // about was made before. Addresses have the alignment that is the preference's default, 256, but for columns of `out`
+        // within it, which are multiples of 64.
         let mut made = || unsafe {
             let compute = cublasComputeType_t::CUBLAS_COMPUTE_32F;
             self.check(what, (f.desc_create)(&raw mut plan.operation, compute, cudaDataType_t::CUDA_R_32F))?;

@@ -1,7 +1,8 @@
 //! Products of weights and the rows of a step: few rows by `gemv_*`, many by the driver's products of matrices.
 //!
-//! A product of matrices reads 16 bits: activations are rounded to the weight's type, bf16 for quantised ones, which are taken apart a slice
-//! of their features at a time. Weights in f32 keep f32. What must give the same bits whatever the rows stays with `gemv_*`.
+//! A product of matrices reads 16 bits: activations are rounded to the weight's type, bf16 for quantized ones, which are taken
+//! apart a slice of their features at a time. Weights in f32 keep f32. What must give the same bits whatever the rows stays with
+//! `gemv_*`.
 
 use std::sync::Arc;
 
@@ -20,9 +21,9 @@ use super::{
 
 /// Rows up to which a weight of floats is multiplied by `gemv_*`.
 const FEW_ROWS: usize = GEMV_ROWS[GEMV_ROWS.len() - 1];
-/// The same of a quantised weight: its bytes are read once for 8 rows, and taken apart they would be written and read in 16 bits.
-const FEW_QUANTISED_ROWS: usize = 4 * FEW_ROWS;
-/// Bytes of a slice of a quantised weight in bf16: what the L2 of a large GPU holds, so that the product finds it there.
+/// The same of a quantized weight: its bytes are read once for 8 rows, and taken apart they would be written and read in 16 bits.
+const FEW_QUANTIZED_ROWS: usize = 4 * FEW_ROWS;
+/// Bytes of a slice of a quantized weight in bf16: what the L2 of a large GPU holds, so that the product finds it there.
 const TILE_BYTES: usize = 32 << 20;
 /// A slice begins at a multiple of so many features, so that its columns of the output are aligned to 256 bytes.
 const TILE_FEATURES: usize = 64;
@@ -107,7 +108,7 @@ impl Dense {
                 accumulate: product.accumulate || linear.bias().is_some(),
                 workspace: self.workspace.bytes(&self.driver, MATMUL_WORKSPACE)?,
             };
-            if is_quantised(linear.dtype()) {
+            if is_quantized(linear.dtype()) {
                 self.multiply_slices(linear, matmul)?;
             } else {
                 // SAFETY: the caller's promise; the rows were rounded above.
@@ -170,7 +171,7 @@ impl Dense {
         Ok(())
     }
 
-    /// Addresses that recorded steps know.
+    /// Addresses that graphs know.
     pub fn buffers(&self) -> [DevicePtr; 3] {
         [self.rounded.at(), self.tile.at(), self.workspace.at()]
     }
@@ -182,19 +183,19 @@ impl Dense {
         }
         let widest = shape.hidden_size.max(shape.intermediate_size).max(shape.num_heads * shape.head_dim);
         let rounded = if operand(shape.dtype) == ElementType::F32 { 0 } else { shape.num_tokens * widest * 2 };
-        let tile = if is_quantised(shape.dtype) { tile_features(widest) * widest * 2 } else { 0 };
+        let tile = if is_quantized(shape.dtype) { tile_features(widest) * widest * 2 } else { 0 };
         (MATMUL_WORKSPACE + rounded + tile) as u64
     }
 }
 
-/// Features of a slice of a quantised weight at most.
+/// Features of a slice of a quantized weight at most.
 fn tile_features(in_features: usize) -> usize {
     (TILE_BYTES / (in_features * 2) / TILE_FEATURES).max(1) * TILE_FEATURES
 }
 
 /// Rows up to which a weight is multiplied by `gemv_*`.
 pub fn few_rows(dtype: DType) -> usize {
-    if is_quantised(dtype) { FEW_QUANTISED_ROWS } else { FEW_ROWS }
+    if is_quantized(dtype) { FEW_QUANTIZED_ROWS } else { FEW_ROWS }
 }
 
 /// What a product of matrices reads for such a weight.
@@ -206,6 +207,6 @@ fn operand(dtype: DType) -> ElementType {
     }
 }
 
-fn is_quantised(dtype: DType) -> bool {
+fn is_quantized(dtype: DType) -> bool {
     matches!(dtype, DType::Ggml(_))
 }

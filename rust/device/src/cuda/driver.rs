@@ -1,6 +1,7 @@
 //! What is asked of a GPU's driver: memory, copies and launches, in the order of one stream.
 //!
-//! [`NvidiaDriver`](super::NvidiaDriver) is the real one. Tests bring their own: one that records, one that runs the kernels on the CPU.
+//! [`NvidiaDriver`](super::NvidiaDriver) is the real one. Tests bring their own: one that records, one that runs the kernels on
+//! the CPU.
 
 use std::{sync::Arc, time::Duration};
 
@@ -63,7 +64,8 @@ pub struct HostPtr(pub *mut u8);
 unsafe impl Send for HostPtr {}
 
 /// A GPU, from which one thread at a time computes. Everything happens in the order in which it was asked for: the order of the
-/// steps. Only [`Self::copy_out`] and [`Self::copy_in`] have an order of their own beside it, which meets that one where it is told to.
+/// steps. Only [`Self::copy_out`] and [`Self::copy_in`] have an order of their own beside it, which meets that one where it is
+/// told to.
 pub trait Driver: Send + Sync {
     /// What the GPU is.
     fn gpu(&self) -> &Gpu;

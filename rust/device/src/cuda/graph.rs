@@ -1,7 +1,8 @@
-//! Recorded steps: the layers of a decode step, launched as one.
+//! CUDA graphs: the layers of a decode step, launched as one.
 //!
-//! A step of a padded size is recorded when it is first met. Its layers run twice on rows of nobody: once to make every buffer and load every
-//! kernel, once to be recorded. What a real step adds is in lists at addresses that do not change ([`PaddedLists`]).
+//! A step of a padded size is recorded when it is first met. Its layers run twice on padding rows: once to make every buffer and
+//! load every kernel, once to be recorded as a graph. What a real step adds is in lists at addresses that do not change
+//! ([`PaddedLists`]).
 
 use std::{
     any::Any,
@@ -14,10 +15,10 @@ use crate::{StepGraphs, StepMetadata, kernel_args::DevicePtr};
 
 use super::{CudaBackend, CudaError, driver::Driver, graph_lists::PaddedLists, graph_plan::Bucket};
 
-/// Bytes of the card that recorded steps may take; they are reserved before the KV pool is sized.
+/// Bytes of the card that graphs may take; they are reserved before the KV pool is sized.
 pub const RESERVED_BYTES: u64 = 256 << 20;
 
-/// The recorded steps of a model.
+/// The graphs of a model.
 #[derive(Default)]
 pub struct Graphs {
     /// `None`: steps of this size run as they are.
@@ -90,9 +91,10 @@ impl CudaBackend {
     /// Runs the layers of the step that was begun.
     pub(super) fn try_replay(&self, graphs: &mut StepGraphs) -> Result<(), CudaError> {
         let graphs: &mut Graphs = graphs.recorded();
-        let bucket = graphs.current.take().expect("a recorded step was begun");
-        let graph = graphs.by_bucket[&bucket].as_ref().expect("a recorded step");
-        // SAFETY: the buffers are those of the recording, the model's own live as long as the graphs, and the lists were put in place.
+        let bucket = graphs.current.take().expect("a step with a graph was begun");
+        let graph = graphs.by_bucket[&bucket].as_ref().expect("the graph of the step that was begun");
+        // SAFETY: the buffers are those of the recording, the model's own live as long as the graphs, and the lists were put in
+        // place.
         unsafe { self.driver().replay(graph.recorded.id) }
     }
 

@@ -1,12 +1,12 @@
-//! The lists of a step at addresses that do not change, padded to the size of a recorded step.
+//! The lists of a step at addresses that do not change, padded to the size of a graph.
 //!
 //! ```text
 //! positions | rope positions | slots of each group | work and merges of each kind of layer
 //! block table of group 0, request 0 | group 0, request 1 | ... | group 1, request 0 | ...
 //! ```
 //!
-//! Kernels find a request's block table by `request * max_blocks`. Here `max_blocks` is 1, and `request` is where the table begins, so that
-//! tables of any length may follow each other.
+//! Kernels find a request's block table by `request * max_blocks`. Here `max_blocks` is 1, and `request` is where the table
+//! begins, so that tables of any length may follow each other.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Which steps share a recorded graph: those in which every request decodes, of the same padded size.
+//! Which steps share a CUDA graph: those in which every request decodes, of the same padded size.
 
 use crate::{KvGroupMetadata, StepMetadata};
 
@@ -36,8 +36,8 @@ impl Bucket {
         Some(Self { rows, parts })
     }
 
-    /// A step of this many rows that writes no keys and reads those of the null block: what is recorded, and run once before. Its keys come
-    /// in parts where they may, so that every kernel is loaded.
+    /// A step of this many rows that writes no keys and reads those of the null block: what is recorded, and run once before. Its
+    /// keys come in parts where they may, so that every kernel is loaded.
     pub fn rehearsal(self, num_groups: usize) -> StepMetadata {
         let position = if self.parts > 1 { PARTED_POSITION } else { 0 };
         let max_blocks = position as usize / MIN_BLOCK_SIZE + 1;

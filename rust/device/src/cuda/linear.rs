@@ -118,8 +118,8 @@ impl CudaLinear {
         self.weight.bytes() + self.bias.as_ref().map_or(0, DeviceMemory::bytes)
     }
 
-    /// `out = (x @ weight^T + bias) * scale`, or that added to `out` (`[x.count, out_features]`), 8 rows at a time; a row gets the same bits
-    /// beside any others.
+    /// `out = (x @ weight^T + bias) * scale`, or that added to `out` (`[x.count, out_features]`), 8 rows at a time; a row gets
+    /// the same bits beside any others.
     ///
     /// # Safety
     /// Both are memory of `driver` of these shapes.

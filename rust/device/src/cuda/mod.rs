@@ -1,7 +1,7 @@
 //! NVIDIA GPUs: what of them this machine has, and the kernels that were embedded for them.
 //!
-//! Nothing here is linked: the driver and its libraries are loaded when they are first asked for, so a machine without them runs the
-//! same program.
+//! Nothing here is linked: the driver and its libraries are loaded when they are first asked for, so a machine without them runs
+//! the same program.
 
 mod attention;
 mod attention_plan;

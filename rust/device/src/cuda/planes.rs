@@ -45,7 +45,8 @@ pub struct LayerPlanes {
     pub block_stride: usize,
 }
 
-/// The blocks of a KV storage: a plane for each K and each V, which all groups use, where the layers of all groups lie alike; else one.
+/// The blocks of a KV storage: a plane for each K and each V, which all groups use, where the layers of all groups lie alike;
+/// else one.
 pub struct PlaneBlocks {
     driver: Arc<dyn Driver>,
     /// Ascending; together whole blocks.
@@ -117,7 +118,8 @@ impl PlaneBlocks {
                     num_pairs: pairs.len() as u32,
                     num_planes: planes.count as u32,
                 };
-                // SAFETY: the block ids were checked against the planes; the list is freed after the kernel, in the stream's order.
+                // SAFETY: the block ids were checked against the planes; the list is freed after the kernel, in the stream's
+                // order.
                 unsafe { launch(&self.driver, self.copy_blocks, [pairs.len(), planes.count, 1], &args)? };
             }
         }

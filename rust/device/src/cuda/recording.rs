@@ -1,6 +1,7 @@
 //! A driver for tests: its memory is the host's, it runs nothing, and it checks what it is asked for.
 //!
-//! Copies beside the steps are made as late as a GPU may make them, so that whoever does not wait for them sees what was there before.
+//! Copies beside the steps are made as late as a GPU may make them, so that whoever does not wait for them sees what was there
+//! before.
 
 use std::{
     collections::BTreeMap,
@@ -70,8 +71,8 @@ struct State {
     ahead: bool,
 }
 
-/// A copy beside the steps, not made yet: what was on the GPU when it was asked for, or an address of page-locked memory to read when
-/// it is made.
+/// A copy beside the steps, not made yet: what was on the GPU when it was asked for, or an address of page-locked memory to read
+/// when it is made.
 enum Copy {
     Out { to: usize, bytes: Vec<u8> },
     In { to: DevicePtr, from: usize, bytes: usize },

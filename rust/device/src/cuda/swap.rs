@@ -6,8 +6,9 @@
 //! host                                      | reads       writes the next block meanwhile
 //! ```
 //!
-//! A block goes out when what was asked for before has written it, and the host waits for that. A block comes in when what was asked for
-//! before has read what it replaces, and only the GPU waits: the host goes on to the next, until there is no room for it.
+//! A block goes out when what was asked for before has written it, and the host waits for that. A block comes in when what was
+//! asked for before has read what it replaces, and only the GPU waits: the host goes on to the next, until there is no room for
+//! it.
 
 use std::sync::Arc;
 
@@ -75,7 +76,8 @@ impl Swap {
             for (slot, block) in blocks.iter().enumerate() {
                 for &Plane { ref memory, start, len } in planes {
                     let from = memory.range(*block as usize * len, len);
-                    // SAFETY: the slot lies within the slots, the plane's part in it; it is touched by nobody until the copies are finished.
+                    // SAFETY: the slot lies within the slots, the plane's part in it; it is touched by nobody until the copies
+                    // are finished.
                     unsafe {
                         let to = HostPtr(slots.0.add(slot * slot_bytes + start));
                         self.driver.copy_out(to, from, len)?;

@@ -257,7 +257,7 @@ fn without_cublaslt_many_rows_are_gemvs_as_well() {
 }
 
 #[test]
-fn slices_of_a_quantised_weight_cover_its_features_once() {
+fn slices_of_a_quantized_weight_cover_its_features_once() {
     let (recording, cols, features) = (RecordingDriver::new(1 << 30), 16384, 1024 * 2 + 3);
     let backend = CudaBackend::new(Arc::<RecordingDriver>::clone(&recording) as _).unwrap();
     let dtype = DType::Ggml(GgmlType::Q4_0);

@@ -49,7 +49,7 @@ pub enum TimedWork {
         /// KV heads.
         num_kv_heads: usize,
         /// Query heads of each.
-        group: usize,
+        queries_per_kv: usize,
         /// Elements of a head.
         head_dim: usize,
         /// Type of the cache.
@@ -85,8 +85,8 @@ impl GpuTimer {
         Self::new(Arc::new(NvidiaDriver::new(ordinal, libraries)?), HEAD_START_BYTES)
     }
 
-    /// On the GPU of a driver. So many bytes are copied before the clock is read first, so that calls wait in line for the GPU, and not the
-    /// GPU for them.
+    /// On the GPU of a driver. So many bytes are copied before the clock is read first, so that calls wait in line for the GPU,
+    /// and not the GPU for them.
     ///
     /// Errors: as of [`CudaBackend::new`], [`DeviceError::Cuda`] when there is no memory for the copy.
     pub fn new(driver: Arc<dyn Driver>, head_start_bytes: usize) -> Result<Self, DeviceError> {
@@ -129,7 +129,8 @@ impl GpuTimer {
     }
 
     fn attention(&self, work: &TimedWork, runs: usize) -> Result<Vec<f64>, DeviceError> {
-        let TimedWork::Attention { batch, context, num_kv_heads, group, head_dim, cache: dtype, block_size } = *work else {
+        let TimedWork::Attention { batch, context, num_kv_heads, queries_per_kv, head_dim, cache: dtype, block_size } = *work
+        else {
             unreachable!("the caller looked");
         };
         let max_blocks = context.div_ceil(block_size);
@@ -142,7 +143,7 @@ impl GpuTimer {
         fill(&cache)?;
         let step = decode_step(batch, context, block_size);
         self.backend.begin_step(&step);
-        let num_heads = num_kv_heads * group;
+        let num_heads = num_kv_heads * queries_per_kv;
         let q = self.random_tensor(batch, num_heads * head_dim)?;
         let mut out = self.backend.alloc(batch, num_heads * head_dim)?;
         let scale = (head_dim as f32).sqrt().recip();
@@ -277,7 +278,7 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Random values; of quantised formats random codes with scales that keep products small.
+/// Random values; of quantized formats random codes with scales that keep products small.
 fn random_weight(format: DType, rows: usize, cols: usize) -> Result<WeightView, DeviceError> {
     let shape = || DeviceError::Shape(format!("{cols} columns of {format}"));
     let row_bytes = format.row_bytes(cols).ok_or_else(shape)?;

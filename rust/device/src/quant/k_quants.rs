@@ -1,24 +1,25 @@
-//! The formats with 256 values a block and scales that are quantised themselves: `Q2_K` to `Q6_K` (ggml's `ggml-common.h`).
+//! The formats of super-blocks, 256 values whose sub-blocks have scales that are quantized themselves: `Q2_K` to `Q6_K` (ggml's
+//! `ggml-common.h`).
 
 use super::{BlockCodes, Format, f16_at};
 
-/// 16 bytes of (scale, min) nibbles, 64 bytes of 2-bit codes, d f16, dmin f16; value = d * sc * q - dmin * m, groups of 16.
+/// 16 bytes of (scale, min) nibbles, 64 bytes of 2-bit codes, d f16, dmin f16; value = d * sc * q - dmin * m, sub-blocks of 16.
 pub(super) const Q2_K: Format = Format {
     name: "Q2_K",
     number: 10,
     block_len: 256,
     block_bytes: 84,
-    group_len: 16,
+    sub_block_len: 16,
     has_min: true,
-    has_factors: true,
+    has_super_blocks: true,
     code_bits: 4,
     unpack: q2_k,
 };
 
 fn q2_k(b: &[u8], out: &mut BlockCodes) {
-    out.units = [f16_at(b, 80), -f16_at(b, 82)];
+    out.super_block_scales = [f16_at(b, 80), -f16_at(b, 82)];
     for (g, s) in b[..16].iter().enumerate() {
-        (out.factors[0][g], out.factors[1][g]) = ((s & 15) as i8, (s >> 4) as i8);
+        (out.sub_block_scales[0][g], out.sub_block_scales[1][g]) = ((s & 15) as i8, (s >> 4) as i8);
     }
     out.multiply();
     two_bits(&b[16..80], &mut out.codes);
@@ -35,26 +36,27 @@ fn two_bits(qs: &[u8], codes: &mut [i8]) {
     }
 }
 
-/// 32 bytes of inverted third bits, 64 bytes of 2-bit codes, 12 bytes of 6-bit scales, d f16; value = d * (sc - 32) * q, groups of 16.
+/// 32 bytes of inverted third bits, 64 bytes of 2-bit codes, 12 bytes of 6-bit scales, d f16; value = d * (sc - 32) * q,
+/// sub-blocks of 16.
 pub(super) const Q3_K: Format = Format {
     name: "Q3_K",
     number: 11,
     block_len: 256,
     block_bytes: 110,
-    group_len: 16,
+    sub_block_len: 16,
     has_min: false,
-    has_factors: true,
+    has_super_blocks: true,
     code_bits: 4,
     unpack: q3_k,
 };
 
 fn q3_k(b: &[u8], out: &mut BlockCodes) {
     let (hmask, scales) = (&b[..32], &b[96..108]);
-    out.units[0] = f16_at(b, 108);
+    out.super_block_scales[0] = f16_at(b, 108);
     for g in 0..16 {
         let low = if g < 8 { scales[g] & 15 } else { scales[g - 8] >> 4 };
         let high = (scales[8 + g % 4] >> (2 * (g / 4))) & 3;
-        out.factors[0][g] = (low | (high << 4)) as i8 - 32;
+        out.sub_block_scales[0][g] = (low | (high << 4)) as i8 - 32;
     }
     out.multiply();
     two_bits(&b[32..96], &mut out.codes);
@@ -65,7 +67,7 @@ fn q3_k(b: &[u8], out: &mut BlockCodes) {
     }
 }
 
-/// 6-bit scale and min of group `j` of 8, from the 12 bytes that `Q4_K` and `Q5_K` keep them in.
+/// 6-bit scale and min of sub-block `j` of 8, from the 12 bytes that `Q4_K` and `Q5_K` keep them in.
 fn scale_and_min(s: &[u8], j: usize) -> (u8, u8) {
     if j < 4 {
         (s[j] & 63, s[j + 4] & 63)
@@ -74,12 +76,12 @@ fn scale_and_min(s: &[u8], j: usize) -> (u8, u8) {
     }
 }
 
-/// d and dmin at bytes 0 and 2, the 12 bytes of scales at 4, into 8 groups.
+/// d and dmin at bytes 0 and 2, the 12 bytes of scales at 4, into 8 sub-blocks.
 fn scales_and_mins(b: &[u8], out: &mut BlockCodes) {
-    out.units = [f16_at(b, 0), -f16_at(b, 2)];
+    out.super_block_scales = [f16_at(b, 0), -f16_at(b, 2)];
     for j in 0..8 {
         let (scale, min) = scale_and_min(&b[4..16], j);
-        (out.factors[0][j], out.factors[1][j]) = (scale as i8, min as i8);
+        (out.sub_block_scales[0][j], out.sub_block_scales[1][j]) = (scale as i8, min as i8);
     }
     out.multiply();
 }
@@ -95,15 +97,15 @@ fn four_bits(qs: &[u8], codes: &mut [i8]) {
     }
 }
 
-/// d f16, dmin f16, 12 bytes of scales, 128 bytes of nibbles; value = d * sc * q - dmin * m, groups of 32.
+/// d f16, dmin f16, 12 bytes of scales, 128 bytes of nibbles; value = d * sc * q - dmin * m, sub-blocks of 32.
 pub(super) const Q4_K: Format = Format {
     name: "Q4_K",
     number: 12,
     block_len: 256,
     block_bytes: 144,
-    group_len: 32,
+    sub_block_len: 32,
     has_min: true,
-    has_factors: true,
+    has_super_blocks: true,
     code_bits: 4,
     unpack: q4_k,
 };
@@ -119,9 +121,9 @@ pub(super) const Q5_K: Format = Format {
     number: 13,
     block_len: 256,
     block_bytes: 176,
-    group_len: 32,
+    sub_block_len: 32,
     has_min: true,
-    has_factors: true,
+    has_super_blocks: true,
     code_bits: 5,
     unpack: q5_k,
 };
@@ -136,23 +138,23 @@ fn q5_k(b: &[u8], out: &mut BlockCodes) {
     }
 }
 
-/// 128 bytes of low nibbles, 64 bytes of high bit pairs, 16 signed scales, d f16; value = d * sc * (q - 32), groups of 16.
+/// 128 bytes of low nibbles, 64 bytes of high bit pairs, 16 signed scales, d f16; value = d * sc * (q - 32), sub-blocks of 16.
 pub(super) const Q6_K: Format = Format {
     name: "Q6_K",
     number: 14,
     block_len: 256,
     block_bytes: 210,
-    group_len: 16,
+    sub_block_len: 16,
     has_min: false,
-    has_factors: true,
+    has_super_blocks: true,
     code_bits: 6,
     unpack: q6_k,
 };
 
 fn q6_k(b: &[u8], out: &mut BlockCodes) {
-    out.units[0] = f16_at(b, 208);
-    for (factor, s) in out.factors[0].iter_mut().zip(&b[192..208]) {
-        *factor = s.cast_signed();
+    out.super_block_scales[0] = f16_at(b, 208);
+    for (scale, s) in out.sub_block_scales[0].iter_mut().zip(&b[192..208]) {
+        *scale = s.cast_signed();
     }
     out.multiply();
     for (half, codes) in out.codes.chunks_exact_mut(128).enumerate() {

@@ -1,8 +1,8 @@
-//! Weight formats: their block layouts and exact dequantisation.
+//! Weight formats: their block layouts and exact dequantization.
 //!
-//! Every ggml block format here is a list of small integers, the codes, in groups that share a scale and sometimes a minimum:
-//! `value = scale * code` or `scale * code + min`, multiplied and then added in f32. [`Format::unpack`] says what the three are; exact
-//! dequantisation and the packing of the fast kernels both start from it.
+//! Every ggml block format here is a list of small integers, the codes, in sub-blocks that share a scale and sometimes a minimum:
+//! `value = scale * code` or `scale * code + min`, multiplied and then added in f32. [`Format::unpack`] says what the three are;
+//! exact dequantization and the packing of the fast kernels both start from it.
 //!
 //! A format is a [`Format`] beside its `unpack` function, and a row of the table of them.
 
@@ -27,12 +27,12 @@ pub struct Format {
     pub block_len: usize,
     /// Bytes of one block.
     pub block_bytes: usize,
-    /// Values that share a scale, 16 or 32.
-    pub(crate) group_len: usize,
-    /// Whether a minimum is added to each group.
+    /// Values of a sub-block, which share a scale: 16 or 32.
+    pub(crate) sub_block_len: usize,
+    /// Whether a minimum is added to each sub-block.
     pub(crate) has_min: bool,
-    /// Whether scales and minima are quantised themselves.
-    pub(crate) has_factors: bool,
+    /// Whether blocks are super-blocks: scales and minima of their sub-blocks are quantized themselves.
+    pub(crate) has_super_blocks: bool,
     /// Bits of a code as the fast kernels take it: 4, 5, 6 or 8. Without minima, codes are from `-2^(bits - 1)` on.
     pub(crate) code_bits: u8,
     /// Takes one block of `block_bytes` bytes apart.
@@ -97,14 +97,14 @@ impl GgmlType {
 pub(crate) struct BlockCodes {
     /// One a value.
     pub codes: [i8; MAX_BLOCK],
-    /// One a group.
+    /// One a sub-block.
     pub scales: [f32; MAX_BLOCK / 16],
-    /// One a group; only what formats with [`Format::has_min`] fill.
+    /// One a sub-block; only what formats with [`Format::has_min`] fill.
     pub mins: [f32; MAX_BLOCK / 16],
-    /// What scales and minima are products of in formats with [`Format::has_factors`]: one of each for the block, ...
-    pub units: [f32; 2],
-    /// ... and of each one a group.
-    pub factors: [[i8; MAX_BLOCK / 16]; 2],
+    /// What scales and minima are products of in formats with [`Format::has_super_blocks`]: one of each for the super-block, ...
+    pub super_block_scales: [f32; 2],
+    /// ... and of each one a sub-block.
+    pub sub_block_scales: [[i8; MAX_BLOCK / 16]; 2],
 }
 
 impl BlockCodes {
@@ -113,16 +113,17 @@ impl BlockCodes {
             codes: [0; MAX_BLOCK],
             scales: [0.0; MAX_BLOCK / 16],
             mins: [0.0; MAX_BLOCK / 16],
-            units: [0.0; 2],
-            factors: [[0; MAX_BLOCK / 16]; 2],
+            super_block_scales: [0.0; 2],
+            sub_block_scales: [[0; MAX_BLOCK / 16]; 2],
         }
     }
 
-    /// Sets scales and minima from their units and factors.
+    /// Sets scales and minima from those of the super-block and of its sub-blocks.
     fn multiply(&mut self) {
-        for ((out, unit), factors) in [&mut self.scales, &mut self.mins].into_iter().zip(self.units).zip(&self.factors) {
-            for (out, factor) in out.iter_mut().zip(factors) {
-                *out = unit * f32::from(*factor);
+        let outs = [&mut self.scales, &mut self.mins].into_iter();
+        for ((out, super_block), sub_blocks) in outs.zip(self.super_block_scales).zip(&self.sub_block_scales) {
+            for (out, sub_block) in out.iter_mut().zip(sub_blocks) {
+                *out = super_block * f32::from(*sub_block);
             }
         }
     }
@@ -155,11 +156,11 @@ pub fn dequantize_row(dtype: DType, bytes: &[u8], out: &mut [f32]) {
 }
 
 fn dequantize_blocks(format: &Format, bytes: &[u8], out: &mut [f32]) {
-    let &Format { group_len, has_min, unpack, .. } = format;
+    let &Format { sub_block_len, has_min, unpack, .. } = format;
     let mut block = BlockCodes::new();
     for (bytes, out) in bytes.chunks_exact(format.block_bytes).zip(out.chunks_exact_mut(format.block_len)) {
         unpack(bytes, &mut block);
-        for (g, (out, codes)) in out.chunks_exact_mut(group_len).zip(block.codes.chunks_exact(group_len)).enumerate() {
+        for (g, (out, codes)) in out.chunks_exact_mut(sub_block_len).zip(block.codes.chunks_exact(sub_block_len)).enumerate() {
             let scale = block.scales[g];
             for (o, c) in out.iter_mut().zip(codes) {
                 *o = scale * f32::from(*c);

@@ -11,9 +11,9 @@ pub(super) const MXFP4: Format = Format {
     number: 39,
     block_len: 32,
     block_bytes: 17,
-    group_len: 32,
+    sub_block_len: 32,
     has_min: false,
-    has_factors: false,
+    has_super_blocks: false,
     code_bits: 5,
     unpack: mxfp4,
 };

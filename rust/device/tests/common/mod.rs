@@ -6,13 +6,13 @@ mod random;
 
 use device::{
     AttentionArgs, AttentionParams, Backend, CacheEngine, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvShape, KvSide,
-    StepMetadata, Tensor, cpu::CpuTier,
+    StepMetadata, Tensor, cpu::Isa,
 };
 pub use random::Rng;
 
-/// Tiers that this machine has.
-pub fn tiers() -> impl Iterator<Item = CpuTier> {
-    CpuTier::ALL.into_iter().filter(|t| *t <= CpuTier::detect())
+/// ISAs that this machine has.
+pub fn isas() -> impl Iterator<Item = Isa> {
+    Isa::ALL.into_iter().filter(|t| *t <= Isa::detect())
 }
 
 /// A step of several requests over one plane.

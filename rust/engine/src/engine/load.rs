@@ -11,7 +11,7 @@ use std::{
 
 use device::{
     Backend, DeviceError,
-    cpu::{CpuBackend, CpuTier},
+    cpu::{CpuBackend, Isa},
     cuda::{self, CudaBackend, CudaError, CudaReport, Library, LibraryPaths, NvidiaDriver},
     host::{num_physical_cores, trim_heap},
 };
@@ -60,8 +60,8 @@ fn backend(config: &EngineConfig) -> Result<Arc<dyn Backend>, EngineError> {
     let num_threads = config.cpu.num_threads.unwrap_or_else(num_physical_cores);
     let Some(ordinal) = gpu(config, &cuda::survey)? else {
         config.check_for_processor()?;
-        let tier = config.cpu.tier.as_deref().map_or_else(|| Ok(CpuTier::detect()), CpuTier::parse)?;
-        return Ok(Arc::new(CpuBackend::new(tier, num_threads)?));
+        let isa = config.cpu.isa.as_deref().map_or_else(|| Ok(Isa::detect()), Isa::parse)?;
+        return Ok(Arc::new(CpuBackend::new(isa, num_threads)?));
     };
     let driver =
         NvidiaDriver::new(ordinal, &config.cuda_libraries).map_err(|why| no_gpu(ordinal, &why, &config.cuda_libraries))?;
@@ -70,9 +70,9 @@ fn backend(config: &EngineConfig) -> Result<Arc<dyn Backend>, EngineError> {
 
 /// The number of the GPU that a model is to run on; `None` for the processor.
 fn gpu(config: &EngineConfig, survey: &dyn Fn() -> CudaReport) -> Result<Option<usize>, EngineError> {
-    match (config.device, &config.cpu.tier) {
-        (Device::Cuda(ordinal), Some(tier)) => Err(EngineError::InvalidArgument(format!(
-            "cpu_tier={tier:?} is about the processor, and device=\"cuda:{ordinal}\" is a GPU: leave out one of the two"
+    match (config.device, &config.cpu.isa) {
+        (Device::Cuda(ordinal), Some(isa)) => Err(EngineError::InvalidArgument(format!(
+            "cpu_tier={isa:?} is about the processor, and device=\"cuda:{ordinal}\" is a GPU: leave out one of the two"
         ))),
         (Device::Cuda(ordinal), None) => Ok(Some(ordinal)),
         (Device::Auto, None) if !config.deterministic => {
@@ -288,7 +288,7 @@ fn describe(files: &ModelFiles, config: &EngineConfig, plan: &MemoryPlan, backen
             model.max_position_embeddings,
             config.dtype,
             info.device,
-            info.tier,
+            info.isa,
             info.num_threads
         ),
         format!("Allocating {} MB for PagedAttention KV cache ({commitment})", plan.cache.ledger.budget_bytes / MIB),
@@ -340,7 +340,7 @@ mod tests {
             "refused where it is opened"
         );
         assert_eq!(chosen(&EngineConfig { deterministic: true, ..auto.clone() }, &[(9, 0)]), None);
-        let cpu = CpuOptions { tier: Some("scalar".into()), num_threads: None };
+        let cpu = CpuOptions { isa: Some("scalar".into()), num_threads: None };
         assert_eq!(chosen(&EngineConfig { cpu, ..auto }, &[(9, 0)]), None);
     }
 }

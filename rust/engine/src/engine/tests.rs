@@ -14,9 +14,9 @@ use std::{
 
 use device::{
     AttentionArgs, Backend, BackendInfo, CacheEngine, DType, DeviceError, EmbedArgs, GateUpArgs, KvCacheSpec, Linear,
-    LinearOptions, Norm, Phases, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, TokenMask, TokenSet, WeightView,
-    WorkspaceShape,
-    cpu::{CpuBackend, CpuTier},
+    LinearOptions, Norm, Phases, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, TokenMask, TokenSet,
+    WeightView, WorkspaceShape,
+    cpu::{CpuBackend, Isa},
 };
 
 use paged::RequestId;
@@ -152,7 +152,7 @@ fn start() -> (Engine, EngineThread, Arc<Failing>) {
 }
 
 fn start_with(config: &EngineConfig) -> (Engine, EngineThread, Arc<Failing>) {
-    let inner = CpuBackend::new(CpuTier::detect(), 1).unwrap();
+    let inner = CpuBackend::new(Isa::detect(), 1).unwrap();
     let backend = Arc::new(Failing {
         inner,
         panics: AtomicBool::new(false),

@@ -48,7 +48,7 @@ pub fn open(
         .with("kv", format!("{shape:?} {:?}", runner.kv_groups()).as_bytes())
         .with("dtype", format!("{:?}", config.dtype).as_bytes())
         .with("deterministic", &[u8::from(config.deterministic)])
-        .with("device", format!("{} {}", info.device, info.tier).as_bytes())
+        .with("device", format!("{} {}", info.device, info.isa).as_bytes())
         .digest();
     let format = RecordFormat { space, block_size: shape.block_size, payload_bytes: cache.block_bytes() };
     let bytes_per_block = format.payload_bytes as u64;

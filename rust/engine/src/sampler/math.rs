@@ -2,7 +2,7 @@
 
 use std::{cmp::Ordering, ops::Range};
 
-use device::cpu::softmax::{BLOCK, Softmax, block_sums, few_largest, heavy_entries};
+use device::cpu::softmax::{BLOCK, Softmax, block_sums, entries_above, few_largest};
 
 /// The lowest index of the largest value, which is `max`.
 #[allow(clippy::float_cmp)] // `max` is one of the values.
@@ -29,8 +29,8 @@ impl BlockSums {
     }
 
     /// The (id, weight) of the entries whose weight is no less than `least`, by id; `row` is the one that was filled in.
-    pub fn heavy_entries(&self, row: &[f32], least: f32, entries: &mut Vec<(u32, f32)>) {
-        heavy_entries(row, self.softmax, least, &self.sums, entries);
+    pub fn entries_above(&self, row: &[f32], least: f32, entries: &mut Vec<(u32, f32)>) {
+        entries_above(row, self.softmax, least, &self.sums, entries);
     }
 
     /// The block in which the running sum passes `target`, or else the last that has any mass, and what of `target` is left in it.

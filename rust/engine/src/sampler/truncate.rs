@@ -33,7 +33,7 @@ pub(super) fn keep_of_row(sums: &BlockSums, row: &[f32], truncation: Truncation,
     let mut octaves = 2 + (many.log2() * 1.5).min(7.0) as u16;
     loop {
         let least = if is_bounded && octaves < 126 { floor.max((-f32::from(octaves)).exp2()) } else { floor };
-        sums.heavy_entries(row, least, candidates);
+        sums.entries_above(row, least, candidates);
         if keep_likeliest(candidates, limit, mass) || least <= floor {
             return;
         }

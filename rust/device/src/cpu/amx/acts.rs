@@ -13,8 +13,8 @@ const HALF: usize = 16;
 /// Below this many values one thread packs them.
 const MIN_PARALLEL: usize = 1 << 13;
 
-/// `[M, K]` as `[K block][block of 32 rows][k tile][32 rows][32 columns]`, rows padded with zeros to a multiple of 16; reused from product
-/// to product.
+/// `[M, K]` as `[K block][block of 32 rows][k tile][32 rows][32 columns]`, rows padded with zeros to a multiple of 16; reused
+/// from product to product.
 pub struct ActTiles {
     data: Pages<u16>,
     rows: usize,
@@ -77,8 +77,8 @@ impl ActTiles {
                     for (first, len) in KBlocks::of(k).iter() {
                         let line = (first * blocks + r / PANEL * len) * TILE_ELEMENTS + r % PANEL * K_TILE;
                         for (t, x) in x[first * K_TILE..(first + len) * K_TILE].as_chunks().0.iter().enumerate() {
-                            // SAFETY: the processor has AVX-512 BF16 (`_proof`); the line lies within `needed` and belongs to row r
-                            // alone, which one worker packs.
+                            // SAFETY: the processor has AVX-512 BF16 (`_proof`); the line lies within `needed` and belongs to row
+                            // r alone, which one worker packs.
                             unsafe { round_line(x, out.at(line + t * TILE_ELEMENTS)) }
                         }
                     }

@@ -5,7 +5,8 @@ use std::{
     sync::OnceLock,
 };
 
-/// Proof that the processor has AMX-BF16, AVX-512 F, BW, VL, DQ, VNNI, BF16 and VBMI, and F16C (all that have the first have the others) and that the kernel lets this process use it.
+/// Proof that the processor has AMX-BF16, AVX-512 F, BW, VL, DQ, VNNI, BF16 and VBMI, and F16C (all that have the first have the
+/// others) and that the kernel lets this process use it.
 #[derive(Clone, Copy, Debug)]
 pub struct Amx(());
 
@@ -17,7 +18,7 @@ impl Amx {
     }
 }
 
-/// Whether scalar code ([`super::model`]) stands in for the tile units, so that all that is around them is tested on machines without.
+/// Whether scalar code ([`super::model`]) stands in for AMX, so that all that is around it is tested on machines without.
 #[cfg(test)]
 pub(super) fn is_modelled() -> bool {
     !has_tiles()
@@ -39,7 +40,8 @@ fn has_tiles() -> bool {
     *AVAILABLE.get_or_init(|| processor_has_tiles() && permission())
 }
 
-/// CPUID leaf 7 and XCR0, as the Intel SDM (volume 1, chapter 18) prescribes; the standard library's detection of AMX is not stable.
+/// CPUID leaf 7 and XCR0, as the Intel SDM (volume 1, chapter 18) prescribes; the standard library's detection of AMX is not
+/// stable.
 fn processor_has_tiles() -> bool {
     const OSXSAVE: u32 = 1 << 27;
     const AMX_BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;

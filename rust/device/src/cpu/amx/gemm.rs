@@ -1,4 +1,4 @@
-//! The loops around the tile kernel.
+//! The loops around the AMX kernel.
 
 use std::sync::{
     Mutex, MutexGuard, PoisonError,
@@ -13,8 +13,9 @@ use crate::{DeviceError, cpu::ThreadPool, mmap::Pages};
 
 /// The most rows of A that a panel is used for before the next; keeps A's block and C in the level 2 cache.
 const MAX_ROWS: usize = 512;
-/// The most panels whose C is in a worker's scratch; A is read from beyond the level 2 cache once a group where K is large.
-const MAX_GROUP: usize = 8;
+/// Panels of a claim at most, whose C is in a worker's scratch; A is read from beyond the level 2 cache once a claim where K is
+/// large.
+const MAX_CLAIM: usize = 8;
 
 /// Panels to multiply, and what happens with the results.
 ///
@@ -37,7 +38,7 @@ pub trait PanelWork: Sync {
 }
 
 /// The most columns of A: a worker's scratch also holds a row while it is packed.
-pub const MAX_K: usize = MAX_GROUP * MAX_ROWS * PANEL;
+pub const MAX_K: usize = MAX_CLAIM * MAX_ROWS * PANEL;
 
 /// Buffers of the workers of a pool, kept from product to product.
 pub struct Workspace {
@@ -82,22 +83,22 @@ pub fn multiply(amx: Amx, pool: &ThreadPool, workspace: &Workspace, acts: &ActTi
     }
     let (items, width) = (work.items(), work.width());
     let next = AtomicUsize::new(0);
-    // About four claims a worker, as long as that makes groups that fit.
-    let group = items.div_ceil(pool.num_threads() * 4).clamp(1, MAX_GROUP / width);
+    // About four claims a worker, as long as that makes claims that fit.
+    let claim = items.div_ceil(pool.num_threads() * 4).clamp(1, MAX_CLAIM / width);
     pool.run_available(&|worker| {
         let mut scratch = workspace.scratch(worker);
         let tiles = Tiles::configure(amx);
         loop {
-            let start = next.fetch_add(group, Ordering::Relaxed);
+            let start = next.fetch_add(claim, Ordering::Relaxed);
             if start >= items {
                 break;
             }
-            multiply_group(&tiles, &mut scratch, acts, work, (start, (start + group).min(items)));
+            multiply_claim(&tiles, &mut scratch, acts, work, (start, (start + claim).min(items)));
         }
     });
 }
 
-fn multiply_group(tiles: &Tiles, scratch: &mut Scratch, acts: &ActTiles, work: &dyn PanelWork, (start, end): (usize, usize)) {
+fn multiply_claim(tiles: &Tiles, scratch: &mut Scratch, acts: &ActTiles, work: &dyn PanelWork, (start, end): (usize, usize)) {
     let width = work.width();
     for row0 in (0..acts.rows()).step_by(MAX_ROWS) {
         let rows = (acts.rows() - row0).min(MAX_ROWS);

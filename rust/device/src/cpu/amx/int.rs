@@ -18,8 +18,8 @@ impl Sums {
     pub const ZERO: Self = Self([[[0.0; 16]; 16]; 2]);
 }
 
-/// The tile registers of this thread, configured; released when dropped. Weights are `[16 column pairs][16 rows][2 columns]` bf16, in
-/// the bits of 256 f32.
+/// The tile registers of this thread, configured; released when dropped. Weights are `[16 column pairs][16 rows][2 columns]`
+/// bf16, in the bits of 256 f32.
 pub struct IntTiles {
     /// Keeps them configured, and on this thread.
     _tiles: Tiles,

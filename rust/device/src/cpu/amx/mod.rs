@@ -1,28 +1,29 @@
-//! Matrix products of many rows on the tile units of x86 (Intel AMX, bf16).
+//! Matrix products of many rows by Intel AMX (bf16).
 //!
-//! `C[M, N] = A[M, K] * W[N, K]^T` in f32, from operands rounded to bf16. One step of the inner loop multiplies 32 rows of A by a panel of
-//! 32 rows of W over 32 columns, with all eight tile registers:
+//! `C[M, N] = A[M, K] * W[N, K]^T` in f32, from operands rounded to bf16. One step of the inner loop multiplies 32 rows of A by a
+//! panel of 32 rows of W over 32 columns, with all eight tile registers:
 //!
 //! ```text
-//!                      tmm6    tmm7        panel, a k tile: [2 tiles of 16 rows of W][16 column pairs][16 rows][2 columns], 2 KiB
+//!                      tmm6    tmm7       panel, a k tile: [2 tiles of 16 rows of W][16 column pairs][16 rows][2 columns], 2 KiB
 //!      A, a k tile:   -------------
 //!      [2][16 rows]   tmm4 | tmm0 | tmm1   C scratch: [32 rows][32], 4 KiB
 //!      [32 columns]   tmm5 | tmm2 | tmm3
 //! ```
 //!
 //! - [`ActTiles`]: A, rounded and laid out in tiles once for all products that share it.
-//! - [`multiply`]: workers claim groups of panels; a group's C stays in the worker's scratch until K is done, then goes to its epilogue.
+//! - [`multiply`]: workers claim several panels at a time; a claim's C stays in the worker's scratch until K is done, then goes
+//!   to its epilogue.
 //!
-//! Every output is the sum over k tiles in order, each tile one `tdpbf16ps`, carried in f32. A carried sum is stored and loaded exactly, so
-//! the bits of a row depend on neither the number of rows nor on blocks, groups and threads.
+//! Every output is the sum over k tiles in order, each tile one `tdpbf16ps`, carried in f32. A carried sum is stored and loaded
+//! exactly, so the bits of a row depend on neither the number of rows nor on blocks, claims and threads.
 //!
-//! Cost, a k tile step (65,536 operations): 64 cycles of the tile unit, 4 tile loads (2 KiB of panel from L1, 2 KiB of A from L2, prefetched).
+//! Cost, a k tile step (65,536 operations): 64 cycles of AMX, 4 tile loads (2 KiB of panel from L1, 2 KiB of A from L2,
+//! prefetched).
 //!
-//! Measured by `examples/bench_amx.rs` on two cores of a Granite Rapids in moments when no other program used them, 2048 x 8192, TFLOP/s:
-//! BF16 0.8 at 16, 1.3 at 32, 1.8 at 64, 2.1 to 2.3 from
-//! 128 to 512 (f32 kernels 0.23). The tile units alone reach 5.4.
+//! Measured by `examples/bench_amx.rs` on two cores of a Granite Rapids in moments when no other program used them, 2048 x 8192,
+//! TFLOP/s: BF16 0.8 at 16, 1.3 at 32, 1.8 at 64, 2.1 to 2.3 from 128 to 512 (f32 kernels 0.23). AMX alone reaches 5.4.
 //!
-//! [`IntTiles`] are other, smaller products: integers held as bf16, for quantised weights.
+//! [`IntTiles`] are other, smaller products: integers held as bf16, for quantized weights.
 
 mod acts;
 mod detect;

@@ -1,5 +1,5 @@
-//! Against an f64 oracle on bf16-rounded operands. Where the machine has no AMX, its tile instructions are modelled; where it has no
-//! AVX-512 BF16 either, the tests have nothing to run.
+//! Against an f64 oracle on bf16-rounded operands. Where the machine has no AMX, its tile instructions are modelled; where it has
+//! no AVX-512 BF16 either, the tests have nothing to run.
 
 use std::sync::Mutex;
 
@@ -85,8 +85,8 @@ fn pack(amx: Amx, acts: &mut ActTiles, (pool, workspace): (&ThreadPool, &Workspa
     acts.pack(amx, pool, workspace, (m, k), &|i, row| row.copy_from_slice(&x[i * k..(i + 1) * k])).expect("memory");
 }
 
-/// Checks every output against an f64 sum of the rounded operands: within 1e-6 of the sum of magnitudes, where one product left out or
-/// taken twice is about 1 / K of it.
+/// Checks every output against an f64 sum of the rounded operands: within 1e-6 of the sum of magnitudes, where one product left
+/// out or taken twice is about 1 / K of it.
 fn check(case: &Case, x: &[f32], w: &[f32], got: &[f32]) {
     let round = |v: &f32| f64::from(bf16::from_f32(*v).to_f32());
     let (x, w): (Vec<_>, Vec<_>) = (x.iter().map(round).collect(), w.iter().map(round).collect());

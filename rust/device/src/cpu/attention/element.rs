@@ -1,6 +1,6 @@
 //! How the elements of each cache type become f32.
 #![allow(unsafe_op_in_unsafe_fn)] // One contract for all: that of `Simd`.
-#![allow(clippy::inline_always)] // Tier code must be inlined.
+#![allow(clippy::inline_always)] // ISA code must be inlined.
 
 use crate::cpu::simd::Simd;
 

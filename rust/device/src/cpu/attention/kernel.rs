@@ -2,76 +2,24 @@
 //!
 //! For each tile of keys, and each block of query rows: scores, softmax, weighted sum of values.
 #![allow(unsafe_op_in_unsafe_fn)] // One contract for all, stated on `attend`.
-#![allow(clippy::inline_always)] // Tier code must be inlined.
+#![allow(clippy::inline_always)] // ISA code must be inlined.
 
 use std::{marker::PhantomData, ops::Range};
 
 use crate::cpu::simd::{Simd, prefetch};
 
 use super::{
-    KEY_GROUP, MAX_ROW_BLOCK, Problem, SPLIT_KEYS, TILE_KEYS,
+    MAX_ROW_BLOCK, Problem, SPLIT_KEYS, STRIP_KEYS, TILE_KEYS,
+    accumulate::{Loaded, RowBlock, accumulate_values},
     element::F32,
     merge::{State, Total, merge, save_partial, write_out},
     plan::{Item, padded_dim, partial_stride},
     product::{Product, Single},
-    score::{Keys, Softmax, score_rows, soften},
+    row_offset,
+    score::{Keys, Softmax, online_softmax_update, score_rows},
+    scratch::Scratch,
     tile::Tiles,
-    weigh::{Loaded, RowBlock, weigh_rows},
 };
-
-/// A worker's buffers, cut for one item of `rows` query rows.
-pub(super) struct Scratch {
-    /// Of each block of rows, one after the other, `[steps, rows of the block]`.
-    q: *mut f32,
-    /// `[steps, TILE_KEYS]`; or, of blocks shorter than a vector, keys as they are stored.
-    keys: *mut f32,
-    /// `[steps, padded]`; before that, where keys are loaded from blocks shorter than a vector, keys as they are stored.
-    values: *mut f32,
-    /// Scores of a block of rows, then softmax weights, `[MAX_ROW_BLOCK, TILE_KEYS]`.
-    scores: *mut f32,
-    /// Factors of the accumulators of a block, `[MAX_ROW_BLOCK]`.
-    factors: *mut f32,
-    /// Weighted values of the split so far, `[rows, padded]`.
-    pub(super) acc: *mut f32,
-    /// Those of all splits before, `[rows, padded]`.
-    total: *mut f32,
-    /// Sum of weights of the split so far, lane by lane, `[rows, 16]`.
-    pub(super) sum: *mut f32,
-    /// Maximum, total maximum, total sum: each `[rows]`.
-    pub(super) max: *mut f32,
-    total_max: *mut f32,
-    total_sum: *mut f32,
-}
-
-impl Scratch {
-    /// Floats that the buffers take.
-    pub(super) fn len(rows: usize, dim: usize) -> usize {
-        let padded = padded_dim(dim);
-        padded * TILE_KEYS * 2 + MAX_ROW_BLOCK * TILE_KEYS + 16 + rows * (3 * padded + 16) + 3 * rows.next_multiple_of(16)
-    }
-
-    unsafe fn cut(mut floats: *mut f32, rows: usize, dim: usize) -> Self {
-        let padded = padded_dim(dim);
-        let mut take = |len: usize| {
-            let start = floats;
-            floats = floats.add(len.next_multiple_of(16));
-            start
-        };
-        Self {
-            q: take(rows * padded),
-            keys: take(padded * TILE_KEYS),
-            values: take(padded * TILE_KEYS),
-            scores: take(MAX_ROW_BLOCK * TILE_KEYS),
-            factors: take(MAX_ROW_BLOCK),
-            acc: take(rows * padded),
-            total: take(rows * padded),
-            sum: take(rows * 16),
-            max: take(rows),
-            total_max: take(rows),
-            total_sum: take(rows),
-        }
-    }
-}
 
 /// The blocks of `rows` query rows: of equal size or nearly, as many rows as the registers have room for.
 #[inline(always)]
@@ -81,38 +29,14 @@ fn row_blocks<S: Simd>(rows: usize) -> impl Iterator<Item = Range<usize>> {
     (0..blocks).map(move |block| block * rows / blocks..(block + 1) * rows / blocks)
 }
 
-impl Scratch {
-    /// That of the KV head `head` of an item, of `rows` rows of `padded` elements.
-    fn of_head(&self, head: usize, rows: usize, padded: usize) -> Self {
-        let (rows, elements) = (head * rows, head * rows * padded);
-        Self {
-            q: self.q.wrapping_add(elements),
-            acc: self.acc.wrapping_add(elements),
-            total: self.total.wrapping_add(elements),
-            sum: self.sum.wrapping_add(16 * rows),
-            max: self.max.wrapping_add(rows),
-            total_max: self.total_max.wrapping_add(rows),
-            total_sum: self.total_sum.wrapping_add(rows),
-            ..*self
-        }
-    }
-}
-
-/// Elements from the start of q or of the output to head `row % group` of token `row / group`.
-#[inline(always)]
-pub(super) fn row_offset(problem: &Problem<'_>, kv_head: usize, first_row: usize, row: usize) -> usize {
-    let group = problem.heads_per_kv_head();
-    ((first_row + row / group) * problem.params.num_heads + kv_head * group + row % group) * problem.params.head_dim
-}
-
 /// Computes an item.
 ///
 /// # Safety
 /// The machine has `S`, the sizes of `problem` were checked, and `scratch` is good for [`Scratch::len`] floats.
 #[inline(always)]
 pub(super) unsafe fn attend<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, scratch: *mut f32) {
-    let (group, dim, padded) = (problem.heads_per_kv_head(), problem.params.head_dim, padded_dim(problem.params.head_dim));
-    let (heads, head_rows) = (item.kv_heads.len(), item.num_tokens * group);
+    let (queries_per_kv, dim, padded) = (problem.queries_per_kv(), problem.params.head_dim, padded_dim(problem.params.head_dim));
+    let (heads, head_rows) = (item.kv_heads.len(), item.num_tokens * queries_per_kv);
     let rows = heads * head_rows;
     let s = Scratch::cut(scratch, rows, dim);
     for head in 0..heads {
@@ -139,7 +63,7 @@ pub(super) unsafe fn attend<S: Simd, P: Product>(problem: &Problem<'_>, item: &I
             continue;
         }
         for row in 0..rows {
-            let position = item.position + row % head_rows / group;
+            let position = item.position + row % head_rows / queries_per_kv;
             let part =
                 State { max: *s.max.add(row), sum: S::reduce_add(S::load(s.sum.add(row * 16))), acc: s.acc.add(row * padded) };
             let total = Total { max: s.total_max.add(row), sum: s.total_sum.add(row), acc: s.total.add(row * padded) };
@@ -167,7 +91,7 @@ pub(super) unsafe fn attend_single<S: Simd>(problem: &Problem<'_>, item: &Item, 
 /// Puts the queries of a block of rows side by side, step by step.
 #[inline(always)]
 unsafe fn pack_queries<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, kv_head: usize, s: &Scratch) {
-    let (steps, rows) = (problem.params.head_dim / P::PACKED, item.num_tokens * problem.heads_per_kv_head());
+    let (steps, rows) = (problem.params.head_dim / P::PACKED, item.num_tokens * problem.queries_per_kv());
     // A row is short, and far from the next one.
     for row in 0..rows {
         let q = problem.q.wrapping_add(row_offset(problem, kv_head, item.first_row, row));
@@ -194,9 +118,9 @@ unsafe fn pack_queries<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, 
 /// Updates the state of all rows by a tile of keys.
 #[inline(always)]
 unsafe fn attend_tile<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, s: &Scratch, tile: &Tiles<'_>) {
-    let (group, dim, padded) = (problem.heads_per_kv_head(), problem.params.head_dim, padded_dim(problem.params.head_dim));
+    let (queries_per_kv, dim, padded) = (problem.queries_per_kv(), problem.params.head_dim, padded_dim(problem.params.head_dim));
     let steps = dim / P::PACKED;
-    let rows = item.num_tokens * group;
+    let rows = item.num_tokens * queries_per_kv;
     // A single block of rows loads each key and each value once, where it lies; of values whole vectors only.
     let single = row_blocks::<S>(rows).nth(1).is_none();
     let direct = single && dim.is_multiple_of(16);
@@ -207,7 +131,7 @@ unsafe fn attend_tile<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, s
         tile.load_values::<S, P>(s.values);
     }
     let loaded = Keys {
-        groups: std::array::from_fn(|i| s.keys.wrapping_add(i * KEY_GROUP).cast::<u8>().cast_const()),
+        strips: std::array::from_fn(|i| s.keys.wrapping_add(i * STRIP_KEYS).cast::<u8>().cast_const()),
         unit_bytes: size_of::<f32>(),
         stride: TILE_KEYS * size_of::<f32>(),
         units: steps,
@@ -215,7 +139,7 @@ unsafe fn attend_tile<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, s
     };
     let visible = |token: usize| visible(problem, item.position + token, tile.start());
     for block in row_blocks::<S>(rows) {
-        let tokens = block.start / group..(block.end - 1) / group + 1;
+        let tokens = block.start / queries_per_kv..(block.end - 1) / queries_per_kv + 1;
         if tokens.clone().all(|token| visible(token).is_empty()) {
             continue;
         }
@@ -226,20 +150,21 @@ unsafe fn attend_tile<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, s
             score_rows::<S, P, F32>(block.len(), q, &loaded, &tile.lanes(), s.scores);
         }
         for (r, row) in block.clone().enumerate() {
-            let lanes = visible(row / group);
+            let lanes = visible(row / queries_per_kv);
             if lanes.is_empty() && P::PACKED == 2 {
                 std::ptr::write_bytes(s.scores.add(r * TILE_KEYS), 0, TILE_KEYS);
                 s.factors.add(r).write(1.0);
             } else if !lanes.is_empty() {
                 let softmax = Softmax { max: s.max.add(row), sum: s.sum.add(row * 16) };
-                let factor = soften::<S, P>(&problem.params, s.scores.add(r * TILE_KEYS), &softmax, tile.scales(), &lanes);
+                let factor =
+                    online_softmax_update::<S, P>(&problem.params, s.scores.add(r * TILE_KEYS), &softmax, tile.scales(), &lanes);
                 s.factors.add(r).write(factor);
             }
         }
         let state =
             RowBlock { rows: block.len(), weights: s.scores, factors: s.factors, acc: s.acc.add(block.start * padded), padded };
-        // Of the tokens those together that see the same lanes: all, or each alone. Lanes that a row does not see weigh 0 in pairs, which
-        // changes no sum of finite values, so there all are together.
+        // Of the tokens those together that see the same lanes: all, or each alone. Lanes that a row does not see weigh 0 in
+        // pairs, which changes no sum of finite values, so there all are together.
         let all = visible(tokens.start).start..visible(tokens.end - 1).end;
         let together = P::PACKED == 2 || visible(tokens.start) == visible(tokens.end - 1);
         for token in tokens.clone().step_by(if together { tokens.len() } else { 1 }) {
@@ -247,12 +172,12 @@ unsafe fn attend_tile<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, s
             if lanes.is_empty() {
                 continue;
             }
-            let rows = (token * group).max(block.start)..(end * group).min(block.end);
+            let rows = (token * queries_per_kv).max(block.start)..(end * queries_per_kv).min(block.end);
             let part = state.part(rows.start - block.start..rows.end - block.start);
             if direct {
-                tile.weigh_direct::<S, P>(&part, &lanes);
+                tile.accumulate_direct::<S, P>(&part, &lanes);
             } else {
-                weigh_rows::<S, _>(&part, &Loaded::<P> { values: s.values, padded, product: PhantomData }, &lanes);
+                accumulate_values::<S, _>(&part, &Loaded::<P> { values: s.values, padded, product: PhantomData }, &lanes);
             }
         }
     }

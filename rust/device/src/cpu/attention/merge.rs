@@ -1,13 +1,14 @@
 //! Merging the results of splits, and writing the output.
 #![allow(unsafe_op_in_unsafe_fn)] // One contract for all, stated on `kernel::attend` and `merge_rows`.
-#![allow(clippy::inline_always)] // Tier code must be inlined.
+#![allow(clippy::inline_always)] // ISA code must be inlined.
 
 use crate::cpu::simd::{Simd, exp};
 
 use super::{
     Problem, SPLIT_KEYS,
-    kernel::{Scratch, row_offset},
     plan::{Merge, PARTIAL_HEADER, padded_dim, partial_stride},
+    row_offset,
+    scratch::Scratch,
 };
 
 /// The softmax state of one row in one split.
@@ -83,15 +84,15 @@ pub(super) unsafe fn save_partial<S: Simd>(s: &Scratch, place: *mut f32, rows: u
 /// The machine has `S`, the sizes of `problem` were checked, and all partial results of the merge were written.
 #[inline(always)]
 pub(super) unsafe fn merge_rows<S: Simd>(problem: &Problem<'_>, merge_of: &Merge) {
-    let (group, dim, padded) = (problem.heads_per_kv_head(), problem.params.head_dim, padded_dim(problem.params.head_dim));
-    let head_rows = merge_of.num_tokens * group;
+    let (queries_per_kv, dim, padded) = (problem.queries_per_kv(), problem.params.head_dim, padded_dim(problem.params.head_dim));
+    let head_rows = merge_of.num_tokens * queries_per_kv;
     let rows = merge_of.kv_heads.len() * head_rows;
     for row in 0..rows {
         let place = |split: usize| {
             let split = split - merge_of.first_split;
             problem.partials.add(merge_of.partial + split * partial_stride(rows, dim) + row * (PARTIAL_HEADER + padded))
         };
-        let position = merge_of.position + row % head_rows / group;
+        let position = merge_of.position + row % head_rows / queries_per_kv;
         let first = place(problem.first_key(position) / SPLIT_KEYS);
         let total = Total { max: first, sum: first.add(1), acc: first.add(PARTIAL_HEADER) };
         for split in problem.first_key(position) / SPLIT_KEYS + 1..merge_of.end_split {

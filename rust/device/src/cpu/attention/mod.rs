@@ -1,45 +1,49 @@
 //! Paged attention.
 //!
 //! A step's work is cut into items: (request, KV head, tile of query tokens), and for few queries over many keys also a range of
-//! *splits* of [`SPLIT_KEYS`] keys. Query heads that share a KV head are computed together, so that K and V are read once for all. An
-//! item of a few queries has all KV heads where there are items enough: it goes through them tile by tile, and so through whole blocks.
+//! *splits* of [`SPLIT_KEYS`] keys. Query heads that share a KV head (GQA) are computed together, so that K and V are read once
+//! for all. An item of a few queries has all KV heads where there are items enough: it goes through them tile by tile, and so
+//! through whole blocks.
 //!
 //! ```text
 //!                  split 0 (512 keys)        split 1
-//! keys        |tile|tile| ... |tile|tile|tile| ...  |        a tile: 32 keys at absolute positions, found through the block table
+//! keys        |tile|tile| ... |tile|tile|tile| ...  |       a tile: 32 keys at absolute positions, found through the block table
 //! query rows  .--------------------------.
 //!   (tokens   | block of up to 8 rows    |   scores [rows, 32] -> weights [rows, 32] -> acc [rows, head_dim]
 //!   x heads)  | block                    |   max, sum of each row; merged over splits in order of position
 //!             '--------------------------'
 //! ```
 //!
-//! - K lies transposed in its blocks, `[head_dim, block_size]` ([`crate::kv_layout`]): a score is summed over the dimensions in order, 8 or
-//!   16 keys side by side.
-//! - K and V are read where they lie, and widened in registers, while a single block of rows needs them (V of whole vectors only); for more
-//!   rows a tile is widened once, to `[head_dim, 32]` and `[32, head_dim]` in the first-level cache. Blocks of 8 tokens are put side by side
-//!   first where a vector has 16 lanes.
-//! - Both are asked for ahead of use, through the table of the next tile, line after line as they lie ([`ahead`]): in that order the
-//!   processor's own prefetchers follow, without which a core has too few requests under way. Where products are fast, requests are dropped
-//!   unless they come a few at a time, and all are made twice.
-//! - Over a BF16 cache products may be those of pairs ([`product`]): pairs of dimensions for scores, of keys for the sum of values.
+//! - K lies transposed in its blocks, `[head_dim, block_size]` ([`crate::kv_layout`]): a score is summed over the dimensions in
+//!   order, 8 or 16 keys side by side.
+//! - K and V are read where they lie, and widened in registers, while a single block of rows needs them (V of whole vectors
+//!   only); for more rows a tile is widened once, to `[head_dim, 32]` and `[32, head_dim]` in the first-level cache. Blocks of 8
+//!   tokens are put side by side first where a vector has 16 lanes.
+//! - Both are prefetched, through the table of the next tile, line after line as they lie ([`ahead`]): in that order the
+//!   processor's own prefetchers follow, without which a core has too few reads under way. Where products are fast, prefetches
+//!   are dropped unless they come a few at a time, and each is issued twice.
+//! - Over a BF16 cache products may be those of pairs ([`product`]): pairs of dimensions for scores, of keys for the sum of
+//!   values.
 //!
-//! An output of a head takes, for each key it sees, `4 * head_dim` floating-point operations, an exponential, and its share of the
-//! `2 * head_dim` elements of K and V, which the rows of an item read together: a decoded token's `group` heads each pair of them once.
+//! An output of a head takes, for each key it sees, `4 * head_dim` floating-point operations, an exponential, and its share of
+//! the `2 * head_dim` elements of K and V, which the rows of an item read together: the `queries_per_kv` heads
+//! of a decoded token read each pair of them once.
 //!
-//! Measured on two cores of a Milan (AVX2; `bench_attention`, F16): 8 requests of 8192 keys stream 0.68 to 0.77 of what reading alone does
-//! in the same run (heads of 64 in groups of 3, 18 to 21 GB/s; of 256 in groups of 4 0.73 to 0.78) in quiet minutes, 0.54 to 0.59 beside
-//! neighbours, since a core alone makes 17 GB/s. A prompt of 1420 tokens computes at 90 to 110 GFLOP/s.
+//! Measured on two cores of a Milan (AVX2; `bench_attention`, F16): 8 requests of 8192 keys stream 0.68 to 0.77 of what reading
+//! alone does in the same run (heads of 64, 3 a KV head, 18 to 21 GB/s; of 256, 4 a KV head, 0.73 to 0.78) in quiet minutes, 0.54
+//! to 0.59 beside neighbours, since a core alone makes 17 GB/s. A prompt of 1420 tokens computes at 90 to 110 GFLOP/s.
 //!
-//! Heads of 64 in groups of 3 over BF16: on two cores of a Zen 5 1 and 8 requests of 8192 keys stream 0.73 to 0.82 of reading (32 to 37
-//! GB/s) while its memory gives 42 to 50 GB/s, 0.65 to 0.73 (45 to 53) while it gives 70 and more, and a prompt computes at 470 to 520
-//! GFLOP/s as pairs (F16: 240 to 330). On two of a Zen 4, before lines were asked for twice, 1 request of 2048 and 8192 keys and 8 of 1024
-//! and 8192 streamed 0.77 to 0.88 (27 to 30 GB/s).
+//! Heads of 64, 3 a KV head, over BF16: on two cores of a Zen 5 1 and 8 requests of 8192 keys stream 0.73 to 0.82 of reading (32
+//! to 37 GB/s) while its memory gives 42 to 50 GB/s, 0.65 to 0.73 (45 to 53) while it gives 70 and more, and a prompt computes at
+//! 470 to 520 GFLOP/s as pairs (F16: 240 to 330). On two of a Zen 4, before each prefetch was issued twice, 1 request of 2048 and
+//! 8192 keys and 8 of 1024 and 8192 streamed 0.77 to 0.88 (27 to 30 GB/s).
 //!
-//! What a query row computes does not depend on how the work is cut: keys go through tiles of [`TILE_KEYS`] and splits whose bounds
-//! are absolute positions, a row visits exactly the tiles that hold keys it sees, and the results of its splits are merged in order
-//! of position. So the output is the same, bit for bit, alone or in a batch, in one chunk or many, on any number of threads and for
-//! any block size.
+//! What a query row computes does not depend on how the work is cut: keys go through tiles of [`TILE_KEYS`] and splits whose
+//! bounds are absolute positions, a row visits exactly the tiles that hold keys it sees, and the results of its splits are merged
+//! in order of position. So the output is the same, bit for bit, alone or in a batch, in one chunk or many, on any number of
+//! threads and for any block size.
 
+mod accumulate;
 mod ahead;
 mod element;
 mod kernel;
@@ -47,8 +51,8 @@ mod merge;
 mod plan;
 mod product;
 mod score;
+mod scratch;
 mod tile;
-mod weigh;
 
 use std::sync::{
     Mutex, PoisonError,
@@ -62,7 +66,7 @@ use crate::{
 
 #[cfg(target_arch = "x86_64")]
 use super::simd::Avx512;
-use super::{CpuTier, ThreadPool, simd::tier_entry, tier::reads_ahead_to_l2};
+use super::{Isa, ThreadPool, isa::reads_ahead_to_l2, simd::isa_entry};
 use kernel::{attend, attend_single};
 use merge::merge_rows;
 use plan::Plan;
@@ -71,12 +75,12 @@ use product::Pairs;
 
 /// Keys of a tile: what enters the softmax at once.
 const TILE_KEYS: usize = 32;
-/// Keys that lie side by side in blocks of every size.
-const KEY_GROUP: usize = 8;
-/// Such groups in a tile.
-const GROUPS: usize = TILE_KEYS / KEY_GROUP;
+/// Keys of a strip: what lies side by side in blocks of every size.
+const STRIP_KEYS: usize = 8;
+/// Such strips in a tile.
+const STRIPS: usize = TILE_KEYS / STRIP_KEYS;
 /// Tokens a block may have.
-pub(super) const BLOCK_SIZES: [usize; 3] = [KEY_GROUP, 2 * KEY_GROUP, TILE_KEYS];
+pub(super) const BLOCK_SIZES: [usize; 3] = [STRIP_KEYS, 2 * STRIP_KEYS, TILE_KEYS];
 /// Keys of a split: what has its own softmax state.
 const SPLIT_KEYS: usize = 512;
 /// Query rows that are computed together at most, sharing loads of keys and values.
@@ -97,7 +101,7 @@ struct Problem<'a> {
     partials: *mut f32,
     /// Whether products are those of pairs of bf16 values.
     pairs: bool,
-    /// Where keys and values that are asked for ahead go.
+    /// Where keys and values are prefetched to.
     to_l2: bool,
 }
 
@@ -105,7 +109,7 @@ struct Problem<'a> {
 unsafe impl Sync for Problem<'_> {}
 
 impl Problem<'_> {
-    fn heads_per_kv_head(&self) -> usize {
+    fn queries_per_kv(&self) -> usize {
         self.params.num_heads / self.params.num_kv_heads
     }
 
@@ -117,6 +121,15 @@ impl Problem<'_> {
 
 fn first_key(params: &AttentionParams, position: usize) -> usize {
     params.window.map_or(0, |window| (position + 1).saturating_sub(window))
+}
+
+/// Elements from the start of q or of the output to head `row % queries_per_kv` of token `row / queries_per_kv`.
+#[allow(clippy::inline_always)] // ISA code must be inlined.
+#[inline(always)]
+fn row_offset(problem: &Problem<'_>, kv_head: usize, first_row: usize, row: usize) -> usize {
+    let queries_per_kv = problem.queries_per_kv();
+    ((first_row + row / queries_per_kv) * problem.params.num_heads + kv_head * queries_per_kv + row % queries_per_kv)
+        * problem.params.head_dim
 }
 
 /// Sixteen floats on a cache line of their own.
@@ -154,22 +167,16 @@ impl AttentionScratch {
 /// Bytes of [`AttentionScratch`] at most, once the largest step has run: of each worker what its largest item takes, and partial
 /// results of the items that are divided, which are so many that each has a quarter of a worker's share of the work at least.
 pub(crate) fn workspace_bytes(shape: &WorkspaceShape, num_threads: usize) -> u64 {
-    let group = shape.num_heads / shape.num_kv_heads;
-    let rows = plan::ROWS_PER_ITEM.max(group).max(shape.num_kv_heads * MAX_ROW_BLOCK);
-    let workers = num_threads * kernel::Scratch::len(rows, shape.head_dim);
+    let queries_per_kv = shape.num_heads / shape.num_kv_heads;
+    let rows = plan::ROWS_PER_ITEM.max(queries_per_kv).max(shape.num_kv_heads * MAX_ROW_BLOCK);
+    let workers = num_threads * scratch::Scratch::len(rows, shape.head_dim);
     let divided = if num_threads > 1 { (4 * num_threads * rows).min(shape.num_tokens * shape.num_heads) } else { 0 };
     let partials = shape.seq_len.div_ceil(SPLIT_KEYS) * plan::partial_stride(divided, shape.head_dim);
     ((workers + partials) * size_of::<f32>()) as u64
 }
 
-/// [`crate::Phases::attention`]; the machine must have `tier`.
-pub(crate) fn attention(
-    args: AttentionArgs<'_>,
-    step: &StepMetadata,
-    tier: CpuTier,
-    pool: &ThreadPool,
-    scratch: &AttentionScratch,
-) {
+/// [`crate::Phases::attention`]; the machine must have `isa`.
+pub(crate) fn attention(args: AttentionArgs<'_>, step: &StepMetadata, isa: Isa, pool: &ThreadPool, scratch: &AttentionScratch) {
     let AttentionArgs { q, out, cache, layer, params } = args;
     let layer = cache.layer(layer);
     let group = &step.groups[layer.group];
@@ -192,12 +199,12 @@ pub(crate) fn attention(
         partials: partials.at_least(plan.partial_len),
         pairs: params.precision != Precision::Exact
             && cache.spec().dtype == KvDType::BF16
-            && tier.dots_bf16()
+            && isa.dots_bf16()
             && params.head_dim.is_multiple_of(16),
         to_l2: reads_ahead_to_l2(),
     };
     // Every worker's, for any of them may come to any item.
-    let scratch_len = kernel::Scratch::len(plan.max_rows, params.head_dim);
+    let scratch_len = scratch::Scratch::len(plan.max_rows, params.head_dim);
     for worker in &scratch.workers {
         worker.lock().unwrap_or_else(PoisonError::into_inner).at_least(scratch_len);
     }
@@ -206,10 +213,8 @@ pub(crate) fn attention(
         let mut floats = scratch.workers[worker].lock().unwrap_or_else(PoisonError::into_inner);
         while let Some(item) = plan.items.get(next.fetch_add(1, Ordering::Relaxed)) {
             let floats = floats.at_least(scratch_len);
-            // SAFETY: the machine has `tier`; `check` found the sizes consistent; `floats` is long enough for every item.
-            unsafe {
-                if problem.pairs { attend_pairs(&problem, item, floats) } else { attend_tier(tier, &problem, item, floats) }
-            };
+            // SAFETY: the machine has `isa`; `check` found the sizes consistent; `floats` is long enough for every item.
+            unsafe { if problem.pairs { attend_pairs(&problem, item, floats) } else { attend_isa(isa, &problem, item, floats) } };
         }
     };
     if plan.items.len() < 2 || plan.cycles < SERIAL_CYCLES {
@@ -220,7 +225,7 @@ pub(crate) fn attention(
     pool.for_each_range(plan.merges.len(), 1, &|start, end| {
         for merge in &plan.merges[start..end] {
             // SAFETY: as above; every partial result of the merge has been written.
-            unsafe { merge_rows_tier(tier, &problem, merge) };
+            unsafe { merge_rows_isa(isa, &problem, merge) };
         }
     });
 }
@@ -262,5 +267,5 @@ unsafe fn attend_pairs(_: &Problem<'_>, _: &plan::Item, _: *mut f32) {
     unreachable!("no other processor multiplies pairs");
 }
 
-tier_entry! { fn attend_tier => attend_single(problem: &Problem<'_>, item: &plan::Item, scratch: *mut f32) }
-tier_entry! { fn merge_rows_tier => merge_rows(problem: &Problem<'_>, merge: &plan::Merge) }
+isa_entry! { fn attend_isa => attend_single(problem: &Problem<'_>, item: &plan::Item, scratch: *mut f32) }
+isa_entry! { fn merge_rows_isa => merge_rows(problem: &Problem<'_>, merge: &plan::Merge) }

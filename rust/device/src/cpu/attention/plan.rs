@@ -6,12 +6,14 @@ use crate::{AttentionParams, StepMetadata};
 
 use super::{MAX_ROW_BLOCK, SPLIT_KEYS, TILE_KEYS, first_key};
 
-/// Query rows (tokens times heads of a group) that an item aims at: enough to pay for converting a tile, few enough for the caches.
+/// Query rows (tokens times the query heads of a KV head) that an item aims at: enough to pay for converting a tile, few enough
+/// for the caches.
 pub(super) const ROWS_PER_ITEM: usize = 96;
 /// Floats before the accumulator in a partial result: maximum and sum, and the rest of their cache line.
 pub(super) const PARTIAL_HEADER: usize = 16;
 
-/// Queries of one request over one KV head, or over all of them, tile by tile of keys: so a few queries read blocks from end to end.
+/// Queries of one request over one KV head, or over all of them, tile by tile of keys: so a few queries read blocks from end to
+/// end.
 #[derive(Clone)]
 pub(super) struct Item {
     pub(super) request: usize,
@@ -23,15 +25,16 @@ pub(super) struct Item {
     pub(super) position: usize,
     pub(super) first_split: usize,
     pub(super) end_split: usize,
-    /// Where the partial result of `first_split` goes, in floats; `None` when the item covers all splits and writes the output itself.
+    /// Where the partial result of `first_split` goes, in floats; `None` when the item covers all splits and writes the output
+    /// itself.
     pub(super) partial: Option<usize>,
     cycles: usize,
 }
 
 impl Item {
-    /// Its query rows, where `group` heads share a KV head.
-    pub(super) fn rows(&self, group: usize) -> usize {
-        self.kv_heads.len() * self.num_tokens * group
+    /// Its query rows, where `queries_per_kv` heads share a KV head.
+    pub(super) fn rows(&self, queries_per_kv: usize) -> usize {
+        self.kv_heads.len() * self.num_tokens * queries_per_kv
     }
 }
 
@@ -59,7 +62,7 @@ pub(super) struct Plan {
     pub(super) cycles: usize,
 }
 
-/// `head_dim` rounded up to whole vectors of every tier.
+/// `head_dim` rounded up to whole vectors of every ISA.
 pub(super) fn padded_dim(head_dim: usize) -> usize {
     head_dim.next_multiple_of(16)
 }
@@ -75,10 +78,10 @@ impl Plan {
         self.items.clear();
         self.merges.clear();
         self.partial_len = 0;
-        let group = params.num_heads / params.num_kv_heads;
+        let queries_per_kv = params.num_heads / params.num_kv_heads;
         let num_tokens = step.query_start_loc.last().map_or(0, |&n| n as usize);
         let share = (num_tokens * params.num_kv_heads).div_ceil(4 * num_threads);
-        let tile_tokens = (ROWS_PER_ITEM / group).min(share).max(1);
+        let tile_tokens = (ROWS_PER_ITEM / queries_per_kv).min(share).max(1);
         // Heads stay together while there is enough to divide among threads without parting them.
         let num_splits: usize = step.seq_lens.iter().map(|&len| len.div_ceil(SPLIT_KEYS as u32) as usize).sum();
         let together = num_threads == 1 || num_splits >= 4 * num_threads;
@@ -89,9 +92,9 @@ impl Plan {
                 let position = step.positions[rows.start] as usize + (first_row - rows.start);
                 let (low, high) = (first_key(params, position), position + num_tokens);
                 let tiles = high.div_ceil(TILE_KEYS) - low / TILE_KEYS;
-                let cycles = tiles * params.head_dim * (16 + 5 * num_tokens * group);
+                let cycles = tiles * params.head_dim * (16 + 5 * num_tokens * queries_per_kv);
                 let (first_split, end_split) = (low / SPLIT_KEYS, high.div_ceil(SPLIT_KEYS));
-                let heads = if together && num_tokens * group <= MAX_ROW_BLOCK { params.num_kv_heads } else { 1 };
+                let heads = if together && num_tokens * queries_per_kv <= MAX_ROW_BLOCK { params.num_kv_heads } else { 1 };
                 for first in (0..params.num_kv_heads).step_by(heads) {
                     let (kv_heads, cycles) = (first..first + heads, heads * cycles);
                     let (partial, position) = (None, position);
@@ -100,17 +103,17 @@ impl Plan {
                 }
             }
         }
-        self.max_rows = self.items.iter().map(|i| i.rows(group)).max().unwrap_or(0);
+        self.max_rows = self.items.iter().map(|i| i.rows(queries_per_kv)).max().unwrap_or(0);
         self.cycles = self.items.iter().map(|i| i.cycles).sum();
         if num_threads > 1 {
-            self.divide(num_threads, group, params.head_dim);
+            self.divide(num_threads, queries_per_kv, params.head_dim);
         }
         self.items.sort_unstable_by_key(|item| std::cmp::Reverse(item.cycles));
     }
 
-    /// Divides items that cost more than a quarter of a thread's share, at splits, into parts of a sixteenth of it or so: nobody then
-    /// waits long for the last one.
-    fn divide(&mut self, num_threads: usize, group: usize, head_dim: usize) {
+    /// Divides items that cost more than a quarter of a thread's share, at splits, into parts of a sixteenth of it or so: no
+    /// worker then waits long for the last one.
+    fn divide(&mut self, num_threads: usize, queries_per_kv: usize, head_dim: usize) {
         let total = self.cycles.max(1);
         for i in 0..self.items.len() {
             let item = &self.items[i];
@@ -120,7 +123,7 @@ impl Plan {
                 continue;
             }
             let item = item.clone();
-            let (stride, partial) = (partial_stride(item.rows(group), head_dim), self.partial_len);
+            let (stride, partial) = (partial_stride(item.rows(queries_per_kv), head_dim), self.partial_len);
             self.partial_len += splits * stride;
             let Item { first_row, num_tokens, position, first_split, end_split, .. } = item;
             let kv_heads = item.kv_heads.clone();

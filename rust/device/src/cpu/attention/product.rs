@@ -1,13 +1,13 @@
 //! What queries and keys, and weights and values, are multiplied as.
 #![allow(unsafe_op_in_unsafe_fn)] // One contract for all: that of `Simd`.
-#![allow(clippy::inline_always)] // Tier code must be inlined.
+#![allow(clippy::inline_always)] // ISA code must be inlined.
 
 use crate::cpu::simd::{Simd, exp};
 
 /// Products of elements that lie `PACKED` to a lane of 32 bits: neighbours along what is summed over.
 pub(super) trait Product {
     const PACKED: usize;
-    /// Whether they are so fast that lines ahead are asked for after each unit of keys and step of values, and twice.
+    /// Whether they are so fast that lines are prefetched after each unit of keys and step of values, each of them twice.
     const FAST: bool;
     /// `acc` and the products of each lane.
     unsafe fn add<S: Simd>(acc: S::V, x: S::V, y: S::V) -> S::V;

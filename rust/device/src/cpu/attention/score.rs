@@ -1,6 +1,6 @@
 //! The scores of a tile's keys, and what softmax makes of them.
 #![allow(unsafe_op_in_unsafe_fn)] // One contract for all, stated on `kernel::attend`.
-#![allow(clippy::inline_always, clippy::needless_range_loop)] // Tier code must be inlined; counted loops over registers unroll.
+#![allow(clippy::inline_always, clippy::needless_range_loop)] // ISA code must be inlined; counted loops over registers unroll.
 
 use std::ops::Range;
 
@@ -9,21 +9,21 @@ use crate::{
     cpu::simd::{Simd, exp, tanh},
 };
 
-use super::{GROUPS, KEY_GROUP, TILE_KEYS, ahead::Ahead, element::KeyUnit, product::Product, tile::Scales};
+use super::{STRIP_KEYS, STRIPS, TILE_KEYS, ahead::Ahead, element::KeyUnit, product::Product};
 
-/// Units of keys that are read between two requests, where products are not fast.
+/// Units of keys that are read between two prefetches, where products are not fast.
 const UNITS_AT_ONCE: usize = 8;
 
 /// The keys of a tile, unit after unit, `LANES` keys side by side.
 pub(super) struct Keys {
-    /// Where the first units of each group of [`KEY_GROUP`] keys are: those of a vector's groups follow each other.
-    pub(super) groups: [*const u8; GROUPS],
+    /// Where the first units of each strip of [`STRIP_KEYS`] keys are: those of a vector's strips follow each other.
+    pub(super) strips: [*const u8; STRIPS],
     pub(super) unit_bytes: usize,
     /// Bytes from a unit to the next one.
     pub(super) stride: usize,
     /// Units of a key.
     pub(super) units: usize,
-    /// What is asked for along with these.
+    /// What is prefetched along with these.
     pub(super) ahead: Option<Ahead>,
 }
 
@@ -33,25 +33,26 @@ impl Keys {
     unsafe fn vectors<S: Simd, const C: usize>(&self, lane: usize) -> [*const u8; C] {
         let mut vectors = [std::ptr::null(); C];
         for i in 0..C {
-            vectors[i] = *self.groups.get_unchecked((lane + i * S::LANES) / KEY_GROUP);
+            vectors[i] = *self.strips.get_unchecked((lane + i * S::LANES) / STRIP_KEYS);
         }
         vectors
     }
 
-    /// Asks for as many bytes as `units` of `width` keys take, twice if so.
+    /// Prefetches as many bytes as `units` of `width` keys take, each line twice if `twice`.
     #[inline(always)]
-    fn ask_ahead(&self, units: usize, width: usize, twice: bool) {
+    fn prefetch_next(&self, units: usize, width: usize, twice: bool) {
         if let Some(ahead) = &self.ahead {
-            ahead.ask(units * width * self.unit_bytes, twice);
+            ahead.prefetch(units * width * self.unit_bytes, twice);
         }
     }
 
-    /// Writes the keys in `lanes` as they are multiplied, `[steps, TILE_KEYS]`, without their scales. Others of their vectors get anything.
+    /// Writes the keys in `lanes` as they are multiplied, `[steps, TILE_KEYS]`, without their scales. Others of their vectors get
+    /// anything.
     #[inline(always)]
     pub(super) unsafe fn widen<S: Simd, U: KeyUnit>(&self, lanes: &Range<usize>, keys: *mut f32) {
         for unit in 0..self.units {
             if unit.is_multiple_of(UNITS_AT_ONCE) {
-                self.ask_ahead(UNITS_AT_ONCE, TILE_KEYS, false);
+                self.prefetch_next(UNITS_AT_ONCE, TILE_KEYS, false);
             }
             for lane in (lanes.start / S::LANES * S::LANES..lanes.end).step_by(S::LANES) {
                 let [vector] = self.vectors::<S, 1>(lane);
@@ -66,8 +67,8 @@ impl Keys {
 
 /// `scores[row, key] = q[row] · k[key]` for `rows` rows, each summed over the dimensions in order.
 ///
-/// `q` is `[steps, rows]`, `scores` `[rows, TILE_KEYS]`: a step is a dimension, or as many as are multiplied at once. Lanes beyond `lanes`
-/// get anything.
+/// `q` is `[steps, rows]`, `scores` `[rows, TILE_KEYS]`: a step is a dimension, or as many as are multiplied at once. Lanes
+/// beyond `lanes` get anything.
 #[inline(always)]
 pub(super) unsafe fn score_rows<S: Simd, P: Product, U: KeyUnit>(
     rows: usize,
@@ -107,7 +108,7 @@ unsafe fn score_block<S: Simd, P: Product, U: KeyUnit, const R: usize, const C: 
         let units_at_once = if P::FAST { 1 } else { UNITS_AT_ONCE };
         let at_once = if keys.ahead.is_some() { units_at_once } else { keys.units };
         for first in (0..keys.units).step_by(at_once) {
-            keys.ask_ahead(units_at_once, width, P::FAST);
+            keys.prefetch_next(units_at_once, width, P::FAST);
             for _ in first..(first + at_once).min(keys.units) {
                 let mut loaded = [S::splat(0.0); C];
                 for i in 0..C {
@@ -137,6 +138,12 @@ unsafe fn score_block<S: Simd, P: Product, U: KeyUnit, const R: usize, const C: 
     }
 }
 
+/// Scales of a tile, times what the elements are loaded divided by. Lanes that are not read hold anything.
+pub(super) struct Scales {
+    pub(super) keys: [f32; TILE_KEYS],
+    pub(super) values: [f32; TILE_KEYS],
+}
+
 /// Softmax of one row so far.
 pub(super) struct Softmax {
     pub(super) max: *mut f32,
@@ -155,10 +162,11 @@ static LIMITS: [f32; 3 * TILE_KEYS] = {
     limits
 };
 
-/// Turns the scores of a row into weights of the values as they were loaded, packed, and updates its softmax; returns what the sums so far are
-/// to be multiplied by. Lanes that are not visible weigh 0, or anything where there are scales; one at least is visible.
+/// Turns the scores of a row into weights of the values as they were loaded, packed, and updates its softmax; returns what the
+/// sums so far are to be multiplied by. Lanes that are not visible weigh 0, or anything where there are scales; one at least is
+/// visible.
 #[inline(always)]
-pub(super) unsafe fn soften<S: Simd, P: Product>(
+pub(super) unsafe fn online_softmax_update<S: Simd, P: Product>(
     params: &AttentionParams,
     scores: *mut f32,
     softmax: &Softmax,

@@ -1,7 +1,7 @@
 //! The keys and values of a tile, found through a block table and read as they are multiplied.
 #![allow(clippy::cast_ptr_alignment)] // Offsets are multiples of the element's size.
-#![allow(unsafe_op_in_unsafe_fn)] // One contract for all: the machine has the tier, the pointers are those of `Tiles`.
-#![allow(clippy::inline_always, clippy::needless_range_loop)] // Tier code must be inlined; counted loops over registers unroll.
+#![allow(unsafe_op_in_unsafe_fn)] // One contract for all: the machine has the ISA, the pointers are those of `Tiles`.
+#![allow(clippy::inline_always, clippy::needless_range_loop)] // ISA code must be inlined; counted loops over registers unroll.
 
 use std::{marker::PhantomData, ops::Range};
 
@@ -11,13 +11,13 @@ use crate::{
 };
 
 use super::{
-    GROUPS, KEY_GROUP, Problem, TILE_KEYS,
+    Problem, STRIP_KEYS, STRIPS, TILE_KEYS,
+    accumulate::{RowBlock, Values, accumulate_values},
     ahead::{Ahead, Lines},
     element::{BF16, BF16Pair, Element, F8E4M3, F16, F32, Int8},
     plan::{Item, padded_dim},
     product::{Pairs, Product, Single},
-    score::{Keys, score_rows},
-    weigh::{RowBlock, Values, weigh_rows},
+    score::{Keys, Scales, score_rows},
 };
 
 /// `$body` with `$unit` as what the keys of `$tiles` consist of, as `$product` multiplies them.
@@ -51,9 +51,9 @@ pub(super) struct Tiles<'a> {
     start: usize,
     /// Lanes that hold keys of the item.
     lanes: Range<usize>,
-    /// Where in a plane the item's first head starts in the block of each group of keys of this tile, and of the next one. Groups
+    /// Where in a plane the item's first head starts in the block of each strip of keys of this tile, and of the next one. Strips
     /// without keys of the item repeat another's.
-    blocks: [usize; 2 * GROUPS],
+    blocks: [usize; 2 * STRIPS],
     /// The head, counted from the item's first.
     head: usize,
     /// What is to be added to offsets for this head.
@@ -64,19 +64,13 @@ pub(super) struct Tiles<'a> {
     scales: Option<Scales>,
 }
 
-/// Scales of a tile, times what the elements are loaded divided by. Lanes that are not read hold anything.
-pub(super) struct Scales {
-    pub(super) keys: [f32; TILE_KEYS],
-    pub(super) values: [f32; TILE_KEYS],
-}
-
 impl<'a> Tiles<'a> {
     /// The tiles that hold `keys`, which are not empty; [`Self::advance`] comes to the first.
     #[inline(always)]
     pub(super) fn new(problem: &'a Problem<'a>, item: &'a Item, keys: Range<usize>) -> Self {
         let scales = element_factor(problem.spec.dtype).map(|_| Scales { keys: [0.0; TILE_KEYS], values: [0.0; TILE_KEYS] });
         let start = keys.start / TILE_KEYS * TILE_KEYS;
-        let blocks = [0; 2 * GROUPS];
+        let blocks = [0; 2 * STRIPS];
         let mut tiles = Self { problem, item, keys, start, lanes: 0..0, blocks, head: 0, shift: 0, next_shift: 0, scales };
         tiles.look_up(start);
         // So that `advance` comes to it.
@@ -93,7 +87,7 @@ impl<'a> Tiles<'a> {
         }
         self.start = start;
         self.lanes = self.keys.start.max(start) - start..self.keys.end.min(start + TILE_KEYS) - start;
-        self.blocks.copy_within(GROUPS.., 0);
+        self.blocks.copy_within(STRIPS.., 0);
         self.look_up(start + TILE_KEYS);
         true
     }
@@ -107,10 +101,10 @@ impl<'a> Tiles<'a> {
         self.read_scales();
     }
 
-    /// Where the first of each group's keys or values lies in `plane`; `distance` is that from one to the next.
+    /// Where the first of each strip's keys or values lies in `plane`; `distance` is that from one to the next.
     #[inline(always)]
-    fn groups(&self, plane: *const u8, distance: usize) -> [*const u8; GROUPS] {
-        let first = |group: usize| group * KEY_GROUP % self.problem.spec.block_size;
+    fn strips(&self, plane: *const u8, distance: usize) -> [*const u8; STRIPS] {
+        let first = |strip: usize| strip * STRIP_KEYS % self.problem.spec.block_size;
         std::array::from_fn(|i| plane.wrapping_add(self.blocks[i] + self.shift + first(i) * distance))
     }
 
@@ -119,20 +113,20 @@ impl<'a> Tiles<'a> {
     fn lines(&self, plane: *const u8, after: bool) -> Lines {
         let Problem { spec, layout, .. } = self.problem;
         let shift = if after { self.next_shift } else { self.shift };
-        let first = if after && self.next_shift == 0 { GROUPS } else { 0 };
-        let group = |run: usize| first + run * spec.block_size / KEY_GROUP % GROUPS;
-        let runs = std::array::from_fn(|run| plane.wrapping_add(self.blocks[group(run)] + shift));
+        let first = if after && self.next_shift == 0 { STRIPS } else { 0 };
+        let strip = |run: usize| first + run * spec.block_size / STRIP_KEYS % STRIPS;
+        let runs = std::array::from_fn(|run| plane.wrapping_add(self.blocks[strip(run)] + shift));
         Lines::new(runs, spec.block_size * layout.vector_bytes)
     }
 
-    /// What to ask for while keys are read: after them come values.
+    /// What to prefetch while keys are read: after them come values.
     #[inline(always)]
     fn ahead_of_keys(&self) -> Ahead {
         let Problem { keys, values, to_l2, .. } = *self.problem;
         Ahead { later: self.lines(keys, true), next: self.lines(values, false), to_l2 }
     }
 
-    /// What to ask for while values are read.
+    /// What to prefetch while values are read.
     #[inline(always)]
     fn ahead_of_values(&self) -> Ahead {
         let Problem { keys, values, to_l2, .. } = *self.problem;
@@ -169,16 +163,16 @@ impl<'a> Tiles<'a> {
         }
     }
 
-    /// Finds where the tile that starts at `start` lies, if the item has it, and asks for its scales.
+    /// Finds where the tile that starts at `start` lies, if the item has it, and prefetches its scales.
     #[inline(always)]
     fn look_up(&mut self, start: usize) {
         let Problem { layout, keys, values, spec, .. } = self.problem;
-        let (mut blocks, mut any) = ([usize::MAX; GROUPS], self.blocks[0]);
+        let (mut blocks, mut any) = ([usize::MAX; STRIPS], self.blocks[0]);
         self.runs(start, |lane, block, offset, _| {
             any = layout.head(block, self.item.kv_heads.start);
-            // All groups of the block, since a vector of keys may start before those of the item.
-            let first = (lane - offset) / KEY_GROUP;
-            blocks[first..first + spec.block_size / KEY_GROUP].fill(any);
+            // All strips of the block, since a vector of keys may start before those of the item.
+            let first = (lane - offset) / STRIP_KEYS;
+            blocks[first..first + spec.block_size / STRIP_KEYS].fill(any);
             if self.scales.is_some() {
                 for head in self.item.kv_heads.clone() {
                     let scale = layout.scale(block, head, offset);
@@ -188,7 +182,7 @@ impl<'a> Tiles<'a> {
             }
         });
         blocks.iter_mut().filter(|block| **block == usize::MAX).for_each(|block| *block = any);
-        self.blocks[GROUPS..].copy_from_slice(&blocks);
+        self.blocks[STRIPS..].copy_from_slice(&blocks);
     }
 
     #[inline(always)]
@@ -213,27 +207,28 @@ impl<'a> Tiles<'a> {
         let Problem { layout, keys: plane, spec, .. } = *self.problem;
         let unit_bytes = layout.key_unit_bytes;
         let mut keys = Keys {
-            groups: self.groups(plane, unit_bytes),
+            strips: self.strips(plane, unit_bytes),
             unit_bytes,
             stride: layout.key_stride(),
             units: layout.vector_bytes / unit_bytes,
             ahead: Some(self.ahead_of_keys()),
         };
         if spec.block_size < S::LANES {
-            let (copy, bytes) = (copy.cast::<u8>(), KEY_GROUP * unit_bytes);
+            let (copy, bytes) = (copy.cast::<u8>(), STRIP_KEYS * unit_bytes);
             for unit in 0..keys.units {
-                for (i, group) in keys.groups.iter().enumerate() {
-                    let place = copy.add((unit * GROUPS + i) * bytes);
-                    std::ptr::copy_nonoverlapping(group.add(unit * keys.stride), place, bytes);
+                for (i, strip) in keys.strips.iter().enumerate() {
+                    let place = copy.add((unit * STRIPS + i) * bytes);
+                    std::ptr::copy_nonoverlapping(strip.add(unit * keys.stride), place, bytes);
                 }
             }
-            keys.groups = std::array::from_fn(|i| copy.wrapping_add(i * bytes).cast_const());
-            keys.stride = GROUPS * bytes;
+            keys.strips = std::array::from_fn(|i| copy.wrapping_add(i * bytes).cast_const());
+            keys.stride = STRIPS * bytes;
         }
         keys
     }
 
-    /// Writes the keys, `[steps, TILE_KEYS]`, without their scales. Lanes that are not read hold anything. `copy` is as long as `keys`.
+    /// Writes the keys, `[steps, TILE_KEYS]`, without their scales. Lanes that are not read hold anything. `copy` is as long as
+    /// `keys`.
     #[inline(always)]
     pub(super) unsafe fn load_keys<S: Simd, P: Product>(&self, keys: *mut f32, copy: *mut f32) {
         let stored = self.keys::<S>(copy);
@@ -271,8 +266,8 @@ impl<'a> Tiles<'a> {
         let dim = self.problem.params.head_dim;
         let (padded, stored) = (padded_dim(dim), Stored::<E>::new(self));
         for lane in self.lanes.clone() {
-            stored.ahead.ask(stored.vector_bytes, false);
-            let row = stored.run(lane / KEY_GROUP).add(lane % KEY_GROUP * stored.vector_bytes);
+            stored.ahead.prefetch(stored.vector_bytes, false);
+            let row = stored.run(lane / STRIP_KEYS).add(lane % STRIP_KEYS * stored.vector_bytes);
             for c in (0..dim).step_by(S::LANES) {
                 S::store(values.add(lane * padded + c), vector::<S, E>(row, c, dim));
             }
@@ -284,27 +279,27 @@ impl<'a> Tiles<'a> {
         let dim = self.problem.params.head_dim;
         let stored = StoredPairs::new(self);
         for step in self.lanes.start / 2..self.lanes.end.div_ceil(2) {
-            stored.values.ahead.ask(2 * stored.values.vector_bytes, false);
-            let group = 2 * step / KEY_GROUP;
-            let place = (group, stored.run(group));
+            stored.values.ahead.prefetch(2 * stored.values.vector_bytes, false);
+            let strip = 2 * step / STRIP_KEYS;
+            let place = (strip, stored.run(strip));
             for c in (0..dim).step_by(S::LANES) {
-                let [pair] = stored.columns::<S, 1>(place, step % (KEY_GROUP / 2), c);
+                let [pair] = stored.columns::<S, 1>(place, step % (STRIP_KEYS / 2), c);
                 S::store(values.add(step * dim + c), pair);
             }
         }
     }
 
-    /// [`weigh_rows`] over the values where they lie; `head_dim` is a multiple of 16.
+    /// [`accumulate_values`] over the values where they lie; `head_dim` is a multiple of 16.
     #[inline(always)]
-    pub(super) unsafe fn weigh_direct<S: Simd, P: Product>(&self, block: &RowBlock, lanes: &Range<usize>) {
+    pub(super) unsafe fn accumulate_direct<S: Simd, P: Product>(&self, block: &RowBlock, lanes: &Range<usize>) {
         match self.problem.spec.dtype {
-            KvDType::BF16 if P::PACKED == 2 => weigh_rows::<S, _>(block, &StoredPairs::new(self), lanes),
+            KvDType::BF16 if P::PACKED == 2 => accumulate_values::<S, _>(block, &StoredPairs::new(self), lanes),
             other if P::PACKED == 2 => not_in_pairs(other),
-            KvDType::F32 => weigh_rows::<S, _>(block, &Stored::<F32>::new(self), lanes),
-            KvDType::F16 => weigh_rows::<S, _>(block, &Stored::<F16>::new(self), lanes),
-            KvDType::BF16 => weigh_rows::<S, _>(block, &Stored::<BF16>::new(self), lanes),
-            KvDType::F8E4M3 => weigh_rows::<S, _>(block, &Stored::<F8E4M3>::new(self), lanes),
-            KvDType::Int8 => weigh_rows::<S, _>(block, &Stored::<Int8>::new(self), lanes),
+            KvDType::F32 => accumulate_values::<S, _>(block, &Stored::<F32>::new(self), lanes),
+            KvDType::F16 => accumulate_values::<S, _>(block, &Stored::<F16>::new(self), lanes),
+            KvDType::BF16 => accumulate_values::<S, _>(block, &Stored::<BF16>::new(self), lanes),
+            KvDType::F8E4M3 => accumulate_values::<S, _>(block, &Stored::<F8E4M3>::new(self), lanes),
+            KvDType::Int8 => accumulate_values::<S, _>(block, &Stored::<Int8>::new(self), lanes),
         }
     }
 }
@@ -317,7 +312,7 @@ fn not_in_pairs(dtype: KvDType) -> ! {
 
 /// Values where they lie.
 struct Stored<E> {
-    groups: [*const u8; GROUPS],
+    strips: [*const u8; STRIPS],
     vector_bytes: usize,
     ahead: Ahead,
     element: PhantomData<E>,
@@ -328,20 +323,20 @@ impl<E: Element> Stored<E> {
     fn new(tiles: &Tiles<'_>) -> Self {
         let Problem { values, layout, .. } = *tiles.problem;
         let vector_bytes = layout.vector_bytes;
-        Self { groups: tiles.groups(values, vector_bytes), vector_bytes, ahead: tiles.ahead_of_values(), element: PhantomData }
+        Self { strips: tiles.strips(values, vector_bytes), vector_bytes, ahead: tiles.ahead_of_values(), element: PhantomData }
     }
 }
 
 impl<E: Element> Values for Stored<E> {
     type Product = Single;
-    const RUN: usize = KEY_GROUP;
+    const RUN: usize = STRIP_KEYS;
     #[inline(always)]
-    fn ask_ahead(&self, columns: usize) {
-        self.ahead.ask(Self::RUN * columns * E::BYTES, false);
+    fn prefetch_next(&self, columns: usize) {
+        self.ahead.prefetch(Self::RUN * columns * E::BYTES, false);
     }
     #[inline(always)]
-    unsafe fn run(&self, group: usize) -> *const u8 {
-        *self.groups.get_unchecked(group)
+    unsafe fn run(&self, strip: usize) -> *const u8 {
+        *self.strips.get_unchecked(strip)
     }
     #[inline(always)]
     unsafe fn columns<S: Simd, const C: usize>(&self, (_, first): (usize, *const u8), step: usize, c: usize) -> [S::V; C] {
@@ -370,20 +365,20 @@ impl StoredPairs {
 
 impl Values for StoredPairs {
     type Product = Pairs;
-    const RUN: usize = KEY_GROUP;
+    const RUN: usize = STRIP_KEYS;
     #[inline(always)]
-    fn ask_ahead(&self, columns: usize) {
-        self.values.ahead.ask(Pairs::PACKED * columns * BF16::BYTES, true);
+    fn prefetch_next(&self, columns: usize) {
+        self.values.ahead.prefetch(Pairs::PACKED * columns * BF16::BYTES, true);
     }
     #[inline(always)]
-    unsafe fn run(&self, group: usize) -> *const u8 {
-        self.values.run(group)
+    unsafe fn run(&self, strip: usize) -> *const u8 {
+        self.values.run(strip)
     }
     #[inline(always)]
-    unsafe fn columns<S: Simd, const C: usize>(&self, (group, first): (usize, *const u8), step: usize, c: usize) -> [S::V; C] {
-        let lane = group * KEY_GROUP + 2 * step;
+    unsafe fn columns<S: Simd, const C: usize>(&self, (strip, first): (usize, *const u8), step: usize, c: usize) -> [S::V; C] {
+        let lane = strip * STRIP_KEYS + 2 * step;
         let lanes = [lane.max(self.lanes.start), (lane + 1).min(self.lanes.end - 1)];
-        let row = |lane: usize| first.add(lane % KEY_GROUP * self.values.vector_bytes).cast::<u16>().add(c);
+        let row = |lane: usize| first.add(lane % STRIP_KEYS * self.values.vector_bytes).cast::<u16>().add(c);
         let [first, second] = lanes.map(row);
         let mut columns = [S::splat(0.0); C];
         for i in 0..C {

@@ -1,8 +1,8 @@
-//! Activations as integers of 8 bits, or of 15 in two int8 parts, quantised once a phase and shared by all of its projections.
+//! Activations as integers of 8 bits, or of 15 in two int8 parts, quantized once a phase and shared by all of its projections.
 //!
-//! A few channels are much larger than the others, the same ones for most tokens, and there 8 bits are not enough. Blocks that stand out
-//! of their row have a lower part, the others have zeros there, and kernels leave out lower parts that are zero for all of their rows:
-//! an integer sum does not change. Over 768 tokens of text, against float activations:
+//! A few channels are much larger than the others, the same ones for most tokens, and there 8 bits are not enough. Outlier blocks
+//! of a row have a lower part, the others have zeros there, and kernels leave out lower parts that are zero for all of their
+//! rows: an integer sum does not change. Over 768 tokens of text, against float activations:
 //!
 //! | lower parts | perplexity, SmolLM2 | likeliest token | perplexity, gemma-3-270m | likeliest token | of blocks, 576 / 1536 columns |
 //! | --- | --- | --- | --- | --- | --- |
@@ -13,72 +13,17 @@
 // A body that is not inlined would be compiled for the baseline instructions only.
 #![allow(clippy::inline_always)]
 
-use super::elementwise::{ROUND, per_tier};
-use crate::cpu::CpuTier;
+use super::{
+    act_block::{ActBlock, BLOCK, MAX_CODE, UPPER, quantize_blocks},
+    elementwise::{ROUND, per_isa},
+};
+use crate::cpu::Isa;
 
-/// Values that share a scale.
-pub(super) const BLOCK: usize = 32;
-
-/// Blocks from one row to the next: an odd number of cache lines, so that the same block of many rows lies in different sets of a cache.
+/// Blocks from one row to the next: an odd number of cache lines, so that the same block of many rows lies in different sets of a
+/// cache.
 pub(super) const fn stride(cols: usize) -> usize {
     let blocks = cols / BLOCK;
     blocks + (6 - blocks % 4) % 4
-}
-
-/// A code is this times its upper part plus its lower part.
-pub(super) const UPPER: i32 = 128;
-
-/// The largest code: upper parts are -127..=127, lower parts -64..=63.
-const MAX_CODE: i32 = 127 * UPPER;
-
-/// A block has a lower part if its largest magnitude is above so many times the mean of those of its row.
-const STANDS_OUT: f32 = 2.0;
-
-/// Blocks of smaller values are taken for zeros: the factor that makes codes of them may be beyond f32.
-const TINY: f32 = 1e-30;
-
-/// 32 activations, `value = scale * code` with `scale = max |value| / 16256`, and the sums of the codes.
-#[derive(Clone, Copy)]
-#[repr(C, align(32))]
-pub(super) struct ActBlock {
-    /// The upper parts of the codes; lower parts, which are rarely read, are last.
-    pub upper: [i8; BLOCK],
-    pub scale: f32,
-    /// `scale` times the sum of the codes: of all 32, of the first 16, of the last 16.
-    pub scaled_sums: [f32; 3],
-    /// The sums of the codes, likewise.
-    pub sums: [i32; 3],
-    /// Not 0 if the lower part may be other than zeros.
-    pub has_lower: u32,
-    pub lower: [i8; BLOCK],
-}
-
-impl ActBlock {
-    pub(super) const ZERO: Self =
-        Self { upper: [0; BLOCK], scale: 0.0, scaled_sums: [0.0; 3], sums: [0; 3], has_lower: 0, lower: [0; BLOCK] };
-
-    /// Given the largest magnitude, and that above which a block has a lower part, sets both; returns the factor that makes codes of values.
-    #[inline(always)]
-    pub(super) fn set_scale(&mut self, max: f32, limit: f32) -> f32 {
-        self.scale = max / MAX_CODE as f32;
-        self.has_lower = (max > limit).into();
-        if max > TINY { MAX_CODE as f32 / max } else { 0.0 }
-    }
-
-    /// Sets the sums, given those of the codes of each half.
-    #[inline(always)]
-    pub(super) fn set_sums(&mut self, halves: [i32; 2]) {
-        self.sums = [halves[0] + halves[1], halves[0], halves[1]];
-        for (scaled, sum) in self.scaled_sums.iter_mut().zip(self.sums) {
-            *scaled = sum as f32 * self.scale;
-        }
-    }
-}
-
-/// The magnitude above which a block stands out of a row; `sum` is that of the largest magnitudes of its blocks.
-#[inline(always)]
-pub(super) fn limit(sum: f32, blocks: usize) -> f32 {
-    STANDS_OUT * (sum / blocks as f32)
 }
 
 /// The magnitudes are compared as integers: a NaN is above them all, becomes the scale, and so is not lost.
@@ -86,7 +31,7 @@ fn largest(x: &[f32; BLOCK]) -> f32 {
     f32::from_bits(x.iter().fold(0, |m, v| m.max(v.to_bits() & 0x7fff_ffff)))
 }
 
-fn quantise_block(x: &[f32; BLOCK], inverse: f32, out: &mut ActBlock) {
+fn quantize_block(x: &[f32; BLOCK], inverse: f32, out: &mut ActBlock) {
     let mut codes = [0i32; BLOCK];
     for (code, v) in codes.iter_mut().zip(x) {
         *code = ((v * inverse + ROUND).to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32).clamp(-MAX_CODE, MAX_CODE);
@@ -102,43 +47,23 @@ fn quantise_block(x: &[f32; BLOCK], inverse: f32, out: &mut ActBlock) {
     out.set_sums([first.iter().sum(), last.iter().sum()]);
 }
 
-/// Quantises a row, given what finds the largest magnitude of a block and what writes its codes and sums. A macro, for a function could
-/// not be compiled with the features of each of its callers.
-macro_rules! quantise_blocks {
-    ($x:expr, $out:expr, $largest:ident, $quantise_block:ident) => {{
-        let (blocks, _) = $x.as_chunks::<{ $crate::cpu::linear::activations::BLOCK }>();
-        let mut sum = 0.0;
-        for (x, out) in blocks.iter().zip($out.iter_mut()) {
-            // The scale is made of it below.
-            out.scale = $largest(x);
-            sum += out.scale;
-        }
-        let limit = $crate::cpu::linear::activations::limit(sum, blocks.len());
-        for (x, out) in blocks.iter().zip($out) {
-            let inverse = out.set_scale(out.scale, limit);
-            $quantise_block(x, inverse, out);
-        }
-    }};
-}
-pub(super) use quantise_blocks;
-
-/// Quantises one row: `out` is `[row length / 32]`.
-pub(super) fn quantise_row(tier: CpuTier, x: &[f32], out: &mut [ActBlock]) {
-    match tier {
-        // SAFETY: the phases never pass a tier above `CpuTier::detect`.
+/// Quantizes one row: `out` is `[row length / 32]`.
+pub(super) fn quantize_row(isa: Isa, x: &[f32], out: &mut [ActBlock]) {
+    match isa {
+        // SAFETY: the phases never pass an ISA above `Isa::detect`.
         #[cfg(target_arch = "x86_64")]
-        CpuTier::Amx | CpuTier::Avx512 => unsafe { super::activations_avx512::quantise_row(x, out) },
+        Isa::Amx | Isa::Avx512 => unsafe { super::activations_avx512::quantize_row(x, out) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        CpuTier::Avx2 => unsafe { super::activations_avx2::quantise_row(x, out) },
-        _ => quantise_blocks!(x, out, largest, quantise_block),
+        Isa::Avx2 => unsafe { super::activations_avx2::quantize_row(x, out) },
+        _ => quantize_blocks!(x, out, largest, quantize_block),
     }
 }
 
 /// Rows of a tile.
 pub(super) const ACT_ROWS: usize = 16;
 
-/// 32 columns of 16 rows for the tile units; what lies in rows that there are not reaches no other.
+/// 32 columns of 16 rows for AMX; what lies in rows that there are not affects no other.
 #[derive(Clone)]
 #[repr(C, align(64))]
 pub(super) struct ActTile {
@@ -170,7 +95,7 @@ fn tile_body(row: usize, acts: &[ActBlock], out: &mut [ActTile]) {
     }
 }
 
-per_tier!(
+per_isa!(
     /// Writes a row's blocks as row `row` (0 to 15) of tiles.
     tile_row = tile_body(row: usize, acts: &[ActBlock], out: &mut [ActTile])
 );

@@ -1,19 +1,19 @@
-//! Quantisation of activations by AVX2, of finite values with the bits of [`activations`](super::activations).
+//! Quantization of activations by AVX2, of finite values with the bits of [`activations`](super::activations).
 
 #[allow(clippy::wildcard_imports)] // Intrinsics.
 use std::arch::x86_64::*;
 
-use super::activations::{ActBlock, BLOCK, UPPER, quantise_blocks};
+use super::act_block::{ActBlock, BLOCK, UPPER, quantize_blocks};
 
 /// Values of a register.
 const LANES: usize = 8;
 /// Registers of a block.
 const PARTS: usize = BLOCK / LANES;
 
-/// Quantises one row: `out` is `[row length / 32]`.
+/// Quantizes one row: `out` is `[row length / 32]`.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn quantise_row(x: &[f32], out: &mut [ActBlock]) {
-    quantise_blocks!(x, out, largest, quantise_block);
+pub(super) fn quantize_row(x: &[f32], out: &mut [ActBlock]) {
+    quantize_blocks!(x, out, largest, quantize_block);
 }
 
 #[inline]
@@ -38,7 +38,7 @@ fn largest(x: &[f32; BLOCK]) -> f32 {
 /// Writes codes and sums.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn quantise_block(x: &[f32; BLOCK], inverse: f32, out: &mut ActBlock) {
+fn quantize_block(x: &[f32; BLOCK], inverse: f32, out: &mut ActBlock) {
     const SHIFT: i32 = UPPER.ilog2() as i32;
     let codes = load(x).map(|v| _mm256_cvtps_epi32(_mm256_mul_ps(v, _mm256_set1_ps(inverse))));
     let parts = codes.map(|code| _mm256_srai_epi32::<SHIFT>(_mm256_add_epi32(code, _mm256_set1_epi32(UPPER / 2))));

@@ -1,17 +1,17 @@
-//! Quantisation of activations by AVX-512, of finite values with the bits of [`activations`](super::activations).
+//! Quantization of activations by AVX-512, of finite values with the bits of [`activations`](super::activations).
 
 #[allow(clippy::wildcard_imports)] // Intrinsics.
 use std::arch::x86_64::*;
 
-use super::activations::{ActBlock, BLOCK, UPPER, quantise_blocks};
+use super::act_block::{ActBlock, BLOCK, UPPER, quantize_blocks};
 
 /// Values of a register.
 const LANES: usize = 16;
 
-/// Quantises one row: `out` is `[row length / 32]`.
+/// Quantizes one row: `out` is `[row length / 32]`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) fn quantise_row(x: &[f32], out: &mut [ActBlock]) {
-    quantise_blocks!(x, out, largest, quantise_block);
+pub(super) fn quantize_row(x: &[f32], out: &mut [ActBlock]) {
+    quantize_blocks!(x, out, largest, quantize_block);
 }
 
 #[inline]
@@ -24,11 +24,11 @@ fn largest(x: &[f32; BLOCK]) -> f32 {
 /// Writes codes and sums.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-fn quantise_block(x: &[f32; BLOCK], inverse: f32, out: &mut ActBlock) {
+fn quantize_block(x: &[f32; BLOCK], inverse: f32, out: &mut ActBlock) {
     let (mut sums, has_lower) = ([0; 2], out.has_lower != 0);
     let ((halves, _), (upper, _), (lower, _)) = (x.as_chunks(), out.upper.as_chunks_mut(), out.lower.as_chunks_mut());
     for (half, sum) in sums.iter_mut().enumerate() {
-        *sum = quantise_half(&halves[half], (inverse, has_lower), &mut upper[half], &mut lower[half]);
+        *sum = quantize_half(&halves[half], (inverse, has_lower), &mut upper[half], &mut lower[half]);
     }
     out.set_sums(sums);
 }
@@ -46,10 +46,10 @@ fn magnitudes(x: &[f32; LANES]) -> __m512i {
     _mm512_and_si512(_mm512_castps_si512(load(x)), _mm512_set1_epi32(0x7fff_ffff))
 }
 
-/// Quantises half a block; returns the sum of the codes.
+/// Quantizes half a block; returns the sum of the codes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-fn quantise_half(x: &[f32; LANES], (inverse, has_lower): (f32, bool), upper: &mut [i8; LANES], lower: &mut [i8; LANES]) -> i32 {
+fn quantize_half(x: &[f32; LANES], (inverse, has_lower): (f32, bool), upper: &mut [i8; LANES], lower: &mut [i8; LANES]) -> i32 {
     let codes = _mm512_cvtps_epi32(_mm512_mul_ps(load(x), _mm512_set1_ps(inverse)));
     let parts = _mm512_srai_epi32::<{ UPPER.ilog2() }>(_mm512_add_epi32(codes, _mm512_set1_epi32(UPPER / 2)));
     let rest =

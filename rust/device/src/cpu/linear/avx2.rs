@@ -1,23 +1,24 @@
 //! AVX2 kernels: a packed panel of 32 rows times 1 to 64 rows of activations, with AVX-VNNI where there is.
 //!
-//! `out[row][n] = sum over k of weight[n, k] * x[row, k]`. Of a block of 32 columns the codes of 8 weight rows, a part, are unpacked into
-//! 8 registers and stay there while all rows of activations pass; sums are in `out`, 8 KB of the level 1 cache at 64 rows.
+//! `out[row][n] = sum over k of weight[n, k] * x[row, k]`. Of a block of 32 columns the codes of 8 weight rows, a part, are
+//! unpacked into 8 registers and stay there while all rows of activations pass; sums are in `out`, 8 KB of the level 1 cache at
+//! 64 rows.
 //!
 //! ```text
 //!                       8 weight rows n, 4 bytes each
 //! register q of codes   | 4 q, .. 4 q + 3 | 4 q, .. 4 q + 3 | ...   columns of the block
 //! activations           | 4 q, .. 4 q + 3 | 4 q, .. 4 q + 3 | ...   4 bytes of one row, in every lane
-//! dot                   | i32             | i32             | ...   sum over q = 0..8; times two scales, plus the minimum, into 8 f32
+//! dot                   | i32             | i32             | ...   sum over q; times two scales, plus the minimum, into 8 f32
 //! ```
 //!
-//! A block is read once for all rows: 0.625 bytes a weight of `Q4_1`, 0.578 of `Q4_K`, 1.06 of `Q8_0`. 8 weight rows by 32 columns by one row, 512
-//! operations, take 8 broadcasts and, with AVX-VNNI, 8 `vpdpbusd`; without it 8 `vpmaddubsw` and as many additions as their i16 sums need;
-//! some 9 instructions bring the sum to f32. A lower part of the activations is 16 more.
+//! A block is read once for all rows: 0.625 bytes a weight of `Q4_1`, 0.578 of `Q4_K`, 1.06 of `Q8_0`. 8 weight rows by 32
+//! columns by one row, 512 operations, take 8 broadcasts and, with AVX-VNNI, 8 `vpdpbusd`; without it 8 `vpmaddubsw` and as many
+//! additions as their i16 sums need; some 9 instructions bring the sum to f32. A lower part of the activations is 16 more.
 //!
-//! Measured on one core of an AMD EPYC (Zen 5, 4.1 GHz), where `vpdpbusd` alone makes 540 GOP/s and two broadcasts a cycle are the limit
-//! of this loop: at 64 rows 250 to 280 GOP/s for `Q4_0` to `Q8_0`, 230 to 260 for `Q6_K`; without AVX-VNNI 230 to 280 for
-//! `Q4_0` to `Q5_0` and 155 for `Q8_0`. A core of Zen 3, which has no AVX-VNNI, makes 108 to 136 GOP/s of `Q4_1`: latency counts more than
-//! instructions there, so what does not wait for the integers is computed before them.
+//! Measured on one core of an AMD EPYC (Zen 5, 4.1 GHz), where `vpdpbusd` alone makes 540 GOP/s and two broadcasts a cycle are
+//! the limit of this loop: at 64 rows 250 to 280 GOP/s for `Q4_0` to `Q8_0`, 230 to 260 for `Q6_K`; without AVX-VNNI 230 to 280
+//! for `Q4_0` to `Q5_0` and 155 for `Q8_0`. A core of Zen 3, which has no AVX-VNNI, makes 108 to 136 GOP/s of `Q4_1`: latency
+//! counts more than instructions there, so what does not wait for the integers is computed before them.
 
 #[allow(clippy::wildcard_imports)] // Intrinsics.
 use std::{
@@ -27,14 +28,16 @@ use std::{
 
 use super::{
     PANEL,
-    activations::{ActBlock, BLOCK, UPPER},
-    lm_head::{FIFTH_BYTES, LOWER_BYTES, PlanesKernels, UPPER_BYTES},
-    packed::{Codes, Kernel, Layout, block_bytes, codes_bytes, select, span_blocks_bytes, span_bytes, zero_point},
+    act_block::{ActBlock, BLOCK, UPPER},
+    layout::{
+        Codes, FIFTH_BYTES, Kernel, LOWER_BYTES, Layout, PlanesKernels, UPPER_BYTES, block_bytes, codes_bytes, select,
+        super_block_body_bytes, super_block_bytes, zero_point,
+    },
 };
 use crate::cpu::simd::prefetch;
 
-/// Bytes ahead of use that weights are prefetched. For one row, a core of Zen 5 reads 23 GB/s of weights with 1280, 32 with 5120, 38 with
-/// 10240, and no more with 20480.
+/// Bytes ahead of use that weights are prefetched. For one row, a core of Zen 5 reads 23 GB/s of weights with 1280, 32 with 5120,
+/// 38 with 10240, and no more with 20480.
 const AHEAD: usize = 8192;
 /// Rows of a panel in one register of 32-bit values.
 const LANES: usize = 8;
@@ -52,12 +55,12 @@ pub(super) fn kernel(layout: Layout) -> Kernel {
 /// Kernels that must not be called where there is no AVX-VNNI.
 pub(super) fn with_vnni(layout: Layout) -> Kernel {
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn kernel<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool>(
+    fn kernel<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool>(
         panel: &[u8],
         acts: &[ActBlock],
         out: &mut [[f32; PANEL]],
     ) {
-        multiply::<CODES, HALVES, MIN, FACTORS, true>(panel, acts, out);
+        multiply::<CODES, HALVES, MIN, SUPER, true>(panel, acts, out);
     }
     select!(layout, kernel)
 }
@@ -65,19 +68,19 @@ pub(super) fn with_vnni(layout: Layout) -> Kernel {
 /// Kernels with the instructions of AVX2 alone.
 pub(super) fn without_vnni(layout: Layout) -> Kernel {
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn kernel<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool>(
+    fn kernel<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool>(
         panel: &[u8],
         acts: &[ActBlock],
         out: &mut [[f32; PANEL]],
     ) {
-        multiply::<CODES, HALVES, MIN, FACTORS, false>(panel, acts, out);
+        multiply::<CODES, HALVES, MIN, SUPER, false>(panel, acts, out);
     }
     select!(layout, kernel)
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool, const VNNI: bool>(
+fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool, const VNNI: bool>(
     panel: &[u8],
     acts: &[ActBlock],
     out: &mut [[f32; PANEL]],
@@ -85,15 +88,16 @@ fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS:
     out.fill([0.0; PANEL]);
     let stride = stride_bytes(acts, out);
     let mut b = 0;
-    for span in panel.chunks_exact(const { span_bytes(CODES, HALVES, MIN, FACTORS) }) {
-        let (blocks, floats) = span.split_at(const { span_blocks_bytes(CODES, HALVES, MIN, FACTORS) });
+    for super_block in panel.chunks_exact(const { super_block_bytes(CODES, HALVES, MIN, SUPER) }) {
+        let (blocks, floats) = super_block.split_at(const { super_block_body_bytes(CODES, HALVES, MIN, SUPER) });
         assert!(
-            floats.len() == const { span_bytes(CODES, HALVES, MIN, FACTORS) - span_blocks_bytes(CODES, HALVES, MIN, FACTORS) }
+            floats.len()
+                == const { super_block_bytes(CODES, HALVES, MIN, SUPER) - super_block_body_bytes(CODES, HALVES, MIN, SUPER) }
         );
-        for block in blocks.chunks_exact(const { block_bytes(CODES, HALVES, MIN, FACTORS) }) {
+        for block in blocks.chunks_exact(const { block_bytes(CODES, HALVES, MIN, SUPER) }) {
             prefetch_ahead(block);
             for part in 0..PARTS {
-                Part::<CODES, HALVES, MIN, FACTORS>::unpack(block, floats, part).add_rows::<VNNI>(&acts[b..], stride, out, part);
+                Part::<CODES, HALVES, MIN, SUPER>::unpack(block, floats, part).add_rows::<VNNI>(&acts[b..], stride, out, part);
             }
             b += 1;
         }
@@ -135,7 +139,8 @@ fn stride_bytes(acts: &[ActBlock], out: &[[f32; PANEL]]) -> usize {
     black_box(acts.len() / out.len() * size_of::<ActBlock>())
 }
 
-/// Asks for lines some way ahead; in the order in which they lie, or two cores of a Zen 3 multiply one row at 0.9 times the speed.
+/// Prefetches lines some way ahead; in the order in which they lie, or two cores of a Zen 3 multiply one row at 0.9 times the
+/// speed.
 #[inline]
 fn prefetch_ahead(lines: &[u8]) {
     for line in (0..lines.len()).step_by(64) {
@@ -144,17 +149,17 @@ fn prefetch_ahead(lines: &[u8]) {
 }
 
 /// 8 rows of a block of a panel, in registers while all rows of activations pass.
-struct Part<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool> {
+struct Part<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool> {
     /// As bytes, in order of columns.
     codes: [__m256i; QUADS],
     scales: Scales,
 }
 
-/// Scales, and minima, of each group of columns of 8 rows.
+/// Scales, and minima, of each sub-block of 8 rows.
 type Scales = [[__m256; 2]; 2];
 
-impl<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool> Part<CODES, HALVES, MIN, FACTORS> {
-    const GROUPS: usize = 1 + HALVES as usize;
+impl<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool> Part<CODES, HALVES, MIN, SUPER> {
+    const SUB_BLOCKS: usize = 1 + HALVES as usize;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -166,7 +171,7 @@ impl<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool> 
         Self { codes: all, scales: Self::scales(block, floats, part) }
     }
 
-    /// Scales and minima of each group.
+    /// Scales and minima of each sub-block.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn scales(block: &[u8], floats: &[u8], part: usize) -> Scales {
@@ -176,7 +181,7 @@ impl<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool> 
             // SAFETY: it lies within the lines by the assertion.
             unsafe { _mm256_cvtph_ps(_mm_loadu_si128(floats.as_ptr().add(at).cast())) }
         };
-        let factors = |line: usize| {
+        let sub_block_scales = |line: usize| {
             let at = const { codes_bytes(CODES) } + PANEL * line + LANES * part;
             assert!(at + LANES <= block.len());
             // SAFETY: it lies within the block by the assertion.
@@ -184,15 +189,16 @@ impl<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool> 
         };
         let mut scales = [[_mm256_setzero_ps(); 2]; 2];
         for (kind, scales) in scales.iter_mut().enumerate().take(1 + usize::from(MIN)) {
-            for (group, scales) in scales.iter_mut().enumerate().take(Self::GROUPS) {
-                let line = kind * Self::GROUPS + group;
-                *scales = if FACTORS { _mm256_mul_ps(f16s(kind), factors(line)) } else { f16s(line) };
+            for (sub_block, scales) in scales.iter_mut().enumerate().take(Self::SUB_BLOCKS) {
+                let line = kind * Self::SUB_BLOCKS + sub_block;
+                *scales = if SUPER { _mm256_mul_ps(f16s(kind), sub_block_scales(line)) } else { f16s(line) };
             }
         }
         scales
     }
 
-    /// Adds the products by all rows of activations, which are `stride` bytes apart from the first one's block `x[0]` on, to the sums of a part.
+    /// Adds the products by all rows of activations, which are `stride` bytes apart from the first one's block `x[0]` on, to the
+    /// sums of a part.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn add_rows<const VNNI: bool>(&self, x: &[ActBlock], stride: usize, out: &mut [[f32; PANEL]], part: usize) {
@@ -224,14 +230,14 @@ impl<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool> 
         }
         // SAFETY: `out` is 8 f32.
         let mut sums = unsafe { _mm256_loadu_ps(out.as_ptr()) };
-        for (group, dot) in dots.into_iter().enumerate().take(Self::GROUPS) {
-            let sum = if HALVES { 1 + group } else { 0 };
+        for (sub_block, dot) in dots.into_iter().enumerate().take(Self::SUB_BLOCKS) {
+            let sum = if HALVES { 1 + sub_block } else { 0 };
             let zeros = _mm256_sll_epi32(_mm256_set1_epi32(x.sums[sum]), zero_bits);
             let dot = if zero > 0 { _mm256_sub_epi32(dot, zeros) } else { dot };
             // All but the last step can be taken before the integers are there.
-            let scale = _mm256_mul_ps(self.scales[0][group], _mm256_set1_ps(x.scale));
+            let scale = _mm256_mul_ps(self.scales[0][sub_block], _mm256_set1_ps(x.scale));
             if MIN {
-                sums = _mm256_fmadd_ps(self.scales[1][group], _mm256_set1_ps(x.scaled_sums[sum]), sums);
+                sums = _mm256_fmadd_ps(self.scales[1][sub_block], _mm256_set1_ps(x.scaled_sums[sum]), sums);
             }
             sums = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, sums);
         }
@@ -239,7 +245,7 @@ impl<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool> 
         unsafe { _mm256_storeu_ps(out.as_mut_ptr(), sums) };
     }
 
-    /// Sums of products by one part of the activations' codes, for each group.
+    /// Sums of products by one part of the activations' codes, for each sub-block.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn dots<const VNNI: bool>(&self, x: &[i8; BLOCK]) -> [__m256i; 2] {
@@ -301,8 +307,8 @@ fn dot<const CODES: u8, const VNNI: bool, const N: usize>(w: &[__m256i; N], x: &
     sum
 }
 
-/// `sum` plus sums of four products of unsigned by signed bytes, without saturation. An instruction as text takes no copy of all kernels
-/// for processors that have it.
+/// `sum` plus sums of four products of unsigned by signed bytes, without saturation. An instruction as text takes no copy of all
+/// kernels for processors that have it.
 ///
 /// # Safety
 /// Only where there is AVX-VNNI.
@@ -371,8 +377,8 @@ fn shift(v: __m256i, from: usize, to: usize) -> __m256i {
 }
 
 /// Sums of pairs of products as i16. The products of 8-bit codes are taken with their zero subtracted and the sign moved to the
-/// activation (|w| <= 128, |x| <= 127: a pair is at most 32512), the others unsigned (eight pairs of 4-bit codes are at most 30480, four
-/// of 5-bit codes 31496, two of 6-bit codes 32004).
+/// activation (|w| <= 128, |x| <= 127: a pair is at most 32512), the others unsigned (eight pairs of 4-bit codes are at most
+/// 30480, four of 5-bit codes 31496, two of 6-bit codes 32004).
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn pairs<const CODES: u8>(w: __m256i, x: __m256i) -> __m256i {

@@ -8,14 +8,15 @@
 //!                          2 tiles of 16 integer sums a row -> f32, times the row's scale, times the weights', plus minima
 //! ```
 //!
-//! One row keeps its sums in registers and waits for memory. More keep theirs in the level 1 cache and go four at a time through a block
-//! that stays in registers; of a block of two groups of 16 columns, each group goes alone. 16 outputs of one block take 8 `vpdpbusd`, a
-//! conversion, a multiplication and one fused operation, two with minima; products with a lower part, if one of four rows has it, 8 more.
-//! On Zen 5 all but the conversion share two ports, which limits kernels to 73 % of the integer peak with minima and 80 % without.
+//! One row keeps its sums in registers and waits for memory. More keep theirs in the level 1 cache and go four at a time through
+//! a block that stays in registers; of a block of two sub-blocks of 16 columns, each goes alone. 16 outputs of one block take 8
+//! `vpdpbusd`, a conversion, a multiplication and one fused operation, two with minima; products with a lower part, if one of
+//! four rows has it, 8 more. On Zen 5 all but the conversion share two ports, which limits kernels to 73 % of the integer peak
+//! with minima and 80 % without.
 //!
-//! Measured on two cores of a Zen 5, on which a loop of `vpdpbusd` alone does 1930 GOP/s, by `examples/bench_linear.rs`: 2048 x 8192,
-//! quantisation of the activations included. One row in GB/s of packed weights, where `examples/roofline.rs` reads 52 in the same minutes;
-//! more rows in GFLOP/s, `Q4_K` to `Q6_K` when they still had an f16 for every scale:
+//! Measured on two cores of a Zen 5, on which a loop of `vpdpbusd` alone does 1930 GOP/s, by `examples/bench_linear.rs`: 2048 x
+//! 8192, quantization of the activations included. One row in GB/s of packed weights, where `examples/roofline.rs` reads 52 in
+//! the same minutes; more rows in GFLOP/s, `Q4_K` to `Q6_K` when they still had an f16 for every scale:
 //!
 //! | format | 1 row | of the roof | 8 rows | 64 rows | of the peak |
 //! | --- | --- | --- | --- | --- | --- |
@@ -27,8 +28,8 @@
 //! | `Q5_K` | 46 | 88 % | 998 | 1215 | 63 % |
 //! | `Q6_K` | 50 | 96 % | 713 | 906 | 47 % |
 
-// A helper that is not inlined would pass registers through memory; one with features of its own may be inlined or not, and a closure
-// without them is not.
+// A helper that is not inlined would pass registers through memory; one with features of its own may be inlined or not, and a
+// closure without them is not.
 #![allow(clippy::inline_always, unsafe_op_in_unsafe_fn)]
 
 #[allow(clippy::wildcard_imports)] // Intrinsics.
@@ -36,15 +37,15 @@ use std::arch::x86_64::*;
 
 use super::{
     PANEL,
-    activations::{ActBlock, UPPER},
-    lm_head::{FIFTH_BYTES, LOWER_BYTES, PlanesKernels, UPPER_BYTES},
-    packed::{
-        Codes, Kernel, Layout, TILE, block_bytes, codes_bytes, select, span_blocks, span_blocks_bytes, span_bytes, zero_point,
+    act_block::{ActBlock, UPPER},
+    layout::{
+        Codes, FIFTH_BYTES, Kernel, LOWER_BYTES, Layout, PlanesKernels, TILE, UPPER_BYTES, block_bytes, codes_bytes, select,
+        super_block_body_bytes, super_block_bytes, super_block_len, zero_point,
     },
 };
 use crate::cpu::{
+    isa::reads_ahead_to_l2,
     simd::{prefetch, prefetch_stream},
-    tier::reads_ahead_to_l2,
 };
 
 /// Bytes ahead of use that weights are prefetched.
@@ -55,18 +56,18 @@ pub(super) fn kernel(layout: Layout) -> Kernel {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool>(
+fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool>(
     panel: &[u8],
     acts: &[ActBlock],
     out: &mut [[f32; PANEL]],
 ) {
-    let blocks = panel.len() / const { span_bytes(CODES, HALVES, MIN, FACTORS) } * const { span_blocks(FACTORS) };
+    let blocks = panel.len() / const { super_block_bytes(CODES, HALVES, MIN, SUPER) } * const { super_block_len(SUPER) };
     assert!(acts.len() >= blocks * out.len());
     // SAFETY: the features are enabled.
     unsafe {
         match out {
-            [out] => one_row::<CODES, HALVES, MIN, FACTORS>(panel, acts, out),
-            _ => many_rows::<CODES, HALVES, MIN, FACTORS>(panel, acts, out),
+            [out] => one_row::<CODES, HALVES, MIN, SUPER>(panel, acts, out),
+            _ => many_rows::<CODES, HALVES, MIN, SUPER>(panel, acts, out),
         }
     }
 }
@@ -87,14 +88,14 @@ fn multiply_planes<const CODES: u8>(upper: &[u8], other: &[u8], acts: &[ActBlock
         if let [out] = out {
             let mut sums = [_mm512_setzero_ps(); 2];
             for ((upper, other), x) in blocks.zip(acts) {
-                let group = Group::<CODES, false, false, false, 0>::join(upper, other, to_l2);
-                sums = group.scaled(group.products([x])[0], x, sums);
+                let sub_block = SubBlock::<CODES, false, false, false, 0>::join(upper, other, to_l2);
+                sums = sub_block.scaled(sub_block.products([x])[0], x, sums);
             }
             store(sums, out);
         } else {
             out.fill([0.0; PANEL]);
             for (b, (upper, other)) in blocks.enumerate() {
-                Group::<CODES, false, false, false, 0>::join(upper, other, to_l2).add(&acts[b..], stride, out);
+                SubBlock::<CODES, false, false, false, 0>::join(upper, other, to_l2).add(&acts[b..], stride, out);
             }
         }
     }
@@ -102,31 +103,31 @@ fn multiply_planes<const CODES: u8>(upper: &[u8], other: &[u8], acts: &[ActBlock
 
 /// One row keeps its sums in registers.
 #[inline(always)]
-unsafe fn one_row<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool>(
+unsafe fn one_row<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool>(
     panel: &[u8],
     acts: &[ActBlock],
     out: &mut [f32; PANEL],
 ) {
     let (mut sums, mut acts, to_l2) = ([_mm512_setzero_ps(); 2], acts.iter(), reads_ahead_to_l2());
-    for span in panel.chunks_exact(const { span_bytes(CODES, HALVES, MIN, FACTORS) }) {
-        let (blocks, floats) = span.split_at(const { span_blocks_bytes(CODES, HALVES, MIN, FACTORS) });
-        for (block, x) in blocks.chunks_exact(const { block_bytes(CODES, HALVES, MIN, FACTORS) }).zip(&mut acts) {
-            ask_ahead(block, to_l2);
-            let group = Group::<CODES, HALVES, MIN, FACTORS, 0>::unpack(block, floats);
-            sums = group.scaled(group.products([x])[0], x, sums);
+    for super_block in panel.chunks_exact(const { super_block_bytes(CODES, HALVES, MIN, SUPER) }) {
+        let (blocks, floats) = super_block.split_at(const { super_block_body_bytes(CODES, HALVES, MIN, SUPER) });
+        for (block, x) in blocks.chunks_exact(const { block_bytes(CODES, HALVES, MIN, SUPER) }).zip(&mut acts) {
+            prefetch_ahead(block, to_l2);
+            let sub_block = SubBlock::<CODES, HALVES, MIN, SUPER, 0>::unpack(block, floats);
+            sums = sub_block.scaled(sub_block.products([x])[0], x, sums);
             if HALVES {
-                let group = Group::<CODES, HALVES, MIN, FACTORS, 1>::unpack(block, floats);
-                sums = group.scaled(group.products([x])[0], x, sums);
+                let sub_block = SubBlock::<CODES, HALVES, MIN, SUPER, 1>::unpack(block, floats);
+                sums = sub_block.scaled(sub_block.products([x])[0], x, sums);
             }
         }
-        ask_ahead(floats, to_l2);
+        prefetch_ahead(floats, to_l2);
     }
     store(sums, out);
 }
 
 /// Many rows keep theirs in the level 1 cache.
 #[inline(always)]
-unsafe fn many_rows<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool>(
+unsafe fn many_rows<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool>(
     panel: &[u8],
     acts: &[ActBlock],
     out: &mut [[f32; PANEL]],
@@ -134,23 +135,23 @@ unsafe fn many_rows<const CODES: u8, const HALVES: bool, const MIN: bool, const 
     out.fill([0.0; PANEL]);
     let (stride, to_l2) = (acts.len() / out.len(), reads_ahead_to_l2());
     let mut b = 0;
-    for span in panel.chunks_exact(const { span_bytes(CODES, HALVES, MIN, FACTORS) }) {
-        let (blocks, floats) = span.split_at(const { span_blocks_bytes(CODES, HALVES, MIN, FACTORS) });
-        for block in blocks.chunks_exact(const { block_bytes(CODES, HALVES, MIN, FACTORS) }) {
-            ask_ahead(block, to_l2);
-            Group::<CODES, HALVES, MIN, FACTORS, 0>::unpack(block, floats).add(&acts[b..], stride, out);
+    for super_block in panel.chunks_exact(const { super_block_bytes(CODES, HALVES, MIN, SUPER) }) {
+        let (blocks, floats) = super_block.split_at(const { super_block_body_bytes(CODES, HALVES, MIN, SUPER) });
+        for block in blocks.chunks_exact(const { block_bytes(CODES, HALVES, MIN, SUPER) }) {
+            prefetch_ahead(block, to_l2);
+            SubBlock::<CODES, HALVES, MIN, SUPER, 0>::unpack(block, floats).add(&acts[b..], stride, out);
             if HALVES {
-                Group::<CODES, HALVES, MIN, FACTORS, 1>::unpack(block, floats).add(&acts[b..], stride, out);
+                SubBlock::<CODES, HALVES, MIN, SUPER, 1>::unpack(block, floats).add(&acts[b..], stride, out);
             }
             b += 1;
         }
-        ask_ahead(floats, to_l2);
+        prefetch_ahead(floats, to_l2);
     }
 }
 
-/// Asks for lines some way ahead; in the order in which they lie, as processors expect (`avx2.rs`).
+/// Prefetches lines some way ahead; in the order in which they lie, as processors expect (`avx2.rs`).
 #[inline(always)]
-fn ask_ahead(lines: &[u8], to_l2: bool) {
+fn prefetch_ahead(lines: &[u8], to_l2: bool) {
     for line in (0..lines.len()).step_by(64) {
         prefetch_stream(lines.as_ptr().wrapping_add(line), AHEAD, to_l2);
     }
@@ -182,22 +183,22 @@ unsafe fn line(block: &[u8], at: usize) -> __m512i {
     _mm512_loadu_si512(block.as_ptr().add(at).cast())
 }
 
-/// Of a block and one of its groups the scales, `kind` 0, or minima, 1, of a tile.
+/// Of a block and one of its sub-blocks the scales, `kind` 0, or minima, 1, of a tile.
 ///
 /// # Safety
 /// The processor has AVX-512.
 #[inline(always)]
-pub(super) unsafe fn scales_or_minima<const CODES: u8, const HALVES: bool, const FACTORS: bool>(
+pub(super) unsafe fn scales_or_minima<const CODES: u8, const HALVES: bool, const SUPER: bool>(
     block: &[u8],
     floats: &[u8],
-    (kind, group, tile): (usize, usize, usize),
+    (kind, sub_block, tile): (usize, usize, usize),
 ) -> __m512 {
-    let line = kind * const { 1 + HALVES as usize } + group;
-    if FACTORS {
+    let line = kind * const { 1 + HALVES as usize } + sub_block;
+    if SUPER {
         let at = const { codes_bytes(CODES) } + PANEL * line + TILE * tile;
         debug_assert!(at + TILE <= block.len());
-        let factors = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(block.as_ptr().add(at).cast())));
-        _mm512_mul_ps(f16s(floats, 64 * kind + 32 * tile), factors)
+        let scales = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(block.as_ptr().add(at).cast())));
+        _mm512_mul_ps(f16s(floats, 64 * kind + 32 * tile), scales)
     } else {
         f16s(floats, 64 * line + 32 * tile)
     }
@@ -242,7 +243,7 @@ unsafe fn shift(v: __m512i, from: usize, to: usize) -> __m512i {
     _mm512_srl_epi16(_mm512_sll_epi16(v, _mm_cvtsi32_si128(left as i32)), _mm_cvtsi32_si128(right as i32))
 }
 
-impl<const CODES: u8> Group<CODES, false, false, false, 0> {
+impl<const CODES: u8> SubBlock<CODES, false, false, false, 0> {
     /// From a block of the upper plane and one of the fifth, or of the lower.
     ///
     /// # Safety
@@ -250,8 +251,8 @@ impl<const CODES: u8> Group<CODES, false, false, false, 0> {
     #[inline(always)]
     unsafe fn join(upper: &[u8], other: &[u8], to_l2: bool) -> Self {
         assert!(upper.len() == UPPER_BYTES && other.len() == if CODES == 5 { FIFTH_BYTES } else { LOWER_BYTES });
-        ask_ahead(upper, to_l2);
-        ask_ahead(other, to_l2);
+        prefetch_ahead(upper, to_l2);
+        prefetch_ahead(other, to_l2);
         let mut all = [[_mm512_setzero_si512(); 8]; 2];
         let mut scales = [_mm512_setzero_ps(); 2];
         for tile in 0..2 {
@@ -273,20 +274,20 @@ impl<const CODES: u8> Group<CODES, false, false, false, 0> {
     }
 }
 
-/// A group of columns of a block in registers: of each tile, codes of columns 4 q.. as bytes (of 16 columns half as many), 128 times
+/// A sub-block in registers: of each tile, codes of columns 4 q.. as bytes (of 16 columns half as many), 128 times
 /// the scales, and minima.
-struct Group<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool, const GROUP: usize> {
+struct SubBlock<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool, const SUB: usize> {
     codes: [[__m512i; 8]; 2],
     scales: [__m512; 2],
     mins: [__m512; 2],
 }
 
-impl<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool, const GROUP: usize>
-    Group<CODES, HALVES, MIN, FACTORS, GROUP>
+impl<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool, const SUB: usize>
+    SubBlock<CODES, HALVES, MIN, SUPER, SUB>
 {
     const QUADS: usize = if HALVES { 4 } else { 8 };
-    /// Which of a block's sums is that of the group.
-    const SUM: usize = if HALVES { 1 + GROUP } else { 0 };
+    /// Which of a block's sums is that of the sub-block.
+    const SUM: usize = if HALVES { 1 + SUB } else { 0 };
     const ZERO: i32 = zero_point(CODES, MIN);
     const ZERO_BITS: i32 = if Self::ZERO > 0 { Self::ZERO.ilog2() as i32 } else { 0 };
 
@@ -294,9 +295,10 @@ impl<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool, 
     /// The processor has AVX-512; likewise below.
     #[inline(always)]
     unsafe fn unpack(block: &[u8], floats: &[u8]) -> Self {
-        assert!(block.len() == const { block_bytes(CODES, HALVES, MIN, FACTORS) });
+        assert!(block.len() == const { block_bytes(CODES, HALVES, MIN, SUPER) });
         assert!(
-            floats.len() == const { span_bytes(CODES, HALVES, MIN, FACTORS) - span_blocks_bytes(CODES, HALVES, MIN, FACTORS) }
+            floats.len()
+                == const { super_block_bytes(CODES, HALVES, MIN, SUPER) - super_block_body_bytes(CODES, HALVES, MIN, SUPER) }
         );
         let mut all = [[_mm512_setzero_si512(); 8]; 2];
         let (mut scales, mut mins) = ([_mm512_setzero_ps(); 2], [_mm512_setzero_ps(); 2]);
@@ -304,12 +306,12 @@ impl<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool, 
             for g in 0..4 {
                 let halves = codes::<CODES>(block, g, tile);
                 if HALVES {
-                    all[tile][g] = halves[GROUP];
+                    all[tile][g] = halves[SUB];
                 } else {
                     [all[tile][g], all[tile][4 + g]] = halves;
                 }
             }
-            let own = |kind| scales_or_minima::<CODES, HALVES, FACTORS>(block, floats, (kind, GROUP, tile));
+            let own = |kind| scales_or_minima::<CODES, HALVES, SUPER>(block, floats, (kind, SUB, tile));
             scales[tile] = _mm512_mul_ps(own(0), _mm512_set1_ps(UPPER as f32));
             if MIN {
                 mins[tile] = own(1);
@@ -404,7 +406,7 @@ impl<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool, 
         for quad in 0..Self::QUADS {
             for (dots, x) in dots.iter_mut().zip(x) {
                 let part = if lower { &x.lower } else { &x.upper };
-                let x = part.as_ptr().add(const { 16 * GROUP } + 4 * quad).cast::<i32>().read_unaligned();
+                let x = part.as_ptr().add(const { 16 * SUB } + 4 * quad).cast::<i32>().read_unaligned();
                 for (dot, codes) in dots.iter_mut().zip(&self.codes) {
                     *dot = _mm512_dpbusd_epi32(*dot, codes[quad], _mm512_set1_epi32(x));
                 }

@@ -1,44 +1,44 @@
 //! Norms and activation functions.
 //!
-//! Plain Rust that the compiler vectorises once for each tier. Sums run in 16 lanes with a fixed order and no operation is fused, so a
-//! row has the same bits on every tier and in every batch.
+//! Plain Rust that the compiler vectorises once for each ISA. Sums run in 16 lanes with a fixed order and no operation is fused,
+//! so a row has the same bits on every ISA and in every batch.
 
 // A body that is not inlined would be compiled for the baseline instructions only.
 #![allow(clippy::inline_always)]
 
 use crate::{Activation, Norm, NormKind};
 
-/// Defines `$name(tier, ...)`: `$body(...)` compiled for the instructions of the tier.
-macro_rules! per_tier {
+/// Defines `$name(isa, ...)`: `$body(...)` compiled for the instructions of the ISA.
+macro_rules! per_isa {
     ($(#[$doc:meta])* $name:ident = $body:ident($($arg:ident: $ty:ty),*)) => {
         $(#[$doc])*
         #[allow(unused_variables)]
-        pub(super) fn $name(tier: $crate::cpu::CpuTier, $($arg: $ty),*) {
+        pub(super) fn $name(isa: $crate::cpu::Isa, $($arg: $ty),*) {
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx2")]
                 fn avx2($($arg: $ty),*) { $body($($arg),*) }
                 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
                 fn avx512($($arg: $ty),*) { $body($($arg),*) }
-                match tier {
-                    // SAFETY: the phases never pass a tier above `$crate::cpu::CpuTier::detect`.
-                    $crate::cpu::CpuTier::Amx | $crate::cpu::CpuTier::Avx512 => return unsafe { avx512($($arg),*) },
+                match isa {
+                    // SAFETY: the phases never pass an ISA above `$crate::cpu::Isa::detect`.
+                    $crate::cpu::Isa::Amx | $crate::cpu::Isa::Avx512 => return unsafe { avx512($($arg),*) },
                     // SAFETY: as above.
-                    $crate::cpu::CpuTier::Avx2 => return unsafe { avx2($($arg),*) },
-                    $crate::cpu::CpuTier::Scalar => {}
+                    $crate::cpu::Isa::Avx2 => return unsafe { avx2($($arg),*) },
+                    $crate::cpu::Isa::Scalar => {}
                 }
             }
             $body($($arg),*)
         }
     };
 }
-pub(in crate::cpu) use per_tier;
+pub(in crate::cpu) use per_isa;
 
 /// Partial sums of a row.
 pub(in crate::cpu) const LANES: usize = 16;
 
-/// 1.5 * 2^23. A small number added to it is rounded to the nearest integer, ties to even, which is then the difference of the bits;
-/// baseline x86-64 has no instruction that does so.
+/// 1.5 * 2^23. A small number added to it is rounded to the nearest integer, ties to even, which is then the difference of the
+/// bits; baseline x86-64 has no instruction that does so.
 pub(in crate::cpu) const ROUND: f32 = 12_582_912.0;
 
 /// Sum of `f(x)` over a row: 16 partial sums, added pairwise.
@@ -108,8 +108,8 @@ fn add_scaled_body(x: &[f32], scale: f32, out: &mut [f32]) {
     }
 }
 
-/// e^x to 2e-7 relative: 2^n times a degree-6 polynomial on |r| <= ln(2) / 2 (the classic Cody-Waite reduction, Taylor-like coefficients
-/// fitted by Cephes `expf`).
+/// e^x to 2e-7 relative: 2^n times a degree-6 polynomial on |r| <= ln(2) / 2 (the classic Cody-Waite reduction, Taylor-like
+/// coefficients fitted by Cephes `expf`).
 #[inline(always)]
 fn exp(x: f32) -> f32 {
     // The clamp keeps n within the exponents of normal numbers; silu and gelu do not see the difference.
@@ -182,16 +182,16 @@ fn gate_body(activation: Activation, gate: &mut [f32], up: &[f32]) {
     }
 }
 
-per_tier!(norm_row = apply_norm(norm: &Norm, x: &[f32], out: &mut [f32]));
-per_tier!(
+per_isa!(norm_row = apply_norm(norm: &Norm, x: &[f32], out: &mut [f32]));
+per_isa!(
     /// `out += x * scale`.
     add_scaled = add_scaled_body(x: &[f32], scale: f32, out: &mut [f32])
 );
-per_tier!(
+per_isa!(
     /// `values = activation(values)`.
     activate_row = activate(activation: Activation, values: &mut [f32])
 );
-per_tier!(
+per_isa!(
     /// `gate = activation(gate) * up`.
     gate_row = gate_body(activation: Activation, gate: &mut [f32], up: &[f32])
 );

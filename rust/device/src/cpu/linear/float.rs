@@ -1,7 +1,7 @@
-//! Float weights, and quantised ones dequantised a panel at a time: the exact path, and the fast one of F32, F16 and BF16.
+//! Float weights, and quantized ones dequantized a panel at a time: the exact path, and the fast one of F32, F16 and BF16.
 //!
-//! Every output is summed over K in one order, whatever the rows of the step or the threads: 16 partial sums (column k into sum
-//! k mod 16, by increasing k), then added pairwise. AVX tiers fuse each multiplication with its addition, the portable one does not.
+//! Every output is summed over K in one order, whatever the rows of the step or the threads: 16 partial sums (column k into sum k
+//! mod 16, by increasing k), then added pairwise. AVX ISAs fuse each multiplication with its addition, the portable one does not.
 
 // A helper that is not inlined would be compiled for the baseline instructions only.
 #![allow(clippy::inline_always)]
@@ -10,7 +10,7 @@ use super::{
     PANEL, Tile,
     elementwise::{LANES, add_lanes},
 };
-use crate::{DType, WeightView, cpu::CpuTier, quant::dequantize_row};
+use crate::{DType, WeightView, cpu::Isa, quant::dequantize_row};
 
 /// Element types that kernels read; the numbers are what they are generic over.
 pub(super) const F32: u8 = 0;
@@ -32,10 +32,10 @@ pub(super) const fn element_bytes(dtype: u8) -> usize {
 }
 
 /// `out[m][n] = dot(weight row n, x row m)` for `rows` weight rows of `bytes` and `1..=4` rows of `x`, all of `cols` columns.
-/// A kernel of a tier above the machine's must not be called.
+/// A kernel of an ISA above the machine's must not be called.
 pub(super) type Kernel = unsafe fn(bytes: &[u8], rows: usize, cols: usize, x: &[f32], out: &mut Tile);
 
-/// Rows `start..end` of a weight, at most a panel, through `buffer` where they need dequantising.
+/// Rows `start..end` of a weight, at most a panel, through `buffer` where they need dequantizing.
 pub(super) fn float_rows<'a>(weight: &'a WeightView, start: usize, end: usize, buffer: &'a mut [f32]) -> FloatRows<'a> {
     let (rows, cols) = (end - start, weight.cols);
     let stored =
@@ -57,28 +57,28 @@ pub(super) fn float_rows<'a>(weight: &'a WeightView, start: usize, end: usize, b
 }
 
 impl FloatRows<'_> {
-    /// `out[m][n] = dot(row n, x row m)`, `x` being `[num_rows, cols]`, at most 4 rows. `tier` is not above the machine's.
-    pub(super) fn multiply(&self, tier: CpuTier, x: &[f32], num_rows: usize, out: &mut Tile) {
+    /// `out[m][n] = dot(row n, x row m)`, `x` being `[num_rows, cols]`, at most 4 rows. `isa` is not above the machine's.
+    pub(super) fn multiply(&self, isa: Isa, x: &[f32], num_rows: usize, out: &mut Tile) {
         debug_assert!(self.rows <= PANEL);
         let x = &x[..num_rows * self.cols];
-        let kernel: Kernel = match (tier, self.dtype) {
+        let kernel: Kernel = match (isa, self.dtype) {
             #[cfg(target_arch = "x86_64")]
-            (CpuTier::Amx | CpuTier::Avx512, F32) => super::float_avx512::multiply::<F32>,
+            (Isa::Amx | Isa::Avx512, F32) => super::float_avx512::multiply::<F32>,
             #[cfg(target_arch = "x86_64")]
-            (CpuTier::Amx | CpuTier::Avx512, F16) => super::float_avx512::multiply::<F16>,
+            (Isa::Amx | Isa::Avx512, F16) => super::float_avx512::multiply::<F16>,
             #[cfg(target_arch = "x86_64")]
-            (CpuTier::Amx | CpuTier::Avx512, _) => super::float_avx512::multiply::<BF16>,
+            (Isa::Amx | Isa::Avx512, _) => super::float_avx512::multiply::<BF16>,
             #[cfg(target_arch = "x86_64")]
-            (CpuTier::Avx2, F32) => super::float_avx2::multiply::<F32>,
+            (Isa::Avx2, F32) => super::float_avx2::multiply::<F32>,
             #[cfg(target_arch = "x86_64")]
-            (CpuTier::Avx2, F16) => super::float_avx2::multiply::<F16>,
+            (Isa::Avx2, F16) => super::float_avx2::multiply::<F16>,
             #[cfg(target_arch = "x86_64")]
-            (CpuTier::Avx2, _) => super::float_avx2::multiply::<BF16>,
+            (Isa::Avx2, _) => super::float_avx2::multiply::<BF16>,
             (_, F32) => scalar::<F32>,
             (_, F16) => scalar::<F16>,
             _ => scalar::<BF16>,
         };
-        // SAFETY: `CpuLinear::new` refuses a tier above the machine's, so the kernel's instructions exist.
+        // SAFETY: `CpuLinear::new` refuses an ISA above the machine's, so the kernel's instructions exist.
         unsafe { kernel(self.bytes, self.rows, self.cols, x, out) }
     }
 }

@@ -2,18 +2,20 @@
 
 use super::{
     MANY_ROWS, PANEL,
-    activations::{ACT_ROWS, ActBlock, ActTile, BLOCK, stride},
+    act_block::{ActBlock, BLOCK},
+    activations::{ACT_ROWS, ActTile, stride},
     largest::search_bytes,
     lm_head, packed, tiled,
 };
-use crate::{DType, Precision, WorkspaceShape, cpu::CpuTier};
+use crate::{DType, Precision, WorkspaceShape, cpu::Isa};
 
-/// Bytes of a weight `[rows, cols]` in the form that [`CpuLinear`](super::CpuLinear) gives it; those of its file where it stays there.
-pub fn resident_bytes(dtype: DType, [rows, cols]: [usize; 2], precision: Precision, tier: CpuTier) -> u64 {
+/// Bytes of a weight `[rows, cols]` in the form that [`CpuLinear`](super::CpuLinear) gives it; those of its file where it stays
+/// there.
+pub fn resident_bytes(dtype: DType, [rows, cols]: [usize; 2], precision: Precision, isa: Isa) -> u64 {
     let panel = match (precision, dtype) {
         (Precision::Exact, _) => None,
         (_, DType::Ggml(format)) => Some(packed::panel_bytes(format, cols)),
-        _ => tiled::panel_dtype(dtype, cols, tier).map(|dtype| tiled::panel_bytes(dtype, cols)),
+        _ => tiled::panel_dtype(dtype, cols, isa).map(|dtype| tiled::panel_bytes(dtype, cols)),
     };
     match panel {
         Some(bytes) => rows.div_ceil(PANEL) as u64 * bytes as u64,
@@ -22,43 +24,43 @@ pub fn resident_bytes(dtype: DType, [rows, cols]: [usize; 2], precision: Precisi
 }
 
 /// The same of a weight as [`CpuLinear::lm_head`](super::CpuLinear::lm_head) loads it.
-pub fn lm_head_bytes(dtype: DType, shape: [usize; 2], precision: Precision, tier: CpuTier) -> u64 {
-    if is_split(dtype, precision, tier) {
+pub fn lm_head_bytes(dtype: DType, shape: [usize; 2], precision: Precision, isa: Isa) -> u64 {
+    if is_split(dtype, precision, isa) {
         (shape[0].div_ceil(PANEL) * lm_head::resident_panel_bytes(shape[1])) as u64
     } else {
-        resident_bytes(dtype, shape, precision, tier)
+        resident_bytes(dtype, shape, precision, isa)
     }
 }
 
-fn is_split(lm_head: DType, precision: Precision, tier: CpuTier) -> bool {
-    precision != Precision::Exact && lm_head::is_split(lm_head, tier)
+fn is_split(lm_head: DType, precision: Precision, isa: Isa) -> bool {
+    precision != Precision::Exact && lm_head::is_split(lm_head, isa)
 }
 
 /// Bytes of [`LinearScratch`](super::LinearScratch) once it has grown to its largest.
-pub fn workspace_bytes(shape: &WorkspaceShape, tier: CpuTier, num_threads: usize) -> u64 {
+pub fn workspace_bytes(shape: &WorkspaceShape, isa: Isa, num_threads: usize) -> u64 {
     let WorkspaceShape { num_tokens, hidden_size, intermediate_size, num_heads, head_dim, .. } = *shape;
     let widest = hidden_size.max(intermediate_size).max(num_heads * head_dim);
     let float_bytes = |len: usize| (len * size_of::<f32>()) as u64;
     let normed = float_bytes(num_tokens * hidden_size);
     let wide = if shape.post_norms { normed } else { 0 };
-    let quantised = matches!(shape.dtype, DType::Ggml(_));
-    let tiles = tier == CpuTier::Amx && num_tokens >= MANY_ROWS;
-    let inputs = match (shape.precision, quantised) {
+    let quantized = matches!(shape.dtype, DType::Ggml(_));
+    let tiles = isa == Isa::Amx && num_tokens >= MANY_ROWS;
+    let inputs = match (shape.precision, quantized) {
         (Precision::Fast | Precision::Deterministic, true) => {
             let blocks = num_tokens * stride(widest) * size_of::<ActBlock>();
             let tiles = if tiles { num_tokens.div_ceil(ACT_ROWS) * (widest / BLOCK) * size_of::<ActTile>() } else { 0 };
             (blocks + tiles) as u64
         }
         (Precision::Exact, true) => float_bytes((1 + usize::from(shape.gated)) * num_threads * PANEL * widest),
-        (Precision::Fast | Precision::Deterministic, false) if tier.multiplies_bf16() => {
+        (Precision::Fast | Precision::Deterministic, false) if isa.multiplies_bf16() => {
             (num_tokens.next_multiple_of(PANEL) * widest * size_of::<u16>()) as u64
         }
         _ => 0,
     };
-    let search = if is_split(shape.lm_head_dtype, shape.precision, tier) {
-        let rows = shape.num_sampled_rows.min(lm_head::max_searched_rows(tier));
+    let search = if is_split(shape.lm_head_dtype, shape.precision, isa) {
+        let rows = shape.num_sampled_rows.min(lm_head::max_searched_rows(isa));
         // Float layers have no blocks of their own.
-        let acts = if quantised { 0 } else { shape.num_logit_rows * stride(hidden_size) * size_of::<ActBlock>() };
+        let acts = if quantized { 0 } else { shape.num_logit_rows * stride(hidden_size) * size_of::<ActBlock>() };
         (acts + search_bytes([rows, shape.vocab_size], hidden_size)) as u64
     } else {
         0
@@ -82,15 +84,15 @@ mod tests {
         for dtype in formats.into_iter().chain([DType::F32, DType::F16, DType::BF16]) {
             for (rows, cols) in [(32, 256), (33, 512), (7, 768)] {
                 for precision in [Precision::Fast, Precision::Deterministic, Precision::Exact] {
-                    let tier = CpuTier::detect();
+                    let isa = Isa::detect();
                     let bytes = Bytes::from_vec(vec![0; dtype.row_bytes(cols).unwrap() * rows]);
                     let view = WeightView::new(dtype, rows, cols, bytes).unwrap();
                     let options = LinearOptions { name: "w".into(), precision, bias: None };
-                    let linear = CpuLinear::new(&view, &options, tier, &pool).unwrap();
-                    let foretold = resident_bytes(dtype, [rows, cols], precision, tier);
+                    let linear = CpuLinear::new(&view, &options, isa, &pool).unwrap();
+                    let foretold = resident_bytes(dtype, [rows, cols], precision, isa);
                     assert_eq!(linear.bytes() as u64, foretold, "{dtype} [{rows}, {cols}] {precision:?}");
-                    let lm_head = CpuLinear::lm_head(&view, &options, tier, &pool).unwrap();
-                    let foretold = lm_head_bytes(dtype, [rows, cols], precision, tier);
+                    let lm_head = CpuLinear::lm_head(&view, &options, isa, &pool).unwrap();
+                    let foretold = lm_head_bytes(dtype, [rows, cols], precision, isa);
                     assert_eq!(lm_head.bytes() as u64, foretold, "{dtype} [{rows}, {cols}] {precision:?} of logits");
                 }
             }

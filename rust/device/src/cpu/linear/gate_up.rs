@@ -11,8 +11,8 @@ use super::{
 };
 use crate::GateUpArgs;
 
-/// Panels of gate that a thread multiplies by few rows before the same of up: memory is then read in streams that are long enough for the
-/// processor's prefetchers.
+/// Panels of gate that a thread multiplies by few rows before the same of up: memory is then read in streams that are long enough
+/// for the processor's prefetchers.
 const STRETCH: usize = 8;
 
 /// [`Phases::gate_up`](crate::Phases::gate_up): `out = activation(norm(x) @ gate^T) * (norm(x) @ up^T)`, without a gate
@@ -40,7 +40,7 @@ pub fn gate_up(context: LinearContext<'_>, scratch: &mut LinearScratch, args: Ga
             store: &|p, rows, c| {
                 let columns = gate.panel_rows(p);
                 let (gates, ups) = c.split_at_mut(c.len() / 2);
-                gate_row(context.tier, activation, &mut gates[..rows.len() * PANEL], ups);
+                gate_row(context.isa, activation, &mut gates[..rows.len() * PANEL], ups);
                 for (m, values) in rows.zip(gates.chunks_exact(PANEL)) {
                     // SAFETY: as in `store`.
                     let out = unsafe { out.part(m * cols + columns.start, columns.len()) };
@@ -67,7 +67,7 @@ pub fn gate_up(context: LinearContext<'_>, scratch: &mut LinearScratch, args: Ga
     let cols = gate.out_features;
     let out = SharedOut::new(out.as_mut_slice());
     let finish = |p: usize, m: usize, gates: &mut [[f32; PANEL]], ups: &[[f32; PANEL]]| {
-        gate_row(context.tier, activation, gates.as_flattened_mut(), ups.as_flattened());
+        gate_row(context.isa, activation, gates.as_flattened_mut(), ups.as_flattened());
         let columns = gate.panel_rows(p);
         for (i, gates) in gates.iter().enumerate() {
             // SAFETY: as in `store`.
@@ -108,7 +108,7 @@ fn ungated(context: LinearContext<'_>, scratch: &mut LinearScratch, args: GateUp
     let cols = up.out_features;
     let out = SharedOut::new(out.as_mut_slice());
     let finish = |p: usize, m: usize, ups: &mut [[f32; PANEL]]| {
-        activate_row(context.tier, activation, ups.as_flattened_mut());
+        activate_row(context.isa, activation, ups.as_flattened_mut());
         let columns = up.panel_rows(p);
         for (i, ups) in ups.iter().enumerate() {
             // SAFETY: as in `store`.

@@ -7,18 +7,19 @@ use std::ops::Range;
 
 use super::{
     CpuLinear, Input, PANEL, Weight,
-    activations::{ActBlock, BLOCK, stride},
-    elementwise::per_tier,
+    act_block::{ActBlock, BLOCK},
+    activations::stride,
+    elementwise::per_isa,
     for_products,
-    lm_head::{Lengths, LmHead, Reaches, UNIT, max_searched_rows, shift},
+    lm_head::{ErrorBounds, Lengths, LmHead, UNIT, max_searched_rows, shift},
     out::SharedOut,
     panels::Work,
     phases::{Form, LinearContext, LinearScratch, assert_in, grown},
 };
 use crate::{Linear, Norm, Tensor, TokenMask};
 
-/// Where more than one in so many panels may hold a row's largest product, computing all costs no more: of one row, which waits for memory,
-/// and of several, of which few are computed together ...
+/// Where more than one in so many panels may hold a row's largest product, computing all costs no more: of one row, which waits
+/// for memory, and of several, of which few are computed together ...
 const MAX_SHARES: [usize; 2] = [3, 10];
 /// ... and may not for the next rows: so many calls do not search, after each search in vain twice as many.
 const PAUSES: [usize; 2] = [4, 64];
@@ -114,7 +115,7 @@ pub fn greedy_tokens(
 ) -> bool {
     let weight = linear.weight::<CpuLinear>();
     match &weight.weight {
-        Weight::LmHead(head) if (1..=max_searched_rows(context.tier)).contains(&x.rows()) => {
+        Weight::LmHead(head) if (1..=max_searched_rows(context.isa)).contains(&x.rows()) => {
             weight.bias.iter().flatten().all(|b| b.is_finite())
                 && search(context.checked(), scratch, x, norm, (weight, head), masks, tokens)
         }
@@ -165,7 +166,7 @@ fn search(
                 unsafe { shared.part(p * num_rows + rows.start, rows.len()) }.fill(Bounds::NONE);
                 continue;
             }
-            let (columns, reaches) = (weight.panel_rows(p), head.reaches(p));
+            let (columns, error_bounds) = (weight.panel_rows(p), head.error_bounds(p));
             let bias = weight.panel_bias(&columns).unwrap_or_default();
             for_products(&[weight.estimate(head, p)], &estimates, &rows, &mut |m, [products]| {
                 let rows = m..m + products.len();
@@ -174,7 +175,7 @@ fn search(
                 }
                 // SAFETY: each panel and row is visited once.
                 let bounds = unsafe { shared.part(p * num_rows + m, products.len()) };
-                bound(context.tier, products, (columns.len(), bias), &reaches, &lengths[rows], bounds);
+                bound(context.isa, products, (columns.len(), bias), &error_bounds, &lengths[rows], bounds);
             });
         }
     });
@@ -261,7 +262,7 @@ fn compute(
 fn bound_body(
     products: &mut [[f32; PANEL]],
     (columns, bias): (usize, &[f32]),
-    reaches: &Reaches,
+    error_bounds: &ErrorBounds,
     lengths: &[Lengths],
     out: &mut [Bounds],
 ) {
@@ -271,7 +272,7 @@ fn bound_body(
         let mut highs = [0.0; PANEL];
         for i in 0..PANEL {
             products[i] *= UNIT;
-            highs[i] = products[i] + (reaches[0][i] * rest + reaches[1][i] * outliers);
+            highs[i] = products[i] + (error_bounds[0][i] * rest + error_bounds[1][i] * outliers);
         }
         // Rounding keeps order: the sum is no larger than that of the bound.
         for (i, bias) in bias.iter().enumerate() {
@@ -295,8 +296,14 @@ fn max_of(values: &mut [f32; PANEL]) -> f32 {
     values[0]
 }
 
-per_tier!(
-    /// Bounds of the largest products of rows of activations by a panel of so many columns, plus the bias if there is one, given an eighth of
-    /// their estimates, which are changed.
-    bound = bound_body(products: &mut [[f32; PANEL]], columns: (usize, &[f32]), reaches: &Reaches, lengths: &[Lengths], out: &mut [Bounds])
+per_isa!(
+    /// Bounds of the largest products of rows of activations by a panel of so many columns, plus the bias if there is one, given
+    /// an eighth of their estimates, which are changed.
+    bound = bound_body(
+        products: &mut [[f32; PANEL]],
+        columns: (usize, &[f32]),
+        error_bounds: &ErrorBounds,
+        lengths: &[Lengths],
+        out: &mut [Bounds]
+    )
 );

@@ -1,47 +1,47 @@
 //! The matrix of logits, of which a greedy step reads two thirds.
 //!
-//! Small models have large vocabularies: this matrix is up to three quarters of what a step reads, and a greedy step needs the largest of
-//! its products alone. So codes of 8 bits lie in three planes:
+//! Small models have large vocabularies: this matrix is up to three quarters of what a step reads, and a greedy step needs the
+//! largest of its products alone. So codes of 8 bits lie in three planes:
 //!
 //! ```text
 //! bit of a code   7 6 5 4   3   2 1 0
 //! upper plane     |-----|                 panels as of Codes::U4, with the scales
-//! fifth plane             |-|             lines as those of fifth bits of Codes::U5; after a panel's how far products may be from estimates
+//! fifth plane             |-|             lines as those of fifth bits of Codes::U5; after a panel's its error bounds
 //! lower plane             |-----|         nibbles as of Codes::U4
 //! ```
 //!
-//! Upper and fifth plane, 5.5 bits a weight where codes of 8 bits have 8.5, give estimates as codes of 5 bits. The panel with the best
-//! estimate is then computed from upper and lower plane, with the bits of `Codes::U8`, and after it every panel that may hold a logit as
-//! large. That bit 3 lies in two planes costs memory, but where all logits are wanted nothing is read that is not needed, and nibbles are
-//! joined fast.
+//! Upper and fifth plane, 5.5 bits a weight where codes of 8 bits have 8.5, give estimates as codes of 5 bits. The panel with the
+//! best estimate is then computed from upper and lower plane, with the bits of `Codes::U8`, and after it every panel that may
+//! hold a logit as large. That bit 3 lies in two planes costs memory, but where all logits are wanted nothing is read that is not
+//! needed, and nibbles are joined fast.
 //!
-//! An estimate leaves out the sum of activations times lower parts, which are at most 3.5 from their middle. By Cauchy and Schwarz this is
-//! at most the length of the activations times that of the row's lower parts, and for a few activations that are much larger than the others
-//! their sum times the largest lower part is less. Of 120 answers' steps the panels that may hold the largest logit are 3.2 % of 1536 in the
-//! mean by SmolLM2-135M (7.6 % by lengths alone), 0.2 % of 8192 by gemma-3-270m.
+//! An estimate leaves out the sum of activations times lower parts, which are at most 3.5 from their middle. By Cauchy and
+//! Schwarz this is at most the length of the activations times that of the row's lower parts, and for a few activations that are
+//! much larger than the others their sum times the largest lower part is less. Of 120 answers' steps the panels that may hold the
+//! largest logit are 3.2 % of 1536 in the mean by SmolLM2-135M (7.6 % by lengths alone), 0.2 % of 8192 by gemma-3-270m.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{
     PANEL,
-    activations::{ActBlock, BLOCK, UPPER},
+    act_block::{ActBlock, BLOCK, UPPER},
+    layout::{
+        Codes, FIFTH_BYTES, LOWER_BYTES, Layout, PlanesKernels, TILE, UPPER_BYTES, codes_bytes, super_block_bytes, zero_point,
+    },
     out::SharedOut,
-    packed::{Codes, Layout, TILE, codes_bytes, codes_of, f16_at, pack_row, put_codes, span_bytes, zero_point},
+    packed::{codes_of, f16_at, pack_row, put_codes},
     slab::SlabBytes,
 };
 use crate::{
     DType, DeviceError, GgmlType, WeightView,
-    cpu::{CpuTier, ThreadPool},
+    cpu::{Isa, ThreadPool},
 };
 
-const LAYOUT: Layout = Layout { codes: Codes::U8, halves: false, min: false, factors: false };
-/// Bytes of a block as it was, and of each plane.
-const BLOCK_BYTES: usize = span_bytes(Codes::U8 as u8, false, false, false);
-pub(super) const UPPER_BYTES: usize = span_bytes(Codes::U4 as u8, false, false, false);
-pub(super) const FIFTH_BYTES: usize = codes_bytes(Codes::U5 as u8) - codes_bytes(Codes::U4 as u8);
-pub(super) const LOWER_BYTES: usize = codes_bytes(Codes::U4 as u8);
-/// Bytes of the reaches of a panel.
-pub(super) const REACH_BYTES: usize = size_of::<Reaches>();
+const LAYOUT: Layout = Layout { codes: Codes::U8, halves: false, min: false, super_blocks: false };
+/// Bytes of a block as it was.
+const BLOCK_BYTES: usize = super_block_bytes(Codes::U8 as u8, false, false, false);
+/// Bytes of the error bounds of a panel.
+pub(super) const ERROR_BOUNDS_BYTES: usize = size_of::<ErrorBounds>();
 
 /// What the upper 5 bits count.
 pub(super) const UNIT: f32 = 8.0;
@@ -50,8 +50,8 @@ const MIDDLE: f64 = 3.5;
 /// So many activations of a row are taken for outliers.
 const OUTLIERS: usize = 4;
 
-/// How far the products by a panel may be from [`UNIT`] times their estimates: of each row for each of [`Lengths`].
-pub(super) type Reaches = [[f32; PANEL]; 2];
+/// Error bounds of a panel: how far its products may be from [`UNIT`] times their estimates, of each row for each of [`Lengths`].
+pub(super) type ErrorBounds = [[f32; PANEL]; 2];
 /// The length of a row of activations without its outliers, and the sum of theirs.
 pub(super) type Lengths = [f32; 2];
 
@@ -66,16 +66,16 @@ pub(super) struct LmHead {
 }
 
 /// Whether a weight of this type is laid out so.
-pub(super) fn is_split(dtype: DType, tier: CpuTier) -> bool {
-    dtype == DType::Ggml(GgmlType::Q8_0) && planes_kernels(tier).is_some()
+pub(super) fn is_split(dtype: DType, isa: Isa) -> bool {
+    dtype == DType::Ggml(GgmlType::Q8_0) && planes_kernels(isa).is_some()
 }
 
-/// How many rows of activations are searched together. To kernels with VNNI codes of 5 bits are no faster than those of 8, so that only one
-/// row, which waits for memory, gains; others multiply them 1.6 times as fast.
-pub(super) fn max_searched_rows(tier: CpuTier) -> usize {
-    match tier {
+/// How many rows of activations are searched together. To kernels with VNNI codes of 5 bits are no faster than those of 8, so
+/// that only one row, which waits for memory, gains; others multiply them 1.6 times as fast.
+pub(super) fn max_searched_rows(isa: Isa) -> usize {
+    match isa {
         #[cfg(target_arch = "x86_64")]
-        CpuTier::Avx2 if !super::avx2::has_vnni() => usize::MAX,
+        Isa::Avx2 if !super::avx2::has_vnni() => usize::MAX,
         _ => 1,
     }
 }
@@ -86,30 +86,20 @@ pub(super) const fn resident_panel_bytes(cols: usize) -> usize {
     upper + fifth + lower
 }
 
-/// Multiplies a panel, its blocks of the upper and of another plane, by rows of activations; see [`Kernel`](super::packed::Kernel).
-pub(super) type PlanesKernel = unsafe fn(upper: &[u8], other: &[u8], acts: &[ActBlock], out: &mut [[f32; PANEL]]);
-
-/// Those of upper and fifth plane, and of upper and lower one.
-#[derive(Clone, Copy)]
-pub(super) struct PlanesKernels {
-    pub estimate: PlanesKernel,
-    pub multiply: PlanesKernel,
-}
-
-fn planes_kernels(tier: CpuTier) -> Option<PlanesKernels> {
-    match tier {
+fn planes_kernels(isa: Isa) -> Option<PlanesKernels> {
+    match isa {
         #[cfg(target_arch = "x86_64")]
-        CpuTier::Amx | CpuTier::Avx512 => Some(super::avx512::planes_kernels()),
+        Isa::Amx | Isa::Avx512 => Some(super::avx512::planes_kernels()),
         #[cfg(target_arch = "x86_64")]
-        CpuTier::Avx2 => Some(super::avx2::planes_kernels()),
+        Isa::Avx2 => Some(super::avx2::planes_kernels()),
         _ => None,
     }
 }
 
 impl LmHead {
-    /// Lays out `weight`; `None` when it is of another type, a scale is beyond f16, or the tier has no kernels.
-    pub(super) fn new(weight: &WeightView, tier: CpuTier, pool: &ThreadPool) -> Result<Option<Self>, DeviceError> {
-        let (true, Some(kernels)) = (is_split(weight.dtype, tier), planes_kernels(tier)) else { return Ok(None) };
+    /// Lays out `weight`; `None` when it is of another type, a scale is beyond f16, or the ISA has no kernels.
+    pub(super) fn new(weight: &WeightView, isa: Isa, pool: &ThreadPool) -> Result<Option<Self>, DeviceError> {
+        let (true, Some(kernels)) = (is_split(weight.dtype, isa), planes_kernels(isa)) else { return Ok(None) };
         let (panels, blocks) = (weight.rows.div_ceil(PANEL), weight.cols / BLOCK);
         let lens @ [upper_len, fifth_len, lower_len] = plane_lens(blocks);
         let [mut upper, mut fifth, mut lower] = [
@@ -131,11 +121,11 @@ impl LmHead {
                 }
                 // SAFETY: each panel is packed by one thread.
                 let [upper, fifth, lower] = std::array::from_fn(|i| unsafe { planes[i].part(p * lens[i], lens[i]) });
-                let (fifth, reaches) = fifth.split_at_mut(blocks * FIFTH_BYTES);
+                let (fifth, error_bounds) = fifth.split_at_mut(blocks * FIFTH_BYTES);
                 split(&panel, upper, fifth, lower);
-                let reaches = reaches.as_chunks_mut().0;
+                let error_bounds = error_bounds.as_chunks_mut().0;
                 for r in 0..rows.len() {
-                    [reaches[r], reaches[PANEL + r]] = reach(&panel, r).map(f32::to_le_bytes);
+                    [error_bounds[r], error_bounds[PANEL + r]] = error_bound(&panel, r).map(f32::to_le_bytes);
                 }
             }
         });
@@ -171,10 +161,10 @@ impl LmHead {
         self.blocks * (UPPER_BYTES + LOWER_BYTES)
     }
 
-    /// Multiplies panel `p` by rows of activations, `[rows, stride]`; see [`Kernel`](super::packed::Kernel).
+    /// Multiplies panel `p` by rows of activations, `[rows, stride]`; see [`Kernel`](super::layout::Kernel).
     pub(super) fn multiply(&self, p: usize, acts: &[ActBlock], out: &mut [[f32; PANEL]]) {
         let [upper, _, lower] = self.planes(p);
-        // SAFETY: the kernel is of the tier, and `CpuLinear` refuses one above the machine's.
+        // SAFETY: the kernel is of the ISA, and `CpuLinear` refuses one above the machine's.
         unsafe { (self.kernels.multiply)(upper, lower, acts, out) }
     }
 
@@ -185,8 +175,8 @@ impl LmHead {
         unsafe { (self.kernels.estimate)(upper, &fifth[..self.blocks * FIFTH_BYTES], acts, out) }
     }
 
-    /// Of panel `p`.
-    pub(super) fn reaches(&self, p: usize) -> Reaches {
+    /// The error bounds of panel `p`.
+    pub(super) fn error_bounds(&self, p: usize) -> ErrorBounds {
         let [_, fifth, _] = self.planes(p);
         let bytes = fifth[self.blocks * FIFTH_BYTES..].as_chunks().0;
         std::array::from_fn(|i| std::array::from_fn(|r| f32::from_le_bytes(bytes[i * PANEL + r])))
@@ -201,13 +191,14 @@ impl LmHead {
 
 /// Bytes of a panel of some blocks in each plane.
 const fn plane_lens(blocks: usize) -> [usize; 3] {
-    [blocks * UPPER_BYTES, blocks * FIFTH_BYTES + REACH_BYTES, blocks * LOWER_BYTES]
+    [blocks * UPPER_BYTES, blocks * FIFTH_BYTES + ERROR_BOUNDS_BYTES, blocks * LOWER_BYTES]
 }
 
 /// Makes the activations of a row ones for [`LmHead::estimate`]; returns how long they are.
 ///
-/// The upper 5 bits less their zero, 16, stand for `8 * (upper - 16) + 3.5`, the middle of their codes less 128, if the zero is 15.5625. As a kernel's zero
-/// is what it multiplies the sum of activations by, the sums are smaller in that proportion here, in whole units of 8 upper parts.
+/// The upper 5 bits less their zero, 16, stand for `8 * (upper - 16) + 3.5`, the middle of their codes less 128, if the zero is
+/// 15.5625. As a kernel's zero is what it multiplies the sum of activations by, the sums are smaller in that proportion here, in
+/// whole units of 8 upper parts.
 pub(super) fn shift(acts: &[ActBlock], out: &mut [ActBlock]) -> Lengths {
     const STEP: i32 = 8;
     let mut squares = 0.0;
@@ -236,12 +227,12 @@ pub(super) fn shift(acts: &[ActBlock], out: &mut [ActBlock]) -> Lengths {
     [rest.sqrt(), outliers.iter().sum()].map(|length| length as f32)
 }
 
-/// Of row `r` of a panel; see [`Reaches`]. For the rest the length of the row's lower parts less their middle, times the scales, for
-/// outliers the largest of them. Both with what is lost by rounding, for which each scale counts, by the length of all activations: that of
-/// the rest plus the outliers' sum at most. The sums of [`shift`] are off by up to 4 units, which are 64 of the 16256 of a block's largest
-/// value and times 8 for the code, about 1/32; and sums of f32, of the product and of its estimate, by 2^-24 of what they add, up to
-/// 128 * sqrt(32) times the scale, twice.
-fn reach(panel: &[u8], r: usize) -> [f32; 2] {
+/// The error bounds of row `r` of a panel. For the rest the length of the row's lower parts less their middle, times the scales,
+/// for outliers the largest of them. Both with what is lost by rounding, for which each scale counts, by the length of all
+/// activations: that of the rest plus the outliers' sum at most. The sums of [`shift`] are off by up to 4 units, which are 64 of
+/// the 16256 of a block's largest value and times 8 for the code, about 1/32; and sums of f32, of the product and of its
+/// estimate, by 2^-24 of what they add, up to 128 * sqrt(32) times the scale, twice.
+fn error_bound(panel: &[u8], r: usize) -> [f32; 2] {
     let (tile, lane) = (r / TILE, r % TILE);
     let (mut lower, mut scales, mut largest) = (0.0, 0.0, 0.0f64);
     let blocks = panel.chunks_exact(BLOCK_BYTES);
@@ -253,7 +244,8 @@ fn reach(panel: &[u8], r: usize) -> [f32; 2] {
         scales += scale.powi(2);
         largest = largest.max(scale.abs());
     }
-    [lower.sqrt(), MIDDLE * largest].map(|reach| (reach + slack * scales.sqrt()).next_up() as f32 * (1.0 + f32::EPSILON))
+    [lower.sqrt(), MIDDLE * largest]
+        .map(|error_bound| (error_bound + slack * scales.sqrt()).next_up() as f32 * (1.0 + f32::EPSILON))
 }
 
 /// Parts a panel of [`LAYOUT`] in planes.

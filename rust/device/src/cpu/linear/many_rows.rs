@@ -1,19 +1,19 @@
-//! Phases of many rows on the tile units: float weights of [`Precision::Fast`]. They multiply the bf16 numbers that the kernel of few rows
+//! Phases of many rows by AMX: float weights of [`Precision::Fast`]. They multiply the bf16 numbers that the kernel of few rows
 //! does ([`super::tiled_bf16`]) and add the products in another order, so [`Precision::Deterministic`] has only that.
 //!
-//! Quantised weights have finer activations, see [`super::int_tiles`]: rounding activations and dequantised weights to bf16 moves SmolLM2's
-//! log probabilities by up to 0.13.
+//! Quantized weights have finer activations, see [`super::int_tiles`]: rounding activations and dequantized weights to bf16 moves
+//! SmolLM2's log probabilities by up to 0.13.
 
 use super::{CpuLinear, LinearContext, Weight, elementwise::norm_row, phases::Items};
 use crate::{
     Norm, Precision, Tensor,
     cpu::{
-        Amx, CpuTier,
+        Amx, Isa,
         amx::{ActTiles, MAX_K, PanelWork, Workspace, multiply},
     },
 };
 
-/// From this number of rows on, the tile units are faster than the kernels of few rows (`examples/bench_amx.rs`).
+/// From this number of rows on, AMX is faster than the kernels of few rows (`examples/bench_amx.rs`).
 pub(super) const MIN_ROWS: usize = 5;
 
 /// Buffers.
@@ -30,9 +30,9 @@ pub(super) struct ManyRows<'a> {
 }
 
 impl CpuLinear {
-    /// Whether the tile units are to multiply `rows` rows by this weight.
+    /// Whether AMX is to multiply `rows` rows by this weight.
     fn is_for_tiles(&self, rows: usize) -> bool {
-        self.tier == CpuTier::Amx
+        self.isa == Isa::Amx
             && self.in_features <= MAX_K
             && self.precision == Precision::Fast
             && rows >= MIN_ROWS
@@ -41,8 +41,8 @@ impl CpuLinear {
 }
 
 impl<'a> ManyRows<'a> {
-    /// Packs `norm(x)`. `None` when the kernels of few rows are to be used: few rows, another tier, a weight that is exact or of odd
-    /// shape, no memory for the buffers.
+    /// Packs `norm(x)`. `None` when the kernels of few rows are to be used: few rows, another ISA, a weight that is exact or of
+    /// odd shape, no memory for the buffers.
     pub(super) fn start(
         context: LinearContext<'a>,
         tiles: &'a mut Option<Tiles>,
@@ -50,7 +50,7 @@ impl<'a> ManyRows<'a> {
         norm: Option<&Norm>,
         mut weights: impl Iterator<Item = &'a CpuLinear>,
     ) -> Option<Self> {
-        if context.tier != CpuTier::Amx || !weights.all(|w| w.is_for_tiles(x.rows())) {
+        if context.isa != Isa::Amx || !weights.all(|w| w.is_for_tiles(x.rows())) {
             return None;
         }
         let amx = Amx::detect()?;
@@ -60,7 +60,7 @@ impl<'a> ManyRows<'a> {
         }
         let tiles = tiles.as_mut()?;
         let row = |m: usize, out: &mut [f32]| match norm {
-            Some(norm) => norm_row(context.tier, norm, x.row(m), out),
+            Some(norm) => norm_row(context.isa, norm, x.row(m), out),
             None => out.copy_from_slice(x.row(m)),
         };
         tiles.acts.pack(amx, context.pool, &tiles.workspace, (x.rows(), x.cols()), &row).ok()?;

@@ -1,11 +1,12 @@
 //! Linear layers on the CPU.
 //!
-//! A weight is worked on in panels of 32 rows. [`Precision::Fast`](crate::Precision::Fast) packs quantised weights for int8 kernels
-//! ([`packed`]), which the tile units stand in for where there are many rows ([`int_tiles`]), and lays out float ones in panels
-//! ([`tiled`]), which the tile units multiply by many rows ([`many_rows`]). Every other weight stays as it lies in its file and is
-//! multiplied in f32 ([`float`]). [`phases`] shares panels among the threads and fuses norms, activation functions and residuals around
-//! them.
+//! A weight is worked on in panels of 32 rows. [`Precision::Fast`](crate::Precision::Fast) packs quantized weights for int8
+//! kernels ([`packed`]), which AMX stands in for where there are many rows ([`int_tiles`]), and lays out float ones in panels
+//! ([`tiled`]), which AMX multiplies by many rows ([`many_rows`]). Every other weight stays as it lies in its file and is
+//! multiplied in f32 ([`float`]). [`phases`] shares panels among the threads and fuses norms, activation functions and residuals
+//! around them.
 
+mod act_block;
 mod activations;
 #[cfg(target_arch = "x86_64")]
 mod activations_avx2;
@@ -26,6 +27,7 @@ mod gate_up;
 #[cfg(target_arch = "x86_64")]
 mod int_tiles;
 mod largest;
+mod layout;
 mod lm_head;
 #[cfg(target_arch = "x86_64")]
 mod many_rows;
@@ -54,12 +56,13 @@ pub use phases::{LinearContext, LinearScratch, linear_residual, norm_linear};
 pub(super) use slab::trim;
 
 use self::{
-    activations::{ACT_ROWS, ActBlock, ActTile, BLOCK, stride},
+    act_block::{ActBlock, BLOCK},
+    activations::{ACT_ROWS, ActTile, stride},
     lm_head::LmHead,
     packed::Packed,
     tiled::Tiled,
 };
-use super::{CpuTier, ThreadPool, read_ahead::Panels};
+use super::{Isa, ThreadPool, read_ahead::Panels};
 use crate::{DType, DeviceError, Linear, LinearOptions, Precision, WeightView, backend::check_bias, quant::dequantize_row};
 
 /// Rows of a weight that are worked on together.
@@ -85,36 +88,36 @@ pub struct CpuLinear {
     in_features: usize,
     weight: Weight,
     bias: Option<Vec<f32>>,
-    tier: CpuTier,
+    isa: Isa,
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     precision: Precision,
 }
 
 impl CpuLinear {
-    /// Packs a weight for `tier`, or keeps its view where it is multiplied as it lies.
+    /// Packs a weight for `isa`, or keeps its view where it is multiplied as it lies.
     ///
-    /// Errors: a tier above the machine's, a bias of another length than the weight's rows, no memory for the packed form.
-    pub fn new(weight: &WeightView, options: &LinearOptions, tier: CpuTier, pool: &ThreadPool) -> Result<Self, DeviceError> {
-        Self::with_pack(weight, options, tier, &|| Self::pack(weight, tier, pool))
+    /// Errors: an ISA above the machine's, a bias of another length than the weight's rows, no memory for the packed form.
+    pub fn new(weight: &WeightView, options: &LinearOptions, isa: Isa, pool: &ThreadPool) -> Result<Self, DeviceError> {
+        Self::with_pack(weight, options, isa, &|| Self::pack(weight, isa, pool))
     }
 
     /// The same for the matrix of logits, in a form that [`greedy_tokens`] searches, if there is one for its type.
-    pub fn lm_head(weight: &WeightView, options: &LinearOptions, tier: CpuTier, pool: &ThreadPool) -> Result<Self, DeviceError> {
-        Self::with_pack(weight, options, tier, &|| match LmHead::new(weight, tier, pool)? {
+    pub fn lm_head(weight: &WeightView, options: &LinearOptions, isa: Isa, pool: &ThreadPool) -> Result<Self, DeviceError> {
+        Self::with_pack(weight, options, isa, &|| match LmHead::new(weight, isa, pool)? {
             Some(head) => Ok(Some(Weight::LmHead(head))),
-            None => Self::pack(weight, tier, pool),
+            None => Self::pack(weight, isa, pool),
         })
     }
 
     fn with_pack(
         weight: &WeightView,
         options: &LinearOptions,
-        tier: CpuTier,
+        isa: Isa,
         pack: &dyn Fn() -> Result<Option<Weight>, DeviceError>,
     ) -> Result<Self, DeviceError> {
-        let best = CpuTier::detect();
-        if tier > best {
-            let message = format!("instruction-set tier {} is not available; this machine has {}", tier.name(), best.name());
+        let best = Isa::detect();
+        if isa > best {
+            let message = format!("instruction set {} is not available; this machine has {}", isa.name(), best.name());
             return Err(DeviceError::Unsupported(message));
         }
         check_bias(weight, options)?;
@@ -128,16 +131,16 @@ impl CpuLinear {
             in_features: weight.cols,
             weight: packed.unwrap_or_else(|| Weight::Stored(weight.clone())),
             bias: options.bias.clone(),
-            tier,
+            isa,
             precision: options.precision,
         })
     }
 
-    fn pack(weight: &WeightView, tier: CpuTier, pool: &ThreadPool) -> Result<Option<Weight>, DeviceError> {
-        if let Some(tiled) = Tiled::new(weight, tier, pool)? {
+    fn pack(weight: &WeightView, isa: Isa, pool: &ThreadPool) -> Result<Option<Weight>, DeviceError> {
+        if let Some(tiled) = Tiled::new(weight, isa, pool)? {
             return Ok(Some(Weight::Tiled(tiled)));
         }
-        Ok(Packed::new(weight, tier, pool)?.map(Weight::Packed))
+        Ok(Packed::new(weight, isa, pool)?.map(Weight::Packed))
     }
 
     /// Whether it is multiplied as it lies in its file.
@@ -199,7 +202,7 @@ impl CpuLinear {
         matches!(&self.weight, Weight::Tiled(tiled) if tiled.takes_pairs())
     }
 
-    /// Whether the tile units are to multiply `rows` rows by this weight, with the bits of the other kernels.
+    /// Whether AMX is to multiply `rows` rows by this weight, with the bits of the other kernels.
     #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
     fn is_unpacked_for(&self, rows: usize) -> bool {
         match &self.weight {
@@ -230,7 +233,7 @@ impl CpuLinear {
         Panels { address, count: self.panels(), bytes }
     }
 
-    /// f32 that [`Self::open`] needs to dequantise or unpack a panel.
+    /// f32 that [`Self::open`] needs to dequantize or unpack a panel.
     #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
     fn buffer_len(&self, many_rows: bool) -> usize {
         match &self.weight {
@@ -241,7 +244,7 @@ impl CpuLinear {
         }
     }
 
-    /// Panel `p`, ready to be multiplied: by the tile units when there are many rows and the weight is packed.
+    /// Panel `p`, ready to be multiplied: by AMX when there are many rows and the weight is packed.
     #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
     fn open<'a>(&'a self, p: usize, many_rows: bool, buffer: &'a mut [f32]) -> Panel<'a> {
         let rows = self.panel_rows(p);
@@ -304,7 +307,7 @@ struct Input<'a> {
     pairs: &'a [u32],
     /// `[rows, stride]`, of which the first cols / 32 are blocks; empty when no weight is packed.
     acts: &'a [ActBlock],
-    /// `[rows / 16, cols / 32]`; empty unless the tile units are to multiply packed weights.
+    /// `[rows / 16, cols / 32]`; empty unless AMX is to multiply packed weights.
     tiles: &'a [ActTile],
 }
 
@@ -317,8 +320,8 @@ impl<'a> Input<'a> {
 }
 
 impl Panel<'_> {
-    /// Rows `m..m + num_rows` (up to 64, where there are tiles from a multiple of that) of `input` times this panel, plus bias; `out` has these rows and
-    /// as many more as make them a multiple of 4, for the tile units of 16.
+    /// Rows `m..m + num_rows` (up to 64, where there are tiles from a multiple of that) of `input` times this panel, plus bias;
+    /// `out` has these rows and as many more as make them a multiple of 4, for the tiles of 16 rows that AMX takes.
     fn multiply(&self, input: &Input<'_>, m: usize, num_rows: usize, out: &mut [[f32; PANEL]]) {
         let blocks = input.cols / BLOCK;
         match &self.source {
@@ -335,7 +338,7 @@ impl Panel<'_> {
             Source::Float(rows) => {
                 for (i, out) in out[..num_rows.next_multiple_of(ROWS)].as_chunks_mut().0.iter_mut().enumerate() {
                     let x = &input.values[(m + i * ROWS) * input.cols..];
-                    rows.multiply(self.linear.tier, x, ROWS.min(num_rows - i * ROWS), out);
+                    rows.multiply(self.linear.isa, x, ROWS.min(num_rows - i * ROWS), out);
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Stands in for the tile units where no processor has them: no phase ever starts.
+//! Stands in for AMX where no processor has it: no phase ever starts.
 
 use super::{CpuLinear, LinearContext, phases::Items};
 use crate::{Norm, Tensor};

@@ -2,14 +2,16 @@
 
 use std::marker::PhantomData;
 
-/// A mutable slice that the threads of a pool write disjoint parts of: a projection's threads own columns, not rows, of its output.
+/// A mutable slice that the threads of a pool write disjoint parts of: a projection's threads own columns, not rows, of its
+/// output.
 pub(super) struct SharedOut<'a, T> {
     start: *mut T,
     len: usize,
     borrow: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a SharedOut only hands out parts through `part`, whose caller promises that no two overlap; T: Send lets them be written elsewhere.
+// SAFETY: a SharedOut only hands out parts through `part`, whose caller promises that no two overlap; T: Send lets them be
+// written elsewhere.
 unsafe impl<T: Send> Sync for SharedOut<'_, T> {}
 
 impl<'a, T> SharedOut<'a, T> {

@@ -1,23 +1,4 @@
-//! Quantised weights packed for int8 kernels.
-//!
-//! Rows are taken 32 at a time, a panel, padded with zero rows: two tiles of 16. A panel is a list of blocks of 32 columns, one contiguous
-//! stream of whole cache lines: of each block its codes, all tiles of a part before the next part:
-//! - codes of each tile. [`Codes::U4`]: 4 lines, line g, byte 4 r + j: column 4 g + j of row r in the low half, column 16 + 4 g + j in the high one.
-//!   [`Codes::U5`]: the same, then a line of fifth bits for each tile: byte 4 r + j, bit g of column 4 g + j, bit 4 + g of column 16 + 4 g + j.
-//!   [`Codes::U6`]: the nibbles, then two lines of fifth and sixth bits for each tile: byte 4 r + j, bits 2 g and 2 g + 1, of column 4 g + j in the
-//!   first line, of column 16 + 4 g + j in the second.
-//!   [`Codes::U8`]: 8 lines, line g, byte 4 r + j: column 4 g + j of row r;
-//!
-//! and after each span of blocks, which is a block of the file's format, the scales of each group (one of 32 columns or two of 16 a block): a line of
-//! 32 f16, one a row; then the minima, likewise, where the format has them. Formats whose scales are quantised themselves have spans of 8
-//! blocks and one line of units for all scales, one for all minima, which are multiplied by factors, 32 i8 a group, after each block's codes:
-//!
-//! ```text
-//! Q4_1  | codes 512 | scales 64 | minima 64 |                                      bytes, 32 columns of 32 rows
-//! Q4_K  | codes 512 | factors 32, of minima 32 | .. 8 times .. | units 64 | units of minima 64 |      256 columns
-//! ```
-//!
-//! A value is `scale * code + min`, or `scale * (code - zero)` where there are no minima, with `zero` the middle of the code's range.
+//! Quantized weights, packed as [`layout`](super::layout) says, and the portable kernel.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -27,7 +8,11 @@ use half::f16;
 use super::activations::ActTile;
 use super::{
     PANEL,
-    activations::{ActBlock, UPPER},
+    act_block::{ActBlock, UPPER},
+    layout::{
+        COLS, Codes, Kernel, Layout, TILE, block_bytes, blocks_of, codes_bytes, select, super_block_body_bytes, super_block_len,
+        zero_point,
+    },
     out::SharedOut,
     slab::SlabBytes,
 };
@@ -35,124 +20,15 @@ use super::{
 use crate::cpu::{Amx, amx::IntTiles};
 use crate::{
     DType, DeviceError, GgmlType, WeightView,
-    cpu::{CpuTier, ThreadPool},
-    quant::{BlockCodes, Format},
+    cpu::{Isa, ThreadPool},
+    quant::BlockCodes,
 };
-
-/// Rows of a tile.
-pub(super) const TILE: usize = 16;
-/// Columns of a block.
-const COLS: usize = 32;
-
-/// How codes are stored; the numbers are what kernels are generic over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(super) enum Codes {
-    U4 = 4,
-    U5 = 5,
-    U6 = 6,
-    U8 = 8,
-}
-
-/// How a format is packed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Layout {
-    pub codes: Codes,
-    /// Two groups of 16 columns a block, not one of 32.
-    pub halves: bool,
-    pub min: bool,
-    /// Scales and minima are units times factors.
-    pub factors: bool,
-}
-
-/// Bytes of the codes of a block, both tiles.
-pub(super) const fn codes_bytes(codes: u8) -> usize {
-    match codes {
-        4 => 512,
-        5 => 640,
-        6 => 768,
-        _ => 1024,
-    }
-}
-
-/// Groups of a block, times two where they have minima.
-const fn num_scales(halves: bool, min: bool) -> usize {
-    (1 + halves as usize) * (1 + min as usize)
-}
-
-/// Bytes of a block of a panel: its codes, and factors.
-pub(super) const fn block_bytes(codes: u8, halves: bool, min: bool, factors: bool) -> usize {
-    codes_bytes(codes) + if factors { PANEL * num_scales(halves, min) } else { 0 }
-}
-
-/// Blocks of a span.
-pub(super) const fn span_blocks(factors: bool) -> usize {
-    if factors { 8 } else { 1 }
-}
-
-/// Bytes of the blocks of a span.
-pub(super) const fn span_blocks_bytes(codes: u8, halves: bool, min: bool, factors: bool) -> usize {
-    span_blocks(factors) * block_bytes(codes, halves, min, factors)
-}
-
-/// Bytes of a span: its blocks, then lines of f16.
-pub(super) const fn span_bytes(codes: u8, halves: bool, min: bool, factors: bool) -> usize {
-    let lines = if factors { 1 + min as usize } else { num_scales(halves, min) };
-    span_blocks_bytes(codes, halves, min, factors) + 64 * lines
-}
-
-/// The code of zero: the middle of the range where there are no minima.
-pub(super) const fn zero_point(codes: u8, min: bool) -> i32 {
-    if min { 0 } else { 1 << (codes - 1) }
-}
-
-impl Layout {
-    pub(super) const fn of(format: GgmlType) -> Self {
-        let &Format { group_len, has_min, has_factors, code_bits, .. } = format.format();
-        let codes = match code_bits {
-            4 => Codes::U4,
-            5 => Codes::U5,
-            6 => Codes::U6,
-            _ => Codes::U8,
-        };
-        Self { codes, halves: group_len == 16, min: has_min, factors: has_factors }
-    }
-
-    const fn span_bytes(self) -> usize {
-        span_bytes(self.codes as u8, self.halves, self.min, self.factors)
-    }
-}
 
 /// Bytes of a panel of rows of `cols` columns.
 pub(super) const fn panel_bytes(format: GgmlType, cols: usize) -> usize {
     let layout = Layout::of(format);
-    cols / (COLS * span_blocks(layout.factors)) * layout.span_bytes()
+    cols / (COLS * super_block_len(layout.super_blocks)) * layout.super_block_bytes()
 }
-
-/// Picks the instance of a kernel that is generic over (codes, halves, min, factors); these are all that formats use.
-macro_rules! select {
-    ($layout:expr, $kernel:ident) => {{
-        let l = $layout;
-        match (l.codes, l.halves, l.min, l.factors) {
-            (Codes::U4, false, false, _) => $kernel::<4, false, false, false>,
-            (Codes::U4, false, true, false) => $kernel::<4, false, true, false>,
-            (Codes::U4, false, true, true) => $kernel::<4, false, true, true>,
-            (Codes::U4, true, false, _) => $kernel::<4, true, false, true>,
-            (Codes::U4, true, true, _) => $kernel::<4, true, true, true>,
-            (Codes::U5, _, false, _) => $kernel::<5, false, false, false>,
-            (Codes::U5, _, true, false) => $kernel::<5, false, true, false>,
-            (Codes::U5, _, true, true) => $kernel::<5, false, true, true>,
-            (Codes::U6, ..) => $kernel::<6, true, false, true>,
-            (Codes::U8, ..) => $kernel::<8, false, false, false>,
-        }
-    }};
-}
-#[cfg(target_arch = "x86_64")]
-pub(super) use select;
-
-/// Multiplies one panel by as many rows of activations, `[rows, stride]`, as `out` has, 1 to 64:
-/// `out[row][n] = sum over k of weight[n, k] * x[row, k]`. A kernel of a tier above the machine's must not be called.
-pub(super) type Kernel = unsafe fn(panel: &[u8], acts: &[ActBlock], out: &mut [[f32; PANEL]]);
 
 /// A packed weight.
 pub(super) struct Packed {
@@ -161,14 +37,14 @@ pub(super) struct Packed {
     pub panel_bytes: usize,
     kernel: Kernel,
     layout: Layout,
-    /// The tile units, in their tier.
+    /// AMX, where that is the ISA.
     #[cfg(target_arch = "x86_64")]
     amx: Option<Amx>,
 }
 
 impl Packed {
-    /// Packs `weight`; `None` when its type is not quantised or a scale is beyond f16 (no sane file has one).
-    pub(super) fn new(weight: &WeightView, tier: CpuTier, pool: &ThreadPool) -> Result<Option<Self>, DeviceError> {
+    /// Packs `weight`; `None` when its type is not quantized or a scale is beyond f16 (no sane file has one).
+    pub(super) fn new(weight: &WeightView, isa: Isa, pool: &ThreadPool) -> Result<Option<Self>, DeviceError> {
         let DType::Ggml(format) = weight.dtype else { return Ok(None) };
         let layout = Layout::of(format);
         let panels = weight.rows.div_ceil(PANEL);
@@ -190,10 +66,10 @@ impl Packed {
         Ok(fits.into_inner().then(|| Self {
             data,
             panel_bytes,
-            kernel: kernel(layout, tier),
+            kernel: kernel(layout, isa),
             layout,
             #[cfg(target_arch = "x86_64")]
-            amx: if tier == CpuTier::Amx { Amx::detect() } else { None },
+            amx: if isa == Isa::Amx { Amx::detect() } else { None },
         }))
     }
 
@@ -217,30 +93,30 @@ impl Packed {
     /// Multiplies panel `p` by rows of activations; see [`Kernel`].
     pub(super) fn multiply(&self, p: usize, acts: &[ActBlock], out: &mut [[f32; PANEL]]) {
         let panel = &self.data.as_slice()[p * self.panel_bytes..(p + 1) * self.panel_bytes];
-        // SAFETY: `CpuLinear::new` refuses a tier above the machine's, so the kernel's instructions exist.
+        // SAFETY: `CpuLinear::new` refuses an ISA above the machine's, so the kernel's instructions exist.
         unsafe { (self.kernel)(panel, acts, out) }
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 impl Packed {
-    /// Whether the tile units are to multiply `rows` rows.
+    /// Whether AMX is to multiply `rows` rows.
     pub(super) fn is_unpacked_for(&self, rows: usize) -> bool {
         self.amx.is_some() && rows >= super::int_tiles::min_rows(self.layout)
     }
 
     /// f32 of an unpacked panel.
     pub(super) fn unpacked_len(&self) -> usize {
-        let blocks = self.panel_bytes / self.layout.span_bytes() * span_blocks(self.layout.factors);
+        let blocks = self.panel_bytes / self.layout.super_block_bytes() * super_block_len(self.layout.super_blocks);
         blocks * super::int_tiles::unpacked_len(self.layout.halves)
     }
 
-    /// Unpacks panel `p` for the tile units.
+    /// Unpacks panel `p` for AMX.
     ///
     /// # Panics
-    /// When there are no tile units.
+    /// When there is no AMX.
     pub(super) fn unpack(&self, p: usize, out: &mut [f32]) {
-        assert!(self.amx.is_some(), "panels are unpacked for the tile units only");
+        assert!(self.amx.is_some(), "panels are unpacked for AMX only");
         let panel = &self.data.as_slice()[p * self.panel_bytes..(p + 1) * self.panel_bytes];
         // SAFETY: an `Amx` proves that the processor has AVX-512.
         unsafe { super::int_tiles::unpack(self.layout)(panel, out) }
@@ -251,51 +127,51 @@ impl Packed {
     /// # Panics
     /// As `unpack`.
     pub(super) fn multiply_unpacked(&self, panel: &[f32], acts: &[ActTile], out: &mut [[f32; PANEL]]) {
-        let amx = self.amx.expect("panels are unpacked for the tile units only");
+        let amx = self.amx.expect("panels are unpacked for AMX only");
         // SAFETY: as above.
         unsafe { super::int_tiles::kernel(self.layout)(&IntTiles::configure(amx), panel, acts, out) }
     }
 }
 
-/// The kernel of a tier; that of one above the machine's must not be called.
-pub(super) fn kernel(layout: Layout, tier: CpuTier) -> Kernel {
-    match tier {
+/// The kernel of an ISA; that of one above the machine's must not be called.
+pub(super) fn kernel(layout: Layout, isa: Isa) -> Kernel {
+    match isa {
         #[cfg(target_arch = "x86_64")]
-        CpuTier::Amx | CpuTier::Avx512 => super::avx512::kernel(layout),
+        Isa::Amx | Isa::Avx512 => super::avx512::kernel(layout),
         #[cfg(target_arch = "x86_64")]
-        CpuTier::Avx2 => super::avx2::kernel(layout),
+        Isa::Avx2 => super::avx2::kernel(layout),
         _ => select!(layout, scalar),
     }
 }
 
-/// Packs one row of a file as row `r` of a panel; false when a scale or minimum, or its unit, is beyond f16.
+/// Packs one row of a file as row `r` of a panel; false when a scale or minimum that is to be f16 is beyond it.
 pub(super) fn pack_row(format: GgmlType, layout: Layout, bytes: &[u8], r: usize, panel: &mut [u8]) -> bool {
-    let Layout { codes, halves, min, factors } = layout;
+    let Layout { codes, halves, min, super_blocks } = layout;
     let (tile, lane, codes_len) = (r / TILE, r % TILE, codes_bytes(codes as u8));
-    let (groups, kinds) = (1 + usize::from(halves), 1 + usize::from(min));
+    let (sub_blocks, kinds) = (1 + usize::from(halves), 1 + usize::from(min));
     let zero = zero_point(codes as u8, min) as u8;
     let mut fits = true;
     let (mut block, unpack) = (BlockCodes::new(), format.format().unpack);
-    for (bytes, span) in bytes.chunks_exact(format.block_bytes()).zip(panel.chunks_exact_mut(layout.span_bytes())) {
+    for (bytes, super_block) in bytes.chunks_exact(format.block_bytes()).zip(panel.chunks_exact_mut(layout.super_block_bytes())) {
         unpack(bytes, &mut block);
-        let (outs, floats) = span.split_at_mut(span_blocks_bytes(codes as u8, halves, min, factors));
-        for (b, out) in outs.chunks_exact_mut(block_bytes(codes as u8, halves, min, factors)).enumerate() {
+        let (outs, floats) = super_block.split_at_mut(super_block_body_bytes(codes as u8, halves, min, super_blocks));
+        for (b, out) in outs.chunks_exact_mut(block_bytes(codes as u8, halves, min, super_blocks)).enumerate() {
             let quads = std::array::from_fn(|q| {
                 let at = b * COLS + 4 * q;
                 let code = |i: usize| (block.codes[at + i] as u8).wrapping_add(zero);
                 u32::from_le_bytes([code(0), code(1), code(2), code(3)])
             });
-            let (out, out_factors) = out.split_at_mut(codes_len);
+            let (out, scales) = out.split_at_mut(codes_len);
             put_codes(codes, &quads, out, (tile, lane));
-            let own = block.factors.iter().flat_map(|factors| &factors[b * groups..(b + 1) * groups]);
-            for (out, factor) in out_factors.chunks_exact_mut(PANEL).zip(own) {
-                out[r] = factor.cast_unsigned();
+            let own = block.sub_block_scales.iter().flat_map(|scales| &scales[b * sub_blocks..(b + 1) * sub_blocks]);
+            for (out, scale) in scales.chunks_exact_mut(PANEL).zip(own) {
+                out[r] = scale.cast_unsigned();
             }
         }
-        let own: [&[f32]; 2] = if factors {
-            block.units.each_ref().map(std::slice::from_ref)
+        let own: [&[f32]; 2] = if super_blocks {
+            block.super_block_scales.each_ref().map(std::slice::from_ref)
         } else {
-            [&block.scales, &block.mins].map(|v| &v[..groups])
+            [&block.scales, &block.mins].map(|v| &v[..sub_blocks])
         };
         for (line, value) in floats.chunks_exact_mut(64).zip(own.into_iter().take(kinds).flatten()) {
             let value = f16::from_f32(*value);
@@ -370,45 +246,31 @@ pub(super) fn f16_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
-/// Scale and minimum of group `g` of row `r` of a block.
-fn scale_and_min<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool>(
+/// Scale and minimum of sub-block `s` of row `r` of a block.
+fn scale_and_min<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool>(
     block: &[u8],
     floats: &[u8],
-    (r, g): (usize, usize),
+    (r, s): (usize, usize),
 ) -> (f32, f32) {
-    let groups = 1 + usize::from(HALVES);
+    let sub_blocks = 1 + usize::from(HALVES);
     let of = |kind: usize| {
-        if FACTORS {
+        if SUPER {
             f16_at(floats, 64 * kind + 2 * r)
-                * f32::from(block[codes_bytes(CODES) + PANEL * (kind * groups + g) + r].cast_signed())
+                * f32::from(block[codes_bytes(CODES) + PANEL * (kind * sub_blocks + s) + r].cast_signed())
         } else {
-            f16_at(floats, 64 * (kind * groups + g) + 2 * r)
+            f16_at(floats, 64 * (kind * sub_blocks + s) + 2 * r)
         }
     };
     (of(0), if MIN { of(1) } else { 0.0 })
 }
 
-/// The blocks of a panel, each with the lines of f16 of its span.
-pub(super) fn blocks_of<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool>(
-    panel: &[u8],
-) -> impl Iterator<Item = (&[u8], &[u8])> {
-    panel.chunks_exact(const { span_bytes(CODES, HALVES, MIN, FACTORS) }).flat_map(|span| {
-        let (blocks, floats) = span.split_at(const { span_blocks_bytes(CODES, HALVES, MIN, FACTORS) });
-        blocks.chunks_exact(const { block_bytes(CODES, HALVES, MIN, FACTORS) }).map(move |block| (block, floats))
-    })
-}
-
 /// Row `r` of a panel.
-fn unpack_row<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool>(
-    panel: &[u8],
-    r: usize,
-    out: &mut [f32],
-) {
-    let groups = 1 + usize::from(HALVES);
-    for ((block, floats), out) in blocks_of::<CODES, HALVES, MIN, FACTORS>(panel).zip(out.chunks_exact_mut(COLS)) {
+fn unpack_row<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool>(panel: &[u8], r: usize, out: &mut [f32]) {
+    let sub_blocks = 1 + usize::from(HALVES);
+    for ((block, floats), out) in blocks_of::<CODES, HALVES, MIN, SUPER>(panel).zip(out.chunks_exact_mut(COLS)) {
         let codes = codes_of::<CODES>(block, (r / TILE, r % TILE));
-        for (g, (out, codes)) in out.chunks_exact_mut(COLS / groups).zip(codes.chunks_exact(COLS / groups)).enumerate() {
-            let (scale, min) = scale_and_min::<CODES, HALVES, MIN, FACTORS>(block, floats, (r, g));
+        for (s, (out, codes)) in out.chunks_exact_mut(COLS / sub_blocks).zip(codes.chunks_exact(COLS / sub_blocks)).enumerate() {
+            let (scale, min) = scale_and_min::<CODES, HALVES, MIN, SUPER>(block, floats, (r, s));
             for (out, code) in out.iter_mut().zip(codes) {
                 *out = scale * (i32::from(*code) - zero_point(CODES, MIN)) as f32 + min;
             }
@@ -416,19 +278,19 @@ fn unpack_row<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTOR
     }
 }
 
-fn scalar<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: bool>(
+fn scalar<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool>(
     panel: &[u8],
     acts: &[ActBlock],
     out: &mut [[f32; PANEL]],
 ) {
-    let groups = 1 + usize::from(HALVES);
+    let sub_blocks = 1 + usize::from(HALVES);
     out.fill([0.0; PANEL]);
     let stride = acts.len() / out.len();
-    for (b, (block, floats)) in blocks_of::<CODES, HALVES, MIN, FACTORS>(panel).enumerate() {
+    for (b, (block, floats)) in blocks_of::<CODES, HALVES, MIN, SUPER>(panel).enumerate() {
         for r in 0..PANEL {
             let codes = codes_of::<CODES>(block, (r / TILE, r % TILE)).map(|c| i16::from(c) - zero_point(CODES, MIN) as i16);
             let scales: [(f32, f32); 2] =
-                std::array::from_fn(|g| scale_and_min::<CODES, HALVES, MIN, FACTORS>(block, floats, (r, g.min(groups - 1))));
+                std::array::from_fn(|s| scale_and_min::<CODES, HALVES, MIN, SUPER>(block, floats, (r, s.min(sub_blocks - 1))));
             for (x, out) in acts.iter().skip(b).step_by(stride).zip(out.iter_mut()) {
                 let mut dots = [0; 2];
                 for (i, code) in codes.iter().enumerate() {
@@ -438,8 +300,8 @@ fn scalar<const CODES: u8, const HALVES: bool, const MIN: bool, const FACTORS: b
                 if !HALVES {
                     dots[0] += dots[1];
                 }
-                for (g, (scale, min)) in scales.iter().enumerate().take(groups) {
-                    out[r] += dots[g] as f32 * x.scale * scale + min * x.scaled_sums[if HALVES { 1 + g } else { 0 }];
+                for (s, (scale, min)) in scales.iter().enumerate().take(sub_blocks) {
+                    out[r] += dots[s] as f32 * x.scale * scale + min * x.scaled_sums[if HALVES { 1 + s } else { 0 }];
                 }
             }
         }

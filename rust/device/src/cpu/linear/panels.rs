@@ -1,14 +1,15 @@
 //! How the panels of a phase are shared among the threads.
 //!
-//! Each thread reads a range of panels of its own, one stream of memory, and then helps others. SmolLM2's weights of 84 MB in `Q4_1` pass
-//! for one row at 50 to 53 GB/s on two cores of a Zen 5 on which `examples/roofline.rs` reads 1 GB at 52 in the same minutes; where threads
-//! claim panels in turn it is 42.
+//! Each thread reads a range of panels of its own, one stream of memory, and then steals from others. SmolLM2's weights of 84 MB
+//! in `Q4_1` pass for one row at 50 to 53 GB/s on two cores of a Zen 5 on which `examples/roofline.rs` reads 1 GB at 52 in the
+//! same minutes; where threads claim panels in turn it is 42.
 
 use std::ops::Range;
 
 use super::{
     CpuLinear, Input, MANY_ROWS, PANEL,
-    activations::{ACT_ROWS, ActBlock, ActTile, BLOCK, stride},
+    act_block::{ActBlock, BLOCK},
+    activations::{ACT_ROWS, ActTile, stride},
     out::SharedOut,
     phases::{LinearContext, grown},
 };
@@ -22,7 +23,8 @@ const FEW_ROWS: usize = 16;
 const CACHED: usize = 512 << 10;
 
 impl LinearContext<'_> {
-    /// Shares the panels `0..work.panels` among the threads; `body(panels, rows, buffer)` is called for every panel and every row once.
+    /// Shares the panels `0..work.panels` among the threads; `body(panels, rows, buffer)` is called for every panel and every row
+    /// once.
     pub(super) fn for_panels(self, work: &Work, panels: &mut Vec<f32>, body: &PanelBody<'_>) {
         let threads = self.pool.num_threads();
         let alone = threads == 1 || work.rows * work.cols * work.panels * PANEL < MIN_PARALLEL;

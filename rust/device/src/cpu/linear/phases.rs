@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use super::{
     CpuLinear, Input, MANY_ROWS, PANEL,
-    activations::{ACT_ROWS, ActBlock, ActTile, BLOCK, quantise_row, stride, tile_row},
+    act_block::{ActBlock, BLOCK},
+    activations::{ACT_ROWS, ActTile, quantize_row, stride, tile_row},
     elementwise::{add_scaled, norm_row},
     for_products,
     largest::Search,
@@ -15,7 +16,7 @@ use super::{
 };
 use crate::{
     Norm, Projection, ResidualArgs, Tensor,
-    cpu::{CpuTier, ThreadPool, read_ahead::MAX_WEIGHTS, simd::prefetch_to_write},
+    cpu::{Isa, ThreadPool, read_ahead::MAX_WEIGHTS, simd::prefetch_to_write},
 };
 
 /// Where phases run.
@@ -24,7 +25,7 @@ pub struct LinearContext<'a> {
     /// The threads.
     pub pool: &'a ThreadPool,
     /// Instructions of norms and activation functions; weights bring their own.
-    pub tier: CpuTier,
+    pub isa: Isa,
 }
 
 /// Buffers of the phases; they grow to the largest step seen and are then reused.
@@ -35,14 +36,14 @@ pub struct LinearScratch {
     pub(super) acts: Acts,
     /// Output that waits for a norm, `[rows, out_features]`.
     wide: Vec<f32>,
-    /// Dequantised panels, some for each thread.
+    /// Dequantized panels, some for each thread.
     pub(super) panels: Vec<f32>,
     pub(super) search: Search,
-    /// Activations and results of the tile units.
+    /// Activations and results of products by AMX.
     pub(super) tiles: Option<Tiles>,
 }
 
-/// Quantised input.
+/// Quantized input.
 #[derive(Default)]
 pub(super) struct Acts {
     /// Rounded input, `[rows, cols / 2]`.
@@ -72,7 +73,7 @@ impl Form {
     }
 }
 
-/// Below this many values rows are normalised and quantised on one thread.
+/// Below this many values rows are normalised and quantized on one thread.
 const MIN_PARALLEL_ROWS: usize = 1 << 12;
 
 /// The first `len` elements of a buffer that grows when needed.
@@ -83,22 +84,22 @@ pub(super) fn grown<T: Clone>(buffer: &mut Vec<T>, len: usize, fill: T) -> &mut 
     &mut buffer[..len]
 }
 
-/// Asks for the lines of what is to be written. After a phase of many rows they are in other cores' caches, and stores wait for one after
-/// the other.
-fn ask_to_write<T>(out: &[T]) {
+/// Prefetches the lines of what is to be written. After a phase of many rows they are in other cores' caches, and stores wait for
+/// one after the other.
+fn prefetch_all_to_write<T>(out: &[T]) {
     for byte in (0..size_of_val(out)).step_by(64) {
         prefetch_to_write(out.as_ptr().wrapping_byte_add(byte).cast());
     }
 }
 
 impl LinearContext<'_> {
-    /// The same with a tier that this machine is known to have.
+    /// The same with an ISA that this machine is known to have.
     pub(super) fn checked(self) -> Self {
-        Self { tier: self.tier.min(CpuTier::detect()), ..self }
+        Self { isa: self.isa.min(Isa::detect()), ..self }
     }
 
-    /// Calls `body(range)` for ranges of rows from multiples of `unit` on, on one thread when there are few values. In every phase a thread
-    /// begins with the same rows, so that it writes what its own caches hold.
+    /// Calls `body(range)` for ranges of rows from multiples of `unit` on, on one thread when there are few values. In every
+    /// phase a thread begins with the same rows, so that it writes what its own caches hold.
     fn for_rows(self, (rows, cols): (usize, usize), unit: usize, body: &(dyn Fn(Range<usize>) + Sync)) {
         let units = rows.div_ceil(unit);
         if units < 2 || rows * cols < MIN_PARALLEL_ROWS {
@@ -139,23 +140,23 @@ impl LinearContext<'_> {
                     if let Some(norm) = norm {
                         // SAFETY: each row is written by one thread.
                         let out = unsafe { shared_normed.part(m * cols, cols) };
-                        norm_row(self.tier, norm, row, out);
+                        norm_row(self.isa, norm, row, out);
                         row = out;
                     }
                     if pairs {
-                        // SAFETY: as above; a weight that takes pairs is of a tier that multiplies bf16, which this machine has.
+                        // SAFETY: as above; a weight that takes pairs is of an ISA that multiplies bf16, which this machine has.
                         unsafe { round_row(row, shared_pairs.part(m * pair_cols, pair_cols)) };
                     }
                     if form >= Form::Blocks {
                         // SAFETY: as above.
                         let acts = unsafe { shared_acts.part(m * stride, blocks) };
                         if rows > MANY_ROWS {
-                            ask_to_write(acts);
+                            prefetch_all_to_write(acts);
                         }
-                        quantise_row(self.tier, row, acts);
+                        quantize_row(self.isa, row, acts);
                         // SAFETY: ranges start at whole tiles.
                         let tiles = unsafe { shared_tiles.part(m / ACT_ROWS * tiles, tiles) };
-                        tile_row(self.tier, m % ACT_ROWS, acts, tiles);
+                        tile_row(self.isa, m % ACT_ROWS, acts, tiles);
                     }
                 }
             });
@@ -211,7 +212,8 @@ struct Target<'a> {
 /// Projections that run as one batch of panels; more run as several.
 const MAX_PROJECTIONS: usize = MAX_WEIGHTS;
 
-/// [`Phases::norm_linear`](crate::Phases::norm_linear): for every projection `out = norm(x) @ weight^T + bias`; sets the outputs' rows.
+/// [`Phases::norm_linear`](crate::Phases::norm_linear): for every projection `out = norm(x) @ weight^T + bias`; sets the outputs'
+/// rows.
 ///
 /// # Panics
 /// When sizes disagree.
@@ -331,7 +333,7 @@ pub fn linear_residual(context: LinearContext<'_>, scratch: &mut LinearScratch, 
         if post_norm.is_some() {
             out.copy_from_slice(&values[..columns.len()]);
         } else {
-            add_scaled(context.tier, values, scale, out);
+            add_scaled(context.isa, values, scale, out);
         }
     };
     if let Some(phase) = ManyRows::start(context, tiles, x, None, std::iter::once(weight)) {
@@ -357,7 +359,7 @@ pub fn linear_residual(context: LinearContext<'_>, scratch: &mut LinearScratch, 
                     if rows.len() > MANY_ROWS {
                         for m in m..m + products.len() {
                             // SAFETY: as in `store`.
-                            ask_to_write(unsafe { target.part(m * cols + columns.start, columns.len()) });
+                            prefetch_all_to_write(unsafe { target.part(m * cols + columns.start, columns.len()) });
                         }
                     }
                     for (i, values) in products.iter().enumerate() {
@@ -375,8 +377,8 @@ pub fn linear_residual(context: LinearContext<'_>, scratch: &mut LinearScratch, 
         for m in rows {
             // SAFETY: each row is written by one thread.
             let (row, out) = unsafe { (normed.part(m * cols, cols), residual.part(m * cols, cols)) };
-            norm_row(context.tier, norm, &wide[m * cols..(m + 1) * cols], row);
-            add_scaled(context.tier, row, scale, out);
+            norm_row(context.isa, norm, &wide[m * cols..(m + 1) * cols], row);
+            add_scaled(context.isa, row, scale, out);
         }
     });
 }

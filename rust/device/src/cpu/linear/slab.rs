@@ -1,7 +1,8 @@
 //! Memory of packed weights: parts of large mappings on huge pages.
 //!
-//! A small model's matrices are each smaller than a huge page (2 MiB), and with 4 KiB pages reading them is bound by address translation.
-//! So that they share huge pages, they are cut from slabs that are reserved at once and committed as they are written.
+//! A small model's matrices are each smaller than a huge page (2 MiB), and with 4 KiB pages reading them is bound by address
+//! translation. So that they share huge pages, they are cut from slabs that are reserved at once and committed as they are
+//! written.
 
 use std::sync::{
     Arc, Mutex, PoisonError, Weak,
@@ -10,7 +11,7 @@ use std::sync::{
 
 use crate::{DeviceError, mmap::Pages};
 
-/// Address space of a slab; a larger request gets a mapping of its own.
+/// Address space of a slab; a larger allocation gets a mapping of its own.
 const SLAB: usize = 64 << 20;
 /// Parts start on cache lines.
 const ALIGN: usize = 64;

@@ -1,12 +1,12 @@
 //! Float weights in panels of 32 rows, each one stream of whole cache lines, rows padded with zeros:
 //!
 //! ```text
-//! BF16        [k tile of 32 columns][2 tiles of 16 rows][16 column pairs][16 rows][2 columns], as the tile units read them
+//! BF16        [k tile of 32 columns][2 tiles of 16 rows][16 column pairs][16 rows][2 columns], as AMX reads them
 //! F16, F32    [column][32 rows]
 //! ```
 //!
-//! Where a tier multiplies bf16 faster than f32 ([`CpuTier::multiplies_bf16`]), every weight is laid out as BF16 and activations are
-//! rounded to bf16, for any number of rows: [`tiled_bf16`](super::tiled_bf16), and from some number on the tile units
+//! Where an ISA multiplies bf16 faster than f32 ([`Isa::multiplies_bf16`]), every weight is laid out as BF16 and activations are
+//! rounded to bf16, for any number of rows: [`tiled_bf16`](super::tiled_bf16), and from some number on AMX
 //! ([`many_rows`](super::many_rows)). Elsewhere a weight keeps its type and activations are f32: [`tiled_f32`](super::tiled_f32).
 
 use half::bf16;
@@ -14,7 +14,7 @@ use half::bf16;
 use super::{Input, PANEL, float, out::SharedOut, slab::SlabBytes, tiled_f32};
 use crate::{
     DType, DeviceError, WeightView,
-    cpu::{CpuTier, ThreadPool},
+    cpu::{Isa, ThreadPool},
     quant::dequantize_row,
 };
 
@@ -25,10 +25,11 @@ pub(super) const TILE_ELEMENTS: usize = PANEL * K_TILE;
 /// Rows of a tile.
 pub(super) const TILE: usize = PANEL / 2;
 
-/// The type that a float weight of `cols` columns is laid out in; `None` when it is not: quantised, or columns that are no multiple of 32.
-pub(super) fn panel_dtype(dtype: DType, cols: usize, tier: CpuTier) -> Option<DType> {
+/// The type that a float weight of `cols` columns is laid out in; `None` when it is not: quantized, or columns that are no
+/// multiple of 32.
+pub(super) fn panel_dtype(dtype: DType, cols: usize, isa: Isa) -> Option<DType> {
     let float = matches!(dtype, DType::F32 | DType::F16 | DType::BF16) && cols.is_multiple_of(K_TILE);
-    float.then(|| if tier.multiplies_bf16() { DType::BF16 } else { dtype })
+    float.then(|| if isa.multiplies_bf16() { DType::BF16 } else { dtype })
 }
 
 /// Bytes of a panel.
@@ -45,15 +46,15 @@ pub(super) struct Tiled {
     data: SlabBytes,
     dtype: DType,
     cols: usize,
-    tier: CpuTier,
+    isa: Isa,
     /// Bytes of a panel.
     pub panel_bytes: usize,
 }
 
 impl Tiled {
     /// Lays out `weight`; `None` when [`panel_dtype`] has none for it.
-    pub(super) fn new(weight: &WeightView, tier: CpuTier, pool: &ThreadPool) -> Result<Option<Self>, DeviceError> {
-        let Some(dtype) = panel_dtype(weight.dtype, weight.cols, tier) else { return Ok(None) };
+    pub(super) fn new(weight: &WeightView, isa: Isa, pool: &ThreadPool) -> Result<Option<Self>, DeviceError> {
+        let Some(dtype) = panel_dtype(weight.dtype, weight.cols, isa) else { return Ok(None) };
         let panels = weight.rows.div_ceil(PANEL);
         let panel_bytes = panel_bytes(dtype, weight.cols);
         let mut data = SlabBytes::zeroed(panels * panel_bytes)?;
@@ -71,12 +72,12 @@ impl Tiled {
                 }
             }
         });
-        Ok(Some(Self { data, dtype, cols: weight.cols, tier, panel_bytes }))
+        Ok(Some(Self { data, dtype, cols: weight.cols, isa, panel_bytes }))
     }
 
     /// Whether it is multiplied by activations rounded to bf16.
     pub(super) fn takes_pairs(&self) -> bool {
-        self.tier.multiplies_bf16()
+        self.isa.multiplies_bf16()
     }
 
     /// Row `r` of the weight, `[cols]`.
@@ -123,7 +124,7 @@ impl Tiled {
         #[cfg(target_arch = "x86_64")]
         if self.takes_pairs() {
             let pairs = &input.pairs[first * self.cols / 2..][..out.len() * self.cols / 2];
-            // SAFETY: tiers that multiply bf16 have AVX-512 BF16, and `CpuLinear::new` refuses a tier above the machine's.
+            // SAFETY: ISAs that multiply bf16 have AVX-512 BF16, and `CpuLinear::new` refuses an ISA above the machine's.
             return unsafe { super::tiled_bf16::multiply(self.columns(p, (0, self.cols)), pairs, out) };
         }
         let x = &input.values[first * self.cols..][..out.len() * self.cols];
@@ -132,19 +133,19 @@ impl Tiled {
             DType::F16 => tiled_f32::multiply_f16,
             _ => tiled_f32::multiply_bf16,
         };
-        // SAFETY: `CpuLinear::new` refuses a tier above the machine's.
-        unsafe { kernel(self.tier, self.panel(p), x, out) }
+        // SAFETY: `CpuLinear::new` refuses an ISA above the machine's.
+        unsafe { kernel(self.isa, self.panel(p), x, out) }
     }
 }
 
 /// Rounds a row of whole k tiles to bf16, in pairs, `[cols / 2]`, for weights that take pairs.
 ///
 /// # Safety
-/// A tier of this machine multiplies bf16.
+/// An ISA of this machine multiplies bf16.
 #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
 pub(super) unsafe fn round_row(row: &[f32], pairs: &mut [u32]) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: tiers that multiply bf16 have AVX-512 BF16.
+    // SAFETY: ISAs that multiply bf16 have AVX-512 BF16.
     unsafe {
         super::tiled_bf16::round_row(row, pairs);
     }

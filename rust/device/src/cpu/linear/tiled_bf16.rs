@@ -1,20 +1,21 @@
-//! bf16 activations times a BF16 panel of [`tiled`](super::tiled) weights: `out[M, 32] = x[M, K] * panel[32, K]^T` by `vdpbf16ps`.
+//! bf16 activations times a BF16 panel of [`tiled`](super::tiled) weights: `out[M, 32] = x[M, K] * panel[32, K]^T` by
+//! `vdpbf16ps`.
 //!
 //! ```text
 //!              panel, a column pair: [2 tiles][16 rows][2 columns]      2 registers
 //!   x, M rows  a row's pair, splat over each                            up to 8 rows: 16 sums
 //! ```
 //!
-//! A `vdpbf16ps` adds the product of odd columns, then that of even ones, each sum rounded to nearest f32; denormal numbers count as
-//! zeros. An output is one chain of them by increasing column, so a row has the same bits whatever the rows beside it.
+//! A `vdpbf16ps` adds the product of odd columns, then that of even ones, each sum rounded to nearest f32; denormal numbers count
+//! as zeros. An output is one chain of them by increasing column, so a row has the same bits whatever the rows beside it.
 //!
-//! Cost an output: K / 2 of them, each 16 outputs wide, and 2 bytes of weight a column for each group of 8 rows.
+//! Cost an output: K / 2 of them, each 16 outputs wide, and 2 bytes of weight a column for each block of 8 rows.
 //!
-//! Measured on one core of a Zen 5, whose peak is 535 GFLOP/s (f32: 265): the inner loop alone 530 of them with panels in the level 2
-//! cache, and over 256 MB of panels 41 GB/s for 1 row, 38 for 2 and 31 for 8, where its memory gives about 42. As phases of 512 rows 430 to
-//! 450 GFLOP/s, outputs copied to their rows included. Two cores of a Zen 4, in turn with requests ahead in the order of the loads, all for
-//! the first-level cache: 1.4 to 1.7 times as fast for 1 to 4 rows, 1.7 to 2.1 times for 8 (219 GFLOP/s). Two cores of a Zen 5, in turn with
-//! one request a line: 1.1 times for 2 rows, 1.03 to 1.06 for 4, 1.1 to 1.16 for 8.
+//! Measured on one core of a Zen 5, whose peak is 535 GFLOP/s (f32: 265): the inner loop alone 530 of them with panels in the
+//! level 2 cache, and over 256 MB of panels 41 GB/s for 1 row, 38 for 2 and 31 for 8, where its memory gives about 42. As phases
+//! of 512 rows 430 to 450 GFLOP/s, outputs copied to their rows included. Two cores of a Zen 4, in turn with prefetches in
+//! the order of the loads, all for the first-level cache: 1.4 to 1.7 times as fast for 1 to 4 rows, 1.7 to 2.1 times for 8 (219
+//! GFLOP/s). Two cores of a Zen 5, in turn with one prefetch a line: 1.1 times for 2 rows, 1.03 to 1.06 for 4, 1.1 to 1.16 for 8.
 
 #[allow(clippy::wildcard_imports)] // Intrinsics.
 use std::arch::x86_64::*;
@@ -23,7 +24,7 @@ use super::{
     PANEL,
     tiled::{K_TILE, TILE, TILE_ELEMENTS},
 };
-use crate::cpu::{amx::round_line, simd::prefetch_stream, tier::reads_ahead_to_l2};
+use crate::cpu::{amx::round_line, isa::reads_ahead_to_l2, simd::prefetch_stream};
 
 /// Bytes ahead of use that weights are prefetched: what 8 rows take about the latency of memory to multiply.
 const AHEAD: usize = 8 << 10;

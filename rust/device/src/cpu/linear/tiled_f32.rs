@@ -1,31 +1,31 @@
-//! f32 activations times a panel of [`tiled`](super::tiled) weights: `out[M, 32] = x[M, K] * panel[32, K]^T`, for every tier.
+//! f32 activations times a panel of [`tiled`](super::tiled) weights: `out[M, 32] = x[M, K] * panel[32, K]^T`, for every ISA.
 //!
 //! ```text
 //!              panel, a column pair: 32 even columns, 32 odd columns     AVX-512: 2 + 2 registers
 //!   x, M rows  a row's even and odd column, each splat over them         up to 4 rows: 16 sums
 //! ```
 //!
-//! Every output is the sum of its even columns plus the sum of its odd ones, each by increasing column, so a row has the same bits
-//! whatever the rows beside it. AVX-512 reads a panel once for 4 rows. Of eight lanes too few registers would be left, so there a panel is
-//! read once for up to 64 rows, some k tiles at a time, and sums go to memory and back:
+//! Every output is the sum of its even columns plus the sum of its odd ones, each by increasing column, so a row has the same
+//! bits whatever the rows beside it. AVX-512 reads a panel once for 4 rows. Of eight lanes too few registers would be left, so
+//! there a panel is read once for up to 64 rows, some k tiles at a time, and sums go to memory and back:
 //!
 //! ```text
 //!   2 to 8 rows   a k tile     up to 5 rows, 8 even and 8 odd sums of each     elements widened where they are used
 //!   more          4 k tiles    up to 6 rows, 16 even or odd sums of each       elements widened first, once for all rows
 //! ```
 //!
-//! Cost an output and column: one fused multiplication; 2 bytes of weight (4 of F32) each time that the panel is read. For one row that is
-//! the memory's rate.
+//! Cost an output and column: one fused multiplication; 2 bytes of weight (4 of F32) each time that the panel is read. For one
+//! row that is the memory's rate.
 //!
-//! Measured on one core of a Zen 5: the inner loop of AVX-512 alone 260 GFLOP/s of a peak of 265, BF16 panels in the level 2 cache.
-//! One row on two cores of a Milan (AVX2) read BF16 panels at 21 to 27 GB/s, where reading alone made 24 to 27, and in a slower minute at 17 to
-//! 23 (`examples/bench_linear.rs`). It was 15 to 19 in turn with the first when the two tiles of 16 rows, 1 KiB apart, were read line by line
-//! one after the other, which the processor's prefetchers do not follow. More rows of BF16 made there, as GFLOP/s of a peak of 200, with
-//! the panel read again for every two rows and now, in turn: 2 rows 38 and 53, 3 rows 45 and 79, 5 rows 61 and 116, 8 rows 79 and 115,
-//! 16 rows 105 and 119, 64 rows 127 and 150.
+//! Measured on one core of a Zen 5: the inner loop of AVX-512 alone 260 GFLOP/s of a peak of 265, BF16 panels in the level 2
+//! cache. One row on two cores of a Milan (AVX2) read BF16 panels at 21 to 27 GB/s, where reading alone made 24 to 27, and in a
+//! slower minute at 17 to 23 (`examples/bench_linear.rs`). It was 15 to 19 in turn with the first when the two tiles of 16 rows,
+//! 1 KiB apart, were read line by line one after the other, which the processor's prefetchers do not follow. More rows of BF16
+//! made there, as GFLOP/s of a peak of 200, with the panel read again for every two rows and now, in turn: 2 rows 38 and 53, 3
+//! rows 45 and 79, 5 rows 61 and 116, 8 rows 79 and 115, 16 rows 105 and 119, 64 rows 127 and 150.
 
 #![allow(unsafe_op_in_unsafe_fn)]
-#![allow(clippy::inline_always, clippy::needless_range_loop)] // Tier code must be inlined; counted loops over registers unroll.
+#![allow(clippy::inline_always, clippy::needless_range_loop)] // ISA code must be inlined; counted loops over registers unroll.
 
 use std::mem::MaybeUninit;
 
@@ -34,42 +34,42 @@ use super::{
     float::{BF16, F16, F32, element_bytes},
     tiled::{K_TILE, TILE, TILE_ELEMENTS},
 };
-use crate::cpu::simd::{Simd, prefetch, tier_entry};
+use crate::cpu::simd::{Simd, isa_entry, prefetch};
 
 /// Bytes ahead of use that weights are prefetched.
 const AHEAD: usize = 4 << 10;
 
-tier_entry! {
-    /// `out[m][n] = dot(panel row n, x row m)`, `x` being `[out.len(), cols]`, at most 64 rows. The caller promises that the machine has the
-    /// tier.
+isa_entry! {
+    /// `out[m][n] = dot(panel row n, x row m)`, `x` being `[out.len(), cols]`, at most 64 rows. The caller promises that the
+    /// machine has the ISA.
     pub(super) fn multiply_f32 => f32s(panel: &[u8], x: &[f32], out: &mut [[f32; PANEL]])
 }
-tier_entry! {
+isa_entry! {
     /// As [`multiply_f32`], of F16.
     pub(super) fn multiply_f16 => f16s(panel: &[u8], x: &[f32], out: &mut [[f32; PANEL]])
 }
-tier_entry! {
+isa_entry! {
     /// As [`multiply_f32`], of BF16.
     pub(super) fn multiply_bf16 => bf16s(panel: &[u8], x: &[f32], out: &mut [[f32; PANEL]])
 }
 
 #[inline(always)]
 unsafe fn f32s<S: Simd>(panel: &[u8], x: &[f32], out: &mut [[f32; PANEL]]) {
-    groups::<S, F32>(panel, x, out);
+    by_row_blocks::<S, F32>(panel, x, out);
 }
 
 #[inline(always)]
 unsafe fn f16s<S: Simd>(panel: &[u8], x: &[f32], out: &mut [[f32; PANEL]]) {
-    groups::<S, F16>(panel, x, out);
+    by_row_blocks::<S, F16>(panel, x, out);
 }
 
 #[inline(always)]
 unsafe fn bf16s<S: Simd>(panel: &[u8], x: &[f32], out: &mut [[f32; PANEL]]) {
-    groups::<S, BF16>(panel, x, out);
+    by_row_blocks::<S, BF16>(panel, x, out);
 }
 
 #[inline(always)]
-unsafe fn groups<S: Simd, const D: u8>(panel: &[u8], x: &[f32], out: &mut [[f32; PANEL]]) {
+unsafe fn by_row_blocks<S: Simd, const D: u8>(panel: &[u8], x: &[f32], out: &mut [[f32; PANEL]]) {
     let cols = x.len().checked_div(out.len()).unwrap_or(0);
     assert!(x.len() == out.len() * cols && panel.len() == PANEL * cols * element_bytes(D) && cols.is_multiple_of(K_TILE));
     assert!(out.len() <= MANY_ROWS);
@@ -96,8 +96,8 @@ unsafe fn groups<S: Simd, const D: u8>(panel: &[u8], x: &[f32], out: &mut [[f32;
 /// Sums of the even columns and of the odd ones of `N` vectors of panel rows, for `R` rows of `x`.
 type Sums<S, const R: usize, const N: usize> = [[[<S as Simd>::V; 2]; N]; R];
 
-/// Outputs of `R` rows of `x`, `N` vectors at a time; of one k tile those of `PARTS` times as many, one after the other, so that the tiles
-/// of a BF16 panel are read in the order in which they lie.
+/// Outputs of `R` rows of `x`, `N` vectors at a time; of one k tile those of `PARTS` times as many, one after the other, so that
+/// the tiles of a BF16 panel are read in the order in which they lie.
 #[inline(always)]
 unsafe fn block<S: Simd, const D: u8, const R: usize, const N: usize, const PARTS: usize>(
     panel: &[u8],
@@ -155,15 +155,15 @@ unsafe fn add_tile<S: Simd, const D: u8, const R: usize, const N: usize>(
     }
 }
 
-/// Rows up to which elements are widened anew for every group of rows: reading leaves the time for it.
+/// Rows up to which elements are widened anew for every block of rows: reading leaves the time for it.
 const FEW: usize = 8;
 
 /// Cache lines: vectors do not straddle two.
 #[repr(align(64))]
 struct Lines<T>(T);
 
-/// Outputs of up to `ROWS` rows, on eight lanes. The panel is read once, some k tiles at a time; sums wait in memory while other rows and
-/// columns have the registers. `WIDEN` has elements made f32 once for all rows.
+/// Outputs of up to `ROWS` rows, on eight lanes. The panel is read once, some k tiles at a time; sums wait in memory while other
+/// rows and columns have the registers. `WIDEN` has elements made f32 once for all rows.
 #[inline(always)]
 unsafe fn by_tiles<S: Simd, const D: u8, const ROWS: usize, const WIDEN: bool>(
     panel: &[u8],
@@ -180,9 +180,9 @@ unsafe fn by_tiles<S: Simd, const D: u8, const ROWS: usize, const WIDEN: bool>(
     }
     let mut wide = MaybeUninit::<Lines<Wide>>::uninit();
     let wide = wide.as_mut_ptr().cast::<Wide>();
-    // What registers have room for, in groups of about one size.
+    // What registers have room for, in blocks of about one size.
     let most = if WIDEN { 6 } else { 5 };
-    let group = rows.div_ceil(rows.div_ceil(most));
+    let row_block = rows.div_ceil(rows.div_ceil(most));
     let step = if WIDEN { WIDE_COLS } else { K_TILE };
     for k in (0..cols).step_by(step) {
         let tiles = panel.as_ptr().add(k * PANEL * element_bytes(D));
@@ -190,9 +190,9 @@ unsafe fn by_tiles<S: Simd, const D: u8, const ROWS: usize, const WIDEN: bool>(
         if WIDEN {
             widen::<S, D>(tiles, len, wide);
         }
-        for m in (0..rows).step_by(group) {
+        for m in (0..rows).step_by(row_block) {
             let (x, sums) = (x.as_ptr().add(m * cols + k), sums.add(m));
-            match (WIDEN, group.min(rows - m)) {
+            match (WIDEN, row_block.min(rows - m)) {
                 (false, 1) => add_stored::<S, D, 1>(tiles, x, cols, sums),
                 (false, 2) => add_stored::<S, D, 2>(tiles, x, cols, sums),
                 (false, 3) => add_stored::<S, D, 3>(tiles, x, cols, sums),
@@ -235,7 +235,7 @@ unsafe fn add_stored<S: Simd, const D: u8, const R: usize>(tile: *const u8, x: *
     }
 }
 
-/// Columns that are widened together: with the sums of a group of rows they stay in the level 1 cache.
+/// Columns that are widened together: with the sums of a block of rows they stay in the level 1 cache.
 const WIDE_COLS: usize = 4 * K_TILE;
 
 /// `[even or odd columns][tile][column][TILE]`; fewer columns lie at its beginning.

@@ -137,8 +137,8 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
     #[inline(always)]
     unsafe fn exp_bf16(x: __m512) -> __m512 {
-        // 2^t is 2^floor(t), which the last instruction multiplies by, times that of the fraction: a polynomial that is 1 for 0 and
-        // otherwise fitted for the least relative error.
+        // 2^t is 2^floor(t), which the last instruction multiplies by, times that of the fraction: a polynomial that is 1 for 0
+        // and otherwise fitted for the least relative error.
         let t = _mm512_mul_ps(x, _mm512_set1_ps(std::f32::consts::LOG2_E));
         let fraction = _mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(t);
         let mut p = _mm512_set1_ps(0.013_426_684);

@@ -1,11 +1,11 @@
-//! Vectors of f32, one type an instruction-set tier, so that a kernel is written once.
+//! Vectors of f32, one type an instruction set, so that a kernel is written once.
 //!
-//! Every method is `inline(always)`: a generic kernel compiles to the tier's instructions when it is inlined into an entry point
-//! with the tier's target features, which [`tier_entry`] makes. Within a tier an operation gives the same bits wherever it is used.
+//! Every method is `inline(always)`: a generic kernel compiles to the ISA's instructions when it is inlined into an entry point
+//! with the ISA's target features, which [`isa_entry`] makes. Within an ISA an operation gives the same bits wherever it is used.
 //!
 //! All of it is `unsafe` for one reason, stated on [`Simd`].
 #![allow(unsafe_op_in_unsafe_fn)]
-#![allow(clippy::inline_always, clippy::needless_range_loop)] // Tier code must be inlined; counted loops over registers unroll.
+#![allow(clippy::inline_always, clippy::needless_range_loop)] // ISA code must be inlined; counted loops over registers unroll.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -19,10 +19,10 @@ pub(crate) use avx2::Avx2;
 pub(crate) use avx512::Avx512;
 pub(crate) use scalar::Scalar;
 
-/// A tier's vector.
+/// An ISA's vector.
 ///
 /// # Safety
-/// Methods may be called only where the machine has the tier, inlined into a function with its target features; pointers must be
+/// Methods may be called only where the machine has the ISA, inlined into a function with its target features; pointers must be
 /// good for `LANES` elements. Results with NaN inputs are NaN or unspecified, never undefined.
 pub(crate) trait Simd {
     /// f32 values a vector.
@@ -40,7 +40,7 @@ pub(crate) trait Simd {
     /// The even and the odd of `2 * LANES` elements.
     unsafe fn load_bf16_pairs(p: *const u16) -> (Self::V, Self::V);
     unsafe fn load_i8(p: *const i8) -> Self::V;
-    /// The 1/256th of e4m3 values: as such they are binary16 values, which every tier widens. Anything for the codes of NaN.
+    /// The 1/256th of e4m3 values: as such they are binary16 values, which every ISA widens. Anything for the codes of NaN.
     unsafe fn load_e4m3(p: *const u8) -> Self::V;
     /// Of each 32-bit lane the bfloat16 value in half `i` (0, 1).
     unsafe fn unpack_bf16(v: Self::V, i: usize) -> Self::V;
@@ -52,7 +52,7 @@ pub(crate) trait Simd {
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
-    /// `a * b + c`, fused in every tier but the scalar one.
+    /// `a * b + c`, fused in every ISA but the scalar one.
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The greater; `b` where one is NaN.
     unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
@@ -70,45 +70,46 @@ pub(crate) trait Simd {
     unsafe fn reduce_add(v: Self::V) -> f32;
     /// `acc + x.0 * y.0 + x.1 * y.1` in each lane, of pairs of bfloat16 values; subnormal numbers count as 0.
     unsafe fn dot_bf16(_acc: Self::V, _x: Self::V, _y: Self::V) -> Self::V {
-        unreachable!("a tier that multiplies pairs has its own");
+        unreachable!("an ISA that multiplies pairs has its own");
     }
     /// The values of two vectors one after the other, rounded to bfloat16, to nearest even.
     unsafe fn pack_bf16(_first: Self::V, _second: Self::V) -> Self::V {
-        unreachable!("a tier that multiplies pairs has its own");
+        unreachable!("an ISA that multiplies pairs has its own");
     }
     /// e^x for what is rounded to bfloat16: relative error below 1e-5 down to -87, exactly 1 for 0; 0 below -104.
     unsafe fn exp_bf16(_x: Self::V) -> Self::V {
-        unreachable!("a tier that multiplies pairs has its own");
+        unreachable!("an ISA that multiplies pairs has its own");
     }
     /// Pairs of bfloat16 elements, one of each row.
     unsafe fn interleave_bf16(_first: *const u16, _second: *const u16) -> Self::V {
-        unreachable!("a tier that multiplies pairs has its own");
+        unreachable!("an ISA that multiplies pairs has its own");
     }
 }
 
-/// Asks for the cache line at `p`, which may be any address.
+/// Prefetches the cache line at `p`, which may be any address.
 #[inline(always)]
 pub(crate) fn prefetch(p: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    ask::<{ std::arch::x86_64::_MM_HINT_T0 }>(p);
+    prefetch_hint::<{ std::arch::x86_64::_MM_HINT_T0 }>(p);
     #[cfg(not(target_arch = "x86_64"))]
     let _ = p;
 }
 
-/// The same for lines that are read some way ahead, the second-level cache alone if so: see [`super::tier::reads_ahead_to_l2`].
+/// The same for lines that are read some way ahead, the second-level cache alone if so: see [`super::isa::reads_ahead_to_l2`].
 #[inline(always)]
 pub(crate) fn prefetch_ahead(p: *const u8, to_l2: bool) {
     #[cfg(target_arch = "x86_64")]
     if to_l2 {
-        return ask::<{ std::arch::x86_64::_MM_HINT_T1 }>(p);
+        return prefetch_hint::<{ std::arch::x86_64::_MM_HINT_T1 }>(p);
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = to_l2;
     prefetch(p);
 }
 
-/// While the line at `p` of what lies in order is read, asks for the one that comes `ahead` bytes later; where that goes to the second-level
-/// cache, half way there again: a core has room for only so many requests, and drops those that come when it is full.
+/// While the line at `p` of what lies in order is read, prefetches the one that comes `ahead` bytes later; where that goes to the
+/// second-level cache, half way there again: a core has room for only so many prefetches, and drops those that come when it is
+/// full.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(crate) fn prefetch_stream(p: *const u8, ahead: usize, to_l2: bool) {
@@ -118,18 +119,18 @@ pub(crate) fn prefetch_stream(p: *const u8, ahead: usize, to_l2: bool) {
     }
 }
 
-/// Asks for a line that is to be written.
+/// Prefetches a line that is to be written.
 #[inline(always)]
 pub(crate) fn prefetch_to_write(p: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    ask::<{ std::arch::x86_64::_MM_HINT_ET0 }>(p);
+    prefetch_hint::<{ std::arch::x86_64::_MM_HINT_ET0 }>(p);
     #[cfg(not(target_arch = "x86_64"))]
     let _ = p;
 }
 
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-fn ask<const HINT: i32>(p: *const u8) {
+fn prefetch_hint<const HINT: i32>(p: *const u8) {
     // SAFETY: every x86-64 machine has the instruction or takes it for none, and it never faults.
     unsafe { std::arch::x86_64::_mm_prefetch::<HINT>(p.cast()) }
 }
@@ -158,14 +159,14 @@ pub(crate) unsafe fn tanh<S: Simd>(x: S::V) -> S::V {
     S::sub(S::splat(1.0), S::div(S::splat(2.0), S::add(e, S::splat(1.0))))
 }
 
-/// Defines `unsafe fn $name(tier, args...)`, which runs the generic function in the tier's target features.
+/// Defines `unsafe fn $name(isa, args...)`, which runs the generic function in the ISA's target features.
 ///
-/// The caller promises that the machine has the tier and whatever the generic function asks for.
-macro_rules! tier_entry {
+/// The caller promises that the machine has the ISA and whatever the generic function needs.
+macro_rules! isa_entry {
     ($(#[$doc:meta])* $vis:vis fn $name:ident => $generic:ident($($arg:ident: $ty:ty),* $(,)?)) => {
         $(#[$doc])*
-        $vis unsafe fn $name(tier: $crate::cpu::CpuTier, $($arg: $ty),*) {
-            use $crate::cpu::{CpuTier, simd};
+        $vis unsafe fn $name(isa: $crate::cpu::Isa, $($arg: $ty),*) {
+            use $crate::cpu::{Isa, simd};
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn avx2($($arg: $ty),*) {
@@ -178,26 +179,26 @@ macro_rules! tier_entry {
                 // SAFETY: as above.
                 unsafe { $generic::<simd::Avx512>($($arg),*) }
             }
-            // SAFETY: the caller promises that the machine has the tier.
+            // SAFETY: the caller promises that the machine has the ISA.
             unsafe {
-                match tier {
+                match isa {
                     #[cfg(target_arch = "x86_64")]
-                    CpuTier::Amx | CpuTier::Avx512 => avx512($($arg),*),
+                    Isa::Amx | Isa::Avx512 => avx512($($arg),*),
                     #[cfg(target_arch = "x86_64")]
-                    CpuTier::Avx2 => avx2($($arg),*),
+                    Isa::Avx2 => avx2($($arg),*),
                     _ => $generic::<simd::Scalar>($($arg),*),
                 }
             }
         }
     };
 }
-pub(crate) use tier_entry;
+pub(crate) use isa_entry;
 
 #[cfg(test)]
 #[allow(clippy::float_cmp)] // Conversions are exact.
 mod tests {
     use super::*;
-    use crate::cpu::CpuTier;
+    use crate::cpu::Isa;
 
     #[inline(always)]
     unsafe fn map<S: Simd>(x: &[f32], exponential: &mut [f32], tangent: &mut [f32], halves: &mut [u16], brains: &mut [u16]) {
@@ -209,32 +210,32 @@ mod tests {
             S::store_bf16(brains.as_mut_ptr().add(i), v);
         }
     }
-    tier_entry! { fn map_tier => map(x: &[f32], exponential: &mut [f32], tangent: &mut [f32], halves: &mut [u16], brains: &mut [u16]) }
+    isa_entry! { fn map_isa => map(x: &[f32], exponential: &mut [f32], tangent: &mut [f32], halves: &mut [u16], brains: &mut [u16]) }
 
-    fn tiers() -> impl Iterator<Item = CpuTier> {
-        CpuTier::ALL.into_iter().filter(|t| *t <= CpuTier::detect())
+    fn isas() -> impl Iterator<Item = Isa> {
+        Isa::ALL.into_iter().filter(|t| *t <= Isa::detect())
     }
 
     #[test]
-    fn functions_and_conversions_agree_with_the_exact_ones_in_every_tier() {
+    fn functions_and_conversions_agree_with_the_exact_ones_in_every_isa() {
         let mut x: Vec<f32> = (0..80_000).map(|i| (i as f32 - 40_000.0) * 0.002_17).collect();
         x.extend([0.0, -0.0, f32::NEG_INFINITY, 70_000.0, -70_000.0, 65_519.9, 1.000_488_3, 1.001_464_8]);
         x.extend([3e-8, 5.97e-8, 6.0e-5, 2.98e-8, 1.003_906_3, 1.011_718_8, 1e30, -1e-30]);
-        for tier in tiers() {
+        for isa in isas() {
             let n = x.len();
             let (mut e, mut t, mut h, mut b) = (vec![0.0; n], vec![0.0; n], vec![0; n], vec![0; n]);
-            // SAFETY: this machine has `tier`; every slice has the length of `x`, a multiple of 16.
-            unsafe { map_tier(tier, &x, &mut e, &mut t, &mut h, &mut b) };
+            // SAFETY: this machine has `isa`; every slice has the length of `x`, a multiple of 16.
+            unsafe { map_isa(isa, &x, &mut e, &mut t, &mut h, &mut b) };
             for (i, &v) in x.iter().enumerate() {
                 let exact = f64::from(v.min(88.0)).exp();
                 if v < -87.0 {
-                    assert_eq!(e[i], 0.0, "{tier:?} exp({v})");
+                    assert_eq!(e[i], 0.0, "{isa:?} exp({v})");
                 } else {
-                    assert!((f64::from(e[i]) / exact - 1.0).abs() < 1e-6, "{tier:?} exp({v}) = {}", e[i]);
+                    assert!((f64::from(e[i]) / exact - 1.0).abs() < 1e-6, "{isa:?} exp({v}) = {}", e[i]);
                 }
-                assert!((f64::from(t[i]) - f64::from(v).tanh()).abs() < 2e-7, "{tier:?} tanh({v}) = {}", t[i]);
-                assert_eq!(h[i], half::f16::from_f32(v.clamp(-65504.0, 65504.0)).to_bits(), "{tier:?} f16 of {v}");
-                assert_eq!(b[i], half::bf16::from_f32(v).to_bits(), "{tier:?} bf16 of {v}");
+                assert!((f64::from(t[i]) - f64::from(v).tanh()).abs() < 2e-7, "{isa:?} tanh({v}) = {}", t[i]);
+                assert_eq!(h[i], half::f16::from_f32(v.clamp(-65504.0, 65504.0)).to_bits(), "{isa:?} f16 of {v}");
+                assert_eq!(b[i], half::bf16::from_f32(v).to_bits(), "{isa:?} bf16 of {v}");
             }
             assert_eq!(e[80_000], 1.0);
         }
@@ -250,12 +251,12 @@ mod tests {
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn the_exponential_of_weights_in_bfloat16_agrees_with_the_exact_one() {
-        if CpuTier::detect() < CpuTier::Avx512 {
+        if Isa::detect() < Isa::Avx512 {
             return;
         }
         let exp = |x: f32| {
             let mut vector = [x; 16];
-            // SAFETY: this machine has the tier.
+            // SAFETY: this machine has the ISA.
             unsafe { map_exp_bf16(&mut vector) };
             vector[0]
         };
@@ -285,20 +286,20 @@ mod tests {
             S::store(floats.as_mut_ptr().add(i), S::load_e4m3(codes.as_ptr().add(i)));
         }
     }
-    tier_entry! { fn widen_codes_tier => widen_codes(codes: &[u8], integers: &mut [f32], floats: &mut [f32]) }
+    isa_entry! { fn widen_codes_isa => widen_codes(codes: &[u8], integers: &mut [f32], floats: &mut [f32]) }
 
-    tier_entry! { fn widen_tier => widen(bits: &[u16], half: &mut [f32], brain: &mut [f32], pairs: &mut [Vec<f32>; 2]) }
+    isa_entry! { fn widen_isa => widen(bits: &[u16], half: &mut [f32], brain: &mut [f32], pairs: &mut [Vec<f32>; 2]) }
 
     #[test]
     fn every_one_byte_code_widens_exactly() {
         let codes: Vec<u8> = (0..=255).collect();
-        for tier in tiers() {
+        for isa in isas() {
             let (mut integers, mut floats) = (vec![0.0; 256], vec![0.0; 256]);
-            // SAFETY: this machine has `tier`; the slices have one length, a multiple of 16.
-            unsafe { widen_codes_tier(tier, &codes, &mut integers, &mut floats) };
+            // SAFETY: this machine has `isa`; the slices have one length, a multiple of 16.
+            unsafe { widen_codes_isa(isa, &codes, &mut integers, &mut floats) };
             for code in (0..=255u8).filter(|code| code & 0x7f != 0x7f) {
                 let (i, value) = (usize::from(code), crate::kv_codes::E4M3_VALUES[usize::from(code)]);
-                assert_eq!((integers[i], floats[i] * 256.0), (f32::from(code as i8), value), "{tier:?} code {code:#x}");
+                assert_eq!((integers[i], floats[i] * 256.0), (f32::from(code as i8), value), "{isa:?} code {code:#x}");
             }
         }
     }
@@ -306,17 +307,17 @@ mod tests {
     #[test]
     fn every_16_bit_pattern_widens_exactly() {
         let bits: Vec<u16> = (0..=u16::MAX).collect();
-        for tier in tiers() {
+        for isa in isas() {
             let (mut h, mut b) = (vec![0.0; bits.len()], vec![0.0; bits.len()]);
             let mut pairs = [(); 2].map(|()| vec![0.0; bits.len() / 2]);
-            // SAFETY: this machine has `tier`; the slices have one length, a multiple of 32, or half of it.
-            unsafe { widen_tier(tier, &bits, &mut h, &mut b, &mut pairs) };
+            // SAFETY: this machine has `isa`; the slices have one length, a multiple of 32, or half of it.
+            unsafe { widen_isa(isa, &bits, &mut h, &mut b, &mut pairs) };
             for (i, &x) in bits.iter().enumerate() {
                 let (half, brain) = (half::f16::from_bits(x).to_f32(), half::bf16::from_bits(x).to_f32());
-                assert!(h[i] == half || h[i].is_nan() && half.is_nan(), "{tier:?} f16 {x:#x}");
-                assert!(b[i] == brain || b[i].is_nan() && brain.is_nan(), "{tier:?} bf16 {x:#x}");
+                assert!(h[i] == half || h[i].is_nan() && half.is_nan(), "{isa:?} f16 {x:#x}");
+                assert!(b[i] == brain || b[i].is_nan() && brain.is_nan(), "{isa:?} bf16 {x:#x}");
                 let paired = pairs[i % 2][i / 2];
-                assert!(paired == brain || paired.is_nan() && brain.is_nan(), "{tier:?} bf16 {x:#x} of a pair");
+                assert!(paired == brain || paired.is_nan() && brain.is_nan(), "{isa:?} bf16 {x:#x} of a pair");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The portable tier: eight lanes in an array.
+//! The portable ISA: eight lanes in an array.
 
 use half::{bf16, f16};
 

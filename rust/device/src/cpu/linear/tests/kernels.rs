@@ -5,8 +5,8 @@ use proptest::prelude::*;
 
 use super::{
     super::{
-        activations::quantise_row,
-        packed::{Layout, span_blocks, span_blocks_bytes, span_bytes},
+        activations::quantize_row,
+        layout::{Layout, super_block_body_bytes, super_block_bytes, super_block_len},
     },
     *,
 };
@@ -22,28 +22,28 @@ fn assert_close(what: &str, got: &[f32], expected: &[f64], bounds: &[f64], relat
 /// Rounding of f32 sums, relative to their magnitude.
 const ROUNDING: f64 = 2e-6;
 
-/// What the fast path of `tier` computes, and bounds by magnitude.
-fn fast_oracle(tier: CpuTier, x: &Tensor, weight: &WeightView) -> (Vec<f64>, Vec<f64>) {
+/// What the fast path of `isa` computes, and bounds by magnitude.
+fn fast_oracle(isa: Isa, x: &Tensor, weight: &WeightView) -> (Vec<f64>, Vec<f64>) {
     let k = weight.cols;
-    let rounded = in_bf16(tier, weight.dtype, k);
+    let rounded = in_bf16(isa, weight.dtype, k);
     let seen = match weight.dtype {
         _ if rounded => through_bf16(x.as_slice()),
         DType::Ggml(_) => through_integers(x.as_slice(), k),
         _ => x.as_slice().to_vec(),
     };
-    let values = dequantise(weight);
+    let values = dequantize(weight);
     oracle_of(&seen, k, &if rounded { through_bf16(&values) } else { values })
 }
 
 fn check_fast(dtype: DType, (m, n, k): (usize, usize, usize), seed: u64, pool: &ThreadPool) {
     let mut random = Random::new(seed);
     let (weight, x) = (random.weight(dtype, n, k), random.tensor(m, k));
-    for tier in tiers() {
-        let (expected, bounds) = fast_oracle(tier, &x, &weight);
-        let linear = linear(&weight, Precision::Fast, tier, pool);
+    for isa in isas() {
+        let (expected, bounds) = fast_oracle(isa, &x, &weight);
+        let linear = linear(&weight, Precision::Fast, isa, pool);
         assert_eq!(linear.weight::<CpuLinear>().is_packed(), matches!(dtype, DType::Ggml(_)));
-        let got = project(LinearContext { pool, tier }, &mut LinearScratch::default(), &x, &linear);
-        assert_close(&format!("{dtype} {} [{m}, {n}, {k}]", tier.name()), &got, &expected, &bounds, ROUNDING);
+        let got = project(LinearContext { pool, isa }, &mut LinearScratch::default(), &x, &linear);
+        assert_close(&format!("{dtype} {} [{m}, {n}, {k}]", isa.name()), &got, &expected, &bounds, ROUNDING);
     }
 }
 
@@ -60,9 +60,9 @@ fn the_fast_path_is_the_oracle_on_rounded_activations() {
 }
 
 #[test]
-fn activations_are_quantised_to_the_same_bits_on_every_tier() {
+fn activations_are_quantized_to_the_same_bits_on_every_isa() {
     let mut x = Random::new(19).tensor(40, 768);
-    // A block that stands out of each row.
+    // An outlier block in each row.
     x.as_mut_slice().chunks_exact_mut(768).flat_map(|row| &mut row[..BLOCK]).for_each(|v| *v *= 9.0);
     // Zeros, values too small for a scale, codes between two integers, and the largest there are.
     let odd: [fn(usize) -> f32; 6] = [
@@ -77,16 +77,16 @@ fn activations_are_quantised_to_the_same_bits_on_every_tier() {
         x.row_mut(row)[BLOCK..2 * BLOCK].iter_mut().enumerate().for_each(|(i, v)| *v = odd(i));
     }
     for row in 0..x.rows() {
-        let blocks = |tier| {
+        let blocks = |isa| {
             let mut blocks = vec![ActBlock::ZERO; 768 / BLOCK];
-            quantise_row(tier, x.row(row), &mut blocks);
+            quantize_row(isa, x.row(row), &mut blocks);
             let bits = |b: &ActBlock| (b.upper, b.lower, b.scale.to_bits(), b.scaled_sums.map(f32::to_bits), b.sums, b.has_lower);
             blocks.iter().map(bits).collect::<Vec<_>>()
         };
-        let plain = blocks(CpuTier::Scalar);
+        let plain = blocks(Isa::Scalar);
         assert!(plain.iter().any(|b| b.5 != 0), "row {row} has no lower part");
-        for tier in tiers() {
-            assert_eq!(blocks(tier), plain, "row {row}, {}", tier.name());
+        for isa in isas() {
+            assert_eq!(blocks(isa), plain, "row {row}, {}", isa.name());
         }
     }
 }
@@ -112,7 +112,7 @@ fn extreme_codes_neither_saturate_nor_overflow() {
             let weight = WeightView::new(DType::Ggml(format), 32, cols, Bytes::from_vec(bytes)).expect("a weight");
             for sign in [1.0, -1.0] {
                 let mut few = Vec::new();
-                for (tier, rows) in tiers().into_iter().flat_map(|t| [(t, 2), (t, 64)]) {
+                for (isa, rows) in isas().into_iter().flat_map(|t| [(t, 2), (t, 64)]) {
                     let mut x = Tensor::new(rows, weight.cols).expect("memory");
                     x.set_rows(rows);
                     // Codes of activations: the largest, and in odd rows those of the largest parts of opposite signs; those of a
@@ -122,10 +122,10 @@ fn extreme_codes_neither_saturate_nor_overflow() {
                         let size = if i % weight.cols < format.block_len() { 3.0 } else { 0.1 };
                         *v = size * sign * if opposite { 16192.0 / 16256.0 } else { 1.0 };
                     }
-                    let (expected, bounds) = fast_oracle(tier, &x, &weight);
-                    let linear = linear(&weight, Precision::Fast, tier, &pool);
-                    let got = project(LinearContext { pool: &pool, tier }, &mut LinearScratch::default(), &x, &linear);
-                    let what = format!("{} {} {fill:#x}", format.name(), tier.name());
+                    let (expected, bounds) = fast_oracle(isa, &x, &weight);
+                    let linear = linear(&weight, Precision::Fast, isa, &pool);
+                    let got = project(LinearContext { pool: &pool, isa }, &mut LinearScratch::default(), &x, &linear);
+                    let what = format!("{} {} {fill:#x}", format.name(), isa.name());
                     assert_close(&what, &got, &expected, &bounds, ROUNDING * 4.0);
                     if rows == 2 {
                         few = got;
@@ -139,9 +139,10 @@ fn extreme_codes_neither_saturate_nor_overflow() {
 }
 
 /// Every row of a batch has the bits it has alone, on one thread or three.
-fn check_rows_alone(precision: Precision, dtype: DType, tier: CpuTier, rows: impl Iterator<Item = usize>) {
+fn check_rows_alone(precision: Precision, dtype: DType, isa: Isa, rows: impl Iterator<Item = usize>) {
     let mut random = Random::new(7);
-    // Whole blocks; k tiles, three more than a multiple of the four that are widened together; of exact floats any number of columns.
+    // Whole blocks; k tiles, three more than a multiple of the four that are widened together; of exact floats any number of
+    // columns.
     let k = match (dtype, precision) {
         (DType::Ggml(_), _) => 512,
         (_, Precision::Exact) => 501,
@@ -150,55 +151,55 @@ fn check_rows_alone(precision: Precision, dtype: DType, tier: CpuTier, rows: imp
     let n = 67;
     let (weight, all) = (random.weight(dtype, n, k), random.tensor(65, k));
     let (one, three) = (ThreadPool::new(1).unwrap(), ThreadPool::new(3).unwrap());
-    let linear = linear(&weight, precision, tier, &three);
+    let linear = linear(&weight, precision, isa, &three);
     let mut scratch = LinearScratch::default();
     let mut part = |pool: &ThreadPool, m: usize, start: usize| {
         let mut x = Tensor::new(m, k).expect("memory");
         x.set_rows(m);
         x.as_mut_slice().copy_from_slice(&all.as_slice()[start * k..(start + m) * k]);
-        project(LinearContext { pool, tier }, &mut scratch, &x, &linear)
+        project(LinearContext { pool, isa }, &mut scratch, &x, &linear)
     };
     let alone: Vec<u32> = (0..65).flat_map(|i| part(&one, 1, i)).map(f32::to_bits).collect();
-    // From some number of rows on the tile units add in another order; there, rows agree among all larger batches.
+    // From some number of rows on AMX adds in another order; there, rows agree among all larger batches.
     let together: Vec<u32> = part(&one, 65, 0).into_iter().map(f32::to_bits).collect();
     for m in rows {
         let tiles =
-            precision == Precision::Fast && tier == CpuTier::Amx && !matches!(dtype, DType::Ggml(_)) && m >= many_rows::MIN_ROWS;
+            precision == Precision::Fast && isa == Isa::Amx && !matches!(dtype, DType::Ggml(_)) && m >= many_rows::MIN_ROWS;
         let alone = if tiles { &together } else { &alone };
         for pool in [&one, &three] {
             let start = 65 - m;
             let got = part(pool, m, start);
             let same = got.iter().zip(&alone[start * n..]).all(|(g, a)| g.to_bits() == *a);
-            assert!(same, "{dtype} {} {precision:?}: {m} rows differ from the same rows alone", tier.name());
+            assert!(same, "{dtype} {} {precision:?}: {m} rows differ from the same rows alone", isa.name());
         }
     }
 }
 
 #[test]
 fn an_exact_row_has_the_same_bits_in_every_batch() {
-    for tier in tiers() {
+    for isa in isas() {
         for dtype in dtypes() {
             let all = dtype == DType::BF16 || dtype == DType::Ggml(GgmlType::Q4_1);
-            check_rows_alone(Precision::Exact, dtype, tier, (1..=65).filter(|m| all || [1, 2, 3, 4, 7, 33, 65].contains(m)));
+            check_rows_alone(Precision::Exact, dtype, isa, (1..=65).filter(|m| all || [1, 2, 3, 4, 7, 33, 65].contains(m)));
         }
     }
 }
 
 #[test]
 fn a_fast_row_has_the_same_bits_in_every_batch() {
-    for tier in tiers() {
+    for isa in isas() {
         for dtype in dtypes() {
-            check_rows_alone(Precision::Fast, dtype, tier, [1, 2, 3, 4, 5, 6, 7, 8, 9, 31, 32, 33, 64, 65].into_iter());
+            check_rows_alone(Precision::Fast, dtype, isa, [1, 2, 3, 4, 5, 6, 7, 8, 9, 31, 32, 33, 64, 65].into_iter());
         }
     }
 }
 
-/// On the tile units as well, where a fast row does not.
+/// On AMX as well, where a fast row does not.
 #[test]
 fn a_deterministic_row_has_the_same_bits_in_every_batch() {
-    for tier in tiers() {
+    for isa in isas() {
         for dtype in dtypes() {
-            check_rows_alone(Precision::Deterministic, dtype, tier, [1, 2, 3, 4, 5, 8, 16, 31, 33, 64, 65].into_iter());
+            check_rows_alone(Precision::Deterministic, dtype, isa, [1, 2, 3, 4, 5, 8, 16, 31, 33, 64, 65].into_iter());
         }
     }
 }
@@ -206,14 +207,14 @@ fn a_deterministic_row_has_the_same_bits_in_every_batch() {
 /// Each `vdpbf16ps` adds the product of odd columns to an output, then that of even ones.
 #[test]
 fn a_bf16_row_is_one_chain_of_sums() {
-    if !CpuTier::Avx512.multiplies_bf16() {
+    if !Isa::Avx512.multiplies_bf16() {
         return;
     }
     let pool = ThreadPool::new(1).unwrap();
     let (mut random, k) = (Random::new(11), 288);
     let weight = random.weight(DType::BF16, 37, k);
-    let linear = linear(&weight, Precision::Fast, CpuTier::Avx512, &pool);
-    let (values, context) = (dequantise(&weight), LinearContext { pool: &pool, tier: CpuTier::Avx512 });
+    let linear = linear(&weight, Precision::Fast, Isa::Avx512, &pool);
+    let (values, context) = (dequantize(&weight), LinearContext { pool: &pool, isa: Isa::Avx512 });
     for m in [1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 70] {
         let x = random.tensor(m, k);
         let got = project(context, &mut LinearScratch::default(), &x, &linear);
@@ -228,16 +229,16 @@ fn a_bf16_row_is_one_chain_of_sums() {
 
 /// Alone a row is multiplied by other instructions than among many, but of the same bf16 numbers.
 #[test]
-fn a_float_row_on_tile_units_is_the_row_alone_but_for_the_order_of_its_sums() {
-    if CpuTier::detect() < CpuTier::Amx {
+fn a_float_row_on_amx_is_the_row_alone_but_for_the_order_of_its_sums() {
+    if Isa::detect() < Isa::Amx {
         return;
     }
     let pool = ThreadPool::new(2).unwrap();
-    let context = LinearContext { pool: &pool, tier: CpuTier::Amx };
+    let context = LinearContext { pool: &pool, isa: Isa::Amx };
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         let mut random = Random::new(13);
         let (weight, x) = (random.weight(dtype, 75, 768), random.tensor(40, 768));
-        let linear = linear(&weight, Precision::Fast, CpuTier::Amx, &pool);
+        let linear = linear(&weight, Precision::Fast, Isa::Amx, &pool);
         let together = project(context, &mut LinearScratch::default(), &x, &linear);
         let (_, bounds) = oracle(x.as_slice(), &weight);
         for (i, together) in together.chunks_exact(75).enumerate() {
@@ -255,7 +256,7 @@ fn a_float_row_on_tile_units_is_the_row_alone_but_for_the_order_of_its_sums() {
 #[cfg(target_arch = "x86_64")]
 fn avx2_kernels_have_the_same_bits_with_vnni_and_without() {
     const BLOCKS: usize = 8;
-    if CpuTier::detect() < CpuTier::Avx2 || !is_x86_feature_detected!("avxvnni") {
+    if Isa::detect() < Isa::Avx2 || !is_x86_feature_detected!("avxvnni") {
         return;
     }
     for (format, rows) in GgmlType::ALL.into_iter().flat_map(|f| [1, 2, 3, 64].map(|rows| (f, rows))) {
@@ -279,11 +280,12 @@ fn avx2_kernels_have_the_same_bits_with_vnni_and_without() {
             act.scaled_sums = act.sums.map(|s| s as f32 * act.scale);
         }
         for fill in [None, Some(0x00), Some(0xff)] {
-            let Layout { codes, halves, min, factors } = layout;
-            let [blocks, span] = [span_blocks_bytes, span_bytes].map(|bytes| bytes(codes as u8, halves, min, factors));
-            let mut panel = vec![0u8; BLOCKS / span_blocks(factors) * span];
-            for span in panel.chunks_exact_mut(span) {
-                let (blocks, floats) = span.split_at_mut(blocks);
+            let Layout { codes, halves, min, super_blocks } = layout;
+            let [blocks, super_block] =
+                [super_block_body_bytes, super_block_bytes].map(|bytes| bytes(codes as u8, halves, min, super_blocks));
+            let mut panel = vec![0u8; BLOCKS / super_block_len(super_blocks) * super_block];
+            for super_block in panel.chunks_exact_mut(super_block) {
+                let (blocks, floats) = super_block.split_at_mut(blocks);
                 blocks.fill_with(|| fill.unwrap_or(random.bits() as u8));
                 floats.as_chunks_mut::<2>().0.iter_mut().for_each(|s| *s = f16::from_f32(random.unit()).to_le_bytes());
             }
@@ -298,7 +300,7 @@ fn avx2_kernels_have_the_same_bits_with_vnni_and_without() {
             assert!(with == without, "{} {rows} rows, codes {fill:?}", format.name());
             if format == GgmlType::Q4_0 {
                 // The upper plane of a matrix of logits is laid out like this format.
-                for (other, is_estimate) in [(lm_head::FIFTH_BYTES, true), (lm_head::LOWER_BYTES, false)] {
+                for (other, is_estimate) in [(layout::FIFTH_BYTES, true), (layout::LOWER_BYTES, false)] {
                     let mut plane = vec![0u8; BLOCKS * other];
                     plane.fill_with(|| fill.unwrap_or(random.bits() as u8));
                     let [with, without] = [avx2::planes_kernels_of::<true>(), avx2::planes_kernels_of::<false>()]
@@ -312,20 +314,20 @@ fn avx2_kernels_have_the_same_bits_with_vnni_and_without() {
     }
 }
 
-/// The tile units add what the kernels of few rows add.
+/// AMX adds what the kernels of few rows add.
 #[test]
-fn a_quantised_row_has_the_same_bits_with_tile_units_and_without() {
-    if CpuTier::detect() < CpuTier::Amx {
+fn a_quantized_row_has_the_same_bits_with_amx_and_without() {
+    if Isa::detect() < Isa::Amx {
         return;
     }
     let pool = ThreadPool::new(2).unwrap();
     for (format, m) in GgmlType::ALL.into_iter().flat_map(|f| [24, 29, 48, 64, 65, 200].map(|m| (f, m))) {
         let mut random = Random::new(m as u64);
         let (weight, x) = (random.weight(DType::Ggml(format), 75, 768), random.tensor(m, 768));
-        let [with, without] = [CpuTier::Amx, CpuTier::Avx512].map(|tier| {
-            let linear = linear(&weight, Precision::Fast, tier, &pool);
-            assert_eq!(linear.weight::<CpuLinear>().is_unpacked_for(48), tier == CpuTier::Amx);
-            project(LinearContext { pool: &pool, tier }, &mut LinearScratch::default(), &x, &linear)
+        let [with, without] = [Isa::Amx, Isa::Avx512].map(|isa| {
+            let linear = linear(&weight, Precision::Fast, isa, &pool);
+            assert_eq!(linear.weight::<CpuLinear>().is_unpacked_for(48), isa == Isa::Amx);
+            project(LinearContext { pool: &pool, isa }, &mut LinearScratch::default(), &x, &linear)
         });
         let same = with.iter().zip(&without).position(|(a, b)| a.to_bits() != b.to_bits());
         assert_eq!(same, None, "{} {m} rows: first difference", format.name());
@@ -340,10 +342,10 @@ fn the_exact_path_is_the_oracle_on_float_activations() {
         let k = if matches!(dtype, DType::Ggml(_)) { 768 } else { 777 };
         let (weight, x) = (random.weight(dtype, 45, k), random.tensor(6, k));
         let (expected, bounds) = oracle(x.as_slice(), &weight);
-        for tier in tiers() {
-            let linear = linear(&weight, Precision::Exact, tier, &pool);
-            let got = project(LinearContext { pool: &pool, tier }, &mut LinearScratch::default(), &x, &linear);
-            assert_close(&format!("{dtype} {}", tier.name()), &got, &expected, &bounds, 1e-6);
+        for isa in isas() {
+            let linear = linear(&weight, Precision::Exact, isa, &pool);
+            let got = project(LinearContext { pool: &pool, isa }, &mut LinearScratch::default(), &x, &linear);
+            assert_close(&format!("{dtype} {}", isa.name()), &got, &expected, &bounds, 1e-6);
         }
     }
 }
@@ -351,16 +353,16 @@ fn the_exact_path_is_the_oracle_on_float_activations() {
 #[test]
 fn a_nan_or_infinite_activation_is_lost_in_no_row_and_reaches_no_other() {
     let pool = ThreadPool::new(1).unwrap();
-    for (tier, rows) in tiers().into_iter().flat_map(|t| [(t, 2), (t, 64)]) {
+    for (isa, rows) in isas().into_iter().flat_map(|t| [(t, 2), (t, 64)]) {
         for dtype in dtypes() {
             for bad in [f32::NAN, -f32::NAN, f32::INFINITY] {
                 let mut random = Random::new(5);
                 let (weight, mut x) = (random.weight(dtype, 5, 256), random.tensor(rows, 256));
                 x.as_mut_slice()[300] = bad;
-                let linear = linear(&weight, Precision::Fast, tier, &pool);
-                let got = project(LinearContext { pool: &pool, tier }, &mut LinearScratch::default(), &x, &linear);
+                let linear = linear(&weight, Precision::Fast, isa, &pool);
+                let got = project(LinearContext { pool: &pool, isa }, &mut LinearScratch::default(), &x, &linear);
                 let right = got.iter().enumerate().all(|(i, v)| v.is_finite() == (i / 5 != 1));
-                assert!(right, "{dtype} {bad} {} {rows} rows: {got:?}", tier.name());
+                assert!(right, "{dtype} {bad} {} {rows} rows: {got:?}", isa.name());
             }
         }
     }
@@ -374,17 +376,16 @@ fn a_scale_beyond_f16_is_computed_in_f32() {
     let weight = WeightView::new(DType::Ggml(GgmlType::Mxfp4), 1, 64, Bytes::from_vec(bytes)).expect("a weight");
     let x = Random::new(1).tensor(1, 64);
     let (expected, bounds) = oracle(x.as_slice(), &weight);
-    let tier = CpuTier::detect();
-    let linear = linear(&weight, Precision::Fast, tier, &pool);
-    let got = project(LinearContext { pool: &pool, tier }, &mut LinearScratch::default(), &x, &linear);
+    let isa = Isa::detect();
+    let linear = linear(&weight, Precision::Fast, isa, &pool);
+    let got = project(LinearContext { pool: &pool, isa }, &mut LinearScratch::default(), &x, &linear);
     assert_close("MXFP4", &got, &expected, &bounds, 1e-6);
 }
 
 #[test]
 fn a_bias_of_the_wrong_length_is_refused_by_name_and_numbers() {
     let weight = Random::new(1).weight(DType::F32, 4, 8);
-    let error =
-        CpuLinear::new(&weight, &options(Precision::Fast, Some(vec![0.0; 3])), CpuTier::Scalar, &ThreadPool::new(1).unwrap());
+    let error = CpuLinear::new(&weight, &options(Precision::Fast, Some(vec![0.0; 3])), Isa::Scalar, &ThreadPool::new(1).unwrap());
     let message = error.err().expect("an error").to_string();
     assert!(message.contains("`w`") && message.contains('3') && message.contains('4'), "{message}");
 }
@@ -408,7 +409,7 @@ fn a_row_of_a_weight_is_the_stored_one_but_for_scales_rounded_to_f16() {
     for dtype in dtypes() {
         let view = random.weight(dtype, 45, 512);
         for precision in [Precision::Exact, Precision::Fast] {
-            let weight = linear(&view, precision, CpuTier::detect(), &pool);
+            let weight = linear(&view, precision, Isa::detect(), &pool);
             for r in [0, 15, 16, 31, 32, 44] {
                 let (mut row, mut stored) = (vec![0.0; 512], vec![0.0; 512]);
                 weight.weight::<CpuLinear>().row(r, &mut row);

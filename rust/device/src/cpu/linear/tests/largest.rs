@@ -7,20 +7,20 @@ const COLS: usize = 576;
 
 struct Bench {
     pool: ThreadPool,
-    tier: CpuTier,
+    isa: Isa,
     scratch: LinearScratch,
 }
 
 /// On one thread neighbouring rows of a panel are computed together.
-fn on_every_tier(mut test: impl FnMut(&mut Bench)) {
-    for (tier, threads) in tiers().into_iter().flat_map(|tier| [(tier, 1), (tier, 2)]) {
-        test(&mut Bench { pool: ThreadPool::new(threads).unwrap(), tier, scratch: LinearScratch::default() });
+fn on_every_isa(mut test: impl FnMut(&mut Bench)) {
+    for (isa, threads) in isas().into_iter().flat_map(|isa| [(isa, 1), (isa, 2)]) {
+        test(&mut Bench { pool: ThreadPool::new(threads).unwrap(), isa, scratch: LinearScratch::default() });
     }
 }
 
 impl Bench {
     fn lm_head(&self, weight: &WeightView, bias: Option<Vec<f32>>) -> Linear {
-        CpuLinear::lm_head(weight, &options(Precision::Fast, bias), self.tier, &self.pool).expect("a linear layer").into()
+        CpuLinear::lm_head(weight, &options(Precision::Fast, bias), self.isa, &self.pool).expect("a linear layer").into()
     }
 
     /// `None` where there was no search.
@@ -29,7 +29,7 @@ impl Bench {
     }
 
     fn search_normed(&mut self, x: &Tensor, norm: Option<&Norm>, head: &Linear) -> Option<Vec<u32>> {
-        let context = LinearContext { pool: &self.pool, tier: self.tier };
+        let context = LinearContext { pool: &self.pool, isa: self.isa };
         let mut tokens = vec![7; 9];
         greedy_tokens(context, &mut self.scratch, x, norm, head, &[], &mut tokens).then_some(tokens)
     }
@@ -38,17 +38,17 @@ impl Bench {
     fn check_allowed(&mut self, x: &Tensor, head: &Linear, sets: &[Option<TokenSet>]) -> bool {
         let all = self.all(x, head);
         let masks: Vec<_> = sets.iter().map(|set| set.as_ref().map(TokenSet::mask)).collect();
-        let context = LinearContext { pool: &self.pool, tier: self.tier };
+        let context = LinearContext { pool: &self.pool, isa: self.isa };
         let mut tokens = vec![7; 9];
         let found = greedy_tokens(context, &mut self.scratch, x, None, head, &masks, &mut tokens);
         if found {
-            assert_eq!(tokens, largest_allowed(&all, &masks), "{}", self.tier.name());
+            assert_eq!(tokens, largest_allowed(&all, &masks), "{}", self.isa.name());
         }
         found
     }
 
     fn all(&mut self, x: &Tensor, linear: &Linear) -> Vec<f32> {
-        project(LinearContext { pool: &self.pool, tier: self.tier }, &mut self.scratch, x, linear)
+        project(LinearContext { pool: &self.pool, isa: self.isa }, &mut self.scratch, x, linear)
     }
 
     /// Whether the rows were searched; fails unless that found the first of the largest of `all` of each.
@@ -58,7 +58,7 @@ impl Bench {
 
     fn check_biased(&mut self, x: &Tensor, weight: &WeightView, bias: Option<Vec<f32>>) -> bool {
         let head = self.lm_head(weight, bias.clone());
-        let linear = CpuLinear::new(weight, &options(Precision::Fast, bias), self.tier, &self.pool).expect("a linear layer");
+        let linear = CpuLinear::new(weight, &options(Precision::Fast, bias), self.isa, &self.pool).expect("a linear layer");
         let all = self.all(x, &linear.into());
         let largest = all.chunks_exact(weight.rows).map(|row| {
             let max = row.iter().copied().fold(f32::MIN, f32::max);
@@ -66,14 +66,14 @@ impl Bench {
         });
         let found = self.search(x, &head);
         if let Some(found) = &found {
-            assert_eq!(*found, largest.collect::<Vec<_>>(), "{}", self.tier.name());
+            assert_eq!(*found, largest.collect::<Vec<_>>(), "{}", self.isa.name());
         }
         found.is_some()
     }
 
-    /// How many rows at once this tier searches.
+    /// How many rows at once this ISA searches.
     fn rows_at_once(&self) -> usize {
-        if self.tier < CpuTier::Avx2 { 0 } else { lm_head::max_searched_rows(self.tier) }
+        if self.isa < Isa::Avx2 { 0 } else { lm_head::max_searched_rows(self.isa) }
     }
 }
 
@@ -98,20 +98,20 @@ fn row_of(f: impl Fn(usize) -> f32) -> Tensor {
 
 #[test]
 fn upper_and_lower_plane_together_are_the_packed_weight() {
-    on_every_tier(|bench| {
+    on_every_isa(|bench| {
         let mut random = Random::new(7);
         let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 77, COLS);
-        let (head, packed) = (bench.lm_head(&weight, None), linear(&weight, Precision::Fast, bench.tier, &bench.pool));
+        let (head, packed) = (bench.lm_head(&weight, None), linear(&weight, Precision::Fast, bench.isa, &bench.pool));
         let mut rows = [vec![0.0; COLS], vec![0.0; COLS]];
         for r in 0..77 {
             head.weight::<CpuLinear>().row(r, &mut rows[0]);
             packed.weight::<CpuLinear>().row(r, &mut rows[1]);
-            assert_eq!(rows[0], rows[1], "row {r}, {}", bench.tier.name());
+            assert_eq!(rows[0], rows[1], "row {r}, {}", bench.isa.name());
         }
         for m in [1, 2, 3, 4, 5, 9, 33, 64, 65] {
             let x = random.tensor(m, COLS);
             let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
-            assert_eq!(bits(bench.all(&x, &head)), bits(bench.all(&x, &packed)), "{m} rows, {}", bench.tier.name());
+            assert_eq!(bits(bench.all(&x, &head)), bits(bench.all(&x, &packed)), "{m} rows, {}", bench.isa.name());
         }
     });
 }
@@ -139,7 +139,7 @@ fn hidden_states(rows: usize, weight: &WeightView, random: &mut Random) -> Tenso
 
 #[test]
 fn the_largest_logits_of_rows_are_found_and_few_panels_computed() {
-    on_every_tier(|bench| {
+    on_every_isa(|bench| {
         let mut random = Random::new(11);
         // The last panel has 3 columns.
         let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 4099, COLS);
@@ -147,16 +147,16 @@ fn the_largest_logits_of_rows_are_found_and_few_panels_computed() {
             bench.scratch = LinearScratch::default();
             let x = hidden_states(rows, &weight, &mut random);
             let searched = bench.check(&x, &weight);
-            assert_eq!(searched, rows <= bench.rows_at_once(), "{rows} rows on {}", bench.tier.name());
+            assert_eq!(searched, rows <= bench.rows_at_once(), "{rows} rows on {}", bench.isa.name());
             let computed = bench.scratch.search.candidates.len();
-            assert!(computed < rows * 129 / 20, "{computed} of {rows} times 129 panels on {}", bench.tier.name());
+            assert!(computed < rows * 129 / 20, "{computed} of {rows} times 129 panels on {}", bench.isa.name());
         }
     });
 }
 
 #[test]
 fn any_row_has_the_largest_logit_of_a_search_if_there_is_one() {
-    on_every_tier(|bench| {
+    on_every_isa(|bench| {
         let mut random = Random::new(12);
         let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 2050, COLS);
         let mut num_searched = 0;
@@ -168,14 +168,14 @@ fn any_row_has_the_largest_logit_of_a_search_if_there_is_one() {
             bench.scratch = LinearScratch::default();
             num_searched += usize::from(bench.check(&x, &weight));
         }
-        assert_eq!(num_searched > 0, bench.rows_at_once() > 0, "{}", bench.tier.name());
+        assert_eq!(num_searched > 0, bench.rows_at_once() > 0, "{}", bench.isa.name());
     });
 }
 
 /// Lower parts go with the activations as far as they can in one row, and nearly so in another.
 #[test]
 fn a_row_that_is_ahead_by_lower_parts_alone_is_found() {
-    on_every_tier(|bench| {
+    on_every_isa(|bench| {
         let sign = |k: usize| if k.is_multiple_of(3) { -1.0 } else { 1.0 };
         // All alike, one activation alone, and a few much larger ones.
         let rows: [&dyn Fn(usize) -> f32; 3] =
@@ -192,7 +192,7 @@ fn a_row_that_is_ahead_by_lower_parts_alone_is_found() {
                 });
                 bench.scratch = LinearScratch::default();
                 let searched = bench.check(&x, &weight);
-                assert!(searched || bench.rows_at_once() == 0, "row {i} on {}", bench.tier.name());
+                assert!(searched || bench.rows_at_once() == 0, "row {i} on {}", bench.isa.name());
             }
         }
     });
@@ -200,12 +200,12 @@ fn a_row_that_is_ahead_by_lower_parts_alone_is_found() {
 
 #[test]
 fn the_first_of_equal_logits_is_found() {
-    on_every_tier(|bench| {
+    on_every_isa(|bench| {
         let weight = weight_of(2000, |r, k| if r % 500 == 3 { 100 } else { ((r * 7 + k * 3) % 50) as i8 });
         assert_eq!(bench.check(&row_of(|_| 1.0), &weight), bench.rows_at_once() > 0);
         let head = bench.lm_head(&weight, None);
         let found = bench.search(&row_of(|_| 1.0), &head);
-        assert_eq!(found, (bench.rows_at_once() > 0).then(|| vec![3]), "{}", bench.tier.name());
+        assert_eq!(found, (bench.rows_at_once() > 0).then(|| vec![3]), "{}", bench.isa.name());
         // The first has the lower estimate: its lower parts are above their middle, half of the other's below.
         let weight = weight_of(1000, |r, k| match r {
             3 => 47,
@@ -218,32 +218,32 @@ fn the_first_of_equal_logits_is_found() {
             x.as_mut_slice().fill(1.0);
             bench.scratch = LinearScratch::default();
             let found = bench.search(&x, &bench.lm_head(&weight, None));
-            assert_eq!(found, (rows <= bench.rows_at_once()).then(|| vec![3; rows]), "{}", bench.tier.name());
+            assert_eq!(found, (rows <= bench.rows_at_once()).then(|| vec![3; rows]), "{}", bench.isa.name());
         }
     });
 }
 
 #[test]
 fn rows_that_are_not_finite_or_have_no_outstanding_logit_are_not_searched() {
-    on_every_tier(|bench| {
+    on_every_isa(|bench| {
         let mut random = Random::new(5);
         let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 640, COLS);
         let head = bench.lm_head(&weight, None);
         for bad in [f32::NAN, f32::INFINITY, 1e30] {
             let x = row_of(|i| if i == 40 { bad } else { 1.0 });
-            assert_eq!(bench.search(&x, &head), None, "{bad} on {}", bench.tier.name());
+            assert_eq!(bench.search(&x, &head), None, "{bad} on {}", bench.isa.name());
         }
         for tiny in [0.0, 1e-25] {
-            assert_eq!(bench.search(&row_of(|_| tiny), &head), None, "{tiny} on {}", bench.tier.name());
+            assert_eq!(bench.search(&row_of(|_| tiny), &head), None, "{tiny} on {}", bench.isa.name());
         }
         let flat = bench.lm_head(&weight_of(640, |_, k| (k % 100) as i8), None);
-        assert_eq!(bench.search(&row_of(|i| i as f32), &flat), None, "{}", bench.tier.name());
+        assert_eq!(bench.search(&row_of(|i| i as f32), &flat), None, "{}", bench.isa.name());
     });
 }
 
 #[test]
 fn after_searches_in_vain_more_and_more_rows_are_not_searched() {
-    on_every_tier(|bench| {
+    on_every_isa(|bench| {
         let mut random = Random::new(6);
         let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 640, COLS);
         let (head, x) = (bench.lm_head(&weight, None), hidden_states(1, &weight, &mut random));
@@ -252,12 +252,12 @@ fn after_searches_in_vain_more_and_more_rows_are_not_searched() {
         for pause in [4, 8, 16, 32, 64, 64] {
             assert_eq!(bench.search(&in_vain, &flat), None);
             let paused = (0..pause).filter(|_| bench.search(&x, &head).is_none()).count();
-            assert_eq!(paused, pause, "{}", bench.tier.name());
+            assert_eq!(paused, pause, "{}", bench.isa.name());
         }
         // One that is not in vain ends it.
         for _ in 0..2 {
             let searched = (0..6).filter(|_| bench.search(&x, &head).is_some()).count();
-            assert_eq!(searched, if bench.rows_at_once() > 0 { 6 } else { 0 }, "{}", bench.tier.name());
+            assert_eq!(searched, if bench.rows_at_once() > 0 { 6 } else { 0 }, "{}", bench.isa.name());
             assert_eq!(bench.search(&in_vain, &flat), None);
             assert!((0..4).all(|_| bench.search(&x, &head).is_none()));
         }
@@ -276,7 +276,7 @@ fn the_largest_allowed_logits_are_found() {
         |token, _, _| (64..96).contains(&token),
         |token, _, _| token >= 2048,
     ];
-    on_every_tier(|bench| {
+    on_every_isa(|bench| {
         let mut random = Random::new(21);
         let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 2051, COLS);
         let head = bench.lm_head(&weight, None);
@@ -296,7 +296,7 @@ fn the_largest_allowed_logits_are_found() {
                 assert!(!searched || rows <= bench.rows_at_once());
                 // A mask that allows few tokens leaves few panels, so that is never in vain.
                 let few = sets.iter().flatten().all(|set| (0..65).filter(|panel| set.mask().word(*panel) != 0).count() < 6);
-                assert!(searched || !few || rows > bench.rows_at_once(), "{rows} rows on {}", bench.tier.name());
+                assert!(searched || !few || rows > bench.rows_at_once(), "{rows} rows on {}", bench.isa.name());
             }
         }
     });
@@ -304,20 +304,20 @@ fn the_largest_allowed_logits_are_found() {
 
 #[test]
 fn a_single_allowed_token_is_found_wherever_it_is() {
-    on_every_tier(|bench| {
+    on_every_isa(|bench| {
         let mut random = Random::new(22);
         let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 200, COLS);
         let (head, x) = (bench.lm_head(&weight, None), hidden_states(1, &weight, &mut random));
         for token in 0..200 {
             let searched = bench.check_allowed(&x, &head, &[Some(TokenSet::new([token], 200))]);
-            assert_eq!(searched, bench.rows_at_once() > 0, "token {token} on {}", bench.tier.name());
+            assert_eq!(searched, bench.rows_at_once() > 0, "token {token} on {}", bench.isa.name());
         }
     });
 }
 
 #[test]
 fn a_mask_that_allows_everything_changes_nothing() {
-    on_every_tier(|bench| {
+    on_every_isa(|bench| {
         let mut random = Random::new(23);
         let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 2050, COLS);
         let head = bench.lm_head(&weight, None);
@@ -333,14 +333,14 @@ fn a_mask_that_allows_everything_changes_nothing() {
 
 #[test]
 fn a_row_that_may_have_no_token_is_not_searched() {
-    on_every_tier(|bench| {
+    on_every_isa(|bench| {
         let mut random = Random::new(24);
         let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 100, COLS);
         let (head, x) = (bench.lm_head(&weight, None), hidden_states(1, &weight, &mut random));
         assert!(!bench.check_allowed(&x, &head, &[Some(TokenSet::new([], 100))]));
         // Bits behind the last token allow none.
         let words = [0, 0, 0, 0xffff_fff0];
-        let (context, mut tokens) = (LinearContext { pool: &bench.pool, tier: bench.tier }, Vec::new());
+        let (context, mut tokens) = (LinearContext { pool: &bench.pool, isa: bench.isa }, Vec::new());
         let mask = TokenMask::new(&words, 100).expect("a mask");
         assert!(!greedy_tokens(context, &mut bench.scratch, &x, None, &head, &[Some(mask)], &mut tokens));
     });
@@ -348,46 +348,46 @@ fn a_row_that_may_have_no_token_is_not_searched() {
 
 #[test]
 fn a_search_takes_no_more_memory_than_is_foretold() {
-    on_every_tier(|bench| {
+    on_every_isa(|bench| {
         let mut random = Random::new(8);
         let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 4099, COLS);
         for rows in [4, 65] {
             bench.scratch = LinearScratch::default();
             bench.check(&hidden_states(rows, &weight, &mut random), &weight);
             let (taken, foretold) = (bench.scratch.search.bytes(), search_bytes([rows, 4099], COLS));
-            assert!(taken <= foretold, "{taken} of {foretold} bytes, {rows} rows on {}", bench.tier.name());
+            assert!(taken <= foretold, "{taken} of {foretold} bytes, {rows} rows on {}", bench.isa.name());
         }
     });
 }
 
 #[test]
 fn the_largest_sums_of_logits_and_a_bias_are_found() {
-    on_every_tier(|bench| {
+    on_every_isa(|bench| {
         let mut random = Random::new(3);
         let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 4099, COLS);
         for rows in [1, 1, 3, 5] {
             let x = hidden_states(rows, &weight, &mut random);
             // What a search would find without it is no longer the largest, in the last panel as well.
             let mut bias = random.vec(4099);
-            let largest = bench.all(&x, &linear(&weight, Precision::Fast, bench.tier, &bench.pool));
+            let largest = bench.all(&x, &linear(&weight, Precision::Fast, bench.isa, &bench.pool));
             let largest = largest[..4099].iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).expect("logits");
             bias[largest.0] = -1e4;
             bias[4098] = if rows == 3 { 1e4 } else { 0.0 };
             bench.scratch = LinearScratch::default();
             let searched = bench.check_biased(&x, &weight, Some(bias));
-            assert_eq!(searched, rows <= bench.rows_at_once(), "{rows} rows on {}", bench.tier.name());
+            assert_eq!(searched, rows <= bench.rows_at_once(), "{rows} rows on {}", bench.isa.name());
         }
         let x = hidden_states(1, &weight, &mut random);
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let head = bench.lm_head(&weight, Some([vec![0.0; 4098], vec![bad]].concat()));
-            assert_eq!(bench.search(&x, &head), None, "{bad} on {}", bench.tier.name());
+            assert_eq!(bench.search(&x, &head), None, "{bad} on {}", bench.isa.name());
         }
     });
 }
 
 #[test]
 fn rows_are_normalised_before_they_are_searched() {
-    on_every_tier(|bench| {
+    on_every_isa(|bench| {
         let mut random = Random::new(4);
         let weight = random.weight(DType::Ggml(GgmlType::Q8_0), 2050, COLS);
         let head = bench.lm_head(&weight, Some(random.vec(2050)));
@@ -395,13 +395,13 @@ fn rows_are_normalised_before_they_are_searched() {
         for norm in [random.norm(NormKind::Rms, COLS), Norm { bias: None, ..layer.clone() }, layer] {
             let (x, mut normed) = (hidden_states(2, &weight, &mut random), random.tensor(2, COLS));
             for (x, normed) in x.as_slice().chunks_exact(COLS).zip(normed.as_mut_slice().chunks_exact_mut(COLS)) {
-                elementwise::norm_row(bench.tier, &norm, x, normed);
+                elementwise::norm_row(bench.isa, &norm, x, normed);
             }
             bench.scratch = LinearScratch::default();
             let expected = bench.search(&normed, &head);
             bench.scratch = LinearScratch::default();
-            assert_eq!(bench.search_normed(&x, Some(&norm), &head), expected, "{:?} on {}", norm.kind, bench.tier.name());
-            assert_eq!(expected.is_some(), bench.rows_at_once() > 1, "{:?} on {}", norm.kind, bench.tier.name());
+            assert_eq!(bench.search_normed(&x, Some(&norm), &head), expected, "{:?} on {}", norm.kind, bench.isa.name());
+            assert_eq!(expected.is_some(), bench.rows_at_once() > 1, "{:?} on {}", norm.kind, bench.isa.name());
         }
     });
 }

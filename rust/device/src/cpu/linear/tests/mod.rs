@@ -1,4 +1,4 @@
-//! Oracle: exact dequantisation and a matmul in f64.
+//! Oracle: exact dequantization and a matmul in f64.
 
 mod kernels;
 mod largest;
@@ -6,11 +6,11 @@ mod phases;
 
 use half::f16;
 
-use super::{activations::BLOCK, *};
+use super::{act_block::BLOCK, *};
 use crate::{DType, GgmlType, Norm, NormKind, Projection, Tensor, mmap::Bytes, quant::dequantize_row};
 
-fn tiers() -> Vec<CpuTier> {
-    CpuTier::ALL.into_iter().filter(|t| *t <= CpuTier::detect()).collect()
+fn isas() -> Vec<Isa> {
+    Isa::ALL.into_iter().filter(|t| *t <= Isa::detect()).collect()
 }
 
 fn dtypes() -> Vec<DType> {
@@ -90,7 +90,7 @@ impl Random {
     }
 }
 
-fn dequantise(weight: &WeightView) -> Vec<f32> {
+fn dequantize(weight: &WeightView) -> Vec<f32> {
     let mut out = vec![0.0; weight.rows * weight.cols];
     for (i, row) in out.chunks_exact_mut(weight.cols).enumerate() {
         dequantize_row(weight.dtype, weight.row(i), row);
@@ -116,7 +116,7 @@ fn through_integers(x: &[f32], cols: usize) -> Vec<f32> {
 
 /// `x @ weight^T` and, for bounds, `|x| @ |weight|^T`.
 fn oracle(x: &[f32], weight: &WeightView) -> (Vec<f64>, Vec<f64>) {
-    oracle_of(x, weight.cols, &dequantise(weight))
+    oracle_of(x, weight.cols, &dequantize(weight))
 }
 
 /// Likewise, of weights `[n, cols]`.
@@ -136,8 +136,8 @@ fn options(precision: Precision, bias: Option<Vec<f32>>) -> LinearOptions {
     LinearOptions { name: "w".to_owned(), precision, bias }
 }
 
-fn linear(weight: &WeightView, precision: Precision, tier: CpuTier, pool: &ThreadPool) -> Linear {
-    CpuLinear::new(weight, &options(precision, None), tier, pool).expect("a linear layer").into()
+fn linear(weight: &WeightView, precision: Precision, isa: Isa, pool: &ThreadPool) -> Linear {
+    CpuLinear::new(weight, &options(precision, None), isa, pool).expect("a linear layer").into()
 }
 
 /// `x @ weight^T`.
@@ -154,6 +154,6 @@ fn through_bf16(x: &[f32]) -> Vec<f32> {
 }
 
 /// Whether a fast weight of `k` columns and its activations are rounded to bf16.
-fn in_bf16(tier: CpuTier, dtype: DType, k: usize) -> bool {
-    tier.multiplies_bf16() && tiled::panel_dtype(dtype, k, tier).is_some()
+fn in_bf16(isa: Isa, dtype: DType, k: usize) -> bool {
+    isa.multiplies_bf16() && tiled::panel_dtype(dtype, k, isa).is_some()
 }

@@ -37,7 +37,7 @@ fn plain_activation(activation: Activation, x: f64) -> f64 {
 }
 
 #[test]
-fn norms_agree_with_f64_and_are_the_same_on_every_tier() {
+fn norms_agree_with_f64_and_are_the_same_on_every_isa() {
     let mut random = Random::new(11);
     for kind in [NormKind::Rms, NormKind::Layer] {
         for dim in [1, 7, 64, 577] {
@@ -48,10 +48,10 @@ fn norms_agree_with_f64_and_are_the_same_on_every_tier() {
             for (g, e) in got.iter().zip(&expected) {
                 assert!((g - e).abs() <= 2e-6 * (1.0 + e.abs()), "{kind:?} {dim}: {g} instead of {e}");
             }
-            for tier in tiers() {
+            for isa in isas() {
                 let mut again = vec![0.0; dim];
-                elementwise::norm_row(tier, &norm, &x, &mut again);
-                assert!(again.iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits()), "{kind:?} {dim} {}", tier.name());
+                elementwise::norm_row(isa, &norm, &x, &mut again);
+                assert!(again.iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits()), "{kind:?} {dim} {}", isa.name());
             }
         }
     }
@@ -91,7 +91,7 @@ fn fused_phases_are_the_plain_operations_one_after_the_other() {
     let mut scratch = LinearScratch::default();
     for threads in [1, 2] {
         let pool = ThreadPool::new(threads).unwrap();
-        for (tier, precision, dtype) in tiers().into_iter().flat_map(|t| {
+        for (isa, precision, dtype) in isas().into_iter().flat_map(|t| {
             let q41 = DType::Ggml(GgmlType::Q4_1);
             [
                 (t, Precision::Exact, DType::BF16),
@@ -101,7 +101,7 @@ fn fused_phases_are_the_plain_operations_one_after_the_other() {
                 (t, Precision::Fast, DType::BF16),
             ]
         }) {
-            let context = LinearContext { pool: &pool, tier };
+            let context = LinearContext { pool: &pool, isa };
             for m in [1, 6, 40] {
                 let mut random = Random::new(m as u64);
                 let (k, n) = (256, 90);
@@ -112,12 +112,12 @@ fn fused_phases_are_the_plain_operations_one_after_the_other() {
                     .zip(&biases)
                     .map(|(w, b)| {
                         let options = options(precision, Some(b.clone()));
-                        CpuLinear::new(w, &options, tier, &pool).expect("a linear layer").into()
+                        CpuLinear::new(w, &options, isa, &pool).expect("a linear layer").into()
                     })
                     .collect();
                 let x = random.tensor(m, k);
                 let norm = norm_of_step(&mut random, m, k);
-                let rounded = precision == Precision::Fast && in_bf16(tier, dtype, k);
+                let rounded = precision == Precision::Fast && in_bf16(isa, dtype, k);
                 let seen = |x: &[f32]| match dtype {
                     _ if rounded => through_bf16(x),
                     DType::Ggml(_) if precision == Precision::Fast => through_integers(x, k),
@@ -136,7 +136,7 @@ fn fused_phases_are_the_plain_operations_one_after_the_other() {
                     assert_eq!(got.len(), expected.len());
                     for (i, (g, e)) in got.iter().zip(expected).enumerate() {
                         let close = (g - e).abs() <= tolerance * scale;
-                        assert!(close, "{what} {dtype} {precision:?} {} {m} rows, output {i}: {g} instead of {e}", tier.name());
+                        assert!(close, "{what} {dtype} {precision:?} {} {m} rows, output {i}: {g} instead of {e}", isa.name());
                     }
                 };
                 let normed = plain_norm(&norm, x.as_slice());
@@ -170,7 +170,7 @@ fn fused_phases_are_the_plain_operations_one_after_the_other() {
                 let mut out = Tensor::new(64, n).expect("memory");
                 let (up_weight, up_bias) = (random.weight(dtype, n, k), random.vec(n));
                 let up_options = options(precision, Some(up_bias.clone()));
-                let up = CpuLinear::new(&up_weight, &up_options, tier, &pool).expect("a linear layer").into();
+                let up = CpuLinear::new(&up_weight, &up_options, isa, &pool).expect("a linear layer").into();
                 let ups = oracle(&seen(&normed), &up_weight).0;
                 let ups: Vec<f64> = ups.iter().enumerate().map(|(i, u)| u + f64::from(up_bias[i % n])).collect();
                 let activation = Activation::Silu;
@@ -199,14 +199,14 @@ fn gate_and_up_of_few_rows_have_the_bits_of_many() {
     let (x, norm) = (random.tensor(rows, k), random.norm(NormKind::Rms, k));
     for (precision, dtype) in [(Precision::Fast, DType::Ggml(GgmlType::Q4_1)), (Precision::Exact, DType::F32)] {
         let weights = [random.weight(dtype, n, k), random.weight(dtype, n, k)];
-        for (tier, threads) in tiers().into_iter().flat_map(|tier| [(tier, 1), (tier, 3)]) {
+        for (isa, threads) in isas().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
             let pool = ThreadPool::new(threads).unwrap();
-            let [gate, up] = weights.each_ref().map(|weight| linear(weight, precision, tier, &pool));
+            let [gate, up] = weights.each_ref().map(|weight| linear(weight, precision, isa, &pool));
             let run = |x: &Tensor| {
                 let mut out = Tensor::new(rows, n).expect("memory");
                 let args =
                     GateUpArgs { x, norm: Some(&norm), gate: Some(&gate), up: &up, activation: Activation::Silu, out: &mut out };
-                gate_up(LinearContext { pool: &pool, tier }, &mut LinearScratch::default(), args);
+                gate_up(LinearContext { pool: &pool, isa }, &mut LinearScratch::default(), args);
                 out.as_slice().iter().map(|v| v.to_bits()).collect::<Vec<_>>()
             };
             let all = run(&x);
@@ -214,7 +214,7 @@ fn gate_and_up_of_few_rows_have_the_bits_of_many() {
                 let mut some = Tensor::new(few, k).expect("memory");
                 some.set_rows(few);
                 some.as_mut_slice().copy_from_slice(&x.as_slice()[..few * k]);
-                assert!(run(&some) == all[..few * n], "{few} rows, {dtype} {precision:?}, {} on {threads} threads", tier.name());
+                assert!(run(&some) == all[..few * n], "{few} rows, {dtype} {precision:?}, {} on {threads} threads", isa.name());
             }
         }
     }
@@ -223,9 +223,9 @@ fn gate_and_up_of_few_rows_have_the_bits_of_many() {
 #[test]
 fn a_worker_that_waits_fetches_its_share_of_the_next_phase() {
     let (pool, mut random, mut scratch) = (ThreadPool::new(2).unwrap(), Random::new(6), LinearScratch::default());
-    let (context, x) = (LinearContext { pool: &pool, tier: CpuTier::Scalar }, random.tensor(1, 64));
+    let (context, x) = (LinearContext { pool: &pool, isa: Isa::Scalar }, random.tensor(1, 64));
     let q4_0 = DType::Ggml(GgmlType::Q4_0);
-    let linears = [0; 3].map(|_| linear(&random.weight(q4_0, 128, 64), Precision::Fast, CpuTier::Scalar, &pool));
+    let linears = [0; 3].map(|_| linear(&random.weight(q4_0, 128, 64), Precision::Fast, Isa::Scalar, &pool));
     let mut out = Tensor::new(1, 128).expect("memory");
     let fetched = || {
         let mut reader = Reader::new();

@@ -1,7 +1,7 @@
 //! The weighted sum of a tile's values.
 #![allow(clippy::cast_ptr_alignment)] // The values are f32.
 #![allow(unsafe_op_in_unsafe_fn)] // One contract for all, stated on `kernel::attend`.
-#![allow(clippy::inline_always, clippy::needless_range_loop)] // Tier code must be inlined; counted loops over registers unroll.
+#![allow(clippy::inline_always, clippy::needless_range_loop)] // ISA code must be inlined; counted loops over registers unroll.
 
 use std::{marker::PhantomData, ops::Range};
 
@@ -15,11 +15,12 @@ pub(super) trait Values {
     type Product: Product;
     /// Keys whose values lie at equal distances: of so many from a multiple of it on.
     const RUN: usize;
-    /// Asks for what comes next, as many bytes as `columns` of the values of a run take, or of a step where products are fast.
-    fn ask_ahead(&self, _columns: usize) {}
+    /// Prefetches what comes next, as many bytes as `columns` of the values of a run take, or of a step where products are fast.
+    fn prefetch_next(&self, _columns: usize) {}
     /// Where the values of a run start.
     unsafe fn run(&self, run: usize) -> *const u8;
-    /// `C * LANES` columns from `c` on, of the values of a step of a run: those of one key, or of as many as lie together in 32 bits.
+    /// `C * LANES` columns from `c` on, of the values of a step of a run: those of one key, or of as many as lie together in 32
+    /// bits.
     unsafe fn columns<S: Simd, const C: usize>(&self, run: (usize, *const u8), step: usize, c: usize) -> [S::V; C];
 }
 
@@ -76,39 +77,39 @@ impl RowBlock {
 
 /// `acc[row] = acc[row] * factors[row] + weights[row, lanes] @ values[lanes]`, each element summed over the keys in order.
 #[inline(always)]
-pub(super) unsafe fn weigh_rows<S: Simd, V: Values>(block: &RowBlock, values: &V, lanes: &Range<usize>) {
+pub(super) unsafe fn accumulate_values<S: Simd, V: Values>(block: &RowBlock, values: &V, lanes: &Range<usize>) {
     match block.rows {
-        1 => weigh_block::<S, V, 1>(block, values, lanes),
-        2 => weigh_block::<S, V, 2>(block, values, lanes),
-        3 if S::ROWS >= 3 => weigh_block::<S, V, 3>(block, values, lanes),
-        4 if S::ROWS >= 4 => weigh_block::<S, V, 4>(block, values, lanes),
-        5 if S::ROWS >= 5 => weigh_block::<S, V, 5>(block, values, lanes),
-        6 if S::ROWS >= 6 => weigh_block::<S, V, 6>(block, values, lanes),
-        7 if S::ROWS >= 7 => weigh_block::<S, V, 7>(block, values, lanes),
-        8 if S::ROWS >= 8 => weigh_block::<S, V, 8>(block, values, lanes),
+        1 => accumulate_block::<S, V, 1>(block, values, lanes),
+        2 => accumulate_block::<S, V, 2>(block, values, lanes),
+        3 if S::ROWS >= 3 => accumulate_block::<S, V, 3>(block, values, lanes),
+        4 if S::ROWS >= 4 => accumulate_block::<S, V, 4>(block, values, lanes),
+        5 if S::ROWS >= 5 => accumulate_block::<S, V, 5>(block, values, lanes),
+        6 if S::ROWS >= 6 => accumulate_block::<S, V, 6>(block, values, lanes),
+        7 if S::ROWS >= 7 => accumulate_block::<S, V, 7>(block, values, lanes),
+        8 if S::ROWS >= 8 => accumulate_block::<S, V, 8>(block, values, lanes),
         rows => unreachable!("{rows} rows in a block of up to {}", S::ROWS),
     }
 }
 
 #[inline(always)]
-unsafe fn weigh_block<S: Simd, V: Values, const R: usize>(block: &RowBlock, values: &V, lanes: &Range<usize>) {
+unsafe fn accumulate_block<S: Simd, V: Values, const R: usize>(block: &RowBlock, values: &V, lanes: &Range<usize>) {
     let mut c = 0;
     while c < block.padded {
         let left = (block.padded - c) / S::LANES;
         // As many sums as registers hold beside a value of each column and a weight; nine rather than six of three rows, since an
         // addition waits for the one before it.
         c += match left {
-            4.. if S::LANES == 16 && R <= 6 || R <= 2 => weigh_columns::<S, V, R, 4>(block, values, lanes, c),
-            3 | 5.. if R == 3 => weigh_columns::<S, V, R, 3>(block, values, lanes, c),
-            2.. => weigh_columns::<S, V, R, 2>(block, values, lanes, c),
-            _ => weigh_columns::<S, V, R, 1>(block, values, lanes, c),
+            4.. if S::LANES == 16 && R <= 6 || R <= 2 => accumulate_columns::<S, V, R, 4>(block, values, lanes, c),
+            3 | 5.. if R == 3 => accumulate_columns::<S, V, R, 3>(block, values, lanes, c),
+            2.. => accumulate_columns::<S, V, R, 2>(block, values, lanes, c),
+            _ => accumulate_columns::<S, V, R, 1>(block, values, lanes, c),
         };
     }
 }
 
 /// Columns `c..c + C * LANES` of a block of `R` rows; returns their number.
 #[inline(always)]
-unsafe fn weigh_columns<S: Simd, V: Values, const R: usize, const C: usize>(
+unsafe fn accumulate_columns<S: Simd, V: Values, const R: usize, const C: usize>(
     block: &RowBlock,
     values: &V,
     lanes: &Range<usize>,
@@ -127,11 +128,11 @@ unsafe fn weigh_columns<S: Simd, V: Values, const R: usize, const C: usize>(
         let weights = block.weights.add(lane / V::Product::PACKED);
         let run = (run, values.run(run));
         if !V::Product::FAST {
-            values.ask_ahead(C * S::LANES);
+            values.prefetch_next(C * S::LANES);
         }
         for step in start / V::Product::PACKED..end.div_ceil(V::Product::PACKED) {
             if V::Product::FAST {
-                values.ask_ahead(C * S::LANES);
+                values.prefetch_next(C * S::LANES);
             }
             let v = values.columns::<S, C>(run, step, c);
             for r in 0..R {

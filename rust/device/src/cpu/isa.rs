@@ -1,13 +1,13 @@
-//! Instruction-set tiers, chosen at run time.
+//! Instruction sets, chosen at run time.
 
 #[cfg(target_arch = "x86_64")]
 use std::sync::OnceLock;
 
 use crate::DeviceError;
 
-/// The instruction sets that the kernels of a process use; a machine runs every tier up to its best.
+/// The instruction sets that the kernels of a process use; a machine runs every ISA up to its best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum CpuTier {
+pub enum Isa {
     /// Portable code.
     Scalar,
     /// AVX2, FMA and F16C.
@@ -18,11 +18,11 @@ pub enum CpuTier {
     Amx,
 }
 
-impl CpuTier {
-    /// Every tier, slowest first.
+impl Isa {
+    /// Every ISA, slowest first.
     pub const ALL: [Self; 4] = [Self::Scalar, Self::Avx2, Self::Avx512, Self::Amx];
 
-    /// The best tier of this machine.
+    /// The best ISA of this machine.
     pub fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
@@ -45,14 +45,14 @@ impl CpuTier {
         Self::Scalar
     }
 
-    /// Whether this machine multiplies bf16 faster than f32 in this tier, which decides the form of float weights: by AMX, or as
+    /// Whether this machine multiplies bf16 faster than f32 in this ISA, which decides the form of float weights: by AMX, or as
     /// [`Self::dots_bf16`] says.
     pub fn multiplies_bf16(self) -> bool {
         self == Self::Amx || self.dots_bf16()
     }
 
-    /// Whether this machine multiplies pairs of bf16 values faster than f32 in this tier: by AVX-512 BF16 on a processor of AMD. Intel's
-    /// take twice as long for `vdpbf16ps` as for a fused multiplication of half as many columns.
+    /// Whether this machine multiplies pairs of bf16 values faster than f32 in this ISA: by AVX-512 BF16 on a processor of AMD.
+    /// Intel's take twice as long for `vdpbf16ps` as for a fused multiplication of half as many columns.
     pub fn dots_bf16(self) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -61,7 +61,7 @@ impl CpuTier {
         }
     }
 
-    /// The tier's name: "scalar", "avx2", "avx512" or "amx".
+    /// The ISA's name: "scalar", "avx2", "avx512" or "amx".
     pub const fn name(self) -> &'static str {
         match self {
             Self::Scalar => "scalar",
@@ -71,7 +71,7 @@ impl CpuTier {
         }
     }
 
-    /// A tier by name, if this machine has it.
+    /// An ISA by name, if this machine has it.
     pub fn parse(name: &str) -> Result<Self, DeviceError> {
         let best = Self::detect();
         let have: Vec<_> = Self::ALL.into_iter().filter(|t| *t <= best).collect();
@@ -82,11 +82,11 @@ impl CpuTier {
     }
 }
 
-/// Whether what is read some way ahead is to be brought to the second-level cache alone, from where this processor fetches it in time: on AMD's
-/// with AVX-512. On two cores of a Zen 4 decode attention streams 1.3 to 1.7 times as fast so, and packed weights pass 1.1 to 1.6 times as
-/// fast for up to eight rows. On a Zen 5 that alone changes nothing, but what is then asked for again, on its way to the first level, does
-/// ([`super::simd::prefetch_stream`]): for one row Q6_K passes 1.12 to 1.18 times as fast, Q4_K and Q8_0 1.05 to 1.2, Q4_0 and Q4_1 1.0 to
-/// 1.04. Others have not been timed.
+/// Whether prefetches go to the second-level cache alone, from where this processor fetches lines in time: on AMD's with AVX-512.
+/// On two cores of a Zen 4 decode attention streams 1.3 to 1.7 times as fast so, and packed weights pass 1.1 to 1.6 times as fast
+/// for up to eight rows. On a Zen 5 that alone changes nothing, but prefetching the same again, on its way to the first level,
+/// does ([`super::simd::prefetch_stream`]): for one row Q6_K passes 1.12 to 1.18 times as fast, Q4_K and Q8_0 1.05 to 1.2, Q4_0
+/// and Q4_1 1.0 to 1.04. Others have not been timed.
 pub(super) fn reads_ahead_to_l2() -> bool {
     #[cfg(target_arch = "x86_64")]
     return is_x86_feature_detected!("avx512f") && is_amd();
