@@ -82,6 +82,7 @@ lint: $(VENV)/package $(VENV)/tools kernels ## formatting, clippy, ruff, mypy, s
 	! grep -rlE '\bpyo3\b' rust --include='*.rs' --include=Cargo.toml | grep -v '^rust/bindings/'
 	! grep -rnE 'cfg\(.*feature *=' rust --include='*.rs'
 	! grep -rnE 'env::(var|vars)(_os)?\b' rust --include='*.rs'
+	! grep -rE '^.{131,}$$' rust kernels --include='*.rs' --include='*.cu' --include='*.cuh' --include='*.h' --include='*.cpp' | grep -E '^[^:]*: *//'
 
 .PHONY: format
 format: $(VENV)/tools ## format the sources
