@@ -1,5 +1,7 @@
 //! Chat templates: a model's Jinja template turns messages into its prompt.
 
+mod limits;
+
 use std::{
     fmt::Write as _,
     path::Path,
@@ -58,7 +60,15 @@ impl Default for RenderOptions {
 
 impl ChatTemplate {
     /// Compiles a template as Hugging Face's `apply_chat_template` does: blocks trimmed, loop controls, Python's string methods.
+    ///
+    /// A source beyond the limits of [`limits`] is an [`EngineError::ChatTemplate`]: the parser recurses into what it reads.
     pub fn new(source: &str, special_tokens: SpecialTokens) -> Result<Self, EngineError> {
+        limits::check(source)?;
+        let environment = limits::with_known_stack(|| Self::compile(source))??;
+        Ok(Self { environment, special_tokens })
+    }
+
+    fn compile(source: &str) -> Result<Environment<'static>, EngineError> {
         let mut environment = Environment::new();
         environment.set_trim_blocks(true);
         environment.set_lstrip_blocks(true);
@@ -71,7 +81,7 @@ impl ChatTemplate {
         environment
             .add_template_owned(NAME, without_generation_tags(source))
             .map_err(|e| EngineError::ChatTemplate(format!("the chat template does not compile: {}", describe(&e))))?;
-        Ok(Self { environment, special_tokens })
+        Ok(environment)
     }
 
     /// The prompt for a conversation. BOS and the like are part of it where the template writes them: tokenise it without adding

@@ -153,3 +153,44 @@ fn templates_are_found_where_models_keep_them() {
     }
     std::fs::remove_dir_all(&dir).expect("removed");
 }
+
+#[test]
+fn templates_that_nest_without_end_are_refused_and_the_process_lives() {
+    let repeated = |prefix: &str, unit: &str, count: usize, suffix: &str| format!("{prefix}{}{suffix}", unit.repeat(count));
+    let mut sources = vec![
+        repeated("{{ ", "-", 5_000, "1 }}"),
+        repeated("{{ ", "not ", 5_000, "1 }}"),
+        repeated("{{ ", "1 if 1 else ", 20_000, "1 }}"),
+        repeated("{% if a %}", "{% elif b %}", 50_000, "{% endif %}"),
+        repeated("", "{% if a %}", 50_000, ""),
+        "{% raw %}".repeat(50_000),
+        "{{".repeat(100_000),
+    ];
+    for unit in ["+1", "**1", " and 1", "|string", ".a", "[0]", "()", "~\"\"", ",1", " is defined"] {
+        sources.push(repeated("{{ 1", unit, 100_000, " }}"));
+        sources.push(repeated("{% set a = 1", unit, 100_000, " %}"));
+    }
+    for source in sources {
+        let error = render(&source).unwrap_err();
+        assert!(matches!(error, EngineError::ChatTemplate(_)), "{error}");
+    }
+}
+
+#[test]
+fn templates_at_the_limits_are_read_on_a_stack_that_holds_them() {
+    for (prefix, unit, num_tokens, suffix) in [
+        ("{{ ", "-", 1, "1 }}"),
+        ("{{ ", "not ", 1, "1 }}"),
+        ("{{ 1", "+1", 2, " }}"),
+        ("{{ 1", "**1", 3, " }}"),
+        ("{{ ", "1 if 1 else ", 4, "1 }}"),
+        ("{{ 1", "|string", 2, " }}"),
+        ("{{ a", ".a", 2, " }}"),
+        ("{{ a", "[0]", 3, " }}"),
+        ("{{ 1", "~\"\"", 2, " }}"),
+    ] {
+        // What it comes to does not matter: it is read, run and dropped.
+        let _ = render(&format!("{prefix}{}{suffix}", unit.repeat(4000 / num_tokens)));
+    }
+    let _ = render(&format!("{{% if a %}}{}{{% endif %}}", "{% elif b %}".repeat(8000)));
+}
