@@ -12,7 +12,7 @@ impl Scheduler {
     /// Most tokens of the next step. As many of them as requests are being answered are kept for the answers.
     pub(super) fn step_budget(&mut self) -> usize {
         let most = self.config.max_num_batched_tokens;
-        self.unserved_answers = self.running.iter().filter(|slot| self.request(**slot).num_uncomputed_tokens() == 1).count();
+        self.unserved_answers = self.running.iter().filter(|index| self.request(**index).num_uncomputed_tokens() == 1).count();
         match self.max_mixed_tokens {
             Some(limit) if self.unserved_answers > 0 => limit.max(1).saturating_add(self.unserved_answers).min(most),
             _ => most,
