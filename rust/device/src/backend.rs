@@ -11,8 +11,8 @@
 use std::{any::Any, sync::Arc};
 
 use crate::{
-    CacheEngine, DType, DeviceError, HostMemory, KvCacheSpec, KvDType, KvShape, RowSampling, SampledRow, Tensor, TokenMask, WeightView,
-    host_memory,
+    CacheEngine, DType, DeviceError, HostMemory, KvCacheSpec, KvDType, KvShape, RowSampling, SampledRow, Tensor, TokenMask,
+    WeightView, host_memory,
 };
 
 /// How exactly a linear layer computes.

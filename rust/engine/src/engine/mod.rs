@@ -225,7 +225,7 @@ impl Drain {
 
 /// A request that was submitted. Dropping it cancels the request, if it still runs, and frees its blocks.
 pub struct RequestHandle {
-    job: u64,
+    number: u64,
     inbox: mpsc::Sender<Command>,
     cancel: Arc<AtomicBool>,
     wants_logprobs: bool,
@@ -238,7 +238,7 @@ impl RequestHandle {
     pub fn sequence(&self, choice: usize) -> Result<Sequence, EngineError> {
         let (reply, answer) = mpsc::channel();
         let inbox = self.inbox.clone();
-        self.inbox.send(Command::Snapshot { job: self.job, choice, inbox, reply }).map_err(|_| ended())?;
+        self.inbox.send(Command::Snapshot { number: self.number, choice, inbox, reply }).map_err(|_| ended())?;
         answer.recv().map_err(|_| ended())?
     }
 
