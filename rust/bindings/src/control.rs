@@ -10,7 +10,7 @@ use pyo3::{prelude::*, types::PyDict};
 
 use crate::{
     arguments::Real,
-    door::{POLL, enter, wait},
+    detach::{POLL, enter, wait},
     runner::Runner,
     service, stats,
 };

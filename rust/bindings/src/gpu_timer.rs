@@ -6,7 +6,7 @@ use pyo3::{exceptions::PyKeyError, prelude::*, types::PyDict};
 use crate::{
     arguments::{Integer, Text, at_least},
     doctor::library_paths,
-    door::enter,
+    detach::enter,
     exceptions::invalid,
 };
 

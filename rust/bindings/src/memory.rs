@@ -6,7 +6,7 @@ use pyo3::{prelude::*, types::PyDict};
 use crate::{
     arguments::{Integer, Real, at_least, at_least_if_given, within},
     doctor,
-    door::enter,
+    detach::enter,
     enums::PagedCacheType,
     options::{self, MemoryArguments},
     runner::{Runner, batched_tokens, check_max_seqs},

@@ -17,7 +17,7 @@ use engine::{Completion, CompletionCollector, Engine, Event, EventSink, RequestH
 use pyo3::{exceptions::PyStopAsyncIteration, prelude::*};
 
 use crate::{
-    door::enter,
+    detach::enter,
     process::OwnProcess,
     request::{ChatCompletionRequest, CompletionRequest},
     response::{self, Envelope},

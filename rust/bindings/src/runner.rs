@@ -9,7 +9,7 @@ use crate::{
     arguments::{Integer, Real, Text, at_least, at_least_if_given, check_seed, refuse, token_ids, within},
     completing::complete,
     doctor,
-    door::enter,
+    detach::enter,
     enums::PagedCacheType,
     exceptions::{ModelNotFoundError, invalid},
     messages,

@@ -15,7 +15,7 @@ use pyo3::{
 use crate::{
     arguments::{Integer, Real, Text, at_least_if_given, token_ids, within},
     completing::complete,
-    door::enter,
+    detach::enter,
     exceptions::invalid,
     messages,
     process::OwnProcess,

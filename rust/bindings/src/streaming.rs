@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 
 use crate::{
     arguments::at_least,
-    door::{POLL, enter, wait},
+    detach::{POLL, enter, wait},
     logger::log_failure,
     process::OwnProcess,
     response::{self, ChatCompletionChunkResponse, ChunkChoice, Delta, Envelope, kept},
