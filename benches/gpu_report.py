@@ -141,7 +141,7 @@ def attention_lines(records: GpuRecords) -> list[str]:
 
 def shape(work: Work) -> str:
     """Of attention, in words."""
-    words = f"batch {work['batch']}, {work['context']:,} tokens, group {work['group']}, heads of {work['head_dim']}"
+    words = f"batch {work['batch']}, {work['context']:,} tokens, {work['queries_per_kv']} queries a KV head, heads of {work['head_dim']}"
     return f"{words}, {work['cache']}, blocks of {work['block_size']}"
 
 

@@ -135,7 +135,7 @@ pub enum SpeechLoaderType {
     Dia,
 }
 
-/// Computation type. `Auto` is the fast path: activations of 8 bits, 15 where they are large, on quantised weights and a 16-bit KV cache;
+/// Computation type. `Auto` is the fast path: activations of 8 bits, 15 where they are large, on quantized weights and a 16-bit KV cache;
 /// `BF16` and `F16` name the type of that cache. `F32` is the exact path: float weights, activations and KV, for GGUF files too.
 #[pyclass(eq, eq_int, frozen, hash, module = "mistral_paged")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -185,7 +185,7 @@ impl From<PagedCacheType> for engine::PagedCacheType {
     }
 }
 
-/// What in-situ quantisation covers.
+/// What in-situ quantization covers.
 #[pyclass(eq, eq_int, frozen, hash, module = "mistral_paged")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]

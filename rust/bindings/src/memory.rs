@@ -5,8 +5,8 @@ use pyo3::{prelude::*, types::PyDict};
 
 use crate::{
     arguments::{Integer, Real, at_least, at_least_if_given, within},
-    doctor,
     detach::enter,
+    doctor,
     enums::PagedCacheType,
     options::{self, MemoryArguments},
     runner::{Runner, batched_tokens, check_max_seqs},
@@ -18,7 +18,7 @@ use crate::{
 /// step of the most tokens has run.
 ///
 /// - `weights_bytes` in the form that is computed with, `kv_cache_bytes` with the null block, `activations_bytes` with logits and rope
-///   tables, `workspaces_bytes` of the kernels, `graphs_bytes` of captured graphs on a GPU, `tokenizer_bytes` of the host estimated from the vocabulary, `encoder_cache_bytes` for outputs of vision and audio encoders (0
+///   tables, `workspaces_bytes` of the kernels, `graphs_bytes` of CUDA graphs on a GPU, `tokenizer_bytes` of the host estimated from the vocabulary, `encoder_cache_bytes` for outputs of vision and audio encoders (0
 ///   for models of text), `margin_bytes` left free for what is not counted, such as pages of the program's own file. `resident_bytes`
 ///   is all of them but the margin. `devices` has these for each device, with its `device_total_bytes` and `device_available_bytes`.
 /// - `num_blocks` usable blocks of `block_size` tokens, `bytes_per_block` each. `groups`: of each group of layers with one block table

@@ -142,11 +142,11 @@ pub fn cuda(py: Python<'_>, graphs: Option<bool>, attention: &str) -> PyResult<(
         }
     };
     let graphs_or_default = graphs.map_or_else(|| is_off("MISTRALRS_CUDA_GRAPHS").map(|off| !off), Ok)?;
-    let wishes = [
+    let gpu_only = [
         (graphs == Some(true)).then(|| "cuda_graphs=True".to_owned()),
         (attention != "auto").then(|| format!("attention_backend={attention:?}")),
     ];
-    Ok((CudaOptions { graphs: graphs_or_default, splits_keys }, wishes.into_iter().flatten().collect()))
+    Ok((CudaOptions { graphs: graphs_or_default, splits_keys }, gpu_only.into_iter().flatten().collect()))
 }
 
 /// MB of a tier whose size is not given.

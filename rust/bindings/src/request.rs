@@ -1,4 +1,4 @@
-//! Requests: Python arguments become one [`engine::GenerationRequest`] at the door.
+//! Requests: Python arguments become one [`engine::GenerationRequest`].
 
 use std::collections::HashMap;
 
@@ -48,7 +48,7 @@ pub struct ChatCompletionRequest {
 
 /// A completion of a text as it is, without chat template.
 ///
-/// `prompt` is a str, tokenised with special tokens added, or token ids: a list, a tuple or an array of integers. `echo_prompt` puts the
+/// `prompt` is a str, tokenized with special tokens added, or token ids: a list, a tuple or an array of integers. `echo_prompt` puts the
 /// prompt's text before each continuation; with `logprobs=k` the answer has the log probability of each of its tokens as well (the first
 /// is None) with those of the k likeliest at each position; any k, 0 included. Of `best_of` continuations (left out, as many as are returned) the
 /// `n_choices` likeliest are returned. `suffix` goes after each continuation. `public_prefix_len` is the number of leading tokens that are shared

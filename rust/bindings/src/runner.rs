@@ -8,8 +8,8 @@ use pyo3::{prelude::*, types::PyString};
 use crate::{
     arguments::{Integer, Real, Text, at_least, at_least_if_given, check_seed, refuse, token_ids, within},
     completing::complete,
-    doctor,
     detach::enter,
+    doctor,
     enums::PagedCacheType,
     exceptions::{ModelNotFoundError, invalid},
     messages,
@@ -56,7 +56,7 @@ use crate::{
 /// - `device` is "cpu", a GPU such as "cuda:0", or "auto": the first GPU that this build's kernels run on, else the CPU. `cpu_tier` forces an
 ///   instruction-set tier, such as "scalar" or "avx2", for tests and bug reports, and the CPU; `num_threads` is the number of worker threads, on
 ///   a GPU of those that sample.
-/// - `cuda_graphs`: on a GPU, whether steps in which every request decodes are recorded once for their padded size and launched as one;
+/// - `cuda_graphs`: on a GPU, whether steps in which every request decodes are recorded once for their padded size, as a CUDA graph, and launched as one;
 ///   on unless given. `attention_backend`: "auto", "split" (the keys of a request that decodes are read by several multiprocessors at once)
 ///   or "plain" (by one). `MISTRALRS_CUDA_GRAPHS=0` and `MISTRALRS_FLASHINFER_DECODE=0` in the environment turn off what is not given.
 /// - `kv_tier`: a folder for blocks that the pool drops, and for the next process: with the same model, type and prompt it fetches
@@ -75,7 +75,7 @@ pub struct Runner {
     architecture: String,
 }
 
-/// A typing error, not a wish, beyond this.
+/// More than this is taken for a typing error.
 const MAX_SEQS: usize = 1 << 20;
 
 #[pymethods]
@@ -254,7 +254,7 @@ impl Runner {
     /// `AsyncChatCompletionStreamer`, whose chunks `async for` gives. What is wrong with the request is raised by the `await`.
     ///
     /// No thread waits: any number of requests from any number of event loops cost each loop one wake-up a step. Cancelling the task
-    /// cancels the request and frees its blocks. The prompt is rendered and tokenised on the loop's thread; a model that is unloaded is
+    /// cancels the request and frees its blocks. The prompt is rendered and tokenized on the loop's thread; a model that is unloaded is
     /// loaded on another. Needs a loop that watches file descriptors (`add_reader`), as asyncio's do on Linux, and uvloop.
     #[pyo3(signature = (request, model_id=None))]
     fn achat<'py>(

@@ -151,7 +151,7 @@ impl Sequence {
         Ok((0..n).map(|_| Self::new(engine, model, sequence.clone())).collect())
     }
 
-    /// Goes on from here: a `CompletionResponse`, or with `stream=True` an iterator of chunks. `then` comes first: text (tokenised without
+    /// Goes on from here: a `CompletionResponse`, or with `stream=True` an iterator of chunks. `then` comes first: text (tokenized without
     /// special tokens), token ids, or messages, if the sequence began as a chat; what it came to so far is then the assistant's. The
     /// other arguments are those of a `CompletionRequest`. The sequence becomes what the answer came to: at the end, or, streamed, with
     /// the last chunk; not at all if the stream is closed before.

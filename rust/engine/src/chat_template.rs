@@ -74,7 +74,7 @@ impl ChatTemplate {
         Ok(Self { environment, special_tokens })
     }
 
-    /// The prompt for a conversation. BOS and the like are part of it where the template writes them: tokenise it without adding
+    /// The prompt for a conversation. BOS and the like are part of it where the template writes them: tokenize it without adding
     /// special tokens.
     pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String, EngineError> {
         if messages.is_empty() {

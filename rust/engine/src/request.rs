@@ -43,7 +43,7 @@ pub enum Prompt {
         /// Handed to the template when set.
         reasoning_effort: Option<String>,
     },
-    /// Text, tokenised with special tokens added.
+    /// Text, tokenized with special tokens added.
     Text(String),
     /// Token ids as they are.
     TokenIds(Vec<u32>),

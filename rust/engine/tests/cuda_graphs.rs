@@ -51,7 +51,7 @@ fn replayed_steps_have_the_bits_of_steps_that_run_as_they_are() {
         let (expected, none) = logits(source, CudaOptions { graphs: false, ..CudaOptions::default() }, precision, &prompts);
         let (actual, recorded) = logits(source, CudaOptions::default(), precision, &prompts);
         assert_eq!(none, 0, "graphs were asked not to be");
-        assert!(recorded > 0, "no step was recorded");
+        assert!(recorded > 0, "no CUDA graph was recorded");
         assert!(expected == actual, "{source:?} {precision:?}: a replayed step gives other bits");
     }
 }

@@ -14,7 +14,7 @@
 //!   one behind it, or, when all of those are protected, it itself. Each such loss shortens the list, so it ends; and
 //!   who is alone and still finds no block has outgrown the pool and ends with `Length`. A victim policy only chooses
 //!   among those behind, an admission policy only says who gets that far, and a tenant's share of a step is never less
-//!   than one token. Who is let in before some of those that run takes what it needs from them only, and gets a token
+//!   than one token. Who is admitted before some of those that run takes what it needs from them only, and gets a token
 //!   in the same step; they come back after it.
 //! - Nobody runs. Then all blocks are free or held by kept requests, which give them up first of all, nobody waits for a
 //!   leader or a tenant's other prompt, and the next waiting request is admitted without a check. It gets at least one

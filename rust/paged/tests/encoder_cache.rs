@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use paged::{EncoderCache, EncoderCacheError, EncoderContent, EncoderItem, EncoderKey, EncoderLease, EncoderIndex};
+use paged::{EncoderCache, EncoderCacheError, EncoderContent, EncoderIndex, EncoderItem, EncoderKey, EncoderLease};
 use proptest::prelude::*;
 
 const PIXELS: &[u8] = &[7; 600];

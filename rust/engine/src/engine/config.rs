@@ -70,7 +70,7 @@ pub fn best_device() -> Device {
 /// Computation type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelDType {
-    /// The fast path: activations of 8 bits, of 15 in blocks that stand out, on quantised weights; 16-bit KV.
+    /// The fast path: activations of 8 bits, of 15 in outlier blocks, on quantized weights; 16-bit KV.
     Auto,
     /// bfloat16 KV, otherwise as `Auto`.
     BF16,

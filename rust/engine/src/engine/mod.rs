@@ -119,7 +119,7 @@ impl Engine {
         self.shared.kv_cache_bytes
     }
 
-    /// Validates and tokenises the request on this thread, then hands it to the engine.
+    /// Validates and tokenizes the request on this thread, then hands it to the engine.
     pub fn submit(&self, request: GenerationRequest) -> Result<RequestStream, EngineError> {
         let (sender, events) = mpsc::channel();
         let handle = self.submit_to(request, Box::new(sender))?;

@@ -92,7 +92,7 @@ impl Drop for Kept {
 /// What comes behind a sequence.
 #[derive(Clone, Debug)]
 pub enum Continuation {
-    /// Text, tokenised without special tokens.
+    /// Text, tokenized without special tokens.
     Text(String),
     /// Token ids; none go on right where the sequence ended.
     TokenIds(Vec<u32>),

@@ -25,7 +25,7 @@ use crate::{
     sampler::{ResolvedSampling, Sampler, dry_breaker_ids},
 };
 
-/// Validates and tokenises a request and sends it to the engine thread; its events go to `sink`.
+/// Validates and tokenizes a request and sends it to the engine thread; its events go to `sink`.
 pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSink>) -> Result<RequestHandle, EngineError> {
     let submitted_at = Instant::now();
     if shared.draining.load(Ordering::SeqCst) {

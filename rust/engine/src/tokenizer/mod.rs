@@ -155,7 +155,7 @@ impl Tokenizer {
             Encoder::Pipeline { inner, bos, eos } => {
                 let encoding = inner
                     .encode_fast(text, add_special_tokens)
-                    .map_err(|e| EngineError::Tokenizer(format!("the text of {} bytes cannot be tokenised: {e}", text.len())))?;
+                    .map_err(|e| EngineError::Tokenizer(format!("the text of {} bytes cannot be tokenized: {e}", text.len())))?;
                 let mut ids = encoding.get_ids().to_vec();
                 if add_special_tokens {
                     if let Some(bos) = bos {

@@ -1,4 +1,4 @@
-//! Requests that wait although somebody runs whose priority is less urgent: they are let in first, and take what they need.
+//! Requests that wait although somebody runs whose priority is less urgent: they are admitted first, and take what they need.
 
 use super::policy::AdmissionPolicy;
 use super::{RequestIndex, Scheduler};
@@ -19,7 +19,7 @@ impl Scheduler {
         })
     }
 
-    /// Lets `waiting` in before the running request at `position`, from whom on all are of less urgent priorities and none is in
+    /// Admits `waiting` before the running request at `position`, from whom on all are of less urgent priorities and none is in
     /// the batch yet. If there is no room or no seat otherwise, they lose theirs, provided that it is enough. `false`, and no
     /// change, if it is not.
     pub(super) fn admit_before(
