@@ -14,7 +14,15 @@ WEIGHT_BYTES = {"F32": 4.0, "F16": 2.0, "BF16": 2.0, "Q4_0": 18 / 32, "Q8_0": 34
 
 BATCHES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 CONTEXTS = [512, 2048, 4096, 8192, 32768]
-BASE: Work = {"kind": "attention", "batch": 32, "context": 4096, "queries_per_kv": 8, "head_dim": 128, "cache": "bf16", "block_size": 16}
+BASE: Work = {
+    "kind": "attention",
+    "batch": 32,
+    "context": 4096,
+    "queries_per_kv": 8,
+    "head_dim": 128,
+    "cache": "bf16",
+    "block_size": 16,
+}
 """The goal's shape, of 8 KV heads."""
 KV_HEADS = 8
 SMALL: Work = {**BASE, "batch": 1, "context": 512}

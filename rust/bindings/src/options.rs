@@ -126,8 +126,8 @@ pub fn device(device: &str) -> PyResult<Device> {
     }
 }
 
-/// Arguments about GPUs, and those of them that a processor cannot honour. What is not given, the environment may say as in mistral.rs:
-/// `MISTRALRS_CUDA_GRAPHS=0` and `MISTRALRS_FLASHINFER_DECODE=0` choose the plain way.
+/// Arguments about GPUs, and those of them that a processor cannot honour. What is not given, the environment may say as in
+/// mistral.rs: `MISTRALRS_CUDA_GRAPHS=0` and `MISTRALRS_FLASHINFER_DECODE=0` choose the plain way.
 pub fn cuda(py: Python<'_>, graphs: Option<bool>, attention: &str) -> PyResult<(CudaOptions, Vec<String>)> {
     let environment = py.import("os")?.getattr("environ")?;
     let is_off = |name: &str| {

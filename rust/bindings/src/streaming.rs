@@ -17,8 +17,9 @@ use crate::{
     sequence::{Generating, Sequence},
 };
 
-/// Iterates over the parts of a chat answer: one for each token's text, and one with the `finish_reason` for each choice; the last has
-/// the usage. Dropping it, or `close()`, cancels the request and frees its blocks. An error of the engine is raised from `next()`.
+/// Iterates over the parts of a chat answer: one for each token's text, and one with the `finish_reason` for each choice; the
+/// last has the usage. Dropping it, or `close()`, cancels the request and frees its blocks. An error of the engine is raised from
+/// `next()`.
 #[pyclass(frozen, module = "mistral_paged")]
 pub struct ChatCompletionStreamer {
     envelope: Envelope,

@@ -12,7 +12,8 @@ use device::{
 use engine::ModelSource;
 use kernel_tests::{EmulatedDriver, Order};
 
-/// Logits of requests that begin with prompts of these lengths and decode in batches of all sizes; and how many steps are recorded.
+/// Logits of requests that begin with prompts of these lengths and decode in batches of all sizes; and how many steps are
+/// recorded.
 fn logits(source: &ModelSource, options: CudaOptions, precision: Precision, prompts: &[usize]) -> (Vec<Vec<Vec<f32>>>, usize) {
     let driver = Arc::new(EmulatedDriver::new(Order::Ascending));
     let backend = CudaBackend::with(Arc::<EmulatedDriver>::clone(&driver), options).unwrap();

@@ -233,8 +233,8 @@ fn cuda_backend_agrees_with_goldens_of_more_families() {
     });
 }
 
-/// The kernels' real source, compiled for the CPU: some hundred times slower than the CPU's own, so a prompt or two a model. The short
-/// one is longer than windows; other rotations begin within the long one.
+/// The kernels' real source, compiled for the CPU: some hundred times slower than the CPU's own, so a prompt or two a model. The
+/// short one is longer than windows; other rotations begin within the long one.
 #[test]
 fn cuda_backend_agrees_with_goldens() {
     let check = |index: usize, name: &str, source: &ModelSource| {
@@ -350,8 +350,8 @@ fn exact_logits_are_the_same_bits_in_every_chunking() {
     }
 }
 
-/// Quantized weights, float ones and windowed layers: a token's logits are the same bits in every chunking, beside others, with every
-/// type of KV, on any number of threads.
+/// Quantized weights, float ones and windowed layers: a token's logits are the same bits in every chunking, beside others, with
+/// every type of KV, on any number of threads.
 #[test]
 fn deterministic_logits_are_the_same_bits_in_every_way() {
     let dir = tempfile::tempdir().unwrap();

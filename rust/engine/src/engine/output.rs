@@ -187,8 +187,8 @@ impl ActiveRequest {
         self.usage.recomputed_tokens += num_tokens;
     }
 
-    /// Samples the token of a choice that is `ahead` places behind its next one, which its sampler then has observed; those before it have
-    /// been sampled.
+    /// Samples the token of a choice that is `ahead` places behind its next one, which its sampler then has observed; those
+    /// before it have been sampled.
     ///
     /// `logits` is the model's row `[vocab_size]`; at the end it is what it was.
     pub fn sample(&self, index: usize, ahead: usize, logits: &mut [f32]) -> Result<Sampled, EngineError> {

@@ -88,7 +88,8 @@ impl Tokenizer {
         (encoder + self.pieces.memory_bytes()) as u64
     }
 
-    /// Reads a tokenizer.json (the format of Hugging Face's `tokenizers`). What ends a turn is then known by the usual names only.
+    /// Reads a tokenizer.json (the format of Hugging Face's `tokenizers`). What ends a turn is then known by the usual names
+    /// only.
     pub fn from_file(path: &Path) -> Result<Self, EngineError> {
         let file = path.display().to_string();
         let bytes = read_bounded(path, MAX_TOKENIZER_BYTES).map_err(|e| {

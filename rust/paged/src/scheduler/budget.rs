@@ -3,8 +3,9 @@
 use super::Scheduler;
 
 impl Scheduler {
-    /// Sets the most prompt tokens of a step in which a request is being answered, so that its next token does not wait for a long prompt;
-    /// `None`, the default: as many as any other step. Every such step has room for a token of a prompt, whatever is set.
+    /// Sets the most prompt tokens of a step in which a request is being answered, so that its next token does not wait for a
+    /// long prompt; `None`, the default: as many as any other step. Every such step has room for a token of a prompt, whatever is
+    /// set.
     pub fn limit_mixed_steps(&mut self, max_prompt_tokens: Option<usize>) {
         self.max_mixed_tokens = max_prompt_tokens;
     }
@@ -19,8 +20,8 @@ impl Scheduler {
         }
     }
 
-    /// What of the budget a row of so many tokens may take: a prompt leaves one for each answer that comes behind it, and gets one itself
-    /// in any case.
+    /// What of the budget a row of so many tokens may take: a prompt leaves one for each answer that comes behind it, and gets
+    /// one itself in any case.
     pub(super) fn most_of_budget(&self, num_uncomputed_tokens: usize, budget: usize) -> usize {
         if num_uncomputed_tokens == 1 {
             1

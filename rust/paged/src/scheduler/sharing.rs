@@ -19,8 +19,8 @@ impl Scheduler {
     /// cache has when it is admitted.
     ///
     /// # Errors
-    /// [`ForkError`]: an unknown source, a cut that it has no tokens for, a child that could never be served, or a running
-    /// source while a step is in flight: what that writes is not there before its update. For `n` answers to one prompt, update with the
+    /// [`ForkError`]: an unknown source, a cut that it has no tokens for, a child that could never be served, or a running source
+    /// while a step is in flight: what that writes is not there before its update. For `n` answers to one prompt, update with the
     /// first answer's token, then fork with the prompt's length and each other answer's own first token.
     pub fn fork(&mut self, source_id: RequestId, child: ForkRequest) -> Result<(), ForkError> {
         let source = self.find(source_id).ok_or(ForkError::UnknownSource { source_id })?;

@@ -62,8 +62,8 @@ impl Scheduler {
         Some(self.look_up(waiting))
     }
 
-    /// Whether a waiting request has room for its known tokens, or to its end if it is reserved for, once everyone from `position` on has left.
-    /// Shared blocks count for each of their holders: nobody is preempted for one who then does not fit.
+    /// Whether a waiting request has room for its known tokens, or to its end if it is reserved for, once everyone from
+    /// `position` on has left. Shared blocks count for each of their holders: nobody is preempted for one who then does not fit.
     fn would_fit_beside_those_before(&self, position: usize, waiting: RequestIndex) -> bool {
         let request = self.request(waiting);
         let is_reserved = self.is_reserved(request);
