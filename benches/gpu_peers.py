@@ -79,7 +79,7 @@ class Torch:
         if work["kind"] != "attention" or work["cache"] != "bf16":
             return []
         attend = self.torch.nn.functional.scaled_dot_product_attention
-        q = self.random(work["batch"], KV_HEADS * work["group"], 1, work["head_dim"])
+        q = self.random(work["batch"], KV_HEADS * work["queries_per_kv"], 1, work["head_dim"])
         shape = work["batch"], KV_HEADS, work["context"], work["head_dim"]
         caches = [(self.random(*shape), self.random(*shape)) for _ in range(turns(kv_bytes(work)))]
         return time_calls(self.torch, [partial(attend, q, k, v, enable_gqa=True) for k, v in caches], runs)
@@ -110,14 +110,14 @@ class FlashInfer:
             torch.arange(0, count + 1, pages, **integers),
             torch.randperm(count, device=self.device).to(torch.int32),
             torch.full((work["batch"],), (work["context"] - 1) % work["block_size"] + 1, **integers),
-            KV_HEADS * work["group"],
+            KV_HEADS * work["queries_per_kv"],
             KV_HEADS,
             work["head_dim"],
             work["block_size"],
             q_data_type=dtype,
             kv_data_type=dtype,
         )
-        q = torch.randn(work["batch"], KV_HEADS * work["group"], work["head_dim"], dtype=dtype, device=self.device)
+        q = torch.randn(work["batch"], KV_HEADS * work["queries_per_kv"], work["head_dim"], dtype=dtype, device=self.device)
         return time_calls(torch, [partial(wrapper.run, q, cache) for cache in caches], runs)
 
 

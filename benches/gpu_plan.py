@@ -14,7 +14,15 @@ WEIGHT_BYTES = {"F32": 4.0, "F16": 2.0, "BF16": 2.0, "Q4_0": 18 / 32, "Q8_0": 34
 
 BATCHES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 CONTEXTS = [512, 2048, 4096, 8192, 32768]
-BASE: Work = {"kind": "attention", "batch": 32, "context": 4096, "group": 8, "head_dim": 128, "cache": "bf16", "block_size": 16}
+BASE: Work = {
+    "kind": "attention",
+    "batch": 32,
+    "context": 4096,
+    "queries_per_kv": 8,
+    "head_dim": 128,
+    "cache": "bf16",
+    "block_size": 16,
+}
 """The goal's shape, of 8 KV heads."""
 KV_HEADS = 8
 SMALL: Work = {**BASE, "batch": 1, "context": 512}
@@ -29,7 +37,7 @@ def attention_works(memory_bytes: float) -> list[Work]:
     """Decoding over batches and contexts, and the base shape with one property changed at a time, as far as memory goes."""
     grid = [{**BASE, "batch": batch, "context": context} for context in CONTEXTS for batch in BATCHES]
     changes: dict[str, list[Any]] = {
-        "group": [1, 2, 4, 16],
+        "queries_per_kv": [1, 2, 4, 16],
         "head_dim": [64, 80, 96, 112, 192, 256],
         "cache": ["f16", "f8e4m3", "int8", "f32"],
         "block_size": [8, 32],
@@ -62,7 +70,7 @@ def moved_bytes(work: Work) -> float:
     if work["kind"] == "copy":
         return float(2 * work["bytes"])
     if work["kind"] == "attention":
-        return kv_bytes(work) + float(2 * work["batch"] * KV_HEADS * work["group"] * work["head_dim"] * 4)
+        return kv_bytes(work) + float(2 * work["batch"] * KV_HEADS * work["queries_per_kv"] * work["head_dim"] * 4)
     weight = work["out_features"] * work["in_features"] * WEIGHT_BYTES[work["format"]]
     return float(weight + 4.0 * work["rows"] * (work["in_features"] + work["out_features"]))
 
@@ -70,7 +78,7 @@ def moved_bytes(work: Work) -> float:
 def operations(work: Work) -> float:
     """Multiplications and additions."""
     if work["kind"] == "attention":
-        return float(4 * work["batch"] * work["context"] * KV_HEADS * work["group"] * work["head_dim"])
+        return float(4 * work["batch"] * work["context"] * KV_HEADS * work["queries_per_kv"] * work["head_dim"])
     return float(2 * work["rows"] * work["out_features"] * work["in_features"])
 
 

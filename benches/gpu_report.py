@@ -141,8 +141,8 @@ def attention_lines(records: GpuRecords) -> list[str]:
 
 def shape(work: Work) -> str:
     """Of attention, in words."""
-    words = f"batch {work['batch']}, {work['context']:,} tokens, group {work['group']}, heads of {work['head_dim']}"
-    return f"{words}, {work['cache']}, blocks of {work['block_size']}"
+    words = f"batch {work['batch']}, {work['context']:,} tokens, {work['queries_per_kv']} queries a KV head"
+    return f"{words}, heads of {work['head_dim']}, {work['cache']}, blocks of {work['block_size']}"
 
 
 def linear_lines(records: GpuRecords) -> list[str]:

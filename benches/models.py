@@ -134,7 +134,7 @@ def formats(models: Path) -> list[Path]:
         write_random_llama(base)
         python = environment("llamacpp-native")
         for kind in missing:
-            command = [str(python), str(HERE / "quantise.py"), str(base), str(made[kind]), FORMATS[kind]]
+            command = [str(python), str(HERE / "quantize.py"), str(base), str(made[kind]), FORMATS[kind]]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 raise RuntimeError(f"{made[kind].name} cannot be made:\n{done.stderr}")

@@ -44,10 +44,16 @@ def bits(value: float | None) -> str:
     return "" if value is None else struct.pack(">f", value).hex()
 
 
+def row(token: Any) -> list[Any]:
+    """A token, its log probability and those of the likeliest ones."""
+    return [token.token_id, bits(token.logprob), *(bits(top.logprob) for top in token.top_logprobs)]
+
+
 def continuations(runner: Runner, folder: Path) -> Iterator[tuple[str, list[list[Any]]]]:
-    """Tokens with the bits of their log probabilities: of each prompt and its greedy answer, of sampled ones, and of a long prompt."""
+    """Tokens with the bits of their log probabilities: of prompts and their greedy answers, of sampled ones, of a long prompt."""
     golden = json.loads((folder / "golden.json").read_text())
-    prompts: list[Any] = [case["prompt_ids"] for case in [*golden["completions"], *([golden["chat"]] if golden.get("chat") else [])]]
+    cases = [*golden["completions"], *([golden["chat"]] if golden.get("chat") else [])]
+    prompts: list[Any] = [case["prompt_ids"] for case in cases]
     prompts.append(LONG if runner.max_sequence_length() and runner.max_sequence_length() > 2048 else LONG[:200])
     for index, prompt in enumerate(prompts):
         for name, options in (("greedy", {"temperature": 0.0}), ("sampled", {"temperature": 0.9, "top_p": 0.9, "seed": 7})):
@@ -56,8 +62,7 @@ def continuations(runner: Runner, folder: Path) -> Iterator[tuple[str, list[list
             )
             logprobs = runner.send_completion_request(request).choices[0].logprobs
             assert logprobs is not None
-            rows = [[token.token_id, bits(token.logprob), *(bits(top.logprob) for top in token.top_logprobs)] for token in logprobs.content]
-            yield f"{index} {name}", rows
+            yield f"{index} {name}", [row(token) for token in logprobs.content]
 
 
 def dump(output: Path) -> int:
@@ -84,7 +89,8 @@ def compare(old: Path, new: Path) -> int:
     for key in different:
         print(*key, "is missing" if key not in after else "differs")
     values = sum(len(row) - 1 for rows in before.values() for row in rows)
-    print(f"{len(before) - len(different)} of {len(before)} continuations have the same tokens and bits ({values} log probabilities)")
+    same = f"{len(before) - len(different)} of {len(before)} continuations"
+    print(f"{same} have the same tokens and bits ({values} log probabilities)")
     return 1 if different else 0
 
 

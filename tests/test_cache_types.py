@@ -106,7 +106,7 @@ def bits(runner: Runner, prompt: list[int]) -> list[Any]:
 @pytest.mark.parametrize("name", ["F16", "BF16", "Int8"])
 @pytest.mark.parametrize("model", ["smollm2", "llama"])
 def test_deterministic(model: str, name: str, smollm2_path: Path) -> None:
-    """Quantised and bfloat16 weights: the same bits cold, warm, together, chunked, preempted, on more threads."""
+    """Quantized and bfloat16 weights: the same bits cold, warm, together, chunked, preempted, on more threads."""
     which = Which.GGUF(str(smollm2_path)) if model == "smollm2" else text_model(model, ModelDType.Auto)
 
     def runner(**options: Any) -> Runner:

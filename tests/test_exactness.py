@@ -123,7 +123,7 @@ def test_scalar_tier_agrees() -> None:
         assert [token.logprob for token in got] == pytest.approx([logprob for _, logprob in expected], abs=2e-3)
 
 
-def test_quantised_log_probabilities_stay_close(smollm2_path: Any) -> None:
+def test_quantized_log_probabilities_stay_close(smollm2_path: Any) -> None:
     """The same tokens, scored while each is generated alone, and again in every other way to compute them."""
     ids = golden("real/smollm2")["perplexity"]["ids"]
     some = [ids[start : start + 40 + start // 2] for start in range(0, 80, 10)]
@@ -150,7 +150,7 @@ def test_quantised_log_probabilities_stay_close(smollm2_path: Any) -> None:
     assert wait_until_idle(tiny)["preemptions"] > 0
 
 
-def test_quantised_prefix_cache_stays_close(smollm2_path: Any) -> None:
+def test_quantized_prefix_cache_stays_close(smollm2_path: Any) -> None:
     ids = golden("real/smollm2")["perplexity"]["ids"][:160]
     cached = Runner(which=Which.GGUF(str(smollm2_path)), pa_gpu_mem=128)
     first, second = (complete(cached, ids, max_tokens=1, logprobs=20) for _ in range(2))

@@ -41,7 +41,7 @@ def test_every_property_of_the_goals_is_measured() -> None:
     attention = gpu_plan.attention_works(1e12)
     assert {work["batch"] for work in attention} == {1, 2, 4, 8, 16, 32, 64, 128, 256}
     assert {work["context"] for work in attention} == {512, 2048, 4096, 8192, 32768}
-    assert {work["group"] for work in attention} == {1, 2, 4, 8, 16}
+    assert {work["queries_per_kv"] for work in attention} == {1, 2, 4, 8, 16}
     assert {work["head_dim"] for work in attention} == {64, 80, 96, 112, 128, 192, 256}
     assert {work["cache"] for work in attention} == set(gpu_plan.ELEMENT_BYTES)
     assert {work["block_size"] for work in attention} == {8, 16, 32}

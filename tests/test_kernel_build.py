@@ -188,7 +188,7 @@ def test_nvcc_is_a_requirement_only_of_builds_with_kernels(monkeypatch: pytest.M
 
 
 def test_an_unknown_setting_is_refused_in_a_line() -> None:
-    with pytest.raises(SystemExit, match="^the build setting kernels='maybe' means nothing; it is one of auto, yes, no$"):
+    with pytest.raises(SystemExit, match=r"^the build setting kernels='maybe' means nothing; it is one of auto, yes, no$"):
         backend.why_left_out({"kernels": "maybe"})
 
 

@@ -20,7 +20,7 @@ import ctypes, json, sys
 from mistral_paged import CompletionRequest, Runner, Which
 
 def resident():
-    ctypes.CDLL(None).malloc_trim(0)  # what is free in the heap is nobody's
+    ctypes.CDLL(None).malloc_trim(0)  # what is free in the heap is unowned
     lines = open("/proc/self/smaps_rollup").read().splitlines()
     return 1024 * int(next(line for line in lines if line.startswith("Rss:")).split()[1])
 

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct (Q4_1) and gemma-3-270m (Q4_K_M) with quantised kernels."""
+"""SmolLM2-135M-Instruct (Q4_1) and gemma-3-270m (Q4_K_M) with quantized kernels."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from conftest import GOLDEN, complete, golden, score
 
 from mistral_paged import ChatCompletionRequest, DeviceError, Runner, Which
 
-# Tokens that are scored on each tier: all, but for the portable code, which is slow.
-TIERS = {"scalar": 128, "avx2": 768, "avx512": 768, "amx": 768}
+# Tokens that are scored with each instruction set: all, but for the portable code, which is slow.
+ISAS = {"scalar": 128, "avx2": 768, "avx512": 768, "amx": 768}
 
 
-def on_tier(path: Path, tier: str) -> tuple[Runner, int]:
-    """A runner with the kernels of an instruction-set tier, and how many tokens to score; skips what this machine has not."""
+def on_isa(path: Path, isa: str) -> tuple[Runner, int]:
+    """A runner with the kernels of an instruction set, and how many tokens to score; skips what this machine has not."""
     try:
-        return Runner(which=Which.GGUF(str(path)), pa_gpu_mem=256, cpu_tier=tier), TIERS[tier]
+        return Runner(which=Which.GGUF(str(path)), pa_gpu_mem=256, cpu_tier=isa), ISAS[isa]
     except DeviceError as error:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="module", params=TIERS)
-def smollm2_on_tier(request: pytest.FixtureRequest, smollm2_path: Path) -> tuple[Runner, int]:
-    return on_tier(smollm2_path, request.param)
+@pytest.fixture(scope="module", params=ISAS)
+def smollm2_on_isa(request: pytest.FixtureRequest, smollm2_path: Path) -> tuple[Runner, int]:
+    return on_isa(smollm2_path, request.param)
 
 
-@pytest.fixture(scope="module", params=TIERS)
-def gemma3_on_tier(request: pytest.FixtureRequest, gemma3_path: Path) -> tuple[Runner, int]:
-    return on_tier(gemma3_path, request.param)
+@pytest.fixture(scope="module", params=ISAS)
+def gemma3_on_isa(request: pytest.FixtureRequest, gemma3_path: Path) -> tuple[Runner, int]:
+    return on_isa(gemma3_path, request.param)
 
 
 @pytest.fixture(scope="session")
@@ -70,16 +70,16 @@ def test_greedy_tokens_are_the_same_where_only_the_largest_logits_are_computed(
         assert complete(runner, prompt, max_tokens=40).choices[0].text == all_logits.choices[0].text, prompt
 
 
-def test_smollm2_perplexity(smollm2_on_tier: tuple[Runner, int]) -> None:
-    check_perplexity(smollm2_on_tier[0], "smollm2", smollm2_on_tier[1])
+def test_smollm2_perplexity(smollm2_on_isa: tuple[Runner, int]) -> None:
+    check_perplexity(smollm2_on_isa[0], "smollm2", smollm2_on_isa[1])
 
 
 def test_smollm2_tokens(smollm2: Runner) -> None:
     check_tokens(smollm2, "smollm2")
 
 
-def test_smollm2_chat_names_paris(smollm2_on_tier: tuple[Runner, int]) -> None:
-    smollm2, _ = smollm2_on_tier
+def test_smollm2_chat_names_paris(smollm2_on_isa: tuple[Runner, int]) -> None:
+    smollm2, _ = smollm2_on_isa
     chat = golden("real/smollm2")["chat"]
     assert smollm2.tokenize_text(chat["messages"]) == chat["prompt_ids"]
     response = smollm2.send_chat_completion_request(
@@ -98,8 +98,8 @@ def test_smollm2_loads_in_two_seconds(smollm2_path: Path, smollm2: Runner) -> No
     assert min(seconds) < 2.0
 
 
-def test_gemma3_perplexity(gemma3_on_tier: tuple[Runner, int]) -> None:
-    check_perplexity(gemma3_on_tier[0], "gemma3", gemma3_on_tier[1])
+def test_gemma3_perplexity(gemma3_on_isa: tuple[Runner, int]) -> None:
+    check_perplexity(gemma3_on_isa[0], "gemma3", gemma3_on_isa[1])
 
 
 def test_gemma3_tokens(gemma3: Runner) -> None:

@@ -1,4 +1,5 @@
-//! Paged attention from Rust: choose a device, load a model with a `PagedAttentionConfig`, build the engine, send a request, print the answer.
+//! Paged attention from Rust: choose a device, load a model with a `PagedAttentionConfig`, build the engine, send a request,
+//! print the answer.
 //!
 //! `cargo run --release --example paged_attn -- MODEL` where MODEL is a GGUF file or a folder with safetensors.
 

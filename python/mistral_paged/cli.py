@@ -119,10 +119,10 @@ def add_run(command: argparse.ArgumentParser) -> None:
     where = runtime.add_mutually_exclusive_group()
     where.add_argument("--device", default="auto", metavar="NAME", help="auto (a GPU where one can be used), cpu, or cuda:0")
     where.add_argument("--cpu", dest="device", action="store_const", const="cpu", help="the same as --device cpu")
-    runtime.add_argument("--cpu-tier", help="instruction-set tier, such as scalar or avx2")
+    runtime.add_argument("--cpu-tier", help="instruction set, such as scalar or avx2")
     runtime.add_argument("--num-threads", type=int, help="worker threads")
 
-    runtime.add_argument("--cuda-graphs", choices=GRAPHS, default="auto", help="on a GPU: launch a recorded decode step as one")
+    runtime.add_argument("--cuda-graphs", choices=GRAPHS, default="auto", help="on a GPU: launch a decode step as one CUDA graph")
 
     paged = command.add_argument_group("paged attention")
     paged.add_argument("--attention-backend", choices=["auto", "split", "plain"], default="auto", help="how a GPU reads keys")

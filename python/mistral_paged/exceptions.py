@@ -26,7 +26,7 @@ class ChatTemplateError(MistralPagedError):
 
 
 class DeviceError(MistralPagedError):
-    """The device refused something: too little memory, an unknown instruction-set tier, an unsupported weight type."""
+    """The device refused something: too little memory, an unknown instruction set, an unsupported weight type."""
 
 
 class DrainingError(MistralPagedError):

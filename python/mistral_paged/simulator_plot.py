@@ -10,10 +10,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogFormatter
 
-from mistral_paged.simulator import SimulationResult
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from mistral_paged.simulator import SimulationResult
 
 KINDS = {
     "token_states": ("token states", "#2a6f97"),

@@ -5,7 +5,7 @@ use std::{task::Poll, time::Instant};
 use engine::{Completion, Engine, GenerationRequest};
 use pyo3::prelude::*;
 
-use crate::door::{POLL, enter, wait};
+use crate::detach::{POLL, enter, wait};
 
 /// Submits and waits for the complete answer. Leaving early, for instance on Ctrl-C, drops the stream, which cancels.
 pub fn complete(py: Python<'_>, engine: &Engine, request: GenerationRequest) -> PyResult<Completion> {

@@ -10,7 +10,7 @@ use pyo3::{prelude::*, types::PyDict};
 
 use crate::{
     arguments::Real,
-    door::{POLL, enter, wait},
+    detach::{POLL, enter, wait},
     runner::Runner,
     service, stats,
 };
@@ -29,8 +29,8 @@ impl Runner {
         enter(py, || engine.resume())
     }
 
-    /// Accepts no more requests, which raise `DrainingError` from now on until `resume()`, and waits until those there are have ended, or
-    /// `timeout` seconds; whether none is left. A pause ends.
+    /// Accepts no more requests, which raise `DrainingError` from now on until `resume()`, and waits until those there are have
+    /// ended, or `timeout` seconds; whether none is left. A pause ends.
     #[pyo3(signature = (timeout=None))]
     fn drain(&self, py: Python<'_>, timeout: Option<Real>) -> PyResult<bool> {
         let timeout = timeout.map(|Real(seconds)| service::seconds("timeout", seconds)).transpose()?;
@@ -46,20 +46,23 @@ impl Runner {
 
     /// Figures of the KV pool as of the last step.
     ///
-    /// - Blocks of `block_size` tokens and `block_bytes` bytes: `blocks_total`, `blocks_used` (held by a request), `peak_blocks_used` (most
-    ///   while a step was computed), `blocks_cached` (free but findable by the prefix cache), `blocks_free` (cached ones included),
-    ///   `blocks_shared` (held by more than one) and `blocks_saved` (that would be needed on top if nothing were shared). `blocks_kept`
-    ///   are those of sequences at rest, which anybody may have (one that several hold counts for each). `tokens_total` is what all
-    ///   blocks hold.
-    /// - Prefix cache, in tokens: `prefix_queried_tokens`, `prefix_hit_tokens`, and `prefix_missed_tokens`, a dict by the reasons that
-    ///   `PromptTokensDetails` names; `resumed_queried_tokens` and `resumed_hit_tokens` of requests that came back after a preemption.
+    /// - Blocks of `block_size` tokens and `block_bytes` bytes: `blocks_total`, `blocks_used` (held by a request),
+    ///   `peak_blocks_used` (most while a step was computed), `blocks_cached` (free but findable by the prefix cache),
+    ///   `blocks_free` (cached ones included), `blocks_shared` (held by more than one) and `blocks_saved` (that would be needed
+    ///   on top if nothing were shared). `blocks_kept` are those of sequences at rest, which anybody may have (one that several
+    ///   hold counts for each). `tokens_total` is what all blocks hold.
+    /// - Prefix cache, in tokens: `prefix_queried_tokens`, `prefix_hit_tokens`, and `prefix_missed_tokens`, a dict by the reasons
+    ///   that `PromptTokensDetails` names; `resumed_queried_tokens` and `resumed_hit_tokens` of requests that came back after a
+    ///   preemption.
     /// - Requests: `requests_running`, `requests_waiting`, `requests_kept`, `peak_running` (most in one step),
-    ///   `peak_running_before_preemption`, `preemptions`, `recomputed_tokens`, `deadlines_missed`; whether the runner is `paused` or `draining`.
-    /// - Waste: `slots_held` (of held blocks; a token takes one in each KV group), `slots_live` (of those with KV), and their sums over
-    ///   the `steps` so far, `slots_held_sum` and `slots_live_sum`.
-    /// - `kv_tier`, or 0: `tier_blocks` there, of `tier_block_bytes` each; `tier_hit_tokens` that were fetched rather than computed and
-    ///   `tier_declined_tokens` that were there and cheaper to compute; blocks that went out and in (`tier_swapped_out_blocks`,
-    ///   `tier_swapped_in_blocks`), that could not be used (`tier_failed_blocks`), that were not kept (`tier_dropped_blocks`).
+    ///   `peak_running_before_preemption`, `preemptions`, `recomputed_tokens`, `deadlines_missed`; whether the runner is `paused`
+    ///   or `draining`.
+    /// - Waste: `slots_held` (of held blocks; a token takes one in each KV group), `slots_live` (of those with KV), and their
+    ///   sums over the `steps` so far, `slots_held_sum` and `slots_live_sum`.
+    /// - `kv_tier`, or 0: `tier_blocks` there, of `tier_block_bytes` each; `tier_hit_tokens` that were fetched rather than
+    ///   computed and `tier_declined_tokens` that were there and cheaper to compute; blocks that went out and in
+    ///   (`tier_swapped_out_blocks`, `tier_swapped_in_blocks`), that could not be used (`tier_failed_blocks`), that were not kept
+    ///   (`tier_dropped_blocks`).
     fn kv_cache_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let engine = self.engine()?;
         let stats = enter(py, || engine.kv_cache_stats())?;

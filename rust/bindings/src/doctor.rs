@@ -9,7 +9,7 @@ use engine::{
 };
 use pyo3::{prelude::*, types::PyDict};
 
-use crate::door::enter;
+use crate::detach::enter;
 
 /// Where Python's packages and a CUDA toolkit are.
 pub fn library_paths(py: Python<'_>) -> PyResult<LibraryPaths> {

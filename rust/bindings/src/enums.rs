@@ -135,8 +135,9 @@ pub enum SpeechLoaderType {
     Dia,
 }
 
-/// Computation type. `Auto` is the fast path: activations of 8 bits, 15 where they are large, on quantised weights and a 16-bit KV cache;
-/// `BF16` and `F16` name the type of that cache. `F32` is the exact path: float weights, activations and KV, for GGUF files too.
+/// Computation type. `Auto` is the fast path: activations of 8 bits, 15 where they are large, on quantized weights and a 16-bit
+/// KV cache; `BF16` and `F16` name the type of that cache. `F32` is the exact path: float weights, activations and KV, for GGUF
+/// files too.
 #[pyclass(eq, eq_int, frozen, hash, module = "mistral_paged")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
@@ -158,8 +159,8 @@ impl From<ModelDType> for engine::ModelDType {
     }
 }
 
-/// Type of the KV cache. `Auto` follows the computation type: 32-bit floats for `ModelDType.F32`, else 16-bit ones. `F8E4M3` and `Int8`
-/// take one byte an element, and a scale for each token and head.
+/// Type of the KV cache. `Auto` follows the computation type: 32-bit floats for `ModelDType.F32`, else 16-bit ones. `F8E4M3` and
+/// `Int8` take one byte an element, and a scale for each token and head.
 #[pyclass(eq, eq_int, frozen, hash, module = "mistral_paged")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
@@ -185,7 +186,7 @@ impl From<PagedCacheType> for engine::PagedCacheType {
     }
 }
 
-/// What in-situ quantisation covers.
+/// What in-situ quantization covers.
 #[pyclass(eq, eq_int, frozen, hash, module = "mistral_paged")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]

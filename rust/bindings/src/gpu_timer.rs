@@ -5,8 +5,8 @@ use pyo3::{exceptions::PyKeyError, prelude::*, types::PyDict};
 
 use crate::{
     arguments::{Integer, Text, at_least},
+    detach::enter,
     doctor::library_paths,
-    door::enter,
     exceptions::invalid,
 };
 
@@ -43,7 +43,7 @@ fn timed_work(work: &Bound<'_, PyDict>) -> PyResult<TimedWork> {
                 batch: count("batch")?,
                 context: count("context")?,
                 num_kv_heads: count("num_kv_heads")?,
-                queries_per_kv: count("group")?,
+                queries_per_kv: count("queries_per_kv")?,
                 head_dim: count("head_dim")?,
                 cache: timing::cache_named(&name).ok_or_else(|| invalid(format!("no cache of {name:?}")))?,
                 block_size: count("block_size")?,

@@ -1,13 +1,13 @@
 //! The Python extension module `mistral_paged._core`: the only crate that knows Python.
 //!
-//! Requests become plain Rust structs at the door ([`request`]), answers leave as frozen classes ([`response`], [`streaming`]), and
-//! [`door`] is the one way from a Python thread into the engine.
+//! Requests become plain Rust structs as they come in ([`request`]), answers leave as frozen classes ([`response`],
+//! [`streaming`]), and [`detach`] is the one way from a Python thread into the engine.
 
 mod arguments;
 mod completing;
 mod control;
+mod detach;
 mod doctor;
-mod door;
 mod enums;
 mod exceptions;
 mod gpu_timer;

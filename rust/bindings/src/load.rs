@@ -9,7 +9,7 @@ use std::{
 use engine::{Engine, EngineConfig, LoadProgress, ModelSource};
 use pyo3::prelude::*;
 
-use crate::door::{POLL, enter, wait};
+use crate::detach::{POLL, enter, wait};
 
 /// Loads the model; `progress` is called with the bytes of weights done and in all.
 pub fn load(py: Python<'_>, source: ModelSource, config: EngineConfig, progress: Option<&Bound<'_, PyAny>>) -> PyResult<Engine> {

@@ -5,25 +5,27 @@ use pyo3::{prelude::*, types::PyDict};
 
 use crate::{
     arguments::{Integer, Real, at_least, at_least_if_given, within},
+    detach::enter,
     doctor,
-    door::enter,
     enums::PagedCacheType,
     options::{self, MemoryArguments},
     runner::{Runner, batched_tokens, check_max_seqs},
     which::{Selection, Which},
 };
 
-/// Where the memory goes: what `Runner.memory_plan` foretells, and `Runner.memory_ledger` tells of a running model. Sizes are in bytes
-/// and, of several devices, sums. Memory is committed as it is first written: these are the figures once every block has been used and a
-/// step of the most tokens has run.
+/// Where the memory goes: what `Runner.memory_plan` foretells, and `Runner.memory_ledger` tells of a running model. Sizes are in
+/// bytes and, of several devices, sums. Memory is committed as it is first written: these are the figures once every block has
+/// been used and a step of the most tokens has run.
 ///
-/// - `weights_bytes` in the form that is computed with, `kv_cache_bytes` with the null block, `activations_bytes` with logits and rope
-///   tables, `workspaces_bytes` of the kernels, `graphs_bytes` of captured graphs on a GPU, `tokenizer_bytes` of the host estimated from the vocabulary, `encoder_cache_bytes` for outputs of vision and audio encoders (0
-///   for models of text), `margin_bytes` left free for what is not counted, such as pages of the program's own file. `resident_bytes`
-///   is all of them but the margin. `devices` has these for each device, with its `device_total_bytes` and `device_available_bytes`.
-/// - `num_blocks` usable blocks of `block_size` tokens, `bytes_per_block` each. `groups`: of each group of layers with one block table
-///   its `window` in tokens (None: all), `num_layers` and `block_bytes`.
-/// - `servable_tokens`: the longest request, prompt and answer. `num_requests_that_fit(n)`: requests of n tokens that fit at once.
+/// - `weights_bytes` in the form that is computed with, `kv_cache_bytes` with the null block, `activations_bytes` with logits and
+///   rope tables, `workspaces_bytes` of the kernels, `graphs_bytes` of CUDA graphs on a GPU, `tokenizer_bytes` of the host
+///   estimated from the vocabulary, `encoder_cache_bytes` for outputs of vision and audio encoders (0 for models of text),
+///   `margin_bytes` left free for what is not counted, such as pages of the program's own file. `resident_bytes` is all of them
+///   but the margin. `devices` has these for each device, with its `device_total_bytes` and `device_available_bytes`.
+/// - `num_blocks` usable blocks of `block_size` tokens, `bytes_per_block` each. `groups`: of each group of layers with one block
+///   table its `window` in tokens (None: all), `num_layers` and `block_bytes`.
+/// - `servable_tokens`: the longest request, prompt and answer. `num_requests_that_fit(n)`: requests of n tokens that fit at
+///   once.
 /// - `max_seqs`, `max_model_len` (tokens of a request at most) and `guaranteed`: whether that many of that length are guaranteed.
 ///
 /// Its `str` is a table.
@@ -185,14 +187,15 @@ impl MemoryPlan {
 
 #[pymethods]
 impl Runner {
-    /// What a model would take of the memory, and how many blocks and requests that leaves room for: a `MemoryPlan`, made from the
-    /// headers of the model's files without reading weights. The keywords are those of `Runner` that concern memory, and refuse what
-    /// `Runner` would.
+    /// What a model would take of the memory, and how many blocks and requests that leaves room for: a `MemoryPlan`, made from
+    /// the headers of the model's files without reading weights. The keywords are those of `Runner` that concern memory, and
+    /// refuse what `Runner` would.
     ///
-    /// - A `Which.Plain` folder may be without weights: config.json is enough. Each parameter of the architecture then counts 2 bytes
-    ///   (norms and biases 4), and the tokenizer nothing.
-    /// - `devices`: a list of megabytes, one a device, to plan for instead of this host: all free, each with an equal share of the layers
-    ///   in order, the first with the token embedding and the last with the output projection, weights as their files store them.
+    /// - A `Which.Plain` folder may be without weights: config.json is enough. Each parameter of the architecture then counts 2
+    ///   bytes (norms and biases 4), and the tokenizer nothing.
+    /// - `devices`: a list of megabytes, one a device, to plan for instead of this host: all free, each with an equal share of
+    ///   the layers in order, the first with the token embedding and the last with the output projection, weights as their files
+    ///   store them.
     #[staticmethod]
     #[pyo3(signature = (
         which, max_seqs=32, token_source="cache", pa_gpu_mem=None, pa_gpu_mem_usage=None, pa_ctxt_len=None, pa_blk_size=None,

@@ -10,7 +10,7 @@ use engine::{Engine, EngineConfig, ModelSource};
 use pyo3::prelude::*;
 
 use crate::{
-    door::{POLL, enter, wait},
+    detach::{POLL, enter, wait},
     exceptions::invalid,
     load::load,
     logger::log,

@@ -126,8 +126,8 @@ pub fn device(device: &str) -> PyResult<Device> {
     }
 }
 
-/// Arguments about GPUs, and those of them that a processor cannot honour. What is not given, the environment may say as in mistral.rs:
-/// `MISTRALRS_CUDA_GRAPHS=0` and `MISTRALRS_FLASHINFER_DECODE=0` choose the plain way.
+/// Arguments about GPUs, and those of them that a processor cannot honour. What is not given, the environment may say as in
+/// mistral.rs: `MISTRALRS_CUDA_GRAPHS=0` and `MISTRALRS_FLASHINFER_DECODE=0` choose the plain way.
 pub fn cuda(py: Python<'_>, graphs: Option<bool>, attention: &str) -> PyResult<(CudaOptions, Vec<String>)> {
     let environment = py.import("os")?.getattr("environ")?;
     let is_off = |name: &str| {
@@ -142,11 +142,11 @@ pub fn cuda(py: Python<'_>, graphs: Option<bool>, attention: &str) -> PyResult<(
         }
     };
     let graphs_or_default = graphs.map_or_else(|| is_off("MISTRALRS_CUDA_GRAPHS").map(|off| !off), Ok)?;
-    let wishes = [
+    let gpu_only = [
         (graphs == Some(true)).then(|| "cuda_graphs=True".to_owned()),
         (attention != "auto").then(|| format!("attention_backend={attention:?}")),
     ];
-    Ok((CudaOptions { graphs: graphs_or_default, splits_keys }, wishes.into_iter().flatten().collect()))
+    Ok((CudaOptions { graphs: graphs_or_default, splits_keys }, gpu_only.into_iter().flatten().collect()))
 }
 
 /// MB of a tier whose size is not given.

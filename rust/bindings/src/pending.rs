@@ -1,5 +1,5 @@
-//! Requests that an event loop waits for. No thread waits, and the engine never waits for the interpreter: it leaves events in a mailbox
-//! and writes a byte to a socket that the loop watches, once a step for all requests of the loop.
+//! Requests that an event loop waits for. No thread waits, and the engine never waits for the interpreter: it leaves events in a
+//! mailbox and writes a byte to a socket that the loop watches, once a step for all requests of the loop.
 
 use std::{
     collections::VecDeque,
@@ -17,7 +17,7 @@ use engine::{Completion, CompletionCollector, Engine, Event, EventSink, RequestH
 use pyo3::{exceptions::PyStopAsyncIteration, prelude::*};
 
 use crate::{
-    door::enter,
+    detach::enter,
     process::OwnProcess,
     request::{ChatCompletionRequest, CompletionRequest},
     response::{self, Envelope},

@@ -6,7 +6,8 @@ use pyo3::prelude::*;
 
 use crate::exceptions::InternalError;
 
-/// A value that lives on threads, of which a forked child has none: there it would wait for ever, so it is refused, and not dropped.
+/// A value that lives on threads, of which a forked child has none: there it would wait for ever, so it is refused, and not
+/// dropped.
 pub struct OwnProcess<T: Send> {
     /// There until the drop.
     value: Option<T>,

@@ -1,4 +1,4 @@
-//! Requests: Python arguments become one [`engine::GenerationRequest`] at the door.
+//! Requests: Python arguments become one [`engine::GenerationRequest`].
 
 use std::collections::HashMap;
 
@@ -17,26 +17,31 @@ use crate::{
 
 /// A chat completion: messages, and how to continue them.
 ///
-/// `messages` is a list of dicts with `role` and `content`, or a str that is one user turn. `model` is a label; a `Runner` has one
-/// model. Fields left `None` follow the model's `generation_config.json`; without one the temperature is 1.0 and the others are off.
+/// `messages` is a list of dicts with `role` and `content`, or a str that is one user turn. `model` is a label; a `Runner` has
+/// one model. Fields left `None` follow the model's `generation_config.json`; without one the temperature is 1.0 and the others
+/// are off.
 ///
 /// - `temperature` (at least 0; 0 is greedy), `top_k` (1 is greedy, 0 is off), `top_p` in (0, 1], `min_p` in [0, 1].
 /// - `presence_penalty` and `frequency_penalty` are subtracted from logits, `repetition_penalty` (above 0) divides them.
-/// - `dry_multiplier` turns the DRY penalty on; `dry_base` 1.75, `dry_allowed_length` 2, `dry_sequence_breakers` newline, colon, quote, star.
-/// - `logit_bias` adds to logits by token id. `logprobs` returns the log probability of each token, `top_logprobs` those of as many others.
+/// - `dry_multiplier` turns the DRY penalty on; `dry_base` 1.75, `dry_allowed_length` 2, `dry_sequence_breakers` newline, colon,
+///   quote, star.
+/// - `logit_bias` adds to logits by token id. `logprobs` returns the log probability of each token, `top_logprobs` those of as
+///   many others.
 /// - `max_tokens` generated tokens at most, over which `finish_reason` is "length"; left out, up to the model's length.
 /// - `stop_seqs` end the text and are not part of it. `ignore_eos` goes on past end-of-sequence tokens.
-/// - `n_choices` independent continuations. `seed` makes the request's random numbers its own: the same text whatever runs beside it.
+/// - `n_choices` independent continuations. `seed` makes the request's random numbers its own: the same text whatever runs beside
+///   it.
 /// - `truncate_sequence` drops the start of a prompt that is too long instead of raising.
 /// - `enable_thinking` and `reasoning_effort` are handed to the chat template.
 /// - `priority`: lower goes first. `deadline`: seconds from submission after which the request ends with the text it has and the
 ///   `finish_reason` "timeout". `tenant`: whom the request belongs to; with the runner's
 ///   `fairness="drr"` tenants take turns.
-/// - `cache_salt`: cached blocks are shared only with requests of the same salt, so that nobody else can tell what was asked from how
-///   fast an answer comes. `public_messages`: so many leading messages, such as the system prompt, are shared in spite of it.
+/// - `cache_salt`: cached blocks are shared only with requests of the same salt, so that nobody else can tell what was asked from
+///   how fast an answer comes. `public_messages`: so many leading messages, such as the system prompt, are shared in spite of it.
 /// - `keep`: each choice ends with a `Sequence` that can be gone on from.
 ///
-/// A value out of range raises `ValueError`, here or when the request is sent; `NotImplementedError` for grammar, tools, adapters, search and agent fields.
+/// A value out of range raises `ValueError`, here or when the request is sent; `NotImplementedError` for grammar, tools,
+/// adapters, search and agent fields.
 #[pyclass(frozen, module = "mistral_paged")]
 pub struct ChatCompletionRequest {
     pub request: GenerationRequest,
@@ -48,11 +53,12 @@ pub struct ChatCompletionRequest {
 
 /// A completion of a text as it is, without chat template.
 ///
-/// `prompt` is a str, tokenised with special tokens added, or token ids: a list, a tuple or an array of integers. `echo_prompt` puts the
-/// prompt's text before each continuation; with `logprobs=k` the answer has the log probability of each of its tokens as well (the first
-/// is None) with those of the k likeliest at each position; any k, 0 included. Of `best_of` continuations (left out, as many as are returned) the
-/// `n_choices` likeliest are returned. `suffix` goes after each continuation. `public_prefix_len` is the number of leading tokens that are shared
-/// in spite of a `cache_salt`. The other fields are those of `ChatCompletionRequest`.
+/// `prompt` is a str, tokenized with special tokens added, or token ids: a list, a tuple or an array of integers. `echo_prompt`
+/// puts the prompt's text before each continuation; with `logprobs=k` the answer has the log probability of each of its tokens as
+/// well (the first is None) with those of the k likeliest at each position; any k, 0 included. Of `best_of` continuations (left
+/// out, as many as are returned) the `n_choices` likeliest are returned. `suffix` goes after each continuation.
+/// `public_prefix_len` is the number of leading tokens that are shared in spite of a `cache_salt`. The other fields are those of
+/// `ChatCompletionRequest`.
 #[pyclass(frozen, module = "mistral_paged")]
 pub struct CompletionRequest {
     pub request: GenerationRequest,

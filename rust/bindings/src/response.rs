@@ -31,9 +31,9 @@ pub struct ChatCompletionResponse {
     usage: Py<Usage>,
 }
 
-/// One answer of a chat. `finish_reason` is "stop" (end of sequence or a stop string), "length" (`max_tokens`, the model's length or the
-/// whole KV pool) or "error", whose cause is logged. `stop_sequence` is the stop string that ended it;
-/// `sequence`, with `keep=True`, what can be gone on from.
+/// One answer of a chat. `finish_reason` is "stop" (end of sequence or a stop string), "length" (`max_tokens`, the model's length
+/// or the whole KV pool) or "error", whose cause is logged. `stop_sequence` is the stop string that ended it; `sequence`, with
+/// `keep=True`, what can be gone on from.
 #[pyclass(frozen, get_all, module = "mistral_paged")]
 pub struct Choice {
     finish_reason: String,
@@ -53,8 +53,8 @@ pub struct ResponseMessage {
     reasoning_content: Option<String>,
 }
 
-/// What a request used: tokens, seconds from submission, tokens a second; `preemptions`, how often a choice lost its blocks to another
-/// request, and `recomputed_tokens`, how many tokens were computed again.
+/// What a request used: tokens, seconds from submission, tokens a second; `preemptions`, how often a choice lost its blocks to
+/// another request, and `recomputed_tokens`, how many tokens were computed again.
 #[pyclass(frozen, get_all, module = "mistral_paged")]
 pub struct Usage {
     completion_tokens: usize,
@@ -71,8 +71,9 @@ pub struct Usage {
     recomputed_tokens: usize,
 }
 
-/// Of the prompt, the tokens that were not computed, because the prefix cache or the sequence that was gone on from had their keys and
-/// values. `miss_reason` tells why there were no more, of the first block that was missing; None when all but the last token were there.
+/// Of the prompt, the tokens that were not computed, because the prefix cache or the sequence that was gone on from had their
+/// keys and values. `miss_reason` tells why there were no more, of the first block that was missing; None when all but the last
+/// token were there.
 ///
 /// - "cold": nothing like it was computed before, or too long ago. "evicted": its memory was needed for something else.
 /// - "salt": it is there for another `cache_salt`. "identity": it is there for another model state.
@@ -90,8 +91,8 @@ pub struct Logprobs {
     content: Vec<Py<ResponseLogprob>>,
 }
 
-/// Natural logarithm of one token's probability; None for the first token of an echoed prompt. `token` is its text, `bytes` its own
-/// bytes, which need not be a character by themselves.
+/// Natural logarithm of one token's probability; None for the first token of an echoed prompt. `token` is its text, `bytes` its
+/// own bytes, which need not be a character by themselves.
 #[pyclass(frozen, get_all, module = "mistral_paged")]
 pub struct ResponseLogprob {
     token: String,

@@ -8,8 +8,8 @@ use pyo3::{prelude::*, types::PyString};
 use crate::{
     arguments::{Integer, Real, Text, at_least, at_least_if_given, check_seed, refuse, token_ids, within},
     completing::complete,
+    detach::enter,
     doctor,
-    door::enter,
     enums::PagedCacheType,
     exceptions::{ModelNotFoundError, invalid},
     messages,
@@ -24,50 +24,55 @@ use crate::{
 
 /// A running model, over a paged KV cache. Any number of threads may use it at once; requests that run together share each step.
 ///
-/// - `which`: the model. `chat_template` and `jinja_explicit` are paths of a .jinja file or of a .json file with a `chat_template`; the
-///   second goes before the first, and both before the model's own.
-/// - `max_seqs`: requests that run together at most. `max_num_batched_tokens` (older spelling: `prompt_batchsize`): tokens a step at
-///   most, 4096 unless given; longer prompts are computed in chunks. `max_step_latency`: about how many seconds a step may take while
-///   others are being answered; chunks beside them are made small enough. Prompts may make a step up to twice as long as answers alone
-///   take, even beyond this. `None` leaves them as they are.
-/// - The size of the KV pool, at most one of: `pa_gpu_mem`, in MB (2^20 bytes); `pa_gpu_mem_usage`, a fraction in (0, 1] of the memory;
-///   `pa_ctxt_len`, tokens; `memory_goal`, which is "auto", a fraction, "4GiB" or "65536tokens". On a CPU this is host memory: address
-///   space is reserved and committed as blocks are first used. With none of them the pool serves `max_seqs` requests of the model's
-///   length, or takes half of the free memory when that is less; the size is logged.
-/// - `guaranteed=True`: `max_seqs` requests of `pa_ctxt_len` tokens each, or of the model's length, are served at once without waiting for
-///   memory, and none may be longer; where memory for that is not free, the error says what would fit. `Runner.memory_plan` tells before
-///   loading.
+/// - `which`: the model. `chat_template` and `jinja_explicit` are paths of a .jinja file or of a .json file with a
+///   `chat_template`; the second goes before the first, and both before the model's own.
+/// - `max_seqs`: requests that run together at most. `max_num_batched_tokens` (older spelling: `prompt_batchsize`): tokens a step
+///   at most, 4096 unless given; longer prompts are computed in chunks. `max_step_latency`: about how many seconds a step may
+///   take while others are being answered; chunks beside them are made small enough. Prompts may make a step up to twice as long
+///   as answers alone take, even beyond this. `None` leaves them as they are.
+/// - The size of the KV pool, at most one of: `pa_gpu_mem`, in MB (2^20 bytes); `pa_gpu_mem_usage`, a fraction in (0, 1] of the
+///   memory; `pa_ctxt_len`, tokens; `memory_goal`, which is "auto", a fraction, "4GiB" or "65536tokens". On a CPU this is host
+///   memory: address space is reserved and committed as blocks are first used. With none of them the pool serves `max_seqs`
+///   requests of the model's length, or takes half of the free memory when that is less; the size is logged.
+/// - `guaranteed=True`: `max_seqs` requests of `pa_ctxt_len` tokens each, or of the model's length, are served at once without
+///   waiting for memory, and none may be longer; where memory for that is not free, the error says what would fit.
+///   `Runner.memory_plan` tells before loading.
 /// - `pa_blk_size`: tokens a block, 8, 16 or 32 (32 unless given).
-/// - `pa_cache_type`: type of the cached keys and values; `PagedCacheType.Int8` and `F8E4M3` take about half the memory of 16-bit floats.
+/// - `pa_cache_type`: type of the cached keys and values; `PagedCacheType.Int8` and `F8E4M3` take about half the memory of 16-bit
+///   floats.
 /// - `prefix_cache_n`: 0 turns the prefix cache off, any other number turns it on.
 /// - `no_kv_cache` drops a request's blocks after each step and computes everything again (slow, exact).
-/// - `admission`: when a waiting request may run beside others. "watermark" (unless given): its prompt fits and a hundredth of the pool
-///   stays free; "reserved": its prompt and `max_tokens` fit, so that nobody is ever preempted; "optimistic": its first chunk fits.
-/// - `victim`: who loses its blocks to a request ahead of it that finds none. "least_cost" (unless given): who has least to compute again;
-///   "newest": who came last.
-/// - `fairness`: who goes first. "priority" (unless given): the lowest `priority`, then the earliest `deadline`, then who came first;
-///   "fcfs": who came first; "drr": as "priority", with tenants taking turns by deficit round-robin.
+/// - `admission`: when a waiting request may run beside others. "watermark" (unless given): its prompt fits and a hundredth of
+///   the pool stays free; "reserved": its prompt and `max_tokens` fit, so that nobody is ever preempted; "optimistic": its first
+///   chunk fits.
+/// - `victim`: who loses its blocks to a request ahead of it that finds none. "least_cost" (unless given): who has least to
+///   compute again; "newest": who came last.
+/// - `fairness`: who goes first. "priority" (unless given): the lowest `priority`, then the earliest `deadline`, then who came
+///   first; "fcfs": who came first; "drr": as "priority", with tenants taking turns by deficit round-robin.
 /// - `no_paged_attn` gives each request its whole context up front from the same pool, the baseline that paging is compared with.
 ///   A pool of less than the model's context shortens it (`max_sequence_length()`); a `pa_ctxt_len` that would be cut is refused.
 /// - `token_source`: where the hub token comes from: `cache`, `none`, `literal:VALUE`, `env:NAME` or `path:FILE`.
-/// - `deterministic` makes a request's logits the same bits cold or warm, alone or in a batch, in chunks of any size, preempted or not, and
-///   on any number of threads (for one `cpu_tier`, dtype and `pa_cache_type`).
-/// - `seed` seeds requests that have no seed of their own: each differently, or with `deterministic` all alike (by 0 unless given).
-/// - `device` is "cpu", a GPU such as "cuda:0", or "auto": the first GPU that this build's kernels run on, else the CPU. `cpu_tier` forces an
-///   instruction set, such as "scalar" or "avx2", for tests and bug reports, and the CPU; `num_threads` is the number of worker threads, on
-///   a GPU of those that sample.
-/// - `cuda_graphs`: on a GPU, whether steps in which every request decodes are recorded once for their padded size and launched as one;
-///   on unless given. `attention_backend`: "auto", "split" (the keys of a request that decodes are read by several multiprocessors at once)
-///   or "plain" (by one). `MISTRALRS_CUDA_GRAPHS=0` and `MISTRALRS_FLASHINFER_DECODE=0` in the environment turn off what is not given.
-/// - `kv_tier`: a folder for blocks that the pool drops, and for the next process: with the same model, type and prompt it fetches
-///   them instead of computing the prompt. `kv_tier_size` is its size in MB (2^20 bytes), 4096 unless given; the least recently used go.
-///   The files hold prompts and answers, readable by their owner alone; damaged and foreign ones are skipped with a warning.
+/// - `deterministic` makes a request's logits the same bits cold or warm, alone or in a batch, in chunks of any size, preempted
+///   or not, and on any number of threads (for one `cpu_tier`, dtype and `pa_cache_type`).
+/// - `seed` seeds requests that have no seed of their own: each differently, or with `deterministic` all alike (by 0 unless
+///   given).
+/// - `device` is "cpu", a GPU such as "cuda:0", or "auto": the first GPU that this build's kernels run on, else the CPU.
+///   `cpu_tier` forces an instruction set, such as "scalar" or "avx2", for tests and bug reports, and the CPU; `num_threads`
+///   is the number of worker threads, on a GPU of those that sample.
+/// - `cuda_graphs`: on a GPU, whether steps in which every request decodes are recorded once for their padded size, as a CUDA
+///   graph, and launched as one; on unless given. `attention_backend`: "auto", "split" (the keys of a request that decodes are
+///   read by several multiprocessors at once) or "plain" (by one). `MISTRALRS_CUDA_GRAPHS=0` and `MISTRALRS_FLASHINFER_DECODE=0`
+///   in the environment turn off what is not given.
+/// - `kv_tier`: a folder for blocks that the pool drops, and for the next process: with the same model, type and prompt it
+///   fetches them instead of computing the prompt. `kv_tier_size` is its size in MB (2^20 bytes), 4096 unless given; the least
+///   recently used go. The files hold prompts and answers, readable by their owner alone; damaged and foreign ones are skipped
+///   with a warning.
 /// - `load_progress` is called with the bytes of weights done and in all while the model loads.
 ///
 /// A runner belongs to the process that made it: in a forked child its methods raise `InternalError`.
 ///
-/// Raises `ValueError` (a `MistralPagedError`) for a value that cannot be honoured or a model that cannot be loaded, `TypeError` for an
-/// unknown keyword, `NotImplementedError` for an argument that is not supported yet.
+/// Raises `ValueError` (a `MistralPagedError`) for a value that cannot be honoured or a model that cannot be loaded, `TypeError`
+/// for an unknown keyword, `NotImplementedError` for an argument that is not supported yet.
 #[pyclass(frozen, module = "mistral_paged")]
 pub struct Runner {
     model: OwnProcess<Model>,
@@ -75,7 +80,7 @@ pub struct Runner {
     architecture: String,
 }
 
-/// A typing error, not a wish, beyond this.
+/// More than this is taken for a typing error.
 const MAX_SEQS: usize = 1 << 20;
 
 #[pymethods]
@@ -192,8 +197,8 @@ impl Runner {
         Ok(Self { model: OwnProcess::new(model), model_id, architecture })
     }
 
-    /// Answers a chat: a `ChatCompletionResponse`, or an iterator of chunks when the request has `stream=True`. Waits without holding
-    /// the interpreter; Ctrl-C cancels.
+    /// Answers a chat: a `ChatCompletionResponse`, or an iterator of chunks when the request has `stream=True`. Waits without
+    /// holding the interpreter; Ctrl-C cancels.
     #[pyo3(signature = (request, model_id=None))]
     fn send_chat_completion_request<'py>(
         &self,
@@ -253,9 +258,10 @@ impl Runner {
     /// `send_chat_completion_request` for asyncio: `await` it for the `ChatCompletionResponse`, or with `stream=True` for an
     /// `AsyncChatCompletionStreamer`, whose chunks `async for` gives. What is wrong with the request is raised by the `await`.
     ///
-    /// No thread waits: any number of requests from any number of event loops cost each loop one wake-up a step. Cancelling the task
-    /// cancels the request and frees its blocks. The prompt is rendered and tokenised on the loop's thread; a model that is unloaded is
-    /// loaded on another. Needs a loop that watches file descriptors (`add_reader`), as asyncio's do on Linux, and uvloop.
+    /// No thread waits: any number of requests from any number of event loops cost each loop one wake-up a step. Cancelling the
+    /// task cancels the request and frees its blocks. The prompt is rendered and tokenized on the loop's thread; a model that is
+    /// unloaded is loaded on another. Needs a loop that watches file descriptors (`add_reader`), as asyncio's do on Linux, and
+    /// uvloop.
     #[pyo3(signature = (request, model_id=None))]
     fn achat<'py>(
         slf: &Bound<'py, Self>,
@@ -275,8 +281,9 @@ impl Runner {
         slf.py().import("mistral_paged.aio")?.call_method1("complete", (slf, request, model_id))
     }
 
-    /// Token ids of a text, with special tokens such as BOS added unless `add_special_tokens=False`; or of messages, rendered by the
-    /// chat template, which writes the special tokens itself. `enable_thinking` is handed to the template and concerns messages only.
+    /// Token ids of a text, with special tokens such as BOS added unless `add_special_tokens=False`; or of messages, rendered by
+    /// the chat template, which writes the special tokens itself. `enable_thinking` is handed to the template and concerns
+    /// messages only.
     #[pyo3(signature = (text, add_special_tokens=None, enable_thinking=None, model_id=None))]
     fn tokenize_text(
         &self,
@@ -348,9 +355,10 @@ impl Runner {
         Ok(self.model.get()?.is_loaded())
     }
 
-    /// Gives back the memory of the weights and of the KV pool, and returns when that is done; the runner keeps how it was loaded.
-    /// Requests in flight end with the text that they have and the reason "canceled". The next request loads the model again, as
-    /// `reload_model` does; other methods raise until then, and sequences that were kept cannot be gone on from any more.
+    /// Gives back the memory of the weights and of the KV pool, and returns when that is done; the runner keeps how it was
+    /// loaded. Requests in flight end with the text that they have and the reason "canceled". The next request loads the model
+    /// again, as `reload_model` does; other methods raise until then, and sequences that were kept cannot be gone on from any
+    /// more.
     ///
     /// `model_id`: the runner's own unless given. A `ValueError` if the model is unloaded already.
     #[pyo3(signature = (model_id=None))]
@@ -359,8 +367,8 @@ impl Runner {
         self.model.get()?.unload(py)
     }
 
-    /// Loads the model again, as the runner was made, after `unload_model`; nothing happens if it is loaded. Waits without holding the
-    /// interpreter.
+    /// Loads the model again, as the runner was made, after `unload_model`; nothing happens if it is loaded. Waits without
+    /// holding the interpreter.
     #[pyo3(signature = (model_id=None))]
     fn reload_model(&self, py: Python<'_>, model_id: Option<&str>) -> PyResult<()> {
         self.check_model(model_id)?;

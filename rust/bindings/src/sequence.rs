@@ -15,7 +15,7 @@ use pyo3::{
 use crate::{
     arguments::{Integer, Real, Text, at_least_if_given, token_ids, within},
     completing::complete,
-    door::enter,
+    detach::enter,
     exceptions::invalid,
     messages,
     process::OwnProcess,
@@ -28,12 +28,12 @@ use crate::{
 
 /// What a request with `keep=True` came to, or one that still runs: tokens, and in the KV pool their keys and values.
 ///
-/// Search over texts with it: `fork` gives branches that share all blocks so far, each `generate` goes on with a sampling of its own and
-/// writes to blocks of its own from there. When the pool needs the blocks of a sequence at rest, it takes them, and the next `generate`
-/// computes them again: the tokens are the same.
+/// Search over texts with it: `fork` gives branches that share all blocks so far, each `generate` goes on with a sampling of its
+/// own and writes to blocks of its own from there. When the pool needs the blocks of a sequence at rest, it takes them, and the
+/// next `generate` computes them again: the tokens are the same.
 ///
-/// `release()`, the end of a `with` block or dropping it gives the blocks back. Any number of threads may use a sequence, but one at a
-/// time goes on from it. In a forked process every use raises `InternalError`.
+/// `release()`, the end of a `with` block or dropping it gives the blocks back. Any number of threads may use a sequence, but one
+/// at a time goes on from it. In a forked process every use raises `InternalError`.
 #[pyclass(frozen, module = "mistral_paged")]
 pub struct Sequence {
     inner: OwnProcess<Inner>,
@@ -151,10 +151,10 @@ impl Sequence {
         Ok((0..n).map(|_| Self::new(engine, model, sequence.clone())).collect())
     }
 
-    /// Goes on from here: a `CompletionResponse`, or with `stream=True` an iterator of chunks. `then` comes first: text (tokenised without
-    /// special tokens), token ids, or messages, if the sequence began as a chat; what it came to so far is then the assistant's. The
-    /// other arguments are those of a `CompletionRequest`. The sequence becomes what the answer came to: at the end, or, streamed, with
-    /// the last chunk; not at all if the stream is closed before.
+    /// Goes on from here: a `CompletionResponse`, or with `stream=True` an iterator of chunks. `then` comes first: text
+    /// (tokenized without special tokens), token ids, or messages, if the sequence began as a chat; what it came to so far is
+    /// then the assistant's. The other arguments are those of a `CompletionRequest`. The sequence becomes what the answer came
+    /// to: at the end, or, streamed, with the last chunk; not at all if the stream is closed before.
     #[pyo3(signature = (
         then=None, *, max_tokens=None, temperature=None, top_p=None, top_k=None, min_p=None, presence_penalty=None,
         frequency_penalty=None, repetition_penalty=None, logit_bias=None, logprobs=None, stop_seqs=None, ignore_eos=false, seed=None,

@@ -12,7 +12,7 @@ use simulator::{
 
 use crate::{
     arguments::{Integer, Real, Text, at_least, at_least_if_given, shorten},
-    door::wait,
+    detach::wait,
     exceptions::raise,
 };
 

@@ -10,15 +10,16 @@ use pyo3::prelude::*;
 
 use crate::{
     arguments::at_least,
-    door::{POLL, enter, wait},
+    detach::{POLL, enter, wait},
     logger::log_failure,
     process::OwnProcess,
     response::{self, ChatCompletionChunkResponse, ChunkChoice, Delta, Envelope, kept},
     sequence::{Generating, Sequence},
 };
 
-/// Iterates over the parts of a chat answer: one for each token's text, and one with the `finish_reason` for each choice; the last has
-/// the usage. Dropping it, or `close()`, cancels the request and frees its blocks. An error of the engine is raised from `next()`.
+/// Iterates over the parts of a chat answer: one for each token's text, and one with the `finish_reason` for each choice; the
+/// last has the usage. Dropping it, or `close()`, cancels the request and frees its blocks. An error of the engine is raised from
+/// `next()`.
 #[pyclass(frozen, module = "mistral_paged")]
 pub struct ChatCompletionStreamer {
     envelope: Envelope,

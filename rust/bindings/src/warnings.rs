@@ -1,7 +1,7 @@
 //! Warnings of the engine's threads, for the Python logger.
 //!
-//! Those threads must not wait for the interpreter, which a thread that waits for them may hold: they leave their warnings in a channel,
-//! and whichever Python thread comes out of the engine next logs them.
+//! Those threads must not wait for the interpreter, which a thread that waits for them may hold: they leave their warnings in a
+//! channel, and whichever Python thread comes out of the engine next logs them.
 
 use std::{
     fmt::Debug,

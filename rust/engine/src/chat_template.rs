@@ -22,9 +22,9 @@ const NAME: &str = "chat_template";
 
 /// A compiled chat template.
 ///
-/// Templates come with models and are not trusted: instructions, recursion and output are bounded. Memory of the values that a template
-/// makes on the way is not: one that joins a text with itself (`~`, `+` or the `join` filter) over and over doubles it with a few
-/// instructions a time. Whoever serves templates of unknown origin bounds the process's memory.
+/// Templates come with models and are not trusted: instructions, recursion and output are bounded. Memory of the values that a
+/// template makes on the way is not: one that joins a text with itself (`~`, `+` or the `join` filter) over and over doubles it
+/// with a few instructions a time. Whoever serves templates of unknown origin bounds the process's memory.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
@@ -84,7 +84,7 @@ impl ChatTemplate {
         Ok(environment)
     }
 
-    /// The prompt for a conversation. BOS and the like are part of it where the template writes them: tokenise it without adding
+    /// The prompt for a conversation. BOS and the like are part of it where the template writes them: tokenize it without adding
     /// special tokens.
     pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String, EngineError> {
         if messages.is_empty() {
@@ -143,7 +143,8 @@ pub fn read_template(path: &Path) -> Result<String, EngineError> {
         .map_err(|e| EngineError::ChatTemplate(format!("chat template {file} cannot be read: {e}; give a .jinja or .json file")))
 }
 
-/// The template of a model folder: `chat_template.jinja`, else the `chat_template` of `tokenizer_config.json` or `chat_template.json`.
+/// The template of a model folder: `chat_template.jinja`, else the `chat_template` of `tokenizer_config.json` or
+/// `chat_template.json`.
 pub fn template_in_dir(dir: &Path) -> Result<Option<String>, EngineError> {
     let jinja = dir.join("chat_template.jinja");
     if jinja.exists() {
@@ -351,7 +352,8 @@ fn strftime(format: &str, now: SystemTime) -> Result<String, Error> {
     Ok(text)
 }
 
-/// Days from 1970-01-01 to a date of the Gregorian calendar, from 1970 on (Hinnant, "chrono-Compatible Low-Level Date Algorithms").
+/// Days from 1970-01-01 to a date of the Gregorian calendar, from 1970 on (Hinnant, "chrono-Compatible Low-Level Date
+/// Algorithms").
 fn days_of(year: u64, month: u64, day: u64) -> u64 {
     // Years begin in March, so the leap day is the last.
     let year = if month <= 2 { year - 1 } else { year };

@@ -17,14 +17,14 @@ pub type Event = Result<OutputEvent, EngineError>;
 
 /// Takes the events of one request. The last one is [`OutputEvent::Done`] or an error, unless the request was cancelled.
 ///
-/// Once a step, each request that has something new hands it over ([`Self::take`]); when all have, each of them flushes. Sinks that share a
-/// reader thus wake it once a step: the first flush does, and the reader finds the events of all.
+/// Once a step, each request that has something new hands it over ([`Self::take`]); when all have, each of them flushes. Sinks
+/// that share a reader thus wake it once a step: the first flush does, and the reader finds the events of all.
 ///
-/// Both are called on the engine's thread, which computes nothing meanwhile: they must not wait, for a reader or for an interpreter. A
-/// sink that panics ends its own request and no other.
+/// Both are called on the engine's thread, which computes nothing meanwhile: they must not wait, for a reader or for an
+/// interpreter. A sink that panics ends its own request and no other.
 pub trait EventSink: Send {
-    /// Takes the events since the last call, in their order; what is left in `events` is dropped. [`ControlFlow::Break`] cancels the
-    /// request: nobody reads its events any more.
+    /// Takes the events since the last call, in their order; what is left in `events` is dropped. [`ControlFlow::Break`] cancels
+    /// the request: nobody reads its events any more.
     fn take(&mut self, events: &mut Vec<Event>) -> ControlFlow<()>;
 
     /// Every request has handed over what it came to in this step.

@@ -141,7 +141,8 @@ impl ModelRunner {
         max_logit_rows(self.options.max_num_seqs)
     }
 
-    /// Reserves the KV storage: a number of blocks and the tokens of each, which the layers share in these groups; block 0 is the null block.
+    /// Reserves the KV storage: a number of blocks and the tokens of each, which the layers share in these groups; block 0 is the
+    /// null block.
     pub fn allocate_kv(&mut self, pool: (usize, usize), groups: &KvGroups) -> Result<(), EngineError> {
         let spec = self.config.kv_cache_spec(pool, self.options.kv_dtype, groups)?;
         self.groups = groups.clone();
@@ -183,7 +184,8 @@ impl ModelRunner {
         Ok(())
     }
 
-    /// Logits of some tokens of the last step (indices of its rows, at most [`Self::max_logit_rows`]), `[rows.len(), vocab_size]`.
+    /// Logits of some tokens of the last step (indices of its rows, at most [`Self::max_logit_rows`]),
+    /// `[rows.len(), vocab_size]`.
     pub fn logits(&mut self, rows: &[u32]) -> Result<&mut Tensor, EngineError> {
         self.compute_logits(rows, None)?;
         Ok(self.fetch_logits())
@@ -247,8 +249,8 @@ impl ModelRunner {
         Ok((sampled, logits))
     }
 
-    /// Hidden states of some tokens of the last step behind the output norm, `[rows.len(), hidden_size]`: what [`Self::logits`] of these
-    /// rows are computed from.
+    /// Hidden states of some tokens of the last step behind the output norm, `[rows.len(), hidden_size]`: what [`Self::logits`]
+    /// of these rows are computed from.
     ///
     /// # Errors
     /// [`EngineError::Internal`] for more than [`Self::max_logit_rows`] rows, or one that the step does not have.

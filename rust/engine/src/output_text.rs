@@ -59,7 +59,8 @@ impl StopChecker {
         Ok(Self { stops: stops.iter().map(|s| StopString::new(s)).collect(), held: String::new(), found: None })
     }
 
-    /// Takes the next part of the text and appends to `output` what is safe to give out. After a stop string nothing is taken any more.
+    /// Takes the next part of the text and appends to `output` what is safe to give out. After a stop string nothing is taken any
+    /// more.
     pub fn push(&mut self, part: &str, output: &mut String) {
         if self.found.is_some() {
             return;
@@ -124,7 +125,8 @@ impl OutputText {
         Ok(Self { decoder, stops: StopChecker::new(stops)?, decoded: String::new() })
     }
 
-    /// Takes a token and appends to `output` the text that it makes final. True when a stop string is complete: the continuation ends.
+    /// Takes a token and appends to `output` the text that it makes final. True when a stop string is complete: the continuation
+    /// ends.
     pub fn push(&mut self, tokenizer: &Tokenizer, token_id: u32, output: &mut String) -> bool {
         self.decoded.clear();
         self.decoder.push(tokenizer, token_id, &mut self.decoded);

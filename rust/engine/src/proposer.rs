@@ -3,8 +3,8 @@
 use std::fmt;
 
 /// Proposes drafts: tokens that a step computes beside the next one of a request, and that count if the model chooses them too
-/// (Leviathan, Kalman and Matias 2023, "Fast Inference from Transformers via Speculative Decoding", with the target's own sample in
-/// place of the rejection rule). A row is sampled as it would be without drafts and compared, so these change the speed of an
+/// (Leviathan, Kalman and Matias 2023, "Fast Inference from Transformers via Speculative Decoding", with the target's own sample
+/// in place of the rejection rule). A row is sampled as it would be without drafts and compared, so these change the speed of an
 /// answer and nothing else of it where a row's logits do not depend on what is computed beside it: see
 /// [`crate::EngineConfig::deterministic`].
 ///

@@ -43,7 +43,7 @@ pub enum Prompt {
         /// Handed to the template when set.
         reasoning_effort: Option<String>,
     },
-    /// Text, tokenised with special tokens added.
+    /// Text, tokenized with special tokens added.
     Text(String),
     /// Token ids as they are.
     TokenIds(Vec<u32>),
@@ -151,17 +151,18 @@ pub struct GenerationRequest {
     pub service: ServiceParams,
     /// Number of independent continuations, 1 to [`MAX_CHOICES`].
     pub n_choices: usize,
-    /// So many continuations are made, [`MAX_CHOICES`] at most, and the `n_choices` with the best mean log probability a token are
-    /// returned, the best first (`None`: all, in order).
+    /// So many continuations are made, [`MAX_CHOICES`] at most, and the `n_choices` with the best mean log probability a token
+    /// are returned, the best first (`None`: all, in order).
     pub best_of: Option<usize>,
-    /// Drops the start of a prompt that leaves no room for `max_tokens` in the model's context or the KV pool, instead of rejecting it.
+    /// Drops the start of a prompt that leaves no room for `max_tokens` in the model's context or the KV pool, instead of
+    /// rejecting it.
     pub truncate_sequence: bool,
     /// The prompt's text goes before each continuation.
     pub echo_prompt: bool,
     /// Appended after each continuation (completions only).
     pub suffix: Option<String>,
-    /// Events come with the tokens. Else all come at the end, which spares the caller's thread a wake-up, and the processor a switch of
-    /// threads, for every token.
+    /// Events come with the tokens. Else all come at the end, which spares the caller's thread a wake-up, and the processor a
+    /// switch of threads, for every token.
     pub stream: bool,
 }
 

@@ -62,7 +62,7 @@ fn requests_get_the_tokens_that_the_processor_gives_them() {
 }
 
 #[test]
-fn quantised_weights_are_uploaded_as_they_are_stored() {
+fn quantized_weights_are_uploaded_as_they_are_stored() {
     let config = EngineConfig { dtype: ModelDType::Auto, ..small() };
     let backend = gpu(64 * MIB);
     let engine = Engine::load_onto(&backend, &gguf("qwen3"), &config, &|_| {}).unwrap();

@@ -12,7 +12,8 @@ use device::{
 use engine::ModelSource;
 use kernel_tests::{EmulatedDriver, Order};
 
-/// Logits of requests that begin with prompts of these lengths and decode in batches of all sizes; and how many steps are recorded.
+/// Logits of requests that begin with prompts of these lengths and decode in batches of all sizes; and how many steps are
+/// recorded.
 fn logits(source: &ModelSource, options: CudaOptions, precision: Precision, prompts: &[usize]) -> (Vec<Vec<Vec<f32>>>, usize) {
     let driver = Arc::new(EmulatedDriver::new(Order::Ascending));
     let backend = CudaBackend::with(Arc::<EmulatedDriver>::clone(&driver), options).unwrap();
@@ -51,7 +52,7 @@ fn replayed_steps_have_the_bits_of_steps_that_run_as_they_are() {
         let (expected, none) = logits(source, CudaOptions { graphs: false, ..CudaOptions::default() }, precision, &prompts);
         let (actual, recorded) = logits(source, CudaOptions::default(), precision, &prompts);
         assert_eq!(none, 0, "graphs were asked not to be");
-        assert!(recorded > 0, "no step was recorded");
+        assert!(recorded > 0, "no CUDA graph was recorded");
         assert!(expected == actual, "{source:?} {precision:?}: a replayed step gives other bits");
     }
 }

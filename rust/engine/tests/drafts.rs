@@ -118,8 +118,8 @@ fn requests() -> Vec<GenerationRequest> {
     ]
 }
 
-/// In two batches, the second of which finds prefixes of the first. Kept blocks go with each answer. Also says how many tokens were
-/// computed again.
+/// In two batches, the second of which finds prefixes of the first. Kept blocks go with each answer. Also says how many tokens
+/// were computed again.
 fn ask(engine: &Engine) -> (Vec<Vec<Choice>>, usize) {
     let (mut answers, mut num_recomputed) = (Vec::new(), 0);
     for _ in 0..2 {

@@ -233,8 +233,8 @@ fn cuda_backend_agrees_with_goldens_of_more_families() {
     });
 }
 
-/// The kernels' real source, compiled for the CPU: some hundred times slower than the CPU's own, so a prompt or two a model. The short
-/// one is longer than windows; other rotations begin within the long one.
+/// The kernels' real source, compiled for the CPU: some hundred times slower than the CPU's own, so a prompt or two a model. The
+/// short one is longer than windows; other rotations begin within the long one.
 #[test]
 fn cuda_backend_agrees_with_goldens() {
     let check = |index: usize, name: &str, source: &ModelSource| {
@@ -350,19 +350,19 @@ fn exact_logits_are_the_same_bits_in_every_chunking() {
     }
 }
 
-/// Quantised weights, float ones and windowed layers: a token's logits are the same bits in every chunking, beside others, with every
-/// type of KV, on any number of threads.
+/// Quantized weights, float ones and windowed layers: a token's logits are the same bits in every chunking, beside others, with
+/// every type of KV, on any number of threads.
 #[test]
 fn deterministic_logits_are_the_same_bits_in_every_way() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("phi3.gguf");
     write_phi3_gguf(&path, true);
-    let quantised = ModelSource::Gguf { files: vec![path], tokenizer_dir: None, tokenizer_json: None };
+    let quantized = ModelSource::Gguf { files: vec![path], tokenizer_dir: None, tokenizer_json: None };
     let sources = [
         ("llama", hugging_face("llama")),
         ("mistral", gguf("mistral")),
         ("gemma3", hugging_face("gemma3")),
-        ("phi3-longrope", quantised),
+        ("phi3-longrope", quantized),
     ];
     for (kv_dtype, (name, source)) in KvDType::ALL.into_iter().flat_map(|kv_dtype| sources.iter().map(move |s| (kv_dtype, s))) {
         let cases = cases(name);
@@ -406,8 +406,8 @@ fn q8_0(bf16: &[u8]) -> Vec<u8> {
 }
 
 /// The golden phi3-longrope model as llama.cpp's converter writes it: fused projections under its names, factors as tensors; with
-/// its matrices quantised if asked to.
-fn write_phi3_gguf(path: &Path, quantised: bool) {
+/// its matrices quantized if asked to.
+fn write_phi3_gguf(path: &Path, quantized: bool) {
     const LAYER: [(&str, &str); 6] = [
         ("input_layernorm", "attn_norm"),
         ("self_attn.qkv_proj", "attn_qkv"),
@@ -453,7 +453,7 @@ fn write_phi3_gguf(path: &Path, quantised: bool) {
         let tensor = tensors.tensor(&format!("{hf}.weight")).unwrap();
         assert_eq!(tensor.dtype(), Dtype::BF16);
         let dims: Vec<u64> = tensor.shape().iter().rev().map(|n| *n as u64).collect();
-        file = if quantised && dims.len() == 2 {
+        file = if quantized && dims.len() == 2 {
             file.weight(&format!("{gguf}.weight"), &dims, 8, &q8_0(tensor.data()))
         } else {
             file.weight(&format!("{gguf}.weight"), &dims, 30, tensor.data())

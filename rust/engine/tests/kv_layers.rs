@@ -1,5 +1,6 @@
-//! Layers whose keys and values have unequal shapes, and layers that read those of another one, over one pool of blocks: a made-up model on
-//! every backend, in chunks, after prefix hits and after a preemption, against a plain forward pass without a cache.
+//! Layers whose keys and values have unequal shapes, and layers that read those of another one, over one pool of blocks: a
+//! made-up model on every backend, in chunks, after prefix hits and after a preemption, against a plain forward pass without a
+//! cache.
 
 #![allow(missing_docs)]
 

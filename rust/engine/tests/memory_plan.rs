@@ -41,8 +41,8 @@ fn the_plan_of_every_golden_is_what_is_loaded() {
     let models = ["llama", "llama3-rope", "mistral", "mistral-window", "phi3", "phi3-longrope", "qwen2", "qwen3", "gemma3"];
     let more = ["gemma2", "starcoder2", "phi2-qknorm", "stablelm-parallel", "olmo2", "glm4"];
     let models = models.into_iter().chain(more).map(|name| format!("text/{name}"));
-    let quantised = ["llama", "mistral", "qwen2", "qwen3", "phi2"].map(|name| format!("gguf/{name}.gguf"));
-    for model in models.chain(quantised) {
+    let quantized = ["llama", "mistral", "qwen2", "qwen3", "phi2"].map(|name| format!("gguf/{name}.gguf"));
+    for model in models.chain(quantized) {
         for dtype in [ModelDType::Auto, ModelDType::F32] {
             let config = EngineConfig { dtype, ..config(Some(MemoryGpuConfig::ContextSize(100)), 2) };
             let plan = plan(&model, &config).unwrap();

@@ -1,9 +1,9 @@
 //! Content-addressed identity of a block.
 //!
-//! A block's hash covers everything its KV depends on: the hash of its parent (hence the whole prefix), its own
-//! tokens, at the root the request's cache identity, and behind what is everybody's the salt of those who share it. It is a keyed BLAKE3, of which 128 bits are kept; without
-//! the key nobody can aim for a collision. It is still only a way to find a candidate: the prefix index compares
-//! tokens and parent before it serves one.
+//! A block's hash covers everything its KV depends on: the hash of its parent (hence the whole prefix), its own tokens, at the
+//! root the request's cache identity, and behind what is everybody's the salt of those who share it. It is a keyed BLAKE3, of
+//! which 128 bits are kept; without the key nobody can aim for a collision. It is still only a way to find a candidate: the
+//! prefix index compares tokens and parent before it serves one.
 
 /// 128 bits of a keyed hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -103,8 +103,8 @@ impl KvDType {
         }
     }
 
-    /// Bytes of the keys, or of the values, of a block in one layer: the elements of `[num_kv_heads, block_size, head_dim]`, then the
-    /// scales `[num_kv_heads, block_size]`, each rounded up to 16 bytes; `None` on overflow.
+    /// Bytes of the keys, or of the values, of a block in one layer: the elements of `[num_kv_heads, block_size, head_dim]`, then
+    /// the scales `[num_kv_heads, block_size]`, each rounded up to 16 bytes; `None` on overflow.
     pub fn plane_block_bytes(self, num_kv_heads: usize, block_size: usize, head_dim: usize) -> Option<u64> {
         let vectors = (num_kv_heads as u64).checked_mul(block_size as u64)?;
         let elements = vectors.checked_mul(head_dim as u64)?.checked_mul(self.element_bytes())?;

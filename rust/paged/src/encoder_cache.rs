@@ -2,7 +2,7 @@
 //!
 //! An image is encoded once and its output is read by every prefill chunk that covers it, so the output must stay from
 //! the one to the other; and the next turn of a conversation brings the same image again. This module keeps the books:
-//! which output lies in which [`EncoderSlot`] and which may go. It has no tensors; the owner of the memory follows
+//! which output has which [`EncoderIndex`] and which may go. It has no tensors; the owner of the memory follows
 //! [`EncoderCache::drain_dropped`].
 //!
 //! How a scheduler uses it:
@@ -10,7 +10,7 @@
 //! 1. At submit, [`EncoderCache::check`] refuses an item that could never be held.
 //! 2. Each step begins with [`EncoderCache::begin_step`]. Then, in order of arrival, each request whose next tokens
 //!    reach an item calls [`EncoderCache::acquire`]. `None` means wait: the request's chunk ends before that item.
-//! 3. The memory of the dropped slots is given back, then the items that are [not encoded](EncoderCache::is_encoded) are
+//! 3. The memory of the dropped outputs is given back, then the items that are [not encoded](EncoderCache::is_encoded) are
 //!    encoded. When the step is committed, [`EncoderCache::mark_encoded`] says so; what is not marked is never reused.
 //! 4. The request drops its [`EncoderLease`] when the item's last token is computed, and whenever it is preempted or ends.
 //!
@@ -28,7 +28,7 @@
 //! let key = picture.key(&[7; 32]); // a key drawn at random for the process
 //! let mut cache = EncoderCache::new(1 << 20);
 //! let lease = cache.acquire(key, 4096)?.expect("nobody else holds anything");
-//! assert!(!cache.is_encoded(&lease)); // encode into lease.slot(), then
+//! assert!(!cache.is_encoded(&lease)); // encode into lease.index(), then
 //! cache.mark_encoded(&lease);
 //! drop(lease); // the request has ended
 //! let again = cache.acquire(key, 4096)?.expect("nobody else holds anything");
@@ -107,7 +107,7 @@ impl EncoderItem<'_> {
 
 /// Where an output lies: an index into the owner's list of outputs, which has no gaps for long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct EncoderSlot(pub u32);
+pub struct EncoderIndex(pub u32);
 
 /// Keeps an output in place. It cannot be copied, and dropping it gives it back, so that it is given back once, however
 /// its request ends.
@@ -121,21 +121,21 @@ pub struct EncoderSlot(pub u32);
 #[derive(Debug)]
 #[must_use = "dropping a lease gives it back"]
 pub struct EncoderLease {
-    slot: EncoderSlot,
-    returns: Sender<EncoderSlot>,
+    index: EncoderIndex,
+    returns: Sender<EncoderIndex>,
 }
 
 impl EncoderLease {
     /// Where the output lies, or will.
-    pub fn slot(&self) -> EncoderSlot {
-        self.slot
+    pub fn index(&self) -> EncoderIndex {
+        self.index
     }
 }
 
 impl Drop for EncoderLease {
     fn drop(&mut self) {
         // Without a cache there is nothing to give back to.
-        let _ = self.returns.send(self.slot);
+        let _ = self.returns.send(self.index);
     }
 }
 
@@ -175,15 +175,15 @@ pub struct EncoderCache {
     stats: EncoderCacheStats,
     outputs: Vec<Option<Output>>,
     vacant: Vec<u32>,
-    slots: HashMap<EncoderKey, u32>,
+    indices: HashMap<EncoderKey, u32>,
     /// Ends of the list of outputs that nobody holds, the first to go and the last.
     oldest: Option<u32>,
     newest: Option<u32>,
     /// Somebody has to wait in this step, and so has everybody behind.
     closed: bool,
-    dropped: Vec<EncoderSlot>,
-    sender: Sender<EncoderSlot>,
-    returned: Receiver<EncoderSlot>,
+    dropped: Vec<EncoderIndex>,
+    sender: Sender<EncoderIndex>,
+    returned: Receiver<EncoderIndex>,
 }
 
 impl EncoderCache {
@@ -194,7 +194,7 @@ impl EncoderCache {
             stats: EncoderCacheStats { budget_bytes, ..EncoderCacheStats::default() },
             outputs: Vec::new(),
             vacant: Vec::new(),
-            slots: HashMap::new(),
+            indices: HashMap::new(),
             oldest: None,
             newest: None,
             closed: false,
@@ -233,8 +233,8 @@ impl EncoderCache {
     pub fn acquire(&mut self, key: EncoderKey, num_bytes: u64) -> Result<Option<EncoderLease>, EncoderCacheError> {
         self.check(num_bytes)?;
         self.take_back();
-        let known = self.slots.get(&key).copied();
-        if let Some(output) = known.map(|slot| self.output(slot))
+        let known = self.indices.get(&key).copied();
+        if let Some(output) = known.map(|index| self.output(index))
             && output.num_bytes != num_bytes
         {
             return Err(EncoderCacheError::OtherSize { kept_bytes: output.num_bytes, asked_bytes: num_bytes });
@@ -242,8 +242,8 @@ impl EncoderCache {
         if self.closed {
             return Ok(None);
         }
-        let slot = match known {
-            Some(slot) => slot,
+        let index = match known {
+            Some(index) => index,
             None if self.stats.budget_bytes - self.stats.leased_bytes < num_bytes => {
                 self.closed = true;
                 return Ok(None);
@@ -253,27 +253,27 @@ impl EncoderCache {
         let (hits, misses) = if known.is_some() { (1, 0) } else { (0, 1) };
         self.stats.hits += hits;
         self.stats.misses += misses;
-        if self.output(slot).num_leases == 0 {
-            self.unlink(slot);
+        if self.output(index).num_leases == 0 {
+            self.unlink(index);
             self.stats.leased_bytes += num_bytes;
         }
-        self.output_mut(slot).num_leases += 1;
-        Ok(Some(EncoderLease { slot: EncoderSlot(slot), returns: self.sender.clone() }))
+        self.output_mut(index).num_leases += 1;
+        Ok(Some(EncoderLease { index: EncoderIndex(index), returns: self.sender.clone() }))
     }
 
     /// Whether the output is there to be read; if not, it has to be encoded, once for all who hold a lease on it.
     pub fn is_encoded(&self, lease: &EncoderLease) -> bool {
-        self.output(lease.slot.0).is_encoded
+        self.output(lease.index.0).is_encoded
     }
 
     /// The step that encoded it is committed.
     pub fn mark_encoded(&mut self, lease: &EncoderLease) {
-        self.output_mut(lease.slot.0).is_encoded = true;
+        self.output_mut(lease.index.0).is_encoded = true;
     }
 
-    /// Slots whose outputs are gone since the last call; some may belong to other items by now. To be taken once a step,
-    /// before anything is encoded into a slot.
-    pub fn drain_dropped(&mut self) -> impl Iterator<Item = EncoderSlot> + '_ {
+    /// Indices whose outputs are gone since the last call; some may belong to other items by now. To be taken once a step,
+    /// before anything is encoded.
+    pub fn drain_dropped(&mut self) -> impl Iterator<Item = EncoderIndex> + '_ {
         self.take_back();
         self.dropped.drain(..)
     }
@@ -281,9 +281,9 @@ impl EncoderCache {
     /// Drops every output that nobody holds, as after a change of weights; their keys would not be asked for again.
     pub fn clear(&mut self) {
         self.take_back();
-        while let Some(slot) = self.oldest {
-            self.unlink(slot);
-            self.remove(slot);
+        while let Some(index) = self.oldest {
+            self.unlink(index);
+            self.remove(index);
         }
     }
 
@@ -295,8 +295,8 @@ impl EncoderCache {
 
     /// Takes note of the leases that were dropped, in the order in which they were.
     fn take_back(&mut self) {
-        while let Ok(EncoderSlot(slot)) = self.returned.try_recv() {
-            let output = self.output_mut(slot);
+        while let Ok(EncoderIndex(index)) = self.returned.try_recv() {
+            let output = self.output_mut(index);
             output.num_leases -= 1;
             if output.num_leases > 0 {
                 continue;
@@ -304,9 +304,9 @@ impl EncoderCache {
             let (num_bytes, is_encoded) = (output.num_bytes, output.is_encoded);
             self.stats.leased_bytes -= num_bytes;
             if is_encoded {
-                self.link_newest(slot);
+                self.link_newest(index);
             } else {
-                self.remove(slot);
+                self.remove(index);
             }
         }
     }
@@ -320,59 +320,59 @@ impl EncoderCache {
             self.stats.evictions += 1;
         }
         let output = Output { key, num_bytes, num_leases: 0, is_encoded: false, older: None, newer: None };
-        let slot = self.vacant.pop().unwrap_or_else(|| {
+        let index = self.vacant.pop().unwrap_or_else(|| {
             self.outputs.push(None);
             u32::try_from(self.outputs.len() - 1).expect("fewer than 2^32 outputs")
         });
-        self.outputs[slot as usize] = Some(output);
-        self.slots.insert(key, slot);
+        self.outputs[index as usize] = Some(output);
+        self.indices.insert(key, index);
         self.stats.used_bytes += num_bytes;
         self.stats.num_outputs += 1;
-        slot
+        index
     }
 
     /// Forgets an output that is in no list.
-    fn remove(&mut self, slot: u32) {
-        let output = self.outputs[slot as usize].take().expect("the slot is in use");
-        if let MapEntry::Occupied(entry) = self.slots.entry(output.key) {
+    fn remove(&mut self, index: u32) {
+        let output = self.outputs[index as usize].take().expect("the output is there");
+        if let MapEntry::Occupied(entry) = self.indices.entry(output.key) {
             entry.remove();
         }
-        self.vacant.push(slot);
-        self.dropped.push(EncoderSlot(slot));
+        self.vacant.push(index);
+        self.dropped.push(EncoderIndex(index));
         self.stats.used_bytes -= output.num_bytes;
         self.stats.num_outputs -= 1;
     }
 
-    fn link_newest(&mut self, slot: u32) {
-        let older = self.newest.replace(slot);
-        self.output_mut(slot).older = older;
+    fn link_newest(&mut self, index: u32) {
+        let older = self.newest.replace(index);
+        self.output_mut(index).older = older;
         match older {
-            Some(older) => self.output_mut(older).newer = Some(slot),
-            None => self.oldest = Some(slot),
+            Some(older) => self.output_mut(older).newer = Some(index),
+            None => self.oldest = Some(index),
         }
     }
 
     /// Takes an output out of the list of those that nobody holds; does nothing to a new one, which is not in it.
-    fn unlink(&mut self, slot: u32) {
-        let output = self.output_mut(slot);
+    fn unlink(&mut self, index: u32) {
+        let output = self.output_mut(index);
         let (older, newer) = (output.older.take(), output.newer.take());
         match older {
             Some(older) => self.output_mut(older).newer = newer,
-            None if self.oldest == Some(slot) => self.oldest = newer,
+            None if self.oldest == Some(index) => self.oldest = newer,
             None => {}
         }
         match newer {
             Some(newer) => self.output_mut(newer).older = older,
-            None if self.newest == Some(slot) => self.newest = older,
+            None if self.newest == Some(index) => self.newest = older,
             None => {}
         }
     }
 
-    fn output(&self, slot: u32) -> &Output {
-        self.outputs[slot as usize].as_ref().expect("a lease, or a list, keeps the output")
+    fn output(&self, index: u32) -> &Output {
+        self.outputs[index as usize].as_ref().expect("a lease, or a list, keeps the output")
     }
 
-    fn output_mut(&mut self, slot: u32) -> &mut Output {
-        self.outputs[slot as usize].as_mut().expect("a lease, or a list, keeps the output")
+    fn output_mut(&mut self, index: u32) -> &mut Output {
+        self.outputs[index as usize].as_mut().expect("a lease, or a list, keeps the output")
     }
 }

@@ -39,7 +39,7 @@ pub enum PoolError {
     },
 }
 
-/// Why a request was turned away at the door.
+/// Why a request was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdmissionError {

@@ -10,7 +10,7 @@ impl BlockId {
     pub const NULL: Self = Self(0);
 }
 
-/// Names a request; chosen by the caller, unique among those being served. The scheduler hashes it without a key, so whoever sends requests
-/// should not choose it.
+/// Names a request; chosen by the caller, unique among those being served. The scheduler hashes it without a key, so whoever
+/// sends requests should not choose it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);

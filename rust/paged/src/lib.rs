@@ -36,7 +36,7 @@ pub use config::{
     DEFAULT_PAGED_ATTENTION_BLOCK_SIZE, KvDType, KvShape, MemoryGpuConfig, ModelConfigLike, PagedAttentionConfig, PagedCacheType,
     Retention, SUPPORTED_BLOCK_SIZES,
 };
-pub use encoder_cache::{EncoderCache, EncoderCacheStats, EncoderContent, EncoderItem, EncoderKey, EncoderLease, EncoderSlot};
+pub use encoder_cache::{EncoderCache, EncoderCacheStats, EncoderContent, EncoderIndex, EncoderItem, EncoderKey, EncoderLease};
 pub use error::{
     AdmissionError, ConfigError, EncoderCacheError, ForkError, IntegrityError, InvalidSchedulerConfig, PoolError, UnknownPolicy,
     UpdateError,

@@ -52,7 +52,7 @@ pub struct Preemption {
 pub struct SchedulerOutput {
     /// Counts steps with rows, from 1; 0 when there are no rows.
     pub step_id: u64,
-    /// The batch: those that ran already, in order of rank, each behind those let in before it, then others admitted, in
+    /// The batch: those that ran already, in order of rank, each behind those admitted before it, then others admitted, in
     /// the order of their admission.
     pub rows: Vec<ScheduledRequest>,
     /// Sum of the rows' `num_scheduled_tokens`.

@@ -14,10 +14,10 @@
 //!   one behind it, or, when all of those are protected, it itself. Each such loss shortens the list, so it ends; and
 //!   who is alone and still finds no block has outgrown the pool and ends with `Length`. A victim policy only chooses
 //!   among those behind, an admission policy only says who gets that far, and a tenant's share of a step is never less
-//!   than one token. Who is let in before some of those that run takes what it needs from them only, and gets a token
+//!   than one token. Who is admitted before some of those that run takes what it needs from them only, and gets a token
 //!   in the same step; they come back after it.
 //! - Nobody runs. Then all blocks are free or held by kept requests, which give them up first of all, nobody waits for a
-//!   leader or a tenant's other prompt, and the next waiting request is let in without a gate. It gets at least one
+//!   leader or a tenant's other prompt, and the next waiting request is admitted without a check. It gets at least one
 //!   token's block, or has generated more than the pool holds and ends with `Length`.
 //!
 //! Everything ends: the first of those that run advances in every step, or gives way to a protected request, which
@@ -76,9 +76,10 @@ use crate::kv_cache_config::KvCacheConfig;
 use crate::kv_cache_manager::KvCacheManager;
 use crate::output::{ScheduledRequest, SchedulerOutput};
 use crate::request::{FinishReason, Request, RequestStatus};
-use crate::tier::TierBooks;
+use crate::tier::TierIndex;
 
-type Slot = usize;
+/// The place of a request in [`Scheduler::requests`].
+type RequestIndex = usize;
 
 /// Decides the batch of every step and keeps the KV books. Owned by one thread; no clock, no randomness.
 #[derive(Debug, Clone)]
@@ -86,14 +87,14 @@ pub struct Scheduler {
     config: SchedulerConfig,
     manager: KvCacheManager,
     requests: Vec<Option<Request>>,
-    vacant: Vec<Slot>,
-    slots: FxHashMap<RequestId, Slot>,
+    vacant: Vec<RequestIndex>,
+    indices: FxHashMap<RequestId, RequestIndex>,
     /// In order of rank.
-    running: Vec<Slot>,
+    running: Vec<RequestIndex>,
     waiting: WaitingQueue,
     shares: Shares,
     /// Requests with a deadline, the earliest first.
-    deadlines: BTreeSet<(u64, Slot)>,
+    deadlines: BTreeSet<(u64, RequestIndex)>,
     now: u64,
     paused: bool,
     draining: bool,
@@ -103,7 +104,7 @@ pub struct Scheduler {
     /// After a preemption nobody is admitted until so many blocks are free.
     admission_closed_below: usize,
     blocked: Option<Blocked>,
-    tier: Option<TierBooks>,
+    tier: Option<TierIndex>,
     fetching: Option<Fetching>,
     kept: KeptRequests,
     lookups: LookupCounts,
@@ -114,7 +115,7 @@ pub struct Scheduler {
     /// Requests that are being answered and have no row in this step yet.
     unserved_answers: usize,
     /// Rows of the step being put together whose requests have drafts.
-    drafted: Vec<(usize, Slot)>,
+    drafted: Vec<(usize, RequestIndex)>,
 }
 
 /// What is counted since the scheduler was built.
@@ -147,7 +148,7 @@ impl Scheduler {
             config,
             requests: Vec::new(),
             vacant: Vec::new(),
-            slots: FxHashMap::default(),
+            indices: FxHashMap::default(),
             running: Vec::new(),
             shares: Shares::default(),
             deadlines: BTreeSet::new(),
@@ -218,48 +219,48 @@ impl Scheduler {
 
     /// The engine ends most requests itself; this is for those it left.
     fn finish_those_at_their_limit(&mut self, output: &mut SchedulerOutput) {
-        let mut index = 0;
-        while let Some(&slot) = self.running.get(index) {
-            if self.request(slot).has_reached_its_limit() {
-                self.finish(slot, FinishReason::Length, output);
+        let mut position = 0;
+        while let Some(&index) = self.running.get(position) {
+            if self.request(index).has_reached_its_limit() {
+                self.finish(index, FinishReason::Length, output);
             } else {
-                index += 1;
+                position += 1;
             }
         }
     }
 
     fn schedule_running(&mut self, output: &mut SchedulerOutput, budget: &mut usize) {
         let mut urgent = self.next_urgent(&output.preempted);
-        let mut index = 0;
-        while index < self.running.len() && *budget > 0 {
-            let slot = self.running[index];
+        let mut position = 0;
+        while position < self.running.len() && *budget > 0 {
+            let index = self.running[position];
             if let Some(waiting) = urgent
-                && self.request(waiting).standing.rank.priority < self.request(slot).standing.rank.priority
+                && self.request(waiting).standing.rank.priority < self.request(index).standing.rank.priority
             {
-                let is_admitted = self.admit_before(index, waiting, output, budget);
-                index += usize::from(is_admitted);
+                let is_admitted = self.admit_before(position, waiting, output, budget);
+                position += usize::from(is_admitted);
                 urgent = if is_admitted { self.next_urgent(&output.preempted) } else { None };
-            } else if self.schedule_row(slot, output, budget) {
-                index += 1;
+            } else if self.schedule_row(index, output, budget) {
+                position += 1;
             } else if self.running.len() == 1 {
                 // Alone and without a block: it has outgrown the pool.
-                self.finish(slot, FinishReason::Length, output);
+                self.finish(index, FinishReason::Length, output);
             } else {
-                self.preempt_for(index, output);
+                self.preempt_for(position, output);
                 urgent = self.next_urgent(&output.preempted);
             }
         }
     }
 
     /// Puts as many of a request's tokens in the batch as the budget and the free blocks allow; `false` if none.
-    fn schedule_row(&mut self, slot: Slot, output: &mut SchedulerOutput, budget: &mut usize) -> bool {
-        let (tenant, uncomputed) = (self.request(slot).standing.tenant, self.request(slot).num_uncomputed_tokens());
-        let computed = self.request(slot).num_computed_tokens;
+    fn schedule_row(&mut self, index: RequestIndex, output: &mut SchedulerOutput, budget: &mut usize) -> bool {
+        let (tenant, uncomputed) = (self.request(index).standing.tenant, self.request(index).num_uncomputed_tokens());
+        let computed = self.request(index).num_computed_tokens;
         let share = self.share_of(tenant, uncomputed);
         let wanted = self.most_of_budget(uncomputed, *budget).min(self.config.max_chunk_len.unwrap_or(usize::MAX)).min(share);
         let reserved = self.config.reserve_full_context.then(|| self.config.max_model_len - computed);
-        self.make_room(slot, reserved.unwrap_or(wanted));
-        let Some(request) = self.requests[slot].as_mut() else { return false };
+        self.make_room(index, reserved.unwrap_or(wanted));
+        let Some(request) = self.requests[index].as_mut() else { return false };
         let has_drafts = !request.drafts.is_empty();
         let num_scheduled_tokens = match reserved {
             Some(_) => wanted,
@@ -284,7 +285,7 @@ impl Scheduler {
             miss: request.miss,
         });
         if has_drafts {
-            self.drafted.push((output.rows.len() - 1, slot));
+            self.drafted.push((output.rows.len() - 1, index));
         }
         if uncomputed > 1 {
             self.use_share(tenant, num_scheduled_tokens, num_scheduled_tokens == uncomputed);
@@ -318,18 +319,18 @@ impl Scheduler {
             let tokens = if row.num_outputs > 0 { sampled.next_if(|(id, _)| *id == row.request_id) } else { None };
             // A request that took an ended one's id while the step was in flight is not in the step.
             if self.is_running(row.request_id) {
-                self.commit_row(self.slots[&row.request_id], row, tokens.map(|(_, tokens)| *tokens));
+                self.commit_row(self.indices[&row.request_id], row, tokens.map(|(_, tokens)| *tokens));
             }
         }
         self.record_step(output.rows.len());
         Ok(())
     }
 
-    fn commit_row(&mut self, slot: Slot, row: &ScheduledRequest, tokens: Option<&[u32]>) {
+    fn commit_row(&mut self, index: RequestIndex, row: &ScheduledRequest, tokens: Option<&[u32]>) {
         let num_accepted = tokens.map_or(0, |tokens| tokens.len().saturating_sub(1));
         let computed = row.num_computed_tokens + row.num_known_tokens() + num_accepted;
-        self.count_recomputed(slot, row.num_computed_tokens, computed);
-        let Some(request) = self.requests[slot].as_mut() else { return };
+        self.count_recomputed(index, row.num_computed_tokens, computed);
+        let Some(request) = self.requests[index].as_mut() else { return };
         request.num_computed_tokens = computed;
         if num_accepted < row.num_drafts {
             self.manager.truncate(&mut request.blocks, computed);
@@ -338,15 +339,15 @@ impl Scheduler {
         request.tokens.extend_from_slice(tokens.unwrap_or_default());
         request.drafts.clear();
         let full = request.blocks.num_published_blocks()..computed / self.manager.block_size();
-        self.offer_blocks(slot, full);
-        let Some(request) = self.requests[slot].as_mut() else { return };
+        self.offer_blocks(index, full);
+        let Some(request) = self.requests[index].as_mut() else { return };
         if row.num_known_tokens() > 1 {
             // Prompts are what others may be waiting to find.
             self.blocked = None;
         }
         commit_request(&mut self.manager, request);
         match tokens {
-            Some([]) => self.remove(slot),
+            Some([]) => self.remove(index),
             Some(_) if !self.config.retain_kv => free_request(&mut self.manager, request),
             _ => {}
         }
@@ -384,39 +385,39 @@ impl Scheduler {
     }
 
     fn find(&self, request_id: RequestId) -> Option<&Request> {
-        self.requests[*self.slots.get(&request_id)?].as_ref()
+        self.requests[*self.indices.get(&request_id)?].as_ref()
     }
 
-    fn request(&self, slot: Slot) -> &Request {
-        self.requests[slot].as_ref().expect("a queued slot holds a request")
+    fn request(&self, index: RequestIndex) -> &Request {
+        self.requests[index].as_ref().expect("a queued index is a request's")
     }
 
     fn num_groups(&self) -> usize {
         self.manager.groups().groups.len()
     }
 
-    fn finish(&mut self, slot: Slot, reason: FinishReason, output: &mut SchedulerOutput) {
-        output.finished.push((self.request(slot).id, reason));
-        self.remove(slot);
+    fn finish(&mut self, index: RequestIndex, reason: FinishReason, output: &mut SchedulerOutput) {
+        output.finished.push((self.request(index).id, reason));
+        self.remove(index);
     }
 
     /// Takes a request out of its queue and frees its blocks.
-    fn remove(&mut self, slot: Slot) {
-        self.offer_held_blocks(slot);
-        self.leave_queue(slot);
-        let Some(mut request) = self.requests[slot].take() else { return };
+    fn remove(&mut self, index: RequestIndex) {
+        self.offer_held_blocks(index);
+        self.leave_queue(index);
+        let Some(mut request) = self.requests[index].take() else { return };
         free_request(&mut self.manager, &mut request);
-        self.slots.remove(&request.id);
-        self.vacant.push(slot);
+        self.indices.remove(&request.id);
+        self.vacant.push(index);
     }
 
-    fn leave_queue(&mut self, slot: Slot) {
-        self.forget_fetching(slot);
-        let request = self.request(slot);
+    fn leave_queue(&mut self, index: RequestIndex) {
+        self.forget_fetching(index);
+        let request = self.request(index);
         let (standing, status) = (request.standing, request.status);
         match status {
             RequestStatus::Running => {
-                let rank_of = |running: &Slot| self.request(*running).standing.rank;
+                let rank_of = |running: &RequestIndex| self.request(*running).standing.rank;
                 if let Ok(place) = self.running.binary_search_by_key(&standing.rank, rank_of) {
                     self.running.remove(place);
                 }
@@ -427,10 +428,10 @@ impl Scheduler {
                 // Admission may have been closed for its sake.
                 self.admission_closed_below = 0;
             }
-            RequestStatus::Kept => self.kept.remove(slot),
+            RequestStatus::Kept => self.kept.remove(index),
         }
         if let Some(deadline) = standing.deadline {
-            self.deadlines.remove(&(deadline, slot));
+            self.deadlines.remove(&(deadline, index));
         }
         self.blocked = None;
     }

@@ -144,7 +144,7 @@ pub fn calculate_cache_config(
     let layers = sized_layers(model, cache_type, block_size)?;
     let groups = KvGroups::from_sized_layers(&layers);
     let bytes_per_block = bytes_per_block(model, &layers, &groups, devices.len())?;
-    let wish = Wish { config, limits, groups: &groups, block_size };
+    let request = SizeRequest { config, limits, groups: &groups, block_size };
 
     let mut ledger = CacheLedger {
         devices: vec![DeviceLedger { budget_bytes: 0, bytes_per_block: 0, pool_bytes: 0 }; devices.len()],
@@ -156,7 +156,7 @@ pub fn calculate_cache_config(
     };
     let mut fewest = u64::MAX;
     for (index, device) in devices.iter().enumerate().filter(|(index, _)| bytes_per_block[*index] > 0) {
-        let budget_bytes = wish.budget(index, device, bytes_per_block[index])?;
+        let budget_bytes = request.budget(index, device, bytes_per_block[index])?;
         let num_blocks = budget_bytes / bytes_per_block[index];
         ledger.devices[index] = DeviceLedger { budget_bytes, bytes_per_block: bytes_per_block[index], pool_bytes: 0 };
         if num_blocks < fewest {
@@ -188,14 +188,14 @@ pub fn calculate_cache_config(
 }
 
 /// What is asked of each device.
-struct Wish<'a> {
+struct SizeRequest<'a> {
     config: &'a PagedAttentionConfig,
     limits: &'a PoolLimits,
     groups: &'a KvGroups,
     block_size: usize,
 }
 
-impl Wish<'_> {
+impl SizeRequest<'_> {
     fn blocks(&self, num_seqs: usize, num_tokens: usize) -> u64 {
         self.groups.concurrent_blocks(num_seqs, num_tokens, self.limits.max_num_batched_tokens.max(1), self.block_size) as u64
     }

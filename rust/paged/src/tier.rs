@@ -1,4 +1,4 @@
-//! The books of a tier: which committed blocks lie outside the pool, and when fetching them beats computing them.
+//! What a tier has: which committed blocks lie outside the pool, and when fetching them beats computing them.
 //!
 //! A tier keeps copies of full, published, immutable blocks. It is addressed by content: a block's key is a digest of
 //! everything its KV depends on, without the pool's random key, so that another process finds it again. The scheduler
@@ -98,7 +98,7 @@ enum Place {
 
 /// Which records a tier has, and what is on its way there.
 #[derive(Debug, Clone)]
-pub(crate) struct TierBooks {
+pub(crate) struct TierIndex {
     config: TierConfig,
     places: HashMap<TierRecordId, Place>,
     offers: Vec<TierBlock>,
@@ -109,7 +109,7 @@ const TAG_ROOT: u8 = 1;
 const TAG_BLOCK: u8 = 2;
 const CONTEXT: &str = "mistral_paged 2026 KV tier, chain of blocks";
 
-impl TierBooks {
+impl TierIndex {
     pub(crate) fn new(config: TierConfig) -> Self {
         let stats = TierStats { bytes_per_block: config.bytes_per_block, ..TierStats::default() };
         Self { config, places: HashMap::new(), offers: Vec::new(), stats }
@@ -253,19 +253,19 @@ mod tests {
         CacheKey { identity, salt, num_public_blocks }
     }
 
-    fn keys_in(books: &TierBooks, tokens: &[u32], key: CacheKey<'_>) -> Vec<TierKey> {
+    fn keys_in(index: &TierIndex, tokens: &[u32], key: CacheKey<'_>) -> Vec<TierKey> {
         let mut keys = Vec::new();
-        books.extend_keys(&mut keys, tokens.chunks_exact(BLOCK_SIZE), key);
+        index.extend_keys(&mut keys, tokens.chunks_exact(BLOCK_SIZE), key);
         keys
     }
 
     fn keys(tokens: &[u32], key: CacheKey<'_>) -> Vec<TierKey> {
-        keys_in(&TierBooks::new(config()), tokens, key)
+        keys_in(&TierIndex::new(config()), tokens, key)
     }
 
-    fn put(books: &mut TierBooks, keys: &[TierKey], indices: std::ops::Range<usize>, group: u32) {
+    fn put(tier: &mut TierIndex, keys: &[TierKey], indices: std::ops::Range<usize>, group: u32) {
         for index in indices {
-            books.has(TierRecordId { key: keys[index + 1], group });
+            tier.has(TierRecordId { key: keys[index + 1], group });
         }
     }
 
@@ -283,7 +283,7 @@ mod tests {
         for other in [keys(&tokens, input(b"x", b"", 0)), keys(&tokens, input(b"", b"x", 0))] {
             assert!((1..4).all(|i| other[i] != plain[i]));
         }
-        let space = TierBooks::new(TierConfig { space: [6; 32], ..config() });
+        let space = TierIndex::new(TierConfig { space: [6; 32], ..config() });
         assert!(keys_in(&space, &tokens, input(b"", b"", 0)).iter().all(|key| !plain.contains(key)));
     }
 
@@ -298,11 +298,11 @@ mod tests {
 
     #[test]
     fn keys_that_are_made_bit_by_bit_are_the_same() {
-        let books = TierBooks::new(config());
+        let index = TierIndex::new(config());
         let tokens: Vec<u32> = (0..12).collect();
         let mut grown = Vec::new();
         for num_blocks in 0..=3 {
-            books.extend_keys(&mut grown, tokens[..num_blocks * BLOCK_SIZE].chunks_exact(BLOCK_SIZE), input(b"", b"s", 1));
+            index.extend_keys(&mut grown, tokens[..num_blocks * BLOCK_SIZE].chunks_exact(BLOCK_SIZE), input(b"", b"s", 1));
             assert_eq!(grown.len(), num_blocks + 1);
         }
         assert_eq!(grown, keys(&tokens, input(b"", b"s", 1)));
@@ -310,12 +310,12 @@ mod tests {
 
     #[test]
     fn the_walk_goes_on_where_the_hit_ends_and_stops_at_a_gap() {
-        let mut books = TierBooks::new(config());
+        let mut index = TierIndex::new(config());
         let groups = KvGroups::from_layers(&[None]);
         let keys = keys(&[1; 24], input(b"", b"", 0));
-        put(&mut books, &keys, 1..3, 0);
-        put(&mut books, &keys, 4..6, 0);
-        let mut reach = |hit| books.reach(&keys, hit, &groups, BLOCK_SIZE);
+        put(&mut index, &keys, 1..3, 0);
+        put(&mut index, &keys, 4..6, 0);
+        let mut reach = |hit| index.reach(&keys, hit, &groups, BLOCK_SIZE);
         assert_eq!([reach(0), reach(1), reach(3), reach(4), reach(6)], [0, 3, 3, 6, 6]);
     }
 
@@ -324,36 +324,36 @@ mod tests {
         let groups = KvGroups::from_layers(&[Some(5), None]);
         let (windowed, full) = if groups.groups[0].retention.window().is_some() { (0, 1) } else { (1, 0) };
         let keys = keys(&[1; 24], input(b"", b"", 0));
-        let mut books = TierBooks::new(config());
-        put(&mut books, &keys, 0..6, full);
-        assert_eq!(books.reach(&keys, 0, &groups, BLOCK_SIZE), 0);
+        let mut index = TierIndex::new(config());
+        put(&mut index, &keys, 0..6, full);
+        assert_eq!(index.reach(&keys, 0, &groups, BLOCK_SIZE), 0);
         // A query behind 20 tokens sees from position 16 on.
-        put(&mut books, &keys, 4..5, windowed);
-        assert_eq!(books.reach(&keys, 0, &groups, BLOCK_SIZE), 5);
+        put(&mut index, &keys, 4..5, windowed);
+        assert_eq!(index.reach(&keys, 0, &groups, BLOCK_SIZE), 5);
         assert_eq!(first_fetched(&groups, windowed as usize, 0, 5, BLOCK_SIZE), 4);
         assert_eq!(first_fetched(&groups, full as usize, 0, 5, BLOCK_SIZE), 0);
     }
 
     #[test]
     fn what_is_on_its_way_is_not_there_and_not_offered_twice() {
-        let mut books = TierBooks::new(config());
+        let mut index = TierIndex::new(config());
         let groups = KvGroups::from_layers(&[None]);
         let keys = keys(&[1; 4], input(b"", b"", 0));
         let id = TierRecordId { key: keys[1], group: 0 };
         let offer = || TierBlock { id, parent: keys[0], index: 0, tokens: [1; 4].into(), block: BlockId(3) };
-        books.offer(offer());
-        books.offer(offer());
+        index.offer(offer());
+        index.offer(offer());
         let mut taken = Vec::new();
-        books.take_offers(&mut taken);
+        index.take_offers(&mut taken);
         assert_eq!(taken, [offer()]);
-        assert_eq!(books.reach(&keys, 0, &groups, BLOCK_SIZE), 0);
-        books.has(id);
-        assert_eq!(books.reach(&keys, 0, &groups, BLOCK_SIZE), 1);
-        books.failed(id);
-        assert_eq!(books.reach(&keys, 0, &groups, BLOCK_SIZE), 0);
-        books.offer(offer());
-        books.lost(id);
-        let stats = books.stats();
+        assert_eq!(index.reach(&keys, 0, &groups, BLOCK_SIZE), 0);
+        index.has(id);
+        assert_eq!(index.reach(&keys, 0, &groups, BLOCK_SIZE), 1);
+        index.failed(id);
+        assert_eq!(index.reach(&keys, 0, &groups, BLOCK_SIZE), 0);
+        index.offer(offer());
+        index.lost(id);
+        let stats = index.stats();
         assert_eq!((stats.swapped_out_blocks, stats.failed_blocks, stats.dropped_blocks, stats.blocks), (1, 1, 1, 0));
     }
 
@@ -363,9 +363,9 @@ mod tests {
         let keys = keys(&[1; 8], input(b"", b"", 0));
         let reach = |bytes_per_second, tokens_per_second| {
             let rates = TierRates { bytes_per_second, tokens_per_second };
-            let mut books = TierBooks::new(TierConfig { rates, ..config() });
-            put(&mut books, &keys, 0..2, 0);
-            (books.reach(&keys, 0, &groups, BLOCK_SIZE), books.stats().declined_tokens)
+            let mut index = TierIndex::new(TierConfig { rates, ..config() });
+            put(&mut index, &keys, 0..2, 0);
+            (index.reach(&keys, 0, &groups, BLOCK_SIZE), index.stats().declined_tokens)
         };
         // 8 tokens, 2000 bytes.
         assert_eq!(reach(2001.0, 8.0), (2, 0));

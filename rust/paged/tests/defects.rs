@@ -184,7 +184,7 @@ fn defect_13_prefix_hits_are_counted_in_tokens() {
     assert_eq!((stats.prefix_queried_tokens, stats.prefix_hit_tokens), (28, 13));
 }
 
-/// The null block was held by touches and counted as usable; a prompt of exactly the advertised size was let in and
+/// The null block was held by touches and counted as usable; a prompt of exactly the advertised size was admitted and
 /// then starved everyone.
 #[test]
 fn defects_10_and_11_a_prompt_of_exactly_the_pool_is_served_and_one_more_token_is_refused() {

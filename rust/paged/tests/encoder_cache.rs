@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use paged::{EncoderCache, EncoderCacheError, EncoderContent, EncoderItem, EncoderKey, EncoderLease, EncoderSlot};
+use paged::{EncoderCache, EncoderCacheError, EncoderContent, EncoderIndex, EncoderItem, EncoderKey, EncoderLease};
 use proptest::prelude::*;
 
 const PIXELS: &[u8] = &[7; 600];
@@ -74,7 +74,7 @@ fn an_output_is_reused_only_after_it_was_marked() {
     let (key, _) = item(1);
     let first = cache.acquire(key, 10).unwrap().unwrap();
     let second = cache.acquire(key, 10).unwrap().unwrap();
-    assert_eq!(first.slot(), second.slot(), "encoded once for both");
+    assert_eq!(first.index(), second.index(), "encoded once for both");
     // The first request ends before the step is committed: the second must encode.
     drop(first);
     assert!(!cache.is_encoded(&second));
@@ -118,10 +118,10 @@ fn clearing_drops_what_nobody_holds() {
     let idle = cache.acquire(item(2).0, 10).unwrap().unwrap();
     cache.mark_encoded(&held);
     cache.mark_encoded(&idle);
-    let slot = idle.slot();
+    let index = idle.index();
     drop(idle);
     cache.clear();
-    assert_eq!(cache.drain_dropped().collect::<Vec<_>>(), [slot]);
+    assert_eq!(cache.drain_dropped().collect::<Vec<_>>(), [index]);
     assert!(cache.is_encoded(&held));
 }
 
@@ -197,8 +197,8 @@ proptest! {
         let mut cache = EncoderCache::new(budget);
         let mut model = Model { budget, outputs: VecDeque::new(), closed: false };
         let mut leases: Vec<(u8, EncoderLease)> = Vec::new();
-        // The owner's memory: what lies in each slot.
-        let mut memory: HashMap<EncoderSlot, u8> = HashMap::new();
+        // The owner's memory: what lies at each index.
+        let mut memory: HashMap<EncoderIndex, u8> = HashMap::new();
         for op in ops {
             match op {
                 Op::Acquire(number) => {
@@ -216,14 +216,14 @@ proptest! {
                     }
                 }
                 Op::Mark(which) if !leases.is_empty() => {
-                    for slot in cache.drain_dropped().collect::<Vec<_>>() {
-                        memory.remove(&slot);
+                    for index in cache.drain_dropped().collect::<Vec<_>>() {
+                        memory.remove(&index);
                     }
                     let (number, lease) = &leases[which % leases.len()];
                     if cache.is_encoded(lease) {
-                        prop_assert_eq!(memory.get(&lease.slot()), Some(number), "another item's output, or none");
+                        prop_assert_eq!(memory.get(&lease.index()), Some(number), "another item's output, or none");
                     } else {
-                        memory.insert(lease.slot(), *number);
+                        memory.insert(lease.index(), *number);
                         cache.mark_encoded(lease);
                         model.outputs.iter_mut().find(|output| output.0 == *number).unwrap().2 = true;
                     }
@@ -238,8 +238,8 @@ proptest! {
                     model.closed = false;
                 }
                 Op::Drain => {
-                    for slot in cache.drain_dropped().collect::<Vec<_>>() {
-                        memory.remove(&slot);
+                    for index in cache.drain_dropped().collect::<Vec<_>>() {
+                        memory.remove(&index);
                     }
                 }
                 Op::Mark(_) | Op::Release(_) => {}
@@ -249,9 +249,9 @@ proptest! {
             prop_assert_eq!(stats.used_bytes, model.bytes(|_| true));
             prop_assert_eq!(stats.leased_bytes, model.bytes(|leases| leases > 0));
             prop_assert_eq!(stats.num_outputs, model.outputs.len());
-            let slots: HashMap<_, _> = leases.iter().map(|(number, lease)| (lease.slot(), number)).collect();
+            let indices: HashMap<_, _> = leases.iter().map(|(number, lease)| (lease.index(), number)).collect();
             let numbers: HashSet<_> = leases.iter().map(|(number, _)| number).collect();
-            prop_assert_eq!(slots.len(), numbers.len(), "items share a slot, or one has two");
+            prop_assert_eq!(indices.len(), numbers.len(), "items share an index, or one has two");
         }
         leases.clear();
         prop_assert_eq!(cache.stats().leased_bytes, 0);

@@ -41,8 +41,8 @@ fn limits(max_num_seqs: usize, max_num_batched_tokens: usize, model: &Model) -> 
     PoolLimits { max_num_seqs, max_num_batched_tokens, max_model_len: model.max_seq_len }
 }
 
-/// Runs requests that were all sent at once, each of `num_tokens` tokens, to the end. Returns how often one was preempted, and how
-/// many ran together at most.
+/// Runs requests that were all sent at once, each of `num_tokens` tokens, to the end. Returns how often one was preempted, and
+/// how many ran together at most.
 fn serve(config: &CacheConfig, limits: &PoolLimits, num_tokens: usize, num_prompt_tokens: usize) -> (usize, usize) {
     let scheduler_config = SchedulerConfig::new(limits.max_num_seqs, limits.max_num_batched_tokens, num_tokens);
     let mut scheduler = Scheduler::new(scheduler_config, config.kv_cache_config(true, [0; 32])).unwrap();

@@ -15,7 +15,7 @@ pub enum Ending {
     Length,
     /// Its deadline passed.
     Deadline,
-    /// At the door: it could never be served.
+    /// When it was submitted: it could never be served.
     Rejected,
 }
 

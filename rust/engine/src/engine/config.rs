@@ -53,7 +53,8 @@ impl ModelSource {
 /// Where a model runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Device {
-    /// The first GPU that the kernels of this build run on; else, or when something is asked for that only a processor does, the processor.
+    /// The first GPU that the kernels of this build run on; else, or when something is asked for that only a processor does, the
+    /// processor.
     Auto,
     /// The host's processor.
     #[default]
@@ -70,7 +71,7 @@ pub fn best_device() -> Device {
 /// Computation type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelDType {
-    /// The fast path: activations of 8 bits, of 15 in blocks that stand out, on quantised weights; 16-bit KV.
+    /// The fast path: activations of 8 bits, of 15 in outlier blocks, on quantized weights; 16-bit KV.
     Auto,
     /// bfloat16 KV, otherwise as `Auto`.
     BF16,
@@ -101,9 +102,9 @@ pub struct EngineConfig {
     pub max_num_seqs: usize,
     /// Tokens a step at most, at least 1.
     pub max_num_batched_tokens: usize,
-    /// How long a step may take in which a request is being answered: prompts beside it are computed in chunks small enough, as far as the
-    /// machine's speed can be foretold. Prompts may make a step up to twice as long as answers alone take, even beyond this. `None` leaves
-    /// chunks as long as steps.
+    /// How long a step may take in which a request is being answered: prompts beside it are computed in chunks small enough, as
+    /// far as the machine's speed can be foretold. Prompts may make a step up to twice as long as answers alone take, even beyond
+    /// this. `None` leaves chunks as long as steps.
     pub max_step_latency: Option<Duration>,
     /// Drops a request's blocks after each step and computes everything again.
     pub no_kv_cache: bool,
@@ -121,8 +122,8 @@ pub struct EngineConfig {
     pub architecture: Option<String>,
     /// Seeds requests that have no seed of their own.
     pub seed: Option<u64>,
-    /// Makes a request's logits the same bits whatever runs beside it, is cached, or was preempted, in chunks of any size and on any
-    /// number of threads; requests without a seed of their own all have the engine's, 0 unless given.
+    /// Makes a request's logits the same bits whatever runs beside it, is cached, or was preempted, in chunks of any size and on
+    /// any number of threads; requests without a seed of their own all have the engine's, 0 unless given.
     pub deterministic: bool,
     /// A chat template's text to use instead of the model's.
     pub chat_template: Option<String>,

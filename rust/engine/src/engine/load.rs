@@ -90,7 +90,8 @@ fn no_gpu(ordinal: usize, why: &CudaError, libraries: &LibraryPaths) -> EngineEr
     DeviceError::Unsupported(format!("device=\"cuda:{ordinal}\" cannot be used: {}", missing.join(". And "))).into()
 }
 
-/// What loading the model would take; only the headers of its files are read. `cards`: see [`Engine::memory_plan`](super::Engine).
+/// What loading the model would take; only the headers of its files are read. `cards`: see
+/// [`Engine::memory_plan`](super::Engine).
 pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[u64]>) -> Result<MemoryPlan, EngineError> {
     check_limits(config)?;
     let backend = backend(config)?;

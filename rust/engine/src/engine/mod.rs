@@ -33,8 +33,8 @@ use crate::{
 pub use sequence::{Continuation, Sequence};
 use thread::Command;
 
-/// A running model. Cheap to clone; the engine thread ends when the last clone, the last request and the last [`Sequence`] with blocks
-/// are gone.
+/// A running model. Cheap to clone; the engine thread ends when the last clone, the last request and the last [`Sequence`] with
+/// blocks are gone.
 #[derive(Clone)]
 pub struct Engine {
     shared: Arc<Shared>,
@@ -92,8 +92,8 @@ impl Engine {
         load::load_onto(backend, source, config, progress).map(|shared| Self { shared: Arc::new(shared) })
     }
 
-    /// What a model would take, and how many blocks and requests that leaves room for, without reading its weights: only the headers
-    /// of its files are read. A Hugging Face folder may be without weights; they then count 2 bytes a parameter.
+    /// What a model would take, and how many blocks and requests that leaves room for, without reading its weights: only the
+    /// headers of its files are read. A Hugging Face folder may be without weights; they then count 2 bytes a parameter.
     ///
     /// `cards`: instead of for this host, for devices with so many bytes each, all free, which take equal shares of the layers in
     /// order, the first the token embedding and the last the output projection, weights as they are stored.
@@ -119,7 +119,7 @@ impl Engine {
         self.shared.kv_cache_bytes
     }
 
-    /// Validates and tokenises the request on this thread, then hands it to the engine.
+    /// Validates and tokenizes the request on this thread, then hands it to the engine.
     pub fn submit(&self, request: GenerationRequest) -> Result<RequestStream, EngineError> {
         let (sender, events) = mpsc::channel();
         let handle = self.submit_to(request, Box::new(sender))?;
@@ -131,8 +131,9 @@ impl Engine {
         submit::submit(&self.shared, request, sink)
     }
 
-    /// Ends the requests in flight, with the text that they have and [`crate::FinishReason::Canceled`], and returns when the memory of
-    /// weights and pool is given back. Then all handles of this engine, this one too, can tell of the model but serve nothing.
+    /// Ends the requests in flight, with the text that they have and [`crate::FinishReason::Canceled`], and returns when the
+    /// memory of weights and pool is given back. Then all handles of this engine, this one too, can tell of the model but serve
+    /// nothing.
     ///
     /// An [`EngineError::Internal`] when the engine thread has ended already.
     pub fn unload(&self) -> Result<(), EngineError> {
@@ -178,7 +179,8 @@ impl Engine {
         Ok(self.shared.tokenizer.decode(token_ids, skip_special_tokens))
     }
 
-    /// Schedules nothing from the next step on. Requests are accepted and wait, running ones keep their blocks, and deadlines pass.
+    /// Schedules nothing from the next step on. Requests are accepted and wait, running ones keep their blocks, and deadlines
+    /// pass.
     pub fn pause(&self) -> Result<(), EngineError> {
         self.shared.inbox.send(Command::Pause).map_err(|_| ended())
     }
@@ -189,7 +191,8 @@ impl Engine {
         self.shared.inbox.send(Command::Resume).map_err(|_| ended())
     }
 
-    /// Accepts no requests from now on, and serves those there are to their end; a pause ends. What comes back tells when none is left.
+    /// Accepts no requests from now on, and serves those there are to their end; a pause ends. What comes back tells when none is
+    /// left.
     pub fn drain(&self) -> Result<Drain, EngineError> {
         self.shared.draining.store(true, Ordering::SeqCst);
         let (waiting, done) = mpsc::channel();
@@ -225,7 +228,7 @@ impl Drain {
 
 /// A request that was submitted. Dropping it cancels the request, if it still runs, and frees its blocks.
 pub struct RequestHandle {
-    job: u64,
+    number: u64,
     inbox: mpsc::Sender<Command>,
     cancel: Arc<AtomicBool>,
     wants_logprobs: bool,
@@ -238,7 +241,7 @@ impl RequestHandle {
     pub fn sequence(&self, choice: usize) -> Result<Sequence, EngineError> {
         let (reply, answer) = mpsc::channel();
         let inbox = self.inbox.clone();
-        self.inbox.send(Command::Snapshot { job: self.job, choice, inbox, reply }).map_err(|_| ended())?;
+        self.inbox.send(Command::Snapshot { number: self.number, choice, inbox, reply }).map_err(|_| ended())?;
         answer.recv().map_err(|_| ended())?
     }
 

@@ -22,9 +22,9 @@ use crate::{
 };
 
 /// What the engine thread needs to know of one request with all its choices; made on the caller's thread.
-pub struct Submission {
+pub struct SubmittedRequest {
     /// Its number.
-    pub job: u64,
+    pub number: u64,
     /// Shared by all choices.
     pub prompt_token_ids: Arc<[u32]>,
     /// Generated tokens at most, the model's length considered.
@@ -57,8 +57,8 @@ pub struct Submission {
     pub choices: Vec<(Sampler, OutputText)>,
     /// How it is served beside others.
     pub service: Service,
-    /// When the caller submitted.
-    pub submitted: Instant,
+    /// When the caller submitted it.
+    pub submitted_at: Instant,
     /// Where events go.
     pub outbox: Outbox,
 }
@@ -73,9 +73,9 @@ pub struct Service {
     pub tenant: u64,
 }
 
-/// A submission in work.
-pub struct Job {
-    submission: Submission,
+/// A submitted request that has not ended yet.
+pub struct ActiveRequest {
+    submitted: SubmittedRequest,
     choices: Vec<Choice>,
     usage: Usage,
     first_token: Option<Instant>,
@@ -104,7 +104,7 @@ impl<'a> End<'a> {
     }
 }
 
-/// One continuation of a job.
+/// One continuation of a request.
 pub struct Choice {
     /// Locked by the thread that samples the choice's row.
     sampler: Mutex<Sampler>,
@@ -116,9 +116,9 @@ pub struct Choice {
     held: Vec<OutputEvent>,
 }
 
-impl Job {
-    pub fn new(mut submission: Submission) -> Self {
-        let choices = std::mem::take(&mut submission.choices)
+impl ActiveRequest {
+    pub fn new(mut submitted: SubmittedRequest) -> Self {
+        let choices = std::mem::take(&mut submitted.choices)
             .into_iter()
             .map(|(sampler, text)| Choice {
                 sampler: Mutex::new(sampler),
@@ -129,13 +129,13 @@ impl Job {
                 held: Vec::new(),
             })
             .collect();
-        let usage = Usage { prompt_tokens: submission.prompt_token_ids.len(), ..Usage::default() };
-        Self { submission, choices, usage, first_token: None }
+        let usage = Usage { prompt_tokens: submitted.prompt_token_ids.len(), ..Usage::default() };
+        Self { submitted, choices, usage, first_token: None }
     }
 
     /// Tells what goes before every choice.
     pub fn begin(&mut self) {
-        if let Some(echo) = self.submission.echo.take() {
+        if let Some(echo) = self.submitted.echo.take() {
             for index in 0..self.choices.len() {
                 self.emit(index, OutputEvent::Delta { index, text: echo.clone(), logprobs: Vec::new() });
             }
@@ -148,23 +148,23 @@ impl Job {
     }
 
     /// The request as it was submitted.
-    pub fn submission(&self) -> &Submission {
-        &self.submission
+    pub fn submitted(&self) -> &SubmittedRequest {
+        &self.submitted
     }
 
     /// True once nobody waits for the answer any more.
     pub fn is_cancelled(&self) -> bool {
-        self.submission.outbox.is_cancelled()
+        self.submitted.outbox.is_cancelled()
     }
 
     /// Hands over the events of this step.
     pub fn hand_over(&mut self) {
-        self.submission.outbox.hand_over();
+        self.submitted.outbox.hand_over();
     }
 
     /// Flushes the events that were handed over.
     pub fn flush(&mut self) {
-        self.submission.outbox.flush();
+        self.submitted.outbox.flush();
     }
 
     /// True when every choice has ended.
@@ -187,8 +187,8 @@ impl Job {
         self.usage.recomputed_tokens += num_tokens;
     }
 
-    /// Samples the token of a choice that is `ahead` places behind its next one, which its sampler then has observed; those before it have
-    /// been sampled.
+    /// Samples the token of a choice that is `ahead` places behind its next one, which its sampler then has observed; those
+    /// before it have been sampled.
     ///
     /// `logits` is the model's row `[vocab_size]`; at the end it is what it was.
     pub fn sample(&self, index: usize, ahead: usize, logits: &mut [f32]) -> Result<Sampled, EngineError> {
@@ -213,7 +213,7 @@ impl Job {
 
     /// Which tokens may come next in any choice; `None`: all.
     pub fn mask(&self) -> Option<TokenMask<'_>> {
-        self.submission.allowed.as_deref().map(TokenSet::mask)
+        self.submitted.allowed.as_deref().map(TokenSet::mask)
     }
 
     /// See [`Sampler::accept`].
@@ -240,32 +240,32 @@ impl Job {
         let choice = &mut self.choices[index];
         choice.output_token_ids.push(sampled.token_id);
         self.usage.completion_tokens += 1;
-        let is_stop_token = self.submission.stop_token_ids.contains(&sampled.token_id);
+        let is_stop_token = self.submitted.stop_token_ids.contains(&sampled.token_id);
         let mut delta = String::new();
         let is_stopped = is_stop_token || choice.text.push(tokenizer, sampled.token_id, &mut delta);
         let mut logprobs = Vec::new();
         if let Some(row) = &sampled.logprobs {
             choice.sum_logprob += f64::from(row.logprob);
-            if self.submission.logprobs.is_some() {
+            if self.submitted.logprobs.is_some() {
                 logprobs.push(token_logprobs(tokenizer, sampled.token_id, Some(row.logprob), &row.top));
             }
         }
         if !delta.is_empty() || !logprobs.is_empty() {
             self.emit(index, OutputEvent::Delta { index, text: delta, logprobs });
         }
-        let is_full = self.choices[index].output_token_ids.len() >= self.submission.max_tokens;
+        let is_full = self.choices[index].output_token_ids.len() >= self.submitted.max_tokens;
         if is_stopped { Some(FinishReason::Stop) } else { is_full.then_some(FinishReason::Length) }
     }
 
     /// What a choice has come to; `kept` has its blocks.
     pub fn sequence(&self, index: usize, kept: Option<Arc<Kept>>) -> Sequence {
-        let token_ids = [&*self.submission.prompt_token_ids, &self.choices[index].output_token_ids].concat();
-        Sequence { origin: self.submission.origin.clone(), token_ids: token_ids.into(), kept }
+        let token_ids = [&*self.submitted.prompt_token_ids, &self.choices[index].output_token_ids].concat();
+        Sequence { origin: self.submitted.origin.clone(), token_ids: token_ids.into(), kept }
     }
 
     /// Ends a choice with the text it has.
     pub fn finish(&mut self, index: usize, end: End<'_>) {
-        let sequence = self.submission.keep.is_some().then(|| self.sequence(index, end.kept));
+        let sequence = self.submitted.keep.is_some().then(|| self.sequence(index, end.kept));
         let choice = &mut self.choices[index];
         if choice.finished {
             return;
@@ -274,7 +274,7 @@ impl Job {
         let mut text = String::new();
         choice.text.finish(&mut text);
         let stop_sequence = choice.text.stop_sequence().map(str::to_owned);
-        if let Some(suffix) = &self.submission.suffix {
+        if let Some(suffix) = &self.submitted.suffix {
             text.push_str(suffix);
         }
         if !text.is_empty() {
@@ -299,7 +299,7 @@ impl Job {
         for choice in &mut self.choices {
             choice.finished = true;
         }
-        self.submission.outbox.push(Err(error));
+        self.submitted.outbox.push(Err(error));
         self.hand_over();
         self.flush();
     }
@@ -308,22 +308,22 @@ impl Job {
         self.release_held();
         let end = Instant::now();
         let first = self.first_token.unwrap_or(end);
-        self.usage.total_time_sec = (end - self.submission.submitted).as_secs_f64();
-        self.usage.total_prompt_time_sec = (first - self.submission.submitted).as_secs_f64();
+        self.usage.total_time_sec = (end - self.submitted.submitted_at).as_secs_f64();
+        self.usage.total_prompt_time_sec = (first - self.submitted.submitted_at).as_secs_f64();
         self.usage.total_completion_time_sec = (end - first).as_secs_f64();
-        self.submission.outbox.push(Ok(OutputEvent::Done(self.usage.clone())));
+        self.submitted.outbox.push(Ok(OutputEvent::Done(self.usage.clone())));
     }
 
     fn emit(&mut self, index: usize, event: OutputEvent) {
-        if !self.submission.stream || self.chooses_the_best() {
+        if !self.submitted.stream || self.chooses_the_best() {
             hold(&mut self.choices[index].held, event);
         } else {
-            self.submission.outbox.push(Ok(event));
+            self.submitted.outbox.push(Ok(event));
         }
     }
 
     fn chooses_the_best(&self) -> bool {
-        self.submission.num_returned < self.choices.len()
+        self.submitted.num_returned < self.choices.len()
     }
 
     /// Gives out what was held back: of the best choices, renumbered from the best, when only they are wanted.
@@ -334,7 +334,7 @@ impl Job {
         if chooses {
             ranked.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
         }
-        for (rank, choice) in ranked.into_iter().take(self.submission.num_returned).enumerate() {
+        for (rank, choice) in ranked.into_iter().take(self.submitted.num_returned).enumerate() {
             for mut event in choice.held.drain(..) {
                 match &mut event {
                     OutputEvent::Delta { index, .. }
@@ -344,7 +344,7 @@ impl Job {
                     }
                     OutputEvent::Done(_) => {}
                 }
-                self.submission.outbox.push(Ok(event));
+                self.submitted.outbox.push(Ok(event));
             }
         }
     }

@@ -51,7 +51,8 @@ pub fn tokenize(shared: &Shared, prompt: &Prompt) -> Result<(Vec<u32>, Option<St
     Ok((ids, text))
 }
 
-/// How many tokens of `prompt`, from its beginning, are everybody's: those that its first `public_prefix` messages or tokens decide.
+/// How many tokens of `prompt`, from its beginning, are everybody's: those that its first `public_prefix` messages or tokens
+/// decide.
 pub fn public_prefix_len(shared: &Shared, prompt: &Prompt, ids: &[u32], public_prefix: usize) -> Result<usize, EngineError> {
     let Prompt::Chat { messages, enable_thinking, reasoning_effort } = prompt else {
         if public_prefix > ids.len() {

@@ -12,9 +12,9 @@ use crate::{EngineError, Message, MessageContent, Prompt, model::config::RopeRow
 
 /// Tokens that a request came to, and, while nobody needs their memory more, their keys and values.
 ///
-/// Never changes: to go on from it is a new request with [`Prompt::Sequence`], which shares its blocks and copies what it writes to. A
-/// clone is a fork. The blocks are given back when the last clone is gone; when the pool takes them before, a request that goes on from
-/// here computes them again.
+/// Never changes: to go on from it is a new request with [`Prompt::Sequence`], which shares its blocks and copies what it writes
+/// to. A clone is a fork. The blocks are given back when the last clone is gone; when the pool takes them before, a request that
+/// goes on from here computes them again.
 #[derive(Clone)]
 pub struct Sequence {
     pub(super) origin: Origin,
@@ -92,7 +92,7 @@ impl Drop for Kept {
 /// What comes behind a sequence.
 #[derive(Clone, Debug)]
 pub enum Continuation {
-    /// Text, tokenised without special tokens.
+    /// Text, tokenized without special tokens.
     Text(String),
     /// Token ids; none go on right where the sequence ended.
     TokenIds(Vec<u32>),

@@ -1,4 +1,4 @@
-//! From a caller's request to a submission: everything that can be refused is refused here, on the caller's thread.
+//! From a caller's request to a [`SubmittedRequest`]: everything that can be refused is refused here, on the caller's thread.
 
 use std::{
     collections::HashSet,
@@ -12,7 +12,7 @@ use std::{
 
 use super::{
     RequestHandle, Shared,
-    output::{Service, Submission},
+    output::{Service, SubmittedRequest},
     prompt::{public_prefix_len, tokenize},
     sequence::{Origin, Sequence, Source},
     thread::Command,
@@ -25,9 +25,9 @@ use crate::{
     sampler::{ResolvedSampling, Sampler, dry_breaker_ids},
 };
 
-/// Validates and tokenises a request and sends it to the engine thread; its events go to `sink`.
+/// Validates and tokenizes a request and sends it to the engine thread; its events go to `sink`.
 pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSink>) -> Result<RequestHandle, EngineError> {
-    let submitted = Instant::now();
+    let submitted_at = Instant::now();
     if shared.draining.load(Ordering::SeqCst) {
         return Err(super::draining());
     }
@@ -46,7 +46,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
         Some(dry) => dry_breaker_ids(&shared.tokenizer, &dry.sequence_breakers)?,
         None => HashSet::new(),
     };
-    let service = check_service(&request.service, submitted)?;
+    let service = check_service(&request.service, submitted_at)?;
     let (prompt, source) = go_on_from(shared, request.prompt, &request.service)?;
     let (mut prompt_token_ids, text) = tokenize(shared, &prompt)?;
     let num_given = prompt_token_ids.len();
@@ -64,8 +64,8 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     if !sampling.ignore_eos {
         stop_token_ids.extend(shared.tokenizer.eos_ids());
     }
-    let job = shared.submitted.fetch_add(1, Ordering::Relaxed);
-    let own_seed = |s: u64| if shared.one_seed { s } else { s.wrapping_add(job) };
+    let number = shared.submitted.fetch_add(1, Ordering::Relaxed);
+    let own_seed = |s: u64| if shared.one_seed { s } else { s.wrapping_add(number) };
     let seed = sampling.seed.or(shared.seed.map(own_seed)).unwrap_or_else(rand::random);
     let allowed = resolved.allowed.clone();
     let sampler = Sampler::new(resolved, seed, &prompt_token_ids, Arc::new(dry_breakers));
@@ -89,8 +89,8 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     };
     let source = source.map(|sequence| Source::new(sequence, &prompt_token_ids));
     let cancel = Arc::new(AtomicBool::new(false));
-    let submission = Submission {
-        job,
+    let submitted = SubmittedRequest {
+        number,
         prompt_token_ids: prompt_token_ids.into(),
         max_tokens,
         stop_token_ids,
@@ -107,11 +107,11 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
         allowed,
         choices,
         service,
-        submitted,
+        submitted_at,
         outbox: Outbox::new(sink, Arc::clone(&cancel)),
     };
-    shared.inbox.send(Command::Submit(Box::new(submission))).map_err(|_| super::ended())?;
-    Ok(RequestHandle { job, inbox: shared.inbox.clone(), cancel, wants_logprobs: sampling.logprobs.is_some() })
+    shared.inbox.send(Command::Submit(Box::new(submitted))).map_err(|_| super::ended())?;
+    Ok(RequestHandle { number, inbox: shared.inbox.clone(), cancel, wants_logprobs: sampling.logprobs.is_some() })
 }
 
 /// What is about tokens alone is refused for a vector.
@@ -167,7 +167,7 @@ fn go_on_from(shared: &Shared, prompt: Prompt, service: &ServiceParams) -> Resul
 }
 
 /// How a request is served, in the scheduler's terms.
-fn check_service(params: &ServiceParams, submitted: Instant) -> Result<Service, EngineError> {
+fn check_service(params: &ServiceParams, submitted_at: Instant) -> Result<Service, EngineError> {
     if params.cache_salt.as_ref().is_some_and(String::is_empty) {
         return Err(EngineError::InvalidArgument(
             "cache_salt is empty: give some text, or leave it out to share with all".into(),
@@ -184,7 +184,7 @@ fn check_service(params: &ServiceParams, submitted: Instant) -> Result<Service, 
     Ok(Service {
         priority: params.priority,
         // One that no clock will show is none.
-        deadline: params.deadline.and_then(|after| submitted.checked_add(after)),
+        deadline: params.deadline.and_then(|after| submitted_at.checked_add(after)),
         tenant: params.tenant.as_ref().map_or(0, tenant_number),
     })
 }

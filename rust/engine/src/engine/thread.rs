@@ -25,7 +25,7 @@ use sampling::StepOutputs;
 
 use super::{
     KvCacheStats, Sequence,
-    output::{Job, Submission},
+    output::{ActiveRequest, SubmittedRequest},
 };
 use crate::{
     EngineError, OutputKind, Proposer, error::caught, input_batch::InputBatch, kv_tier::Swapper, model::config::RopeRows,
@@ -35,11 +35,11 @@ use crate::{
 /// What callers ask of the engine thread.
 pub enum Command {
     /// A validated request.
-    Submit(Box<Submission>),
-    /// What a choice of a job has come to so far.
+    Submit(Box<SubmittedRequest>),
+    /// What a choice of a request has come to so far.
     Snapshot {
-        /// The job.
-        job: u64,
+        /// The number of the request.
+        number: u64,
         /// Which choice.
         choice: usize,
         /// Where to release it.
@@ -64,15 +64,15 @@ pub enum Command {
 /// How often a paused engine looks for what has ended meanwhile.
 const PAUSED_TURN: Duration = Duration::from_millis(20);
 
-/// A request of the scheduler: one choice of a job.
-struct Live {
-    job: u64,
+/// One choice of an active request, which is a request of its own to the scheduler.
+struct ActiveChoice {
+    request_number: u64,
     choice: usize,
     rope: RopeRows,
     prompt_logprobs_done: usize,
     /// Tokens that were computed, those in blocks that were lost included.
     num_computed_tokens: usize,
-    /// The job's other choices begin with this one's first token.
+    /// The request's other choices begin with this one's first token.
     leads: bool,
     output: OutputKind,
 }
@@ -92,8 +92,8 @@ pub struct EngineThread {
     swapper: Option<Swapper>,
     pacer: StepPacer,
     tokenizer: Arc<Tokenizer>,
-    jobs: FxHashMap<u64, Job>,
-    live: FxHashMap<RequestId, Live>,
+    requests: FxHashMap<u64, ActiveRequest>,
+    active: FxHashMap<RequestId, ActiveChoice>,
     next_request: u64,
     output: SchedulerOutput,
     batch: InputBatch,
@@ -108,8 +108,8 @@ pub struct EngineThread {
     /// Why the device computes no more, once it does not.
     lost: Arc<OnceLock<String>>,
     disconnected: bool,
-    /// Jobs that have ended in this step.
-    ended: Vec<Job>,
+    /// Requests that have ended in this step.
+    ended: Vec<ActiveRequest>,
     /// Who waits until the thread has ended.
     unloads: Vec<Sender<()>>,
 }
@@ -131,8 +131,8 @@ impl EngineThread {
             swapper: None,
             pacer: StepPacer::new(None),
             tokenizer,
-            jobs: FxHashMap::default(),
-            live: FxHashMap::default(),
+            requests: FxHashMap::default(),
+            active: FxHashMap::default(),
             next_request: 0,
             output: SchedulerOutput::default(),
             batch: InputBatch::default(),
@@ -201,11 +201,11 @@ impl EngineThread {
         let is_unloading = !self.unloads.is_empty();
         if is_unloading {
             let _ = self.guarded(Self::cancel_all);
-        } else if !self.live.is_empty() {
+        } else if !self.active.is_empty() {
             let _ = self.guarded(Self::step);
         }
         self.deliver_events();
-        if self.live.is_empty() {
+        if self.active.is_empty() {
             // Whoever has stopped to wait is not there to be told.
             self.drains.drain(..).for_each(|waiting| waiting.send(()).unwrap_or_default());
             return !self.disconnected && !is_unloading;
@@ -215,8 +215,8 @@ impl EngineThread {
 
     /// Hands over what the requests have come to since the last time; only when all have done so are their sinks flushed.
     pub(super) fn deliver_events(&mut self) {
-        self.jobs.values_mut().chain(&mut self.ended).for_each(Job::hand_over);
-        self.jobs.values_mut().chain(&mut self.ended).for_each(Job::flush);
+        self.requests.values_mut().chain(&mut self.ended).for_each(ActiveRequest::hand_over);
+        self.requests.values_mut().chain(&mut self.ended).for_each(ActiveRequest::flush);
         self.ended.clear();
     }
 
@@ -225,7 +225,7 @@ impl EngineThread {
         if self.disconnected {
             return;
         }
-        if self.live.is_empty() {
+        if self.active.is_empty() {
             match self.inbox.recv() {
                 Ok(command) => self.handle(command),
                 Err(_) => self.disconnected = true,
@@ -250,12 +250,12 @@ impl EngineThread {
 
     fn handle(&mut self, command: Command) {
         match command {
-            Command::Submit(submission) => {
-                let _ = self.guarded(|thread| thread.submit(*submission));
+            Command::Submit(submitted) => {
+                let _ = self.guarded(|thread| thread.submit(*submitted));
             }
-            Command::Snapshot { job, choice, inbox, reply } => {
+            Command::Snapshot { number, choice, inbox, reply } => {
                 let _ = self.guarded(|thread| {
-                    let _ = reply.send(thread.snapshot(job, choice, inbox));
+                    let _ = reply.send(thread.snapshot(number, choice, inbox));
                 });
             }
             Command::Pause => self.scheduler.pause(),
@@ -269,7 +269,7 @@ impl EngineThread {
             }
             Command::Stats(reply) => {
                 let _ = self.guarded(Self::drop_cancelled);
-                self.hear_tier();
+                self.poll_tier();
                 let _ = reply.send(self.scheduler.stats());
             }
             Command::Unload(waiting) => self.unloads.push(waiting),
@@ -288,14 +288,14 @@ impl EngineThread {
 
     fn start_over(&mut self, why: &str) {
         tracing::error!("every request ends: {why}");
-        for job in self.jobs.values_mut() {
-            if caught(|| job.fail(why)).is_err() {
-                job.abandon(EngineError::Internal(why.to_owned()));
+        for request in self.requests.values_mut() {
+            if caught(|| request.fail(why)).is_err() {
+                request.abandon(EngineError::Internal(why.to_owned()));
             }
         }
         self.deliver_events();
-        self.jobs.clear();
-        self.live.clear();
+        self.requests.clear();
+        self.active.clear();
         self.outputs = StepOutputs::default();
         let (paused, draining) = (self.scheduler.is_paused(), self.scheduler.is_draining());
         match Scheduler::new(self.scheduler.config().clone(), self.kv.clone()) {

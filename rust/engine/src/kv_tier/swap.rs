@@ -53,8 +53,8 @@ impl Swapper {
         }
     }
 
-    /// Tells the scheduler what was written and what was lost since, and how fast things are: `prompt_rate` is how many tokens a second
-    /// are computed that could be fetched, once that was measured.
+    /// Tells the scheduler what was written and what was lost since, and how fast things are: `prompt_rate` is how many tokens a
+    /// second are computed that could be fetched, once that was measured.
     pub fn report(&mut self, scheduler: &mut Scheduler, prompt_rate: Option<f64>) {
         for changes in self.writer.changes.try_iter() {
             for id in changes.lost {

@@ -19,7 +19,8 @@ const MAX_QUEUED_BYTES: usize = 256 << 20;
 /// How long a process waits at its end for what is queued.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 
-struct Job {
+/// A block that waits to be written.
+struct QueuedBlock {
     block: TierBlock,
     payload: Vec<u8>,
 }
@@ -44,7 +45,7 @@ impl Queue {
 
 /// The engine's end of the writer thread, which ends when this is dropped and all is written.
 pub struct Writer {
-    jobs: Sender<Job>,
+    blocks: Sender<QueuedBlock>,
     queue: Arc<Queue>,
     /// What became of the blocks.
     pub changes: Receiver<Changes>,
@@ -53,13 +54,13 @@ pub struct Writer {
 impl Writer {
     /// Starts the thread.
     pub fn start(tier: Arc<dyn KvTier>) -> Result<Self, EngineError> {
-        let (jobs, inbox) = mpsc::channel::<Job>();
+        let (blocks, inbox) = mpsc::channel::<QueuedBlock>();
         let (outbox, changes) = mpsc::channel();
         let queue = Arc::new(Queue::default());
         let shared = Arc::clone(&queue);
         let run = move || {
             let mut is_failing = false;
-            while let Ok(Job { block, payload }) = inbox.recv() {
+            while let Ok(QueuedBlock { block, payload }) = inbox.recv() {
                 let bytes = payload.len();
                 let stored = caught(|| tier.store(&block, payload));
                 let failed = !matches!(stored, Ok(Ok(_)));
@@ -83,7 +84,7 @@ impl Writer {
             .name("mistral-paged-kv-tier".into())
             .spawn(run)
             .map_err(|e| EngineError::Internal(format!("the writer thread of the KV tier cannot start: {e}")))?;
-        Ok(Self { jobs, queue, changes })
+        Ok(Self { blocks, queue, changes })
     }
 
     /// Whether a block of so many bytes would be taken after others of `before` bytes in all.
@@ -96,7 +97,7 @@ impl Writer {
     pub fn write(&self, block: TierBlock, payload: Vec<u8>) {
         let bytes = payload.len();
         self.queue.change(|queued| *queued += bytes);
-        if self.jobs.send(Job { block, payload }).is_err() {
+        if self.blocks.send(QueuedBlock { block, payload }).is_err() {
             self.queue.change(|queued| *queued -= bytes);
         }
     }

@@ -33,7 +33,8 @@ impl BlockSums {
         entries_above(row, self.softmax, least, &self.sums, entries);
     }
 
-    /// The block in which the running sum passes `target`, or else the last that has any mass, and what of `target` is left in it.
+    /// The block in which the running sum passes `target`, or else the last that has any mass, and what of `target` is left in
+    /// it.
     pub fn find(&self, target: f64) -> (Range<usize>, f64) {
         let mut left = target;
         let mut found = (0, target);

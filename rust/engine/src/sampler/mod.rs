@@ -36,7 +36,8 @@ pub struct Sampled {
     pub logprobs: Option<RowLogprobs>,
 }
 
-/// Log probabilities at one position: the log-softmax of the model's own logits, before penalties, bias, temperature and truncation.
+/// Log probabilities at one position: the log-softmax of the model's own logits, before penalties, bias, temperature and
+/// truncation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowLogprobs {
     /// Of the token in question.
@@ -86,8 +87,8 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// For the first choice of a request; see [`Self::for_choice`]. `dry_breakers` are [`dry_breaker_ids`], empty when DRY is off; the
-    /// prompt counts for penalties.
+    /// For the first choice of a request; see [`Self::for_choice`]. `dry_breakers` are [`dry_breaker_ids`], empty when DRY is
+    /// off; the prompt counts for penalties.
     pub fn new(sampling: Arc<ResolvedSampling>, seed: u64, prompt_token_ids: &[u32], dry_breakers: Arc<HashSet<u32>>) -> Self {
         let rng = ChaCha8Rng::seed_from_u64(seed);
         let counts = Counts::new(&sampling);
@@ -233,7 +234,8 @@ impl Sampler {
             return pick(entries.map(|(id, logit)| (id, softmax.weight(*logit))), target);
         }
         let mass = if top_p < 1.0 { f64::from(top_p) * total } else { f64::INFINITY };
-        // Tokens below this floor are not needed for top-p either: together they have less than 1 - top_p, rounding of sums included.
+        // Tokens below this floor are not needed for top-p either: together they have less than 1 - top_p, rounding of sums
+        // included.
         let floor = min_p.max(((total * (1.0 - 3e-6) - mass).max(0.0) / logits.len() as f64) as f32 * 0.5);
         let candidates = &mut self.candidates;
         if let Some(k) = few {

@@ -75,8 +75,8 @@ impl Counts {
 /// implementation).
 const MAX_MATCH: usize = 50;
 
-/// The DRY penalty ("Don't Repeat Yourself", text-generation-webui #5677): a token that would extend a repetition of n tokens,
-/// n at least the allowed length, loses `multiplier * base ^ (n - allowed_length)`. Work is linear in the context for each sampled
+/// The DRY penalty ("Don't Repeat Yourself", text-generation-webui #5677): a token that would extend a repetition of n tokens, n
+/// at least the allowed length, loses `multiplier * base ^ (n - allowed_length)`. Work is linear in the context for each sampled
 /// token, and nothing for those that are only taken in.
 #[derive(Clone, Debug)]
 pub(super) struct Dry {

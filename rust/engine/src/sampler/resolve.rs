@@ -40,7 +40,8 @@ pub struct ResolvedSampling {
 }
 
 impl ResolvedSampling {
-    /// Fills what the request leaves unset from the model's `generation_config.json`, then from the defaults, and checks every value.
+    /// Fills what the request leaves unset from the model's `generation_config.json`, then from the defaults, and checks every
+    /// value.
     ///
     /// `vocab_size` is the number of logits. An [`EngineError::InvalidArgument`] names the field, the value and what is allowed.
     pub fn new(params: &SamplingParams, model: &GenerationConfig, vocab_size: usize) -> Result<Self, EngineError> {
@@ -109,8 +110,8 @@ fn invalid(field: &str, value: impl Display, allowed: impl Display) -> EngineErr
     EngineError::InvalidArgument(format!("{field} is {value}; it must be {allowed}"))
 }
 
-/// The tokens that end a repetition for the DRY penalty: those whose text contains a breaker, and the one that a breaker ends with
-/// when it stands behind a letter.
+/// The tokens that end a repetition for the DRY penalty: those whose text contains a breaker, and the one that a breaker ends
+/// with when it stands behind a letter.
 pub fn dry_breaker_ids(tokenizer: &Tokenizer, breakers: &[String]) -> Result<HashSet<u32>, EngineError> {
     let mut ids = HashSet::new();
     for breaker in breakers {

@@ -27,8 +27,8 @@ pub(super) struct Truncation {
 pub(super) fn keep_of_row(sums: &BlockSums, row: &[f32], truncation: Truncation, candidates: &mut Vec<(u32, f32)>) {
     let Truncation { limit, mass, floor } = truncation;
     let is_bounded = limit < row.len() || mass.is_finite();
-    // As a rule few tokens hold the mass, so the row is searched for ever smaller weights: from a quarter of the largest on, and from less
-    // where it takes many of them.
+    // As a rule few tokens hold the mass, so the row is searched for ever smaller weights: from a quarter of the largest on, and
+    // from less where it takes many of them.
     let many = if mass.is_finite() { mass.min(limit as f64).max(1.0) } else { 1.0 };
     let mut octaves = 2 + (many.log2() * 1.5).min(7.0) as u16;
     loop {
@@ -41,7 +41,8 @@ pub(super) fn keep_of_row(sums: &BlockSums, row: &[f32], truncation: Truncation,
     }
 }
 
-/// Keeps the likeliest candidates, `limit` at most, until their sum reaches `mass`; of equal ones the lowest ids. The order stays.
+/// Keeps the likeliest candidates, `limit` at most, until their sum reaches `mass`; of equal ones the lowest ids. The order
+/// stays.
 ///
 /// False when these are too few or too light, so that all are kept.
 pub(super) fn keep_likeliest(candidates: &mut Vec<(u32, f32)>, limit: usize, mass: f64) -> bool {

@@ -88,7 +88,8 @@ impl Tokenizer {
         (encoder + self.pieces.memory_bytes()) as u64
     }
 
-    /// Reads a tokenizer.json (the format of Hugging Face's `tokenizers`). What ends a turn is then known by the usual names only.
+    /// Reads a tokenizer.json (the format of Hugging Face's `tokenizers`). What ends a turn is then known by the usual names
+    /// only.
     pub fn from_file(path: &Path) -> Result<Self, EngineError> {
         let file = path.display().to_string();
         let bytes = read_bounded(path, MAX_TOKENIZER_BYTES).map_err(|e| {
@@ -155,7 +156,7 @@ impl Tokenizer {
             Encoder::Pipeline { inner, bos, eos } => {
                 let encoding = inner
                     .encode_fast(text, add_special_tokens)
-                    .map_err(|e| EngineError::Tokenizer(format!("the text of {} bytes cannot be tokenised: {e}", text.len())))?;
+                    .map_err(|e| EngineError::Tokenizer(format!("the text of {} bytes cannot be tokenized: {e}", text.len())))?;
                 let mut ids = encoding.get_ids().to_vec();
                 if add_special_tokens {
                     if let Some(bos) = bos {

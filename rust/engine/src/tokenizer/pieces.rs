@@ -61,7 +61,8 @@ impl Pieces {
     }
 }
 
-/// The 256 characters that byte-level BPE writes bytes as (GPT-2's `encoder.py`): printable Latin-1 stays, the rest goes to U+0100 and up.
+/// The 256 characters that byte-level BPE writes bytes as (GPT-2's `encoder.py`): printable Latin-1 stays, the rest goes to
+/// U+0100 and up.
 pub(super) fn byte_chars() -> [char; 256] {
     let mut next = 0x100;
     std::array::from_fn(|b| {

@@ -1,7 +1,7 @@
-//! The door and the gate: which requests are taken, and which of those that wait may run.
+//! Admission: which requests are taken, and which of those that wait may run.
 
 use super::policy::{AdmissionPolicy, FairnessPolicy};
-use super::{Scheduler, Slot};
+use super::{RequestIndex, Scheduler};
 use crate::error::AdmissionError;
 use crate::kv_cache_manager::{PrefixHit, RequestBlocks};
 use crate::output::SchedulerOutput;
@@ -13,23 +13,23 @@ const WATERMARK_DIVISOR: usize = 100;
 /// Waiting requests that are looked at for one that may run: each is compared with all that run.
 const MAX_CANDIDATES: usize = 16;
 
-/// The request that the gate last kept out, and what it was short of. While nothing has happened that could make its
+/// The request that was last kept from running, and what it was short of. While nothing has happened that could make its
 /// prefix hit longer, it is not looked up again before so much is free.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Blocked {
-    pub(super) slot: Slot,
+    pub(super) index: RequestIndex,
     pub(super) needed: usize,
 }
 
 impl Scheduler {
-    /// Queues a request at its rank, or turns it away if it could never be served.
+    /// Queues a request at its rank, or refuses it if it could never be served.
     pub fn add_request(&mut self, new: NewRequest) -> Result<(), AdmissionError> {
         if self.draining {
             return Err(AdmissionError::Draining { request_id: new.request_id });
         }
         self.check_admissible(&new)?;
-        let slot = self.insert(new, None);
-        self.wait(slot);
+        let index = self.insert(new, None);
+        self.wait(index);
         Ok(())
     }
 
@@ -38,7 +38,7 @@ impl Scheduler {
         let request_id = new.request_id;
         let num_prompt_tokens = new.prompt_token_ids.len();
         let max_model_len = self.config.max_model_len;
-        if self.slots.contains_key(&request_id) {
+        if self.indices.contains_key(&request_id) {
             return Err(AdmissionError::DuplicateRequest { request_id });
         }
         if num_prompt_tokens == 0 {
@@ -68,8 +68,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Makes a request known, a fork directly behind its `source`; its slot is in no queue yet.
-    pub(super) fn insert(&mut self, new: NewRequest, source: Option<Rank>) -> Slot {
+    /// Makes a request known, a fork directly behind its `source`; it is in no queue yet.
+    pub(super) fn insert(&mut self, new: NewRequest, source: Option<Rank>) -> RequestIndex {
         let num_prompt_tokens = new.prompt_token_ids.len();
         self.last_branch += 1;
         let by_arrival = self.config.fairness == FairnessPolicy::Fcfs;
@@ -103,79 +103,79 @@ impl Scheduler {
             blocks: RequestBlocks::new(self.manager.groups().groups.len(), num_prompt_tokens),
             tier_keys: Vec::new(),
         };
-        let slot = if let Some(slot) = self.vacant.pop() {
-            self.requests[slot] = Some(request);
-            slot
+        let index = if let Some(index) = self.vacant.pop() {
+            self.requests[index] = Some(request);
+            index
         } else {
             self.requests.push(Some(request));
             self.requests.len() - 1
         };
-        self.slots.insert(new.request_id, slot);
+        self.indices.insert(new.request_id, index);
         if let Some(deadline) = new.deadline {
-            self.deadlines.insert((deadline, slot));
+            self.deadlines.insert((deadline, index));
         }
-        slot
+        index
     }
 
-    pub(super) fn wait(&mut self, slot: Slot) {
-        let standing = self.request(slot).standing;
-        self.waiting.insert(&standing, slot);
+    pub(super) fn wait(&mut self, index: RequestIndex) {
+        let standing = self.request(index).standing;
+        self.waiting.insert(&standing, index);
     }
 
     /// Puts a request among those that run, in its rank.
-    pub(super) fn run(&mut self, slot: Slot) {
-        let rank = self.request(slot).standing.rank;
+    pub(super) fn run(&mut self, index: RequestIndex) {
+        let rank = self.request(index).standing.rank;
         let place = self.running.partition_point(|running| self.request(*running).standing.rank < rank);
-        self.running.insert(place, slot);
+        self.running.insert(place, index);
     }
 
     pub(super) fn admit_waiting(&mut self, output: &mut SchedulerOutput, budget: &mut usize) {
         let mut promised = None;
         while *budget > 0 && self.running.len() < self.config.max_num_seqs {
-            let Some(slot) = self.next_to_admit() else { return };
-            let Some(hit) = self.passes_the_gate(slot, &mut promised) else { return };
+            let Some(index) = self.next_to_admit() else { return };
+            let Some(hit) = self.may_be_admitted(index, &mut promised) else { return };
             self.admission_closed_below = 0;
-            let is_first = self.request(slot).num_cached_tokens.is_none();
-            self.admit(slot, hit);
-            if self.begin_swap_in(slot, is_first, output) {
+            let is_first = self.request(index).num_cached_tokens.is_none();
+            self.admit(index, hit);
+            if self.begin_swap_in(index, is_first, output) {
                 // Whoever shares its prefix finds it in the pool the next time.
                 return;
             }
-            if !self.schedule_row(slot, output, budget) {
-                // The gate leaves room for a first chunk beside others. Alone, it has outgrown the pool: its last token was
+            if !self.schedule_row(index, output, budget) {
+                // Admission leaves room for a first chunk beside others. Alone, it has outgrown the pool: its last token was
                 // sampled, but never had a block.
                 debug_assert_eq!(self.running.len(), 1, "an admitted request gets at least one token");
-                self.finish(slot, FinishReason::Length, output);
+                self.finish(index, FinishReason::Length, output);
                 continue;
             }
             if let Some(promised) = &mut promised {
-                *promised += self.blocks_promised_to(self.request(slot));
+                *promised += self.blocks_promised_to(self.request(index));
             }
         }
     }
 
     /// The waiting request whose turn it is. One that waits for what a running one computes lets others pass, and so
     /// does one whose tenant is at another prompt.
-    pub(super) fn next_to_admit(&self) -> Option<Slot> {
-        let is_free = |slot: &Slot| !self.shares.is_computing(self.request(*slot).standing.tenant);
+    pub(super) fn next_to_admit(&self) -> Option<RequestIndex> {
+        let is_free = |index: &RequestIndex| !self.shares.is_computing(self.request(*index).standing.tenant);
         let free = self.waiting.heads().chain(self.waiting.iter()).filter(is_free);
-        free.take(MAX_CANDIDATES).find(|slot| self.pending_leader(*slot).is_none())
+        free.take(MAX_CANDIDATES).find(|index| self.pending_leader(*index).is_none())
     }
 
     /// What the prefix cache has for a request, if it may run now. `promised` keeps what the running ones will take.
-    pub(super) fn passes_the_gate(&mut self, slot: Slot, promised: &mut Option<usize>) -> Option<PrefixHit> {
+    pub(super) fn may_be_admitted(&mut self, index: RequestIndex, promised: &mut Option<usize>) -> Option<PrefixHit> {
         #[cfg(test)]
         if self.config.admission == AdmissionPolicy::Nobody {
             return None;
         }
         if self.running.is_empty() {
-            return Some(self.look_up(slot));
+            return Some(self.look_up(index));
         }
-        if self.is_reserved(self.request(slot)) {
-            return self.may_be_reserved_for(slot).then(|| self.look_up(slot));
+        if self.is_reserved(self.request(index)) {
+            return self.may_be_reserved_for(index).then(|| self.look_up(index));
         }
         let promised = *promised.get_or_insert_with(|| self.promised_blocks());
-        if self.blocked.is_some_and(|blocked| blocked.slot == slot && self.free_blocks_beside(promised) < blocked.needed) {
+        if self.blocked.is_some_and(|blocked| blocked.index == index && self.free_blocks_beside(promised) < blocked.needed) {
             return None;
         }
         let watermark = match self.config.admission {
@@ -186,10 +186,10 @@ impl Scheduler {
             _ => 0,
         };
         loop {
-            let hit = self.look_up(slot);
+            let hit = self.look_up(index);
             let free = self.free_blocks_beside(promised);
-            let needed = (self.blocks_to_admit(slot, hit) + watermark).max(self.admission_closed_below);
-            self.blocked = (free < needed).then_some(Blocked { slot, needed });
+            let needed = (self.blocks_to_admit(index, hit) + watermark).max(self.admission_closed_below);
+            self.blocked = (free < needed).then_some(Blocked { index, needed });
             if free >= needed {
                 return Some(hit);
             }
@@ -199,8 +199,8 @@ impl Scheduler {
         }
     }
 
-    fn may_be_reserved_for(&mut self, slot: Slot) -> bool {
-        if self.reserved_blocks(self.request(slot)) > self.unreserved_blocks() {
+    fn may_be_reserved_for(&mut self, index: RequestIndex) -> bool {
+        if self.reserved_blocks(self.request(index)) > self.unreserved_blocks() {
             return false;
         }
         while self.free_blocks_beside(0) < self.admission_closed_below {
@@ -215,11 +215,11 @@ impl Scheduler {
         self.manager.pool().num_free_blocks().saturating_sub(promised)
     }
 
-    pub(super) fn admit(&mut self, slot: Slot, hit: PrefixHit) {
-        self.take_hit(slot, hit);
-        let standing = self.request(slot).standing;
+    pub(super) fn admit(&mut self, index: RequestIndex, hit: PrefixHit) {
+        self.take_hit(index, hit);
+        let standing = self.request(index).standing;
         self.waiting.remove(&standing);
         self.waiting.pass_turn(&standing);
-        self.run(slot);
+        self.run(index);
     }
 }

@@ -1,7 +1,7 @@
-//! How many blocks requests need: what the door and the admission gate go by.
+//! How many blocks requests need: what admission goes by.
 
 use super::policy::AdmissionPolicy;
-use super::{Scheduler, Slot};
+use super::{RequestIndex, Scheduler};
 use crate::kv_cache_manager::PrefixHit;
 use crate::request::Request;
 
@@ -53,13 +53,13 @@ impl Scheduler {
 
     /// Of the pool, what is not set aside when all that run are reserved for.
     pub(super) fn unreserved_blocks(&self) -> usize {
-        let reserved: usize = self.running.iter().map(|slot| self.reserved_blocks(self.request(*slot))).sum();
+        let reserved: usize = self.running.iter().map(|index| self.reserved_blocks(self.request(*index))).sum();
         self.manager.pool().num_blocks().saturating_sub(reserved)
     }
 
     /// Free blocks that admitting a request takes, now and until the tokens that its policy looks at are computed.
-    pub(super) fn blocks_to_admit(&self, slot: Slot, hit: PrefixHit) -> usize {
-        let request = self.request(slot);
+    pub(super) fn blocks_to_admit(&self, index: RequestIndex, hit: PrefixHit) -> usize {
+        let request = self.request(index);
         let remaining = request.num_tokens() - hit.num_tokens;
         let end = match self.config.admission {
             AdmissionPolicy::Optimistic => hit.num_tokens + self.longest_chunk(remaining),
@@ -84,6 +84,6 @@ impl Scheduler {
 
     /// Free blocks that the running requests will take before one that waits may.
     pub(super) fn promised_blocks(&self) -> usize {
-        self.running.iter().map(|slot| self.blocks_promised_to(self.request(*slot))).sum()
+        self.running.iter().map(|index| self.blocks_promised_to(self.request(*index))).sum()
     }
 }

@@ -4,7 +4,7 @@
 //! is preempted or kept waiting for one, and no kept request gives up blocks. When the step is committed the request holds no
 //! more than its accepted tokens need, so that later steps find things as if the others had never been proposed.
 
-use super::{Scheduler, Slot};
+use super::{RequestIndex, Scheduler};
 use crate::error::UpdateError;
 use crate::ids::RequestId;
 use crate::output::SchedulerOutput;
@@ -17,8 +17,8 @@ impl Scheduler {
     /// the step computes anyway, within the request's `max_tokens`, the context length and
     /// [`super::SchedulerConfig::max_chunk_len`]. They are forgotten when the request gets its next token.
     pub fn set_drafts(&mut self, request_id: RequestId, drafts: &[u32]) -> bool {
-        let Some(&slot) = self.slots.get(&request_id) else { return false };
-        let Some(request) = self.requests[slot].as_mut() else { return false };
+        let Some(&index) = self.indices.get(&request_id) else { return false };
+        let Some(request) = self.requests[index].as_mut() else { return false };
         request.drafts.clear();
         request.drafts.extend_from_slice(drafts);
         true
@@ -26,15 +26,15 @@ impl Scheduler {
 
     /// Adds drafts to the rows of the step being put together that reach the end of what is known.
     pub(super) fn add_drafts(&mut self, output: &mut SchedulerOutput, budget: &mut usize) {
-        for index in 0..self.drafted.len() {
-            let (row, slot) = self.drafted[index];
-            self.add_drafts_to(row, slot, output, budget);
+        for at in 0..self.drafted.len() {
+            let (row, index) = self.drafted[at];
+            self.add_drafts_to(row, index, output, budget);
         }
         self.drafted.clear();
     }
 
-    fn add_drafts_to(&mut self, row: usize, slot: Slot, output: &mut SchedulerOutput, budget: &mut usize) {
-        let (Some(request), row) = (self.requests[slot].as_mut(), &mut output.rows[row]) else { return };
+    fn add_drafts_to(&mut self, row: usize, index: RequestIndex, output: &mut SchedulerOutput, budget: &mut usize) {
+        let (Some(request), row) = (self.requests[index].as_mut(), &mut output.rows[row]) else { return };
         if row.num_outputs == 0 {
             return;
         }

@@ -43,7 +43,7 @@ impl Scheduler {
 
     /// The requests in the batch.
     pub fn running_requests(&self) -> impl Iterator<Item = RequestId> + '_ {
-        self.running.iter().map(|slot| self.request(*slot).id)
+        self.running.iter().map(|index| self.request(*index).id)
     }
 
     /// How many they are.
@@ -125,18 +125,18 @@ impl Scheduler {
         self.manager.check_integrity(requests().map(|request| &request.blocks))?;
         let fail = |what: String| Err(IntegrityError(what));
         let num_queued = self.running.len() + self.waiting.len() + self.kept.len();
-        if num_queued != self.slots.len() || requests().count() != self.slots.len() {
+        if num_queued != self.indices.len() || requests().count() != self.indices.len() {
             return fail("a request is lost, or queued twice".into());
         }
-        if !self.running.is_sorted_by_key(|slot| self.request(*slot).standing.rank) {
+        if !self.running.is_sorted_by_key(|index| self.request(*index).standing.rank) {
             return fail("the running requests are out of order".into());
         }
         if requests().filter(|request| request.standing.deadline.is_some()).count() != self.deadlines.len() {
             return fail("a deadline is lost, or kept for nobody".into());
         }
-        for (slots, running) in [(self.running.clone(), true), (self.waiting.iter().collect(), false)] {
-            for slot in slots {
-                let request = self.request(slot);
+        for (indices, running) in [(self.running.clone(), true), (self.waiting.iter().collect(), false)] {
+            for index in indices {
+                let request = self.request(index);
                 let id = request.id.0;
                 if (request.status == RequestStatus::Running) != running {
                     return fail(format!("request {id} is queued as what it is not"));

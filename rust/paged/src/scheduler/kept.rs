@@ -3,14 +3,14 @@
 use std::collections::VecDeque;
 
 use super::prefix::{cache_tail, free_request};
-use super::{Scheduler, Slot};
+use super::{RequestIndex, Scheduler};
 use crate::ids::RequestId;
 use crate::request::RequestStatus;
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct KeptRequests {
     /// Those that hold blocks, the least recently used first.
-    holding: VecDeque<Slot>,
+    holding: VecDeque<RequestIndex>,
     count: usize,
 }
 
@@ -20,20 +20,20 @@ impl KeptRequests {
     }
 
     /// Those that hold blocks.
-    pub(super) fn holding(&self) -> impl Iterator<Item = &Slot> {
+    pub(super) fn holding(&self) -> impl Iterator<Item = &RequestIndex> {
         self.holding.iter()
     }
 
-    pub(super) fn remove(&mut self, slot: Slot) {
-        self.holding.retain(|holding| *holding != slot);
+    pub(super) fn remove(&mut self, index: RequestIndex) {
+        self.holding.retain(|holding| *holding != index);
         self.count -= 1;
     }
 
     /// A fork makes its source the most recently used.
-    pub(super) fn touch(&mut self, slot: Slot) {
-        if let Some(place) = self.holding.iter().position(|holding| *holding == slot) {
+    pub(super) fn touch(&mut self, index: RequestIndex) {
+        if let Some(place) = self.holding.iter().position(|holding| *holding == index) {
             self.holding.remove(place);
-            self.holding.push_back(slot);
+            self.holding.push_back(index);
         }
     }
 }
@@ -46,18 +46,18 @@ impl Scheduler {
     /// found for a while; what cannot be found is computed again by the fork. Without a prefix cache nothing is held.
     /// `false` if no such request is being served.
     pub fn keep_request(&mut self, request_id: RequestId) -> bool {
-        let Some(&slot) = self.slots.get(&request_id) else { return false };
-        if self.request(slot).status == RequestStatus::Kept {
+        let Some(&index) = self.indices.get(&request_id) else { return false };
+        if self.request(index).status == RequestStatus::Kept {
             return false;
         }
-        self.leave_queue(slot);
-        let Some(request) = self.requests[slot].as_mut() else { return false };
+        self.leave_queue(index);
+        let Some(request) = self.requests[index].as_mut() else { return false };
         request.status = RequestStatus::Kept;
         request.standing.deadline = None;
         self.kept.count += 1;
         if self.manager.prefix_caching() && request.num_computed_tokens > 0 {
             cache_tail(&mut self.manager, request);
-            self.kept.holding.push_back(slot);
+            self.kept.holding.push_back(index);
         } else {
             free_request(&mut self.manager, request);
         }
@@ -70,9 +70,9 @@ impl Scheduler {
     }
 
     /// Takes blocks of kept requests until the next `num_tokens` tokens of a request have room, or none is left to take.
-    pub(super) fn make_room(&mut self, slot: Slot, num_tokens: usize) {
+    pub(super) fn make_room(&mut self, index: RequestIndex, num_tokens: usize) {
         while !self.kept.holding.is_empty() {
-            let request = self.request(slot);
+            let request = self.request(index);
             let fitting = self.manager.num_tokens_that_fit(&request.blocks, request.num_computed_tokens, num_tokens);
             if fitting >= num_tokens {
                 return;
@@ -83,8 +83,8 @@ impl Scheduler {
 
     /// Takes the blocks of the least recently used kept request; `false` if none holds any.
     pub(super) fn reclaim_one(&mut self) -> bool {
-        let Some(slot) = self.kept.holding.pop_front() else { return false };
-        if let Some(request) = self.requests[slot].as_mut() {
+        let Some(index) = self.kept.holding.pop_front() else { return false };
+        if let Some(request) = self.requests[index].as_mut() {
             free_request(&mut self.manager, request);
         }
         true
@@ -92,10 +92,10 @@ impl Scheduler {
 
     /// Takes the blocks of a request if it is kept.
     pub(super) fn reclaim(&mut self, request_id: RequestId) {
-        let Some(&slot) = self.slots.get(&request_id) else { return };
-        if let Some(place) = self.kept.holding.iter().position(|holding| *holding == slot) {
+        let Some(&index) = self.indices.get(&request_id) else { return };
+        if let Some(place) = self.kept.holding.iter().position(|holding| *holding == index) {
             self.kept.holding.remove(place);
-            self.kept.holding.push_front(slot);
+            self.kept.holding.push_front(index);
             self.reclaim_one();
         }
     }
@@ -107,6 +107,6 @@ impl Scheduler {
 
     /// Blocks in the tables of kept requests; one that several hold counts for each.
     pub(super) fn num_kept_blocks(&self) -> usize {
-        self.kept.holding.iter().map(|slot| self.request(*slot).blocks.num_held_blocks()).sum()
+        self.kept.holding.iter().map(|index| self.request(*index).blocks.num_held_blocks()).sum()
     }
 }

@@ -4,22 +4,22 @@ use std::ops::Range;
 
 use super::policy::VictimPolicy;
 use super::prefix::free_request;
-use super::{Scheduler, Slot};
+use super::{RequestIndex, Scheduler};
 use crate::output::{Preemption, SchedulerOutput};
 use crate::request::{Request, RequestStatus};
 
 impl Scheduler {
-    /// Makes room for the running request at `index`, which finds no block: takes the blocks of one behind it. Nobody
-    /// from `index` on is in the batch yet. If all behind it are protected from it, or nobody is, it gives way itself.
-    pub(super) fn preempt_for(&mut self, index: usize, output: &mut SchedulerOutput) {
-        let in_need = self.running[index];
-        let victim = self.choose_victim(in_need, index + 1..self.running.len());
-        self.preempt(victim.unwrap_or(index), in_need, output);
+    /// Makes room for the running request at `position`, which finds no block: takes the blocks of one behind it. Nobody
+    /// from `position` on is in the batch yet. If all behind it are protected from it, or nobody is, it gives way itself.
+    pub(super) fn preempt_for(&mut self, position: usize, output: &mut SchedulerOutput) {
+        let in_need = self.running[position];
+        let victim = self.choose_victim(in_need, position + 1..self.running.len());
+        self.preempt(victim.unwrap_or(position), in_need, output);
     }
 
     /// Who of the running requests at `among`, none of them ahead of `in_need`, loses its blocks or its seat to it; `None` if
     /// all are protected from it.
-    pub(super) fn choose_victim(&self, in_need: Slot, among: Range<usize>) -> Option<usize> {
+    pub(super) fn choose_victim(&self, in_need: RequestIndex, among: Range<usize>) -> Option<usize> {
         let in_need = self.request(in_need);
         let mut candidates = among.filter(|&at| {
             let request = self.request(self.running[at]);
@@ -63,12 +63,12 @@ impl Scheduler {
         })
     }
 
-    pub(super) fn preempt(&mut self, index: usize, in_need: Slot, output: &mut SchedulerOutput) {
+    pub(super) fn preempt(&mut self, position: usize, in_need: RequestIndex, output: &mut SchedulerOutput) {
         let in_need = self.request(in_need).id;
-        let slot = self.running.remove(index);
-        self.offer_held_blocks(slot);
-        let num_lost_tokens = self.cost_of_preempting(self.request(slot));
-        let Some(request) = self.requests[slot].as_mut() else { return };
+        let index = self.running.remove(position);
+        self.offer_held_blocks(index);
+        let num_lost_tokens = self.cost_of_preempting(self.request(index));
+        let Some(request) = self.requests[index].as_mut() else { return };
         request.standing.cost.preemptions += 1;
         request.standing.lost_below = request.standing.lost_below.max(request.num_computed_tokens);
         free_request(&mut self.manager, request);
@@ -76,21 +76,21 @@ impl Scheduler {
         output.preempted.push(Preemption { request_id: request.id, in_need, num_lost_tokens });
         self.totals.preemptions += 1;
         self.blocked = None;
-        self.wait(slot);
-        self.close_admission_for(slot);
+        self.wait(index);
+        self.close_admission_for(index);
     }
 
     /// Until there is room for the victim and one more block of each that stays, else it would be back only to leave
     /// again.
-    fn close_admission_for(&mut self, slot: Slot) {
-        let request = self.request(slot);
+    fn close_admission_for(&mut self, index: RequestIndex) {
+        let request = self.request(index);
         let room = self.peak_blocks(request.num_tokens(), request.num_tokens()) + self.running.len() * self.num_groups();
         self.admission_closed_below = self.admission_closed_below.max(room).min(self.manager.pool().num_blocks());
     }
 
-    /// Counts what of a committed row was computed before.
-    pub(super) fn count_recomputed(&mut self, slot: Slot, from: usize, to: usize) {
-        let Some(request) = self.requests[slot].as_mut() else { return };
+    /// Counts what of a committed row was computed once already.
+    pub(super) fn count_recomputed(&mut self, index: RequestIndex, from: usize, to: usize) {
+        let Some(request) = self.requests[index].as_mut() else { return };
         let again = request.standing.lost_below.min(to).saturating_sub(from) as u64;
         request.standing.cost.recomputed_tokens += again;
         self.totals.recomputed_tokens += again;

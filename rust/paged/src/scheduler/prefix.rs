@@ -1,6 +1,6 @@
 //! The scheduler and the prefix cache: looking up, counting what was found, and leaving blocks findable.
 
-use super::{Scheduler, Slot};
+use super::{RequestIndex, Scheduler};
 use crate::kv_cache_manager::{KvCacheManager, MissReason, PrefixHit};
 use crate::request::{Request, RequestStatus};
 
@@ -44,9 +44,9 @@ impl LookupCounts {
 }
 
 impl Scheduler {
-    pub(super) fn look_up(&mut self, slot: Slot) -> PrefixHit {
+    pub(super) fn look_up(&mut self, index: RequestIndex) -> PrefixHit {
         let block_size = self.manager.block_size();
-        match &self.requests[slot] {
+        match &self.requests[index] {
             Some(request) if !request.skip_prefix_lookup || !self.manager.prefix_caching() => {
                 self.manager.get_computed_blocks(&request.tokens, request.cache_key(block_size))
             }
@@ -55,8 +55,8 @@ impl Scheduler {
     }
 
     /// Lets a request run from where the lookup just before found it can begin.
-    pub(super) fn take_hit(&mut self, slot: Slot, hit: PrefixHit) {
-        let Some(request) = self.requests[slot].as_mut() else { return };
+    pub(super) fn take_hit(&mut self, index: RequestIndex, hit: PrefixHit) {
+        let Some(request) = self.requests[index].as_mut() else { return };
         self.manager.take_hit(&mut request.blocks, hit);
         request.num_computed_tokens = hit.num_tokens;
         request.status = RequestStatus::Running;
@@ -72,8 +72,8 @@ impl Scheduler {
 
     /// What left the windows of the running requests is given back before anyone looks for a block.
     pub(super) fn drop_unseen_blocks(&mut self) {
-        for &slot in &self.running {
-            if let Some(request) = self.requests[slot].as_mut() {
+        for &index in &self.running {
+            if let Some(request) = self.requests[index].as_mut() {
                 self.manager.drop_unseen_blocks(&mut request.blocks, request.num_computed_tokens);
             }
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Slot;
+use super::RequestIndex;
 use super::policy::FairnessPolicy;
 use crate::request::{Rank, Standing};
 
@@ -13,7 +13,7 @@ type Place = (i32, u64, Rank);
 #[derive(Debug, Clone)]
 pub(super) struct WaitingQueue {
     fairness: FairnessPolicy,
-    places: BTreeMap<Place, Slot>,
+    places: BTreeMap<Place, RequestIndex>,
     /// The tenant whose turn it is, or the next one.
     turn: u64,
 }
@@ -28,8 +28,8 @@ impl WaitingQueue {
         (standing.rank.priority, tenant, standing.rank)
     }
 
-    pub(super) fn insert(&mut self, standing: &Standing, slot: Slot) {
-        self.places.insert(self.place(standing), slot);
+    pub(super) fn insert(&mut self, standing: &Standing, index: RequestIndex) {
+        self.places.insert(self.place(standing), index);
     }
 
     pub(super) fn remove(&mut self, standing: &Standing) {
@@ -45,7 +45,7 @@ impl WaitingQueue {
     }
 
     /// By priority, and within it tenant after tenant.
-    pub(super) fn iter(&self) -> impl Iterator<Item = Slot> + '_ {
+    pub(super) fn iter(&self) -> impl Iterator<Item = RequestIndex> + '_ {
         self.places.values().copied()
     }
 
@@ -75,17 +75,17 @@ pub(super) struct Heads<'a> {
 }
 
 impl Iterator for Heads<'_> {
-    type Item = Slot;
+    type Item = RequestIndex;
 
-    fn next(&mut self) -> Option<Slot> {
+    fn next(&mut self) -> Option<RequestIndex> {
         loop {
             let from = (self.priority, self.next, Rank::FIRST);
             let found = self.queue.places.range(from..).next().filter(|((priority, ..), _)| *priority == self.priority);
             match found {
                 Some(((_, tenant, _), _)) if self.wrapped && *tenant >= self.queue.turn => return None,
-                Some(((_, tenant, _), slot)) => {
+                Some(((_, tenant, _), index)) => {
                     (self.next, self.wrapped) = tenant.checked_add(1).map_or((0, true), |next| (next, self.wrapped));
-                    return Some(*slot);
+                    return Some(*index);
                 }
                 None if self.wrapped => return None,
                 None => (self.next, self.wrapped) = (0, true),

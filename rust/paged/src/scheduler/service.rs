@@ -42,8 +42,8 @@ impl Scheduler {
     /// Ends a request in whatever state it is and frees its blocks; what they cache stays findable. `false` if there
     /// is no such request. Its row of a step in flight, if any, is ignored by the update.
     pub fn abort_request(&mut self, request_id: RequestId) -> bool {
-        let Some(&slot) = self.slots.get(&request_id) else { return false };
-        self.remove(slot);
+        let Some(&index) = self.indices.get(&request_id) else { return false };
+        self.remove(index);
         true
     }
 
@@ -53,11 +53,11 @@ impl Scheduler {
     }
 
     pub(super) fn finish_those_too_late(&mut self, output: &mut SchedulerOutput) {
-        while let Some(&(deadline, slot)) = self.deadlines.first()
+        while let Some(&(deadline, index)) = self.deadlines.first()
             && deadline <= self.now
         {
             self.totals.deadlines_missed += 1;
-            self.finish(slot, FinishReason::Deadline, output);
+            self.finish(index, FinishReason::Deadline, output);
         }
     }
 }

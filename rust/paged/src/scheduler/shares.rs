@@ -90,16 +90,16 @@ impl Scheduler {
         let mut shares = std::mem::take(&mut self.shares);
         shares.begin_step();
         let mut num_decodes = 0;
-        for &slot in &self.running {
-            let request = self.request(slot);
+        for &index in &self.running {
+            let request = self.request(index);
             match request.num_uncomputed_tokens() {
                 1 => num_decodes += 1,
                 wanted => shares.of(request.standing.tenant).wanted += wanted,
             }
         }
         if self.running.len() < self.config.max_num_seqs || self.next_urgent(&[]).is_some() {
-            for slot in self.waiting.heads() {
-                let request = self.request(slot);
+            for index in self.waiting.heads() {
+                let request = self.request(index);
                 shares.of(request.standing.tenant).wanted += request.num_tokens();
             }
         }
@@ -136,7 +136,7 @@ impl Scheduler {
             if *budget == 0 {
                 return;
             }
-            let Some(Request { tokens, blocks, .. }) = self.requests[self.slots[&row.request_id]].as_mut() else { continue };
+            let Some(Request { tokens, blocks, .. }) = self.requests[self.indices[&row.request_id]].as_mut() else { continue };
             let from = row.num_computed_tokens + row.num_scheduled_tokens;
             let chunk_left = self.config.max_chunk_len.map_or(usize::MAX, |most| most - row.num_scheduled_tokens);
             let wanted = (tokens.len() - from).min(*budget).min(chunk_left);

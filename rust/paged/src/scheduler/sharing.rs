@@ -1,7 +1,7 @@
 //! Requests over the same blocks: forks, and those that wait for what another one computes.
 
 use super::policy::AdmissionPolicy;
-use super::{Scheduler, Slot};
+use super::{RequestIndex, Scheduler};
 use crate::error::{AdmissionError, ForkError};
 use crate::ids::RequestId;
 use crate::request::{ForkRequest, NewRequest, Request, RequestStatus};
@@ -19,8 +19,8 @@ impl Scheduler {
     /// cache has when it is admitted.
     ///
     /// # Errors
-    /// [`ForkError`]: an unknown source, a cut that it has no tokens for, a child that could never be served, or a running
-    /// source while a step is in flight: what that writes is not there before its update. For `n` answers to one prompt, update with the
+    /// [`ForkError`]: an unknown source, a cut that it has no tokens for, a child that could never be served, or a running source
+    /// while a step is in flight: what that writes is not there before its update. For `n` answers to one prompt, update with the
     /// first answer's token, then fork with the prompt's length and each other answer's own first token.
     pub fn fork(&mut self, source_id: RequestId, child: ForkRequest) -> Result<(), ForkError> {
         let source = self.find(source_id).ok_or(ForkError::UnknownSource { source_id })?;
@@ -58,23 +58,23 @@ impl Scheduler {
             ..NewRequest::new(child.request_id, prompt_token_ids, child.max_tokens)
         };
         self.check_admissible(&new)?;
-        let source_slot = self.slots[&source_id];
-        let slot = self.insert(new, rank);
-        self.kept.touch(source_slot);
+        let source_index = self.indices[&source_id];
+        let index = self.insert(new, rank);
+        self.kept.touch(source_index);
         let has_seat = self.running.len() < self.config.max_num_seqs && !self.config.reserve_full_context;
         // The other policies let a fork run into its first preemption.
         let has_room = self.config.admission != AdmissionPolicy::Reserved
-            || self.reserved_blocks(self.request(slot)) <= self.unreserved_blocks();
-        if is_running && has_seat && has_room && self.share(source_slot, slot, num_shared_tokens) {
-            self.run(slot);
+            || self.reserved_blocks(self.request(index)) <= self.unreserved_blocks();
+        if is_running && has_seat && has_room && self.share(source_index, index, num_shared_tokens) {
+            self.run(index);
         } else {
-            self.wait(slot);
+            self.wait(index);
         }
         Ok(())
     }
 
     /// Lets the new request `child` run over the blocks of the first `num_tokens` tokens of `source`.
-    fn share(&mut self, source: Slot, child: Slot, num_tokens: usize) -> bool {
+    fn share(&mut self, source: RequestIndex, child: RequestIndex, num_tokens: usize) -> bool {
         let Some(request) = self.requests[source].take() else { return false };
         let shared = self.requests[child].as_mut().is_some_and(|child| {
             let shared = self.manager.share_blocks(&request.blocks, &mut child.blocks, num_tokens);
@@ -91,17 +91,17 @@ impl Scheduler {
 
     /// The running request, if any, that a waiting one waits for because it computes the next block of both.
     pub fn waits_for(&self, request_id: RequestId) -> Option<RequestId> {
-        let slot = *self.slots.get(&request_id)?;
-        let waits = matches!(self.request(slot).status, RequestStatus::Waiting | RequestStatus::Preempted);
-        if waits { self.pending_leader(slot) } else { None }
+        let index = *self.indices.get(&request_id)?;
+        let waits = matches!(self.request(index).status, RequestStatus::Waiting | RequestStatus::Preempted);
+        if waits { self.pending_leader(index) } else { None }
     }
 
-    /// The running request, if any, that computes next what the waiting one at `slot` would compute as well: the next
+    /// The running request, if any, that computes next what the waiting one at `index` would compute as well: the next
     /// block of both is the same, and so is all before it. Waiting for it costs less than computing it twice. It ends
     /// by itself: whoever runs advances, or does not run any more. Who is less urgent is not waited for: it may be held
     /// up by those whom the follower goes ahead of.
-    pub(super) fn pending_leader(&self, slot: Slot) -> Option<RequestId> {
-        let follower = self.request(slot);
+    pub(super) fn pending_leader(&self, index: RequestIndex) -> Option<RequestId> {
+        let follower = self.request(index);
         if follower.skip_prefix_lookup || !self.manager.prefix_caching() {
             return None;
         }
@@ -116,6 +116,6 @@ impl Scheduler {
                 && leader.cache_key(block_size).is_same_at(key, num_full)
                 && self.manager.publishes(&leader.blocks)
         };
-        self.running.iter().map(|slot| self.request(*slot)).find(is_leader).map(|leader| leader.id)
+        self.running.iter().map(|index| self.request(*index)).find(is_leader).map(|leader| leader.id)
     }
 }

@@ -11,11 +11,11 @@ impl Scheduler {
     /// or in what was counted, have one hash. Walks everything.
     #[doc(hidden)]
     pub fn hash_state(&self, state: &mut impl Hasher) {
-        let mut slots: Vec<_> = self.slots.values().copied().collect();
-        slots.sort_by_key(|slot| self.request(*slot).standing.rank);
+        let mut indices: Vec<_> = self.indices.values().copied().collect();
+        indices.sort_by_key(|index| self.request(*index).standing.rank);
         let mut names: HashMap<BlockId, usize> = HashMap::new();
-        for &slot in &slots {
-            let request = self.request(slot);
+        for &index in &indices {
+            let request = self.request(index);
             let standing = &request.standing;
             (request.status as u8, &request.tokens, &request.drafts, request.max_num_tokens, request.num_computed_tokens)
                 .hash(state);
@@ -33,9 +33,9 @@ impl Scheduler {
         for block in free {
             self.hash_block(block, &mut names, state);
         }
-        let place = |slot: &usize| slots.iter().position(|other| other == slot);
+        let place = |index: &usize| indices.iter().position(|other| other == index);
         self.kept.holding().map(place).for_each(|place| place.hash(state));
-        self.blocked.map(|blocked| (place(&blocked.slot), blocked.needed)).hash(state);
+        self.blocked.map(|blocked| (place(&blocked.index), blocked.needed)).hash(state);
         (&self.shares, self.waiting.turn(), self.admission_closed_below, self.in_flight.is_some()).hash(state);
         (self.now, self.paused, self.draining).hash(state);
     }

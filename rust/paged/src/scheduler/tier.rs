@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use super::prefix::commit_request;
-use super::{Scheduler, Slot};
+use super::{RequestIndex, Scheduler};
 use crate::ids::BlockId;
 use crate::output::{SchedulerOutput, SwapIn};
-use crate::tier::{TierBlock, TierBooks, TierConfig, TierRates, TierRecordId, TierStats, first_fetched};
+use crate::tier::{TierBlock, TierConfig, TierIndex, TierRates, TierRecordId, TierStats, first_fetched};
 
 /// A request that waits for its blocks to be fetched.
 #[derive(Debug, Clone)]
 pub(super) struct Fetching {
-    slot: Slot,
+    index: RequestIndex,
     /// Blocks it will begin with.
     num_blocks: usize,
     /// Tokens it would have begun with otherwise.
@@ -26,7 +26,7 @@ impl Scheduler {
     pub fn attach_tier(&mut self, config: TierConfig) {
         // Keys are those of the tier before.
         self.requests.iter_mut().flatten().for_each(|request| request.tier_keys.clear());
-        self.tier = self.manager.prefix_caching().then(|| TierBooks::new(config));
+        self.tier = self.manager.prefix_caching().then(|| TierIndex::new(config));
     }
 
     /// Offers and looks up no more: the tier has failed. What is being fetched is still to be answered with [`Self::swapped_in`].
@@ -57,7 +57,7 @@ impl Scheduler {
 
     /// Figures of the tier.
     pub fn tier_stats(&self) -> TierStats {
-        self.tier.as_ref().map(TierBooks::stats).unwrap_or_default()
+        self.tier.as_ref().map(TierIndex::stats).unwrap_or_default()
     }
 
     /// Blocks to copy out to the tier, added to `out`. They hold their bytes until the next step, copy or swap-in writes to the
@@ -69,8 +69,8 @@ impl Scheduler {
     }
 
     /// Offers the first `num_blocks` blocks of a request, all of them computed, but not those that left their windows.
-    pub(super) fn offer_blocks(&mut self, slot: Slot, blocks: std::ops::Range<usize>) {
-        let (Some(tier), Some(request)) = (&mut self.tier, self.requests[slot].as_mut()) else { return };
+    pub(super) fn offer_blocks(&mut self, index: RequestIndex, blocks: std::ops::Range<usize>) {
+        let (Some(tier), Some(request)) = (&mut self.tier, self.requests[index].as_mut()) else { return };
         if blocks.is_empty() || !self.manager.publishes(&request.blocks) {
             return;
         }
@@ -81,13 +81,13 @@ impl Scheduler {
             request.tokens[..blocks.end * block_size].chunks_exact(block_size),
             request.cache_key(block_size),
         );
-        for index in blocks {
-            let tokens: Arc<[u32]> = request.tokens[index * block_size..][..block_size].into();
+        for nth in blocks {
+            let tokens: Arc<[u32]> = request.tokens[nth * block_size..][..block_size].into();
             for group in 0..self.manager.groups().groups.len() {
-                let block = request.blocks.table(group)[index];
+                let block = request.blocks.table(group)[nth];
                 if block != BlockId::NULL {
-                    let id = TierRecordId { key: keys[index + 1], group: group as u32 };
-                    tier.offer(TierBlock { id, parent: keys[index], index: index as u32, tokens: Arc::clone(&tokens), block });
+                    let id = TierRecordId { key: keys[nth + 1], group: group as u32 };
+                    tier.offer(TierBlock { id, parent: keys[nth], index: nth as u32, tokens: Arc::clone(&tokens), block });
                 }
             }
         }
@@ -95,15 +95,15 @@ impl Scheduler {
     }
 
     /// Offers what a request holds before it loses it: what the tier dropped, or did not keep.
-    pub(super) fn offer_held_blocks(&mut self, slot: Slot) {
-        let num_published = self.requests[slot].as_ref().map_or(0, |request| request.blocks.num_published_blocks());
-        self.offer_blocks(slot, 0..num_published);
+    pub(super) fn offer_held_blocks(&mut self, index: RequestIndex) {
+        let num_published = self.requests[index].as_ref().map_or(0, |request| request.blocks.num_published_blocks());
+        self.offer_blocks(index, 0..num_published);
     }
 
     /// Lets a request that was just admitted begin further on if the tier has what follows its prefix hit and fetching that is
     /// cheaper than computing it. It then waits for [`Self::swapped_in`].
-    pub(super) fn begin_swap_in(&mut self, slot: Slot, is_first: bool, output: &mut SchedulerOutput) -> bool {
-        let (Some(tier), Some(request)) = (&mut self.tier, self.requests[slot].as_mut()) else { return false };
+    pub(super) fn begin_swap_in(&mut self, index: RequestIndex, is_first: bool, output: &mut SchedulerOutput) -> bool {
+        let (Some(tier), Some(request)) = (&mut self.tier, self.requests[index].as_mut()) else { return false };
         let (block_size, groups) = (self.manager.block_size(), self.manager.groups());
         let num_hit_tokens = request.num_computed_tokens;
         let num_hit_blocks = num_hit_tokens / block_size;
@@ -125,20 +125,20 @@ impl Scheduler {
         if begins {
             request.num_computed_tokens = num_hit_blocks * block_size;
             let mut blocks = Vec::new();
-            for index in num_hit_blocks..num_blocks {
-                let tokens: Arc<[u32]> = request.tokens[index * block_size..][..block_size].into();
-                for (group, _) in firsts.iter().enumerate().filter(|(_, first)| index >= **first) {
+            for nth in num_hit_blocks..num_blocks {
+                let tokens: Arc<[u32]> = request.tokens[nth * block_size..][..block_size].into();
+                for (group, _) in firsts.iter().enumerate().filter(|(_, first)| nth >= **first) {
                     blocks.push(TierBlock {
-                        id: TierRecordId { key: keys[index + 1], group: group as u32 },
-                        parent: keys[index],
-                        index: index as u32,
+                        id: TierRecordId { key: keys[nth + 1], group: group as u32 },
+                        parent: keys[nth],
+                        index: nth as u32,
                         tokens: Arc::clone(&tokens),
-                        block: request.blocks.table(group)[index],
+                        block: request.blocks.table(group)[nth],
                     });
                 }
             }
             output.swap_in = Some(SwapIn { request_id: request.id, blocks });
-            self.fetching = Some(Fetching { slot, num_blocks, num_hit_tokens, is_first });
+            self.fetching = Some(Fetching { index, num_blocks, num_hit_tokens, is_first });
         }
         request.tier_keys = keys;
         begins
@@ -153,7 +153,7 @@ impl Scheduler {
             self.tier.iter_mut().for_each(|tier| tier.failed(*id));
         }
         let block_size = self.manager.block_size();
-        let Some(request) = self.requests[fetching.slot].as_mut().filter(|request| request.id == swap_in.request_id) else {
+        let Some(request) = self.requests[fetching.index].as_mut().filter(|request| request.id == swap_in.request_id) else {
             return;
         };
         let first_failed =
@@ -182,8 +182,8 @@ impl Scheduler {
         }
     }
 
-    /// The request that waits for its blocks, if `slot` is it, waits no more.
-    pub(super) fn forget_fetching(&mut self, slot: Slot) {
-        self.fetching.take_if(|fetching| fetching.slot == slot);
+    /// The request that waits for its blocks, if `index` is its index, waits no more.
+    pub(super) fn forget_fetching(&mut self, index: RequestIndex) {
+        self.fetching.take_if(|fetching| fetching.index == index);
     }
 }

@@ -20,8 +20,8 @@ impl Scheduler {
     /// Slots that requests hold, and how many of them have KV: now, in all groups.
     pub(super) fn slots_held_and_live(&self) -> (usize, usize) {
         let held = self.manager.pool().num_used_blocks() * self.manager.block_size();
-        let empty_of = |slot: &super::Slot| {
-            let request = self.request(*slot);
+        let empty_of = |index: &super::RequestIndex| {
+            let request = self.request(*index);
             self.manager.num_empty_slots(&request.blocks, request.num_computed_tokens)
         };
         (held, held - self.running.iter().chain(self.kept.holding()).map(empty_of).sum::<usize>().min(held))

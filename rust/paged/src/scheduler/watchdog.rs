@@ -11,9 +11,9 @@ impl Scheduler {
         if !output.rows.is_empty() || !output.finished.is_empty() || output.swap_in.is_some() {
             return;
         }
-        let Some(slot) = self.running.first().copied().or_else(|| self.waiting.iter().next()) else { return };
-        let request = self.request(slot);
-        let held = self.running.iter().map(|slot| self.request(*slot));
+        let Some(index) = self.running.first().copied().or_else(|| self.waiting.iter().next()) else { return };
+        let request = self.request(index);
+        let held = self.running.iter().map(|index| self.request(*index));
         output.stuck = Some(StuckReport {
             request_id: request.id,
             status: request.status,
@@ -26,7 +26,7 @@ impl Scheduler {
             admission_closed_below: self.admission_closed_below,
             holders: held.map(|request| (request.id, request.blocks.num_held_blocks())).collect(),
         });
-        self.finish(slot, FinishReason::Stuck, output);
+        self.finish(index, FinishReason::Stuck, output);
     }
 }
 

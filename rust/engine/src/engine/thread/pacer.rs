@@ -14,10 +14,11 @@ pub(in crate::engine) struct StepPacer {
     age: usize,
 }
 
-/// Of the target, what steps are aimed at: they vary by a third where others use the machine too, and what follows them takes its part.
+/// Of the target, what steps are aimed at: they vary by a third where others use the machine too, and what follows them takes its
+/// part.
 const AIM: f64 = 0.65;
-/// So many times as long as answers alone may chunks make a step whatever the target is, so that half of the time goes into prompts: a
-/// large model reads its weights, and a long prompt the keys and values that it has, for one token as for many.
+/// So many times as long as answers alone may chunks make a step whatever the target is, so that half of the time goes into
+/// prompts: a large model reads its weights, and a long prompt the keys and values that it has, for one token as for many.
 const STRETCH: f64 = 2.0;
 /// Until a prompt has been timed.
 const FIRST_TOKENS: usize = 128;
@@ -58,8 +59,8 @@ impl StepPacer {
         self.token.map(f64::recip)
     }
 
-    /// Takes note of a step. One whose chunks are much smaller than they might be, such as the last of a prompt, says little of prompts
-    /// unless it was slow.
+    /// Takes note of a step. One whose chunks are much smaller than they might be, such as the last of a prompt, says little of
+    /// prompts unless it was slow.
     pub(super) fn measure(&mut self, num_prompt_tokens: usize, took: Duration) {
         let took = took.as_secs_f64();
         let is_slow = self.aim().is_some_and(|aim| took > aim);
@@ -78,7 +79,8 @@ impl StepPacer {
         if num_prompt_tokens > 0 && took > 0.0 && (num_prompt_tokens >= fitting / 2 || is_slow) {
             // What answers took of it is not known so well that tokens could be said to cost nothing.
             let measured = (took - self.answers.unwrap_or(0.0)).max(took / STRETCH) / num_prompt_tokens as f64;
-            // Prompts slow down as they get longer, so the slowest token is the one to go by, and the next one will be slower still.
+            // Prompts slow down as they get longer, so the slowest token is the one to go by, and the next one will be slower
+            // still.
             self.token = Some(match self.token {
                 Some(token) if measured > token => measured * (measured / token).min(MAX_GROWTH),
                 Some(token) => smoothed(token, measured),
@@ -152,7 +154,8 @@ mod tests {
         }
     }
 
-    /// Steps of a server with prompts in each, where answers alone take so many seconds; returns those of the last 40 with full chunks.
+    /// Steps of a server with prompts in each, where answers alone take so many seconds; returns those of the last 40 with full
+    /// chunks.
     fn saturated(pacer: &mut StepPacer, answers: f64) -> Vec<f64> {
         let mut steps = Vec::new();
         for number in 0..400 {

@@ -13,21 +13,21 @@ impl EngineThread {
         let StepOutputs { rows, failed, .. } = &mut self.outputs;
         for (r, scheduled) in output.rows.iter().enumerate() {
             let id = scheduled.request_id;
-            let Some(live) = self.live.get_mut(&id) else { continue };
-            let Some(job) = self.jobs.get_mut(&live.job) else { continue };
-            let prompt = Arc::clone(&job.submission().prompt_token_ids);
-            if !job.submission().prompt_logprobs || live.choice > 0 || live.prompt_logprobs_done == prompt.len() {
+            let Some(active) = self.active.get_mut(&id) else { continue };
+            let Some(request) = self.requests.get_mut(&active.request_number) else { continue };
+            let prompt = Arc::clone(&request.submitted().prompt_token_ids);
+            if !request.submitted().prompt_logprobs || active.choice > 0 || active.prompt_logprobs_done == prompt.len() {
                 continue;
             }
-            let top_k = job.submission().logprobs.unwrap_or(0);
-            if live.prompt_logprobs_done == 0 {
-                job.push_prompt_logprobs(&[token_logprobs(&self.tokenizer, prompt[0], None, &[])]);
-                live.prompt_logprobs_done = 1;
+            let top_k = request.submitted().logprobs.unwrap_or(0);
+            if active.prompt_logprobs_done == 0 {
+                request.push_prompt_logprobs(&[token_logprobs(&self.tokenizer, prompt[0], None, &[])]);
+                active.prompt_logprobs_done = 1;
             }
             let start = scheduled.num_computed_tokens;
             let base = self.batch.step.query_start_loc[r] as usize;
             let last = (start + scheduled.num_scheduled_tokens).min(prompt.len() - 1);
-            let mut first = start.max(live.prompt_logprobs_done - 1);
+            let mut first = start.max(active.prompt_logprobs_done - 1);
             while first < last {
                 let end = last.min(first + self.runner.max_logit_rows());
                 rows.clear();
@@ -38,14 +38,14 @@ impl EngineThread {
                     Ok(token_logprobs(&self.tokenizer, token, Some(row.logprob), &row.top))
                 });
                 match entries.collect::<Result<Vec<_>, EngineError>>() {
-                    Ok(entries) => job.push_prompt_logprobs(&entries),
+                    Ok(entries) => request.push_prompt_logprobs(&entries),
                     Err(error) => {
                         // One request's logits are bad; the others' are not.
                         failed.push((id, error.to_string()));
                         break;
                     }
                 }
-                live.prompt_logprobs_done = end + 1;
+                active.prompt_logprobs_done = end + 1;
                 first = end;
             }
         }

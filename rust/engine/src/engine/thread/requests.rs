@@ -2,46 +2,46 @@
 
 use paged::{AdmissionError, CacheIdentity, IdentityField, NewRequest, RequestId};
 
-use super::{EngineThread, Live, ticks};
+use super::{ActiveChoice, EngineThread, ticks};
 use crate::{
     EngineError, FinishReason,
     engine::{
         draining,
-        output::{End, Job, Submission},
+        output::{ActiveRequest, End, SubmittedRequest},
     },
     model::config::RopeRows,
 };
 
 impl EngineThread {
-    pub(super) fn submit(&mut self, submission: Submission) {
+    pub(super) fn submit(&mut self, submitted: SubmittedRequest) {
         if let Some(why) = self.lost.get() {
-            return Job::new(submission).abandon(EngineError::DeviceLost(why.clone()));
+            return ActiveRequest::new(submitted).abandon(EngineError::DeviceLost(why.clone()));
         }
-        let job_id = submission.job;
-        let live = Live {
-            job: job_id,
+        let number = submitted.number;
+        let active = ActiveChoice {
+            request_number: number,
             choice: 0,
-            rope: self.runner.config().rope_rows(submission.prompt_token_ids.len()),
+            rope: self.runner.config().rope_rows(submitted.prompt_token_ids.len()),
             prompt_logprobs_done: 0,
             num_computed_tokens: 0,
-            leads: submission.choices.len() > 1,
-            output: submission.output,
+            leads: submitted.choices.len() > 1,
+            output: submitted.output,
         };
         let id = self.new_request_id();
         let mut added = Ok(());
-        if self.scheduler.is_draining() || !self.fork_source(id, &submission, live.rope) {
-            let new = self.new_request(id, &submission, live.rope);
+        if self.scheduler.is_draining() || !self.fork_source(id, &submitted, active.rope) {
+            let new = self.new_request(id, &submitted, active.rope);
             added = self.scheduler.add_request(new);
         }
-        let mut job = Job::new(submission);
+        let mut request = ActiveRequest::new(submitted);
         match added {
             Ok(()) => {}
-            Err(AdmissionError::Draining { .. }) => return job.abandon(draining()),
-            Err(error) => return job.abandon(EngineError::InvalidArgument(error.to_string())),
+            Err(AdmissionError::Draining { .. }) => return request.abandon(draining()),
+            Err(error) => return request.abandon(EngineError::InvalidArgument(error.to_string())),
         }
-        job.begin();
-        self.jobs.insert(job_id, job);
-        self.live.insert(id, live);
+        request.begin();
+        self.requests.insert(number, request);
+        self.active.insert(id, active);
     }
 
     pub(super) fn new_request_id(&mut self) -> RequestId {
@@ -50,33 +50,33 @@ impl EngineThread {
         id
     }
 
-    fn new_request(&self, id: RequestId, submission: &Submission, rope: RopeRows) -> NewRequest {
-        let service = &submission.service;
+    fn new_request(&self, id: RequestId, submitted: &SubmittedRequest, rope: RopeRows) -> NewRequest {
+        let service = &submitted.service;
         NewRequest {
             // Requests that use different rope tables have different keys for the same tokens.
             identity: CacheIdentity::new().with(IdentityField::Rope, &rope.first.to_le_bytes()).into_bytes(),
-            skip_prefix_lookup: submission.prompt_logprobs,
-            cache_salt: submission.origin.cache_salt.clone(),
-            public_prefix_len: submission.origin.public_prefix_len,
+            skip_prefix_lookup: submitted.prompt_logprobs,
+            cache_salt: submitted.origin.cache_salt.clone(),
+            public_prefix_len: submitted.origin.public_prefix_len,
             priority: service.priority,
             deadline: service.deadline.map(|deadline| ticks(self.started, deadline)),
             tenant: service.tenant,
-            ..NewRequest::new(id, submission.prompt_token_ids.to_vec(), submission.max_tokens)
+            ..NewRequest::new(id, submitted.prompt_token_ids.to_vec(), submitted.max_tokens)
         }
     }
 
     /// Ends the requests whose caller has dropped its stream.
     pub(super) fn drop_cancelled(&mut self) {
-        // Each is asked once: one that is dropped meanwhile must not lose its job and keep its place in the next step.
-        self.jobs.retain(|_, job| !job.is_cancelled());
-        self.drop_without_job();
+        // Each is asked once: one that is dropped meanwhile must not lose its entry here and keep its place in the next step.
+        self.requests.retain(|_, request| !request.is_cancelled());
+        self.drop_choices_without_request();
     }
 
-    /// Takes requests whose job has gone from the scheduler.
-    fn drop_without_job(&mut self) {
-        let (jobs, scheduler) = (&self.jobs, &mut self.scheduler);
-        self.live.retain(|&id, live| {
-            let keep = jobs.contains_key(&live.job);
+    /// Takes choices whose request has gone from the scheduler.
+    fn drop_choices_without_request(&mut self) {
+        let (requests, scheduler) = (&self.requests, &mut self.scheduler);
+        self.active.retain(|&id, active| {
+            let keep = requests.contains_key(&active.request_number);
             if !keep {
                 scheduler.abort_request(id);
             }
@@ -86,26 +86,26 @@ impl EngineThread {
 
     /// Ends a request that the scheduler no longer knows.
     pub(super) fn end(&mut self, id: RequestId, end: &End<'_>) {
-        if let Some(live) = self.live.get(&id)
-            && let Some(job) = self.jobs.get_mut(&live.job)
+        if let Some(active) = self.active.get(&id)
+            && let Some(request) = self.requests.get_mut(&active.request_number)
         {
             // Choices that have not begun end with the one that was to begin them.
-            let choices = if live.leads { 0..job.num_choices() } else { live.choice..live.choice + 1 };
-            choices.for_each(|choice| job.finish(choice, end.clone()));
+            let choices = if active.leads { 0..request.num_choices() } else { active.choice..active.choice + 1 };
+            choices.for_each(|choice| request.finish(choice, end.clone()));
         }
         self.forget(id);
     }
 
     pub(super) fn forget(&mut self, id: RequestId) {
-        let Some(live) = self.live.remove(&id) else { return };
-        if self.jobs.get(&live.job).is_some_and(Job::is_done) {
-            self.ended.extend(self.jobs.remove(&live.job));
+        let Some(active) = self.active.remove(&id) else { return };
+        if self.requests.get(&active.request_number).is_some_and(ActiveRequest::is_done) {
+            self.ended.extend(self.requests.remove(&active.request_number));
         }
     }
 
     /// Ends every request with the text it has.
     pub(super) fn cancel_all(&mut self) {
-        let ids: Vec<_> = self.live.keys().copied().collect();
+        let ids: Vec<_> = self.active.keys().copied().collect();
         for id in ids {
             self.scheduler.finish_request(id);
             self.end(id, &End::new(FinishReason::Canceled));
@@ -113,12 +113,12 @@ impl EngineThread {
         self.swap_out();
     }
 
-    /// Ends a job whose state nothing can be made of any more.
-    pub(super) fn abandon(&mut self, job_id: u64, error: EngineError) {
-        let job = self.jobs.remove(&job_id);
-        self.drop_without_job();
-        if let Some(mut job) = job {
-            job.abandon(error);
+    /// Ends a request whose state nothing can be made of any more.
+    pub(super) fn abandon(&mut self, number: u64, error: EngineError) {
+        let request = self.requests.remove(&number);
+        self.drop_choices_without_request();
+        if let Some(mut request) = request {
+            request.abandon(error);
         }
     }
 }

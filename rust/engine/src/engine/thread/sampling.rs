@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 use super::EngineThread;
 use crate::{
     EngineError, OutputKind,
-    engine::output::Job,
+    engine::output::ActiveRequest,
     error::caught,
     model_runner::{Greedy, ModelRunner},
     sampler::Sampled,
@@ -25,8 +25,8 @@ const MIN_PARALLEL_LOGITS: usize = 1 << 16;
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) id: RequestId,
-    job: u64,
-    /// One, or all of a job whose prompt ends with this row.
+    request_number: u64,
+    /// One, or all of a request whose prompt ends with this row.
     choices: Range<usize>,
     leads: bool,
     kind: OutputKind,
@@ -60,7 +60,7 @@ pub(super) struct StepOutputs {
     token_ids: Vec<u32>,
     /// Tokens of the requests that do not lead others; those of one request in their order.
     pub(super) sampled: Vec<(RequestId, Sampled)>,
-    /// The first tokens of all choices of a job, by the request that computed their prompt.
+    /// The first tokens of all choices of a request, by the choice that computed their prompt.
     pub(super) branches: Vec<(RequestId, Vec<Result<Sampled, String>>)>,
     /// Hidden states behind the output norm.
     pub(super) vectors: Vec<(RequestId, Vec<f32>)>,
@@ -93,7 +93,7 @@ impl StepOutputs {
         self.sampled.push((wanted.id, token));
     }
 
-    /// Takes the first tokens of a job's choices.
+    /// Takes the first tokens of a request's choices.
     fn push_branches(&mut self, index: usize, drawn: Vec<Result<Sampled, String>>) {
         let wanted = &mut self.wanted[index];
         let id = wanted.id;
@@ -151,7 +151,7 @@ impl StepOutputs {
 struct Draw<'a> {
     /// Its place among those with outputs.
     index: usize,
-    job: &'a Job,
+    request: &'a ActiveRequest,
     choices: Range<usize>,
     drafts: &'a [u32],
     /// `[rows, vocab_size]`.
@@ -164,18 +164,18 @@ struct Draw<'a> {
 impl Draw<'_> {
     /// Samples each row whose drafts before it were all accepted: a draft is, if it is what is sampled in its place.
     fn run(&mut self) {
-        let (job, first) = (self.job, self.choices.start);
+        let (request, first) = (self.request, self.choices.start);
         if self.choices.len() > 1 {
             let logits = &mut *self.logits;
-            self.tokens.extend(self.choices.clone().map(|choice| sample(job, choice, 0, logits)));
+            self.tokens.extend(self.choices.clone().map(|choice| sample(request, choice, 0, logits)));
             return;
         }
         let vocab_size = self.logits.len() / self.on_device.len();
         let rows = self.logits.chunks_exact_mut(vocab_size).zip(&mut *self.on_device);
         for (ahead, (logits, on_device)) in rows.enumerate() {
             let token = match on_device.take() {
-                Some(row) => Ok(job.accept(first, row)),
-                None => sample(job, first, ahead, logits),
+                Some(row) => Ok(request.accept(first, row)),
+                None => sample(request, first, ahead, logits),
             };
             let is_draft = token.as_ref().is_ok_and(|token| self.drafts.get(ahead) == Some(&token.token_id));
             self.tokens.push(token);
@@ -187,8 +187,8 @@ impl Draw<'_> {
 }
 
 /// Samples the token `ahead` places behind the next one of a choice.
-fn sample(job: &Job, choice: usize, ahead: usize, logits: &mut [f32]) -> Result<Sampled, String> {
-    caught(|| job.sample(choice, ahead, logits)).and_then(|token| token.map_err(|error| error.to_string()))
+fn sample(request: &ActiveRequest, choice: usize, ahead: usize, logits: &mut [f32]) -> Result<Sampled, String> {
+    caught(|| request.sample(choice, ahead, logits)).and_then(|token| token.map_err(|error| error.to_string()))
 }
 
 impl EngineThread {
@@ -206,7 +206,7 @@ impl EngineThread {
             });
             let end = start + fitting.count().max(1);
             let (runner, outputs) = (&mut self.runner, &mut self.outputs);
-            Chunk { runner, jobs: &self.jobs, outputs, drafts: &output.drafts }.sample(start..end)?;
+            Chunk { runner, requests: &self.requests, outputs, drafts: &output.drafts }.sample(start..end)?;
             start = end;
         }
         self.read_vectors()
@@ -223,16 +223,16 @@ impl EngineThread {
             if row.num_outputs == 0 || outputs.failed.iter().any(|(failed, _)| *failed == id) {
                 continue;
             }
-            let Some(live) = self.live.get(&id) else { continue };
-            let choices = if live.leads {
-                let Some(job) = self.jobs.get(&live.job) else { continue };
-                0..job.num_choices()
+            let Some(active) = self.active.get(&id) else { continue };
+            let choices = if active.leads {
+                let Some(request) = self.requests.get(&active.request_number) else { continue };
+                0..request.num_choices()
             } else {
-                live.choice..live.choice + 1
+                active.choice..active.choice + 1
             };
             let rows = end - row.num_outputs as u32..end;
-            let (job, leads, kind) = (live.job, live.leads, live.output);
-            outputs.wanted.push(Wanted { id, job, choices, leads, kind, rows, drafts, tokens: None });
+            let (request_number, leads, kind) = (active.request_number, active.leads, active.output);
+            outputs.wanted.push(Wanted { id, request_number, choices, leads, kind, rows, drafts, tokens: None });
         }
     }
 
@@ -265,7 +265,7 @@ impl EngineThread {
 /// Requests whose logits are computed together.
 struct Chunk<'a> {
     runner: &'a mut ModelRunner,
-    jobs: &'a FxHashMap<u64, Job>,
+    requests: &'a FxHashMap<u64, ActiveRequest>,
     outputs: &'a mut StepOutputs,
     drafts: &'a [u32],
 }
@@ -273,7 +273,7 @@ struct Chunk<'a> {
 impl Chunk<'_> {
     /// Samples for those of `outputs.wanted[indices]` that want tokens.
     fn sample(self, indices: Range<usize>) -> Result<(), EngineError> {
-        let Self { runner, jobs, outputs, drafts } = self;
+        let Self { runner, requests, outputs, drafts } = self;
         let wants_tokens = |wanted: &&Wanted| wanted.is_of(OutputKind::Tokens);
         let chunk = &outputs.wanted[indices.clone()];
         let rows = &mut outputs.rows;
@@ -283,9 +283,11 @@ impl Chunk<'_> {
             return Ok(());
         }
         let (samples, backend) = (runner.samples(), Arc::clone(runner.backend()));
-        let is_greedy = |wanted: &Wanted| jobs.get(&wanted.job).is_none_or(|job| job.is_greedy(wanted.choices.clone()));
+        let is_greedy = |wanted: &Wanted| {
+            requests.get(&wanted.request_number).is_none_or(|request| request.is_greedy(wanted.choices.clone()))
+        };
         let (mut on_device, logits) = if !samples && chunk.iter().filter(wants_tokens).all(is_greedy) {
-            let mask = |wanted: &Wanted| jobs.get(&wanted.job).and_then(Job::mask);
+            let mask = |wanted: &Wanted| requests.get(&wanted.request_number).and_then(ActiveRequest::mask);
             let has_masks = chunk.iter().filter(wants_tokens).any(|wanted| mask(wanted).is_some());
             let of_rows = chunk.iter().filter(wants_tokens).flat_map(|wanted| wanted.rows.clone().map(move |_| mask(wanted)));
             let masks: Vec<_> = if has_masks { of_rows.collect() } else { Vec::new() };
@@ -298,8 +300,8 @@ impl Chunk<'_> {
             }
         } else {
             let asked = chunk.iter().filter(wants_tokens).flat_map(|wanted| {
-                let job = jobs.get(&wanted.job).filter(|_| samples && wanted.choices.len() == 1);
-                (0..wanted.rows.len()).map(move |ahead| job?.row_sampling(wanted.choices.start, ahead))
+                let request = requests.get(&wanted.request_number).filter(|_| samples && wanted.choices.len() == 1);
+                (0..wanted.rows.len()).map(move |ahead| request?.row_sampling(wanted.choices.start, ahead))
             });
             let (sampling, num_top): (Vec<_>, Vec<_>) = asked.map(Option::unzip).unzip();
             runner.sample(rows, &sampling, num_top.into_iter().flatten().max().unwrap_or(0))?
@@ -312,10 +314,18 @@ impl Chunk<'_> {
             let (own_logits, own_on_device);
             (own_logits, logits) = logits.split_at_mut(num_rows * vocab_size);
             (own_on_device, on_device) = on_device.split_at_mut(num_rows);
-            let Some(job) = jobs.get(&wanted.job) else { continue };
+            let Some(request) = requests.get(&wanted.request_number) else { continue };
             let (choices, drafts) = (wanted.choices.clone(), &drafts[wanted.drafts.clone()]);
             let tokens = Vec::new();
-            draws.push(Mutex::new(Draw { index, job, choices, drafts, logits: own_logits, on_device: own_on_device, tokens }));
+            draws.push(Mutex::new(Draw {
+                index,
+                request,
+                choices,
+                drafts,
+                logits: own_logits,
+                on_device: own_on_device,
+                tokens,
+            }));
         }
         let draw = |index: usize| draws[index].lock().unwrap_or_else(PoisonError::into_inner).run();
         if outputs.rows.len() * vocab_size < MIN_PARALLEL_LOGITS {

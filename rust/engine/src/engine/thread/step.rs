@@ -14,7 +14,7 @@ impl EngineThread {
     pub(super) fn step(&mut self) {
         let mut output = std::mem::take(&mut self.output);
         self.scheduler.set_now(ticks(self.started, Instant::now()));
-        self.hear_tier();
+        self.poll_tier();
         self.scheduler.limit_mixed_steps(self.pacer.max_prompt_tokens());
         self.propose();
         self.scheduler.schedule_into(&mut output);
@@ -27,9 +27,9 @@ impl EngineThread {
             }
         }
         for preemption in &output.preempted {
-            let live = self.live.get(&preemption.request_id);
-            if let Some(job) = live.and_then(|live| self.jobs.get_mut(&live.job)) {
-                job.count_preemption();
+            let active = self.active.get(&preemption.request_id);
+            if let Some(request) = active.and_then(|active| self.requests.get_mut(&active.request_number)) {
+                request.count_preemption();
             }
         }
         // First out: what comes in may take the place of what was freed.
@@ -53,10 +53,10 @@ impl EngineThread {
     /// Asks for drafts for the requests that are being answered.
     fn propose(&mut self) {
         let Some(proposer) = self.proposer.clone() else { return };
-        let (scheduler, live) = (&self.scheduler, &self.live);
+        let (scheduler, active) = (&self.scheduler, &self.active);
         let is_answered = |id: &RequestId| {
             // The first tokens of several choices come from one row.
-            let draws_alone = live.get(id).is_some_and(|live| !live.leads && live.output == OutputKind::Tokens);
+            let draws_alone = active.get(id).is_some_and(|active| !active.leads && active.output == OutputKind::Tokens);
             let num_tokens = scheduler.token_ids(*id).len();
             let is_next = scheduler.num_computed_tokens(*id).is_some_and(|(computed, _)| computed + 1 == num_tokens);
             draws_alone && (is_next || num_tokens > scheduler.num_prompt_tokens(*id))
@@ -81,9 +81,9 @@ impl EngineThread {
     /// Runs the model on the scheduled rows and computes what those with outputs come to, into `self.outputs`.
     fn execute(&mut self, output: &SchedulerOutput) -> Result<(), EngineError> {
         self.outputs.clear();
-        let live = &self.live;
+        let active = &self.active;
         let layout = BlockLayout { block_size: self.kv.block_size, num_groups: self.kv.groups.groups.len() };
-        let rope_of = |id| live.get(&id).map_or_else(RopeRows::default, |l| l.rope);
+        let rope_of = |id| active.get(&id).map_or_else(RopeRows::default, |l| l.rope);
         self.batch.build(&self.scheduler, output, layout, rope_of);
         self.runner.copy_blocks(&output.copies)?;
         self.runner.execute(&self.batch.token_ids, &self.batch.step)?;
@@ -91,7 +91,7 @@ impl EngineThread {
         self.compute_outputs(output)
     }
 
-    /// Commits the step, then hands the outputs to their jobs.
+    /// Commits the step, then hands the outputs to their requests.
     fn commit(&mut self, output: &SchedulerOutput) {
         let mut outputs = std::mem::take(&mut self.outputs);
         self.count(output, &outputs.wanted);
@@ -119,33 +119,33 @@ impl EngineThread {
         let mut wanted = wanted.iter().peekable();
         for row in &output.rows {
             let num_accepted = wanted.next_if(|wanted| wanted.id == row.request_id).map_or(0, Wanted::num_accepted);
-            let Some(live) = self.live.get_mut(&row.request_id) else { continue };
-            let Some(job) = self.jobs.get_mut(&live.job) else { continue };
+            let Some(active) = self.active.get_mut(&row.request_id) else { continue };
+            let Some(request) = self.requests.get_mut(&active.request_number) else { continue };
             let (start, end) = (row.num_computed_tokens, row.num_computed_tokens + row.num_known_tokens() + num_accepted);
-            if live.num_computed_tokens == 0 {
-                job.set_cached_tokens(start, row.miss);
+            if active.num_computed_tokens == 0 {
+                request.set_cached_tokens(start, row.miss);
             }
-            job.count_recomputed(live.num_computed_tokens.min(end).saturating_sub(start));
-            live.num_computed_tokens = live.num_computed_tokens.max(end);
+            request.count_recomputed(active.num_computed_tokens.min(end).saturating_sub(start));
+            active.num_computed_tokens = active.num_computed_tokens.max(end);
         }
     }
 
-    /// Hands a request's new token to its job.
+    /// Hands a choice's new token to its request.
     pub(super) fn deliver(&mut self, id: RequestId, token: &Sampled) {
-        let Some(live) = self.live.get(&id) else { return };
-        let Some(job) = self.jobs.get_mut(&live.job) else { return };
-        match caught(|| job.push_token(live.choice, token, &self.tokenizer)) {
+        let Some(active) = self.active.get(&id) else { return };
+        let Some(request) = self.requests.get_mut(&active.request_number) else { return };
+        match caught(|| request.push_token(active.choice, token, &self.tokenizer)) {
             Ok(None) => {}
             Ok(Some(reason)) => self.complete(id, reason),
-            Err(why) => self.abandon(live.job, EngineError::Internal(why)),
+            Err(why) => self.abandon(active.request_number, EngineError::Internal(why)),
         }
     }
 
     /// Hands a request the vector that it ends with.
     fn deliver_vector(&mut self, id: RequestId, vector: Vec<f32>) {
-        let Some(live) = self.live.get(&id) else { return };
-        let Some(job) = self.jobs.get_mut(&live.job) else { return };
-        job.push_vector(live.choice, vector);
+        let Some(active) = self.active.get(&id) else { return };
+        let Some(request) = self.requests.get_mut(&active.request_number) else { return };
+        request.push_vector(active.choice, vector);
         self.end(id, &End::new(FinishReason::Stop));
     }
 

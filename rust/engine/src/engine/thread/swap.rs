@@ -7,7 +7,7 @@ use crate::{EngineError, error::caught};
 
 impl EngineThread {
     /// Tells the scheduler what became of the blocks that went out.
-    pub(super) fn hear_tier(&mut self) {
+    pub(super) fn poll_tier(&mut self) {
         if let Some(swapper) = &mut self.swapper {
             swapper.report(&mut self.scheduler, self.pacer.prompt_rate());
         }

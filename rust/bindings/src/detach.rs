@@ -1,4 +1,4 @@
-//! The one door from a Python thread into the engine: detaches from the interpreter, lets Ctrl-C through, maps errors and panics,
+//! The one way from a Python thread into the engine: detaches from the interpreter, lets Ctrl-C through, maps errors and panics,
 //! and logs what the engine warns of.
 
 use std::{

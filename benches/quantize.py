@@ -1,4 +1,4 @@
-"""A GGUF file with all matrices in one format: `python quantise.py FROM TO MOSTLY_Q4_0`. Needs llama-cpp-python."""
+"""A GGUF file with all matrices in one format: `python quantize.py FROM TO MOSTLY_Q4_0`. Needs llama-cpp-python."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Quantise as told by the command line."""
+    """Quantize as told by the command line."""
     source, target, kind = sys.argv[1:]
     api = importlib.import_module("llama_cpp")
     params = api.llama_model_quantize_default_params()
