@@ -57,7 +57,7 @@ use crate::{
 /// - `seed` seeds requests that have no seed of their own: each differently, or with `deterministic` all alike (by 0 unless
 ///   given).
 /// - `device` is "cpu", a GPU such as "cuda:0", or "auto": the first GPU that this build's kernels run on, else the CPU.
-///   `cpu_tier` forces an instruction-set tier, such as "scalar" or "avx2", for tests and bug reports, and the CPU; `num_threads`
+///   `cpu_tier` forces an instruction set, such as "scalar" or "avx2", for tests and bug reports, and the CPU; `num_threads`
 ///   is the number of worker threads, on a GPU of those that sample.
 /// - `cuda_graphs`: on a GPU, whether steps in which every request decodes are recorded once for their padded size, as a CUDA
 ///   graph, and launched as one; on unless given. `attention_backend`: "auto", "split" (the keys of a request that decodes are

@@ -9,7 +9,7 @@ use engine::{
 
 const VOCAB_SIZE: u32 = 512;
 
-/// Engines of every instruction-set tier of this machine, on float weights as they are and on quantized ones that are packed.
+/// Engines of every instruction set of this machine, on float weights as they are and on quantized ones that are packed.
 fn engines() -> impl Iterator<Item = Engine> {
     let tiers = ["scalar", "avx2", "avx512", "amx"].into_iter().filter(|tier| {
         let tier = device::cpu::CpuTier::parse(tier);
