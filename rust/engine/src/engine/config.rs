@@ -84,7 +84,7 @@ pub enum ModelDType {
 /// CPU options.
 #[derive(Clone, Debug, Default)]
 pub struct CpuOptions {
-    /// Instruction set by name; the machine's best unless given.
+    /// Instruction-set tier by name; the machine's best unless given.
     pub tier: Option<String>,
     /// Worker threads; the cores available to the process unless given.
     pub num_threads: Option<usize>,
