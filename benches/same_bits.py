@@ -22,6 +22,7 @@ from mistral_paged.default_model import default_model
 GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "data" / "golden"
 DTYPES = ("F32", "Auto")
 NEW = 32
+SAMPLINGS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 0.9, "top_p": 0.9, "seed": 7}}
 # Prompts beyond those of the goldens: long enough for chunks and many rows.
 LONG = "The lighthouse keeper wrote down what the sea had brought: a bottle, a rope, the mast of a ship that nobody missed. " * 40
 
@@ -56,7 +57,7 @@ def continuations(runner: Runner, folder: Path) -> Iterator[tuple[str, list[list
     prompts: list[Any] = [case["prompt_ids"] for case in cases]
     prompts.append(LONG if runner.max_sequence_length() and runner.max_sequence_length() > 2048 else LONG[:200])
     for index, prompt in enumerate(prompts):
-        for name, options in (("greedy", {"temperature": 0.0}), ("sampled", {"temperature": 0.9, "top_p": 0.9, "seed": 7})):
+        for name, options in SAMPLINGS.items():
             request = CompletionRequest(
                 prompt, "default", max_tokens=NEW, logprobs=5, ignore_eos=True, echo_prompt=name == "greedy", **options
             )
