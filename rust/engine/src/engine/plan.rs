@@ -297,14 +297,15 @@ fn beside_kv(
     for (bytes, weights) in bytes.iter_mut().zip(&counter.bytes) {
         bytes.weights = *weights;
     }
-    let largest = |value: fn(&AttentionConfig) -> usize| model.config.largest(|layer| value(layer.attention()));
+    let largest = |value: fn(&AttentionConfig) -> usize| model.config.largest(|layer| value(&layer.attention));
     let shape = WorkspaceShape {
         num_tokens: config.max_num_batched_tokens,
         seq_len: longest,
         hidden_size: model.config.hidden_size,
-        intermediate_size: model.config.largest(|layer| layer.dense().intermediate_size),
+        intermediate_size: model.config.largest(|layer| layer.ffn.intermediate_size),
         num_heads: largest(|attention| attention.num_heads),
         num_kv_heads: largest(|attention| attention.num_kv_heads),
+        queries_per_kv: largest(|attention| attention.num_heads / attention.num_kv_heads),
         head_dim: largest(|attention| attention.head_dim),
         dtype: counter.layer_dtype,
         num_logit_rows: max_logit_rows(config.max_num_seqs),
@@ -313,7 +314,7 @@ fn beside_kv(
         lm_head_dtype: counter.lm_head_dtype,
         precision: precision(config),
         post_norms: model.config.layers.iter().any(|layer| layer.norms != Norms::Before),
-        gated: model.config.layers.iter().any(|layer| layer.dense().is_gated),
+        gated: model.config.layers.iter().any(|layer| layer.ffn.is_gated),
     };
     match devices {
         PlannedDevices::Own { backend, loaded } => {

@@ -18,7 +18,8 @@ use super::{
     thread::Command,
 };
 use crate::{
-    EngineError, EventSink, GenerationRequest, IncrementalDecoder, MAX_CHOICES, OutputKind, Prompt, SamplingParams, ServiceParams,
+    EngineError, EventSink, GenerationRequest, IncrementalDecoder, MAX_CHOICES, OutputKind, Prompt, SamplingParams,
+    ServiceParams,
     event_sink::Outbox,
     output_text::OutputText,
     sampler::{ResolvedSampling, Sampler, dry_breaker_ids},

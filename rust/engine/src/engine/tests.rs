@@ -14,8 +14,8 @@ use std::{
 
 use device::{
     AttentionArgs, Backend, BackendInfo, CacheEngine, DType, DeviceError, EmbedArgs, GateUpArgs, KvCacheSpec, Linear,
-    LinearOptions, Norm, Phases, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, TokenMask, TokenSet, WeightView,
-    WorkspaceShape,
+    LinearOptions, Norm, Phases, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, TokenMask, TokenSet,
+    WeightView, WorkspaceShape,
     cpu::{CpuBackend, CpuTier},
 };
 

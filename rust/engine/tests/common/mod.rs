@@ -9,7 +9,7 @@ use std::{path::PathBuf, sync::Arc};
 use device::{Backend, KvDType, KvGroupMetadata, Precision, StepMetadata};
 use engine::{
     ModelSource,
-    model::{ModelFiles, config::RopeRows},
+    model::{ModelFiles, RopeRows},
     model_runner::{ModelRunner, RunnerOptions},
 };
 use paged::KvGroups;

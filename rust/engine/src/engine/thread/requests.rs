@@ -9,7 +9,7 @@ use crate::{
         draining,
         output::{End, Job, Submission},
     },
-    model::config::RopeRows,
+    model::RopeRows,
 };
 
 impl EngineThread {
