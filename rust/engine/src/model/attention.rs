@@ -58,7 +58,7 @@ impl Attention {
         [q, kv, kv, q, 0]
     }
 
-    /// All phases that read the hidden state, normalised if there is a norm.
+    /// All phases that read the hidden state, normalized if there is a norm.
     pub(crate) fn open(&self, norm: Option<&Norm>, cx: &mut Context<'_>) {
         let [q, k, v, out, _] = &mut *cx.buffers;
         let (backend, cache, layer) = (cx.run.backend, cx.run.cache, cx.layer);

@@ -62,7 +62,8 @@ pub struct LayerConfig {
     pub ffn: DenseConfig,
     /// Where it has norms.
     pub norms: Norms,
-    /// The feed-forward network sees what attention sees, by the same norm; else the residual stream with the output of attention.
+    /// The feed-forward network sees what attention sees, by the same norm; else the residual stream with the output of
+    /// attention.
     pub is_parallel: bool,
     /// Multiplied into what is added to the residual stream.
     pub residual_scale: f32,
@@ -162,8 +163,8 @@ impl NormConfig {
 }
 
 impl LayerConfig {
-    /// Full attention of so many heads, key and value heads, and elements a head, all of which rotate by the first kind, and a gated
-    /// network of that width: what a llama has.
+    /// Full attention of so many heads, key and value heads, and elements a head, all of which rotate by the first kind, and a
+    /// gated network of that width: what a llama has.
     pub fn new([num_heads, num_kv_heads, head_dim]: [usize; 3], intermediate_size: usize, activation: Activation) -> Self {
         let attention = AttentionConfig {
             num_heads,
@@ -323,8 +324,8 @@ impl DecoderConfig {
             };
             if !self.layers[..index].get(of).is_some_and(|layer| is_alike(&layer.attention)) {
                 return Err(format!(
-                    "layer {index} is to read the keys and values of layer {of}, which must come before it, have its own, and have as many \
-                     heads of the same size and the same window"
+                    "layer {index} is to read the keys and values of layer {of}, which must come before it, have its own, and have \
+                     as many heads of the same size and the same window"
                 ));
             }
         }

@@ -188,8 +188,9 @@ impl Decoder {
         &a.sampled
     }
 
-    /// Logits of these rows of the hidden state, into `a.logits` on the device; before any softcap, see [`softcap`]. Where the backend finds
-    /// the tokens of their largest without all of them, and there is a place for these, it does that and returns true.
+    /// Logits of these rows of the hidden state, into `a.logits` on the device; before any softcap, see [`softcap`]. Where the
+    /// backend finds the tokens of their largest without all of them, and there is a place for these, it does that and returns
+    /// true.
     pub(crate) fn logits(&self, backend: &dyn Backend, a: &mut Activations, rows: &[u32], greedy: Option<Search<'_>>) -> bool {
         backend.gather_rows(&a.hidden, rows, &mut a.sampled);
         let (norm, linear) = (Some(&self.output_norm), &self.output);

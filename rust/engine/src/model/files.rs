@@ -78,6 +78,15 @@ impl ModelFiles {
         &self.config
     }
 
+    /// The same weights for another decoder, which no file describes.
+    ///
+    /// # Errors
+    /// [`EngineError::Load`] for a configuration that makes no sense.
+    pub fn with_config(self, config: DecoderConfig) -> Result<Self, EngineError> {
+        config.validate("the configuration")?;
+        Ok(Self { config, ..self })
+    }
+
     /// The weights by role.
     pub fn weights(&self) -> &WeightSource {
         &self.weights

@@ -8,8 +8,8 @@ use crate::{
     weights::{Matrix, WeightId},
 };
 
-/// Visits the weights that a decoder asks for, each with its shape. One visitor loads them. Another counts their bytes: what it returns is
-/// empty, and the decoder that is made of it never runs.
+/// Visits the weights that a decoder asks for, each with its shape. One visitor loads them. Another counts their bytes: what it
+/// returns is empty, and the decoder that is made of it never runs.
 pub(crate) trait Weights {
     /// A matrix that activations are multiplied by. The one that belongs to no layer gives the logits; with the role of the token
     /// embedding it is that too.
@@ -22,8 +22,8 @@ pub(crate) trait Weights {
     fn table(&mut self, matrix: &Matrix) -> Result<WeightView, EngineError>;
 }
 
-/// What a step keeps between the phases of a layer, `[num_tokens, columns]` each, or those columns: q, k, v, what attention gives, and the
-/// activation of the feed-forward network. Layers take turns.
+/// What a step keeps between the phases of a layer, `[num_tokens, columns]` each, or those columns: q, k, v, what attention
+/// gives, and the activation of the feed-forward network. Layers take turns.
 pub(crate) type Buffers<T> = [T; 5];
 
 /// What a step runs with.

@@ -69,8 +69,8 @@ impl Default for RopeRows {
 }
 
 impl RopeRows {
-    /// The row of a position, for `StepMetadata::rope_positions`. Positions are below [`MAX_SIZE`](super::config::MAX_SIZE) and there are two tables at
-    /// most, so rows fit.
+    /// The row of a position, for `StepMetadata::rope_positions`. Positions are below [`MAX_SIZE`](super::config::MAX_SIZE) and
+    /// there are two tables at most, so rows fit.
     pub fn row(self, position: usize) -> u32 {
         position as u32 * self.num_tables + self.first
     }

@@ -26,17 +26,18 @@ pub enum MetadataValue {
 }
 
 impl MetadataValue {
-    /// The same in JSON; a float that JSON has no number for is text.
+    /// In JSON: a float that JSON has no number for is text, and of a list there is its length, as text.
     pub fn json(&self) -> Value {
+        let list = |len: usize, of: &str| format!("a list of {len} {of}").into();
         match self {
             Self::Int(n) => Number::from_i128(*n).map_or_else(|| n.to_string().into(), Value::Number),
             Self::Float(x) => Number::from_f64(*x).map_or_else(|| x.to_string().into(), Value::Number),
             Self::Bool(b) => (*b).into(),
             Self::String(text) => text.as_str().into(),
-            Self::Ints(list) => list.as_slice().into(),
-            Self::Floats(list) => list.as_slice().into(),
-            Self::Bools(list) => list.as_slice().into(),
-            Self::Strings(list) => list.as_slice().into(),
+            Self::Ints(all) => list(all.len(), "integers"),
+            Self::Floats(all) => list(all.len(), "numbers"),
+            Self::Bools(all) => list(all.len(), "booleans"),
+            Self::Strings(all) => list(all.len(), "strings"),
         }
     }
 }

@@ -46,7 +46,8 @@ fn with_embedding_scale(config: DecoderConfig) -> DecoderConfig {
     DecoderConfig { embedding_scale: (config.hidden_size as f32).sqrt(), ..config }
 }
 
-/// What the second and third have too: norms around both halves of a layer, scores scaled by a number of the model's own and capped.
+/// What the second and third have too: norms around both halves of a layer, scores scaled by a number of the model's own and
+/// capped.
 pub(super) fn with_layers(config: DecoderConfig, scale: f32, softcap: Option<f32>) -> DecoderConfig {
     config.with_layers(|layer| {
         layer.norms = Norms::Around;

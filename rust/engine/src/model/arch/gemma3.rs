@@ -1,4 +1,4 @@
-//! Gemma 3 (text): Gemma 2 with normalised heads, five windowed layers for each full one, each kind with its own rotation.
+//! Gemma 3 (text): Gemma 2 with normalized heads, five windowed layers for each full one, each kind with its own rotation.
 
 use super::{Architecture, gemma};
 use crate::{

@@ -24,7 +24,8 @@ fn with_bias(config: DecoderConfig) -> DecoderConfig {
     config.with_layers(|layer| layer.attention.qkv_bias = true)
 }
 
-/// Qwen's rule: no window unless `use_sliding_window`; then the layers that `layer_types` names, else those from `max_window_layers` on.
+/// Qwen's rule: no window unless `use_sliding_window`; then the layers that `layer_types` names, else those from
+/// `max_window_layers` on.
 pub(super) fn read_hf(architecture: &'static str, fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let config = fields.decoder(architecture)?;
     let first = fields.size("max_window_layers")?.unwrap_or(28);
