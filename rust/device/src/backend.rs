@@ -364,7 +364,7 @@ pub struct BackendMemory {
     pub is_host: bool,
 }
 
-/// What decides the size of a backend's own buffers.
+/// What decides the size of a backend's own buffers. What differs from layer to layer is the largest of all layers.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkspaceShape {
     /// Tokens of a step at most.
@@ -379,6 +379,8 @@ pub struct WorkspaceShape {
     pub num_heads: usize,
     /// Key and value heads.
     pub num_kv_heads: usize,
+    /// Query heads that share a key and value head.
+    pub queries_per_kv: usize,
     /// Elements of a head.
     pub head_dim: usize,
     /// How the weights of most layers are stored.

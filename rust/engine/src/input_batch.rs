@@ -3,7 +3,7 @@
 use device::{KvGroupMetadata, StepMetadata};
 use paged::{RequestId, Scheduler, SchedulerOutput};
 
-use crate::model::config::RopeRows;
+use crate::model::RopeRows;
 
 /// Token ids and metadata of all rows of a step.
 #[derive(Default)]

@@ -69,8 +69,7 @@ fn older_and_newer_layouts_say_the_same() {
 
 #[test]
 fn each_family_has_its_own_rule_of_windows() {
-    let windows =
-        |name, changes| changed(name, &changes).unwrap().layers.iter().map(|l| l.attention().window).collect::<Vec<_>>();
+    let windows = |name, changes| changed(name, &changes).unwrap().layers.iter().map(|l| l.attention.window).collect::<Vec<_>>();
     assert_eq!(windows("mistral", json!({})), [None; 3], "a window beyond the context is none");
     assert_eq!(windows("mistral", json!({"sliding_window": 100})), [Some(100); 3]);
     assert_eq!(windows("mistral", json!({"sliding_window": null})), [None; 3]);
@@ -92,13 +91,13 @@ fn each_family_has_its_own_rule_of_windows() {
 #[test]
 fn gemma3_scales_scores_by_its_own_scalar() {
     let config = changed("gemma3", &json!({"query_pre_attn_scalar": 64})).unwrap();
-    assert!((config.layers[0].attention().scale - 0.125).abs() < 1e-7);
+    assert!((config.layers[0].attention.scale - 0.125).abs() < 1e-7);
     assert!((config.embedding_scale - 8.0).abs() < 1e-7);
 }
 
 #[test]
 fn gemma2_has_softcaps_unless_they_are_null() {
-    let caps = |config: DecoderConfig| (config.layers[0].attention().softcap, config.final_softcap);
+    let caps = |config: DecoderConfig| (config.layers[0].attention.softcap, config.final_softcap);
     let mut config = golden_config("gemma2");
     for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
         config.as_object_mut().unwrap().remove(key);
@@ -112,7 +111,7 @@ fn gemma2_has_softcaps_unless_they_are_null() {
 fn smollm3_rotates_as_listed_or_by_interval() {
     let ropes = |changes| {
         let config = changed("smollm3", &changes).unwrap();
-        config.layers.iter().map(|layer| layer.attention().rope.is_some()).collect::<Vec<_>>()
+        config.layers.iter().map(|layer| layer.attention.rope.is_some()).collect::<Vec<_>>()
     };
     assert_eq!(ropes(json!({"no_rope_layers": [0, 1, 1, 0]})), [false, true, true, false]);
     assert_eq!(ropes(json!({"no_rope_layers": null, "no_rope_layer_interval": 2})), [true, false, true, false]);
@@ -122,7 +121,7 @@ fn smollm3_rotates_as_listed_or_by_interval() {
 #[test]
 fn granite_divides_logits_and_has_a_scale_of_its_own() {
     let config = changed("granite", &json!({"logits_scaling": 8.0, "attention_multiplier": 0.25})).unwrap();
-    assert_eq!((config.logit_scale, config.layers[0].attention().scale), (0.125, 0.25));
+    assert_eq!((config.logit_scale, config.layers[0].attention.scale), (0.125, 0.25));
     for (changes, words) in [
         (json!({"logits_scaling": 0.0}), ["logit scale", "inf"]),
         (json!({"residual_multiplier": -1.0}), ["residual scale", "-1"]),

@@ -4,7 +4,11 @@
 
 #![allow(missing_docs)]
 
-use std::sync::Arc;
+mod common;
+
+use std::{path::Path, sync::Arc};
+
+use common::{Harness, golden_dir, load_files};
 
 use device::{
     AttentionArgs, AttentionParams, Backend, CacheEngine, DType, EmbedArgs, EmbeddingTable, KvCacheSpec, KvDType,
@@ -14,11 +18,13 @@ use device::{
     cuda::CudaBackend,
     mmap::Bytes,
 };
+use engine::{ModelSource, model::ModelFiles};
 use kernel_tests::{EmulatedDriver, Order, random::Rng};
 use paged::{
     BlockHasher, CacheKey, DeviceMemory, KvCacheManager, KvGroups, ModelConfigLike, PagedAttentionConfig, PoolLimits,
     RequestBlocks, Retention, calculate_cache_config,
 };
+use safetensors::{SafeTensors, tensor::TensorView};
 
 const HIDDEN: usize = 32;
 const VOCAB: usize = 40;
@@ -469,4 +475,50 @@ fn only_the_reference_computes_keys_and_values_of_two_widths() {
     }
     let reference: &dyn Backend = &ReferenceBackend::new();
     assert!(reference.alloc_kv_cache(&spec).is_ok());
+}
+
+/// A llama whose layer 1 adds nothing to the hidden state, so that layer 2 sees what it sees, and has its norm and its weights of
+/// k and v.
+fn write_twins(folder: &Path) {
+    let golden = golden_dir().join("text/llama");
+    std::fs::copy(golden.join("config.json"), folder.join("config.json")).unwrap();
+    let bytes = std::fs::read(golden.join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let tensor = |name: &str| {
+        let twin = ["input_layernorm", "self_attn.k_proj", "self_attn.v_proj"].iter().find(|part| name.contains(**part));
+        let of = twin.filter(|_| name.starts_with("model.layers.2.")).map(|_| name.replace("layers.2", "layers.1"));
+        let view = file.tensor(of.as_deref().unwrap_or(name)).unwrap();
+        let adds = name.starts_with("model.layers.1.") && (name.contains("o_proj") || name.contains("down_proj"));
+        let data = if adds { vec![0; view.data().len()] } else { view.data().to_vec() };
+        (name.to_owned(), view.dtype(), view.shape().to_vec(), data)
+    };
+    let tensors: Vec<_> = file.names().into_iter().map(|name| tensor(name)).collect();
+    let views = tensors.iter().map(|(name, dtype, shape, data)| (name, TensorView::new(*dtype, shape.clone(), data).unwrap()));
+    safetensors::serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
+}
+
+#[test]
+fn a_decoder_reads_another_layers_keys_and_values_as_its_own_like_ones() {
+    let folder = tempfile::TempDir::new().unwrap();
+    write_twins(folder.path());
+    let reference: Arc<dyn Backend> = Arc::new(ReferenceBackend::new());
+    let cpu: Arc<dyn Backend> = Arc::new(CpuBackend::new(CpuTier::detect(), 2).unwrap());
+    for (backend, precision) in [(reference, Precision::Exact), (cpu.clone(), Precision::Exact), (cpu, Precision::Fast)] {
+        let logits_and_bytes = |shared_kv| {
+            let source = ModelSource::HuggingFace { path: folder.path().to_owned(), tokenizer_json: None };
+            let files = ModelFiles::open(&source, None).unwrap();
+            let mut config = files.config().clone();
+            config.layers[2].attention.shared_kv = shared_kv;
+            let files = files.with_config(config).unwrap();
+            let mut runner = load_files(&files, backend.clone(), precision, KvDType::F32);
+            let mut harness = Harness::new(&mut runner, BLOCK);
+            let request = harness.add(tokens(5, 60), 60);
+            let logits = harness.finish(request, 23);
+            (logits, runner.kv_cache_bytes())
+        };
+        let ((own, own_bytes), (shared, shared_bytes)) = (logits_and_bytes(None), logits_and_bytes(Some(1)));
+        assert_eq!(own, shared);
+        assert_eq!(own_bytes * 2, shared_bytes * 3, "two of three layers have a place of their own");
+        assert_ne!(logits_and_bytes(Some(0)).0, own, "the other layer's keys are others");
+    }
 }

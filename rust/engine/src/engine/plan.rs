@@ -7,7 +7,7 @@ mod tests;
 
 use std::fmt;
 
-use device::{Backend, DeviceError, KvDType, KvSource, Precision, WorkspaceShape};
+use device::{Backend, DType, DeviceError, KvDType, KvSource, Precision, WorkspaceShape};
 use paged::{CacheConfig, ConfigError, KvShape, MemoryGpuConfig, ModelConfigLike, PoolLimits, Retention, calculate_cache_config};
 
 pub use bytes::DeviceBytes;
@@ -99,8 +99,8 @@ pub(super) struct PlannedModel<'a> {
 pub(super) enum PlannedDevices<'a> {
     /// Where this backend computes; so many bytes of the weights and activations are there already.
     Own { backend: &'a dyn Backend, loaded: u64 },
-    /// Cards with so many bytes each, all free. Each takes an equal share of the layers, in order; the first the token embedding, the
-    /// last the output projection.
+    /// Cards with so many bytes each, all free. Each takes an equal share of the layers, in order; the first the token embedding,
+    /// the last the output projection.
     Cards(&'a [u64]),
 }
 
@@ -297,24 +297,7 @@ fn beside_kv(
     for (bytes, weights) in bytes.iter_mut().zip(&counter.bytes) {
         bytes.weights = *weights;
     }
-    let largest = |value: fn(&AttentionConfig) -> usize| model.config.largest(|layer| value(layer.attention()));
-    let shape = WorkspaceShape {
-        num_tokens: config.max_num_batched_tokens,
-        seq_len: longest,
-        hidden_size: model.config.hidden_size,
-        intermediate_size: model.config.largest(|layer| layer.dense().intermediate_size),
-        num_heads: largest(|attention| attention.num_heads),
-        num_kv_heads: largest(|attention| attention.num_kv_heads),
-        head_dim: largest(|attention| attention.head_dim),
-        dtype: counter.layer_dtype,
-        num_logit_rows: max_logit_rows(config.max_num_seqs),
-        num_sampled_rows: config.max_num_seqs,
-        vocab_size: model.config.vocab_size,
-        lm_head_dtype: counter.lm_head_dtype,
-        precision: precision(config),
-        post_norms: model.config.layers.iter().any(|layer| layer.norms != Norms::Before),
-        gated: model.config.layers.iter().any(|layer| layer.dense().is_gated),
-    };
+    let shape = workspace_shape(model.config, config, longest, [counter.layer_dtype, counter.lm_head_dtype]);
     match devices {
         PlannedDevices::Own { backend, loaded } => {
             let memory = backend.memory()?;
@@ -332,6 +315,34 @@ fn beside_kv(
         }
     }
     Ok(bytes.into_iter().map(DeviceBytes::with_margin).collect())
+}
+
+/// What the kernels need buffers for, in requests of up to `longest` tokens; matrices of layers, and that of logits, are stored so.
+fn workspace_shape(
+    model: &DecoderConfig,
+    config: &EngineConfig,
+    longest: usize,
+    [dtype, lm_head_dtype]: [DType; 2],
+) -> WorkspaceShape {
+    let largest = |value: fn(&AttentionConfig) -> usize| model.largest(|layer| value(&layer.attention));
+    WorkspaceShape {
+        num_tokens: config.max_num_batched_tokens,
+        seq_len: longest,
+        hidden_size: model.hidden_size,
+        intermediate_size: model.largest(|layer| layer.ffn.intermediate_size),
+        num_heads: largest(|attention| attention.num_heads),
+        num_kv_heads: largest(|attention| attention.num_kv_heads),
+        queries_per_kv: largest(|attention| attention.num_heads / attention.num_kv_heads),
+        head_dim: largest(|attention| attention.head_dim),
+        dtype,
+        num_logit_rows: max_logit_rows(config.max_num_seqs),
+        num_sampled_rows: config.max_num_seqs,
+        vocab_size: model.vocab_size,
+        lm_head_dtype,
+        precision: precision(config),
+        post_norms: model.layers.iter().any(|layer| layer.norms != Norms::Before),
+        gated: model.layers.iter().any(|layer| layer.ffn.is_gated),
+    }
 }
 
 /// Activations of the largest step, and rope tables of the longest request.

@@ -8,7 +8,7 @@ use std::{
 use paged::RequestId;
 
 use super::thread::Command;
-use crate::{EngineError, Message, MessageContent, Prompt, model::config::RopeRows, tokenizer::Tokenizer};
+use crate::{EngineError, Message, MessageContent, Prompt, model::RopeRows, tokenizer::Tokenizer};
 
 /// Tokens that a request came to, and, while nobody needs their memory more, their keys and values.
 ///

@@ -28,7 +28,7 @@ use super::{
     output::{ActiveRequest, SubmittedRequest},
 };
 use crate::{
-    EngineError, OutputKind, Proposer, error::caught, input_batch::InputBatch, kv_tier::Swapper, model::config::RopeRows,
+    EngineError, OutputKind, Proposer, error::caught, input_batch::InputBatch, kv_tier::Swapper, model::RopeRows,
     model_runner::ModelRunner, tokenizer::Tokenizer,
 };
 

@@ -1,37 +1,37 @@
 //! Softmax attention over the KV cache.
 
-use device::{AttentionArgs, AttentionParams, HeadNorm, Linear, Norm, NormSpan, Projection, RopeArgs};
+use device::{AttentionArgs, AttentionParams, HeadNorm, Linear, Norm, NormSpan, Projection, RopeArgs, Tensor};
 
 use super::{
     config::{AttentionConfig, QkNorm},
-    part::{Buffers, Context, Join, Part, Weights},
+    part::{Buffers, Context, Weights},
 };
 use crate::{
     EngineError,
     weights::{Matrix, Role, WeightId},
 };
 
-pub(crate) struct Attention<L = Linear, N = Norm> {
+pub(crate) struct Attention {
     config: AttentionConfig,
-    q: L,
+    q: Linear,
     /// `None`: another layer's are read.
-    kv: Option<(L, L)>,
-    q_norm: Option<N>,
-    k_norm: Option<N>,
-    output: L,
+    kv: Option<(Linear, Linear)>,
+    q_norm: Option<Norm>,
+    k_norm: Option<Norm>,
+    output: Linear,
 }
 
-impl<L, N> Attention<L, N> {
+impl Attention {
     pub(crate) fn new(
-        weights: &mut impl Weights<Linear = L, Norm = N>,
+        weights: &mut dyn Weights,
         config: &AttentionConfig,
         layer: usize,
-        hidden_size: usize,
+        hidden: usize,
     ) -> Result<Self, EngineError> {
         let id = |role| WeightId::layer(layer, role);
         let (q_size, kv_size) = (config.q_size(), config.kv_size());
         let parts = [(Role::AttnQ, q_size), (Role::AttnK, kv_size), (Role::AttnV, kv_size)];
-        let [q, k, v] = Matrix::fused(id(Role::AttnQkv), parts, hidden_size, config.qkv_bias);
+        let [q, k, v] = Matrix::fused(id(Role::AttnQkv), parts, hidden, config.qkv_bias);
         let mut norm = |role, num_heads| {
             let shape = config.qk_norm.map(|norm| match norm {
                 QkNorm::Heads => [1, config.head_dim],
@@ -49,21 +49,18 @@ impl<L, N> Attention<L, N> {
             kv: if has_kv { Some((weights.linear(&k)?, weights.linear(&v)?)) } else { None },
             q_norm,
             k_norm,
-            output: weights.linear(&Matrix::new(id(Role::AttnOutput), [hidden_size, q_size], config.output_bias))?,
+            output: weights.linear(&Matrix::new(id(Role::AttnOutput), [hidden, q_size], config.output_bias))?,
         })
     }
-}
 
-impl Attention {
     pub(crate) fn buffers(config: &AttentionConfig) -> Buffers<usize> {
         let (q, kv) = (config.q_size(), config.kv_size());
-        Buffers { q, k: kv, v: kv, attention: q, ..Buffers::default() }
+        [q, kv, kv, q, 0]
     }
-}
 
-impl Part for Attention {
-    fn open(&self, norm: Option<&Norm>, cx: &mut Context<'_>) {
-        let Buffers { q, k, v, attention, .. } = &mut *cx.buffers;
+    /// All phases that read the hidden state, normalized if there is a norm.
+    pub(crate) fn open(&self, norm: Option<&Norm>, cx: &mut Context<'_>) {
+        let [q, k, v, out, _] = &mut *cx.buffers;
         let (backend, cache, layer) = (cx.run.backend, cx.run.cache, cx.layer);
         let of_q = Projection { linear: &self.q, out: q };
         match &self.kv {
@@ -81,10 +78,11 @@ impl Part for Attention {
         let AttentionConfig { num_heads, num_kv_heads, head_dim, scale, window, softcap, .. } = self.config;
         let precision = cx.run.precision;
         let params = AttentionParams { num_heads, num_kv_heads, head_dim, scale, window, softcap, precision };
-        backend.attention(AttentionArgs { q, out: attention, cache, layer, params }, cx.step);
+        backend.attention(AttentionArgs { q, out, cache, layer, params }, cx.step);
     }
 
-    fn close(&self, join: Join<'_>, cx: &mut Context<'_>) {
-        join.add((&cx.run, cx.step), &cx.buffers.attention, &self.output, cx.hidden);
+    /// What is added to the hidden state: a product.
+    pub(crate) fn output<'a>(&'a self, [.., out, _]: &'a Buffers<Tensor>) -> (&'a Tensor, &'a Linear) {
+        (out, &self.output)
     }
 }

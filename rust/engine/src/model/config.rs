@@ -3,7 +3,7 @@
 use device::{Activation, KvCacheSpec, KvDType, KvShape, KvSource, NormKind};
 use paged::{KvGroups, ModelConfigLike, Retention};
 
-use super::rope::RopeConfig;
+use super::rope::{RopeConfig, RopeRows};
 use crate::EngineError;
 
 /// Largest vocabulary, width or length that is believed.
@@ -42,7 +42,7 @@ pub struct DecoderConfig {
     pub eos_token_ids: Vec<u32>,
 }
 
-/// Normalisation.
+/// Normalization.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormConfig {
     /// RMS or layer norm; the latter may have biases.
@@ -53,22 +53,23 @@ pub struct NormConfig {
     pub offset: f32,
 }
 
-/// A layer: what mixes tokens, then a feed-forward network, both added to the residual stream.
+/// A layer: attention, then a feed-forward network, both added to the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerConfig {
     /// What mixes tokens.
-    pub mixer: MixerConfig,
+    pub attention: AttentionConfig,
     /// The feed-forward network.
-    pub ffn: FfnConfig,
+    pub ffn: DenseConfig,
     /// Where it has norms.
     pub norms: Norms,
-    /// What the feed-forward network sees.
-    pub wiring: Wiring,
+    /// The feed-forward network sees what attention sees, by the same norm; else the residual stream with the output of
+    /// attention.
+    pub is_parallel: bool,
     /// Multiplied into what is added to the residual stream.
     pub residual_scale: f32,
 }
 
-/// Which norms a layer has, around its mixer as around its feed-forward network.
+/// Which norms a layer has, around its attention as around its feed-forward network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Norms {
     /// Before both.
@@ -77,29 +78,6 @@ pub enum Norms {
     After,
     /// Both kinds (sandwich).
     Around,
-}
-
-/// What a layer's feed-forward network sees.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wiring {
-    /// The residual stream with the mixer's output.
-    Sequential,
-    /// What the mixer sees, by the same norm.
-    Parallel,
-}
-
-/// What mixes the tokens of a sequence.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum MixerConfig {
-    /// Softmax attention.
-    Attention(AttentionConfig),
-}
-
-/// A feed-forward network.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum FfnConfig {
-    /// One for all tokens.
-    Dense(DenseConfig),
 }
 
 /// Attention of a layer.
@@ -160,7 +138,7 @@ impl Default for DecoderConfig {
             vocab_size: 0,
             hidden_size: 0,
             max_position_embeddings: 0,
-            norm: NormConfig::default(),
+            norm: NormConfig::rms(None),
             ropes: Vec::new(),
             layers: Vec::new(),
             tie_word_embeddings: false,
@@ -172,13 +150,12 @@ impl Default for DecoderConfig {
     }
 }
 
-impl Default for NormConfig {
-    fn default() -> Self {
-        Self { kind: NormKind::Rms, eps: 1e-6, offset: 0.0 }
-    }
-}
-
 impl NormConfig {
+    /// RMS norm; the usual epsilon where there is none.
+    pub(crate) fn rms(eps: Option<f64>) -> Self {
+        Self { kind: NormKind::Rms, eps: eps.unwrap_or(1e-6) as f32, offset: 0.0 }
+    }
+
     /// Layer norm; the usual epsilon where there is none.
     pub(crate) fn layer(eps: Option<f64>) -> Self {
         Self { kind: NormKind::Layer, eps: eps.unwrap_or(1e-5) as f32, offset: 0.0 }
@@ -186,8 +163,8 @@ impl NormConfig {
 }
 
 impl LayerConfig {
-    /// Full attention of so many heads, key and value heads, and elements a head, all of which rotate by the first kind, and a gated
-    /// network of that width: what a llama has.
+    /// Full attention of so many heads, key and value heads, and elements a head, all of which rotate by the first kind, and a
+    /// gated network of that width: what a llama has.
     pub fn new([num_heads, num_kv_heads, head_dim]: [usize; 3], intermediate_size: usize, activation: Activation) -> Self {
         let attention = AttentionConfig {
             num_heads,
@@ -203,41 +180,17 @@ impl LayerConfig {
             shared_kv: None,
         };
         Self {
-            mixer: MixerConfig::Attention(attention),
-            ffn: FfnConfig::Dense(DenseConfig { intermediate_size, is_gated: true, activation, bias: false }),
+            attention,
+            ffn: DenseConfig { intermediate_size, is_gated: true, activation, bias: false },
             norms: Norms::Before,
-            wiring: Wiring::Sequential,
+            is_parallel: false,
             residual_scale: 1.0,
         }
     }
 
-    /// Its attention.
-    pub fn attention(&self) -> &AttentionConfig {
-        let MixerConfig::Attention(attention) = &self.mixer;
-        attention
-    }
-
-    fn attention_mut(&mut self) -> &mut AttentionConfig {
-        let MixerConfig::Attention(attention) = &mut self.mixer;
-        attention
-    }
-
-    /// Its feed-forward network.
-    pub fn dense(&self) -> &DenseConfig {
-        let FfnConfig::Dense(dense) = &self.ffn;
-        dense
-    }
-
-    pub(crate) fn dense_mut(&mut self) -> &mut DenseConfig {
-        let FfnConfig::Dense(dense) = &mut self.ffn;
-        dense
-    }
-
     /// Whether all its matrices must have biases.
     pub(crate) fn set_biases(&mut self, bias: bool) {
-        let attention = self.attention_mut();
-        (attention.qkv_bias, attention.output_bias) = (bias, bias);
-        self.dense_mut().bias = bias;
+        (self.attention.qkv_bias, self.attention.output_bias, self.ffn.bias) = (bias, bias, bias);
     }
 }
 
@@ -253,29 +206,6 @@ impl AttentionConfig {
     }
 }
 
-/// Which row of the rope tables stands for each position of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RopeRows {
-    /// The row of position 0: the number of the request's table.
-    pub first: u32,
-    /// Rows a position.
-    pub num_tables: u32,
-}
-
-impl Default for RopeRows {
-    fn default() -> Self {
-        Self { first: 0, num_tables: 1 }
-    }
-}
-
-impl RopeRows {
-    /// The row of a position, for `StepMetadata::rope_positions`. Positions are below [`MAX_SIZE`] and there are two tables at
-    /// most, so rows fit.
-    pub fn row(self, position: usize) -> u32 {
-        position as u32 * self.num_tables + self.first
-    }
-}
-
 /// As the sizing of the pool sees it, on one device.
 impl ModelConfigLike for DecoderConfig {
     fn num_layers(&self) -> usize {
@@ -283,16 +213,15 @@ impl ModelConfigLike for DecoderConfig {
     }
 
     fn kv_shape(&self, layer: usize) -> paged::KvShape {
-        match self.kv_source(layer) {
-            KvSource::Own(KvShape { num_kv_heads, k_dim, v_dim }) => {
-                paged::KvShape { num_kv_heads, k_head_dim: k_dim, v_head_dim: v_dim }
-            }
-            KvSource::Layer(_) => paged::KvShape::default(),
+        let AttentionConfig { num_kv_heads, head_dim, shared_kv, .. } = self.layers[layer].attention;
+        match shared_kv {
+            None => paged::KvShape { num_kv_heads, k_head_dim: head_dim, v_head_dim: head_dim },
+            Some(_) => paged::KvShape::default(),
         }
     }
 
     fn retention(&self, layer: usize) -> Retention {
-        self.layers[layer].attention().window.into()
+        self.layers[layer].attention.window.into()
     }
 
     fn max_seq_len(&self) -> usize {
@@ -303,7 +232,7 @@ impl ModelConfigLike for DecoderConfig {
 impl DecoderConfig {
     /// Whose keys and values a layer reads, and of which shape.
     pub fn kv_source(&self, layer: usize) -> KvSource {
-        let AttentionConfig { num_kv_heads, head_dim, shared_kv, .. } = *self.layers[layer].attention();
+        let AttentionConfig { num_kv_heads, head_dim, shared_kv, .. } = self.layers[layer].attention;
         shared_kv.map_or(KvSource::Own(KvShape::new(num_kv_heads, head_dim)), KvSource::Layer)
     }
 
@@ -335,18 +264,6 @@ impl DecoderConfig {
         RopeRows { first: table as u32, num_tables: self.num_rope_tables() as u32 }
     }
 
-    /// The attention of each layer.
-    pub(crate) fn attention_mut(&mut self) -> impl Iterator<Item = &mut AttentionConfig> {
-        self.layers.iter_mut().map(LayerConfig::attention_mut)
-    }
-
-    /// Says of each layer's attention what differs.
-    #[must_use]
-    pub(crate) fn with_attention(mut self, set: impl FnMut(&mut AttentionConfig)) -> Self {
-        self.attention_mut().for_each(set);
-        self
-    }
-
     /// Says of each layer what differs.
     #[must_use]
     pub(crate) fn with_layers(mut self, set: impl FnMut(&mut LayerConfig)) -> Self {
@@ -357,9 +274,8 @@ impl DecoderConfig {
     /// Sets the layers' windows: what reaches over the whole context is no window.
     #[must_use]
     pub(crate) fn with_windows(mut self, window_of: impl Fn(usize) -> Option<usize>) -> Self {
-        let context = self.max_position_embeddings;
-        for (i, attention) in self.attention_mut().enumerate() {
-            attention.window = window_of(i).filter(|w| *w < context);
+        for (i, layer) in self.layers.iter_mut().enumerate() {
+            layer.attention.window = window_of(i).filter(|w| *w < self.max_position_embeddings);
         }
         self
     }
@@ -380,15 +296,15 @@ impl DecoderConfig {
         self.final_softcap.map_or(Ok(()), |cap| positive("softcap of logits", cap))?;
         (0..self.layers.len()).try_for_each(|layer| self.check_layer(layer))?;
         // Tables are made of those that no layer uses too.
-        let head_dim = self.largest(|layer| layer.attention().head_dim);
+        let head_dim = self.largest(|layer| layer.attention.head_dim);
         self.ropes.iter().try_for_each(|rope| rope.validate(head_dim))
     }
 
     fn check_layer(&self, index: usize) -> Result<(), String> {
         let layer = &self.layers[index];
         positive("residual scale", layer.residual_scale)?;
-        in_range("feed-forward size", layer.dense().intermediate_size, MAX_SIZE)?;
-        let attention = layer.attention();
+        in_range("feed-forward size", layer.ffn.intermediate_size, MAX_SIZE)?;
+        let attention = &layer.attention;
         let AttentionConfig { num_heads, num_kv_heads, head_dim, .. } = *attention;
         in_range("number of attention heads", num_heads, MAX_HEADS)?;
         in_range("number of key and value heads", num_kv_heads, MAX_HEADS)?;
@@ -406,10 +322,10 @@ impl DecoderConfig {
                 let kv = |config: &AttentionConfig| (config.num_kv_heads, config.head_dim, config.window);
                 other.shared_kv.is_none() && kv(other) == kv(attention)
             };
-            if !self.layers[..index].get(of).is_some_and(|layer| is_alike(layer.attention())) {
+            if !self.layers[..index].get(of).is_some_and(|layer| is_alike(&layer.attention)) {
                 return Err(format!(
-                    "layer {index} is to read the keys and values of layer {of}, which must come before it, have its own, and have as many \
-                     heads of the same size and the same window"
+                    "layer {index} is to read the keys and values of layer {of}, which must come before it, have its own, and have \
+                     as many heads of the same size and the same window"
                 ));
             }
         }
@@ -422,7 +338,8 @@ fn in_range(name: &str, value: usize, max: usize) -> Result<(), String> {
     if (1..=max).contains(&value) { Ok(()) } else { Err(format!("the {name} is {value}; it must be from 1 to {max}")) }
 }
 
-fn positive(name: &str, value: f32) -> Result<(), String> {
+pub(super) fn positive(name: &str, value: impl Into<f64>) -> Result<(), String> {
+    let value = value.into();
     if value.is_finite() && value > 0.0 { Ok(()) } else { Err(format!("the {name} is {value}; it must be positive and finite")) }
 }
 
@@ -440,11 +357,11 @@ mod tests {
             layers: layers.map(|(heads, _)| LayerConfig::new(heads, 8, Activation::Silu)).into(),
             ..DecoderConfig::default()
         };
-        for (attention, (_, window)) in config.attention_mut().zip(layers) {
-            (attention.window, attention.rope) = (window, None);
+        for (layer, (_, window)) in config.layers.iter_mut().zip(layers) {
+            (layer.attention.window, layer.attention.rope) = (window, None);
         }
         for (layer, of) in [(2, 0), (3, 1)] {
-            config.layers[layer].attention_mut().shared_kv = Some(of);
+            config.layers[layer].attention.shared_kv = Some(of);
         }
         config
     }
@@ -468,10 +385,10 @@ mod tests {
             config.validate("made up").unwrap_err().to_string()
         };
         for (layer, of) in [(2, 2), (2, 3), (2, 9), (3, 2), (3, 0)] {
-            let error = refused(&|layers| layers[layer].attention_mut().shared_kv = Some(of));
+            let error = refused(&|layers| layers[layer].attention.shared_kv = Some(of));
             assert!(error.contains(&format!("layer {layer} is to read the keys and values of layer {of}")), "{error}");
         }
-        assert!(refused(&|layers| layers[3].attention_mut().window = None).contains("the same window"));
-        assert!(refused(&|layers| layers[2].attention_mut().head_dim = 8).contains("heads of the same size"));
+        assert!(refused(&|layers| layers[3].attention.window = None).contains("the same window"));
+        assert!(refused(&|layers| layers[2].attention.head_dim = 8).contains("heads of the same size"));
     }
 }

@@ -1,116 +1,78 @@
 //! The decoder: weights in the form their backend computes with, and one step over them.
 
-use device::{Backend, EmbedArgs, EmbeddingTable, Linear, Norm, StepGraphs, StepMetadata, Tensor, TokenMask, WeightView};
+use std::array;
+
+use device::{
+    Backend, EmbedArgs, EmbeddingTable, Linear, Norm, ResidualArgs, StepGraphs, StepMetadata, Tensor, TokenMask, WeightView,
+};
 
 use super::{
     attention::Attention,
-    config::{DecoderConfig, FfnConfig, LayerConfig, MixerConfig, Norms, Wiring},
+    config::{DecoderConfig, LayerConfig, Norms},
     dense::Dense,
-    part::{Buffers, Context, Join, Part, Run, Weights},
+    part::{Buffers, Context, Run, Weights},
 };
 use crate::{
     EngineError,
     weights::{Matrix, Role, WeightId},
 };
 
-/// A decoder: its weights, or what a [`Weights`] visitor makes of them.
-pub struct Decoder<L = Linear, N = Norm, T = WeightView> {
+/// A decoder: its weights, as a [`Weights`] visitor gave them.
+pub struct Decoder {
     /// `None`: the rows of the output projection.
-    embedding: Option<T>,
+    embedding: Option<WeightView>,
     embedding_scale: f32,
-    layers: Vec<Layer<L, N>>,
-    output_norm: N,
-    output: L,
+    layers: Vec<Layer>,
+    /// Its weights, and the bias of `output`, are multiplied by `logit_scale`.
+    output_norm: Norm,
+    output: Linear,
+    logit_scale: f32,
 }
 
-enum Mixer<L, N> {
-    Attention(Attention<L, N>),
-}
-
-enum Ffn<L> {
-    Dense(Dense<L>),
-}
-
-struct Layer<L, N> {
-    mixer: Mixer<L, N>,
-    ffn: Ffn<L>,
-    attn_norm: Option<N>,
-    post_attn_norm: Option<N>,
-    ffn_norm: Option<N>,
-    post_ffn_norm: Option<N>,
-    wiring: Wiring,
+struct Layer {
+    attention: Attention,
+    ffn: Dense,
+    attn_norm: Option<Norm>,
+    post_attn_norm: Option<Norm>,
+    ffn_norm: Option<Norm>,
+    post_ffn_norm: Option<Norm>,
+    is_parallel: bool,
     residual_scale: f32,
 }
 
-impl<L, N: Clone, T> Decoder<L, N, T> {
-    /// Asks for all weights, each once.
-    pub(crate) fn new(
-        weights: &mut impl Weights<Linear = L, Norm = N, Table = T>,
-        config: &DecoderConfig,
-    ) -> Result<Self, EngineError> {
-        let of_vocab = |role| Matrix::new(WeightId::global(role), [config.vocab_size, config.hidden_size], false);
-        let embedding = of_vocab(Role::Embedding);
-        let (embedding, lm_head) = if config.tie_word_embeddings {
-            (None, embedding)
-        } else {
-            (Some(weights.table(&embedding)?), of_vocab(Role::Output))
-        };
-        let layer = |(i, layer)| Layer::new(weights, layer, i, config.hidden_size);
-        Ok(Self {
-            embedding,
-            embedding_scale: config.embedding_scale,
-            layers: config.layers.iter().enumerate().map(layer).collect::<Result<_, _>>()?,
-            output_norm: weights.norm(WeightId::global(Role::OutputNorm), [1, config.hidden_size])?,
-            output: weights.lm_head(&lm_head)?,
-        })
-    }
-}
-
-impl<L, N: Clone> Layer<L, N> {
-    fn new(
-        weights: &mut impl Weights<Linear = L, Norm = N>,
-        config: &LayerConfig,
-        layer: usize,
-        hidden_size: usize,
-    ) -> Result<Self, EngineError> {
+impl Layer {
+    fn new(weights: &mut dyn Weights, config: &LayerConfig, layer: usize, hidden: usize) -> Result<Self, EngineError> {
         let mut norm =
-            |is_there: bool, role| is_there.then(|| weights.norm(WeightId::layer(layer, role), [1, hidden_size])).transpose();
+            |is_there: bool, role| is_there.then(|| weights.norm(WeightId::layer(layer, role), [1, hidden])).transpose();
         let (before, after) = (config.norms != Norms::After, config.norms != Norms::Before);
         let attn_norm = norm(before, Role::AttnNorm)?;
         Ok(Self {
             post_attn_norm: norm(after, Role::PostAttnNorm)?,
-            ffn_norm: match config.wiring {
-                Wiring::Sequential => norm(before, Role::FfnNorm)?,
-                Wiring::Parallel => attn_norm.clone(),
-            },
+            ffn_norm: if config.is_parallel { attn_norm.clone() } else { norm(before, Role::FfnNorm)? },
             post_ffn_norm: norm(after, Role::PostFfnNorm)?,
             attn_norm,
-            mixer: match &config.mixer {
-                MixerConfig::Attention(config) => Mixer::Attention(Attention::new(weights, config, layer, hidden_size)?),
-            },
-            ffn: match &config.ffn {
-                FfnConfig::Dense(config) => Ffn::Dense(Dense::new(weights, config, layer, hidden_size)?),
-            },
-            wiring: config.wiring,
+            attention: Attention::new(weights, &config.attention, layer, hidden)?,
+            ffn: Dense::new(weights, &config.ffn, layer, hidden)?,
+            is_parallel: config.is_parallel,
             residual_scale: config.residual_scale,
         })
     }
-}
 
-impl Layer<Linear, Norm> {
     fn run(&self, cx: &mut Context<'_>) {
-        let Mixer::Attention(mixer) = &self.mixer;
-        let Ffn::Dense(ffn) = &self.ffn;
-        let join = |post_norm| Join { post_norm, scale: self.residual_scale };
-        mixer.open(self.attn_norm.as_ref(), cx);
-        if self.wiring == Wiring::Parallel {
-            ffn.open(self.ffn_norm.as_ref(), cx);
+        let (backend, step) = (cx.run.backend, cx.step);
+        self.attention.open(self.attn_norm.as_ref(), cx);
+        if self.is_parallel {
+            self.ffn.open(self.ffn_norm.as_ref(), cx);
         }
-        mixer.close(join(self.post_attn_norm.as_ref()), cx);
-        if self.wiring == Wiring::Sequential {
-            ffn.open(self.ffn_norm.as_ref(), cx);
+        let add = |(x, linear): (&Tensor, &Linear), post_norm: &Option<Norm>, residual: &mut Tensor| {
+            let args = ResidualArgs { x, linear, post_norm: post_norm.as_ref(), scale: self.residual_scale, residual };
+            backend.linear_residual(args, step);
+        };
+        add(self.attention.output(cx.buffers), &self.post_attn_norm, cx.hidden);
+        if !self.is_parallel {
+            self.ffn.open(self.ffn_norm.as_ref(), cx);
         }
-        ffn.close(join(self.post_ffn_norm.as_ref()), cx);
+        add(self.ffn.output(cx.buffers), &self.post_ffn_norm, cx.hidden);
     }
 }
 
@@ -129,7 +91,7 @@ impl Activations {
     /// Bytes of the tensors that [`Self::new`] reserves, all rows in use.
     pub(crate) fn bytes(config: &DecoderConfig, max_tokens: usize, max_logit_rows: usize) -> u64 {
         let values = |rows: usize, cols: usize| rows as u64 * cols as u64;
-        let of_tokens = values(max_tokens, config.hidden_size + buffers(config).sum());
+        let of_tokens = values(max_tokens, config.hidden_size + buffers(config).iter().sum::<usize>());
         (of_tokens + values(max_logit_rows, config.hidden_size + config.vocab_size)) * size_of::<f32>() as u64
     }
 
@@ -148,9 +110,10 @@ impl Activations {
         };
         let tokens = |cols| alloc("max_num_batched_tokens", max_tokens, cols);
         let logit_rows = |cols| alloc("max_num_seqs", max_logit_rows, cols);
+        let [q, k, v, attention, ffn] = buffers(config).map(tokens);
         Ok(Self {
             hidden: tokens(config.hidden_size)?,
-            buffers: buffers(config).try_map(tokens)?,
+            buffers: [q?, k?, v?, attention?, ffn?],
             sampled: logit_rows(config.hidden_size)?,
             logits: logit_rows(config.vocab_size)?,
         })
@@ -159,14 +122,28 @@ impl Activations {
 
 /// The columns of each buffer that serve all layers.
 fn buffers(config: &DecoderConfig) -> Buffers<usize> {
-    let of_layer = |layer: &LayerConfig| {
-        let (MixerConfig::Attention(attention), FfnConfig::Dense(dense)) = (&layer.mixer, &layer.ffn);
-        Attention::buffers(attention).max(Dense::buffers(dense))
-    };
-    config.layers.iter().map(of_layer).fold(Buffers::default(), Buffers::max)
+    let of_parts = |layer: &LayerConfig| [Attention::buffers(&layer.attention), Dense::buffers(&layer.ffn)];
+    let widest = |a: Buffers<usize>, b: Buffers<usize>| array::from_fn(|i| a[i].max(b[i]));
+    config.layers.iter().flat_map(of_parts).fold([0; 5], widest)
 }
 
 impl Decoder {
+    /// Asks for all weights, each once.
+    pub(crate) fn new(weights: &mut dyn Weights, config: &DecoderConfig) -> Result<Self, EngineError> {
+        let of_vocab = |role| Matrix::new(WeightId::global(role), [config.vocab_size, config.hidden_size], false);
+        let is_tied = config.tie_word_embeddings;
+        let embedding = if is_tied { None } else { Some(weights.table(&of_vocab(Role::Embedding))?) };
+        let layer = |(i, layer)| Layer::new(weights, layer, i, config.hidden_size);
+        Ok(Self {
+            embedding,
+            embedding_scale: config.embedding_scale,
+            layers: config.layers.iter().enumerate().map(layer).collect::<Result<_, _>>()?,
+            output_norm: weights.norm(WeightId::global(Role::OutputNorm), [1, config.hidden_size])?,
+            output: weights.linear(&of_vocab(if is_tied { Role::Embedding } else { Role::Output }))?,
+            logit_scale: config.logit_scale,
+        })
+    }
+
     /// Runs the layers over the step's tokens: fills `a.hidden` and the KV slots of the step.
     pub(crate) fn forward(
         &self,
@@ -200,17 +177,20 @@ impl Decoder {
         }
     }
 
-    /// These rows of the hidden state behind the output norm, on the host.
+    /// These rows of the hidden state behind the output norm, unscaled, on the host.
     pub(crate) fn vectors<'a>(&self, backend: &dyn Backend, a: &'a mut Activations, rows: &[u32]) -> &'a Tensor {
         backend.gather_rows(&a.hidden, rows, &mut a.sampled);
         backend.fetch(&mut a.sampled);
         let cols = a.sampled.cols();
-        a.sampled.as_mut_slice().chunks_exact_mut(cols).for_each(|row| self.output_norm.apply(row));
+        let values = a.sampled.as_mut_slice();
+        values.chunks_exact_mut(cols).for_each(|row| self.output_norm.apply(row));
+        values.iter_mut().for_each(|x| *x /= self.logit_scale);
         &a.sampled
     }
 
-    /// Logits of these rows of the hidden state, into `a.logits` on the device; before any softcap, see [`softcap`]. Where the backend finds
-    /// the tokens of their largest without all of them, and there is a place for these, it does that and returns true.
+    /// Logits of these rows of the hidden state, into `a.logits` on the device; before any softcap, see [`softcap`]. Where the
+    /// backend finds the tokens of their largest without all of them, and there is a place for these, it does that and returns
+    /// true.
     pub(crate) fn logits(&self, backend: &dyn Backend, a: &mut Activations, rows: &[u32], greedy: Option<Search<'_>>) -> bool {
         backend.gather_rows(&a.hidden, rows, &mut a.sampled);
         let (norm, linear) = (Some(&self.output_norm), &self.output);

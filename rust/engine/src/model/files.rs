@@ -2,10 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
+
 use super::{
     arch::{Found, check_architecture},
     config::DecoderConfig,
-    fields::{GgufFields, HfFields},
+    fields::{Fields, GgufFields, HfFields},
 };
 use crate::{
     EngineError, ModelSource,
@@ -45,11 +47,13 @@ impl ModelFiles {
     fn read_config(dir: &Path, expected: Option<&str>) -> Result<(DecoderConfig, Names), EngineError> {
         let path = dir.join("config.json");
         let what = path.display().to_string();
-        let json = required_json(&path)?;
-        let object = json.as_object().ok_or_else(|| EngineError::Load(format!("{what}: not a JSON object")))?;
+        let Value::Object(object) = required_json(&path)? else {
+            return Err(EngineError::Load(format!("{what}: not a JSON object")));
+        };
         let fields = HfFields { what: &what, object };
-        let classes = fields.texts("architectures")?.unwrap_or_default();
-        let found = Found::HuggingFace { model_type: fields.text("model_type")?, classes: &classes };
+        let (model_type, classes) = (fields.text("model_type")?, fields.texts("architectures")?.unwrap_or_default());
+        let classes: Vec<_> = classes.iter().map(String::as_str).collect();
+        let found = Found::HuggingFace { model_type: model_type.as_deref(), classes: &classes };
         let architecture = check_architecture(expected, found)?;
         let config = (architecture.from_hf)(&fields)?;
         config.validate(&what)?;
@@ -72,6 +76,15 @@ impl ModelFiles {
     /// The decoder's hyperparameters.
     pub fn config(&self) -> &DecoderConfig {
         &self.config
+    }
+
+    /// The same weights for another decoder, which no file describes.
+    ///
+    /// # Errors
+    /// [`EngineError::Load`] for a configuration that makes no sense.
+    pub fn with_config(self, config: DecoderConfig) -> Result<Self, EngineError> {
+        config.validate("the configuration")?;
+        Ok(Self { config, ..self })
     }
 
     /// The weights by role.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use device::{Backend, DeviceError, Linear, LinearOptions, Norm, NormKind, Precision, WeightView};
+use device::{Backend, Linear, LinearOptions, Norm, NormKind, Precision, WeightView};
 
 use super::{
     config::{DecoderConfig, NormConfig},
@@ -25,41 +25,23 @@ pub(crate) struct Loader<'a> {
     pub(crate) bytes: u64,
 }
 
-impl Loader<'_> {
-    fn load(
-        &mut self,
-        matrix: &Matrix,
-        bias_scale: f32,
-        load: impl Fn(&WeightView, &LinearOptions) -> Result<Linear, DeviceError>,
-    ) -> Result<Linear, EngineError> {
+impl Weights for Loader<'_> {
+    fn linear(&mut self, matrix: &Matrix) -> Result<Linear, EngineError> {
         let (id, view) = self.weights.stored(matrix)?;
+        let is_lm_head = matrix.id.layer.is_none();
         let mut bias = self.weights.bias(matrix)?;
-        for b in bias.iter_mut().flatten() {
-            *b *= bias_scale;
+        if is_lm_head {
+            bias.iter_mut().flatten().for_each(|b| *b *= self.config.logit_scale);
         }
-        let linear = load(&view, &LinearOptions { name: self.weights.name(id), precision: self.precision, bias })?;
+        let options = LinearOptions { name: self.weights.name(id), precision: self.precision, bias };
+        let backend = self.backend;
+        let linear = if is_lm_head { backend.load_lm_head(&view, &options) } else { backend.load_linear(&view, &options) }?;
         if !linear.is_in_place() {
             view.release();
         }
         (self.progress)(view.bytes().len() as u64);
         self.bytes += linear.bytes();
         Ok(linear)
-    }
-}
-
-impl Weights for Loader<'_> {
-    type Linear = Linear;
-    type Norm = Norm;
-    type Table = WeightView;
-
-    fn linear(&mut self, matrix: &Matrix) -> Result<Linear, EngineError> {
-        let backend = self.backend;
-        self.load(matrix, 1.0, |view, options| backend.load_linear(view, options))
-    }
-
-    fn lm_head(&mut self, matrix: &Matrix) -> Result<Linear, EngineError> {
-        let backend = self.backend;
-        self.load(matrix, self.config.logit_scale, |view, options| backend.load_lm_head(view, options))
     }
 
     fn norm(&mut self, id: WeightId, shape: [usize; 2]) -> Result<Norm, EngineError> {

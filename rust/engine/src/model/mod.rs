@@ -15,4 +15,4 @@ pub use arch::{ARCHITECTURES, Architecture};
 pub use config::{DecoderConfig, LayerConfig};
 pub use decoder::Decoder;
 pub use files::ModelFiles;
-pub use rope::{RopeConfig, RopeScaling};
+pub use rope::{RopeConfig, RopeRows, RopeScaling};

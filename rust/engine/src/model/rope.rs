@@ -4,7 +4,7 @@ use std::{f64::consts::TAU, sync::Arc};
 
 use device::{RopeStyle, RopeTable};
 
-use super::config::DecoderConfig;
+use super::config::{DecoderConfig, positive};
 use crate::EngineError;
 
 /// One kind of rotation.
@@ -53,6 +53,29 @@ pub enum RopeScaling {
     },
 }
 
+/// Which row of the rope tables stands for each position of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RopeRows {
+    /// The row of position 0: the number of the request's table.
+    pub first: u32,
+    /// Rows a position.
+    pub num_tables: u32,
+}
+
+impl Default for RopeRows {
+    fn default() -> Self {
+        Self { first: 0, num_tables: 1 }
+    }
+}
+
+impl RopeRows {
+    /// The row of a position, for `StepMetadata::rope_positions`. Positions are below [`MAX_SIZE`](super::config::MAX_SIZE) and
+    /// there are two tables at most, so rows fit.
+    pub fn row(self, position: usize) -> u32 {
+        position as u32 * self.num_tables + self.first
+    }
+}
+
 impl RopeConfig {
     /// How many tables this kind has.
     pub fn num_tables(&self) -> usize {
@@ -74,34 +97,28 @@ impl RopeConfig {
                 "{dim} elements of a head rotate; it must be an even number up to the head dimension {head_dim}"
             ));
         }
-        let positive = |name: &str, value: f64| {
-            if value.is_finite() && value > 0.0 {
-                Ok(())
-            } else {
-                Err(format!("the rope {name} is {value}; it must be positive and finite"))
-            }
-        };
         let factors = |name: &str, values: &[f32]| {
             if values.len() != dim / 2 {
                 return Err(format!("there are {} rope {name}, but {} rotating pairs", values.len(), dim / 2));
             }
-            values.iter().try_for_each(|v| positive(name, f64::from(*v)))
+            values.iter().try_for_each(|v| positive(&format!("rope {name}"), *v))
         };
-        positive("base", self.theta)?;
+        positive("rope base", self.theta)?;
         match &self.scaling {
             RopeScaling::None => Ok(()),
-            RopeScaling::Linear(factor) => positive("factor", *factor),
+            RopeScaling::Linear(factor) => positive("rope factor", *factor),
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
-                positive("factor", *factor)?;
-                positive("low_freq_factor", *low_freq_factor)?;
-                positive("original context length", *original_max_positions as f64)?;
-                positive("distance of high_freq_factor from low_freq_factor", high_freq_factor - low_freq_factor)
+                positive("rope factor", *factor)?;
+                positive("rope low_freq_factor", *low_freq_factor)?;
+                positive("original context length of the rope", *original_max_positions as f64)?;
+                positive("distance of the rope high_freq_factor from low_freq_factor", high_freq_factor - low_freq_factor)
             }
             RopeScaling::Factors(values) => factors("frequency factors", values),
-            RopeScaling::LongRope { short, long, attention_factor, .. } => {
+            RopeScaling::LongRope { short, long, original_max_positions, attention_factor } => {
+                positive("original context length of the rope", *original_max_positions as f64)?;
                 factors("short factors", short)?;
                 factors("long factors", long)?;
-                positive("attention factor", f64::from(*attention_factor))
+                positive("rope attention factor", *attention_factor)
             }
         }
     }
@@ -210,7 +227,6 @@ fn rows_to_make(num_rows: usize, max_rows: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::config::RopeRows;
 
     fn rope(scaling: RopeScaling) -> RopeConfig {
         RopeConfig { style: RopeStyle::Neox, theta: 10_000.0, rotary_dim: 4, scaling }

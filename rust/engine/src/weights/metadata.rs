@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use serde_json::{Number, Value};
+
 /// One metadata value; integers of every width are `Int`, floats of every width `Float`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MetadataValue {
@@ -21,6 +23,23 @@ pub enum MetadataValue {
     Bools(Vec<bool>),
     /// Texts.
     Strings(Vec<String>),
+}
+
+impl MetadataValue {
+    /// In JSON: a float that JSON has no number for is text, and of a list there is its length, as text.
+    pub fn json(&self) -> Value {
+        let list = |len: usize, of: &str| format!("a list of {len} {of}").into();
+        match self {
+            Self::Int(n) => Number::from_i128(*n).map_or_else(|| n.to_string().into(), Value::Number),
+            Self::Float(x) => Number::from_f64(*x).map_or_else(|| x.to_string().into(), Value::Number),
+            Self::Bool(b) => (*b).into(),
+            Self::String(text) => text.as_str().into(),
+            Self::Ints(all) => list(all.len(), "integers"),
+            Self::Floats(all) => list(all.len(), "numbers"),
+            Self::Bools(all) => list(all.len(), "booleans"),
+            Self::Strings(all) => list(all.len(), "strings"),
+        }
+    }
 }
 
 /// Metadata of a GGUF file.
@@ -52,15 +71,6 @@ impl Metadata {
     pub fn usize(&self, key: &str) -> Option<usize> {
         match self.get(key)? {
             MetadataValue::Int(i) => usize::try_from(*i).ok(),
-            _ => None,
-        }
-    }
-
-    /// A float, or an integer as one.
-    pub fn f64(&self, key: &str) -> Option<f64> {
-        match self.get(key)? {
-            MetadataValue::Float(f) => Some(*f),
-            MetadataValue::Int(i) => Some(*i as f64),
             _ => None,
         }
     }

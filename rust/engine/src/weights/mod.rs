@@ -113,7 +113,8 @@ impl WeightSource {
         self.vectors(id, [1, len])
     }
 
-    /// Float vectors of the same length one after the other, `[rows * cols]`: the rows of a matrix, or tensors with numbered names.
+    /// Float vectors of the same length one after the other, `[rows * cols]`: the rows of a matrix, or tensors with numbered
+    /// names.
     pub fn vectors(&self, id: WeightId, [rows, cols]: [usize; 2]) -> Result<Vec<f32>, EngineError> {
         let name = self.name(id);
         let mut all = Vec::new();

@@ -32,13 +32,13 @@ pub enum Role {
     PostFfnNorm,
 }
 
-/// The names of an architecture's Hugging Face checkpoints that differ from the usual ones. A `*` stands for the numbers 0, 1, ... of
-/// several vectors, one after the other.
+/// The names of an architecture's Hugging Face checkpoints that differ from the usual ones. A `*` stands for the numbers 0, 1,
+/// ... of several vectors, one after the other.
 pub type Names = &'static [(Role, &'static str)];
 
 impl Role {
-    /// The usual names: in a GGUF file, without `blk.N.` and `.weight`, and in a Hugging Face checkpoint, without `model.layers.N.`
-    /// and `.weight`.
+    /// The usual names: in a GGUF file, without `blk.N.` and `.weight`, and in a Hugging Face checkpoint, without
+    /// `model.layers.N.` and `.weight`.
     const fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::Embedding => ("token_embd", "model.embed_tokens"),

@@ -9,7 +9,7 @@ use std::{path::PathBuf, sync::Arc};
 use device::{Backend, KvDType, KvGroupMetadata, Precision, StepMetadata};
 use engine::{
     ModelSource,
-    model::{ModelFiles, config::RopeRows},
+    model::{ModelFiles, RopeRows},
     model_runner::{ModelRunner, RunnerOptions},
 };
 use paged::KvGroups;
@@ -31,9 +31,12 @@ pub fn gguf(name: &str) -> ModelSource {
 }
 
 pub fn load(source: &ModelSource, backend: Arc<dyn Backend>, precision: Precision, kv_dtype: KvDType) -> ModelRunner {
-    let files = ModelFiles::open(source, None).unwrap();
+    load_files(&ModelFiles::open(source, None).unwrap(), backend, precision, kv_dtype)
+}
+
+pub fn load_files(files: &ModelFiles, backend: Arc<dyn Backend>, precision: Precision, kv_dtype: KvDType) -> ModelRunner {
     let options = RunnerOptions { precision, kv_dtype, max_num_batched_tokens: MAX_TOKENS, max_num_seqs: 8 };
-    ModelRunner::load(&files, backend, options, &|_| {}).unwrap()
+    ModelRunner::load(files, backend, options, &|_| {}).unwrap()
 }
 
 /// A request with its own blocks, drawn from a shuffled pool.

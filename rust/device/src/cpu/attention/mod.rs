@@ -167,8 +167,7 @@ impl AttentionScratch {
 /// Bytes of [`AttentionScratch`] at most, once the largest step has run: of each worker what its largest item takes, and partial
 /// results of the items that are divided, which are so many that each has a quarter of a worker's share of the work at least.
 pub(crate) fn workspace_bytes(shape: &WorkspaceShape, num_threads: usize) -> u64 {
-    let queries_per_kv = shape.num_heads / shape.num_kv_heads;
-    let rows = plan::ROWS_PER_ITEM.max(queries_per_kv).max(shape.num_kv_heads * MAX_ROW_BLOCK);
+    let rows = plan::ROWS_PER_ITEM.max(shape.queries_per_kv).max(shape.num_kv_heads * MAX_ROW_BLOCK);
     let workers = num_threads * scratch::Scratch::len(rows, shape.head_dim);
     let divided = if num_threads > 1 { (4 * num_threads * rows).min(shape.num_tokens * shape.num_heads) } else { 0 };
     let partials = shape.seq_len.div_ceil(SPLIT_KEYS) * plan::partial_stride(divided, shape.head_dim);

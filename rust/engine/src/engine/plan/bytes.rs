@@ -2,7 +2,8 @@
 
 use paged::DeviceMemory;
 
-/// One part in so many of everything but the KV cache is left free for what is not counted: rounding to pages, the allocator, code.
+/// One part in so many of everything but the KV cache is left free for what is not counted: rounding to pages, the allocator,
+/// code.
 const MARGIN_DIVISOR: u64 = 64;
 
 /// Bytes on one device, by what they are for. Memory is committed as it is first written: these are the figures once every block
@@ -29,7 +30,7 @@ pub struct DeviceBytes {
     pub is_host: bool,
     /// All that the device has.
     pub device_total: u64,
-    /// What of that nobody used when the plan was made.
+    /// What of that was free when the plan was made.
     pub device_available: u64,
 }
 

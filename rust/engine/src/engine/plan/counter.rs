@@ -1,6 +1,8 @@
 //! Counts the bytes of a model's weights by device.
 
-use device::{DType, Precision};
+use std::sync::Arc;
+
+use device::{DType, Linear, Norm, NormKind, Precision, WeightView, mmap::Bytes};
 use paged::ModelConfigLike;
 
 use super::{KvLayers, PlannedDevices};
@@ -39,12 +41,13 @@ impl<'a> Counter<'a> {
         self.weights.map_or(Ok(DType::BF16), |weights| Ok(weights.stored(matrix)?.1.dtype))
     }
 
-    /// Vectors are kept as floats.
+    /// A bias is kept as floats.
     fn bias_bytes(&self, matrix: &Matrix) -> u64 {
         let is_there = matrix.needs_bias || self.weights.is_some_and(|weights| weights.has_bias(matrix));
         if is_there { (matrix.shape[0] * size_of::<f32>()) as u64 } else { 0 }
     }
 
+    /// Adds to the device of the layer; what is no layer's is on the last one.
     fn add(&mut self, layer: Option<usize>, bytes: u64) {
         let device = layer.map_or(self.bytes.len() - 1, |layer| self.layers.device(layer));
         self.bytes[device] += bytes;
@@ -57,47 +60,35 @@ fn stored_bytes(dtype: DType, [rows, cols]: [usize; 2]) -> u64 {
 }
 
 impl Weights for Counter<'_> {
-    type Linear = ();
-    type Norm = ();
-    type Table = ();
-
-    fn linear(&mut self, matrix: &Matrix) -> Result<(), EngineError> {
-        self.layer_dtype = self.dtype(matrix)?;
+    fn linear(&mut self, matrix: &Matrix) -> Result<Linear, EngineError> {
+        let (shape, dtype, is_lm_head) = (matrix.shape, self.dtype(matrix)?, matrix.id.layer.is_none());
+        *(if is_lm_head { &mut self.lm_head_dtype } else { &mut self.layer_dtype }) = dtype;
         let bytes = match self.devices {
-            PlannedDevices::Own { backend, .. } => backend.linear_bytes(self.layer_dtype, matrix.shape, self.precision),
-            PlannedDevices::Cards(_) => stored_bytes(self.layer_dtype, matrix.shape),
+            PlannedDevices::Own { backend, .. } if is_lm_head => backend.lm_head_bytes(dtype, shape, self.precision),
+            PlannedDevices::Own { backend, .. } => backend.linear_bytes(dtype, shape, self.precision),
+            PlannedDevices::Cards(_) => stored_bytes(dtype, shape),
         };
         self.add(matrix.id.layer, bytes + self.bias_bytes(matrix));
-        Ok(())
-    }
-
-    fn lm_head(&mut self, matrix: &Matrix) -> Result<(), EngineError> {
-        self.lm_head_dtype = self.dtype(matrix)?;
-        let bytes = match self.devices {
-            PlannedDevices::Own { backend, .. } => backend.lm_head_bytes(self.lm_head_dtype, matrix.shape, self.precision),
-            PlannedDevices::Cards(_) => stored_bytes(self.lm_head_dtype, matrix.shape),
-        };
-        self.add(None, bytes + self.bias_bytes(matrix));
-        // Its rows are looked up on the first device.
+        // A token embedding that gives the logits too: its rows are looked up on the first device.
         if matrix.id.role == Role::Embedding && self.bytes.len() > 1 {
             self.bytes[0] += bytes;
         }
-        Ok(())
+        Ok(Linear::new(shape, bytes, false, Arc::new(())))
     }
 
-    fn norm(&mut self, id: WeightId, [number, len]: [usize; 2]) -> Result<(), EngineError> {
+    fn norm(&mut self, id: WeightId, [number, len]: [usize; 2]) -> Result<Norm, EngineError> {
         let has_bias = self.weights.is_some_and(|weights| weights.contains(id.bias()));
         let vectors = if has_bias { 2 * number } else { number };
         self.add(id.layer, (vectors * len * size_of::<f32>()) as u64);
-        Ok(())
+        Ok(Norm { kind: NormKind::Rms, weight: Arc::default(), bias: None, eps: 0.0 })
     }
 
-    fn table(&mut self, matrix: &Matrix) -> Result<(), EngineError> {
+    fn table(&mut self, matrix: &Matrix) -> Result<WeightView, EngineError> {
         let dtype = self.dtype(matrix)?;
         // Read by rows, as it is stored, and by the host.
         if !self.devices.reads_embeddings_elsewhere()? {
             self.bytes[0] += stored_bytes(dtype, matrix.shape);
         }
-        Ok(())
+        Ok(WeightView::new(DType::F32, 0, 0, Bytes::from_vec(Vec::new()))?)
     }
 }

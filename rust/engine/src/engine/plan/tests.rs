@@ -2,10 +2,14 @@
 
 use std::path::Path;
 
+use device::{
+    Activation, Device,
+    cpu::{CpuBackend, CpuTier},
+};
 use paged::PagedAttentionConfig;
 
 use super::*;
-use crate::model::ModelFiles;
+use crate::model::{LayerConfig, ModelFiles};
 
 /// The budget of encoders' outputs is taken from the pool, to the byte.
 #[test]
@@ -35,4 +39,25 @@ fn the_encoder_cache_is_in_the_ledger() {
         assert!(device.resident() + device.margin <= total + plan.bytes_per_block, "{plan}"); // the null block comes on top
     }
     assert!(with.to_string().contains("encoders"), "{with}");
+}
+
+/// The layer with the most queries a key and value head is not the one with the most heads of either kind.
+#[test]
+fn workspaces_serve_every_layer_of_unequal_heads() {
+    let layers = [[160, 160, 8], [128, 1, 64], [8, 8, 64]].map(|heads| LayerConfig::new(heads, 64, Activation::Silu));
+    let of = |layers: &[LayerConfig]| {
+        let model = DecoderConfig { vocab_size: 64, hidden_size: 64, layers: layers.into(), ..DecoderConfig::default() };
+        workspace_shape(&model, &EngineConfig::default(), 4096, [DType::BF16; 2])
+    };
+    let all = of(&layers);
+    assert_eq!([all.num_heads, all.num_kv_heads, all.queries_per_kv, all.head_dim], [160, 160, 128, 64]);
+    let few = of(&layers[1..]);
+    for num_threads in [1, 4] {
+        let bytes = |shape| CpuBackend::new(CpuTier::detect(), num_threads).unwrap().workspace_bytes(shape);
+        for (shape, layers) in [(&all, &layers[..]), (&few, &layers[1..])] {
+            for layer in layers {
+                assert!(bytes(shape) >= bytes(&of(&[*layer])), "{num_threads} threads, {layer:?}");
+            }
+        }
+    }
 }

@@ -9,7 +9,7 @@ use crate::{
         draining,
         output::{ActiveRequest, End, SubmittedRequest},
     },
-    model::config::RopeRows,
+    model::RopeRows,
 };
 
 impl EngineThread {

@@ -15,7 +15,7 @@ use crate::{
         sequence::Kept,
     },
     error::caught,
-    model::config::RopeRows,
+    model::RopeRows,
     sampler::Sampled,
 };
 

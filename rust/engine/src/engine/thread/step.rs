@@ -6,7 +6,7 @@ use paged::{RequestId, ScheduledRequest, SchedulerOutput, StuckReport};
 
 use super::{EngineThread, sampling::Wanted, ticks};
 use crate::{
-    EngineError, FinishReason, OutputKind, engine::output::End, error::caught, input_batch::BlockLayout, model::config::RopeRows,
+    EngineError, FinishReason, OutputKind, engine::output::End, error::caught, input_batch::BlockLayout, model::RopeRows,
     sampler::Sampled,
 };
 

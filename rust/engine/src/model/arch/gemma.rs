@@ -7,7 +7,7 @@ use crate::{
     EngineError,
     model::{
         config::{AttentionConfig, DecoderConfig, Norms},
-        fields::{GgufFields, HfFields},
+        fields::{Fields, GgufFields, HfFields},
     },
 };
 
@@ -39,23 +39,26 @@ pub(super) fn read_gguf(architecture: &'static str, fields: &GgufFields<'_>) -> 
 }
 
 fn with_gelu(config: DecoderConfig) -> DecoderConfig {
-    config.with_layers(|layer| layer.dense_mut().activation = Activation::GeluTanh)
+    config.with_layers(|layer| layer.ffn.activation = Activation::GeluTanh)
 }
 
 fn with_embedding_scale(config: DecoderConfig) -> DecoderConfig {
     DecoderConfig { embedding_scale: (config.hidden_size as f32).sqrt(), ..config }
 }
 
-/// What the second and third have too: norms around both halves of a layer, scores scaled by a number of the model's own and capped.
+/// What the second and third have too: norms around both halves of a layer, scores scaled by a number of the model's own and
+/// capped.
 pub(super) fn with_layers(config: DecoderConfig, scale: f32, softcap: Option<f32>) -> DecoderConfig {
-    let config = config.with_layers(|layer| layer.norms = Norms::Around);
-    config.with_attention(|attention| (attention.scale, attention.softcap) = (scale, softcap))
+    config.with_layers(|layer| {
+        layer.norms = Norms::Around;
+        (layer.attention.scale, layer.attention.softcap) = (scale, softcap);
+    })
 }
 
 /// The scale of a GGUF file's scores: the 27B model, which has so many layers, scales by its width a head; files do not say so.
 pub(super) fn gguf_scale(config: &DecoderConfig, layers_of_27b: usize) -> f32 {
     let is_27b = config.layers.len() == layers_of_27b;
     let scalar = |a: &AttentionConfig| if is_27b { config.hidden_size / a.num_heads.max(1) } else { a.head_dim };
-    let scalar = config.layers.first().map_or(1, |layer| scalar(layer.attention()));
+    let scalar = config.layers.first().map_or(1, |layer| scalar(&layer.attention));
     (scalar as f32).sqrt().recip()
 }

@@ -5,7 +5,7 @@ use crate::{
     EngineError,
     model::{
         config::DecoderConfig,
-        fields::{GgufFields, HfFields},
+        fields::{Fields, GgufFields, HfFields},
     },
     weights::Role,
 };
@@ -27,19 +27,18 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let mut config = gemma::read_hf("gemma2", fields)?;
     let cap = |key, usual| if fields.object.contains_key(key) { fields.softcap(key) } else { Ok(Some(usual)) };
     config.final_softcap = cap("final_logit_softcapping", FINAL_CAP)?;
-    let sliding = fields.sliding_layers(config.layers.len())?;
+    let sliding = fields.sliding_layers(config.layers.len(), |i| i % 2 == 0)?;
     let window = if fields.object.contains_key("sliding_window") { fields.size("sliding_window")? } else { Some(WINDOW) };
     let scale = fields.number("query_pre_attn_scalar")?.unwrap_or(256.0).sqrt().recip() as f32;
     let config = gemma::with_layers(config, scale, cap("attn_logit_softcapping", ATTENTION_CAP)?);
-    Ok(config.with_windows(|i| window.filter(|_| sliding.as_ref().map_or(i % 2 == 0, |s| s[i]))))
+    Ok(config.with_windows(|i| window.filter(|_| sliding[i])))
 }
 
 fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
     let mut config = gemma::read_gguf("gemma2", fields)?;
-    let cap = |key, usual| Ok::<_, EngineError>(fields.number(key)?.map_or(usual, |cap| cap as f32));
-    config.final_softcap = Some(cap("final_logit_softcapping", FINAL_CAP)?);
+    config.final_softcap = fields.softcap("final_logit_softcapping")?.or(Some(FINAL_CAP));
     let window = fields.size("attention.sliding_window")?.unwrap_or(WINDOW);
-    let softcap = Some(cap("attn_logit_softcapping", ATTENTION_CAP)?);
+    let softcap = fields.softcap("attn_logit_softcapping")?.or(Some(ATTENTION_CAP));
     let scale = gemma::gguf_scale(&config, 46);
     Ok(gemma::with_layers(config, scale, softcap).with_windows(|i| Some(window).filter(|_| i % 2 == 0)))
 }

@@ -1,11 +1,11 @@
-//! Gemma 3 (text): Gemma 2 with normalised heads, five windowed layers for each full one, each kind with its own rotation.
+//! Gemma 3 (text): Gemma 2 with normalized heads, five windowed layers for each full one, each kind with its own rotation.
 
 use super::{Architecture, gemma};
 use crate::{
     EngineError,
     model::{
         config::{DecoderConfig, QkNorm},
-        fields::{GgufFields, HfFields},
+        fields::{Fields, GgufFields, HfFields},
         rope::{RopeConfig, RopeScaling},
     },
     weights::Role,
@@ -33,17 +33,17 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     }
     let mut config = gemma::read_hf("gemma3", fields)?;
     let local = if fields.object.contains_key("rope_parameters") {
-        fields.rope("sliding_attention", config.largest(|layer| layer.attention().head_dim))?
+        fields.rope("sliding_attention", config.largest(|layer| layer.attention.head_dim), 1.0)?
     } else {
         local_rope(&config, fields.number("rope_local_base_freq")?.unwrap_or(LOCAL_THETA))
     };
     let pattern = fields.size("sliding_window_pattern")?.unwrap_or(PATTERN);
-    let sliding = fields.sliding_layers(config.layers.len())?;
+    let sliding = fields.sliding_layers(config.layers.len(), is_sliding(pattern))?;
     let window = fields.size("sliding_window")?;
     let scale = fields.number("query_pre_attn_scalar")?.unwrap_or(256.0).sqrt().recip() as f32;
     config.final_softcap = fields.softcap("final_logit_softcapping")?;
     let config = gemma::with_layers(config, scale, fields.softcap("attn_logit_softcapping")?);
-    Ok(with_kinds(config, local, window, |i| sliding.as_ref().map_or_else(|| is_sliding(i, pattern), |s| s[i])))
+    Ok(with_kinds(config, local, window, |i| sliding[i]))
 }
 
 fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
@@ -51,13 +51,13 @@ fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
     let local = local_rope(&config, fields.number("rope.freq_base_swa")?.unwrap_or(LOCAL_THETA));
     let window = fields.size("attention.sliding_window")?;
     let pattern = fields.size("attention.sliding_window_pattern")?.unwrap_or(PATTERN);
-    config.final_softcap = fields.number("final_logit_softcapping")?.map(|cap| cap as f32);
+    config.final_softcap = fields.softcap("final_logit_softcapping")?;
     let scale = gemma::gguf_scale(&config, 62);
-    Ok(with_kinds(gemma::with_layers(config, scale, None), local, window, |i| is_sliding(i, pattern)))
+    Ok(with_kinds(gemma::with_layers(config, scale, None), local, window, is_sliding(pattern)))
 }
 
-fn is_sliding(layer: usize, pattern: usize) -> bool {
-    pattern == 0 || !(layer + 1).is_multiple_of(pattern)
+fn is_sliding(pattern: usize) -> impl Fn(usize) -> bool {
+    move |layer| pattern == 0 || !(layer + 1).is_multiple_of(pattern)
 }
 
 /// Windowed layers rotate with another base and are not stretched.
@@ -72,9 +72,9 @@ fn with_kinds(
     sliding: impl Fn(usize) -> bool,
 ) -> DecoderConfig {
     config.ropes.push(local);
-    for (i, attention) in config.attention_mut().enumerate() {
-        attention.qk_norm = Some(QkNorm::Heads);
-        attention.rope = Some(usize::from(sliding(i)));
+    for (i, layer) in config.layers.iter_mut().enumerate() {
+        layer.attention.qk_norm = Some(QkNorm::Heads);
+        layer.attention.rope = Some(usize::from(sliding(i)));
     }
     config.with_windows(|i| window.filter(|_| sliding(i)))
 }

@@ -7,7 +7,7 @@ use crate::{
     EngineError,
     model::{
         config::{DecoderConfig, Norms},
-        fields::{GgufFields, HfFields},
+        fields::{Fields, GgufFields, HfFields},
     },
     weights::Role,
 };
@@ -25,7 +25,7 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let mut config = with_norms(fields.partly_rotated("glm4", 0.5)?);
     config.ropes[0].style = RopeStyle::Interleaved;
     let bias = fields.flag("attention_bias")?.unwrap_or(false);
-    Ok(config.with_attention(|attention| attention.qkv_bias = bias))
+    Ok(config.with_layers(|layer| layer.attention.qkv_bias = bias))
 }
 
 fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {

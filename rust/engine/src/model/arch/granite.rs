@@ -7,7 +7,7 @@ use crate::{
     EngineError,
     model::{
         config::DecoderConfig,
-        fields::{GgufFields, HfFields},
+        fields::{Fields, GgufFields, HfFields},
     },
 };
 
@@ -17,7 +17,7 @@ pub(super) const ARCHITECTURE: Architecture =
 fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let number = |key| Ok::<_, EngineError>(fields.number(key)?.unwrap_or(1.0) as f32);
     let scale = number("attention_multiplier")?;
-    let config = fields.decoder("granite")?.with_attention(|attention| attention.scale = scale);
+    let config = fields.decoder("granite")?.with_layers(|layer| layer.attention.scale = scale);
     Ok(with_multipliers(config, [number("embedding_multiplier")?, number("residual_multiplier")?, number("logits_scaling")?]))
 }
 

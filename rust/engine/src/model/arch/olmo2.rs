@@ -15,5 +15,5 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 };
 
 fn with_norms(config: DecoderConfig) -> DecoderConfig {
-    config.with_layers(|layer| layer.norms = Norms::After).with_attention(|attention| attention.qk_norm = Some(QkNorm::Row))
+    config.with_layers(|layer| (layer.norms, layer.attention.qk_norm) = (Norms::After, Some(QkNorm::Row)))
 }

@@ -6,8 +6,8 @@ use super::Architecture;
 use crate::{
     EngineError,
     model::{
-        config::{DecoderConfig, NormConfig, QkNorm, Wiring},
-        fields::{GgufFields, HfFields},
+        config::{DecoderConfig, NormConfig, QkNorm},
+        fields::{Fields, GgufFields, HfFields},
     },
     weights::Role,
 };
@@ -32,7 +32,7 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let norm = NormConfig::layer(fields.number("layer_norm_eps")?);
     let qk_norm = fields.flag("qk_layernorm")?.unwrap_or(false).then_some(QkNorm::Heads);
     let config = DecoderConfig { norm, ..fields.partly_rotated("phi", 0.5)? };
-    Ok(with_layers(config).with_attention(|attention| attention.qk_norm = qk_norm))
+    Ok(with_layers(config).with_layers(|layer| layer.attention.qk_norm = qk_norm))
 }
 
 fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
@@ -41,10 +41,8 @@ fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
 
 fn with_layers(config: DecoderConfig) -> DecoderConfig {
     config.with_layers(|layer| {
-        layer.wiring = Wiring::Parallel;
+        layer.is_parallel = true;
         layer.set_biases(true);
-        let ffn = layer.dense_mut();
-        ffn.is_gated = false;
-        ffn.activation = Activation::GeluTanh;
+        (layer.ffn.is_gated, layer.ffn.activation) = (false, Activation::GeluTanh);
     })
 }

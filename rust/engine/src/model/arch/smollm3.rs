@@ -7,7 +7,7 @@ use crate::{
     EngineError,
     model::{
         config::DecoderConfig,
-        fields::{GgufFields, HfFields},
+        fields::{Fields, GgufFields, HfFields},
     },
 };
 
@@ -26,10 +26,9 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
         Some(list) => list,
         None => (0..num_layers).map(|i| rotates(i, interval)).collect(),
     };
-    let sliding = fields.sliding_layers(num_layers)?;
-    let used = fields.flag("use_sliding_window")?.unwrap_or(false);
-    let window = if used { fields.size("sliding_window")? } else { None };
-    let config = config.with_windows(|i| window.filter(|_| sliding.as_ref().map_or(!rotates[i], |s| s[i])));
+    let sliding = fields.sliding_layers(num_layers, |i| !rotates[i])?;
+    let window = fields.used_window()?;
+    let config = config.with_windows(|i| window.filter(|_| sliding[i]));
     Ok(with_rotation(config, |i| rotates[i]))
 }
 
@@ -43,8 +42,8 @@ fn rotates(layer: usize, interval: usize) -> bool {
 }
 
 fn with_rotation(mut config: DecoderConfig, rotates: impl Fn(usize) -> bool) -> DecoderConfig {
-    for (i, attention) in config.attention_mut().enumerate() {
-        attention.rope = rotates(i).then_some(0);
+    for (i, layer) in config.layers.iter_mut().enumerate() {
+        layer.attention.rope = rotates(i).then_some(0);
     }
     config
 }

@@ -6,8 +6,8 @@ use super::Architecture;
 use crate::{
     EngineError,
     model::{
-        config::{DecoderConfig, NormConfig, QkNorm, Wiring},
-        fields::{GgufFields, HfFields},
+        config::{DecoderConfig, NormConfig, QkNorm},
+        fields::{Fields, GgufFields, HfFields},
     },
     weights::{Role, WeightId},
 };
@@ -26,7 +26,7 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let norm = NormConfig::layer(fields.number("layer_norm_eps")?);
     let config = DecoderConfig { norm, ..fields.partly_rotated("stablelm", 0.25)? };
     let qkv_bias = flag("use_qkv_bias")?;
-    let config = config.with_attention(|attention| attention.qkv_bias = qkv_bias);
+    let config = config.with_layers(|layer| layer.attention.qkv_bias = qkv_bias);
     Ok(with_layers(config, flag("use_parallel_residual")?, flag("qk_layernorm")?))
 }
 
@@ -38,8 +38,6 @@ fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
 }
 
 fn with_layers(config: DecoderConfig, is_parallel: bool, has_qk_norm: bool) -> DecoderConfig {
-    let wiring = if is_parallel { Wiring::Parallel } else { Wiring::Sequential };
-    config
-        .with_layers(|layer| layer.wiring = wiring)
-        .with_attention(|attention| attention.qk_norm = has_qk_norm.then_some(QkNorm::OwnHeads))
+    let qk_norm = has_qk_norm.then_some(QkNorm::OwnHeads);
+    config.with_layers(|layer| (layer.is_parallel, layer.attention.qk_norm) = (is_parallel, qk_norm))
 }

@@ -7,7 +7,7 @@ use crate::{
     EngineError,
     model::{
         config::{DecoderConfig, LayerConfig, NormConfig},
-        fields::{GgufFields, HfFields},
+        fields::{Fields, GgufFields, HfFields},
     },
     weights::Role,
 };
@@ -23,13 +23,12 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 
 fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let bias = fields.flag("use_bias")?.unwrap_or(true);
-    let window = fields.size("sliding_window")?;
     let config = DecoderConfig {
         norm: NormConfig::layer(fields.number("norm_epsilon")?),
         tie_word_embeddings: fields.flag("tie_word_embeddings")?.unwrap_or(true),
-        ..fields.decoder("starcoder2")?
+        ..fields.windowed("starcoder2")?
     };
-    Ok(config.with_layers(|layer| set_layer(layer, bias)).with_windows(|_| window))
+    Ok(config.with_layers(|layer| set_layer(layer, bias)))
 }
 
 fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
@@ -38,7 +37,5 @@ fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
 
 fn set_layer(layer: &mut LayerConfig, bias: bool) {
     layer.set_biases(bias);
-    let ffn = layer.dense_mut();
-    ffn.is_gated = false;
-    ffn.activation = Activation::GeluTanh;
+    (layer.ffn.is_gated, layer.ffn.activation) = (false, Activation::GeluTanh);
 }
