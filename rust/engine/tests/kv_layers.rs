@@ -502,7 +502,7 @@ fn a_decoder_reads_another_layers_keys_and_values_as_its_own_like_ones() {
     let folder = tempfile::TempDir::new().unwrap();
     write_twins(folder.path());
     let reference: Arc<dyn Backend> = Arc::new(ReferenceBackend::new());
-    let cpu: Arc<dyn Backend> = Arc::new(CpuBackend::new(CpuTier::detect(), 2).unwrap());
+    let cpu: Arc<dyn Backend> = Arc::new(CpuBackend::new(Isa::detect(), 2).unwrap());
     for (backend, precision) in [(reference, Precision::Exact), (cpu.clone(), Precision::Exact), (cpu, Precision::Fast)] {
         let logits_and_bytes = |shared_kv| {
             let source = ModelSource::HuggingFace { path: folder.path().to_owned(), tokenizer_json: None };
