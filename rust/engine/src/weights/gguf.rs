@@ -159,8 +159,8 @@ fn split_siblings(first: &Path, count: usize) -> Result<Vec<PathBuf>, EngineErro
 }
 
 fn supported_types() -> String {
-    let quantised = GgmlType::ALL.iter().map(|t| t.name());
-    ["F32", "F16", "BF16"].into_iter().chain(quantised).collect::<Vec<_>>().join(", ")
+    let quantized = GgmlType::ALL.iter().map(|t| t.name());
+    ["F32", "F16", "BF16"].into_iter().chain(quantized).collect::<Vec<_>>().join(", ")
 }
 
 /// The type of ggml's number, or its name where it is not supported.

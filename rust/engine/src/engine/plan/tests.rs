@@ -53,7 +53,7 @@ fn workspaces_serve_every_layer_of_unequal_heads() {
     assert_eq!([all.num_heads, all.num_kv_heads, all.queries_per_kv, all.head_dim], [160, 160, 128, 64]);
     let few = of(&layers[1..]);
     for num_threads in [1, 4] {
-        let bytes = |shape| CpuBackend::new(Isa::detect(), num_threads).unwrap().workspace_bytes(shape);
+        let bytes = |shape: &WorkspaceShape| CpuBackend::new(Isa::detect(), num_threads).unwrap().workspace_bytes(shape);
         for (shape, layers) in [(&all, &layers[..]), (&few, &layers[1..])] {
             for layer in layers {
                 assert!(bytes(shape) >= bytes(&of(&[*layer])), "{num_threads} threads, {layer:?}");
