@@ -183,8 +183,12 @@ impl Decoder {
         backend.fetch(&mut a.sampled);
         let cols = a.sampled.cols();
         let values = a.sampled.as_mut_slice();
-        values.chunks_exact_mut(cols).for_each(|row| self.output_norm.apply(row));
-        values.iter_mut().for_each(|x| *x /= self.logit_scale);
+        for row in values.chunks_exact_mut(cols) {
+            self.output_norm.apply(row);
+        }
+        for value in values {
+            *value /= self.logit_scale;
+        }
         &a.sampled
     }
 

@@ -31,7 +31,9 @@ impl Weights for Loader<'_> {
         let is_lm_head = matrix.id.layer.is_none();
         let mut bias = self.weights.bias(matrix)?;
         if is_lm_head {
-            bias.iter_mut().flatten().for_each(|b| *b *= self.config.logit_scale);
+            for value in bias.iter_mut().flatten() {
+                *value *= self.config.logit_scale;
+            }
         }
         let options = LinearOptions { name: self.weights.name(id), precision: self.precision, bias };
         let backend = self.backend;
