@@ -97,7 +97,7 @@ mod tests {
     fn tokens_are_counted_to_the_end_of_the_expression() {
         for (inside, tokens, len) in [
             (" a }} rest", 1, 3),
-            ("a.b[0]|join(', }} ')%}", 10, 20),
+            ("a.b[0]|join(', }} ')%}", 11, 20),
             (" 'it\\'s' ~ \"%}\" }}", 3, 16),
             ("'never ends", 1, 11),
             (" \u{e9}t\u{e9} }}", 1, 7),
