@@ -1,8 +1,8 @@
 """The build backend: maturin's, after the CUDA kernels have been compiled where they can be of use.
 
-`pip install . -C kernels=auto|yes|no`: with "auto", which is the default, kernels are compiled where there is an NVIDIA driver; "yes"
-compiles them anywhere, for a wheel that goes to another machine; "no" leaves them out. Where nvcc cannot be had or fails, the package
-is built without kernels; `mistral-paged doctor` then tells why.
+`pip install . -C kernels=auto|yes|no`: with "auto", which is the default, kernels are compiled where there is an NVIDIA driver.
+"yes" compiles them anywhere, for a wheel that goes to another machine; "no" leaves them out. Where nvcc cannot be had or fails,
+the package is built without kernels; `mistral-paged doctor` then tells why.
 """
 
 from __future__ import annotations
@@ -40,10 +40,13 @@ CHOICES = ("auto", "yes", "no")
 def why_left_out(settings: Settings) -> str | None:
     """Why kernels are not to be compiled; `None`: they are.
 
-    Ends the build, in one line, on systems that the package does not run on, and for a `kernels` setting that is none of `CHOICES`.
+    Ends the build, in one line, on systems that the package does not run on, and for a `kernels` setting that is none of
+    `CHOICES`.
     """
     if platform.system() != "Linux":
-        sys.exit(f"mistral_paged runs on Linux, and this is {platform.system()}: build it in a Linux container or virtual machine")
+        sys.exit(
+            f"mistral_paged runs on Linux, and this is {platform.system()}: build it in a Linux container or virtual machine"
+        )
     choice = (settings or {}).get("kernels", "auto")
     if choice not in CHOICES:
         sys.exit(f"the build setting kernels={choice!r} means nothing; it is one of {', '.join(CHOICES)}")

@@ -492,7 +492,7 @@ fn write_twins(folder: &Path) {
         let data = if adds { vec![0; view.data().len()] } else { view.data().to_vec() };
         (name.to_owned(), view.dtype(), view.shape().to_vec(), data)
     };
-    let tensors: Vec<_> = file.names().into_iter().map(|name| tensor(name)).collect();
+    let tensors: Vec<_> = file.names().into_iter().map(tensor).collect();
     let views = tensors.iter().map(|(name, dtype, shape, data)| (name, TensorView::new(*dtype, shape.clone(), data).unwrap()));
     safetensors::serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
 }

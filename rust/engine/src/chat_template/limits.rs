@@ -1,7 +1,8 @@
 //! How large a template may be, so that its parser needs no more stack than it has.
 //!
-//! The parser descends into operators, filters, conditions and blocks, one call or several for each, and bounds that itself in parentheses
-//! only. So how deep it may get is bounded here by what a template is made of, and it runs on a thread whose stack holds that.
+//! The parser descends into operators, filters, conditions and blocks, one call or several for each, and bounds that itself in
+//! parentheses only. So how deep it may get is bounded here by what a template is made of, and it runs on a thread whose stack
+//! holds that.
 
 use std::thread;
 
@@ -13,7 +14,8 @@ const MAX_BYTES: usize = 1 << 20;
 const MAX_TOKENS: usize = 4096;
 /// Blocks, `{% ... %}`; some hundred are many.
 const MAX_BLOCKS: usize = 8192;
-/// Address space, committed as it is used. Parsing takes up to 4 KB a token or block, some times that in a build without optimisation.
+/// Address space, committed as it is used. Parsing takes up to 4 KB a token or block, some times that in a build without
+/// optimisation.
 const STACK_BYTES: usize = 1 << 28;
 
 /// An [`EngineError::ChatTemplate`] for a source that is larger.

@@ -317,7 +317,8 @@ fn beside_kv(
     Ok(bytes.into_iter().map(DeviceBytes::with_margin).collect())
 }
 
-/// What the kernels need buffers for, in requests of up to `longest` tokens; matrices of layers, and that of logits, are stored so.
+/// What the kernels need buffers for, in requests of up to `longest` tokens; matrices of layers, and that of logits, are stored
+/// so.
 fn workspace_shape(
     model: &DecoderConfig,
     config: &EngineConfig,

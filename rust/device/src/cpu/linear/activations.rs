@@ -4,7 +4,7 @@
 //! of a row have a lower part, the others have zeros there, and kernels leave out lower parts that are zero for all of their
 //! rows: an integer sum does not change. Over 768 tokens of text, against float activations:
 //!
-//! | lower parts | perplexity, SmolLM2 | likeliest token | perplexity, gemma-3-270m | likeliest token | of blocks, 576 / 1536 columns |
+//! | lower parts | perplexity, SmolLM2 | likeliest token | perplexity, gemma-3-270m | likeliest token | of blocks, 576 / 1536 |
 //! | --- | --- | --- | --- | --- | --- |
 //! | everywhere | 1.0000 | 1.000 | 1.0001 | 0.999 | 1 / 1 |
 //! | where the scale is above 2 means | 1.0008 | 0.988 | 0.9978 | 0.990 | 0.09 / 0.06 |
