@@ -178,8 +178,11 @@ impl LmHead {
     /// The error bounds of panel `p`.
     pub(super) fn error_bounds(&self, p: usize) -> ErrorBounds {
         let [_, fifth, _] = self.planes(p);
-        let bytes = fifth[self.blocks * FIFTH_BYTES..].as_chunks().0;
-        std::array::from_fn(|i| std::array::from_fn(|r| f32::from_le_bytes(bytes[i * PANEL + r])))
+        let mut bounds = ErrorBounds::default();
+        for (bound, bytes) in bounds.as_flattened_mut().iter_mut().zip(fifth[self.blocks * FIFTH_BYTES..].as_chunks().0) {
+            *bound = f32::from_le_bytes(*bytes);
+        }
+        bounds
     }
 
     /// Panel `p` of each plane.
