@@ -18,7 +18,9 @@ pub fn raise(error: EngineError) -> PyErr {
     match error {
         EngineError::Load(message) | EngineError::Tokenizer(message) => ModelLoadError::new_err(message),
         EngineError::Architecture(message) => ArchitectureError::new_err(message),
-        EngineError::InvalidArgument(message) => InvalidArgumentError::new_err(message),
+        EngineError::InvalidArgument(message) | EngineError::PromptTooLong { message, .. } => {
+            InvalidArgumentError::new_err(message)
+        }
         EngineError::NotSupported(message) => PyNotImplementedError::new_err(message),
         EngineError::ChatTemplate(message) => ChatTemplateError::new_err(message),
         EngineError::Device(error) => DeviceError::new_err(error.to_string()),

@@ -25,6 +25,7 @@ mod response;
 mod runner;
 mod sampling;
 mod sequence;
+mod serve;
 mod service;
 mod simulate;
 mod stats;
@@ -61,6 +62,8 @@ mod _core {
     use crate::runner::Runner;
     #[pymodule_export]
     use crate::sequence::Sequence;
+    #[pymodule_export]
+    use crate::serve::serve;
     #[pymodule_export]
     use crate::simulate::{simulate, simulator_devices};
     #[pymodule_export]

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use engine::{GenerationRequest, MAX_CHOICES, Prompt};
+use engine::{GenerationRequest, MAX_CHOICES, Prompt, RenderOptions};
 use pyo3::{exceptions::PyTypeError, prelude::*, types::PyString};
 
 use crate::{
@@ -214,8 +214,11 @@ impl ChatCompletionRequest {
         };
         let prompt = Prompt::Chat {
             messages: messages::parse(messages)?,
-            enable_thinking: check_thinking(enable_thinking, reasoning_effort.as_deref())?,
-            reasoning_effort,
+            options: RenderOptions {
+                enable_thinking: check_thinking(enable_thinking, reasoning_effort.as_deref())?,
+                reasoning_effort,
+                ..RenderOptions::default()
+            },
         };
         let request = GenerationRequest {
             service: ServiceFields { priority, deadline, tenant, cache_salt, public_prefix: public_messages, keep }.check()?,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use engine::{CpuOptions, Engine, EngineConfig};
+use engine::{CpuOptions, Engine, EngineConfig, RenderOptions};
 use pyo3::{prelude::*, types::PyString};
 
 use crate::{
@@ -309,7 +309,7 @@ impl Runner {
         }
         let messages = messages::parse(text)?;
         let engine = self.engine()?;
-        enter(py, || engine.tokenize_chat(&messages, enable_thinking))
+        enter(py, || engine.tokenize_chat(&messages, &RenderOptions { enable_thinking, ..RenderOptions::default() }))
     }
 
     /// Text of token ids, which may be a list, a tuple or an array of integers.

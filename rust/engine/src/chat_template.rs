@@ -29,6 +29,7 @@ const NAME: &str = "chat_template";
 pub struct ChatTemplate {
     environment: Environment<'static>,
     special_tokens: SpecialTokens,
+    source: String,
 }
 
 /// What a template is rendered with, beside the messages.
@@ -36,6 +37,8 @@ pub struct ChatTemplate {
 pub struct RenderOptions {
     /// Ends with the beginning of the assistant's answer.
     pub add_generation_prompt: bool,
+    /// Ends with the text of the last message, which the answer then goes on from; not with `add_generation_prompt`.
+    pub continue_final_message: bool,
     /// Given to the template when set.
     pub enable_thinking: Option<bool>,
     /// Given to the template when set.
@@ -50,6 +53,7 @@ impl Default for RenderOptions {
     fn default() -> Self {
         Self {
             add_generation_prompt: true,
+            continue_final_message: false,
             enable_thinking: None,
             reasoning_effort: None,
             extra: Map::new(),
@@ -65,7 +69,12 @@ impl ChatTemplate {
     pub fn new(source: &str, special_tokens: SpecialTokens) -> Result<Self, EngineError> {
         limits::check(source)?;
         let environment = limits::with_known_stack(|| Self::compile(source))??;
-        Ok(Self { environment, special_tokens })
+        Ok(Self { environment, special_tokens, source: source.to_owned() })
+    }
+
+    /// The template's text.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     fn compile(source: &str) -> Result<Environment<'static>, EngineError> {

@@ -16,6 +16,16 @@ pub enum EngineError {
     /// An argument of the engine or of a request cannot be honoured.
     #[error("{0}")]
     InvalidArgument(String),
+    /// A prompt that leaves no room for an answer, in the model's context or in the whole pool.
+    #[error("{message}")]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        prompt_tokens: usize,
+        /// Tokens of prompt and answer together at most.
+        max_tokens: usize,
+        /// Which of the two it is.
+        message: String,
+    },
     /// Part of the mirrored interface that is not there yet.
     #[error("{0}")]
     NotSupported(String),

@@ -25,7 +25,7 @@ pub use completion::{
 pub use device::{HostMemory, cpu::Isa, cuda, host_memory, num_physical_cores};
 pub use engine::{
     Continuation, CpuOptions, Device, DeviceBytes, Drain, Engine, EngineConfig, GroupPlan, KvCacheStats, LoadProgress,
-    MemoryPlan, ModelDType, ModelSource, RequestHandle, Sequence, best_device,
+    MemoryPlan, ModelDType, ModelSource, RequestHandle, Sequence, Vitals, best_device,
 };
 pub use error::EngineError;
 pub use event_sink::{Event, EventSink};

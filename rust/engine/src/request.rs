@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{Continuation, Sequence};
+use crate::{Continuation, RenderOptions, Sequence};
 
 /// One chat message.
 #[derive(Clone, Debug)]
@@ -16,6 +16,14 @@ pub struct Message {
 }
 
 impl Message {
+    /// Its text; of parts, those of text together.
+    pub fn text(&self) -> String {
+        match &self.content {
+            MessageContent::Text(text) => text.clone(),
+            MessageContent::Parts(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),
+        }
+    }
+
     /// A user's message.
     pub fn user(text: impl Into<String>) -> Self {
         Self { role: "user".into(), content: MessageContent::Text(text.into()), extra: serde_json::Map::new() }
@@ -34,14 +42,12 @@ pub enum MessageContent {
 /// What to continue.
 #[derive(Clone, Debug)]
 pub enum Prompt {
-    /// Messages, rendered by the model's chat template with a generation prompt.
+    /// Messages, rendered by the model's chat template.
     Chat {
         /// The conversation.
         messages: Vec<Message>,
-        /// Handed to the template when set.
-        enable_thinking: Option<bool>,
-        /// Handed to the template when set.
-        reasoning_effort: Option<String>,
+        /// What the template gets beside them.
+        options: RenderOptions,
     },
     /// Text, tokenized with special tokens added.
     Text(String),
@@ -185,6 +191,6 @@ impl GenerationRequest {
 
     /// One answer to a conversation.
     pub fn chat(messages: Vec<Message>, sampling: SamplingParams) -> Self {
-        Self::new(Prompt::Chat { messages, enable_thinking: None, reasoning_effort: None }, sampling)
+        Self::new(Prompt::Chat { messages, options: RenderOptions::default() }, sampling)
     }
 }

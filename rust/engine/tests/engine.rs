@@ -12,7 +12,7 @@ use common::{
 };
 use engine::{
     Engine, EngineConfig, EngineError, FinishReason, GenerationRequest, MemoryGpuConfig, Message, MissReason, OutputEvent,
-    PagedAttentionConfig, Prompt, SamplingParams, TokenLogprobs,
+    PagedAttentionConfig, Prompt, RenderOptions, SamplingParams, TokenLogprobs,
 };
 
 const LENGTHS: [usize; 8] = [1, 5, 31, 32, 33, 64, 90, 120];
@@ -232,7 +232,7 @@ fn a_token_without_an_embedding_is_refused_in_every_prompt_and_harms_nobody_else
     let prompts = [
         Prompt::Text(text.clone()),
         Prompt::TokenIds(vec![5, id]),
-        Prompt::Chat { messages: vec![Message::user(text)], enable_thinking: None, reasoning_effort: None },
+        Prompt::Chat { messages: vec![Message::user(text)], options: RenderOptions::default() },
     ];
     for prompt in prompts {
         let what = format!("{prompt:?}");
@@ -364,7 +364,7 @@ fn a_template_has_bos_when_a_gguf_file_comes_with_a_tokenizer_json() {
     let source = engine::ModelSource::Gguf { files, tokenizer_dir: None, tokenizer_json };
     let config = EngineConfig { chat_template: Some("{{ bos_token }}{{ messages[0].content }}".into()), ..exact() };
     let engine = Engine::load(&source, &config, &|_| {}).unwrap();
-    let ids = engine.tokenize_chat(&[Message::user("Hello")], None).unwrap();
+    let ids = engine.tokenize_chat(&[Message::user("Hello")], &RenderOptions::default()).unwrap();
     assert_eq!((ids[0], &ids[1..]), (1, &engine.tokenize_text("Hello", false).unwrap()[..]));
 }
 

@@ -219,6 +219,7 @@ pub fn load_with_backend(
         submitted: AtomicU64::new(0),
         draining: AtomicBool::new(false),
         lost: thread.lost(),
+        heartbeat: thread.heartbeat(),
         description,
         plan,
         weight_bytes,

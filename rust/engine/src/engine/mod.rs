@@ -1,6 +1,8 @@
 //! The engine: one thread owns scheduler, pool and device; callers talk to it through channels.
 
 mod config;
+mod forgery;
+mod heartbeat;
 mod load;
 mod output;
 mod plan;
@@ -24,10 +26,12 @@ use std::{
 use device::{Backend, host::trim_heap};
 
 pub use config::{CpuOptions, Device, EngineConfig, LoadProgress, ModelDType, ModelSource, best_device};
+pub use heartbeat::Vitals;
+use heartbeat::Heartbeat;
 pub use plan::{DeviceBytes, GroupPlan, MemoryPlan};
 
 use crate::{
-    EngineError, EventSink, GenerationConfig, GenerationRequest, Message, RequestStream, chat_template::ChatTemplate,
+    EngineError, EventSink, GenerationConfig, GenerationRequest, Message, RenderOptions, RequestStream, chat_template::ChatTemplate,
     completion::CompletionCollector, kv_tier::FlushOnDrop, tokenizer::Tokenizer,
 };
 pub use sequence::{Continuation, Sequence};
@@ -61,6 +65,7 @@ struct Shared {
     draining: AtomicBool,
     /// Why the device computes no more, once it does not.
     lost: Arc<OnceLock<String>>,
+    heartbeat: Arc<Heartbeat>,
     description: Vec<String>,
     plan: MemoryPlan,
     weight_bytes: u64,
@@ -170,8 +175,28 @@ impl Engine {
     }
 
     /// Token ids of a conversation, rendered by the chat template.
-    pub fn tokenize_chat(&self, messages: &[Message], enable_thinking: Option<bool>) -> Result<Vec<u32>, EngineError> {
-        prompt::render_chat(&self.shared, messages, enable_thinking, None)
+    pub fn tokenize_chat(&self, messages: &[Message], options: &RenderOptions) -> Result<Vec<u32>, EngineError> {
+        prompt::render_chat(&self.shared, messages, options).map(|(ids, _)| ids)
+    }
+
+    /// A conversation as the chat template renders it, and its token ids.
+    pub fn render_chat(&self, messages: &[Message], options: &RenderOptions) -> Result<(String, Vec<u32>), EngineError> {
+        prompt::render_chat(&self.shared, messages, options).map(|(ids, text)| (text, ids))
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.shared.tokenizer
+    }
+
+    /// The chat template's source; `None` for a model without one.
+    pub fn chat_template(&self) -> Option<&str> {
+        self.shared.chat_template.as_ref().map(ChatTemplate::source)
+    }
+
+    /// Tokens of a request at most: the model's context, or what the whole pool can serve where that is less.
+    pub fn max_request_tokens(&self) -> usize {
+        self.shared.max_model_len.min(self.shared.servable_tokens + 1)
     }
 
     /// Text of token ids.
@@ -198,6 +223,15 @@ impl Engine {
         let (waiting, done) = mpsc::channel();
         self.shared.inbox.send(Command::Drain(waiting)).map_err(|_| ended())?;
         Ok(Drain { done })
+    }
+
+    /// How the engine's thread does; at once, whatever it is doing. An [`EngineError::DeviceLost`] when its device computes no
+    /// more.
+    pub fn vitals(&self) -> Result<Vitals, EngineError> {
+        match self.shared.lost.get() {
+            Some(why) => Err(EngineError::DeviceLost(why.clone())),
+            None => Ok(self.shared.heartbeat.vitals()),
+        }
     }
 
     /// Figures of the KV pool after the current step; requests whose stream was dropped are gone from them.
@@ -232,6 +266,7 @@ pub struct RequestHandle {
     inbox: mpsc::Sender<Command>,
     cancel: Arc<AtomicBool>,
     wants_logprobs: bool,
+    num_prompt_tokens: usize,
 }
 
 impl RequestHandle {
@@ -243,6 +278,11 @@ impl RequestHandle {
         let inbox = self.inbox.clone();
         self.inbox.send(Command::Snapshot { number: self.number, choice, inbox, reply }).map_err(|_| ended())?;
         answer.recv().map_err(|_| ended())?
+    }
+
+    /// Tokens of its prompt.
+    pub fn num_prompt_tokens(&self) -> usize {
+        self.num_prompt_tokens
     }
 
     /// Collects the request's events into the complete answer, which comes with [`crate::OutputEvent::Done`].

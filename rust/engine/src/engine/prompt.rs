@@ -1,18 +1,42 @@
 //! From prompts to token ids, on the caller's thread.
 
-use super::Shared;
+use super::{Shared, forgery};
 use crate::{EngineError, Message, Prompt, chat_template::ChatTemplate, chat_template::RenderOptions};
 
-/// Token ids of a conversation, rendered by the chat template with a generation prompt.
-pub fn render_chat(
-    shared: &Shared,
-    messages: &[Message],
-    enable_thinking: Option<bool>,
-    reasoning_effort: Option<&str>,
-) -> Result<Vec<u32>, EngineError> {
-    let text = chat_template(shared)?.render(messages, &render_options(enable_thinking, reasoning_effort))?;
+/// Token ids of a conversation, and its text as the chat template renders it.
+pub fn render_chat(shared: &Shared, messages: &[Message], options: &RenderOptions) -> Result<(Vec<u32>, String), EngineError> {
+    let template = chat_template(shared)?;
+    if let Some((messages, options)) = forgery::marked(messages, options, &shared.tokenizer) {
+        return forgery::encode(&render(template, &messages, &options)?, &shared.tokenizer);
+    }
+    let text = render(template, messages, options)?;
     // The template writes special tokens itself.
-    shared.tokenizer.encode(&text, false)
+    Ok((shared.tokenizer.encode(&text, false)?, text))
+}
+
+/// As `options` says, up to the end of the last message's text at most.
+fn render(template: &ChatTemplate, messages: &[Message], options: &RenderOptions) -> Result<String, EngineError> {
+    if !options.continue_final_message {
+        return template.render(messages, options);
+    }
+    if options.add_generation_prompt {
+        return Err(EngineError::InvalidArgument(
+            "continue_final_message goes on from the last message, and add_generation_prompt begins another: give one of them".into(),
+        ));
+    }
+    let last = messages.last().map(Message::text).unwrap_or_default();
+    let last = last.trim();
+    let mut text = template.render(messages, options)?;
+    // A template may trim what it writes.
+    match text.rfind(last).filter(|_| !last.is_empty()) {
+        Some(start) => text.truncate(start + last.len()),
+        None => {
+            return Err(EngineError::ChatTemplate(
+                "continue_final_message needs a last message whose text the chat template writes as it is".into(),
+            ));
+        }
+    }
+    Ok(text)
 }
 
 fn chat_template(shared: &Shared) -> Result<&ChatTemplate, EngineError> {
@@ -23,16 +47,10 @@ fn chat_template(shared: &Shared) -> Result<&ChatTemplate, EngineError> {
     })
 }
 
-fn render_options(enable_thinking: Option<bool>, reasoning_effort: Option<&str>) -> RenderOptions {
-    RenderOptions { enable_thinking, reasoning_effort: reasoning_effort.map(str::to_owned), ..RenderOptions::default() }
-}
-
 /// Token ids of a prompt, and its text when it was given as such.
 pub fn tokenize(shared: &Shared, prompt: &Prompt) -> Result<(Vec<u32>, Option<String>), EngineError> {
     let (ids, text) = match prompt {
-        Prompt::Chat { messages, enable_thinking, reasoning_effort } => {
-            (render_chat(shared, messages, *enable_thinking, reasoning_effort.as_deref())?, None)
-        }
+        Prompt::Chat { messages, options } => (render_chat(shared, messages, options)?.0, None),
         Prompt::Text(text) => (shared.tokenizer.encode(text, true)?, Some(text.clone())),
         Prompt::TokenIds(ids) => (ids.clone(), None),
         Prompt::Sequence { sequence, then } => return tokenize(shared, &sequence.prompt(then.clone(), &shared.tokenizer)?),
@@ -54,7 +72,7 @@ pub fn tokenize(shared: &Shared, prompt: &Prompt) -> Result<(Vec<u32>, Option<St
 /// How many tokens of `prompt`, from its beginning, are everybody's: those that its first `public_prefix` messages or tokens
 /// decide.
 pub fn public_prefix_len(shared: &Shared, prompt: &Prompt, ids: &[u32], public_prefix: usize) -> Result<usize, EngineError> {
-    let Prompt::Chat { messages, enable_thinking, reasoning_effort } = prompt else {
+    let Prompt::Chat { messages, options } = prompt else {
         if public_prefix > ids.len() {
             return Err(EngineError::InvalidArgument(format!(
                 "public_prefix_len is {public_prefix} and the prompt has {} tokens: give at most as many",
@@ -72,13 +90,12 @@ pub fn public_prefix_len(shared: &Shared, prompt: &Prompt, ids: &[u32], public_p
     if public_prefix == 0 {
         return Ok(0);
     }
-    let options = RenderOptions { add_generation_prompt: false, ..render_options(*enable_thinking, reasoning_effort.as_deref()) };
-    let text = chat_template(shared)?.render(&messages[..public_prefix], &options).map_err(|error| {
+    let options = RenderOptions { add_generation_prompt: false, continue_final_message: false, ..options.clone() };
+    let (public, _) = render_chat(shared, &messages[..public_prefix], &options).map_err(|error| {
         EngineError::ChatTemplate(format!(
             "the chat template does not render the first {public_prefix} messages alone, which public_messages needs: {error}"
         ))
     })?;
-    let public = shared.tokenizer.encode(&text, false)?;
     // Where the rest begins, a token may hold some of both.
     Ok(public.iter().zip(ids).take_while(|(a, b)| a == b).count())
 }

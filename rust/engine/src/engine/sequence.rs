@@ -8,7 +8,7 @@ use std::{
 use paged::RequestId;
 
 use super::thread::Command;
-use crate::{EngineError, Message, MessageContent, Prompt, model::RopeRows, tokenizer::Tokenizer};
+use crate::{EngineError, Message, MessageContent, Prompt, RenderOptions, model::RopeRows, tokenizer::Tokenizer};
 
 /// Tokens that a request came to, and, while nobody needs their memory more, their keys and values.
 ///
@@ -37,9 +37,7 @@ impl Origin {
     /// Of sequences that begin with `prompt`, and go on from `source`.
     pub(super) fn of(self, prompt: Prompt, source: Option<&Source>) -> Self {
         let conversation = match prompt {
-            Prompt::Chat { messages, enable_thinking, reasoning_effort } => {
-                Some(Arc::new(Conversation { messages, enable_thinking, reasoning_effort }))
-            }
+            Prompt::Chat { messages, options } => Some(Arc::new(Conversation { messages, options })),
             _ => None,
         };
         match source {
@@ -71,8 +69,7 @@ impl Source {
 /// A chat as it was asked.
 pub(super) struct Conversation {
     pub(super) messages: Vec<Message>,
-    pub(super) enable_thinking: Option<bool>,
-    pub(super) reasoning_effort: Option<String>,
+    pub(super) options: RenderOptions,
 }
 
 /// A request whose blocks the scheduler keeps.
@@ -146,8 +143,7 @@ impl Sequence {
             Message { role: "assistant".into(), content: MessageContent::Text(self.text()), extra: serde_json::Map::new() };
         Ok(Prompt::Chat {
             messages: conversation.messages.iter().cloned().chain([answer]).chain(messages).collect(),
-            enable_thinking: conversation.enable_thinking,
-            reasoning_effort: conversation.reasoning_effort.clone(),
+            options: conversation.options.clone(),
         })
     }
 }

@@ -89,6 +89,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     };
     let source = source.map(|sequence| Source::new(sequence, &prompt_token_ids));
     let cancel = Arc::new(AtomicBool::new(false));
+    let num_prompt_tokens = prompt_token_ids.len();
     let submitted = SubmittedRequest {
         number,
         prompt_token_ids: prompt_token_ids.into(),
@@ -111,7 +112,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
         outbox: Outbox::new(sink, Arc::clone(&cancel)),
     };
     shared.inbox.send(Command::Submit(Box::new(submitted))).map_err(|_| super::ended())?;
-    Ok(RequestHandle { number, inbox: shared.inbox.clone(), cancel, wants_logprobs: sampling.logprobs.is_some() })
+    Ok(RequestHandle { number, inbox: shared.inbox.clone(), cancel, wants_logprobs: sampling.logprobs.is_some(), num_prompt_tokens })
 }
 
 /// What is about tokens alone is refused for a vector.
@@ -211,21 +212,24 @@ fn fit(shared: &Shared, max_tokens: Option<usize>, truncate: bool, prompt: &mut 
         }
     }
     if prompt.len() >= max_len {
-        return Err(EngineError::InvalidArgument(format!(
+        let message = format!(
             "Prompt sequence length is greater than {}, perhaps consider using truncate_sequence? The prompt has {} tokens, the \
              model's context {max_len}, and at least one token is generated.",
             max_len - 1,
             prompt.len()
-        )));
+        );
+        return Err(EngineError::PromptTooLong { prompt_tokens: prompt.len(), max_tokens: max_len, message });
     }
     if prompt.len() > shared.servable_tokens {
-        return Err(EngineError::InvalidArgument(format!(
+        let message = format!(
             "the prompt has {} tokens, but the whole KV cache of {} blocks serves sequences of at most {}: shorten the prompt, or give \
              the cache more memory",
             prompt.len(),
             shared.num_blocks,
             shared.servable_tokens
-        )));
+        );
+        let max_tokens = shared.servable_tokens.saturating_add(1);
+        return Err(EngineError::PromptTooLong { prompt_tokens: prompt.len(), max_tokens, message });
     }
     let room = max_len - prompt.len();
     Ok(max_tokens.map_or(room, |m| m.min(room)))

@@ -24,7 +24,7 @@ pub(super) use pacer::StepPacer;
 use sampling::StepOutputs;
 
 use super::{
-    KvCacheStats, Sequence,
+    Heartbeat, KvCacheStats, Sequence,
     output::{ActiveRequest, SubmittedRequest},
 };
 use crate::{
@@ -112,6 +112,7 @@ pub struct EngineThread {
     ended: Vec<ActiveRequest>,
     /// Who waits until the thread has ended.
     unloads: Vec<Sender<()>>,
+    heartbeat: Arc<Heartbeat>,
 }
 
 impl EngineThread {
@@ -145,6 +146,7 @@ impl EngineThread {
             disconnected: false,
             ended: Vec::new(),
             unloads: Vec::new(),
+            heartbeat: Arc::default(),
         }
     }
 
@@ -167,6 +169,11 @@ impl EngineThread {
     /// Where it will be written why the device computes no more.
     pub fn lost(&self) -> Arc<OnceLock<String>> {
         Arc::clone(&self.lost)
+    }
+
+    /// Where it is told how the thread does.
+    pub fn heartbeat(&self) -> Arc<Heartbeat> {
+        Arc::clone(&self.heartbeat)
     }
 
     /// After something failed: a device that is lost ends every request, for none can be computed any more.
@@ -197,6 +204,7 @@ impl EngineThread {
     /// Takes what is in the inbox and runs a step, if there is anything to do; false when there never will be again.
     pub(super) fn turn(&mut self) -> bool {
         self.receive();
+        self.heartbeat.begin();
         let _ = self.guarded(Self::drop_cancelled);
         let is_unloading = !self.unloads.is_empty();
         if is_unloading {
@@ -205,6 +213,7 @@ impl EngineThread {
             let _ = self.guarded(Self::step);
         }
         self.deliver_events();
+        self.heartbeat.end(!self.active.is_empty() && !self.scheduler.is_paused());
         if self.active.is_empty() {
             // Whoever has stopped to wait is not there to be told.
             self.drains.drain(..).for_each(|waiting| waiting.send(()).unwrap_or_default());

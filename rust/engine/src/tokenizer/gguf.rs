@@ -1,6 +1,6 @@
 //! Tokenizers from the metadata of GGUF files. Everything in it is untrusted.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::OnceLock};
 
 use tokenizers::{
     AddedToken, PreTokenizerWrapper, SplitDelimiterBehavior,
@@ -205,6 +205,8 @@ fn byte_level_bpe(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineError> {
         strip_leading_space: false,
         special_tokens: SpecialTokens::default(),
         eos_ids: Vec::new(),
+        specials: OnceLock::new(),
+        plain: OnceLock::new(),
     })
 }
 
@@ -276,5 +278,7 @@ fn sentencepiece(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineError> {
         strip_leading_space: add_space_prefix,
         special_tokens: SpecialTokens::default(),
         eos_ids: Vec::new(),
+        specials: OnceLock::new(),
+        plain: OnceLock::new(),
     })
 }

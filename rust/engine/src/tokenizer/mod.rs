@@ -6,7 +6,7 @@ mod pieces;
 mod pre_tokenizer;
 mod spm;
 
-use std::path::Path;
+use std::{ops::Range, path::Path, sync::OnceLock};
 
 pub use incremental::IncrementalDecoder;
 
@@ -58,6 +58,10 @@ pub struct Tokenizer {
     strip_leading_space: bool,
     special_tokens: SpecialTokens,
     eos_ids: Vec<u32>,
+    /// Texts of the special tokens; made when first asked for.
+    specials: OnceLock<spm::SpecialMatcher>,
+    /// The pipeline with special tokens as plain text; made when a text first needs it.
+    plain: OnceLock<Box<tokenizers::Tokenizer>>,
 }
 
 #[derive(Debug)]
@@ -113,6 +117,8 @@ impl Tokenizer {
             strip_leading_space,
             special_tokens: SpecialTokens::default(),
             eos_ids: Vec::new(),
+            specials: OnceLock::new(),
+            plain: OnceLock::new(),
         };
         tokenizer.add_end_of_turn_tokens();
         Ok(tokenizer)
@@ -167,6 +173,50 @@ impl Tokenizer {
                 Ok(ids)
             }
         }
+    }
+
+    /// Token ids of a text in which special tokens are plain text; nothing is added.
+    pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>, EngineError> {
+        match &self.encoder {
+            Encoder::Spm(spm) => {
+                let mut ids = Vec::new();
+                spm.encode_fragment(text, &mut ids);
+                Ok(ids)
+            }
+            Encoder::Pipeline { inner, .. } => {
+                let plain = self.plain.get_or_init(|| {
+                    let mut plain = inner.clone();
+                    plain.set_encode_special_tokens(true);
+                    plain
+                });
+                let encoding = plain
+                    .encode_fast(text, false)
+                    .map_err(|e| EngineError::Tokenizer(format!("the text of {} bytes cannot be tokenized: {e}", text.len())))?;
+                Ok(encoding.get_ids().to_vec())
+            }
+        }
+    }
+
+    /// The first special token in a text, by its spelling: where it stands, and its id.
+    pub fn find_special(&self, text: &str) -> Option<(Range<usize>, u32)> {
+        let specials = self.specials.get_or_init(|| {
+            let ids = (0..self.vocab_size() as u32).filter(|id| self.is_special(*id));
+            spm::SpecialMatcher::new(ids.filter_map(|id| Some((std::str::from_utf8(self.token_bytes(id)).ok()?, id))))
+        });
+        specials.find(text, 0)
+    }
+
+    /// The text with `mark` behind the first character of every special token in it; `None` if there is none.
+    pub fn with_marked_specials(&self, text: &str, mark: char) -> Option<String> {
+        let mut marked = String::new();
+        let mut rest = text;
+        while let Some((range, _)) = self.find_special(rest) {
+            let behind_first = range.start + rest[range.start..].chars().next().map_or(0, char::len_utf8);
+            marked.push_str(&rest[..behind_first]);
+            marked.push(mark);
+            rest = &rest[behind_first..];
+        }
+        (!marked.is_empty()).then(|| marked + rest)
     }
 
     /// Text of token ids; bytes that are not UTF-8 become U+FFFD, and ids without a token add nothing.

@@ -36,7 +36,7 @@ impl SpecialMatcher {
     }
 
     /// The first match at or after `from`.
-    fn find(&self, text: &str, from: usize) -> Option<(Range<usize>, u32)> {
+    pub fn find(&self, text: &str, from: usize) -> Option<(Range<usize>, u32)> {
         (from..text.len()).find_map(|start| {
             self.lengths[text.as_bytes()[start] as usize].iter().find_map(|len| {
                 let id = self.ids.get(text.get(start..start + len)?)?;
@@ -141,7 +141,8 @@ impl Spm {
         ids
     }
 
-    fn encode_fragment(&self, fragment: &str, ids: &mut Vec<u32>) {
+    /// Appends the ids of a text in which no token is matched whole.
+    pub fn encode_fragment(&self, fragment: &str, ids: &mut Vec<u32>) {
         if fragment.is_empty() {
             return;
         }

@@ -1,0 +1,32 @@
+//! The HTTP server over a runner's engine.
+
+use pyo3::{exceptions::PyOSError, prelude::*};
+use server::{Exit, ServerConfig};
+
+use crate::{detach::enter, exceptions::invalid, runner::Runner};
+
+/// Serves a runner's model over HTTP until a SIGTERM or SIGINT, without holding the interpreter. `config` is a JSON object with
+/// the fields of `ServerConfig` (rust/server/src/config.rs); `listening` is called with the address once connections are accepted.
+///
+/// Returns how it ended: "drained", "forced" or "interrupted". Raises `ValueError` for a setting that cannot be honoured,
+/// `OSError` when it cannot listen.
+#[pyfunction]
+#[pyo3(signature = (runner, config, listening))]
+pub fn serve(py: Python<'_>, runner: &Runner, config: &str, listening: Py<PyAny>) -> PyResult<&'static str> {
+    let config: ServerConfig =
+        serde_json::from_str(config).map_err(|error| invalid(format!("the server's settings cannot be read: {error}")))?;
+    let engine = runner.engine()?;
+    let told = move |address: &str| {
+        Python::attach(|py| {
+            if let Err(error) = listening.call1(py, (address,)) {
+                error.write_unraisable(py, None);
+            }
+        });
+    };
+    let exit = enter(py, move || Ok(server::serve(engine, config, told)))?;
+    exit.map_err(|error| PyOSError::new_err(error.to_string())).map(|exit| match exit {
+        Exit::Drained => "drained",
+        Exit::Forced => "forced",
+        Exit::Interrupted => "interrupted",
+    })
+}

@@ -1,0 +1,236 @@
+//! `POST /v1/messages`: Anthropic's form of a chat.
+
+use engine::{CompletionChoice, FinishReason, GenerationRequest, Message, MessageContent, Prompt, RenderOptions, SamplingParams, Usage};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    ApiError, Delivery, Fields, Generation, ModelContext, Rule,
+    fields::fields,
+    messages,
+    sampling::is_empty,
+};
+
+/// Claude Code's first system block: a number that is new each time and would make every prompt a new one to the prefix cache.
+const BILLING_HEADER: &str = "x-anthropic-billing-header:";
+
+fields! {
+    /// A request for a message.
+    pub struct MessagesFields {
+        /// The model's id, `default`, or another of its names.
+        model: String,
+        /// The conversation: objects with `role` ("user" or "assistant") and `content`, a string or a list of text blocks.
+        messages: Vec<Value>,
+        /// The system prompt: a string or a list of text blocks.
+        system: Value,
+        /// Generated tokens at most; required.
+        max_tokens: usize,
+        /// Divides the logits; 0 is greedy.
+        temperature: f32,
+        /// The likeliest tokens of that probability together.
+        top_p: f32,
+        /// The k likeliest tokens; 0 is off.
+        top_k: usize,
+        /// Strings that end the text.
+        stop_sequences: Vec<String>,
+        /// Sends server-sent events.
+        stream: bool,
+        /// `user_id`: requests of one tenant take turns by it.
+        metadata: Metadata,
+        /// Whether a reasoning model thinks.
+        thinking: Thinking,
+    }
+}
+
+/// Whose request it is.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+pub struct Metadata {
+    /// Any text.
+    pub user_id: Option<String>,
+}
+
+/// Whether a reasoning model thinks.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+pub struct Thinking {
+    /// "enabled", "adaptive" or "disabled".
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Tokens of thinking at most; the template is told to think, and nothing bounds it yet.
+    pub budget_tokens: Option<usize>,
+}
+
+const RULES: &[(&str, Rule)] = &[
+    ("tools", Rule::True(is_empty, "this version has no tools")),
+    ("tool_choice", Rule::True(|v| matches!(v["type"].as_str(), Some("auto" | "none")), "this version has no tools")),
+    ("service_tier", Rule::True(|v| v == "auto" || v == "standard_only", "leave it out")),
+    ("cache_control", Rule::Label),
+    ("container", Rule::Refused("this version runs no code")),
+    ("mcp_servers", Rule::True(is_empty, "this version has no tools")),
+    ("context_management", Rule::Refused("leave it out")),
+    ("output_format", Rule::Refused("this version writes free text only")),
+    ("output_config", Rule::Refused("this version writes free text only")),
+];
+
+/// A request for a message.
+#[derive(Clone, Debug, Default)]
+pub struct MessagesRequest {
+    fields: MessagesFields,
+}
+
+impl MessagesRequest {
+    /// Reads a body.
+    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        let mut fields = Fields::of(body)?;
+        let request = Self { fields: MessagesFields::take(&mut fields)? };
+        fields.finish(RULES)?;
+        Ok(request)
+    }
+
+    /// The model that is asked.
+    pub fn model(&self) -> Option<&str> {
+        self.fields.model.as_deref()
+    }
+
+    /// Generated tokens at most, as the request says.
+    pub fn max_tokens(&self) -> Option<usize> {
+        self.fields.max_tokens
+    }
+
+    /// The conversation, and what its template gets.
+    pub fn chat(&self, context: &ModelContext) -> Result<(Vec<Message>, RenderOptions), ApiError> {
+        let fields = &self.fields;
+        let given = fields.messages.clone().ok_or_else(|| ApiError::missing("messages", "give at least one message"))?;
+        let mut chat: Vec<Message> = system(fields.system.as_ref())?.into_iter().collect();
+        // A conversation that ends with the assistant's words is gone on from there.
+        let continues = given.last().is_some_and(|message| message["role"] == "assistant");
+        chat.extend(messages::parse(given.into_iter().map(without_cache_control).collect(), context)?);
+        let enable_thinking = match fields.thinking.as_ref().map(|thinking| thinking.kind.as_str()) {
+            None => None,
+            Some("enabled" | "adaptive") => Some(true),
+            Some("disabled") => Some(false),
+            Some(_) => return Err(ApiError::value("thinking.type", "must be \"enabled\", \"adaptive\" or \"disabled\"")),
+        };
+        let options = RenderOptions {
+            add_generation_prompt: !continues,
+            continue_final_message: continues,
+            enable_thinking,
+            ..RenderOptions::default()
+        };
+        Ok((chat, options))
+    }
+
+    /// Checks it, in the engine's terms.
+    pub fn into_generation(self, context: &ModelContext) -> Result<Generation, ApiError> {
+        let (chat, options) = self.chat(context)?;
+        let fields = self.fields;
+        let max_tokens = fields.max_tokens.ok_or_else(|| ApiError::missing("max_tokens", "give the tokens of an answer at most"))?;
+        if max_tokens == 0 {
+            return Err(ApiError::value("max_tokens", "is 0; it must be at least 1"));
+        }
+        let stop = fields.stop_sequences.unwrap_or_default();
+        crate::sampling::check_stops("stop_sequences", &stop)?;
+        let sampling = SamplingParams {
+            temperature: fields.temperature,
+            top_p: fields.top_p,
+            top_k: fields.top_k,
+            stop,
+            max_tokens: Some(max_tokens),
+            ..SamplingParams::default()
+        };
+        let stream = fields.stream.unwrap_or(false);
+        let request = GenerationRequest { stream, ..GenerationRequest::new(Prompt::Chat { messages: chat, options }, sampling) };
+        Ok(Generation {
+            model: fields.model,
+            requests: vec![request],
+            delivery: Delivery { stream, ..Delivery::default() },
+            user: fields.metadata.and_then(|metadata| metadata.user_id),
+        })
+    }
+}
+
+/// The system prompt as a message.
+fn system(system: Option<&Value>) -> Result<Option<Message>, ApiError> {
+    let text = match system {
+        None => return Ok(None),
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Array(blocks)) => {
+            let text = |(i, block): (usize, &Value)| match block["text"].as_str() {
+                Some(text) if block["type"] == "text" => Ok(text.to_owned()),
+                _ => Err(ApiError::value(format!("system[{i}]"), "must be a text block")),
+            };
+            let mut texts = blocks.iter().enumerate().map(text).collect::<Result<Vec<_>, _>>()?;
+            texts.retain(|text| !text.starts_with(BILLING_HEADER));
+            texts.join("\n\n")
+        }
+        Some(_) => return Err(ApiError::value("system", "must be a string or a list of text blocks")),
+    };
+    Ok((!text.is_empty()).then(|| Message { role: "system".into(), content: MessageContent::Text(text), extra: Map::new() }))
+}
+
+/// Marks for a cache are hints, and the cache is automatic.
+fn without_cache_control(mut message: Value) -> Value {
+    let blocks = message["content"].as_array_mut().into_iter().flatten();
+    for block in blocks.filter_map(Value::as_object_mut) {
+        block.shift_remove("cache_control");
+    }
+    message
+}
+
+/// Tokens of a message: `input_tokens` and `cache_read_input_tokens` together are the prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct MessageUsage {
+    /// Of the prompt, those that were computed.
+    pub input_tokens: usize,
+    /// Always 0: nothing is charged for writing to the cache.
+    pub cache_creation_input_tokens: usize,
+    /// Of the prompt, those that the prefix cache had.
+    pub cache_read_input_tokens: usize,
+    /// Generated.
+    pub output_tokens: usize,
+}
+
+impl MessageUsage {
+    /// Of a request that has ended.
+    pub fn new(usage: &Usage) -> Self {
+        Self {
+            input_tokens: usage.prompt_tokens - usage.cached_tokens,
+            cache_creation_input_tokens: 0,
+            cache_read_input_tokens: usage.cached_tokens,
+            output_tokens: usage.completion_tokens,
+        }
+    }
+}
+
+/// Why a message ended.
+pub fn stop_reason(reason: FinishReason, stop_sequence: Option<&str>, output_tokens: usize, max_tokens: usize) -> &'static str {
+    match reason {
+        FinishReason::Stop if stop_sequence.is_some() => "stop_sequence",
+        FinishReason::Stop => "end_turn",
+        FinishReason::Length if output_tokens < max_tokens => "model_context_window_exceeded",
+        FinishReason::Length => "max_tokens",
+        FinishReason::Timeout | FinishReason::Canceled | FinishReason::Error => "pause_turn",
+    }
+}
+
+/// A message's head, without content.
+pub fn message(id: &str, model: &str, content: Vec<Value>, ended: Option<(&str, Option<&str>)>, usage: MessageUsage) -> Value {
+    json!({
+        "id": id,
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": content,
+        "stop_reason": ended.map(|(reason, _)| reason),
+        "stop_sequence": ended.and_then(|(_, sequence)| sequence),
+        "usage": usage,
+    })
+}
+
+/// A complete message.
+pub fn complete(id: &str, model: &str, choice: &CompletionChoice, usage: &Usage, max_tokens: usize) -> Value {
+    let stop = choice.stop_sequence.as_deref();
+    let reason = stop_reason(choice.finish_reason, stop, usage.completion_tokens, max_tokens);
+    let content = vec![json!({ "type": "text", "text": choice.text })];
+    message(id, model, content, Some((reason, stop)), MessageUsage::new(usage))
+}

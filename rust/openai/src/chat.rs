@@ -1,0 +1,189 @@
+//! `POST /v1/chat/completions`.
+
+use engine::{GenerationRequest, Prompt, RenderOptions};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::{
+    ApiError, Fields, Generation, MAX_TOP_LOGPROBS, ModelContext, Rule,
+    fields::fields,
+    messages,
+    sampling::{COMMON_RULES, SamplingFields, check_choices, is_empty},
+};
+
+fields! {
+    /// What only chats have.
+    pub struct ChatFields {
+        /// The model's id, `default`, or another of its names.
+        model: String,
+        /// The conversation: objects with `role` and `content`, which is a string or a list of parts.
+        messages: Vec<Value>,
+        /// Generated tokens at most; the older name.
+        max_tokens: usize,
+        /// Generated tokens at most.
+        max_completion_tokens: usize,
+        /// Log probabilities of the answer's tokens.
+        logprobs: bool,
+        /// Of that many likeliest tokens at each position, 20 at most.
+        top_logprobs: usize,
+        /// How much a reasoning model thinks: none, minimal, low, medium, high or xhigh.
+        reasoning_effort: String,
+        /// Whether a reasoning model thinks.
+        enable_thinking: bool,
+        /// Variables of the chat template.
+        chat_template_kwargs: Map<String, Value>,
+        /// Ends the prompt with the beginning of an answer; true unless given.
+        add_generation_prompt: bool,
+        /// The answer goes on from the last message.
+        continue_final_message: bool,
+        /// Documents for a template that knows them.
+        documents: Vec<Value>,
+        /// Leading messages that are shared in spite of a `cache_salt`.
+        public_messages: usize,
+        /// Free text only.
+        response_format: ResponseFormat,
+    }
+}
+
+/// What form the answer has.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+pub struct ResponseFormat {
+    /// "text"; others come with structured output.
+    #[serde(rename = "type")]
+    pub kind: String,
+}
+
+const RULES: &[(&str, Rule)] = &[
+    ("store", Rule::True(|v| v == false, "chats are not stored: leave it out, or send false")),
+    ("modalities", Rule::True(|v| *v == serde_json::json!(["text"]), "send [\"text\"]")),
+    ("verbosity", Rule::True(|v| v == "medium", "send \"medium\"")),
+    ("prompt_cache_key", Rule::Label),
+    ("prompt_cache_retention", Rule::Label),
+    ("tools", Rule::True(is_empty, "this version has no tools")),
+    ("tool_choice", Rule::True(|v| v == "none" || v == "auto", "this version has no tools")),
+    ("parallel_tool_calls", Rule::True(Value::is_boolean, "this version has no tools")),
+    ("functions", Rule::True(is_empty, "this version has no tools")),
+    ("function_call", Rule::True(|v| v == "none" || v == "auto", "this version has no tools")),
+    ("tool_schemas", Rule::Refused("this version has no tools")),
+    ("audio", Rule::Refused("this version takes and writes text only")),
+    ("prediction", Rule::Refused("leave it out")),
+    ("web_search_options", Rule::Refused("this version searches nothing")),
+    ("chat_template", Rule::Refused("the server's operator chooses the template, with --chat-template")),
+    ("best_of", Rule::Refused("use n")),
+    ("echo", Rule::True(|v| v == false, "use /v1/completions")),
+    ("include_reasoning", Rule::True(|v| v == true, "leave it out")),
+    ("mm_processor_kwargs", Rule::Refused("this version takes text only")),
+    ("session_id", Rule::Refused("this version keeps no sessions")),
+    ("files", Rule::Refused("this version takes text only")),
+    ("max_tool_rounds", Rule::Refused("this version has no tools")),
+    ("agent_permission", Rule::Refused("this version has no tools")),
+];
+
+/// A chat, and how it is to be answered.
+#[derive(Clone, Debug, Default)]
+pub struct ChatRequest {
+    /// What only chats have.
+    pub chat: ChatFields,
+    /// The rest.
+    pub sampling: SamplingFields,
+}
+
+impl ChatRequest {
+    /// Reads a body.
+    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        let mut fields = Fields::of(body)?;
+        let request = Self { chat: ChatFields::take(&mut fields)?, sampling: SamplingFields::take(&mut fields)? };
+        fields.finish(&[RULES, COMMON_RULES].concat())?;
+        Ok(request)
+    }
+
+    /// Checks it, in the engine's terms.
+    pub fn into_generation(self, context: &ModelContext) -> Result<Generation, ApiError> {
+        let Self { chat, sampling } = self;
+        let messages = chat.messages.clone().ok_or_else(|| {
+            ApiError::missing("messages", "give at least one message, such as {\"role\": \"user\", \"content\": \"Hello\"}")
+        })?;
+        let n_choices = sampling.n.unwrap_or(1);
+        check_choices("n", 1, n_choices)?;
+        let params = sampling.sampling(chat.max_tokens()?, chat.logprobs()?)?;
+        let mut service = sampling.service()?;
+        service.public_prefix = chat.public_messages.unwrap_or(0);
+        let delivery = sampling.delivery()?;
+        chat.check_format()?;
+        let prompt = Prompt::Chat { messages: messages::parse(messages, context)?, options: chat.render_options()? };
+        let request = GenerationRequest {
+            service,
+            n_choices,
+            truncate_sequence: sampling.truncate_sequence.unwrap_or(false),
+            stream: delivery.stream,
+            ..GenerationRequest::new(prompt, params)
+        };
+        Ok(Generation { model: chat.model, requests: vec![request], delivery, user: sampling.user })
+    }
+}
+
+impl ChatFields {
+    fn max_tokens(&self) -> Result<Option<usize>, ApiError> {
+        match (self.max_tokens, self.max_completion_tokens) {
+            (Some(older), Some(newer)) if older != newer => Err(ApiError::value(
+                "max_completion_tokens",
+                format!("is {newer} and `max_tokens` {older}; they are two names of one limit: give one of them"),
+            )),
+            (older, newer) => Ok(newer.or(older)),
+        }
+    }
+
+    fn logprobs(&self) -> Result<Option<usize>, ApiError> {
+        match (self.logprobs.unwrap_or(false), self.top_logprobs) {
+            (_, Some(top)) if top > MAX_TOP_LOGPROBS => {
+                Err(ApiError::value("top_logprobs", format!("is {top}; it must be at most {MAX_TOP_LOGPROBS}")))
+            }
+            (false, Some(1..)) => Err(ApiError::value("top_logprobs", "needs `logprobs`: true")),
+            (wanted, top) => Ok(wanted.then_some(top.unwrap_or(0))),
+        }
+    }
+
+    fn check_format(&self) -> Result<(), ApiError> {
+        match &self.response_format {
+            Some(format) if format.kind != "text" => {
+                Err(ApiError::unsupported("response_format", "this version writes free text only: leave it out"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn render_options(&self) -> Result<RenderOptions, ApiError> {
+        let mut extra = self.chat_template_kwargs.clone().unwrap_or_default();
+        messages::check_template_kwargs(&extra)?;
+        if let Some(documents) = &self.documents {
+            extra.insert("documents".into(), documents.clone().into());
+        }
+        let from_kwargs = extra.get("enable_thinking").and_then(Value::as_bool);
+        let continue_final_message = self.continue_final_message.unwrap_or(false);
+        Ok(RenderOptions {
+            add_generation_prompt: self.add_generation_prompt.unwrap_or(!continue_final_message),
+            continue_final_message,
+            enable_thinking: thinking(self.enable_thinking.or(from_kwargs), self.reasoning_effort.as_deref())?,
+            reasoning_effort: self.reasoning_effort.clone(),
+            extra,
+            ..RenderOptions::default()
+        })
+    }
+}
+
+/// Whether a reasoning model thinks, as the template gets it: an effort of "off" or "none" turns thinking off.
+pub fn thinking(enable_thinking: Option<bool>, effort: Option<&str>) -> Result<Option<bool>, ApiError> {
+    match effort {
+        None | Some("minimal" | "low" | "medium" | "high" | "xhigh" | "max") => Ok(enable_thinking),
+        Some("off" | "none") if enable_thinking == Some(true) => {
+            Err(ApiError::value("reasoning_effort", "is off and `enable_thinking` is true; leave one of them out"))
+        }
+        Some("off" | "none") => Ok(Some(false)),
+        Some(other) => {
+            let shown: String = other.chars().take(32).collect();
+            let names = "off, none, minimal, low, medium, high, xhigh, max";
+            Err(ApiError::value("reasoning_effort", format!("must be one of {names}, got {shown:?}")))
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Messages of a chat.
+
+use engine::{Message, MessageContent};
+use serde_json::{Map, Value};
+
+use crate::{ApiError, MAX_MESSAGES, ModelContext};
+
+/// Checks messages and turns them into the engine's.
+pub fn parse(messages: Vec<Value>, context: &ModelContext) -> Result<Vec<Message>, ApiError> {
+    if messages.is_empty() {
+        return Err(ApiError::value("messages", "is empty; give at least one message, such as {\"role\": \"user\", \"content\": \"Hello\"}"));
+    }
+    if messages.len() > MAX_MESSAGES {
+        return Err(ApiError::value("messages", format!("has {} messages; {MAX_MESSAGES} at most", messages.len())));
+    }
+    messages.into_iter().enumerate().map(|(index, message)| parse_one(index, message, context)).collect()
+}
+
+fn parse_one(index: usize, message: Value, context: &ModelContext) -> Result<Message, ApiError> {
+    let place = format!("messages[{index}]");
+    let Value::Object(mut message) = message else { return Err(ApiError::value(place, "must be an object")) };
+    message.retain(|_, value| !value.is_null());
+    let role = match message.shift_remove("role") {
+        Some(Value::String(role)) if role == "developer" && !context.knows_developer => "system".to_owned(),
+        Some(Value::String(role)) => role,
+        Some(_) => return Err(ApiError::value(format!("{place}.role"), "must be a string")),
+        None => {
+            return Err(ApiError::missing(&format!("{place}.role"), "it is \"system\", \"user\" or \"assistant\""));
+        }
+    };
+    for key in ["tool_calls", "function_call"] {
+        if message.get(key).is_some_and(|value| !crate::sampling::is_empty(value)) {
+            return Err(ApiError::unsupported(format!("{place}.{key}"), "this version has no tools"));
+        }
+        message.shift_remove(key);
+    }
+    for key in ["audio", "images"] {
+        if message.contains_key(key) {
+            return Err(ApiError::unsupported(format!("{place}.{key}"), "this version takes text only"));
+        }
+    }
+    // What an assistant said is sent back as it came.
+    for key in ["refusal", "annotations"] {
+        message.shift_remove(key);
+    }
+    let content = match message.shift_remove("content") {
+        Some(Value::String(text)) => MessageContent::Text(text),
+        Some(Value::Array(parts)) => MessageContent::Parts(check_parts(&place, parts)?),
+        Some(_) => return Err(ApiError::value(format!("{place}.content"), "must be a string or a list of parts")),
+        None if role == "assistant" => MessageContent::Text(String::new()),
+        None => return Err(ApiError::missing(&format!("{place}.content"), "give a string or a list of parts")),
+    };
+    Ok(Message { role, content, extra: message })
+}
+
+fn check_parts(place: &str, parts: Vec<Value>) -> Result<Vec<Value>, ApiError> {
+    if parts.is_empty() {
+        return Err(ApiError::value(format!("{place}.content"), "is an empty list; give a string or at least one text part"));
+    }
+    parts.into_iter().enumerate().map(|(i, part)| check_part(&format!("{place}.content[{i}]"), part)).collect()
+}
+
+/// A part of text, in the engine's form.
+fn check_part(place: &str, part: Value) -> Result<Value, ApiError> {
+    let text = |text: &Value| text.as_str().map(|text| serde_json::json!({ "type": "text", "text": text }));
+    if let Value::String(_) = part {
+        return text(&part).ok_or_else(|| ApiError::value(place, "must be an object"));
+    }
+    match part.get("type").and_then(Value::as_str) {
+        Some("text" | "input_text" | "output_text") => {
+            part.get("text").and_then(text).ok_or_else(|| ApiError::value(format!("{place}.text"), "must be a string"))
+        }
+        Some("refusal") => {
+            part.get("refusal").and_then(text).ok_or_else(|| ApiError::value(format!("{place}.refusal"), "must be a string"))
+        }
+        Some(kind @ ("image_url" | "input_image" | "input_audio" | "audio_url" | "video_url" | "file" | "input_file")) => {
+            Err(ApiError::unsupported(format!("{place}.type"), format!("\"{kind}\" is not text, and this version takes text only")))
+        }
+        Some(other) => {
+            let shown: String = other.chars().take(32).collect();
+            Err(ApiError::value(format!("{place}.type"), format!("is {shown:?}, which is unknown; give \"text\"")))
+        }
+        None => Err(ApiError::missing(&format!("{place}.type"), "a part is an object such as {\"type\": \"text\", \"text\": \"...\"}")),
+    }
+}
+
+/// Variables of a chat template that a client may set; those of the conversation itself it may not.
+pub fn check_template_kwargs(kwargs: &Map<String, Value>) -> Result<(), ApiError> {
+    const OWN: [&str; 9] = [
+        "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "bos_token", "eos_token",
+        "strftime_now",
+    ];
+    match OWN.iter().find(|name| kwargs.contains_key(**name)) {
+        Some(name) => {
+            Err(ApiError::value(format!("chat_template_kwargs.{name}"), "is not a client's to set; use the request's own fields"))
+        }
+        None => Ok(()),
+    }
+}

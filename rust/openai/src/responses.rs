@@ -1,0 +1,299 @@
+//! `POST /v1/responses`: OpenAI's newer form of a chat.
+
+use engine::{FinishReason, GenerationRequest, Message, MessageContent, Prompt, RenderOptions, SamplingParams, Usage};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::{
+    ApiError, Delivery, Fields, Generation, MAX_TOP_LOGPROBS, ModelContext, Rule,
+    chat::thinking,
+    fields::fields,
+    messages,
+    response::{ChatLogprobs, Envelope},
+    sampling::is_empty,
+};
+
+/// A text, or items.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "it must be a string or a list of items")]
+pub enum Input {
+    /// One user's message.
+    Text(String),
+    /// Messages.
+    Items(Vec<Value>),
+}
+
+/// How much a reasoning model thinks.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+pub struct Reasoning {
+    /// none, minimal, low, medium, high or xhigh.
+    pub effort: Option<String>,
+    /// A label: the reasoning is not summed up.
+    pub summary: Option<String>,
+}
+
+fields! {
+    /// A request for a response.
+    pub struct ResponsesFields {
+        /// The model's id, `default`, or another of its names.
+        model: String,
+        /// What is asked.
+        input: Input,
+        /// The system prompt, of this response alone.
+        instructions: String,
+        /// Generated tokens at most.
+        max_output_tokens: usize,
+        /// Divides the logits; 0 is greedy.
+        temperature: f32,
+        /// The likeliest tokens of that probability together.
+        top_p: f32,
+        /// Log probabilities of that many likeliest tokens; needs `include: ["message.output_text.logprobs"]`.
+        top_logprobs: usize,
+        /// Sends server-sent events.
+        stream: bool,
+        /// Keeps the response, to be read or gone on from; true unless given.
+        store: bool,
+        /// Goes on from a response that is kept.
+        previous_response_id: String,
+        /// How much a reasoning model thinks.
+        reasoning: Reasoning,
+        /// "auto" drops the start of a prompt that is too long; "disabled" (unless given) refuses it.
+        truncation: String,
+        /// What else the response has.
+        include: Vec<String>,
+        /// Up to 16 labels, which come back.
+        metadata: Map<String, Value>,
+        /// Who asks: requests of one tenant take turns by it.
+        user: String,
+    }
+}
+
+fn is_text_format(text: &Value) -> bool {
+    let format = &text["format"];
+    (format.is_null() || format["type"] == "text") && (text["verbosity"].is_null() || text["verbosity"] == "medium")
+}
+
+const RULES: &[(&str, Rule)] = &[
+    ("text", Rule::True(is_text_format, "this version writes free text only")),
+    ("tools", Rule::True(is_empty, "this version has no tools")),
+    ("tool_choice", Rule::True(|v| v == "auto" || v == "none", "this version has no tools")),
+    ("parallel_tool_calls", Rule::True(Value::is_boolean, "this version has no tools")),
+    ("max_tool_calls", Rule::Label),
+    ("background", Rule::True(|v| v == false, "send stream: true instead")),
+    ("service_tier", Rule::True(|v| v == "auto" || v == "default", "leave it out")),
+    ("prompt_cache_key", Rule::Label),
+    ("prompt_cache_retention", Rule::Label),
+    ("safety_identifier", Rule::Label),
+    ("client_metadata", Rule::Label),
+    ("stream_options", Rule::True(|v| v["include_obfuscation"] != true, "leave it out")),
+    ("conversation", Rule::Refused("use previous_response_id")),
+    ("prompt", Rule::Refused("send input and instructions")),
+];
+
+/// A request for a response.
+#[derive(Clone, Debug, Default)]
+pub struct ResponsesRequest {
+    /// Its keys.
+    pub fields: ResponsesFields,
+}
+
+impl ResponsesRequest {
+    /// Reads a body.
+    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        let mut fields = Fields::of(body)?;
+        let request = Self { fields: ResponsesFields::take(&mut fields)? };
+        fields.finish(RULES)?;
+        Ok(request)
+    }
+
+    /// Whether the response is to be kept.
+    pub fn store(&self) -> bool {
+        self.fields.store.unwrap_or(true)
+    }
+
+    /// The messages of its input.
+    pub fn input(&self, context: &ModelContext) -> Result<Vec<Message>, ApiError> {
+        match &self.fields.input {
+            None => Err(ApiError::missing("input", "give a string or a list of items")),
+            Some(Input::Text(text)) => Ok(vec![Message::user(text.clone())]),
+            Some(Input::Items(items)) => {
+                let mut chat = Vec::new();
+                for (i, item) in items.iter().enumerate() {
+                    chat.extend(message_of(i, item)?);
+                }
+                messages::parse(chat, context).map_err(|mut error| {
+                    error.param = error.param.map(|param| param.replacen("messages", "input", 1));
+                    error.message = error.message.replacen("messages", "input", 1);
+                    error
+                })
+            }
+        }
+    }
+
+    /// Checks it, in the engine's terms; `chat` is all that came before, with this input at its end.
+    pub fn generation(&self, mut chat: Vec<Message>) -> Result<Generation, ApiError> {
+        let fields = &self.fields;
+        if let Some(instructions) = &fields.instructions {
+            let content = MessageContent::Text(instructions.clone());
+            chat.insert(0, Message { role: "system".into(), content, extra: Map::new() });
+        }
+        if fields.max_output_tokens == Some(0) {
+            return Err(ApiError::value("max_output_tokens", "is 0; it must be at least 1"));
+        }
+        let truncate_sequence = match fields.truncation.as_deref() {
+            None | Some("disabled") => false,
+            Some("auto") => true,
+            Some(_) => return Err(ApiError::value("truncation", "must be \"auto\" or \"disabled\"")),
+        };
+        let effort = fields.reasoning.clone().unwrap_or_default().effort;
+        let options = RenderOptions {
+            enable_thinking: thinking(None, effort.as_deref())?,
+            reasoning_effort: effort,
+            ..RenderOptions::default()
+        };
+        let sampling = SamplingParams {
+            temperature: fields.temperature,
+            top_p: fields.top_p,
+            logprobs: self.logprobs()?,
+            max_tokens: fields.max_output_tokens,
+            ..SamplingParams::default()
+        };
+        let stream = fields.stream.unwrap_or(false);
+        let prompt = Prompt::Chat { messages: chat, options };
+        let request = GenerationRequest { stream, truncate_sequence, ..GenerationRequest::new(prompt, sampling) };
+        Ok(Generation {
+            model: fields.model.clone(),
+            requests: vec![request],
+            delivery: Delivery { stream, ..Delivery::default() },
+            user: fields.user.clone(),
+        })
+    }
+
+    fn logprobs(&self) -> Result<Option<usize>, ApiError> {
+        let include = self.fields.include.as_deref().unwrap_or_default();
+        for (i, name) in include.iter().enumerate() {
+            if !matches!(name.as_str(), "message.output_text.logprobs" | "reasoning.encrypted_content") {
+                return Err(ApiError::unsupported(format!("include[{i}]"), "\"message.output_text.logprobs\" is"));
+            }
+        }
+        let wanted = include.iter().any(|name| name == "message.output_text.logprobs");
+        match self.fields.top_logprobs {
+            Some(top) if top > MAX_TOP_LOGPROBS => {
+                Err(ApiError::value("top_logprobs", format!("is {top}; it must be at most {MAX_TOP_LOGPROBS}")))
+            }
+            Some(1..) if !wanted => Err(ApiError::value("top_logprobs", "needs \"message.output_text.logprobs\" in `include`")),
+            top => Ok(wanted.then_some(top.unwrap_or(0))),
+        }
+    }
+
+    /// The response object.
+    pub fn response(&self, envelope: &Envelope, state: &State) -> Value {
+        let fields = &self.fields;
+        let (status, incomplete, error) = match &state.ended {
+            None => ("in_progress", Value::Null, Value::Null),
+            Some(Ended::Finished(FinishReason::Length)) => {
+                ("incomplete", json!({ "reason": "max_output_tokens" }), Value::Null)
+            }
+            Some(Ended::Finished(FinishReason::Stop)) => ("completed", Value::Null, Value::Null),
+            Some(Ended::Finished(reason)) => ("incomplete", json!({ "reason": reason.as_str() }), Value::Null),
+            Some(Ended::Failed(message)) => ("failed", Value::Null, json!({ "code": "server_error", "message": message })),
+        };
+        json!({
+            "id": envelope.id,
+            "object": "response",
+            "created_at": envelope.created,
+            "status": status,
+            "background": false,
+            "error": error,
+            "incomplete_details": incomplete,
+            "instructions": fields.instructions,
+            "max_output_tokens": fields.max_output_tokens,
+            "max_tool_calls": null,
+            "metadata": fields.metadata.clone().unwrap_or_default(),
+            "model": envelope.model,
+            "output": state.item.iter().cloned().collect::<Vec<_>>(),
+            "parallel_tool_calls": true,
+            "previous_response_id": fields.previous_response_id,
+            "prompt_cache_key": null,
+            "reasoning": { "effort": fields.reasoning.clone().unwrap_or_default().effort, "summary": null },
+            "safety_identifier": null,
+            "service_tier": "default",
+            "store": self.store(),
+            "temperature": fields.temperature,
+            "text": { "format": { "type": "text" }, "verbosity": "medium" },
+            "tool_choice": "auto",
+            "tools": [],
+            "top_logprobs": fields.top_logprobs.unwrap_or(0),
+            "top_p": fields.top_p,
+            "truncation": fields.truncation.as_deref().unwrap_or("disabled"),
+            "usage": state.usage.as_ref().map(usage),
+            "user": fields.user,
+        })
+    }
+}
+
+/// The message that an input item is; none for what only helps a model of OpenAI's.
+fn message_of(index: usize, item: &Value) -> Result<Option<Value>, ApiError> {
+    match item.get("type").and_then(Value::as_str) {
+        None | Some("message") => {
+            let mut message = item.clone();
+            if let Some(object) = message.as_object_mut() {
+                for key in ["type", "id", "status", "phase"] {
+                    object.shift_remove(key);
+                }
+            }
+            Ok(Some(message))
+        }
+        Some("reasoning") => Ok(None),
+        Some(kind) => {
+            let shown: String = kind.chars().take(32).collect();
+            Err(ApiError::unsupported(format!("input[{index}].type"), format!("{shown:?} is not a message, and this version has no tools")))
+        }
+    }
+}
+
+/// What a response has come to.
+#[derive(Clone, Debug, Default)]
+pub struct State {
+    /// The message.
+    pub item: Option<Value>,
+    /// Why it ended.
+    pub ended: Option<Ended>,
+    /// What it took.
+    pub usage: Option<Usage>,
+}
+
+/// Why a response ended.
+#[derive(Clone, Debug)]
+pub enum Ended {
+    /// It is as complete as it will be.
+    Finished(FinishReason),
+    /// A step failed.
+    Failed(String),
+}
+
+/// A part of text.
+pub fn text_part(text: &str, logprobs: Option<ChatLogprobs>) -> Value {
+    json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": logprobs.map_or_else(Vec::new, |l| l.content) })
+}
+
+/// A message of these parts.
+pub fn message_item(id: &str, status: &str, content: Vec<Value>) -> Value {
+    json!({ "type": "message", "id": id, "status": status, "role": "assistant", "content": content })
+}
+
+/// The status of a message that ended so.
+pub fn item_status(reason: FinishReason) -> &'static str {
+    if reason == FinishReason::Stop { "completed" } else { "incomplete" }
+}
+
+fn usage(usage: &Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": { "cached_tokens": usage.cached_tokens },
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": { "reasoning_tokens": 0 },
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    })
+}

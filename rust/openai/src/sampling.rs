@@ -1,0 +1,281 @@
+//! What chats and completions have in common.
+
+use std::{collections::HashMap, time::Duration};
+
+use engine::{DryParams, SamplingParams, ServiceParams};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::{ApiError, Delivery, MAX_LOGIT_BIAS, MAX_STOPS, Rule, fields::fields};
+
+/// One value or several.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "it must be a string or a list of strings")]
+pub enum OneOrMany {
+    /// One.
+    One(String),
+    /// Several.
+    Many(Vec<String>),
+}
+
+impl OneOrMany {
+    /// As a list.
+    pub fn into_vec(self) -> Vec<String> {
+        match self {
+            Self::One(one) => vec![one],
+            Self::Many(many) => many,
+        }
+    }
+}
+
+/// How a stream is sent.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StreamOptions {
+    /// The usage comes in a chunk of its own before the end.
+    pub include_usage: Option<bool>,
+    /// Every chunk has the usage so far.
+    pub continuous_usage_stats: Option<bool>,
+    /// True anyway when false or left out.
+    pub include_obfuscation: Option<bool>,
+}
+
+fields! {
+    /// How tokens are chosen, and how the answer is sent.
+    pub struct SamplingFields {
+        /// Divides the logits; 0 is greedy. From 0 to 2 in OpenAI's interface, any number of 0 or more here.
+        temperature: f32,
+        /// The likeliest tokens of that probability together, in (0, 1].
+        top_p: f32,
+        /// The k likeliest tokens; 0 and -1 are off, 1 is greedy.
+        top_k: i64,
+        /// Tokens at least this fraction as likely as the likeliest, in [0, 1].
+        min_p: f32,
+        /// Subtracted from the logit of every token of the context, in [-2, 2].
+        presence_penalty: f32,
+        /// Subtracted once for each occurrence of a token in the context, in [-2, 2].
+        frequency_penalty: f32,
+        /// Divides positive and multiplies negative logits of tokens of the context; above 0.
+        repetition_penalty: f32,
+        /// Turns the DRY penalty on.
+        dry_multiplier: f32,
+        /// Growth of the DRY penalty; 1.75 unless given.
+        dry_base: f32,
+        /// Repetitions up to this many tokens are free; 2 unless given.
+        dry_allowed_length: usize,
+        /// Strings that end a repetition.
+        dry_sequence_breakers: Vec<String>,
+        /// Added to the logits, by token id, in [-100, 100].
+        logit_bias: HashMap<String, f32>,
+        /// The only tokens that may come.
+        allowed_token_ids: Vec<u32>,
+        /// Strings that end the text.
+        stop: OneOrMany,
+        /// Token ids that end the text.
+        stop_token_ids: Vec<u32>,
+        /// The stop string is part of the text.
+        include_stop_str_in_output: bool,
+        /// Goes on past end-of-sequence tokens.
+        ignore_eos: bool,
+        /// Seeds this request's random numbers.
+        seed: i64,
+        /// Number of answers.
+        n: usize,
+        /// Sends server-sent events.
+        stream: bool,
+        /// How they are sent.
+        stream_options: StreamOptions,
+        /// Lower goes first.
+        priority: i32,
+        /// Seconds after which the request ends with the text that it has and the reason "timeout".
+        deadline: f64,
+        /// Cached blocks are shared only with requests of the same salt.
+        cache_salt: String,
+        /// Drops the start of a prompt that is too long instead of refusing it.
+        truncate_sequence: bool,
+        /// Who asks: requests of one tenant take turns by it.
+        user: String,
+    }
+}
+
+/// Keys of both routes that decide nothing, or that are refused.
+pub const COMMON_RULES: &[(&str, Rule)] = &[
+    ("metadata", Rule::Label),
+    ("safety_identifier", Rule::Label),
+    ("service_tier", Rule::True(|v| v == "auto" || v == "default", "leave it out, or send \"auto\"")),
+    ("skip_special_tokens", Rule::True(|v| v == true, "special tokens are never part of the text: leave it out")),
+    ("spaces_between_special_tokens", Rule::True(Value::is_boolean, "leave it out")),
+    ("min_tokens", Rule::True(|v| v == 0, "leave it out")),
+    ("bad_words", Rule::True(is_empty, "use logit_bias with -100 for single tokens")),
+    ("length_penalty", Rule::True(|v| v == 1.0 || v == 1, "there is no beam search: leave it out")),
+    ("early_stopping", Rule::True(|v| v == false, "there is no beam search: leave it out")),
+    ("use_beam_search", Rule::True(|v| v == false, "sample several answers with n")),
+    ("prompt_logprobs", Rule::Refused("use echo with logprobs on /v1/completions")),
+    ("return_token_ids", Rule::True(|v| v == false, "POST /tokenize gives the ids of a text")),
+    ("return_tokens_as_token_ids", Rule::True(|v| v == false, "POST /tokenize gives the ids of a text")),
+    ("truncate_prompt_tokens", Rule::Refused("use truncate_sequence")),
+    ("structured_outputs", Rule::Refused("this version writes free text only")),
+    ("guided_json", Rule::Refused("this version writes free text only")),
+    ("guided_regex", Rule::Refused("this version writes free text only")),
+    ("guided_choice", Rule::Refused("this version writes free text only")),
+    ("guided_grammar", Rule::Refused("this version writes free text only")),
+    ("grammar", Rule::Refused("this version writes free text only")),
+    ("adapter", Rule::Refused("this version serves a model without adapters")),
+    ("adapters", Rule::Refused("this version serves a model without adapters")),
+    ("logits_processors", Rule::Refused("use logit_bias")),
+];
+
+/// Whether it is an empty list or object.
+pub fn is_empty(value: &Value) -> bool {
+    value.as_array().is_some_and(Vec::is_empty) || value.as_object().is_some_and(serde_json::Map::is_empty)
+}
+
+impl SamplingFields {
+    /// In the engine's terms; `max_tokens` and `logprobs` have names of their own on each route.
+    pub fn sampling(&self, max_tokens: Option<usize>, logprobs: Option<usize>) -> Result<SamplingParams, ApiError> {
+        Ok(SamplingParams {
+            temperature: self.temperature,
+            top_p: self.top_p,
+            top_k: self.top_k.map(top_k).transpose()?,
+            min_p: self.min_p,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            repetition_penalty: self.repetition_penalty,
+            dry: self.dry()?,
+            logit_bias: self.logit_bias()?,
+            allowed_token_ids: self.allowed_token_ids.clone(),
+            logprobs,
+            stop: self.stop()?,
+            stop_token_ids: self.stop_token_ids.clone().unwrap_or_default(),
+            max_tokens: check_max_tokens(max_tokens)?,
+            ignore_eos: self.ignore_eos.unwrap_or(false),
+            // Any 64 bits, also as a negative number.
+            seed: self.seed.map(i64::cast_unsigned),
+        })
+    }
+
+    fn dry(&self) -> Result<Option<DryParams>, ApiError> {
+        let Some(multiplier) = self.dry_multiplier else {
+            let given = [
+                ("dry_base", self.dry_base.is_some()),
+                ("dry_allowed_length", self.dry_allowed_length.is_some()),
+                ("dry_sequence_breakers", self.dry_sequence_breakers.is_some()),
+            ];
+            return match given.iter().find(|(_, is_given)| *is_given) {
+                Some((name, _)) => Err(ApiError::value(*name, "needs `dry_multiplier`, which turns the penalty on")),
+                None => Ok(None),
+            };
+        };
+        let breakers = || ["\n", ":", "\"", "*"].map(String::from).to_vec();
+        Ok(Some(DryParams {
+            multiplier,
+            base: self.dry_base.unwrap_or(1.75),
+            allowed_length: self.dry_allowed_length.unwrap_or(2),
+            sequence_breakers: self.dry_sequence_breakers.clone().unwrap_or_else(breakers),
+        }))
+    }
+
+    fn logit_bias(&self) -> Result<Vec<(u32, f32)>, ApiError> {
+        let Some(biases) = &self.logit_bias else { return Ok(Vec::new()) };
+        if biases.len() > MAX_LOGIT_BIAS {
+            return Err(ApiError::value("logit_bias", format!("has {} entries; {MAX_LOGIT_BIAS} at most", biases.len())));
+        }
+        let entry = |(id, bias): (&String, &f32)| match id.parse() {
+            Ok(id) => Ok((id, *bias)),
+            Err(_) => Err(ApiError::value(
+                "logit_bias",
+                format!("has the key {:?}, which is no token id", id.chars().take(32).collect::<String>()),
+            )),
+        };
+        biases.iter().map(entry).collect()
+    }
+
+    fn stop(&self) -> Result<Vec<String>, ApiError> {
+        let stops = self.stop.clone().map(OneOrMany::into_vec).unwrap_or_default();
+        check_stops("stop", &stops).map(|()| stops)
+    }
+
+    /// How the request is served beside others.
+    pub fn service(&self) -> Result<ServiceParams, ApiError> {
+        let deadline = match self.deadline {
+            None => None,
+            Some(seconds) => match Duration::try_from_secs_f64(seconds) {
+                Ok(deadline) if !deadline.is_zero() => Some(deadline),
+                _ => return Err(ApiError::value("deadline", format!("is {seconds}; it must be seconds above 0"))),
+            },
+        };
+        if self.cache_salt.as_ref().is_some_and(String::is_empty) {
+            return Err(ApiError::value("cache_salt", "is empty: give some text, or leave it out to share with all"));
+        }
+        Ok(ServiceParams {
+            priority: self.priority.unwrap_or(0),
+            deadline,
+            cache_salt: self.cache_salt.clone(),
+            ..ServiceParams::default()
+        })
+    }
+
+    /// How the answer is sent.
+    pub fn delivery(&self) -> Result<Delivery, ApiError> {
+        let stream = self.stream.unwrap_or(false);
+        let options = self.stream_options.clone().unwrap_or_default();
+        if self.stream_options.is_some() && !stream {
+            return Err(ApiError::value("stream_options", "goes with `stream`: true"));
+        }
+        if options.include_obfuscation == Some(true) {
+            return Err(ApiError::unsupported("stream_options.include_obfuscation", "leave it out"));
+        }
+        let continuous_usage = options.continuous_usage_stats.unwrap_or(false);
+        Ok(Delivery {
+            stream,
+            include_usage: options.include_usage.unwrap_or(false) || continuous_usage,
+            continuous_usage,
+            include_stop: self.include_stop_str_in_output.unwrap_or(false),
+        })
+    }
+}
+
+/// Stop strings within the limits.
+pub fn check_stops(param: &str, stops: &[String]) -> Result<(), ApiError> {
+    let (max_stops, max_bytes) = MAX_STOPS;
+    if stops.len() > max_stops {
+        return Err(ApiError::value(param, format!("has {} strings; {max_stops} at most", stops.len())));
+    }
+    match stops.iter().position(|stop| stop.is_empty() || stop.len() > max_bytes) {
+        Some(i) => Err(ApiError::value(
+            format!("{param}[{i}]"),
+            format!("has {} bytes; a stop string has 1 to {max_bytes}", stops[i].len()),
+        )),
+        None => Ok(()),
+    }
+}
+
+fn top_k(k: i64) -> Result<usize, ApiError> {
+    match k {
+        -1 => Ok(0),
+        k => usize::try_from(k).map_err(|_| ApiError::value("top_k", format!("is {k}; it must be 0 or more, or -1 for all"))),
+    }
+}
+
+fn check_max_tokens(max_tokens: Option<usize>) -> Result<Option<usize>, ApiError> {
+    if max_tokens == Some(0) {
+        return Err(ApiError::value("max_tokens", "is 0; it must be at least 1"));
+    }
+    Ok(max_tokens)
+}
+
+/// A number of answers, and of prompts times answers, within the limits.
+pub fn check_choices(param: &str, num_prompts: usize, num_choices: usize) -> Result<(), ApiError> {
+    if num_choices == 0 {
+        return Err(ApiError::value(param, "is 0; it must be at least 1"));
+    }
+    let max = crate::MAX_CHOICES;
+    match num_prompts.checked_mul(num_choices) {
+        Some(all) if all <= max => Ok(()),
+        _ => Err(ApiError::value(
+            param,
+            format!("is {num_choices} with {num_prompts} prompts; prompts times answers may be {max} at most"),
+        )),
+    }
+}

@@ -1,0 +1,161 @@
+//! What all requests share.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Instant,
+};
+
+use engine::{Engine, Vitals};
+use openai::{ApiError, ModelContext, response::Envelope, response::unix_seconds};
+use tokio::sync::watch;
+
+use crate::{
+    StartError,
+    auth::Keys,
+    config::ServerConfig,
+    errors::model_not_found,
+    mailbox::Bell,
+    metrics::Metrics,
+    store::Store,
+};
+
+/// The state of a server.
+pub struct App {
+    /// The model.
+    pub engine: Engine,
+    /// How it is set up.
+    pub config: ServerConfig,
+    pub(crate) keys: Keys,
+    pub(crate) metrics: Metrics,
+    pub(crate) bell: Arc<Bell>,
+    pub(crate) context: ModelContext,
+    pub(crate) fingerprint: String,
+    pub(crate) created: u64,
+    pub(crate) responses: Store,
+    pub(crate) is_draining: AtomicBool,
+    /// Choices that run or wait.
+    pub(crate) in_flight: AtomicUsize,
+    /// Becomes true when running streams must end.
+    pub(crate) abort: watch::Sender<bool>,
+    served: Served,
+    ids: Ids,
+}
+
+/// Choices that have ended, for an honest Retry-After.
+struct Served {
+    since: Instant,
+    count: AtomicU64,
+}
+
+/// Ids of answers: nobody can guess the next.
+struct Ids {
+    key: [u8; 32],
+    next: AtomicU64,
+}
+
+impl App {
+    /// For an engine that is loaded.
+    pub fn new(engine: Engine, config: ServerConfig) -> Result<Self, StartError> {
+        let keys = Keys::new(&config.keys)?;
+        let context = ModelContext { knows_developer: engine.chat_template().is_some_and(|text| text.contains("developer")) };
+        let fingerprint = format!("mistral_paged-{}-{}", env!("CARGO_PKG_VERSION"), engine.architecture());
+        let metrics = Metrics::new(&engine, &config).map_err(|error| StartError(format!("the metrics cannot be made: {error}")))?;
+        Ok(Self {
+            keys,
+            metrics,
+            bell: Arc::default(),
+            context,
+            fingerprint,
+            created: unix_seconds(),
+            responses: Store::default(),
+            is_draining: AtomicBool::new(false),
+            in_flight: AtomicUsize::new(0),
+            abort: watch::channel(false).0,
+            served: Served { since: Instant::now(), count: AtomicU64::new(0) },
+            ids: Ids { key: rand::random(), next: AtomicU64::new(0) },
+            engine,
+            config,
+        })
+    }
+
+    /// A new id with this prefix.
+    pub fn id(&self, prefix: &str) -> String {
+        let number = self.ids.next.fetch_add(1, Ordering::Relaxed);
+        let hash = blake3::keyed_hash(&self.ids.key, &number.to_le_bytes());
+        format!("{prefix}{}", &hash.to_hex()[..32])
+    }
+
+    /// What all parts of a new answer share.
+    pub fn envelope(&self, prefix: &str) -> Envelope {
+        Envelope {
+            id: self.id(prefix),
+            created: unix_seconds(),
+            model: self.config.model_id.clone(),
+            system_fingerprint: self.fingerprint.clone(),
+        }
+    }
+
+    /// Whether a request's model is the one that is served.
+    pub fn check_model(&self, model: Option<&str>) -> Result<(), ApiError> {
+        let config = &self.config;
+        match model {
+            None | Some("default" | "") => Ok(()),
+            Some(model) if model == config.model_id || config.served_model_names.iter().any(|name| name == model) => Ok(()),
+            Some(model) => Err(model_not_found(model, &config.model_id)),
+        }
+    }
+
+    /// The right to run so many choices, until it is dropped; an error with an honest wait when too many wait already.
+    pub fn admit(self: &Arc<Self>, num_choices: usize) -> Result<Admission, ApiError> {
+        if self.is_draining.load(Ordering::SeqCst) {
+            return Err(draining());
+        }
+        let limit = self.config.max_seqs + self.config.max_queued;
+        let before = self.in_flight.fetch_add(num_choices, Ordering::SeqCst);
+        // One request too large for an empty queue still runs: it waits for itself alone.
+        if before > 0 && before + num_choices > limit {
+            self.in_flight.fetch_sub(num_choices, Ordering::SeqCst);
+            self.metrics.rejected("queue_full");
+            let message = format!("{before} answers are being made or wait, and {limit} may; try again in a moment");
+            let mut error = ApiError::new(429, "rate_limit_error", "queue_full", None, message);
+            error.retry_after = Some(self.retry_after(before));
+            return Err(error);
+        }
+        Ok(Admission { app: Arc::clone(self), num_choices })
+    }
+
+    /// Seconds until half of what waits is served, by the rate so far; 1 to 60.
+    fn retry_after(&self, waiting: usize) -> u64 {
+        let served = self.served.count.load(Ordering::Relaxed) as f64;
+        let rate = served / self.served.since.elapsed().as_secs_f64().max(1.0);
+        if rate > 0.0 { ((waiting as f64 / 2.0 / rate).ceil() as u64).clamp(1, 60) } else { 10 }
+    }
+
+    /// How the engine does.
+    pub fn vitals(&self) -> Result<Vitals, ApiError> {
+        self.engine.vitals().map_err(ApiError::from)
+    }
+}
+
+/// The right of a request to run.
+pub struct Admission {
+    app: Arc<App>,
+    num_choices: usize,
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        self.app.in_flight.fetch_sub(self.num_choices, Ordering::SeqCst);
+        self.app.served.count.fetch_add(self.num_choices as u64, Ordering::Relaxed);
+    }
+}
+
+/// The server is about to end.
+pub fn draining() -> ApiError {
+    let mut error = ApiError::new(503, "server_error", "draining", None, "the server is shutting down".into());
+    error.retry_after = Some(10);
+    error
+}

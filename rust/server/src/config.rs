@@ -1,0 +1,110 @@
+//! How a server is set up.
+
+use std::{path::PathBuf, time::Duration};
+
+use serde::Deserialize;
+
+/// Settings of a server. Each has the value of its documentation unless given.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ServerConfig {
+    /// Address to listen on, `127.0.0.1`, or `unix:` and a path.
+    pub host: String,
+    /// Port, 1234; 0 takes a free one.
+    pub port: u16,
+    /// The model's id, as responses give it.
+    pub model_id: String,
+    /// Further names that requests may use for it, beside `default`.
+    pub served_model_names: Vec<String>,
+    /// Keys that clients must have; none guard nothing.
+    pub keys: Vec<KeyConfig>,
+    /// Choices that run at once, the engine's own limit.
+    pub max_seqs: usize,
+    /// Choices that wait beyond those at most, 512.
+    pub max_queued: usize,
+    /// Bytes of a body at most, 16 MiB.
+    pub max_body_bytes: usize,
+    /// Connections at most, 1024.
+    pub max_connections: usize,
+    /// Seconds after which every request ends with the text that it has; without limit unless given.
+    pub request_timeout: Option<f64>,
+    /// Seconds that running requests have after a SIGTERM, 30.
+    pub shutdown_timeout: f64,
+    /// Milliseconds between comments on a silent stream, 10000.
+    pub keep_alive_ms: u64,
+    /// Origins whose pages may call the server from a browser; `*` is any.
+    pub cors_origins: Vec<String>,
+    /// One line a request to standard error.
+    pub access_log: AccessLog,
+    /// Health checks are logged as well.
+    pub access_log_health: bool,
+    /// The page at `/ui`.
+    pub ui: bool,
+    /// `/metrics`.
+    pub metrics: bool,
+    /// What `/v1/system/info` tells beside the engine's own lines.
+    pub system: serde_json::Value,
+}
+
+/// The form of the access log.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum AccessLog {
+    /// None.
+    Off,
+    /// One line of words.
+    #[default]
+    Text,
+    /// One JSON object.
+    Json,
+}
+
+/// A key, and whose it is.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeyConfig {
+    /// The key itself.
+    pub key: String,
+    /// Whose it is: tenants take turns and share no cached blocks.
+    pub tenant: Option<String>,
+    /// May pause, resume, drain and cancel.
+    #[serde(default)]
+    pub admin: bool,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            host: "127.0.0.1".into(),
+            port: 1234,
+            model_id: "default".into(),
+            served_model_names: Vec::new(),
+            keys: Vec::new(),
+            max_seqs: 32,
+            max_queued: 512,
+            max_body_bytes: 16 << 20,
+            max_connections: 1024,
+            request_timeout: None,
+            shutdown_timeout: 30.0,
+            keep_alive_ms: 10_000,
+            cors_origins: Vec::new(),
+            access_log: AccessLog::default(),
+            access_log_health: false,
+            ui: true,
+            metrics: true,
+            system: serde_json::Value::Null,
+        }
+    }
+}
+
+impl ServerConfig {
+    /// The path of a Unix socket, when the host is one.
+    pub fn unix_path(&self) -> Option<PathBuf> {
+        self.host.strip_prefix("unix:").map(PathBuf::from)
+    }
+
+    /// Between comments on a silent stream.
+    pub fn keep_alive(&self) -> Duration {
+        Duration::from_millis(self.keep_alive_ms.max(1))
+    }
+}

@@ -1,0 +1,111 @@
+//! From a request to the engine and back.
+
+use std::{future::poll_fn, sync::Arc, time::Duration};
+
+use engine::{Completion, CompletionCollector, OutputEvent, RequestHandle};
+use openai::{ApiError, Delivery, Generation};
+
+use crate::{
+    app::{Admission, App},
+    auth::Caller,
+    errors::internal,
+    mailbox::Mailbox,
+    metrics::Observed,
+};
+
+/// The requests of one answer, while they run. Dropping it cancels them and frees their blocks.
+pub struct Running {
+    /// Their events.
+    pub mailbox: Mailbox,
+    handles: Vec<RequestHandle>,
+    /// How the answer is sent.
+    pub delivery: Delivery,
+    /// Choices of each request.
+    pub n_choices: usize,
+    /// Log probabilities were asked for.
+    pub wants_logprobs: bool,
+    /// What the metrics and the log are told.
+    pub observed: Observed,
+    _admission: Admission,
+}
+
+impl Running {
+    /// Tokens of the prompts.
+    pub fn num_prompt_tokens(&self) -> usize {
+        self.handles.iter().map(RequestHandle::num_prompt_tokens).sum()
+    }
+
+    /// How many requests there are.
+    pub fn num_requests(&self) -> usize {
+        self.handles.len()
+    }
+}
+
+/// Checks, tokenizes and submits. All that can be refused is refused here, before the first byte of an answer.
+pub async fn start(app: &Arc<App>, caller: &Caller, generation: Generation) -> Result<Running, ApiError> {
+    app.check_model(generation.model.as_deref())?;
+    let Generation { mut requests, delivery, user, .. } = generation;
+    let first = requests.first().ok_or_else(|| internal("a request without a prompt".into()))?;
+    let (n_choices, wants_logprobs) = (first.n_choices, first.sampling.logprobs.is_some());
+    let num_choices = requests.iter().map(|request| request.best_of.unwrap_or(request.n_choices)).sum();
+    let admission = app.admit(num_choices)?;
+    let limit = app.config.request_timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    for request in &mut requests {
+        let service = &mut request.service;
+        service.deadline = [service.deadline, limit].into_iter().flatten().min();
+        service.cache_salt = app.keys.salt(caller, service.cache_salt.as_deref());
+        service.tenant = tenant(caller, user.as_deref());
+        if service.cache_salt.is_none() {
+            service.public_prefix = 0;
+        }
+    }
+    let observed = app.metrics.observe(&requests);
+    let mailbox = Mailbox::new(&app.bell);
+    let sinks: Vec<_> = (0..requests.len()).map(|number| mailbox.sink(number)).collect();
+    let engine = app.engine.clone();
+    // Dropped with the task's result when the client goes meanwhile.
+    let handles = tokio::task::spawn_blocking(move || {
+        requests.into_iter().zip(sinks).map(|(request, sink)| engine.submit_to(request, sink)).collect::<Result<Vec<_>, _>>()
+    });
+    let handles = handles.await.map_err(|panic| internal(format!("a defect ended the request: {panic}")))?;
+    let handles = handles.map_err(openai::of_request)?;
+    Ok(Running { mailbox, handles, delivery, n_choices, wants_logprobs, observed, _admission: admission })
+}
+
+/// Whose turn a request takes: the tenant's, and within it the user's.
+fn tenant(caller: &Caller, user: Option<&str>) -> Option<String> {
+    match (&caller.tenant, user) {
+        (None, None) => None,
+        (tenant, user) => Some(format!("{}/{}", tenant.as_deref().unwrap_or_default(), user.unwrap_or_default())),
+    }
+}
+
+/// The complete answers, one a request.
+pub async fn collect(mut running: Running) -> Result<Vec<Completion>, ApiError> {
+    let mut collectors: Vec<CompletionCollector> = running.handles.iter().map(RequestHandle::collector).collect();
+    let mut completions: Vec<Option<Completion>> = collectors.iter().map(|_| None).collect();
+    while completions.iter().any(Option::is_none) {
+        for (number, event) in poll_fn(|context| running.mailbox.poll(context)).await {
+            let event = event?;
+            running.observed.event(number, &event);
+            if let Some(completion) = collectors[number].push(event) {
+                completions[number] = Some(completion);
+            }
+        }
+    }
+    let completions: Vec<Completion> = completions.into_iter().flatten().collect();
+    match completions.iter().find_map(|completion| openai::response::failure(&completion.choices)) {
+        Some(why) => Err(internal(why)),
+        None => Ok(completions),
+    }
+}
+
+/// The cause when an event ends a choice because a step failed.
+pub fn failure(event: &OutputEvent) -> Option<ApiError> {
+    match event {
+        OutputEvent::Finished { reason: engine::FinishReason::Error, error, .. } => {
+            Some(internal(error.clone().unwrap_or_else(|| "a step failed".into())))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,56 @@
+//! HTTP over the engine: one thread with tokio and axum, a small pool for templates and tokenizing, and the engine's own thread.
+//!
+//! A request's way: [`connection`] accepts, [`routes`] reads the body with the `openai` crate, [`generate`] submits it, and the
+//! engine's events come back through a [`mailbox`], one wake-up a step for all. The response owns the request: when a client goes,
+//! its response is dropped, and with it the request and its blocks.
+
+mod access_log;
+mod app;
+mod auth;
+mod config;
+mod connection;
+mod errors;
+mod generate;
+mod mailbox;
+mod metrics;
+mod routes;
+mod store;
+mod streaming;
+
+use std::sync::Arc;
+
+use engine::Engine;
+
+pub use app::App;
+pub use config::{KeyConfig, ServerConfig};
+pub use connection::Exit;
+
+/// What can stop a server from starting.
+#[derive(Debug)]
+pub struct StartError(pub String);
+
+impl std::fmt::Display for StartError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for StartError {}
+
+/// Serves until a SIGTERM or SIGINT; `listening` is called with the address once connections are accepted.
+pub fn serve(engine: Engine, config: ServerConfig, listening: impl FnOnce(&str)) -> Result<Exit, StartError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        // Tokenizing is short, and the cores belong to the model.
+        .max_blocking_threads(4)
+        .thread_name("mistral_paged-http")
+        .build()
+        .map_err(|error| StartError(format!("the server's runtime cannot start: {error}")))?;
+    let result = runtime.block_on(async {
+        let app = Arc::new(App::new(engine, config)?);
+        connection::run(app, listening).await
+    });
+    // What still tokenizes is not waited for.
+    runtime.shutdown_background();
+    result
+}

@@ -1,0 +1,311 @@
+//! Prometheus metrics, under vLLM's names, so that its dashboards and the Gateway API inference extension work, and the mirror's.
+
+use std::time::Instant;
+
+use engine::{Engine, GenerationRequest, KvCacheStats, MissReason, OutputEvent};
+use prometheus::{
+    Counter, CounterVec, Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder,
+};
+
+use crate::config::ServerConfig;
+
+/// vLLM's buckets of the time to the first token, in seconds.
+const FIRST_TOKEN: &[f64] = &[
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+];
+/// vLLM's buckets of the time between tokens, in seconds.
+const BETWEEN_TOKENS: &[f64] =
+    &[0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0];
+/// vLLM's buckets of a whole request, in seconds.
+const WHOLE: &[f64] = &[
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+];
+const TOKENS: &[f64] = &[
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 50000.0, 100_000.0,
+];
+const CHOICES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
+
+type Result<T> = std::result::Result<T, prometheus::Error>;
+
+/// The metrics of a server.
+pub struct Metrics {
+    registry: Registry,
+    first_token: Histogram,
+    between_tokens: Histogram,
+    per_output_token: Histogram,
+    whole: Histogram,
+    prefill: Histogram,
+    decode: Histogram,
+    prompt_tokens_each: Histogram,
+    generation_tokens_each: Histogram,
+    params_n: Histogram,
+    params_max_tokens: Histogram,
+    prompt_tokens: IntCounter,
+    generation_tokens: IntCounter,
+    success: IntCounterVec,
+    rejections: IntCounterVec,
+    http_requests: IntCounterVec,
+    http_seconds: prometheus::HistogramVec,
+    http_in_flight: IntGauge,
+    pool: Pool,
+}
+
+/// What is read from the engine when somebody asks.
+struct Pool {
+    running: GaugeVec,
+    waiting: GaugeVec,
+    usage: GaugeVec,
+    old_usage: GaugeVec,
+    queries: CounterVec,
+    hits: CounterVec,
+    preemptions: CounterVec,
+    missed: CounterVec,
+    recomputed: Counter,
+    deadlines: Counter,
+    steps: Counter,
+    blocks_used: Gauge,
+    blocks_total: Gauge,
+    blocks_cached: Gauge,
+    fragmented_bytes: Gauge,
+    capacity: Gauge,
+}
+
+struct Maker<'a> {
+    registry: &'a Registry,
+    model: &'a str,
+}
+
+impl Maker<'_> {
+    fn add<C: prometheus::core::Collector + Clone + 'static>(&self, collector: C) -> Result<C> {
+        self.registry.register(Box::new(collector.clone()))?;
+        Ok(collector)
+    }
+
+    fn opts(&self, name: &str, help: &str) -> Opts {
+        Opts::new(name, help).const_label("model_name", self.model).const_label("engine", "0")
+    }
+
+    fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> Result<Histogram> {
+        let opts = HistogramOpts { common_opts: self.opts(name, help), buckets: buckets.to_vec() };
+        self.add(Histogram::with_opts(opts)?)
+    }
+
+    fn int_counter(&self, name: &str, help: &str) -> Result<IntCounter> {
+        self.add(IntCounter::with_opts(self.opts(name, help))?)
+    }
+
+    fn counter(&self, name: &str, help: &str) -> Result<Counter> {
+        self.add(Counter::with_opts(self.opts(name, help))?)
+    }
+
+    fn counters(&self, name: &str, help: &str, labels: &[&str]) -> Result<CounterVec> {
+        self.add(CounterVec::new(self.opts(name, help), labels)?)
+    }
+
+    fn int_counters(&self, name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec> {
+        self.add(IntCounterVec::new(self.opts(name, help), labels)?)
+    }
+
+    fn gauge(&self, name: &str, help: &str) -> Result<Gauge> {
+        self.add(Gauge::with_opts(self.opts(name, help))?)
+    }
+
+    fn gauges(&self, name: &str, help: &str) -> Result<GaugeVec> {
+        self.add(GaugeVec::new(self.opts(name, help), &[])?)
+    }
+}
+
+/// Names of counters for one value at a time.
+fn set_counter(counter: &Counter, value: u64) {
+    counter.inc_by((value as f64 - counter.get()).max(0.0));
+}
+
+impl Metrics {
+    /// For a model that is loaded.
+    pub fn new(engine: &Engine, config: &ServerConfig) -> Result<Self> {
+        let registry = Registry::new();
+        let make = Maker { registry: &registry, model: &config.model_id };
+        let pool = Pool {
+            running: make.gauges("vllm:num_requests_running", "Choices in the batch.")?,
+            waiting: make.gauges("vllm:num_requests_waiting", "Choices that wait.")?,
+            usage: make.gauges("vllm:kv_cache_usage_perc", "Share of the KV blocks that requests hold; 1 is all.")?,
+            old_usage: make.gauges("vllm:gpu_cache_usage_perc", "The same, under its older name.")?,
+            queries: make.counters("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", &[])?,
+            hits: make.counters("vllm:prefix_cache_hits_total", "Of those, tokens that were found.", &[])?,
+            preemptions: make.counters("vllm:num_preemptions_total", "Times that a request lost its blocks.", &[])?,
+            missed: make.counters("mistralrs_prefix_cache_missed_tokens_total", "Prompt tokens that were not found, by reason.", &["reason"])?,
+            recomputed: make.counter("mistralrs_recomputed_tokens_total", "Tokens computed again after a preemption.")?,
+            deadlines: make.counter("mistralrs_deadlines_missed_total", "Requests that ended because their deadline had passed.")?,
+            steps: make.counter("mistralrs_steps_total", "Steps that were computed.")?,
+            blocks_used: make.gauge("mistralrs_kv_cache_blocks_used", "Blocks that requests hold.")?,
+            blocks_total: make.gauge("mistralrs_kv_cache_blocks_total", "Blocks of the pool.")?,
+            blocks_cached: make.gauge("mistralrs_kv_cache_blocks_prefix_cached", "Free blocks that the prefix cache can find.")?,
+            fragmented_bytes: make.gauge("mistralrs_kv_cache_fragmented_bytes", "Bytes of held blocks that no token fills.")?,
+            capacity: make.gauge("mistralrs_sequences_capacity", "Choices that run at once at most.")?,
+        };
+        let info = make.add(GaugeVec::new(
+            make.opts("vllm:cache_config_info", "The KV cache's configuration."),
+            &["block_size", "num_gpu_blocks", "cache_bytes"],
+        )?)?;
+        let stats = engine.kv_cache_stats().map_err(|error| prometheus::Error::Msg(error.to_string()))?;
+        let labels = [stats.block_size.to_string(), stats.blocks_total.to_string(), engine.kv_cache_bytes().to_string()];
+        info.with_label_values(&labels).set(1.0);
+        pool.capacity.set(config.max_seqs as f64);
+        Ok(Self {
+            first_token: make.histogram("vllm:time_to_first_token_seconds", "From submission to the first token.", FIRST_TOKEN)?,
+            between_tokens: make.histogram("vllm:inter_token_latency_seconds", "Between tokens of a stream.", BETWEEN_TOKENS)?,
+            per_output_token: make.histogram(
+                "vllm:request_time_per_output_token_seconds",
+                "Of each request, the mean time between its tokens.",
+                BETWEEN_TOKENS,
+            )?,
+            whole: make.histogram("vllm:e2e_request_latency_seconds", "From submission to the end.", WHOLE)?,
+            prefill: make.histogram("vllm:request_prefill_time_seconds", "Of each request, up to its first token.", WHOLE)?,
+            decode: make.histogram("vllm:request_decode_time_seconds", "Of each request, from its first token to its end.", WHOLE)?,
+            prompt_tokens_each: make.histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", TOKENS)?,
+            generation_tokens_each: make.histogram("vllm:request_generation_tokens", "Tokens of an answer.", TOKENS)?,
+            params_n: make.histogram("vllm:request_params_n", "The parameter n.", CHOICES)?,
+            params_max_tokens: make.histogram("vllm:request_params_max_tokens", "The parameter max_tokens.", TOKENS)?,
+            prompt_tokens: make.int_counter("vllm:prompt_tokens_total", "Prompt tokens of requests that have ended.")?,
+            generation_tokens: make.int_counter("vllm:generation_tokens_total", "Generated tokens of requests that have ended.")?,
+            success: make.int_counters("vllm:request_success_total", "Answers that have ended.", &["finished_reason"])?,
+            rejections: make.int_counters("vllm:admission_rejections_total", "Requests that were not admitted.", &["reason"])?,
+            http_requests: make.int_counters("http_requests_total", "Requests.", &["method", "path", "status"])?,
+            http_seconds: make.add(prometheus::HistogramVec::new(
+                HistogramOpts { common_opts: make.opts("http_request_duration_seconds", "Up to the response's head."), buckets: WHOLE.to_vec() },
+                &["method", "path"],
+            )?)?,
+            http_in_flight: make.add(IntGauge::with_opts(make.opts("http_requests_in_flight", "Requests without a response yet."))?)?,
+            pool,
+            registry,
+        })
+    }
+
+    /// A request was not admitted.
+    pub fn rejected(&self, reason: &str) {
+        self.rejections.with_label_values(&[reason]).inc();
+    }
+
+    /// A request's head came.
+    pub fn http_begins(&self) {
+        self.http_in_flight.inc();
+    }
+
+    /// Its response's head goes; `path` is the route's pattern.
+    pub fn http_ends(&self, method: &str, path: &str, status: u16, seconds: f64) {
+        self.http_in_flight.dec();
+        self.http_requests.with_label_values(&[method, path, &status.to_string()]).inc();
+        self.http_seconds.with_label_values(&[method, path]).observe(seconds);
+    }
+
+    /// Requests begin; what is returned hears of their events.
+    pub fn observe(&self, requests: &[GenerationRequest]) -> Observed {
+        for request in requests {
+            self.params_n.observe(request.n_choices as f64);
+            if let Some(max_tokens) = request.sampling.max_tokens {
+                self.params_max_tokens.observe(max_tokens as f64);
+            }
+        }
+        let streams = requests.iter().any(|request| request.stream);
+        Observed {
+            first_token: self.first_token.clone(),
+            between_tokens: self.between_tokens.clone(),
+            per_output_token: self.per_output_token.clone(),
+            whole: self.whole.clone(),
+            prefill: self.prefill.clone(),
+            decode: self.decode.clone(),
+            prompt_tokens_each: self.prompt_tokens_each.clone(),
+            generation_tokens_each: self.generation_tokens_each.clone(),
+            prompt_tokens: self.prompt_tokens.clone(),
+            generation_tokens: self.generation_tokens.clone(),
+            success: self.success.clone(),
+            last_token: streams.then(Vec::new),
+        }
+    }
+
+    /// The page of `/metrics`, after the pool's figures are read.
+    pub fn page(&self, stats: &KvCacheStats, block_bytes: u64) -> Result<String> {
+        let pool = &self.pool;
+        let none: [&str; 0] = [];
+        let used = stats.blocks_used as f64 / stats.blocks_total.max(1) as f64;
+        pool.running.with_label_values(&none).set(stats.requests_running as f64);
+        pool.waiting.with_label_values(&none).set(stats.requests_waiting as f64);
+        pool.usage.with_label_values(&none).set(used);
+        pool.old_usage.with_label_values(&none).set(used);
+        set_counter(&pool.queries.with_label_values(&none), stats.prefix_queried_tokens);
+        set_counter(&pool.hits.with_label_values(&none), stats.prefix_hit_tokens);
+        set_counter(&pool.preemptions.with_label_values(&none), stats.preemptions);
+        for (reason, tokens) in MissReason::ALL.iter().zip(stats.prefix_missed_tokens) {
+            set_counter(&pool.missed.with_label_values(&[reason.name()]), tokens);
+        }
+        set_counter(&pool.recomputed, stats.recomputed_tokens);
+        set_counter(&pool.deadlines, stats.deadlines_missed);
+        set_counter(&pool.steps, stats.steps);
+        pool.blocks_used.set(stats.blocks_used as f64);
+        pool.blocks_total.set(stats.blocks_total as f64);
+        pool.blocks_cached.set(stats.blocks_cached as f64);
+        pool.fragmented_bytes.set(fragmented_bytes(stats, block_bytes));
+        let mut page = Vec::new();
+        TextEncoder::new().encode(&self.registry.gather(), &mut page)?;
+        Ok(String::from_utf8_lossy(&page).into_owned())
+    }
+}
+
+/// Bytes of the blocks that requests hold in which no token's KV is.
+pub fn fragmented_bytes(stats: &KvCacheStats, block_bytes: u64) -> f64 {
+    let slot_bytes = block_bytes as f64 / stats.block_size.max(1) as f64;
+    stats.slots_held.saturating_sub(stats.slots_live) as f64 * slot_bytes
+}
+
+/// Hears of the events of an answer.
+pub struct Observed {
+    first_token: Histogram,
+    between_tokens: Histogram,
+    per_output_token: Histogram,
+    whole: Histogram,
+    prefill: Histogram,
+    decode: Histogram,
+    prompt_tokens_each: Histogram,
+    generation_tokens_each: Histogram,
+    prompt_tokens: IntCounter,
+    generation_tokens: IntCounter,
+    success: IntCounterVec,
+    /// Of a stream, when each choice had its last token.
+    last_token: Option<Vec<((usize, usize), Instant)>>,
+}
+
+impl Observed {
+    /// An event of the request with this number.
+    pub fn event(&mut self, number: usize, event: &OutputEvent) {
+        match event {
+            OutputEvent::Delta { index, .. } => self.token((number, *index)),
+            OutputEvent::Finished { reason, .. } => self.success.with_label_values(&[reason.as_str()]).inc(),
+            OutputEvent::Done(usage) => {
+                self.first_token.observe(usage.total_prompt_time_sec);
+                self.prefill.observe(usage.total_prompt_time_sec);
+                self.decode.observe(usage.total_completion_time_sec);
+                self.whole.observe(usage.total_time_sec);
+                self.prompt_tokens_each.observe(usage.prompt_tokens as f64);
+                self.generation_tokens_each.observe(usage.completion_tokens as f64);
+                self.prompt_tokens.inc_by(usage.prompt_tokens as u64);
+                self.generation_tokens.inc_by(usage.completion_tokens as u64);
+                if usage.completion_tokens > 1 {
+                    self.per_output_token.observe(usage.total_completion_time_sec / (usage.completion_tokens - 1) as f64);
+                }
+            }
+            OutputEvent::Vector { .. } => {}
+        }
+    }
+
+    fn token(&mut self, choice: (usize, usize)) {
+        let Some(last) = &mut self.last_token else { return };
+        let now = Instant::now();
+        match last.iter_mut().find(|(which, _)| *which == choice) {
+            Some((_, before)) => {
+                self.between_tokens.observe((now - *before).as_secs_f64());
+                *before = now;
+            }
+            None => last.push((choice, now)),
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! `POST /v1/chat/completions`.
+
+use std::sync::Arc;
+
+use axum::{
+    Extension,
+    body::Body,
+    extract::State,
+    http::HeaderMap,
+    response::{IntoResponse, Response},
+};
+use engine::OutputEvent;
+use openai::{
+    Delivery,
+    chat::ChatRequest,
+    response::{ChatChoice, ChatLogprobs, ChunkChoice, Delta, Envelope, Usage},
+};
+
+use super::body;
+use crate::{
+    app::App,
+    auth::Caller,
+    errors::Failure,
+    generate::{collect, start},
+    streaming::{Frames, data, respond},
+};
+
+/// Answers a chat.
+pub async fn create(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    bytes: Body,
+) -> Result<Response, Failure> {
+    let bytes = body(&app, &headers, bytes).await?;
+    let generation = ChatRequest::parse(&bytes)?.into_generation(&app.context)?;
+    let envelope = app.envelope("chatcmpl-");
+    let running = start(&app, &caller, generation).await?;
+    let delivery = running.delivery.clone();
+    if delivery.stream {
+        let frames = ChatFrames {
+            envelope,
+            wants_logprobs: running.wants_logprobs,
+            has_begun: vec![false; running.n_choices],
+            delivery,
+        };
+        return Ok(respond(&app, running, frames));
+    }
+    let mut usage = Usage::default();
+    let mut choices = Vec::new();
+    for completion in collect(running).await? {
+        usage.add(&completion.usage);
+        choices.extend(completion.choices.into_iter().map(|choice| ChatChoice::new(choice, delivery.include_stop)));
+    }
+    Ok(axum::Json(envelope.answer("chat.completion", choices, Some(Some(usage)))).into_response())
+}
+
+struct ChatFrames {
+    envelope: Envelope,
+    wants_logprobs: bool,
+    delivery: Delivery,
+    /// By choice, whether the role was sent.
+    has_begun: Vec<bool>,
+}
+
+impl ChatFrames {
+    fn chunk(&mut self, out: &mut Vec<u8>, choice: ChunkChoice) {
+        if let Some(has_begun) = self.has_begun.get_mut(choice.index)
+            && !std::mem::replace(has_begun, true)
+        {
+            // Together with the first token: clients take the first chunk's time as the first token's.
+            let delta = Delta { role: Some("assistant"), content: Some(String::new()) };
+            self.write(out, vec![ChunkChoice { delta, ..empty(choice.index) }], None);
+        }
+        self.write(out, vec![choice], None);
+    }
+
+    fn write(&self, out: &mut Vec<u8>, choices: Vec<ChunkChoice>, usage: Option<Usage>) {
+        let usage = self.delivery.include_usage.then_some(usage);
+        data(out, &self.envelope.answer("chat.completion.chunk", choices, usage));
+    }
+}
+
+fn empty(index: usize) -> ChunkChoice {
+    ChunkChoice { index, delta: Delta::default(), logprobs: None, finish_reason: None, stop_reason: None }
+}
+
+impl Frames for ChatFrames {
+    fn push(&mut self, _number: usize, event: OutputEvent, out: &mut Vec<u8>) -> bool {
+        match event {
+            OutputEvent::Delta { index, text, logprobs } => {
+                if text.is_empty() && logprobs.is_empty() {
+                    return false;
+                }
+                let delta = Delta { role: None, content: Some(text) };
+                let logprobs = self.wants_logprobs.then(|| ChatLogprobs::new(logprobs));
+                self.chunk(out, ChunkChoice { delta, logprobs, ..empty(index) });
+                false
+            }
+            OutputEvent::Finished { index, reason, stop_sequence, .. } => {
+                if let Some(stop) = stop_sequence.as_ref().filter(|_| self.delivery.include_stop) {
+                    let delta = Delta { role: None, content: Some(stop.clone()) };
+                    self.chunk(out, ChunkChoice { delta, ..empty(index) });
+                }
+                self.chunk(
+                    out,
+                    ChunkChoice { finish_reason: Some(reason.as_str()), stop_reason: stop_sequence, ..empty(index) },
+                );
+                false
+            }
+            OutputEvent::Vector { .. } => false,
+            OutputEvent::Done(usage) => {
+                if self.delivery.include_usage {
+                    let mut total = Usage::default();
+                    total.add(&usage);
+                    self.write(out, Vec::new(), Some(total));
+                }
+                out.extend_from_slice(b"data: [DONE]\n\n");
+                true
+            }
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! `POST /v1/messages` and `/v1/messages/count_tokens`.
+
+use std::sync::Arc;
+
+use axum::{
+    Extension, Json,
+    body::Body,
+    extract::State,
+    http::HeaderMap,
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use engine::OutputEvent;
+use openai::{
+    ApiError,
+    anthropic::{MessageUsage, MessagesRequest, complete, message, stop_reason},
+    response::Envelope,
+};
+use serde_json::{Value, json};
+
+use super::{RequestId, blocking, body};
+use crate::{
+    app::App,
+    auth::Caller,
+    errors::{Failure, anthropic_body, internal},
+    generate::{collect, start},
+    streaming::{Frames, named, respond},
+};
+
+/// Answers with a message.
+pub async fn create(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Extension(RequestId(request_id)): Extension<RequestId>,
+    headers: HeaderMap,
+    bytes: Body,
+) -> Result<Response, Failure> {
+    let request = MessagesRequest::parse(&body(&app, &headers, bytes).await?)?;
+    let max_tokens = request.max_tokens().unwrap_or(usize::MAX);
+    let generation = request.into_generation(&app.context)?;
+    let envelope = app.envelope("msg_");
+    let running = start(&app, &caller, generation).await?;
+    if running.delivery.stream {
+        let num_prompt_tokens = running.num_prompt_tokens();
+        let frames = MessageFrames { envelope, request_id, num_prompt_tokens, max_tokens, has_begun: false, ended: None };
+        return Ok(respond(&app, running, frames));
+    }
+    let completion = collect(running).await?.into_iter().next().ok_or_else(|| internal("no answer came".into()))?;
+    let choice = completion.choices.first().ok_or_else(|| internal("no answer came".into()))?;
+    Ok(Json(complete(&envelope.id, &envelope.model, choice, &completion.usage, max_tokens)).into_response())
+}
+
+/// How many tokens a message's prompt would have.
+pub async fn count_tokens(State(app): State<Arc<App>>, headers: HeaderMap, bytes: Body) -> Result<Json<Value>, Failure> {
+    let request = MessagesRequest::parse(&body(&app, &headers, bytes).await?)?;
+    app.check_model(request.model())?;
+    let (chat, options) = request.chat(&app.context)?;
+    let engine = app.engine.clone();
+    let ids = blocking(move || engine.tokenize_chat(&chat, &options)).await?;
+    Ok(Json(json!({ "input_tokens": ids.len() })))
+}
+
+struct MessageFrames {
+    envelope: Envelope,
+    request_id: String,
+    num_prompt_tokens: usize,
+    max_tokens: usize,
+    has_begun: bool,
+    ended: Option<(engine::FinishReason, Option<String>)>,
+}
+
+impl MessageFrames {
+    /// The head, with the first token.
+    fn begin(&mut self, out: &mut Vec<u8>) {
+        if std::mem::replace(&mut self.has_begun, true) {
+            return;
+        }
+        let usage = MessageUsage { input_tokens: self.num_prompt_tokens, ..MessageUsage::default() };
+        let head = message(&self.envelope.id, &self.envelope.model, Vec::new(), None, usage);
+        named(out, "message_start", &json!({ "type": "message_start", "message": head }));
+        let block = json!({ "type": "content_block_start", "index": 0, "content_block": { "type": "text", "text": "" } });
+        named(out, "content_block_start", &block);
+    }
+}
+
+impl Frames for MessageFrames {
+    fn push(&mut self, _number: usize, event: OutputEvent, out: &mut Vec<u8>) -> bool {
+        match event {
+            OutputEvent::Delta { text, .. } => {
+                if !text.is_empty() {
+                    self.begin(out);
+                    let delta = json!({ "type": "content_block_delta", "index": 0, "delta": { "type": "text_delta", "text": text } });
+                    named(out, "content_block_delta", &delta);
+                }
+                false
+            }
+            OutputEvent::Finished { reason, stop_sequence, .. } => {
+                self.ended = Some((reason, stop_sequence));
+                false
+            }
+            OutputEvent::Vector { .. } => false,
+            OutputEvent::Done(usage) => {
+                self.begin(out);
+                named(out, "content_block_stop", &json!({ "type": "content_block_stop", "index": 0 }));
+                let (reason, stop) = self.ended.take().unwrap_or((engine::FinishReason::Canceled, None));
+                let reason = stop_reason(reason, stop.as_deref(), usage.completion_tokens, self.max_tokens);
+                let delta = json!({
+                    "type": "message_delta",
+                    "delta": { "stop_reason": reason, "stop_sequence": stop },
+                    "usage": MessageUsage::new(&usage),
+                });
+                named(out, "message_delta", &delta);
+                named(out, "message_stop", &json!({ "type": "message_stop" }));
+                true
+            }
+        }
+    }
+
+    fn keep_alive(&self) -> Bytes {
+        Bytes::from_static(b"event: ping\ndata: {\"type\":\"ping\"}\n\n")
+    }
+
+    fn fail(&mut self, error: &ApiError, out: &mut Vec<u8>) {
+        named(out, "error", &anthropic_body(error, &self.request_id));
+    }
+}

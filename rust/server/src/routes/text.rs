@@ -1,0 +1,99 @@
+//! Text to tokens and back, without generation.
+
+use std::sync::Arc;
+
+use axum::{Json, body::Body, extract::State, http::HeaderMap};
+use engine::{EngineError, RenderOptions};
+use openai::{
+    ApiError,
+    chat::ChatRequest,
+    messages,
+    text::{DetokenizeRequest, TokenizeRequest},
+};
+use serde_json::{Map, Value, json};
+
+use super::{blocking, body};
+use crate::{app::App, errors::Failure};
+
+/// `POST /tokenize`.
+pub async fn tokenize(State(app): State<Arc<App>>, headers: HeaderMap, bytes: Body) -> Result<Json<Value>, Failure> {
+    let request = TokenizeRequest::parse(&body(&app, &headers, bytes).await?)?;
+    app.check_model(request.model.as_deref())?;
+    let engine = app.engine.clone();
+    let add_special = request.add_special_tokens.or(request.add_special);
+    let ids = if let Some(chat) = request.messages {
+        let chat = messages::parse(chat, &app.context)?;
+        let extra = request.chat_template_kwargs.unwrap_or_default();
+        messages::check_template_kwargs(&extra)?;
+        let continue_final_message = request.continue_final_message.unwrap_or(false);
+        let options = RenderOptions {
+            add_generation_prompt: request.add_generation_prompt.unwrap_or(!continue_final_message),
+            continue_final_message,
+            extra,
+            ..RenderOptions::default()
+        };
+        blocking(move || engine.tokenize_chat(&chat, &options)).await?
+    } else {
+        // vLLM adds special tokens to a prompt, llama.cpp none to a content.
+        let adds = add_special.unwrap_or(request.prompt.is_some());
+        let text = request.prompt.or(request.content).unwrap_or_default();
+        blocking(move || engine.tokenize_text(&text, adds)).await?
+    };
+    let tokenizer = app.engine.tokenizer();
+    let mut answer = Map::new();
+    answer.insert("count".into(), ids.len().into());
+    answer.insert("max_model_len".into(), app.engine.max_request_tokens().into());
+    if request.return_token_strs == Some(true) {
+        answer.insert("token_strs".into(), ids.iter().map(|id| tokenizer.token_text(*id)).collect());
+    }
+    let tokens = if request.with_pieces == Some(true) {
+        let piece = |id: &u32| match std::str::from_utf8(tokenizer.token_bytes(*id)) {
+            Ok(text) => json!({ "id": id, "piece": text }),
+            Err(_) => json!({ "id": id, "piece": tokenizer.token_bytes(*id) }),
+        };
+        ids.iter().map(piece).collect()
+    } else {
+        json!(ids)
+    };
+    answer.insert("tokens".into(), tokens);
+    Ok(Json(answer.into()))
+}
+
+/// `POST /detokenize`: the text as `prompt` (vLLM) and as `content` (llama.cpp).
+pub async fn detokenize(State(app): State<Arc<App>>, headers: HeaderMap, bytes: Body) -> Result<Json<Value>, Failure> {
+    let request = DetokenizeRequest::parse(&body(&app, &headers, bytes).await?)?;
+    app.check_model(request.model.as_deref())?;
+    let tokens = request.tokens.ok_or_else(|| ApiError::missing("tokens", "give a list of token ids"))?;
+    let engine = app.engine.clone();
+    let text = blocking(move || engine.detokenize_text(&tokens, false)).await?;
+    Ok(Json(json!({ "prompt": text, "content": text })))
+}
+
+/// `POST /apply-template`: what a chat becomes.
+pub async fn apply_template(State(app): State<Arc<App>>, headers: HeaderMap, bytes: Body) -> Result<Json<Value>, Failure> {
+    let generation = ChatRequest::parse(&body(&app, &headers, bytes).await?)?.into_generation(&app.context)?;
+    app.check_model(generation.model.as_deref())?;
+    let engine = app.engine.clone();
+    let (prompt, tokens) = blocking(move || match generation.requests.into_iter().next().map(|request| request.prompt) {
+        Some(engine::Prompt::Chat { messages, options }) => engine.render_chat(&messages, &options),
+        _ => Err(EngineError::Internal("a chat without messages".into())),
+    })
+    .await?;
+    Ok(Json(json!({ "prompt": prompt, "count": tokens.len(), "tokens": tokens })))
+}
+
+/// `GET /tokenizer_info`.
+pub async fn tokenizer_info(State(app): State<Arc<App>>) -> Json<Value> {
+    let tokenizer = app.engine.tokenizer();
+    let special = tokenizer.special_tokens();
+    Json(json!({
+        "vocab_size": tokenizer.vocab_size(),
+        "eos_token": special.eos_token,
+        "bos_token": special.bos_token,
+        "pad_token": special.pad_token,
+        "unk_token": special.unk_token,
+        "eos_token_ids": tokenizer.eos_ids(),
+        "chat_template": app.engine.chat_template(),
+        "max_model_len": app.engine.max_request_tokens(),
+    }))
+}
