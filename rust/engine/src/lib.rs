@@ -25,14 +25,15 @@ pub use completion::{
 pub use device::{HostMemory, cpu::Isa, cuda, host_memory, num_physical_cores};
 pub use engine::{
     Continuation, CpuOptions, Device, DeviceBytes, Drain, Engine, EngineConfig, GroupPlan, KvCacheStats, LoadProgress,
-    MemoryPlan, ModelDType, ModelSource, RequestHandle, Sequence, Vitals, best_device,
+    MemoryPlan, ModelDType, ModelSource, PoolSnapshot, RequestHandle, Sequence, Vitals, best_device,
 };
 pub use error::EngineError;
 pub use event_sink::{Event, EventSink};
 pub use generation_config::GenerationConfig;
 pub use kv_tier::KvTierConfig;
 pub use paged::{
-    AdmissionPolicy, FairnessPolicy, MemoryGpuConfig, MissReason, PagedAttentionConfig, PagedCacheType, Policies, VictimPolicy,
+    AdmissionPolicy, BlockUse, FairnessPolicy, MemoryGpuConfig, MissReason, PagedAttentionConfig, PagedCacheType, Policies,
+    RequestStatus, RequestView, VictimPolicy,
 };
 pub use proposer::Proposer;
 pub use request::{

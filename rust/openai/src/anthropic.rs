@@ -1,16 +1,13 @@
 //! `POST /v1/messages`: Anthropic's form of a chat.
 
-use engine::{CompletionChoice, FinishReason, GenerationRequest, Message, MessageContent, Prompt, RenderOptions, SamplingParams, Usage};
+use engine::{
+    CompletionChoice, FinishReason, GenerationRequest, Message, MessageContent, Prompt, RenderOptions, SamplingParams, Usage,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::{
-    ApiError, Delivery, Fields, Generation, ModelContext, Rule,
-    fields::fields,
-    messages,
-    sampling::is_empty,
-};
+use crate::{ApiError, Delivery, Fields, Generation, ModelContext, Rule, fields::fields, messages, sampling::is_empty};
 
 /// Claude Code's first system block: a number that is new each time and would make every prompt a new one to the prefix cache.
 const BILLING_HEADER: &str = "x-anthropic-billing-header:";
@@ -124,7 +121,8 @@ impl MessagesRequest {
     pub fn into_generation(self, context: &ModelContext) -> Result<Generation, ApiError> {
         let (chat, options) = self.chat(context)?;
         let fields = self.fields;
-        let max_tokens = fields.max_tokens.ok_or_else(|| ApiError::missing("max_tokens", "give the tokens of an answer at most"))?;
+        let max_tokens =
+            fields.max_tokens.ok_or_else(|| ApiError::missing("max_tokens", "give the tokens of an answer at most"))?;
         if max_tokens == 0 {
             return Err(ApiError::value("max_tokens", "is 0; it must be at least 1"));
         }

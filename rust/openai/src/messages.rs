@@ -8,7 +8,10 @@ use crate::{ApiError, MAX_MESSAGES, ModelContext};
 /// Checks messages and turns them into the engine's.
 pub fn parse(messages: Vec<Value>, context: &ModelContext) -> Result<Vec<Message>, ApiError> {
     if messages.is_empty() {
-        return Err(ApiError::value("messages", "is empty; give at least one message, such as {\"role\": \"user\", \"content\": \"Hello\"}"));
+        return Err(ApiError::value(
+            "messages",
+            "is empty; give at least one message, such as {\"role\": \"user\", \"content\": \"Hello\"}",
+        ));
     }
     if messages.len() > MAX_MESSAGES {
         return Err(ApiError::value("messages", format!("has {} messages; {MAX_MESSAGES} at most", messages.len())));
@@ -73,21 +76,31 @@ fn check_part(place: &str, part: Value) -> Result<Value, ApiError> {
         Some("refusal") => {
             part.get("refusal").and_then(text).ok_or_else(|| ApiError::value(format!("{place}.refusal"), "must be a string"))
         }
-        Some(kind @ ("image_url" | "input_image" | "input_audio" | "audio_url" | "video_url" | "file" | "input_file")) => {
-            Err(ApiError::unsupported(format!("{place}.type"), format!("\"{kind}\" is not text, and this version takes text only")))
-        }
+        Some(kind @ ("image_url" | "input_image" | "input_audio" | "audio_url" | "video_url" | "file" | "input_file")) => Err(
+            ApiError::unsupported(format!("{place}.type"), format!("\"{kind}\" is not text, and this version takes text only")),
+        ),
         Some(other) => {
             let shown: String = other.chars().take(32).collect();
             Err(ApiError::value(format!("{place}.type"), format!("is {shown:?}, which is unknown; give \"text\"")))
         }
-        None => Err(ApiError::missing(&format!("{place}.type"), "a part is an object such as {\"type\": \"text\", \"text\": \"...\"}")),
+        None => Err(ApiError::missing(
+            &format!("{place}.type"),
+            "a part is an object such as {\"type\": \"text\", \"text\": \"...\"}",
+        )),
     }
 }
 
 /// Variables of a chat template that a client may set; those of the conversation itself it may not.
 pub fn check_template_kwargs(kwargs: &Map<String, Value>) -> Result<(), ApiError> {
     const OWN: [&str; 9] = [
-        "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "bos_token", "eos_token",
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template",
+        "bos_token",
+        "eos_token",
         "strftime_now",
     ];
     match OWN.iter().find(|name| kwargs.contains_key(**name)) {

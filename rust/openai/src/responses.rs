@@ -192,9 +192,7 @@ impl ResponsesRequest {
         let fields = &self.fields;
         let (status, incomplete, error) = match &state.ended {
             None => ("in_progress", Value::Null, Value::Null),
-            Some(Ended::Finished(FinishReason::Length)) => {
-                ("incomplete", json!({ "reason": "max_output_tokens" }), Value::Null)
-            }
+            Some(Ended::Finished(FinishReason::Length)) => ("incomplete", json!({ "reason": "max_output_tokens" }), Value::Null),
             Some(Ended::Finished(FinishReason::Stop)) => ("completed", Value::Null, Value::Null),
             Some(Ended::Finished(reason)) => ("incomplete", json!({ "reason": reason.as_str() }), Value::Null),
             Some(Ended::Failed(message)) => ("failed", Value::Null, json!({ "code": "server_error", "message": message })),
@@ -248,7 +246,10 @@ fn message_of(index: usize, item: &Value) -> Result<Option<Value>, ApiError> {
         Some("reasoning") => Ok(None),
         Some(kind) => {
             let shown: String = kind.chars().take(32).collect();
-            Err(ApiError::unsupported(format!("input[{index}].type"), format!("{shown:?} is not a message, and this version has no tools")))
+            Err(ApiError::unsupported(
+                format!("input[{index}].type"),
+                format!("{shown:?} is not a message, and this version has no tools"),
+            ))
         }
     }
 }

@@ -113,6 +113,11 @@ impl BlockPool {
         self.num_saved
     }
 
+    /// Whether a block can be found by its content.
+    pub fn is_cached(&self, block: BlockId) -> bool {
+        self.blocks.get(block.0 as usize).is_some_and(|block| block.node != NodeId::NONE)
+    }
+
     /// How many hold a block.
     pub fn ref_cnt(&self, block: BlockId) -> u32 {
         self.blocks.get(block.0 as usize).map_or(0, |block| block.ref_cnt)

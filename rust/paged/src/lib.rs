@@ -45,7 +45,9 @@ pub use ids::{BlockId, RequestId};
 pub use kv_cache_config::KvCacheConfig;
 pub use kv_cache_manager::{KvCacheManager, MissReason, PrefixHit, RequestBlocks};
 pub use kv_groups::{KvGroup, KvGroups, SizedLayer};
-pub use output::{KvCacheStats, Preemption, ScheduledRequest, SchedulerOutput, StuckReport, SwapIn};
+pub use output::{
+    BlockUse, KvCacheStats, PoolSnapshot, Preemption, RequestView, ScheduledRequest, SchedulerOutput, StuckReport, SwapIn,
+};
 pub use request::{FinishReason, ForkRequest, NewRequest, PreemptionCost, RequestStatus};
 pub use scheduler::{AdmissionPolicy, FairnessPolicy, Policies, Policy, Scheduler, SchedulerConfig, VictimPolicy};
 pub use sizing::{

@@ -165,6 +165,51 @@ pub struct KvCacheStats {
     pub tier: TierStats,
 }
 
+/// What a block is used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BlockUse {
+    /// Nothing, and nothing is to be found in it.
+    Free,
+    /// Free, and findable by the prefix cache.
+    Cached,
+    /// Held by the request with this index in [`PoolSnapshot::requests`], and by no other.
+    Held(u32),
+    /// Held by several.
+    Shared,
+}
+
+/// A request, as [`PoolSnapshot`] shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequestView {
+    /// The request.
+    pub id: RequestId,
+    /// Where it is in its life.
+    pub status: RequestStatus,
+    /// Prompt and output.
+    pub num_tokens: usize,
+    /// Of these, the prompt.
+    pub num_prompt_tokens: usize,
+    /// Of the prompt, tokens that came from the prefix cache.
+    pub num_cached_tokens: usize,
+    /// Tokens whose KV is written.
+    pub num_computed_tokens: usize,
+    /// Blocks that it holds, over all groups.
+    pub num_blocks: usize,
+    /// Times that its blocks were taken.
+    pub preemptions: u32,
+}
+
+/// The pool and the requests at one moment.
+#[derive(Debug, Clone)]
+pub struct PoolSnapshot {
+    /// The figures of the same moment.
+    pub stats: KvCacheStats,
+    /// By block, the null block left out.
+    pub blocks: Vec<BlockUse>,
+    /// Those that run, in order of rank, then those that wait, then those that are kept.
+    pub requests: Vec<RequestView>,
+}
+
 /// A request that stood in the way of all, and why it could not go on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StuckReport {

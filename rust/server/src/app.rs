@@ -13,12 +13,7 @@ use openai::{ApiError, ModelContext, response::Envelope, response::unix_seconds}
 use tokio::sync::watch;
 
 use crate::{
-    StartError,
-    auth::Keys,
-    config::ServerConfig,
-    errors::model_not_found,
-    mailbox::Bell,
-    metrics::Metrics,
+    StartError, auth::Keys, config::ServerConfig, errors::model_not_found, mailbox::Bell, metrics::Metrics, routes::Watch,
     store::Store,
 };
 
@@ -40,6 +35,7 @@ pub struct App {
     pub(crate) in_flight: AtomicUsize,
     /// Becomes true when running streams must end.
     pub(crate) abort: watch::Sender<bool>,
+    pub(crate) watch: Watch,
     served: Served,
     ids: Ids,
 }
@@ -62,7 +58,8 @@ impl App {
         let keys = Keys::new(&config.keys)?;
         let context = ModelContext { knows_developer: engine.chat_template().is_some_and(|text| text.contains("developer")) };
         let fingerprint = format!("mistral_paged-{}-{}", env!("CARGO_PKG_VERSION"), engine.architecture());
-        let metrics = Metrics::new(&engine, &config).map_err(|error| StartError(format!("the metrics cannot be made: {error}")))?;
+        let metrics =
+            Metrics::new(&engine, &config).map_err(|error| StartError(format!("the metrics cannot be made: {error}")))?;
         Ok(Self {
             keys,
             metrics,
@@ -74,6 +71,7 @@ impl App {
             is_draining: AtomicBool::new(false),
             in_flight: AtomicUsize::new(0),
             abort: watch::channel(false).0,
+            watch: Watch::default(),
             served: Served { since: Instant::now(), count: AtomicU64::new(0) },
             ids: Ids { key: rand::random(), next: AtomicU64::new(0) },
             engine,

@@ -75,7 +75,9 @@ impl Listener {
     fn bind_unix(path: &Path) -> Result<(Self, String), StartError> {
         let failed = |error| StartError(format!("cannot listen on {}: {error}", path.display()));
         // What a server that was killed has left.
-        if fs::metadata(path).is_ok_and(|file| file.file_type().is_socket()) && std::os::unix::net::UnixStream::connect(path).is_err() {
+        if fs::metadata(path).is_ok_and(|file| file.file_type().is_socket())
+            && std::os::unix::net::UnixStream::connect(path).is_err()
+        {
             fs::remove_file(path).map_err(failed)?;
         }
         let listener = UnixListener::bind(path).map_err(failed)?;
@@ -144,9 +146,15 @@ async fn accept(listener: &Listener, connections: &Arc<Semaphore>) -> (Box<dyn C
 fn serve(
     stream: Box<dyn Connection>,
     router: Router,
-) -> http1::Connection<TokioIo<Box<dyn Connection>>, impl hyper::service::HttpService<Incoming, ResBody = Body, Future: Send + 'static> + Send> {
+) -> http1::Connection<
+    TokioIo<Box<dyn Connection>>,
+    impl hyper::service::HttpService<Incoming, ResBody = Body, Future: Send + 'static> + Send,
+> {
     let service = service_fn(move |request: Request<Incoming>| router.clone().call(request));
-    http1::Builder::new().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).serve_connection(TokioIo::new(stream), service)
+    http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT)
+        .serve_connection(TokioIo::new(stream), service)
 }
 
 /// Lets running requests end, then tells them to, then ends.

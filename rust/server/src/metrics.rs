@@ -4,14 +4,18 @@ use std::time::Instant;
 
 use engine::{Engine, GenerationRequest, KvCacheStats, MissReason, OutputEvent};
 use prometheus::{
-    Counter, CounterVec, Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder,
+    Counter, CounterVec, Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
+    TextEncoder, core::Metric as _,
 };
+
+use serde_json::{Value, json};
 
 use crate::config::ServerConfig;
 
 /// vLLM's buckets of the time to the first token, in seconds.
 const FIRST_TOKEN: &[f64] = &[
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0,
+    2560.0,
 ];
 /// vLLM's buckets of the time between tokens, in seconds.
 const BETWEEN_TOKENS: &[f64] =
@@ -20,9 +24,8 @@ const BETWEEN_TOKENS: &[f64] =
 const WHOLE: &[f64] = &[
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 ];
-const TOKENS: &[f64] = &[
-    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 50000.0, 100_000.0,
-];
+const TOKENS: &[f64] =
+    &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 50000.0, 100_000.0];
 const CHOICES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
 
 type Result<T> = std::result::Result<T, prometheus::Error>;
@@ -133,13 +136,19 @@ impl Metrics {
             queries: make.counters("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", &[])?,
             hits: make.counters("vllm:prefix_cache_hits_total", "Of those, tokens that were found.", &[])?,
             preemptions: make.counters("vllm:num_preemptions_total", "Times that a request lost its blocks.", &[])?,
-            missed: make.counters("mistralrs_prefix_cache_missed_tokens_total", "Prompt tokens that were not found, by reason.", &["reason"])?,
+            missed: make.counters(
+                "mistralrs_prefix_cache_missed_tokens_total",
+                "Prompt tokens that were not found, by reason.",
+                &["reason"],
+            )?,
             recomputed: make.counter("mistralrs_recomputed_tokens_total", "Tokens computed again after a preemption.")?,
-            deadlines: make.counter("mistralrs_deadlines_missed_total", "Requests that ended because their deadline had passed.")?,
+            deadlines: make
+                .counter("mistralrs_deadlines_missed_total", "Requests that ended because their deadline had passed.")?,
             steps: make.counter("mistralrs_steps_total", "Steps that were computed.")?,
             blocks_used: make.gauge("mistralrs_kv_cache_blocks_used", "Blocks that requests hold.")?,
             blocks_total: make.gauge("mistralrs_kv_cache_blocks_total", "Blocks of the pool.")?,
-            blocks_cached: make.gauge("mistralrs_kv_cache_blocks_prefix_cached", "Free blocks that the prefix cache can find.")?,
+            blocks_cached: make
+                .gauge("mistralrs_kv_cache_blocks_prefix_cached", "Free blocks that the prefix cache can find.")?,
             fragmented_bytes: make.gauge("mistralrs_kv_cache_fragmented_bytes", "Bytes of held blocks that no token fills.")?,
             capacity: make.gauge("mistralrs_sequences_capacity", "Choices that run at once at most.")?,
         };
@@ -152,7 +161,11 @@ impl Metrics {
         info.with_label_values(&labels).set(1.0);
         pool.capacity.set(config.max_seqs as f64);
         Ok(Self {
-            first_token: make.histogram("vllm:time_to_first_token_seconds", "From submission to the first token.", FIRST_TOKEN)?,
+            first_token: make.histogram(
+                "vllm:time_to_first_token_seconds",
+                "From submission to the first token.",
+                FIRST_TOKEN,
+            )?,
             between_tokens: make.histogram("vllm:inter_token_latency_seconds", "Between tokens of a stream.", BETWEEN_TOKENS)?,
             per_output_token: make.histogram(
                 "vllm:request_time_per_output_token_seconds",
@@ -161,21 +174,30 @@ impl Metrics {
             )?,
             whole: make.histogram("vllm:e2e_request_latency_seconds", "From submission to the end.", WHOLE)?,
             prefill: make.histogram("vllm:request_prefill_time_seconds", "Of each request, up to its first token.", WHOLE)?,
-            decode: make.histogram("vllm:request_decode_time_seconds", "Of each request, from its first token to its end.", WHOLE)?,
+            decode: make.histogram(
+                "vllm:request_decode_time_seconds",
+                "Of each request, from its first token to its end.",
+                WHOLE,
+            )?,
             prompt_tokens_each: make.histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", TOKENS)?,
             generation_tokens_each: make.histogram("vllm:request_generation_tokens", "Tokens of an answer.", TOKENS)?,
             params_n: make.histogram("vllm:request_params_n", "The parameter n.", CHOICES)?,
             params_max_tokens: make.histogram("vllm:request_params_max_tokens", "The parameter max_tokens.", TOKENS)?,
             prompt_tokens: make.int_counter("vllm:prompt_tokens_total", "Prompt tokens of requests that have ended.")?,
-            generation_tokens: make.int_counter("vllm:generation_tokens_total", "Generated tokens of requests that have ended.")?,
+            generation_tokens: make
+                .int_counter("vllm:generation_tokens_total", "Generated tokens of requests that have ended.")?,
             success: make.int_counters("vllm:request_success_total", "Answers that have ended.", &["finished_reason"])?,
             rejections: make.int_counters("vllm:admission_rejections_total", "Requests that were not admitted.", &["reason"])?,
             http_requests: make.int_counters("http_requests_total", "Requests.", &["method", "path", "status"])?,
             http_seconds: make.add(prometheus::HistogramVec::new(
-                HistogramOpts { common_opts: make.opts("http_request_duration_seconds", "Up to the response's head."), buckets: WHOLE.to_vec() },
+                HistogramOpts {
+                    common_opts: make.opts("http_request_duration_seconds", "Up to the response's head."),
+                    buckets: WHOLE.to_vec(),
+                },
                 &["method", "path"],
             )?)?,
-            http_in_flight: make.add(IntGauge::with_opts(make.opts("http_requests_in_flight", "Requests without a response yet."))?)?,
+            http_in_flight: make
+                .add(IntGauge::with_opts(make.opts("http_requests_in_flight", "Requests without a response yet."))?)?,
             pool,
             registry,
         })
@@ -223,6 +245,26 @@ impl Metrics {
         }
     }
 
+    /// Tokens of prompts that were not found in the prefix cache, by reason.
+    pub fn misses(&self, stats: &KvCacheStats) -> Value {
+        MissReason::ALL.iter().zip(stats.prefix_missed_tokens).map(|(reason, tokens)| (reason.name(), tokens)).collect()
+    }
+
+    /// Upper ends and counts of the buckets of the time to the first token.
+    pub fn first_token_buckets(&self) -> Value {
+        buckets(&self.first_token)
+    }
+
+    /// The same of the time between tokens.
+    pub fn between_tokens_buckets(&self) -> Value {
+        buckets(&self.between_tokens)
+    }
+
+    /// Tokens of answers that have ended.
+    pub fn generated_tokens(&self) -> u64 {
+        self.generation_tokens.get()
+    }
+
     /// The page of `/metrics`, after the pool's figures are read.
     pub fn page(&self, stats: &KvCacheStats, block_bytes: u64) -> Result<String> {
         let pool = &self.pool;
@@ -249,6 +291,14 @@ impl Metrics {
         TextEncoder::new().encode(&self.registry.gather(), &mut page)?;
         Ok(String::from_utf8_lossy(&page).into_owned())
     }
+}
+
+fn buckets(histogram: &Histogram) -> Value {
+    let metric = histogram.metric();
+    let all = metric.get_histogram();
+    let pairs = all.get_bucket().iter().map(|bucket| (bucket.upper_bound(), bucket.cumulative_count()));
+    let (ends, counts): (Vec<f64>, Vec<u64>) = pairs.unzip();
+    json!({ "le": ends, "cumulative": counts, "count": all.get_sample_count(), "sum": all.get_sample_sum() })
 }
 
 /// Bytes of the blocks that requests hold in which no token's KV is.

@@ -130,7 +130,8 @@ fn merged(events: Vec<(usize, engine::Event)>) -> Vec<(usize, engine::Event)> {
     let mut all: Vec<(usize, engine::Event)> = Vec::with_capacity(events.len());
     for (number, event) in events {
         if let Ok(OutputEvent::Delta { index, text, logprobs }) = &event
-            && let Some((last_number, Ok(OutputEvent::Delta { index: last, text: all_text, logprobs: all_logprobs }))) = all.last_mut()
+            && let Some((last_number, Ok(OutputEvent::Delta { index: last, text: all_text, logprobs: all_logprobs }))) =
+                all.last_mut()
             && (*last_number, *last) == (number, *index)
         {
             all_text.push_str(text);

@@ -26,13 +26,13 @@ use std::{
 use device::{Backend, host::trim_heap};
 
 pub use config::{CpuOptions, Device, EngineConfig, LoadProgress, ModelDType, ModelSource, best_device};
-pub use heartbeat::Vitals;
 use heartbeat::Heartbeat;
+pub use heartbeat::Vitals;
 pub use plan::{DeviceBytes, GroupPlan, MemoryPlan};
 
 use crate::{
-    EngineError, EventSink, GenerationConfig, GenerationRequest, Message, RenderOptions, RequestStream, chat_template::ChatTemplate,
-    completion::CompletionCollector, kv_tier::FlushOnDrop, tokenizer::Tokenizer,
+    EngineError, EventSink, GenerationConfig, GenerationRequest, Message, RenderOptions, RequestStream,
+    chat_template::ChatTemplate, completion::CompletionCollector, kv_tier::FlushOnDrop, tokenizer::Tokenizer,
 };
 pub use sequence::{Continuation, Sequence};
 use thread::Command;
@@ -242,6 +242,15 @@ impl Engine {
         self.shared.inbox.send(Command::Stats(reply)).map_err(|_| ended())?;
         answer.recv().map_err(|_| ended())
     }
+
+    /// What every block of the pool is used for, and every request, after the current step.
+    ///
+    /// An [`EngineError::Internal`] when the engine thread has ended.
+    pub fn pool_snapshot(&self) -> Result<PoolSnapshot, EngineError> {
+        let (reply, answer) = mpsc::channel();
+        self.shared.inbox.send(Command::PoolSnapshot(reply)).map_err(|_| ended())?;
+        answer.recv().map_err(|_| ended())
+    }
 }
 
 /// Waits for the end of the requests that an engine serves.
@@ -305,4 +314,4 @@ fn ended() -> EngineError {
     EngineError::Internal("the model was unloaded, or the engine thread has ended; load the model again".into())
 }
 
-pub use paged::KvCacheStats;
+pub use paged::{KvCacheStats, PoolSnapshot};

@@ -21,7 +21,8 @@ fn render(template: &ChatTemplate, messages: &[Message], options: &RenderOptions
     }
     if options.add_generation_prompt {
         return Err(EngineError::InvalidArgument(
-            "continue_final_message goes on from the last message, and add_generation_prompt begins another: give one of them".into(),
+            "continue_final_message goes on from the last message, and add_generation_prompt begins another: give one of them"
+                .into(),
         ));
     }
     let last = messages.last().map(Message::text).unwrap_or_default();

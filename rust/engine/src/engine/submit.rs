@@ -112,7 +112,13 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
         outbox: Outbox::new(sink, Arc::clone(&cancel)),
     };
     shared.inbox.send(Command::Submit(Box::new(submitted))).map_err(|_| super::ended())?;
-    Ok(RequestHandle { number, inbox: shared.inbox.clone(), cancel, wants_logprobs: sampling.logprobs.is_some(), num_prompt_tokens })
+    Ok(RequestHandle {
+        number,
+        inbox: shared.inbox.clone(),
+        cancel,
+        wants_logprobs: sampling.logprobs.is_some(),
+        num_prompt_tokens,
+    })
 }
 
 /// What is about tokens alone is refused for a vector.

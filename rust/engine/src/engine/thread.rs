@@ -17,7 +17,7 @@ use std::{
 };
 
 use device::host::trim_heap;
-use paged::{KvCacheConfig, RequestId, Scheduler, SchedulerOutput};
+use paged::{KvCacheConfig, PoolSnapshot, RequestId, Scheduler, SchedulerOutput};
 use rustc_hash::FxHashMap;
 
 pub(super) use pacer::StepPacer;
@@ -57,6 +57,8 @@ pub enum Command {
     Release(RequestId),
     /// The figures of the pool, after cancelled requests are gone.
     Stats(Sender<KvCacheStats>),
+    /// What every block is used for, and every request.
+    PoolSnapshot(Sender<PoolSnapshot>),
     /// End every request, give all memory back, and tell.
     Unload(Sender<()>),
 }
@@ -280,6 +282,9 @@ impl EngineThread {
                 let _ = self.guarded(Self::drop_cancelled);
                 self.poll_tier();
                 let _ = reply.send(self.scheduler.stats());
+            }
+            Command::PoolSnapshot(reply) => {
+                let _ = reply.send(self.scheduler.snapshot());
             }
             Command::Unload(waiting) => self.unloads.push(waiting),
         }

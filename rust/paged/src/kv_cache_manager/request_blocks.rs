@@ -9,7 +9,7 @@ use crate::prefix_index::NodeId;
 /// [`BlockId::NULL`].
 #[derive(Debug, Clone, Default)]
 pub struct RequestBlocks {
-    pub(super) tables: Vec<Vec<BlockId>>,
+    pub(crate) tables: Vec<Vec<BlockId>>,
     /// Leading null entries of each group's table.
     pub(super) num_dropped: Vec<usize>,
     /// Leading blocks that are committed and offered to the prefix cache.

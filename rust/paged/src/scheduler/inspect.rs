@@ -4,7 +4,7 @@ use super::Scheduler;
 use crate::block_pool::BlockPool;
 use crate::error::IntegrityError;
 use crate::ids::{BlockId, RequestId};
-use crate::output::KvCacheStats;
+use crate::output::{BlockUse, KvCacheStats, PoolSnapshot, RequestView};
 use crate::request::{PreemptionCost, RequestStatus};
 use crate::scheduler::SchedulerConfig;
 
@@ -109,6 +109,41 @@ impl Scheduler {
             peak_running_before_preemption: self.usage.peak_before_preemption,
             tier: self.tier_stats(),
         }
+    }
+
+    /// What every block is used for, and every request; walks the whole pool.
+    pub fn snapshot(&self) -> PoolSnapshot {
+        let pool = self.manager.pool();
+        let state = |id: u32| match pool.ref_cnt(BlockId(id)) {
+            0 if pool.is_cached(BlockId(id)) => BlockUse::Cached,
+            0 => BlockUse::Free,
+            1 => BlockUse::Held(0),
+            _ => BlockUse::Shared,
+        };
+        let mut blocks: Vec<BlockUse> = (1..=pool.num_blocks() as u32).map(state).collect();
+        let queued = self.running.iter().copied().chain(self.waiting.iter());
+        let mut requests = Vec::new();
+        for (number, index) in queued.chain(self.kept.holding().copied()).enumerate() {
+            let request = self.request(index);
+            for table in &request.blocks.tables {
+                for block in table {
+                    if let Some(state @ BlockUse::Held(_)) = (block.0 as usize).checked_sub(1).and_then(|i| blocks.get_mut(i)) {
+                        *state = BlockUse::Held(number as u32);
+                    }
+                }
+            }
+            requests.push(RequestView {
+                id: request.id,
+                status: request.status,
+                num_tokens: request.num_tokens(),
+                num_prompt_tokens: request.num_prompt_tokens,
+                num_cached_tokens: request.num_cached_tokens.unwrap_or(0),
+                num_computed_tokens: request.num_computed_tokens,
+                num_blocks: request.blocks.num_held_blocks(),
+                preemptions: request.standing.cost.preemptions,
+            });
+        }
+        PoolSnapshot { stats: self.stats(), blocks, requests }
     }
 
     /// Forgets every cached prefix. What running requests computed so far is not shared any more. A tier is let go of: it is

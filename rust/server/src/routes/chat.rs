@@ -38,12 +38,8 @@ pub async fn create(
     let running = start(&app, &caller, generation).await?;
     let delivery = running.delivery.clone();
     if delivery.stream {
-        let frames = ChatFrames {
-            envelope,
-            wants_logprobs: running.wants_logprobs,
-            has_begun: vec![false; running.n_choices],
-            delivery,
-        };
+        let frames =
+            ChatFrames { envelope, wants_logprobs: running.wants_logprobs, has_begun: vec![false; running.n_choices], delivery };
         return Ok(respond(&app, running, frames));
     }
     let mut usage = Usage::default();
@@ -102,10 +98,7 @@ impl Frames for ChatFrames {
                     let delta = Delta { role: None, content: Some(stop.clone()) };
                     self.chunk(out, ChunkChoice { delta, ..empty(index) });
                 }
-                self.chunk(
-                    out,
-                    ChunkChoice { finish_reason: Some(reason.as_str()), stop_reason: stop_sequence, ..empty(index) },
-                );
+                self.chunk(out, ChunkChoice { finish_reason: Some(reason.as_str()), stop_reason: stop_sequence, ..empty(index) });
                 false
             }
             OutputEvent::Vector { .. } => false,

@@ -53,9 +53,8 @@ pub async fn create(
     let mut choices = Vec::new();
     for (number, completion) in collect(running).await?.into_iter().enumerate() {
         usage.add(&completion.usage);
-        let of = |choice: engine::CompletionChoice| {
-            TextChoice::new(number * n_choices + choice.index, choice, delivery.include_stop)
-        };
+        let of =
+            |choice: engine::CompletionChoice| TextChoice::new(number * n_choices + choice.index, choice, delivery.include_stop);
         choices.extend(completion.choices.into_iter().map(of));
     }
     Ok(axum::Json(envelope.answer("text_completion", choices, Some(Some(usage)))).into_response())

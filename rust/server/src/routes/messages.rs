@@ -89,7 +89,8 @@ impl Frames for MessageFrames {
             OutputEvent::Delta { text, .. } => {
                 if !text.is_empty() {
                     self.begin(out);
-                    let delta = json!({ "type": "content_block_delta", "index": 0, "delta": { "type": "text_delta", "text": text } });
+                    let delta =
+                        json!({ "type": "content_block_delta", "index": 0, "delta": { "type": "text_delta", "text": text } });
                     named(out, "content_block_delta", &delta);
                 }
                 false

@@ -1,12 +1,17 @@
 //! The routes, and what all of them have in common.
 
+mod admin;
 mod chat;
 mod completions;
 mod messages;
 mod models;
+mod openapi;
 mod responses;
 mod status;
 mod text;
+mod ui;
+
+pub use ui::Watch;
 
 use std::{
     panic::AssertUnwindSafe,
@@ -21,7 +26,7 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
-    routing::{get, post},
+    routing::{any, get, post},
 };
 use bytes::Bytes;
 use engine::EngineError;
@@ -68,6 +73,22 @@ pub fn router(app: &Arc<App>) -> Router {
         .route("/ready", get(status::ready))
         .route("/version", get(status::version))
         .route("/v1/system/info", get(status::system_info));
+    router = router
+        .route("/openapi.json", get(openapi::document))
+        .route("/docs", get(openapi::page))
+        .route("/admin/pause", post(admin::pause))
+        .route("/admin/resume", post(admin::resume))
+        .route("/admin/drain", post(admin::drain));
+    for path in admin::PLANNED {
+        router = router.route(path, any(admin::planned));
+    }
+    if app.config.ui {
+        router = router
+            .route("/ui", get(ui::page))
+            .route("/ui/", get(ui::page))
+            .route("/ui/assets/{name}", get(ui::asset))
+            .route("/ui/events", get(ui::events));
+    }
     if app.config.metrics {
         router = router.route("/metrics", get(status::metrics));
     }
@@ -131,8 +152,7 @@ async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -
     app.metrics.http_ends(method.as_str(), &pattern, status, started.elapsed().as_secs_f64());
     let is_check = matches!(path.as_str(), "/health" | "/live" | "/ready" | "/ping" | "/metrics");
     if !is_check || app.config.access_log_health {
-        let line =
-            Line { method: method.as_str(), path: &path, status, request_id: &id, tenant: tenant.as_deref(), started };
+        let line = Line { method: method.as_str(), path: &path, status, request_id: &id, tenant: tenant.as_deref(), started };
         line.write(app.config.access_log);
     }
     response
