@@ -1,0 +1,120 @@
+"""The `serve` command: the HTTP server over one model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from mistral_paged import Runner, _core, flags
+
+STATUSES = {"drained": 0, "interrupted": 130, "forced": 143}
+KINDS = ("auto", "text")
+"""What the mirrored command says of the model; others are not served."""
+OTHER_KINDS = ("multimodal", "diffusion", "speech", "embedding")
+
+
+def add(command: argparse.ArgumentParser) -> None:
+    """Arguments of `serve`."""
+    command.description = "Serves a model over HTTP: OpenAI's and Anthropic's interfaces, metrics, and a page at /ui."
+    command.add_argument("kind", nargs="?", default="auto", choices=(*KINDS, *OTHER_KINDS), metavar="KIND", help="auto or text")
+    flags.add(command, "server", flags.SERVER)
+    flags.add(command, "model", flags.MODEL)
+    flags.add(command, "runtime", flags.RUNTIME)
+    flags.add(command, "paged attention", flags.PAGED)
+
+
+def keys(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The keys that clients must have: of flags, of the environment and of a file."""
+    given = [*(options.api_key or []), *filter(None, [os.environ.get("MISTRAL_PAGED_API_KEY")])]
+    found: list[dict[str, Any]] = [{"key": key, "admin": True} for key in given]
+    if options.api_keys is not None:
+        found += read_keys(Path(options.api_keys))
+    return found
+
+
+def read_keys(path: Path) -> list[dict[str, Any]]:
+    """The `[[keys]]` of a TOML file, each with `key` and perhaps `tenant` and `admin`."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        raise ValueError("--api-keys needs Python 3.11 or later; give keys with --api-key")
+    try:
+        content = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"--api-keys: {path} cannot be read: {error}") from None
+    entries = content.pop("keys", None)
+    if content or not isinstance(entries, list) or not entries:
+        raise ValueError(f"--api-keys: {path} must have [[keys]] and nothing else, each with key, and perhaps tenant and admin")
+    for entry in entries:
+        unknown = set(entry) - {"key", "tenant", "admin"} if isinstance(entry, dict) else {"an entry that is no table"}
+        if unknown or not isinstance(entry.get("key"), str):
+            raise ValueError(f"--api-keys: {path}: each of [[keys]] has key, and perhaps tenant and admin; found {sorted(unknown)}")
+    return entries
+
+
+def settings(options: argparse.Namespace, model_id: str) -> dict[str, Any]:
+    """The server's settings."""
+    access_log = "off" if options.disable_access_log else options.access_log_format
+    return {
+        "host": options.host,
+        "port": options.port,
+        "model_id": model_id,
+        "served_model_names": options.served_model_name or [],
+        "keys": keys(options),
+        "max_seqs": options.max_seqs,
+        "max_queued": options.max_queued,
+        "max_body_bytes": options.max_body_mb << 20,
+        "max_connections": options.max_connections,
+        "request_timeout": options.request_timeout,
+        "shutdown_timeout": options.shutdown_timeout,
+        "keep_alive_ms": int(os.environ.get("KEEP_ALIVE_INTERVAL", "10000")),
+        "cors_origins": options.cors_origin or [],
+        "access_log": access_log,
+        "access_log_health": options.access_log_health,
+        "ui": not options.no_ui,
+        "metrics": not options.disable_metrics,
+        "system": _core.survey(),
+    }
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuses what cannot be served, before a model is loaded."""
+    if options.kind not in KINDS:
+        raise ValueError(f"a model of the kind '{options.kind}' cannot be served yet; text models can")
+    limits = {
+        "--port": (options.port, 0, 65535),
+        "--max-queued": (options.max_queued, 0, 1 << 20),
+        "--max-body-mb": (options.max_body_mb, 1, 1024),
+        "--max-connections": (options.max_connections, 1, 1 << 20),
+        "--shutdown-timeout": (options.shutdown_timeout, 0, 86400),
+    }
+    for name, (value, least, most) in limits.items():
+        if not least <= value <= most:
+            raise ValueError(f"{name} is {value}; it must be from {least} to {most}")
+    if options.request_timeout is not None and not 0 < options.request_timeout < float("inf"):
+        raise ValueError(f"--request-timeout is {options.request_timeout}; it must be seconds above 0")
+
+
+def serve(options: argparse.Namespace, runner: Runner, model_id: str) -> int:
+    """Serves until a signal ends it; the exit status."""
+    config = settings(options, model_id)
+    if not config["keys"] and options.host not in ("127.0.0.1", "localhost", "::1") and not options.host.startswith("unix:"):
+        print(f"warning: anyone who reaches {options.host} can use the server; --api-key guards it", file=sys.stderr)
+
+    def listening(address: str) -> None:
+        print(f"serving {model_id} at {address}/v1", file=sys.stderr)
+        if config["ui"] and address.startswith("http"):
+            print(f"the page is at {address}/ui", file=sys.stderr)
+        sys.stderr.flush()
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return STATUSES[_core.serve(runner, json.dumps(config), listening)]
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
