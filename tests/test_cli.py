@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import GOLDEN
@@ -64,21 +67,124 @@ def test_a_folder_with_nothing_but_a_gguf(tmp_path: Path) -> None:
     assert "other.gguf" in several.stderr
 
 
-def test_sampling_left_out_is_that_of_the_mirrored_command() -> None:
-    options = cli.build_parser().parse_args(["run"])
-    assert (options.temperature, options.top_k, options.top_p, options.min_p) == (0.8, 40, 0.95, 0.05)
-    given = ["--temperature", "0.8", "--top-k", "40", "--top-p", "0.95", "--min-p", "0.05"]
-    same, explicit, other = (
-        run("run", "-m", MODEL, "-i", "Hi", "--max-tokens", "12", "--seed", "3", *flags).stdout
-        for flags in ([], given, ["--temperature", "0.1", "--top-k", "0", "--min-p", "0"])
+def copied(folder: Path, **generation_config: Any) -> str:
+    """The model with a generation_config.json of its own."""
+    shutil.copytree(MODEL, folder / "model")
+    (folder / "model" / "generation_config.json").write_text(json.dumps(generation_config))
+    return str(folder / "model")
+
+
+def answer(model: str, *flags: str) -> str:
+    done = run("run", "-m", model, "-i", "Hi", "--max-tokens", "12", "--seed", "3", "--dtype", "f32", *flags)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_sampling_left_out_is_gentle_where_the_model_says_nothing(tmp_path: Path) -> None:
+    silent = copied(tmp_path)
+    gentle = ["--temperature", "0.1", "--top-k", "40", "--top-p", "0.5", "--min-p", "0.05"]
+    gentle += ["--repetition-penalty", "1.1"]
+    assert answer(silent) == answer(silent, *gentle) != answer(silent, "--temperature", "1.5", "--min-p", "0", "--top-p", "1")
+
+
+def test_sampling_left_out_is_the_models_own(tmp_path: Path) -> None:
+    wild = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+    model = copied(tmp_path, **wild, do_sample=True)
+    flags = [text for name, value in wild.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    assert answer(model) == answer(model, *flags) != answer(model, "--temperature", "0.2")
+
+
+def test_an_answer_without_max_tokens_ends_and_says_that_it_was_cut() -> None:
+    done = run("run", "-m", MODEL, "-i", "Hello", "--temperature", "0", "--max-tokens", "3")
+    assert "(cut after 3 tokens; --max-tokens N allows more)" in done.stderr
+    assert cli.build_parser().parse_args(["run"]).max_tokens == 512
+    done = run("run", "-m", MODEL, "-i", "Hello", "--temperature", "0", "--max-tokens", "400", "--pa-context-len", "32")
+    assert "(cut: prompt and answer fill the model's context, or the KV pool)" in done.stderr
+
+
+def shell(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command as `$C run -m $M -i Hi` in bash, and tells the statuses of the pipe."""
+    environment = {**os.environ, "C": str(COMMAND), "M": MODEL, **variables}
+    script = f"set -o pipefail; {script}; echo status ${{PIPESTATUS[@]}} >&2"
+    return subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("command", ['"$C" run -m "$M" -i Hi --max-tokens 300', '"$C" doctor'])
+def test_a_reader_that_leaves_ends_the_command_without_a_traceback(command: str) -> None:
+    done = shell(f"{command} | true")
+    assert "status 141 0" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
+
+
+def test_help_for_a_reader_that_leaves_is_no_error() -> None:
+    done = shell('"$C" run --help | true')
+    # Some versions of argparse keep to themselves that nobody reads.
+    assert done.stderr in ("status 0 0\n", "status 141 0\n")
+
+
+@pytest.mark.parametrize(("where", "message"), [(">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")])
+@pytest.mark.parametrize("command", ['"$C" run -m "$M" -i Hi --max-tokens 4', '"$C" doctor'])
+def test_output_that_cannot_be_written_is_an_error(command: str, where: str, message: str) -> None:
+    done = shell(f"{command} {where}")
+    assert "status 1\n" in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "rror" in line]
+    assert line.startswith("error: ")
+    assert message in line
+
+
+@pytest.mark.parametrize("where", ["2>&-", "2>/dev/full", "<&-"])
+def test_an_answer_needs_neither_input_nor_a_place_for_figures(where: str) -> None:
+    done = shell(f'"$C" run -m "$M" -i Hi --max-tokens 4 --temperature 0 --dtype f32 {where}')
+    assert done.stdout.strip() == answer(MODEL, "--max-tokens", "4", "--temperature", "0").strip()
+    assert "Traceback" not in done.stderr
+    assert "status 0" in done.stderr
+
+
+def test_a_chat_without_input_ends() -> None:
+    assert "status 0" in shell('"$C" run -m "$M" <&-').stderr
+
+
+def test_an_ascii_terminal_gets_every_answer(tmp_path: Path) -> None:
+    options = {"PYTHONIOENCODING": "ascii"}
+    done = shell('"$C" run -m "$M" -i Hi --max-tokens 300 --temperature 1.5 --seed 1 --min-p 0', **options)
+    assert "status 0" in done.stderr, done.stderr
+    assert "\\u" in done.stdout or "\\x" in done.stdout, "the answer has no character beyond ASCII, so nothing was tried"
+
+
+def test_a_chat_through_pipes_has_no_prompts_and_a_bad_line_does_not_end_it() -> None:
+    done = subprocess.run(
+        [str(COMMAND), "run", "-m", MODEL, "--max-tokens", "4", "--temperature", "0", "--dtype", "f32"],
+        input=b"\xff\xfe\nHi\n",
+        capture_output=True,
+        timeout=60,
+        check=False,
     )
-    assert same == explicit != other
+    assert done.returncode == 0
+    assert b"is not Unicode text" in done.stderr
+    assert b"Chat with the model" not in done.stderr
+    assert done.stdout.decode() == answer(MODEL, "--max-tokens", "4", "--temperature", "0")
+
+
+def test_the_package_is_a_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mistral_paged", "--version"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, f"mistral-paged {__version__}\n")
 
 
 def test_the_default_model_answers() -> None:
     done = run("run", "-i", "What is the capital of France?", "--max-tokens", "16", "--temperature", "0", "--pa-memory-mb", "256")
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
+
+
+@pytest.mark.parametrize("seed", ["1", "2", "3"])
+def test_the_default_model_does_not_ramble(seed: str) -> None:
+    done = run("run", "-i", "What is the capital of France?", "--seed", seed, "--pa-memory-mb", "256")
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+    assert len(done.stdout) < 200
 
 
 def test_interactive_chat() -> None:

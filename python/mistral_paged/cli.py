@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from mistral_paged import (
     Architecture,
@@ -20,6 +21,7 @@ from mistral_paged import (
 )
 from mistral_paged import doctor as doctor_report
 from mistral_paged import memory as memory_experiment
+from mistral_paged.console import Lines, guarded, note
 from mistral_paged.default_model import default_model
 from mistral_paged.exceptions import MistralPagedError
 from mistral_paged.hub import find_local
@@ -47,6 +49,9 @@ ARCHITECTURES = {
     "smollm3": Architecture.SmolLm3,
     "starcoder2": Architecture.Starcoder2,
 }
+SAMPLING = {"temperature": 0.1, "top_p": 0.5, "top_k": 40, "min_p": 0.05, "repetition_penalty": 1.1}
+"""Where neither a flag nor the model's generation_config.json says anything: gentle enough for a small model."""
+MAX_TOKENS = 512
 CHAT_HELP = """\
 /help              this text
 /exit              leave (or Ctrl-D)
@@ -59,15 +64,23 @@ Ctrl-C stops an answer."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit status: 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C."""
+    """Runs the command line and returns the exit status.
+
+    0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C, 141 when the reader of the output has left.
+    """
+    return guarded(lambda: handle(argv))
+
+
+def handle(argv: Sequence[str] | None) -> int:
+    """Runs the command line over open streams."""
     options = build_parser().parse_args(argv)
     try:
         options.handler(options)
     except KeyboardInterrupt:
-        print(file=sys.stderr)
+        note("")
         return 130
     except (ValueError, NotImplementedError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        note(f"error: {error}")
         return 1
     return 0
 
@@ -137,19 +150,26 @@ def add_run(command: argparse.ArgumentParser) -> None:
     request = command.add_argument_group("request")
     request.add_argument("-i", "--input", metavar="TEXT", help="answer this and leave")
     request.add_argument("--system", metavar="TEXT", help="system message")
-    request.add_argument("--max-tokens", type=int, help="tokens of an answer at most")
-    request.add_argument("--temperature", type=float, default=0.8, help="0 is greedy; default %(default)s")
     request.add_argument(
-        "--top-p", type=float, default=0.95, help="the likeliest tokens of that probability together; default %(default)s"
+        "--max-tokens", type=int, default=MAX_TOKENS, metavar="N", help="tokens of an answer at most; default %(default)s"
     )
-    request.add_argument("--top-k", type=int, default=40, help="so many of the likeliest tokens, 0 for all; default %(default)s")
-    request.add_argument(
-        "--min-p", type=float, default=0.05, help="tokens of that share of the likeliest's probability; default %(default)s"
+    sampling = command.add_argument_group(
+        "sampling", "What is left out follows the model's generation_config.json, where it says anything, else the default."
     )
-    request.add_argument("--presence-penalty", type=float)
-    request.add_argument("--frequency-penalty", type=float)
-    request.add_argument("--repetition-penalty", type=float)
-    request.add_argument("--seed", type=int, help="the same seed gives the same answer")
+    sampling.add_argument("--temperature", type=float, help=f"0 is greedy; default {SAMPLING['temperature']}")
+    sampling.add_argument(
+        "--top-p", type=float, help=f"the likeliest tokens of that probability together; default {SAMPLING['top_p']}"
+    )
+    sampling.add_argument("--top-k", type=int, help=f"so many of the likeliest tokens, 0 for all; default {SAMPLING['top_k']}")
+    sampling.add_argument(
+        "--min-p", type=float, help=f"tokens of that share of the likeliest's probability; default {SAMPLING['min_p']}"
+    )
+    sampling.add_argument("--presence-penalty", type=float, help="from -2 to 2; 0 is off")
+    sampling.add_argument("--frequency-penalty", type=float, help="from -2 to 2; 0 is off")
+    sampling.add_argument(
+        "--repetition-penalty", type=float, help=f"above 1: repeats less; default {SAMPLING['repetition_penalty']}"
+    )
+    sampling.add_argument("--seed", type=int, help="the same seed gives the same answer")
 
 
 def add_memory(command: argparse.ArgumentParser) -> None:
@@ -201,15 +221,17 @@ def run(options: argparse.Namespace) -> None:
     runner = load(options)
     chat = Chat(runner, options)
     if options.input is not None:
-        usage = chat.answer(options.input)
-        print(describe(usage), file=sys.stderr)
+        note(chat.answer(options.input))
         return
-    print("Chat with the model; /help lists the commands.", file=sys.stderr)
+    lines = Lines()
+    if lines.interactive:
+        note("Chat with the model; /help lists the commands.")
     while True:
         try:
-            text = input("> ").strip()
+            text = lines.read().strip()
         except EOFError:
-            print(file=sys.stderr)
+            if lines.interactive:
+                note("")
             return
         if text == "/exit":
             return
@@ -217,15 +239,13 @@ def run(options: argparse.Namespace) -> None:
             chat.command(text)
         elif text:
             try:
-                usage = chat.answer(text)
+                note(chat.answer(text))
             except KeyboardInterrupt:
                 chat.forget_last()
-                print("\n(stopped)", file=sys.stderr)
+                note("\n(stopped)")
             except ValueError as error:
                 chat.forget_last()
-                print(f"error: {error}", file=sys.stderr)
-            else:
-                print(describe(usage), file=sys.stderr)
+                note(f"error: {error}")
 
 
 def load(options: argparse.Namespace) -> Runner:
@@ -301,6 +321,7 @@ class Chat:
         self.runner = runner
         self.options = options
         self.messages: list[dict[str, str]] = []
+        self.model = runner.generation_config()
         self.clear()
 
     def clear(self) -> None:
@@ -312,34 +333,39 @@ class Chat:
         """Drops a question that was not answered."""
         self.messages.pop()
 
-    def answer(self, text: str) -> Usage | None:
-        """Streams the answer to standard output and remembers it."""
+    def sampling(self, name: str) -> Any:
+        """What a flag says; None where the model says something; else the default."""
+        given = getattr(self.options, name)
+        return SAMPLING[name] if given is None and self.model[name] is None else given
+
+    def answer(self, text: str) -> str:
+        """Streams the answer to standard output and remembers it; lines about how it ended and what it used."""
         self.messages.append({"role": "user", "content": text})
         options = self.options
         request = ChatCompletionRequest(
             self.messages,
             "default",
             max_tokens=options.max_tokens,
-            temperature=options.temperature,
-            top_p=options.top_p,
-            top_k=options.top_k,
-            min_p=options.min_p,
+            temperature=self.sampling("temperature"),
+            top_p=self.sampling("top_p"),
+            top_k=self.sampling("top_k"),
+            min_p=self.sampling("min_p"),
             presence_penalty=options.presence_penalty,
             frequency_penalty=options.frequency_penalty,
-            repetition_penalty=options.repetition_penalty,
+            repetition_penalty=self.sampling("repetition_penalty"),
             seed=options.seed,
             stream=True,
         )
         parts = []
-        usage = None
+        reason = usage = None
         for chunk in self.runner.send_chat_completion_request(request):
             part = chunk.choices[0].delta.content or ""
             parts.append(part)
             print(part, end="", flush=True)
-            usage = chunk.usage
+            reason, usage = chunk.choices[0].finish_reason, chunk.usage
         print()
         self.messages.append({"role": "assistant", "content": "".join(parts)})
-        return usage
+        return describe_cut(reason, usage, options.max_tokens) + describe(usage)
 
     def command(self, line: str) -> None:
         """Runs a slash command; an unknown one, or a wrong value, says what would work."""
@@ -350,7 +376,7 @@ class Chat:
             "/topp": ("top_p", float),
         }
         if name == "/help":
-            print(CHAT_HELP, file=sys.stderr)
+            note(CHAT_HELP)
         elif name == "/clear":
             self.clear()
         elif name == "/system":
@@ -361,9 +387,9 @@ class Chat:
             try:
                 setattr(self.options, attribute, convert(value))
             except ValueError:
-                print(f"error: {name} takes a number, got {value!r}", file=sys.stderr)
+                note(f"error: {name} takes a number, got {value!r}")
         else:
-            print(f"error: unknown command {name}; /help lists the commands", file=sys.stderr)
+            note(f"error: unknown command {name}; /help lists the commands")
 
 
 class ProgressBar:
@@ -387,6 +413,15 @@ class ProgressBar:
             full = self.WIDTH * done // total
             bar = "#" * full + "." * (self.WIDTH - full)
             print(f"\rloading [{bar}] {done >> 20}/{total >> 20} MB", end="", file=sys.stderr, flush=True)
+
+
+def describe_cut(reason: str | None, usage: Usage | None, max_tokens: int) -> str:
+    """A line that says so when an answer was cut."""
+    if reason != "length":
+        return ""
+    if usage is not None and usage.completion_tokens >= max_tokens:
+        return f"(cut after {max_tokens} tokens; --max-tokens N allows more)\n"
+    return "(cut: prompt and answer fill the model's context, or the KV pool)\n"
 
 
 def describe(usage: Usage | None) -> str:
