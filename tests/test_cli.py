@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import pty
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import GOLDEN
 
-from mistral_paged import __version__, cli
+from mistral_paged import ChatCompletionChunkResponse, ChatCompletionRequest, ChunkChoice, Delta, __version__, cli
 
 MODEL = str(GOLDEN / "text" / "llama")
 COMMAND = Path(sys.executable).with_name("mistral-paged")
@@ -205,7 +208,104 @@ def test_interactive_chat() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("generated at") == 2
     assert "unknown command /nonsense" in done.stderr
-    assert "/topp takes a number, got 'much'" in done.stderr
+    assert "/topp takes a number above 0 and at most 1, got 'much'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/temperature -1", "error: /temperature takes a number, 0 or more, got '-1'"),
+        ("/temperature", "error: /temperature takes a number, 0 or more, got ''"),
+        ("/temperature inf", "error: /temperature takes a number, 0 or more, got 'inf'"),
+        ("/temperature nan", "error: /temperature takes a number, 0 or more, got 'nan'"),
+        ("/topk -1", "error: /topk takes a whole number, 0 (off) or more, got '-1'"),
+        ("/topk 0.5", "error: /topk takes a whole number, 0 (off) or more, got '0.5'"),
+        ("/topp 0", "error: /topp takes a number above 0 and at most 1, got '0'"),
+        ("/clear all", "error: /clear takes no value, got 'all'"),
+    ],
+)
+def test_a_command_of_the_chat_checks_its_value_at_once(line: str, message: str) -> None:
+    chat = cli.Chat(Interrupted(3), cli.build_parser().parse_args(["run"]))
+    before = vars(chat.options).copy()
+    notes: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "note", notes.append)
+        chat.command(line)
+    assert notes == [message]
+    assert vars(chat.options) == before
+
+
+class Interrupted:
+    """A runner whose answers are stopped by Ctrl-C after so many parts."""
+
+    def __init__(self, parts: int) -> None:
+        self.parts = parts
+        self.asked: list[Any] = []
+
+    def generation_config(self) -> dict[str, None]:
+        return dict.fromkeys(cli.SAMPLING)
+
+    def send_chat_completion_request(self, request: ChatCompletionRequest) -> Iterator[ChatCompletionChunkResponse]:
+        self.asked.append(request.messages)
+        for index in range(self.parts):
+            choice = ChunkChoice(None, 0, Delta(f"{index} ", "assistant", None, None), None, None, None)
+            yield ChatCompletionChunkResponse("0", [choice], 0, "m", "local", "chat.completion.chunk", None)
+        raise KeyboardInterrupt
+
+
+def test_a_stopped_answer_stays_in_the_conversation(capsys: pytest.CaptureFixture[str]) -> None:
+    runner = Interrupted(2)
+    chat = cli.Chat(runner, cli.build_parser().parse_args(["run"]))
+    for question in ("first", "second"):
+        with pytest.raises(KeyboardInterrupt):
+            chat.answer(question)
+    assert capsys.readouterr().out == "0 1 0 1 "
+    assert runner.asked[1] == [
+        {"role": "user", "content": "first"},
+        {"role": "assistant", "content": "0 1 "},
+        {"role": "user", "content": "second"},
+    ]
+    runner.parts = 0
+    with pytest.raises(KeyboardInterrupt):
+        chat.answer("third")
+    assert [message["content"] for message in chat.messages] == ["first", "0 1 ", "second", "0 1 "]
+
+
+def type_into_a_chat(keys: list[str], **variables: str) -> str:
+    """What a chat on a terminal shows; the next keys are typed once it waits for them."""
+    main, terminal = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", **variables}
+    arguments = [str(COMMAND), "run", "-m", MODEL, "--max-tokens", "4"]
+    chat = subprocess.Popen(arguments, stdin=terminal, stdout=terminal, stderr=terminal, env=environment)
+    os.close(terminal)
+    shown = ""
+    prompts = 0
+    try:
+        while chunk := os.read(main, 4096).decode(errors="replace"):
+            shown += chunk
+            if keys and shown.count("> ") > prompts:
+                prompts = shown.count("> ")
+                os.write(main, keys.pop(0).encode())
+    except OSError:
+        pass  # the terminal is gone with the process
+    finally:
+        os.close(main)
+        assert chat.wait(timeout=60) == 0, shown
+    return shown
+
+
+@pytest.mark.skipif(importlib.util.find_spec("readline") is None, reason="this Python has no readline")
+def test_a_chat_on_a_terminal_has_editing_and_a_history(tmp_path: Path) -> None:
+    home = {"XDG_STATE_HOME": str(tmp_path)}
+    shown = type_into_a_chat(["Hello Wxrld\x1b[D\x1b[D\x1b[D\x7fo\r", "\x04"], **home)
+    assert "Chat with the model" in shown
+    history = tmp_path / "mistral-paged" / "history"
+    assert history.read_text() == "Hello World\n"
+    assert history.stat().st_mode & 0o777 == 0o600
+    shown = type_into_a_chat(["\x1b[A\r", "/exit\r"], **home)
+    assert "Hello World" in shown
+    assert history.read_text() == "Hello World\n/exit\n"
+    assert history.stat().st_mode & 0o777 == 0o600
 
 
 def test_chat_ends_with_its_input() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -52,6 +53,12 @@ ARCHITECTURES = {
 SAMPLING = {"temperature": 0.1, "top_p": 0.5, "top_k": 40, "min_p": 0.05, "repetition_penalty": 1.1}
 """Where neither a flag nor the model's generation_config.json says anything: gentle enough for a small model."""
 MAX_TOKENS = 512
+SETTINGS: dict[str, tuple[str, Callable[[str], float], Callable[[float], bool], str]] = {
+    "/temperature": ("temperature", float, lambda number: 0 <= number < math.inf, "a number, 0 or more"),
+    "/topk": ("top_k", int, lambda number: 0 <= number < 2**63, "a whole number, 0 (off) or more"),
+    "/topp": ("top_p", float, lambda number: 0 < number <= 1, "a number above 0 and at most 1"),
+}
+"""Commands of the chat that set a field: the field, its type, what it can be, and that in words."""
 CHAT_HELP = """\
 /help              this text
 /exit              leave (or Ctrl-D)
@@ -60,7 +67,7 @@ CHAT_HELP = """\
 /temperature X     0 is greedy
 /topk N            the N likeliest tokens
 /topp P            the likeliest tokens that have probability P together
-Ctrl-C stops an answer."""
+Ctrl-C stops an answer; what there is of it stays in the conversation."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -241,10 +248,8 @@ def run(options: argparse.Namespace) -> None:
             try:
                 note(chat.answer(text))
             except KeyboardInterrupt:
-                chat.forget_last()
                 note("\n(stopped)")
             except ValueError as error:
-                chat.forget_last()
                 note(f"error: {error}")
 
 
@@ -329,21 +334,21 @@ class Chat:
         system = self.options.system
         self.messages = [] if system is None else [{"role": "system", "content": system}]
 
-    def forget_last(self) -> None:
-        """Drops a question that was not answered."""
-        self.messages.pop()
-
     def sampling(self, name: str) -> Any:
         """What a flag says; None where the model says something; else the default."""
         given = getattr(self.options, name)
         return SAMPLING[name] if given is None and self.model[name] is None else given
 
     def answer(self, text: str) -> str:
-        """Streams the answer to standard output and remembers it; lines about how it ended and what it used."""
-        self.messages.append({"role": "user", "content": text})
+        """Streams the answer to standard output and remembers it; lines about how it ended and what it used.
+
+        Of an answer that is stopped, question and text stay in the conversation; a question without any text of an answer does
+        not.
+        """
+        question = {"role": "user", "content": text}
         options = self.options
         request = ChatCompletionRequest(
-            self.messages,
+            [*self.messages, question],
             "default",
             max_tokens=options.max_tokens,
             temperature=self.sampling("temperature"),
@@ -358,36 +363,42 @@ class Chat:
         )
         parts = []
         reason = usage = None
-        for chunk in self.runner.send_chat_completion_request(request):
-            part = chunk.choices[0].delta.content or ""
-            parts.append(part)
-            print(part, end="", flush=True)
-            reason, usage = chunk.choices[0].finish_reason, chunk.usage
-        print()
-        self.messages.append({"role": "assistant", "content": "".join(parts)})
+        try:
+            for chunk in self.runner.send_chat_completion_request(request):
+                part = chunk.choices[0].delta.content or ""
+                parts.append(part)
+                print(part, end="", flush=True)
+                reason, usage = chunk.choices[0].finish_reason, chunk.usage
+            print()
+        finally:
+            said = "".join(parts)
+            if said or reason is not None:
+                self.messages += [question, {"role": "assistant", "content": said}]
         return describe_cut(reason, usage, options.max_tokens) + describe(usage)
 
     def command(self, line: str) -> None:
         """Runs a slash command; an unknown one, or a wrong value, says what would work."""
         name, _, value = line.partition(" ")
-        settings: dict[str, tuple[str, Callable[[str], float]]] = {
-            "/temperature": ("temperature", float),
-            "/topk": ("top_k", int),
-            "/topp": ("top_p", float),
-        }
-        if name == "/help":
+        value = value.strip()
+        if name in ("/help", "/clear") and value:
+            note(f"error: {name} takes no value, got {value!r}")
+        elif name == "/help":
             note(CHAT_HELP)
         elif name == "/clear":
             self.clear()
         elif name == "/system":
-            self.options.system = value.strip() or None
+            self.options.system = value or None
             self.clear()
-        elif name in settings:
-            attribute, convert = settings[name]
+        elif name in SETTINGS:
+            attribute, convert, allows, allowed = SETTINGS[name]
             try:
-                setattr(self.options, attribute, convert(value))
+                number = convert(value)
             except ValueError:
-                note(f"error: {name} takes a number, got {value!r}")
+                number = math.nan
+            if allows(number):
+                setattr(self.options, attribute, number)
+            else:
+                note(f"error: {name} takes {allowed}, got {value!r}")
         else:
             note(f"error: unknown command {name}; /help lists the commands")
 

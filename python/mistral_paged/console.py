@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Literal, TextIO
 
 CLOSED_BY_READER = 141
@@ -65,16 +67,21 @@ def _discard_output() -> None:
 
 
 class Lines:
-    """The lines that somebody types, or that a pipe gives. A prompt goes to a terminal only."""
+    """The lines that somebody types, with editing and a history, or that a pipe gives. A prompt goes to a terminal only."""
 
     PROMPT = "> "
+    HISTORY = 1000
+    """Lines of the history that are kept."""
 
     def __init__(self) -> None:
         self.interactive = sys.stdin.isatty()
+        self.edited = self.interactive and sys.stdout.isatty()
+        if self.edited:
+            _keep_history(_state_folder() / "history", self.HISTORY)
 
     def read(self) -> str:
         """The next line; `EOFError` at the end."""
-        if self.interactive and sys.stdout.isatty():
+        if self.edited:
             return input(self.PROMPT)
         if self.interactive and sys.stderr.isatty():
             print(self.PROMPT, end="", file=sys.stderr, flush=True)
@@ -82,3 +89,30 @@ class Lines:
         if not line:
             raise EOFError
         return line.rstrip("\n")
+
+
+def _state_folder() -> Path:
+    """Where the XDG Base Directory Specification has what programs keep."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    return Path(base if base.startswith("/") else "~/.local/state").expanduser() / "mistral-paged"
+
+
+def _keep_history(file: Path, length: int) -> None:
+    """Lets `input` edit lines and go back to earlier ones, those of earlier chats too; where that cannot be, it does not."""
+    try:
+        import readline
+    except ImportError:
+        return
+    with suppress(OSError):
+        readline.read_history_file(file)
+    readline.set_history_length(length)
+    readline.parse_and_bind("set enable-bracketed-paste on")
+
+    def save() -> None:
+        with suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            # What was asked is nobody else's.
+            file.touch(mode=0o600)
+            readline.write_history_file(file)
+
+    atexit.register(save)
