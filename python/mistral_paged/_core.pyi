@@ -3,9 +3,14 @@
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as AnySequence
 from os import PathLike
-from typing import Any, ClassVar, Literal, final, overload
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, final, overload
 
-from typing_extensions import Self, disjoint_base
+from typing_extensions import Self, TypeVar, disjoint_base
+
+from mistral_paged.aio import AsyncChatCompletionStreamer
+
+_object: TypeAlias = object
+_Stream = TypeVar("_Stream", bound=bool, default=bool, covariant=True)
 
 __all__ = [
     "Architecture",
@@ -191,6 +196,8 @@ class ToolChoice:
 
 @disjoint_base
 class Which:
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: object, /) -> bool: ...
     @final
     class Plain(Which):
         __match_args__: ClassVar[tuple[str, ...]]
@@ -341,8 +348,118 @@ class Which:
     @staticmethod
     def Speech(*args: Any, **kwargs: Any) -> Which: ...
 
+# Generic for type checkers alone: whether it is streamed decides what comes back.
 @final
-class ChatCompletionRequest:
+class ChatCompletionRequest(Generic[_Stream]):
+    @overload
+    def __new__(
+        cls,
+        messages: str | AnySequence[Mapping[str, Any]],
+        model: str,
+        logprobs: bool = False,
+        n_choices: int = 1,
+        logit_bias: Mapping[int, float] | None = None,
+        top_logprobs: int | None = None,
+        max_tokens: int | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        repetition_penalty: float | None = None,
+        stop_seqs: str | AnySequence[str] | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        stream: Literal[False] = False,
+        grammar: Any = None,
+        grammar_type: Any = None,
+        min_p: float | None = None,
+        tool_schemas: Any = None,
+        tool_choice: ToolChoice | None = None,
+        dry_multiplier: float | None = None,
+        dry_base: float | None = None,
+        dry_allowed_length: int | None = None,
+        dry_sequence_breakers: AnySequence[str] | None = None,
+        web_search_options: Any = None,
+        enable_thinking: bool | None = None,
+        truncate_sequence: bool = False,
+        reasoning_effort: str | None = None,
+        max_tool_rounds: Any = None,
+        tool_dispatch_url: Any = None,
+        enable_code_execution: bool = False,
+        enable_shell: bool = False,
+        shell_skills: Any = None,
+        agent_permission: Any = None,
+        agent_approval_callback: Any = None,
+        code_execution_permission: Any = None,
+        session_id: Any = None,
+        files: Any = None,
+        input_files: Any = None,
+        ignore_eos: bool = False,
+        *,
+        adapter: Any = None,
+        adapters: Any = None,
+        seed: int | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
+        public_messages: int = 0,
+        keep: bool = False,
+    ) -> ChatCompletionRequest[Literal[False]]: ...
+    @overload
+    def __new__(
+        cls,
+        messages: str | AnySequence[Mapping[str, Any]],
+        model: str,
+        logprobs: bool = False,
+        n_choices: int = 1,
+        logit_bias: Mapping[int, float] | None = None,
+        top_logprobs: int | None = None,
+        max_tokens: int | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        repetition_penalty: float | None = None,
+        stop_seqs: str | AnySequence[str] | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        *,
+        stream: Literal[True],
+        grammar: Any = None,
+        grammar_type: Any = None,
+        min_p: float | None = None,
+        tool_schemas: Any = None,
+        tool_choice: ToolChoice | None = None,
+        dry_multiplier: float | None = None,
+        dry_base: float | None = None,
+        dry_allowed_length: int | None = None,
+        dry_sequence_breakers: AnySequence[str] | None = None,
+        web_search_options: Any = None,
+        enable_thinking: bool | None = None,
+        truncate_sequence: bool = False,
+        reasoning_effort: str | None = None,
+        max_tool_rounds: Any = None,
+        tool_dispatch_url: Any = None,
+        enable_code_execution: bool = False,
+        enable_shell: bool = False,
+        shell_skills: Any = None,
+        agent_permission: Any = None,
+        agent_approval_callback: Any = None,
+        code_execution_permission: Any = None,
+        session_id: Any = None,
+        files: Any = None,
+        input_files: Any = None,
+        ignore_eos: bool = False,
+        adapter: Any = None,
+        adapters: Any = None,
+        seed: int | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
+        public_messages: int = 0,
+        keep: bool = False,
+    ) -> ChatCompletionRequest[Literal[True]]: ...
+    @overload
     def __new__(
         cls,
         messages: str | AnySequence[Mapping[str, Any]],
@@ -395,11 +512,73 @@ class ChatCompletionRequest:
         cache_salt: str | None = None,
         public_messages: int = 0,
         keep: bool = False,
-    ) -> Self: ...
+    ) -> ChatCompletionRequest[bool]: ...
+    @property
+    def messages(self) -> list[dict[str, Any]]: ...
     @property
     def model(self) -> str: ...
     @property
-    def stream(self) -> bool: ...
+    def stream(self) -> _Stream: ...
+    @property
+    def logprobs(self) -> bool: ...
+    @property
+    def n_choices(self) -> int: ...
+    @property
+    def logit_bias(self) -> dict[int, float] | None: ...
+    @property
+    def top_logprobs(self) -> int | None: ...
+    @property
+    def max_tokens(self) -> int | None: ...
+    @property
+    def presence_penalty(self) -> float | None: ...
+    @property
+    def frequency_penalty(self) -> float | None: ...
+    @property
+    def repetition_penalty(self) -> float | None: ...
+    @property
+    def stop_seqs(self) -> str | list[str] | None: ...
+    @property
+    def temperature(self) -> float | None: ...
+    @property
+    def top_p(self) -> float | None: ...
+    @property
+    def top_k(self) -> int | None: ...
+    @property
+    def min_p(self) -> float | None: ...
+    @property
+    def tool_choice(self) -> ToolChoice | None: ...
+    @property
+    def dry_multiplier(self) -> float | None: ...
+    @property
+    def dry_base(self) -> float | None: ...
+    @property
+    def dry_allowed_length(self) -> int | None: ...
+    @property
+    def dry_sequence_breakers(self) -> list[str] | None: ...
+    @property
+    def enable_thinking(self) -> bool | None: ...
+    @property
+    def truncate_sequence(self) -> bool: ...
+    @property
+    def reasoning_effort(self) -> str | None: ...
+    @property
+    def ignore_eos(self) -> bool: ...
+    @property
+    def seed(self) -> int | None: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def deadline(self) -> float | None: ...
+    @property
+    def tenant(self) -> str | None: ...
+    @property
+    def cache_salt(self) -> str | None: ...
+    @property
+    def public_messages(self) -> int: ...
+    @property
+    def keep(self) -> bool: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: object, /) -> bool: ...
 
 @final
 class CompletionRequest:
@@ -444,10 +623,75 @@ class CompletionRequest:
         keep: bool = False,
     ) -> Self: ...
     @property
+    def prompt(self) -> str | list[int]: ...
+    @property
     def model(self) -> str: ...
+    @property
+    def best_of(self) -> int | None: ...
+    @property
+    def echo_prompt(self) -> bool: ...
+    @property
+    def presence_penalty(self) -> float | None: ...
+    @property
+    def frequency_penalty(self) -> float | None: ...
+    @property
+    def repetition_penalty(self) -> float | None: ...
+    @property
+    def logit_bias(self) -> dict[int, float] | None: ...
+    @property
+    def max_tokens(self) -> int | None: ...
+    @property
+    def n_choices(self) -> int: ...
+    @property
+    def stop_seqs(self) -> str | list[str] | None: ...
+    @property
+    def temperature(self) -> float | None: ...
+    @property
+    def top_p(self) -> float | None: ...
+    @property
+    def suffix(self) -> str | None: ...
+    @property
+    def top_k(self) -> int | None: ...
+    @property
+    def min_p(self) -> float | None: ...
+    @property
+    def tool_choice(self) -> ToolChoice | None: ...
+    @property
+    def dry_multiplier(self) -> float | None: ...
+    @property
+    def dry_base(self) -> float | None: ...
+    @property
+    def dry_allowed_length(self) -> int | None: ...
+    @property
+    def dry_sequence_breakers(self) -> list[str] | None: ...
+    @property
+    def truncate_sequence(self) -> bool: ...
+    @property
+    def ignore_eos(self) -> bool: ...
+    @property
+    def logprobs(self) -> int | None: ...
+    @property
+    def seed(self) -> int | None: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def deadline(self) -> float | None: ...
+    @property
+    def tenant(self) -> str | None: ...
+    @property
+    def cache_salt(self) -> str | None: ...
+    @property
+    def public_prefix_len(self) -> int: ...
+    @property
+    def keep(self) -> bool: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: object, /) -> bool: ...
 
 @final
 class ChatCompletionResponse:
+    def __new__(
+        cls, id: str, choices: list[Choice], created: int, model: str, system_fingerprint: str, object: str, usage: Usage
+    ) -> Self: ...
     @property
     def id(self) -> str: ...
     @property
@@ -462,9 +706,22 @@ class ChatCompletionResponse:
     def object(self) -> str: ...
     @property
     def usage(self) -> Usage: ...
+    def to_json(self) -> str: ...
+    def to_dict(self) -> dict[str, Any]: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: _object, /) -> bool: ...
 
 @final
 class Choice:
+    def __new__(
+        cls,
+        finish_reason: str,
+        index: int,
+        message: ResponseMessage,
+        logprobs: Logprobs | None,
+        stop_sequence: str | None,
+        sequence: Sequence | None,
+    ) -> Self: ...
     @property
     def finish_reason(self) -> str: ...
     @property
@@ -477,9 +734,12 @@ class Choice:
     def stop_sequence(self) -> str | None: ...
     @property
     def sequence(self) -> Sequence | None: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: object, /) -> bool: ...
 
 @final
 class ResponseMessage:
+    def __new__(cls, content: str | None, role: str, tool_calls: list[str] | None, reasoning_content: str | None) -> Self: ...
     @property
     def content(self) -> str | None: ...
     @property
@@ -488,9 +748,26 @@ class ResponseMessage:
     def tool_calls(self) -> list[str] | None: ...
     @property
     def reasoning_content(self) -> str | None: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: object, /) -> bool: ...
 
 @final
 class Usage:
+    def __new__(
+        cls,
+        completion_tokens: int,
+        prompt_tokens: int,
+        total_tokens: int,
+        avg_tok_per_sec: float,
+        avg_prompt_tok_per_sec: float,
+        avg_compl_tok_per_sec: float,
+        total_time_sec: float,
+        total_prompt_time_sec: float,
+        total_completion_time_sec: float,
+        prompt_tokens_details: PromptTokensDetails | None,
+        preemptions: int,
+        recomputed_tokens: int,
+    ) -> Self: ...
     @property
     def completion_tokens(self) -> int: ...
     @property
@@ -515,21 +792,30 @@ class Usage:
     def preemptions(self) -> int: ...
     @property
     def recomputed_tokens(self) -> int: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: object, /) -> bool: ...
 
 @final
 class PromptTokensDetails:
+    def __new__(cls, cached_tokens: int, miss_reason: str | None) -> Self: ...
     @property
     def cached_tokens(self) -> int: ...
     @property
     def miss_reason(self) -> str | None: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: object, /) -> bool: ...
 
 @final
 class Logprobs:
+    def __new__(cls, content: list[ResponseLogprob]) -> Self: ...
     @property
     def content(self) -> list[ResponseLogprob]: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: object, /) -> bool: ...
 
 @final
 class ResponseLogprob:
+    def __new__(cls, token: str, token_id: int, logprob: float | None, bytes: bytes, top_logprobs: list[TopLogprob]) -> Self: ...
     @property
     def token(self) -> str: ...
     @property
@@ -540,18 +826,35 @@ class ResponseLogprob:
     def bytes(self) -> bytes: ...
     @property
     def top_logprobs(self) -> list[TopLogprob]: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: object, /) -> bool: ...
 
 @final
 class TopLogprob:
+    def __new__(cls, token: str, token_id: int, logprob: float, bytes: bytes) -> Self: ...
     @property
-    def token(self) -> int: ...
+    def token(self) -> str: ...
+    @property
+    def token_id(self) -> int: ...
     @property
     def logprob(self) -> float: ...
     @property
-    def bytes(self) -> str: ...
+    def bytes(self) -> bytes: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: object, /) -> bool: ...
 
 @final
 class CompletionResponse:
+    def __new__(
+        cls,
+        id: str,
+        choices: list[CompletionChoice],
+        created: int,
+        model: str,
+        system_fingerprint: str,
+        object: str,
+        usage: Usage,
+    ) -> Self: ...
     @property
     def id(self) -> str: ...
     @property
@@ -566,9 +869,22 @@ class CompletionResponse:
     def object(self) -> str: ...
     @property
     def usage(self) -> Usage: ...
+    def to_json(self) -> str: ...
+    def to_dict(self) -> dict[str, Any]: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: _object, /) -> bool: ...
 
 @final
 class CompletionChoice:
+    def __new__(
+        cls,
+        finish_reason: str,
+        index: int,
+        text: str,
+        logprobs: Logprobs | None,
+        stop_sequence: str | None,
+        sequence: Sequence | None,
+    ) -> Self: ...
     @property
     def finish_reason(self) -> str: ...
     @property
@@ -581,9 +897,21 @@ class CompletionChoice:
     def stop_sequence(self) -> str | None: ...
     @property
     def sequence(self) -> Sequence | None: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: object, /) -> bool: ...
 
 @final
 class ChatCompletionChunkResponse:
+    def __new__(
+        cls,
+        id: str,
+        choices: list[ChunkChoice],
+        created: int,
+        model: str,
+        system_fingerprint: str,
+        object: str,
+        usage: Usage | None,
+    ) -> Self: ...
     @property
     def id(self) -> str: ...
     @property
@@ -598,9 +926,22 @@ class ChatCompletionChunkResponse:
     def object(self) -> str: ...
     @property
     def usage(self) -> Usage | None: ...
+    def to_json(self) -> str: ...
+    def to_dict(self) -> dict[str, Any]: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: _object, /) -> bool: ...
 
 @final
 class ChunkChoice:
+    def __new__(
+        cls,
+        finish_reason: str | None,
+        index: int,
+        delta: Delta,
+        logprobs: Logprobs | None,
+        stop_sequence: str | None,
+        sequence: Sequence | None,
+    ) -> Self: ...
     @property
     def finish_reason(self) -> str | None: ...
     @property
@@ -613,9 +954,12 @@ class ChunkChoice:
     def stop_sequence(self) -> str | None: ...
     @property
     def sequence(self) -> Sequence | None: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: object, /) -> bool: ...
 
 @final
 class Delta:
+    def __new__(cls, content: str | None, role: str, tool_calls: list[str] | None, reasoning_content: str | None) -> Self: ...
     @property
     def content(self) -> str | None: ...
     @property
@@ -624,6 +968,8 @@ class Delta:
     def tool_calls(self) -> list[str] | None: ...
     @property
     def reasoning_content(self) -> str | None: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: object, /) -> bool: ...
 
 @final
 class ChatCompletionStreamer:
@@ -708,6 +1054,8 @@ class Sequence:
     def __enter__(self) -> Self: ...
     def __exit__(self, *_exception: object) -> None: ...
     def __len__(self) -> int: ...
+    def __copy__(self) -> Self: ...
+    def __deepcopy__(self, _memo: Any, /) -> Self: ...
 
 @final
 class MemoryPlan:
@@ -823,13 +1171,44 @@ class Runner:
         num_threads: int | None = None,
     ) -> MemoryPlan: ...
     def memory_ledger(self) -> MemoryPlan: ...
-    # A ChatCompletionResponse, or with stream=True a ChatCompletionStreamer.
-    def send_chat_completion_request(self, request: ChatCompletionRequest, model_id: str | None = None) -> Any: ...
-    def send_chat_completion_request_to_model(self, request: ChatCompletionRequest, model_id: str) -> Any: ...
+    @overload
+    def send_chat_completion_request(
+        self, request: ChatCompletionRequest[Literal[False]], model_id: str | None = None
+    ) -> ChatCompletionResponse: ...
+    @overload
+    def send_chat_completion_request(
+        self, request: ChatCompletionRequest[Literal[True]], model_id: str | None = None
+    ) -> ChatCompletionStreamer: ...
+    @overload
+    def send_chat_completion_request(
+        self, request: ChatCompletionRequest[bool], model_id: str | None = None
+    ) -> ChatCompletionResponse | ChatCompletionStreamer: ...
+    @overload
+    def send_chat_completion_request_to_model(
+        self, request: ChatCompletionRequest[Literal[False]], model_id: str
+    ) -> ChatCompletionResponse: ...
+    @overload
+    def send_chat_completion_request_to_model(
+        self, request: ChatCompletionRequest[Literal[True]], model_id: str
+    ) -> ChatCompletionStreamer: ...
+    @overload
+    def send_chat_completion_request_to_model(
+        self, request: ChatCompletionRequest[bool], model_id: str
+    ) -> ChatCompletionResponse | ChatCompletionStreamer: ...
     def send_completion_request(self, request: CompletionRequest, model_id: str | None = None) -> CompletionResponse: ...
     def send_completion_request_to_model(self, request: CompletionRequest, model_id: str) -> CompletionResponse: ...
-    # A ChatCompletionResponse, or with stream=True an AsyncChatCompletionStreamer.
-    async def achat(self, request: ChatCompletionRequest, model_id: str | None = None) -> Any: ...
+    @overload
+    async def achat(
+        self, request: ChatCompletionRequest[Literal[False]], model_id: str | None = None
+    ) -> ChatCompletionResponse: ...
+    @overload
+    async def achat(
+        self, request: ChatCompletionRequest[Literal[True]], model_id: str | None = None
+    ) -> AsyncChatCompletionStreamer: ...
+    @overload
+    async def achat(
+        self, request: ChatCompletionRequest[bool], model_id: str | None = None
+    ) -> ChatCompletionResponse | AsyncChatCompletionStreamer: ...
     async def acomplete(self, request: CompletionRequest, model_id: str | None = None) -> CompletionResponse: ...
     def tokenize_text(
         self,
