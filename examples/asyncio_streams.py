@@ -13,15 +13,15 @@ options = parser.parse_args()
 runner = Runner(which=Which.GGUF(str(default_model())), pa_gpu_mem=512)
 
 
-def question(number: int, max_tokens: int = 24, stream: bool = True) -> ChatCompletionRequest:
-    """A request about a number."""
-    messages = [{"role": "user", "content": f"What is {number} plus {number}?"}]
-    return ChatCompletionRequest(messages, "default", max_tokens=max_tokens, temperature=0.0, stream=stream)
+def question(number: int) -> list[dict[str, str]]:
+    """A conversation about a number."""
+    return [{"role": "user", "content": f"What is {number} plus {number}?"}]
 
 
 async def ask(number: int) -> str:
     """The answer, put together from its chunks."""
-    return "".join([chunk.choices[0].delta.content async for chunk in await runner.achat(question(number))])
+    request = ChatCompletionRequest(question(number), "default", max_tokens=24, temperature=0.0, stream=True)
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in await runner.achat(request)])
 
 
 async def main() -> None:
@@ -29,7 +29,8 @@ async def main() -> None:
     for number, answer in enumerate((await asyncio.gather(*map(ask, range(options.requests))))[:4]):
         print(f"{number}: {answer}")
     try:
-        await asyncio.wait_for(runner.achat(question(5, max_tokens=4096, stream=False)), timeout=0.2)
+        request = ChatCompletionRequest(question(5), "default", max_tokens=4096, temperature=0.0)
+        await asyncio.wait_for(runner.achat(request), timeout=0.2)
     except asyncio.TimeoutError:
         print("An answer that takes too long is cancelled, and its blocks are free again:")
     print(runner.kv_cache_stats()["blocks_used"], "blocks are in use")

@@ -19,7 +19,7 @@ def ask(number: int) -> tuple[str, int]:
     """Answer and generated tokens of one request; all share the beginning of their prompt, and so its blocks."""
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"What is {number} plus {number}?"}]
     response = runner.send_chat_completion_request(ChatCompletionRequest(messages, "default", max_tokens=32, temperature=0.0))
-    return response.choices[0].message.content, response.usage.completion_tokens
+    return response.choices[0].message.content or "", response.usage.completion_tokens
 
 
 start = time.perf_counter()

@@ -24,6 +24,7 @@ messages = [
 ]
 request = ChatCompletionRequest(messages, "default", max_tokens=1, temperature=0.0, keep=True)
 root = runner.send_chat_completion_request(request).choices[0].sequence
+assert root is not None  # because of keep=True
 
 print(f"prompt of {root.num_prompt_tokens} tokens")
 saved, held = 0, 0

@@ -100,7 +100,7 @@ def test_exact_with_every_type(name: str) -> None:
 def bits(runner: Runner, prompt: list[int]) -> list[Any]:
     """Tokens and the log probabilities of the twenty likeliest of each."""
     response = complete(runner, prompt, max_tokens=8, logprobs=20)
-    return [(t.token_id, t.logprob, [(top.token, top.logprob) for top in t.top_logprobs]) for t in tokens(response)]
+    return [(t.token_id, t.logprob, [(top.token_id, top.logprob) for top in t.top_logprobs]) for t in tokens(response)]
 
 
 @pytest.mark.parametrize("name", ["F16", "BF16", "Int8"])

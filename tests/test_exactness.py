@@ -155,8 +155,8 @@ def test_quantized_prefix_cache_stays_close(smollm2_path: Any) -> None:
     cached = Runner(which=Which.GGUF(str(smollm2_path)), pa_gpu_mem=128)
     first, second = (complete(cached, ids, max_tokens=1, logprobs=20) for _ in range(2))
     assert second.usage.prompt_tokens_details is not None
-    cold = {entry.token: entry.logprob for entry in tokens(first)[0].top_logprobs}
-    warm = {entry.token: entry.logprob for entry in tokens(second)[0].top_logprobs}
+    cold = {entry.token_id: entry.logprob for entry in tokens(first)[0].top_logprobs}
+    warm = {entry.token_id: entry.logprob for entry in tokens(second)[0].top_logprobs}
     both = cold.keys() & warm.keys()
     assert len(both) >= 18
     assert [warm[token] for token in both] == pytest.approx([cold[token] for token in both], abs=0.05)

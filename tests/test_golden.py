@@ -30,7 +30,7 @@ def check_teacher_forced(runner: Runner, case: dict[str, Any], logprob: float, m
     checked = 0
     for position, (argmax, gap) in enumerate(zip(case["argmax"], case["argmax_margins"], strict=True)):
         if gap > margin:
-            assert scored[position + 1].top_logprobs[0].token == argmax, position
+            assert scored[position + 1].top_logprobs[0].token_id == argmax, position
             checked += 1
     return checked
 
@@ -64,9 +64,9 @@ def test_f32_last_logits(folder: str, name: str) -> None:
             case["prompt_ids"], name, max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=len(logits)
         )
         top = tokens(runner_of(folder, name).send_completion_request(request))[0].top_logprobs
-        assert sorted(entry.token for entry in top) == list(range(len(logits)))
+        assert sorted(entry.token_id for entry in top) == list(range(len(logits)))
         for entry in top:
-            assert entry.logprob == pytest.approx(logits[entry.token] - total, abs=LOGPROB)
+            assert entry.logprob == pytest.approx(logits[entry.token_id] - total, abs=LOGPROB)
 
 
 @models()

@@ -159,9 +159,16 @@ def test_download_then_reuse_offline(hub: Hub, tmp_path: Path, monkeypatch: pyte
     assert hub.requests == []
 
 
-def test_offline_without_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_without_cache_is_one_line_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match="tiny/mistral is not in the cache"):
+    with pytest.raises(ValueError, match=r"^tiny/mistral .* is not in the cache, and HF_HUB_OFFLINE is set: go online .*path$"):
+        load(plain("tiny/mistral", tmp_path))
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line_with_what_to_do(hub: Hub, tmp_path: Path) -> None:
+    hub.shutdown()
+    hub.server_close()
+    with pytest.raises(ValueError, match=r"^tiny/mistral .*, and the hub cannot be reached: go online .*path$"):
         load(plain("tiny/mistral", tmp_path))
 
 
@@ -202,6 +209,28 @@ def test_neither_folder_nor_id(name: str, tmp_path: Path) -> None:
         with pytest.raises(ModelNotFoundError, match="neither a local folder nor a hub id") as caught:
             load(which)
         assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "name", ["/no/such/folder", "./model", "../model", "~/no-such-model", "a/b/c", "model.gguf", "folder/model.gguf"]
+)
+def test_a_path_that_does_not_exist_is_told_before_the_hub_is_asked(
+    name: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for which in (plain(name, tmp_path), Which.GGUF(name, "a.gguf", hf_cache_path=str(tmp_path))):
+        with pytest.raises(ModelNotFoundError, match=f"^'{name}' does not exist"):
+            load(which)
+    assert hub.requests == []
+
+
+def test_a_folder_of_the_same_name_as_an_owner_hides_no_repository(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    load(plain("tiny/mistral", tmp_path))
 
 
 def test_the_hubs_own_environment_variables(hub_server: Hub, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def check_perplexity(runner: Runner, name: str, count: int) -> None:
     assert math.exp(sum(nll) / len(nll)) == pytest.approx(math.exp(sum(expected) / len(expected)), rel=0.01)
     positions = list(zip(scored[1:], reference["argmax"], reference["argmax_margins"], strict=False))
     assert len(positions) == min(count, len(reference["ids"])) - 1
-    agreed = [token.top_logprobs[0].token == argmax for token, argmax, _ in positions]
+    agreed = [token.top_logprobs[0].token_id == argmax for token, argmax, _ in positions]
     assert sum(agreed) >= 0.97 * len(agreed)
     assert all(same for same, (_, _, margin) in zip(agreed, positions, strict=True) if margin > 1.5)
 

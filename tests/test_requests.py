@@ -117,19 +117,19 @@ def test_sampling_follows_the_probabilities(llama: Runner) -> None:
     response = complete(llama, PROMPT, max_tokens=1, temperature=1.0, top_k=3, n_choices=400, logprobs=0, seed=3)
     drawn = Counter(tokens(response, index)[0].token_id for index in range(400))
     total = sum(math.exp(entry.logprob) for entry in top)
-    assert set(drawn) == {entry.token for entry in top}
+    assert set(drawn) == {entry.token_id for entry in top}
     for entry in top:
         share = math.exp(entry.logprob) / total
-        assert abs(drawn[entry.token] / 400 - share) < 4.5 * math.sqrt(share * (1 - share) / 400)
+        assert abs(drawn[entry.token_id] / 400 - share) < 4.5 * math.sqrt(share * (1 - share) / 400)
 
 
 def test_logprobs(llama: Runner) -> None:
     for token in tokens(complete(llama, PROMPT, max_tokens=6, logprobs=4)):
         assert len(token.top_logprobs) == 4
         assert token.top_logprobs == sorted(token.top_logprobs, key=lambda entry: -entry.logprob)
-        assert (token.top_logprobs[0].token, token.top_logprobs[0].logprob) == (token.token_id, token.logprob)
+        assert (token.top_logprobs[0].token_id, token.top_logprobs[0].logprob) == (token.token_id, token.logprob)
         assert isinstance(token.bytes, bytes)
-        assert isinstance(token.top_logprobs[0].bytes, str)
+        assert isinstance(token.top_logprobs[0].bytes, bytes)
     response = chat(llama, logprobs=True, top_logprobs=2)
     assert all(len(token.top_logprobs) == 2 for token in response.choices[0].logprobs.content)
     response = chat(llama, logprobs=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from pathlib import Path
@@ -10,7 +11,15 @@ from typing import Any
 import pytest
 from conftest import complete, in_threads, text_model
 
-from mistral_paged import ChatCompletionRequest, InternalError, InvalidArgumentError, ModelNotFoundError, Runner, Which
+from mistral_paged import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    InternalError,
+    InvalidArgumentError,
+    ModelNotFoundError,
+    Runner,
+    Which,
+)
 
 PROMPT = [5, 6, 7]
 
@@ -182,6 +191,61 @@ def test_a_model_that_is_gone_stays_unloaded(tmp_path: Path) -> None:
         assert runner.get_model_status(str(copy)) == "unloaded"
     hidden.rename(config)
     assert complete(runner, PROMPT, max_tokens=1).usage.completion_tokens == 1
+
+
+def test_the_end_of_a_with_block_closes_the_runner_for_good() -> None:
+    with tiny() as runner:
+        running = stream(runner, 400, temperature=0.0)
+        next(running)
+        sequence = complete(runner, PROMPT, max_tokens=8, keep=True).choices[0].sequence
+    assert [chunk.choices[0].finish_reason for chunk in running][-1] == "canceled"
+    (own,) = runner.list_models()
+    assert statuses(runner) == (False, "closed", [(own, "closed")], [own])
+    runner.close()
+    assert sequence is not None
+    for call in (
+        lambda: complete(runner, PROMPT, max_tokens=1),
+        lambda: asyncio.run(runner.acomplete(CompletionRequest(PROMPT, "default", max_tokens=1))),
+        runner.reload_model,
+        runner.unload_model,
+        runner.kv_cache_stats,
+        runner.generation_config,
+    ):
+        with pytest.raises(InvalidArgumentError, match="the runner is closed; make another one"):
+            call()
+    with pytest.raises(InternalError, match="unloaded"):
+        sequence.generate(max_tokens=1)
+
+
+def test_an_exception_leaves_a_with_block_and_closes_the_runner() -> None:
+    with pytest.raises(KeyError), tiny() as runner:
+        raise KeyError
+    assert runner.get_model_status(runner.list_models()[0]) == "closed"
+    unloaded = tiny()
+    unloaded.unload_model()
+    unloaded.close()
+    assert unloaded.list_models_with_status()[0][1] == "closed"
+
+
+def test_threads_that_close_while_others_ask_end_all_requests() -> None:
+    runner = tiny()
+
+    def work(index: int) -> list[str]:
+        if index < 2:
+            time.sleep(0.02)
+            runner.close()
+            return []
+        reasons = []
+        while True:
+            try:
+                reasons.append(complete(runner, PROMPT, max_tokens=30).choices[0].finish_reason)
+            except InternalError as error:
+                assert "unloaded" in str(error) or "stopped" in str(error)
+            except InvalidArgumentError as error:
+                assert "closed" in str(error)
+                return reasons
+
+    assert {reason for reasons in in_threads(work, 6) for reason in reasons} <= {"length", "canceled"}
 
 
 def resident_bytes() -> int:

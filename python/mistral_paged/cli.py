@@ -1,52 +1,32 @@
-"""The command line: `run` answers or chats, `memory` compares naive and paged KV memory, `doctor` tells of the machine."""
+"""The command line: `run` answers or chats, `serve` serves HTTP, `memory` compares naive and paged KV memory, `doctor` tells of the machine."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from mistral_paged import (
-    Architecture,
-    ChatCompletionRequest,
-    ModelDType,
-    PagedCacheType,
-    Runner,
-    Usage,
-    Which,
-    __version__,
-)
+from mistral_paged import ChatCompletionRequest, Runner, Usage, Which, __version__, flags, older
 from mistral_paged import doctor as doctor_report
 from mistral_paged import memory as memory_experiment
+from mistral_paged import serve as server
+from mistral_paged.console import Lines, guarded, note
 from mistral_paged.default_model import default_model
 from mistral_paged.exceptions import MistralPagedError
+from mistral_paged.flags import ARCHITECTURES, CACHE_TYPES, DTYPES, GRAPHS, MAX_TOKENS
+from mistral_paged.flags import SAMPLING_DEFAULTS as SAMPLING
 from mistral_paged.hub import find_local
 
-DTYPES = {"auto": ModelDType.Auto, "bf16": ModelDType.BF16, "f16": ModelDType.F16, "f32": ModelDType.F32}
-GRAPHS = {"auto": None, "on": True, "off": False}
-CACHE_TYPES = {
-    "auto": PagedCacheType.Auto,
-    "f32": PagedCacheType.F32,
-    "f16": PagedCacheType.F16,
-    "bf16": PagedCacheType.BF16,
-    "f8e4m3": PagedCacheType.F8E4M3,
-    "int8": PagedCacheType.Int8,
+SETTINGS: dict[str, tuple[str, Callable[[str], float], Callable[[float], bool], str]] = {
+    "/temperature": ("temperature", float, lambda number: 0 <= number < math.inf, "a number, 0 or more"),
+    "/topk": ("top_k", int, lambda number: 0 <= number < 2**63, "a whole number, 0 (off) or more"),
+    "/topp": ("top_p", float, lambda number: 0 < number <= 1, "a number above 0 and at most 1"),
 }
-ARCHITECTURES = {
-    "gemma": Architecture.Gemma,
-    "gemma2": Architecture.Gemma2,
-    "glm4": Architecture.GLM4,
-    "llama": Architecture.Llama,
-    "mistral": Architecture.Mistral,
-    "phi2": Architecture.Phi2,
-    "phi3": Architecture.Phi3,
-    "qwen2": Architecture.Qwen2,
-    "qwen3": Architecture.Qwen3,
-    "smollm3": Architecture.SmolLm3,
-    "starcoder2": Architecture.Starcoder2,
-}
+"""Commands of the chat that set a field: the field, its type, what it can be, and that in words."""
 CHAT_HELP = """\
 /help              this text
 /exit              leave (or Ctrl-D)
@@ -55,21 +35,35 @@ CHAT_HELP = """\
 /temperature X     0 is greedy
 /topk N            the N likeliest tokens
 /topp P            the likeliest tokens that have probability P together
-Ctrl-C stops an answer."""
+Ctrl-C stops an answer; what there is of it stays in the conversation."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit status: 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C."""
-    options = build_parser().parse_args(argv)
+    """Runs the command line and returns the exit status.
+
+    0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C, 141 when the reader of the output has left.
+    """
+    return guarded(lambda: handle(argv))
+
+
+def handle(argv: Sequence[str] | None) -> int:
+    """Runs the command line over open streams."""
+    words = sys.argv[1:] if argv is None else argv
+    parser = build_parser()
     try:
-        options.handler(options)
+        words = older.translate(words)
+    except flags.Usage as error:
+        parser.error(str(error))
+    options = parser.parse_args(words)
+    try:
+        status: int | None = options.handler(options)
     except KeyboardInterrupt:
-        print(file=sys.stderr)
+        note("")
         return 130
     except (ValueError, NotImplementedError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        note(f"error: {error}")
         return 1
-    return 0
+    return status or 0
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -78,78 +72,24 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     add_run(commands.add_parser("run", help="answer one text, or chat when no text is given", allow_abbrev=False))
+    serving = commands.add_parser("serve", help="serve the model over HTTP, with a page at /ui", allow_abbrev=False)
+    server.add(serving)
+    serving.set_defaults(handler=serve)
     add_memory(commands.add_parser("memory", help="how many requests a KV budget runs at once", allow_abbrev=False))
     doctor = commands.add_parser("doctor", help="what of this machine is used, and what is missing for more", allow_abbrev=False)
     doctor.set_defaults(handler=lambda _options: print(doctor_report.text()))
     return parser
 
 
-def add_model(command: argparse.ArgumentParser) -> None:
-    """Arguments that choose the model."""
-    model = command.add_argument_group("model")
-    model.add_argument(
-        "-m",
-        "--model",
-        "--model-id",
-        dest="model_id",
-        metavar="MODEL",
-        help="folder, GGUF file or hub id; left out, the default model",
-    )
-    model.add_argument("-f", "--quantized-file", metavar="FILE", help="GGUF file in MODEL; the parts of a split one by ';'")
-    model.add_argument("--tok-model-id", metavar="MODEL", help="take the tokenizer from there instead of the GGUF file")
-    model.add_argument("-t", "--tokenizer", metavar="FILE", help="tokenizer.json to use instead of the model's")
-    model.add_argument("-a", "--arch", choices=ARCHITECTURES, help="expected architecture")
-    model.add_argument("--dtype", choices=DTYPES, default="auto", help="f32 is exact, auto is fast")
-    model.add_argument("-c", "--chat-template", metavar="FILE", help="chat template, .jinja or .json")
-    model.add_argument("-j", "--jinja-explicit", metavar="FILE", help="chat template that goes before any other")
-    model.add_argument("--hf-cache", metavar="DIR", help="folder of the download cache")
-    model.add_argument("--token-source", default="cache", help="cache, none, literal:VALUE, env:NAME or path:FILE")
-
-
 def add_run(command: argparse.ArgumentParser) -> None:
     """Arguments of `run`."""
     command.set_defaults(handler=run)
-    add_model(command)
-    runtime = command.add_argument_group("runtime")
-    runtime.add_argument("--max-seqs", type=int, default=32, help="requests that run together at most")
-    runtime.add_argument("--max-num-batched-tokens", type=int, default=4096, help="tokens a step at most")
-    runtime.add_argument("--no-kv-cache", action="store_true", help="drop blocks after each step (slow)")
-    runtime.add_argument("--prefix-cache-n", type=int, default=16, help="0 turns the prefix cache off")
-    runtime.add_argument("--deterministic", action="store_true", help="the same bits whatever runs beside a request")
-    where = runtime.add_mutually_exclusive_group()
-    where.add_argument("--device", default="auto", metavar="NAME", help="auto (a GPU where one can be used), cpu, or cuda:0")
-    where.add_argument("--cpu", dest="device", action="store_const", const="cpu", help="the same as --device cpu")
-    runtime.add_argument("--cpu-tier", help="instruction set, such as scalar or avx2")
-    runtime.add_argument("--num-threads", type=int, help="worker threads")
-
-    runtime.add_argument("--cuda-graphs", choices=GRAPHS, default="auto", help="on a GPU: launch a decode step as one CUDA graph")
-
-    paged = command.add_argument_group("paged attention")
-    paged.add_argument("--attention-backend", choices=["auto", "split", "plain"], default="auto", help="how a GPU reads keys")
-    paged.add_argument("--paged-attn", choices=["auto", "on", "off"], default="auto", help="off is the baseline: whole contexts")
-    size = paged.add_mutually_exclusive_group()
-    size.add_argument("--pa-context-len", "--pa-ctxt-len", type=int, metavar="N", help="pool for one context of N tokens")
-    size.add_argument("--pa-memory-mb", "--pa-gpu-mem", type=int, metavar="MB", help="pool of that many MB")
-    size.add_argument("--pa-memory-fraction", "--pa-gpu-mem-usage", type=float, metavar="F", help="pool as a fraction of memory")
-    paged.add_argument("--pa-block-size", "--pa-blk-size", type=int, metavar="N", help="tokens a block: 8, 16 or 32 (default)")
-    paged.add_argument("--pa-cache-type", choices=CACHE_TYPES, default="auto", help="int8 and f8e4m3 take half the memory of f16")
-
-    request = command.add_argument_group("request")
-    request.add_argument("-i", "--input", metavar="TEXT", help="answer this and leave")
-    request.add_argument("--system", metavar="TEXT", help="system message")
-    request.add_argument("--max-tokens", type=int, help="tokens of an answer at most")
-    request.add_argument("--temperature", type=float, default=0.8, help="0 is greedy; default %(default)s")
-    request.add_argument(
-        "--top-p", type=float, default=0.95, help="the likeliest tokens of that probability together; default %(default)s"
-    )
-    request.add_argument("--top-k", type=int, default=40, help="so many of the likeliest tokens, 0 for all; default %(default)s")
-    request.add_argument(
-        "--min-p", type=float, default=0.05, help="tokens of that share of the likeliest's probability; default %(default)s"
-    )
-    request.add_argument("--presence-penalty", type=float)
-    request.add_argument("--frequency-penalty", type=float)
-    request.add_argument("--repetition-penalty", type=float)
-    request.add_argument("--seed", type=int, help="the same seed gives the same answer")
+    flags.add(command, "model", flags.MODEL)
+    flags.add(command, "runtime", flags.RUNTIME)
+    flags.add(command, "paged attention", flags.PAGED)
+    flags.add(command, "request", flags.REQUEST)
+    about = "What is left out follows the model's generation_config.json, where it says anything, else the default."
+    flags.add(command, "sampling", flags.SAMPLING, about)
 
 
 def add_memory(command: argparse.ArgumentParser) -> None:
@@ -161,7 +101,7 @@ def add_memory(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("mode", choices=memory_experiment.MODES)
     command.add_argument("requests", type=int, metavar="N", help="requests to run at once")
-    add_model(command)
+    flags.add(command, "model", flags.MODEL)
     budget = command.add_argument_group("memory")
     budget.add_argument("--kv-mb", type=int, default=memory_experiment.DEFAULT_KV_MB, metavar="MB", help="default %(default)s")
     budget.add_argument(
@@ -196,20 +136,29 @@ def memory(options: argparse.Namespace) -> None:
         raise MistralPagedError(memory_experiment.describe_shortage(report))
 
 
+def serve(options: argparse.Namespace) -> int:
+    """Loads the model and serves it until a signal ends that; the exit status."""
+    server.check(options)
+    runner = load(options)
+    return server.serve(options, runner, options.model_id or runner.list_models()[0])
+
+
 def run(options: argparse.Namespace) -> None:
     """Loads the model, then answers once or chats."""
     runner = load(options)
     chat = Chat(runner, options)
     if options.input is not None:
-        usage = chat.answer(options.input)
-        print(describe(usage), file=sys.stderr)
+        note(chat.answer(options.input))
         return
-    print("Chat with the model; /help lists the commands.", file=sys.stderr)
+    lines = Lines()
+    if lines.interactive:
+        note("Chat with the model; /help lists the commands.")
     while True:
         try:
-            text = input("> ").strip()
+            text = lines.read().strip()
         except EOFError:
-            print(file=sys.stderr)
+            if lines.interactive:
+                note("")
             return
         if text == "/exit":
             return
@@ -217,15 +166,11 @@ def run(options: argparse.Namespace) -> None:
             chat.command(text)
         elif text:
             try:
-                usage = chat.answer(text)
+                note(chat.answer(text))
             except KeyboardInterrupt:
-                chat.forget_last()
-                print("\n(stopped)", file=sys.stderr)
+                note("\n(stopped)")
             except ValueError as error:
-                chat.forget_last()
-                print(f"error: {error}", file=sys.stderr)
-            else:
-                print(describe(usage), file=sys.stderr)
+                note(f"error: {error}")
 
 
 def load(options: argparse.Namespace) -> Runner:
@@ -253,6 +198,8 @@ def load(options: argparse.Namespace) -> Runner:
             num_threads=options.num_threads,
             cuda_graphs=GRAPHS[options.cuda_graphs],
             attention_backend=options.attention_backend,
+            seed=options.seed,
+            fairness=options.fairness,
             load_progress=bar.update,
         )
 
@@ -301,6 +248,7 @@ class Chat:
         self.runner = runner
         self.options = options
         self.messages: list[dict[str, str]] = []
+        self.model = runner.generation_config()
         self.clear()
 
     def clear(self) -> None:
@@ -308,62 +256,73 @@ class Chat:
         system = self.options.system
         self.messages = [] if system is None else [{"role": "system", "content": system}]
 
-    def forget_last(self) -> None:
-        """Drops a question that was not answered."""
-        self.messages.pop()
+    def sampling(self, name: str) -> Any:
+        """What a flag says; None where the model says something; else the default."""
+        given = getattr(self.options, name)
+        return SAMPLING[name] if given is None and self.model[name] is None else given
 
-    def answer(self, text: str) -> Usage | None:
-        """Streams the answer to standard output and remembers it."""
-        self.messages.append({"role": "user", "content": text})
+    def answer(self, text: str) -> str:
+        """Streams the answer to standard output and remembers it; lines about how it ended and what it used.
+
+        Of an answer that is stopped, question and text stay in the conversation; a question without any text of an answer does
+        not.
+        """
+        question = {"role": "user", "content": text}
         options = self.options
         request = ChatCompletionRequest(
-            self.messages,
+            [*self.messages, question],
             "default",
             max_tokens=options.max_tokens,
-            temperature=options.temperature,
-            top_p=options.top_p,
-            top_k=options.top_k,
-            min_p=options.min_p,
+            temperature=self.sampling("temperature"),
+            top_p=self.sampling("top_p"),
+            top_k=self.sampling("top_k"),
+            min_p=self.sampling("min_p"),
             presence_penalty=options.presence_penalty,
             frequency_penalty=options.frequency_penalty,
-            repetition_penalty=options.repetition_penalty,
+            repetition_penalty=self.sampling("repetition_penalty"),
             seed=options.seed,
             stream=True,
         )
         parts = []
-        usage = None
-        for chunk in self.runner.send_chat_completion_request(request):
-            part = chunk.choices[0].delta.content or ""
-            parts.append(part)
-            print(part, end="", flush=True)
-            usage = chunk.usage
-        print()
-        self.messages.append({"role": "assistant", "content": "".join(parts)})
-        return usage
+        reason = usage = None
+        try:
+            for chunk in self.runner.send_chat_completion_request(request):
+                part = chunk.choices[0].delta.content or ""
+                parts.append(part)
+                print(part, end="", flush=True)
+                reason, usage = chunk.choices[0].finish_reason, chunk.usage
+            print()
+        finally:
+            said = "".join(parts)
+            if said or reason is not None:
+                self.messages += [question, {"role": "assistant", "content": said}]
+        return describe_cut(reason, usage, options.max_tokens) + describe(usage)
 
     def command(self, line: str) -> None:
         """Runs a slash command; an unknown one, or a wrong value, says what would work."""
         name, _, value = line.partition(" ")
-        settings: dict[str, tuple[str, Callable[[str], float]]] = {
-            "/temperature": ("temperature", float),
-            "/topk": ("top_k", int),
-            "/topp": ("top_p", float),
-        }
-        if name == "/help":
-            print(CHAT_HELP, file=sys.stderr)
+        value = value.strip()
+        if name in ("/help", "/clear") and value:
+            note(f"error: {name} takes no value, got {value!r}")
+        elif name == "/help":
+            note(CHAT_HELP)
         elif name == "/clear":
             self.clear()
         elif name == "/system":
-            self.options.system = value.strip() or None
+            self.options.system = value or None
             self.clear()
-        elif name in settings:
-            attribute, convert = settings[name]
+        elif name in SETTINGS:
+            attribute, convert, allows, allowed = SETTINGS[name]
             try:
-                setattr(self.options, attribute, convert(value))
+                number = convert(value)
             except ValueError:
-                print(f"error: {name} takes a number, got {value!r}", file=sys.stderr)
+                number = math.nan
+            if allows(number):
+                setattr(self.options, attribute, number)
+            else:
+                note(f"error: {name} takes {allowed}, got {value!r}")
         else:
-            print(f"error: unknown command {name}; /help lists the commands", file=sys.stderr)
+            note(f"error: unknown command {name}; /help lists the commands")
 
 
 class ProgressBar:
@@ -387,6 +346,15 @@ class ProgressBar:
             full = self.WIDTH * done // total
             bar = "#" * full + "." * (self.WIDTH - full)
             print(f"\rloading [{bar}] {done >> 20}/{total >> 20} MB", end="", file=sys.stderr, flush=True)
+
+
+def describe_cut(reason: str | None, usage: Usage | None, max_tokens: int) -> str:
+    """A line that says so when an answer was cut."""
+    if reason != "length":
+        return ""
+    if usage is not None and usage.completion_tokens >= max_tokens:
+        return f"(cut after {max_tokens} tokens; --max-tokens N allows more)\n"
+    return "(cut: prompt and answer fill the model's context, or the KV pool)\n"
 
 
 def describe(usage: Usage | None) -> str:

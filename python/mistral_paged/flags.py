@@ -63,7 +63,7 @@ class Flag:
     @property
     def dest(self) -> str:
         """Where its value goes."""
-        return self.to[0] if self.to is not None else self.name.lstrip("-").replace("-", "_")
+        return self.to[0] if self.to is not None else self.name.removeprefix("--").replace("-", "_")
 
     @property
     def shown(self) -> str:
@@ -105,17 +105,17 @@ class Give(argparse.Action):
         setattr(space, self.dest, values)
 
 
-def add(parser: argparse.ArgumentParser, title: str, flags: Iterable[Flag]) -> None:
+def add(parser: argparse.ArgumentParser, title: str, flags: Iterable[Flag], about: str | None = None) -> None:
     """Adds flags to a parser, as a group of its help."""
-    group = parser.add_argument_group(title)
+    group = parser.add_argument_group(title, about)
     for flag in flags:
         is_switch = flag.metavar is None
         value: dict[str, Any] = {"nargs": 0} if is_switch else {"type": flag.kind, "metavar": flag.metavar, "choices": flag.choices}
         default = flag.default if flag.to is None else argparse.SUPPRESS
         if is_switch and flag.to is None and flag.default is None:
             default = False
-        about = argparse.SUPPRESS if flag.planned is not None else flag.help
-        group.add_argument(*flag.names, action=Give, flag=flag, dest=flag.dest, default=default, help=about, **value)
+        shown = argparse.SUPPRESS if flag.planned is not None else flag.help
+        group.add_argument(*flag.names, action=Give, flag=flag, dest=flag.dest, default=default, help=shown, **value)
 
 
 LATER_WEIGHTS = "load a quantised GGUF file with -f"
@@ -130,7 +130,10 @@ MODEL = (
     Flag(("-t", "--tokenizer"), "tokenizer.json to use instead of the model's", "FILE", section="model"),
     Flag(("-a", "--arch"), "expected architecture", "NAME", choices=ARCHITECTURES, section="model"),
     Flag(("--dtype",), "auto, bf16, f16 or f32; f32 is exact, auto is fast", "TYPE", default="auto", choices=DTYPES, section="model"),
+    Flag(("-c", "--chat-template"), "chat template, .jinja or .json", "FILE"),
+    Flag(("-j", "--jinja-explicit"), "chat template that goes before any other", "FILE"),
     Flag(("--hf-cache",), "folder of the download cache", "DIR", section="model"),
+    Flag(("--token-source",), "cache, none, literal:VALUE, env:NAME or path:FILE", "SOURCE", default="cache", section="global"),
     Flag(("--format",), "plain, gguf or ggml", "FORMAT", planned="it is seen from the files", section="model"),
     Flag(("--isq",), "quantise while loading", "TYPE", planned=LATER_WEIGHTS, section="model"),
     Flag(("--quant",), "quantise while loading", "TYPE", planned=LATER_WEIGHTS, section="model"),
@@ -152,9 +155,6 @@ RUNTIME = (
     Flag(("--max-num-batched-tokens", "--prompt-batchsize"), "tokens a step at most; default 4096", "N", int, 4096),
     Flag(("--no-kv-cache",), "drop blocks after each step (slow)"),
     Flag(("--prefix-cache-n",), "0 turns the prefix cache off", "N", int, 16),
-    Flag(("-c", "--chat-template"), "chat template, .jinja or .json", "FILE"),
-    Flag(("-j", "--jinja-explicit"), "chat template that goes before any other", "FILE"),
-    Flag(("--token-source",), "cache, none, literal:VALUE, env:NAME or path:FILE", "SOURCE", default="cache", section="global"),
     Flag(("--seed",), "seeds requests without a seed of their own", "N", int, section="global"),
     Flag(("--deterministic",), "the same bits whatever runs beside a request"),
     Flag(("--device",), "auto (a GPU where one can be used), cpu, or cuda:0", "NAME", default="auto", conflicts=("--cpu",)),
@@ -170,6 +170,42 @@ RUNTIME = (
     Flag(("--mcp-config",), "MCP servers", "FILE", planned=LATER_TOOLS),
     Flag(("--enable-code-execution",), "code execution", planned=LATER_TOOLS),
     Flag(("--enable-shell",), "shell", planned=LATER_TOOLS),
+)
+
+SAMPLING_DEFAULTS = {"temperature": 0.1, "top_p": 0.5, "top_k": 40, "min_p": 0.05, "repetition_penalty": 1.1}
+"""Where neither a flag nor the model's generation_config.json says anything: gentle enough for a small model."""
+MAX_TOKENS = 512
+
+REQUEST = (
+    Flag(("-i", "--input"), "answer this and leave", "TEXT", section="request"),
+    Flag(("--system",), "system message", "TEXT", section="request"),
+    Flag(("--max-tokens",), f"tokens of an answer at most; default {MAX_TOKENS}", "N", int, MAX_TOKENS, section="request"),
+    Flag(("--thinking",), "thinking", planned="this version's chat does not set it", section="request"),
+    Flag(("--image",), "image", "FILE", planned=LATER_IMAGES, repeated=True, section="request"),
+    Flag(("--video",), "video", "FILE", planned=LATER_IMAGES, repeated=True, section="request"),
+    Flag(("--audio",), "audio", "FILE", planned=LATER_IMAGES, repeated=True, section="request"),
+    Flag(("--adapter",), "adapter", "ALIAS", planned=LATER_ADAPTERS, section="request"),
+)
+
+SAMPLING = (
+    Flag(("--temperature",), f"0 is greedy; default {SAMPLING_DEFAULTS['temperature']}", "X", float, section="request"),
+    Flag(
+        ("--top-p",), f"the likeliest tokens of that probability together; default {SAMPLING_DEFAULTS['top_p']}", "P", float,
+        section="request",
+    ),
+    Flag(
+        ("--top-k",), f"so many of the likeliest tokens, 0 for all; default {SAMPLING_DEFAULTS['top_k']}", "N", int, section="request"
+    ),
+    Flag(
+        ("--min-p",), f"tokens of that share of the likeliest's probability; default {SAMPLING_DEFAULTS['min_p']}", "P", float,
+        section="request",
+    ),
+    Flag(("--presence-penalty",), "from -2 to 2; 0 is off", "X", float, section="request"),
+    Flag(("--frequency-penalty",), "from -2 to 2; 0 is off", "X", float, section="request"),
+    Flag(
+        ("--repetition-penalty",), f"above 1: repeats less; default {SAMPLING_DEFAULTS['repetition_penalty']}", "X", float,
+        section="request",
+    ),
 )
 
 PAGED = (

@@ -18,6 +18,7 @@ TEXT_FILES = [
 ]
 WEIGHT_FILES = ["model*.safetensors", "model.safetensors.index.json"]
 SUBFOLDERS = ["*/*"]
+MODEL_SUFFIXES = [".gguf", ".safetensors", ".json", ".bin"]
 
 
 def resolve_plain(model_id: str, token_source: str, cache_dir: str | None) -> str:
@@ -67,12 +68,25 @@ def resolve_gguf(
 
 
 def find_local(model_id: str) -> Path | None:
-    """The folder or file that a model id names; None when there is none, so that it may be a hub id."""
+    """The folder or file that a model id names; None when there is none and it may be a hub id.
+
+    Raises ModelNotFoundError for what can only be a path and is not there, before the hub is asked.
+    """
     if not model_id:
         return None
     try:
         path = Path(model_id).expanduser()
-        return path if path.is_dir() or path.is_file() else None
+        if path.is_dir() or path.is_file():
+            return path
+        names_file = path.suffix in MODEL_SUFFIXES and path.parent.is_dir()
+        if not (model_id.startswith(("/", ".", "~")) or model_id.count("/") > 1 or names_file):
+            return None
+        problem = "is not a folder or a file" if path.exists() else "does not exist"
+        raise ModelNotFoundError(
+            f"{_shorten(model_id)!r} {problem}: it is neither a local folder nor a hub id such as 'owner/name'"
+        )
+    except ModelNotFoundError:
+        raise
     except (RuntimeError, OSError, ValueError) as error:
         raise ModelNotFoundError(
             f"{_shorten(model_id)!r} is neither a local folder nor a hub id such as 'owner/name': {_shorten(str(error))}"
@@ -139,8 +153,22 @@ def _missing(repo_id: str, folder: Path, name: str, token: str | bool | None) ->
     return ModelLoadError(f"{place} has no file {name!r}; its files: {sorted(files)}")
 
 
-def _shorten(text: str) -> str:
-    return text if len(text) <= 100 else f"{text[:100]}..."
+def _shorten(text: str, length: int = 100) -> str:
+    return text if len(text) <= length else f"{text[:length]}..."
+
+
+def _one_line(error: Exception) -> str:
+    return _shorten(" ".join(str(error).split()), 300)
+
+
+def _unreachable(repo_id: str) -> ModelLoadError:
+    from huggingface_hub import constants
+
+    asked = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
+    return ModelLoadError(
+        f"{repo_id} is not a local folder and is not in the cache, and {asked}: go online once, "
+        "or copy the model here and give its path"
+    )
 
 
 def _download(
@@ -164,13 +192,14 @@ def _download(
         raise ModelNotFoundError(f"{repo_id!r} is neither a local folder nor a hub id such as 'owner/name': {error}") from error
     except GatedRepoError as error:
         raise ModelLoadError(
-            f"{repo_id} is gated: accept its terms on the hub and give a token, by `hf auth login` or token_source ({error})"
+            f"{repo_id} is gated: accept its terms on the hub and give a token, by `hf auth login` or token_source "
+            f"({_one_line(error)})"
         ) from error
     except RepositoryNotFoundError as error:
         raise ModelNotFoundError(
-            f"{repo_id} is neither a local folder nor a repository of the hub; a private one needs a token ({error})"
+            f"{repo_id} is neither a local folder nor a repository of the hub; a private one needs a token ({_one_line(error)})"
         ) from error
     except LocalEntryNotFoundError as error:
-        raise ModelLoadError(f"{repo_id} is not in the cache and the hub cannot be reached ({error})") from error
+        raise _unreachable(repo_id) from error
     except (HfHubHTTPError, OSError) as error:
-        raise ModelLoadError(f"downloading {repo_id} failed: {error}") from error
+        raise ModelLoadError(f"downloading {repo_id} failed: {_one_line(error)}") from error

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use pyo3::{
+    IntoPyObjectExt,
     exceptions::{PyOverflowError, PyTypeError, PyUnicodeEncodeError},
     prelude::*,
     types::{PyBytes, PyDict, PyString},
@@ -11,7 +12,7 @@ use pyo3::{
 use crate::exceptions::{invalid, not_yet};
 
 /// An integer as Python has it, of any size: what does not fit is refused by name, not by an `OverflowError` that names nothing.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Integer {
     /// One that any range here could hold.
     Near(i128),
@@ -57,6 +58,19 @@ impl<'py> FromPyObject<'_, 'py> for Integer {
     }
 }
 
+impl<'py> IntoPyObject<'py> for &Integer {
+    type Target = PyAny;
+    type Output = Bound<'py, PyAny>;
+    type Error = PyErr;
+
+    fn into_pyobject(self, py: Python<'py>) -> PyResult<Self::Output> {
+        match self {
+            Integer::Near(value) => value.into_bound_py_any(py),
+            Integer::Far(text) => text.into_bound_py_any(py),
+        }
+    }
+}
+
 /// A count of at least `min`, at most half of what a count holds, so that two of them can be added.
 pub fn at_least(name: &str, value: &Integer, min: usize) -> PyResult<usize> {
     within(name, value, min, isize::MAX.unsigned_abs())
@@ -82,7 +96,8 @@ pub fn check_seed(seed: Option<&Integer>) -> PyResult<Option<u64>> {
 }
 
 /// A number; an integer too large for a float is infinite, which no argument takes and whose check names it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, IntoPyObject, IntoPyObjectRef)]
+#[pyo3(transparent)]
 pub struct Real(pub f64);
 
 impl Real {

@@ -1,7 +1,7 @@
 //! The enums of the mirrored interface.
 
 use engine::model::ARCHITECTURES;
-use pyo3::prelude::*;
+use pyo3::{prelude::*, types::PyType};
 
 use crate::exceptions::ArchitectureError;
 
@@ -202,4 +202,31 @@ pub enum IsqOrganization {
 pub enum ToolChoice {
     NoTools,
     Auto,
+}
+
+/// Enums are pickled by name.
+macro_rules! pickled {
+    ($($class:ident)+) => {
+        $(
+            #[pymethods]
+            impl $class {
+                fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyType>, String))> {
+                    let getattr = slf.py().import("builtins")?.getattr("getattr")?;
+                    Ok((getattr, (slf.py().get_type::<Self>(), format!("{:?}", slf.get()))))
+                }
+            }
+        )+
+    };
+}
+
+pickled! {
+    Architecture
+    MultimodalArchitecture
+    EmbeddingArchitecture
+    DiffusionArchitecture
+    SpeechLoaderType
+    ModelDType
+    PagedCacheType
+    IsqOrganization
+    ToolChoice
 }

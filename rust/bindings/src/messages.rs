@@ -37,6 +37,21 @@ fn to_json(object: &Bound<'_, PyAny>) -> PyResult<Value> {
     serde_json::from_str(&text).map_err(|error| invalid(format!("`messages` is not JSON: {error}")))
 }
 
+/// The messages as a list of dicts.
+pub fn to_python<'py>(py: Python<'py>, messages: &[Message]) -> PyResult<Bound<'py, PyAny>> {
+    let dict = |message: &Message| {
+        let content = match &message.content {
+            MessageContent::Text(text) => Value::from(text.as_str()),
+            MessageContent::Parts(parts) => Value::from(parts.as_slice()),
+        };
+        let mut dict = Map::from_iter([("role".to_owned(), message.role.as_str().into()), ("content".to_owned(), content)]);
+        dict.extend(message.extra.clone());
+        Value::Object(dict)
+    };
+    let messages: Value = messages.iter().map(dict).collect();
+    py.import("json")?.call_method1("loads", (messages.to_string(),))
+}
+
 fn parse_one(index: usize, message: Value) -> PyResult<Message> {
     let Value::Object(mut message) = message else {
         return Err(invalid(format!("`messages[{index}]` must be a dict, got {message}")));

@@ -19,6 +19,7 @@ use crate::{
 const LOADED: &str = "loaded";
 const UNLOADED: &str = "unloaded";
 const RELOADING: &str = "reloading";
+const CLOSED: &str = "closed";
 
 /// A model that can be loaded any number of times.
 pub struct Model {
@@ -32,6 +33,8 @@ pub struct Model {
 enum State {
     Loaded(Engine),
     Unloaded,
+    /// For good.
+    Closed,
     /// A thread loads or unloads it; the status that is told meanwhile.
     Changing(&'static str),
 }
@@ -49,11 +52,12 @@ impl Model {
         Ok(Self { id, source, config, state: Mutex::new(State::Loaded(engine)), changed: Condvar::new() })
     }
 
-    /// "loaded", "unloaded" or "reloading".
+    /// "loaded", "unloaded", "reloading" or "closed".
     pub fn status(&self) -> &'static str {
         match *self.lock() {
             State::Loaded(_) => LOADED,
             State::Unloaded => UNLOADED,
+            State::Closed => CLOSED,
             State::Changing(status) => status,
         }
     }
@@ -63,10 +67,11 @@ impl Model {
         self.status() == LOADED
     }
 
-    /// The engine of a loaded model; an error that names `reload_model` otherwise.
+    /// The engine of a loaded model; an error that names what to do otherwise.
     pub fn engine(&self) -> PyResult<Engine> {
         match &*self.lock() {
             State::Loaded(engine) => Ok(engine.clone()),
+            State::Closed => Err(closed()),
             State::Unloaded | State::Changing(_) => {
                 Err(invalid(format!("model `{}` is not loaded: `reload_model()`, or a request, loads it again", self.id)))
             }
@@ -76,8 +81,10 @@ impl Model {
     /// The engine, after loading the model again if it is unloaded. Waits for another thread that loads or unloads it.
     pub fn engine_or_reload(&self, py: Python<'_>) -> PyResult<Engine> {
         loop {
-            if let State::Loaded(engine) = &*self.lock() {
-                return Ok(engine.clone());
+            match &*self.lock() {
+                State::Loaded(engine) => return Ok(engine.clone()),
+                State::Closed => return Err(closed()),
+                State::Unloaded | State::Changing(_) => {}
             }
             if let Some(mut change) = self.change(py, |state| matches!(state, State::Unloaded), RELOADING)? {
                 let engine = start(py, &self.source, &self.config, None)?;
@@ -89,17 +96,17 @@ impl Model {
 
     /// Ends what runs, with the text that it has, and gives the memory back; an error if it is unloaded already.
     pub fn unload(&self, py: Python<'_>) -> PyResult<()> {
-        let Some(mut change) = self.change(py, |state| matches!(state, State::Loaded(_)), UNLOADED)? else {
-            return Err(invalid(format!("model `{}` is unloaded already", self.id)));
-        };
-        let before = mem::replace(&mut change.state, State::Unloaded);
-        enter(py, move || {
-            if let State::Loaded(engine) = before {
-                // An engine whose thread has ended has given its memory back.
-                engine.unload().unwrap_or_default();
-            }
-            Ok(())
-        })
+        match self.change(py, |state| matches!(state, State::Loaded(_)), UNLOADED)? {
+            Some(change) => change.free(py, State::Unloaded),
+            None if matches!(&*self.lock(), State::Closed) => Err(closed()),
+            None => Err(invalid(format!("model `{}` is unloaded already", self.id))),
+        }
+    }
+
+    /// As [`Self::unload`], for good; nothing happens if it is closed already.
+    pub fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let change = self.change(py, |state| !matches!(state, State::Closed), CLOSED)?;
+        change.map_or(Ok(()), |change| change.free(py, State::Closed))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -128,11 +135,29 @@ struct Change<'a> {
     state: State,
 }
 
+impl Change<'_> {
+    /// Ends what runs and gives the memory back; the model is then in the state `after`.
+    fn free(mut self, py: Python<'_>, after: State) -> PyResult<()> {
+        let before = mem::replace(&mut self.state, after);
+        enter(py, move || {
+            if let State::Loaded(engine) = before {
+                // An engine whose thread has ended has given its memory back.
+                engine.unload().unwrap_or_default();
+            }
+            Ok(())
+        })
+    }
+}
+
 impl Drop for Change<'_> {
     fn drop(&mut self) {
         *self.model.lock() = mem::replace(&mut self.state, State::Unloaded);
         self.model.changed.notify_all();
     }
+}
+
+fn closed() -> PyErr {
+    invalid("the runner is closed; make another one")
 }
 
 /// Loads the model and logs what it is.

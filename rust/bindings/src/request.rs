@@ -1,14 +1,20 @@
 //! Requests: Python arguments become one [`engine::GenerationRequest`].
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use engine::{GenerationRequest, MAX_CHOICES, Prompt, RenderOptions};
-use pyo3::{exceptions::PyTypeError, prelude::*, types::PyString};
+use pyo3::{
+    IntoPyObjectExt,
+    exceptions::PyTypeError,
+    prelude::*,
+    types::{PyDict, PyString, PyTuple},
+};
 
 use crate::{
     arguments::{Integer, Real, Text, at_least, at_least_if_given, named_text, refuse, token_ids, within},
     enums::ToolChoice,
     exceptions::{invalid, not_yet},
+    fields::{Fields, getters, given, reduced, shown_dict},
     messages,
     sampling::{DryFields, SamplingFields},
     service::{ServiceFields, check_priority},
@@ -49,6 +55,7 @@ pub struct ChatCompletionRequest {
     model: String,
     #[pyo3(get)]
     pub stream: bool,
+    fields: Fields,
 }
 
 /// A completion of a text as it is, without chat template.
@@ -64,6 +71,7 @@ pub struct CompletionRequest {
     pub request: GenerationRequest,
     #[pyo3(get)]
     model: String,
+    fields: Fields,
 }
 
 fn check_choices(n_choices: &Bound<'_, PyAny>) -> PyResult<usize> {
@@ -115,11 +123,12 @@ impl ChatCompletionRequest {
     #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "mirrors a documented signature")]
     #[allow(clippy::too_many_lines, clippy::needless_pass_by_value, reason = "one line an argument")]
     fn new(
+        py: Python<'_>,
         messages: &Bound<'_, PyAny>,
         model: String,
         logprobs: bool,
         #[pyo3(from_py_with = check_choices)] n_choices: usize,
-        logit_bias: Option<HashMap<Integer, Real>>,
+        logit_bias: Option<BTreeMap<Integer, Real>>,
         top_logprobs: Option<Integer>,
         max_tokens: Option<Integer>,
         presence_penalty: Option<Real>,
@@ -187,6 +196,39 @@ impl ChatCompletionRequest {
                 ("adapters", adapters.is_some()),
             ],
         )?;
+        let fields = given!(
+            py,
+            n_choices,
+            logit_bias,
+            top_logprobs,
+            max_tokens,
+            presence_penalty,
+            frequency_penalty,
+            repetition_penalty,
+            stop_seqs,
+            temperature,
+            top_p,
+            top_k,
+            stream,
+            min_p,
+            dry_multiplier,
+            dry_base,
+            dry_allowed_length,
+            dry_sequence_breakers,
+            enable_thinking,
+            truncate_sequence,
+            reasoning_effort,
+            ignore_eos,
+            seed,
+            priority,
+            deadline,
+            tenant,
+            cache_salt,
+            public_messages,
+            keep
+        );
+        fields.set_item("tool_choice", tool_choice)?;
+        fields.set_item("logprobs", logprobs.then_some(true))?;
         let top_logprobs = at_least_if_given("top_logprobs", top_logprobs.as_ref(), 0)?;
         if !logprobs && top_logprobs.is_some() {
             return Err(invalid("`top_logprobs` needs `logprobs=True`"));
@@ -227,12 +269,46 @@ impl ChatCompletionRequest {
             stream,
             ..GenerationRequest::new(prompt, sampling.check()?)
         };
-        Ok(Self { request, model, stream })
+        Ok(Self { request, model, stream, fields: Fields::of(&fields)? })
     }
 
-    fn __repr__(&self) -> String {
-        format!("ChatCompletionRequest(model={:?}, stream={})", self.model, if self.stream { "True" } else { "False" })
+    #[getter]
+    fn logprobs(&self) -> bool {
+        self.request.sampling.logprobs.is_some()
     }
+
+    /// The messages as a list of dicts.
+    #[getter]
+    fn messages<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let Prompt::Chat { messages, .. } = &self.request.prompt else { return Ok(py.None().into_bound(py)) };
+        messages::to_python(py, messages)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        shown_dict("ChatCompletionRequest", &self.all(py)?)
+    }
+
+    fn __eq__(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+        match other.cast::<Self>() {
+            Ok(other) => self.all(py)?.eq(other.get().all(py)?)?.into_py_any(py),
+            Err(_) => Ok(py.NotImplemented()),
+        }
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
+        reduced(&slf.get_type(), &slf.get().all(slf.py())?)
+    }
+}
+
+impl ChatCompletionRequest {
+    /// The keywords that make an equal one.
+    fn all<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.fields.behind([("messages", self.messages(py)?), ("model", self.model.as_str().into_bound_py_any(py)?)])
+    }
+}
+
+getters! {
+    ChatCompletionRequest: n_choices, logit_bias, top_logprobs, max_tokens, presence_penalty, frequency_penalty, repetition_penalty, stop_seqs, temperature, top_p, top_k, min_p, tool_choice, dry_multiplier, dry_base, dry_allowed_length, dry_sequence_breakers, enable_thinking, truncate_sequence, reasoning_effort, ignore_eos, seed, priority, deadline, tenant, cache_salt, public_messages, keep
 }
 
 #[pymethods]
@@ -249,6 +325,7 @@ impl CompletionRequest {
     #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "mirrors a documented signature")]
     #[allow(clippy::needless_pass_by_value, reason = "one line an argument")]
     fn new(
+        py: Python<'_>,
         prompt: &Bound<'_, PyAny>,
         model: String,
         best_of: Option<Integer>,
@@ -256,7 +333,7 @@ impl CompletionRequest {
         presence_penalty: Option<Real>,
         frequency_penalty: Option<Real>,
         repetition_penalty: Option<Real>,
-        logit_bias: Option<HashMap<Integer, Real>>,
+        logit_bias: Option<BTreeMap<Integer, Real>>,
         max_tokens: Option<Integer>,
         #[pyo3(from_py_with = check_choices)] n_choices: usize,
         stop_seqs: Option<OneOrMany>,
@@ -296,6 +373,38 @@ impl CompletionRequest {
                 ("adapters", adapters.is_some()),
             ],
         )?;
+        let fields = given!(
+            py,
+            best_of,
+            echo_prompt,
+            presence_penalty,
+            frequency_penalty,
+            repetition_penalty,
+            logit_bias,
+            max_tokens,
+            n_choices,
+            stop_seqs,
+            temperature,
+            top_p,
+            suffix,
+            top_k,
+            min_p,
+            dry_multiplier,
+            dry_base,
+            dry_allowed_length,
+            dry_sequence_breakers,
+            truncate_sequence,
+            ignore_eos,
+            logprobs,
+            seed,
+            priority,
+            deadline,
+            tenant,
+            cache_salt,
+            public_prefix_len,
+            keep
+        );
+        fields.set_item("tool_choice", tool_choice)?;
         let sampling = SamplingFields {
             temperature,
             top_p,
@@ -327,12 +436,44 @@ impl CompletionRequest {
             stream: false,
             ..GenerationRequest::new(parse_prompt(prompt)?, sampling.check()?)
         };
-        Ok(Self { request, model })
+        Ok(Self { request, model, fields: Fields::of(&fields)? })
     }
 
-    fn __repr__(&self) -> String {
-        format!("CompletionRequest(model={:?})", self.model)
+    /// The text, or a list of token ids.
+    #[getter]
+    fn prompt<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        match &self.request.prompt {
+            Prompt::Text(text) => text.into_bound_py_any(py),
+            Prompt::TokenIds(ids) => ids.into_bound_py_any(py),
+            Prompt::Chat { .. } | Prompt::Sequence { .. } => Ok(py.None().into_bound(py)),
+        }
     }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        shown_dict("CompletionRequest", &self.all(py)?)
+    }
+
+    fn __eq__(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+        match other.cast::<Self>() {
+            Ok(other) => self.all(py)?.eq(other.get().all(py)?)?.into_py_any(py),
+            Err(_) => Ok(py.NotImplemented()),
+        }
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
+        reduced(&slf.get_type(), &slf.get().all(slf.py())?)
+    }
+}
+
+impl CompletionRequest {
+    /// The keywords that make an equal one.
+    fn all<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.fields.behind([("prompt", self.prompt(py)?), ("model", self.model.as_str().into_bound_py_any(py)?)])
+    }
+}
+
+getters! {
+    CompletionRequest: best_of, echo_prompt, presence_penalty, frequency_penalty, repetition_penalty, logit_bias, max_tokens, n_choices, stop_seqs, temperature, top_p, suffix, top_k, min_p, tool_choice, dry_multiplier, dry_base, dry_allowed_length, dry_sequence_breakers, truncate_sequence, ignore_eos, logprobs, seed, priority, deadline, tenant, cache_salt, public_prefix_len, keep
 }
 
 fn parse_prompt(prompt: &Bound<'_, PyAny>) -> PyResult<Prompt> {

@@ -6,271 +6,356 @@ use std::{
 };
 
 use engine::{Completion, Engine, TokenLogprobs};
-use pyo3::{prelude::*, types::PyBytes};
+use pyo3::{
+    IntoPyObjectExt,
+    prelude::*,
+    types::{PyBytes, PyTuple, PyType},
+};
 
-use crate::{logger::log_failure, sequence::Sequence};
+use crate::{exceptions::InternalError, fields::record, logger::log_failure, openai, sequence::Sequence};
 
-/// `Name(field=value, ...)`, each value as Python writes it.
-macro_rules! repr {
-    ($py:expr, $name:literal, $self:expr, $($field:ident),+) => {{
-        let mut fields = Vec::new();
-        $(fields.push(format!("{}={}", stringify!($field), (&$self.$field).into_pyobject($py)?.repr()?));)+
-        Ok(format!("{}({})", $name, fields.join(", ")))
-    }};
-}
-
-/// A complete chat answer.
-#[pyclass(frozen, get_all, module = "mistral_paged")]
-pub struct ChatCompletionResponse {
-    id: String,
-    choices: Vec<Py<Choice>>,
-    created: u64,
-    model: String,
-    system_fingerprint: String,
-    object: String,
-    usage: Py<Usage>,
-}
-
-/// One answer of a chat. `finish_reason` is "stop" (end of sequence or a stop string), "length" (`max_tokens`, the model's length
-/// or the whole KV pool) or "error", whose cause is logged. `stop_sequence` is the stop string that ended it; `sequence`, with
-/// `keep=True`, what can be gone on from.
-#[pyclass(frozen, get_all, module = "mistral_paged")]
-pub struct Choice {
-    finish_reason: String,
-    index: usize,
-    message: Py<ResponseMessage>,
-    logprobs: Option<Py<Logprobs>>,
-    stop_sequence: Option<String>,
-    sequence: Option<Py<Sequence>>,
-}
-
-/// What the model said. `tool_calls` and `reasoning_content` are None in this version.
-#[pyclass(frozen, get_all, module = "mistral_paged")]
-pub struct ResponseMessage {
-    content: Option<String>,
-    role: String,
-    tool_calls: Option<Vec<String>>,
-    reasoning_content: Option<String>,
-}
-
-/// What a request used: tokens, seconds from submission, tokens a second; `preemptions`, how often a choice lost its blocks to
-/// another request, and `recomputed_tokens`, how many tokens were computed again.
-#[pyclass(frozen, get_all, module = "mistral_paged")]
-pub struct Usage {
-    completion_tokens: usize,
-    prompt_tokens: usize,
-    total_tokens: usize,
-    avg_tok_per_sec: f64,
-    avg_prompt_tok_per_sec: f64,
-    avg_compl_tok_per_sec: f64,
-    total_time_sec: f64,
-    total_prompt_time_sec: f64,
-    total_completion_time_sec: f64,
-    prompt_tokens_details: Option<Py<PromptTokensDetails>>,
-    preemptions: usize,
-    recomputed_tokens: usize,
-}
-
-/// Of the prompt, the tokens that were not computed, because the prefix cache or the sequence that was gone on from had their
-/// keys and values. `miss_reason` tells why there were no more, of the first block that was missing; None when all but the last
-/// token were there.
-///
-/// - "cold": nothing like it was computed before, or too long ago. "evicted": its memory was needed for something else.
-/// - "salt": it is there for another `cache_salt`. "identity": it is there for another model state.
-/// - "partial_tail": it is the incomplete last block of the prompt. "window_evicted": a sliding window that ends there is gone.
-/// - "disabled": the prefix cache is off. "skipped": log probabilities of the prompt were asked for, which need every position.
-#[pyclass(frozen, get_all, module = "mistral_paged")]
-pub struct PromptTokensDetails {
-    cached_tokens: usize,
-    miss_reason: Option<&'static str>,
-}
-
-/// Log probabilities of the tokens of one answer, in order.
-#[pyclass(frozen, get_all, module = "mistral_paged")]
-pub struct Logprobs {
-    content: Vec<Py<ResponseLogprob>>,
-}
-
-/// Natural logarithm of one token's probability; None for the first token of an echoed prompt. `token` is its text, `bytes` its
-/// own bytes, which need not be a character by themselves.
-#[pyclass(frozen, get_all, module = "mistral_paged")]
-pub struct ResponseLogprob {
-    token: String,
-    token_id: u32,
-    logprob: Option<f32>,
-    bytes: Py<PyBytes>,
-    top_logprobs: Vec<Py<TopLogprob>>,
-}
-
-/// One of the likeliest tokens at a position: `token` is its id, `bytes` its text.
-#[pyclass(frozen, get_all, module = "mistral_paged")]
-pub struct TopLogprob {
-    token: u32,
-    logprob: f32,
-    bytes: String,
-}
-
-/// A complete text answer.
-#[pyclass(frozen, get_all, module = "mistral_paged")]
-pub struct CompletionResponse {
-    id: String,
-    choices: Vec<Py<CompletionChoice>>,
-    created: u64,
-    model: String,
-    system_fingerprint: String,
-    object: String,
-    usage: Py<Usage>,
-}
-
-/// One continuation of a text.
-#[pyclass(frozen, get_all, module = "mistral_paged")]
-pub struct CompletionChoice {
-    finish_reason: String,
-    index: usize,
-    text: String,
-    logprobs: Option<Py<Logprobs>>,
-    stop_sequence: Option<String>,
-    sequence: Option<Py<Sequence>>,
-}
-
-/// A part of a chat answer. `usage` is there on the last one.
-#[pyclass(frozen, get_all, module = "mistral_paged")]
-pub struct ChatCompletionChunkResponse {
-    pub id: String,
-    pub choices: Vec<Py<ChunkChoice>>,
-    pub created: u64,
-    pub model: String,
-    pub system_fingerprint: String,
-    pub object: String,
-    pub usage: Option<Py<Usage>>,
-}
-
-/// A part of one answer; `finish_reason` is there on its last part.
-#[pyclass(frozen, get_all, module = "mistral_paged")]
-pub struct ChunkChoice {
-    pub finish_reason: Option<String>,
-    pub index: usize,
-    pub delta: Py<Delta>,
-    pub logprobs: Option<Py<Logprobs>>,
-    pub stop_sequence: Option<String>,
-    pub sequence: Option<Py<Sequence>>,
-}
-
-/// The text since the last part.
-#[pyclass(frozen, get_all, module = "mistral_paged")]
-pub struct Delta {
-    pub content: Option<String>,
-    pub role: String,
-    pub tool_calls: Option<Vec<String>>,
-    pub reasoning_content: Option<String>,
-}
-
-#[pymethods]
-impl ChatCompletionResponse {
-    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        repr!(py, "ChatCompletionResponse", self, id, choices, created, model, system_fingerprint, object, usage)
+record! {
+    /// A complete chat answer.
+    pub struct ChatCompletionResponse {
+        id: String,
+        choices: Vec<Py<Choice>>,
+        created: u64,
+        model: String,
+        system_fingerprint: String,
+        object: String,
+        usage: Py<Usage>,
     }
 }
 
-#[pymethods]
-impl Choice {
-    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        repr!(py, "Choice", self, finish_reason, index, message, logprobs, stop_sequence, sequence)
+record! {
+    /// One answer of a chat. `finish_reason` is "stop" (end of sequence or a stop string), "length" (`max_tokens`, the model's length
+    /// or the whole KV pool) or "error", whose cause is logged. `stop_sequence` is the stop string that ended it; `sequence`, with
+    /// `keep=True`, what can be gone on from.
+    pub struct Choice {
+        finish_reason: String,
+        index: usize,
+        message: Py<ResponseMessage>,
+        logprobs: Option<Py<Logprobs>>,
+        stop_sequence: Option<String>,
+        sequence: Option<Py<Sequence>>,
     }
 }
 
-#[pymethods]
-impl ResponseMessage {
-    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        repr!(py, "ResponseMessage", self, content, role, tool_calls, reasoning_content)
+record! {
+    /// What the model said. `tool_calls` and `reasoning_content` are None in this version.
+    pub struct ResponseMessage {
+        content: Option<String>,
+        role: String,
+        tool_calls: Option<Vec<String>>,
+        reasoning_content: Option<String>,
     }
 }
 
-#[pymethods]
-impl Usage {
-    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        repr!(
-            py,
-            "Usage",
-            self,
-            completion_tokens,
-            prompt_tokens,
-            total_tokens,
-            avg_tok_per_sec,
-            avg_prompt_tok_per_sec,
-            avg_compl_tok_per_sec,
-            total_time_sec,
-            total_prompt_time_sec,
-            total_completion_time_sec,
-            prompt_tokens_details,
-            preemptions,
-            recomputed_tokens
-        )
+record! {
+    /// What a request used: tokens, seconds from submission, tokens a second; `preemptions`, how often a choice lost its blocks to
+    /// another request, and `recomputed_tokens`, how many tokens were computed again.
+    pub struct Usage {
+        completion_tokens: usize,
+        prompt_tokens: usize,
+        total_tokens: usize,
+        avg_tok_per_sec: f64,
+        avg_prompt_tok_per_sec: f64,
+        avg_compl_tok_per_sec: f64,
+        total_time_sec: f64,
+        total_prompt_time_sec: f64,
+        total_completion_time_sec: f64,
+        prompt_tokens_details: Option<Py<PromptTokensDetails>>,
+        preemptions: usize,
+        recomputed_tokens: usize,
     }
 }
 
-#[pymethods]
-impl PromptTokensDetails {
-    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        repr!(py, "PromptTokensDetails", self, cached_tokens, miss_reason)
+record! {
+    /// Of the prompt, the tokens that were not computed, because the prefix cache or the sequence that was gone on from had their
+    /// keys and values. `miss_reason` tells why there were no more, of the first block that was missing; None when all but the last
+    /// token were there.
+    ///
+    /// - "cold": nothing like it was computed before, or too long ago. "evicted": its memory was needed for something else.
+    /// - "salt": it is there for another `cache_salt`. "identity": it is there for another model state.
+    /// - "partial_tail": it is the incomplete last block of the prompt. "window_evicted": a sliding window that ends there is gone.
+    /// - "disabled": the prefix cache is off. "skipped": log probabilities of the prompt were asked for, which need every position.
+    pub struct PromptTokensDetails {
+        cached_tokens: usize,
+        miss_reason: Option<String>,
     }
 }
 
-#[pymethods]
+record! {
+    /// Log probabilities of the tokens of one answer, in order.
+    pub struct Logprobs {
+        content: Vec<Py<ResponseLogprob>>,
+    }
+}
+
+record! {
+    /// Natural logarithm of one token's probability; None for the first token of an echoed prompt. `token` is its text, `bytes` its
+    /// own bytes, which need not be a character by themselves.
+    pub struct ResponseLogprob {
+        token: String,
+        token_id: u32,
+        logprob: Option<f32>,
+        bytes: Py<PyBytes>,
+        top_logprobs: Vec<Py<TopLogprob>>,
+    }
+}
+
+record! {
+    /// One of the likeliest tokens at a position, with the fields of a `ResponseLogprob`.
+    pub struct TopLogprob {
+        token: String,
+        token_id: u32,
+        logprob: f32,
+        bytes: Py<PyBytes>,
+    }
+}
+
+record! {
+    /// A complete text answer.
+    pub struct CompletionResponse {
+        id: String,
+        choices: Vec<Py<CompletionChoice>>,
+        created: u64,
+        model: String,
+        system_fingerprint: String,
+        object: String,
+        usage: Py<Usage>,
+    }
+}
+
+record! {
+    /// One continuation of a text.
+    pub struct CompletionChoice {
+        finish_reason: String,
+        index: usize,
+        text: String,
+        logprobs: Option<Py<Logprobs>>,
+        stop_sequence: Option<String>,
+        sequence: Option<Py<Sequence>>,
+    }
+}
+
+record! {
+    /// A part of a chat answer. `usage` is there on the last one.
+    pub struct ChatCompletionChunkResponse {
+        pub id: String,
+        pub choices: Vec<Py<ChunkChoice>>,
+        pub created: u64,
+        pub model: String,
+        pub system_fingerprint: String,
+        pub object: String,
+        pub usage: Option<Py<Usage>>,
+    }
+}
+
+record! {
+    /// A part of one answer; `finish_reason` is there on its last part.
+    pub struct ChunkChoice {
+        pub finish_reason: Option<String>,
+        pub index: usize,
+        pub delta: Py<Delta>,
+        pub logprobs: Option<Py<Logprobs>>,
+        pub stop_sequence: Option<String>,
+        pub sequence: Option<Py<Sequence>>,
+    }
+}
+
+record! {
+    /// The text since the last part.
+    pub struct Delta {
+        pub content: Option<String>,
+        pub role: String,
+        pub tool_calls: Option<Vec<String>>,
+        pub reasoning_content: Option<String>,
+    }
+}
+
 impl Logprobs {
-    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        repr!(py, "Logprobs", self, content)
+    fn tokens<'a>(&'a self, py: Python<'a>) -> Vec<openai::Token<'a>> {
+        let top = |top: &'a Py<TopLogprob>| {
+            let TopLogprob { token, logprob, bytes, .. } = top.get();
+            openai::Token { text: token, bytes: bytes.as_bytes(py), logprob: Some(*logprob), top: Vec::new() }
+        };
+        let token = |entry: &'a Py<ResponseLogprob>| {
+            let ResponseLogprob { token, logprob, bytes, top_logprobs, .. } = entry.get();
+            let top = top_logprobs.iter().map(top).collect();
+            openai::Token { text: token, bytes: bytes.as_bytes(py), logprob: *logprob, top }
+        };
+        self.content.iter().map(token).collect()
     }
 }
 
-#[pymethods]
-impl ResponseLogprob {
-    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        repr!(py, "ResponseLogprob", self, token, token_id, logprob, bytes, top_logprobs)
+impl Usage {
+    fn as_openai(&self) -> openai::Usage<'_> {
+        let details = self.prompt_tokens_details.as_ref().map(Py::get);
+        openai::Usage {
+            prompt_tokens: self.prompt_tokens,
+            completion_tokens: self.completion_tokens,
+            total_tokens: self.total_tokens,
+            prompt_tokens_details: details.map(|details| openai::PromptTokensDetails {
+                cached_tokens: details.cached_tokens,
+                miss_reason: details.miss_reason.as_deref(),
+            }),
+            avg_tok_per_sec: self.avg_tok_per_sec,
+            avg_prompt_tok_per_sec: self.avg_prompt_tok_per_sec,
+            avg_compl_tok_per_sec: self.avg_compl_tok_per_sec,
+            total_time_sec: self.total_time_sec,
+            total_prompt_time_sec: self.total_prompt_time_sec,
+            total_completion_time_sec: self.total_completion_time_sec,
+            preemptions: self.preemptions,
+            recomputed_tokens: self.recomputed_tokens,
+        }
     }
 }
 
-#[pymethods]
-impl TopLogprob {
-    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        repr!(py, "TopLogprob", self, token, logprob, bytes)
+/// What the JSON of a choice has of log probabilities.
+fn logprobs_json(
+    py: Python<'_>,
+    logprobs: Option<&Py<Logprobs>>,
+    shape: impl Fn(&[openai::Token<'_>]) -> serde_json::Value,
+) -> Option<serde_json::Value> {
+    logprobs.map(|logprobs| shape(&logprobs.get().tokens(py)))
+}
+
+impl Choice {
+    fn as_openai<'a>(&'a self, py: Python<'_>) -> openai::Choice<'a> {
+        let ResponseMessage { role, content, .. } = self.message.get();
+        openai::Choice {
+            index: self.index,
+            said: openai::Said::Message { role, content: content.as_deref(), refusal: None },
+            logprobs: logprobs_json(py, self.logprobs.as_ref(), openai::chat_logprobs),
+            finish_reason: Some(&self.finish_reason),
+            stop_sequence: self.stop_sequence.as_deref(),
+        }
     }
 }
 
-#[pymethods]
-impl CompletionResponse {
-    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        repr!(py, "CompletionResponse", self, id, choices, created, model, system_fingerprint, object, usage)
-    }
-}
-
-#[pymethods]
-impl CompletionChoice {
-    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        repr!(py, "CompletionChoice", self, finish_reason, index, text, logprobs, stop_sequence, sequence)
-    }
-}
-
-#[pymethods]
-impl ChatCompletionChunkResponse {
-    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        repr!(py, "ChatCompletionChunkResponse", self, id, choices, created, model, system_fingerprint, object, usage)
-    }
-}
-
-#[pymethods]
 impl ChunkChoice {
-    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        repr!(py, "ChunkChoice", self, finish_reason, index, delta, logprobs, stop_sequence, sequence)
+    fn as_openai<'a>(&'a self, py: Python<'_>) -> openai::Choice<'a> {
+        let Delta { role, content, .. } = self.delta.get();
+        openai::Choice {
+            index: self.index,
+            said: openai::Said::Delta { role, content: content.as_deref() },
+            logprobs: logprobs_json(py, self.logprobs.as_ref(), openai::chat_logprobs),
+            finish_reason: self.finish_reason.as_deref(),
+            stop_sequence: self.stop_sequence.as_deref(),
+        }
     }
 }
 
-#[pymethods]
-impl Delta {
-    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        repr!(py, "Delta", self, content, role, tool_calls, reasoning_content)
+impl CompletionChoice {
+    fn as_openai<'a>(&'a self, py: Python<'_>) -> openai::Choice<'a> {
+        openai::Choice {
+            index: self.index,
+            said: openai::Said::Text(&self.text),
+            logprobs: logprobs_json(py, self.logprobs.as_ref(), openai::text_logprobs),
+            finish_reason: Some(&self.finish_reason),
+            stop_sequence: self.stop_sequence.as_deref(),
+        }
     }
 }
+
+/// What an answer shows in a notebook.
+trait Shown {
+    /// The texts of its choices, each with why it ended.
+    fn texts(&self) -> Vec<(&str, Option<&str>)>;
+    /// What it used, once that is known.
+    fn used(&self) -> Option<&Usage>;
+}
+
+impl Shown for ChatCompletionResponse {
+    fn texts(&self) -> Vec<(&str, Option<&str>)> {
+        let choices = self.choices.iter().map(Py::get);
+        choices.map(|choice| (choice.message.get().content.as_deref().unwrap_or(""), Some(&*choice.finish_reason))).collect()
+    }
+
+    fn used(&self) -> Option<&Usage> {
+        Some(self.usage.get())
+    }
+}
+
+impl Shown for CompletionResponse {
+    fn texts(&self) -> Vec<(&str, Option<&str>)> {
+        self.choices.iter().map(Py::get).map(|choice| (&*choice.text, Some(&*choice.finish_reason))).collect()
+    }
+
+    fn used(&self) -> Option<&Usage> {
+        Some(self.usage.get())
+    }
+}
+
+impl Shown for ChatCompletionChunkResponse {
+    fn texts(&self) -> Vec<(&str, Option<&str>)> {
+        let choices = self.choices.iter().map(Py::get);
+        choices.map(|choice| (choice.delta.get().content.as_deref().unwrap_or(""), choice.finish_reason.as_deref())).collect()
+    }
+
+    fn used(&self) -> Option<&Usage> {
+        self.usage.as_ref().map(Py::get)
+    }
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+/// Texts as they are, and a line about each and about what was used.
+fn html(answer: &impl Shown) -> String {
+    let mut html = String::new();
+    for (text, reason) in answer.texts() {
+        html += &format!("<pre style=\"white-space: pre-wrap\">{}</pre>", escaped(text));
+        if let Some(reason) = reason {
+            html += &format!("<small>{}</small>", escaped(reason));
+        }
+    }
+    if let Some(usage) = answer.used() {
+        let cached = usage.prompt_tokens_details.as_ref().map_or(0, |details| details.get().cached_tokens);
+        html += &format!(
+            "<p><small>{} prompt tokens ({cached} cached), {} generated at {:.1}/s, {:.2} s in all</small></p>",
+            usage.prompt_tokens, usage.completion_tokens, usage.avg_compl_tok_per_sec, usage.total_time_sec
+        );
+    }
+    html
+}
+
+/// What answers and parts of them have beyond their fields.
+macro_rules! answer {
+    ($class:ident) => {
+        #[pymethods]
+        impl $class {
+            /// JSON in the shape of OpenAI's API, with what this package knows beyond it. A kept `sequence` is left out.
+            fn to_json(&self, py: Python<'_>) -> PyResult<String> {
+                let answer = openai::Answer {
+                    id: &self.id,
+                    object: &self.object,
+                    created: self.created,
+                    model: &self.model,
+                    system_fingerprint: &self.system_fingerprint,
+                    choices: self.choices.iter().map(|choice| choice.get().as_openai(py)).collect(),
+                    usage: self.used().map(Usage::as_openai),
+                };
+                serde_json::to_string(&answer).map_err(|error| InternalError::new_err(error.to_string()))
+            }
+
+            /// What `to_json` writes, as a dict.
+            fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+                py.import("json")?.call_method1("loads", (self.to_json(py)?,))
+            }
+
+            fn _repr_html_(&self) -> String {
+                html(self)
+            }
+        }
+    };
+}
+
+answer!(ChatCompletionResponse);
+answer!(CompletionResponse);
+answer!(ChatCompletionChunkResponse);
 
 /// What all parts of one answer share.
 #[derive(Clone)]
@@ -300,8 +385,10 @@ fn per_second(tokens: usize, seconds: f64) -> f64 {
 
 /// Usage with its rates.
 pub fn usage(py: Python<'_>, usage: &engine::Usage) -> PyResult<Py<Usage>> {
-    let details =
-        PromptTokensDetails { cached_tokens: usage.cached_tokens, miss_reason: usage.cache_miss.map(engine::MissReason::name) };
+    let details = PromptTokensDetails {
+        cached_tokens: usage.cached_tokens,
+        miss_reason: usage.cache_miss.map(|reason| reason.name().to_owned()),
+    };
     let total_tokens = usage.prompt_tokens + usage.completion_tokens;
     Py::new(
         py,
@@ -328,7 +415,10 @@ pub fn logprobs(py: Python<'_>, tokens: Vec<TokenLogprobs>) -> PyResult<Py<Logpr
         let top_logprobs = token
             .top_logprobs
             .into_iter()
-            .map(|top| Py::new(py, TopLogprob { token: top.token_id, logprob: top.logprob, bytes: top.text }))
+            .map(|top| {
+                let bytes = PyBytes::new(py, &top.bytes).unbind();
+                Py::new(py, TopLogprob { token: top.text().into_owned(), token_id: top.token_id, logprob: top.logprob, bytes })
+            })
             .collect::<PyResult<_>>()?;
         let bytes = PyBytes::new(py, &token.bytes).unbind();
         Py::new(py, ResponseLogprob { token: token.text, token_id: token.token_id, logprob: token.logprob, bytes, top_logprobs })

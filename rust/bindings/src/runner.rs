@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use engine::{CpuOptions, Engine, EngineConfig, RenderOptions};
-use pyo3::{prelude::*, types::PyString};
+use pyo3::{
+    prelude::*,
+    types::{PyDict, PyString, PyTuple},
+};
 
 use crate::{
     arguments::{Integer, Real, Text, at_least, at_least_if_given, check_seed, refuse, token_ids, within},
@@ -327,6 +330,20 @@ impl Runner {
         enter(py, || engine.detokenize_text(&ids, skip_special_tokens))
     }
 
+    /// What the model's `generation_config.json` says of sampling: `temperature`, `top_k`, `top_p`, `min_p` and
+    /// `repetition_penalty`, which requests follow in the fields that they leave out; `None` where it says nothing.
+    fn generation_config<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let engine = self.engine()?;
+        let config = engine.generation_config();
+        let dict = PyDict::new(py);
+        dict.set_item("temperature", config.temperature.map(shortest))?;
+        dict.set_item("top_k", config.top_k)?;
+        dict.set_item("top_p", config.top_p.map(shortest))?;
+        dict.set_item("min_p", config.min_p.map(shortest))?;
+        dict.set_item("repetition_penalty", config.repetition_penalty.map(shortest))?;
+        Ok(dict)
+    }
+
     /// Tokens of a request at most, prompt and answer together: the model's context length.
     #[pyo3(signature = (model_id=None))]
     fn max_sequence_length(&self, model_id: Option<&str>) -> PyResult<usize> {
@@ -375,7 +392,23 @@ impl Runner {
         self.model.get()?.engine_or_reload(py).map(|_| ())
     }
 
-    /// Ids of the models with their status: "loaded", "unloaded" or "reloading".
+    /// Ends the runner: requests in flight end with the text that they have and the reason "canceled", the memory of weights and
+    /// pool is given back, and every later request raises `ValueError`. Returns when that is done; a second time does nothing.
+    /// The end of a `with` block does the same.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.model.get()?.close(py)
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.close(py)
+    }
+
+    /// Ids of the models with their status: "loaded", "unloaded", "reloading" or "closed".
     fn list_models_with_status(&self) -> PyResult<Vec<(String, &'static str)>> {
         Ok(vec![(self.model_id.clone(), self.model.get()?.status())])
     }
@@ -385,7 +418,7 @@ impl Runner {
         Ok(if self.model.get()?.is_loaded() { Vec::new() } else { vec![self.model_id.clone()] })
     }
 
-    /// Status of a model: "loaded", "unloaded" or "reloading".
+    /// Status of a model: "loaded", "unloaded", "reloading" or "closed".
     fn get_model_status(&self, model_id: &str) -> PyResult<&'static str> {
         self.check_model(Some(model_id))?;
         Ok(self.model.get()?.status())
@@ -421,6 +454,11 @@ impl Runner {
             _ => Ok(()),
         }
     }
+}
+
+/// The number that a file most likely has: 0.6, where a single-precision number is 0.60000002384.
+fn shortest(number: f32) -> f64 {
+    number.to_string().parse().unwrap_or_else(|_| number.into())
 }
 
 /// Requests that run together at most.

@@ -1,6 +1,6 @@
 //! The sampling fields that all requests have.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use engine::{DryParams, SamplingParams};
 use pyo3::prelude::*;
@@ -21,7 +21,7 @@ pub struct SamplingFields {
     pub frequency_penalty: Option<Real>,
     pub repetition_penalty: Option<Real>,
     pub dry: DryFields,
-    pub logit_bias: Option<HashMap<Integer, Real>>,
+    pub logit_bias: Option<BTreeMap<Integer, Real>>,
     pub logprobs: Option<usize>,
     pub stop_seqs: Option<OneOrMany>,
     pub max_tokens: Option<Integer>,

@@ -1,7 +1,7 @@
 //! Sequences that are gone on from: the branches of a search.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -31,6 +31,8 @@ use crate::{
 /// Search over texts with it: `fork` gives branches that share all blocks so far, each `generate` goes on with a sampling of its
 /// own and writes to blocks of its own from there. When the pool needs the blocks of a sequence at rest, it takes them, and the
 /// next `generate` computes them again: the tokens are the same.
+///
+/// A copy (`copy.copy`) is the same sequence; `fork` makes another.
 ///
 /// `release()`, the end of a `with` block or dropping it gives the blocks back. Any number of threads may use a sequence, but one
 /// at a time goes on from it. In a forked process every use raises `InternalError`.
@@ -173,7 +175,7 @@ impl Sequence {
         presence_penalty: Option<Real>,
         frequency_penalty: Option<Real>,
         repetition_penalty: Option<Real>,
-        logit_bias: Option<HashMap<Integer, Real>>,
+        logit_bias: Option<BTreeMap<Integer, Real>>,
         logprobs: Option<Integer>,
         stop_seqs: Option<OneOrMany>,
         ignore_eos: bool,
@@ -237,6 +239,20 @@ impl Sequence {
     #[pyo3(signature = (*_exception))]
     fn __exit__(&self, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
         self.release()
+    }
+
+    fn __copy__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        slf
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(PyTypeError::new_err(
+            "a Sequence lives in its runner and cannot be pickled; send its `tokens`, as the prompt of a completion",
+        ))
     }
 
     fn __len__(&self) -> PyResult<usize> {

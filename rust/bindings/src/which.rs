@@ -1,10 +1,15 @@
 //! Selects the model of a `Runner`.
 
-use pyo3::{prelude::*, types::PyString};
+use pyo3::{
+    IntoPyObjectExt,
+    prelude::*,
+    types::{PyDict, PyString, PyType},
+};
 
 use crate::{
     arguments::{Text, refuse},
     enums::{Architecture, ModelDType},
+    fields::shown_dict,
 };
 
 /// One text or several.
@@ -102,6 +107,48 @@ pub enum Which {
         encoder_cache_memory_bytes: Option<Py<PyAny>>,
         auto_map_params: Option<Py<PyAny>>,
     },
+}
+
+#[pymethods]
+impl Which {
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        let (kind, fields) = slf.get().given(slf)?;
+        shown_dict(&format!("Which.{kind}"), &fields)
+    }
+
+    fn __eq__(slf: &Bound<'_, Self>, other: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+        let py = slf.py();
+        let Ok(other) = other.cast::<Self>() else { return Ok(py.NotImplemented()) };
+        let ((kind, fields), (other_kind, others)) = (slf.get().given(slf)?, other.get().given(other)?);
+        (kind == other_kind && fields.eq(others)?).into_py_any(py)
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyType>,))> {
+        let py = slf.py();
+        let (kind, fields) = slf.get().given(slf)?;
+        // The class of a kind has no name of its own to be pickled by.
+        let call = py.import("operator")?.getattr("methodcaller")?.call((kind,), Some(&fields))?;
+        Ok((call, (py.get_type::<Self>(),)))
+    }
+}
+
+impl Which {
+    /// The kind, and the fields that are not at their defaults.
+    fn given<'py>(&self, slf: &Bound<'py, Self>) -> PyResult<(&'static str, Bound<'py, PyDict>)> {
+        let (kind, dtype) = match self {
+            Self::Plain { dtype, .. } => ("Plain", dtype),
+            Self::GGUF { dtype, .. } => ("GGUF", dtype),
+        };
+        let fields = PyDict::new(slf.py());
+        for name in slf.as_any().getattr("__match_args__")?.try_iter()? {
+            let name = name?;
+            let value = slf.as_any().getattr(name.cast::<PyString>()?)?;
+            if !value.is_none() && !(name.eq("dtype")? && *dtype == ModelDType::Auto) {
+                fields.set_item(name, value)?;
+            }
+        }
+        Ok((kind, fields))
+    }
 }
 
 /// Fields of either kind that are not supported yet.

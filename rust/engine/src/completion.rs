@@ -1,5 +1,7 @@
 //! What a caller gets back: events, and the complete answer made of them.
 
+use std::borrow::Cow;
+
 use paged::MissReason;
 
 use crate::{Sequence, engine::RequestHandle};
@@ -39,8 +41,15 @@ pub struct TopLogprob {
     pub token_id: u32,
     /// Natural logarithm of its probability.
     pub logprob: f32,
-    /// The token's text.
-    pub text: String,
+    /// The token's own bytes, which need not be a character by themselves.
+    pub bytes: Vec<u8>,
+}
+
+impl TopLogprob {
+    /// The token's text, with replacement characters where its bytes are none.
+    pub fn text(&self) -> Cow<'_, str> {
+        String::from_utf8_lossy(&self.bytes)
+    }
 }
 
 /// Log probability of one token.

@@ -11,7 +11,7 @@ use crate::{EngineError, json::read_json};
 pub struct GenerationConfig {
     /// Divides the logits, 0 or more. An explicit `do_sample: false` means greedy and makes it 0.
     pub temperature: Option<f32>,
-    /// The k likeliest tokens; 0 in the file means off.
+    /// The k likeliest tokens; 0 means off.
     pub top_k: Option<usize>,
     /// In (0, 1].
     pub top_p: Option<f32>,
@@ -51,7 +51,6 @@ impl GenerationConfig {
         let top_k = match &config["top_k"] {
             Value::Null => None,
             value => match value.as_u64() {
-                Some(0) => None,
                 Some(k) => Some(usize::try_from(k).unwrap_or(usize::MAX)),
                 None => return Err(EngineError::Load(format!("{file}: top_k is {value}; it is a whole number, 0 or more"))),
             },
@@ -98,6 +97,7 @@ mod tests {
         assert_eq!((config.min_p, config.repetition_penalty), (None, None));
         assert_eq!(config.eos_token_ids, [1, 106]);
         assert_eq!(parse(&json!({"eos_token_id": 2})).unwrap().eos_token_ids, [2]);
+        assert_eq!(parse(&json!({"top_k": 0})).unwrap().top_k, Some(0));
         assert_eq!(parse(&json!({})).unwrap(), GenerationConfig::default());
     }
 

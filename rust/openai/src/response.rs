@@ -196,7 +196,7 @@ pub struct ChatTopLogprob {
     pub token: String,
     /// Natural logarithm of its probability.
     pub logprob: f32,
-    /// Its bytes; null where they are not UTF-8.
+    /// Its bytes.
     pub bytes: Option<Vec<u8>>,
 }
 
@@ -208,9 +208,9 @@ impl ChatLogprobs {
     /// Of these tokens.
     pub fn new(tokens: Vec<TokenLogprobs>) -> Self {
         let top = |top: TopLogprob| ChatTopLogprob {
-            bytes: (!top.text.contains('\u{FFFD}')).then(|| top.text.as_bytes().to_vec()),
-            token: top.text,
+            token: top.text().into_owned(),
             logprob: written(top.logprob),
+            bytes: Some(top.bytes),
         };
         let one = |token: TokenLogprobs| ChatLogprob {
             token: token.text,
@@ -316,7 +316,7 @@ impl TextLogprobs {
             lists.text_offset.push(offset.next(&token.bytes));
             lists.top_logprobs.push(token.logprob.map(|own| {
                 let mut top = TopLogprobs::default();
-                token.top_logprobs.into_iter().for_each(|likely| top.add(likely.text, likely.logprob));
+                token.top_logprobs.into_iter().for_each(|likely| top.add(likely.text().into_owned(), likely.logprob));
                 top.add(token.text.clone(), own);
                 top
             }));

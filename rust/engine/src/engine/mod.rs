@@ -154,6 +154,11 @@ impl Engine {
         self.shared.max_model_len
     }
 
+    /// The model's own sampling defaults.
+    pub fn generation_config(&self) -> &GenerationConfig {
+        &self.shared.generation_config
+    }
+
     /// Bytes of a block of the KV pool.
     pub fn block_bytes(&self) -> u64 {
         self.shared.block_bytes

@@ -373,7 +373,7 @@ pub fn token_logprobs(tokenizer: &Tokenizer, token_id: u32, logprob: Option<f32>
         bytes: tokenizer.token_bytes(token_id).to_vec(),
         top_logprobs: top
             .iter()
-            .map(|&(token_id, logprob)| TopLogprob { token_id, logprob, text: tokenizer.token_text(token_id) })
+            .map(|&(token_id, logprob)| TopLogprob { token_id, logprob, bytes: tokenizer.token_bytes(token_id).to_vec() })
             .collect(),
     }
 }
