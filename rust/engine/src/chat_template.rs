@@ -13,7 +13,7 @@ use minijinja::{Environment, Error, ErrorKind, State, Value, value::Kwargs};
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
-use crate::{EngineError, Message, MessageContent, json::read_json, tokenizer::SpecialTokens};
+use crate::{EngineError, Message, MessageContent, error::caught_quietly, json::read_json, tokenizer::SpecialTokens};
 
 /// Instructions that a template may execute; one for a long conversation needs some hundred a message.
 const FUEL: u64 = 10_000_000;
@@ -117,8 +117,9 @@ impl ChatTemplate {
         // The outer map comes first, so no key of a caller hides the function.
         let context = minijinja::context! { strftime_now, ..Value::from_serialize(&context) };
 
-        budget::render(&self.environment, NAME, context, num_bytes)
-            .map_err(|e| EngineError::ChatTemplate(format!("the chat template rejected the messages: {}", describe(&e))))
+        caught_quietly(|| budget::render(&self.environment, NAME, context, num_bytes))
+            .and_then(|result| result.map_err(|e| describe(&e)))
+            .map_err(|e| EngineError::ChatTemplate(format!("the chat template rejected the messages: {e}")))
     }
 }
 

@@ -217,7 +217,8 @@ mod tests {
         for (top, num_tokens) in [(None, 1 << 27), (Some(20), 1 << 27), (Some(49_152), 21), (Some(63), 16_384)] {
             check_num_logprobs(top, num_tokens).unwrap();
         }
-        for (top, num_tokens) in [(Some(21), 1 << 20), (Some(49_152), 60), (Some(64), 16_384), (Some(usize::MAX - 1), usize::MAX)] {
+        for (top, num_tokens) in [(Some(21), 1 << 20), (Some(49_152), 60), (Some(64), 16_384), (Some(usize::MAX - 1), usize::MAX)]
+        {
             let error = check_num_logprobs(top, num_tokens).unwrap_err().to_string();
             assert!(error.contains("1048576 log probabilities") && error.contains("max_tokens"), "{error}");
         }
