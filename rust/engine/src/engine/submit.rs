@@ -52,7 +52,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     let num_given = prompt_token_ids.len();
     let public_prefix_len = public_prefix_len(shared, &prompt, &prompt_token_ids, request.service.public_prefix)?;
     let max_tokens = match request.output {
-        OutputKind::Tokens => request.sampling.max_tokens,
+        OutputKind::Tokens => request.sampling.max_tokens.or(shared.generation_config.max_tokens(num_given)),
         OutputKind::Vector => Some(1),
     };
     let max_tokens = fit(shared, max_tokens, request.truncate_sequence, &mut prompt_token_ids)?;
