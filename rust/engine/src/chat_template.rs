@@ -1,5 +1,6 @@
 //! Chat templates: a model's Jinja template turns messages into its prompt.
 
+mod budget;
 mod limits;
 
 use std::{
@@ -8,23 +9,20 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use minijinja::{Environment, Error, ErrorKind, Value, value::Kwargs};
+use minijinja::{Environment, Error, ErrorKind, State, Value, value::Kwargs};
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
-use crate::{EngineError, Message, MessageContent, json::read_json, tokenizer::SpecialTokens};
+use crate::{EngineError, Message, MessageContent, error::caught_quietly, json::read_json, tokenizer::SpecialTokens};
 
 /// Instructions that a template may execute; one for a long conversation needs some hundred a message.
 const FUEL: u64 = 10_000_000;
-/// Bytes that a template may write beyond 16 times those of the messages.
-const MAX_OUTPUT_BYTES: usize = 16 << 20;
 const NAME: &str = "chat_template";
 
 /// A compiled chat template.
 ///
-/// Templates come with models and are not trusted: instructions, recursion and output are bounded. Memory of the values that a
-/// template makes on the way is not: one that joins a text with itself (`~`, `+` or the `join` filter) over and over doubles it
-/// with a few instructions a time. Whoever serves templates of unknown origin bounds the process's memory.
+/// Templates come with models and are not trusted: instructions, recursion, and the bytes of all texts and lists that a template
+/// makes are bounded, the latter by 64 MiB and 256 times the bytes of the messages.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
@@ -82,13 +80,14 @@ impl ChatTemplate {
         environment.set_trim_blocks(true);
         environment.set_lstrip_blocks(true);
         environment.set_fuel(Some(FUEL));
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        budget::install(&mut environment);
         environment.add_filter("tojson", tojson);
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message))
         });
         environment
             .add_template_owned(NAME, without_generation_tags(source))
+            .and_then(|()| budget::check(&environment, NAME))
             .map_err(|e| EngineError::ChatTemplate(format!("the chat template does not compile: {}", describe(&e))))?;
         Ok(environment)
     }
@@ -127,13 +126,9 @@ impl ChatTemplate {
         // The outer map comes first, so no key of a caller hides the function.
         let context = minijinja::context! { strftime_now, ..Value::from_serialize(&context) };
 
-        let mut output = Limited { bytes: Vec::new(), limit: MAX_OUTPUT_BYTES.saturating_add(num_bytes.saturating_mul(16)) };
-        let template = self.environment.get_template(NAME).map_err(|e| EngineError::Internal(describe(&e)))?;
-        template
-            .render_captured_to(context, &mut output)
-            .map_err(|e| EngineError::ChatTemplate(format!("the chat template rejected the messages: {}", describe(&e))))?;
-        String::from_utf8(output.bytes)
-            .map_err(|e| EngineError::ChatTemplate(format!("the chat template's output is not UTF-8: {e}")))
+        caught_quietly(|| budget::render(&self.environment, NAME, context, num_bytes))
+            .and_then(|result| result.map_err(|e| describe(&e)))
+            .map_err(|e| EngineError::ChatTemplate(format!("the chat template rejected the messages: {e}")))
     }
 }
 
@@ -253,7 +248,7 @@ fn without_generation_tags(source: &str) -> String {
 
 /// Python's `json.dumps(value, ensure_ascii=False, indent=indent)`.
 #[allow(clippy::needless_pass_by_value)] // The signature of a filter.
-fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
+fn tojson(state: &State<'_, '_>, value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
     // Accepted by Hugging Face's filter; the defaults are what templates ask for.
     let _: (Option<bool>, Option<bool>) = (options.get("ensure_ascii")?, options.get("sort_keys")?);
@@ -261,16 +256,17 @@ fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     if indent.is_some_and(|i| i > 16) {
         return Err(Error::new(ErrorKind::InvalidOperation, "tojson indents by 16 at most"));
     }
-    let mut bytes = Vec::new();
-    let result = match indent {
-        Some(indent) => {
-            let spaces = " ".repeat(indent);
+    let spaces = " ".repeat(indent.unwrap_or(0));
+    let write = |writer: &mut dyn std::io::Write| match indent {
+        Some(_) => {
             let formatter = serde_json::ser::PrettyFormatter::with_indent(spaces.as_bytes());
-            value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, formatter))
+            value.serialize(&mut serde_json::Serializer::with_formatter(writer, formatter))
         }
-        None => value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, PythonFormatter)),
+        None => value.serialize(&mut serde_json::Serializer::with_formatter(writer, PythonFormatter)),
     };
-    result.map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))?;
+    budget::charge_written(state, write)?;
+    let mut bytes = Vec::new();
+    write(&mut bytes).map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))?;
     Ok(Value::from_safe_string(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
@@ -288,26 +284,6 @@ impl serde_json::ser::Formatter for PythonFormatter {
 
     fn begin_object_value<W: ?Sized + std::io::Write>(&mut self, writer: &mut W) -> std::io::Result<()> {
         writer.write_all(b": ")
-    }
-}
-
-/// Refuses to grow beyond its limit.
-struct Limited {
-    bytes: Vec<u8>,
-    limit: usize,
-}
-
-impl std::io::Write for Limited {
-    fn write(&mut self, part: &[u8]) -> std::io::Result<usize> {
-        if part.len() > self.limit.saturating_sub(self.bytes.len()) {
-            return Err(std::io::Error::other(format!("the chat template writes more than {} bytes", self.limit)));
-        }
-        self.bytes.extend_from_slice(part);
-        Ok(part.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
     }
 }
 

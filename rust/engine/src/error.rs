@@ -1,6 +1,10 @@
 //! Errors of the engine; every one names the value that cannot be honoured.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{
+    cell::Cell,
+    panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook},
+    sync::Once,
+};
 
 use thiserror::Error;
 
@@ -55,6 +59,28 @@ pub enum EngineError {
 /// What `work` gives, or the words of its panic.
 pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| panic_message(panic.as_ref()))
+}
+
+thread_local! {
+    /// Panics of this thread are answers, not defects.
+    static IS_QUIET: Cell<bool> = const { Cell::new(false) };
+}
+
+/// As [`caught`], for libraries that panic at a file's mistakes: nothing is printed.
+pub(crate) fn caught_quietly<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let print = take_hook();
+        set_hook(Box::new(move |panic| {
+            if !IS_QUIET.get() {
+                print(panic);
+            }
+        }));
+    });
+    let was_quiet = IS_QUIET.replace(true);
+    let result = caught(work);
+    IS_QUIET.set(was_quiet);
+    result
 }
 
 fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {

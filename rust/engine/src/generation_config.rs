@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::{EngineError, json::read_json};
+use crate::{EngineError, json::read_json, keys};
 
 /// What a model's `generation_config.json` says; `None` where it says nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -21,9 +21,24 @@ pub struct GenerationConfig {
     pub repetition_penalty: Option<f32>,
     /// Ids that end a text.
     pub eos_token_ids: Vec<u32>,
+    /// Tokens of an answer at most, where the request does not say.
+    pub max_new_tokens: Option<usize>,
+    /// Tokens of prompt and answer at most, where neither the request nor `max_new_tokens` says.
+    pub max_length: Option<usize>,
+    /// Keys that nobody knows.
+    pub unknown_keys: Vec<String>,
 }
 
+/// What is read here; [`keys::GENERATION`] has the others.
+const USED_KEYS: [&str; 9] =
+    ["do_sample", "eos_token_id", "max_length", "max_new_tokens", "min_p", "repetition_penalty", "temperature", "top_k", "top_p"];
+
 impl GenerationConfig {
+    /// How many tokens an answer to a prompt of so many may have where the request does not say.
+    pub fn max_tokens(&self, num_prompt_tokens: usize) -> Option<usize> {
+        self.max_new_tokens.or(self.max_length.map(|length| length.saturating_sub(num_prompt_tokens).max(1)))
+    }
+
     /// Reads `generation_config.json` of a model folder; everything is unset where there is none.
     pub fn from_dir(dir: &Path) -> Result<Self, EngineError> {
         let path = dir.join("generation_config.json");
@@ -34,13 +49,19 @@ impl GenerationConfig {
     }
 
     /// From the file's contents; `file` names it in errors.
+    ///
+    /// An [`EngineError::Load`] names what is out of range, and what asks for a way to sample that there is not.
     pub fn from_json(config: &Value, file: &str) -> Result<Self, EngineError> {
+        let Value::Object(object) = config else { return Err(EngineError::Load(format!("{file}: not a JSON object"))) };
+        let used = USED_KEYS.map(str::to_owned).into();
+        let unknown_keys = keys::check(keys::GENERATION, object, &used, "")
+            .map_err(|(key, why)| EngineError::Load(format!("{file}: {key} {why}; remove it from the file to do without")))?;
         let number = |key: &str, range: std::ops::RangeInclusive<f64>| match &config[key] {
             Value::Null => Ok(None),
             value => match value.as_f64().filter(|v| range.contains(v)) {
                 Some(v) => Ok(Some(v as f32)),
                 None => Err(EngineError::Load(format!(
-                    "{file}: {key} is {value}; it is a number from {} to {}",
+                    "{file}: {key} is {value}; it is a number from {:e} to {:e}",
                     range.start(),
                     range.end()
                 ))),
@@ -55,6 +76,17 @@ impl GenerationConfig {
                 None => return Err(EngineError::Load(format!("{file}: top_k is {value}; it is a whole number, 0 or more"))),
             },
         };
+        let count = |key: &str| match &config[key] {
+            Value::Null => Ok(None),
+            value => match value.as_u64().filter(|n| *n > 0) {
+                Some(n) => Ok(Some(usize::try_from(n).unwrap_or(usize::MAX))),
+                None => Err(EngineError::Load(format!("{file}: {key} is {value}; it is a whole number, 1 or more"))),
+            },
+        };
+        match &config["do_sample"] {
+            Value::Null | Value::Bool(_) => {}
+            value => return Err(EngineError::Load(format!("{file}: do_sample is {value}; it is true or false"))),
+        }
         let eos_token_ids = token_ids(&config["eos_token_id"]).ok_or_else(|| {
             EngineError::Load(format!("{file}: eos_token_id is {}; it is a token id or a list of them", config["eos_token_id"]))
         })?;
@@ -65,6 +97,9 @@ impl GenerationConfig {
             min_p: number("min_p", 0.0..=1.0)?,
             repetition_penalty: number("repetition_penalty", f64::from(f32::MIN_POSITIVE)..=huge)?,
             eos_token_ids,
+            max_new_tokens: count("max_new_tokens")?,
+            max_length: count("max_length")?,
+            unknown_keys,
         })
     }
 }

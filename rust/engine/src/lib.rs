@@ -8,6 +8,7 @@ pub mod event_sink;
 pub mod generation_config;
 pub mod input_batch;
 mod json;
+pub mod keys;
 pub mod kv_tier;
 pub mod model;
 pub mod model_runner;

@@ -131,6 +131,104 @@ fn hostile_templates_end_with_an_error() {
 }
 
 #[test]
+fn templates_that_grow_without_end_are_refused_and_take_little_memory() {
+    let grown = |start: &str, step: &str, use_it: &str| {
+        format!(
+            "{{% set ns = namespace(x={start}) %}}{{% for i in range(4000) %}}{{% set ns.x = {step} %}}{{% endfor %}}{use_it}"
+        )
+    };
+    let text = "'0123456789abcdef' * 1000";
+    let mut sources: Vec<String> = [
+        "ns.x ~ ns.x",
+        "ns.x + ns.x",
+        "ns.x * 2",
+        "ns.x.replace('0', '00')",
+        "ns.x|replace('0', ns.x)",
+        "ns.x.join(ns.x)",
+        "ns.x|join(ns.x)",
+        "[ns.x, ns.x]|join",
+        "''.join([ns.x, ns.x])",
+        "[ns.x, ns.x]|string",
+        "ns.x|indent(10000000)",
+        "ns.x|indent(width=10000000)",
+        "('{0}{0}{0}' * 100).format(ns.x)",
+        "('%s%s' * 8)|format(ns.x, ns.x, ns.x, ns.x, ns.x, ns.x, ns.x, ns.x, ns.x, ns.x, ns.x, ns.x, ns.x, ns.x, ns.x, ns.x)",
+        "[ns.x, ns.x]|tojson",
+        "ns.x|upper ~ ns.x|title",
+        "[ns.x]|map('replace', '0', ns.x)|join",
+        "(ns.x ~ ns.x)[::-1]",
+    ]
+    .iter()
+    .map(|step| grown(text, step, ""))
+    .collect();
+    for (start, step) in [
+        ("[1]", "[ns.x, ns.x]"),
+        ("[1]", "[ns.x]"),
+        ("[1]", "ns.x + ns.x"),
+        ("[1]", "(ns.x * 2)|list"),
+        ("[1]", "ns.x * 2"),
+        ("[1]", "ns.x + [range(99999)|list]"),
+        ("[1]", "[range(99999)] + ns.x"),
+        ("[1]", "{'a': ns.x, 'b': ns.x}"),
+        ("[1]", "ns.x|batch(10000000)"),
+        ("[1]", "ns.x|slice(10000000)|list"),
+        ("[1]", "[('ab' * 1000000)|list] + ns.x"),
+        ("[1]", "[('ab' * 1000000).split('b')] + ns.x"),
+        ("'a'", "ns"),
+        ("'a'", "[ns]"),
+        ("'a'", "dict(n=ns)"),
+        ("'a'", "namespace(n=ns)"),
+    ] {
+        sources.push(grown(start, step, "{{ ns }}{{ ns.x }}"));
+    }
+    sources.extend(
+        [
+            "{{ '%.100000000f'|format(1.0) }}",
+            "{{ '{:>100000000}'.format('a') }}",
+            "{{ '%100000000d'|format(1) }}",
+            "{{ 'a'.count('') }}",
+            "{{ debug() }}",
+            "{{ messages|pprint }}",
+            "{% include 'chat_template' %}",
+            "{% macro f() %}{% endmacro %}{{ f(*range(99999), *range(99999)) }}",
+        ]
+        .map(str::to_owned),
+    );
+    let raw = "0123456789abcdef".repeat(60_000);
+    sources.push(format!("{{% for i in range(99999) %}}{raw}{{% endfor %}}"));
+    sources.push(format!("{{% set x %}}{{% for i in range(99999) %}}{raw}{{% endfor %}}{{% endset %}}"));
+    sources
+        .push(format!("{{% macro f() %}}{{% for i in range(99999) %}}{raw}{{% endfor %}}{{% endmacro %}}{{{{ f()|length }}}}"));
+    for source in &sources {
+        let error = render(source).expect_err(source);
+        assert!(matches!(error, EngineError::ChatTemplate(_)), "{error}");
+    }
+    let error = render(&sources[0]).unwrap_err().to_string();
+    assert!(error.contains("bytes in all"), "{error}");
+    let peak = resident_peak_bytes();
+    assert!(peak < 1 << 30, "{peak} bytes were resident");
+}
+
+/// What this process had resident at most.
+fn resident_peak_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) << 10
+}
+
+#[test]
+fn what_conversations_need_is_within_the_budget() {
+    let content = "word ".repeat(200);
+    let messages: Vec<Message> = (0..300).map(|i| message(if i % 2 == 0 { "user" } else { "assistant" }, &content)).collect();
+    let source = "{% set ns = namespace(text='', all=[]) %}{% for m in messages[1:] %}{% set ns.text = ns.text ~ m.content %}\
+                  {% set ns.all = ns.all + [m] %}{% set parts = m.content.split(' ') %}{{ parts[-1]|trim }}{{ m|tojson }}\
+                  {% if m.content in ns.text and loop.index0 < messages|length %}+{% endif %}{% endfor %}\
+                  {{ ns.all|length }}{{ ns.text|length }}";
+    let text = render_with(source, &messages, &RenderOptions::default()).expect("text");
+    assert!(text.ends_with("299299000"), "{}", &text[text.len() - 40..]);
+}
+
+#[test]
 fn templates_are_found_where_models_keep_them() {
     let dir = std::env::temp_dir().join(format!("chat-templates-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("folder");

@@ -2,13 +2,15 @@
 
 mod common;
 
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
 use engine::{
-    EngineError, ModelSource,
+    EngineError, GenerationConfig, ModelSource,
+    keys::Unread,
     model::{
         DecoderConfig, ModelFiles, RopeScaling,
         arch::{Found, check_architecture},
+        fields::HfFields,
     },
 };
 use serde_json::{Value, json};
@@ -169,7 +171,7 @@ fn values_that_make_no_sense_are_named() {
         (json!({"rope_theta": -1.0}), ["rope base", "-1"]),
         (json!({"hidden_act": "relu"}), ["`hidden_act`", "`relu`"]),
         (json!({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}), ["`yarn`", "llama3"]),
-        (json!({"rope_scaling": {"type": "linear"}}), ["`factor`", "missing"]),
+        (json!({"rope_scaling": {"type": "linear"}}), ["`rope_scaling.factor`", "missing"]),
         (json!({"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}), ["1 rope short", "8"]),
     ] {
         let error = changed("llama", &changes).err().unwrap_or_else(|| panic!("{changes} is accepted"));
@@ -207,7 +209,7 @@ fn weights_that_contradict_the_configuration_are_named() {
     assert!(e.contains("model.layers.3."), "{e}");
     let e = error("llama", &json!({"model_type": "qwen2"}));
     assert!(e.contains("model.layers.0.self_attn.q_proj.bias"), "{e}");
-    let e = error("stablelm", &json!({"model_type": "starcoder2"}));
+    let e = error("stablelm", &json!({"model_type": "starcoder2", "use_qkv_bias": null}));
     assert!(e.contains("model.layers.0.self_attn.o_proj.bias"), "{e}");
     let e = error("stablelm-parallel", &json!({"num_key_value_heads": 4}));
     assert!(e.contains("k_layernorm.norms.2.weight"), "{e}");
@@ -239,4 +241,99 @@ fn architectures_are_found_or_refused_with_the_list() {
             assert!(error.to_string().contains(word), "{error} does not contain {word}");
         }
     }
+}
+
+/// A golden model of each architecture that is implemented.
+const ARCHITECTURE_GOLDENS: [&str; 15] = [
+    "llama",
+    "mistral",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "gemma3",
+    "gemma",
+    "gemma2",
+    "starcoder2",
+    "phi2",
+    "stablelm",
+    "olmo2",
+    "smollm3",
+    "glm4",
+    "granite",
+];
+
+#[test]
+fn every_key_of_the_tables_changes_nothing_or_is_refused_by_name() {
+    for (table, at) in [(engine::keys::CONFIG, ""), (engine::keys::ROPE, "rope_scaling.")] {
+        for (names, unread) in table {
+            // What llama reads itself.
+            for name in names.iter().filter(|name| !["attention_bias", "mlp_bias"].contains(name)) {
+                let Unread::Refused(_, on) = unread else {
+                    let object = json!({*name: "anything"});
+                    let unknown = engine::keys::check(table, object.as_object().unwrap(), &BTreeSet::new(), at);
+                    assert_eq!(unknown, Ok(vec![]), "{name}");
+                    continue;
+                };
+                let on: Value = serde_json::from_str(on).unwrap();
+                let on = json!({*name: on});
+                let error = changed("llama", &if at.is_empty() { on } else { json!({"rope_scaling": on}) }).unwrap_err();
+                assert!(error.contains(&format!("`{at}{name}`")) && error.contains("config.json"), "{error}");
+            }
+        }
+    }
+    let off = json!({"quantization_config": {}, "attn_logit_softcapping": null, "sliding_window": null, "logit_scale": 1.0,
+        "layer_types": ["full_attention"], "position_embedding_type": "rope", "num_experts": 0, "use_qk_norm": false});
+    changed("llama", &off).unwrap();
+}
+
+#[test]
+fn every_key_of_the_golden_models_is_known() {
+    for name in ARCHITECTURE_GOLDENS {
+        let file = golden_config(name);
+        let fields = HfFields::new("config.json", file.as_object().unwrap().clone());
+        let model_type = file["model_type"].as_str();
+        let architecture = check_architecture(None, Found::HuggingFace { model_type, classes: &[] }).unwrap();
+        (architecture.from_hf)(&fields).unwrap();
+        assert_eq!(fields.unknown_keys().unwrap(), [] as [&str; 0], "{name}");
+    }
+    let mut object = golden_config("llama3-rope").as_object().unwrap().clone();
+    object.insert("colour".into(), json!("blue"));
+    object["rope_scaling"]["wobble"] = json!(3);
+    let fields = HfFields::new("config.json", object);
+    let architecture = check_architecture(Some("llama"), Found::HuggingFace { model_type: Some("llama"), classes: &[] }).unwrap();
+    (architecture.from_hf)(&fields).unwrap();
+    assert_eq!(fields.unknown_keys().unwrap(), ["colour", "rope_scaling.wobble"]);
+}
+
+#[test]
+fn what_a_config_asks_for_is_done_or_refused() {
+    let error = changed("llama", &json!({"rope_scaling": {"factor": 2.0}})).unwrap_err();
+    assert!(error.contains("rope_scaling.rope_type") && error.contains("factor"), "{error}");
+    let biased = changed("llama", &json!({"attention_bias": true, "mlp_bias": true})).unwrap();
+    let layer = biased.layers[0];
+    assert!(layer.attention.qkv_bias && layer.attention.output_bias && layer.ffn.bias, "required of the weights");
+    let num_layers = golden_config("llama")["num_hidden_layers"].as_u64().unwrap();
+    let error = changed("llama", &json!({"num_hidden_layers": num_layers - 1})).unwrap_err();
+    assert!(error.contains("num_hidden_layers") && error.contains(&format!("model.layers.{}.", num_layers - 1)), "{error}");
+}
+
+#[test]
+fn every_key_of_generation_config_is_used_or_changes_nothing_or_is_refused_by_name() {
+    let read = |json: &Value| GenerationConfig::from_json(json, "generation_config.json").map_err(|e| e.to_string());
+    for (names, unread) in engine::keys::GENERATION {
+        for name in *names {
+            match unread {
+                Unread::WithoutEffect => assert_eq!(read(&json!({*name: "anything"})).unwrap(), GenerationConfig::default()),
+                Unread::Refused(_, on) => {
+                    let error = read(&json!({*name: serde_json::from_str::<Value>(on).unwrap()})).unwrap_err();
+                    assert!(error.contains(name) && error.contains("generation_config.json"), "{error}");
+                }
+            }
+        }
+    }
+    let config = read(&json!({"num_beams": 1, "min_length": 0, "max_new_tokens": 7, "max_length": 30, "colour": 1})).unwrap();
+    assert_eq!((config.unknown_keys.clone(), config.max_tokens(10)), (vec!["colour".to_owned()], Some(7)));
+    let config = read(&json!({"max_length": 30})).unwrap();
+    assert_eq!((config.max_tokens(10), config.max_tokens(40)), (Some(20), Some(1)));
+    assert!(read(&json!([])).unwrap_err().contains("not a JSON object"));
 }

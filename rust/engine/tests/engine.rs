@@ -196,6 +196,26 @@ fn prompts_that_cannot_be_served_are_refused_with_the_numbers() {
 }
 
 /// A copy of the llama model whose tokenizer has one token more than the model has embeddings.
+#[test]
+fn log_probabilities_that_memory_should_not_hold_are_refused() {
+    let engine = start("llama", &exact());
+    let asking = |logprobs, n_choices, echo_prompt| {
+        let mut request = request(0, 120, 40);
+        request.sampling.logprobs = Some(logprobs);
+        (request.n_choices, request.echo_prompt) = (n_choices, echo_prompt);
+        engine.submit(request)
+    };
+    for (logprobs, n_choices, echo) in [(64, 1000, false), (64, 200, true)] {
+        let error = asking(logprobs, n_choices, echo).map(drop).unwrap_err().to_string();
+        assert!(error.contains("1048576 log probabilities"), "{error}");
+    }
+    let error = asking(1 << 20, 1, false).map(drop).unwrap_err().to_string();
+    assert!(error.contains("top_logprobs") && error.contains("vocabulary"), "{error}");
+    for (logprobs, n_choices, echo) in [(20, 1000, true), (64, 1, true)] {
+        drop(asking(logprobs, n_choices, echo).unwrap());
+    }
+}
+
 fn llama_with_a_token_too_many() -> (tempfile::TempDir, u32) {
     let dir = tempfile::tempdir().unwrap();
     let golden = golden_dir().join("text/llama");

@@ -6,7 +6,7 @@
 
 use std::thread;
 
-use crate::{EngineError, error::caught};
+use crate::{EngineError, error::caught_quietly};
 
 /// Bytes of a template; the longest of well-known models have 30 KB.
 const MAX_BYTES: usize = 1 << 20;
@@ -84,7 +84,7 @@ pub(super) fn with_known_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Resu
     thread::scope(|scope| {
         let builder = thread::Builder::new().name("chat-template".into()).stack_size(STACK_BYTES);
         let thread = builder
-            .spawn_scoped(scope, || caught(work))
+            .spawn_scoped(scope, || caught_quietly(work))
             .map_err(|e| EngineError::Internal(format!("no thread to read the chat template with: {e}")))?;
         let result = thread.join().unwrap_or_else(|_| Err("its thread ended".into()));
         result.map_err(|why| EngineError::ChatTemplate(format!("the chat template cannot be read: {why}")))

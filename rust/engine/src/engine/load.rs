@@ -26,6 +26,7 @@ use super::{
 use crate::{
     EngineError, GenerationConfig,
     chat_template::{ChatTemplate, template_in_dir},
+    keys,
     kv_tier::Swapper,
     model::ModelFiles,
     model_runner::{ModelRunner, RunnerOptions},
@@ -250,6 +251,7 @@ impl TextFiles {
         };
         tokenizer.add_eos_ids(files.config().eos_token_ids.iter().copied());
         let generation_config = dir.map(GenerationConfig::from_dir).transpose()?.unwrap_or_default();
+        keys::warn_of(&generation_config.unknown_keys, "generation_config.json");
         tokenizer.add_eos_ids(generation_config.eos_token_ids.iter().copied());
         let source_text = match template {
             Some(text) => Some(text.to_owned()),

@@ -22,7 +22,7 @@ use crate::{
     ServiceParams,
     event_sink::Outbox,
     output_text::OutputText,
-    sampler::{ResolvedSampling, Sampler, dry_breaker_ids},
+    sampler::{ResolvedSampling, Sampler, check_num_logprobs, dry_breaker_ids},
 };
 
 /// Validates and tokenizes a request and sends it to the engine thread; its events go to `sink`.
@@ -52,10 +52,12 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     let num_given = prompt_token_ids.len();
     let public_prefix_len = public_prefix_len(shared, &prompt, &prompt_token_ids, request.service.public_prefix)?;
     let max_tokens = match request.output {
-        OutputKind::Tokens => request.sampling.max_tokens,
+        OutputKind::Tokens => request.sampling.max_tokens.or(shared.generation_config.max_tokens(num_given)),
         OutputKind::Vector => Some(1),
     };
     let max_tokens = fit(shared, max_tokens, request.truncate_sequence, &mut prompt_token_ids)?;
+    let echoed = if request.echo_prompt { request.n_choices.saturating_mul(prompt_token_ids.len()) } else { 0 };
+    check_num_logprobs(request.sampling.logprobs, num_run.saturating_mul(max_tokens).saturating_add(echoed))?;
     // What was cut off is not echoed.
     let text = text.filter(|_| prompt_token_ids.len() == num_given);
 

@@ -1,6 +1,6 @@
 //! Fields of a configuration, with errors that name the field and its value.
 
-use std::fmt::Display;
+use std::{cell::RefCell, collections::BTreeSet, fmt::Display, rc::Rc};
 
 use device::{Activation, RopeStyle};
 use serde_json::{Map, Value};
@@ -10,7 +10,7 @@ use super::{
     rope::{RopeConfig, RopeScaling},
 };
 use crate::{
-    EngineError,
+    EngineError, keys,
     weights::{Metadata, MetadataValue, Role, WeightId, WeightSource},
 };
 
@@ -100,19 +100,56 @@ pub struct HfFields<'a> {
     pub what: &'a str,
     /// The object.
     pub object: Map<String, Value>,
+    /// Where in the file it is: empty, or the keys to it with a point behind each.
+    prefix: String,
+    /// The keys that were asked for, with their prefix.
+    read: Rc<RefCell<BTreeSet<String>>>,
 }
 
 impl Fields for HfFields<'_> {
     fn value(&self, key: &str) -> Option<Value> {
+        self.read.borrow_mut().insert(format!("{}{key}", self.prefix));
         self.object.get(key).filter(|v| !v.is_null()).cloned()
     }
 
     fn error(&self, key: &str, why: impl Display) -> EngineError {
-        EngineError::Load(format!("{}: `{key}` {why}", self.what))
+        EngineError::Load(format!("{}: `{}{key}` {why}", self.what, self.prefix))
+    }
+}
+
+impl<'a> HfFields<'a> {
+    /// All of a file.
+    pub fn new(what: &'a str, object: Map<String, Value>) -> Self {
+        Self { what, object, prefix: String::new(), read: Rc::default() }
     }
 }
 
 impl HfFields<'_> {
+    /// The keys that nobody knows, once an architecture has read its own. An [`EngineError::Load`] for one that asks for what is
+    /// not computed.
+    pub fn unknown_keys(&self) -> Result<Vec<String>, EngineError> {
+        let read = self.read.borrow();
+        let check = |fields: &Self, table| {
+            keys::check(table, &fields.object, &read, &fields.prefix).map_err(|(key, why)| fields.error(&key, why))
+        };
+        let mut unknown = check(self, keys::CONFIG)?;
+        for key in ["rope_parameters", "rope_scaling"] {
+            let Some(rope) = read.contains(key).then(|| self.object_under(key)).flatten() else { continue };
+            unknown.extend(check(&rope, keys::ROPE)?);
+            for layer_type in ["full_attention", "sliding_attention"] {
+                if let Some(rope) = rope.object_under(layer_type) {
+                    unknown.extend(check(&rope, keys::ROPE)?);
+                }
+            }
+        }
+        Ok(unknown)
+    }
+
+    fn object_under(&self, key: &str) -> Option<Self> {
+        let object = self.object.get(key)?.as_object()?.clone();
+        Some(Self { object, prefix: format!("{}{key}.", self.prefix), read: Rc::clone(&self.read), ..*self })
+    }
+
     /// A list of texts.
     pub fn texts(&self, key: &str) -> Result<Option<Vec<String>>, EngineError> {
         self.typed(key, "a list of strings", |v| v.as_array()?.iter().map(|v| v.as_str().map(str::to_owned)).collect())
@@ -131,7 +168,8 @@ impl HfFields<'_> {
     }
 
     fn child(&self, key: &str) -> Result<Option<Self>, EngineError> {
-        Ok(self.typed(key, "an object", |v| v.as_object().cloned())?.map(|object| Self { what: self.what, object }))
+        self.typed(key, "an object", |v| v.is_object().then_some(()))?;
+        Ok(self.object_under(key))
     }
 
     fn token_ids(&self, key: &str) -> Result<Vec<u32>, EngineError> {
@@ -166,15 +204,20 @@ impl HfFields<'_> {
     fn rope_scaling(&self, fields: &Self) -> Result<RopeScaling, EngineError> {
         let kind = match fields.text("rope_type")? {
             Some(kind) => kind,
-            None => fields.text("type")?.unwrap_or_else(|| "default".into()),
+            None => match fields.text("type")? {
+                Some(kind) => kind,
+                None if fields.value("factor").is_some() => return Err(fields.error("rope_type", "is missing beside a factor")),
+                None => "default".into(),
+            },
         };
         let needed = |key: &str| fields.number(key)?.ok_or_else(|| fields.error(key, format!("is missing for {kind} rope")));
         let list = |key: &str| fields.numbers(key)?.ok_or_else(|| fields.error(key, format!("is missing for {kind} rope")));
         let max_positions = self.required_size("max_position_embeddings")?;
-        let original = match fields.size("original_max_position_embeddings")? {
-            Some(n) => n,
-            None => self.size("original_max_position_embeddings")?.unwrap_or(max_positions),
+        let given = match fields.size("original_max_position_embeddings")? {
+            Some(n) => Some(n),
+            None => self.size("original_max_position_embeddings")?,
         };
+        let original = given.unwrap_or(max_positions);
         Ok(match &kind[..] {
             "default" => RopeScaling::None,
             "linear" => RopeScaling::Linear(needed("factor")?),
@@ -185,7 +228,10 @@ impl HfFields<'_> {
                 original_max_positions: original,
             },
             "longrope" | "su" => {
-                let stretch = max_positions as f64 / original as f64;
+                let stretch = match given {
+                    Some(original) => max_positions as f64 / original as f64,
+                    None => fields.number("factor")?.unwrap_or(1.0),
+                };
                 let attention_factor = match fields.number("attention_factor")? {
                     Some(factor) => factor,
                     None if stretch <= 1.0 => 1.0,
@@ -204,7 +250,10 @@ impl HfFields<'_> {
 
     /// What all architectures name alike; every layer sees everything and rotates alike.
     pub fn decoder(&self, architecture: &'static str) -> Result<DecoderConfig, EngineError> {
-        self.partly_rotated(architecture, 1.0)
+        let (attention, ffn) = (self.flag("attention_bias")?.unwrap_or(false), self.flag("mlp_bias")?.unwrap_or(false));
+        Ok(self.partly_rotated(architecture, 1.0)?.with_layers(|layer| {
+            (layer.attention.qkv_bias, layer.attention.output_bias, layer.ffn.bias) = (attention, attention, ffn);
+        }))
     }
 
     /// The same, where that part of each head rotates unless the file has another.
@@ -233,7 +282,8 @@ impl HfFields<'_> {
 
     /// The window, where `use_sliding_window` asks for it.
     pub fn used_window(&self) -> Result<Option<usize>, EngineError> {
-        if self.flag("use_sliding_window")?.unwrap_or(false) { self.size("sliding_window") } else { Ok(None) }
+        let (window, is_used) = (self.size("sliding_window")?, self.flag("use_sliding_window")?.unwrap_or(false));
+        Ok(window.filter(|_| is_used))
     }
 
     /// What all architectures name alike, and a window over all layers.

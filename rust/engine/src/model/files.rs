@@ -12,7 +12,8 @@ use super::{
 use crate::{
     EngineError, ModelSource,
     json::required_json,
-    weights::{GgufFiles, Metadata, Names, SafetensorsFiles, WeightSource},
+    keys,
+    weights::{GgufFiles, Metadata, Names, Role, SafetensorsFiles, WeightId, WeightSource},
 };
 
 /// The files of a model, opened and checked; no weight has been read yet.
@@ -36,7 +37,21 @@ impl ModelFiles {
     fn open_hugging_face(dir: &Path, expected: Option<&str>) -> Result<Self, EngineError> {
         let (config, names) = Self::read_config(dir, expected)?;
         let weights = WeightSource::Safetensors { files: SafetensorsFiles::open(dir)?, names };
-        Ok(Self { config, weights })
+        Self::checked(config, weights, "num_hidden_layers")
+    }
+
+    /// A model with weights for more layers than it says is another one. `key` says how many layers it has.
+    fn checked(config: DecoderConfig, weights: WeightSource, key: &str) -> Result<Self, EngineError> {
+        let num_layers = config.layers.len();
+        let beyond = [Role::AttnOutput, Role::FfnDown].map(|role| WeightId::layer(num_layers, role));
+        match beyond.into_iter().find(|id| weights.contains(*id)) {
+            None => Ok(Self { config, weights }),
+            Some(id) => Err(EngineError::Load(format!(
+                "{}: `{key}` is {num_layers}, but there is a tensor `{}`: layers are counted from 0",
+                weights.path().display(),
+                weights.name(id)
+            ))),
+        }
     }
 
     /// Reads a folder's config.json alone. Errors as [`Self::open`]'s.
@@ -50,13 +65,14 @@ impl ModelFiles {
         let Value::Object(object) = required_json(&path)? else {
             return Err(EngineError::Load(format!("{what}: not a JSON object")));
         };
-        let fields = HfFields { what: &what, object };
+        let fields = HfFields::new(&what, object);
         let (model_type, classes) = (fields.text("model_type")?, fields.texts("architectures")?.unwrap_or_default());
         let classes: Vec<_> = classes.iter().map(String::as_str).collect();
         let found = Found::HuggingFace { model_type: model_type.as_deref(), classes: &classes };
         let architecture = check_architecture(expected, found)?;
         let config = (architecture.from_hf)(&fields)?;
         config.validate(&what)?;
+        keys::warn_of(&fields.unknown_keys()?, &what);
         Ok((config, architecture.names))
     }
 
@@ -70,7 +86,8 @@ impl ModelFiles {
         let architecture = check_architecture(expected, Found::Gguf(prefix))?;
         let config = (architecture.from_gguf)(&GgufFields { what: &what, prefix, metadata, weights: &weights })?;
         config.validate(&what)?;
-        Ok(Self { config, weights })
+        let key = format!("{prefix}.block_count");
+        Self::checked(config, weights, &key)
     }
 
     /// The decoder's hyperparameters.

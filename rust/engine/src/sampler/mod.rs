@@ -17,7 +17,7 @@ use device::{
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-pub use resolve::{ResolvedSampling, dry_breaker_ids};
+pub use resolve::{ResolvedSampling, check_num_logprobs, dry_breaker_ids};
 
 use crate::EngineError;
 use math::{BlockSums, FEW, largest, log_sum_exp, position_of};

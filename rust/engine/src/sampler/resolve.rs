@@ -39,6 +39,29 @@ pub struct ResolvedSampling {
     pub logprobs: Option<usize>,
 }
 
+/// What [`SamplingParams::logprobs`] is to a user.
+const TOP_LOGPROBS: &str = "the number of likeliest tokens (top_logprobs of a chat, else logprobs)";
+/// So many likeliest tokens may be had for each of any number of tokens.
+const FREE_TOP_LOGPROBS: usize = 20;
+/// With more of them, a request may have so many log probabilities; each takes some 100 bytes.
+const MAX_LOGPROBS: usize = 1 << 20;
+
+/// Refuses more log probabilities than memory should hold: those of `num_tokens` tokens, and of the `top` likeliest beside each.
+pub fn check_num_logprobs(top: Option<usize>, num_tokens: usize) -> Result<(), EngineError> {
+    let top = top.unwrap_or(0);
+    if top <= FREE_TOP_LOGPROBS || (top + 1).saturating_mul(num_tokens) <= MAX_LOGPROBS {
+        return Ok(());
+    }
+    Err(invalid(
+        TOP_LOGPROBS,
+        format!("{top} for each of up to {num_tokens} tokens"),
+        format!(
+            "at most {FREE_TOP_LOGPROBS}, or together with the tokens themselves no more than {MAX_LOGPROBS} log probabilities: \
+             ask for fewer, or for fewer tokens (max_tokens, choices, no echo of the prompt)"
+        ),
+    ))
+}
+
 impl ResolvedSampling {
     /// Fills what the request leaves unset from the model's `generation_config.json`, then from the defaults, and checks every
     /// value.
@@ -72,6 +95,9 @@ impl ResolvedSampling {
             if dry.sequence_breakers.iter().any(String::is_empty) {
                 return Err(invalid("dry_sequence_breakers", "with an empty string", "a list of texts of a character or more"));
             }
+        }
+        if let Some(top) = params.logprobs.filter(|top| *top > vocab_size) {
+            return Err(invalid(TOP_LOGPROBS, top, format!("at most {vocab_size}, the model's vocabulary")));
         }
         let allowed = params.allowed_token_ids.as_deref().map(|ids| allowed(ids, vocab_size)).transpose()?.map(Arc::new);
         // 0 is off, as in generation_config.json.
@@ -174,6 +200,7 @@ mod tests {
             (SamplingParams { logit_bias: vec![(3, 101.0)], ..d() }, ["logit_bias is 101", "-100 to 100"]),
             (SamplingParams { allowed_token_ids: Some(vec![]), ..d() }, ["allowed_token_ids is empty", "one id or more"]),
             (SamplingParams { allowed_token_ids: Some(vec![3, 100]), ..d() }, ["token 100", "below 100"]),
+            (SamplingParams { logprobs: Some(101), ..d() }, ["top_logprobs of a chat, else logprobs) is 101", "at most 100"]),
             (SamplingParams { dry: Some(dry(-1.0, 1.75)), ..d() }, ["dry_multiplier is -1", "0 or more"]),
             (SamplingParams { dry: Some(dry(1.0, 0.5)), ..d() }, ["dry_base is 0.5", "1 or more"]),
         ] {
@@ -182,6 +209,18 @@ mod tests {
             for part in parts {
                 assert!(error.to_string().contains(part), "{error}");
             }
+        }
+    }
+
+    #[test]
+    fn few_likeliest_tokens_are_free_and_many_have_a_cap_with_the_tokens() {
+        for (top, num_tokens) in [(None, 1 << 27), (Some(20), 1 << 27), (Some(49_152), 21), (Some(63), 16_384)] {
+            check_num_logprobs(top, num_tokens).unwrap();
+        }
+        for (top, num_tokens) in [(Some(21), 1 << 20), (Some(49_152), 60), (Some(64), 16_384), (Some(usize::MAX - 1), usize::MAX)]
+        {
+            let error = check_num_logprobs(top, num_tokens).unwrap_err().to_string();
+            assert!(error.contains("1048576 log probabilities") && error.contains("max_tokens"), "{error}");
         }
     }
 }

@@ -12,7 +12,7 @@ pub use incremental::IncrementalDecoder;
 
 use crate::{
     EngineError,
-    error::caught,
+    error::caught_quietly,
     generation_config::GenerationConfig,
     json::{read_bounded, read_json},
 };
@@ -102,7 +102,7 @@ impl Tokenizer {
             ))
         })?;
         // The crate panics on some files, such as one whose decoder has a part that is no object.
-        let mut inner = caught(|| tokenizers::Tokenizer::from_bytes(&bytes).map_err(|e| e.to_string()))
+        let mut inner = caught_quietly(|| tokenizers::Tokenizer::from_bytes(&bytes).map_err(|e| e.to_string()))
             .and_then(|result| result)
             .map_err(|e| EngineError::Tokenizer(format!("{file} is not a tokenizer.json: {e}")))?;
         // Prompts are neither cut nor padded behind the caller's back.
@@ -121,7 +121,16 @@ impl Tokenizer {
             plain: OnceLock::new(),
         };
         tokenizer.add_end_of_turn_tokens();
+        tokenizer.try_out().map_err(|e| EngineError::Tokenizer(format!("{file} does not tokenize: {e}")))?;
         Ok(tokenizer)
+    }
+
+    /// Tokenizes a text or two: parts that contradict each other, such as a template with a token that is nowhere, show only
+    /// then.
+    fn try_out(&self) -> Result<(), EngineError> {
+        ["", "a", " The 2nd text,\n\u{e9}\u{4e2d}\u{1f600}e\u{301}\u{2581}\u{3000}\u{fb01}"]
+            .into_iter()
+            .try_for_each(|text| [true, false].into_iter().try_for_each(|special| self.encode(text, special).map(drop)))
     }
 
     /// Reads a model folder in Hugging Face layout: tokenizer.json (or the one given), and, where they are there,
@@ -160,8 +169,8 @@ impl Tokenizer {
         match &self.encoder {
             Encoder::Spm(spm) => Ok(spm.encode(text, add_special_tokens)),
             Encoder::Pipeline { inner, bos, eos } => {
-                let encoding = inner
-                    .encode_fast(text, add_special_tokens)
+                let encoding = caught_quietly(|| inner.encode_fast(text, add_special_tokens).map_err(|e| e.to_string()))
+                    .and_then(|result| result)
                     .map_err(|e| EngineError::Tokenizer(format!("the text of {} bytes cannot be tokenized: {e}", text.len())))?;
                 let mut ids = encoding.get_ids().to_vec();
                 if add_special_tokens {
