@@ -1,4 +1,7 @@
-"""The command line: `run` answers or chats, `serve` serves HTTP, `memory` compares naive and paged KV memory, `doctor` tells of the machine."""
+"""The command line.
+
+`run` answers or chats, `serve` serves HTTP, `memory` compares naive and paged KV memory, `doctor` tells of the machine.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +143,7 @@ def serve(options: argparse.Namespace) -> int:
     """Loads the model and serves it until a signal ends that; the exit status."""
     server.check(options)
     runner = load(options)
-    return server.serve(options, runner, options.model_id or runner.list_models()[0])
+    return server.serve(options, runner, server.model_id(runner.list_models()[0]))
 
 
 def run(options: argparse.Namespace) -> None:

@@ -82,6 +82,12 @@ def settings(options: argparse.Namespace, model_id: str) -> dict[str, Any]:
     }
 
 
+def model_id(model: str) -> str:
+    """What requests call a model: its hub id, or of a local one the name of its file or folder, without the path."""
+    path = Path(model).expanduser()
+    return (path.stem if path.is_file() else path.resolve().name) if path.exists() else model
+
+
 def check(options: argparse.Namespace) -> None:
     """Refuses what cannot be served, before a model is loaded."""
     if options.kind not in KINDS:

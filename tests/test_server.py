@@ -1,0 +1,692 @@
+"""The HTTP server, over sockets: what is sent, and what must come back."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import GOLDEN
+
+from mistral_paged.default_model import default_model
+
+COMMAND = Path(sys.executable).with_name("mistral-paged")
+MODEL = str(GOLDEN / "text" / "llama")
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@dataclass
+class Reply:
+    """A response."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        error = self.json["error"]
+        assert set(error) >= {"message", "type", "param", "code"}
+        return error
+
+
+@dataclass
+class Server:
+    """A running server."""
+
+    process: subprocess.Popen[str]
+    port: int
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def send(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Reply:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+        connection.request(method, path, data, {**self.headers, **(headers or {})})
+        response = connection.getresponse()
+        reply = Reply(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
+        connection.close()
+        return reply
+
+    def get(self, path: str, **headers: str) -> Reply:
+        return self.send("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+
+    def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> Reply:
+        return self.send("POST", path, body, headers)
+
+    def chat(self, **fields: Any) -> Reply:
+        return self.post("/v1/chat/completions", {"messages": HELLO, "max_tokens": 4, "temperature": 0, **fields})
+
+    def complete(self, **fields: Any) -> Reply:
+        return self.post("/v1/completions", {"prompt": "Hello", "max_tokens": 4, "temperature": 0, **fields})
+
+    def events(self, path: str, body: Any) -> list[str]:
+        """The data of every frame of a stream."""
+        reply = self.post(path, {**body, "stream": True})
+        assert reply.status == 200, reply.body
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        frames = reply.body.decode().split("\n\n")
+        assert frames.pop() == ""
+        return [line[6:] for frame in frames for line in frame.split("\n") if line.startswith("data: ")]
+
+    def metric(self, name: str, **labels: str) -> float:
+        page = self.get("/metrics").body.decode()
+        for line in page.splitlines():
+            if line.startswith(name) and line[len(name)] in "{ " and all(f'{key}="{value}"' in line for key, value in labels.items()):
+                return float(line.rsplit(" ", 1)[1])
+        raise AssertionError(f"no metric {name} with {labels}")
+
+
+@contextmanager
+def serving(*arguments: str, model: str = MODEL, memory: str = "16", **environment: str) -> Iterator[Server]:
+    """A server on a free port."""
+    command = [str(COMMAND), "serve", "-m", model, "--port", "0", "--pa-memory-mb", memory, "--num-threads", "1", *arguments]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if found := re.search(r"at http://[^:]+:(\d+)/v1", line):
+                break
+        else:
+            raise AssertionError(f"the server ended with {process.wait()}")
+        yield Server(process, int(found[1]))
+    finally:
+        process.terminate()
+        try:
+            process.communicate(timeout=20)
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving("--served-model-name", "other", "--disable-access-log") as server:
+        yield server
+
+
+def test_a_chat_is_answered(server: Server) -> None:
+    reply = server.chat()
+    assert reply.status == 200, reply.body
+    answer = reply.json
+    assert answer["object"] == "chat.completion"
+    assert answer["id"].startswith("chatcmpl-")
+    assert answer["model"] == "llama"
+    choice = answer["choices"][0]
+    assert choice["message"]["role"] == "assistant"
+    assert choice["finish_reason"] in ("stop", "length")
+    usage = answer["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+def test_a_stream_has_its_frames_in_order(server: Server) -> None:
+    body = {"messages": HELLO, "max_tokens": 6, "temperature": 0, "n": 2, "stream_options": {"include_usage": True}}
+    *frames, last = server.events("/v1/chat/completions", body)
+    assert last == "[DONE]"
+    chunks = [json.loads(frame) for frame in frames]
+    assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in chunks}) == 1
+    assert all(chunk["object"] == "chat.completion.chunk" for chunk in chunks)
+    *parts, usage = chunks
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] > 0
+    assert all(chunk["usage"] is None for chunk in parts)
+    whole = server.chat(max_tokens=6, n=2).json
+    for index in (0, 1):
+        own = [chunk["choices"][0] for chunk in parts if chunk["choices"][0]["index"] == index]
+        assert own[0]["delta"] == {"role": "assistant", "content": ""}
+        assert own[-1]["delta"] == {}
+        assert own[-1]["finish_reason"] == whole["choices"][index]["finish_reason"]
+        assert all(choice["finish_reason"] is None for choice in own[:-1])
+        text = "".join(choice["delta"].get("content", "") for choice in own)
+        assert text == whole["choices"][index]["message"]["content"]
+
+
+def test_a_completion_of_several_prompts_is_numbered_by_prompt_and_choice(server: Server) -> None:
+    answer = server.complete(prompt=["Hello", "World"], n=2).json
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    alone = [server.complete(prompt=prompt).json["choices"][0]["text"] for prompt in ("Hello", "World")]
+    assert [choice["text"] for choice in answer["choices"]] == [alone[0], alone[0], alone[1], alone[1]]
+
+
+def test_an_echo_has_log_probabilities_of_the_prompt(server: Server) -> None:
+    ids = server.post("/tokenize", {"prompt": "Hello world, hello"}).json["tokens"]
+    choice = server.complete(prompt=ids, echo=True, logprobs=1, max_tokens=1).json["choices"][0]
+    lists = choice["logprobs"]
+    assert len(lists["tokens"]) == len(ids) + 1
+    assert lists["token_logprobs"][0] is None
+    assert lists["top_logprobs"][0] is None
+    for token, own, top in zip(lists["tokens"][1:], lists["token_logprobs"][1:], lists["top_logprobs"][1:], strict=True):
+        assert top[token] == own <= max(top.values())
+    streamed = [json.loads(frame) for frame in server.events(
+        "/v1/completions", {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
+    )[:-1]]
+    parts = [chunk["choices"][0]["logprobs"] for chunk in streamed if chunk["choices"][0]["logprobs"]]
+    assert [offset for part in parts for offset in part["text_offset"]] == lists["text_offset"]
+
+
+def test_completions_stream_what_they_would_answer(server: Server) -> None:
+    frames = server.events("/v1/completions", {"prompt": ["Hello", "World"], "max_tokens": 5, "temperature": 0})
+    assert frames[-1] == "[DONE]"
+    texts = ["", ""]
+    for frame in frames[:-1]:
+        choice = json.loads(frame)["choices"][0]
+        texts[choice["index"]] += choice["text"]
+    assert texts == [choice["text"] for choice in server.complete(prompt=["Hello", "World"], max_tokens=5).json["choices"]]
+
+
+def test_a_seed_repeats_and_another_differs(server: Server) -> None:
+    texts = [server.complete(temperature=1.5, seed=seed, max_tokens=12).json["choices"][0]["text"] for seed in (1, 1, -2)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_a_stop_string_can_be_kept(server: Server) -> None:
+    text = server.complete(max_tokens=8).json["choices"][0]["text"]
+    stop = text[2:4]
+    without, kept = (server.complete(max_tokens=8, stop=stop, include_stop_str_in_output=keep).json for keep in (False, True))
+    assert without["choices"][0]["text"] == text[: text.index(stop)]
+    assert kept["choices"][0]["text"] == text[: text.index(stop)] + stop
+    assert without["choices"][0]["stop_reason"] == stop
+    assert without["choices"][0]["finish_reason"] == "stop"
+
+
+def test_messages_of_anthropic(server: Server) -> None:
+    body = {"model": "default", "max_tokens": 5, "messages": HELLO, "system": [{"type": "text", "text": "Be short."}], "temperature": 0}
+    message = server.post("/v1/messages", body).json
+    assert message["type"] == "message"
+    assert message["content"][0]["type"] == "text"
+    assert message["stop_reason"] in ("end_turn", "max_tokens")
+    count = server.post("/v1/messages/count_tokens", {key: body[key] for key in ("model", "messages", "system")}).json
+    usage = message["usage"]
+    assert count["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"]
+    events = [json.loads(event) for event in server.events("/v1/messages", body)]
+    kinds = [event["type"] for event in events]
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert events[0]["message"]["usage"]["input_tokens"] == count["input_tokens"]
+    text = "".join(event["delta"]["text"] for event in events if event["type"] == "content_block_delta")
+    assert text == message["content"][0]["text"]
+
+
+def test_errors_below_messages_have_anthropics_form(server: Server) -> None:
+    reply = server.post("/v1/messages", {"messages": HELLO})
+    assert reply.status == 400
+    assert reply.json["type"] == "error"
+    assert reply.json["error"]["type"] == "invalid_request_error"
+    assert reply.json["request_id"] == reply.headers["request-id"]
+    assert "max_tokens" in reply.json["error"]["message"]
+
+
+def test_the_nonce_of_claude_code_is_not_part_of_the_prompt(server: Server) -> None:
+    def count(nonce: str) -> int:
+        system = [{"type": "text", "text": f"x-anthropic-billing-header: cch={nonce};"}, {"type": "text", "text": "Be short."}]
+        return server.post("/v1/messages/count_tokens", {"messages": HELLO, "system": system}).json["input_tokens"]
+
+    plain = server.post("/v1/messages/count_tokens", {"messages": HELLO, "system": "Be short."}).json["input_tokens"]
+    assert count("a" * 30) == count("bc") == plain
+
+
+def test_responses_are_kept_and_gone_on_from(server: Server) -> None:
+    first = server.post("/v1/responses", {"input": "Hello", "max_output_tokens": 5, "temperature": 0}).json
+    assert first["object"] == "response"
+    assert first["status"] in ("completed", "incomplete")
+    text = first["output"][0]["content"][0]["text"]
+    assert server.get(f"/v1/responses/{first['id']}").json == first
+    said = [*HELLO, {"role": "assistant", "content": text}, {"role": "user", "content": "Go on"}]
+    body = {"input": "Go on", "previous_response_id": first["id"], "max_output_tokens": 5, "temperature": 0}
+    second = server.post("/v1/responses", body).json
+    assert second["output"][0]["content"][0]["text"] == server.chat(messages=said, max_tokens=5).json["choices"][0]["message"]["content"]
+    assert server.send("DELETE", f"/v1/responses/{first['id']}").json["deleted"] is True
+    lost = server.post("/v1/responses", body)
+    assert (lost.status, lost.error["code"]) == (404, "previous_response_not_found")
+
+
+def test_a_stream_of_a_response_has_its_events_in_order(server: Server) -> None:
+    body = {"input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]}], "max_output_tokens": 5}
+    events = [json.loads(event) for event in server.events("/v1/responses", body)]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    kinds = [event["type"] for event in events]
+    assert kinds[:4] == ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
+    assert kinds[-4:-1] == ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
+    assert kinds[-1] in ("response.completed", "response.incomplete")
+    text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+    assert events[-1]["response"]["output"][0]["content"][0]["text"] == text
+    assert server.get(f"/v1/responses/{events[-1]['response']['id']}").status == 200
+
+
+def test_text_goes_to_tokens_and_back(server: Server) -> None:
+    answer = server.post("/tokenize", {"prompt": "Hello world", "add_special_tokens": False}).json
+    assert answer["count"] == len(answer["tokens"])
+    assert server.post("/detokenize", {"tokens": answer["tokens"]}).json["prompt"].strip() == "Hello world"
+    pieces = server.post("/tokenize", {"content": "Hello", "with_pieces": True}).json["tokens"]
+    assert all(set(piece) == {"id", "piece"} for piece in pieces)
+    chat = server.post("/apply-template", {"messages": HELLO}).json
+    assert "Hello" in chat["prompt"]
+    assert chat["tokens"] == server.post("/tokenize", {"messages": HELLO}).json["tokens"]
+    assert server.get("/tokenizer_info").json["vocab_size"] > 0
+
+
+def test_models_by_all_their_names(server: Server) -> None:
+    cards = server.get("/v1/models").json["data"]
+    assert [card["id"] for card in cards] == ["llama", "other", "default"]
+    assert {card["root"] for card in cards} == {"llama"}
+    assert server.get("/v1/models/other").json["max_model_len"] == cards[0]["max_model_len"]
+    assert server.chat(model="other").status == 200
+    anthropic = server.get("/v1/models", anthropic_version="2023-06-01").json
+    assert anthropic["data"][0]["type"] == "model"
+    for reply in (server.chat(model="gpt-4"), server.get("/v1/models/gpt-4")):
+        assert (reply.status, reply.error["code"]) == (404, "model_not_found")
+
+
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({"foo": 1}, "unknown_parameter", "foo"),
+    ({"temprature": 1}, "unknown_parameter", "temprature"),
+    ({"temperature": -1}, "invalid_value", "temperature"),
+    ({"temperature": "hot"}, "invalid_value", "temperature"),
+    ({"top_p": 0}, "invalid_value", "top_p"),
+    ({"top_p": 1.5}, "invalid_value", "top_p"),
+    ({"top_k": -2}, "invalid_value", "top_k"),
+    ({"min_p": 2}, "invalid_value", "min_p"),
+    ({"n": 0}, "invalid_value", "n"),
+    ({"n": 129}, "invalid_value", "n"),
+    ({"n": 1.5}, "invalid_value", "n"),
+    ({"max_tokens": 0}, "invalid_value", "max_tokens"),
+    ({"max_tokens": -1}, "invalid_value", "max_tokens"),
+    ({"max_tokens": 4, "max_completion_tokens": 5}, "invalid_value", "max_completion_tokens"),
+    ({"presence_penalty": 3}, "invalid_value", "presence_penalty"),
+    ({"frequency_penalty": -3}, "invalid_value", "frequency_penalty"),
+    ({"repetition_penalty": 0}, "invalid_value", "repetition_penalty"),
+    ({"logprobs": True, "top_logprobs": 21}, "invalid_value", "top_logprobs"),
+    ({"top_logprobs": 3}, "invalid_value", "top_logprobs"),
+    ({"logit_bias": {"x": 1}}, "invalid_value", "logit_bias"),
+    ({"logit_bias": {"999999999": 1}}, "invalid_value", "logit_bias"),
+    ({"logit_bias": {"1": 101}}, "invalid_value", "logit_bias"),
+    ({"allowed_token_ids": []}, "invalid_value", "allowed_token_ids"),
+    ({"stop": [""]}, "invalid_value", "stop[0]"),
+    ({"stop": ["x"] * 17}, "invalid_value", "stop"),
+    ({"stop": "x" * 257}, "invalid_value", "stop[0]"),
+    ({"stop": 7}, "invalid_value", "stop"),
+    ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
+    ({"stream": "yes"}, "invalid_value", "stream"),
+    ({"cache_salt": ""}, "invalid_value", "cache_salt"),
+    ({"deadline": 0}, "invalid_value", "deadline"),
+    ({"priority": 1e10}, "invalid_value", "priority"),
+    ({"messages": []}, "invalid_value", "messages"),
+    ({"messages": [{}]}, "missing_required_parameter", "messages[0].role"),
+    ({"messages": ["Hello"]}, "invalid_value", "messages[0]"),
+    ({"messages": [{"role": "user"}]}, "missing_required_parameter", "messages[0].content"),
+    ({"messages": [{"role": 3, "content": "x"}]}, "invalid_value", "messages[0].role"),
+    ({"messages": [{"role": "user", "content": 3}]}, "invalid_value", "messages[0].content"),
+    ({"messages": [{"role": "user", "content": []}]}, "invalid_value", "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "invalid_value", "messages[0].content[0].text"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "unsupported_parameter", "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "invalid_value", "messages[0].content[0].type"),
+    ({"messages": None}, "missing_required_parameter", "messages"),
+    ({"tools": [{"type": "function"}]}, "unsupported_parameter", "tools"),
+    ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
+    ({"audio": {}}, "unsupported_parameter", "audio"),
+    ({"web_search_options": {}}, "unsupported_parameter", "web_search_options"),
+    ({"store": True}, "unsupported_parameter", "store"),
+    ({"service_tier": "flex"}, "unsupported_parameter", "service_tier"),
+    ({"modalities": ["audio"]}, "unsupported_parameter", "modalities"),
+    ({"chat_template": "{{ 1 }}"}, "unsupported_parameter", "chat_template"),
+    ({"chat_template_kwargs": {"messages": []}}, "invalid_value", "chat_template_kwargs.messages"),
+    ({"chat_template_kwargs": {"chat_template": "x"}}, "invalid_value", "chat_template_kwargs.chat_template"),
+    ({"reasoning_effort": "much"}, "invalid_value", "reasoning_effort"),
+    ({"dry_base": 2}, "invalid_value", "dry_base"),
+    ({"min_tokens": 2}, "unsupported_parameter", "min_tokens"),
+    ({"prompt_logprobs": 1}, "unsupported_parameter", "prompt_logprobs"),
+]
+
+
+@pytest.mark.parametrize(("fields", "code", "param"), BAD, ids=[f"{param}-{i}" for i, (_, _, param) in enumerate(BAD)])
+def test_what_cannot_be_honoured_is_refused_by_name(server: Server, fields: dict[str, Any], code: str, param: str) -> None:
+    reply = server.chat(**fields)
+    assert reply.status == 400, reply.body
+    assert (reply.error["code"], reply.error["param"]) == (code, param), reply.error
+
+
+FINE: list[dict[str, Any]] = [
+    {"logprobs": None, "stop": None, "seed": None, "tools": None},
+    {"user": "someone", "metadata": {"a": "b"}, "safety_identifier": "x", "prompt_cache_key": "k"},
+    {"store": False, "service_tier": "auto", "modalities": ["text"], "verbosity": "medium", "tools": [], "tool_choice": "none"},
+    {"response_format": {"type": "text"}, "parallel_tool_calls": True},
+    {"max_tokens": 4, "max_completion_tokens": 4},
+    {"top_k": -1, "min_p": 0, "repetition_penalty": 1.1, "logit_bias": {"5": -100}, "allowed_token_ids": [1, 2, 3]},
+    {"stop_token_ids": [3], "ignore_eos": True, "priority": -1, "cache_salt": "s", "deadline": 30.5, "truncate_sequence": True},
+    {"messages": [{"role": "developer", "content": "Be short."}, *HELLO]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]},
+    {"messages": [*HELLO, {"role": "assistant", "content": "Well"}], "continue_final_message": True},
+    {"enable_thinking": False, "reasoning_effort": "low"},
+    {"chat_template_kwargs": {"x": 1}, "documents": []},
+]
+
+
+@pytest.mark.parametrize("fields", FINE, ids=[",".join(fields) for fields in FINE])
+def test_what_is_honoured_true_anyway_or_a_label_is_accepted(server: Server, fields: dict[str, Any]) -> None:
+    reply = server.chat(**fields)
+    assert reply.status == 200, reply.body
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"3", b"null", b'"x"', b'{"messages": NaN}', b"\xff\xfe", b"[" * 300])
+def test_a_body_that_is_no_object_is_one_400(server: Server, body: bytes) -> None:
+    reply = server.post("/v1/chat/completions", body)
+    assert (reply.status, reply.error["code"]) == (400, "invalid_json")
+
+
+def test_a_prompt_that_is_too_long_says_how_long_it_may_be(server: Server) -> None:
+    limit = server.get("/v1/models").json["data"][0]["max_model_len"]
+    reply = server.complete(prompt=[5] * (limit + 10))
+    assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
+    assert f"maximum context length is {limit} tokens" in reply.error["message"]
+    assert (reply.error["n_prompt_tokens"], reply.error["n_ctx"]) == (limit + 10, limit)
+    cut = server.complete(prompt=[5] * (limit + 10), truncate_sequence=True)
+    assert cut.status == 200
+
+
+def test_a_large_limit_of_tokens_is_a_ceiling(server: Server) -> None:
+    reply = server.chat(max_tokens=64_000, stop=None)
+    assert reply.status == 200
+    assert reply.json["choices"][0]["finish_reason"] in ("length", "stop")
+
+
+def test_routes_that_are_not_there(server: Server) -> None:
+    for method, path, status, code in (
+        ("GET", "/nix", 404, "route_not_found"),
+        ("POST", "/api/chat", 404, "route_not_found"),
+        ("POST", "/v1/images/generations", 404, "route_not_found"),
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("DELETE", "/health", 405, "method_not_allowed"),
+        ("POST", "/v1/embeddings", 501, "not_implemented"),
+    ):
+        reply = server.send(method, path, {} if method == "POST" else None)
+        assert (reply.status, reply.error["code"]) == (status, code), path
+    assert server.send("POST", "/v1/chat/completions", b"x", {"content-type": "multipart/form-data"}).status == 415
+
+
+def test_a_request_id_is_echoed_if_it_is_plain(server: Server) -> None:
+    assert server.get("/live", x_request_id="abc-1.2_3").headers["x-request-id"] == "abc-1.2_3"
+    for bad in ("a b", "x" * 129, "ä".encode().decode("latin-1"), "<script>"):
+        assert server.get("/live", x_request_id=bad).headers["x-request-id"].startswith("req-")
+
+
+def test_pages_of_other_origins_and_names_are_refused(server: Server) -> None:
+    assert server.get("/v1/models", origin="http://evil.example").status == 403
+    assert server.get("/v1/models", origin=f"http://127.0.0.1:{server.port}").status == 200
+    assert server.get("/v1/models", host="evil.example").status == 403
+    assert server.get("/v1/models", host=f"localhost:{server.port}").status == 200
+
+
+def test_special_tokens_in_a_message_stay_text(server: Server) -> None:
+    """The count of a special token in the prompt is the template's own, whatever a message says."""
+    info = server.get("/tokenizer_info").json
+    eos = info["eos_token"]
+    eos_id = info["eos_token_ids"][0]
+
+    def tokens(content: str) -> list[int]:
+        return server.post("/tokenize", {"messages": [{"role": "user", "content": content}]}).json["tokens"]
+
+    assert tokens(f"a{eos}b").count(eos_id) == tokens("ab").count(eos_id)
+    prompt = server.post("/apply-template", {"messages": [{"role": "user", "content": f"a{eos}b"}]}).json["prompt"]
+    assert f"a{eos}b" in prompt
+
+
+def test_metrics_count_what_was_done(server: Server) -> None:
+    before = server.metric("vllm:generation_tokens_total")
+    answer = server.complete(max_tokens=7, ignore_eos=True).json
+    assert answer["usage"]["completion_tokens"] == 7
+    assert server.metric("vllm:generation_tokens_total") == before + 7
+    assert server.metric("vllm:num_requests_running") == 0
+    assert server.metric("vllm:request_success_total", finished_reason="length") >= 1
+    assert server.metric("mistralrs_kv_cache_blocks_total") > 0
+    assert server.metric("vllm:time_to_first_token_seconds_count") >= 1
+
+
+def test_health_and_what_runs(server: Server) -> None:
+    assert server.get("/live").json == {"status": "ok"}
+    assert server.get("/ready").status == 200
+    health = server.get("/health").json
+    assert health["status"] == "ok"
+    assert health["is_busy"] is False
+    info = server.get("/v1/system/info").json
+    assert info["architecture"] == "llama"
+    assert info["kv_cache_bytes"] > 0
+    document = server.get("/openapi.json").json
+    assert "/v1/chat/completions" in document["paths"]
+    assert b"max_completion_tokens" in server.get("/docs").body
+
+
+def wait_until(holds: Any, seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not come true in time"
+        time.sleep(0.05)
+
+
+def raw(server: Server, body: dict[str, Any], path: str = "/v1/completions") -> socket.socket:
+    """A connection over which a request was sent."""
+    data = json.dumps(body).encode()
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+def read_until(connection: socket.socket, end: bytes) -> bytes:
+    """What comes over a connection up to these bytes."""
+    answer = b""
+    while end not in answer:
+        part = connection.recv(65536)
+        assert part, answer
+        answer += part
+    return answer
+
+
+LONG = {"prompt": "Hello", "max_tokens": 100_000, "ignore_eos": True}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("how", ["close", "reset", "half"])
+def test_a_client_that_goes_frees_its_blocks(server: Server, stream: bool, how: str) -> None:
+    connection = raw(server, {**LONG, "stream": stream, "n": 3})
+    wait_until(lambda: server.metric("vllm:num_requests_running") > 0)
+    if how == "reset":
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    if how == "half":
+        connection.shutdown(socket.SHUT_WR)
+        wait_until(lambda: server.metric("mistralrs_kv_cache_blocks_used") == 0)
+    connection.close()
+    wait_until(lambda: server.metric("mistralrs_kv_cache_blocks_used") == 0)
+    assert server.get("/health").json["in_flight"] == 0
+
+
+def test_a_request_that_comes_byte_by_byte_is_served(server: Server) -> None:
+    data = json.dumps({"prompt": "Hi", "max_tokens": 2}).encode()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+        for byte in head.encode() + data:
+            connection.sendall(bytes([byte]))
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 200")
+
+
+def test_a_slow_reader_loses_nothing(server: Server) -> None:
+    body = {"prompt": "Hello", "max_tokens": 120, "temperature": 0, "ignore_eos": True}
+    with raw(server, {**body, "stream": True}) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        answer = b""
+        while b"[DONE]" not in answer:
+            answer += connection.recv(512)
+            time.sleep(0.002)
+    frames = re.findall(rb"data: (\{.*\})\n\n", answer)
+    text = "".join(json.loads(frame)["choices"][0]["text"] for frame in frames)
+    assert text == server.post("/v1/completions", body).json["choices"][0]["text"]
+
+
+def test_many_streams_at_once_lose_and_mix_up_nothing(server: Server) -> None:
+    bodies = [{"prompt": f"Hello {i}", "max_tokens": 24, "temperature": 0, "ignore_eos": True} for i in range(64)]
+
+    def stream(body: dict[str, Any]) -> str:
+        frames = server.events("/v1/completions", body)
+        assert frames.pop() == "[DONE]"
+        return "".join(json.loads(frame)["choices"][0]["text"] for frame in frames)
+
+    with ThreadPoolExecutor(64) as threads:
+        streamed = list(threads.map(stream, bodies))
+    assert streamed == [server.post("/v1/completions", body).json["choices"][0]["text"] for body in bodies]
+
+
+def test_keys_guard_all_but_health_and_part_tenants(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\nkey = "one"\ntenant = "a"\n[[keys]]\nkey = "two"\ntenant = "b"\n[[keys]]\nkey = "root"\nadmin = true\n')
+    with serving("--api-keys", str(keys), "--disable-access-log") as server:
+        for path in ("/v1/models", "/metrics", "/tokenizer_info", "/openapi.json", "/ui/events"):
+            reply = server.get(path)
+            assert (reply.status, reply.error["code"]) == (401, "invalid_api_key"), path
+        for path in ("/health", "/live", "/ready", "/ui"):
+            assert server.get(path).status == 200, path
+        assert server.get("/v1/models", authorization="Bearer wrong").status == 401
+        assert server.get("/v1/models", authorization="Bearer one").status == 200
+        assert server.get("/v1/models", x_api_key="two").status == 200
+        prompt = list(range(3, 99))
+
+        def cached(key: str) -> int:
+            body = {"prompt": prompt, "max_tokens": 1}
+            reply = server.post("/v1/completions", body, {"authorization": f"Bearer {key}"})
+            return reply.json["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+        assert cached("one") == 0
+        assert cached("one") > 0
+        assert cached("two") == 0
+        kept = server.post("/v1/responses", {"input": "Hi", "max_output_tokens": 1}, {"x-api-key": "one"}).json["id"]
+        assert server.get(f"/v1/responses/{kept}", x_api_key="two").status == 404
+        assert server.get(f"/v1/responses/{kept}", x_api_key="one").status == 200
+        assert server.send("POST", "/admin/pause", headers={"x-api-key": "one"}).status == 403
+        assert server.send("POST", "/admin/pause", headers={"x-api-key": "root"}).status == 200
+        assert server.send("POST", "/admin/resume", headers={"x-api-key": "root"}).status == 200
+
+
+def test_a_full_queue_says_when_to_come_again() -> None:
+    with serving("--max-queued", "1", "--max-seqs", "1", "--disable-access-log") as server:
+        connections = [raw(server, LONG) for _ in range(2)]
+        wait_until(lambda: server.get("/health").json["in_flight"] == 2)
+        reply = server.complete()
+        assert (reply.status, reply.error["code"]) == (429, "queue_full")
+        assert 1 <= int(reply.headers["retry-after"]) <= 60
+        assert server.get("/ready").json == {"status": "full"}
+        for connection in connections:
+            connection.close()
+        wait_until(lambda: server.complete().status == 200)
+
+
+def test_a_body_that_is_too_large_is_refused() -> None:
+    with serving("--max-body-mb", "1", "--disable-access-log") as server:
+        reply = server.complete(prompt="x" * (2 << 20))
+        assert (reply.status, reply.error["code"]) == (413, "request_too_large")
+
+
+def test_a_browser_may_call_from_an_allowed_origin() -> None:
+    with serving("--cors-origin", "http://page.example", "--disable-access-log") as server:
+        reply = server.get("/v1/models", origin="http://page.example")
+        assert reply.headers["access-control-allow-origin"] == "http://page.example"
+        preflight = server.send("OPTIONS", "/v1/chat/completions", headers={"origin": "http://page.example"})
+        assert preflight.status == 204
+        assert server.get("/v1/models", origin="http://other.example").status == 403
+
+
+def test_a_unix_socket_is_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    process = subprocess.Popen(
+        [str(COMMAND), "serve", "-m", MODEL, "--host", f"unix:{path}", "--pa-memory-mb", "16"], stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_until(path.exists, 30)
+        assert path.stat().st_mode & 0o777 == 0o600
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(path))
+            connection.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+    finally:
+        process.terminate()
+        assert process.wait(20) == 0
+    assert not path.exists()
+
+
+def test_sigterm_lets_what_runs_end() -> None:
+    with serving("--disable-access-log") as server:
+        with raw(server, {"prompt": "Hello", "max_tokens": 300, "ignore_eos": True, "stream": True}) as connection:
+            read_until(connection, b"data: ")
+            server.process.send_signal(signal.SIGTERM)
+            answer = b""
+            while part := connection.recv(65536):
+                answer += part
+        assert b"[DONE]" in answer
+        assert server.process.wait(20) == 0
+
+
+def test_sigterm_ends_a_stream_with_an_error_when_its_time_is_over() -> None:
+    with serving("--shutdown-timeout", "0.2", "--disable-access-log", model=str(default_model()), memory="256") as server:
+        with raw(server, {**LONG, "stream": True}) as connection:
+            read_until(connection, b"data: ")
+            server.process.send_signal(signal.SIGTERM)
+            answer = b""
+            while part := connection.recv(65536):
+                answer += part
+        assert b'"code":"draining"' in answer
+        assert server.process.wait(20) == 143
+
+
+def test_ctrl_c_ends_an_idle_server() -> None:
+    with serving() as server:
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(20) == 130
+
+
+def test_the_access_log_has_no_word_of_a_prompt() -> None:
+    with serving("--access-log-format", "json") as server:
+        server.chat(messages=[{"role": "user", "content": "zebra"}])
+        server.get("/health")
+        server.get("/x%0aGET")
+        server.process.send_signal(signal.SIGTERM)
+        _, log = server.process.communicate(timeout=20)
+    lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    assert [(line["method"], line["path"], line["status"]) for line in lines] == [
+        ("POST", "/v1/chat/completions", 200),
+        ("GET", "/x%0aGET", 404),
+    ]
+    assert "zebra" not in log
+
+
+def test_a_panic_or_a_bad_setting_is_an_error_before_loading(tmp_path: Path) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([str(COMMAND), "serve", "-m", MODEL, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+    assert run("--port", "70000").returncode == 1
+    assert "--isq <TYPE>" in run("--isq", "Q4K").stderr
+    assert run("--isq", "Q4K").returncode == 2
+    both = run("--pa-memory-mb", "5", "--pa-context-len", "5")
+    assert both.returncode == 2
+    assert "cannot be used with" in both.stderr
+    assert run("embedding").returncode == 1
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = run("--port", str(taken.getsockname()[1]), "--pa-memory-mb", "16")
+    assert done.returncode == 1
+    assert "cannot listen" in done.stderr
