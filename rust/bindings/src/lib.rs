@@ -3,6 +3,7 @@
 //! Requests become plain Rust structs as they come in ([`request`]), answers leave as frozen classes ([`response`],
 //! [`streaming`]), and [`detach`] is the one way from a Python thread into the engine.
 
+mod answer_json;
 mod arguments;
 mod completing;
 mod control;
@@ -17,7 +18,6 @@ mod logger;
 mod memory;
 mod messages;
 mod model;
-mod openai;
 mod options;
 mod pending;
 mod planned;

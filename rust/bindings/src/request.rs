@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use engine::{GenerationRequest, MAX_CHOICES, Prompt, RenderOptions};
+use openai::chat::thinking;
 use pyo3::{
     IntoPyObjectExt,
     exceptions::PyTypeError,
@@ -91,20 +92,6 @@ fn refuse_tools(tool_choice: Option<ToolChoice>, rest: &[(&str, bool)]) -> PyRes
         return Err(not_yet("`tool_choice=ToolChoice.Auto`", "leave it out or give ToolChoice.NoTools"));
     }
     refuse(rest)
-}
-
-/// Thinking and effort as the template gets them: an effort of "off" or "none" turns thinking off.
-fn check_thinking(enable_thinking: Option<bool>, effort: Option<&str>) -> PyResult<Option<bool>> {
-    match effort {
-        None | Some("low" | "medium" | "high" | "xhigh" | "max") => Ok(enable_thinking),
-        Some("off" | "none") if enable_thinking == Some(true) => {
-            Err(invalid("`reasoning_effort` is off and `enable_thinking` is True; leave one of them out"))
-        }
-        Some("off" | "none") => Ok(Some(false)),
-        Some(other) => {
-            Err(invalid(format!("`reasoning_effort` must be one of off, none, low, medium, high, xhigh, max, got '{other}'")))
-        }
-    }
 }
 
 #[pymethods]
@@ -257,7 +244,7 @@ impl ChatCompletionRequest {
         let prompt = Prompt::Chat {
             messages: messages::parse(messages)?,
             options: RenderOptions {
-                enable_thinking: check_thinking(enable_thinking, reasoning_effort.as_deref())?,
+                enable_thinking: thinking(enable_thinking, reasoning_effort.as_deref()).map_err(|error| invalid(error.message))?,
                 reasoning_effort,
                 ..RenderOptions::default()
             },

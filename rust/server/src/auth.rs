@@ -47,11 +47,6 @@ impl Keys {
         Ok(Self { keys: configs.iter().map(key).collect::<Result<_, _>>()?, secret: rand::random() })
     }
 
-    /// Whether there are any.
-    pub fn is_empty(&self) -> bool {
-        self.keys.is_empty()
-    }
-
     /// Who has the key of a request's headers: `Authorization: Bearer KEY` or `x-api-key: KEY`.
     pub fn caller(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
         if self.keys.is_empty() {
