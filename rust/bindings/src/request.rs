@@ -28,27 +28,37 @@ use crate::{
 /// one model. Fields left `None` follow the model's `generation_config.json`; without one the temperature is 1.0 and the others
 /// are off.
 ///
-/// - `temperature` (at least 0; 0 is greedy), `top_k` (1 is greedy, 0 is off), `top_p` in (0, 1], `min_p` in [0, 1].
-/// - `presence_penalty` and `frequency_penalty` are subtracted from logits, `repetition_penalty` (above 0) divides them.
-/// - `dry_multiplier` turns the DRY penalty on; `dry_base` 1.75, `dry_allowed_length` 2, `dry_sequence_breakers` newline, colon,
-///   quote, star.
-/// - `logit_bias` adds to logits by token id. `logprobs` returns the log probability of each token, `top_logprobs` those of as
-///   many others.
-/// - `max_tokens` generated tokens at most, over which `finish_reason` is "length"; left out, up to the model's length.
-/// - `stop_seqs` end the text and are not part of it. `ignore_eos` goes on past end-of-sequence tokens.
-/// - `n_choices` independent continuations. `seed` makes the request's random numbers its own: the same text whatever runs beside
-///   it.
-/// - `truncate_sequence` drops the start of a prompt that is too long instead of raising.
-/// - `enable_thinking` and `reasoning_effort` are handed to the chat template.
-/// - `priority`: lower goes first. `deadline`: seconds from submission after which the request ends with the text it has and the
-///   `finish_reason` "timeout". `tenant`: whom the request belongs to; with the runner's
+/// - `temperature`: 0 or more; 0 is greedy. `top_k`: 0 or more of the likeliest tokens; 1 is greedy, 0 is off. `top_p`: above 0 and
+///   at most 1. `min_p`: 0 to 1.
+/// - `presence_penalty`, `frequency_penalty`: -2 to 2, subtracted from logits; 0 is off. `repetition_penalty`: above 0, divides
+///   them; 1 is off.
+/// - `dry_multiplier`: 0 or more, turns the DRY penalty on; 0 is off. `dry_base`: 1 or more (1.75 unless given).
+///   `dry_allowed_length`: tokens, 0 to 2^27 (2 unless given). `dry_sequence_breakers`: texts of a character or more (newline,
+///   colon, quote, star unless given).
+/// - `logit_bias`: a dict of token ids, each with what is added to its logit, -100 to 100. `logprobs`: whether the answer has the
+///   log probability of each token; `top_logprobs`: and of how many of the likeliest, 0 or more.
+/// - `max_tokens`: generated tokens at most, 1 or more, over which `finish_reason` is "length"; left out, up to the model's
+///   length.
+/// - `stop_seqs`: a text or a list of texts, which end the answer and are not part of it. `ignore_eos`: go on past
+///   end-of-sequence tokens.
+/// - `n_choices`: independent continuations, 1 to 1024. `seed`: 0 to 2^64 - 1, makes the request's random numbers its own: the
+///   same text whatever runs beside it.
+/// - `stream`: the answer comes in parts, as an iterator.
+/// - `truncate_sequence`: drop the start of a prompt that is too long instead of raising.
+/// - `enable_thinking`: True or False for the chat template. `reasoning_effort`: "low", "medium", "high", "xhigh" or "max" for it;
+///   "off" or "none" turns thinking off.
+/// - `priority`: -2^31 to 2^31 - 1; lower goes first. `deadline`: seconds from submission, above 0, after which the request ends
+///   with the text it has and the `finish_reason` "timeout". `tenant`: whom the request belongs to; with the runner's
 ///   `fairness="drr"` tenants take turns.
 /// - `cache_salt`: cached blocks are shared only with requests of the same salt, so that nobody else can tell what was asked from
-///   how fast an answer comes. `public_messages`: so many leading messages, such as the system prompt, are shared in spite of it.
+///   how fast an answer comes. `public_messages`: so many leading messages, 0 or more, such as the system prompt, are shared in
+///   spite of it.
 /// - `keep`: each choice ends with a `Sequence` that can be gone on from.
+/// - `tool_choice`: `ToolChoice.NoTools` alone.
 ///
-/// A value out of range raises `ValueError`, here or when the request is sent; `NotImplementedError` for grammar, tools,
-/// adapters, search and agent fields.
+/// A request gives back its fields, is equal to one of equal fields, and can be copied and pickled. A value out of range raises
+/// `ValueError`, here or when the request is sent; a field that is not supported yet, which are those not named here, raises
+/// `NotImplementedError`.
 #[pyclass(frozen, module = "mistral_paged")]
 pub struct ChatCompletionRequest {
     pub request: GenerationRequest,
@@ -61,12 +71,15 @@ pub struct ChatCompletionRequest {
 
 /// A completion of a text as it is, without chat template.
 ///
-/// `prompt` is a str, tokenized with special tokens added, or token ids: a list, a tuple or an array of integers. `echo_prompt`
-/// puts the prompt's text before each continuation; with `logprobs=k` the answer has the log probability of each of its tokens as
-/// well (the first is None) with those of the k likeliest at each position; any k, 0 included. Of `best_of` continuations (left
-/// out, as many as are returned) the `n_choices` likeliest are returned. `suffix` goes after each continuation.
-/// `public_prefix_len` is the number of leading tokens that are shared in spite of a `cache_salt`. The other fields are those of
-/// `ChatCompletionRequest`.
+/// - `prompt`: a str, tokenized with special tokens added, or token ids: a list, a tuple or an array of integers.
+/// - `echo_prompt`: put the prompt's text before each continuation. `logprobs`: 0 or more; the answer has the log probability of
+///   each of its tokens, with `echo_prompt` of the prompt's as well (the first is None), and of so many of the likeliest at each
+///   position.
+/// - `best_of`: of so many continuations, at most 1024 (left out, as many as are returned), the `n_choices` likeliest are
+///   returned. `suffix`: a text that goes after each continuation.
+/// - `public_prefix_len`: leading tokens, 0 or more, that are shared in spite of a `cache_salt`.
+///
+/// The other fields are those of `ChatCompletionRequest`.
 #[pyclass(frozen, module = "mistral_paged")]
 pub struct CompletionRequest {
     pub request: GenerationRequest,

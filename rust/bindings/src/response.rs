@@ -299,27 +299,25 @@ impl Shown for ChatCompletionChunkResponse {
     }
 }
 
-fn escaped(text: &str) -> String {
+/// As text of HTML.
+pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 /// Texts as they are, and a line about each and about what was used.
 fn html(answer: &impl Shown) -> String {
-    let mut html = String::new();
-    for (text, reason) in answer.texts() {
-        html += &format!("<pre style=\"white-space: pre-wrap\">{}</pre>", escaped(text));
-        if let Some(reason) = reason {
-            html += &format!("<small>{}</small>", escaped(reason));
-        }
-    }
-    if let Some(usage) = answer.used() {
+    let texts = answer.texts().into_iter().map(|(text, reason)| {
+        let reason = reason.map(|reason| format!("<small>{}</small>", escaped(reason)));
+        format!("<pre style=\"white-space: pre-wrap\">{}</pre>{}", escaped(text), reason.unwrap_or_default())
+    });
+    let used = answer.used().map(|usage| {
         let cached = usage.prompt_tokens_details.as_ref().map_or(0, |details| details.get().cached_tokens);
-        html += &format!(
+        format!(
             "<p><small>{} prompt tokens ({cached} cached), {} generated at {:.1}/s, {:.2} s in all</small></p>",
             usage.prompt_tokens, usage.completion_tokens, usage.avg_compl_tok_per_sec, usage.total_time_sec
-        );
-    }
-    html
+        )
+    });
+    texts.chain(used).collect()
 }
 
 /// What answers and parts of them have beyond their fields.

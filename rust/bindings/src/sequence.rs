@@ -249,6 +249,7 @@ impl Sequence {
         slf
     }
 
+    #[allow(clippy::unused_self, reason = "a method of the class")]
     fn __reduce__(&self) -> PyResult<()> {
         Err(PyTypeError::new_err(
             "a Sequence lives in its runner and cannot be pickled; send its `tokens`, as the prompt of a completion",
