@@ -67,7 +67,9 @@ pub struct CompletionRequest {
 }
 
 fn check_choices(n_choices: &Bound<'_, PyAny>) -> PyResult<usize> {
-    within("n_choices", &n_choices.extract()?, 0, MAX_CHOICES)
+    let count: Integer = n_choices.extract()?;
+    // The engine refuses 0 in the mirrored interface's words.
+    if count == Integer::Near(0) { Ok(0) } else { within("n_choices", &count, 1, MAX_CHOICES) }
 }
 
 fn check_public_messages(count: &Bound<'_, PyAny>) -> PyResult<usize> {
@@ -116,7 +118,7 @@ impl ChatCompletionRequest {
     #[allow(clippy::too_many_lines, clippy::needless_pass_by_value, reason = "one line an argument")]
     fn new(
         messages: &Bound<'_, PyAny>,
-        model: String,
+        model: Text,
         logprobs: bool,
         #[pyo3(from_py_with = check_choices)] n_choices: usize,
         logit_bias: Option<HashMap<Integer, Real>>,
@@ -224,7 +226,7 @@ impl ChatCompletionRequest {
             stream,
             ..GenerationRequest::new(prompt, sampling.check()?)
         };
-        Ok(Self { request, model, stream })
+        Ok(Self { request, model: model.0, stream })
     }
 
     fn __repr__(&self) -> String {
@@ -247,7 +249,7 @@ impl CompletionRequest {
     #[allow(clippy::needless_pass_by_value, reason = "one line an argument")]
     fn new(
         prompt: &Bound<'_, PyAny>,
-        model: String,
+        model: Text,
         best_of: Option<Integer>,
         echo_prompt: bool,
         presence_penalty: Option<Real>,
@@ -324,7 +326,7 @@ impl CompletionRequest {
             stream: false,
             ..GenerationRequest::new(parse_prompt(prompt)?, sampling.check()?)
         };
-        Ok(Self { request, model })
+        Ok(Self { request, model: model.0 })
     }
 
     fn __repr__(&self) -> String {
@@ -338,7 +340,7 @@ fn parse_prompt(prompt: &Bound<'_, PyAny>) -> PyResult<Prompt> {
     }
     let ids = token_ids("prompt", prompt).map_err(|error| {
         if error.is_instance_of::<PyTypeError>(prompt.py()) {
-            PyTypeError::new_err("`prompt` must be a str or token ids (integers)")
+            PyTypeError::new_err("`prompt` must be a str or token ids (integers) in order")
         } else {
             error
         }

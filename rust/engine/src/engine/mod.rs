@@ -144,8 +144,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Tokens of a request at most: the model's context length.
+    /// Tokens of a request at most, prompt and answer together: those of the model's context, or of the pool where that holds
+    /// fewer.
     pub fn max_sequence_length(&self) -> usize {
+        self.shared.max_model_len.min(self.shared.servable_tokens)
+    }
+
+    /// Tokens of the model's context, whatever the pool holds. Without paged attention: what is reserved for a request.
+    pub fn context_length(&self) -> usize {
         self.shared.max_model_len
     }
 
