@@ -60,7 +60,10 @@ NAN = float("nan")
         ({"top_logprobs": 3}, "top_logprobs.*logprobs=True"),
         ({"top_logprobs": -3, "logprobs": True}, "top_logprobs.*-3"),
         ({"top_logprobs": 100_000, "logprobs": True}, "top_logprobs.*100000.*at most 512"),
-        ({"top_logprobs": 500, "logprobs": True, "max_tokens": 400, "n_choices": 40}, "500.*1048576 log probabilities.*max_tokens"),
+        (
+            {"top_logprobs": 500, "logprobs": True, "max_tokens": 400, "n_choices": 40},
+            "500.*1048576 log probabilities.*max_tokens",
+        ),
         ({"n_choices": 1025}, "n_choices.*from 1 to 1024"),
         ({"max_tokens": 10**5000}, "max_tokens.*from 0 to"),
         ({"model": "\ud800"}, "lone surrogate"),

@@ -25,7 +25,8 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 
 WAITING = {
     "an answer": "complete([5, 6], max_tokens=400, ignore_eos=True)",
-    "a stream": "list(runner.send_chat_completion_request(ChatCompletionRequest('Hi', 'default', max_tokens=400, ignore_eos=True, stream=True)))",
+    "a stream": "list(runner.send_chat_completion_request(ChatCompletionRequest("
+    "'Hi', 'default', max_tokens=400, ignore_eos=True, stream=True)))",
     "a pause": "runner.pause(); complete([5, 6], max_tokens=4)",
     "a long text": "complete('word ' * 20_000_000, max_tokens=1)",
     "one call after the other": "[runner.kv_cache_stats() for _ in iter(int, 1)]",

@@ -107,7 +107,7 @@ impl GenerationConfig {
 
 /// A number in few digits.
 fn shown(number: f64) -> String {
-    if number == 0.0 || (1e-3..1e6).contains(&number) { number.to_string() } else { format!("{number:e}") }
+    if number == 0.0 || (1e-3..1e6).contains(&number) { number.to_string() } else { format!("{number:.1e}") }
 }
 
 /// One id, a list of ids, or nothing; `None` for anything else.
