@@ -74,10 +74,9 @@ mod _core {
     use crate::which::Which;
 
     #[pymodule_init]
-    #[allow(clippy::unnecessary_wraps, reason = "the form of an initialiser")]
-    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::warnings::collect();
-        Ok(())
+        crate::detach::close_at_exit(module.py())
     }
 
     /// Version of the package.

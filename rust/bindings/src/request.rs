@@ -89,7 +89,9 @@ pub struct CompletionRequest {
 }
 
 fn check_choices(n_choices: &Bound<'_, PyAny>) -> PyResult<usize> {
-    within("n_choices", &n_choices.extract()?, 0, MAX_CHOICES)
+    let count: Integer = n_choices.extract()?;
+    // The engine refuses 0 in the mirrored interface's words.
+    if count == Integer::Near(0) { Ok(0) } else { within("n_choices", &count, 1, MAX_CHOICES) }
 }
 
 fn check_public_messages(count: &Bound<'_, PyAny>) -> PyResult<usize> {
@@ -125,7 +127,7 @@ impl ChatCompletionRequest {
     fn new(
         py: Python<'_>,
         messages: &Bound<'_, PyAny>,
-        model: String,
+        model: Text,
         logprobs: bool,
         #[pyo3(from_py_with = check_choices)] n_choices: usize,
         logit_bias: Option<BTreeMap<Integer, Real>>,
@@ -257,7 +259,8 @@ impl ChatCompletionRequest {
         let prompt = Prompt::Chat {
             messages: messages::parse(messages)?,
             options: RenderOptions {
-                enable_thinking: thinking(enable_thinking, reasoning_effort.as_deref()).map_err(|error| invalid(error.message))?,
+                enable_thinking: thinking(enable_thinking, reasoning_effort.as_deref())
+                    .map_err(|error| invalid(error.message))?,
                 reasoning_effort,
                 ..RenderOptions::default()
             },
@@ -269,7 +272,7 @@ impl ChatCompletionRequest {
             stream,
             ..GenerationRequest::new(prompt, sampling.check()?)
         };
-        Ok(Self { request, model, stream, fields: Fields::of(&fields)? })
+        Ok(Self { request, model: model.0, stream, fields: Fields::of(&fields)? })
     }
 
     #[getter]
@@ -327,7 +330,7 @@ impl CompletionRequest {
     fn new(
         py: Python<'_>,
         prompt: &Bound<'_, PyAny>,
-        model: String,
+        model: Text,
         best_of: Option<Integer>,
         echo_prompt: bool,
         presence_penalty: Option<Real>,
@@ -436,7 +439,7 @@ impl CompletionRequest {
             stream: false,
             ..GenerationRequest::new(parse_prompt(prompt)?, sampling.check()?)
         };
-        Ok(Self { request, model, fields: Fields::of(&fields)? })
+        Ok(Self { request, model: model.0, fields: Fields::of(&fields)? })
     }
 
     /// The text, or a list of token ids.
@@ -482,7 +485,7 @@ fn parse_prompt(prompt: &Bound<'_, PyAny>) -> PyResult<Prompt> {
     }
     let ids = token_ids("prompt", prompt).map_err(|error| {
         if error.is_instance_of::<PyTypeError>(prompt.py()) {
-            PyTypeError::new_err("`prompt` must be a str or token ids (integers)")
+            PyTypeError::new_err("`prompt` must be a str or token ids (integers) in order")
         } else {
             error
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use engine::{CpuOptions, Engine, EngineConfig, RenderOptions};
+use engine::{CpuOptions, Engine, EngineConfig, Message, RenderOptions};
 use pyo3::{
     prelude::*,
     types::{PyDict, PyString, PyTuple},
@@ -11,7 +11,7 @@ use pyo3::{
 use crate::{
     arguments::{Integer, Real, Text, at_least, at_least_if_given, check_seed, refuse, token_ids, within},
     completing::complete,
-    detach::enter,
+    detach::{enter, enter_long},
     doctor,
     enums::PagedCacheType,
     exceptions::{ModelNotFoundError, invalid},
@@ -221,7 +221,8 @@ impl Runner {
         }
         let n_choices = request.request.n_choices;
         let wants_logprobs = request.request.sampling.logprobs.is_some();
-        let stream = enter(py, || engine.submit(request.request.clone()))?;
+        let (request, submitter) = (request.request.clone(), engine.clone());
+        let stream = enter_long(py, request.prompt.text_bytes(), move || submitter.submit(request))?;
         let streamer = ChatCompletionStreamer::new(stream, n_choices, wants_logprobs, envelope, engine);
         Ok(Bound::new(py, streamer)?.into_any())
     }
@@ -306,7 +307,7 @@ impl Runner {
                 return Err(invalid("`enable_thinking` concerns messages, and `text` is a str; leave it out"));
             }
             let engine = self.engine()?;
-            return enter(py, || engine.tokenize_text(&text, add_special_tokens.unwrap_or(true)));
+            return enter_long(py, text.len(), move || engine.tokenize_text(&text, add_special_tokens.unwrap_or(true)));
         }
         if add_special_tokens.is_some() {
             return Err(invalid(
@@ -315,7 +316,9 @@ impl Runner {
         }
         let messages = messages::parse(text)?;
         let engine = self.engine()?;
-        enter(py, || engine.tokenize_chat(&messages, &RenderOptions { enable_thinking, ..RenderOptions::default() }))
+        let num_bytes = messages.iter().map(Message::text_bytes).sum();
+        let options = RenderOptions { enable_thinking, ..RenderOptions::default() };
+        enter_long(py, num_bytes, move || engine.tokenize_chat(&messages, &options))
     }
 
     /// Text of token ids, which may be a list, a tuple or an array of integers.
@@ -347,11 +350,19 @@ impl Runner {
         Ok(dict)
     }
 
-    /// Tokens of a request at most, prompt and answer together: the model's context length.
+    /// Tokens of a request at most, prompt and answer together: `context_length()`, or what the KV cache holds where that is
+    /// less.
     #[pyo3(signature = (model_id=None))]
     fn max_sequence_length(&self, model_id: Option<&str>) -> PyResult<usize> {
         self.check_model(model_id)?;
         Ok(self.engine()?.max_sequence_length())
+    }
+
+    /// Tokens of the model's context, whatever the KV cache holds. With `no_paged_attn`: what is reserved for a request.
+    #[pyo3(signature = (model_id=None))]
+    fn context_length(&self, model_id: Option<&str>) -> PyResult<usize> {
+        self.check_model(model_id)?;
+        Ok(self.engine()?.context_length())
     }
 
     /// Ids of the models: the one of this runner.

@@ -59,9 +59,9 @@ pub enum Which {
         matformer_slice_name=None, *, auto_map_params=None
     ))]
     Plain {
-        model_id: String,
+        model_id: Text,
         arch: Option<Architecture>,
-        tokenizer_json: Option<String>,
+        tokenizer_json: Option<Text>,
         topology: Option<Py<PyAny>>,
         organization: Option<Py<PyAny>>,
         write_uqff: Option<Py<PyAny>>,
@@ -69,7 +69,7 @@ pub enum Which {
         dtype: ModelDType,
         imatrix: Option<Py<PyAny>>,
         calibration_file: Option<Py<PyAny>>,
-        hf_cache_path: Option<String>,
+        hf_cache_path: Option<Text>,
         matformer_config_path: Option<Py<PyAny>>,
         matformer_slice_name: Option<Py<PyAny>>,
         auto_map_params: Option<Py<PyAny>>,
@@ -86,12 +86,12 @@ pub enum Which {
     ))]
     #[allow(clippy::upper_case_acronyms)]
     GGUF {
-        quantized_model_id: String,
+        quantized_model_id: Text,
         quantized_filename: Option<OneOrMany>,
-        tok_model_id: Option<String>,
+        tok_model_id: Option<Text>,
         topology: Option<Py<PyAny>>,
         dtype: ModelDType,
-        tokenizer_json: Option<String>,
+        tokenizer_json: Option<Text>,
         mmproj_filename: Option<Py<PyAny>>,
         organization: Option<Py<PyAny>>,
         write_uqff: Option<Py<PyAny>>,
@@ -103,7 +103,7 @@ pub enum Which {
         max_adapters: Option<Py<PyAny>>,
         max_rank: Option<Py<PyAny>>,
         max_bytes: Option<Py<PyAny>>,
-        hf_cache_path: Option<String>,
+        hf_cache_path: Option<Text>,
         matformer_config_path: Option<Py<PyAny>>,
         matformer_slice_name: Option<Py<PyAny>>,
         encoder_cache_memory_bytes: Option<Py<PyAny>>,
@@ -210,27 +210,28 @@ impl Selection {
         for name in PLANNED {
             refuse(&[(name, fields.hasattr(name)? && !fields.getattr(name)?.is_none())])?;
         }
+        let string = |text: Option<&Text>| text.map(|Text(text)| text.clone());
         match which.get() {
             Which::Plain { model_id, arch, tokenizer_json, dtype, hf_cache_path, .. } => Ok(Self {
                 place: Place::Plain,
-                model_id: model_id.clone(),
+                model_id: model_id.0.clone(),
                 architecture: arch.map(Architecture::model_type).transpose()?,
                 dtype: *dtype,
-                tokenizer_json: tokenizer_json.clone(),
-                cache_dir: hf_cache_path.clone(),
+                tokenizer_json: string(tokenizer_json.as_ref()),
+                cache_dir: string(hf_cache_path.as_ref()),
             }),
             Which::GGUF {
                 quantized_model_id, quantized_filename, tok_model_id, dtype, tokenizer_json, hf_cache_path, ..
             } => Ok(Self {
                 place: Place::Gguf {
                     files: quantized_filename.clone().map(OneOrMany::into_vec),
-                    tok_model_id: tok_model_id.clone(),
+                    tok_model_id: string(tok_model_id.as_ref()),
                 },
-                model_id: quantized_model_id.clone(),
+                model_id: quantized_model_id.0.clone(),
                 architecture: None,
                 dtype: *dtype,
-                tokenizer_json: tokenizer_json.clone(),
-                cache_dir: hf_cache_path.clone(),
+                tokenizer_json: string(tokenizer_json.as_ref()),
+                cache_dir: string(hf_cache_path.as_ref()),
             }),
         }
     }

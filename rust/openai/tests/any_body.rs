@@ -68,7 +68,8 @@ fn leaf() -> impl Strategy<Value = Value> {
         any::<f64>().prop_map(|x| json!(x)),
         (0.0..2.0_f64).prop_map(|x| json!(x)),
         "\\PC{0,12}".prop_map(Value::from),
-        prop_oneof![Just("text"), Just("user"), Just("assistant"), Just("auto"), Just("none"), Just("enabled")].prop_map(Value::from),
+        prop_oneof![Just("text"), Just("user"), Just("assistant"), Just("auto"), Just("none"), Just("enabled")]
+            .prop_map(Value::from),
     ]
 }
 
@@ -76,15 +77,19 @@ fn value() -> impl Strategy<Value = Value> {
     leaf().prop_recursive(3, 24, 4, |inner| {
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
-            prop::collection::vec((prop_oneof![Just("role"), Just("content"), Just("type"), Just("text"), Just("1")], inner), 0..4)
-                .prop_map(|pairs| Value::Object(pairs.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())),
+            prop::collection::vec(
+                (prop_oneof![Just("role"), Just("content"), Just("type"), Just("text"), Just("1")], inner),
+                0..4
+            )
+            .prop_map(|pairs| Value::Object(pairs.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())),
         ]
     })
 }
 
 fn body() -> impl Strategy<Value = Value> {
-    prop::collection::vec((0..KEYS.len(), value()), 0..8)
-        .prop_map(|pairs| Value::Object(pairs.into_iter().map(|(key, value)| (KEYS[key].to_owned(), value)).collect::<Map<_, _>>()))
+    prop::collection::vec((0..KEYS.len(), value()), 0..8).prop_map(|pairs| {
+        Value::Object(pairs.into_iter().map(|(key, value)| (KEYS[key].to_owned(), value)).collect::<Map<_, _>>())
+    })
 }
 
 fn check<T>(result: Result<T, ApiError>) {
@@ -135,13 +140,16 @@ fn a_body_that_is_honoured_becomes_what_it_says() {
     let sampling = &request.sampling;
     assert_eq!((sampling.max_tokens, sampling.temperature, sampling.top_k), (Some(7), Some(0.5), Some(0)));
     assert_eq!((sampling.seed, sampling.logprobs, request.n_choices), (Some(u64::MAX), Some(2), 3));
-    assert_eq!((sampling.stop.as_slice(), sampling.logit_bias.as_slice()), (["x".to_owned()].as_slice(), [(5, -100.0)].as_slice()));
+    assert_eq!(
+        (sampling.stop.as_slice(), sampling.logit_bias.as_slice()),
+        (["x".to_owned()].as_slice(), [(5, -100.0)].as_slice())
+    );
     assert!(generation.delivery.stream && generation.delivery.include_usage && request.stream);
     assert_eq!(generation.user.as_deref(), Some("u"));
     let engine::Prompt::Chat { messages, options } = &request.prompt else { panic!("no chat") };
-    assert_eq!(messages.iter().map(|m| (m.role.as_str(), m.text())).collect::<Vec<_>>(), [
-        ("system", "Be short.".to_owned()),
-        ("user", "Hi".to_owned())
-    ]);
+    assert_eq!(
+        messages.iter().map(|m| (m.role.as_str(), m.text())).collect::<Vec<_>>(),
+        [("system", "Be short.".to_owned()), ("user", "Hi".to_owned())]
+    );
     assert!(options.add_generation_prompt);
 }

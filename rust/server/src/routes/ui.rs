@@ -147,7 +147,7 @@ pub fn view(app: &App, snapshot: &PoolSnapshot) -> Value {
     let stats = &snapshot.stats;
     let engine = &app.engine;
     let token_bytes = engine.kv_cache_bytes() as f64 / (stats.tokens_total.max(1)) as f64;
-    let naive_bytes = stats.requests_running as f64 * engine.max_request_tokens() as f64 * token_bytes;
+    let naive_bytes = stats.requests_running as f64 * engine.max_sequence_length() as f64 * token_bytes;
     let requests: Vec<Value> = snapshot
         .requests
         .iter()
