@@ -330,9 +330,9 @@ class Histogram {
   constructor(title) {
     this.title = title;
     this.ends = element("p", { className: "note ends" }, element("span"), element("span"));
-    this.quantiles = Object.fromEntries(["p50", "p95", "p99"].map((name) => [name, element("dd", {}, "–")]));
-    const pairs = Object.entries(this.quantiles).map(([name, value]) => element("div", {}, element("dt", {}, name), value));
-    Object.assign(this, chartPanel("charts", title, this.ends, element("dl", { className: "quantiles" }, ...pairs)));
+    this.quantiles = Object.fromEntries(["p50", "p95", "p99"].map((name) => [name, element("b", {}, "–")]));
+    const items = Object.entries(this.quantiles).map(([name, value]) => element("li", {}, `${name} `, value));
+    Object.assign(this, chartPanel("charts", title, this.ends, element("ul", { className: "quantiles" }, ...items)));
     this.drawnCount = null;
   }
 
@@ -705,7 +705,7 @@ function article(role, title) {
   nothingSaid.remove();
   const said = element("div", { className: "said" });
   const note = element("p", { className: "note" });
-  $("log").append(element("article", { className: role }, element("h3", {}, title), said, note));
+  $("log").append(element("article", { className: role }, element("h2", {}, title), said, note));
   $("log").scrollTop = $("log").scrollHeight;
   return { said, note };
 }
