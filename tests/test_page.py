@@ -288,7 +288,7 @@ def test_a_running_request_is_in_the_table_and_its_blocks_stand_out(server: Serv
     assert int(output) > 0
     assert int(blocks) > 0
     server.browser.find_element("css selector", "#requests tbody button").click()
-    assert f"those of request {number} stand out" in server.text("map-note")
+    assert f"those that request {number} alone holds stand out" in server.text("map-note")
     server.browser.find_element("css selector", "#runs summary").click()
     server.until(lambda: f"held by request {number}" in server.text("runs"))
     assert float(re.search(r"Naive allocation would need: ([\d.]+)", server.text("naive"))[1]) > 0

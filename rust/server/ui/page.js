@@ -562,7 +562,7 @@ function showUses(snapshot) {
 
   const perCell = Number($("map").dataset.perCell ?? 1);
   const what = perCell === 1 ? "One cell is a block" : `One cell is ${perCell} blocks, the stronger the more of them are used`;
-  const whose = chosen === null ? "" : `; those of request ${chosen} stand out`;
+  const whose = chosen === null ? "" : `; those that request ${chosen} alone holds stand out`;
   put($("map-note"), `${what}; a block has ${snapshot.stats.block_size} tokens, ${bytes(snapshot.block_bytes)}${whose}.`);
   if ($("runs").open) showRuns(snapshot);
 }
