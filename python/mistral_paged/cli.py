@@ -20,7 +20,7 @@ from mistral_paged import serve as server
 from mistral_paged.console import Lines, guarded, note
 from mistral_paged.default_model import default_model
 from mistral_paged.exceptions import MistralPagedError
-from mistral_paged.flags import ARCHITECTURES, CACHE_TYPES, DTYPES, GRAPHS, MAX_TOKENS
+from mistral_paged.flags import ARCHITECTURES, CACHE_TYPES, DTYPES, GRAPHS
 from mistral_paged.flags import SAMPLING_DEFAULTS as SAMPLING
 from mistral_paged.hub import find_local
 

@@ -87,7 +87,9 @@ class Give(argparse.Action):
         self.flag = flag
         super().__init__(**options)
 
-    def __call__(self, parser: argparse.ArgumentParser, space: argparse.Namespace, values: Any, option: str | None = None) -> None:
+    def __call__(
+        self, parser: argparse.ArgumentParser, space: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
         flag = self.flag
         if flag.planned is not None:
             parser.error(planned(flag))
@@ -110,7 +112,9 @@ def add(parser: argparse.ArgumentParser, title: str, flags: Iterable[Flag], abou
     group = parser.add_argument_group(title, about)
     for flag in flags:
         is_switch = flag.metavar is None
-        value: dict[str, Any] = {"nargs": 0} if is_switch else {"type": flag.kind, "metavar": flag.metavar, "choices": flag.choices}
+        value: dict[str, Any] = (
+            {"nargs": 0} if is_switch else {"type": flag.kind, "metavar": flag.metavar, "choices": flag.choices}
+        )
         default = flag.default if flag.to is None else argparse.SUPPRESS
         if is_switch and flag.to is None and flag.default is None:
             default = False
@@ -129,7 +133,14 @@ MODEL = (
     Flag(("--tok-model-id",), "take the tokenizer from there instead of the GGUF file", "MODEL", section="model"),
     Flag(("-t", "--tokenizer"), "tokenizer.json to use instead of the model's", "FILE", section="model"),
     Flag(("-a", "--arch"), "expected architecture", "NAME", choices=ARCHITECTURES, section="model"),
-    Flag(("--dtype",), "auto, bf16, f16 or f32; f32 is exact, auto is fast", "TYPE", default="auto", choices=DTYPES, section="model"),
+    Flag(
+        ("--dtype",),
+        "auto, bf16, f16 or f32; f32 is exact, auto is fast",
+        "TYPE",
+        default="auto",
+        choices=DTYPES,
+        section="model",
+    ),
     Flag(("-c", "--chat-template"), "chat template, .jinja or .json", "FILE"),
     Flag(("-j", "--jinja-explicit"), "chat template that goes before any other", "FILE"),
     Flag(("--hf-cache",), "folder of the download cache", "DIR", section="model"),
@@ -145,7 +156,13 @@ MODEL = (
     Flag(("--enable-lora",), "adapters", planned=LATER_ADAPTERS, section="model"),
     Flag(("--xlora",), "X-LoRA adapter", "MODEL", planned=LATER_ADAPTERS, section="model"),
     Flag(("--mmproj",), "vision tower", "FILE", planned=LATER_IMAGES, section="model"),
-    Flag(("-n", "--device-layers"), "layers by device", "LIST", planned="a model runs on one device; choose it with --device", section="model"),
+    Flag(
+        ("-n", "--device-layers"),
+        "layers by device",
+        "LIST",
+        planned="a model runs on one device; choose it with --device",
+        section="model",
+    ),
     Flag(("--max-seq-len",), "for device mapping", "N", planned="size the pool with --pa-context-len", section="model"),
     Flag(("--max-batch-size",), "for device mapping", "N", planned="use --max-seqs", section="model"),
 )
@@ -190,58 +207,104 @@ REQUEST = (
 SAMPLING = (
     Flag(("--temperature",), f"0 is greedy; default {SAMPLING_DEFAULTS['temperature']}", "X", float, section="request"),
     Flag(
-        ("--top-p",), f"the likeliest tokens of that probability together; default {SAMPLING_DEFAULTS['top_p']}", "P", float,
+        ("--top-p",),
+        f"the likeliest tokens of that probability together; default {SAMPLING_DEFAULTS['top_p']}",
+        "P",
+        float,
         section="request",
     ),
     Flag(
-        ("--top-k",), f"so many of the likeliest tokens, 0 for all; default {SAMPLING_DEFAULTS['top_k']}", "N", int, section="request"
+        ("--top-k",),
+        f"so many of the likeliest tokens, 0 for all; default {SAMPLING_DEFAULTS['top_k']}",
+        "N",
+        int,
+        section="request",
     ),
     Flag(
-        ("--min-p",), f"tokens of that share of the likeliest's probability; default {SAMPLING_DEFAULTS['min_p']}", "P", float,
+        ("--min-p",),
+        f"tokens of that share of the likeliest's probability; default {SAMPLING_DEFAULTS['min_p']}",
+        "P",
+        float,
         section="request",
     ),
     Flag(("--presence-penalty",), "from -2 to 2; 0 is off", "X", float, section="request"),
     Flag(("--frequency-penalty",), "from -2 to 2; 0 is off", "X", float, section="request"),
     Flag(
-        ("--repetition-penalty",), f"above 1: repeats less; default {SAMPLING_DEFAULTS['repetition_penalty']}", "X", float,
+        ("--repetition-penalty",),
+        f"above 1: repeats less; default {SAMPLING_DEFAULTS['repetition_penalty']}",
+        "X",
+        float,
         section="request",
     ),
 )
 
 PAGED = (
     Flag(
-        ("--paged-attn",), "auto, on or off; off is the baseline: whole contexts", "MODE", default="auto", choices=("auto", "on", "off"),
+        ("--paged-attn",),
+        "auto, on or off; off is the baseline: whole contexts",
+        "MODE",
+        default="auto",
+        choices=("auto", "on", "off"),
         section="paged_attn",
     ),
     Flag(("--pa-context-len", "--pa-ctxt-len"), "pool for one context of N tokens", "N", int, section="paged_attn"),
     Flag(
-        ("--pa-memory-mb", "--pa-gpu-mem"), "pool of that many MB", "MB", int, conflicts=("--pa-context-len",), section="paged_attn"
-    ),
-    Flag(
-        ("--pa-memory-fraction", "--pa-gpu-mem-usage"), "pool as a fraction of memory", "F", float,
-        conflicts=("--pa-context-len", "--pa-memory-mb"), section="paged_attn",
-    ),
-    Flag(("--pa-block-size", "--pa-blk-size"), "tokens a block: 8, 16 or 32 (default)", "N", int, section="paged_attn"),
-    Flag(
-        ("--pa-cache-type",), "auto, f32, f16, bf16, f8e4m3 or int8; one byte takes half the memory of f16", "TYPE", default="auto",
-        choices=CACHE_TYPES, section="paged_attn",
-    ),
-    Flag(
-        ("--attention-backend",), "how a GPU reads keys: auto, split or plain", "NAME", default="auto", choices=("auto", "split", "plain"),
+        ("--pa-memory-mb", "--pa-gpu-mem"),
+        "pool of that many MB",
+        "MB",
+        int,
+        conflicts=("--pa-context-len",),
         section="paged_attn",
     ),
     Flag(
-        ("--fairness",), "who goes first: priority, fcfs or drr (tenants take turns)", "NAME", choices=("priority", "fcfs", "drr"),
+        ("--pa-memory-fraction", "--pa-gpu-mem-usage"),
+        "pool as a fraction of memory",
+        "F",
+        float,
+        conflicts=("--pa-context-len", "--pa-memory-mb"),
+        section="paged_attn",
+    ),
+    Flag(("--pa-block-size", "--pa-blk-size"), "tokens a block: 8, 16 or 32 (default)", "N", int, section="paged_attn"),
+    Flag(
+        ("--pa-cache-type",),
+        "auto, f32, f16, bf16, f8e4m3 or int8; one byte takes half the memory of f16",
+        "TYPE",
+        default="auto",
+        choices=CACHE_TYPES,
+        section="paged_attn",
+    ),
+    Flag(
+        ("--attention-backend",),
+        "how a GPU reads keys: auto, split or plain",
+        "NAME",
+        default="auto",
+        choices=("auto", "split", "plain"),
+        section="paged_attn",
+    ),
+    Flag(
+        ("--fairness",),
+        "who goes first: priority, fcfs or drr (tenants take turns)",
+        "NAME",
+        choices=("priority", "fcfs", "drr"),
         section="paged_attn",
     ),
 )
 
 SERVER = (
-    Flag(("--host", "--serve-ip"), "address, 127.0.0.1 unless given, or unix:PATH", "ADDRESS", default="127.0.0.1", section="server"),
+    Flag(
+        ("--host", "--serve-ip"),
+        "address, 127.0.0.1 unless given, or unix:PATH",
+        "ADDRESS",
+        default="127.0.0.1",
+        section="server",
+    ),
     Flag(("-p", "--port"), "port, 1234 unless given; 0 takes a free one", "N", int, 1234, section="server"),
     Flag(("--served-model-name",), "another name of the model; may be repeated", "NAME", repeated=True, section="server"),
     Flag(
-        ("--api-key",), "key that clients must send; may be repeated; MISTRAL_PAGED_API_KEY has one as well", "KEY", repeated=True,
+        ("--api-key",),
+        "key that clients must send; may be repeated; MISTRAL_PAGED_API_KEY has one as well",
+        "KEY",
+        repeated=True,
         section="server",
     ),
     Flag(("--api-keys",), "TOML file of keys, with tenant and admin rights", "FILE", section="server"),
@@ -249,14 +312,32 @@ SERVER = (
     Flag(("--max-body-mb",), "MB of a request at most; default 16", "MB", int, 16, section="server"),
     Flag(("--max-connections",), "connections at most; default 1024", "N", int, 1024, section="server"),
     Flag(("--request-timeout",), "seconds after which a request ends with the text that it has", "S", float, section="server"),
-    Flag(("--shutdown-timeout",), "seconds that running requests have after a SIGTERM; default 30", "S", float, 30.0, section="server"),
-    Flag(("--cors-origin",), "origin whose pages may call the server, or *; may be repeated", "URL", repeated=True, section="server"),
+    Flag(
+        ("--shutdown-timeout",),
+        "seconds that running requests have after a SIGTERM; default 30",
+        "S",
+        float,
+        30.0,
+        section="server",
+    ),
+    Flag(
+        ("--cors-origin",),
+        "origin whose pages may call the server, or *; may be repeated",
+        "URL",
+        repeated=True,
+        section="server",
+    ),
     Flag(("--no-ui",), "without the page at /ui", section="server"),
     Flag(("--disable-metrics",), "without /metrics", section="server"),
     Flag(("--disable-access-log",), "without one line a request", section="server"),
     Flag(
-        ("--access-log-format",), "text or json", "FORMAT", default="text", choices=("text", "json"),
-        conflicts=("--disable-access-log",), section="server",
+        ("--access-log-format",),
+        "text or json",
+        "FORMAT",
+        default="text",
+        choices=("text", "json"),
+        conflicts=("--disable-access-log",),
+        section="server",
     ),
     Flag(("--access-log-health",), "log health checks as well", section="server"),
     Flag(("--mcp-port",), "MCP server", "N", planned=LATER_TOOLS, section="server"),

@@ -53,7 +53,9 @@ def read_keys(path: Path) -> list[dict[str, Any]]:
     for entry in entries:
         unknown = set(entry) - {"key", "tenant", "admin"} if isinstance(entry, dict) else {"an entry that is no table"}
         if unknown or not isinstance(entry.get("key"), str):
-            raise ValueError(f"--api-keys: {path}: each of [[keys]] has key, and perhaps tenant and admin; found {sorted(unknown)}")
+            raise ValueError(
+                f"--api-keys: {path}: each of [[keys]] has key, and perhaps tenant and admin; found {sorted(unknown)}"
+            )
     return entries
 
 
