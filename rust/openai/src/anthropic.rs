@@ -168,7 +168,7 @@ fn system(system: Option<&Value>) -> Result<Option<Message>, ApiError> {
 
 /// Marks for a cache are hints, and the cache is automatic.
 fn without_cache_control(mut message: Value) -> Value {
-    let blocks = message["content"].as_array_mut().into_iter().flatten();
+    let blocks = message.get_mut("content").and_then(Value::as_array_mut).into_iter().flatten();
     for block in blocks.filter_map(Value::as_object_mut) {
         block.shift_remove("cache_control");
     }
