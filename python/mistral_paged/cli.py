@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mistral_paged import ChatCompletionRequest, Runner, Usage, Which, __version__, flags, older
+from mistral_paged import ChatCompletionRequest, Runner, Usage, Which, __version__, _core, flags, logs, older
 from mistral_paged import doctor as doctor_report
 from mistral_paged import memory as memory_experiment
 from mistral_paged import serve as server
 from mistral_paged.console import Lines, guarded, note
 from mistral_paged.default_model import default_model
 from mistral_paged.exceptions import MistralPagedError
-from mistral_paged.flags import ARCHITECTURES, CACHE_TYPES, DTYPES, GRAPHS, MAX_TOKENS
+from mistral_paged.flags import ARCHITECTURES, CACHE_TYPES, DTYPES, GRAPHS
 from mistral_paged.flags import SAMPLING_DEFAULTS as SAMPLING
 from mistral_paged.hub import find_local
 
@@ -54,12 +54,11 @@ def handle(argv: Sequence[str] | None) -> int:
     words = sys.argv[1:] if argv is None else argv
     parser = build_parser()
     try:
-        words = older.translate(words)
+        options = parser.parse_args(flags.behind_the_command(older.translate(words)))
+        logs.begin(options)
+        status: int | None = options.handler(options)
     except flags.Usage as error:
         parser.error(str(error))
-    options = parser.parse_args(words)
-    try:
-        status: int | None = options.handler(options)
     except KeyboardInterrupt:
         note("")
         return 130
@@ -74,51 +73,24 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mistral-paged", description="LLM inference over a paged KV cache.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    add_run(commands.add_parser("run", help="answer one text, or chat when no text is given", allow_abbrev=False))
-    serving = commands.add_parser("serve", help="serve the model over HTTP, with a page at /ui", allow_abbrev=False)
-    server.add(serving)
-    serving.set_defaults(handler=serve)
-    add_memory(commands.add_parser("memory", help="how many requests a KV budget runs at once", allow_abbrev=False))
-    doctor = commands.add_parser("doctor", help="what of this machine is used, and what is missing for more", allow_abbrev=False)
-    doctor.set_defaults(handler=lambda _options: print(doctor_report.text()))
+
+    def add(name: str, handler: Callable[[argparse.Namespace], int | None]) -> argparse.ArgumentParser:
+        about, groups = flags.COMMANDS[name]
+        command = commands.add_parser(name, help=about, allow_abbrev=False)
+        flags.add(command, groups)
+        command.set_defaults(handler=handler)
+        return command
+
+    add("run", run)
+    server.describe(add("serve", serve))
+    memory_experiment.describe_command(add("memory", memory))
+    add("doctor", doctor)
     return parser
 
 
-def add_run(command: argparse.ArgumentParser) -> None:
-    """Arguments of `run`."""
-    command.set_defaults(handler=run)
-    flags.add(command, "model", flags.MODEL)
-    flags.add(command, "runtime", flags.RUNTIME)
-    flags.add(command, "paged attention", flags.PAGED)
-    flags.add(command, "request", flags.REQUEST)
-    about = "What is left out follows the model's generation_config.json, where it says anything, else the default."
-    flags.add(command, "sampling", flags.SAMPLING, about)
-
-
-def add_memory(command: argparse.ArgumentParser) -> None:
-    """Arguments of `memory`."""
-    command.set_defaults(handler=memory)
-    command.description = (
-        "Runs N real conversations at once over a fixed KV budget. Naive reserves the model's whole context for each and stops "
-        "where one more does not fit; paged gives out blocks as tokens need them."
-    )
-    command.add_argument("mode", choices=memory_experiment.MODES)
-    command.add_argument("requests", type=int, metavar="N", help="requests to run at once")
-    flags.add(command, "model", flags.MODEL)
-    budget = command.add_argument_group("memory")
-    budget.add_argument("--kv-mb", type=int, default=memory_experiment.DEFAULT_KV_MB, metavar="MB", help="default %(default)s")
-    budget.add_argument(
-        "--blk-size",
-        "--pa-blk-size",
-        "--pa-block-size",
-        dest="block_size",
-        type=int,
-        default=memory_experiment.DEFAULT_BLOCK_SIZE,
-        metavar="N",
-        help="tokens a block: 8, 16 (default) or 32",
-    )
-    budget.add_argument("--num-threads", type=int, help="worker threads")
-    budget.add_argument("--json", action="store_true", help="print one JSON object, with the memory step by step")
+def doctor(options: argparse.Namespace) -> None:
+    """Prints what the machine and the build have."""
+    print(json.dumps(_core.survey()) if options.json else doctor_report.text())
 
 
 def memory(options: argparse.Namespace) -> None:
@@ -128,7 +100,7 @@ def memory(options: argparse.Namespace) -> None:
         options.requests,
         select(options),
         kv_mb=options.kv_mb,
-        block_size=options.block_size,
+        block_size=options.blk_size,
         num_threads=options.num_threads,
         chat_template=options.chat_template,
         jinja_explicit=options.jinja_explicit,
@@ -284,6 +256,8 @@ class Chat:
             frequency_penalty=options.frequency_penalty,
             repetition_penalty=self.sampling("repetition_penalty"),
             seed=options.seed,
+            enable_thinking=options.thinking,
+            reasoning_effort=options.reasoning_effort,
             stream=True,
         )
         parts = []

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mistral_paged import Architecture, ModelDType, PagedCacheType
 
 DTYPES = {"auto": ModelDType.Auto, "bf16": ModelDType.BF16, "f16": ModelDType.F16, "f32": ModelDType.F32}
+EFFORTS = ("off", "none", "low", "medium", "high", "xhigh", "max")
 GRAPHS = {"auto": None, "on": True, "off": False}
 CACHE_TYPES = {
     "auto": PagedCacheType.Auto,
@@ -35,6 +36,15 @@ ARCHITECTURES = {
 
 
 @dataclass(frozen=True)
+class Group:
+    """Flags that stand together in a help text and in the documentation."""
+
+    title: str
+    flags: tuple[Flag, ...]
+    about: str | None = None
+
+
+@dataclass(frozen=True)
 class Flag:
     """A flag: the first of its names is the one that messages use."""
 
@@ -49,11 +59,15 @@ class Flag:
     """Names of flags that cannot be given as well."""
     planned: str | None = None
     """For a flag that is known and not there yet: what to do instead."""
+    left_out: str | None = None
+    """For a flag of the mirrored command line that has no use here: what takes its place."""
     to: tuple[str, Any] | None = None
     """For a switch: the value that it gives to another destination."""
     repeated: bool = False
-    section: str = "runtime"
-    """Its section in a configuration file."""
+    alone: Any = None
+    """For a flag whose value may be left out: what it then is."""
+    section: str | None = "runtime"
+    """Its section in a configuration file; None where a file cannot have it."""
 
     @property
     def name(self) -> str:
@@ -70,14 +84,29 @@ class Flag:
         """As clap shows it in messages."""
         return self.name if self.metavar is None else f"{self.name} <{self.metavar}>"
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """What it is called in a configuration file: its long names, and in the section of paged attention the short ones too."""
+        names = [name.removeprefix("--").replace("-", "_") for name in self.names if name.startswith("--")]
+        if self.section == "paged_attn":
+            names += ["mode" if name == "paged_attn" else name.removeprefix("pa_") for name in names]
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def status(self) -> str:
+        """Whether it "works", is "planned" or is "left out"."""
+        return "planned" if self.planned is not None else "left out" if self.left_out is not None else "works"
+
+    @property
+    def refusal(self) -> str | None:
+        """What a flag says that does not work; None for one that does."""
+        if self.planned is not None:
+            return f"the argument '{self.shown}' is not supported yet; {self.planned}"
+        return f"the argument '{self.shown}' has no use here; {self.left_out}" if self.left_out is not None else None
+
 
 class Usage(Exception):
     """The command line is wrong: exit status 2."""
-
-
-def planned(flag: Flag) -> str:
-    """What a flag that is not there yet says."""
-    return f"the argument '{flag.shown}' is not supported yet; {flag.planned}"
 
 
 class Give(argparse.Action):
@@ -87,10 +116,12 @@ class Give(argparse.Action):
         self.flag = flag
         super().__init__(**options)
 
-    def __call__(self, parser: argparse.ArgumentParser, space: argparse.Namespace, values: Any, option: str | None = None) -> None:
+    def __call__(
+        self, parser: argparse.ArgumentParser, space: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
         flag = self.flag
-        if flag.planned is not None:
-            parser.error(planned(flag))
+        if flag.refusal is not None:
+            parser.error(flag.refusal)
         given: dict[str, Flag] = getattr(space, "given", {})
         for other in given.values():
             if other.name != flag.name and (other.name in flag.conflicts or flag.name in other.conflicts):
@@ -105,18 +136,43 @@ class Give(argparse.Action):
         setattr(space, self.dest, values)
 
 
-def add(parser: argparse.ArgumentParser, title: str, flags: Iterable[Flag], about: str | None = None) -> None:
-    """Adds flags to a parser, as a group of its help."""
-    group = parser.add_argument_group(title, about)
-    for flag in flags:
-        is_switch = flag.metavar is None
-        value: dict[str, Any] = {"nargs": 0} if is_switch else {"type": flag.kind, "metavar": flag.metavar, "choices": flag.choices}
-        default = flag.default if flag.to is None else argparse.SUPPRESS
-        if is_switch and flag.to is None and flag.default is None:
-            default = False
-        shown = argparse.SUPPRESS if flag.planned is not None else flag.help
-        group.add_argument(*flag.names, action=Give, flag=flag, dest=flag.dest, default=default, help=shown, **value)
+def integers(text: str) -> list[int]:
+    """Whole numbers, separated by commas."""
+    return [int(part) for part in text.split(",")]
 
+
+def truth(text: str) -> bool:
+    """What the words true and false mean."""
+    if text not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"invalid value {text!r}: true or false")
+    return text == "true"
+
+
+def add(parser: argparse.ArgumentParser, groups: Iterable[Group]) -> None:
+    """Adds flags to a parser, by the groups of its help."""
+    for group in groups:
+        part = parser.add_argument_group(group.title, group.about)
+        for flag in group.flags:
+            add_flag(part, flag)
+
+
+def add_flag(group: argparse._ArgumentGroup, flag: Flag) -> None:
+    """Adds one flag."""
+    is_switch = flag.metavar is None
+    value: dict[str, Any] = {"nargs": 0} if is_switch else {"type": flag.kind, "metavar": flag.metavar, "choices": flag.choices}
+    if flag.alone is not None:
+        value |= {"nargs": "?", "const": flag.alone}
+    default = flag.default if flag.to is None else argparse.SUPPRESS
+    if is_switch and flag.to is None and flag.default is None:
+        default = False
+    shown = flag.help if flag.status == "works" else argparse.SUPPRESS
+    group.add_argument(*flag.names, action=Give, flag=flag, dest=flag.dest, default=default, help=shown, **value)
+
+
+LOGGING = (
+    Flag(("-v", "-vv", "--verbose"), "tell on standard error what is loaded and how its memory is shared out", section=None),
+    Flag(("-l", "--log"), "append the log to FILE, the lines about requests too", "FILE", section="global"),
+)
 
 LATER_WEIGHTS = "load a quantised GGUF file with -f"
 LATER_ADAPTERS = "load a model that has its adapters merged"
@@ -129,25 +185,50 @@ MODEL = (
     Flag(("--tok-model-id",), "take the tokenizer from there instead of the GGUF file", "MODEL", section="model"),
     Flag(("-t", "--tokenizer"), "tokenizer.json to use instead of the model's", "FILE", section="model"),
     Flag(("-a", "--arch"), "expected architecture", "NAME", choices=ARCHITECTURES, section="model"),
-    Flag(("--dtype",), "auto, bf16, f16 or f32; f32 is exact, auto is fast", "TYPE", default="auto", choices=DTYPES, section="model"),
+    Flag(
+        ("--dtype",),
+        "auto, bf16, f16 or f32; f32 is exact, auto is fast",
+        "TYPE",
+        default="auto",
+        choices=DTYPES,
+        section="model",
+    ),
     Flag(("-c", "--chat-template"), "chat template, .jinja or .json", "FILE"),
     Flag(("-j", "--jinja-explicit"), "chat template that goes before any other", "FILE"),
     Flag(("--hf-cache",), "folder of the download cache", "DIR", section="model"),
     Flag(("--token-source",), "cache, none, literal:VALUE, env:NAME or path:FILE", "SOURCE", default="cache", section="global"),
-    Flag(("--format",), "plain, gguf or ggml", "FORMAT", planned="it is seen from the files", section="model"),
+    Flag(("--format",), "plain, gguf or ggml", "FORMAT", left_out="it is seen from the files", section="model"),
+    Flag(("--gqa",), "for GGML files", "N", left_out="GGML files are not read; convert the model to GGUF", section="model"),
     Flag(("--isq",), "quantise while loading", "TYPE", planned=LATER_WEIGHTS, section="model"),
     Flag(("--quant",), "quantise while loading", "TYPE", planned=LATER_WEIGHTS, section="model"),
     Flag(("--from-uqff",), "UQFF file", "FILE", planned=LATER_WEIGHTS, section="model"),
+    Flag(("--isq-organization",), "which weights", "NAME", planned=LATER_WEIGHTS, section="model"),
     Flag(("--imatrix",), "importance matrix", "FILE", planned=LATER_WEIGHTS, section="model"),
     Flag(("--calibration-file",), "text to calibrate by", "FILE", planned=LATER_WEIGHTS, section="model"),
     Flag(("--topology",), "YAML of devices and types by layer", "FILE", planned="leave it out", section="model"),
     Flag(("--lora",), "adapter", "ALIAS=SRC", planned=LATER_ADAPTERS, repeated=True, section="model"),
     Flag(("--enable-lora",), "adapters", planned=LATER_ADAPTERS, section="model"),
+    Flag(("--lora-modules",), "adapters", "LIST", planned=LATER_ADAPTERS, section="model"),
+    Flag(("--lora-max-adapters",), "adapters", "N", planned=LATER_ADAPTERS, section="model"),
+    Flag(("--lora-max-rank",), "adapters", "N", planned=LATER_ADAPTERS, section="model"),
+    Flag(("--lora-max-bytes",), "adapters", "N", planned=LATER_ADAPTERS, section="model"),
+    Flag(("--legacy-lora",), "adapters", "MODEL", planned=LATER_ADAPTERS, section="model"),
+    Flag(("--legacy-lora-order",), "adapters", "FILE", planned=LATER_ADAPTERS, section="model"),
     Flag(("--xlora",), "X-LoRA adapter", "MODEL", planned=LATER_ADAPTERS, section="model"),
+    Flag(("--xlora-order",), "X-LoRA adapter", "FILE", planned=LATER_ADAPTERS, section="model"),
     Flag(("--mmproj",), "vision tower", "FILE", planned=LATER_IMAGES, section="model"),
-    Flag(("-n", "--device-layers"), "layers by device", "LIST", planned="a model runs on one device; choose it with --device", section="model"),
-    Flag(("--max-seq-len",), "for device mapping", "N", planned="size the pool with --pa-context-len", section="model"),
-    Flag(("--max-batch-size",), "for device mapping", "N", planned="use --max-seqs", section="model"),
+    Flag(("--max-edge",), "of images", "N", planned=LATER_IMAGES, section="model"),
+    Flag(("--max-num-images",), "of images", "N", planned=LATER_IMAGES, section="model"),
+    Flag(("--max-image-length",), "of images", "N", planned=LATER_IMAGES, section="model"),
+    Flag(
+        ("-n", "--device-layers"),
+        "layers by device",
+        "LIST",
+        planned="a model runs on one device; choose it with --device",
+        section="model",
+    ),
+    Flag(("--max-seq-len",), "for device mapping", "N", left_out="size the pool with --pa-context-len", section="model"),
+    Flag(("--max-batch-size",), "for device mapping", "N", left_out="use --max-seqs", section="model"),
 )
 
 RUNTIME = (
@@ -162,9 +243,12 @@ RUNTIME = (
     Flag(("--cpu-tier",), "instruction set, such as scalar or avx2", "NAME"),
     Flag(("--num-threads",), "worker threads", "N", int),
     Flag(("--cuda-graphs",), "on a GPU: launch a decode step as one CUDA graph", "auto|on|off", default="auto", choices=GRAPHS),
-    Flag(("--max-decode-steps-before-prefill",), "steps", "N", planned="use max_step_latency in Python"),
+    Flag(
+        ("--max-decode-steps-before-prefill",), "steps", "N", left_out="a step has a token for each answer, whatever prompts wait"
+    ),
     Flag(("--mtp",), "speculation", planned="leave it out"),
     Flag(("--mtp-model",), "draft model", "MODEL", planned="leave it out"),
+    Flag(("--mtp-n-predict",), "drafts a step", "N", planned="leave it out"),
     Flag(("--enable-search",), "web search", planned=LATER_TOOLS),
     Flag(("--agent", "--agentic"), "agent", planned=LATER_TOOLS),
     Flag(("--mcp-config",), "MCP servers", "FILE", planned=LATER_TOOLS),
@@ -180,7 +264,15 @@ REQUEST = (
     Flag(("-i", "--input"), "answer this and leave", "TEXT", section="request"),
     Flag(("--system",), "system message", "TEXT", section="request"),
     Flag(("--max-tokens",), f"tokens of an answer at most; default {MAX_TOKENS}", "N", int, MAX_TOKENS, section="request"),
-    Flag(("--thinking",), "thinking", planned="this version's chat does not set it", section="request"),
+    Flag(
+        ("--thinking",),
+        "whether the model thinks first, for chat templates that ask; alone it is true",
+        "BOOL",
+        truth,
+        alone=True,
+        section="request",
+    ),
+    Flag(("--reasoning-effort",), "how much, for chat templates that ask", "EFFORT", choices=EFFORTS, section="request"),
     Flag(("--image",), "image", "FILE", planned=LATER_IMAGES, repeated=True, section="request"),
     Flag(("--video",), "video", "FILE", planned=LATER_IMAGES, repeated=True, section="request"),
     Flag(("--audio",), "audio", "FILE", planned=LATER_IMAGES, repeated=True, section="request"),
@@ -190,58 +282,104 @@ REQUEST = (
 SAMPLING = (
     Flag(("--temperature",), f"0 is greedy; default {SAMPLING_DEFAULTS['temperature']}", "X", float, section="request"),
     Flag(
-        ("--top-p",), f"the likeliest tokens of that probability together; default {SAMPLING_DEFAULTS['top_p']}", "P", float,
+        ("--top-p",),
+        f"the likeliest tokens of that probability together; default {SAMPLING_DEFAULTS['top_p']}",
+        "P",
+        float,
         section="request",
     ),
     Flag(
-        ("--top-k",), f"so many of the likeliest tokens, 0 for all; default {SAMPLING_DEFAULTS['top_k']}", "N", int, section="request"
+        ("--top-k",),
+        f"so many of the likeliest tokens, 0 for all; default {SAMPLING_DEFAULTS['top_k']}",
+        "N",
+        int,
+        section="request",
     ),
     Flag(
-        ("--min-p",), f"tokens of that share of the likeliest's probability; default {SAMPLING_DEFAULTS['min_p']}", "P", float,
+        ("--min-p",),
+        f"tokens of that share of the likeliest's probability; default {SAMPLING_DEFAULTS['min_p']}",
+        "P",
+        float,
         section="request",
     ),
     Flag(("--presence-penalty",), "from -2 to 2; 0 is off", "X", float, section="request"),
     Flag(("--frequency-penalty",), "from -2 to 2; 0 is off", "X", float, section="request"),
     Flag(
-        ("--repetition-penalty",), f"above 1: repeats less; default {SAMPLING_DEFAULTS['repetition_penalty']}", "X", float,
+        ("--repetition-penalty",),
+        f"above 1: repeats less; default {SAMPLING_DEFAULTS['repetition_penalty']}",
+        "X",
+        float,
         section="request",
     ),
 )
 
 PAGED = (
     Flag(
-        ("--paged-attn",), "auto, on or off; off is the baseline: whole contexts", "MODE", default="auto", choices=("auto", "on", "off"),
+        ("--paged-attn",),
+        "auto, on or off; off is the baseline: whole contexts",
+        "MODE",
+        default="auto",
+        choices=("auto", "on", "off"),
         section="paged_attn",
     ),
     Flag(("--pa-context-len", "--pa-ctxt-len"), "pool for one context of N tokens", "N", int, section="paged_attn"),
     Flag(
-        ("--pa-memory-mb", "--pa-gpu-mem"), "pool of that many MB", "MB", int, conflicts=("--pa-context-len",), section="paged_attn"
-    ),
-    Flag(
-        ("--pa-memory-fraction", "--pa-gpu-mem-usage"), "pool as a fraction of memory", "F", float,
-        conflicts=("--pa-context-len", "--pa-memory-mb"), section="paged_attn",
-    ),
-    Flag(("--pa-block-size", "--pa-blk-size"), "tokens a block: 8, 16 or 32 (default)", "N", int, section="paged_attn"),
-    Flag(
-        ("--pa-cache-type",), "auto, f32, f16, bf16, f8e4m3 or int8; one byte takes half the memory of f16", "TYPE", default="auto",
-        choices=CACHE_TYPES, section="paged_attn",
-    ),
-    Flag(
-        ("--attention-backend",), "how a GPU reads keys: auto, split or plain", "NAME", default="auto", choices=("auto", "split", "plain"),
+        ("--pa-memory-mb", "--pa-gpu-mem"),
+        "pool of that many MB",
+        "MB",
+        int,
+        conflicts=("--pa-context-len",),
         section="paged_attn",
     ),
     Flag(
-        ("--fairness",), "who goes first: priority, fcfs or drr (tenants take turns)", "NAME", choices=("priority", "fcfs", "drr"),
+        ("--pa-memory-fraction", "--pa-gpu-mem-usage"),
+        "pool as a fraction of memory",
+        "F",
+        float,
+        conflicts=("--pa-context-len", "--pa-memory-mb"),
+        section="paged_attn",
+    ),
+    Flag(("--pa-block-size", "--pa-blk-size"), "tokens a block: 8, 16 or 32 (default)", "N", int, section="paged_attn"),
+    Flag(
+        ("--pa-cache-type",),
+        "auto, f32, f16, bf16, f8e4m3 or int8; one byte takes half the memory of f16",
+        "TYPE",
+        default="auto",
+        choices=CACHE_TYPES,
+        section="paged_attn",
+    ),
+    Flag(
+        ("--attention-backend",),
+        "how a GPU reads keys: auto, split or plain",
+        "NAME",
+        default="auto",
+        choices=("auto", "split", "plain"),
+        section="paged_attn",
+    ),
+    Flag(
+        ("--fairness",),
+        "who goes first: priority, fcfs or drr (tenants take turns)",
+        "NAME",
+        choices=("priority", "fcfs", "drr"),
         section="paged_attn",
     ),
 )
 
 SERVER = (
-    Flag(("--host", "--serve-ip"), "address, 127.0.0.1 unless given, or unix:PATH", "ADDRESS", default="127.0.0.1", section="server"),
+    Flag(
+        ("--host", "--serve-ip"),
+        "address, 127.0.0.1 unless given, or unix:PATH",
+        "ADDRESS",
+        default="127.0.0.1",
+        section="server",
+    ),
     Flag(("-p", "--port"), "port, 1234 unless given; 0 takes a free one", "N", int, 1234, section="server"),
     Flag(("--served-model-name",), "another name of the model; may be repeated", "NAME", repeated=True, section="server"),
     Flag(
-        ("--api-key",), "key that clients must send; may be repeated; MISTRAL_PAGED_API_KEY has one as well", "KEY", repeated=True,
+        ("--api-key",),
+        "key that clients must send; may be repeated; MISTRAL_PAGED_API_KEY has one as well",
+        "KEY",
+        repeated=True,
         section="server",
     ),
     Flag(("--api-keys",), "TOML file of keys, with tenant and admin rights", "FILE", section="server"),
@@ -249,19 +387,89 @@ SERVER = (
     Flag(("--max-body-mb",), "MB of a request at most; default 16", "MB", int, 16, section="server"),
     Flag(("--max-connections",), "connections at most; default 1024", "N", int, 1024, section="server"),
     Flag(("--request-timeout",), "seconds after which a request ends with the text that it has", "S", float, section="server"),
-    Flag(("--shutdown-timeout",), "seconds that running requests have after a SIGTERM; default 30", "S", float, 30.0, section="server"),
-    Flag(("--cors-origin",), "origin whose pages may call the server, or *; may be repeated", "URL", repeated=True, section="server"),
+    Flag(
+        ("--shutdown-timeout",),
+        "seconds that running requests have after a SIGTERM; default 30",
+        "S",
+        float,
+        30.0,
+        section="server",
+    ),
+    Flag(
+        ("--cors-origin",),
+        "origin whose pages may call the server, or *; may be repeated",
+        "URL",
+        repeated=True,
+        section="server",
+    ),
     Flag(("--no-ui",), "without the page at /ui", section="server"),
     Flag(("--disable-metrics",), "without /metrics", section="server"),
     Flag(("--disable-access-log",), "without one line a request", section="server"),
     Flag(
-        ("--access-log-format",), "text or json", "FORMAT", default="text", choices=("text", "json"),
-        conflicts=("--disable-access-log",), section="server",
+        ("--access-log-format",),
+        "text or json",
+        "FORMAT",
+        default="text",
+        choices=("text", "json"),
+        conflicts=("--disable-access-log",),
+        section="server",
     ),
     Flag(("--access-log-health",), "log health checks as well", section="server"),
     Flag(("--mcp-port",), "MCP server", "N", planned=LATER_TOOLS, section="server"),
     Flag(("--otlp-endpoint",), "traces", "URL", planned="read /metrics", section="server"),
     Flag(("--max-tool-rounds",), "tools", "N", planned=LATER_TOOLS, section="server"),
     Flag(("--tool-dispatch-url",), "tools", "URL", planned=LATER_TOOLS, section="server"),
-    Flag(("--disable-request-id-header",), "no x-request-id", planned="leave it out", section="server"),
+    Flag(("--disable-request-id-header",), "no x-request-id", left_out="every response has one", section="server"),
 )
+
+MEMORY = (
+    Flag(("--kv-mb",), "KV budget in MB; default 1024", "MB", int, 1024, section=None),
+    Flag(("--blk-size", "--pa-blk-size", "--pa-block-size"), "tokens a block: 8, 16 (default) or 32", "N", int, 16, section=None),
+    Flag(("--num-threads",), "worker threads", "N", int, section=None),
+    Flag(("--json",), "print one JSON object, with the memory step by step", section=None),
+)
+
+DOCTOR = (Flag(("--json",), "print one JSON object", section=None),)
+
+SAMPLING_ABOUT = "What is left out follows the model's generation_config.json, where it says anything, else the default."
+
+LOADING = (
+    Group("model", MODEL),
+    Group("runtime", RUNTIME),
+    Group("paged attention", PAGED),
+    Group("log", LOGGING),
+)
+
+COMMANDS: dict[str, tuple[str, tuple[Group, ...]]] = {
+    "run": (
+        "answer one text, or chat when no text is given",
+        (*LOADING, Group("request", REQUEST), Group("sampling", SAMPLING, SAMPLING_ABOUT)),
+    ),
+    "serve": ("serve the model over HTTP, with a page at /ui", (Group("server", SERVER), *LOADING)),
+    "memory": ("how many requests a KV budget runs at once", (Group("model", MODEL), Group("memory", MEMORY))),
+    "doctor": ("what of this machine is used, and what is missing for more", (Group("output", DOCTOR),)),
+}
+"""What each command is for, and the flags that it has."""
+
+GLOBAL = tuple(
+    {
+        flag.name: flag
+        for _, groups in COMMANDS.values()
+        for group in groups
+        for flag in group.flags
+        if flag.section == "global" or flag in LOGGING
+    }.values()
+)
+"""Flags that may stand before the command as well."""
+
+
+def behind_the_command(words: Sequence[str]) -> list[str]:
+    """The command line with global flags that stand before the command moved behind it."""
+    at = 0
+    while at < len(words) and words[at].startswith("-"):
+        name, equals, _ = words[at].partition("=")
+        flag = next((flag for flag in GLOBAL if name in flag.names), None)
+        if flag is None:
+            return list(words)
+        at += 1 if flag.metavar is None or equals else 2
+    return [*words[at : at + 1], *words[:at], *words[at + 1 :]]

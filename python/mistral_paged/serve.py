@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mistral_paged import Runner, _core, flags
+from mistral_paged import Runner, _core, logs
 
 STATUSES = {"drained": 0, "interrupted": 130, "forced": 143}
 KINDS = ("auto", "text")
@@ -18,14 +18,10 @@ KINDS = ("auto", "text")
 OTHER_KINDS = ("multimodal", "diffusion", "speech", "embedding")
 
 
-def add(command: argparse.ArgumentParser) -> None:
-    """Arguments of `serve`."""
+def describe(command: argparse.ArgumentParser) -> None:
+    """What the help of `serve` says besides its flags."""
     command.description = "Serves a model over HTTP: OpenAI's and Anthropic's interfaces, metrics, and a page at /ui."
     command.add_argument("kind", nargs="?", default="auto", choices=(*KINDS, *OTHER_KINDS), metavar="KIND", help="auto or text")
-    flags.add(command, "server", flags.SERVER)
-    flags.add(command, "model", flags.MODEL)
-    flags.add(command, "runtime", flags.RUNTIME)
-    flags.add(command, "paged attention", flags.PAGED)
 
 
 def keys(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -53,7 +49,9 @@ def read_keys(path: Path) -> list[dict[str, Any]]:
     for entry in entries:
         unknown = set(entry) - {"key", "tenant", "admin"} if isinstance(entry, dict) else {"an entry that is no table"}
         if unknown or not isinstance(entry.get("key"), str):
-            raise ValueError(f"--api-keys: {path}: each of [[keys]] has key, and perhaps tenant and admin; found {sorted(unknown)}")
+            raise ValueError(
+                f"--api-keys: {path}: each of [[keys]] has key, and perhaps tenant and admin; found {sorted(unknown)}"
+            )
     return entries
 
 
@@ -117,6 +115,8 @@ def serve(options: argparse.Namespace, runner: Runner, model_id: str) -> int:
         if config["ui"] and address.startswith("http"):
             print(f"the page is at {address}/ui", file=sys.stderr)
         sys.stderr.flush()
+        if options.log is not None:
+            logs.take_standard_error(options.log)
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
