@@ -79,7 +79,7 @@ def test_the_table_has_every_flag_of_the_mirrored_command_line() -> None:
 
 
 def test_the_table_says_of_each_flag_whether_it_works() -> None:
-    every = {flag.name: flag for command in flags.COMMANDS for flag in of(command)}
+    every = {flag.name: flag for command in ("run", "serve") for flag in of(command)}
     assert {name for name, flag in every.items() if flag.status != "works"} == set(NOT_THERE.split())
     assert all(flag.planned is None or flag.left_out is None for flag in every.values())
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mistral_paged import ChatCompletionRequest, Runner, Usage, Which, __version__, _core, flags, logs, older
+from mistral_paged import bench as benchmark
 from mistral_paged import doctor as doctor_report
 from mistral_paged import memory as memory_experiment
 from mistral_paged import serve as server
@@ -83,9 +84,16 @@ def build_parser() -> argparse.ArgumentParser:
 
     add("run", run)
     server.describe(add("serve", serve))
+    add("bench", bench).set_defaults(prefix_cache_n=0)
     memory_experiment.describe_command(add("memory", memory))
     add("doctor", doctor)
     return parser
+
+
+def bench(options: argparse.Namespace) -> None:
+    """Loads the model and measures it."""
+    benchmark.tests(options)
+    benchmark.run(load(options), options)
 
 
 def doctor(options: argparse.Namespace) -> None:

@@ -429,6 +429,24 @@ MEMORY = (
     Flag(("--json",), "print one JSON object, with the memory step by step", section=None),
 )
 
+BENCH = (
+    Flag(
+        ("--prompt-len",),
+        "tokens of a prompt, several by ','; 0 leaves it out; default 512",
+        "LIST",
+        integers,
+        [512],
+        section=None,
+    ),
+    Flag(("--gen-len",), "tokens to generate; 0 leaves it out; default 128", "N", int, 128, section=None),
+    Flag(("--depth",), "tokens of context to generate behind, several by ','; default 4", "LIST", integers, [4], section=None),
+    Flag(("--iterations",), "requests a row; default 3", "N", int, 3, section=None),
+    Flag(("--warmup",), "requests before them that do not count; default 1", "N", int, 1, section=None),
+    Flag(("--json",), "print one JSON object", section=None),
+    Flag(("--adapter",), "adapter", "ALIAS", planned=LATER_ADAPTERS, section=None),
+    Flag(("--prefix-cache-n",), "prefix cache", "N", left_out="it is off, so that each prompt is computed in full", section=None),
+)
+
 DOCTOR = (Flag(("--json",), "print one JSON object", section=None),)
 
 SAMPLING_ABOUT = "What is left out follows the model's generation_config.json, where it says anything, else the default."
@@ -440,12 +458,17 @@ LOADING = (
     Group("log", LOGGING),
 )
 
+BENCH_LOADING = tuple(
+    Group(group.title, tuple(flag for flag in group.flags if flag.name != "--prefix-cache-n")) for group in LOADING
+)
+
 COMMANDS: dict[str, tuple[str, tuple[Group, ...]]] = {
     "run": (
         "answer one text, or chat when no text is given",
         (*LOADING, Group("request", REQUEST), Group("sampling", SAMPLING, SAMPLING_ABOUT)),
     ),
     "serve": ("serve the model over HTTP, with a page at /ui", (Group("server", SERVER), *LOADING)),
+    "bench": ("tokens a second of prompts and of decoding", (Group("bench", BENCH), *BENCH_LOADING)),
     "memory": ("how many requests a KV budget runs at once", (Group("model", MODEL), Group("memory", MEMORY))),
     "doctor": ("what of this machine is used, and what is missing for more", (Group("output", DOCTOR),)),
 }
