@@ -11,9 +11,9 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from mistral_paged import ChatCompletionRequest, Runner, Usage, Which, __version__, _core, flags, logs, older
+from mistral_paged import ChatCompletionRequest, Runner, Usage, Which, __version__, _core, bench_serve, flags, logs, older
 from mistral_paged import bench as benchmark
 from mistral_paged import doctor as doctor_report
 from mistral_paged import memory as memory_experiment
@@ -24,6 +24,9 @@ from mistral_paged.exceptions import MistralPagedError
 from mistral_paged.flags import ARCHITECTURES, CACHE_TYPES, DTYPES, GRAPHS
 from mistral_paged.flags import SAMPLING_DEFAULTS as SAMPLING
 from mistral_paged.hub import find_local
+
+Handler = Callable[[argparse.Namespace], "int | None"]
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 SETTINGS: dict[str, tuple[str, Callable[[str], float], Callable[[float], bool], str]] = {
     "/temperature": ("temperature", float, lambda number: 0 <= number < math.inf, "a number, 0 or more"),
@@ -56,6 +59,7 @@ def handle(argv: Sequence[str] | None) -> int:
     parser = build_parser()
     try:
         options = parser.parse_args(flags.behind_the_command(older.translate(words)))
+        flags.check_places(options)
         logs.begin(options)
         status: int | None = options.handler(options)
     except flags.Usage as error:
@@ -75,16 +79,18 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
 
-    def add(name: str, handler: Callable[[argparse.Namespace], int | None]) -> argparse.ArgumentParser:
+    def add(name: str, handler: Handler, under: Commands = commands) -> argparse.ArgumentParser:
         about, groups = flags.COMMANDS[name]
-        command = commands.add_parser(name, help=about, allow_abbrev=False)
+        command = under.add_parser(name.split()[-1], help=about, allow_abbrev=False)
         flags.add(command, groups)
-        command.set_defaults(handler=handler)
+        command.set_defaults(handler=handler, program=command.prog)
         return command
 
     add("run", run)
     server.describe(add("serve", serve))
-    add("bench", bench).set_defaults(prefix_cache_n=0)
+    measuring = add("bench", bench)
+    measuring.set_defaults(prefix_cache_n=0)
+    add("bench serve", bench_serve.run, measuring.add_subparsers(metavar="serve"))
     memory_experiment.describe_command(add("memory", memory))
     add("doctor", doctor)
     return parser

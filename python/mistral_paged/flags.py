@@ -10,6 +10,7 @@ from typing import Any
 from mistral_paged import Architecture, ModelDType, PagedCacheType
 
 DTYPES = {"auto": ModelDType.Auto, "bf16": ModelDType.BF16, "f16": ModelDType.F16, "f32": ModelDType.F32}
+LIMITS = ("ttft", "itl", "e2e")
 EFFORTS = ("off", "none", "low", "medium", "high", "xhigh", "max")
 GRAPHS = {"auto": None, "on": True, "off": False}
 CACHE_TYPES = {
@@ -64,6 +65,9 @@ class Flag:
     to: tuple[str, Any] | None = None
     """For a switch: the value that it gives to another destination."""
     repeated: bool = False
+    several: bool = False
+    """Whether several values follow it."""
+    required: bool = False
     alone: Any = None
     """For a flag whose value may be left out: what it then is."""
     section: str | None = "runtime"
@@ -122,11 +126,12 @@ class Give(argparse.Action):
         flag = self.flag
         if flag.refusal is not None:
             parser.error(flag.refusal)
-        given: dict[str, Flag] = getattr(space, "given", {})
+        mine = f"given to {parser.prog}"
+        given: dict[str, Flag] = getattr(space, mine, {})
         for other in given.values():
             if other.name != flag.name and (other.name in flag.conflicts or flag.name in other.conflicts):
                 parser.error(f"the argument '{flag.shown}' cannot be used with '{other.shown}'")
-        space.given = {**given, flag.name: flag}
+        setattr(space, mine, {**given, flag.name: flag})
         if flag.to is not None:
             values = flag.to[1]
         elif flag.metavar is None:
@@ -139,6 +144,14 @@ class Give(argparse.Action):
 def integers(text: str) -> list[int]:
     """Whole numbers, separated by commas."""
     return [int(part) for part in text.split(",")]
+
+
+def limit(text: str) -> tuple[str, float]:
+    """What is limited and to how many milliseconds, such as `ttft:500`."""
+    name, _, value = text.partition(":")
+    if name not in LIMITS:
+        raise argparse.ArgumentTypeError(f"invalid value {text!r}: {' or '.join(f'{name}:MS' for name in LIMITS)}")
+    return name, float(value)
 
 
 def truth(text: str) -> bool:
@@ -162,11 +175,15 @@ def add_flag(group: argparse._ArgumentGroup, flag: Flag) -> None:
     value: dict[str, Any] = {"nargs": 0} if is_switch else {"type": flag.kind, "metavar": flag.metavar, "choices": flag.choices}
     if flag.alone is not None:
         value |= {"nargs": "?", "const": flag.alone}
+    if flag.several:
+        value |= {"nargs": "+"}
     default = flag.default if flag.to is None else argparse.SUPPRESS
     if is_switch and flag.to is None and flag.default is None:
         default = False
     shown = flag.help if flag.status == "works" else argparse.SUPPRESS
-    group.add_argument(*flag.names, action=Give, flag=flag, dest=flag.dest, default=default, help=shown, **value)
+    group.add_argument(
+        *flag.names, action=Give, flag=flag, dest=flag.dest, default=default, help=shown, required=flag.required, **value
+    )
 
 
 LOGGING = (
@@ -447,6 +464,28 @@ BENCH = (
     Flag(("--prefix-cache-n",), "prefix cache", "N", left_out="it is off, so that each prompt is computed in full", section=None),
 )
 
+BENCH_SERVE = (
+    Flag(("--url",), "server, such as http://127.0.0.1:1234", "URL", required=True, section=None),
+    Flag(("--api-key",), "key to send", "KEY", section=None),
+    Flag(("--model",), "model to ask for; left out, the first that the server names", "NAME", section=None),
+    Flag(("--rate",), "open loop: requests a second, Poisson", "R", float, section=None),
+    Flag(("--concurrency",), "closed loop: requests at once; default 8", "N", int, 8, conflicts=("--rate",), section=None),
+    Flag(("--requests",), "requests in all; default 99, one a conversation", "N", int, 99, section=None),
+    Flag(("--max-tokens",), "tokens of an answer at most; default 128", "N", int, 128, section=None),
+    Flag(("--ignore-eos",), "ask for answers of just so many tokens", section=None),
+    Flag(("--seed",), "order and times of the requests; default 0", "N", int, 0, section=None),
+    Flag(("--timeout",), "seconds that a request may take; default 600", "S", float, 600.0, section=None),
+    Flag(
+        ("--goodput",),
+        "requests a second that keep limits: ttft, itl (a request's mean) and e2e, each as NAME:MS",
+        "LIMIT",
+        limit,
+        several=True,
+        section=None,
+    ),
+    Flag(("--json",), "print one JSON object", section=None),
+)
+
 DOCTOR = (Flag(("--json",), "print one JSON object", section=None),)
 
 SAMPLING_ABOUT = "What is left out follows the model's generation_config.json, where it says anything, else the default."
@@ -469,6 +508,7 @@ COMMANDS: dict[str, tuple[str, tuple[Group, ...]]] = {
     ),
     "serve": ("serve the model over HTTP, with a page at /ui", (Group("server", SERVER), *LOADING)),
     "bench": ("tokens a second of prompts and of decoding", (Group("bench", BENCH), *BENCH_LOADING)),
+    "bench serve": ("time to first token, between tokens, and goodput of a server", (Group("load", BENCH_SERVE),)),
     "memory": ("how many requests a KV budget runs at once", (Group("model", MODEL), Group("memory", MEMORY))),
     "doctor": ("what of this machine is used, and what is missing for more", (Group("output", DOCTOR),)),
 }
@@ -495,4 +535,12 @@ def behind_the_command(words: Sequence[str]) -> list[str]:
         if flag is None:
             return list(words)
         at += 1 if flag.metavar is None or equals else 2
-    return [*words[at : at + 1], *words[:at], *words[at + 1 :]]
+    behind = at + (2 if " ".join(words[at : at + 2]) in COMMANDS else 1)
+    return [*words[at:behind], *words[:at], *words[behind:]]
+
+
+def check_places(options: argparse.Namespace) -> None:
+    """Refuses flags of a command that stand before the command's own command, as in `bench -m MODEL serve`; `Usage`."""
+    for place, given in vars(options).items():
+        if place.startswith("given to ") and place != f"given to {options.program}":
+            raise Usage(f"the argument '{next(iter(given.values())).shown}' cannot be used with '{options.program}'")
