@@ -1,6 +1,6 @@
 """The command line.
 
-`run` answers or chats, `serve` serves HTTP, `memory` compares naive and paged KV memory, `doctor` tells of the machine.
+`run` answers or chats, `serve` serves HTTP, `bench` measures; `flags` has the table of all commands and flags.
 """
 
 from __future__ import annotations
@@ -10,11 +10,22 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from mistral_paged import ChatCompletionRequest, Runner, Usage, Which, __version__, _core, bench_serve, flags, logs, older
-from mistral_paged import bench as benchmark
+from mistral_paged import (
+    ChatCompletionRequest,
+    Runner,
+    Usage,
+    Which,
+    __version__,
+    _core,
+    completions,
+    flags,
+    logs,
+    older,
+)
 from mistral_paged import doctor as doctor_report
 from mistral_paged import memory as memory_experiment
 from mistral_paged import serve as server
@@ -55,13 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def handle(argv: Sequence[str] | None) -> int:
     """Runs the command line over open streams."""
-    words = sys.argv[1:] if argv is None else argv
     parser = build_parser()
     try:
-        options = parser.parse_args(flags.behind_the_command(older.translate(words)))
-        flags.check_places(options)
-        logs.begin(options)
-        status: int | None = options.handler(options)
+        return perform(parser, sys.argv[1:] if argv is None else argv)
     except flags.Usage as error:
         parser.error(str(error))
     except KeyboardInterrupt:
@@ -70,6 +77,16 @@ def handle(argv: Sequence[str] | None) -> int:
     except (ValueError, NotImplementedError) as error:
         note(f"error: {error}")
         return 1
+
+
+def perform(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
+    """Runs a command line, an older one too."""
+    words = flags.behind_the_command(older.translate(words))
+    flags.check_command(words)
+    options = parser.parse_args(words)
+    flags.check_places(options)
+    logs.begin(options)
+    status: int | None = options.handler(options)
     return status or 0
 
 
@@ -90,14 +107,39 @@ def build_parser() -> argparse.ArgumentParser:
     server.describe(add("serve", serve))
     measuring = add("bench", bench)
     measuring.set_defaults(prefix_cache_n=0)
-    add("bench serve", bench_serve.run, measuring.add_subparsers(metavar="serve"))
+    add("bench serve", later("bench_serve", "run"), measuring.add_subparsers(metavar="serve"))
     memory_experiment.describe_command(add("memory", memory))
+    add("from-config", lambda options: from_config(parser, options))
+    cache = commands.add_parser("cache", help="the download cache").add_subparsers(required=True)
+    add("cache list", later("hub_commands", "cache_list"), cache)
+    add("cache delete", later("hub_commands", "cache_delete"), cache)
+    add("login", later("hub_commands", "login"))
+    completions.describe(add("completions", lambda options: print(completions.script(parser, options.shell))))
     add("doctor", doctor)
     return parser
 
 
+def later(module: str, name: str) -> Handler:
+    """A function of a module that is loaded when the function is called, so that other commands start without it."""
+
+    def handler(options: argparse.Namespace) -> int | None:
+        status: int | None = getattr(import_module(f"mistral_paged.{module}"), name)(options)
+        return status
+
+    return handler
+
+
+def from_config(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    """Runs what a file says."""
+    from mistral_paged import config
+
+    return perform(parser, config.words(Path(options.file)))
+
+
 def bench(options: argparse.Namespace) -> None:
     """Loads the model and measures it."""
+    from mistral_paged import bench as benchmark
+
     benchmark.tests(options)
     benchmark.run(load(options), options)
 

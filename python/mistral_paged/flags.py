@@ -486,6 +486,12 @@ BENCH_SERVE = (
     Flag(("--json",), "print one JSON object", section=None),
 )
 
+HF_CACHE = next(flag for flag in MODEL if flag.name == "--hf-cache")
+FILE = (Flag(("-f", "--file"), "configuration file", "FILE", required=True, section=None),)
+CACHE_LIST = (HF_CACHE, Flag(("--json",), "print one JSON list", section=None))
+CACHE_DELETE = (Flag(("-m", "--model-id"), "hub id", "MODEL", required=True, section=None), HF_CACHE)
+LOGIN = (Flag(("--token",), "the token; left out, it is read from the terminal or standard input", "TOKEN", section=None),)
+
 DOCTOR = (Flag(("--json",), "print one JSON object", section=None),)
 
 SAMPLING_ABOUT = "What is left out follows the model's generation_config.json, where it says anything, else the default."
@@ -510,9 +516,23 @@ COMMANDS: dict[str, tuple[str, tuple[Group, ...]]] = {
     "bench": ("tokens a second of prompts and of decoding", (Group("bench", BENCH), *BENCH_LOADING)),
     "bench serve": ("time to first token, between tokens, and goodput of a server", (Group("load", BENCH_SERVE),)),
     "memory": ("how many requests a KV budget runs at once", (Group("model", MODEL), Group("memory", MEMORY))),
+    "from-config": ("serve or run as a TOML file says", (Group("file", FILE),)),
+    "cache list": ("what the download cache holds", (Group("cache", CACHE_LIST),)),
+    "cache delete": ("delete a model from the download cache", (Group("cache", CACHE_DELETE),)),
+    "login": ("keep a token for the hub", (Group("token", LOGIN),)),
+    "completions": ("print a script with which a shell completes command lines", ()),
     "doctor": ("what of this machine is used, and what is missing for more", (Group("output", DOCTOR),)),
 }
 """What each command is for, and the flags that it has."""
+
+NO_COMMANDS = {
+    "tune": "is not supported yet; `mistral-paged doctor` tells what the machine has, `mistral-paged bench` how fast a model is",
+    "quantize": f"is not supported yet; {LATER_WEIGHTS}",
+    "uqff": f"is not supported yet; {LATER_WEIGHTS}",
+    "update": "has no use here; run `pip install --upgrade .` in a newer copy of the source",
+    "uninstall": "has no use here; run `pip uninstall mistral_paged`",
+}
+"""Commands of the mirrored command line that are planned or left out, and what to do instead."""
 
 GLOBAL = tuple(
     {
@@ -537,6 +557,12 @@ def behind_the_command(words: Sequence[str]) -> list[str]:
         at += 1 if flag.metavar is None or equals else 2
     behind = at + (2 if " ".join(words[at : at + 2]) in COMMANDS else 1)
     return [*words[at:behind], *words[:at], *words[behind:]]
+
+
+def check_command(words: Sequence[str]) -> None:
+    """Refuses commands that are not there; `Usage`."""
+    if words and words[0] in NO_COMMANDS:
+        raise Usage(f"the command '{words[0]}' {NO_COMMANDS[words[0]]}")
 
 
 def check_places(options: argparse.Namespace) -> None:

@@ -35,14 +35,12 @@ def keys(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def read_keys(path: Path) -> list[dict[str, Any]]:
     """The `[[keys]]` of a TOML file, each with `key` and perhaps `tenant` and `admin`."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        raise ValueError("--api-keys needs Python 3.11 or later; give keys with --api-key")
+    from mistral_paged.config import read_toml
+
     try:
-        content = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"--api-keys: {path} cannot be read: {error}") from None
+        content = read_toml(path)
+    except ValueError as error:
+        raise ValueError(f"--api-keys: {error}") from None
     entries = content.pop("keys", None)
     if content or not isinstance(entries, list) or not entries:
         raise ValueError(f"--api-keys: {path} must have [[keys]] and nothing else, each with key, and perhaps tenant and admin")
