@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import GOLDEN
 
-from mistral_paged import cli, flags, older
+from mistral_paged import cli, flags, older, reference
 from mistral_paged.serve import check
 
 COMMAND = Path(sys.executable).with_name("mistral-paged")
@@ -282,3 +282,23 @@ def test_a_log_that_cannot_be_written_is_an_error() -> None:
 def test_a_server_that_cannot_be_is_refused_before_the_model_is_loaded(arguments: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         check(cli.build_parser().parse_args(["serve", *arguments]))
+
+
+# The documentation.
+
+
+def test_the_documentation_is_that_of_the_table() -> None:
+    file = Path(__file__).parent.parent / "docs" / "command-line.md"
+    assert file.read_text() == reference.document(), "run `python -m mistral_paged.reference > docs/command-line.md`"
+
+
+def test_the_documentation_has_every_flag_in_its_place_and_its_links_lead_somewhere() -> None:
+    text = reference.document()
+    parts = {part.partition("\n")[0].lower(): part for part in text.split("\n## ")}
+    for _, groups in flags.COMMANDS.values():
+        for group in groups:
+            for flag in group.flags:
+                assert f"`{flag.name}" in (parts[group.title] if flag.status == "works" else text), (group.title, flag.name)
+    assert all(f"`{command}" in text for command in (*flags.COMMANDS, *flags.NO_COMMANDS))
+    titles = {line[3:].lower().replace(" ", "-") for line in text.splitlines() if line.startswith("## ")}
+    assert set(re.findall(r"\(#([^)]+)\)", text)) <= titles

@@ -494,6 +494,17 @@ LOGIN = (Flag(("--token",), "the token; left out, it is read from the terminal o
 
 DOCTOR = (Flag(("--json",), "print one JSON object", section=None),)
 
+BENCH_ABOUT = (
+    "pp512 is a prompt of 512 tokens, tg128 @ d4 are 128 tokens generated behind 4. One request runs at a time; times are the "
+    "engine's."
+)
+LOAD_ABOUT = (
+    "Requests are the first turns of the packaged conversations, greedy, in an order that follows from the seed. When all "
+    "have been asked, they come again, each behind its number, so that no prefix cache has them. Each has a connection of "
+    "its own. TTFT ends with the first text; in an open loop TTFT and E2E begin when the request was due, also where the "
+    "client was late. ITL is what lies between texts that follow each other, of all answers. Requests that fail have no "
+    "times; goodput counts them as not good."
+)
 SAMPLING_ABOUT = "What is left out follows the model's generation_config.json, where it says anything, else the default."
 
 LOADING = (
@@ -513,8 +524,8 @@ COMMANDS: dict[str, tuple[str, tuple[Group, ...]]] = {
         (*LOADING, Group("request", REQUEST), Group("sampling", SAMPLING, SAMPLING_ABOUT)),
     ),
     "serve": ("serve the model over HTTP, with a page at /ui", (Group("server", SERVER), *LOADING)),
-    "bench": ("tokens a second of prompts and of decoding", (Group("bench", BENCH), *BENCH_LOADING)),
-    "bench serve": ("time to first token, between tokens, and goodput of a server", (Group("load", BENCH_SERVE),)),
+    "bench": ("tokens a second of prompts and of decoding", (Group("bench", BENCH, BENCH_ABOUT), *BENCH_LOADING)),
+    "bench serve": ("time to first token, between tokens, and goodput of a server", (Group("load", BENCH_SERVE, LOAD_ABOUT),)),
     "memory": ("how many requests a KV budget runs at once", (Group("model", MODEL), Group("memory", MEMORY))),
     "from-config": ("serve or run as a TOML file says", (Group("file", FILE),)),
     "cache list": ("what the download cache holds", (Group("cache", CACHE_LIST),)),
