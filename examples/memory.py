@@ -7,8 +7,8 @@ from mistral_paged.default_model import default_model
 from mistral_paged.memory import MODES, describe, describe_shortage, run
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("mode", choices=MODES)
-parser.add_argument("requests", type=int)
+parser.add_argument("mode", choices=MODES, nargs="?", default="paged")
+parser.add_argument("requests", type=int, nargs="?", default=4)
 parser.add_argument("--kv-mb", type=int, default=1024)
 options = parser.parse_args()
 

@@ -1,15 +1,14 @@
-"""The documented example: a Mistral model, 4096 MB of KV cache in blocks of 32 tokens. Give a folder or a hub id."""
+"""A chat answer over a KV cache of 512 MB in blocks of 32 tokens. Give a folder, a GGUF file or a hub id, or nothing."""
 
 import sys
 
-from mistral_paged import Architecture, ChatCompletionRequest, Runner, Which
+from mistral_paged import ChatCompletionRequest, Runner, Which
+from mistral_paged.default_model import default_model
 
+model = sys.argv[1] if len(sys.argv) > 1 else str(default_model())
 runner = Runner(
-    which=Which.Plain(
-        model_id=sys.argv[1] if len(sys.argv) > 1 else "mistralai/Mistral-7B-Instruct-v0.1",
-        arch=Architecture.Mistral,
-    ),
-    pa_gpu_mem=4096,
+    which=Which.GGUF(model) if model.endswith(".gguf") else Which.Plain(model),
+    pa_gpu_mem=512,
     pa_blk_size=32,
 )
 

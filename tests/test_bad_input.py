@@ -59,6 +59,14 @@ NAN = float("nan")
         ({"logit_bias": {1: NAN}}, "logit_bias.*NaN"),
         ({"top_logprobs": 3}, "top_logprobs.*logprobs=True"),
         ({"top_logprobs": -3, "logprobs": True}, "top_logprobs.*-3"),
+        ({"top_logprobs": 100_000, "logprobs": True}, "top_logprobs.*100000.*at most 512"),
+        (
+            {"top_logprobs": 500, "logprobs": True, "max_tokens": 400, "n_choices": 40},
+            "500.*1048576 log probabilities.*max_tokens",
+        ),
+        ({"n_choices": 1025}, "n_choices.*from 1 to 1024"),
+        ({"max_tokens": 10**5000}, "max_tokens.*from 0 to"),
+        ({"model": "\ud800"}, "lone surrogate"),
         ({"stop_seqs": [""]}, "stop_seqs.*empty string"),
         ({"reasoning_effort": "much"}, "reasoning_effort.*'much'"),
         ({"reasoning_effort": "off", "enable_thinking": True}, "reasoning_effort.*enable_thinking"),
@@ -74,6 +82,7 @@ def test_request_values(llama: Runner, options: dict[str, Any], message: str) ->
     [
         ({"prompt": []}, "prompt is empty|`prompt` is empty"),
         ({"prompt": ""}, "prompt is empty"),
+        ({"prompt": [5], "model": "\ud800"}, "lone surrogate"),
         ({"prompt": [1, 512]}, "512"),
         ({"prompt": [-1]}, "-1"),
         ({"prompt": [2**40]}, str(2**40)),
@@ -413,7 +422,7 @@ def test_every_documented_architecture_is_there() -> None:
 
 
 def test_a_prompt_longer_than_the_context(llama: Runner) -> None:
-    length = llama.max_sequence_length()
+    length = llama.context_length()
     with pytest.raises(ValueError, match=rf"Prompt sequence length is greater than \d+.*{length + 7}"):
         complete(llama, [5] * (length + 7), max_tokens=1)
 
@@ -447,3 +456,39 @@ def test_token_ids_out_of_range(llama: Runner) -> None:
     for ids in ([-1], [2**33]):
         with pytest.raises(ValueError, match=str(ids[-1])):
             llama.detokenize_text(ids)
+
+
+def test_a_set_is_no_prompt(llama: Runner) -> None:
+    for prompt in ({5, 6}, frozenset({5})):
+        with pytest.raises(TypeError, match="in order"):
+            CompletionRequest(prompt, "m")
+        with pytest.raises(TypeError, match="no order"):
+            llama.detokenize_text(prompt)
+
+
+def test_paths_with_lone_surrogates() -> None:
+    for make in (
+        lambda: Which.Plain("\ud800"),
+        lambda: Which.Plain("m", tokenizer_json="\ud800"),
+        lambda: Which.GGUF("\ud800"),
+        lambda: Which.GGUF("m", tok_model_id="\ud800"),
+    ):
+        with pytest.raises(ValueError, match="lone surrogate"):
+            make()
+
+
+def test_long_and_short_times(llama: Runner) -> None:
+    assert complete(llama, [5], max_tokens=1, deadline=1e300).choices[0].finish_reason == "length"
+    runner = Runner(which=text_model("llama"), memory_goal="64tokens")
+    assert runner.drain(timeout=0)
+    runner.resume()
+    for timeout in (-1, NAN):
+        with pytest.raises(ValueError, match="timeout"):
+            runner.drain(timeout=timeout)
+
+
+def test_what_a_request_can_have_is_not_what_the_model_could(llama: Runner) -> None:
+    runner = Runner(which=text_model("llama"), memory_goal="128tokens")
+    assert runner.max_sequence_length() == 128 < runner.context_length() == llama.context_length()
+    assert complete(runner, [5] * 100, max_tokens=28, ignore_eos=True).usage.total_tokens == 128
+    assert "1 groups" not in str(runner.memory_ledger())

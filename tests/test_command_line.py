@@ -280,7 +280,7 @@ def test_a_log_that_cannot_be_written_is_an_error() -> None:
     ],
 )
 def test_a_server_that_cannot_be_is_refused_before_the_model_is_loaded(arguments: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(flags.Usage, match=re.escape(message)):
         check(cli.build_parser().parse_args(["serve", *arguments]))
 
 

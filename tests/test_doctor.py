@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +36,15 @@ def facts(**changes: Any) -> dict[str, Any]:
 
 
 def report(**changes: Any) -> str:
-    return "\n".join(doctor.lines(facts(**changes)))
+    """The report, an entry a line."""
+    return re.sub(r"\n {4,}", " ", "\n".join(doctor.lines(facts(**changes))))
+
+
+def test_a_report_fits_a_terminal_of_80_columns() -> None:
+    for changes in ({}, {"libraries": [("cuBLASLt", None, "not there; " * 20)]}, {"kernels": [], "kernel_note": "no nvcc " * 20}):
+        lines = [line for entry in doctor.lines(facts(**changes)) for line in entry.splitlines()]
+        assert max(len(line) for line in lines) <= 80
+        assert all(line == line.rstrip() for line in lines)
 
 
 def test_everything_that_is_there_is_told() -> None:

@@ -1,28 +1,18 @@
-"""Every example runs."""
+"""Every example runs with the default model and without a network."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import GOLDEN
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
-ARGUMENTS = {
-    "paged_attn.py": [str(GOLDEN / "text" / "mistral")],
-    "memory_plan.py": [],
-    "streaming.py": [],
-    "asyncio_streams.py": ["--requests", "4"],
-    "batch_threads.py": ["--requests", "8"],
-    "memory.py": ["paged", "4"],
-    "bench_throughput.py": ["--new", "16", "--sentences", "10"],
-    "tree_search.py": [],
-    "simulate.py": [],
-    "kv_tier.py": [],
-}
+# A benchmark is made shorter; everything else runs as it stands.
+ARGUMENTS = {"bench_throughput.py": ["--new", "16", "--sentences", "10"]}
 PRINTS = {
     "paged_attn.py": "completion_tokens=",
     "memory_plan.py": "4 x 4096 tokens are guaranteed",
@@ -39,8 +29,9 @@ PRINTS = {
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_example(example: Path) -> None:
-    arguments = [sys.executable, str(example), *ARGUMENTS[example.name]]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=110, check=False)
+    arguments = [sys.executable, str(example), *ARGUMENTS.get(example.name, [])]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     assert PRINTS[example.name] in done.stdout
 

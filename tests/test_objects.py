@@ -230,3 +230,11 @@ def test_an_answer_is_readable_in_a_notebook(llama: Runner) -> None:
     assert "&lt;script&gt;&amp;" in echoed
     assert "<script>" not in echoed
     assert "<pre" in next(iter(chat(llama, stream=True)))._repr_html_()
+
+
+def test_a_plan_is_copied_and_readable_in_a_notebook(llama: Runner) -> None:
+    plan = llama.memory_ledger()
+    for same in (copy.copy(plan), copy.deepcopy(plan)):
+        assert str(same) == str(plan)
+    assert plan._repr_html_().startswith("<pre>")
+    assert str(plan.num_blocks) in plan._repr_html_()

@@ -582,6 +582,17 @@ def test_keys_guard_all_but_health_and_part_tenants(tmp_path: Path) -> None:
         assert server.send("POST", "/admin/resume", headers={"x-api-key": "root"}).status == 200
 
 
+def test_an_operator_cancels_a_request_by_its_id(server: Server) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(server.post, "/v1/completions", LONG, {"x-request-id": "to-end"})
+        wait_until(lambda: server.get("/health").json["in_flight"] > 0)
+        assert server.send("DELETE", "/admin/requests/to-end").json == {"cancelled": 1}
+        assert answer.result().error["code"] == "cancelled"
+    reply = server.send("DELETE", "/admin/requests/to-end")
+    assert (reply.status, reply.error["code"]) == (404, "request_not_found")
+    wait_until(lambda: server.metric("mistralrs_kv_cache_blocks_used") == 0)
+
+
 def test_a_full_queue_says_when_to_come_again() -> None:
     with serving("--max-queued", "1", "--max-seqs", "1", "--disable-access-log") as server:
         connections = [raw(server, LONG) for _ in range(2)]
@@ -677,13 +688,13 @@ def test_a_panic_or_a_bad_setting_is_an_error_before_loading(tmp_path: Path) -> 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([str(COMMAND), "serve", "-m", MODEL, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
-    assert run("--port", "70000").returncode == 1
+    assert run("--port", "70000").returncode == 2
     assert "--isq <TYPE>" in run("--isq", "Q4K").stderr
     assert run("--isq", "Q4K").returncode == 2
     both = run("--pa-memory-mb", "5", "--pa-context-len", "5")
     assert both.returncode == 2
     assert "cannot be used with" in both.stderr
-    assert run("embedding").returncode == 1
+    assert run("embedding").returncode == 2
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

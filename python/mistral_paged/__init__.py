@@ -1,9 +1,13 @@
 """LLM inference over a paged KV cache: continuous batching, prefix caching, and an API that mirrors mistral.rs.
 
->>> from mistral_paged import Architecture, ChatCompletionRequest, Runner, Which
->>> runner = Runner(which=Which.Plain(model_id="path/or/hub-id", arch=Architecture.Mistral), pa_gpu_mem=4096, pa_blk_size=32)
->>> request = ChatCompletionRequest(model="mistral", messages=[{"role": "user", "content": "Hello"}], max_tokens=64)
->>> runner.send_chat_completion_request(request).choices[0].message.content
+>>> from mistral_paged import ChatCompletionRequest, Runner, Which
+>>> from mistral_paged.default_model import default_model
+>>> runner = Runner(which=Which.GGUF(str(default_model())), pa_gpu_mem=512)
+>>> request = ChatCompletionRequest("What is the capital of France?", "default", max_tokens=16, temperature=0)
+>>> print(runner.send_chat_completion_request(request).choices[0].message.content)
+The capital of France is Paris.
+
+`Which.Plain` takes a folder or a hub id instead, `Which.GGUF` any GGUF file.
 """
 
 from mistral_paged._core import (

@@ -10,7 +10,8 @@ from typing import Any
 from mistral_paged._core import __version__, survey
 
 GIB = 1 << 30
-WIDTH = 100
+WIDTH = 80
+UNBROKEN: dict[str, Any] = {"break_on_hyphens": False, "break_long_words": False}
 
 
 def text() -> str:
@@ -45,7 +46,7 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield "What follows"
     for advice in advise(facts):
-        yield textwrap.fill(advice, WIDTH, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False)
+        yield textwrap.fill(advice, WIDTH, initial_indent="  - ", subsequent_indent="    ", **UNBROKEN)
 
 
 def advise(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -68,8 +69,10 @@ def advise(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def row(name: str, value: str) -> str:
-    """A line of the report."""
-    return f"  {name:<10} {value}"
+    """An entry of the report; a path is not broken."""
+    head = f"  {name:<10} "
+    wrapped = textwrap.fill(value, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), **UNBROKEN)
+    return wrapped if value else head
 
 
 def memory(sizes: tuple[int, int]) -> str:

@@ -185,7 +185,7 @@ class Pool:
     def __init__(self, runner: Runner, budget_bytes: int) -> None:
         self.runner = runner
         self.budget_bytes = budget_bytes
-        self.context_len = runner.max_sequence_length()
+        self.context_len = runner.context_length()
         self.stats: dict[str, int] = runner.kv_cache_stats()
         # Of one KV group; a token has a slot in each.
         self.slot_bytes = self.stats["block_bytes"] / self.stats["block_size"]
@@ -230,7 +230,7 @@ class Pool:
         """Whether the pool holds the model's whole context once. A naive runner shortens the context to what the pool holds."""
         if self.context_len < self.stats["tokens_total"]:
             return
-        whole = Runner(which=which, pa_ctxt_len=self.stats["block_size"], **options).max_sequence_length()
+        whole = Runner(which=which, pa_ctxt_len=self.stats["block_size"], **options).context_length()
         if whole > self.context_len:
             raise ValueError(
                 f"naive reserves the model's context of {whole} tokens for each request and the KV budget holds "

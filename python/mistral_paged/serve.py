@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mistral_paged import Runner, _core, logs
+from mistral_paged.flags import Usage
 
 STATUSES = {"drained": 0, "interrupted": 130, "forced": 143}
 KINDS = ("auto", "text")
@@ -85,9 +86,9 @@ def model_id(model: str) -> str:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuses what cannot be served, before a model is loaded."""
+    """Refuses what cannot be served, before a model is loaded; `Usage`."""
     if options.kind not in KINDS:
-        raise ValueError(f"a model of the kind '{options.kind}' cannot be served yet; text models can")
+        raise Usage(f"a model of the kind '{options.kind}' cannot be served yet; text models can")
     limits = {
         "--port": (options.port, 0, 65535),
         "--max-queued": (options.max_queued, 0, 1 << 20),
@@ -97,9 +98,9 @@ def check(options: argparse.Namespace) -> None:
     }
     for name, (value, least, most) in limits.items():
         if not least <= value <= most:
-            raise ValueError(f"{name} is {value}; it must be from {least} to {most}")
+            raise Usage(f"{name} is {value}; it must be from {least} to {most}")
     if options.request_timeout is not None and not 0 < options.request_timeout < float("inf"):
-        raise ValueError(f"--request-timeout is {options.request_timeout}; it must be seconds above 0")
+        raise Usage(f"--request-timeout is {options.request_timeout}; it must be seconds above 0")
 
 
 def serve(options: argparse.Namespace, runner: Runner, model_id: str) -> int:

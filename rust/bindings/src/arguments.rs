@@ -6,7 +6,7 @@ use pyo3::{
     IntoPyObjectExt,
     exceptions::{PyOverflowError, PyTypeError, PyUnicodeEncodeError},
     prelude::*,
-    types::{PyBytes, PyDict, PyString},
+    types::{PyBytes, PyDict, PyFrozenSet, PySet, PyString},
 };
 
 use crate::exceptions::{invalid, not_yet};
@@ -34,7 +34,7 @@ impl fmt::Display for Integer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Near(value) => value.fmt(f),
-            Self::Far(text) => f.write_str(text),
+            Self::Far(text) => f.write_str(&shorten(text)),
         }
     }
 }
@@ -164,8 +164,10 @@ pub fn refuse(arguments: &[(&str, bool)]) -> PyResult<()> {
 
 /// Token ids from a list, a tuple, a numpy array or anything else that yields integers.
 pub fn token_ids(name: &str, ids: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
-    if ids.is_instance_of::<PyBytes>() || ids.is_instance_of::<PyDict>() {
-        return Err(PyTypeError::new_err(format!("`{name}` must be token ids (integers), not {}", ids.get_type().name()?)));
+    let is_set = ids.is_instance_of::<PySet>() || ids.is_instance_of::<PyFrozenSet>();
+    if ids.is_instance_of::<PyBytes>() || ids.is_instance_of::<PyDict>() || is_set {
+        let why = if is_set { ", which has no order" } else { "" };
+        return Err(PyTypeError::new_err(format!("`{name}` must be token ids (integers), not {}{why}", ids.get_type().name()?)));
     }
     ids.try_iter()?.map(|id| token_id(name, &id?.extract()?)).collect()
 }

@@ -3,7 +3,7 @@
 use std::{
     sync::{Mutex, PoisonError},
     task::Poll,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use pyo3::{prelude::*, types::PyDict};
@@ -30,13 +30,22 @@ impl Runner {
     }
 
     /// Accepts no more requests, which raise `DrainingError` from now on until `resume()`, and waits until those there are have
-    /// ended, or `timeout` seconds; whether none is left. A pause ends.
+    /// ended, or `timeout` seconds, with 0 not at all; whether none is left. A pause ends.
     #[pyo3(signature = (timeout=None))]
     fn drain(&self, py: Python<'_>, timeout: Option<Real>) -> PyResult<bool> {
-        let timeout = timeout.map(|Real(seconds)| service::seconds("timeout", seconds)).transpose()?;
+        let timeout =
+            timeout.map(|Real(seconds)| if seconds == 0.0 { Ok(Duration::ZERO) } else { service::seconds("timeout", seconds) });
+        let timeout = timeout.transpose()?;
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let engine = self.engine()?;
-        let drain = Mutex::new(enter(py, || engine.drain())?);
+        let drain = enter(py, || {
+            let drain = engine.drain()?;
+            if timeout == Some(Duration::ZERO) {
+                // Answered behind the drain, which has told by then if nobody is to be waited for.
+                engine.kv_cache_stats()?;
+            }
+            Ok(Mutex::new(drain))
+        })?;
         wait(py, || {
             let left = deadline.map_or(POLL, |deadline| deadline.saturating_duration_since(Instant::now()).min(POLL));
             let is_done = drain.lock().unwrap_or_else(PoisonError::into_inner).wait_timeout(left)?;

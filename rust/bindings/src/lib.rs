@@ -3,6 +3,7 @@
 //! Requests become plain Rust structs as they come in ([`request`]), answers leave as frozen classes ([`response`],
 //! [`streaming`]), and [`detach`] is the one way from a Python thread into the engine.
 
+mod answer_json;
 mod arguments;
 mod completing;
 mod control;
@@ -17,7 +18,6 @@ mod logger;
 mod memory;
 mod messages;
 mod model;
-mod openai;
 mod options;
 mod pending;
 mod planned;
@@ -74,10 +74,9 @@ mod _core {
     use crate::which::Which;
 
     #[pymodule_init]
-    #[allow(clippy::unnecessary_wraps, reason = "the form of an initialiser")]
-    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::warnings::collect();
-        Ok(())
+        crate::detach::close_at_exit(module.py())
     }
 
     /// Version of the package.

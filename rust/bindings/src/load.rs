@@ -9,10 +9,12 @@ use std::{
 use engine::{Engine, EngineConfig, LoadProgress, ModelSource};
 use pyo3::prelude::*;
 
-use crate::detach::{POLL, enter, wait};
+use crate::detach::{Inside, POLL, enter, wait};
 
 /// Loads the model; `progress` is called with the bytes of weights done and in all.
 pub fn load(py: Python<'_>, source: ModelSource, config: EngineConfig, progress: Option<&Bound<'_, PyAny>>) -> PyResult<Engine> {
+    // While `progress` runs as well.
+    let _inside = Inside::new()?;
     let (sender, receiver) = mpsc::channel();
     let loader = thread::Builder::new()
         .name("mistral_paged-load".to_owned())

@@ -9,6 +9,7 @@ use crate::{
     doctor,
     enums::PagedCacheType,
     options::{self, MemoryArguments},
+    response::escaped,
     runner::{Runner, batched_tokens, check_max_seqs},
     which::{Selection, Which},
 };
@@ -172,6 +173,18 @@ impl MemoryPlan {
 
     fn __str__(&self) -> String {
         self.0.to_string()
+    }
+
+    fn _repr_html_(&self) -> String {
+        format!("<pre>{}</pre>", escaped(&self.0.to_string()))
+    }
+
+    fn __copy__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        slf
     }
 
     fn __repr__(&self) -> String {

@@ -17,7 +17,7 @@ use engine::{Completion, CompletionCollector, Engine, Event, EventSink, RequestH
 use pyo3::{exceptions::PyStopAsyncIteration, prelude::*};
 
 use crate::{
-    detach::enter,
+    detach::{enter, enter_long},
     process::OwnProcess,
     request::{ChatCompletionRequest, CompletionRequest},
     response::{self, Envelope},
@@ -217,7 +217,8 @@ pub fn submit(
         (request.sampling.logprobs.is_some(), is_chat && request.stream, request.n_choices);
     let (key, mailbox) = (NEXT_KEY.fetch_add(1, Ordering::Relaxed), Mailbox::default());
     let sink = SignalSink { key, mailbox: Arc::clone(&mailbox), signal: Arc::clone(&signal.signal) };
-    let handle = enter(py, || engine.submit_to(request, Box::new(sink)))?;
+    let submitter = engine.clone();
+    let handle = enter_long(py, request.prompt.text_bytes(), move || submitter.submit_to(request, Box::new(sink)))?;
     let answer = match (is_chat, streams) {
         (true, true) => Answer::Stream(Box::new(Parts::of(n_choices))),
         (true, false) => Answer::Chat(handle.collector()),

@@ -1,48 +1,47 @@
 //! What of the mirrored `Runner` and `Which` does not work yet: each says so, whatever it is given.
 
 use pyo3::{
+    exceptions::PyAttributeError,
     prelude::*,
-    types::{PyDict, PyTuple},
+    types::{PyCFunction, PyDict, PyTuple},
 };
 
 use crate::{exceptions::not_yet, runner::Runner, which::Which};
 
-macro_rules! planned {
-    ($($name:ident)+) => {
-        #[pymethods]
-        #[allow(clippy::unused_self, reason = "methods of a class")]
-        impl Runner {
-            $(
-                /// Not supported yet.
-                #[pyo3(signature = (*args, **kwargs))]
-                fn $name(&self, args: &Bound<'_, PyTuple>, kwargs: Option<&Bound<'_, PyDict>>) -> PyResult<()> {
-                    let _ = (args, kwargs);
-                    Err(not_yet(concat!("Runner.", stringify!($name)), "this version generates text"))
-                }
-            )+
-        }
-    };
-}
+/// Methods of the mirrored `Runner`. They are attributes of a runner and not of the class, whose help would be full of them.
+const METHODS: [&str; 18] = [
+    "send_embedding_request",
+    "generate_image",
+    "generate_audio",
+    "send_re_isq",
+    "begin_calibration",
+    "calibration_status",
+    "apply_calibration",
+    "remove_model",
+    "activate_adapters",
+    "load_lora_adapter",
+    "unload_lora_adapter",
+    "list_lora_adapters",
+    "lora_adapter_status",
+    "export_session",
+    "import_session",
+    "delete_session",
+    "list_session_ids",
+    "find_file",
+];
 
-planned! {
-    send_embedding_request
-    generate_image
-    generate_audio
-    send_re_isq
-    begin_calibration
-    calibration_status
-    apply_calibration
-    remove_model
-    activate_adapters
-    load_lora_adapter
-    unload_lora_adapter
-    list_lora_adapters
-    lora_adapter_status
-    export_session
-    import_session
-    delete_session
-    list_session_ids
-    find_file
+#[pymethods]
+#[allow(clippy::unused_self, reason = "a method of the class")]
+impl Runner {
+    fn __getattr__<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+        let Some(method) = METHODS.into_iter().find(|method| *method == name) else {
+            return Err(PyAttributeError::new_err(format!("'Runner' object has no attribute '{name}'")));
+        };
+        let refuse = move |_: &Bound<'_, PyTuple>, _: Option<&Bound<'_, PyDict>>| -> PyResult<()> {
+            Err(not_yet(&format!("Runner.{method}"), "this version generates text"))
+        };
+        Ok(PyCFunction::new_closure(py, None, Some(c"Not supported yet."), refuse)?.into_any())
+    }
 }
 
 macro_rules! planned_models {

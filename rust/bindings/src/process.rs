@@ -4,7 +4,7 @@ use std::process;
 
 use pyo3::prelude::*;
 
-use crate::exceptions::InternalError;
+use crate::{detach::Inside, exceptions::InternalError};
 
 /// A value that lives on threads, of which a forked child has none: there it would wait for ever, so it is refused, and not
 /// dropped.
@@ -39,7 +39,10 @@ impl<T: Send> Drop for OwnProcess<T> {
         let value = self.value.take();
         if self.pid == process::id() {
             // The last handle of an engine waits for its tier to be written: without the interpreter, unless that is ending.
-            Python::try_attach(|py| py.detach(|| drop(value)));
+            Python::try_attach(|py| match Inside::try_new() {
+                Some(_inside) => py.detach(|| drop(value)),
+                None => drop(value),
+            });
         } else {
             std::mem::forget(value);
         }

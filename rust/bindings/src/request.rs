@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use engine::{GenerationRequest, MAX_CHOICES, Prompt, RenderOptions};
+use openai::chat::thinking;
 use pyo3::{
     IntoPyObjectExt,
     exceptions::PyTypeError,
@@ -27,27 +28,37 @@ use crate::{
 /// one model. Fields left `None` follow the model's `generation_config.json`; without one the temperature is 1.0 and the others
 /// are off.
 ///
-/// - `temperature` (at least 0; 0 is greedy), `top_k` (1 is greedy, 0 is off), `top_p` in (0, 1], `min_p` in [0, 1].
-/// - `presence_penalty` and `frequency_penalty` are subtracted from logits, `repetition_penalty` (above 0) divides them.
-/// - `dry_multiplier` turns the DRY penalty on; `dry_base` 1.75, `dry_allowed_length` 2, `dry_sequence_breakers` newline, colon,
-///   quote, star.
-/// - `logit_bias` adds to logits by token id. `logprobs` returns the log probability of each token, `top_logprobs` those of as
-///   many others.
-/// - `max_tokens` generated tokens at most, over which `finish_reason` is "length"; left out, up to the model's length.
-/// - `stop_seqs` end the text and are not part of it. `ignore_eos` goes on past end-of-sequence tokens.
-/// - `n_choices` independent continuations. `seed` makes the request's random numbers its own: the same text whatever runs beside
-///   it.
-/// - `truncate_sequence` drops the start of a prompt that is too long instead of raising.
-/// - `enable_thinking` and `reasoning_effort` are handed to the chat template.
-/// - `priority`: lower goes first. `deadline`: seconds from submission after which the request ends with the text it has and the
-///   `finish_reason` "timeout". `tenant`: whom the request belongs to; with the runner's
+/// - `temperature`: 0 or more; 0 is greedy. `top_k`: 0 or more of the likeliest tokens; 1 is greedy, 0 is off. `top_p`: above 0 and
+///   at most 1. `min_p`: 0 to 1.
+/// - `presence_penalty`, `frequency_penalty`: -2 to 2, subtracted from logits; 0 is off. `repetition_penalty`: above 0, divides
+///   them; 1 is off.
+/// - `dry_multiplier`: 0 or more, turns the DRY penalty on; 0 is off. `dry_base`: 1 or more (1.75 unless given).
+///   `dry_allowed_length`: tokens, 0 to 2^27 (2 unless given). `dry_sequence_breakers`: texts of a character or more (newline,
+///   colon, quote, star unless given).
+/// - `logit_bias`: a dict of token ids, each with what is added to its logit, -100 to 100. `logprobs`: whether the answer has the
+///   log probability of each token; `top_logprobs`: and of how many of the likeliest, 0 or more.
+/// - `max_tokens`: generated tokens at most, 1 or more, over which `finish_reason` is "length"; left out, up to the model's
+///   length.
+/// - `stop_seqs`: a text or a list of texts, which end the answer and are not part of it. `ignore_eos`: go on past
+///   end-of-sequence tokens.
+/// - `n_choices`: independent continuations, 1 to 1024. `seed`: 0 to 2^64 - 1, makes the request's random numbers its own: the
+///   same text whatever runs beside it.
+/// - `stream`: the answer comes in parts, as an iterator.
+/// - `truncate_sequence`: drop the start of a prompt that is too long instead of raising.
+/// - `enable_thinking`: True or False for the chat template. `reasoning_effort`: "low", "medium", "high", "xhigh" or "max" for it;
+///   "off" or "none" turns thinking off.
+/// - `priority`: -2^31 to 2^31 - 1; lower goes first. `deadline`: seconds from submission, above 0, after which the request ends
+///   with the text it has and the `finish_reason` "timeout". `tenant`: whom the request belongs to; with the runner's
 ///   `fairness="drr"` tenants take turns.
 /// - `cache_salt`: cached blocks are shared only with requests of the same salt, so that nobody else can tell what was asked from
-///   how fast an answer comes. `public_messages`: so many leading messages, such as the system prompt, are shared in spite of it.
+///   how fast an answer comes. `public_messages`: so many leading messages, 0 or more, such as the system prompt, are shared in
+///   spite of it.
 /// - `keep`: each choice ends with a `Sequence` that can be gone on from.
+/// - `tool_choice`: `ToolChoice.NoTools` alone.
 ///
-/// A value out of range raises `ValueError`, here or when the request is sent; `NotImplementedError` for grammar, tools,
-/// adapters, search and agent fields.
+/// A request gives back its fields, is equal to one of equal fields, and can be copied and pickled. A value out of range raises
+/// `ValueError`, here or when the request is sent; a field that is not supported yet, which are those not named here, raises
+/// `NotImplementedError`.
 #[pyclass(frozen, module = "mistral_paged")]
 pub struct ChatCompletionRequest {
     pub request: GenerationRequest,
@@ -60,12 +71,15 @@ pub struct ChatCompletionRequest {
 
 /// A completion of a text as it is, without chat template.
 ///
-/// `prompt` is a str, tokenized with special tokens added, or token ids: a list, a tuple or an array of integers. `echo_prompt`
-/// puts the prompt's text before each continuation; with `logprobs=k` the answer has the log probability of each of its tokens as
-/// well (the first is None) with those of the k likeliest at each position; any k, 0 included. Of `best_of` continuations (left
-/// out, as many as are returned) the `n_choices` likeliest are returned. `suffix` goes after each continuation.
-/// `public_prefix_len` is the number of leading tokens that are shared in spite of a `cache_salt`. The other fields are those of
-/// `ChatCompletionRequest`.
+/// - `prompt`: a str, tokenized with special tokens added, or token ids: a list, a tuple or an array of integers.
+/// - `echo_prompt`: put the prompt's text before each continuation. `logprobs`: 0 or more; the answer has the log probability of
+///   each of its tokens, with `echo_prompt` of the prompt's as well (the first is None), and of so many of the likeliest at each
+///   position.
+/// - `best_of`: of so many continuations, at most 1024 (left out, as many as are returned), the `n_choices` likeliest are
+///   returned. `suffix`: a text that goes after each continuation.
+/// - `public_prefix_len`: leading tokens, 0 or more, that are shared in spite of a `cache_salt`.
+///
+/// The other fields are those of `ChatCompletionRequest`.
 #[pyclass(frozen, module = "mistral_paged")]
 pub struct CompletionRequest {
     pub request: GenerationRequest,
@@ -75,7 +89,9 @@ pub struct CompletionRequest {
 }
 
 fn check_choices(n_choices: &Bound<'_, PyAny>) -> PyResult<usize> {
-    within("n_choices", &n_choices.extract()?, 0, MAX_CHOICES)
+    let count: Integer = n_choices.extract()?;
+    // The engine refuses 0 in the mirrored interface's words.
+    if count == Integer::Near(0) { Ok(0) } else { within("n_choices", &count, 1, MAX_CHOICES) }
 }
 
 fn check_public_messages(count: &Bound<'_, PyAny>) -> PyResult<usize> {
@@ -91,20 +107,6 @@ fn refuse_tools(tool_choice: Option<ToolChoice>, rest: &[(&str, bool)]) -> PyRes
         return Err(not_yet("`tool_choice=ToolChoice.Auto`", "leave it out or give ToolChoice.NoTools"));
     }
     refuse(rest)
-}
-
-/// Thinking and effort as the template gets them: an effort of "off" or "none" turns thinking off.
-fn check_thinking(enable_thinking: Option<bool>, effort: Option<&str>) -> PyResult<Option<bool>> {
-    match effort {
-        None | Some("low" | "medium" | "high" | "xhigh" | "max") => Ok(enable_thinking),
-        Some("off" | "none") if enable_thinking == Some(true) => {
-            Err(invalid("`reasoning_effort` is off and `enable_thinking` is True; leave one of them out"))
-        }
-        Some("off" | "none") => Ok(Some(false)),
-        Some(other) => {
-            Err(invalid(format!("`reasoning_effort` must be one of off, none, low, medium, high, xhigh, max, got '{other}'")))
-        }
-    }
 }
 
 #[pymethods]
@@ -125,7 +127,7 @@ impl ChatCompletionRequest {
     fn new(
         py: Python<'_>,
         messages: &Bound<'_, PyAny>,
-        model: String,
+        model: Text,
         logprobs: bool,
         #[pyo3(from_py_with = check_choices)] n_choices: usize,
         logit_bias: Option<BTreeMap<Integer, Real>>,
@@ -257,7 +259,8 @@ impl ChatCompletionRequest {
         let prompt = Prompt::Chat {
             messages: messages::parse(messages)?,
             options: RenderOptions {
-                enable_thinking: check_thinking(enable_thinking, reasoning_effort.as_deref())?,
+                enable_thinking: thinking(enable_thinking, reasoning_effort.as_deref())
+                    .map_err(|error| invalid(error.message))?,
                 reasoning_effort,
                 ..RenderOptions::default()
             },
@@ -269,7 +272,7 @@ impl ChatCompletionRequest {
             stream,
             ..GenerationRequest::new(prompt, sampling.check()?)
         };
-        Ok(Self { request, model, stream, fields: Fields::of(&fields)? })
+        Ok(Self { request, model: model.0, stream, fields: Fields::of(&fields)? })
     }
 
     #[getter]
@@ -327,7 +330,7 @@ impl CompletionRequest {
     fn new(
         py: Python<'_>,
         prompt: &Bound<'_, PyAny>,
-        model: String,
+        model: Text,
         best_of: Option<Integer>,
         echo_prompt: bool,
         presence_penalty: Option<Real>,
@@ -436,7 +439,7 @@ impl CompletionRequest {
             stream: false,
             ..GenerationRequest::new(parse_prompt(prompt)?, sampling.check()?)
         };
-        Ok(Self { request, model, fields: Fields::of(&fields)? })
+        Ok(Self { request, model: model.0, fields: Fields::of(&fields)? })
     }
 
     /// The text, or a list of token ids.
@@ -482,7 +485,7 @@ fn parse_prompt(prompt: &Bound<'_, PyAny>) -> PyResult<Prompt> {
     }
     let ids = token_ids("prompt", prompt).map_err(|error| {
         if error.is_instance_of::<PyTypeError>(prompt.py()) {
-            PyTypeError::new_err("`prompt` must be a str or token ids (integers)")
+            PyTypeError::new_err("`prompt` must be a str or token ids (integers) in order")
         } else {
             error
         }

@@ -12,7 +12,7 @@ use pyo3::{
     types::{PyBytes, PyTuple, PyType},
 };
 
-use crate::{exceptions::InternalError, fields::record, logger::log_failure, openai, sequence::Sequence};
+use crate::{answer_json, exceptions::InternalError, fields::record, logger::log_failure, sequence::Sequence};
 
 record! {
     /// A complete chat answer.
@@ -175,28 +175,28 @@ record! {
 }
 
 impl Logprobs {
-    fn tokens<'a>(&'a self, py: Python<'a>) -> Vec<openai::Token<'a>> {
+    fn tokens<'a>(&'a self, py: Python<'a>) -> Vec<answer_json::Token<'a>> {
         let top = |top: &'a Py<TopLogprob>| {
             let TopLogprob { token, logprob, bytes, .. } = top.get();
-            openai::Token { text: token, bytes: bytes.as_bytes(py), logprob: Some(*logprob), top: Vec::new() }
+            answer_json::Token { text: token, bytes: bytes.as_bytes(py), logprob: Some(*logprob), top: Vec::new() }
         };
         let token = |entry: &'a Py<ResponseLogprob>| {
             let ResponseLogprob { token, logprob, bytes, top_logprobs, .. } = entry.get();
             let top = top_logprobs.iter().map(top).collect();
-            openai::Token { text: token, bytes: bytes.as_bytes(py), logprob: *logprob, top }
+            answer_json::Token { text: token, bytes: bytes.as_bytes(py), logprob: *logprob, top }
         };
         self.content.iter().map(token).collect()
     }
 }
 
 impl Usage {
-    fn as_openai(&self) -> openai::Usage<'_> {
+    fn as_openai(&self) -> answer_json::Usage<'_> {
         let details = self.prompt_tokens_details.as_ref().map(Py::get);
-        openai::Usage {
+        answer_json::Usage {
             prompt_tokens: self.prompt_tokens,
             completion_tokens: self.completion_tokens,
             total_tokens: self.total_tokens,
-            prompt_tokens_details: details.map(|details| openai::PromptTokensDetails {
+            prompt_tokens_details: details.map(|details| answer_json::PromptTokensDetails {
                 cached_tokens: details.cached_tokens,
                 miss_reason: details.miss_reason.as_deref(),
             }),
@@ -216,18 +216,18 @@ impl Usage {
 fn logprobs_json(
     py: Python<'_>,
     logprobs: Option<&Py<Logprobs>>,
-    shape: impl Fn(&[openai::Token<'_>]) -> serde_json::Value,
+    shape: impl Fn(&[answer_json::Token<'_>]) -> serde_json::Value,
 ) -> Option<serde_json::Value> {
     logprobs.map(|logprobs| shape(&logprobs.get().tokens(py)))
 }
 
 impl Choice {
-    fn as_openai<'a>(&'a self, py: Python<'_>) -> openai::Choice<'a> {
+    fn as_openai<'a>(&'a self, py: Python<'_>) -> answer_json::Choice<'a> {
         let ResponseMessage { role, content, .. } = self.message.get();
-        openai::Choice {
+        answer_json::Choice {
             index: self.index,
-            said: openai::Said::Message { role, content: content.as_deref(), refusal: None },
-            logprobs: logprobs_json(py, self.logprobs.as_ref(), openai::chat_logprobs),
+            said: answer_json::Said::Message { role, content: content.as_deref(), refusal: None },
+            logprobs: logprobs_json(py, self.logprobs.as_ref(), answer_json::chat_logprobs),
             finish_reason: Some(&self.finish_reason),
             stop_sequence: self.stop_sequence.as_deref(),
         }
@@ -235,12 +235,12 @@ impl Choice {
 }
 
 impl ChunkChoice {
-    fn as_openai<'a>(&'a self, py: Python<'_>) -> openai::Choice<'a> {
+    fn as_openai<'a>(&'a self, py: Python<'_>) -> answer_json::Choice<'a> {
         let Delta { role, content, .. } = self.delta.get();
-        openai::Choice {
+        answer_json::Choice {
             index: self.index,
-            said: openai::Said::Delta { role, content: content.as_deref() },
-            logprobs: logprobs_json(py, self.logprobs.as_ref(), openai::chat_logprobs),
+            said: answer_json::Said::Delta { role, content: content.as_deref() },
+            logprobs: logprobs_json(py, self.logprobs.as_ref(), answer_json::chat_logprobs),
             finish_reason: self.finish_reason.as_deref(),
             stop_sequence: self.stop_sequence.as_deref(),
         }
@@ -248,11 +248,11 @@ impl ChunkChoice {
 }
 
 impl CompletionChoice {
-    fn as_openai<'a>(&'a self, py: Python<'_>) -> openai::Choice<'a> {
-        openai::Choice {
+    fn as_openai<'a>(&'a self, py: Python<'_>) -> answer_json::Choice<'a> {
+        answer_json::Choice {
             index: self.index,
-            said: openai::Said::Text(&self.text),
-            logprobs: logprobs_json(py, self.logprobs.as_ref(), openai::text_logprobs),
+            said: answer_json::Said::Text(&self.text),
+            logprobs: logprobs_json(py, self.logprobs.as_ref(), answer_json::text_logprobs),
             finish_reason: Some(&self.finish_reason),
             stop_sequence: self.stop_sequence.as_deref(),
         }
@@ -299,27 +299,25 @@ impl Shown for ChatCompletionChunkResponse {
     }
 }
 
-fn escaped(text: &str) -> String {
+/// As text of HTML.
+pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 /// Texts as they are, and a line about each and about what was used.
 fn html(answer: &impl Shown) -> String {
-    let mut html = String::new();
-    for (text, reason) in answer.texts() {
-        html += &format!("<pre style=\"white-space: pre-wrap\">{}</pre>", escaped(text));
-        if let Some(reason) = reason {
-            html += &format!("<small>{}</small>", escaped(reason));
-        }
-    }
-    if let Some(usage) = answer.used() {
+    let texts = answer.texts().into_iter().map(|(text, reason)| {
+        let reason = reason.map(|reason| format!("<small>{}</small>", escaped(reason)));
+        format!("<pre style=\"white-space: pre-wrap\">{}</pre>{}", escaped(text), reason.unwrap_or_default())
+    });
+    let used = answer.used().map(|usage| {
         let cached = usage.prompt_tokens_details.as_ref().map_or(0, |details| details.get().cached_tokens);
-        html += &format!(
+        format!(
             "<p><small>{} prompt tokens ({cached} cached), {} generated at {:.1}/s, {:.2} s in all</small></p>",
             usage.prompt_tokens, usage.completion_tokens, usage.avg_compl_tok_per_sec, usage.total_time_sec
-        );
-    }
-    html
+        )
+    });
+    texts.chain(used).collect()
 }
 
 /// What answers and parts of them have beyond their fields.
@@ -329,7 +327,7 @@ macro_rules! answer {
         impl $class {
             /// JSON in the shape of OpenAI's API, with what this package knows beyond it. A kept `sequence` is left out.
             fn to_json(&self, py: Python<'_>) -> PyResult<String> {
-                let answer = openai::Answer {
+                let answer = answer_json::Answer {
                     id: &self.id,
                     object: &self.object,
                     created: self.created,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use engine::{CpuOptions, Engine, EngineConfig, RenderOptions};
+use engine::{CpuOptions, Engine, EngineConfig, Message, RenderOptions};
 use pyo3::{
     prelude::*,
     types::{PyDict, PyString, PyTuple},
@@ -11,7 +11,7 @@ use pyo3::{
 use crate::{
     arguments::{Integer, Real, Text, at_least, at_least_if_given, check_seed, refuse, token_ids, within},
     completing::complete,
-    detach::enter,
+    detach::{enter, enter_long},
     doctor,
     enums::PagedCacheType,
     exceptions::{ModelNotFoundError, invalid},
@@ -29,12 +29,13 @@ use crate::{
 ///
 /// - `which`: the model. `chat_template` and `jinja_explicit` are paths of a .jinja file or of a .json file with a
 ///   `chat_template`; the second goes before the first, and both before the model's own.
-/// - `max_seqs`: requests that run together at most. `max_num_batched_tokens` (older spelling: `prompt_batchsize`): tokens a step
-///   at most, 4096 unless given; longer prompts are computed in chunks. `max_step_latency`: about how many seconds a step may
-///   take while others are being answered; chunks beside them are made small enough. Prompts may make a step up to twice as long
-///   as answers alone take, even beyond this. `None` leaves them as they are.
-/// - The size of the KV pool, at most one of: `pa_gpu_mem`, in MB (2^20 bytes); `pa_gpu_mem_usage`, a fraction in (0, 1] of the
-///   memory; `pa_ctxt_len`, tokens; `memory_goal`, which is "auto", a fraction, "4GiB" or "65536tokens". On a CPU this is host
+/// - `max_seqs`: requests that run together at most, 1 to 2^20 (32 unless given). `max_num_batched_tokens` (older spelling:
+///   `prompt_batchsize`): tokens a step at most, 1 or more (4096 unless given); longer prompts are computed in chunks.
+///   `max_step_latency`: about how many seconds, above 0 (0.25 unless given), a step may take while others are being answered;
+///   chunks beside them are made small enough. Prompts may make a step up to twice as long as answers alone take, even beyond
+///   this. `None` leaves them as they are.
+/// - The size of the KV pool, at most one of: `pa_gpu_mem`, in MB (2^20 bytes), 1 or more; `pa_gpu_mem_usage`, a fraction in
+///   (0, 1] of the memory; `pa_ctxt_len`, tokens, 1 or more; `memory_goal`, which is "auto", a fraction, "4GiB" or "65536tokens". On a CPU this is host
 ///   memory: address space is reserved and committed as blocks are first used. With none of them the pool serves `max_seqs`
 ///   requests of the model's length, or takes half of the free memory when that is less; the size is logged.
 /// - `guaranteed=True`: `max_seqs` requests of `pa_ctxt_len` tokens each, or of the model's length, are served at once without
@@ -43,7 +44,7 @@ use crate::{
 /// - `pa_blk_size`: tokens a block, 8, 16 or 32 (32 unless given).
 /// - `pa_cache_type`: type of the cached keys and values; `PagedCacheType.Int8` and `F8E4M3` take about half the memory of 16-bit
 ///   floats.
-/// - `prefix_cache_n`: 0 turns the prefix cache off, any other number turns it on.
+/// - `prefix_cache_n`: 0 turns the prefix cache off, any other number turns it on (16 unless given).
 /// - `no_kv_cache` drops a request's blocks after each step and computes everything again (slow, exact).
 /// - `admission`: when a waiting request may run beside others. "watermark" (unless given): its prompt fits and a hundredth of
 ///   the pool stays free; "reserved": its prompt and `max_tokens` fit, so that nobody is ever preempted; "optimistic": its first
@@ -52,30 +53,32 @@ use crate::{
 ///   compute again; "newest": who came last.
 /// - `fairness`: who goes first. "priority" (unless given): the lowest `priority`, then the earliest `deadline`, then who came
 ///   first; "fcfs": who came first; "drr": as "priority", with tenants taking turns by deficit round-robin.
-/// - `no_paged_attn` gives each request its whole context up front from the same pool, the baseline that paging is compared with.
+/// - `paged_attn=True` says what is so anyway. `no_paged_attn` gives each request its whole context up front from the same pool, the baseline that paging is compared with.
 ///   A pool of less than the model's context shortens it (`max_sequence_length()`); a `pa_ctxt_len` that would be cut is refused.
 /// - `token_source`: where the hub token comes from: `cache`, `none`, `literal:VALUE`, `env:NAME` or `path:FILE`.
 /// - `deterministic` makes a request's logits the same bits cold or warm, alone or in a batch, in chunks of any size, preempted
 ///   or not, and on any number of threads (for one `cpu_tier`, dtype and `pa_cache_type`).
-/// - `seed` seeds requests that have no seed of their own: each differently, or with `deterministic` all alike (by 0 unless
+/// - `seed`, 0 to 2^64 - 1, seeds requests that have no seed of their own: each differently, or with `deterministic` all alike (by 0 unless
 ///   given).
 /// - `device` is "cpu", a GPU such as "cuda:0", or "auto": the first GPU that this build's kernels run on, else the CPU.
-///   `cpu_tier` forces an instruction set, such as "scalar" or "avx2", for tests and bug reports, and the CPU; `num_threads`
-///   is the number of worker threads, on a GPU of those that sample.
+///   `cpu_tier` forces an instruction set, such as "scalar" or "avx2", for tests and bug reports, and the CPU; `num_threads`,
+///   1 or more, is the number of worker threads, on a GPU of those that sample.
 /// - `cuda_graphs`: on a GPU, whether steps in which every request decodes are recorded once for their padded size, as a CUDA
 ///   graph, and launched as one; on unless given. `attention_backend`: "auto", "split" (the keys of a request that decodes are
 ///   read by several multiprocessors at once) or "plain" (by one). `MISTRALRS_CUDA_GRAPHS=0` and `MISTRALRS_FLASHINFER_DECODE=0`
 ///   in the environment turn off what is not given.
 /// - `kv_tier`: a folder for blocks that the pool drops, and for the next process: with the same model, type and prompt it
-///   fetches them instead of computing the prompt. `kv_tier_size` is its size in MB (2^20 bytes), 4096 unless given; the least
+///   fetches them instead of computing the prompt. `kv_tier_size` is its size in MB (2^20 bytes), 1 or more (4096 unless given); the least
 ///   recently used go. The files hold prompts and answers, readable by their owner alone; damaged and foreign ones are skipped
 ///   with a warning.
 /// - `load_progress` is called with the bytes of weights done and in all while the model loads.
 ///
+/// `with Runner(...) as runner:` gives its memory back at the end, as `close()` does.
+///
 /// A runner belongs to the process that made it: in a forked child its methods raise `InternalError`.
 ///
 /// Raises `ValueError` (a `MistralPagedError`) for a value that cannot be honoured or a model that cannot be loaded, `TypeError`
-/// for an unknown keyword, `NotImplementedError` for an argument that is not supported yet.
+/// for an unknown keyword, `NotImplementedError` for an argument that is not supported yet: those not named here.
 #[pyclass(frozen, module = "mistral_paged")]
 pub struct Runner {
     model: OwnProcess<Model>,
@@ -218,7 +221,8 @@ impl Runner {
         }
         let n_choices = request.request.n_choices;
         let wants_logprobs = request.request.sampling.logprobs.is_some();
-        let stream = enter(py, || engine.submit(request.request.clone()))?;
+        let (request, submitter) = (request.request.clone(), engine.clone());
+        let stream = enter_long(py, request.prompt.text_bytes(), move || submitter.submit(request))?;
         let streamer = ChatCompletionStreamer::new(stream, n_choices, wants_logprobs, envelope, engine);
         Ok(Bound::new(py, streamer)?.into_any())
     }
@@ -303,7 +307,7 @@ impl Runner {
                 return Err(invalid("`enable_thinking` concerns messages, and `text` is a str; leave it out"));
             }
             let engine = self.engine()?;
-            return enter(py, || engine.tokenize_text(&text, add_special_tokens.unwrap_or(true)));
+            return enter_long(py, text.len(), move || engine.tokenize_text(&text, add_special_tokens.unwrap_or(true)));
         }
         if add_special_tokens.is_some() {
             return Err(invalid(
@@ -312,7 +316,9 @@ impl Runner {
         }
         let messages = messages::parse(text)?;
         let engine = self.engine()?;
-        enter(py, || engine.tokenize_chat(&messages, &RenderOptions { enable_thinking, ..RenderOptions::default() }))
+        let num_bytes = messages.iter().map(Message::text_bytes).sum();
+        let options = RenderOptions { enable_thinking, ..RenderOptions::default() };
+        enter_long(py, num_bytes, move || engine.tokenize_chat(&messages, &options))
     }
 
     /// Text of token ids, which may be a list, a tuple or an array of integers.
@@ -344,11 +350,19 @@ impl Runner {
         Ok(dict)
     }
 
-    /// Tokens of a request at most, prompt and answer together: the model's context length.
+    /// Tokens of a request at most, prompt and answer together: `context_length()`, or what the KV cache holds where that is
+    /// less.
     #[pyo3(signature = (model_id=None))]
     fn max_sequence_length(&self, model_id: Option<&str>) -> PyResult<usize> {
         self.check_model(model_id)?;
         Ok(self.engine()?.max_sequence_length())
+    }
+
+    /// Tokens of the model's context, whatever the KV cache holds. With `no_paged_attn`: what is reserved for a request.
+    #[pyo3(signature = (model_id=None))]
+    fn context_length(&self, model_id: Option<&str>) -> PyResult<usize> {
+        self.check_model(model_id)?;
+        Ok(self.engine()?.context_length())
     }
 
     /// Ids of the models: the one of this runner.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use engine::{DryParams, SamplingParams};
+use openai::sampling::dry;
 use pyo3::prelude::*;
 
 use crate::{
@@ -69,23 +70,10 @@ impl SamplingFields {
 
 impl DryFields {
     fn check(self) -> PyResult<Option<DryParams>> {
-        let Some(multiplier) = self.multiplier else {
-            if self.base.is_some() || self.allowed_length.is_some() || self.sequence_breakers.is_some() {
-                return Err(invalid(
-                    "`dry_base`, `dry_allowed_length` and `dry_sequence_breakers` need `dry_multiplier`, which turns the penalty on",
-                ));
-            }
-            return Ok(None);
-        };
-        Ok(Some(DryParams {
-            multiplier: multiplier.single(),
-            base: self.base.map_or(1.75, Real::single),
-            allowed_length: at_least_if_given("dry_allowed_length", self.allowed_length.as_ref(), 0)?.unwrap_or(2),
-            sequence_breakers: match self.sequence_breakers {
-                Some(breakers) => breakers.into_iter().map(|Text(breaker)| breaker).collect(),
-                None => ["\n", ":", "\"", "*"].map(String::from).to_vec(),
-            },
-        }))
+        let allowed_length = at_least_if_given("dry_allowed_length", self.allowed_length.as_ref(), 0)?;
+        let breakers = self.sequence_breakers.map(|breakers| breakers.into_iter().map(|Text(breaker)| breaker).collect());
+        dry(self.multiplier.map(Real::single), self.base.map(Real::single), allowed_length, breakers)
+            .map_err(|error| invalid(error.message))
     }
 }
 

@@ -15,7 +15,7 @@ use pyo3::{
 use crate::{
     arguments::{Integer, Real, Text, at_least_if_given, token_ids, within},
     completing::complete,
-    detach::enter,
+    detach::{enter, enter_long},
     exceptions::invalid,
     messages,
     process::OwnProcess,
@@ -212,7 +212,8 @@ impl Sequence {
         let Inner { engine, model, .. } = self.inner.get()?;
         let envelope = Envelope::new(model);
         if stream {
-            let stream = enter(py, || engine.submit(request))?;
+            let submitter = engine.clone();
+            let stream = enter_long(py, request.prompt.text_bytes(), move || submitter.submit(request))?;
             let streamer =
                 ChatCompletionStreamer::new(stream, 1, wants_logprobs, envelope, engine.clone()).generating(generating);
             return Ok(Bound::new(py, streamer)?.into_any());
@@ -249,6 +250,7 @@ impl Sequence {
         slf
     }
 
+    #[allow(clippy::unused_self, reason = "a method of the class")]
     fn __reduce__(&self) -> PyResult<()> {
         Err(PyTypeError::new_err(
             "a Sequence lives in its runner and cannot be pickled; send its `tokens`, as the prompt of a completion",

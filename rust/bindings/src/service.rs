@@ -42,10 +42,12 @@ pub fn check_priority(priority: &Bound<'_, PyAny>) -> PyResult<i32> {
         .ok_or_else(|| invalid(format!("`priority` must be an integer from {} to {}, got {priority}", i32::MIN, i32::MAX)))
 }
 
-/// Seconds above 0.
+/// Seconds above 0. More than a clock will ever show are as many as a duration holds.
 pub fn seconds(name: &str, seconds: f64) -> PyResult<Duration> {
+    let is_long = seconds.is_finite() && seconds > 0.0;
     Duration::try_from_secs_f64(seconds)
         .ok()
+        .or(is_long.then_some(Duration::MAX))
         .filter(|duration| *duration > Duration::ZERO)
         .ok_or_else(|| invalid(format!("`{name}` must be a finite number of seconds above 0, got {seconds:?}; None is no limit")))
 }

@@ -40,8 +40,8 @@ impl OneOrMany {
 }
 
 /// Selects the model of a `Runner`. `Which.Plain` is a folder in Hugging Face layout (config.json, safetensors, tokenizer.json),
-/// local or on the hub; `Which.GGUF` is one GGUF file or the parts of a split one. The other kinds of the mirrored interface, and
-/// fields that are not supported yet, raise `NotImplementedError`.
+/// local or on the hub; `Which.GGUF` is one GGUF file or the parts of a split one. Both give back their fields, are equal to one of
+/// equal fields, and can be copied and pickled. The other kinds are not supported yet.
 ///
 /// A model's files are mapped into memory: do not change or shorten them while a runner uses them. To replace one, write a new
 /// file and rename it over the old one.
@@ -51,16 +51,17 @@ impl OneOrMany {
 pub enum Which {
     /// Safetensors in Hugging Face layout: `model_id` is a local folder or a hub id. `arch` left out follows config.json; one
     /// that contradicts it is an error. `tokenizer_json` is the path of a file to use instead of the model's, `hf_cache_path` the
-    /// folder that downloads are cached in. Files in use must not be changed.
+    /// folder that downloads are cached in. `dtype`: the computation type. Files in use must not be changed. Fields not named here are
+    /// not supported yet.
     #[pyo3(constructor = (
         model_id, arch=None, tokenizer_json=None, topology=None, organization=None, write_uqff=None, from_uqff=None,
         dtype=ModelDType::Auto, imatrix=None, calibration_file=None, hf_cache_path=None, matformer_config_path=None,
         matformer_slice_name=None, *, auto_map_params=None
     ))]
     Plain {
-        model_id: String,
+        model_id: Text,
         arch: Option<Architecture>,
-        tokenizer_json: Option<String>,
+        tokenizer_json: Option<Text>,
         topology: Option<Py<PyAny>>,
         organization: Option<Py<PyAny>>,
         write_uqff: Option<Py<PyAny>>,
@@ -68,14 +69,15 @@ pub enum Which {
         dtype: ModelDType,
         imatrix: Option<Py<PyAny>>,
         calibration_file: Option<Py<PyAny>>,
-        hf_cache_path: Option<String>,
+        hf_cache_path: Option<Text>,
         matformer_config_path: Option<Py<PyAny>>,
         matformer_slice_name: Option<Py<PyAny>>,
         auto_map_params: Option<Py<PyAny>>,
     },
     /// GGUF: `quantized_model_id` is a local folder, a local .gguf file or a hub id, `quantized_filename` the file in it, or the
     /// parts of a split file in order. `tok_model_id` is a local folder or hub id whose tokenizer.json is used instead of the
-    /// file's metadata. Files in use must not be changed.
+    /// file's metadata; `tokenizer_json`, `dtype` and `hf_cache_path` are as in `Which.Plain`. Files in use must not be changed. Fields
+    /// not named here are not supported yet.
     #[pyo3(constructor = (
         quantized_model_id, quantized_filename=None, tok_model_id=None, topology=None, dtype=ModelDType::Auto, *,
         tokenizer_json=None, mmproj_filename=None, organization=None, write_uqff=None, from_uqff=None, imatrix=None,
@@ -84,12 +86,12 @@ pub enum Which {
     ))]
     #[allow(clippy::upper_case_acronyms)]
     GGUF {
-        quantized_model_id: String,
+        quantized_model_id: Text,
         quantized_filename: Option<OneOrMany>,
-        tok_model_id: Option<String>,
+        tok_model_id: Option<Text>,
         topology: Option<Py<PyAny>>,
         dtype: ModelDType,
-        tokenizer_json: Option<String>,
+        tokenizer_json: Option<Text>,
         mmproj_filename: Option<Py<PyAny>>,
         organization: Option<Py<PyAny>>,
         write_uqff: Option<Py<PyAny>>,
@@ -101,7 +103,7 @@ pub enum Which {
         max_adapters: Option<Py<PyAny>>,
         max_rank: Option<Py<PyAny>>,
         max_bytes: Option<Py<PyAny>>,
-        hf_cache_path: Option<String>,
+        hf_cache_path: Option<Text>,
         matformer_config_path: Option<Py<PyAny>>,
         matformer_slice_name: Option<Py<PyAny>>,
         encoder_cache_memory_bytes: Option<Py<PyAny>>,
@@ -143,7 +145,8 @@ impl Which {
         for name in slf.as_any().getattr("__match_args__")?.try_iter()? {
             let name = name?;
             let value = slf.as_any().getattr(name.cast::<PyString>()?)?;
-            if !value.is_none() && !(name.eq("dtype")? && *dtype == ModelDType::Auto) {
+            let is_default = value.is_none() || name.eq("dtype")? && *dtype == ModelDType::Auto;
+            if !is_default {
                 fields.set_item(name, value)?;
             }
         }
@@ -207,27 +210,28 @@ impl Selection {
         for name in PLANNED {
             refuse(&[(name, fields.hasattr(name)? && !fields.getattr(name)?.is_none())])?;
         }
+        let string = |text: Option<&Text>| text.map(|Text(text)| text.clone());
         match which.get() {
             Which::Plain { model_id, arch, tokenizer_json, dtype, hf_cache_path, .. } => Ok(Self {
                 place: Place::Plain,
-                model_id: model_id.clone(),
+                model_id: model_id.0.clone(),
                 architecture: arch.map(Architecture::model_type).transpose()?,
                 dtype: *dtype,
-                tokenizer_json: tokenizer_json.clone(),
-                cache_dir: hf_cache_path.clone(),
+                tokenizer_json: string(tokenizer_json.as_ref()),
+                cache_dir: string(hf_cache_path.as_ref()),
             }),
             Which::GGUF {
                 quantized_model_id, quantized_filename, tok_model_id, dtype, tokenizer_json, hf_cache_path, ..
             } => Ok(Self {
                 place: Place::Gguf {
                     files: quantized_filename.clone().map(OneOrMany::into_vec),
-                    tok_model_id: tok_model_id.clone(),
+                    tok_model_id: string(tok_model_id.as_ref()),
                 },
-                model_id: quantized_model_id.clone(),
+                model_id: quantized_model_id.0.clone(),
                 architecture: None,
                 dtype: *dtype,
-                tokenizer_json: tokenizer_json.clone(),
-                cache_dir: hf_cache_path.clone(),
+                tokenizer_json: string(tokenizer_json.as_ref()),
+                cache_dir: string(hf_cache_path.as_ref()),
             }),
         }
     }

@@ -24,6 +24,10 @@ impl Bytes {
     /// Maps a file for reading.
     pub fn map_file(path: &Path) -> Result<Self, DeviceError> {
         let error = |source| DeviceError::Io { what: format!("cannot map {}", path.display()), source };
+        // Opening a pipe would wait for a writer.
+        if !std::fs::metadata(path).map_err(error)?.is_file() {
+            return Err(error(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is not a regular file")));
+        }
         let file = File::open(path).map_err(error)?;
         // SAFETY: the mapping is read-only and private to this process. A file that another program truncates meanwhile raises
         // SIGBUS, as it would for every program that maps model files; the documentation says not to modify a model in use.

@@ -13,7 +13,12 @@ use minijinja::{Environment, Error, ErrorKind, State, Value, value::Kwargs};
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
-use crate::{EngineError, Message, MessageContent, error::caught_quietly, json::read_json, tokenizer::SpecialTokens};
+use crate::{
+    EngineError, Message, MessageContent,
+    error::caught_quietly,
+    json::{read_bounded, read_json},
+    tokenizer::SpecialTokens,
+};
 
 /// Instructions that a template may execute; one for a long conversation needs some hundred a message.
 const FUEL: u64 = 10_000_000;
@@ -143,7 +148,8 @@ pub fn read_template(path: &Path) -> Result<String, EngineError> {
             None => Err(EngineError::ChatTemplate(format!("chat template {file} does not exist; give a .jinja or .json file"))),
         };
     }
-    std::fs::read_to_string(path)
+    read_bounded(path, limits::MAX_BYTES as u64)
+        .and_then(|bytes| String::from_utf8(bytes).map_err(|e| std::io::Error::new(std::io::ErrorKind::InvalidData, e)))
         .map_err(|e| EngineError::ChatTemplate(format!("chat template {file} cannot be read: {e}; give a .jinja or .json file")))
 }
 

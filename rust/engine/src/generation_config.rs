@@ -61,9 +61,9 @@ impl GenerationConfig {
             value => match value.as_f64().filter(|v| range.contains(v)) {
                 Some(v) => Ok(Some(v as f32)),
                 None => Err(EngineError::Load(format!(
-                    "{file}: {key} is {value}; it is a number from {:e} to {:e}",
-                    range.start(),
-                    range.end()
+                    "{file}: {key} is {value}; it is a number from {} to {}",
+                    shown(*range.start()),
+                    shown(*range.end())
                 ))),
             },
         };
@@ -102,6 +102,11 @@ impl GenerationConfig {
             unknown_keys,
         })
     }
+}
+
+/// A number in few digits.
+fn shown(number: f64) -> String {
+    if number == 0.0 || (1e-3..1e6).contains(&number) { number.to_string() } else { format!("{number:.1e}") }
 }
 
 /// One id, a list of ids, or nothing; `None` for anything else.
@@ -154,6 +159,7 @@ mod tests {
         ] {
             let error = parse(&config).unwrap_err().to_string();
             assert!(error.contains(part) && error.contains("generation_config.json"), "{error}");
+            assert!(error.len() < 120, "{error}");
         }
     }
 }

@@ -30,6 +30,10 @@ pub(crate) fn required_json(path: &Path) -> Result<Value, EngineError> {
 
 /// A whole file, refused when it is larger than `max_bytes`.
 pub(crate) fn read_bounded(path: &Path, max_bytes: u64) -> std::io::Result<Vec<u8>> {
+    // Opening a pipe would wait for a writer.
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(Error::new(ErrorKind::InvalidInput, "it is not a regular file"));
+    }
     let mut bytes = Vec::new();
     File::open(path)?.take(max_bytes + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > max_bytes {
@@ -58,5 +62,15 @@ mod tests {
         assert_eq!(read_json(&path), Ok(None));
         File::create(&path).unwrap().set_len(1 << 40).unwrap();
         assert!(read_json(&path).unwrap_err().contains("larger than"));
+    }
+
+    #[test]
+    fn a_pipe_is_refused_and_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.json");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        assert!(read_json(&path).unwrap_err().contains("not a regular file"));
+        assert!(device::mmap::Bytes::map_file(&path).is_err());
+        assert!(crate::chat_template::read_template(&path.with_extension("json")).is_err());
     }
 }

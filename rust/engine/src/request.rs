@@ -30,6 +30,16 @@ impl Message {
     }
 }
 
+impl Message {
+    /// Bytes of its text.
+    pub fn text_bytes(&self) -> usize {
+        match &self.content {
+            MessageContent::Text(text) => text.len(),
+            MessageContent::Parts(parts) => parts.iter().filter_map(|part| part["text"].as_str()).map(str::len).sum(),
+        }
+    }
+}
+
 /// Content of a message.
 #[derive(Clone, Debug)]
 pub enum MessageContent {
@@ -60,6 +70,19 @@ pub enum Prompt {
         /// What comes behind it.
         then: Continuation,
     },
+}
+
+impl Prompt {
+    /// Bytes of the text that is to be tokenized.
+    pub fn text_bytes(&self) -> usize {
+        match self {
+            Self::Chat { messages, .. } | Self::Sequence { then: Continuation::Messages(messages), .. } => {
+                messages.iter().map(Message::text_bytes).sum()
+            }
+            Self::Text(text) | Self::Sequence { then: Continuation::Text(text), .. } => text.len(),
+            Self::TokenIds(_) | Self::Sequence { then: Continuation::TokenIds(_), .. } => 0,
+        }
+    }
 }
 
 /// Penalty on repeating sequences ("Don't Repeat Yourself", text-generation-webui #5677).

@@ -1,6 +1,8 @@
 //! Configurations in every layout, and what is said of those that make no sense.
 
 mod common;
+#[path = "common/gguf_writer.rs"]
+mod gguf_writer;
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -13,6 +15,7 @@ use engine::{
         fields::HfFields,
     },
 };
+use gguf_writer::{Gguf, STRING, U32, string};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -181,6 +184,20 @@ fn values_that_make_no_sense_are_named() {
     }
 }
 
+/// What is wrong with the weights of a folder.
+fn load_error(dir: &Path) -> String {
+    let source = ModelSource::HuggingFace { path: dir.to_owned(), tokenizer_json: None };
+    let files = ModelFiles::open(&source, None).unwrap();
+    let backend = std::sync::Arc::new(device::cpu::ReferenceBackend::new());
+    let options = engine::model_runner::RunnerOptions {
+        precision: device::Precision::Exact,
+        kv_dtype: device::KvDType::F32,
+        max_num_batched_tokens: 8,
+        max_num_seqs: 1,
+    };
+    engine::model_runner::ModelRunner::load(&files, backend, options, &|_| {}).err().expect("an error").to_string()
+}
+
 #[test]
 fn weights_that_contradict_the_configuration_are_named() {
     let error = |name, changes: &Value| {
@@ -190,16 +207,7 @@ fn weights_that_contradict_the_configuration_are_named() {
         let weights = common::golden_dir().join("text").join(name).join("model.safetensors");
         std::fs::copy(weights, dir.path().join("model.safetensors")).unwrap();
         std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
-        let source = ModelSource::HuggingFace { path: dir.path().to_owned(), tokenizer_json: None };
-        let files = ModelFiles::open(&source, None).unwrap();
-        let backend = std::sync::Arc::new(device::cpu::ReferenceBackend::new());
-        let options = engine::model_runner::RunnerOptions {
-            precision: device::Precision::Exact,
-            kv_dtype: device::KvDType::F32,
-            max_num_batched_tokens: 8,
-            max_num_seqs: 1,
-        };
-        engine::model_runner::ModelRunner::load(&files, backend, options, &|_| {}).err().expect("an error").to_string()
+        load_error(dir.path())
     };
     let e = error("llama", &json!({"intermediate_size": 95}));
     assert!(e.contains("mlp.gate_proj.weight") && e.contains("[96, 64]") && e.contains("[95, 64]"), "{e}");
@@ -215,6 +223,41 @@ fn weights_that_contradict_the_configuration_are_named() {
     assert!(e.contains("k_layernorm.norms.2.weight"), "{e}");
     let e = error("llama", &json!({"model_type": "qwen3"}));
     assert!(e.contains("model.layers.0.self_attn.q_norm.weight"), "{e}");
+}
+
+#[test]
+fn a_missing_projection_is_named_itself() {
+    let folder = common::golden_dir().join("text/llama");
+    let mut bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
+    for (name, other) in
+        [("layers.1.self_attn.q_proj", "layers.1.self_attn.x_proj"), ("layers.1.mlp.up_proj", "layers.1.mlp.xx_proj")]
+    {
+        let at = bytes.windows(name.len()).position(|window| window == name.as_bytes()).unwrap();
+        bytes[at..at + name.len()].copy_from_slice(other.as_bytes());
+        let dir = TempDir::new().unwrap();
+        std::fs::copy(folder.join("config.json"), dir.path().join("config.json")).unwrap();
+        std::fs::write(dir.path().join("model.safetensors"), &bytes).unwrap();
+        bytes[at..at + name.len()].copy_from_slice(name.as_bytes());
+        let error = load_error(dir.path());
+        assert!(error.contains(&format!("`model.{name}.weight` is missing")), "{error}");
+    }
+}
+
+#[test]
+fn experts_of_a_gguf_file_are_refused_as_such() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("mixtral.gguf");
+    Gguf::new()
+        .entry("general.architecture", STRING, &string("llama"))
+        .entry("llama.expert_count", U32, &8_u32.to_le_bytes())
+        .tensor("token_embd.weight", &[4, 2], 0, 0)
+        .write(&path);
+    let source = ModelSource::Gguf { files: vec![path], tokenizer_dir: None, tokenizer_json: None };
+    let error = ModelFiles::open(&source, None).map(drop).unwrap_err();
+    assert!(
+        matches!(&error, EngineError::Architecture(why) if why.contains("8 experts") && why.contains("llama.expert_count")),
+        "{error}"
+    );
 }
 
 #[test]

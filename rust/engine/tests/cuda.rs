@@ -97,7 +97,7 @@ fn the_pool_is_sized_by_the_memory_of_the_card() {
         assert!(full <= limit + plan.bytes_per_block && full + 2 * plan.bytes_per_block > limit, "{plan}");
         // Of what is planned, workspaces and rope tables are taken with the first step.
         let loaded = used(&backend);
-        let table = (2 * 2 * engine.max_sequence_length() * 16) as u64;
+        let table = (2 * 2 * engine.context_length() * 16) as u64;
         assert!(
             loaded <= card.resident() && loaded + card.workspaces + table + card.margin >= card.resident(),
             "{loaded}: {plan}"

@@ -182,7 +182,10 @@ fn prompts_that_cannot_be_served_are_refused_with_the_numbers() {
     };
     let message = refuse(request(1, 65, 1));
     assert!(message.contains("65 tokens") && message.contains("64") && message.contains("8 blocks"), "{message}");
-    let context = engine.max_sequence_length();
+    assert_eq!(engine.max_sequence_length(), 64, "what the pool holds");
+    let longest = engine.submit(request(1, 63, 1)).unwrap().wait().unwrap();
+    assert_eq!(longest.usage.prompt_tokens + longest.usage.completion_tokens, 64);
+    let context = engine.context_length();
     let message = refuse(request(1, context, 1));
     assert!(message.contains(&(context - 1).to_string()), "{message}");
     assert!(refuse(request(1, 0, 1)).contains("empty"));

@@ -52,7 +52,7 @@ fn the_plan_of_every_golden_is_what_is_loaded() {
             assert_eq!(planned.kv_cache, engine.kv_cache_bytes(), "{model} {dtype:?}");
             assert_eq!(planned.resident(), loaded.resident(), "{model} {dtype:?}");
             assert_eq!(plan.num_blocks(), engine.kv_cache_stats().unwrap().blocks_total);
-            assert!(plan.servable_tokens() >= 100.min(engine.max_sequence_length()));
+            assert!(plan.servable_tokens() >= 100.min(engine.context_length()));
         }
     }
 }

@@ -156,24 +156,7 @@ impl SamplingFields {
     }
 
     fn dry(&self) -> Result<Option<DryParams>, ApiError> {
-        let Some(multiplier) = self.dry_multiplier else {
-            let given = [
-                ("dry_base", self.dry_base.is_some()),
-                ("dry_allowed_length", self.dry_allowed_length.is_some()),
-                ("dry_sequence_breakers", self.dry_sequence_breakers.is_some()),
-            ];
-            return match given.iter().find(|(_, is_given)| *is_given) {
-                Some((name, _)) => Err(ApiError::value(*name, "needs `dry_multiplier`, which turns the penalty on")),
-                None => Ok(None),
-            };
-        };
-        let breakers = || ["\n", ":", "\"", "*"].map(String::from).to_vec();
-        Ok(Some(DryParams {
-            multiplier,
-            base: self.dry_base.unwrap_or(1.75),
-            allowed_length: self.dry_allowed_length.unwrap_or(2),
-            sequence_breakers: self.dry_sequence_breakers.clone().unwrap_or_else(breakers),
-        }))
+        dry(self.dry_multiplier, self.dry_base, self.dry_allowed_length, self.dry_sequence_breakers.clone())
     }
 
     fn logit_bias(&self) -> Result<Vec<(u32, f32)>, ApiError> {
@@ -234,6 +217,33 @@ impl SamplingFields {
             include_stop: self.include_stop_str_in_output.unwrap_or(false),
         })
     }
+}
+
+/// The DRY penalty, which `multiplier` turns on.
+pub fn dry(
+    multiplier: Option<f32>,
+    base: Option<f32>,
+    allowed_length: Option<usize>,
+    sequence_breakers: Option<Vec<String>>,
+) -> Result<Option<DryParams>, ApiError> {
+    let Some(multiplier) = multiplier else {
+        let given = [
+            ("dry_base", base.is_some()),
+            ("dry_allowed_length", allowed_length.is_some()),
+            ("dry_sequence_breakers", sequence_breakers.is_some()),
+        ];
+        return match given.iter().find(|(_, is_given)| *is_given) {
+            Some((name, _)) => Err(ApiError::value(*name, "needs `dry_multiplier`, which turns the penalty on")),
+            None => Ok(None),
+        };
+    };
+    let breakers = || ["\n", ":", "\"", "*"].map(String::from).to_vec();
+    Ok(Some(DryParams {
+        multiplier,
+        base: base.unwrap_or(1.75),
+        allowed_length: allowed_length.unwrap_or(2),
+        sequence_breakers: sequence_breakers.unwrap_or_else(breakers),
+    }))
 }
 
 /// Stop strings within the limits.

@@ -13,8 +13,8 @@ use openai::{ApiError, ModelContext, response::Envelope, response::unix_seconds}
 use tokio::sync::watch;
 
 use crate::{
-    StartError, auth::Keys, config::ServerConfig, errors::model_not_found, mailbox::Bell, metrics::Metrics, routes::Watch,
-    store::Store,
+    StartError, auth::Keys, cancels::Cancels, config::ServerConfig, errors::model_not_found, mailbox::Bell, metrics::Metrics,
+    routes::Watch, store::Store,
 };
 
 /// The state of a server.
@@ -36,6 +36,7 @@ pub struct App {
     /// Becomes true when running streams must end.
     pub(crate) abort: watch::Sender<bool>,
     pub(crate) watch: Watch,
+    pub(crate) cancels: Arc<Cancels>,
     served: Served,
     ids: Ids,
 }
@@ -72,6 +73,7 @@ impl App {
             in_flight: AtomicUsize::new(0),
             abort: watch::channel(false).0,
             watch: Watch::default(),
+            cancels: Arc::default(),
             served: Served { since: Instant::now(), count: AtomicU64::new(0) },
             ids: Ids { key: rand::random(), next: AtomicU64::new(0) },
             engine,

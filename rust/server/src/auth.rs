@@ -29,6 +29,8 @@ pub struct Caller {
     pub tenant: Option<Arc<str>>,
     /// May pause, resume, drain and cancel: by the key, or anyone where there are none.
     pub is_admin: bool,
+    /// The id that the request goes by.
+    pub request_id: String,
 }
 
 impl Keys {
@@ -47,15 +49,10 @@ impl Keys {
         Ok(Self { keys: configs.iter().map(key).collect::<Result<_, _>>()?, secret: rand::random() })
     }
 
-    /// Whether there are any.
-    pub fn is_empty(&self) -> bool {
-        self.keys.is_empty()
-    }
-
     /// Who has the key of a request's headers: `Authorization: Bearer KEY` or `x-api-key: KEY`.
     pub fn caller(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
         if self.keys.is_empty() {
-            return Ok(Caller { tenant: None, is_admin: true });
+            return Ok(Caller { is_admin: true, ..Caller::default() });
         }
         let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
         let bearer = text(header::AUTHORIZATION.as_str()).and_then(|value| {
@@ -69,7 +66,7 @@ impl Keys {
         // Hashes are compared in constant time, and all of them.
         let found = self.keys.iter().fold(None, |found, key| if key.hash == hash { Some(key) } else { found });
         match found {
-            Some(key) => Ok(Caller { tenant: key.tenant.clone(), is_admin: key.is_admin }),
+            Some(key) => Ok(Caller { tenant: key.tenant.clone(), is_admin: key.is_admin, ..Caller::default() }),
             None => Err(unauthorized("the API key is not one of this server's")),
         }
     }

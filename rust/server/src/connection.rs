@@ -44,7 +44,7 @@ pub enum Exit {
 
 enum Listener {
     Tcp(TcpListener),
-    Unix(UnixListener, SocketFile),
+    Unix { listener: UnixListener, _file: SocketFile },
 }
 
 /// Removed at the end.
@@ -83,7 +83,7 @@ impl Listener {
         let listener = UnixListener::bind(path).map_err(failed)?;
         let file = SocketFile(path.to_owned());
         fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
-        Ok((Self::Unix(listener, file), format!("unix:{}", path.display())))
+        Ok((Self::Unix { listener, _file: file }, format!("unix:{}", path.display())))
     }
 
     async fn accept(&self) -> std::io::Result<Box<dyn Connection>> {
@@ -94,7 +94,7 @@ impl Listener {
                 stream.set_nodelay(true)?;
                 Ok(Box::new(stream))
             }
-            Self::Unix(listener, _) => Ok(Box::new(listener.accept().await?.0)),
+            Self::Unix { listener, .. } => Ok(Box::new(listener.accept().await?.0)),
         }
     }
 }

@@ -1,13 +1,18 @@
 //! From a request to the engine and back.
 
-use std::{future::poll_fn, sync::Arc, time::Duration};
+use std::{
+    future::{Future, poll_fn},
+    sync::Arc,
+    time::Duration,
+};
 
 use engine::{Completion, CompletionCollector, OutputEvent, RequestHandle};
 use openai::{ApiError, Delivery, Generation};
 
 use crate::{
-    app::{Admission, App},
+    app::{Admission, App, draining},
     auth::Caller,
+    cancels::{self, Cancelled},
     errors::internal,
     mailbox::Mailbox,
     metrics::Observed,
@@ -26,10 +31,22 @@ pub struct Running {
     pub wants_logprobs: bool,
     /// What the metrics and the log are told.
     pub observed: Observed,
+    cancelled: Cancelled,
     _admission: Admission,
 }
 
 impl Running {
+    /// Becomes ready, with the reason, when the answer must end before its time.
+    pub fn ended(&self, app: &App) -> impl Future<Output = ApiError> + Send + use<> {
+        let (mut abort, mut cancelled) = (app.abort.subscribe(), self.cancelled.watch());
+        async move {
+            tokio::select! {
+                _ = abort.wait_for(|is_aborted| *is_aborted) => draining(),
+                _ = cancelled.wait_for(|is_cancelled| *is_cancelled) => cancels::error(),
+            }
+        }
+    }
+
     /// Tokens of the prompts.
     pub fn num_prompt_tokens(&self) -> usize {
         self.handles.iter().map(RequestHandle::num_prompt_tokens).sum()
@@ -59,6 +76,7 @@ pub async fn start(app: &Arc<App>, caller: &Caller, generation: Generation) -> R
             service.public_prefix = 0;
         }
     }
+    let cancelled = app.cancels.register(&caller.request_id);
     let observed = app.metrics.observe(&requests);
     let mailbox = Mailbox::new(&app.bell);
     let sinks: Vec<_> = (0..requests.len()).map(|number| mailbox.sink(number)).collect();
@@ -69,7 +87,7 @@ pub async fn start(app: &Arc<App>, caller: &Caller, generation: Generation) -> R
     });
     let handles = handles.await.map_err(|panic| internal(format!("a defect ended the request: {panic}")))?;
     let handles = handles.map_err(openai::of_request)?;
-    Ok(Running { mailbox, handles, delivery, n_choices, wants_logprobs, observed, _admission: admission })
+    Ok(Running { mailbox, handles, delivery, n_choices, wants_logprobs, observed, cancelled, _admission: admission })
 }
 
 /// Whose turn a request takes: the tenant's, and within it the user's.
@@ -81,11 +99,16 @@ fn tenant(caller: &Caller, user: Option<&str>) -> Option<String> {
 }
 
 /// The complete answers, one a request.
-pub async fn collect(mut running: Running) -> Result<Vec<Completion>, ApiError> {
+pub async fn collect(app: &App, mut running: Running) -> Result<Vec<Completion>, ApiError> {
+    let mut ended = std::pin::pin!(running.ended(app));
     let mut collectors: Vec<CompletionCollector> = running.handles.iter().map(RequestHandle::collector).collect();
     let mut completions: Vec<Option<Completion>> = collectors.iter().map(|_| None).collect();
     while completions.iter().any(Option::is_none) {
-        for (number, event) in poll_fn(|context| running.mailbox.poll(context)).await {
+        let events = tokio::select! {
+            events = poll_fn(|context| running.mailbox.poll(context)) => events,
+            error = &mut ended => return Err(error),
+        };
+        for (number, event) in events {
             let event = event?;
             running.observed.event(number, &event);
             if let Some(completion) = collectors[number].push(event) {

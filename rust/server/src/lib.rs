@@ -7,6 +7,7 @@
 mod access_log;
 mod app;
 mod auth;
+mod cancels;
 mod config;
 mod connection;
 mod errors;

@@ -20,7 +20,7 @@ use openai::ApiError;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::{
-    app::{App, draining},
+    app::App,
     generate::{Running, failure},
 };
 
@@ -59,15 +59,13 @@ pub fn named(out: &mut Vec<u8>, name: &str, value: &impl serde::Serialize) {
 /// A response whose body is the stream of an answer. It owns the requests: when it is dropped, they are cancelled.
 pub fn respond(app: &Arc<App>, running: Running, frames: impl Frames) -> Response {
     let keep_alive = app.config.keep_alive();
-    let mut abort = app.abort.subscribe();
+    let ended = Box::pin(running.ended(app));
     let stream = EventStream {
         running: Some(running),
         frames,
         silence: Box::pin(sleep_until(Instant::now() + keep_alive)),
         keep_alive,
-        aborted: Box::pin(async move {
-            let _ = abort.wait_for(|is_aborted| *is_aborted).await;
-        }),
+        ended,
     };
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
@@ -83,7 +81,8 @@ struct EventStream<F> {
     frames: F,
     silence: Pin<Box<Sleep>>,
     keep_alive: std::time::Duration,
-    aborted: Pin<Box<dyn Future<Output = ()> + Send>>,
+    /// Becomes ready when the answer must end before its time.
+    ended: Pin<Box<dyn Future<Output = ApiError> + Send>>,
 }
 
 impl<F: Frames> EventStream<F> {
@@ -94,8 +93,8 @@ impl<F: Frames> EventStream<F> {
         let events = match running.mailbox.poll(context) {
             Poll::Ready(events) => events,
             Poll::Pending => {
-                if self.aborted.as_mut().poll(context).is_ready() {
-                    self.frames.fail(&draining(), &mut out);
+                if let Poll::Ready(why) = self.ended.as_mut().poll(context) {
+                    self.frames.fail(&why, &mut out);
                     self.running = None;
                     return Poll::Ready(Some(out));
                 }

@@ -9,7 +9,7 @@ use std::thread;
 use crate::{EngineError, error::caught_quietly};
 
 /// Bytes of a template; the longest of well-known models have 30 KB.
-const MAX_BYTES: usize = 1 << 20;
+pub(super) const MAX_BYTES: usize = 1 << 20;
 /// Names, numbers, texts and signs between two braces; some hundred are many.
 const MAX_TOKENS: usize = 4096;
 /// Blocks, `{% ... %}`; some hundred are many.

@@ -295,6 +295,10 @@ fn describe(files: &ModelFiles, config: &EngineConfig, plan: &MemoryPlan, backen
             info.isa,
             info.num_threads
         ),
+        format!(
+            "Mapped into memory from {}: do not change or shorten it while the model is loaded",
+            files.weights().path().display()
+        ),
         format!("Allocating {} MB for PagedAttention KV cache ({commitment})", plan.cache.ledger.budget_bytes / MIB),
         format!("PagedAttention KV cache type is {:?}", plan.cache.cache_type),
         format!(

@@ -149,8 +149,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Tokens of a request at most: the model's context length.
+    /// Tokens of a request at most, prompt and answer together: those of the model's context, or of the pool where that holds
+    /// fewer.
     pub fn max_sequence_length(&self) -> usize {
+        self.shared.max_model_len.min(self.shared.servable_tokens)
+    }
+
+    /// Tokens of the model's context, whatever the pool holds. Without paged attention: what is reserved for a request.
+    pub fn context_length(&self) -> usize {
         self.shared.max_model_len
     }
 
@@ -197,11 +203,6 @@ impl Engine {
     /// The chat template's source; `None` for a model without one.
     pub fn chat_template(&self) -> Option<&str> {
         self.shared.chat_template.as_ref().map(ChatTemplate::source)
-    }
-
-    /// Tokens of a request at most: the model's context, or what the whole pool can serve where that is less.
-    pub fn max_request_tokens(&self) -> usize {
-        self.shared.max_model_len.min(self.shared.servable_tokens + 1)
     }
 
     /// Text of token ids.

@@ -366,11 +366,15 @@ impl fmt::Display for MemoryPlan {
         }
         writeln!(
             f,
-            "{} blocks of {} tokens, {} bytes each, for {} groups of layers",
+            "{} blocks of {} tokens, {} bytes each, for {}",
             self.num_blocks(),
             self.block_size(),
             self.bytes_per_block,
-            self.groups.len()
+            if self.groups.len() == 1 {
+                "1 group of layers".to_owned()
+            } else {
+                format!("{} groups of layers", self.groups.len())
+            }
         )?;
         for group in &self.groups {
             let window = group.window.map_or("all tokens".to_owned(), |window| format!("a window of {window} tokens"));

@@ -273,7 +273,11 @@ impl EngineThread {
             Command::Resume => self.scheduler.resume(),
             Command::Drain(waiting) => {
                 self.scheduler.drain();
-                self.drains.push(waiting);
+                if self.active.is_empty() {
+                    waiting.send(()).unwrap_or_default();
+                } else {
+                    self.drains.push(waiting);
+                }
             }
             Command::Release(id) => {
                 let _ = self.guarded(|thread| thread.scheduler.release(id));

@@ -8,7 +8,7 @@ use std::{
     collections::HashSet,
     fs::{self, DirBuilder, File},
     io::{ErrorKind, Read, Write},
-    os::unix::fs::DirBuilderExt,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, UNIX_EPOCH},
@@ -84,7 +84,7 @@ impl FileTier {
     fn prepare(&self) -> std::io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(self.root.join(&self.space))?;
         let path = self.temporary_path();
-        let written = File::create_new(&path).and_then(|mut file| file.write_all(b"."));
+        let written = create_private(&path).and_then(|mut file| file.write_all(b"."));
         let removed = fs::remove_file(&path);
         written.and(removed)
     }
@@ -164,7 +164,7 @@ impl FileTier {
     fn write(&self, path: &Path, block: &TierBlock, payload: &[u8], stamp: Stamp) -> std::io::Result<()> {
         let header = self.format.header(block);
         let temporary = self.temporary_path();
-        let written = File::create_new(&temporary).and_then(|mut file| {
+        let written = create_private(&temporary).and_then(|mut file| {
             file.write_all(&header)?;
             file.write_all(payload)?;
             file.write_all(&checksum(&header, payload))?;
@@ -247,6 +247,11 @@ impl KvTier for FileTier {
         }
         read
     }
+}
+
+/// A new file for its owner alone, whatever the process's mask: it holds prompts and answers.
+fn create_private(path: &Path) -> std::io::Result<File> {
+    File::options().write(true).create_new(true).mode(0o600).open(path)
 }
 
 fn entries(dir: &Path) -> impl Iterator<Item = fs::DirEntry> {

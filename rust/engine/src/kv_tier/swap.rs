@@ -29,6 +29,8 @@ pub struct Swapper {
     declined_tokens: u64,
     offers: Vec<TierBlock>,
     payload: Vec<u8>,
+    /// Records that were there and could not be used.
+    num_unusable: u64,
 }
 
 impl Swapper {
@@ -37,7 +39,7 @@ impl Swapper {
         let writer = Writer::start(Arc::clone(&tier))?;
         let payload = vec![0; config.bytes_per_block as usize];
         let prior = config.rates;
-        Ok(Self { tier, writer, config, prior, declined_tokens: 0, offers: Vec::new(), payload })
+        Ok(Self { tier, writer, config, prior, declined_tokens: 0, offers: Vec::new(), payload, num_unusable: 0 })
     }
 
     /// What waits at its end until all is written.
@@ -105,7 +107,7 @@ impl Swapper {
                     failed.push(block.id);
                     match error {
                         TierError::Gone => tracing::debug!("kv_tier: a record is gone; its tokens are computed"),
-                        error => tracing::warn!("kv_tier: a record is not used, its tokens are computed: {error}"),
+                        error => self.warn_of(&error),
                     }
                 }
             }
@@ -118,6 +120,32 @@ impl Swapper {
     }
 }
 
+impl Swapper {
+    fn warn_of(&mut self, error: &TierError) {
+        self.num_unusable += 1;
+        let n = self.num_unusable;
+        if is_told(n) {
+            tracing::warn!("kv_tier: a record is not used, its tokens are computed: {error} ({n} so far)");
+        }
+    }
+}
+
+/// Whether the `n`-th unusable record is told of: a damaged disk has many.
+fn is_told(n: u64) -> bool {
+    n <= 32 || n.is_power_of_two()
+}
+
 fn approach(rate: &mut f64, amount: f64, elapsed: Duration) {
     *rate += NEWEST * (amount / elapsed.as_secs_f64().max(1e-6) - *rate);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_told;
+
+    #[test]
+    fn of_many_unusable_records_few_are_told_of() {
+        assert_eq!((1..=1_000_000).filter(|n| is_told(*n)).count(), 32 + 14);
+        assert!((1..=32).all(is_told));
+    }
 }

@@ -102,7 +102,11 @@ fn files_survive_the_tier_and_its_folders_are_private() {
     let again = open();
     assert_eq!(ids(&again), [block(5).id]);
     assert_eq!(load(&again, 5).unwrap(), payload(5));
-    assert_eq!(fs::metadata(&root).unwrap().permissions().mode() & 0o777, 0o700);
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&root), 0o700);
+    let space = fs::read_dir(&root).unwrap().next().unwrap().unwrap().path();
+    let record = fs::read_dir(space).unwrap().next().unwrap().unwrap().path();
+    assert_eq!(mode(&record), 0o600, "prompts and answers are their owner's");
 }
 
 #[test]

@@ -340,7 +340,11 @@ fn in_range(name: &str, value: usize, max: usize) -> Result<(), String> {
 
 pub(super) fn positive(name: &str, value: impl Into<f64>) -> Result<(), String> {
     let value = value.into();
-    if value.is_finite() && value > 0.0 { Ok(()) } else { Err(format!("the {name} is {value}; it must be positive and finite")) }
+    if value.is_finite() && value > 0.0 {
+        Ok(())
+    } else {
+        Err(format!("the {name} is {value:?}; it must be positive and finite"))
+    }
 }
 
 #[cfg(test)]

@@ -391,6 +391,13 @@ impl GgufFields<'_> {
             "block_count",
             "context_length",
         ];
+        if let Some(n) = self.size("expert_count")?.filter(|n| *n > 0) {
+            return Err(EngineError::Architecture(format!(
+                "{}: the model is a mixture of {n} experts (`{}`), and {architecture} is implemented without",
+                self.what,
+                self.key("expert_count")
+            )));
+        }
         let sizes = self.sizes(keys, Activation::Silu)?;
         let head_dim = sizes.largest(|layer| layer.attention.head_dim);
         let vocab_size = self.weights.vocab_size()?;

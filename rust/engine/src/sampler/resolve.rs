@@ -129,7 +129,7 @@ fn allowed(ids: &[u32], vocab_size: usize) -> Result<TokenSet, EngineError> {
 }
 
 fn check(field: &str, value: f32, in_range: bool, allowed: &str) -> Result<(), EngineError> {
-    if value.is_finite() && in_range { Ok(()) } else { Err(invalid(field, value, allowed)) }
+    if value.is_finite() && in_range { Ok(()) } else { Err(invalid(field, format!("{value:?}"), allowed)) }
 }
 
 fn invalid(field: &str, value: impl Display, allowed: impl Display) -> EngineError {

@@ -177,7 +177,8 @@ impl WeightSource {
     }
 
     fn fused(&self, matrix: &Matrix) -> Option<(WeightId, FusedRows)> {
-        let fused = matrix.fused.filter(|fused| !self.contains(matrix.id.with_role(fused.first)))?;
+        let there = |role| self.contains(matrix.id.with_role(role));
+        let fused = matrix.fused.filter(|fused| !there(fused.first) && there(fused.whole))?;
         Some((matrix.id.with_role(fused.whole), fused))
     }
 

@@ -2,7 +2,11 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use axum::{Extension, Json, extract::State, http::Uri};
+use axum::{
+    Extension, Json,
+    extract::{Path, State},
+    http::Uri,
+};
 use openai::ApiError;
 use serde_json::{Value, json};
 
@@ -44,6 +48,22 @@ pub async fn drain(State(app): State<Arc<App>>, Extension(caller): Extension<Cal
     require_admin(&caller)?;
     app.is_draining.store(true, Ordering::SeqCst);
     Ok(Json(json!({ "status": "draining", "in_flight": app.in_flight.load(Ordering::SeqCst) })))
+}
+
+/// Ends the requests that go by this `x-request-id`; their clients get an error.
+pub async fn cancel(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, Failure> {
+    require_admin(&caller)?;
+    match app.cancels.cancel(&id) {
+        0 => {
+            let message = "no request that runs or waits goes by this x-request-id".to_owned();
+            Err(ApiError::new(404, "not_found_error", "request_not_found", Some("id".into()), message).into())
+        }
+        count => Ok(Json(json!({ "cancelled": count }))),
+    }
 }
 
 /// Says what is missing.

@@ -44,7 +44,7 @@ pub async fn create(
     }
     let mut usage = Usage::default();
     let mut choices = Vec::new();
-    for completion in collect(running).await? {
+    for completion in collect(&app, running).await? {
         usage.add(&completion.usage);
         choices.extend(completion.choices.into_iter().map(|choice| ChatChoice::new(choice, delivery.include_stop)));
     }

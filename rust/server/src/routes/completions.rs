@@ -51,7 +51,7 @@ pub async fn create(
     }
     let mut usage = Usage::default();
     let mut choices = Vec::new();
-    for (number, completion) in collect(running).await?.into_iter().enumerate() {
+    for (number, completion) in collect(&app, running).await?.into_iter().enumerate() {
         usage.add(&completion.usage);
         let of =
             |choice: engine::CompletionChoice| TextChoice::new(number * n_choices + choice.index, choice, delivery.include_stop);

@@ -18,7 +18,7 @@ use openai::{
 };
 use serde_json::{Value, json};
 
-use super::{RequestId, blocking, body};
+use super::{blocking, body};
 use crate::{
     app::App,
     auth::Caller,
@@ -31,7 +31,6 @@ use crate::{
 pub async fn create(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    Extension(RequestId(request_id)): Extension<RequestId>,
     headers: HeaderMap,
     bytes: Body,
 ) -> Result<Response, Failure> {
@@ -42,10 +41,11 @@ pub async fn create(
     let running = start(&app, &caller, generation).await?;
     if running.delivery.stream {
         let num_prompt_tokens = running.num_prompt_tokens();
+        let request_id = caller.request_id.clone();
         let frames = MessageFrames { envelope, request_id, num_prompt_tokens, max_tokens, has_begun: false, ended: None };
         return Ok(respond(&app, running, frames));
     }
-    let completion = collect(running).await?.into_iter().next().ok_or_else(|| internal("no answer came".into()))?;
+    let completion = collect(&app, running).await?.into_iter().next().ok_or_else(|| internal("no answer came".into()))?;
     let choice = completion.choices.first().ok_or_else(|| internal("no answer came".into()))?;
     Ok(Json(complete(&envelope.id, &envelope.model, choice, &completion.usage, max_tokens)).into_response())
 }

@@ -26,7 +26,7 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
-    routing::{any, get, post},
+    routing::{any, delete, get, post},
 };
 use bytes::Bytes;
 use engine::EngineError;
@@ -78,7 +78,8 @@ pub fn router(app: &Arc<App>) -> Router {
         .route("/docs", get(openapi::page))
         .route("/admin/pause", post(admin::pause))
         .route("/admin/resume", post(admin::resume))
-        .route("/admin/drain", post(admin::drain));
+        .route("/admin/drain", post(admin::drain))
+        .route("/admin/requests/{id}", delete(admin::cancel));
     for path in admin::PLANNED {
         router = router.route(path, any(admin::planned));
     }
@@ -123,8 +124,7 @@ async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -
         Err(error) => Failure(error).into_response(),
         Ok(caller) => {
             tenant.clone_from(&caller.tenant);
-            request.extensions_mut().insert(caller);
-            request.extensions_mut().insert(RequestId(id.clone()));
+            request.extensions_mut().insert(Caller { request_id: id.clone(), ..caller });
             match AssertUnwindSafe(next.run(request)).catch_unwind().await {
                 Ok(response) => response,
                 Err(_) => Failure(internal("a defect ended this request; others go on".into())).into_response(),
@@ -157,10 +157,6 @@ async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -
     }
     response
 }
-
-/// The id that the request goes by.
-#[derive(Clone, Debug)]
-pub struct RequestId(pub String);
 
 /// A client's own id, if it is plain; the engine never uses it as a key.
 fn request_id(headers: &HeaderMap) -> Option<String> {

@@ -21,7 +21,7 @@ impl App {
             owned_by: "local",
             root: self.config.model_id.clone(),
             parent: None,
-            max_model_len: self.engine.max_request_tokens(),
+            max_model_len: self.engine.max_sequence_length(),
             more: BTreeMap::from([("architecture", json!(self.engine.architecture())), ("tool_format", Value::Null)]),
         }
     }

@@ -19,7 +19,7 @@ use crate::app::App;
 /// Method, path, summary, required keys.
 type Route = (&'static str, &'static str, &'static str, &'static [&'static str]);
 
-const ROUTES: [Route; 22] = [
+const ROUTES: [Route; 23] = [
     ("post", "/v1/chat/completions", "Answers a chat.", &["messages"]),
     ("post", "/v1/completions", "Continues texts.", &["prompt"]),
     ("post", "/v1/responses", "Makes a response.", &["input"]),
@@ -42,6 +42,7 @@ const ROUTES: [Route; 22] = [
     ("post", "/admin/pause", "Schedules nothing until a resume.", &[]),
     ("post", "/admin/resume", "Goes on.", &[]),
     ("post", "/admin/drain", "Takes no more requests.", &[]),
+    ("delete", "/admin/requests/{id}", "Ends the requests that go by this x-request-id.", &[]),
 ];
 
 fn generator() -> SchemaGenerator {

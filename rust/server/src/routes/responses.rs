@@ -104,7 +104,7 @@ pub async fn create(
         };
         return Ok(respond(&app, running, frames));
     }
-    let completion = collect(running).await?.into_iter().next().ok_or_else(|| internal("no answer came".into()))?;
+    let completion = collect(&app, running).await?.into_iter().next().ok_or_else(|| internal("no answer came".into()))?;
     let choice = completion.choices.into_iter().next().ok_or_else(|| internal("no answer came".into()))?;
     Ok(Json(making.end(choice.text, choice.logprobs, choice.finish_reason, completion.usage)).into_response())
 }

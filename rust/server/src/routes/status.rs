@@ -69,7 +69,7 @@ pub async fn system_info(State(app): State<Arc<App>>) -> Json<Value> {
         "version": env!("CARGO_PKG_VERSION"),
         "model": app.config.model_id,
         "architecture": engine.architecture(),
-        "max_model_len": engine.max_request_tokens(),
+        "max_model_len": engine.max_sequence_length(),
         "weight_bytes": engine.weight_bytes(),
         "kv_cache_bytes": engine.kv_cache_bytes(),
         "max_seqs": app.config.max_seqs,

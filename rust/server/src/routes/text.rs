@@ -42,7 +42,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, headers: HeaderMap, bytes: Bo
     let tokenizer = app.engine.tokenizer();
     let mut answer = Map::new();
     answer.insert("count".into(), ids.len().into());
-    answer.insert("max_model_len".into(), app.engine.max_request_tokens().into());
+    answer.insert("max_model_len".into(), app.engine.max_sequence_length().into());
     if request.return_token_strs == Some(true) {
         answer.insert("token_strs".into(), ids.iter().map(|id| tokenizer.token_text(*id)).collect());
     }
@@ -94,6 +94,6 @@ pub async fn tokenizer_info(State(app): State<Arc<App>>) -> Json<Value> {
         "unk_token": special.unk_token,
         "eos_token_ids": tokenizer.eos_ids(),
         "chat_template": app.engine.chat_template(),
-        "max_model_len": app.engine.max_request_tokens(),
+        "max_model_len": app.engine.max_sequence_length(),
     }))
 }

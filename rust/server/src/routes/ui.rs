@@ -8,7 +8,7 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::{Context, Poll},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use axum::{
@@ -147,14 +147,14 @@ pub fn view(app: &App, snapshot: &PoolSnapshot) -> Value {
     let stats = &snapshot.stats;
     let engine = &app.engine;
     let token_bytes = engine.kv_cache_bytes() as f64 / (stats.tokens_total.max(1)) as f64;
-    let naive_bytes = stats.requests_running as f64 * engine.max_request_tokens() as f64 * token_bytes;
+    let naive_request_bytes = engine.context_length() as f64 * token_bytes;
     let requests: Vec<Value> = snapshot
         .requests
         .iter()
         .map(|request| {
             json!({
                 "id": request.id.0,
-                "status": match request.status { RequestStatus::Running => "running", RequestStatus::Waiting => "waiting", _ => "kept" },
+                "status": status_name(request.status),
                 "tokens": request.num_tokens,
                 "prompt_tokens": request.num_prompt_tokens,
                 "cached_tokens": request.num_cached_tokens,
@@ -164,7 +164,9 @@ pub fn view(app: &App, snapshot: &PoolSnapshot) -> Value {
             })
         })
         .collect();
+    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     json!({
+        "time": time.as_secs_f64(),
         "model": app.config.model_id,
         "stats": {
             "blocks_total": stats.blocks_total,
@@ -182,11 +184,13 @@ pub fn view(app: &App, snapshot: &PoolSnapshot) -> Value {
             "steps": stats.steps,
             "paused": stats.paused,
         },
+        "tier": { "blocks": stats.tier.blocks, "bytes": stats.tier.blocks as u64 * stats.tier.bytes_per_block },
         "misses": app.metrics.misses(stats),
         "block_bytes": engine.block_bytes(),
         "fragmented_bytes": fragmented_bytes(stats, engine.block_bytes()),
         "held_bytes": stats.blocks_used as u64 * engine.block_bytes(),
-        "naive_bytes": naive_bytes,
+        "naive_bytes": stats.requests_running as f64 * naive_request_bytes,
+        "naive_request_bytes": naive_request_bytes,
         "pool_bytes": engine.kv_cache_bytes(),
         "max_seqs": app.config.max_seqs,
         "runs": runs(&snapshot.blocks),
@@ -195,6 +199,15 @@ pub fn view(app: &App, snapshot: &PoolSnapshot) -> Value {
         "between_tokens": app.metrics.between_tokens_buckets(),
         "generated_tokens": app.metrics.generated_tokens(),
     })
+}
+
+fn status_name(status: RequestStatus) -> &'static str {
+    match status {
+        RequestStatus::Waiting => "waiting",
+        RequestStatus::Running => "running",
+        RequestStatus::Preempted => "preempted",
+        RequestStatus::Kept => "kept",
+    }
 }
 
 fn runs(blocks: &[BlockUse]) -> Vec<[u64; 2]> {

@@ -95,8 +95,8 @@ impl EngineThread {
     fn commit(&mut self, output: &SchedulerOutput) {
         let mut outputs = std::mem::take(&mut self.outputs);
         self.count(output, &outputs.wanted);
-        for (id, why) in &outputs.failed {
-            tracing::error!("request {} ends: {why}", id.0);
+        // Whoever has the answer tells why.
+        for (id, _) in &outputs.failed {
             self.scheduler.abort_request(*id);
         }
         match self.scheduler.update(output, &outputs.tokens()) {
