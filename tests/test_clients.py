@@ -113,13 +113,22 @@ def test_other_clients_get_an_answer(server: Server, name: str) -> None:
         text = chat.invoke(QUESTION).content
         assert "".join(part.content for part in chat.stream(QUESTION)) == text
     elif name == "litellm":
-        request = {"model": "openai/default", "messages": CHAT, "api_base": base, "api_key": "secret", "max_tokens": 6, "temperature": 0}
+        request = {
+            "model": "openai/default",
+            "messages": CHAT,
+            "api_base": base,
+            "api_key": "secret",
+            "max_tokens": 6,
+            "temperature": 0,
+        }
         text = module.completion(**request).choices[0].message.content
         assert "".join(part.choices[0].delta.content or "" for part in module.completion(**request, stream=True)) == text
     elif name == "instructor":
         pytest.skip("needs structured output")
     else:
-        llm = module.OpenAILike(model="default", api_base=base, api_key="secret", is_chat_model=True, max_tokens=60, temperature=0)
+        llm = module.OpenAILike(
+            model="default", api_base=base, api_key="secret", is_chat_model=True, max_tokens=60, temperature=0
+        )
         text = str(llm.complete(QUESTION))
         assert str(list(llm.stream_complete(QUESTION))[-1].text) == text
     assert text

@@ -297,6 +297,84 @@ def test_a_running_request_is_in_the_table_and_its_blocks_stand_out(server: Serv
     assert "measured" in server.browser.find_element("id", "charts").text
 
 
+def test_tokens_a_second_are_those_of_successive_events(server: Server) -> None:
+    server.open()
+    server.until(lambda: server.text("status") == "live")
+    thread = threading.Thread(target=server.chat, args=("Count.",), kwargs={"max_tokens": 200, "ignore_eos": True})
+    read = """
+        const [row] = document.getElementById("requests").tBodies[0].rows;
+        const text = document.getElementById("rate").textContent;
+        const { time } = document.getElementById("map").dataset;
+        return row ? { time: Number(time), rate: Number(text), row: Number(row.cells[7].textContent) } : null;
+    """
+    shown = []
+    with recorded(server) as events:
+        thread.start()
+        while thread.is_alive():
+            shown.append(server.browser.execute_script(read))
+            time.sleep(0.1)
+        thread.join()
+        recording = dict(events)
+    compared = 0
+    for moment in filter(None, shown):
+        # The page's window is of 1.5 s, and events are 0.25 s apart unless a step takes longer.
+        window = [event for time, event in sorted(recording.items()) if moment["time"] - 3 <= time <= moment["time"]]
+        if not window or window[-1]["time"] != moment["time"] or window[-1]["time"] - window[0]["time"] < 2:
+            continue
+        if not all(event["requests"] for event in window):
+            continue
+        counts = [(event["time"], event["requests"][0]["tokens"]) for event in window]
+        slopes = [(counts[-1][1] - tokens) / (counts[-1][0] - time) for time, tokens in counts[:-1] if counts[-1][0] - time > 0.9]
+        assert min(slopes) - 0.1 <= moment["rate"] <= max(slopes) + 0.1
+        assert moment["row"] == pytest.approx(moment["rate"], abs=0.2)
+        compared += 1
+    assert compared >= 3
+
+
+def test_quantiles_are_those_of_the_buckets(server: Server) -> None:
+    server.chat("Say hello.", max_tokens=8)
+    server.open()
+    server.until(lambda: server.text("status") == "live")
+    titles = {"Time to first token": "first_token", "Between tokens": "between_tokens"}
+    server.chat("Say hello.", max_tokens=8)
+    time.sleep(1)
+    with recorded(server) as events:
+        server.until(lambda: events)
+    event = max(events.items())[1]
+    for panel in server.browser.find_elements("css selector", "#charts section"):
+        name = titles.get(panel.find_element("tag name", "h2").text)
+        if name is None:
+            continue
+        buckets = event[name]
+        assert panel.find_element("css selector", ".chart-head b").text == f"{buckets['count']:,} measured"
+        for share, item in zip((0.5, 0.95, 0.99), panel.find_elements("tag name", "li"), strict=True):
+            assert item.text.split(maxsplit=1)[1].replace("\u00a0", " ") == quantile(buckets, share)
+        titles.pop(panel.find_element("tag name", "h2").text)
+    assert not titles
+
+
+def quantile(buckets: dict[str, Any], share: float) -> str:
+    """As Prometheus' histogram_quantile interpolates, with words for the first bucket and beyond the last."""
+
+    def written(seconds: float) -> str:
+        value, unit = (seconds * 1000, "ms") if seconds < 1 else (seconds, "s")
+        return f"{float(f'{value:.3g}'):g} {unit}"
+
+    rank = share * buckets["count"]
+    ends = [0, *buckets["le"]]
+    below = [0, *buckets["cumulative"]]
+    if not rank:
+        return "–"
+    index = next((index for index in range(1, len(ends)) if below[index] >= rank), None)
+    if index is None:
+        return f"> {written(ends[-1])}"
+    if index == 1:
+        return f"≤ {written(ends[1])}"
+    return written(
+        ends[index - 1] + (ends[index] - ends[index - 1]) * (rank - below[index - 1]) / (below[index] - below[index - 1])
+    )
+
+
 def test_a_chat_streams_and_stop_ends_it(server: Server) -> None:
     server.open("chat")
     server.element("max-tokens").clear()

@@ -88,7 +88,11 @@ class Server:
     def metric(self, name: str, **labels: str) -> float:
         page = self.get("/metrics").body.decode()
         for line in page.splitlines():
-            if line.startswith(name) and line[len(name)] in "{ " and all(f'{key}="{value}"' in line for key, value in labels.items()):
+            if (
+                line.startswith(name)
+                and line[len(name)] in "{ "
+                and all(f'{key}="{value}"' in line for key, value in labels.items())
+            ):
                 return float(line.rsplit(" ", 1)[1])
         raise AssertionError(f"no metric {name} with {labels}")
 
@@ -172,9 +176,12 @@ def test_an_echo_has_log_probabilities_of_the_prompt(server: Server) -> None:
     assert lists["top_logprobs"][0] is None
     for token, own, top in zip(lists["tokens"][1:], lists["token_logprobs"][1:], lists["top_logprobs"][1:], strict=True):
         assert top[token] == own <= max(top.values())
-    streamed = [json.loads(frame) for frame in server.events(
-        "/v1/completions", {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
-    )[:-1]]
+    streamed = [
+        json.loads(frame)
+        for frame in server.events(
+            "/v1/completions", {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
+        )[:-1]
+    ]
     parts = [chunk["choices"][0]["logprobs"] for chunk in streamed if chunk["choices"][0]["logprobs"]]
     assert [offset for part in parts for offset in part["text_offset"]] == lists["text_offset"]
 
@@ -205,7 +212,13 @@ def test_a_stop_string_can_be_kept(server: Server) -> None:
 
 
 def test_messages_of_anthropic(server: Server) -> None:
-    body = {"model": "default", "max_tokens": 5, "messages": HELLO, "system": [{"type": "text", "text": "Be short."}], "temperature": 0}
+    body = {
+        "model": "default",
+        "max_tokens": 5,
+        "messages": HELLO,
+        "system": [{"type": "text", "text": "Be short."}],
+        "temperature": 0,
+    }
     message = server.post("/v1/messages", body).json
     assert message["type"] == "message"
     assert message["content"][0]["type"] == "text"
@@ -249,14 +262,20 @@ def test_responses_are_kept_and_gone_on_from(server: Server) -> None:
     said = [*HELLO, {"role": "assistant", "content": text}, {"role": "user", "content": "Go on"}]
     body = {"input": "Go on", "previous_response_id": first["id"], "max_output_tokens": 5, "temperature": 0}
     second = server.post("/v1/responses", body).json
-    assert second["output"][0]["content"][0]["text"] == server.chat(messages=said, max_tokens=5).json["choices"][0]["message"]["content"]
+    assert (
+        second["output"][0]["content"][0]["text"]
+        == server.chat(messages=said, max_tokens=5).json["choices"][0]["message"]["content"]
+    )
     assert server.send("DELETE", f"/v1/responses/{first['id']}").json["deleted"] is True
     lost = server.post("/v1/responses", body)
     assert (lost.status, lost.error["code"]) == (404, "previous_response_not_found")
 
 
 def test_a_stream_of_a_response_has_its_events_in_order(server: Server) -> None:
-    body = {"input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]}], "max_output_tokens": 5}
+    body = {
+        "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]}],
+        "max_output_tokens": 5,
+    }
     events = [json.loads(event) for event in server.events("/v1/responses", body)]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     kinds = [event["type"] for event in events]
@@ -333,7 +352,11 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "user", "content": 3}]}, "invalid_value", "messages[0].content"),
     ({"messages": [{"role": "user", "content": []}]}, "invalid_value", "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "invalid_value", "messages[0].content[0].text"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "unsupported_parameter", "messages[0].content[0].type"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "unsupported_parameter",
+        "messages[0].content[0].type",
+    ),
     ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "invalid_value", "messages[0].content[0].type"),
     ({"messages": None}, "missing_required_parameter", "messages"),
     ({"tools": [{"type": "function"}]}, "unsupported_parameter", "tools"),
@@ -554,7 +577,9 @@ def test_many_streams_at_once_lose_and_mix_up_nothing(server: Server) -> None:
 
 def test_keys_guard_all_but_health_and_part_tenants(tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
-    keys.write_text('[[keys]]\nkey = "one"\ntenant = "a"\n[[keys]]\nkey = "two"\ntenant = "b"\n[[keys]]\nkey = "root"\nadmin = true\n')
+    keys.write_text(
+        '[[keys]]\nkey = "one"\ntenant = "a"\n[[keys]]\nkey = "two"\ntenant = "b"\n[[keys]]\nkey = "root"\nadmin = true\n'
+    )
     with serving("--api-keys", str(keys), "--disable-access-log") as server:
         for path in ("/v1/models", "/metrics", "/tokenizer_info", "/openapi.json", "/ui/events"):
             reply = server.get(path)
@@ -686,7 +711,9 @@ def test_the_access_log_has_no_word_of_a_prompt() -> None:
 
 def test_a_panic_or_a_bad_setting_is_an_error_before_loading(tmp_path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([str(COMMAND), "serve", "-m", MODEL, *arguments], capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            [str(COMMAND), "serve", "-m", MODEL, *arguments], capture_output=True, text=True, timeout=60, check=False
+        )
 
     assert run("--port", "70000").returncode == 2
     assert "--isq <TYPE>" in run("--isq", "Q4K").stderr

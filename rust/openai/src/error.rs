@@ -21,7 +21,7 @@ pub struct ApiError {
     /// Seconds after which it may work.
     pub retry_after: Option<u64>,
     /// Further keys of the error object.
-    pub extra: Map<String, Value>,
+    pub extra: Option<Box<Map<String, Value>>>,
 }
 
 impl ApiError {
@@ -51,14 +51,14 @@ impl ApiError {
 
     /// Any other.
     pub fn new(status: u16, kind: &'static str, code: &'static str, param: Option<String>, message: String) -> Self {
-        Self { status, kind, code, param, message, retry_after: None, extra: Map::new() }
+        Self { status, kind, code, param, message, retry_after: None, extra: None }
     }
 
     /// The error object of OpenAI's clients: `{"error": {message, type, param, code}}`, always all four.
     pub fn body(&self) -> Value {
         let mut error = json!({ "message": self.message, "type": self.kind, "param": self.param, "code": self.code });
-        if let Value::Object(object) = &mut error {
-            object.extend(self.extra.clone());
+        if let (Value::Object(object), Some(extra)) = (&mut error, &self.extra) {
+            object.extend(Map::clone(extra));
         }
         json!({ "error": error })
     }
@@ -74,8 +74,8 @@ impl From<EngineError> for ApiError {
                      at least one is generated. Shorten the prompt, or set truncate_sequence."
                 );
                 let mut error = Self::invalid("context_length_exceeded", None, message);
-                error.extra.insert("n_prompt_tokens".into(), prompt_tokens.into());
-                error.extra.insert("n_ctx".into(), max_tokens.into());
+                let numbers = [("n_prompt_tokens", prompt_tokens), ("n_ctx", max_tokens)];
+                error.extra = Some(Box::new(numbers.map(|(key, number)| (key.to_owned(), number.into())).into_iter().collect()));
                 error
             }
             EngineError::InvalidArgument(_) | EngineError::Tokenizer(_) | EngineError::KvCache(_) => {

@@ -242,6 +242,7 @@ impl Metrics {
             generation_tokens: self.generation_tokens.clone(),
             success: self.success.clone(),
             last_token: streams.then(Vec::new),
+            started: Instant::now(),
         }
     }
 
@@ -322,6 +323,7 @@ pub struct Observed {
     success: IntCounterVec,
     /// Of a stream, when each choice had its last token.
     last_token: Option<Vec<((usize, usize), Instant)>>,
+    started: Instant,
 }
 
 impl Observed {
@@ -331,7 +333,9 @@ impl Observed {
             OutputEvent::Delta { index, .. } => self.token((number, *index)),
             OutputEvent::Finished { reason, .. } => self.success.with_label_values(&[reason.as_str()]).inc(),
             OutputEvent::Done(usage) => {
-                self.first_token.observe(usage.total_prompt_time_sec);
+                if self.last_token.is_none() {
+                    self.first_token.observe(usage.total_prompt_time_sec);
+                }
                 self.prefill.observe(usage.total_prompt_time_sec);
                 self.decode.observe(usage.total_completion_time_sec);
                 self.whole.observe(usage.total_time_sec);
@@ -355,7 +359,12 @@ impl Observed {
                 self.between_tokens.observe((now - *before).as_secs_f64());
                 *before = now;
             }
-            None => last.push((choice, now)),
+            None => {
+                if last.iter().all(|((request, _), _)| *request != choice.0) {
+                    self.first_token.observe((now - self.started).as_secs_f64());
+                }
+                last.push((choice, now));
+            }
         }
     }
 }

@@ -315,7 +315,7 @@ class Series {
   }
 }
 
-/** Upper and lower bound of a quantile's bucket, and the value between them as Prometheus' histogram_quantile has it. */
+/** A quantile as Prometheus' histogram_quantile interpolates it, within its bucket; of the first and the last only a bound. */
 function quantile({ le, cumulative, count: total }, share) {
   const rank = share * total;
   const index = cumulative.findIndex((below) => below >= rank);
