@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from conftest import GOLDEN
 
-from mistral_paged import ChatCompletionChunkResponse, ChatCompletionRequest, ChunkChoice, Delta, __version__, cli
+from mistral_paged import ChatCompletionChunkResponse, ChatCompletionRequest, ChunkChoice, Delta, __version__, chat, cli
 
 MODEL = str(GOLDEN / "text" / "llama")
 COMMAND = Path(sys.executable).with_name("mistral-paged")
@@ -225,14 +225,14 @@ def test_interactive_chat() -> None:
     ],
 )
 def test_a_command_of_the_chat_checks_its_value_at_once(line: str, message: str) -> None:
-    chat = cli.Chat(Interrupted(3), cli.build_parser().parse_args(["run"]))
-    before = vars(chat.options).copy()
+    conversation = chat.Chat(Interrupted(3), cli.build_parser().parse_args(["run"]))
+    before = vars(conversation.options).copy()
     notes: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "note", notes.append)
-        chat.command(line)
+        patch.setattr(chat, "note", notes.append)
+        conversation.command(line)
     assert notes == [message]
-    assert vars(chat.options) == before
+    assert vars(conversation.options) == before
 
 
 class Interrupted:
@@ -243,7 +243,7 @@ class Interrupted:
         self.asked: list[Any] = []
 
     def generation_config(self) -> dict[str, None]:
-        return dict.fromkeys(cli.SAMPLING)
+        return dict.fromkeys(chat.SAMPLING)
 
     def send_chat_completion_request(self, request: ChatCompletionRequest) -> Iterator[ChatCompletionChunkResponse]:
         self.asked.append(request.messages)
@@ -255,10 +255,10 @@ class Interrupted:
 
 def test_a_stopped_answer_stays_in_the_conversation(capsys: pytest.CaptureFixture[str]) -> None:
     runner = Interrupted(2)
-    chat = cli.Chat(runner, cli.build_parser().parse_args(["run"]))
+    conversation = chat.Chat(runner, cli.build_parser().parse_args(["run"]))
     for question in ("first", "second"):
         with pytest.raises(KeyboardInterrupt):
-            chat.answer(question)
+            conversation.answer(question)
     assert capsys.readouterr().out == "0 1 0 1 "
     assert runner.asked[1] == [
         {"role": "user", "content": "first"},
@@ -267,8 +267,8 @@ def test_a_stopped_answer_stays_in_the_conversation(capsys: pytest.CaptureFixtur
     ]
     runner.parts = 0
     with pytest.raises(KeyboardInterrupt):
-        chat.answer("third")
-    assert [message["content"] for message in chat.messages] == ["first", "0 1 ", "second", "0 1 "]
+        conversation.answer("third")
+    assert [message["content"] for message in conversation.messages] == ["first", "0 1 ", "second", "0 1 "]
 
 
 def type_into_a_chat(keys: list[str], **variables: str) -> str:

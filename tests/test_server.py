@@ -715,13 +715,13 @@ def test_a_panic_or_a_bad_setting_is_an_error_before_loading(tmp_path: Path) -> 
             [str(COMMAND), "serve", "-m", MODEL, *arguments], capture_output=True, text=True, timeout=60, check=False
         )
 
-    assert run("--port", "70000").returncode == 1
+    assert run("--port", "70000").returncode == 2
     assert "--isq <TYPE>" in run("--isq", "Q4K").stderr
     assert run("--isq", "Q4K").returncode == 2
     both = run("--pa-memory-mb", "5", "--pa-context-len", "5")
     assert both.returncode == 2
     assert "cannot be used with" in both.stderr
-    assert run("embedding").returncode == 1
+    assert run("embedding").returncode == 2
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mistral_paged import Architecture, ModelDType, PagedCacheType
 
 DTYPES = {"auto": ModelDType.Auto, "bf16": ModelDType.BF16, "f16": ModelDType.F16, "f32": ModelDType.F32}
+LIMITS = ("ttft", "itl", "e2e")
+EFFORTS = ("off", "none", "low", "medium", "high", "xhigh", "max")
 GRAPHS = {"auto": None, "on": True, "off": False}
 CACHE_TYPES = {
     "auto": PagedCacheType.Auto,
@@ -35,6 +37,15 @@ ARCHITECTURES = {
 
 
 @dataclass(frozen=True)
+class Group:
+    """Flags that stand together in a help text and in the documentation."""
+
+    title: str
+    flags: tuple[Flag, ...]
+    about: str | None = None
+
+
+@dataclass(frozen=True)
 class Flag:
     """A flag: the first of its names is the one that messages use."""
 
@@ -49,11 +60,18 @@ class Flag:
     """Names of flags that cannot be given as well."""
     planned: str | None = None
     """For a flag that is known and not there yet: what to do instead."""
+    left_out: str | None = None
+    """For a flag of the mirrored command line that has no use here: what takes its place."""
     to: tuple[str, Any] | None = None
     """For a switch: the value that it gives to another destination."""
     repeated: bool = False
-    section: str = "runtime"
-    """Its section in a configuration file."""
+    several: bool = False
+    """Whether several values follow it."""
+    required: bool = False
+    alone: Any = None
+    """For a flag whose value may be left out: what it then is."""
+    section: str | None = "runtime"
+    """Its section in a configuration file; None where a file cannot have it."""
 
     @property
     def name(self) -> str:
@@ -70,14 +88,29 @@ class Flag:
         """As clap shows it in messages."""
         return self.name if self.metavar is None else f"{self.name} <{self.metavar}>"
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """What it is called in a configuration file: its long names, and in the section of paged attention the short ones too."""
+        names = [name.removeprefix("--").replace("-", "_") for name in self.names if name.startswith("--")]
+        if self.section == "paged_attn":
+            names += ["mode" if name == "paged_attn" else name.removeprefix("pa_") for name in names]
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def status(self) -> str:
+        """Whether it "works", is "planned" or is "left out"."""
+        return "planned" if self.planned is not None else "left out" if self.left_out is not None else "works"
+
+    @property
+    def refusal(self) -> str | None:
+        """What a flag says that does not work; None for one that does."""
+        if self.planned is not None:
+            return f"the argument '{self.shown}' is not supported yet; {self.planned}"
+        return f"the argument '{self.shown}' has no use here; {self.left_out}" if self.left_out is not None else None
+
 
 class Usage(Exception):
     """The command line is wrong: exit status 2."""
-
-
-def planned(flag: Flag) -> str:
-    """What a flag that is not there yet says."""
-    return f"the argument '{flag.shown}' is not supported yet; {flag.planned}"
 
 
 class Give(argparse.Action):
@@ -91,13 +124,14 @@ class Give(argparse.Action):
         self, parser: argparse.ArgumentParser, space: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
         flag = self.flag
-        if flag.planned is not None:
-            parser.error(planned(flag))
-        given: dict[str, Flag] = getattr(space, "given", {})
+        if flag.refusal is not None:
+            parser.error(flag.refusal)
+        mine = f"given to {parser.prog}"
+        given: dict[str, Flag] = getattr(space, mine, {})
         for other in given.values():
             if other.name != flag.name and (other.name in flag.conflicts or flag.name in other.conflicts):
                 parser.error(f"the argument '{flag.shown}' cannot be used with '{other.shown}'")
-        space.given = {**given, flag.name: flag}
+        setattr(space, mine, {**given, flag.name: flag})
         if flag.to is not None:
             values = flag.to[1]
         elif flag.metavar is None:
@@ -107,20 +141,55 @@ class Give(argparse.Action):
         setattr(space, self.dest, values)
 
 
-def add(parser: argparse.ArgumentParser, title: str, flags: Iterable[Flag], about: str | None = None) -> None:
-    """Adds flags to a parser, as a group of its help."""
-    group = parser.add_argument_group(title, about)
-    for flag in flags:
-        is_switch = flag.metavar is None
-        value: dict[str, Any] = (
-            {"nargs": 0} if is_switch else {"type": flag.kind, "metavar": flag.metavar, "choices": flag.choices}
-        )
-        default = flag.default if flag.to is None else argparse.SUPPRESS
-        if is_switch and flag.to is None and flag.default is None:
-            default = False
-        shown = argparse.SUPPRESS if flag.planned is not None else flag.help
-        group.add_argument(*flag.names, action=Give, flag=flag, dest=flag.dest, default=default, help=shown, **value)
+def integers(text: str) -> list[int]:
+    """Whole numbers, separated by commas."""
+    return [int(part) for part in text.split(",")]
 
+
+def limit(text: str) -> tuple[str, float]:
+    """What is limited and to how many milliseconds, such as `ttft:500`."""
+    name, _, value = text.partition(":")
+    if name not in LIMITS:
+        raise argparse.ArgumentTypeError(f"invalid value {text!r}: {' or '.join(f'{name}:MS' for name in LIMITS)}")
+    return name, float(value)
+
+
+def truth(text: str) -> bool:
+    """What the words true and false mean."""
+    if text not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"invalid value {text!r}: true or false")
+    return text == "true"
+
+
+def add(parser: argparse.ArgumentParser, groups: Iterable[Group]) -> None:
+    """Adds flags to a parser, by the groups of its help."""
+    for group in groups:
+        part = parser.add_argument_group(group.title, group.about)
+        for flag in group.flags:
+            add_flag(part, flag)
+
+
+def add_flag(group: argparse._ArgumentGroup, flag: Flag) -> None:
+    """Adds one flag."""
+    is_switch = flag.metavar is None
+    value: dict[str, Any] = {"nargs": 0} if is_switch else {"type": flag.kind, "metavar": flag.metavar, "choices": flag.choices}
+    if flag.alone is not None:
+        value |= {"nargs": "?", "const": flag.alone}
+    if flag.several:
+        value |= {"nargs": "+"}
+    default = flag.default if flag.to is None else argparse.SUPPRESS
+    if is_switch and flag.to is None and flag.default is None:
+        default = False
+    shown = flag.help if flag.status == "works" else argparse.SUPPRESS
+    group.add_argument(
+        *flag.names, action=Give, flag=flag, dest=flag.dest, default=default, help=shown, required=flag.required, **value
+    )
+
+
+LOGGING = (
+    Flag(("-v", "-vv", "--verbose"), "tell on standard error what is loaded and how its memory is shared out", section=None),
+    Flag(("-l", "--log"), "append the log to FILE, the lines about requests too", "FILE", section="global"),
+)
 
 LATER_WEIGHTS = "load a quantised GGUF file with -f"
 LATER_ADAPTERS = "load a model that has its adapters merged"
@@ -145,17 +214,29 @@ MODEL = (
     Flag(("-j", "--jinja-explicit"), "chat template that goes before any other", "FILE"),
     Flag(("--hf-cache",), "folder of the download cache", "DIR", section="model"),
     Flag(("--token-source",), "cache, none, literal:VALUE, env:NAME or path:FILE", "SOURCE", default="cache", section="global"),
-    Flag(("--format",), "plain, gguf or ggml", "FORMAT", planned="it is seen from the files", section="model"),
+    Flag(("--format",), "plain, gguf or ggml", "FORMAT", left_out="it is seen from the files", section="model"),
+    Flag(("--gqa",), "for GGML files", "N", left_out="GGML files are not read; convert the model to GGUF", section="model"),
     Flag(("--isq",), "quantise while loading", "TYPE", planned=LATER_WEIGHTS, section="model"),
     Flag(("--quant",), "quantise while loading", "TYPE", planned=LATER_WEIGHTS, section="model"),
     Flag(("--from-uqff",), "UQFF file", "FILE", planned=LATER_WEIGHTS, section="model"),
+    Flag(("--isq-organization",), "which weights", "NAME", planned=LATER_WEIGHTS, section="model"),
     Flag(("--imatrix",), "importance matrix", "FILE", planned=LATER_WEIGHTS, section="model"),
     Flag(("--calibration-file",), "text to calibrate by", "FILE", planned=LATER_WEIGHTS, section="model"),
     Flag(("--topology",), "YAML of devices and types by layer", "FILE", planned="leave it out", section="model"),
     Flag(("--lora",), "adapter", "ALIAS=SRC", planned=LATER_ADAPTERS, repeated=True, section="model"),
     Flag(("--enable-lora",), "adapters", planned=LATER_ADAPTERS, section="model"),
+    Flag(("--lora-modules",), "adapters", "LIST", planned=LATER_ADAPTERS, section="model"),
+    Flag(("--lora-max-adapters",), "adapters", "N", planned=LATER_ADAPTERS, section="model"),
+    Flag(("--lora-max-rank",), "adapters", "N", planned=LATER_ADAPTERS, section="model"),
+    Flag(("--lora-max-bytes",), "adapters", "N", planned=LATER_ADAPTERS, section="model"),
+    Flag(("--legacy-lora",), "adapters", "MODEL", planned=LATER_ADAPTERS, section="model"),
+    Flag(("--legacy-lora-order",), "adapters", "FILE", planned=LATER_ADAPTERS, section="model"),
     Flag(("--xlora",), "X-LoRA adapter", "MODEL", planned=LATER_ADAPTERS, section="model"),
+    Flag(("--xlora-order",), "X-LoRA adapter", "FILE", planned=LATER_ADAPTERS, section="model"),
     Flag(("--mmproj",), "vision tower", "FILE", planned=LATER_IMAGES, section="model"),
+    Flag(("--max-edge",), "of images", "N", planned=LATER_IMAGES, section="model"),
+    Flag(("--max-num-images",), "of images", "N", planned=LATER_IMAGES, section="model"),
+    Flag(("--max-image-length",), "of images", "N", planned=LATER_IMAGES, section="model"),
     Flag(
         ("-n", "--device-layers"),
         "layers by device",
@@ -163,8 +244,8 @@ MODEL = (
         planned="a model runs on one device; choose it with --device",
         section="model",
     ),
-    Flag(("--max-seq-len",), "for device mapping", "N", planned="size the pool with --pa-context-len", section="model"),
-    Flag(("--max-batch-size",), "for device mapping", "N", planned="use --max-seqs", section="model"),
+    Flag(("--max-seq-len",), "for device mapping", "N", left_out="size the pool with --pa-context-len", section="model"),
+    Flag(("--max-batch-size",), "for device mapping", "N", left_out="use --max-seqs", section="model"),
 )
 
 RUNTIME = (
@@ -179,9 +260,12 @@ RUNTIME = (
     Flag(("--cpu-tier",), "instruction set, such as scalar or avx2", "NAME"),
     Flag(("--num-threads",), "worker threads", "N", int),
     Flag(("--cuda-graphs",), "on a GPU: launch a decode step as one CUDA graph", "auto|on|off", default="auto", choices=GRAPHS),
-    Flag(("--max-decode-steps-before-prefill",), "steps", "N", planned="use max_step_latency in Python"),
+    Flag(
+        ("--max-decode-steps-before-prefill",), "steps", "N", left_out="a step has a token for each answer, whatever prompts wait"
+    ),
     Flag(("--mtp",), "speculation", planned="leave it out"),
     Flag(("--mtp-model",), "draft model", "MODEL", planned="leave it out"),
+    Flag(("--mtp-n-predict",), "drafts a step", "N", planned="leave it out"),
     Flag(("--enable-search",), "web search", planned=LATER_TOOLS),
     Flag(("--agent", "--agentic"), "agent", planned=LATER_TOOLS),
     Flag(("--mcp-config",), "MCP servers", "FILE", planned=LATER_TOOLS),
@@ -197,7 +281,15 @@ REQUEST = (
     Flag(("-i", "--input"), "answer this and leave", "TEXT", section="request"),
     Flag(("--system",), "system message", "TEXT", section="request"),
     Flag(("--max-tokens",), f"tokens of an answer at most; default {MAX_TOKENS}", "N", int, MAX_TOKENS, section="request"),
-    Flag(("--thinking",), "thinking", planned="this version's chat does not set it", section="request"),
+    Flag(
+        ("--thinking",),
+        "whether the model thinks first, for chat templates that ask; alone it is true",
+        "BOOL",
+        truth,
+        alone=True,
+        section="request",
+    ),
+    Flag(("--reasoning-effort",), "how much, for chat templates that ask", "EFFORT", choices=EFFORTS, section="request"),
     Flag(("--image",), "image", "FILE", planned=LATER_IMAGES, repeated=True, section="request"),
     Flag(("--video",), "video", "FILE", planned=LATER_IMAGES, repeated=True, section="request"),
     Flag(("--audio",), "audio", "FILE", planned=LATER_IMAGES, repeated=True, section="request"),
@@ -344,5 +436,148 @@ SERVER = (
     Flag(("--otlp-endpoint",), "traces", "URL", planned="read /metrics", section="server"),
     Flag(("--max-tool-rounds",), "tools", "N", planned=LATER_TOOLS, section="server"),
     Flag(("--tool-dispatch-url",), "tools", "URL", planned=LATER_TOOLS, section="server"),
-    Flag(("--disable-request-id-header",), "no x-request-id", planned="leave it out", section="server"),
+    Flag(("--disable-request-id-header",), "no x-request-id", left_out="every response has one", section="server"),
 )
+
+MEMORY = (
+    Flag(("--kv-mb",), "KV budget in MB; default 1024", "MB", int, 1024, section=None),
+    Flag(("--blk-size", "--pa-blk-size", "--pa-block-size"), "tokens a block: 8, 16 (default) or 32", "N", int, 16, section=None),
+    Flag(("--num-threads",), "worker threads", "N", int, section=None),
+    Flag(("--json",), "print one JSON object, with the memory step by step", section=None),
+)
+
+BENCH = (
+    Flag(
+        ("--prompt-len",),
+        "tokens of a prompt, several by ','; 0 leaves it out; default 512",
+        "LIST",
+        integers,
+        [512],
+        section=None,
+    ),
+    Flag(("--gen-len",), "tokens to generate; 0 leaves it out; default 128", "N", int, 128, section=None),
+    Flag(("--depth",), "tokens of context to generate behind, several by ','; default 4", "LIST", integers, [4], section=None),
+    Flag(("--iterations",), "requests a row; default 3", "N", int, 3, section=None),
+    Flag(("--warmup",), "requests before them that do not count; default 1", "N", int, 1, section=None),
+    Flag(("--json",), "print one JSON object", section=None),
+    Flag(("--adapter",), "adapter", "ALIAS", planned=LATER_ADAPTERS, section=None),
+    Flag(("--prefix-cache-n",), "prefix cache", "N", left_out="it is off, so that each prompt is computed in full", section=None),
+)
+
+BENCH_SERVE = (
+    Flag(("--url",), "server, such as http://127.0.0.1:1234", "URL", required=True, section=None),
+    Flag(("--api-key",), "key to send", "KEY", section=None),
+    Flag(("--model",), "model to ask for; left out, the first that the server names", "NAME", section=None),
+    Flag(("--rate",), "open loop: requests a second, Poisson", "R", float, section=None),
+    Flag(("--concurrency",), "closed loop: requests at once; default 8", "N", int, 8, conflicts=("--rate",), section=None),
+    Flag(("--requests",), "requests in all; default 99, one a conversation", "N", int, 99, section=None),
+    Flag(("--max-tokens",), "tokens of an answer at most; default 128", "N", int, 128, section=None),
+    Flag(("--ignore-eos",), "ask for answers of just so many tokens", section=None),
+    Flag(("--seed",), "order and times of the requests; default 0", "N", int, 0, section=None),
+    Flag(("--timeout",), "seconds that a request may take; default 600", "S", float, 600.0, section=None),
+    Flag(
+        ("--goodput",),
+        "requests a second that keep limits: ttft, itl (a request's mean) and e2e, each as NAME:MS",
+        "LIMIT",
+        limit,
+        several=True,
+        section=None,
+    ),
+    Flag(("--json",), "print one JSON object", section=None),
+)
+
+HF_CACHE = next(flag for flag in MODEL if flag.name == "--hf-cache")
+FILE = (Flag(("-f", "--file"), "configuration file", "FILE", required=True, section=None),)
+CACHE_LIST = (HF_CACHE, Flag(("--json",), "print one JSON list", section=None))
+CACHE_DELETE = (Flag(("-m", "--model-id"), "hub id", "MODEL", required=True, section=None), HF_CACHE)
+LOGIN = (Flag(("--token",), "the token; left out, it is read from the terminal or standard input", "TOKEN", section=None),)
+
+DOCTOR = (Flag(("--json",), "print one JSON object", section=None),)
+
+BENCH_ABOUT = (
+    "pp512 is a prompt of 512 tokens, tg128 @ d4 are 128 tokens generated behind 4. One request runs at a time; times are the "
+    "engine's."
+)
+LOAD_ABOUT = (
+    "Requests are the first turns of the packaged conversations, greedy, in an order that follows from the seed. When all "
+    "have been asked, they come again, each behind its number, so that no prefix cache has them. Each has a connection of "
+    "its own. TTFT ends with the first text; in an open loop TTFT and E2E begin when the request was due, also where the "
+    "client was late. ITL is what lies between texts that follow each other, of all answers. Requests that fail have no "
+    "times; goodput counts them as not good."
+)
+SAMPLING_ABOUT = "What is left out follows the model's generation_config.json, where it says anything, else the default."
+
+LOADING = (
+    Group("model", MODEL),
+    Group("runtime", RUNTIME),
+    Group("paged attention", PAGED),
+    Group("log", LOGGING),
+)
+
+BENCH_LOADING = tuple(
+    Group(group.title, tuple(flag for flag in group.flags if flag.name != "--prefix-cache-n")) for group in LOADING
+)
+
+COMMANDS: dict[str, tuple[str, tuple[Group, ...]]] = {
+    "run": (
+        "answer one text, or chat when no text is given",
+        (*LOADING, Group("request", REQUEST), Group("sampling", SAMPLING, SAMPLING_ABOUT)),
+    ),
+    "serve": ("serve the model over HTTP, with a page at /ui", (Group("server", SERVER), *LOADING)),
+    "bench": ("tokens a second of prompts and of decoding", (Group("bench", BENCH, BENCH_ABOUT), *BENCH_LOADING)),
+    "bench serve": ("time to first token, between tokens, and goodput of a server", (Group("load", BENCH_SERVE, LOAD_ABOUT),)),
+    "memory": ("how many requests a KV budget runs at once", (Group("model", MODEL), Group("memory", MEMORY))),
+    "from-config": ("serve or run as a TOML file says", (Group("file", FILE),)),
+    "cache list": ("what the download cache holds", (Group("cache", CACHE_LIST),)),
+    "cache delete": ("delete a model from the download cache", (Group("cache", CACHE_DELETE),)),
+    "login": ("keep a token for the hub", (Group("token", LOGIN),)),
+    "completions": ("print a script with which a shell completes command lines", ()),
+    "doctor": ("what of this machine is used, and what is missing for more", (Group("output", DOCTOR),)),
+}
+"""What each command is for, and the flags that it has."""
+
+NO_COMMANDS = {
+    "tune": "is not supported yet; `mistral-paged doctor` tells what the machine has, `mistral-paged bench` how fast a model is",
+    "quantize": f"is not supported yet; {LATER_WEIGHTS}",
+    "uqff": f"is not supported yet; {LATER_WEIGHTS}",
+    "update": "has no use here; run `pip install --upgrade .` in a newer copy of the source",
+    "uninstall": "has no use here; run `pip uninstall mistral_paged`",
+}
+"""Commands of the mirrored command line that are planned or left out, and what to do instead."""
+
+GLOBAL = tuple(
+    {
+        flag.name: flag
+        for _, groups in COMMANDS.values()
+        for group in groups
+        for flag in group.flags
+        if flag.section == "global" or flag in LOGGING
+    }.values()
+)
+"""Flags that may stand before the command as well."""
+
+
+def behind_the_command(words: Sequence[str]) -> list[str]:
+    """The command line with global flags that stand before the command moved behind it."""
+    at = 0
+    while at < len(words) and words[at].startswith("-"):
+        name, equals, _ = words[at].partition("=")
+        flag = next((flag for flag in GLOBAL if name in flag.names), None)
+        if flag is None:
+            return list(words)
+        at += 1 if flag.metavar is None or equals else 2
+    behind = at + (2 if " ".join(words[at : at + 2]) in COMMANDS else 1)
+    return [*words[at:behind], *words[:at], *words[behind:]]
+
+
+def check_command(words: Sequence[str]) -> None:
+    """Refuses commands that are not there; `Usage`."""
+    if words and words[0] in NO_COMMANDS:
+        raise Usage(f"the command '{words[0]}' {NO_COMMANDS[words[0]]}")
+
+
+def check_places(options: argparse.Namespace) -> None:
+    """Refuses flags of a command that stand before the command's own command, as in `bench -m MODEL serve`; `Usage`."""
+    for place, given in vars(options).items():
+        if place.startswith("given to ") and place != f"given to {options.program}":
+            raise Usage(f"the argument '{next(iter(given.values())).shown}' cannot be used with '{options.program}'")

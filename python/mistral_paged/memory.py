@@ -7,6 +7,7 @@ engine, over the same pool.
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 from collections.abc import Sequence
@@ -99,6 +100,16 @@ class Report:
     def fragmented_share_of_budget(self) -> float:
         """The same as a fraction of the whole KV budget."""
         return self.fragmented_bytes / self.budget_bytes
+
+
+def describe_command(command: argparse.ArgumentParser) -> None:
+    """What the help of `memory` says besides its flags."""
+    command.description = (
+        "Runs N real conversations at once over a fixed KV budget. Naive reserves the model's whole context for each and stops "
+        "where one more does not fit; paged gives out blocks as tokens need them."
+    )
+    command.add_argument("mode", choices=MODES)
+    command.add_argument("requests", type=int, metavar="N", help="requests to run at once")
 
 
 def run(

@@ -16,7 +16,7 @@ GLOBALS: dict[tuple[str, ...], tuple[str | None, Meaning]] = {
     ("--vi",): (SWITCH, LATER_IMAGES),
     ("-p", "--port"): ("PORT", ("serve", "--port")),
     ("--serve-ip",): ("IP", ("--host",)),
-    ("-l", "--log"): ("FILE", "send standard error to a file"),
+    ("-l", "--log"): ("FILE", ("--log",)),
     ("-t", "--truncate-sequence"): (SWITCH, "send truncate_sequence with a request"),
     ("--max-seqs",): ("N", ("--max-seqs",)),
     ("--no-kv-cache",): (SWITCH, ("--no-kv-cache",)),
@@ -38,6 +38,7 @@ GLOBALS: dict[tuple[str, ...], tuple[str | None, Meaning]] = {
     ("--prompt-batchsize",): ("N", ("--max-num-batched-tokens",)),
     ("--cpu",): (SWITCH, ("--cpu",)),
     ("--enable-search",): (SWITCH, LATER_TOOLS),
+    ("--enable-thinking",): (SWITCH, ("--thinking",)),
     ("--mcp-port",): ("N", LATER_TOOLS),
     ("--mcp-config",): ("FILE", LATER_TOOLS),
 }
@@ -92,6 +93,7 @@ def selector_at(argv: Sequence[str]) -> int | None:
 def read(table: dict[tuple[str, ...], tuple[str | None, Meaning]], words: Sequence[str], where: str) -> list[str]:
     """The newer flags for those of a table."""
     flags: list[str] = []
+    given: dict[str, str] = {}
     rest = list(words)
     while rest:
         name, has_value, value = rest.pop(0).partition("=")
@@ -102,6 +104,9 @@ def read(table: dict[tuple[str, ...], tuple[str | None, Meaning]], words: Sequen
         if isinstance(meaning, str):
             shown = name if metavar is SWITCH else f"{name} <{metavar}>"
             raise Usage(f"the argument '{shown}' is not supported yet; {meaning}")
+        other = given.setdefault(meaning[0], name)
+        if find(table, other) != entry:
+            raise Usage(f"the argument '{name}' cannot be used with '{other}'")
         flags += meaning
         if metavar is SWITCH:
             if has_value:

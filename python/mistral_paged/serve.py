@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mistral_paged import Runner, _core, flags
+from mistral_paged import Runner, _core, logs
+from mistral_paged.flags import Usage
 
 STATUSES = {"drained": 0, "interrupted": 130, "forced": 143}
 KINDS = ("auto", "text")
@@ -18,14 +19,10 @@ KINDS = ("auto", "text")
 OTHER_KINDS = ("multimodal", "diffusion", "speech", "embedding")
 
 
-def add(command: argparse.ArgumentParser) -> None:
-    """Arguments of `serve`."""
+def describe(command: argparse.ArgumentParser) -> None:
+    """What the help of `serve` says besides its flags."""
     command.description = "Serves a model over HTTP: OpenAI's and Anthropic's interfaces, metrics, and a page at /ui."
     command.add_argument("kind", nargs="?", default="auto", choices=(*KINDS, *OTHER_KINDS), metavar="KIND", help="auto or text")
-    flags.add(command, "server", flags.SERVER)
-    flags.add(command, "model", flags.MODEL)
-    flags.add(command, "runtime", flags.RUNTIME)
-    flags.add(command, "paged attention", flags.PAGED)
 
 
 def keys(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -39,14 +36,12 @@ def keys(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def read_keys(path: Path) -> list[dict[str, Any]]:
     """The `[[keys]]` of a TOML file, each with `key` and perhaps `tenant` and `admin`."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        raise ValueError("--api-keys needs Python 3.11 or later; give keys with --api-key")
+    from mistral_paged.config import read_toml
+
     try:
-        content = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"--api-keys: {path} cannot be read: {error}") from None
+        content = read_toml(path)
+    except ValueError as error:
+        raise ValueError(f"--api-keys: {error}") from None
     entries = content.pop("keys", None)
     if content or not isinstance(entries, list) or not entries:
         raise ValueError(f"--api-keys: {path} must have [[keys]] and nothing else, each with key, and perhaps tenant and admin")
@@ -91,9 +86,9 @@ def model_id(model: str) -> str:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuses what cannot be served, before a model is loaded."""
+    """Refuses what cannot be served, before a model is loaded; `Usage`."""
     if options.kind not in KINDS:
-        raise ValueError(f"a model of the kind '{options.kind}' cannot be served yet; text models can")
+        raise Usage(f"a model of the kind '{options.kind}' cannot be served yet; text models can")
     limits = {
         "--port": (options.port, 0, 65535),
         "--max-queued": (options.max_queued, 0, 1 << 20),
@@ -103,9 +98,9 @@ def check(options: argparse.Namespace) -> None:
     }
     for name, (value, least, most) in limits.items():
         if not least <= value <= most:
-            raise ValueError(f"{name} is {value}; it must be from {least} to {most}")
+            raise Usage(f"{name} is {value}; it must be from {least} to {most}")
     if options.request_timeout is not None and not 0 < options.request_timeout < float("inf"):
-        raise ValueError(f"--request-timeout is {options.request_timeout}; it must be seconds above 0")
+        raise Usage(f"--request-timeout is {options.request_timeout}; it must be seconds above 0")
 
 
 def serve(options: argparse.Namespace, runner: Runner, model_id: str) -> int:
@@ -119,6 +114,8 @@ def serve(options: argparse.Namespace, runner: Runner, model_id: str) -> int:
         if config["ui"] and address.startswith("http"):
             print(f"the page is at {address}/ui", file=sys.stderr)
         sys.stderr.flush()
+        if options.log is not None:
+            logs.take_standard_error(options.log)
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -1,0 +1,103 @@
+"""The model that flags ask for: which one, and the runner over it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from mistral_paged import Runner, Which
+from mistral_paged.default_model import default_model
+from mistral_paged.flags import ARCHITECTURES, CACHE_TYPES, DTYPES, GRAPHS
+from mistral_paged.hub import find_local
+
+
+def load(options: argparse.Namespace) -> Runner:
+    """The runner that the arguments ask for, with a progress bar on a terminal."""
+    with ProgressBar() as bar:
+        return Runner(
+            which=select(options),
+            max_seqs=options.max_seqs,
+            no_kv_cache=options.no_kv_cache,
+            prefix_cache_n=options.prefix_cache_n,
+            token_source=options.token_source,
+            chat_template=options.chat_template,
+            jinja_explicit=options.jinja_explicit,
+            pa_gpu_mem=options.pa_memory_mb,
+            pa_gpu_mem_usage=options.pa_memory_fraction,
+            pa_ctxt_len=options.pa_context_len,
+            pa_blk_size=options.pa_block_size,
+            pa_cache_type=CACHE_TYPES[options.pa_cache_type],
+            paged_attn=options.paged_attn == "on",
+            no_paged_attn=options.paged_attn == "off",
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            device=options.device,
+            deterministic=options.deterministic,
+            cpu_tier=options.cpu_tier,
+            num_threads=options.num_threads,
+            cuda_graphs=GRAPHS[options.cuda_graphs],
+            attention_backend=options.attention_backend,
+            seed=options.seed,
+            fairness=options.fairness,
+            load_progress=bar.update,
+        )
+
+
+def select(options: argparse.Namespace) -> Which:
+    """Which model: a GGUF file when one is named, else a folder or hub id."""
+    dtype = DTYPES[options.dtype]
+    model = options.model_id
+    if model is None:
+        if options.quantized_file is not None:
+            raise ValueError("-f names a file in a model; name the model with -m")
+        model = str(default_model())
+    if options.quantized_file is None and not has_gguf(find_local(model)):
+        if options.tok_model_id is not None:
+            raise ValueError("--tok-model-id goes with a GGUF file; name it with -f")
+        return Which.Plain(
+            model,
+            arch=ARCHITECTURES.get(options.arch),
+            tokenizer_json=options.tokenizer,
+            dtype=dtype,
+            hf_cache_path=options.hf_cache,
+        )
+    if options.arch is not None:
+        raise ValueError("--arch goes with a model in Hugging Face layout; a GGUF file names its own")
+    return Which.GGUF(
+        model,
+        options.quantized_file.split(";") if options.quantized_file is not None else None,
+        tok_model_id=options.tok_model_id,
+        dtype=dtype,
+        tokenizer_json=options.tokenizer,
+        hf_cache_path=options.hf_cache,
+    )
+
+
+def has_gguf(path: Path | None) -> bool:
+    """Whether a local model is a GGUF file, or a folder that has such files and is not in Hugging Face layout."""
+    if path is None:
+        return False
+    return path.suffix == ".gguf" if path.is_file() else not (path / "config.json").exists() and any(path.glob("*.gguf"))
+
+
+class ProgressBar:
+    """Bytes of weights loaded, on standard error when that is a terminal."""
+
+    WIDTH = 40
+
+    def __init__(self) -> None:
+        self.shown = sys.stderr.isatty()
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def update(self, done: int, total: int) -> None:
+        """Draws the bar."""
+        if self.shown and total > 0:
+            full = self.WIDTH * done // total
+            bar = "#" * full + "." * (self.WIDTH - full)
+            print(f"\rloading [{bar}] {done >> 20}/{total >> 20} MB", end="", file=sys.stderr, flush=True)
