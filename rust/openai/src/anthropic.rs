@@ -212,7 +212,7 @@ pub fn stop_reason(reason: FinishReason, stop_sequence: Option<&str>, output_tok
 }
 
 /// A message's head, without content.
-pub fn message(id: &str, model: &str, content: Vec<Value>, ended: Option<(&str, Option<&str>)>, usage: MessageUsage) -> Value {
+pub fn message(id: &str, model: &str, content: &[Value], ended: Option<(&str, Option<&str>)>, usage: MessageUsage) -> Value {
     json!({
         "id": id,
         "type": "message",
@@ -229,6 +229,6 @@ pub fn message(id: &str, model: &str, content: Vec<Value>, ended: Option<(&str, 
 pub fn complete(id: &str, model: &str, choice: &CompletionChoice, usage: &Usage, max_tokens: usize) -> Value {
     let stop = choice.stop_sequence.as_deref();
     let reason = stop_reason(choice.finish_reason, stop, usage.completion_tokens, max_tokens);
-    let content = vec![json!({ "type": "text", "text": choice.text })];
-    message(id, model, content, Some((reason, stop)), MessageUsage::new(usage))
+    let content = [json!({ "type": "text", "text": choice.text })];
+    message(id, model, &content, Some((reason, stop)), MessageUsage::new(usage))
 }

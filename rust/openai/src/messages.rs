@@ -48,7 +48,7 @@ fn parse_one(index: usize, message: Value, context: &ModelContext) -> Result<Mes
     }
     let content = match message.shift_remove("content") {
         Some(Value::String(text)) => MessageContent::Text(text),
-        Some(Value::Array(parts)) => MessageContent::Parts(check_parts(&place, parts)?),
+        Some(Value::Array(parts)) => MessageContent::Parts(check_parts(&place, &parts)?),
         Some(_) => return Err(ApiError::value(format!("{place}.content"), "must be a string or a list of parts")),
         None if role == "assistant" => MessageContent::Text(String::new()),
         None => return Err(ApiError::missing(&format!("{place}.content"), "give a string or a list of parts")),
@@ -56,18 +56,18 @@ fn parse_one(index: usize, message: Value, context: &ModelContext) -> Result<Mes
     Ok(Message { role, content, extra: message })
 }
 
-fn check_parts(place: &str, parts: Vec<Value>) -> Result<Vec<Value>, ApiError> {
+fn check_parts(place: &str, parts: &[Value]) -> Result<Vec<Value>, ApiError> {
     if parts.is_empty() {
         return Err(ApiError::value(format!("{place}.content"), "is an empty list; give a string or at least one text part"));
     }
-    parts.into_iter().enumerate().map(|(i, part)| check_part(&format!("{place}.content[{i}]"), part)).collect()
+    parts.iter().enumerate().map(|(i, part)| check_part(&format!("{place}.content[{i}]"), part)).collect()
 }
 
 /// A part of text, in the engine's form.
-fn check_part(place: &str, part: Value) -> Result<Value, ApiError> {
+fn check_part(place: &str, part: &Value) -> Result<Value, ApiError> {
     let text = |text: &Value| text.as_str().map(|text| serde_json::json!({ "type": "text", "text": text }));
-    if let Value::String(_) = part {
-        return text(&part).ok_or_else(|| ApiError::value(place, "must be an object"));
+    if part.is_string() {
+        return text(part).ok_or_else(|| ApiError::value(place, "must be an object"));
     }
     match part.get("type").and_then(Value::as_str) {
         Some("text" | "input_text" | "output_text") => {

@@ -280,7 +280,7 @@ pub fn text_part(text: &str, logprobs: Option<ChatLogprobs>) -> Value {
 }
 
 /// A message of these parts.
-pub fn message_item(id: &str, status: &str, content: Vec<Value>) -> Value {
+pub fn message_item(id: &str, status: &str, content: &[Value]) -> Value {
     json!({ "type": "message", "id": id, "status": status, "role": "assistant", "content": content })
 }
 

@@ -121,8 +121,8 @@ mod tests {
         }
     }
 
-    fn delta(index: usize) -> Event {
-        Ok(OutputEvent::Delta { index, text: String::new(), logprobs: Vec::new() })
+    fn delta(index: usize) -> OutputEvent {
+        OutputEvent::Delta { index, text: String::new(), logprobs: Vec::new() }
     }
 
     #[test]
@@ -134,8 +134,8 @@ mod tests {
         let waker = Waker::from(Arc::clone(&count));
         let mut context = Context::from_waker(&waker);
         assert!(mailbox.poll(&mut context).is_pending());
-        assert!(first.take(&mut vec![delta(3)]).is_continue());
-        assert!(second.take(&mut vec![delta(4), delta(5)]).is_continue());
+        assert!(first.take(&mut vec![Ok(delta(3))]).is_continue());
+        assert!(second.take(&mut vec![Ok(delta(4)), Ok(delta(5))]).is_continue());
         assert_eq!(lock(&bell.wakers).len(), 1);
         let Poll::Ready(events) = mailbox.poll(&mut context) else { panic!("no events") };
         let indices = events.into_iter().map(|(number, event)| match event {
@@ -150,8 +150,8 @@ mod tests {
     fn a_reader_that_does_not_come_ends_its_request() {
         let mailbox = Mailbox::new(&Arc::default());
         let mut sink = mailbox.sink(0);
-        assert!(sink.take(&mut vec![delta(0)]).is_continue());
+        assert!(sink.take(&mut vec![Ok(delta(0))]).is_continue());
         lock(&mailbox.letters).since = Instant::now().checked_sub(STUCK * 2);
-        assert!(sink.take(&mut vec![delta(0)]).is_break());
+        assert!(sink.take(&mut vec![Ok(delta(0))]).is_break());
     }
 }

@@ -247,7 +247,7 @@ impl Metrics {
     }
 
     /// Tokens of prompts that were not found in the prefix cache, by reason.
-    pub fn misses(&self, stats: &KvCacheStats) -> Value {
+    pub fn misses(stats: &KvCacheStats) -> Value {
         MissReason::ALL.iter().zip(stats.prefix_missed_tokens).map(|(reason, tokens)| (reason.name(), tokens)).collect()
     }
 
@@ -354,17 +354,14 @@ impl Observed {
     fn token(&mut self, choice: (usize, usize)) {
         let Some(last) = &mut self.last_token else { return };
         let now = Instant::now();
-        match last.iter_mut().find(|(which, _)| *which == choice) {
-            Some((_, before)) => {
-                self.between_tokens.observe((now - *before).as_secs_f64());
-                *before = now;
-            }
-            None => {
-                if last.iter().all(|((request, _), _)| *request != choice.0) {
-                    self.first_token.observe((now - self.started).as_secs_f64());
-                }
-                last.push((choice, now));
-            }
+        if let Some((_, before)) = last.iter_mut().find(|(which, _)| *which == choice) {
+            self.between_tokens.observe((now - *before).as_secs_f64());
+            *before = now;
+            return;
         }
+        if last.iter().all(|((request, _), _)| *request != choice.0) {
+            self.first_token.observe((now - self.started).as_secs_f64());
+        }
+        last.push((choice, now));
     }
 }

@@ -21,7 +21,7 @@ pub struct Kept {
     /// The conversation up to it, its own text at the end.
     pub chat: Vec<Message>,
     tenant: Option<Arc<str>>,
-    kept_at: Instant,
+    since: Instant,
     num_bytes: usize,
 }
 
@@ -50,9 +50,9 @@ impl Store {
         let mut inner = self.lock();
         inner.num_bytes += num_bytes;
         inner.order.push_back(id.to_owned());
-        inner.by_id.insert(id.to_owned(), Arc::new(Kept { response, chat, tenant, kept_at: Instant::now(), num_bytes }));
+        inner.by_id.insert(id.to_owned(), Arc::new(Kept { response, chat, tenant, since: Instant::now(), num_bytes }));
         while let Some(oldest) = inner.order.front() {
-            let is_old = inner.by_id.get(oldest).is_none_or(|kept| kept.kept_at.elapsed() > MAX_AGE);
+            let is_old = inner.by_id.get(oldest).is_none_or(|kept| kept.since.elapsed() > MAX_AGE);
             if !is_old && inner.num_bytes <= MAX_BYTES {
                 return;
             }
@@ -65,7 +65,7 @@ impl Store {
     /// A response of this tenant; `None` when it is not there any more.
     pub fn get(&self, id: &str, tenant: Option<&Arc<str>>) -> Option<Arc<Kept>> {
         let kept = self.lock().by_id.get(id).cloned()?;
-        (kept.tenant.as_ref() == tenant && kept.kept_at.elapsed() <= MAX_AGE).then_some(kept)
+        (kept.tenant.as_ref() == tenant && kept.since.elapsed() <= MAX_AGE).then_some(kept)
     }
 
     /// Forgets a response of this tenant; whether it was there.

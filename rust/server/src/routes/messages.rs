@@ -76,7 +76,7 @@ impl MessageFrames {
             return;
         }
         let usage = MessageUsage { input_tokens: self.num_prompt_tokens, ..MessageUsage::default() };
-        let head = message(&self.envelope.id, &self.envelope.model, Vec::new(), None, usage);
+        let head = message(&self.envelope.id, &self.envelope.model, &[], None, usage);
         named(out, "message_start", &json!({ "type": "message_start", "message": head }));
         let block = json!({ "type": "content_block_start", "index": 0, "content_block": { "type": "text", "text": "" } });
         named(out, "content_block_start", &block);

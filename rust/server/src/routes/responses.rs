@@ -38,7 +38,7 @@ struct Making {
 }
 
 impl Making {
-    async fn begin(app: &Arc<App>, caller: Caller, request: ResponsesRequest) -> Result<(Self, openai::Generation), ApiError> {
+    fn begin(app: &Arc<App>, caller: Caller, request: ResponsesRequest) -> Result<(Self, openai::Generation), ApiError> {
         let chat = conversation(app, &caller, &request)?;
         let generation = request.generation(chat.clone())?;
         app.check_model(generation.model.as_deref())?;
@@ -49,7 +49,7 @@ impl Making {
     /// The complete response, kept if it is to be.
     fn end(&mut self, text: String, logprobs: Option<Vec<TokenLogprobs>>, reason: FinishReason, usage: engine::Usage) -> Value {
         let part = text_part(&text, logprobs.map(ChatLogprobs::new));
-        let item = message_item(&self.item_id, item_status(reason), vec![part]);
+        let item = message_item(&self.item_id, item_status(reason), &[part]);
         let progress = Progress { item: Some(item), ended: Some(Ended::Finished(reason)), usage: Some(usage) };
         let response = self.request.response(&self.envelope, &progress);
         if self.request.store() {
@@ -89,7 +89,7 @@ pub async fn create(
     bytes: Body,
 ) -> Result<Response, Failure> {
     let request = ResponsesRequest::parse(&body(&app, &headers, bytes).await?)?;
-    let (mut making, generation) = Making::begin(&app, caller.clone(), request).await?;
+    let (mut making, generation) = Making::begin(&app, caller.clone(), request)?;
     let running = start(&app, &caller, generation).await?;
     if running.delivery.stream {
         let wants_logprobs = running.wants_logprobs;
@@ -117,7 +117,7 @@ pub async fn input_tokens(
     bytes: Body,
 ) -> Result<Json<Value>, Failure> {
     let request = ResponsesRequest::parse(&body(&app, &headers, bytes).await?)?;
-    let (_, generation) = Making::begin(&app, caller, request).await?;
+    let (_, generation) = Making::begin(&app, caller, request)?;
     let engine = app.engine.clone();
     let count = blocking(move || match generation.requests.into_iter().next().map(|request| request.prompt) {
         Some(engine::Prompt::Chat { messages, options }) => engine.tokenize_chat(&messages, &options).map(|ids| ids.len()),
@@ -195,7 +195,7 @@ impl ResponseFrames {
         let head = self.making.request.response(&self.making.envelope, &Progress::default());
         self.event(out, "response.created", json!({ "response": head }));
         self.event(out, "response.in_progress", json!({ "response": head }));
-        let item = message_item(&self.making.item_id, "in_progress", Vec::new());
+        let item = message_item(&self.making.item_id, "in_progress", &[]);
         self.event(out, "response.output_item.added", json!({ "output_index": 0, "item": item }));
         self.text_event(out, "response.content_part.added", json!({ "part": text_part("", None) }));
     }

@@ -26,7 +26,7 @@ use tokio::sync::watch;
 use crate::{
     app::App,
     errors::{Failure, not_found},
-    metrics::fragmented_bytes,
+    metrics::{Metrics, fragmented_bytes},
     streaming::data,
 };
 
@@ -185,7 +185,7 @@ pub fn view(app: &App, snapshot: &PoolSnapshot) -> Value {
             "paused": stats.paused,
         },
         "tier": { "blocks": stats.tier.blocks, "bytes": stats.tier.blocks as u64 * stats.tier.bytes_per_block },
-        "misses": app.metrics.misses(stats),
+        "misses": Metrics::misses(stats),
         "block_bytes": engine.block_bytes(),
         "fragmented_bytes": fragmented_bytes(stats, engine.block_bytes()),
         "held_bytes": stats.blocks_used as u64 * engine.block_bytes(),
