@@ -35,7 +35,7 @@ impl OneOrMany {
 pub struct StreamOptions {
     /// The usage comes in a chunk of its own before the end.
     pub include_usage: Option<bool>,
-    /// Every chunk has the usage so far.
+    /// Every chunk has the usage so far; means nothing without `include_usage`, as at vLLM.
     pub continuous_usage_stats: Option<bool>,
     /// True anyway when false or left out.
     pub include_obfuscation: Option<bool>,
@@ -181,14 +181,20 @@ impl SamplingFields {
         if biases.len() > MAX_LOGIT_BIAS {
             return Err(ApiError::value("logit_bias", format!("has {} entries; {MAX_LOGIT_BIAS} at most", biases.len())));
         }
-        let entry = |(id, bias): (&String, &f32)| match id.parse() {
-            Ok(id) => Ok((id, *bias)),
-            Err(_) => Err(ApiError::value(
-                "logit_bias",
-                format!("has the key {:?}, which is no token id", id.chars().take(32).collect::<String>()),
-            )),
-        };
-        biases.iter().map(entry).collect()
+        let mut wrong: Vec<String> = Vec::new();
+        let mut entries = Vec::with_capacity(biases.len());
+        for (id, bias) in biases {
+            match id.parse() {
+                Ok(id) => entries.push((id, *bias)),
+                Err(_) => wrong.push(format!("{:?}", id.chars().take(32).collect::<String>())),
+            }
+        }
+        if wrong.is_empty() {
+            return Ok(entries);
+        }
+        wrong.sort();
+        wrong.truncate(8);
+        Err(ApiError::value("logit_bias", format!("has keys that are no token ids: {}", wrong.join(", "))))
     }
 
     fn stop(&self) -> Result<Vec<String>, ApiError> {
@@ -226,11 +232,11 @@ impl SamplingFields {
         if options.include_obfuscation == Some(true) {
             return Err(ApiError::unsupported("stream_options.include_obfuscation", "leave it out"));
         }
-        let continuous_usage = options.continuous_usage_stats.unwrap_or(false);
+        let include_usage = options.include_usage.unwrap_or(false);
         Ok(Delivery {
             stream,
-            include_usage: options.include_usage.unwrap_or(false) || continuous_usage,
-            continuous_usage,
+            include_usage,
+            continuous_usage: include_usage && options.continuous_usage_stats.unwrap_or(false),
             include_stop: self.include_stop_str_in_output.unwrap_or(false),
         })
     }

@@ -122,7 +122,7 @@ mod tests {
     }
 
     fn delta(index: usize) -> Event {
-        Ok(OutputEvent::Delta { index, text: String::new(), logprobs: Vec::new() })
+        Ok(OutputEvent::Delta { index, text: String::new(), logprobs: Vec::new(), num_tokens: 0 })
     }
 
     #[test]

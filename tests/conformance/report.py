@@ -1,0 +1,2 @@
+from . import llama_cpp, sglang, vllm
+FILES = (*llama_cpp.FILES, *vllm.FILES, *sglang.FILES)
