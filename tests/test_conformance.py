@@ -87,3 +87,14 @@ def test_a_peers_case(servers: Servers, file: File, case: Case) -> None:
     check_fields(exchange.answer, case.fields)
     if case.holds is not None:
         assert case.holds(exchange) is not False
+
+
+def test_there_are_150_cases_of_three_peers_each_with_a_name_of_its_own() -> None:
+    names = [(file.peer, file.path, case.test, case.what) for file, case in CASES]
+    assert len(names) == len(set(names))
+    assert len({peer for peer, *_ in names}) == 3
+    assert sum(not case.differs for _, case in CASES) >= 150
+
+
+def test_the_page_lists_these_cases() -> None:
+    assert report.PAGE.read_text() == report.page(), "run python tests/conformance/report.py"
