@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import schemathesis
-from schemathesis.specs.openapi.checks import positive_data_acceptance
+from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
 BEYOND_A_SCHEMA = {
     "context_length_exceeded": "the length is the tokenizer's",
@@ -42,8 +42,12 @@ def is_refused_for_no_schema_can_say(response: Any, case: Any) -> bool:
     # Anthropic's form has no param.
     names = {param, f"{case.path} {param}", error["message"].partition(" ")[0]}
     named = error.get("code") in BEYOND_A_SCHEMA or not names.isdisjoint(OF_SEVERAL_KEYS)
-    numbers = [value for value in case.body.values() if isinstance(value, float)] if isinstance(case.body, dict) else []
-    return named or any(0 < number < LEAST_FLOAT for number in numbers)
+    return named or "maximum context length" in error["message"] or has_a_vanishing_number(case)
+
+
+def has_a_vanishing_number(case: Any) -> bool:
+    values = case.body.values() if isinstance(case.body, dict) else ()
+    return any(isinstance(value, float) and 0 < abs(value) < LEAST_FLOAT for value in values)
 
 
 @schemathesis.check
@@ -52,3 +56,9 @@ def acceptance_of_the_documents_form(ctx: Any, response: Any, case: Any) -> bool
     if is_refused_for_no_schema_can_say(response, case):
         return None
     return positive_data_acceptance(ctx, response, case)
+
+
+@schemathesis.check
+def refusal_of_other_forms(ctx: Any, response: Any, case: Any) -> bool | None:
+    """`negative_data_rejection`, but for numbers that are 0 in 32 bits."""
+    return None if has_a_vanishing_number(case) else negative_data_rejection(ctx, response, case)

@@ -4,11 +4,14 @@ use engine::{
     CompletionChoice, FinishReason, GenerationRequest, Message, MessageContent, Prompt, RenderOptions, SamplingParams, Usage,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    ApiError, Delivery, Fields, Generation, MAX_STOPS, ModelContext, Rule, fields::fields, messages, sampling::is_empty,
+    ApiError, Delivery, Fields, Generation, MAX_STOPS, ModelContext, Rule,
+    fields::{fields, without_fractions},
+    messages,
+    sampling::is_empty,
 };
 
 /// Claude Code's first system block: a number that is new each time and would make every prompt a new one to the prefix cache.
@@ -63,7 +66,15 @@ pub struct Thinking {
     #[schemars(extend("enum" = ["enabled", "adaptive", "disabled"]))]
     pub kind: String,
     /// Tokens of thinking at most; the template is told to think, and nothing bounds it yet.
+    #[serde(default, deserialize_with = "whole")]
     pub budget_tokens: Option<usize>,
+}
+
+/// An integer within an object, however it is written.
+fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<usize>, D::Error> {
+    let mut value = Value::deserialize(deserializer)?;
+    without_fractions(&mut value);
+    serde_json::from_value(value).map_err(D::Error::custom)
 }
 
 const RULES: &[(&str, Rule)] = &[

@@ -84,7 +84,7 @@ impl Fields {
 }
 
 /// An integer is one however it is written: 16.0 is 16. Objects are left as they came.
-fn without_fractions(value: &mut Value) {
+pub fn without_fractions(value: &mut Value) {
     match value {
         Value::Number(number) if number.is_f64() => {
             let whole = number.as_f64().filter(|x| x.fract() == 0.0 && x.abs() < (1_u64 << 53) as f64);

@@ -150,7 +150,7 @@ fn operation((method, path, summary, required): Route, vocab_size: usize) -> Val
                 forbid_null(property);
             }
         }
-        let mut schema = json!({ "type": "object", "properties": properties, "additionalProperties": false });
+        let mut schema = json!({ "type": "object", "properties": properties, "additionalProperties": { "type": "null" } });
         if !required.is_empty() {
             schema["required"] = json!(required);
         }
