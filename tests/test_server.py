@@ -405,6 +405,33 @@ def test_what_is_honoured_true_anyway_or_a_label_is_accepted(server: Server, fie
     assert reply.status == 200, reply.body
 
 
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/messages", {"messages": [["Hello"]], "max_tokens": 1}, "messages[0]"),
+    ("/v1/messages", {"messages": ["Hello"], "max_tokens": 1}, "messages[0]"),
+    ("/v1/messages/count_tokens", {"messages": HELLO, "temperature": -1}, "temperature"),
+    ("/v1/messages/count_tokens", {"messages": HELLO, "stop_sequences": [""]}, "stop_sequences[0]"),
+    ("/v1/responses/input_tokens", {"input": "Hello", "top_p": 2}, "top_p"),
+    ("/apply-template", {"messages": HELLO, "min_p": 2}, "min_p"),
+    ("/detokenize", {"tokens": [1, 512]}, "tokens[1]"),
+    ("/v1/completions", {"prompt": "Hello", "deadline": 1e-9}, "deadline"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param"), REFUSED, ids=[f"{path}-{param}" for path, _, param in REFUSED])
+def test_routes_that_only_count_or_convert_refuse_by_name_as_well(
+    server: Server, path: str, body: dict[str, Any], param: str
+) -> None:
+    reply = server.post(path, body)
+    assert reply.status == 400, reply.body
+    assert param in reply.json["error"]["message"]
+
+
+def test_an_integer_may_be_written_with_a_point(server: Server) -> None:
+    pointed, plain = (server.complete(prompt=prompt, max_tokens=most).json for prompt, most in (([47.0, 76.0], 3.0), ([47, 76], 3)))
+    assert pointed["choices"] == plain["choices"]
+    assert server.complete(max_tokens=3.5).error["param"] == "max_tokens"
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"3", b"null", b'"x"', b'{"messages": NaN}', b"\xff\xfe", b"[" * 300])
 def test_a_body_that_is_no_object_is_one_400(server: Server, body: bytes) -> None:
     reply = server.post("/v1/chat/completions", body)

@@ -101,6 +101,8 @@ pub enum OutputEvent {
         text: String,
         /// Log probabilities of the tokens since the last delta, when asked for.
         logprobs: Vec<TokenLogprobs>,
+        /// Tokens that the choice has generated so far.
+        num_tokens: usize,
     },
     /// The hidden state of the prompt's last token behind the output norm, `[hidden_size]`: all that comes before the end of a
     /// request with [`crate::OutputKind::Vector`].
@@ -120,6 +122,8 @@ pub enum OutputEvent {
         stop_sequence: Option<String>,
         /// What went wrong, for [`FinishReason::Error`].
         error: Option<String>,
+        /// Tokens that it has generated.
+        num_tokens: usize,
         /// What it came to, when it is to be kept.
         sequence: Option<Sequence>,
     },
@@ -212,7 +216,7 @@ impl CompletionCollector {
     /// Takes one event; the answer is complete with the last.
     pub fn push(&mut self, event: OutputEvent) -> Option<Completion> {
         match event {
-            OutputEvent::Delta { index, text, logprobs } => {
+            OutputEvent::Delta { index, text, logprobs, .. } => {
                 let choice = self.choice(index);
                 choice.text.push_str(&text);
                 if let Some(all) = &mut choice.logprobs {
@@ -224,7 +228,7 @@ impl CompletionCollector {
                 self.choice(index).vector = Some(values);
                 None
             }
-            OutputEvent::Finished { index, reason, stop_sequence, error, sequence } => {
+            OutputEvent::Finished { index, reason, stop_sequence, error, sequence, .. } => {
                 let choice = self.choice(index);
                 choice.finish_reason = reason;
                 choice.stop_sequence = stop_sequence;

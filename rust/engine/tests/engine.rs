@@ -373,7 +373,7 @@ fn an_answer_that_is_not_streamed_comes_as_one_delta() {
     let want = engine.submit(request(4, 30, 20)).unwrap().wait().unwrap().choices.remove(0);
     let stream = engine.submit(GenerationRequest { stream: false, ..request(4, 30, 20) }).unwrap();
     let next = || stream.next_timeout(Duration::from_secs(20)).unwrap().expect("an event in time");
-    let OutputEvent::Delta { index: 0, text, logprobs } = next() else { panic!("no delta") };
+    let OutputEvent::Delta { index: 0, text, logprobs, .. } = next() else { panic!("no delta") };
     let ids = |logprobs: &[TokenLogprobs]| logprobs.iter().map(|token| token.token_id).collect::<Vec<_>>();
     assert_eq!((&text, ids(&logprobs)), (&want.text, ids(want.logprobs.as_ref().unwrap())));
     assert!(matches!(next(), OutputEvent::Finished { index: 0, reason: FinishReason::Length, .. }));

@@ -3,11 +3,16 @@
 use engine::{
     CompletionChoice, FinishReason, GenerationRequest, Message, MessageContent, Prompt, RenderOptions, SamplingParams, Usage,
 };
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use serde_json::{Map, Value, json};
 
-use crate::{ApiError, Delivery, Fields, Generation, ModelContext, Rule, fields::fields, messages, sampling::is_empty};
+use crate::{
+    ApiError, Delivery, Fields, Generation, MAX_STOPS, ModelContext, Rule,
+    fields::{fields, without_fractions},
+    messages,
+    sampling::is_empty,
+};
 
 /// Claude Code's first system block: a number that is new each time and would make every prompt a new one to the prefix cache.
 const BILLING_HEADER: &str = "x-anthropic-billing-header:";
@@ -18,18 +23,24 @@ fields! {
         /// The model's id, `default`, or another of its names.
         model: String,
         /// The conversation: objects with `role` ("user" or "assistant") and `content`, a string or a list of text blocks.
+        #[schemars(schema_with = "messages::schema")]
         messages: Vec<Value>,
         /// The system prompt: a string or a list of text blocks.
+        #[schemars(schema_with = "system_schema")]
         system: Value,
         /// Generated tokens at most; required.
+        #[schemars(range(min = 1))]
         max_tokens: usize,
         /// Divides the logits; 0 is greedy.
+        #[schemars(range(min = 0.0))]
         temperature: f32,
         /// The likeliest tokens of that probability together.
+        #[schemars(range(max = 1.0), extend("exclusiveMinimum" = 0))]
         top_p: f32,
         /// The k likeliest tokens; 0 is off.
         top_k: usize,
         /// Strings that end the text.
+        #[schemars(length(max = MAX_STOPS.0), inner(length(min = 1, max = MAX_STOPS.1)))]
         stop_sequences: Vec<String>,
         /// Sends server-sent events.
         stream: bool,
@@ -52,9 +63,18 @@ pub struct Metadata {
 pub struct Thinking {
     /// "enabled", "adaptive" or "disabled".
     #[serde(rename = "type")]
+    #[schemars(extend("enum" = ["enabled", "adaptive", "disabled"]))]
     pub kind: String,
     /// Tokens of thinking at most; the template is told to think, and nothing bounds it yet.
+    #[serde(default, deserialize_with = "whole")]
     pub budget_tokens: Option<usize>,
+}
+
+/// An integer within an object, however it is written.
+fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<usize>, D::Error> {
+    let mut value = Value::deserialize(deserializer)?;
+    without_fractions(&mut value);
+    serde_json::from_value(value).map_err(D::Error::custom)
 }
 
 const RULES: &[(&str, Rule)] = &[
@@ -84,18 +104,13 @@ impl MessagesRequest {
         Ok(request)
     }
 
-    /// The model that is asked.
-    pub fn model(&self) -> Option<&str> {
-        self.fields.model.as_deref()
-    }
-
     /// Generated tokens at most, as the request says.
     pub fn max_tokens(&self) -> Option<usize> {
         self.fields.max_tokens
     }
 
     /// The conversation, and what its template gets.
-    pub fn chat(&self, context: &ModelContext) -> Result<(Vec<Message>, RenderOptions), ApiError> {
+    fn chat(&self, context: &ModelContext) -> Result<(Vec<Message>, RenderOptions), ApiError> {
         let fields = &self.fields;
         let given = fields.messages.clone().ok_or_else(|| ApiError::missing("messages", "give at least one message"))?;
         let mut chat: Vec<Message> = system(fields.system.as_ref())?.into_iter().collect();
@@ -115,6 +130,12 @@ impl MessagesRequest {
             ..RenderOptions::default()
         };
         Ok((chat, options))
+    }
+
+    /// As [`Self::into_generation`], of a request whose tokens are only counted, and which may leave `max_tokens` out.
+    pub fn into_count(mut self, context: &ModelContext) -> Result<Generation, ApiError> {
+        self.fields.max_tokens.get_or_insert(1);
+        self.into_generation(context)
     }
 
     /// Checks it, in the engine's terms.
@@ -145,6 +166,11 @@ impl MessagesRequest {
             user: fields.metadata.and_then(|metadata| metadata.user_id),
         })
     }
+}
+
+fn system_schema(_: &mut SchemaGenerator) -> Schema {
+    let text = json!({ "type": "object", "properties": { "type": { "const": "text" }, "text": { "type": "string" } }, "required": ["type", "text"] });
+    json_schema!({ "anyOf": [{ "type": "string" }, { "type": "array", "items": text }, { "type": "null" }] })
 }
 
 /// The system prompt as a message.

@@ -18,16 +18,21 @@ fields! {
         /// The model's id, `default`, or another of its names.
         model: String,
         /// The conversation: objects with `role` and `content`, which is a string or a list of parts.
+        #[schemars(schema_with = "messages::schema")]
         messages: Vec<Value>,
         /// Generated tokens at most; the older name.
+        #[schemars(range(min = 1))]
         max_tokens: usize,
         /// Generated tokens at most.
+        #[schemars(range(min = 1))]
         max_completion_tokens: usize,
         /// Log probabilities of the answer's tokens.
         logprobs: bool,
         /// Of that many likeliest tokens at each position, 20 at most.
+        #[schemars(range(max = MAX_TOP_LOGPROBS))]
         top_logprobs: usize,
         /// How much a reasoning model thinks: none, minimal, low, medium, high or xhigh.
+        #[schemars(extend("enum" = ["off", "none", "minimal", "low", "medium", "high", "xhigh", "max", null]))]
         reasoning_effort: String,
         /// Whether a reasoning model thinks.
         enable_thinking: bool,
@@ -51,6 +56,7 @@ fields! {
 pub struct ResponseFormat {
     /// "text"; others come with structured output.
     #[serde(rename = "type")]
+    #[schemars(extend("enum" = ["text"]))]
     pub kind: String,
 }
 

@@ -20,13 +20,13 @@ const MAX_LOGPROBS: usize = 20;
 #[serde(untagged, expecting = "it must be a string, a list of strings, a list of token ids, or a list of such lists")]
 pub enum Prompts {
     /// A text.
-    Text(String),
+    Text(#[schemars(length(min = 1))] String),
     /// Token ids.
-    Ids(Vec<u32>),
+    Ids(#[schemars(length(min = 1))] Vec<u32>),
     /// Texts.
-    Texts(Vec<String>),
+    Texts(#[schemars(length(min = 1), inner(length(min = 1)))] Vec<String>),
     /// Lists of token ids.
-    IdLists(Vec<Vec<u32>>),
+    IdLists(#[schemars(length(min = 1), inner(length(min = 1)))] Vec<Vec<u32>>),
 }
 
 impl Prompts {
@@ -49,14 +49,18 @@ fields! {
         /// What to continue.
         prompt: Prompts,
         /// Generated tokens at most; 16 unless given.
+        #[schemars(range(min = 1))]
         max_tokens: usize,
         /// The same.
+        #[schemars(range(min = 1))]
         max_completion_tokens: usize,
         /// Log probabilities of that many likeliest tokens at each position, 20 at most.
+        #[schemars(range(max = MAX_LOGPROBS))]
         logprobs: usize,
         /// The prompt goes before each continuation; with `logprobs` it has log probabilities as well.
         echo: bool,
         /// So many continuations are made, and the `n` likeliest are returned.
+        #[schemars(range(min = 1, max = MAX_CHOICES))]
         best_of: usize,
         /// Goes behind each continuation.
         suffix: String,

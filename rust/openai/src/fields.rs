@@ -47,7 +47,8 @@ impl Fields {
     /// The value of a key; `None` when it is absent.
     pub fn take<T: DeserializeOwned>(&mut self, key: &'static str) -> Result<Option<T>, ApiError> {
         self.known.push(key);
-        let Some(value) = self.rest.shift_remove(key) else { return Ok(None) };
+        let Some(mut value) = self.rest.shift_remove(key) else { return Ok(None) };
+        without_fractions(&mut value);
         serde_path_to_error::deserialize(value).map(Some).map_err(|error| {
             let path = error.path().to_string();
             let param = match path.as_str() {
@@ -79,6 +80,20 @@ impl Fields {
         };
         let message = format!("Unrecognized request argument supplied: {shown}{advice}");
         Err(ApiError::invalid("unknown_parameter", shown, message))
+    }
+}
+
+/// An integer is one however it is written: 16.0 is 16. Objects are left as they came.
+pub fn without_fractions(value: &mut Value) {
+    match value {
+        Value::Number(number) if number.is_f64() => {
+            let whole = number.as_f64().filter(|x| x.fract() == 0.0 && x.abs() < (1_u64 << 53) as f64);
+            if let Some(whole) = whole {
+                *value = Value::from(whole as i64);
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(without_fractions),
+        _ => {}
     }
 }
 

@@ -45,7 +45,7 @@ pub struct Delivery {
     pub stream: bool,
     /// The last chunk has the usage.
     pub include_usage: bool,
-    /// Every chunk has the usage so far.
+    /// Every chunk has the usage so far; needs `include_usage`.
     pub continuous_usage: bool,
     /// The stop string is part of the text.
     pub include_stop: bool,

@@ -1,9 +1,33 @@
 //! Messages of a chat.
 
 use engine::{Message, MessageContent};
-use serde_json::{Map, Value};
+use schemars::{Schema, SchemaGenerator, json_schema};
+use serde_json::{Map, Value, json};
 
 use crate::{ApiError, MAX_MESSAGES, ModelContext};
+
+/// What messages are, in JSON Schema.
+pub fn schema(_: &mut SchemaGenerator) -> Schema {
+    let text = json!({
+        "type": "object",
+        "properties": { "type": { "enum": ["text", "input_text", "output_text"] }, "text": { "type": "string" } },
+        "required": ["type", "text"],
+    });
+    let part = json!({ "anyOf": [text, { "type": "string" }] });
+    let content = json!({ "anyOf": [{ "type": "string" }, { "type": "array", "items": part, "minItems": 1 }] });
+    // An assistant that only called tools has said nothing.
+    let said = json!({ "anyOf": [content, { "type": "null" }] });
+    let message = json!({ "anyOf": [
+        { "type": "object", "properties": { "role": { "type": "string" }, "content": content }, "required": ["role", "content"] },
+        { "type": "object", "properties": { "role": { "const": "assistant" }, "content": said }, "required": ["role"] },
+    ] });
+    json_schema!({ "type": "array", "items": message, "minItems": 1 })
+}
+
+/// The same, or null.
+pub fn nullable_schema(generator: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "anyOf": [schema(generator), { "type": "null" }] })
+}
 
 /// Checks messages and turns them into the engine's.
 pub fn parse(messages: Vec<Value>, context: &ModelContext) -> Result<Vec<Message>, ApiError> {
@@ -65,7 +89,7 @@ fn check_parts(place: &str, parts: &[Value]) -> Result<Vec<Value>, ApiError> {
 
 /// A part of text, in the engine's form.
 fn check_part(place: &str, part: &Value) -> Result<Value, ApiError> {
-    let text = |text: &Value| text.as_str().map(|text| serde_json::json!({ "type": "text", "text": text }));
+    let text = |text: &Value| text.as_str().map(|text| json!({ "type": "text", "text": text }));
     if part.is_string() {
         return text(part).ok_or_else(|| ApiError::value(place, "must be an object"));
     }

@@ -37,8 +37,9 @@ pub struct Usage {
     pub completion_tokens: usize,
     /// Both.
     pub total_tokens: usize,
-    /// Of the prompts'.
-    pub prompt_tokens_details: PromptTokensDetails,
+    /// Of the prompts'; once it is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_tokens_details: Option<PromptTokensDetails>,
     /// Of the generated.
     pub completion_tokens_details: CompletionTokensDetails,
 }
@@ -64,9 +65,14 @@ impl Usage {
             prompt_tokens,
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,
-            prompt_tokens_details: PromptTokensDetails { cached_tokens },
+            prompt_tokens_details: Some(PromptTokensDetails { cached_tokens }),
             completion_tokens_details: CompletionTokensDetails::default(),
         }
+    }
+
+    /// Of an answer that goes on.
+    pub fn so_far(prompt_tokens: usize, completion_tokens: usize) -> Self {
+        Self { prompt_tokens_details: None, ..Self::new(prompt_tokens, completion_tokens, 0) }
     }
 
     /// Of another request as well.
@@ -74,7 +80,7 @@ impl Usage {
         *self = Self::new(
             self.prompt_tokens + usage.prompt_tokens,
             self.completion_tokens + usage.completion_tokens,
-            self.prompt_tokens_details.cached_tokens + usage.cached_tokens,
+            self.prompt_tokens_details.map_or(0, |details| details.cached_tokens) + usage.cached_tokens,
         );
     }
 }

@@ -21,13 +21,14 @@ pub enum Input {
     /// One user's message.
     Text(String),
     /// Messages.
-    Items(Vec<Value>),
+    Items(#[schemars(schema_with = "messages::schema")] Vec<Value>),
 }
 
 /// How much a reasoning model thinks.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 pub struct Reasoning {
     /// none, minimal, low, medium, high or xhigh.
+    #[schemars(extend("enum" = ["off", "none", "minimal", "low", "medium", "high", "xhigh", "max", null]))]
     pub effort: Option<String>,
     /// A label: the reasoning is not summed up.
     pub summary: Option<String>,
@@ -43,12 +44,16 @@ fields! {
         /// The system prompt, of this response alone.
         instructions: String,
         /// Generated tokens at most.
+        #[schemars(range(min = 1))]
         max_output_tokens: usize,
         /// Divides the logits; 0 is greedy.
+        #[schemars(range(min = 0.0))]
         temperature: f32,
         /// The likeliest tokens of that probability together.
+        #[schemars(range(max = 1.0), extend("exclusiveMinimum" = 0))]
         top_p: f32,
         /// Log probabilities of that many likeliest tokens; needs `include: ["message.output_text.logprobs"]`.
+        #[schemars(range(max = MAX_TOP_LOGPROBS))]
         top_logprobs: usize,
         /// Sends server-sent events.
         stream: bool,
@@ -59,8 +64,10 @@ fields! {
         /// How much a reasoning model thinks.
         reasoning: Reasoning,
         /// "auto" drops the start of a prompt that is too long; "disabled" (unless given) refuses it.
+        #[schemars(extend("enum" = ["auto", "disabled", null]))]
         truncation: String,
         /// What else the response has.
+        #[schemars(extend("items" = json!({ "enum": ["message.output_text.logprobs", "reasoning.encrypted_content"] })))]
         include: Vec<String>,
         /// Up to 16 labels, which come back.
         metadata: Map<String, Value>,

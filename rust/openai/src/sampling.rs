@@ -3,20 +3,24 @@
 use std::{collections::HashMap, time::Duration};
 
 use engine::{DryParams, SamplingParams, ServiceParams};
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::{ApiError, Delivery, MAX_LOGIT_BIAS, MAX_STOPS, Rule, fields::fields};
+use crate::{ApiError, Delivery, MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOPS, Rule, fields::fields};
+
+/// Seconds that a request may be given.
+const MIN_DEADLINE: f64 = 0.001;
+const MAX_DEADLINE: f64 = 1e9;
 
 /// One value or several.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "it must be a string or a list of strings")]
 pub enum OneOrMany {
     /// One.
-    One(String),
+    One(#[schemars(length(min = 1, max = MAX_STOPS.1))] String),
     /// Several.
-    Many(Vec<String>),
+    Many(#[schemars(length(max = MAX_STOPS.0), inner(length(min = 1, max = MAX_STOPS.1)))] Vec<String>),
 }
 
 impl OneOrMany {
@@ -35,9 +39,10 @@ impl OneOrMany {
 pub struct StreamOptions {
     /// The usage comes in a chunk of its own before the end.
     pub include_usage: Option<bool>,
-    /// Every chunk has the usage so far.
+    /// Every chunk has the usage so far; means nothing without `include_usage`, as at vLLM.
     pub continuous_usage_stats: Option<bool>,
     /// True anyway when false or left out.
+    #[schemars(extend("enum" = [false, null]))]
     pub include_obfuscation: Option<bool>,
 }
 
@@ -45,30 +50,42 @@ fields! {
     /// How tokens are chosen, and how the answer is sent.
     pub struct SamplingFields {
         /// Divides the logits; 0 is greedy. From 0 to 2 in OpenAI's interface, any number of 0 or more here.
+        #[schemars(range(min = 0.0))]
         temperature: f32,
         /// The likeliest tokens of that probability together, in (0, 1].
+        #[schemars(range(max = 1.0), extend("exclusiveMinimum" = 0))]
         top_p: f32,
         /// The k likeliest tokens; 0 and -1 are off, 1 is greedy.
+        #[schemars(range(min = -1))]
         top_k: i64,
         /// Tokens at least this fraction as likely as the likeliest, in [0, 1].
+        #[schemars(range(min = 0.0, max = 1.0))]
         min_p: f32,
         /// Subtracted from the logit of every token of the context, in [-2, 2].
+        #[schemars(range(min = -2.0, max = 2.0))]
         presence_penalty: f32,
         /// Subtracted once for each occurrence of a token in the context, in [-2, 2].
+        #[schemars(range(min = -2.0, max = 2.0))]
         frequency_penalty: f32,
         /// Divides positive and multiplies negative logits of tokens of the context; above 0.
+        #[schemars(extend("exclusiveMinimum" = 0))]
         repetition_penalty: f32,
         /// Turns the DRY penalty on.
+        #[schemars(range(min = 0.0))]
         dry_multiplier: f32,
         /// Growth of the DRY penalty; 1.75 unless given.
+        #[schemars(range(min = 1.0))]
         dry_base: f32,
         /// Repetitions up to this many tokens are free; 2 unless given.
         dry_allowed_length: usize,
         /// Strings that end a repetition.
+        #[schemars(inner(length(min = 1)))]
         dry_sequence_breakers: Vec<String>,
         /// Added to the logits, by token id, in [-100, 100].
+        #[schemars(schema_with = "biases")]
         logit_bias: HashMap<String, f32>,
         /// The only tokens that may come.
+        #[schemars(length(min = 1))]
         allowed_token_ids: Vec<u32>,
         /// Strings that end the text.
         stop: OneOrMany,
@@ -81,6 +98,7 @@ fields! {
         /// Seeds this request's random numbers.
         seed: i64,
         /// Number of answers.
+        #[schemars(range(min = 1, max = MAX_CHOICES))]
         n: usize,
         /// Sends server-sent events.
         stream: bool,
@@ -89,14 +107,26 @@ fields! {
         /// Lower goes first.
         priority: i32,
         /// Seconds after which the request ends with the text that it has and the reason "timeout".
+        #[schemars(range(min = MIN_DEADLINE, max = MAX_DEADLINE))]
         deadline: f64,
         /// Cached blocks are shared only with requests of the same salt.
+        #[schemars(length(min = 1))]
         cache_salt: String,
         /// Drops the start of a prompt that is too long instead of refusing it.
         truncate_sequence: bool,
         /// Who asks: requests of one tenant take turns by it.
         user: String,
     }
+}
+
+/// Biases by token id: JSON's keys are strings.
+fn biases(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": ["object", "null"],
+        "propertyNames": { "pattern": "^[0-9]{1,9}$" },
+        "additionalProperties": { "type": "number", "minimum": -100, "maximum": 100 },
+        "maxProperties": MAX_LOGIT_BIAS,
+    })
 }
 
 /// Keys of both routes that decide nothing, or that are refused.
@@ -164,14 +194,20 @@ impl SamplingFields {
         if biases.len() > MAX_LOGIT_BIAS {
             return Err(ApiError::value("logit_bias", format!("has {} entries; {MAX_LOGIT_BIAS} at most", biases.len())));
         }
-        let entry = |(id, bias): (&String, &f32)| match id.parse() {
-            Ok(id) => Ok((id, *bias)),
-            Err(_) => Err(ApiError::value(
-                "logit_bias",
-                format!("has the key {:?}, which is no token id", id.chars().take(32).collect::<String>()),
-            )),
-        };
-        biases.iter().map(entry).collect()
+        let mut wrong: Vec<String> = Vec::new();
+        let mut entries = Vec::with_capacity(biases.len());
+        for (id, bias) in biases {
+            match id.parse() {
+                Ok(id) => entries.push((id, *bias)),
+                Err(_) => wrong.push(format!("{:?}", id.chars().take(32).collect::<String>())),
+            }
+        }
+        if wrong.is_empty() {
+            return Ok(entries);
+        }
+        wrong.sort();
+        wrong.truncate(8);
+        Err(ApiError::value("logit_bias", format!("has keys that are no token ids: {}", wrong.join(", "))))
     }
 
     fn stop(&self) -> Result<Vec<String>, ApiError> {
@@ -184,8 +220,11 @@ impl SamplingFields {
         let deadline = match self.deadline {
             None => None,
             Some(seconds) => match Duration::try_from_secs_f64(seconds) {
-                Ok(deadline) if !deadline.is_zero() => Some(deadline),
-                _ => return Err(ApiError::value("deadline", format!("is {seconds}; it must be seconds above 0"))),
+                Ok(deadline) if (MIN_DEADLINE..=MAX_DEADLINE).contains(&seconds) => Some(deadline),
+                _ => {
+                    let message = format!("is {seconds:e}; it must be from {MIN_DEADLINE} to {MAX_DEADLINE} seconds");
+                    return Err(ApiError::value("deadline", message));
+                }
             },
         };
         if self.cache_salt.as_ref().is_some_and(String::is_empty) {
@@ -209,11 +248,11 @@ impl SamplingFields {
         if options.include_obfuscation == Some(true) {
             return Err(ApiError::unsupported("stream_options.include_obfuscation", "leave it out"));
         }
-        let continuous_usage = options.continuous_usage_stats.unwrap_or(false);
+        let include_usage = options.include_usage.unwrap_or(false);
         Ok(Delivery {
             stream,
-            include_usage: options.include_usage.unwrap_or(false) || continuous_usage,
-            continuous_usage,
+            include_usage,
+            continuous_usage: include_usage && options.continuous_usage_stats.unwrap_or(false),
             include_stop: self.include_stop_str_in_output.unwrap_or(false),
         })
     }
@@ -280,12 +319,11 @@ pub fn check_choices(param: &str, num_prompts: usize, num_choices: usize) -> Res
     if num_choices == 0 {
         return Err(ApiError::value(param, "is 0; it must be at least 1"));
     }
-    let max = crate::MAX_CHOICES;
     match num_prompts.checked_mul(num_choices) {
-        Some(all) if all <= max => Ok(()),
+        Some(all) if all <= MAX_CHOICES => Ok(()),
         _ => Err(ApiError::value(
             param,
-            format!("is {num_choices} with {num_prompts} prompts; prompts times answers may be {max} at most"),
+            format!("is {num_choices} with {num_prompts} prompts; prompts times answers may be {MAX_CHOICES} at most"),
         )),
     }
 }

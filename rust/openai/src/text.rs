@@ -14,6 +14,7 @@ fields! {
         /// The text, by another name.
         content: String,
         /// The chat.
+        #[schemars(schema_with = "crate::messages::nullable_schema")]
         messages: Vec<Value>,
         /// Adds BOS and the like to a text; true unless given, for `content` false.
         add_special_tokens: bool,

@@ -16,7 +16,7 @@ use axum::{
 use bytes::Bytes;
 use engine::OutputEvent;
 use futures_core::Stream;
-use openai::ApiError;
+use openai::{ApiError, response::Usage};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::{
@@ -37,6 +37,37 @@ pub trait Frames: Send + Unpin + 'static {
     /// The stream ends with an error.
     fn fail(&mut self, error: &ApiError, out: &mut Vec<u8>) {
         data(out, &error.body());
+    }
+}
+
+/// What the chunks of a stream say of its usage.
+pub struct UsageSoFar {
+    include: bool,
+    prompt_tokens: usize,
+    /// By choice of all prompts, its generated tokens; empty unless every chunk has a usage.
+    num_tokens: Vec<usize>,
+}
+
+impl UsageSoFar {
+    /// Of an answer that begins.
+    pub fn new(running: &Running) -> Self {
+        let delivery = &running.delivery;
+        let num_choices = if delivery.continuous_usage { running.num_requests() * running.n_choices } else { 0 };
+        Self { include: delivery.include_usage, prompt_tokens: running.num_prompt_tokens(), num_tokens: vec![0; num_choices] }
+    }
+
+    /// A choice has come so far.
+    pub fn set(&mut self, choice: usize, num_tokens: usize) {
+        if let Some(count) = self.num_tokens.get_mut(choice) {
+            *count = num_tokens;
+        }
+    }
+
+    /// What a chunk with text says: nothing, null, or the usage so far.
+    #[allow(clippy::option_option, reason = "left out, null, or there")]
+    pub fn of_part(&self) -> Option<Option<Usage>> {
+        let so_far = || Usage::so_far(self.prompt_tokens, self.num_tokens.iter().sum());
+        self.include.then(|| (!self.num_tokens.is_empty()).then(so_far))
     }
 }
 
@@ -128,13 +159,14 @@ impl<F: Frames> EventStream<F> {
 fn merged(events: Vec<(usize, engine::Event)>) -> Vec<(usize, engine::Event)> {
     let mut all: Vec<(usize, engine::Event)> = Vec::with_capacity(events.len());
     for (number, event) in events {
-        if let Ok(OutputEvent::Delta { index, text, logprobs }) = &event
-            && let Some((last_number, Ok(OutputEvent::Delta { index: last, text: all_text, logprobs: all_logprobs }))) =
-                all.last_mut()
-            && (*last_number, *last) == (number, *index)
+        if let Ok(OutputEvent::Delta { index, text, logprobs, num_tokens }) = &event
+            && let Some((last_number, Ok(last))) = all.last_mut()
+            && let OutputEvent::Delta { index: last_index, text: all_text, logprobs: all_logprobs, num_tokens: all_tokens } = last
+            && (*last_number, *last_index) == (number, *index)
         {
             all_text.push_str(text);
             all_logprobs.extend_from_slice(logprobs);
+            *all_tokens = *num_tokens;
             continue;
         }
         all.push((number, event));

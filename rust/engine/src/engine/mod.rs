@@ -31,8 +31,8 @@ pub use heartbeat::Vitals;
 pub use plan::{DeviceBytes, GroupPlan, MemoryPlan};
 
 use crate::{
-    EngineError, EventSink, GenerationConfig, GenerationRequest, Message, RenderOptions, RequestStream,
-    chat_template::ChatTemplate, completion::CompletionCollector, kv_tier::FlushOnDrop, tokenizer::Tokenizer,
+    EngineError, EventSink, GenerationConfig, GenerationRequest, Message, RenderOptions, RequestStream, ResolvedSampling,
+    SamplingParams, chat_template::ChatTemplate, completion::CompletionCollector, kv_tier::FlushOnDrop, tokenizer::Tokenizer,
 };
 pub use sequence::{Continuation, Sequence};
 use thread::Command;
@@ -188,6 +188,11 @@ impl Engine {
     /// Token ids of a conversation, rendered by the chat template.
     pub fn tokenize_chat(&self, messages: &[Message], options: &RenderOptions) -> Result<Vec<u32>, EngineError> {
         prompt::render_chat(&self.shared, messages, options).map(|(ids, _)| ids)
+    }
+
+    /// Checks sampling parameters as [`Self::submit`] does; an error names the field, the value and what is allowed.
+    pub fn check_sampling(&self, sampling: &SamplingParams) -> Result<(), EngineError> {
+        ResolvedSampling::new(sampling, &self.shared.generation_config, self.shared.vocab_size).map(drop)
     }
 
     /// A conversation as the chat template renders it, and its token ids.

@@ -137,7 +137,7 @@ impl ActiveRequest {
     pub fn begin(&mut self) {
         if let Some(echo) = self.submitted.echo.take() {
             for index in 0..self.choices.len() {
-                self.emit(index, OutputEvent::Delta { index, text: echo.clone(), logprobs: Vec::new() });
+                self.emit(index, OutputEvent::Delta { index, text: echo.clone(), logprobs: Vec::new(), num_tokens: 0 });
             }
         }
     }
@@ -230,7 +230,8 @@ impl ActiveRequest {
     /// Reports log probabilities of prompt tokens, in order, to every choice.
     pub fn push_prompt_logprobs(&mut self, logprobs: &[TokenLogprobs]) {
         for index in 0..self.choices.len() {
-            self.emit(index, OutputEvent::Delta { index, text: String::new(), logprobs: logprobs.to_vec() });
+            let delta = OutputEvent::Delta { index, text: String::new(), logprobs: logprobs.to_vec(), num_tokens: 0 };
+            self.emit(index, delta);
         }
     }
 
@@ -239,6 +240,7 @@ impl ActiveRequest {
         self.first_token.get_or_insert_with(Instant::now);
         let choice = &mut self.choices[index];
         choice.output_token_ids.push(sampled.token_id);
+        let num_tokens = choice.output_token_ids.len();
         self.usage.completion_tokens += 1;
         let is_stop_token = self.submitted.stop_token_ids.contains(&sampled.token_id);
         let mut delta = String::new();
@@ -251,9 +253,9 @@ impl ActiveRequest {
             }
         }
         if !delta.is_empty() || !logprobs.is_empty() {
-            self.emit(index, OutputEvent::Delta { index, text: delta, logprobs });
+            self.emit(index, OutputEvent::Delta { index, text: delta, logprobs, num_tokens });
         }
-        let is_full = self.choices[index].output_token_ids.len() >= self.submitted.max_tokens;
+        let is_full = num_tokens >= self.submitted.max_tokens;
         if is_stopped { Some(FinishReason::Stop) } else { is_full.then_some(FinishReason::Length) }
     }
 
@@ -274,14 +276,15 @@ impl ActiveRequest {
         let mut text = String::new();
         choice.text.finish(&mut text);
         let stop_sequence = choice.text.stop_sequence().map(str::to_owned);
+        let num_tokens = choice.output_token_ids.len();
         if let Some(suffix) = &self.submitted.suffix {
             text.push_str(suffix);
         }
         if !text.is_empty() {
-            self.emit(index, OutputEvent::Delta { index, text, logprobs: Vec::new() });
+            self.emit(index, OutputEvent::Delta { index, text, logprobs: Vec::new(), num_tokens });
         }
         let error = end.error.map(str::to_owned);
-        self.emit(index, OutputEvent::Finished { index, reason: end.reason, stop_sequence, error, sequence });
+        self.emit(index, OutputEvent::Finished { index, reason: end.reason, stop_sequence, error, num_tokens, sequence });
         if self.is_done() {
             self.close();
         }
@@ -354,9 +357,10 @@ impl ActiveRequest {
 fn hold(held: &mut Vec<OutputEvent>, event: OutputEvent) {
     match (held.last_mut(), event) {
         (
-            Some(OutputEvent::Delta { text, logprobs, .. }),
-            OutputEvent::Delta { text: more_text, logprobs: more_logprobs, .. },
+            Some(OutputEvent::Delta { text, logprobs, num_tokens, .. }),
+            OutputEvent::Delta { text: more_text, logprobs: more_logprobs, num_tokens: all_tokens, .. },
         ) => {
+            *num_tokens = all_tokens;
             text.push_str(&more_text);
             logprobs.extend(more_logprobs);
         }

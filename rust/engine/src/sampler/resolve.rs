@@ -86,6 +86,9 @@ impl ResolvedSampling {
             }
             check("logit_bias", bias, bias.abs() <= 100.0, "from -100 to 100")?;
         }
+        if let Some(id) = params.stop_token_ids.iter().find(|id| **id as usize >= vocab_size) {
+            return Err(invalid("stop_token_ids", format!("with token {id}"), format!("of ids below {vocab_size}")));
+        }
         if let Some(dry) = &params.dry {
             check("dry_multiplier", dry.multiplier, dry.multiplier >= 0.0, "0 or more; 0 is off")?;
             check("dry_base", dry.base, dry.base >= 1.0, "1 or more")?;

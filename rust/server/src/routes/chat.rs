@@ -22,7 +22,7 @@ use crate::{
     auth::Caller,
     errors::Failure,
     generate::{collect, start},
-    streaming::{Frames, data, respond},
+    streaming::{Frames, UsageSoFar, data, respond},
 };
 
 /// Answers a chat.
@@ -38,8 +38,13 @@ pub async fn create(
     let running = start(&app, &caller, generation).await?;
     let delivery = running.delivery.clone();
     if delivery.stream {
-        let frames =
-            ChatFrames { envelope, wants_logprobs: running.wants_logprobs, has_begun: vec![false; running.n_choices], delivery };
+        let frames = ChatFrames {
+            envelope,
+            wants_logprobs: running.wants_logprobs,
+            has_begun: vec![false; running.n_choices],
+            usage: UsageSoFar::new(&running),
+            delivery,
+        };
         return Ok(respond(&app, running, frames));
     }
     let mut usage = Usage::default();
@@ -57,22 +62,24 @@ struct ChatFrames {
     delivery: Delivery,
     /// By choice, whether the role was sent.
     has_begun: Vec<bool>,
+    usage: UsageSoFar,
 }
 
 impl ChatFrames {
-    fn chunk(&mut self, out: &mut Vec<u8>, choice: ChunkChoice) {
+    fn chunk(&mut self, out: &mut Vec<u8>, choice: ChunkChoice, num_tokens: usize) {
         if let Some(has_begun) = self.has_begun.get_mut(choice.index)
             && !std::mem::replace(has_begun, true)
         {
             // Together with the first token: clients take the first chunk's time as the first token's.
             let delta = Delta { role: Some("assistant"), content: Some(String::new()) };
-            self.write(out, vec![ChunkChoice { delta, ..empty(choice.index) }], None);
+            self.write(out, vec![ChunkChoice { delta, ..empty(choice.index) }], self.usage.of_part());
         }
-        self.write(out, vec![choice], None);
+        self.usage.set(choice.index, num_tokens);
+        self.write(out, vec![choice], self.usage.of_part());
     }
 
-    fn write(&self, out: &mut Vec<u8>, choices: Vec<ChunkChoice>, usage: Option<Usage>) {
-        let usage = self.delivery.include_usage.then_some(usage);
+    #[allow(clippy::option_option, reason = "left out, null, or there")]
+    fn write(&self, out: &mut Vec<u8>, choices: Vec<ChunkChoice>, usage: Option<Option<Usage>>) {
         data(out, &self.envelope.answer("chat.completion.chunk", choices, usage));
     }
 }
@@ -84,21 +91,22 @@ fn empty(index: usize) -> ChunkChoice {
 impl Frames for ChatFrames {
     fn push(&mut self, _number: usize, event: OutputEvent, out: &mut Vec<u8>) -> bool {
         match event {
-            OutputEvent::Delta { index, text, logprobs } => {
+            OutputEvent::Delta { index, text, logprobs, num_tokens } => {
                 if text.is_empty() && logprobs.is_empty() {
                     return false;
                 }
                 let delta = Delta { role: None, content: Some(text) };
                 let logprobs = self.wants_logprobs.then(|| ChatLogprobs::new(logprobs));
-                self.chunk(out, ChunkChoice { delta, logprobs, ..empty(index) });
+                self.chunk(out, ChunkChoice { delta, logprobs, ..empty(index) }, num_tokens);
                 false
             }
-            OutputEvent::Finished { index, reason, stop_sequence, .. } => {
+            OutputEvent::Finished { index, reason, stop_sequence, num_tokens, .. } => {
                 if let Some(stop) = stop_sequence.as_ref().filter(|_| self.delivery.include_stop) {
                     let delta = Delta { role: None, content: Some(stop.clone()) };
-                    self.chunk(out, ChunkChoice { delta, ..empty(index) });
+                    self.chunk(out, ChunkChoice { delta, ..empty(index) }, num_tokens);
                 }
-                self.chunk(out, ChunkChoice { finish_reason: Some(reason.as_str()), stop_reason: stop_sequence, ..empty(index) });
+                let end = ChunkChoice { finish_reason: Some(reason.as_str()), stop_reason: stop_sequence, ..empty(index) };
+                self.chunk(out, end, num_tokens);
                 false
             }
             OutputEvent::Vector { .. } => false,
@@ -106,7 +114,7 @@ impl Frames for ChatFrames {
                 if self.delivery.include_usage {
                     let mut total = Usage::default();
                     total.add(&usage);
-                    self.write(out, Vec::new(), Some(total));
+                    self.write(out, Vec::new(), Some(Some(total)));
                 }
                 out.extend_from_slice(b"data: [DONE]\n\n");
                 true

@@ -22,7 +22,7 @@ use crate::{
     auth::Caller,
     errors::Failure,
     generate::{collect, start},
-    streaming::{Frames, data, respond},
+    streaming::{Frames, UsageSoFar, data, respond},
 };
 
 /// Continues texts.
@@ -45,6 +45,7 @@ pub async fn create(
             offsets: vec![TextOffset::default(); running.num_requests() * n_choices],
             num_running: running.num_requests(),
             usage: Usage::default(),
+            usage_so_far: UsageSoFar::new(&running),
             delivery,
         };
         return Ok(respond(&app, running, frames));
@@ -70,11 +71,17 @@ struct TextFrames {
     /// Requests that have not ended.
     num_running: usize,
     usage: Usage,
+    usage_so_far: UsageSoFar,
 }
 
 impl TextFrames {
-    fn write(&self, out: &mut Vec<u8>, choices: Vec<TextChoice>, usage: Option<Usage>) {
-        let usage = self.delivery.include_usage.then_some(usage);
+    fn part(&mut self, out: &mut Vec<u8>, choice: TextChoice, num_tokens: usize) {
+        self.usage_so_far.set(choice.index, num_tokens);
+        self.write(out, vec![choice], self.usage_so_far.of_part());
+    }
+
+    #[allow(clippy::option_option, reason = "left out, null, or there")]
+    fn write(&self, out: &mut Vec<u8>, choices: Vec<TextChoice>, usage: Option<Option<Usage>>) {
         data(out, &self.envelope.answer("text_completion", choices, usage));
     }
 }
@@ -82,16 +89,16 @@ impl TextFrames {
 impl Frames for TextFrames {
     fn push(&mut self, number: usize, event: OutputEvent, out: &mut Vec<u8>) -> bool {
         match event {
-            OutputEvent::Delta { index, text, logprobs } => {
+            OutputEvent::Delta { index, text, logprobs, num_tokens } => {
                 if text.is_empty() && logprobs.is_empty() {
                     return false;
                 }
                 let index = number * self.n_choices + index;
                 let offset = &mut self.offsets[index];
                 let logprobs = self.wants_logprobs.then(|| TextLogprobs::new(logprobs, offset));
-                self.write(out, vec![TextChoice { index, text, logprobs, finish_reason: None, stop_reason: None }], None);
+                self.part(out, TextChoice { index, text, logprobs, finish_reason: None, stop_reason: None }, num_tokens);
             }
-            OutputEvent::Finished { index, reason, stop_sequence, .. } => {
+            OutputEvent::Finished { index, reason, stop_sequence, num_tokens, .. } => {
                 let text = stop_sequence.clone().filter(|_| self.delivery.include_stop).unwrap_or_default();
                 let choice = TextChoice {
                     index: number * self.n_choices + index,
@@ -100,7 +107,7 @@ impl Frames for TextFrames {
                     finish_reason: Some(reason.as_str()),
                     stop_reason: stop_sequence,
                 };
-                self.write(out, vec![choice], None);
+                self.part(out, choice, num_tokens);
             }
             OutputEvent::Vector { .. } => {}
             OutputEvent::Done(usage) => {
@@ -108,7 +115,7 @@ impl Frames for TextFrames {
                 self.num_running -= 1;
                 if self.num_running == 0 {
                     if self.delivery.include_usage {
-                        self.write(out, Vec::new(), Some(self.usage));
+                        self.write(out, Vec::new(), Some(Some(self.usage)));
                     }
                     out.extend_from_slice(b"data: [DONE]\n\n");
                     return true;

@@ -18,7 +18,7 @@ use openai::{
 };
 use serde_json::{Value, json};
 
-use super::{blocking, body};
+use super::{body, text::render};
 use crate::{
     app::App,
     auth::Caller,
@@ -52,11 +52,8 @@ pub async fn create(
 
 /// How many tokens a message's prompt would have.
 pub async fn count_tokens(State(app): State<Arc<App>>, headers: HeaderMap, bytes: Body) -> Result<Json<Value>, Failure> {
-    let request = MessagesRequest::parse(&body(&app, &headers, bytes).await?)?;
-    app.check_model(request.model())?;
-    let (chat, options) = request.chat(&app.context)?;
-    let engine = app.engine.clone();
-    let ids = blocking(move || engine.tokenize_chat(&chat, &options)).await?;
+    let generation = MessagesRequest::parse(&body(&app, &headers, bytes).await?)?.into_count(&app.context)?;
+    let (_, ids) = render(&app, generation).await?;
     Ok(Json(json!({ "input_tokens": ids.len() })))
 }
 

@@ -7,6 +7,7 @@ use openai::{
     anthropic::MessagesFields,
     chat::ChatFields,
     completions::CompletionFields,
+    response::{Answer, ChatChoice, ModelCard, TextChoice},
     responses::ResponsesFields,
     sampling::SamplingFields,
     text::{DetokenizeRequest, TokenizeRequest},
@@ -77,18 +78,80 @@ fn body(path: &str) -> Option<Map<String, Value>> {
     Some(all)
 }
 
-fn operation(path: &str, summary: &str, required: &[&str]) -> Value {
-    let error = json!({ "description": "What is wrong, and what would work.", "content": { "application/json": { "schema": {
-        "type": "object", "properties": { "error": { "type": "object" } } } } } });
-    let mut operation = json!({
-        "summary": summary,
-        "responses": { "200": { "description": "OK" }, "default": error },
-    });
-    if path.contains("{id}") {
-        operation["parameters"] = json!([{ "name": "id", "in": "path", "required": true, "schema": { "type": "string" } }]);
+/// The form of a route's answer, in its content type.
+fn answer(path: &str) -> Value {
+    let schema = match path {
+        "/v1/chat/completions" => response_schema::<Answer<'_, ChatChoice>>(),
+        "/v1/completions" => response_schema::<Answer<'_, TextChoice>>(),
+        "/v1/models/{id}" => response_schema::<ModelCard>(),
+        "/metrics" => return json!({ "text/plain": { "schema": { "type": "string" } } }),
+        _ => json!({ "type": "object" }),
+    };
+    let mut content = json!({ "application/json": { "schema": schema } });
+    if matches!(path, "/v1/chat/completions" | "/v1/completions" | "/v1/responses" | "/v1/messages") {
+        let event = json!({ "data": { "type": "string" }, "event": { "type": "string" } });
+        content["text/event-stream"] = json!({ "schema": { "type": "object", "properties": event, "required": ["data"] } });
     }
-    if let Some(properties) = body(path) {
-        let mut schema = json!({ "type": "object", "properties": properties, "additionalProperties": false });
+    content
+}
+
+fn response_schema<T: JsonSchema>() -> Value {
+    let settings = SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true).for_serialize();
+    let mut schema = json!(settings.into_generator().into_root_schema_for::<T>());
+    if let Value::Object(schema) = &mut schema {
+        schema.shift_remove("$schema");
+    }
+    schema
+}
+
+/// The form of an error: OpenAI's, below `/v1/messages` Anthropic's.
+fn error(path: &str) -> Value {
+    let text = json!({ "type": "string" });
+    let schema = if path.starts_with("/v1/messages") {
+        let error = json!({ "type": "object", "properties": { "type": text, "message": text }, "required": ["type", "message"] });
+        json!({
+            "type": "object",
+            "properties": { "type": { "const": "error" }, "error": error, "request_id": text },
+            "required": ["type", "error", "request_id"],
+        })
+    } else {
+        let properties = json!({ "message": text, "type": text, "param": { "type": ["string", "null"] }, "code": text });
+        let error = json!({ "type": "object", "properties": properties, "required": ["message", "type", "param", "code"] });
+        json!({ "type": "object", "properties": { "error": error }, "required": ["error"] })
+    };
+    json!({ "description": "What is wrong, and what would work.", "content": { "application/json": { "schema": schema } } })
+}
+
+fn operation((method, path, summary, required): Route, vocab_size: usize) -> Value {
+    let mut operation = json!({
+        "operationId": operation_id(method, path),
+        "summary": summary,
+        "responses": { "200": { "description": "OK", "content": answer(path) }, "default": error(path) },
+    });
+    if path == "/health" || path == "/ready" {
+        let object = json!({ "application/json": { "schema": { "type": "object" } } });
+        operation["responses"]["503"] = json!({ "description": "The status says why not.", "content": object });
+    }
+    let link = |method, path, id| json!({ "operationId": operation_id(method, path), "parameters": { "id": id } });
+    if path == "/v1/responses" {
+        let link = |method| link(method, "/v1/responses/{id}", "$response.body#/id");
+        operation["responses"]["200"]["links"] = json!({ "read": link("get"), "forget": link("delete") });
+    }
+    if path == "/v1/models" {
+        operation["responses"]["200"]["links"] = json!({ "read": link("get", "/v1/models/{id}", "$response.body#/data/0/id") });
+    }
+    if path.contains("{id}") {
+        let schema = json!({ "type": "string", "minLength": 1 });
+        operation["parameters"] = json!([{ "name": "id", "in": "path", "required": true, "schema": schema }]);
+    }
+    if let Some(mut properties) = body(path) {
+        for (name, property) in &mut properties {
+            bound(property, vocab_size);
+            if required.contains(&name.as_str()) {
+                forbid_null(property);
+            }
+        }
+        let mut schema = json!({ "type": "object", "properties": properties, "additionalProperties": { "type": "null" } });
         if !required.is_empty() {
             schema["required"] = json!(required);
         }
@@ -97,11 +160,50 @@ fn operation(path: &str, summary: &str, required: &[&str]) -> Value {
     operation
 }
 
-fn openapi() -> Value {
+/// Such as `post_v1_chat_completions`.
+fn operation_id(method: &str, path: &str) -> String {
+    format!("{method}{}", path.replace(['/', '-'], "_").replace(['{', '}'], ""))
+}
+
+/// Says how large an integer may be, which its format only implies: all of 32 bits without a sign are token ids.
+fn bound(schema: &mut Value, vocab_size: usize) {
+    match schema {
+        Value::Object(object) => {
+            let (least, most) = match object.get("format").and_then(Value::as_str) {
+                Some("uint") => (json!(0), json!(u64::MAX)),
+                Some("uint32") => (json!(0), json!(vocab_size.saturating_sub(1))),
+                Some("int32") => (json!(i32::MIN), json!(i32::MAX)),
+                Some("int64") => (json!(i64::MIN), json!(i64::MAX)),
+                Some("float") => (json!(f32::MIN), json!(f32::MAX)),
+                _ => return object.values_mut().for_each(|value| bound(value, vocab_size)),
+            };
+            object.shift_remove("format");
+            if !object.contains_key("exclusiveMinimum") {
+                object.entry("minimum").or_insert(least);
+            }
+            object.entry("maximum").or_insert(most);
+        }
+        Value::Array(values) => values.iter_mut().for_each(|value| bound(value, vocab_size)),
+        _ => {}
+    }
+}
+
+/// A key that must be there is not null.
+fn forbid_null(schema: &mut Value) {
+    if let Some(Value::Array(kinds)) = schema.get_mut("type") {
+        kinds.retain(|kind| kind != "null");
+    }
+    if let Some(Value::Array(schemas)) = schema.get_mut("anyOf") {
+        schemas.retain(|schema| schema["type"] != "null");
+    }
+}
+
+fn openapi(vocab_size: usize) -> Value {
     let mut paths = Map::new();
-    for (method, path, summary, required) in ROUTES {
+    for route in ROUTES {
+        let (method, path, ..) = route;
         let methods = paths.entry(path).or_insert_with(|| json!({}));
-        methods[method] = operation(path, summary, required);
+        methods[method] = operation(route, vocab_size);
     }
     json!({
         "openapi": "3.1.0",
@@ -112,8 +214,8 @@ fn openapi() -> Value {
 }
 
 /// The document.
-pub async fn document(State(_app): State<Arc<App>>) -> Json<Value> {
-    Json(openapi())
+pub async fn document(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(openapi(app.engine.tokenizer().vocab_size()))
 }
 
 fn escaped(text: &str) -> String {
@@ -146,11 +248,13 @@ pub async fn page() -> Html<String> {
 mod tests {
     #[test]
     fn the_document_has_every_key_of_a_chat() {
-        let document = super::openapi();
+        let document = super::openapi(512);
         let chat = &document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"];
         for key in ["messages", "max_completion_tokens", "temperature", "stream_options", "logit_bias"] {
             assert!(chat["properties"][key]["description"].is_string(), "{key}");
         }
         assert_eq!(chat["required"][0], "messages");
+        assert_eq!(chat["properties"]["messages"]["type"], serde_json::json!(["array"]));
+        assert_eq!(chat["properties"]["stop_token_ids"]["items"]["maximum"], 511);
     }
 }

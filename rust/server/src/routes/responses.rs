@@ -17,7 +17,7 @@ use openai::{
 };
 use serde_json::{Map, Value, json};
 
-use super::{blocking, body};
+use super::{body, text::render};
 use crate::{
     app::App,
     auth::Caller,
@@ -118,12 +118,8 @@ pub async fn input_tokens(
 ) -> Result<Json<Value>, Failure> {
     let request = ResponsesRequest::parse(&body(&app, &headers, bytes).await?)?;
     let (_, generation) = Making::begin(&app, caller, request)?;
-    let engine = app.engine.clone();
-    let count = blocking(move || match generation.requests.into_iter().next().map(|request| request.prompt) {
-        Some(engine::Prompt::Chat { messages, options }) => engine.tokenize_chat(&messages, &options).map(|ids| ids.len()),
-        _ => Ok(0),
-    });
-    Ok(Json(json!({ "object": "response.input_tokens", "input_tokens": count.await? })))
+    let (_, ids) = render(&app, generation).await?;
+    Ok(Json(json!({ "object": "response.input_tokens", "input_tokens": ids.len() })))
 }
 
 /// A response that was kept.

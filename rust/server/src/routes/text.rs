@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use axum::{Json, body::Body, extract::State, http::HeaderMap};
-use engine::{EngineError, RenderOptions};
+use engine::{EngineError, GenerationRequest, Prompt, RenderOptions};
 use openai::{
-    ApiError,
+    ApiError, Generation,
     chat::ChatRequest,
     messages,
     text::{DetokenizeRequest, TokenizeRequest},
@@ -64,6 +64,11 @@ pub async fn detokenize(State(app): State<Arc<App>>, headers: HeaderMap, bytes: 
     let request = DetokenizeRequest::parse(&body(&app, &headers, bytes).await?)?;
     app.check_model(request.model.as_deref())?;
     let tokens = request.tokens.ok_or_else(|| ApiError::missing("tokens", "give a list of token ids"))?;
+    let vocab_size = app.engine.tokenizer().vocab_size();
+    if let Some(i) = tokens.iter().position(|id| *id as usize >= vocab_size) {
+        let message = format!("is {}; it must be below {vocab_size}, the size of the vocabulary", tokens[i]);
+        return Err(ApiError::value(format!("tokens[{i}]"), message).into());
+    }
     let engine = app.engine.clone();
     let text = blocking(move || engine.detokenize_text(&tokens, false)).await?;
     Ok(Json(json!({ "prompt": text, "content": text })))
@@ -72,14 +77,23 @@ pub async fn detokenize(State(app): State<Arc<App>>, headers: HeaderMap, bytes: 
 /// `POST /apply-template`: what a chat becomes.
 pub async fn apply_template(State(app): State<Arc<App>>, headers: HeaderMap, bytes: Body) -> Result<Json<Value>, Failure> {
     let generation = ChatRequest::parse(&body(&app, &headers, bytes).await?)?.into_generation(&app.context)?;
+    let (prompt, tokens) = render(&app, generation).await?;
+    Ok(Json(json!({ "prompt": prompt, "count": tokens.len(), "tokens": tokens })))
+}
+
+/// The prompt of a chat and its tokens, after all the checks of a chat that is answered.
+pub async fn render(app: &App, generation: Generation) -> Result<(String, Vec<u32>), ApiError> {
     app.check_model(generation.model.as_deref())?;
     let engine = app.engine.clone();
-    let (prompt, tokens) = blocking(move || match generation.requests.into_iter().next().map(|request| request.prompt) {
-        Some(engine::Prompt::Chat { messages, options }) => engine.render_chat(&messages, &options),
-        _ => Err(EngineError::Internal("a chat without messages".into())),
+    blocking(move || {
+        let request = generation.requests.into_iter().next();
+        let Some(GenerationRequest { prompt: Prompt::Chat { messages, options }, sampling, .. }) = request else {
+            return Err(EngineError::Internal("a chat without messages".into()));
+        };
+        engine.check_sampling(&sampling)?;
+        engine.render_chat(&messages, &options)
     })
-    .await?;
-    Ok(Json(json!({ "prompt": prompt, "count": tokens.len(), "tokens": tokens })))
+    .await
 }
 
 /// `GET /tokenizer_info`.

@@ -1,0 +1,64 @@
+"""What schemathesis loads for tests/test_openapi.py: requests that a schema cannot tell from those the server answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import schemathesis
+from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
+
+BEYOND_A_SCHEMA = {
+    "context_length_exceeded": "the length is the tokenizer's",
+    "invalid_messages": "the chat template has rules of its own",
+}
+"""By the error's code: why a request of the document's form may be refused."""
+OF_SEVERAL_KEYS = {
+    "best_of": "at least `n`, and not above it in a stream",
+    "chat_template_kwargs": "not what the request's own fields set",
+    "continue_final_message": "the chat template decides what can be gone on from",
+    "dry_allowed_length": "needs `dry_multiplier`",
+    "dry_base": "needs `dry_multiplier`",
+    "dry_sequence_breakers": "needs `dry_multiplier`",
+    "logit_bias": "a key is an id of the vocabulary",
+    "max_completion_tokens": "the other name of `max_tokens`",
+    "n": "prompts times `n` has a limit",
+    "reasoning_effort": "none is at odds with `enable_thinking`",
+    "stream_options": "needs `stream`",
+    "top_logprobs": "needs `logprobs`",
+    "/tokenize prompt": "one of `prompt`, `content` and `messages`",
+}
+"""By the error's param: what depends on other keys, or on the model."""
+
+
+LEAST_FLOAT = 2.0**-149
+"""What is nearer to 0 is 0 in 32 bits."""
+
+
+def is_refused_for_no_schema_can_say(response: Any, case: Any) -> bool:
+    if response.status_code != 400:
+        return False
+    error = response.json()["error"]
+    param = (error.get("param") or "").split(".")[0].split("[")[0]
+    # Anthropic's form has no param.
+    names = {param, f"{case.path} {param}", error["message"].partition(" ")[0]}
+    named = error.get("code") in BEYOND_A_SCHEMA or not names.isdisjoint(OF_SEVERAL_KEYS)
+    return named or "maximum context length" in error["message"] or has_a_vanishing_number(case)
+
+
+def has_a_vanishing_number(case: Any) -> bool:
+    values = case.body.values() if isinstance(case.body, dict) else ()
+    return any(isinstance(value, float) and 0 < abs(value) < LEAST_FLOAT for value in values)
+
+
+@schemathesis.check
+def acceptance_of_the_documents_form(ctx: Any, response: Any, case: Any) -> bool | None:
+    """`positive_data_acceptance`, but for what the tables name."""
+    if is_refused_for_no_schema_can_say(response, case):
+        return None
+    return positive_data_acceptance(ctx, response, case)
+
+
+@schemathesis.check
+def refusal_of_other_forms(ctx: Any, response: Any, case: Any) -> bool | None:
+    """`negative_data_rejection`, but for numbers that are 0 in 32 bits."""
+    return None if has_a_vanishing_number(case) else negative_data_rejection(ctx, response, case)
