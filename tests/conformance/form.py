@@ -89,13 +89,14 @@ def completion(prompt: Any = "I believe the meaning of life is", **body: Any) ->
 
 
 def message(content: Any = "Hello", **body: Any) -> Send:
-    """A message in Anthropic's form, of 16 tokens unless given."""
-    given = {"model": "default", "max_tokens": 16, "messages": [{"role": "user", "content": content}], **body}
+    """A message in Anthropic's form, greedy and of 16 tokens unless given."""
+    given = {"model": "default", "max_tokens": 16, "temperature": 0, "messages": [{"role": "user", "content": content}], **body}
     return Send("POST", "/v1/messages", {key: value for key, value in given.items() if value is not ...})
 
 
 def response(given: Any = "The capital of France is", **body: Any) -> Send:
-    return Send("POST", "/v1/responses", {"model": "default", "input": given, **body})
+    """A response, greedy unless given."""
+    return Send("POST", "/v1/responses", {"model": "default", "temperature": 0, "input": given, **body})
 
 
 def post(path: str, body: Any, **headers: str) -> Send:

@@ -664,7 +664,7 @@ ANTHROPIC = File(
             message("Count to 10", stop_sequences=["\n", "END"]),
             fields={"type": "message"},
         ),
-        Case("test_anthropic_temperature", "a half", message(temperature=0.5), fields=MESSAGE),
+        Case("test_anthropic_temperature", "a half", message(temperature=0.5), fields={"type": "message"}),
         Case("test_anthropic_top_p", "0.9", message(top_p=0.9), fields=MESSAGE),
         Case("test_anthropic_top_k", "40", message(top_k=40), fields=MESSAGE),
         Case(
@@ -723,7 +723,7 @@ RESPONSES = File(
         Case(
             "test_responses_with_openai_library",
             "ids",
-            response(BOOK_INPUT, max_output_tokens=8, temperature=0.8),
+            response(BOOK_INPUT, max_output_tokens=8),
             fields={"id": begins("resp_"), "output.0.id": begins("msg_"), "output.0.content.0.text": is_text},
         ),
         Case(

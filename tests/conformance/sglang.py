@@ -595,7 +595,7 @@ STRICT_MODEL = File(
         Case(
             "test_valid_model_name_chat",
             "an alias",
-            chat("hi", model="other", max_tokens=5),
+            chat("hi", model="other", max_tokens=5, temperature=0),
             fields={"choices.0.message.content": is_text},
         ),
     ),

@@ -199,14 +199,14 @@ CHAT = File(
         Case(
             "test_chat_completion_n_parameter_non_streaming",
             "three",
-            SUM.but(max_completion_tokens=20, temperature=0.7, n=3),
+            SUM.but(max_completion_tokens=20, temperature=0.7, n=3, seed=1),
             fields={"choices": length(3), "choices.*.message.content": is_text},
             holds=both(choices_differ(3), lambda x: [choice["index"] for choice in x.answer["choices"]] == [0, 1, 2]),
         ),
         Case(
             "test_chat_completion_n_parameter_streaming",
             "two",
-            SUM.but(max_completion_tokens=15, temperature=0.7, n=2, stream=True),
+            SUM.but(max_completion_tokens=15, temperature=0.7, n=2, seed=1, stream=True),
             holds=choices_differ(2),
         ),
         Case(

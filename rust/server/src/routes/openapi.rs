@@ -254,7 +254,7 @@ mod tests {
             assert!(chat["properties"][key]["description"].is_string(), "{key}");
         }
         assert_eq!(chat["required"][0], "messages");
-        assert_eq!(chat["properties"]["messages"]["type"], serde_json::json!(["array"]));
+        assert_eq!(chat["properties"]["messages"]["type"], "array");
         assert_eq!(chat["properties"]["stop_token_ids"]["items"]["maximum"], 511);
     }
 }
