@@ -51,7 +51,7 @@ test-python: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/tools ## 
 
 .PHONY: test-clients
 test-clients: $(VENV)/package $(VENV)/model $(VENV)/tools $(VENV)/client-tools ## the server through every client that we know, in the environment of the tests
-	$(VENV)/bin/python -m pytest tests/test_clients.py
+	$(VENV)/bin/python -m pytest tests/test_clients.py tests/test_openapi.py
 
 .PHONY: test-all
 test-all: test test-clients test-asan ## every test there is without a GPU: hours on two cores
@@ -172,7 +172,7 @@ $(VENV)/tools: $(VENV)/bin/python pyproject.toml
 	@touch $@
 
 $(VENV)/client-tools: $(VENV)/bin/python
-	$(PIP) install --quiet langchain-openai llama-index-llms-openai-like litellm instructor
+	$(PIP) install --quiet langchain-openai llama-index-llms-openai-like litellm instructor 'schemathesis>=4'
 	@touch $@
 
 $(VENV)/bench-tools: $(VENV)/bin/python

@@ -68,7 +68,7 @@ NAN = float("nan")
         ({"max_tokens": 10**5000}, "max_tokens.*from 0 to"),
         ({"model": "\ud800"}, "lone surrogate"),
         ({"stop_seqs": [""]}, "stop_seqs.*empty string"),
-        ({"reasoning_effort": "much"}, "reasoning_effort.*'much'"),
+        ({"reasoning_effort": "much"}, 'reasoning_effort.*"much"'),
         ({"reasoning_effort": "off", "enable_thinking": True}, "reasoning_effort.*enable_thinking"),
     ],
 )

@@ -219,7 +219,7 @@ def test_the_cells_of_the_map_are_the_blocks_of_the_pool(server: Server) -> None
     # Leaves cached blocks behind.
     server.chat(LONG, max_tokens=2)
     threads = [
-        threading.Thread(target=server.chat, args=(text,), kwargs={"max_tokens": 60, "ignore_eos": True, "n": n})
+        threading.Thread(target=server.chat, args=(text,), kwargs={"max_tokens": 400, "ignore_eos": True, "n": n})
         for text, n in [(LONG, 3), ("Tell me of the sea.", 1)]
     ]
     moments = []
@@ -271,7 +271,7 @@ def test_an_idle_pool_is_the_one_of_the_metrics(server: Server) -> None:
 def test_a_running_request_is_in_the_table_and_its_blocks_stand_out(server: Server) -> None:
     server.open()
     server.until(lambda: server.text("status") == "live")
-    thread = threading.Thread(target=server.chat, args=("Count to a hundred.",), kwargs={"max_tokens": 100, "ignore_eos": True})
+    thread = threading.Thread(target=server.chat, args=("Count to a hundred.",), kwargs={"max_tokens": 600, "ignore_eos": True})
     thread.start()
     rows = """
         const { rows } = document.getElementById("requests").tBodies[0];
@@ -300,7 +300,7 @@ def test_a_running_request_is_in_the_table_and_its_blocks_stand_out(server: Serv
 def test_tokens_a_second_are_those_of_successive_events(server: Server) -> None:
     server.open()
     server.until(lambda: server.text("status") == "live")
-    thread = threading.Thread(target=server.chat, args=("Count.",), kwargs={"max_tokens": 200, "ignore_eos": True})
+    thread = threading.Thread(target=server.chat, args=("Count.",), kwargs={"max_tokens": 700, "ignore_eos": True})
     read = """
         const [row] = document.getElementById("requests").tBodies[0].rows;
         const text = document.getElementById("rate").textContent;
@@ -432,7 +432,7 @@ def test_axe_finds_no_violations(server: Server, view: str, scheme: str) -> None
     else:
         server.press("key-open")
         server.browser.find_element("css selector", "#runs summary").click()
-        thread = threading.Thread(target=server.chat, args=("Count.",), kwargs={"max_tokens": 60, "ignore_eos": True})
+        thread = threading.Thread(target=server.chat, args=("Count.",), kwargs={"max_tokens": 400, "ignore_eos": True})
         thread.start()
         server.until(lambda: server.browser.find_elements("css selector", "#requests tbody tr"))
         violations = axe_violations(server.browser)

@@ -124,6 +124,13 @@ def server() -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def slow() -> Iterator[Server]:
+    """A server whose long answers run for a while."""
+    with serving("--disable-access-log", model=str(default_model()), memory="256") as server:
+        yield server
+
+
 def test_a_chat_is_answered(server: Server) -> None:
     reply = server.chat()
     assert reply.status == 200, reply.body
@@ -427,7 +434,9 @@ def test_routes_that_only_count_or_convert_refuse_by_name_as_well(
 
 
 def test_an_integer_may_be_written_with_a_point(server: Server) -> None:
-    pointed, plain = (server.complete(prompt=prompt, max_tokens=most).json for prompt, most in (([47.0, 76.0], 3.0), ([47, 76], 3)))
+    pointed, plain = (
+        server.complete(prompt=prompt, max_tokens=most).json for prompt, most in (([47.0, 76.0], 3.0), ([47, 76], 3))
+    )
     assert pointed["choices"] == plain["choices"]
     assert server.complete(max_tokens=3.5).error["param"] == "max_tokens"
 
@@ -551,17 +560,17 @@ LONG = {"prompt": "Hello", "max_tokens": 100_000, "ignore_eos": True}
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("how", ["close", "reset", "half"])
-def test_a_client_that_goes_frees_its_blocks(server: Server, stream: bool, how: str) -> None:
-    connection = raw(server, {**LONG, "stream": stream, "n": 3})
-    wait_until(lambda: server.metric("vllm:num_requests_running") > 0)
+def test_a_client_that_goes_frees_its_blocks(slow: Server, stream: bool, how: str) -> None:
+    connection = raw(slow, {**LONG, "stream": stream, "n": 3})
+    wait_until(lambda: slow.metric("vllm:num_requests_running") > 0)
     if how == "reset":
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     if how == "half":
         connection.shutdown(socket.SHUT_WR)
-        wait_until(lambda: server.metric("mistralrs_kv_cache_blocks_used") == 0)
+        wait_until(lambda: slow.metric("mistralrs_kv_cache_blocks_used") == 0)
     connection.close()
-    wait_until(lambda: server.metric("mistralrs_kv_cache_blocks_used") == 0)
-    assert server.get("/health").json["in_flight"] == 0
+    wait_until(lambda: slow.metric("mistralrs_kv_cache_blocks_used") == 0)
+    assert slow.get("/health").json["in_flight"] == 0
 
 
 def test_a_request_that_comes_byte_by_byte_is_served(server: Server) -> None:
@@ -634,19 +643,20 @@ def test_keys_guard_all_but_health_and_part_tenants(tmp_path: Path) -> None:
         assert server.send("POST", "/admin/resume", headers={"x-api-key": "root"}).status == 200
 
 
-def test_an_operator_cancels_a_request_by_its_id(server: Server) -> None:
+def test_an_operator_cancels_a_request_by_its_id(slow: Server) -> None:
     with ThreadPoolExecutor(1) as threads:
-        answer = threads.submit(server.post, "/v1/completions", LONG, {"x-request-id": "to-end"})
-        wait_until(lambda: server.get("/health").json["in_flight"] > 0)
-        assert server.send("DELETE", "/admin/requests/to-end").json == {"cancelled": 1}
+        answer = threads.submit(slow.post, "/v1/completions", LONG, {"x-request-id": "to-end"})
+        wait_until(lambda: slow.get("/health").json["in_flight"] > 0)
+        assert slow.send("DELETE", "/admin/requests/to-end").json == {"cancelled": 1}
         assert answer.result().error["code"] == "cancelled"
-    reply = server.send("DELETE", "/admin/requests/to-end")
+    reply = slow.send("DELETE", "/admin/requests/to-end")
     assert (reply.status, reply.error["code"]) == (404, "request_not_found")
-    wait_until(lambda: server.metric("mistralrs_kv_cache_blocks_used") == 0)
+    wait_until(lambda: slow.metric("mistralrs_kv_cache_blocks_used") == 0)
 
 
 def test_a_full_queue_says_when_to_come_again() -> None:
-    with serving("--max-queued", "1", "--max-seqs", "1", "--disable-access-log") as server:
+    limits = ["--max-queued", "1", "--max-seqs", "1"]
+    with serving(*limits, "--disable-access-log", model=str(default_model()), memory="256") as server:
         connections = [raw(server, LONG) for _ in range(2)]
         wait_until(lambda: server.get("/health").json["in_flight"] == 2)
         reply = server.complete()

@@ -64,7 +64,6 @@ def test_a_deadline_ends_a_request_with_its_text(one_at_a_time: Runner) -> None:
         ({"deadline": 0}, "deadline"),
         ({"deadline": float("nan")}, "deadline"),
         ({"deadline": float("inf")}, "`deadline` must be .*, got inf; None is no limit"),
-        ({"deadline": 1e300}, "`deadline` must be .*, got 1e300"),
         ({"cache_salt": ""}, "cache_salt"),
         ({"public_prefix_len": 2}, "cache_salt"),
         ({"public_prefix_len": 41, "cache_salt": "a"}, "public_prefix_len is 41"),
@@ -137,8 +136,9 @@ def test_a_drained_runner_serves_what_it_has_and_refuses_more() -> None:
     assert not runner.drain(timeout=0.001)
     stream.close()
     assert runner.drain(timeout=60)
+    assert runner.drain(timeout=0)
     with pytest.raises(InvalidArgumentError, match="timeout"):
-        runner.drain(timeout=0)
+        runner.drain(timeout=-1)
 
 
 def test_usage_tells_preemptions_and_what_they_cost() -> None:
