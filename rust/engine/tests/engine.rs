@@ -176,7 +176,7 @@ fn a_request_that_alone_outgrows_the_pool_ends_with_length_and_its_text() {
 fn prompts_that_cannot_be_served_are_refused_with_the_numbers() {
     let engine = start("llama", &EngineConfig { paged_attention: pool_of(64, 8), ..exact() });
     let refuse = |request| match engine.submit(request) {
-        Err(EngineError::InvalidArgument(message)) => message,
+        Err(EngineError::InvalidArgument(message) | EngineError::PromptTooLong { message, .. }) => message,
         Err(other) => panic!("another error: {other}"),
         Ok(_) => panic!("the request was taken"),
     };
@@ -198,7 +198,6 @@ fn prompts_that_cannot_be_served_are_refused_with_the_numbers() {
     assert_eq!((completion.usage.prompt_tokens, completion.usage.completion_tokens), (61, 4), "all four tokens have room");
 }
 
-/// A copy of the llama model whose tokenizer has one token more than the model has embeddings.
 #[test]
 fn log_probabilities_that_memory_should_not_hold_are_refused() {
     let engine = start("llama", &exact());
@@ -219,6 +218,7 @@ fn log_probabilities_that_memory_should_not_hold_are_refused() {
     }
 }
 
+/// A copy of the llama model whose tokenizer has one token more than the model has embeddings.
 fn llama_with_a_token_too_many() -> (tempfile::TempDir, u32) {
     let dir = tempfile::tempdir().unwrap();
     let golden = golden_dir().join("text/llama");
@@ -246,8 +246,11 @@ fn llama_with_a_token_too_many() -> (tempfile::TempDir, u32) {
 fn a_token_without_an_embedding_is_refused_in_every_prompt_and_harms_nobody_else() {
     let (dir, id) = llama_with_a_token_too_many();
     let source = engine::ModelSource::HuggingFace { path: dir.path().to_owned(), tokenizer_json: None };
-    let engine =
-        Engine::load(&source, &EngineConfig { chat_template: Some("{{ messages[0].content }}".into()), ..exact() }, &|_| {});
+    let engine = Engine::load(
+        &source,
+        &EngineConfig { chat_template: Some("{{ messages[0].content }}<soft token>".into()), ..exact() },
+        &|_| {},
+    );
     let engine = engine.unwrap();
     let other = engine.submit(request(1, 30, 60)).unwrap();
     let _ = other.next_timeout(Duration::from_secs(20)).unwrap();
@@ -268,6 +271,22 @@ fn a_token_without_an_embedding_is_refused_in_every_prompt_and_harms_nobody_else
         }
     }
     assert_eq!(other.wait().unwrap().choices[0].finish_reason, FinishReason::Length);
+}
+
+#[test]
+fn a_special_token_in_a_message_stays_text_and_one_of_the_template_does_not() {
+    let (dir, id) = llama_with_a_token_too_many();
+    let source = engine::ModelSource::HuggingFace { path: dir.path().to_owned(), tokenizer_json: None };
+    let chat_template = Some("<soft token>{{ messages[0].content }}".into());
+    let engine = Engine::load(&source, &EngineConfig { chat_template, ..exact() }, &|_| {}).unwrap();
+    let render = |text: &str| engine.render_chat(&[Message::user(text)], &RenderOptions::default()).unwrap();
+    let count = |ids: &[u32]| ids.iter().filter(|other| **other == id).count();
+    let (text, ids) = render("Look at <soft token> here");
+    assert_eq!(text, "<soft token>Look at <soft token> here");
+    assert_eq!(count(&ids), 1);
+    let (_, plain) = render("Look here");
+    assert_eq!(count(&plain), 1);
+    assert!(engine.detokenize_text(&ids, true).unwrap().contains("Look at <soft token> here"));
 }
 
 #[test]

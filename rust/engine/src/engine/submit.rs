@@ -236,7 +236,7 @@ fn fit(shared: &Shared, max_tokens: Option<usize>, truncate: bool, prompt: &mut 
             shared.num_blocks,
             shared.servable_tokens
         );
-        let max_tokens = shared.servable_tokens.saturating_add(1);
+        let max_tokens = shared.servable_tokens;
         return Err(EngineError::PromptTooLong { prompt_tokens: prompt.len(), max_tokens, message });
     }
     let room = max_len - prompt.len();
