@@ -300,7 +300,7 @@ def test_a_running_request_is_in_the_table_and_its_blocks_stand_out(server: Serv
 def test_tokens_a_second_are_those_of_successive_events(server: Server) -> None:
     server.open()
     server.until(lambda: server.text("status") == "live")
-    thread = threading.Thread(target=server.chat, args=("Count.",), kwargs={"max_tokens": 700, "ignore_eos": True})
+    thread = threading.Thread(target=server.chat, args=("Count.",), kwargs={"max_tokens": 1500, "ignore_eos": True})
     read = """
         const [row] = document.getElementById("requests").tBodies[0].rows;
         const text = document.getElementById("rate").textContent;
@@ -325,8 +325,10 @@ def test_tokens_a_second_are_those_of_successive_events(server: Server) -> None:
             continue
         counts = [(event["time"], event["requests"][0]["tokens"]) for event in window]
         slopes = [(counts[-1][1] - tokens) / (counts[-1][0] - time) for time, tokens in counts[:-1] if counts[-1][0] - time > 0.9]
-        assert min(slopes) - 0.1 <= moment["rate"] <= max(slopes) + 0.1
-        assert moment["row"] == pytest.approx(moment["rate"], abs=0.2)
+        # The page shows a decimal below 100 and none from there on.
+        rounding = 0.1 if moment["rate"] < 100 else 0.6
+        assert min(slopes) - rounding <= moment["rate"] <= max(slopes) + rounding
+        assert moment["row"] == pytest.approx(moment["rate"], abs=2 * rounding)
         compared += 1
     assert compared >= 3
 
