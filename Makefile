@@ -120,8 +120,9 @@ bench-peers: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/bench-too
 	$(MODELS) gemma | xargs $(RACE) --model
 
 .PHONY: docs-figures
-docs-figures: $(VENV)/package $(VENV)/model $(VENV)/tools ## write docs/allocators.md and docs/memory.md with their pictures, from simulations and runs
+docs-figures: $(VENV)/package $(VENV)/model $(VENV)/tools ## write docs/allocators.md, docs/short-prompts.md and docs/memory.md with their pictures, from simulations and runs
 	$(VENV)/bin/python benches/allocators.py
+	$(VENV)/bin/python benches/short_prompts.py
 	$(VENV)/bin/python benches/naive_and_paged.py
 
 .PHONY: bench-gpu

@@ -24,6 +24,7 @@ mod kv_cache_config;
 mod kv_cache_manager;
 mod kv_groups;
 mod output;
+mod pacer;
 mod prefix_index;
 mod request;
 mod scheduler;
@@ -48,8 +49,9 @@ pub use kv_groups::{KvGroup, KvGroups, SizedLayer};
 pub use output::{
     BlockUse, KvCacheStats, PoolSnapshot, Preemption, RequestView, ScheduledRequest, SchedulerOutput, StuckReport, SwapIn,
 };
+pub use pacer::StepPacer;
 pub use request::{FinishReason, ForkRequest, NewRequest, PreemptionCost, RequestStatus};
-pub use scheduler::{AdmissionPolicy, FairnessPolicy, Policies, Policy, Scheduler, SchedulerConfig, VictimPolicy};
+pub use scheduler::{AdmissionPolicy, FairnessPolicy, Policies, Policy, PromptLimits, Scheduler, SchedulerConfig, VictimPolicy};
 pub use sizing::{
     CacheConfig, CacheLedger, DEFAULT_UTILIZATION, DeviceLedger, DeviceMemory, PoolLimits, UNIFIED_FREE_MEMORY_DIVISOR,
     calculate_cache_config,

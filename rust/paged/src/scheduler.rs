@@ -10,8 +10,8 @@
 //!
 //! Progress: a `schedule` that finds a request, no step in flight and no pause computes at least one token or finishes
 //! at least one request, whatever the policies.
-//! - Somebody runs. Each running request, in turn, gets a token, or someone not yet in the batch loses its blocks for it:
-//!   one behind it, or, when all of those are protected, it itself. Each such loss shortens the list, so it ends; and
+//! - Somebody runs. Each running request, in turn, gets a token, or leaves the step to those who have one, or someone not
+//!   yet in the batch loses its blocks for it: one behind it, or, when all of those are protected, it itself. Each such loss shortens the list, so it ends; and
 //!   who is alone and still finds no block has outgrown the pool and ends with `Length`. A victim policy only chooses
 //!   among those behind, an admission policy only says who gets that far, and a tenant's share of a step is never less
 //!   than one token. Who is admitted before some of those that run takes what it needs from them only, and gets a token
@@ -26,9 +26,12 @@
 //! request without one waits behind those of its priority that have one, as it waits behind a more urgent priority: as
 //! long as such requests keep coming.
 //!
-//! What bounds how long a prompt holds up others: [`SchedulerConfig::max_chunk_len`] within a step, and among tenants the
-//! turns of [`FairnessPolicy::Drr`], under which a tenant computes one prompt at a time. More prompts in part would only
-//! hold blocks earlier, so there is no other limit on them.
+//! What bounds how long a prompt holds up others: [`PromptLimits`] and [`SchedulerConfig::max_chunk_len`] within a step.
+//! Across steps, a quarter of each step's prompt tokens goes to the prompts that have least left to compute, so that a short
+//! one is through within a few steps whoever came before it. The one that goes first keeps three quarters, so that no prompt
+//! is later than in order of rank by more than a third of that time, however many short ones come. Among tenants the turns of
+//! [`FairnessPolicy::Drr`] do both, under which a tenant computes one prompt at a time. More prompts in part would only hold
+//! blocks earlier, so there is no other limit on them.
 //!
 //! Waste is bounded: after a preemption nobody is admitted until there is room for the victim, and after
 //! [`SchedulerConfig::max_preemptions`] of them a request comes back only with room to its end beside the same for all
@@ -54,10 +57,12 @@ mod urgent;
 mod usage;
 mod watchdog;
 
+pub use budget::PromptLimits;
 pub use config::SchedulerConfig;
 pub use policy::{AdmissionPolicy, FairnessPolicy, Policies, Policy, VictimPolicy};
 
-use admission::Blocked;
+use admission::{Blocked, MAX_CANDIDATES};
+use budget::Allowances;
 use kept::KeptRequests;
 use prefix::{LookupCounts, commit_request, free_request};
 use queue::WaitingQueue;
@@ -110,8 +115,8 @@ pub struct Scheduler {
     lookups: LookupCounts,
     totals: Totals,
     usage: StepTotals,
-    /// Most prompt tokens of a step in which a request is being answered.
-    max_mixed_tokens: Option<usize>,
+    prompt_limits: PromptLimits,
+    allowances: Allowances,
     /// Requests that are being answered and have no row in this step yet.
     unserved_answers: usize,
     /// Rows of the step being put together whose requests have drafts.
@@ -166,7 +171,8 @@ impl Scheduler {
             lookups: LookupCounts::default(),
             totals: Totals::default(),
             usage: StepTotals::default(),
-            max_mixed_tokens: None,
+            prompt_limits: PromptLimits::default(),
+            allowances: Allowances::default(),
             unserved_answers: 0,
             drafted: Vec::new(),
         })
@@ -197,6 +203,7 @@ impl Scheduler {
         let mut budget = most;
         self.drop_unseen_blocks();
         self.share_out(budget);
+        self.share_among_prompts(budget);
         self.schedule_running(output, &mut budget);
         self.unserved_answers = 0;
         if output.preempted.is_empty() && self.fetching.is_none() {
@@ -240,7 +247,7 @@ impl Scheduler {
                 let is_admitted = self.admit_before(position, waiting, output, budget);
                 position += usize::from(is_admitted);
                 urgent = if is_admitted { self.next_urgent(&output.preempted) } else { None };
-            } else if self.schedule_row(index, output, budget) {
+            } else if (self.leaves_the_step(index) && !output.rows.is_empty()) || self.schedule_row(index, output, budget) {
                 position += 1;
             } else if self.running.len() == 1 {
                 // Alone and without a block: it has outgrown the pool.
@@ -256,7 +263,7 @@ impl Scheduler {
     fn schedule_row(&mut self, index: RequestIndex, output: &mut SchedulerOutput, budget: &mut usize) -> bool {
         let (tenant, uncomputed) = (self.request(index).standing.tenant, self.request(index).num_uncomputed_tokens());
         let computed = self.request(index).num_computed_tokens;
-        let share = self.share_of(tenant, uncomputed);
+        let share = self.share_of(tenant, uncomputed).min(self.allowance_of(index, uncomputed).max(1));
         let wanted = self.most_of_budget(uncomputed, *budget).min(self.config.max_chunk_len.unwrap_or(usize::MAX)).min(share);
         let reserved = self.config.reserve_full_context.then(|| self.config.max_model_len - computed);
         self.make_room(index, reserved.unwrap_or(wanted));

@@ -47,7 +47,7 @@ fn followers_name_their_leader_and_let_others_pass() {
     let other = sim.add(&[7, 7, 7], 2).unwrap();
     assert_eq!(sim.scheduler.waits_for(ids[1]), None, "nobody runs yet");
     let output = sim.scheduler.schedule();
-    assert_eq!(output.rows.len(), 1);
+    assert_eq!(output.rows.iter().map(|row| row.request_id).collect::<Vec<_>>(), [ids[0], other]);
     assert!(ids[1..].iter().all(|id| sim.scheduler.waits_for(*id) == Some(ids[0])));
     assert_eq!((sim.scheduler.waits_for(ids[0]), sim.scheduler.waits_for(other)), (None, None));
     let mut sim = alike(6, &full()).0;

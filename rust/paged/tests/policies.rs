@@ -142,7 +142,7 @@ fn turns_bound_the_time_to_the_first_token_of_every_tenant() {
     };
     // Its 20 tokens are three turns of 8, in steps of 16 that two tenants share.
     assert!(steps_to_first_token(FairnessPolicy::Drr) <= 4);
-    assert!(steps_to_first_token(FairnessPolicy::Priority) > 200);
+    assert!(steps_to_first_token(FairnessPolicy::Fcfs) > 200);
 }
 
 #[test]

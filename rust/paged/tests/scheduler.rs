@@ -51,7 +51,7 @@ fn a_chunk_cap_leaves_room_for_those_behind() {
 #[test]
 fn prompts_beside_answers_are_computed_in_smaller_chunks() {
     let mut scheduler = Scheduler::new(scheduler_config(4, 64, 64), kv_config(64, 4, &full())).unwrap();
-    scheduler.limit_mixed_steps(Some(10));
+    scheduler.limit_prompt_tokens(PromptLimits { beside_answers: Some(10), alone: None });
     scheduler.add_request(new_request(1, &[1; 20])).unwrap();
     let output = scheduler.schedule();
     assert_eq!(rows(&output), [(1, 0, 20, true)], "nobody waits for a token");
@@ -61,12 +61,102 @@ fn prompts_beside_answers_are_computed_in_smaller_chunks() {
     assert_eq!(rows(&output), [(1, 20, 1, true), (2, 0, 10, false)]);
     scheduler.update(&output, &[(RequestId(1), &[9])]).unwrap();
     // However low the limit, a prompt gets on.
-    scheduler.limit_mixed_steps(Some(0));
+    scheduler.limit_prompt_tokens(PromptLimits { beside_answers: Some(0), alone: None });
     let output = scheduler.schedule();
     assert_eq!(rows(&output), [(1, 21, 1, true), (2, 10, 1, false)]);
     scheduler.update(&output, &[(RequestId(1), &[9])]).unwrap();
-    scheduler.limit_mixed_steps(None);
+    scheduler.limit_prompt_tokens(PromptLimits { beside_answers: None, alone: None });
     assert_eq!(rows(&scheduler.schedule()), [(1, 22, 1, true), (2, 11, 9, true)]);
+}
+
+#[test]
+fn a_step_without_answers_has_a_limit_of_its_own() {
+    let mut scheduler = Scheduler::new(scheduler_config(4, 64, 64), kv_config(64, 4, &full())).unwrap();
+    scheduler.limit_prompt_tokens(PromptLimits { beside_answers: Some(10), alone: Some(12) });
+    scheduler.add_request(new_request(1, &[1; 20])).unwrap();
+    let output = scheduler.schedule();
+    assert_eq!(rows(&output), [(1, 0, 12, false)]);
+}
+
+/// The step, from 1, in which each request gets its first token.
+fn first_tokens(fairness: FairnessPolicy, lengths: &[usize]) -> Vec<usize> {
+    let config = SchedulerConfig { fairness, ..scheduler_config(64, 32, 1024) };
+    let mut scheduler = Scheduler::new(config, kv_config(4096, 4, &full())).unwrap();
+    for (id, length) in lengths.iter().enumerate() {
+        // No two prompts begin alike.
+        let request = NewRequest::new(RequestId(id as u64), vec![id as u32; *length], 1);
+        scheduler.add_request(request).unwrap();
+    }
+    let mut steps = vec![0; lengths.len()];
+    for step in 1.. {
+        let output = scheduler.schedule();
+        if output.rows.is_empty() {
+            break;
+        }
+        assert!(output.total_num_scheduled_tokens == 32 || output.rows.iter().all(|row| row.num_outputs == 1));
+        let sampled: Vec<_> = output.rows.iter().filter(|row| row.num_outputs > 0).map(|row| row.request_id).collect();
+        scheduler.update(&output, &sampled.iter().map(|id| (*id, &[9][..])).collect::<Vec<_>>()).unwrap();
+        for id in sampled {
+            steps[id.0 as usize] = step;
+            scheduler.finish_request(id);
+        }
+    }
+    steps
+}
+
+#[test]
+fn short_prompts_do_not_wait_for_long_ones_and_long_ones_wait_a_third_longer_at_most() {
+    let lengths = [600, 5, 700, 8, 3, 400, 30];
+    let by_arrival = first_tokens(FairnessPolicy::Fcfs, &lengths);
+    assert_eq!(by_arrival, [19, 19, 41, 42, 42, 54, 55]);
+    let shared = first_tokens(FairnessPolicy::Priority, &lengths);
+    for short in [1, 3, 4, 6] {
+        assert!(shared[short] <= 1 + 46_usize.div_ceil(8) + 1, "{shared:?}");
+    }
+    for (shared, alone) in shared.iter().zip(&by_arrival) {
+        assert!(*shared <= (alone * 4).div_ceil(3), "{shared} steps instead of {alone}");
+    }
+    assert_eq!(shared.iter().max(), by_arrival.iter().max(), "no step has room left");
+}
+
+#[test]
+fn a_long_prompt_gets_on_however_many_short_ones_come() {
+    let mut scheduler = Scheduler::new(scheduler_config(64, 32, 1024), kv_config(4096, 4, &full())).unwrap();
+    scheduler.add_request(new_request(0, &[1; 960])).unwrap();
+    for step in 0..40_u64 {
+        for id in 1..=8 {
+            let id = step * 8 + id;
+            scheduler.add_request(NewRequest::new(RequestId(id), vec![id as u32 + 10; 20], 1)).unwrap();
+        }
+        let output = scheduler.schedule();
+        assert_eq!(output.rows[0].request_id, RequestId(0));
+        assert!(output.rows[0].num_scheduled_tokens >= 24);
+        let sampled: Vec<_> = output.rows.iter().filter(|row| row.num_outputs > 0).map(|row| row.request_id).collect();
+        scheduler.update(&output, &sampled.iter().map(|id| (*id, &[9][..])).collect::<Vec<_>>()).unwrap();
+        assert_eq!(sampled.contains(&RequestId(0)), step == 39);
+        sampled.iter().for_each(|id| _ = scheduler.finish_request(*id));
+    }
+}
+
+#[test]
+fn what_waiting_prompts_cannot_use_goes_to_those_that_run() {
+    // Seven blocks: the second prompt has to wait until the first has gone.
+    let mut scheduler = Scheduler::new(scheduler_config(4, 8, 64), kv_config(7, 4, &[None])).unwrap();
+    scheduler.add_request(new_request(1, &[1; 20])).unwrap();
+    scheduler.add_request(new_request(2, &[2; 12])).unwrap();
+    for start in [0, 8] {
+        let output = scheduler.schedule();
+        assert_eq!(rows(&output), [(1, start, 8, false)]);
+        scheduler.update(&output, &[]).unwrap();
+    }
+}
+
+#[test]
+fn a_prompt_of_a_less_urgent_priority_gets_nothing_of_a_more_urgent_ones_step() {
+    let mut scheduler = Scheduler::new(scheduler_config(4, 8, 64), kv_config(64, 4, &full())).unwrap();
+    scheduler.add_request(NewRequest { priority: 1, ..new_request(1, &[1; 3]) }).unwrap();
+    scheduler.add_request(new_request(2, &[2; 20])).unwrap();
+    assert_eq!(rows(&scheduler.schedule()), [(2, 0, 8, false)]);
 }
 
 #[test]

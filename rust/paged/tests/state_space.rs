@@ -210,6 +210,20 @@ fn every_policy_makes_progress_in_every_state() {
 }
 
 #[test]
+fn prompts_that_share_a_step_make_progress_in_every_state() {
+    for (_, admission) in AdmissionPolicy::ALL {
+        for num_blocks in [2, 4, 6] {
+            // Of four and five prompt tokens one goes to the shortest.
+            for max_num_batched_tokens in [4, 5] {
+                let mut model = model(num_blocks, 3, &[None], false);
+                (model.config.admission, model.config.max_num_batched_tokens) = (*admission, max_num_batched_tokens);
+                println!("{admission}, {num_blocks} blocks: {} states", explore(&model));
+            }
+        }
+    }
+}
+
+#[test]
 fn four_requests_on_eight_blocks_make_progress_in_every_state() {
     for num_blocks in [1, 3, 5, 8] {
         println!("{num_blocks} blocks: {} states", explore(&model(num_blocks, 4, &[None], false)));

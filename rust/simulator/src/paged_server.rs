@@ -1,8 +1,9 @@
 //! The production scheduler, fed with made-up tokens.
 
 use std::slice;
+use std::time::Duration;
 
-use paged::{NewRequest, RequestId, Scheduler, SchedulerOutput, UpdateError};
+use paged::{NewRequest, RequestId, Scheduler, SchedulerOutput, StepPacer, UpdateError};
 
 use crate::memory::MemoryByKind;
 use crate::server::{Refusal, Server};
@@ -10,13 +11,14 @@ use crate::trace::TraceRequest;
 
 pub(crate) struct PagedServer {
     scheduler: Scheduler,
+    pacer: StepPacer,
     num_groups: usize,
     block_size: usize,
 }
 
 impl PagedServer {
-    pub(crate) fn new(scheduler: Scheduler, num_groups: usize, block_size: usize) -> Self {
-        Self { scheduler, num_groups, block_size }
+    pub(crate) fn new(scheduler: Scheduler, pacer: StepPacer, num_groups: usize, block_size: usize) -> Self {
+        Self { scheduler, pacer, num_groups, block_size }
     }
 }
 
@@ -32,12 +34,17 @@ impl Server for PagedServer {
 
     fn schedule(&mut self, step: &mut SchedulerOutput, now: f64) {
         self.scheduler.set_now(microseconds(now));
+        self.scheduler.limit_prompt_tokens(self.pacer.limits());
         self.scheduler.schedule_into(step);
     }
 
     fn update(&mut self, step: &SchedulerOutput, sampled: &[(RequestId, u32)]) -> Result<(), UpdateError> {
         let sampled: Vec<_> = sampled.iter().map(|(id, token)| (*id, slice::from_ref(token))).collect();
         self.scheduler.update(step, &sampled)
+    }
+
+    fn measure(&mut self, step: &SchedulerOutput, seconds: f64) {
+        self.pacer.measure(step, Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX));
     }
 
     fn finish(&mut self, id: RequestId) {

@@ -46,6 +46,8 @@ pub(crate) trait Server {
     fn schedule(&mut self, step: &mut SchedulerOutput, now: f64);
     /// Takes the result of a step: the tokens of the rows that sample.
     fn update(&mut self, step: &SchedulerOutput, sampled: &[(RequestId, u32)]) -> Result<(), UpdateError>;
+    /// Takes note of how many seconds a step took.
+    fn measure(&mut self, _step: &SchedulerOutput, _seconds: f64) {}
     /// Ends a request.
     fn finish(&mut self, id: RequestId);
     /// Requests in the batch, and those that wait.

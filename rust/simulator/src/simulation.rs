@@ -1,7 +1,10 @@
 //! The loop of an engine, in virtual time.
 
+use std::time::Duration;
+
 use paged::{
     FinishReason, KvCacheConfig, KvGroups, Policies, PoolLimits, RequestId, Scheduler, SchedulerConfig, SchedulerOutput,
+    StepPacer,
 };
 
 use crate::contiguous::ContiguousServer;
@@ -31,6 +34,8 @@ pub struct SimulationConfig {
     pub max_num_seqs: usize,
     /// Most tokens in a step.
     pub max_num_batched_tokens: usize,
+    /// About how many seconds a step may take; `None`: as long as its tokens do. Only the paged allocator has such a limit.
+    pub max_step_latency: Option<f64>,
     /// Most tokens of a request; `None`: as many as the longest of the trace has.
     pub max_model_len: Option<usize>,
     /// Whether prefixes are looked up and kept.
@@ -53,6 +58,7 @@ impl SimulationConfig {
             block_size,
             max_num_seqs: 256,
             max_num_batched_tokens: 2048,
+            max_step_latency: None,
             max_model_len: None,
             enable_prefix_caching: true,
             windows: Vec::new(),
@@ -72,6 +78,11 @@ impl SimulationConfig {
         within("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 30)?;
         within("max_model_len", self.max_model_len.unwrap_or(2), 2, 1 << 30)?;
         within("num_intervals", self.max_intervals, 2, 1 << 24)?;
+        if let Some(seconds) =
+            self.max_step_latency.filter(|seconds| !(*seconds > 0.0 && Duration::try_from_secs_f64(*seconds).is_ok()))
+        {
+            return Err(SimulationError::setting("max_step_latency", &seconds, "seconds above 0, or None, work"));
+        }
         if self.allocator == Allocator::Max && self.max_model_len.is_none() {
             let requirement = "the allocator \"max\" reserves the model's context length: give it";
             return Err(SimulationError::setting("max_model_len", &"not given", requirement));
@@ -79,6 +90,9 @@ impl SimulationConfig {
         if self.allocator != Allocator::Paged && self.policies != Policies::default() {
             let requirement = "only the paged allocator has policies";
             return Err(SimulationError::setting("policy", &format!("{:?}", self.policies), requirement));
+        }
+        if let Some(seconds) = self.max_step_latency.filter(|_| self.allocator != Allocator::Paged) {
+            return Err(SimulationError::setting("max_step_latency", &seconds, "only the paged allocator limits its steps"));
         }
         if self.allocator != Allocator::Paged && !self.windows.is_empty() {
             return Err(SimulationError::setting(
@@ -131,7 +145,8 @@ impl Simulation {
                 hash_key: [0; 32],
             };
             let scheduler = Scheduler::new(scheduler_config(config, max_model_len), kv)?;
-            Box::new(PagedServer::new(scheduler, groups.groups.len(), config.block_size))
+            let pacer = StepPacer::new(config.max_step_latency.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()));
+            Box::new(PagedServer::new(scheduler, pacer, groups.groups.len(), config.block_size))
         } else {
             let SimulationConfig { max_num_seqs, max_num_batched_tokens, .. } = *config;
             let limits = PoolLimits { max_num_seqs, max_num_batched_tokens, max_model_len };
@@ -239,6 +254,7 @@ impl Simulation {
             }
         }
         self.server.update(&self.step, &self.sampled)?;
+        self.server.measure(&self.step, seconds);
         self.pass(seconds);
         self.now += seconds;
         self.num_steps += 1;

@@ -1,6 +1,5 @@
 //! The one thread that owns scheduler, pool and device.
 
-mod pacer;
 mod prompt_logprobs;
 mod requests;
 mod sampling;
@@ -17,10 +16,9 @@ use std::{
 };
 
 use device::host::trim_heap;
-use paged::{KvCacheConfig, PoolSnapshot, RequestId, Scheduler, SchedulerOutput};
+use paged::{KvCacheConfig, PoolSnapshot, RequestId, Scheduler, SchedulerOutput, StepPacer};
 use rustc_hash::FxHashMap;
 
-pub(super) use pacer::StepPacer;
 use sampling::StepOutputs;
 
 use super::{

@@ -11,7 +11,7 @@ use crate::request::{FinishReason, NewRequest, PreemptionCost, Rank, Request, Re
 const WATERMARK_DIVISOR: usize = 100;
 
 /// Waiting requests that are looked at for one that may run: each is compared with all that run.
-const MAX_CANDIDATES: usize = 16;
+pub(super) const MAX_CANDIDATES: usize = 16;
 
 /// The request that was last kept from running, and what it was short of. While nothing has happened that could make its
 /// prefix hit longer, it is not looked up again before so much is free.

@@ -125,12 +125,9 @@ impl Scheduler {
         }
     }
 
-    /// Gives what tenants left of their shares to the rows that can use it, in their order and as far as blocks are
-    /// free.
+    /// Gives what tenants and prompts left of their shares to the rows that can use it, in their order and as far as blocks
+    /// are free.
     pub(super) fn hand_out_the_rest(&mut self, output: &mut SchedulerOutput, budget: &mut usize) {
-        if self.config.fairness != FairnessPolicy::Drr {
-            return;
-        }
         let SchedulerOutput { rows, copies, .. } = output;
         for row in rows.iter_mut().filter(|row| row.num_outputs == 0) {
             if *budget == 0 {

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use paged::{RequestId, ScheduledRequest, SchedulerOutput, StuckReport};
+use paged::{RequestId, SchedulerOutput, StuckReport};
 
 use super::{EngineThread, sampling::Wanted, ticks};
 use crate::{
@@ -15,7 +15,7 @@ impl EngineThread {
         let mut output = std::mem::take(&mut self.output);
         self.scheduler.set_now(ticks(self.started, Instant::now()));
         self.poll_tier();
-        self.scheduler.limit_mixed_steps(self.pacer.max_prompt_tokens());
+        self.scheduler.limit_prompt_tokens(self.pacer.limits());
         self.propose();
         self.scheduler.schedule_into(&mut output);
         for &(id, reason) in &output.finished {
@@ -39,8 +39,7 @@ impl EngineThread {
             let began = Instant::now();
             match caught(|| self.execute(&output)) {
                 Ok(Ok(())) => {
-                    let chunks = output.rows.iter().map(ScheduledRequest::num_known_tokens).filter(|num_tokens| *num_tokens > 1);
-                    self.pacer.measure(chunks.sum(), began.elapsed());
+                    self.pacer.measure(&output, began.elapsed());
                     self.commit(&output);
                 }
                 Ok(Err(error)) => self.fail_step(&output, &error.to_string()),
