@@ -11,8 +11,8 @@
 use std::{any::Any, sync::Arc};
 
 use crate::{
-    CacheEngine, DType, DeviceError, HostMemory, KvCacheSpec, KvDType, KvShape, RowSampling, SampledRow, Tensor, TokenMask,
-    WeightView, host_memory,
+    CacheEngine, DType, DeviceError, ExpertArgs, HostMemory, KvCacheSpec, KvDType, KvShape, RowSampling, SampledRow, Tensor,
+    TokenMask, WeightView, host_memory,
 };
 
 /// How exactly a linear layer computes.
@@ -399,6 +399,8 @@ pub struct WorkspaceShape {
     pub post_norms: bool,
     /// Whether feed-forward networks are gated.
     pub gated: bool,
+    /// Experts of a layer; 0 where there are none.
+    pub num_experts: usize,
 }
 
 /// The graphs that a backend recorded for one model and its KV storage, which outlive them.
@@ -570,8 +572,19 @@ pub trait StepRecorder {
     fn replay(&self, graphs: &mut StepGraphs);
 }
 
+/// Feed-forward networks that are mixtures of experts.
+pub trait ExpertPhases {
+    /// Chooses the experts of each row, and adds what they give to the residual stream.
+    fn experts(&self, args: ExpertArgs<'_>, step: &StepMetadata);
+}
+
 /// A device that computes decoder steps, with what only some can do.
 pub trait Backend: Device + Phases {
+    /// What computes mixtures of experts; `None`: nothing does.
+    fn expert_phases(&self) -> Option<&dyn ExpertPhases> {
+        None
+    }
+
     /// What samples there; `None`: the host does.
     fn sampler(&self) -> Option<&dyn DeviceSampler> {
         None

@@ -10,6 +10,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod dtype;
 pub mod error;
+pub mod experts;
 pub mod host;
 pub mod kernel_args;
 pub mod kv_codes;
@@ -22,12 +23,13 @@ pub mod token_mask;
 
 pub use backend::{
     Activation, AttentionArgs, AttentionParams, Backend, BackendInfo, BackendMemory, Constant, Device, DeviceSampler, EmbedArgs,
-    EmbeddingTable, GateUpArgs, HeadNorm, KvGroupMetadata, Linear, LinearOptions, Norm, NormKind, NormSpan, Phases, Precision,
-    Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepGraphs, StepMetadata, StepRecorder, WorkspaceShape,
+    EmbeddingTable, ExpertPhases, GateUpArgs, HeadNorm, KvGroupMetadata, Linear, LinearOptions, Norm, NormKind, NormSpan, Phases,
+    Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepGraphs, StepMetadata, StepRecorder, WorkspaceShape,
 };
 pub use cache_engine::{CacheEngine, DeviceBlocks, KvPlace};
 pub use dtype::{DType, KvDType};
 pub use error::DeviceError;
+pub use experts::{Expert, ExpertActivation, ExpertArgs, ExpertGroups, Experts, RouterScore, RoutingRule, SharedExpert};
 pub use host::{HostMemory, host_memory, num_physical_cores};
 pub use kv_layout::{KV_FORMAT, KvCacheSpec, KvLayer, KvShape, KvSide, KvSource};
 pub use quant::GgmlType;

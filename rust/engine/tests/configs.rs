@@ -354,7 +354,10 @@ fn what_a_config_asks_for_is_done_or_refused() {
     assert!(error.contains("rope_scaling.rope_type") && error.contains("factor"), "{error}");
     let biased = changed("llama", &json!({"attention_bias": true, "mlp_bias": true})).unwrap();
     let layer = biased.layers[0];
-    assert!(layer.attention.qkv_bias && layer.attention.output_bias && layer.ffn.bias, "required of the weights");
+    assert!(
+        layer.attention.qkv_bias && layer.attention.output_bias && matches!(layer.ffn, FfnConfig::Dense(dense) if dense.bias),
+        "required of the weights"
+    );
     let num_layers = golden_config("llama")["num_hidden_layers"].as_u64().unwrap();
     let error = changed("llama", &json!({"num_hidden_layers": num_layers - 1})).unwrap_err();
     assert!(error.contains("num_hidden_layers") && error.contains(&format!("model.layers.{}.", num_layers - 1)), "{error}");

@@ -40,6 +40,9 @@ const MORE_HF: [&str; 12] = [
     "granite",
 ];
 const MORE_GGUF: [&str; 8] = ["gemma2", "starcoder2", "phi2", "stablelm", "olmo2", "smollm3", "glm4", "granite"];
+/// Mixtures of experts. Where two experts are nearly tied, the smallest difference flips them, so they are compared exactly.
+const MIXTURES_HF: [&str; 6] = ["mixtral", "qwen2-moe", "qwen3-moe", "granitemoe", "phimoe", "glm4-moe"];
+const MIXTURES_GGUF: [&str; 5] = ["mixtral", "qwen3-moe", "granitemoe", "phimoe", "glm4-moe"];
 
 #[derive(Deserialize)]
 struct Golden {
@@ -191,8 +194,35 @@ fn more_families_agree_with_goldens_on_the_best_isa() {
 }
 
 #[test]
+fn mixtures_of_experts_agree_with_goldens() {
+    let models = MIXTURES_HF.iter().map(|name| (*name, hugging_face(name)));
+    for (name, source) in models.chain(MIXTURES_GGUF.iter().map(|name| (*name, gguf(name)))) {
+        let mut runner = load(&source, cpu(Isa::detect(), 2), Precision::Exact, KvDType::F32);
+        for chunk in [common::MAX_TOKENS, 7] {
+            check_alone(&mut runner, name, chunk, EXACT);
+        }
+    }
+}
+
+#[test]
+fn mixtures_of_experts_have_the_same_bits_in_any_chunks() {
+    for name in MIXTURES_HF {
+        for precision in [Precision::Exact, Precision::Deterministic] {
+            let mut runner = load(&hugging_face(name), cpu(Isa::detect(), 2), precision, KvDType::F32);
+            let mut harness = Harness::new(&mut runner, 16);
+            let case = cases(name).swap_remove(1);
+            let [whole, chunks, single] = [common::MAX_TOKENS, 17, 1].map(|chunk| {
+                let sequence = harness.add(case.ids(), case.prompt_ids.len());
+                harness.finish(sequence, chunk)
+            });
+            assert!(whole == chunks && whole == single, "{name}: chunks change bits");
+        }
+    }
+}
+
+#[test]
 fn more_families_agree_with_goldens_on_the_reference_backend() {
-    for name in MORE_HF {
+    for name in MORE_HF.into_iter().chain(MIXTURES_HF) {
         let mut runner = load(&hugging_face(name), Arc::new(ReferenceBackend::new()), Precision::Exact, KvDType::F32);
         check_alone(&mut runner, name, 23, EXACT);
     }

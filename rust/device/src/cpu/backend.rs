@@ -3,15 +3,15 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::{
-    AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs, GateUpArgs, KvCacheSpec, Linear,
-    LinearOptions, Norm, Phases, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor, TokenMask, WeightView,
-    WorkspaceShape,
+    AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs, ExpertArgs, ExpertPhases,
+    GateUpArgs, KvCacheSpec, Linear, LinearOptions, Norm, Phases, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata,
+    Tensor, TokenMask, WeightView, WorkspaceShape,
 };
 
 use super::{
     CpuLinear, Isa, ThreadPool,
     attention::{AttentionScratch, BLOCK_SIZES, attention, workspace_bytes as attention_workspace_bytes},
-    linear::{self, LinearContext, LinearScratch},
+    linear::{self, ExpertScratch, LinearContext, LinearScratch},
     reference,
     rope::rope_and_cache,
 };
@@ -21,6 +21,7 @@ pub struct CpuBackend {
     isa: Isa,
     pool: ThreadPool,
     linear: Mutex<LinearScratch>,
+    experts: Mutex<ExpertScratch>,
     attention: AttentionScratch,
 }
 
@@ -33,7 +34,7 @@ impl CpuBackend {
         let isa = Isa::parse(isa.name())?;
         let pool = ThreadPool::new(num_threads)?;
         let attention = AttentionScratch::new(pool.num_threads());
-        Ok(Self { isa, pool, linear: Mutex::default(), attention })
+        Ok(Self { isa, pool, linear: Mutex::default(), experts: Mutex::default(), attention })
     }
 
     /// Its workers, for what is measured beside it: those of another pool would be asleep, or in their way.
@@ -47,7 +48,19 @@ impl CpuBackend {
     }
 }
 
-impl Backend for CpuBackend {}
+impl Backend for CpuBackend {
+    fn expert_phases(&self) -> Option<&dyn ExpertPhases> {
+        Some(self)
+    }
+}
+
+impl ExpertPhases for CpuBackend {
+    fn experts(&self, args: ExpertArgs<'_>, _: &StepMetadata) {
+        let (context, mut linear) = self.linear();
+        let mut scratch = self.experts.lock().unwrap_or_else(PoisonError::into_inner);
+        linear::experts(context, &mut linear, &mut scratch, args);
+    }
+}
 
 impl Device for CpuBackend {
     fn prefers_bf16_cache(&self) -> bool {
@@ -94,7 +107,9 @@ impl Device for CpuBackend {
 
     fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64 {
         let threads = self.pool.num_threads();
-        linear::workspace_bytes(shape, self.isa, threads) + attention_workspace_bytes(shape, threads)
+        linear::workspace_bytes(shape, self.isa, threads)
+            + linear::expert_workspace_bytes(shape)
+            + attention_workspace_bytes(shape, threads)
     }
 
     fn for_each(&self, len: usize, body: &(dyn Fn(usize) + Sync)) {

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use crate::{
-    Activation, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs, EmbeddingTable,
-    GateUpArgs, KvCacheSpec, KvDType, KvLayer, KvPlace, KvShape, KvSide, Linear, LinearOptions, Norm, NormKind, Phases,
-    Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata, Tensor, WeightView, WorkspaceShape,
+    Activation, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs, EmbeddingTable, Expert,
+    ExpertActivation, ExpertArgs, ExpertPhases, GateUpArgs, KvCacheSpec, KvDType, KvLayer, KvPlace, KvShape, KvSide, Linear,
+    LinearOptions, Norm, NormKind, Phases, Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, SharedExpert,
+    StepMetadata, Tensor, WeightView, WorkspaceShape,
     backend::{HeadNorm, NormParts, check_bias},
     quant::dequantize_row,
 };
@@ -145,7 +146,71 @@ pub(crate) fn rotate(rope: &RopeTable, position: usize, head: &mut [f32]) {
     }
 }
 
-impl Backend for ReferenceBackend {}
+/// What an expert gives for one row, `[hidden_size]`.
+fn expert_row(expert: &Expert, activation: ExpertActivation, x: &[f32]) -> Vec<f32> {
+    let product = |linear: &Linear, x: &[f32]| {
+        let mut out = vec![0.0; linear.out_features];
+        matmul(x, linear, &mut out);
+        out
+    };
+    let (gate, up) = (product(&expert.gate, x), product(&expert.up, x));
+    let hidden: Vec<_> = gate
+        .iter()
+        .zip(&up)
+        .map(|(&gate, &up)| match activation {
+            ExpertActivation::Gated(activation) => activate(activation, gate) * up,
+            ExpertActivation::Clamped { alpha, limit } => {
+                let (gate, up) = (f64::from(gate.min(limit)), f64::from(up.clamp(-limit, limit)));
+                ((up + 1.0) * gate / (1.0 + (-f64::from(alpha) * gate).exp())) as f32
+            }
+        })
+        .collect();
+    product(&expert.down, &hidden)
+}
+
+impl ExpertPhases for ReferenceBackend {
+    fn experts(&self, args: ExpertArgs<'_>, _: &StepMetadata) {
+        let ExpertArgs { hidden, norm, experts, post_norm, scale } = args;
+        let input = normed(hidden, norm);
+        let cols = hidden.cols();
+        for (row, x) in input.chunks_exact(cols).enumerate() {
+            let mut logits = vec![0.0; experts.experts.len()];
+            matmul(x, &experts.router, &mut logits);
+            let mut chosen = vec![(0, 0.0); experts.rule.num_chosen];
+            experts.rule.choose(&logits, experts.correction.as_ref().map(|values| &values[..]), &mut chosen);
+            let mut sum = vec![0.0; cols];
+            let mut add = |expert: &Expert, weight: f32| {
+                let x: Vec<_> = x.iter().map(|x| if experts.scales_input { x * weight } else { *x }).collect();
+                let weight = if experts.scales_input { 1.0 } else { weight };
+                let given = expert_row(expert, experts.activation, &x);
+                sum.iter_mut().zip(given).for_each(|(sum, given)| *sum += f64::from(given) * f64::from(weight));
+            };
+            for (expert, weight) in chosen {
+                add(&experts.experts[expert], weight);
+            }
+            if let Some(SharedExpert { expert, weight }) = &experts.shared {
+                let given = expert_row(expert, experts.activation, x);
+                let mut logit = [0.0];
+                let weight = weight.as_ref().map_or(1.0, |weight| {
+                    matmul(x, weight, &mut logit);
+                    1.0 / (1.0 + (-f64::from(logit[0])).exp())
+                });
+                sum.iter_mut().zip(given).for_each(|(sum, given)| *sum += f64::from(given) * weight);
+            }
+            let mut sum: Vec<_> = sum.into_iter().map(|sum: f64| sum as f32).collect();
+            if let Some(norm) = post_norm {
+                norm_row(norm, &mut sum);
+            }
+            hidden.row_mut(row).iter_mut().zip(sum).for_each(|(x, sum)| *x += sum * scale);
+        }
+    }
+}
+
+impl Backend for ReferenceBackend {
+    fn expert_phases(&self) -> Option<&dyn ExpertPhases> {
+        Some(self)
+    }
+}
 
 impl Device for ReferenceBackend {
     fn check_kv_layer(&self, _dtype: KvDType, _shape: KvShape) -> Result<(), DeviceError> {

@@ -140,6 +140,7 @@ pub(super) fn plan(
     let kv_dtype = model_dtype(config.dtype, model.config, devices);
     if let PlannedDevices::Own { backend, .. } = devices {
         check_kv_layers(backend, device_dtype(config.paged_attention.cache_type.resolve(kv_dtype)), model.config)?;
+        check_experts(backend, model.config)?;
     }
     let memory: Vec<_> = bytes.iter().map(DeviceBytes::memory).collect();
     let cache = calculate_cache_config(&config.paged_attention, &layers, kv_dtype, &memory, &limits)
@@ -207,6 +208,18 @@ fn check_kv_layers(backend: &dyn Backend, dtype: KvDType, model: &DecoderConfig)
         KvSource::Layer(_) => None,
     });
     own.try_for_each(|shape| backend.check_kv_layer(dtype, shape))
+}
+
+/// Whether the mixtures of experts of a model are computed there.
+fn check_experts(backend: &dyn Backend, model: &DecoderConfig) -> Result<(), EngineError> {
+    if backend.expert_phases().is_none() && model.layers.iter().any(|layer| layer.ffn.num_experts() > 0) {
+        let device = backend.info().device;
+        return Err(EngineError::Architecture(format!(
+            "{} is a mixture of experts, which {device} does not compute yet: use device=\"cpu\"",
+            model.architecture
+        )));
+    }
+    Ok(())
 }
 
 /// The element type of the cache where none is asked for: of those that have kernels, if `dtype` leaves the choice.
@@ -330,7 +343,7 @@ fn workspace_shape(
         num_tokens: config.max_num_batched_tokens,
         seq_len: longest,
         hidden_size: model.hidden_size,
-        intermediate_size: model.largest(|layer| layer.ffn.intermediate_size),
+        intermediate_size: model.largest(|layer| layer.ffn.intermediate_size()),
         num_heads: largest(|attention| attention.num_heads),
         num_kv_heads: largest(|attention| attention.num_kv_heads),
         queries_per_kv: largest(|attention| attention.num_heads / attention.num_kv_heads),
@@ -342,7 +355,8 @@ fn workspace_shape(
         lm_head_dtype,
         precision: precision(config),
         post_norms: model.layers.iter().any(|layer| layer.norms != Norms::Before),
-        gated: model.layers.iter().any(|layer| layer.ffn.is_gated),
+        gated: model.layers.iter().any(|layer| layer.ffn.is_gated()),
+        num_experts: model.largest(|layer| layer.ffn.num_experts()),
     }
 }
 

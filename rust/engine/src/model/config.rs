@@ -1,6 +1,6 @@
 //! What a decoder is like, whatever file says so.
 
-use device::{Activation, KvCacheSpec, KvDType, KvShape, KvSource, NormKind};
+use device::{Activation, ExpertActivation, KvCacheSpec, KvDType, KvShape, KvSource, NormKind, RouterScore, RoutingRule};
 use paged::{KvGroups, ModelConfigLike, Retention};
 
 use super::rope::{RopeConfig, RopeRows};
@@ -11,6 +11,7 @@ pub const MAX_SIZE: usize = 1 << 27;
 /// Most layers that are believed.
 pub const MAX_LAYERS: usize = 4096;
 const MAX_HEADS: usize = 4096;
+const MAX_EXPERTS: usize = 4096;
 const MAX_HEAD_DIM: usize = 1024;
 
 /// Hyperparameters of a decoder. Widths are in elements.
@@ -59,7 +60,7 @@ pub struct LayerConfig {
     /// What mixes tokens.
     pub attention: AttentionConfig,
     /// The feed-forward network.
-    pub ffn: DenseConfig,
+    pub ffn: FfnConfig,
     /// Where it has norms.
     pub norms: Norms,
     /// The feed-forward network sees what attention sees, by the same norm; else the residual stream with the output of
@@ -116,6 +117,47 @@ pub enum QkNorm {
     OwnHeads,
     /// The whole row, `[num_heads * head_dim]` weights.
     Row,
+}
+
+/// A feed-forward network.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum FfnConfig {
+    /// All tokens pass all of it.
+    Dense(DenseConfig),
+    /// A mixture of experts.
+    Experts(ExpertsConfig),
+}
+
+/// A mixture of experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExpertsConfig {
+    /// Experts of the layer.
+    pub num_experts: usize,
+    /// Columns of an expert's activation.
+    pub intermediate_size: usize,
+    /// How many a token passes, and which.
+    pub rule: RoutingRule,
+    /// Of all experts.
+    pub activation: ExpertActivation,
+    /// The router must have a bias; else it may.
+    pub router_bias: bool,
+    /// The choice has a correction.
+    pub has_correction: bool,
+    /// The experts' matrices must have biases; else they may.
+    pub bias: bool,
+    /// Weights multiply what goes into an expert.
+    pub scales_input: bool,
+    /// An expert that every token passes.
+    pub shared: Option<SharedConfig>,
+}
+
+/// An expert that every token passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedConfig {
+    /// Columns of its activation.
+    pub intermediate_size: usize,
+    /// It has a weight for each token.
+    pub is_weighted: bool,
 }
 
 /// A feed-forward network of two or three matrices.
@@ -181,7 +223,7 @@ impl LayerConfig {
         };
         Self {
             attention,
-            ffn: DenseConfig { intermediate_size, is_gated: true, activation, bias: false },
+            ffn: FfnConfig::Dense(DenseConfig { intermediate_size, is_gated: true, activation, bias: false }),
             norms: Norms::Before,
             is_parallel: false,
             residual_scale: 1.0,
@@ -190,7 +232,83 @@ impl LayerConfig {
 
     /// Whether all its matrices must have biases.
     pub(crate) fn set_biases(&mut self, bias: bool) {
-        (self.attention.qkv_bias, self.attention.output_bias, self.ffn.bias) = (bias, bias, bias);
+        (self.attention.qkv_bias, self.attention.output_bias) = (bias, bias);
+        self.ffn.set_dense(|dense| dense.bias = bias);
+    }
+}
+
+impl ExpertsConfig {
+    /// So many experts, of which a token passes so many, each of that width and gated by SiLU.
+    pub(crate) fn new([num_experts, num_chosen, intermediate_size]: [usize; 3], score: RouterScore) -> Self {
+        Self {
+            num_experts,
+            intermediate_size,
+            rule: RoutingRule { num_chosen, score, groups: None, normalize: None, scale: 1.0 },
+            activation: ExpertActivation::Gated(Activation::Silu),
+            router_bias: false,
+            has_correction: false,
+            bias: false,
+            scales_input: false,
+            shared: None,
+        }
+    }
+
+    /// With weights that add up to one.
+    #[must_use]
+    pub(crate) const fn normalized(mut self, is_normalized: bool) -> Self {
+        self.rule.normalize = if is_normalized { Some(0.0) } else { None };
+        self
+    }
+}
+
+impl FfnConfig {
+    /// Changes a network that is dense.
+    pub(crate) fn set_dense(&mut self, set: impl FnOnce(&mut DenseConfig)) {
+        if let Self::Dense(dense) = self {
+            set(dense);
+        }
+    }
+
+    /// Columns of the widest activation.
+    pub(crate) fn intermediate_size(&self) -> usize {
+        match self {
+            Self::Dense(dense) => dense.intermediate_size,
+            Self::Experts(experts) => experts.shared.map_or(0, |shared| shared.intermediate_size).max(experts.intermediate_size),
+        }
+    }
+
+    /// Whether it has a gate.
+    pub(crate) fn is_gated(&self) -> bool {
+        match self {
+            Self::Dense(dense) => dense.is_gated,
+            Self::Experts(_) => true,
+        }
+    }
+
+    /// Its experts; 0 where all tokens pass all of it.
+    pub(crate) fn num_experts(&self) -> usize {
+        match self {
+            Self::Dense(_) => 0,
+            Self::Experts(experts) => experts.num_experts,
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        in_range("feed-forward size", self.intermediate_size(), MAX_SIZE)?;
+        let Self::Experts(experts) = self else { return Ok(()) };
+        let ExpertsConfig { num_experts, intermediate_size, shared, rule, .. } = *experts;
+        in_range("number of experts", num_experts, MAX_EXPERTS)?;
+        in_range("number of experts a token", rule.num_chosen, num_experts)?;
+        in_range("size of an expert", intermediate_size, MAX_SIZE)?;
+        shared.map_or(Ok(()), |shared| in_range("size of the shared expert", shared.intermediate_size, MAX_SIZE))?;
+        positive("scale of the experts' weights", rule.scale)?;
+        let Some(groups) = rule.groups else { return Ok(()) };
+        in_range("number of groups of experts", groups.num_groups, num_experts)?;
+        in_range("number of groups a token", groups.num_chosen, groups.num_groups)?;
+        if !num_experts.is_multiple_of(groups.num_groups) {
+            return Err(format!("{num_experts} experts are not a multiple of {} groups", groups.num_groups));
+        }
+        in_range("number of experts a token", rule.num_chosen, num_experts / groups.num_groups * groups.num_chosen)
     }
 }
 
@@ -271,6 +389,18 @@ impl DecoderConfig {
         self
     }
 
+    /// Layers for which that holds are mixtures of experts.
+    #[must_use]
+    pub(crate) fn with_experts(self, experts: ExpertsConfig, is_mixture: impl Fn(usize) -> bool) -> Self {
+        let mut index = 0;
+        self.with_layers(|layer| {
+            if is_mixture(index) {
+                layer.ffn = FfnConfig::Experts(experts);
+            }
+            index += 1;
+        })
+    }
+
     /// Sets the layers' windows: what reaches over the whole context is no window.
     #[must_use]
     pub(crate) fn with_windows(mut self, window_of: impl Fn(usize) -> Option<usize>) -> Self {
@@ -303,7 +433,10 @@ impl DecoderConfig {
     fn check_layer(&self, index: usize) -> Result<(), String> {
         let layer = &self.layers[index];
         positive("residual scale", layer.residual_scale)?;
-        in_range("feed-forward size", layer.ffn.intermediate_size, MAX_SIZE)?;
+        layer.ffn.check()?;
+        if layer.is_parallel && layer.ffn.num_experts() > 0 {
+            return Err(format!("layer {index} has experts beside its attention; they must come after it"));
+        }
         let attention = &layer.attention;
         let AttentionConfig { num_heads, num_kv_heads, head_dim, .. } = *attention;
         in_range("number of attention heads", num_heads, MAX_HEADS)?;

@@ -8,8 +8,9 @@ use device::{
 
 use super::{
     attention::Attention,
-    config::{DecoderConfig, LayerConfig, Norms},
+    config::{DecoderConfig, FfnConfig, LayerConfig, Norms},
     dense::Dense,
+    experts::Mixture,
     part::{Buffers, Context, Run, Weights},
 };
 use crate::{
@@ -31,13 +32,18 @@ pub struct Decoder {
 
 struct Layer {
     attention: Attention,
-    ffn: Dense,
+    ffn: Ffn,
     attn_norm: Option<Norm>,
     post_attn_norm: Option<Norm>,
     ffn_norm: Option<Norm>,
     post_ffn_norm: Option<Norm>,
     is_parallel: bool,
     residual_scale: f32,
+}
+
+enum Ffn {
+    Dense(Dense),
+    Mixture(Mixture),
 }
 
 impl Layer {
@@ -52,7 +58,10 @@ impl Layer {
             post_ffn_norm: norm(after, Role::PostFfnNorm)?,
             attn_norm,
             attention: Attention::new(weights, &config.attention, layer, hidden)?,
-            ffn: Dense::new(weights, &config.ffn, layer, hidden)?,
+            ffn: match &config.ffn {
+                FfnConfig::Dense(config) => Ffn::Dense(Dense::new(weights, config, layer, hidden)?),
+                FfnConfig::Experts(config) => Ffn::Mixture(Mixture::new(weights, config, layer, hidden)?),
+            },
             is_parallel: config.is_parallel,
             residual_scale: config.residual_scale,
         })
@@ -61,18 +70,22 @@ impl Layer {
     fn run(&self, cx: &mut Context<'_>) {
         let (backend, step) = (cx.run.backend, cx.step);
         self.attention.open(self.attn_norm.as_ref(), cx);
-        if self.is_parallel {
-            self.ffn.open(self.ffn_norm.as_ref(), cx);
+        let dense = if let Ffn::Dense(dense) = &self.ffn { Some(dense) } else { None };
+        if let Some(dense) = dense.filter(|_| self.is_parallel) {
+            dense.open(self.ffn_norm.as_ref(), cx);
         }
         let add = |(x, linear): (&Tensor, &Linear), post_norm: &Option<Norm>, residual: &mut Tensor| {
             let args = ResidualArgs { x, linear, post_norm: post_norm.as_ref(), scale: self.residual_scale, residual };
             backend.linear_residual(args, step);
         };
         add(self.attention.output(cx.buffers), &self.post_attn_norm, cx.hidden);
-        if !self.is_parallel {
-            self.ffn.open(self.ffn_norm.as_ref(), cx);
+        if let Some(dense) = dense.filter(|_| !self.is_parallel) {
+            dense.open(self.ffn_norm.as_ref(), cx);
         }
-        add(self.ffn.output(cx.buffers), &self.post_ffn_norm, cx.hidden);
+        match &self.ffn {
+            Ffn::Dense(dense) => add(dense.output(cx.buffers), &self.post_ffn_norm, cx.hidden),
+            Ffn::Mixture(mixture) => mixture.run(self.ffn_norm.as_ref(), self.post_ffn_norm.as_ref(), self.residual_scale, cx),
+        }
     }
 }
 
@@ -122,7 +135,12 @@ impl Activations {
 
 /// The columns of each buffer that serve all layers.
 fn buffers(config: &DecoderConfig) -> Buffers<usize> {
-    let of_parts = |layer: &LayerConfig| [Attention::buffers(&layer.attention), Dense::buffers(&layer.ffn)];
+    let of_ffn = |ffn: &FfnConfig| match ffn {
+        FfnConfig::Dense(config) => Dense::buffers(config),
+        // The backend keeps what it needs.
+        FfnConfig::Experts(_) => [0; 5],
+    };
+    let of_parts = |layer: &LayerConfig| [Attention::buffers(&layer.attention), of_ffn(&layer.ffn)];
     let widest = |a: Buffers<usize>, b: Buffers<usize>| array::from_fn(|i| a[i].max(b[i]));
     config.layers.iter().flat_map(of_parts).fold([0; 5], widest)
 }

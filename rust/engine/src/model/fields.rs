@@ -2,11 +2,11 @@
 
 use std::{cell::RefCell, collections::BTreeSet, fmt::Display, rc::Rc};
 
-use device::{Activation, RopeStyle};
+use device::{Activation, ExpertGroups, RopeStyle, RouterScore};
 use serde_json::{Map, Value};
 
 use super::{
-    config::{DecoderConfig, LayerConfig, MAX_LAYERS, MAX_SIZE, NormConfig},
+    config::{DecoderConfig, ExpertsConfig, LayerConfig, MAX_LAYERS, MAX_SIZE, NormConfig, SharedConfig},
     rope::{RopeConfig, RopeScaling},
 };
 use crate::{
@@ -232,7 +232,12 @@ impl HfFields<'_> {
                     Some(original) => max_positions as f64 / original as f64,
                     None => fields.number("factor")?.unwrap_or(1.0),
                 };
-                let attention_factor = match fields.number("attention_factor")? {
+                // phimoe has one factor a table, and they are the same.
+                let (short, long) = (fields.number("short_mscale")?, fields.number("long_mscale")?);
+                if short != long {
+                    return Err(fields.error("short_mscale", "is not what `long_mscale` is; one factor for both is implemented"));
+                }
+                let attention_factor = match fields.number("attention_factor")?.or(short) {
                     Some(factor) => factor,
                     None if stretch <= 1.0 => 1.0,
                     None => (1.0 + stretch.ln() / (original as f64).ln()).sqrt(),
@@ -252,7 +257,8 @@ impl HfFields<'_> {
     pub fn decoder(&self, architecture: &'static str) -> Result<DecoderConfig, EngineError> {
         let (attention, ffn) = (self.flag("attention_bias")?.unwrap_or(false), self.flag("mlp_bias")?.unwrap_or(false));
         Ok(self.partly_rotated(architecture, 1.0)?.with_layers(|layer| {
-            (layer.attention.qkv_bias, layer.attention.output_bias, layer.ffn.bias) = (attention, attention, ffn);
+            (layer.attention.qkv_bias, layer.attention.output_bias) = (attention, attention);
+            layer.ffn.set_dense(|dense| dense.bias = ffn);
         }))
     }
 
@@ -278,6 +284,14 @@ impl HfFields<'_> {
             eos_token_ids: self.token_ids("eos_token_id")?,
             ..sizes
         })
+    }
+
+    /// Which layers are mixtures of experts: each `decoder_sparse_step`th, without those that `mlp_only_layers` names (Qwen).
+    pub fn sparse_layers(&self) -> Result<impl Fn(usize) -> bool + use<>, EngineError> {
+        let indices = |v: &Value| v.as_array()?.iter().map(|v| v.as_u64().map(|n| n as usize)).collect::<Option<Vec<_>>>();
+        let dense = self.typed("mlp_only_layers", "a list of layers", indices)?.unwrap_or_default();
+        let step = self.size("decoder_sparse_step")?.unwrap_or(1).max(1);
+        Ok(move |layer: usize| !dense.contains(&layer) && (layer + 1).is_multiple_of(step))
     }
 
     /// The window, where `use_sliding_window` asks for it.
@@ -382,6 +396,44 @@ impl GgufFields<'_> {
 
     /// What all architectures name alike; every layer rotates alike, and has the window if there is one.
     pub fn decoder(&self, architecture: &'static str, style: RopeStyle) -> Result<DecoderConfig, EngineError> {
+        if let Some(n) = self.size("expert_count")?.filter(|n| *n > 0) {
+            return Err(EngineError::Architecture(format!(
+                "{}: the model is a mixture of {n} experts (`{}`), and {architecture} is implemented without",
+                self.what,
+                self.key("expert_count")
+            )));
+        }
+        self.decoder_of_any_kind(architecture, style)
+    }
+
+    /// The same of a mixture of experts, whose layers are dense yet.
+    pub fn mixture(&self, architecture: &'static str, style: RopeStyle) -> Result<(DecoderConfig, ExpertsConfig), EngineError> {
+        let config = self.decoder_of_any_kind(architecture, style)?;
+        let usual = config.layers.first().map_or(0, |layer| layer.ffn.intermediate_size());
+        let width = self.size("expert_feed_forward_length")?.unwrap_or(usual);
+        let score = match self.size("expert_gating_func")? {
+            None | Some(0 | 1) => RouterScore::Softmax,
+            Some(2) => RouterScore::Sigmoid,
+            Some(3) => RouterScore::SoftmaxOfChosen,
+            Some(other) => return Err(self.error("expert_gating_func", format!("is {other}; implemented: 1, 2, 3"))),
+        };
+        let sizes = [self.required_size("expert_count")?, self.required_size("expert_used_count")?, width];
+        let mut experts = ExpertsConfig::new(sizes, score).normalized(self.flag("expert_weights_norm")?.unwrap_or(false));
+        experts.rule.scale = self.number("expert_weights_scale")?.filter(|scale| *scale != 0.0).unwrap_or(1.0) as f32;
+        if let Some(num_groups) = self.size("expert_group_count")?.filter(|n| *n > 1) {
+            let num_chosen = self.required_size("expert_group_used_count")?;
+            experts.rule.groups = Some(ExpertGroups { num_groups, num_chosen, by_two_best: score == RouterScore::Sigmoid });
+        }
+        let shared = match self.size("expert_shared_feed_forward_length")? {
+            Some(width) => Some(width),
+            None => self.size("expert_shared_count")?.map(|n| n * width),
+        };
+        experts.shared =
+            shared.filter(|n| *n > 0).map(|intermediate_size| SharedConfig { intermediate_size, is_weighted: false });
+        Ok((config, experts))
+    }
+
+    fn decoder_of_any_kind(&self, architecture: &'static str, style: RopeStyle) -> Result<DecoderConfig, EngineError> {
         let keys = [
             "embedding_length",
             "attention.head_count",
@@ -391,13 +443,6 @@ impl GgufFields<'_> {
             "block_count",
             "context_length",
         ];
-        if let Some(n) = self.size("expert_count")?.filter(|n| *n > 0) {
-            return Err(EngineError::Architecture(format!(
-                "{}: the model is a mixture of {n} experts (`{}`), and {architecture} is implemented without",
-                self.what,
-                self.key("expert_count")
-            )));
-        }
         let sizes = self.sizes(keys, Activation::Silu)?;
         let head_dim = sizes.largest(|layer| layer.attention.head_dim);
         let vocab_size = self.weights.vocab_size()?;

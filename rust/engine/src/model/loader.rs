@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use device::{Backend, Linear, LinearOptions, Norm, NormKind, Precision, WeightView};
+use device::{Backend, Constant, Linear, LinearOptions, Norm, NormKind, Precision, WeightView};
 
 use super::{
     config::{DecoderConfig, NormConfig},
@@ -35,7 +35,8 @@ impl Weights for Loader<'_> {
                 *value *= self.config.logit_scale;
             }
         }
-        let options = LinearOptions { name: self.weights.name(id), precision: self.precision, bias };
+        let precision = if matrix.is_exact { Precision::Exact } else { self.precision };
+        let options = LinearOptions { name: self.weights.matrix_name(id, matrix.expert), precision, bias };
         let backend = self.backend;
         let linear = if is_lm_head { backend.load_lm_head(&view, &options) } else { backend.load_linear(&view, &options) }?;
         if !linear.is_in_place() {
@@ -66,6 +67,11 @@ impl Weights for Loader<'_> {
         self.bytes += (size_of_val(&weight[..]) + bias.as_deref().map_or(0, size_of_val)) as u64;
         let NormConfig { kind, eps, .. } = self.config.norm;
         Ok(Norm { kind, weight: weight.into(), bias: bias.map(Arc::new), eps })
+    }
+
+    fn vector(&mut self, id: WeightId, len: usize) -> Result<Constant, EngineError> {
+        self.bytes += (len * size_of::<f32>()) as u64;
+        Ok(self.weights.vector(id, len)?.into())
     }
 
     fn table(&mut self, matrix: &Matrix) -> Result<WeightView, EngineError> {

@@ -5,6 +5,7 @@ mod attention;
 pub mod config;
 pub mod decoder;
 mod dense;
+mod experts;
 pub mod fields;
 pub mod files;
 pub(crate) mod loader;

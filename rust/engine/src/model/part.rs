@@ -1,6 +1,6 @@
 //! What the parts of a layer have in common: how they ask for weights, where their activations are, what they run with.
 
-use device::{Backend, CacheEngine, Linear, Norm, Precision, StepMetadata, Tensor, WeightView};
+use device::{Backend, CacheEngine, Constant, Linear, Norm, Precision, StepMetadata, Tensor, WeightView};
 
 use super::rope::GrowingRope;
 use crate::{
@@ -17,6 +17,9 @@ pub(crate) trait Weights {
 
     /// The weights of a norm are several vectors one after the other, `[number, len]`.
     fn norm(&mut self, id: WeightId, shape: [usize; 2]) -> Result<Norm, EngineError>;
+
+    /// A vector of so many values.
+    fn vector(&mut self, id: WeightId, len: usize) -> Result<Constant, EngineError>;
 
     /// A matrix whose rows are looked up.
     fn table(&mut self, matrix: &Matrix) -> Result<WeightView, EngineError>;

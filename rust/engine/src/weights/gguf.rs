@@ -94,13 +94,14 @@ impl GgufFiles {
         self.tensors.contains_key(name)
     }
 
-    /// A matrix, `[rows, cols]`; a file stores its dimensions the other way round.
-    pub fn matrix(&self, name: &str) -> Result<WeightView, EngineError> {
+    /// A tensor and its shape, as a matrix: all but its last dimension are rows. A file stores dimensions the other way round.
+    pub fn tensor(&self, name: &str) -> Result<(WeightView, Vec<usize>), EngineError> {
         let info = self.info(name)?;
-        match info.dims[..] {
-            [cols, rows] => self.view(name, info, rows, cols),
-            _ => Err(load(&self.path, format!("tensor `{name}` has {} dimensions instead of 2", info.dims.len()))),
-        }
+        let (cols, rows) =
+            info.dims.split_first().ok_or_else(|| load(&self.path, format!("tensor `{name}` has no dimensions")))?;
+        let rows = rows.iter().try_fold(1_usize, |rows, n| rows.checked_mul(*n));
+        let rows = rows.ok_or_else(|| load(&self.path, format!("tensor `{name}` is larger than any file")))?;
+        Ok((self.view(name, info, rows, *cols)?, info.dims.iter().rev().copied().collect()))
     }
 
     /// A vector, as a matrix of one row.

@@ -28,12 +28,25 @@ pub struct Matrix {
     pub fused: Option<FusedRows>,
     /// It must have a bias; else it may.
     pub needs_bias: bool,
+    /// Which of the experts it belongs to.
+    pub expert: Option<ExpertIndex>,
+    /// It is multiplied exactly, whatever the others are.
+    pub is_exact: bool,
+}
+
+/// One of the experts of a layer.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertIndex {
+    /// Which, from 0.
+    pub index: usize,
+    /// Of so many.
+    pub count: usize,
 }
 
 impl Matrix {
     /// A matrix that checkpoints keep by itself.
     pub const fn new(id: WeightId, shape: [usize; 2], needs_bias: bool) -> Self {
-        Self { id, shape, fused: None, needs_bias }
+        Self { id, shape, fused: None, needs_bias, expert: None, is_exact: false }
     }
 
     /// Matrices of so many rows each that some checkpoints keep as one, `whole`, one after the other.
@@ -43,8 +56,20 @@ impl Matrix {
         parts.map(|(role, rows)| {
             let fused = Some(FusedRows { first: parts[0].0, whole: whole.role, num_rows, first_row });
             first_row += rows;
-            Self { id: whole.with_role(role), shape: [rows, cols], fused, needs_bias }
+            Self { fused, ..Self::new(whole.with_role(role), [rows, cols], needs_bias) }
         })
+    }
+
+    /// The same of an expert.
+    #[must_use]
+    pub const fn of_expert(self, expert: Option<ExpertIndex>) -> Self {
+        Self { expert, ..self }
+    }
+
+    /// The same, multiplied exactly.
+    #[must_use]
+    pub const fn exact(self) -> Self {
+        Self { is_exact: true, ..self }
     }
 }
 
@@ -78,7 +103,11 @@ impl WeightSource {
     /// The weight's name in these files.
     pub fn name(&self, id: WeightId) -> String {
         match self {
-            Self::Gguf(_) => id.gguf(),
+            Self::Gguf(files) => {
+                let otherwise = || id.gguf_otherwise().filter(|name| files.contains(&numbered(name, 0)));
+                let name = id.gguf();
+                if files.contains(&name) { name } else { otherwise().unwrap_or(name) }
+            }
             Self::Safetensors { names, .. } => id.hugging_face(names),
         }
     }
@@ -93,19 +122,33 @@ impl WeightSource {
     }
 
     /// A matrix, which must have this shape.
-    pub fn matrix(&self, id: WeightId, [rows, cols]: [usize; 2]) -> Result<WeightView, EngineError> {
-        let name = self.name(id);
-        let view = match self {
-            Self::Gguf(files) => files.matrix(&name)?,
-            Self::Safetensors { files, .. } => files.matrix(&name)?,
+    pub fn matrix(&self, id: WeightId, shape: [usize; 2]) -> Result<WeightView, EngineError> {
+        self.named(&self.name(id), &shape)
+    }
+
+    /// A tensor of this shape as a matrix: all but its last dimension are rows.
+    fn named(&self, name: &str, shape: &[usize]) -> Result<WeightView, EngineError> {
+        let (view, stored) = match self {
+            Self::Gguf(files) => files.tensor(name)?,
+            Self::Safetensors { files, .. } => files.tensor(name)?,
         };
-        if [view.rows, view.cols] != [rows, cols] {
-            return Err(self.error(&format!(
-                "tensor `{name}` has shape [{}, {}]; the configuration asks for [{rows}, {cols}]",
-                view.rows, view.cols
-            )));
+        // A single row may be a vector.
+        if stored != shape && !(stored.len() == 1 && shape.len() == 2 && shape == [1, stored[0]]) {
+            return Err(self.error(&format!("tensor `{name}` has shape {stored:?}; the configuration asks for {shape:?}")));
         }
         Ok(view)
+    }
+
+    /// The same of an expert, of tensors that have a number each, or of one in which they are stacked.
+    fn of_expert(&self, id: WeightId, expert: Option<ExpertIndex>, [rows, cols]: [usize; 2]) -> Result<WeightView, EngineError> {
+        let name = self.name(id);
+        match expert {
+            Some(ExpertIndex { index, count }) if !name.contains('*') => {
+                let stacked = self.named(&name, &[count, rows, cols])?;
+                Ok(stacked.slice_rows(index * rows, (index + 1) * rows)?)
+            }
+            expert => self.named(&numbered(&name, expert.map_or(0, |expert| expert.index)), &[rows, cols]),
+        }
     }
 
     /// A float vector, which must have this length.
@@ -128,7 +171,7 @@ impl WeightSource {
         let mut values = Vec::with_capacity(rows * cols);
         for view in all {
             let Some(floats) = floats(&view) else {
-                return Err(self.error(&format!("tensor `{name}` has type {}; a vector must be F32, F16 or BF16", view.dtype)));
+                return Err(self.not_floats(&name, &view));
             };
             values.extend(floats);
             view.release();
@@ -154,9 +197,11 @@ impl WeightSource {
 
     /// A matrix with the id of what holds it: its own, or that of a fused one.
     pub fn stored(&self, matrix: &Matrix) -> Result<(WeightId, WeightView), EngineError> {
-        let Some((id, fused)) = self.fused(matrix) else { return Ok((matrix.id, self.matrix(matrix.id, matrix.shape)?)) };
+        let Some((id, fused)) = self.fused(matrix) else {
+            return Ok((matrix.id, self.of_expert(matrix.id, matrix.expert, matrix.shape)?));
+        };
         let [rows, cols] = matrix.shape;
-        let whole = self.matrix(id, [fused.num_rows, cols])?;
+        let whole = self.of_expert(id, matrix.expert, [fused.num_rows, cols])?;
         Ok((id, whole.slice_rows(fused.first_row, fused.first_row + rows)?))
     }
 
@@ -171,9 +216,37 @@ impl WeightSource {
         if !matrix.needs_bias && !self.has_bias(matrix) {
             return Ok(None);
         }
-        let Some((id, fused)) = self.fused(matrix) else { return self.vector(matrix.id.bias(), rows).map(Some) };
-        let all = self.vector(id.bias(), fused.num_rows)?;
-        Ok(Some(all[fused.first_row..fused.first_row + rows].to_vec()))
+        let fused = self.fused(matrix);
+        let (id, num_rows) = fused.map_or((matrix.id, rows), |(id, fused)| (id, fused.num_rows));
+        let all = match matrix.expert {
+            None => self.vector(id.bias(), num_rows)?,
+            Some(expert) => self.expert_bias(id.bias(), expert, num_rows)?,
+        };
+        let first_row = fused.map_or(0, |(_, fused)| fused.first_row);
+        Ok(Some(all[first_row..first_row + rows].to_vec()))
+    }
+
+    fn expert_bias(&self, id: WeightId, expert: ExpertIndex, rows: usize) -> Result<Vec<f32>, EngineError> {
+        let name = self.name(id);
+        let view = if name.contains('*') {
+            self.named(&numbered(&name, expert.index), &[rows])?
+        } else {
+            self.named(&name, &[expert.count, rows])?.slice_rows(expert.index, expert.index + 1)?
+        };
+        floats(&view).ok_or_else(|| self.not_floats(&name, &view))
+    }
+
+    fn not_floats(&self, name: &str, view: &WeightView) -> EngineError {
+        self.error(&format!("tensor `{name}` has type {}; a vector must be F32, F16 or BF16", view.dtype))
+    }
+
+    /// The name of what holds a matrix, for errors.
+    pub fn matrix_name(&self, id: WeightId, expert: Option<ExpertIndex>) -> String {
+        let name = self.name(id);
+        match expert {
+            Some(ExpertIndex { index, .. }) if !name.contains('*') => format!("{name}[{index}]"),
+            expert => numbered(&name, expert.map_or(0, |expert| expert.index)),
+        }
     }
 
     fn fused(&self, matrix: &Matrix) -> Option<(WeightId, FusedRows)> {
@@ -186,8 +259,8 @@ impl WeightSource {
     pub fn vocab_size(&self) -> Result<usize, EngineError> {
         let name = self.name(WeightId::global(Role::Embedding));
         match self {
-            Self::Gguf(files) => Ok(files.matrix(&name)?.rows),
-            Self::Safetensors { files, .. } => Ok(files.matrix(&name)?.rows),
+            Self::Gguf(files) => Ok(files.tensor(&name)?.0.rows),
+            Self::Safetensors { files, .. } => Ok(files.tensor(&name)?.0.rows),
         }
     }
 

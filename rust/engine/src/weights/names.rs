@@ -28,12 +28,28 @@ pub enum Role {
     /// Rows of the gate, then of up.
     FfnGateUp,
     FfnDown,
+    /// `[num_experts, hidden_size]`.
+    Router,
+    /// Added to the scores that experts are chosen by.
+    RouterCorrection,
+    ExpertGate,
+    ExpertUp,
+    /// Rows of an expert's gate, then of its up.
+    ExpertGateUp,
+    ExpertDown,
+    SharedGate,
+    SharedUp,
+    SharedGateUp,
+    SharedDown,
+    /// `[1, hidden_size]`: the weight of the shared expert.
+    SharedWeight,
     /// After the feed-forward network, before the residual addition.
     PostFfnNorm,
 }
 
 /// The names of an architecture's Hugging Face checkpoints that differ from the usual ones. A `*` stands for the numbers 0, 1,
-/// ... of several vectors, one after the other.
+/// ... of several vectors or of experts; without one, experts are stacked in one tensor. A `$` at the end says that neither
+/// `.weight` nor `.bias` follows.
 pub type Names = &'static [(Role, &'static str)];
 
 impl Role {
@@ -62,6 +78,17 @@ impl Role {
             Self::FfnUp => ("ffn_up", "mlp.up_proj"),
             Self::FfnGateUp => ("ffn_up", "mlp.gate_up_proj"),
             Self::FfnDown => ("ffn_down", "mlp.down_proj"),
+            Self::Router => ("ffn_gate_inp", "mlp.gate"),
+            Self::RouterCorrection => ("exp_probs_b.bias$", "mlp.gate.e_score_correction_bias$"),
+            Self::ExpertGate => ("ffn_gate_exps", "mlp.experts.*.gate_proj"),
+            Self::ExpertUp => ("ffn_up_exps", "mlp.experts.*.up_proj"),
+            Self::ExpertGateUp => ("ffn_gate_up_exps", "mlp.experts.*.gate_up_proj"),
+            Self::ExpertDown => ("ffn_down_exps", "mlp.experts.*.down_proj"),
+            Self::SharedGate => ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+            Self::SharedUp => ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+            Self::SharedGateUp => ("ffn_gate_up_shexp", "mlp.shared_experts.gate_up_proj"),
+            Self::SharedDown => ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
+            Self::SharedWeight => ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
             Self::PostFfnNorm => ("post_ffw_norm", "post_feedforward_layernorm"),
         }
     }
@@ -106,6 +133,19 @@ impl WeightId {
         self.full("blk", self.role.names().0)
     }
 
+    /// The name in GGUF files that lack the usual one: those of before experts were stacked, with a `*` for the expert, and those
+    /// of architectures that call a norm after what precedes it.
+    pub fn gguf_otherwise(self) -> Option<String> {
+        let name = match self.role {
+            Role::FfnNorm => "post_attention_norm",
+            Role::ExpertGate => "ffn_gate.*",
+            Role::ExpertUp => "ffn_up.*",
+            Role::ExpertDown => "ffn_down.*",
+            _ => return None,
+        };
+        Some(self.full("blk", name))
+    }
+
     /// The name in a Hugging Face checkpoint whose architecture has these names of its own.
     pub fn hugging_face(self, names: Names) -> String {
         let own = names.iter().find(|(role, _)| *role == self.role).map(|(_, name)| *name);
@@ -113,10 +153,13 @@ impl WeightId {
     }
 
     fn full(self, layers: &str, name: &str) -> String {
-        let suffix = if self.bias { "bias" } else { "weight" };
+        let (name, suffix) = match name.strip_suffix('$') {
+            Some(name) => (name, ""),
+            None => (name, if self.bias { ".bias" } else { ".weight" }),
+        };
         match self.layer {
-            Some(layer) => format!("{layers}.{layer}.{name}.{suffix}"),
-            None => format!("{name}.{suffix}"),
+            Some(layer) => format!("{layers}.{layer}.{name}{suffix}"),
+            None => format!("{name}{suffix}"),
         }
     }
 }

@@ -64,13 +64,14 @@ impl SafetensorsFiles {
         self.tensors.contains_key(name)
     }
 
-    /// A matrix, `[rows, cols]`.
-    pub fn matrix(&self, name: &str) -> Result<WeightView, EngineError> {
+    /// A tensor and its shape, as a matrix: all but its last dimension are rows.
+    pub fn tensor(&self, name: &str) -> Result<(WeightView, Vec<usize>), EngineError> {
         let info = self.info(name)?;
-        match info.shape[..] {
-            [rows, cols] => view(name, info, rows, cols),
-            _ => Err(load(&info.file, format!("tensor `{name}` has {} dimensions instead of 2", info.shape.len()))),
-        }
+        let (cols, rows) =
+            info.shape.split_last().ok_or_else(|| load(&info.file, format!("tensor `{name}` has no dimensions")))?;
+        let rows = rows.iter().try_fold(1_usize, |rows, n| rows.checked_mul(*n));
+        let rows = rows.ok_or_else(|| load(&info.file, format!("tensor `{name}` is larger than any file")))?;
+        Ok((view(name, info, rows, *cols)?, info.shape.clone()))
     }
 
     /// A vector, as a matrix of one row.

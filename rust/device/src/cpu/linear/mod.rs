@@ -17,6 +17,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 pub(super) mod elementwise;
+mod experts;
 mod float;
 #[cfg(target_arch = "x86_64")]
 mod float_avx2;
@@ -49,6 +50,8 @@ mod tiled_f32;
 use std::{ops::Range, sync::Arc};
 
 pub use elementwise::{activate, apply_norm};
+pub(super) use experts::workspace_bytes as expert_workspace_bytes;
+pub use experts::{ExpertScratch, experts};
 pub(super) use footprint::{lm_head_bytes, resident_bytes, workspace_bytes};
 pub use gate_up::gate_up;
 pub use largest::greedy_tokens;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use device::{DType, Linear, Norm, NormKind, Precision, WeightView, mmap::Bytes};
+use device::{Constant, DType, Linear, Norm, NormKind, Precision, WeightView, mmap::Bytes};
 use paged::ModelConfigLike;
 
 use super::{KvLayers, PlannedDevices};
@@ -65,6 +65,7 @@ impl Weights for Counter<'_> {
         *(if is_lm_head { &mut self.lm_head_dtype } else { &mut self.layer_dtype }) = dtype;
         let bytes = match self.devices {
             PlannedDevices::Own { backend, .. } if is_lm_head => backend.lm_head_bytes(dtype, shape, self.precision),
+            PlannedDevices::Own { backend, .. } if matrix.is_exact => backend.linear_bytes(dtype, shape, Precision::Exact),
             PlannedDevices::Own { backend, .. } => backend.linear_bytes(dtype, shape, self.precision),
             PlannedDevices::Cards(_) => stored_bytes(dtype, shape),
         };
@@ -81,6 +82,11 @@ impl Weights for Counter<'_> {
         let vectors = if has_bias { 2 * number } else { number };
         self.add(id.layer, (vectors * len * size_of::<f32>()) as u64);
         Ok(Norm { kind: NormKind::Rms, weight: Arc::default(), bias: None, eps: 0.0 })
+    }
+
+    fn vector(&mut self, id: WeightId, len: usize) -> Result<Constant, EngineError> {
+        self.add(id.layer, (len * size_of::<f32>()) as u64);
+        Ok(Constant::default())
     }
 
     fn table(&mut self, matrix: &Matrix) -> Result<WeightView, EngineError> {

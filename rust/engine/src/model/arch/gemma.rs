@@ -39,7 +39,7 @@ pub(super) fn read_gguf(architecture: &'static str, fields: &GgufFields<'_>) -> 
 }
 
 fn with_gelu(config: DecoderConfig) -> DecoderConfig {
-    config.with_layers(|layer| layer.ffn.activation = Activation::GeluTanh)
+    config.with_layers(|layer| layer.ffn.set_dense(|dense| dense.activation = Activation::GeluTanh))
 }
 
 fn with_embedding_scale(config: DecoderConfig) -> DecoderConfig {

@@ -11,20 +11,30 @@ use crate::{
     },
 };
 
-pub(super) const ARCHITECTURE: Architecture =
-    Architecture { model_types: &["granite"], class: "GraniteForCausalLM", gguf: "granite", names: &[], from_hf, from_gguf };
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    model_types: &["granite"],
+    class: "GraniteForCausalLM",
+    gguf: "granite",
+    names: &[],
+    from_hf: |fields| read_hf("granite", fields),
+    from_gguf,
+};
 
-fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
+/// A granite whose layers are dense.
+pub(super) fn read_hf(architecture: &'static str, fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let number = |key| Ok::<_, EngineError>(fields.number(key)?.unwrap_or(1.0) as f32);
     let scale = number("attention_multiplier")?;
-    let config = fields.decoder("granite")?.with_layers(|layer| layer.attention.scale = scale);
+    let config = fields.decoder(architecture)?.with_layers(|layer| layer.attention.scale = scale);
     Ok(with_multipliers(config, [number("embedding_multiplier")?, number("residual_multiplier")?, number("logits_scaling")?]))
 }
 
 fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
-    let number = |key| Ok::<_, EngineError>(fields.number(key)?.unwrap_or(1.0) as f32);
     // The converter permutes the rows of q and k.
-    let config = fields.decoder("granite", RopeStyle::Interleaved)?;
+    with_gguf_multipliers(fields.decoder("granite", RopeStyle::Interleaved)?, fields)
+}
+
+pub(super) fn with_gguf_multipliers(config: DecoderConfig, fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
+    let number = |key| Ok::<_, EngineError>(fields.number(key)?.unwrap_or(1.0) as f32);
     Ok(with_multipliers(config, [number("embedding_scale")?, number("residual_scale")?, number("logit_scale")?]))
 }
 

@@ -2,7 +2,8 @@
 
 use device::RopeStyle;
 
-use super::Architecture;
+use super::{Architecture, mixtral};
+use crate::model::fields::Fields;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     model_types: &["llama"],
@@ -11,5 +12,9 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     names: &[],
     from_hf: |fields| fields.decoder("llama"),
     // The converter to GGUF permutes the rows of q and k.
-    from_gguf: |fields| fields.decoder("llama", RopeStyle::Interleaved),
+    from_gguf: |fields| match fields.size("expert_count")? {
+        // It calls itself so as well.
+        Some(1..) => mixtral::from_gguf(fields),
+        _ => fields.decoder("llama", RopeStyle::Interleaved),
+    },
 };

@@ -4,14 +4,20 @@ mod gemma;
 mod gemma2;
 mod gemma3;
 mod glm4;
+mod glm4_moe;
 mod granite;
+mod granite_moe;
 mod llama;
 mod mistral;
+mod mixtral;
 mod olmo2;
 mod phi2;
 mod phi3;
+mod phimoe;
 mod qwen2;
+mod qwen2_moe;
 mod qwen3;
+mod qwen3_moe;
 mod smollm3;
 mod stablelm;
 mod starcoder2;
@@ -55,6 +61,12 @@ pub const ARCHITECTURES: &[Architecture] = &[
     smollm3::ARCHITECTURE,
     glm4::ARCHITECTURE,
     granite::ARCHITECTURE,
+    mixtral::ARCHITECTURE,
+    qwen2_moe::ARCHITECTURE,
+    qwen3_moe::ARCHITECTURE,
+    granite_moe::ARCHITECTURE,
+    phimoe::ARCHITECTURE,
+    glm4_moe::ARCHITECTURE,
 ];
 
 /// What a file says about its architecture.

@@ -43,6 +43,6 @@ fn with_layers(config: DecoderConfig) -> DecoderConfig {
     config.with_layers(|layer| {
         layer.is_parallel = true;
         layer.set_biases(true);
-        (layer.ffn.is_gated, layer.ffn.activation) = (false, Activation::GeluTanh);
+        layer.ffn.set_dense(|dense| (dense.is_gated, dense.activation) = (false, Activation::GeluTanh));
     })
 }

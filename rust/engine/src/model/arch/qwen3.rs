@@ -14,6 +14,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     from_gguf: |fields| Ok(with_norms(fields.decoder("qwen3", RopeStyle::Neox)?)),
 };
 
-fn with_norms(config: DecoderConfig) -> DecoderConfig {
+pub(super) fn with_norms(config: DecoderConfig) -> DecoderConfig {
     config.with_layers(|layer| layer.attention.qk_norm = Some(QkNorm::Heads))
 }

@@ -37,5 +37,5 @@ fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
 
 fn set_layer(layer: &mut LayerConfig, bias: bool) {
     layer.set_biases(bias);
-    (layer.ffn.is_gated, layer.ffn.activation) = (false, Activation::GeluTanh);
+    layer.ffn.set_dense(|dense| (dense.is_gated, dense.activation) = (false, Activation::GeluTanh));
 }
