@@ -246,16 +246,16 @@ fn a_missing_projection_is_named_itself() {
 #[test]
 fn experts_of_a_gguf_file_are_refused_as_such() {
     let dir = TempDir::new().unwrap();
-    let path = dir.path().join("mixtral.gguf");
+    let path = dir.path().join("experts.gguf");
     Gguf::new()
-        .entry("general.architecture", STRING, &string("llama"))
-        .entry("llama.expert_count", U32, &8_u32.to_le_bytes())
+        .entry("general.architecture", STRING, &string("qwen2"))
+        .entry("qwen2.expert_count", U32, &8_u32.to_le_bytes())
         .tensor("token_embd.weight", &[4, 2], 0, 0)
         .write(&path);
     let source = ModelSource::Gguf { files: vec![path], tokenizer_dir: None, tokenizer_json: None };
     let error = ModelFiles::open(&source, None).map(drop).unwrap_err();
     assert!(
-        matches!(&error, EngineError::Architecture(why) if why.contains("8 experts") && why.contains("llama.expert_count")),
+        matches!(&error, EngineError::Architecture(why) if why.contains("8 experts") && why.contains("qwen2.expert_count")),
         "{error}"
     );
 }
@@ -268,8 +268,8 @@ fn architectures_are_found_or_refused_with_the_list() {
     assert_eq!(check_architecture(None, Found::Gguf("llama")).unwrap().name(), "llama");
     assert_eq!(check_architecture(Some("mistral"), Found::Gguf("llama")).unwrap().name(), "mistral");
     assert_eq!(check_architecture(Some("gemma3"), hf(Some("gemma3_text"))).unwrap().name(), "gemma3");
-    let list =
-        "llama, mistral, phi3, qwen2, qwen3, gemma3, gemma, gemma2, starcoder2, phi, stablelm, olmo2, smollm3, glm4, granite";
+    let list = "llama, mistral, phi3, qwen2, qwen3, gemma3, gemma, gemma2, starcoder2, phi, stablelm, olmo2, smollm3, glm4, granite, \
+         mixtral, qwen2_moe, qwen3_moe, granitemoe, phimoe, glm4_moe";
     for (expected, found, words) in [
         (None, hf(Some("mamba")), vec!["`mamba`"]),
         (None, Found::Gguf("bert"), vec!["`bert`"]),
@@ -287,7 +287,7 @@ fn architectures_are_found_or_refused_with_the_list() {
 }
 
 /// A golden model of each architecture that is implemented.
-const ARCHITECTURE_GOLDENS: [&str; 15] = [
+const ARCHITECTURE_GOLDENS: [&str; 21] = [
     "llama",
     "mistral",
     "phi3",
@@ -303,6 +303,12 @@ const ARCHITECTURE_GOLDENS: [&str; 15] = [
     "smollm3",
     "glm4",
     "granite",
+    "mixtral",
+    "qwen2-moe",
+    "qwen3-moe",
+    "granitemoe",
+    "phimoe",
+    "glm4-moe",
 ];
 
 #[test]
@@ -355,7 +361,9 @@ fn what_a_config_asks_for_is_done_or_refused() {
     let biased = changed("llama", &json!({"attention_bias": true, "mlp_bias": true})).unwrap();
     let layer = biased.layers[0];
     assert!(
-        layer.attention.qkv_bias && layer.attention.output_bias && matches!(layer.ffn, FfnConfig::Dense(dense) if dense.bias),
+        layer.attention.qkv_bias
+            && layer.attention.output_bias
+            && matches!(layer.ffn, engine::model::config::FfnConfig::Dense(dense) if dense.bias),
         "required of the weights"
     );
     let num_layers = golden_config("llama")["num_hidden_layers"].as_u64().unwrap();

@@ -186,7 +186,7 @@ fn corrupted_files_are_errors_or_load() {
     let temp = tempfile::tempdir().unwrap();
     let mut loaded = 0;
 
-    let ggufs: Vec<_> = ["llama3-rope", "qwen2", "qwen3", "phi2", "granite"]
+    let ggufs: Vec<_> = ["llama3-rope", "qwen2", "qwen3", "phi2", "granite", "glm4-moe"]
         .map(|n| std::fs::read(golden_dir().join(format!("gguf/{n}.gguf"))).unwrap())
         .into();
     let path = temp.path().join("fuzzed.gguf");
@@ -202,9 +202,10 @@ fn corrupted_files_are_errors_or_load() {
     }
     assert!((1..CORRUPTIONS_OF_GGUF as usize / 2).contains(&loaded), "{loaded} corrupted GGUF files loaded");
 
-    let folders: Vec<PathBuf> = ["llama3-rope", "phi3-longrope", "gemma3", "smollm3", "stablelm-parallel", "sharded"]
-        .map(|name| temp.path().join(name))
-        .into();
+    let folders: Vec<PathBuf> =
+        ["llama3-rope", "phi3-longrope", "gemma3", "smollm3", "stablelm-parallel", "granitemoe", "sharded"]
+            .map(|name| temp.path().join(name))
+            .into();
     for folder in &folders {
         std::fs::create_dir(folder).unwrap();
         let name = folder.file_name().unwrap().to_str().unwrap();

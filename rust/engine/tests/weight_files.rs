@@ -7,7 +7,7 @@ mod sharded;
 
 use std::path::{Path, PathBuf};
 
-use engine::weights::{GgufFiles, MetadataValue, SafetensorsFiles};
+use engine::weights::{ExpertIndex, GgufFiles, Matrix, MetadataValue, Role, SafetensorsFiles, WeightId, WeightSource};
 use gguf_writer::{ARRAY, Gguf, STRING, U32, string};
 use serde_json::json;
 use tempfile::TempDir;
@@ -36,7 +36,8 @@ fn gguf_values_and_tensors_come_back() {
         assert_eq!(model.metadata().usize("n"), Some(7));
         assert_eq!(model.metadata().get("big"), Some(&MetadataValue::Int(i128::from(u64::MAX))));
         assert_eq!(model.metadata().ints("list"), Some(&[-1, 5][..]));
-        let matrix = model.matrix("matrix").unwrap();
+        let (matrix, shape) = model.tensor("matrix").unwrap();
+        assert_eq!(shape, [2, 4]);
         assert_eq!((matrix.rows, matrix.cols, &matrix.bytes()[..4]), (2, 4, &1.5_f32.to_le_bytes()[..]));
         assert_eq!(model.vector("vector").unwrap().cols, 3);
         assert_eq!(model.weight_bytes(), 32 + 6);
@@ -98,10 +99,32 @@ fn gguf_tensors_outside_of_the_file_are_errors() {
 }
 
 #[test]
+fn experts_are_found_stacked_and_one_by_one() {
+    let stacked = Gguf::new().tensor("blk.0.ffn_up_exps.weight", &[4, 2, 3], 0, 0);
+    let single = (0..3).fold(Gguf::new(), |file, i| file.tensor(&format!("blk.0.ffn_up.{i}.weight"), &[4, 2], 0, i * 32));
+    for mut file in [stacked, single] {
+        for i in 0..24 {
+            file.data[i * 4..i * 4 + 4].copy_from_slice(&(i as f32).to_le_bytes());
+        }
+        let source = WeightSource::Gguf(file.open().unwrap());
+        let of = |index, count| {
+            let matrix = Matrix::new(WeightId::layer(0, Role::ExpertUp), [2, 4], false);
+            source.stored(&matrix.of_expert(Some(ExpertIndex { index, count })))
+        };
+        for index in 0..3 {
+            let (_, view) = of(index, 3).unwrap();
+            assert_eq!((view.rows, view.cols, &view.bytes()[..4]), (2, 4, &(8.0 * index as f32).to_le_bytes()[..]));
+        }
+        let error = of(3, 4).map(drop).unwrap_err().to_string();
+        assert!(error.contains("blk.0.ffn_up"), "{error}");
+    }
+}
+
+#[test]
 fn gguf_types_that_are_not_supported_are_named_with_the_tensor() {
     for (number, name) in [(20, "IQ4_NL"), (34, "TQ1_0"), (40, "NVFP4"), (77, "number 77")] {
         let model = Gguf::new().tensor("blk.0.attn_q.weight", &[32, 1], number, 0).open().unwrap();
-        let error = model.matrix("blk.0.attn_q.weight").err().unwrap().to_string();
+        let error = model.tensor("blk.0.attn_q.weight").err().unwrap().to_string();
         assert_error::<()>(Err(error), &["blk.0.attn_q.weight", name, "Q4_K", "MXFP4", "BF16"]);
     }
 }
@@ -150,7 +173,7 @@ fn a_sharded_checkpoint_has_the_tensors_of_the_single_file() {
     let (single, shards) = (SafetensorsFiles::open(&golden()).unwrap(), SafetensorsFiles::open(dir.path()).unwrap());
     assert_eq!(single.weight_bytes(), shards.weight_bytes());
     for name in ["lm_head.weight", "model.layers.2.self_attn.v_proj.weight"] {
-        let (a, b) = (single.matrix(name).unwrap(), shards.matrix(name).unwrap());
+        let ((a, _), (b, _)) = (single.tensor(name).unwrap(), shards.tensor(name).unwrap());
         assert_eq!((a.rows, a.cols, a.bytes()), (b.rows, b.cols, b.bytes()));
     }
 }
@@ -179,6 +202,9 @@ fn checkpoints_that_lack_something_are_errors() {
     std::fs::write(&index, "{").unwrap();
     assert_error(open(), &["index.json", "not valid JSON"]);
     let model = SafetensorsFiles::open(&golden()).unwrap();
-    assert_error(model.matrix("nothing").map_err(|e| e.to_string()), &["`nothing` is missing"]);
-    assert_error(model.matrix("model.norm.weight").map_err(|e| e.to_string()), &["1 dimensions instead of 2"]);
+    assert_error(model.tensor("nothing").map_err(|e| e.to_string()), &["`nothing` is missing"]);
+    let names = &[(Role::FfnDown, "input_layernorm")];
+    let model = WeightSource::Safetensors { files: model, names };
+    let error = model.matrix(WeightId::layer(0, Role::FfnDown), [64, 96]).map(drop).map_err(|e| e.to_string());
+    assert_error(error, &["`model.layers.0.input_layernorm.weight` has shape [64]", "asks for [64, 96]"]);
 }

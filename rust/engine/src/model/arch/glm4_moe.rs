@@ -32,6 +32,11 @@ fn read_experts(fields: &HfFields<'_>) -> Result<ExpertsConfig, EngineError> {
     let keys = ["n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"];
     let [num_experts, num_chosen, width] = keys.map(|key| fields.required_size(key));
     let (num_experts, width) = (num_experts?, width?);
+    for (key, implemented) in [("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")] {
+        if let Some(other) = fields.text(key)?.filter(|value| value != implemented) {
+            return Err(fields.error(key, format!("is `{other}`; implemented: {implemented}")));
+        }
+    }
     let mut experts = ExpertsConfig::new([num_experts, num_chosen?, width], RouterScore::Sigmoid);
     experts.has_correction = true;
     experts.rule.normalize = fields.flag("norm_topk_prob")?.unwrap_or(true).then_some(EPS);
