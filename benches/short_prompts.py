@@ -24,7 +24,7 @@ CORES = Device(step_seconds=2e-4, weights_seconds=5e-3, token_seconds=1.2e-3, kv
 """SmolLM2-135M on two cores of a server, rounded."""
 MACHINES: dict[str, tuple[str | Device, float, float]] = {
     "Llama-3-8B on an H200": ("llama-8b-h200", 25.0, 0.05),
-    "SmolLM2-135M on two cores": (CORES, 0.9, 0.25),
+    "SmolLM2-135M on two cores": (CORES, 0.6, 0.25),
 }
 """Device, requests a second, and `max_step_latency`."""
 DOCUMENT = """# How long short prompts wait
