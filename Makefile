@@ -53,6 +53,13 @@ test-python: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/tools ## 
 test-clients: $(VENV)/package $(VENV)/model $(VENV)/tools $(VENV)/client-tools ## the server through every client that we know, in the environment of the tests
 	$(VENV)/bin/python -m pytest tests/test_clients.py tests/test_openapi.py
 
+MINUTES ?= 60
+
+.PHONY: soak
+soak: $(VENV)/package $(VENV)/model $(VENV)/tools ## random operations over ten configurations for an hour, or MINUTES=, each answer compared with the same request alone
+	@mkdir -p build
+	$(VENV)/bin/python tests/soak.py --minutes $(MINUTES) --output build/soak.json
+
 .PHONY: test-all
 test-all: test test-clients test-asan ## every test there is without a GPU: hours on two cores
 
