@@ -5,6 +5,9 @@ use std::fmt::Display;
 use engine::EngineError;
 use serde_json::{Map, Value, json};
 
+/// Characters of what is said of a value, which may quote it.
+const MAX_CHARS: usize = 400;
+
 /// An error in OpenAI's form. Everything that it says is safe to be shown to a client.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiError {
@@ -33,7 +36,7 @@ impl ApiError {
     /// A value out of its range: 400.
     pub fn value(param: impl Into<String>, message: impl Display) -> Self {
         let param = param.into();
-        let message = format!("`{param}` {message}");
+        let message: String = format!("`{param}` {message}").chars().take(MAX_CHARS).collect();
         Self::invalid("invalid_value", param, message)
     }
 
