@@ -86,12 +86,18 @@ def configurations() -> list[Configuration]:
         Configuration("as it comes", "llama", 4096),
         Configuration("blocks of 8, a pool that preempts", "llama", 320, options={"pa_blk_size": 8}),
         Configuration("swap tier, a pool that preempts", "llama", 320, options={"pa_blk_size": 8}, has_tier=True),
-        Configuration("F8E4M3, optimistic, one thread", "llama", 512, cache.F8E4M3, {"admission": "optimistic", "num_threads": 1}),
-        Configuration("Int8, turns of tenants, swap tier", "llama", 448, cache.Int8, {"fairness": "drr", "pa_blk_size": 16}, True),
+        Configuration(
+            "F8E4M3, optimistic, one thread", "llama", 512, cache.F8E4M3, {"admission": "optimistic", "num_threads": 1}
+        ),
+        Configuration(
+            "Int8, turns of tenants, swap tier", "llama", 448, cache.Int8, {"fairness": "drr", "pa_blk_size": 16}, True
+        ),
         Configuration("BF16, reserved, first come", "llama", 512, cache.BF16, {"admission": "reserved", "fairness": "fcfs"}),
         Configuration("windows, the newest loses", "mistral-window", 640, options={"victim": "newest", "pa_blk_size": 8}),
         Configuration("six groups, chunks of 33, swap tier", "gemma3", 640, cache.F16, {"max_num_batched_tokens": 33}, True),
-        Configuration("no prefix cache, 4 at once", "qwen2", 640, options={"prefix_cache_n": 0, "max_seqs": 4, "pa_blk_size": 16}),
+        Configuration(
+            "no prefix cache, 4 at once", "qwen2", 640, options={"prefix_cache_n": 0, "max_seqs": 4, "pa_blk_size": 16}
+        ),
         Configuration("packed weights of 4 bits", "smollm2", 640, options={"pa_blk_size": 16, "admission": "optimistic"}),
     ]
 
@@ -395,7 +401,8 @@ def difference(got: Got, expected: Answer, pool_is_small: bool) -> str | None:
         is_cut = reason in CUT_BY or (reason == "length" and pool_is_small and len(tokens) < len(whole))
         if tokens != (whole[: len(tokens)] if is_cut else whole):
             equal = next((at for at in range(0, len(whole), 12) if tokens[at : at + 12] != whole[at : at + 12]), len(whole)) // 12
-            return f"choice {index}: {len(tokens) // 12} tokens ({reason}) differ from {len(whole) // 12} ({whole_reason}) at {equal}"
+            lengths = f"{len(tokens) // 12} tokens ({reason}) and {len(whole) // 12} alone ({whole_reason})"
+            return f"choice {index}: {lengths} differ at {equal}"
         if not is_cut and reason != whole_reason:
             return f"choice {index} ended with {reason}, alone with {whole_reason}"
     return None
