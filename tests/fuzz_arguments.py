@@ -38,10 +38,10 @@ SECONDS = 30.0
 """Of a case at most, beside others on the machine."""
 
 COMMON = [
-    "model", "n_choices", "logit_bias", "max_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty", "stop_seqs",
-    "temperature", "top_p", "top_k", "grammar", "grammar_type", "min_p", "tool_schemas", "tool_choice", "dry_multiplier",
-    "dry_base", "dry_allowed_length", "dry_sequence_breakers", "truncate_sequence", "ignore_eos", "adapter", "adapters", "seed", "priority",
-    "deadline", "tenant", "cache_salt", "keep",
+    "model", "n_choices", "logit_bias", "max_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "stop_seqs", "temperature", "top_p", "top_k", "grammar", "grammar_type", "min_p", "tool_schemas", "tool_choice",
+    "dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers", "truncate_sequence", "ignore_eos", "adapter",
+    "adapters", "seed", "priority", "deadline", "tenant", "cache_salt", "keep",
 ]  # fmt: skip
 CHAT = [
     *COMMON, "messages", "logprobs", "top_logprobs", "stream", "web_search_options", "enable_thinking", "reasoning_effort",
@@ -50,13 +50,15 @@ CHAT = [
 COMPLETION = [*COMMON, "prompt", "best_of", "echo_prompt", "suffix", "logprobs", "public_prefix_len"]
 RUNNER = [
     "max_seqs", "no_kv_cache", "prefix_cache_n", "token_source", "chat_template", "jinja_explicit", "pa_gpu_mem",
-    "pa_gpu_mem_usage", "pa_ctxt_len", "pa_blk_size", "pa_cache_type", "no_paged_attn", "paged_attn", "memory_goal", "seed", "max_num_batched_tokens",
-    "device", "max_step_latency", "deterministic", "kv_tier_size", "cpu_tier", "num_threads", "admission", "victim", "fairness",
-    "prompt_batchsize", "guaranteed", "cuda_graphs", "attention_backend", "num_device_layers", "in_situ_quant", "mtp_model",
+    "pa_gpu_mem_usage", "pa_ctxt_len", "pa_blk_size", "pa_cache_type", "no_paged_attn", "paged_attn", "memory_goal", "seed",
+    "max_num_batched_tokens", "device", "max_step_latency", "deterministic", "kv_tier_size", "cpu_tier", "num_threads",
+    "admission", "victim", "fairness", "prompt_batchsize", "guaranteed", "cuda_graphs", "attention_backend",
+    "num_device_layers", "in_situ_quant", "mtp_model",
 ]  # fmt: skip
 PLAN = [
-    "max_seqs", "token_source", "pa_gpu_mem", "pa_gpu_mem_usage", "pa_ctxt_len", "pa_blk_size", "pa_cache_type", "no_paged_attn",
-    "memory_goal", "max_num_batched_tokens", "device", "deterministic", "guaranteed", "devices", "cpu_tier", "num_threads",
+    "max_seqs", "token_source", "pa_gpu_mem", "pa_gpu_mem_usage", "pa_ctxt_len", "pa_blk_size", "pa_cache_type",
+    "no_paged_attn", "memory_goal", "max_num_batched_tokens", "device", "deterministic", "guaranteed", "devices", "cpu_tier",
+    "num_threads",
 ]  # fmt: skip
 PLAIN = ["model_id", "arch", "tokenizer_json", "topology", "dtype", "hf_cache_path", "auto_map_params"]
 GGUF = ["quantized_model_id", "quantized_filename", "tok_model_id", "dtype", "tokenizer_json", "mmproj_filename", "max_edge"]
@@ -202,7 +204,7 @@ class Fuzzer:
 
     def refused(self, error: Exception, arguments: dict[str, Any]) -> str:
         said, name = str(error), type(error).__name__
-        names = [*arguments, *ALIASES] if not isinstance(error, TypeError) else [*arguments, "argument", "must be", "cannot be"]
+        names = [*arguments, *ALIASES] if not isinstance(error, TypeError) else [*arguments, "argument", "must be", "cannot be", "`messages`"]
         if not said or len(said) > 4096 or not any(each in said for each in names):
             return f"FAILED with a {name} that names nothing: {said[:500]}"
         return f"refused ({name})"

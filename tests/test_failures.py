@@ -130,7 +130,11 @@ PROGRAM = """
     text = runner.send_completion_request(request).choices[0].text
     stream = runner.send_chat_completion_request(ChatCompletionRequest("Hi", "m", stream=True, max_tokens=200, ignore_eos=True))
     next(stream)
+    # No step is being computed once the figures are there.
+    runner.pause()
+    runner.kv_cache_stats()
     os.truncate(file, int(kept))
+    runner.resume()
     for call in (lambda: list(stream), lambda: runner.send_completion_request(request).choices[0].text):
         try:
             answer = call()

@@ -152,7 +152,7 @@ pub fn named_text(name: &str, text: &Bound<'_, PyString>) -> PyResult<String> {
 /// An argument that is a text or has texts: a lone surrogate in it is refused by the argument's name.
 pub fn named<'a, 'py, T: FromPyObject<'a, 'py>>(name: &str, value: &'a Bound<'py, PyAny>) -> PyResult<T> {
     let py = value.py();
-    value.extract().map_err(|error| {
+    value.extract::<T>().map_err(|error| {
         let error: PyErr = error.into();
         if error.is_instance_of::<PyUnicodeEncodeError>(py) {
             // In the words of all texts.

@@ -15,15 +15,7 @@ use pyo3::{
 use crate::{answer_json, exceptions::InternalError, fields::record, sequence::Sequence};
 
 record! {
-    /// The response, or an `InternalError` that has it as `response`: a choice may have text.
-fn unless_failed<T: PyClass>(py: Python<'_>, response: Py<T>, failure: Option<String>) -> PyResult<Py<T>> {
-    let Some(why) = failure else { return Ok(response) };
-    let error = InternalError::new_err(why);
-    error.value(py).setattr("response", response)?;
-    Err(error)
-}
-
-/// A complete chat answer; an `InternalError` if a choice of it failed.
+    /// A complete chat answer.
     pub struct ChatCompletionResponse {
         id: String,
         choices: Vec<Py<Choice>>,
@@ -37,8 +29,8 @@ fn unless_failed<T: PyClass>(py: Python<'_>, response: Py<T>, failure: Option<St
 
 record! {
     /// One answer of a chat. `finish_reason` is "stop" (end of sequence or a stop string), "length" (`max_tokens`, the model's length
-    /// or the whole KV pool) or "error", which the exception of the request tells more of. `stop_sequence` is the stop string that ended it; `sequence`, with
-    /// `keep=True`, what can be gone on from.
+    /// or the whole KV pool) or "error", of which the request's exception tells more. `stop_sequence` is the stop string that ended
+    /// it; `sequence`, with `keep=True`, what can be gone on from.
     pub struct Choice {
         finish_reason: String,
         index: usize,
@@ -123,7 +115,7 @@ record! {
 }
 
 record! {
-    /// A complete text answer; an `InternalError` if a choice of it failed.
+    /// A complete text answer.
     pub struct CompletionResponse {
         id: String,
         choices: Vec<Py<CompletionChoice>>,
@@ -438,7 +430,7 @@ pub fn kept(py: Python<'_>, engine: &Engine, model: &str, sequence: engine::Sequ
 }
 
 /// The response, or an `InternalError` that has it as `response`: a choice may have text.
-fn unless_failed<T: PyClass>(py: Python<'_>, response: Py<T>, failure: Option<String>) -> PyResult<Py<T>> {
+fn unless_failed<T: pyo3::PyClass>(py: Python<'_>, response: Py<T>, failure: Option<String>) -> PyResult<Py<T>> {
     let Some(why) = failure else { return Ok(response) };
     let error = InternalError::new_err(why);
     error.value(py).setattr("response", response)?;
