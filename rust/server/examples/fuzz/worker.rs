@@ -8,10 +8,10 @@ use std::{
     fmt::Write as _,
     io::{Seek, Write as _},
     ops::Range,
-    panic::{AssertUnwindSafe, catch_unwind, set_hook},
+    panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook},
     path::Path,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, Once, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
@@ -47,6 +47,26 @@ static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 thread_local! {
     /// The file that has the number of the case that runs.
     static STATE: RefCell<Option<std::fs::File>> = const { RefCell::new(None) };
+}
+
+/// Tests share the process, its memory and its panics.
+static RUNNING: Mutex<()> = Mutex::new(());
+static IS_RUNNING: AtomicBool = AtomicBool::new(false);
+
+/// Once, before the engine wraps the hook to keep expected panics quiet.
+fn record_panics() {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let print = take_hook();
+        set_hook(Box::new(move |panic| {
+            if IS_RUNNING.load(Ordering::Relaxed) {
+                let text = format!("{panic}\n{}", Backtrace::force_capture());
+                PANICS.lock().unwrap_or_else(PoisonError::into_inner).push(text);
+            } else {
+                print(panic);
+            }
+        }));
+    });
 }
 
 fn panics() -> Vec<String> {
@@ -112,10 +132,9 @@ pub enum State<'a> {
 
 /// Runs cases; what they came to, and what failed.
 pub fn run(seed: u64, cases: Range<u64>, only: Option<Kind>, state: State<'_>) -> (Counts, Vec<String>) {
-    // Set before the engine wraps it to keep expected panics quiet.
-    set_hook(Box::new(|panic| {
-        PANICS.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{panic}\n{}", Backtrace::force_capture()))
-    }));
+    let _one_at_a_time = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+    record_panics();
+    IS_RUNNING.store(true, Ordering::Relaxed);
     let is_shown = matches!(state, State::Shown);
     STATE.set(if let State::File(path) = state { std::fs::File::create(path).ok() } else { None });
     let watch = Watch::new();
@@ -154,6 +173,7 @@ pub fn run(seed: u64, cases: Range<u64>, only: Option<Kind>, state: State<'_>) -
         }
     }
     watch.is_over.store(true, Ordering::Relaxed);
+    IS_RUNNING.store(false, Ordering::Relaxed);
     (counts, failures)
 }
 
