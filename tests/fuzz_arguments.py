@@ -77,6 +77,7 @@ ALIASES = (
     "bytes",
     "prompt",
     "model",
+    "chat template",
     "Number of choices",
     "Block size",
     "`messages",
@@ -204,7 +205,11 @@ class Fuzzer:
 
     def refused(self, error: Exception, arguments: dict[str, Any]) -> str:
         said, name = str(error), type(error).__name__
-        names = [*arguments, *ALIASES] if not isinstance(error, TypeError) else [*arguments, "argument", "must be", "cannot be", "`messages`"]
+        names = (
+            [*arguments, *ALIASES]
+            if not isinstance(error, TypeError)
+            else [*arguments, "argument", "must be", "cannot be", "`messages`"]
+        )
         if not said or len(said) > 4096 or not any(each in said for each in names):
             return f"FAILED with a {name} that names nothing: {said[:500]}"
         return f"refused ({name})"

@@ -170,6 +170,7 @@ def test_later_message_parts_say_so() -> None:
         ({"pa_gpu_mem_usage": 0.5, "memory_goal": "1GiB"}, "`pa_gpu_mem_usage` and `memory_goal`"),
         ({"pa_gpu_mem": 0}, "pa_gpu_mem.*0"),
         ({"pa_gpu_mem_usage": NAN}, r"must be finite and in \(0, 1\]"),
+        ({"pa_gpu_mem_usage": 1e-320}, r"must be finite and in \(0, 1\].*pa_gpu_mem_usage"),
         ({"pa_gpu_mem_usage": 1.5}, r"must be finite and in \(0, 1\]"),
         ({"pa_ctxt_len": -5}, "pa_ctxt_len.*-5"),
         ({"max_step_latency": 0.0}, "`max_step_latency` must be a finite number of seconds above 0, got 0"),

@@ -71,7 +71,8 @@ impl MemoryArguments<'_, '_> {
 }
 
 fn parse_fraction(name: &str, fraction: f64) -> PyResult<MemoryGpuConfig> {
-    if fraction.is_finite() && fraction > 0.0 && fraction <= 1.0 {
+    // What is no more than 0 in single precision is none.
+    if fraction.is_finite() && fraction as f32 > 0.0 && fraction <= 1.0 {
         Ok(MemoryGpuConfig::Utilization(fraction as f32))
     } else {
         Err(invalid(format!("{FRACTION}, got {name}={fraction}")))

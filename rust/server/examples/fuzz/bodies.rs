@@ -257,7 +257,7 @@ impl Bodies {
                     outcome.get_or_insert_with(|| error.code.to_owned());
                 }
                 Ok(Some(generation)) => {
-                    outcome = Some(self.answer(generation, rng).map_err(|why| format!("{why}: {}", shown()))?)
+                    outcome = Some(self.answer(generation, rng).map_err(|why| format!("{why}: {}", shown()))?);
                 }
                 Ok(None) => {}
             }

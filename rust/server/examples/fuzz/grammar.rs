@@ -195,10 +195,9 @@ pub fn damage(root: &mut Value, rng: &mut ChaCha8Rng) {
             list.extend(std::iter::repeat_n(each, times));
         }
         (0..=3, Value::String(string)) => *string = damaged(string, rng),
-        (0..=3, Value::Number(_)) => *place = number(rng),
+        (0..=3 | 7.., Value::Number(_)) => *place = number(rng),
         (4 | 5, _) => *place = other,
         (6, _) => *place = value(rng, 3),
-        (_, Value::Number(_)) => *place = number(rng),
         _ => *place = leaf(rng),
     }
 }
