@@ -493,6 +493,8 @@ def soak(minutes: float, seed: int, turn_seconds: float = 3.0, log: Callable[[st
                 f"round {report.rounds}: {sum(report.operations.values())} operations, {sum(report.answers.values())} answers, "
                 f"{report.memory[-1] >> 20} MiB, {len(report.failures)} failures"
             )
+        for _, runner in runners:
+            runner.close()
     growth = report.growth()
     if growth is not None and growth > SLACK:
         report.failures.append(f"memory grew by {growth} bytes in the second half: {report.memory}")

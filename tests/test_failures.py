@@ -128,11 +128,8 @@ PROGRAM = """
     runner = Runner(which, pa_ctxt_len=256, num_threads=1)
     request = CompletionRequest([5, 6, 7], "m", max_tokens=8, temperature=0.0)
     text = runner.send_completion_request(request).choices[0].text
-    stream = runner.send_chat_completion_request(ChatCompletionRequest("Hi", "m", stream=True, max_tokens=200, ignore_eos=True))
-    next(stream)
-    # No step is being computed once the figures are there.
     runner.pause()
-    runner.kv_cache_stats()
+    stream = runner.send_chat_completion_request(ChatCompletionRequest("Hi", "m", stream=True, max_tokens=200, ignore_eos=True))
     os.truncate(file, int(kept))
     runner.resume()
     for call in (lambda: list(stream), lambda: runner.send_completion_request(request).choices[0].text):

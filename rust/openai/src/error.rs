@@ -98,3 +98,15 @@ impl From<EngineError> for ApiError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_value_is_quoted_in_part() {
+        let error = ApiError::value("tokens", format!("is not what it must be: {}", "\u{e9}".repeat(100_000)));
+        assert!(error.message.starts_with("`tokens` is not what it must be: \u{e9}"), "{}", error.message);
+        assert_eq!(error.message.chars().count(), MAX_CHARS);
+    }
+}
