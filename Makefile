@@ -53,6 +53,21 @@ test-python: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/tools ## 
 test-clients: $(VENV)/package $(VENV)/model $(VENV)/tools $(VENV)/client-tools ## the server through every client that we know, in the environment of the tests
 	$(VENV)/bin/python -m pytest tests/test_clients.py tests/test_openapi.py
 
+CASES ?= 1000000
+SEED ?= 0
+
+.PHONY: fuzz
+fuzz: $(VENV)/package $(VENV)/tools ## CASES= (a million) broken templates, tokenizers, configurations, files and requests by SEED=, and a tenth as many of Python's arguments
+	cargo run --locked --package mistral-paged-server --example fuzz -- --cases $(CASES) --seed $(SEED)
+	$(VENV)/bin/python tests/fuzz_arguments.py --cases $$(($(CASES) / 10)) --seed $(SEED)
+
+MINUTES ?= 60
+
+.PHONY: soak
+soak: $(VENV)/package $(VENV)/model $(VENV)/tools ## random operations over ten configurations for an hour, or MINUTES=, each answer compared with the same request alone
+	@mkdir -p build
+	$(VENV)/bin/python tests/soak.py --minutes $(MINUTES) --output build/soak.json
+
 .PHONY: test-all
 test-all: test test-clients test-asan ## every test there is without a GPU: hours on two cores
 

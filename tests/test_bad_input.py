@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,7 @@ def test_later_message_parts_say_so() -> None:
         ({"pa_gpu_mem_usage": 0.5, "memory_goal": "1GiB"}, "`pa_gpu_mem_usage` and `memory_goal`"),
         ({"pa_gpu_mem": 0}, "pa_gpu_mem.*0"),
         ({"pa_gpu_mem_usage": NAN}, r"must be finite and in \(0, 1\]"),
+        ({"pa_gpu_mem_usage": 1e-320}, r"must be finite and in \(0, 1\].*pa_gpu_mem_usage"),
         ({"pa_gpu_mem_usage": 1.5}, r"must be finite and in \(0, 1\]"),
         ({"pa_ctxt_len": -5}, "pa_ctxt_len.*-5"),
         ({"max_step_latency": 0.0}, "`max_step_latency` must be a finite number of seconds above 0, got 0"),
@@ -466,15 +468,65 @@ def test_a_set_is_no_prompt(llama: Runner) -> None:
             llama.detokenize_text(prompt)
 
 
-def test_paths_with_lone_surrogates() -> None:
-    for make in (
-        lambda: Which.Plain("\ud800"),
-        lambda: Which.Plain("m", tokenizer_json="\ud800"),
-        lambda: Which.GGUF("\ud800"),
-        lambda: Which.GGUF("m", tok_model_id="\ud800"),
+SURROGATE = "a\ud800"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["token_source", "chat_template", "jinja_explicit", "device", "cpu_tier", "attention_backend", "memory_goal", "kv_tier"],
+)
+def test_a_lone_surrogate_in_an_argument_of_a_runner_is_named(name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"^`{name}`: .*surrogate"):
+        Runner(text_model("llama"), **{name: SURROGATE})
+    if name in ("token_source", "device", "cpu_tier", "memory_goal"):
+        with pytest.raises(InvalidArgumentError, match=rf"^`{name}`: .*surrogate"):
+            Runner.memory_plan(text_model("llama"), **{name: SURROGATE})
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("model_id", lambda text: Which.Plain(text)),
+        ("tokenizer_json", lambda text: Which.Plain("m", tokenizer_json=text)),
+        ("hf_cache_path", lambda text: Which.Plain("m", hf_cache_path=text)),
+        ("quantized_model_id", lambda text: Which.GGUF(text)),
+        ("quantized_filename", lambda text: Which.GGUF("m", text)),
+        ("quantized_filename", lambda text: Which.GGUF("m", ["f", text])),
+        ("tok_model_id", lambda text: Which.GGUF("m", tok_model_id=text)),
+        ("model", lambda text: CompletionRequest("x", text)),
+        ("prompt", lambda text: CompletionRequest(text, "m")),
+        ("stop_seqs", lambda text: CompletionRequest("x", "m", stop_seqs=["y", text])),
+        ("dry_sequence_breakers", lambda text: CompletionRequest("x", "m", dry_sequence_breakers=[text])),
+        ("messages", lambda text: ChatCompletionRequest(text, "m")),
+        ("messages", lambda text: ChatCompletionRequest([{"role": "user", "content": text}], "m")),
+        ("reasoning_effort", lambda text: ChatCompletionRequest("x", "m", reasoning_effort=text)),
+    ],
+)
+def test_a_lone_surrogate_in_an_object_is_named(name: str, make: Callable[[str], Any]) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"^`{name}`: .*lone surrogate"):
+        make(SURROGATE)
+
+
+def test_a_lone_surrogate_in_an_argument_of_a_method_is_named(llama: Runner) -> None:
+    request = CompletionRequest([5], "m", max_tokens=1)
+    for name, call in (
+        ("model_id", lambda: llama.send_completion_request(request, model_id=SURROGATE)),
+        ("model_id", lambda: llama.get_model_status(SURROGATE)),
+        ("text", lambda: llama.tokenize_text(SURROGATE)),
     ):
-        with pytest.raises(ValueError, match="lone surrogate"):
-            make()
+        with pytest.raises(InvalidArgumentError, match=rf"^`{name}`: .*lone surrogate"):
+            call()
+
+
+def test_what_is_no_json_is_said_of_the_messages() -> None:
+    for messages in (object(), b"a", [{"role": "user", "content": b"a"}], range(3)):
+        with pytest.raises(TypeError, match=r"^`messages`: .*not JSON serializable"):
+            ChatCompletionRequest(messages, "m")
+
+
+def test_a_public_prefix_without_a_salt_is_named(llama: Runner) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"public_messages.*public_prefix_len.*cache_salt"):
+        complete(llama, [5, 6], max_tokens=1, public_prefix_len=1)
 
 
 def test_long_and_short_times(llama: Runner) -> None:

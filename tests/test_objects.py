@@ -8,7 +8,7 @@ import pickle
 from typing import Any
 
 import pytest
-from conftest import complete, tokens
+from conftest import complete, text_model, tokens
 
 import mistral_paged
 from mistral_paged import (
@@ -238,3 +238,14 @@ def test_a_plan_is_copied_and_readable_in_a_notebook(llama: Runner) -> None:
         assert str(same) == str(plan)
     assert plan._repr_html_().startswith("<pre>")
     assert str(plan.num_blocks) in plan._repr_html_()
+
+
+def test_a_memory_plan_is_copied_pickled_and_compared() -> None:
+    which = text_model("gemma3")
+    plan = Runner.memory_plan(which, pa_ctxt_len=256, max_seqs=3)
+    again = pickle.loads(pickle.dumps(plan))
+    assert again == plan == copy.copy(plan) == copy.deepcopy(plan)
+    assert (str(again), repr(again), again.devices, again.groups) == (str(plan), repr(plan), plan.devices, plan.groups)
+    assert [again.num_requests_that_fit(n) for n in (1, 100, 256)] == [plan.num_requests_that_fit(n) for n in (1, 100, 256)]
+    assert plan != Runner.memory_plan(which, pa_ctxt_len=128, max_seqs=3)
+    assert plan != "a plan"

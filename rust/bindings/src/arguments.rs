@@ -9,7 +9,10 @@ use pyo3::{
     types::{PyBytes, PyDict, PyFrozenSet, PySet, PyString},
 };
 
-use crate::exceptions::{invalid, not_yet};
+use crate::{
+    exceptions::{InvalidArgumentError, invalid, not_yet},
+    which::OneOrMany,
+};
 
 /// An integer as Python has it, of any size: what does not fit is refused by name, not by an `OverflowError` that names nothing.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -144,6 +147,71 @@ impl<'py> FromPyObject<'_, 'py> for Text {
 /// A text that is refused by the argument's name.
 pub fn named_text(name: &str, text: &Bound<'_, PyString>) -> PyResult<String> {
     text.extract().map(|Text(text)| text).map_err(|error| invalid(format!("`{name}`: {}", error.value(text.py()))))
+}
+
+/// An argument that is a text or has texts: a lone surrogate in it is refused by the argument's name.
+pub fn named<'a, 'py, T: FromPyObject<'a, 'py>>(name: &str, value: &'a Bound<'py, PyAny>) -> PyResult<T> {
+    let py = value.py();
+    value.extract::<T>().map_err(|error| {
+        let error: PyErr = error.into();
+        if error.is_instance_of::<PyUnicodeEncodeError>(py) {
+            // In the words of all texts.
+            return value
+                .extract()
+                .map_or_else(|error: PyErr| invalid(format!("`{name}`: {}", error.value(py))), |Text(_)| error);
+        }
+        let is_unnamed = error.is_instance_of::<InvalidArgumentError>(py) && !error.value(py).to_string().starts_with('`');
+        if is_unnamed { invalid(format!("`{name}`: {}", error.value(py))) } else { error }
+    })
+}
+
+/// [`named`] as `from_py_with` takes it, one for each argument.
+macro_rules! texts {
+    ($($name:ident)+) => {$(
+        pub fn $name<'a, 'py, T: FromPyObject<'a, 'py>>(value: &'a Bound<'py, PyAny>) -> PyResult<T> {
+            named(stringify!($name), value)
+        }
+    )+};
+}
+
+/// Arguments that are texts or have some.
+#[allow(missing_docs)]
+pub mod text {
+    use pyo3::prelude::*;
+
+    use super::named;
+
+    texts! {
+        attention_backend chat_template cpu_tier device dry_sequence_breakers jinja_explicit model model_id reasoning_effort
+        stop_seqs token_source
+    }
+}
+
+/// The same for a field of an enum, which is a type of its own.
+macro_rules! fields {
+    ($($type:ident($inner:ty) = $name:literal),+) => {$(
+        #[doc = concat!("`", $name, "`.")]
+        #[derive(Clone, Debug, IntoPyObject, IntoPyObjectRef)]
+        #[pyo3(transparent)]
+        pub struct $type(pub $inner);
+
+        impl<'py> FromPyObject<'_, 'py> for $type {
+            type Error = PyErr;
+
+            fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+                named($name, &object).map(Self)
+            }
+        }
+    )+};
+}
+
+fields! {
+    HfCachePath(Text) = "hf_cache_path",
+    ModelId(Text) = "model_id",
+    QuantizedFilename(OneOrMany) = "quantized_filename",
+    QuantizedModelId(Text) = "quantized_model_id",
+    TokModelId(Text) = "tok_model_id",
+    TokenizerJson(Text) = "tokenizer_json"
 }
 
 /// The first characters of a long text.

@@ -14,20 +14,20 @@ import_exception!(mistral_paged.exceptions, ModelLoadError);
 import_exception!(mistral_paged.exceptions, ModelNotFoundError);
 
 /// The exception that stands for an engine error.
+#[allow(clippy::needless_pass_by_value, reason = "a function for `map_err`")]
 pub fn raise(error: EngineError) -> PyErr {
+    let message = error.to_string();
     match error {
-        EngineError::Load(message) | EngineError::Tokenizer(message) => ModelLoadError::new_err(message),
-        EngineError::Architecture(message) => ArchitectureError::new_err(message),
-        EngineError::InvalidArgument(message) | EngineError::PromptTooLong { message, .. } => {
+        EngineError::Load(_) | EngineError::Tokenizer(_) => ModelLoadError::new_err(message),
+        EngineError::Architecture(_) => ArchitectureError::new_err(message),
+        EngineError::InvalidArgument(_) | EngineError::PromptTooLong { .. } | EngineError::KvCache(_) => {
             InvalidArgumentError::new_err(message)
         }
-        EngineError::NotSupported(message) => PyNotImplementedError::new_err(message),
-        EngineError::ChatTemplate(message) => ChatTemplateError::new_err(message),
-        EngineError::Device(error) => DeviceError::new_err(error.to_string()),
-        EngineError::DeviceLost(message) => DeviceError::new_err(message),
-        EngineError::KvCache(error) => InvalidArgumentError::new_err(error.to_string()),
-        EngineError::Draining(message) => DrainingError::new_err(message),
-        EngineError::Internal(message) => InternalError::new_err(message),
+        EngineError::NotSupported(_) => PyNotImplementedError::new_err(message),
+        EngineError::ChatTemplate(_) => ChatTemplateError::new_err(message),
+        EngineError::Device(_) | EngineError::DeviceLost(_) => DeviceError::new_err(message),
+        EngineError::Draining(_) => DrainingError::new_err(message),
+        EngineError::Internal(_) => InternalError::new_err(message),
     }
 }
 

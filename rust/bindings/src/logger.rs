@@ -8,8 +8,3 @@ pub fn log(py: Python<'_>, level: &str, line: &str) -> PyResult<()> {
     logger.call_method1(level, ("%s", line))?;
     Ok(())
 }
-
-/// Tells why a choice ended with the reason "error"; its text is kept in the response.
-pub fn log_failure(py: Python<'_>, request_id: &str, index: usize, error: Option<&str>) -> PyResult<()> {
-    error.map_or(Ok(()), |cause| log(py, "error", &format!("request {request_id}, choice {index} failed: {cause}")))
-}

@@ -1,13 +1,18 @@
 //! The ledger of an engine's memory.
 
 use engine::{CpuOptions, DeviceBytes, Engine, EngineConfig, ModelSource};
-use pyo3::{prelude::*, types::PyDict};
+use pyo3::{
+    IntoPyObjectExt,
+    prelude::*,
+    types::{PyDict, PyType},
+};
 
 use crate::{
-    arguments::{Integer, Real, at_least, at_least_if_given, within},
+    arguments::{Integer, Real, at_least, at_least_if_given, text, within},
     detach::enter,
     doctor,
     enums::PagedCacheType,
+    exceptions::raise,
     options::{self, MemoryArguments},
     response::escaped,
     runner::{Runner, batched_tokens, check_max_seqs},
@@ -29,7 +34,7 @@ use crate::{
 ///   once.
 /// - `max_seqs`, `max_model_len` (tokens of a request at most) and `guaranteed`: whether that many of that length are guaranteed.
 ///
-/// Its `str` is a table.
+/// Its `str` is a table. It can be copied, pickled and compared.
 #[pyclass(frozen, module = "mistral_paged")]
 pub struct MemoryPlan(engine::MemoryPlan);
 
@@ -179,6 +184,26 @@ impl MemoryPlan {
         format!("<pre>{}</pre>", escaped(&self.0.to_string()))
     }
 
+    fn __eq__(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+        match other.cast::<Self>() {
+            Ok(other) => (self.0 == other.get().0).into_py_any(py),
+            Err(_) => Ok(py.NotImplemented()),
+        }
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyType>,))> {
+        let saved = slf.get().0.to_json().map_err(raise)?;
+        // A static method has no name of its own to be pickled by.
+        let call = slf.py().import("operator")?.getattr("methodcaller")?.call1(("_of_json", saved))?;
+        Ok((call, (slf.get_type(),)))
+    }
+
+    /// The plan that was pickled.
+    #[staticmethod]
+    fn _of_json(text: &str) -> PyResult<Self> {
+        engine::MemoryPlan::from_json(text).map(Self).map_err(raise)
+    }
+
     fn __copy__(slf: Py<Self>) -> Py<Self> {
         slf
     }
@@ -221,7 +246,7 @@ impl Runner {
         py: Python<'_>,
         which: &Bound<'_, Which>,
         #[pyo3(from_py_with = check_max_seqs)] max_seqs: usize,
-        token_source: &str,
+        #[pyo3(from_py_with = text::token_source)] token_source: &str,
         pa_gpu_mem: Option<Integer>,
         pa_gpu_mem_usage: Option<Real>,
         pa_ctxt_len: Option<Integer>,
@@ -230,11 +255,11 @@ impl Runner {
         no_paged_attn: bool,
         memory_goal: Option<Bound<'_, PyAny>>,
         max_num_batched_tokens: Option<Integer>,
-        device: &str,
+        #[pyo3(from_py_with = text::device)] device: &str,
         deterministic: bool,
         guaranteed: bool,
         devices: Option<Vec<Integer>>,
-        cpu_tier: Option<String>,
+        #[pyo3(from_py_with = text::cpu_tier)] cpu_tier: Option<&str>,
         num_threads: Option<Integer>,
     ) -> PyResult<MemoryPlan> {
         let selection = Selection::of(which)?;
@@ -248,7 +273,10 @@ impl Runner {
             architecture: selection.architecture.map(str::to_owned),
             device: options::device(device)?,
             deterministic,
-            cpu: CpuOptions { isa: cpu_tier, num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)? },
+            cpu: CpuOptions {
+                isa: cpu_tier.map(str::to_owned),
+                num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)?,
+            },
             cuda_libraries: doctor::library_paths(py)?,
             ..EngineConfig::default()
         };

@@ -2,21 +2,21 @@
 
 use engine::{Message, MessageContent};
 use pyo3::{
-    exceptions::PyTypeError,
+    exceptions::{PyRecursionError, PyTypeError},
     prelude::*,
     types::{IntoPyDict, PyString},
 };
 use serde_json::{Map, Value};
 
 use crate::{
-    arguments::Text,
+    arguments::{Text, named},
     exceptions::{invalid, not_yet},
 };
 
 /// A list of dicts, or a text that is one user turn.
 pub fn parse(messages: &Bound<'_, PyAny>) -> PyResult<Vec<Message>> {
     if messages.is_instance_of::<PyString>() {
-        let Text(text) = messages.extract()?;
+        let Text(text) = named("messages", messages)?;
         return Ok(vec![Message { role: "user".into(), content: MessageContent::Text(text), extra: Map::new() }]);
     }
     let Value::Array(messages) = to_json(messages)? else {
@@ -33,7 +33,13 @@ pub fn parse(messages: &Bound<'_, PyAny>) -> PyResult<Vec<Message>> {
 /// Through Python's own json, which knows every kind of number, string and mapping.
 fn to_json(object: &Bound<'_, PyAny>) -> PyResult<Value> {
     let options = [("ensure_ascii", false)].into_py_dict(object.py())?;
-    let Text(text) = object.py().import("json")?.call_method("dumps", (object,), Some(&options))?.extract()?;
+    let written = object.py().import("json")?.call_method("dumps", (object,), Some(&options)).map_err(|error| {
+        // What json does not know, it does not say where; an error of the object's own is left alone.
+        let is_about_json =
+            error.is_instance_of::<PyTypeError>(object.py()) || error.is_instance_of::<PyRecursionError>(object.py());
+        if is_about_json { PyTypeError::new_err(format!("`messages`: {}", error.value(object.py()))) } else { error }
+    })?;
+    let Text(text) = named("messages", &written)?;
     serde_json::from_str(&text).map_err(|error| invalid(format!("`messages` is not JSON: {error}")))
 }
 

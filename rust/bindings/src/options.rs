@@ -10,7 +10,7 @@ use pyo3::{
 };
 
 use crate::{
-    arguments::{Integer, Real, Text, at_least, at_least_if_given, named_text, shorten},
+    arguments::{Integer, Real, at_least, at_least_if_given, named_text, shorten},
     enums::PagedCacheType,
     exceptions::{invalid, raise},
     service::seconds,
@@ -71,7 +71,8 @@ impl MemoryArguments<'_, '_> {
 }
 
 fn parse_fraction(name: &str, fraction: f64) -> PyResult<MemoryGpuConfig> {
-    if fraction.is_finite() && fraction > 0.0 && fraction <= 1.0 {
+    // What is no more than 0 in single precision is none.
+    if fraction.is_finite() && fraction as f32 > 0.0 && fraction <= 1.0 {
         Ok(MemoryGpuConfig::Utilization(fraction as f32))
     } else {
         Err(invalid(format!("{FRACTION}, got {name}={fraction}")))
@@ -91,7 +92,7 @@ fn parse_goal(goal: &Bound<'_, PyAny>) -> PyResult<Option<MemoryGpuConfig>> {
     if let Ok(Real(fraction)) = goal.extract() {
         return parse_fraction("memory_goal", fraction).map(Some);
     }
-    let Text(text) = goal.extract()?;
+    let text = named_text("memory_goal", goal.cast::<PyString>()?)?;
     if text.eq_ignore_ascii_case("auto") {
         return Ok(None);
     }
@@ -204,9 +205,9 @@ fn local_path(py: Python<'_>, path: &str) -> PyResult<PathBuf> {
 }
 
 /// The text of the template at a path; `explicit` goes before `template`, and both must be readable.
-pub fn chat_template(py: Python<'_>, template: Option<String>, explicit: Option<String>) -> PyResult<Option<String>> {
-    let read = |path: Option<String>| {
-        path.map(|path| engine::chat_template::read_template(&local_path(py, &path)?).map_err(raise)).transpose()
+pub fn chat_template(py: Python<'_>, template: Option<&str>, explicit: Option<&str>) -> PyResult<Option<String>> {
+    let read = |path: Option<&str>| {
+        path.map(|path| engine::chat_template::read_template(&local_path(py, path)?).map_err(raise)).transpose()
     };
     let (template, explicit) = (read(template)?, read(explicit)?);
     Ok(explicit.or(template))

@@ -130,7 +130,12 @@ enum News {
 impl State {
     fn advance(&mut self) -> Result<News, engine::EngineError> {
         loop {
-            let Some((_, engine)) = &self.running else { return Ok(News::End) };
+            let Some((_, engine)) = &self.running else {
+                if let Answer::Stream(parts) = &mut self.answer {
+                    parts.end()?;
+                }
+                return Ok(News::End);
+            };
             let Some(event) = lock(&self.mailbox).pop_front() else { return Ok(News::Nothing) };
             let event = match event {
                 Ok(event) => event,

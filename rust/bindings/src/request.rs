@@ -12,7 +12,7 @@ use pyo3::{
 };
 
 use crate::{
-    arguments::{Integer, Real, Text, at_least, at_least_if_given, named_text, refuse, token_ids, within},
+    arguments::{Integer, Real, Text, at_least, at_least_if_given, named, named_text, refuse, text, token_ids, within},
     enums::ToolChoice,
     exceptions::{invalid, not_yet},
     fields::{Fields, getters, given, reduced, shown_dict},
@@ -127,7 +127,7 @@ impl ChatCompletionRequest {
     fn new(
         py: Python<'_>,
         messages: &Bound<'_, PyAny>,
-        model: Text,
+        #[pyo3(from_py_with = text::model)] model: Text,
         logprobs: bool,
         #[pyo3(from_py_with = check_choices)] n_choices: usize,
         logit_bias: Option<BTreeMap<Integer, Real>>,
@@ -136,7 +136,7 @@ impl ChatCompletionRequest {
         presence_penalty: Option<Real>,
         frequency_penalty: Option<Real>,
         repetition_penalty: Option<Real>,
-        stop_seqs: Option<OneOrMany>,
+        #[pyo3(from_py_with = text::stop_seqs)] stop_seqs: Option<OneOrMany>,
         temperature: Option<Real>,
         top_p: Option<Real>,
         top_k: Option<Integer>,
@@ -149,11 +149,11 @@ impl ChatCompletionRequest {
         dry_multiplier: Option<Real>,
         dry_base: Option<Real>,
         dry_allowed_length: Option<Integer>,
-        dry_sequence_breakers: Option<Vec<Text>>,
+        #[pyo3(from_py_with = text::dry_sequence_breakers)] dry_sequence_breakers: Option<Vec<Text>>,
         web_search_options: Option<Bound<'_, PyAny>>,
         enable_thinking: Option<bool>,
         truncate_sequence: bool,
-        reasoning_effort: Option<String>,
+        #[pyo3(from_py_with = text::reasoning_effort)] reasoning_effort: Option<String>,
         max_tool_rounds: Option<Bound<'_, PyAny>>,
         tool_dispatch_url: Option<Bound<'_, PyAny>>,
         enable_code_execution: bool,
@@ -330,7 +330,7 @@ impl CompletionRequest {
     fn new(
         py: Python<'_>,
         prompt: &Bound<'_, PyAny>,
-        model: Text,
+        #[pyo3(from_py_with = text::model)] model: Text,
         best_of: Option<Integer>,
         echo_prompt: bool,
         presence_penalty: Option<Real>,
@@ -339,7 +339,7 @@ impl CompletionRequest {
         logit_bias: Option<BTreeMap<Integer, Real>>,
         max_tokens: Option<Integer>,
         #[pyo3(from_py_with = check_choices)] n_choices: usize,
-        stop_seqs: Option<OneOrMany>,
+        #[pyo3(from_py_with = text::stop_seqs)] stop_seqs: Option<OneOrMany>,
         temperature: Option<Real>,
         top_p: Option<Real>,
         suffix: Option<Bound<'_, PyString>>,
@@ -352,7 +352,7 @@ impl CompletionRequest {
         dry_multiplier: Option<Real>,
         dry_base: Option<Real>,
         dry_allowed_length: Option<Integer>,
-        dry_sequence_breakers: Option<Vec<Text>>,
+        #[pyo3(from_py_with = text::dry_sequence_breakers)] dry_sequence_breakers: Option<Vec<Text>>,
         truncate_sequence: bool,
         ignore_eos: bool,
         adapter: Option<Bound<'_, PyAny>>,
@@ -481,7 +481,7 @@ getters! {
 
 fn parse_prompt(prompt: &Bound<'_, PyAny>) -> PyResult<Prompt> {
     if prompt.is_instance_of::<PyString>() {
-        return prompt.extract().map(|Text(text)| Prompt::Text(text));
+        return named("prompt", prompt).map(|Text(text)| Prompt::Text(text));
     }
     let ids = token_ids("prompt", prompt).map_err(|error| {
         if error.is_instance_of::<PyTypeError>(prompt.py()) {

@@ -12,7 +12,7 @@ use pyo3::{
     types::{PyBytes, PyTuple, PyType},
 };
 
-use crate::{answer_json, exceptions::InternalError, fields::record, logger::log_failure, sequence::Sequence};
+use crate::{answer_json, exceptions::InternalError, fields::record, sequence::Sequence};
 
 record! {
     /// A complete chat answer.
@@ -29,8 +29,8 @@ record! {
 
 record! {
     /// One answer of a chat. `finish_reason` is "stop" (end of sequence or a stop string), "length" (`max_tokens`, the model's length
-    /// or the whole KV pool) or "error", whose cause is logged. `stop_sequence` is the stop string that ended it; `sequence`, with
-    /// `keep=True`, what can be gone on from.
+    /// or the whole KV pool) or "error", of which the request's exception tells more. `stop_sequence` is the stop string that ended
+    /// it; `sequence`, with `keep=True`, what can be gone on from.
     pub struct Choice {
         finish_reason: String,
         index: usize,
@@ -429,10 +429,18 @@ pub fn kept(py: Python<'_>, engine: &Engine, model: &str, sequence: engine::Sequ
     Py::new(py, Sequence::new(engine, model, sequence))
 }
 
-/// A complete chat answer.
+/// The response, or an `InternalError` that has it as `response`: a choice may have text.
+fn unless_failed<T: pyo3::PyClass>(py: Python<'_>, response: Py<T>, failure: Option<String>) -> PyResult<Py<T>> {
+    let Some(why) = failure else { return Ok(response) };
+    let error = InternalError::new_err(why);
+    error.value(py).setattr("response", response)?;
+    Err(error)
+}
+
+/// A complete chat answer; an `InternalError` if a choice of it failed.
 pub fn chat(py: Python<'_>, envelope: Envelope, completion: Completion, engine: &Engine) -> PyResult<Py<ChatCompletionResponse>> {
+    let failure = completion.failure().map(str::to_owned);
     let choices = completion.choices.into_iter().map(|choice| {
-        log_failure(py, &envelope.id, choice.index, choice.error.as_deref())?;
         let message = ResponseMessage {
             content: Some(choice.text),
             role: "assistant".to_owned(),
@@ -455,18 +463,19 @@ pub fn chat(py: Python<'_>, envelope: Envelope, completion: Completion, engine: 
     let Envelope { id, created, model, system_fingerprint } = envelope;
     let object = "chat.completion".to_owned();
     let usage = usage(py, &completion.usage)?;
-    Py::new(py, ChatCompletionResponse { id, choices, created, model, system_fingerprint, object, usage })
+    let response = Py::new(py, ChatCompletionResponse { id, choices, created, model, system_fingerprint, object, usage })?;
+    unless_failed(py, response, failure)
 }
 
-/// A complete text answer.
+/// A complete text answer; an `InternalError` if a choice of it failed.
 pub fn completion(
     py: Python<'_>,
     envelope: Envelope,
     completion: Completion,
     engine: &Engine,
 ) -> PyResult<Py<CompletionResponse>> {
+    let failure = completion.failure().map(str::to_owned);
     let choices = completion.choices.into_iter().map(|choice| {
-        log_failure(py, &envelope.id, choice.index, choice.error.as_deref())?;
         Py::new(
             py,
             CompletionChoice {
@@ -483,5 +492,6 @@ pub fn completion(
     let Envelope { id, created, model, system_fingerprint } = envelope;
     let object = "text_completion".to_owned();
     let usage = usage(py, &completion.usage)?;
-    Py::new(py, CompletionResponse { id, choices, created, model, system_fingerprint, object, usage })
+    let response = Py::new(py, CompletionResponse { id, choices, created, model, system_fingerprint, object, usage })?;
+    unless_failed(py, response, failure)
 }

@@ -9,7 +9,7 @@ use pyo3::{
 };
 
 use crate::{
-    arguments::{Integer, Real, Text, at_least, at_least_if_given, check_seed, refuse, token_ids, within},
+    arguments::{Integer, Real, at_least, at_least_if_given, check_seed, named_text, refuse, text, token_ids, within},
     completing::complete,
     detach::{enter, enter_long},
     doctor,
@@ -109,9 +109,9 @@ impl Runner {
         #[pyo3(from_py_with = check_max_seqs)] max_seqs: usize,
         no_kv_cache: bool,
         #[pyo3(from_py_with = check_prefix_cache_n)] prefix_cache_n: usize,
-        token_source: &str,
-        chat_template: Option<String>,
-        jinja_explicit: Option<String>,
+        #[pyo3(from_py_with = text::token_source)] token_source: &str,
+        #[pyo3(from_py_with = text::chat_template)] chat_template: Option<&str>,
+        #[pyo3(from_py_with = text::jinja_explicit)] jinja_explicit: Option<&str>,
         pa_gpu_mem: Option<Integer>,
         pa_gpu_mem_usage: Option<Real>,
         pa_ctxt_len: Option<Integer>,
@@ -122,12 +122,12 @@ impl Runner {
         memory_goal: Option<Bound<'_, PyAny>>,
         seed: Option<Integer>,
         max_num_batched_tokens: Option<Integer>,
-        device: &str,
+        #[pyo3(from_py_with = text::device)] device: &str,
         #[pyo3(from_py_with = options::max_step_latency)] max_step_latency: f64,
         deterministic: bool,
         kv_tier: Option<Bound<'_, PyAny>>,
         kv_tier_size: Option<Integer>,
-        cpu_tier: Option<String>,
+        #[pyo3(from_py_with = text::cpu_tier)] cpu_tier: Option<&str>,
         num_threads: Option<Integer>,
         load_progress: Option<Bound<'_, PyAny>>,
         admission: Option<&Bound<'_, PyString>>,
@@ -136,7 +136,7 @@ impl Runner {
         prompt_batchsize: Option<Integer>,
         guaranteed: bool,
         cuda_graphs: Option<bool>,
-        attention_backend: &str,
+        #[pyo3(from_py_with = text::attention_backend)] attention_backend: &str,
         num_device_layers: Option<Bound<'_, PyAny>>,
         in_situ_quant: Option<Bound<'_, PyAny>>,
         anymoe_config: Option<Bound<'_, PyAny>>,
@@ -190,7 +190,10 @@ impl Runner {
             chat_template: options::chat_template(py, chat_template, jinja_explicit)?,
             device: options::device(device)?,
             kv_tier: options::kv_tier(py, kv_tier.as_ref(), kv_tier_size.as_ref())?,
-            cpu: CpuOptions { isa: cpu_tier, num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)? },
+            cpu: CpuOptions {
+                isa: cpu_tier.map(str::to_owned),
+                num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)?,
+            },
             cuda_libraries: doctor::library_paths(py)?,
             cuda,
             proposer: None,
@@ -210,7 +213,7 @@ impl Runner {
         &self,
         py: Python<'py>,
         request: &ChatCompletionRequest,
-        model_id: Option<&str>,
+        #[pyo3(from_py_with = text::model_id)] model_id: Option<&str>,
     ) -> PyResult<Bound<'py, PyAny>> {
         self.check_model(model_id)?;
         let envelope = self.envelope();
@@ -232,7 +235,7 @@ impl Runner {
         &self,
         py: Python<'py>,
         request: &ChatCompletionRequest,
-        model_id: &str,
+        #[pyo3(from_py_with = text::model_id)] model_id: &str,
     ) -> PyResult<Bound<'py, PyAny>> {
         self.send_chat_completion_request(py, request, Some(model_id))
     }
@@ -243,7 +246,7 @@ impl Runner {
         &self,
         py: Python<'_>,
         request: &CompletionRequest,
-        model_id: Option<&str>,
+        #[pyo3(from_py_with = text::model_id)] model_id: Option<&str>,
     ) -> PyResult<Py<CompletionResponse>> {
         self.check_model(model_id)?;
         let envelope = self.envelope();
@@ -257,7 +260,7 @@ impl Runner {
         &self,
         py: Python<'_>,
         request: &CompletionRequest,
-        model_id: &str,
+        #[pyo3(from_py_with = text::model_id)] model_id: &str,
     ) -> PyResult<Py<CompletionResponse>> {
         self.send_completion_request(py, request, Some(model_id))
     }
@@ -273,7 +276,7 @@ impl Runner {
     fn achat<'py>(
         slf: &Bound<'py, Self>,
         request: &Bound<'py, ChatCompletionRequest>,
-        model_id: Option<&str>,
+        #[pyo3(from_py_with = text::model_id)] model_id: Option<&str>,
     ) -> PyResult<Bound<'py, PyAny>> {
         slf.py().import("mistral_paged.aio")?.call_method1("chat", (slf, request, model_id))
     }
@@ -283,7 +286,7 @@ impl Runner {
     fn acomplete<'py>(
         slf: &Bound<'py, Self>,
         request: &Bound<'py, CompletionRequest>,
-        model_id: Option<&str>,
+        #[pyo3(from_py_with = text::model_id)] model_id: Option<&str>,
     ) -> PyResult<Bound<'py, PyAny>> {
         slf.py().import("mistral_paged.aio")?.call_method1("complete", (slf, request, model_id))
     }
@@ -298,11 +301,11 @@ impl Runner {
         text: &Bound<'_, PyAny>,
         add_special_tokens: Option<bool>,
         enable_thinking: Option<bool>,
-        model_id: Option<&str>,
+        #[pyo3(from_py_with = text::model_id)] model_id: Option<&str>,
     ) -> PyResult<Vec<u32>> {
         self.check_model(model_id)?;
-        if text.is_instance_of::<PyString>() {
-            let Text(text) = text.extract()?;
+        if let Ok(text) = text.cast::<PyString>() {
+            let text = named_text("text", text)?;
             if enable_thinking.is_some() {
                 return Err(invalid("`enable_thinking` concerns messages, and `text` is a str; leave it out"));
             }
@@ -328,7 +331,7 @@ impl Runner {
         py: Python<'_>,
         tokens: &Bound<'_, PyAny>,
         skip_special_tokens: bool,
-        model_id: Option<&str>,
+        #[pyo3(from_py_with = text::model_id)] model_id: Option<&str>,
     ) -> PyResult<String> {
         self.check_model(model_id)?;
         let ids = token_ids("tokens", tokens)?;
@@ -353,14 +356,14 @@ impl Runner {
     /// Tokens of a request at most, prompt and answer together: `context_length()`, or what the KV cache holds where that is
     /// less.
     #[pyo3(signature = (model_id=None))]
-    fn max_sequence_length(&self, model_id: Option<&str>) -> PyResult<usize> {
+    fn max_sequence_length(&self, #[pyo3(from_py_with = text::model_id)] model_id: Option<&str>) -> PyResult<usize> {
         self.check_model(model_id)?;
         Ok(self.engine()?.max_sequence_length())
     }
 
     /// Tokens of the model's context, whatever the KV cache holds. With `no_paged_attn`: what is reserved for a request.
     #[pyo3(signature = (model_id=None))]
-    fn context_length(&self, model_id: Option<&str>) -> PyResult<usize> {
+    fn context_length(&self, #[pyo3(from_py_with = text::model_id)] model_id: Option<&str>) -> PyResult<usize> {
         self.check_model(model_id)?;
         Ok(self.engine()?.context_length())
     }
@@ -376,12 +379,12 @@ impl Runner {
     }
 
     /// Makes a model the default one; there is one, so only its own id is known.
-    fn set_default_model_id(&self, model_id: &str) -> PyResult<()> {
+    fn set_default_model_id(&self, #[pyo3(from_py_with = text::model_id)] model_id: &str) -> PyResult<()> {
         self.check_model(Some(model_id))
     }
 
     /// Whether a model is loaded; False once it was unloaded.
-    fn is_model_loaded(&self, model_id: &str) -> PyResult<bool> {
+    fn is_model_loaded(&self, #[pyo3(from_py_with = text::model_id)] model_id: &str) -> PyResult<bool> {
         self.check_model(Some(model_id))?;
         Ok(self.model.get()?.is_loaded())
     }
@@ -393,7 +396,7 @@ impl Runner {
     ///
     /// `model_id`: the runner's own unless given. A `ValueError` if the model is unloaded already.
     #[pyo3(signature = (model_id=None))]
-    fn unload_model(&self, py: Python<'_>, model_id: Option<&str>) -> PyResult<()> {
+    fn unload_model(&self, py: Python<'_>, #[pyo3(from_py_with = text::model_id)] model_id: Option<&str>) -> PyResult<()> {
         self.check_model(model_id)?;
         self.model.get()?.unload(py)
     }
@@ -401,7 +404,7 @@ impl Runner {
     /// Loads the model again, as the runner was made, after `unload_model`; nothing happens if it is loaded. Waits without
     /// holding the interpreter.
     #[pyo3(signature = (model_id=None))]
-    fn reload_model(&self, py: Python<'_>, model_id: Option<&str>) -> PyResult<()> {
+    fn reload_model(&self, py: Python<'_>, #[pyo3(from_py_with = text::model_id)] model_id: Option<&str>) -> PyResult<()> {
         self.check_model(model_id)?;
         self.model.get()?.engine_or_reload(py).map(|_| ())
     }
@@ -433,7 +436,7 @@ impl Runner {
     }
 
     /// Status of a model: "loaded", "unloaded", "reloading" or "closed".
-    fn get_model_status(&self, model_id: &str) -> PyResult<&'static str> {
+    fn get_model_status(&self, #[pyo3(from_py_with = text::model_id)] model_id: &str) -> PyResult<&'static str> {
         self.check_model(Some(model_id))?;
         Ok(self.model.get()?.status())
     }

@@ -13,7 +13,7 @@ use pyo3::{
 };
 
 use crate::{
-    arguments::{Integer, Real, Text, at_least_if_given, token_ids, within},
+    arguments::{Integer, Real, Text, at_least_if_given, named, text, token_ids, within},
     completing::complete,
     detach::{enter, enter_long},
     exceptions::invalid,
@@ -106,7 +106,7 @@ fn check_n(n: &Bound<'_, PyAny>) -> PyResult<usize> {
 fn continuation(then: Option<&Bound<'_, PyAny>>) -> PyResult<Continuation> {
     let Some(then) = then else { return Ok(Continuation::TokenIds(Vec::new())) };
     if then.is_instance_of::<PyString>() {
-        return then.extract().map(|Text(text)| Continuation::Text(text));
+        return named("then", then).map(|Text(text)| Continuation::Text(text));
     }
     let refused = || PyTypeError::new_err("`then` must be a str, token ids (integers) or messages (dicts)");
     if then.is_instance_of::<PyBytes>() || then.is_instance_of::<PyDict>() {
@@ -177,7 +177,7 @@ impl Sequence {
         repetition_penalty: Option<Real>,
         logit_bias: Option<BTreeMap<Integer, Real>>,
         logprobs: Option<Integer>,
-        stop_seqs: Option<OneOrMany>,
+        #[pyo3(from_py_with = text::stop_seqs)] stop_seqs: Option<OneOrMany>,
         ignore_eos: bool,
         seed: Option<Integer>,
         stream: bool,

@@ -5,13 +5,12 @@ use std::{
     task::Poll,
 };
 
-use engine::{Engine, EngineError, OutputEvent, RequestStream, TokenLogprobs};
+use engine::{Engine, EngineError, FinishReason, OutputEvent, RequestStream, TokenLogprobs};
 use pyo3::prelude::*;
 
 use crate::{
     arguments::at_least,
     detach::{POLL, enter, wait},
-    logger::log_failure,
     process::OwnProcess,
     response::{self, ChatCompletionChunkResponse, ChunkChoice, Delta, Envelope, kept},
     sequence::{Generating, Sequence},
@@ -19,7 +18,7 @@ use crate::{
 
 /// Iterates over the parts of a chat answer: one for each token's text, and one with the `finish_reason` for each choice; the
 /// last has the usage. Dropping it, or `close()`, cancels the request and frees its blocks. An error of the engine is raised from
-/// `next()`.
+/// `next()`, behind the text that there is.
 #[pyclass(frozen, module = "mistral_paged")]
 pub struct ChatCompletionStreamer {
     envelope: Envelope,
@@ -43,8 +42,6 @@ pub struct Part {
     stop_sequence: Option<String>,
     /// With the engine that it goes on in.
     sequence: Option<(Engine, engine::Sequence)>,
-    /// Why the reason is "error".
-    error: Option<String>,
     usage: Option<engine::Usage>,
 }
 
@@ -62,12 +59,14 @@ pub struct Parts {
     ending: Option<Part>,
     /// The sequence that becomes what the answer comes to.
     generating: Option<Generating>,
+    /// Why a choice ended with the reason "error"; raised behind the last part.
+    failure: Option<String>,
 }
 
 impl Parts {
     /// Of so many choices.
     pub fn of(n_choices: usize) -> Self {
-        Self { unfinished: n_choices, ending: None, generating: None }
+        Self { unfinished: n_choices, ending: None, generating: None, failure: None }
     }
 
     /// The part that an event makes, if it makes one by itself.
@@ -80,9 +79,12 @@ impl Parts {
                 if let (Some(generating), Some(sequence)) = (&self.generating, sequence.take_if(|_| self.generating.is_some())) {
                     generating.set(sequence);
                 }
+                if reason == FinishReason::Error {
+                    self.failure.get_or_insert_with(|| error.unwrap_or_else(|| "a step failed".into()));
+                }
                 let sequence = sequence.map(|sequence| (engine.clone(), sequence));
                 let finish_reason = Some(reason.as_str().to_owned());
-                let part = Part { index, finish_reason, stop_sequence, sequence, error, ..Part::default() };
+                let part = Part { index, finish_reason, stop_sequence, sequence, ..Part::default() };
                 self.unfinished = self.unfinished.saturating_sub(1);
                 if self.unfinished > 0 {
                     return Some(part);
@@ -98,6 +100,13 @@ impl Parts {
     }
 }
 
+impl Parts {
+    /// Behind the last part: once the error of a choice that failed.
+    pub fn end(&mut self) -> Result<(), EngineError> {
+        self.failure.take().map_or(Ok(()), |why| Err(EngineError::Internal(why)))
+    }
+}
+
 fn check_choice(choice: &Bound<'_, PyAny>) -> PyResult<usize> {
     at_least("choice", &choice.extract()?, 0)
 }
@@ -110,7 +119,7 @@ impl State {
     /// The next part; `None` at the end.
     fn poll(&mut self) -> Result<Poll<Option<Part>>, EngineError> {
         let Some((stream, engine)) = &self.stream else {
-            return Ok(Poll::Ready(None));
+            return self.parts.end().map(|()| Poll::Ready(None));
         };
         let event = match stream.next_timeout(POLL) {
             Ok(event) => event,
@@ -147,7 +156,6 @@ impl ChatCompletionStreamer {
 
 /// The chunk that tells a part.
 pub fn chunk(py: Python<'_>, envelope: &Envelope, wants_logprobs: bool, part: Part) -> PyResult<ChatCompletionChunkResponse> {
-    log_failure(py, &envelope.id, part.index, part.error.as_deref())?;
     let delta = Delta { content: Some(part.text), role: "assistant".to_owned(), tool_calls: None, reasoning_content: None };
     let choice = ChunkChoice {
         finish_reason: part.finish_reason,

@@ -1,4 +1,4 @@
-//! Warnings of the engine's threads, for the Python logger.
+//! Warnings and errors of the engine's threads, for the Python logger.
 //!
 //! Those threads must not wait for the interpreter, which a thread that waits for them may hold: they leave their warnings in a
 //! channel, and whichever Python thread comes out of the engine next logs them.
@@ -23,7 +23,10 @@ use crate::logger::log;
 /// Warnings that nobody has logged yet; more are dropped.
 const MAX_PENDING: usize = 1024;
 
-static PENDING: Mutex<Option<Receiver<String>>> = Mutex::new(None);
+/// The logger's method, and the line.
+type Line = (&'static str, String);
+
+static PENDING: Mutex<Option<Receiver<Line>>> = Mutex::new(None);
 
 /// Collects the warnings of this module from now on.
 pub fn collect() {
@@ -35,15 +38,15 @@ pub fn collect() {
 
 /// Logs what was collected.
 pub fn flush(py: Python<'_>) {
-    for line in take() {
-        if let Err(error) = log(py, "warning", &line) {
+    for (level, line) in take() {
+        if let Err(error) = log(py, level, &line) {
             error.write_unraisable(py, None);
         }
     }
 }
 
 /// What was collected; nothing while another thread takes it.
-fn take() -> Vec<String> {
+fn take() -> Vec<Line> {
     let pending = match PENDING.try_lock() {
         Ok(pending) => pending,
         Err(TryLockError::Poisoned(pending)) => pending.into_inner(),
@@ -52,7 +55,7 @@ fn take() -> Vec<String> {
     pending.as_ref().map_or_else(Vec::new, |receiver| receiver.try_iter().collect())
 }
 
-struct Collector(SyncSender<String>);
+struct Collector(SyncSender<Line>);
 
 impl Subscriber for Collector {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
@@ -63,7 +66,8 @@ impl Subscriber for Collector {
         let mut message = Message(String::new());
         event.record(&mut message);
         // A full channel is not worth waiting for.
-        let _ = self.0.try_send(message.0);
+        let level = if *event.metadata().level() == Level::ERROR { "error" } else { "warning" };
+        let _ = self.0.try_send((level, message.0));
     }
 
     fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {

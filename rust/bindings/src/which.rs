@@ -7,7 +7,7 @@ use pyo3::{
 };
 
 use crate::{
-    arguments::{Text, refuse},
+    arguments::{HfCachePath, ModelId, QuantizedFilename, QuantizedModelId, Text, TokModelId, TokenizerJson, refuse},
     enums::{Architecture, ModelDType},
     fields::shown_dict,
 };
@@ -59,9 +59,9 @@ pub enum Which {
         matformer_slice_name=None, *, auto_map_params=None
     ))]
     Plain {
-        model_id: Text,
+        model_id: ModelId,
         arch: Option<Architecture>,
-        tokenizer_json: Option<Text>,
+        tokenizer_json: Option<TokenizerJson>,
         topology: Option<Py<PyAny>>,
         organization: Option<Py<PyAny>>,
         write_uqff: Option<Py<PyAny>>,
@@ -69,7 +69,7 @@ pub enum Which {
         dtype: ModelDType,
         imatrix: Option<Py<PyAny>>,
         calibration_file: Option<Py<PyAny>>,
-        hf_cache_path: Option<Text>,
+        hf_cache_path: Option<HfCachePath>,
         matformer_config_path: Option<Py<PyAny>>,
         matformer_slice_name: Option<Py<PyAny>>,
         auto_map_params: Option<Py<PyAny>>,
@@ -86,12 +86,12 @@ pub enum Which {
     ))]
     #[allow(clippy::upper_case_acronyms)]
     GGUF {
-        quantized_model_id: Text,
-        quantized_filename: Option<OneOrMany>,
-        tok_model_id: Option<Text>,
+        quantized_model_id: QuantizedModelId,
+        quantized_filename: Option<QuantizedFilename>,
+        tok_model_id: Option<TokModelId>,
         topology: Option<Py<PyAny>>,
         dtype: ModelDType,
-        tokenizer_json: Option<Text>,
+        tokenizer_json: Option<TokenizerJson>,
         mmproj_filename: Option<Py<PyAny>>,
         organization: Option<Py<PyAny>>,
         write_uqff: Option<Py<PyAny>>,
@@ -103,7 +103,7 @@ pub enum Which {
         max_adapters: Option<Py<PyAny>>,
         max_rank: Option<Py<PyAny>>,
         max_bytes: Option<Py<PyAny>>,
-        hf_cache_path: Option<Text>,
+        hf_cache_path: Option<HfCachePath>,
         matformer_config_path: Option<Py<PyAny>>,
         matformer_slice_name: Option<Py<PyAny>>,
         encoder_cache_memory_bytes: Option<Py<PyAny>>,
@@ -214,24 +214,24 @@ impl Selection {
         match which.get() {
             Which::Plain { model_id, arch, tokenizer_json, dtype, hf_cache_path, .. } => Ok(Self {
                 place: Place::Plain,
-                model_id: model_id.0.clone(),
+                model_id: model_id.0.0.clone(),
                 architecture: arch.map(Architecture::model_type).transpose()?,
                 dtype: *dtype,
-                tokenizer_json: string(tokenizer_json.as_ref()),
-                cache_dir: string(hf_cache_path.as_ref()),
+                tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
+                cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
             }),
             Which::GGUF {
                 quantized_model_id, quantized_filename, tok_model_id, dtype, tokenizer_json, hf_cache_path, ..
             } => Ok(Self {
                 place: Place::Gguf {
-                    files: quantized_filename.clone().map(OneOrMany::into_vec),
-                    tok_model_id: string(tok_model_id.as_ref()),
+                    files: quantized_filename.clone().map(|files| files.0.into_vec()),
+                    tok_model_id: string(tok_model_id.as_ref().map(|id| &id.0)),
                 },
-                model_id: quantized_model_id.0.clone(),
+                model_id: quantized_model_id.0.0.clone(),
                 architecture: None,
                 dtype: *dtype,
-                tokenizer_json: string(tokenizer_json.as_ref()),
-                cache_dir: string(hf_cache_path.as_ref()),
+                tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
+                cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
             }),
         }
     }

@@ -1,6 +1,12 @@
 //! Memory: mapped files, and anonymous pages that are committed as they are first touched.
 
-use std::{fs::File, marker::PhantomData, ops::Range, path::Path, sync::Arc};
+use std::{
+    fs::File,
+    marker::PhantomData,
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::{Arc, Weak},
+};
 
 use memmap2::{Mmap, MmapMut, MmapOptions};
 
@@ -16,8 +22,35 @@ pub struct Bytes {
 
 #[derive(Clone)]
 enum Owner {
-    File(Arc<Mmap>),
+    File(Arc<Mapped>),
     Memory(Arc<Vec<u8>>),
+}
+
+/// A file in memory, and open, to be asked for its length.
+struct Mapped {
+    map: Mmap,
+    file: File,
+    path: PathBuf,
+}
+
+/// Tells whether a mapped file is as long as it was, as long as somebody uses it.
+#[derive(Clone)]
+pub struct FileWatch(Weak<Mapped>);
+
+impl FileWatch {
+    /// A [`DeviceError::Io`] that names the file, if it is shorter than what is mapped of it: to read what is gone would end the
+    /// process. Costs a system call where the file is in use, and nothing where nobody uses it any more.
+    pub fn check(&self) -> Result<(), DeviceError> {
+        let Some(mapped) = self.0.upgrade() else { return Ok(()) };
+        let what = || format!("{} is in use", mapped.path.display());
+        let len = mapped.file.metadata().map_err(|source| DeviceError::Io { what: what(), source })?.len();
+        let expected = mapped.map.len() as u64;
+        if len >= expected {
+            return Ok(());
+        }
+        let why = format!("it was shortened from {expected} to {len} bytes; put it back and load the model again");
+        Err(DeviceError::Io { what: what(), source: std::io::Error::new(std::io::ErrorKind::UnexpectedEof, why) })
+    }
 }
 
 impl Bytes {
@@ -29,11 +62,19 @@ impl Bytes {
             return Err(error(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is not a regular file")));
         }
         let file = File::open(path).map_err(error)?;
-        // SAFETY: the mapping is read-only and private to this process. A file that another program truncates meanwhile raises
-        // SIGBUS, as it would for every program that maps model files; the documentation says not to modify a model in use.
+        // SAFETY: the mapping is read-only and private to this process. What another program writes to the file shows in it, and what
+        // it cuts off raises SIGBUS when it is read: `FileWatch` finds that before a step, and the documentation says what is left.
         let map = unsafe { Mmap::map(&file) }.map_err(error)?;
         let end = map.len();
-        Ok(Self { owner: Owner::File(Arc::new(map)), start: 0, end })
+        Ok(Self { owner: Owner::File(Arc::new(Mapped { map, file, path: path.to_owned() })), start: 0, end })
+    }
+
+    /// Watches the file that these bytes are of; `None` of owned bytes.
+    pub fn watch(&self) -> Option<FileWatch> {
+        match &self.owner {
+            Owner::File(mapped) => Some(FileWatch(Arc::downgrade(mapped))),
+            Owner::Memory(_) => None,
+        }
     }
 
     /// Owned bytes.
@@ -45,7 +86,7 @@ impl Bytes {
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
         match &self.owner {
-            Owner::File(m) => &m[self.start..self.end],
+            Owner::File(m) => &m.map[self.start..self.end],
             Owner::Memory(m) => &m[self.start..self.end],
         }
     }
@@ -64,9 +105,11 @@ impl Bytes {
     /// again when they are next touched. A hint: refusal is harmless, and owned bytes stay.
     pub fn release(&self) {
         #[cfg(unix)]
-        if let Owner::File(map) = &self.owner {
+        if let Owner::File(mapped) = &self.owner {
             // SAFETY: the mapping is of a file, read-only and never written, so the pages come back with the same bytes.
-            let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, self.start, self.end - self.start) };
+            let _ = unsafe {
+                mapped.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, self.start, self.end - self.start)
+            };
         }
     }
 

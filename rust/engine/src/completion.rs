@@ -161,6 +161,14 @@ pub struct Completion {
     pub usage: Usage,
 }
 
+impl Completion {
+    /// Why a choice ended with [`FinishReason::Error`], if one did.
+    pub fn failure(&self) -> Option<&str> {
+        let failed = self.choices.iter().find(|choice| choice.finish_reason == FinishReason::Error)?;
+        Some(failed.error.as_deref().unwrap_or("a step failed"))
+    }
+}
+
 /// The events of one request, for a thread that waits for them. Dropping it cancels the request and frees its blocks.
 pub struct RequestStream {
     pub(crate) events: std::sync::mpsc::Receiver<crate::Event>,

@@ -1,6 +1,7 @@
 //! Errors of the engine; every one names the value that cannot be honoured.
 
 use std::{
+    borrow::Cow,
     cell::Cell,
     panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook},
     sync::Once,
@@ -8,20 +9,34 @@ use std::{
 
 use thiserror::Error;
 
+/// Characters of an error's words at most: files and requests that are quoted may be of any length.
+const MAX_CHARS: usize = 1000;
+
+/// The beginning and the end of words that are too long.
+fn bounded(words: &str) -> Cow<'_, str> {
+    let num_chars = words.len().checked_sub(MAX_CHARS).map_or(0, |_| words.chars().count());
+    if num_chars <= MAX_CHARS {
+        return words.into();
+    }
+    let (end, _) = words.char_indices().nth(MAX_CHARS * 3 / 4).unwrap_or_default();
+    let (start, _) = words.char_indices().nth_back(MAX_CHARS / 4).unwrap_or_default();
+    format!("{} [...] {}", &words[..end], &words[start..]).into()
+}
+
 /// What can go wrong from loading a model to ending a request.
 #[derive(Debug, Error)]
 pub enum EngineError {
     /// A file is missing, unreadable or malformed.
-    #[error("{0}")]
+    #[error("{}", bounded(.0))]
     Load(String),
     /// The architecture is not implemented, or contradicts the configuration.
-    #[error("{0}")]
+    #[error("{}", bounded(.0))]
     Architecture(String),
     /// An argument of the engine or of a request cannot be honoured.
-    #[error("{0}")]
+    #[error("{}", bounded(.0))]
     InvalidArgument(String),
     /// A prompt that leaves no room for an answer, in the model's context or in the whole pool.
-    #[error("{message}")]
+    #[error("{}", bounded(message))]
     PromptTooLong {
         /// Tokens of the prompt.
         prompt_tokens: usize,
@@ -31,13 +46,13 @@ pub enum EngineError {
         message: String,
     },
     /// Part of the mirrored interface that is not there yet.
-    #[error("{0}")]
+    #[error("{}", bounded(.0))]
     NotSupported(String),
     /// The chat template is missing or rejected the messages.
-    #[error("{0}")]
+    #[error("{}", bounded(.0))]
     ChatTemplate(String),
     /// The tokenizer is missing or malformed.
-    #[error("{0}")]
+    #[error("{}", bounded(.0))]
     Tokenizer(String),
     /// The device refused something.
     #[error(transparent)]
@@ -46,13 +61,13 @@ pub enum EngineError {
     #[error(transparent)]
     KvCache(#[from] paged::ConfigError),
     /// The engine accepts no requests, as it was told.
-    #[error("{0}")]
+    #[error("{}", bounded(.0))]
     Draining(String),
     /// The device computes no more in this process.
-    #[error("{0}")]
+    #[error("{}", bounded(.0))]
     DeviceLost(String),
     /// A step failed, or the engine has stopped.
-    #[error("{0}")]
+    #[error("{}", bounded(.0))]
     Internal(String),
 }
 
@@ -86,4 +101,20 @@ pub(crate) fn caught_quietly<T>(work: impl FnOnce() -> T) -> Result<T, String> {
 fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "unknown panic".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_words_keep_their_beginning_and_their_end() {
+        let said = |words: &str| EngineError::Load(words.to_owned()).to_string();
+        for words in ["", "short", &"é".repeat(MAX_CHARS)] {
+            assert_eq!(said(words), words);
+        }
+        let long = said(&format!("model.gguf: `{}` is missing", "é".repeat(300_000)));
+        assert!(long.starts_with("model.gguf: `é") && long.ends_with("é` is missing"), "{long}");
+        assert!(long.chars().count() < MAX_CHARS + 20);
+    }
 }

@@ -3,7 +3,8 @@
 use std::{cell::Cell, sync::Arc};
 
 use device::{
-    Backend, CacheEngine, DeviceSampler, KvDType, Precision, RowSampling, SampledRow, StepGraphs, StepMetadata, Tensor, TokenMask,
+    Backend, CacheEngine, DeviceSampler, KvDType, Precision, RowSampling, SampledRow, StepGraphs, StepMetadata, Tensor,
+    TokenMask, mmap::FileWatch,
 };
 use paged::{BlockId, KvGroups};
 
@@ -57,6 +58,8 @@ pub struct ModelRunner {
     groups: KvGroups,
     decoder: Decoder,
     weight_bytes: u64,
+    /// Of the files that weights are read from where they lie.
+    watches: Vec<FileWatch>,
     activations: Activations,
     ropes: Vec<GrowingRope>,
     cache: Option<CacheEngine>,
@@ -99,6 +102,7 @@ impl ModelRunner {
             groups: KvGroups::default(),
             decoder,
             weight_bytes,
+            watches: files.weights().watches().to_vec(),
             activations,
             ropes,
             cache: None,
@@ -174,6 +178,9 @@ impl ModelRunner {
     /// Runs a step: writes the tokens' keys and values into their slots and keeps their hidden states for [`Self::logits`].
     pub fn execute(&mut self, token_ids: &[u32], step: &StepMetadata) -> Result<(), EngineError> {
         self.check(token_ids, step)?;
+        for watch in &self.watches {
+            watch.check()?;
+        }
         let rope_rows = step.rope_positions.iter().max().map_or(0, |max| *max as usize + 1);
         for rope in &mut self.ropes {
             rope.grow(rope_rows)?;

@@ -217,6 +217,24 @@ fn resident_peak_bytes() -> u64 {
 }
 
 #[test]
+fn nothing_repeated_without_end_is_nothing() {
+    for (source, expected) in [
+        ("{{ ([] * 9223372036854775807)|length }}", "0"),
+        ("{{ 9223372036854775807 * messages[9:] }}", "[]"),
+        ("{% for m in [] * 9223372036854775807 %}x{% endfor %}", ""),
+        ("{% for m in [[] * 9223372036854775807][0] %}x{% endfor %}", ""),
+        ("{% for m in {'a': [] * 9223372036854775807}.a %}x{% endfor %}", ""),
+        ("{{ ([0] * 3 + [1])|length }}", "4"),
+    ] {
+        assert_eq!(render(source).expect(source), expected, "{source}");
+    }
+    for source in ["{{ ([0] * 9223372036854775807)|length }}", "{% for m in [0, 1] * 999999999999 %}{% endfor %}"] {
+        let error = render(source).expect_err(source);
+        assert!(matches!(error, EngineError::ChatTemplate(_)), "{error}");
+    }
+}
+
+#[test]
 fn what_conversations_need_is_within_the_budget() {
     let content = "word ".repeat(200);
     let messages: Vec<Message> = (0..300).map(|i| message(if i % 2 == 0 { "user" } else { "assistant" }, &content)).collect();

@@ -52,12 +52,26 @@ fn files_that_libraries_panic_at_are_errors_and_nothing_is_printed() {
         json!({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}),
         json!({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w=="}}),
         json!({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "BAAAAP////8="}}),
+        json!({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "////////"}}),
         json!({"decoder": {"type": "Sequence", "decoders": [3]}}),
         json!({"normalizer": {"type": "Sequence", "normalizers": [3]}}),
     ] {
         let error = load(parts.clone()).expect_err(&parts.to_string());
         assert!(matches!(error, EngineError::Tokenizer(_)), "{error}");
         assert!(error.to_string().contains("tokenizer.json"), "{error}");
+    }
+
+    // Loads, and makes the library panic at some texts.
+    let parts = json!({
+        "normalizer": {"type": "Replace", "pattern": {"Regex": ""}, "content": "\n%}\\<s>\\"},
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+    });
+    let tokenizer = load(parts).expect("a tokenizer");
+    for text in ["\u{e9}", "\u{4e2d}a", "a\u{1f600}"] {
+        for result in [tokenizer.encode(text, true), tokenizer.encode_plain(text)] {
+            let error = result.expect_err(text);
+            assert!(matches!(error, EngineError::Tokenizer(_)), "{error}");
+        }
     }
 
     for source in ["{{ '%.100000000f'|format(1.0) }}", "{{ '{:.70000f}'.format(1.0) }}", "{{ '%.65536e'|format(1.0) }}"] {

@@ -5,6 +5,9 @@ use std::fmt::Display;
 use engine::EngineError;
 use serde_json::{Map, Value, json};
 
+/// Characters of what is said of a value, which may quote it.
+const MAX_CHARS: usize = 400;
+
 /// An error in OpenAI's form. Everything that it says is safe to be shown to a client.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiError {
@@ -33,7 +36,7 @@ impl ApiError {
     /// A value out of its range: 400.
     pub fn value(param: impl Into<String>, message: impl Display) -> Self {
         let param = param.into();
-        let message = format!("`{param}` {message}");
+        let message: String = format!("`{param}` {message}").chars().take(MAX_CHARS).collect();
         Self::invalid("invalid_value", param, message)
     }
 
@@ -93,5 +96,17 @@ impl From<EngineError> for ApiError {
                 Self::new(500, "server_error", "internal_error", None, message)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_value_is_quoted_in_part() {
+        let error = ApiError::value("tokens", format!("is not what it must be: {}", "\u{e9}".repeat(100_000)));
+        assert!(error.message.starts_with("`tokens` is not what it must be: \u{e9}"), "{}", error.message);
+        assert_eq!(error.message.chars().count(), MAX_CHARS);
     }
 }

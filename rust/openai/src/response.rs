@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::SystemTime, time::UNIX_EPOCH};
 
-use engine::{CompletionChoice, FinishReason, TokenLogprobs, TopLogprob, Usage as EngineUsage};
+use engine::{CompletionChoice, TokenLogprobs, TopLogprob, Usage as EngineUsage};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
@@ -344,12 +344,6 @@ impl TextChoice {
             stop_reason: choice.stop_sequence,
         }
     }
-}
-
-/// The first choice that a failed step ended, with its cause.
-pub fn failure(choices: &[CompletionChoice]) -> Option<String> {
-    let failed = choices.iter().find(|choice| choice.finish_reason == FinishReason::Error)?;
-    Some(failed.error.clone().unwrap_or_else(|| "a step failed".into()))
 }
 
 /// A model, as `GET /v1/models` lists it.

@@ -24,7 +24,7 @@ use tokio::{
 };
 use tower::Service;
 
-use crate::{StartError, app::App, routes};
+use crate::{StartError, app::App, router};
 
 /// A request's head must be complete after so long.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -104,8 +104,7 @@ pub async fn run(app: Arc<App>, listening: impl FnOnce(&str)) -> Result<Exit, St
     let signal_of = |kind| signal(kind).map_err(|error| StartError(format!("signals cannot be caught: {error}")));
     let (mut terminate, mut interrupt) = (signal_of(SignalKind::terminate())?, signal_of(SignalKind::interrupt())?);
     let (listener, address) = Listener::bind(&app).await?;
-    tokio::spawn(Arc::clone(&app.bell).run());
-    let router = routes::router(&app);
+    let router = router(&app);
     let connections = Arc::new(Semaphore::new(app.config.max_connections));
     let graceful = GracefulShutdown::new();
     listening(&address);

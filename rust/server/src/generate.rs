@@ -117,8 +117,8 @@ pub async fn collect(app: &App, mut running: Running) -> Result<Vec<Completion>,
         }
     }
     let completions: Vec<Completion> = completions.into_iter().flatten().collect();
-    match completions.iter().find_map(|completion| openai::response::failure(&completion.choices)) {
-        Some(why) => Err(internal(why)),
+    match completions.iter().find_map(Completion::failure) {
+        Some(why) => Err(internal(why.to_owned())),
         None => Ok(completions),
     }
 }

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use engine::Engine;
 
 pub use app::App;
-pub use config::{KeyConfig, ServerConfig};
+pub use config::{AccessLog, KeyConfig, ServerConfig};
 pub use connection::Exit;
 
 /// What can stop a server from starting.
@@ -37,6 +37,12 @@ impl std::fmt::Display for StartError {
 }
 
 impl std::error::Error for StartError {}
+
+/// Every route of a server, to be called with or without a socket, within the tokio runtime that calls this.
+pub fn router(app: &Arc<App>) -> axum::Router {
+    tokio::spawn(Arc::clone(&app.bell).run());
+    routes::router(app)
+}
 
 /// Serves until a SIGTERM or SIGINT; `listening` is called with the address once connections are accepted.
 pub fn serve(engine: Engine, config: ServerConfig, listening: impl FnOnce(&str)) -> Result<Exit, StartError> {

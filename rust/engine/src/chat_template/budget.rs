@@ -155,6 +155,10 @@ pub(super) fn install(environment: &mut Environment<'static>) {
             if value.kind() != ValueKind::Iterable {
                 return budget.take_value(&value, 0).map(|()| value);
             }
+            // Nothing, as often as a template likes: to find that there is nothing took as long.
+            if value.len() == Some(0) {
+                return Ok(Value::from(Vec::<Value>::new()));
+            }
             // What is computed as it is walked, from something that is too, would be walked at any depth.
             let mut list = Vec::new();
             for item in value.try_iter()? {
@@ -351,6 +355,8 @@ fn replaced<'a>(instruction: &Instruction<'a>) -> Result<Vec<Instruction<'a>>, E
         | Instruction::CallFunction(..)
         | Instruction::CallMethod(..)
         | Instruction::CallObject(_) => vec![instruction.clone(), charge()],
+        // The parser has multiplied constants already.
+        Instruction::LoadConst(value) if value.kind() == ValueKind::Iterable => vec![instruction.clone(), charge()],
         Instruction::UnpackLists(_) => {
             return Err(refused("the arguments of a call are unpacked from a list (*), which is not supported".into()));
         }

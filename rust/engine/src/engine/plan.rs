@@ -2,6 +2,7 @@
 
 mod bytes;
 mod counter;
+mod saved;
 #[cfg(test)]
 mod tests;
 
@@ -27,7 +28,7 @@ use crate::{
 };
 
 /// A group of layers with one block table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct GroupPlan {
     /// Tokens that its layers see; `None`: all.
     pub window: Option<usize>,
@@ -38,7 +39,7 @@ pub struct GroupPlan {
 }
 
 /// The ledger of an engine's memory; `Display` writes it as a table.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
     /// One entry a device.
     pub devices: Vec<DeviceBytes>,

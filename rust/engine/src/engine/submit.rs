@@ -184,7 +184,9 @@ fn check_service(params: &ServiceParams, submitted_at: Instant) -> Result<Servic
     }
     if params.public_prefix > 0 && params.cache_salt.is_none() {
         return Err(EngineError::InvalidArgument(
-            "a public prefix is what others share in spite of a cache_salt: give one, or leave the prefix out".into(),
+            "public_messages (of a chat; else public_prefix_len) are what others share in spite of a cache_salt: give one, or leave \
+             them out"
+                .into(),
         ));
     }
     if let Some(after) = params.deadline.filter(Duration::is_zero) {

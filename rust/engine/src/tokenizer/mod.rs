@@ -1,5 +1,6 @@
 //! Tokenizers: from tokenizer.json, and from GGUF metadata.
 
+mod charsmap;
 mod gguf;
 mod incremental;
 mod pieces;
@@ -80,6 +81,14 @@ fn table_bytes(num_entries: usize, entry_bytes: usize) -> usize {
 /// What the allocator takes for the text of a token, which is seldom longer than 24 bytes.
 const TEXT_BYTES: usize = 32;
 
+/// Token ids of a text. Some normalizers make the library panic at some texts.
+fn ids_of(pipeline: &tokenizers::Tokenizer, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, EngineError> {
+    caught_quietly(|| pipeline.encode_fast(text, add_special_tokens).map_err(|e| e.to_string()))
+        .and_then(|result| result)
+        .map(|encoding| encoding.get_ids().to_vec())
+        .map_err(|e| EngineError::Tokenizer(format!("the text of {} bytes cannot be tokenized: {e}", text.len())))
+}
+
 impl Tokenizer {
     /// About how many bytes of memory it takes, from the number of tokens: what `tokenizers` and [`spm::Spm`] keep for each.
     pub(crate) fn estimated_bytes(&self) -> u64 {
@@ -101,6 +110,7 @@ impl Tokenizer {
                 "tokenizer {file} cannot be read: {e}; a tokenizer.json in the model's folder works, or its path as tokenizer_json"
             ))
         })?;
+        charsmap::check(&bytes).map_err(|why| EngineError::Tokenizer(format!("{file} is not a tokenizer.json: {why}")))?;
         // The crate panics on some files, such as one whose decoder has a part that is no object.
         let mut inner = caught_quietly(|| tokenizers::Tokenizer::from_bytes(&bytes).map_err(|e| e.to_string()))
             .and_then(|result| result)
@@ -169,10 +179,7 @@ impl Tokenizer {
         match &self.encoder {
             Encoder::Spm(spm) => Ok(spm.encode(text, add_special_tokens)),
             Encoder::Pipeline { inner, bos, eos } => {
-                let encoding = caught_quietly(|| inner.encode_fast(text, add_special_tokens).map_err(|e| e.to_string()))
-                    .and_then(|result| result)
-                    .map_err(|e| EngineError::Tokenizer(format!("the text of {} bytes cannot be tokenized: {e}", text.len())))?;
-                let mut ids = encoding.get_ids().to_vec();
+                let mut ids = ids_of(inner, text, add_special_tokens)?;
                 if add_special_tokens {
                     if let Some(bos) = bos {
                         ids.insert(0, *bos);
@@ -198,10 +205,7 @@ impl Tokenizer {
                     plain.set_encode_special_tokens(true);
                     plain
                 });
-                let encoding = plain
-                    .encode_fast(text, false)
-                    .map_err(|e| EngineError::Tokenizer(format!("the text of {} bytes cannot be tokenized: {e}", text.len())))?;
-                Ok(encoding.get_ids().to_vec())
+                ids_of(plain, text, false)
             }
         }
     }

@@ -8,7 +8,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use device::{DType, DeviceError, GgmlType, WeightView, mmap::Bytes};
+use device::{
+    DType, DeviceError, GgmlType, WeightView,
+    mmap::{Bytes, FileWatch},
+};
 
 use super::metadata::{Metadata, MetadataValue};
 use crate::EngineError;
@@ -30,6 +33,7 @@ pub struct GgufFiles {
     tensors: HashMap<String, TensorInfo>,
     weight_bytes: u64,
     path: PathBuf,
+    watches: Vec<FileWatch>,
 }
 
 struct TensorInfo {
@@ -59,6 +63,7 @@ impl GgufFiles {
                 return Err(load(path, format!("`split.no` should be {}, found {got}", index + 1)));
             }
             model.weight_bytes += part.weight_bytes;
+            model.watches.extend(part.watches);
             for (name, info) in part.tensors {
                 match model.tensors.entry(name) {
                     Entry::Occupied(e) => return Err(load(path, format!("tensor `{}` is also in an earlier part", e.key()))),
@@ -72,6 +77,11 @@ impl GgufFiles {
             return Err(load(first, format!("`split.tensors.count` is {n}, the parts hold {}", model.tensors.len())));
         }
         Ok(model)
+    }
+
+    /// Of each file.
+    pub fn watches(&self) -> &[FileWatch] {
+        &self.watches
     }
 
     /// The metadata of the first file.
@@ -136,7 +146,7 @@ impl GgufFiles {
         let (metadata, tensors, weight_bytes) = r.file(&bytes).map_err(|why| load(path, why))?;
         // The header is copied, and a large one: it has the vocabulary.
         bytes.release();
-        Ok(Self { metadata, tensors, weight_bytes, path: path.to_owned() })
+        Ok(Self { metadata, tensors, weight_bytes, path: path.to_owned(), watches: bytes.watch().into_iter().collect() })
     }
 }
 

@@ -7,7 +7,7 @@ pub mod safetensors;
 
 use std::path::Path;
 
-use device::{DType, WeightView};
+use device::{DType, WeightView, mmap::FileWatch};
 use half::{bf16, f16};
 
 pub use gguf::GgufFiles;
@@ -269,6 +269,14 @@ impl WeightSource {
         match self {
             Self::Gguf(files) => files.weight_bytes(),
             Self::Safetensors { files, .. } => files.weight_bytes(),
+        }
+    }
+
+    /// Watches the files, as long as they are in use.
+    pub fn watches(&self) -> &[FileWatch] {
+        match self {
+            Self::Gguf(files) => files.watches(),
+            Self::Safetensors { files, .. } => files.watches(),
         }
     }
 

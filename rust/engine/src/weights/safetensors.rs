@@ -7,7 +7,10 @@ use std::{
 };
 
 use ::safetensors::{Dtype, SafeTensors};
-use device::{DType, DeviceError, WeightView, mmap::Bytes};
+use device::{
+    DType, DeviceError, WeightView,
+    mmap::{Bytes, FileWatch},
+};
 
 use crate::{EngineError, json::required_json};
 
@@ -19,6 +22,7 @@ pub struct SafetensorsFiles {
     tensors: HashMap<String, TensorInfo>,
     weight_bytes: u64,
     dir: PathBuf,
+    watches: Vec<FileWatch>,
 }
 
 struct TensorInfo {
@@ -31,7 +35,7 @@ struct TensorInfo {
 impl SafetensorsFiles {
     /// Opens `model.safetensors`, or the files that `model.safetensors.index.json` names.
     pub fn open(dir: &Path) -> Result<Self, EngineError> {
-        let mut files = Self { tensors: HashMap::new(), weight_bytes: 0, dir: dir.to_owned() };
+        let mut files = Self { tensors: HashMap::new(), weight_bytes: 0, dir: dir.to_owned(), watches: Vec::new() };
         let index = dir.join(INDEX);
         let single = dir.join(SINGLE);
         if index.is_file() {
@@ -42,6 +46,11 @@ impl SafetensorsFiles {
             return Err(load(dir, format!("there is neither {SINGLE} nor {INDEX} in this folder")));
         }
         Ok(files)
+    }
+
+    /// Of each file.
+    pub fn watches(&self) -> &[FileWatch] {
+        &self.watches
     }
 
     /// Whether a folder has such files.
@@ -116,6 +125,7 @@ impl SafetensorsFiles {
 
     fn open_file(&mut self, path: &Path) -> Result<(), EngineError> {
         let bytes = Bytes::map_file(path)?;
+        self.watches.extend(bytes.watch());
         let (header, metadata) = SafeTensors::read_metadata(bytes.as_slice()).map_err(|e| load(path, e))?;
         let data = header + 8;
         for (name, tensor) in metadata.tensors() {

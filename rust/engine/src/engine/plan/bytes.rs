@@ -8,7 +8,7 @@ const MARGIN_DIVISOR: u64 = 64;
 
 /// Bytes on one device, by what they are for. Memory is committed as it is first written: these are the figures once every block
 /// has been used, and a step of the most tokens has run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct DeviceBytes {
     /// Weights in the form that they are computed with; those used in place are pages of their file.
     pub weights: u64,

@@ -26,6 +26,11 @@ impl EngineThread {
         let Some(active) = self.active.get_mut(&lead) else { return };
         active.leads = false;
         let ActiveChoice { request_number, rope, num_computed_tokens, .. } = *active;
+        // Where all have failed, it was said of their request.
+        let failed: Vec<_> = tokens.iter().filter_map(|token| token.as_ref().err()).collect();
+        if let Some(why) = failed.first().filter(|_| failed.len() < tokens.len()) {
+            tracing::error!("{} of {} choices of a request end: {why}", failed.len(), tokens.len());
+        }
         // The first choice goes last: the others begin from its blocks.
         for (choice, token) in tokens.into_iter().enumerate().rev() {
             match token {
@@ -37,7 +42,6 @@ impl EngineThread {
                     self.begin_choice(lead, active, &token);
                 }
                 Err(why) => {
-                    tracing::error!("choice {choice} of request {} ends: {why}", lead.0);
                     if choice == 0 {
                         self.scheduler.abort_request(lead);
                         self.end(lead, &End::error(&why));

@@ -108,6 +108,10 @@ impl EngineThread {
             }
             Err(error) => self.fail_step(output, &error.to_string()),
         }
+        // Whatever ails one may ail all: a line for them together.
+        if let Some((_, why)) = outputs.failed.first() {
+            tracing::error!("{} of {} requests in a step end: {why}", outputs.failed.len(), output.rows.len());
+        }
         // Behind the tokens that they still have.
         outputs.failed.drain(..).for_each(|(id, why)| self.end(id, &End::error(&why)));
         self.outputs = outputs;

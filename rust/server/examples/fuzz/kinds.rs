@@ -1,0 +1,137 @@
+//! What is fuzzed.
+
+use engine::EngineError;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+use crate::{bodies::Bodies, configs, configs::Configs, files::Files, templates, tokenizers};
+
+/// Where a case's damage is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Template,
+    Tokenizer,
+    Config,
+    GenerationConfig,
+    Gguf,
+    /// A body that is parsed, and generated from if it is honoured.
+    Body,
+    /// A request to any route of the server.
+    Http,
+}
+
+impl Kind {
+    pub const ALL: [Self; 7] =
+        [Self::Template, Self::Tokenizer, Self::Config, Self::GenerationConfig, Self::Gguf, Self::Body, Self::Http];
+
+    /// Of twenty cases in a row.
+    const TURNS: [Self; 20] = {
+        use Kind::{Body, Config, GenerationConfig, Gguf, Http, Template, Tokenizer};
+        [
+            Template,
+            Body,
+            Http,
+            Tokenizer,
+            Config,
+            Body,
+            Template,
+            GenerationConfig,
+            Http,
+            Body,
+            Template,
+            Tokenizer,
+            Gguf,
+            Body,
+            Template,
+            Config,
+            Http,
+            Body,
+            Tokenizer,
+            Template,
+        ]
+    };
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Template => "template",
+            Self::Tokenizer => "tokenizer",
+            Self::Config => "config.json",
+            Self::GenerationConfig => "generation_config.json",
+            Self::Gguf => "gguf",
+            Self::Body => "body",
+            Self::Http => "http",
+        }
+    }
+
+    /// The kind of a case.
+    pub fn of(case: u64, only: Option<Self>) -> Self {
+        only.unwrap_or(Self::TURNS[(case % Self::TURNS.len() as u64) as usize])
+    }
+}
+
+/// How a case ended, or what is wrong with how it did.
+pub type Outcome = Result<String, String>;
+
+/// What cases need, made once.
+pub struct Fuzzer {
+    files: Files,
+    configs: Configs,
+    bodies: Bodies,
+}
+
+impl Fuzzer {
+    pub fn new(is_shown: bool) -> Self {
+        let files = Files::new(is_shown);
+        let (configs, bodies) = (Configs::new(&files), Bodies::new(&files));
+        Self { files, configs, bodies }
+    }
+
+    /// Runs a case.
+    pub fn run(&mut self, seed: u64, case: u64, only: Option<Kind>) -> (Kind, Outcome) {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ case);
+        let kind = Kind::of(case, only);
+        let outcome = match kind {
+            Kind::Template => templates::case(&self.files, &mut rng),
+            Kind::Tokenizer => tokenizers::case(&self.files, &mut rng),
+            Kind::Config => self.configs.config(&mut rng),
+            Kind::GenerationConfig => configs::generation_config(&self.files, &mut rng),
+            Kind::Gguf => self.configs.gguf(&mut rng),
+            Kind::Body => self.bodies.body(&mut rng),
+            Kind::Http => self.bodies.http(&mut rng),
+        };
+        (kind, outcome)
+    }
+}
+
+/// The name of an error's kind.
+pub fn kind_of(error: &EngineError) -> &'static str {
+    match error {
+        EngineError::Load(_) => "Load",
+        EngineError::Architecture(_) => "Architecture",
+        EngineError::InvalidArgument(_) => "InvalidArgument",
+        EngineError::PromptTooLong { .. } => "PromptTooLong",
+        EngineError::NotSupported(_) => "NotSupported",
+        EngineError::ChatTemplate(_) => "ChatTemplate",
+        EngineError::Tokenizer(_) => "Tokenizer",
+        EngineError::Device(_) => "Device",
+        EngineError::KvCache(_) => "KvCache",
+        EngineError::Draining(_) => "Draining",
+        EngineError::DeviceLost(_) => "DeviceLost",
+        EngineError::Internal(_) => "Internal",
+    }
+}
+
+/// An error as an outcome, if it is of a kind that may be and says what it is about.
+pub fn refused(error: &EngineError, kinds: &[&str], names: &[&str]) -> Outcome {
+    let (kind, text) = (kind_of(error), error.to_string());
+    if !kinds.contains(&kind) {
+        return Err(format!("a {kind} error: {text}"));
+    }
+    if !names.is_empty() && !names.iter().any(|name| text.contains(name)) {
+        return Err(format!("the error names none of {names:?}: {text}"));
+    }
+    if text.len() > 4096 {
+        return Err(format!("an error of {} bytes: {text}", text.len()));
+    }
+    Ok(format!("refused ({kind})"))
+}
