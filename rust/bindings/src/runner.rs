@@ -31,9 +31,9 @@ use crate::{
 ///   `chat_template`; the second goes before the first, and both before the model's own.
 /// - `max_seqs`: requests that run together at most, 1 to 2^20 (32 unless given). `max_num_batched_tokens` (older spelling:
 ///   `prompt_batchsize`): tokens a step at most, 1 or more (4096 unless given); longer prompts are computed in chunks.
-///   `max_step_latency`: about how many seconds, above 0 (0.25 unless given), a step may take;
-///   chunks beside them are made small enough. Prompts may make a step up to twice as long as answers alone take, even beyond
-///   this. `None` leaves them as they are.
+///   `max_step_latency`: about how many seconds, above 0 (0.25 unless given), a step may take; chunks of prompts are made small
+///   enough. Beside answers they may make a step up to twice as long as answers alone take, even beyond this. `None` leaves them
+///   as they are.
 /// - The size of the KV pool, at most one of: `pa_gpu_mem`, in MB (2^20 bytes), 1 or more; `pa_gpu_mem_usage`, a fraction in
 ///   (0, 1] of the memory; `pa_ctxt_len`, tokens, 1 or more; `memory_goal`, which is "auto", a fraction, "4GiB" or "65536tokens". On a CPU this is host
 ///   memory: address space is reserved and committed as blocks are first used. With none of them the pool serves `max_seqs`
