@@ -347,7 +347,7 @@ impl Observed {
                     self.per_output_token.observe(usage.total_completion_time_sec / (usage.completion_tokens - 1) as f64);
                 }
             }
-            OutputEvent::Vector { .. } => {}
+            OutputEvent::PromptLogprobs(_) | OutputEvent::Vector { .. } => {}
         }
     }
 
