@@ -74,7 +74,7 @@ pub async fn start(app: &Arc<App>, caller: &Caller, generation: Generation) -> R
     let (n_choices, wants_logprobs) = (first.n_choices, first.sampling.logprobs.is_some());
     let wants_prompt_logprobs = first.prompt_logprobs.is_some();
     let num_choices = requests.iter().map(|request| request.best_of.unwrap_or(request.n_choices)).sum();
-    let admission = app.admit(num_choices)?;
+    let admission = app.admit(caller, num_choices)?;
     let limit = app.config.request_timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     for request in &mut requests {
         let service = &mut request.service;
@@ -96,6 +96,7 @@ pub async fn start(app: &Arc<App>, caller: &Caller, generation: Generation) -> R
     });
     let handles = handles.await.map_err(|panic| internal(format!("a defect ended the request: {panic}")))?;
     let handles = handles.map_err(openai::of_request)?;
+    app.check_waiting_tokens(handles.iter().map(|handle| handle.prompt_token_ids().len()).sum())?;
     Ok(Running {
         mailbox,
         handles,
