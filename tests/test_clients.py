@@ -2,20 +2,63 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from test_server import Server, serving
 
+from mistral_paged import ChatCompletionRequest, CompletionRequest, Runner, Which
 from mistral_paged.default_model import default_model
 
 QUESTION = "What is 2+2?"
 """The default model ends its answer by itself."""
 CHAT = [{"role": "user", "content": QUESTION}]
+KEY = {"authorization": "Bearer secret"}
+CITY = '```json\n{{"name": "{}", "country": "{}"}}\n```'
+
+# Clients warn of what is to come in other packages.
+pytestmark = pytest.mark.filterwarnings("default")
 
 openai = pytest.importorskip("openai")
 anthropic = pytest.importorskip("anthropic")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def offline() -> Iterator[None]:
+    """Clients that would fetch prices, tokenizers or data sets are told not to, and any that leave the machine are caught."""
+    reached: list[Any] = []
+    connect = socket.socket.connect
+
+    def checked(self: socket.socket, address: Any) -> None:
+        if self.family != socket.AF_UNIX and address[0] not in ("127.0.0.1", "::1"):
+            reached.append(address)
+            raise OSError(f"a client reaches out to {address}")
+        connect(self, address)
+
+    def resolve(host: Any, *arguments: Any, **options: Any) -> Any:
+        if host not in ("127.0.0.1", "localhost", "::1", None, b"127.0.0.1", ""):
+            reached.append(host)
+            raise socket.gaierror(f"a client reaches out to {host!r}")
+        return resolved(host, *arguments, **options)
+
+    resolved = socket.getaddrinfo
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "LITELLM_LOCAL_MODEL_COST_MAP"):
+            patch.setenv(name, "True")
+        patch.setattr(socket.socket, "connect", checked)
+        patch.setattr(socket, "getaddrinfo", resolve)
+        yield
+    assert not reached
 
 
 @pytest.fixture(scope="module")
@@ -104,31 +147,213 @@ def test_anthropic_creates_streams_and_counts(claude: Any) -> None:
         claude.messages.create(**{**request, "extra_body": {"temperature": -1}})
 
 
-@pytest.mark.parametrize("name", ["langchain_openai", "llama_index.llms.openai_like", "litellm", "instructor"])
-def test_other_clients_get_an_answer(server: Server, name: str) -> None:
-    module = pytest.importorskip(name)
-    base = f"http://127.0.0.1:{server.port}/v1"
-    if name == "langchain_openai":
-        chat = module.ChatOpenAI(model="default", base_url=base, api_key="secret", max_completion_tokens=6, temperature=0)
-        text = chat.invoke(QUESTION).content
-        assert "".join(part.content for part in chat.stream(QUESTION)) == text
-    elif name == "litellm":
-        request = {
-            "model": "openai/default",
-            "messages": CHAT,
-            "api_base": base,
-            "api_key": "secret",
-            "max_tokens": 6,
-            "temperature": 0,
-        }
-        text = module.completion(**request).choices[0].message.content
-        assert "".join(part.choices[0].delta.content or "" for part in module.completion(**request, stream=True)) == text
-    elif name == "instructor":
-        pytest.skip("needs structured output")
-    else:
-        llm = module.OpenAILike(
-            model="default", api_base=base, api_key="secret", is_chat_model=True, max_tokens=60, temperature=0
-        )
-        text = str(llm.complete(QUESTION))
-        assert str(list(llm.stream_complete(QUESTION))[-1].text) == text
+@pytest.fixture(scope="module")
+def direct(server: Server) -> Iterator[Runner]:
+    """The same model without a server, in the same number of threads."""
+    with Runner(which=Which.GGUF(str(default_model())), pa_gpu_mem=256, num_threads=1) as runner:
+        yield runner
+
+
+def said(runner: Runner, messages: list[dict[str, str]] = CHAT, max_tokens: int = 60) -> str:
+    """What the model says to this, greedily, through the Python API."""
+    request = ChatCompletionRequest(messages=messages, model="default", max_tokens=max_tokens, temperature=0)
+    text = runner.send_chat_completion_request(request).choices[0].message.content
     assert text
+    return text
+
+
+def base_url(server: Server) -> str:
+    return f"http://127.0.0.1:{server.port}/v1"
+
+
+def test_langchain(server: Server, direct: Runner) -> None:
+    module = pytest.importorskip("langchain_openai")
+
+    def ids(text: str) -> list[int]:
+        return server.post("/tokenize", {"prompt": text}, KEY).json["tokens"]
+
+    chat = module.ChatOpenAI(
+        model="default",
+        base_url=base_url(server),
+        api_key="secret",
+        max_completion_tokens=60,
+        temperature=0,
+        stream_usage=True,
+        custom_get_token_ids=ids,
+    )
+    want = said(direct)
+    answer = chat.invoke(QUESTION)
+    assert answer.content == want
+    assert answer.response_metadata["finish_reason"] == "stop"
+    parts = list(chat.stream(QUESTION))
+    assert "".join(part.content for part in parts) == want
+    usage = [part.usage_metadata for part in parts if part.usage_metadata]
+    assert usage[-1]["output_tokens"] == answer.usage_metadata["output_tokens"]
+    assert [each.content for each in chat.batch([QUESTION, "Say hello."])] == [
+        want,
+        said(direct, [{"role": "user", "content": "Say hello."}]),
+    ]
+    assert chat.get_num_tokens(QUESTION) == len(direct.tokenize_text(QUESTION, add_special_tokens=True))
+    with_logprobs = chat.bind(logprobs=True, top_logprobs=2).invoke(QUESTION)
+    assert "".join(token["token"] for token in with_logprobs.response_metadata["logprobs"]["content"][:-1]) == want
+
+
+def test_llama_index(server: Server, direct: Runner) -> None:
+    module = pytest.importorskip("llama_index.llms.openai_like")
+    llms = pytest.importorskip("llama_index.core.llms")
+    settings = {"model": "default", "api_base": base_url(server), "api_key": "secret", "max_tokens": 60, "temperature": 0}
+    chat = module.OpenAILike(is_chat_model=True, **settings)
+    want = said(direct)
+    assert str(chat.complete(QUESTION)) == want
+    assert list(chat.stream_complete(QUESTION))[-1].text == want
+    assert chat.chat([llms.ChatMessage(role="user", content=QUESTION)]).message.content == want
+    continued = CompletionRequest(prompt="One, two,", model="default", max_tokens=60, temperature=0)
+    text = direct.send_completion_request(continued).choices[0].text
+    assert str(module.OpenAILike(is_chat_model=False, **settings).complete("One, two,")) == text
+
+
+def test_litellm(server: Server, direct: Runner) -> None:
+    litellm = pytest.importorskip("litellm")
+    request = {"messages": CHAT, "api_base": base_url(server), "api_key": "secret", "max_tokens": 60, "temperature": 0}
+    want = said(direct)
+    assert litellm.completion(model="openai/default", **request).choices[0].message.content == want
+    parts = litellm.completion(model="openai/default", stream=True, **request)
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == want
+    # The same server under another of its provider names, and in Anthropic's form.
+    assert litellm.completion(model="hosted_vllm/default", **request).choices[0].message.content == want
+    request["api_base"] = f"http://127.0.0.1:{server.port}"
+    assert litellm.completion(model="anthropic/default", **request).choices[0].message.content == want
+    with pytest.raises(litellm.ContextWindowExceededError):
+        litellm.completion(
+            model="openai/default",
+            messages=[{"role": "user", "content": "word " * 10_000}],
+            api_base=base_url(server),
+            api_key="secret",
+        )
+
+
+@contextmanager
+def proxy(server: Server, folder: Path) -> Iterator[str]:
+    """LiteLLM's proxy before the server."""
+    config = {
+        "model_list": [
+            {
+                "model_name": "small",
+                "litellm_params": {"model": "openai/default", "api_base": base_url(server), "api_key": "secret"},
+            }
+        ],
+        "general_settings": {"master_key": "sk-proxy"},
+    }
+    (folder / "config.yaml").write_text(json.dumps(config))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [Path(sys.executable).with_name("litellm"), "--config", "config.yaml", "--host", "127.0.0.1", "--port", str(port)]
+    # Whatever is to leave the machine ends at a port where nobody listens.
+    nowhere = {"HTTP_PROXY": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env={**os.environ, **nowhere})
+    try:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health/liveliness", timeout=5).close()
+                break
+            except OSError:
+                assert process.poll() is None, (folder / "log").read_text()[-5000:]
+                time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def test_litellms_proxy(server: Server, direct: Runner, tmp_path: Path) -> None:
+    pytest.importorskip("litellm.proxy.proxy_server")
+    want = said(direct)
+    request = {"model": "small", "messages": CHAT, "max_tokens": 60, "temperature": 0}
+    with proxy(server, tmp_path) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="sk-proxy", max_retries=0) as client:
+        assert client.chat.completions.create(**request).choices[0].message.content == want
+        parts = client.chat.completions.create(**request, stream=True)
+        assert "".join(part.choices[0].delta.content or "" for part in parts if part.choices) == want
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(**{**request, "temperature": -1})
+        assert "temperature" in str(caught.value)
+        with anthropic.Anthropic(base_url=url, api_key="sk-proxy", max_retries=0) as claude:
+            message = claude.messages.create(model="small", max_tokens=60, messages=CHAT, extra_body={"temperature": 0})
+            assert message.content[0].text == want
+
+
+def test_instructor(server: Server, direct: Runner) -> None:
+    """Without structured output the model is asked for JSON in so many words, and the server refuses other modes by name."""
+    instructor = pytest.importorskip("instructor")
+    pydantic = pytest.importorskip("pydantic")
+
+    class City(pydantic.BaseModel):
+        name: str
+        country: str
+
+    shown = [{"role": "user", "content": "Rome"}, {"role": "assistant", "content": CITY.format("Rome", "Italy")}]
+    shown += [{"role": "user", "content": "Oslo"}, {"role": "assistant", "content": CITY.format("Oslo", "Norway")}]
+    messages = [*shown, {"role": "user", "content": "Paris"}]
+    sent: list[dict[str, Any]] = []
+    with openai.OpenAI(base_url=base_url(server), api_key="secret", max_retries=0) as plain:
+        client = instructor.from_openai(plain, mode=instructor.Mode.MD_JSON)
+        client.on("completion:kwargs", lambda **kwargs: sent.append(kwargs))
+        request = {"model": "default", "messages": messages, "max_tokens": 60, "temperature": 0, "max_retries": 0}
+        city, completion = client.chat.completions.create_with_completion(response_model=City, **request)
+        text = said(direct, sent[0]["messages"])
+        assert completion.choices[0].message.content == text
+        assert city.model_dump() == json.loads(text[text.index("{") : text.rindex("}") + 1])
+        for mode, param in ((instructor.Mode.TOOLS, "tools"), (instructor.Mode.JSON, "response_format")):
+            with pytest.raises(Exception, match=f"`{param}` is not supported by this server"):
+                instructor.from_openai(plain, mode=mode).chat.completions.create(response_model=City, **request)
+
+
+TASKS = Path(__file__).parent / "lm_eval_tasks"
+
+
+def scores(task: str, model: Any, is_chat: bool) -> tuple[dict[str, Any], list[Any]]:
+    """What lm-eval makes of a task: the scores, and the model's answers."""
+    from lm_eval.evaluator import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=str(TASKS), include_defaults=False)
+    done = simple_evaluate(
+        model=model, tasks=[task], task_manager=manager, apply_chat_template=is_chat, bootstrap_iters=0, log_samples=True
+    )
+    numbers = {name: value for name, value in done["results"][task].items() if isinstance(value, float)}
+    answers = [sample["filtered_resps"] for sample in sorted(done["samples"][task], key=lambda sample: sample["doc_id"])]
+    return numbers, answers
+
+
+@pytest.mark.parametrize(
+    ("task", "is_chat"),
+    [
+        ("conversations_choice", False),
+        ("conversations_perplexity", False),
+        ("conversations_reply", False),
+        ("conversations_reply", True),
+    ],
+)
+def test_lm_evals_scores_are_those_of_the_python_api(
+    server: Server, direct: Runner, monkeypatch: pytest.MonkeyPatch, task: str, is_chat: bool
+) -> None:
+    pytest.importorskip("lm_eval")
+    from lm_eval.models import openai_completions
+    from lm_eval_direct import Direct
+
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    if is_chat:
+        remote = openai_completions.LocalChatCompletion(
+            model="default", base_url=f"{base_url(server)}/chat/completions", eos_string="<|im_end|>"
+        )
+    else:
+        remote = openai_completions.LocalCompletionsAPI(
+            model="default", base_url=f"{base_url(server)}/completions", tokenizer_backend="remote", auth_token="secret"
+        )
+    info = server.send("GET", "/tokenizer_info", headers=KEY).json
+    bos, eos = (direct.tokenize_text(info[name], add_special_tokens=False)[0] for name in ("bos_token", "eos_token"))
+    numbers, answers = scores(task, remote, is_chat)
+    assert len(answers) == 12
+    assert numbers
+    assert (numbers, answers) == scores(task, Direct(direct, bos, eos, info["eos_token"]), is_chat)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
 import os
@@ -378,8 +379,23 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"chat_template_kwargs": {"chat_template": "x"}}, "invalid_value", "chat_template_kwargs.chat_template"),
     ({"reasoning_effort": "much"}, "invalid_value", "reasoning_effort"),
     ({"dry_base": 2}, "invalid_value", "dry_base"),
-    ({"min_tokens": 2}, "unsupported_parameter", "min_tokens"),
-    ({"prompt_logprobs": 1}, "unsupported_parameter", "prompt_logprobs"),
+    ({"min_tokens": 5, "max_tokens": 4}, "invalid_value", "min_tokens"),
+    ({"min_tokens": 2, "allowed_token_ids": [5], "stop_token_ids": [5]}, "invalid_value", "min_tokens"),
+    ({"bad_words": ["a", " "]}, "invalid_value", "bad_words[1]"),
+    ({"bad_words": ["a"] * 1025}, "invalid_value", "bad_words"),
+    ({"prompt_logprobs": 21}, "invalid_value", "prompt_logprobs"),
+    ({"prompt_logprobs": -1}, "invalid_value", "prompt_logprobs"),
+    ({"prompt_logprobs": 1, "stream": True}, "unsupported_parameter", "prompt_logprobs"),
+    ({"truncate_prompt_tokens": 0}, "invalid_value", "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": -2}, "invalid_value", "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": -1, "truncation_side": "right"}, "invalid_value", "truncate_prompt_tokens"),
+    ({"truncation_side": "left"}, "invalid_value", "truncation_side"),
+    ({"truncate_prompt_tokens": 3, "truncation_side": "middle"}, "invalid_value", "truncation_side"),
+    (
+        {"skip_special_tokens": False, "spaces_between_special_tokens": True},
+        "unsupported_parameter",
+        "spaces_between_special_tokens",
+    ),
 ]
 
 
@@ -403,6 +419,8 @@ FINE: list[dict[str, Any]] = [
     {"messages": [*HELLO, {"role": "assistant", "content": "Well"}], "continue_final_message": True},
     {"enable_thinking": False, "reasoning_effort": "low"},
     {"chat_template_kwargs": {"x": 1}, "documents": []},
+    {"min_tokens": 4, "bad_words": [], "skip_special_tokens": True, "spaces_between_special_tokens": True},
+    {"return_token_ids": False, "return_tokens_as_token_ids": False, "truncate_prompt_tokens": -1},
 ]
 
 
@@ -410,6 +428,103 @@ FINE: list[dict[str, Any]] = [
 def test_what_is_honoured_true_anyway_or_a_label_is_accepted(server: Server, fields: dict[str, Any]) -> None:
     reply = server.chat(**fields)
     assert reply.status == 200, reply.body
+
+
+def test_nothing_ends_an_answer_before_its_least_number_of_tokens(server: Server) -> None:
+    ids = server.complete(max_tokens=8, ignore_eos=True, return_token_ids=True).json["choices"][0]["token_ids"]
+    stopped = server.complete(max_tokens=20, ignore_eos=True, stop_token_ids=[ids[0]], return_token_ids=True).json
+    assert stopped["choices"][0]["token_ids"] == ids[:1]
+    least = server.complete(max_tokens=20, ignore_eos=True, stop_token_ids=[ids[0]], min_tokens=8, return_token_ids=True).json
+    assert len(least["choices"][0]["token_ids"]) > 8
+    assert ids[0] not in least["choices"][0]["token_ids"][:8]
+
+
+def test_bad_words_do_not_come(server: Server) -> None:
+    text = server.complete(max_tokens=16, ignore_eos=True).json["choices"][0]["text"]
+    word = re.findall(r"[A-Za-z]{3,}", text)[0]
+    without = server.complete(max_tokens=16, ignore_eos=True, bad_words=[word]).json["choices"][0]["text"]
+    # A space may be part of the word's token.
+    before = text[: text.index(word)].rstrip()
+    assert without.startswith(before)
+    assert not without.removeprefix(before).lstrip().startswith(word)
+
+
+def test_special_tokens_are_text_when_asked_for(server: Server) -> None:
+    info = server.get("/tokenizer_info").json
+    special = next(id for id in range(512) if id not in info["eos_token_ids"] and piece(server, id) == info["bos_token"])
+    body = {"allowed_token_ids": [special], "max_tokens": 3}
+    assert server.complete(**body).json["choices"][0]["text"] == ""
+    assert server.complete(**body, skip_special_tokens=False).json["choices"][0]["text"] == info["bos_token"] * 3
+    frames = server.events("/v1/completions", {"prompt": "Hello", **body, "skip_special_tokens": False})[:-1]
+    assert "".join(json.loads(frame)["choices"][0]["text"] for frame in frames) == info["bos_token"] * 3
+
+
+def piece(server: Server, token_id: int) -> str:
+    return str(server.post("/detokenize", {"tokens": [token_id]}).json["prompt"])
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_ids_of_prompt_and_answer_come_with_the_text(server: Server, path: str) -> None:
+    is_chat = path == "/v1/chat/completions"
+    body = {"messages": HELLO} if is_chat else {"prompt": ["Hello", "World"]}
+    body |= {"max_tokens": 6, "temperature": 0, "n": 2, "ignore_eos": True, "logprobs": True if is_chat else 0}
+    asked = {**body, "return_token_ids": True, "return_tokens_as_token_ids": True}
+    whole = server.post(path, asked).json
+    prompts = [
+        server.post("/tokenize", {"messages": HELLO} if is_chat else {"prompt": prompt}).json["tokens"]
+        for prompt in body.get("prompt", [None])
+    ]
+    given = [whole["prompt_token_ids"]] if is_chat else [choice["prompt_token_ids"] for choice in whole["choices"][::2]]
+    assert given == prompts
+    ids = [choice["token_ids"] for choice in whole["choices"]]
+    assert [len(each) for each in ids] == [6] * len(ids)
+    for choice in whole["choices"]:
+        lists = choice["logprobs"]
+        names = [token["token"] for token in lists["content"]] if is_chat else lists["tokens"]
+        assert names == [f"token_id:{id}" for id in choice["token_ids"]]
+    chunks = [json.loads(frame) for frame in server.events(path, asked)[:-1]]
+    streamed: list[list[int]] = [[] for _ in ids]
+    given_once: list[list[int]] = []
+    for chunk in chunks:
+        choice = chunk["choices"][0]
+        streamed[choice["index"]] += choice.get("token_ids") or []
+        given_once += [at["prompt_token_ids"] for at in (chunk, choice) if "prompt_token_ids" in at]
+    assert streamed == ids
+    assert sorted(given_once) == sorted(prompts * 2)
+    plain = server.post(path, body).json
+    assert "prompt_token_ids" not in plain
+    assert all("token_ids" not in choice and "prompt_token_ids" not in choice for choice in plain["choices"])
+
+
+def test_log_probabilities_of_a_prompt_are_those_of_its_echo(server: Server) -> None:
+    ids = server.post("/tokenize", {"prompt": "Hello world, hello"}).json["tokens"]
+    echo = server.complete(prompt=ids, echo=True, logprobs=2, max_tokens=1, return_tokens_as_token_ids=True).json
+    lists = echo["choices"][0]["logprobs"]
+    answer = server.complete(prompt=[ids, ids[:3]], prompt_logprobs=2, max_tokens=1).json
+    assert answer["choices"][1]["prompt_logprobs"] == answer["choices"][0]["prompt_logprobs"][:3]
+    entries = answer["choices"][0]["prompt_logprobs"]
+    assert len(entries) == len(ids)
+    assert entries[0] is None
+    for id, entry, own, top in zip(ids[1:], entries[1:], lists["token_logprobs"][1:], lists["top_logprobs"][1:], strict=False):
+        assert entry[str(id)]["logprob"] == own
+        assert entry[str(id)]["decoded_token"] == piece(server, id)
+        assert {f"token_id:{other}": each["logprob"] for other, each in entry.items()} == top
+        ranks = [each["rank"] for each in sorted(entry.values(), key=lambda each: -each["logprob"])]
+        assert ranks[:2] == [1, 2]
+        assert ranks == sorted(ranks)
+    chat = server.chat(prompt_logprobs=0).json
+    assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
+
+
+def test_a_log_probability_is_the_python_apis_to_the_digit(server: Server) -> None:
+    from mistral_paged import CompletionRequest, Runner, Which
+
+    with Runner(which=Which.Plain(MODEL), pa_gpu_mem=16, num_threads=1) as runner:
+        request = CompletionRequest(prompt="Hello", model="default", max_tokens=4, temperature=0, logprobs=0)
+        logprobs = runner.send_completion_request(request).choices[0].logprobs
+    assert logprobs is not None
+    answer = server.complete(logprobs=0).json["choices"][0]["logprobs"]["token_logprobs"]
+    assert answer == [token.logprob for token in logprobs.content]
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -515,6 +630,31 @@ def test_metrics_count_what_was_done(server: Server) -> None:
     assert server.metric("vllm:time_to_first_token_seconds_count") >= 1
 
 
+def test_the_times_of_a_request_add_up_in_the_metrics(server: Server) -> None:
+    names = ("e2e_request_latency", "request_queue_time", "request_prefill_time", "request_decode_time", "request_inference_time")
+
+    def figures() -> tuple[list[float], list[float]]:
+        of = [f"vllm:{name}_seconds" for name in names]
+        return [server.metric(f"{name}_count") for name in of], [server.metric(f"{name}_sum") for name in of]
+
+    steps, tokens = (server.metric(f"vllm:iteration_tokens_total_{name}") for name in ("count", "sum"))
+    counts, sums = figures()
+    answer = server.complete(prompt=list(range(40, 90)), max_tokens=7, ignore_eos=True, cache_salt="steps")
+    assert answer.status == 200
+    after, sums_after = figures()
+    assert [new - old for new, old in zip(after, counts, strict=True)] == [1] * len(names)
+    whole, queue, prefill, decode, inference = (new - old for new, old in zip(sums_after, sums, strict=True))
+    assert queue + prefill + decode == pytest.approx(whole, abs=1e-6)
+    assert prefill + decode == pytest.approx(inference, abs=1e-6)
+    # The prompt's tokens in one step or more, and then a token a step but the last, which nothing is computed from.
+    assert server.metric("vllm:iteration_tokens_total_sum") - tokens == 50 + 6
+    new_steps = server.metric("vllm:iteration_tokens_total_count") - steps
+    assert 7 <= new_steps <= 10
+    assert server.metric("vllm:iteration_tokens_total_bucket", le="1") >= 6
+    assert server.metric("vllm:iteration_tokens_total_bucket", le="+Inf") == steps + new_steps
+    assert "vllm:time_per_output_token_seconds_count" in server.get("/metrics").body.decode()
+
+
 def test_health_and_what_runs(server: Server) -> None:
     assert server.get("/live").json == {"status": "ok"}
     assert server.get("/ready").status == 200
@@ -536,11 +676,14 @@ def wait_until(holds: Any, seconds: float = 10) -> None:
         time.sleep(0.05)
 
 
-def raw(server: Server, body: dict[str, Any], path: str = "/v1/completions") -> socket.socket:
+def raw(
+    server: Server, body: dict[str, Any], path: str = "/v1/completions", headers: dict[str, str] | None = None
+) -> socket.socket:
     """A connection over which a request was sent."""
     data = json.dumps(body).encode()
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+    lines = [f"{name}: {value}" for name, value in (headers or {}).items()]
+    head = "\r\n".join([f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(data)}", *lines, "", ""])
     connection.sendall(head.encode() + data)
     return connection
 
@@ -551,6 +694,14 @@ def read_until(connection: socket.socket, end: bytes) -> bytes:
     while end not in answer:
         part = connection.recv(65536)
         assert part, answer
+        answer += part
+    return answer
+
+
+def rest(connection: socket.socket) -> bytes:
+    """All that still comes over a connection."""
+    answer = b""
+    while part := connection.recv(65536):
         answer += part
     return answer
 
@@ -643,6 +794,71 @@ def test_keys_guard_all_but_health_and_part_tenants(tmp_path: Path) -> None:
         assert server.send("POST", "/admin/resume", headers={"x-api-key": "root"}).status == 200
 
 
+def test_a_file_of_keys_may_have_hashes_and_limits(tmp_path: Path) -> None:
+    hashed = hashlib.sha256(b"hidden").hexdigest()
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'[[keys]]\nsha256 = "{hashed.upper()}"\nmax_in_flight = 2\n[[keys]]\nkey = "free"\n')
+    options = ["--api-keys", str(keys), "--disable-access-log"]
+    with serving(*options, model=str(default_model()), memory="256") as server:
+        few, free = ({"authorization": f"Bearer {key}"} for key in ("hidden", "free"))
+        assert server.get("/v1/models", authorization=f"Bearer {hashed}").status == 401
+        assert server.get("/v1/models", **few).status == 200
+        connections = [raw(server, LONG, headers=few) for _ in range(2)]
+        wait_until(lambda: server.get("/health").json["in_flight"] == 2)
+        body = {"prompt": "Hello", "max_tokens": 1}
+        reply = server.post("/v1/completions", body, few)
+        assert (reply.status, reply.error["code"]) == (429, "tenant_limit")
+        assert 1 <= int(reply.headers["retry-after"]) <= 60
+        assert server.post("/v1/completions", body, free).status == 200
+        server.headers = free
+        assert server.metric("vllm:admission_rejections_total", reason="tenant_limit") == 1
+        for connection in connections:
+            connection.close()
+        wait_until(lambda: server.post("/v1/completions", {**body, "n": 2}, few).status == 200)
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ('key = "a"\nsha256 = "00"', "either key or sha256"),
+        ('tenant = "a"', "either key or sha256"),
+        ('sha256 = "xyz"', "64 hexadecimal digits"),
+        ('key = "a"\nmax_in_flight = 0', "at least 1"),
+        ('key = "a"\nmax_in_flight = "2"', "no int"),
+        ('key = "a"\nweight = 2', "weight"),
+    ],
+)
+def test_a_file_of_keys_that_cannot_be_honoured_is_refused(tmp_path: Path, entry: str, says: str) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f"[[keys]]\n{entry}\n")
+    done = subprocess.run(
+        [str(COMMAND), "serve", "-m", MODEL, "--api-keys", str(keys)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode != 0
+    assert says in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_more_waiting_tokens_than_allowed_are_refused() -> None:
+    limits = ["--max-queued-tokens", "300", "--max-seqs", "1"]
+    with serving(*limits, "--disable-access-log", model=str(default_model()), memory="256") as server:
+        runs = raw(server, LONG)
+        wait_until(lambda: server.metric("vllm:num_requests_running") == 1)
+        # Alone in the queue it may be as long as it likes.
+        waits = raw(server, {"prompt": list(range(1000, 1250)), "max_tokens": 1})
+        wait_until(lambda: server.metric("vllm:num_requests_waiting") == 1)
+        reply = server.complete(prompt=[5] * 51)
+        assert (reply.status, reply.error["code"]) == (429, "queue_full")
+        assert "250 tokens wait" in reply.error["message"]
+        fits = raw(server, {"prompt": [5] * 50, "max_tokens": 1})
+        wait_until(lambda: server.metric("vllm:num_requests_waiting") == 2)
+        runs.close()
+        for connection in (waits, fits):
+            assert read_until(connection, b"}").startswith(b"HTTP/1.1 200")
+            connection.close()
+        wait_until(lambda: server.complete(prompt=[5] * 400, max_tokens=1).status == 200)
+
+
 def test_an_operator_cancels_a_request_by_its_id(slow: Server) -> None:
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(slow.post, "/v1/completions", LONG, {"x-request-id": "to-end"})
@@ -702,14 +918,12 @@ def test_a_unix_socket_is_its_owners_alone(tmp_path: Path) -> None:
 
 
 def test_sigterm_lets_what_runs_end() -> None:
-    with serving("--disable-access-log") as server:
-        with raw(server, {"prompt": "Hello", "max_tokens": 300, "ignore_eos": True, "stream": True}) as connection:
-            read_until(connection, b"data: ")
+    with serving("--disable-access-log", model=str(default_model()), memory="256") as server:
+        with raw(server, {"prompt": "Hello", "max_tokens": 100, "ignore_eos": True, "stream": True}) as connection:
+            begun = read_until(connection, b"data: ")
             server.process.send_signal(signal.SIGTERM)
-            answer = b""
-            while part := connection.recv(65536):
-                answer += part
-        assert b"[DONE]" in answer
+            assert b"[DONE]" not in begun
+            assert b"[DONE]" in rest(connection)
         assert server.process.wait(20) == 0
 
 
@@ -718,11 +932,96 @@ def test_sigterm_ends_a_stream_with_an_error_when_its_time_is_over() -> None:
         with raw(server, {**LONG, "stream": True}) as connection:
             read_until(connection, b"data: ")
             server.process.send_signal(signal.SIGTERM)
-            answer = b""
-            while part := connection.recv(65536):
-                answer += part
+            answer = rest(connection)
         assert b'"code":"draining"' in answer
         assert server.process.wait(20) == 143
+
+
+def test_sigterm_before_the_server_listens_ends_it() -> None:
+    command = [str(COMMAND), "serve", "-m", str(default_model()), "--port", "0"]
+    for delay in (0.05, 0.3):
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        time.sleep(delay)
+        process.terminate()
+        # By then it may listen: it has drained.
+        assert process.wait(20) in (0, 143, -signal.SIGTERM)
+
+
+def test_sigterm_ends_an_idle_server_and_connections_that_ask_nothing() -> None:
+    with serving("--disable-access-log") as server:
+        address = ("127.0.0.1", server.port)
+        with socket.create_connection(address) as silent, socket.create_connection(address) as kept:
+            kept.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            read_until(kept, b"}")
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(15) == 0
+            assert rest(silent) == rest(kept) == b""
+
+
+def test_sigterm_lets_what_waits_have_its_answer() -> None:
+    options = ["--max-seqs", "1", "--disable-access-log"]
+    with serving(*options, model=str(default_model()), memory="256") as server:
+        with (
+            raw(server, {"prompt": "Hello", "max_tokens": 100, "ignore_eos": True, "stream": True}) as runs,
+            raw(server, {"prompt": "World", "max_tokens": 4, "ignore_eos": True}) as waits,
+        ):
+            wait_until(lambda: server.metric("vllm:num_requests_waiting") == 1)
+            server.process.send_signal(signal.SIGTERM)
+            assert b"[DONE]" in rest(runs)
+            answer = rest(waits)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert json.loads(answer.split(b"\r\n\r\n")[1])["usage"]["completion_tokens"] == 4
+        assert server.process.wait(20) == 0
+
+
+def test_after_sigterm_a_body_that_is_still_coming_is_refused_as_draining() -> None:
+    with serving("--disable-access-log") as server:
+        data = json.dumps({"prompt": "Hello", "max_tokens": 2}).encode()
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+            connection.sendall(head.encode() + data[:5])
+            wait_until(lambda: server.metric("http_requests_in_flight") == 2)
+            server.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: is_refused(server.port))
+            connection.sendall(data[5:])
+            answer = rest(connection)
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b'"code":"draining"' in answer
+        assert server.process.wait(20) == 0
+
+
+def is_refused(port: int) -> bool:
+    """Nobody listens any more."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def test_sigterm_ends_a_paused_server_when_its_time_is_over() -> None:
+    with serving("--shutdown-timeout", "0.3", "--disable-access-log") as server:
+        assert server.post("/admin/pause", None).status == 200
+        with raw(server, {"prompt": "Hello", "max_tokens": 4}) as waits:
+            wait_until(lambda: server.get("/health").json["in_flight"] == 1)
+            server.process.send_signal(signal.SIGTERM)
+            answer = rest(waits)
+        assert b'"code":"draining"' in answer
+        assert server.process.wait(20) == 143
+
+
+def test_a_second_signal_ends_the_server_at_once() -> None:
+    with serving("--disable-access-log", model=str(default_model()), memory="256") as server:
+        with raw(server, {**LONG, "stream": True}) as connection:
+            read_until(connection, b"data: ")
+            server.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: is_refused(server.port))
+            server.process.send_signal(signal.SIGTERM)
+            began = time.monotonic()
+            answer = rest(connection)
+            assert server.process.wait(20) == 143
+            assert time.monotonic() - began < 10, "the 30 s of a drain were waited for"
+        assert b'"code":"draining"' in answer
 
 
 def test_ctrl_c_ends_an_idle_server() -> None:

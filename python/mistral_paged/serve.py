@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -35,7 +36,7 @@ def keys(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def read_keys(path: Path) -> list[dict[str, Any]]:
-    """The `[[keys]]` of a TOML file, each with `key` and perhaps `tenant` and `admin`."""
+    """The `[[keys]]` of a TOML file, each with `key` or `sha256`, and perhaps `tenant`, `max_in_flight` and `admin`."""
     from mistral_paged.config import read_toml
 
     try:
@@ -44,14 +45,32 @@ def read_keys(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"--api-keys: {error}") from None
     entries = content.pop("keys", None)
     if content or not isinstance(entries, list) or not entries:
-        raise ValueError(f"--api-keys: {path} must have [[keys]] and nothing else, each with key, and perhaps tenant and admin")
-    for entry in entries:
-        unknown = set(entry) - {"key", "tenant", "admin"} if isinstance(entry, dict) else {"an entry that is no table"}
-        if unknown or not isinstance(entry.get("key"), str):
-            raise ValueError(
-                f"--api-keys: {path}: each of [[keys]] has key, and perhaps tenant and admin; found {sorted(unknown)}"
-            )
+        raise ValueError(f"--api-keys: {path} must have [[keys]] and nothing else, {KEY_FORM}")
+    for number, entry in enumerate(entries, 1):
+        if wrong := wrong_key(entry):
+            raise ValueError(f"--api-keys: {path}: key {number} {wrong}; [[keys]] are tables {KEY_FORM}")
     return entries
+
+
+KEY_FORM = "each with key or sha256, and perhaps tenant, max_in_flight and admin"
+
+
+def wrong_key(entry: Any) -> str | None:
+    """What is wrong with one of `[[keys]]`; never the key itself."""
+    if not isinstance(entry, dict):
+        return "is no table"
+    kinds = {"key": str, "sha256": str, "tenant": str, "max_in_flight": int, "admin": bool}
+    if unknown := sorted(set(entry) - set(kinds)):
+        return f"has {unknown}"
+    if wrong := [name for name, value in entry.items() if type(value) is not kinds[name]]:
+        return f"has {wrong[0]}, which is no {kinds[wrong[0]].__name__}"
+    if ("key" in entry) == ("sha256" in entry):
+        return "must have either key or sha256"
+    if "sha256" in entry and not re.fullmatch("[0-9a-fA-F]{64}", entry["sha256"]):
+        return "has a sha256 that is not 64 hexadecimal digits"
+    if entry.get("max_in_flight", 1) < 1:
+        return f"has max_in_flight = {entry['max_in_flight']}, which must be at least 1"
+    return None
 
 
 def settings(options: argparse.Namespace, model_id: str) -> dict[str, Any]:
@@ -65,6 +84,7 @@ def settings(options: argparse.Namespace, model_id: str) -> dict[str, Any]:
         "keys": keys(options),
         "max_seqs": options.max_seqs,
         "max_queued": options.max_queued,
+        "max_queued_tokens": options.max_queued_tokens,
         "max_body_bytes": options.max_body_mb << 20,
         "max_connections": options.max_connections,
         "request_timeout": options.request_timeout,
@@ -99,6 +119,8 @@ def check(options: argparse.Namespace) -> None:
     for name, (value, least, most) in limits.items():
         if not least <= value <= most:
             raise Usage(f"{name} is {value}; it must be from {least} to {most}")
+    if options.max_queued_tokens is not None and options.max_queued_tokens < 1:
+        raise Usage(f"--max-queued-tokens is {options.max_queued_tokens}; it must be at least 1")
     if options.request_timeout is not None and not 0 < options.request_timeout < float("inf"):
         raise Usage(f"--request-timeout is {options.request_timeout}; it must be seconds above 0")
 

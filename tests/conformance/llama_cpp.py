@@ -357,6 +357,12 @@ COMPLETION = File(
             holds=usage_counts(64),
         ),
         Case(
+            "test_completion",
+            "return_tokens",
+            MEANING.but(return_token_ids=True),
+            fields={"choices.0.token_ids": length(8), "choices.0.token_ids.*": is_a(int)},
+        ),
+        Case(
             "test_completion_stream",
             "8 tokens",
             MEANING.but(stream=True, stream_options={"include_usage": True}),
@@ -500,7 +506,6 @@ COMPLETION = File(
         ),
         Case("test_cancel_request", "a client goes", get("/health"), holds=is_freed_when_its_client_goes, on="default"),
     ),
-    missing={"test_completion (return_tokens)": "`return_token_ids` is refused by name so far"},
     elsewhere={"test_cache_vs_nocache_prompt": "skipped there as well; tests/test_prefix_cache.py has it"},
 )
 

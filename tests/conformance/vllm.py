@@ -36,10 +36,6 @@ from .relations import (
 FORMS = "structured output has tests of its own"
 IMAGES = "this version takes text only"
 LORA = "adapters have tests of their own"
-PROMPT_LOGPROBS = "`prompt_logprobs` is refused by name so far; `echo` with `logprobs` has them for completions"
-
-TRUNCATED = "`truncate_prompt_tokens` and `return_token_ids` are refused by name so far"
-
 SUM = chat("what is 1+1?", system="you are a helpful assistant", max_completion_tokens=5, temperature=0)
 NAME = completion("Hello, my name is", max_tokens=5, temperature=0)
 IDS = completion([5, 5, 5, 5, 5], max_tokens=5, temperature=0)
@@ -68,6 +64,37 @@ def of_usage(*, parts: bool, last: bool) -> Any:
             assert counts == sorted(counts)
             assert counts[-1] == x.send.body.get("max_tokens", x.send.body.get("max_completion_tokens"))
             assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages)
+
+    return holds
+
+
+def prompt_logprobs(top: int) -> Any:
+    """Each token of the prompt but the first has its own and the likeliest, with ranks."""
+
+    def holds(x: Exchange) -> None:
+        answer = x.answer
+        entries = answer["prompt_logprobs"] if "messages" in x.send.body else answer["choices"][0]["prompt_logprobs"]
+        assert len(entries) == x.num_prompt_tokens()
+        assert entries[0] is None
+        for entry in entries[1:]:
+            assert len(entry) in (max(top, 1), top + 1)
+            ranks = sorted(each["rank"] for each in entry.values())
+            assert ranks[:top] == list(range(1, top + 1))
+            assert all(each["logprob"] <= 0 and isinstance(each["decoded_token"], str) for each in entry.values())
+
+    return holds
+
+
+def keeps(start: int | None, end: int | None) -> Any:
+    """The prompt is cut to this part of it."""
+
+    def holds(x: Exchange) -> None:
+        whole = x.again(truncate_prompt_tokens=..., truncation_side=...).ok.answer["choices"][0]["prompt_token_ids"]
+        choice = x.answer["choices"][0]
+        assert choice["prompt_token_ids"] == whole[start:end]
+        assert len(choice["prompt_token_ids"]) < len(whole)
+        kept = {"prompt": whole[start:end], "truncate_prompt_tokens": ..., "truncation_side": ...}
+        assert choice["token_ids"] == x.again(**kept).ok.answer["choices"][0]["token_ids"]
 
     return holds
 
@@ -101,6 +128,10 @@ CHAT = File(
             for what, body in (("21, streamed", {"top_logprobs": 21, "stream": True}), ("30", {"top_logprobs": 30}))
         ),
         Case("test_prompt_logprobs_chat", "null", SUM.but(prompt_logprobs=None), fields={"prompt_logprobs": nothing}),
+        refused("test_prompt_logprobs_chat", "-1", SUM.but(prompt_logprobs=-1), "prompt_logprobs"),
+        Case("test_prompt_logprobs_chat", "0", SUM.but(prompt_logprobs=0), holds=prompt_logprobs(0)),
+        Case("test_prompt_logprobs_chat", "1", SUM.but(prompt_logprobs=1), holds=prompt_logprobs(1)),
+        Case("test_more_than_one_prompt_logprobs_chat", "2", SUM.but(prompt_logprobs=2), holds=prompt_logprobs(2)),
         Case(
             "test_single_chat_session",
             "one turn",
@@ -219,10 +250,6 @@ CHAT = File(
         Case("test_chat_completion_n_equals_1", "one", SUM.but(n=1), fields={"choices": length(1), "choices.0.index": 0}),
         Case("test_chat_completion_request_n_parameter_default", "none", SUM, fields={"choices": length(1)}),
     ),
-    missing={
-        "test_prompt_logprobs_chat (-1, 0, 1)": PROMPT_LOGPROBS,
-        "test_more_than_one_prompt_logprobs_chat": PROMPT_LOGPROBS,
-    },
     elsewhere={
         "test_structured_outputs_*": FORMS,
         "test_response_format_json_{object,schema}": FORMS,
@@ -459,6 +486,18 @@ COMPLETION = File(
             NAME.but(prompt_logprobs=None),
             fields={"choices.0.prompt_logprobs": nothing},
         ),
+        refused("test_prompt_logprobs_completion", "-1", NAME.but(prompt_logprobs=-1), "prompt_logprobs"),
+        Case("test_prompt_logprobs_completion", "0", NAME.but(prompt_logprobs=0), holds=prompt_logprobs(0)),
+        Case("test_prompt_logprobs_completion", "1", NAME.but(prompt_logprobs=1), holds=prompt_logprobs(1)),
+        *(
+            Case(
+                "test_completion_truncation_side_controls_prompt_truncation",
+                side,
+                NAME.but(return_token_ids=True, truncate_prompt_tokens=4, truncation_side=side),
+                holds=keeps(*part),
+            )
+            for side, part in (("left", (-4, None)), ("right", (0, 4)))
+        ),
         Case(
             "test_completion_streaming",
             "the same text",
@@ -563,10 +602,6 @@ COMPLETION = File(
         ),
     ),
     elsewhere={"test_invalid_{json_schema,regex,grammar}": FORMS},
-    missing={
-        "test_completion_truncation_side_controls_prompt_truncation": TRUNCATED,
-        "test_prompt_logprobs_completion (-1, 0, 1)": PROMPT_LOGPROBS,
-    },
 )
 
 COMPLETION_ERROR = File(

@@ -57,13 +57,12 @@ impl SamplingFields {
             repetition_penalty: self.repetition_penalty.map(Real::single),
             dry: self.dry.check()?,
             logit_bias: self.logit_bias.unwrap_or_default().into_iter().map(check_bias).collect::<PyResult<_>>()?,
-            allowed_token_ids: None,
             logprobs: self.logprobs,
             stop,
-            stop_token_ids: Vec::new(),
             max_tokens: at_least_if_given("max_tokens", self.max_tokens.as_ref(), 0)?,
             ignore_eos: self.ignore_eos,
             seed: check_seed(self.seed.as_ref())?,
+            ..SamplingParams::default()
         })
     }
 }

@@ -73,8 +73,8 @@ impl Parts {
     pub fn push(&mut self, event: OutputEvent, engine: &Engine) -> Option<Part> {
         match event {
             OutputEvent::Delta { index, text, logprobs, .. } => Some(Part { index, text, logprobs, ..Part::default() }),
-            // No request of these classes asks for one.
-            OutputEvent::Vector { .. } => None,
+            // No request of these classes asks for them.
+            OutputEvent::PromptLogprobs(_) | OutputEvent::Vector { .. } => None,
             OutputEvent::Finished { index, reason, stop_sequence, error, mut sequence, .. } => {
                 if let (Some(generating), Some(sequence)) = (&self.generating, sequence.take_if(|_| self.generating.is_some())) {
                     generating.set(sequence);

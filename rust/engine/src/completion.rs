@@ -67,6 +67,15 @@ pub struct TokenLogprobs {
     pub top_logprobs: Vec<TopLogprob>,
 }
 
+/// Log probability of one token of a prompt.
+#[derive(Clone, Debug)]
+pub struct PromptLogprob {
+    /// The token, its log probability, and the likeliest tokens in its place.
+    pub token: TokenLogprobs,
+    /// How many tokens are likelier, and 1; `None` for the first token of a prompt.
+    pub rank: Option<usize>,
+}
+
 /// What a request used.
 #[derive(Clone, Debug, Default)]
 pub struct Usage {
@@ -84,6 +93,8 @@ pub struct Usage {
     pub recomputed_tokens: usize,
     /// Seconds from submission to the end.
     pub total_time_sec: f64,
+    /// Seconds from submission to the first step that had tokens of it.
+    pub total_queue_time_sec: f64,
     /// Seconds from submission to the first sampled token.
     pub total_prompt_time_sec: f64,
     /// Seconds from the first sampled token to the end.
@@ -101,9 +112,13 @@ pub enum OutputEvent {
         text: String,
         /// Log probabilities of the tokens since the last delta, when asked for.
         logprobs: Vec<TokenLogprobs>,
+        /// Ids of the tokens since the last delta, when asked for; one that ends the text is among them.
+        token_ids: Vec<u32>,
         /// Tokens that the choice has generated so far.
         num_tokens: usize,
     },
+    /// Log probabilities of further tokens of the prompt, in order, when asked for.
+    PromptLogprobs(Vec<PromptLogprob>),
     /// The hidden state of the prompt's last token behind the output norm, `[hidden_size]`: all that comes before the end of a
     /// request with [`crate::OutputKind::Vector`].
     Vector {
@@ -148,6 +163,8 @@ pub struct CompletionChoice {
     pub error: Option<String>,
     /// Log probabilities, when asked for; the prompt's own first when it is echoed.
     pub logprobs: Option<Vec<TokenLogprobs>>,
+    /// Ids of the generated tokens, when asked for.
+    pub token_ids: Vec<u32>,
     /// What it came to, when it is to be kept.
     pub sequence: Option<Sequence>,
 }
@@ -157,6 +174,8 @@ pub struct CompletionChoice {
 pub struct Completion {
     /// By index.
     pub choices: Vec<CompletionChoice>,
+    /// Of every token of the prompt, when asked for.
+    pub prompt_logprobs: Vec<PromptLogprob>,
     /// Over all choices.
     pub usage: Usage,
 }
@@ -199,6 +218,11 @@ impl RequestStream {
         }
     }
 
+    /// See [`RequestHandle::prompt_token_ids`].
+    pub fn prompt_token_ids(&self) -> &[u32] {
+        self.handle.prompt_token_ids()
+    }
+
     /// See [`RequestHandle::sequence`].
     pub fn sequence(&self, choice: usize) -> Result<Sequence, crate::EngineError> {
         self.handle.sequence(choice)
@@ -213,23 +237,29 @@ impl RequestStream {
 /// Puts the events of one request together.
 pub struct CompletionCollector {
     choices: Vec<CompletionChoice>,
+    prompt_logprobs: Vec<PromptLogprob>,
     wants_logprobs: bool,
 }
 
 impl CompletionCollector {
     pub(crate) fn new(wants_logprobs: bool) -> Self {
-        Self { choices: Vec::new(), wants_logprobs }
+        Self { choices: Vec::new(), prompt_logprobs: Vec::new(), wants_logprobs }
     }
 
     /// Takes one event; the answer is complete with the last.
     pub fn push(&mut self, event: OutputEvent) -> Option<Completion> {
         match event {
-            OutputEvent::Delta { index, text, logprobs, .. } => {
+            OutputEvent::Delta { index, text, logprobs, token_ids, .. } => {
                 let choice = self.choice(index);
                 choice.text.push_str(&text);
+                choice.token_ids.extend(token_ids);
                 if let Some(all) = &mut choice.logprobs {
                     all.extend(logprobs);
                 }
+                None
+            }
+            OutputEvent::PromptLogprobs(logprobs) => {
+                self.prompt_logprobs.extend(logprobs);
                 None
             }
             OutputEvent::Vector { index, values } => {
@@ -244,7 +274,11 @@ impl CompletionCollector {
                 choice.sequence = sequence;
                 None
             }
-            OutputEvent::Done(usage) => Some(Completion { choices: std::mem::take(&mut self.choices), usage }),
+            OutputEvent::Done(usage) => Some(Completion {
+                choices: std::mem::take(&mut self.choices),
+                prompt_logprobs: std::mem::take(&mut self.prompt_logprobs),
+                usage,
+            }),
         }
     }
 
@@ -258,6 +292,7 @@ impl CompletionCollector {
                 stop_sequence: None,
                 error: None,
                 logprobs: self.wants_logprobs.then(Vec::new),
+                token_ids: Vec::new(),
                 sequence: None,
             });
         }

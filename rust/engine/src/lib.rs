@@ -21,12 +21,13 @@ pub mod weights;
 
 pub use chat_template::{ChatTemplate, RenderOptions};
 pub use completion::{
-    Completion, CompletionChoice, CompletionCollector, FinishReason, OutputEvent, RequestStream, TokenLogprobs, TopLogprob, Usage,
+    Completion, CompletionChoice, CompletionCollector, FinishReason, OutputEvent, PromptLogprob, RequestStream, TokenLogprobs,
+    TopLogprob, Usage,
 };
 pub use device::{HostMemory, cpu::Isa, cuda, host_memory, num_physical_cores};
 pub use engine::{
     Continuation, CpuOptions, Device, DeviceBytes, Drain, Engine, EngineConfig, GroupPlan, KvCacheStats, LoadProgress,
-    MemoryPlan, ModelDType, ModelSource, PoolSnapshot, RequestHandle, Sequence, Vitals, best_device,
+    MemoryPlan, ModelDType, ModelSource, PoolSnapshot, RequestHandle, STEP_TOKENS, Sequence, StepTokens, Vitals, best_device,
 };
 pub use error::EngineError;
 pub use event_sink::{Event, EventSink};
@@ -38,7 +39,8 @@ pub use paged::{
 };
 pub use proposer::Proposer;
 pub use request::{
-    DryParams, GenerationRequest, MAX_CHOICES, Message, MessageContent, OutputKind, Prompt, SamplingParams, ServiceParams,
+    DryParams, GenerationRequest, KeptPrompt, MAX_CHOICES, Message, MessageContent, OutputKind, Prompt, SamplingParams,
+    ServiceParams,
 };
 pub use sampler::{ResolvedSampling, Sampler};
 pub use tokenizer::{IncrementalDecoder, Tokenizer};

@@ -60,8 +60,8 @@ impl StopChecker {
     }
 
     /// Takes the next part of the text and appends to `output` what is safe to give out. After a stop string nothing is taken any
-    /// more.
-    pub fn push(&mut self, part: &str, output: &mut String) {
+    /// more; one that is complete where the text may not end yet is text.
+    pub fn push(&mut self, part: &str, may_end: bool, output: &mut String) {
         if self.found.is_some() {
             return;
         }
@@ -73,7 +73,9 @@ impl StopChecker {
         for (i, byte) in part.bytes().enumerate() {
             let mut complete: Option<usize> = None;
             for (index, stop) in self.stops.iter_mut().enumerate() {
-                if stop.advance(byte) {
+                if stop.advance(byte) && !may_end {
+                    stop.matched = stop.borders[stop.matched];
+                } else if stop.matched == stop.text.len() {
                     let longest = complete.is_none_or(|c: usize| stop.text.len() > c);
                     if longest {
                         complete = Some(stop.text.len());
@@ -125,12 +127,12 @@ impl OutputText {
         Ok(Self { decoder, stops: StopChecker::new(stops)?, decoded: String::new() })
     }
 
-    /// Takes a token and appends to `output` the text that it makes final. True when a stop string is complete: the continuation
-    /// ends.
-    pub fn push(&mut self, tokenizer: &Tokenizer, token_id: u32, output: &mut String) -> bool {
+    /// Takes a token and appends to `output` the text that it makes final. True when a stop string is complete and the
+    /// continuation may end: it does.
+    pub fn push(&mut self, tokenizer: &Tokenizer, token_id: u32, may_end: bool, output: &mut String) -> bool {
         self.decoded.clear();
         self.decoder.push(tokenizer, token_id, &mut self.decoded);
-        self.stops.push(&self.decoded, output);
+        self.stops.push(&self.decoded, may_end, output);
         self.stops.found().is_some()
     }
 
@@ -138,7 +140,7 @@ impl OutputText {
     pub fn finish(&mut self, output: &mut String) {
         self.decoded.clear();
         self.decoder.finish(&mut self.decoded);
-        self.stops.push(&self.decoded, output);
+        self.stops.push(&self.decoded, true, output);
         self.stops.finish(output);
     }
 
@@ -164,7 +166,7 @@ mod tests {
         let mut checker = StopChecker::new(stops).unwrap();
         let mut output = String::new();
         for part in parts {
-            checker.push(part, &mut output);
+            checker.push(part, true, &mut output);
         }
         checker.finish(&mut output);
         (output, checker.found().map(str::to_owned))
@@ -177,7 +179,7 @@ mod tests {
         for (part, so_far) in
             [("Hi\n", "Hi"), ("\n", "Hi"), ("x\n", "Hi\n\nx"), ("\nUs", "Hi\n\nx"), ("er: no", "Hi\n\nx"), ("more", "Hi\n\nx")]
         {
-            checker.push(part, &mut output);
+            checker.push(part, true, &mut output);
             assert_eq!(output, so_far);
         }
         checker.finish(&mut output);
@@ -187,6 +189,17 @@ mod tests {
     #[test]
     fn a_beginning_that_stays_one_is_given_out_at_the_end() {
         assert_eq!(run(&["ab".into(), "c\n".into()], &["\n\n".into()]), ("abc\n".into(), None));
+    }
+
+    #[test]
+    fn a_stop_string_where_the_text_may_not_end_is_text() {
+        let mut checker = StopChecker::new(&["aba".into()]).unwrap();
+        let mut output = String::new();
+        checker.push("xaba", false, &mut output);
+        assert_eq!(output, "xab");
+        // Its end begins another.
+        checker.push("ba!", true, &mut output);
+        assert_eq!((output.as_str(), checker.found()), ("xab", Some("aba")));
     }
 
     #[test]
@@ -217,7 +230,7 @@ mod tests {
             let mut checker = StopChecker::new(std::slice::from_ref(&stop)).unwrap();
             let (mut output, mut text) = (String::new(), String::new());
             for part in &parts {
-                checker.push(part, &mut output);
+                checker.push(part, true, &mut output);
                 text.push_str(part);
                 if checker.found().is_some() {
                     break;

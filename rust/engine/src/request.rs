@@ -124,14 +124,21 @@ pub struct SamplingParams {
     pub allowed_token_ids: Option<Vec<u32>>,
     /// Log probabilities of that many likeliest tokens beside the sampled one's; `None` returns none at all.
     pub logprobs: Option<usize>,
+    /// Texts that do not come, as vLLM's field of this name: of a text's tokens, spelled with and without a space before it, the
+    /// last one does not come behind the others. What is spelled by other tokens may.
+    pub bad_words: Vec<String>,
     /// Strings that end the text; they are not part of it.
     pub stop: Vec<String>,
     /// Token ids that end the text.
     pub stop_token_ids: Vec<u32>,
     /// Generated tokens at most; up to the model's length unless given.
     pub max_tokens: Option<usize>,
+    /// Before so many tokens nothing ends the text: no token that would may come, and stop strings are text.
+    pub min_tokens: usize,
     /// Goes on past end-of-sequence tokens.
     pub ignore_eos: bool,
+    /// Special tokens are part of the text, but for the one that ends it.
+    pub include_special_tokens: bool,
     /// Seeds this request's random numbers: the same request gives the same text whatever runs beside it.
     pub seed: Option<u64>,
 }
@@ -151,6 +158,23 @@ pub struct ServiceParams {
     pub public_prefix: usize,
     /// Each choice ends with a [`Sequence`] that can be gone on from.
     pub keep: bool,
+}
+
+/// Which part of a long prompt is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeptPrompt {
+    /// So many of its first tokens.
+    First(usize),
+    /// So many of its last tokens.
+    Last(usize),
+}
+
+impl KeptPrompt {
+    /// Tokens at most.
+    pub fn num_tokens(self) -> usize {
+        let (Self::First(num_tokens) | Self::Last(num_tokens)) = self;
+        num_tokens
+    }
 }
 
 /// Choices of a request at most, those that `best_of` discards included: each has its own sampler, text and sequence.
@@ -186,8 +210,15 @@ pub struct GenerationRequest {
     /// Drops the start of a prompt that leaves no room for `max_tokens` in the model's context or the KV pool, instead of
     /// rejecting it.
     pub truncate_sequence: bool,
+    /// Drops the rest of a prompt that has more tokens, before anything else is checked.
+    pub kept_prompt: Option<KeptPrompt>,
     /// The prompt's text goes before each continuation.
     pub echo_prompt: bool,
+    /// Log probabilities of the prompt's tokens, and of that many likeliest ones in the place of each, apart from the
+    /// continuations: [`crate::OutputEvent::PromptLogprobs`].
+    pub prompt_logprobs: Option<usize>,
+    /// The ids of the tokens come with the text.
+    pub return_token_ids: bool,
     /// Appended after each continuation (completions only).
     pub suffix: Option<String>,
     /// Events come with the tokens. Else all come at the end, which spares the caller's thread a wake-up, and the processor a
@@ -206,7 +237,10 @@ impl GenerationRequest {
             n_choices: 1,
             best_of: None,
             truncate_sequence: false,
+            kept_prompt: None,
             echo_prompt: false,
+            prompt_logprobs: None,
+            return_token_ids: false,
             suffix: None,
             stream: true,
         }

@@ -86,7 +86,7 @@ fn blocks_out_of_the_window_are_given_back_while_a_request_runs() {
         match event {
             OutputEvent::Delta { logprobs, .. } => num_tokens += logprobs.len(),
             OutputEvent::Finished { .. } => {}
-            OutputEvent::Vector { .. } => panic!("nobody asked for a vector"),
+            OutputEvent::PromptLogprobs(_) | OutputEvent::Vector { .. } => panic!("nobody asked for it"),
             OutputEvent::Done(_) => break,
         }
         if num_tokens > 1 {
@@ -375,7 +375,7 @@ fn the_events_of_a_stream_add_up_to_the_answer() {
                 deltas += 1;
             }
             OutputEvent::Finished { reason, .. } => assert_eq!(reason, FinishReason::Length),
-            OutputEvent::Vector { .. } => panic!("nobody asked for a vector"),
+            OutputEvent::PromptLogprobs(_) | OutputEvent::Vector { .. } => panic!("nobody asked for it"),
             OutputEvent::Done(usage) => {
                 assert_eq!((usage.prompt_tokens, usage.completion_tokens), (30, 20));
                 break;

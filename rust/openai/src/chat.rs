@@ -118,13 +118,8 @@ impl ChatRequest {
         let delivery = sampling.delivery()?;
         chat.check_format()?;
         let prompt = Prompt::Chat { messages: messages::parse(messages, context)?, options: chat.render_options()? };
-        let request = GenerationRequest {
-            service,
-            n_choices,
-            truncate_sequence: sampling.truncate_sequence.unwrap_or(false),
-            stream: delivery.stream,
-            ..GenerationRequest::new(prompt, params)
-        };
+        let request = GenerationRequest { service, n_choices, ..GenerationRequest::new(prompt, params) };
+        let request = sampling.with_wishes(request)?;
         Ok(Generation { model: chat.model, requests: vec![request], delivery, user: sampling.user })
     }
 }

@@ -5,15 +5,13 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::{
-    ApiError, Fields, Generation, MAX_CHOICES, Rule,
+    ApiError, Fields, Generation, MAX_CHOICES, MAX_TOP_LOGPROBS, Rule,
     fields::fields,
     sampling::{COMMON_RULES, SamplingFields, check_choices},
 };
 
 /// Tokens that are generated unless a request says how many.
 const DEFAULT_MAX_TOKENS: usize = 16;
-/// `logprobs` at most: vLLM's limit.
-const MAX_LOGPROBS: usize = 20;
 
 /// A prompt, or several.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -55,7 +53,7 @@ fields! {
         #[schemars(range(min = 1))]
         max_completion_tokens: usize,
         /// Log probabilities of that many likeliest tokens at each position, 20 at most.
-        #[schemars(range(max = MAX_LOGPROBS))]
+        #[schemars(range(max = MAX_TOP_LOGPROBS))]
         logprobs: usize,
         /// The prompt goes before each continuation; with `logprobs` it has log probabilities as well.
         echo: bool,
@@ -106,24 +104,25 @@ impl CompletionRequest {
         check_choices("n", prompts.len(), n_choices)?;
         let delivery = sampling.delivery()?;
         let best_of = check_best_of(completion.best_of, n_choices, prompts.len(), delivery.stream)?;
-        if let Some(logprobs) = completion.logprobs.filter(|logprobs| *logprobs > MAX_LOGPROBS) {
-            return Err(ApiError::value("logprobs", format!("is {logprobs}; it must be at most {MAX_LOGPROBS}")));
+        if let Some(logprobs) = completion.logprobs.filter(|logprobs| *logprobs > MAX_TOP_LOGPROBS) {
+            return Err(ApiError::value("logprobs", format!("is {logprobs}; it must be at most {MAX_TOP_LOGPROBS}")));
         }
         let max_tokens = completion.max_tokens.or(completion.max_completion_tokens).unwrap_or(DEFAULT_MAX_TOKENS);
         let params = sampling.sampling(Some(max_tokens), completion.logprobs)?;
         let mut service = sampling.service()?;
         service.public_prefix = completion.public_prefix_len.unwrap_or(0);
-        let request = |prompt| GenerationRequest {
-            service: service.clone(),
-            n_choices,
-            best_of,
-            truncate_sequence: sampling.truncate_sequence.unwrap_or(false),
-            echo_prompt: completion.echo.unwrap_or(false),
-            suffix: completion.suffix.clone(),
-            stream: delivery.stream,
-            ..GenerationRequest::new(prompt, params.clone())
+        let request = |prompt| {
+            let request = GenerationRequest {
+                service: service.clone(),
+                n_choices,
+                best_of,
+                echo_prompt: completion.echo.unwrap_or(false),
+                suffix: completion.suffix.clone(),
+                ..GenerationRequest::new(prompt, params.clone())
+            };
+            sampling.with_wishes(request)
         };
-        let requests = prompts.into_iter().map(request).collect();
+        let requests = prompts.into_iter().map(request).collect::<Result<_, _>>()?;
         Ok(Generation { model: completion.model, requests, delivery, user: sampling.user })
     }
 }

@@ -28,7 +28,9 @@ pub const MAX_LOGIT_BIAS: usize = 1024;
 pub const MAX_MESSAGES: usize = 4096;
 /// Stop strings at most, and bytes of each.
 pub const MAX_STOPS: (usize, usize) = (16, 256);
-/// `top_logprobs` at most.
+/// Entries of `bad_words` at most, and bytes of each.
+pub const MAX_BAD_WORDS: (usize, usize) = (1024, 256);
+/// `top_logprobs`, `prompt_logprobs` and `logprobs` of completions at most.
 pub const MAX_TOP_LOGPROBS: usize = 20;
 
 /// What the parsers must know of the model that is asked.
@@ -49,6 +51,10 @@ pub struct Delivery {
     pub continuous_usage: bool,
     /// The stop string is part of the text.
     pub include_stop: bool,
+    /// The ids of prompt and answer come with the text.
+    pub token_ids: bool,
+    /// Log probabilities name tokens as `token_id:` and the id.
+    pub tokens_as_ids: bool,
 }
 
 /// What a request asks of the engine: one generation for each of its prompts.

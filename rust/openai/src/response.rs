@@ -2,13 +2,15 @@
 
 use std::{collections::BTreeMap, time::SystemTime, time::UNIX_EPOCH};
 
-use engine::{CompletionChoice, TokenLogprobs, TopLogprob, Usage as EngineUsage};
+use engine::{CompletionChoice, PromptLogprob, TokenLogprobs, TopLogprob, Usage as EngineUsage};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::Delivery;
+
 /// What OpenAI's clients get for a probability of 0, whose logarithm JSON cannot write.
-const LOGPROB_OF_ZERO: f32 = -9999.0;
+const LOGPROB_OF_ZERO: f64 = -9999.0;
 
 /// What all parts of one answer share.
 #[derive(Clone, Debug)]
@@ -103,6 +105,41 @@ pub struct Answer<'a, C> {
     /// What it took.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
+    /// Ids of a chat's prompt, when asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<Vec<u32>>,
+    /// Log probabilities of a chat's prompt, when asked for; see [`prompt_logprobs`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<PromptLogprobs>,
+}
+
+/// Of each token of a prompt, by id: its log probability and those of the likeliest ones in its place; null for the first.
+pub type PromptLogprobs = Vec<Option<BTreeMap<u32, RankedLogprob>>>;
+
+/// Log probability of a token in one place of a prompt.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct RankedLogprob {
+    /// Natural logarithm of its probability; -9999.0 for a probability of 0.
+    pub logprob: f64,
+    /// 1 is the likeliest.
+    pub rank: usize,
+    /// The token's text.
+    pub decoded_token: String,
+}
+
+/// In vLLM's form.
+pub fn prompt_logprobs(tokens: Vec<PromptLogprob>) -> PromptLogprobs {
+    let entry = |PromptLogprob { token, rank }| {
+        let mut entries = BTreeMap::new();
+        for (place, top) in token.top_logprobs.iter().enumerate() {
+            let (logprob, decoded_token) = (written(top.logprob), top.text().into_owned());
+            entries.insert(top.token_id, RankedLogprob { logprob, rank: place + 1, decoded_token });
+        }
+        let own = RankedLogprob { logprob: written(token.logprob?), rank: rank?, decoded_token: token.text };
+        entries.entry(token.token_id).or_insert(own);
+        Some(entries)
+    };
+    tokens.into_iter().map(entry).collect()
 }
 
 impl Envelope {
@@ -116,6 +153,8 @@ impl Envelope {
             system_fingerprint: &self.system_fingerprint,
             choices,
             usage,
+            prompt_token_ids: None,
+            prompt_logprobs: None,
         }
     }
 }
@@ -133,6 +172,9 @@ pub struct ChatChoice {
     pub finish_reason: &'static str,
     /// The stop string that ended it.
     pub stop_reason: Option<String>,
+    /// Ids of its tokens, when asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<u32>>,
 }
 
 /// What the model said.
@@ -160,6 +202,9 @@ pub struct ChunkChoice {
     /// The stop string that ended it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stop_reason: Option<String>,
+    /// Ids of the new tokens, when asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<u32>>,
 }
 
 /// What is new.
@@ -188,7 +233,7 @@ pub struct ChatLogprob {
     /// The token's text.
     pub token: String,
     /// Natural logarithm of its probability; -9999.0 for a probability of 0.
-    pub logprob: f32,
+    pub logprob: f64,
     /// Its bytes.
     pub bytes: Option<Vec<u8>>,
     /// The likeliest tokens at its position.
@@ -201,25 +246,31 @@ pub struct ChatTopLogprob {
     /// The token's text.
     pub token: String,
     /// Natural logarithm of its probability.
-    pub logprob: f32,
+    pub logprob: f64,
     /// Its bytes.
     pub bytes: Option<Vec<u8>>,
 }
 
-fn written(logprob: f32) -> f32 {
-    if logprob.is_finite() { logprob } else { LOGPROB_OF_ZERO }
+/// The same number as the Python API's, digit for digit.
+fn written(logprob: f32) -> f64 {
+    if logprob.is_finite() { logprob.into() } else { LOGPROB_OF_ZERO }
+}
+
+/// How log probabilities name a token.
+fn named(text: String, token_id: u32, as_ids: bool) -> String {
+    if as_ids { format!("token_id:{token_id}") } else { text }
 }
 
 impl ChatLogprobs {
-    /// Of these tokens.
-    pub fn new(tokens: Vec<TokenLogprobs>) -> Self {
+    /// Of these tokens, by their texts or their ids.
+    pub fn new(tokens: Vec<TokenLogprobs>, as_ids: bool) -> Self {
         let top = |top: TopLogprob| ChatTopLogprob {
-            token: top.text().into_owned(),
+            token: named(top.text().into_owned(), top.token_id, as_ids),
             logprob: written(top.logprob),
             bytes: Some(top.bytes),
         };
         let one = |token: TokenLogprobs| ChatLogprob {
-            token: token.text,
+            token: named(token.text, token.token_id, as_ids),
             logprob: written(token.logprob.unwrap_or(0.0)),
             bytes: Some(token.bytes),
             top_logprobs: token.top_logprobs.into_iter().map(top).collect(),
@@ -230,14 +281,15 @@ impl ChatLogprobs {
 
 impl ChatChoice {
     /// Of a complete choice.
-    pub fn new(choice: CompletionChoice, include_stop: bool) -> Self {
-        let content = with_stop(choice.text, choice.stop_sequence.as_deref(), include_stop);
+    pub fn new(choice: CompletionChoice, delivery: &Delivery) -> Self {
+        let content = with_stop(choice.text, choice.stop_sequence.as_deref(), delivery.include_stop);
         Self {
             index: choice.index,
             message: ChatMessage { role: "assistant", content, refusal: None },
-            logprobs: choice.logprobs.map(ChatLogprobs::new),
+            logprobs: choice.logprobs.map(|tokens| ChatLogprobs::new(tokens, delivery.tokens_as_ids)),
             finish_reason: choice.finish_reason.as_str(),
             stop_reason: choice.stop_sequence,
+            token_ids: delivery.token_ids.then_some(choice.token_ids),
         }
     }
 }
@@ -262,6 +314,15 @@ pub struct TextChoice {
     pub finish_reason: Option<&'static str>,
     /// The stop string that ended it.
     pub stop_reason: Option<String>,
+    /// Ids of its tokens, or of the new ones, when asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<u32>>,
+    /// Ids of its prompt, when asked for; of a stream with the first part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<Vec<u32>>,
+    /// Log probabilities of its prompt, when asked for; see [`prompt_logprobs`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<PromptLogprobs>,
 }
 
 /// Log probabilities of a text's tokens, as lists of one length.
@@ -270,7 +331,7 @@ pub struct TextLogprobs {
     /// Where each token begins, in code points from the text's start.
     pub text_offset: Vec<usize>,
     /// Null for the first token of an echoed prompt.
-    pub token_logprobs: Vec<Option<f32>>,
+    pub token_logprobs: Vec<Option<f64>>,
     /// Texts of the tokens.
     pub tokens: Vec<String>,
     /// Of each position the likeliest tokens and its own, by text.
@@ -279,8 +340,8 @@ pub struct TextLogprobs {
 
 /// Log probabilities by the tokens' texts, likeliest first.
 #[derive(Clone, Debug, Default, JsonSchema)]
-#[schemars(with = "BTreeMap<String, f32>")]
-pub struct TopLogprobs(Vec<(String, f32)>);
+#[schemars(with = "BTreeMap<String, f64>")]
+pub struct TopLogprobs(Vec<(String, f64)>);
 
 impl TopLogprobs {
     /// Of several tokens with one text the first stands for it.
@@ -315,33 +376,53 @@ impl TextOffset {
 }
 
 impl TextLogprobs {
-    /// Of these tokens; `offset` is where they begin, and then where they end.
-    pub fn new(tokens: Vec<TokenLogprobs>, offset: &mut TextOffset) -> Self {
+    /// Of these tokens, by their texts or their ids; `offset` is where they begin, and then where they end.
+    pub fn new(tokens: Vec<TokenLogprobs>, offset: &mut TextOffset, as_ids: bool) -> Self {
         let mut lists = Self::default();
         for token in tokens {
             lists.text_offset.push(offset.next(&token.bytes));
             lists.top_logprobs.push(token.logprob.map(|own| {
                 let mut top = TopLogprobs::default();
-                token.top_logprobs.into_iter().for_each(|likely| top.add(likely.text().into_owned(), likely.logprob));
-                top.add(token.text.clone(), own);
+                for likely in token.top_logprobs {
+                    top.add(named(likely.text().into_owned(), likely.token_id, as_ids), likely.logprob);
+                }
+                top.add(named(token.text.clone(), token.token_id, as_ids), own);
                 top
             }));
             lists.token_logprobs.push(token.logprob.map(written));
-            lists.tokens.push(token.text);
+            lists.tokens.push(named(token.text, token.token_id, as_ids));
         }
         lists
     }
 }
 
 impl TextChoice {
-    /// Of a complete choice, `index` among those of all prompts.
-    pub fn new(index: usize, choice: CompletionChoice, include_stop: bool) -> Self {
+    /// Nothing, of this choice.
+    pub fn empty(index: usize) -> Self {
         Self {
             index,
-            text: with_stop(choice.text, choice.stop_sequence.as_deref(), include_stop),
-            logprobs: choice.logprobs.map(|tokens| TextLogprobs::new(tokens, &mut TextOffset::default())),
+            text: String::new(),
+            logprobs: None,
+            finish_reason: None,
+            stop_reason: None,
+            token_ids: None,
+            prompt_token_ids: None,
+            prompt_logprobs: None,
+        }
+    }
+
+    /// Of a complete choice, `index` among those of all prompts.
+    pub fn new(index: usize, choice: CompletionChoice, delivery: &Delivery) -> Self {
+        let lists = |tokens| TextLogprobs::new(tokens, &mut TextOffset::default(), delivery.tokens_as_ids);
+        Self {
+            index,
+            text: with_stop(choice.text, choice.stop_sequence.as_deref(), delivery.include_stop),
+            logprobs: choice.logprobs.map(lists),
             finish_reason: Some(choice.finish_reason.as_str()),
             stop_reason: choice.stop_sequence,
+            token_ids: delivery.token_ids.then_some(choice.token_ids),
+            prompt_token_ids: None,
+            prompt_logprobs: None,
         }
     }
 }

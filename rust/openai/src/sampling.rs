@@ -2,12 +2,12 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use engine::{DryParams, SamplingParams, ServiceParams};
+use engine::{DryParams, GenerationRequest, KeptPrompt, SamplingParams, ServiceParams};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::{ApiError, Delivery, MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOPS, Rule, fields::fields};
+use crate::{ApiError, Delivery, MAX_BAD_WORDS, MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOPS, MAX_TOP_LOGPROBS, Rule, fields::fields};
 
 /// Seconds that a request may be given.
 const MIN_DEADLINE: f64 = 0.001;
@@ -95,6 +95,29 @@ fields! {
         include_stop_str_in_output: bool,
         /// Goes on past end-of-sequence tokens.
         ignore_eos: bool,
+        /// Before so many tokens nothing ends the text.
+        min_tokens: usize,
+        /// Texts that do not come: the last of a text's tokens does not, behind the others. Other tokens may spell it.
+        #[schemars(length(max = MAX_BAD_WORDS.0), inner(length(min = 1, max = MAX_BAD_WORDS.1)))]
+        bad_words: Vec<String>,
+        /// False: special tokens are part of the text, but for the one that ends it.
+        skip_special_tokens: bool,
+        /// Texts of special tokens are joined without spaces; true is refused where it would tell.
+        spaces_between_special_tokens: bool,
+        /// Log probabilities of the prompt's tokens, and of that many likeliest ones in the place of each, 20 at most; not in
+        /// streams.
+        #[schemars(range(min = 0, max = MAX_TOP_LOGPROBS))]
+        prompt_logprobs: i64,
+        /// `prompt_token_ids` and `token_ids` come with the answer.
+        return_token_ids: bool,
+        /// Log probabilities name tokens as `token_id:` and the id.
+        return_tokens_as_token_ids: bool,
+        /// Only so many tokens of the prompt are kept; -1: as many as can be served.
+        #[schemars(range(min = -1), extend("not" = { "const": 0 }))]
+        truncate_prompt_tokens: i64,
+        /// Where `truncate_prompt_tokens` drops tokens: "left", unless given, or "right".
+        #[schemars(extend("enum" = ["left", "right", null]))]
+        truncation_side: String,
         /// Seeds this request's random numbers.
         seed: i64,
         /// Number of answers.
@@ -134,17 +157,9 @@ pub const COMMON_RULES: &[(&str, Rule)] = &[
     ("metadata", Rule::Label),
     ("safety_identifier", Rule::Label),
     ("service_tier", Rule::True(|v| v == "auto" || v == "default", "leave it out, or send \"auto\"")),
-    ("skip_special_tokens", Rule::True(|v| v == true, "special tokens are never part of the text: leave it out")),
-    ("spaces_between_special_tokens", Rule::True(Value::is_boolean, "leave it out")),
-    ("min_tokens", Rule::True(|v| v == 0, "leave it out")),
-    ("bad_words", Rule::True(is_empty, "use logit_bias with -100 for single tokens")),
     ("length_penalty", Rule::True(|v| v == 1.0 || v == 1, "there is no beam search: leave it out")),
     ("early_stopping", Rule::True(|v| v == false, "there is no beam search: leave it out")),
     ("use_beam_search", Rule::True(|v| v == false, "sample several answers with n")),
-    ("prompt_logprobs", Rule::Refused("use echo with logprobs on /v1/completions")),
-    ("return_token_ids", Rule::True(|v| v == false, "POST /tokenize gives the ids of a text")),
-    ("return_tokens_as_token_ids", Rule::True(|v| v == false, "POST /tokenize gives the ids of a text")),
-    ("truncate_prompt_tokens", Rule::Refused("use truncate_sequence")),
     ("structured_outputs", Rule::Refused("this version writes free text only")),
     ("guided_json", Rule::Refused("this version writes free text only")),
     ("guided_regex", Rule::Refused("this version writes free text only")),
@@ -179,6 +194,9 @@ impl SamplingFields {
             stop: self.stop()?,
             stop_token_ids: self.stop_token_ids.clone().unwrap_or_default(),
             max_tokens: check_max_tokens(max_tokens)?,
+            min_tokens: self.min_tokens(max_tokens)?,
+            bad_words: self.bad_words()?,
+            include_special_tokens: self.include_special_tokens()?,
             ignore_eos: self.ignore_eos.unwrap_or(false),
             // Any 64 bits, also as a negative number.
             seed: self.seed.map(i64::cast_unsigned),
@@ -208,6 +226,88 @@ impl SamplingFields {
         wrong.sort();
         wrong.truncate(8);
         Err(ApiError::value("logit_bias", format!("has keys that are no token ids: {}", wrong.join(", "))))
+    }
+
+    fn min_tokens(&self, max_tokens: Option<usize>) -> Result<usize, ApiError> {
+        let min_tokens = self.min_tokens.unwrap_or(0);
+        match max_tokens.filter(|max_tokens| *max_tokens < min_tokens) {
+            Some(max_tokens) => Err(ApiError::value(
+                "min_tokens",
+                format!("is {min_tokens} and `max_tokens` {max_tokens}; it must be at most that"),
+            )),
+            None => Ok(min_tokens),
+        }
+    }
+
+    fn bad_words(&self) -> Result<Vec<String>, ApiError> {
+        let words = self.bad_words.clone().unwrap_or_default();
+        let (max_words, max_bytes) = MAX_BAD_WORDS;
+        if words.len() > max_words {
+            return Err(ApiError::value("bad_words", format!("has {} entries; {max_words} at most", words.len())));
+        }
+        match words.iter().position(|word| word.trim_start().is_empty() || word.len() > max_bytes) {
+            Some(i) => {
+                let message = format!("is blank, or has more than {max_bytes} bytes; give a text of a character or more");
+                Err(ApiError::value(format!("bad_words[{i}]"), message))
+            }
+            None => Ok(words),
+        }
+    }
+
+    fn include_special_tokens(&self) -> Result<bool, ApiError> {
+        let include = self.skip_special_tokens == Some(false);
+        if include && self.spaces_between_special_tokens == Some(true) {
+            let advice = "texts of special tokens are joined without spaces: leave it out, or send false";
+            return Err(ApiError::unsupported("spaces_between_special_tokens", advice));
+        }
+        Ok(include)
+    }
+
+    /// The request, with what is asked for beside its sampling.
+    pub fn with_wishes(&self, request: GenerationRequest) -> Result<GenerationRequest, ApiError> {
+        let (stream, kept_prompt) = (self.stream.unwrap_or(false), self.kept_prompt()?);
+        let prompt_logprobs = self.prompt_logprobs.map(|top| match usize::try_from(top) {
+            Ok(_) if stream => {
+                let advice = "they come with a whole answer: leave `stream` out, or send false";
+                Err(ApiError::unsupported("prompt_logprobs", advice))
+            }
+            Ok(top) if top <= MAX_TOP_LOGPROBS => Ok(top),
+            _ => Err(ApiError::value("prompt_logprobs", format!("is {top}; it must be from 0 to {MAX_TOP_LOGPROBS}"))),
+        });
+        Ok(GenerationRequest {
+            truncate_sequence: self.truncate_sequence.unwrap_or(false) || self.truncate_prompt_tokens == Some(-1),
+            kept_prompt,
+            prompt_logprobs: prompt_logprobs.transpose()?,
+            return_token_ids: self.return_token_ids.unwrap_or(false),
+            stream,
+            ..request
+        })
+    }
+
+    fn kept_prompt(&self) -> Result<Option<KeptPrompt>, ApiError> {
+        let keep = match self.truncation_side.as_deref() {
+            None | Some("left") => KeptPrompt::Last,
+            Some("right") => KeptPrompt::First,
+            Some(_) => return Err(ApiError::value("truncation_side", "must be \"left\" or \"right\"")),
+        };
+        let Some(num_tokens) = self.truncate_prompt_tokens else {
+            return match self.truncation_side {
+                None => Ok(None),
+                Some(_) => Err(ApiError::value("truncation_side", "needs `truncate_prompt_tokens`")),
+            };
+        };
+        match usize::try_from(num_tokens) {
+            Ok(0) => Err(ApiError::value("truncate_prompt_tokens", "is 0; it must be at least 1, or -1 for what can be served")),
+            Ok(num_tokens) => Ok(Some(keep(num_tokens))),
+            Err(_) if num_tokens == -1 && self.truncation_side.as_deref() != Some("right") => Ok(None),
+            Err(_) if num_tokens == -1 => {
+                Err(ApiError::value("truncate_prompt_tokens", "is -1, which drops on the left; give a number of tokens"))
+            }
+            Err(_) => {
+                let message = format!("is {num_tokens}; it must be at least 1, or -1 for what can be served");
+                Err(ApiError::value("truncate_prompt_tokens", message))
+            }
+        }
     }
 
     fn stop(&self) -> Result<Vec<String>, ApiError> {
@@ -254,6 +354,8 @@ impl SamplingFields {
             include_usage,
             continuous_usage: include_usage && options.continuous_usage_stats.unwrap_or(false),
             include_stop: self.include_stop_str_in_output.unwrap_or(false),
+            token_ids: self.return_token_ids.unwrap_or(false),
+            tokens_as_ids: self.return_tokens_as_token_ids.unwrap_or(false),
         })
     }
 }

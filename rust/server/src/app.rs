@@ -13,8 +13,15 @@ use openai::{ApiError, ModelContext, response::Envelope, response::unix_seconds}
 use tokio::sync::watch;
 
 use crate::{
-    StartError, auth::Keys, cancels::Cancels, config::ServerConfig, errors::model_not_found, mailbox::Bell, metrics::Metrics,
-    routes::Watch, store::Store,
+    StartError,
+    auth::{Caller, Keys, Taken},
+    cancels::Cancels,
+    config::ServerConfig,
+    errors::model_not_found,
+    mailbox::Bell,
+    metrics::Metrics,
+    routes::Watch,
+    store::Store,
 };
 
 /// The state of a server.
@@ -109,22 +116,41 @@ impl App {
     }
 
     /// The right to run so many choices, until it is dropped; an error with an honest wait when too many wait already.
-    pub fn admit(self: &Arc<Self>, num_choices: usize) -> Result<Admission, ApiError> {
+    pub fn admit(self: &Arc<Self>, caller: &Caller, num_choices: usize) -> Result<Admission, ApiError> {
         if self.is_draining.load(Ordering::SeqCst) {
             return Err(draining());
         }
+        let taken = caller.quota.as_ref().map(|quota| quota.take(num_choices)).transpose();
+        let taken = taken.map_err(|error| self.too_many(num_choices, error))?;
         let limit = self.config.max_seqs + self.config.max_queued;
         let before = self.in_flight.fetch_add(num_choices, Ordering::SeqCst);
         // One request too large for an empty queue still runs: it waits for itself alone.
         if before > 0 && before + num_choices > limit {
             self.in_flight.fetch_sub(num_choices, Ordering::SeqCst);
-            self.metrics.rejected("queue_full");
             let message = format!("{before} answers are being made or wait, and {limit} may; try again in a moment");
-            let mut error = ApiError::new(429, "rate_limit_error", "queue_full", None, message);
-            error.retry_after = Some(self.retry_after(before));
-            return Err(error);
+            return Err(self.too_many(before, ApiError::new(429, "rate_limit_error", "queue_full", None, message)));
         }
-        Ok(Admission { app: Arc::clone(self), num_choices })
+        Ok(Admission { app: Arc::clone(self), num_choices, _taken: taken })
+    }
+
+    /// Whether prompts of so many tokens, which have been submitted, may wait beside the others that do.
+    pub fn check_waiting_tokens(&self, own: usize) -> Result<(), ApiError> {
+        let Some(limit) = self.config.max_queued_tokens else { return Ok(()) };
+        let others = self.engine.waiting_tokens().saturating_sub(own);
+        // One prompt too long for an empty queue still waits: for nobody.
+        if others == 0 || others + own <= limit {
+            return Ok(());
+        }
+        let message = format!("prompts of {others} tokens wait, and this one has {own}; {limit} may; try again in a moment");
+        let error = ApiError::new(429, "rate_limit_error", "queue_full", None, message);
+        Err(self.too_many(self.in_flight.load(Ordering::SeqCst), error))
+    }
+
+    /// The refusal of a request, counted, with an honest wait.
+    fn too_many(&self, waiting: usize, mut error: ApiError) -> ApiError {
+        self.metrics.rejected(error.code);
+        error.retry_after = Some(self.retry_after(waiting));
+        error
     }
 
     /// Seconds until half of what waits is served, by the rate so far; 1 to 60.
@@ -144,6 +170,7 @@ impl App {
 pub struct Admission {
     app: Arc<App>,
     num_choices: usize,
+    _taken: Option<Taken>,
 }
 
 impl Drop for Admission {

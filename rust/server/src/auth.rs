@@ -1,9 +1,13 @@
 //! Who asks.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
 
 use axum::http::{HeaderMap, header};
 use openai::ApiError;
+use sha2::{Digest, Sha256};
 
 use crate::{StartError, config::KeyConfig};
 
@@ -17,18 +21,54 @@ pub struct Keys {
 
 #[derive(Debug)]
 struct Key {
-    hash: blake3::Hash,
+    hash: [u8; 32],
+    quota: Option<Arc<Quota>>,
     tenant: Option<Arc<str>>,
     is_admin: bool,
 }
 
+/// How many choices a key may have at once.
+#[derive(Debug)]
+pub struct Quota {
+    limit: usize,
+    in_flight: AtomicUsize,
+}
+
+impl Quota {
+    /// Takes so many, until what is returned is dropped. One request too large for an idle key still runs, as for an idle server.
+    pub fn take(self: &Arc<Self>, num_choices: usize) -> Result<Taken, ApiError> {
+        let before = self.in_flight.fetch_add(num_choices, Ordering::SeqCst);
+        let taken = Taken { quota: Arc::clone(self), num_choices };
+        if before > 0 && before + num_choices > self.limit {
+            let message = format!("{before} answers to this API key are being made or wait, and {} may", self.limit);
+            return Err(ApiError::new(429, "rate_limit_error", "tenant_limit", None, message));
+        }
+        Ok(taken)
+    }
+}
+
+/// Choices that a key has.
+#[derive(Debug)]
+pub struct Taken {
+    quota: Arc<Quota>,
+    num_choices: usize,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.quota.in_flight.fetch_sub(self.num_choices, Ordering::SeqCst);
+    }
+}
+
 /// Who a request comes from.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Caller {
     /// By the key; the same for all without keys.
     pub tenant: Option<Arc<str>>,
     /// May pause, resume, drain and cancel: by the key, or anyone where there are none.
     pub is_admin: bool,
+    /// How much the key may ask for at once.
+    pub quota: Option<Arc<Quota>>,
     /// The id that the request goes by.
     pub request_id: String,
 }
@@ -37,11 +77,10 @@ impl Keys {
     /// Of these keys; an empty one is an error.
     pub fn new(configs: &[KeyConfig]) -> Result<Self, StartError> {
         let key = |config: &KeyConfig| {
-            if config.key.trim().is_empty() {
-                return Err(StartError("an API key is empty; give some text, or no key".into()));
-            }
+            let quota = |limit| Arc::new(Quota { limit, in_flight: AtomicUsize::new(0) });
             Ok(Key {
-                hash: blake3::hash(config.key.as_bytes()),
+                hash: hash_of(config)?,
+                quota: config.max_in_flight.map(quota),
                 tenant: config.tenant.as_deref().map(Arc::from),
                 is_admin: config.admin,
             })
@@ -62,11 +101,14 @@ impl Keys {
         let Some(given) = bearer.or_else(|| text("x-api-key")) else {
             return Err(unauthorized("send an API key as `Authorization: Bearer KEY` or `x-api-key: KEY`"));
         };
-        let hash = blake3::hash(given.as_bytes());
         // Hashes are compared in constant time, and all of them.
-        let found = self.keys.iter().fold(None, |found, key| if key.hash == hash { Some(key) } else { found });
+        let hash = blake3::Hash::from_bytes(Sha256::digest(given.as_bytes()).into());
+        let found = self.keys.iter().fold(None, |found, key| if hash == key.hash { Some(key) } else { found });
         match found {
-            Some(key) => Ok(Caller { tenant: key.tenant.clone(), is_admin: key.is_admin, ..Caller::default() }),
+            Some(key) => {
+                let (tenant, quota) = (key.tenant.clone(), key.quota.clone());
+                Ok(Caller { tenant, quota, is_admin: key.is_admin, ..Caller::default() })
+            }
             None => Err(unauthorized("the API key is not one of this server's")),
         }
     }
@@ -80,6 +122,20 @@ impl Keys {
             hasher.update(part.as_bytes());
         }
         Some(hasher.finalize().to_hex().to_string())
+    }
+}
+
+/// The SHA-256 of a key, which is all that is kept of it.
+fn hash_of(config: &KeyConfig) -> Result<[u8; 32], StartError> {
+    match (config.key.as_deref(), config.sha256.as_deref()) {
+        (Some(key), None) if key.trim().is_empty() => Err(StartError("an API key is empty; give some text, or no key".into())),
+        (Some(key), None) => Ok(Sha256::digest(key.as_bytes()).into()),
+        (None, Some(digits)) => {
+            let hash = blake3::Hash::from_hex(digits);
+            hash.map(Into::into)
+                .map_err(|_| StartError(format!("sha256 = {digits:?} of an API key is not 64 hexadecimal digits")))
+        }
+        _ => Err(StartError("an API key needs key or sha256, and not both".into())),
     }
 }
 

@@ -22,6 +22,8 @@ pub struct ServerConfig {
     pub max_seqs: usize,
     /// Choices that wait beyond those at most, 512.
     pub max_queued: usize,
+    /// Tokens of waiting prompts at most, beside which no other prompt may wait; without limit unless given.
+    pub max_queued_tokens: Option<usize>,
     /// Bytes of a body at most, 16 MiB.
     pub max_body_bytes: usize,
     /// Connections at most, 1024.
@@ -63,10 +65,14 @@ pub enum AccessLog {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyConfig {
-    /// The key itself.
-    pub key: String,
+    /// The key itself, or else its hash.
+    pub key: Option<String>,
+    /// The SHA-256 of the key's bytes, as 64 hexadecimal digits: then nobody who reads the settings knows the key.
+    pub sha256: Option<String>,
     /// Whose it is: tenants take turns and share no cached blocks.
     pub tenant: Option<String>,
+    /// Choices of its requests that run or wait at most; as many as the server takes unless given.
+    pub max_in_flight: Option<usize>,
     /// May pause, resume, drain and cancel.
     #[serde(default)]
     pub admin: bool,
@@ -82,6 +88,7 @@ impl Default for ServerConfig {
             keys: Vec::new(),
             max_seqs: 32,
             max_queued: 512,
+            max_queued_tokens: None,
             max_body_bytes: 16 << 20,
             max_connections: 1024,
             request_timeout: None,

@@ -29,6 +29,8 @@ pub struct Running {
     pub n_choices: usize,
     /// Log probabilities were asked for.
     pub wants_logprobs: bool,
+    /// Log probabilities of the prompts were asked for.
+    pub wants_prompt_logprobs: bool,
     /// What the metrics and the log are told.
     pub observed: Observed,
     cancelled: Cancelled,
@@ -49,7 +51,13 @@ impl Running {
 
     /// Tokens of the prompts.
     pub fn num_prompt_tokens(&self) -> usize {
-        self.handles.iter().map(RequestHandle::num_prompt_tokens).sum()
+        self.handles.iter().map(|handle| handle.prompt_token_ids().len()).sum()
+    }
+
+    /// The tokens of each prompt, if the answer is to have them.
+    pub fn prompt_token_ids(&self) -> Vec<Option<Vec<u32>>> {
+        let ids = |handle: &RequestHandle| self.delivery.token_ids.then(|| handle.prompt_token_ids().to_vec());
+        self.handles.iter().map(ids).collect()
     }
 
     /// How many requests there are.
@@ -64,8 +72,9 @@ pub async fn start(app: &Arc<App>, caller: &Caller, generation: Generation) -> R
     let Generation { mut requests, delivery, user, .. } = generation;
     let first = requests.first().ok_or_else(|| internal("a request without a prompt".into()))?;
     let (n_choices, wants_logprobs) = (first.n_choices, first.sampling.logprobs.is_some());
+    let wants_prompt_logprobs = first.prompt_logprobs.is_some();
     let num_choices = requests.iter().map(|request| request.best_of.unwrap_or(request.n_choices)).sum();
-    let admission = app.admit(num_choices)?;
+    let admission = app.admit(caller, num_choices)?;
     let limit = app.config.request_timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     for request in &mut requests {
         let service = &mut request.service;
@@ -87,7 +96,18 @@ pub async fn start(app: &Arc<App>, caller: &Caller, generation: Generation) -> R
     });
     let handles = handles.await.map_err(|panic| internal(format!("a defect ended the request: {panic}")))?;
     let handles = handles.map_err(openai::of_request)?;
-    Ok(Running { mailbox, handles, delivery, n_choices, wants_logprobs, observed, cancelled, _admission: admission })
+    app.check_waiting_tokens(handles.iter().map(|handle| handle.prompt_token_ids().len()).sum())?;
+    Ok(Running {
+        mailbox,
+        handles,
+        delivery,
+        n_choices,
+        wants_logprobs,
+        wants_prompt_logprobs,
+        observed,
+        cancelled,
+        _admission: admission,
+    })
 }
 
 /// Whose turn a request takes: the tenant's, and within it the user's.

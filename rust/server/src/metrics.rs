@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use engine::{Engine, GenerationRequest, KvCacheStats, MissReason, OutputEvent};
+use engine::{Engine, GenerationRequest, KvCacheStats, MissReason, OutputEvent, STEP_TOKENS, StepTokens};
 use prometheus::{
     Counter, CounterVec, Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
-    TextEncoder, core::Metric as _,
+    TextEncoder, core::Metric as _, proto,
 };
 
 use serde_json::{Value, json};
@@ -33,12 +33,16 @@ type Result<T> = std::result::Result<T, prometheus::Error>;
 /// The metrics of a server.
 pub struct Metrics {
     registry: Registry,
+    model: String,
     first_token: Histogram,
     between_tokens: Histogram,
     per_output_token: Histogram,
+    old_per_output_token: Histogram,
     whole: Histogram,
+    queue: Histogram,
     prefill: Histogram,
     decode: Histogram,
+    inference: Histogram,
     prompt_tokens_each: Histogram,
     generation_tokens_each: Histogram,
     params_n: Histogram,
@@ -172,8 +176,27 @@ impl Metrics {
                 "Of each request, the mean time between its tokens.",
                 BETWEEN_TOKENS,
             )?,
+            old_per_output_token: make.histogram(
+                "vllm:time_per_output_token_seconds",
+                "Between tokens of a stream, under its older name.",
+                BETWEEN_TOKENS,
+            )?,
             whole: make.histogram("vllm:e2e_request_latency_seconds", "From submission to the end.", WHOLE)?,
-            prefill: make.histogram("vllm:request_prefill_time_seconds", "Of each request, up to its first token.", WHOLE)?,
+            queue: make.histogram(
+                "vllm:request_queue_time_seconds",
+                "Of each request, up to the first step with tokens of it.",
+                WHOLE,
+            )?,
+            prefill: make.histogram(
+                "vllm:request_prefill_time_seconds",
+                "Of each request, from that step to its first token.",
+                WHOLE,
+            )?,
+            inference: make.histogram(
+                "vllm:request_inference_time_seconds",
+                "Of each request, from that step to its end.",
+                WHOLE,
+            )?,
             decode: make.histogram(
                 "vllm:request_decode_time_seconds",
                 "Of each request, from its first token to its end.",
@@ -199,6 +222,7 @@ impl Metrics {
             http_in_flight: make
                 .add(IntGauge::with_opts(make.opts("http_requests_in_flight", "Requests without a response yet."))?)?,
             pool,
+            model: config.model_id.clone(),
             registry,
         })
     }
@@ -233,9 +257,12 @@ impl Metrics {
             first_token: self.first_token.clone(),
             between_tokens: self.between_tokens.clone(),
             per_output_token: self.per_output_token.clone(),
+            old_per_output_token: self.old_per_output_token.clone(),
             whole: self.whole.clone(),
+            queue: self.queue.clone(),
             prefill: self.prefill.clone(),
             decode: self.decode.clone(),
+            inference: self.inference.clone(),
             prompt_tokens_each: self.prompt_tokens_each.clone(),
             generation_tokens_each: self.generation_tokens_each.clone(),
             prompt_tokens: self.prompt_tokens.clone(),
@@ -267,7 +294,7 @@ impl Metrics {
     }
 
     /// The page of `/metrics`, after the pool's figures are read.
-    pub fn page(&self, stats: &KvCacheStats, block_bytes: u64) -> Result<String> {
+    pub fn page(&self, stats: &KvCacheStats, steps: &StepTokens, block_bytes: u64) -> Result<String> {
         let pool = &self.pool;
         let none: [&str; 0] = [];
         let used = stats.blocks_used as f64 / stats.blocks_total.max(1) as f64;
@@ -289,8 +316,39 @@ impl Metrics {
         pool.blocks_cached.set(stats.blocks_cached as f64);
         pool.fragmented_bytes.set(fragmented_bytes(stats, block_bytes));
         let mut page = Vec::new();
-        TextEncoder::new().encode(&self.registry.gather(), &mut page)?;
+        let mut families = self.registry.gather();
+        families.push(self.step_tokens(steps));
+        TextEncoder::new().encode(&families, &mut page)?;
         Ok(String::from_utf8_lossy(&page).into_owned())
+    }
+
+    /// A histogram that the engine keeps.
+    fn step_tokens(&self, steps: &StepTokens) -> proto::MetricFamily {
+        let bucket = |(end, count): (&usize, &u64)| {
+            let mut bucket = proto::Bucket::default();
+            bucket.set_upper_bound(*end as f64);
+            bucket.set_cumulative_count(*count);
+            bucket
+        };
+        let mut histogram = proto::Histogram::default();
+        histogram.set_bucket(STEP_TOKENS.iter().zip(&steps.cumulative).map(bucket).collect());
+        histogram.set_sample_count(steps.steps);
+        histogram.set_sample_sum(steps.tokens as f64);
+        let label = |(name, value): (&str, &str)| {
+            let mut label = proto::LabelPair::default();
+            label.set_name(name.to_owned());
+            label.set_value(value.to_owned());
+            label
+        };
+        let mut metric = proto::Metric::default();
+        metric.set_label([("engine", "0"), ("model_name", &self.model)].into_iter().map(label).collect());
+        metric.set_histogram(histogram);
+        let mut family = proto::MetricFamily::default();
+        family.set_name("vllm:iteration_tokens_total".to_owned());
+        family.set_help("Tokens of a step, of prompts and answers together.".to_owned());
+        family.set_field_type(proto::MetricType::HISTOGRAM);
+        family.set_metric(vec![metric]);
+        family
     }
 }
 
@@ -313,9 +371,12 @@ pub struct Observed {
     first_token: Histogram,
     between_tokens: Histogram,
     per_output_token: Histogram,
+    old_per_output_token: Histogram,
     whole: Histogram,
+    queue: Histogram,
     prefill: Histogram,
     decode: Histogram,
+    inference: Histogram,
     prompt_tokens_each: Histogram,
     generation_tokens_each: Histogram,
     prompt_tokens: IntCounter,
@@ -336,7 +397,10 @@ impl Observed {
                 if self.last_token.is_none() {
                     self.first_token.observe(usage.total_prompt_time_sec);
                 }
-                self.prefill.observe(usage.total_prompt_time_sec);
+                let queue = usage.total_queue_time_sec;
+                self.queue.observe(queue);
+                self.prefill.observe((usage.total_prompt_time_sec - queue).max(0.0));
+                self.inference.observe((usage.total_time_sec - queue).max(0.0));
                 self.decode.observe(usage.total_completion_time_sec);
                 self.whole.observe(usage.total_time_sec);
                 self.prompt_tokens_each.observe(usage.prompt_tokens as f64);
@@ -347,7 +411,7 @@ impl Observed {
                     self.per_output_token.observe(usage.total_completion_time_sec / (usage.completion_tokens - 1) as f64);
                 }
             }
-            OutputEvent::Vector { .. } => {}
+            OutputEvent::PromptLogprobs(_) | OutputEvent::Vector { .. } => {}
         }
     }
 
@@ -355,7 +419,9 @@ impl Observed {
         let Some(last) = &mut self.last_token else { return };
         let now = Instant::now();
         if let Some((_, before)) = last.iter_mut().find(|(which, _)| *which == choice) {
-            self.between_tokens.observe((now - *before).as_secs_f64());
+            let seconds = (now - *before).as_secs_f64();
+            self.between_tokens.observe(seconds);
+            self.old_per_output_token.observe(seconds);
             *before = now;
             return;
         }

@@ -14,6 +14,24 @@ pub struct Heartbeat {
     /// Mean microseconds of a turn, the last ones counting most.
     mean: AtomicU64,
     is_busy: AtomicBool,
+    /// Steps by their tokens: up to each of [`STEP_TOKENS`], and more.
+    steps: [AtomicU64; STEP_TOKENS.len() + 1],
+    /// Tokens of all steps.
+    step_tokens: AtomicU64,
+}
+
+/// Upper ends of the buckets that steps are counted in by their tokens: vLLM's.
+pub const STEP_TOKENS: [usize; 13] = [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384];
+
+/// How many tokens the steps had so far, of prompts and answers together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepTokens {
+    /// Steps with so many tokens at most, for each of [`STEP_TOKENS`].
+    pub cumulative: [u64; STEP_TOKENS.len()],
+    /// All steps.
+    pub steps: u64,
+    /// Their tokens.
+    pub tokens: u64,
 }
 
 /// How an engine's thread does.
@@ -36,7 +54,14 @@ impl Vitals {
 
 impl Default for Heartbeat {
     fn default() -> Self {
-        Self { started: Instant::now(), last: AtomicU64::new(0), mean: AtomicU64::new(0), is_busy: AtomicBool::new(false) }
+        Self {
+            started: Instant::now(),
+            last: AtomicU64::new(0),
+            mean: AtomicU64::new(0),
+            is_busy: AtomicBool::new(false),
+            steps: Default::default(),
+            step_tokens: AtomicU64::new(0),
+        }
     }
 }
 
@@ -62,6 +87,25 @@ impl Heartbeat {
         self.is_busy.store(is_busy, Ordering::Relaxed);
     }
 
+    /// A step had so many tokens.
+    pub fn count_step(&self, num_tokens: usize) {
+        let bucket = STEP_TOKENS.partition_point(|end| *end < num_tokens);
+        self.steps[bucket].fetch_add(1, Ordering::Relaxed);
+        self.step_tokens.fetch_add(num_tokens as u64, Ordering::Relaxed);
+    }
+
+    /// What the steps had so far.
+    pub fn step_tokens(&self) -> StepTokens {
+        let mut all = StepTokens { tokens: self.step_tokens.load(Ordering::Relaxed), ..StepTokens::default() };
+        for (index, count) in self.steps.iter().enumerate() {
+            all.steps += count.load(Ordering::Relaxed);
+            if let Some(cumulative) = all.cumulative.get_mut(index) {
+                *cumulative = all.steps;
+            }
+        }
+        all
+    }
+
     /// What it tells now.
     pub fn vitals(&self) -> Vitals {
         let micros = |value: &AtomicU64| value.load(Ordering::Relaxed);
@@ -70,5 +114,21 @@ impl Heartbeat {
             since_last_step: Duration::from_micros(self.now().saturating_sub(micros(&self.last))),
             mean_step: Duration::from_micros(micros(&self.mean)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_counted_by_their_tokens() {
+        let heartbeat = Heartbeat::default();
+        for num_tokens in [1, 8, 9, 16_384, 16_385] {
+            heartbeat.count_step(num_tokens);
+        }
+        let all = heartbeat.step_tokens();
+        assert_eq!((all.cumulative[..3].to_vec(), all.cumulative[12]), (vec![1, 2, 3], 4));
+        assert_eq!((all.steps, all.tokens), (5, 32_787));
     }
 }

@@ -218,6 +218,7 @@ pub fn load_with_backend(
         seed: config.seed.or(config.deterministic.then_some(0)),
         one_seed: config.deterministic,
         submitted: AtomicU64::new(0),
+        waiting_tokens: Arc::default(),
         draining: AtomicBool::new(false),
         lost: thread.lost(),
         heartbeat: thread.heartbeat(),

@@ -17,7 +17,7 @@ mod tier;
 use std::{
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
         mpsc,
     },
     time::Duration,
@@ -27,13 +27,14 @@ use device::{Backend, host::trim_heap};
 
 pub use config::{CpuOptions, Device, EngineConfig, LoadProgress, ModelDType, ModelSource, best_device};
 use heartbeat::Heartbeat;
-pub use heartbeat::Vitals;
+pub use heartbeat::{STEP_TOKENS, StepTokens, Vitals};
 pub use plan::{DeviceBytes, GroupPlan, MemoryPlan};
 
 use crate::{
     EngineError, EventSink, GenerationConfig, GenerationRequest, Message, RenderOptions, RequestStream, ResolvedSampling,
     SamplingParams, chat_template::ChatTemplate, completion::CompletionCollector, kv_tier::FlushOnDrop, tokenizer::Tokenizer,
 };
+use output::WaitingTokens;
 pub use sequence::{Continuation, Sequence};
 use thread::Command;
 
@@ -61,6 +62,8 @@ struct Shared {
     /// Whether requests without a seed have this one, and not one that follows from how many came before.
     one_seed: bool,
     submitted: AtomicU64,
+    /// Tokens of the prompts of which no step had any.
+    waiting_tokens: Arc<AtomicUsize>,
     /// No requests are accepted.
     draining: AtomicBool,
     /// Why the device computes no more, once it does not.
@@ -245,6 +248,16 @@ impl Engine {
         }
     }
 
+    /// Tokens of the prompts that wait: of which no step had any. At once, as [`Self::vitals`].
+    pub fn waiting_tokens(&self) -> usize {
+        self.shared.waiting_tokens.load(Ordering::Relaxed)
+    }
+
+    /// How many tokens the steps had so far; at once, as [`Self::vitals`].
+    pub fn step_tokens(&self) -> StepTokens {
+        self.shared.heartbeat.step_tokens()
+    }
+
     /// Figures of the KV pool after the current step; requests whose stream was dropped are gone from them.
     ///
     /// An [`EngineError::Internal`] when the engine thread has ended.
@@ -286,7 +299,8 @@ pub struct RequestHandle {
     inbox: mpsc::Sender<Command>,
     cancel: Arc<AtomicBool>,
     wants_logprobs: bool,
-    num_prompt_tokens: usize,
+    prompt_token_ids: Arc<[u32]>,
+    waiting: Arc<WaitingTokens>,
 }
 
 impl RequestHandle {
@@ -301,8 +315,8 @@ impl RequestHandle {
     }
 
     /// Tokens of its prompt.
-    pub fn num_prompt_tokens(&self) -> usize {
-        self.num_prompt_tokens
+    pub fn prompt_token_ids(&self) -> &[u32] {
+        &self.prompt_token_ids
     }
 
     /// Collects the request's events into the complete answer, which comes with [`crate::OutputEvent::Done`].
@@ -314,6 +328,7 @@ impl RequestHandle {
 impl Drop for RequestHandle {
     fn drop(&mut self) {
         self.cancel.store(true, Ordering::Relaxed);
+        self.waiting.end();
     }
 }
 

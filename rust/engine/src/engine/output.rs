@@ -2,7 +2,11 @@
 
 use std::{
     ops::Range,
-    sync::{Arc, Mutex, PoisonError, mpsc::Sender},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+        mpsc::Sender,
+    },
     time::Instant,
 };
 
@@ -14,7 +18,7 @@ use super::{
     thread::Command,
 };
 use crate::{
-    EngineError, FinishReason, OutputEvent, OutputKind, TokenLogprobs, TopLogprob, Usage,
+    EngineError, FinishReason, OutputEvent, OutputKind, PromptLogprob, TokenLogprobs, TopLogprob, Usage,
     event_sink::Outbox,
     output_text::OutputText,
     sampler::{Sampled, Sampler},
@@ -33,8 +37,10 @@ pub struct SubmittedRequest {
     pub stop_token_ids: Vec<u32>,
     /// Alternatives to report beside each token, when log probabilities are wanted.
     pub logprobs: Option<usize>,
-    /// Report the prompt's own log probabilities first.
-    pub prompt_logprobs: bool,
+    /// Which log probabilities of the prompt's own tokens are reported.
+    pub prompt_logprobs: PromptLogprobs,
+    /// Report the ids of the tokens.
+    pub return_token_ids: bool,
     /// Text that goes before every choice.
     pub echo: Option<String>,
     /// Text that goes after every choice.
@@ -51,16 +57,77 @@ pub struct SubmittedRequest {
     pub keep: Option<Sender<Command>>,
     /// What it goes on from.
     pub source: Option<Source>,
-    /// The only tokens that may come.
-    pub allowed: Option<Arc<TokenSet>>,
+    /// Which tokens may come.
+    pub allowed: AllowedTokens,
     /// Sampler and text state of each choice.
     pub choices: Vec<(Sampler, OutputText)>,
     /// How it is served beside others.
     pub service: Service,
     /// When the caller submitted it.
     pub submitted_at: Instant,
+    /// Its prompt, until a step has tokens of it.
+    pub waiting: Arc<WaitingTokens>,
     /// Where events go.
     pub outbox: Outbox,
+}
+
+/// Log probabilities of a prompt's tokens, each with that many likeliest ones.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PromptLogprobs {
+    /// At the beginning of each choice, where the prompt is echoed.
+    pub echoed: Option<usize>,
+    /// By themselves.
+    pub apart: Option<usize>,
+}
+
+impl PromptLogprobs {
+    /// Whether any are wanted.
+    pub fn are_wanted(&self) -> bool {
+        self.echoed.is_some() || self.apart.is_some()
+    }
+}
+
+/// Which tokens may come.
+#[derive(Clone, Debug, Default)]
+pub struct AllowedTokens {
+    /// The only ones; `None`: all.
+    pub only: Option<Arc<TokenSet>>,
+    /// Before so many tokens nothing ends the text.
+    pub min_tokens: usize,
+    /// Those that may come until then; `None`: as later.
+    pub before_min: Option<TokenSet>,
+}
+
+impl AllowedTokens {
+    fn mask(&self, position: usize) -> Option<TokenMask<'_>> {
+        let early = self.before_min.as_ref().filter(|_| position < self.min_tokens);
+        early.or(self.only.as_deref()).map(TokenSet::mask)
+    }
+}
+
+/// Tokens of a prompt that count as waiting, until they end to or this is dropped.
+pub struct WaitingTokens {
+    total: Arc<AtomicUsize>,
+    num_tokens: AtomicUsize,
+}
+
+impl WaitingTokens {
+    /// Adds to those that wait already.
+    pub fn add(total: &Arc<AtomicUsize>, num_tokens: usize) -> Self {
+        total.fetch_add(num_tokens, Ordering::Relaxed);
+        Self { total: Arc::clone(total), num_tokens: AtomicUsize::new(num_tokens) }
+    }
+
+    /// They are being computed, or nobody waits for them any more.
+    pub fn end(&self) {
+        self.total.fetch_sub(self.num_tokens.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+impl Drop for WaitingTokens {
+    fn drop(&mut self) {
+        self.end();
+    }
 }
 
 /// How a request is served beside others, in the scheduler's terms.
@@ -78,6 +145,8 @@ pub struct ActiveRequest {
     submitted: SubmittedRequest,
     choices: Vec<Choice>,
     usage: Usage,
+    /// When the first step with tokens of it began.
+    first_step: Option<Instant>,
     first_token: Option<Instant>,
 }
 
@@ -130,14 +199,14 @@ impl ActiveRequest {
             })
             .collect();
         let usage = Usage { prompt_tokens: submitted.prompt_token_ids.len(), ..Usage::default() };
-        Self { submitted, choices, usage, first_token: None }
+        Self { submitted, choices, usage, first_step: None, first_token: None }
     }
 
     /// Tells what goes before every choice.
     pub fn begin(&mut self) {
         if let Some(echo) = self.submitted.echo.take() {
             for index in 0..self.choices.len() {
-                self.emit(index, OutputEvent::Delta { index, text: echo.clone(), logprobs: Vec::new(), num_tokens: 0 });
+                self.emit(index, text_alone(index, echo.clone(), 0));
             }
         }
     }
@@ -172,8 +241,10 @@ impl ActiveRequest {
         self.choices.iter().all(|c| c.finished)
     }
 
-    /// Records how much of the prompt was not computed, and why no more.
-    pub fn set_cached_tokens(&mut self, cached: usize, miss: Option<MissReason>) {
+    /// Records when the first step with tokens of it began, how much of the prompt was not computed, and why no more.
+    pub fn set_first_step(&mut self, began: Instant, cached: usize, miss: Option<MissReason>) {
+        self.first_step.get_or_insert(began);
+        self.submitted.waiting.end();
         (self.usage.cached_tokens, self.usage.cache_miss) = (cached, miss);
     }
 
@@ -194,7 +265,7 @@ impl ActiveRequest {
     pub fn sample(&self, index: usize, ahead: usize, logits: &mut [f32]) -> Result<Sampled, EngineError> {
         let choice = &self.choices[index];
         let mut sampler = choice.sampler.lock().unwrap_or_else(PoisonError::into_inner);
-        let sampled = sampler.sample(logits, choice.output_token_ids.len() + ahead, self.mask())?;
+        let sampled = sampler.sample(logits, choice.output_token_ids.len() + ahead, self.mask(index, ahead))?;
         sampler.observe(sampled.token_id);
         Ok(sampled)
     }
@@ -208,12 +279,12 @@ impl ActiveRequest {
     pub fn row_sampling(&self, index: usize, ahead: usize) -> Option<(RowSampling<'_>, usize)> {
         let choice = &self.choices[index];
         let mut sampler = choice.sampler.lock().unwrap_or_else(PoisonError::into_inner);
-        sampler.row_sampling(choice.output_token_ids.len() + ahead, self.mask())
+        sampler.row_sampling(choice.output_token_ids.len() + ahead, self.mask(index, ahead))
     }
 
-    /// Which tokens may come next in any choice; `None`: all.
-    pub fn mask(&self) -> Option<TokenMask<'_>> {
-        self.submitted.allowed.as_deref().map(TokenSet::mask)
+    /// Which tokens may come `ahead` places behind a choice's next one; `None`: all.
+    pub fn mask(&self, index: usize, ahead: usize) -> Option<TokenMask<'_>> {
+        self.submitted.allowed.mask(self.choices[index].output_token_ids.len() + ahead)
     }
 
     /// See [`Sampler::accept`].
@@ -227,11 +298,25 @@ impl ActiveRequest {
         self.emit(index, OutputEvent::Vector { index, values });
     }
 
-    /// Reports log probabilities of prompt tokens, in order, to every choice.
-    pub fn push_prompt_logprobs(&mut self, logprobs: &[TokenLogprobs]) {
-        for index in 0..self.choices.len() {
-            let delta = OutputEvent::Delta { index, text: String::new(), logprobs: logprobs.to_vec(), num_tokens: 0 };
-            self.emit(index, delta);
+    /// Reports log probabilities of prompt tokens, in order: to every choice, apart, or both.
+    pub fn push_prompt_logprobs(&mut self, mut logprobs: Vec<PromptLogprob>) {
+        let PromptLogprobs { echoed, apart } = self.submitted.prompt_logprobs;
+        if let Some(num_top) = echoed {
+            let own = |entry: &PromptLogprob| TokenLogprobs {
+                top_logprobs: entry.token.top_logprobs.iter().take(num_top).cloned().collect(),
+                ..entry.token.clone()
+            };
+            let echoed: Vec<_> = logprobs.iter().map(own).collect();
+            for index in 0..self.choices.len() {
+                let (text, token_ids) = (String::new(), Vec::new());
+                self.emit(index, OutputEvent::Delta { index, text, logprobs: echoed.clone(), token_ids, num_tokens: 0 });
+            }
+        }
+        if let Some(num_top) = apart {
+            for entry in &mut logprobs {
+                entry.token.top_logprobs.truncate(num_top);
+            }
+            self.submitted.outbox.push(Ok(OutputEvent::PromptLogprobs(logprobs)));
         }
     }
 
@@ -242,9 +327,10 @@ impl ActiveRequest {
         choice.output_token_ids.push(sampled.token_id);
         let num_tokens = choice.output_token_ids.len();
         self.usage.completion_tokens += 1;
+        let may_end = num_tokens > self.submitted.allowed.min_tokens;
         let is_stop_token = self.submitted.stop_token_ids.contains(&sampled.token_id);
         let mut delta = String::new();
-        let is_stopped = is_stop_token || choice.text.push(tokenizer, sampled.token_id, &mut delta);
+        let is_stopped = is_stop_token || choice.text.push(tokenizer, sampled.token_id, may_end, &mut delta);
         let mut logprobs = Vec::new();
         if let Some(row) = &sampled.logprobs {
             choice.sum_logprob += f64::from(row.logprob);
@@ -252,8 +338,9 @@ impl ActiveRequest {
                 logprobs.push(token_logprobs(tokenizer, sampled.token_id, Some(row.logprob), &row.top));
             }
         }
-        if !delta.is_empty() || !logprobs.is_empty() {
-            self.emit(index, OutputEvent::Delta { index, text: delta, logprobs, num_tokens });
+        let token_ids = if self.submitted.return_token_ids { vec![sampled.token_id] } else { Vec::new() };
+        if !delta.is_empty() || !logprobs.is_empty() || !token_ids.is_empty() {
+            self.emit(index, OutputEvent::Delta { index, text: delta, logprobs, token_ids, num_tokens });
         }
         let is_full = num_tokens >= self.submitted.max_tokens;
         if is_stopped { Some(FinishReason::Stop) } else { is_full.then_some(FinishReason::Length) }
@@ -281,7 +368,7 @@ impl ActiveRequest {
             text.push_str(suffix);
         }
         if !text.is_empty() {
-            self.emit(index, OutputEvent::Delta { index, text, logprobs: Vec::new(), num_tokens });
+            self.emit(index, text_alone(index, text, num_tokens));
         }
         let error = end.error.map(str::to_owned);
         self.emit(index, OutputEvent::Finished { index, reason: end.reason, stop_sequence, error, num_tokens, sequence });
@@ -312,6 +399,8 @@ impl ActiveRequest {
         let end = Instant::now();
         let first = self.first_token.unwrap_or(end);
         self.usage.total_time_sec = (end - self.submitted.submitted_at).as_secs_f64();
+        let begun = self.first_step.unwrap_or(end);
+        self.usage.total_queue_time_sec = begun.saturating_duration_since(self.submitted.submitted_at).as_secs_f64();
         self.usage.total_prompt_time_sec = (first - self.submitted.submitted_at).as_secs_f64();
         self.usage.total_completion_time_sec = (end - first).as_secs_f64();
         self.submitted.outbox.push(Ok(OutputEvent::Done(self.usage.clone())));
@@ -345,7 +434,7 @@ impl ActiveRequest {
                     | OutputEvent::Finished { index, .. } => {
                         *index = rank;
                     }
-                    OutputEvent::Done(_) => {}
+                    OutputEvent::PromptLogprobs(_) | OutputEvent::Done(_) => {}
                 }
                 self.submitted.outbox.push(Ok(event));
             }
@@ -353,13 +442,19 @@ impl ActiveRequest {
     }
 }
 
+/// New text of a choice, without a token.
+fn text_alone(index: usize, text: String, num_tokens: usize) -> OutputEvent {
+    OutputEvent::Delta { index, text, logprobs: Vec::new(), token_ids: Vec::new(), num_tokens }
+}
+
 /// Keeps an event back, deltas as one.
 fn hold(held: &mut Vec<OutputEvent>, event: OutputEvent) {
     match (held.last_mut(), event) {
         (
-            Some(OutputEvent::Delta { text, logprobs, num_tokens, .. }),
-            OutputEvent::Delta { text: more_text, logprobs: more_logprobs, num_tokens: all_tokens, .. },
+            Some(OutputEvent::Delta { text, logprobs, token_ids, num_tokens, .. }),
+            OutputEvent::Delta { text: more_text, logprobs: more_logprobs, token_ids: more_ids, num_tokens: all_tokens, .. },
         ) => {
+            token_ids.extend(more_ids);
             *num_tokens = all_tokens;
             text.push_str(&more_text);
             logprobs.extend(more_logprobs);

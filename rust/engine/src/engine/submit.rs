@@ -10,19 +10,21 @@ use std::{
     time::{Duration, Instant},
 };
 
+use device::TokenSet;
+
 use super::{
     RequestHandle, Shared,
-    output::{Service, SubmittedRequest},
+    output::{AllowedTokens, PromptLogprobs, Service, SubmittedRequest, WaitingTokens},
     prompt::{public_prefix_len, tokenize},
     sequence::{Origin, Sequence, Source},
     thread::Command,
 };
 use crate::{
-    EngineError, EventSink, GenerationRequest, IncrementalDecoder, MAX_CHOICES, OutputKind, Prompt, SamplingParams,
+    EngineError, EventSink, GenerationRequest, IncrementalDecoder, KeptPrompt, MAX_CHOICES, OutputKind, Prompt, SamplingParams,
     ServiceParams,
     event_sink::Outbox,
     output_text::OutputText,
-    sampler::{ResolvedSampling, Sampler, check_num_logprobs, dry_breaker_ids},
+    sampler::{ResolvedSampling, Sampler, bad_word_ids, check_num_logprobs, dry_breaker_ids},
 };
 
 /// Validates and tokenizes a request and sends it to the engine thread; its events go to `sink`.
@@ -46,10 +48,12 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
         Some(dry) => dry_breaker_ids(&shared.tokenizer, &dry.sequence_breakers)?,
         None => HashSet::new(),
     };
+    let bad_words = bad_word_ids(&shared.tokenizer, &request.sampling.bad_words)?;
     let service = check_service(&request.service, submitted_at)?;
     let (prompt, source) = go_on_from(shared, request.prompt, &request.service)?;
     let (mut prompt_token_ids, text) = tokenize(shared, &prompt)?;
     let num_given = prompt_token_ids.len();
+    cut(request.kept_prompt, &mut prompt_token_ids)?;
     let public_prefix_len = public_prefix_len(shared, &prompt, &prompt_token_ids, request.service.public_prefix)?;
     let max_tokens = match request.output {
         OutputKind::Tokens => request.sampling.max_tokens.or(shared.generation_config.max_tokens(num_given)),
@@ -57,6 +61,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     };
     let max_tokens = fit(shared, max_tokens, request.truncate_sequence, &mut prompt_token_ids)?;
     let echoed = if request.echo_prompt { request.n_choices.saturating_mul(prompt_token_ids.len()) } else { 0 };
+    check_num_logprobs(request.prompt_logprobs, prompt_token_ids.len())?;
     check_num_logprobs(request.sampling.logprobs, num_run.saturating_mul(max_tokens).saturating_add(echoed))?;
     // What was cut off is not echoed.
     let text = text.filter(|_| prompt_token_ids.len() == num_given);
@@ -69,11 +74,11 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     let number = shared.submitted.fetch_add(1, Ordering::Relaxed);
     let own_seed = |s: u64| if shared.one_seed { s } else { s.wrapping_add(number) };
     let seed = sampling.seed.or(shared.seed.map(own_seed)).unwrap_or_else(rand::random);
-    let allowed = resolved.allowed.clone();
-    let sampler = Sampler::new(resolved, seed, &prompt_token_ids, Arc::new(dry_breakers));
+    let allowed = allowed_tokens(shared, resolved.allowed.clone(), sampling.min_tokens, &stop_token_ids)?;
+    let sampler = Sampler::new(resolved, seed, &prompt_token_ids, Arc::new(dry_breakers)).without(bad_words);
     let decoder = match prompt {
-        Prompt::Chat { .. } => IncrementalDecoder::new(true),
-        _ => IncrementalDecoder::continuing(true),
+        Prompt::Chat { .. } => IncrementalDecoder::new(!sampling.include_special_tokens),
+        _ => IncrementalDecoder::continuing(!sampling.include_special_tokens),
     };
     let output_text = OutputText::new(decoder, &sampling.stop)?;
     let choices = (0..num_run).map(|i| (sampler.for_choice(i), output_text.clone())).collect();
@@ -91,14 +96,19 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     };
     let source = source.map(|sequence| Source::new(sequence, &prompt_token_ids));
     let cancel = Arc::new(AtomicBool::new(false));
-    let num_prompt_tokens = prompt_token_ids.len();
+    let prompt_token_ids: Arc<[u32]> = prompt_token_ids.into();
+    let waiting = Arc::new(WaitingTokens::add(&shared.waiting_tokens, prompt_token_ids.len()));
     let submitted = SubmittedRequest {
         number,
-        prompt_token_ids: prompt_token_ids.into(),
+        prompt_token_ids: Arc::clone(&prompt_token_ids),
         max_tokens,
         stop_token_ids,
         logprobs: sampling.logprobs,
-        prompt_logprobs: request.echo_prompt && sampling.logprobs.is_some(),
+        prompt_logprobs: PromptLogprobs {
+            echoed: sampling.logprobs.filter(|_| request.echo_prompt),
+            apart: request.prompt_logprobs,
+        },
+        return_token_ids: request.return_token_ids,
         echo,
         suffix: request.suffix,
         num_returned: request.n_choices,
@@ -111,6 +121,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
         choices,
         service,
         submitted_at,
+        waiting: Arc::clone(&waiting),
         outbox: Outbox::new(sink, Arc::clone(&cancel)),
     };
     shared.inbox.send(Command::Submit(Box::new(submitted))).map_err(|_| super::ended())?;
@@ -119,8 +130,42 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
         inbox: shared.inbox.clone(),
         cancel,
         wants_logprobs: sampling.logprobs.is_some(),
-        num_prompt_tokens,
+        prompt_token_ids,
+        waiting,
     })
+}
+
+/// Leaves the part of a prompt that is asked for.
+fn cut(kept: Option<KeptPrompt>, prompt: &mut Vec<u32>) -> Result<(), EngineError> {
+    let Some(kept) = kept else { return Ok(()) };
+    if kept.num_tokens() == 0 {
+        return Err(EngineError::InvalidArgument("truncate_prompt_tokens is 0: leave one token at least".into()));
+    }
+    match kept {
+        KeptPrompt::First(num_tokens) => prompt.truncate(num_tokens),
+        KeptPrompt::Last(num_tokens) => drop(prompt.drain(..prompt.len().saturating_sub(num_tokens))),
+    }
+    Ok(())
+}
+
+/// Which tokens may come, of those that `only` names, when none that ends the text may before `min_tokens`.
+fn allowed_tokens(
+    shared: &Shared,
+    only: Option<Arc<TokenSet>>,
+    min_tokens: usize,
+    stop_token_ids: &[u32],
+) -> Result<AllowedTokens, EngineError> {
+    if min_tokens == 0 || stop_token_ids.is_empty() {
+        return Ok(AllowedTokens { only, min_tokens, before_min: None });
+    }
+    let may_come = |token: &u32| only.as_ref().is_none_or(|only| only.mask().allows(*token)) && !stop_token_ids.contains(token);
+    let before_min = TokenSet::new((0..shared.vocab_size as u32).filter(may_come), shared.vocab_size);
+    if !before_min.mask().allows_any() {
+        return Err(EngineError::InvalidArgument(format!(
+            "min_tokens is {min_tokens}, and all tokens that may come end the text: allow others, or leave min_tokens out"
+        )));
+    }
+    Ok(AllowedTokens { only, min_tokens, before_min: Some(before_min) })
 }
 
 /// What is about tokens alone is refused for a vector.
@@ -128,14 +173,17 @@ fn check_output(request: &GenerationRequest) -> Result<(), EngineError> {
     if request.output == OutputKind::Tokens {
         return Ok(());
     }
-    let SamplingParams { logprobs, max_tokens, stop, .. } = &request.sampling;
+    let SamplingParams { logprobs, max_tokens, min_tokens, bad_words, stop, .. } = &request.sampling;
     let given = [
         ("n_choices", request.n_choices != 1),
         ("best_of", request.best_of.is_some()),
         ("logprobs", logprobs.is_some()),
         ("max_tokens", max_tokens.is_some()),
+        ("min_tokens", *min_tokens > 0),
+        ("bad_words", !bad_words.is_empty()),
         ("stop", !stop.is_empty()),
         ("echo_prompt", request.echo_prompt),
+        ("prompt_logprobs", request.prompt_logprobs.is_some()),
         ("suffix", request.suffix.is_some()),
         ("keep", request.service.keep),
     ];

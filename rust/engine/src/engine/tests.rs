@@ -361,7 +361,7 @@ fn a_request_that_may_have_no_token_ends_alone_and_says_so() {
         let [none, other] = [1, 2].map(|i| engine.submit(request(i, 10)).unwrap());
         for allowed in [Some(Arc::new(nothing)), None] {
             let Ok(Command::Submit(mut request)) = submitted.recv() else { panic!("a submitted request") };
-            request.allowed = allowed;
+            request.allowed.only = allowed;
             onward.send(Command::Submit(request)).unwrap();
         }
         let serving = thread::spawn(move || thread.run());

@@ -103,6 +103,7 @@ pub struct EngineThread {
     drafts: Vec<u32>,
     /// Zero of the scheduler's clock.
     started: Instant,
+    step_began: Instant,
     /// Who waits until no request is left.
     drains: Vec<Sender<()>>,
     /// Why the device computes no more, once it does not.
@@ -141,6 +142,7 @@ impl EngineThread {
             proposer: None,
             drafts: Vec::new(),
             started: Instant::now(),
+            step_began: Instant::now(),
             drains: Vec::new(),
             lost: Arc::default(),
             disconnected: false,

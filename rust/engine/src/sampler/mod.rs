@@ -1,6 +1,7 @@
 //! From a row of logits to a token: DRY, frequency, presence and repetition penalties, logit bias, temperature, softmax, top-k,
 //! top-p, min-p, and a draw.
 
+mod bad_words;
 mod math;
 mod penalties;
 mod resolve;
@@ -17,9 +18,11 @@ use device::{
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+pub use bad_words::bad_word_ids;
 pub use resolve::{ResolvedSampling, check_num_logprobs, dry_breaker_ids};
 
 use crate::EngineError;
+use bad_words::BadWords;
 use math::{BlockSums, FEW, largest, log_sum_exp, position_of};
 use penalties::{Changes, Counts, Dry};
 use truncate::{Truncation, keep_likeliest, keep_of_row};
@@ -60,6 +63,12 @@ pub fn token_logprob(logits: &[f32], token_id: u32, num_top: usize) -> Result<Ro
     Ok(RowLogprobs { logprob: logit - normaliser, top })
 }
 
+/// How many tokens are likelier than this one, and 1.
+pub fn rank(logits: &[f32], token_id: u32) -> usize {
+    let own = logits.get(token_id as usize).copied().unwrap_or(f32::NEG_INFINITY);
+    1 + logits.iter().filter(|logit| **logit > own).count()
+}
+
 fn checked_max(logits: &[f32]) -> Result<f32, EngineError> {
     finite_max(logits).ok_or_else(|| {
         let bad = logits.iter().position(|x| !x.is_finite());
@@ -79,6 +88,7 @@ pub struct Sampler {
     rng: ChaCha8Rng,
     counts: Option<Counts>,
     dry: Option<Dry>,
+    bad_words: Option<BadWords>,
     changes: Changes,
     candidates: Vec<(u32, f32)>,
     /// Logits of the tokens that a mask allows.
@@ -95,11 +105,18 @@ impl Sampler {
         let dry = sampling.dry.clone().map(|params| Dry::new(params, dry_breakers));
         let (candidates, allowed) = (Vec::new(), Vec::new());
         let (changes, sums) = (Changes::default(), BlockSums::default());
-        let mut sampler = Self { sampling, rng, counts, dry, changes, candidates, allowed, sums };
+        let mut sampler = Self { sampling, rng, counts, dry, bad_words: None, changes, candidates, allowed, sums };
         for &token in prompt_token_ids {
             sampler.observe(token);
         }
         sampler
+    }
+
+    /// The same, of whose output none of these sequences of tokens is a part; see [`bad_word_ids`].
+    #[must_use]
+    pub fn without(mut self, bad_words: Vec<Vec<u32>>) -> Self {
+        self.bad_words = BadWords::new(bad_words);
+        self
     }
 
     /// The same for another choice: with random numbers of its own.
@@ -139,23 +156,31 @@ impl Sampler {
         if let Some(dry) = &mut self.dry {
             dry.observe(token);
         }
+        if let Some(bad_words) = &mut self.bad_words {
+            bad_words.observe(token);
+        }
     }
 
     /// Whether it takes the largest logit that is allowed, as it is, and reports no other.
     pub fn is_greedy(&self) -> bool {
         let ResolvedSampling { temperature, logprobs, logit_bias, .. } = &*self.sampling;
-        temperature.is_none() && logprobs.is_none() && logit_bias.is_empty() && self.dry.is_none() && self.counts.is_none()
+        temperature.is_none() && logprobs.is_none() && logit_bias.is_empty() && !self.looks_back()
     }
 
     /// How the token at `position` is to be drawn where the logits lie, and how many of the likeliest tokens are wanted beside
     /// it. `None` when penalties or bias change the logits first: then [`Self::sample`] draws it.
     pub fn row_sampling<'a>(&mut self, position: usize, mask: Option<TokenMask<'a>>) -> Option<(RowSampling<'a>, usize)> {
-        if self.dry.is_some() || self.counts.is_some() || !self.sampling.logit_bias.is_empty() {
+        if self.looks_back() || !self.sampling.logit_bias.is_empty() {
             return None;
         }
         let ResolvedSampling { temperature, top_k, top_p, min_p, logprobs, .. } = *self.sampling;
         let uniform = if temperature.is_some() { self.uniform(position) } else { 0.0 };
         Some((RowSampling { temperature, top_k, top_p, min_p, uniform, mask }, logprobs.unwrap_or(0)))
+    }
+
+    /// Whether the context decides what the logits become.
+    fn looks_back(&self) -> bool {
+        self.dry.is_some() || self.counts.is_some() || self.bad_words.is_some()
     }
 
     /// A token that was drawn so.
@@ -179,6 +204,9 @@ impl Sampler {
         }
         for &(id, bias) in &self.sampling.logit_bias {
             changes.set(logits, id, |logit| logit + bias);
+        }
+        if let Some(bad_words) = &self.bad_words {
+            bad_words.apply(logits, changes);
         }
         !changes.is_empty()
     }

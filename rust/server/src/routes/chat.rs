@@ -13,7 +13,7 @@ use engine::OutputEvent;
 use openai::{
     Delivery,
     chat::ChatRequest,
-    response::{ChatChoice, ChatLogprobs, ChunkChoice, Delta, Envelope, Usage},
+    response::{ChatChoice, ChatLogprobs, ChunkChoice, Delta, Envelope, Usage, prompt_logprobs},
 };
 
 use super::body;
@@ -42,18 +42,24 @@ pub async fn create(
             envelope,
             wants_logprobs: running.wants_logprobs,
             has_begun: vec![false; running.n_choices],
+            prompt_token_ids: running.prompt_token_ids().pop().flatten(),
             usage: UsageSoFar::new(&running),
             delivery,
         };
         return Ok(respond(&app, running, frames));
     }
+    let (prompt_token_ids, wants_prompt_logprobs) = (running.prompt_token_ids().pop().flatten(), running.wants_prompt_logprobs);
     let mut usage = Usage::default();
     let mut choices = Vec::new();
+    let mut logprobs = None;
     for completion in collect(&app, running).await? {
         usage.add(&completion.usage);
-        choices.extend(completion.choices.into_iter().map(|choice| ChatChoice::new(choice, delivery.include_stop)));
+        choices.extend(completion.choices.into_iter().map(|choice| ChatChoice::new(choice, &delivery)));
+        logprobs = wants_prompt_logprobs.then(|| prompt_logprobs(completion.prompt_logprobs));
     }
-    Ok(axum::Json(envelope.answer("chat.completion", choices, Some(Some(usage)))).into_response())
+    let mut answer = envelope.answer("chat.completion", choices, Some(Some(usage)));
+    (answer.prompt_token_ids, answer.prompt_logprobs) = (prompt_token_ids, logprobs);
+    Ok(axum::Json(answer).into_response())
 }
 
 struct ChatFrames {
@@ -62,6 +68,8 @@ struct ChatFrames {
     delivery: Delivery,
     /// By choice, whether the role was sent.
     has_begun: Vec<bool>,
+    /// Sent with the role.
+    prompt_token_ids: Option<Vec<u32>>,
     usage: UsageSoFar,
 }
 
@@ -72,7 +80,10 @@ impl ChatFrames {
         {
             // Together with the first token: clients take the first chunk's time as the first token's.
             let delta = Delta { role: Some("assistant"), content: Some(String::new()) };
-            self.write(out, vec![ChunkChoice { delta, ..empty(choice.index) }], self.usage.of_part());
+            let choices = vec![ChunkChoice { delta, ..empty(choice.index) }];
+            let mut head = self.envelope.answer("chat.completion.chunk", choices, self.usage.of_part());
+            head.prompt_token_ids.clone_from(&self.prompt_token_ids);
+            data(out, &head);
         }
         self.usage.set(choice.index, num_tokens);
         self.write(out, vec![choice], self.usage.of_part());
@@ -85,19 +96,20 @@ impl ChatFrames {
 }
 
 fn empty(index: usize) -> ChunkChoice {
-    ChunkChoice { index, delta: Delta::default(), logprobs: None, finish_reason: None, stop_reason: None }
+    ChunkChoice { index, delta: Delta::default(), logprobs: None, finish_reason: None, stop_reason: None, token_ids: None }
 }
 
 impl Frames for ChatFrames {
     fn push(&mut self, _number: usize, event: OutputEvent, out: &mut Vec<u8>) -> bool {
         match event {
-            OutputEvent::Delta { index, text, logprobs, num_tokens } => {
-                if text.is_empty() && logprobs.is_empty() {
+            OutputEvent::Delta { index, text, logprobs, token_ids, num_tokens } => {
+                if text.is_empty() && logprobs.is_empty() && token_ids.is_empty() {
                     return false;
                 }
                 let delta = Delta { role: None, content: Some(text) };
-                let logprobs = self.wants_logprobs.then(|| ChatLogprobs::new(logprobs));
-                self.chunk(out, ChunkChoice { delta, logprobs, ..empty(index) }, num_tokens);
+                let logprobs = self.wants_logprobs.then(|| ChatLogprobs::new(logprobs, self.delivery.tokens_as_ids));
+                let token_ids = self.delivery.token_ids.then_some(token_ids);
+                self.chunk(out, ChunkChoice { delta, logprobs, token_ids, ..empty(index) }, num_tokens);
                 false
             }
             OutputEvent::Finished { index, reason, stop_sequence, num_tokens, .. } => {
@@ -109,7 +121,7 @@ impl Frames for ChatFrames {
                 self.chunk(out, end, num_tokens);
                 false
             }
-            OutputEvent::Vector { .. } => false,
+            OutputEvent::PromptLogprobs(_) | OutputEvent::Vector { .. } => false,
             OutputEvent::Done(usage) => {
                 if self.delivery.include_usage {
                     let mut total = Usage::default();

@@ -13,7 +13,7 @@ use engine::OutputEvent;
 use openai::{
     Delivery,
     completions::CompletionRequest,
-    response::{Envelope, TextChoice, TextLogprobs, TextOffset, Usage},
+    response::{Envelope, TextChoice, TextLogprobs, TextOffset, Usage, prompt_logprobs},
 };
 
 use super::body;
@@ -44,18 +44,25 @@ pub async fn create(
             n_choices,
             offsets: vec![TextOffset::default(); running.num_requests() * n_choices],
             num_running: running.num_requests(),
+            prompt_token_ids: running.prompt_token_ids().into_iter().flat_map(|ids| vec![ids; n_choices]).collect(),
             usage: Usage::default(),
             usage_so_far: UsageSoFar::new(&running),
             delivery,
         };
         return Ok(respond(&app, running, frames));
     }
+    let (prompt_token_ids, wants_prompt_logprobs) = (running.prompt_token_ids(), running.wants_prompt_logprobs);
     let mut usage = Usage::default();
     let mut choices = Vec::new();
-    for (number, completion) in collect(&app, running).await?.into_iter().enumerate() {
+    let completions = collect(&app, running).await?;
+    for (number, (completion, prompt_token_ids)) in completions.into_iter().zip(prompt_token_ids).enumerate() {
         usage.add(&completion.usage);
-        let of =
-            |choice: engine::CompletionChoice| TextChoice::new(number * n_choices + choice.index, choice, delivery.include_stop);
+        let logprobs = wants_prompt_logprobs.then(|| prompt_logprobs(completion.prompt_logprobs));
+        let of = |choice: engine::CompletionChoice| TextChoice {
+            prompt_token_ids: prompt_token_ids.clone(),
+            prompt_logprobs: logprobs.clone(),
+            ..TextChoice::new(number * n_choices + choice.index, choice, &delivery)
+        };
         choices.extend(completion.choices.into_iter().map(of));
     }
     Ok(axum::Json(envelope.answer("text_completion", choices, Some(Some(usage)))).into_response())
@@ -68,6 +75,8 @@ struct TextFrames {
     delivery: Delivery,
     /// By choice of all prompts, where its next token begins.
     offsets: Vec<TextOffset>,
+    /// By choice of all prompts, its prompt's tokens until its first part has them.
+    prompt_token_ids: Vec<Option<Vec<u32>>>,
     /// Requests that have not ended.
     num_running: usize,
     usage: Usage,
@@ -75,7 +84,8 @@ struct TextFrames {
 }
 
 impl TextFrames {
-    fn part(&mut self, out: &mut Vec<u8>, choice: TextChoice, num_tokens: usize) {
+    fn part(&mut self, out: &mut Vec<u8>, mut choice: TextChoice, num_tokens: usize) {
+        choice.prompt_token_ids = self.prompt_token_ids[choice.index].take();
         self.usage_so_far.set(choice.index, num_tokens);
         self.write(out, vec![choice], self.usage_so_far.of_part());
     }
@@ -89,27 +99,28 @@ impl TextFrames {
 impl Frames for TextFrames {
     fn push(&mut self, number: usize, event: OutputEvent, out: &mut Vec<u8>) -> bool {
         match event {
-            OutputEvent::Delta { index, text, logprobs, num_tokens } => {
-                if text.is_empty() && logprobs.is_empty() {
+            OutputEvent::Delta { index, text, logprobs, token_ids, num_tokens } => {
+                if text.is_empty() && logprobs.is_empty() && token_ids.is_empty() {
                     return false;
                 }
                 let index = number * self.n_choices + index;
                 let offset = &mut self.offsets[index];
-                let logprobs = self.wants_logprobs.then(|| TextLogprobs::new(logprobs, offset));
-                self.part(out, TextChoice { index, text, logprobs, finish_reason: None, stop_reason: None }, num_tokens);
+                let as_ids = self.delivery.tokens_as_ids;
+                let logprobs = self.wants_logprobs.then(|| TextLogprobs::new(logprobs, offset, as_ids));
+                let token_ids = self.delivery.token_ids.then_some(token_ids);
+                self.part(out, TextChoice { text, logprobs, token_ids, ..TextChoice::empty(index) }, num_tokens);
             }
             OutputEvent::Finished { index, reason, stop_sequence, num_tokens, .. } => {
                 let text = stop_sequence.clone().filter(|_| self.delivery.include_stop).unwrap_or_default();
                 let choice = TextChoice {
-                    index: number * self.n_choices + index,
                     text,
-                    logprobs: None,
                     finish_reason: Some(reason.as_str()),
                     stop_reason: stop_sequence,
+                    ..TextChoice::empty(number * self.n_choices + index)
                 };
                 self.part(out, choice, num_tokens);
             }
-            OutputEvent::Vector { .. } => {}
+            OutputEvent::PromptLogprobs(_) | OutputEvent::Vector { .. } => {}
             OutputEvent::Done(usage) => {
                 self.usage.add(&usage);
                 self.num_running -= 1;

@@ -96,7 +96,7 @@ impl Frames for MessageFrames {
                 self.ended = Some((reason, stop_sequence));
                 false
             }
-            OutputEvent::Vector { .. } => false,
+            OutputEvent::PromptLogprobs(_) | OutputEvent::Vector { .. } => false,
             OutputEvent::Done(usage) => {
                 self.begin(out);
                 named(out, "content_block_stop", &json!({ "type": "content_block_stop", "index": 0 }));

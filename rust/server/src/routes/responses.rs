@@ -48,7 +48,7 @@ impl Making {
 
     /// The complete response, kept if it is to be.
     fn end(&mut self, text: String, logprobs: Option<Vec<TokenLogprobs>>, reason: FinishReason, usage: engine::Usage) -> Value {
-        let part = text_part(&text, logprobs.map(ChatLogprobs::new));
+        let part = text_part(&text, logprobs.map(|tokens| ChatLogprobs::new(tokens, false)));
         let item = message_item(&self.item_id, item_status(reason), &[part]);
         let progress = Progress { item: Some(item), ended: Some(Ended::Finished(reason)), usage: Some(usage) };
         let response = self.request.response(&self.envelope, &progress);
@@ -204,7 +204,7 @@ impl Frames for ResponseFrames {
                 if !text.is_empty() {
                     self.begin(out);
                     self.text.push_str(&text);
-                    let new = ChatLogprobs::new(logprobs.clone()).content;
+                    let new = ChatLogprobs::new(logprobs.clone(), false).content;
                     self.text_event(out, "response.output_text.delta", json!({ "delta": text, "logprobs": new }));
                 }
                 self.logprobs.extend(logprobs);
@@ -214,7 +214,7 @@ impl Frames for ResponseFrames {
                 self.reason = reason;
                 false
             }
-            OutputEvent::Vector { .. } => false,
+            OutputEvent::PromptLogprobs(_) | OutputEvent::Vector { .. } => false,
             OutputEvent::Done(usage) => {
                 self.begin(out);
                 let (text, logprobs) = (mem::take(&mut self.text), mem::take(&mut self.logprobs));

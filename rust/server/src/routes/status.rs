@@ -85,6 +85,9 @@ pub async fn metrics(State(app): State<Arc<App>>) -> Result<Response, Failure> {
     // Waits for the current step.
     let stats = tokio::task::spawn_blocking(move || engine.kv_cache_stats()).await;
     let stats = stats.map_err(|panic| internal(format!("a defect: {panic}")))??;
-    let page = app.metrics.page(&stats, app.engine.block_bytes()).map_err(|error| internal(error.to_string()))?;
+    let page = app
+        .metrics
+        .page(&stats, &app.engine.step_tokens(), app.engine.block_bytes())
+        .map_err(|error| internal(error.to_string()))?;
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response())
 }

@@ -5,7 +5,11 @@ use std::sync::Arc;
 use paged::SchedulerOutput;
 
 use super::{EngineThread, StepOutputs};
-use crate::{EngineError, engine::output::token_logprobs, sampler::token_logprob};
+use crate::{
+    EngineError, PromptLogprob,
+    engine::output::token_logprobs,
+    sampler::{rank, token_logprob},
+};
 
 impl EngineThread {
     /// Log probabilities of the prompt tokens that follow the rows of this step, for requests that want them.
@@ -16,12 +20,14 @@ impl EngineThread {
             let Some(active) = self.active.get_mut(&id) else { continue };
             let Some(request) = self.requests.get_mut(&active.request_number) else { continue };
             let prompt = Arc::clone(&request.submitted().prompt_token_ids);
-            if !request.submitted().prompt_logprobs || active.choice > 0 || active.prompt_logprobs_done == prompt.len() {
+            let wanted = request.submitted().prompt_logprobs;
+            if !wanted.are_wanted() || active.choice > 0 || active.prompt_logprobs_done == prompt.len() {
                 continue;
             }
-            let top_k = request.submitted().logprobs.unwrap_or(0);
+            let top_k = wanted.echoed.max(wanted.apart).unwrap_or(0);
             if active.prompt_logprobs_done == 0 {
-                request.push_prompt_logprobs(&[token_logprobs(&self.tokenizer, prompt[0], None, &[])]);
+                let token = token_logprobs(&self.tokenizer, prompt[0], None, &[]);
+                request.push_prompt_logprobs(vec![PromptLogprob { token, rank: None }]);
                 active.prompt_logprobs_done = 1;
             }
             let start = scheduled.num_computed_tokens;
@@ -35,10 +41,11 @@ impl EngineThread {
                 let logits = self.runner.logits(rows)?;
                 let entries = prompt[first + 1..=end].iter().enumerate().map(|(i, &token)| {
                     let row = token_logprob(logits.row(i), token, top_k)?;
-                    Ok(token_logprobs(&self.tokenizer, token, Some(row.logprob), &row.top))
+                    let rank = wanted.apart.map(|_| rank(logits.row(i), token));
+                    Ok(PromptLogprob { token: token_logprobs(&self.tokenizer, token, Some(row.logprob), &row.top), rank })
                 });
                 match entries.collect::<Result<Vec<_>, EngineError>>() {
-                    Ok(entries) => request.push_prompt_logprobs(&entries),
+                    Ok(entries) => request.push_prompt_logprobs(entries),
                     Err(error) => {
                         // One request's logits are bad; the others' are not.
                         failed.push((id, error.to_string()));

@@ -55,7 +55,7 @@ impl EngineThread {
         NewRequest {
             // Requests that use different rope tables have different keys for the same tokens.
             identity: CacheIdentity::new().with(IdentityField::Rope, &rope.first.to_le_bytes()).into_bytes(),
-            skip_prefix_lookup: submitted.prompt_logprobs,
+            skip_prefix_lookup: submitted.prompt_logprobs.are_wanted(),
             cache_salt: submitted.origin.cache_salt.clone(),
             public_prefix_len: submitted.origin.public_prefix_len,
             priority: service.priority,

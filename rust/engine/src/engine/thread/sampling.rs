@@ -287,10 +287,12 @@ impl Chunk<'_> {
             requests.get(&wanted.request_number).is_none_or(|request| request.is_greedy(wanted.choices.clone()))
         };
         let (mut on_device, logits) = if !samples && chunk.iter().filter(wants_tokens).all(is_greedy) {
-            let mask = |wanted: &Wanted| requests.get(&wanted.request_number).and_then(ActiveRequest::mask);
-            let has_masks = chunk.iter().filter(wants_tokens).any(|wanted| mask(wanted).is_some());
-            let of_rows = chunk.iter().filter(wants_tokens).flat_map(|wanted| wanted.rows.clone().map(move |_| mask(wanted)));
-            let masks: Vec<_> = if has_masks { of_rows.collect() } else { Vec::new() };
+            let masks_of = |wanted: &Wanted| {
+                let (request, choice) = (requests.get(&wanted.request_number), wanted.choices.start);
+                (0..wanted.rows.len()).map(move |ahead| request.and_then(|request| request.mask(choice, ahead)))
+            };
+            let masks = || chunk.iter().filter(wants_tokens).flat_map(masks_of);
+            let masks: Vec<_> = if masks().any(|mask| mask.is_some()) { masks().collect() } else { Vec::new() };
             match runner.greedy_tokens(rows, &masks, &mut outputs.greedy_tokens)? {
                 Greedy::Logits(logits) => (vec![None; rows.len()], logits),
                 Greedy::Tokens => {

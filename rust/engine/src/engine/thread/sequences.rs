@@ -100,7 +100,7 @@ impl EngineThread {
     /// Starts a request from the blocks of the sequence that it goes on from; false if these are not there.
     pub(super) fn fork_source(&mut self, id: RequestId, submitted: &SubmittedRequest, rope: RopeRows) -> bool {
         // Log probabilities of the prompt need every position to be computed.
-        let Some(source) = submitted.source.as_ref().filter(|_| !submitted.prompt_logprobs) else { return false };
+        let Some(source) = submitted.source.as_ref().filter(|_| !submitted.prompt_logprobs.are_wanted()) else { return false };
         let Some(kept) = source.sequence.kept.as_ref().filter(|kept| kept.rope == rope && source.num_tokens > 0) else {
             return false;
         };

@@ -37,9 +37,12 @@ impl EngineThread {
         self.swap_in(&output);
         if !output.rows.is_empty() {
             let began = Instant::now();
+            self.step_began = began;
             match caught(|| self.execute(&output)) {
                 Ok(Ok(())) => {
                     self.pacer.measure(&output, began.elapsed());
+                    let num_tokens = output.rows.iter().map(|row| row.num_scheduled_tokens).sum();
+                    self.heartbeat.count_step(num_tokens);
                     self.commit(&output);
                 }
                 Ok(Err(error)) => self.fail_step(&output, &error.to_string()),
@@ -126,7 +129,7 @@ impl EngineThread {
             let Some(request) = self.requests.get_mut(&active.request_number) else { continue };
             let (start, end) = (row.num_computed_tokens, row.num_computed_tokens + row.num_known_tokens() + num_accepted);
             if active.num_computed_tokens == 0 {
-                request.set_cached_tokens(start, row.miss);
+                request.set_first_step(self.step_began, start, row.miss);
             }
             request.count_recomputed(active.num_computed_tokens.min(end).saturating_sub(start));
             active.num_computed_tokens = active.num_computed_tokens.max(end);
