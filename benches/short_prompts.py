@@ -6,6 +6,7 @@ Every figure comes from a simulation, which has no clock and no randomness but a
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tables import table
@@ -66,7 +67,7 @@ def machine(device: str | Device, rate: float, latency: float) -> list[str]:
     """The table of a device."""
     requests = trace(rate)
     prompts = np.array([prompt for _, prompt, _ in requests])
-    settings = {"blocks": BLOCKS, "block_size": BLOCK_SIZE, "device": device, "prefix_caching": False}
+    settings: dict[str, Any] = {"blocks": BLOCKS, "block_size": BLOCK_SIZE, "device": device, "prefix_caching": False}
     results = {
         "before": simulate(requests, policy="fcfs", **settings),
         f"steps of {latency:g} s": simulate(requests, policy="fcfs", max_step_latency=latency, **settings),

@@ -36,8 +36,8 @@ class DrainingError(MistralPagedError):
 class InternalError(MistralPagedError, RuntimeError):
     """A step failed or the engine stopped: a defect, or a model whose weights are damaged; no wrong argument.
 
-    `response` is what the request had come to, with the text so far and the `finish_reason` "error" of the choices that failed; None
-    of a stream, whose chunks have told, and where there is no such answer.
+    `response` is what the request had come to, with the text so far and the `finish_reason` "error" of the choices that failed;
+    None of a stream, whose chunks have told, and where there is no such answer.
     """
 
     response: object = None

@@ -182,8 +182,8 @@ def simulate(
         needed (`oracle`). These have no prefix cache, and refuse requests with a priority or a deadline.
     :param max_num_seqs: most requests in a step.
     :param max_num_batched_tokens: most tokens in a step.
-    :param max_step_latency: about how many seconds a step may take, as `Runner`'s argument of this name (0.25 there unless given);
-        None for as long as its tokens do. Only with the allocator `paged`.
+    :param max_step_latency: about how many seconds a step may take, as `Runner`'s argument of this name (0.25 there unless
+        given); None for as long as its tokens do. Only with the allocator `paged`.
     :param max_model_len: most tokens of a request; by default as many as the longest of the trace has.
     :param prefix_caching: whether prefixes are looked up and kept.
     :param windows: attention window of each layer, None for full attention; by default full attention throughout.

@@ -120,9 +120,13 @@ fn sparsemixer(logits: &[f32], jitter: f32, chosen: &mut [(usize, f32)]) {
 
 fn softmax(values: &mut [f32]) {
     let largest = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    values.iter_mut().for_each(|value| *value = (*value - largest).exp());
+    for value in &mut *values {
+        *value = (*value - largest).exp();
+    }
     let sum: f32 = values.iter().sum();
-    values.iter_mut().for_each(|value| *value /= sum);
+    for value in values {
+        *value /= sum;
+    }
 }
 
 /// The place of the first of the largest; 0 where nothing compares.

@@ -134,7 +134,9 @@ fn a_long_prompt_gets_on_however_many_short_ones_come() {
         let sampled: Vec<_> = output.rows.iter().filter(|row| row.num_outputs > 0).map(|row| row.request_id).collect();
         scheduler.update(&output, &sampled.iter().map(|id| (*id, &[9][..])).collect::<Vec<_>>()).unwrap();
         assert_eq!(sampled.contains(&RequestId(0)), step == 39);
-        sampled.iter().for_each(|id| _ = scheduler.finish_request(*id));
+        for id in sampled {
+            scheduler.finish_request(id);
+        }
     }
 }
 

@@ -82,11 +82,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     };
     let output_text = OutputText::new(decoder, &sampling.stop)?;
     let choices = (0..num_run).map(|i| (sampler.for_choice(i), output_text.clone())).collect();
-    let echo = match (request.echo_prompt, text) {
-        (false, _) => None,
-        (true, Some(text)) => Some(text),
-        (true, None) => Some(shared.tokenizer.decode(&prompt_token_ids, false)),
-    };
+    let echo = request.echo_prompt.then(|| text.unwrap_or_else(|| shared.tokenizer.decode(&prompt_token_ids, false)));
     let origin = Origin {
         tokenizer: Arc::clone(&shared.tokenizer),
         num_prompt_tokens: prompt_token_ids.len(),
