@@ -67,7 +67,7 @@ fn files_that_libraries_panic_at_are_errors_and_nothing_is_printed() {
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
     });
     let tokenizer = load(parts).expect("a tokenizer");
-    for text in ["\u{e9}", "\u{4e2d}a", "a\u{1f600}"] {
+    for text in ["<s>", "\u{0}", "\u{fffd}", "\u{200d}"] {
         for result in [tokenizer.encode(text, true), tokenizer.encode_plain(text)] {
             let error = result.expect_err(text);
             assert!(matches!(error, EngineError::Tokenizer(_)), "{error}");

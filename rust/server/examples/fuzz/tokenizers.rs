@@ -93,6 +93,9 @@ fn check(files: &Files, rng: &mut ChaCha8Rng) -> Result<Option<String>, EngineEr
     let tokenizer = Tokenizer::from_hf_dir(files.dir.path(), None)?;
     for _ in 0..2 {
         let text = text(rng);
+        if files.is_shown {
+            println!("{text:?}");
+        }
         let ids = tokenizer.encode(&text, rng.random())?;
         tokenizer.encode_plain(&text)?;
         tokenizer.with_marked_specials(&text, '\u{10fffe}');
