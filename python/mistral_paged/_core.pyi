@@ -46,6 +46,7 @@ __all__ = [
     "Usage",
     "Which",
     "__version__",
+    "serve",
     "simulate",
     "simulator_devices",
     "submit",

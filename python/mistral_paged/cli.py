@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from mistral_paged import __version__, _core, chat, completions, flags, logs, older
 from mistral_paged import doctor as doctor_report
@@ -21,8 +21,10 @@ from mistral_paged.console import guarded, note
 from mistral_paged.exceptions import MistralPagedError
 from mistral_paged.loading import load, select
 
+if TYPE_CHECKING:
+    _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
 Handler = Callable[[argparse.Namespace], "int | None"]
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
 
-    def add(name: str, handler: Handler, under: Commands = commands) -> argparse.ArgumentParser:
+    def add(name: str, handler: Handler, under: _Commands = commands) -> argparse.ArgumentParser:
         about, groups = flags.COMMANDS[name]
         command = under.add_parser(name.split()[-1], help=about, allow_abbrev=False)
         flags.add(command, groups)
