@@ -13,6 +13,7 @@ BEYOND_A_SCHEMA = {
 }
 """By the error's code: why a request of the document's form may be refused."""
 OF_SEVERAL_KEYS = {
+    "bad_words": "not blank",
     "best_of": "at least `n`, and not above it in a stream",
     "chat_template_kwargs": "not what the request's own fields set",
     "continue_final_message": "the chat template decides what can be gone on from",
@@ -21,10 +22,15 @@ OF_SEVERAL_KEYS = {
     "dry_sequence_breakers": "needs `dry_multiplier`",
     "logit_bias": "a key is an id of the vocabulary",
     "max_completion_tokens": "the other name of `max_tokens`",
+    "min_tokens": "at most `max_tokens`",
     "n": "prompts times `n` has a limit",
+    "prompt_logprobs": "not in a stream",
     "reasoning_effort": "none is at odds with `enable_thinking`",
+    "spaces_between_special_tokens": "not with `skip_special_tokens`: false",
     "stream_options": "needs `stream`",
     "top_logprobs": "needs `logprobs`",
+    "truncate_prompt_tokens": "-1 drops on the left",
+    "truncation_side": "needs `truncate_prompt_tokens`",
     "/tokenize prompt": "one of `prompt`, `content` and `messages`",
 }
 """By the error's param: what depends on other keys, or on the model."""

@@ -163,6 +163,11 @@ impl Engine {
         self.shared.max_model_len
     }
 
+    /// Logits of the model: token ids are below. Its tokenizer may have fewer.
+    pub fn vocab_size(&self) -> usize {
+        self.shared.vocab_size
+    }
+
     /// The model's own sampling defaults.
     pub fn generation_config(&self) -> &GenerationConfig {
         &self.shared.generation_config

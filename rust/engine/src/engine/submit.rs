@@ -76,11 +76,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     let seed = sampling.seed.or(shared.seed.map(own_seed)).unwrap_or_else(rand::random);
     let allowed = allowed_tokens(shared, resolved.allowed.clone(), sampling.min_tokens, &stop_token_ids)?;
     let sampler = Sampler::new(resolved, seed, &prompt_token_ids, Arc::new(dry_breakers)).without(bad_words);
-    let decoder = match prompt {
-        Prompt::Chat { .. } => IncrementalDecoder::new(!sampling.include_special_tokens),
-        _ => IncrementalDecoder::continuing(!sampling.include_special_tokens),
-    };
-    let output_text = OutputText::new(decoder, &sampling.stop)?;
+    let output_text = OutputText::new(decoder(&prompt, !sampling.include_special_tokens), &sampling.stop)?;
     let choices = (0..num_run).map(|i| (sampler.for_choice(i), output_text.clone())).collect();
     let echo = request.echo_prompt.then(|| text.unwrap_or_else(|| shared.tokenizer.decode(&prompt_token_ids, false)));
     let origin = Origin {
@@ -129,6 +125,14 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
         prompt_token_ids,
         waiting,
     })
+}
+
+/// An answer to a chat stands alone; other prompts go on.
+fn decoder(prompt: &Prompt, skip_special_tokens: bool) -> IncrementalDecoder {
+    match prompt {
+        Prompt::Chat { .. } => IncrementalDecoder::new(skip_special_tokens),
+        _ => IncrementalDecoder::continuing(skip_special_tokens),
+    }
 }
 
 /// Leaves the part of a prompt that is asked for.

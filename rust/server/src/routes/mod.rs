@@ -222,3 +222,47 @@ async fn body(app: &App, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiEr
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use engine::{Engine, EngineConfig, MemoryGpuConfig, ModelSource, PagedAttentionConfig};
+    use tower::Service;
+
+    use super::*;
+    use crate::ServerConfig;
+
+    #[test]
+    fn a_panic_in_a_request_is_its_own_error() {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/text/llama");
+        let source = ModelSource::from_path(dir).unwrap();
+        let paged_attention =
+            PagedAttentionConfig { mem_gpu: Some(MemoryGpuConfig::ContextSize(64)), ..PagedAttentionConfig::default() };
+        let engine = Engine::load(&source, &EngineConfig { paged_attention, ..EngineConfig::default() }, &|_| {}).unwrap();
+        let app = Arc::new(App::new(engine, ServerConfig::default()).unwrap());
+        let panicking = |body: Bytes| async move { assert!(!body.is_empty(), "a defect") };
+        let mut router = router(&app).merge(
+            Router::new()
+                .route("/v1/messages/panics", post(panicking))
+                .route("/panics", post(panicking))
+                .layer(middleware::from_fn_with_state(Arc::clone(&app), around)),
+        );
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let mut ask = |method, path| {
+            let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+            runtime.block_on(async {
+                let response = router.call(request).await.unwrap();
+                let status = response.status().as_u16();
+                let body = response.into_body().collect().await.unwrap().to_bytes();
+                (status, String::from_utf8(body.to_vec()).unwrap())
+            })
+        };
+        for path in ["/panics", "/v1/messages/panics"] {
+            let (status, body) = ask(Method::POST, path);
+            assert_eq!(status, 500);
+            assert!(body.contains("a defect ended this request"), "{body}");
+        }
+        assert_eq!(ask(Method::GET, "/health").0, 200);
+    }
+}

@@ -198,12 +198,13 @@ fn forbid_null(schema: &mut Value) {
     }
 }
 
-fn openapi(vocab_size: usize) -> Value {
+/// For a model with so many logits, and with so many tokens that have a text.
+fn openapi(vocab_size: usize, num_texts: usize) -> Value {
     let mut paths = Map::new();
     for route in ROUTES {
         let (method, path, ..) = route;
         let methods = paths.entry(path).or_insert_with(|| json!({}));
-        methods[method] = operation(route, vocab_size);
+        methods[method] = operation(route, if path == "/detokenize" { num_texts } else { vocab_size });
     }
     json!({
         "openapi": "3.1.0",
@@ -215,7 +216,7 @@ fn openapi(vocab_size: usize) -> Value {
 
 /// The document.
 pub async fn document(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(openapi(app.engine.tokenizer().vocab_size()))
+    Json(openapi(app.engine.vocab_size(), app.engine.tokenizer().vocab_size()))
 }
 
 fn escaped(text: &str) -> String {
@@ -248,7 +249,7 @@ pub async fn page() -> Html<String> {
 mod tests {
     #[test]
     fn the_document_has_every_key_of_a_chat() {
-        let document = super::openapi(512);
+        let document = super::openapi(512, 500);
         let chat = &document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"];
         for key in ["messages", "max_completion_tokens", "temperature", "stream_options", "logit_bias"] {
             assert!(chat["properties"][key]["description"].is_string(), "{key}");
@@ -256,5 +257,7 @@ mod tests {
         assert_eq!(chat["required"][0], "messages");
         assert_eq!(chat["properties"]["messages"]["type"], "array");
         assert_eq!(chat["properties"]["stop_token_ids"]["items"]["maximum"], 511);
+        let texts = &document["paths"]["/detokenize"]["post"]["requestBody"]["content"]["application/json"]["schema"];
+        assert_eq!(texts["properties"]["tokens"]["items"]["maximum"], 499);
     }
 }
