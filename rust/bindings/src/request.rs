@@ -28,8 +28,8 @@ use crate::{
 /// one model. Fields left `None` follow the model's `generation_config.json`; without one the temperature is 1.0 and the others
 /// are off.
 ///
-/// - `temperature`: 0 or more; 0 is greedy. `top_k`: 0 or more of the likeliest tokens; 1 is greedy, 0 is off. `top_p`: above 0 and
-///   at most 1. `min_p`: 0 to 1.
+/// - `temperature`: 0 or more; 0 is greedy. `top_k`: 0 or more of the likeliest tokens; 1 is greedy, 0 is off. `top_p`: above 0
+///   and at most 1. `min_p`: 0 to 1.
 /// - `presence_penalty`, `frequency_penalty`: -2 to 2, subtracted from logits; 0 is off. `repetition_penalty`: above 0, divides
 ///   them; 1 is off.
 /// - `dry_multiplier`: 0 or more, turns the DRY penalty on; 0 is off. `dry_base`: 1 or more (1.75 unless given).
@@ -45,8 +45,8 @@ use crate::{
 ///   same text whatever runs beside it.
 /// - `stream`: the answer comes in parts, as an iterator.
 /// - `truncate_sequence`: drop the start of a prompt that is too long instead of raising.
-/// - `enable_thinking`: True or False for the chat template. `reasoning_effort`: "low", "medium", "high", "xhigh" or "max" for it;
-///   "off" or "none" turns thinking off.
+/// - `enable_thinking`: True or False for the chat template. `reasoning_effort`: "low", "medium", "high", "xhigh" or "max" for
+///   it; "off" or "none" turns thinking off.
 /// - `priority`: -2^31 to 2^31 - 1; lower goes first. `deadline`: seconds from submission, above 0, after which the request ends
 ///   with the text it has and the `finish_reason` "timeout". `tenant`: whom the request belongs to; with the runner's
 ///   `fairness="drr"` tenants take turns.

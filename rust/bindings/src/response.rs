@@ -28,9 +28,9 @@ record! {
 }
 
 record! {
-    /// One answer of a chat. `finish_reason` is "stop" (end of sequence or a stop string), "length" (`max_tokens`, the model's length
-    /// or the whole KV pool) or "error", of which the request's exception tells more. `stop_sequence` is the stop string that ended
-    /// it; `sequence`, with `keep=True`, what can be gone on from.
+    /// One answer of a chat. `finish_reason` is "stop" (end of sequence or a stop string), "length" (`max_tokens`, the model's
+    /// length or the whole KV pool) or "error", of which the request's exception tells more. `stop_sequence` is the stop string
+    /// that ended it; `sequence`, with `keep=True`, what can be gone on from.
     pub struct Choice {
         finish_reason: String,
         index: usize,
@@ -52,8 +52,8 @@ record! {
 }
 
 record! {
-    /// What a request used: tokens, seconds from submission, tokens a second; `preemptions`, how often a choice lost its blocks to
-    /// another request, and `recomputed_tokens`, how many tokens were computed again.
+    /// What a request used: tokens, seconds from submission, tokens a second; `preemptions`, how often a choice lost its blocks
+    /// to another request, and `recomputed_tokens`, how many tokens were computed again.
     pub struct Usage {
         completion_tokens: usize,
         prompt_tokens: usize,
@@ -72,13 +72,15 @@ record! {
 
 record! {
     /// Of the prompt, the tokens that were not computed, because the prefix cache or the sequence that was gone on from had their
-    /// keys and values. `miss_reason` tells why there were no more, of the first block that was missing; None when all but the last
-    /// token were there.
+    /// keys and values. `miss_reason` tells why there were no more, of the first block that was missing; None when all but the
+    /// last token were there.
     ///
     /// - "cold": nothing like it was computed before, or too long ago. "evicted": its memory was needed for something else.
     /// - "salt": it is there for another `cache_salt`. "identity": it is there for another model state.
-    /// - "partial_tail": it is the incomplete last block of the prompt. "window_evicted": a sliding window that ends there is gone.
-    /// - "disabled": the prefix cache is off. "skipped": log probabilities of the prompt were asked for, which need every position.
+    /// - "partial_tail": it is the incomplete last block of the prompt. "window_evicted": a sliding window that ends there is
+    ///   gone.
+    /// - "disabled": the prefix cache is off. "skipped": log probabilities of the prompt were asked for, which need every
+    ///   position.
     pub struct PromptTokensDetails {
         cached_tokens: usize,
         miss_reason: Option<String>,
@@ -93,8 +95,8 @@ record! {
 }
 
 record! {
-    /// Natural logarithm of one token's probability; None for the first token of an echoed prompt. `token` is its text, `bytes` its
-    /// own bytes, which need not be a character by themselves.
+    /// Natural logarithm of one token's probability; None for the first token of an echoed prompt. `token` is its text, `bytes`
+    /// its own bytes, which need not be a character by themselves.
     pub struct ResponseLogprob {
         token: String,
         token_id: u32,

@@ -35,9 +35,9 @@ use crate::{
 ///   enough. Beside answers they may make a step up to twice as long as answers alone take, even beyond this. `None` leaves them
 ///   as they are.
 /// - The size of the KV pool, at most one of: `pa_gpu_mem`, in MB (2^20 bytes), 1 or more; `pa_gpu_mem_usage`, a fraction in
-///   (0, 1] of the memory; `pa_ctxt_len`, tokens, 1 or more; `memory_goal`, which is "auto", a fraction, "4GiB" or "65536tokens". On a CPU this is host
-///   memory: address space is reserved and committed as blocks are first used. With none of them the pool serves `max_seqs`
-///   requests of the model's length, or takes half of the free memory when that is less; the size is logged.
+///   (0, 1] of the memory; `pa_ctxt_len`, tokens, 1 or more; `memory_goal`, which is "auto", a fraction, "4GiB" or "65536tokens".
+///   On a CPU this is host memory: address space is reserved and committed as blocks are first used. With none of them the pool
+///   serves `max_seqs` requests of the model's length, or takes half of the free memory when that is less; the size is logged.
 /// - `guaranteed=True`: `max_seqs` requests of `pa_ctxt_len` tokens each, or of the model's length, are served at once without
 ///   waiting for memory, and none may be longer; where memory for that is not free, the error says what would fit.
 ///   `Runner.memory_plan` tells before loading.
@@ -53,13 +53,14 @@ use crate::{
 ///   compute again; "newest": who came last.
 /// - `fairness`: who goes first. "priority" (unless given): the lowest `priority`, then the earliest `deadline`, then who came
 ///   first; "fcfs": who came first; "drr": as "priority", with tenants taking turns by deficit round-robin.
-/// - `paged_attn=True` says what is so anyway. `no_paged_attn` gives each request its whole context up front from the same pool, the baseline that paging is compared with.
-///   A pool of less than the model's context shortens it (`max_sequence_length()`); a `pa_ctxt_len` that would be cut is refused.
+/// - `paged_attn=True` says what is so anyway. `no_paged_attn` gives each request its whole context up front from the same pool,
+///   the baseline that paging is compared with. A pool of less than the model's context shortens it (`max_sequence_length()`); a
+///   `pa_ctxt_len` that would be cut is refused.
 /// - `token_source`: where the hub token comes from: `cache`, `none`, `literal:VALUE`, `env:NAME` or `path:FILE`.
 /// - `deterministic` makes a request's logits the same bits cold or warm, alone or in a batch, in chunks of any size, preempted
 ///   or not, and on any number of threads (for one `cpu_tier`, dtype and `pa_cache_type`).
-/// - `seed`, 0 to 2^64 - 1, seeds requests that have no seed of their own: each differently, or with `deterministic` all alike (by 0 unless
-///   given).
+/// - `seed`, 0 to 2^64 - 1, seeds requests that have no seed of their own: each differently, or with `deterministic` all alike
+///   (by 0 unless given).
 /// - `device` is "cpu", a GPU such as "cuda:0", or "auto": the first GPU that this build's kernels run on, else the CPU.
 ///   `cpu_tier` forces an instruction set, such as "scalar" or "avx2", for tests and bug reports, and the CPU; `num_threads`,
 ///   1 or more, is the number of worker threads, on a GPU of those that sample.
@@ -68,9 +69,9 @@ use crate::{
 ///   read by several multiprocessors at once) or "plain" (by one). `MISTRALRS_CUDA_GRAPHS=0` and `MISTRALRS_FLASHINFER_DECODE=0`
 ///   in the environment turn off what is not given.
 /// - `kv_tier`: a folder for blocks that the pool drops, and for the next process: with the same model, type and prompt it
-///   fetches them instead of computing the prompt. `kv_tier_size` is its size in MB (2^20 bytes), 1 or more (4096 unless given); the least
-///   recently used go. The files hold prompts and answers, readable by their owner alone; damaged and foreign ones are skipped
-///   with a warning.
+///   fetches them instead of computing the prompt. `kv_tier_size` is its size in MB (2^20 bytes), 1 or more (4096 unless given);
+///   the least recently used go. The files hold prompts and answers, readable by their owner alone; damaged and foreign ones are
+///   skipped with a warning.
 /// - `load_progress` is called with the bytes of weights done and in all while the model loads.
 ///
 /// `with Runner(...) as runner:` gives its memory back at the end, as `close()` does.

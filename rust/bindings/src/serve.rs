@@ -6,7 +6,8 @@ use server::{Exit, ServerConfig};
 use crate::{detach::enter, exceptions::invalid, runner::Runner};
 
 /// Serves a runner's model over HTTP until a SIGTERM or SIGINT, without holding the interpreter. `config` is a JSON object with
-/// the fields of `ServerConfig` (rust/server/src/config.rs); `listening` is called with the address once connections are accepted.
+/// the fields of `ServerConfig` (rust/server/src/config.rs); `listening` is called with the address once connections are
+/// accepted.
 ///
 /// Returns how it ended: "drained", "forced" or "interrupted". Raises `ValueError` for a setting that cannot be honoured,
 /// `OSError` when it cannot listen.

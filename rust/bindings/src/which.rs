@@ -40,8 +40,8 @@ impl OneOrMany {
 }
 
 /// Selects the model of a `Runner`. `Which.Plain` is a folder in Hugging Face layout (config.json, safetensors, tokenizer.json),
-/// local or on the hub; `Which.GGUF` is one GGUF file or the parts of a split one. Both give back their fields, are equal to one of
-/// equal fields, and can be copied and pickled. The other kinds are not supported yet.
+/// local or on the hub; `Which.GGUF` is one GGUF file or the parts of a split one. Both give back their fields, are equal to one
+/// of equal fields, and can be copied and pickled. The other kinds are not supported yet.
 ///
 /// A model's files are mapped into memory: do not change or shorten them while a runner uses them. To replace one, write a new
 /// file and rename it over the old one.
@@ -51,8 +51,8 @@ impl OneOrMany {
 pub enum Which {
     /// Safetensors in Hugging Face layout: `model_id` is a local folder or a hub id. `arch` left out follows config.json; one
     /// that contradicts it is an error. `tokenizer_json` is the path of a file to use instead of the model's, `hf_cache_path` the
-    /// folder that downloads are cached in. `dtype`: the computation type. Files in use must not be changed. Fields not named here are
-    /// not supported yet.
+    /// folder that downloads are cached in. `dtype`: the computation type. Files in use must not be changed. Fields not named
+    /// here are not supported yet.
     #[pyo3(constructor = (
         model_id, arch=None, tokenizer_json=None, topology=None, organization=None, write_uqff=None, from_uqff=None,
         dtype=ModelDType::Auto, imatrix=None, calibration_file=None, hf_cache_path=None, matformer_config_path=None,
@@ -76,8 +76,8 @@ pub enum Which {
     },
     /// GGUF: `quantized_model_id` is a local folder, a local .gguf file or a hub id, `quantized_filename` the file in it, or the
     /// parts of a split file in order. `tok_model_id` is a local folder or hub id whose tokenizer.json is used instead of the
-    /// file's metadata; `tokenizer_json`, `dtype` and `hf_cache_path` are as in `Which.Plain`. Files in use must not be changed. Fields
-    /// not named here are not supported yet.
+    /// file's metadata; `tokenizer_json`, `dtype` and `hf_cache_path` are as in `Which.Plain`. Files in use must not be changed.
+    /// Fields not named here are not supported yet.
     #[pyo3(constructor = (
         quantized_model_id, quantized_filename=None, tok_model_id=None, topology=None, dtype=ModelDType::Auto, *,
         tokenizer_json=None, mmproj_filename=None, organization=None, write_uqff=None, from_uqff=None, imatrix=None,

@@ -46,8 +46,8 @@ pub struct RoutingRule {
 }
 
 impl RoutingRule {
-    /// Fills `chosen`, `[num_chosen]`, with experts and their weights. `logits` and `correction` are `[num_experts]`; the latter is
-    /// added to the scores that experts are chosen by, and not to the weights.
+    /// Fills `chosen`, `[num_chosen]`, with experts and their weights. `logits` and `correction` are `[num_experts]`; the latter
+    /// is added to the scores that experts are chosen by, and not to the weights.
     pub fn choose(&self, logits: &[f32], correction: Option<&[f32]>, chosen: &mut [(usize, f32)]) {
         if let RouterScore::Sparsemixer { jitter } = self.score {
             return sparsemixer(logits, jitter, chosen);

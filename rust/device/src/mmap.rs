@@ -62,8 +62,9 @@ impl Bytes {
             return Err(error(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is not a regular file")));
         }
         let file = File::open(path).map_err(error)?;
-        // SAFETY: the mapping is read-only and private to this process. What another program writes to the file shows in it, and what
-        // it cuts off raises SIGBUS when it is read: `FileWatch` finds that before a step, and the documentation says what is left.
+        // SAFETY: the mapping is read-only and private to this process. What another program writes to the file shows in it, and
+        // what it cuts off raises SIGBUS when it is read: `FileWatch` finds that before a step, and the documentation says what
+        // is left.
         let map = unsafe { Mmap::map(&file) }.map_err(error)?;
         let end = map.len();
         Ok(Self { owner: Owner::File(Arc::new(Mapped { map, file, path: path.to_owned() })), start: 0, end })

@@ -11,7 +11,8 @@
 //! Progress: a `schedule` that finds a request, no step in flight and no pause computes at least one token or finishes
 //! at least one request, whatever the policies.
 //! - Somebody runs. Each running request, in turn, gets a token, or leaves the step to those who have one, or someone not
-//!   yet in the batch loses its blocks for it: one behind it, or, when all of those are protected, it itself. Each such loss shortens the list, so it ends; and
+//!   yet in the batch loses its blocks for it: one behind it, or, when all of those are protected, it itself. Each such loss
+//!   shortens the list, so it ends; and
 //!   who is alone and still finds no block has outgrown the pool and ends with `Length`. A victim policy only chooses
 //!   among those behind, an admission policy only says who gets that far, and a tenant's share of a step is never less
 //!   than one token. Who is admitted before some of those that run takes what it needs from them only, and gets a token

@@ -1,8 +1,8 @@
 //! HTTP over the engine: one thread with tokio and axum, a small pool for templates and tokenizing, and the engine's own thread.
 //!
 //! A request's way: [`connection`] accepts, [`routes`] reads the body with the `openai` crate, [`generate`] submits it, and the
-//! engine's events come back through a [`mailbox`], one wake-up a step for all. The response owns the request: when a client goes,
-//! its response is dropped, and with it the request and its blocks.
+//! engine's events come back through a [`mailbox`], one wake-up a step for all. The response owns the request: when a client
+//! goes, its response is dropped, and with it the request and its blocks.
 
 mod access_log;
 mod app;
