@@ -133,6 +133,18 @@ fn check_cases(runner: &mut ModelRunner, name: &str, cases: impl IntoIterator<It
     }
 }
 
+/// Logits are the same bits, whole, in chunks and token by token.
+fn check_chunkings(name: &str, precision: Precision) {
+    let mut runner = load(&hugging_face(name), cpu(Isa::detect(), 2), precision, KvDType::F32);
+    let mut harness = Harness::new(&mut runner, 16);
+    let case = cases(name).swap_remove(1);
+    let [whole, chunks, single] = [common::MAX_TOKENS, 17, 1].map(|chunk| {
+        let sequence = harness.add(case.ids(), case.prompt_ids.len());
+        harness.finish(sequence, chunk)
+    });
+    assert!(whole == chunks && whole == single, "{name}: chunks change bits");
+}
+
 fn cpu(isa: Isa, threads: usize) -> Arc<dyn Backend> {
     Arc::new(CpuBackend::new(isa, threads).unwrap())
 }
@@ -208,14 +220,7 @@ fn mixtures_of_experts_agree_with_goldens() {
 fn mixtures_of_experts_have_the_same_bits_in_any_chunks() {
     for name in MIXTURES_HF {
         for precision in [Precision::Exact, Precision::Deterministic] {
-            let mut runner = load(&hugging_face(name), cpu(Isa::detect(), 2), precision, KvDType::F32);
-            let mut harness = Harness::new(&mut runner, 16);
-            let case = cases(name).swap_remove(1);
-            let [whole, chunks, single] = [common::MAX_TOKENS, 17, 1].map(|chunk| {
-                let sequence = harness.add(case.ids(), case.prompt_ids.len());
-                harness.finish(sequence, chunk)
-            });
-            assert!(whole == chunks && whole == single, "{name}: chunks change bits");
+            check_chunkings(name, precision);
         }
     }
 }
@@ -232,14 +237,7 @@ fn more_families_agree_with_goldens_on_the_reference_backend() {
 #[test]
 fn exact_logits_of_more_families_are_the_same_bits_in_every_chunking() {
     for name in MORE_HF {
-        let mut runner = load(&hugging_face(name), cpu(Isa::detect(), 2), Precision::Exact, KvDType::F32);
-        let mut harness = Harness::new(&mut runner, 16);
-        let case = cases(name).swap_remove(1);
-        let [whole, chunks, single] = [common::MAX_TOKENS, 17, 1].map(|chunk| {
-            let sequence = harness.add(case.ids(), case.prompt_ids.len());
-            harness.finish(sequence, chunk)
-        });
-        assert!(whole == chunks && whole == single, "{name}: chunks change bits");
+        check_chunkings(name, Precision::Exact);
     }
 }
 

@@ -1,5 +1,9 @@
 //! Any body is honoured or refused by name: no parser panics, and no error is the server's.
 
+#[path = "common/keys.rs"]
+mod keys;
+
+use keys::KEYS;
 use openai::{
     ApiError, ModelContext,
     anthropic::MessagesRequest,
@@ -10,54 +14,6 @@ use openai::{
 };
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
-
-/// Keys that some request has, and one that none has.
-const KEYS: [&str; 44] = [
-    "model",
-    "messages",
-    "prompt",
-    "input",
-    "max_tokens",
-    "max_completion_tokens",
-    "max_output_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "n",
-    "best_of",
-    "echo",
-    "suffix",
-    "seed",
-    "stop",
-    "stop_sequences",
-    "logprobs",
-    "top_logprobs",
-    "logit_bias",
-    "allowed_token_ids",
-    "stream",
-    "stream_options",
-    "user",
-    "metadata",
-    "tools",
-    "tool_choice",
-    "response_format",
-    "reasoning_effort",
-    "reasoning",
-    "chat_template_kwargs",
-    "documents",
-    "system",
-    "thinking",
-    "priority",
-    "deadline",
-    "cache_salt",
-    "dry_multiplier",
-    "include",
-    "truncation",
-    "tokens",
-    "content",
-    "nonsense",
-];
 
 fn leaf() -> impl Strategy<Value = Value> {
     prop_oneof![

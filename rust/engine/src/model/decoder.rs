@@ -70,8 +70,7 @@ impl Layer {
     fn run(&self, cx: &mut Context<'_>) {
         let (backend, step) = (cx.run.backend, cx.step);
         self.attention.open(self.attn_norm.as_ref(), cx);
-        let dense = if let Ffn::Dense(dense) = &self.ffn { Some(dense) } else { None };
-        if let Some(dense) = dense.filter(|_| self.is_parallel) {
+        if let (true, Ffn::Dense(dense)) = (self.is_parallel, &self.ffn) {
             dense.open(self.ffn_norm.as_ref(), cx);
         }
         let add = |(x, linear): (&Tensor, &Linear), post_norm: &Option<Norm>, residual: &mut Tensor| {
@@ -79,11 +78,13 @@ impl Layer {
             backend.linear_residual(args, step);
         };
         add(self.attention.output(cx.buffers), &self.post_attn_norm, cx.hidden);
-        if let Some(dense) = dense.filter(|_| !self.is_parallel) {
-            dense.open(self.ffn_norm.as_ref(), cx);
-        }
         match &self.ffn {
-            Ffn::Dense(dense) => add(dense.output(cx.buffers), &self.post_ffn_norm, cx.hidden),
+            Ffn::Dense(dense) => {
+                if !self.is_parallel {
+                    dense.open(self.ffn_norm.as_ref(), cx);
+                }
+                add(dense.output(cx.buffers), &self.post_ffn_norm, cx.hidden);
+            }
             Ffn::Mixture(mixture) => mixture.run(self.ffn_norm.as_ref(), self.post_ffn_norm.as_ref(), self.residual_scale, cx),
         }
     }

@@ -140,14 +140,15 @@ impl WeightSource {
     }
 
     /// The same of an expert, of tensors that have a number each, or of one in which they are stacked.
-    fn of_expert(&self, id: WeightId, expert: Option<ExpertIndex>, [rows, cols]: [usize; 2]) -> Result<WeightView, EngineError> {
+    fn of_expert(&self, id: WeightId, expert: Option<ExpertIndex>, shape: &[usize]) -> Result<WeightView, EngineError> {
         let name = self.name(id);
         match expert {
             Some(ExpertIndex { index, count }) if !name.contains('*') => {
-                let stacked = self.named(&name, &[count, rows, cols])?;
+                let stacked = self.named(&name, &[&[count], shape].concat())?;
+                let rows = stacked.rows / count;
                 Ok(stacked.slice_rows(index * rows, (index + 1) * rows)?)
             }
-            expert => self.named(&numbered(&name, expert.map_or(0, |expert| expert.index)), &[rows, cols]),
+            expert => self.named(&numbered(&name, expert.map_or(0, |expert| expert.index)), shape),
         }
     }
 
@@ -198,10 +199,10 @@ impl WeightSource {
     /// A matrix with the id of what holds it: its own, or that of a fused one.
     pub fn stored(&self, matrix: &Matrix) -> Result<(WeightId, WeightView), EngineError> {
         let Some((id, fused)) = self.fused(matrix) else {
-            return Ok((matrix.id, self.of_expert(matrix.id, matrix.expert, matrix.shape)?));
+            return Ok((matrix.id, self.of_expert(matrix.id, matrix.expert, &matrix.shape)?));
         };
         let [rows, cols] = matrix.shape;
-        let whole = self.of_expert(id, matrix.expert, [fused.num_rows, cols])?;
+        let whole = self.of_expert(id, matrix.expert, &[fused.num_rows, cols])?;
         Ok((id, whole.slice_rows(fused.first_row, fused.first_row + rows)?))
     }
 
@@ -220,20 +221,13 @@ impl WeightSource {
         let (id, num_rows) = fused.map_or((matrix.id, rows), |(id, fused)| (id, fused.num_rows));
         let all = match matrix.expert {
             None => self.vector(id.bias(), num_rows)?,
-            Some(expert) => self.expert_bias(id.bias(), expert, num_rows)?,
+            expert => {
+                let view = self.of_expert(id.bias(), expert, &[num_rows])?;
+                floats(&view).ok_or_else(|| self.not_floats(&self.matrix_name(id.bias(), expert), &view))?
+            }
         };
         let first_row = fused.map_or(0, |(_, fused)| fused.first_row);
         Ok(Some(all[first_row..first_row + rows].to_vec()))
-    }
-
-    fn expert_bias(&self, id: WeightId, expert: ExpertIndex, rows: usize) -> Result<Vec<f32>, EngineError> {
-        let name = self.name(id);
-        let view = if name.contains('*') {
-            self.named(&numbered(&name, expert.index), &[rows])?
-        } else {
-            self.named(&name, &[expert.count, rows])?.slice_rows(expert.index, expert.index + 1)?
-        };
-        floats(&view).ok_or_else(|| self.not_floats(&name, &view))
     }
 
     fn not_floats(&self, name: &str, view: &WeightView) -> EngineError {

@@ -1,5 +1,8 @@
 //! Bodies of requests, and requests to every route.
 
+#[path = "../../../openai/tests/common/keys.rs"]
+mod keys;
+
 use std::sync::Arc;
 
 use axum::{
@@ -23,80 +26,12 @@ use serde_json::{Value, json};
 use server::{App, ServerConfig};
 use tower::ServiceExt;
 
+use self::keys::KEYS;
 use crate::{
     files::{Files, golden_dir},
     grammar::{self, damage, damaged, number, object, pick, text},
     kinds::Outcome,
 };
-
-const KEYS: [&str; 66] = [
-    "model",
-    "messages",
-    "prompt",
-    "input",
-    "max_tokens",
-    "max_completion_tokens",
-    "max_output_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "n",
-    "best_of",
-    "echo",
-    "suffix",
-    "seed",
-    "stop",
-    "stop_sequences",
-    "stop_token_ids",
-    "logprobs",
-    "top_logprobs",
-    "logit_bias",
-    "allowed_token_ids",
-    "stream",
-    "stream_options",
-    "user",
-    "metadata",
-    "tools",
-    "tool_choice",
-    "response_format",
-    "reasoning_effort",
-    "reasoning",
-    "chat_template_kwargs",
-    "documents",
-    "system",
-    "thinking",
-    "priority",
-    "deadline",
-    "cache_salt",
-    "dry_multiplier",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_sequence_breakers",
-    "include",
-    "truncation",
-    "tokens",
-    "content",
-    "add_special_tokens",
-    "add_generation_prompt",
-    "continue_final_message",
-    "enable_thinking",
-    "ignore_eos",
-    "min_tokens",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "include_stop_str_in_output",
-    "truncate_sequence",
-    "public_messages",
-    "instructions",
-    "previous_response_id",
-    "store",
-    "with_pieces",
-    "skip_special_tokens",
-    "return_token_strs",
-    "nonsense",
-];
 
 /// Routes that take a body, and others.
 const ROUTES: [&str; 26] = [

@@ -137,11 +137,12 @@ pub fn experts(context: LinearContext<'_>, linear: &mut LinearScratch, scratch: 
             add_scaled(context.isa, output.row(row), weight, sum.row_mut(row));
         }
     }
+    let output = output.rows(rows, cols);
     for row in 0..rows {
         let mut values = sum.row(row);
         if let Some(norm) = post_norm {
-            norm_row(context.isa, norm, values, output.rows(rows, cols).row_mut(row));
-            values = output.rows(rows, cols).row(row);
+            norm_row(context.isa, norm, values, output.row_mut(row));
+            values = output.row(row);
         }
         add_scaled(context.isa, values, scale, hidden.row_mut(row));
     }
