@@ -222,6 +222,25 @@ impl<'a> HeadNorm<'a> {
     }
 }
 
+/// Queries grow with their position: times `1 + beta * ln(1 + floor((position + offset) / length))` (Llama 4 and Ministral 3, for
+/// contexts beyond those of training).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryScale {
+    /// How much.
+    pub beta: f32,
+    /// Positions to a step.
+    pub length: u32,
+    /// Added to the position.
+    pub offset: u32,
+}
+
+impl QueryScale {
+    /// The factor of a position.
+    pub fn factor(self, position: u32) -> f32 {
+        1.0 + self.beta * (1.0 + ((position + self.offset) / self.length) as f32).ln()
+    }
+}
+
 /// Arguments of [`Phases::rope_and_cache`]: q/k norm, rotation, and the write of K and V into their slots.
 pub struct RopeArgs<'a> {
     /// `[num_tokens, num_heads * k_dim]`, rotated in place.
@@ -233,6 +252,10 @@ pub struct RopeArgs<'a> {
     pub q_norm: Option<HeadNorm<'a>>,
     /// Norm of the keys.
     pub k_norm: Option<HeadNorm<'a>>,
+    /// The norms follow the rotation; else it follows them.
+    pub norms_last: bool,
+    /// What queries are multiplied by in the end.
+    pub q_scale: Option<QueryScale>,
     /// Rotation of q and k; `None` for layers without one.
     pub rope: Option<&'a RopeTable>,
     /// The KV storage.
@@ -290,11 +313,26 @@ pub struct AttentionParams {
     pub scale: f32,
     /// Keys j with i - window < j <= i are seen by query i.
     pub window: Option<usize>,
+    /// Query i sees no keys before the last multiple of this that is not behind it (Llama 4).
+    pub chunk: Option<usize>,
     /// Scores become `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
     /// Exact: products of f32. Else, over a BF16 cache, of bf16 where the processor multiplies those faster: queries and weights
     /// are rounded to it, sums are f32.
     pub precision: Precision,
+}
+
+impl AttentionParams {
+    /// Position of the first key that the query at `position` sees.
+    pub fn first_key(&self, position: usize) -> usize {
+        first_key(self.window, self.chunk, position)
+    }
+}
+
+/// Position of the first key that the query at `position` sees.
+pub(crate) fn first_key(window: Option<usize>, chunk: Option<usize>, position: usize) -> usize {
+    let of_window = window.map_or(0, |window| (position + 1).saturating_sub(window));
+    of_window.max(chunk.map_or(0, |chunk| position / chunk * chunk))
 }
 
 /// Arguments of [`Phases::attention`].
@@ -307,6 +345,8 @@ pub struct AttentionArgs<'a> {
     pub cache: &'a CacheEngine,
     /// Which entry of [`KvCacheSpec::layers`].
     pub layer: usize,
+    /// `[num_heads]`: a score of each head that joins the sum of the softmax and has no value (gpt-oss).
+    pub sinks: Option<&'a Constant>,
     /// Heads, scale, window.
     pub params: AttentionParams,
 }

@@ -24,7 +24,8 @@ pub mod token_mask;
 pub use backend::{
     Activation, AttentionArgs, AttentionParams, Backend, BackendInfo, BackendMemory, Constant, Device, DeviceSampler, EmbedArgs,
     EmbeddingTable, ExpertPhases, GateUpArgs, HeadNorm, KvGroupMetadata, Linear, LinearOptions, Norm, NormKind, NormSpan, Phases,
-    Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepGraphs, StepMetadata, StepRecorder, WorkspaceShape,
+    Precision, Projection, QueryScale, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepGraphs, StepMetadata, StepRecorder,
+    WorkspaceShape,
 };
 pub use cache_engine::{CacheEngine, DeviceBlocks, KvPlace};
 pub use dtype::{DType, KvDType};

@@ -87,7 +87,7 @@ fn steps(c: &mut Criterion) {
     group.sample_size(20);
     for num_seqs in [1, 32, 256] {
         let backend: Arc<dyn Backend> = Arc::new(Null(CpuBackend::new(Isa::detect(), 1).unwrap()));
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/text/llama");
+        let path = goldens::dir().join("text/llama");
         let source = ModelSource::HuggingFace { path, tokenizer_json: None };
         let config = EngineConfig { max_num_seqs: num_seqs, max_step_latency: None, ..EngineConfig::default() };
         let engine = Engine::load_onto(&backend, &source, &config, &|_| {}).unwrap();

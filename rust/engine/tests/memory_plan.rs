@@ -9,7 +9,7 @@ use engine::{Engine, EngineConfig, EngineError, MemoryGpuConfig, MemoryPlan, Mod
 const GIB: u64 = 1 << 30;
 
 fn golden(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden").join(path)
+    goldens::dir().join(path)
 }
 
 fn config(mem_gpu: Option<MemoryGpuConfig>, max_num_seqs: usize) -> EngineConfig {

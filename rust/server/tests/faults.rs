@@ -37,7 +37,7 @@ fn start() -> (String, Arc<EmulatedDriver>) {
         },
         ..EngineConfig::default()
     };
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/text/llama");
+    let folder = goldens::dir().join("text/llama");
     let source = ModelSource::from_path(folder).unwrap();
     let engine = Engine::load_onto(&backend, &source, &config, &|_| {}).unwrap();
     let (send, address) = mpsc::channel();

@@ -470,7 +470,8 @@ impl Phases for CudaBackend {
     }
 
     fn attention(&self, args: AttentionArgs<'_>, step: &StepMetadata) {
-        done(self.state().lists.attention(&self.driver, args, step));
+        let State { lists, constants, .. } = &mut *self.state();
+        done(lists.attention(&self.driver, constants, args, step));
     }
 
     fn linear_residual(&self, args: ResidualArgs<'_>, _: &StepMetadata) {

@@ -162,7 +162,7 @@ fn start_with(config: &EngineConfig) -> (Engine, EngineThread, Arc<Failing>) {
         num_tokens: AtomicUsize::new(0),
         num_logit_rows: AtomicUsize::new(0),
     });
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/text/llama");
+    let path = goldens::dir().join("text/llama");
     let source = ModelSource::HuggingFace { path, tokenizer_json: None };
     let dynamic: Arc<dyn Backend> = Arc::<Failing>::clone(&backend);
     let (shared, thread) = load_with_backend(&source, config, &dynamic, &|_| {}).unwrap();

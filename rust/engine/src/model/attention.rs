@@ -74,11 +74,11 @@ impl Attention {
         let rope = self.config.rope.map(|rope| cx.run.ropes[rope].table());
         let span = if self.config.qk_norm == Some(QkNorm::Row) { NormSpan::Row } else { NormSpan::Head };
         let [q_norm, k_norm] = [&self.q_norm, &self.k_norm].map(|norm| norm.as_ref().map(|norm| HeadNorm { norm, span }));
-        backend.rope_and_cache(RopeArgs { q, kv, q_norm, k_norm, rope, cache, layer }, cx.step);
+        backend.rope_and_cache(RopeArgs { q, kv, q_norm, k_norm, norms_last: false, q_scale: None, rope, cache, layer }, cx.step);
         let AttentionConfig { num_heads, num_kv_heads, head_dim, scale, window, softcap, .. } = self.config;
         let precision = cx.run.precision;
-        let params = AttentionParams { num_heads, num_kv_heads, head_dim, scale, window, softcap, precision };
-        backend.attention(AttentionArgs { q, out, cache, layer, params }, cx.step);
+        let params = AttentionParams { num_heads, num_kv_heads, head_dim, scale, window, chunk: None, softcap, precision };
+        backend.attention(AttentionArgs { q, out, cache, layer, sinks: None, params }, cx.step);
     }
 
     /// What is added to the hidden state: a product.

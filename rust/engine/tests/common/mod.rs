@@ -18,7 +18,7 @@ pub const MAX_TOKENS: usize = 512;
 const NUM_BLOCKS: usize = 400;
 
 pub fn golden_dir() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden")
+    goldens::dir().to_owned()
 }
 
 pub fn hugging_face(name: &str) -> ModelSource {

@@ -73,8 +73,8 @@ pub(super) unsafe fn attend<S: Simd, P: Product>(problem: &Problem<'_>, item: &I
     if item.partial.is_none() {
         for row in 0..rows {
             let kv_head = item.kv_heads.start + row / head_rows;
-            let out = problem.out.add(row_offset(problem, kv_head, item.first_row, row % head_rows));
-            write_out::<S>(out, s.total.add(row * padded), *s.total_sum.add(row), dim);
+            let total = Total { max: s.total_max.add(row), sum: s.total_sum.add(row), acc: s.total.add(row * padded) };
+            write_out::<S>(problem, (kv_head, item.first_row, row % head_rows), &total);
         }
     }
 }
