@@ -2,7 +2,7 @@
 
 #![allow(missing_docs)]
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use engine::{Engine, EngineConfig, EngineError, MemoryGpuConfig, MemoryPlan, ModelDType, ModelSource, PagedAttentionConfig};
 

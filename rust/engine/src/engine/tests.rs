@@ -2,7 +2,6 @@
 
 use std::{
     ops::ControlFlow,
-    path::PathBuf,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst},

@@ -1,6 +1,8 @@
 //! Softmax attention over the KV cache.
 
-use device::{AttentionArgs, AttentionParams, HeadNorm, Linear, Norm, NormSpan, Projection, RopeArgs, Tensor};
+use device::{
+    AttentionArgs, AttentionParams, Constant, HeadNorm, Linear, Norm, NormKind, NormSpan, Projection, RopeArgs, Tensor,
+};
 
 use super::{
     config::{AttentionConfig, QkNorm},
@@ -18,6 +20,7 @@ pub(crate) struct Attention {
     kv: Option<(Linear, Linear)>,
     q_norm: Option<Norm>,
     k_norm: Option<Norm>,
+    sinks: Option<Constant>,
     output: Linear,
 }
 
@@ -33,12 +36,17 @@ impl Attention {
         let parts = [(Role::AttnQ, q_size), (Role::AttnK, kv_size), (Role::AttnV, kv_size)];
         let [q, k, v] = Matrix::fused(id(Role::AttnQkv), parts, hidden, config.qkv_bias);
         let mut norm = |role, num_heads| {
-            let shape = config.qk_norm.map(|norm| match norm {
-                QkNorm::Heads => [1, config.head_dim],
-                QkNorm::OwnHeads => [num_heads, config.head_dim],
-                QkNorm::Row => [1, num_heads * config.head_dim],
-            });
-            shape.map(|shape| weights.norm(id(role), shape)).transpose()
+            let shape = match config.qk_norm {
+                None => return Ok(None),
+                Some(QkNorm::Unweighted(eps)) => {
+                    let weight = Constant::from(vec![1.0; config.head_dim]);
+                    return Ok(Some(Norm { kind: NormKind::Rms, weight, bias: None, eps }));
+                }
+                Some(QkNorm::Heads) => [1, config.head_dim],
+                Some(QkNorm::OwnHeads) => [num_heads, config.head_dim],
+                Some(QkNorm::Row) => [1, num_heads * config.head_dim],
+            };
+            weights.norm(id(role), shape).map(Some)
         };
         let q_norm = norm(Role::AttnQNorm, config.num_heads)?;
         let has_kv = config.shared_kv.is_none();
@@ -49,6 +57,7 @@ impl Attention {
             kv: if has_kv { Some((weights.linear(&k)?, weights.linear(&v)?)) } else { None },
             q_norm,
             k_norm,
+            sinks: config.has_sinks.then(|| weights.vector(id(Role::AttnSinks), config.num_heads)).transpose()?,
             output: weights.linear(&Matrix::new(id(Role::AttnOutput), [hidden, q_size], config.output_bias))?,
         })
     }
@@ -74,11 +83,12 @@ impl Attention {
         let rope = self.config.rope.map(|rope| cx.run.ropes[rope].table());
         let span = if self.config.qk_norm == Some(QkNorm::Row) { NormSpan::Row } else { NormSpan::Head };
         let [q_norm, k_norm] = [&self.q_norm, &self.k_norm].map(|norm| norm.as_ref().map(|norm| HeadNorm { norm, span }));
-        backend.rope_and_cache(RopeArgs { q, kv, q_norm, k_norm, norms_last: false, q_scale: None, rope, cache, layer }, cx.step);
-        let AttentionConfig { num_heads, num_kv_heads, head_dim, scale, window, softcap, .. } = self.config;
+        let AttentionConfig { norms_last, q_scale, .. } = self.config;
+        backend.rope_and_cache(RopeArgs { q, kv, q_norm, k_norm, norms_last, q_scale, rope, cache, layer }, cx.step);
+        let AttentionConfig { num_heads, num_kv_heads, head_dim, scale, window, chunk, softcap, .. } = self.config;
         let precision = cx.run.precision;
-        let params = AttentionParams { num_heads, num_kv_heads, head_dim, scale, window, chunk: None, softcap, precision };
-        backend.attention(AttentionArgs { q, out, cache, layer, sinks: None, params }, cx.step);
+        let params = AttentionParams { num_heads, num_kv_heads, head_dim, scale, window, chunk, softcap, precision };
+        backend.attention(AttentionArgs { q, out, cache, layer, sinks: self.sinks.as_ref(), params }, cx.step);
     }
 
     /// What is added to the hidden state: a product.

@@ -1,6 +1,8 @@
 //! What a decoder is like, whatever file says so.
 
-use device::{Activation, ExpertActivation, KvCacheSpec, KvDType, KvShape, KvSource, NormKind, RouterScore, RoutingRule};
+use device::{
+    Activation, ExpertActivation, KvCacheSpec, KvDType, KvShape, KvSource, NormKind, QueryScale, RouterScore, RoutingRule,
+};
 use paged::{KvGroups, ModelConfigLike, Retention};
 
 use super::rope::{RopeConfig, RopeRows};
@@ -94,6 +96,8 @@ pub struct AttentionConfig {
     pub rope: Option<usize>,
     /// Keys j with i - window < j <= i are seen by query i; `None`: all.
     pub window: Option<usize>,
+    /// Query i sees no keys before the last multiple of this that is not behind it.
+    pub chunk: Option<usize>,
     /// Multiplied into scores.
     pub scale: f32,
     /// `cap * tanh(score / cap)` of scores.
@@ -102,14 +106,20 @@ pub struct AttentionConfig {
     pub qkv_bias: bool,
     /// The output projection must have a bias; else it may.
     pub output_bias: bool,
-    /// Norms of q and k before they rotate.
+    /// Norms of q and k.
     pub qk_norm: Option<QkNorm>,
+    /// They follow the rotation; else it follows them.
+    pub norms_last: bool,
+    /// What queries are multiplied by in the end.
+    pub q_scale: Option<QueryScale>,
+    /// Each head has a score without a value.
+    pub has_sinks: bool,
     /// The layer before whose keys and values it reads; `None`: its own.
     pub shared_kv: Option<usize>,
 }
 
 /// What a norm of q and k is taken over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum QkNorm {
     /// Each head, all with the same `[head_dim]` weights.
     Heads,
@@ -117,6 +127,8 @@ pub enum QkNorm {
     OwnHeads,
     /// The whole row, `[num_heads * head_dim]` weights.
     Row,
+    /// Each head, without weights, by an RMS norm with this epsilon.
+    Unweighted(f32),
 }
 
 /// A feed-forward network.
@@ -214,11 +226,15 @@ impl LayerConfig {
             head_dim,
             rope: Some(0),
             window: None,
+            chunk: None,
             scale: (head_dim as f32).sqrt().recip(),
             softcap: None,
             qkv_bias: false,
             output_bias: false,
             qk_norm: None,
+            norms_last: false,
+            q_scale: None,
+            has_sinks: false,
             shared_kv: None,
         };
         Self {
@@ -339,7 +355,9 @@ impl ModelConfigLike for DecoderConfig {
     }
 
     fn retention(&self, layer: usize) -> Retention {
-        self.layers[layer].attention.window.into()
+        let AttentionConfig { window, chunk, .. } = self.layers[layer].attention;
+        // A chunk is seen from its start on, which is at most so far away.
+        window.into_iter().chain(chunk).min().into()
     }
 
     fn max_seq_len(&self) -> usize {
@@ -447,12 +465,24 @@ impl DecoderConfig {
         }
         positive("attention scale", attention.scale)?;
         attention.softcap.map_or(Ok(()), |cap| positive("softcap of attention scores", cap))?;
-        if attention.window == Some(0) {
-            return Err("a sliding window of 0 tokens sees nothing; it must be at least 1".into());
+        for (what, reach) in [("sliding window", attention.window), ("chunk of attention", attention.chunk)] {
+            if reach == Some(0) {
+                return Err(format!("a {what} of 0 tokens sees nothing; it must be at least 1"));
+            }
+        }
+        if let Some(QueryScale { beta, length, offset }) = attention.q_scale {
+            in_range("length of a step of the queries' scale", length as usize, MAX_SIZE)?;
+            if !beta.is_finite() || beta < 0.0 {
+                return Err(format!("the scale of queries grows by {beta:?}; it must be finite, and not negative"));
+            }
+            in_range("offset of the queries' scale", offset as usize + 1, MAX_SIZE)?;
+        }
+        if attention.norms_last && attention.qk_norm == Some(QkNorm::Row) {
+            return Err("a norm of whole rows of queries follows their rotation; it must come before it".into());
         }
         if let Some(of) = attention.shared_kv {
             let is_alike = |other: &AttentionConfig| {
-                let kv = |config: &AttentionConfig| (config.num_kv_heads, config.head_dim, config.window);
+                let kv = |config: &AttentionConfig| (config.num_kv_heads, config.head_dim, config.window, config.chunk);
                 other.shared_kv.is_none() && kv(other) == kv(attention)
             };
             if !self.layers[..index].get(of).is_some_and(|layer| is_alike(&layer.attention)) {

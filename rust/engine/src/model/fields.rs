@@ -14,7 +14,12 @@ use crate::{
     weights::{Metadata, MetadataValue, Role, WeightId, WeightSource},
 };
 
-const ROPE_TYPES: &str = "default, linear, llama3, longrope";
+const ROPE_TYPES: &str = "default, linear, llama3, longrope, yarn";
+
+/// What yarn multiplies rotations and scores by, where a file says nothing else.
+pub(super) fn yarn_mscale(factor: f64, mscale: f64) -> f64 {
+    if factor > 1.0 { 0.1 * mscale * factor.ln() + 1.0 } else { 1.0 }
+}
 
 /// Fields of any file. What is read of them may be absent.
 pub trait Fields {
@@ -167,7 +172,8 @@ impl HfFields<'_> {
         self.typed(key, "a list of numbers", |v| v.as_array()?.iter().map(|n| n.as_f64().map(|n| n as f32)).collect())
     }
 
-    fn child(&self, key: &str) -> Result<Option<Self>, EngineError> {
+    /// An object under a key.
+    pub fn child(&self, key: &str) -> Result<Option<Self>, EngineError> {
         self.typed(key, "an object", |v| v.is_object().then_some(()))?;
         Ok(self.object_under(key))
     }
@@ -198,6 +204,11 @@ impl HfFields<'_> {
         let theta = number("rope_theta")?.unwrap_or(10_000.0);
         let rotary_dim = (number("partial_rotary_factor")?.unwrap_or(usual_part) * head_dim as f64) as usize;
         let scaling = fields.as_ref().map_or(Ok(RopeScaling::None), |fields| self.rope_scaling(fields))?;
+        // Hunyuan's rope is called dynamic, and is not.
+        let theta = match fields.as_ref().map(|fields| fields.number("alpha")).transpose()?.flatten() {
+            Some(alpha) => theta * alpha.powf(head_dim as f64 / (head_dim as f64 - 2.0)),
+            None => theta,
+        };
         Ok(RopeConfig { style: RopeStyle::Neox, theta, rotary_dim, scaling })
     }
 
@@ -220,7 +231,15 @@ impl HfFields<'_> {
         let original = given.unwrap_or(max_positions);
         Ok(match &kind[..] {
             "default" => RopeScaling::None,
+            "dynamic" if fields.value("alpha").is_some() => RopeScaling::None,
+            "dynamic" => {
+                return Err(fields.error(
+                    "rope_type",
+                    format!("is `dynamic`, whose base changes with the length, so that cached keys would not hold; implemented: {ROPE_TYPES}"),
+                ));
+            }
             "linear" => RopeScaling::Linear(needed("factor")?),
+            "yarn" => fields.yarn(original, max_positions)?,
             "llama3" => RopeScaling::Llama3 {
                 factor: needed("factor")?,
                 low_freq_factor: needed("low_freq_factor")?,
@@ -250,6 +269,26 @@ impl HfFields<'_> {
                 }
             }
             other => return Err(fields.error("rope_type", format!("is `{other}`; implemented: {ROPE_TYPES}"))),
+        })
+    }
+
+    fn yarn(&self, original: usize, max_positions: usize) -> Result<RopeScaling, EngineError> {
+        let factor = self.number("factor")?.unwrap_or(max_positions as f64 / original as f64);
+        let given = [self.number("mscale")?, self.number("mscale_all_dim")?];
+        let attention_factor = match (self.number("attention_factor")?, given) {
+            (Some(factor), _) => factor,
+            (None, [Some(rotations), Some(scores)]) if rotations != 0.0 && scores != 0.0 => {
+                yarn_mscale(factor, rotations) / yarn_mscale(factor, scores)
+            }
+            _ => yarn_mscale(factor, 1.0),
+        };
+        Ok(RopeScaling::Yarn {
+            factor,
+            beta_fast: self.number("beta_fast")?.unwrap_or(32.0),
+            beta_slow: self.number("beta_slow")?.unwrap_or(1.0),
+            original_max_positions: original,
+            truncate: self.flag("truncate")?.unwrap_or(true),
+            attention_factor: attention_factor as f32,
         })
     }
 
@@ -378,12 +417,31 @@ impl GgufFields<'_> {
             _ => match kind.as_deref().unwrap_or("none") {
                 "none" => RopeScaling::None,
                 "linear" => RopeScaling::Linear(self.number("rope.scaling.factor")?.unwrap_or(1.0)),
+                "yarn" => self.yarn()?,
                 other => {
-                    return Err(self.error("rope.scaling.type", format!("is `{other}`; implemented: none, linear, longrope")));
+                    let why = format!("is `{other}`; implemented: none, linear, longrope, yarn");
+                    return Err(self.error("rope.scaling.type", why));
                 }
             },
         };
         Ok(RopeConfig { style, theta: self.number("rope.freq_base")?.unwrap_or(10_000.0), rotary_dim, scaling })
+    }
+
+    fn yarn(&self) -> Result<RopeScaling, EngineError> {
+        let factor = self.number("rope.scaling.factor")?.unwrap_or(1.0);
+        // Where scores have a factor of their own, it makes up for that of the rotation.
+        let is_plain = self.number("rope.scaling.yarn_log_multiplier")?.is_some_and(|multiplier| multiplier != 0.0);
+        let usual = if is_plain { 1.0 } else { yarn_mscale(factor, 1.0) };
+        let number =
+            |key: &str, usual: f64| Ok::<f64, EngineError>(self.number(&format!("rope.scaling.{key}"))?.unwrap_or(usual));
+        Ok(RopeScaling::Yarn {
+            factor,
+            beta_fast: number("yarn_beta_fast", 32.0)?,
+            beta_slow: number("yarn_beta_slow", 1.0)?,
+            original_max_positions: self.required_size("rope.scaling.original_context_length")?,
+            truncate: true,
+            attention_factor: (number("attn_factor", 1.0)? * usual) as f32,
+        })
     }
 
     /// The key of the epsilon says which norm it is.

@@ -4,6 +4,7 @@ pub mod gguf;
 pub mod metadata;
 pub mod names;
 pub mod safetensors;
+mod stacked;
 
 use std::path::Path;
 
@@ -117,8 +118,18 @@ impl WeightSource {
         let name = numbered(&self.name(id), 0);
         match self {
             Self::Gguf(files) => files.contains(&name),
-            Self::Safetensors { files, .. } => files.contains(&name),
+            Self::Safetensors { files, .. } => files.contains(&name) || stacked::is_mxfp4(files, &name),
         }
+    }
+
+    /// How the matrix is stored, whose shape is not looked at.
+    pub fn dtype(&self, matrix: &Matrix) -> Result<DType, EngineError> {
+        if let (Self::Safetensors { files, names }, Some(_)) = (self, matrix.expert)
+            && !matrix.id.place(names).is_plain()
+        {
+            return stacked::dtype(files, &self.name(matrix.id));
+        }
+        Ok(self.stored(matrix)?.1.dtype)
     }
 
     /// A matrix, which must have this shape.
@@ -142,6 +153,12 @@ impl WeightSource {
     /// The same of an expert, of tensors that have a number each, or of one in which they are stacked.
     fn of_expert(&self, id: WeightId, expert: Option<ExpertIndex>, shape: &[usize]) -> Result<WeightView, EngineError> {
         let name = self.name(id);
+        if let (Self::Safetensors { files, names }, Some(expert)) = (self, expert) {
+            let place = id.place(names);
+            if !place.is_plain() || stacked::is_mxfp4(files, &name) {
+                return stacked::read(files, &name, place, expert, shape);
+            }
+        }
         match expert {
             Some(ExpertIndex { index, count }) if !name.contains('*') => {
                 let stacked = self.named(&name, &[&[count], shape].concat())?;

@@ -19,6 +19,8 @@ pub enum Role {
     AttnQkv,
     AttnQNorm,
     AttnKNorm,
+    /// `[num_heads]`: a score of each head without a value.
+    AttnSinks,
     AttnOutput,
     /// After attention, before the residual addition.
     PostAttnNorm,
@@ -48,8 +50,9 @@ pub enum Role {
 }
 
 /// The names of an architecture's Hugging Face checkpoints that differ from the usual ones. A `*` stands for the numbers 0, 1,
-/// ... of several vectors or of experts; without one, experts are stacked in one tensor. A `$` at the end says that neither
-/// `.weight` nor `.bias` follows.
+/// ... of several vectors or of experts; without one, experts are stacked in one tensor. A `$` at the end says that no `.weight`
+/// follows, and `_bias` instead of `.bias`. Behind it may be said how stacked matrices lie, as in NumPy: `.T` of their transpose,
+/// `[1::2]` of every second row from row 1 on.
 pub type Names = &'static [(Role, &'static str)];
 
 impl Role {
@@ -70,6 +73,7 @@ impl Role {
             Self::AttnQkv => ("attn_qkv", "self_attn.qkv_proj"),
             Self::AttnQNorm => ("attn_q_norm", "self_attn.q_norm"),
             Self::AttnKNorm => ("attn_k_norm", "self_attn.k_norm"),
+            Self::AttnSinks => ("attn_sinks", "self_attn.sinks$"),
             Self::AttnOutput => ("attn_output", "self_attn.o_proj"),
             Self::PostAttnNorm => ("post_attention_norm", "post_attention_layernorm"),
             // Called after the attention that precedes it.
@@ -91,6 +95,24 @@ impl Role {
             Self::SharedWeight => ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
             Self::PostFfnNorm => ("post_ffw_norm", "post_feedforward_layernorm"),
         }
+    }
+}
+
+/// How the matrix of an expert lies in a tensor of many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The transpose is there.
+    pub is_transposed: bool,
+    /// Its first row among those that are there.
+    pub first: usize,
+    /// From each of its rows to the next.
+    pub step: usize,
+}
+
+impl Place {
+    /// All rows, one after the other.
+    pub fn is_plain(self) -> bool {
+        self == Self { is_transposed: false, first: 0, step: 1 }
     }
 }
 
@@ -152,9 +174,19 @@ impl WeightId {
         self.full("model.layers", own.unwrap_or(self.role.names().1))
     }
 
+    /// How stacked matrices lie in the tensor of that name.
+    pub fn place(self, names: Names) -> Place {
+        let own = names.iter().find(|(role, _)| *role == self.role).map_or(self.role.names().1, |(_, name)| name);
+        let place = own.split_once('$').map_or("", |(_, place)| place);
+        let (is_transposed, rows) = place.strip_prefix(".T").map_or((false, place), |rows| (true, rows));
+        let rows = rows.trim_matches(['[', ']']).split_once("::");
+        let (first, step) = rows.and_then(|(first, step)| Some((first.parse().ok()?, step.parse().ok()?))).unwrap_or((0, 1));
+        Place { is_transposed, first, step }
+    }
+
     fn full(self, layers: &str, name: &str) -> String {
-        let (name, suffix) = match name.strip_suffix('$') {
-            Some(name) => (name, ""),
+        let (name, suffix) = match name.split_once('$') {
+            Some((name, _)) => (name, if self.bias { "_bias" } else { "" }),
             None => (name, if self.bias { ".bias" } else { ".weight" }),
         };
         match self.layer {

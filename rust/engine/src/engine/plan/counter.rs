@@ -38,7 +38,7 @@ impl<'a> Counter<'a> {
     }
 
     fn dtype(&self, matrix: &Matrix) -> Result<DType, EngineError> {
-        self.weights.map_or(Ok(DType::BF16), |weights| Ok(weights.stored(matrix)?.1.dtype))
+        self.weights.map_or(Ok(DType::BF16), |weights| weights.dtype(matrix))
     }
 
     /// A bias is kept as floats.

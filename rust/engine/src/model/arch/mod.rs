@@ -1,13 +1,20 @@
 //! Architectures: each maps its configuration to the one decoder.
 
+mod cohere;
+mod cohere2;
 mod gemma;
 mod gemma2;
 mod gemma3;
 mod glm4;
 mod glm4_moe;
+mod gpt_oss;
 mod granite;
 mod granite_moe;
+mod hunyuan;
+mod hunyuan_moe;
 mod llama;
+mod llama4;
+mod ministral3;
 mod mistral;
 mod mixtral;
 mod olmo2;
@@ -67,6 +74,13 @@ pub const ARCHITECTURES: &[Architecture] = &[
     granite_moe::ARCHITECTURE,
     phimoe::ARCHITECTURE,
     glm4_moe::ARCHITECTURE,
+    cohere::ARCHITECTURE,
+    cohere2::ARCHITECTURE,
+    ministral3::ARCHITECTURE,
+    hunyuan::ARCHITECTURE,
+    hunyuan_moe::ARCHITECTURE,
+    gpt_oss::ARCHITECTURE,
+    llama4::ARCHITECTURE,
 ];
 
 /// What a file says about its architecture.
