@@ -11,8 +11,8 @@
 use std::{any::Any, sync::Arc};
 
 use crate::{
-    CacheEngine, DType, DeviceError, ExpertArgs, HostMemory, KvCacheSpec, KvDType, KvShape, RowSampling, SampledRow, Tensor,
-    TokenMask, WeightView, host_memory,
+    CacheEngine, DType, DeviceError, ExpertArgs, HostMemory, KvCacheSpec, KvDType, KvShape, LatentArgs, RowSampling, SampledRow,
+    Tensor, TokenMask, WeightView, host_memory,
 };
 
 /// How exactly a linear layer computes.
@@ -246,8 +246,8 @@ pub struct RopeArgs<'a> {
     /// `[num_tokens, num_heads * k_dim]`, rotated in place.
     pub q: &'a mut Tensor,
     /// Keys `[num_tokens, num_kv_heads * k_dim]`, rotated in place, and values `[num_tokens, num_kv_heads * v_dim]`; `None`: the
-    /// layer reads what another one has written.
-    pub kv: Option<(&'a mut Tensor, &'a Tensor)>,
+    /// layer reads what another one has written. There are no values where keys are the values too.
+    pub kv: Option<(&'a mut Tensor, Option<&'a Tensor>)>,
     /// Norm of the queries.
     pub q_norm: Option<HeadNorm<'a>>,
     /// Norm of the keys.
@@ -441,6 +441,8 @@ pub struct WorkspaceShape {
     pub gated: bool,
     /// Experts of a layer; 0 where there are none.
     pub num_experts: usize,
+    /// Whether attention is latent, absorbed into one key and value head.
+    pub has_latent: bool,
 }
 
 /// The graphs that a backend recorded for one model and its KV storage, which outlive them.
@@ -612,6 +614,12 @@ pub trait StepRecorder {
     fn replay(&self, graphs: &mut StepGraphs);
 }
 
+/// Latent attention.
+pub trait LatentPhases {
+    /// All of a layer's attention but the output projection. The cache is [`KvShape::latent`].
+    fn latent_attention(&self, args: LatentArgs<'_>, step: &StepMetadata);
+}
+
 /// Feed-forward networks that are mixtures of experts.
 pub trait ExpertPhases {
     /// Chooses the experts of each row, and adds what they give to the residual stream.
@@ -622,6 +630,11 @@ pub trait ExpertPhases {
 pub trait Backend: Device + Phases {
     /// What computes mixtures of experts; `None`: nothing does.
     fn expert_phases(&self) -> Option<&dyn ExpertPhases> {
+        None
+    }
+
+    /// What computes latent attention; `None`: nothing does.
+    fn latent_phases(&self) -> Option<&dyn LatentPhases> {
         None
     }
 

@@ -73,7 +73,7 @@ fn a_step_allocates_nothing_once_its_buffers_have_grown() {
         }
         let args = RopeArgs {
             q: &mut q,
-            kv: Some((&mut k, &v)),
+            kv: Some((&mut k, Some(&v))),
             q_norm: None,
             k_norm: None,
             norms_last: false,

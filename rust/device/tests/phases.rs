@@ -170,7 +170,7 @@ fn run_rope(backend: &dyn Backend, case: &RopeCase) -> [Vec<f32>; 4] {
     let (q_norm, k_norm) = case.norms.as_ref().map(|[q, k]| (head_norm(q), head_norm(k))).unzip();
     let args = RopeArgs {
         q: &mut q,
-        kv: Some((&mut k, &case.v)),
+        kv: Some((&mut k, Some(&case.v))),
         q_norm,
         k_norm,
         norms_last: case.norms_last,
@@ -426,7 +426,7 @@ fn layers_with_parallel_parts_agree() {
                 backend.rope_and_cache(
                     RopeArgs {
                         q: &mut q,
-                        kv: Some((&mut k, &v)),
+                        kv: Some((&mut k, Some(&v))),
                         q_norm,
                         k_norm,
                         norms_last: false,

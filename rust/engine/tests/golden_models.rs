@@ -48,7 +48,7 @@ const MORE_HF: [&str; 18] = [
 const MORE_GGUF: [&str; 10] =
     ["gemma2", "starcoder2", "phi2", "stablelm", "olmo2", "smollm3", "glm4", "granite", "ministral3", "hunyuan-dense"];
 /// Mixtures of experts. Where two experts are nearly tied, the smallest difference flips them, so they are compared exactly.
-const MIXTURES_HF: [&str; 11] = [
+const MIXTURES_HF: [&str; 17] = [
     "mixtral",
     "qwen2-moe",
     "qwen3-moe",
@@ -60,9 +60,25 @@ const MIXTURES_HF: [&str; 11] = [
     "gpt-oss-mxfp4",
     "llama4-text",
     "llama4-text-8k",
+    "deepseek-v2",
+    "deepseek-v2-lite",
+    "deepseek-v2-group",
+    "deepseek-v3",
+    "deepseek-v3-yarn",
+    "glm4-moe-lite",
 ];
-const MIXTURES_GGUF: [&str; 8] =
-    ["mixtral", "qwen3-moe", "granitemoe", "phimoe", "glm4-moe", "hunyuan-moe", "gpt-oss-mxfp4", "llama4-text-8k"];
+const MIXTURES_GGUF: [&str; 10] = [
+    "mixtral",
+    "qwen3-moe",
+    "granitemoe",
+    "phimoe",
+    "glm4-moe",
+    "hunyuan-moe",
+    "gpt-oss-mxfp4",
+    "llama4-text-8k",
+    "deepseek-v2-lite",
+    "deepseek-v3-yarn",
+];
 
 #[derive(Deserialize)]
 struct Golden {

@@ -215,7 +215,7 @@ fn rotation_cache_and_attention_of_decodes_beside_prompts() {
             let v = tensor(backend, &v, 2 * head_dim);
             let args = RopeArgs {
                 q: &mut q,
-                kv: Some((&mut k, &v)),
+                kv: Some((&mut k, Some(&v))),
                 q_norm: Some(HeadNorm { norm: &norm, span: NormSpan::Head }),
                 k_norm: Some(HeadNorm { norm: &norm, span: NormSpan::Head }),
                 norms_last: false,
@@ -267,7 +267,7 @@ fn norms_of_rows_and_of_heads_before_the_cache_is_written() {
                 let [q_norm, k_norm] = [q_norm, k_norm].map(|norm| Some(HeadNorm { norm, span }));
                 let args = RopeArgs {
                     q: &mut q,
-                    kv: Some((&mut k, &v)),
+                    kv: Some((&mut k, Some(&v))),
                     q_norm,
                     k_norm,
                     norms_last: false,

@@ -110,7 +110,7 @@ fn check(case: &Case, seed: u64) {
     };
     let rope_args = RopeArgs {
         q: &mut expected_q,
-        kv: Some((&mut expected_k, &expected_v)),
+        kv: Some((&mut expected_k, Some(&expected_v))),
         q_norm: q_norm.as_ref().map(head_norm),
         k_norm: k_norm.as_ref().map(head_norm),
         norms_last: case.norms_last,

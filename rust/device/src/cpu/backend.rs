@@ -4,13 +4,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::{
     AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs, ExpertArgs, ExpertPhases,
-    GateUpArgs, KvCacheSpec, Linear, LinearOptions, Norm, Phases, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata,
-    Tensor, TokenMask, WeightView, WorkspaceShape,
+    GateUpArgs, KvCacheSpec, LatentArgs, LatentPhases, Linear, LinearOptions, Norm, Phases, Precision, Projection, ResidualArgs,
+    RopeArgs, StepMetadata, Tensor, TokenMask, WeightView, WorkspaceShape,
 };
 
 use super::{
     CpuLinear, Isa, ThreadPool,
     attention::{AttentionScratch, BLOCK_SIZES, attention, workspace_bytes as attention_workspace_bytes},
+    latent::{self, LatentScratch},
     linear::{self, ExpertScratch, LinearContext, LinearScratch},
     reference,
     rope::rope_and_cache,
@@ -22,6 +23,7 @@ pub struct CpuBackend {
     pool: ThreadPool,
     linear: Mutex<LinearScratch>,
     experts: Mutex<ExpertScratch>,
+    latent: Mutex<LatentScratch>,
     attention: AttentionScratch,
 }
 
@@ -34,7 +36,7 @@ impl CpuBackend {
         let isa = Isa::parse(isa.name())?;
         let pool = ThreadPool::new(num_threads)?;
         let attention = AttentionScratch::new(pool.num_threads());
-        Ok(Self { isa, pool, linear: Mutex::default(), experts: Mutex::default(), attention })
+        Ok(Self { isa, pool, linear: Mutex::default(), experts: Mutex::default(), latent: Mutex::default(), attention })
     }
 
     /// Its workers, for what is measured beside it: those of another pool would be asleep, or in their way.
@@ -51,6 +53,18 @@ impl CpuBackend {
 impl Backend for CpuBackend {
     fn expert_phases(&self) -> Option<&dyn ExpertPhases> {
         Some(self)
+    }
+
+    fn latent_phases(&self) -> Option<&dyn LatentPhases> {
+        Some(self)
+    }
+}
+
+impl LatentPhases for CpuBackend {
+    fn latent_attention(&self, args: LatentArgs<'_>, step: &StepMetadata) {
+        let (context, mut linear) = self.linear();
+        let mut scratch = self.latent.lock().unwrap_or_else(PoisonError::into_inner);
+        latent::latent_attention(context, &mut linear, &self.attention, &mut scratch, args, step);
     }
 }
 
@@ -109,6 +123,7 @@ impl Device for CpuBackend {
         let threads = self.pool.num_threads();
         linear::workspace_bytes(shape, self.isa, threads)
             + linear::expert_workspace_bytes(shape)
+            + latent::workspace_bytes(shape)
             + attention_workspace_bytes(shape, threads)
     }
 

@@ -5,6 +5,7 @@ pub mod amx;
 mod attention;
 mod backend;
 pub mod isa;
+pub(crate) mod latent;
 pub mod linear;
 pub mod pool;
 mod read_ahead;

@@ -1,12 +1,14 @@
 //! The plain backend: every phase as simple loops, one thread, sums in f64. It is slow, and right: the oracle of every fast one.
 
+mod latent;
+
 use std::sync::Arc;
 
 use crate::{
     Activation, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs, EmbeddingTable, Expert,
-    ExpertActivation, ExpertArgs, ExpertPhases, GateUpArgs, KvCacheSpec, KvDType, KvLayer, KvPlace, KvShape, KvSide, Linear,
-    LinearOptions, Norm, NormKind, Phases, Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, SharedExpert,
-    StepMetadata, Tensor, WeightView, WorkspaceShape,
+    ExpertActivation, ExpertArgs, ExpertPhases, GateUpArgs, KvCacheSpec, KvDType, KvLayer, KvPlace, KvShape, KvSide,
+    LatentPhases, Linear, LinearOptions, Norm, NormKind, Phases, Precision, Projection, ResidualArgs, RopeArgs, RopeStyle,
+    RopeTable, SharedExpert, StepMetadata, Tensor, WeightView, WorkspaceShape,
     backend::{HeadNorm, NormParts, check_bias},
     quant::dequantize_row,
 };
@@ -207,6 +209,10 @@ impl ExpertPhases for ReferenceBackend {
 }
 
 impl Backend for ReferenceBackend {
+    fn latent_phases(&self) -> Option<&dyn LatentPhases> {
+        Some(self)
+    }
+
     fn expert_phases(&self) -> Option<&dyn ExpertPhases> {
         Some(self)
     }
@@ -291,7 +297,9 @@ impl Phases for ReferenceBackend {
             for head in 0..num_kv_heads {
                 let at = KvPlace { layer, slot, head };
                 cache.write(KvSide::Key, at, &k.row(token)[head * k_dim..(head + 1) * k_dim]);
-                cache.write(KvSide::Value, at, &v.row(token)[head * v_dim..(head + 1) * v_dim]);
+                if let Some(v) = v {
+                    cache.write(KvSide::Value, at, &v.row(token)[head * v_dim..(head + 1) * v_dim]);
+                }
             }
         }
     }

@@ -44,7 +44,8 @@ struct Rows<'a> {
 /// Rows of keys and values, and where they go.
 struct KvRows<'a> {
     k: *mut f32,
-    v: *const f32,
+    /// `None`: the keys are the values too.
+    v: Option<*const f32>,
     num_heads: usize,
     spec: &'a KvCacheSpec,
     layout: PlaneLayout,
@@ -94,22 +95,25 @@ pub(crate) fn rope_and_cache(args: RopeArgs<'_>, step: &StepMetadata, isa: Isa, 
 
 fn kv_rows<'a>(
     k: &mut Tensor,
-    v: &Tensor,
+    v: Option<&Tensor>,
     (cache, layer): (&'a CacheEngine, &KvLayer),
     step: &'a StepMetadata,
     writer: &CacheWriter<'_>,
 ) -> KvRows<'a> {
     let (shape, num_tokens) = (layer.shape, k.rows());
-    assert_eq!(shape.v_dim, shape.k_dim, "elements of values and keys");
-    assert_eq!([k.cols(), v.cols()], [shape.num_kv_heads * shape.k_dim; 2], "columns of k and v");
-    assert_eq!(v.rows(), num_tokens, "rows of v");
+    assert_eq!(k.cols(), shape.num_kv_heads * shape.k_dim, "columns of k");
+    assert_eq!(v.is_none(), shape.is_latent(), "values where the keys are not the values too");
+    if let Some(v) = v {
+        assert_eq!(shape.v_dim, shape.k_dim, "elements of values and keys");
+        assert_eq!([v.rows(), v.cols()], [num_tokens, k.cols()], "rows and columns of v");
+    }
     let slots = &step.groups[layer.group].slot_mapping;
     assert!(slots.len() >= num_tokens, "{} slots of {num_tokens} rows", slots.len());
     let slots = &slots[..num_tokens];
     debug_assert!(distinct(slots), "slots of a step are distinct: {slots:?}");
     KvRows {
         k: k.as_mut_slice().as_mut_ptr(),
-        v: v.as_slice().as_ptr(),
+        v: v.map(|v| v.as_slice().as_ptr()),
         num_heads: shape.num_kv_heads,
         spec: cache.spec(),
         layout: cache.host_layout(layer, KvSide::Key),
@@ -172,14 +176,21 @@ unsafe fn write_rows<S: Simd>(kv: &KvRows<'_>, token: usize, dim: usize) {
     assert!(block < spec.num_blocks, "slot {slot} of {} blocks of {}", spec.num_blocks, spec.block_size);
     for head in 0..kv.num_heads {
         let source = (token * kv.num_heads + head) * dim;
-        let [k, v] = [kv.k.cast_const(), kv.v].map(|x| std::slice::from_raw_parts(x.add(source), dim));
+        let head_of = |x: *const f32| std::slice::from_raw_parts(x.add(source), dim);
+        let k = head_of(kv.k.cast_const());
         // Out of the block, and not followed, for types without scales.
         let scale = kv.layout.scale(block, head, offset);
         // Units of a key are far from each other, so the key is converted before they go there.
         let mut key = MaybeUninit::<[u32; MAX_VECTOR_BYTES / 4]>::uninit();
         store_head::<S>(spec.dtype, k, key.as_mut_ptr().cast(), kv.keys.wrapping_add(scale));
         scatter(key.as_ptr().cast(), &kv.layout, kv.keys.add(kv.layout.key(block, head, offset)));
-        store_head::<S>(spec.dtype, v, kv.values.add(kv.layout.value(block, head, offset)), kv.values.wrapping_add(scale));
+        let Some(v) = kv.v else { continue };
+        store_head::<S>(
+            spec.dtype,
+            head_of(v),
+            kv.values.add(kv.layout.value(block, head, offset)),
+            kv.values.wrapping_add(scale),
+        );
     }
 }
 

@@ -287,11 +287,12 @@ pub fn rope_and_cache(
     // Without any of its own, the kernel takes the heads of queries alone.
     let num_kv_heads = if args.kv.is_some() { layer.shape.num_kv_heads } else { 0 };
     if let Some((k, v)) = &args.kv {
-        assert_eq!([k.cols(), v.cols()], [num_kv_heads * head_dim; 2], "columns of keys and values");
+        let v_cols = v.expect("values beside keys").cols();
+        assert_eq!([k.cols(), v_cols], [num_kv_heads * head_dim; 2], "columns of keys and values");
     }
-    let kv = |of: fn(&(&mut Tensor, &Tensor)) -> (DevicePtr, usize)| args.kv.as_ref().map_or((0, 0), of);
-    let (k, k_stride) = kv(|(k, _)| (device_at(k), k.cols()));
-    let (v, v_stride) = kv(|(_, v)| (device_at(v), v.cols()));
+    let of = |tensor: Option<&Tensor>| tensor.map_or((0, 0), |tensor| (device_at(tensor), tensor.cols()));
+    let (k, k_stride) = of(args.kv.as_ref().map(|(k, _)| &**k));
+    let (v, v_stride) = of(args.kv.as_ref().and_then(|(_, v)| *v));
     let mut head_norm = |norm: Option<HeadNorm<'_>>, num_heads| -> Result<_, CudaError> {
         let Some(norm) = norm.filter(|norm| norm.span == NormSpan::Head) else { return Ok(HeadNormArgs::default()) };
         let NormParts { norm, stride, .. } = norm.parts(num_heads, head_dim);

@@ -381,6 +381,9 @@ impl Device for CudaBackend {
 
     fn check_kv_layer(&self, dtype: KvDType, shape: KvShape) -> Result<(), DeviceError> {
         let head_dim = shape.head_dim()?;
+        if shape.is_latent() {
+            return Err(DeviceError::Unsupported("latent attention has no GPU kernel yet; device=\"cpu\" computes it".into()));
+        }
         if dtype == KvDType::F32 || HEAD_DIMS.contains(&head_dim) {
             return Ok(());
         }

@@ -64,7 +64,7 @@ impl Layer {
             }
             let args = RopeArgs {
                 q,
-                kv: Some((k, v)),
+                kv: Some((k, Some(v))),
                 q_norm: None,
                 k_norm: None,
                 norms_last: false,

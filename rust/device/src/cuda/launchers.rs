@@ -133,7 +133,7 @@ fn attend(backend: &CudaBackend, cache: &CacheEngine) {
     backend.begin_step(&step);
     let args = RopeArgs {
         q: &mut q,
-        kv: Some((&mut k, &v)),
+        kv: Some((&mut k, Some(&v))),
         q_norm: None,
         k_norm: None,
         norms_last: false,

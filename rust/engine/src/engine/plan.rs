@@ -220,6 +220,13 @@ fn check_experts(backend: &dyn Backend, model: &DecoderConfig) -> Result<(), Eng
             model.architecture
         )));
     }
+    if backend.latent_phases().is_none() && model.layers.iter().any(|layer| layer.attention.latent.is_some()) {
+        let device = backend.info().device;
+        return Err(EngineError::Architecture(format!(
+            "{} has latent attention, which {device} does not compute yet: use device=\"cpu\"",
+            model.architecture
+        )));
+    }
     Ok(())
 }
 
@@ -358,6 +365,7 @@ fn workspace_shape(
         post_norms: model.layers.iter().any(|layer| layer.norms != Norms::Before),
         gated: model.layers.iter().any(|layer| layer.ffn.is_gated()),
         num_experts: model.largest(|layer| layer.ffn.num_experts()),
+        has_latent: model.layers.iter().any(|layer| layer.attention.latent.is_some()),
     }
 }
 

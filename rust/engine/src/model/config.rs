@@ -43,6 +43,8 @@ pub struct DecoderConfig {
     pub final_softcap: Option<f32>,
     /// Ends of sequence.
     pub eos_token_ids: Vec<u32>,
+    /// Layers behind these in the files, which predict further tokens (MTP, arXiv:2404.19737): they are not read.
+    pub num_mtp_layers: usize,
 }
 
 /// Normalization.
@@ -116,6 +118,25 @@ pub struct AttentionConfig {
     pub has_sinks: bool,
     /// The layer before whose keys and values it reads; `None`: its own.
     pub shared_kv: Option<usize>,
+    /// It is latent: heads and their elements are those of its absorbed form, one key and value head for all.
+    pub latent: Option<LatentConfig>,
+}
+
+/// Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LatentConfig {
+    /// Elements that queries are made of; `None`: the hidden state.
+    pub q_rank: Option<usize>,
+    /// Elements of the latent vector that keys and values are made of.
+    pub kv_rank: usize,
+    /// Elements of a head's query that do not rotate.
+    pub nope_dim: usize,
+    /// Elements that do.
+    pub rope_dim: usize,
+    /// Elements of a head's value.
+    pub v_dim: usize,
+    /// Added to the mean square by the norms within.
+    pub eps: f32,
 }
 
 /// What a norm of q and k is taken over.
@@ -200,6 +221,7 @@ impl Default for DecoderConfig {
             logit_scale: 1.0,
             final_softcap: None,
             eos_token_ids: Vec::new(),
+            num_mtp_layers: 0,
         }
     }
 }
@@ -236,6 +258,7 @@ impl LayerConfig {
             q_scale: None,
             has_sinks: false,
             shared_kv: None,
+            latent: None,
         };
         Self {
             attention,
@@ -328,6 +351,32 @@ impl FfnConfig {
     }
 }
 
+impl LatentConfig {
+    fn check(&self, attention: &AttentionConfig) -> Result<(), String> {
+        let Self { q_rank, kv_rank, nope_dim, rope_dim, v_dim, eps } = *self;
+        in_range("rank of queries", q_rank.unwrap_or(1), MAX_SIZE)?;
+        for (name, dim) in [
+            ("rank of keys and values", kv_rank),
+            ("elements of a query that do not rotate", nope_dim),
+            ("elements of a query that rotate", rope_dim),
+            ("elements of a value", v_dim),
+        ] {
+            in_range(name, dim, MAX_HEAD_DIM)?;
+        }
+        positive("epsilon of the norms of latent vectors", eps)?;
+        if (attention.num_kv_heads, attention.head_dim) != (1, rope_dim + kv_rank) {
+            return Err("latent attention has one key and value head, as wide as what rotates and its rank".into());
+        }
+        let others = [attention.window.is_some(), attention.chunk.is_some(), attention.shared_kv.is_some(), attention.has_sinks];
+        if others.contains(&true) || attention.qk_norm.is_some() || attention.q_scale.is_some() {
+            return Err(
+                "latent attention sees all tokens, and has neither norms of heads, nor scales of queries, nor sinks".into()
+            );
+        }
+        Ok(())
+    }
+}
+
 impl AttentionConfig {
     /// Columns of q and of what attention gives.
     pub const fn q_size(&self) -> usize {
@@ -347,9 +396,12 @@ impl ModelConfigLike for DecoderConfig {
     }
 
     fn kv_shape(&self, layer: usize) -> paged::KvShape {
-        let AttentionConfig { num_kv_heads, head_dim, shared_kv, .. } = self.layers[layer].attention;
+        let AttentionConfig { num_kv_heads, head_dim, shared_kv, latent, .. } = self.layers[layer].attention;
         match shared_kv {
-            None => paged::KvShape { num_kv_heads, k_head_dim: head_dim, v_head_dim: head_dim },
+            None => {
+                let v_head_dim = if latent.is_some() { 0 } else { head_dim };
+                paged::KvShape { num_kv_heads, k_head_dim: head_dim, v_head_dim }
+            }
             Some(_) => paged::KvShape::default(),
         }
     }
@@ -368,8 +420,9 @@ impl ModelConfigLike for DecoderConfig {
 impl DecoderConfig {
     /// Whose keys and values a layer reads, and of which shape.
     pub fn kv_source(&self, layer: usize) -> KvSource {
-        let AttentionConfig { num_kv_heads, head_dim, shared_kv, .. } = self.layers[layer].attention;
-        shared_kv.map_or(KvSource::Own(KvShape::new(num_kv_heads, head_dim)), KvSource::Layer)
+        let AttentionConfig { num_kv_heads, head_dim, shared_kv, latent, .. } = self.layers[layer].attention;
+        let own = if latent.is_some() { KvShape::latent(head_dim) } else { KvShape::new(num_kv_heads, head_dim) };
+        shared_kv.map_or(KvSource::Own(own), KvSource::Layer)
     }
 
     /// A KV storage for this model, whose layers share blocks in these groups.
@@ -491,6 +544,9 @@ impl DecoderConfig {
                      as many heads of the same size and the same window"
                 ));
             }
+        }
+        if let Some(latent) = &attention.latent {
+            latent.check(attention)?;
         }
         let Some(rope) = attention.rope else { return Ok(()) };
         self.ropes.get(rope).ok_or_else(|| format!("there is no rotation {rope}"))?.validate(head_dim)

@@ -11,6 +11,7 @@ use super::{
     config::{DecoderConfig, FfnConfig, LayerConfig, Norms},
     dense::Dense,
     experts::Mixture,
+    latent::Latent,
     part::{Buffers, Context, Run, Weights},
 };
 use crate::{
@@ -31,7 +32,7 @@ pub struct Decoder {
 }
 
 struct Layer {
-    attention: Attention,
+    mixer: Mixer,
     ffn: Ffn,
     attn_norm: Option<Norm>,
     post_attn_norm: Option<Norm>,
@@ -41,9 +42,44 @@ struct Layer {
     residual_scale: f32,
 }
 
+/// What mixes tokens.
+enum Mixer {
+    Attention(Attention),
+    Latent(Latent),
+}
+
 enum Ffn {
     Dense(Dense),
     Mixture(Mixture),
+}
+
+impl Mixer {
+    fn new(weights: &mut dyn Weights, config: &LayerConfig, layer: usize, hidden: usize) -> Result<Self, EngineError> {
+        let attention = &config.attention;
+        Ok(match &attention.latent {
+            None => Self::Attention(Attention::new(weights, attention, layer, hidden)?),
+            Some(latent) => Self::Latent(Latent::new(weights, attention, latent, layer, hidden)?),
+        })
+    }
+
+    fn buffers(config: &LayerConfig) -> Buffers<usize> {
+        let attention = &config.attention;
+        attention.latent.as_ref().map_or_else(|| Attention::buffers(attention), |latent| Latent::buffers(attention, latent))
+    }
+
+    fn open(&self, norm: Option<&Norm>, cx: &mut Context<'_>) {
+        match self {
+            Self::Attention(attention) => attention.open(norm, cx),
+            Self::Latent(latent) => latent.open(norm, cx),
+        }
+    }
+
+    fn output<'a>(&'a self, buffers: &'a Buffers<Tensor>) -> (&'a Tensor, &'a Linear) {
+        match self {
+            Self::Attention(attention) => attention.output(buffers),
+            Self::Latent(latent) => latent.output(buffers),
+        }
+    }
 }
 
 impl Layer {
@@ -57,7 +93,7 @@ impl Layer {
             ffn_norm: if config.is_parallel { attn_norm.clone() } else { norm(before, Role::FfnNorm)? },
             post_ffn_norm: norm(after, Role::PostFfnNorm)?,
             attn_norm,
-            attention: Attention::new(weights, &config.attention, layer, hidden)?,
+            mixer: Mixer::new(weights, config, layer, hidden)?,
             ffn: match &config.ffn {
                 FfnConfig::Dense(config) => Ffn::Dense(Dense::new(weights, config, layer, hidden)?),
                 FfnConfig::Experts(config) => Ffn::Mixture(Mixture::new(weights, config, layer, hidden)?),
@@ -69,7 +105,7 @@ impl Layer {
 
     fn run(&self, cx: &mut Context<'_>) {
         let (backend, step) = (cx.run.backend, cx.step);
-        self.attention.open(self.attn_norm.as_ref(), cx);
+        self.mixer.open(self.attn_norm.as_ref(), cx);
         if let (true, Ffn::Dense(dense)) = (self.is_parallel, &self.ffn) {
             dense.open(self.ffn_norm.as_ref(), cx);
         }
@@ -77,7 +113,7 @@ impl Layer {
             let args = ResidualArgs { x, linear, post_norm: post_norm.as_ref(), scale: self.residual_scale, residual };
             backend.linear_residual(args, step);
         };
-        add(self.attention.output(cx.buffers), &self.post_attn_norm, cx.hidden);
+        add(self.mixer.output(cx.buffers), &self.post_attn_norm, cx.hidden);
         match &self.ffn {
             Ffn::Dense(dense) => {
                 if !self.is_parallel {
@@ -141,7 +177,7 @@ fn buffers(config: &DecoderConfig) -> Buffers<usize> {
         // The backend keeps what it needs.
         FfnConfig::Experts(_) => [0; 5],
     };
-    let of_parts = |layer: &LayerConfig| [Attention::buffers(&layer.attention), of_ffn(&layer.ffn)];
+    let of_parts = |layer: &LayerConfig| [Mixer::buffers(layer), of_ffn(&layer.ffn)];
     let widest = |a: Buffers<usize>, b: Buffers<usize>| array::from_fn(|i| a[i].max(b[i]));
     config.layers.iter().flat_map(of_parts).fold([0; 5], widest)
 }

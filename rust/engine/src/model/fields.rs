@@ -321,8 +321,18 @@ impl HfFields<'_> {
             ropes: vec![self.rope("full_attention", head_dim, usual_part)?],
             tie_word_embeddings: self.flag("tie_word_embeddings")?.unwrap_or(false),
             eos_token_ids: self.token_ids("eos_token_id")?,
+            num_mtp_layers: self.size("num_nextn_predict_layers")?.unwrap_or(0),
             ..sizes
         })
+    }
+
+    /// A number that says something about the rotation.
+    pub fn rope_number(&self, key: &str) -> Result<Option<f64>, EngineError> {
+        let fields = match self.child("rope_parameters")? {
+            Some(fields) => Some(fields),
+            None => self.child("rope_scaling")?,
+        };
+        Ok(fields.map(|fields| fields.number(key)).transpose()?.flatten())
     }
 
     /// Which layers are mixtures of experts: each `decoder_sparse_step`th, without those that `mlp_only_layers` names (Qwen).
@@ -504,10 +514,15 @@ impl GgufFields<'_> {
         let sizes = self.sizes(keys, Activation::Silu)?;
         let head_dim = sizes.largest(|layer| layer.attention.head_dim);
         let vocab_size = self.weights.vocab_size()?;
+        // Latent attention has values of another length.
+        let is_latent = self.size("attention.kv_lora_rank")?.is_some();
         for (key, value, of) in [
             ("attention.value_length", head_dim, "the elements of a key"),
             ("vocab_size", vocab_size, "the rows of the token embedding"),
         ] {
+            if is_latent && key == "attention.value_length" {
+                continue;
+            }
             if let Some(n) = self.size(key)?.filter(|n| *n != value) {
                 return Err(self.error(key, format!("is {n}; it must be {value}, {of}")));
             }
@@ -521,8 +536,15 @@ impl GgufFields<'_> {
             ropes: vec![self.rope(style, head_dim)?],
             tie_word_embeddings: !self.weights.contains(WeightId::global(Role::Output)),
             eos_token_ids: eos,
+            num_mtp_layers: self.size("nextn_predict_layers")?.unwrap_or(0),
             ..sizes
         };
+        // They are counted among the blocks.
+        let num_layers = config.layers.len().saturating_sub(config.num_mtp_layers);
+        if num_layers == 0 {
+            return Err(self.error("nextn_predict_layers", format!("is {}; there are no other layers", config.num_mtp_layers)));
+        }
+        config.layers.truncate(num_layers);
         if let Some(scale) = self.number("attention.scale")? {
             config = config.with_layers(|layer| layer.attention.scale = scale as f32);
         }

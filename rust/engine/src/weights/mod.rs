@@ -1,6 +1,7 @@
 //! Weights as they lie in files; names are translated here and only here.
 
 pub mod gguf;
+mod heads;
 pub mod metadata;
 pub mod names;
 pub mod safetensors;
@@ -129,6 +130,9 @@ impl WeightSource {
         {
             return stacked::dtype(files, &self.name(matrix.id));
         }
+        if self.is_of_all_heads(matrix) {
+            return self.dtype_of_head(matrix);
+        }
         Ok(self.stored(matrix)?.1.dtype)
     }
 
@@ -215,6 +219,9 @@ impl WeightSource {
 
     /// A matrix with the id of what holds it: its own, or that of a fused one.
     pub fn stored(&self, matrix: &Matrix) -> Result<(WeightId, WeightView), EngineError> {
+        if self.is_of_all_heads(matrix) {
+            return Ok((matrix.id.with_role(Role::AttnKvUp), self.of_head(matrix)?));
+        }
         let Some((id, fused)) = self.fused(matrix) else {
             return Ok((matrix.id, self.of_expert(matrix.id, matrix.expert, &matrix.shape)?));
         };

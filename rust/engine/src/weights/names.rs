@@ -22,6 +22,19 @@ pub enum Role {
     /// `[num_heads]`: a score of each head without a value.
     AttnSinks,
     AttnOutput,
+    /// `[q_rank, hidden_size]`: what queries of latent attention are made of.
+    AttnQDown,
+    AttnQDownNorm,
+    AttnQUp,
+    /// `[kv_rank + rope_dim, hidden_size]`: the latent vector, and the part of a key that rotates.
+    AttnKvDown,
+    AttnKvNorm,
+    /// Of each head, `[kv_rank, nope_dim]`: the transpose of what makes keys.
+    AttnKeyUp,
+    /// Of each head, `[v_dim, kv_rank]`.
+    AttnValueUp,
+    /// Of each head, one after the other: what makes keys, then what makes values.
+    AttnKvUp,
     /// After attention, before the residual addition.
     PostAttnNorm,
     FfnNorm,
@@ -75,6 +88,14 @@ impl Role {
             Self::AttnKNorm => ("attn_k_norm", "self_attn.k_norm"),
             Self::AttnSinks => ("attn_sinks", "self_attn.sinks$"),
             Self::AttnOutput => ("attn_output", "self_attn.o_proj"),
+            Self::AttnQDown => ("attn_q_a", "self_attn.q_a_proj"),
+            Self::AttnQDownNorm => ("attn_q_a_norm", "self_attn.q_a_layernorm"),
+            Self::AttnQUp => ("attn_q_b", "self_attn.q_b_proj"),
+            Self::AttnKvDown => ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
+            Self::AttnKvNorm => ("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
+            Self::AttnKeyUp => ("attn_k_b", "self_attn.k_b_proj"),
+            Self::AttnValueUp => ("attn_v_b", "self_attn.v_b_proj"),
+            Self::AttnKvUp => ("attn_kv_b", "self_attn.kv_b_proj"),
             Self::PostAttnNorm => ("post_attention_norm", "post_attention_layernorm"),
             // Called after the attention that precedes it.
             Self::FfnNorm => ("ffn_norm", "post_attention_layernorm"),

@@ -122,12 +122,14 @@ unsafe fn attend_tile<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, s
     let steps = dim / P::PACKED;
     let rows = item.num_tokens * queries_per_kv;
     // A single block of rows loads each key and each value once, where it lies; of values whole vectors only.
-    let single = row_blocks::<S>(rows).nth(1).is_none();
+    let single = row_blocks::<S>(rows).nth(1).is_none() && !problem.is_latent;
     let direct = single && dim.is_multiple_of(16);
     if !single {
         tile.load_keys::<S, P>(s.keys, s.values);
     }
-    if !direct {
+    if problem.is_latent {
+        tile.transpose_keys(s.keys, s.values);
+    } else if !direct {
         tile.load_values::<S, P>(s.values);
     }
     let loaded = Keys {

@@ -101,6 +101,8 @@ struct Problem<'a> {
     sinks: Option<&'a [f32]>,
     group: &'a KvGroupMetadata,
     partials: *mut f32,
+    /// Whether the keys are the values too.
+    is_latent: bool,
     /// Whether products are those of pairs of bf16 values.
     pairs: bool,
     /// Where keys and values are prefetched to.
@@ -195,10 +197,12 @@ pub(crate) fn attention(args: AttentionArgs<'_>, step: &StepMetadata, isa: Isa, 
         sinks: sinks.map(|sinks| &sinks[..]),
         group,
         partials: partials.at_least(plan.partial_len),
+        is_latent: layer.shape.is_latent(),
         pairs: params.precision != Precision::Exact
             && cache.spec().dtype == KvDType::BF16
             && isa.dots_bf16()
-            && params.head_dim.is_multiple_of(16),
+            && params.head_dim.is_multiple_of(16)
+            && !layer.shape.is_latent(),
         to_l2: reads_ahead_to_l2(),
     };
     // Every worker's, for any of them may come to any item.
@@ -236,7 +240,13 @@ fn check(
     group: &KvGroupMetadata,
     num_tokens: usize,
 ) {
-    assert_eq!(KvShape::new(params.num_kv_heads, params.head_dim), layer.shape, "heads of the layer's keys and values");
+    let expected = if layer.shape.is_latent() {
+        KvShape::latent(params.head_dim)
+    } else {
+        KvShape::new(params.num_kv_heads, params.head_dim)
+    };
+    assert_eq!(expected, layer.shape, "heads of the layer's keys and values");
+    assert_eq!(params.num_kv_heads, layer.shape.num_kv_heads, "{params:?}");
     assert_eq!(params.num_heads % params.num_kv_heads, 0, "{params:?}");
     let block_size = spec.block_size;
     assert!(BLOCK_SIZES.contains(&block_size), "blocks of {block_size} tokens");

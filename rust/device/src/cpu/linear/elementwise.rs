@@ -13,7 +13,7 @@ macro_rules! per_isa {
     ($(#[$doc:meta])* $name:ident = $body:ident($($arg:ident: $ty:ty),*)) => {
         $(#[$doc])*
         #[allow(unused_variables)]
-        pub(super) fn $name(isa: $crate::cpu::Isa, $($arg: $ty),*) {
+        pub(in crate::cpu) fn $name(isa: $crate::cpu::Isa, $($arg: $ty),*) {
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx2")]

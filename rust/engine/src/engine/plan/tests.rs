@@ -1,6 +1,5 @@
 //! What a plan of a model that could not be loaded yet says.
 
-
 use device::{
     Activation, Device,
     cpu::{CpuBackend, Isa},

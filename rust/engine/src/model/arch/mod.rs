@@ -2,6 +2,7 @@
 
 mod cohere;
 mod cohere2;
+mod deepseek;
 mod gemma;
 mod gemma2;
 mod gemma3;
@@ -81,6 +82,9 @@ pub const ARCHITECTURES: &[Architecture] = &[
     hunyuan_moe::ARCHITECTURE,
     gpt_oss::ARCHITECTURE,
     llama4::ARCHITECTURE,
+    deepseek::V2,
+    deepseek::V3,
+    deepseek::GLM4_MOE_LITE,
 ];
 
 /// What a file says about its architecture.
