@@ -11,8 +11,8 @@
 use std::{any::Any, sync::Arc};
 
 use crate::{
-    CacheEngine, DType, DeviceError, ExpertArgs, HostMemory, KvCacheSpec, KvDType, KvShape, LatentArgs, RowSampling, SampledRow,
-    Tensor, TokenMask, WeightView, host_memory,
+    CacheEngine, DType, DeviceError, ExpertArgs, HostMemory, KvCacheSpec, KvDType, KvShape, LatentArgs, RecurrentArgs,
+    RowSampling, SampledRow, Tensor, TokenMask, WeightView, host_memory,
 };
 
 /// How exactly a linear layer computes.
@@ -280,6 +280,8 @@ pub struct StepMetadata {
     pub seq_lens: Vec<u32>,
     /// One entry a KV group.
     pub groups: Vec<KvGroupMetadata>,
+    /// Slot of each request in the [`StateCache`](crate::StateCache), `[num_reqs]`; empty for models without.
+    pub state_slots: Vec<u32>,
 }
 
 /// Block tables and slots of one KV group.
@@ -443,6 +445,8 @@ pub struct WorkspaceShape {
     pub num_experts: usize,
     /// Whether attention is latent, absorbed into one key and value head.
     pub has_latent: bool,
+    /// Columns of all projections of a recurrent layer; 0 where there are none.
+    pub recurrent_width: usize,
 }
 
 /// The graphs that a backend recorded for one model and its KV storage, which outlive them.
@@ -620,6 +624,15 @@ pub trait LatentPhases {
     fn latent_attention(&self, args: LatentArgs<'_>, step: &StepMetadata);
 }
 
+/// Layers that keep a state, and gates of what attention gives.
+pub trait RecurrentPhases {
+    /// All of a recurrent layer but the output projection. The states of the step's requests go on to behind their last rows.
+    fn recurrent(&self, args: RecurrentArgs<'_>, step: &StepMetadata);
+
+    /// `x *= sigmoid(gate)`, element by element.
+    fn gate(&self, x: &mut Tensor, gate: &Tensor);
+}
+
 /// Feed-forward networks that are mixtures of experts.
 pub trait ExpertPhases {
     /// Chooses the experts of each row, and adds what they give to the residual stream.
@@ -635,6 +648,11 @@ pub trait Backend: Device + Phases {
 
     /// What computes latent attention; `None`: nothing does.
     fn latent_phases(&self) -> Option<&dyn LatentPhases> {
+        None
+    }
+
+    /// What computes recurrent layers; `None`: nothing does.
+    fn recurrent_phases(&self) -> Option<&dyn RecurrentPhases> {
         None
     }
 

@@ -43,9 +43,12 @@ impl KvShape {
         Self { num_kv_heads: 1, k_dim: width, v_dim: 0 }
     }
 
+    /// Of a layer that has neither.
+    pub const NONE: Self = Self { num_kv_heads: 0, k_dim: 0, v_dim: 0 };
+
     /// Whether the keys are the values too.
     pub const fn is_latent(&self) -> bool {
-        self.v_dim == 0
+        self.v_dim == 0 && self.k_dim > 0
     }
 
     /// Elements of a key, or of a value, of one head.
@@ -111,6 +114,8 @@ pub enum KvSource {
     Own(KvShape),
     /// Those that this layer has written.
     Layer(usize),
+    /// Nobody's: it has another way to see the past.
+    Nothing,
 }
 
 /// The KV storage of a model.
@@ -181,6 +186,10 @@ impl KvCacheSpec {
             let of = match source {
                 KvSource::Own(_) => layer,
                 KvSource::Layer(other) => *other,
+                KvSource::Nothing => {
+                    layers.push(KvLayer { group: 0, offset: 0, shape: KvShape::NONE });
+                    continue;
+                }
             };
             match placed.get(of).copied().flatten() {
                 Some(place) => layers.push(place),

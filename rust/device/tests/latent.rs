@@ -124,6 +124,7 @@ impl Problem {
                     block_tables: tables.clone(),
                     max_blocks,
                 }],
+                state_slots: Vec::new(),
             };
             let mut hidden = Tensor::new(rows.len(), HIDDEN).unwrap();
             hidden.set_rows(rows.len());

@@ -1,6 +1,6 @@
 //! What a step costs beside the kernels, and what sampling costs a row. Each figure that is promised a bound is a benchmark here.
 
-use std::{hint::black_box, path::Path, sync::Arc};
+use std::{hint::black_box, sync::Arc};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use device::{

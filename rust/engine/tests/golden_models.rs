@@ -48,7 +48,7 @@ const MORE_HF: [&str; 18] = [
 const MORE_GGUF: [&str; 10] =
     ["gemma2", "starcoder2", "phi2", "stablelm", "olmo2", "smollm3", "glm4", "granite", "ministral3", "hunyuan-dense"];
 /// Mixtures of experts. Where two experts are nearly tied, the smallest difference flips them, so they are compared exactly.
-const MIXTURES_HF: [&str; 17] = [
+const MIXTURES_HF: [&str; 25] = [
     "mixtral",
     "qwen2-moe",
     "qwen3-moe",
@@ -66,8 +66,16 @@ const MIXTURES_HF: [&str; 17] = [
     "deepseek-v3",
     "deepseek-v3-yarn",
     "glm4-moe-lite",
+    "lfm2",
+    "lfm2-moe",
+    "granitemoehybrid",
+    "granitemoehybrid-attn",
+    "granitemoehybrid-dense",
+    "qwen3-next",
+    "qwen3_5",
+    "qwen3_5-moe",
 ];
-const MIXTURES_GGUF: [&str; 10] = [
+const MIXTURES_GGUF: [&str; 15] = [
     "mixtral",
     "qwen3-moe",
     "granitemoe",
@@ -78,6 +86,11 @@ const MIXTURES_GGUF: [&str; 10] = [
     "llama4-text-8k",
     "deepseek-v2-lite",
     "deepseek-v3-yarn",
+    "lfm2",
+    "lfm2-moe",
+    "granitemoehybrid",
+    "qwen3-next",
+    "qwen3_5-moe",
 ];
 
 #[derive(Deserialize)]

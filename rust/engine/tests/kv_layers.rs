@@ -53,6 +53,7 @@ impl Layer {
         match LAYERS[index].kv {
             KvSource::Own(shape) => (index, shape),
             KvSource::Layer(other) => Self::source(other),
+            KvSource::Nothing => unreachable!("all layers have attention"),
         }
     }
 }
@@ -69,7 +70,7 @@ impl ModelConfigLike for Sizes {
             KvSource::Own(KvShape { num_kv_heads, k_dim, v_dim }) => {
                 paged::KvShape { num_kv_heads, k_head_dim: k_dim, v_head_dim: v_dim }
             }
-            KvSource::Layer(_) => paged::KvShape::default(),
+            KvSource::Layer(_) | KvSource::Nothing => paged::KvShape::default(),
         }
     }
 

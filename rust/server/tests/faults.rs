@@ -5,7 +5,6 @@
 use std::{
     io::{Read, Write},
     net::TcpStream,
-    path::Path,
     sync::{Arc, mpsc},
     thread,
     time::Duration,

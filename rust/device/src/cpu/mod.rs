@@ -9,6 +9,7 @@ pub(crate) mod latent;
 pub mod linear;
 pub mod pool;
 mod read_ahead;
+mod recurrent;
 mod reference;
 pub mod roofline;
 mod rope;

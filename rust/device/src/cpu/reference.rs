@@ -1,14 +1,15 @@
 //! The plain backend: every phase as simple loops, one thread, sums in f64. It is slow, and right: the oracle of every fast one.
 
 mod latent;
+mod recurrent;
 
 use std::sync::Arc;
 
 use crate::{
     Activation, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs, EmbeddingTable, Expert,
     ExpertActivation, ExpertArgs, ExpertPhases, GateUpArgs, KvCacheSpec, KvDType, KvLayer, KvPlace, KvShape, KvSide,
-    LatentPhases, Linear, LinearOptions, Norm, NormKind, Phases, Precision, Projection, ResidualArgs, RopeArgs, RopeStyle,
-    RopeTable, SharedExpert, StepMetadata, Tensor, WeightView, WorkspaceShape,
+    LatentPhases, Linear, LinearOptions, Norm, NormKind, Phases, Precision, Projection, RecurrentPhases, ResidualArgs, RopeArgs,
+    RopeStyle, RopeTable, SharedExpert, StepMetadata, Tensor, WeightView, WorkspaceShape,
     backend::{HeadNorm, NormParts, check_bias},
     quant::dequantize_row,
 };
@@ -209,6 +210,10 @@ impl ExpertPhases for ReferenceBackend {
 }
 
 impl Backend for ReferenceBackend {
+    fn recurrent_phases(&self) -> Option<&dyn RecurrentPhases> {
+        Some(self)
+    }
+
     fn latent_phases(&self) -> Option<&dyn LatentPhases> {
         Some(self)
     }

@@ -278,6 +278,7 @@ fn decode_step(batch: usize, context: usize, block_size: usize) -> StepMetadata 
         rope_positions: vec![0; batch],
         query_start_loc: (0..=batch as u32).collect(),
         seq_lens: vec![context as u32; batch],
+        state_slots: Vec::new(),
         groups: vec![group],
     }
 }

@@ -21,6 +21,7 @@ pub(crate) struct Attention {
     q_norm: Option<Norm>,
     k_norm: Option<Norm>,
     sinks: Option<Constant>,
+    gate: Option<Linear>,
     output: Linear,
 }
 
@@ -34,7 +35,14 @@ impl Attention {
         let id = |role| WeightId::layer(layer, role);
         let (q_size, kv_size) = (config.q_size(), config.kv_size());
         let parts = [(Role::AttnQ, q_size), (Role::AttnK, kv_size), (Role::AttnV, kv_size)];
-        let [q, k, v] = Matrix::fused(id(Role::AttnQkv), parts, hidden, config.qkv_bias);
+        let [mut q, k, v] = Matrix::fused(id(Role::AttnQkv), parts, hidden, config.qkv_bias);
+        let mut gate = None;
+        if config.output_gate {
+            let parts = [(Role::AttnOwnQ, q_size), (Role::AttnGate, q_size)];
+            let both = Matrix::fused(id(Role::AttnQAndGate), parts, hidden, config.qkv_bias);
+            let [of_q, of_gate] = both.map(|matrix| matrix.in_groups(config.num_heads));
+            (q, gate) = (of_q, Some(weights.linear(&of_gate)?));
+        }
         let mut norm = |role, num_heads| {
             let shape = match config.qk_norm {
                 None => return Ok(None),
@@ -58,26 +66,32 @@ impl Attention {
             q_norm,
             k_norm,
             sinks: config.has_sinks.then(|| weights.vector(id(Role::AttnSinks), config.num_heads)).transpose()?,
+            gate,
             output: weights.linear(&Matrix::new(id(Role::AttnOutput), [hidden, q_size], config.output_bias))?,
         })
     }
 
     pub(crate) fn buffers(config: &AttentionConfig) -> Buffers<usize> {
         let (q, kv) = (config.q_size(), config.kv_size());
-        [q, kv, kv, q, 0]
+        [q, kv, kv, q, if config.output_gate { q } else { 0 }, 0]
     }
 
     /// All phases that read the hidden state, normalized if there is a norm.
     pub(crate) fn open(&self, norm: Option<&Norm>, cx: &mut Context<'_>) {
-        let [q, k, v, out, _] = &mut *cx.buffers;
+        let [q, k, v, out, gate, _] = &mut *cx.buffers;
         let (backend, cache, layer) = (cx.run.backend, cx.run.cache, cx.layer);
         let of_q = Projection { linear: &self.q, out: q };
-        match &self.kv {
-            Some((of_k, of_v)) => {
+        match (&self.kv, &self.gate) {
+            (Some((of_k, of_v)), None) => {
                 let projections = &mut [of_q, Projection { linear: of_k, out: k }, Projection { linear: of_v, out: v }];
                 backend.norm_linear(cx.hidden, norm, projections, cx.step);
             }
-            None => backend.norm_linear(cx.hidden, norm, &mut [of_q], cx.step),
+            (Some((of_k, of_v)), Some(of_gate)) => {
+                let [of_k, of_v] = [Projection { linear: of_k, out: k }, Projection { linear: of_v, out: v }];
+                let projections = &mut [of_q, of_k, of_v, Projection { linear: of_gate, out: gate }];
+                backend.norm_linear(cx.hidden, norm, projections, cx.step);
+            }
+            (None, _) => backend.norm_linear(cx.hidden, norm, &mut [of_q], cx.step),
         }
         let kv = self.kv.is_some().then_some((k, Some(&*v)));
         let rope = self.config.rope.map(|rope| cx.run.ropes[rope].table());
@@ -89,10 +103,14 @@ impl Attention {
         let precision = cx.run.precision;
         let params = AttentionParams { num_heads, num_kv_heads, head_dim, scale, window, chunk, softcap, precision };
         backend.attention(AttentionArgs { q, out, cache, layer, sinks: self.sinks.as_ref(), params }, cx.step);
+        if self.gate.is_some() {
+            let phases = backend.recurrent_phases().expect("the plan was refused where nothing computes gates of attention");
+            phases.gate(out, gate);
+        }
     }
 
     /// What is added to the hidden state: a product.
-    pub(crate) fn output<'a>(&'a self, [.., out, _]: &'a Buffers<Tensor>) -> (&'a Tensor, &'a Linear) {
+    pub(crate) fn output<'a>(&'a self, [_, _, _, out, ..]: &'a Buffers<Tensor>) -> (&'a Tensor, &'a Linear) {
         (out, &self.output)
     }
 }

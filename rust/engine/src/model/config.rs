@@ -15,6 +15,7 @@ pub const MAX_LAYERS: usize = 4096;
 const MAX_HEADS: usize = 4096;
 const MAX_EXPERTS: usize = 4096;
 const MAX_HEAD_DIM: usize = 1024;
+const MAX_KERNEL: usize = 64;
 
 /// Hyperparameters of a decoder. Widths are in elements.
 #[derive(Clone, Debug)]
@@ -63,6 +64,8 @@ pub struct NormConfig {
 pub struct LayerConfig {
     /// What mixes tokens.
     pub attention: AttentionConfig,
+    /// What mixes them in place of attention, which then means nothing.
+    pub recurrent: Option<RecurrentConfig>,
     /// The feed-forward network.
     pub ffn: FfnConfig,
     /// Where it has norms.
@@ -72,6 +75,132 @@ pub struct LayerConfig {
     pub is_parallel: bool,
     /// Multiplied into what is added to the residual stream.
     pub residual_scale: f32,
+}
+
+/// A layer that keeps a state of fixed size a request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RecurrentConfig {
+    /// A gated convolution as wide as the residual stream.
+    ShortConv {
+        /// Tokens that an output is made of.
+        kernel: usize,
+    },
+    /// A state space (Mamba-2, arXiv:2405.21060).
+    Mamba2 {
+        /// Heads.
+        num_heads: usize,
+        /// Elements of a head.
+        head_dim: usize,
+        /// Groups of heads that share what goes into and comes out of the state.
+        num_groups: usize,
+        /// Elements of that.
+        state_dim: usize,
+        /// Tokens that an output of the convolution is made of.
+        kernel: usize,
+        /// The convolution has biases.
+        conv_bias: bool,
+        /// Added to the mean square by the norm within.
+        eps: f32,
+    },
+    /// An associative memory (Gated DeltaNet, arXiv:2412.06464).
+    GatedDelta {
+        /// Heads of queries and keys.
+        num_key_heads: usize,
+        /// Heads of values.
+        num_value_heads: usize,
+        /// Elements of a query and a key.
+        key_dim: usize,
+        /// Elements of a value.
+        value_dim: usize,
+        /// Tokens that an output of the convolution is made of.
+        kernel: usize,
+        /// How the matrices are stored, and which value heads share a key head.
+        layout: DeltaLayout,
+        /// Added to the mean square by the norm within.
+        eps: f32,
+    },
+}
+
+/// How the matrices of a gated delta layer are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeltaLayout {
+    /// Queries, keys, values and gates in one, by key head; both rates in another one, by key head.
+    ByKeyHead,
+    /// Queries, keys and values in one, one after the other; both rates in another one, by key head.
+    RatesByKeyHead,
+    /// Queries, keys and values in one, one after the other.
+    Apart,
+    /// The same; value heads are in the order of their number within their key head.
+    Tiled,
+}
+
+impl RecurrentConfig {
+    /// Columns of what the layer gives, in a residual stream of `hidden` columns.
+    pub const fn width(&self, hidden: usize) -> usize {
+        match *self {
+            Self::ShortConv { .. } => hidden,
+            Self::Mamba2 { num_heads, head_dim, .. } => num_heads * head_dim,
+            Self::GatedDelta { num_value_heads, value_dim, .. } => num_value_heads * value_dim,
+        }
+    }
+
+    /// Columns of all its projections.
+    pub const fn projected_width(&self, hidden: usize) -> usize {
+        match *self {
+            Self::ShortConv { .. } => 3 * hidden,
+            Self::Mamba2 { num_heads, num_groups, state_dim, .. } => {
+                2 * self.width(hidden) + 2 * num_groups * state_dim + num_heads
+            }
+            Self::GatedDelta { num_key_heads, num_value_heads, key_dim, .. } => {
+                2 * self.width(hidden) + 2 * num_key_heads * key_dim + 2 * num_value_heads
+            }
+        }
+    }
+
+    /// Values of its state: inputs of its convolution, and a matrix a head.
+    pub const fn state_len(&self, hidden: usize) -> usize {
+        let width = self.width(hidden);
+        match *self {
+            Self::ShortConv { kernel } => (kernel - 1) * hidden,
+            Self::Mamba2 { num_groups, state_dim, kernel, .. } => {
+                (kernel - 1) * (width + 2 * num_groups * state_dim) + width * state_dim
+            }
+            Self::GatedDelta { num_key_heads, key_dim, kernel, .. } => {
+                (kernel - 1) * (width + 2 * num_key_heads * key_dim) + width * key_dim
+            }
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let kernel = |kernel| in_range("length of a convolution", kernel, MAX_KERNEL);
+        match *self {
+            Self::ShortConv { kernel: len } => kernel(len),
+            Self::Mamba2 { num_heads, head_dim, num_groups, state_dim, kernel: len, eps, .. } => {
+                kernel(len)?;
+                in_range("number of heads of the state", num_heads, MAX_HEADS)?;
+                in_range("elements of a head of the state", head_dim, MAX_HEAD_DIM)?;
+                in_range("number of groups of the state", num_groups, num_heads)?;
+                in_range("size of the state", state_dim, MAX_HEAD_DIM)?;
+                positive("epsilon of the norm of the state", eps)?;
+                if num_heads.is_multiple_of(num_groups) {
+                    return Ok(());
+                }
+                Err(format!("{num_heads} heads of the state are not a multiple of {num_groups} groups"))
+            }
+            Self::GatedDelta { num_key_heads, num_value_heads, key_dim, value_dim, kernel: len, eps, .. } => {
+                kernel(len)?;
+                in_range("number of key heads of the state", num_key_heads, MAX_HEADS)?;
+                in_range("number of value heads of the state", num_value_heads, MAX_HEADS)?;
+                in_range("elements of a key of the state", key_dim, MAX_HEAD_DIM)?;
+                in_range("elements of a value of the state", value_dim, MAX_HEAD_DIM)?;
+                positive("epsilon of the norm of the state", eps)?;
+                if num_value_heads.is_multiple_of(num_key_heads) {
+                    return Ok(());
+                }
+                Err(format!("{num_value_heads} value heads of the state are not a multiple of {num_key_heads} key heads"))
+            }
+        }
+    }
 }
 
 /// Which norms a layer has, around its attention as around its feed-forward network.
@@ -108,6 +237,8 @@ pub struct AttentionConfig {
     pub qkv_bias: bool,
     /// The output projection must have a bias; else it may.
     pub output_bias: bool,
+    /// What it gives is multiplied by the sigmoid of a projection that lies beside that of the queries, head by head.
+    pub output_gate: bool,
     /// Norms of q and k.
     pub qk_norm: Option<QkNorm>,
     /// They follow the rotation; else it follows them.
@@ -253,6 +384,7 @@ impl LayerConfig {
             softcap: None,
             qkv_bias: false,
             output_bias: false,
+            output_gate: false,
             qk_norm: None,
             norms_last: false,
             q_scale: None,
@@ -262,6 +394,7 @@ impl LayerConfig {
         };
         Self {
             attention,
+            recurrent: None,
             ffn: FfnConfig::Dense(DenseConfig { intermediate_size, is_gated: true, activation, bias: false }),
             norms: Norms::Before,
             is_parallel: false,
@@ -397,6 +530,9 @@ impl ModelConfigLike for DecoderConfig {
 
     fn kv_shape(&self, layer: usize) -> paged::KvShape {
         let AttentionConfig { num_kv_heads, head_dim, shared_kv, latent, .. } = self.layers[layer].attention;
+        if self.layers[layer].recurrent.is_some() {
+            return paged::KvShape::default();
+        }
         match shared_kv {
             None => {
                 let v_head_dim = if latent.is_some() { 0 } else { head_dim };
@@ -421,6 +557,9 @@ impl DecoderConfig {
     /// Whose keys and values a layer reads, and of which shape.
     pub fn kv_source(&self, layer: usize) -> KvSource {
         let AttentionConfig { num_kv_heads, head_dim, shared_kv, latent, .. } = self.layers[layer].attention;
+        if self.layers[layer].recurrent.is_some() {
+            return KvSource::Nothing;
+        }
         let own = if latent.is_some() { KvShape::latent(head_dim) } else { KvShape::new(num_kv_heads, head_dim) };
         shared_kv.map_or(KvSource::Own(own), KvSource::Layer)
     }
@@ -460,6 +599,25 @@ impl DecoderConfig {
         self
     }
 
+    /// Values that a request's states take, by layer; all 0 where no layer is recurrent.
+    pub fn state_lens(&self) -> Vec<usize> {
+        self.layers.iter().map(|layer| layer.recurrent.map_or(0, |recurrent| recurrent.state_len(self.hidden_size))).collect()
+    }
+
+    /// Whether there are recurrent layers.
+    pub fn is_recurrent(&self) -> bool {
+        self.layers.iter().any(|layer| layer.recurrent.is_some())
+    }
+
+    /// Layers for which that holds have this in place of attention.
+    #[must_use]
+    pub(crate) fn with_recurrent(mut self, recurrent: RecurrentConfig, is_recurrent: impl Fn(usize) -> bool) -> Self {
+        for (index, layer) in self.layers.iter_mut().enumerate() {
+            layer.recurrent = is_recurrent(index).then_some(recurrent);
+        }
+        self
+    }
+
     /// Layers for which that holds are mixtures of experts.
     #[must_use]
     pub(crate) fn with_experts(self, experts: ExpertsConfig, is_mixture: impl Fn(usize) -> bool) -> Self {
@@ -496,6 +654,9 @@ impl DecoderConfig {
         positive("logit scale", self.logit_scale)?;
         self.final_softcap.map_or(Ok(()), |cap| positive("softcap of logits", cap))?;
         (0..self.layers.len()).try_for_each(|layer| self.check_layer(layer))?;
+        if self.layers.iter().all(|layer| layer.recurrent.is_some()) {
+            return Err("no layer has attention; at least one must".into());
+        }
         // Tables are made of those that no layer uses too.
         let head_dim = self.largest(|layer| layer.attention.head_dim);
         self.ropes.iter().try_for_each(|rope| rope.validate(head_dim))
@@ -505,6 +666,9 @@ impl DecoderConfig {
         let layer = &self.layers[index];
         positive("residual scale", layer.residual_scale)?;
         layer.ffn.check()?;
+        if let Some(recurrent) = &layer.recurrent {
+            return recurrent.check();
+        }
         if layer.is_parallel && layer.ffn.num_experts() > 0 {
             return Err(format!("layer {index} has experts beside its attention; they must come after it"));
         }

@@ -365,6 +365,30 @@ impl HfFields<'_> {
         }
     }
 
+    /// A list of layers.
+    pub fn layers(&self, key: &str) -> Result<Option<Vec<usize>>, EngineError> {
+        self.typed(key, "a list of layers", |v| v.as_array()?.iter().map(|v| v.as_u64().map(|n| n as usize)).collect())
+    }
+
+    /// Which layers are recurrent: those that `layer_types` calls so, or these.
+    pub fn recurrent_layers(
+        &self,
+        num_layers: usize,
+        name: &str,
+        usual: impl Fn(usize) -> bool,
+    ) -> Result<Vec<bool>, EngineError> {
+        let Some(types) = self.texts("layer_types")? else { return Ok((0..num_layers).map(usual).collect()) };
+        if types.len() != num_layers {
+            return Err(self.error("layer_types", format!("has {} entries for {num_layers} layers", types.len())));
+        }
+        let is_recurrent = |kind: &String| match &kind[..] {
+            "full_attention" | "attention" => Ok(false),
+            kind if kind == name => Ok(true),
+            other => Err(self.error("layer_types", format!("has `{other}`; implemented here: full_attention, {name}"))),
+        };
+        types.iter().map(is_recurrent).collect()
+    }
+
     /// Which layers have the window: as `layer_types` says, or these.
     pub fn sliding_layers(&self, num_layers: usize, usual: impl Fn(usize) -> bool) -> Result<Vec<bool>, EngineError> {
         let Some(types) = self.texts("layer_types")? else { return Ok((0..num_layers).map(usual).collect()) };
@@ -394,10 +418,12 @@ pub struct GgufFields<'a> {
 }
 
 impl Fields for GgufFields<'_> {
-    /// A list with one integer for every layer counts as that integer.
+    /// A list with the same integer for every layer counts as that integer, zeros apart.
     fn value(&self, key: &str) -> Option<Value> {
         Some(match self.metadata.get(&self.key(key))? {
-            MetadataValue::Ints(list) if list.iter().all(|n| *n == list[0]) => list.first().copied().into(),
+            MetadataValue::Ints(list) if list.iter().filter(|n| **n != 0).collect::<BTreeSet<_>>().len() <= 1 => {
+                list.iter().copied().max().into()
+            }
             value => value.json(),
         })
     }
@@ -410,6 +436,17 @@ impl Fields for GgufFields<'_> {
 impl GgufFields<'_> {
     fn key(&self, name: &str) -> String {
         format!("{}.{name}", self.prefix)
+    }
+
+    /// Which layers have a zero in a list.
+    pub fn layers_without(&self, key: &str, num_layers: usize) -> Result<Vec<bool>, EngineError> {
+        match self.metadata.get(&self.key(key)) {
+            Some(MetadataValue::Ints(list)) if list.len() >= num_layers => Ok(list.iter().map(|n| *n == 0).collect()),
+            Some(MetadataValue::Ints(list)) => {
+                Err(self.error(key, format!("has {} entries for {num_layers} layers", list.len())))
+            }
+            _ => Ok(vec![false; num_layers]),
+        }
     }
 
     fn rope(&self, style: RopeStyle, head_dim: usize) -> Result<RopeConfig, EngineError> {

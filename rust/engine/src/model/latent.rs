@@ -57,12 +57,12 @@ impl Latent {
     }
 
     pub(crate) fn buffers(config: &AttentionConfig, latent: &LatentConfig) -> Buffers<usize> {
-        [0, 0, 0, config.num_heads * latent.v_dim, 0]
+        [0, 0, 0, config.num_heads * latent.v_dim, 0, 0]
     }
 
     /// All phases that read the hidden state, normalized if there is a norm.
     pub(crate) fn open(&self, norm: Option<&Norm>, cx: &mut Context<'_>) {
-        let [_, _, _, out, _] = &mut *cx.buffers;
+        let [_, _, _, out, ..] = &mut *cx.buffers;
         let AttentionConfig { num_heads, num_kv_heads, head_dim, scale, .. } = self.config;
         let (window, chunk, softcap, precision) = (None, None, None, cx.run.precision);
         let args = LatentArgs {
@@ -80,7 +80,7 @@ impl Latent {
     }
 
     /// What is added to the hidden state: a product.
-    pub(crate) fn output<'a>(&'a self, [.., out, _]: &'a Buffers<Tensor>) -> (&'a Tensor, &'a Linear) {
+    pub(crate) fn output<'a>(&'a self, [_, _, _, out, ..]: &'a Buffers<Tensor>) -> (&'a Tensor, &'a Linear) {
         (out, &self.output)
     }
 }

@@ -11,6 +11,7 @@ pub mod files;
 mod latent;
 pub(crate) mod loader;
 pub(crate) mod part;
+mod recurrent;
 pub mod rope;
 
 pub use arch::{ARCHITECTURES, Architecture};

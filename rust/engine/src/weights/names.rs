@@ -49,6 +49,39 @@ pub enum Role {
     RouterCorrection,
     ExpertGate,
     ExpertUp,
+    /// Queries of a head, then the gate of what it gives, head by head.
+    AttnQAndGate,
+    /// The queries among these.
+    AttnOwnQ,
+    /// The gate among these.
+    AttnGate,
+    /// Into a recurrent layer: B, C and x of a short convolution, or z, x with B and C, and dt of Mamba-2.
+    MixInput,
+    ConvB,
+    ConvC,
+    ConvX,
+    MambaZ,
+    MambaXbc,
+    MambaDt,
+    /// `[num_channels, kernel]`.
+    Conv,
+    MixDtBias,
+    /// The rate of decay; of Hugging Face checkpoints the logarithm of its negative.
+    MixDecay,
+    MambaD,
+    MixNorm,
+    MixOutput,
+    DeltaQ,
+    DeltaK,
+    DeltaV,
+    DeltaZ,
+    DeltaQkv,
+    /// The same with z, by key head.
+    DeltaQkvz,
+    DeltaB,
+    DeltaA,
+    /// Both, by key head.
+    DeltaBa,
     /// Rows of an expert's gate, then of its up.
     ExpertGateUp,
     ExpertDown,
@@ -114,7 +147,67 @@ impl Role {
             Self::SharedGateUp => ("ffn_gate_up_shexp", "mlp.shared_experts.gate_up_proj"),
             Self::SharedDown => ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
             Self::SharedWeight => ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+            Self::AttnQAndGate => ("attn_q", "self_attn.q_proj"),
+            Self::AttnOwnQ => ("attn_own_q", "self_attn.own_q_proj"),
+            Self::AttnGate => ("attn_own_gate", "self_attn.own_gate_proj"),
+            Self::MixInput => ("ssm_in", "mamba.in_proj"),
+            Self::ConvB => ("shortconv.b", "conv.b_proj"),
+            Self::ConvC => ("shortconv.c", "conv.c_proj"),
+            Self::ConvX => ("shortconv.x", "conv.x_proj"),
+            Self::MambaZ => ("ssm_z", "mamba.z_proj"),
+            Self::MambaXbc => ("ssm_xbc", "mamba.xbc_proj"),
+            Self::MambaDt => ("ssm_in_dt", "mamba.dt_proj"),
+            Self::Conv => ("ssm_conv1d", "mamba.conv1d"),
+            Self::MixDtBias => ("ssm_dt.bias$", "mamba.dt_bias$"),
+            Self::MixDecay => ("ssm_a$", "mamba.A_log$"),
+            Self::MambaD => ("ssm_d$", "mamba.D$"),
+            Self::MixNorm => ("ssm_norm", "mamba.norm"),
+            Self::MixOutput => ("ssm_out", "mamba.out_proj"),
+            Self::DeltaQ => ("ssm_q", "linear_attn.in_proj_q"),
+            Self::DeltaK => ("ssm_k", "linear_attn.in_proj_k"),
+            Self::DeltaV => ("ssm_v", "linear_attn.in_proj_v"),
+            Self::DeltaZ => ("attn_gate", "linear_attn.in_proj_z"),
+            Self::DeltaQkv => ("attn_qkv", "linear_attn.in_proj_qkv"),
+            Self::DeltaQkvz => ("attn_qkvz", "linear_attn.in_proj_qkvz"),
+            Self::DeltaB => ("ssm_beta", "linear_attn.in_proj_b"),
+            Self::DeltaA => ("ssm_alpha", "linear_attn.in_proj_a"),
+            Self::DeltaBa => ("ssm_ba", "linear_attn.in_proj_ba"),
             Self::PostFfnNorm => ("post_ffw_norm", "post_feedforward_layernorm"),
+        }
+    }
+}
+
+/// Where a decoder lies in a checkpoint: by itself, or as the language model of one that sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModelPlace {
+    /// What names begin with in place of `model.`.
+    model: &'static str,
+    /// What stands before all other names.
+    others: &'static str,
+}
+
+impl ModelPlace {
+    /// All that are known.
+    const ALL: [Self; 4] = [
+        Self { model: "model.", others: "" },
+        Self { model: "model.language_model.", others: "" },
+        Self { model: "language_model.model.", others: "language_model." },
+        Self { model: "model.language_model.model.", others: "model.language_model." },
+    ];
+
+    /// The one at which a checkpoint has a token embedding.
+    pub fn find(names: Names, contains: impl Fn(&str) -> bool) -> Self {
+        let embedding = WeightId::global(Role::Embedding).hugging_face(names);
+        let is_there = |place: &&Self| contains(&place.name(embedding.clone()));
+        *Self::ALL.iter().find(is_there).unwrap_or(&Self::ALL[0])
+    }
+
+    /// The name there of what a decoder by itself calls so.
+    pub fn name(self, name: String) -> String {
+        match name.strip_prefix("model.") {
+            Some(rest) => format!("{}{rest}", self.model),
+            None if self.others.is_empty() => name,
+            None => format!("{}{name}", self.others),
         }
     }
 }
@@ -180,6 +273,10 @@ impl WeightId {
     /// of architectures that call a norm after what precedes it.
     pub fn gguf_otherwise(self) -> Option<String> {
         let name = match self.role {
+            Role::OutputNorm => "token_embd_norm",
+            Role::MixInput => "shortconv.in_proj",
+            Role::Conv => "shortconv.conv",
+            Role::MixOutput => "shortconv.out_proj",
             Role::FfnNorm => "post_attention_norm",
             Role::ExpertGate => "ffn_gate.*",
             Role::ExpertUp => "ffn_up.*",

@@ -225,7 +225,6 @@ async fn body(app: &App, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiEr
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
 
     use engine::{Engine, EngineConfig, MemoryGpuConfig, ModelSource, PagedAttentionConfig};
     use tower::Service;

@@ -182,6 +182,17 @@ fn gate_body(activation: Activation, gate: &mut [f32], up: &[f32]) {
     }
 }
 
+#[inline(always)]
+fn sigmoid_gate_body(x: &mut [f32], gate: &[f32]) {
+    for (x, gate) in x.iter_mut().zip(gate) {
+        *x *= sigmoid(*gate);
+    }
+}
+
+per_isa!(
+    /// `x *= sigmoid(gate)`.
+    sigmoid_gate = sigmoid_gate_body(x: &mut [f32], gate: &[f32])
+);
 per_isa!(norm_row = apply_norm(norm: &Norm, x: &[f32], out: &mut [f32]));
 per_isa!(
     /// `out += x * scale`.

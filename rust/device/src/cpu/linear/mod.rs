@@ -36,7 +36,7 @@ mod many_rows;
 #[cfg(not(target_arch = "x86_64"))]
 #[path = "no_many_rows.rs"]
 mod many_rows;
-mod out;
+pub(in crate::cpu) mod out;
 mod packed;
 mod panels;
 mod phases;

@@ -89,6 +89,10 @@ impl Weights for Counter<'_> {
         Ok(Constant::default())
     }
 
+    fn values(&mut self, id: WeightId, len: usize) -> Result<Constant, EngineError> {
+        self.vector(id, len)
+    }
+
     fn table(&mut self, matrix: &Matrix) -> Result<WeightView, EngineError> {
         let dtype = self.dtype(matrix)?;
         // Read by rows, as it is stored, and by the host.

@@ -10,9 +10,12 @@ mod glm4;
 mod glm4_moe;
 mod gpt_oss;
 mod granite;
+mod granite_hybrid;
 mod granite_moe;
 mod hunyuan;
 mod hunyuan_moe;
+mod lfm2;
+mod lfm2_moe;
 mod llama;
 mod llama4;
 mod ministral3;
@@ -26,6 +29,7 @@ mod qwen2;
 mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
+mod qwen3_next;
 mod smollm3;
 mod stablelm;
 mod starcoder2;
@@ -85,6 +89,12 @@ pub const ARCHITECTURES: &[Architecture] = &[
     deepseek::V2,
     deepseek::V3,
     deepseek::GLM4_MOE_LITE,
+    lfm2::ARCHITECTURE,
+    lfm2_moe::ARCHITECTURE,
+    granite_hybrid::ARCHITECTURE,
+    qwen3_next::NEXT,
+    qwen3_next::QWEN3_5,
+    qwen3_next::QWEN3_5_MOE,
 ];
 
 /// What a file says about its architecture.
