@@ -5,7 +5,7 @@ mod gguf_writer;
 #[path = "common/sharded.rs"]
 mod sharded;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use engine::weights::{
     ExpertIndex, GgufFiles, Matrix, MetadataValue, ModelPlace, Role, SafetensorsFiles, WeightId, WeightSource,
