@@ -371,8 +371,8 @@ class ChatCompletionRequest(Generic[_Stream]):
         top_p: float | None = None,
         top_k: int | None = None,
         stream: Literal[False] = False,
-        grammar: Any = None,
-        grammar_type: Any = None,
+        grammar: str | Mapping[str, Any] | AnySequence[str] | None = None,
+        grammar_type: str | None = None,
         min_p: float | None = None,
         tool_schemas: Any = None,
         tool_choice: ToolChoice | None = None,
@@ -426,8 +426,8 @@ class ChatCompletionRequest(Generic[_Stream]):
         top_k: int | None = None,
         *,
         stream: Literal[True],
-        grammar: Any = None,
-        grammar_type: Any = None,
+        grammar: str | Mapping[str, Any] | AnySequence[str] | None = None,
+        grammar_type: str | None = None,
         min_p: float | None = None,
         tool_schemas: Any = None,
         tool_choice: ToolChoice | None = None,
@@ -479,8 +479,8 @@ class ChatCompletionRequest(Generic[_Stream]):
         top_p: float | None = None,
         top_k: int | None = None,
         stream: bool = False,
-        grammar: Any = None,
-        grammar_type: Any = None,
+        grammar: str | Mapping[str, Any] | AnySequence[str] | None = None,
+        grammar_type: str | None = None,
         min_p: float | None = None,
         tool_schemas: Any = None,
         tool_choice: ToolChoice | None = None,
@@ -546,6 +546,10 @@ class ChatCompletionRequest(Generic[_Stream]):
     @property
     def top_k(self) -> int | None: ...
     @property
+    def grammar(self) -> str | dict[str, Any] | list[str] | None: ...
+    @property
+    def grammar_type(self) -> str | None: ...
+    @property
     def min_p(self) -> float | None: ...
     @property
     def tool_choice(self) -> ToolChoice | None: ...
@@ -601,8 +605,8 @@ class CompletionRequest:
         top_p: float | None = None,
         suffix: str | None = None,
         top_k: int | None = None,
-        grammar: Any = None,
-        grammar_type: Any = None,
+        grammar: str | Mapping[str, Any] | AnySequence[str] | None = None,
+        grammar_type: str | None = None,
         min_p: float | None = None,
         tool_schemas: Any = None,
         tool_choice: ToolChoice | None = None,
@@ -654,6 +658,10 @@ class CompletionRequest:
     def suffix(self) -> str | None: ...
     @property
     def top_k(self) -> int | None: ...
+    @property
+    def grammar(self) -> str | dict[str, Any] | list[str] | None: ...
+    @property
+    def grammar_type(self) -> str | None: ...
     @property
     def min_p(self) -> float | None: ...
     @property

@@ -19,7 +19,7 @@ pub fn parse(messages: &Bound<'_, PyAny>) -> PyResult<Vec<Message>> {
         let Text(text) = named("messages", messages)?;
         return Ok(vec![Message { role: "user".into(), content: MessageContent::Text(text), extra: Map::new() }]);
     }
-    let Value::Array(messages) = to_json(messages)? else {
+    let Value::Array(messages) = to_json("messages", messages)? else {
         return Err(PyTypeError::new_err("`messages` must be a str or a list of dicts"));
     };
     if messages.is_empty() {
@@ -30,17 +30,22 @@ pub fn parse(messages: &Bound<'_, PyAny>) -> PyResult<Vec<Message>> {
     messages.into_iter().enumerate().map(|(index, message)| parse_one(index, message)).collect()
 }
 
+/// The argument `grammar`: a text, or what JSON can write.
+pub fn to_json_named(grammar: &Bound<'_, PyAny>) -> PyResult<Value> {
+    to_json("grammar", grammar)
+}
+
 /// Through Python's own json, which knows every kind of number, string and mapping.
-fn to_json(object: &Bound<'_, PyAny>) -> PyResult<Value> {
+fn to_json(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Value> {
     let options = [("ensure_ascii", false)].into_py_dict(object.py())?;
     let written = object.py().import("json")?.call_method("dumps", (object,), Some(&options)).map_err(|error| {
         // What json does not know, it does not say where; an error of the object's own is left alone.
         let is_about_json =
             error.is_instance_of::<PyTypeError>(object.py()) || error.is_instance_of::<PyRecursionError>(object.py());
-        if is_about_json { PyTypeError::new_err(format!("`messages`: {}", error.value(object.py()))) } else { error }
+        if is_about_json { PyTypeError::new_err(format!("`{name}`: {}", error.value(object.py()))) } else { error }
     })?;
-    let Text(text) = named("messages", &written)?;
-    serde_json::from_str(&text).map_err(|error| invalid(format!("`messages` is not JSON: {error}")))
+    let Text(text) = named(name, &written)?;
+    serde_json::from_str(&text).map_err(|error| invalid(format!("`{name}` is not JSON: {error}")))
 }
 
 /// The messages as a list of dicts.

@@ -41,6 +41,9 @@ use crate::{
 ///   length.
 /// - `stop_seqs`: a text or a list of texts, which end the answer and are not part of it. `ignore_eos`: go on past
 ///   end-of-sequence tokens.
+/// - `grammar`: what the answer must be, of the kind that `grammar_type` says: "regex", a regular expression for the whole answer;
+///   "json_schema", a JSON Schema as a dict or its text; "choice", a list of texts; "lark" or "llguidance", a grammar as
+///   llguidance reads it. Not with `ignore_eos`. What ends with "length" is incomplete.
 /// - `n_choices`: independent continuations, 1 to 1024. `seed`: 0 to 2^64 - 1, makes the request's random numbers its own: the
 ///   same text whatever runs beside it.
 /// - `stream`: the answer comes in parts, as an iterator.
@@ -142,7 +145,7 @@ impl ChatCompletionRequest {
         top_k: Option<Integer>,
         stream: bool,
         grammar: Option<Bound<'_, PyAny>>,
-        grammar_type: Option<Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = text::grammar_type)] grammar_type: Option<String>,
         min_p: Option<Real>,
         tool_schemas: Option<Bound<'_, PyAny>>,
         tool_choice: Option<ToolChoice>,
@@ -179,8 +182,6 @@ impl ChatCompletionRequest {
         refuse_tools(
             tool_choice,
             &[
-                ("grammar", grammar.is_some()),
-                ("grammar_type", grammar_type.is_some()),
                 ("tool_schemas", tool_schemas.is_some()),
                 ("web_search_options", web_search_options.is_some()),
                 ("max_tool_rounds", max_tool_rounds.is_some()),
@@ -212,6 +213,8 @@ impl ChatCompletionRequest {
             top_p,
             top_k,
             stream,
+            grammar,
+            grammar_type,
             min_p,
             dry_multiplier,
             dry_base,
@@ -253,6 +256,8 @@ impl ChatCompletionRequest {
             logprobs: logprobs.then(|| top_logprobs.unwrap_or(0)),
             stop_seqs,
             max_tokens,
+            grammar: grammar.as_ref().map(messages::to_json_named).transpose()?,
+            grammar_type,
             ignore_eos,
             seed,
         };
@@ -311,7 +316,7 @@ impl ChatCompletionRequest {
 }
 
 getters! {
-    ChatCompletionRequest: n_choices, logit_bias, top_logprobs, max_tokens, presence_penalty, frequency_penalty, repetition_penalty, stop_seqs, temperature, top_p, top_k, min_p, tool_choice, dry_multiplier, dry_base, dry_allowed_length, dry_sequence_breakers, enable_thinking, truncate_sequence, reasoning_effort, ignore_eos, seed, priority, deadline, tenant, cache_salt, public_messages, keep
+    ChatCompletionRequest: n_choices, logit_bias, top_logprobs, max_tokens, presence_penalty, frequency_penalty, repetition_penalty, stop_seqs, temperature, top_p, top_k, grammar, grammar_type, min_p, tool_choice, dry_multiplier, dry_base, dry_allowed_length, dry_sequence_breakers, enable_thinking, truncate_sequence, reasoning_effort, ignore_eos, seed, priority, deadline, tenant, cache_salt, public_messages, keep
 }
 
 #[pymethods]
@@ -345,7 +350,7 @@ impl CompletionRequest {
         suffix: Option<Bound<'_, PyString>>,
         top_k: Option<Integer>,
         grammar: Option<Bound<'_, PyAny>>,
-        grammar_type: Option<Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = text::grammar_type)] grammar_type: Option<String>,
         min_p: Option<Real>,
         tool_schemas: Option<Bound<'_, PyAny>>,
         tool_choice: Option<ToolChoice>,
@@ -368,13 +373,7 @@ impl CompletionRequest {
     ) -> PyResult<Self> {
         refuse_tools(
             tool_choice,
-            &[
-                ("grammar", grammar.is_some()),
-                ("grammar_type", grammar_type.is_some()),
-                ("tool_schemas", tool_schemas.is_some()),
-                ("adapter", adapter.is_some()),
-                ("adapters", adapters.is_some()),
-            ],
+            &[("tool_schemas", tool_schemas.is_some()), ("adapter", adapter.is_some()), ("adapters", adapters.is_some())],
         )?;
         let fields = given!(
             py,
@@ -391,6 +390,8 @@ impl CompletionRequest {
             top_p,
             suffix,
             top_k,
+            grammar,
+            grammar_type,
             min_p,
             dry_multiplier,
             dry_base,
@@ -426,6 +427,8 @@ impl CompletionRequest {
             logprobs: at_least_if_given("logprobs", logprobs.as_ref(), 0)?,
             stop_seqs,
             max_tokens,
+            grammar: grammar.as_ref().map(messages::to_json_named).transpose()?,
+            grammar_type,
             ignore_eos,
             seed,
         };
@@ -476,7 +479,7 @@ impl CompletionRequest {
 }
 
 getters! {
-    CompletionRequest: best_of, echo_prompt, presence_penalty, frequency_penalty, repetition_penalty, logit_bias, max_tokens, n_choices, stop_seqs, temperature, top_p, suffix, top_k, min_p, tool_choice, dry_multiplier, dry_base, dry_allowed_length, dry_sequence_breakers, truncate_sequence, ignore_eos, logprobs, seed, priority, deadline, tenant, cache_salt, public_prefix_len, keep
+    CompletionRequest: best_of, echo_prompt, presence_penalty, frequency_penalty, repetition_penalty, logit_bias, max_tokens, n_choices, stop_seqs, temperature, top_p, suffix, top_k, grammar, grammar_type, min_p, tool_choice, dry_multiplier, dry_base, dry_allowed_length, dry_sequence_breakers, truncate_sequence, ignore_eos, logprobs, seed, priority, deadline, tenant, cache_salt, public_prefix_len, keep
 }
 
 fn parse_prompt(prompt: &Bound<'_, PyAny>) -> PyResult<Prompt> {

@@ -6,6 +6,7 @@ pub mod engine;
 pub mod error;
 pub mod event_sink;
 pub mod generation_config;
+pub mod grammar;
 pub mod input_batch;
 mod json;
 pub mod keys;
@@ -32,6 +33,7 @@ pub use engine::{
 pub use error::EngineError;
 pub use event_sink::{Event, EventSink};
 pub use generation_config::GenerationConfig;
+pub use grammar::{Grammar, GrammarFault, check_strict};
 pub use kv_tier::KvTierConfig;
 pub use paged::{
     AdmissionPolicy, BlockUse, FairnessPolicy, MemoryGpuConfig, MissReason, PagedAttentionConfig, PagedCacheType, Policies,

@@ -1,7 +1,8 @@
 //! `POST /v1/messages`: Anthropic's form of a chat.
 
 use engine::{
-    CompletionChoice, FinishReason, GenerationRequest, Message, MessageContent, Prompt, RenderOptions, SamplingParams, Usage,
+    CompletionChoice, FinishReason, GenerationRequest, Grammar, Message, MessageContent, Prompt, RenderOptions, SamplingParams,
+    Usage,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
@@ -12,6 +13,7 @@ use crate::{
     fields::{fields, without_fractions},
     messages,
     sampling::is_empty,
+    structured::{NamedSchema, ResponseFormat},
 };
 
 /// Claude Code's first system block: a number that is new each time and would make every prompt a new one to the prefix cache.
@@ -46,6 +48,10 @@ fields! {
         stream: bool,
         /// `user_id`: requests of one tenant take turns by it.
         metadata: Metadata,
+        /// What form the text has; the older key.
+        output_format: OutputFormat,
+        /// What form the text has.
+        output_config: OutputConfig,
         /// Whether a reasoning model thinks.
         thinking: Thinking,
     }
@@ -70,6 +76,41 @@ pub struct Thinking {
     pub budget_tokens: Option<usize>,
 }
 
+/// JSON by a schema.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OutputFormat {
+    /// "json_schema".
+    #[serde(rename = "type")]
+    #[schemars(extend("enum" = ["json_schema"]))]
+    pub kind: String,
+    /// The JSON Schema.
+    pub schema: Option<Value>,
+}
+
+/// What form the text has.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OutputConfig {
+    /// JSON by a schema.
+    pub format: Option<OutputFormat>,
+}
+
+impl MessagesFields {
+    fn grammar(&self) -> Result<Option<Grammar>, ApiError> {
+        let newer = self.output_config.as_ref().and_then(|config| config.format.clone());
+        let format = match (newer, self.output_format.clone()) {
+            (Some(_), Some(_)) => {
+                return Err(ApiError::value("output_format", "is the older name of `output_config.format`: leave one out"));
+            }
+            (newer, older) => newer.or(older),
+        };
+        let Some(OutputFormat { kind, schema }) = format else { return Ok(None) };
+        let named = (kind == "json_schema").then_some(NamedSchema { name: None, description: None, strict: None, schema });
+        ResponseFormat { kind, json_schema: named, schema: None }.grammar("output_config.format")
+    }
+}
+
 /// An integer within an object, however it is written.
 fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<usize>, D::Error> {
     let mut value = Value::deserialize(deserializer)?;
@@ -85,8 +126,6 @@ const RULES: &[(&str, Rule)] = &[
     ("container", Rule::Refused("this version runs no code")),
     ("mcp_servers", Rule::True(is_empty, "this version has no tools")),
     ("context_management", Rule::Refused("leave it out")),
-    ("output_format", Rule::Refused("this version writes free text only")),
-    ("output_config", Rule::Refused("this version writes free text only")),
 ];
 
 /// A request for a message.
@@ -142,6 +181,7 @@ impl MessagesRequest {
     pub fn into_generation(self, context: &ModelContext) -> Result<Generation, ApiError> {
         let (chat, options) = self.chat(context)?;
         let fields = self.fields;
+        let grammar = fields.grammar()?;
         let max_tokens =
             fields.max_tokens.ok_or_else(|| ApiError::missing("max_tokens", "give the tokens of an answer at most"))?;
         if max_tokens == 0 {
@@ -155,6 +195,7 @@ impl MessagesRequest {
             top_k: fields.top_k,
             stop,
             max_tokens: Some(max_tokens),
+            grammar,
             ..SamplingParams::default()
         };
         let stream = fields.stream.unwrap_or(false);
@@ -164,6 +205,7 @@ impl MessagesRequest {
             requests: vec![request],
             delivery: Delivery { stream, ..Delivery::default() },
             user: fields.metadata.and_then(|metadata| metadata.user_id),
+            grammar_param: Some("output_config.format"),
         })
     }
 }

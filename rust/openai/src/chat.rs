@@ -1,8 +1,6 @@
 //! `POST /v1/chat/completions`.
 
 use engine::{GenerationRequest, Prompt, RenderOptions};
-use schemars::JsonSchema;
-use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::{
@@ -46,18 +44,7 @@ fields! {
         documents: Vec<Value>,
         /// Leading messages that are shared in spite of a `cache_salt`.
         public_messages: usize,
-        /// Free text only.
-        response_format: ResponseFormat,
     }
-}
-
-/// What form the answer has.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-pub struct ResponseFormat {
-    /// "text"; others come with structured output.
-    #[serde(rename = "type")]
-    #[schemars(extend("enum" = ["text"]))]
-    pub kind: String,
 }
 
 const RULES: &[(&str, Rule)] = &[
@@ -116,11 +103,11 @@ impl ChatRequest {
         let mut service = sampling.service()?;
         service.public_prefix = chat.public_messages.unwrap_or(0);
         let delivery = sampling.delivery()?;
-        chat.check_format()?;
         let prompt = Prompt::Chat { messages: messages::parse(messages, context)?, options: chat.render_options()? };
         let request = GenerationRequest { service, n_choices, ..GenerationRequest::new(prompt, params) };
         let request = sampling.with_wishes(request)?;
-        Ok(Generation { model: chat.model, requests: vec![request], delivery, user: sampling.user })
+        let grammar_param = sampling.grammar_param();
+        Ok(Generation { model: chat.model, requests: vec![request], delivery, user: sampling.user, grammar_param })
     }
 }
 
@@ -142,15 +129,6 @@ impl ChatFields {
             }
             (false, Some(1..)) => Err(ApiError::value("top_logprobs", "needs `logprobs`: true")),
             (wanted, top) => Ok(wanted.then_some(top.unwrap_or(0))),
-        }
-    }
-
-    fn check_format(&self) -> Result<(), ApiError> {
-        match &self.response_format {
-            Some(format) if format.kind != "text" => {
-                Err(ApiError::unsupported("response_format", "this version writes free text only: leave it out"))
-            }
-            _ => Ok(()),
         }
     }
 

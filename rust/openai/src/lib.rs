@@ -13,6 +13,7 @@ pub mod messages;
 pub mod response;
 pub mod responses;
 pub mod sampling;
+pub mod structured;
 pub mod text;
 
 pub use error::ApiError;
@@ -68,4 +69,6 @@ pub struct Generation {
     pub delivery: Delivery,
     /// `user`: who asks, within a tenant.
     pub user: Option<String>,
+    /// The key that says what the answer must be.
+    pub grammar_param: Option<&'static str>,
 }

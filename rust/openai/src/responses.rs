@@ -1,6 +1,6 @@
 //! `POST /v1/responses`: OpenAI's newer form of a chat.
 
-use engine::{FinishReason, GenerationRequest, Message, MessageContent, Prompt, RenderOptions, SamplingParams, Usage};
+use engine::{FinishReason, GenerationRequest, Grammar, Message, MessageContent, Prompt, RenderOptions, SamplingParams, Usage};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -12,6 +12,7 @@ use crate::{
     messages,
     response::{ChatLogprobs, Envelope},
     sampling::is_empty,
+    structured::{NamedSchema, ResponseFormat},
 };
 
 /// A text, or items.
@@ -61,6 +62,8 @@ fields! {
         store: bool,
         /// Goes on from a response that is kept.
         previous_response_id: String,
+        /// What form the text has.
+        text: Text,
         /// How much a reasoning model thinks.
         reasoning: Reasoning,
         /// "auto" drops the start of a prompt that is too long; "disabled" (unless given) refuses it.
@@ -76,13 +79,48 @@ fields! {
     }
 }
 
-fn is_text_format(text: &Value) -> bool {
-    let format = &text["format"];
-    (format.is_null() || format["type"] == "text") && (text["verbosity"].is_null() || text["verbosity"] == "medium")
+/// What form the text has.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Text {
+    /// Any text, a JSON object, or JSON by a schema.
+    pub format: Option<TextFormat>,
+    /// "medium" is so anyway.
+    #[schemars(extend("enum" = ["medium", null]))]
+    pub verbosity: Option<String>,
+}
+
+/// A form, with its schema beside its type.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TextFormat {
+    /// "text", "json_object" or "json_schema".
+    #[serde(rename = "type")]
+    #[schemars(extend("enum" = ["text", "json_object", "json_schema"]))]
+    pub kind: String,
+    /// A label.
+    pub name: Option<String>,
+    /// A label.
+    pub description: Option<String>,
+    /// True: every property is required and there are no others.
+    pub strict: Option<bool>,
+    /// With "json_schema".
+    pub schema: Option<Value>,
+}
+
+impl Text {
+    fn grammar(&self) -> Result<Option<Grammar>, ApiError> {
+        if self.verbosity.as_deref().is_some_and(|verbosity| verbosity != "medium") {
+            return Err(ApiError::unsupported("text.verbosity", "send \"medium\""));
+        }
+        let Some(TextFormat { kind, name, description, strict, schema }) = self.format.clone() else { return Ok(None) };
+        let is_schema = kind == "json_schema";
+        let named = (is_schema || schema.is_some()).then_some(NamedSchema { name, description, strict, schema });
+        ResponseFormat { kind, json_schema: named, schema: None }.grammar("text.format")
+    }
 }
 
 const RULES: &[(&str, Rule)] = &[
-    ("text", Rule::True(is_text_format, "this version writes free text only")),
     ("tools", Rule::True(is_empty, "this version has no tools")),
     ("tool_choice", Rule::True(|v| v == "auto" || v == "none", "this version has no tools")),
     ("parallel_tool_calls", Rule::True(Value::is_boolean, "this version has no tools")),
@@ -164,6 +202,7 @@ impl ResponsesRequest {
             top_p: fields.top_p,
             logprobs: self.logprobs()?,
             max_tokens: fields.max_output_tokens,
+            grammar: fields.text.as_ref().map(Text::grammar).transpose()?.flatten(),
             ..SamplingParams::default()
         };
         let stream = fields.stream.unwrap_or(false);
@@ -174,6 +213,7 @@ impl ResponsesRequest {
             requests: vec![request],
             delivery: Delivery { stream, ..Delivery::default() },
             user: fields.user.clone(),
+            grammar_param: fields.text.as_ref().map(|_| "text.format"),
         })
     }
 
@@ -192,6 +232,18 @@ impl ResponsesRequest {
             Some(1..) if !wanted => Err(ApiError::value("top_logprobs", "needs \"message.output_text.logprobs\" in `include`")),
             top => Ok(wanted.then_some(top.unwrap_or(0))),
         }
+    }
+
+    /// The form of its text, as it was asked for.
+    fn format(&self) -> Value {
+        let Some(format) = self.fields.text.as_ref().and_then(|text| text.format.as_ref()) else {
+            return json!({ "type": "text" });
+        };
+        if format.kind != "json_schema" {
+            return json!({ "type": format.kind });
+        }
+        let TextFormat { kind, name, description, strict, schema } = format;
+        json!({ "type": kind, "name": name, "description": description, "strict": strict, "schema": schema })
     }
 
     /// The response object.
@@ -226,7 +278,7 @@ impl ResponsesRequest {
             "service_tier": "default",
             "store": self.store(),
             "temperature": fields.temperature,
-            "text": { "format": { "type": "text" }, "verbosity": "medium" },
+            "text": { "format": self.format(), "verbosity": "medium" },
             "tool_choice": "auto",
             "tools": [],
             "top_logprobs": fields.top_logprobs.unwrap_or(0),

@@ -26,6 +26,7 @@ use super::{
 use crate::{
     EngineError, GenerationConfig,
     chat_template::{ChatTemplate, template_in_dir},
+    grammar::GrammarCompiler,
     keys,
     kv_tier::Swapper,
     model::ModelFiles,
@@ -206,6 +207,7 @@ pub fn load_with_backend(
     }
     let shared = Shared {
         inbox,
+        grammars: GrammarCompiler::new(Arc::clone(&tokenizer), files.config().vocab_size),
         tokenizer,
         chat_template: text.chat_template,
         generation_config: text.generation_config,

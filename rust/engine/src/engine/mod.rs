@@ -32,7 +32,8 @@ pub use plan::{DeviceBytes, GroupPlan, MemoryPlan};
 
 use crate::{
     EngineError, EventSink, GenerationConfig, GenerationRequest, Message, RenderOptions, RequestStream, ResolvedSampling,
-    SamplingParams, chat_template::ChatTemplate, completion::CompletionCollector, kv_tier::FlushOnDrop, tokenizer::Tokenizer,
+    SamplingParams, chat_template::ChatTemplate, completion::CompletionCollector, grammar::GrammarCompiler, kv_tier::FlushOnDrop,
+    tokenizer::Tokenizer,
 };
 use output::WaitingTokens;
 pub use sequence::{Continuation, Sequence};
@@ -49,6 +50,7 @@ pub struct Engine {
 struct Shared {
     inbox: mpsc::Sender<Command>,
     tokenizer: Arc<Tokenizer>,
+    grammars: GrammarCompiler,
     chat_template: Option<ChatTemplate>,
     generation_config: GenerationConfig,
     architecture: &'static str,

@@ -3,7 +3,7 @@
 use std::{
     ops::Range,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
         mpsc::Sender,
     },
@@ -20,6 +20,7 @@ use super::{
 use crate::{
     EngineError, FinishReason, OutputEvent, OutputKind, PromptLogprob, TokenLogprobs, TopLogprob, Usage,
     event_sink::Outbox,
+    grammar::Constraint,
     output_text::OutputText,
     sampler::{Sampled, Sampler},
     tokenizer::Tokenizer,
@@ -59,8 +60,8 @@ pub struct SubmittedRequest {
     pub source: Option<Source>,
     /// Which tokens may come.
     pub allowed: AllowedTokens,
-    /// Sampler and text state of each choice.
-    pub choices: Vec<(Sampler, OutputText)>,
+    /// Sampler, text state and place in the grammar of each choice.
+    pub choices: Vec<(Sampler, OutputText, Option<Constraint>)>,
     /// How it is served beside others.
     pub service: Service,
     /// When the caller submitted it.
@@ -177,6 +178,8 @@ impl<'a> End<'a> {
 pub struct Choice {
     /// Locked by the thread that samples the choice's row.
     sampler: Mutex<Sampler>,
+    /// Locked likewise.
+    constraint: Option<Mutex<Constraint>>,
     text: OutputText,
     output_token_ids: Vec<u32>,
     sum_logprob: f64,
@@ -189,8 +192,9 @@ impl ActiveRequest {
     pub fn new(mut submitted: SubmittedRequest) -> Self {
         let choices = std::mem::take(&mut submitted.choices)
             .into_iter()
-            .map(|(sampler, text)| Choice {
+            .map(|(sampler, text, constraint)| Choice {
                 sampler: Mutex::new(sampler),
+                constraint: constraint.map(Mutex::new),
                 text,
                 output_token_ids: Vec::new(),
                 sum_logprob: 0.0,
@@ -264,22 +268,65 @@ impl ActiveRequest {
     /// `logits` is the model's row `[vocab_size]`; at the end it is what it was.
     pub fn sample(&self, index: usize, ahead: usize, logits: &mut [f32]) -> Result<Sampled, EngineError> {
         let choice = &self.choices[index];
-        let mut sampler = choice.sampler.lock().unwrap_or_else(PoisonError::into_inner);
-        let sampled = sampler.sample(logits, choice.output_token_ids.len() + ahead, self.mask(index, ahead))?;
+        let mut sampler = lock(&choice.sampler);
+        let position = choice.output_token_ids.len() + ahead;
+        let sampled = match &choice.constraint {
+            None => sampler.sample(logits, position, self.mask(index, ahead))?,
+            Some(constraint) => constrained(&mut sampler, &mut lock(constraint), logits, position)?,
+        };
         sampler.observe(sampled.token_id);
         Ok(sampled)
     }
 
-    /// Whether all of these choices only take the largest logit that is allowed; see [`Sampler::is_greedy`].
-    pub fn is_greedy(&self, mut choices: Range<usize>) -> bool {
-        choices.all(|index| self.choices[index].sampler.lock().unwrap_or_else(PoisonError::into_inner).is_greedy())
+    /// Whether the tokens of its choices are checked against a grammar, with [`Self::take`], or drawn with [`Self::sample`].
+    pub fn is_constrained(&self) -> bool {
+        self.choices.iter().any(|choice| choice.constraint.is_some())
     }
 
-    /// See [`Sampler::row_sampling`]; `ahead` as in [`Self::sample`].
-    pub fn row_sampling(&self, index: usize, ahead: usize) -> Option<(RowSampling<'_>, usize)> {
+    /// Takes a choice's token if its grammar allows that, else gives the tokens that may come.
+    pub fn take(&self, index: usize, token_id: u32) -> Result<Option<TokenSet>, EngineError> {
         let choice = &self.choices[index];
-        let mut sampler = choice.sampler.lock().unwrap_or_else(PoisonError::into_inner);
-        sampler.row_sampling(choice.output_token_ids.len() + ahead, self.mask(index, ahead))
+        let Some(constraint) = &choice.constraint else { return Ok(None) };
+        let mut constraint = lock(constraint);
+        if constraint.take(token_id)? {
+            return Ok(None);
+        }
+        constraint.mask().map(|mask| Some(mask.to_set()))
+    }
+
+    /// Takes a choice's token that was drawn from those that may come.
+    pub fn take_allowed(&self, index: usize, token_id: u32) -> Result<(), EngineError> {
+        self.choices[index].constraint.as_ref().map_or(Ok(()), |constraint| lock(constraint).take_allowed(token_id))
+    }
+
+    /// The tokens that a choice's grammar allows next; `None` without a grammar, or behind its end.
+    pub fn grammar_mask(&self, index: usize) -> Result<Option<TokenSet>, EngineError> {
+        let Some(constraint) = &self.choices[index].constraint else { return Ok(None) };
+        let mut constraint = lock(constraint);
+        if constraint.has_ended() { Ok(None) } else { constraint.mask().map(|mask| Some(mask.to_set())) }
+    }
+
+    /// Whether nothing may come any more, by a choice's grammar.
+    pub fn has_ended(&self, index: usize) -> bool {
+        self.choices[index].constraint.as_ref().is_some_and(|constraint| lock(constraint).has_ended())
+    }
+
+    /// Whether all of these choices only take the largest logit that is allowed; see [`Sampler::is_greedy`].
+    pub fn is_greedy(&self, mut choices: Range<usize>) -> bool {
+        choices.all(|index| lock(&self.choices[index].sampler).is_greedy())
+    }
+
+    /// See [`Sampler::row_sampling`]; `ahead` as in [`Self::sample`], and `grammar_mask` is [`Self::grammar_mask`].
+    pub fn row_sampling<'a>(
+        &'a self,
+        index: usize,
+        ahead: usize,
+        grammar_mask: Option<&'a TokenSet>,
+    ) -> Option<(RowSampling<'a>, usize)> {
+        let choice = &self.choices[index];
+        let mut sampler = lock(&choice.sampler);
+        let mask = grammar_mask.map(TokenSet::mask).or_else(|| self.mask(index, ahead));
+        sampler.row_sampling(choice.output_token_ids.len() + ahead, mask)
     }
 
     /// Which tokens may come `ahead` places behind a choice's next one; `None`: all.
@@ -289,7 +336,7 @@ impl ActiveRequest {
 
     /// See [`Sampler::accept`].
     pub fn accept(&self, index: usize, row: SampledRow) -> Sampled {
-        self.choices[index].sampler.lock().unwrap_or_else(PoisonError::into_inner).accept(row)
+        lock(&self.choices[index].sampler).accept(row)
     }
 
     /// Takes the vector that a choice ends with.
@@ -331,6 +378,8 @@ impl ActiveRequest {
         let is_stop_token = self.submitted.stop_token_ids.contains(&sampled.token_id);
         let mut delta = String::new();
         let is_stopped = is_stop_token || choice.text.push(tokenizer, sampled.token_id, may_end, &mut delta);
+        // Where the grammar is complete, no end-of-sequence token is waited for.
+        let is_complete = choice.constraint.as_ref().is_some_and(|constraint| lock(constraint).has_ended_after(num_tokens));
         let mut logprobs = Vec::new();
         if let Some(row) = &sampled.logprobs {
             choice.sum_logprob += f64::from(row.logprob);
@@ -343,7 +392,7 @@ impl ActiveRequest {
             self.emit(index, OutputEvent::Delta { index, text: delta, logprobs, token_ids, num_tokens });
         }
         let is_full = num_tokens >= self.submitted.max_tokens;
-        if is_stopped { Some(FinishReason::Stop) } else { is_full.then_some(FinishReason::Length) }
+        if is_stopped || is_complete { Some(FinishReason::Stop) } else { is_full.then_some(FinishReason::Length) }
     }
 
     /// What a choice has come to; `kept` has its blocks.
@@ -440,6 +489,34 @@ impl ActiveRequest {
             }
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Draws a token that the grammar allows, and takes it: from all tokens first, as a mask costs more than a check. Behind the end
+/// of the grammar, where nothing is delivered, any.
+fn constrained(
+    sampler: &mut Sampler,
+    constraint: &mut Constraint,
+    logits: &mut [f32],
+    position: usize,
+) -> Result<Sampled, EngineError> {
+    if constraint.has_ended() {
+        return sampler.sample(logits, position, None);
+    }
+    let sampled = if sampler.truncates() {
+        sampler.sample(logits, position, Some(constraint.mask()?))?
+    } else {
+        let sampled = sampler.sample(logits, position, None)?;
+        if constraint.take(sampled.token_id)? {
+            return Ok(sampled);
+        }
+        sampler.sample_again(logits, position, constraint.mask()?)?
+    };
+    constraint.take_allowed(sampled.token_id)?;
+    Ok(sampled)
 }
 
 /// New text of a choice, without a token.

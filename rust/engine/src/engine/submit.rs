@@ -23,6 +23,7 @@ use crate::{
     EngineError, EventSink, GenerationRequest, IncrementalDecoder, KeptPrompt, MAX_CHOICES, OutputKind, Prompt, SamplingParams,
     ServiceParams,
     event_sink::Outbox,
+    grammar::Compiled,
     output_text::OutputText,
     sampler::{ResolvedSampling, Sampler, bad_word_ids, check_num_logprobs, dry_breaker_ids},
 };
@@ -48,6 +49,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
         Some(dry) => dry_breaker_ids(&shared.tokenizer, &dry.sequence_breakers)?,
         None => HashSet::new(),
     };
+    let grammar = compile_grammar(shared, &request.sampling)?;
     let bad_words = bad_word_ids(&shared.tokenizer, &request.sampling.bad_words)?;
     let service = check_service(&request.service, submitted_at)?;
     let (prompt, source) = go_on_from(shared, request.prompt, &request.service)?;
@@ -76,8 +78,11 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     let seed = sampling.seed.or(shared.seed.map(own_seed)).unwrap_or_else(rand::random);
     let allowed = allowed_tokens(shared, resolved.allowed.clone(), sampling.min_tokens, &stop_token_ids)?;
     let sampler = Sampler::new(resolved, seed, &prompt_token_ids, Arc::new(dry_breakers)).without(bad_words);
-    let output_text = OutputText::new(decoder(&prompt, !sampling.include_special_tokens), &sampling.stop)?;
-    let choices = (0..num_run).map(|i| (sampler.for_choice(i), output_text.clone())).collect();
+    // What a grammar begins with is not dropped.
+    let stands_alone = grammar.is_none() && matches!(prompt, Prompt::Chat { .. });
+    let output_text = OutputText::new(decoder(stands_alone, !sampling.include_special_tokens), &sampling.stop)?;
+    let mut constraints = grammar.map_or_else(Vec::new, |grammar| grammar.begin(num_run)).into_iter();
+    let choices = (0..num_run).map(|i| (sampler.for_choice(i), output_text.clone(), constraints.next())).collect();
     let echo = request.echo_prompt.then(|| text.unwrap_or_else(|| shared.tokenizer.decode(&prompt_token_ids, false)));
     let origin = Origin {
         tokenizer: Arc::clone(&shared.tokenizer),
@@ -128,11 +133,25 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
 }
 
 /// An answer to a chat stands alone; other prompts go on.
-fn decoder(prompt: &Prompt, skip_special_tokens: bool) -> IncrementalDecoder {
-    match prompt {
-        Prompt::Chat { .. } => IncrementalDecoder::new(skip_special_tokens),
-        _ => IncrementalDecoder::continuing(skip_special_tokens),
+fn decoder(stands_alone: bool, skip_special_tokens: bool) -> IncrementalDecoder {
+    if stands_alone { IncrementalDecoder::new(skip_special_tokens) } else { IncrementalDecoder::continuing(skip_special_tokens) }
+}
+
+/// The grammar of the answer, compiled. What it cannot be combined with is refused: together they may leave no token.
+fn compile_grammar(shared: &Shared, sampling: &SamplingParams) -> Result<Option<Arc<Compiled>>, EngineError> {
+    let Some(grammar) = &sampling.grammar else { return Ok(None) };
+    let given = [
+        ("ignore_eos", sampling.ignore_eos),
+        ("min_tokens", sampling.min_tokens > 0),
+        ("allowed_token_ids", sampling.allowed_token_ids.is_some()),
+        ("bad_words", !sampling.bad_words.is_empty()),
+    ];
+    if let Some((name, _)) = given.iter().find(|(_, is_given)| *is_given) {
+        return Err(EngineError::InvalidArgument(format!(
+            "{name} goes with free text only, and a grammar says what the text must be: leave one of them out"
+        )));
     }
+    shared.grammars.compile(grammar).map(Some)
 }
 
 /// Leaves the part of a prompt that is asked for.
@@ -173,7 +192,7 @@ fn check_output(request: &GenerationRequest) -> Result<(), EngineError> {
     if request.output == OutputKind::Tokens {
         return Ok(());
     }
-    let SamplingParams { logprobs, max_tokens, min_tokens, bad_words, stop, .. } = &request.sampling;
+    let SamplingParams { logprobs, max_tokens, min_tokens, bad_words, stop, grammar, .. } = &request.sampling;
     let given = [
         ("n_choices", request.n_choices != 1),
         ("best_of", request.best_of.is_some()),
@@ -182,6 +201,7 @@ fn check_output(request: &GenerationRequest) -> Result<(), EngineError> {
         ("min_tokens", *min_tokens > 0),
         ("bad_words", !bad_words.is_empty()),
         ("stop", !stop.is_empty()),
+        ("grammar", grammar.is_some()),
         ("echo_prompt", request.echo_prompt),
         ("prompt_logprobs", request.prompt_logprobs.is_some()),
         ("suffix", request.suffix.is_some()),
