@@ -18,6 +18,7 @@ pub mod proposer;
 pub mod request;
 pub mod sampler;
 pub mod tokenizer;
+pub mod tools;
 pub mod weights;
 
 pub use chat_template::{ChatTemplate, RenderOptions};
@@ -46,3 +47,4 @@ pub use request::{
 };
 pub use sampler::{ResolvedSampling, Sampler};
 pub use tokenizer::{IncrementalDecoder, Tokenizer};
+pub use tools::{CallChoice, Tool, ToolCall, ToolCallDelta, ToolOptions};

@@ -15,6 +15,7 @@ pub mod responses;
 pub mod sampling;
 pub mod structured;
 pub mod text;
+pub mod tools;
 
 pub use error::ApiError;
 pub use fields::{Fields, Rule, of_request};

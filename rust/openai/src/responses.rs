@@ -1,6 +1,8 @@
 //! `POST /v1/responses`: OpenAI's newer form of a chat.
 
-use engine::{FinishReason, GenerationRequest, Grammar, Message, MessageContent, Prompt, RenderOptions, SamplingParams, Usage};
+use engine::{
+    FinishReason, GenerationRequest, Grammar, Message, MessageContent, Prompt, RenderOptions, SamplingParams, ToolCall, Usage,
+};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -11,8 +13,8 @@ use crate::{
     fields::fields,
     messages,
     response::{ChatLogprobs, Envelope},
-    sampling::is_empty,
     structured::{NamedSchema, ResponseFormat},
+    tools::{self, MAX_TOOLS},
 };
 
 /// A text, or items.
@@ -64,6 +66,13 @@ fields! {
         previous_response_id: String,
         /// What form the text has.
         text: Text,
+        /// Functions that the model may call: `{"type": "function", "name", "description", "parameters", "strict"}`.
+        #[schemars(length(max = MAX_TOOLS))]
+        tools: Vec<Value>,
+        /// "auto", "none", "required", `{"type": "function", "name"}`, or `{"type": "allowed_tools", ...}`.
+        tool_choice: Value,
+        /// False: an answer has one call at most.
+        parallel_tool_calls: bool,
         /// How much a reasoning model thinks.
         reasoning: Reasoning,
         /// "auto" drops the start of a prompt that is too long; "disabled" (unless given) refuses it.
@@ -121,9 +130,6 @@ impl Text {
 }
 
 const RULES: &[(&str, Rule)] = &[
-    ("tools", Rule::True(is_empty, "this version has no tools")),
-    ("tool_choice", Rule::True(|v| v == "auto" || v == "none", "this version has no tools")),
-    ("parallel_tool_calls", Rule::True(Value::is_boolean, "this version has no tools")),
     ("max_tool_calls", Rule::Label),
     ("background", Rule::True(|v| v == false, "send stream: true instead")),
     ("service_tier", Rule::True(|v| v == "auto" || v == "default", "leave it out")),
@@ -165,7 +171,9 @@ impl ResponsesRequest {
             Some(Input::Items(items)) => {
                 let mut chat = Vec::new();
                 for (i, item) in items.iter().enumerate() {
-                    chat.extend(message_of(i, item)?);
+                    if let Some(message) = message_of(i, item)? {
+                        tools::push_message(&mut chat, message);
+                    }
                 }
                 messages::parse(chat, context).map_err(|mut error| {
                     error.param = error.param.map(|param| param.replacen("messages", "input", 1));
@@ -195,6 +203,12 @@ impl ResponsesRequest {
         let options = RenderOptions {
             enable_thinking: thinking(None, effort.as_deref())?,
             reasoning_effort: effort,
+            tools: tools::options(
+                tools::Form::Responses,
+                fields.tools.as_deref(),
+                fields.tool_choice.as_ref(),
+                fields.parallel_tool_calls,
+            )?,
             ..RenderOptions::default()
         };
         let sampling = SamplingParams {
@@ -252,7 +266,7 @@ impl ResponsesRequest {
         let (status, incomplete, error) = match &state.ended {
             None => ("in_progress", Value::Null, Value::Null),
             Some(Ended::Finished(FinishReason::Length)) => ("incomplete", json!({ "reason": "max_output_tokens" }), Value::Null),
-            Some(Ended::Finished(FinishReason::Stop)) => ("completed", Value::Null, Value::Null),
+            Some(Ended::Finished(FinishReason::Stop | FinishReason::ToolCalls)) => ("completed", Value::Null, Value::Null),
             Some(Ended::Finished(reason)) => ("incomplete", json!({ "reason": reason.as_str() }), Value::Null),
             Some(Ended::Failed(message)) => ("failed", Value::Null, json!({ "code": "server_error", "message": message })),
         };
@@ -269,8 +283,8 @@ impl ResponsesRequest {
             "max_tool_calls": null,
             "metadata": fields.metadata.clone().unwrap_or_default(),
             "model": envelope.model,
-            "output": state.item.iter().cloned().collect::<Vec<_>>(),
-            "parallel_tool_calls": true,
+            "output": state.items,
+            "parallel_tool_calls": fields.parallel_tool_calls.unwrap_or(true),
             "previous_response_id": fields.previous_response_id,
             "prompt_cache_key": null,
             "reasoning": { "effort": fields.reasoning.clone().unwrap_or_default().effort, "summary": null },
@@ -279,8 +293,8 @@ impl ResponsesRequest {
             "store": self.store(),
             "temperature": fields.temperature,
             "text": { "format": self.format(), "verbosity": "medium" },
-            "tool_choice": "auto",
-            "tools": [],
+            "tool_choice": fields.tool_choice.clone().unwrap_or_else(|| "auto".into()),
+            "tools": fields.tools.clone().unwrap_or_default(),
             "top_logprobs": fields.top_logprobs.unwrap_or(0),
             "top_p": fields.top_p,
             "truncation": fields.truncation.as_deref().unwrap_or("disabled"),
@@ -303,11 +317,20 @@ fn message_of(index: usize, item: &Value) -> Result<Option<Value>, ApiError> {
             Ok(Some(message))
         }
         Some("reasoning") => Ok(None),
+        Some("function_call") => Ok(Some(tools::call_message(&item["call_id"], &item["name"], &item["arguments"]))),
+        Some("function_call_output") => {
+            let output = match &item["output"] {
+                text @ Value::String(_) => text.clone(),
+                parts @ Value::Array(_) => parts.clone(),
+                _ => return Err(ApiError::value(format!("input[{index}].output"), "must be a string or a list of text parts")),
+            };
+            Ok(Some(tools::result_message(&item["call_id"], &output)))
+        }
         Some(kind) => {
             let shown: String = kind.chars().take(32).collect();
             Err(ApiError::unsupported(
                 format!("input[{index}].type"),
-                format!("{shown:?} is not a message, and this version has no tools"),
+                format!("{shown:?} is neither a message nor a function's call or output"),
             ))
         }
     }
@@ -316,8 +339,8 @@ fn message_of(index: usize, item: &Value) -> Result<Option<Value>, ApiError> {
 /// What a response has come to.
 #[derive(Clone, Debug, Default)]
 pub struct State {
-    /// The message.
-    pub item: Option<Value>,
+    /// Reasoning, message and calls.
+    pub items: Vec<Value>,
     /// Why it ended.
     pub ended: Option<Ended>,
     /// What it took.
@@ -343,9 +366,26 @@ pub fn message_item(id: &str, status: &str, content: &[Value]) -> Value {
     json!({ "type": "message", "id": id, "status": status, "role": "assistant", "content": content })
 }
 
+/// Reasoning, whose text comes in full.
+pub fn reasoning_item(id: &str, text: &str) -> Value {
+    json!({ "type": "reasoning", "id": id, "summary": [], "content": [{ "type": "reasoning_text", "text": text }], "status": "completed" })
+}
+
+/// A call.
+pub fn call_item(id: &str, status: &str, call: &ToolCall) -> Value {
+    json!({
+        "type": "function_call",
+        "id": id,
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments,
+        "status": status,
+    })
+}
+
 /// The status of a message that ended so.
 pub fn item_status(reason: FinishReason) -> &'static str {
-    if reason == FinishReason::Stop { "completed" } else { "incomplete" }
+    if matches!(reason, FinishReason::Stop | FinishReason::ToolCalls) { "completed" } else { "incomplete" }
 }
 
 fn usage(usage: &Usage) -> Value {
@@ -353,7 +393,7 @@ fn usage(usage: &Usage) -> Value {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": { "cached_tokens": usage.cached_tokens },
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": { "reasoning_tokens": 0 },
+        "output_tokens_details": { "reasoning_tokens": usage.reasoning_tokens },
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     })
 }

@@ -24,6 +24,7 @@ use crate::{
     output_text::OutputText,
     sampler::{Sampled, Sampler},
     tokenizer::Tokenizer,
+    tools::{Parts, Reader, Reading},
 };
 
 /// What the engine thread needs to know of one request with all its choices; made on the caller's thread.
@@ -60,6 +61,8 @@ pub struct SubmittedRequest {
     pub source: Option<Source>,
     /// Which tokens may come.
     pub allowed: AllowedTokens,
+    /// How its text is to be taken apart, if it is.
+    pub reading: Option<Reading>,
     /// Sampler, text state and place in the grammar of each choice.
     pub choices: Vec<(Sampler, OutputText, Option<Constraint>)>,
     /// How it is served beside others.
@@ -181,11 +184,23 @@ pub struct Choice {
     /// Locked likewise.
     constraint: Option<Mutex<Constraint>>,
     text: OutputText,
+    /// Takes the text apart, where more than text may come.
+    reader: Option<Reader>,
     output_token_ids: Vec<u32>,
     sum_logprob: f64,
     finished: bool,
     /// Events kept back until the end, or until the best choices are known.
     held: Vec<OutputEvent>,
+}
+
+impl Choice {
+    /// What a part of the text says.
+    fn read(&mut self, text: String) -> Parts {
+        let Some(reader) = &mut self.reader else { return Parts { text, ..Parts::default() } };
+        let mut parts = Parts::default();
+        reader.push(&text, &mut parts);
+        parts
+    }
 }
 
 impl ActiveRequest {
@@ -196,6 +211,7 @@ impl ActiveRequest {
                 sampler: Mutex::new(sampler),
                 constraint: constraint.map(Mutex::new),
                 text,
+                reader: submitted.reading.clone().map(Reader::new),
                 output_token_ids: Vec::new(),
                 sum_logprob: 0.0,
                 finished: false,
@@ -356,7 +372,9 @@ impl ActiveRequest {
             let echoed: Vec<_> = logprobs.iter().map(own).collect();
             for index in 0..self.choices.len() {
                 let (text, token_ids) = (String::new(), Vec::new());
-                self.emit(index, OutputEvent::Delta { index, text, logprobs: echoed.clone(), token_ids, num_tokens: 0 });
+                let (reasoning, calls) = (String::new(), Vec::new());
+                let logprobs = echoed.clone();
+                self.emit(index, OutputEvent::Delta { index, reasoning, text, calls, logprobs, token_ids, num_tokens: 0 });
             }
         }
         if let Some(num_top) = apart {
@@ -388,8 +406,13 @@ impl ActiveRequest {
             }
         }
         let token_ids = if self.submitted.return_token_ids { vec![sampled.token_id] } else { Vec::new() };
-        if !delta.is_empty() || !logprobs.is_empty() || !token_ids.is_empty() {
-            self.emit(index, OutputEvent::Delta { index, text: delta, logprobs, token_ids, num_tokens });
+        let was_reasoning = choice.reader.as_ref().is_some_and(Reader::is_reasoning);
+        self.usage.reasoning_tokens += usize::from(was_reasoning);
+        let Parts { reasoning, text, calls } = choice.read(delta);
+        let is_new =
+            !(reasoning.is_empty() && text.is_empty() && calls.is_empty() && logprobs.is_empty() && token_ids.is_empty());
+        if is_new {
+            self.emit(index, OutputEvent::Delta { index, reasoning, text, calls, logprobs, token_ids, num_tokens });
         }
         let is_full = num_tokens >= self.submitted.max_tokens;
         if is_stopped || is_complete { Some(FinishReason::Stop) } else { is_full.then_some(FinishReason::Length) }
@@ -413,14 +436,24 @@ impl ActiveRequest {
         choice.text.finish(&mut text);
         let stop_sequence = choice.text.stop_sequence().map(str::to_owned);
         let num_tokens = choice.output_token_ids.len();
-        if let Some(suffix) = &self.submitted.suffix {
-            text.push_str(suffix);
+        let mut parts = choice.read(text);
+        let mut reason = end.reason;
+        if let Some(reader) = &mut choice.reader {
+            reader.finish(&mut parts);
+            if reason == FinishReason::Stop && reader.has_calls() {
+                reason = FinishReason::ToolCalls;
+            }
         }
-        if !text.is_empty() {
-            self.emit(index, text_alone(index, text, num_tokens));
+        if let Some(suffix) = &self.submitted.suffix {
+            parts.text.push_str(suffix);
+        }
+        if !parts.is_empty() {
+            let Parts { reasoning, text, calls } = parts;
+            let (logprobs, token_ids) = (Vec::new(), Vec::new());
+            self.emit(index, OutputEvent::Delta { index, reasoning, text, calls, logprobs, token_ids, num_tokens });
         }
         let error = end.error.map(str::to_owned);
-        self.emit(index, OutputEvent::Finished { index, reason: end.reason, stop_sequence, error, num_tokens, sequence });
+        self.emit(index, OutputEvent::Finished { index, reason, stop_sequence, error, num_tokens, sequence });
         if self.is_done() {
             self.close();
         }
@@ -521,23 +554,17 @@ fn constrained(
 
 /// New text of a choice, without a token.
 fn text_alone(index: usize, text: String, num_tokens: usize) -> OutputEvent {
-    OutputEvent::Delta { index, text, logprobs: Vec::new(), token_ids: Vec::new(), num_tokens }
+    let (reasoning, calls, logprobs, token_ids) = (String::new(), Vec::new(), Vec::new(), Vec::new());
+    OutputEvent::Delta { index, reasoning, text, calls, logprobs, token_ids, num_tokens }
 }
 
 /// Keeps an event back, deltas as one.
 fn hold(held: &mut Vec<OutputEvent>, event: OutputEvent) {
-    match (held.last_mut(), event) {
-        (
-            Some(OutputEvent::Delta { text, logprobs, token_ids, num_tokens, .. }),
-            OutputEvent::Delta { text: more_text, logprobs: more_logprobs, token_ids: more_ids, num_tokens: all_tokens, .. },
-        ) => {
-            token_ids.extend(more_ids);
-            *num_tokens = all_tokens;
-            text.push_str(&more_text);
-            logprobs.extend(more_logprobs);
-        }
-        (_, event) => held.push(event),
-    }
+    let rest = match held.last_mut() {
+        Some(last) => last.append(event).err().map(|event| *event),
+        None => Some(event),
+    };
+    held.extend(rest);
 }
 
 /// Log probabilities of one token with the tokens' texts.

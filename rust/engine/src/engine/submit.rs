@@ -20,13 +20,17 @@ use super::{
     thread::Command,
 };
 use crate::{
-    EngineError, EventSink, GenerationRequest, IncrementalDecoder, KeptPrompt, MAX_CHOICES, OutputKind, Prompt, SamplingParams,
-    ServiceParams,
+    CallChoice, EngineError, EventSink, GenerationRequest, IncrementalDecoder, KeptPrompt, MAX_CHOICES, OutputKind, Prompt,
+    SamplingParams, ServiceParams,
     event_sink::Outbox,
     grammar::Compiled,
     output_text::OutputText,
     sampler::{ResolvedSampling, Sampler, bad_word_ids, check_num_logprobs, dry_breaker_ids},
+    tools::{MARK, Reading, answer_grammar},
 };
+
+/// Tokens at the end of a prompt, in which it shows whether the answer begins with reasoning.
+const MARKER_TOKENS: usize = 16;
 
 /// Validates and tokenizes a request and sends it to the engine thread; its events go to `sink`.
 pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSink>) -> Result<RequestHandle, EngineError> {
@@ -49,12 +53,13 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
         Some(dry) => dry_breaker_ids(&shared.tokenizer, &dry.sequence_breakers)?,
         None => HashSet::new(),
     };
-    let grammar = compile_grammar(shared, &request.sampling)?;
     let bad_words = bad_word_ids(&shared.tokenizer, &request.sampling.bad_words)?;
     let service = check_service(&request.service, submitted_at)?;
     let (prompt, source) = go_on_from(shared, request.prompt, &request.service)?;
     let (mut prompt_token_ids, text) = tokenize(shared, &prompt)?;
     let num_given = prompt_token_ids.len();
+    let reading = reading(shared, &prompt, &prompt_token_ids)?;
+    let grammar = compile_grammar(shared, &request.sampling, &prompt, reading.as_ref())?;
     cut(request.kept_prompt, &mut prompt_token_ids)?;
     let public_prefix_len = public_prefix_len(shared, &prompt, &prompt_token_ids, request.service.public_prefix)?;
     let max_tokens = match request.output {
@@ -80,7 +85,8 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     let sampler = Sampler::new(resolved, seed, &prompt_token_ids, Arc::new(dry_breakers)).without(bad_words);
     // What a grammar begins with is not dropped.
     let stands_alone = grammar.is_none() && matches!(prompt, Prompt::Chat { .. });
-    let output_text = OutputText::new(decoder(stands_alone, !sampling.include_special_tokens), &sampling.stop)?;
+    let decoder = decoder(stands_alone, !sampling.include_special_tokens).showing(markers(reading.as_ref()));
+    let output_text = OutputText::new(decoder, &sampling.stop)?;
     let mut constraints = grammar.map_or_else(Vec::new, |grammar| grammar.begin(num_run)).into_iter();
     let choices = (0..num_run).map(|i| (sampler.for_choice(i), output_text.clone(), constraints.next())).collect();
     let echo = request.echo_prompt.then(|| text.unwrap_or_else(|| shared.tokenizer.decode(&prompt_token_ids, false)));
@@ -115,6 +121,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
         keep: request.service.keep.then(|| shared.inbox.clone()),
         source,
         allowed,
+        reading,
         choices,
         service,
         submitted_at,
@@ -138,8 +145,22 @@ fn decoder(stands_alone: bool, skip_special_tokens: bool) -> IncrementalDecoder 
 }
 
 /// The grammar of the answer, compiled. What it cannot be combined with is refused: together they may leave no token.
-fn compile_grammar(shared: &Shared, sampling: &SamplingParams) -> Result<Option<Arc<Compiled>>, EngineError> {
-    let Some(grammar) = &sampling.grammar else { return Ok(None) };
+fn compile_grammar(
+    shared: &Shared,
+    sampling: &SamplingParams,
+    prompt: &Prompt,
+    reading: Option<&Reading>,
+) -> Result<Option<Arc<Compiled>>, EngineError> {
+    let own = sampling.grammar.as_ref();
+    let rules = match (prompt, reading) {
+        (Prompt::Chat { options, .. }, Some(reading)) => {
+            answer_grammar(reading, &options.tools, &shared.tokenizer, own.is_some())?
+        }
+        _ => None,
+    };
+    if own.is_none() && rules.is_none() {
+        return Ok(None);
+    }
     let given = [
         ("ignore_eos", sampling.ignore_eos),
         ("min_tokens", sampling.min_tokens > 0),
@@ -148,10 +169,37 @@ fn compile_grammar(shared: &Shared, sampling: &SamplingParams) -> Result<Option<
     ];
     if let Some((name, _)) = given.iter().find(|(_, is_given)| *is_given) {
         return Err(EngineError::InvalidArgument(format!(
-            "{name} goes with free text only, and a grammar says what the text must be: leave one of them out"
+            "{name} goes with free text only, and a grammar, or that of the tools, says what the text must be: leave one of them out"
         )));
     }
-    shared.grammars.compile(grammar).map(Some)
+    match (rules, own) {
+        (Some(rules), own) => shared.grammars.compile_rules(&rules, own).map(Some),
+        (None, Some(grammar)) => shared.grammars.compile(grammar).map(Some),
+        (None, None) => Ok(None),
+    }
+}
+
+/// How an answer to a chat is taken apart, if there may be more than text.
+fn reading(shared: &Shared, prompt: &Prompt, prompt_token_ids: &[u32]) -> Result<Option<Reading>, EngineError> {
+    let (Prompt::Chat { options, .. }, Some(dialect)) = (prompt, &shared.dialect) else { return Ok(None) };
+    let tools = &options.tools;
+    if let Some(name) = tools.only.iter().flatten().find(|name| tools.tools.iter().all(|tool| tool.name != **name)) {
+        return Err(EngineError::InvalidArgument(format!("tool_choice names {name:?}, which is none of the tools")));
+    }
+    if tools.choice == CallChoice::Required && tools.callable().next().is_none() {
+        return Err(EngineError::InvalidArgument(
+            "tool_choice asks for a call, and there are no tools to be called: give some".into(),
+        ));
+    }
+    let end = &prompt_token_ids[prompt_token_ids.len().saturating_sub(MARKER_TOKENS)..];
+    let reading = Reading::new(dialect, tools, &shared.tokenizer.decode(end, false));
+    Ok(reading.is_needed().then_some(reading))
+}
+
+/// Special tokens that mark reasoning or calls, with what is read in their place.
+fn markers(reading: Option<&Reading>) -> Arc<[(u32, String)]> {
+    let markers = reading.map_or(&[][..], |reading| &reading.dialect.markers);
+    markers.iter().map(|(id, spelling)| (*id, format!("{MARK}{spelling}"))).collect()
 }
 
 /// Leaves the part of a prompt that is asked for.

@@ -20,6 +20,8 @@ use crate::{EngineError, Tokenizer, error::with_known_stack};
 const CACHE_BYTES: usize = 64 << 20;
 /// Of a compiled grammar beside what its lexer counts.
 const BASE_BYTES: usize = 64 << 10;
+/// Bytes of the rules for a request's tools at most.
+const MAX_RULES_BYTES: usize = 1 << 18;
 /// Nesting of brackets in a grammar at most: its parsers recurse.
 const MAX_DEPTH: usize = 128;
 /// Expressions that a grammar intersects at most: to decide whether they have a text in common costs the product of their sizes.
@@ -81,17 +83,48 @@ impl GrammarCompiler {
     /// # Errors
     /// [`EngineError::Grammar`] says what is wrong with it, or which limit it is beyond.
     pub fn compile(&self, grammar: &Grammar) -> Result<Arc<Compiled>, EngineError> {
-        let key = key(grammar)?;
+        self.compiled(key(grammar)?, grammar, || lowered(grammar))
+    }
+
+    fn compiled(
+        &self,
+        key: [u8; 32],
+        grammar: &Grammar,
+        lower: impl FnOnce() -> Result<TopLevelGrammar, EngineError> + Send,
+    ) -> Result<Arc<Compiled>, EngineError> {
         if let Some(found) = self.find(&key) {
             return Ok(found);
         }
-        let lowered =
-            with_known_stack("grammar", STACK_BYTES, || lowered(grammar).and_then(|lowered| self.parser(grammar, lowered)))
-                .map_err(|why| fault_of(grammar).error(format!("the grammar cannot be read: {why}")))??;
+        let parse = || lower().and_then(|lowered| self.parser(grammar, lowered));
+        let lowered = with_known_stack("grammar", STACK_BYTES, parse)
+            .map_err(|why| fault_of(grammar).error(format!("the grammar cannot be read: {why}")))??;
         let num_bytes = BASE_BYTES + lowered.parser.lexer_stats().num_bytes;
         let compiled = Arc::new(Compiled { parser: Mutex::new(lowered), vocab_size: self.vocab_size, num_bytes });
         self.keep(key, &compiled);
         Ok(compiled)
+    }
+
+    /// Compiles rules of our own, in which `@answer` is the grammar that a request gives, if it gives one.
+    pub fn compile_rules(&self, rules: &str, answer: Option<&Grammar>) -> Result<Arc<Compiled>, EngineError> {
+        if rules.len() > MAX_RULES_BYTES {
+            let len = rules.len();
+            return Err(GrammarFault::TooComplex.error(format!(
+                "the grammar of the tools has {len} bytes; {MAX_RULES_BYTES} at most: offer fewer tools, or smaller schemas"
+            )));
+        }
+        let answer_key = answer.map(key).transpose()?;
+        let key = *blake3::hash(&[rules.as_bytes(), &answer_key.unwrap_or_default()[..]].concat()).as_bytes();
+        self.compiled(key, answer.unwrap_or(&Grammar::Lark(String::new())), || {
+            let mut top = TopLevelGrammar::from_grammar(GrammarWithLexer::from_lark(rules.to_owned()));
+            if let Some(answer) = answer {
+                let mut own = lowered(answer)?;
+                if let Some(first) = own.grammars.first_mut() {
+                    first.name = Some("answer".into());
+                }
+                top.grammars.extend(own.grammars);
+            }
+            Ok(top)
+        })
     }
 
     fn find(&self, key: &[u8; 32]) -> Option<Arc<Compiled>> {

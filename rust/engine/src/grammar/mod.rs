@@ -13,6 +13,7 @@ use serde_json::Value;
 pub(crate) use compiler::{Compiled, GrammarCompiler};
 pub(crate) use constraint::Constraint;
 pub use schema::check_strict;
+pub(crate) use schema::tool_schema;
 
 use crate::EngineError;
 
@@ -66,7 +67,7 @@ impl GrammarFault {
 pub(crate) fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
-        if character.is_ascii_punctuation() {
+        if r"\.+*?()|[]{}^$#&-~/".contains(character) {
             escaped.push('\\');
         }
         escaped.push(character);

@@ -102,6 +102,51 @@ fn check_intersections(schema: &Value) -> Result<(), EngineError> {
     Ok(())
 }
 
+/// The schema of a tool's arguments. Unless it is strict, what cannot be enforced is left to the model, which is told all of it.
+pub(crate) fn tool_schema(name: &str, schema: &Value, is_strict: bool) -> Result<Value, EngineError> {
+    let named = |error: EngineError| match error {
+        EngineError::Grammar { fault, message } => fault.error(format!("tool {name:?}: {message}")),
+        other => other,
+    };
+    if is_strict {
+        check_strict(schema).map_err(named)?;
+        return prepared(schema).map_err(named);
+    }
+    let mut schema = schema.clone();
+    loosen(&mut schema);
+    let mut schema = prepared(&schema).map_err(named)?;
+    schema["x-guidance"]["coerce_one_of"] = true.into();
+    Ok(schema)
+}
+
+/// Formats that the compiler knows.
+const FORMATS: [&str; 11] =
+    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"];
+
+/// Leaves out of a schema and its parts what is not enforced.
+fn loosen(schema: &mut Value) {
+    let Value::Object(map) = schema else { return };
+    map.retain(|key, _| ENFORCED.contains(&key.as_str()) || DESCRIBING.contains(&key.as_str()) || key == ALSO_ENFORCED);
+    if map.get("format").and_then(Value::as_str).is_none_or(|format| !FORMATS.contains(&format)) {
+        map.shift_remove("format");
+    }
+    parts_of(map).for_each(loosen);
+}
+
+/// The schemas that are parts of a schema.
+fn parts_of(map: &mut Map<String, Value>) -> impl Iterator<Item = &mut Value> {
+    map.iter_mut().flat_map(|(key, value)| -> Vec<&mut Value> {
+        match (key.as_str(), value) {
+            ("properties" | "patternProperties" | "$defs" | "definitions", Value::Object(schemas)) => {
+                schemas.values_mut().collect()
+            }
+            ("anyOf" | "oneOf" | "allOf" | "prefixItems" | "items", Value::Array(schemas)) => schemas.iter_mut().collect(),
+            ("items" | "additionalItems" | "additionalProperties", schema) => vec![schema],
+            _ => Vec::new(),
+        }
+    })
+}
+
 fn invalid(place: &str, why: &str) -> EngineError {
     GrammarFault::Schema.error(format!("the JSON schema at {place} {why}"))
 }
@@ -170,17 +215,7 @@ fn strip(map: &mut Map<String, Value>) {
     for key in ["x-guidance", "discriminator", "deprecated", "example", "strict"] {
         map.shift_remove(key);
     }
-    for (key, value) in map.iter_mut() {
-        let parts: Vec<&mut Value> = match (key.as_str(), value) {
-            ("properties" | "patternProperties" | "$defs" | "definitions", Value::Object(schemas)) => {
-                schemas.values_mut().collect()
-            }
-            ("anyOf" | "oneOf" | "allOf" | "prefixItems" | "items", Value::Array(schemas)) => schemas.iter_mut().collect(),
-            ("items" | "additionalItems" | "additionalProperties", schema) => vec![schema],
-            _ => continue,
-        };
-        parts.into_iter().filter_map(Value::as_object_mut).for_each(strip);
-    }
+    parts_of(map).filter_map(Value::as_object_mut).for_each(strip);
 }
 
 /// Checks what OpenAI's `strict: true` promises: every property of every object is required, and there are no others.
