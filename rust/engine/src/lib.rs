@@ -6,6 +6,7 @@ pub mod engine;
 pub mod error;
 pub mod event_sink;
 pub mod generation_config;
+pub mod grammar;
 pub mod input_batch;
 mod json;
 pub mod keys;
@@ -18,6 +19,7 @@ pub mod request;
 pub mod sampler;
 mod state_slots;
 pub mod tokenizer;
+pub mod tools;
 pub mod weights;
 
 pub use chat_template::{ChatTemplate, RenderOptions};
@@ -33,6 +35,7 @@ pub use engine::{
 pub use error::EngineError;
 pub use event_sink::{Event, EventSink};
 pub use generation_config::GenerationConfig;
+pub use grammar::{Grammar, GrammarFault, check_strict};
 pub use kv_tier::KvTierConfig;
 pub use paged::{
     AdmissionPolicy, BlockUse, FairnessPolicy, MemoryGpuConfig, MissReason, PagedAttentionConfig, PagedCacheType, Policies,
@@ -45,3 +48,4 @@ pub use request::{
 };
 pub use sampler::{ResolvedSampling, Sampler};
 pub use tokenizer::{IncrementalDecoder, Tokenizer};
+pub use tools::{CallChoice, Tool, ToolCall, ToolCallDelta, ToolOptions};
