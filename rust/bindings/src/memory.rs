@@ -23,11 +23,11 @@ use crate::{
 /// bytes and, of several devices, sums. Memory is committed as it is first written: these are the figures once every block has
 /// been used and a step of the most tokens has run.
 ///
-/// - `weights_bytes` in the form that is computed with, `kv_cache_bytes` with the null block, `activations_bytes` with logits and
-///   rope tables, `workspaces_bytes` of the kernels, `graphs_bytes` of CUDA graphs on a GPU, `tokenizer_bytes` of the host
-///   estimated from the vocabulary, `encoder_cache_bytes` for outputs of vision and audio encoders (0 for models of text),
-///   `margin_bytes` left free for what is not counted, such as pages of the program's own file. `resident_bytes` is all of them
-///   but the margin. `devices` has these for each device, with its `device_total_bytes` and `device_available_bytes`.
+/// - `weights_bytes` in the form that is computed with, `kv_cache_bytes` with the null block, `states_bytes` of recurrent
+///   layers, `activations_bytes` with logits and rope tables, `workspaces_bytes` of the kernels, `graphs_bytes` of CUDA graphs
+///   on a GPU, `tokenizer_bytes` of the host estimated from the vocabulary, `encoder_cache_bytes` for outputs of vision and
+///   audio encoders (0 for models of text), `margin_bytes` left free for what is not counted, such as pages of the program's own
+///   file. `resident_bytes` is all of them but the margin. `devices` has these for each device, with its `device_total_bytes` and `device_available_bytes`.
 /// - `num_blocks` usable blocks of `block_size` tokens, `bytes_per_block` each. `groups`: of each group of layers with one block
 ///   table its `window` in tokens (None: all), `num_layers` and `block_bytes`.
 /// - `servable_tokens`: the longest request, prompt and answer. `num_requests_that_fit(n)`: requests of n tokens that fit at
@@ -67,6 +67,11 @@ impl MemoryPlan {
     #[getter]
     fn kv_cache_bytes(&self) -> u64 {
         self.sum(|device| device.kv_cache)
+    }
+
+    #[getter]
+    fn states_bytes(&self) -> u64 {
+        self.sum(|device| device.states)
     }
 
     #[getter]
@@ -110,6 +115,7 @@ impl MemoryPlan {
             let dict = PyDict::new(py);
             dict.set_item("weights_bytes", bytes.weights)?;
             dict.set_item("kv_cache_bytes", bytes.kv_cache)?;
+            dict.set_item("states_bytes", bytes.states)?;
             dict.set_item("activations_bytes", bytes.activations)?;
             dict.set_item("workspaces_bytes", bytes.workspaces)?;
             dict.set_item("graphs_bytes", bytes.graphs)?;

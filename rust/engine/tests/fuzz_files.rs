@@ -187,9 +187,10 @@ fn corrupted_files_are_errors_or_load() {
     let temp = tempfile::tempdir().unwrap();
     let mut loaded = 0;
 
-    let ggufs: Vec<_> = ["llama3-rope", "qwen2", "qwen3", "phi2", "granite", "glm4-moe"]
-        .map(|n| std::fs::read(golden_dir().join(format!("gguf/{n}.gguf"))).unwrap())
-        .into();
+    let ggufs: Vec<_> =
+        ["llama3-rope", "qwen2", "qwen3", "phi2", "granite", "glm4-moe", "deepseek-v3-yarn", "lfm2", "qwen3-next"]
+            .map(|n| std::fs::read(golden_dir().join(format!("gguf/{n}.gguf"))).unwrap())
+            .into();
     let path = temp.path().join("fuzzed.gguf");
     let source = ModelSource::Gguf { files: vec![path.clone()], tokenizer_dir: None, tokenizer_json: None };
     for seed in 0..CORRUPTIONS_OF_GGUF {

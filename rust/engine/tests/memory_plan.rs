@@ -40,7 +40,8 @@ const LLAMA_3_8B: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type"
 fn the_plan_of_every_golden_is_what_is_loaded() {
     let models = ["llama", "llama3-rope", "mistral", "mistral-window", "phi3", "phi3-longrope", "qwen2", "qwen3", "gemma3"];
     let more = ["gemma2", "starcoder2", "phi2-qknorm", "stablelm-parallel", "olmo2", "glm4"];
-    let models = models.into_iter().chain(more).map(|name| format!("text/{name}"));
+    let others = ["deepseek-v2-lite", "gpt-oss", "gpt-oss-mxfp4", "granitemoehybrid", "lfm2-moe", "llama4-text", "qwen3-next"];
+    let models = models.into_iter().chain(more).chain(others).map(|name| format!("text/{name}"));
     let quantized = ["llama", "mistral", "qwen2", "qwen3", "phi2"].map(|name| format!("gguf/{name}.gguf"));
     for model in models.chain(quantized) {
         for dtype in [ModelDType::Auto, ModelDType::F32] {

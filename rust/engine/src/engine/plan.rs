@@ -319,7 +319,8 @@ fn beside_kv(
         return Err(paged::ConfigError::NoDevices.into());
     }
     let activations = activation_bytes(model.config, config, longest);
-    let states = model.config.state_lens().iter().sum::<usize>() as u64 * size_of::<f32>() as u64 * config.max_num_seqs as u64;
+    let state_bytes = model.config.state_lens().iter().sum::<usize>() as u64 * size_of::<f32>() as u64;
+    let states = state_bytes.saturating_mul(config.max_num_seqs as u64);
     let mut bytes = vec![DeviceBytes { activations, states, ..DeviceBytes::default() }; devices.len()];
     bytes[0].encoder_cache = model.encoder_cache_bytes;
     let mut counter = Counter::new(model.weights, devices, precision(config), layers);

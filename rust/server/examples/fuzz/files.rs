@@ -27,7 +27,7 @@ pub struct Folder {
     pub tokenizer_config: Value,
 }
 
-const FOLDERS: [&str; 18] = [
+const FOLDERS: [&str; 28] = [
     "llama",
     "llama3-rope",
     "mistral-window",
@@ -46,8 +46,32 @@ const FOLDERS: [&str; 18] = [
     "stablelm-parallel",
     "starcoder2",
     "mistral",
+    "cohere2",
+    "deepseek-v3-yarn",
+    "gpt-oss-mxfp4",
+    "granitemoehybrid",
+    "hunyuan-moe",
+    "lfm2-moe",
+    "llama4-text",
+    "ministral3",
+    "qwen3-next",
+    "qwen3_5",
 ];
-const GGUFS: [&str; 8] = ["llama", "llama3-rope", "qwen2", "qwen3", "phi2", "granite", "gemma2", "starcoder2"];
+const GGUFS: [&str; 13] = [
+    "llama",
+    "llama3-rope",
+    "qwen2",
+    "qwen3",
+    "phi2",
+    "granite",
+    "gemma2",
+    "starcoder2",
+    "deepseek-v3-yarn",
+    "gpt-oss-mxfp4",
+    "granitemoehybrid",
+    "lfm2",
+    "qwen3-next",
+];
 
 pub fn golden_dir() -> PathBuf {
     goldens::dir().to_owned()

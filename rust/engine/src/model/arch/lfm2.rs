@@ -82,5 +82,7 @@ fn dense_width(fields: &HfFields<'_>, width: usize) -> Result<usize, EngineError
     }
     let multiplier = fields.number("block_ffn_dim_multiplier")?.unwrap_or(1.0);
     let multiple = fields.size("block_multiple_of")?.unwrap_or(256).max(1);
-    Ok(((multiplier * (2 * width / 3) as f64) as usize).next_multiple_of(multiple))
+    let width = (multiplier * (2 * width / 3) as f64) as usize;
+    // One that is too large is refused as such.
+    Ok(width.checked_next_multiple_of(multiple).unwrap_or(usize::MAX))
 }
