@@ -6,7 +6,7 @@ use llguidance::Matcher;
 use crate::{EngineError, error::caught_quietly};
 
 /// One choice's place in the grammar of its request.
-pub(crate) struct Constraint {
+pub struct Constraint {
     matcher: Matcher,
     vocab_size: usize,
     /// The tokens that may come next; reused from token to token.
