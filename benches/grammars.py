@@ -66,7 +66,11 @@ def main() -> None:
     runner = Runner(which=Which.GGUF(str(default_model())), pa_ctxt_len=16384, max_seqs=32)
     print("| streams | sampling | free text | JSON Schema | ratio |\n| --- | --- | --- | --- | --- |")
     for streams in map(int, arguments.streams.split(",")):
-        for name, sampling in (("greedy", {"temperature": 0.0}), ("temperature 1", {"temperature": 1.0}), ("top_p 0.95", {"temperature": 1.0, "top_p": 0.95})):
+        for name, sampling in (
+            ("greedy", {"temperature": 0.0}),
+            ("temperature 1", {"temperature": 1.0}),
+            ("top_p 0.95", {"temperature": 1.0, "top_p": 0.95}),
+        ):
             rates: dict[str, list[float]] = {"free": [], "schema": []}
             for _ in range(arguments.rounds):
                 rates["free"].append(rate(runner, streams, ignore_eos=True, **sampling))

@@ -36,7 +36,9 @@ request = ChatCompletionRequest(messages, "default", tool_choice="required", par
 choice = runner.send_chat_completion_request(request).choices[0]
 assert choice.message.tool_calls is not None
 calls = choice.message.tool_calls
-written = [{"id": c.id, "type": "function", "function": {"name": c.function.name, "arguments": c.function.arguments}} for c in calls]
+written = [
+    {"id": c.id, "type": "function", "function": {"name": c.function.name, "arguments": c.function.arguments}} for c in calls
+]
 messages.append({"role": "assistant", "content": None, "tool_calls": written})
 for call in calls:
     result = weather(**json.loads(call.function.arguments))

@@ -200,9 +200,26 @@ def test_the_other_routes_hold_their_text_to_a_schema(server: Server) -> None:
     [
         ({"response_format": {"type": "xml"}}, "invalid_value", "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "missing_required_parameter", "response_format.json_schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "missing_required_parameter", "response_format.json_schema.schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object", "properties": {"a": {}}}, "strict": True}}}, "invalid_schema", "response_format.json_schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"colour": 1}}}}, "invalid_schema", "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "missing_required_parameter",
+            "response_format.json_schema.schema",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"type": "object", "properties": {"a": {}}}, "strict": True},
+                }
+            },
+            "invalid_schema",
+            "response_format.json_schema",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"colour": 1}}}},
+            "invalid_schema",
+            "response_format",
+        ),
         ({"structured_outputs": {"regex": "["}}, "invalid_grammar", "structured_outputs"),
         ({"structured_outputs": {"regex": "(" * 2000}}, "grammar_too_complex", "structured_outputs"),
         ({"structured_outputs": {}}, "missing_required_parameter", "structured_outputs.json"),
@@ -222,7 +239,10 @@ def test_a_form_that_cannot_be_honoured_is_a_400(server: Server, options: dict[s
 
 def test_hostile_grammars_leave_other_requests_alone(server: Server) -> None:
     expected = server.complete(max_tokens=200, ignore_eos=True).json["choices"][0]["text"]
-    huge: dict[str, Any] = {"type": "object", "properties": {f"p{i}": {"enum": [f"{i} {k}" for k in range(40)]} for i in range(80)}}
+    huge: dict[str, Any] = {
+        "type": "object",
+        "properties": {f"p{i}": {"enum": [f"{i} {k}" for k in range(40)]} for i in range(80)},
+    }
     patterns = [{"type": "string", "pattern": f"(.*[a-z]){{1,20}}x{i}"} for i in range(40)]
     hostile: list[dict[str, Any]] = [
         {"guided_regex": "(a|aa)*" * 3000},

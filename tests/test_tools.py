@@ -17,7 +17,10 @@ WEATHER = {
     "description": "The weather at a place.",
     "parameters": {
         "type": "object",
-        "properties": {"place": {"type": "string", "enum": ["Oslo", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "properties": {
+            "place": {"type": "string", "enum": ["Oslo", "Rome"]},
+            "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        },
         "required": ["place", "days"],
         "additionalProperties": False,
     },
@@ -107,11 +110,11 @@ def test_calls_and_results_go_back_to_the_model(runner: Runner) -> None:
     [
         ({"tool_schemas": ["{"]}, "`tool_schemas\\[0\\]` is not JSON"),
         ({"tool_schemas": [{"type": "function"}]}, "function"),
-        ({"tool_schemas": [NOW, NOW]}, "second one that is called \"now\""),
+        ({"tool_schemas": [NOW, NOW]}, 'second one that is called "now"'),
         ({"tool_schemas": [{"name": "a b"}]}, "letters, digits"),
         ({"tool_choice": "required"}, "asks for a call"),
-        ({"tool_schemas": TOOLS, "tool_choice": "sometimes"}, "must be \"none\""),
-        ({"tool_schemas": TOOLS, "tool_choice": {"type": "function", "function": {"name": "walk"}}}, "\"walk\""),
+        ({"tool_schemas": TOOLS, "tool_choice": "sometimes"}, 'must be "none"'),
+        ({"tool_schemas": TOOLS, "tool_choice": {"type": "function", "function": {"name": "walk"}}}, '"walk"'),
     ],
 )
 def test_a_wrong_tool_is_named(options: dict[str, Any], message: str) -> None:
@@ -121,7 +124,10 @@ def test_a_wrong_tool_is_named(options: dict[str, Any], message: str) -> None:
 
 def test_objects_show_themselves() -> None:
     call = ToolCallResponse(0, "call_1", "function", CalledFunction("now", "{}"))
-    assert repr(call) == "ToolCallResponse(index=0, id='call_1', type='function', function=CalledFunction(name='now', arguments='{}'))"
+    assert (
+        repr(call)
+        == "ToolCallResponse(index=0, id='call_1', type='function', function=CalledFunction(name='now', arguments='{}'))"
+    )
     assert call == ToolCallResponse(0, "call_1", "function", CalledFunction("now", "{}"))
 
 
@@ -147,7 +153,10 @@ def test_the_format_is_shown(server: Server) -> None:
         assert generic.get("/v1/models").json["data"][0]["tool_format"] == "generic"
         text = generic.post("/apply-template", {"messages": HELLO, "tools": TOOLS}).json["prompt"]
         assert '"name":"weather"' in text and "<tool_call>" in text
-        assert "weather" not in generic.post("/apply-template", {"messages": HELLO, "tools": TOOLS, "tool_choice": "none"}).json["prompt"]
+        assert (
+            "weather"
+            not in generic.post("/apply-template", {"messages": HELLO, "tools": TOOLS, "tool_choice": "none"}).json["prompt"]
+        )
 
 
 def test_a_chat_calls(server: Server) -> None:
@@ -191,14 +200,25 @@ def test_a_message_of_anthropics_form_calls(server: Server) -> None:
     back = [
         *HELLO,
         {"role": "assistant", "content": [{"type": "text", "text": "I look."}, block]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": block["id"], "content": [{"type": "text", "text": "rain"}]}, {"type": "text", "text": "And?"}]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": block["id"], "content": [{"type": "text", "text": "rain"}]},
+                {"type": "text", "text": "And?"},
+            ],
+        },
     ]
     reply = server.post("/v1/messages", {"messages": back, "tools": ANTHROPIC, "max_tokens": 5})
     assert reply.status == 200, reply.body
 
 
 def test_a_response_calls(server: Server) -> None:
-    body = {"input": "Hello", "tools": RESPONSES, "tool_choice": {"type": "function", "name": "weather"}, "parallel_tool_calls": False}
+    body = {
+        "input": "Hello",
+        "tools": RESPONSES,
+        "tool_choice": {"type": "function", "name": "weather"},
+        "parallel_tool_calls": False,
+    }
     body["max_output_tokens"] = 200
     response = server.post("/v1/responses", body).json
     (item,) = response["output"]
@@ -213,7 +233,10 @@ def test_a_response_calls(server: Server) -> None:
     output = {"type": "function_call_output", "call_id": item["call_id"], "output": "rain"}
     following = {"input": [output], "previous_response_id": response["id"], "max_output_tokens": 4, "tools": RESPONSES}
     assert server.post("/v1/responses", following).status == 200
-    alone = {"input": [HELLO[0], {"type": "function_call", **{key: item[key] for key in ("call_id", "name", "arguments")}}, output], "max_output_tokens": 4}
+    alone = {
+        "input": [HELLO[0], {"type": "function_call", **{key: item[key] for key in ("call_id", "name", "arguments")}}, output],
+        "max_output_tokens": 4,
+    }
     assert server.post("/v1/responses", alone).status == 200
 
 

@@ -780,7 +780,9 @@ class ToolCallResponse:
 
 @final
 class ResponseMessage:
-    def __new__(cls, content: str | None, role: str, tool_calls: list[ToolCallResponse] | None, reasoning_content: str | None) -> Self: ...
+    def __new__(
+        cls, content: str | None, role: str, tool_calls: list[ToolCallResponse] | None, reasoning_content: str | None
+    ) -> Self: ...
     @property
     def content(self) -> str | None: ...
     @property
@@ -1000,7 +1002,9 @@ class ChunkChoice:
 
 @final
 class Delta:
-    def __new__(cls, content: str | None, role: str, tool_calls: list[ToolCallResponse] | None, reasoning_content: str | None) -> Self: ...
+    def __new__(
+        cls, content: str | None, role: str, tool_calls: list[ToolCallResponse] | None, reasoning_content: str | None
+    ) -> Self: ...
     @property
     def content(self) -> str | None: ...
     @property

@@ -96,7 +96,9 @@ def _schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
                 "additionalProperties": False,
             }
         return {"$ref": f"#/$defs/{name}"}
-    raise InvalidArgumentError(f"{kind!r} is no type of JSON: use str, int, float, bool, None, list, tuple, dict, enums or dataclasses")
+    raise InvalidArgumentError(
+        f"{kind!r} is no type of JSON: use str, int, float, bool, None, list, tuple, dict, enums or dataclasses"
+    )
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:
