@@ -12,27 +12,44 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from goldens import GOLDEN, unpack
 
 from mistral_paged import Architecture, CompletionRequest, CompletionResponse, ModelDType, ResponseLogprob, Runner, Which
 from mistral_paged.default_model import default_model
 
-GOLDEN = Path(__file__).parent / "data" / "golden"
+unpack()
 TEXT = ["llama", "llama3-rope", "mistral", "mistral-window", "phi3", "phi3-longrope", "qwen2", "qwen3", "gemma3"]
 GGUF = ["llama", "llama3-rope", "mistral", "qwen2", "qwen3"]
 # Tried once each: what they share with the models above is tested there.
 FAMILIES = {
+    "cohere": None,
+    "cohere2": None,
+    "deepseek-v2-lite": Architecture.DeepseekV2,
+    "deepseek-v3-yarn": Architecture.DeepseekV3,
     "gemma": Architecture.Gemma,
     "gemma2": Architecture.Gemma2,
     "glm4": Architecture.GLM4,
     "glm4-moe": Architecture.GLM4Moe,
+    "glm4-moe-lite": Architecture.GLM4MoeLite,
+    "gpt-oss-mxfp4": Architecture.GptOss,
     "granite": None,
     "granitemoe": None,
+    "granitemoehybrid": Architecture.GraniteMoeHybrid,
+    "hunyuan-dense": Architecture.HunYuanDenseV1,
+    "hunyuan-moe": Architecture.HunYuanMoEV1,
+    "lfm2": Architecture.Lfm2,
+    "lfm2-moe": Architecture.Lfm2Moe,
+    "llama4-text": None,
+    "ministral3": None,
     "mixtral": Architecture.Mixtral,
     "olmo2": None,
     "phi2": Architecture.Phi2,
     "phimoe": Architecture.Phi3_5MoE,
     "qwen2-moe": None,
     "qwen3-moe": Architecture.Qwen3Moe,
+    "qwen3-next": Architecture.Qwen3Next,
+    "qwen3_5": None,
+    "qwen3_5-moe": None,
     "smollm3": Architecture.SmolLm3,
     "stablelm": None,
     "starcoder2": Architecture.Starcoder2,

@@ -119,6 +119,7 @@ fn attend(backend: &CudaBackend, cache: &CacheEngine) {
     let group = KvGroupMetadata { block_tables: vec![1; 2 * max_blocks], max_blocks, slot_mapping: vec![8; rows] };
     let positions: Vec<u32> = std::iter::once(before as u32).chain(0..prompt as u32).collect();
     let step = StepMetadata {
+        state_slots: Vec::new(),
         rope_positions: positions.clone(),
         positions,
         query_start_loc: vec![0, 1, rows as u32],
@@ -131,7 +132,17 @@ fn attend(backend: &CudaBackend, cache: &CacheEngine) {
         tensor.set_rows(rows);
     }
     backend.begin_step(&step);
-    let args = RopeArgs { q: &mut q, kv: Some((&mut k, &v)), q_norm: None, k_norm: None, rope: None, cache, layer: 0 };
+    let args = RopeArgs {
+        q: &mut q,
+        kv: Some((&mut k, Some(&v))),
+        q_norm: None,
+        k_norm: None,
+        norms_last: false,
+        q_scale: None,
+        rope: None,
+        cache,
+        layer: 0,
+    };
     backend.rope_and_cache(args, &step);
     let params = AttentionParams {
         num_heads,
@@ -139,9 +150,10 @@ fn attend(backend: &CudaBackend, cache: &CacheEngine) {
         head_dim,
         scale: 1.0,
         window: None,
+        chunk: None,
         softcap: None,
         precision: Precision::Fast,
     };
-    backend.attention(AttentionArgs { q: &q, out: &mut out, cache, layer: 0, params }, &step);
+    backend.attention(AttentionArgs { q: &q, out: &mut out, cache, layer: 0, sinks: None, params }, &step);
     cache.copy_blocks(&[(1, 2)]);
 }

@@ -8,11 +8,13 @@ mod dense;
 mod experts;
 pub mod fields;
 pub mod files;
+mod latent;
 pub(crate) mod loader;
 pub(crate) mod part;
+mod recurrent;
 pub mod rope;
 
-pub use arch::{ARCHITECTURES, Architecture};
+pub use arch::{Architecture, architectures, implemented_beside};
 pub use config::{DecoderConfig, LayerConfig};
 pub use decoder::Decoder;
 pub use files::ModelFiles;
