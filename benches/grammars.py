@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from schemas import schemas
+from schemas import schemas  # type: ignore[import-not-found]
 
 from mistral_paged import CompletionRequest, Runner, Which
 from mistral_paged.default_model import default_model

@@ -30,9 +30,10 @@ TOOLS = [
 
 runner = Runner(which=Which.GGUF(str(default_model())), pa_gpu_mem=256)
 messages: list[dict[str, object]] = [{"role": "user", "content": "What is the temperature in Oslo, in celsius?"}]
-options = {"tool_schemas": TOOLS, "max_tokens": 128, "temperature": 0.0}
 
-request = ChatCompletionRequest(messages, "default", tool_choice="required", parallel_tool_calls=False, **options)
+request = ChatCompletionRequest(
+    messages, "default", tool_schemas=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=128, temperature=0.0
+)
 choice = runner.send_chat_completion_request(request).choices[0]
 assert choice.message.tool_calls is not None
 calls = choice.message.tool_calls
@@ -45,5 +46,6 @@ for call in calls:
     print(f"{call.function.name}({call.function.arguments}) gives {result}")
     messages.append({"role": "tool", "tool_call_id": call.id, "content": json.dumps(result)})
 
-answer = runner.send_chat_completion_request(ChatCompletionRequest(messages, "default", tool_choice="none", **options))
+request = ChatCompletionRequest(messages, "default", tool_schemas=TOOLS, tool_choice="none", max_tokens=128, temperature=0.0)
+answer = runner.send_chat_completion_request(request)
 print(answer.choices[0].message.content)

@@ -140,7 +140,7 @@ def test_later_message_parts_say_so() -> None:
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     with pytest.raises(NotImplementedError, match="image_url"):
         ChatCompletionRequest(image, "m")
-    with pytest.raises(ValueError, match="tool_calls.*function.name"):
+    with pytest.raises(ValueError, match=r"tool_calls.*function\.name"):
         ChatCompletionRequest([{"role": "assistant", "content": "", "tool_calls": [{}]}], "m")
     with pytest.raises(NotImplementedError, match="tool_choice"):
         CompletionRequest("x", "m", tool_choice=ToolChoice.Auto)

@@ -93,11 +93,13 @@ def test_choices_and_log_probabilities_go_with_a_grammar(llama: Runner) -> None:
     response = llama.send_completion_request(request)
     assert len(response.choices) == 3
     for choice in response.choices:
-        assert choice.logprobs is not None and len(choice.logprobs.content) > 5
+        assert choice.logprobs is not None
+        assert len(choice.logprobs.content) > 5
         if choice.finish_reason == "stop":
             assert valid(COLOUR, choice.text)
     stopped = ask(llama, COLOUR, "json_schema", stop_seqs='"share"')
-    assert stopped[1] in ("stop", "length") and '"share"' not in stopped[0]
+    assert stopped[1] in ("stop", "length")
+    assert '"share"' not in stopped[0]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,8 @@ def test_every_key_for_a_form_decides_the_text(server: Server, form: dict[str, A
     ends = [(chat["message"]["content"], chat["finish_reason"]), (text["text"], text["finish_reason"])]
     for answer, reason in [*ends, (streamed, events[-1]["finish_reason"])]:
         if pattern:
-            assert reason == "stop" and re.fullmatch(pattern, answer), (form, answer)
+            assert reason == "stop", (form, answer)
+            assert re.fullmatch(pattern, answer), (form, answer)
         elif reason == "stop":
             assert valid(COLOUR, answer)
 

@@ -53,8 +53,10 @@ def test_an_answer_is_an_instance(llama: Runner) -> None:
             assert error.response.choices[0].finish_reason == "length"
             continue
         num_complete += 1
-        assert isinstance(shape, Shape) and isinstance(shape.colour, Colour)
-        assert shape.kind in ("round", "square") and len(shape.points) == 2
+        assert isinstance(shape, Shape)
+        assert isinstance(shape.colour, Colour)
+        assert shape.kind in ("round", "square")
+        assert len(shape.points) == 2
         assert all(isinstance(point, Point) and isinstance(point.x, float) and isinstance(point.y, int) for point in shape.points)
         assert shape.weight is None or isinstance(shape.weight, float)
         assert all(isinstance(tag, bool) for tag in shape.tags)
@@ -63,7 +65,8 @@ def test_an_answer_is_an_instance(llama: Runner) -> None:
 
 def test_a_class_may_have_itself_within(llama: Runner) -> None:
     tree = answer_as(llama, Tree, "Hello", max_tokens=300, temperature=0)
-    assert isinstance(tree, Tree) and isinstance(tree.leaf, bool)
+    assert isinstance(tree, Tree)
+    assert isinstance(tree.leaf, bool)
     made = _made(Tree, {"leaf": True, "left": {"leaf": False, "left": None}})
     assert made == Tree(True, Tree(False))
 

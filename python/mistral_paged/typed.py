@@ -40,8 +40,9 @@ def answer_as(
     text = choice.message.content or ""
     if choice.finish_reason != "stop" or choice.stop_sequence is not None:
         raise IncompleteAnswerError(f"the answer ended with {choice.finish_reason!r} and is incomplete: {text[-80:]!r}", response)
-    if hasattr(kind, "model_validate_json"):
-        return typing.cast(T, kind.model_validate_json(text))
+    validate = getattr(kind, "model_validate_json", None)
+    if validate is not None:
+        return typing.cast("T", validate(text))
     return typing.cast(T, _made(kind, json.loads(text)))
 
 
@@ -117,7 +118,7 @@ def _fits(kind: Any, value: Any) -> bool:
     if kind is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind is int:
-        return not isinstance(value, bool) and (isinstance(value, int) or isinstance(value, float) and value.is_integer())
+        return not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and value.is_integer()))
     if kind in _SIMPLE:
         return isinstance(value, kind)
     if origin in (typing.Union, types.UnionType):
