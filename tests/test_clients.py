@@ -351,7 +351,7 @@ def test_openai_parses_and_loops_through_tools(server: Server) -> None:
         assert answer.choices[0].message.content
         flat = [{"type": "function", **WEATHER, "strict": True}]
         response = client.responses.create(
-            model="default", input="Oslo?", tools=flat, tool_choice="required", max_output_tokens=100
+            model="default", input="Oslo?", tools=flat, tool_choice="required", parallel_tool_calls=False, max_output_tokens=100
         )
         assert response.output[0].type == "function_call"
         assert response.output[0].name == "weather"
