@@ -13,7 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from test_server import serving
+from test_server import serving  # type: ignore[import-not-found]
 
 from mistral_paged.default_model import default_model
 
@@ -54,7 +54,7 @@ def main() -> None:
     print("| prompt | tools | held to the grammar | free |\n| --- | --- | --- | --- |")
     right = [0, 0]
     with serving(model=str(default_model()), memory="64") as server:
-        for prompt, tools, *expected in PROMPTS:
+        for prompt, tools, name, expected in PROMPTS:
             body = {"messages": [{"role": "user", "content": prompt}], "tools": tools}
             held = {"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 100, "temperature": 0}
             message = server.post("/v1/chat/completions", {**body, **held}).json["choices"][0]["message"]
@@ -63,7 +63,7 @@ def main() -> None:
                 arguments = json.loads(call["arguments"])
             except json.JSONDecodeError:
                 arguments = None
-            first = is_right(call["name"], arguments, tuple(expected))
+            first = is_right(call["name"], arguments, (name, expected))
             text = server.post("/apply-template", body).json["prompt"]
             free = server.complete(prompt=text, max_tokens=100).json["choices"][0]["text"]
             found = re.search(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", free, re.DOTALL)
@@ -71,7 +71,7 @@ def main() -> None:
                 written = json.loads(found[1]) if found else {}
             except json.JSONDecodeError:
                 written = {}
-            second = is_right(written.get("name"), written.get("arguments"), tuple(expected))
+            second = is_right(written.get("name"), written.get("arguments"), (name, expected))
             right = [right[0] + first, right[1] + second]
             said = f"`{call['name']}({call['arguments'][:60]})`"
             print(f"| {prompt} | {len(tools)} | {'yes' if first else 'no: ' + said} | {'yes' if second else 'no'} |", flush=True)

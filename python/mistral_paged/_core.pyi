@@ -14,6 +14,7 @@ _Stream = TypeVar("_Stream", bound=bool, default=bool, covariant=True)
 
 __all__ = [
     "Architecture",
+    "CalledFunction",
     "ChatCompletionChunkResponse",
     "ChatCompletionRequest",
     "ChatCompletionResponse",
@@ -41,6 +42,7 @@ __all__ = [
     "Runner",
     "Sequence",
     "SpeechLoaderType",
+    "ToolCallResponse",
     "ToolChoice",
     "TopLogprob",
     "Usage",
