@@ -102,5 +102,7 @@ def schemas(count: int, seed: int = 0) -> list[dict[str, Any]]:
     for number in range(count):
         maker = Maker(seed * 1_000_003 + number)
         kind = number % 8
-        made.append(maker.recursive() if kind == 0 else maker.all_of() if kind == 1 else maker.object(3) if kind < 6 else maker.schema(3))
+        made.append(
+            maker.recursive() if kind == 0 else maker.all_of() if kind == 1 else maker.object(3) if kind < 6 else maker.schema(3)
+        )
     return made

@@ -121,9 +121,6 @@ def test_prompt_of_a_wrong_type() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"grammar": "a+", "grammar_type": "regex"},
-        {"tool_schemas": ["{}"]},
-        {"tool_choice": ToolChoice.Auto},
         {"web_search_options": {}},
         {"max_tool_rounds": 1},
         {"enable_code_execution": True},
@@ -143,8 +140,12 @@ def test_later_message_parts_say_so() -> None:
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     with pytest.raises(NotImplementedError, match="image_url"):
         ChatCompletionRequest(image, "m")
-    with pytest.raises(NotImplementedError, match="tool_calls"):
-        ChatCompletionRequest([{"role": "assistant", "content": "", "tool_calls": []}], "m")
+    with pytest.raises(ValueError, match=r"tool_calls.*function\.name"):
+        ChatCompletionRequest([{"role": "assistant", "content": "", "tool_calls": [{}]}], "m")
+    with pytest.raises(NotImplementedError, match="tool_choice"):
+        CompletionRequest("x", "m", tool_choice=ToolChoice.Auto)
+    with pytest.raises(NotImplementedError, match="tool_schemas"):
+        CompletionRequest("x", "m", tool_schemas=["{}"])
 
 
 @pytest.mark.parametrize(

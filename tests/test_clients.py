@@ -284,7 +284,7 @@ def test_litellms_proxy(server: Server, direct: Runner, tmp_path: Path) -> None:
 
 
 def test_instructor(server: Server, direct: Runner) -> None:
-    """Without structured output the model is asked for JSON in so many words, and the server refuses other modes by name."""
+    """Asked for JSON in so many words the model may write it; by a tool or a schema it cannot but do so."""
     instructor = pytest.importorskip("instructor")
     pydantic = pytest.importorskip("pydantic")
 
@@ -304,9 +304,105 @@ def test_instructor(server: Server, direct: Runner) -> None:
         text = said(direct, sent[0]["messages"])
         assert completion.choices[0].message.content == text
         assert city.model_dump() == json.loads(text[text.index("{") : text.rindex("}") + 1])
-        for mode, param in ((instructor.Mode.TOOLS, "tools"), (instructor.Mode.JSON, "response_format")):
-            with pytest.raises(Exception, match=f"`{param}` is not supported by this server"):
-                instructor.from_openai(plain, mode=mode).chat.completions.create(response_model=City, **request)
+        for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON, instructor.Mode.JSON_SCHEMA, instructor.Mode.TOOLS_STRICT):
+            held = instructor.from_openai(plain, mode=mode).chat.completions.create(
+                response_model=City, **{**request, "max_tokens": 200}
+            )
+            assert isinstance(held, City), mode
+
+
+WEATHER = {
+    "name": "weather",
+    "description": "The weather in a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "enum": ["Oslo", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+ASKED = [{"role": "user", "content": "What is the weather in Oslo?"}]
+
+
+def test_openai_parses_and_loops_through_tools(server: Server) -> None:
+    pydantic = pytest.importorskip("pydantic")
+
+    class City(pydantic.BaseModel):
+        name: str
+        country: str
+
+    with openai.OpenAI(base_url=base_url(server), api_key="secret", max_retries=0) as client:
+        request: dict[str, Any] = {"model": "default", "max_tokens": 100, "temperature": 0}
+        parsed = client.chat.completions.parse(messages=ASKED, response_format=City, **request)
+        assert isinstance(parsed.choices[0].message.parsed, City)
+        tools = [{"type": "function", "function": {**WEATHER, "strict": True}}]
+        with client.chat.completions.stream(
+            messages=ASKED, tools=tools, tool_choice="required", parallel_tool_calls=False, **request
+        ) as stream:
+            names = [event.type for event in stream]
+            final = stream.get_final_completion().choices[0].message
+        assert "tool_calls.function.arguments.done" in names
+        (call,) = final.tool_calls[:1]
+        assert call.function.name == "weather"
+        assert json.loads(call.function.arguments)["city"] in ("Oslo", "Rome")
+        said = {"role": "assistant", "content": None, "tool_calls": [call.model_dump(exclude={"function": {"parsed_arguments"}})]}
+        result = {"role": "tool", "tool_call_id": call.id, "content": "Snow."}
+        answer = client.chat.completions.create(messages=[*ASKED, said, result], tools=tools, tool_choice="none", **request)
+        assert answer.choices[0].message.content
+        flat = [{"type": "function", **WEATHER, "strict": True}]
+        response = client.responses.create(
+            model="default", input="Oslo?", tools=flat, tool_choice="required", parallel_tool_calls=False, max_output_tokens=100
+        )
+        assert response.output[0].type == "function_call"
+        assert response.output[0].name == "weather"
+        structured = client.responses.parse(
+            model="default", input="Oslo?", text_format=City, max_output_tokens=100, temperature=0
+        )
+        assert isinstance(structured.output_parsed, City)
+
+
+def test_anthropic_uses_a_tool(server: Server) -> None:
+    tools = [{"name": "weather", "description": "The weather in a city.", "input_schema": WEATHER["parameters"]}]
+    with anthropic.Anthropic(base_url=f"http://127.0.0.1:{server.port}", api_key="secret", max_retries=0) as client:
+        request: dict[str, Any] = {"model": "default", "max_tokens": 100, "tools": tools}
+        message = client.messages.create(
+            messages=ASKED, tool_choice={"type": "any", "disable_parallel_tool_use": True}, **request
+        )
+        block = next(block for block in message.content if block.type == "tool_use")
+        assert message.stop_reason == "tool_use"
+        assert block.input["city"] in ("Oslo", "Rome")
+        with client.messages.stream(messages=ASKED, tool_choice={"type": "tool", "name": "weather"}, **request) as stream:
+            final = stream.get_final_message()
+        assert any(block.type == "tool_use" and block.input["city"] in ("Oslo", "Rome") for block in final.content)
+        said = {"role": "assistant", "content": [block.model_dump() for block in message.content]}
+        result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": block.id, "content": "Snow."}]}
+        answer = client.messages.create(messages=[*ASKED, said, result], tool_choice={"type": "none"}, **request)
+        assert answer.content[0].type == "text"
+        assert answer.content[0].text
+
+
+def test_langchain_binds_tools(server: Server) -> None:
+    langchain = pytest.importorskip("langchain_openai")
+    pydantic = pytest.importorskip("pydantic")
+
+    class City(pydantic.BaseModel):
+        """A city."""
+
+        name: str
+        country: str
+
+    model = langchain.ChatOpenAI(model="default", base_url=base_url(server), api_key="secret", temperature=0, max_tokens=100)
+    bound = model.bind_tools([{"type": "function", "function": WEATHER}], tool_choice="required")
+    (call,) = bound.invoke(ASKED).tool_calls[:1]
+    assert call["name"] == "weather"
+    assert call["args"]["city"] in ("Oslo", "Rome")
+    parts = list(bound.stream(ASKED))
+    whole = parts[0]
+    for part in parts[1:]:
+        whole += part
+    assert whole.tool_calls[0]["args"] == call["args"]
+    for method in ("json_schema", "function_calling"):
+        assert isinstance(model.with_structured_output(City, method=method).invoke("Oslo"), City)
 
 
 TASKS = Path(__file__).parent / "lm_eval_tasks"

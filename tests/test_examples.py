@@ -24,6 +24,7 @@ PRINTS = {
     "tree_search.py": "saved by sharing",
     "simulate.py": "paged: ",
     "kv_tier.py": "second runner: ",
+    "tools.py": 'weather({"city": "Oslo", "unit": "celsius"}) gives',
 }
 
 

@@ -93,11 +93,13 @@ def test_choices_and_log_probabilities_go_with_a_grammar(llama: Runner) -> None:
     response = llama.send_completion_request(request)
     assert len(response.choices) == 3
     for choice in response.choices:
-        assert choice.logprobs is not None and len(choice.logprobs.content) > 5
+        assert choice.logprobs is not None
+        assert len(choice.logprobs.content) > 5
         if choice.finish_reason == "stop":
             assert valid(COLOUR, choice.text)
     stopped = ask(llama, COLOUR, "json_schema", stop_seqs='"share"')
-    assert stopped[1] in ("stop", "length") and '"share"' not in stopped[0]
+    assert stopped[1] in ("stop", "length")
+    assert '"share"' not in stopped[0]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,8 @@ def test_every_key_for_a_form_decides_the_text(server: Server, form: dict[str, A
     ends = [(chat["message"]["content"], chat["finish_reason"]), (text["text"], text["finish_reason"])]
     for answer, reason in [*ends, (streamed, events[-1]["finish_reason"])]:
         if pattern:
-            assert reason == "stop" and re.fullmatch(pattern, answer), (form, answer)
+            assert reason == "stop", (form, answer)
+            assert re.fullmatch(pattern, answer), (form, answer)
         elif reason == "stop":
             assert valid(COLOUR, answer)
 
@@ -200,9 +203,26 @@ def test_the_other_routes_hold_their_text_to_a_schema(server: Server) -> None:
     [
         ({"response_format": {"type": "xml"}}, "invalid_value", "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "missing_required_parameter", "response_format.json_schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "missing_required_parameter", "response_format.json_schema.schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object", "properties": {"a": {}}}, "strict": True}}}, "invalid_schema", "response_format.json_schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"colour": 1}}}}, "invalid_schema", "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "missing_required_parameter",
+            "response_format.json_schema.schema",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"type": "object", "properties": {"a": {}}}, "strict": True},
+                }
+            },
+            "invalid_schema",
+            "response_format.json_schema",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"colour": 1}}}},
+            "invalid_schema",
+            "response_format",
+        ),
         ({"structured_outputs": {"regex": "["}}, "invalid_grammar", "structured_outputs"),
         ({"structured_outputs": {"regex": "(" * 2000}}, "grammar_too_complex", "structured_outputs"),
         ({"structured_outputs": {}}, "missing_required_parameter", "structured_outputs.json"),
@@ -222,7 +242,10 @@ def test_a_form_that_cannot_be_honoured_is_a_400(server: Server, options: dict[s
 
 def test_hostile_grammars_leave_other_requests_alone(server: Server) -> None:
     expected = server.complete(max_tokens=200, ignore_eos=True).json["choices"][0]["text"]
-    huge: dict[str, Any] = {"type": "object", "properties": {f"p{i}": {"enum": [f"{i} {k}" for k in range(40)]} for i in range(80)}}
+    huge: dict[str, Any] = {
+        "type": "object",
+        "properties": {f"p{i}": {"enum": [f"{i} {k}" for k in range(40)]} for i in range(80)},
+    }
     patterns = [{"type": "string", "pattern": f"(.*[a-z]){{1,20}}x{i}"} for i in range(40)]
     hostile: list[dict[str, Any]] = [
         {"guided_regex": "(a|aa)*" * 3000},

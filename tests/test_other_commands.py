@@ -115,7 +115,7 @@ def test_every_flag_of_a_section_is_a_key(command: str, tmp_path: Path) -> None:
         ("command = 'serve'\n[[models]]\n[[models]]", "there are 2 of [[models]]; a process has one model"),
         ("command = 'serve'\ndefault_model_id = 'x'", "default_model_id is 'x', which is no model_id of [[models]]"),
         ("command = 'serve'\n[[models]]\ndtype = 'f32'\n[models.format]\ndtype = 'f16'", "[[models]] has 'dtype' twice"),
-        ("command = 'serve'\n[sandbox]\nmode = 'on'", "[sandbox] is not supported yet; this version has no tools"),
+        ("command = 'serve'\n[sandbox]\nmode = 'on'", "[sandbox] is not supported yet; this server runs no tools"),
         ("command = 'run'\n[[models]]\nkind = 'speech'", "kind is 'speech'; it must be 'auto' or 'text'"),
         (
             "command = 'serve'\n[[models]]\n[models.quantization]\nin_situ_quant = '4'",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import GOLDEN, F32
+from conftest import F32, GOLDEN
 from test_server import Server, serving
 
 from mistral_paged import CalledFunction, ChatCompletionRequest, InvalidArgumentError, Runner, ToolCallResponse, ToolChoice, Which
@@ -17,7 +17,10 @@ WEATHER = {
     "description": "The weather at a place.",
     "parameters": {
         "type": "object",
-        "properties": {"place": {"type": "string", "enum": ["Oslo", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "properties": {
+            "place": {"type": "string", "enum": ["Oslo", "Rome"]},
+            "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        },
         "required": ["place", "days"],
         "additionalProperties": False,
     },
@@ -28,7 +31,8 @@ ANTHROPIC = [{"name": tool["name"], "description": "It does.", "input_schema": t
 RESPONSES = [{"type": "function", **tool} for tool in (WEATHER, NOW)]
 HELLO = [{"role": "user", "content": "Hello"}]
 # A template that says of a tool what its text needs, as the tiny model's context is short.
-HERMES = "{{ tools[0].function.name if tools }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls %}<tool_call>{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+CALLS = "{% for c in m.tool_calls %}<tool_call>{{ c.function.arguments | tojson }}{% endfor %}"
+HERMES = "{{ tools[0].function.name if tools }}{% for m in messages %}<{{ m.role }}>{{ m.content }}" + CALLS + "{% endfor %}"
 THINKING = HERMES + "{# </think> #}{% if add_generation_prompt %}<think>\n{% endif %}"
 
 
@@ -67,8 +71,11 @@ def test_a_call_comes_as_objects_whole_and_in_parts(runner: Runner) -> None:
         assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
         assert choice.message.tool_calls
         for index, call in enumerate(choice.message.tool_calls):
-            assert isinstance(call, ToolCallResponse) and isinstance(call.function, CalledFunction)
-            assert (call.index, call.type) == (index, "function") and call.id and call.id.startswith("call_")
+            assert isinstance(call, ToolCallResponse)
+            assert isinstance(call.function, CalledFunction)
+            assert (call.index, call.type) == (index, "function")
+            assert call.id
+            assert call.id.startswith("call_")
             assert fits(str(call.function.name), call.function.arguments)
         parts: dict[int, list[ToolCallResponse]] = {}
         for chunk in runner.send_chat_completion_request(ask(**options, stream=True)):
@@ -107,11 +114,11 @@ def test_calls_and_results_go_back_to_the_model(runner: Runner) -> None:
     [
         ({"tool_schemas": ["{"]}, "`tool_schemas\\[0\\]` is not JSON"),
         ({"tool_schemas": [{"type": "function"}]}, "function"),
-        ({"tool_schemas": [NOW, NOW]}, "second one that is called \"now\""),
+        ({"tool_schemas": [NOW, NOW]}, 'second one that is called "now"'),
         ({"tool_schemas": [{"name": "a b"}]}, "letters, digits"),
         ({"tool_choice": "required"}, "asks for a call"),
-        ({"tool_schemas": TOOLS, "tool_choice": "sometimes"}, "must be \"none\""),
-        ({"tool_schemas": TOOLS, "tool_choice": {"type": "function", "function": {"name": "walk"}}}, "\"walk\""),
+        ({"tool_schemas": TOOLS, "tool_choice": "sometimes"}, 'must be "none"'),
+        ({"tool_schemas": TOOLS, "tool_choice": {"type": "function", "function": {"name": "walk"}}}, '"walk"'),
     ],
 )
 def test_a_wrong_tool_is_named(options: dict[str, Any], message: str) -> None:
@@ -121,7 +128,10 @@ def test_a_wrong_tool_is_named(options: dict[str, Any], message: str) -> None:
 
 def test_objects_show_themselves() -> None:
     call = ToolCallResponse(0, "call_1", "function", CalledFunction("now", "{}"))
-    assert repr(call) == "ToolCallResponse(index=0, id='call_1', type='function', function=CalledFunction(name='now', arguments='{}'))"
+    assert (
+        repr(call)
+        == "ToolCallResponse(index=0, id='call_1', type='function', function=CalledFunction(name='now', arguments='{}'))"
+    )
     assert call == ToolCallResponse(0, "call_1", "function", CalledFunction("now", "{}"))
 
 
@@ -146,19 +156,26 @@ def test_the_format_is_shown(server: Server) -> None:
     with serving() as generic:
         assert generic.get("/v1/models").json["data"][0]["tool_format"] == "generic"
         text = generic.post("/apply-template", {"messages": HELLO, "tools": TOOLS}).json["prompt"]
-        assert '"name":"weather"' in text and "<tool_call>" in text
-        assert "weather" not in generic.post("/apply-template", {"messages": HELLO, "tools": TOOLS, "tool_choice": "none"}).json["prompt"]
+        assert '"name":"weather"' in text
+        assert "<tool_call>" in text
+        assert (
+            "weather"
+            not in generic.post("/apply-template", {"messages": HELLO, "tools": TOOLS, "tool_choice": "none"}).json["prompt"]
+        )
 
 
 def test_a_chat_calls(server: Server) -> None:
     choice = chat(server, tool_choice={"type": "function", "function": {"name": "weather"}}, parallel_tool_calls=False)
-    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] is None
     (call,) = choice["message"]["tool_calls"]
-    assert call["type"] == "function" and fits("weather", call["function"]["arguments"])
+    assert call["type"] == "function"
+    assert fits("weather", call["function"]["arguments"])
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [TOOLS[1]]}}
     choice = chat(server, tool_choice=allowed, parallel_tool_calls=False)
     (call,) = choice["message"]["tool_calls"]
-    assert call["function"]["name"] == "now" and fits("now", call["function"]["arguments"])
+    assert call["function"]["name"] == "now"
+    assert fits("now", call["function"]["arguments"])
     assert "tool_calls" not in chat(server, tool_choice="none", max_tokens=30)["message"]
 
 
@@ -167,7 +184,8 @@ def test_a_streamed_chat_calls(server: Server) -> None:
     chunks = [json.loads(event)["choices"][0] for event in server.events("/v1/chat/completions", body)[:-1]]
     parts = [part for chunk in chunks for part in chunk["delta"].get("tool_calls", [])]
     openers = [part for part in parts if "id" in part]
-    assert [part["index"] for part in openers] == list(range(len(openers))) and openers
+    assert [part["index"] for part in openers] == list(range(len(openers)))
+    assert openers
     assert all(part["type"] == "function" and part["function"]["name"] for part in openers)
     if chunks[-1]["finish_reason"] == "tool_calls":
         for opener in openers:
@@ -181,28 +199,44 @@ def test_a_message_of_anthropics_form_calls(server: Server) -> None:
     message = server.post("/v1/messages", body).json
     assert message["stop_reason"] == "tool_use", message
     (block,) = message["content"]
-    assert block["type"] == "tool_use" and fits("weather", json.dumps(block["input"]))
+    assert block["type"] == "tool_use"
+    assert fits("weather", json.dumps(block["input"]))
     events = [json.loads(event) for event in server.events("/v1/messages", body)]
     start = next(event for event in events if event["type"] == "content_block_start")
-    assert start["index"] == 0 and start["content_block"]["name"] == "weather" and start["content_block"]["input"] == {}
+    assert start["index"] == 0
+    assert start["content_block"]["name"] == "weather"
+    assert start["content_block"]["input"] == {}
     partial = "".join(event["delta"]["partial_json"] for event in events if event["type"] == "content_block_delta")
     assert fits("weather", partial)
     assert events[-2]["delta"]["stop_reason"] == "tool_use"
     back = [
         *HELLO,
         {"role": "assistant", "content": [{"type": "text", "text": "I look."}, block]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": block["id"], "content": [{"type": "text", "text": "rain"}]}, {"type": "text", "text": "And?"}]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": block["id"], "content": [{"type": "text", "text": "rain"}]},
+                {"type": "text", "text": "And?"},
+            ],
+        },
     ]
     reply = server.post("/v1/messages", {"messages": back, "tools": ANTHROPIC, "max_tokens": 5})
     assert reply.status == 200, reply.body
 
 
 def test_a_response_calls(server: Server) -> None:
-    body = {"input": "Hello", "tools": RESPONSES, "tool_choice": {"type": "function", "name": "weather"}, "parallel_tool_calls": False}
+    body = {
+        "input": "Hello",
+        "tools": RESPONSES,
+        "tool_choice": {"type": "function", "name": "weather"},
+        "parallel_tool_calls": False,
+    }
     body["max_output_tokens"] = 200
     response = server.post("/v1/responses", body).json
     (item,) = response["output"]
-    assert item["type"] == "function_call" and fits(item["name"], item["arguments"]) and response["status"] == "completed"
+    assert item["type"] == "function_call"
+    assert fits(item["name"], item["arguments"])
+    assert response["status"] == "completed"
     events = [json.loads(event) for event in server.events("/v1/responses", body)]
     names = [event["type"] for event in events]
     assert names[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
@@ -213,7 +247,10 @@ def test_a_response_calls(server: Server) -> None:
     output = {"type": "function_call_output", "call_id": item["call_id"], "output": "rain"}
     following = {"input": [output], "previous_response_id": response["id"], "max_output_tokens": 4, "tools": RESPONSES}
     assert server.post("/v1/responses", following).status == 200
-    alone = {"input": [HELLO[0], {"type": "function_call", **{key: item[key] for key in ("call_id", "name", "arguments")}}, output], "max_output_tokens": 4}
+    alone = {
+        "input": [HELLO[0], {"type": "function_call", **{key: item[key] for key in ("call_id", "name", "arguments")}}, output],
+        "max_output_tokens": 4,
+    }
     assert server.post("/v1/responses", alone).status == 200
 
 
@@ -222,7 +259,8 @@ def test_reasoning_stands_apart(thinker: Server) -> None:
     reply = thinker.post("/v1/chat/completions", body).json
     message = reply["choices"][0]["message"]
     # A random model does not end its thoughts.
-    assert message["content"] == "" and message["reasoning_content"] == message["reasoning"] != ""
+    assert message["content"] == ""
+    assert message["reasoning_content"] == message["reasoning"] != ""
     assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == 30
     chunks = [json.loads(event)["choices"][0]["delta"] for event in thinker.events("/v1/chat/completions", body)[:-1]]
     assert "".join(chunk.get("reasoning_content") or "" for chunk in chunks) == message["reasoning_content"]

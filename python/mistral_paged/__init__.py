@@ -49,6 +49,7 @@ from mistral_paged.exceptions import (
     ChatTemplateError,
     DeviceError,
     DrainingError,
+    IncompleteAnswerError,
     InternalError,
     InvalidArgumentError,
     MistralPagedError,
@@ -56,6 +57,7 @@ from mistral_paged.exceptions import (
     ModelNotFoundError,
 )
 from mistral_paged.simulator import simulate
+from mistral_paged.typed import answer_as
 
 VisionArchitecture = MultimodalArchitecture
 """The older spelling."""
@@ -79,6 +81,7 @@ __all__ = [
     "DiffusionArchitecture",
     "DrainingError",
     "EmbeddingArchitecture",
+    "IncompleteAnswerError",
     "InternalError",
     "InvalidArgumentError",
     "IsqOrganization",
@@ -103,5 +106,6 @@ __all__ = [
     "VisionArchitecture",
     "Which",
     "__version__",
+    "answer_as",
     "simulate",
 ]

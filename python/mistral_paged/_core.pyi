@@ -14,6 +14,7 @@ _Stream = TypeVar("_Stream", bound=bool, default=bool, covariant=True)
 
 __all__ = [
     "Architecture",
+    "CalledFunction",
     "ChatCompletionChunkResponse",
     "ChatCompletionRequest",
     "ChatCompletionResponse",
@@ -41,6 +42,7 @@ __all__ = [
     "Runner",
     "Sequence",
     "SpeechLoaderType",
+    "ToolCallResponse",
     "ToolChoice",
     "TopLogprob",
     "Usage",
@@ -780,7 +782,9 @@ class ToolCallResponse:
 
 @final
 class ResponseMessage:
-    def __new__(cls, content: str | None, role: str, tool_calls: list[ToolCallResponse] | None, reasoning_content: str | None) -> Self: ...
+    def __new__(
+        cls, content: str | None, role: str, tool_calls: list[ToolCallResponse] | None, reasoning_content: str | None
+    ) -> Self: ...
     @property
     def content(self) -> str | None: ...
     @property
@@ -1000,7 +1004,9 @@ class ChunkChoice:
 
 @final
 class Delta:
-    def __new__(cls, content: str | None, role: str, tool_calls: list[ToolCallResponse] | None, reasoning_content: str | None) -> Self: ...
+    def __new__(
+        cls, content: str | None, role: str, tool_calls: list[ToolCallResponse] | None, reasoning_content: str | None
+    ) -> Self: ...
     @property
     def content(self) -> str | None: ...
     @property

@@ -41,3 +41,11 @@ class InternalError(MistralPagedError, RuntimeError):
     """
 
     response: object = None
+
+
+class IncompleteAnswerError(MistralPagedError):
+    """An answer that was to be an instance of a class ended before it was complete; `response` is the answer."""
+
+    def __init__(self, message: str, response: object = None) -> None:
+        super().__init__(message)
+        self.response = response

@@ -208,7 +208,7 @@ LOGGING = (
 LATER_WEIGHTS = "load a quantised GGUF file with -f"
 LATER_ADAPTERS = "load a model that has its adapters merged"
 LATER_IMAGES = "this version takes text only"
-LATER_TOOLS = "this version has no tools"
+LATER_TOOLS = "this server runs no tools"
 
 MODEL = (
     Flag(("-m", "--model-id", "--model"), "folder, GGUF file or hub id; left out, the default model", "MODEL", section="model"),

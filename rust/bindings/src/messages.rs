@@ -95,7 +95,9 @@ fn parse_one(index: usize, message: Value) -> PyResult<Message> {
     let Value::Object(mut message) = message else {
         return Err(invalid(format!("`messages[{index}]` must be a dict, got {message}")));
     };
-    message.retain(|_, value| !value.is_null());
+    if message.get("tool_calls").is_some_and(|calls| !calls.is_null()) {
+        message.retain(|_, value| !value.is_null());
+    }
     let role = match message.shift_remove("role") {
         Some(Value::String(role)) => role,
         Some(other) => return Err(invalid(format!("`messages[{index}]['role']` must be a str, got {other}"))),

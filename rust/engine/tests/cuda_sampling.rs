@@ -12,7 +12,9 @@ use device::{
     Backend, DType, Device, DeviceSampler, EmbedArgs, EmbeddingTable, Phases, RowSampling, Tensor, TokenSet, WeightView,
     cuda::CudaBackend, mmap::Bytes,
 };
-use engine::{Engine, EngineConfig, GenerationConfig, GenerationRequest, ResolvedSampling, Sampler, SamplingParams};
+use engine::{
+    Engine, EngineConfig, FinishReason, GenerationConfig, GenerationRequest, Grammar, ResolvedSampling, Sampler, SamplingParams,
+};
 use kernel_tests::{EmulatedDriver, Order, random::Rng};
 
 const VOCAB_SIZE: usize = 700;
@@ -169,4 +171,37 @@ fn an_engine_gives_the_tokens_of_the_processor_whoever_draws_them() {
     let answers = run_together(&cuda, requests());
     assert!(answers[4..].iter().flatten().all(|token| token % 2 == 1), "{answers:?}");
     assert_eq!(answers, run_together(&start("llama", &config), requests()));
+}
+
+#[test]
+fn a_grammar_holds_where_the_device_draws() {
+    let config = EngineConfig { paged_attention: pool_of(512, 16), max_num_seqs: 6, max_num_batched_tokens: 64, ..exact() };
+    let grammar = || Some(Grammar::Regex("[a-f]{3}-[0-9]{2}[xyz]".into()));
+    let held = |sampling| SamplingParams { grammar: grammar(), ignore_eos: false, ..sampling };
+    let drawn = SamplingParams { temperature: Some(1.0), seed: Some(3), ..greedy(12) };
+    let same = [
+        held(greedy(12)),
+        held(SamplingParams { logprobs: None, ..greedy(12) }),
+        held(SamplingParams { top_k: Some(200), ..drawn.clone() }),
+        held(SamplingParams { top_p: Some(0.9), logprobs: Some(2), ..drawn.clone() }),
+        held(SamplingParams { presence_penalty: Some(1.0), ..drawn.clone() }),
+    ];
+    // What the processor draws from all tokens first, the device draws from the mask at once.
+    let all = [&same[..], &[held(drawn)]].concat();
+    let on_device: Arc<dyn Backend> = Arc::new(backend());
+    let cuda = Engine::load_onto(&on_device, &hugging_face("llama"), &config, &|_| {}).unwrap();
+    let cpu = start("llama", &config);
+    let answers = |engine: &Engine| -> Vec<(String, FinishReason)> {
+        let request =
+            |(i, sampling): (usize, &SamplingParams)| GenerationRequest { sampling: sampling.clone(), ..request(i, 20 + i, 12) };
+        let streams: Vec<_> = all.iter().enumerate().map(|case| engine.submit(request(case)).unwrap()).collect();
+        let choice = |stream: engine::RequestStream| stream.wait().unwrap().choices.remove(0);
+        streams.into_iter().map(choice).map(|choice| (choice.text, choice.finish_reason)).collect()
+    };
+    let (actual, expected) = (answers(&cuda), answers(&cpu));
+    assert_eq!(actual[..same.len()], expected[..same.len()]);
+    for (text, reason) in actual {
+        let bytes = text.as_bytes();
+        assert!(reason == FinishReason::Stop && bytes.len() == 7 && bytes[3] == b'-' && b"xyz".contains(&bytes[6]), "{text}");
+    }
 }

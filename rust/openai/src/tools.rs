@@ -133,15 +133,18 @@ fn choose(form: Form, choice: &Value, options: &mut ToolOptions) -> Result<(), A
             return Err(unknown());
         }
     }
+    // A function that is named is called once, as at OpenAI.
     match (form, kind) {
         (_, "auto") => options.choice = CallChoice::Auto,
         (_, "none") => options.choice = CallChoice::None,
         (Form::Chat | Form::Responses, "required") | (Form::Messages, "any") => options.choice = CallChoice::Required,
         (Form::Messages, "tool") | (Form::Responses, "function") => {
-            (options.choice, options.only) = (CallChoice::Required, Some(vec![named(&choice["name"])?]));
+            options.only = Some(vec![named(&choice["name"])?]);
+            (options.choice, options.parallel) = (CallChoice::Required, false);
         }
         (Form::Chat, "function") => {
-            (options.choice, options.only) = (CallChoice::Required, Some(vec![named(&choice["function"]["name"])?]));
+            options.only = Some(vec![named(&choice["function"]["name"])?]);
+            (options.choice, options.parallel) = (CallChoice::Required, false);
         }
         (Form::Chat | Form::Responses, "allowed_tools") => {
             let allowed = if form == Form::Chat { &choice["allowed_tools"] } else { choice };

@@ -222,6 +222,11 @@ impl Engine {
         self.shared.chat_template.as_ref().map(ChatTemplate::source)
     }
 
+    /// Compiles grammars for this model's tokens.
+    pub fn grammars(&self) -> &GrammarCompiler {
+        &self.shared.grammars
+    }
+
     /// How the model writes calls, as `/v1/models` shows it; `None` without a chat template.
     pub fn tool_format(&self) -> Option<&str> {
         self.shared.dialect.as_ref().map(|dialect| dialect.format.name)

@@ -45,7 +45,7 @@ fn limits() -> ParserLimits {
 }
 
 /// Compiles the grammars of one model's requests.
-pub(crate) struct GrammarCompiler {
+pub struct GrammarCompiler {
     tokenizer: Arc<Tokenizer>,
     vocab_size: usize,
     /// Made for the first grammar: most servers never see one.
@@ -55,7 +55,7 @@ pub(crate) struct GrammarCompiler {
 }
 
 /// A grammar that can be begun any number of times.
-pub(crate) struct Compiled {
+pub struct Compiled {
     /// Never advanced. Its lexer is behind a lock of its own.
     parser: Mutex<TokenParser>,
     vocab_size: usize,

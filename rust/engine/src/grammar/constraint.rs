@@ -6,7 +6,7 @@ use llguidance::Matcher;
 use crate::{EngineError, error::caught_quietly};
 
 /// One choice's place in the grammar of its request.
-pub(crate) struct Constraint {
+pub struct Constraint {
     matcher: Matcher,
     vocab_size: usize,
     /// The tokens that may come next; reused from token to token.
@@ -32,20 +32,29 @@ impl Constraint {
             .map_err(|why| failed(&why))?
             == 1;
         if is_taken {
-            self.num_tokens += 1;
-            if self.matcher.is_stopped() {
-                self.ended_after = Some(self.num_tokens);
-            }
+            self.count();
         }
         Ok(is_taken)
     }
 
     /// Takes a token that the mask allows.
     pub fn take_allowed(&mut self, token_id: u32) -> Result<(), EngineError> {
-        if self.take(token_id)? {
+        if self.ended_after.is_some() {
             return Ok(());
         }
-        Err(EngineError::Internal(format!("the grammar refuses token {token_id}, which its own mask allows")))
+        let matcher = &mut self.matcher;
+        caught_quietly(|| matcher.consume_token(token_id).map_err(|error| error.to_string()))
+            .and_then(|result| result)
+            .map_err(|why| failed(&why))?;
+        self.count();
+        Ok(())
+    }
+
+    fn count(&mut self) {
+        self.num_tokens += 1;
+        if self.matcher.is_stopped() {
+            self.ended_after = Some(self.num_tokens);
+        }
     }
 
     /// The tokens that may come next, at least one; not behind the end.

@@ -10,8 +10,8 @@ mod vocabulary;
 
 use serde_json::Value;
 
-pub(crate) use compiler::{Compiled, GrammarCompiler};
-pub(crate) use constraint::Constraint;
+pub use compiler::{Compiled, GrammarCompiler};
+pub use constraint::Constraint;
 pub use schema::check_strict;
 pub(crate) use schema::tool_schema;
 

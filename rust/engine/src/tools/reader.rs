@@ -125,7 +125,9 @@ impl Reader {
         match std::mem::replace(&mut self.mode, Mode::Text) {
             Mode::Reasoning => out.reasoning.push_str(&held),
             // A call that was cut off: its arguments are what there is of them.
-            Mode::Call(call) if call.is_open => {}
+            // Likewise what there is of one behind others.
+            Mode::Call(call) if call.is_open || self.num_calls > 0 => {}
+            Mode::Text if self.num_calls > 0 && self.marked(self.format().trigger()).starts_with(held.as_str()) => {}
             Mode::Call(call) => {
                 let text = self.before_call() + &call.raw + &held;
                 self.text(&text, out);
@@ -634,9 +636,13 @@ mod tests {
 
     #[test]
     fn a_call_that_is_cut_off_keeps_what_there_is_of_it() {
-        let of = |answer| read(&reading("hermes"), [answer]);
+        let of = |answer: &str| read(&reading("hermes"), [answer]);
         let (_, text, got, is_complete) = of("<tool_call>\n{\"name\": \"a\", \"arguments\": {\"x\": \"y");
         assert_eq!((text.as_str(), got, is_complete), ("", calls(&[("a", "{\"x\": \"y")]), false));
+        for rest in ["\n<tool", "\n<tool_call>", "<tool_call>{\"name\": \"a"] {
+            let answer = format!("<tool_call>{{\"name\": \"a\", \"arguments\": {{}}}}</tool_call>{rest}");
+            assert_eq!(of(&answer), (String::new(), String::new(), calls(&[("a", "{}")]), true), "{rest}");
+        }
         let (_, text, got, _) = of("<tool_call>\n{\"na");
         assert_eq!((text.as_str(), got.len()), ("<tool_call>\n{\"na", 0));
     }

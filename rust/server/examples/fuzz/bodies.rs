@@ -169,6 +169,11 @@ impl Bodies {
         Self { engine, router, runtime }
     }
 
+    /// The engine that answers.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
     /// A body for every parser, and an answer to the first that takes it.
     pub fn body(&self, rng: &mut ChaCha8Rng) -> Outcome {
         let body = written(rng);

@@ -4,7 +4,7 @@ use engine::EngineError;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use crate::{bodies::Bodies, configs, configs::Configs, files::Files, templates, tokenizers};
+use crate::{bodies::Bodies, configs, configs::Configs, files::Files, structured, templates, tokenizers};
 
 /// Where a case's damage is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,15 +18,25 @@ pub enum Kind {
     Body,
     /// A request to any route of the server.
     Http,
+    /// A grammar, and tokens that it allows.
+    Grammar,
 }
 
 impl Kind {
-    pub const ALL: [Self; 7] =
-        [Self::Template, Self::Tokenizer, Self::Config, Self::GenerationConfig, Self::Gguf, Self::Body, Self::Http];
+    pub const ALL: [Self; 8] = [
+        Self::Template,
+        Self::Tokenizer,
+        Self::Config,
+        Self::GenerationConfig,
+        Self::Gguf,
+        Self::Body,
+        Self::Http,
+        Self::Grammar,
+    ];
 
     /// Of twenty cases in a row.
     const TURNS: [Self; 20] = {
-        use Kind::{Body, Config, GenerationConfig, Gguf, Http, Template, Tokenizer};
+        use Kind::{Body, Config, GenerationConfig, Gguf, Grammar, Http, Template, Tokenizer};
         [
             Template,
             Body,
@@ -41,13 +51,13 @@ impl Kind {
             Template,
             Tokenizer,
             Gguf,
-            Body,
+            Grammar,
             Template,
             Config,
             Http,
             Body,
             Tokenizer,
-            Template,
+            Grammar,
         ]
     };
 
@@ -60,6 +70,7 @@ impl Kind {
             Self::Gguf => "gguf",
             Self::Body => "body",
             Self::Http => "http",
+            Self::Grammar => "grammar",
         }
     }
 
@@ -98,6 +109,7 @@ impl Fuzzer {
             Kind::Gguf => self.configs.gguf(&mut rng),
             Kind::Body => self.bodies.body(&mut rng),
             Kind::Http => self.bodies.http(&mut rng),
+            Kind::Grammar => structured::case(self.bodies.engine(), &mut rng),
         };
         (kind, outcome)
     }

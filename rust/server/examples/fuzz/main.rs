@@ -14,6 +14,7 @@ mod configs;
 mod files;
 mod grammar;
 mod kinds;
+mod structured;
 mod templates;
 mod tokenizers;
 mod worker;
