@@ -39,6 +39,10 @@ kernels: $(VENV)/cuda-tools ## compile the CUDA kernels into kernels/built, and 
 wheel: $(VENV)/tools kernels ## build a wheel into dist/ and check that it is manylinux-clean
 	$(VENV)/bin/maturin build --release --compatibility pypi --out dist
 
+.PHONY: goldens
+goldens: ## unpack the tiny models of tests/data/golden, which tests do by themselves
+	$(PYTHON) tests/goldens.py
+
 .PHONY: test
 test: test-rust test-python ## every test, Rust and Python
 

@@ -28,6 +28,7 @@ struct RopeAndCacheArgs {
     const float* cos;               // [max_positions, rotary_dim / 2], or null for no rotation
     const float* sin;
     const uint32_t* rope_positions; // [num_tokens], rows of cos and sin
+    const uint32_t* positions;      // [num_tokens]
     const int64_t* slot_mapping;    // [num_tokens], block_id * block_size + offset; -1: not written
     uint8_t* k_plane;
     uint8_t* v_plane;
@@ -37,6 +38,10 @@ struct RopeAndCacheArgs {
     uint32_t q_stride, k_stride, v_stride;
     uint32_t rotary_dim;            // even, at most head_dim
     uint32_t interleaved;           // 1: element 2i rotates with 2i + 1; 0: i with i + rotary_dim / 2
+    uint32_t norms_last;            // 1: norms follow the rotation
+    // q of position p *= 1 + scale_beta * ln(1 + floor((p + scale_offset) / scale_length)); a length of 0: it does not
+    uint32_t scale_length, scale_offset;
+    float scale_beta;
 };
 
 // copy_blocks: whole blocks in every plane. No destination is the source of another pair.
@@ -75,6 +80,8 @@ struct AttentionArgs {
     float scale;
     float softcap;                // 0: none; else scores become softcap * tanh(score / softcap)
     uint32_t head_dim;            // attention_f32 reads it; the others have it in their names
+    uint32_t chunk;               // 0: none; else position i sees no keys before i / chunk * chunk
+    uint32_t reserved;
 };
 
 // The parts of one row: first_part, first_part + part_stride, ...

@@ -124,6 +124,13 @@ __device__ __forceinline__ void load_queries(uint32_t (&into)[4], const unsigned
     }
 }
 
+// The first key that a position sees.
+__device__ __forceinline__ uint32_t first_key(const AttentionArgs& args, uint32_t position) {
+    const uint32_t of_window = args.window && position + 1 > args.window ? position + 1 - args.window : 0;
+    const uint32_t of_chunk = args.chunk ? position / args.chunk * args.chunk : 0;
+    return of_window > of_chunk ? of_window : of_chunk;
+}
+
 // 16 query vectors of one warp, and what they have seen.
 template <class T, int D, int KEYS>
 struct QueryRows {
@@ -149,7 +156,7 @@ struct QueryRows {
         for (int i = 0; i < 2; i++) {
             const unsigned row = (vector + threadIdx.x % 32 / 4 + 8 * i) / queries_per_kv;
             last[i] = row < work.num_rows ? int(args.positions[work.first_row + row]) : -1;
-            begin[i] = args.window ? last[i] + 1 - int(args.window) : 0;
+            begin[i] = last[i] < 0 ? 0 : int(first_key(args, uint32_t(last[i])));
             largest[i] = NO_SCORE;
             total[i] = 0.0f;
         }

@@ -139,11 +139,22 @@ __device__ void rope_and_cache(const RopeAndCacheArgs& args) {
         const float4 x = *reinterpret_cast<const float4*>(from + first_element(run));
         head.x[run][0] = x.x, head.x[run][1] = x.y, head.x[run][2] = x.z, head.x[run][3] = x.w;
     }
-    if (is_q && args.q_norm.weight) normalise(head, args.q_norm, which, args.head_dim);
-    if (is_k && args.k_norm.weight) normalise(head, args.k_norm, kv_head, args.head_dim);
+    const auto norm = [&] {
+        if (is_q && args.q_norm.weight) normalise(head, args.q_norm, which, args.head_dim);
+        if (is_k && args.k_norm.weight) normalise(head, args.k_norm, kv_head, args.head_dim);
+    };
+    if (!args.norms_last) norm();
     if (args.cos && (is_q || is_k)) rotate(head, reinterpret_cast<float*>(shared) + warp * MAX_HEAD_DIM, args, token);
+    if (args.norms_last) norm();
 
     if (is_q) {
+        if (args.scale_length) {
+            const float steps = float((args.positions[token] + args.scale_offset) / args.scale_length);
+            const float factor = 1.0f + args.scale_beta * logf(1.0f + steps);
+            for (int run = 0; run < 2; run++) {
+                for (int i = 0; i < 4; i++) head.x[run][i] *= factor;
+            }
+        }
         float* to = args.q + size_t(token) * args.q_stride + which * args.head_dim;
         for (int run = 0; run < 2; run++) {
             if (first_element(run) < args.head_dim) store(to + first_element(run), head.x[run]);

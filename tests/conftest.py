@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from goldens import GOLDEN, unpack
 
 from mistral_paged import Architecture, CompletionRequest, CompletionResponse, ModelDType, ResponseLogprob, Runner, Which
 from mistral_paged.default_model import default_model
 
-GOLDEN = Path(__file__).parent / "data" / "golden"
+unpack()
 TEXT = ["llama", "llama3-rope", "mistral", "mistral-window", "phi3", "phi3-longrope", "qwen2", "qwen3", "gemma3"]
 GGUF = ["llama", "llama3-rope", "mistral", "qwen2", "qwen3"]
 # Tried once each: what they share with the models above is tested there.

@@ -87,8 +87,16 @@ impl Case {
     ) -> Result<Self, DeviceError> {
         let scale = (head_dim as f32).sqrt().recip();
         let num_heads = num_kv_heads * queries_per_kv;
-        let params =
-            AttentionParams { num_heads, num_kv_heads, head_dim, scale, window: None, softcap: None, precision: Precision::Fast };
+        let params = AttentionParams {
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            scale,
+            window: None,
+            chunk: None,
+            softcap: None,
+            precision: Precision::Fast,
+        };
         let num_blocks = step.groups[0].block_tables.len();
         let shape = KvShape::new(num_kv_heads, head_dim);
         let spec = |num_blocks, num_layers| KvCacheSpec::uniform((num_blocks, BLOCK_SIZE), dtype, shape, num_layers);
@@ -118,7 +126,7 @@ impl Case {
     fn seconds(&mut self, backend: &CpuBackend, step: &StepMetadata, layer: usize) -> f64 {
         let (cache, params) = (&self.cache, self.params);
         let start = Instant::now();
-        backend.attention(AttentionArgs { q: &self.q, out: &mut self.out, cache, layer, params }, step);
+        backend.attention(AttentionArgs { q: &self.q, out: &mut self.out, cache, layer, sinks: None, params }, step);
         start.elapsed().as_secs_f64()
     }
 }

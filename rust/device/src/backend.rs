@@ -11,8 +11,8 @@
 use std::{any::Any, sync::Arc};
 
 use crate::{
-    CacheEngine, DType, DeviceError, ExpertArgs, HostMemory, KvCacheSpec, KvDType, KvShape, RowSampling, SampledRow, Tensor,
-    TokenMask, WeightView, host_memory,
+    CacheEngine, DType, DeviceError, ExpertArgs, HostMemory, KvCacheSpec, KvDType, KvShape, LatentArgs, RecurrentArgs,
+    RowSampling, SampledRow, Tensor, TokenMask, WeightView, host_memory,
 };
 
 /// How exactly a linear layer computes.
@@ -222,17 +222,40 @@ impl<'a> HeadNorm<'a> {
     }
 }
 
+/// Queries grow with their position: times `1 + beta * ln(1 + floor((position + offset) / length))` (Llama 4 and Ministral 3, for
+/// contexts beyond those of training).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryScale {
+    /// How much.
+    pub beta: f32,
+    /// Positions to a step.
+    pub length: u32,
+    /// Added to the position.
+    pub offset: u32,
+}
+
+impl QueryScale {
+    /// The factor of a position.
+    pub fn factor(self, position: u32) -> f32 {
+        1.0 + self.beta * (1.0 + ((position + self.offset) / self.length) as f32).ln()
+    }
+}
+
 /// Arguments of [`Phases::rope_and_cache`]: q/k norm, rotation, and the write of K and V into their slots.
 pub struct RopeArgs<'a> {
     /// `[num_tokens, num_heads * k_dim]`, rotated in place.
     pub q: &'a mut Tensor,
     /// Keys `[num_tokens, num_kv_heads * k_dim]`, rotated in place, and values `[num_tokens, num_kv_heads * v_dim]`; `None`: the
-    /// layer reads what another one has written.
-    pub kv: Option<(&'a mut Tensor, &'a Tensor)>,
+    /// layer reads what another one has written. There are no values where keys are the values too.
+    pub kv: Option<(&'a mut Tensor, Option<&'a Tensor>)>,
     /// Norm of the queries.
     pub q_norm: Option<HeadNorm<'a>>,
     /// Norm of the keys.
     pub k_norm: Option<HeadNorm<'a>>,
+    /// The norms follow the rotation; else it follows them.
+    pub norms_last: bool,
+    /// What queries are multiplied by in the end.
+    pub q_scale: Option<QueryScale>,
     /// Rotation of q and k; `None` for layers without one.
     pub rope: Option<&'a RopeTable>,
     /// The KV storage.
@@ -257,6 +280,8 @@ pub struct StepMetadata {
     pub seq_lens: Vec<u32>,
     /// One entry a KV group.
     pub groups: Vec<KvGroupMetadata>,
+    /// Slot of each request in the [`StateCache`](crate::StateCache), `[num_reqs]`; empty for models without.
+    pub state_slots: Vec<u32>,
 }
 
 /// Block tables and slots of one KV group.
@@ -290,11 +315,26 @@ pub struct AttentionParams {
     pub scale: f32,
     /// Keys j with i - window < j <= i are seen by query i.
     pub window: Option<usize>,
+    /// Query i sees no keys before the last multiple of this that is not behind it (Llama 4).
+    pub chunk: Option<usize>,
     /// Scores become `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
     /// Exact: products of f32. Else, over a BF16 cache, of bf16 where the processor multiplies those faster: queries and weights
     /// are rounded to it, sums are f32.
     pub precision: Precision,
+}
+
+impl AttentionParams {
+    /// Position of the first key that the query at `position` sees.
+    pub fn first_key(&self, position: usize) -> usize {
+        first_key(self.window, self.chunk, position)
+    }
+}
+
+/// Position of the first key that the query at `position` sees.
+pub(crate) fn first_key(window: Option<usize>, chunk: Option<usize>, position: usize) -> usize {
+    let of_window = window.map_or(0, |window| (position + 1).saturating_sub(window));
+    of_window.max(chunk.map_or(0, |chunk| position / chunk * chunk))
 }
 
 /// Arguments of [`Phases::attention`].
@@ -307,6 +347,8 @@ pub struct AttentionArgs<'a> {
     pub cache: &'a CacheEngine,
     /// Which entry of [`KvCacheSpec::layers`].
     pub layer: usize,
+    /// `[num_heads]`: a score of each head that joins the sum of the softmax and has no value (gpt-oss).
+    pub sinks: Option<&'a Constant>,
     /// Heads, scale, window.
     pub params: AttentionParams,
 }
@@ -401,6 +443,10 @@ pub struct WorkspaceShape {
     pub gated: bool,
     /// Experts of a layer; 0 where there are none.
     pub num_experts: usize,
+    /// Whether attention is latent, absorbed into one key and value head.
+    pub has_latent: bool,
+    /// Columns of all projections of a recurrent layer; 0 where there are none.
+    pub recurrent_width: usize,
 }
 
 /// The graphs that a backend recorded for one model and its KV storage, which outlive them.
@@ -572,6 +618,21 @@ pub trait StepRecorder {
     fn replay(&self, graphs: &mut StepGraphs);
 }
 
+/// Latent attention.
+pub trait LatentPhases {
+    /// All of a layer's attention but the output projection. The cache is [`KvShape::latent`].
+    fn latent_attention(&self, args: LatentArgs<'_>, step: &StepMetadata);
+}
+
+/// Layers that keep a state, and gates of what attention gives.
+pub trait RecurrentPhases {
+    /// All of a recurrent layer but the output projection. The states of the step's requests go on to behind their last rows.
+    fn recurrent(&self, args: RecurrentArgs<'_>, step: &StepMetadata);
+
+    /// `x *= sigmoid(gate)`, element by element.
+    fn gate(&self, x: &mut Tensor, gate: &Tensor);
+}
+
 /// Feed-forward networks that are mixtures of experts.
 pub trait ExpertPhases {
     /// Chooses the experts of each row, and adds what they give to the residual stream.
@@ -582,6 +643,16 @@ pub trait ExpertPhases {
 pub trait Backend: Device + Phases {
     /// What computes mixtures of experts; `None`: nothing does.
     fn expert_phases(&self) -> Option<&dyn ExpertPhases> {
+        None
+    }
+
+    /// What computes latent attention; `None`: nothing does.
+    fn latent_phases(&self) -> Option<&dyn LatentPhases> {
+        None
+    }
+
+    /// What computes recurrent layers; `None`: nothing does.
+    fn recurrent_phases(&self) -> Option<&dyn RecurrentPhases> {
         None
     }
 

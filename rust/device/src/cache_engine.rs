@@ -130,7 +130,8 @@ impl CacheEngine {
     fn checked_bytes(spec: &KvCacheSpec) -> Result<u64, DeviceError> {
         let is_possible = |layer: &KvLayer| {
             let KvShape { num_kv_heads, k_dim, v_dim } = layer.shape;
-            num_kv_heads > 0 && [k_dim, v_dim].iter().all(|dim| (1..=MAX_VECTOR_BYTES / spec.dtype.element_bytes()).contains(dim))
+            layer.shape == KvShape::NONE
+                || num_kv_heads > 0 && k_dim > 0 && k_dim.max(v_dim) <= MAX_VECTOR_BYTES / spec.dtype.element_bytes()
         };
         let possible = |bytes: &u64| {
             let dims = [spec.num_blocks, spec.block_size, spec.layers.len()];

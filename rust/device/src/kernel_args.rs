@@ -50,6 +50,7 @@ pub struct RopeAndCacheArgs {
     pub cos: DevicePtr,
     pub sin: DevicePtr,
     pub rope_positions: DevicePtr,
+    pub positions: DevicePtr,
     pub slot_mapping: DevicePtr,
     pub k_plane: DevicePtr,
     pub v_plane: DevicePtr,
@@ -65,6 +66,10 @@ pub struct RopeAndCacheArgs {
     pub v_stride: u32,
     pub rotary_dim: u32,
     pub interleaved: u32,
+    pub norms_last: u32,
+    pub scale_length: u32,
+    pub scale_offset: u32,
+    pub scale_beta: f32,
 }
 
 /// `copy_blocks`: whole blocks in every plane. No destination is the source of another pair.
@@ -116,6 +121,8 @@ pub struct AttentionArgs {
     pub scale: f32,
     pub softcap: f32,
     pub head_dim: u32,
+    pub chunk: u32,
+    pub reserved: u32,
 }
 
 /// The parts of one row: first_part, first_part + part_stride, ...

@@ -28,7 +28,7 @@ pub struct KvShape {
     pub num_kv_heads: usize,
     /// Elements of a key of one head.
     pub k_dim: usize,
-    /// Elements of a value of one head.
+    /// Elements of a value of one head; 0: the keys are the values too.
     pub v_dim: usize,
 }
 
@@ -36,6 +36,19 @@ impl KvShape {
     /// Heads whose keys are as wide as their values.
     pub const fn new(num_kv_heads: usize, head_dim: usize) -> Self {
         Self { num_kv_heads, k_dim: head_dim, v_dim: head_dim }
+    }
+
+    /// One head of keys that are the values too, as absorbed latent attention has it.
+    pub const fn latent(width: usize) -> Self {
+        Self { num_kv_heads: 1, k_dim: width, v_dim: 0 }
+    }
+
+    /// Of a layer that has neither.
+    pub const NONE: Self = Self { num_kv_heads: 0, k_dim: 0, v_dim: 0 };
+
+    /// Whether the keys are the values too.
+    pub const fn is_latent(&self) -> bool {
+        self.v_dim == 0 && self.k_dim > 0
     }
 
     /// Elements of a key, or of a value, of one head.
@@ -51,7 +64,7 @@ impl KvShape {
     /// Errors: [`DeviceError::Unsupported`] where they differ, with what computes them.
     pub fn head_dim(&self) -> Result<usize, DeviceError> {
         let Self { k_dim, v_dim, .. } = *self;
-        if k_dim == v_dim {
+        if k_dim == v_dim || v_dim == 0 {
             return Ok(k_dim);
         }
         Err(DeviceError::Unsupported(format!(
@@ -67,6 +80,9 @@ impl KvShape {
 
     /// Bytes of the keys, or of the values, of a block; `None` on overflow.
     pub fn plane_block_bytes(&self, side: KvSide, dtype: KvDType, block_size: usize) -> Option<usize> {
+        if self.dim(side) == 0 {
+            return Some(0);
+        }
         let vectors = self.num_kv_heads.checked_mul(block_size)?;
         let elements = vectors.checked_mul(self.dim(side))?.checked_mul(dtype.element_bytes())?;
         let scales = vectors.checked_mul(dtype.scale_bytes())?;
@@ -98,6 +114,8 @@ pub enum KvSource {
     Own(KvShape),
     /// Those that this layer has written.
     Layer(usize),
+    /// Nobody's: it has another way to see the past.
+    Nothing,
 }
 
 /// The KV storage of a model.
@@ -168,6 +186,10 @@ impl KvCacheSpec {
             let of = match source {
                 KvSource::Own(_) => layer,
                 KvSource::Layer(other) => *other,
+                KvSource::Nothing => {
+                    layers.push(KvLayer { group: 0, offset: 0, shape: KvShape::NONE });
+                    continue;
+                }
             };
             match placed.get(of).copied().flatten() {
                 Some(place) => layers.push(place),

@@ -15,16 +15,19 @@ pub mod host;
 pub mod kernel_args;
 pub mod kv_codes;
 pub mod kv_layout;
+pub mod latent;
 pub mod mmap;
 pub mod quant;
+pub mod recurrent;
 pub mod sampling;
 pub mod tensor;
 pub mod token_mask;
 
 pub use backend::{
     Activation, AttentionArgs, AttentionParams, Backend, BackendInfo, BackendMemory, Constant, Device, DeviceSampler, EmbedArgs,
-    EmbeddingTable, ExpertPhases, GateUpArgs, HeadNorm, KvGroupMetadata, Linear, LinearOptions, Norm, NormKind, NormSpan, Phases,
-    Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepGraphs, StepMetadata, StepRecorder, WorkspaceShape,
+    EmbeddingTable, ExpertPhases, GateUpArgs, HeadNorm, KvGroupMetadata, LatentPhases, Linear, LinearOptions, Norm, NormKind,
+    NormSpan, Phases, Precision, Projection, QueryScale, RecurrentPhases, ResidualArgs, RopeArgs, RopeStyle, RopeTable,
+    StepGraphs, StepMetadata, StepRecorder, WorkspaceShape,
 };
 pub use cache_engine::{CacheEngine, DeviceBlocks, KvPlace};
 pub use dtype::{DType, KvDType};
@@ -32,7 +35,9 @@ pub use error::DeviceError;
 pub use experts::{Expert, ExpertActivation, ExpertArgs, ExpertGroups, Experts, RouterScore, RoutingRule, SharedExpert};
 pub use host::{HostMemory, host_memory, num_physical_cores};
 pub use kv_layout::{KV_FORMAT, KvCacheSpec, KvLayer, KvShape, KvSide, KvSource};
+pub use latent::{LatentArgs, LatentAttention, LatentQuery};
 pub use quant::GgmlType;
+pub use recurrent::{Conv, GatedDelta, Mamba2, Recurrent, RecurrentArgs, ShortConv, StateCache};
 pub use sampling::{RowSampling, SampledRow};
 pub use tensor::{Tensor, WeightView};
 pub use token_mask::{TokenMask, TokenSet};

@@ -12,6 +12,7 @@ pub struct Tensor {
     rows: usize,
     max_rows: usize,
     cols: usize,
+    max_cols: usize,
 }
 
 impl Tensor {
@@ -19,7 +20,7 @@ impl Tensor {
     pub fn new(max_rows: usize, cols: usize) -> Result<Self, DeviceError> {
         let len =
             max_rows.checked_mul(cols).ok_or_else(|| DeviceError::Shape(format!("[{max_rows}, {cols}] values overflow")))?;
-        Ok(Self { data: crate::mmap::Pages::zeroed(len)?, device: None, rows: 0, max_rows, cols })
+        Ok(Self { data: crate::mmap::Pages::zeroed(len)?, device: None, rows: 0, max_rows, cols, max_cols: cols })
     }
 
     /// A tensor in `memory` of a device, which holds `max_rows * cols` zeros.
@@ -55,6 +56,15 @@ impl Tensor {
     pub fn set_rows(&mut self, rows: usize) {
         assert!(rows <= self.max_rows, "{rows} rows in a tensor of {}", self.max_rows);
         self.rows = rows;
+    }
+
+    /// Makes it a tensor of fewer columns, or of as many again as it was made with; its values mean nothing then.
+    ///
+    /// # Panics
+    /// When `cols` is over the capacity.
+    pub fn set_cols(&mut self, cols: usize) {
+        assert!(cols <= self.max_cols, "{cols} columns in a tensor of {}", self.max_cols);
+        self.cols = cols;
     }
 
     /// The rows in use, `[rows * cols]`; of a tensor on a GPU, as [`Phases::fetch`](crate::Phases::fetch) left them.

@@ -17,6 +17,7 @@ fn params(num_kv_heads: usize, queries_per_kv: usize, head_dim: usize) -> Attent
         head_dim,
         scale,
         window: None,
+        chunk: None,
         softcap: None,
         precision: Precision::Exact,
     }
@@ -48,14 +49,17 @@ proptest! {
         head_dim in prop::sample::select(vec![8usize, 10, 16, 24, 27, 32, 40, 64, 72, 80, 96, 128, 256]),
         block_size in prop::sample::select(vec![8usize, 16, 32]),
         window in prop::option::of(1usize..200),
+        chunk in prop::option::of(1usize..200),
+        has_sinks in any::<bool>(),
         softcap in prop::option::of(1.0f32..50.0),
         dtype in prop::sample::select(KvDType::ALL.to_vec()),
         // (keys before the chunk, queries)
         requests in prop::collection::vec((0usize..300, 1usize..60), 1..5),
         threads in 1usize..4,
     ) {
-        let params = AttentionParams { window, softcap, ..params(num_kv_heads, queries_per_kv, head_dim) };
-        check_case(&Case::new(seed, params, block_size, dtype, &requests), threads);
+        let params = AttentionParams { window, chunk, softcap, ..params(num_kv_heads, queries_per_kv, head_dim) };
+        let case = Case::new(seed, params, block_size, dtype, &requests);
+        check_case(&if has_sinks { case.with_sinks() } else { case }, threads);
     }
 }
 
@@ -63,14 +67,16 @@ proptest! {
 #[test]
 fn products_of_bf16_round_queries_and_weights_and_nothing_else() {
     let bound = 2.0 * 2f64.powi(-9);
-    for (queries_per_kv, head_dim, window, softcap) in [
-        (1, 16, None, None),
-        (3, 64, None, None),
-        (4, 256, Some(45), None),
-        (7, 80, Some(600), Some(20.0)),
-        (2, 96, None, Some(5.0)),
+    for (queries_per_kv, head_dim, window, chunk, softcap) in [
+        (1, 16, None, None, None),
+        (3, 64, None, None, None),
+        (4, 256, Some(45), None, None),
+        (7, 80, Some(600), None, Some(20.0)),
+        (2, 96, None, None, Some(5.0)),
+        (5, 64, None, Some(50), None),
     ] {
-        let params = AttentionParams { window, softcap, precision: Precision::Fast, ..params(2, queries_per_kv, head_dim) };
+        let params =
+            AttentionParams { window, chunk, softcap, precision: Precision::Fast, ..params(2, queries_per_kv, head_dim) };
         let mut case = Case::new(9, params, 16, KvDType::BF16, &[(0, 70), (700, 1), (45, 33), (1023, 2)]);
         case.round_queries();
         let expected = dense(&case);
@@ -88,23 +94,26 @@ fn products_of_bf16_round_queries_and_weights_and_nothing_else() {
 #[test]
 fn wide_heads_with_a_cap_and_a_window_agree_with_the_dense_oracle() {
     for (dtype, cap) in KvDType::ALL.into_iter().flat_map(|dtype| [50.0, 2.0].map(|cap| (dtype, cap))) {
-        let params = AttentionParams { window: Some(33), softcap: Some(cap), scale: 0.5, ..params(2, 2, 256) };
+        let params = AttentionParams { window: Some(33), chunk: None, softcap: Some(cap), scale: 0.5, ..params(2, 2, 256) };
         check_case(&Case::new(21, params, 16, dtype, &[(0, 40), (600, 1), (31, 5)]), 2);
     }
 }
 
 #[test]
 fn long_requests_span_several_splits() {
-    for (dtype, window) in [
-        (KvDType::F16, None),
-        (KvDType::F32, Some(700)),
-        (KvDType::BF16, Some(512)),
-        (KvDType::F16, Some(1)),
-        (KvDType::Int8, None),
-        (KvDType::F8E4M3, Some(700)),
+    for (dtype, window, chunk) in [
+        (KvDType::F16, None, None),
+        (KvDType::F32, Some(700), None),
+        (KvDType::BF16, Some(512), None),
+        (KvDType::F16, Some(1), None),
+        (KvDType::Int8, None, None),
+        (KvDType::F8E4M3, Some(700), None),
+        (KvDType::F32, None, Some(700)),
+        (KvDType::BF16, None, Some(1024)),
     ] {
-        let params = AttentionParams { window, ..params(1, 3, 16) };
-        check_case(&Case::new(7, params, 16, dtype, &[(1500, 1), (511, 2), (0, 5), (2040, 40)]), 3);
+        let params = AttentionParams { window, chunk, ..params(1, 3, 16) };
+        let case = Case::new(7, params, 16, dtype, &[(1500, 1), (511, 2), (0, 5), (2040, 40)]);
+        check_case(&if window.is_none() { case.with_sinks() } else { case }, 3);
     }
 }
 
@@ -147,7 +156,7 @@ fn a_row_has_the_same_bits_alone_in_chunks_of_any_size_in_a_batch_for_any_thread
             for (queries_per_kv, head_dim, window, softcap) in
                 [(3, 64, None, None), (1, 16, Some(45), None), (7, 40, Some(600), Some(20.0)), (2, 96, None, Some(5.0))]
             {
-                let params = AttentionParams { window, softcap, precision, ..params(2, queries_per_kv, head_dim) };
+                let params = AttentionParams { window, chunk: None, softcap, precision, ..params(2, queries_per_kv, head_dim) };
                 let len = 1_100 + rng.below(200);
                 let whole = Case::new(5, params, 32, dtype, &[(0, len)]);
                 let backend = CpuBackend::new(isa, 1).unwrap();

@@ -51,8 +51,16 @@ fn a_step_allocates_nothing_once_its_buffers_have_grown() {
     let spec = KvCacheSpec::uniform((101, 32), KvDType::F16, KvShape::new(2, 64), 1).unwrap();
     let cache = backend.alloc_kv_cache(&spec).unwrap();
     let precision = Precision::Fast;
-    let params =
-        AttentionParams { num_heads: 6, num_kv_heads: 2, head_dim: 64, scale: 0.125, window: None, softcap: None, precision };
+    let params = AttentionParams {
+        num_heads: 6,
+        num_kv_heads: 2,
+        head_dim: 64,
+        scale: 0.125,
+        window: None,
+        chunk: None,
+        softcap: None,
+        precision,
+    };
     let [mut q, mut out] = [(); 2].map(|()| backend.alloc(300, 384).unwrap());
     let [mut k, mut v] = [(); 2].map(|()| backend.alloc(300, 128).unwrap());
     let rope =
@@ -65,15 +73,17 @@ fn a_step_allocates_nothing_once_its_buffers_have_grown() {
         }
         let args = RopeArgs {
             q: &mut q,
-            kv: Some((&mut k, &v)),
+            kv: Some((&mut k, Some(&v))),
             q_norm: None,
             k_norm: None,
+            norms_last: false,
+            q_scale: None,
             rope: Some(&rope),
             cache: &cache,
             layer: 0,
         };
         backend.rope_and_cache(args, step);
-        backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 0, params }, step);
+        backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 0, sinks: None, params }, step);
         assert!(out.as_slice().iter().all(|x| x.is_finite()));
     };
     // Many queries make the most items; one query over many keys the most partial results.

@@ -6,7 +6,7 @@ use common::{Rng, isas};
 use device::{
     Activation, AttentionArgs, AttentionParams, Backend, CacheEngine, DType, Device, EmbedArgs, EmbeddingTable, GateUpArgs,
     HeadNorm, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvShape, KvSide, Linear, LinearOptions, Norm, NormKind, NormSpan,
-    Phases, Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata, Tensor, WeightView,
+    Phases, Precision, Projection, QueryScale, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata, Tensor, WeightView,
     cpu::{CpuBackend, ReferenceBackend},
     mmap::Bytes,
 };
@@ -143,6 +143,8 @@ struct RopeCase {
     /// Of q and of k.
     norms: Option<[Norm; 2]>,
     span: NormSpan,
+    norms_last: bool,
+    q_scale: Option<QueryScale>,
     rope: Option<RopeTable>,
     spec: KvCacheSpec,
     step: StepMetadata,
@@ -166,8 +168,17 @@ fn run_rope(backend: &dyn Backend, case: &RopeCase) -> [Vec<f32>; 4] {
     let (mut q, mut k) = (copy(&case.q), copy(&case.k));
     let head_norm = |norm| HeadNorm { norm, span: case.span };
     let (q_norm, k_norm) = case.norms.as_ref().map(|[q, k]| (head_norm(q), head_norm(k))).unzip();
-    let args =
-        RopeArgs { q: &mut q, kv: Some((&mut k, &case.v)), q_norm, k_norm, rope: case.rope.as_ref(), cache: &cache, layer: 1 };
+    let args = RopeArgs {
+        q: &mut q,
+        kv: Some((&mut k, Some(&case.v))),
+        q_norm,
+        k_norm,
+        norms_last: case.norms_last,
+        q_scale: case.q_scale,
+        rope: case.rope.as_ref(),
+        cache: &cache,
+        layer: 1,
+    };
     backend.rope_and_cache(args, &case.step);
     [q.as_slice().to_vec(), k.as_slice().to_vec(), slot_values(&cache, KvSide::Key), slot_values(&cache, KvSide::Value)]
 }
@@ -207,12 +218,15 @@ fn rope_case(rng: &mut Rng, (head_dim, dtype, tokens): (usize, KvDType, usize), 
         v: tensor(rng, tokens, 2 * head_dim),
         norms: None,
         span: NormSpan::Head,
+        norms_last: false,
+        q_scale: None,
         rope: rope.map(|(style, rotary_dim)| {
             let angles = rng.floats(64 * rotary_dim / 2);
             let [cos, sin] = [f32::cos, f32::sin].map(|of: fn(f32) -> f32| angles.iter().map(|a| of(*a)).collect::<Vec<_>>());
             RopeTable { style, rotary_dim, cos: cos.into(), sin: sin.into() }
         }),
         step: StepMetadata {
+            positions: (0..tokens).map(|t| 40 + t as u32).collect(),
             rope_positions: (0..tokens).map(|_| rng.below(64) as u32).collect(),
             groups: vec![KvGroupMetadata { slot_mapping, ..KvGroupMetadata::default() }],
             ..StepMetadata::default()
@@ -250,6 +264,29 @@ fn norms_of_queries_and_keys_run_over_heads_or_rows_with_one_weight_or_one_a_hea
                 case.span = span;
                 check_rope(&case, &format!("{head_dim} {rope:?} {kind:?} {span:?} weights of {heads:?} heads"));
             }
+        }
+    }
+}
+
+#[test]
+fn norms_come_before_or_after_the_rotation_and_queries_grow_with_their_position() {
+    let mut rng = Rng::new(7);
+    for (head_dim, tokens) in [(64, 1), (64, 9), (24, 5), (27, 3)] {
+        let mut case = rope_case(&mut rng, (head_dim, KvDType::F32, tokens), Some((RopeStyle::Neox, 16)));
+        case.norms = Some([(); 2].map(|()| norm(&mut rng, NORMS[0], head_dim)));
+        let before = run_rope(&ReferenceBackend::new(), &case);
+        case.norms_last = true;
+        check_rope(&case, &format!("{head_dim}, norms last"));
+        let after = run_rope(&ReferenceBackend::new(), &case);
+        assert!(before[0] != after[0] && before[2] != after[2]);
+        // Positions 40 and 41 fill 7 steps of 6 with an offset of 2, those of 46 and 47 8.
+        case.q_scale = Some(QueryScale { beta: 0.5, length: 6, offset: 2 });
+        check_rope(&case, &format!("{head_dim}, scaled"));
+        let [scaled, ..] = run_rope(&ReferenceBackend::new(), &case);
+        let factor = |token: usize| 1.0 + 0.5 * (1.0 + ((42 + token) / 6) as f32).ln();
+        for (token, (x, y)) in after[0].chunks(6 * head_dim).zip(scaled.chunks(6 * head_dim)).enumerate() {
+            let expected: Vec<_> = x.iter().map(|x| x * factor(token)).collect();
+            assert_close(y, &expected, 1e-6, "queries times their factor");
         }
     }
 }
@@ -309,6 +346,8 @@ fn rotation_is_the_plain_formula_and_slot_minus_one_is_skipped() {
             v: copy(&x),
             norms: None,
             span: NormSpan::Head,
+            norms_last: false,
+            q_scale: None,
             rope: Some(RopeTable { style, rotary_dim: 4, cos: cos.clone().into(), sin: sin.clone().into() }),
             spec: spec.clone(),
             step: StepMetadata {
@@ -348,6 +387,7 @@ fn layers_with_parallel_parts_agree() {
         head_dim,
         scale: 0.05,
         window: None,
+        chunk: None,
         softcap: None,
         precision: Precision::Exact,
     };
@@ -383,8 +423,21 @@ fn layers_with_parallel_parts_agree() {
                 let args = GateUpArgs { x: &hidden, norm: Some(norm), gate: None, up, activation, out: &mut inner };
                 backend.gate_up(args, &step);
                 let (q_norm, k_norm, rope, cache) = (None, None, None, &cache);
-                backend.rope_and_cache(RopeArgs { q: &mut q, kv: Some((&mut k, &v)), q_norm, k_norm, rope, cache, layer }, &step);
-                backend.attention(AttentionArgs { q: &q, out: &mut attended, cache, layer, params }, &step);
+                backend.rope_and_cache(
+                    RopeArgs {
+                        q: &mut q,
+                        kv: Some((&mut k, Some(&v))),
+                        q_norm,
+                        k_norm,
+                        norms_last: false,
+                        q_scale: None,
+                        rope,
+                        cache,
+                        layer,
+                    },
+                    &step,
+                );
+                backend.attention(AttentionArgs { q: &q, out: &mut attended, cache, layer, sinks: None, params }, &step);
                 for (x, linear) in [(&attended, wo), (&inner, down)] {
                     let args = ResidualArgs { x, linear, post_norm: None, scale: 0.22, residual: &mut hidden };
                     backend.linear_residual(args, &step);

@@ -1,6 +1,6 @@
 //! What a step costs beside the kernels, and what sampling costs a row. Each figure that is promised a bound is a benchmark here.
 
-use std::{hint::black_box, path::Path, sync::Arc};
+use std::{hint::black_box, sync::Arc};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use device::{
@@ -87,7 +87,7 @@ fn steps(c: &mut Criterion) {
     group.sample_size(20);
     for num_seqs in [1, 32, 256] {
         let backend: Arc<dyn Backend> = Arc::new(Null(CpuBackend::new(Isa::detect(), 1).unwrap()));
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/text/llama");
+        let path = goldens::dir().join("text/llama");
         let source = ModelSource::HuggingFace { path, tokenizer_json: None };
         let config = EngineConfig { max_num_seqs: num_seqs, max_step_latency: None, ..EngineConfig::default() };
         let engine = Engine::load_onto(&backend, &source, &config, &|_| {}).unwrap();

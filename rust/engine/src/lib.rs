@@ -16,6 +16,7 @@ pub mod output_text;
 pub mod proposer;
 pub mod request;
 pub mod sampler;
+mod state_slots;
 pub mod tokenizer;
 pub mod weights;
 

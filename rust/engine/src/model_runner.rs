@@ -3,8 +3,8 @@
 use std::{cell::Cell, sync::Arc};
 
 use device::{
-    Backend, CacheEngine, DeviceSampler, KvDType, Precision, RowSampling, SampledRow, StepGraphs, StepMetadata, Tensor,
-    TokenMask, mmap::FileWatch,
+    Backend, CacheEngine, DeviceSampler, KvDType, Precision, RowSampling, SampledRow, StateCache, StepGraphs, StepMetadata,
+    Tensor, TokenMask, mmap::FileWatch,
 };
 use paged::{BlockId, KvGroups};
 
@@ -63,6 +63,8 @@ pub struct ModelRunner {
     activations: Activations,
     ropes: Vec<GrowingRope>,
     cache: Option<CacheEngine>,
+    /// Of models with recurrent layers.
+    states: Option<StateCache>,
 }
 
 impl ModelRunner {
@@ -106,6 +108,7 @@ impl ModelRunner {
             activations,
             ropes,
             cache: None,
+            states: None,
         })
     }
 
@@ -152,6 +155,9 @@ impl ModelRunner {
         self.groups = groups.clone();
         self.graphs = StepGraphs::new(self.options.max_num_batched_tokens);
         self.cache = Some(self.backend.alloc_kv_cache(&spec)?);
+        if self.config.is_recurrent() {
+            self.states = Some(StateCache::new(self.options.max_num_seqs, &self.config.state_lens())?);
+        }
         Ok(())
     }
 
@@ -175,6 +181,13 @@ impl ModelRunner {
         Ok(())
     }
 
+    /// Copies the states of recurrent layers from a slot to another.
+    pub fn copy_states(&mut self, from: u32, to: u32) {
+        if let Some(states) = &self.states {
+            states.copy(from as usize, to as usize);
+        }
+    }
+
     /// Runs a step: writes the tokens' keys and values into their slots and keeps their hidden states for [`Self::logits`].
     pub fn execute(&mut self, token_ids: &[u32], step: &StepMetadata) -> Result<(), EngineError> {
         self.check(token_ids, step)?;
@@ -186,7 +199,8 @@ impl ModelRunner {
             rope.grow(rope_rows)?;
         }
         let cache = self.cache.as_ref().ok_or_else(|| EngineError::Internal("a step ran before the KV cache was made".into()))?;
-        let run = Run { backend: &*self.backend, precision: self.options.precision, cache, ropes: &self.ropes };
+        let states = self.states.as_ref();
+        let run = Run { backend: &*self.backend, precision: self.options.precision, cache, ropes: &self.ropes, states };
         self.decoder.forward(&run, &mut self.graphs, &mut self.activations, token_ids, step);
         Ok(())
     }
@@ -315,6 +329,11 @@ impl ModelRunner {
         let requests_agree = step.query_start_loc.len() == step.num_reqs() + 1
             && step.query_start_loc.last() == Some(&(n as u32))
             && step.groups.iter().all(|group| group.block_tables.len() == step.num_reqs() * group.max_blocks);
+        let num_states = self.states.as_ref().map_or(0, |_| step.num_reqs());
+        let is_slot = |slot: &u32| self.states.as_ref().is_some_and(|states| (*slot as usize) < states.num_slots());
+        if step.state_slots.len() != num_states || !step.state_slots.iter().all(is_slot) {
+            return fail(format!("the states of a step of {} requests do not agree", step.num_reqs()));
+        }
         if !rows_agree || !requests_agree || step.groups.len() != self.groups.groups.len() {
             return fail(format!("the metadata of a step of {n} tokens and {} requests do not agree", step.num_reqs()));
         }

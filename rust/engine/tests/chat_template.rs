@@ -14,7 +14,7 @@ const MODELS: [&str; 9] =
     ["llama", "llama3-rope", "mistral", "mistral-window", "phi3", "phi3-longrope", "qwen2", "qwen3", "gemma3"];
 
 fn golden(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/text").join(name)
+    goldens::dir().join("text").join(name)
 }
 
 fn message(role: &str, content: &str) -> Message {

@@ -25,7 +25,7 @@ use serde::Deserialize;
 const HF: [&str; 9] = ["llama", "llama3-rope", "mistral", "mistral-window", "phi3", "phi3-longrope", "qwen2", "qwen3", "gemma3"];
 const GGUF: [&str; 5] = ["llama", "llama3-rope", "mistral", "qwen2", "qwen3"];
 /// Families and variants that share most of their path with the models above, and are tried in fewer ways.
-const MORE_HF: [&str; 12] = [
+const MORE_HF: [&str; 18] = [
     "gemma",
     "gemma2",
     "gemma2-scale",
@@ -38,11 +38,60 @@ const MORE_HF: [&str; 12] = [
     "smollm3",
     "glm4",
     "granite",
+    "cohere",
+    "cohere2",
+    "ministral3",
+    "hunyuan-dense",
+    "llama-yarn",
+    "qwen2-yarn",
 ];
-const MORE_GGUF: [&str; 8] = ["gemma2", "starcoder2", "phi2", "stablelm", "olmo2", "smollm3", "glm4", "granite"];
+const MORE_GGUF: [&str; 10] =
+    ["gemma2", "starcoder2", "phi2", "stablelm", "olmo2", "smollm3", "glm4", "granite", "ministral3", "hunyuan-dense"];
 /// Mixtures of experts. Where two experts are nearly tied, the smallest difference flips them, so they are compared exactly.
-const MIXTURES_HF: [&str; 6] = ["mixtral", "qwen2-moe", "qwen3-moe", "granitemoe", "phimoe", "glm4-moe"];
-const MIXTURES_GGUF: [&str; 5] = ["mixtral", "qwen3-moe", "granitemoe", "phimoe", "glm4-moe"];
+const MIXTURES_HF: [&str; 25] = [
+    "mixtral",
+    "qwen2-moe",
+    "qwen3-moe",
+    "granitemoe",
+    "phimoe",
+    "glm4-moe",
+    "hunyuan-moe",
+    "gpt-oss",
+    "gpt-oss-mxfp4",
+    "llama4-text",
+    "llama4-text-8k",
+    "deepseek-v2",
+    "deepseek-v2-lite",
+    "deepseek-v2-group",
+    "deepseek-v3",
+    "deepseek-v3-yarn",
+    "glm4-moe-lite",
+    "lfm2",
+    "lfm2-moe",
+    "granitemoehybrid",
+    "granitemoehybrid-attn",
+    "granitemoehybrid-dense",
+    "qwen3-next",
+    "qwen3_5",
+    "qwen3_5-moe",
+];
+const MIXTURES_GGUF: [&str; 15] = [
+    "mixtral",
+    "qwen3-moe",
+    "granitemoe",
+    "phimoe",
+    "glm4-moe",
+    "hunyuan-moe",
+    "gpt-oss-mxfp4",
+    "llama4-text-8k",
+    "deepseek-v2-lite",
+    "deepseek-v3-yarn",
+    "lfm2",
+    "lfm2-moe",
+    "granitemoehybrid",
+    "qwen3-next",
+    "qwen3_5-moe",
+];
 
 #[derive(Deserialize)]
 struct Golden {

@@ -53,6 +53,7 @@ impl Layer {
         match LAYERS[index].kv {
             KvSource::Own(shape) => (index, shape),
             KvSource::Layer(other) => Self::source(other),
+            KvSource::Nothing => unreachable!("all layers have attention"),
         }
     }
 }
@@ -69,7 +70,7 @@ impl ModelConfigLike for Sizes {
             KvSource::Own(KvShape { num_kv_heads, k_dim, v_dim }) => {
                 paged::KvShape { num_kv_heads, k_head_dim: k_dim, v_head_dim: v_dim }
             }
-            KvSource::Layer(_) => paged::KvShape::default(),
+            KvSource::Layer(_) | KvSource::Nothing => paged::KvShape::default(),
         }
     }
 
@@ -301,19 +302,33 @@ impl<'a> Runner<'a> {
                     .extend([Projection { linear: &weights[1], out: &mut k }, Projection { linear: &weights[2], out: &mut v }]);
             }
             backend.norm_linear(&hidden, None, &mut projections, step);
-            let kv = (source == index).then_some((&mut k, &v));
+            let kv = (source == index).then_some((&mut k, Some(&v)));
             let (rope, cache) = (Some(self.model.rope(k_dim)), &self.cache);
-            backend.rope_and_cache(RopeArgs { q: &mut q, kv, q_norm: None, k_norm: None, rope, cache, layer: index }, step);
+            backend.rope_and_cache(
+                RopeArgs {
+                    q: &mut q,
+                    kv,
+                    q_norm: None,
+                    k_norm: None,
+                    norms_last: false,
+                    q_scale: None,
+                    rope,
+                    cache,
+                    layer: index,
+                },
+                step,
+            );
             let params = AttentionParams {
                 num_heads,
                 num_kv_heads,
                 head_dim: k_dim,
                 scale: scale(k_dim),
                 window: LAYERS[index].window,
+                chunk: None,
                 softcap: None,
                 precision: Precision::Exact,
             };
-            backend.attention(AttentionArgs { q: &q, out: &mut out, cache, layer: index, params }, step);
+            backend.attention(AttentionArgs { q: &q, out: &mut out, cache, layer: index, sinks: None, params }, step);
             let linear = weights.last().unwrap();
             let args = ResidualArgs { x: &out, linear, post_norm: None, scale: 1.0, residual: &mut hidden };
             backend.linear_residual(args, step);

@@ -2,14 +2,14 @@
 
 #![allow(missing_docs)]
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use engine::{Engine, EngineConfig, EngineError, MemoryGpuConfig, MemoryPlan, ModelDType, ModelSource, PagedAttentionConfig};
 
 const GIB: u64 = 1 << 30;
 
 fn golden(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden").join(path)
+    goldens::dir().join(path)
 }
 
 fn config(mem_gpu: Option<MemoryGpuConfig>, max_num_seqs: usize) -> EngineConfig {

@@ -187,8 +187,7 @@ fn bias_and_dry_change_the_choice() {
 
 #[test]
 fn breakers_are_the_tokens_that_contain_them() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/golden/text/llama");
-    let tokenizer = Tokenizer::from_hf_dir(path.as_ref(), None).expect("tokenizer");
+    let tokenizer = Tokenizer::from_hf_dir(&goldens::dir().join("text/llama"), None).expect("tokenizer");
     let ids = dry_breaker_ids(&tokenizer, &["\n".into(), "*".into()]).expect("ids");
     for id in 0..tokenizer.vocab_size() as u32 {
         let text = tokenizer.token_text(id);

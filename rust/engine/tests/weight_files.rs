@@ -163,7 +163,7 @@ fn a_split_gguf_is_one_model() {
 }
 
 fn golden() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/text/llama")
+    goldens::dir().join("text/llama")
 }
 
 #[test]

@@ -5,7 +5,6 @@
 use std::{
     io::{Read, Write},
     net::TcpStream,
-    path::Path,
     sync::{Arc, mpsc},
     thread,
     time::Duration,
@@ -37,7 +36,7 @@ fn start() -> (String, Arc<EmulatedDriver>) {
         },
         ..EngineConfig::default()
     };
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/text/llama");
+    let folder = goldens::dir().join("text/llama");
     let source = ModelSource::from_path(folder).unwrap();
     let engine = Engine::load_onto(&backend, &source, &config, &|_| {}).unwrap();
     let (send, address) = mpsc::channel();

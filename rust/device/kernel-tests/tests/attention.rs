@@ -21,6 +21,7 @@ struct Case {
     queries_per_kv: usize,
     block_size: usize,
     window: usize,
+    chunk: usize,
     softcap: f32,
     sinks: bool,
     out_type: ElementType,
@@ -40,6 +41,7 @@ impl Case {
             queries_per_kv,
             block_size: 16,
             window: 0,
+            chunk: 0,
             softcap: 0.0,
             sinks: false,
             out_type: ElementType::F32,
@@ -58,10 +60,10 @@ impl Case {
     }
 
     fn describe(&self) -> String {
-        let Self { queries_per_kv, block_size, window, softcap, sinks, split, requests, .. } = self;
+        let Self { queries_per_kv, block_size, window, chunk, softcap, sinks, split, requests, .. } = self;
         let name = self.kernel().name();
         format!(
-            "{name} queries_per_kv {queries_per_kv} blocks {block_size} window {window} cap {softcap} sinks {sinks} split {split} {requests:?}"
+            "{name} queries_per_kv {queries_per_kv} blocks {block_size} window {window} chunk {chunk} cap {softcap} sinks {sinks} split {split} {requests:?}"
         )
     }
 }
@@ -95,7 +97,8 @@ impl Problem {
     }
 
     fn first_key(&self, position: u32) -> u32 {
-        if self.case.window == 0 { 0 } else { (position + 1).saturating_sub(self.case.window as u32) }
+        let of_window = if self.case.window == 0 { 0 } else { (position + 1).saturating_sub(self.case.window as u32) };
+        of_window.max(position.checked_div(self.case.chunk as u32).map_or(0, |chunks| chunks * self.case.chunk as u32))
     }
 
     /// Cuts rows and keys as a host would: rows that fit a CTA, keys at absolute multiples of the split.
@@ -176,6 +179,8 @@ impl Problem {
             num_kv_heads: case.num_kv_heads as u32,
             q_stride: q_stride as u32,
             window: case.window as u32,
+            chunk: case.chunk as u32,
+            reserved: 0,
             out_type: case.out_type as u32,
             scale: self.scale,
             softcap: case.softcap,
@@ -285,6 +290,7 @@ fn check_shapes(dtype: KvDType, vectors: usize, requests: &[(usize, usize)]) {
         let case = Case {
             block_size: [8, 16, 32][rng.below(3)],
             window: [0, 0, 1, 19, 64][rng.below(5)],
+            chunk: [0, 0, 0, 40, 64][rng.below(5)],
             softcap: [0.0, 2.0, 0.0][rng.below(3)],
             sinks: rng.below(3) == 0,
             out_type: [ElementType::F32, ElementType::F16, ElementType::BF16][rng.below(3)],

@@ -181,7 +181,16 @@ fn rotation_cache_and_attention_of_decodes_beside_prompts() {
     let (step, rows) = (step(&requests, 8), 24);
     for (dtype, head_dim, window) in [(KvDType::F32, 24, None), (KvDType::F32, 64, Some(30)), (KvDType::BF16, 64, None)] {
         let precision = Precision::Exact;
-        let params = AttentionParams { num_heads: 6, num_kv_heads: 2, head_dim, scale: 0.03, window, softcap: None, precision };
+        let params = AttentionParams {
+            num_heads: 6,
+            num_kv_heads: 2,
+            head_dim,
+            scale: 0.03,
+            window,
+            chunk: None,
+            softcap: None,
+            precision,
+        };
         let spec = KvCacheSpec::uniform((400, 8), dtype, KvShape::new(2, head_dim), 1).unwrap();
         let [q, k, v] = [6, 2, 2].map(|heads| floats(&mut rng, rows * heads * head_dim));
         let [cos, sin] = [(); 2].map(|()| floats(&mut rng, 800 * head_dim / 2).into());
@@ -206,9 +215,11 @@ fn rotation_cache_and_attention_of_decodes_beside_prompts() {
             let v = tensor(backend, &v, 2 * head_dim);
             let args = RopeArgs {
                 q: &mut q,
-                kv: Some((&mut k, &v)),
+                kv: Some((&mut k, Some(&v))),
                 q_norm: Some(HeadNorm { norm: &norm, span: NormSpan::Head }),
                 k_norm: Some(HeadNorm { norm: &norm, span: NormSpan::Head }),
+                norms_last: false,
+                q_scale: None,
                 rope: Some(&rope),
                 cache: &cache,
                 layer: 0,
@@ -220,7 +231,7 @@ fn rotation_cache_and_attention_of_decodes_beside_prompts() {
                 q = tensor(backend, &rounded, 6 * head_dim);
             }
             let mut out = backend.alloc(rows, 6 * head_dim).unwrap();
-            backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 0, params }, &step);
+            backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 0, sinks: None, params }, &step);
             let mut written = vec![0.0; head_dim];
             let slot = step.groups[0].slot_mapping[23] as usize;
             cache.read(KvSide::Key, KvPlace { layer: 0, slot, head: 1 }, &mut written);
@@ -254,7 +265,17 @@ fn norms_of_rows_and_of_heads_before_the_cache_is_written() {
                 backend.begin_step(&step);
                 let [mut q, mut k, v] = [(&q, 6), (&k, 2), (&k, 2)].map(|(x, heads)| tensor(backend, x, heads * head_dim));
                 let [q_norm, k_norm] = [q_norm, k_norm].map(|norm| Some(HeadNorm { norm, span }));
-                let args = RopeArgs { q: &mut q, kv: Some((&mut k, &v)), q_norm, k_norm, rope, cache: &cache, layer: 0 };
+                let args = RopeArgs {
+                    q: &mut q,
+                    kv: Some((&mut k, Some(&v))),
+                    q_norm,
+                    k_norm,
+                    norms_last: false,
+                    q_scale: None,
+                    rope,
+                    cache: &cache,
+                    layer: 0,
+                };
                 backend.rope_and_cache(args, &step);
                 let mut written = fetched(backend, q);
                 for (slot, head) in step.groups[0].slot_mapping.iter().flat_map(|slot| [(*slot, 0), (*slot, 1)]) {

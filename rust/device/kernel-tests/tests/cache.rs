@@ -2,7 +2,7 @@
 
 use device::{
     Device, HeadNorm, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvShape, KvSide, Norm, NormKind, NormSpan, Phases,
-    RopeArgs, RopeStyle, RopeTable, StepMetadata,
+    QueryScale, RopeArgs, RopeStyle, RopeTable, StepMetadata,
     cpu::ReferenceBackend,
     kernel_args::{AttentionArgs, AttentionWork, CopyBlocksArgs, HeadNormArgs, RopeAndCacheArgs},
 };
@@ -49,6 +49,8 @@ struct Case {
     num_heads: usize,
     rope: Option<(RopeStyle, usize)>,
     norm: Option<HeadNormCase>,
+    norms_last: bool,
+    q_scale: Option<QueryScale>,
     /// Put into the values of the first token.
     extremes: bool,
 }
@@ -85,6 +87,7 @@ fn check(case: &Case, seed: u64) {
     let head_norm = |norm| HeadNorm { norm, span: NormSpan::Head };
     let rope = case.rope.map(|(style, rotary_dim)| rope_table(style, rotary_dim, &mut rng));
     let rope_positions: Vec<u32> = (0..TOKENS).map(|_| rng.below(POSITIONS) as u32).collect();
+    let positions: Vec<u32> = (0..TOKENS).map(|_| rng.below(100) as u32).collect();
     let mut slots: Vec<i64> = rng.permutation(spec.num_blocks * spec.block_size)[..TOKENS].iter().map(|&s| s as i64).collect();
     slots[3] = -1;
 
@@ -99,12 +102,19 @@ fn check(case: &Case, seed: u64) {
     let cache = poisoned(spec);
     let [before_k, before_v] = planes(&cache);
     let group = KvGroupMetadata { slot_mapping: slots.clone(), ..KvGroupMetadata::default() };
-    let step = StepMetadata { rope_positions: rope_positions.clone(), groups: vec![group], ..StepMetadata::default() };
+    let step = StepMetadata {
+        positions: positions.clone(),
+        rope_positions: rope_positions.clone(),
+        groups: vec![group],
+        ..StepMetadata::default()
+    };
     let rope_args = RopeArgs {
         q: &mut expected_q,
-        kv: Some((&mut expected_k, &expected_v)),
+        kv: Some((&mut expected_k, Some(&expected_v))),
         q_norm: q_norm.as_ref().map(head_norm),
         k_norm: k_norm.as_ref().map(head_norm),
+        norms_last: case.norms_last,
+        q_scale: case.q_scale,
         rope: rope.as_ref(),
         cache: &cache,
         layer: 0,
@@ -119,6 +129,7 @@ fn check(case: &Case, seed: u64) {
     let table = |of: fn(&RopeTable) -> &Vec<f32>| Buffer::input(rope.as_ref().map_or(&[][..], |rope| of(rope)));
     let (cos, sin) = (table(|rope| &rope.cos), table(|rope| &rope.sin));
     let (rope_positions, slot_mapping) = (Buffer::input(&rope_positions), Buffer::input(&slots));
+    let positions = Buffer::input(&positions);
     let given = |there: bool, buffer: &Buffer| if there { buffer.ptr() } else { 0 };
     let args = RopeAndCacheArgs {
         q: q.ptr(),
@@ -129,6 +140,7 @@ fn check(case: &Case, seed: u64) {
         cos: given(rope.is_some(), &cos),
         sin: given(rope.is_some(), &sin),
         rope_positions: rope_positions.ptr(),
+        positions: positions.ptr(),
         slot_mapping: slot_mapping.ptr(),
         k_plane: k_plane.ptr(),
         v_plane: v_plane.ptr(),
@@ -144,6 +156,10 @@ fn check(case: &Case, seed: u64) {
         v_stride: kv_cols as u32,
         rotary_dim: case.rope.map_or(0, |rope| rope.1 as u32),
         interleaved: u32::from(case.rope.is_some_and(|rope| rope.0 == RopeStyle::Interleaved)),
+        norms_last: u32::from(case.norms_last),
+        scale_length: case.q_scale.map_or(0, |scale| scale.length),
+        scale_offset: case.q_scale.map_or(0, |scale| scale.offset),
+        scale_beta: case.q_scale.map_or(0.0, |scale| scale.beta),
     };
     let warps = TOKENS * (case.num_heads + 2 * spec.layers[0].shape.num_kv_heads);
     let order = if seed.is_multiple_of(2) { Order::Ascending } else { Order::Descending };
@@ -187,7 +203,8 @@ fn keys_and_values_reach_their_slots_as_on_the_cpu() {
             ][round % 5];
             let norm = HeadNormCase { kind: NormKind::Rms, has_bias: false, per_head: false };
             let norm = (round % 2 == 1).then_some(norm);
-            let case = Case { spec, num_heads: 4, rope, norm, extremes: round % 3 == 0 };
+            let (norms_last, q_scale) = (false, None);
+            let case = Case { spec, num_heads: 4, rope, norm, norms_last, q_scale, extremes: round % 3 == 0 };
             check(&case, round as u64 + 100 * dtype as u64);
         }
     }
@@ -207,7 +224,9 @@ fn heads_have_rms_and_layer_norms_with_a_weight_for_all_or_one_each() {
             let (block_size, dtype) = (8, KvDType::F32);
             let spec = KvCacheSpec::uniform((3, block_size), dtype, KvShape::new(2, head_dim), 1).unwrap();
             let rope = [None, Some((RopeStyle::Neox, head_dim / 2)), Some((RopeStyle::Interleaved, head_dim / 4))][round % 3];
-            check(&Case { spec, num_heads: 6, rope, norm, extremes: false }, 1000 + round as u64);
+            let q_scale = (round % 2 == 0).then_some(QueryScale { beta: 0.3, length: 16, offset: 1 });
+            let norms_last = has_bias == per_head;
+            check(&Case { spec, num_heads: 6, rope, norm, norms_last, q_scale, extremes: false }, 1000 + round as u64);
         }
     }
 }

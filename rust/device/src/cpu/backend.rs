@@ -4,14 +4,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::{
     AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs, ExpertArgs, ExpertPhases,
-    GateUpArgs, KvCacheSpec, Linear, LinearOptions, Norm, Phases, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata,
-    Tensor, TokenMask, WeightView, WorkspaceShape,
+    GateUpArgs, KvCacheSpec, LatentArgs, LatentPhases, Linear, LinearOptions, Norm, Phases, Precision, Projection, RecurrentArgs,
+    RecurrentPhases, ResidualArgs, RopeArgs, StepMetadata, Tensor, TokenMask, WeightView, WorkspaceShape,
 };
 
 use super::{
     CpuLinear, Isa, ThreadPool,
     attention::{AttentionScratch, BLOCK_SIZES, attention, workspace_bytes as attention_workspace_bytes},
-    linear::{self, ExpertScratch, LinearContext, LinearScratch},
+    latent::{self, LatentScratch},
+    linear::{self, ExpertScratch, LinearContext, LinearScratch, elementwise::sigmoid_gate},
+    recurrent::{self, RecurrentScratch},
     reference,
     rope::rope_and_cache,
 };
@@ -22,6 +24,8 @@ pub struct CpuBackend {
     pool: ThreadPool,
     linear: Mutex<LinearScratch>,
     experts: Mutex<ExpertScratch>,
+    latent: Mutex<LatentScratch>,
+    recurrent: Mutex<RecurrentScratch>,
     attention: AttentionScratch,
 }
 
@@ -34,7 +38,15 @@ impl CpuBackend {
         let isa = Isa::parse(isa.name())?;
         let pool = ThreadPool::new(num_threads)?;
         let attention = AttentionScratch::new(pool.num_threads());
-        Ok(Self { isa, pool, linear: Mutex::default(), experts: Mutex::default(), attention })
+        Ok(Self {
+            isa,
+            pool,
+            linear: Mutex::default(),
+            experts: Mutex::default(),
+            latent: Mutex::default(),
+            recurrent: Mutex::default(),
+            attention,
+        })
     }
 
     /// Its workers, for what is measured beside it: those of another pool would be asleep, or in their way.
@@ -51,6 +63,34 @@ impl CpuBackend {
 impl Backend for CpuBackend {
     fn expert_phases(&self) -> Option<&dyn ExpertPhases> {
         Some(self)
+    }
+
+    fn latent_phases(&self) -> Option<&dyn LatentPhases> {
+        Some(self)
+    }
+
+    fn recurrent_phases(&self) -> Option<&dyn RecurrentPhases> {
+        Some(self)
+    }
+}
+
+impl RecurrentPhases for CpuBackend {
+    fn recurrent(&self, args: RecurrentArgs<'_>, step: &StepMetadata) {
+        let (context, mut linear) = self.linear();
+        let mut scratch = self.recurrent.lock().unwrap_or_else(PoisonError::into_inner);
+        recurrent::recurrent(context, &mut linear, &mut scratch, args, step);
+    }
+
+    fn gate(&self, x: &mut Tensor, gate: &Tensor) {
+        sigmoid_gate(self.isa, x.as_mut_slice(), gate.as_slice());
+    }
+}
+
+impl LatentPhases for CpuBackend {
+    fn latent_attention(&self, args: LatentArgs<'_>, step: &StepMetadata) {
+        let (context, mut linear) = self.linear();
+        let mut scratch = self.latent.lock().unwrap_or_else(PoisonError::into_inner);
+        latent::latent_attention(context, &mut linear, &self.attention, &mut scratch, args, step);
     }
 }
 
@@ -109,6 +149,8 @@ impl Device for CpuBackend {
         let threads = self.pool.num_threads();
         linear::workspace_bytes(shape, self.isa, threads)
             + linear::expert_workspace_bytes(shape)
+            + latent::workspace_bytes(shape)
+            + recurrent::workspace_bytes(shape)
             + attention_workspace_bytes(shape, threads)
     }
 

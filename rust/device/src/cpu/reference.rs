@@ -1,12 +1,15 @@
 //! The plain backend: every phase as simple loops, one thread, sums in f64. It is slow, and right: the oracle of every fast one.
 
+mod latent;
+mod recurrent;
+
 use std::sync::Arc;
 
 use crate::{
     Activation, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs, EmbeddingTable, Expert,
-    ExpertActivation, ExpertArgs, ExpertPhases, GateUpArgs, KvCacheSpec, KvDType, KvLayer, KvPlace, KvShape, KvSide, Linear,
-    LinearOptions, Norm, NormKind, Phases, Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, SharedExpert,
-    StepMetadata, Tensor, WeightView, WorkspaceShape,
+    ExpertActivation, ExpertArgs, ExpertPhases, GateUpArgs, KvCacheSpec, KvDType, KvLayer, KvPlace, KvShape, KvSide,
+    LatentPhases, Linear, LinearOptions, Norm, NormKind, Phases, Precision, Projection, RecurrentPhases, ResidualArgs, RopeArgs,
+    RopeStyle, RopeTable, SharedExpert, StepMetadata, Tensor, WeightView, WorkspaceShape,
     backend::{HeadNorm, NormParts, check_bias},
     quant::dequantize_row,
 };
@@ -207,6 +210,14 @@ impl ExpertPhases for ReferenceBackend {
 }
 
 impl Backend for ReferenceBackend {
+    fn recurrent_phases(&self) -> Option<&dyn RecurrentPhases> {
+        Some(self)
+    }
+
+    fn latent_phases(&self) -> Option<&dyn LatentPhases> {
+        Some(self)
+    }
+
     fn expert_phases(&self) -> Option<&dyn ExpertPhases> {
         Some(self)
     }
@@ -262,35 +273,44 @@ impl Phases for ReferenceBackend {
     }
 
     fn rope_and_cache(&self, args: RopeArgs<'_>, step: &StepMetadata) {
-        let RopeArgs { q, mut kv, q_norm, k_norm, rope, cache, layer } = args;
+        let RopeArgs { q, mut kv, q_norm, k_norm, norms_last, q_scale, rope, cache, layer } = args;
         let KvLayer { group, shape: KvShape { num_kv_heads, k_dim, v_dim }, .. } = *cache.layer(layer);
         for token in 0..q.rows() {
             let position = step.rope_positions.get(token).map_or(0, |&p| p as usize);
-            let turn = |row: &mut [f32], norm: Option<HeadNorm<'_>>| {
+            let normalize = |row: &mut [f32], norm: Option<HeadNorm<'_>>| {
                 if let Some(norm) = norm {
                     let NormParts { norm, len, stride } = norm.parts(row.len() / k_dim, k_dim);
                     for (i, part) in row.chunks_exact_mut(len).enumerate() {
                         norm_part(norm, i * stride, part);
                     }
                 }
+            };
+            let turn = |row: &mut [f32], norm: Option<HeadNorm<'_>>| {
+                normalize(row, norm.filter(|_| !norms_last));
                 if let Some(rope) = rope {
                     row.chunks_exact_mut(k_dim).for_each(|head| rotate(rope, position, head));
                 }
+                normalize(row, norm.filter(|_| norms_last));
             };
             turn(q.row_mut(token), q_norm);
+            if let Some(scale) = q_scale {
+                q.row_mut(token).iter_mut().for_each(|x| *x *= scale.factor(step.positions[token]));
+            }
             let Some((k, v)) = &mut kv else { continue };
             turn(k.row_mut(token), k_norm);
             let Ok(slot) = usize::try_from(step.groups[group].slot_mapping[token]) else { continue };
             for head in 0..num_kv_heads {
                 let at = KvPlace { layer, slot, head };
                 cache.write(KvSide::Key, at, &k.row(token)[head * k_dim..(head + 1) * k_dim]);
-                cache.write(KvSide::Value, at, &v.row(token)[head * v_dim..(head + 1) * v_dim]);
+                if let Some(v) = v {
+                    cache.write(KvSide::Value, at, &v.row(token)[head * v_dim..(head + 1) * v_dim]);
+                }
             }
         }
     }
 
     fn attention(&self, args: AttentionArgs<'_>, step: &StepMetadata) {
-        let AttentionArgs { q, out, cache, layer, params } = args;
+        let AttentionArgs { q, out, cache, layer, sinks, params } = args;
         let KvLayer { group, shape: KvShape { k_dim, v_dim, .. }, .. } = *cache.layer(layer);
         let (group, block_size) = (&step.groups[group], cache.spec().block_size);
         let queries_per_kv = params.num_heads / params.num_kv_heads;
@@ -301,7 +321,7 @@ impl Phases for ReferenceBackend {
             let table = &group.block_tables[request * group.max_blocks..(request + 1) * group.max_blocks];
             for (row, head) in rows.flat_map(|row| (0..params.num_heads).map(move |head| (row, head))) {
                 let position = step.positions[row] as usize;
-                let first = params.window.map_or(0, |window| (position + 1).saturating_sub(window));
+                let first = params.first_key(position);
                 let place = |key: usize| KvPlace {
                     layer,
                     slot: table[key / block_size] as usize * block_size + key % block_size,
@@ -319,7 +339,8 @@ impl Phases for ReferenceBackend {
                 for w in &mut weights {
                     *w = (*w - max).exp();
                 }
-                let total: f64 = weights.iter().sum();
+                let sink = sinks.map_or(0.0, |sinks| (f64::from(sinks[head]) - max).exp());
+                let total: f64 = weights.iter().sum::<f64>() + sink;
                 let mut sum = vec![0.0f64; v_dim];
                 for (key, weight) in (first..=position).zip(&weights) {
                     cache.read(KvSide::Value, place(key), &mut v);

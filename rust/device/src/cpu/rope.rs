@@ -8,7 +8,8 @@ use std::{mem::MaybeUninit, ops::Range};
 use half::bf16;
 
 use crate::{
-    CacheEngine, KvCacheSpec, KvDType, KvLayer, KvSide, Norm, NormKind, RopeArgs, RopeStyle, RopeTable, StepMetadata, Tensor,
+    CacheEngine, KvCacheSpec, KvDType, KvLayer, KvSide, Norm, NormKind, QueryScale, RopeArgs, RopeStyle, RopeTable, StepMetadata,
+    Tensor,
     backend::NormParts,
     cache_engine::CacheWriter,
     kv_codes::{quantize_e4m3, quantize_int8},
@@ -32,6 +33,9 @@ struct Rows<'a> {
     q_norm: Option<NormParts<'a>>,
     k_norm: Option<NormParts<'a>>,
     rope: Option<&'a RopeTable>,
+    norms_last: bool,
+    q_scale: Option<QueryScale>,
+    positions: &'a [u32],
     rope_positions: &'a [u32],
     /// `None`: another layer has written them.
     kv: Option<KvRows<'a>>,
@@ -40,7 +44,8 @@ struct Rows<'a> {
 /// Rows of keys and values, and where they go.
 struct KvRows<'a> {
     k: *mut f32,
-    v: *const f32,
+    /// `None`: the keys are the values too.
+    v: Option<*const f32>,
     num_heads: usize,
     spec: &'a KvCacheSpec,
     layout: PlaneLayout,
@@ -54,7 +59,7 @@ unsafe impl Sync for Rows<'_> {}
 
 /// [`crate::Phases::rope_and_cache`]; the machine must have `isa`.
 pub(crate) fn rope_and_cache(args: RopeArgs<'_>, step: &StepMetadata, isa: Isa, pool: &ThreadPool) {
-    let RopeArgs { q, kv, q_norm, k_norm, rope, cache, layer } = args;
+    let RopeArgs { q, kv, q_norm, k_norm, norms_last, q_scale, rope, cache, layer } = args;
     let (layer, num_tokens) = (cache.layer(layer), q.rows());
     let (dim, num_kv_heads) = (layer.shape.k_dim, if kv.is_some() { layer.shape.num_kv_heads } else { 0 });
     assert_eq!(q.cols() % dim, 0, "columns of q in heads of {dim}");
@@ -62,6 +67,7 @@ pub(crate) fn rope_and_cache(args: RopeArgs<'_>, step: &StepMetadata, isa: Isa, 
         assert!(rope.rotary_dim <= dim && rope.rotary_dim % 2 == 0, "{} rotary of {dim} elements", rope.rotary_dim);
         assert!(step.rope_positions.len() >= num_tokens, "{} rope positions of {num_tokens} rows", step.rope_positions.len());
     }
+    assert!(q_scale.is_none() || step.positions.len() >= num_tokens, "positions of {num_tokens} rows");
     let writer = kv.is_some().then(|| cache.writer());
     let num_heads = q.cols() / dim;
     let rows = Rows {
@@ -71,6 +77,9 @@ pub(crate) fn rope_and_cache(args: RopeArgs<'_>, step: &StepMetadata, isa: Isa, 
         q_norm: q_norm.map(|norm| norm.parts(num_heads, dim)),
         k_norm: k_norm.filter(|_| kv.is_some()).map(|norm| norm.parts(num_kv_heads, dim)),
         rope,
+        norms_last,
+        q_scale,
+        positions: &step.positions,
         rope_positions: &step.rope_positions,
         kv: kv.zip(writer.as_ref()).map(|((k, v), writer)| kv_rows(k, v, (cache, layer), step, writer)),
     };
@@ -86,22 +95,25 @@ pub(crate) fn rope_and_cache(args: RopeArgs<'_>, step: &StepMetadata, isa: Isa, 
 
 fn kv_rows<'a>(
     k: &mut Tensor,
-    v: &Tensor,
+    v: Option<&Tensor>,
     (cache, layer): (&'a CacheEngine, &KvLayer),
     step: &'a StepMetadata,
     writer: &CacheWriter<'_>,
 ) -> KvRows<'a> {
     let (shape, num_tokens) = (layer.shape, k.rows());
-    assert_eq!(shape.v_dim, shape.k_dim, "elements of values and keys");
-    assert_eq!([k.cols(), v.cols()], [shape.num_kv_heads * shape.k_dim; 2], "columns of k and v");
-    assert_eq!(v.rows(), num_tokens, "rows of v");
+    assert_eq!(k.cols(), shape.num_kv_heads * shape.k_dim, "columns of k");
+    assert_eq!(v.is_none(), shape.is_latent(), "values where the keys are not the values too");
+    if let Some(v) = v {
+        assert_eq!(shape.v_dim, shape.k_dim, "elements of values and keys");
+        assert_eq!([v.rows(), v.cols()], [num_tokens, k.cols()], "rows and columns of v");
+    }
     let slots = &step.groups[layer.group].slot_mapping;
     assert!(slots.len() >= num_tokens, "{} slots of {num_tokens} rows", slots.len());
     let slots = &slots[..num_tokens];
     debug_assert!(distinct(slots), "slots of a step are distinct: {slots:?}");
     KvRows {
         k: k.as_mut_slice().as_mut_ptr(),
-        v: v.as_slice().as_ptr(),
+        v: v.map(|v| v.as_slice().as_ptr()),
         num_heads: shape.num_kv_heads,
         spec: cache.spec(),
         layout: cache.host_layout(layer, KvSide::Key),
@@ -131,15 +143,22 @@ unsafe fn rope_rows<S: Simd>(rows: &Rows<'_>, range: Range<usize>) {
         });
         for (x, heads, norm) in std::iter::once((rows.q, rows.num_heads, rows.q_norm)).chain(keys) {
             let x = x.add(token * heads * dim);
-            if let Some(NormParts { norm, len, stride }) = norm {
-                for part in 0..heads * dim / len {
-                    norm_part::<S>(norm, part * stride, std::slice::from_raw_parts_mut(x.add(part * len), len));
-                }
+            if !rows.norms_last {
+                norm_heads::<S>(norm, x, heads * dim);
             }
             if let Some((cos, sin, style)) = angles {
                 for head in 0..heads {
                     rotate::<S>(cos, sin, style, x.add(head * dim));
                 }
+            }
+            if rows.norms_last {
+                norm_heads::<S>(norm, x, heads * dim);
+            }
+        }
+        if let Some(scale) = rows.q_scale {
+            let factor = scale.factor(rows.positions[token]);
+            for x in std::slice::from_raw_parts_mut(rows.q.add(token * rows.num_heads * dim), rows.num_heads * dim) {
+                *x *= factor;
             }
         }
         if let Some(kv) = &rows.kv {
@@ -157,14 +176,21 @@ unsafe fn write_rows<S: Simd>(kv: &KvRows<'_>, token: usize, dim: usize) {
     assert!(block < spec.num_blocks, "slot {slot} of {} blocks of {}", spec.num_blocks, spec.block_size);
     for head in 0..kv.num_heads {
         let source = (token * kv.num_heads + head) * dim;
-        let [k, v] = [kv.k.cast_const(), kv.v].map(|x| std::slice::from_raw_parts(x.add(source), dim));
+        let head_of = |x: *const f32| std::slice::from_raw_parts(x.add(source), dim);
+        let k = head_of(kv.k.cast_const());
         // Out of the block, and not followed, for types without scales.
         let scale = kv.layout.scale(block, head, offset);
         // Units of a key are far from each other, so the key is converted before they go there.
         let mut key = MaybeUninit::<[u32; MAX_VECTOR_BYTES / 4]>::uninit();
         store_head::<S>(spec.dtype, k, key.as_mut_ptr().cast(), kv.keys.wrapping_add(scale));
         scatter(key.as_ptr().cast(), &kv.layout, kv.keys.add(kv.layout.key(block, head, offset)));
-        store_head::<S>(spec.dtype, v, kv.values.add(kv.layout.value(block, head, offset)), kv.values.wrapping_add(scale));
+        let Some(v) = kv.v else { continue };
+        store_head::<S>(
+            spec.dtype,
+            head_of(v),
+            kv.values.add(kv.layout.value(block, head, offset)),
+            kv.values.wrapping_add(scale),
+        );
     }
 }
 
@@ -183,6 +209,15 @@ unsafe fn scatter(key: *const u8, layout: &PlaneLayout, out: *mut u8) {
 unsafe fn scatter_units<T>(key: *const u8, units: usize, out: *mut u8, stride: usize) {
     for i in 0..units {
         out.add(i * stride).cast::<T>().write(key.cast::<T>().add(i).read());
+    }
+}
+
+/// Normalises the heads at `x`, `row` values in all, if there is a norm.
+#[inline(always)]
+unsafe fn norm_heads<S: Simd>(norm: Option<NormParts<'_>>, x: *mut f32, row: usize) {
+    let Some(NormParts { norm, len, stride }) = norm else { return };
+    for part in 0..row / len {
+        norm_part::<S>(norm, part * stride, std::slice::from_raw_parts_mut(x.add(part * len), len));
     }
 }
 

@@ -190,8 +190,16 @@ impl StepLists {
     }
 
     /// Causal attention over the cache.
-    pub fn attention(&mut self, driver: &Arc<dyn Driver>, args: AttentionArgs<'_>, step: &StepMetadata) -> Result<(), CudaError> {
-        let AttentionArgs { q, out, cache, layer, params } = args;
+    pub fn attention(
+        &mut self,
+        driver: &Arc<dyn Driver>,
+        constants: &mut Constants,
+        args: AttentionArgs<'_>,
+        step: &StepMetadata,
+    ) -> Result<(), CudaError> {
+        let AttentionArgs { q, out, cache, layer, sinks, params } = args;
+        assert!(sinks.is_none_or(|sinks| sinks.len() == params.num_heads), "sinks of {} heads", params.num_heads);
+        let sinks = sinks.map_or(Ok(0), |sinks| constants.of(driver, sinks))?;
         let (spec, layer) = (cache.spec(), cache.layer(layer));
         let group = layer.group;
         assert_eq!(KvShape::new(params.num_kv_heads, params.head_dim), layer.shape, "heads of the layer's keys and values");
@@ -201,7 +209,8 @@ impl StepLists {
         out.set_rows(q.rows());
         let queries_per_kv = params.num_heads / params.num_kv_heads;
         self.widest = [self.widest[0].max(params.num_heads), self.widest[1].max(width)];
-        let shape = PlanShape { queries_per_kv, window: params.window, dtype: spec.dtype, splits: self.splits };
+        let shape =
+            PlanShape { queries_per_kv, window: params.window, chunk: params.chunk, dtype: spec.dtype, splits: self.splits };
         let plan = self.plan(group, shape, step)?;
         let part_out = self.part_out.floats(driver, plan.num_parts * width)?;
         let part_lse = self.part_lse.floats(driver, plan.num_parts * params.num_heads)?;
@@ -217,6 +226,7 @@ impl StepLists {
             v_plane,
             block_tables: self.groups[group].block_tables,
             positions: self.positions,
+            sinks,
             block_bytes: layout.block_stride as u64,
             scales_offset: layout.scales as u64,
             max_blocks: self.groups[group].max_blocks as u32,
@@ -226,6 +236,7 @@ impl StepLists {
             head_dim: params.head_dim as u32,
             q_stride: q.cols() as u32,
             window: params.window.unwrap_or(0) as u32,
+            chunk: params.chunk.unwrap_or(0) as u32,
             out_type: ElementType::F32 as u32,
             scale: params.scale,
             softcap: params.softcap.unwrap_or(0.0),
@@ -244,7 +255,7 @@ impl StepLists {
             part_out,
             part_lse,
             merges: plan.merges.at,
-            sinks: 0,
+            sinks,
             out,
             num_heads: params.num_heads as u32,
             head_dim: params.head_dim as u32,
@@ -276,11 +287,12 @@ pub fn rope_and_cache(
     // Without any of its own, the kernel takes the heads of queries alone.
     let num_kv_heads = if args.kv.is_some() { layer.shape.num_kv_heads } else { 0 };
     if let Some((k, v)) = &args.kv {
-        assert_eq!([k.cols(), v.cols()], [num_kv_heads * head_dim; 2], "columns of keys and values");
+        let v_cols = v.expect("values beside keys").cols();
+        assert_eq!([k.cols(), v_cols], [num_kv_heads * head_dim; 2], "columns of keys and values");
     }
-    let kv = |of: fn(&(&mut Tensor, &Tensor)) -> (DevicePtr, usize)| args.kv.as_ref().map_or((0, 0), of);
-    let (k, k_stride) = kv(|(k, _)| (device_at(k), k.cols()));
-    let (v, v_stride) = kv(|(_, v)| (device_at(v), v.cols()));
+    let of = |tensor: Option<&Tensor>| tensor.map_or((0, 0), |tensor| (device_at(tensor), tensor.cols()));
+    let (k, k_stride) = of(args.kv.as_ref().map(|(k, _)| &**k));
+    let (v, v_stride) = of(args.kv.as_ref().and_then(|(_, v)| *v));
     let mut head_norm = |norm: Option<HeadNorm<'_>>, num_heads| -> Result<_, CudaError> {
         let Some(norm) = norm.filter(|norm| norm.span == NormSpan::Head) else { return Ok(HeadNormArgs::default()) };
         let NormParts { norm, stride, .. } = norm.parts(num_heads, head_dim);
@@ -310,6 +322,7 @@ pub fn rope_and_cache(
         cos,
         sin,
         rope_positions: lists.rope_positions,
+        positions: lists.positions,
         slot_mapping: lists.groups[layer.group].slot_mapping,
         k_plane,
         v_plane,
@@ -325,6 +338,10 @@ pub fn rope_and_cache(
         v_stride: v_stride as u32,
         rotary_dim: args.rope.map_or(0, |rope| rope.rotary_dim) as u32,
         interleaved: u32::from(args.rope.is_some_and(|rope| rope.style == RopeStyle::Interleaved)),
+        norms_last: u32::from(args.norms_last),
+        scale_length: args.q_scale.map_or(0, |scale| scale.length),
+        scale_offset: args.q_scale.map_or(0, |scale| scale.offset),
+        scale_beta: args.q_scale.map_or(0.0, |scale| scale.beta),
     };
     let kernel = Kernel::named(&format!("rope_and_cache_{}", kv_suffix(spec.dtype)))?;
     let grid = [(num_tokens * (num_heads + 2 * num_kv_heads)).div_ceil(HEADS_PER_CTA), 1, 1];

@@ -7,6 +7,7 @@
 
 use crate::{
     KvDType, StepMetadata,
+    backend::first_key,
     kernel_args::{AttentionMerge, AttentionWork},
 };
 
@@ -43,6 +44,8 @@ pub struct PlanShape {
     pub queries_per_kv: usize,
     /// See [`AttentionParams::window`](crate::AttentionParams).
     pub window: Option<usize>,
+    /// See [`AttentionParams::chunk`](crate::AttentionParams).
+    pub chunk: Option<usize>,
     /// How keys and values are stored: in f32, a CTA takes one row.
     pub dtype: KvDType,
     /// Whether the keys of few rows are cut.
@@ -58,13 +61,20 @@ impl PlanShape {
         }
     }
 
+    /// The keys that some rows of one request see, from a multiple of the tile on.
+    fn visible_keys(self, step: &StepMetadata, first_row: usize, end_row: usize) -> std::ops::Range<usize> {
+        let first = first_key(self.window, self.chunk, step.positions[first_row] as usize);
+        first / KEY_TILE * KEY_TILE..step.positions[end_row - 1] as usize + 1
+    }
+
     /// What every step of a bucket fits into.
     pub fn capacity(self, bucket: Bucket) -> Capacity {
         let Bucket { rows, parts } = bucket;
         if self.decode_rows() == 0 {
             return Capacity { decode: 0, prefill: rows, merges: 0, num_parts: 0 };
         }
-        let in_window = self.window.map_or(parts, |window| max_parts(window + KEY_TILE).min(parts));
+        let most = self.window.into_iter().chain(self.chunk).min();
+        let in_window = most.map_or(parts, |keys| max_parts(keys + KEY_TILE).min(parts));
         let parts = if self.splits && self.dtype != KvDType::F32 { in_window } else { 1 };
         let merges = if parts > 1 { rows } else { 0 };
         Capacity { decode: rows * parts, prefill: 0, merges, num_parts: merges * parts }
@@ -101,7 +111,7 @@ impl AttentionPlan {
             let mut first = rows.start;
             while first < rows.end {
                 let end = rows.end.min(first + tile);
-                let keys = visible_keys(step, first, end, shape.window);
+                let keys = shape.visible_keys(step, first, end);
                 let work = AttentionWork {
                     request: request as u32,
                     first_row: first as u32,
@@ -165,12 +175,6 @@ pub fn max_parts(seq_len: usize) -> usize {
     seq_len.div_ceil(MIN_PART_KEYS).min(MAX_PARTS)
 }
 
-/// The keys that some rows of one request see, from a multiple of the tile on.
-fn visible_keys(step: &StepMetadata, first_row: usize, end_row: usize, window: Option<usize>) -> std::ops::Range<usize> {
-    let first = window.map_or(0, |window| (step.positions[first_row] as usize + 1).saturating_sub(window));
-    first / KEY_TILE * KEY_TILE..step.positions[end_row - 1] as usize + 1
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
@@ -190,10 +194,12 @@ mod tests {
 
     fn shapes() -> impl Iterator<Item = PlanShape> {
         let dtypes = [KvDType::F32, KvDType::BF16];
-        let windows = [None, Some(1), Some(100), Some(5000)];
+        let reaches =
+            [(None, None), (Some(1), None), (Some(100), None), (Some(5000), None), (None, Some(96)), (None, Some(8192))];
         dtypes.into_iter().flat_map(move |dtype| {
-            windows.into_iter().flat_map(move |window| {
-                [1, 3, 7, 16].into_iter().map(move |queries_per_kv| PlanShape { queries_per_kv, window, dtype, splits: true })
+            reaches.into_iter().flat_map(move |(window, chunk)| {
+                let shape = move |queries_per_kv| PlanShape { queries_per_kv, window, chunk, dtype, splits: true };
+                [1, 3, 7, 16].into_iter().map(shape)
             })
         })
     }
@@ -222,7 +228,7 @@ mod tests {
                 let mut ranges = keys.remove(&(row as u32)).expect("a row was left out");
                 ranges.sort_unstable();
                 assert!(ranges.windows(2).all(|pair| pair[0].1 == pair[1].0), "gaps or overlaps in {ranges:?}");
-                let first = shape.window.map_or(0, |window| (*position as usize + 1).saturating_sub(window));
+                let first = first_key(shape.window, shape.chunk, *position as usize);
                 assert!(ranges[0].0 as usize <= first && ranges[ranges.len() - 1].1 > *position);
             }
         }
@@ -230,7 +236,7 @@ mod tests {
 
     #[test]
     fn a_row_over_f32_is_computed_alike_however_its_prompt_is_cut() {
-        let shape = PlanShape { queries_per_kv: 4, window: None, dtype: KvDType::F32, splits: true };
+        let shape = PlanShape { queries_per_kv: 4, window: None, chunk: None, dtype: KvDType::F32, splits: true };
         let rows = |requests: &[(usize, usize)]| -> Vec<_> {
             let plan = AttentionPlan::new(&step(requests), shape);
             assert!(plan.prefill.is_empty() && plan.merges.is_empty());
@@ -243,7 +249,10 @@ mod tests {
     #[test]
     fn parts_are_merged_into_the_rows_they_come_from() {
         let step = step(&[(4095, 1), (3000, 2), (5, 1), (9000, 2)]);
-        let plan = AttentionPlan::new(&step, PlanShape { queries_per_kv: 8, window: None, dtype: KvDType::F16, splits: true });
+        let plan = AttentionPlan::new(
+            &step,
+            PlanShape { queries_per_kv: 8, window: None, chunk: None, dtype: KvDType::F16, splits: true },
+        );
         let mut parts = vec![None; plan.num_parts];
         for work in plan.decode.iter().filter(|work| work.part >= 0) {
             for row in 0..work.num_rows {
@@ -264,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_request_is_cut_alike_in_every_batch() {
-        let shape = PlanShape { queries_per_kv: 4, window: None, dtype: KvDType::BF16, splits: true };
+        let shape = PlanShape { queries_per_kv: 4, window: None, chunk: None, dtype: KvDType::BF16, splits: true };
         let cuts = |step: &StepMetadata, request: u32| -> Vec<_> {
             let plan = AttentionPlan::new(step, shape);
             let mine = plan.decode.iter().filter(|work| work.request == request);
@@ -291,7 +300,7 @@ mod tests {
 
     #[test]
     fn without_splits_a_row_is_finished_by_one_entry() {
-        let shape = PlanShape { queries_per_kv: 4, window: None, dtype: KvDType::BF16, splits: false };
+        let shape = PlanShape { queries_per_kv: 4, window: None, chunk: None, dtype: KvDType::BF16, splits: false };
         let plan = AttentionPlan::new(&step(&[(20_000, 1), (700, 1)]), shape);
         assert_eq!(plan.decode.iter().map(|work| (work.part, work.key_end)).collect::<Vec<_>>(), [(-1, 20_001), (-1, 701)]);
         assert_eq!((plan.merges.len(), plan.num_parts), (0, 0));

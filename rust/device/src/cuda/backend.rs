@@ -381,6 +381,9 @@ impl Device for CudaBackend {
 
     fn check_kv_layer(&self, dtype: KvDType, shape: KvShape) -> Result<(), DeviceError> {
         let head_dim = shape.head_dim()?;
+        if shape.is_latent() {
+            return Err(DeviceError::Unsupported("latent attention has no GPU kernel yet; device=\"cpu\" computes it".into()));
+        }
         if dtype == KvDType::F32 || HEAD_DIMS.contains(&head_dim) {
             return Ok(());
         }
@@ -470,7 +473,8 @@ impl Phases for CudaBackend {
     }
 
     fn attention(&self, args: AttentionArgs<'_>, step: &StepMetadata) {
-        done(self.state().lists.attention(&self.driver, args, step));
+        let State { lists, constants, .. } = &mut *self.state();
+        done(lists.attention(&self.driver, constants, args, step));
     }
 
     fn linear_residual(&self, args: ResidualArgs<'_>, _: &StepMetadata) {

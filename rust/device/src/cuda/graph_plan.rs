@@ -48,6 +48,7 @@ impl Bucket {
             rope_positions: vec![0; self.rows],
             query_start_loc: (0..=self.rows as u32).collect(),
             seq_lens: vec![position + 1; self.rows],
+            state_slots: Vec::new(),
             groups: vec![group; num_groups],
         }
     }

@@ -131,7 +131,17 @@ fn attend(backend: &CudaBackend, cache: &CacheEngine) {
         tensor.set_rows(rows);
     }
     backend.begin_step(&step);
-    let args = RopeArgs { q: &mut q, kv: Some((&mut k, &v)), q_norm: None, k_norm: None, rope: None, cache, layer: 0 };
+    let args = RopeArgs {
+        q: &mut q,
+        kv: Some((&mut k, Some(&v))),
+        q_norm: None,
+        k_norm: None,
+        norms_last: false,
+        q_scale: None,
+        rope: None,
+        cache,
+        layer: 0,
+    };
     backend.rope_and_cache(args, &step);
     let params = AttentionParams {
         num_heads,
@@ -139,9 +149,10 @@ fn attend(backend: &CudaBackend, cache: &CacheEngine) {
         head_dim,
         scale: 1.0,
         window: None,
+        chunk: None,
         softcap: None,
         precision: Precision::Fast,
     };
-    backend.attention(AttentionArgs { q: &q, out: &mut out, cache, layer: 0, params }, &step);
+    backend.attention(AttentionArgs { q: &q, out: &mut out, cache, layer: 0, sinks: None, params }, &step);
     cache.copy_blocks(&[(1, 2)]);
 }

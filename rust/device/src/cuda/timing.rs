@@ -147,10 +147,18 @@ impl GpuTimer {
         let q = self.random_tensor(batch, num_heads * head_dim)?;
         let mut out = self.backend.alloc(batch, num_heads * head_dim)?;
         let scale = (head_dim as f32).sqrt().recip();
-        let params =
-            AttentionParams { num_heads, num_kv_heads, head_dim, scale, window: None, softcap: None, precision: Precision::Fast };
+        let params = AttentionParams {
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            scale,
+            window: None,
+            chunk: None,
+            softcap: None,
+            precision: Precision::Fast,
+        };
         self.time(spec.layers.len(), runs, &mut |layer| {
-            self.backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, layer, params }, &step);
+            self.backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, layer, sinks: None, params }, &step);
             Ok(())
         })
     }
@@ -270,6 +278,7 @@ fn decode_step(batch: usize, context: usize, block_size: usize) -> StepMetadata 
         rope_positions: vec![0; batch],
         query_start_loc: (0..=batch as u32).collect(),
         seq_lens: vec![context as u32; batch],
+        state_slots: Vec::new(),
         groups: vec![group],
     }
 }

@@ -5,8 +5,8 @@
 mod random;
 
 use device::{
-    AttentionArgs, AttentionParams, Backend, CacheEngine, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvShape, KvSide,
-    StepMetadata, Tensor, cpu::Isa,
+    AttentionArgs, AttentionParams, Backend, CacheEngine, Constant, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvShape,
+    KvSide, StepMetadata, Tensor, cpu::Isa,
 };
 pub use random::Rng;
 
@@ -22,6 +22,8 @@ pub struct Case {
     pub dtype: KvDType,
     /// (keys before the chunk, queries) of each.
     pub requests: Vec<(usize, usize)>,
+    /// Of each head.
+    pub sinks: Option<Constant>,
     /// What lies in slots that no query may read.
     pub poison: f32,
     seed: u64,
@@ -56,7 +58,15 @@ impl Case {
             v.push(rng.floats((before + queries) * kv_cols));
         }
         let stored = [&k, &v].map(|side| side.iter().map(|x| stored(dtype, params.head_dim, x)).collect());
-        Self { params, block_size, dtype, requests: requests.to_vec(), poison: 1e4, seed, q, k, v, stored }
+        Self { params, block_size, dtype, requests: requests.to_vec(), sinks: None, poison: 1e4, seed, q, k, v, stored }
+    }
+
+    /// With a sink for each head, one of them heavier than all keys.
+    pub fn with_sinks(mut self) -> Self {
+        let mut sinks = Rng::new(self.seed ^ 2).floats(self.params.num_heads);
+        sinks[0] = 60.0;
+        self.sinks = Some(sinks.into());
+        self
     }
 
     /// Rounds the queries to bfloat16.
@@ -107,7 +117,7 @@ pub fn run(backend: &dyn Backend, case: &Case) -> Vec<f32> {
     q.as_mut_slice().copy_from_slice(&case.q.concat());
     for (r, &(before, queries)) in case.requests.iter().enumerate() {
         let len = before + queries;
-        let first = params.window.map_or(0, |w| (before + 1).saturating_sub(w));
+        let first = params.first_key(before);
         let mut table = vec![0; max_blocks];
         for (i, entry) in table.iter_mut().enumerate().take(len.div_ceil(block_size)) {
             let block = free.pop().unwrap();
@@ -131,7 +141,10 @@ pub fn run(backend: &dyn Backend, case: &Case) -> Vec<f32> {
     }
     step.groups.push(group);
     let mut out = Tensor::new(num_tokens, params.num_heads * head_dim).unwrap();
-    backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 1, params: *params }, &step);
+    backend.attention(
+        AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 1, sinks: case.sinks.as_ref(), params: *params },
+        &step,
+    );
     backend.fetch(&mut out);
     out.as_slice().to_vec()
 }
@@ -148,7 +161,9 @@ pub fn dense(case: &Case) -> Vec<f64> {
                 x[at..at + p.head_dim].iter().map(|&x| f64::from(x)).collect()
             };
             let query = &case.q[r][(i * p.num_heads + head) * p.head_dim..][..p.head_dim];
-            let seen: Vec<usize> = (0..=position).filter(|&j| p.window.is_none_or(|w| j + w > position)).collect();
+            let seen: Vec<usize> = (0..=position)
+                .filter(|&j| p.window.is_none_or(|w| j + w > position) && p.chunk.is_none_or(|c| j / c == position / c))
+                .collect();
             let scores: Vec<f64> = seen
                 .iter()
                 .map(|&j| {
@@ -158,7 +173,8 @@ pub fn dense(case: &Case) -> Vec<f64> {
                 })
                 .collect();
             let max = scores.iter().copied().fold(f64::MIN, f64::max);
-            let total: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+            let sink = case.sinks.as_ref().map_or(0.0, |sinks| (f64::from(sinks[head]) - max).exp());
+            let total: f64 = scores.iter().map(|s| (s - max).exp()).sum::<f64>() + sink;
             let mut sum = vec![0.0; p.head_dim];
             for (&j, s) in seen.iter().zip(&scores) {
                 let weight = (s - max).exp() / total;

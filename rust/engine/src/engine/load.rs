@@ -174,10 +174,17 @@ pub fn load_with_backend(
     let cache = &plan.cache;
     // One block more than is promised: the null block.
     runner.allocate_kv((cache.num_gpu_blocks + 1, cache.block_size), &cache.groups)?;
-    let kv = cache.kv_cache_config(config.prefix_caching, rand::random());
+    let is_recurrent = files.config().is_recurrent();
+    if is_recurrent && config.proposer.is_some() {
+        let text = format!("drafts with {}, whose states cannot go back, are not supported", files.config().architecture);
+        return Err(EngineError::NotSupported(text));
+    }
+    // A block of keys and values is of no use without the states behind it.
+    let kv = cache.kv_cache_config(config.prefix_caching && !is_recurrent, rand::random());
     let scheduler = Scheduler::new(
         SchedulerConfig {
             retain_kv: !config.no_kv_cache,
+            has_states: is_recurrent,
             reserve_full_context: config.no_paged_attn,
             admission: config.policies.admission,
             victim: config.policies.victim,

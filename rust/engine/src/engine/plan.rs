@@ -19,7 +19,7 @@ use crate::{
     EngineError,
     model::{
         DecoderConfig,
-        config::{AttentionConfig, Norms},
+        config::{AttentionConfig, LayerConfig, Norms},
         decoder::{Activations, Decoder},
         rope::GrowingRope,
     },
@@ -206,7 +206,7 @@ fn naive_context(longest: usize, config: &EngineConfig, cache: &CacheConfig) -> 
 fn check_kv_layers(backend: &dyn Backend, dtype: KvDType, model: &DecoderConfig) -> Result<(), DeviceError> {
     let mut own = (0..model.num_layers()).filter_map(|layer| match model.kv_source(layer) {
         KvSource::Own(shape) => Some(shape),
-        KvSource::Layer(_) => None,
+        KvSource::Layer(_) | KvSource::Nothing => None,
     });
     own.try_for_each(|shape| backend.check_kv_layer(dtype, shape))
 }
@@ -217,6 +217,21 @@ fn check_experts(backend: &dyn Backend, model: &DecoderConfig) -> Result<(), Eng
         let device = backend.info().device;
         return Err(EngineError::Architecture(format!(
             "{} is a mixture of experts, which {device} does not compute yet: use device=\"cpu\"",
+            model.architecture
+        )));
+    }
+    let has_gate = |layer: &LayerConfig| layer.recurrent.is_some() || layer.attention.output_gate;
+    if backend.recurrent_phases().is_none() && model.layers.iter().any(has_gate) {
+        let device = backend.info().device;
+        return Err(EngineError::Architecture(format!(
+            "{} has recurrent layers, which {device} does not compute yet: use device=\"cpu\"",
+            model.architecture
+        )));
+    }
+    if backend.latent_phases().is_none() && model.layers.iter().any(|layer| layer.attention.latent.is_some()) {
+        let device = backend.info().device;
+        return Err(EngineError::Architecture(format!(
+            "{} has latent attention, which {device} does not compute yet: use device=\"cpu\"",
             model.architecture
         )));
     }
@@ -304,7 +319,8 @@ fn beside_kv(
         return Err(paged::ConfigError::NoDevices.into());
     }
     let activations = activation_bytes(model.config, config, longest);
-    let mut bytes = vec![DeviceBytes { activations, ..DeviceBytes::default() }; devices.len()];
+    let states = model.config.state_lens().iter().sum::<usize>() as u64 * size_of::<f32>() as u64 * config.max_num_seqs as u64;
+    let mut bytes = vec![DeviceBytes { activations, states, ..DeviceBytes::default() }; devices.len()];
     bytes[0].encoder_cache = model.encoder_cache_bytes;
     let mut counter = Counter::new(model.weights, devices, precision(config), layers);
     Decoder::new(&mut counter, model.config)?;
@@ -358,6 +374,8 @@ fn workspace_shape(
         post_norms: model.layers.iter().any(|layer| layer.norms != Norms::Before),
         gated: model.layers.iter().any(|layer| layer.ffn.is_gated()),
         num_experts: model.largest(|layer| layer.ffn.num_experts()),
+        recurrent_width: model.largest(|layer| layer.recurrent.map_or(0, |it| it.projected_width(model.hidden_size))),
+        has_latent: model.layers.iter().any(|layer| layer.attention.latent.is_some()),
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::{
     ops::ControlFlow,
-    path::PathBuf,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst},
@@ -162,7 +161,7 @@ fn start_with(config: &EngineConfig) -> (Engine, EngineThread, Arc<Failing>) {
         num_tokens: AtomicUsize::new(0),
         num_logit_rows: AtomicUsize::new(0),
     });
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/text/llama");
+    let path = goldens::dir().join("text/llama");
     let source = ModelSource::HuggingFace { path, tokenizer_json: None };
     let dynamic: Arc<dyn Backend> = Arc::<Failing>::clone(&backend);
     let (shared, thread) = load_with_backend(&source, config, &dynamic, &|_| {}).unwrap();

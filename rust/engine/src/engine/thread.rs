@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     EngineError, OutputKind, Proposer, error::caught, input_batch::InputBatch, kv_tier::Swapper, model::RopeRows,
-    model_runner::ModelRunner, tokenizer::Tokenizer,
+    model_runner::ModelRunner, state_slots::StateSlots, tokenizer::Tokenizer,
 };
 
 /// What callers ask of the engine thread.
@@ -97,6 +97,7 @@ pub struct EngineThread {
     next_request: u64,
     output: SchedulerOutput,
     batch: InputBatch,
+    states: StateSlots,
     outputs: StepOutputs,
     /// Who proposes drafts, and those of one request.
     proposer: Option<Arc<dyn Proposer>>,
@@ -138,6 +139,7 @@ impl EngineThread {
             next_request: 0,
             output: SchedulerOutput::default(),
             batch: InputBatch::default(),
+            states: StateSlots::default(),
             outputs: StepOutputs::default(),
             proposer: None,
             drafts: Vec::new(),
@@ -315,6 +317,7 @@ impl EngineThread {
         self.requests.clear();
         self.active.clear();
         self.outputs = StepOutputs::default();
+        self.states = StateSlots::default();
         let (paused, draining) = (self.scheduler.is_paused(), self.scheduler.is_draining());
         match Scheduler::new(self.scheduler.config().clone(), self.kv.clone()) {
             Ok(scheduler) => {

@@ -1,6 +1,8 @@
 //! Softmax attention over the KV cache.
 
-use device::{AttentionArgs, AttentionParams, HeadNorm, Linear, Norm, NormSpan, Projection, RopeArgs, Tensor};
+use device::{
+    AttentionArgs, AttentionParams, Constant, HeadNorm, Linear, Norm, NormKind, NormSpan, Projection, RopeArgs, Tensor,
+};
 
 use super::{
     config::{AttentionConfig, QkNorm},
@@ -18,6 +20,8 @@ pub(crate) struct Attention {
     kv: Option<(Linear, Linear)>,
     q_norm: Option<Norm>,
     k_norm: Option<Norm>,
+    sinks: Option<Constant>,
+    gate: Option<Linear>,
     output: Linear,
 }
 
@@ -31,14 +35,26 @@ impl Attention {
         let id = |role| WeightId::layer(layer, role);
         let (q_size, kv_size) = (config.q_size(), config.kv_size());
         let parts = [(Role::AttnQ, q_size), (Role::AttnK, kv_size), (Role::AttnV, kv_size)];
-        let [q, k, v] = Matrix::fused(id(Role::AttnQkv), parts, hidden, config.qkv_bias);
+        let [mut q, k, v] = Matrix::fused(id(Role::AttnQkv), parts, hidden, config.qkv_bias);
+        let mut gate = None;
+        if config.output_gate {
+            let parts = [(Role::AttnOwnQ, q_size), (Role::AttnGate, q_size)];
+            let both = Matrix::fused(id(Role::AttnQAndGate), parts, hidden, config.qkv_bias);
+            let [of_q, of_gate] = both.map(|matrix| matrix.in_groups(config.num_heads));
+            (q, gate) = (of_q, Some(weights.linear(&of_gate)?));
+        }
         let mut norm = |role, num_heads| {
-            let shape = config.qk_norm.map(|norm| match norm {
-                QkNorm::Heads => [1, config.head_dim],
-                QkNorm::OwnHeads => [num_heads, config.head_dim],
-                QkNorm::Row => [1, num_heads * config.head_dim],
-            });
-            shape.map(|shape| weights.norm(id(role), shape)).transpose()
+            let shape = match config.qk_norm {
+                None => return Ok(None),
+                Some(QkNorm::Unweighted(eps)) => {
+                    let weight = Constant::from(vec![1.0; config.head_dim]);
+                    return Ok(Some(Norm { kind: NormKind::Rms, weight, bias: None, eps }));
+                }
+                Some(QkNorm::Heads) => [1, config.head_dim],
+                Some(QkNorm::OwnHeads) => [num_heads, config.head_dim],
+                Some(QkNorm::Row) => [1, num_heads * config.head_dim],
+            };
+            weights.norm(id(role), shape).map(Some)
         };
         let q_norm = norm(Role::AttnQNorm, config.num_heads)?;
         let has_kv = config.shared_kv.is_none();
@@ -49,40 +65,52 @@ impl Attention {
             kv: if has_kv { Some((weights.linear(&k)?, weights.linear(&v)?)) } else { None },
             q_norm,
             k_norm,
+            sinks: config.has_sinks.then(|| weights.vector(id(Role::AttnSinks), config.num_heads)).transpose()?,
+            gate,
             output: weights.linear(&Matrix::new(id(Role::AttnOutput), [hidden, q_size], config.output_bias))?,
         })
     }
 
     pub(crate) fn buffers(config: &AttentionConfig) -> Buffers<usize> {
         let (q, kv) = (config.q_size(), config.kv_size());
-        [q, kv, kv, q, 0]
+        [q, kv, kv, q, if config.output_gate { q } else { 0 }, 0]
     }
 
     /// All phases that read the hidden state, normalized if there is a norm.
     pub(crate) fn open(&self, norm: Option<&Norm>, cx: &mut Context<'_>) {
-        let [q, k, v, out, _] = &mut *cx.buffers;
+        let [q, k, v, out, gate, _] = &mut *cx.buffers;
         let (backend, cache, layer) = (cx.run.backend, cx.run.cache, cx.layer);
         let of_q = Projection { linear: &self.q, out: q };
-        match &self.kv {
-            Some((of_k, of_v)) => {
+        match (&self.kv, &self.gate) {
+            (Some((of_k, of_v)), None) => {
                 let projections = &mut [of_q, Projection { linear: of_k, out: k }, Projection { linear: of_v, out: v }];
                 backend.norm_linear(cx.hidden, norm, projections, cx.step);
             }
-            None => backend.norm_linear(cx.hidden, norm, &mut [of_q], cx.step),
+            (Some((of_k, of_v)), Some(of_gate)) => {
+                let [of_k, of_v] = [Projection { linear: of_k, out: k }, Projection { linear: of_v, out: v }];
+                let projections = &mut [of_q, of_k, of_v, Projection { linear: of_gate, out: gate }];
+                backend.norm_linear(cx.hidden, norm, projections, cx.step);
+            }
+            (None, _) => backend.norm_linear(cx.hidden, norm, &mut [of_q], cx.step),
         }
-        let kv = self.kv.is_some().then_some((k, &*v));
+        let kv = self.kv.is_some().then_some((k, Some(&*v)));
         let rope = self.config.rope.map(|rope| cx.run.ropes[rope].table());
         let span = if self.config.qk_norm == Some(QkNorm::Row) { NormSpan::Row } else { NormSpan::Head };
         let [q_norm, k_norm] = [&self.q_norm, &self.k_norm].map(|norm| norm.as_ref().map(|norm| HeadNorm { norm, span }));
-        backend.rope_and_cache(RopeArgs { q, kv, q_norm, k_norm, rope, cache, layer }, cx.step);
-        let AttentionConfig { num_heads, num_kv_heads, head_dim, scale, window, softcap, .. } = self.config;
+        let AttentionConfig { norms_last, q_scale, .. } = self.config;
+        backend.rope_and_cache(RopeArgs { q, kv, q_norm, k_norm, norms_last, q_scale, rope, cache, layer }, cx.step);
+        let AttentionConfig { num_heads, num_kv_heads, head_dim, scale, window, chunk, softcap, .. } = self.config;
         let precision = cx.run.precision;
-        let params = AttentionParams { num_heads, num_kv_heads, head_dim, scale, window, softcap, precision };
-        backend.attention(AttentionArgs { q, out, cache, layer, params }, cx.step);
+        let params = AttentionParams { num_heads, num_kv_heads, head_dim, scale, window, chunk, softcap, precision };
+        backend.attention(AttentionArgs { q, out, cache, layer, sinks: self.sinks.as_ref(), params }, cx.step);
+        if self.gate.is_some() {
+            let phases = backend.recurrent_phases().expect("the plan was refused where nothing computes gates of attention");
+            phases.gate(out, gate);
+        }
     }
 
     /// What is added to the hidden state: a product.
-    pub(crate) fn output<'a>(&'a self, [.., out, _]: &'a Buffers<Tensor>) -> (&'a Tensor, &'a Linear) {
+    pub(crate) fn output<'a>(&'a self, [_, _, _, out, ..]: &'a Buffers<Tensor>) -> (&'a Tensor, &'a Linear) {
         (out, &self.output)
     }
 }

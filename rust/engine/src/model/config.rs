@@ -1,6 +1,8 @@
 //! What a decoder is like, whatever file says so.
 
-use device::{Activation, ExpertActivation, KvCacheSpec, KvDType, KvShape, KvSource, NormKind, RouterScore, RoutingRule};
+use device::{
+    Activation, ExpertActivation, KvCacheSpec, KvDType, KvShape, KvSource, NormKind, QueryScale, RouterScore, RoutingRule,
+};
 use paged::{KvGroups, ModelConfigLike, Retention};
 
 use super::rope::{RopeConfig, RopeRows};
@@ -13,6 +15,7 @@ pub const MAX_LAYERS: usize = 4096;
 const MAX_HEADS: usize = 4096;
 const MAX_EXPERTS: usize = 4096;
 const MAX_HEAD_DIM: usize = 1024;
+const MAX_KERNEL: usize = 64;
 
 /// Hyperparameters of a decoder. Widths are in elements.
 #[derive(Clone, Debug)]
@@ -41,6 +44,8 @@ pub struct DecoderConfig {
     pub final_softcap: Option<f32>,
     /// Ends of sequence.
     pub eos_token_ids: Vec<u32>,
+    /// Layers behind these in the files, which predict further tokens (MTP, arXiv:2404.19737): they are not read.
+    pub num_mtp_layers: usize,
 }
 
 /// Normalization.
@@ -59,6 +64,8 @@ pub struct NormConfig {
 pub struct LayerConfig {
     /// What mixes tokens.
     pub attention: AttentionConfig,
+    /// What mixes them in place of attention, which then means nothing.
+    pub recurrent: Option<RecurrentConfig>,
     /// The feed-forward network.
     pub ffn: FfnConfig,
     /// Where it has norms.
@@ -68,6 +75,132 @@ pub struct LayerConfig {
     pub is_parallel: bool,
     /// Multiplied into what is added to the residual stream.
     pub residual_scale: f32,
+}
+
+/// A layer that keeps a state of fixed size a request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RecurrentConfig {
+    /// A gated convolution as wide as the residual stream.
+    ShortConv {
+        /// Tokens that an output is made of.
+        kernel: usize,
+    },
+    /// A state space (Mamba-2, arXiv:2405.21060).
+    Mamba2 {
+        /// Heads.
+        num_heads: usize,
+        /// Elements of a head.
+        head_dim: usize,
+        /// Groups of heads that share what goes into and comes out of the state.
+        num_groups: usize,
+        /// Elements of that.
+        state_dim: usize,
+        /// Tokens that an output of the convolution is made of.
+        kernel: usize,
+        /// The convolution has biases.
+        conv_bias: bool,
+        /// Added to the mean square by the norm within.
+        eps: f32,
+    },
+    /// An associative memory (Gated DeltaNet, arXiv:2412.06464).
+    GatedDelta {
+        /// Heads of queries and keys.
+        num_key_heads: usize,
+        /// Heads of values.
+        num_value_heads: usize,
+        /// Elements of a query and a key.
+        key_dim: usize,
+        /// Elements of a value.
+        value_dim: usize,
+        /// Tokens that an output of the convolution is made of.
+        kernel: usize,
+        /// How the matrices are stored, and which value heads share a key head.
+        layout: DeltaLayout,
+        /// Added to the mean square by the norm within.
+        eps: f32,
+    },
+}
+
+/// How the matrices of a gated delta layer are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeltaLayout {
+    /// Queries, keys, values and gates in one, by key head; both rates in another one, by key head.
+    ByKeyHead,
+    /// Queries, keys and values in one, one after the other; both rates in another one, by key head.
+    RatesByKeyHead,
+    /// Queries, keys and values in one, one after the other.
+    Apart,
+    /// The same; value heads are in the order of their number within their key head.
+    Tiled,
+}
+
+impl RecurrentConfig {
+    /// Columns of what the layer gives, in a residual stream of `hidden` columns.
+    pub const fn width(&self, hidden: usize) -> usize {
+        match *self {
+            Self::ShortConv { .. } => hidden,
+            Self::Mamba2 { num_heads, head_dim, .. } => num_heads * head_dim,
+            Self::GatedDelta { num_value_heads, value_dim, .. } => num_value_heads * value_dim,
+        }
+    }
+
+    /// Columns of all its projections.
+    pub const fn projected_width(&self, hidden: usize) -> usize {
+        match *self {
+            Self::ShortConv { .. } => 3 * hidden,
+            Self::Mamba2 { num_heads, num_groups, state_dim, .. } => {
+                2 * self.width(hidden) + 2 * num_groups * state_dim + num_heads
+            }
+            Self::GatedDelta { num_key_heads, num_value_heads, key_dim, .. } => {
+                2 * self.width(hidden) + 2 * num_key_heads * key_dim + 2 * num_value_heads
+            }
+        }
+    }
+
+    /// Values of its state: inputs of its convolution, and a matrix a head.
+    pub const fn state_len(&self, hidden: usize) -> usize {
+        let width = self.width(hidden);
+        match *self {
+            Self::ShortConv { kernel } => (kernel - 1) * hidden,
+            Self::Mamba2 { num_groups, state_dim, kernel, .. } => {
+                (kernel - 1) * (width + 2 * num_groups * state_dim) + width * state_dim
+            }
+            Self::GatedDelta { num_key_heads, key_dim, kernel, .. } => {
+                (kernel - 1) * (width + 2 * num_key_heads * key_dim) + width * key_dim
+            }
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let kernel = |kernel| in_range("length of a convolution", kernel, MAX_KERNEL);
+        match *self {
+            Self::ShortConv { kernel: len } => kernel(len),
+            Self::Mamba2 { num_heads, head_dim, num_groups, state_dim, kernel: len, eps, .. } => {
+                kernel(len)?;
+                in_range("number of heads of the state", num_heads, MAX_HEADS)?;
+                in_range("elements of a head of the state", head_dim, MAX_HEAD_DIM)?;
+                in_range("number of groups of the state", num_groups, num_heads)?;
+                in_range("size of the state", state_dim, MAX_HEAD_DIM)?;
+                positive("epsilon of the norm of the state", eps)?;
+                if num_heads.is_multiple_of(num_groups) {
+                    return Ok(());
+                }
+                Err(format!("{num_heads} heads of the state are not a multiple of {num_groups} groups"))
+            }
+            Self::GatedDelta { num_key_heads, num_value_heads, key_dim, value_dim, kernel: len, eps, .. } => {
+                kernel(len)?;
+                in_range("number of key heads of the state", num_key_heads, MAX_HEADS)?;
+                in_range("number of value heads of the state", num_value_heads, MAX_HEADS)?;
+                in_range("elements of a key of the state", key_dim, MAX_HEAD_DIM)?;
+                in_range("elements of a value of the state", value_dim, MAX_HEAD_DIM)?;
+                positive("epsilon of the norm of the state", eps)?;
+                if num_value_heads.is_multiple_of(num_key_heads) {
+                    return Ok(());
+                }
+                Err(format!("{num_value_heads} value heads of the state are not a multiple of {num_key_heads} key heads"))
+            }
+        }
+    }
 }
 
 /// Which norms a layer has, around its attention as around its feed-forward network.
@@ -94,6 +227,8 @@ pub struct AttentionConfig {
     pub rope: Option<usize>,
     /// Keys j with i - window < j <= i are seen by query i; `None`: all.
     pub window: Option<usize>,
+    /// Query i sees no keys before the last multiple of this that is not behind it.
+    pub chunk: Option<usize>,
     /// Multiplied into scores.
     pub scale: f32,
     /// `cap * tanh(score / cap)` of scores.
@@ -102,14 +237,41 @@ pub struct AttentionConfig {
     pub qkv_bias: bool,
     /// The output projection must have a bias; else it may.
     pub output_bias: bool,
-    /// Norms of q and k before they rotate.
+    /// What it gives is multiplied by the sigmoid of a projection that lies beside that of the queries, head by head.
+    pub output_gate: bool,
+    /// Norms of q and k.
     pub qk_norm: Option<QkNorm>,
+    /// They follow the rotation; else it follows them.
+    pub norms_last: bool,
+    /// What queries are multiplied by in the end.
+    pub q_scale: Option<QueryScale>,
+    /// Each head has a score without a value.
+    pub has_sinks: bool,
     /// The layer before whose keys and values it reads; `None`: its own.
     pub shared_kv: Option<usize>,
+    /// It is latent: heads and their elements are those of its absorbed form, one key and value head for all.
+    pub latent: Option<LatentConfig>,
+}
+
+/// Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LatentConfig {
+    /// Elements that queries are made of; `None`: the hidden state.
+    pub q_rank: Option<usize>,
+    /// Elements of the latent vector that keys and values are made of.
+    pub kv_rank: usize,
+    /// Elements of a head's query that do not rotate.
+    pub nope_dim: usize,
+    /// Elements that do.
+    pub rope_dim: usize,
+    /// Elements of a head's value.
+    pub v_dim: usize,
+    /// Added to the mean square by the norms within.
+    pub eps: f32,
 }
 
 /// What a norm of q and k is taken over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum QkNorm {
     /// Each head, all with the same `[head_dim]` weights.
     Heads,
@@ -117,6 +279,8 @@ pub enum QkNorm {
     OwnHeads,
     /// The whole row, `[num_heads * head_dim]` weights.
     Row,
+    /// Each head, without weights, by an RMS norm with this epsilon.
+    Unweighted(f32),
 }
 
 /// A feed-forward network.
@@ -188,6 +352,7 @@ impl Default for DecoderConfig {
             logit_scale: 1.0,
             final_softcap: None,
             eos_token_ids: Vec::new(),
+            num_mtp_layers: 0,
         }
     }
 }
@@ -214,15 +379,22 @@ impl LayerConfig {
             head_dim,
             rope: Some(0),
             window: None,
+            chunk: None,
             scale: (head_dim as f32).sqrt().recip(),
             softcap: None,
             qkv_bias: false,
             output_bias: false,
+            output_gate: false,
             qk_norm: None,
+            norms_last: false,
+            q_scale: None,
+            has_sinks: false,
             shared_kv: None,
+            latent: None,
         };
         Self {
             attention,
+            recurrent: None,
             ffn: FfnConfig::Dense(DenseConfig { intermediate_size, is_gated: true, activation, bias: false }),
             norms: Norms::Before,
             is_parallel: false,
@@ -312,6 +484,32 @@ impl FfnConfig {
     }
 }
 
+impl LatentConfig {
+    fn check(&self, attention: &AttentionConfig) -> Result<(), String> {
+        let Self { q_rank, kv_rank, nope_dim, rope_dim, v_dim, eps } = *self;
+        in_range("rank of queries", q_rank.unwrap_or(1), MAX_SIZE)?;
+        for (name, dim) in [
+            ("rank of keys and values", kv_rank),
+            ("elements of a query that do not rotate", nope_dim),
+            ("elements of a query that rotate", rope_dim),
+            ("elements of a value", v_dim),
+        ] {
+            in_range(name, dim, MAX_HEAD_DIM)?;
+        }
+        positive("epsilon of the norms of latent vectors", eps)?;
+        if (attention.num_kv_heads, attention.head_dim) != (1, rope_dim + kv_rank) {
+            return Err("latent attention has one key and value head, as wide as what rotates and its rank".into());
+        }
+        let others = [attention.window.is_some(), attention.chunk.is_some(), attention.shared_kv.is_some(), attention.has_sinks];
+        if others.contains(&true) || attention.qk_norm.is_some() || attention.q_scale.is_some() {
+            return Err(
+                "latent attention sees all tokens, and has neither norms of heads, nor scales of queries, nor sinks".into()
+            );
+        }
+        Ok(())
+    }
+}
+
 impl AttentionConfig {
     /// Columns of q and of what attention gives.
     pub const fn q_size(&self) -> usize {
@@ -331,15 +529,23 @@ impl ModelConfigLike for DecoderConfig {
     }
 
     fn kv_shape(&self, layer: usize) -> paged::KvShape {
-        let AttentionConfig { num_kv_heads, head_dim, shared_kv, .. } = self.layers[layer].attention;
+        let AttentionConfig { num_kv_heads, head_dim, shared_kv, latent, .. } = self.layers[layer].attention;
+        if self.layers[layer].recurrent.is_some() {
+            return paged::KvShape::default();
+        }
         match shared_kv {
-            None => paged::KvShape { num_kv_heads, k_head_dim: head_dim, v_head_dim: head_dim },
+            None => {
+                let v_head_dim = if latent.is_some() { 0 } else { head_dim };
+                paged::KvShape { num_kv_heads, k_head_dim: head_dim, v_head_dim }
+            }
             Some(_) => paged::KvShape::default(),
         }
     }
 
     fn retention(&self, layer: usize) -> Retention {
-        self.layers[layer].attention.window.into()
+        let AttentionConfig { window, chunk, .. } = self.layers[layer].attention;
+        // A chunk is seen from its start on, which is at most so far away.
+        window.into_iter().chain(chunk).min().into()
     }
 
     fn max_seq_len(&self) -> usize {
@@ -350,8 +556,12 @@ impl ModelConfigLike for DecoderConfig {
 impl DecoderConfig {
     /// Whose keys and values a layer reads, and of which shape.
     pub fn kv_source(&self, layer: usize) -> KvSource {
-        let AttentionConfig { num_kv_heads, head_dim, shared_kv, .. } = self.layers[layer].attention;
-        shared_kv.map_or(KvSource::Own(KvShape::new(num_kv_heads, head_dim)), KvSource::Layer)
+        let AttentionConfig { num_kv_heads, head_dim, shared_kv, latent, .. } = self.layers[layer].attention;
+        if self.layers[layer].recurrent.is_some() {
+            return KvSource::Nothing;
+        }
+        let own = if latent.is_some() { KvShape::latent(head_dim) } else { KvShape::new(num_kv_heads, head_dim) };
+        shared_kv.map_or(KvSource::Own(own), KvSource::Layer)
     }
 
     /// A KV storage for this model, whose layers share blocks in these groups.
@@ -386,6 +596,25 @@ impl DecoderConfig {
     #[must_use]
     pub(crate) fn with_layers(mut self, set: impl FnMut(&mut LayerConfig)) -> Self {
         self.layers.iter_mut().for_each(set);
+        self
+    }
+
+    /// Values that a request's states take, by layer; all 0 where no layer is recurrent.
+    pub fn state_lens(&self) -> Vec<usize> {
+        self.layers.iter().map(|layer| layer.recurrent.map_or(0, |recurrent| recurrent.state_len(self.hidden_size))).collect()
+    }
+
+    /// Whether there are recurrent layers.
+    pub fn is_recurrent(&self) -> bool {
+        self.layers.iter().any(|layer| layer.recurrent.is_some())
+    }
+
+    /// Layers for which that holds have this in place of attention.
+    #[must_use]
+    pub(crate) fn with_recurrent(mut self, recurrent: RecurrentConfig, is_recurrent: impl Fn(usize) -> bool) -> Self {
+        for (index, layer) in self.layers.iter_mut().enumerate() {
+            layer.recurrent = is_recurrent(index).then_some(recurrent);
+        }
         self
     }
 
@@ -425,6 +654,9 @@ impl DecoderConfig {
         positive("logit scale", self.logit_scale)?;
         self.final_softcap.map_or(Ok(()), |cap| positive("softcap of logits", cap))?;
         (0..self.layers.len()).try_for_each(|layer| self.check_layer(layer))?;
+        if self.layers.iter().all(|layer| layer.recurrent.is_some()) {
+            return Err("no layer has attention; at least one must".into());
+        }
         // Tables are made of those that no layer uses too.
         let head_dim = self.largest(|layer| layer.attention.head_dim);
         self.ropes.iter().try_for_each(|rope| rope.validate(head_dim))
@@ -434,6 +666,9 @@ impl DecoderConfig {
         let layer = &self.layers[index];
         positive("residual scale", layer.residual_scale)?;
         layer.ffn.check()?;
+        if let Some(recurrent) = &layer.recurrent {
+            return recurrent.check();
+        }
         if layer.is_parallel && layer.ffn.num_experts() > 0 {
             return Err(format!("layer {index} has experts beside its attention; they must come after it"));
         }
@@ -447,12 +682,24 @@ impl DecoderConfig {
         }
         positive("attention scale", attention.scale)?;
         attention.softcap.map_or(Ok(()), |cap| positive("softcap of attention scores", cap))?;
-        if attention.window == Some(0) {
-            return Err("a sliding window of 0 tokens sees nothing; it must be at least 1".into());
+        for (what, reach) in [("sliding window", attention.window), ("chunk of attention", attention.chunk)] {
+            if reach == Some(0) {
+                return Err(format!("a {what} of 0 tokens sees nothing; it must be at least 1"));
+            }
+        }
+        if let Some(QueryScale { beta, length, offset }) = attention.q_scale {
+            in_range("length of a step of the queries' scale", length as usize, MAX_SIZE)?;
+            if !beta.is_finite() || beta < 0.0 {
+                return Err(format!("the scale of queries grows by {beta:?}; it must be finite, and not negative"));
+            }
+            in_range("offset of the queries' scale", offset as usize + 1, MAX_SIZE)?;
+        }
+        if attention.norms_last && attention.qk_norm == Some(QkNorm::Row) {
+            return Err("a norm of whole rows of queries follows their rotation; it must come before it".into());
         }
         if let Some(of) = attention.shared_kv {
             let is_alike = |other: &AttentionConfig| {
-                let kv = |config: &AttentionConfig| (config.num_kv_heads, config.head_dim, config.window);
+                let kv = |config: &AttentionConfig| (config.num_kv_heads, config.head_dim, config.window, config.chunk);
                 other.shared_kv.is_none() && kv(other) == kv(attention)
             };
             if !self.layers[..index].get(of).is_some_and(|layer| is_alike(&layer.attention)) {
@@ -461,6 +708,9 @@ impl DecoderConfig {
                      as many heads of the same size and the same window"
                 ));
             }
+        }
+        if let Some(latent) = &attention.latent {
+            latent.check(attention)?;
         }
         let Some(rope) = attention.rope else { return Ok(()) };
         self.ropes.get(rope).ok_or_else(|| format!("there is no rotation {rope}"))?.validate(head_dim)

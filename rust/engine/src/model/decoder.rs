@@ -11,7 +11,9 @@ use super::{
     config::{DecoderConfig, FfnConfig, LayerConfig, Norms},
     dense::Dense,
     experts::Mixture,
+    latent::Latent,
     part::{Buffers, Context, Run, Weights},
+    recurrent::RecurrentMixer,
 };
 use crate::{
     EngineError,
@@ -31,7 +33,7 @@ pub struct Decoder {
 }
 
 struct Layer {
-    attention: Attention,
+    mixer: Mixer,
     ffn: Ffn,
     attn_norm: Option<Norm>,
     post_attn_norm: Option<Norm>,
@@ -39,11 +41,57 @@ struct Layer {
     post_ffn_norm: Option<Norm>,
     is_parallel: bool,
     residual_scale: f32,
+    /// Columns of its activations.
+    columns: Buffers<usize>,
+}
+
+/// What mixes tokens.
+enum Mixer {
+    Attention(Attention),
+    Latent(Latent),
+    Recurrent(RecurrentMixer),
 }
 
 enum Ffn {
     Dense(Dense),
     Mixture(Mixture),
+}
+
+impl Mixer {
+    fn new(weights: &mut dyn Weights, config: &LayerConfig, layer: usize, hidden: usize) -> Result<Self, EngineError> {
+        let attention = &config.attention;
+        if let Some(recurrent) = &config.recurrent {
+            return Ok(Self::Recurrent(RecurrentMixer::new(weights, recurrent, layer, hidden)?));
+        }
+        Ok(match &attention.latent {
+            None => Self::Attention(Attention::new(weights, attention, layer, hidden)?),
+            Some(latent) => Self::Latent(Latent::new(weights, attention, latent, layer, hidden)?),
+        })
+    }
+
+    fn buffers(config: &LayerConfig, hidden: usize) -> Buffers<usize> {
+        let attention = &config.attention;
+        if let Some(recurrent) = &config.recurrent {
+            return RecurrentMixer::buffers(recurrent, hidden);
+        }
+        attention.latent.as_ref().map_or_else(|| Attention::buffers(attention), |latent| Latent::buffers(attention, latent))
+    }
+
+    fn open(&self, norm: Option<&Norm>, cx: &mut Context<'_>) {
+        match self {
+            Self::Attention(attention) => attention.open(norm, cx),
+            Self::Latent(latent) => latent.open(norm, cx),
+            Self::Recurrent(recurrent) => recurrent.open(norm, cx),
+        }
+    }
+
+    fn output<'a>(&'a self, buffers: &'a Buffers<Tensor>) -> (&'a Tensor, &'a Linear) {
+        match self {
+            Self::Attention(attention) => attention.output(buffers),
+            Self::Latent(latent) => latent.output(buffers),
+            Self::Recurrent(recurrent) => recurrent.output(buffers),
+        }
+    }
 }
 
 impl Layer {
@@ -57,19 +105,23 @@ impl Layer {
             ffn_norm: if config.is_parallel { attn_norm.clone() } else { norm(before, Role::FfnNorm)? },
             post_ffn_norm: norm(after, Role::PostFfnNorm)?,
             attn_norm,
-            attention: Attention::new(weights, &config.attention, layer, hidden)?,
+            mixer: Mixer::new(weights, config, layer, hidden)?,
             ffn: match &config.ffn {
                 FfnConfig::Dense(config) => Ffn::Dense(Dense::new(weights, config, layer, hidden)?),
                 FfnConfig::Experts(config) => Ffn::Mixture(Mixture::new(weights, config, layer, hidden)?),
             },
             is_parallel: config.is_parallel,
             residual_scale: config.residual_scale,
+            columns: columns(config, hidden),
         })
     }
 
     fn run(&self, cx: &mut Context<'_>) {
         let (backend, step) = (cx.run.backend, cx.step);
-        self.attention.open(self.attn_norm.as_ref(), cx);
+        for (buffer, columns) in cx.buffers.iter_mut().zip(self.columns) {
+            buffer.set_cols(columns);
+        }
+        self.mixer.open(self.attn_norm.as_ref(), cx);
         if let (true, Ffn::Dense(dense)) = (self.is_parallel, &self.ffn) {
             dense.open(self.ffn_norm.as_ref(), cx);
         }
@@ -77,7 +129,7 @@ impl Layer {
             let args = ResidualArgs { x, linear, post_norm: post_norm.as_ref(), scale: self.residual_scale, residual };
             backend.linear_residual(args, step);
         };
-        add(self.attention.output(cx.buffers), &self.post_attn_norm, cx.hidden);
+        add(self.mixer.output(cx.buffers), &self.post_attn_norm, cx.hidden);
         match &self.ffn {
             Ffn::Dense(dense) => {
                 if !self.is_parallel {
@@ -124,26 +176,31 @@ impl Activations {
         };
         let tokens = |cols| alloc("max_num_batched_tokens", max_tokens, cols);
         let logit_rows = |cols| alloc("max_num_seqs", max_logit_rows, cols);
-        let [q, k, v, attention, ffn] = buffers(config).map(tokens);
+        let [q, k, v, attention, gate, ffn] = buffers(config).map(tokens);
         Ok(Self {
             hidden: tokens(config.hidden_size)?,
-            buffers: [q?, k?, v?, attention?, ffn?],
+            buffers: [q?, k?, v?, attention?, gate?, ffn?],
             sampled: logit_rows(config.hidden_size)?,
             logits: logit_rows(config.vocab_size)?,
         })
     }
 }
 
-/// The columns of each buffer that serve all layers.
-fn buffers(config: &DecoderConfig) -> Buffers<usize> {
-    let of_ffn = |ffn: &FfnConfig| match ffn {
+/// The columns of each buffer, as a layer uses them.
+fn columns(layer: &LayerConfig, hidden: usize) -> Buffers<usize> {
+    let of_ffn = match &layer.ffn {
         FfnConfig::Dense(config) => Dense::buffers(config),
         // The backend keeps what it needs.
-        FfnConfig::Experts(_) => [0; 5],
+        FfnConfig::Experts(_) => [0; 6],
     };
-    let of_parts = |layer: &LayerConfig| [Attention::buffers(&layer.attention), of_ffn(&layer.ffn)];
+    let of_mixer = Mixer::buffers(layer, hidden);
+    array::from_fn(|i| of_mixer[i].max(of_ffn[i]))
+}
+
+/// The same, wide enough for all layers.
+fn buffers(config: &DecoderConfig) -> Buffers<usize> {
     let widest = |a: Buffers<usize>, b: Buffers<usize>| array::from_fn(|i| a[i].max(b[i]));
-    config.layers.iter().flat_map(of_parts).fold([0; 5], widest)
+    config.layers.iter().map(|layer| columns(layer, config.hidden_size)).fold([0; 6], widest)
 }
 
 impl Decoder {

@@ -35,7 +35,7 @@ impl Dense {
     }
 
     pub(crate) fn buffers(config: &DenseConfig) -> Buffers<usize> {
-        [0, 0, 0, 0, config.intermediate_size]
+        [0, 0, 0, 0, 0, config.intermediate_size]
     }
 
     /// The phase that reads the hidden state.

@@ -14,7 +14,12 @@ use crate::{
     weights::{Metadata, MetadataValue, Role, WeightId, WeightSource},
 };
 
-const ROPE_TYPES: &str = "default, linear, llama3, longrope";
+const ROPE_TYPES: &str = "default, linear, llama3, longrope, yarn";
+
+/// What yarn multiplies rotations and scores by, where a file says nothing else.
+pub(super) fn yarn_mscale(factor: f64, mscale: f64) -> f64 {
+    if factor > 1.0 { 0.1 * mscale * factor.ln() + 1.0 } else { 1.0 }
+}
 
 /// Fields of any file. What is read of them may be absent.
 pub trait Fields {
@@ -167,7 +172,8 @@ impl HfFields<'_> {
         self.typed(key, "a list of numbers", |v| v.as_array()?.iter().map(|n| n.as_f64().map(|n| n as f32)).collect())
     }
 
-    fn child(&self, key: &str) -> Result<Option<Self>, EngineError> {
+    /// An object under a key.
+    pub fn child(&self, key: &str) -> Result<Option<Self>, EngineError> {
         self.typed(key, "an object", |v| v.is_object().then_some(()))?;
         Ok(self.object_under(key))
     }
@@ -198,6 +204,11 @@ impl HfFields<'_> {
         let theta = number("rope_theta")?.unwrap_or(10_000.0);
         let rotary_dim = (number("partial_rotary_factor")?.unwrap_or(usual_part) * head_dim as f64) as usize;
         let scaling = fields.as_ref().map_or(Ok(RopeScaling::None), |fields| self.rope_scaling(fields))?;
+        // Hunyuan's rope is called dynamic, and is not.
+        let theta = match fields.as_ref().map(|fields| fields.number("alpha")).transpose()?.flatten() {
+            Some(alpha) => theta * alpha.powf(head_dim as f64 / (head_dim as f64 - 2.0)),
+            None => theta,
+        };
         Ok(RopeConfig { style: RopeStyle::Neox, theta, rotary_dim, scaling })
     }
 
@@ -220,7 +231,15 @@ impl HfFields<'_> {
         let original = given.unwrap_or(max_positions);
         Ok(match &kind[..] {
             "default" => RopeScaling::None,
+            "dynamic" if fields.value("alpha").is_some() => RopeScaling::None,
+            "dynamic" => {
+                return Err(fields.error(
+                    "rope_type",
+                    format!("is `dynamic`, whose base changes with the length, so that cached keys would not hold; implemented: {ROPE_TYPES}"),
+                ));
+            }
             "linear" => RopeScaling::Linear(needed("factor")?),
+            "yarn" => fields.yarn(original, max_positions)?,
             "llama3" => RopeScaling::Llama3 {
                 factor: needed("factor")?,
                 low_freq_factor: needed("low_freq_factor")?,
@@ -253,6 +272,26 @@ impl HfFields<'_> {
         })
     }
 
+    fn yarn(&self, original: usize, max_positions: usize) -> Result<RopeScaling, EngineError> {
+        let factor = self.number("factor")?.unwrap_or(max_positions as f64 / original as f64);
+        let given = [self.number("mscale")?, self.number("mscale_all_dim")?];
+        let attention_factor = match (self.number("attention_factor")?, given) {
+            (Some(factor), _) => factor,
+            (None, [Some(rotations), Some(scores)]) if rotations != 0.0 && scores != 0.0 => {
+                yarn_mscale(factor, rotations) / yarn_mscale(factor, scores)
+            }
+            _ => yarn_mscale(factor, 1.0),
+        };
+        Ok(RopeScaling::Yarn {
+            factor,
+            beta_fast: self.number("beta_fast")?.unwrap_or(32.0),
+            beta_slow: self.number("beta_slow")?.unwrap_or(1.0),
+            original_max_positions: original,
+            truncate: self.flag("truncate")?.unwrap_or(true),
+            attention_factor: attention_factor as f32,
+        })
+    }
+
     /// What all architectures name alike; every layer sees everything and rotates alike.
     pub fn decoder(&self, architecture: &'static str) -> Result<DecoderConfig, EngineError> {
         let (attention, ffn) = (self.flag("attention_bias")?.unwrap_or(false), self.flag("mlp_bias")?.unwrap_or(false));
@@ -282,8 +321,18 @@ impl HfFields<'_> {
             ropes: vec![self.rope("full_attention", head_dim, usual_part)?],
             tie_word_embeddings: self.flag("tie_word_embeddings")?.unwrap_or(false),
             eos_token_ids: self.token_ids("eos_token_id")?,
+            num_mtp_layers: self.size("num_nextn_predict_layers")?.unwrap_or(0),
             ..sizes
         })
+    }
+
+    /// A number that says something about the rotation.
+    pub fn rope_number(&self, key: &str) -> Result<Option<f64>, EngineError> {
+        let fields = match self.child("rope_parameters")? {
+            Some(fields) => Some(fields),
+            None => self.child("rope_scaling")?,
+        };
+        Ok(fields.map(|fields| fields.number(key)).transpose()?.flatten())
     }
 
     /// Which layers are mixtures of experts: each `decoder_sparse_step`th, without those that `mlp_only_layers` names (Qwen).
@@ -316,6 +365,30 @@ impl HfFields<'_> {
         }
     }
 
+    /// A list of layers.
+    pub fn layers(&self, key: &str) -> Result<Option<Vec<usize>>, EngineError> {
+        self.typed(key, "a list of layers", |v| v.as_array()?.iter().map(|v| v.as_u64().map(|n| n as usize)).collect())
+    }
+
+    /// Which layers are recurrent: those that `layer_types` calls so, or these.
+    pub fn recurrent_layers(
+        &self,
+        num_layers: usize,
+        name: &str,
+        usual: impl Fn(usize) -> bool,
+    ) -> Result<Vec<bool>, EngineError> {
+        let Some(types) = self.texts("layer_types")? else { return Ok((0..num_layers).map(usual).collect()) };
+        if types.len() != num_layers {
+            return Err(self.error("layer_types", format!("has {} entries for {num_layers} layers", types.len())));
+        }
+        let is_recurrent = |kind: &String| match &kind[..] {
+            "full_attention" | "attention" => Ok(false),
+            kind if kind == name => Ok(true),
+            other => Err(self.error("layer_types", format!("has `{other}`; implemented here: full_attention, {name}"))),
+        };
+        types.iter().map(is_recurrent).collect()
+    }
+
     /// Which layers have the window: as `layer_types` says, or these.
     pub fn sliding_layers(&self, num_layers: usize, usual: impl Fn(usize) -> bool) -> Result<Vec<bool>, EngineError> {
         let Some(types) = self.texts("layer_types")? else { return Ok((0..num_layers).map(usual).collect()) };
@@ -345,10 +418,12 @@ pub struct GgufFields<'a> {
 }
 
 impl Fields for GgufFields<'_> {
-    /// A list with one integer for every layer counts as that integer.
+    /// A list with the same integer for every layer counts as that integer, zeros apart.
     fn value(&self, key: &str) -> Option<Value> {
         Some(match self.metadata.get(&self.key(key))? {
-            MetadataValue::Ints(list) if list.iter().all(|n| *n == list[0]) => list.first().copied().into(),
+            MetadataValue::Ints(list) if list.iter().filter(|n| **n != 0).collect::<BTreeSet<_>>().len() <= 1 => {
+                list.iter().copied().max().into()
+            }
             value => value.json(),
         })
     }
@@ -361,6 +436,17 @@ impl Fields for GgufFields<'_> {
 impl GgufFields<'_> {
     fn key(&self, name: &str) -> String {
         format!("{}.{name}", self.prefix)
+    }
+
+    /// Which layers have a zero in a list.
+    pub fn layers_without(&self, key: &str, num_layers: usize) -> Result<Vec<bool>, EngineError> {
+        match self.metadata.get(&self.key(key)) {
+            Some(MetadataValue::Ints(list)) if list.len() >= num_layers => Ok(list.iter().map(|n| *n == 0).collect()),
+            Some(MetadataValue::Ints(list)) => {
+                Err(self.error(key, format!("has {} entries for {num_layers} layers", list.len())))
+            }
+            _ => Ok(vec![false; num_layers]),
+        }
     }
 
     fn rope(&self, style: RopeStyle, head_dim: usize) -> Result<RopeConfig, EngineError> {
@@ -378,12 +464,31 @@ impl GgufFields<'_> {
             _ => match kind.as_deref().unwrap_or("none") {
                 "none" => RopeScaling::None,
                 "linear" => RopeScaling::Linear(self.number("rope.scaling.factor")?.unwrap_or(1.0)),
+                "yarn" => self.yarn()?,
                 other => {
-                    return Err(self.error("rope.scaling.type", format!("is `{other}`; implemented: none, linear, longrope")));
+                    let why = format!("is `{other}`; implemented: none, linear, longrope, yarn");
+                    return Err(self.error("rope.scaling.type", why));
                 }
             },
         };
         Ok(RopeConfig { style, theta: self.number("rope.freq_base")?.unwrap_or(10_000.0), rotary_dim, scaling })
+    }
+
+    fn yarn(&self) -> Result<RopeScaling, EngineError> {
+        let factor = self.number("rope.scaling.factor")?.unwrap_or(1.0);
+        // Where scores have a factor of their own, it makes up for that of the rotation.
+        let is_plain = self.number("rope.scaling.yarn_log_multiplier")?.is_some_and(|multiplier| multiplier != 0.0);
+        let usual = if is_plain { 1.0 } else { yarn_mscale(factor, 1.0) };
+        let number =
+            |key: &str, usual: f64| Ok::<f64, EngineError>(self.number(&format!("rope.scaling.{key}"))?.unwrap_or(usual));
+        Ok(RopeScaling::Yarn {
+            factor,
+            beta_fast: number("yarn_beta_fast", 32.0)?,
+            beta_slow: number("yarn_beta_slow", 1.0)?,
+            original_max_positions: self.required_size("rope.scaling.original_context_length")?,
+            truncate: true,
+            attention_factor: (number("attn_factor", 1.0)? * usual) as f32,
+        })
     }
 
     /// The key of the epsilon says which norm it is.
@@ -446,10 +551,15 @@ impl GgufFields<'_> {
         let sizes = self.sizes(keys, Activation::Silu)?;
         let head_dim = sizes.largest(|layer| layer.attention.head_dim);
         let vocab_size = self.weights.vocab_size()?;
+        // Latent attention has values of another length.
+        let is_latent = self.size("attention.kv_lora_rank")?.is_some();
         for (key, value, of) in [
             ("attention.value_length", head_dim, "the elements of a key"),
             ("vocab_size", vocab_size, "the rows of the token embedding"),
         ] {
+            if is_latent && key == "attention.value_length" {
+                continue;
+            }
             if let Some(n) = self.size(key)?.filter(|n| *n != value) {
                 return Err(self.error(key, format!("is {n}; it must be {value}, {of}")));
             }
@@ -463,8 +573,15 @@ impl GgufFields<'_> {
             ropes: vec![self.rope(style, head_dim)?],
             tie_word_embeddings: !self.weights.contains(WeightId::global(Role::Output)),
             eos_token_ids: eos,
+            num_mtp_layers: self.size("nextn_predict_layers")?.unwrap_or(0),
             ..sizes
         };
+        // They are counted among the blocks.
+        let num_layers = config.layers.len().saturating_sub(config.num_mtp_layers);
+        if num_layers == 0 {
+            return Err(self.error("nextn_predict_layers", format!("is {}; there are no other layers", config.num_mtp_layers)));
+        }
+        config.layers.truncate(num_layers);
         if let Some(scale) = self.number("attention.scale")? {
             config = config.with_layers(|layer| layer.attention.scale = scale as f32);
         }

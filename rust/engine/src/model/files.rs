@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::{
-    arch::{Found, check_architecture},
+    arch::{ARCHITECTURES, Found, check_architecture},
     config::DecoderConfig,
     fields::{Fields, GgufFields, HfFields},
 };
@@ -13,8 +13,29 @@ use crate::{
     EngineError, ModelSource,
     json::required_json,
     keys,
-    weights::{GgufFiles, Metadata, Names, Role, SafetensorsFiles, WeightId, WeightSource},
+    weights::{GgufFiles, Metadata, ModelPlace, Names, Role, SafetensorsFiles, WeightId, WeightSource},
 };
+
+/// The configuration of the language model of one that sees; of a model of text its own.
+fn text_model(mut whole: Map<String, Value>) -> Map<String, Value> {
+    let is_implemented = |object: &Map<String, Value>| {
+        let name = object.get("model_type").and_then(Value::as_str);
+        name.is_some_and(|name| ARCHITECTURES.iter().any(|architecture| architecture.model_types.contains(&name)))
+    };
+    match whole.get("text_config").and_then(Value::as_object) {
+        Some(text) if is_implemented(text) => {
+            tracing::warn!("only the language model of a model that sees or hears is computed: images and sounds are not");
+            let mut text = text.clone();
+            for key in ["eos_token_id", "tie_word_embeddings", "quantization_config"] {
+                if let (None, Some(value)) = (text.get(key), whole.remove(key)) {
+                    text.insert(key.to_owned(), value);
+                }
+            }
+            text
+        }
+        _ => whole,
+    }
+}
 
 /// The files of a model, opened and checked; no weight has been read yet.
 pub struct ModelFiles {
@@ -36,13 +57,15 @@ impl ModelFiles {
 
     fn open_hugging_face(dir: &Path, expected: Option<&str>) -> Result<Self, EngineError> {
         let (config, names) = Self::read_config(dir, expected)?;
-        let weights = WeightSource::Safetensors { files: SafetensorsFiles::open(dir)?, names };
+        let files = SafetensorsFiles::open(dir)?;
+        let place = ModelPlace::find(names, |name| files.contains(name));
+        let weights = WeightSource::Safetensors { files, names, place };
         Self::checked(config, weights, "num_hidden_layers")
     }
 
     /// A model with weights for more layers than it says is another one. `key` says how many layers it has.
     fn checked(config: DecoderConfig, weights: WeightSource, key: &str) -> Result<Self, EngineError> {
-        let num_layers = config.layers.len();
+        let num_layers = config.layers.len() + config.num_mtp_layers;
         let beyond = [Role::AttnOutput, Role::FfnDown].map(|role| WeightId::layer(num_layers, role));
         match beyond.into_iter().find(|id| weights.contains(*id)) {
             None => Ok(Self { config, weights }),
@@ -65,7 +88,7 @@ impl ModelFiles {
         let Value::Object(object) = required_json(&path)? else {
             return Err(EngineError::Load(format!("{what}: not a JSON object")));
         };
-        let fields = HfFields::new(&what, object);
+        let fields = HfFields::new(&what, text_model(object));
         let (model_type, classes) = (fields.text("model_type")?, fields.texts("architectures")?.unwrap_or_default());
         let classes: Vec<_> = classes.iter().map(String::as_str).collect();
         let found = Found::HuggingFace { model_type: model_type.as_deref(), classes: &classes };

@@ -74,6 +74,16 @@ impl Weights for Loader<'_> {
         Ok(self.weights.vector(id, len)?.into())
     }
 
+    fn values(&mut self, id: WeightId, len: usize) -> Result<Constant, EngineError> {
+        self.bytes += (len * size_of::<f32>()) as u64;
+        let mut values = self.weights.values(id, len)?;
+        // GGUF files have the rate itself.
+        if id.role == Role::MixDecay && matches!(self.weights, WeightSource::Safetensors { .. }) {
+            values.iter_mut().for_each(|value| *value = -value.exp());
+        }
+        Ok(values.into())
+    }
+
     fn table(&mut self, matrix: &Matrix) -> Result<WeightView, EngineError> {
         let (_, view) = self.weights.stored(matrix)?;
         (self.progress)(view.bytes().len() as u64);

@@ -8,8 +8,10 @@ mod dense;
 mod experts;
 pub mod fields;
 pub mod files;
+mod latent;
 pub(crate) mod loader;
 pub(crate) mod part;
+mod recurrent;
 pub mod rope;
 
 pub use arch::{ARCHITECTURES, Architecture};

@@ -1,6 +1,6 @@
 //! What the parts of a layer have in common: how they ask for weights, where their activations are, what they run with.
 
-use device::{Backend, CacheEngine, Constant, Linear, Norm, Precision, StepMetadata, Tensor, WeightView};
+use device::{Backend, CacheEngine, Constant, Linear, Norm, Precision, StateCache, StepMetadata, Tensor, WeightView};
 
 use super::rope::GrowingRope;
 use crate::{
@@ -21,13 +21,16 @@ pub(crate) trait Weights {
     /// A vector of so many values.
     fn vector(&mut self, id: WeightId, len: usize) -> Result<Constant, EngineError>;
 
+    /// So many values, whatever the shape of the tensor.
+    fn values(&mut self, id: WeightId, len: usize) -> Result<Constant, EngineError>;
+
     /// A matrix whose rows are looked up.
     fn table(&mut self, matrix: &Matrix) -> Result<WeightView, EngineError>;
 }
 
 /// What a step keeps between the phases of a layer, `[num_tokens, columns]` each, or those columns: q, k, v, what attention
-/// gives, and the activation of the feed-forward network. Layers take turns.
-pub(crate) type Buffers<T> = [T; 5];
+/// gives, its gate, and the activation of the feed-forward network. Layers take turns.
+pub(crate) type Buffers<T> = [T; 6];
 
 /// What a step runs with.
 #[derive(Clone, Copy)]
@@ -36,6 +39,8 @@ pub(crate) struct Run<'a> {
     pub(crate) precision: Precision,
     pub(crate) cache: &'a CacheEngine,
     pub(crate) ropes: &'a [GrowingRope],
+    /// Of models with recurrent layers.
+    pub(crate) states: Option<&'a StateCache>,
 }
 
 /// What the phases of a layer run on.

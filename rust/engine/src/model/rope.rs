@@ -38,6 +38,22 @@ pub enum RopeScaling {
         /// Context length before stretching.
         original_max_positions: usize,
     },
+    /// Low frequencies are divided by the factor, high ones are not, and those between by something between (Peng et al. 2023,
+    /// `YaRN`, arXiv:2309.00071).
+    Yarn {
+        /// Divisor of low frequencies.
+        factor: f64,
+        /// Turns over the original context from which frequencies are high.
+        beta_fast: f64,
+        /// Turns up to which they are low.
+        beta_slow: f64,
+        /// Context length before stretching.
+        original_max_positions: usize,
+        /// Whether the first and the last frequency between are whole numbers.
+        truncate: bool,
+        /// Multiplied into cosines and sines.
+        attention_factor: f32,
+    },
     /// Each frequency has its own divisor, `[rotary_dim / 2]`.
     Factors(Vec<f32>),
     /// Divisors for prompts within the original context and for longer ones (Ding et al. 2024, `LongRoPE`).
@@ -113,6 +129,14 @@ impl RopeConfig {
                 positive("original context length of the rope", *original_max_positions as f64)?;
                 positive("distance of the rope high_freq_factor from low_freq_factor", high_freq_factor - low_freq_factor)
             }
+            RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_positions, attention_factor, .. } => {
+                positive("rope factor", *factor)?;
+                positive("rope beta_slow", *beta_slow)?;
+                positive("distance of the rope beta_fast from beta_slow", beta_fast - beta_slow)?;
+                positive("original context length of the rope", *original_max_positions as f64)?;
+                positive("distance of the rope base from 1", self.theta - 1.0)?;
+                positive("rope attention factor", *attention_factor)
+            }
             RopeScaling::Factors(values) => factors("frequency factors", values),
             RopeScaling::LongRope { short, long, original_max_positions, attention_factor } => {
                 positive("original context length of the rope", *original_max_positions as f64)?;
@@ -130,6 +154,7 @@ impl RopeConfig {
             RopeScaling::LongRope { short, long, .. } => Some(if table == 0 { short } else { long }),
             _ => None,
         };
+        let between = self.yarn_range();
         (0..self.rotary_dim / 2)
             .map(|i| {
                 let plain = self.theta.powf(-((2 * i) as f64) / self.rotary_dim as f64);
@@ -140,6 +165,10 @@ impl RopeConfig {
                         let high_share = ((turns - low) / (high - low)).clamp(0.0, 1.0);
                         plain * (high_share + (1.0 - high_share) / factor)
                     }
+                    RopeScaling::Yarn { factor, .. } => {
+                        let low_share = ((i as f64 - between.0) / (between.1 - between.0)).clamp(0.0, 1.0);
+                        plain / factor * low_share + plain * (1.0 - low_share)
+                    }
                     _ => divisors.map_or(plain, |d| plain / f64::from(d[i])),
                 };
                 frequency as f32
@@ -147,9 +176,24 @@ impl RopeConfig {
             .collect()
     }
 
+    /// The indices of the last high and of the first low frequency of yarn.
+    fn yarn_range(&self) -> (f64, f64) {
+        let RopeScaling::Yarn { beta_fast, beta_slow, original_max_positions, truncate, .. } = self.scaling else {
+            return (0.0, 1.0);
+        };
+        let index =
+            |turns: f64| self.rotary_dim as f64 * (original_max_positions as f64 / (turns * TAU)).ln() / (2.0 * self.theta.ln());
+        let (mut low, mut high) = (index(beta_fast), index(beta_slow));
+        if truncate {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        (low, high) = (low.max(0.0), high.min((self.rotary_dim - 1) as f64));
+        (low, if low == high { high + 0.001 } else { high })
+    }
+
     fn attention_factor(&self) -> f32 {
         match self.scaling {
-            RopeScaling::LongRope { attention_factor, .. } => attention_factor,
+            RopeScaling::LongRope { attention_factor, .. } | RopeScaling::Yarn { attention_factor, .. } => attention_factor,
             _ => 1.0,
         }
     }

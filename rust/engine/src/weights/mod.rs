@@ -1,18 +1,23 @@
 //! Weights as they lie in files; names are translated here and only here.
 
 pub mod gguf;
+mod heads;
 pub mod metadata;
 pub mod names;
 pub mod safetensors;
+mod stacked;
 
 use std::path::Path;
 
-use device::{DType, WeightView, mmap::FileWatch};
+use device::{
+    DType, WeightView,
+    mmap::{Bytes, FileWatch},
+};
 use half::{bf16, f16};
 
 pub use gguf::GgufFiles;
 pub use metadata::{Metadata, MetadataValue};
-pub use names::{Names, Role, WeightId};
+pub use names::{ModelPlace, Names, Role, WeightId};
 pub use safetensors::SafetensorsFiles;
 
 use crate::EngineError;
@@ -54,10 +59,19 @@ impl Matrix {
         let num_rows = parts.iter().map(|(_, rows)| rows).sum();
         let mut first_row = 0;
         parts.map(|(role, rows)| {
-            let fused = Some(FusedRows { first: parts[0].0, whole: whole.role, num_rows, first_row });
+            let fused = Some(FusedRows { first: parts[0].0, whole: whole.role, num_rows, first_row, num_groups: 1 });
             first_row += rows;
             Self { fused, ..Self::new(whole.with_role(role), [rows, cols], needs_bias) }
         })
+    }
+
+    /// The same, of checkpoints where the matrices take turns: so many rows of each for the first head, then for the next.
+    #[must_use]
+    pub fn in_groups(mut self, num_groups: usize) -> Self {
+        if let Some(fused) = &mut self.fused {
+            (fused.first_row, fused.num_groups) = (fused.first_row / num_groups, num_groups);
+        }
+        self
     }
 
     /// The same of an expert.
@@ -84,6 +98,8 @@ pub struct FusedRows {
     pub num_rows: usize,
     /// The first row.
     pub first_row: usize,
+    /// Groups of equally many rows of the fused matrix; each has its part of the rows, from the first one of the group on.
+    pub num_groups: usize,
 }
 
 /// The files of a model, asked by role.
@@ -96,6 +112,8 @@ pub enum WeightSource {
         files: SafetensorsFiles,
         /// What its architecture calls otherwise than others.
         names: Names,
+        /// Where the decoder lies among the parts of a larger model.
+        place: ModelPlace,
     },
 }
 
@@ -108,7 +126,7 @@ impl WeightSource {
                 let name = id.gguf();
                 if files.contains(&name) { name } else { otherwise().unwrap_or(name) }
             }
-            Self::Safetensors { names, .. } => id.hugging_face(names),
+            Self::Safetensors { names, place, .. } => place.name(id.hugging_face(names)),
         }
     }
 
@@ -117,8 +135,21 @@ impl WeightSource {
         let name = numbered(&self.name(id), 0);
         match self {
             Self::Gguf(files) => files.contains(&name),
-            Self::Safetensors { files, .. } => files.contains(&name),
+            Self::Safetensors { files, .. } => files.contains(&name) || stacked::is_mxfp4(files, &name),
         }
+    }
+
+    /// How the matrix is stored, whose shape is not looked at.
+    pub fn dtype(&self, matrix: &Matrix) -> Result<DType, EngineError> {
+        if let (Self::Safetensors { files, names, .. }, Some(_)) = (self, matrix.expert)
+            && !matrix.id.place(names).is_plain()
+        {
+            return stacked::dtype(files, &self.name(matrix.id));
+        }
+        if self.is_of_all_heads(matrix) {
+            return self.dtype_of_head(matrix);
+        }
+        Ok(self.stored(matrix)?.1.dtype)
     }
 
     /// A matrix, which must have this shape.
@@ -142,6 +173,12 @@ impl WeightSource {
     /// The same of an expert, of tensors that have a number each, or of one in which they are stacked.
     fn of_expert(&self, id: WeightId, expert: Option<ExpertIndex>, shape: &[usize]) -> Result<WeightView, EngineError> {
         let name = self.name(id);
+        if let (Self::Safetensors { files, names, .. }, Some(expert)) = (self, expert) {
+            let place = id.place(names);
+            if !place.is_plain() || stacked::is_mxfp4(files, &name) {
+                return stacked::read(files, &name, place, expert, shape);
+            }
+        }
         match expert {
             Some(ExpertIndex { index, count }) if !name.contains('*') => {
                 let stacked = self.named(&name, &[&[count], shape].concat())?;
@@ -180,6 +217,21 @@ impl WeightSource {
         Ok(values)
     }
 
+    /// So many floats, whatever the shape of the tensor.
+    pub fn values(&self, id: WeightId, len: usize) -> Result<Vec<f32>, EngineError> {
+        let name = self.name(id);
+        let (view, shape) = match self {
+            Self::Gguf(files) => files.tensor(&name)?,
+            Self::Safetensors { files, .. } => files.tensor(&name)?,
+        };
+        if view.rows.checked_mul(view.cols) != Some(len) {
+            return Err(self.error(&format!("tensor `{name}` has shape {shape:?}; the configuration asks for {len} values")));
+        }
+        let values = floats(&view).ok_or_else(|| self.not_floats(&name, &view))?;
+        view.release();
+        Ok(values)
+    }
+
     fn row(&self, name: &str, len: usize) -> Result<WeightView, EngineError> {
         let view = match self {
             Self::Gguf(files) => files.vector(name)?,
@@ -198,11 +250,17 @@ impl WeightSource {
 
     /// A matrix with the id of what holds it: its own, or that of a fused one.
     pub fn stored(&self, matrix: &Matrix) -> Result<(WeightId, WeightView), EngineError> {
+        if self.is_of_all_heads(matrix) {
+            return Ok((matrix.id.with_role(Role::AttnKvUp), self.of_head(matrix)?));
+        }
         let Some((id, fused)) = self.fused(matrix) else {
             return Ok((matrix.id, self.of_expert(matrix.id, matrix.expert, &matrix.shape)?));
         };
         let [rows, cols] = matrix.shape;
         let whole = self.of_expert(id, matrix.expert, &[fused.num_rows, cols])?;
+        if fused.num_groups > 1 {
+            return Ok((id, rows_of_groups(&whole, &fused, rows)?));
+        }
         Ok((id, whole.slice_rows(fused.first_row, fused.first_row + rows)?))
     }
 
@@ -226,6 +284,9 @@ impl WeightSource {
                 floats(&view).ok_or_else(|| self.not_floats(&self.matrix_name(id.bias(), expert), &view))?
             }
         };
+        if let Some((_, fused)) = fused.filter(|(_, fused)| fused.num_groups > 1) {
+            return Ok(Some(group_rows(&fused, rows).map(|row| all[row]).collect()));
+        }
         let first_row = fused.map_or(0, |(_, fused)| fused.first_row);
         Ok(Some(all[first_row..first_row + rows].to_vec()))
     }
@@ -293,6 +354,19 @@ impl WeightSource {
     fn error(&self, why: &str) -> EngineError {
         EngineError::Load(format!("{}: {why}", self.path().display()))
     }
+}
+
+/// The rows of a fused matrix that are those of one of which it has so many in all.
+fn group_rows(fused: &FusedRows, rows: usize) -> impl Iterator<Item = usize> + use<> {
+    let FusedRows { num_rows, first_row, num_groups, .. } = *fused;
+    let (of_group, own) = (num_rows / num_groups, rows / num_groups);
+    (0..num_groups).flat_map(move |group| (0..own).map(move |row| group * of_group + first_row + row))
+}
+
+fn rows_of_groups(whole: &WeightView, fused: &FusedRows, rows: usize) -> Result<WeightView, EngineError> {
+    let bytes = group_rows(fused, rows).flat_map(|row| whole.row(row)).copied().collect();
+    whole.release();
+    Ok(WeightView::new(whole.dtype, rows, whole.cols, Bytes::from_vec(bytes))?)
 }
 
 /// A name with a number in place of `*`.

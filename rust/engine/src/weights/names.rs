@@ -19,7 +19,22 @@ pub enum Role {
     AttnQkv,
     AttnQNorm,
     AttnKNorm,
+    /// `[num_heads]`: a score of each head without a value.
+    AttnSinks,
     AttnOutput,
+    /// `[q_rank, hidden_size]`: what queries of latent attention are made of.
+    AttnQDown,
+    AttnQDownNorm,
+    AttnQUp,
+    /// `[kv_rank + rope_dim, hidden_size]`: the latent vector, and the part of a key that rotates.
+    AttnKvDown,
+    AttnKvNorm,
+    /// Of each head, `[kv_rank, nope_dim]`: the transpose of what makes keys.
+    AttnKeyUp,
+    /// Of each head, `[v_dim, kv_rank]`.
+    AttnValueUp,
+    /// Of each head, one after the other: what makes keys, then what makes values.
+    AttnKvUp,
     /// After attention, before the residual addition.
     PostAttnNorm,
     FfnNorm,
@@ -34,6 +49,39 @@ pub enum Role {
     RouterCorrection,
     ExpertGate,
     ExpertUp,
+    /// Queries of a head, then the gate of what it gives, head by head.
+    AttnQAndGate,
+    /// The queries among these.
+    AttnOwnQ,
+    /// The gate among these.
+    AttnGate,
+    /// Into a recurrent layer: B, C and x of a short convolution, or z, x with B and C, and dt of Mamba-2.
+    MixInput,
+    ConvB,
+    ConvC,
+    ConvX,
+    MambaZ,
+    MambaXbc,
+    MambaDt,
+    /// `[num_channels, kernel]`.
+    Conv,
+    MixDtBias,
+    /// The rate of decay; of Hugging Face checkpoints the logarithm of its negative.
+    MixDecay,
+    MambaD,
+    MixNorm,
+    MixOutput,
+    DeltaQ,
+    DeltaK,
+    DeltaV,
+    DeltaZ,
+    DeltaQkv,
+    /// The same with z, by key head.
+    DeltaQkvz,
+    DeltaB,
+    DeltaA,
+    /// Both, by key head.
+    DeltaBa,
     /// Rows of an expert's gate, then of its up.
     ExpertGateUp,
     ExpertDown,
@@ -48,8 +96,9 @@ pub enum Role {
 }
 
 /// The names of an architecture's Hugging Face checkpoints that differ from the usual ones. A `*` stands for the numbers 0, 1,
-/// ... of several vectors or of experts; without one, experts are stacked in one tensor. A `$` at the end says that neither
-/// `.weight` nor `.bias` follows.
+/// ... of several vectors or of experts; without one, experts are stacked in one tensor. A `$` at the end says that no `.weight`
+/// follows, and `_bias` instead of `.bias`. Behind it may be said how stacked matrices lie, as in NumPy: `.T` of their transpose,
+/// `[1::2]` of every second row from row 1 on.
 pub type Names = &'static [(Role, &'static str)];
 
 impl Role {
@@ -70,7 +119,16 @@ impl Role {
             Self::AttnQkv => ("attn_qkv", "self_attn.qkv_proj"),
             Self::AttnQNorm => ("attn_q_norm", "self_attn.q_norm"),
             Self::AttnKNorm => ("attn_k_norm", "self_attn.k_norm"),
+            Self::AttnSinks => ("attn_sinks", "self_attn.sinks$"),
             Self::AttnOutput => ("attn_output", "self_attn.o_proj"),
+            Self::AttnQDown => ("attn_q_a", "self_attn.q_a_proj"),
+            Self::AttnQDownNorm => ("attn_q_a_norm", "self_attn.q_a_layernorm"),
+            Self::AttnQUp => ("attn_q_b", "self_attn.q_b_proj"),
+            Self::AttnKvDown => ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
+            Self::AttnKvNorm => ("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
+            Self::AttnKeyUp => ("attn_k_b", "self_attn.k_b_proj"),
+            Self::AttnValueUp => ("attn_v_b", "self_attn.v_b_proj"),
+            Self::AttnKvUp => ("attn_kv_b", "self_attn.kv_b_proj"),
             Self::PostAttnNorm => ("post_attention_norm", "post_attention_layernorm"),
             // Called after the attention that precedes it.
             Self::FfnNorm => ("ffn_norm", "post_attention_layernorm"),
@@ -89,8 +147,86 @@ impl Role {
             Self::SharedGateUp => ("ffn_gate_up_shexp", "mlp.shared_experts.gate_up_proj"),
             Self::SharedDown => ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
             Self::SharedWeight => ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+            Self::AttnQAndGate => ("attn_q", "self_attn.q_proj"),
+            Self::AttnOwnQ => ("attn_own_q", "self_attn.own_q_proj"),
+            Self::AttnGate => ("attn_own_gate", "self_attn.own_gate_proj"),
+            Self::MixInput => ("ssm_in", "mamba.in_proj"),
+            Self::ConvB => ("shortconv.b", "conv.b_proj"),
+            Self::ConvC => ("shortconv.c", "conv.c_proj"),
+            Self::ConvX => ("shortconv.x", "conv.x_proj"),
+            Self::MambaZ => ("ssm_z", "mamba.z_proj"),
+            Self::MambaXbc => ("ssm_xbc", "mamba.xbc_proj"),
+            Self::MambaDt => ("ssm_in_dt", "mamba.dt_proj"),
+            Self::Conv => ("ssm_conv1d", "mamba.conv1d"),
+            Self::MixDtBias => ("ssm_dt.bias$", "mamba.dt_bias$"),
+            Self::MixDecay => ("ssm_a$", "mamba.A_log$"),
+            Self::MambaD => ("ssm_d$", "mamba.D$"),
+            Self::MixNorm => ("ssm_norm", "mamba.norm"),
+            Self::MixOutput => ("ssm_out", "mamba.out_proj"),
+            Self::DeltaQ => ("ssm_q", "linear_attn.in_proj_q"),
+            Self::DeltaK => ("ssm_k", "linear_attn.in_proj_k"),
+            Self::DeltaV => ("ssm_v", "linear_attn.in_proj_v"),
+            Self::DeltaZ => ("attn_gate", "linear_attn.in_proj_z"),
+            Self::DeltaQkv => ("attn_qkv", "linear_attn.in_proj_qkv"),
+            Self::DeltaQkvz => ("attn_qkvz", "linear_attn.in_proj_qkvz"),
+            Self::DeltaB => ("ssm_beta", "linear_attn.in_proj_b"),
+            Self::DeltaA => ("ssm_alpha", "linear_attn.in_proj_a"),
+            Self::DeltaBa => ("ssm_ba", "linear_attn.in_proj_ba"),
             Self::PostFfnNorm => ("post_ffw_norm", "post_feedforward_layernorm"),
         }
+    }
+}
+
+/// Where a decoder lies in a checkpoint: by itself, or as the language model of one that sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModelPlace {
+    /// What names begin with in place of `model.`.
+    model: &'static str,
+    /// What stands before all other names.
+    others: &'static str,
+}
+
+impl ModelPlace {
+    /// All that are known.
+    const ALL: [Self; 4] = [
+        Self { model: "model.", others: "" },
+        Self { model: "model.language_model.", others: "" },
+        Self { model: "language_model.model.", others: "language_model." },
+        Self { model: "model.language_model.model.", others: "model.language_model." },
+    ];
+
+    /// The one at which a checkpoint has a token embedding.
+    pub fn find(names: Names, contains: impl Fn(&str) -> bool) -> Self {
+        let embedding = WeightId::global(Role::Embedding).hugging_face(names);
+        let is_there = |place: &&Self| contains(&place.name(embedding.clone()));
+        *Self::ALL.iter().find(is_there).unwrap_or(&Self::ALL[0])
+    }
+
+    /// The name there of what a decoder by itself calls so.
+    pub fn name(self, name: String) -> String {
+        match name.strip_prefix("model.") {
+            Some(rest) => format!("{}{rest}", self.model),
+            None if self.others.is_empty() => name,
+            None => format!("{}{name}", self.others),
+        }
+    }
+}
+
+/// How the matrix of an expert lies in a tensor of many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The transpose is there.
+    pub is_transposed: bool,
+    /// Its first row among those that are there.
+    pub first: usize,
+    /// From each of its rows to the next.
+    pub step: usize,
+}
+
+impl Place {
+    /// All rows, one after the other.
+    pub fn is_plain(self) -> bool {
+        self == Self { is_transposed: false, first: 0, step: 1 }
     }
 }
 
@@ -137,6 +273,10 @@ impl WeightId {
     /// of architectures that call a norm after what precedes it.
     pub fn gguf_otherwise(self) -> Option<String> {
         let name = match self.role {
+            Role::OutputNorm => "token_embd_norm",
+            Role::MixInput => "shortconv.in_proj",
+            Role::Conv => "shortconv.conv",
+            Role::MixOutput => "shortconv.out_proj",
             Role::FfnNorm => "post_attention_norm",
             Role::ExpertGate => "ffn_gate.*",
             Role::ExpertUp => "ffn_up.*",
@@ -152,9 +292,19 @@ impl WeightId {
         self.full("model.layers", own.unwrap_or(self.role.names().1))
     }
 
+    /// How stacked matrices lie in the tensor of that name.
+    pub fn place(self, names: Names) -> Place {
+        let own = names.iter().find(|(role, _)| *role == self.role).map_or(self.role.names().1, |(_, name)| name);
+        let place = own.split_once('$').map_or("", |(_, place)| place);
+        let (is_transposed, rows) = place.strip_prefix(".T").map_or((false, place), |rows| (true, rows));
+        let rows = rows.trim_matches(['[', ']']).split_once("::");
+        let (first, step) = rows.and_then(|(first, step)| Some((first.parse().ok()?, step.parse().ok()?))).unwrap_or((0, 1));
+        Place { is_transposed, first, step }
+    }
+
     fn full(self, layers: &str, name: &str) -> String {
-        let (name, suffix) = match name.strip_suffix('$') {
-            Some(name) => (name, ""),
+        let (name, suffix) = match name.split_once('$') {
+            Some((name, _)) => (name, if self.bias { "_bias" } else { "" }),
             None => (name, if self.bias { ".bias" } else { ".weight" }),
         };
         match self.layer {

@@ -92,6 +92,23 @@ impl SafetensorsFiles {
         }
     }
 
+    /// The bytes of a tensor of bytes, which must have this shape.
+    pub fn bytes_of(&self, name: &str, shape: &[usize]) -> Result<Bytes, EngineError> {
+        let info = self.info(name)?;
+        if info.dtype != Dtype::U8 || info.shape != shape {
+            let (dtype, stored) = (info.dtype, &info.shape);
+            let why =
+                format!("tensor `{name}` has type {dtype:?} and shape {stored:?}; the configuration asks for U8, {shape:?}");
+            return Err(load(&info.file, why));
+        }
+        Ok(info.bytes.clone())
+    }
+
+    /// An error about these files.
+    pub fn error(&self, why: &str) -> EngineError {
+        load(&self.dir, why)
+    }
+
     fn info(&self, name: &str) -> Result<&TensorInfo, EngineError> {
         self.tensors.get(name).ok_or_else(|| load(&self.dir, format!("tensor `{name}` is missing")))
     }

@@ -18,7 +18,7 @@ pub const MAX_TOKENS: usize = 512;
 const NUM_BLOCKS: usize = 400;
 
 pub fn golden_dir() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden")
+    goldens::dir().to_owned()
 }
 
 pub fn hugging_face(name: &str) -> ModelSource {
@@ -82,6 +82,7 @@ impl<'a> Harness<'a> {
         step.groups = vec![KvGroupMetadata::default(); windows.len()];
         let longest = work.iter().map(|(s, n)| self.sequences[*s].computed + n).max().unwrap();
         let mut token_ids = Vec::new();
+        let is_recurrent = self.runner.config().is_recurrent();
         for &(s, n) in work {
             let sequence = &mut self.sequences[s];
             let (start, end) = (sequence.computed, sequence.computed + n);
@@ -91,6 +92,9 @@ impl<'a> Harness<'a> {
             step.positions.extend(positions);
             step.query_start_loc.push(token_ids.len() as u32);
             step.seq_lens.push(end as u32);
+            if is_recurrent {
+                step.state_slots.push(s as u32);
+            }
             for ((group, window), blocks) in step.groups.iter_mut().zip(&windows).zip(&mut sequence.blocks) {
                 while blocks.len() * self.block_size < end {
                     blocks.push(self.pool.pop().expect("the pool is large enough"));

@@ -18,6 +18,9 @@ pub struct SchedulerConfig {
     /// `false` drops a request's blocks after each token it generates and computes them anew: slow, exact, and
     /// without a prefix cache.
     pub retain_kv: bool,
+    /// Requests have states beside their blocks, and only of their last computed token: a fork shares what is computed only if
+    /// it goes on from there.
+    pub has_states: bool,
     /// Gives each request the blocks of `max_model_len` tokens when it is admitted, and keeps them: the baseline
     /// that paging improves on.
     pub reserve_full_context: bool,
@@ -49,6 +52,7 @@ impl SchedulerConfig {
             max_model_len,
             max_chunk_len: None,
             retain_kv: true,
+            has_states: false,
             reserve_full_context: false,
             admission: AdmissionPolicy::default(),
             victim: VictimPolicy::default(),

@@ -62,10 +62,11 @@ impl Scheduler {
         let index = self.insert(new, rank);
         self.kept.touch(source_index);
         let has_seat = self.running.len() < self.config.max_num_seqs && !self.config.reserve_full_context;
+        let has_state = !self.config.has_states || num_shared_tokens == self.request(source_index).num_computed_tokens;
         // The other policies let a fork run into its first preemption.
         let has_room = self.config.admission != AdmissionPolicy::Reserved
             || self.reserved_blocks(self.request(index)) <= self.unreserved_blocks();
-        if is_running && has_seat && has_room && self.share(source_index, index, num_shared_tokens) {
+        if is_running && has_seat && has_room && has_state && self.share(source_index, index, num_shared_tokens) {
             self.run(index);
         } else {
             self.wait(index);

@@ -50,7 +50,7 @@ const FOLDERS: [&str; 18] = [
 const GGUFS: [&str; 8] = ["llama", "llama3-rope", "qwen2", "qwen3", "phi2", "granite", "gemma2", "starcoder2"];
 
 pub fn golden_dir() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden")
+    goldens::dir().to_owned()
 }
 
 fn json(path: &Path) -> Value {

@@ -225,7 +225,6 @@ async fn body(app: &App, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiEr
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
 
     use engine::{Engine, EngineConfig, MemoryGpuConfig, ModelSource, PagedAttentionConfig};
     use tower::Service;
@@ -235,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_panic_in_a_request_is_its_own_error() {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/text/llama");
+        let dir = goldens::dir().join("text/llama");
         let source = ModelSource::from_path(dir).unwrap();
         let paged_attention =
             PagedAttentionConfig { mem_gpu: Some(MemoryGpuConfig::ContextSize(64)), ..PagedAttentionConfig::default() };

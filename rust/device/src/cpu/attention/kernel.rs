@@ -73,8 +73,8 @@ pub(super) unsafe fn attend<S: Simd, P: Product>(problem: &Problem<'_>, item: &I
     if item.partial.is_none() {
         for row in 0..rows {
             let kv_head = item.kv_heads.start + row / head_rows;
-            let out = problem.out.add(row_offset(problem, kv_head, item.first_row, row % head_rows));
-            write_out::<S>(out, s.total.add(row * padded), *s.total_sum.add(row), dim);
+            let total = Total { max: s.total_max.add(row), sum: s.total_sum.add(row), acc: s.total.add(row * padded) };
+            write_out::<S>(problem, (kv_head, item.first_row, row % head_rows), &total);
         }
     }
 }
@@ -122,12 +122,14 @@ unsafe fn attend_tile<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, s
     let steps = dim / P::PACKED;
     let rows = item.num_tokens * queries_per_kv;
     // A single block of rows loads each key and each value once, where it lies; of values whole vectors only.
-    let single = row_blocks::<S>(rows).nth(1).is_none();
+    let single = row_blocks::<S>(rows).nth(1).is_none() && !problem.is_latent;
     let direct = single && dim.is_multiple_of(16);
     if !single {
         tile.load_keys::<S, P>(s.keys, s.values);
     }
-    if !direct {
+    if problem.is_latent {
+        tile.transpose_keys(s.keys, s.values);
+    } else if !direct {
         tile.load_values::<S, P>(s.values);
     }
     let loaded = Keys {

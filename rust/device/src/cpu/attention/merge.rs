@@ -55,9 +55,17 @@ pub(super) unsafe fn merge<S: Simd>(
     }
 }
 
+/// Writes the output of a row, which is one of the query heads of `kv_head`.
 #[inline(always)]
-pub(super) unsafe fn write_out<S: Simd>(out: *mut f32, acc: *const f32, sum: f32, dim: usize) {
-    let inverse = sum.recip();
+pub(super) unsafe fn write_out<S: Simd>(problem: &Problem<'_>, (kv_head, first_row, row): (usize, usize, usize), total: &Total) {
+    let Total { max, sum, acc } = *total;
+    let (out, dim) = (problem.out.add(row_offset(problem, kv_head, first_row, row)), problem.params.head_dim);
+    let sink = problem.sinks.map_or(0.0, |sinks| {
+        let queries_per_kv = problem.queries_per_kv();
+        // A sink that outweighs everything makes it infinite, and the output 0.
+        (sinks[kv_head * queries_per_kv + row % queries_per_kv] - *max).exp()
+    });
+    let inverse = (*sum + sink).recip();
     let whole = dim / S::LANES * S::LANES;
     for c in (0..whole).step_by(S::LANES) {
         S::store(out.add(c), S::mul(S::load(acc.add(c)), S::splat(inverse)));
@@ -101,7 +109,6 @@ pub(super) unsafe fn merge_rows<S: Simd>(problem: &Problem<'_>, merge_of: &Merge
             merge::<S>(problem, position, split, &part, &total, padded);
         }
         let kv_head = merge_of.kv_heads.start + row / head_rows;
-        let out = problem.out.add(row_offset(problem, kv_head, merge_of.first_row, row % head_rows));
-        write_out::<S>(out, total.acc, *total.sum, dim);
+        write_out::<S>(problem, (kv_head, merge_of.first_row, row % head_rows), &total);
     }
 }

@@ -97,8 +97,12 @@ struct Problem<'a> {
     spec: &'a KvCacheSpec,
     layout: PlaneLayout,
     params: AttentionParams,
+    /// `[num_heads]`.
+    sinks: Option<&'a [f32]>,
     group: &'a KvGroupMetadata,
     partials: *mut f32,
+    /// Whether the keys are the values too.
+    is_latent: bool,
     /// Whether products are those of pairs of bf16 values.
     pairs: bool,
     /// Where keys and values are prefetched to.
@@ -113,14 +117,9 @@ impl Problem<'_> {
         self.params.num_heads / self.params.num_kv_heads
     }
 
-    /// Position of the first key that the query at `position` sees.
     fn first_key(&self, position: usize) -> usize {
-        first_key(&self.params, position)
+        self.params.first_key(position)
     }
-}
-
-fn first_key(params: &AttentionParams, position: usize) -> usize {
-    params.window.map_or(0, |window| (position + 1).saturating_sub(window))
 }
 
 /// Elements from the start of q or of the output to head `row % queries_per_kv` of token `row / queries_per_kv`.
@@ -176,10 +175,11 @@ pub(crate) fn workspace_bytes(shape: &WorkspaceShape, num_threads: usize) -> u64
 
 /// [`crate::Phases::attention`]; the machine must have `isa`.
 pub(crate) fn attention(args: AttentionArgs<'_>, step: &StepMetadata, isa: Isa, pool: &ThreadPool, scratch: &AttentionScratch) {
-    let AttentionArgs { q, out, cache, layer, params } = args;
+    let AttentionArgs { q, out, cache, layer, sinks, params } = args;
     let layer = cache.layer(layer);
     let group = &step.groups[layer.group];
     assert_eq!([q.cols(), out.cols()], [params.num_heads * params.head_dim; 2], "columns of q and out");
+    assert!(sinks.is_none_or(|sinks| sinks.len() == params.num_heads), "sinks of {} heads", params.num_heads);
     check(&params, (cache.spec(), layer), step, group, q.rows());
     out.set_rows(q.rows());
     let reader = cache.reader();
@@ -194,12 +194,15 @@ pub(crate) fn attention(args: AttentionArgs<'_>, step: &StepMetadata, isa: Isa, 
         spec: cache.spec(),
         layout: cache.host_layout(layer, KvSide::Key),
         params,
+        sinks: sinks.map(|sinks| &sinks[..]),
         group,
         partials: partials.at_least(plan.partial_len),
+        is_latent: layer.shape.is_latent(),
         pairs: params.precision != Precision::Exact
             && cache.spec().dtype == KvDType::BF16
             && isa.dots_bf16()
-            && params.head_dim.is_multiple_of(16),
+            && params.head_dim.is_multiple_of(16)
+            && !layer.shape.is_latent(),
         to_l2: reads_ahead_to_l2(),
     };
     // Every worker's, for any of them may come to any item.
@@ -237,11 +240,18 @@ fn check(
     group: &KvGroupMetadata,
     num_tokens: usize,
 ) {
-    assert_eq!(KvShape::new(params.num_kv_heads, params.head_dim), layer.shape, "heads of the layer's keys and values");
+    let expected = if layer.shape.is_latent() {
+        KvShape::latent(params.head_dim)
+    } else {
+        KvShape::new(params.num_kv_heads, params.head_dim)
+    };
+    assert_eq!(expected, layer.shape, "heads of the layer's keys and values");
+    assert_eq!(params.num_kv_heads, layer.shape.num_kv_heads, "{params:?}");
     assert_eq!(params.num_heads % params.num_kv_heads, 0, "{params:?}");
     let block_size = spec.block_size;
     assert!(BLOCK_SIZES.contains(&block_size), "blocks of {block_size} tokens");
     assert_ne!(params.window, Some(0), "a window holds the query's own key at least");
+    assert_ne!(params.chunk, Some(0), "a chunk holds the query's own key at least");
     let starts = &step.query_start_loc;
     assert_eq!(starts.len(), step.num_reqs() + 1, "entries of query_start_loc");
     assert!(starts.is_sorted() && starts.last().is_none_or(|&end| end as usize <= num_tokens), "{starts:?} of {num_tokens} rows");

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::{AttentionParams, StepMetadata};
 
-use super::{MAX_ROW_BLOCK, SPLIT_KEYS, TILE_KEYS, first_key};
+use super::{MAX_ROW_BLOCK, SPLIT_KEYS, TILE_KEYS};
 
 /// Query rows (tokens times the query heads of a KV head) that an item aims at: enough to pay for converting a tile, few enough
 /// for the caches.
@@ -90,7 +90,7 @@ impl Plan {
             for first_row in rows.clone().step_by(tile_tokens) {
                 let num_tokens = tile_tokens.min(rows.end - first_row);
                 let position = step.positions[rows.start] as usize + (first_row - rows.start);
-                let (low, high) = (first_key(params, position), position + num_tokens);
+                let (low, high) = (params.first_key(position), position + num_tokens);
                 let tiles = high.div_ceil(TILE_KEYS) - low / TILE_KEYS;
                 let cycles = tiles * params.head_dim * (16 + 5 * num_tokens * queries_per_kv);
                 let (first_split, end_split) = (low / SPLIT_KEYS, high.div_ceil(SPLIT_KEYS));

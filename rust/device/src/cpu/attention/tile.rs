@@ -190,7 +190,8 @@ impl<'a> Tiles<'a> {
         let (Some(mut scales), Some(factor)) = (self.scales.take(), element_factor(self.problem.spec.dtype)) else { return };
         self.runs(self.start, |lane, block, offset, len| {
             let first = self.problem.layout.scale(block, self.item.kv_heads.start + self.head, offset);
-            for (plane, scales) in [(self.problem.keys, &mut scales.keys), (self.problem.values, &mut scales.values)] {
+            let values = if self.problem.is_latent { self.problem.keys } else { self.problem.values };
+            for (plane, scales) in [(self.problem.keys, &mut scales.keys), (values, &mut scales.values)] {
                 // SAFETY: the run is within the plane; a type with a factor has scales, which are aligned: the layout says so.
                 let stored = unsafe { std::slice::from_raw_parts(plane.add(first).cast::<u16>(), len) };
                 for (scale, &bits) in scales[lane..lane + len].iter_mut().zip(stored) {
@@ -240,6 +241,21 @@ impl<'a> Tiles<'a> {
     pub(super) unsafe fn score_direct<S: Simd, P: Product>(&self, rows: usize, q: *const f32, copy: *mut f32, scores: *mut f32) {
         let stored = self.keys::<S>(copy);
         with_key_unit!(self, P, U => score_rows::<S, P, U>(rows, q, &stored, &self.lanes, scores));
+    }
+
+    /// Writes the keys that [`Self::load_keys`] wrote as values, `[lanes, padded]`.
+    #[inline(always)]
+    pub(super) unsafe fn transpose_keys(&self, keys: *const f32, values: *mut f32) {
+        let dim = self.problem.params.head_dim;
+        let padded = padded_dim(dim);
+        for first in (0..padded).step_by(16) {
+            for lane in self.lanes.clone() {
+                let out = values.add(lane * padded + first);
+                for c in 0..16 {
+                    out.add(c).write(if first + c < dim { *keys.add((first + c) * TILE_KEYS + lane) } else { 0.0 });
+                }
+            }
+        }
     }
 
     /// Whether two dimensions of a BF16 key lie together.

@@ -13,7 +13,7 @@ macro_rules! per_isa {
     ($(#[$doc:meta])* $name:ident = $body:ident($($arg:ident: $ty:ty),*)) => {
         $(#[$doc])*
         #[allow(unused_variables)]
-        pub(super) fn $name(isa: $crate::cpu::Isa, $($arg: $ty),*) {
+        pub(in crate::cpu) fn $name(isa: $crate::cpu::Isa, $($arg: $ty),*) {
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx2")]
@@ -182,6 +182,17 @@ fn gate_body(activation: Activation, gate: &mut [f32], up: &[f32]) {
     }
 }
 
+#[inline(always)]
+fn sigmoid_gate_body(x: &mut [f32], gate: &[f32]) {
+    for (x, gate) in x.iter_mut().zip(gate) {
+        *x *= sigmoid(*gate);
+    }
+}
+
+per_isa!(
+    /// `x *= sigmoid(gate)`.
+    sigmoid_gate = sigmoid_gate_body(x: &mut [f32], gate: &[f32])
+);
 per_isa!(norm_row = apply_norm(norm: &Norm, x: &[f32], out: &mut [f32]));
 per_isa!(
     /// `out += x * scale`.

@@ -2,6 +2,7 @@
 //! So its weights are read once a step, and a row has the bits that it has alone.
 
 use super::{
+    buffer::Buffer,
     elementwise::{add_scaled, norm_row},
     gate_up, norm_linear,
     phases::{LinearContext, LinearScratch},
@@ -31,26 +32,6 @@ pub struct ExpertScratch {
     sum: Buffer,
     /// Expert, row and weight, in order of expert, then of row.
     slots: Vec<(usize, usize, f32)>,
-}
-
-/// A tensor that grows.
-#[derive(Default)]
-struct Buffer(Option<Tensor>, usize);
-
-impl Buffer {
-    /// The tensor with so many rows; their values are any.
-    fn rows(&mut self, rows: usize, cols: usize) -> &mut Tensor {
-        let Self(tensor, capacity) = self;
-        if tensor.as_ref().is_none_or(|tensor| tensor.cols() != cols || *capacity < rows) {
-            // Freed before the next one is taken.
-            *tensor = None;
-            *capacity = rows.next_power_of_two();
-            *tensor = Some(Tensor::new(*capacity, cols).expect("address space for buffers of experts"));
-        }
-        let tensor = tensor.as_mut().expect("made above");
-        tensor.set_rows(rows);
-        tensor
-    }
 }
 
 /// Bytes of [`ExpertScratch`] once it has grown to its largest.

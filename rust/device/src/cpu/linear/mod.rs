@@ -16,6 +16,7 @@ mod activations_avx512;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod buffer;
 pub(super) mod elementwise;
 mod experts;
 mod float;
@@ -35,7 +36,7 @@ mod many_rows;
 #[cfg(not(target_arch = "x86_64"))]
 #[path = "no_many_rows.rs"]
 mod many_rows;
-mod out;
+pub(in crate::cpu) mod out;
 mod packed;
 mod panels;
 mod phases;
@@ -49,6 +50,7 @@ mod tiled_f32;
 
 use std::{ops::Range, sync::Arc};
 
+pub(super) use buffer::Buffer;
 pub use elementwise::{activate, apply_norm};
 pub(super) use experts::workspace_bytes as expert_workspace_bytes;
 pub use experts::{ExpertScratch, experts};

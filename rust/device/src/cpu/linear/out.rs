@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 /// A mutable slice that the threads of a pool write disjoint parts of: a projection's threads own columns, not rows, of its
 /// output.
-pub(super) struct SharedOut<'a, T> {
+pub(in crate::cpu) struct SharedOut<'a, T> {
     start: *mut T,
     len: usize,
     borrow: PhantomData<&'a mut [T]>,
@@ -15,7 +15,7 @@ pub(super) struct SharedOut<'a, T> {
 unsafe impl<T: Send> Sync for SharedOut<'_, T> {}
 
 impl<'a, T> SharedOut<'a, T> {
-    pub(super) fn new(slice: &'a mut [T]) -> Self {
+    pub(in crate::cpu) fn new(slice: &'a mut [T]) -> Self {
         Self { start: slice.as_mut_ptr(), len: slice.len(), borrow: PhantomData }
     }
 
@@ -24,7 +24,7 @@ impl<'a, T> SharedOut<'a, T> {
     /// # Safety
     /// No two parts that overlap may be alive at once.
     #[allow(clippy::mut_from_ref)]
-    pub(super) unsafe fn part(&self, start: usize, len: usize) -> &mut [T] {
+    pub(in crate::cpu) unsafe fn part(&self, start: usize, len: usize) -> &mut [T] {
         assert!(start <= self.len && len <= self.len - start, "part {start}..+{len} of {}", self.len);
         // SAFETY: in bounds by the assertion, borrowed for 'a by `new`, and unique by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }

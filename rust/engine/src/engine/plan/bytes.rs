@@ -14,6 +14,8 @@ pub struct DeviceBytes {
     pub weights: u64,
     /// The KV pool, the null block included.
     pub kv_cache: u64,
+    /// States of recurrent layers, of as many requests as run at once.
+    pub states: u64,
     /// Activations of a step, logits, and rope tables.
     pub activations: u64,
     /// Buffers of the kernels.
@@ -41,10 +43,11 @@ impl DeviceBytes {
     }
 
     /// By name, for a table.
-    pub(super) fn lines(&self) -> [(&'static str, u64); 9] {
+    pub(super) fn lines(&self) -> [(&'static str, u64); 10] {
         [
             ("weights", self.weights),
             ("KV cache", self.kv_cache),
+            ("states", self.states),
             ("activations", self.activations),
             ("workspaces", self.workspaces),
             ("graphs", self.graphs),
@@ -80,7 +83,7 @@ impl DeviceBytes {
     }
 
     fn counted_beside_kv(&self) -> u64 {
-        self.weights + self.activations + self.workspaces + self.graphs + self.tokenizer + self.encoder_cache
+        self.weights + self.states + self.activations + self.workspaces + self.graphs + self.tokenizer + self.encoder_cache
     }
 
     pub(super) fn with_margin(self) -> Self {

@@ -38,7 +38,7 @@ impl<'a> Counter<'a> {
     }
 
     fn dtype(&self, matrix: &Matrix) -> Result<DType, EngineError> {
-        self.weights.map_or(Ok(DType::BF16), |weights| Ok(weights.stored(matrix)?.1.dtype))
+        self.weights.map_or(Ok(DType::BF16), |weights| weights.dtype(matrix))
     }
 
     /// A bias is kept as floats.
@@ -87,6 +87,10 @@ impl Weights for Counter<'_> {
     fn vector(&mut self, id: WeightId, len: usize) -> Result<Constant, EngineError> {
         self.add(id.layer, (len * size_of::<f32>()) as u64);
         Ok(Constant::default())
+    }
+
+    fn values(&mut self, id: WeightId, len: usize) -> Result<Constant, EngineError> {
+        self.vector(id, len)
     }
 
     fn table(&mut self, matrix: &Matrix) -> Result<WeightView, EngineError> {

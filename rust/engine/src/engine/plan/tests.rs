@@ -1,7 +1,5 @@
 //! What a plan of a model that could not be loaded yet says.
 
-use std::path::Path;
-
 use device::{
     Activation, Device,
     cpu::{CpuBackend, Isa},
@@ -14,7 +12,7 @@ use crate::model::{LayerConfig, ModelFiles};
 /// The budget of encoders' outputs is taken from the pool, to the byte.
 #[test]
 fn the_encoder_cache_is_in_the_ledger() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/text/llama");
+    let folder = goldens::dir().join("text/llama");
     let decoder = ModelFiles::hugging_face_config(&folder, None).unwrap();
     let config = EngineConfig {
         max_num_batched_tokens: 64,

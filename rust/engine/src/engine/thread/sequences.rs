@@ -74,6 +74,7 @@ impl EngineThread {
         match self.scheduler.fork(lead, child) {
             Ok(()) => {
                 self.active.insert(id, active);
+                self.fork_states(lead, id);
                 if let Some(reason) = ended {
                     self.complete(id, reason);
                 }
@@ -83,6 +84,21 @@ impl EngineThread {
                 request.finish(choice, End::new(ended.unwrap_or(FinishReason::Length)));
             }
             Err(error) => request.finish(choice, End::error(&error.to_string())),
+        }
+    }
+
+    /// Copies the states that a fork goes on from.
+    fn fork_states(&mut self, source: RequestId, child: RequestId) {
+        if !self.runner.config().is_recurrent() {
+            return;
+        }
+        match self.states.fork(&self.scheduler, [source, child], self.scheduler.config().max_num_seqs) {
+            Ok(Some((from, to))) => self.runner.copy_states(from, to),
+            Ok(None) => {}
+            Err(error) => {
+                self.scheduler.abort_request(child);
+                self.end(child, &End::error(&error.to_string()));
+            }
         }
     }
 

@@ -87,8 +87,13 @@ impl EngineThread {
         let layout = BlockLayout { block_size: self.kv.block_size, num_groups: self.kv.groups.groups.len() };
         let rope_of = |id| active.get(&id).map_or_else(RopeRows::default, |l| l.rope);
         self.batch.build(&self.scheduler, output, layout, rope_of);
+        if self.runner.config().is_recurrent() {
+            let num_slots = self.scheduler.config().max_num_seqs;
+            self.states.assign(&self.scheduler, output, num_slots, &mut self.batch.step.state_slots)?;
+        }
         self.runner.copy_blocks(&output.copies)?;
         self.runner.execute(&self.batch.token_ids, &self.batch.step)?;
+        self.states.advance(output);
         self.report_prompt_logprobs(output)?;
         self.compute_outputs(output)
     }

@@ -1,13 +1,24 @@
 //! Architectures: each maps its configuration to the one decoder.
 
+mod cohere;
+mod cohere2;
+mod deepseek;
 mod gemma;
 mod gemma2;
 mod gemma3;
 mod glm4;
 mod glm4_moe;
+mod gpt_oss;
 mod granite;
+mod granite_hybrid;
 mod granite_moe;
+mod hunyuan;
+mod hunyuan_moe;
+mod lfm2;
+mod lfm2_moe;
 mod llama;
+mod llama4;
+mod ministral3;
 mod mistral;
 mod mixtral;
 mod olmo2;
@@ -18,6 +29,7 @@ mod qwen2;
 mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
+mod qwen3_next;
 mod smollm3;
 mod stablelm;
 mod starcoder2;
@@ -67,6 +79,22 @@ pub const ARCHITECTURES: &[Architecture] = &[
     granite_moe::ARCHITECTURE,
     phimoe::ARCHITECTURE,
     glm4_moe::ARCHITECTURE,
+    cohere::ARCHITECTURE,
+    cohere2::ARCHITECTURE,
+    ministral3::ARCHITECTURE,
+    hunyuan::ARCHITECTURE,
+    hunyuan_moe::ARCHITECTURE,
+    gpt_oss::ARCHITECTURE,
+    llama4::ARCHITECTURE,
+    deepseek::V2,
+    deepseek::V3,
+    deepseek::GLM4_MOE_LITE,
+    lfm2::ARCHITECTURE,
+    lfm2_moe::ARCHITECTURE,
+    granite_hybrid::ARCHITECTURE,
+    qwen3_next::NEXT,
+    qwen3_next::QWEN3_5,
+    qwen3_next::QWEN3_5_MOE,
 ];
 
 /// What a file says about its architecture.

@@ -1,0 +1,113 @@
+//! Granite 4: granite whose layers are Mamba-2, but for a few with attention, with or without a mixture of experts.
+
+use device::{RopeStyle, RouterScore};
+
+use super::{Architecture, granite, mixtral};
+use crate::{
+    EngineError,
+    model::{
+        config::{DecoderConfig, ExpertsConfig, RecurrentConfig, SharedConfig},
+        fields::{Fields, GgufFields, HfFields},
+    },
+    weights::Role,
+};
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    model_types: &["granitemoehybrid"],
+    class: "GraniteMoeHybridForCausalLM",
+    gguf: "granitehybrid",
+    names: &[
+        (Role::Router, "block_sparse_moe.router.layer"),
+        (Role::ExpertGateUp, "block_sparse_moe.input_linear"),
+        (Role::ExpertDown, "block_sparse_moe.output_linear"),
+        (Role::SharedGateUp, "shared_mlp.input_linear"),
+        (Role::SharedDown, "shared_mlp.output_linear"),
+        (Role::FfnGateUp, "shared_mlp.input_linear"),
+        (Role::FfnDown, "shared_mlp.output_linear"),
+    ],
+    from_hf,
+    from_gguf,
+};
+
+fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
+    let config = granite::read_hf("granitemoehybrid", fields)?;
+    let num_layers = config.layers.len();
+    let is_recurrent = fields.recurrent_layers(num_layers, "mamba", |_| false)?;
+    let size = |key: &str, usual: usize| Ok::<_, EngineError>(fields.size(key)?.unwrap_or(usual));
+    if fields.flag("mamba_proj_bias")? == Some(true) {
+        return Err(fields.error("mamba_proj_bias", "is true; projections with biases are not implemented"));
+    }
+    let mamba = RecurrentConfig::Mamba2 {
+        num_heads: size("mamba_n_heads", 128)?,
+        head_dim: match fields.value("mamba_d_head") {
+            Some(value) if value.is_u64() => fields.required_size("mamba_d_head")?,
+            // It may say `auto`.
+            _ => size("mamba_expand", 2)?.saturating_mul(config.hidden_size) / size("mamba_n_heads", 128)?.max(1),
+        },
+        num_groups: size("mamba_n_groups", 1)?,
+        state_dim: size("mamba_d_state", 256)?,
+        kernel: size("mamba_d_conv", 4)?,
+        conv_bias: fields.flag("mamba_conv_bias")?.unwrap_or(true),
+        eps: config.norm.eps,
+    };
+    let rotates = match fields.text("position_embedding_type")?.as_deref() {
+        Some("rope") => true,
+        None | Some("nope") => false,
+        Some(other) => {
+            return Err(fields.error("position_embedding_type", format!("is `{other}`; implemented: rope, nope")));
+        }
+    };
+    let shared = size("shared_intermediate_size", 1024)?;
+    let config = with_layers(config, mamba, rotates, |layer| is_recurrent[layer]);
+    if size("num_local_experts", 0)? == 0 {
+        return Ok(config.with_layers(|layer| layer.ffn.set_dense(|dense| dense.intermediate_size = shared)));
+    }
+    Ok(config.with_experts(with_shared(mixtral::read_hf(fields, RouterScore::SoftmaxOfChosen)?, shared), |_| true))
+}
+
+fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
+    let is_mixture = fields.size("expert_count")?.is_some_and(|n| n > 0);
+    let (config, experts) = if is_mixture {
+        let (config, experts) = fields.mixture("granitemoehybrid", RopeStyle::Interleaved)?;
+        (config, Some(experts))
+    } else {
+        (fields.decoder("granitemoehybrid", RopeStyle::Interleaved)?, None)
+    };
+    let (heads, width) = (fields.required_size("ssm.time_step_rank")?, fields.required_size("ssm.inner_size")?);
+    let mamba = RecurrentConfig::Mamba2 {
+        num_heads: heads,
+        head_dim: width / heads.max(1),
+        num_groups: fields.required_size("ssm.group_count")?,
+        state_dim: fields.required_size("ssm.state_size")?,
+        kernel: fields.required_size("ssm.conv_kernel")?,
+        conv_bias: true,
+        eps: config.norm.eps,
+    };
+    let rotates = fields.flag("rope.scaling.finetuned")?.unwrap_or(false);
+    let is_recurrent = fields.layers_without("attention.head_count_kv", config.layers.len())?;
+    let config = granite::with_gguf_multipliers(config, fields)?;
+    let config = with_layers(config, mamba, rotates, |layer| is_recurrent[layer]);
+    let shared = fields.size("expert_shared_feed_forward_length")?.unwrap_or(0);
+    Ok(match experts {
+        Some(experts) => {
+            let sizes = [experts.num_experts, experts.rule.num_chosen, experts.intermediate_size];
+            config.with_experts(with_shared(ExpertsConfig::new(sizes, RouterScore::SoftmaxOfChosen), shared), |_| true)
+        }
+        None => config,
+    })
+}
+
+fn with_shared(experts: ExpertsConfig, width: usize) -> ExpertsConfig {
+    let shared = (width > 0).then_some(SharedConfig { intermediate_size: width, is_weighted: false });
+    ExpertsConfig { shared, ..experts }
+}
+
+fn with_layers(
+    config: DecoderConfig,
+    mamba: RecurrentConfig,
+    rotates: bool,
+    is_recurrent: impl Fn(usize) -> bool,
+) -> DecoderConfig {
+    let config = config.with_layers(|layer| layer.attention.rope = rotates.then_some(0));
+    config.with_recurrent(mamba, is_recurrent)
+}

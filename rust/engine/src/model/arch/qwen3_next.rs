@@ -1,0 +1,120 @@
+//! Qwen3-Next and Qwen 3.5: three layers of the gated delta rule for each one with attention, whose outputs have gates.
+
+use device::{RopeStyle, RouterScore};
+
+use super::{Architecture, qwen2_moe};
+use crate::{
+    EngineError,
+    model::{
+        config::{DecoderConfig, DeltaLayout, ExpertsConfig, QkNorm, RecurrentConfig, SharedConfig},
+        fields::{Fields, GgufFields, HfFields},
+    },
+    weights::{Names, Role},
+};
+
+/// Every fourth layer has attention.
+const INTERVAL: usize = 4;
+
+const NAMES: Names = &[
+    (Role::Conv, "linear_attn.conv1d"),
+    (Role::MixDtBias, "linear_attn.dt_bias$"),
+    (Role::MixDecay, "linear_attn.A_log$"),
+    (Role::MixNorm, "linear_attn.norm"),
+    (Role::MixOutput, "linear_attn.out_proj"),
+    (Role::SharedGate, "mlp.shared_expert.gate_proj"),
+    (Role::SharedUp, "mlp.shared_expert.up_proj"),
+    (Role::SharedDown, "mlp.shared_expert.down_proj"),
+];
+
+pub(super) const NEXT: Architecture = Architecture {
+    model_types: &["qwen3_next"],
+    class: "Qwen3NextForCausalLM",
+    gguf: "qwen3next",
+    names: NAMES,
+    from_hf: |fields| with_experts(from_hf("qwen3_next", fields, DeltaLayout::ByKeyHead)?, fields),
+    from_gguf: |fields| gguf_mixture("qwen3_next", fields, DeltaLayout::RatesByKeyHead),
+};
+
+pub(super) const QWEN3_5: Architecture = Architecture {
+    model_types: &["qwen3_5_text", "qwen3_5"],
+    class: "Qwen3_5ForCausalLM",
+    gguf: "qwen35",
+    names: NAMES,
+    from_hf: |fields| from_hf("qwen3_5_text", fields, DeltaLayout::Apart),
+    from_gguf: |fields| with_gguf_layers(fields.decoder("qwen3_5_text", RopeStyle::Neox)?, fields, DeltaLayout::Tiled),
+};
+
+pub(super) const QWEN3_5_MOE: Architecture = Architecture {
+    model_types: &["qwen3_5_moe_text", "qwen3_5_moe"],
+    class: "Qwen3_5MoeForCausalLM",
+    gguf: "qwen35moe",
+    names: NAMES,
+    from_hf: |fields| with_experts(from_hf("qwen3_5_moe_text", fields, DeltaLayout::Apart)?, fields),
+    from_gguf: |fields| gguf_mixture("qwen3_5_moe_text", fields, DeltaLayout::Tiled),
+};
+
+fn from_hf(architecture: &'static str, fields: &HfFields<'_>, layout: DeltaLayout) -> Result<DecoderConfig, EngineError> {
+    let mut config = fields.partly_rotated(architecture, 0.25)?;
+    config.norm.offset = 1.0;
+    // Text alone is at the same place in all three dimensions, so that their shares of a head do not matter.
+    fields.rope_number("mrope_section").ok();
+    let interval = fields.size("full_attention_interval")?.unwrap_or(INTERVAL).max(1);
+    let usual = |layer: usize| !(layer + 1).is_multiple_of(interval);
+    let is_recurrent = fields.recurrent_layers(config.layers.len(), "linear_attention", usual)?;
+    let keys = [
+        "linear_num_key_heads",
+        "linear_num_value_heads",
+        "linear_key_head_dim",
+        "linear_value_head_dim",
+        "linear_conv_kernel_dim",
+    ];
+    let [num_key_heads, num_value_heads, key_dim, value_dim, kernel] = keys.map(|key| fields.required_size(key));
+    let delta = RecurrentConfig::GatedDelta {
+        num_key_heads: num_key_heads?,
+        num_value_heads: num_value_heads?,
+        key_dim: key_dim?,
+        value_dim: value_dim?,
+        kernel: kernel?,
+        layout,
+        eps: config.norm.eps,
+    };
+    Ok(with_layers(config, delta, |layer| is_recurrent[layer]))
+}
+
+fn with_experts(config: DecoderConfig, fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
+    let intermediate_size = fields.required_size("shared_expert_intermediate_size")?;
+    let shared = Some(SharedConfig { intermediate_size, is_weighted: true });
+    let is_normalized = fields.flag("norm_topk_prob")?.unwrap_or(true);
+    let experts = ExpertsConfig { shared, ..qwen2_moe::read_experts(fields)? }.normalized(is_normalized);
+    Ok(config.with_experts(experts, fields.sparse_layers()?))
+}
+
+fn gguf_mixture(architecture: &'static str, fields: &GgufFields<'_>, layout: DeltaLayout) -> Result<DecoderConfig, EngineError> {
+    let (config, experts) = fields.mixture(architecture, RopeStyle::Neox)?;
+    let sizes = [experts.num_experts, experts.rule.num_chosen, experts.intermediate_size];
+    let shared = experts.shared.map(|shared| SharedConfig { is_weighted: true, ..shared });
+    let experts = ExpertsConfig { shared, ..ExpertsConfig::new(sizes, RouterScore::Softmax).normalized(true) };
+    Ok(with_gguf_layers(config, fields, layout)?.with_experts(experts, |_| true))
+}
+
+fn with_gguf_layers(config: DecoderConfig, fields: &GgufFields<'_>, layout: DeltaLayout) -> Result<DecoderConfig, EngineError> {
+    let (num_value_heads, width) = (fields.required_size("ssm.time_step_rank")?, fields.required_size("ssm.inner_size")?);
+    let interval = fields.size("full_attention_interval")?.unwrap_or(INTERVAL).max(1);
+    let delta = RecurrentConfig::GatedDelta {
+        num_key_heads: fields.required_size("ssm.group_count")?,
+        num_value_heads,
+        key_dim: fields.required_size("ssm.state_size")?,
+        value_dim: width / num_value_heads.max(1),
+        kernel: fields.required_size("ssm.conv_kernel")?,
+        layout,
+        eps: config.norm.eps,
+    };
+    Ok(with_layers(config, delta, |layer| !(layer + 1).is_multiple_of(interval)))
+}
+
+fn with_layers(config: DecoderConfig, delta: RecurrentConfig, is_recurrent: impl Fn(usize) -> bool) -> DecoderConfig {
+    let config = config.with_layers(|layer| {
+        (layer.attention.qk_norm, layer.attention.output_gate) = (Some(QkNorm::Heads), true);
+    });
+    config.with_recurrent(delta, is_recurrent)
+}

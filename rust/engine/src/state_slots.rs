@@ -1,0 +1,85 @@
+//! Which request's states of recurrent layers lie in which slot.
+
+use paged::{RequestId, Scheduler, SchedulerOutput};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::EngineError;
+
+/// The slots of the requests that have run.
+#[derive(Default)]
+pub struct StateSlots {
+    /// Each request's slot, and the tokens that its states are behind.
+    held: FxHashMap<RequestId, (u32, usize)>,
+}
+
+impl StateSlots {
+    /// Replaces `slots` by those of a step's requests; a request that runs no more gives its own to one that begins.
+    ///
+    /// Errors: [`EngineError::Internal`] for a request that goes on where its states are not.
+    pub fn assign(
+        &mut self,
+        scheduler: &Scheduler,
+        output: &SchedulerOutput,
+        num_slots: usize,
+        slots: &mut Vec<u32>,
+    ) -> Result<(), EngineError> {
+        let num_new = output.rows.iter().filter(|row| !self.held.contains_key(&row.request_id)).count();
+        let mut free = self.free(scheduler, num_slots, num_new);
+        slots.clear();
+        for row in &output.rows {
+            let start = row.num_computed_tokens;
+            let (slot, behind) = match self.held.get(&row.request_id) {
+                Some(held) => *held,
+                None => {
+                    (free.next().ok_or_else(|| EngineError::Internal("no slot is left for the states of a request".into()))?, 0)
+                }
+            };
+            // One that begins again begins without any.
+            if start != 0 && start != behind {
+                return Err(EngineError::Internal(format!("a request goes on at token {start}, and its states are at {behind}")));
+            }
+            self.held.insert(row.request_id, (slot, start));
+            slots.push(slot);
+        }
+        Ok(())
+    }
+
+    /// A slot for a fork that goes on where its source is: that of the source, and its own, to be copied. `None` for one that
+    /// begins anew.
+    ///
+    /// Errors: [`EngineError::Internal`] when there is no slot left.
+    pub fn fork(
+        &mut self,
+        scheduler: &Scheduler,
+        [source, child]: [RequestId; 2],
+        num_slots: usize,
+    ) -> Result<Option<(u32, u32)>, EngineError> {
+        let shared = scheduler.num_computed_tokens(child).map_or(0, |(computed, _)| computed);
+        let Some((from, behind)) = self.held.get(&source).copied().filter(|(_, behind)| shared > 0 && *behind == shared) else {
+            return Ok(None);
+        };
+        let to = self.free(scheduler, num_slots, 1).next();
+        let to = to.ok_or_else(|| EngineError::Internal("no slot is left for the states of a fork".into()))?;
+        self.held.insert(child, (to, behind));
+        Ok(Some((from, to)))
+    }
+
+    /// Slots that nobody has; requests that run no more lose theirs when so many are not free.
+    fn free(&mut self, scheduler: &Scheduler, num_slots: usize, wanted: usize) -> impl Iterator<Item = u32> + use<> {
+        if self.held.len() + wanted > num_slots {
+            let running: FxHashSet<_> = scheduler.running_requests().collect();
+            self.held.retain(|id, _| running.contains(id));
+        }
+        let taken: FxHashSet<_> = self.held.values().map(|(slot, _)| *slot).collect();
+        (0..num_slots as u32).filter(move |slot| !taken.contains(slot))
+    }
+
+    /// The step has run: its requests' states are behind their last rows.
+    pub fn advance(&mut self, output: &SchedulerOutput) {
+        for row in &output.rows {
+            if let Some((_, behind)) = self.held.get_mut(&row.request_id) {
+                *behind = row.num_computed_tokens + row.num_scheduled_tokens;
+            }
+        }
+    }
+}
