@@ -182,7 +182,7 @@ pub mod text {
     use super::named;
 
     texts! {
-        attention_backend chat_template cpu_tier device dry_sequence_breakers jinja_explicit model model_id reasoning_effort
+        attention_backend chat_template cpu_tier device dry_sequence_breakers in_situ_quant jinja_explicit model model_id reasoning_effort
         stop_seqs token_source
     }
 }

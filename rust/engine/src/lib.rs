@@ -7,6 +7,7 @@ pub mod error;
 pub mod event_sink;
 pub mod generation_config;
 pub mod input_batch;
+pub mod isq;
 mod json;
 pub mod keys;
 pub mod kv_tier;
@@ -33,6 +34,7 @@ pub use engine::{
 pub use error::EngineError;
 pub use event_sink::{Event, EventSink};
 pub use generation_config::GenerationConfig;
+pub use isq::Isq;
 pub use kv_tier::KvTierConfig;
 pub use paged::{
     AdmissionPolicy, BlockUse, FairnessPolicy, MemoryGpuConfig, MissReason, PagedAttentionConfig, PagedCacheType, Policies,

@@ -258,6 +258,25 @@ fn more_families_agree_with_goldens_on_the_best_isa() {
     }
 }
 
+/// Checkpoints of the hub in each format that is read, against floats of the same values.
+#[test]
+fn the_hubs_quantized_checkpoints_agree_with_goldens() {
+    let mut folders: Vec<_> = golden_dir().join("quant").read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
+    folders.sort();
+    assert!(folders.len() >= 7);
+    for folder in folders {
+        let name = folder.file_name().unwrap().to_string_lossy().into_owned();
+        let source = ModelSource::HuggingFace { path: folder.clone(), tokenizer_json: None };
+        let mut runner = load(&source, cpu(Isa::detect(), 2), Precision::Exact, KvDType::F32);
+        check_cases(&mut runner, &name, cases_in(&folder), 7, EXACT);
+        // Where two experts are nearly tied, the smallest difference flips them.
+        if !name.starts_with("moe") {
+            let mut runner = load(&source, cpu(Isa::detect(), 2), Precision::Fast, KvDType::F16);
+            check_cases(&mut runner, &name, cases_in(&folder), 17, BF16);
+        }
+    }
+}
+
 /// Of llama.cpp's quantizer: each is a mixture of several types.
 #[test]
 fn quantized_files_agree_with_goldens_on_every_isa() {

@@ -140,7 +140,7 @@ fn tq1_0(b: &[u8], out: &mut BlockCodes) {
         for _ in 0..digits {
             for q in qs {
                 let q = q.wrapping_mul(power);
-                out.codes[at] = (u16::from(q) * 3 >> 8) as i8 - 1;
+                out.codes[at] = ((u16::from(q) * 3) >> 8) as i8 - 1;
                 at += 1;
             }
             power = power.wrapping_mul(3);
