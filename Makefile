@@ -59,6 +59,12 @@ test-python: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/tools ## 
 test-clients: $(CLIENTS)/package $(CLIENTS)/tools $(CLIENTS)/model ## the server through every client that we know, in an environment of their own
 	$(CLIENTS)/bin/python -m pytest tests/test_clients.py tests/test_openapi.py
 
+SCHEMAS ?= 2000
+
+.PHONY: test-grammars
+test-grammars: $(VENV)/package $(VENV)/model $(VENV)/tools ## answers of random models to SCHEMAS= (2000) JSON Schemas, each validated
+	SCHEMAS=$(SCHEMAS) $(VENV)/bin/python -m pytest tests/test_grammars.py
+
 CASES ?= 1000000
 SEED ?= 0
 
@@ -75,7 +81,7 @@ soak: $(VENV)/package $(VENV)/model $(VENV)/tools ## random operations over ten 
 	$(VENV)/bin/python tests/soak.py --minutes $(MINUTES) --output build/soak.json
 
 .PHONY: test-all
-test-all: test test-clients test-asan ## every test there is without a GPU: hours on two cores
+test-all: test test-grammars test-clients test-asan ## every test there is without a GPU: hours on two cores
 
 # The sanitizer's runtime comes with the toolchain; only its flag is not stable.
 .PHONY: test-asan
@@ -190,7 +196,7 @@ $(VENV)/test-models: $(VENV)/bin/python
 
 $(VENV)/tools: $(VENV)/bin/python pyproject.toml
 	$(PIP) install --quiet 'maturin>=1.9.4,<2' 'pytest>=8' 'pytest-timeout>=2.3' 'mypy>=1.15' 'ruff>=0.11' 'matplotlib>=3.9' \
-		'openai>=2' 'anthropic>=0.60' 'selenium>=4.20' 'axe-selenium-python>=2'
+		'openai>=2' 'anthropic>=0.60' 'selenium>=4.20' 'axe-selenium-python>=2' 'jsonschema>=4.20'
 	@touch $@
 
 $(CLIENTS)/bin/python:

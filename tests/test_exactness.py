@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 from conftest import begun_together, complete, generate, golden, in_threads, score, text_model, tokens, wait_until_idle
 
-from mistral_paged import Runner, Which
+from mistral_paged import CompletionRequest, Runner, Which
 
 NEW = 24
 MODELS = ["llama", "mistral-window", "gemma3"]
+# What these keep of the past is not, or not only, keys and values by head: tried in fewer ways.
+OTHERS = ["deepseek-v3-yarn", "gpt-oss-mxfp4", "llama4-text"]
+RECURRENT = ["granitemoehybrid", "lfm2", "qwen3-next"]
 
 
 def prompts(count: int, longest: int = 90) -> list[list[int]]:
@@ -43,7 +46,7 @@ def reference(name: str) -> list[list[tuple[int, float]]]:
     return _reference[name]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODELS + OTHERS + RECURRENT)
 def test_batch_of_32(name: str) -> None:
     batch = runner(name, prefix_cache_n=0, max_step_latency=3600)
     assert begun_together(batch, lambda index: generate(batch, prompts(32)[index], NEW), 32) == reference(name)
@@ -61,6 +64,29 @@ def test_prefix_cache(name: str) -> None:
     usage = complete(cached, prompts(32)[-1], max_tokens=1).usage
     assert usage.prompt_tokens_details is not None
     assert usage.prompt_tokens_details.cached_tokens >= 8
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_prefix_cache_of_other_layers(name: str) -> None:
+    cached = runner(name, pa_blk_size=8)
+    some = range(0, 32, 4)
+    for _ in range(2):
+        assert [generate(cached, prompts(32)[index], NEW) for index in some] == [reference(name)[index] for index in some]
+    assert wait_until_idle(cached)["prefix_hit_tokens"] > 0
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_states_are_not_shared_by_the_prefix_cache_but_by_choices(name: str) -> None:
+    cached = runner(name, pa_blk_size=8)
+    prompt = prompts(32)[-1]
+    for _ in range(2):
+        details = complete(cached, prompt, max_tokens=1).usage.prompt_tokens_details
+        assert (details.cached_tokens, details.miss_reason) == (0, "disabled")
+    apart = [generate(cached, prompt, NEW, temperature=1.0, seed=seed) for seed in (5, 6)]
+    request = CompletionRequest(prompt, "default", max_tokens=NEW, temperature=1.0, seed=5, n_choices=4, ignore_eos=True, logprobs=0)
+    choices = cached.send_completion_request(request)
+    assert [(token.token_id, token.logprob) for token in tokens(choices)] == apart[0]
+    assert len({tuple(token.token_id for token in tokens(choices, choice)) for choice in range(4)}) > 1
 
 
 def test_prefix_cache_turned_off(llama: Runner) -> None:
@@ -81,7 +107,7 @@ def test_chunks(name: str, chunk: int) -> None:
     assert in_threads(lambda at: generate(chunked, prompts(32)[some[at]], NEW), len(some)) == [reference(name)[i] for i in some]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODELS + OTHERS + RECURRENT)
 def test_preemption_in_a_tiny_pool(name: str) -> None:
     tiny = runner(name, memory_goal="128tokens", pa_blk_size=8)
     # Whether requests outgrow the pool depends on the order in which their threads sent them; in a few rounds some do.
@@ -92,10 +118,11 @@ def test_preemption_in_a_tiny_pool(name: str) -> None:
     pytest.fail("no request was ever preempted")
 
 
-def test_without_kv_cache() -> None:
-    slow = runner("llama", no_kv_cache=True)
+@pytest.mark.parametrize("name", ["llama", "lfm2"])
+def test_without_kv_cache(name: str) -> None:
+    slow = runner(name, no_kv_cache=True)
     some = range(0, 32, 8)
-    assert [generate(slow, prompts(32)[index], NEW) for index in some] == [reference("llama")[index] for index in some]
+    assert [generate(slow, prompts(32)[index], NEW) for index in some] == [reference(name)[index] for index in some]
     wait_until_idle(slow)
 
 

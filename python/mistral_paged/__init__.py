@@ -12,6 +12,7 @@ The capital of France is Paris.
 
 from mistral_paged._core import (
     Architecture,
+    CalledFunction,
     ChatCompletionChunkResponse,
     ChatCompletionRequest,
     ChatCompletionResponse,
@@ -36,6 +37,7 @@ from mistral_paged._core import (
     Runner,
     Sequence,
     SpeechLoaderType,
+    ToolCallResponse,
     ToolChoice,
     TopLogprob,
     Usage,
@@ -61,6 +63,7 @@ VisionArchitecture = MultimodalArchitecture
 __all__ = [
     "Architecture",
     "ArchitectureError",
+    "CalledFunction",
     "ChatCompletionChunkResponse",
     "ChatCompletionRequest",
     "ChatCompletionResponse",
@@ -93,6 +96,7 @@ __all__ = [
     "Runner",
     "Sequence",
     "SpeechLoaderType",
+    "ToolCallResponse",
     "ToolChoice",
     "TopLogprob",
     "Usage",

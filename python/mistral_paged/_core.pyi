@@ -371,11 +371,11 @@ class ChatCompletionRequest(Generic[_Stream]):
         top_p: float | None = None,
         top_k: int | None = None,
         stream: Literal[False] = False,
-        grammar: Any = None,
-        grammar_type: Any = None,
+        grammar: str | Mapping[str, Any] | AnySequence[str] | None = None,
+        grammar_type: str | None = None,
         min_p: float | None = None,
-        tool_schemas: Any = None,
-        tool_choice: ToolChoice | None = None,
+        tool_schemas: AnySequence[str | Mapping[str, Any]] | None = None,
+        tool_choice: ToolChoice | str | Mapping[str, Any] | None = None,
         dry_multiplier: float | None = None,
         dry_base: float | None = None,
         dry_allowed_length: int | None = None,
@@ -406,6 +406,7 @@ class ChatCompletionRequest(Generic[_Stream]):
         cache_salt: str | None = None,
         public_messages: int = 0,
         keep: bool = False,
+        parallel_tool_calls: bool = True,
     ) -> ChatCompletionRequest[Literal[False]]: ...
     @overload
     def __new__(
@@ -426,11 +427,11 @@ class ChatCompletionRequest(Generic[_Stream]):
         top_k: int | None = None,
         *,
         stream: Literal[True],
-        grammar: Any = None,
-        grammar_type: Any = None,
+        grammar: str | Mapping[str, Any] | AnySequence[str] | None = None,
+        grammar_type: str | None = None,
         min_p: float | None = None,
-        tool_schemas: Any = None,
-        tool_choice: ToolChoice | None = None,
+        tool_schemas: AnySequence[str | Mapping[str, Any]] | None = None,
+        tool_choice: ToolChoice | str | Mapping[str, Any] | None = None,
         dry_multiplier: float | None = None,
         dry_base: float | None = None,
         dry_allowed_length: int | None = None,
@@ -460,6 +461,7 @@ class ChatCompletionRequest(Generic[_Stream]):
         cache_salt: str | None = None,
         public_messages: int = 0,
         keep: bool = False,
+        parallel_tool_calls: bool = True,
     ) -> ChatCompletionRequest[Literal[True]]: ...
     @overload
     def __new__(
@@ -479,11 +481,11 @@ class ChatCompletionRequest(Generic[_Stream]):
         top_p: float | None = None,
         top_k: int | None = None,
         stream: bool = False,
-        grammar: Any = None,
-        grammar_type: Any = None,
+        grammar: str | Mapping[str, Any] | AnySequence[str] | None = None,
+        grammar_type: str | None = None,
         min_p: float | None = None,
-        tool_schemas: Any = None,
-        tool_choice: ToolChoice | None = None,
+        tool_schemas: AnySequence[str | Mapping[str, Any]] | None = None,
+        tool_choice: ToolChoice | str | Mapping[str, Any] | None = None,
         dry_multiplier: float | None = None,
         dry_base: float | None = None,
         dry_allowed_length: int | None = None,
@@ -514,6 +516,7 @@ class ChatCompletionRequest(Generic[_Stream]):
         cache_salt: str | None = None,
         public_messages: int = 0,
         keep: bool = False,
+        parallel_tool_calls: bool = True,
     ) -> ChatCompletionRequest[bool]: ...
     @property
     def messages(self) -> list[dict[str, Any]]: ...
@@ -546,9 +549,17 @@ class ChatCompletionRequest(Generic[_Stream]):
     @property
     def top_k(self) -> int | None: ...
     @property
+    def grammar(self) -> str | dict[str, Any] | list[str] | None: ...
+    @property
+    def grammar_type(self) -> str | None: ...
+    @property
     def min_p(self) -> float | None: ...
     @property
-    def tool_choice(self) -> ToolChoice | None: ...
+    def tool_schemas(self) -> list[str | dict[str, Any]] | None: ...
+    @property
+    def tool_choice(self) -> ToolChoice | str | dict[str, Any] | None: ...
+    @property
+    def parallel_tool_calls(self) -> bool: ...
     @property
     def dry_multiplier(self) -> float | None: ...
     @property
@@ -601,8 +612,8 @@ class CompletionRequest:
         top_p: float | None = None,
         suffix: str | None = None,
         top_k: int | None = None,
-        grammar: Any = None,
-        grammar_type: Any = None,
+        grammar: str | Mapping[str, Any] | AnySequence[str] | None = None,
+        grammar_type: str | None = None,
         min_p: float | None = None,
         tool_schemas: Any = None,
         tool_choice: ToolChoice | None = None,
@@ -654,6 +665,10 @@ class CompletionRequest:
     def suffix(self) -> str | None: ...
     @property
     def top_k(self) -> int | None: ...
+    @property
+    def grammar(self) -> str | dict[str, Any] | list[str] | None: ...
+    @property
+    def grammar_type(self) -> str | None: ...
     @property
     def min_p(self) -> float | None: ...
     @property
@@ -740,14 +755,38 @@ class Choice:
     def __eq__(self, other: object, /) -> bool: ...
 
 @final
+class CalledFunction:
+    def __new__(cls, name: str | None, arguments: str) -> Self: ...
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def arguments(self) -> str: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: object, /) -> bool: ...
+
+@final
+class ToolCallResponse:
+    def __new__(cls, index: int, id: str | None, type: str, function: CalledFunction) -> Self: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def id(self) -> str | None: ...
+    @property
+    def type(self) -> str: ...
+    @property
+    def function(self) -> CalledFunction: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: object, /) -> bool: ...
+
+@final
 class ResponseMessage:
-    def __new__(cls, content: str | None, role: str, tool_calls: list[str] | None, reasoning_content: str | None) -> Self: ...
+    def __new__(cls, content: str | None, role: str, tool_calls: list[ToolCallResponse] | None, reasoning_content: str | None) -> Self: ...
     @property
     def content(self) -> str | None: ...
     @property
     def role(self) -> str: ...
     @property
-    def tool_calls(self) -> list[str] | None: ...
+    def tool_calls(self) -> list[ToolCallResponse] | None: ...
     @property
     def reasoning_content(self) -> str | None: ...
     __hash__: ClassVar[None]  # type: ignore[assignment]
@@ -961,13 +1000,13 @@ class ChunkChoice:
 
 @final
 class Delta:
-    def __new__(cls, content: str | None, role: str, tool_calls: list[str] | None, reasoning_content: str | None) -> Self: ...
+    def __new__(cls, content: str | None, role: str, tool_calls: list[ToolCallResponse] | None, reasoning_content: str | None) -> Self: ...
     @property
     def content(self) -> str | None: ...
     @property
     def role(self) -> str: ...
     @property
-    def tool_calls(self) -> list[str] | None: ...
+    def tool_calls(self) -> list[ToolCallResponse] | None: ...
     @property
     def reasoning_content(self) -> str | None: ...
     __hash__: ClassVar[None]  # type: ignore[assignment]

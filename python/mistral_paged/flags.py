@@ -22,10 +22,19 @@ CACHE_TYPES = {
     "int8": PagedCacheType.Int8,
 }
 ARCHITECTURES = {
+    "deepseekv2": Architecture.DeepseekV2,
+    "deepseekv3": Architecture.DeepseekV3,
     "gemma": Architecture.Gemma,
     "gemma2": Architecture.Gemma2,
     "glm4": Architecture.GLM4,
     "glm4moe": Architecture.GLM4Moe,
+    "glm4moelite": Architecture.GLM4MoeLite,
+    "gpt_oss": Architecture.GptOss,
+    "granitemoehybrid": Architecture.GraniteMoeHybrid,
+    "hunyuandensev1": Architecture.HunYuanDenseV1,
+    "hunyuanmoev1": Architecture.HunYuanMoEV1,
+    "lfm2": Architecture.Lfm2,
+    "lfm2moe": Architecture.Lfm2Moe,
     "llama": Architecture.Llama,
     "mistral": Architecture.Mistral,
     "mixtral": Architecture.Mixtral,
@@ -35,6 +44,7 @@ ARCHITECTURES = {
     "qwen2": Architecture.Qwen2,
     "qwen3": Architecture.Qwen3,
     "qwen3moe": Architecture.Qwen3Moe,
+    "qwen3next": Architecture.Qwen3Next,
     "smollm3": Architecture.SmolLm3,
     "starcoder2": Architecture.Starcoder2,
 }

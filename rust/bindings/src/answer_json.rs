@@ -36,9 +36,43 @@ pub struct Choice<'a> {
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Said<'a> {
-    Message { role: &'a str, content: Option<&'a str>, refusal: Option<&'a str> },
-    Delta { role: &'a str, content: Option<&'a str> },
+    Message {
+        role: &'a str,
+        content: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reasoning_content: Option<&'a str>,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        tool_calls: Vec<Call<'a>>,
+        refusal: Option<&'a str>,
+    },
+    Delta {
+        role: &'a str,
+        content: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reasoning_content: Option<&'a str>,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        tool_calls: Vec<Call<'a>>,
+    },
     Text(&'a str),
+}
+
+/// A call, or a part of one.
+#[derive(Serialize)]
+pub struct Call<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub index: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub r#type: Option<&'a str>,
+    pub function: Function<'a>,
+}
+
+#[derive(Serialize)]
+pub struct Function<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<&'a str>,
+    pub arguments: &'a str,
 }
 
 #[derive(Serialize)]

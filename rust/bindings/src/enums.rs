@@ -1,6 +1,6 @@
 //! The enums of the mirrored interface.
 
-use engine::model::ARCHITECTURES;
+use engine::model::{architectures, implemented_beside};
 use pyo3::{prelude::*, types::PyType};
 
 use crate::exceptions::ArchitectureError;
@@ -67,14 +67,11 @@ impl Architecture {
             Self::HunYuanDenseV1 => "hunyuan_v1_dense",
             Self::HunYuanMoEV1 => "hunyuan_v1_moe",
         };
-        if ARCHITECTURES.iter().any(|known| known.model_types.contains(&name)) {
+        if architectures().any(|known| known.model_types.contains(&name)) {
             return Ok(name);
         }
-        let known: Vec<&str> = ARCHITECTURES.iter().map(engine::model::Architecture::name).collect();
-        Err(ArchitectureError::new_err(format!(
-            "Architecture.{self:?} ({name}) is not implemented yet; implemented: {}",
-            known.join(", ")
-        )))
+        let implemented = implemented_beside(name);
+        Err(ArchitectureError::new_err(format!("Architecture.{self:?} ({name}) is not implemented yet; {implemented}")))
     }
 }
 

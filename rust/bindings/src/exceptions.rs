@@ -20,9 +20,10 @@ pub fn raise(error: EngineError) -> PyErr {
     match error {
         EngineError::Load(_) | EngineError::Tokenizer(_) => ModelLoadError::new_err(message),
         EngineError::Architecture(_) => ArchitectureError::new_err(message),
-        EngineError::InvalidArgument(_) | EngineError::PromptTooLong { .. } | EngineError::KvCache(_) => {
-            InvalidArgumentError::new_err(message)
-        }
+        EngineError::InvalidArgument(_)
+        | EngineError::PromptTooLong { .. }
+        | EngineError::Grammar { .. }
+        | EngineError::KvCache(_) => InvalidArgumentError::new_err(message),
         EngineError::NotSupported(_) => PyNotImplementedError::new_err(message),
         EngineError::ChatTemplate(_) => ChatTemplateError::new_err(message),
         EngineError::Device(_) | EngineError::DeviceLost(_) => DeviceError::new_err(message),

@@ -8,7 +8,7 @@ use pyo3::{
 
 /// `Name(field=value, ...)`, each value as Python writes it.
 pub fn shown(name: &str, fields: &[(&str, Bound<'_, PyAny>)]) -> PyResult<String> {
-    let fields = fields.iter().map(|(name, value)| Ok(format!("{name}={}", value.repr()?)));
+    let fields = fields.iter().map(|(name, value)| Ok(format!("{}={}", name.trim_start_matches("r#"), value.repr()?)));
     Ok(format!("{name}({})", fields.collect::<PyResult<Vec<_>>>()?.join(", ")))
 }
 

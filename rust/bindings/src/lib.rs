@@ -57,8 +57,9 @@ mod _core {
     use crate::request::{ChatCompletionRequest, CompletionRequest};
     #[pymodule_export]
     use crate::response::{
-        ChatCompletionChunkResponse, ChatCompletionResponse, Choice, ChunkChoice, CompletionChoice, CompletionResponse, Delta,
-        Logprobs, PromptTokensDetails, ResponseLogprob, ResponseMessage, TopLogprob, Usage,
+        CalledFunction, ChatCompletionChunkResponse, ChatCompletionResponse, Choice, ChunkChoice, CompletionChoice,
+        CompletionResponse, Delta, Logprobs, PromptTokensDetails, ResponseLogprob, ResponseMessage, ToolCallResponse, TopLogprob,
+        Usage,
     };
     #[pymodule_export]
     use crate::runner::Runner;

@@ -6,10 +6,11 @@ use pyo3::{
     prelude::*,
     types::{IntoPyDict, PyString},
 };
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::{
     arguments::{Text, named},
+    enums::ToolChoice,
     exceptions::{invalid, not_yet},
 };
 
@@ -19,7 +20,7 @@ pub fn parse(messages: &Bound<'_, PyAny>) -> PyResult<Vec<Message>> {
         let Text(text) = named("messages", messages)?;
         return Ok(vec![Message { role: "user".into(), content: MessageContent::Text(text), extra: Map::new() }]);
     }
-    let Value::Array(messages) = to_json(messages)? else {
+    let Value::Array(messages) = to_json("messages", messages)? else {
         return Err(PyTypeError::new_err("`messages` must be a str or a list of dicts"));
     };
     if messages.is_empty() {
@@ -30,17 +31,49 @@ pub fn parse(messages: &Bound<'_, PyAny>) -> PyResult<Vec<Message>> {
     messages.into_iter().enumerate().map(|(index, message)| parse_one(index, message)).collect()
 }
 
+/// The argument `tool_schemas`: texts or dicts, each of a function in OpenAI's form, with or without `type` and `function` around.
+pub fn tools(schemas: &Bound<'_, PyAny>) -> PyResult<Vec<Value>> {
+    let Value::Array(schemas) = to_json("tool_schemas", schemas)? else {
+        return Err(PyTypeError::new_err("`tool_schemas` must be a list of JSON texts or dicts"));
+    };
+    let tool = |(index, schema): (usize, Value)| {
+        let schema: Value = match schema {
+            Value::String(text) => {
+                serde_json::from_str(&text).map_err(|error| invalid(format!("`tool_schemas[{index}]` is not JSON: {error}")))?
+            }
+            schema => schema,
+        };
+        let is_bare = schema.get("function").is_none() && schema.get("name").is_some();
+        Ok(if is_bare { json!({ "type": "function", "function": schema }) } else { schema })
+    };
+    schemas.into_iter().enumerate().map(tool).collect()
+}
+
+/// The argument `tool_choice`: of the enum, or as OpenAI's interface has it.
+pub fn tool_choice(choice: &Bound<'_, PyAny>) -> PyResult<Value> {
+    match choice.extract::<ToolChoice>() {
+        Ok(ToolChoice::NoTools) => Ok("none".into()),
+        Ok(ToolChoice::Auto) => Ok("auto".into()),
+        Err(_) => to_json("tool_choice", choice),
+    }
+}
+
+/// The argument `grammar`: a text, or what JSON can write.
+pub fn to_json_named(grammar: &Bound<'_, PyAny>) -> PyResult<Value> {
+    to_json("grammar", grammar)
+}
+
 /// Through Python's own json, which knows every kind of number, string and mapping.
-fn to_json(object: &Bound<'_, PyAny>) -> PyResult<Value> {
+fn to_json(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Value> {
     let options = [("ensure_ascii", false)].into_py_dict(object.py())?;
     let written = object.py().import("json")?.call_method("dumps", (object,), Some(&options)).map_err(|error| {
         // What json does not know, it does not say where; an error of the object's own is left alone.
         let is_about_json =
             error.is_instance_of::<PyTypeError>(object.py()) || error.is_instance_of::<PyRecursionError>(object.py());
-        if is_about_json { PyTypeError::new_err(format!("`messages`: {}", error.value(object.py()))) } else { error }
+        if is_about_json { PyTypeError::new_err(format!("`{name}`: {}", error.value(object.py()))) } else { error }
     })?;
-    let Text(text) = named("messages", &written)?;
-    serde_json::from_str(&text).map_err(|error| invalid(format!("`messages` is not JSON: {error}")))
+    let Text(text) = named(name, &written)?;
+    serde_json::from_str(&text).map_err(|error| invalid(format!("`{name}` is not JSON: {error}")))
 }
 
 /// The messages as a list of dicts.
@@ -62,6 +95,7 @@ fn parse_one(index: usize, message: Value) -> PyResult<Message> {
     let Value::Object(mut message) = message else {
         return Err(invalid(format!("`messages[{index}]` must be a dict, got {message}")));
     };
+    message.retain(|_, value| !value.is_null());
     let role = match message.shift_remove("role") {
         Some(Value::String(role)) => role,
         Some(other) => return Err(invalid(format!("`messages[{index}]['role']` must be a str, got {other}"))),
@@ -73,10 +107,12 @@ fn parse_one(index: usize, message: Value) -> PyResult<Message> {
         Some(other) => {
             return Err(invalid(format!("`messages[{index}]['content']` must be a str or a list of parts, got {other}")));
         }
+        None if message.contains_key("tool_calls") => MessageContent::Text(String::new()),
         None => return Err(invalid(format!("`messages[{index}]` has no 'content'; give a str"))),
     };
-    if message.contains_key("tool_calls") {
-        return Err(not_yet(&format!("`messages[{index}]['tool_calls']`"), "give role and content only"));
+    if let Some(calls) = message.get_mut("tool_calls") {
+        let place = format!("messages[{index}].tool_calls");
+        *calls = openai::tools::earlier_calls(&place, calls).map_err(|error| invalid(error.message))?;
     }
     Ok(Message { role, content, extra: message })
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use engine::{GenerationRequest, MAX_CHOICES, Prompt, RenderOptions};
+use engine::{GenerationRequest, MAX_CHOICES, Prompt, RenderOptions, ToolOptions};
 use openai::chat::thinking;
 use pyo3::{
     IntoPyObjectExt,
@@ -41,6 +41,9 @@ use crate::{
 ///   length.
 /// - `stop_seqs`: a text or a list of texts, which end the answer and are not part of it. `ignore_eos`: go on past
 ///   end-of-sequence tokens.
+/// - `grammar`: what the answer must be, of the kind that `grammar_type` says: "regex", a regular expression for the whole answer;
+///   "json_schema", a JSON Schema as a dict or its text; "choice", a list of texts; "lark" or "llguidance", a grammar as
+///   llguidance reads it. Not with `ignore_eos`. What ends with "length" is incomplete.
 /// - `n_choices`: independent continuations, 1 to 1024. `seed`: 0 to 2^64 - 1, makes the request's random numbers its own: the
 ///   same text whatever runs beside it.
 /// - `stream`: the answer comes in parts, as an iterator.
@@ -54,7 +57,10 @@ use crate::{
 ///   how fast an answer comes. `public_messages`: so many leading messages, 0 or more, such as the system prompt, are shared in
 ///   spite of it.
 /// - `keep`: each choice ends with a `Sequence` that can be gone on from.
-/// - `tool_choice`: `ToolChoice.NoTools` alone.
+/// - `tool_schemas`: functions that the model may call, each a dict or its text in OpenAI's form, with `name`, `description` and
+///   `parameters`, a JSON Schema. `tool_choice`: `ToolChoice.Auto` (unless given), `ToolChoice.NoTools`, "required", or
+///   `{"type": "function", "function": {"name": ...}}`. `parallel_tool_calls`: an answer may have several. Calls are enforced by a
+///   grammar: they name a function that is there, with arguments of its schema.
 ///
 /// A request gives back its fields, is equal to one of equal fields, and can be copied and pickled. A value out of range raises
 /// `ValueError`, here or when the request is sent; a field that is not supported yet, which are those not named here, raises
@@ -102,11 +108,19 @@ fn check_public_prefix_len(count: &Bound<'_, PyAny>) -> PyResult<usize> {
     at_least("public_prefix_len", &count.extract()?, 0)
 }
 
+/// Tools without a chat are nothing that a text could be told of.
 fn refuse_tools(tool_choice: Option<ToolChoice>, rest: &[(&str, bool)]) -> PyResult<()> {
     if tool_choice == Some(ToolChoice::Auto) {
-        return Err(not_yet("`tool_choice=ToolChoice.Auto`", "leave it out or give ToolChoice.NoTools"));
+        return Err(not_yet("`tool_choice=ToolChoice.Auto`", "send a chat, whose template tells the model of the tools"));
     }
     refuse(rest)
+}
+
+fn tool_options(tools: Option<&Bound<'_, PyAny>>, choice: Option<&Bound<'_, PyAny>>, parallel: bool) -> PyResult<ToolOptions> {
+    let tools = tools.map(messages::tools).transpose()?;
+    let choice = choice.map(messages::tool_choice).transpose()?;
+    openai::tools::options(openai::tools::Form::Chat, tools.as_deref(), choice.as_ref(), Some(parallel))
+        .map_err(|error| invalid(error.message.replace("`tools", "`tool_schemas")))
 }
 
 #[pymethods]
@@ -120,7 +134,7 @@ impl ChatCompletionRequest {
         reasoning_effort=None, max_tool_rounds=None, tool_dispatch_url=None, enable_code_execution=false, enable_shell=false,
         shell_skills=None, agent_permission=None, agent_approval_callback=None, code_execution_permission=None, session_id=None,
         files=None, input_files=None, ignore_eos=false, *, adapter=None, adapters=None, seed=None,
-        priority=0, deadline=None, tenant=None, cache_salt=None, public_messages=0, keep=false
+        priority=0, deadline=None, tenant=None, cache_salt=None, public_messages=0, keep=false, parallel_tool_calls=true
     ))]
     #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "mirrors a documented signature")]
     #[allow(clippy::too_many_lines, clippy::needless_pass_by_value, reason = "one line an argument")]
@@ -142,10 +156,10 @@ impl ChatCompletionRequest {
         top_k: Option<Integer>,
         stream: bool,
         grammar: Option<Bound<'_, PyAny>>,
-        grammar_type: Option<Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = text::grammar_type)] grammar_type: Option<String>,
         min_p: Option<Real>,
         tool_schemas: Option<Bound<'_, PyAny>>,
-        tool_choice: Option<ToolChoice>,
+        tool_choice: Option<Bound<'_, PyAny>>,
         dry_multiplier: Option<Real>,
         dry_base: Option<Real>,
         dry_allowed_length: Option<Integer>,
@@ -175,29 +189,24 @@ impl ChatCompletionRequest {
         cache_salt: Option<Bound<'_, PyString>>,
         #[pyo3(from_py_with = check_public_messages)] public_messages: usize,
         keep: bool,
+        parallel_tool_calls: bool,
     ) -> PyResult<Self> {
-        refuse_tools(
-            tool_choice,
-            &[
-                ("grammar", grammar.is_some()),
-                ("grammar_type", grammar_type.is_some()),
-                ("tool_schemas", tool_schemas.is_some()),
-                ("web_search_options", web_search_options.is_some()),
-                ("max_tool_rounds", max_tool_rounds.is_some()),
-                ("tool_dispatch_url", tool_dispatch_url.is_some()),
-                ("enable_code_execution", enable_code_execution),
-                ("enable_shell", enable_shell),
-                ("shell_skills", shell_skills.is_some()),
-                ("agent_permission", agent_permission.is_some()),
-                ("agent_approval_callback", agent_approval_callback.is_some()),
-                ("code_execution_permission", code_execution_permission.is_some()),
-                ("session_id", session_id.is_some()),
-                ("files", files.is_some()),
-                ("input_files", input_files.is_some()),
-                ("adapter", adapter.is_some()),
-                ("adapters", adapters.is_some()),
-            ],
-        )?;
+        refuse(&[
+            ("web_search_options", web_search_options.is_some()),
+            ("max_tool_rounds", max_tool_rounds.is_some()),
+            ("tool_dispatch_url", tool_dispatch_url.is_some()),
+            ("enable_code_execution", enable_code_execution),
+            ("enable_shell", enable_shell),
+            ("shell_skills", shell_skills.is_some()),
+            ("agent_permission", agent_permission.is_some()),
+            ("agent_approval_callback", agent_approval_callback.is_some()),
+            ("code_execution_permission", code_execution_permission.is_some()),
+            ("session_id", session_id.is_some()),
+            ("files", files.is_some()),
+            ("input_files", input_files.is_some()),
+            ("adapter", adapter.is_some()),
+            ("adapters", adapters.is_some()),
+        ])?;
         let fields = given!(
             py,
             n_choices,
@@ -212,7 +221,11 @@ impl ChatCompletionRequest {
             top_p,
             top_k,
             stream,
+            grammar,
+            grammar_type,
             min_p,
+            tool_schemas,
+            tool_choice,
             dry_multiplier,
             dry_base,
             dry_allowed_length,
@@ -229,7 +242,7 @@ impl ChatCompletionRequest {
             public_messages,
             keep
         );
-        fields.set_item("tool_choice", tool_choice)?;
+        fields.set_item("parallel_tool_calls", (!parallel_tool_calls).then_some(false))?;
         fields.set_item("logprobs", logprobs.then_some(true))?;
         let top_logprobs = at_least_if_given("top_logprobs", top_logprobs.as_ref(), 0)?;
         if !logprobs && top_logprobs.is_some() {
@@ -253,6 +266,8 @@ impl ChatCompletionRequest {
             logprobs: logprobs.then(|| top_logprobs.unwrap_or(0)),
             stop_seqs,
             max_tokens,
+            grammar: grammar.as_ref().map(messages::to_json_named).transpose()?,
+            grammar_type,
             ignore_eos,
             seed,
         };
@@ -262,6 +277,7 @@ impl ChatCompletionRequest {
                 enable_thinking: thinking(enable_thinking, reasoning_effort.as_deref())
                     .map_err(|error| invalid(error.message))?,
                 reasoning_effort,
+                tools: tool_options(tool_schemas.as_ref(), tool_choice.as_ref(), parallel_tool_calls)?,
                 ..RenderOptions::default()
             },
         };
@@ -273,6 +289,12 @@ impl ChatCompletionRequest {
             ..GenerationRequest::new(prompt, sampling.check()?)
         };
         Ok(Self { request, model: model.0, stream, fields: Fields::of(&fields)? })
+    }
+
+    #[getter]
+    fn parallel_tool_calls(&self) -> bool {
+        let Prompt::Chat { options, .. } = &self.request.prompt else { return true };
+        options.tools.parallel
     }
 
     #[getter]
@@ -311,7 +333,7 @@ impl ChatCompletionRequest {
 }
 
 getters! {
-    ChatCompletionRequest: n_choices, logit_bias, top_logprobs, max_tokens, presence_penalty, frequency_penalty, repetition_penalty, stop_seqs, temperature, top_p, top_k, min_p, tool_choice, dry_multiplier, dry_base, dry_allowed_length, dry_sequence_breakers, enable_thinking, truncate_sequence, reasoning_effort, ignore_eos, seed, priority, deadline, tenant, cache_salt, public_messages, keep
+    ChatCompletionRequest: n_choices, logit_bias, top_logprobs, max_tokens, presence_penalty, frequency_penalty, repetition_penalty, stop_seqs, temperature, top_p, top_k, grammar, grammar_type, min_p, tool_schemas, tool_choice, dry_multiplier, dry_base, dry_allowed_length, dry_sequence_breakers, enable_thinking, truncate_sequence, reasoning_effort, ignore_eos, seed, priority, deadline, tenant, cache_salt, public_messages, keep
 }
 
 #[pymethods]
@@ -345,7 +367,7 @@ impl CompletionRequest {
         suffix: Option<Bound<'_, PyString>>,
         top_k: Option<Integer>,
         grammar: Option<Bound<'_, PyAny>>,
-        grammar_type: Option<Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = text::grammar_type)] grammar_type: Option<String>,
         min_p: Option<Real>,
         tool_schemas: Option<Bound<'_, PyAny>>,
         tool_choice: Option<ToolChoice>,
@@ -368,13 +390,7 @@ impl CompletionRequest {
     ) -> PyResult<Self> {
         refuse_tools(
             tool_choice,
-            &[
-                ("grammar", grammar.is_some()),
-                ("grammar_type", grammar_type.is_some()),
-                ("tool_schemas", tool_schemas.is_some()),
-                ("adapter", adapter.is_some()),
-                ("adapters", adapters.is_some()),
-            ],
+            &[("tool_schemas", tool_schemas.is_some()), ("adapter", adapter.is_some()), ("adapters", adapters.is_some())],
         )?;
         let fields = given!(
             py,
@@ -391,6 +407,8 @@ impl CompletionRequest {
             top_p,
             suffix,
             top_k,
+            grammar,
+            grammar_type,
             min_p,
             dry_multiplier,
             dry_base,
@@ -426,6 +444,8 @@ impl CompletionRequest {
             logprobs: at_least_if_given("logprobs", logprobs.as_ref(), 0)?,
             stop_seqs,
             max_tokens,
+            grammar: grammar.as_ref().map(messages::to_json_named).transpose()?,
+            grammar_type,
             ignore_eos,
             seed,
         };
@@ -476,7 +496,7 @@ impl CompletionRequest {
 }
 
 getters! {
-    CompletionRequest: best_of, echo_prompt, presence_penalty, frequency_penalty, repetition_penalty, logit_bias, max_tokens, n_choices, stop_seqs, temperature, top_p, suffix, top_k, min_p, tool_choice, dry_multiplier, dry_base, dry_allowed_length, dry_sequence_breakers, truncate_sequence, ignore_eos, logprobs, seed, priority, deadline, tenant, cache_salt, public_prefix_len, keep
+    CompletionRequest: best_of, echo_prompt, presence_penalty, frequency_penalty, repetition_penalty, logit_bias, max_tokens, n_choices, stop_seqs, temperature, top_p, suffix, top_k, grammar, grammar_type, min_p, tool_choice, dry_multiplier, dry_base, dry_allowed_length, dry_sequence_breakers, truncate_sequence, ignore_eos, logprobs, seed, priority, deadline, tenant, cache_salt, public_prefix_len, keep
 }
 
 fn parse_prompt(prompt: &Bound<'_, PyAny>) -> PyResult<Prompt> {

@@ -5,7 +5,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use engine::{Completion, Engine, TokenLogprobs};
+use engine::{Completion, Engine, TokenLogprobs, ToolCallDelta};
 use pyo3::{
     IntoPyObjectExt,
     prelude::*,
@@ -42,12 +42,32 @@ record! {
 }
 
 record! {
-    /// What the model said. `tool_calls` and `reasoning_content` are None in this version.
+    /// What the model said: `content`, None beside `tool_calls`, and before it `reasoning_content`, where the model's reasoning is
+    /// marked.
     pub struct ResponseMessage {
         content: Option<String>,
         role: String,
-        tool_calls: Option<Vec<String>>,
+        tool_calls: Option<Vec<Py<ToolCallResponse>>>,
         reasoning_content: Option<String>,
+    }
+}
+
+record! {
+    /// A call of a function that the model makes; `index` is its place among those of the answer. A message with the role "tool",
+    /// the `id` as `tool_call_id` and the result as content answers it.
+    pub struct ToolCallResponse {
+        pub index: usize,
+        pub id: Option<String>,
+        pub r#type: String,
+        pub function: Py<CalledFunction>,
+    }
+}
+
+record! {
+    /// A function's name and its arguments: the text of a JSON object.
+    pub struct CalledFunction {
+        pub name: Option<String>,
+        pub arguments: String,
     }
 }
 
@@ -167,11 +187,11 @@ record! {
 }
 
 record! {
-    /// The text since the last part.
+    /// What is new since the last part. Of a call the first part has id and name, and its arguments come bit by bit.
     pub struct Delta {
         pub content: Option<String>,
         pub role: String,
-        pub tool_calls: Option<Vec<String>>,
+        pub tool_calls: Option<Vec<Py<ToolCallResponse>>>,
         pub reasoning_content: Option<String>,
     }
 }
@@ -214,6 +234,21 @@ impl Usage {
     }
 }
 
+/// What the JSON of a choice has of calls; those of a part have their index.
+fn calls_json(calls: Option<&[Py<ToolCallResponse>]>, has_index: bool) -> Vec<answer_json::Call<'_>> {
+    let call = |call| {
+        let ToolCallResponse { index, id, r#type, function } = Py::get(call);
+        let CalledFunction { name, arguments } = function.get();
+        answer_json::Call {
+            index: has_index.then_some(*index),
+            id: id.as_deref(),
+            r#type: id.as_ref().map(|_| r#type.as_str()),
+            function: answer_json::Function { name: name.as_deref(), arguments },
+        }
+    };
+    calls.unwrap_or_default().iter().map(call).collect()
+}
+
 /// What the JSON of a choice has of log probabilities.
 fn logprobs_json(
     py: Python<'_>,
@@ -225,10 +260,16 @@ fn logprobs_json(
 
 impl Choice {
     fn as_openai<'a>(&'a self, py: Python<'_>) -> answer_json::Choice<'a> {
-        let ResponseMessage { role, content, .. } = self.message.get();
+        let ResponseMessage { role, content, tool_calls, reasoning_content } = self.message.get();
         answer_json::Choice {
             index: self.index,
-            said: answer_json::Said::Message { role, content: content.as_deref(), refusal: None },
+            said: answer_json::Said::Message {
+                role,
+                content: content.as_deref(),
+                reasoning_content: reasoning_content.as_deref(),
+                tool_calls: calls_json(tool_calls.as_deref(), false),
+                refusal: None,
+            },
             logprobs: logprobs_json(py, self.logprobs.as_ref(), answer_json::chat_logprobs),
             finish_reason: Some(&self.finish_reason),
             stop_sequence: self.stop_sequence.as_deref(),
@@ -238,10 +279,15 @@ impl Choice {
 
 impl ChunkChoice {
     fn as_openai<'a>(&'a self, py: Python<'_>) -> answer_json::Choice<'a> {
-        let Delta { role, content, .. } = self.delta.get();
+        let Delta { role, content, tool_calls, reasoning_content } = self.delta.get();
         answer_json::Choice {
             index: self.index,
-            said: answer_json::Said::Delta { role, content: content.as_deref() },
+            said: answer_json::Said::Delta {
+                role,
+                content: content.as_deref(),
+                reasoning_content: reasoning_content.as_deref(),
+                tool_calls: calls_json(tool_calls.as_deref(), true),
+            },
             logprobs: logprobs_json(py, self.logprobs.as_ref(), answer_json::chat_logprobs),
             finish_reason: self.finish_reason.as_deref(),
             stop_sequence: self.stop_sequence.as_deref(),
@@ -426,6 +472,18 @@ pub fn logprobs(py: Python<'_>, tokens: Vec<TokenLogprobs>) -> PyResult<Py<Logpr
     Py::new(py, Logprobs { content: content.collect::<PyResult<_>>()? })
 }
 
+/// Calls, or parts of them; None for none.
+pub fn tool_calls(py: Python<'_>, calls: Vec<ToolCallDelta>) -> PyResult<Option<Vec<Py<ToolCallResponse>>>> {
+    if calls.is_empty() {
+        return Ok(None);
+    }
+    let call = |ToolCallDelta { index, id, name, arguments }| {
+        let function = Py::new(py, CalledFunction { name, arguments })?;
+        Py::new(py, ToolCallResponse { index, id, r#type: "function".to_owned(), function })
+    };
+    calls.into_iter().map(call).collect::<PyResult<_>>().map(Some)
+}
+
 /// What a choice came to, to be gone on from.
 pub fn kept(py: Python<'_>, engine: &Engine, model: &str, sequence: engine::Sequence) -> PyResult<Py<Sequence>> {
     Py::new(py, Sequence::new(engine, model, sequence))
@@ -443,11 +501,18 @@ fn unless_failed<T: pyo3::PyClass>(py: Python<'_>, response: Py<T>, failure: Opt
 pub fn chat(py: Python<'_>, envelope: Envelope, completion: Completion, engine: &Engine) -> PyResult<Py<ChatCompletionResponse>> {
     let failure = completion.failure().map(str::to_owned);
     let choices = completion.choices.into_iter().map(|choice| {
+        let calls = choice.tool_calls.into_iter().enumerate().map(|(index, call)| ToolCallDelta {
+            index,
+            id: Some(call.id),
+            name: Some(call.name),
+            arguments: call.arguments,
+        });
+        let tool_calls = tool_calls(py, calls.collect())?;
         let message = ResponseMessage {
-            content: Some(choice.text),
+            content: Some(choice.text).filter(|text| !text.is_empty() || tool_calls.is_none()),
             role: "assistant".to_owned(),
-            tool_calls: None,
-            reasoning_content: None,
+            tool_calls,
+            reasoning_content: choice.reasoning,
         };
         Py::new(
             py,

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use engine::{DryParams, SamplingParams};
-use openai::sampling::dry;
+use engine::{DryParams, Grammar, SamplingParams};
+use openai::{sampling::dry, structured::typed};
 use pyo3::prelude::*;
 
 use crate::{
@@ -26,6 +26,8 @@ pub struct SamplingFields {
     pub logprobs: Option<usize>,
     pub stop_seqs: Option<OneOrMany>,
     pub max_tokens: Option<Integer>,
+    pub grammar: Option<serde_json::Value>,
+    pub grammar_type: Option<String>,
     pub ignore_eos: bool,
     pub seed: Option<Integer>,
 }
@@ -60,10 +62,22 @@ impl SamplingFields {
             logprobs: self.logprobs,
             stop,
             max_tokens: at_least_if_given("max_tokens", self.max_tokens.as_ref(), 0)?,
+            grammar: grammar(self.grammar, self.grammar_type.as_deref())?,
             ignore_eos: self.ignore_eos,
             seed: check_seed(self.seed.as_ref())?,
             ..SamplingParams::default()
         })
+    }
+}
+
+const GRAMMAR_TYPES: &str = "\"regex\", \"json_schema\", \"choice\", \"lark\" or \"llguidance\"";
+
+fn grammar(grammar: Option<serde_json::Value>, kind: Option<&str>) -> PyResult<Option<Grammar>> {
+    match (grammar, kind) {
+        (None, None) => Ok(None),
+        (Some(_), None) => Err(invalid(format!("`grammar` needs `grammar_type`: {GRAMMAR_TYPES}"))),
+        (None, Some(_)) => Err(invalid("`grammar_type` needs a `grammar`")),
+        (Some(grammar), Some(kind)) => typed(kind, grammar, "grammar").map(Some).map_err(|error| invalid(error.message)),
     }
 }
 

@@ -198,6 +198,8 @@ impl Sequence {
             logprobs: at_least_if_given("logprobs", logprobs.as_ref(), 0)?,
             stop_seqs,
             max_tokens,
+            grammar: None,
+            grammar_type: None,
             ignore_eos,
             seed,
         };

@@ -5,7 +5,7 @@ use std::{
     task::Poll,
 };
 
-use engine::{Engine, EngineError, FinishReason, OutputEvent, RequestStream, TokenLogprobs};
+use engine::{Engine, EngineError, FinishReason, OutputEvent, RequestStream, TokenLogprobs, ToolCallDelta};
 use pyo3::prelude::*;
 
 use crate::{
@@ -36,7 +36,9 @@ struct State {
 #[derive(Default)]
 pub struct Part {
     index: usize,
+    reasoning: String,
     text: String,
+    calls: Vec<ToolCallDelta>,
     logprobs: Vec<TokenLogprobs>,
     finish_reason: Option<String>,
     stop_sequence: Option<String>,
@@ -72,7 +74,9 @@ impl Parts {
     /// The part that an event makes, if it makes one by itself.
     pub fn push(&mut self, event: OutputEvent, engine: &Engine) -> Option<Part> {
         match event {
-            OutputEvent::Delta { index, text, logprobs, .. } => Some(Part { index, text, logprobs, ..Part::default() }),
+            OutputEvent::Delta { index, reasoning, text, calls, logprobs, .. } => {
+                Some(Part { index, reasoning, text, calls, logprobs, ..Part::default() })
+            }
             // No request of these classes asks for them.
             OutputEvent::PromptLogprobs(_) | OutputEvent::Vector { .. } => None,
             OutputEvent::Finished { index, reason, stop_sequence, error, mut sequence, .. } => {
@@ -156,7 +160,13 @@ impl ChatCompletionStreamer {
 
 /// The chunk that tells a part.
 pub fn chunk(py: Python<'_>, envelope: &Envelope, wants_logprobs: bool, part: Part) -> PyResult<ChatCompletionChunkResponse> {
-    let delta = Delta { content: Some(part.text), role: "assistant".to_owned(), tool_calls: None, reasoning_content: None };
+    let is_text = !part.text.is_empty() || part.calls.is_empty() && part.reasoning.is_empty();
+    let delta = Delta {
+        content: Some(part.text).filter(|_| is_text),
+        role: "assistant".to_owned(),
+        tool_calls: response::tool_calls(py, part.calls)?,
+        reasoning_content: Some(part.reasoning).filter(|reasoning| !reasoning.is_empty()),
+    };
     let choice = ChunkChoice {
         finish_reason: part.finish_reason,
         index: part.index,

@@ -55,6 +55,11 @@ impl<'a> TokenMask<'a> {
         token < self.vocab_size && self.words[token / BITS] >> (token % BITS) & 1 == 1
     }
 
+    /// The same tokens, as a set of its own.
+    pub fn to_set(self) -> TokenSet {
+        TokenSet { words: self.words.to_vec(), vocab_size: self.vocab_size }
+    }
+
     /// Whether any token may be.
     pub fn allows_any(self) -> bool {
         (0..self.words.len()).any(|index| self.word(index) != 0)

@@ -35,7 +35,8 @@ impl Source {
             bias: has_bias.then(|| rng.floats(num_channels).into()),
             num_channels,
         };
-        let norm = |rng: &mut Rng, len: usize| Norm { kind: NormKind::Rms, weight: rng.floats(len).into(), bias: None, eps: 1e-5 };
+        let norm =
+            |rng: &mut Rng, len: usize| Norm { kind: NormKind::Rms, weight: rng.floats(len).into(), bias: None, eps: 1e-5 };
         let rates = |rng: &mut Rng, len: usize| rng.floats(len).into_iter().map(|value| -value.exp()).collect::<Vec<_>>();
         match kind {
             0 => {
@@ -152,7 +153,10 @@ fn recurrent_layers_agree_with_the_plain_backend_and_have_the_same_bits_in_any_c
                 assert!((got - want).abs() <= 1e-3 * (1.0 + want.abs()), "{what}: element {i} is {got}, not {want}");
             }
             for chunks in [&[2, 1, 20, 37][..], &[1; 60]] {
-                assert!(alone(&backend, &weights, request.clone(), chunks) == whole, "{what}: other bits in chunks of {chunks:?}");
+                assert!(
+                    alone(&backend, &weights, request.clone(), chunks) == whole,
+                    "{what}: other bits in chunks of {chunks:?}"
+                );
             }
         }
     }
@@ -165,7 +169,8 @@ fn requests_do_not_see_each_other_and_a_copied_state_goes_on_where_its_source_wa
     for kind in 0..KINDS {
         let weights = Source { seed: 3, precision: Precision::Exact }.load(&backend, kind);
         let states = StateCache::new(4, &[3, weights.state_len()]).unwrap();
-        let mut requests: Vec<_> = [(1, 20), (2, 33), (3, 9)].map(|(seed, rows)| Request::new(seed, rows, 3 - seed as u32)).into();
+        let mut requests: Vec<_> =
+            [(1, 20), (2, 33), (3, 9)].map(|(seed, rows)| Request::new(seed, rows, 3 - seed as u32)).into();
         let expected: Vec<_> =
             requests.iter().map(|request| alone(&backend, &weights, request.clone(), &[request.rows.len()])).collect();
         let [a, b, c] = &mut requests[..] else { unreachable!() };

@@ -18,6 +18,7 @@ use crate::{
     error::caught_quietly,
     json::{read_bounded, read_json},
     tokenizer::SpecialTokens,
+    tools::ToolOptions,
 };
 
 /// Instructions that a template may execute; one for a long conversation needs some hundred a message.
@@ -46,6 +47,8 @@ pub struct RenderOptions {
     pub enable_thinking: Option<bool>,
     /// Given to the template when set.
     pub reasoning_effort: Option<String>,
+    /// The functions that the answer may call, and whether it does.
+    pub tools: ToolOptions,
     /// Further variables.
     pub extra: Map<String, Json>,
     /// What `strftime_now` tells, in UTC.
@@ -59,6 +62,7 @@ impl Default for RenderOptions {
             continue_final_message: false,
             enable_thinking: None,
             reasoning_effort: None,
+            tools: ToolOptions::default(),
             extra: Map::new(),
             now: SystemTime::now(),
         }

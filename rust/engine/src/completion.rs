@@ -4,13 +4,15 @@ use std::borrow::Cow;
 
 use paged::MissReason;
 
-use crate::{Sequence, engine::RequestHandle};
+use crate::{Sequence, ToolCall, ToolCallDelta, engine::RequestHandle};
 
 /// Why a continuation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// End-of-sequence token or stop string.
+    /// End-of-sequence token, stop string, or the end of a grammar.
     Stop,
+    /// Likewise, with a call of a tool.
+    ToolCalls,
     /// max_tokens, the model's length, or the whole pool was reached.
     Length,
     /// A step failed; the text so far is kept.
@@ -26,6 +28,7 @@ impl FinishReason {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Stop => "stop",
+            Self::ToolCalls => "tool_calls",
             Self::Length => "length",
             Self::Error => "error",
             Self::Timeout => "timeout",
@@ -83,6 +86,8 @@ pub struct Usage {
     pub prompt_tokens: usize,
     /// Generated tokens, over all choices.
     pub completion_tokens: usize,
+    /// Of these, tokens of reasoning.
+    pub reasoning_tokens: usize,
     /// Of the prompt, tokens that were not computed: their KV was in the prefix cache, or in the sequence that was gone on from.
     pub cached_tokens: usize,
     /// Why no more of the prompt was cached; `None` if all but its last token was.
@@ -104,12 +109,16 @@ pub struct Usage {
 /// A part of the answer, in order for each choice.
 #[derive(Clone, Debug)]
 pub enum OutputEvent {
-    /// New text of a choice; may be empty when only log probabilities are new.
+    /// New text of a choice; may be empty when only something else is new.
     Delta {
         /// Which choice.
         index: usize,
+        /// Of its reasoning, before its text.
+        reasoning: String,
         /// The text since the last delta.
         text: String,
+        /// Of its calls, behind its text.
+        calls: Vec<ToolCallDelta>,
         /// Log probabilities of the tokens since the last delta, when asked for.
         logprobs: Vec<TokenLogprobs>,
         /// Ids of the tokens since the last delta, when asked for; one that ends the text is among them.
@@ -146,6 +155,51 @@ pub enum OutputEvent {
     Done(Usage),
 }
 
+impl OutputEvent {
+    /// Of a choice that has generated so many tokens, with nothing new.
+    pub fn empty_delta(index: usize, num_tokens: usize) -> Self {
+        Self::Delta {
+            index,
+            reasoning: String::new(),
+            text: String::new(),
+            calls: Vec::new(),
+            logprobs: Vec::new(),
+            token_ids: Vec::new(),
+            num_tokens,
+        }
+    }
+
+    /// Appends a delta to one of the same choice; gives back what cannot be.
+    pub fn append(&mut self, event: Self) -> Result<(), Box<Self>> {
+        match (self, event) {
+            (
+                Self::Delta { index, reasoning, text, calls, logprobs, token_ids, num_tokens },
+                Self::Delta {
+                    index: next_index,
+                    reasoning: next_reasoning,
+                    text: next_text,
+                    calls: next_calls,
+                    logprobs: next_logprobs,
+                    token_ids: next_ids,
+                    num_tokens: next_num_tokens,
+                },
+            ) if *index == next_index
+                && (calls.is_empty() || next_text.is_empty())
+                && (text.is_empty() || next_reasoning.is_empty()) =>
+            {
+                reasoning.push_str(&next_reasoning);
+                text.push_str(&next_text);
+                calls.extend(next_calls);
+                logprobs.extend(next_logprobs);
+                token_ids.extend(next_ids);
+                *num_tokens = next_num_tokens;
+                Ok(())
+            }
+            (_, event) => Err(Box::new(event)),
+        }
+    }
+}
+
 /// One complete continuation.
 #[derive(Clone, Debug)]
 pub struct CompletionChoice {
@@ -153,6 +207,10 @@ pub struct CompletionChoice {
     pub index: usize,
     /// Its whole text.
     pub text: String,
+    /// What it thought before, where its model's reasoning is marked.
+    pub reasoning: Option<String>,
+    /// The calls that it makes.
+    pub tool_calls: Vec<ToolCall>,
     /// The vector that was asked for instead, `[hidden_size]`.
     pub vector: Option<Vec<f32>>,
     /// Why it ended.
@@ -249,9 +307,15 @@ impl CompletionCollector {
     /// Takes one event; the answer is complete with the last.
     pub fn push(&mut self, event: OutputEvent) -> Option<Completion> {
         match event {
-            OutputEvent::Delta { index, text, logprobs, token_ids, .. } => {
+            OutputEvent::Delta { index, reasoning, text, calls, logprobs, token_ids, .. } => {
                 let choice = self.choice(index);
                 choice.text.push_str(&text);
+                if !reasoning.is_empty() {
+                    choice.reasoning.get_or_insert_default().push_str(&reasoning);
+                }
+                for call in calls {
+                    call.collect(&mut choice.tool_calls);
+                }
                 choice.token_ids.extend(token_ids);
                 if let Some(all) = &mut choice.logprobs {
                     all.extend(logprobs);
@@ -287,6 +351,8 @@ impl CompletionCollector {
             self.choices.push(CompletionChoice {
                 index: self.choices.len(),
                 text: String::new(),
+                reasoning: None,
+                tool_calls: Vec::new(),
                 vector: None,
                 finish_reason: FinishReason::Error,
                 stop_sequence: None,

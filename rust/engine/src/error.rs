@@ -54,6 +54,14 @@ pub enum EngineError {
     /// The tokenizer is missing or malformed.
     #[error("{}", bounded(.0))]
     Tokenizer(String),
+    /// The grammar of an answer cannot be compiled.
+    #[error("{}", bounded(message))]
+    Grammar {
+        /// What is wrong with it.
+        fault: crate::GrammarFault,
+        /// Where, and what would work.
+        message: String,
+    },
     /// The device refused something.
     #[error(transparent)]
     Device(#[from] device::DeviceError),
@@ -74,6 +82,17 @@ pub enum EngineError {
 /// What `work` gives, or the words of its panic.
 pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| panic_message(panic.as_ref()))
+}
+
+/// What `work` gives, done on a thread of its own with so many bytes of stack; the words of its panic.
+pub(crate) fn with_known_stack<T: Send>(name: &str, stack_bytes: usize, work: impl FnOnce() -> T + Send) -> Result<T, String> {
+    std::thread::scope(|scope| {
+        let builder = std::thread::Builder::new().name(name.to_owned()).stack_size(stack_bytes);
+        let thread = builder
+            .spawn_scoped(scope, || caught_quietly(work))
+            .map_err(|error| format!("there is no thread for it: {error}"))?;
+        thread.join().unwrap_or_else(|_| Err("its thread ended".into()))
+    })
 }
 
 thread_local! {

@@ -6,6 +6,7 @@ pub mod engine;
 pub mod error;
 pub mod event_sink;
 pub mod generation_config;
+pub mod grammar;
 pub mod input_batch;
 pub mod isq;
 mod json;
@@ -19,6 +20,7 @@ pub mod request;
 pub mod sampler;
 mod state_slots;
 pub mod tokenizer;
+pub mod tools;
 pub mod weights;
 
 pub use chat_template::{ChatTemplate, RenderOptions};
@@ -34,6 +36,7 @@ pub use engine::{
 pub use error::EngineError;
 pub use event_sink::{Event, EventSink};
 pub use generation_config::GenerationConfig;
+pub use grammar::{Grammar, GrammarFault, check_strict};
 pub use isq::Isq;
 pub use kv_tier::KvTierConfig;
 pub use paged::{
@@ -47,3 +50,4 @@ pub use request::{
 };
 pub use sampler::{ResolvedSampling, Sampler};
 pub use tokenizer::{IncrementalDecoder, Tokenizer};
+pub use tools::{CallChoice, Tool, ToolCall, ToolCallDelta, ToolOptions};

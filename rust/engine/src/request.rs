@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{Continuation, RenderOptions, Sequence};
+use crate::{Continuation, Grammar, RenderOptions, Sequence};
 
 /// One chat message.
 #[derive(Clone, Debug)]
@@ -135,6 +135,10 @@ pub struct SamplingParams {
     pub max_tokens: Option<usize>,
     /// Before so many tokens nothing ends the text: no token that would may come, and stop strings are text.
     pub min_tokens: usize,
+    /// What the text must be: every token of it is one that the grammar allows. An end-of-sequence token may come where the
+    /// grammar is complete, and where nothing more may come the text ends; so does it, incomplete, at `max_tokens` or a stop
+    /// string. Log probabilities are the model's.
+    pub grammar: Option<Grammar>,
     /// Goes on past end-of-sequence tokens.
     pub ignore_eos: bool,
     /// Special tokens are part of the text, but for the one that ends it.

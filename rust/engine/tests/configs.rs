@@ -268,12 +268,16 @@ fn architectures_are_found_or_refused_with_the_list() {
     assert_eq!(check_architecture(None, Found::Gguf("llama")).unwrap().name(), "llama");
     assert_eq!(check_architecture(Some("mistral"), Found::Gguf("llama")).unwrap().name(), "mistral");
     assert_eq!(check_architecture(Some("gemma3"), hf(Some("gemma3_text"))).unwrap().name(), "gemma3");
-    let list = "llama, mistral, phi3, qwen2, qwen3, gemma3, gemma, gemma2, starcoder2, phi, stablelm, olmo2, smollm3, glm4, granite, \
-         mixtral, qwen2_moe, qwen3_moe, granitemoe, phimoe, glm4_moe";
+    let list = "implemented: dense: llama, mistral, phi3, qwen2, qwen3, gemma3, gemma, gemma2, starcoder2, phi, stablelm, olmo2, \
+         smollm3, glm4, granite, cohere, cohere2, ministral3, hunyuan_v1_dense; mixtures of experts: mixtral, qwen2_moe, \
+         qwen3_moe, granitemoe, phimoe, glm4_moe, hunyuan_v1_moe, gpt_oss, llama4_text; latent attention: deepseek_v2, \
+         deepseek_v3, glm4_moe_lite; recurrent layers: lfm2, lfm2_moe, granitemoehybrid, qwen3_next, qwen3_5_text, \
+         qwen3_5_moe_text";
     for (expected, found, words) in [
         (None, hf(Some("mamba")), vec!["`mamba`"]),
         (None, Found::Gguf("bert"), vec!["`bert`"]),
         (None, Found::HuggingFace { model_type: None, classes: &[] }, vec!["no `model_type`"]),
+        (None, hf(Some("deepseek_v32")), vec!["the nearest is `deepseek_v3`"]),
         (Some("phi2"), hf(Some("phi3")), vec!["`phi2`", "not implemented"]),
         (Some("qwen2"), hf(Some("phi3")), vec!["`phi3`", "contradicts", "`qwen2`"]),
         (Some("qwen2"), Found::Gguf("llama"), vec!["`llama`", "contradicts", "`qwen2`"]),
@@ -287,7 +291,7 @@ fn architectures_are_found_or_refused_with_the_list() {
 }
 
 /// A golden model of each architecture that is implemented.
-const ARCHITECTURE_GOLDENS: [&str; 21] = [
+const ARCHITECTURE_GOLDENS: [&str; 37] = [
     "llama",
     "mistral",
     "phi3",
@@ -309,6 +313,22 @@ const ARCHITECTURE_GOLDENS: [&str; 21] = [
     "granitemoe",
     "phimoe",
     "glm4-moe",
+    "cohere",
+    "cohere2",
+    "ministral3",
+    "hunyuan-dense",
+    "hunyuan-moe",
+    "gpt-oss",
+    "llama4-text",
+    "deepseek-v2",
+    "deepseek-v3-yarn",
+    "glm4-moe-lite",
+    "lfm2",
+    "lfm2-moe",
+    "granitemoehybrid",
+    "qwen3-next",
+    "qwen3_5",
+    "qwen3_5-moe",
 ];
 
 #[test]

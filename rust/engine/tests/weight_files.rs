@@ -7,7 +7,9 @@ mod sharded;
 
 use std::path::{Path, PathBuf};
 
-use engine::weights::{ExpertIndex, GgufFiles, Matrix, MetadataValue, Role, SafetensorsFiles, WeightId, WeightSource};
+use engine::weights::{
+    ExpertIndex, GgufFiles, Matrix, MetadataValue, ModelPlace, Role, SafetensorsFiles, WeightId, WeightSource,
+};
 use gguf_writer::{ARRAY, Gguf, STRING, U32, string};
 use serde_json::json;
 use tempfile::TempDir;
@@ -204,7 +206,8 @@ fn checkpoints_that_lack_something_are_errors() {
     let model = SafetensorsFiles::open(&golden()).unwrap();
     assert_error(model.tensor("nothing").map_err(|e| e.to_string()), &["`nothing` is missing"]);
     let names = &[(Role::FfnDown, "input_layernorm")];
-    let model = WeightSource::Safetensors { files: model, names };
+    let place = ModelPlace::find(names, |name| model.contains(name));
+    let model = WeightSource::Safetensors { files: model, names, place };
     let error = model.matrix(WeightId::layer(0, Role::FfnDown), [64, 96]).map(drop).map_err(|e| e.to_string());
     assert_error(error, &["`model.layers.0.input_layernorm.weight` has shape [64]", "asks for [64, 96]"]);
 }

@@ -1,7 +1,8 @@
 //! `POST /v1/messages`: Anthropic's form of a chat.
 
 use engine::{
-    CompletionChoice, FinishReason, GenerationRequest, Message, MessageContent, Prompt, RenderOptions, SamplingParams, Usage,
+    CompletionChoice, FinishReason, GenerationRequest, Grammar, Message, MessageContent, Prompt, RenderOptions, SamplingParams,
+    Usage,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
@@ -12,6 +13,8 @@ use crate::{
     fields::{fields, without_fractions},
     messages,
     sampling::is_empty,
+    structured::{NamedSchema, ResponseFormat},
+    tools::{self, MAX_TOOLS},
 };
 
 /// Claude Code's first system block: a number that is new each time and would make every prompt a new one to the prefix cache.
@@ -46,6 +49,15 @@ fields! {
         stream: bool,
         /// `user_id`: requests of one tenant take turns by it.
         metadata: Metadata,
+        /// What form the text has; the older key.
+        output_format: OutputFormat,
+        /// What form the text has.
+        output_config: OutputConfig,
+        /// Functions that the model may call: `{"name", "description", "input_schema"}`.
+        #[schemars(length(max = MAX_TOOLS))]
+        tools: Vec<Value>,
+        /// `{"type": "auto"}`, "any", "none", or `{"type": "tool", "name"}`; with `disable_parallel_tool_use` one call at most.
+        tool_choice: Value,
         /// Whether a reasoning model thinks.
         thinking: Thinking,
     }
@@ -70,6 +82,41 @@ pub struct Thinking {
     pub budget_tokens: Option<usize>,
 }
 
+/// JSON by a schema.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OutputFormat {
+    /// "json_schema".
+    #[serde(rename = "type")]
+    #[schemars(extend("enum" = ["json_schema"]))]
+    pub kind: String,
+    /// The JSON Schema.
+    pub schema: Option<Value>,
+}
+
+/// What form the text has.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OutputConfig {
+    /// JSON by a schema.
+    pub format: Option<OutputFormat>,
+}
+
+impl MessagesFields {
+    fn grammar(&self) -> Result<Option<Grammar>, ApiError> {
+        let newer = self.output_config.as_ref().and_then(|config| config.format.clone());
+        let format = match (newer, self.output_format.clone()) {
+            (Some(_), Some(_)) => {
+                return Err(ApiError::value("output_format", "is the older name of `output_config.format`: leave one out"));
+            }
+            (newer, older) => newer.or(older),
+        };
+        let Some(OutputFormat { kind, schema }) = format else { return Ok(None) };
+        let named = (kind == "json_schema").then_some(NamedSchema { name: None, description: None, strict: None, schema });
+        ResponseFormat { kind, json_schema: named, schema: None }.grammar("output_config.format")
+    }
+}
+
 /// An integer within an object, however it is written.
 fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<usize>, D::Error> {
     let mut value = Value::deserialize(deserializer)?;
@@ -78,15 +125,11 @@ fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<usize>, D:
 }
 
 const RULES: &[(&str, Rule)] = &[
-    ("tools", Rule::True(is_empty, "this version has no tools")),
-    ("tool_choice", Rule::True(|v| matches!(v["type"].as_str(), Some("auto" | "none")), "this version has no tools")),
     ("service_tier", Rule::True(|v| v == "auto" || v == "standard_only", "leave it out")),
     ("cache_control", Rule::Label),
     ("container", Rule::Refused("this version runs no code")),
-    ("mcp_servers", Rule::True(is_empty, "this version has no tools")),
+    ("mcp_servers", Rule::True(is_empty, "this server runs no tools: the client does")),
     ("context_management", Rule::Refused("leave it out")),
-    ("output_format", Rule::Refused("this version writes free text only")),
-    ("output_config", Rule::Refused("this version writes free text only")),
 ];
 
 /// A request for a message.
@@ -116,7 +159,11 @@ impl MessagesRequest {
         let mut chat: Vec<Message> = system(fields.system.as_ref())?.into_iter().collect();
         // A conversation that ends with the assistant's words is gone on from there.
         let continues = given.last().is_some_and(|message| message["role"] == "assistant");
-        chat.extend(messages::parse(given.into_iter().map(without_cache_control).collect(), context)?);
+        let mut converted = Vec::new();
+        for (i, message) in given.into_iter().map(without_cache_control).enumerate() {
+            convert(i, message, &mut converted)?;
+        }
+        chat.extend(messages::parse(converted, context)?);
         let enable_thinking = match fields.thinking.as_ref().map(|thinking| thinking.kind.as_str()) {
             None => None,
             Some("enabled" | "adaptive") => Some(true),
@@ -127,6 +174,7 @@ impl MessagesRequest {
             add_generation_prompt: !continues,
             continue_final_message: continues,
             enable_thinking,
+            tools: tools::options(tools::Form::Messages, fields.tools.as_deref(), fields.tool_choice.as_ref(), None)?,
             ..RenderOptions::default()
         };
         Ok((chat, options))
@@ -142,6 +190,7 @@ impl MessagesRequest {
     pub fn into_generation(self, context: &ModelContext) -> Result<Generation, ApiError> {
         let (chat, options) = self.chat(context)?;
         let fields = self.fields;
+        let grammar = fields.grammar()?;
         let max_tokens =
             fields.max_tokens.ok_or_else(|| ApiError::missing("max_tokens", "give the tokens of an answer at most"))?;
         if max_tokens == 0 {
@@ -155,6 +204,7 @@ impl MessagesRequest {
             top_k: fields.top_k,
             stop,
             max_tokens: Some(max_tokens),
+            grammar,
             ..SamplingParams::default()
         };
         let stream = fields.stream.unwrap_or(false);
@@ -164,6 +214,7 @@ impl MessagesRequest {
             requests: vec![request],
             delivery: Delivery { stream, ..Delivery::default() },
             user: fields.metadata.and_then(|metadata| metadata.user_id),
+            grammar_param: Some("output_config.format"),
         })
     }
 }
@@ -201,6 +252,50 @@ fn without_cache_control(mut message: Value) -> Value {
     message
 }
 
+/// A message in OpenAI's form: calls stand beside an assistant's text, results in messages of their own.
+fn convert(index: usize, mut message: Value, chat: &mut Vec<Value>) -> Result<(), ApiError> {
+    let Some(blocks) = message.get_mut("content").and_then(Value::as_array_mut) else {
+        chat.push(message);
+        return Ok(());
+    };
+    let blocks = std::mem::take(blocks);
+    let (mut rest, mut calls, mut thoughts) = (Vec::new(), Vec::new(), String::new());
+    for (i, block) in blocks.into_iter().enumerate() {
+        match block["type"].as_str() {
+            Some("tool_use") => {
+                let call = tools::call_message(&block["id"], &block["name"], &Value::from(block["input"].to_string()));
+                calls.push(call["tool_calls"][0].clone());
+            }
+            Some("tool_result") => {
+                let place = format!("messages[{index}].content[{i}]");
+                if !block["tool_use_id"].is_string() {
+                    return Err(ApiError::missing(&format!("{place}.tool_use_id"), "give the id of the tool_use block"));
+                }
+                let content = match &block["content"] {
+                    Value::Null => Value::from(""),
+                    content => content.clone(),
+                };
+                chat.push(tools::result_message(&block["tool_use_id"], &content));
+            }
+            Some("thinking") => thoughts.push_str(block["thinking"].as_str().unwrap_or_default()),
+            Some("redacted_thinking") => {}
+            _ => rest.push(block),
+        }
+    }
+    if rest.is_empty() && calls.is_empty() && chat.last().is_some_and(|last| last["role"] == "tool") {
+        return Ok(());
+    }
+    message["content"] = if rest.is_empty() { Value::from("") } else { Value::Array(rest) };
+    if !calls.is_empty() {
+        message["tool_calls"] = Value::Array(calls);
+    }
+    if !thoughts.is_empty() {
+        message["reasoning_content"] = thoughts.into();
+    }
+    chat.push(message);
+    Ok(())
+}
+
 /// Tokens of a message: `input_tokens` and `cache_read_input_tokens` together are the prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct MessageUsage {
@@ -229,8 +324,9 @@ impl MessageUsage {
 /// Why a message ended.
 pub fn stop_reason(reason: FinishReason, stop_sequence: Option<&str>, output_tokens: usize, max_tokens: usize) -> &'static str {
     match reason {
-        FinishReason::Stop if stop_sequence.is_some() => "stop_sequence",
+        FinishReason::Stop | FinishReason::ToolCalls if stop_sequence.is_some() => "stop_sequence",
         FinishReason::Stop => "end_turn",
+        FinishReason::ToolCalls => "tool_use",
         FinishReason::Length if output_tokens < max_tokens => "model_context_window_exceeded",
         FinishReason::Length => "max_tokens",
         FinishReason::Timeout | FinishReason::Canceled | FinishReason::Error => "pause_turn",
@@ -255,6 +351,17 @@ pub fn message(id: &str, model: &str, content: &[Value], ended: Option<(&str, Op
 pub fn complete(id: &str, model: &str, choice: &CompletionChoice, usage: &Usage, max_tokens: usize) -> Value {
     let stop = choice.stop_sequence.as_deref();
     let reason = stop_reason(choice.finish_reason, stop, usage.completion_tokens, max_tokens);
-    let content = [json!({ "type": "text", "text": choice.text })];
+    let mut content = Vec::new();
+    if let Some(reasoning) = &choice.reasoning {
+        content.push(json!({ "type": "thinking", "thinking": reasoning, "signature": "" }));
+    }
+    if !choice.text.is_empty() || choice.tool_calls.is_empty() {
+        content.push(json!({ "type": "text", "text": choice.text }));
+    }
+    for call in &choice.tool_calls {
+        // One that was cut off is no JSON.
+        let input: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
+        content.push(json!({ "type": "tool_use", "id": call.id, "name": call.name, "input": input }));
+    }
     message(id, model, &content, Some((reason, stop)), MessageUsage::new(usage))
 }

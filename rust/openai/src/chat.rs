@@ -1,8 +1,6 @@
 //! `POST /v1/chat/completions`.
 
 use engine::{GenerationRequest, Prompt, RenderOptions};
-use schemars::JsonSchema;
-use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::{
@@ -10,6 +8,7 @@ use crate::{
     fields::fields,
     messages,
     sampling::{COMMON_RULES, SamplingFields, check_choices, is_empty},
+    tools::{self, MAX_TOOLS},
 };
 
 fields! {
@@ -44,20 +43,16 @@ fields! {
         continue_final_message: bool,
         /// Documents for a template that knows them.
         documents: Vec<Value>,
+        /// Functions that the model may call: `{"type": "function", "function": {"name", "description", "parameters", "strict"}}`.
+        #[schemars(length(max = MAX_TOOLS))]
+        tools: Vec<Value>,
+        /// "auto", "none", "required", `{"type": "function", "function": {"name"}}`, or `{"type": "allowed_tools", ...}`.
+        tool_choice: Value,
+        /// False: an answer has one call at most.
+        parallel_tool_calls: bool,
         /// Leading messages that are shared in spite of a `cache_salt`.
         public_messages: usize,
-        /// Free text only.
-        response_format: ResponseFormat,
     }
-}
-
-/// What form the answer has.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-pub struct ResponseFormat {
-    /// "text"; others come with structured output.
-    #[serde(rename = "type")]
-    #[schemars(extend("enum" = ["text"]))]
-    pub kind: String,
 }
 
 const RULES: &[(&str, Rule)] = &[
@@ -66,12 +61,9 @@ const RULES: &[(&str, Rule)] = &[
     ("verbosity", Rule::True(|v| v == "medium", "send \"medium\"")),
     ("prompt_cache_key", Rule::Label),
     ("prompt_cache_retention", Rule::Label),
-    ("tools", Rule::True(is_empty, "this version has no tools")),
-    ("tool_choice", Rule::True(|v| v == "none" || v == "auto", "this version has no tools")),
-    ("parallel_tool_calls", Rule::True(Value::is_boolean, "this version has no tools")),
-    ("functions", Rule::True(is_empty, "this version has no tools")),
-    ("function_call", Rule::True(|v| v == "none" || v == "auto", "this version has no tools")),
-    ("tool_schemas", Rule::Refused("this version has no tools")),
+    ("functions", Rule::True(is_empty, "use tools")),
+    ("function_call", Rule::True(|v| v == "none" || v == "auto", "use tool_choice")),
+    ("tool_schemas", Rule::Refused("use tools")),
     ("audio", Rule::Refused("this version takes and writes text only")),
     ("prediction", Rule::Refused("leave it out")),
     ("web_search_options", Rule::Refused("this version searches nothing")),
@@ -82,8 +74,8 @@ const RULES: &[(&str, Rule)] = &[
     ("mm_processor_kwargs", Rule::Refused("this version takes text only")),
     ("session_id", Rule::Refused("this version keeps no sessions")),
     ("files", Rule::Refused("this version takes text only")),
-    ("max_tool_rounds", Rule::Refused("this version has no tools")),
-    ("agent_permission", Rule::Refused("this version has no tools")),
+    ("max_tool_rounds", Rule::Refused("this server runs no tools: the client does")),
+    ("agent_permission", Rule::Refused("this server runs no tools: the client does")),
 ];
 
 /// A chat, and how it is to be answered.
@@ -116,11 +108,11 @@ impl ChatRequest {
         let mut service = sampling.service()?;
         service.public_prefix = chat.public_messages.unwrap_or(0);
         let delivery = sampling.delivery()?;
-        chat.check_format()?;
         let prompt = Prompt::Chat { messages: messages::parse(messages, context)?, options: chat.render_options()? };
         let request = GenerationRequest { service, n_choices, ..GenerationRequest::new(prompt, params) };
         let request = sampling.with_wishes(request)?;
-        Ok(Generation { model: chat.model, requests: vec![request], delivery, user: sampling.user })
+        let grammar_param = sampling.grammar_param();
+        Ok(Generation { model: chat.model, requests: vec![request], delivery, user: sampling.user, grammar_param })
     }
 }
 
@@ -145,15 +137,6 @@ impl ChatFields {
         }
     }
 
-    fn check_format(&self) -> Result<(), ApiError> {
-        match &self.response_format {
-            Some(format) if format.kind != "text" => {
-                Err(ApiError::unsupported("response_format", "this version writes free text only: leave it out"))
-            }
-            _ => Ok(()),
-        }
-    }
-
     fn render_options(&self) -> Result<RenderOptions, ApiError> {
         let mut extra = self.chat_template_kwargs.clone().unwrap_or_default();
         messages::check_template_kwargs(&extra)?;
@@ -167,6 +150,7 @@ impl ChatFields {
             continue_final_message,
             enable_thinking: thinking(self.enable_thinking.or(from_kwargs), self.reasoning_effort.as_deref())?,
             reasoning_effort: self.reasoning_effort.clone(),
+            tools: tools::options(tools::Form::Chat, self.tools.as_deref(), self.tool_choice.as_ref(), self.parallel_tool_calls)?,
             extra,
             ..RenderOptions::default()
         })

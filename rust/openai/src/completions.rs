@@ -70,7 +70,6 @@ fields! {
 const RULES: &[(&str, Rule)] = &[
     ("store", Rule::True(|v| v == false, "completions are not stored: leave it out, or send false")),
     ("add_special_tokens", Rule::True(|v| v == true, "send token ids to have none added")),
-    ("response_format", Rule::True(|v| v["type"] == "text", "this version writes free text only")),
     ("prompt_embeds", Rule::Refused("send a text or token ids")),
     ("messages", Rule::Refused("messages go to /v1/chat/completions")),
 ];
@@ -123,7 +122,8 @@ impl CompletionRequest {
             sampling.with_wishes(request)
         };
         let requests = prompts.into_iter().map(request).collect::<Result<_, _>>()?;
-        Ok(Generation { model: completion.model, requests, delivery, user: sampling.user })
+        let grammar_param = sampling.grammar_param();
+        Ok(Generation { model: completion.model, requests, delivery, user: sampling.user, grammar_param })
     }
 }
 

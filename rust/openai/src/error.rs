@@ -84,6 +84,7 @@ impl From<EngineError> for ApiError {
             EngineError::InvalidArgument(_) | EngineError::Tokenizer(_) | EngineError::KvCache(_) => {
                 Self::invalid("invalid_value", None, message)
             }
+            EngineError::Grammar { fault, .. } => Self::invalid(fault.as_str(), None, message),
             EngineError::ChatTemplate(_) => Self::invalid("invalid_messages", "messages".to_owned(), message),
             EngineError::NotSupported(_) => Self::invalid("unsupported_parameter", None, message),
             EngineError::Draining(_) => {

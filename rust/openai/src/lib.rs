@@ -13,7 +13,9 @@ pub mod messages;
 pub mod response;
 pub mod responses;
 pub mod sampling;
+pub mod structured;
 pub mod text;
+pub mod tools;
 
 pub use error::ApiError;
 pub use fields::{Fields, Rule, of_request};
@@ -68,4 +70,6 @@ pub struct Generation {
     pub delivery: Delivery,
     /// `user`: who asks, within a tenant.
     pub user: Option<String>,
+    /// The key that says what the answer must be.
+    pub grammar_param: Option<&'static str>,
 }

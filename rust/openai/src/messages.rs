@@ -4,7 +4,7 @@ use engine::{Message, MessageContent};
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Map, Value, json};
 
-use crate::{ApiError, MAX_MESSAGES, ModelContext};
+use crate::{ApiError, MAX_MESSAGES, ModelContext, tools::earlier_calls};
 
 /// What messages are, in JSON Schema.
 pub fn schema(_: &mut SchemaGenerator) -> Schema {
@@ -55,11 +55,18 @@ fn parse_one(index: usize, message: Value, context: &ModelContext) -> Result<Mes
             return Err(ApiError::missing(&format!("{place}.role"), "it is \"system\", \"user\" or \"assistant\""));
         }
     };
-    for key in ["tool_calls", "function_call"] {
-        if message.get(key).is_some_and(|value| !crate::sampling::is_empty(value)) {
-            return Err(ApiError::unsupported(format!("{place}.{key}"), "this version has no tools"));
+    if message.get("function_call").is_some_and(|value| !crate::sampling::is_empty(value)) {
+        return Err(ApiError::unsupported(format!("{place}.function_call"), "use tool_calls"));
+    }
+    message.shift_remove("function_call");
+    match message.shift_remove("tool_calls") {
+        Some(calls) if !crate::sampling::is_empty(&calls) => {
+            if role != "assistant" {
+                return Err(ApiError::value(format!("{place}.tool_calls"), "is an assistant's alone"));
+            }
+            message.insert("tool_calls".into(), earlier_calls(&format!("{place}.tool_calls"), &calls)?);
         }
-        message.shift_remove(key);
+        _ => {}
     }
     for key in ["audio", "images"] {
         if message.contains_key(key) {

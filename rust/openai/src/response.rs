@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::SystemTime, time::UNIX_EPOCH};
 
-use engine::{CompletionChoice, PromptLogprob, TokenLogprobs, TopLogprob, Usage as EngineUsage};
+use engine::{CompletionChoice, PromptLogprob, TokenLogprobs, ToolCall, ToolCallDelta, TopLogprob, Usage as EngineUsage};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
@@ -79,11 +79,13 @@ impl Usage {
 
     /// Of another request as well.
     pub fn add(&mut self, usage: &EngineUsage) {
+        let reasoning_tokens = self.completion_tokens_details.reasoning_tokens + usage.reasoning_tokens;
         *self = Self::new(
             self.prompt_tokens + usage.prompt_tokens,
             self.completion_tokens + usage.completion_tokens,
             self.prompt_tokens_details.map_or(0, |details| details.cached_tokens) + usage.cached_tokens,
         );
+        self.completion_tokens_details.reasoning_tokens = reasoning_tokens;
     }
 }
 
@@ -182,10 +184,79 @@ pub struct ChatChoice {
 pub struct ChatMessage {
     /// "assistant".
     pub role: &'static str,
-    /// The text.
-    pub content: String,
+    /// The text; null beside calls.
+    pub content: Option<String>,
+    /// What it thought before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// The same, by vLLM's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<String>,
+    /// The calls that it makes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<Call>,
     /// Always null: a local model's refusal is text.
     pub refusal: Option<String>,
+}
+
+/// A call of a function.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Call {
+    /// By which its result is sent back.
+    pub id: String,
+    /// "function".
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    /// The function, and its arguments.
+    pub function: CalledFunction,
+}
+
+/// A function and its arguments.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct CalledFunction {
+    /// Its name.
+    pub name: String,
+    /// The text of a JSON object.
+    pub arguments: String,
+}
+
+/// What is new of a call: with its first part the id, the type and the name.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct CallDelta {
+    /// Which call of the answer.
+    pub index: usize,
+    /// By which its result is sent back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// "function".
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub kind: Option<&'static str>,
+    /// What is new.
+    pub function: FunctionDelta,
+}
+
+/// What is new of a function's call.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct FunctionDelta {
+    /// With the first part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// What is new of the arguments' text.
+    pub arguments: String,
+}
+
+impl From<ToolCall> for Call {
+    fn from(call: ToolCall) -> Self {
+        let function = CalledFunction { name: call.name, arguments: call.arguments };
+        Self { id: call.id, kind: "function", function }
+    }
+}
+
+impl From<ToolCallDelta> for CallDelta {
+    fn from(delta: ToolCallDelta) -> Self {
+        let kind = delta.id.is_some().then_some("function");
+        Self { index: delta.index, id: delta.id, kind, function: FunctionDelta { name: delta.name, arguments: delta.arguments } }
+    }
 }
 
 /// A part of one answer of a chat.
@@ -216,6 +287,15 @@ pub struct Delta {
     /// Text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
+    /// Of its reasoning.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// The same, by vLLM's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<String>,
+    /// Of its calls.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<CallDelta>,
 }
 
 /// Log probabilities of a chat's tokens.
@@ -283,9 +363,18 @@ impl ChatChoice {
     /// Of a complete choice.
     pub fn new(choice: CompletionChoice, delivery: &Delivery) -> Self {
         let content = with_stop(choice.text, choice.stop_sequence.as_deref(), delivery.include_stop);
+        let tool_calls: Vec<Call> = choice.tool_calls.into_iter().map(Call::from).collect();
+        let message = ChatMessage {
+            role: "assistant",
+            content: Some(content).filter(|content| !content.is_empty() || tool_calls.is_empty()),
+            reasoning_content: choice.reasoning.clone(),
+            reasoning: choice.reasoning,
+            tool_calls,
+            refusal: None,
+        };
         Self {
             index: choice.index,
-            message: ChatMessage { role: "assistant", content, refusal: None },
+            message,
             logprobs: choice.logprobs.map(|tokens| ChatLogprobs::new(tokens, delivery.tokens_as_ids)),
             finish_reason: choice.finish_reason.as_str(),
             stop_reason: choice.stop_sequence,

@@ -1,6 +1,8 @@
 //! `POST /v1/responses`: OpenAI's newer form of a chat.
 
-use engine::{FinishReason, GenerationRequest, Message, MessageContent, Prompt, RenderOptions, SamplingParams, Usage};
+use engine::{
+    FinishReason, GenerationRequest, Grammar, Message, MessageContent, Prompt, RenderOptions, SamplingParams, ToolCall, Usage,
+};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -11,7 +13,8 @@ use crate::{
     fields::fields,
     messages,
     response::{ChatLogprobs, Envelope},
-    sampling::is_empty,
+    structured::{NamedSchema, ResponseFormat},
+    tools::{self, MAX_TOOLS},
 };
 
 /// A text, or items.
@@ -61,6 +64,15 @@ fields! {
         store: bool,
         /// Goes on from a response that is kept.
         previous_response_id: String,
+        /// What form the text has.
+        text: Text,
+        /// Functions that the model may call: `{"type": "function", "name", "description", "parameters", "strict"}`.
+        #[schemars(length(max = MAX_TOOLS))]
+        tools: Vec<Value>,
+        /// "auto", "none", "required", `{"type": "function", "name"}`, or `{"type": "allowed_tools", ...}`.
+        tool_choice: Value,
+        /// False: an answer has one call at most.
+        parallel_tool_calls: bool,
         /// How much a reasoning model thinks.
         reasoning: Reasoning,
         /// "auto" drops the start of a prompt that is too long; "disabled" (unless given) refuses it.
@@ -76,16 +88,48 @@ fields! {
     }
 }
 
-fn is_text_format(text: &Value) -> bool {
-    let format = &text["format"];
-    (format.is_null() || format["type"] == "text") && (text["verbosity"].is_null() || text["verbosity"] == "medium")
+/// What form the text has.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Text {
+    /// Any text, a JSON object, or JSON by a schema.
+    pub format: Option<TextFormat>,
+    /// "medium" is so anyway.
+    #[schemars(extend("enum" = ["medium", null]))]
+    pub verbosity: Option<String>,
+}
+
+/// A form, with its schema beside its type.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TextFormat {
+    /// "text", "json_object" or "json_schema".
+    #[serde(rename = "type")]
+    #[schemars(extend("enum" = ["text", "json_object", "json_schema"]))]
+    pub kind: String,
+    /// A label.
+    pub name: Option<String>,
+    /// A label.
+    pub description: Option<String>,
+    /// True: every property is required and there are no others.
+    pub strict: Option<bool>,
+    /// With "json_schema".
+    pub schema: Option<Value>,
+}
+
+impl Text {
+    fn grammar(&self) -> Result<Option<Grammar>, ApiError> {
+        if self.verbosity.as_deref().is_some_and(|verbosity| verbosity != "medium") {
+            return Err(ApiError::unsupported("text.verbosity", "send \"medium\""));
+        }
+        let Some(TextFormat { kind, name, description, strict, schema }) = self.format.clone() else { return Ok(None) };
+        let is_schema = kind == "json_schema";
+        let named = (is_schema || schema.is_some()).then_some(NamedSchema { name, description, strict, schema });
+        ResponseFormat { kind, json_schema: named, schema: None }.grammar("text.format")
+    }
 }
 
 const RULES: &[(&str, Rule)] = &[
-    ("text", Rule::True(is_text_format, "this version writes free text only")),
-    ("tools", Rule::True(is_empty, "this version has no tools")),
-    ("tool_choice", Rule::True(|v| v == "auto" || v == "none", "this version has no tools")),
-    ("parallel_tool_calls", Rule::True(Value::is_boolean, "this version has no tools")),
     ("max_tool_calls", Rule::Label),
     ("background", Rule::True(|v| v == false, "send stream: true instead")),
     ("service_tier", Rule::True(|v| v == "auto" || v == "default", "leave it out")),
@@ -127,7 +171,9 @@ impl ResponsesRequest {
             Some(Input::Items(items)) => {
                 let mut chat = Vec::new();
                 for (i, item) in items.iter().enumerate() {
-                    chat.extend(message_of(i, item)?);
+                    if let Some(message) = message_of(i, item)? {
+                        tools::push_message(&mut chat, message);
+                    }
                 }
                 messages::parse(chat, context).map_err(|mut error| {
                     error.param = error.param.map(|param| param.replacen("messages", "input", 1));
@@ -157,6 +203,12 @@ impl ResponsesRequest {
         let options = RenderOptions {
             enable_thinking: thinking(None, effort.as_deref())?,
             reasoning_effort: effort,
+            tools: tools::options(
+                tools::Form::Responses,
+                fields.tools.as_deref(),
+                fields.tool_choice.as_ref(),
+                fields.parallel_tool_calls,
+            )?,
             ..RenderOptions::default()
         };
         let sampling = SamplingParams {
@@ -164,6 +216,7 @@ impl ResponsesRequest {
             top_p: fields.top_p,
             logprobs: self.logprobs()?,
             max_tokens: fields.max_output_tokens,
+            grammar: fields.text.as_ref().map(Text::grammar).transpose()?.flatten(),
             ..SamplingParams::default()
         };
         let stream = fields.stream.unwrap_or(false);
@@ -174,6 +227,7 @@ impl ResponsesRequest {
             requests: vec![request],
             delivery: Delivery { stream, ..Delivery::default() },
             user: fields.user.clone(),
+            grammar_param: fields.text.as_ref().map(|_| "text.format"),
         })
     }
 
@@ -194,13 +248,25 @@ impl ResponsesRequest {
         }
     }
 
+    /// The form of its text, as it was asked for.
+    fn format(&self) -> Value {
+        let Some(format) = self.fields.text.as_ref().and_then(|text| text.format.as_ref()) else {
+            return json!({ "type": "text" });
+        };
+        if format.kind != "json_schema" {
+            return json!({ "type": format.kind });
+        }
+        let TextFormat { kind, name, description, strict, schema } = format;
+        json!({ "type": kind, "name": name, "description": description, "strict": strict, "schema": schema })
+    }
+
     /// The response object.
     pub fn response(&self, envelope: &Envelope, state: &State) -> Value {
         let fields = &self.fields;
         let (status, incomplete, error) = match &state.ended {
             None => ("in_progress", Value::Null, Value::Null),
             Some(Ended::Finished(FinishReason::Length)) => ("incomplete", json!({ "reason": "max_output_tokens" }), Value::Null),
-            Some(Ended::Finished(FinishReason::Stop)) => ("completed", Value::Null, Value::Null),
+            Some(Ended::Finished(FinishReason::Stop | FinishReason::ToolCalls)) => ("completed", Value::Null, Value::Null),
             Some(Ended::Finished(reason)) => ("incomplete", json!({ "reason": reason.as_str() }), Value::Null),
             Some(Ended::Failed(message)) => ("failed", Value::Null, json!({ "code": "server_error", "message": message })),
         };
@@ -217,8 +283,8 @@ impl ResponsesRequest {
             "max_tool_calls": null,
             "metadata": fields.metadata.clone().unwrap_or_default(),
             "model": envelope.model,
-            "output": state.item.iter().cloned().collect::<Vec<_>>(),
-            "parallel_tool_calls": true,
+            "output": state.items,
+            "parallel_tool_calls": fields.parallel_tool_calls.unwrap_or(true),
             "previous_response_id": fields.previous_response_id,
             "prompt_cache_key": null,
             "reasoning": { "effort": fields.reasoning.clone().unwrap_or_default().effort, "summary": null },
@@ -226,9 +292,9 @@ impl ResponsesRequest {
             "service_tier": "default",
             "store": self.store(),
             "temperature": fields.temperature,
-            "text": { "format": { "type": "text" }, "verbosity": "medium" },
-            "tool_choice": "auto",
-            "tools": [],
+            "text": { "format": self.format(), "verbosity": "medium" },
+            "tool_choice": fields.tool_choice.clone().unwrap_or_else(|| "auto".into()),
+            "tools": fields.tools.clone().unwrap_or_default(),
             "top_logprobs": fields.top_logprobs.unwrap_or(0),
             "top_p": fields.top_p,
             "truncation": fields.truncation.as_deref().unwrap_or("disabled"),
@@ -251,11 +317,20 @@ fn message_of(index: usize, item: &Value) -> Result<Option<Value>, ApiError> {
             Ok(Some(message))
         }
         Some("reasoning") => Ok(None),
+        Some("function_call") => Ok(Some(tools::call_message(&item["call_id"], &item["name"], &item["arguments"]))),
+        Some("function_call_output") => {
+            let output = match &item["output"] {
+                text @ Value::String(_) => text.clone(),
+                parts @ Value::Array(_) => parts.clone(),
+                _ => return Err(ApiError::value(format!("input[{index}].output"), "must be a string or a list of text parts")),
+            };
+            Ok(Some(tools::result_message(&item["call_id"], &output)))
+        }
         Some(kind) => {
             let shown: String = kind.chars().take(32).collect();
             Err(ApiError::unsupported(
                 format!("input[{index}].type"),
-                format!("{shown:?} is not a message, and this version has no tools"),
+                format!("{shown:?} is neither a message nor a function's call or output"),
             ))
         }
     }
@@ -264,8 +339,8 @@ fn message_of(index: usize, item: &Value) -> Result<Option<Value>, ApiError> {
 /// What a response has come to.
 #[derive(Clone, Debug, Default)]
 pub struct State {
-    /// The message.
-    pub item: Option<Value>,
+    /// Reasoning, message and calls.
+    pub items: Vec<Value>,
     /// Why it ended.
     pub ended: Option<Ended>,
     /// What it took.
@@ -291,9 +366,26 @@ pub fn message_item(id: &str, status: &str, content: &[Value]) -> Value {
     json!({ "type": "message", "id": id, "status": status, "role": "assistant", "content": content })
 }
 
+/// Reasoning, whose text comes in full.
+pub fn reasoning_item(id: &str, text: &str) -> Value {
+    json!({ "type": "reasoning", "id": id, "summary": [], "content": [{ "type": "reasoning_text", "text": text }], "status": "completed" })
+}
+
+/// A call.
+pub fn call_item(id: &str, status: &str, call: &ToolCall) -> Value {
+    json!({
+        "type": "function_call",
+        "id": id,
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments,
+        "status": status,
+    })
+}
+
 /// The status of a message that ended so.
 pub fn item_status(reason: FinishReason) -> &'static str {
-    if reason == FinishReason::Stop { "completed" } else { "incomplete" }
+    if matches!(reason, FinishReason::Stop | FinishReason::ToolCalls) { "completed" } else { "incomplete" }
 }
 
 fn usage(usage: &Usage) -> Value {
@@ -301,7 +393,7 @@ fn usage(usage: &Usage) -> Value {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": { "cached_tokens": usage.cached_tokens },
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": { "reasoning_tokens": 0 },
+        "output_tokens_details": { "reasoning_tokens": usage.reasoning_tokens },
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     })
 }

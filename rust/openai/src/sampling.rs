@@ -7,7 +7,11 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::{ApiError, Delivery, MAX_BAD_WORDS, MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOPS, MAX_TOP_LOGPROBS, Rule, fields::fields};
+use crate::{
+    ApiError, Delivery, MAX_BAD_WORDS, MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOPS, MAX_TOP_LOGPROBS, Rule,
+    fields::fields,
+    structured::{ResponseFormat, StructuredOutputs, TypedGrammar},
+};
 
 /// Seconds that a request may be given.
 const MIN_DEADLINE: f64 = 0.001;
@@ -91,6 +95,20 @@ fields! {
         stop: OneOrMany,
         /// Token ids that end the text.
         stop_token_ids: Vec<u32>,
+        /// What form the answer has: any text, a JSON object, or JSON by a schema, whose keywords are enforced or refused.
+        response_format: ResponseFormat,
+        /// vLLM's key: a JSON Schema, a regular expression, a choice of texts or a grammar.
+        structured_outputs: StructuredOutputs,
+        /// A JSON Schema: vLLM's older key.
+        guided_json: Value,
+        /// A regular expression: vLLM's older key.
+        guided_regex: String,
+        /// Texts, one of which comes: vLLM's older key.
+        guided_choice: Vec<String>,
+        /// A grammar in Lark: vLLM's older key.
+        guided_grammar: String,
+        /// mistral.rs' key: `{"type": "regex", "value": "[0-9]+"}` and others.
+        grammar: TypedGrammar,
         /// The stop string is part of the text.
         include_stop_str_in_output: bool,
         /// Goes on past end-of-sequence tokens.
@@ -160,12 +178,6 @@ pub const COMMON_RULES: &[(&str, Rule)] = &[
     ("length_penalty", Rule::True(|v| v == 1.0 || v == 1, "there is no beam search: leave it out")),
     ("early_stopping", Rule::True(|v| v == false, "there is no beam search: leave it out")),
     ("use_beam_search", Rule::True(|v| v == false, "sample several answers with n")),
-    ("structured_outputs", Rule::Refused("this version writes free text only")),
-    ("guided_json", Rule::Refused("this version writes free text only")),
-    ("guided_regex", Rule::Refused("this version writes free text only")),
-    ("guided_choice", Rule::Refused("this version writes free text only")),
-    ("guided_grammar", Rule::Refused("this version writes free text only")),
-    ("grammar", Rule::Refused("this version writes free text only")),
     ("adapter", Rule::Refused("this version serves a model without adapters")),
     ("adapters", Rule::Refused("this version serves a model without adapters")),
     ("logits_processors", Rule::Refused("use logit_bias")),
@@ -197,6 +209,7 @@ impl SamplingFields {
             min_tokens: self.min_tokens(max_tokens)?,
             bad_words: self.bad_words()?,
             include_special_tokens: self.include_special_tokens()?,
+            grammar: self.grammar()?,
             ignore_eos: self.ignore_eos.unwrap_or(false),
             // Any 64 bits, also as a negative number.
             seed: self.seed.map(i64::cast_unsigned),

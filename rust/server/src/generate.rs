@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use engine::{Completion, CompletionCollector, OutputEvent, RequestHandle};
+use engine::{Completion, CompletionCollector, EngineError, OutputEvent, RequestHandle};
 use openai::{ApiError, Delivery, Generation};
 
 use crate::{
@@ -69,7 +69,7 @@ impl Running {
 /// Checks, tokenizes and submits. All that can be refused is refused here, before the first byte of an answer.
 pub async fn start(app: &Arc<App>, caller: &Caller, generation: Generation) -> Result<Running, ApiError> {
     app.check_model(generation.model.as_deref())?;
-    let Generation { mut requests, delivery, user, .. } = generation;
+    let Generation { mut requests, delivery, user, grammar_param, .. } = generation;
     let first = requests.first().ok_or_else(|| internal("a request without a prompt".into()))?;
     let (n_choices, wants_logprobs) = (first.n_choices, first.sampling.logprobs.is_some());
     let wants_prompt_logprobs = first.prompt_logprobs.is_some();
@@ -95,7 +95,10 @@ pub async fn start(app: &Arc<App>, caller: &Caller, generation: Generation) -> R
         requests.into_iter().zip(sinks).map(|(request, sink)| engine.submit_to(request, sink)).collect::<Result<Vec<_>, _>>()
     });
     let handles = handles.await.map_err(|panic| internal(format!("a defect ended the request: {panic}")))?;
-    let handles = handles.map_err(openai::of_request)?;
+    let handles = handles.map_err(|error| match error {
+        EngineError::Grammar { .. } => ApiError { param: grammar_param.map(str::to_owned), ..ApiError::from(error) },
+        error => openai::of_request(error),
+    })?;
     app.check_waiting_tokens(handles.iter().map(|handle| handle.prompt_token_ids().len()).sum())?;
     Ok(Running {
         mailbox,

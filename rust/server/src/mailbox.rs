@@ -122,7 +122,7 @@ mod tests {
     }
 
     fn delta(index: usize) -> OutputEvent {
-        OutputEvent::Delta { index, text: String::new(), logprobs: Vec::new(), token_ids: Vec::new(), num_tokens: 0 }
+        OutputEvent::empty_delta(index, 0)
     }
 
     #[test]

@@ -159,23 +159,13 @@ impl<F: Frames> EventStream<F> {
 fn merged(events: Vec<(usize, engine::Event)>) -> Vec<(usize, engine::Event)> {
     let mut all: Vec<(usize, engine::Event)> = Vec::with_capacity(events.len());
     for (number, event) in events {
-        if let Ok(OutputEvent::Delta { index, text, logprobs, token_ids, num_tokens }) = &event
-            && let Some((last_number, Ok(last))) = all.last_mut()
-            && let OutputEvent::Delta {
-                index: last_index,
-                text: all_text,
-                logprobs: all_logprobs,
-                token_ids: all_ids,
-                num_tokens: all_tokens,
-            } = last
-            && (*last_number, *last_index) == (number, *index)
-        {
-            all_text.push_str(text);
-            all_logprobs.extend_from_slice(logprobs);
-            all_ids.extend_from_slice(token_ids);
-            *all_tokens = *num_tokens;
-            continue;
-        }
+        let event = match (event, all.last_mut()) {
+            (Ok(event), Some((last_number, Ok(last)))) if *last_number == number => match last.append(event) {
+                Ok(()) => continue,
+                Err(event) => Ok(*event),
+            },
+            (event, _) => event,
+        };
         all.push((number, event));
     }
     all

@@ -4,9 +4,7 @@
 //! parentheses only. So how deep it may get is bounded here by what a template is made of, and it runs on a thread whose stack
 //! holds that.
 
-use std::thread;
-
-use crate::{EngineError, error::caught_quietly};
+use crate::{EngineError, error};
 
 /// Bytes of a template; the longest of well-known models have 30 KB.
 pub(super) const MAX_BYTES: usize = 1 << 20;
@@ -81,14 +79,8 @@ fn text_len(bytes: &[u8], quote: u8) -> usize {
 
 /// Runs `work` where a template within the limits cannot use the stack up.
 pub(super) fn with_known_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, EngineError> {
-    thread::scope(|scope| {
-        let builder = thread::Builder::new().name("chat-template".into()).stack_size(STACK_BYTES);
-        let thread = builder
-            .spawn_scoped(scope, || caught_quietly(work))
-            .map_err(|e| EngineError::Internal(format!("no thread to read the chat template with: {e}")))?;
-        let result = thread.join().unwrap_or_else(|_| Err("its thread ended".into()));
-        result.map_err(|why| EngineError::ChatTemplate(format!("the chat template cannot be read: {why}")))
-    })
+    error::with_known_stack("chat-template", STACK_BYTES, work)
+        .map_err(|why| EngineError::ChatTemplate(format!("the chat template cannot be read: {why}")))
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use device::{
     host::{num_physical_cores, trim_heap},
 };
 use paged::{Scheduler, SchedulerConfig};
+use serde_json::json;
 
 use super::{
     Device, EngineConfig, LoadProgress, MemoryPlan, ModelSource, Shared,
@@ -24,13 +25,15 @@ use super::{
     tier,
 };
 use crate::{
-    EngineError, GenerationConfig,
+    EngineError, GenerationConfig, Message, RenderOptions,
     chat_template::{ChatTemplate, template_in_dir},
+    grammar::GrammarCompiler,
     keys,
     kv_tier::Swapper,
     model::ModelFiles,
     model_runner::{ModelRunner, RunnerOptions},
     tokenizer::Tokenizer,
+    tools::Dialect,
     weights::SafetensorsFiles,
 };
 
@@ -226,6 +229,8 @@ pub fn load_with_backend(
     }
     let shared = Shared {
         inbox,
+        grammars: GrammarCompiler::new(Arc::clone(&tokenizer), files.config().vocab_size),
+        dialect: text.chat_template.as_ref().map(|template| Arc::new(dialect(template, &tokenizer))),
         tokenizer,
         chat_template: text.chat_template,
         generation_config: text.generation_config,
@@ -285,6 +290,20 @@ impl TextFiles {
         let chat_template = source_text.map(|text| ChatTemplate::new(&text, special)).transpose()?;
         Ok(Self { tokenizer, chat_template, generation_config })
     }
+}
+
+/// How a model writes, by its template: whether that puts the tools that it gets into a prompt, it shows.
+fn dialect(template: &ChatTemplate, tokenizer: &Tokenizer) -> Dialect {
+    let rendered = |extra: serde_json::Map<String, serde_json::Value>| {
+        template
+            .render(&[Message::user("Hello")], &RenderOptions { extra, now: std::time::UNIX_EPOCH, ..RenderOptions::default() })
+    };
+    let function =
+        json!({ "name": "a_function", "description": "It does.", "parameters": { "type": "object", "properties": {} } });
+    let tools = json!([{ "type": "function", "function": function }]);
+    let with_tools = rendered([("tools".to_owned(), tools)].into_iter().collect());
+    let uses_tools = with_tools.is_ok_and(|text| text.contains("a_function"));
+    Dialect::of(template.source(), tokenizer, uses_tools)
 }
 
 fn gguf_tokenizer(files: &ModelFiles, dir: Option<&Path>, json: Option<&Path>) -> Result<Tokenizer, EngineError> {

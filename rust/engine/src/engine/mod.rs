@@ -32,7 +32,8 @@ pub use plan::{DeviceBytes, GroupPlan, MemoryPlan};
 
 use crate::{
     EngineError, EventSink, GenerationConfig, GenerationRequest, Message, RenderOptions, RequestStream, ResolvedSampling,
-    SamplingParams, chat_template::ChatTemplate, completion::CompletionCollector, kv_tier::FlushOnDrop, tokenizer::Tokenizer,
+    SamplingParams, chat_template::ChatTemplate, completion::CompletionCollector, grammar::GrammarCompiler, kv_tier::FlushOnDrop,
+    tokenizer::Tokenizer, tools::Dialect,
 };
 use output::WaitingTokens;
 pub use sequence::{Continuation, Sequence};
@@ -49,7 +50,10 @@ pub struct Engine {
 struct Shared {
     inbox: mpsc::Sender<Command>,
     tokenizer: Arc<Tokenizer>,
+    grammars: GrammarCompiler,
     chat_template: Option<ChatTemplate>,
+    /// How the model writes calls and reasoning; `None` without a chat template.
+    dialect: Option<Arc<Dialect>>,
     generation_config: GenerationConfig,
     architecture: &'static str,
     vocab_size: usize,
@@ -216,6 +220,11 @@ impl Engine {
     /// The chat template's source; `None` for a model without one.
     pub fn chat_template(&self) -> Option<&str> {
         self.shared.chat_template.as_ref().map(ChatTemplate::source)
+    }
+
+    /// How the model writes calls, as `/v1/models` shows it; `None` without a chat template.
+    pub fn tool_format(&self) -> Option<&str> {
+        self.shared.dialect.as_ref().map(|dialect| dialect.format.name)
     }
 
     /// Text of token ids.

@@ -3,7 +3,7 @@
 use std::{
     ops::Range,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
         mpsc::Sender,
     },
@@ -20,9 +20,11 @@ use super::{
 use crate::{
     EngineError, FinishReason, OutputEvent, OutputKind, PromptLogprob, TokenLogprobs, TopLogprob, Usage,
     event_sink::Outbox,
+    grammar::Constraint,
     output_text::OutputText,
     sampler::{Sampled, Sampler},
     tokenizer::Tokenizer,
+    tools::{Parts, Reader, Reading},
 };
 
 /// What the engine thread needs to know of one request with all its choices; made on the caller's thread.
@@ -59,8 +61,10 @@ pub struct SubmittedRequest {
     pub source: Option<Source>,
     /// Which tokens may come.
     pub allowed: AllowedTokens,
-    /// Sampler and text state of each choice.
-    pub choices: Vec<(Sampler, OutputText)>,
+    /// How its text is to be taken apart, if it is.
+    pub reading: Option<Reading>,
+    /// Sampler, text state and place in the grammar of each choice.
+    pub choices: Vec<(Sampler, OutputText, Option<Constraint>)>,
     /// How it is served beside others.
     pub service: Service,
     /// When the caller submitted it.
@@ -177,7 +181,11 @@ impl<'a> End<'a> {
 pub struct Choice {
     /// Locked by the thread that samples the choice's row.
     sampler: Mutex<Sampler>,
+    /// Locked likewise.
+    constraint: Option<Mutex<Constraint>>,
     text: OutputText,
+    /// Takes the text apart, where more than text may come.
+    reader: Option<Reader>,
     output_token_ids: Vec<u32>,
     sum_logprob: f64,
     finished: bool,
@@ -185,13 +193,25 @@ pub struct Choice {
     held: Vec<OutputEvent>,
 }
 
+impl Choice {
+    /// What a part of the text says.
+    fn read(&mut self, text: String) -> Parts {
+        let Some(reader) = &mut self.reader else { return Parts { text, ..Parts::default() } };
+        let mut parts = Parts::default();
+        reader.push(&text, &mut parts);
+        parts
+    }
+}
+
 impl ActiveRequest {
     pub fn new(mut submitted: SubmittedRequest) -> Self {
         let choices = std::mem::take(&mut submitted.choices)
             .into_iter()
-            .map(|(sampler, text)| Choice {
+            .map(|(sampler, text, constraint)| Choice {
                 sampler: Mutex::new(sampler),
+                constraint: constraint.map(Mutex::new),
                 text,
+                reader: submitted.reading.clone().map(Reader::new),
                 output_token_ids: Vec::new(),
                 sum_logprob: 0.0,
                 finished: false,
@@ -264,22 +284,65 @@ impl ActiveRequest {
     /// `logits` is the model's row `[vocab_size]`; at the end it is what it was.
     pub fn sample(&self, index: usize, ahead: usize, logits: &mut [f32]) -> Result<Sampled, EngineError> {
         let choice = &self.choices[index];
-        let mut sampler = choice.sampler.lock().unwrap_or_else(PoisonError::into_inner);
-        let sampled = sampler.sample(logits, choice.output_token_ids.len() + ahead, self.mask(index, ahead))?;
+        let mut sampler = lock(&choice.sampler);
+        let position = choice.output_token_ids.len() + ahead;
+        let sampled = match &choice.constraint {
+            None => sampler.sample(logits, position, self.mask(index, ahead))?,
+            Some(constraint) => constrained(&mut sampler, &mut lock(constraint), logits, position)?,
+        };
         sampler.observe(sampled.token_id);
         Ok(sampled)
     }
 
-    /// Whether all of these choices only take the largest logit that is allowed; see [`Sampler::is_greedy`].
-    pub fn is_greedy(&self, mut choices: Range<usize>) -> bool {
-        choices.all(|index| self.choices[index].sampler.lock().unwrap_or_else(PoisonError::into_inner).is_greedy())
+    /// Whether the tokens of its choices are checked against a grammar, with [`Self::take`], or drawn with [`Self::sample`].
+    pub fn is_constrained(&self) -> bool {
+        self.choices.iter().any(|choice| choice.constraint.is_some())
     }
 
-    /// See [`Sampler::row_sampling`]; `ahead` as in [`Self::sample`].
-    pub fn row_sampling(&self, index: usize, ahead: usize) -> Option<(RowSampling<'_>, usize)> {
+    /// Takes a choice's token if its grammar allows that, else gives the tokens that may come.
+    pub fn take(&self, index: usize, token_id: u32) -> Result<Option<TokenSet>, EngineError> {
         let choice = &self.choices[index];
-        let mut sampler = choice.sampler.lock().unwrap_or_else(PoisonError::into_inner);
-        sampler.row_sampling(choice.output_token_ids.len() + ahead, self.mask(index, ahead))
+        let Some(constraint) = &choice.constraint else { return Ok(None) };
+        let mut constraint = lock(constraint);
+        if constraint.take(token_id)? {
+            return Ok(None);
+        }
+        constraint.mask().map(|mask| Some(mask.to_set()))
+    }
+
+    /// Takes a choice's token that was drawn from those that may come.
+    pub fn take_allowed(&self, index: usize, token_id: u32) -> Result<(), EngineError> {
+        self.choices[index].constraint.as_ref().map_or(Ok(()), |constraint| lock(constraint).take_allowed(token_id))
+    }
+
+    /// The tokens that a choice's grammar allows next; `None` without a grammar, or behind its end.
+    pub fn grammar_mask(&self, index: usize) -> Result<Option<TokenSet>, EngineError> {
+        let Some(constraint) = &self.choices[index].constraint else { return Ok(None) };
+        let mut constraint = lock(constraint);
+        if constraint.has_ended() { Ok(None) } else { constraint.mask().map(|mask| Some(mask.to_set())) }
+    }
+
+    /// Whether nothing may come any more, by a choice's grammar.
+    pub fn has_ended(&self, index: usize) -> bool {
+        self.choices[index].constraint.as_ref().is_some_and(|constraint| lock(constraint).has_ended())
+    }
+
+    /// Whether all of these choices only take the largest logit that is allowed; see [`Sampler::is_greedy`].
+    pub fn is_greedy(&self, mut choices: Range<usize>) -> bool {
+        choices.all(|index| lock(&self.choices[index].sampler).is_greedy())
+    }
+
+    /// See [`Sampler::row_sampling`]; `ahead` as in [`Self::sample`], and `grammar_mask` is [`Self::grammar_mask`].
+    pub fn row_sampling<'a>(
+        &'a self,
+        index: usize,
+        ahead: usize,
+        grammar_mask: Option<&'a TokenSet>,
+    ) -> Option<(RowSampling<'a>, usize)> {
+        let choice = &self.choices[index];
+        let mut sampler = lock(&choice.sampler);
+        let mask = grammar_mask.map(TokenSet::mask).or_else(|| self.mask(index, ahead));
+        sampler.row_sampling(choice.output_token_ids.len() + ahead, mask)
     }
 
     /// Which tokens may come `ahead` places behind a choice's next one; `None`: all.
@@ -289,7 +352,7 @@ impl ActiveRequest {
 
     /// See [`Sampler::accept`].
     pub fn accept(&self, index: usize, row: SampledRow) -> Sampled {
-        self.choices[index].sampler.lock().unwrap_or_else(PoisonError::into_inner).accept(row)
+        lock(&self.choices[index].sampler).accept(row)
     }
 
     /// Takes the vector that a choice ends with.
@@ -309,7 +372,9 @@ impl ActiveRequest {
             let echoed: Vec<_> = logprobs.iter().map(own).collect();
             for index in 0..self.choices.len() {
                 let (text, token_ids) = (String::new(), Vec::new());
-                self.emit(index, OutputEvent::Delta { index, text, logprobs: echoed.clone(), token_ids, num_tokens: 0 });
+                let (reasoning, calls) = (String::new(), Vec::new());
+                let logprobs = echoed.clone();
+                self.emit(index, OutputEvent::Delta { index, reasoning, text, calls, logprobs, token_ids, num_tokens: 0 });
             }
         }
         if let Some(num_top) = apart {
@@ -331,6 +396,8 @@ impl ActiveRequest {
         let is_stop_token = self.submitted.stop_token_ids.contains(&sampled.token_id);
         let mut delta = String::new();
         let is_stopped = is_stop_token || choice.text.push(tokenizer, sampled.token_id, may_end, &mut delta);
+        // Where the grammar is complete, no end-of-sequence token is waited for.
+        let is_complete = choice.constraint.as_ref().is_some_and(|constraint| lock(constraint).has_ended_after(num_tokens));
         let mut logprobs = Vec::new();
         if let Some(row) = &sampled.logprobs {
             choice.sum_logprob += f64::from(row.logprob);
@@ -339,11 +406,16 @@ impl ActiveRequest {
             }
         }
         let token_ids = if self.submitted.return_token_ids { vec![sampled.token_id] } else { Vec::new() };
-        if !delta.is_empty() || !logprobs.is_empty() || !token_ids.is_empty() {
-            self.emit(index, OutputEvent::Delta { index, text: delta, logprobs, token_ids, num_tokens });
+        let was_reasoning = choice.reader.as_ref().is_some_and(Reader::is_reasoning);
+        self.usage.reasoning_tokens += usize::from(was_reasoning);
+        let Parts { reasoning, text, calls } = choice.read(delta);
+        let is_new =
+            !(reasoning.is_empty() && text.is_empty() && calls.is_empty() && logprobs.is_empty() && token_ids.is_empty());
+        if is_new {
+            self.emit(index, OutputEvent::Delta { index, reasoning, text, calls, logprobs, token_ids, num_tokens });
         }
         let is_full = num_tokens >= self.submitted.max_tokens;
-        if is_stopped { Some(FinishReason::Stop) } else { is_full.then_some(FinishReason::Length) }
+        if is_stopped || is_complete { Some(FinishReason::Stop) } else { is_full.then_some(FinishReason::Length) }
     }
 
     /// What a choice has come to; `kept` has its blocks.
@@ -364,14 +436,24 @@ impl ActiveRequest {
         choice.text.finish(&mut text);
         let stop_sequence = choice.text.stop_sequence().map(str::to_owned);
         let num_tokens = choice.output_token_ids.len();
-        if let Some(suffix) = &self.submitted.suffix {
-            text.push_str(suffix);
+        let mut parts = choice.read(text);
+        let mut reason = end.reason;
+        if let Some(reader) = &mut choice.reader {
+            reader.finish(&mut parts);
+            if reason == FinishReason::Stop && reader.has_calls() {
+                reason = FinishReason::ToolCalls;
+            }
         }
-        if !text.is_empty() {
-            self.emit(index, text_alone(index, text, num_tokens));
+        if let Some(suffix) = &self.submitted.suffix {
+            parts.text.push_str(suffix);
+        }
+        if !parts.is_empty() {
+            let Parts { reasoning, text, calls } = parts;
+            let (logprobs, token_ids) = (Vec::new(), Vec::new());
+            self.emit(index, OutputEvent::Delta { index, reasoning, text, calls, logprobs, token_ids, num_tokens });
         }
         let error = end.error.map(str::to_owned);
-        self.emit(index, OutputEvent::Finished { index, reason: end.reason, stop_sequence, error, num_tokens, sequence });
+        self.emit(index, OutputEvent::Finished { index, reason, stop_sequence, error, num_tokens, sequence });
         if self.is_done() {
             self.close();
         }
@@ -442,25 +524,47 @@ impl ActiveRequest {
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Draws a token that the grammar allows, and takes it: from all tokens first, as a mask costs more than a check. Behind the end
+/// of the grammar, where nothing is delivered, any.
+fn constrained(
+    sampler: &mut Sampler,
+    constraint: &mut Constraint,
+    logits: &mut [f32],
+    position: usize,
+) -> Result<Sampled, EngineError> {
+    if constraint.has_ended() {
+        return sampler.sample(logits, position, None);
+    }
+    let sampled = if sampler.truncates() {
+        sampler.sample(logits, position, Some(constraint.mask()?))?
+    } else {
+        let sampled = sampler.sample(logits, position, None)?;
+        if constraint.take(sampled.token_id)? {
+            return Ok(sampled);
+        }
+        sampler.sample_again(logits, position, constraint.mask()?)?
+    };
+    constraint.take_allowed(sampled.token_id)?;
+    Ok(sampled)
+}
+
 /// New text of a choice, without a token.
 fn text_alone(index: usize, text: String, num_tokens: usize) -> OutputEvent {
-    OutputEvent::Delta { index, text, logprobs: Vec::new(), token_ids: Vec::new(), num_tokens }
+    let (reasoning, calls, logprobs, token_ids) = (String::new(), Vec::new(), Vec::new(), Vec::new());
+    OutputEvent::Delta { index, reasoning, text, calls, logprobs, token_ids, num_tokens }
 }
 
 /// Keeps an event back, deltas as one.
 fn hold(held: &mut Vec<OutputEvent>, event: OutputEvent) {
-    match (held.last_mut(), event) {
-        (
-            Some(OutputEvent::Delta { text, logprobs, token_ids, num_tokens, .. }),
-            OutputEvent::Delta { text: more_text, logprobs: more_logprobs, token_ids: more_ids, num_tokens: all_tokens, .. },
-        ) => {
-            token_ids.extend(more_ids);
-            *num_tokens = all_tokens;
-            text.push_str(&more_text);
-            logprobs.extend(more_logprobs);
-        }
-        (_, event) => held.push(event),
-    }
+    let rest = match held.last_mut() {
+        Some(last) => last.append(event).err().map(|event| *event),
+        None => Some(event),
+    };
+    held.extend(rest);
 }
 
 /// Log probabilities of one token with the tokens' texts.

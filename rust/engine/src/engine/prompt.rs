@@ -1,11 +1,13 @@
 //! From prompts to token ids, on the caller's thread.
 
 use super::{Shared, forgery};
-use crate::{EngineError, Message, Prompt, chat_template::ChatTemplate, chat_template::RenderOptions};
+use crate::{EngineError, Message, Prompt, chat_template::ChatTemplate, chat_template::RenderOptions, tools::with_tools};
 
 /// Token ids of a conversation, and its text as the chat template renders it.
 pub fn render_chat(shared: &Shared, messages: &[Message], options: &RenderOptions) -> Result<(Vec<u32>, String), EngineError> {
     let template = chat_template(shared)?;
+    let with_tools = shared.dialect.as_ref().and_then(|dialect| with_tools(dialect, messages, options));
+    let (messages, options) = with_tools.as_ref().map_or((messages, options), |(messages, options)| (&messages[..], options));
     if let Some((messages, options)) = forgery::marked(messages, options, &shared.tokenizer) {
         return forgery::encode(&render(template, &messages, &options)?, &shared.tokenizer);
     }

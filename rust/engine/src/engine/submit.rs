@@ -20,12 +20,17 @@ use super::{
     thread::Command,
 };
 use crate::{
-    EngineError, EventSink, GenerationRequest, IncrementalDecoder, KeptPrompt, MAX_CHOICES, OutputKind, Prompt, SamplingParams,
-    ServiceParams,
+    CallChoice, EngineError, EventSink, GenerationRequest, IncrementalDecoder, KeptPrompt, MAX_CHOICES, OutputKind, Prompt,
+    SamplingParams, ServiceParams,
     event_sink::Outbox,
+    grammar::Compiled,
     output_text::OutputText,
     sampler::{ResolvedSampling, Sampler, bad_word_ids, check_num_logprobs, dry_breaker_ids},
+    tools::{MARK, Reading, answer_grammar},
 };
+
+/// Tokens at the end of a prompt, in which it shows whether the answer begins with reasoning.
+const MARKER_TOKENS: usize = 16;
 
 /// Validates and tokenizes a request and sends it to the engine thread; its events go to `sink`.
 pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSink>) -> Result<RequestHandle, EngineError> {
@@ -53,6 +58,8 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     let (prompt, source) = go_on_from(shared, request.prompt, &request.service)?;
     let (mut prompt_token_ids, text) = tokenize(shared, &prompt)?;
     let num_given = prompt_token_ids.len();
+    let reading = reading(shared, &prompt, &prompt_token_ids)?;
+    let grammar = compile_grammar(shared, &request.sampling, &prompt, reading.as_ref())?;
     cut(request.kept_prompt, &mut prompt_token_ids)?;
     let public_prefix_len = public_prefix_len(shared, &prompt, &prompt_token_ids, request.service.public_prefix)?;
     let max_tokens = match request.output {
@@ -76,8 +83,12 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     let seed = sampling.seed.or(shared.seed.map(own_seed)).unwrap_or_else(rand::random);
     let allowed = allowed_tokens(shared, resolved.allowed.clone(), sampling.min_tokens, &stop_token_ids)?;
     let sampler = Sampler::new(resolved, seed, &prompt_token_ids, Arc::new(dry_breakers)).without(bad_words);
-    let output_text = OutputText::new(decoder(&prompt, !sampling.include_special_tokens), &sampling.stop)?;
-    let choices = (0..num_run).map(|i| (sampler.for_choice(i), output_text.clone())).collect();
+    // What a grammar begins with is not dropped.
+    let stands_alone = grammar.is_none() && matches!(prompt, Prompt::Chat { .. });
+    let decoder = decoder(stands_alone, !sampling.include_special_tokens).showing(markers(reading.as_ref()));
+    let output_text = OutputText::new(decoder, &sampling.stop)?;
+    let mut constraints = grammar.map_or_else(Vec::new, |grammar| grammar.begin(num_run)).into_iter();
+    let choices = (0..num_run).map(|i| (sampler.for_choice(i), output_text.clone(), constraints.next())).collect();
     let echo = request.echo_prompt.then(|| text.unwrap_or_else(|| shared.tokenizer.decode(&prompt_token_ids, false)));
     let origin = Origin {
         tokenizer: Arc::clone(&shared.tokenizer),
@@ -110,6 +121,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
         keep: request.service.keep.then(|| shared.inbox.clone()),
         source,
         allowed,
+        reading,
         choices,
         service,
         submitted_at,
@@ -128,11 +140,66 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
 }
 
 /// An answer to a chat stands alone; other prompts go on.
-fn decoder(prompt: &Prompt, skip_special_tokens: bool) -> IncrementalDecoder {
-    match prompt {
-        Prompt::Chat { .. } => IncrementalDecoder::new(skip_special_tokens),
-        _ => IncrementalDecoder::continuing(skip_special_tokens),
+fn decoder(stands_alone: bool, skip_special_tokens: bool) -> IncrementalDecoder {
+    if stands_alone { IncrementalDecoder::new(skip_special_tokens) } else { IncrementalDecoder::continuing(skip_special_tokens) }
+}
+
+/// The grammar of the answer, compiled. What it cannot be combined with is refused: together they may leave no token.
+fn compile_grammar(
+    shared: &Shared,
+    sampling: &SamplingParams,
+    prompt: &Prompt,
+    reading: Option<&Reading>,
+) -> Result<Option<Arc<Compiled>>, EngineError> {
+    let own = sampling.grammar.as_ref();
+    let rules = match (prompt, reading) {
+        (Prompt::Chat { options, .. }, Some(reading)) => {
+            answer_grammar(reading, &options.tools, &shared.tokenizer, own.is_some())?
+        }
+        _ => None,
+    };
+    if own.is_none() && rules.is_none() {
+        return Ok(None);
     }
+    let given = [
+        ("ignore_eos", sampling.ignore_eos),
+        ("min_tokens", sampling.min_tokens > 0),
+        ("allowed_token_ids", sampling.allowed_token_ids.is_some()),
+        ("bad_words", !sampling.bad_words.is_empty()),
+    ];
+    if let Some((name, _)) = given.iter().find(|(_, is_given)| *is_given) {
+        return Err(EngineError::InvalidArgument(format!(
+            "{name} goes with free text only, and a grammar, or that of the tools, says what the text must be: leave one of them out"
+        )));
+    }
+    match (rules, own) {
+        (Some(rules), own) => shared.grammars.compile_rules(&rules, own).map(Some),
+        (None, Some(grammar)) => shared.grammars.compile(grammar).map(Some),
+        (None, None) => Ok(None),
+    }
+}
+
+/// How an answer to a chat is taken apart, if there may be more than text.
+fn reading(shared: &Shared, prompt: &Prompt, prompt_token_ids: &[u32]) -> Result<Option<Reading>, EngineError> {
+    let (Prompt::Chat { options, .. }, Some(dialect)) = (prompt, &shared.dialect) else { return Ok(None) };
+    let tools = &options.tools;
+    if let Some(name) = tools.only.iter().flatten().find(|name| tools.tools.iter().all(|tool| tool.name != **name)) {
+        return Err(EngineError::InvalidArgument(format!("tool_choice names {name:?}, which is none of the tools")));
+    }
+    if tools.choice == CallChoice::Required && tools.callable().next().is_none() {
+        return Err(EngineError::InvalidArgument(
+            "tool_choice asks for a call, and there are no tools to be called: give some".into(),
+        ));
+    }
+    let end = &prompt_token_ids[prompt_token_ids.len().saturating_sub(MARKER_TOKENS)..];
+    let reading = Reading::new(dialect, tools, &shared.tokenizer.decode(end, false));
+    Ok(reading.is_needed().then_some(reading))
+}
+
+/// Special tokens that mark reasoning or calls, with what is read in their place.
+fn markers(reading: Option<&Reading>) -> Arc<[(u32, String)]> {
+    let markers = reading.map_or(&[][..], |reading| &reading.dialect.markers);
+    markers.iter().map(|(id, spelling)| (*id, format!("{MARK}{spelling}"))).collect()
 }
 
 /// Leaves the part of a prompt that is asked for.
@@ -173,7 +240,7 @@ fn check_output(request: &GenerationRequest) -> Result<(), EngineError> {
     if request.output == OutputKind::Tokens {
         return Ok(());
     }
-    let SamplingParams { logprobs, max_tokens, min_tokens, bad_words, stop, .. } = &request.sampling;
+    let SamplingParams { logprobs, max_tokens, min_tokens, bad_words, stop, grammar, .. } = &request.sampling;
     let given = [
         ("n_choices", request.n_choices != 1),
         ("best_of", request.best_of.is_some()),
@@ -182,6 +249,7 @@ fn check_output(request: &GenerationRequest) -> Result<(), EngineError> {
         ("min_tokens", *min_tokens > 0),
         ("bad_words", !bad_words.is_empty()),
         ("stop", !stop.is_empty()),
+        ("grammar", grammar.is_some()),
         ("echo_prompt", request.echo_prompt),
         ("prompt_logprobs", request.prompt_logprobs.is_some()),
         ("suffix", request.suffix.is_some()),

@@ -1,5 +1,6 @@
 //! The one thread that owns scheduler, pool and device.
 
+mod constrained;
 mod prompt_logprobs;
 mod requests;
 mod sampling;

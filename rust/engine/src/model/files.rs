@@ -6,7 +6,7 @@ use device::DType;
 use serde_json::{Map, Value};
 
 use super::{
-    arch::{ARCHITECTURES, Found, check_architecture},
+    arch::{Found, architectures, check_architecture},
     config::DecoderConfig,
     fields::{Fields, GgufFields, HfFields},
 };
@@ -21,7 +21,7 @@ use crate::{
 fn text_model(mut whole: Map<String, Value>) -> Map<String, Value> {
     let is_implemented = |object: &Map<String, Value>| {
         let name = object.get("model_type").and_then(Value::as_str);
-        name.is_some_and(|name| ARCHITECTURES.iter().any(|architecture| architecture.model_types.contains(&name)))
+        name.is_some_and(|name| architectures().any(|architecture| architecture.model_types.contains(&name)))
     };
     match whole.get("text_config").and_then(Value::as_object) {
         Some(text) if is_implemented(text) => {

@@ -14,7 +14,7 @@ pub(crate) mod part;
 mod recurrent;
 pub mod rope;
 
-pub use arch::{ARCHITECTURES, Architecture};
+pub use arch::{Architecture, architectures, implemented_beside};
 pub use config::{DecoderConfig, LayerConfig};
 pub use decoder::Decoder;
 pub use files::ModelFiles;

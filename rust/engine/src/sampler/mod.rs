@@ -30,6 +30,9 @@ use truncate::{Truncation, keep_likeliest, keep_of_row};
 /// Entries of a choice's lists whose memory is kept from token to token: more are rare.
 const KEPT_ENTRIES: usize = 1024;
 
+/// Behind all positions of outputs: where random numbers for another draw at a position begin.
+const REDRAWS: usize = 1 << 40;
+
 /// A chosen token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampled {
@@ -146,6 +149,20 @@ impl Sampler {
         let token_id = chosen?;
         let logprobs = self.sampling.logprobs.map(|n| token_logprob(logits, token_id, n)).transpose()?;
         Ok(Sampled { token_id, logprobs })
+    }
+
+    /// Chooses again at a position whose token was refused, among those that `mask` allows and with a random number of its own.
+    ///
+    /// A token that is drawn from all, and drawn again when it is refused, has the probability that it has among those allowed:
+    /// p + P(refused) p / P(allowed) = p / P(allowed).
+    pub fn sample_again(&mut self, logits: &mut [f32], position: usize, mask: TokenMask<'_>) -> Result<Sampled, EngineError> {
+        self.sample(logits, REDRAWS + position, Some(mask))
+    }
+
+    /// Whether a draw from all tokens says nothing of one from some: top-k, top-p and min-p would have kept others.
+    pub fn truncates(&self) -> bool {
+        let ResolvedSampling { temperature, top_k, top_p, min_p, .. } = *self.sampling;
+        temperature.is_some() && (top_k.is_some() || top_p < 1.0 || min_p > 0.0)
     }
 
     /// Counts a token as part of the context.

@@ -1,5 +1,7 @@
 //! Text from tokens, one at a time.
 
+use std::sync::Arc;
+
 use super::Tokenizer;
 
 /// Turns token ids into text as they come. What it gives out is final: bytes of a character whose rest may still come are kept
@@ -10,12 +12,14 @@ pub struct IncrementalDecoder {
     pending: Vec<u8>,
     at_start: bool,
     skip_special_tokens: bool,
+    /// Special tokens that are text all the same, with that text.
+    shown: Arc<[(u32, String)]>,
 }
 
 impl IncrementalDecoder {
     /// For a text that stands alone: the leading space that `SentencePiece` models put before it is dropped.
     pub fn new(skip_special_tokens: bool) -> Self {
-        Self { pending: Vec::new(), at_start: true, skip_special_tokens }
+        Self { pending: Vec::new(), at_start: true, skip_special_tokens, shown: Arc::default() }
     }
 
     /// For a text that continues another: nothing is dropped.
@@ -23,8 +27,19 @@ impl IncrementalDecoder {
         Self { at_start: false, ..Self::new(skip_special_tokens) }
     }
 
+    /// The same, for which these special tokens are text.
+    #[must_use]
+    pub(crate) fn showing(mut self, shown: Arc<[(u32, String)]>) -> Self {
+        self.shown = shown;
+        self
+    }
+
     /// Appends to `text` what this token makes final. Ids without a token add nothing.
     pub fn push(&mut self, tokenizer: &Tokenizer, token_id: u32, text: &mut String) {
+        if let Some(at) = self.shown.iter().position(|(id, _)| *id == token_id) {
+            self.finish(text);
+            return text.push_str(&self.shown[at].1);
+        }
         if self.skip_special_tokens && tokenizer.is_special(token_id) {
             return;
         }

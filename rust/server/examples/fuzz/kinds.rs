@@ -113,6 +113,7 @@ pub fn kind_of(error: &EngineError) -> &'static str {
         EngineError::NotSupported(_) => "NotSupported",
         EngineError::ChatTemplate(_) => "ChatTemplate",
         EngineError::Tokenizer(_) => "Tokenizer",
+        EngineError::Grammar { .. } => "Grammar",
         EngineError::Device(_) => "Device",
         EngineError::KvCache(_) => "KvCache",
         EngineError::Draining(_) => "Draining",

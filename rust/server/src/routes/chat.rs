@@ -13,7 +13,7 @@ use engine::OutputEvent;
 use openai::{
     Delivery,
     chat::ChatRequest,
-    response::{ChatChoice, ChatLogprobs, ChunkChoice, Delta, Envelope, Usage, prompt_logprobs},
+    response::{CallDelta, ChatChoice, ChatLogprobs, ChunkChoice, Delta, Envelope, Usage, prompt_logprobs},
 };
 
 use super::body;
@@ -79,7 +79,7 @@ impl ChatFrames {
             && !std::mem::replace(has_begun, true)
         {
             // Together with the first token: clients take the first chunk's time as the first token's.
-            let delta = Delta { role: Some("assistant"), content: Some(String::new()) };
+            let delta = Delta { role: Some("assistant"), content: Some(String::new()), ..Delta::default() };
             let choices = vec![ChunkChoice { delta, ..empty(choice.index) }];
             let mut head = self.envelope.answer("chat.completion.chunk", choices, self.usage.of_part());
             head.prompt_token_ids.clone_from(&self.prompt_token_ids);
@@ -102,11 +102,19 @@ fn empty(index: usize) -> ChunkChoice {
 impl Frames for ChatFrames {
     fn push(&mut self, _number: usize, event: OutputEvent, out: &mut Vec<u8>) -> bool {
         match event {
-            OutputEvent::Delta { index, text, logprobs, token_ids, num_tokens } => {
-                if text.is_empty() && logprobs.is_empty() && token_ids.is_empty() {
+            OutputEvent::Delta { index, reasoning, text, calls, logprobs, token_ids, num_tokens } => {
+                let says = !(reasoning.is_empty() && text.is_empty() && calls.is_empty());
+                if !says && logprobs.is_empty() && token_ids.is_empty() {
                     return false;
                 }
-                let delta = Delta { role: None, content: Some(text) };
+                let reasoning = Some(reasoning).filter(|reasoning| !reasoning.is_empty());
+                let delta = Delta {
+                    role: None,
+                    content: Some(text).filter(|text| !text.is_empty() || !says),
+                    reasoning_content: reasoning.clone(),
+                    reasoning,
+                    tool_calls: calls.into_iter().map(CallDelta::from).collect(),
+                };
                 let logprobs = self.wants_logprobs.then(|| ChatLogprobs::new(logprobs, self.delivery.tokens_as_ids));
                 let token_ids = self.delivery.token_ids.then_some(token_ids);
                 self.chunk(out, ChunkChoice { delta, logprobs, token_ids, ..empty(index) }, num_tokens);
@@ -114,7 +122,7 @@ impl Frames for ChatFrames {
             }
             OutputEvent::Finished { index, reason, stop_sequence, num_tokens, .. } => {
                 if let Some(stop) = stop_sequence.as_ref().filter(|_| self.delivery.include_stop) {
-                    let delta = Delta { role: None, content: Some(stop.clone()) };
+                    let delta = Delta { content: Some(stop.clone()), ..Delta::default() };
                     self.chunk(out, ChunkChoice { delta, ..empty(index) }, num_tokens);
                 }
                 let end = ChunkChoice { finish_reason: Some(reason.as_str()), stop_reason: stop_sequence, ..empty(index) };

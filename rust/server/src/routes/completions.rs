@@ -99,7 +99,7 @@ impl TextFrames {
 impl Frames for TextFrames {
     fn push(&mut self, number: usize, event: OutputEvent, out: &mut Vec<u8>) -> bool {
         match event {
-            OutputEvent::Delta { index, text, logprobs, token_ids, num_tokens } => {
+            OutputEvent::Delta { index, text, logprobs, token_ids, num_tokens, .. } => {
                 if text.is_empty() && logprobs.is_empty() && token_ids.is_empty() {
                     return false;
                 }

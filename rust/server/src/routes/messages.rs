@@ -10,7 +10,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use engine::OutputEvent;
+use engine::{OutputEvent, ToolCallDelta};
 use openai::{
     ApiError,
     anthropic::{MessageUsage, MessagesRequest, complete, message, stop_reason},
@@ -42,7 +42,16 @@ pub async fn create(
     if running.delivery.stream {
         let num_prompt_tokens = running.num_prompt_tokens();
         let request_id = caller.request_id.clone();
-        let frames = MessageFrames { envelope, request_id, num_prompt_tokens, max_tokens, has_begun: false, ended: None };
+        let frames = MessageFrames {
+            envelope,
+            request_id,
+            num_prompt_tokens,
+            max_tokens,
+            has_begun: false,
+            block: None,
+            num_blocks: 0,
+            ended: None,
+        };
         return Ok(respond(&app, running, frames));
     }
     let completion = collect(&app, running).await?.into_iter().next().ok_or_else(|| internal("no answer came".into()))?;
@@ -57,12 +66,24 @@ pub async fn count_tokens(State(app): State<Arc<App>>, headers: HeaderMap, bytes
     Ok(Json(json!({ "input_tokens": ids.len() })))
 }
 
+/// What a block of a message has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Block {
+    Thinking,
+    Text,
+    /// This call.
+    ToolUse(usize),
+}
+
 struct MessageFrames {
     envelope: Envelope,
     request_id: String,
     num_prompt_tokens: usize,
     max_tokens: usize,
     has_begun: bool,
+    /// The block that is open.
+    block: Option<Block>,
+    num_blocks: usize,
     ended: Option<(engine::FinishReason, Option<String>)>,
 }
 
@@ -75,20 +96,59 @@ impl MessageFrames {
         let usage = MessageUsage { input_tokens: self.num_prompt_tokens, ..MessageUsage::default() };
         let head = message(&self.envelope.id, &self.envelope.model, &[], None, usage);
         named(out, "message_start", &json!({ "type": "message_start", "message": head }));
-        let block = json!({ "type": "content_block_start", "index": 0, "content_block": { "type": "text", "text": "" } });
-        named(out, "content_block_start", &block);
+    }
+
+    /// Opens a block, unless it is open already.
+    fn open(&mut self, block: Block, content: &Value, out: &mut Vec<u8>) {
+        self.begin(out);
+        if self.block == Some(block) {
+            return;
+        }
+        self.close(out);
+        self.block = Some(block);
+        self.num_blocks += 1;
+        let start = json!({ "type": "content_block_start", "index": self.num_blocks - 1, "content_block": content });
+        named(out, "content_block_start", &start);
+    }
+
+    fn close(&mut self, out: &mut Vec<u8>) {
+        if self.block.take().is_some() {
+            named(out, "content_block_stop", &json!({ "type": "content_block_stop", "index": self.num_blocks - 1 }));
+        }
+    }
+
+    fn delta(&self, delta: &Value, out: &mut Vec<u8>) {
+        let event = json!({ "type": "content_block_delta", "index": self.num_blocks - 1, "delta": delta });
+        named(out, "content_block_delta", &event);
+    }
+
+    fn text(&mut self, text: &str, out: &mut Vec<u8>) {
+        self.open(Block::Text, &json!({ "type": "text", "text": "" }), out);
+        self.delta(&json!({ "type": "text_delta", "text": text }), out);
+    }
+
+    fn call(&mut self, call: &ToolCallDelta, out: &mut Vec<u8>) {
+        let content = json!({ "type": "tool_use", "id": call.id, "name": call.name, "input": {} });
+        self.open(Block::ToolUse(call.index), &content, out);
+        if !call.arguments.is_empty() {
+            self.delta(&json!({ "type": "input_json_delta", "partial_json": call.arguments }), out);
+        }
     }
 }
 
 impl Frames for MessageFrames {
     fn push(&mut self, _number: usize, event: OutputEvent, out: &mut Vec<u8>) -> bool {
         match event {
-            OutputEvent::Delta { text, .. } => {
+            OutputEvent::Delta { reasoning, text, calls, .. } => {
+                if !reasoning.is_empty() {
+                    self.open(Block::Thinking, &json!({ "type": "thinking", "thinking": "", "signature": "" }), out);
+                    self.delta(&json!({ "type": "thinking_delta", "thinking": reasoning }), out);
+                }
                 if !text.is_empty() {
-                    self.begin(out);
-                    let delta =
-                        json!({ "type": "content_block_delta", "index": 0, "delta": { "type": "text_delta", "text": text } });
-                    named(out, "content_block_delta", &delta);
+                    self.text(&text, out);
+                }
+                for call in &calls {
+                    self.call(call, out);
                 }
                 false
             }
@@ -98,8 +158,10 @@ impl Frames for MessageFrames {
             }
             OutputEvent::PromptLogprobs(_) | OutputEvent::Vector { .. } => false,
             OutputEvent::Done(usage) => {
-                self.begin(out);
-                named(out, "content_block_stop", &json!({ "type": "content_block_stop", "index": 0 }));
+                if self.num_blocks == 0 {
+                    self.open(Block::Text, &json!({ "type": "text", "text": "" }), out);
+                }
+                self.close(out);
                 let (reason, stop) = self.ended.take().unwrap_or((engine::FinishReason::Canceled, None));
                 let reason = stop_reason(reason, stop.as_deref(), usage.completion_tokens, self.max_tokens);
                 let delta = json!({

@@ -22,7 +22,10 @@ impl App {
             root: self.config.model_id.clone(),
             parent: None,
             max_model_len: self.engine.max_sequence_length(),
-            more: BTreeMap::from([("architecture", json!(self.engine.architecture())), ("tool_format", Value::Null)]),
+            more: BTreeMap::from([
+                ("architecture", json!(self.engine.architecture())),
+                ("tool_format", json!(self.engine.tool_format())),
+            ]),
         }
     }
 

@@ -9,11 +9,11 @@ use axum::{
     http::HeaderMap,
     response::{IntoResponse, Response},
 };
-use engine::{FinishReason, Message, MessageContent, OutputEvent, TokenLogprobs};
+use engine::{FinishReason, Message, MessageContent, OutputEvent, TokenLogprobs, ToolCall};
 use openai::{
     ApiError,
     response::{ChatLogprobs, Envelope},
-    responses::{Ended, ResponsesRequest, State as Progress, item_status, message_item, text_part},
+    responses::{Ended, ResponsesRequest, State as Progress, call_item, item_status, message_item, reasoning_item, text_part},
 };
 use serde_json::{Map, Value, json};
 
@@ -46,19 +46,59 @@ impl Making {
         Ok((Self { app: Arc::clone(app), caller, request, envelope, item_id, chat }, generation))
     }
 
+    /// The items of an answer: reasoning, message and calls.
+    fn items(&self, answer: &Answer, reason: FinishReason) -> Vec<Value> {
+        let mut items = Vec::new();
+        if !answer.reasoning.is_empty() {
+            items.push(reasoning_item(&format!("rs_{}", self.suffix()), &answer.reasoning));
+        }
+        if !answer.text.is_empty() || answer.calls.is_empty() {
+            let logprobs = answer.logprobs.clone().map(|tokens| ChatLogprobs::new(tokens, false));
+            items.push(message_item(&self.item_id, item_status(reason), &[text_part(&answer.text, logprobs)]));
+        }
+        let calls = answer.calls.iter().enumerate();
+        items.extend(calls.map(|(i, call)| call_item(&self.call_item_id(i), item_status(reason), call)));
+        items
+    }
+
+    fn suffix(&self) -> &str {
+        self.item_id.trim_start_matches("msg_")
+    }
+
+    /// The id of the item of a call.
+    fn call_item_id(&self, index: usize) -> String {
+        format!("fc_{}{index}", self.suffix())
+    }
+
     /// The complete response, kept if it is to be.
-    fn end(&mut self, text: String, logprobs: Option<Vec<TokenLogprobs>>, reason: FinishReason, usage: engine::Usage) -> Value {
-        let part = text_part(&text, logprobs.map(|tokens| ChatLogprobs::new(tokens, false)));
-        let item = message_item(&self.item_id, item_status(reason), &[part]);
-        let progress = Progress { item: Some(item), ended: Some(Ended::Finished(reason)), usage: Some(usage) };
+    fn end(&mut self, answer: Answer, reason: FinishReason, usage: engine::Usage) -> Value {
+        let items = self.items(&answer, reason);
+        let progress = Progress { items, ended: Some(Ended::Finished(reason)), usage: Some(usage) };
         let response = self.request.response(&self.envelope, &progress);
         if self.request.store() {
             let mut chat = mem::take(&mut self.chat);
-            chat.push(Message { role: "assistant".into(), content: MessageContent::Text(text), extra: Map::new() });
+            let mut extra = Map::new();
+            let calls = answer.calls.iter().map(|call| {
+                json!({ "id": call.id, "type": "function", "function": { "name": call.name, "arguments": call.arguments } })
+            });
+            if !answer.calls.is_empty() {
+                extra.insert("tool_calls".into(), calls.collect());
+            }
+            chat.push(Message { role: "assistant".into(), content: MessageContent::Text(answer.text), extra });
             self.app.responses.keep(&self.envelope.id, self.caller.tenant.clone(), response.clone(), chat);
         }
         response
     }
+}
+
+/// What a model answered.
+#[derive(Clone, Debug, Default)]
+struct Answer {
+    reasoning: String,
+    text: String,
+    calls: Vec<ToolCall>,
+    /// When asked for.
+    logprobs: Option<Vec<TokenLogprobs>>,
 }
 
 /// What was said before, and this input.
@@ -92,21 +132,20 @@ pub async fn create(
     let (mut making, generation) = Making::begin(&app, caller.clone(), request)?;
     let running = start(&app, &caller, generation).await?;
     if running.delivery.stream {
-        let wants_logprobs = running.wants_logprobs;
-        let frames = ResponseFrames {
-            making,
-            wants_logprobs,
-            sequence: 0,
-            has_begun: false,
-            text: String::new(),
-            logprobs: Vec::new(),
-            reason: FinishReason::Canceled,
-        };
+        let answer = Answer { logprobs: running.wants_logprobs.then(Vec::new), ..Answer::default() };
+        let (sequence, has_begun, num_items, open) = (0, false, 0, None);
+        let frames = ResponseFrames { making, sequence, has_begun, answer, num_items, open, reason: FinishReason::Canceled };
         return Ok(respond(&app, running, frames));
     }
     let completion = collect(&app, running).await?.into_iter().next().ok_or_else(|| internal("no answer came".into()))?;
     let choice = completion.choices.into_iter().next().ok_or_else(|| internal("no answer came".into()))?;
-    Ok(Json(making.end(choice.text, choice.logprobs, choice.finish_reason, completion.usage)).into_response())
+    let answer = Answer {
+        reasoning: choice.reasoning.unwrap_or_default(),
+        text: choice.text,
+        calls: choice.tool_calls,
+        logprobs: choice.logprobs,
+    };
+    Ok(Json(making.end(answer, choice.finish_reason, completion.usage)).into_response())
 }
 
 /// How many tokens a response's prompt would have.
@@ -157,13 +196,23 @@ pub async fn cancel(
     Err(ApiError::invalid("invalid_value", "id".to_owned(), message).into())
 }
 
+/// An item that is being made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Open {
+    Reasoning,
+    Message,
+    /// This call.
+    Call(usize),
+}
+
 struct ResponseFrames {
     making: Making,
-    wants_logprobs: bool,
     sequence: u64,
     has_begun: bool,
-    text: String,
-    logprobs: Vec<TokenLogprobs>,
+    /// What has come.
+    answer: Answer,
+    num_items: usize,
+    open: Option<Open>,
     reason: FinishReason,
 }
 
@@ -175,11 +224,18 @@ impl ResponseFrames {
         named(out, name, &body);
     }
 
-    fn text_event(&mut self, out: &mut Vec<u8>, name: &str, body: Value) {
-        let mut body = body;
-        body["item_id"] = self.making.item_id.as_str().into();
-        body["output_index"] = 0.into();
-        body["content_index"] = 0.into();
+    /// An event of the item that is open.
+    fn item_event(&mut self, out: &mut Vec<u8>, name: &str, mut body: Value) {
+        let id = match self.open {
+            Some(Open::Reasoning) => format!("rs_{}", self.making.suffix()),
+            Some(Open::Call(index)) => self.making.call_item_id(index),
+            Some(Open::Message) | None => self.making.item_id.clone(),
+        };
+        body["item_id"] = id.into();
+        body["output_index"] = self.num_items.saturating_sub(1).into();
+        if !matches!(self.open, Some(Open::Call(_))) {
+            body["content_index"] = 0.into();
+        }
         self.event(out, name, body);
     }
 
@@ -191,23 +247,96 @@ impl ResponseFrames {
         let head = self.making.request.response(&self.making.envelope, &Progress::default());
         self.event(out, "response.created", json!({ "response": head }));
         self.event(out, "response.in_progress", json!({ "response": head }));
-        let item = message_item(&self.making.item_id, "in_progress", &[]);
-        self.event(out, "response.output_item.added", json!({ "output_index": 0, "item": item }));
-        self.text_event(out, "response.content_part.added", json!({ "part": text_part("", None) }));
+    }
+
+    /// Opens an item, unless it is open already.
+    fn open(&mut self, open: Open, out: &mut Vec<u8>) {
+        self.begin(out);
+        if self.open == Some(open) {
+            return;
+        }
+        self.close(FinishReason::Stop, out);
+        self.open = Some(open);
+        self.num_items += 1;
+        let mut item = match open {
+            Open::Reasoning => reasoning_item(&format!("rs_{}", self.making.suffix()), ""),
+            Open::Message => message_item(&self.making.item_id, "in_progress", &[]),
+            Open::Call(index) => {
+                let call = ToolCall { arguments: String::new(), ..self.answer.calls[index].clone() };
+                call_item(&self.making.call_item_id(index), "in_progress", &call)
+            }
+        };
+        item["status"] = "in_progress".into();
+        if open == Open::Reasoning {
+            item["content"] = json!([]);
+        }
+        self.event(out, "response.output_item.added", json!({ "output_index": self.num_items - 1, "item": item }));
+        match open {
+            Open::Reasoning => {
+                self.item_event(out, "response.content_part.added", json!({ "part": { "type": "reasoning_text", "text": "" } }));
+            }
+            Open::Message => self.item_event(out, "response.content_part.added", json!({ "part": text_part("", None) })),
+            Open::Call(_) => {}
+        }
+    }
+
+    /// Completes the item that is open; `reason` is the answer's, of the last one.
+    fn close(&mut self, reason: FinishReason, out: &mut Vec<u8>) {
+        let Some(open) = self.open else { return };
+        let item = match open {
+            Open::Reasoning => {
+                let text = self.answer.reasoning.clone();
+                self.item_event(out, "response.reasoning_text.done", json!({ "text": text }));
+                let part = json!({ "type": "reasoning_text", "text": text });
+                self.item_event(out, "response.content_part.done", json!({ "part": part }));
+                reasoning_item(&format!("rs_{}", self.making.suffix()), &text)
+            }
+            Open::Message => {
+                let logprobs = self.answer.logprobs.clone().map(|tokens| ChatLogprobs::new(tokens, false));
+                let part = json!(text_part(&self.answer.text, logprobs));
+                let done = json!({ "text": part["text"], "logprobs": part["logprobs"] });
+                self.item_event(out, "response.output_text.done", done);
+                self.item_event(out, "response.content_part.done", json!({ "part": part }));
+                message_item(&self.making.item_id, item_status(reason), &[part])
+            }
+            Open::Call(index) => {
+                let call = self.answer.calls[index].clone();
+                let done = json!({ "arguments": call.arguments, "name": call.name });
+                self.item_event(out, "response.function_call_arguments.done", done);
+                call_item(&self.making.call_item_id(index), item_status(reason), &call)
+            }
+        };
+        self.event(out, "response.output_item.done", json!({ "output_index": self.num_items - 1, "item": item }));
+        self.open = None;
     }
 }
 
 impl Frames for ResponseFrames {
     fn push(&mut self, _number: usize, event: OutputEvent, out: &mut Vec<u8>) -> bool {
         match event {
-            OutputEvent::Delta { text, logprobs, .. } => {
-                if !text.is_empty() {
-                    self.begin(out);
-                    self.text.push_str(&text);
-                    let new = ChatLogprobs::new(logprobs.clone(), false).content;
-                    self.text_event(out, "response.output_text.delta", json!({ "delta": text, "logprobs": new }));
+            OutputEvent::Delta { reasoning, text, calls, logprobs, .. } => {
+                if !reasoning.is_empty() {
+                    self.open(Open::Reasoning, out);
+                    self.answer.reasoning.push_str(&reasoning);
+                    self.item_event(out, "response.reasoning_text.delta", json!({ "delta": reasoning }));
                 }
-                self.logprobs.extend(logprobs);
+                if !text.is_empty() {
+                    self.open(Open::Message, out);
+                    self.answer.text.push_str(&text);
+                    let new = ChatLogprobs::new(logprobs.clone(), false).content;
+                    self.item_event(out, "response.output_text.delta", json!({ "delta": text, "logprobs": new }));
+                }
+                if let Some(all) = &mut self.answer.logprobs {
+                    all.extend(logprobs);
+                }
+                for call in calls {
+                    let (index, arguments) = (call.index, call.arguments.clone());
+                    call.collect(&mut self.answer.calls);
+                    self.open(Open::Call(index), out);
+                    if !arguments.is_empty() {
+                        self.item_event(out, "response.function_call_arguments.delta", json!({ "delta": arguments }));
+                    }
+                }
                 false
             }
             OutputEvent::Finished { reason, .. } => {
@@ -216,16 +345,11 @@ impl Frames for ResponseFrames {
             }
             OutputEvent::PromptLogprobs(_) | OutputEvent::Vector { .. } => false,
             OutputEvent::Done(usage) => {
-                self.begin(out);
-                let (text, logprobs) = (mem::take(&mut self.text), mem::take(&mut self.logprobs));
-                let logprobs = self.wants_logprobs.then_some(logprobs);
-                let response = self.making.end(text, logprobs, self.reason, usage);
-                let item = response["output"][0].clone();
-                let part = item["content"][0].clone();
-                let done = json!({ "text": part["text"], "logprobs": part["logprobs"] });
-                self.text_event(out, "response.output_text.done", done);
-                self.text_event(out, "response.content_part.done", json!({ "part": part }));
-                self.event(out, "response.output_item.done", json!({ "output_index": 0, "item": item }));
+                if self.answer.text.is_empty() && self.answer.calls.is_empty() {
+                    self.open(Open::Message, out);
+                }
+                self.close(self.reason, out);
+                let response = self.making.end(mem::take(&mut self.answer), self.reason, usage);
                 let name = if response["status"] == "completed" { "response.completed" } else { "response.incomplete" };
                 self.event(out, name, json!({ "response": response }));
                 true

@@ -5,6 +5,7 @@ use super::{
     buffer::Buffer,
     elementwise::{add_scaled, norm_row},
     gate_up, norm_linear,
+    out::SharedOut,
     phases::{LinearContext, LinearScratch},
 };
 use crate::{
@@ -53,19 +54,17 @@ pub fn experts(context: LinearContext<'_>, linear: &mut LinearScratch, scratch: 
     let (rows, cols) = (hidden.rows(), hidden.cols());
     let ExpertScratch { normed, logits, shared, input, hidden: inner, up, output, sum, slots } = scratch;
     let normed = normed.rows(rows, cols);
-    for row in 0..rows {
-        match norm {
-            Some(norm) => norm_row(context.isa, norm, hidden.row(row), normed.row_mut(row)),
-            None => normed.row_mut(row).copy_from_slice(hidden.row(row)),
-        }
-    }
+    write_rows(context, normed, &|row, out| match norm {
+        Some(norm) => norm_row(context.isa, norm, hidden.row(row), out),
+        None => out.copy_from_slice(hidden.row(row)),
+    });
     let normed = &*normed;
     let product = |linear_scratch: &mut LinearScratch, x: &Tensor, linear: &Linear, out: &mut Tensor| {
         norm_linear(context, linear_scratch, x, None, &mut [Projection { linear, out }]);
     };
     let logits = logits.rows(rows, experts.experts.len());
     product(linear, normed, &experts.router, logits);
-    route(experts, logits, slots);
+    route(context, experts, logits, slots);
     let sum = sum.rows(rows, cols);
     sum.as_mut_slice().fill(0.0);
 
@@ -89,21 +88,25 @@ pub fn experts(context: LinearContext<'_>, linear: &mut LinearScratch, scratch: 
     };
     for slots in slots.chunk_by(|a, b| a.0 == b.0) {
         let input = input.rows(slots.len(), cols);
-        for (place, (_, row, weight)) in slots.iter().enumerate() {
-            let x = input.row_mut(place);
-            x.copy_from_slice(normed.row(*row));
+        write_rows(context, input, &|place, x| {
+            let (_, row, weight) = slots[place];
+            x.copy_from_slice(normed.row(row));
             if experts.scales_input {
-                for x in x {
-                    *x *= weight;
-                }
+                x.iter_mut().for_each(|x| *x *= weight);
             }
-        }
+        });
         let output = output.rows(slots.len(), cols);
         network(linear, &experts.experts[slots[0].0], input, output);
-        for (place, (_, row, weight)) in slots.iter().enumerate() {
-            let weight = if experts.scales_input { 1.0 } else { *weight };
-            add_scaled(context.isa, output.row(place), weight, sum.row_mut(*row));
-        }
+        let (output, shared_sum) = (&*output, SharedOut::new(sum.as_mut_slice()));
+        context.for_rows((slots.len(), cols), 1, &|range| {
+            for place in range {
+                let (_, row, weight) = slots[place];
+                let weight = if experts.scales_input { 1.0 } else { weight };
+                // SAFETY: an expert has each row once, and each of its rows belongs to one thread.
+                let sum = unsafe { shared_sum.part(row * cols, cols) };
+                add_scaled(context.isa, output.row(place), weight, sum);
+            }
+        });
     }
     if let Some(SharedExpert { expert, weight }) = &experts.shared {
         let output = output.rows(rows, cols);
@@ -119,25 +122,41 @@ pub fn experts(context: LinearContext<'_>, linear: &mut LinearScratch, scratch: 
         }
     }
     let output = output.rows(rows, cols);
-    for row in 0..rows {
-        let mut values = sum.row(row);
-        if let Some(norm) = post_norm {
-            norm_row(context.isa, norm, values, output.row_mut(row));
-            values = output.row(row);
-        }
-        add_scaled(context.isa, values, scale, hidden.row_mut(row));
+    if let Some(norm) = post_norm {
+        write_rows(context, output, &|row, out| norm_row(context.isa, norm, sum.row(row), out));
     }
+    let values = if post_norm.is_some() { &*output } else { &*sum };
+    write_rows(context, hidden, &|row, hidden| add_scaled(context.isa, values.row(row), scale, hidden));
+}
+
+/// Calls `body(row, out)` for all rows of a tensor, on all threads where there are many values.
+fn write_rows(context: LinearContext<'_>, out: &mut Tensor, body: &(dyn Fn(usize, &mut [f32]) + Sync)) {
+    let (rows, cols) = (out.rows(), out.cols());
+    let out = SharedOut::new(out.as_mut_slice());
+    context.for_rows((rows, cols), 1, &|range| {
+        for row in range {
+            // SAFETY: each row belongs to one thread.
+            body(row, unsafe { out.part(row * cols, cols) });
+        }
+    });
 }
 
 /// Chooses the experts of every row. A row whose logits mean nothing goes to some experts all the same.
-fn route(experts: &Experts, logits: &Tensor, slots: &mut Vec<(usize, usize, f32)>) {
+fn route(context: LinearContext<'_>, experts: &Experts, logits: &Tensor, slots: &mut Vec<(usize, usize, f32)>) {
     let correction = experts.correction.as_ref().map(|values| &values[..]);
-    let mut chosen = vec![(0, 0.0); experts.rule.num_chosen];
+    let num_chosen = experts.rule.num_chosen;
     slots.clear();
-    for row in 0..logits.rows() {
-        experts.rule.choose(logits.row(row), correction, &mut chosen);
-        slots.extend(chosen.iter().map(|(expert, weight)| (*expert, row, *weight)));
-    }
+    slots.resize(logits.rows() * num_chosen, (0, 0, 0.0));
+    let shared = SharedOut::new(slots);
+    context.for_rows((logits.rows(), logits.cols() * num_chosen), 1, &|range| {
+        let mut chosen = vec![(0, 0.0); num_chosen];
+        for row in range {
+            experts.rule.choose(logits.row(row), correction, &mut chosen);
+            // SAFETY: each row belongs to one thread.
+            let slots = unsafe { shared.part(row * num_chosen, num_chosen) };
+            slots.iter_mut().zip(&chosen).for_each(|(slot, (expert, weight))| *slot = (*expert, row, *weight));
+        }
+    });
     // Stable: the rows of an expert stay in order.
     slots.sort_by_key(|(expert, ..)| *expert);
 }

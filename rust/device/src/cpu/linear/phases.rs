@@ -100,7 +100,7 @@ impl LinearContext<'_> {
 
     /// Calls `body(range)` for ranges of rows from multiples of `unit` on, on one thread when there are few values. In every
     /// phase a thread begins with the same rows, so that it writes what its own caches hold.
-    fn for_rows(self, (rows, cols): (usize, usize), unit: usize, body: &(dyn Fn(Range<usize>) + Sync)) {
+    pub(super) fn for_rows(self, (rows, cols): (usize, usize), unit: usize, body: &(dyn Fn(Range<usize>) + Sync)) {
         let units = rows.div_ceil(unit);
         if units < 2 || rows * cols < MIN_PARALLEL_ROWS {
             body(0..rows);

@@ -5,11 +5,14 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use device::SampledRow;
+use device::{SampledRow, TokenSet};
 use paged::{RequestId, SchedulerOutput};
 use rustc_hash::FxHashMap;
 
-use super::EngineThread;
+use super::{
+    EngineThread,
+    constrained::{Held, hold_to_grammars},
+};
 use crate::{
     EngineError, OutputKind,
     engine::output::ActiveRequest,
@@ -25,15 +28,15 @@ const MIN_PARALLEL_LOGITS: usize = 1 << 16;
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) id: RequestId,
-    request_number: u64,
+    pub(super) request_number: u64,
     /// One, or all of a request whose prompt ends with this row.
-    choices: Range<usize>,
+    pub(super) choices: Range<usize>,
     leads: bool,
     kind: OutputKind,
     /// Rows of the step, one behind the other.
-    rows: Range<u32>,
+    pub(super) rows: Range<u32>,
     /// What all of its rows but the first were computed for, in the step's drafts.
-    drafts: Range<usize>,
+    pub(super) drafts: Range<usize>,
     /// Its tokens in [`StepOutputs::token_ids`]; `None` without any output.
     tokens: Option<Range<usize>>,
 }
@@ -107,9 +110,9 @@ impl StepOutputs {
         self.branches.push((id, drawn));
     }
 
-    /// Takes the tokens that the backend has found, for those of `wanted[indices]` that want tokens.
-    fn push_greedy(&mut self, indices: Range<usize>, drafts: &[u32]) {
-        let mut end = 0;
+    /// Takes the tokens that the backend has found, for those of `wanted[indices]` that want tokens; `held` is of these.
+    fn push_greedy(&mut self, indices: Range<usize>, drafts: &[u32], held: Vec<Option<Held>>) {
+        let (mut end, mut held) = (0, held.into_iter());
         for index in indices {
             let wanted = &self.wanted[index];
             if !wanted.is_of(OutputKind::Tokens) {
@@ -117,20 +120,27 @@ impl StepOutputs {
             }
             let first = end;
             end += wanted.rows.len();
+            let Held { num_tokens, failure } =
+                held.next().flatten().unwrap_or(Held { num_tokens: wanted.rows.len(), failure: None });
             if wanted.leads {
+                if let Some(why) = failure {
+                    self.push_branches(index, wanted.choices.clone().map(|_| Err(why.clone())).collect());
+                    continue;
+                }
                 let token = Sampled { token_id: self.greedy_tokens[first], logprobs: None };
                 let drawn = wanted.choices.clone().map(|_| Ok(token.clone())).collect();
                 self.push_branches(index, drawn);
                 continue;
             }
-            let drafts = &drafts[wanted.drafts.clone()];
-            for ahead in 0..end - first {
+            let (id, drafts) = (wanted.id, &drafts[wanted.drafts.clone()]);
+            for ahead in 0..num_tokens {
                 let token_id = self.greedy_tokens[first + ahead];
                 self.push(index, Sampled { token_id, logprobs: None });
                 if drafts.get(ahead) != Some(&token_id) {
                     break;
                 }
             }
+            self.failed.extend(failure.map(|why| (id, why)));
         }
     }
 
@@ -174,12 +184,17 @@ impl Draw<'_> {
         let rows = self.logits.chunks_exact_mut(vocab_size).zip(&mut *self.on_device);
         for (ahead, (logits, on_device)) in rows.enumerate() {
             let token = match on_device.take() {
-                Some(row) => Ok(request.accept(first, row)),
+                Some(row) => {
+                    let token = request.accept(first, row);
+                    caught(|| request.take_allowed(first, token.token_id))
+                        .and_then(|taken| taken.map_err(|error| error.to_string()))
+                        .map(|()| token)
+                }
                 None => sample(request, first, ahead, logits),
             };
             let is_draft = token.as_ref().is_ok_and(|token| self.drafts.get(ahead) == Some(&token.token_id));
             self.tokens.push(token);
-            if !is_draft {
+            if !is_draft || request.has_ended(first) {
                 return;
             }
         }
@@ -296,14 +311,32 @@ impl Chunk<'_> {
             match runner.greedy_tokens(rows, &masks, &mut outputs.greedy_tokens)? {
                 Greedy::Logits(logits) => (vec![None; rows.len()], logits),
                 Greedy::Tokens => {
-                    outputs.push_greedy(indices, drafts);
+                    let StepOutputs { wanted, rows, greedy_tokens, .. } = &mut *outputs;
+                    let chunk = wanted[indices.clone()].iter().filter(wants_tokens);
+                    let held = hold_to_grammars(runner, requests, chunk, drafts, rows, greedy_tokens)?;
+                    outputs.push_greedy(indices, drafts, held);
                     return Ok(());
                 }
             }
         } else {
-            let asked = chunk.iter().filter(wants_tokens).flat_map(|wanted| {
-                let request = requests.get(&wanted.request_number).filter(|_| samples && wanted.choices.len() == 1);
-                (0..wanted.rows.len()).map(move |ahead| request?.row_sampling(wanted.choices.start, ahead))
+            // A device draws once: what a grammar allows must be known before.
+            let grammar_masks: Vec<Option<TokenSet>> = if samples {
+                let mask = |wanted: &Wanted| {
+                    let request = requests.get(&wanted.request_number)?;
+                    caught(|| request.grammar_mask(wanted.choices.start)).ok()?.ok()?
+                };
+                chunk.iter().filter(wants_tokens).map(mask).collect()
+            } else {
+                vec![None; chunk.iter().filter(wants_tokens).count()]
+            };
+            let asked = chunk.iter().filter(wants_tokens).zip(&grammar_masks).flat_map(|(wanted, grammar_mask)| {
+                let request = requests.get(&wanted.request_number).filter(|request| {
+                    // Should the mask have failed, the draw from logits tells why.
+                    let is_known = grammar_mask.is_some() || !request.is_constrained();
+                    samples && wanted.choices.len() == 1 && is_known
+                });
+                let mask = grammar_mask.as_ref();
+                (0..wanted.rows.len()).map(move |ahead| request?.row_sampling(wanted.choices.start, ahead, mask))
             });
             let (sampling, num_top): (Vec<_>, Vec<_>) = asked.map(Option::unzip).unzip();
             runner.sample(rows, &sampling, num_top.into_iter().flatten().max().unwrap_or(0))?

@@ -4,9 +4,13 @@ use std::time::Instant;
 
 use paged::{RequestId, SchedulerOutput, StuckReport};
 
-use super::{EngineThread, sampling::Wanted, ticks};
+use super::{ActiveChoice, EngineThread, sampling::Wanted, ticks};
 use crate::{
-    EngineError, FinishReason, OutputKind, engine::output::End, error::caught, input_batch::BlockLayout, model::RopeRows,
+    EngineError, FinishReason, OutputKind,
+    engine::output::{ActiveRequest, End},
+    error::caught,
+    input_batch::BlockLayout,
+    model::RopeRows,
     sampler::Sampled,
 };
 
@@ -55,10 +59,15 @@ impl EngineThread {
     /// Asks for drafts for the requests that are being answered.
     fn propose(&mut self) {
         let Some(proposer) = self.proposer.clone() else { return };
-        let (scheduler, active) = (&self.scheduler, &self.active);
+        let (scheduler, active, requests) = (&self.scheduler, &self.active, &self.requests);
+        // A device that samples draws all rows of a request at once, and what a grammar allows in one depends on those before.
+        let samples = self.runner.samples();
+        let is_held =
+            |active: &ActiveChoice| samples && requests.get(&active.request_number).is_some_and(ActiveRequest::is_constrained);
         let is_answered = |id: &RequestId| {
             // The first tokens of several choices come from one row.
-            let draws_alone = active.get(id).is_some_and(|active| !active.leads && active.output == OutputKind::Tokens);
+            let draws_alone =
+                active.get(id).is_some_and(|active| !active.leads && active.output == OutputKind::Tokens && !is_held(active));
             let num_tokens = scheduler.token_ids(*id).len();
             let is_next = scheduler.num_computed_tokens(*id).is_some_and(|(computed, _)| computed + 1 == num_tokens);
             draws_alone && (is_next || num_tokens > scheduler.num_prompt_tokens(*id))

@@ -56,46 +56,77 @@ pub struct Architecture {
     pub from_gguf: fn(&GgufFields<'_>) -> Result<DecoderConfig, EngineError>,
 }
 
-/// Every architecture that is implemented.
-pub const ARCHITECTURES: &[Architecture] = &[
-    llama::ARCHITECTURE,
-    mistral::ARCHITECTURE,
-    phi3::ARCHITECTURE,
-    qwen2::ARCHITECTURE,
-    qwen3::ARCHITECTURE,
-    gemma3::ARCHITECTURE,
-    gemma::ARCHITECTURE,
-    gemma2::ARCHITECTURE,
-    starcoder2::ARCHITECTURE,
-    phi2::ARCHITECTURE,
-    stablelm::ARCHITECTURE,
-    olmo2::ARCHITECTURE,
-    smollm3::ARCHITECTURE,
-    glm4::ARCHITECTURE,
-    granite::ARCHITECTURE,
-    mixtral::ARCHITECTURE,
-    qwen2_moe::ARCHITECTURE,
-    qwen3_moe::ARCHITECTURE,
-    granite_moe::ARCHITECTURE,
-    phimoe::ARCHITECTURE,
-    glm4_moe::ARCHITECTURE,
-    cohere::ARCHITECTURE,
-    cohere2::ARCHITECTURE,
-    ministral3::ARCHITECTURE,
-    hunyuan::ARCHITECTURE,
-    hunyuan_moe::ARCHITECTURE,
-    gpt_oss::ARCHITECTURE,
-    llama4::ARCHITECTURE,
-    deepseek::V2,
-    deepseek::V3,
-    deepseek::GLM4_MOE_LITE,
-    lfm2::ARCHITECTURE,
-    lfm2_moe::ARCHITECTURE,
-    granite_hybrid::ARCHITECTURE,
-    qwen3_next::NEXT,
-    qwen3_next::QWEN3_5,
-    qwen3_next::QWEN3_5_MOE,
+/// Every architecture that is implemented, by what its layers are like.
+pub const GROUPS: [(&str, &[Architecture]); 4] = [
+    (
+        "dense",
+        &[
+            llama::ARCHITECTURE,
+            mistral::ARCHITECTURE,
+            phi3::ARCHITECTURE,
+            qwen2::ARCHITECTURE,
+            qwen3::ARCHITECTURE,
+            gemma3::ARCHITECTURE,
+            gemma::ARCHITECTURE,
+            gemma2::ARCHITECTURE,
+            starcoder2::ARCHITECTURE,
+            phi2::ARCHITECTURE,
+            stablelm::ARCHITECTURE,
+            olmo2::ARCHITECTURE,
+            smollm3::ARCHITECTURE,
+            glm4::ARCHITECTURE,
+            granite::ARCHITECTURE,
+            cohere::ARCHITECTURE,
+            cohere2::ARCHITECTURE,
+            ministral3::ARCHITECTURE,
+            hunyuan::ARCHITECTURE,
+        ],
+    ),
+    (
+        "mixtures of experts",
+        &[
+            mixtral::ARCHITECTURE,
+            qwen2_moe::ARCHITECTURE,
+            qwen3_moe::ARCHITECTURE,
+            granite_moe::ARCHITECTURE,
+            phimoe::ARCHITECTURE,
+            glm4_moe::ARCHITECTURE,
+            hunyuan_moe::ARCHITECTURE,
+            gpt_oss::ARCHITECTURE,
+            llama4::ARCHITECTURE,
+        ],
+    ),
+    ("latent attention", &[deepseek::V2, deepseek::V3, deepseek::GLM4_MOE_LITE]),
+    (
+        "recurrent layers",
+        &[
+            lfm2::ARCHITECTURE,
+            lfm2_moe::ARCHITECTURE,
+            granite_hybrid::ARCHITECTURE,
+            qwen3_next::NEXT,
+            qwen3_next::QWEN3_5,
+            qwen3_next::QWEN3_5_MOE,
+        ],
+    ),
 ];
+
+/// Every architecture that is implemented.
+pub fn architectures() -> impl Iterator<Item = &'static Architecture> {
+    GROUPS.iter().flat_map(|(_, group)| group.iter())
+}
+
+/// The names of all that are implemented, in groups, and the one that is nearest to a name.
+pub fn implemented_beside(name: &str) -> String {
+    let names = |group: &[Architecture]| group.iter().map(Architecture::name).collect::<Vec<_>>().join(", ");
+    let groups: Vec<_> = GROUPS.iter().map(|(title, group)| format!("{title}: {}", names(group))).collect();
+    let nearest = architectures()
+        .flat_map(|architecture| architecture.model_types)
+        .map(|known| (strsim::jaro_winkler(name, known), *known))
+        .filter(|(likeness, _)| *likeness > 0.85)
+        .max_by(|a, b| a.0.total_cmp(&b.0));
+    let nearest = nearest.map_or_else(String::new, |(_, known)| format!("; the nearest is `{known}`"));
+    format!("implemented: {}{nearest}", groups.join("; "))
+}
 
 /// What a file says about its architecture.
 #[derive(Clone, Copy, Debug)]
@@ -138,20 +169,21 @@ impl std::fmt::Display for Found<'_> {
 
 /// The architecture of a model; an error when it is not implemented or not the one that the caller expects.
 pub fn check_architecture(expected: Option<&str>, found: Found<'_>) -> Result<&'static Architecture, EngineError> {
-    let names: Vec<_> = ARCHITECTURES.iter().map(Architecture::name).collect();
-    let names = names.join(", ");
-    let candidates = || ARCHITECTURES.iter().filter(|a| a.is(found));
+    let mut candidates = architectures().filter(|a| a.is(found));
     let Some(expected) = expected else {
-        return candidates().next().ok_or_else(|| {
-            EngineError::Architecture(format!("the model's architecture `{found}` is not implemented; implemented: {names}"))
+        return candidates.next().ok_or_else(|| {
+            let implemented = implemented_beside(&found.to_string());
+            EngineError::Architecture(format!("the model's architecture `{found}` is not implemented; {implemented}"))
         });
     };
-    if !ARCHITECTURES.iter().any(|a| a.model_types.contains(&expected)) {
-        return Err(EngineError::Architecture(format!("the architecture `{expected}` is not implemented; implemented: {names}")));
+    let implemented = || implemented_beside(expected);
+    if !architectures().any(|a| a.model_types.contains(&expected)) {
+        return Err(EngineError::Architecture(format!("the architecture `{expected}` is not implemented; {}", implemented())));
     }
-    candidates().find(|a| a.model_types.contains(&expected)).ok_or_else(|| {
+    candidates.find(|a| a.model_types.contains(&expected)).ok_or_else(|| {
         EngineError::Architecture(format!(
-            "the model's architecture is `{found}`, which contradicts the expected `{expected}`; implemented: {names}"
+            "the model's architecture is `{found}`, which contradicts the expected `{expected}`; {}",
+            implemented()
         ))
     })
 }

@@ -1,0 +1,80 @@
+//! How far an answer has come in its grammar.
+
+use device::TokenMask;
+use llguidance::Matcher;
+
+use crate::{EngineError, error::caught_quietly};
+
+/// One choice's place in the grammar of its request.
+pub(crate) struct Constraint {
+    matcher: Matcher,
+    vocab_size: usize,
+    /// The tokens that may come next; reused from token to token.
+    mask: Vec<u32>,
+    num_tokens: usize,
+    /// Tokens after which nothing may come any more.
+    ended_after: Option<usize>,
+}
+
+impl Constraint {
+    pub(super) fn new(matcher: Matcher, vocab_size: usize) -> Self {
+        Self { matcher, vocab_size, mask: Vec::new(), num_tokens: 0, ended_after: None }
+    }
+
+    /// Takes the token if it may come next, else false. Behind the end any may.
+    pub fn take(&mut self, token_id: u32) -> Result<bool, EngineError> {
+        if self.ended_after.is_some() {
+            return Ok(true);
+        }
+        let matcher = &mut self.matcher;
+        let is_taken = caught_quietly(|| matcher.try_consume_tokens(&[token_id]).map_err(|error| error.to_string()))
+            .and_then(|result| result)
+            .map_err(|why| failed(&why))?
+            == 1;
+        if is_taken {
+            self.num_tokens += 1;
+            if self.matcher.is_stopped() {
+                self.ended_after = Some(self.num_tokens);
+            }
+        }
+        Ok(is_taken)
+    }
+
+    /// Takes a token that the mask allows.
+    pub fn take_allowed(&mut self, token_id: u32) -> Result<(), EngineError> {
+        if self.take(token_id)? {
+            return Ok(());
+        }
+        Err(EngineError::Internal(format!("the grammar refuses token {token_id}, which its own mask allows")))
+    }
+
+    /// The tokens that may come next, at least one; not behind the end.
+    ///
+    /// An [`EngineError::InvalidArgument`] when there are none: no token of the model spells what the grammar wants.
+    pub fn mask(&mut self) -> Result<TokenMask<'_>, EngineError> {
+        let matcher = &mut self.matcher;
+        self.mask = caught_quietly(|| matcher.compute_mask().map_err(|error| error.to_string()))
+            .and_then(|result| result)
+            .map_err(|why| failed(&why))?
+            .into();
+        Ok(TokenMask::new(&self.mask, self.vocab_size)?)
+    }
+
+    /// Whether nothing may come behind so many tokens.
+    pub fn has_ended_after(&self, num_tokens: usize) -> bool {
+        self.ended_after.is_some_and(|end| num_tokens >= end)
+    }
+
+    /// Whether nothing may come any more.
+    pub fn has_ended(&self) -> bool {
+        self.ended_after.is_some()
+    }
+}
+
+fn failed(why: &str) -> EngineError {
+    let why = why.lines().next().unwrap_or_default();
+    EngineError::InvalidArgument(match why {
+        "NoExtensionBias" => "the grammar wants what no token of the model spells".to_owned(),
+        why => format!("the grammar is too complex to go on with: {why}"),
+    })
+}

@@ -1,0 +1,252 @@
+//! How models write calls: a row each.
+
+use crate::Tokenizer;
+
+/// What stands between the markers of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Body {
+    /// A JSON object with the function's name and, below this key, its arguments.
+    Json(&'static str),
+    /// The name, this text, and the arguments as a JSON object.
+    NameThen(&'static str),
+    /// The name and each argument by itself.
+    Parameters(&'static Parameters),
+}
+
+/// Arguments one by one, each between markers: strings as they are, other values as JSON.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Parameters {
+    /// Behind the function's name.
+    pub after_name: &'static str,
+    /// Before a key.
+    pub before_key: &'static str,
+    /// Between key and value.
+    pub before_value: &'static str,
+    /// Behind a value.
+    pub after_value: &'static str,
+}
+
+/// One way to write calls. Whitespace at the ends of the texts is what a model writes; it is not needed to read a call.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Format {
+    /// As `/v1/models` shows it.
+    pub name: &'static str,
+    /// Before the first call.
+    pub begin: &'static str,
+    /// Before each call.
+    pub open: &'static str,
+    /// The call.
+    pub body: Body,
+    /// Behind each call.
+    pub close: &'static str,
+    /// Between two calls; `None`: there is one at most.
+    pub between: Option<&'static str>,
+    /// Behind the last call.
+    pub end: &'static str,
+    /// Ids are 9 letters and digits.
+    pub short_ids: bool,
+    /// The template puts the arguments of earlier calls into its text as they are.
+    pub arguments_as_text: bool,
+    /// The template has these texts.
+    template: &'static [&'static str],
+    /// The vocabulary has these tokens.
+    tokens: &'static [&'static str],
+}
+
+const PLAIN: Format = Format {
+    name: "",
+    begin: "",
+    open: "",
+    body: Body::Json("arguments"),
+    close: "",
+    between: None,
+    end: "",
+    short_ids: false,
+    arguments_as_text: false,
+    template: &[],
+    tokens: &[],
+};
+
+/// In the order in which they are tried: what is special before what is general.
+pub(crate) const FORMATS: [Format; 11] = [
+    Format {
+        name: "mistral-args",
+        open: "[TOOL_CALLS]",
+        body: Body::NameThen("[ARGS]"),
+        between: Some(""),
+        short_ids: true,
+        template: &["[TOOL_CALLS]"],
+        tokens: &["[TOOL_CALLS]", "[ARGS]"],
+        ..PLAIN
+    },
+    Format {
+        name: "mistral",
+        begin: "[TOOL_CALLS][",
+        between: Some(", "),
+        end: "]",
+        short_ids: true,
+        template: &["[TOOL_CALLS]"],
+        ..PLAIN
+    },
+    Format {
+        name: "deepseek-v3.1",
+        begin: "<｜tool▁calls▁begin｜>",
+        open: "<｜tool▁call▁begin｜>",
+        body: Body::NameThen("<｜tool▁sep｜>"),
+        close: "<｜tool▁call▁end｜>",
+        between: Some(""),
+        end: "<｜tool▁calls▁end｜>",
+        arguments_as_text: true,
+        template: &["<｜tool▁calls▁begin｜>", "tool_call_name"],
+        ..PLAIN
+    },
+    Format {
+        name: "deepseek-v3",
+        begin: "<｜tool▁calls▁begin｜>",
+        open: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+        body: Body::NameThen("\n```json\n"),
+        close: "\n```<｜tool▁call▁end｜>",
+        between: Some("\n"),
+        end: "<｜tool▁calls▁end｜>",
+        arguments_as_text: true,
+        template: &["<｜tool▁calls▁begin｜>"],
+        ..PLAIN
+    },
+    Format {
+        name: "qwen3-coder",
+        open: "<tool_call>\n<function=",
+        body: Body::Parameters(&Parameters {
+            after_name: ">\n",
+            before_key: "<parameter=",
+            before_value: ">\n",
+            after_value: "\n</parameter>\n",
+        }),
+        close: "</function>\n</tool_call>",
+        between: Some("\n"),
+        template: &["<function=", "<parameter="],
+        ..PLAIN
+    },
+    Format {
+        name: "glm4.5",
+        open: "<tool_call>",
+        body: Body::Parameters(&Parameters {
+            after_name: "\n",
+            before_key: "<arg_key>",
+            before_value: "</arg_key>\n<arg_value>",
+            after_value: "</arg_value>\n",
+        }),
+        close: "</tool_call>",
+        between: Some("\n"),
+        template: &["<arg_key>", "<tool_call>"],
+        ..PLAIN
+    },
+    Format {
+        name: "phi4-mini",
+        begin: "<|tool_call|>[",
+        between: Some(", "),
+        end: "]<|/tool_call|>",
+        template: &["<|tool|>"],
+        tokens: &["<|tool_call|>", "<|/tool_call|>"],
+        ..PLAIN
+    },
+    Format {
+        name: "granite3",
+        begin: "<|tool_call|>[",
+        between: Some(", "),
+        end: "]",
+        template: &["<|tool_call|>"],
+        tokens: &["<|tool_call|>"],
+        ..PLAIN
+    },
+    Format {
+        name: "hermes",
+        open: "<tool_call>\n",
+        close: "\n</tool_call>",
+        between: Some("\n"),
+        template: &["<tool_call>"],
+        ..PLAIN
+    },
+    Format {
+        name: "llama3-json",
+        body: Body::Json("parameters"),
+        template: &["\"parameters\""],
+        tokens: &["<|eom_id|>"],
+        ..PLAIN
+    },
+    GENERIC,
+];
+
+/// What a model is asked for whose template knows nothing of tools, or of a form that is not here.
+pub(crate) const GENERIC: Format =
+    Format { name: "generic", open: "<tool_call>\n", close: "\n</tool_call>", between: Some("\n"), ..PLAIN };
+
+impl Format {
+    /// The text at which reading begins: what stands before the first call, without the spaces around it. Empty: a call begins
+    /// an answer, as JSON.
+    pub fn trigger(&self) -> &'static str {
+        if self.begin.is_empty() { self.open.trim() } else { self.begin.trim().trim_end_matches('[') }
+    }
+
+    fn is_of(&self, template: &str, tokenizer: &Tokenizer) -> bool {
+        self.template.iter().all(|text| template.contains(text))
+            && self.tokens.iter().all(|token| tokenizer.token_to_id(token).is_some())
+    }
+}
+
+/// How reasoning is marked.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Thinking {
+    /// Before it.
+    pub open: &'static str,
+    /// Behind it.
+    pub close: &'static str,
+}
+
+const THINKING: [Thinking; 2] =
+    [Thinking { open: "<think>", close: "</think>" }, Thinking { open: "[THINK]", close: "[/THINK]" }];
+
+/// How one model writes what is not its answer's text.
+#[derive(Debug)]
+pub(crate) struct Dialect {
+    /// Its calls.
+    pub format: &'static Format,
+    /// Its reasoning, if its template knows of it.
+    pub thinking: Option<&'static Thinking>,
+    /// Special tokens that mark either, which become text, with their spelling.
+    pub markers: Vec<(u32, String)>,
+}
+
+impl Dialect {
+    /// Of a model with this template, which puts the tools it gets into prompts or does not.
+    pub fn of(template: &str, tokenizer: &Tokenizer, uses_tools: bool) -> Self {
+        let known = FORMATS.iter().find(|format| format.is_of(template, tokenizer));
+        let format = known.filter(|_| uses_tools).unwrap_or(&GENERIC);
+        let thinking = THINKING.iter().find(|thinking| template.contains(thinking.close));
+        let mut dialect = Self { format, thinking, markers: Vec::new() };
+        for text in dialect.texts() {
+            let mut rest = text;
+            while let Some((range, id)) = tokenizer.find_special(rest) {
+                dialect.markers.push((id, rest[range.clone()].to_owned()));
+                rest = &rest[range.end..];
+            }
+        }
+        dialect.markers.sort_unstable();
+        dialect.markers.dedup();
+        dialect
+    }
+
+    /// Every text that may hold a marker.
+    fn texts(&self) -> Vec<&'static str> {
+        let Format { begin, open, body, close, end, .. } = *self.format;
+        let mut texts = vec![begin, open, close, end];
+        match body {
+            Body::Json(_) => {}
+            Body::NameThen(text) => texts.push(text),
+            Body::Parameters(parameters) => {
+                texts.extend([parameters.after_name, parameters.before_key, parameters.before_value, parameters.after_value]);
+            }
+        }
+        texts.extend(self.thinking.into_iter().flat_map(|thinking| [thinking.open, thinking.close]));
+        texts
+    }
+}

@@ -1,0 +1,252 @@
+//! Calls that name a tool that exists, with arguments of its schema, however a model writes them.
+
+#![allow(missing_docs)]
+
+mod common;
+
+use common::serving::{exact, start};
+use engine::{
+    CallChoice, CompletionChoice, Engine, EngineConfig, EngineError, FinishReason, GenerationRequest, Grammar, Message,
+    OutputEvent, Prompt, RenderOptions, SamplingParams, Tool, ToolCall, ToolOptions,
+};
+use serde_json::{Value, json};
+
+/// Templates as models have them, as far as they tell how calls are written. The tokenizer has none of their markers as tokens.
+const TEMPLATES: [(&str, &str); 10] = [
+    ("generic", "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"),
+    ("hermes", "{{ tools[0].function.name if tools }}<tool_call>{{ messages[-1].content }}"),
+    (
+        "mistral",
+        "[AVAILABLE_TOOLS]{{ tools[0].function.name if tools }}[/AVAILABLE_TOOLS]{{ messages[-1].content }}{# [TOOL_CALLS] #}",
+    ),
+    ("deepseek-v3", "{{ tools[0].function.name if tools }}<｜tool▁calls▁begin｜>{{ messages[-1].content }}"),
+    ("deepseek-v3.1", "{{ tools[0].function.name if tools }}<｜tool▁calls▁begin｜>tool_call_name{{ messages[-1].content }}"),
+    ("qwen3-coder", "{{ tools[0].function.name if tools }}<function=f><parameter=p>{{ messages[-1].content }}"),
+    ("glm4.5", "{{ tools[0].function.name if tools }}<tool_call>f<arg_key>k</arg_key>{{ messages[-1].content }}"),
+    // With reasoning, which a prompt has opened, closed or not mentioned.
+    ("hermes", "{{ tools[0].function.name if tools }}<tool_call>{{ messages[-1].content }}</think>{# #}<think>\n"),
+    ("hermes", "{{ tools[0].function.name if tools }}<tool_call>{{ messages[-1].content }}<think>\n\n</think>\n\n"),
+    ("hermes", "{{ tools[0].function.name if tools }}<tool_call>{{ messages[-1].content }}<think>a</think> {{ 'b' }}"),
+];
+
+fn engine(template: &str) -> Engine {
+    start("llama", &EngineConfig { chat_template: Some(template.to_owned()), ..exact() })
+}
+
+fn tools() -> Vec<Tool> {
+    let tool = |name: &str, parameters: Value| Tool { name: name.into(), description: None, parameters, strict: false };
+    let days = json!({ "type": "integer", "minimum": 0, "maximum": 9 });
+    let place = json!({ "type": "string", "maxLength": 5 });
+    vec![
+        tool(
+            "weather",
+            json!({ "type": "object", "properties": { "days": days, "unit": { "enum": ["C", "F"], "type": "string" } }, "required": ["days", "unit"] }),
+        ),
+        tool("now", json!({ "type": "object", "properties": {}, "additionalProperties": false })),
+        tool(
+            "find.it",
+            json!({ "type": "object", "properties": { "place": place, "exact": { "type": "boolean" } }, "required": ["exact"], "uniqueItems": 1 }),
+        ),
+    ]
+}
+
+fn options(choice: CallChoice) -> ToolOptions {
+    ToolOptions { tools: tools(), choice, ..ToolOptions::default() }
+}
+
+fn ask(engine: &Engine, tools: ToolOptions, sampling: SamplingParams) -> CompletionChoice {
+    let options = RenderOptions { tools, ..RenderOptions::default() };
+    let request = GenerationRequest::new(Prompt::Chat { messages: vec![Message::user("Hello")], options }, sampling);
+    // The generic form takes more than the tiny context.
+    let stream = engine.submit(GenerationRequest { truncate_sequence: true, ..request }).unwrap();
+    let mut calls = Vec::new();
+    let mut collector = stream.collector();
+    loop {
+        let event = stream.next_timeout(std::time::Duration::from_secs(60)).unwrap().expect("an event in time");
+        if let OutputEvent::Delta { calls: new, .. } = &event {
+            for call in new.iter().cloned() {
+                call.collect(&mut calls);
+            }
+        }
+        if let Some(mut completion) = collector.push(event) {
+            let choice = completion.choices.remove(0);
+            assert_eq!(choice.tool_calls, calls, "streamed and whole");
+            assert_eq!(choice.error, None);
+            return choice;
+        }
+    }
+}
+
+fn sampled(seed: u64) -> SamplingParams {
+    SamplingParams { temperature: Some(1.0), seed: Some(seed), max_tokens: Some(250), ..SamplingParams::default() }
+}
+
+/// All but one that was cut off.
+fn assert_that_calls_fit(choice: &CompletionChoice) {
+    let is_cut = choice.finish_reason == FinishReason::Length;
+    let num_complete = choice.tool_calls.len().saturating_sub(usize::from(is_cut));
+    choice.tool_calls[..num_complete].iter().for_each(assert_fits);
+}
+
+fn assert_fits(call: &ToolCall) {
+    let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|error| panic!("{call:?}: {error}"));
+    let arguments = arguments.as_object().unwrap();
+    match call.name.as_str() {
+        "weather" => {
+            assert!((0.0..=9.0).contains(&arguments["days"].as_f64().unwrap()), "{call:?}");
+            assert!(["C", "F"].contains(&arguments["unit"].as_str().unwrap()), "{call:?}");
+        }
+        "now" => {}
+        "find.it" => assert!(arguments["exact"].is_boolean(), "{call:?}"),
+        other => panic!("{other} is no tool"),
+    }
+    assert!(call.id.len() >= 9);
+}
+
+#[test]
+fn a_call_that_is_asked_for_comes_in_every_format() {
+    for (name, template) in TEMPLATES {
+        let engine = engine(template);
+        assert_eq!(engine.tool_format(), Some(name), "{template}");
+        let mut num_ended = 0;
+        for seed in 0..12 {
+            let greedy = SamplingParams { temperature: Some(0.0), ..sampled(seed) };
+            for sampling in [greedy, sampled(seed), SamplingParams { top_k: Some(30), ..sampled(seed) }] {
+                let choice = ask(&engine, options(CallChoice::Required), sampling);
+                if choice.finish_reason == FinishReason::Length {
+                    continue;
+                }
+                assert_eq!(choice.finish_reason, FinishReason::ToolCalls, "{name}: {choice:?}");
+                assert_eq!(choice.text, "", "{name}: {choice:?}");
+                assert!(!choice.tool_calls.is_empty());
+                choice.tool_calls.iter().for_each(assert_fits);
+                num_ended += 1;
+            }
+        }
+        // Reasoning that is open is closed by eight tokens in a row, which no random model writes.
+        assert!(num_ended > 0 || template.ends_with("<think>\n"), "{name}: none ended");
+    }
+}
+
+#[test]
+fn only_the_tools_that_are_named_are_called_and_once_if_so_asked() {
+    for (name, template) in TEMPLATES {
+        let engine = engine(template);
+        for seed in 0..6 {
+            let only = Some(vec!["weather".to_owned()]);
+            let tools = ToolOptions { only, parallel: false, ..options(CallChoice::Required) };
+            let choice = ask(&engine, tools, sampled(seed));
+            if choice.finish_reason == FinishReason::Length {
+                continue;
+            }
+            assert_eq!(choice.tool_calls.len(), 1, "{name}: {choice:?}");
+            assert_eq!(choice.tool_calls[0].name, "weather", "{name}");
+            assert_fits(&choice.tool_calls[0]);
+        }
+    }
+}
+
+#[test]
+fn text_is_text_where_calls_may_come_and_do_not() {
+    for (name, template) in TEMPLATES {
+        let engine = engine(template);
+        for seed in 0..4 {
+            let sampling = SamplingParams { max_tokens: Some(60), ..sampled(seed) };
+            let choice = ask(&engine, options(CallChoice::Auto), sampling.clone());
+            assert_that_calls_fit(&choice);
+            let none = ask(&engine, options(CallChoice::None), sampling);
+            assert!(none.tool_calls.is_empty(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn tools_leave_room_for_an_answer_in_the_form_that_is_asked_for() {
+    for (name, template) in TEMPLATES {
+        let engine = engine(template);
+        for seed in 0..6 {
+            let grammar = Some(Grammar::Choice(vec!["yes".into(), "no".into()]));
+            let choice = ask(&engine, options(CallChoice::Auto), SamplingParams { grammar, ..sampled(seed) });
+            if choice.finish_reason == FinishReason::Stop {
+                assert!(["yes", "no"].contains(&choice.text.as_str()), "{name}: {choice:?}");
+            }
+            assert_that_calls_fit(&choice);
+        }
+    }
+}
+
+#[test]
+fn a_form_holds_behind_reasoning() {
+    let engine = engine("{{ messages[-1].content }}</think>{# #}<think>\n");
+    for seed in 0..8 {
+        let grammar = Some(Grammar::Regex("[0-9]{4}".into()));
+        let sampling = SamplingParams { grammar, max_tokens: Some(400), ..sampled(seed) };
+        // The close of reasoning is many tokens here, and random.
+        let bias =
+            ["</", "think", ">"].iter().filter_map(|text| engine.tokenizer().token_to_id(text)).map(|id| (id, 4.0)).collect();
+        let choice = ask(&engine, ToolOptions::default(), SamplingParams { logit_bias: bias, ..sampling });
+        if choice.finish_reason == FinishReason::Stop {
+            assert!(choice.text.len() == 4 && choice.text.bytes().all(|b| b.is_ascii_digit()), "{choice:?}");
+        } else {
+            assert_eq!(choice.text, "");
+        }
+    }
+}
+
+#[test]
+fn what_tools_cannot_do_is_refused_by_name() {
+    let engine = engine(TEMPLATES[0].1);
+    let refused = |tools: ToolOptions, sampling: SamplingParams| {
+        let options = RenderOptions { tools, ..RenderOptions::default() };
+        let prompt = Prompt::Chat { messages: vec![Message::user("Hello")], options };
+        match engine.submit(GenerationRequest::new(prompt, sampling)) {
+            Err(error) => error,
+            Ok(_) => panic!("it was accepted"),
+        }
+    };
+    let unknown = ToolOptions { only: Some(vec!["walk".into()]), ..options(CallChoice::Required) };
+    assert!(refused(unknown, sampled(0)).to_string().contains("\"walk\""));
+    let none = ToolOptions { choice: CallChoice::Required, ..ToolOptions::default() };
+    assert!(refused(none, sampled(0)).to_string().contains("no tools"));
+    let ignoring = SamplingParams { ignore_eos: true, ..sampled(0) };
+    assert!(refused(options(CallChoice::Auto), ignoring).to_string().starts_with("ignore_eos"));
+    let mut strict = options(CallChoice::Auto);
+    strict.tools[0].strict = true;
+    let error = refused(strict, sampled(0));
+    assert!(
+        matches!(&error, EngineError::Grammar { message, .. } if message.contains("\"weather\"") && message.contains("strict")),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_generic_form_tells_of_tools_calls_and_results() {
+    let engine = engine(TEMPLATES[0].1);
+    let call = json!({ "id": "c1", "type": "function", "function": { "name": "now", "arguments": "{\"a\": 1}" } });
+    let message = |role: &str, text: &str, extra: Value| Message {
+        role: role.into(),
+        content: engine::MessageContent::Text(text.into()),
+        extra: extra.as_object().unwrap().clone(),
+    };
+    let chat = [
+        message("user", "When?", json!({})),
+        message("assistant", "", json!({ "tool_calls": [call] })),
+        message("tool", "12:00", json!({ "tool_call_id": "c1" })),
+    ];
+    let render = |tools| {
+        let options = RenderOptions { tools, ..RenderOptions::default() };
+        engine.render_chat(&chat, &options).unwrap().0
+    };
+    let text = render(options(CallChoice::Auto));
+    assert!(text.starts_with("system: You can call functions."), "{text}");
+    assert!(
+        text.contains(
+            "{\"name\":\"now\",\"parameters\":{\"type\":\"object\",\"properties\":{},\"additionalProperties\":false}}\n"
+        ),
+        "{text}"
+    );
+    let spoken = "user: When?\nassistant: <tool_call>\n{\"name\":\"now\",\"arguments\":{\"a\":1}}\n</tool_call>\nuser: \
+                  <tool_response>\n12:00\n</tool_response>\n";
+    assert!(text.ends_with(spoken), "{text}");
+    assert_eq!(render(options(CallChoice::None)), spoken);
+}
