@@ -2,7 +2,7 @@
 //
 // A block of BYTES holds LEN values. `run(block, index, w)` writes values 32 index .. 32 index + 32 of it. Value = scale * code,
 // or scale * code + min. The ggml blocks are those of ggml-common.h, also described in rust/device/src/quant. A scale has at most
-// 18 significant bits and a code 6 (or 11 and 8, or 1 and 4), so their product is exact and a fused multiply-add rounds as the
+// 18 significant bits and a code 6 (or 17 and 7, or 11 and 8, or 1 and 4), so their product is exact and a fused multiply-add rounds as the
 // two steps do.
 #pragma once
 #include "cuda.cuh"
@@ -175,21 +175,261 @@ struct Q6_K {
     }
 };
 
-// One power of two for 32 values e2m1, whose nibbles lie as those of Q4_0. Value = 2^(exponent - 128) * twice the e2m1 value.
-struct Mxfp4 {
-    static constexpr int LEN = 32, BYTES = 17;
-    // The three bits of a magnitude are the last of an exponent and the first of a fraction. A zero has no sign on the CPU.
-    static __device__ __forceinline__ float doubled(uint32_t nibble) {
+// The values of a table that a nibble is the place in: byte i of the bytes that follow holds value i of COUNT in its low half, and
+// value COUNT + i in its high one.
+template <class Table, int ALIGNMENT, int COUNT>
+__device__ __forceinline__ void nibbles(const uint8_t* bytes, float scale, float* w) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        const uint32_t byte = word<ALIGNMENT>(bytes + i / 4 * 4) >> i % 4 * 8;
+        w[i] = scale * Table::value(byte);
+        w[i + COUNT] = scale * Table::value(byte >> 4);
+    }
+}
+
+// Twice the values e2m1. The three bits of a magnitude are the last of an exponent and the first of a fraction. A zero has no
+// sign on the CPU.
+struct DoubledE2m1 {
+    static __device__ __forceinline__ float value(uint32_t nibble) {
         return __uint_as_float((nibble & 8) << 28 | (nibble & 7) << 22) * 0x1p127f + 0.0f;
     }
+};
+
+// 16 values that follow the normal distribution, plus 128.
+struct Normal {
+    static __device__ __forceinline__ float value(uint32_t nibble) {
+        const uint64_t low = 0x766a5d4f3f2d1801, high = 0xf1d9c5b5a6998d81;
+        const uint64_t half = nibble & 8 ? high : low;
+        return code_value(uint32_t(half >> (nibble & 7) * 8) & 0xff, 128.0f);
+    }
+};
+
+// One power of two for 32 values. Value = 2^(exponent - 128) * twice the e2m1 value.
+struct Mxfp4 {
+    static constexpr int LEN = 32, BYTES = 17;
     static __device__ __forceinline__ void run(const uint8_t* block, unsigned, float (&w)[32]) {
         const uint32_t exponent = block[0];
         const float scale = __uint_as_float(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
+        nibbles<DoubledE2m1, 1, 16>(block + 1, scale, w);
+    }
+};
+
+// Four scales e4m3 without a sign, for 16 values each. Value = scale / 2 * twice the e2m1 value.
+struct Nvfp4 {
+    static constexpr int LEN = 64, BYTES = 36;
+    static __device__ __forceinline__ void run(const uint8_t* block, unsigned index, float (&w)[32]) {
 #pragma unroll
-        for (int i = 0; i < 16; i++) {
-            const uint32_t byte = word<1>(block + 1 + i / 4 * 4) >> i % 4 * 8;
-            w[i] = scale * doubled(byte);
-            w[i + 16] = scale * doubled(byte >> 4);
+        for (int i = 0; i < 2; i++) {
+            const unsigned g = 2 * index + i;
+            const uint32_t code = block[g];
+            // A fraction in the place of an exponent of f32 that is 120 less.
+            const float scale = code == 0x7f ? 0.0f : __uint_as_float((code & 0x7f) << 20) * 0x1p119f;
+            nibbles<DoubledE2m1, 4, 8>(block + 4 + 8 * g, scale, w + 16 * i);
+        }
+    }
+};
+
+struct Iq4Nl {
+    static constexpr int LEN = 32, BYTES = 18;
+    static __device__ __forceinline__ void run(const uint8_t* block, unsigned, float (&w)[32]) {
+        nibbles<Normal, 2, 16>(block + 2, half_at(block), w);
+    }
+};
+
+// 6-bit scales for sub-blocks of 32.
+struct Iq4Xs {
+    static constexpr int LEN = 256, BYTES = 136;
+    static __device__ __forceinline__ void run(const uint8_t* block, unsigned index, float (&w)[32]) {
+        const uint32_t low = block[4 + index / 2] >> index % 2 * 4 & 15, high = word<4>(block) >> (16 + 2 * index) & 3;
+        nibbles<Normal, 4, 16>(block + 8 + 16 * index, half_at(block) * (float(low | high << 4) - 32.0f), w);
+    }
+};
+
+// Values -1, 0 and 1. A byte of five, or four, is a fraction of 256, whose ternary digits come out at the top.
+struct Tq1_0 {
+    static constexpr int LEN = 256, BYTES = 54;
+    static __device__ __forceinline__ void run(const uint8_t* block, unsigned index, float (&w)[32]) {
+        const float d = half_at(block + 52);
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            const unsigned at = 32 * index + i;
+            // 5 times 32, 5 times 16, 4 times 4.
+            const unsigned from = at < 160 ? i : at < 240 ? 32 + (at - 160) % 16 : 48 + at % 4;
+            const unsigned digit = at < 160 ? index : at < 240 ? (at - 160) / 16 : (at - 240) / 4;
+            const uint32_t power = digit == 0 ? 1 : digit == 1 ? 3 : digit == 2 ? 9 : digit == 3 ? 27 : 81;
+            w[i] = d * code_value((block[from] * power & 0xff) * 3 >> 8, 1.0f);
+        }
+    }
+};
+
+// Likewise of 2 bits, which lie as those of Q2_K.
+struct Tq2_0 {
+    static constexpr int LEN = 256, BYTES = 66;
+    static __device__ __forceinline__ void run(const uint8_t* block, unsigned index, float (&w)[32]) {
+        const float d = half_at(block + 64);
+        const uint8_t* codes = block + index / 4 * 32;
+#pragma unroll
+        for (int i = 0; i < 32; i++) w[i] = d * code_value(word<2>(codes + i / 4 * 4) >> (i % 4 * 8 + index % 4 * 2) & 3, 1.0f);
+    }
+};
+
+// Signs.
+struct Q1_0 {
+    static constexpr int LEN = 128, BYTES = 18;
+    static __device__ __forceinline__ void run(const uint8_t* block, unsigned index, float (&w)[32]) {
+        const float d = half_at(block);
+        const uint32_t bits = word<2>(block + 2 + 4 * index);
+#pragma unroll
+        for (int i = 0; i < 32; i++) w[i] = bits >> i & 1 ? d : -d;
+    }
+};
+
+// Points of grids (see rust/device/src/quant/grids.rs): of 8 values 2 bits each, of 4 values 4 bits each.
+__device__ const uint16_t IQ2_XXS_GRID[256] = {
+#include "grid_iq2_xxs.inc"
+};
+__device__ const uint16_t IQ2_XS_GRID[512] = {
+#include "grid_iq2_xs.inc"
+};
+__device__ const uint16_t IQ2_S_GRID[1024] = {
+#include "grid_iq2_s.inc"
+};
+__device__ const uint16_t IQ3_XXS_GRID[256] = {
+#include "grid_iq3_xxs.inc"
+};
+__device__ const uint16_t IQ3_S_GRID[512] = {
+#include "grid_iq3_s.inc"
+};
+__device__ const uint16_t IQ1_GRID[2048] = {
+#include "grid_iq1_s.inc"
+};
+
+// The eighth of 8 signs is such that their number is even.
+__device__ __forceinline__ uint32_t with_parity(uint32_t signs) {
+    uint32_t parity = signs ^ signs >> 4;
+    parity ^= parity >> 2;
+    return signs | ((parity ^ parity >> 1) & 1) << 7;
+}
+
+__device__ __forceinline__ float with_sign(float x, uint32_t signs, int i) { return signs >> i & 1 ? -x : x; }
+
+// 8 values of magnitudes 8, 25 and 43.
+__device__ __forceinline__ void eight(uint32_t point, uint32_t signs, float scale, float* w) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const uint32_t magnitude = 0x2b1908u >> (point >> 2 * i & 3) * 8 & 0xff;
+        w[i] = with_sign(scale * code_value(magnitude, 0.0f), signs, i);
+    }
+}
+
+// 4 values of magnitudes FIRST, FIRST + STEP, ... and a last that is LAST more.
+template <int FIRST, int STEP, int LAST>
+__device__ __forceinline__ void four(uint32_t point, uint32_t signs, float scale, float* w) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t place = point >> 4 * i & 7;
+        w[i] = with_sign(scale * code_value(FIRST + STEP * place + (place == 7 ? LAST : 0), 0.0f), signs, i);
+    }
+}
+
+// 8 values -1, 0 and 1, an eighth more or less; `scale` counts eighths.
+__device__ __forceinline__ void shifted(uint32_t point, bool down, float scale, float* w) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) w[i] = scale * code_value((point >> 2 * i & 3) * 8, down ? 9.0f : 7.0f);
+}
+
+struct Iq2Xxs {
+    static constexpr int LEN = 256, BYTES = 66;
+    static __device__ __forceinline__ void run(const uint8_t* block, unsigned index, float (&w)[32]) {
+        const uint32_t points = word<2>(block + 2 + 8 * index), signs = word<2>(block + 6 + 8 * index);
+        const float scale = half_at(block) * float(2 * (signs >> 28) + 1) * 0.125f;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            eight(IQ2_XXS_GRID[points >> 8 * j & 0xff], with_parity(signs >> 7 * j & 127), scale, w + 8 * j);
+        }
+    }
+};
+
+struct Iq2Xs {
+    static constexpr int LEN = 256, BYTES = 74;
+    static __device__ __forceinline__ void run(const uint8_t* block, unsigned index, float (&w)[32]) {
+        const float d = half_at(block);
+        const uint32_t scales = block[66 + index];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const uint32_t q = word<2>(block + 2 + 8 * index + j / 2 * 4) >> j % 2 * 16 & 0xffff;
+            const float scale = d * float(2 * (scales >> j / 2 * 4 & 15) + 1) * 0.125f;
+            eight(IQ2_XS_GRID[q & 511], with_parity(q >> 9), scale, w + 8 * j);
+        }
+    }
+};
+
+struct Iq2S {
+    static constexpr int LEN = 256, BYTES = 82;
+    static __device__ __forceinline__ void run(const uint8_t* block, unsigned index, float (&w)[32]) {
+        const float d = half_at(block);
+        const uint32_t high = block[66 + index], scales = block[74 + index];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const uint32_t point = block[2 + 4 * index + j] | (high >> 2 * j & 3) << 8;
+            const float scale = d * float(2 * (scales >> j / 2 * 4 & 15) + 1) * 0.125f;
+            eight(IQ2_S_GRID[point], block[34 + 4 * index + j], scale, w + 8 * j);
+        }
+    }
+};
+
+struct Iq3Xxs {
+    static constexpr int LEN = 256, BYTES = 98;
+    static __device__ __forceinline__ void run(const uint8_t* block, unsigned index, float (&w)[32]) {
+        const uint32_t signs = word<2>(block + 66 + 4 * index);
+        const float scale = half_at(block) * float(2 * (signs >> 28) + 1) * 0.25f;
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const uint32_t eight_signs = with_parity(signs >> 7 * (j / 2) & 127);
+            four<4, 8, 2>(IQ3_XXS_GRID[block[2 + 8 * index + j]], eight_signs >> j % 2 * 4, scale, w + 4 * j);
+        }
+    }
+};
+
+struct Iq3S {
+    static constexpr int LEN = 256, BYTES = 110;
+    static __device__ __forceinline__ void run(const uint8_t* block, unsigned index, float (&w)[32]) {
+        const float scale = half_at(block) * float(2 * (block[106 + index / 2] >> index % 2 * 4 & 15) + 1);
+        const uint32_t high = block[66 + index];
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const uint32_t point = block[2 + 8 * index + j] | (high >> j & 1) << 8;
+            four<1, 2, 0>(IQ3_S_GRID[point], uint32_t(block[74 + 4 * index + j / 2]) >> j % 2 * 4, scale, w + 4 * j);
+        }
+    }
+};
+
+struct Iq1S {
+    static constexpr int LEN = 256, BYTES = 50;
+    static __device__ __forceinline__ void run(const uint8_t* block, unsigned index, float (&w)[32]) {
+        const uint32_t high = block[34 + 2 * index] | uint32_t(block[35 + 2 * index]) << 8;
+        const float scale = half_at(block) * float(2 * (high >> 12 & 7) + 1) * 0.125f;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const uint32_t point = block[2 + 4 * index + j] | (high >> 3 * j & 7) << 8;
+            shifted(IQ1_GRID[point], high >> 15, scale, w + 8 * j);
+        }
+    }
+};
+
+// d lies in the upper four bits of four times 16.
+struct Iq1M {
+    static constexpr int LEN = 256, BYTES = 56;
+    static __device__ __forceinline__ void run(const uint8_t* block, unsigned index, float (&w)[32]) {
+        const uint32_t bits = block[49] >> 4 | (block[51] & 0xf0) | (block[53] & 0xf0) << 4 | (block[55] & 0xf0) << 8;
+        const uint16_t half = uint16_t(bits);
+        const float d = half_at(reinterpret_cast<const uint8_t*>(&half));
+        const uint32_t scales = word<2>(block + 48 + index / 4 * 4) >> index / 2 % 2 * 16;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const uint32_t high = block[32 + 2 * index + j / 2] >> j % 2 * 4;
+            const float scale = d * float(2 * (scales >> (index % 2 * 6 + j / 2 * 3) & 7) + 1) * 0.125f;
+            shifted(IQ1_GRID[block[4 * index + j] | (high & 7) << 8], high & 8, scale, w + 8 * j);
         }
     }
 };
@@ -204,18 +444,31 @@ __device__ __forceinline__ void run_of_row(const uint8_t* row, unsigned index, f
 }  // namespace weights
 
 // WHAT(name in symbols, format) for each.
-#define EACH_WEIGHT_FORMAT(WHAT) \
-    WHAT(f32, weights::F32)      \
-    WHAT(f16, weights::F16)      \
-    WHAT(bf16, weights::BF16)    \
-    WHAT(q4_0, weights::Q4_0)    \
-    WHAT(q4_1, weights::Q4_1)    \
-    WHAT(q5_0, weights::Q5_0)    \
-    WHAT(q5_1, weights::Q5_1)    \
-    WHAT(q8_0, weights::Q8_0)    \
-    WHAT(q2_k, weights::Q2_K)    \
-    WHAT(q3_k, weights::Q3_K)    \
-    WHAT(q4_k, weights::Q4_K)    \
-    WHAT(q5_k, weights::Q5_K)    \
-    WHAT(q6_k, weights::Q6_K)    \
-    WHAT(mxfp4, weights::Mxfp4)
+#define EACH_WEIGHT_FORMAT(WHAT)   \
+    WHAT(f32, weights::F32)        \
+    WHAT(f16, weights::F16)        \
+    WHAT(bf16, weights::BF16)      \
+    WHAT(q4_0, weights::Q4_0)      \
+    WHAT(q4_1, weights::Q4_1)      \
+    WHAT(q5_0, weights::Q5_0)      \
+    WHAT(q5_1, weights::Q5_1)      \
+    WHAT(q8_0, weights::Q8_0)      \
+    WHAT(q2_k, weights::Q2_K)      \
+    WHAT(q3_k, weights::Q3_K)      \
+    WHAT(q4_k, weights::Q4_K)      \
+    WHAT(q5_k, weights::Q5_K)      \
+    WHAT(q6_k, weights::Q6_K)      \
+    WHAT(iq2_xxs, weights::Iq2Xxs) \
+    WHAT(iq2_xs, weights::Iq2Xs)   \
+    WHAT(iq3_xxs, weights::Iq3Xxs) \
+    WHAT(iq1_s, weights::Iq1S)     \
+    WHAT(iq4_nl, weights::Iq4Nl)   \
+    WHAT(iq3_s, weights::Iq3S)     \
+    WHAT(iq2_s, weights::Iq2S)     \
+    WHAT(iq4_xs, weights::Iq4Xs)   \
+    WHAT(iq1_m, weights::Iq1M)     \
+    WHAT(tq1_0, weights::Tq1_0)    \
+    WHAT(tq2_0, weights::Tq2_0)    \
+    WHAT(mxfp4, weights::Mxfp4)    \
+    WHAT(nvfp4, weights::Nvfp4)    \
+    WHAT(q1_0, weights::Q1_0)

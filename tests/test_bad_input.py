@@ -217,7 +217,6 @@ def test_runner_types(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"in_situ_quant": "Q4K"},
         {"num_device_layers": ["0:10"]},
         {"which_draft": text_model("llama")},
         {"speculative_gamma": 32},

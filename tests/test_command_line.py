@@ -199,8 +199,8 @@ def test_a_newer_line_stays_as_it_is(words: list[str]) -> None:
     ("words", "line"),
     [
         (
-            ["-i", "--pa-gpu-mem", "8192", "--pa-blk-size", "32", "--isq", "Q4K", "plain", "-m", PHI3, "-a", "phi3"],
-            "the argument '--isq <TYPE>' is not supported yet; load a quantised GGUF file with -f",
+            ["-i", "--num-device-layers", "2", "plain", "-m", PHI3, "-a", "phi3"],
+            "the argument '--num-device-layers <LIST>' is not supported yet; a model runs on one device",
         ),
         (["plain", "-m", "M"], "give -i for a chat, or -p PORT for a server"),
         (["-i", "-p", "80", "plain", "-m", "M"], "give -i for a chat, or -p PORT for a server; not both"),

@@ -1188,7 +1188,7 @@ class Runner:
         cuda_graphs: bool | None = None,
         attention_backend: str = "auto",
         num_device_layers: Any = None,
-        in_situ_quant: Any = None,
+        in_situ_quant: str | None = None,
         anymoe_config: Any = None,
         which_draft: Any = None,
         speculative_gamma: Any = None,
@@ -1222,6 +1222,7 @@ class Runner:
         devices: AnySequence[int] | None = None,
         cpu_tier: str | None = None,
         num_threads: int | None = None,
+        in_situ_quant: str | None = None,
     ) -> MemoryPlan: ...
     def memory_ledger(self) -> MemoryPlan: ...
     @overload

@@ -35,6 +35,7 @@ def load(options: argparse.Namespace) -> Runner:
             deterministic=options.deterministic,
             cpu_tier=options.cpu_tier,
             num_threads=options.num_threads,
+            in_situ_quant=options.isq,
             cuda_graphs=GRAPHS[options.cuda_graphs],
             attention_backend=options.attention_backend,
             seed=options.seed,

@@ -26,7 +26,7 @@ GLOBALS: dict[tuple[str, ...], tuple[str | None, Meaning]] = {
     ("--token-source",): ("SOURCE", ("--token-source",)),
     ("-s", "--seed"): ("N", ("--seed",)),
     ("-n", "--num-device-layers"): ("LIST", "a model runs on one device"),
-    ("--isq",): ("TYPE", LATER_WEIGHTS),
+    ("--isq",): ("TYPE", ("--isq",)),
     ("--pa-gpu-mem",): ("MB", ("--pa-memory-mb",)),
     ("--pa-gpu-mem-usage",): ("F", ("--pa-memory-fraction",)),
     ("--pa-ctxt-len",): ("N", ("--pa-context-len",)),

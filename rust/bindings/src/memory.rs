@@ -244,7 +244,7 @@ impl Runner {
     #[pyo3(signature = (
         which, max_seqs=32, token_source="cache", pa_gpu_mem=None, pa_gpu_mem_usage=None, pa_ctxt_len=None, pa_blk_size=None,
         pa_cache_type=None, no_paged_attn=false, memory_goal=None, max_num_batched_tokens=None, device="auto", *,
-        deterministic=false, guaranteed=false, devices=None, cpu_tier=None, num_threads=None
+        deterministic=false, guaranteed=false, devices=None, cpu_tier=None, num_threads=None, in_situ_quant=None
     ))]
     #[allow(clippy::too_many_arguments, reason = "those of the constructor")]
     #[allow(clippy::needless_pass_by_value, reason = "one line an argument")]
@@ -267,6 +267,7 @@ impl Runner {
         devices: Option<Vec<Integer>>,
         #[pyo3(from_py_with = text::cpu_tier)] cpu_tier: Option<&str>,
         num_threads: Option<Integer>,
+        #[pyo3(from_py_with = text::in_situ_quant)] in_situ_quant: Option<&str>,
     ) -> PyResult<MemoryPlan> {
         let selection = Selection::of(which)?;
         let memory = MemoryArguments { pa_gpu_mem, pa_gpu_mem_usage, pa_ctxt_len, memory_goal: memory_goal.as_ref() };
@@ -279,6 +280,7 @@ impl Runner {
             architecture: selection.architecture.map(str::to_owned),
             device: options::device(device)?,
             deterministic,
+            in_situ_quant: options::in_situ_quant(in_situ_quant)?,
             cpu: CpuOptions {
                 isa: cpu_tier.map(str::to_owned),
                 num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)?,

@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, path::PathBuf, str::FromStr};
 
-use engine::{Device, KvTierConfig, MemoryGpuConfig, ModelSource, PagedAttentionConfig, Policies, cuda::CudaOptions};
+use engine::{Device, Isq, KvTierConfig, MemoryGpuConfig, ModelSource, PagedAttentionConfig, Policies, cuda::CudaOptions};
 use pyo3::{
     exceptions::{PyTypeError, PyUnicodeEncodeError},
     prelude::*,
@@ -174,6 +174,11 @@ pub fn kv_tier(py: Python<'_>, path: Option<&Bound<'_, PyAny>>, size: Option<&In
     let path = path.to_str().map_or_else(|| Ok(path.clone()), |path| local_path(py, path))?;
     let megabytes = size.map_or(Ok(DEFAULT_TIER_SIZE), |size| at_least("kv_tier_size", size, 1))?;
     Ok(Some(KvTierConfig::File { path, max_bytes: (megabytes as u64).saturating_mul(1 << 20) }))
+}
+
+/// The type that weights are quantized to, by its name.
+pub fn in_situ_quant(name: Option<&str>) -> PyResult<Option<Isq>> {
+    name.map(str::parse).transpose().map_err(raise)
 }
 
 /// The scheduler's policies by their names.

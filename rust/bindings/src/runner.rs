@@ -72,6 +72,9 @@ use crate::{
 ///   fetches them instead of computing the prompt. `kv_tier_size` is its size in MB (2^20 bytes), 1 or more (4096 unless given);
 ///   the least recently used go. The files hold prompts and answers, readable by their owner alone; damaged and foreign ones are
 ///   skipped with a warning.
+/// - `in_situ_quant` quantizes float weights as they are loaded: "2", "3", "4", "5", "6" or "8" bits, or "Q4_0", "Q4_1", "Q5_0",
+///   "Q5_1", "Q8_0", "Q2K" to "Q6K", "MXFP4". Of matrices whose columns are no multiple of 256, K types give way to the next one
+///   of 32; the token embedding and the matrix of logits become Q6K, or Q8_0 from five bits on. see docs/quantization.md.
 /// - `load_progress` is called with the bytes of weights done and in all while the model loads.
 ///
 /// `with Runner(...) as runner:` gives its memory back at the end, as `close()` does.
@@ -139,7 +142,7 @@ impl Runner {
         cuda_graphs: Option<bool>,
         #[pyo3(from_py_with = text::attention_backend)] attention_backend: &str,
         num_device_layers: Option<Bound<'_, PyAny>>,
-        in_situ_quant: Option<Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = text::in_situ_quant)] in_situ_quant: Option<&str>,
         anymoe_config: Option<Bound<'_, PyAny>>,
         which_draft: Option<Bound<'_, PyAny>>,
         speculative_gamma: Option<Bound<'_, PyAny>>,
@@ -155,7 +158,6 @@ impl Runner {
     ) -> PyResult<Self> {
         refuse(&[
             ("num_device_layers", num_device_layers.is_some()),
-            ("in_situ_quant", in_situ_quant.is_some()),
             ("anymoe_config", anymoe_config.is_some()),
             ("which_draft", which_draft.is_some()),
             ("speculative_gamma", speculative_gamma.is_some()),
@@ -188,6 +190,7 @@ impl Runner {
             architecture: selection.architecture.map(str::to_owned),
             seed: check_seed(seed.as_ref())?,
             deterministic,
+            in_situ_quant: options::in_situ_quant(in_situ_quant)?,
             chat_template: options::chat_template(py, chat_template, jinja_explicit)?,
             device: options::device(device)?,
             kv_tier: options::kv_tier(py, kv_tier.as_ref(), kv_tier_size.as_ref())?,

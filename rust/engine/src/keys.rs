@@ -190,7 +190,7 @@ pub const CONFIG: Table = &[
     // Weights in formats that are not read.
     (
         &["quantization_config", "quantization", "compression_config"],
-        Refused(Off::Empty, r#"{"quant_method": "gptq", "bits": 4}"#),
+        Refused(Off::Empty, r#"{"quant_method": "quip", "bits": 4}"#),
     ),
     // Other models than the one that is computed.
     (

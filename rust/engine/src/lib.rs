@@ -8,6 +8,7 @@ pub mod event_sink;
 pub mod generation_config;
 pub mod grammar;
 pub mod input_batch;
+pub mod isq;
 mod json;
 pub mod keys;
 pub mod kv_tier;
@@ -36,6 +37,7 @@ pub use error::EngineError;
 pub use event_sink::{Event, EventSink};
 pub use generation_config::GenerationConfig;
 pub use grammar::{Grammar, GrammarFault, check_strict};
+pub use isq::Isq;
 pub use kv_tier::KvTierConfig;
 pub use paged::{
     AdmissionPolicy, BlockUse, FairnessPolicy, MemoryGpuConfig, MissReason, PagedAttentionConfig, PagedCacheType, Policies,

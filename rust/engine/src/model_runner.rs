@@ -84,6 +84,7 @@ impl ModelRunner {
         };
         let mut loader = Loader {
             weights: files.weights(),
+            isq: files.isq(),
             config: &config,
             backend: &*backend,
             precision: options.precision,

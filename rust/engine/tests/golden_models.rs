@@ -122,7 +122,11 @@ const EXACT: Tolerance = Tolerance { logprob: 2e-3, margin: 5e-3 };
 const BF16: Tolerance = Tolerance { logprob: 0.15, margin: 0.3 };
 
 fn cases(name: &str) -> Vec<Case> {
-    let path = golden_dir().join("text").join(name).join("golden.json");
+    cases_in(&golden_dir().join("text").join(name))
+}
+
+fn cases_in(folder: &Path) -> Vec<Case> {
+    let path = folder.join("golden.json");
     let golden: Golden = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     golden.completions.into_iter().chain([golden.chat]).collect()
 }
@@ -251,6 +255,41 @@ fn more_families_agree_with_goldens_on_the_best_isa() {
         }
         let mut runner = load(&source, cpu(Isa::detect(), 2), Precision::Fast, KvDType::F16);
         check_alone(&mut runner, name, 17, BF16);
+    }
+}
+
+/// Checkpoints of the hub in each format that is read, against floats of the same values.
+#[test]
+fn the_hubs_quantized_checkpoints_agree_with_goldens() {
+    let mut folders: Vec<_> = golden_dir().join("quant").read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
+    folders.sort();
+    assert!(folders.len() >= 7);
+    for folder in folders {
+        let name = folder.file_name().unwrap().to_string_lossy().into_owned();
+        let source = ModelSource::HuggingFace { path: folder.clone(), tokenizer_json: None };
+        let mut runner = load(&source, cpu(Isa::detect(), 2), Precision::Exact, KvDType::F32);
+        check_cases(&mut runner, &name, cases_in(&folder), 7, EXACT);
+        // Where two experts are nearly tied, the smallest difference flips them.
+        if !name.starts_with("moe") {
+            let mut runner = load(&source, cpu(Isa::detect(), 2), Precision::Fast, KvDType::F16);
+            check_cases(&mut runner, &name, cases_in(&folder), 17, BF16);
+        }
+    }
+}
+
+/// Of llama.cpp's quantizer: each is a mixture of several types.
+#[test]
+fn quantized_files_agree_with_goldens_on_every_isa() {
+    for name in ["IQ1_S", "IQ3_XXS"] {
+        let folder = golden_dir().join("gguf-quant").join(name);
+        let files = vec![folder.join(format!("llama-{name}.gguf"))];
+        let source = ModelSource::Gguf { files, tokenizer_dir: None, tokenizer_json: None };
+        for isa in isas() {
+            let mut runner = load(&source, cpu(isa, 2), Precision::Exact, KvDType::F32);
+            check_cases(&mut runner, name, cases_in(&folder), 7, EXACT);
+            let mut runner = load(&source, cpu(isa, 2), Precision::Fast, KvDType::F16);
+            check_cases(&mut runner, name, cases_in(&folder), 17, BF16);
+        }
     }
 }
 

@@ -8,23 +8,6 @@ use device::{
 use half::{bf16, f16};
 use kernel_tests::{Buffer, Kernel, Order, assert_close, random::Rng};
 
-const FORMATS: [DType; 14] = [
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::Ggml(GgmlType::Q4_0),
-    DType::Ggml(GgmlType::Q4_1),
-    DType::Ggml(GgmlType::Q5_0),
-    DType::Ggml(GgmlType::Q5_1),
-    DType::Ggml(GgmlType::Q8_0),
-    DType::Ggml(GgmlType::Q2K),
-    DType::Ggml(GgmlType::Q3K),
-    DType::Ggml(GgmlType::Q4K),
-    DType::Ggml(GgmlType::Q5K),
-    DType::Ggml(GgmlType::Q6K),
-    DType::Ggml(GgmlType::Mxfp4),
-];
-
 /// A format's part of kernels' names.
 fn name(format: DType) -> String {
     format.to_string().to_lowercase()
@@ -55,17 +38,24 @@ impl Weight {
         if let DType::Ggml(format) = format {
             // Any bytes are codes; these are f16 scales.
             let scales: &[usize] = match format {
-                GgmlType::Q4_0 | GgmlType::Q5_0 | GgmlType::Q8_0 => &[0],
+                GgmlType::Q4_1 | GgmlType::Q5_1 | GgmlType::Q4K | GgmlType::Q5K => &[0, 2],
                 GgmlType::Q2K => &[80, 82],
                 GgmlType::Q3K => &[108],
                 GgmlType::Q6K => &[208],
-                GgmlType::Mxfp4 => &[],
-                _ => &[0, 2],
+                GgmlType::Tq1_0 => &[52],
+                GgmlType::Tq2_0 => &[64],
+                GgmlType::Mxfp4 | GgmlType::Nvfp4 | GgmlType::Iq1M => &[],
+                _ => &[0],
             };
             for block in bytes.chunks_exact_mut(format.block_bytes()) {
-                if format == GgmlType::Mxfp4 {
+                match format {
                     // An exponent: of powers about 1, and the two whose power has no leading one.
-                    block[0] = [0, 1, 120, 124, 128, 130][rng.below(6)];
+                    GgmlType::Mxfp4 => block[0] = [0, 1, 120, 124, 128, 130][rng.below(6)],
+                    // Small ones, those without a leading one, and the two that are 0 or no number.
+                    GgmlType::Nvfp4 => block[..4].fill_with(|| [0, 1, 7, 0x27, 0x7f, 0x80][rng.below(6)]),
+                    // The upper bits of an f16 in quarters: from 2^-11 to 2^-7.
+                    GgmlType::Iq1M => block[55] = block[55] & 0x8f | 0x10,
+                    _ => {}
                 }
                 for &at in scales {
                     block[at..at + 2].copy_from_slice(&f16::from_f32(rng.float() / 50.0).to_le_bytes());
@@ -87,7 +77,7 @@ impl Weight {
 #[test]
 fn dequantized_rows_are_those_of_the_cpu_bit_for_bit() {
     let mut rng = Rng::new(1);
-    for format in FORMATS {
+    for format in DType::all() {
         for (rows, cols) in [(1, 256), (3, 768), (7, 1280)] {
             let weight = Weight::random(format, rows, cols, &mut rng);
             let w = Buffer::input(&weight.bytes);
@@ -127,7 +117,7 @@ fn dequantized_rows_are_those_of_the_cpu_bit_for_bit() {
 #[test]
 fn embeddings_are_rows_of_the_table() {
     let mut rng = Rng::new(2);
-    for format in FORMATS {
+    for format in DType::all() {
         for cols in [256, 2304] {
             let weight = Weight::random(format, 9, cols, &mut rng);
             let ids = [8u32, 0, 5, 5];
@@ -236,7 +226,7 @@ impl Product {
 #[test]
 fn products_with_few_rows_agree_with_the_oracle() {
     let mut rng = Rng::new(3);
-    for format in FORMATS {
+    for format in DType::all() {
         let block = block_len(format);
         // Less than a run of a warp, odd numbers of blocks, more than all warps take at once.
         for (i, (features, cols)) in
@@ -261,7 +251,7 @@ fn products_with_few_rows_agree_with_the_oracle() {
 #[test]
 fn a_row_of_a_product_has_the_same_bits_alone_and_beside_others() {
     let mut rng = Rng::new(4);
-    for format in FORMATS {
+    for format in DType::all() {
         let weight = Weight::random(format, 6, 1280, &mut rng);
         let product = Product::random(&weight, 8, &mut rng);
         let together = product.run(&weight, 8, 8, Order::Ascending);

@@ -13,6 +13,7 @@ pub(super) const Q2_K: Format = Format {
     has_min: true,
     has_super_blocks: true,
     code_bits: 4,
+    table: None,
     unpack: q2_k,
 };
 
@@ -47,6 +48,7 @@ pub(super) const Q3_K: Format = Format {
     has_min: false,
     has_super_blocks: true,
     code_bits: 4,
+    table: None,
     unpack: q3_k,
 };
 
@@ -107,6 +109,7 @@ pub(super) const Q4_K: Format = Format {
     has_min: true,
     has_super_blocks: true,
     code_bits: 4,
+    table: None,
     unpack: q4_k,
 };
 
@@ -125,6 +128,7 @@ pub(super) const Q5_K: Format = Format {
     has_min: true,
     has_super_blocks: true,
     code_bits: 5,
+    table: None,
     unpack: q5_k,
 };
 
@@ -148,6 +152,7 @@ pub(super) const Q6_K: Format = Format {
     has_min: false,
     has_super_blocks: true,
     code_bits: 6,
+    table: None,
     unpack: q6_k,
 };
 

@@ -28,6 +28,7 @@ pub(super) const Q4_0: Format = Format {
     has_min: false,
     has_super_blocks: false,
     code_bits: 4,
+    table: None,
     unpack: q4_0,
 };
 
@@ -46,6 +47,7 @@ pub(super) const Q4_1: Format = Format {
     has_min: true,
     has_super_blocks: false,
     code_bits: 4,
+    table: None,
     unpack: q4_1,
 };
 
@@ -65,6 +67,7 @@ pub(super) const Q5_0: Format = Format {
     has_min: false,
     has_super_blocks: false,
     code_bits: 5,
+    table: None,
     unpack: q5_0,
 };
 
@@ -84,6 +87,7 @@ pub(super) const Q5_1: Format = Format {
     has_min: true,
     has_super_blocks: false,
     code_bits: 5,
+    table: None,
     unpack: q5_1,
 };
 
@@ -104,6 +108,7 @@ pub(super) const Q8_0: Format = Format {
     has_min: false,
     has_super_blocks: false,
     code_bits: 8,
+    table: None,
     unpack: q8_0,
 };
 

@@ -6,9 +6,10 @@
 //!
 //! A format is a [`Format`] beside its `unpack` function, and a row of the table of them.
 
+mod grids;
 mod k_quants;
 mod legacy;
-mod mxfp4;
+mod tables;
 
 use half::f16;
 
@@ -35,8 +36,27 @@ pub struct Format {
     pub(crate) has_super_blocks: bool,
     /// Bits of a code as the fast kernels take it: 4, 5, 6 or 8. Without minima, codes are from `-2^(bits - 1)` on.
     pub(crate) code_bits: u8,
+    /// Where codes are not whole numbers in a row but some 16 at most: the fast kernels look 4 bits up in it.
+    pub(crate) table: Option<&'static Table>,
     /// Takes one block of `block_bytes` bytes apart.
     pub(crate) unpack: fn(&[u8], &mut BlockCodes),
+}
+
+/// The codes of a format that has few.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Table {
+    /// From -127 to 127, and from -64 to 64 where sub-blocks have 16 values. What is left over is 0.
+    pub codes: [i8; 16],
+    /// Scales are those of [`BlockCodes::super_block_scales`] and [`BlockCodes::sub_block_scales`] divided by two so often: that
+    /// all three are what f16 and i8 hold.
+    pub halvings: u8,
+}
+
+impl Table {
+    /// What scales are multiplied by.
+    pub const fn unit(&self) -> f32 {
+        1.0 / (1 << self.halvings) as f32
+    }
 }
 
 macro_rules! formats {
@@ -68,7 +88,20 @@ formats! {
     Q4K = k_quants::Q4_K,
     Q5K = k_quants::Q5_K,
     Q6K = k_quants::Q6_K,
-    Mxfp4 = mxfp4::MXFP4,
+    Iq2Xxs = grids::IQ2_XXS,
+    Iq2Xs = grids::IQ2_XS,
+    Iq3Xxs = grids::IQ3_XXS,
+    Iq1S = grids::IQ1_S,
+    Iq4Nl = tables::IQ4_NL,
+    Iq3S = grids::IQ3_S,
+    Iq2S = grids::IQ2_S,
+    Iq4Xs = tables::IQ4_XS,
+    Iq1M = grids::IQ1_M,
+    Tq1_0 = tables::TQ1_0,
+    Tq2_0 = tables::TQ2_0,
+    Mxfp4 = tables::MXFP4,
+    Nvfp4 = tables::NVFP4,
+    Q1_0 = tables::Q1_0,
 }
 
 impl GgmlType {
@@ -120,10 +153,15 @@ impl BlockCodes {
 
     /// Sets scales and minima from those of the super-block and of its sub-blocks.
     fn multiply(&mut self) {
+        self.multiply_in(1.0);
+    }
+
+    /// Likewise, in the unit of a [`Table`].
+    fn multiply_in(&mut self, unit: f32) {
         let outs = [&mut self.scales, &mut self.mins].into_iter();
         for ((out, super_block), sub_blocks) in outs.zip(self.super_block_scales).zip(&self.sub_block_scales) {
             for (out, sub_block) in out.iter_mut().zip(sub_blocks) {
-                *out = super_block * f32::from(*sub_block);
+                *out = super_block * f32::from(*sub_block) * unit;
             }
         }
     }

@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use device::cuda::{CudaOptions, LibraryPaths};
 use paged::{PagedAttentionConfig, Policies};
 
-use crate::{EngineError, Proposer, kv_tier::KvTierConfig};
+use crate::{EngineError, Isq, Proposer, kv_tier::KvTierConfig};
 
 /// Where a model lies.
 #[derive(Clone, Debug)]
@@ -129,6 +129,8 @@ pub struct EngineConfig {
     pub chat_template: Option<String>,
     /// Where committed blocks go so that they outlive the pool; needs the prefix cache.
     pub kv_tier: Option<KvTierConfig>,
+    /// What float weights are quantized to as they are loaded; not at all unless given.
+    pub in_situ_quant: Option<Isq>,
     /// CPU options.
     pub cpu: CpuOptions,
     /// Where NVIDIA's libraries may be.
@@ -174,6 +176,7 @@ impl Default for EngineConfig {
             deterministic: false,
             chat_template: None,
             kv_tier: None,
+            in_situ_quant: None,
             cpu: CpuOptions::default(),
             cuda_libraries: LibraryPaths::default(),
             cuda: CudaOptions::default(),

@@ -107,20 +107,33 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
     {
         let decoder = ModelFiles::hugging_face_config(path, architecture)?;
         return plan(
-            PlannedModel { config: &decoder, weights: None, tokenizer_bytes: 0, encoder_cache_bytes: 0 },
+            PlannedModel {
+                config: &decoder,
+                weights: None,
+                isq: config.in_situ_quant,
+                tokenizer_bytes: 0,
+                encoder_cache_bytes: 0,
+            },
             config,
             devices,
         );
     }
-    let files = ModelFiles::open(source, architecture)?;
+    let files = open_files(source, config)?;
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
     plan(planned_model(&files, &text), config, devices)
+}
+
+fn open_files(source: &ModelSource, config: &EngineConfig) -> Result<ModelFiles, EngineError> {
+    let files = ModelFiles::open(source, config.architecture.as_deref())?.with_isq(config.in_situ_quant);
+    files.check_isq()?;
+    Ok(files)
 }
 
 fn planned_model<'a>(files: &'a ModelFiles, text: &TextFiles) -> PlannedModel<'a> {
     PlannedModel {
         config: files.config(),
         weights: Some(files.weights()),
+        isq: files.isq(),
         tokenizer_bytes: text.tokenizer.estimated_bytes(),
         // Every model is one of text.
         encoder_cache_bytes: 0,
@@ -159,7 +172,7 @@ pub fn load_with_backend(
     check_limits(config)?;
     check_backend(config, &**backend)?;
     tier::check(config)?;
-    let files = ModelFiles::open(source, config.architecture.as_deref())?;
+    let files = open_files(source, config)?;
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
     let planned = |loaded| plan(planned_model(&files, &text), config, PlannedDevices::Own { backend: &**backend, loaded });
     let mut plan = planned(0)?;

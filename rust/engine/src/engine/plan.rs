@@ -16,7 +16,7 @@ use counter::Counter;
 
 use super::{EngineConfig, ModelDType};
 use crate::{
-    EngineError,
+    EngineError, Isq,
     model::{
         DecoderConfig,
         config::{AttentionConfig, LayerConfig, Norms},
@@ -90,6 +90,7 @@ pub(super) struct PlannedModel<'a> {
     pub config: &'a DecoderConfig,
     /// `None`: without weights at hand they count 2 bytes a parameter.
     pub weights: Option<&'a WeightSource>,
+    pub isq: Option<Isq>,
     pub tokenizer_bytes: u64,
     /// What its encoders' outputs may take, on the first device; 0 without encoders.
     pub encoder_cache_bytes: u64,
@@ -323,7 +324,7 @@ fn beside_kv(
     let states = state_bytes.saturating_mul(config.max_num_seqs as u64);
     let mut bytes = vec![DeviceBytes { activations, states, ..DeviceBytes::default() }; devices.len()];
     bytes[0].encoder_cache = model.encoder_cache_bytes;
-    let mut counter = Counter::new(model.weights, devices, precision(config), layers);
+    let mut counter = Counter::new((model.weights, model.isq), devices, precision(config), layers);
     Decoder::new(&mut counter, model.config)?;
     for (bytes, weights) in bytes.iter_mut().zip(&counter.bytes) {
         bytes.weights = *weights;

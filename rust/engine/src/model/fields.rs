@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     EngineError, keys,
-    weights::{Metadata, MetadataValue, Role, WeightId, WeightSource},
+    weights::{Metadata, MetadataValue, Role, WeightId, WeightSource, hub::HubFormat},
 };
 
 const ROPE_TYPES: &str = "default, linear, llama3, longrope, yarn";
@@ -176,6 +176,19 @@ impl HfFields<'_> {
     pub fn child(&self, key: &str) -> Result<Option<Self>, EngineError> {
         self.typed(key, "an object", |v| v.is_object().then_some(()))?;
         Ok(self.object_under(key))
+    }
+
+    /// How the weights are quantized. MLX says it under two names.
+    pub fn quantization(&self) -> Result<Option<HubFormat>, EngineError> {
+        let mut format = None;
+        for key in ["quantization_config", "quantization", "compression_config"] {
+            let Some(fields) = self.child(key)?.filter(|fields| !fields.object.is_empty()) else { continue };
+            format = HubFormat::read(&fields.object).map_err(|why| self.error(key, format!("is not supported: {why}")))?;
+            if format.is_some() {
+                break;
+            }
+        }
+        Ok(format)
     }
 
     fn token_ids(&self, key: &str) -> Result<Vec<u32>, EngineError> {

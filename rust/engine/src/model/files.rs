@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use device::DType;
 use serde_json::{Map, Value};
 
 use super::{
@@ -10,10 +11,10 @@ use super::{
     fields::{Fields, GgufFields, HfFields},
 };
 use crate::{
-    EngineError, ModelSource,
+    EngineError, Isq, ModelSource,
     json::required_json,
     keys,
-    weights::{GgufFiles, Metadata, ModelPlace, Names, Role, SafetensorsFiles, WeightId, WeightSource},
+    weights::{GgufFiles, Metadata, ModelPlace, Names, Role, SafetensorsFiles, WeightId, WeightSource, hub::HubFormat},
 };
 
 /// The configuration of the language model of one that sees; of a model of text its own.
@@ -41,6 +42,7 @@ fn text_model(mut whole: Map<String, Value>) -> Map<String, Value> {
 pub struct ModelFiles {
     config: DecoderConfig,
     weights: WeightSource,
+    isq: Option<Isq>,
 }
 
 impl ModelFiles {
@@ -56,8 +58,8 @@ impl ModelFiles {
     }
 
     fn open_hugging_face(dir: &Path, expected: Option<&str>) -> Result<Self, EngineError> {
-        let (config, names) = Self::read_config(dir, expected)?;
-        let files = SafetensorsFiles::open(dir)?;
+        let (config, names, hub) = Self::read_config(dir, expected)?;
+        let files = SafetensorsFiles::open(dir)?.quantized(hub);
         let place = ModelPlace::find(names, |name| files.contains(name));
         let weights = WeightSource::Safetensors { files, names, place };
         Self::checked(config, weights, "num_hidden_layers")
@@ -68,7 +70,7 @@ impl ModelFiles {
         let num_layers = config.layers.len() + config.num_mtp_layers;
         let beyond = [Role::AttnOutput, Role::FfnDown].map(|role| WeightId::layer(num_layers, role));
         match beyond.into_iter().find(|id| weights.contains(*id)) {
-            None => Ok(Self { config, weights }),
+            None => Ok(Self { config, weights, isq: None }),
             Some(id) => Err(EngineError::Load(format!(
                 "{}: `{key}` is {num_layers}, but there is a tensor `{}`: layers are counted from 0",
                 weights.path().display(),
@@ -82,7 +84,7 @@ impl ModelFiles {
         Ok(Self::read_config(dir, expected)?.0)
     }
 
-    fn read_config(dir: &Path, expected: Option<&str>) -> Result<(DecoderConfig, Names), EngineError> {
+    fn read_config(dir: &Path, expected: Option<&str>) -> Result<(DecoderConfig, Names, Option<HubFormat>), EngineError> {
         let path = dir.join("config.json");
         let what = path.display().to_string();
         let Value::Object(object) = required_json(&path)? else {
@@ -93,10 +95,11 @@ impl ModelFiles {
         let classes: Vec<_> = classes.iter().map(String::as_str).collect();
         let found = Found::HuggingFace { model_type: model_type.as_deref(), classes: &classes };
         let architecture = check_architecture(expected, found)?;
+        let hub = fields.quantization()?;
         let config = (architecture.from_hf)(&fields)?;
         config.validate(&what)?;
         keys::warn_of(&fields.unknown_keys()?, &what);
-        Ok((config, architecture.names))
+        Ok((config, architecture.names, hub))
     }
 
     fn open_gguf(paths: &[PathBuf], expected: Option<&str>) -> Result<Self, EngineError> {
@@ -125,6 +128,35 @@ impl ModelFiles {
     pub fn with_config(self, config: DecoderConfig) -> Result<Self, EngineError> {
         config.validate("the configuration")?;
         Ok(Self { config, ..self })
+    }
+
+    /// The same, whose float weights are quantized as they are loaded.
+    #[must_use]
+    pub fn with_isq(self, isq: Option<Isq>) -> Self {
+        Self { isq, ..self }
+    }
+
+    /// What float weights are quantized to.
+    pub fn isq(&self) -> Option<Isq> {
+        self.isq
+    }
+
+    /// What is quantized already is not quantized again.
+    ///
+    /// # Errors
+    /// [`EngineError::InvalidArgument`] where that is the whole model.
+    pub fn check_isq(&self) -> Result<(), EngineError> {
+        let Some(isq) = self.isq else { return Ok(()) };
+        let down = WeightId::layer(0, Role::FfnDown);
+        let matrices = [down.with_role(Role::AttnOutput), down, WeightId::global(Role::Embedding)];
+        let mut types = matrices.into_iter().filter_map(|id| self.weights.stored_type(id));
+        match types.clone().all(|dtype| matches!(dtype, DType::Ggml(_))).then(|| types.next()).flatten() {
+            None => Ok(()),
+            Some(dtype) => Err(EngineError::InvalidArgument(format!(
+                "in_situ_quant is {isq}, but the weights of {} are quantized already ({dtype}): leave it out, or load float weights",
+                self.weights.path().display()
+            ))),
+        }
     }
 
     /// The weights by role.

@@ -2,20 +2,23 @@
 
 use std::sync::Arc;
 
-use device::{Backend, Constant, Linear, LinearOptions, Norm, NormKind, Precision, WeightView};
+use device::{Backend, Constant, DType, Linear, LinearOptions, Norm, NormKind, Precision, WeightView};
 
 use super::{
     config::{DecoderConfig, NormConfig},
     part::Weights,
 };
 use crate::{
-    EngineError,
+    EngineError, Isq,
+    isq::quantize,
     weights::{Matrix, Role, WeightId, WeightSource},
 };
 
 /// Loads the weights that it visits.
 pub(crate) struct Loader<'a> {
     pub(crate) weights: &'a WeightSource,
+    /// What float weights become.
+    pub(crate) isq: Option<Isq>,
     pub(crate) config: &'a DecoderConfig,
     pub(crate) backend: &'a dyn Backend,
     pub(crate) precision: Precision,
@@ -25,9 +28,27 @@ pub(crate) struct Loader<'a> {
     pub(crate) bytes: u64,
 }
 
+impl Loader<'_> {
+    /// A matrix as it is to be kept.
+    fn quantized(&self, matrix: &Matrix, name: &str, view: WeightView) -> Result<WeightView, EngineError> {
+        let Some(isq) = self.isq.filter(|_| !matrix.is_exact) else { return Ok(view) };
+        match isq.dtype(view.dtype, view.cols, matrix.id.layer.is_none()) {
+            DType::Ggml(format) if view.dtype != DType::Ggml(format) => {
+                let quantized = quantize(name, &view, format, self.backend.info().num_threads)?;
+                view.release();
+                Ok(quantized)
+            }
+            _ => Ok(view),
+        }
+    }
+}
+
 impl Weights for Loader<'_> {
     fn linear(&mut self, matrix: &Matrix) -> Result<Linear, EngineError> {
         let (id, view) = self.weights.stored(matrix)?;
+        let name = self.weights.matrix_name(id, matrix.expert);
+        let file_bytes = view.bytes().len() as u64;
+        let view = self.quantized(matrix, &name, view)?;
         let is_lm_head = matrix.id.layer.is_none();
         let mut bias = self.weights.bias(matrix)?;
         if is_lm_head {
@@ -36,13 +57,13 @@ impl Weights for Loader<'_> {
             }
         }
         let precision = if matrix.is_exact { Precision::Exact } else { self.precision };
-        let options = LinearOptions { name: self.weights.matrix_name(id, matrix.expert), precision, bias };
+        let options = LinearOptions { name, precision, bias };
         let backend = self.backend;
         let linear = if is_lm_head { backend.load_lm_head(&view, &options) } else { backend.load_linear(&view, &options) }?;
         if !linear.is_in_place() {
             view.release();
         }
-        (self.progress)(view.bytes().len() as u64);
+        (self.progress)(file_bytes);
         self.bytes += linear.bytes();
         Ok(linear)
     }
@@ -85,8 +106,9 @@ impl Weights for Loader<'_> {
     }
 
     fn table(&mut self, matrix: &Matrix) -> Result<WeightView, EngineError> {
-        let (_, view) = self.weights.stored(matrix)?;
+        let (id, view) = self.weights.stored(matrix)?;
         (self.progress)(view.bytes().len() as u64);
+        let view = self.quantized(matrix, &self.weights.matrix_name(id, matrix.expert), view)?;
         self.bytes += view.bytes().len() as u64;
         Ok(view)
     }

@@ -2,6 +2,7 @@
 
 pub mod gguf;
 mod heads;
+pub mod hub;
 pub mod metadata;
 pub mod names;
 pub mod safetensors;
@@ -149,7 +150,23 @@ impl WeightSource {
         if self.is_of_all_heads(matrix) {
             return self.dtype_of_head(matrix);
         }
+        if let Self::Safetensors { files, .. } = self {
+            let id = self.fused(matrix).map_or(matrix.id, |(id, _)| id);
+            if let Some(packed) = files.packed(&self.matrix_name(id, matrix.expert)) {
+                return packed.dtype();
+            }
+        }
         Ok(self.stored(matrix)?.1.dtype)
+    }
+
+    /// The type of a tensor that is stored by itself.
+    pub fn stored_type(&self, id: WeightId) -> Option<DType> {
+        let name = self.name(id);
+        let view = match self {
+            Self::Gguf(files) => files.tensor(&name),
+            Self::Safetensors { files, .. } => files.tensor(&name),
+        };
+        view.ok().map(|(view, _)| view.dtype)
     }
 
     /// A matrix, which must have this shape.

@@ -12,6 +12,7 @@ use device::{
     mmap::{Bytes, FileWatch},
 };
 
+use super::hub::{HubFormat, Packed};
 use crate::{EngineError, json::required_json};
 
 const SINGLE: &str = "model.safetensors";
@@ -23,6 +24,7 @@ pub struct SafetensorsFiles {
     weight_bytes: u64,
     dir: PathBuf,
     watches: Vec<FileWatch>,
+    hub: Option<HubFormat>,
 }
 
 struct TensorInfo {
@@ -35,7 +37,7 @@ struct TensorInfo {
 impl SafetensorsFiles {
     /// Opens `model.safetensors`, or the files that `model.safetensors.index.json` names.
     pub fn open(dir: &Path) -> Result<Self, EngineError> {
-        let mut files = Self { tensors: HashMap::new(), weight_bytes: 0, dir: dir.to_owned(), watches: Vec::new() };
+        let mut files = Self { tensors: HashMap::new(), weight_bytes: 0, dir: dir.to_owned(), watches: Vec::new(), hub: None };
         let index = dir.join(INDEX);
         let single = dir.join(SINGLE);
         if index.is_file() {
@@ -46,6 +48,22 @@ impl SafetensorsFiles {
             return Err(load(dir, format!("there is neither {SINGLE} nor {INDEX} in this folder")));
         }
         Ok(files)
+    }
+
+    /// The same, quantized as config.json says.
+    #[must_use]
+    pub fn quantized(self, hub: Option<HubFormat>) -> Self {
+        Self { hub, ..self }
+    }
+
+    /// The tensors that stand for one of floats.
+    pub fn packed<'a>(&'a self, name: &'a str) -> Option<Packed<'a>> {
+        Packed::find(self, self.hub?, name)
+    }
+
+    /// A tensor's shape, type and bytes.
+    pub(super) fn raw(&self, name: &str) -> Option<(&[usize], Dtype, &[u8])> {
+        self.tensors.get(name).map(|info| (&info.shape[..], info.dtype, info.bytes.as_slice()))
     }
 
     /// Of each file.
@@ -70,11 +88,14 @@ impl SafetensorsFiles {
 
     /// Whether there is such a tensor.
     pub fn contains(&self, name: &str) -> bool {
-        self.tensors.contains_key(name)
+        self.tensors.contains_key(name) || self.packed(name).is_some()
     }
 
     /// A tensor and its shape, as a matrix: all but its last dimension are rows.
     pub fn tensor(&self, name: &str) -> Result<(WeightView, Vec<usize>), EngineError> {
+        if let Some(packed) = self.packed(name) {
+            return packed.read();
+        }
         let info = self.info(name)?;
         let (cols, rows) =
             info.shape.split_last().ok_or_else(|| load(&info.file, format!("tensor `{name}` has no dimensions")))?;

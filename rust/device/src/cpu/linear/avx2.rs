@@ -30,8 +30,8 @@ use super::{
     PANEL,
     act_block::{ActBlock, BLOCK, UPPER},
     layout::{
-        Codes, FIFTH_BYTES, Kernel, LOWER_BYTES, Layout, PlanesKernels, UPPER_BYTES, block_bytes, codes_bytes, select,
-        super_block_body_bytes, super_block_bytes, zero_point,
+        Codes, FIFTH_BYTES, Kernel, LOWER_BYTES, Layout, Lookup, PlanesKernels, T4, UPPER_BYTES, block_bytes, codes_bytes,
+        is_wide, select, super_block_body_bytes, super_block_bytes, zero_point,
     },
 };
 use crate::cpu::simd::prefetch;
@@ -57,10 +57,11 @@ pub(super) fn with_vnni(layout: Layout) -> Kernel {
     #[target_feature(enable = "avx2,fma,f16c")]
     fn kernel<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool>(
         panel: &[u8],
+        lookup: &Lookup,
         acts: &[ActBlock],
         out: &mut [[f32; PANEL]],
     ) {
-        multiply::<CODES, HALVES, MIN, SUPER, true>(panel, acts, out);
+        multiply::<CODES, HALVES, MIN, SUPER, true>(panel, lookup, acts, out);
     }
     select!(layout, kernel)
 }
@@ -70,10 +71,11 @@ pub(super) fn without_vnni(layout: Layout) -> Kernel {
     #[target_feature(enable = "avx2,fma,f16c")]
     fn kernel<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool>(
         panel: &[u8],
+        lookup: &Lookup,
         acts: &[ActBlock],
         out: &mut [[f32; PANEL]],
     ) {
-        multiply::<CODES, HALVES, MIN, SUPER, false>(panel, acts, out);
+        multiply::<CODES, HALVES, MIN, SUPER, false>(panel, lookup, acts, out);
     }
     select!(layout, kernel)
 }
@@ -82,6 +84,7 @@ pub(super) fn without_vnni(layout: Layout) -> Kernel {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool, const VNNI: bool>(
     panel: &[u8],
+    lookup: &Lookup,
     acts: &[ActBlock],
     out: &mut [[f32; PANEL]],
 ) {
@@ -97,7 +100,8 @@ fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: b
         for block in blocks.chunks_exact(const { block_bytes(CODES, HALVES, MIN, SUPER) }) {
             prefetch_ahead(block);
             for part in 0..PARTS {
-                Part::<CODES, HALVES, MIN, SUPER>::unpack(block, floats, part).add_rows::<VNNI>(&acts[b..], stride, out, part);
+                let rows = Part::<CODES, HALVES, MIN, SUPER>::unpack(block, floats, lookup, part);
+                rows.add_rows::<VNNI>(&acts[b..], stride, out, part);
             }
             b += 1;
         }
@@ -163,12 +167,19 @@ impl<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool> Pa
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn unpack(block: &[u8], floats: &[u8], part: usize) -> Self {
+    fn unpack(block: &[u8], floats: &[u8], lookup: &Lookup, part: usize) -> Self {
         let mut all = [_mm256_setzero_si256(); QUADS];
         for g in 0..QUADS / 2 {
             [all[g], all[QUADS / 2 + g]] = codes::<CODES>(block, g, part);
         }
-        Self { codes: all, scales: Self::scales(block, floats, part) }
+        let mut scales = Self::scales(block, floats, part);
+        if CODES == T4 {
+            // SAFETY: the table is 16 bytes.
+            let table = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(lookup.codes.as_ptr().cast()) });
+            all = all.map(|places| _mm256_shuffle_epi8(table, places));
+            scales[0] = scales[0].map(|scale| _mm256_mul_ps(scale, _mm256_set1_ps(lookup.unit)));
+        }
+        Self { codes: all, scales }
     }
 
     /// Scales and minima of each sub-block.
@@ -220,7 +231,7 @@ impl<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool> Pa
     #[target_feature(enable = "avx2,fma,f16c")]
     fn add_products<const VNNI: bool>(&self, x: &ActBlock, out: &mut [f32; LANES]) {
         // `pairs` subtracts the zero of 8-bit codes.
-        let zero = if CODES == 8 && !VNNI { 0 } else { zero_point(CODES, MIN) };
+        let zero = if is_wide(CODES) && !VNNI { 0 } else { zero_point(CODES, MIN) };
         let zero_bits = _mm_cvtsi32_si128(zero.max(1).ilog2() as i32);
         let mut dots = self.dots::<VNNI>(&x.upper).map(|dot| _mm256_slli_epi32::<{ UPPER.trailing_zeros() as i32 }>(dot));
         if x.has_lower != 0 {
@@ -332,7 +343,7 @@ const fn fitting(codes: u8) -> usize {
     }
 }
 
-/// Codes of columns 4 g.. and 16 + 4 g.. of 8 rows, the `part`-th of the panel.
+/// Codes of columns 4 g.. and 16 + 4 g.. of 8 rows, the `part`-th of the panel; of a table their places in it.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn codes<const CODES: u8>(block: &[u8], g: usize, part: usize) -> [__m256i; 2] {
@@ -346,7 +357,7 @@ fn codes<const CODES: u8>(block: &[u8], g: usize, part: usize) -> [__m256i; 2] {
     let nibble = _mm256_set1_epi8(15);
     let v = line(tile * 256 + g * 64);
     let (low, high_nibble) = (_mm256_and_si256(v, nibble), _mm256_and_si256(_mm256_srli_epi16(v, 4), nibble));
-    if CODES == 4 {
+    if CODES == 4 || CODES == T4 {
         return [low, high_nibble];
     }
     let (high, mask) = if CODES == 5 {
@@ -382,7 +393,7 @@ fn shift(v: __m256i, from: usize, to: usize) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn pairs<const CODES: u8>(w: __m256i, x: __m256i) -> __m256i {
-    if CODES == 8 {
+    if is_wide(CODES) {
         let w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
         _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
     } else {

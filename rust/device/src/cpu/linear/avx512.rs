@@ -39,8 +39,8 @@ use super::{
     PANEL,
     act_block::{ActBlock, UPPER},
     layout::{
-        Codes, FIFTH_BYTES, Kernel, LOWER_BYTES, Layout, PlanesKernels, TILE, UPPER_BYTES, block_bytes, codes_bytes, select,
-        super_block_body_bytes, super_block_bytes, super_block_len, zero_point,
+        Codes, FIFTH_BYTES, Kernel, LOWER_BYTES, Layout, Lookup, PlanesKernels, T4, TILE, UPPER_BYTES, block_bytes, codes_bytes,
+        select, super_block_body_bytes, super_block_bytes, super_block_len, zero_point,
     },
 };
 use crate::cpu::{
@@ -58,6 +58,7 @@ pub(super) fn kernel(layout: Layout) -> Kernel {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool>(
     panel: &[u8],
+    lookup: &Lookup,
     acts: &[ActBlock],
     out: &mut [[f32; PANEL]],
 ) {
@@ -66,8 +67,8 @@ fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: b
     // SAFETY: the features are enabled.
     unsafe {
         match out {
-            [out] => one_row::<CODES, HALVES, MIN, SUPER>(panel, acts, out),
-            _ => many_rows::<CODES, HALVES, MIN, SUPER>(panel, acts, out),
+            [out] => one_row::<CODES, HALVES, MIN, SUPER>(panel, lookup, acts, out),
+            _ => many_rows::<CODES, HALVES, MIN, SUPER>(panel, lookup, acts, out),
         }
     }
 }
@@ -105,18 +106,20 @@ fn multiply_planes<const CODES: u8>(upper: &[u8], other: &[u8], acts: &[ActBlock
 #[inline(always)]
 unsafe fn one_row<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool>(
     panel: &[u8],
+    lookup: &Lookup,
     acts: &[ActBlock],
     out: &mut [f32; PANEL],
 ) {
     let (mut sums, mut acts, to_l2) = ([_mm512_setzero_ps(); 2], acts.iter(), reads_ahead_to_l2());
+    let lookup = Registers::of(lookup);
     for super_block in panel.chunks_exact(const { super_block_bytes(CODES, HALVES, MIN, SUPER) }) {
         let (blocks, floats) = super_block.split_at(const { super_block_body_bytes(CODES, HALVES, MIN, SUPER) });
         for (block, x) in blocks.chunks_exact(const { block_bytes(CODES, HALVES, MIN, SUPER) }).zip(&mut acts) {
             prefetch_ahead(block, to_l2);
-            let sub_block = SubBlock::<CODES, HALVES, MIN, SUPER, 0>::unpack(block, floats);
+            let sub_block = SubBlock::<CODES, HALVES, MIN, SUPER, 0>::unpack(block, floats, lookup);
             sums = sub_block.scaled(sub_block.products([x])[0], x, sums);
             if HALVES {
-                let sub_block = SubBlock::<CODES, HALVES, MIN, SUPER, 1>::unpack(block, floats);
+                let sub_block = SubBlock::<CODES, HALVES, MIN, SUPER, 1>::unpack(block, floats, lookup);
                 sums = sub_block.scaled(sub_block.products([x])[0], x, sums);
             }
         }
@@ -129,19 +132,21 @@ unsafe fn one_row<const CODES: u8, const HALVES: bool, const MIN: bool, const SU
 #[inline(always)]
 unsafe fn many_rows<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool>(
     panel: &[u8],
+    lookup: &Lookup,
     acts: &[ActBlock],
     out: &mut [[f32; PANEL]],
 ) {
     out.fill([0.0; PANEL]);
     let (stride, to_l2) = (acts.len() / out.len(), reads_ahead_to_l2());
+    let lookup = Registers::of(lookup);
     let mut b = 0;
     for super_block in panel.chunks_exact(const { super_block_bytes(CODES, HALVES, MIN, SUPER) }) {
         let (blocks, floats) = super_block.split_at(const { super_block_body_bytes(CODES, HALVES, MIN, SUPER) });
         for block in blocks.chunks_exact(const { block_bytes(CODES, HALVES, MIN, SUPER) }) {
             prefetch_ahead(block, to_l2);
-            SubBlock::<CODES, HALVES, MIN, SUPER, 0>::unpack(block, floats).add(&acts[b..], stride, out);
+            SubBlock::<CODES, HALVES, MIN, SUPER, 0>::unpack(block, floats, lookup).add(&acts[b..], stride, out);
             if HALVES {
-                SubBlock::<CODES, HALVES, MIN, SUPER, 1>::unpack(block, floats).add(&acts[b..], stride, out);
+                SubBlock::<CODES, HALVES, MIN, SUPER, 1>::unpack(block, floats, lookup).add(&acts[b..], stride, out);
             }
             b += 1;
         }
@@ -211,7 +216,36 @@ unsafe fn f16s(block: &[u8], at: usize) -> __m512 {
     _mm512_cvtph_ps(_mm256_loadu_si256(block.as_ptr().add(at).cast()))
 }
 
-/// Line `g` of the codes of both tiles, columns 4 g.. and 16 + 4 g.., as bytes.
+/// A [`Lookup`] in registers.
+#[derive(Clone, Copy)]
+struct Registers {
+    codes: __m512i,
+    unit: f32,
+}
+
+impl Registers {
+    /// # Safety
+    /// The processor has AVX-512.
+    #[inline(always)]
+    unsafe fn of(lookup: &Lookup) -> Self {
+        Self { codes: _mm512_broadcast_i32x4(_mm_loadu_si128(lookup.codes.as_ptr().cast())), unit: lookup.unit }
+    }
+
+    /// Codes of a table for their places in it.
+    ///
+    /// # Safety
+    /// The processor has AVX-512.
+    #[inline(always)]
+    unsafe fn look_up<const CODES: u8>(self, places: [__m512i; 2]) -> [__m512i; 2] {
+        if CODES == T4 {
+            [_mm512_shuffle_epi8(self.codes, places[0]), _mm512_shuffle_epi8(self.codes, places[1])]
+        } else {
+            places
+        }
+    }
+}
+
+/// Line `g` of the codes of a tile, columns 4 g.. and 16 + 4 g.., as bytes; of a table their places in it.
 /// # Safety
 /// The processor has AVX-512 F and BW.
 #[inline(always)]
@@ -223,7 +257,7 @@ pub(super) unsafe fn codes<const CODES: u8>(block: &[u8], g: usize, tile: usize)
     let nibble = _mm512_set1_epi8(15);
     let v = line(block, tile * 256 + g * 64);
     let (low, high_nibble) = (_mm512_and_si512(v, nibble), _mm512_and_si512(_mm512_srli_epi16(v, 4), nibble));
-    if CODES == 4 {
+    if CODES == 4 || CODES == T4 {
         return [low, high_nibble];
     }
     let (high, mask) = if CODES == 5 {
@@ -294,7 +328,7 @@ impl<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool, co
     /// # Safety
     /// The processor has AVX-512; likewise below.
     #[inline(always)]
-    unsafe fn unpack(block: &[u8], floats: &[u8]) -> Self {
+    unsafe fn unpack(block: &[u8], floats: &[u8], lookup: Registers) -> Self {
         assert!(block.len() == const { block_bytes(CODES, HALVES, MIN, SUPER) });
         assert!(
             floats.len()
@@ -304,7 +338,7 @@ impl<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool, co
         let (mut scales, mut mins) = ([_mm512_setzero_ps(); 2], [_mm512_setzero_ps(); 2]);
         for tile in 0..2 {
             for g in 0..4 {
-                let halves = codes::<CODES>(block, g, tile);
+                let halves = lookup.look_up::<CODES>(codes::<CODES>(block, g, tile));
                 if HALVES {
                     all[tile][g] = halves[SUB];
                 } else {
@@ -312,7 +346,7 @@ impl<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool, co
                 }
             }
             let own = |kind| scales_or_minima::<CODES, HALVES, SUPER>(block, floats, (kind, SUB, tile));
-            scales[tile] = _mm512_mul_ps(own(0), _mm512_set1_ps(UPPER as f32));
+            scales[tile] = _mm512_mul_ps(own(0), _mm512_set1_ps(UPPER as f32 * lookup.unit));
             if MIN {
                 mins[tile] = own(1);
             }

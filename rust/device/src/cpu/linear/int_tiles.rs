@@ -2,8 +2,8 @@
 //!
 //! Codes of weights and both parts of activations are integers that bf16 holds, upper parts times 128 included, and `tdpbf16ps`
 //! adds products in f32: as long as sums stay below 2^24 they are the integers that the other kernels compute. Weights less their
-//! zero are at most 31 in magnitude with sub-blocks of 32 columns (31 * 32 * 16320 < 2^24) and 32 with sub-blocks of 16; those of
-//! 8 bits get a sum for each part, whose addition rounds once, as the conversion of an integer does. Scales and minima are then
+//! zero are at most 31 in magnitude with sub-blocks of 32 columns (31 * 32 * 16320 < 2^24) and 64 with sub-blocks of 16; those of
+//! 8 bits and of tables with sub-blocks of 32 get a sum for each part, whose addition rounds once, as the conversion of an integer does. Scales and minima are then
 //! applied by the same operations.
 //!
 //! A panel is unpacked once for many rows: of each block of 32 columns and each tile of 16 rows, for each sub-block
@@ -19,7 +19,7 @@ use super::{
     PANEL,
     activations::{ACT_ROWS, ActTile},
     avx512::{codes, scales_or_minima},
-    layout::{Codes, Layout, blocks_of, select, zero_point},
+    layout::{Codes, Layout, Lookup, T4, blocks_of, is_wide, select, zero_point},
 };
 use crate::cpu::amx::{IntTiles, Sums};
 
@@ -31,7 +31,7 @@ pub(super) const LINE: usize = 16;
 const SUB_BLOCK: usize = 256 + 16 + 16;
 
 /// Unpacks a panel.
-pub(super) type Unpack = unsafe fn(panel: &[u8], out: &mut [f32]);
+pub(super) type Unpack = unsafe fn(panel: &[u8], lookup: &Lookup, out: &mut [f32]);
 /// Multiplies an unpacked panel by rows, `[rows / 16, blocks]`; writes whole tiles of 16 rows.
 pub(super) type AmxKernel = unsafe fn(tiles: &IntTiles, panel: &[f32], acts: &[ActTile], out: &mut [[f32; PANEL]]);
 
@@ -58,13 +58,18 @@ pub(super) const fn unpacked_len(halves: bool) -> usize {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn unpack_panel<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool>(panel: &[u8], out: &mut [f32]) {
+fn unpack_panel<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool>(
+    panel: &[u8],
+    lookup: &Lookup,
+    out: &mut [f32],
+) {
     let sub_blocks = const { 1 + HALVES as usize };
     let zero = const { zero_point(CODES, MIN) };
-    // bf16 of every code of up to 6 bits.
+    // bf16 of every code of up to 6 bits, or of the table.
     let mut table = [0u16; 64];
     for (i, v) in table.iter_mut().enumerate() {
-        *v = ((i as i32 - zero) as f32).to_bits().wrapping_shr(16) as u16;
+        let code = if CODES == T4 { i32::from(lookup.codes[i % 16]) } else { i as i32 };
+        *v = ((code - zero) as f32).to_bits().wrapping_shr(16) as u16;
     }
     // SAFETY: the table is two registers long.
     let table = unsafe { [_mm512_loadu_si512(table.as_ptr().cast()), _mm512_loadu_si512(table.as_ptr().add(32).cast())] };
@@ -95,7 +100,7 @@ fn unpack_panel<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPE
                 };
                 // SAFETY: 16 scales and 16 minima end the sub-block.
                 unsafe {
-                    _mm512_storeu_ps(out.as_mut_ptr().add(256), own(0));
+                    _mm512_storeu_ps(out.as_mut_ptr().add(256), _mm512_mul_ps(own(0), _mm512_set1_ps(lookup.unit)));
                     if MIN {
                         _mm512_storeu_ps(out.as_mut_ptr().add(272), own(1));
                     }
@@ -113,7 +118,7 @@ fn to_bf16<const CODES: u8, const PAIR: u32>(quad: __m512i, table: [__m512i; 2],
     let quad = if PAIR == 0 { quad } else { _mm512_srli_epi32::<16>(quad) };
     let first = _mm512_and_si512(quad, byte);
     let second = _mm512_and_si512(_mm512_srli_epi32::<8>(quad), byte);
-    if CODES < 8 {
+    if CODES != 8 {
         let words = _mm512_or_si512(first, _mm512_slli_epi32::<16>(second));
         return _mm512_permutex2var_epi16(table[0], words, table[1]);
     }
@@ -145,7 +150,7 @@ fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: b
                     let codes = |sub_block| weights(b, sub_block)[..256].first_chunk().expect("16 lines");
                     if HALVES {
                         tiles.of_halves(&acts[b].parts, [codes(0), codes(1)], sums);
-                    } else if CODES == 8 {
+                    } else if is_wide(CODES) {
                         tiles.of_parts(&acts[b].parts, codes(0), sums);
                     } else {
                         tiles.of_block(&acts[b].parts, codes(0), sums);
@@ -174,7 +179,7 @@ fn multiply<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: b
                         for (m, acc) in acc.iter_mut().enumerate() {
                             // SAFETY: a row of sums is 16 f32.
                             let row = |i: usize| unsafe { _mm512_load_ps(dots[i][m].as_ptr()) };
-                            let dot = if CODES == 8 { _mm512_add_ps(row(0), row(1)) } else { row(sub_block) };
+                            let dot = if is_wide(CODES) && !HALVES { _mm512_add_ps(row(0), row(1)) } else { row(sub_block) };
                             let dot = _mm512_mul_ps(dot, _mm512_set1_ps(x.scale[m]));
                             *acc = _mm512_fmadd_ps(dot, scale, *acc);
                             if MIN {

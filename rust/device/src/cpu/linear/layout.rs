@@ -5,7 +5,8 @@
 //!
 //! - [`Codes::U4`]: of each tile 4 lines. Line g, byte 4 r + j: column 4 g + j of row r in the low half, column 16 + 4 g + j in
 //!   the high one.
-//! - [`Codes::U5`]: the same, then of each tile a line of fifth bits. Byte 4 r + j: bit g of column 4 g + j, bit 4 + g of column
+//! - [`Codes::T4`]: the same, but what the four bits count are codes of the format's table.
+//! - [`Codes::U5`]: the nibbles, then of each tile a line of fifth bits. Byte 4 r + j: bit g of column 4 g + j, bit 4 + g of column
 //!   16 + 4 g + j.
 //! - [`Codes::U6`]: the nibbles, then of each tile two lines of fifth and sixth bits. Byte 4 r + j, bits 2 g and 2 g + 1: those
 //!   of column 4 g + j in the first line, of column 16 + 4 g + j in the second.
@@ -24,10 +25,13 @@
 //! Code that serves both counts a block of the other formats as a super-block of one.
 //!
 //! A value is `scale * code + min`, or `scale * (code - zero)` where there are no minima, with `zero` the middle of the code's
-//! range.
+//! range. Kernels look codes of a table up before they multiply, and add [`TABLE_ZERO`] to them.
 
 use super::{PANEL, act_block::ActBlock};
-use crate::{GgmlType, quant::Format};
+use crate::{
+    GgmlType,
+    quant::{Format, Table},
+};
 
 /// Rows of a tile.
 pub(super) const TILE: usize = 16;
@@ -42,6 +46,20 @@ pub(super) enum Codes {
     U5 = 5,
     U6 = 6,
     U8 = 8,
+    T4 = T4,
+}
+
+/// [`Codes::T4`] where kernels are generic over it.
+pub(super) const T4: u8 = 14;
+/// What kernels take a table's codes plus, to have none below 0.
+pub(super) const TABLE_ZERO: u8 = 128;
+
+/// The codes of a table as kernels take them, and the unit of scales; of the other layouts nothing is looked up, and the unit is
+/// 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Lookup {
+    pub codes: [u8; 16],
+    pub unit: f32,
 }
 
 /// How a format is packed.
@@ -53,12 +71,14 @@ pub(super) struct Layout {
     pub min: bool,
     /// Scales and minima are those of a super-block times those of its sub-blocks.
     pub super_blocks: bool,
+    /// Of [`Codes::T4`].
+    pub table: Option<&'static Table>,
 }
 
 /// Bytes of the codes of a block, both tiles.
 pub(super) const fn codes_bytes(codes: u8) -> usize {
     match codes {
-        4 => 512,
+        4 | T4 => 512,
         5 => 640,
         6 => 768,
         _ => 1024,
@@ -93,19 +113,38 @@ pub(super) const fn super_block_bytes(codes: u8, halves: bool, min: bool, super_
 
 /// The code of zero: the middle of the range where there are no minima.
 pub(super) const fn zero_point(codes: u8, min: bool) -> i32 {
-    if min { 0 } else { 1 << (codes - 1) }
+    match codes {
+        _ if min => 0,
+        T4 => TABLE_ZERO as i32,
+        _ => 1 << (codes - 1),
+    }
+}
+
+/// Whether codes have 8 bits when they are multiplied.
+pub(super) const fn is_wide(codes: u8) -> bool {
+    matches!(codes, 8 | T4)
 }
 
 impl Layout {
     pub(super) const fn of(format: GgmlType) -> Self {
-        let &Format { sub_block_len, has_min, has_super_blocks, code_bits, .. } = format.format();
-        let codes = match code_bits {
-            4 => Codes::U4,
-            5 => Codes::U5,
-            6 => Codes::U6,
+        let &Format { sub_block_len, has_min, has_super_blocks, code_bits, table, .. } = format.format();
+        let codes = match (code_bits, table) {
+            (_, Some(_)) => Codes::T4,
+            (4, None) => Codes::U4,
+            (5, None) => Codes::U5,
+            (6, None) => Codes::U6,
             _ => Codes::U8,
         };
-        Self { codes, halves: sub_block_len == 16, min: has_min, super_blocks: has_super_blocks }
+        Self { codes, halves: sub_block_len == 16, min: has_min, super_blocks: has_super_blocks, table }
+    }
+
+    pub(super) fn lookup(self) -> Lookup {
+        match self.table {
+            Some(table) => {
+                Lookup { codes: table.codes.map(|code| code.cast_unsigned().wrapping_add(TABLE_ZERO)), unit: table.unit() }
+            }
+            None => Lookup { codes: [0; 16], unit: 1.0 },
+        }
     }
 
     pub(super) const fn super_block_bytes(self) -> usize {
@@ -128,6 +167,10 @@ macro_rules! select {
             (Codes::U5, _, true, true) => $kernel::<5, false, true, true>,
             (Codes::U6, ..) => $kernel::<6, true, false, true>,
             (Codes::U8, ..) => $kernel::<8, false, false, false>,
+            (Codes::T4, false, _, false) => $kernel::<T4, false, false, false>,
+            (Codes::T4, false, _, true) => $kernel::<T4, false, false, true>,
+            (Codes::T4, true, _, false) => $kernel::<T4, true, false, false>,
+            (Codes::T4, true, _, true) => $kernel::<T4, true, false, true>,
         }
     }};
 }
@@ -135,7 +178,7 @@ pub(super) use select;
 
 /// Multiplies one panel by as many rows of activations, `[rows, stride]`, as `out` has, 1 to 64:
 /// `out[row][n] = sum over k of weight[n, k] * x[row, k]`. A kernel of an ISA above the machine's must not be called.
-pub(super) type Kernel = unsafe fn(panel: &[u8], acts: &[ActBlock], out: &mut [[f32; PANEL]]);
+pub(super) type Kernel = unsafe fn(panel: &[u8], lookup: &Lookup, acts: &[ActBlock], out: &mut [[f32; PANEL]]);
 
 /// The blocks of a panel, each with the lines of f16 of its super-block.
 pub(super) fn blocks_of<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool>(

@@ -37,7 +37,7 @@ use crate::{
     cpu::{Isa, ThreadPool},
 };
 
-const LAYOUT: Layout = Layout { codes: Codes::U8, halves: false, min: false, super_blocks: false };
+const LAYOUT: Layout = Layout { codes: Codes::U8, halves: false, min: false, super_blocks: false, table: None };
 /// Bytes of a block as it was.
 const BLOCK_BYTES: usize = super_block_bytes(Codes::U8 as u8, false, false, false);
 /// Bytes of the error bounds of a panel.

@@ -10,8 +10,8 @@ use super::{
     PANEL,
     act_block::{ActBlock, UPPER},
     layout::{
-        COLS, Codes, Kernel, Layout, TILE, block_bytes, blocks_of, codes_bytes, select, super_block_body_bytes, super_block_len,
-        zero_point,
+        COLS, Codes, Kernel, Layout, Lookup, T4, TILE, block_bytes, blocks_of, codes_bytes, select, super_block_body_bytes,
+        super_block_len, zero_point,
     },
     out::SharedOut,
     slab::SlabBytes,
@@ -21,7 +21,7 @@ use crate::cpu::{Amx, amx::IntTiles};
 use crate::{
     DType, DeviceError, GgmlType, WeightView,
     cpu::{Isa, ThreadPool},
-    quant::BlockCodes,
+    quant::{BlockCodes, Format},
 };
 
 /// Bytes of a panel of rows of `cols` columns.
@@ -37,6 +37,7 @@ pub(super) struct Packed {
     pub panel_bytes: usize,
     kernel: Kernel,
     layout: Layout,
+    lookup: Lookup,
     /// AMX, where that is the ISA.
     #[cfg(target_arch = "x86_64")]
     amx: Option<Amx>,
@@ -68,6 +69,7 @@ impl Packed {
             panel_bytes,
             kernel: kernel(layout, isa),
             layout,
+            lookup: layout.lookup(),
             #[cfg(target_arch = "x86_64")]
             amx: if isa == Isa::Amx { Amx::detect() } else { None },
         }))
@@ -76,8 +78,8 @@ impl Packed {
     /// Row `r` of the weight, `[cols]`.
     pub(super) fn row(&self, r: usize, out: &mut [f32]) {
         let panel = &self.data.as_slice()[r / PANEL * self.panel_bytes..][..self.panel_bytes];
-        let unpack: fn(&[u8], usize, &mut [f32]) = select!(self.layout, unpack_row);
-        unpack(panel, r % PANEL, out);
+        let unpack: fn(&[u8], &Lookup, usize, &mut [f32]) = select!(self.layout, unpack_row);
+        unpack(panel, &self.lookup, r % PANEL, out);
     }
 
     /// Where the first panel lies.
@@ -94,7 +96,7 @@ impl Packed {
     pub(super) fn multiply(&self, p: usize, acts: &[ActBlock], out: &mut [[f32; PANEL]]) {
         let panel = &self.data.as_slice()[p * self.panel_bytes..(p + 1) * self.panel_bytes];
         // SAFETY: `CpuLinear::new` refuses an ISA above the machine's, so the kernel's instructions exist.
-        unsafe { (self.kernel)(panel, acts, out) }
+        unsafe { (self.kernel)(panel, &self.lookup, acts, out) }
     }
 }
 
@@ -119,7 +121,7 @@ impl Packed {
         assert!(self.amx.is_some(), "panels are unpacked for AMX only");
         let panel = &self.data.as_slice()[p * self.panel_bytes..(p + 1) * self.panel_bytes];
         // SAFETY: an `Amx` proves that the processor has AVX-512.
-        unsafe { super::int_tiles::unpack(self.layout)(panel, out) }
+        unsafe { super::int_tiles::unpack(self.layout)(panel, &self.lookup, out) }
     }
 
     /// Multiplies a panel that was unpacked by rows of activations, `[rows / 16, blocks]`; `out` is a multiple of 16 rows.
@@ -146,37 +148,46 @@ pub(super) fn kernel(layout: Layout, isa: Isa) -> Kernel {
 
 /// Packs one row of a file as row `r` of a panel; false when a scale or minimum that is to be f16 is beyond it.
 pub(super) fn pack_row(format: GgmlType, layout: Layout, bytes: &[u8], r: usize, panel: &mut [u8]) -> bool {
-    let Layout { codes, halves, min, super_blocks } = layout;
+    let Layout { codes, halves, min, super_blocks, table } = layout;
     let (tile, lane, codes_len) = (r / TILE, r % TILE, codes_bytes(codes as u8));
     let (sub_blocks, kinds) = (1 + usize::from(halves), 1 + usize::from(min));
     let zero = zero_point(codes as u8, min) as u8;
+    // What stands for a code.
+    let mut stored: [u8; 256] = std::array::from_fn(|code| (code as u8).wrapping_add(zero));
+    for (i, code) in table.iter().flat_map(|table| table.codes.iter().enumerate()).rev() {
+        stored[usize::from(code.cast_unsigned())] = i as u8;
+    }
     let mut fits = true;
-    let (mut block, unpack) = (BlockCodes::new(), format.format().unpack);
-    for (bytes, super_block) in bytes.chunks_exact(format.block_bytes()).zip(panel.chunks_exact_mut(layout.super_block_bytes())) {
+    let (mut block, &Format { unpack, block_len, block_bytes: file_block_bytes, .. }) = (BlockCodes::new(), format.format());
+    let super_block_cols = COLS * super_block_len(super_blocks);
+    let super_blocks_of = panel.chunks_exact_mut(layout.super_block_bytes() * (block_len / super_block_cols));
+    for (bytes, outs) in bytes.chunks_exact(file_block_bytes).zip(super_blocks_of) {
         unpack(bytes, &mut block);
-        let (outs, floats) = super_block.split_at_mut(super_block_body_bytes(codes as u8, halves, min, super_blocks));
-        for (b, out) in outs.chunks_exact_mut(block_bytes(codes as u8, halves, min, super_blocks)).enumerate() {
-            let quads = std::array::from_fn(|q| {
-                let at = b * COLS + 4 * q;
-                let code = |i: usize| (block.codes[at + i] as u8).wrapping_add(zero);
-                u32::from_le_bytes([code(0), code(1), code(2), code(3)])
-            });
-            let (out, scales) = out.split_at_mut(codes_len);
-            put_codes(codes, &quads, out, (tile, lane));
-            let own = block.sub_block_scales.iter().flat_map(|scales| &scales[b * sub_blocks..(b + 1) * sub_blocks]);
-            for (out, scale) in scales.chunks_exact_mut(PANEL).zip(own) {
-                out[r] = scale.cast_unsigned();
+        for (s, super_block) in outs.chunks_exact_mut(layout.super_block_bytes()).enumerate() {
+            let (outs, floats) = super_block.split_at_mut(super_block_body_bytes(codes as u8, halves, min, super_blocks));
+            for (b, out) in outs.chunks_exact_mut(block_bytes(codes as u8, halves, min, super_blocks)).enumerate() {
+                let quads = std::array::from_fn(|q| {
+                    let at = s * super_block_cols + b * COLS + 4 * q;
+                    let code = |i: usize| stored[usize::from(block.codes[at + i].cast_unsigned())];
+                    u32::from_le_bytes([code(0), code(1), code(2), code(3)])
+                });
+                let (out, scales) = out.split_at_mut(codes_len);
+                put_codes(codes, &quads, out, (tile, lane));
+                let own = block.sub_block_scales.iter().flat_map(|scales| &scales[b * sub_blocks..(b + 1) * sub_blocks]);
+                for (out, scale) in scales.chunks_exact_mut(PANEL).zip(own) {
+                    out[r] = scale.cast_unsigned();
+                }
             }
-        }
-        let own: [&[f32]; 2] = if super_blocks {
-            block.super_block_scales.each_ref().map(std::slice::from_ref)
-        } else {
-            [&block.scales, &block.mins].map(|v| &v[..sub_blocks])
-        };
-        for (line, value) in floats.chunks_exact_mut(64).zip(own.into_iter().take(kinds).flatten()) {
-            let value = f16::from_f32(*value);
-            fits &= value.is_finite();
-            line[2 * r..2 * r + 2].copy_from_slice(&value.to_le_bytes());
+            let own: [&[f32]; 2] = if super_blocks {
+                block.super_block_scales.each_ref().map(std::slice::from_ref)
+            } else {
+                [&block.scales, &block.mins].map(|v| &v[s * sub_blocks..(s + 1) * sub_blocks])
+            };
+            for (line, value) in floats.chunks_exact_mut(64).zip(own.into_iter().take(kinds).flatten()) {
+                let value = f16::from_f32(*value);
+                fits &= value.is_finite();
+                line[2 * r..2 * r + 2].copy_from_slice(&value.to_le_bytes());
+            }
         }
     }
     fits
@@ -208,11 +219,11 @@ pub(super) fn put_codes(codes: Codes, quads: &[u32; COLS / 4], out: &mut [u8], (
             put(8 + 2 * tile, upper[0]);
             put(9 + 2 * tile, upper[1]);
         }
-        Codes::U4 | Codes::U8 => {}
+        Codes::U4 | Codes::U8 | Codes::T4 => {}
     }
 }
 
-/// The inverse of [`put_codes`]: the codes of one row of a block.
+/// The inverse of [`put_codes`]: the codes of one row of a block, of a table their places in it.
 pub(super) fn codes_of<const CODES: u8>(block: &[u8], (tile, lane): (usize, usize)) -> [u8; COLS] {
     let get = |line: usize| {
         let at = line * 64 + 4 * lane;
@@ -250,6 +261,7 @@ pub(super) fn f16_at(block: &[u8], at: usize) -> f32 {
 fn scale_and_min<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool>(
     block: &[u8],
     floats: &[u8],
+    unit: f32,
     (r, s): (usize, usize),
 ) -> (f32, f32) {
     let sub_blocks = 1 + usize::from(HALVES);
@@ -261,18 +273,31 @@ fn scale_and_min<const CODES: u8, const HALVES: bool, const MIN: bool, const SUP
             f16_at(floats, 64 * (kind * sub_blocks + s) + 2 * r)
         }
     };
-    (of(0), if MIN { of(1) } else { 0.0 })
+    (of(0) * unit, if MIN { of(1) } else { 0.0 })
+}
+
+/// The codes of row `r` of a block, less their zero.
+fn values_of<const CODES: u8, const MIN: bool>(block: &[u8], lookup: &Lookup, r: usize) -> [i16; COLS] {
+    codes_of::<CODES>(block, (r / TILE, r % TILE)).map(|code| {
+        let code = if CODES == T4 { lookup.codes[usize::from(code)] } else { code };
+        i16::from(code) - zero_point(CODES, MIN) as i16
+    })
 }
 
 /// Row `r` of a panel.
-fn unpack_row<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool>(panel: &[u8], r: usize, out: &mut [f32]) {
+fn unpack_row<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool>(
+    panel: &[u8],
+    lookup: &Lookup,
+    r: usize,
+    out: &mut [f32],
+) {
     let sub_blocks = 1 + usize::from(HALVES);
     for ((block, floats), out) in blocks_of::<CODES, HALVES, MIN, SUPER>(panel).zip(out.chunks_exact_mut(COLS)) {
-        let codes = codes_of::<CODES>(block, (r / TILE, r % TILE));
+        let codes = values_of::<CODES, MIN>(block, lookup, r);
         for (s, (out, codes)) in out.chunks_exact_mut(COLS / sub_blocks).zip(codes.chunks_exact(COLS / sub_blocks)).enumerate() {
-            let (scale, min) = scale_and_min::<CODES, HALVES, MIN, SUPER>(block, floats, (r, s));
+            let (scale, min) = scale_and_min::<CODES, HALVES, MIN, SUPER>(block, floats, lookup.unit, (r, s));
             for (out, code) in out.iter_mut().zip(codes) {
-                *out = scale * (i32::from(*code) - zero_point(CODES, MIN)) as f32 + min;
+                *out = scale * f32::from(*code) + min;
             }
         }
     }
@@ -280,6 +305,7 @@ fn unpack_row<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER:
 
 fn scalar<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: bool>(
     panel: &[u8],
+    lookup: &Lookup,
     acts: &[ActBlock],
     out: &mut [[f32; PANEL]],
 ) {
@@ -288,9 +314,10 @@ fn scalar<const CODES: u8, const HALVES: bool, const MIN: bool, const SUPER: boo
     let stride = acts.len() / out.len();
     for (b, (block, floats)) in blocks_of::<CODES, HALVES, MIN, SUPER>(panel).enumerate() {
         for r in 0..PANEL {
-            let codes = codes_of::<CODES>(block, (r / TILE, r % TILE)).map(|c| i16::from(c) - zero_point(CODES, MIN) as i16);
-            let scales: [(f32, f32); 2] =
-                std::array::from_fn(|s| scale_and_min::<CODES, HALVES, MIN, SUPER>(block, floats, (r, s.min(sub_blocks - 1))));
+            let codes = values_of::<CODES, MIN>(block, lookup, r);
+            let scales: [(f32, f32); 2] = std::array::from_fn(|s| {
+                scale_and_min::<CODES, HALVES, MIN, SUPER>(block, floats, lookup.unit, (r, s.min(sub_blocks - 1)))
+            });
             for (x, out) in acts.iter().skip(b).step_by(stride).zip(out.iter_mut()) {
                 let mut dots = [0; 2];
                 for (i, code) in codes.iter().enumerate() {

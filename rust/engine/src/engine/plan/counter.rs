@@ -7,7 +7,7 @@ use paged::ModelConfigLike;
 
 use super::{KvLayers, PlannedDevices};
 use crate::{
-    EngineError,
+    EngineError, Isq,
     model::part::Weights,
     weights::{Matrix, Role, WeightId, WeightSource},
 };
@@ -15,6 +15,7 @@ use crate::{
 /// Counts the weights that it visits, in the form that they are computed with.
 pub(super) struct Counter<'a> {
     weights: Option<&'a WeightSource>,
+    isq: Option<Isq>,
     devices: PlannedDevices<'a>,
     precision: Precision,
     layers: &'a KvLayers<'a>,
@@ -28,17 +29,21 @@ pub(super) struct Counter<'a> {
 
 impl<'a> Counter<'a> {
     pub(super) fn new(
-        weights: Option<&'a WeightSource>,
+        (weights, isq): (Option<&'a WeightSource>, Option<Isq>),
         devices: PlannedDevices<'a>,
         precision: Precision,
         layers: &'a KvLayers<'a>,
     ) -> Self {
         let (layer_dtype, lm_head_dtype) = (DType::BF16, DType::BF16);
-        Self { weights, devices, precision, layers, bytes: vec![0; devices.len()], layer_dtype, lm_head_dtype }
+        Self { weights, isq, devices, precision, layers, bytes: vec![0; devices.len()], layer_dtype, lm_head_dtype }
     }
 
     fn dtype(&self, matrix: &Matrix) -> Result<DType, EngineError> {
-        self.weights.map_or(Ok(DType::BF16), |weights| weights.dtype(matrix))
+        let stored = self.weights.map_or(Ok(DType::BF16), |weights| weights.dtype(matrix))?;
+        Ok(match self.isq.filter(|_| !matrix.is_exact) {
+            Some(isq) => isq.dtype(stored, matrix.shape[1], matrix.id.layer.is_none()),
+            None => stored,
+        })
     }
 
     /// A bias is kept as floats.

@@ -10,6 +10,7 @@ use super::{
     },
     *,
 };
+use crate::quant::Format;
 
 fn assert_close(what: &str, got: &[f32], expected: &[f64], bounds: &[f64], relative: f64) {
     assert_eq!(got.len(), expected.len(), "{what}");
@@ -98,15 +99,7 @@ fn extreme_codes_neither_saturate_nor_overflow() {
         for fill in [0x00, 0x80, 0x7f, 0xff] {
             let mut bytes = vec![fill; 4 * 32 * format.block_bytes()];
             for block in bytes.chunks_exact_mut(format.block_bytes()) {
-                let one = f16::from_f32(0.01).to_le_bytes();
-                match format {
-                    GgmlType::Mxfp4 => block[0] = 120,
-                    GgmlType::Q2K => block[80..84].copy_from_slice(&[one, one].concat()),
-                    GgmlType::Q3K => block[108..110].copy_from_slice(&one),
-                    GgmlType::Q6K => block[208..210].copy_from_slice(&one),
-                    GgmlType::Q4_0 | GgmlType::Q5_0 | GgmlType::Q8_0 => block[..2].copy_from_slice(&one),
-                    _ => block[..4].copy_from_slice(&[one, one].concat()),
-                }
+                set_scales(format, block, &mut || 0.01);
             }
             let cols = 4 * format.block_len();
             let weight = WeightView::new(DType::Ggml(format), 32, cols, Bytes::from_vec(bytes)).expect("a weight");
@@ -280,7 +273,7 @@ fn avx2_kernels_have_the_same_bits_with_vnni_and_without() {
             act.scaled_sums = act.sums.map(|s| s as f32 * act.scale);
         }
         for fill in [None, Some(0x00), Some(0xff)] {
-            let Layout { codes, halves, min, super_blocks } = layout;
+            let Layout { codes, halves, min, super_blocks, .. } = layout;
             let [blocks, super_block] =
                 [super_block_body_bytes, super_block_bytes].map(|bytes| bytes(codes as u8, halves, min, super_blocks));
             let mut panel = vec![0u8; BLOCKS / super_block_len(super_blocks) * super_block];
@@ -296,7 +289,7 @@ fn avx2_kernels_have_the_same_bits_with_vnni_and_without() {
             };
             let [with, without] = [avx2::with_vnni(layout), avx2::without_vnni(layout)]
                 // SAFETY: the machine has AVX2 and AVX-VNNI.
-                .map(|kernel| bits(&|out| unsafe { kernel(&panel, &acts, out) }));
+                .map(|kernel| bits(&|out| unsafe { kernel(&panel, &layout.lookup(), &acts, out) }));
             assert!(with == without, "{} {rows} rows, codes {fill:?}", format.name());
             if format == GgmlType::Q4_0 {
                 // The upper plane of a matrix of logits is laid out like this format.
@@ -365,6 +358,16 @@ fn a_nan_or_infinite_activation_is_lost_in_no_row_and_reaches_no_other() {
                 assert!(right, "{dtype} {bad} {} {rows} rows: {got:?}", isa.name());
             }
         }
+    }
+}
+
+/// AMX's sums of f32 are whole numbers then.
+#[test]
+fn codes_of_tables_are_small_enough() {
+    for format in GgmlType::ALL {
+        let &Format { sub_block_len, table: Some(table), .. } = format.format() else { continue };
+        let largest = if sub_block_len == 16 { 64 } else { 127 };
+        assert!(table.codes.iter().all(|code| code.unsigned_abs() <= largest), "{}", format.name());
     }
 }
 

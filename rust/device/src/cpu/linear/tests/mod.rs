@@ -17,6 +17,35 @@ fn dtypes() -> Vec<DType> {
     [DType::F32, DType::F16, DType::BF16].into_iter().chain(GgmlType::ALL.map(DType::Ggml)).collect()
 }
 
+/// Makes those bytes of a block that are not codes, and not any byte is right for, scales of about some value.
+fn set_scales(format: GgmlType, block: &mut [u8], scale: &mut dyn FnMut() -> f32) {
+    let f16s: &[usize] = match format {
+        GgmlType::Q4_1 | GgmlType::Q5_1 | GgmlType::Q4K | GgmlType::Q5K => &[0, 2],
+        GgmlType::Q2K => &[80, 82],
+        GgmlType::Q3K => &[108],
+        GgmlType::Q6K => &[208],
+        GgmlType::Tq1_0 => &[52],
+        GgmlType::Tq2_0 => &[64],
+        GgmlType::Mxfp4 => {
+            block[0] = 120;
+            &[]
+        }
+        GgmlType::Nvfp4 => {
+            block[..4].iter_mut().for_each(|scale| *scale &= 0x27);
+            &[]
+        }
+        GgmlType::Iq1M => {
+            // The upper bits of an f16 in quarters: from 2^-11 to 2^-7.
+            block[55] = block[55] & 0x8f | 0x10;
+            &[]
+        }
+        _ => &[0],
+    };
+    for at in f16s {
+        block[*at..at + 2].copy_from_slice(&f16::from_f32(scale()).to_le_bytes());
+    }
+}
+
 /// xorshift64*.
 struct Random(u64);
 
@@ -58,19 +87,9 @@ impl Random {
                 bytes.as_chunks_mut::<2>().0.iter_mut().for_each(|b| *b = half::bf16::from_f32(self.unit()).to_le_bytes());
             }
             DType::Ggml(format) => {
-                let scales: &[usize] = match format {
-                    GgmlType::Q4_0 | GgmlType::Q5_0 | GgmlType::Q8_0 => &[0],
-                    GgmlType::Q4_1 | GgmlType::Q5_1 | GgmlType::Q4K | GgmlType::Q5K => &[0, 2],
-                    GgmlType::Q2K => &[80, 82],
-                    GgmlType::Q3K => &[108],
-                    GgmlType::Q6K => &[208],
-                    GgmlType::Mxfp4 => &[],
-                };
                 for block in bytes.chunks_exact_mut(format.block_bytes()) {
                     block.fill_with(|| self.bits() as u8);
-                    for at in scales {
-                        block[*at..at + 2].copy_from_slice(&f16::from_f32(self.unit() * 0.02).to_le_bytes());
-                    }
+                    set_scales(format, block, &mut || self.unit() * 0.02);
                     if format == GgmlType::Mxfp4 {
                         block[0] = 116 + (self.bits() % 10) as u8;
                     }

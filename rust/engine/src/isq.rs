@@ -1,0 +1,297 @@
+//! In-situ quantization: float weights are quantized as they are loaded.
+//!
+//! The quantizers are candle's, but for MXFP4, which it lacks. They are called for some rows at a time, on all threads, so that no
+//! matrix is widened to f32 as a whole.
+
+use std::{fmt, str::FromStr, sync::Mutex, thread};
+
+use candle_core::{
+    Device, Tensor,
+    quantized::{GgmlDType, QTensor},
+};
+use device::{DType, GgmlType, WeightView, mmap::Bytes, quant::dequantize_row};
+
+use crate::EngineError;
+
+/// Values that a thread widens to f32 at once.
+const TILE_VALUES: usize = 1 << 16;
+
+/// What float weights are quantized to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Isq(GgmlType);
+
+/// Names of the mirrored interface, in lower case and without underscores.
+const NAMES: [(&str, GgmlType); 24] = [
+    ("2", GgmlType::Q2K),
+    ("3", GgmlType::Q3K),
+    ("4", GgmlType::Q4K),
+    ("5", GgmlType::Q5K),
+    ("6", GgmlType::Q6K),
+    ("8", GgmlType::Q8_0),
+    ("int2", GgmlType::Q2K),
+    ("int3", GgmlType::Q3K),
+    ("int4", GgmlType::Q4K),
+    ("int5", GgmlType::Q5K),
+    ("int6", GgmlType::Q6K),
+    ("int8", GgmlType::Q8_0),
+    ("q40", GgmlType::Q4_0),
+    ("q41", GgmlType::Q4_1),
+    ("q50", GgmlType::Q5_0),
+    ("q51", GgmlType::Q5_1),
+    ("q80", GgmlType::Q8_0),
+    // The same scales and codes as Q8_0; what it has besides are sums of activations.
+    ("q81", GgmlType::Q8_0),
+    ("q2k", GgmlType::Q2K),
+    ("q3k", GgmlType::Q3K),
+    ("q4k", GgmlType::Q4K),
+    ("q5k", GgmlType::Q5K),
+    ("q6k", GgmlType::Q6K),
+    ("mxfp4", GgmlType::Mxfp4),
+];
+
+/// Types of the mirrored interface that nothing here computes with, and what to take instead.
+const OTHERS: [(&str, &str); 9] = [
+    ("q8k", "Q8_0"),
+    ("fp8", "Q8_0"),
+    ("f8e4m3", "Q8_0"),
+    ("f8q8", "Q8_0"),
+    ("hqq8", "Q8_0"),
+    ("hqq4", "Q4K"),
+    ("afq8", "Q8_0"),
+    ("afq6", "Q6K"),
+    ("afq", "Q2K, Q3K or Q4K"),
+];
+
+impl FromStr for Isq {
+    type Err = EngineError;
+
+    /// Upper and lower case, and underscores, make no difference.
+    fn from_str(name: &str) -> Result<Self, EngineError> {
+        let plain = name.to_ascii_lowercase().replace('_', "");
+        if let Some((_, format)) = NAMES.iter().find(|(known, _)| *known == plain) {
+            return Ok(Self(*format));
+        }
+        let instead = OTHERS.iter().find(|(known, _)| plain.starts_with(known));
+        Err(EngineError::InvalidArgument(match instead {
+            Some((_, instead)) => format!("in_situ_quant is {name:?}, which weights are not computed in here; use {instead}"),
+            None => format!(
+                "in_situ_quant is {name:?}; use 2, 3, 4, 5, 6 or 8 bits, or Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2K, Q3K, Q4K, Q5K, Q6K or \
+                 MXFP4"
+            ),
+        }))
+    }
+}
+
+impl fmt::Display for Isq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.name())
+    }
+}
+
+impl Isq {
+    /// What a matrix of a layer with so many columns becomes; `None`: it stays as it is, for its columns are no whole blocks of
+    /// any type. K types have blocks of 256, and what they cannot hold takes the next type of 32, as llama.cpp has it.
+    pub fn format(self, cols: usize) -> Option<GgmlType> {
+        let of_32 = match self.0 {
+            GgmlType::Q2K | GgmlType::Q3K => GgmlType::Q4_0,
+            GgmlType::Q4K => GgmlType::Q5_0,
+            GgmlType::Q5K => GgmlType::Q5_1,
+            GgmlType::Q6K => GgmlType::Q8_0,
+            other => other,
+        };
+        [self.0, of_32].into_iter().find(|format| cols.is_multiple_of(format.block_len()))
+    }
+
+    /// The same of the token embedding and of the matrix of logits, which count for more.
+    pub fn outer_format(self, cols: usize) -> Option<GgmlType> {
+        let outer = match self.0 {
+            GgmlType::Q4_0 | GgmlType::Q4_1 | GgmlType::Q2K | GgmlType::Q3K | GgmlType::Q4K | GgmlType::Mxfp4 => GgmlType::Q6K,
+            _ => GgmlType::Q8_0,
+        };
+        Self(outer).format(cols)
+    }
+
+    /// How a matrix that is stored in `dtype` is kept. What is quantized already stays.
+    pub(crate) fn dtype(self, dtype: DType, cols: usize, is_outer: bool) -> DType {
+        let format = if is_outer { self.outer_format(cols) } else { self.format(cols) };
+        match (dtype, format) {
+            (DType::F32 | DType::F16 | DType::BF16, Some(format)) => DType::Ggml(format),
+            _ => dtype,
+        }
+    }
+}
+
+/// A matrix of floats in another type, on so many threads. `name` is for errors.
+///
+/// # Errors
+/// [`EngineError::Load`] for a value that is not finite; [`EngineError::NotSupported`] for a type that nothing quantizes to.
+pub fn quantize(name: &str, view: &WeightView, format: GgmlType, num_threads: usize) -> Result<WeightView, EngineError> {
+    let (rows, cols) = (view.rows, view.cols);
+    let row_bytes = DType::Ggml(format).row_bytes(cols);
+    let bytes = row_bytes.and_then(|bytes| bytes.checked_mul(rows));
+    let (Some(row_bytes), Some(bytes)) = (row_bytes.filter(|bytes| *bytes > 0), bytes) else {
+        let text = format!("tensor `{name}` of shape [{rows}, {cols}] cannot be quantized to {}", format.name());
+        return Err(EngineError::Load(text));
+    };
+    let mut out = vec![0; bytes];
+    let tile_rows = (TILE_VALUES / cols).max(1);
+    let tiles = Mutex::new(out.chunks_mut(tile_rows * row_bytes).enumerate());
+    let next = || tiles.lock().ok()?.next();
+    let work = || -> Result<(), EngineError> {
+        let mut values = Vec::new();
+        while let Some((tile, out)) = next() {
+            let first = tile * tile_rows;
+            values.resize(out.len() / row_bytes * cols, 0.0);
+            for (row, values) in values.chunks_exact_mut(cols).enumerate() {
+                dequantize_row(view.dtype, view.row(first + row), values);
+            }
+            if values.iter().any(|value| !value.is_finite()) {
+                return Err(EngineError::Load(format!("tensor `{name}` has a value that is not finite: it cannot be quantized")));
+            }
+            quantize_rows(&mut values, cols, format, out)?;
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (1..num_threads.max(1)).map(|_| scope.spawn(work)).collect();
+        let own = work();
+        workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| Err(panicked(name)))).fold(own, Result::and)
+    })?;
+    Ok(WeightView::new(DType::Ggml(format), rows, cols, Bytes::from_vec(out))?)
+}
+
+fn panicked(name: &str) -> EngineError {
+    EngineError::Internal(format!("a thread that quantized tensor `{name}` panicked"))
+}
+
+/// `values` are whole rows; they come back empty.
+fn quantize_rows(values: &mut Vec<f32>, cols: usize, format: GgmlType, out: &mut [u8]) -> Result<(), EngineError> {
+    if format == GgmlType::Mxfp4 {
+        for (values, out) in values.chunks_exact(32).zip(out.chunks_exact_mut(17)) {
+            mxfp4(values, out);
+        }
+        return Ok(());
+    }
+    let to = match format {
+        GgmlType::Q4_0 => GgmlDType::Q4_0,
+        GgmlType::Q4_1 => GgmlDType::Q4_1,
+        GgmlType::Q5_0 => GgmlDType::Q5_0,
+        GgmlType::Q5_1 => GgmlDType::Q5_1,
+        GgmlType::Q8_0 => GgmlDType::Q8_0,
+        GgmlType::Q2K => GgmlDType::Q2K,
+        GgmlType::Q3K => GgmlDType::Q3K,
+        GgmlType::Q4K => GgmlDType::Q4K,
+        GgmlType::Q5K => GgmlDType::Q5K,
+        GgmlType::Q6K => GgmlDType::Q6K,
+        other => return Err(EngineError::NotSupported(format!("nothing quantizes to {}", other.name()))),
+    };
+    let failed = |error: candle_core::Error| EngineError::Internal(format!("quantizing to {}: {error}", format.name()));
+    let shape = (values.len() / cols, cols);
+    let tensor = Tensor::from_vec(std::mem::take(values), shape, &Device::Cpu).map_err(failed)?;
+    let quantized = QTensor::quantize(&tensor, to).map_err(failed)?;
+    out.copy_from_slice(&quantized.data().map_err(failed)?);
+    Ok(())
+}
+
+/// The exponent that makes the largest magnitude of 32 values one of e2m1's largest binade, then the nearest codes, as gguf-py
+/// has it.
+fn mxfp4(values: &[f32], out: &mut [u8]) {
+    const DOUBLED: [f32; 8] = [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0];
+    let largest = values.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+    let exponent = if largest > 0.0 { (largest.log2().floor() as i32 + 125).clamp(0, 254) } else { 0 };
+    // Half of e8m0's power, as codes are doubled.
+    let scale = 2f64.powi(exponent - 128);
+    let code = |value: f32| {
+        let size = f64::from(value.abs()) / scale;
+        let distance = |i: &usize| (f64::from(DOUBLED[*i]) - size).abs();
+        let nearest = (0..8).min_by(|a, b| distance(a).total_cmp(&distance(b))).unwrap_or(0) as u8;
+        // A zero has no sign.
+        if value < 0.0 && nearest > 0 { nearest | 8 } else { nearest }
+    };
+    out[0] = exponent as u8;
+    for (i, out) in out[1..].iter_mut().enumerate() {
+        *out = code(values[i]) | code(values[i + 16]) << 4;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_mirror_and_others_say_what_to_use() {
+        for (name, format) in
+            [("4", "Q4_K"), ("Q4K", "Q4_K"), ("q4_k", "Q4_K"), ("Q8_1", "Q8_0"), ("int8", "Q8_0"), ("mxfp4", "MXFP4")]
+        {
+            assert_eq!(name.parse::<Isq>().unwrap().to_string(), format, "{name}");
+        }
+        for (name, instead) in [("Q8K", "Q8_0"), ("FP8", "Q8_0"), ("AFQ4", "Q4K"), ("HQQ4", "Q4K"), ("7", "8 bits"), ("", "Q4_0")]
+        {
+            let error = name.parse::<Isq>().unwrap_err().to_string();
+            assert!(error.contains(&format!("{name:?}")) && error.contains(instead), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_has_no_blocks_of_256_takes_a_type_of_32_or_stays() {
+        let format = |name: &str, cols| name.parse::<Isq>().unwrap().format(cols).map(GgmlType::name);
+        assert_eq!(format("Q4K", 512), Some("Q4_K"));
+        for (name, other) in
+            [("Q2K", "Q4_0"), ("Q3K", "Q4_0"), ("Q4K", "Q5_0"), ("Q5K", "Q5_1"), ("Q6K", "Q8_0"), ("Q8_0", "Q8_0")]
+        {
+            assert_eq!((format(name, 576), format(name, 48)), (Some(other), None), "{name}");
+        }
+        let outer = |name: &str, cols| name.parse::<Isq>().unwrap().outer_format(cols).map(GgmlType::name);
+        assert_eq!((outer("Q4K", 512), outer("Q4K", 576), outer("Q5K", 512)), (Some("Q6_K"), Some("Q8_0"), Some("Q8_0")));
+        let isq: Isq = "Q4_0".parse().unwrap();
+        assert_eq!(isq.dtype(DType::Ggml(GgmlType::Q8_0), 512, false), DType::Ggml(GgmlType::Q8_0));
+    }
+
+    fn weights(rows: usize, cols: usize) -> (Vec<f32>, WeightView) {
+        let values: Vec<_> =
+            (0..rows * cols).map(|i| ((i * 7919 % 1009) as f32 / 504.0 - 1.0) * (1 + i / cols % 3) as f32).collect();
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        (values, WeightView::new(DType::F32, rows, cols, Bytes::from_vec(bytes)).unwrap())
+    }
+
+    #[test]
+    fn every_type_is_as_near_as_its_bits_allow_whatever_the_threads() {
+        // Of the largest magnitude.
+        let bounds = [
+            ("Q2K", 0.2),
+            ("Q3K", 0.13),
+            ("Q4K", 0.05),
+            ("Q5K", 0.03),
+            ("Q6K", 0.02),
+            ("Q8_0", 0.005),
+            ("Q4_0", 0.07),
+            ("Q4_1", 0.04),
+            ("Q5_0", 0.04),
+            ("Q5_1", 0.02),
+            ("MXFP4", 0.17),
+        ];
+        let (values, view) = weights(300, 512);
+        for (name, bound) in bounds {
+            let format = name.parse::<Isq>().unwrap().format(512).unwrap();
+            let quantized = quantize("w", &view, format, 3).unwrap();
+            assert!(quantized.bytes() == quantize("w", &view, format, 1).unwrap().bytes(), "{name}: threads change bytes");
+            let mut row = vec![0.0; 512];
+            for r in 0..300 {
+                dequantize_row(quantized.dtype, quantized.row(r), &mut row);
+                let largest = (1 + r % 3) as f32;
+                let worst = row.iter().zip(&values[r * 512..]).fold(0.0f32, |worst, (a, b)| worst.max((a - b).abs()));
+                assert!(worst <= bound * largest, "{name} row {r}: off by {} of {largest}", worst);
+            }
+        }
+    }
+
+    #[test]
+    fn values_that_are_not_finite_are_errors_by_name() {
+        let (mut values, _) = weights(2, 256);
+        values[300] = f32::INFINITY;
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let view = WeightView::new(DType::F32, 2, 256, Bytes::from_vec(bytes)).unwrap();
+        let error = quantize("blk.0.attn_q.weight", &view, GgmlType::Q4K, 2).err().unwrap().to_string();
+        assert!(error.contains("blk.0.attn_q.weight") && error.contains("not finite"), "{error}");
+    }
+}

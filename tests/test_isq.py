@@ -1,0 +1,51 @@
+"""Float weights that are quantized while they are loaded."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from conftest import golden, score, text_model
+
+from mistral_paged import ModelDType, Runner, Which, cli
+
+
+def mean_nll(runner: Runner, ids: list[int]) -> float:
+    logprobs = [token.logprob for token in score(runner, ids)[1:]]
+    return -sum(logprobs) / len(logprobs)
+
+
+@pytest.mark.parametrize(("name", "bound"), [("8", 0.01), ("Q6K", 0.01), ("Q5K", 0.03), ("Q4K", 0.05), ("q4_0", 0.1), ("mxfp4", 0.3)])
+@pytest.mark.parametrize("dtype", [ModelDType.Auto, ModelDType.F32])
+def test_quantized_weights_score_a_text_nearly_as_floats_do(name: str, bound: float, dtype: ModelDType) -> None:
+    ids = golden("text/phi3")["completions"][2]["prompt_ids"]
+    floats = mean_nll(Runner(which=text_model("phi3"), pa_gpu_mem=16), ids)
+    runner = Runner(which=text_model("phi3", dtype=dtype), pa_gpu_mem=16, in_situ_quant=name)
+    assert math.isclose(mean_nll(runner, ids), floats, abs_tol=bound)
+
+
+def test_the_plan_counts_what_comes_out() -> None:
+    def weights(name: str | None) -> int:
+        planned = Runner.memory_plan(which=text_model("phi3"), pa_gpu_mem=16, in_situ_quant=name)
+        with Runner(which=text_model("phi3"), pa_gpu_mem=16, in_situ_quant=name) as runner:
+            assert runner.memory_ledger().weights_bytes == planned.weights_bytes
+        return planned.weights_bytes
+
+    assert weights("Q4_0") < weights("8") < weights(None)
+
+
+def test_what_cannot_be_done_is_named(smollm2_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"in_situ_quant is \"AFQ4\".*Q4K"):
+        Runner(which=text_model("phi3"), in_situ_quant="AFQ4")
+    with pytest.raises(ValueError, match=r"in_situ_quant is Q8_0.*quantized already \(Q4_1\)"):
+        Runner(which=Which.GGUF(str(smollm2_path)), in_situ_quant="8")
+    with pytest.raises(TypeError, match="in_situ_quant"):
+        Runner(which=text_model("phi3"), in_situ_quant=4)  # type: ignore[arg-type]
+
+
+def test_the_older_command_line_quantizes(capsys: pytest.CaptureFixture[str]) -> None:
+    model = text_model("phi3").model_id
+    words = ["run", "--isq", "Q4K", "-m", model, "-a", "phi3", "--max-tokens", "4", "-i", "Hello"]
+    assert cli.main(words) == 0
+    assert capsys.readouterr().out
