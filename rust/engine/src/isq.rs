@@ -280,7 +280,7 @@ mod tests {
                 dequantize_row(quantized.dtype, quantized.row(r), &mut row);
                 let largest = (1 + r % 3) as f32;
                 let worst = row.iter().zip(&values[r * 512..]).fold(0.0f32, |worst, (a, b)| worst.max((a - b).abs()));
-                assert!(worst <= bound * largest, "{name} row {r}: off by {} of {largest}", worst);
+                assert!(worst <= bound * largest, "{name} row {r}: off by {worst} of {largest}");
             }
         }
     }

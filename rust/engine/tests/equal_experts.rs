@@ -37,7 +37,8 @@ fn mixture(dir: &Path, num_chosen: usize) -> ModelSource {
         let parts = [("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")];
         match parts.iter().find_map(|(part, expert)| Some((name.strip_suffix(&format!("mlp.{part}.weight"))?, expert))) {
             None => {
-                written.push((name.clone(), view(tensor.shape(), &bytes[offset(&bytes, tensor.data())..][..tensor.data().len()])))
+                written
+                    .push((name.clone(), view(tensor.shape(), &bytes[offset(&bytes, tensor.data())..][..tensor.data().len()])));
             }
             Some((layer, part)) => {
                 let data = &bytes[offset(&bytes, tensor.data())..][..tensor.data().len()];

@@ -39,7 +39,8 @@ fn unpack(dir: &Path) -> io::Result<()> {
         }
     }
     archives.sort_unstable();
-    let stamp: String = archives.iter().map(|(name, len)| format!("{name} {len}\n")).collect();
+    let lines: Vec<_> = archives.iter().map(|(name, len)| format!("{name} {len}\n")).collect();
+    let stamp = lines.concat();
     if fs::read_to_string(dir.join(STAMP)).is_ok_and(|unpacked| unpacked == stamp) {
         return Ok(());
     }

@@ -72,6 +72,17 @@ fn put_extremes(v: &mut [f32], spec: &KvCacheSpec) {
     }
 }
 
+/// One step of rounding, where f32 and f64 come to different sides of a tie.
+fn rounding(dtype: KvDType) -> [f32; 2] {
+    match dtype {
+        KvDType::F32 => [1e-5, 1e-5],
+        KvDType::F16 => [1e-5, 1.0 / 1024.0],
+        KvDType::BF16 => [1e-5, 1.0 / 128.0],
+        KvDType::Int8 => [0.1, 1.0 / 100.0],
+        KvDType::F8E4M3 => [0.02, 1.0 / 7.0],
+    }
+}
+
 /// Runs kernel and oracle on the same inputs, and compares q, keys and values.
 fn check(case: &Case, seed: u64) {
     let (mut rng, spec) = (Rng::new(seed), &case.spec);
@@ -172,18 +183,10 @@ fn check(case: &Case, seed: u64) {
         assert_eq!(k_plane.values::<u8>(), planes(&cache)[0], "{what}");
     }
     let written = from_planes(spec, &k_plane, &v_plane);
-    // One step of rounding, where f32 and f64 come to different sides of a tie.
-    let step = match spec.dtype {
-        KvDType::F32 => [1e-5, 1e-5],
-        KvDType::F16 => [1e-5, 1.0 / 1024.0],
-        KvDType::BF16 => [1e-5, 1.0 / 128.0],
-        KvDType::Int8 => [0.1, 1.0 / 100.0],
-        KvDType::F8E4M3 => [0.02, 1.0 / 7.0],
-    };
     for &slot in slots.iter().filter(|slot| **slot >= 0) {
         for head in 0..spec.layers[0].shape.num_kv_heads {
             let [actual, expected] = [&written, &cache].map(|cache| vector(cache, KvSide::Key, slot as usize, head));
-            assert_close(&actual, &expected, step, &what);
+            assert_close(&actual, &expected, rounding(spec.dtype), &what);
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Recurrent layers: projections of all rows, then convolutions by channel and recurrences by head, each request's rows one after
 //! the other. Sums have one order, so a row has the same bits in any chunk and on any number of threads.
 
+#![allow(clippy::inline_always)] // ISA code must be inlined.
+
 use std::ops::Range;
 
 use crate::{
@@ -238,7 +240,9 @@ fn gated_delta(run: &Run<'_>, project: Project<'_>, scratch: &mut RecurrentScrat
             for (mixed, scale) in [(&mut *mixed_q, (key_dim as f32).sqrt().recip()), (&mut *mixed_k, 1.0)] {
                 let values = &mut mixed.row_mut(row)[columns.clone()];
                 let scale = scale / (sum(values, |x| x * x) + 1e-6).sqrt();
-                values.iter_mut().for_each(|value| *value *= scale);
+                for value in values {
+                    *value *= scale;
+                }
             }
         }
     }

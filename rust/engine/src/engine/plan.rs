@@ -322,7 +322,7 @@ fn beside_kv(
     let activations = activation_bytes(model.config, config, longest);
     let state_bytes = model.config.state_lens().iter().sum::<usize>() as u64 * size_of::<f32>() as u64;
     let states = state_bytes.saturating_mul(config.max_num_seqs as u64);
-    let mut bytes = vec![DeviceBytes { activations, states, ..DeviceBytes::default() }; devices.len()];
+    let mut bytes = vec![DeviceBytes { states, activations, ..DeviceBytes::default() }; devices.len()];
     bytes[0].encoder_cache = model.encoder_cache_bytes;
     let mut counter = Counter::new((model.weights, model.isq), devices, precision(config), layers);
     Decoder::new(&mut counter, model.config)?;

@@ -100,7 +100,9 @@ impl Weights for Loader<'_> {
         let mut values = self.weights.values(id, len)?;
         // GGUF files have the rate itself.
         if id.role == Role::MixDecay && matches!(self.weights, WeightSource::Safetensors { .. }) {
-            values.iter_mut().for_each(|value| *value = -value.exp());
+            for value in &mut values {
+                *value = -value.exp();
+            }
         }
         Ok(values.into())
     }
