@@ -16,7 +16,9 @@ def mean_nll(runner: Runner, ids: list[int]) -> float:
     return -sum(logprobs) / len(logprobs)
 
 
-@pytest.mark.parametrize(("name", "bound"), [("8", 0.01), ("Q6K", 0.01), ("Q5K", 0.03), ("Q4K", 0.05), ("q4_0", 0.1), ("mxfp4", 0.3)])
+@pytest.mark.parametrize(
+    ("name", "bound"), [("8", 0.01), ("Q6K", 0.01), ("Q5K", 0.03), ("Q4K", 0.05), ("q4_0", 0.1), ("mxfp4", 0.3)]
+)
 @pytest.mark.parametrize("dtype", [ModelDType.Auto, ModelDType.F32])
 def test_quantized_weights_score_a_text_nearly_as_floats_do(name: str, bound: float, dtype: ModelDType) -> None:
     ids = golden("text/phi3")["completions"][2]["prompt_ids"]

@@ -183,10 +183,8 @@ impl HfFields<'_> {
         let mut format = None;
         for key in ["quantization_config", "quantization", "compression_config"] {
             let Some(fields) = self.child(key)?.filter(|fields| !fields.object.is_empty()) else { continue };
-            format = HubFormat::read(&fields.object).map_err(|why| self.error(key, format!("is not supported: {why}")))?;
-            if format.is_some() {
-                break;
-            }
+            let read = HubFormat::read(&fields.object);
+            format = format.or(read.map_err(|why| self.error(key, format!("is not supported: {why}")))?);
         }
         Ok(format)
     }
