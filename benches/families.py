@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ LFM2: dict[str, Any] = {
 """LFM2-1.2B."""
 
 
-def qwen3_moe() -> Iterator[tuple[str, tuple[int, ...]]]:
+def qwen3_moe(_layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Tensors of a layer."""
     hidden, experts, width = 1024, 128, 768
     yield from {"attn_norm": (hidden,), "ffn_norm": (hidden,), "attn_q_norm": (64,), "attn_k_norm": (64,)}.items()
@@ -87,7 +87,11 @@ def experts_of(hidden: int, experts: int, width: int) -> Iterator[tuple[str, tup
 
 def gated(hidden: int, width: int, suffix: str = "") -> Iterator[tuple[str, tuple[int, ...]]]:
     """A dense network."""
-    yield from {f"ffn_gate{suffix}": (width, hidden), f"ffn_up{suffix}": (width, hidden), f"ffn_down{suffix}": (hidden, width)}.items()
+    yield from {
+        f"ffn_gate{suffix}": (width, hidden),
+        f"ffn_up{suffix}": (width, hidden),
+        f"ffn_down{suffix}": (hidden, width),
+    }.items()
 
 
 def deepseek2(layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -117,8 +121,8 @@ def lfm2(layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield from gated(hidden, 8192)
 
 
-MODELS = {
-    "qwen3moe": (QWEN3_MOE, lambda _: qwen3_moe(), "output_norm"),
+MODELS: dict[str, tuple[dict[str, Any], Callable[[int], Iterator[tuple[str, tuple[int, ...]]]], str]] = {
+    "qwen3moe": (QWEN3_MOE, qwen3_moe, "output_norm"),
     "deepseek2": (DEEPSEEK2, deepseek2, "output_norm"),
     "lfm2": (LFM2, lfm2, "token_embd_norm"),
 }
@@ -130,7 +134,9 @@ def write(path: Path, architecture: str) -> None:
     values, layer_of, output_norm = MODELS[architecture]
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in values.items():
-        add = writer.add_array if isinstance(value, list) else writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        add = (
+            writer.add_array if isinstance(value, list) else writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        )
         add(f"{architecture}.{key}", value)
     for name, field in gguf.GGUFReader(default_model()).fields.items():
         if name.startswith("tokenizer."):

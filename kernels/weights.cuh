@@ -2,8 +2,8 @@
 //
 // A block of BYTES holds LEN values. `run(block, index, w)` writes values 32 index .. 32 index + 32 of it. Value = scale * code,
 // or scale * code + min. The ggml blocks are those of ggml-common.h, also described in rust/device/src/quant. A scale has at most
-// 18 significant bits and a code 6 (or 17 and 7, or 11 and 8, or 1 and 4), so their product is exact and a fused multiply-add rounds as the
-// two steps do.
+// 18 significant bits and a code 6 (or 17 and 7, or 11 and 8, or 1 and 4), so their product is exact and a fused multiply-add
+// rounds as the two steps do.
 #pragma once
 #include "cuda.cuh"
 
@@ -175,8 +175,8 @@ struct Q6_K {
     }
 };
 
-// The values of a table that a nibble is the place in: byte i of the bytes that follow holds value i of COUNT in its low half, and
-// value COUNT + i in its high one.
+// The values of a table that a nibble is the place in: byte i of the bytes that follow holds value i of COUNT in its low half,
+// and value COUNT + i in its high one.
 template <class Table, int ALIGNMENT, int COUNT>
 __device__ __forceinline__ void nibbles(const uint8_t* bytes, float scale, float* w) {
 #pragma unroll

@@ -412,7 +412,9 @@ def test_architectures() -> None:
     folder = str(GOLDEN / "text" / "mistral")
     with pytest.raises(ValueError, match=r"mistral.*contradicts.*llama.*implemented: .*qwen3"):
         Runner(which=Which.Plain(folder, arch=Architecture.Llama))
-    with pytest.raises(ValueError, match=r"mistral.*contradicts.*gpt_oss.*mixtures of experts: .*gpt_oss.*recurrent layers: lfm2"):
+    with pytest.raises(
+        ValueError, match=r"mistral.*contradicts.*gpt_oss.*mixtures of experts: .*gpt_oss.*recurrent layers: lfm2"
+    ):
         Runner(which=Which.Plain(folder, arch=Architecture.GptOss))
     Runner(which=Which.Plain(folder, arch=Architecture.Mistral), pa_ctxt_len=256)
 

@@ -83,7 +83,9 @@ def test_states_are_not_shared_by_the_prefix_cache_but_by_choices(name: str) -> 
         details = complete(cached, prompt, max_tokens=1).usage.prompt_tokens_details
         assert (details.cached_tokens, details.miss_reason) == (0, "disabled")
     apart = [generate(cached, prompt, NEW, temperature=1.0, seed=seed) for seed in (5, 6)]
-    request = CompletionRequest(prompt, "default", max_tokens=NEW, temperature=1.0, seed=5, n_choices=4, ignore_eos=True, logprobs=0)
+    request = CompletionRequest(
+        prompt, "default", max_tokens=NEW, temperature=1.0, seed=5, n_choices=4, ignore_eos=True, logprobs=0
+    )
     choices = cached.send_completion_request(request)
     assert [(token.token_id, token.logprob) for token in tokens(choices)] == apart[0]
     assert len({tuple(token.token_id for token in tokens(choices, choice)) for choice in range(4)}) > 1

@@ -31,7 +31,8 @@ pub fn parse(messages: &Bound<'_, PyAny>) -> PyResult<Vec<Message>> {
     messages.into_iter().enumerate().map(|(index, message)| parse_one(index, message)).collect()
 }
 
-/// The argument `tool_schemas`: texts or dicts, each of a function in OpenAI's form, with or without `type` and `function` around.
+/// The argument `tool_schemas`: texts or dicts, each of a function in OpenAI's form, with or without `type` and `function`
+/// around.
 pub fn tools(schemas: &Bound<'_, PyAny>) -> PyResult<Vec<Value>> {
     let Value::Array(schemas) = to_json("tool_schemas", schemas)? else {
         return Err(PyTypeError::new_err("`tool_schemas` must be a list of JSON texts or dicts"));

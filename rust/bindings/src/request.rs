@@ -41,8 +41,8 @@ use crate::{
 ///   length.
 /// - `stop_seqs`: a text or a list of texts, which end the answer and are not part of it. `ignore_eos`: go on past
 ///   end-of-sequence tokens.
-/// - `grammar`: what the answer must be, of the kind that `grammar_type` says: "regex", a regular expression for the whole answer;
-///   "json_schema", a JSON Schema as a dict or its text; "choice", a list of texts; "lark" or "llguidance", a grammar as
+/// - `grammar`: what the answer must be, of the kind that `grammar_type` says: "regex", a regular expression for the whole
+///   answer; "json_schema", a JSON Schema as a dict or its text; "choice", a list of texts; "lark" or "llguidance", a grammar as
 ///   llguidance reads it. Not with `ignore_eos`. What ends with "length" is incomplete.
 /// - `n_choices`: independent continuations, 1 to 1024. `seed`: 0 to 2^64 - 1, makes the request's random numbers its own: the
 ///   same text whatever runs beside it.
@@ -59,8 +59,8 @@ use crate::{
 /// - `keep`: each choice ends with a `Sequence` that can be gone on from.
 /// - `tool_schemas`: functions that the model may call, each a dict or its text in OpenAI's form, with `name`, `description` and
 ///   `parameters`, a JSON Schema. `tool_choice`: `ToolChoice.Auto` (unless given), `ToolChoice.NoTools`, "required", or
-///   `{"type": "function", "function": {"name": ...}}`. `parallel_tool_calls`: an answer may have several. Calls are enforced by a
-///   grammar: they name a function that is there, with arguments of its schema.
+///   `{"type": "function", "function": {"name": ...}}`. `parallel_tool_calls`: an answer may have several. Calls are enforced by
+///   a grammar: they name a function that is there, with arguments of its schema.
 ///
 /// A request gives back its fields, is equal to one of equal fields, and can be copied and pickled. A value out of range raises
 /// `ValueError`, here or when the request is sent; a field that is not supported yet, which are those not named here, raises

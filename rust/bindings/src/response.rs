@@ -42,8 +42,8 @@ record! {
 }
 
 record! {
-    /// What the model said: `content`, None beside `tool_calls`, and before it `reasoning_content`, where the model's reasoning is
-    /// marked.
+    /// What the model said: `content`, None beside `tool_calls`, and before it `reasoning_content`, where the model's reasoning
+    /// is marked.
     pub struct ResponseMessage {
         content: Option<String>,
         role: String,

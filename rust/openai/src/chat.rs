@@ -43,7 +43,8 @@ fields! {
         continue_final_message: bool,
         /// Documents for a template that knows them.
         documents: Vec<Value>,
-        /// Functions that the model may call: `{"type": "function", "function": {"name", "description", "parameters", "strict"}}`.
+        /// Functions that the model may call: `{"type": "function", "function": {"name", "description", "parameters",
+        /// "strict"}}`.
         #[schemars(length(max = MAX_TOOLS))]
         tools: Vec<Value>,
         /// "auto", "none", "required", `{"type": "function", "function": {"name"}}`, or `{"type": "allowed_tools", ...}`.

@@ -2,8 +2,8 @@
 //! of gguf-py's `quants.py`, which is under the MIT licence). Signs, or which way the grid is shifted, and scales are stored
 //! beside.
 //!
-//! `kernels/grid_*.inc` are the grids, a number a point: of 8 values 2 bits each, of 4 values 4 bits each, the first in the lowest
-//! bits, which count the magnitudes of the format. The CUDA kernels read the same files.
+//! `kernels/grid_*.inc` are the grids, a number a point: of 8 values 2 bits each, of 4 values 4 bits each, the first in the
+//! lowest bits, which count the magnitudes of the format. The CUDA kernels read the same files.
 
 use super::{BlockCodes, Format, Table, f16_at};
 

@@ -3,8 +3,8 @@
 //! Codes of weights and both parts of activations are integers that bf16 holds, upper parts times 128 included, and `tdpbf16ps`
 //! adds products in f32: as long as sums stay below 2^24 they are the integers that the other kernels compute. Weights less their
 //! zero are at most 31 in magnitude with sub-blocks of 32 columns (31 * 32 * 16320 < 2^24) and 64 with sub-blocks of 16; those of
-//! 8 bits and of tables with sub-blocks of 32 get a sum for each part, whose addition rounds once, as the conversion of an integer does. Scales and minima are then
-//! applied by the same operations.
+//! 8 bits and of tables with sub-blocks of 32 get a sum for each part, whose addition rounds once, as the conversion of an
+//! integer does. Scales and minima are then applied by the same operations.
 //!
 //! A panel is unpacked once for many rows: of each block of 32 columns and each tile of 16 rows, for each sub-block
 //! `[16 column pairs][16 rows][2 columns]` bf16 with zeros beside the sub-block's columns, then 16 scales and 16 minima.

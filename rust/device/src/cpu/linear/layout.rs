@@ -6,8 +6,8 @@
 //! - [`Codes::U4`]: of each tile 4 lines. Line g, byte 4 r + j: column 4 g + j of row r in the low half, column 16 + 4 g + j in
 //!   the high one.
 //! - [`Codes::T4`]: the same, but what the four bits count are codes of the format's table.
-//! - [`Codes::U5`]: the nibbles, then of each tile a line of fifth bits. Byte 4 r + j: bit g of column 4 g + j, bit 4 + g of column
-//!   16 + 4 g + j.
+//! - [`Codes::U5`]: the nibbles, then of each tile a line of fifth bits. Byte 4 r + j: bit g of column 4 g + j, bit 4 + g of
+//!   column 16 + 4 g + j.
 //! - [`Codes::U6`]: the nibbles, then of each tile two lines of fifth and sixth bits. Byte 4 r + j, bits 2 g and 2 g + 1: those
 //!   of column 4 g + j in the first line, of column 16 + 4 g + j in the second.
 //! - [`Codes::U8`]: of each tile 8 lines. Line g, byte 4 r + j: column 4 g + j of row r.
