@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
@@ -11,20 +10,20 @@ from conftest import golden, score, text_model
 from mistral_paged import ModelDType, Runner, Which, cli
 
 
-def mean_nll(runner: Runner, ids: list[int]) -> float:
-    logprobs = [token.logprob for token in score(runner, ids)[1:]]
-    return -sum(logprobs) / len(logprobs)
+def log_probabilities(runner: Runner, ids: list[int]) -> list[float]:
+    return [token.logprob for token in score(runner, ids)[1:]]
 
 
 @pytest.mark.parametrize(
-    ("name", "bound"), [("8", 0.01), ("Q6K", 0.01), ("Q5K", 0.03), ("Q4K", 0.05), ("q4_0", 0.1), ("mxfp4", 0.3)]
+    ("name", "bound"), [("8", 0.07), ("Q6K", 0.07), ("Q5K", 0.3), ("Q4K", 0.3), ("q4_0", 0.6), ("mxfp4", 0.7)]
 )
 @pytest.mark.parametrize("dtype", [ModelDType.Auto, ModelDType.F32])
-def test_quantized_weights_score_a_text_nearly_as_floats_do(name: str, bound: float, dtype: ModelDType) -> None:
+def test_quantized_weights_score_each_token_nearly_as_floats_do(name: str, bound: float, dtype: ModelDType) -> None:
+    """Of 64 columns, which no block of 256 divides: Q6K is Q8_0 then, Q5K Q5_1 and Q4K Q5_0."""
     ids = golden("text/phi3")["completions"][2]["prompt_ids"]
-    floats = mean_nll(Runner(which=text_model("phi3"), pa_gpu_mem=16), ids)
-    runner = Runner(which=text_model("phi3", dtype=dtype), pa_gpu_mem=16, in_situ_quant=name)
-    assert math.isclose(mean_nll(runner, ids), floats, abs_tol=bound)
+    floats = log_probabilities(Runner(which=text_model("phi3"), pa_gpu_mem=16), ids)
+    quantized = log_probabilities(Runner(which=text_model("phi3", dtype=dtype), pa_gpu_mem=16, in_situ_quant=name), ids)
+    assert sum(abs(a - b) for a, b in zip(floats, quantized, strict=True)) / len(floats) < bound
 
 
 def test_the_plan_counts_what_comes_out() -> None:

@@ -486,7 +486,7 @@ mod tests {
     /// A format, an answer, its text, and its calls.
     type Case = (&'static str, &'static str, &'static str, &'static [(&'static str, &'static str)]);
 
-    /// What the tool parsers of vLLM, llama.cpp and SGLang are tried with, in our words.
+    /// Answers in each format, of the kinds that the tool parsers of vLLM, llama.cpp and SGLang are tried with.
     const CASES: &[Case] = &[
         (
             "hermes",
