@@ -46,7 +46,7 @@ OLDER_SELECTORS = """
 plain x-lora lora gguf x-lora-gguf lora-gguf ggml x-lora-ggml lora-ggml vision-plain toml
 """
 NOT_THERE = """
---format --gqa --max-seq-len --max-batch-size --max-decode-steps-before-prefill --disable-request-id-header --isq --quant
+--format --gqa --max-seq-len --max-batch-size --max-decode-steps-before-prefill --disable-request-id-header --quant
 --from-uqff --isq-organization --imatrix --calibration-file --topology --device-layers --mmproj --lora --enable-lora
 --lora-modules --lora-max-adapters --lora-max-rank --lora-max-bytes --legacy-lora --legacy-lora-order --xlora --xlora-order
 --max-edge --max-num-images --max-image-length --adapter --mtp --mtp-model --mtp-n-predict --image --video --audio --agent
