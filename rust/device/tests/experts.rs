@@ -2,12 +2,11 @@
 
 mod common;
 
-use common::{Rng, isas};
+use common::{Rng, isas, load, weight};
 use device::{
-    Activation, Backend, DType, Device, Expert, ExpertActivation, ExpertArgs, ExpertPhases, Experts, Linear, LinearOptions, Norm,
-    NormKind, Precision, RouterScore, RoutingRule, SharedExpert, StepMetadata, Tensor, WeightView,
+    Activation, Backend, Device, Expert, ExpertActivation, ExpertArgs, ExpertPhases, Experts, Norm, NormKind, Precision,
+    RouterScore, RoutingRule, SharedExpert, StepMetadata, Tensor, WeightView,
     cpu::{CpuBackend, ReferenceBackend},
-    mmap::Bytes,
 };
 
 const HIDDEN: usize = 96;
@@ -23,13 +22,6 @@ struct Weights {
     correction: Vec<f32>,
 }
 
-fn weight(rng: &mut Rng, rows: usize, cols: usize) -> WeightView {
-    // So that sums are about as large as what they are of.
-    let scale = (cols as f32).sqrt().recip();
-    let bytes = rng.floats(rows * cols).into_iter().flat_map(|value| (value * scale).to_le_bytes()).collect();
-    WeightView::new(DType::F32, rows, cols, Bytes::from_vec(bytes)).unwrap()
-}
-
 impl Weights {
     fn new(rng: &mut Rng) -> Self {
         let network = |rng: &mut Rng| [(WIDTH, HIDDEN), (WIDTH, HIDDEN), (HIDDEN, WIDTH)].map(|(r, c)| weight(rng, r, c));
@@ -42,10 +34,7 @@ impl Weights {
     }
 
     fn load(&self, backend: &dyn Device, rule: RoutingRule, variant: usize) -> Experts {
-        let load = |weight: &WeightView| -> Linear {
-            let options = LinearOptions { name: "w".into(), precision: Precision::Exact, bias: None };
-            backend.load_linear(weight, &options).unwrap()
-        };
+        let load = |weight: &WeightView| load(backend, weight, Precision::Exact);
         let network = |[gate, up, down]: &[WeightView; 3]| Expert { gate: load(gate), up: load(up), down: load(down) };
         let weight = (variant == 1).then(|| load(&self.shared_weight));
         Experts {

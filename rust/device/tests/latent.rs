@@ -2,13 +2,11 @@
 
 mod common;
 
-use common::{Rng, isas};
+use common::{Rng, isas, load, weight};
 use device::{
-    AttentionParams, Backend, DType, Device, KvCacheSpec, KvDType, KvGroupMetadata, KvShape, LatentArgs, LatentAttention,
-    LatentPhases, LatentQuery, Linear, LinearOptions, Norm, NormKind, Precision, RopeStyle, RopeTable, StepMetadata, Tensor,
-    WeightView,
+    AttentionParams, Backend, Device, KvCacheSpec, KvDType, KvGroupMetadata, KvShape, LatentArgs, LatentAttention, LatentPhases,
+    LatentQuery, Norm, NormKind, Precision, RopeStyle, RopeTable, StepMetadata, Tensor, WeightView,
     cpu::{CpuBackend, ReferenceBackend},
-    mmap::Bytes,
 };
 
 const HIDDEN: usize = 64;
@@ -36,12 +34,6 @@ struct Problem {
     rows: Vec<Vec<f32>>,
 }
 
-fn weight(rng: &mut Rng, rows: usize, cols: usize) -> WeightView {
-    let scale = (cols as f32).sqrt().recip();
-    let bytes = rng.floats(rows * cols).into_iter().flat_map(|value| (value * scale).to_le_bytes()).collect();
-    WeightView::new(DType::F32, rows, cols, Bytes::from_vec(bytes)).unwrap()
-}
-
 impl Problem {
     fn new(rng: &mut Rng, shape: Shape, num_rows: usize) -> Self {
         let Shape { nope, rope, value, kv_rank, q_rank } = shape;
@@ -67,10 +59,7 @@ impl Problem {
     }
 
     fn load(&self, backend: &dyn Device) -> LatentAttention {
-        let load = |weight: &WeightView| -> Linear {
-            let options = LinearOptions { name: "w".into(), precision: Precision::Exact, bias: None };
-            backend.load_linear(weight, &options).unwrap()
-        };
+        let load = |weight: &WeightView| load(backend, weight, Precision::Exact);
         let [_, low, latent] = self.norms.clone();
         LatentAttention {
             query: match &self.query[..] {

@@ -2,12 +2,11 @@
 
 mod common;
 
-use common::{Rng, isas};
+use common::{Rng, isas, load, weight};
 use device::{
-    Backend, Conv, DType, Device, GatedDelta, Linear, LinearOptions, Mamba2, Norm, NormKind, Precision, Recurrent, RecurrentArgs,
-    RecurrentPhases, ShortConv, StateCache, StepMetadata, Tensor, WeightView,
+    Backend, Conv, Device, GatedDelta, Linear, Mamba2, Norm, NormKind, Precision, Recurrent, RecurrentArgs, RecurrentPhases,
+    ShortConv, StateCache, StepMetadata, Tensor,
     cpu::{CpuBackend, ReferenceBackend},
-    mmap::Bytes,
 };
 
 const HIDDEN: usize = 48;
@@ -21,11 +20,7 @@ struct Source {
 
 impl Source {
     fn linear(&self, rng: &mut Rng, backend: &dyn Device, rows: usize) -> Linear {
-        let scale = (HIDDEN as f32).sqrt().recip();
-        let bytes = rng.floats(rows * HIDDEN).into_iter().flat_map(|value| (value * scale).to_le_bytes()).collect();
-        let weight = WeightView::new(DType::F32, rows, HIDDEN, Bytes::from_vec(bytes)).unwrap();
-        let options = LinearOptions { name: "w".into(), precision: self.precision, bias: None };
-        backend.load_linear(&weight, &options).unwrap()
+        load(backend, &weight(rng, rows, HIDDEN), self.precision)
     }
 
     fn load(&self, backend: &dyn Device, kind: usize) -> Recurrent {

@@ -3,7 +3,7 @@
 //! The quantizers are candle's, but for MXFP4, which it lacks. They are called for some rows at a time, on all threads, so that
 //! no matrix is widened to f32 as a whole.
 
-use std::{fmt, str::FromStr, sync::Mutex, thread};
+use std::{fmt, str::FromStr};
 
 use candle_core::{
     Device, Tensor,
@@ -11,7 +11,7 @@ use candle_core::{
 };
 use device::{DType, GgmlType, WeightView, mmap::Bytes, quant::dequantize_row};
 
-use crate::EngineError;
+use crate::{EngineError, weights::write_chunks};
 
 /// Values that a thread widens to f32 at once.
 const TILE_VALUES: usize = 1 << 16;
@@ -135,37 +135,21 @@ pub fn quantize(name: &str, view: &WeightView, format: GgmlType, num_threads: us
     };
     let mut out = vec![0; bytes];
     let tile_rows = (TILE_VALUES / cols).max(1);
-    let tiles = Mutex::new(out.chunks_mut(tile_rows * row_bytes).enumerate());
-    let next = || tiles.lock().ok()?.next();
-    let work = || -> Result<(), EngineError> {
-        let mut values = Vec::new();
-        while let Some((tile, out)) = next() {
-            let first = tile * tile_rows;
-            values.resize(out.len() / row_bytes * cols, 0.0);
-            for (row, values) in values.chunks_exact_mut(cols).enumerate() {
-                dequantize_row(view.dtype, view.row(first + row), values);
-            }
-            if values.iter().any(|value| !value.is_finite()) {
-                return Err(EngineError::Load(format!("tensor `{name}` has a value that is not finite: it cannot be quantized")));
-            }
-            quantize_rows(&mut values, cols, format, out)?;
+    write_chunks(&mut out, tile_rows * row_bytes, num_threads, |tile, out| {
+        let mut values = vec![0.0; out.len() / row_bytes * cols];
+        for (row, values) in values.chunks_exact_mut(cols).enumerate() {
+            dequantize_row(view.dtype, view.row(tile * tile_rows + row), values);
         }
-        Ok(())
-    };
-    thread::scope(|scope| {
-        let workers: Vec<_> = (1..num_threads.max(1)).map(|_| scope.spawn(work)).collect();
-        let own = work();
-        workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| Err(panicked(name)))).fold(own, Result::and)
+        if values.iter().any(|value| !value.is_finite()) {
+            return Err(EngineError::Load(format!("tensor `{name}` has a value that is not finite: it cannot be quantized")));
+        }
+        quantize_rows(values, cols, format, out)
     })?;
     Ok(WeightView::new(DType::Ggml(format), rows, cols, Bytes::from_vec(out))?)
 }
 
-fn panicked(name: &str) -> EngineError {
-    EngineError::Internal(format!("a thread that quantized tensor `{name}` panicked"))
-}
-
-/// `values` are whole rows; they come back empty.
-fn quantize_rows(values: &mut Vec<f32>, cols: usize, format: GgmlType, out: &mut [u8]) -> Result<(), EngineError> {
+/// `values` are whole rows.
+fn quantize_rows(values: Vec<f32>, cols: usize, format: GgmlType, out: &mut [u8]) -> Result<(), EngineError> {
     if format == GgmlType::Mxfp4 {
         for (values, out) in values.chunks_exact(32).zip(out.chunks_exact_mut(17)) {
             mxfp4(values, out);
@@ -187,7 +171,7 @@ fn quantize_rows(values: &mut Vec<f32>, cols: usize, format: GgmlType, out: &mut
     };
     let failed = |error: candle_core::Error| EngineError::Internal(format!("quantizing to {}: {error}", format.name()));
     let shape = (values.len() / cols, cols);
-    let tensor = Tensor::from_vec(std::mem::take(values), shape, &Device::Cpu).map_err(failed)?;
+    let tensor = Tensor::from_vec(values, shape, &Device::Cpu).map_err(failed)?;
     let quantized = QTensor::quantize(&tensor, to).map_err(failed)?;
     out.copy_from_slice(&quantized.data().map_err(failed)?);
     Ok(())

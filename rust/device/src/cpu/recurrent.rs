@@ -246,6 +246,7 @@ fn gated_delta(run: &Run<'_>, project: Project<'_>, scratch: &mut RecurrentScrat
             }
         }
     }
+    let (mixed_q, mixed_k, mixed_v) = (&*mixed_q, &*mixed_k, &*mixed_v);
     let shared = SharedOut::new(out.as_mut_slice());
     run.for_each(num_value_heads, &|request, head| {
         let first = offset + head * key_dim * dim;
@@ -253,10 +254,7 @@ fn gated_delta(run: &Run<'_>, project: Project<'_>, scratch: &mut RecurrentScrat
         let state = unsafe { run.state(request, first..first + key_dim * dim) };
         let (key_head, mut change) = (weights.key_head(head) * key_dim, vec![0.0; dim]);
         for row in run.rows(request) {
-            let part =
-                |mixed: &Tensor, first: usize, len: usize| -> *const [f32] { &raw const mixed.row(row)[first..first + len] };
-            // SAFETY: the tensors are not written any more.
-            let [q, k] = [part(mixed_q, key_head, key_dim), part(mixed_k, key_head, key_dim)].map(|part| unsafe { &*part });
+            let [q, k] = [mixed_q, mixed_k].map(|mixed| &mixed.row(row)[key_head..key_head + key_dim]);
             let v = &mixed_v.row(row)[head * dim..(head + 1) * dim];
             let beta = 1.0 / (1.0 + (-b.row(row)[head]).exp());
             let decay = (softplus(dt.row(row)[head] + weights.dt_bias[head]) * weights.a[head]).exp();

@@ -5,10 +5,22 @@
 mod random;
 
 use device::{
-    AttentionArgs, AttentionParams, Backend, CacheEngine, Constant, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvShape,
-    KvSide, StepMetadata, Tensor, cpu::Isa,
+    AttentionArgs, AttentionParams, Backend, CacheEngine, Constant, DType, Device, KvCacheSpec, KvDType, KvGroupMetadata,
+    KvPlace, KvShape, KvSide, Linear, LinearOptions, Precision, StepMetadata, Tensor, WeightView, cpu::Isa, mmap::Bytes,
 };
 pub use random::Rng;
+
+/// A float matrix whose products are about as large as what they are of.
+pub fn weight(rng: &mut Rng, rows: usize, cols: usize) -> WeightView {
+    let scale = (cols as f32).sqrt().recip();
+    let bytes = rng.floats(rows * cols).into_iter().flat_map(|value| (value * scale).to_le_bytes()).collect();
+    WeightView::new(DType::F32, rows, cols, Bytes::from_vec(bytes)).unwrap()
+}
+
+/// A matrix on a backend, without a bias.
+pub fn load(backend: &dyn Device, weight: &WeightView, precision: Precision) -> Linear {
+    backend.load_linear(weight, &LinearOptions { name: "w".into(), precision, bias: None }).unwrap()
+}
 
 /// ISAs that this machine has.
 pub fn isas() -> impl Iterator<Item = Isa> {

@@ -142,7 +142,7 @@ pub(super) fn plan(
     let kv_dtype = model_dtype(config.dtype, model.config, devices);
     if let PlannedDevices::Own { backend, .. } = devices {
         check_kv_layers(backend, device_dtype(config.paged_attention.cache_type.resolve(kv_dtype)), model.config)?;
-        check_experts(backend, model.config)?;
+        check_layers(backend, model.config)?;
     }
     let memory: Vec<_> = bytes.iter().map(DeviceBytes::memory).collect();
     let cache = calculate_cache_config(&config.paged_attention, &layers, kv_dtype, &memory, &limits)
@@ -212,31 +212,20 @@ fn check_kv_layers(backend: &dyn Backend, dtype: KvDType, model: &DecoderConfig)
     own.try_for_each(|shape| backend.check_kv_layer(dtype, shape))
 }
 
-/// Whether the mixtures of experts of a model are computed there.
-fn check_experts(backend: &dyn Backend, model: &DecoderConfig) -> Result<(), EngineError> {
-    if backend.expert_phases().is_none() && model.layers.iter().any(|layer| layer.ffn.num_experts() > 0) {
-        let device = backend.info().device;
-        return Err(EngineError::Architecture(format!(
-            "{} is a mixture of experts, which {device} does not compute yet: use device=\"cpu\"",
-            model.architecture
-        )));
-    }
-    let has_gate = |layer: &LayerConfig| layer.recurrent.is_some() || layer.attention.output_gate;
-    if backend.recurrent_phases().is_none() && model.layers.iter().any(has_gate) {
-        let device = backend.info().device;
-        return Err(EngineError::Architecture(format!(
-            "{} has recurrent layers, which {device} does not compute yet: use device=\"cpu\"",
-            model.architecture
-        )));
-    }
-    if backend.latent_phases().is_none() && model.layers.iter().any(|layer| layer.attention.latent.is_some()) {
-        let device = backend.info().device;
-        return Err(EngineError::Architecture(format!(
-            "{} has latent attention, which {device} does not compute yet: use device=\"cpu\"",
-            model.architecture
-        )));
-    }
-    Ok(())
+/// Whether all kinds of layers of a model are computed there.
+fn check_layers(backend: &dyn Backend, model: &DecoderConfig) -> Result<(), EngineError> {
+    let has_recurrent = |layer: &LayerConfig| layer.recurrent.is_some() || layer.attention.output_gate;
+    let what = if backend.expert_phases().is_none() && model.layers.iter().any(|layer| layer.ffn.num_experts() > 0) {
+        "is a mixture of experts"
+    } else if backend.recurrent_phases().is_none() && model.layers.iter().any(has_recurrent) {
+        "has recurrent layers"
+    } else if backend.latent_phases().is_none() && model.layers.iter().any(|layer| layer.attention.latent.is_some()) {
+        "has latent attention"
+    } else {
+        return Ok(());
+    };
+    let (architecture, device) = (model.architecture, backend.info().device);
+    Err(EngineError::Architecture(format!("{architecture} {what}, which {device} does not compute yet: use device=\"cpu\"")))
 }
 
 /// The element type of the cache where none is asked for: of those that have kernels, if `dtype` leaves the choice.

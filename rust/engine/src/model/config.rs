@@ -1,9 +1,15 @@
 //! What a decoder is like, whatever file says so.
 
+mod latent;
+mod recurrent;
+
 use device::{
     Activation, ExpertActivation, KvCacheSpec, KvDType, KvShape, KvSource, NormKind, QueryScale, RouterScore, RoutingRule,
 };
 use paged::{KvGroups, ModelConfigLike, Retention};
+
+pub use latent::LatentConfig;
+pub use recurrent::{DeltaLayout, RecurrentConfig};
 
 use super::rope::{RopeConfig, RopeRows};
 use crate::EngineError;
@@ -15,7 +21,6 @@ pub const MAX_LAYERS: usize = 4096;
 const MAX_HEADS: usize = 4096;
 const MAX_EXPERTS: usize = 4096;
 const MAX_HEAD_DIM: usize = 1024;
-const MAX_KERNEL: usize = 64;
 
 /// Hyperparameters of a decoder. Widths are in elements.
 #[derive(Clone, Debug)]
@@ -77,132 +82,6 @@ pub struct LayerConfig {
     pub residual_scale: f32,
 }
 
-/// A layer that keeps a state of fixed size a request.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum RecurrentConfig {
-    /// A gated convolution as wide as the residual stream.
-    ShortConv {
-        /// Tokens that an output is made of.
-        kernel: usize,
-    },
-    /// A state space (Mamba-2, arXiv:2405.21060).
-    Mamba2 {
-        /// Heads.
-        num_heads: usize,
-        /// Elements of a head.
-        head_dim: usize,
-        /// Groups of heads that share what goes into and comes out of the state.
-        num_groups: usize,
-        /// Elements of that.
-        state_dim: usize,
-        /// Tokens that an output of the convolution is made of.
-        kernel: usize,
-        /// The convolution has biases.
-        conv_bias: bool,
-        /// Added to the mean square by the norm within.
-        eps: f32,
-    },
-    /// An associative memory (Gated DeltaNet, arXiv:2412.06464).
-    GatedDelta {
-        /// Heads of queries and keys.
-        num_key_heads: usize,
-        /// Heads of values.
-        num_value_heads: usize,
-        /// Elements of a query and a key.
-        key_dim: usize,
-        /// Elements of a value.
-        value_dim: usize,
-        /// Tokens that an output of the convolution is made of.
-        kernel: usize,
-        /// How the matrices are stored, and which value heads share a key head.
-        layout: DeltaLayout,
-        /// Added to the mean square by the norm within.
-        eps: f32,
-    },
-}
-
-/// How the matrices of a gated delta layer are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeltaLayout {
-    /// Queries, keys, values and gates in one, by key head; both rates in another one, by key head.
-    ByKeyHead,
-    /// Queries, keys and values in one, one after the other; both rates in another one, by key head.
-    RatesByKeyHead,
-    /// Queries, keys and values in one, one after the other.
-    Apart,
-    /// The same; value heads are in the order of their number within their key head.
-    Tiled,
-}
-
-impl RecurrentConfig {
-    /// Columns of what the layer gives, in a residual stream of `hidden` columns.
-    pub const fn width(&self, hidden: usize) -> usize {
-        match *self {
-            Self::ShortConv { .. } => hidden,
-            Self::Mamba2 { num_heads, head_dim, .. } => num_heads * head_dim,
-            Self::GatedDelta { num_value_heads, value_dim, .. } => num_value_heads * value_dim,
-        }
-    }
-
-    /// Columns of all its projections.
-    pub const fn projected_width(&self, hidden: usize) -> usize {
-        match *self {
-            Self::ShortConv { .. } => 3 * hidden,
-            Self::Mamba2 { num_heads, num_groups, state_dim, .. } => {
-                2 * self.width(hidden) + 2 * num_groups * state_dim + num_heads
-            }
-            Self::GatedDelta { num_key_heads, num_value_heads, key_dim, .. } => {
-                2 * self.width(hidden) + 2 * num_key_heads * key_dim + 2 * num_value_heads
-            }
-        }
-    }
-
-    /// Values of its state: inputs of its convolution, and a matrix a head.
-    pub const fn state_len(&self, hidden: usize) -> usize {
-        let width = self.width(hidden);
-        match *self {
-            Self::ShortConv { kernel } => (kernel - 1) * hidden,
-            Self::Mamba2 { num_groups, state_dim, kernel, .. } => {
-                (kernel - 1) * (width + 2 * num_groups * state_dim) + width * state_dim
-            }
-            Self::GatedDelta { num_key_heads, key_dim, kernel, .. } => {
-                (kernel - 1) * (width + 2 * num_key_heads * key_dim) + width * key_dim
-            }
-        }
-    }
-
-    fn check(&self) -> Result<(), String> {
-        let kernel = |kernel| in_range("length of a convolution", kernel, MAX_KERNEL);
-        match *self {
-            Self::ShortConv { kernel: len } => kernel(len),
-            Self::Mamba2 { num_heads, head_dim, num_groups, state_dim, kernel: len, eps, .. } => {
-                kernel(len)?;
-                in_range("number of heads of the state", num_heads, MAX_HEADS)?;
-                in_range("elements of a head of the state", head_dim, MAX_HEAD_DIM)?;
-                in_range("number of groups of the state", num_groups, num_heads)?;
-                in_range("size of the state", state_dim, MAX_HEAD_DIM)?;
-                positive("epsilon of the norm of the state", eps)?;
-                if num_heads.is_multiple_of(num_groups) {
-                    return Ok(());
-                }
-                Err(format!("{num_heads} heads of the state are not a multiple of {num_groups} groups"))
-            }
-            Self::GatedDelta { num_key_heads, num_value_heads, key_dim, value_dim, kernel: len, eps, .. } => {
-                kernel(len)?;
-                in_range("number of key heads of the state", num_key_heads, MAX_HEADS)?;
-                in_range("number of value heads of the state", num_value_heads, MAX_HEADS)?;
-                in_range("elements of a key of the state", key_dim, MAX_HEAD_DIM)?;
-                in_range("elements of a value of the state", value_dim, MAX_HEAD_DIM)?;
-                positive("epsilon of the norm of the state", eps)?;
-                if num_value_heads.is_multiple_of(num_key_heads) {
-                    return Ok(());
-                }
-                Err(format!("{num_value_heads} value heads of the state are not a multiple of {num_key_heads} key heads"))
-            }
-        }
-    }
-}
-
 /// Which norms a layer has, around its attention as around its feed-forward network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Norms {
@@ -251,23 +130,6 @@ pub struct AttentionConfig {
     pub shared_kv: Option<usize>,
     /// It is latent: heads and their elements are those of its absorbed form, one key and value head for all.
     pub latent: Option<LatentConfig>,
-}
-
-/// Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LatentConfig {
-    /// Elements that queries are made of; `None`: the hidden state.
-    pub q_rank: Option<usize>,
-    /// Elements of the latent vector that keys and values are made of.
-    pub kv_rank: usize,
-    /// Elements of a head's query that do not rotate.
-    pub nope_dim: usize,
-    /// Elements that do.
-    pub rope_dim: usize,
-    /// Elements of a head's value.
-    pub v_dim: usize,
-    /// Added to the mean square by the norms within.
-    pub eps: f32,
 }
 
 /// What a norm of q and k is taken over.
@@ -425,6 +287,13 @@ impl ExpertsConfig {
         }
     }
 
+    /// Chosen by this of the router's logits.
+    #[must_use]
+    pub(crate) const fn scored(mut self, score: RouterScore) -> Self {
+        self.rule.score = score;
+        self
+    }
+
     /// With weights that add up to one.
     #[must_use]
     pub(crate) const fn normalized(mut self, is_normalized: bool) -> Self {
@@ -481,32 +350,6 @@ impl FfnConfig {
             return Err(format!("{num_experts} experts are not a multiple of {} groups", groups.num_groups));
         }
         in_range("number of experts a token", rule.num_chosen, num_experts / groups.num_groups * groups.num_chosen)
-    }
-}
-
-impl LatentConfig {
-    fn check(&self, attention: &AttentionConfig) -> Result<(), String> {
-        let Self { q_rank, kv_rank, nope_dim, rope_dim, v_dim, eps } = *self;
-        in_range("rank of queries", q_rank.unwrap_or(1), MAX_SIZE)?;
-        for (name, dim) in [
-            ("rank of keys and values", kv_rank),
-            ("elements of a query that do not rotate", nope_dim),
-            ("elements of a query that rotate", rope_dim),
-            ("elements of a value", v_dim),
-        ] {
-            in_range(name, dim, MAX_HEAD_DIM)?;
-        }
-        positive("epsilon of the norms of latent vectors", eps)?;
-        if (attention.num_kv_heads, attention.head_dim) != (1, rope_dim + kv_rank) {
-            return Err("latent attention has one key and value head, as wide as what rotates and its rank".into());
-        }
-        let others = [attention.window.is_some(), attention.chunk.is_some(), attention.shared_kv.is_some(), attention.has_sinks];
-        if others.contains(&true) || attention.qk_norm.is_some() || attention.q_scale.is_some() {
-            return Err(
-                "latent attention sees all tokens, and has neither norms of heads, nor scales of queries, nor sinks".into()
-            );
-        }
-        Ok(())
     }
 }
 

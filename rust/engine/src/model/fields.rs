@@ -201,10 +201,7 @@ impl HfFields<'_> {
     /// The rotation of a layer type, where that part of each head rotates unless the file has another. `rope_parameters` holds
     /// everything in newer files, by layer type where there are several; older ones have `rope_scaling` and `rope_theta`.
     pub fn rope(&self, layer_type: &str, head_dim: usize, usual_part: f64) -> Result<RopeConfig, EngineError> {
-        let mut fields = match self.child("rope_parameters")? {
-            Some(fields) => Some(fields),
-            None => self.child("rope_scaling")?,
-        };
+        let mut fields = self.rope_object()?;
         if let Some(nested) = fields.as_ref().map(|f| f.child(layer_type)).transpose()?.flatten() {
             fields = Some(nested);
         }
@@ -337,19 +334,27 @@ impl HfFields<'_> {
         })
     }
 
-    /// A number that says something about the rotation.
+    /// What says how the model rotates: newer files have `rope_parameters`, older ones `rope_scaling`.
+    fn rope_object(&self) -> Result<Option<Self>, EngineError> {
+        match self.child("rope_parameters")? {
+            Some(fields) => Ok(Some(fields)),
+            None => self.child("rope_scaling"),
+        }
+    }
+
+    /// A value of that.
+    pub fn rope_value(&self, key: &str) -> Result<Option<Value>, EngineError> {
+        Ok(self.rope_object()?.and_then(|fields| fields.value(key)))
+    }
+
+    /// A number of that.
     pub fn rope_number(&self, key: &str) -> Result<Option<f64>, EngineError> {
-        let fields = match self.child("rope_parameters")? {
-            Some(fields) => Some(fields),
-            None => self.child("rope_scaling")?,
-        };
-        Ok(fields.map(|fields| fields.number(key)).transpose()?.flatten())
+        Ok(self.rope_object()?.map(|fields| fields.number(key)).transpose()?.flatten())
     }
 
     /// Which layers are mixtures of experts: each `decoder_sparse_step`th, without those that `mlp_only_layers` names (Qwen).
     pub fn sparse_layers(&self) -> Result<impl Fn(usize) -> bool + use<>, EngineError> {
-        let indices = |v: &Value| v.as_array()?.iter().map(|v| v.as_u64().map(|n| n as usize)).collect::<Option<Vec<_>>>();
-        let dense = self.typed("mlp_only_layers", "a list of layers", indices)?.unwrap_or_default();
+        let dense = self.layers("mlp_only_layers")?.unwrap_or_default();
         let step = self.size("decoder_sparse_step")?.unwrap_or(1).max(1);
         Ok(move |layer: usize| !dense.contains(&layer) && (layer + 1).is_multiple_of(step))
     }

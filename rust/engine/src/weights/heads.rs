@@ -58,10 +58,6 @@ impl WeightSource {
     }
 
     fn all_heads(&self, matrix: &Matrix) -> Result<WeightView, EngineError> {
-        let name = self.name(matrix.id.with_role(Role::AttnKvUp));
-        Ok(match self {
-            Self::Gguf(files) => files.tensor(&name)?.0,
-            Self::Safetensors { files, .. } => files.tensor(&name)?.0,
-        })
+        Ok(self.tensor(&self.name(matrix.id.with_role(Role::AttnKvUp)))?.0)
     }
 }

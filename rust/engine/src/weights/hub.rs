@@ -4,14 +4,12 @@
 //! Q4_0, Q5_0 or Q8_0, with a minimum Q4_1 or Q5_1. All else, and what has a scale that f16 does not hold, becomes f32. Which
 //! matrices are quantized is seen from their tensors, so that what a checkpoint leaves as it was needs no list.
 
-use std::{sync::Mutex, thread};
-
 use ::safetensors::Dtype;
-use device::{DType, GgmlType, WeightView, host::num_physical_cores, mmap::Bytes};
-use half::{bf16, f16};
+use device::{DType, GgmlType, WeightView, host::num_physical_cores, kv_codes::E4M3_VALUES, mmap::Bytes};
+use half::f16;
 use serde_json::{Map, Value};
 
-use super::SafetensorsFiles;
+use super::{SafetensorsFiles, floats, safetensors::float_dtype, write_chunks};
 use crate::EngineError;
 
 /// Values of a block of the formats that integer codes become.
@@ -124,7 +122,7 @@ impl<'a> Packed<'a> {
     /// Looks for them.
     pub fn find(files: &'a SafetensorsFiles, format: HubFormat, name: &'a str) -> Option<Self> {
         let packed = Self { files, format, base: name.strip_suffix(".weight")? };
-        let is_float = |(_, dtype, _): Raw<'_>| matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16);
+        let is_float = |(_, dtype, _): Raw<'_>| float_dtype(dtype).is_some();
         let weight = packed.raw(".weight").map(is_float);
         let is_there = weight != Some(true)
             && match format {
@@ -175,13 +173,11 @@ impl<'a> Packed<'a> {
     fn floats(&self, part: &str) -> Result<(&'a [usize], Vec<f32>), EngineError> {
         let (shape, dtype, bytes) = self.part(part)?;
         let values = match dtype {
-            Dtype::F32 => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-            Dtype::F16 => bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
-            Dtype::BF16 => bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
-            Dtype::F8_E4M3 => bytes.iter().map(|b| e4m3(*b)).collect(),
-            other => return Err(self.error(&format!("tensor `{}{part}` has type {other:?}; floats are read", self.base))),
+            Dtype::F8_E4M3 => Some(bytes.iter().map(|b| e4m3(*b)).collect()),
+            other => float_dtype(other).and_then(|dtype| floats(dtype, bytes)),
         };
-        Ok((shape, values))
+        let not_floats = || self.error(&format!("tensor `{}{part}` has type {dtype:?}; floats are read", self.base));
+        Ok((shape, values.ok_or_else(not_floats)?))
     }
 
     /// How the matrix is stored once it is read.
@@ -571,19 +567,10 @@ impl<'a> Matrix<'a> {
             return Err(EngineError::Load(format!("a matrix [{}, {}] is larger than any memory", self.rows, self.cols)));
         };
         let mut out = vec![0; bytes];
-        let rows = Mutex::new(out.chunks_exact_mut(row_bytes).enumerate());
-        let next = || rows.lock().ok()?.next();
-        let work = || {
-            while let Some((row, out)) = next() {
-                self.row(dtype, row, out);
-            }
-        };
-        thread::scope(|scope| {
-            for _ in 1..num_physical_cores().min(self.rows) {
-                scope.spawn(work);
-            }
-            work();
-        });
+        write_chunks(&mut out, row_bytes, num_physical_cores().min(self.rows), |row, out| {
+            self.row(dtype, row, out);
+            Ok(())
+        })?;
         Ok(WeightView::new(dtype, self.rows, self.cols, Bytes::from_vec(out))?)
     }
 
@@ -648,15 +635,8 @@ fn put_block(format: GgmlType, scale: f32, min: Option<f32>, codes: &[i32; BLOCK
     }
 }
 
-/// OCP e4m3 ("fn").
 fn e4m3(code: u8) -> f32 {
-    let (exponent, mantissa) = (code >> 3 & 15, f32::from(code & 7));
-    let size = match (exponent, code & 7) {
-        (15, 7) => f32::NAN,
-        (0, _) => mantissa / 512.0,
-        _ => (8.0 + mantissa) / 8.0 * 2f32.powi(i32::from(exponent) - 7),
-    };
-    if code & 0x80 == 0 { size } else { -size }
+    E4M3_VALUES[usize::from(code)]
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Weights as they lie in files; names are translated here and only here.
 
+mod chunks;
 pub mod gguf;
 mod heads;
 pub mod hub;
@@ -16,6 +17,7 @@ use device::{
 };
 use half::{bf16, f16};
 
+pub(crate) use chunks::write_chunks;
 pub use gguf::GgufFiles;
 pub use metadata::{Metadata, MetadataValue};
 pub use names::{ModelPlace, Names, Role, WeightId};
@@ -162,11 +164,7 @@ impl WeightSource {
     /// The type of a tensor that is stored by itself.
     pub fn stored_type(&self, id: WeightId) -> Option<DType> {
         let name = self.name(id);
-        let view = match self {
-            Self::Gguf(files) => files.tensor(&name),
-            Self::Safetensors { files, .. } => files.tensor(&name),
-        };
-        view.ok().map(|(view, _)| view.dtype)
+        self.tensor(&name).ok().map(|(view, _)| view.dtype)
     }
 
     /// A matrix, which must have this shape.
@@ -174,12 +172,17 @@ impl WeightSource {
         self.named(&self.name(id), &shape)
     }
 
+    /// A tensor and its shape, as a matrix: all but its last dimension are rows.
+    fn tensor(&self, name: &str) -> Result<(WeightView, Vec<usize>), EngineError> {
+        match self {
+            Self::Gguf(files) => files.tensor(name),
+            Self::Safetensors { files, .. } => files.tensor(name),
+        }
+    }
+
     /// A tensor of this shape as a matrix: all but its last dimension are rows.
     fn named(&self, name: &str, shape: &[usize]) -> Result<WeightView, EngineError> {
-        let (view, stored) = match self {
-            Self::Gguf(files) => files.tensor(name)?,
-            Self::Safetensors { files, .. } => files.tensor(name)?,
-        };
+        let (view, stored) = self.tensor(name)?;
         // A single row may be a vector.
         if stored != shape && !(stored.len() == 1 && shape.len() == 2 && shape == [1, stored[0]]) {
             return Err(self.error(&format!("tensor `{name}` has shape {stored:?}; the configuration asks for {shape:?}")));
@@ -225,7 +228,7 @@ impl WeightSource {
         }
         let mut values = Vec::with_capacity(rows * cols);
         for view in all {
-            let Some(floats) = floats(&view) else {
+            let Some(floats) = floats(view.dtype, view.bytes()) else {
                 return Err(self.not_floats(&name, &view));
             };
             values.extend(floats);
@@ -237,14 +240,11 @@ impl WeightSource {
     /// So many floats, whatever the shape of the tensor.
     pub fn values(&self, id: WeightId, len: usize) -> Result<Vec<f32>, EngineError> {
         let name = self.name(id);
-        let (view, shape) = match self {
-            Self::Gguf(files) => files.tensor(&name)?,
-            Self::Safetensors { files, .. } => files.tensor(&name)?,
-        };
+        let (view, shape) = self.tensor(&name)?;
         if view.rows.checked_mul(view.cols) != Some(len) {
             return Err(self.error(&format!("tensor `{name}` has shape {shape:?}; the configuration asks for {len} values")));
         }
-        let values = floats(&view).ok_or_else(|| self.not_floats(&name, &view))?;
+        let values = floats(view.dtype, view.bytes()).ok_or_else(|| self.not_floats(&name, &view))?;
         view.release();
         Ok(values)
     }
@@ -298,7 +298,7 @@ impl WeightSource {
             None => self.vector(id.bias(), num_rows)?,
             expert => {
                 let view = self.of_expert(id.bias(), expert, &[num_rows])?;
-                floats(&view).ok_or_else(|| self.not_floats(&self.matrix_name(id.bias(), expert), &view))?
+                floats(view.dtype, view.bytes()).ok_or_else(|| self.not_floats(&self.matrix_name(id.bias(), expert), &view))?
             }
         };
         if let Some((_, fused)) = fused.filter(|(_, fused)| fused.num_groups > 1) {
@@ -330,10 +330,7 @@ impl WeightSource {
     /// Rows of the token embedding.
     pub fn vocab_size(&self) -> Result<usize, EngineError> {
         let name = self.name(WeightId::global(Role::Embedding));
-        match self {
-            Self::Gguf(files) => Ok(files.tensor(&name)?.0.rows),
-            Self::Safetensors { files, .. } => Ok(files.tensor(&name)?.0.rows),
-        }
+        Ok(self.tensor(&name)?.0.rows)
     }
 
     /// Bytes of all tensors.
@@ -392,9 +389,8 @@ fn numbered(name: &str, number: usize) -> String {
 }
 
 /// The values of a float tensor; `None` for a block format.
-fn floats(view: &WeightView) -> Option<Vec<f32>> {
-    let bytes = view.bytes();
-    Some(match view.dtype {
+fn floats(dtype: DType, bytes: &[u8]) -> Option<Vec<f32>> {
+    Some(match dtype {
         DType::F32 => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
         DType::F16 => bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
         DType::BF16 => bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),

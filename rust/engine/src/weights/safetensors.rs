@@ -187,19 +187,20 @@ impl SafetensorsFiles {
     }
 }
 
+/// The device's name of a type of floats; `None` for others.
+pub(super) fn float_dtype(dtype: Dtype) -> Option<DType> {
+    match dtype {
+        Dtype::F32 => Some(DType::F32),
+        Dtype::F16 => Some(DType::F16),
+        Dtype::BF16 => Some(DType::BF16),
+        _ => None,
+    }
+}
+
 fn view(name: &str, info: &TensorInfo, rows: usize, cols: usize) -> Result<WeightView, EngineError> {
-    let dtype = match info.dtype {
-        Dtype::F32 => DType::F32,
-        Dtype::F16 => DType::F16,
-        Dtype::BF16 => DType::BF16,
-        other => {
-            let error = DeviceError::UnsupportedType {
-                name: name.into(),
-                dtype: format!("{other:?}"),
-                supported: "F32, F16, BF16".into(),
-            };
-            return Err(error.into());
-        }
+    let Some(dtype) = float_dtype(info.dtype) else {
+        let dtype = format!("{:?}", info.dtype);
+        return Err(DeviceError::UnsupportedType { name: name.into(), dtype, supported: "F32, F16, BF16".into() }.into());
     };
     WeightView::new(dtype, rows, cols, info.bytes.clone()).map_err(|e| load(&info.file, format!("tensor `{name}`: {e}")))
 }

@@ -45,7 +45,8 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let sliding = fields.sliding_layers(config.layers.len(), |layer| layer.is_multiple_of(2))?;
     let window = fields.size("sliding_window")?.unwrap_or(WINDOW);
     let bias = fields.flag("attention_bias")?.unwrap_or(true);
-    Ok(with_layers(config, [num_experts?, num_chosen?, width?], activation, bias).with_windows(|i| sliding[i].then_some(window)))
+    let experts = ExpertsConfig::new([num_experts?, num_chosen?, width?], RouterScore::SoftmaxOfChosen);
+    Ok(with_layers(config, experts, activation, bias).with_windows(|i| sliding[i].then_some(window)))
 }
 
 fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
@@ -57,14 +58,13 @@ fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
         }
     }
     let window = fields.size("attention.sliding_window")?.unwrap_or(WINDOW);
-    let sizes = [experts.num_experts, experts.rule.num_chosen, experts.intermediate_size];
+    let experts = experts.scored(RouterScore::SoftmaxOfChosen);
     let activation = ExpertActivation::Clamped { alpha: ALPHA as f32, limit: LIMIT as f32 };
-    Ok(with_layers(config, sizes, activation, true).with_windows(|layer| layer.is_multiple_of(2).then_some(window)))
+    Ok(with_layers(config, experts, activation, true).with_windows(|layer| layer.is_multiple_of(2).then_some(window)))
 }
 
-fn with_layers(config: DecoderConfig, sizes: [usize; 3], activation: ExpertActivation, bias: bool) -> DecoderConfig {
-    let experts =
-        ExpertsConfig { activation, router_bias: true, bias: true, ..ExpertsConfig::new(sizes, RouterScore::SoftmaxOfChosen) };
+fn with_layers(config: DecoderConfig, experts: ExpertsConfig, activation: ExpertActivation, bias: bool) -> DecoderConfig {
+    let experts = ExpertsConfig { activation, router_bias: true, bias: true, ..experts };
     let config = config.with_layers(|layer| {
         layer.set_biases(bias);
         layer.attention.has_sinks = true;

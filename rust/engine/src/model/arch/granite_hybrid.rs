@@ -2,29 +2,20 @@
 
 use device::{RopeStyle, RouterScore};
 
-use super::{Architecture, granite, mixtral};
+use super::{Architecture, granite, granite_moe};
 use crate::{
     EngineError,
     model::{
-        config::{DecoderConfig, ExpertsConfig, RecurrentConfig, SharedConfig},
+        config::{DecoderConfig, RecurrentConfig},
         fields::{Fields, GgufFields, HfFields},
     },
-    weights::Role,
 };
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     model_types: &["granitemoehybrid"],
     class: "GraniteMoeHybridForCausalLM",
     gguf: "granitehybrid",
-    names: &[
-        (Role::Router, "block_sparse_moe.router.layer"),
-        (Role::ExpertGateUp, "block_sparse_moe.input_linear"),
-        (Role::ExpertDown, "block_sparse_moe.output_linear"),
-        (Role::SharedGateUp, "shared_mlp.input_linear"),
-        (Role::SharedDown, "shared_mlp.output_linear"),
-        (Role::FfnGateUp, "shared_mlp.input_linear"),
-        (Role::FfnDown, "shared_mlp.output_linear"),
-    ],
+    names: granite_moe::NAMES,
     from_hf,
     from_gguf,
 };
@@ -62,7 +53,7 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     if size("num_local_experts", 0)? == 0 {
         return Ok(config.with_layers(|layer| layer.ffn.set_dense(|dense| dense.intermediate_size = shared)));
     }
-    Ok(config.with_experts(with_shared(mixtral::read_hf(fields, RouterScore::SoftmaxOfChosen)?, shared), |_| true))
+    Ok(config.with_experts(granite_moe::read_experts(fields, shared)?, |_| true))
 }
 
 fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
@@ -87,19 +78,10 @@ fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
     let is_recurrent = fields.layers_without("attention.head_count_kv", config.layers.len())?;
     let config = granite::with_gguf_multipliers(config, fields)?;
     let config = with_layers(config, mamba, rotates, |layer| is_recurrent[layer]);
-    let shared = fields.size("expert_shared_feed_forward_length")?.unwrap_or(0);
     Ok(match experts {
-        Some(experts) => {
-            let sizes = [experts.num_experts, experts.rule.num_chosen, experts.intermediate_size];
-            config.with_experts(with_shared(ExpertsConfig::new(sizes, RouterScore::SoftmaxOfChosen), shared), |_| true)
-        }
+        Some(experts) => config.with_experts(experts.scored(RouterScore::SoftmaxOfChosen), |_| true),
         None => config,
     })
-}
-
-fn with_shared(experts: ExpertsConfig, width: usize) -> ExpertsConfig {
-    let shared = (width > 0).then_some(SharedConfig { intermediate_size: width, is_weighted: false });
-    ExpertsConfig { shared, ..experts }
 }
 
 fn with_layers(

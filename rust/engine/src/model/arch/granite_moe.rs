@@ -6,36 +6,45 @@ use super::{Architecture, granite, mixtral};
 use crate::{
     EngineError,
     model::{
-        config::{DecoderConfig, SharedConfig},
+        config::{DecoderConfig, ExpertsConfig, SharedConfig},
         fields::{Fields, GgufFields, HfFields},
     },
-    weights::Role,
+    weights::{Names, Role},
 };
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     model_types: &["granitemoe", "granitemoeshared"],
     class: "GraniteMoeForCausalLM",
     gguf: "granitemoe",
-    names: &[
-        (Role::Router, "block_sparse_moe.router.layer"),
-        (Role::ExpertGateUp, "block_sparse_moe.input_linear"),
-        (Role::ExpertDown, "block_sparse_moe.output_linear"),
-        (Role::SharedGateUp, "shared_mlp.input_linear"),
-        (Role::SharedDown, "shared_mlp.output_linear"),
-    ],
+    names: NAMES,
     from_hf,
     from_gguf,
 };
 
+/// Without a mixture, the shared expert is the whole network.
+pub(super) const NAMES: Names = &[
+    (Role::Router, "block_sparse_moe.router.layer"),
+    (Role::ExpertGateUp, "block_sparse_moe.input_linear"),
+    (Role::ExpertDown, "block_sparse_moe.output_linear"),
+    (Role::SharedGateUp, "shared_mlp.input_linear"),
+    (Role::SharedDown, "shared_mlp.output_linear"),
+    (Role::FfnGateUp, "shared_mlp.input_linear"),
+    (Role::FfnDown, "shared_mlp.output_linear"),
+];
+
 fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
-    let mut experts = mixtral::read_hf(fields, RouterScore::SoftmaxOfChosen)?;
-    let shared = fields.size("shared_intermediate_size")?.filter(|n| *n > 0);
-    experts.shared = shared.map(|intermediate_size| SharedConfig { intermediate_size, is_weighted: false });
+    let experts = read_experts(fields, fields.size("shared_intermediate_size")?.unwrap_or(0))?;
     Ok(granite::read_hf("granitemoe", fields)?.with_experts(experts, |_| true))
 }
 
+/// Experts, and a shared one of that width.
+pub(super) fn read_experts(fields: &HfFields<'_>, shared: usize) -> Result<ExpertsConfig, EngineError> {
+    let shared = (shared > 0).then_some(SharedConfig { intermediate_size: shared, is_weighted: false });
+    Ok(ExpertsConfig { shared, ..mixtral::read_hf(fields, RouterScore::SoftmaxOfChosen)? })
+}
+
 fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
-    let (config, mut experts) = fields.mixture("granitemoe", RopeStyle::Interleaved)?;
-    experts.rule.score = RouterScore::SoftmaxOfChosen;
+    let (config, experts) = fields.mixture("granitemoe", RopeStyle::Interleaved)?;
+    let experts = experts.scored(RouterScore::SoftmaxOfChosen);
     Ok(granite::with_gguf_multipliers(config, fields)?.with_experts(experts, |_| true))
 }

@@ -1,7 +1,6 @@
 //! Llama 4, its text: most layers rotate and see a chunk, the others neither; experts whose weights multiply what goes in.
 
 use device::{QueryScale, RopeStyle, RouterScore};
-use serde_json::Value;
 
 use super::Architecture;
 use crate::{
@@ -56,8 +55,7 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let chunk = fields.size("attention_chunk_size")?;
     let dense = fields.size("intermediate_size_mlp")?;
     let step = fields.size("interleave_moe_layer_step")?.unwrap_or(1).max(1);
-    let layers = |value: &Value| value.as_array()?.iter().map(|layer| layer.as_u64().map(|n| n as usize)).collect();
-    let sparse: Option<Vec<usize>> = fields.typed("moe_layers", "a list of layers", layers)?;
+    let sparse = fields.layers("moe_layers")?;
     let is_sparse = |layer: usize| sparse.as_ref().map_or((layer + 1).is_multiple_of(step), |list| list.contains(&layer));
     let config = with_layers(config, |layer| rotates[layer], chunk, scale, qk_norm);
     let config =
@@ -68,8 +66,7 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
 
 fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
     let (config, experts) = fields.mixture("llama4", RopeStyle::Interleaved)?;
-    let experts =
-        ExpertsConfig::new([experts.num_experts, experts.rule.num_chosen, experts.intermediate_size], RouterScore::Sigmoid);
+    let experts = experts.scored(RouterScore::Sigmoid);
     let step = fields.size("interleave_moe_layer_step")?.unwrap_or(1).max(1);
     // Whether queries and keys are normalized has no key: the largest of the family, with 128 experts, does without.
     let config =

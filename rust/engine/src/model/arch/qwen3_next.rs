@@ -57,7 +57,7 @@ fn from_hf(architecture: &'static str, fields: &HfFields<'_>, layout: DeltaLayou
     let mut config = fields.partly_rotated(architecture, 0.25)?;
     config.norm.offset = 1.0;
     // Text alone is at the same place in all three dimensions, so that their shares of a head do not matter.
-    fields.rope_number("mrope_section").ok();
+    fields.rope_value("mrope_section")?;
     let interval = fields.size("full_attention_interval")?.unwrap_or(INTERVAL).max(1);
     let usual = |layer: usize| !(layer + 1).is_multiple_of(interval);
     let is_recurrent = fields.recurrent_layers(config.layers.len(), "linear_attention", usual)?;
@@ -91,9 +91,8 @@ fn with_experts(config: DecoderConfig, fields: &HfFields<'_>) -> Result<DecoderC
 
 fn gguf_mixture(architecture: &'static str, fields: &GgufFields<'_>, layout: DeltaLayout) -> Result<DecoderConfig, EngineError> {
     let (config, experts) = fields.mixture(architecture, RopeStyle::Neox)?;
-    let sizes = [experts.num_experts, experts.rule.num_chosen, experts.intermediate_size];
     let shared = experts.shared.map(|shared| SharedConfig { is_weighted: true, ..shared });
-    let experts = ExpertsConfig { shared, ..ExpertsConfig::new(sizes, RouterScore::Softmax).normalized(true) };
+    let experts = ExpertsConfig { shared, ..experts.scored(RouterScore::Softmax).normalized(true) };
     Ok(with_gguf_layers(config, fields, layout)?.with_experts(experts, |_| true))
 }
 

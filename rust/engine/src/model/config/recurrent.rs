@@ -1,0 +1,131 @@
+//! What layers are like that keep a state of fixed size a request.
+
+use super::{MAX_HEAD_DIM, MAX_HEADS, in_range, positive};
+
+const MAX_KERNEL: usize = 64;
+
+/// A layer that keeps a state of fixed size a request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RecurrentConfig {
+    /// A gated convolution as wide as the residual stream.
+    ShortConv {
+        /// Tokens that an output is made of.
+        kernel: usize,
+    },
+    /// A state space (Mamba-2, arXiv:2405.21060).
+    Mamba2 {
+        /// Heads.
+        num_heads: usize,
+        /// Elements of a head.
+        head_dim: usize,
+        /// Groups of heads that share what goes into and comes out of the state.
+        num_groups: usize,
+        /// Elements of that.
+        state_dim: usize,
+        /// Tokens that an output of the convolution is made of.
+        kernel: usize,
+        /// The convolution has biases.
+        conv_bias: bool,
+        /// Added to the mean square by the norm within.
+        eps: f32,
+    },
+    /// An associative memory (Gated DeltaNet, arXiv:2412.06464).
+    GatedDelta {
+        /// Heads of queries and keys.
+        num_key_heads: usize,
+        /// Heads of values.
+        num_value_heads: usize,
+        /// Elements of a query and a key.
+        key_dim: usize,
+        /// Elements of a value.
+        value_dim: usize,
+        /// Tokens that an output of the convolution is made of.
+        kernel: usize,
+        /// How the matrices are stored, and which value heads share a key head.
+        layout: DeltaLayout,
+        /// Added to the mean square by the norm within.
+        eps: f32,
+    },
+}
+
+/// How the matrices of a gated delta layer are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeltaLayout {
+    /// Queries, keys, values and gates in one, by key head; both rates in another one, by key head.
+    ByKeyHead,
+    /// Queries, keys and values in one, one after the other; both rates in another one, by key head.
+    RatesByKeyHead,
+    /// Queries, keys and values in one, one after the other.
+    Apart,
+    /// The same; value heads are in the order of their number within their key head.
+    Tiled,
+}
+
+impl RecurrentConfig {
+    /// Columns of what the layer gives, in a residual stream of `hidden` columns.
+    pub const fn width(&self, hidden: usize) -> usize {
+        match *self {
+            Self::ShortConv { .. } => hidden,
+            Self::Mamba2 { num_heads, head_dim, .. } => num_heads * head_dim,
+            Self::GatedDelta { num_value_heads, value_dim, .. } => num_value_heads * value_dim,
+        }
+    }
+
+    /// Columns of all its projections.
+    pub const fn projected_width(&self, hidden: usize) -> usize {
+        match *self {
+            Self::ShortConv { .. } => 3 * hidden,
+            Self::Mamba2 { num_heads, num_groups, state_dim, .. } => {
+                2 * self.width(hidden) + 2 * num_groups * state_dim + num_heads
+            }
+            Self::GatedDelta { num_key_heads, num_value_heads, key_dim, .. } => {
+                2 * self.width(hidden) + 2 * num_key_heads * key_dim + 2 * num_value_heads
+            }
+        }
+    }
+
+    /// Values of its state: inputs of its convolution, and a matrix a head.
+    pub const fn state_len(&self, hidden: usize) -> usize {
+        let width = self.width(hidden);
+        match *self {
+            Self::ShortConv { kernel } => (kernel - 1) * hidden,
+            Self::Mamba2 { num_groups, state_dim, kernel, .. } => {
+                (kernel - 1) * (width + 2 * num_groups * state_dim) + width * state_dim
+            }
+            Self::GatedDelta { num_key_heads, key_dim, kernel, .. } => {
+                (kernel - 1) * (width + 2 * num_key_heads * key_dim) + width * key_dim
+            }
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<(), String> {
+        let kernel = |kernel| in_range("length of a convolution", kernel, MAX_KERNEL);
+        match *self {
+            Self::ShortConv { kernel: len } => kernel(len),
+            Self::Mamba2 { num_heads, head_dim, num_groups, state_dim, kernel: len, eps, .. } => {
+                kernel(len)?;
+                in_range("number of heads of the state", num_heads, MAX_HEADS)?;
+                in_range("elements of a head of the state", head_dim, MAX_HEAD_DIM)?;
+                in_range("number of groups of the state", num_groups, num_heads)?;
+                in_range("size of the state", state_dim, MAX_HEAD_DIM)?;
+                positive("epsilon of the norm of the state", eps)?;
+                if num_heads.is_multiple_of(num_groups) {
+                    return Ok(());
+                }
+                Err(format!("{num_heads} heads of the state are not a multiple of {num_groups} groups"))
+            }
+            Self::GatedDelta { num_key_heads, num_value_heads, key_dim, value_dim, kernel: len, eps, .. } => {
+                kernel(len)?;
+                in_range("number of key heads of the state", num_key_heads, MAX_HEADS)?;
+                in_range("number of value heads of the state", num_value_heads, MAX_HEADS)?;
+                in_range("elements of a key of the state", key_dim, MAX_HEAD_DIM)?;
+                in_range("elements of a value of the state", value_dim, MAX_HEAD_DIM)?;
+                positive("epsilon of the norm of the state", eps)?;
+                if num_value_heads.is_multiple_of(num_key_heads) {
+                    return Ok(());
+                }
+                Err(format!("{num_value_heads} value heads of the state are not a multiple of {num_key_heads} key heads"))
+            }
+        }
+    }
+}

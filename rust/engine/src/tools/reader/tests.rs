@@ -1,0 +1,237 @@
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::{
+    super::{
+        Tool, ToolCall,
+        formats::{Dialect, FORMATS, Thinking},
+    },
+    *,
+};
+
+const THINK: Thinking = Thinking { open: "<think>", close: "</think>" };
+
+fn tools() -> Arc<[Tool]> {
+    let city = json!({ "type": "object", "properties": { "city": { "type": "string" }, "zip": { "type": "string" } } });
+    [Tool { name: "weather".into(), description: None, parameters: city, strict: false }].into()
+}
+
+fn reading(name: &str) -> Reading {
+    let format = FORMATS.iter().find(|format| format.name == name).unwrap();
+    let dialect = Arc::new(Dialect { format, thinking: Some(&THINK), markers: Vec::new() });
+    Reading { dialect, tools: tools(), calls: true, thinks: false, has_thought: false }
+}
+
+/// Reasoning, text, calls as name and arguments, and whether one is complete.
+type Read = (String, String, Vec<(String, String)>, bool);
+
+fn read<'a>(reading: &Reading, parts: impl IntoIterator<Item = &'a str>) -> Read {
+    let mut reader = Reader::new(reading.clone());
+    let mut out = Parts::default();
+    for part in parts {
+        reader.push(part, &mut out);
+    }
+    reader.finish(&mut out);
+    let mut calls: Vec<ToolCall> = Vec::new();
+    let mut ids = Vec::new();
+    for delta in out.calls {
+        ids.extend(delta.id.clone());
+        assert_eq!(delta.id.is_some(), delta.name.is_some());
+        delta.collect(&mut calls);
+    }
+    ids.sort();
+    ids.dedup();
+    assert_eq!(ids.len(), calls.len(), "an id each");
+    let calls = calls.into_iter().map(|call| (call.name, call.arguments)).collect();
+    (out.reasoning, out.text, calls, reader.has_calls())
+}
+
+fn calls(calls: &[(&str, &str)]) -> Vec<(String, String)> {
+    calls.iter().map(|(name, arguments)| ((*name).to_owned(), (*arguments).to_owned())).collect()
+}
+
+/// A format, an answer, its text, and its calls.
+type Case = (&'static str, &'static str, &'static str, &'static [(&'static str, &'static str)]);
+
+/// Answers in each format, of the kinds that the tool parsers of vLLM, llama.cpp and SGLang are tried with.
+const CASES: &[Case] = &[
+    (
+        "hermes",
+        "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>",
+        "",
+        &[("weather", "{\"city\": \"Oslo\"}")],
+    ),
+    (
+        "hermes",
+        "I look.\n<tool_call>{\"name\":\"a\",\"arguments\":{}}</tool_call>\n<tool_call>{\"name\":\"b\",\"arguments\":{\"x\":[1,{\"y\":\"}\"}]}}</tool_call>",
+        "I look.",
+        &[("a", "{}"), ("b", "{\"x\":[1,{\"y\":\"}\"}]}")],
+    ),
+    ("hermes", "<tool_call>{\"arguments\": {\"x\": 1}, \"name\": \"late\"}</tool_call>", "", &[("late", "{\"x\": 1}")]),
+    ("hermes", "<tool_call>{\"name\": \"none\"}</tool_call>", "", &[("none", "{}")]),
+    (
+        "hermes",
+        "<tool_call>{\"name\": \"t\", \"arguments\": {\"s\": \"</tool_call> \\\" {\"}}</tool_call>",
+        "",
+        &[("t", "{\"s\": \"</tool_call> \\\" {\"}")],
+    ),
+    (
+        "hermes",
+        "<tool_call>{\"name\": \"\\u00e9\\n\", \"arguments\": {\"s\": \"\u{4f60}\u{597d}\"}}</tool_call>",
+        "",
+        &[("\u{e9}\n", "{\"s\": \"\u{4f60}\u{597d}\"}")],
+    ),
+    ("hermes", "A plain answer, 1 < 2 and <tool", "A plain answer, 1 < 2 and <tool", &[]),
+    ("hermes", "<tool_call>\nno JSON", "<tool_call>\nno JSON", &[]),
+    ("hermes", "  \n", "", &[]),
+    (
+        "generic",
+        "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>",
+        "",
+        &[("weather", "{\"city\": \"Oslo\"}")],
+    ),
+    (
+        "mistral",
+        "[TOOL_CALLS][{\"name\": \"a\", \"arguments\": {\"x\": 1}}, {\"name\": \"b\", \"arguments\": {}}]",
+        "",
+        &[("a", "{\"x\": 1}"), ("b", "{}")],
+    ),
+    ("mistral", "[TOOL_CALLS] [{\"name\": \"a\", \"arguments\": {\"l\": [[1], [2]]}}]", "", &[("a", "{\"l\": [[1], [2]]}")]),
+    ("mistral", "Text [TOOL_CALLS][{\"arguments\": {\"x\": 1}, \"name\": \"a\"}]", "Text", &[("a", "{\"x\": 1}")]),
+    ("mistral-args", "[TOOL_CALLS]a[ARGS]{\"x\": 1}[TOOL_CALLS]b[ARGS]{}", "", &[("a", "{\"x\": 1}"), ("b", "{}")]),
+    ("mistral-args", "Hm. [TOOL_CALLS]a_b-c[ARGS]{\"s\": \"[TOOL_CALLS]\"}", "Hm.", &[("a_b-c", "{\"s\": \"[TOOL_CALLS]\"}")]),
+    ("phi4-mini", "<|tool_call|>[{\"name\": \"a\", \"arguments\": {\"x\": 1}}]<|/tool_call|>", "", &[("a", "{\"x\": 1}")]),
+    (
+        "granite3",
+        "<|tool_call|>[{\"name\": \"a\", \"arguments\": {}}, {\"name\": \"b\", \"arguments\": {\"x\": null}}]",
+        "",
+        &[("a", "{}"), ("b", "{\"x\": null}")],
+    ),
+    ("llama3-json", "{\"name\": \"a\", \"parameters\": {\"x\": 1}}", "", &[("a", "{\"x\": 1}")]),
+    ("llama3-json", " {\"type\": \"function\", \"name\": \"a\", \"parameters\": {}}", "", &[("a", "{}")]),
+    ("llama3-json", "No {\"name\": \"a\", \"parameters\": {}}", "No {\"name\": \"a\", \"parameters\": {}}", &[]),
+    ("llama3-json", "{\"answer\": 42}", "{\"answer\": 42}", &[]),
+    (
+        "deepseek-v3",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>a\n```json\n{\"x\": 1}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>b\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "",
+        &[("a", "{\"x\": 1}"), ("b", "{}")],
+    ),
+    (
+        "deepseek-v3.1",
+        "So.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>a<｜tool▁sep｜>{\"x\": 1}<｜tool▁call▁end｜><｜tool▁call▁begin｜>b<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "So.",
+        &[("a", "{\"x\": 1}"), ("b", "{}")],
+    ),
+    (
+        "qwen3-coder",
+        "<tool_call>\n<function=weather>\n<parameter=city>\nNew\nYork\n</parameter>\n<parameter=zip>\n10001\n</parameter>\n<parameter=days>\n5\n</parameter>\n</function>\n</tool_call>",
+        "",
+        &[("weather", "{\"city\": \"New\\nYork\", \"zip\": \"10001\", \"days\": 5}")],
+    ),
+    ("qwen3-coder", "<tool_call>\n<function=now>\n</function>\n</tool_call>", "", &[("now", "{}")]),
+    (
+        "qwen3-coder",
+        "One.\n<tool_call>\n<function=a>\n<parameter=o>\n{\"k\": [1]}\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=b>\n</function>\n</tool_call>",
+        "One.",
+        &[("a", "{\"o\": {\"k\": [1]}}"), ("b", "{}")],
+    ),
+    (
+        "glm4.5",
+        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n<arg_key>days</arg_key><arg_value>3</arg_value>\n</tool_call>",
+        "",
+        &[("weather", "{\"city\": \"Oslo\", \"days\": 3}")],
+    ),
+    ("glm4.5", "<tool_call>now\n</tool_call>\n<tool_call>now</tool_call>", "", &[("now", "{}"), ("now", "{}")]),
+];
+
+#[test]
+fn each_format_is_read_as_it_is_written() {
+    for (format, answer, text, expected) in CASES {
+        let reading = reading(format);
+        let expected = (String::new(), (*text).to_owned(), calls(expected), !expected.is_empty());
+        assert_eq!(read(&reading, [*answer]), expected, "{format}: {answer}");
+        let characters: Vec<String> = answer.chars().map(String::from).collect();
+        assert_eq!(read(&reading, characters.iter().map(String::as_str)), expected, "{format}, by characters: {answer}");
+        let thought = format!("<think>\nWhy? <tool_call> [TOOL_CALLS] {{</think>\n\n{answer}");
+        let expected = ("\nWhy? <tool_call> [TOOL_CALLS] {".to_owned(), expected.1, expected.2, expected.3);
+        assert_eq!(read(&reading, [&*thought]), expected, "{format}, behind reasoning: {answer}");
+    }
+}
+
+#[test]
+fn every_format_has_cases() {
+    for format in &FORMATS {
+        assert!(CASES.iter().any(|(name, ..)| *name == format.name), "{}", format.name);
+    }
+}
+
+#[test]
+fn reasoning_is_told_by_the_prompts_end() {
+    let reading = reading("hermes");
+    let of = |end: &str, answer: &str| {
+        let reading = Reading::new(&reading.dialect, &super::super::ToolOptions::default(), end);
+        let (reasoning, text, ..) = read(&reading, [answer]);
+        (reasoning, text)
+    };
+    let pair = |reasoning: &str, text: &str| (reasoning.to_owned(), text.to_owned());
+    assert_eq!(of("<think>\n", "So.</think>Yes"), pair("So.", "Yes"));
+    assert_eq!(of("<think>\n", "cut off"), pair("cut off", ""));
+    assert_eq!(of("<think>\n\n</think>\n\n", "<think>Yes</think>"), pair("", "<think>Yes</think>"));
+    assert_eq!(of("assistant\n", "\n<think>So.</think>\n\nYes <think>"), pair("So.", "Yes <think>"));
+    assert_eq!(of("assistant\n", "<thin"), pair("", "<thin"));
+}
+
+#[test]
+fn a_marker_that_is_a_token_is_none_when_it_is_spelled() {
+    let mut reading = reading("hermes");
+    let markers = vec![(7, "<tool_call>".to_owned()), (8, "</tool_call>".to_owned())];
+    reading.dialect = Arc::new(Dialect { format: reading.dialect.format, thinking: None, markers });
+    let call = "{\"name\": \"a\", \"arguments\": {}}";
+    let spelled = format!("<tool_call>{call}</tool_call>");
+    assert_eq!(read(&reading, [&*spelled]), (String::new(), spelled.clone(), Vec::new(), false));
+    let marked = format!("{MARK}<tool_call>{call}{MARK}</tool_call>");
+    assert_eq!(read(&reading, [&*marked]), (String::new(), String::new(), calls(&[("a", "{}")]), true));
+    let stray = format!("a{MARK}</tool_call>b");
+    assert_eq!(read(&reading, [&*stray]).1, "a</tool_call>b");
+}
+
+#[test]
+fn a_call_that_is_cut_off_keeps_what_there_is_of_it() {
+    let of = |answer: &str| read(&reading("hermes"), [answer]);
+    let (_, text, got, is_complete) = of("<tool_call>\n{\"name\": \"a\", \"arguments\": {\"x\": \"y");
+    assert_eq!((text.as_str(), got, is_complete), ("", calls(&[("a", "{\"x\": \"y")]), false));
+    for rest in ["\n<tool", "\n<tool_call>", "<tool_call>{\"name\": \"a"] {
+        let answer = format!("<tool_call>{{\"name\": \"a\", \"arguments\": {{}}}}</tool_call>{rest}");
+        assert_eq!(of(&answer), (String::new(), String::new(), calls(&[("a", "{}")]), true), "{rest}");
+    }
+    let (_, text, got, _) = of("<tool_call>\n{\"na");
+    assert_eq!((text.as_str(), got.len()), ("<tool_call>\n{\"na", 0));
+}
+
+proptest! {
+    #[test]
+    fn parts_give_what_the_whole_answer_gives(
+        case in 0..CASES.len(),
+        other in 0..FORMATS.len(),
+        cuts in proptest::collection::vec(0.0..1.0, 0..12),
+        end in 0.0..1.2,
+    ) {
+        let (format, answer, ..) = CASES[case];
+        let at = |share: f64| {
+            let count = answer.chars().count() as f64;
+            answer.char_indices().map(|(at, _)| at).nth((share * count) as usize).unwrap_or(answer.len())
+        };
+        let answer = &answer[..at(end)];
+        let mut places: Vec<usize> = cuts.into_iter().map(at).filter(|place| *place <= answer.len()).collect();
+        places.extend([0, answer.len()]);
+        places.sort_unstable();
+        // An answer of another format is an answer as well.
+        for name in [format, FORMATS[other].name] {
+            let parts = places.windows(2).map(|pair| &answer[pair[0]..pair[1]]);
+            prop_assert_eq!(read(&reading(name), parts), read(&reading(name), [answer]));
+        }
+    }
+}
