@@ -86,18 +86,8 @@ impl Case {
         step: &StepMetadata,
         streamed: usize,
     ) -> Result<Self, DeviceError> {
-        let scale = (head_dim as f32).sqrt().recip();
         let num_heads = num_kv_heads * queries_per_kv;
-        let params = AttentionParams {
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            scale,
-            window: None,
-            chunk: None,
-            softcap: None,
-            precision: Precision::Fast,
-        };
+        let params = AttentionParams::new([num_heads, num_kv_heads, head_dim], Precision::Fast);
         let num_blocks = step.groups[0].block_tables.len();
         let shape = KvShape::new(num_kv_heads, head_dim);
         let spec = |num_blocks, num_layers| KvCacheSpec::uniform((num_blocks, BLOCK_SIZE), dtype, shape, num_layers);

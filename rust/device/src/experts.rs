@@ -1,6 +1,6 @@
 //! Mixtures of experts: which feed-forward networks a token passes, and with which weights.
 
-use crate::{Activation, Constant, Linear, Norm, Tensor};
+use crate::{Activation, Constant, Linear, Norm, StepMetadata, Tensor};
 
 /// What a router makes of its logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -214,6 +214,12 @@ pub struct ExpertArgs<'a> {
     pub post_norm: Option<&'a Norm>,
     /// Multiplied in before the addition, else 1.
     pub scale: f32,
+}
+
+/// Feed-forward networks that are mixtures of experts.
+pub trait ExpertPhases {
+    /// Chooses the experts of each row, and adds what they give to the residual stream.
+    fn experts(&self, args: ExpertArgs<'_>, step: &StepMetadata);
 }
 
 #[cfg(test)]

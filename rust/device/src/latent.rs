@@ -9,7 +9,7 @@
 //!           each head [rope | kv_rank], of which the latter -> value_up -> [v_dim]
 //! ```
 
-use crate::{AttentionParams, CacheEngine, Linear, Norm, RopeTable, Tensor};
+use crate::{AttentionParams, CacheEngine, Linear, Norm, RopeTable, StepMetadata, Tensor};
 
 /// Weights of a layer's latent attention, up to the output projection.
 pub struct LatentAttention {
@@ -57,7 +57,7 @@ impl LatentAttention {
     }
 }
 
-/// Arguments of [`LatentPhases::latent_attention`](crate::LatentPhases::latent_attention).
+/// Arguments of [`LatentPhases::latent_attention`].
 pub struct LatentArgs<'a> {
     /// `[num_tokens, hidden_size]`: the residual stream.
     pub hidden: &'a Tensor,
@@ -75,4 +75,10 @@ pub struct LatentArgs<'a> {
     pub params: AttentionParams,
     /// `[num_tokens, num_heads * v_dim]`.
     pub out: &'a mut Tensor,
+}
+
+/// Latent attention.
+pub trait LatentPhases {
+    /// All of a layer's attention but the output projection. The cache is [`KvShape::latent`].
+    fn latent_attention(&self, args: LatentArgs<'_>, step: &StepMetadata);
 }

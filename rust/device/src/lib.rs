@@ -4,6 +4,7 @@
 //! phase of a decoder layer. [`cpu::CpuBackend`] is the fast path, [`cpu::ReferenceBackend`] the plain one that every fast path
 //! is tested against.
 
+pub mod attention;
 pub mod backend;
 pub mod cache_engine;
 pub mod cpu;
@@ -23,21 +24,23 @@ pub mod sampling;
 pub mod tensor;
 pub mod token_mask;
 
+pub use attention::{AttentionArgs, AttentionParams, HeadNorm, NormSpan, QueryScale, RopeArgs, RopeStyle, RopeTable};
 pub use backend::{
-    Activation, AttentionArgs, AttentionParams, Backend, BackendInfo, BackendMemory, Constant, Device, DeviceSampler, EmbedArgs,
-    EmbeddingTable, ExpertPhases, GateUpArgs, HeadNorm, KvGroupMetadata, LatentPhases, Linear, LinearOptions, Norm, NormKind,
-    NormSpan, Phases, Precision, Projection, QueryScale, RecurrentPhases, ResidualArgs, RopeArgs, RopeStyle, RopeTable,
-    StepGraphs, StepMetadata, StepRecorder, WorkspaceShape,
+    Activation, Backend, BackendInfo, BackendMemory, Constant, Device, DeviceSampler, EmbedArgs, EmbeddingTable, GateUpArgs,
+    KvGroupMetadata, Linear, LinearOptions, Norm, NormKind, Phases, Precision, Projection, ResidualArgs, StepGraphs,
+    StepMetadata, StepRecorder, WorkspaceShape,
 };
 pub use cache_engine::{CacheEngine, DeviceBlocks, KvPlace};
 pub use dtype::{DType, KvDType};
 pub use error::DeviceError;
-pub use experts::{Expert, ExpertActivation, ExpertArgs, ExpertGroups, Experts, RouterScore, RoutingRule, SharedExpert};
+pub use experts::{
+    Expert, ExpertActivation, ExpertArgs, ExpertGroups, ExpertPhases, Experts, RouterScore, RoutingRule, SharedExpert,
+};
 pub use host::{HostMemory, host_memory, num_physical_cores};
 pub use kv_layout::{KV_FORMAT, KvCacheSpec, KvLayer, KvShape, KvSide, KvSource};
-pub use latent::{LatentArgs, LatentAttention, LatentQuery};
+pub use latent::{LatentArgs, LatentAttention, LatentPhases, LatentQuery};
 pub use quant::GgmlType;
-pub use recurrent::{Conv, GatedDelta, Mamba2, Recurrent, RecurrentArgs, ShortConv, StateCache};
+pub use recurrent::{Conv, GatedDelta, Mamba2, Recurrent, RecurrentArgs, RecurrentPhases, ShortConv, StateCache};
 pub use sampling::{RowSampling, SampledRow};
 pub use tensor::{Tensor, WeightView};
 pub use token_mask::{TokenMask, TokenSet};

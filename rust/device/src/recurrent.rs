@@ -4,7 +4,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::{Constant, DeviceError, Linear, Norm, Tensor, mmap::Pages};
+use crate::{Constant, DeviceError, Linear, Norm, StepMetadata, Tensor, mmap::Pages};
 
 /// A causal convolution over each channel by itself.
 #[derive(Clone)]
@@ -160,7 +160,7 @@ impl Recurrent {
     }
 }
 
-/// Arguments of [`RecurrentPhases::recurrent`](crate::RecurrentPhases::recurrent).
+/// Arguments of [`RecurrentPhases::recurrent`].
 pub struct RecurrentArgs<'a> {
     /// `[num_tokens, hidden_size]`: the residual stream.
     pub hidden: &'a Tensor,
@@ -235,4 +235,13 @@ impl StateCache {
         let first = slot * self.slot_len();
         first + self.offsets[layer]..first + self.offsets[layer + 1]
     }
+}
+
+/// Layers that keep a state, and gates of what attention gives.
+pub trait RecurrentPhases {
+    /// All of a recurrent layer but the output projection. The states of the step's requests go on to behind their last rows.
+    fn recurrent(&self, args: RecurrentArgs<'_>, step: &StepMetadata);
+
+    /// `x *= sigmoid(gate)`, element by element.
+    fn gate(&self, x: &mut Tensor, gate: &Tensor);
 }

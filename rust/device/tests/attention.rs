@@ -10,17 +10,7 @@ use device::{
 use proptest::prelude::*;
 
 fn params(num_kv_heads: usize, queries_per_kv: usize, head_dim: usize) -> AttentionParams {
-    let scale = (head_dim as f32).sqrt().recip();
-    AttentionParams {
-        num_heads: num_kv_heads * queries_per_kv,
-        num_kv_heads,
-        head_dim,
-        scale,
-        window: None,
-        chunk: None,
-        softcap: None,
-        precision: Precision::Exact,
-    }
+    AttentionParams::new([num_kv_heads * queries_per_kv, num_kv_heads, head_dim], Precision::Exact)
 }
 
 fn assert_close(got: &[f32], expected: &[f64], what: &str) {
@@ -94,7 +84,7 @@ fn products_of_bf16_round_queries_and_weights_and_nothing_else() {
 #[test]
 fn wide_heads_with_a_cap_and_a_window_agree_with_the_dense_oracle() {
     for (dtype, cap) in KvDType::ALL.into_iter().flat_map(|dtype| [50.0, 2.0].map(|cap| (dtype, cap))) {
-        let params = AttentionParams { window: Some(33), chunk: None, softcap: Some(cap), scale: 0.5, ..params(2, 2, 256) };
+        let params = AttentionParams { window: Some(33), softcap: Some(cap), scale: 0.5, ..params(2, 2, 256) };
         check_case(&Case::new(21, params, 16, dtype, &[(0, 40), (600, 1), (31, 5)]), 2);
     }
 }
@@ -156,7 +146,7 @@ fn a_row_has_the_same_bits_alone_in_chunks_of_any_size_in_a_batch_for_any_thread
             for (queries_per_kv, head_dim, window, softcap) in
                 [(3, 64, None, None), (1, 16, Some(45), None), (7, 40, Some(600), Some(20.0)), (2, 96, None, Some(5.0))]
             {
-                let params = AttentionParams { window, chunk: None, softcap, precision, ..params(2, queries_per_kv, head_dim) };
+                let params = AttentionParams { window, softcap, precision, ..params(2, queries_per_kv, head_dim) };
                 let len = 1_100 + rng.below(200);
                 let whole = Case::new(5, params, 32, dtype, &[(0, len)]);
                 let backend = CpuBackend::new(isa, 1).unwrap();

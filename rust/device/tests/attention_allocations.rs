@@ -51,17 +51,7 @@ fn a_step_allocates_nothing_once_its_buffers_have_grown() {
     let backend = CpuBackend::new(Isa::detect(), 3).unwrap();
     let spec = KvCacheSpec::uniform((101, 32), KvDType::F16, KvShape::new(2, 64), 1).unwrap();
     let cache = backend.alloc_kv_cache(&spec).unwrap();
-    let precision = Precision::Fast;
-    let params = AttentionParams {
-        num_heads: 6,
-        num_kv_heads: 2,
-        head_dim: 64,
-        scale: 0.125,
-        window: None,
-        chunk: None,
-        softcap: None,
-        precision,
-    };
+    let params = AttentionParams::new([6, 2, 64], Precision::Fast);
     let [mut q, mut out] = [(); 2].map(|()| backend.alloc(300, 384).unwrap());
     let [mut k, mut v] = [(); 2].map(|()| backend.alloc(300, 128).unwrap());
     let rope =
@@ -72,18 +62,7 @@ fn a_step_allocates_nothing_once_its_buffers_have_grown() {
             t.set_rows(rows);
             t.as_mut_slice().fill(0.5);
         }
-        let args = RopeArgs {
-            q: &mut q,
-            kv: Some((&mut k, Some(&v))),
-            q_norm: None,
-            k_norm: None,
-            norms_last: false,
-            q_scale: None,
-            rope: Some(&rope),
-            cache: &cache,
-            layer: 0,
-        };
-        backend.rope_and_cache(args, step);
+        backend.rope_and_cache(RopeArgs::new(&mut q, Some((&mut k, Some(&v))), Some(&rope), (&cache, 0)), step);
         backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 0, sinks: None, params }, step);
         assert!(out.as_slice().iter().all(|x| x.is_finite()));
     };

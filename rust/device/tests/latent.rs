@@ -80,16 +80,8 @@ impl Problem {
         let max_blocks = self.rows.len().div_ceil(BLOCK_SIZE);
         let spec = KvCacheSpec::uniform((2 * max_blocks + 1, BLOCK_SIZE), dtype, KvShape::latent(rope + kv_rank), 2).unwrap();
         let cache = backend.alloc_kv_cache(&spec).unwrap();
-        let params = AttentionParams {
-            num_heads: HEADS,
-            num_kv_heads: 1,
-            head_dim: rope + kv_rank,
-            scale: ((nope + rope) as f32).sqrt().recip(),
-            window: None,
-            chunk: None,
-            softcap: None,
-            precision: Precision::Exact,
-        };
+        let scale = ((nope + rope) as f32).sqrt().recip();
+        let params = AttentionParams { scale, ..AttentionParams::new([HEADS, 1, rope + kv_rank], Precision::Exact) };
         // The first request has the even blocks, from the last one on.
         let tables: Vec<_> =
             [0, 1].iter().flat_map(|r| (0..max_blocks).map(move |i| (2 * (max_blocks - i) - r) as u32)).collect();

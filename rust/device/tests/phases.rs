@@ -381,16 +381,7 @@ fn layers_with_parallel_parts_agree() {
         (norm(&mut rng, NORMS[2], HIDDEN), linears)
     });
     let spec = KvCacheSpec::uniform((4, 8), KvDType::F32, KvShape::new(2, head_dim), 3).unwrap();
-    let params = AttentionParams {
-        num_heads: 4,
-        num_kv_heads: 2,
-        head_dim,
-        scale: 0.05,
-        window: None,
-        chunk: None,
-        softcap: None,
-        precision: Precision::Exact,
-    };
+    let params = AttentionParams { scale: 0.05, ..AttentionParams::new([4, 2, head_dim], Precision::Exact) };
     let rows = [5, 1, 1].map(|rows| tensor(&mut rng, rows, HIDDEN));
     let run = |backend: &dyn Backend| {
         let layers = layers.each_ref().map(|(norm, linears)| {
@@ -423,21 +414,8 @@ fn layers_with_parallel_parts_agree() {
                 let activation = Activation::GeluTanh;
                 let args = GateUpArgs { x: &hidden, norm: Some(norm), gate: None, up, activation, out: &mut inner };
                 backend.gate_up(args, &step);
-                let (q_norm, k_norm, rope, cache) = (None, None, None, &cache);
-                backend.rope_and_cache(
-                    RopeArgs {
-                        q: &mut q,
-                        kv: Some((&mut k, Some(&v))),
-                        q_norm,
-                        k_norm,
-                        norms_last: false,
-                        q_scale: None,
-                        rope,
-                        cache,
-                        layer,
-                    },
-                    &step,
-                );
+                let cache = &cache;
+                backend.rope_and_cache(RopeArgs::new(&mut q, Some((&mut k, Some(&v))), None, (cache, layer)), &step);
                 backend.attention(AttentionArgs { q: &q, out: &mut attended, cache, layer, sinks: None, params }, &step);
                 for (x, linear) in [(&attended, wo), (&inner, down)] {
                     let args = ResidualArgs { x, linear, post_norm: None, scale: 0.22, residual: &mut hidden };

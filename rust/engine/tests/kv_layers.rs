@@ -304,29 +304,11 @@ impl<'a> Runner<'a> {
             backend.norm_linear(&hidden, None, &mut projections, step);
             let kv = (source == index).then_some((&mut k, Some(&v)));
             let (rope, cache) = (Some(self.model.rope(k_dim)), &self.cache);
-            backend.rope_and_cache(
-                RopeArgs {
-                    q: &mut q,
-                    kv,
-                    q_norm: None,
-                    k_norm: None,
-                    norms_last: false,
-                    q_scale: None,
-                    rope,
-                    cache,
-                    layer: index,
-                },
-                step,
-            );
+            backend.rope_and_cache(RopeArgs::new(&mut q, kv, rope, (cache, index)), step);
             let params = AttentionParams {
-                num_heads,
-                num_kv_heads,
-                head_dim: k_dim,
                 scale: scale(k_dim),
                 window: LAYERS[index].window,
-                chunk: None,
-                softcap: None,
-                precision: Precision::Exact,
+                ..AttentionParams::new([num_heads, num_kv_heads, k_dim], Precision::Exact)
             };
             backend.attention(AttentionArgs { q: &q, out: &mut out, cache, layer: index, sinks: None, params }, step);
             let linear = weights.last().unwrap();

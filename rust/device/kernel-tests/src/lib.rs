@@ -7,13 +7,14 @@ pub mod gpu;
 mod memory;
 pub mod pool;
 pub mod random;
+pub mod scales;
 
 use std::{
     ffi::{CStr, c_char, c_int, c_uint, c_void},
     sync::Arc,
 };
 
-use device::cuda::Driver;
+use device::{GgmlType, cuda::Driver};
 pub use driver::EmulatedDriver;
 pub use memory::{Buffer, Plain};
 

@@ -180,17 +180,7 @@ fn rotation_cache_and_attention_of_decodes_beside_prompts() {
     let requests = [(700, 1), (0, 20), (37, 2), (9, 1)];
     let (step, rows) = (step(&requests, 8), 24);
     for (dtype, head_dim, window) in [(KvDType::F32, 24, None), (KvDType::F32, 64, Some(30)), (KvDType::BF16, 64, None)] {
-        let precision = Precision::Exact;
-        let params = AttentionParams {
-            num_heads: 6,
-            num_kv_heads: 2,
-            head_dim,
-            scale: 0.03,
-            window,
-            chunk: None,
-            softcap: None,
-            precision,
-        };
+        let params = AttentionParams { scale: 0.03, window, ..AttentionParams::new([6, 2, head_dim], Precision::Exact) };
         let spec = KvCacheSpec::uniform((400, 8), dtype, KvShape::new(2, head_dim), 1).unwrap();
         let [q, k, v] = [6, 2, 2].map(|heads| floats(&mut rng, rows * heads * head_dim));
         let [cos, sin] = [(); 2].map(|()| floats(&mut rng, 800 * head_dim / 2).into());
@@ -214,15 +204,9 @@ fn rotation_cache_and_attention_of_decodes_beside_prompts() {
             let (mut q, mut k) = (tensor(backend, &q, 6 * head_dim), tensor(backend, &k, 2 * head_dim));
             let v = tensor(backend, &v, 2 * head_dim);
             let args = RopeArgs {
-                q: &mut q,
-                kv: Some((&mut k, Some(&v))),
                 q_norm: Some(HeadNorm { norm: &norm, span: NormSpan::Head }),
                 k_norm: Some(HeadNorm { norm: &norm, span: NormSpan::Head }),
-                norms_last: false,
-                q_scale: None,
-                rope: Some(&rope),
-                cache: &cache,
-                layer: 0,
+                ..RopeArgs::new(&mut q, Some((&mut k, Some(&v))), Some(&rope), (&cache, 0))
             };
             backend.rope_and_cache(args, &step);
             if dtype == KvDType::BF16 {
@@ -265,17 +249,7 @@ fn norms_of_rows_and_of_heads_before_the_cache_is_written() {
                 backend.begin_step(&step);
                 let [mut q, mut k, v] = [(&q, 6), (&k, 2), (&k, 2)].map(|(x, heads)| tensor(backend, x, heads * head_dim));
                 let [q_norm, k_norm] = [q_norm, k_norm].map(|norm| Some(HeadNorm { norm, span }));
-                let args = RopeArgs {
-                    q: &mut q,
-                    kv: Some((&mut k, Some(&v))),
-                    q_norm,
-                    k_norm,
-                    norms_last: false,
-                    q_scale: None,
-                    rope,
-                    cache: &cache,
-                    layer: 0,
-                };
+                let args = RopeArgs { q_norm, k_norm, ..RopeArgs::new(&mut q, Some((&mut k, Some(&v))), rope, (&cache, 0)) };
                 backend.rope_and_cache(args, &step);
                 let mut written = fetched(backend, q);
                 for (slot, head) in step.groups[0].slot_mapping.iter().flat_map(|slot| [(*slot, 0), (*slot, 1)]) {

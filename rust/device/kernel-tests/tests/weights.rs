@@ -6,7 +6,7 @@ use device::{
     quant::dequantize_row,
 };
 use half::{bf16, f16};
-use kernel_tests::{Buffer, Kernel, Order, assert_close, random::Rng};
+use kernel_tests::{Buffer, Kernel, Order, assert_close, random::Rng, scales::f16_scales};
 
 /// A format's part of kernels' names.
 fn name(format: DType) -> String {
@@ -36,17 +36,6 @@ impl Weight {
             DType::Ggml(_) => (0..rows * row_bytes).map(|_| rng.below(256) as u8).collect::<Vec<u8>>(),
         };
         if let DType::Ggml(format) = format {
-            // Any bytes are codes; these are f16 scales.
-            let scales: &[usize] = match format {
-                GgmlType::Q4_1 | GgmlType::Q5_1 | GgmlType::Q4K | GgmlType::Q5K => &[0, 2],
-                GgmlType::Q2K => &[80, 82],
-                GgmlType::Q3K => &[108],
-                GgmlType::Q6K => &[208],
-                GgmlType::Tq1_0 => &[52],
-                GgmlType::Tq2_0 => &[64],
-                GgmlType::Mxfp4 | GgmlType::Nvfp4 | GgmlType::Iq1M => &[],
-                _ => &[0],
-            };
             for block in bytes.chunks_exact_mut(format.block_bytes()) {
                 match format {
                     // An exponent: of powers about 1, and the two whose power has no leading one.
@@ -57,7 +46,7 @@ impl Weight {
                     GgmlType::Iq1M => block[55] = block[55] & 0x8f | 0x10,
                     _ => {}
                 }
-                for &at in scales {
+                for &at in f16_scales(format) {
                     block[at..at + 2].copy_from_slice(&f16::from_f32(rng.float() / 50.0).to_le_bytes());
                 }
             }

@@ -10,7 +10,8 @@ use crate::{
     ExpertActivation, ExpertArgs, ExpertPhases, GateUpArgs, KvCacheSpec, KvDType, KvLayer, KvPlace, KvShape, KvSide,
     LatentPhases, Linear, LinearOptions, Norm, NormKind, Phases, Precision, Projection, RecurrentPhases, ResidualArgs, RopeArgs,
     RopeStyle, RopeTable, SharedExpert, StepMetadata, Tensor, WeightView, WorkspaceShape,
-    backend::{HeadNorm, NormParts, check_bias},
+    attention::{HeadNorm, NormParts},
+    backend::check_bias,
     quant::dequantize_row,
 };
 

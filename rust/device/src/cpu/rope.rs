@@ -10,7 +10,7 @@ use half::bf16;
 use crate::{
     CacheEngine, KvCacheSpec, KvDType, KvLayer, KvSide, Norm, NormKind, QueryScale, RopeArgs, RopeStyle, RopeTable, StepMetadata,
     Tensor,
-    backend::NormParts,
+    attention::NormParts,
     cache_engine::CacheWriter,
     kv_codes::{quantize_e4m3, quantize_int8},
     kv_layout::{MAX_VECTOR_BYTES, PlaneLayout},

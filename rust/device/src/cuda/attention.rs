@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::{
     Activation, AttentionArgs, CacheEngine, HeadNorm, KvDType, KvShape, KvSide, NormKind, NormSpan, RopeArgs, RopeStyle,
     StepMetadata, Tensor, WorkspaceShape,
-    backend::NormParts,
+    attention::NormParts,
     kernel_args::{self, ActivationKind, AttentionMergeArgs, DevicePtr, ElementType, HeadNormArgs, RopeAndCacheArgs},
 };
 

@@ -7,7 +7,7 @@
 
 use crate::{
     KvDType, StepMetadata,
-    backend::first_key,
+    attention::first_key,
     kernel_args::{AttentionMerge, AttentionWork},
 };
 

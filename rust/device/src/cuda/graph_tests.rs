@@ -62,28 +62,8 @@ impl Layer {
             for tensor in [&mut *hidden, q, k, v] {
                 tensor.set_rows(step.positions.len());
             }
-            let args = RopeArgs {
-                q,
-                kv: Some((k, Some(v))),
-                q_norm: None,
-                k_norm: None,
-                norms_last: false,
-                q_scale: None,
-                rope: Some(rope),
-                cache,
-                layer: 0,
-            };
-            backend.rope_and_cache(args, step);
-            let params = AttentionParams {
-                num_heads: 2,
-                num_kv_heads: 1,
-                head_dim: DIM,
-                scale: 0.1,
-                window: None,
-                chunk: None,
-                softcap: None,
-                precision: Precision::Fast,
-            };
+            backend.rope_and_cache(RopeArgs::new(q, Some((k, Some(v))), Some(rope), (cache, 0)), step);
+            let params = AttentionParams { scale: 0.1, ..AttentionParams::new([2, 1, DIM], Precision::Fast) };
             backend.attention(AttentionArgs { q, out: attention, cache, layer: 0, sinks: None, params }, step);
             let args = ResidualArgs { x: attention, linear: output, post_norm: None, scale: 1.0, residual: hidden };
             backend.linear_residual(args, step);

@@ -132,28 +132,8 @@ fn attend(backend: &CudaBackend, cache: &CacheEngine) {
         tensor.set_rows(rows);
     }
     backend.begin_step(&step);
-    let args = RopeArgs {
-        q: &mut q,
-        kv: Some((&mut k, Some(&v))),
-        q_norm: None,
-        k_norm: None,
-        norms_last: false,
-        q_scale: None,
-        rope: None,
-        cache,
-        layer: 0,
-    };
-    backend.rope_and_cache(args, &step);
-    let params = AttentionParams {
-        num_heads,
-        num_kv_heads: 1,
-        head_dim,
-        scale: 1.0,
-        window: None,
-        chunk: None,
-        softcap: None,
-        precision: Precision::Fast,
-    };
+    backend.rope_and_cache(RopeArgs::new(&mut q, Some((&mut k, Some(&v))), None, (cache, 0)), &step);
+    let params = AttentionParams { scale: 1.0, ..AttentionParams::new([num_heads, 1, head_dim], Precision::Fast) };
     backend.attention(AttentionArgs { q: &q, out: &mut out, cache, layer: 0, sinks: None, params }, &step);
     cache.copy_blocks(&[(1, 2)]);
 }

@@ -146,17 +146,7 @@ impl GpuTimer {
         let num_heads = num_kv_heads * queries_per_kv;
         let q = self.random_tensor(batch, num_heads * head_dim)?;
         let mut out = self.backend.alloc(batch, num_heads * head_dim)?;
-        let scale = (head_dim as f32).sqrt().recip();
-        let params = AttentionParams {
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            scale,
-            window: None,
-            chunk: None,
-            softcap: None,
-            precision: Precision::Fast,
-        };
+        let params = AttentionParams::new([num_heads, num_kv_heads, head_dim], Precision::Fast);
         self.time(spec.layers.len(), runs, &mut |layer| {
             self.backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, layer, sinks: None, params }, &step);
             Ok(())

@@ -3,6 +3,8 @@
 mod kernels;
 mod largest;
 mod phases;
+#[path = "../../../../kernel-tests/src/scales.rs"]
+mod scales;
 
 use half::f16;
 
@@ -19,29 +21,14 @@ fn dtypes() -> Vec<DType> {
 
 /// Makes those bytes of a block that are not codes, and not any byte is right for, scales of about some value.
 fn set_scales(format: GgmlType, block: &mut [u8], scale: &mut dyn FnMut() -> f32) {
-    let f16s: &[usize] = match format {
-        GgmlType::Q4_1 | GgmlType::Q5_1 | GgmlType::Q4K | GgmlType::Q5K => &[0, 2],
-        GgmlType::Q2K => &[80, 82],
-        GgmlType::Q3K => &[108],
-        GgmlType::Q6K => &[208],
-        GgmlType::Tq1_0 => &[52],
-        GgmlType::Tq2_0 => &[64],
-        GgmlType::Mxfp4 => {
-            block[0] = 120;
-            &[]
-        }
-        GgmlType::Nvfp4 => {
-            block[..4].iter_mut().for_each(|scale| *scale &= 0x27);
-            &[]
-        }
-        GgmlType::Iq1M => {
-            // The upper bits of an f16 in quarters: from 2^-11 to 2^-7.
-            block[55] = block[55] & 0x8f | 0x10;
-            &[]
-        }
-        _ => &[0],
-    };
-    for at in f16s {
+    match format {
+        GgmlType::Mxfp4 => block[0] = 120,
+        GgmlType::Nvfp4 => block[..4].iter_mut().for_each(|scale| *scale &= 0x27),
+        // The upper bits of an f16 in quarters: from 2^-11 to 2^-7.
+        GgmlType::Iq1M => block[55] = block[55] & 0x8f | 0x10,
+        _ => {}
+    }
+    for at in scales::f16_scales(format) {
         block[*at..at + 2].copy_from_slice(&f16::from_f32(scale()).to_le_bytes());
     }
 }
