@@ -826,6 +826,8 @@ def test_a_file_of_keys_may_have_hashes_and_limits(tmp_path: Path) -> None:
         ('key = "a"\nmax_in_flight = 0', "at least 1"),
         ('key = "a"\nmax_in_flight = "2"', "no int"),
         ('key = "a"\nweight = 2', "weight"),
+        ('key = "a"\ntenant = "b"\nweight = 2', "add --fairness drr"),
+        ('key = "a"\ntenant = "b"\nweight = 0', "at least 1"),
     ],
 )
 def test_a_file_of_keys_that_cannot_be_honoured_is_refused(tmp_path: Path, entry: str, says: str) -> None:

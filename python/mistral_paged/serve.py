@@ -32,11 +32,13 @@ def keys(options: argparse.Namespace) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [{"key": key, "admin": True} for key in given]
     if options.api_keys is not None:
         found += read_keys(Path(options.api_keys))
+        if options.fairness != "drr" and any("weight" in key for key in found):
+            raise ValueError(f"--api-keys: {options.api_keys}: weight is for tenants that take turns: add --fairness drr")
     return found
 
 
 def read_keys(path: Path) -> list[dict[str, Any]]:
-    """The `[[keys]]` of a TOML file, each with `key` or `sha256`, and perhaps `tenant`, `max_in_flight` and `admin`."""
+    """The `[[keys]]` of a TOML file, each with `key` or `sha256`, and perhaps `tenant`, `weight`, `max_in_flight` and `admin`."""
     from mistral_paged.config import read_toml
 
     try:
@@ -52,14 +54,15 @@ def read_keys(path: Path) -> list[dict[str, Any]]:
     return entries
 
 
-KEY_FORM = "each with key or sha256, and perhaps tenant, max_in_flight and admin"
+MAX_WEIGHT = 1000
+KEY_FORM = "each with key or sha256, and perhaps tenant, weight, max_in_flight and admin"
 
 
 def wrong_key(entry: Any) -> str | None:
     """What is wrong with one of `[[keys]]`; never the key itself."""
     if not isinstance(entry, dict):
         return "is no table"
-    kinds = {"key": str, "sha256": str, "tenant": str, "max_in_flight": int, "admin": bool}
+    kinds = {"key": str, "sha256": str, "tenant": str, "weight": int, "max_in_flight": int, "admin": bool}
     if unknown := sorted(set(entry) - set(kinds)):
         return f"has {unknown}"
     if wrong := [name for name, value in entry.items() if type(value) is not kinds[name]]:
@@ -68,8 +71,13 @@ def wrong_key(entry: Any) -> str | None:
         return "must have either key or sha256"
     if "sha256" in entry and not re.fullmatch("[0-9a-fA-F]{64}", entry["sha256"]):
         return "has a sha256 that is not 64 hexadecimal digits"
-    if entry.get("max_in_flight", 1) < 1:
-        return f"has max_in_flight = {entry['max_in_flight']}, which must be at least 1"
+    if "weight" in entry and "tenant" not in entry:
+        return "has a weight and no tenant, whose it would be"
+    for name in ("max_in_flight", "weight"):
+        if entry.get(name, 1) < 1:
+            return f"has {name} = {entry[name]}, which must be at least 1"
+    if entry.get("weight", 1) > MAX_WEIGHT:
+        return f"has weight = {entry['weight']}, which may be {MAX_WEIGHT} at most"
     return None
 
 

@@ -30,6 +30,7 @@ impl ServiceFields<'_> {
             cache_salt: self.cache_salt.map(|salt| named_text("cache_salt", &salt)).transpose()?,
             public_prefix: self.public_prefix,
             keep: self.keep,
+            ..ServiceParams::default()
         })
     }
 }

@@ -1,6 +1,6 @@
 //! What a caller asks for.
 
-use std::time::Duration;
+use std::{num::NonZeroU32, time::Duration};
 
 use crate::{Continuation, Grammar, RenderOptions, Sequence};
 
@@ -156,6 +156,8 @@ pub struct ServiceParams {
     pub deadline: Option<Duration>,
     /// Whom the request belongs to; tenants are served in turn. It does not part their caches: see `cache_salt`.
     pub tenant: Option<String>,
+    /// How much longer the turns of its tenant are than those of others, 1 unless given.
+    pub tenant_weight: Option<NonZeroU32>,
     /// Requests share cached blocks only with those of the same salt; those without one share among themselves.
     pub cache_salt: Option<String>,
     /// Beginning of the prompt that all share, whatever their salt: so many messages of a chat, or tokens of another prompt.

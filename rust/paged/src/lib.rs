@@ -50,7 +50,7 @@ pub use output::{
     BlockUse, KvCacheStats, PoolSnapshot, Preemption, RequestView, ScheduledRequest, SchedulerOutput, StuckReport, SwapIn,
 };
 pub use pacer::StepPacer;
-pub use request::{FinishReason, ForkRequest, NewRequest, PreemptionCost, RequestStatus};
+pub use request::{FinishReason, ForkRequest, NewRequest, PreemptionCost, RequestStatus, Tenant};
 pub use scheduler::{AdmissionPolicy, FairnessPolicy, Policies, Policy, PromptLimits, Scheduler, SchedulerConfig, VictimPolicy};
 pub use sizing::{
     CacheConfig, CacheLedger, DEFAULT_UTILIZATION, DeviceLedger, DeviceMemory, PoolLimits, UNIFIED_FREE_MEMORY_DIVISOR,

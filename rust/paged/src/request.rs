@@ -1,9 +1,27 @@
 //! A request as the scheduler knows it.
 
+use std::num::NonZeroU32;
+
 use crate::block_hash::CacheKey;
 use crate::ids::RequestId;
 use crate::kv_cache_manager::{MissReason, RequestBlocks};
 use crate::tier::TierKey;
+
+/// Whom a request belongs to, for fairness among tenants ([`crate::FairnessPolicy::Drr`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Tenant {
+    /// Its name.
+    pub id: u64,
+    /// How much longer its turns are than those of weight 1.
+    pub weight: NonZeroU32,
+}
+
+impl From<u64> for Tenant {
+    /// Of weight 1.
+    fn from(id: u64) -> Self {
+        Self { id, weight: NonZeroU32::MIN }
+    }
+}
 
 /// A request to be served.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,8 +45,8 @@ pub struct NewRequest {
     pub priority: i32,
     /// Time by which the request should have ended, in the ticks given to the scheduler.
     pub deadline: Option<u64>,
-    /// Whom the request belongs to, for fairness among tenants.
-    pub tenant: u64,
+    /// Whom the request belongs to.
+    pub tenant: Tenant,
 }
 
 impl NewRequest {
@@ -44,7 +62,7 @@ impl NewRequest {
             public_prefix_len: 0,
             priority: 0,
             deadline: None,
-            tenant: 0,
+            tenant: 0.into(),
         }
     }
 }
@@ -64,14 +82,22 @@ pub struct ForkRequest {
     pub priority: i32,
     /// Time by which the request should have ended, in the ticks given to the scheduler.
     pub deadline: Option<u64>,
-    /// Whom the request belongs to, for fairness among tenants.
-    pub tenant: u64,
+    /// Whom the request belongs to.
+    pub tenant: Tenant,
 }
 
 impl ForkRequest {
     /// A child with all tokens of its source and nothing behind them, priority 0, no deadline, tenant 0.
     pub fn new(request_id: RequestId, max_tokens: usize) -> Self {
-        Self { request_id, num_source_tokens: None, token_ids: Vec::new(), max_tokens, priority: 0, deadline: None, tenant: 0 }
+        Self {
+            request_id,
+            num_source_tokens: None,
+            token_ids: Vec::new(),
+            max_tokens,
+            priority: 0,
+            deadline: None,
+            tenant: 0.into(),
+        }
     }
 }
 
@@ -130,7 +156,7 @@ impl Rank {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Standing {
     pub(crate) rank: Rank,
-    pub(crate) tenant: u64,
+    pub(crate) tenant: Tenant,
     pub(crate) deadline: Option<u64>,
     pub(crate) cost: PreemptionCost,
     /// Most tokens it had computed when its blocks were taken: what it computes below is computed again.

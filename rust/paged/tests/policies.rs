@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::num::NonZeroU32;
+
 use common::{Owner, Sim, StepResult, kv_config, scheduler_config};
 use paged::*;
 
@@ -128,10 +130,10 @@ fn turns_bound_the_time_to_the_first_token_of_every_tenant() {
         let config = SchedulerConfig { fairness, drr_quantum: 8, ..scheduler_config(64, 16, 128) };
         let mut sim = Sim::new(config, kv_config(2000, 4, &[None]));
         for n in 0..40 {
-            add(&mut sim, &[n; 100], 2, |new| new.tenant = 1);
+            add(&mut sim, &[n; 100], 2, |new| new.tenant = 1.into());
         }
         sim.step(false, None);
-        let short = add(&mut sim, &[99; 20], 2, |new| new.tenant = 2);
+        let short = add(&mut sim, &[99; 20], 2, |new| new.tenant = 2.into());
         let mut steps = 0;
         while sim.scheduler.token_ids(short).len() == 20 {
             sim.step(false, None);
@@ -145,12 +147,38 @@ fn turns_bound_the_time_to_the_first_token_of_every_tenant() {
     assert!(steps_to_first_token(FairnessPolicy::Fcfs) > 200);
 }
 
+/// Two tenants with endless prompts: tokens and admissions go by weight.
+#[test]
+fn a_tenant_of_weight_three_gets_three_times_as_much() {
+    let tenants = [(1, 1), (2, 3)].map(|(id, weight)| Tenant { id, weight: NonZeroU32::new(weight).unwrap() });
+    let config = SchedulerConfig { fairness: FairnessPolicy::Drr, drr_quantum: 4, ..scheduler_config(64, 16, 512) };
+    let mut sim = Sim::new(config, kv_config(2000, 4, &[None]));
+    let long = tenants.map(|tenant| add(&mut sim, &[tenant.id as u32; 400], 2, |new| new.tenant = tenant));
+    for _ in 0..10 {
+        let output = sim.scheduler.schedule();
+        let num_tokens = long.map(|id| output.rows.iter().find(|row| row.request_id == id).unwrap().num_scheduled_tokens);
+        assert_eq!(num_tokens, [4, 12]);
+        sim.scheduler.update(&output, &[]).unwrap();
+    }
+
+    // One seat: whoever waits gets it in turn.
+    let config = SchedulerConfig { fairness: FairnessPolicy::Drr, ..scheduler_config(1, 16, 128) };
+    let mut sim = Sim::new(config, kv_config(200, 4, &[None]));
+    let mut ids = Vec::new();
+    for n in 0..8 {
+        ids.extend(tenants.map(|tenant| (add(&mut sim, &[n; 4], 1, |new| new.tenant = tenant), tenant.id)));
+    }
+    sim.drain();
+    let order: Vec<_> = sim.finished.iter().map(|(id, _)| ids.iter().find(|(other, _)| other == id).unwrap().1).collect();
+    assert_eq!(order[..8], [1, 2, 2, 2, 1, 2, 2, 2]);
+}
+
 #[test]
 fn what_a_tenant_leaves_of_its_share_goes_to_the_others() {
     let config = SchedulerConfig { fairness: FairnessPolicy::Drr, drr_quantum: 4, ..scheduler_config(8, 32, 128) };
     let mut sim = Sim::new(config, kv_config(200, 4, &[None]));
-    add(&mut sim, &[1; 60], 2, |new| new.tenant = 1);
-    add(&mut sim, &[2; 6], 2, |new| new.tenant = 2);
+    add(&mut sim, &[1; 60], 2, |new| new.tenant = 1.into());
+    add(&mut sim, &[2; 6], 2, |new| new.tenant = 2.into());
     let output = sim.scheduler.schedule();
     let rows: Vec<_> = output.rows.iter().map(|row| row.num_scheduled_tokens).collect();
     assert_eq!(rows, [26, 6]);

@@ -174,7 +174,7 @@ fn apply(sim: &mut Sim, op: &Op) {
             };
             owner.skip_prefix_lookup = skip;
             let new = NewRequest::new(RequestId(0), tokens, max_tokens);
-            let _ = sim.add_request(NewRequest { priority, deadline, tenant, ..new }, &owner);
+            let _ = sim.add_request(NewRequest { priority, deadline, tenant: tenant.into(), ..new }, &owner);
         }
         Op::Continue { which, more } => {
             if !sim.ended.is_empty() {

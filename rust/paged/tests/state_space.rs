@@ -4,10 +4,12 @@
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{Hash, Hasher};
+use std::num::NonZeroU32;
 
 use paged::*;
 
-/// Prompt and most tokens to generate: at most 4 blocks of 2 tokens each, and the second is the first's twin for a block.
+/// Prompt, most tokens to generate, priority, and tenant, whose weight is one more: at most 4 blocks of 2 tokens each, and the
+/// second is the first's twin for a block.
 const REQUESTS: [(&[u32], usize, i32, u64); 3] = [(&[1, 2, 3], 4, 0, 0), (&[1, 2, 4, 4], 3, 0, 1), (&[5], 2, -1, 0)];
 const BLOCK_SIZE: usize = 2;
 const MAX_DRAFTS: usize = 2;
@@ -79,6 +81,7 @@ impl State {
         let request_id = RequestId(self.next_id);
         let new = NewRequest::new(request_id, prompt.to_vec(), max_tokens);
         let priority = if self.scheduler.config().fairness == FairnessPolicy::Fcfs { 0 } else { priority };
+        let tenant = Tenant { id: tenant, weight: NonZeroU32::MIN.saturating_add(tenant as u32) };
         if self.scheduler.add_request(NewRequest { priority, tenant, ..new }).is_ok() {
             self.next_id += 1;
             self.ids.push(request_id);

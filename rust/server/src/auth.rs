@@ -1,8 +1,11 @@
 //! Who asks.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    num::NonZeroU32,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use axum::http::{HeaderMap, header};
@@ -24,6 +27,7 @@ struct Key {
     hash: [u8; 32],
     quota: Option<Arc<Quota>>,
     tenant: Option<Arc<str>>,
+    weight: Option<NonZeroU32>,
     is_admin: bool,
 }
 
@@ -65,6 +69,8 @@ impl Drop for Taken {
 pub struct Caller {
     /// By the key; the same for all without keys.
     pub tenant: Option<Arc<str>>,
+    /// How much longer its tenant's turns are than those of others.
+    pub weight: Option<NonZeroU32>,
     /// May pause, resume, drain and cancel: by the key, or anyone where there are none.
     pub is_admin: bool,
     /// How much the key may ask for at once.
@@ -74,7 +80,7 @@ pub struct Caller {
 }
 
 impl Keys {
-    /// Of these keys; an empty one is an error.
+    /// Of these keys; an empty one is an error, and so are keys that disagree about a tenant's weight.
     pub fn new(configs: &[KeyConfig]) -> Result<Self, StartError> {
         let key = |config: &KeyConfig| {
             let quota = |limit| Arc::new(Quota { limit, in_flight: AtomicUsize::new(0) });
@@ -82,6 +88,7 @@ impl Keys {
                 hash: hash_of(config)?,
                 quota: config.max_in_flight.map(quota),
                 tenant: config.tenant.as_deref().map(Arc::from),
+                weight: weight_of(config, configs)?,
                 is_admin: config.admin,
             })
         };
@@ -106,8 +113,9 @@ impl Keys {
         let found = self.keys.iter().fold(None, |found, key| if hash == key.hash { Some(key) } else { found });
         match found {
             Some(key) => {
-                let (tenant, quota) = (key.tenant.clone(), key.quota.clone());
-                Ok(Caller { tenant, quota, is_admin: key.is_admin, ..Caller::default() })
+                let Key { tenant, quota, weight, is_admin, .. } = key;
+                let (tenant, quota) = (tenant.clone(), quota.clone());
+                Ok(Caller { tenant, quota, weight: *weight, is_admin: *is_admin, ..Caller::default() })
             }
             None => Err(unauthorized("the API key is not one of this server's")),
         }
@@ -136,6 +144,24 @@ fn hash_of(config: &KeyConfig) -> Result<[u8; 32], StartError> {
                 .map_err(|_| StartError(format!("sha256 = {digits:?} of an API key is not 64 hexadecimal digits")))
         }
         _ => Err(StartError("an API key needs key or sha256, and not both".into())),
+    }
+}
+
+/// The weight of a key's tenant, which any of its keys may give.
+fn weight_of(config: &KeyConfig, configs: &[KeyConfig]) -> Result<Option<NonZeroU32>, StartError> {
+    let Some(tenant) = &config.tenant else {
+        return match config.weight {
+            None => Ok(None),
+            Some(_) => Err(StartError("an API key has a weight and no tenant, whose it would be: give it one".into())),
+        };
+    };
+    let mut weights = configs.iter().filter(|other| other.tenant.as_ref() == Some(tenant)).filter_map(|other| other.weight);
+    let first = weights.next();
+    match weights.find(|weight| Some(*weight) != first).zip(first) {
+        None => Ok(first),
+        Some((second, first)) => {
+            Err(StartError(format!("the API keys of tenant {tenant:?} give it weights {first} and {second}")))
+        }
     }
 }
 

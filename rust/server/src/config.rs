@@ -1,6 +1,6 @@
 //! How a server is set up.
 
-use std::{path::PathBuf, time::Duration};
+use std::{num::NonZeroU32, path::PathBuf, time::Duration};
 
 use serde::Deserialize;
 
@@ -71,6 +71,8 @@ pub struct KeyConfig {
     pub sha256: Option<String>,
     /// Whose it is: tenants take turns and share no cached blocks.
     pub tenant: Option<String>,
+    /// How much longer its tenant's turns are than those of others, 1 unless given; needs a tenant.
+    pub weight: Option<NonZeroU32>,
     /// Choices of its requests that run or wait at most; as many as the server takes unless given.
     pub max_in_flight: Option<usize>,
     /// May pause, resume, drain and cancel.

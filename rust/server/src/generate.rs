@@ -81,6 +81,7 @@ pub async fn start(app: &Arc<App>, caller: &Caller, generation: Generation) -> R
         service.deadline = [service.deadline, limit].into_iter().flatten().min();
         service.cache_salt = app.keys.salt(caller, service.cache_salt.as_deref());
         service.tenant = tenant(caller, user.as_deref());
+        service.tenant_weight = caller.weight;
         if service.cache_salt.is_none() {
             service.public_prefix = 0;
         }

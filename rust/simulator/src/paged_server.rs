@@ -26,7 +26,7 @@ impl Server for PagedServer {
     fn add(&mut self, id: RequestId, request: &TraceRequest) -> Result<(), Refusal> {
         let prompt = (0..request.prompt_tokens).map(|position| token(id, request, position)).collect();
         let mut new = NewRequest::new(id, prompt, request.output_tokens);
-        new.tenant = request.tenant;
+        new.tenant = request.tenant.into();
         new.priority = request.priority;
         new.deadline = request.deadline.map(microseconds);
         Ok(self.scheduler.add_request(new)?)

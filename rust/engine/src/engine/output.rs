@@ -11,7 +11,7 @@ use std::{
 };
 
 use device::{RowSampling, SampledRow, TokenMask, TokenSet};
-use paged::MissReason;
+use paged::{MissReason, Tenant};
 
 use super::{
     sequence::{Kept, Origin, Sequence, Source},
@@ -140,8 +140,8 @@ pub struct Service {
     pub priority: i32,
     /// When the request must have ended.
     pub deadline: Option<Instant>,
-    /// Whom the request belongs to, as a number.
-    pub tenant: u64,
+    /// Whom the request belongs to.
+    pub tenant: Tenant,
 }
 
 /// A submitted request that has not ended yet.

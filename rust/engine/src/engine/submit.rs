@@ -3,6 +3,7 @@
 use std::{
     collections::HashSet,
     hash::{DefaultHasher, Hash, Hasher},
+    num::NonZeroU32,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -11,6 +12,7 @@ use std::{
 };
 
 use device::TokenSet;
+use paged::Tenant;
 
 use super::{
     RequestHandle, Shared,
@@ -312,7 +314,10 @@ fn check_service(params: &ServiceParams, submitted_at: Instant) -> Result<Servic
         priority: params.priority,
         // One that no clock will show is none.
         deadline: params.deadline.and_then(|after| submitted_at.checked_add(after)),
-        tenant: params.tenant.as_ref().map_or(0, tenant_number),
+        tenant: Tenant {
+            id: params.tenant.as_ref().map_or(0, tenant_number),
+            weight: params.tenant_weight.unwrap_or(NonZeroU32::MIN),
+        },
     })
 }
 

@@ -30,7 +30,7 @@ pub struct SchedulerConfig {
     pub victim: VictimPolicy,
     /// Who goes first.
     pub fairness: FairnessPolicy,
-    /// Prompt tokens that a tenant computes in its turn, under [`FairnessPolicy::Drr`].
+    /// Prompt tokens that a tenant of weight 1 computes in its turn, under [`FairnessPolicy::Drr`].
     pub drr_quantum: usize,
     /// After so many preemptions a request is admitted only with room to its end, and keeps its blocks before all of
     /// its own priority. At least 1.

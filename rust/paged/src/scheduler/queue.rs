@@ -14,17 +14,17 @@ type Place = (i32, u64, Rank);
 pub(super) struct WaitingQueue {
     fairness: FairnessPolicy,
     places: BTreeMap<Place, RequestIndex>,
-    /// The tenant whose turn it is, or the next one.
-    turn: u64,
+    /// The tenant whose turn it is, or the next one, and how many of its requests have been admitted in it.
+    turn: (u64, u32),
 }
 
 impl WaitingQueue {
     pub(super) fn new(fairness: FairnessPolicy) -> Self {
-        Self { fairness, places: BTreeMap::new(), turn: 0 }
+        Self { fairness, places: BTreeMap::new(), turn: (0, 0) }
     }
 
     fn place(&self, standing: &Standing) -> Place {
-        let tenant = if self.fairness == FairnessPolicy::Drr { standing.tenant } else { 0 };
+        let tenant = if self.fairness == FairnessPolicy::Drr { standing.tenant.id } else { 0 };
         (standing.rank.priority, tenant, standing.rank)
     }
 
@@ -52,17 +52,19 @@ impl WaitingQueue {
     /// First request of each tenant of the most urgent priority, from the tenant on whose turn it is.
     pub(super) fn heads(&self) -> Heads<'_> {
         let priority = self.most_urgent_priority().unwrap_or(0);
-        Heads { queue: self, priority, next: self.turn, wrapped: false }
+        Heads { queue: self, priority, next: self.turn.0, wrapped: false }
     }
 
-    pub(super) fn turn(&self) -> u64 {
+    pub(super) fn turn(&self) -> (u64, u32) {
         self.turn
     }
 
-    /// Ends the turn of a tenant, one of whose requests has been admitted.
+    /// Ends the turn of a tenant when, with this one, as many of its requests have been admitted as it has weight.
     pub(super) fn pass_turn(&mut self, standing: &Standing) {
         if self.fairness == FairnessPolicy::Drr {
-            self.turn = standing.tenant.wrapping_add(1);
+            let tenant = standing.tenant;
+            let admitted = if self.turn.0 == tenant.id { self.turn.1 } else { 0 } + 1;
+            self.turn = if admitted < tenant.weight.get() { (tenant.id, admitted) } else { (tenant.id.wrapping_add(1), 0) };
         }
     }
 }
@@ -82,7 +84,7 @@ impl Iterator for Heads<'_> {
             let from = (self.priority, self.next, Rank::FIRST);
             let found = self.queue.places.range(from..).next().filter(|((priority, ..), _)| *priority == self.priority);
             match found {
-                Some(((_, tenant, _), _)) if self.wrapped && *tenant >= self.queue.turn => return None,
+                Some(((_, tenant, _), _)) if self.wrapped && *tenant >= self.queue.turn.0 => return None,
                 Some(((_, tenant, _), index)) => {
                     (self.next, self.wrapped) = tenant.checked_add(1).map_or((0, true), |next| (next, self.wrapped));
                     return Some(*index);

@@ -3,11 +3,11 @@
 use super::Scheduler;
 use super::policy::FairnessPolicy;
 use crate::output::SchedulerOutput;
-use crate::request::Request;
+use crate::request::{Request, Tenant};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Share {
-    tenant: u64,
+    tenant: Tenant,
     /// Prompt tokens it could compute in this step.
     wanted: usize,
     /// What is left of its turn.
@@ -21,21 +21,28 @@ struct Share {
 /// The tenants with prompts to compute. Turns and credit outlive a step, the rest is of one step.
 #[derive(Debug, Clone, Default, Hash)]
 pub(super) struct Shares {
-    /// In order of tenant.
+    /// In order of tenants' ids.
     shares: Vec<Share>,
     turn: u64,
 }
 
 impl Shares {
-    fn of(&mut self, tenant: u64) -> &mut Share {
-        let place = match self.shares.binary_search_by_key(&tenant, |share| share.tenant) {
+    /// Its weight is that of the request which was asked about last.
+    fn of(&mut self, tenant: Tenant) -> &mut Share {
+        let place = match self.find(tenant) {
             Ok(place) => place,
             Err(place) => {
                 self.shares.insert(place, Share { tenant, wanted: 0, credit: 0, allowance: 0, is_computing: false });
                 place
             }
         };
-        &mut self.shares[place]
+        let share = &mut self.shares[place];
+        share.tenant = tenant;
+        share
+    }
+
+    fn find(&self, tenant: Tenant) -> Result<usize, usize> {
+        self.shares.binary_search_by_key(&tenant.id, |share| share.tenant.id)
     }
 
     fn begin_step(&mut self) {
@@ -44,19 +51,19 @@ impl Shares {
         }
     }
 
-    /// Gives out `budget` tokens, a quantum a turn. A turn that the budget cuts short goes on in the next step, so
-    /// each tenant gets its quantum within as many quanta of prompt tokens as there are tenants.
+    /// Gives out `budget` tokens, a quantum times the tenant's weight a turn. A turn that the budget cuts short goes on in the
+    /// next step, so each tenant gets its turn within as many quanta of prompt tokens as all weights together.
     fn give_out(&mut self, mut budget: usize, quantum: usize) {
         self.shares.retain(|share| share.wanted > 0);
         let mut num_wanting = self.shares.len();
-        let mut at = self.shares.partition_point(|share| share.tenant < self.turn);
+        let mut at = self.shares.partition_point(|share| share.tenant.id < self.turn);
         while budget > 0 && num_wanting > 0 {
             at %= self.shares.len();
             let share = &mut self.shares[at];
-            self.turn = share.tenant;
+            self.turn = share.tenant.id;
             if share.wanted > 0 {
                 if share.credit == 0 {
-                    share.credit = quantum;
+                    share.credit = quantum.saturating_mul(share.tenant.weight.get() as usize);
                 }
                 let taken = share.credit.min(share.wanted).min(budget);
                 share.wanted -= taken;
@@ -76,9 +83,8 @@ impl Shares {
         }
     }
 
-    pub(super) fn is_computing(&self, tenant: u64) -> bool {
-        let found = self.shares.binary_search_by_key(&tenant, |share| share.tenant);
-        found.is_ok_and(|place| self.shares[place].is_computing)
+    pub(super) fn is_computing(&self, tenant: Tenant) -> bool {
+        self.find(tenant).is_ok_and(|place| self.shares[place].is_computing)
     }
 }
 
@@ -109,7 +115,7 @@ impl Scheduler {
 
     /// Most tokens that a request may compute in this step for the sake of other tenants; at least 1, so that nothing
     /// else about progress changes.
-    pub(super) fn share_of(&mut self, tenant: u64, num_uncomputed_tokens: usize) -> usize {
+    pub(super) fn share_of(&mut self, tenant: Tenant, num_uncomputed_tokens: usize) -> usize {
         if self.config.fairness != FairnessPolicy::Drr || num_uncomputed_tokens == 1 {
             return usize::MAX;
         }
@@ -117,7 +123,7 @@ impl Scheduler {
     }
 
     /// Takes note of a row of a tenant.
-    pub(super) fn use_share(&mut self, tenant: u64, num_tokens: usize, finishes: bool) {
+    pub(super) fn use_share(&mut self, tenant: Tenant, num_tokens: usize, finishes: bool) {
         if self.config.fairness == FairnessPolicy::Drr {
             let share = self.shares.of(tenant);
             share.allowance = share.allowance.saturating_sub(num_tokens);
