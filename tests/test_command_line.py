@@ -51,7 +51,6 @@ NOT_THERE = """
 --lora-modules --lora-max-adapters --lora-max-rank --lora-max-bytes --legacy-lora --legacy-lora-order --xlora --xlora-order
 --max-edge --max-num-images --max-image-length --adapter --mtp --mtp-model --mtp-n-predict --image --video --audio --agent
 --enable-search --mcp-config --enable-code-execution --enable-shell --mcp-port --max-tool-rounds --tool-dispatch-url
---otlp-endpoint
 """
 """Flags that are planned or left out; every other one works."""
 

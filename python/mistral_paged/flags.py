@@ -448,7 +448,7 @@ SERVER = (
     ),
     Flag(("--access-log-health",), "log health checks as well", section="server"),
     Flag(("--mcp-port",), "MCP server", "N", planned=LATER_TOOLS, section="server"),
-    Flag(("--otlp-endpoint",), "traces", "URL", planned="read /metrics", section="server"),
+    Flag(("--otlp-endpoint",), "OpenTelemetry collector that gets a span a request, http://HOST:4318", "URL", section="server"),
     Flag(("--max-tool-rounds",), "tools", "N", planned=LATER_TOOLS, section="server"),
     Flag(("--tool-dispatch-url",), "tools", "URL", planned=LATER_TOOLS, section="server"),
     Flag(("--disable-request-id-header",), "no x-request-id", left_out="every response has one", section="server"),

@@ -103,6 +103,7 @@ def settings(options: argparse.Namespace, model_id: str) -> dict[str, Any]:
         "access_log_health": options.access_log_health,
         "ui": not options.no_ui,
         "metrics": not options.disable_metrics,
+        "otlp_endpoint": options.otlp_endpoint,
         "system": _core.survey(),
     }
 

@@ -22,6 +22,7 @@ use crate::{
     metrics::Metrics,
     routes::Watch,
     store::Store,
+    traces::Traces,
 };
 
 /// The state of a server.
@@ -32,6 +33,7 @@ pub struct App {
     pub config: ServerConfig,
     pub(crate) keys: Keys,
     pub(crate) metrics: Metrics,
+    pub(crate) traces: Option<Traces>,
     pub(crate) bell: Arc<Bell>,
     pub(crate) context: ModelContext,
     pub(crate) fingerprint: String,
@@ -64,6 +66,7 @@ impl App {
     /// For an engine that is loaded.
     pub fn new(engine: Engine, config: ServerConfig) -> Result<Self, StartError> {
         let keys = Keys::new(&config.keys)?;
+        let traces = config.otlp_endpoint.as_deref().map(Traces::new).transpose()?;
         let context = ModelContext { knows_developer: engine.chat_template().is_some_and(|text| text.contains("developer")) };
         let fingerprint = format!("mistral_paged-{}-{}", env!("CARGO_PKG_VERSION"), engine.architecture());
         let metrics =
@@ -71,6 +74,7 @@ impl App {
         Ok(Self {
             keys,
             metrics,
+            traces,
             bell: Arc::default(),
             context,
             fingerprint,

@@ -77,6 +77,8 @@ pub struct Caller {
     pub quota: Option<Arc<Quota>>,
     /// The id that the request goes by.
     pub request_id: String,
+    /// What trace it is a part of, where traces are taken.
+    pub trace: Option<opentelemetry::Context>,
 }
 
 impl Keys {

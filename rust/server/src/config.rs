@@ -44,6 +44,8 @@ pub struct ServerConfig {
     pub ui: bool,
     /// `/metrics`.
     pub metrics: bool,
+    /// Where a collector takes OpenTelemetry's traces, `http://HOST:PORT`; nowhere unless given.
+    pub otlp_endpoint: Option<String>,
     /// What `/v1/system/info` tells beside the engine's own lines.
     pub system: serde_json::Value,
 }
@@ -101,6 +103,7 @@ impl Default for ServerConfig {
             access_log_health: false,
             ui: true,
             metrics: true,
+            otlp_endpoint: None,
             system: serde_json::Value::Null,
         }
     }

@@ -16,6 +16,7 @@ use crate::{
     errors::internal,
     mailbox::Mailbox,
     metrics::Observed,
+    traces::RequestSpan,
 };
 
 /// The requests of one answer, while they run. Dropping it cancels them and frees their blocks.
@@ -87,7 +88,8 @@ pub async fn start(app: &Arc<App>, caller: &Caller, generation: Generation) -> R
         }
     }
     let cancelled = app.cancels.register(&caller.request_id);
-    let observed = app.metrics.observe(&requests);
+    let mut observed = app.metrics.observe(&requests);
+    let span = app.traces.as_ref().map(|traces| traces.begin(caller, &app.config.model_id, &requests[0], requests.len()));
     let mailbox = Mailbox::new(&app.bell);
     let sinks: Vec<_> = (0..requests.len()).map(|number| mailbox.sink(number)).collect();
     let engine = app.engine.clone();
@@ -101,6 +103,7 @@ pub async fn start(app: &Arc<App>, caller: &Caller, generation: Generation) -> R
         error => openai::of_request(error),
     })?;
     app.check_waiting_tokens(handles.iter().map(|handle| handle.prompt_token_ids().len()).sum())?;
+    observed.span = span.map(RequestSpan::submitted);
     Ok(Running {
         mailbox,
         handles,

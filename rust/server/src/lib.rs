@@ -17,6 +17,7 @@ mod metrics;
 mod routes;
 mod store;
 mod streaming;
+mod traces;
 
 use std::sync::Arc;
 
@@ -53,11 +54,12 @@ pub fn serve(engine: Engine, config: ServerConfig, listening: impl FnOnce(&str))
         .thread_name("mistral_paged-http")
         .build()
         .map_err(|error| StartError(format!("the server's runtime cannot start: {error}")))?;
-    let result = runtime.block_on(async {
-        let app = Arc::new(App::new(engine, config)?);
-        connection::run(app, listening).await
-    });
+    let app = Arc::new(App::new(engine, config)?);
+    let result = runtime.block_on(connection::run(Arc::clone(&app), listening));
     // What still tokenizes is not waited for.
     runtime.shutdown_background();
+    if let Some(traces) = &app.traces {
+        traces.finish();
+    }
     result
 }

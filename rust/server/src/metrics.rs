@@ -10,7 +10,7 @@ use prometheus::{
 
 use serde_json::{Value, json};
 
-use crate::config::ServerConfig;
+use crate::{config::ServerConfig, traces::RequestSpan};
 
 /// vLLM's buckets of the time to the first token, in seconds.
 const FIRST_TOKEN: &[f64] = &[
@@ -270,6 +270,7 @@ impl Metrics {
             success: self.success.clone(),
             last_token: streams.then(Vec::new),
             started: Instant::now(),
+            span: None,
         }
     }
 
@@ -385,11 +386,16 @@ pub struct Observed {
     /// Of a stream, when each choice had its last token.
     last_token: Option<Vec<((usize, usize), Instant)>>,
     started: Instant,
+    /// What a collector is told of the answer.
+    pub span: Option<RequestSpan>,
 }
 
 impl Observed {
     /// An event of the request with this number.
     pub fn event(&mut self, number: usize, event: &OutputEvent) {
+        if let Some(span) = &mut self.span {
+            span.event(event);
+        }
         match event {
             OutputEvent::Delta { index, .. } => self.token((number, *index)),
             OutputEvent::Finished { reason, .. } => self.success.with_label_values(&[reason.as_str()]).inc(),

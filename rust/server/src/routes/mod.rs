@@ -39,6 +39,7 @@ use crate::{
     app::App,
     auth::Caller,
     errors::{Failure, anthropic_body, internal, method_not_allowed, not_found, with_headers},
+    traces::Traces,
 };
 
 /// A body must be complete after so long.
@@ -124,7 +125,8 @@ async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -
         Err(error) => Failure(error).into_response(),
         Ok(caller) => {
             tenant.clone_from(&caller.tenant);
-            request.extensions_mut().insert(Caller { request_id: id.clone(), ..caller });
+            let trace = app.traces.is_some().then(|| Traces::parent(request.headers()));
+            request.extensions_mut().insert(Caller { request_id: id.clone(), trace, ..caller });
             match AssertUnwindSafe(next.run(request)).catch_unwind().await {
                 Ok(response) => response,
                 Err(_) => Failure(internal("a defect ended this request; others go on".into())).into_response(),
