@@ -963,14 +963,13 @@ def test_sigterm_ends_an_idle_server_and_connections_that_ask_nothing() -> None:
 def test_sigterm_lets_what_waits_have_its_answer() -> None:
     options = ["--max-seqs", "1", "--disable-access-log"]
     with serving(*options, model=str(default_model()), memory="256") as server:
-        with (
-            raw(server, {"prompt": "Hello", "max_tokens": 100, "ignore_eos": True, "stream": True}) as runs,
-            raw(server, {"prompt": "World", "max_tokens": 4, "ignore_eos": True}) as waits,
-        ):
-            wait_until(lambda: server.metric("vllm:num_requests_waiting") == 1)
-            server.process.send_signal(signal.SIGTERM)
-            assert b"[DONE]" in rest(runs)
-            answer = rest(waits)
+        with raw(server, {"prompt": "Hello", "max_tokens": 300, "ignore_eos": True, "stream": True}) as runs:
+            wait_until(lambda: server.metric("vllm:num_requests_running") == 1)
+            with raw(server, {"prompt": "World", "max_tokens": 4, "ignore_eos": True}) as waits:
+                wait_until(lambda: server.metric("vllm:num_requests_waiting") == 1)
+                server.process.send_signal(signal.SIGTERM)
+                assert b"[DONE]" in rest(runs)
+                answer = rest(waits)
         assert answer.startswith(b"HTTP/1.1 200")
         assert json.loads(answer.split(b"\r\n\r\n")[1])["usage"]["completion_tokens"] == 4
         assert server.process.wait(20) == 0
@@ -993,10 +992,10 @@ def test_after_sigterm_a_body_that_is_still_coming_is_refused_as_draining() -> N
 
 
 def is_refused(port: int) -> bool:
-    """Nobody listens any more."""
+    """Nobody listens any more. A connection that nobody has accepted when the listener closes is reset."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=5).close()
-    except ConnectionRefusedError:
+    except (ConnectionRefusedError, ConnectionResetError):
         return True
     return False
 
