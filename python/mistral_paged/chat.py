@@ -26,6 +26,7 @@ CHAT_HELP = """\
 /temperature X     0 is greedy
 /topk N            the N likeliest tokens
 /topp P            the likeliest tokens that have probability P together
+/adapter ALIAS     the adapter that answers; without ALIAS none
 Ctrl-C stops an answer; what there is of it stays in the conversation."""
 
 
@@ -101,6 +102,7 @@ class Chat:
             seed=options.seed,
             enable_thinking=options.thinking,
             reasoning_effort=options.reasoning_effort,
+            adapter=options.adapter,
             stream=True,
         )
         parts = []
@@ -128,6 +130,8 @@ class Chat:
             note(CHAT_HELP)
         elif name == "/clear":
             self.clear()
+        elif name == "/adapter":
+            self.options.adapter = value or None
         elif name == "/system":
             self.options.system = value or None
             self.clear()

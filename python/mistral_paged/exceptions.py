@@ -1,5 +1,7 @@
 """What can go wrong. Every message names the value that cannot be honoured and says what would work."""
 
+from __future__ import annotations
+
 
 class MistralPagedError(ValueError):
     """Base of all errors of this package; a ValueError, as in the mirrored interface."""
@@ -41,6 +43,17 @@ class InternalError(MistralPagedError, RuntimeError):
     """
 
     response: object = None
+
+
+class LoraAdapterError(MistralPagedError):
+    """An adapter cannot be loaded, or is not there; `code` says why: "lora_adapter_not_found", "lora_rank_limit_exceeded", ..."""
+
+    def __init__(self, message: str, code: str = "invalid_lora_adapter") -> None:
+        super().__init__(message)
+        self.code = code
+
+    def __reduce__(self) -> tuple[type[LoraAdapterError], tuple[str, str]]:
+        return type(self), (str(self), self.code)
 
 
 class IncompleteAnswerError(MistralPagedError):

@@ -168,6 +168,14 @@ def limit(text: str) -> tuple[str, float]:
     return name, float(value)
 
 
+def named(text: str) -> tuple[str, str]:
+    """An alias and what it stands for, such as `sql=/adapters/sql`."""
+    alias, equals, source = text.partition("=")
+    if not (alias and equals and source):
+        raise argparse.ArgumentTypeError(f"invalid value {text!r}: ALIAS=SRC")
+    return alias, source
+
+
 def truth(text: str) -> bool:
     """What the words true and false mean."""
     if text not in ("true", "false"):
@@ -206,7 +214,7 @@ LOGGING = (
 )
 
 LATER_WEIGHTS = "load a quantised GGUF file with -f"
-LATER_ADAPTERS = "load a model that has its adapters merged"
+NO_XLORA = "X-LoRA mixes its adapters by a second pass of each token; load them with --lora, one a request"
 LATER_IMAGES = "this version takes text only"
 LATER_TOOLS = "this server runs no tools"
 
@@ -237,16 +245,18 @@ MODEL = (
     Flag(("--imatrix",), "importance matrix", "FILE", planned=LATER_WEIGHTS, section="model"),
     Flag(("--calibration-file",), "text to calibrate by", "FILE", planned=LATER_WEIGHTS, section="model"),
     Flag(("--topology",), "YAML of devices and types by layer", "FILE", planned="leave it out", section="model"),
-    Flag(("--lora",), "adapter", "ALIAS=SRC", planned=LATER_ADAPTERS, repeated=True, section="model"),
-    Flag(("--enable-lora",), "adapters", planned=LATER_ADAPTERS, section="model"),
-    Flag(("--lora-modules",), "adapters", "LIST", planned=LATER_ADAPTERS, section="model"),
-    Flag(("--lora-max-adapters",), "adapters", "N", planned=LATER_ADAPTERS, section="model"),
-    Flag(("--lora-max-rank",), "adapters", "N", planned=LATER_ADAPTERS, section="model"),
-    Flag(("--lora-max-bytes",), "adapters", "N", planned=LATER_ADAPTERS, section="model"),
-    Flag(("--legacy-lora",), "adapters", "MODEL", planned=LATER_ADAPTERS, section="model"),
-    Flag(("--legacy-lora-order",), "adapters", "FILE", planned=LATER_ADAPTERS, section="model"),
-    Flag(("--xlora",), "X-LoRA adapter", "MODEL", planned=LATER_ADAPTERS, section="model"),
-    Flag(("--xlora-order",), "X-LoRA adapter", "FILE", planned=LATER_ADAPTERS, section="model"),
+    Flag(
+        ("--lora",), "adapter: its alias, and a PEFT folder, GGUF file or hub id", "ALIAS=SRC", named, repeated=True, section="model"
+    ),
+    Flag(("--lora-modules",), "the same, several at once", "ALIAS=SRC", named, several=True, section="model"),
+    Flag(("--enable-lora",), "take adapters that are loaded later, though none is given", section="model"),
+    Flag(("--lora-max-adapters",), "adapters at once at most; default 16", "N", int, section="model"),
+    Flag(("--lora-max-rank",), "their largest rank; default 256", "N", int, section="model"),
+    Flag(("--lora-max-bytes",), "bytes of all of them at most; default 8 GiB", "N", int, section="model"),
+    Flag(("--legacy-lora",), "folder or hub id with a folder an adapter", "MODEL", section="model"),
+    Flag(("--legacy-lora-order",), "JSON file that names those folders", "FILE", section="model"),
+    Flag(("--xlora",), "X-LoRA adapter", "MODEL", planned=NO_XLORA, section="model"),
+    Flag(("--xlora-order",), "X-LoRA adapter", "FILE", planned=NO_XLORA, section="model"),
     Flag(("--mmproj",), "vision tower", "FILE", planned=LATER_IMAGES, section="model"),
     Flag(("--max-edge",), "of images", "N", planned=LATER_IMAGES, section="model"),
     Flag(("--max-num-images",), "of images", "N", planned=LATER_IMAGES, section="model"),
@@ -307,7 +317,7 @@ REQUEST = (
     Flag(("--image",), "image", "FILE", planned=LATER_IMAGES, repeated=True, section="request"),
     Flag(("--video",), "video", "FILE", planned=LATER_IMAGES, repeated=True, section="request"),
     Flag(("--audio",), "audio", "FILE", planned=LATER_IMAGES, repeated=True, section="request"),
-    Flag(("--adapter",), "adapter", "ALIAS", planned=LATER_ADAPTERS, section="request"),
+    Flag(("--adapter",), "adapter that answers", "ALIAS", section="request"),
 )
 
 SAMPLING = (
@@ -475,7 +485,7 @@ BENCH = (
     Flag(("--iterations",), "requests a row; default 3", "N", int, 3, section=None),
     Flag(("--warmup",), "requests before them that do not count; default 1", "N", int, 1, section=None),
     Flag(("--json",), "print one JSON object", section=None),
-    Flag(("--adapter",), "adapter", "ALIAS", planned=LATER_ADAPTERS, section=None),
+    Flag(("--adapter",), "adapter that is measured", "ALIAS", section=None),
     Flag(("--prefix-cache-n",), "prefix cache", "N", left_out="it is off, so that each prompt is computed in full", section=None),
 )
 

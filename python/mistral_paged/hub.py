@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
 from pathlib import Path
 
@@ -17,6 +18,7 @@ TEXT_FILES = [
     "chat_template.*",
 ]
 WEIGHT_FILES = ["model*.safetensors", "model.safetensors.index.json"]
+ADAPTER_FILES = ["adapter_config.json", "adapter_model.safetensors"]
 SUBFOLDERS = ["*/*"]
 MODEL_SUFFIXES = [".gguf", ".safetensors", ".json", ".bin"]
 
@@ -65,6 +67,36 @@ def resolve_gguf(
     if tokenizer is not None and tokenizer.is_dir():
         return files, str(tokenizer)
     return files, str(_download(tok_model_id, TEXT_FILES, SUBFOLDERS, token, cache_dir))
+
+
+def resolve_adapter(source: str, revision: str | None, token_source: str, cache_dir: str | None) -> str:
+    """The folder or GGUF file of an adapter."""
+    token = parse_token_source(token_source)
+    path = find_local(source)
+    if path is not None:
+        if revision is not None:
+            raise InvalidArgumentError(f"revision={revision!r} is about the hub, and {source} is here: leave it out")
+        return str(path)
+    folder = _download(source, ADAPTER_FILES, None, token, cache_dir, revision)
+    if not (folder / ADAPTER_FILES[0]).is_file():
+        raise _missing(source, folder, ADAPTER_FILES[0], token)
+    return str(folder)
+
+
+def resolve_ordered_adapters(source: str, order: str, token_source: str, cache_dir: str | None) -> list[tuple[str, str]]:
+    """Alias and folder of each adapter that an ordering file names: its `order` lists folders below `source`."""
+    try:
+        names = json.loads(Path(local_path(order)).read_text())["order"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidArgumentError(f"order={order!r} must be a JSON file with a list \"order\": {error}") from error
+    if not (isinstance(names, list) and all(isinstance(name, str) and Path(name).name == name for name in names)):
+        raise InvalidArgumentError(f"order={order!r}: \"order\" must list names of folders, got {names!r}")
+    folder = find_local(source)
+    if folder is None:
+        token = parse_token_source(token_source)
+        files = [f"{name}/{file}" for name in names for file in ADAPTER_FILES]
+        folder = _download(source, files, None, token, cache_dir)
+    return [(name, str(folder / name)) for name in names]
 
 
 def find_local(model_id: str) -> Path | None:
@@ -172,7 +204,12 @@ def _unreachable(repo_id: str) -> ModelLoadError:
 
 
 def _download(
-    repo_id: str, patterns: list[str], ignored: list[str] | None, token: str | bool | None, cache_dir: str | None
+    repo_id: str,
+    patterns: list[str],
+    ignored: list[str] | None,
+    token: str | bool | None,
+    cache_dir: str | None,
+    revision: str | None = None,
 ) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -187,7 +224,11 @@ def _download(
         raise ModelNotFoundError("the model id '' is neither a local folder nor a hub id such as 'owner/name'")
     cache = None if cache_dir is None else local_path(cache_dir)
     try:
-        return Path(snapshot_download(repo_id, allow_patterns=patterns, ignore_patterns=ignored, token=token, cache_dir=cache))
+        return Path(
+            snapshot_download(
+                repo_id, revision=revision, allow_patterns=patterns, ignore_patterns=ignored, token=token, cache_dir=cache
+            )
+        )
     except HFValidationError as error:
         raise ModelNotFoundError(f"{repo_id!r} is neither a local folder nor a hub id such as 'owner/name': {error}") from error
     except GatedRepoError as error:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
-from mistral_paged import Runner, Which
+from mistral_paged import LoraAdapter, Runner, Which
 from mistral_paged.default_model import default_model
 from mistral_paged.flags import ARCHITECTURES, CACHE_TYPES, DTYPES, GRAPHS
 from mistral_paged.hub import find_local
@@ -52,16 +53,13 @@ def select(options: argparse.Namespace) -> Which:
         if options.quantized_file is not None:
             raise ValueError("-f names a file in a model; name the model with -m")
         model = str(default_model())
+    lora = adapters(options)
     if options.quantized_file is None and not has_gguf(find_local(model)):
         if options.tok_model_id is not None:
             raise ValueError("--tok-model-id goes with a GGUF file; name it with -f")
-        return Which.Plain(
-            model,
-            arch=ARCHITECTURES.get(options.arch),
-            tokenizer_json=options.tokenizer,
-            dtype=dtype,
-            hf_cache_path=options.hf_cache,
-        )
+        place = {"tokenizer_json": options.tokenizer, "dtype": dtype, "hf_cache_path": options.hf_cache}
+        arch = ARCHITECTURES.get(options.arch)
+        return Which.Plain(model, arch=arch, **place) if lora is None else Which.Lora(model, arch=arch, **place, **lora)
     if options.arch is not None:
         raise ValueError("--arch goes with a model in Hugging Face layout; a GGUF file names its own")
     return Which.GGUF(
@@ -71,7 +69,24 @@ def select(options: argparse.Namespace) -> Which:
         dtype=dtype,
         tokenizer_json=options.tokenizer,
         hf_cache_path=options.hf_cache,
+        **(lora or {}),
     )
+
+
+def adapters(options: argparse.Namespace) -> dict[str, Any] | None:
+    """What the flags say of adapters, as `Which.Lora` takes it; None where they say nothing."""
+    if (options.legacy_lora is None) != (options.legacy_lora_order is None):
+        raise ValueError("--legacy-lora and --legacy-lora-order go together")
+    listed = [LoraAdapter(alias, source) for alias, source in (options.lora or []) + (options.lora_modules or [])]
+    given = {
+        "max_adapters": options.lora_max_adapters,
+        "max_rank": options.lora_max_rank,
+        "max_bytes": options.lora_max_bytes,
+        "adapters_model_id": options.legacy_lora,
+        "order": options.legacy_lora_order,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    return {"adapters": listed, **given} if listed or given or options.enable_lora else None
 
 
 def has_gguf(path: Path | None) -> bool:

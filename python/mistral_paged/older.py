@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mistral_paged.flags import LATER_ADAPTERS, LATER_IMAGES, LATER_TOOLS, LATER_WEIGHTS, Usage
+from mistral_paged.flags import LATER_IMAGES, LATER_TOOLS, LATER_WEIGHTS, NO_XLORA, Usage
 
 SWITCH = None
 
@@ -43,6 +43,11 @@ GLOBALS: dict[tuple[str, ...], tuple[str | None, Meaning]] = {
     ("--mcp-config",): ("FILE", LATER_TOOLS),
 }
 
+ADAPTERS: dict[tuple[str, ...], tuple[str | None, Meaning]] = {
+    ("-a", "--adapters-model-id"): ("MODEL", ("--legacy-lora",)),
+    ("-o", "--order"): ("FILE", ("--legacy-lora-order",)),
+}
+
 SELECTORS: dict[str, dict[tuple[str, ...], tuple[str | None, Meaning]] | str] = {
     "plain": {
         ("-m", "--model-id"): ("MODEL", ("--model-id",)),
@@ -58,12 +63,25 @@ SELECTORS: dict[str, dict[tuple[str, ...], tuple[str | None, Meaning]] | str] = 
         ("--topology",): ("FILE", "leave it out"),
     },
     "ggml": LATER_WEIGHTS,
-    "lora": LATER_ADAPTERS,
-    "x-lora": LATER_ADAPTERS,
-    "lora-gguf": LATER_ADAPTERS,
-    "x-lora-gguf": LATER_ADAPTERS,
-    "lora-ggml": LATER_ADAPTERS,
-    "x-lora-ggml": LATER_ADAPTERS,
+    "lora": {
+        ("-m", "--model-id"): ("MODEL", ("--model-id",)),
+        ("-t", "--tokenizer-json"): ("FILE", ("--tokenizer",)),
+        ("--arch",): ("NAME", ("--arch",)),
+        ("-d", "--dtype"): ("TYPE", ("--dtype",)),
+        ("--topology",): ("FILE", "leave it out"),
+        **ADAPTERS,
+    },
+    "lora-gguf": {
+        ("-m", "--quantized-model-id"): ("MODEL", ("--model-id",)),
+        ("-f", "--quantized-filename"): ("FILE", ("--quantized-file",)),
+        ("-t", "--tok-model-id"): ("MODEL", ("--tok-model-id",)),
+        ("--topology",): ("FILE", "leave it out"),
+        **ADAPTERS,
+    },
+    "lora-ggml": LATER_WEIGHTS,
+    "x-lora": NO_XLORA,
+    "x-lora-gguf": NO_XLORA,
+    "x-lora-ggml": NO_XLORA,
     "vision-plain": LATER_IMAGES,
     "diffusion": LATER_IMAGES,
     "speech": "this version takes and writes text only",

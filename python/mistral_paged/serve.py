@@ -81,6 +81,15 @@ def wrong_key(entry: Any) -> str | None:
     return None
 
 
+def lora_root() -> str | None:
+    """The folder that adapters are taken from over HTTP, if that is allowed; the mirrored names need its permission beside it."""
+    own = os.environ.get("MISTRAL_PAGED_LORA_ROOT")
+    if own:
+        return own
+    is_allowed = os.environ.get("MISTRALRS_ALLOW_RUNTIME_LORA_UPDATING", "").lower() in ("1", "true")
+    return os.environ.get("MISTRALRS_LORA_ADAPTER_ROOT") if is_allowed else None
+
+
 def settings(options: argparse.Namespace, model_id: str) -> dict[str, Any]:
     """The server's settings."""
     access_log = "off" if options.disable_access_log else options.access_log_format
@@ -102,6 +111,7 @@ def settings(options: argparse.Namespace, model_id: str) -> dict[str, Any]:
         "access_log": access_log,
         "access_log_health": options.access_log_health,
         "ui": not options.no_ui,
+        "lora_root": lora_root(),
         "metrics": not options.disable_metrics,
         "otlp_endpoint": options.otlp_endpoint,
         "system": _core.survey(),

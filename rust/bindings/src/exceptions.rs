@@ -9,6 +9,7 @@ import_exception!(mistral_paged.exceptions, ChatTemplateError);
 import_exception!(mistral_paged.exceptions, DeviceError);
 import_exception!(mistral_paged.exceptions, DrainingError);
 import_exception!(mistral_paged.exceptions, InternalError);
+import_exception!(mistral_paged.exceptions, LoraAdapterError);
 import_exception!(mistral_paged.exceptions, InvalidArgumentError);
 import_exception!(mistral_paged.exceptions, ModelLoadError);
 import_exception!(mistral_paged.exceptions, ModelNotFoundError);
@@ -24,6 +25,7 @@ pub fn raise(error: EngineError) -> PyErr {
         | EngineError::PromptTooLong { .. }
         | EngineError::Grammar { .. }
         | EngineError::KvCache(_) => InvalidArgumentError::new_err(message),
+        EngineError::Adapter { code, .. } => LoraAdapterError::new_err((message, code)),
         EngineError::NotSupported(_) => PyNotImplementedError::new_err(message),
         EngineError::ChatTemplate(_) => ChatTemplateError::new_err(message),
         EngineError::Device(_) | EngineError::DeviceLost(_) => DeviceError::new_err(message),

@@ -12,9 +12,9 @@ pub fn shown(name: &str, fields: &[(&str, Bound<'_, PyAny>)]) -> PyResult<String
     Ok(format!("{name}({})", fields.collect::<PyResult<Vec<_>>>()?.join(", ")))
 }
 
-/// A class whose fields are all that it is: it is made of them, shows them, and is equal to another of equal fields.
+/// A class whose fields are all that it is: it is made of them (by a signature, where one is given), shows them, and is equal to another of equal fields.
 macro_rules! record {
-    ($(#[$attribute:meta])* pub struct $class:ident { $($visible:vis $field:ident: $type:ty),+ $(,)? }) => {
+    ($(#[$attribute:meta])* pub struct $class:ident $(($($signature:tt)*))? { $($visible:vis $field:ident: $type:ty),+ $(,)? }) => {
         $(#[$attribute])*
         #[pyclass(frozen, get_all, module = "mistral_paged")]
         pub struct $class {
@@ -24,6 +24,7 @@ macro_rules! record {
         #[pymethods]
         impl $class {
             #[new]
+            $(#[pyo3(signature = ($($signature)*))])?
             #[allow(clippy::too_many_arguments, reason = "one an own field")]
             fn new($($field: $type),+) -> Self {
                 Self { $($field),+ }

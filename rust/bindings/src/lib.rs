@@ -3,6 +3,7 @@
 //! Requests become plain Rust structs as they come in ([`request`]), answers leave as frozen classes ([`response`],
 //! [`streaming`]), and [`detach`] is the one way from a Python thread into the engine.
 
+mod adapters;
 mod answer_json;
 mod arguments;
 mod completing;
@@ -38,6 +39,8 @@ mod which;
 /// The native part of `mistral_paged`; import from there.
 #[pyo3::pymodule(gil_used = false)]
 mod _core {
+    #[pymodule_export]
+    use crate::adapters::{LoraAdapter, LoraAdapterGeneration, LoraAdapterInfo, LoraRuntimeStatus};
     use pyo3::prelude::*;
 
     #[pymodule_export]

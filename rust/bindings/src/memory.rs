@@ -96,6 +96,11 @@ impl MemoryPlan {
     }
 
     #[getter]
+    fn adapter_bytes(&self) -> u64 {
+        self.sum(|device| device.adapters)
+    }
+
+    #[getter]
     fn encoder_cache_bytes(&self) -> u64 {
         self.sum(|device| device.encoder_cache)
     }
@@ -122,6 +127,7 @@ impl MemoryPlan {
             dict.set_item("graphs_bytes", bytes.graphs)?;
             dict.set_item("tokenizer_bytes", bytes.tokenizer)?;
             dict.set_item("encoder_cache_bytes", bytes.encoder_cache)?;
+            dict.set_item("adapter_bytes", bytes.adapters)?;
             dict.set_item("margin_bytes", bytes.margin)?;
             dict.set_item("device_total_bytes", bytes.device_total)?;
             dict.set_item("device_available_bytes", bytes.device_available)?;
@@ -282,6 +288,7 @@ impl Runner {
             device: options::device(device)?,
             deterministic,
             in_situ_quant: options::in_situ_quant(in_situ_quant)?,
+            adapters: options::resolve_adapters(py, &selection, token_source)?,
             cpu: CpuOptions {
                 isa: cpu_tier.map(str::to_owned),
                 num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)?,

@@ -2,7 +2,9 @@
 
 use std::{fmt::Display, path::PathBuf, str::FromStr};
 
-use engine::{Device, Isq, KvTierConfig, MemoryGpuConfig, ModelSource, PagedAttentionConfig, Policies, cuda::CudaOptions};
+use engine::{
+    AdapterOptions, Device, Isq, KvTierConfig, MemoryGpuConfig, ModelSource, PagedAttentionConfig, Policies, cuda::CudaOptions,
+};
 use pyo3::{
     exceptions::{PyTypeError, PyUnicodeEncodeError},
     prelude::*,
@@ -216,6 +218,23 @@ pub fn chat_template(py: Python<'_>, template: Option<&str>, explicit: Option<&s
     };
     let (template, explicit) = (read(template)?, read(explicit)?);
     Ok(explicit.or(template))
+}
+
+/// The adapters that a model is loaded with, after downloading those that are on the hub.
+pub fn resolve_adapters(py: Python<'_>, selection: &Selection, token_source: &str) -> PyResult<Option<AdapterOptions>> {
+    let Some(fields) = &selection.adapters else { return Ok(None) };
+    let hub = py.import("mistral_paged.hub")?;
+    let cache_dir = selection.cache_dir.as_deref();
+    let mut adapters = Vec::new();
+    for (alias, source, revision) in &fields.adapters {
+        let path: PathBuf = hub.call_method1("resolve_adapter", (source, revision, token_source, cache_dir))?.extract()?;
+        adapters.push((alias.clone(), path));
+    }
+    if let Some((source, order)) = &fields.ordered {
+        let named = hub.call_method1("resolve_ordered_adapters", (source, order, token_source, cache_dir))?;
+        adapters.extend(named.extract::<Vec<(String, PathBuf)>>()?);
+    }
+    Ok(Some(AdapterOptions { adapters, ..fields.limits.clone() }))
 }
 
 /// Local paths of the model, after downloading it when it is on the hub.

@@ -9,7 +9,7 @@ use pyo3::{
 use crate::{exceptions::not_yet, runner::Runner, which::Which};
 
 /// Methods of the mirrored `Runner`. They are attributes of a runner and not of the class, whose help would be full of them.
-const METHODS: [&str; 18] = [
+const METHODS: [&str; 13] = [
     "send_embedding_request",
     "generate_image",
     "generate_audio",
@@ -18,11 +18,6 @@ const METHODS: [&str; 18] = [
     "calibration_status",
     "apply_calibration",
     "remove_model",
-    "activate_adapters",
-    "load_lora_adapter",
-    "unload_lora_adapter",
-    "list_lora_adapters",
-    "lora_adapter_status",
     "export_session",
     "import_session",
     "delete_session",
@@ -63,7 +58,6 @@ macro_rules! planned_models {
 }
 
 planned_models! {
-    Lora
     XLora
     LoraGGUF
     XLoraGGUF

@@ -12,6 +12,7 @@ use pyo3::{
 };
 
 use crate::{
+    adapters,
     arguments::{Integer, Real, Text, at_least, at_least_if_given, named, named_text, refuse, text, token_ids, within},
     enums::ToolChoice,
     exceptions::{invalid, not_yet},
@@ -204,8 +205,6 @@ impl ChatCompletionRequest {
             ("session_id", session_id.is_some()),
             ("files", files.is_some()),
             ("input_files", input_files.is_some()),
-            ("adapter", adapter.is_some()),
-            ("adapters", adapters.is_some()),
         ])?;
         let fields = given!(
             py,
@@ -234,6 +233,8 @@ impl ChatCompletionRequest {
             truncate_sequence,
             reasoning_effort,
             ignore_eos,
+            adapter,
+            adapters,
             seed,
             priority,
             deadline,
@@ -286,6 +287,7 @@ impl ChatCompletionRequest {
             n_choices,
             truncate_sequence,
             stream,
+            adapter: adapters::choice(adapter.as_ref(), adapters.as_ref())?,
             ..GenerationRequest::new(prompt, sampling.check()?)
         };
         Ok(Self { request, model: model.0, stream, fields: Fields::of(&fields)? })
@@ -388,10 +390,7 @@ impl CompletionRequest {
         #[pyo3(from_py_with = check_public_prefix_len)] public_prefix_len: usize,
         keep: bool,
     ) -> PyResult<Self> {
-        refuse_tools(
-            tool_choice,
-            &[("tool_schemas", tool_schemas.is_some()), ("adapter", adapter.is_some()), ("adapters", adapters.is_some())],
-        )?;
+        refuse_tools(tool_choice, &[("tool_schemas", tool_schemas.is_some())])?;
         let fields = given!(
             py,
             best_of,
@@ -416,6 +415,8 @@ impl CompletionRequest {
             dry_sequence_breakers,
             truncate_sequence,
             ignore_eos,
+            adapter,
+            adapters,
             logprobs,
             seed,
             priority,
@@ -457,6 +458,7 @@ impl CompletionRequest {
             echo_prompt,
             suffix: suffix.map(|suffix| named_text("suffix", &suffix)).transpose()?,
             stream: false,
+            adapter: adapters::choice(adapter.as_ref(), adapters.as_ref())?,
             ..GenerationRequest::new(parse_prompt(prompt)?, sampling.check()?)
         };
         Ok(Self { request, model: model.0, fields: Fields::of(&fields)? })

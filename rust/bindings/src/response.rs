@@ -15,8 +15,8 @@ use pyo3::{
 use crate::{answer_json, exceptions::InternalError, fields::record, sequence::Sequence};
 
 record! {
-    /// A complete chat answer.
-    pub struct ChatCompletionResponse {
+    /// A complete chat answer. `adapter_generation` is that of the adapter it ran with, None where it ran with none.
+    pub struct ChatCompletionResponse(id, choices, created, model, system_fingerprint, object, usage, adapter_generation=None) {
         id: String,
         choices: Vec<Py<Choice>>,
         created: u64,
@@ -24,6 +24,7 @@ record! {
         system_fingerprint: String,
         object: String,
         usage: Py<Usage>,
+        adapter_generation: Option<String>,
     }
 }
 
@@ -500,6 +501,7 @@ fn unless_failed<T: pyo3::PyClass>(py: Python<'_>, response: Py<T>, failure: Opt
 /// A complete chat answer; an `InternalError` if a choice of it failed.
 pub fn chat(py: Python<'_>, envelope: Envelope, completion: Completion, engine: &Engine) -> PyResult<Py<ChatCompletionResponse>> {
     let failure = completion.failure().map(str::to_owned);
+    let adapter_generation = completion.adapter_generation;
     let choices = completion.choices.into_iter().map(|choice| {
         let calls = choice.tool_calls.into_iter().enumerate().map(|(index, call)| ToolCallDelta {
             index,
@@ -530,7 +532,10 @@ pub fn chat(py: Python<'_>, envelope: Envelope, completion: Completion, engine: 
     let Envelope { id, created, model, system_fingerprint } = envelope;
     let object = "chat.completion".to_owned();
     let usage = usage(py, &completion.usage)?;
-    let response = Py::new(py, ChatCompletionResponse { id, choices, created, model, system_fingerprint, object, usage })?;
+    let response = Py::new(
+        py,
+        ChatCompletionResponse { id, choices, created, model, system_fingerprint, object, usage, adapter_generation },
+    )?;
     unless_failed(py, response, failure)
 }
 

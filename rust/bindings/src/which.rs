@@ -7,6 +7,7 @@ use pyo3::{
 };
 
 use crate::{
+    adapters::AdapterFields,
     arguments::{HfCachePath, ModelId, QuantizedFilename, QuantizedModelId, Text, TokModelId, TokenizerJson, refuse},
     enums::{Architecture, ModelDType},
     fields::shown_dict,
@@ -40,7 +41,7 @@ impl OneOrMany {
 }
 
 /// Selects the model of a `Runner`. `Which.Plain` is a folder in Hugging Face layout (config.json, safetensors, tokenizer.json),
-/// local or on the hub; `Which.GGUF` is one GGUF file or the parts of a split one. Both give back their fields, are equal to one
+/// local or on the hub; `Which.GGUF` is one GGUF file or the parts of a split one. `Which.Lora` and `Which.GGUF` take adapters. All give back their fields, are equal to one
 /// of equal fields, and can be copied and pickled. The other kinds are not supported yet.
 ///
 /// A model's files are mapped into memory: do not change or shorten them while a runner uses them. To replace one, write a new
@@ -74,9 +75,36 @@ pub enum Which {
         matformer_slice_name: Option<Py<PyAny>>,
         auto_map_params: Option<Py<PyAny>>,
     },
+    /// A model in Hugging Face layout, as `Which.Plain`, with adapters: `adapters` is a list of `LoraAdapter`, which may be empty,
+    /// and more can be loaded while it runs, up to `max_adapters` (16) of rank `max_rank` (256) and `max_bytes` (8 GiB) together.
+    /// The older form: `adapters_model_id` is a folder or hub id with a folder an adapter, which the list "order" in the JSON file
+    /// `order` names.
+    #[pyo3(constructor = (
+        model_id, adapters=None, arch=None, tokenizer_json=None, topology=None, write_uqff=None, from_uqff=None,
+        dtype=ModelDType::Auto, hf_cache_path=None, max_adapters=None, max_rank=None, max_bytes=None, *, adapters_model_id=None,
+        order=None, auto_map_params=None
+    ))]
+    Lora {
+        model_id: ModelId,
+        adapters: Option<Py<PyAny>>,
+        arch: Option<Architecture>,
+        tokenizer_json: Option<TokenizerJson>,
+        topology: Option<Py<PyAny>>,
+        write_uqff: Option<Py<PyAny>>,
+        from_uqff: Option<Py<PyAny>>,
+        dtype: ModelDType,
+        hf_cache_path: Option<HfCachePath>,
+        max_adapters: Option<Py<PyAny>>,
+        max_rank: Option<Py<PyAny>>,
+        max_bytes: Option<Py<PyAny>>,
+        adapters_model_id: Option<Py<PyAny>>,
+        order: Option<Py<PyAny>>,
+        auto_map_params: Option<Py<PyAny>>,
+    },
     /// GGUF: `quantized_model_id` is a local folder, a local .gguf file or a hub id, `quantized_filename` the file in it, or the
     /// parts of a split file in order. `tok_model_id` is a local folder or hub id whose tokenizer.json is used instead of the
-    /// file's metadata; `tokenizer_json`, `dtype` and `hf_cache_path` are as in `Which.Plain`. Files in use must not be changed.
+    /// file's metadata; `tokenizer_json`, `dtype` and `hf_cache_path` are as in `Which.Plain`, `adapters` and their limits
+    /// as in `Which.Lora`; without any of those it takes none. Files in use must not be changed.
     /// Fields not named here are not supported yet.
     #[pyo3(constructor = (
         quantized_model_id, quantized_filename=None, tok_model_id=None, topology=None, dtype=ModelDType::Auto, *,
@@ -139,6 +167,7 @@ impl Which {
     fn given<'py>(&self, slf: &Bound<'py, Self>) -> PyResult<(&'static str, Bound<'py, PyDict>)> {
         let (kind, dtype) = match self {
             Self::Plain { dtype, .. } => ("Plain", dtype),
+            Self::Lora { dtype, .. } => ("Lora", dtype),
             Self::GGUF { dtype, .. } => ("GGUF", dtype),
         };
         let fields = PyDict::new(slf.py());
@@ -155,7 +184,7 @@ impl Which {
 }
 
 /// Fields of either kind that are not supported yet.
-const PLANNED: [&str; 16] = [
+const PLANNED: [&str; 12] = [
     "topology",
     "organization",
     "write_uqff",
@@ -167,10 +196,6 @@ const PLANNED: [&str; 16] = [
     "auto_map_params",
     "mmproj_filename",
     "max_edge",
-    "adapters",
-    "max_adapters",
-    "max_rank",
-    "max_bytes",
     "encoder_cache_memory_bytes",
 ];
 
@@ -188,6 +213,8 @@ pub struct Selection {
     pub tokenizer_json: Option<String>,
     /// Folder of the download cache.
     pub cache_dir: Option<String>,
+    /// The adapters that it is loaded with, if it takes any.
+    pub adapters: Option<AdapterFields>,
 }
 
 /// Where a model lies, before downloading.
@@ -219,6 +246,16 @@ impl Selection {
                 dtype: *dtype,
                 tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
                 cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
+                adapters: None,
+            }),
+            Which::Lora { model_id, arch, tokenizer_json, dtype, hf_cache_path, .. } => Ok(Self {
+                place: Place::Plain,
+                model_id: model_id.0.0.clone(),
+                architecture: arch.map(Architecture::model_type).transpose()?,
+                dtype: *dtype,
+                tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
+                cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
+                adapters: Some(AdapterFields::of(fields)?.unwrap_or_default()),
             }),
             Which::GGUF {
                 quantized_model_id, quantized_filename, tok_model_id, dtype, tokenizer_json, hf_cache_path, ..
@@ -232,6 +269,7 @@ impl Selection {
                 dtype: *dtype,
                 tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
                 cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
+                adapters: AdapterFields::of(fields)?,
             }),
         }
     }

@@ -61,6 +61,7 @@ fn step(num_reqs: usize, queries: usize, len: usize, set: usize) -> StepMetadata
     let positions: Vec<u32> = (0..num_reqs).flat_map(|_| (len - queries..len).map(|p| p as u32)).collect();
     StepMetadata {
         state_slots: Vec::new(),
+        adapters: Vec::new(),
         rope_positions: positions.clone(),
         positions,
         query_start_loc: (0..=num_reqs).map(|r| (r * queries) as u32).collect(),

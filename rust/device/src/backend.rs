@@ -11,8 +11,8 @@
 use std::{any::Any, sync::Arc};
 
 use crate::{
-    AttentionArgs, CacheEngine, DType, DeviceError, ExpertPhases, HostMemory, KvCacheSpec, KvDType, KvShape, LatentPhases,
-    RecurrentPhases, RopeArgs, RowSampling, SampledRow, Tensor, TokenMask, WeightView, host_memory,
+    AdapterRows, AttentionArgs, CacheEngine, DType, DeviceError, ExpertPhases, HostMemory, KvCacheSpec, KvDType, KvShape,
+    LatentPhases, RecurrentPhases, RopeArgs, RowSampling, SampledRow, Tensor, TokenMask, WeightView, host_memory,
 };
 
 /// How exactly a linear layer computes.
@@ -45,6 +45,8 @@ pub struct Linear {
     pub out_features: usize,
     /// Columns of the weight.
     pub in_features: usize,
+    /// Which of a model's layers it is to adapters; `None`: none that they may change.
+    pub site: Option<u32>,
     bytes: u64,
     is_in_place: bool,
     weight: Arc<dyn Any + Send + Sync>,
@@ -58,7 +60,7 @@ impl Linear {
         is_in_place: bool,
         weight: Arc<dyn Any + Send + Sync>,
     ) -> Self {
-        Self { out_features, in_features, bytes, is_in_place, weight }
+        Self { out_features, in_features, site: None, bytes, is_in_place, weight }
     }
 
     /// Bytes of weight and bias as they are kept, those of the file where it is used in place.
@@ -152,6 +154,8 @@ pub struct EmbedArgs<'a> {
     pub table: EmbeddingTable<'a>,
     /// `[num_tokens]`, each below `vocab_size`.
     pub token_ids: &'a [u32],
+    /// The rows with adapters.
+    pub adapters: &'a [AdapterRows],
     /// Multiplied into every value (gemma: the square root of `hidden_size`).
     pub scale: f32,
 }
@@ -174,6 +178,8 @@ pub struct StepMetadata {
     pub groups: Vec<KvGroupMetadata>,
     /// Slot of each request in the [`StateCache`](crate::StateCache), `[num_reqs]`; empty for models without.
     pub state_slots: Vec<u32>,
+    /// The rows with adapters, where the backend takes them ([`Device::takes_adapters`]).
+    pub adapters: Vec<AdapterRows>,
 }
 
 /// Block tables and slots of one KV group.
@@ -369,6 +375,16 @@ pub trait Device: Send + Sync {
         self.linear_bytes(dtype, shape, precision)
     }
 
+    /// Whether its phases know adapters.
+    fn takes_adapters(&self) -> bool {
+        false
+    }
+
+    /// Row `row` of a weight that it loaded, `[in_features]`, as floats. Only of one that takes adapters.
+    fn read_row(&self, _linear: &Linear, _row: usize, _out: &mut [f32]) {
+        unreachable!("weights are read for adapters, which this backend does not take");
+    }
+
     /// Gives memory back that was taken for further weights: those of a model are loaded.
     fn trim(&self) {}
 
@@ -415,8 +431,10 @@ pub trait Phases {
     fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor);
 
     /// `logits = norm(x) @ lm_head^T + bias`, of rows that were gathered and are no step's.
-    fn logits(&self, x: &Tensor, norm: Option<&Norm>, lm_head: &Linear, logits: &mut Tensor) {
-        self.norm_linear(x, norm, &mut [Projection { linear: lm_head, out: logits }], &StepMetadata::default());
+    /// `adapters` are those of these rows.
+    fn logits(&self, x: &Tensor, norm: Option<&Norm>, lm_head: &Linear, adapters: &[AdapterRows], logits: &mut Tensor) {
+        let step = StepMetadata { adapters: adapters.to_vec(), ..StepMetadata::default() };
+        self.norm_linear(x, norm, &mut [Projection { linear: lm_head, out: logits }], &step);
     }
 
     /// Replaces `tokens` by the column of the largest value of each row of `norm(x) @ lm_head^T + bias`, of equal ones the first.

@@ -17,6 +17,7 @@ pub mod kernel_args;
 pub mod kv_codes;
 pub mod kv_layout;
 pub mod latent;
+pub mod lora;
 pub mod mmap;
 pub mod quant;
 pub mod recurrent;
@@ -39,6 +40,7 @@ pub use experts::{
 pub use host::{HostMemory, host_memory, num_physical_cores};
 pub use kv_layout::{KV_FORMAT, KvCacheSpec, KvLayer, KvShape, KvSide, KvSource};
 pub use latent::{LatentArgs, LatentAttention, LatentPhases, LatentQuery};
+pub use lora::{Adapter, AdapterRows, EmbeddingDelta, LinearDelta, LowRank, Magnitude};
 pub use quant::GgmlType;
 pub use recurrent::{Conv, GatedDelta, Mamba2, Recurrent, RecurrentArgs, RecurrentPhases, ShortConv, StateCache};
 pub use sampling::{RowSampling, SampledRow};

@@ -43,6 +43,7 @@ fn step(len: u32, queries: u32) -> StepMetadata {
         seq_lens: vec![len],
         groups: vec![KvGroupMetadata { block_tables: (1..101).collect(), max_blocks: 100, slot_mapping }],
         state_slots: Vec::new(),
+        adapters: Vec::new(),
     }
 }
 

@@ -106,6 +106,7 @@ impl Problem {
                     max_blocks,
                 }],
                 state_slots: Vec::new(),
+                adapters: Vec::new(),
             };
             let mut hidden = Tensor::new(rows.len(), HIDDEN).unwrap();
             hidden.set_rows(rows.len());

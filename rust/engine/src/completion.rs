@@ -236,6 +236,8 @@ pub struct Completion {
     pub prompt_logprobs: Vec<PromptLogprob>,
     /// Over all choices.
     pub usage: Usage,
+    /// The generation of the adapter that it ran with, if any.
+    pub adapter_generation: Option<String>,
 }
 
 impl Completion {
@@ -297,11 +299,12 @@ pub struct CompletionCollector {
     choices: Vec<CompletionChoice>,
     prompt_logprobs: Vec<PromptLogprob>,
     wants_logprobs: bool,
+    adapter_generation: Option<String>,
 }
 
 impl CompletionCollector {
-    pub(crate) fn new(wants_logprobs: bool) -> Self {
-        Self { choices: Vec::new(), prompt_logprobs: Vec::new(), wants_logprobs }
+    pub(crate) fn new(wants_logprobs: bool, adapter_generation: Option<String>) -> Self {
+        Self { choices: Vec::new(), prompt_logprobs: Vec::new(), wants_logprobs, adapter_generation }
     }
 
     /// Takes one event; the answer is complete with the last.
@@ -342,6 +345,7 @@ impl CompletionCollector {
                 choices: std::mem::take(&mut self.choices),
                 prompt_logprobs: std::mem::take(&mut self.prompt_logprobs),
                 usage,
+                adapter_generation: self.adapter_generation.take(),
             }),
         }
     }

@@ -62,6 +62,14 @@ pub enum EngineError {
         /// Where, and what would work.
         message: String,
     },
+    /// An adapter cannot be loaded, or is not there.
+    #[error("{}", bounded(message))]
+    Adapter {
+        /// Why, in the mirrored words: `lora_adapter_not_found` and so on.
+        code: &'static str,
+        /// Which, and what would work.
+        message: String,
+    },
     /// The device refused something.
     #[error(transparent)]
     Device(#[from] device::DeviceError),

@@ -12,6 +12,7 @@ pub mod isq;
 mod json;
 pub mod keys;
 pub mod kv_tier;
+pub mod lora;
 pub mod model;
 pub mod model_runner;
 pub mod output_text;
@@ -39,6 +40,7 @@ pub use generation_config::GenerationConfig;
 pub use grammar::{Grammar, GrammarFault, check_strict};
 pub use isq::Isq;
 pub use kv_tier::KvTierConfig;
+pub use lora::{AdapterChoice, AdapterInfo, AdapterOptions, AdapterStatus, LoadAdapter};
 pub use paged::{
     AdmissionPolicy, BlockUse, FairnessPolicy, MemoryGpuConfig, MissReason, PagedAttentionConfig, PagedCacheType, Policies,
     RequestStatus, RequestView, VictimPolicy,

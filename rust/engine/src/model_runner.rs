@@ -3,13 +3,14 @@
 use std::{cell::Cell, sync::Arc};
 
 use device::{
-    Backend, CacheEngine, DeviceSampler, KvDType, Precision, RowSampling, SampledRow, StateCache, StepGraphs, StepMetadata,
-    Tensor, TokenMask, mmap::FileWatch,
+    AdapterRows, Backend, CacheEngine, DeviceSampler, KvDType, Precision, RowSampling, SampledRow, StateCache, StepGraphs,
+    StepMetadata, Tensor, TokenMask, mmap::FileWatch,
 };
 use paged::{BlockId, KvGroups};
 
 use crate::{
     EngineError, LoadProgress,
+    lora::{Recorder, Sites},
     model::{
         Decoder, DecoderConfig, ModelFiles,
         decoder::{Activations, Search, softcap},
@@ -61,6 +62,10 @@ pub struct ModelRunner {
     /// Of the files that weights are read from where they lie.
     watches: Vec<FileWatch>,
     activations: Activations,
+    /// What adapters may change.
+    sites: Arc<Sites>,
+    /// Of the last step.
+    adapters: Vec<AdapterRows>,
     ropes: Vec<GrowingRope>,
     cache: Option<CacheEngine>,
     /// Of models with recurrent layers.
@@ -91,7 +96,9 @@ impl ModelRunner {
             progress: &count,
             bytes: 0,
         };
-        let decoder = Decoder::new(&mut loader, &config)?;
+        let mut recorder = Recorder::new(&mut loader);
+        let decoder = Decoder::new(&mut recorder, &config)?;
+        let sites = Arc::new(recorder.sites(&backend));
         let weight_bytes = loader.bytes;
         progress(LoadProgress { done_bytes: total_bytes, total_bytes });
         let max_logit_rows = max_logit_rows(options.max_num_seqs);
@@ -107,6 +114,8 @@ impl ModelRunner {
             weight_bytes,
             watches: files.weights().watches().to_vec(),
             activations,
+            sites,
+            adapters: Vec::new(),
             ropes,
             cache: None,
             states: None,
@@ -116,6 +125,11 @@ impl ModelRunner {
     /// The decoder's hyperparameters.
     pub fn config(&self) -> &DecoderConfig {
         &self.config
+    }
+
+    /// The linear layers that adapters may change.
+    pub(crate) fn sites(&self) -> &Arc<Sites> {
+        &self.sites
     }
 
     /// What it computes with.
@@ -199,6 +213,7 @@ impl ModelRunner {
         for rope in &mut self.ropes {
             rope.grow(rope_rows)?;
         }
+        self.adapters.clone_from(&step.adapters);
         let cache = self.cache.as_ref().ok_or_else(|| EngineError::Internal("a step ran before the KV cache was made".into()))?;
         let states = self.states.as_ref();
         let run = Run { backend: &*self.backend, precision: self.options.precision, cache, ropes: &self.ropes, states };
@@ -288,7 +303,7 @@ impl ModelRunner {
             self.activations.logits.set_rows(0);
             return Ok(false);
         }
-        Ok(self.decoder.logits(&*self.backend, &mut self.activations, rows, greedy))
+        Ok(self.decoder.logits(&*self.backend, &mut self.activations, rows, &self.adapters, greedy))
     }
 
     fn check_output_rows(&self, rows: &[u32]) -> Result<(), EngineError> {
@@ -334,6 +349,11 @@ impl ModelRunner {
         let is_slot = |slot: &u32| self.states.as_ref().is_some_and(|states| (*slot as usize) < states.num_slots());
         if step.state_slots.len() != num_states || !step.state_slots.iter().all(is_slot) {
             return fail(format!("the states of a step of {} requests do not agree", step.num_reqs()));
+        }
+        let is_row = |row: &u32| (*row as usize) < n;
+        let adapters_agree = step.adapters.iter().all(|of| of.rows.is_sorted_by(|a, b| a < b) && of.rows.iter().all(is_row));
+        if !adapters_agree || (!step.adapters.is_empty() && !self.backend.takes_adapters()) {
+            return fail(format!("the adapters of a step of {n} tokens do not agree"));
         }
         if !rows_agree || !requests_agree || step.groups.len() != self.groups.groups.len() {
             return fail(format!("the metadata of a step of {n} tokens and {} requests do not agree", step.num_reqs()));

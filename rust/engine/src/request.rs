@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroU32, time::Duration};
 
-use crate::{Continuation, Grammar, RenderOptions, Sequence};
+use crate::{AdapterChoice, Continuation, Grammar, RenderOptions, Sequence};
 
 /// One chat message.
 #[derive(Clone, Debug)]
@@ -202,6 +202,8 @@ pub enum OutputKind {
 pub struct GenerationRequest {
     /// What to continue.
     pub prompt: Prompt,
+    /// What it runs with; the model as it is unless given.
+    pub adapter: Option<AdapterChoice>,
     /// How to choose tokens.
     pub sampling: SamplingParams,
     /// Whether tokens are chosen at all.
@@ -237,6 +239,7 @@ impl GenerationRequest {
     pub fn new(prompt: Prompt, sampling: SamplingParams) -> Self {
         Self {
             prompt,
+            adapter: None,
             sampling,
             output: OutputKind::default(),
             service: ServiceParams::default(),

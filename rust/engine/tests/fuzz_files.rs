@@ -153,6 +153,7 @@ fn load(source: &ModelSource, backend: &Arc<dyn Backend>) -> Result<(), EngineEr
         seq_lens: vec![3],
         groups,
         state_slots: if runner.config().is_recurrent() { vec![0] } else { Vec::new() },
+        adapters: Vec::new(),
     };
     runner.execute(&[0, 1, 2], &step)?;
     runner.logits(&[2]).map(|_| ())

@@ -289,7 +289,10 @@ impl<'a> Runner<'a> {
         let (backend, rows) = (self.backend, token_ids.len());
         let mut hidden = backend.alloc(rows, HIDDEN).unwrap();
         backend.begin_step(step);
-        backend.embed(&EmbedArgs { table: EmbeddingTable::Stored(&self.embedding), token_ids, scale: 1.0 }, &mut hidden);
+        backend.embed(
+            &EmbedArgs { table: EmbeddingTable::Stored(&self.embedding), token_ids, adapters: &[], scale: 1.0 },
+            &mut hidden,
+        );
         for (index, weights) in self.layers.iter().enumerate() {
             let num_heads = LAYERS[index].num_heads;
             let (source, KvShape { num_kv_heads, k_dim, v_dim }) = Layer::source(index);

@@ -87,6 +87,18 @@ impl From<EngineError> for ApiError {
             EngineError::Grammar { fault, .. } => Self::invalid(fault.as_str(), None, message),
             EngineError::ChatTemplate(_) => Self::invalid("invalid_messages", "messages".to_owned(), message),
             EngineError::NotSupported(_) => Self::invalid("unsupported_parameter", None, message),
+            EngineError::Adapter { code, .. } => {
+                let status = match code {
+                    "lora_adapter_not_found" | "adapter_file_not_found" => 404,
+                    "lora_runtime_unavailable" | "lora_adapter_already_loaded" | "lora_generation_mismatch" => 409,
+                    "lora_load_busy" => 429,
+                    _ => 400,
+                };
+                let kind = if status == 404 { "not_found_error" } else { "invalid_request_error" };
+                let mut error = Self::new(status, kind, code, None, message);
+                error.retry_after = (status == 429).then_some(1);
+                error
+            }
             EngineError::Draining(_) => {
                 let mut error = Self::new(503, "server_error", "draining", None, "the server is shutting down".into());
                 error.retry_after = Some(10);

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use engine::{DryParams, GenerationRequest, KeptPrompt, SamplingParams, ServiceParams};
+use engine::{AdapterChoice, DryParams, GenerationRequest, KeptPrompt, SamplingParams, ServiceParams};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 use serde_json::Value;
@@ -155,6 +155,8 @@ fields! {
         cache_salt: String,
         /// Drops the start of a prompt that is too long instead of refusing it.
         truncate_sequence: bool,
+        /// The adapter that it runs with, by its alias; that of `model` unless given.
+        adapter: String,
         /// Who asks: requests of one tenant take turns by it.
         user: String,
     }
@@ -178,8 +180,7 @@ pub const COMMON_RULES: &[(&str, Rule)] = &[
     ("length_penalty", Rule::True(|v| v == 1.0 || v == 1, "there is no beam search: leave it out")),
     ("early_stopping", Rule::True(|v| v == false, "there is no beam search: leave it out")),
     ("use_beam_search", Rule::True(|v| v == false, "sample several answers with n")),
-    ("adapter", Rule::Refused("this version serves a model without adapters")),
-    ("adapters", Rule::Refused("this version serves a model without adapters")),
+    ("adapters", Rule::Refused("name one with adapter, or as the model")),
     ("logits_processors", Rule::Refused("use logit_bias")),
 ];
 
@@ -288,6 +289,7 @@ impl SamplingFields {
             _ => Err(ApiError::value("prompt_logprobs", format!("is {top}; it must be from 0 to {MAX_TOP_LOGPROBS}"))),
         });
         Ok(GenerationRequest {
+            adapter: self.adapter.clone().map(AdapterChoice::Alias),
             truncate_sequence: self.truncate_sequence.unwrap_or(false) || self.truncate_prompt_tokens == Some(-1),
             kept_prompt,
             prompt_logprobs: prompt_logprobs.transpose()?,

@@ -8,7 +8,7 @@ use std::{
     time::Instant,
 };
 
-use engine::{Engine, Vitals};
+use engine::{AdapterChoice, Engine, Vitals};
 use openai::{ApiError, ModelContext, response::Envelope, response::unix_seconds};
 use tokio::sync::watch;
 
@@ -109,14 +109,19 @@ impl App {
         }
     }
 
-    /// Whether a request's model is the one that is served.
-    pub fn check_model(&self, model: Option<&str>) -> Result<(), ApiError> {
+    /// Whether this is a name of the model that is served.
+    pub fn is_model(&self, name: &str) -> bool {
         let config = &self.config;
-        match model {
-            None | Some("default" | "") => Ok(()),
-            Some(model) if model == config.model_id || config.served_model_names.iter().any(|name| name == model) => Ok(()),
-            Some(model) => Err(model_not_found(model, &config.model_id)),
+        ["default", ""].contains(&name) || name == config.model_id || config.served_model_names.iter().any(|own| own == name)
+    }
+
+    /// Whether a request's model is the one that is served, or one of its adapters, which it then is to run with.
+    pub fn check_model(&self, model: Option<&str>) -> Result<Option<AdapterChoice>, ApiError> {
+        let Some(model) = model.filter(|model| !self.is_model(model)) else { return Ok(None) };
+        if self.engine.adapters().iter().any(|adapter| adapter.alias == model) {
+            return Ok(Some(AdapterChoice::Alias(model.to_owned())));
         }
+        Err(model_not_found(model, &self.config.model_id))
     }
 
     /// The right to run so many choices, until it is dropped; an error with an honest wait when too many wait already.

@@ -42,6 +42,8 @@ pub struct ServerConfig {
     pub access_log_health: bool,
     /// The page at `/ui`.
     pub ui: bool,
+    /// Where adapters are taken from that are loaded over HTTP; nowhere unless given.
+    pub lora_root: Option<PathBuf>,
     /// `/metrics`.
     pub metrics: bool,
     /// Where a collector takes OpenTelemetry's traces, `http://HOST:PORT`; nowhere unless given.
@@ -102,6 +104,7 @@ impl Default for ServerConfig {
             access_log: AccessLog::default(),
             access_log_health: false,
             ui: true,
+            lora_root: None,
             metrics: true,
             otlp_endpoint: None,
             system: serde_json::Value::Null,

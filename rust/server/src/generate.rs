@@ -69,7 +69,7 @@ impl Running {
 
 /// Checks, tokenizes and submits. All that can be refused is refused here, before the first byte of an answer.
 pub async fn start(app: &Arc<App>, caller: &Caller, generation: Generation) -> Result<Running, ApiError> {
-    app.check_model(generation.model.as_deref())?;
+    let adapter = app.check_model(generation.model.as_deref())?;
     let Generation { mut requests, delivery, user, grammar_param, .. } = generation;
     let first = requests.first().ok_or_else(|| internal("a request without a prompt".into()))?;
     let (n_choices, wants_logprobs) = (first.n_choices, first.sampling.logprobs.is_some());
@@ -78,6 +78,9 @@ pub async fn start(app: &Arc<App>, caller: &Caller, generation: Generation) -> R
     let admission = app.admit(caller, num_choices)?;
     let limit = app.config.request_timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     for request in &mut requests {
+        if request.adapter.is_none() {
+            request.adapter.clone_from(&adapter);
+        }
         let service = &mut request.service;
         service.deadline = [service.deadline, limit].into_iter().flatten().min();
         service.cache_salt = app.keys.salt(caller, service.cache_salt.as_deref());

@@ -3,9 +3,9 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::{
-    AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs, ExpertArgs, ExpertPhases,
-    GateUpArgs, KvCacheSpec, LatentArgs, LatentPhases, Linear, LinearOptions, Norm, Phases, Precision, Projection, RecurrentArgs,
-    RecurrentPhases, ResidualArgs, RopeArgs, StepMetadata, Tensor, TokenMask, WeightView, WorkspaceShape,
+    AdapterRows, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs, ExpertArgs,
+    ExpertPhases, GateUpArgs, KvCacheSpec, LatentArgs, LatentPhases, Linear, LinearOptions, Norm, Phases, Precision, Projection,
+    RecurrentArgs, RecurrentPhases, ResidualArgs, RopeArgs, StepMetadata, Tensor, TokenMask, WeightView, WorkspaceShape,
 };
 
 use super::{
@@ -54,8 +54,8 @@ impl CpuBackend {
         &self.pool
     }
 
-    fn linear(&self) -> (LinearContext<'_>, MutexGuard<'_, LinearScratch>) {
-        let context = LinearContext { pool: &self.pool, isa: self.isa };
+    fn linear<'a>(&'a self, adapters: &'a [AdapterRows]) -> (LinearContext<'a>, MutexGuard<'a, LinearScratch>) {
+        let context = LinearContext { pool: &self.pool, isa: self.isa, adapters };
         (context, self.linear.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -76,7 +76,7 @@ impl Backend for CpuBackend {
 
 impl RecurrentPhases for CpuBackend {
     fn recurrent(&self, args: RecurrentArgs<'_>, step: &StepMetadata) {
-        let (context, mut linear) = self.linear();
+        let (context, mut linear) = self.linear(&step.adapters);
         let mut scratch = self.recurrent.lock().unwrap_or_else(PoisonError::into_inner);
         recurrent::recurrent(context, &mut linear, &mut scratch, args, step);
     }
@@ -88,15 +88,15 @@ impl RecurrentPhases for CpuBackend {
 
 impl LatentPhases for CpuBackend {
     fn latent_attention(&self, args: LatentArgs<'_>, step: &StepMetadata) {
-        let (context, mut linear) = self.linear();
+        let (context, mut linear) = self.linear(&step.adapters);
         let mut scratch = self.latent.lock().unwrap_or_else(PoisonError::into_inner);
         latent::latent_attention(context, &mut linear, &self.attention, &mut scratch, args, step);
     }
 }
 
 impl ExpertPhases for CpuBackend {
-    fn experts(&self, args: ExpertArgs<'_>, _: &StepMetadata) {
-        let (context, mut linear) = self.linear();
+    fn experts(&self, args: ExpertArgs<'_>, step: &StepMetadata) {
+        let (context, mut linear) = self.linear(&step.adapters);
         let mut scratch = self.experts.lock().unwrap_or_else(PoisonError::into_inner);
         linear::experts(context, &mut linear, &mut scratch, args);
     }
@@ -141,6 +141,14 @@ impl Device for CpuBackend {
         linear::lm_head_bytes(dtype, shape, precision, self.isa)
     }
 
+    fn takes_adapters(&self) -> bool {
+        true
+    }
+
+    fn read_row(&self, linear: &Linear, row: usize, out: &mut [f32]) {
+        linear.weight::<CpuLinear>().row(row, out);
+    }
+
     fn trim(&self) {
         linear::trim();
     }
@@ -161,11 +169,11 @@ impl Device for CpuBackend {
 
 impl Phases for CpuBackend {
     fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor) {
-        reference::embed(args, out, &|linear, row, out| linear.weight::<CpuLinear>().row(row, out));
+        reference::embed(args, out, &|linear, row, out| self.read_row(linear, row, out));
     }
 
-    fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>], _: &StepMetadata) {
-        let (context, mut scratch) = self.linear();
+    fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>], step: &StepMetadata) {
+        let (context, mut scratch) = self.linear(&step.adapters);
         linear::norm_linear(context, &mut scratch, x, norm, projections);
     }
 
@@ -177,7 +185,7 @@ impl Phases for CpuBackend {
         masks: &[Option<TokenMask<'_>>],
         tokens: &mut Vec<u32>,
     ) -> bool {
-        let (context, mut scratch) = self.linear();
+        let (context, mut scratch) = self.linear(&[]);
         linear::greedy_tokens(context, &mut scratch, x, norm, lm_head, masks, tokens)
     }
 
@@ -189,13 +197,13 @@ impl Phases for CpuBackend {
         attention(args, step, self.isa, &self.pool, &self.attention);
     }
 
-    fn linear_residual(&self, args: ResidualArgs<'_>, _: &StepMetadata) {
-        let (context, mut scratch) = self.linear();
+    fn linear_residual(&self, args: ResidualArgs<'_>, step: &StepMetadata) {
+        let (context, mut scratch) = self.linear(&step.adapters);
         linear::linear_residual(context, &mut scratch, args);
     }
 
-    fn gate_up(&self, args: GateUpArgs<'_>, _: &StepMetadata) {
-        let (context, mut scratch) = self.linear();
+    fn gate_up(&self, args: GateUpArgs<'_>, step: &StepMetadata) {
+        let (context, mut scratch) = self.linear(&step.adapters);
         linear::gate_up(context, &mut scratch, args);
     }
 

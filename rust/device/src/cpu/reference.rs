@@ -6,10 +6,11 @@ mod recurrent;
 use std::sync::Arc;
 
 use crate::{
-    Activation, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs, EmbeddingTable, Expert,
-    ExpertActivation, ExpertArgs, ExpertPhases, GateUpArgs, KvCacheSpec, KvDType, KvLayer, KvPlace, KvShape, KvSide,
-    LatentPhases, Linear, LinearOptions, Norm, NormKind, Phases, Precision, Projection, RecurrentPhases, ResidualArgs, RopeArgs,
-    RopeStyle, RopeTable, SharedExpert, StepMetadata, Tensor, WeightView, WorkspaceShape,
+    Activation, AdapterRows, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs,
+    EmbeddingTable, Expert, ExpertActivation, ExpertArgs, ExpertPhases, GateUpArgs, KvCacheSpec, KvDType, KvLayer, KvPlace,
+    KvShape, KvSide, LatentPhases, Linear, LinearDelta, LinearOptions, Norm, NormKind, Phases, Precision, Projection,
+    RecurrentPhases, ResidualArgs, RopeArgs, RopeStyle, RopeTable, SharedExpert, StepMetadata, Tensor, WeightView,
+    WorkspaceShape,
     attention::{HeadNorm, NormParts},
     backend::check_bias,
     quant::dequantize_row,
@@ -44,9 +45,15 @@ pub(crate) fn embed(args: &EmbedArgs<'_>, out: &mut Tensor, tied_row: TiedRow<'_
             EmbeddingTable::Stored(table) => dequantize_row(table.dtype, table.row(id as usize), out.row_mut(i)),
             EmbeddingTable::Tied(linear) => tied_row(linear, id as usize, out.row_mut(i)),
         }
-        for x in out.row_mut(i) {
-            *x *= args.scale;
+    }
+    for AdapterRows { adapter, rows } in args.adapters {
+        let Some(embedding) = &adapter.embedding else { continue };
+        for &row in rows {
+            embedding.apply(args.token_ids[row as usize], out.row_mut(row as usize));
         }
+    }
+    for x in out.as_mut_slice() {
+        *x *= args.scale;
     }
 }
 
@@ -92,6 +99,43 @@ fn normed(x: &Tensor, norm: Option<&Norm>) -> Vec<f32> {
         rows.chunks_exact_mut(x.cols()).for_each(|row| norm_row(norm, row));
     }
     rows
+}
+
+/// `out[row, n] = x[row] · weight[n] + bias[n]`, and what the rows' adapters make of it.
+fn product(x: &[f32], linear: &Linear, adapters: &[AdapterRows], out: &mut [f32]) {
+    matmul(x, linear, out);
+    let rows = |row: u32, n: usize| row as usize * n..(row as usize + 1) * n;
+    for AdapterRows { adapter, rows: adapted } in adapters {
+        let Some(delta) = adapter.delta(linear) else { continue };
+        for &row in adapted {
+            adapt(delta, &x[rows(row, linear.in_features)], &mut out[rows(row, linear.out_features)]);
+        }
+    }
+}
+
+/// What an adapter makes of a row of a layer's output.
+fn adapt(delta: &LinearDelta, x: &[f32], out: &mut [f32]) {
+    let dot = |weights: &WeightView, row: usize| {
+        let mut w = vec![0.0; x.len()];
+        dequantize_row(weights.dtype, weights.row(row), &mut w);
+        x.iter().zip(&w).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>()
+    };
+    match delta {
+        LinearDelta::Replaced(linear) => matmul(x, linear, out),
+        LinearDelta::Rows { ids, rows } => ids.iter().enumerate().for_each(|(i, id)| out[*id as usize] = dot(rows, i) as f32),
+        LinearDelta::LowRank(low_rank) => {
+            let low: Vec<_> = (0..low_rank.rank()).map(|k| dot(low_rank.a(), k)).collect();
+            for (n, out) in out.iter_mut().enumerate() {
+                let mut y = f64::from(*out);
+                if let Some(magnitude) = &low_rank.magnitude {
+                    let bias = magnitude.bias.as_ref().map_or(0.0, |bias| f64::from(bias[n]));
+                    y = (y - bias) * f64::from(magnitude.factors[n]) + bias;
+                }
+                y += low.iter().enumerate().map(|(k, low)| low * f64::from(low_rank.b_row(k)[n])).sum::<f64>();
+                *out = (y + low_rank.bias.as_ref().map_or(0.0, |bias| f64::from(bias[n]))) as f32;
+            }
+        }
+    }
 }
 
 /// `out[row, n] = x[row] · weight[n] + bias[n]`; the weight is read one row at a time.
@@ -151,13 +195,13 @@ pub(crate) fn rotate(rope: &RopeTable, position: usize, head: &mut [f32]) {
 }
 
 /// What an expert gives for one row, `[hidden_size]`.
-fn expert_row(expert: &Expert, activation: ExpertActivation, x: &[f32]) -> Vec<f32> {
-    let product = |linear: &Linear, x: &[f32]| {
+fn expert_row(expert: &Expert, activation: ExpertActivation, x: &[f32], adapters: &[AdapterRows]) -> Vec<f32> {
+    let of_row = |linear: &Linear, x: &[f32]| {
         let mut out = vec![0.0; linear.out_features];
-        matmul(x, linear, &mut out);
+        product(x, linear, adapters, &mut out);
         out
     };
-    let (gate, up) = (product(&expert.gate, x), product(&expert.up, x));
+    let (gate, up) = (of_row(&expert.gate, x), of_row(&expert.up, x));
     let hidden: Vec<_> = gate
         .iter()
         .zip(&up)
@@ -169,34 +213,35 @@ fn expert_row(expert: &Expert, activation: ExpertActivation, x: &[f32]) -> Vec<f
             }
         })
         .collect();
-    product(&expert.down, &hidden)
+    of_row(&expert.down, &hidden)
 }
 
 impl ExpertPhases for ReferenceBackend {
-    fn experts(&self, args: ExpertArgs<'_>, _: &StepMetadata) {
+    fn experts(&self, args: ExpertArgs<'_>, step: &StepMetadata) {
         let ExpertArgs { hidden, norm, experts, post_norm, scale } = args;
         let input = normed(hidden, norm);
         let cols = hidden.cols();
         for (row, x) in input.chunks_exact(cols).enumerate() {
+            let adapters = AdapterRows::of_chosen(&step.adapters, &std::iter::once(row as u32));
             let mut logits = vec![0.0; experts.experts.len()];
-            matmul(x, &experts.router, &mut logits);
+            product(x, &experts.router, &adapters, &mut logits);
             let mut chosen = vec![(0, 0.0); experts.rule.num_chosen];
             experts.rule.choose(&logits, experts.correction.as_ref().map(|values| &values[..]), &mut chosen);
             let mut sum = vec![0.0; cols];
             let mut add = |expert: &Expert, weight: f32| {
                 let x: Vec<_> = x.iter().map(|x| if experts.scales_input { x * weight } else { *x }).collect();
                 let weight = if experts.scales_input { 1.0 } else { weight };
-                let given = expert_row(expert, experts.activation, &x);
+                let given = expert_row(expert, experts.activation, &x, &adapters);
                 sum.iter_mut().zip(given).for_each(|(sum, given)| *sum += f64::from(given) * f64::from(weight));
             };
             for (expert, weight) in chosen {
                 add(&experts.experts[expert], weight);
             }
             if let Some(SharedExpert { expert, weight }) = &experts.shared {
-                let given = expert_row(expert, experts.activation, x);
+                let given = expert_row(expert, experts.activation, x, &adapters);
                 let mut logit = [0.0];
                 let weight = weight.as_ref().map_or(1.0, |weight| {
-                    matmul(x, weight, &mut logit);
+                    product(x, weight, &adapters, &mut logit);
                     1.0 / (1.0 + (-f64::from(logit[0])).exp())
                 });
                 sum.iter_mut().zip(given).for_each(|(sum, given)| *sum += f64::from(given) * weight);
@@ -225,6 +270,15 @@ impl Backend for ReferenceBackend {
 }
 
 impl Device for ReferenceBackend {
+    fn takes_adapters(&self) -> bool {
+        true
+    }
+
+    fn read_row(&self, linear: &Linear, row: usize, out: &mut [f32]) {
+        let StoredLinear { weight, .. } = linear.weight();
+        dequantize_row(weight.dtype, weight.row(row), out);
+    }
+
     fn check_kv_layer(&self, _dtype: KvDType, _shape: KvShape) -> Result<(), DeviceError> {
         Ok(())
     }
@@ -259,17 +313,14 @@ impl Device for ReferenceBackend {
 
 impl Phases for ReferenceBackend {
     fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor) {
-        embed(args, out, &|linear, row, out| {
-            let StoredLinear { weight, .. } = linear.weight();
-            dequantize_row(weight.dtype, weight.row(row), out);
-        });
+        embed(args, out, &|linear, row, out| self.read_row(linear, row, out));
     }
 
-    fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>], _: &StepMetadata) {
+    fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>], step: &StepMetadata) {
         let input = normed(x, norm);
         for p in projections {
             p.out.set_rows(x.rows());
-            matmul(&input, p.linear, p.out.as_mut_slice());
+            product(&input, p.linear, &step.adapters, p.out.as_mut_slice());
         }
     }
 
@@ -353,9 +404,9 @@ impl Phases for ReferenceBackend {
         }
     }
 
-    fn linear_residual(&self, args: ResidualArgs<'_>, _: &StepMetadata) {
+    fn linear_residual(&self, args: ResidualArgs<'_>, step: &StepMetadata) {
         let mut y = vec![0.0; args.x.rows() * args.linear.out_features];
-        matmul(args.x.as_slice(), args.linear, &mut y);
+        product(args.x.as_slice(), args.linear, &step.adapters, &mut y);
         if let Some(norm) = args.post_norm {
             y.chunks_exact_mut(args.linear.out_features).for_each(|row| norm_row(norm, row));
         }
@@ -364,17 +415,17 @@ impl Phases for ReferenceBackend {
         }
     }
 
-    fn gate_up(&self, args: GateUpArgs<'_>, _: &StepMetadata) {
+    fn gate_up(&self, args: GateUpArgs<'_>, step: &StepMetadata) {
         let input = normed(args.x, args.norm);
         args.out.set_rows(args.x.rows());
         let out = args.out.as_mut_slice();
-        matmul(&input, args.gate.unwrap_or(args.up), out);
+        product(&input, args.gate.unwrap_or(args.up), &step.adapters, out);
         for x in &mut *out {
             *x = activate(args.activation, *x);
         }
         if args.gate.is_some() {
             let mut up = vec![0.0; out.len()];
-            matmul(&input, args.up, &mut up);
+            product(&input, args.up, &step.adapters, &mut up);
             out.iter_mut().zip(&up).for_each(|(x, up)| *x *= up);
         }
     }

@@ -49,6 +49,7 @@ impl Bucket {
             query_start_loc: (0..=self.rows as u32).collect(),
             seq_lens: vec![position + 1; self.rows],
             state_slots: Vec::new(),
+            adapters: Vec::new(),
             groups: vec![group; num_groups],
         }
     }

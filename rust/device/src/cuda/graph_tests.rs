@@ -89,6 +89,7 @@ fn decodes(positions: &[usize]) -> StepMetadata {
     let count = positions.len();
     StepMetadata {
         state_slots: Vec::new(),
+        adapters: Vec::new(),
         positions: positions.iter().map(|position| *position as u32).collect(),
         rope_positions: vec![3; count],
         query_start_loc: (0..=count as u32).collect(),

@@ -64,7 +64,10 @@ fn multiply(backend: &CudaBackend, format: DType) {
     let linear = linear(backend, format);
     let (mut x, mut out) = (backend.alloc(100, WIDTH).unwrap(), backend.alloc(100, WIDTH).unwrap());
     for rows in [1, 2, 4, 8, 100] {
-        backend.embed(&EmbedArgs { table: EmbeddingTable::Tied(&linear), token_ids: &vec![0; rows], scale: 1.0 }, &mut x);
+        backend.embed(
+            &EmbedArgs { table: EmbeddingTable::Tied(&linear), token_ids: &vec![0; rows], adapters: &[], scale: 1.0 },
+            &mut x,
+        );
         backend.norm_linear(&x, None, &mut [Projection { linear: &linear, out: &mut out }], &StepMetadata::default());
     }
 }
@@ -73,7 +76,7 @@ fn norm_and_gate(backend: &CudaBackend) {
     let linear = linear(backend, DType::F32);
     let [mut x, mut residual, mut out] = [(); 3].map(|()| backend.alloc(4, WIDTH).unwrap());
     for tensor in [&mut x, &mut residual] {
-        backend.embed(&EmbedArgs { table: EmbeddingTable::Tied(&linear), token_ids: &[0], scale: 1.0 }, tensor);
+        backend.embed(&EmbedArgs { table: EmbeddingTable::Tied(&linear), token_ids: &[0], adapters: &[], scale: 1.0 }, tensor);
     }
     for kind in [NormKind::Rms, NormKind::Layer] {
         let norm = Norm { kind, weight: vec![1.0; WIDTH].into(), bias: None, eps: 1e-5 };
@@ -98,7 +101,7 @@ fn add_bias_and_sample(backend: &CudaBackend) {
     let linear = backend.load_linear(&weight, &options).unwrap();
     let [mut x, mut logits] = [(); 2].map(|()| backend.alloc(100, WIDTH).unwrap());
     x.set_rows(100);
-    backend.logits(&x, None, &linear, &mut logits);
+    backend.logits(&x, None, &linear, &[], &mut logits);
     backend.sample(&logits, &[None; 100], 2);
 }
 
@@ -120,6 +123,7 @@ fn attend(backend: &CudaBackend, cache: &CacheEngine) {
     let positions: Vec<u32> = std::iter::once(before as u32).chain(0..prompt as u32).collect();
     let step = StepMetadata {
         state_slots: Vec::new(),
+        adapters: Vec::new(),
         rope_positions: positions.clone(),
         positions,
         query_start_loc: vec![0, 1, rows as u32],

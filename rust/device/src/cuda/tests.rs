@@ -195,6 +195,7 @@ fn a_lost_device_ends_the_step_with_the_drivers_words() {
     recording.fail(CudaError::Lost { what: "starting kernel rms_norm".into(), code });
     let step = StepMetadata {
         state_slots: Vec::new(),
+        adapters: Vec::new(),
         positions: vec![0],
         rope_positions: vec![0],
         query_start_loc: vec![0, 1],

@@ -185,7 +185,10 @@ impl GpuTimer {
         let table = random_weight(DType::F32, rows, cols)?;
         let token_ids: Vec<u32> = (0..rows as u32).collect();
         let mut tensor = self.backend.alloc(rows, cols)?;
-        self.backend.embed(&EmbedArgs { table: EmbeddingTable::Stored(&table), token_ids: &token_ids, scale: 1.0 }, &mut tensor);
+        self.backend.embed(
+            &EmbedArgs { table: EmbeddingTable::Stored(&table), token_ids: &token_ids, adapters: &[], scale: 1.0 },
+            &mut tensor,
+        );
         Ok(tensor)
     }
 }
@@ -269,6 +272,7 @@ fn decode_step(batch: usize, context: usize, block_size: usize) -> StepMetadata 
         query_start_loc: (0..=batch as u32).collect(),
         seq_lens: vec![context as u32; batch],
         state_slots: Vec::new(),
+        adapters: Vec::new(),
         groups: vec![group],
     }
 }

@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use device::cuda::{CudaOptions, LibraryPaths};
 use paged::{PagedAttentionConfig, Policies};
 
-use crate::{EngineError, Isq, Proposer, kv_tier::KvTierConfig};
+use crate::{AdapterOptions, EngineError, Isq, Proposer, kv_tier::KvTierConfig};
 
 /// Where a model lies.
 #[derive(Clone, Debug)]
@@ -131,6 +131,8 @@ pub struct EngineConfig {
     pub kv_tier: Option<KvTierConfig>,
     /// What float weights are quantized to as they are loaded; not at all unless given.
     pub in_situ_quant: Option<Isq>,
+    /// Adapters that it is loaded with, and what later ones may take; none are taken unless given.
+    pub adapters: Option<AdapterOptions>,
     /// CPU options.
     pub cpu: CpuOptions,
     /// Where NVIDIA's libraries may be.
@@ -177,6 +179,7 @@ impl Default for EngineConfig {
             chat_template: None,
             kv_tier: None,
             in_situ_quant: None,
+            adapters: None,
             cpu: CpuOptions::default(),
             cuda_libraries: LibraryPaths::default(),
             cuda: CudaOptions::default(),

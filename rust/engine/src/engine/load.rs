@@ -30,6 +30,7 @@ use crate::{
     grammar::GrammarCompiler,
     keys,
     kv_tier::Swapper,
+    lora::{self, Registry},
     model::ModelFiles,
     model_runner::{ModelRunner, RunnerOptions},
     tokenizer::Tokenizer,
@@ -113,6 +114,7 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
                 isq: config.in_situ_quant,
                 tokenizer_bytes: 0,
                 encoder_cache_bytes: 0,
+                adapter_bytes: adapter_bytes(config)?,
             },
             config,
             devices,
@@ -120,7 +122,7 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
     }
     let files = open_files(source, config)?;
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
-    plan(planned_model(&files, &text), config, devices)
+    plan(planned_model(&files, &text, adapter_bytes(config)?), config, devices)
 }
 
 fn open_files(source: &ModelSource, config: &EngineConfig) -> Result<ModelFiles, EngineError> {
@@ -129,7 +131,12 @@ fn open_files(source: &ModelSource, config: &EngineConfig) -> Result<ModelFiles,
     Ok(files)
 }
 
-fn planned_model<'a>(files: &'a ModelFiles, text: &TextFiles) -> PlannedModel<'a> {
+/// Bytes of the adapters that a model is loaded with.
+fn adapter_bytes(config: &EngineConfig) -> Result<u64, EngineError> {
+    config.adapters.as_ref().map_or(Ok(0), lora::planned_bytes)
+}
+
+fn planned_model<'a>(files: &'a ModelFiles, text: &TextFiles, adapter_bytes: u64) -> PlannedModel<'a> {
     PlannedModel {
         config: files.config(),
         weights: Some(files.weights()),
@@ -137,6 +144,7 @@ fn planned_model<'a>(files: &'a ModelFiles, text: &TextFiles) -> PlannedModel<'a
         tokenizer_bytes: text.tokenizer.estimated_bytes(),
         // Every model is one of text.
         encoder_cache_bytes: 0,
+        adapter_bytes,
     }
 }
 
@@ -174,7 +182,9 @@ pub fn load_with_backend(
     tier::check(config)?;
     let files = open_files(source, config)?;
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
-    let planned = |loaded| plan(planned_model(&files, &text), config, PlannedDevices::Own { backend: &**backend, loaded });
+    let adapter_bytes = adapter_bytes(config)?;
+    let planned =
+        |loaded| plan(planned_model(&files, &text, adapter_bytes), config, PlannedDevices::Own { backend: &**backend, loaded });
     let mut plan = planned(0)?;
     let options = RunnerOptions {
         precision: precision(config),
@@ -183,6 +193,7 @@ pub fn load_with_backend(
         max_num_seqs: config.max_num_seqs,
     };
     let mut runner = ModelRunner::load(&files, Arc::clone(backend), options, progress)?;
+    let adapters = config.adapters.clone().map(|options| Registry::new(options, Arc::clone(runner.sites()))).transpose()?;
     if !backend.memory()?.is_host {
         // Of what is really left.
         plan = planned(plan.devices[0].weights + runner.activation_bytes())?;
@@ -249,6 +260,7 @@ pub fn load_with_backend(
         heartbeat: thread.heartbeat(),
         description,
         plan,
+        adapters,
         weight_bytes,
         kv_cache_bytes,
         _flush: flush,

@@ -15,6 +15,7 @@ mod thread;
 mod tier;
 
 use std::{
+    path::Path,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
@@ -31,9 +32,9 @@ pub use heartbeat::{STEP_TOKENS, StepTokens, Vitals};
 pub use plan::{DeviceBytes, GroupPlan, MemoryPlan};
 
 use crate::{
-    EngineError, EventSink, GenerationConfig, GenerationRequest, Message, RenderOptions, RequestStream, ResolvedSampling,
-    SamplingParams, chat_template::ChatTemplate, completion::CompletionCollector, grammar::GrammarCompiler, kv_tier::FlushOnDrop,
-    tokenizer::Tokenizer, tools::Dialect,
+    AdapterChoice, AdapterInfo, AdapterStatus, EngineError, EventSink, GenerationConfig, GenerationRequest, LoadAdapter, Message,
+    RenderOptions, RequestStream, ResolvedSampling, SamplingParams, chat_template::ChatTemplate, completion::CompletionCollector,
+    grammar::GrammarCompiler, kv_tier::FlushOnDrop, lora::Registry, tokenizer::Tokenizer, tools::Dialect,
 };
 use output::WaitingTokens;
 pub use sequence::{Continuation, Sequence};
@@ -75,10 +76,21 @@ struct Shared {
     heartbeat: Arc<Heartbeat>,
     description: Vec<String>,
     plan: MemoryPlan,
+    /// `None`: the model was loaded without.
+    adapters: Option<Registry>,
     weight_bytes: u64,
     kv_cache_bytes: u64,
     /// Waits, at the end, until what was computed is in the tier.
     _flush: Option<FlushOnDrop>,
+}
+
+impl Shared {
+    fn adapters(&self) -> Result<&Registry, EngineError> {
+        self.adapters.as_ref().ok_or_else(|| EngineError::Adapter {
+            code: "lora_runtime_unavailable",
+            message: "the model was loaded without adapters: load it with some, or with none and enable_lora".into(),
+        })
+    }
 }
 
 impl Drop for Shared {
@@ -149,11 +161,67 @@ impl Engine {
     ///
     /// An [`EngineError::Internal`] when the engine thread has ended already.
     pub fn unload(&self) -> Result<(), EngineError> {
+        if let Some(adapters) = &self.shared.adapters {
+            adapters.close();
+        }
         let (waiting, done) = mpsc::channel();
         self.shared.inbox.send(Command::Unload(waiting)).map_err(|_| ended())?;
         // Of two at once, the thread may hear only one.
         done.recv().unwrap_or_default();
         Ok(())
+    }
+
+    /// Loads an adapter, a PEFT folder or a GGUF file, under an alias, while requests run.
+    ///
+    /// # Errors
+    /// [`EngineError::Adapter`] with a code: no adapters were asked for with the model, a limit is reached, the files cannot be
+    /// honoured, the alias is taken, or another thread is loading one.
+    pub fn load_adapter(&self, alias: &str, source: &Path, how: &LoadAdapter) -> Result<AdapterInfo, EngineError> {
+        self.shared.adapters()?.load(alias, source, how, self.available_bytes()?)
+    }
+
+    /// Takes an alias away. Requests in flight go on with what it stood for, whose memory is given back behind the last of them.
+    ///
+    /// # Errors
+    /// [`EngineError::Adapter`]: there is none, or it stands for another generation than is expected.
+    pub fn unload_adapter(&self, alias: &str, expected_generation: Option<&str>) -> Result<AdapterInfo, EngineError> {
+        self.shared.adapters()?.unload(alias, expected_generation)
+    }
+
+    /// The adapters that are loaded, by alias; none where the model was loaded without.
+    pub fn adapters(&self) -> Vec<AdapterInfo> {
+        self.shared.adapters.as_ref().map(Registry::list).unwrap_or_default()
+    }
+
+    /// Which adapter requests run with that name none; `None`: the model as it is.
+    ///
+    /// # Errors
+    /// [`EngineError::Adapter`]: there is no such alias.
+    pub fn activate_adapter(&self, alias: Option<&str>) -> Result<(), EngineError> {
+        self.shared.adapters()?.activate(alias)
+    }
+
+    /// How many adapters there are, and how many more there may be.
+    ///
+    /// # Errors
+    /// [`EngineError::Adapter`]: the model was loaded without.
+    pub fn adapter_status(&self) -> Result<AdapterStatus, EngineError> {
+        self.shared.adapters().map(Registry::status)
+    }
+
+    /// The generation that a request with this choice would run with.
+    ///
+    /// # Errors
+    /// [`EngineError::Adapter`]: there is none.
+    pub fn adapter_generation(&self, choice: &AdapterChoice) -> Result<String, EngineError> {
+        Ok(self.shared.adapters()?.find(choice)?.id.clone())
+    }
+
+    /// Bytes of memory that are free once every block of the pool is in use.
+    fn available_bytes(&self) -> Result<u64, EngineError> {
+        let stats = self.kv_cache_stats()?;
+        let untouched = (stats.blocks_free as u64).saturating_mul(self.shared.block_bytes);
+        Ok(device::host_memory().available_bytes.saturating_sub(untouched))
     }
 
     /// Tokens of a request at most, prompt and answer together: those of the model's context, or of the pool where that holds
@@ -318,6 +386,7 @@ pub struct RequestHandle {
     inbox: mpsc::Sender<Command>,
     cancel: Arc<AtomicBool>,
     wants_logprobs: bool,
+    adapter_generation: Option<String>,
     prompt_token_ids: Arc<[u32]>,
     waiting: Arc<WaitingTokens>,
 }
@@ -333,6 +402,11 @@ impl RequestHandle {
         answer.recv().map_err(|_| ended())?
     }
 
+    /// The generation of the adapter that it runs with, if any.
+    pub fn adapter_generation(&self) -> Option<&str> {
+        self.adapter_generation.as_deref()
+    }
+
     /// Tokens of its prompt.
     pub fn prompt_token_ids(&self) -> &[u32] {
         &self.prompt_token_ids
@@ -340,7 +414,7 @@ impl RequestHandle {
 
     /// Collects the request's events into the complete answer, which comes with [`crate::OutputEvent::Done`].
     pub fn collector(&self) -> CompletionCollector {
-        CompletionCollector::new(self.wants_logprobs)
+        CompletionCollector::new(self.wants_logprobs, self.adapter_generation.clone())
     }
 }
 

@@ -94,6 +94,8 @@ pub(super) struct PlannedModel<'a> {
     pub tokenizer_bytes: u64,
     /// What its encoders' outputs may take, on the first device; 0 without encoders.
     pub encoder_cache_bytes: u64,
+    /// Adapters that it is loaded with, on the first device.
+    pub adapter_bytes: u64,
 }
 
 /// Where a model is to run.
@@ -313,6 +315,9 @@ fn beside_kv(
     let states = state_bytes.saturating_mul(config.max_num_seqs as u64);
     let mut bytes = vec![DeviceBytes { states, activations, ..DeviceBytes::default() }; devices.len()];
     bytes[0].encoder_cache = model.encoder_cache_bytes;
+    if config.adapters.is_some() {
+        bytes[0].adapters = model.adapter_bytes + adapter_workspace_bytes(model.config, config);
+    }
     let mut counter = Counter::new((model.weights, model.isq), devices, precision(config), layers);
     Decoder::new(&mut counter, model.config)?;
     for (bytes, weights) in bytes.iter_mut().zip(&counter.bytes) {
@@ -336,6 +341,12 @@ fn beside_kv(
         }
     }
     Ok(bytes.into_iter().map(DeviceBytes::with_margin).collect())
+}
+
+/// What a step with adapters needs on top: products that stand by themselves before they are added or gated.
+fn adapter_workspace_bytes(model: &DecoderConfig, config: &EngineConfig) -> u64 {
+    let columns = 2 * (model.hidden_size + model.largest(|layer| layer.ffn.intermediate_size()));
+    (config.max_num_batched_tokens as u64).saturating_mul((columns * size_of::<f32>()) as u64)
 }
 
 /// What the kernels need buffers for, in requests of up to `longest` tokens; matrices of layers, and that of logits, are stored

@@ -8,7 +8,9 @@ use std::{
 use paged::RequestId;
 
 use super::thread::Command;
-use crate::{EngineError, Message, MessageContent, Prompt, RenderOptions, model::RopeRows, tokenizer::Tokenizer};
+use crate::{
+    EngineError, Message, MessageContent, Prompt, RenderOptions, lora::Generation, model::RopeRows, tokenizer::Tokenizer,
+};
 
 /// Tokens that a request came to, and, while nobody needs their memory more, their keys and values.
 ///
@@ -31,6 +33,7 @@ pub(super) struct Origin {
     pub(super) conversation: Option<Arc<Conversation>>,
     pub(super) cache_salt: Vec<u8>,
     pub(super) public_prefix_len: usize,
+    pub(super) adapter: Option<Arc<Generation>>,
 }
 
 impl Origin {
@@ -45,7 +48,10 @@ impl Origin {
             Some(source) if conversation.is_none() && source.num_tokens == source.sequence.token_ids.len() => {
                 source.sequence.origin.clone()
             }
-            Some(source) => Self { conversation, cache_salt: source.sequence.origin.cache_salt.clone(), ..self },
+            Some(source) => {
+                let Self { cache_salt, adapter, .. } = source.sequence.origin.clone();
+                Self { conversation, cache_salt, adapter, ..self }
+            }
             None => Self { conversation, ..self },
         }
     }

@@ -1,7 +1,6 @@
 //! From a caller's request to a [`SubmittedRequest`]: everything that can be refused is refused here, on the caller's thread.
 
 use std::{
-    collections::HashSet,
     hash::{DefaultHasher, Hash, Hasher},
     num::NonZeroU32,
     sync::{
@@ -26,6 +25,7 @@ use crate::{
     SamplingParams, ServiceParams,
     event_sink::Outbox,
     grammar::Compiled,
+    lora::{Generation, Registry},
     output_text::OutputText,
     sampler::{ResolvedSampling, Sampler, bad_word_ids, check_num_logprobs, dry_breaker_ids},
     tools::{MARK, Reading, answer_grammar},
@@ -37,12 +37,7 @@ const MARKER_TOKENS: usize = 16;
 /// Validates and tokenizes a request and sends it to the engine thread; its events go to `sink`.
 pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSink>) -> Result<RequestHandle, EngineError> {
     let submitted_at = Instant::now();
-    if shared.draining.load(Ordering::SeqCst) {
-        return Err(super::draining());
-    }
-    if let Some(why) = shared.lost.get() {
-        return Err(EngineError::DeviceLost(why.clone()));
-    }
+    check_running(shared)?;
     check_output(&request)?;
     let num_run = check_choices(&request)?;
     let mut params = request.sampling.clone();
@@ -51,12 +46,11 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
         params.logprobs.get_or_insert(0);
     }
     let resolved = Arc::new(ResolvedSampling::new(&params, &shared.generation_config, shared.vocab_size)?);
-    let dry_breakers = match &resolved.dry {
-        Some(dry) => dry_breaker_ids(&shared.tokenizer, &dry.sequence_breakers)?,
-        None => HashSet::new(),
-    };
+    let breakers = resolved.dry.as_ref().map(|dry| dry_breaker_ids(&shared.tokenizer, &dry.sequence_breakers));
+    let dry_breakers = breakers.transpose()?.unwrap_or_default();
     let bad_words = bad_word_ids(&shared.tokenizer, &request.sampling.bad_words)?;
     let service = check_service(&request.service, submitted_at)?;
+    let adapter = find_adapter(shared, &request)?;
     let (prompt, source) = go_on_from(shared, request.prompt, &request.service)?;
     let (mut prompt_token_ids, text) = tokenize(shared, &prompt)?;
     let num_given = prompt_token_ids.len();
@@ -69,9 +63,8 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
         OutputKind::Vector => Some(1),
     };
     let max_tokens = fit(shared, max_tokens, request.truncate_sequence, &mut prompt_token_ids)?;
-    let echoed = if request.echo_prompt { request.n_choices.saturating_mul(prompt_token_ids.len()) } else { 0 };
-    check_num_logprobs(request.prompt_logprobs, prompt_token_ids.len())?;
-    check_num_logprobs(request.sampling.logprobs, num_run.saturating_mul(max_tokens).saturating_add(echoed))?;
+    let answers = [num_run.saturating_mul(max_tokens), request.n_choices, prompt_token_ids.len()];
+    check_logprobs(&request.sampling, request.prompt_logprobs, request.echo_prompt, answers)?;
     // What was cut off is not echoed.
     let text = text.filter(|_| prompt_token_ids.len() == num_given);
 
@@ -92,17 +85,20 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     let mut constraints = grammar.map_or_else(Vec::new, |grammar| grammar.begin(num_run)).into_iter();
     let choices = (0..num_run).map(|i| (sampler.for_choice(i), output_text.clone(), constraints.next())).collect();
     let echo = request.echo_prompt.then(|| text.unwrap_or_else(|| shared.tokenizer.decode(&prompt_token_ids, false)));
+    let source = source.map(|sequence| Source::new(sequence, &prompt_token_ids));
     let origin = Origin {
         tokenizer: Arc::clone(&shared.tokenizer),
         num_prompt_tokens: prompt_token_ids.len(),
         conversation: None,
         cache_salt: request.service.cache_salt.unwrap_or_default().into_bytes(),
         public_prefix_len: public_prefix_len.saturating_sub(num_given - prompt_token_ids.len()),
-    };
-    let source = source.map(|sequence| Source::new(sequence, &prompt_token_ids));
+        adapter,
+    }
+    .of(prompt, source.as_ref());
     let cancel = Arc::new(AtomicBool::new(false));
     let prompt_token_ids: Arc<[u32]> = prompt_token_ids.into();
     let waiting = Arc::new(WaitingTokens::add(&shared.waiting_tokens, prompt_token_ids.len()));
+    let adapter_generation = origin.adapter.as_ref().map(|generation| generation.id.clone());
     let submitted = SubmittedRequest {
         number,
         prompt_token_ids: Arc::clone(&prompt_token_ids),
@@ -119,7 +115,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
         num_returned: request.n_choices,
         output: request.output,
         stream: request.stream,
-        origin: origin.of(prompt, source.as_ref()),
+        origin,
         keep: request.service.keep.then(|| shared.inbox.clone()),
         source,
         allowed,
@@ -136,9 +132,31 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
         inbox: shared.inbox.clone(),
         cancel,
         wants_logprobs: sampling.logprobs.is_some(),
+        adapter_generation,
         prompt_token_ids,
         waiting,
     })
+}
+
+/// Whether requests are taken at all.
+fn check_running(shared: &Shared) -> Result<(), EngineError> {
+    match shared.lost.get() {
+        _ if shared.draining.load(Ordering::SeqCst) => Err(super::draining()),
+        Some(why) => Err(EngineError::DeviceLost(why.clone())),
+        None => Ok(()),
+    }
+}
+
+/// Log probabilities of so many tokens of answers, and of the prompt in each of the choices where it is echoed.
+fn check_logprobs(
+    sampling: &SamplingParams,
+    of_prompt: Option<usize>,
+    is_echoed: bool,
+    [num_answered, n_choices, num_prompt_tokens]: [usize; 3],
+) -> Result<(), EngineError> {
+    let echoed = if is_echoed { n_choices.saturating_mul(num_prompt_tokens) } else { 0 };
+    check_num_logprobs(of_prompt, num_prompt_tokens)?;
+    check_num_logprobs(sampling.logprobs, num_answered.saturating_add(echoed))
 }
 
 /// An answer to a chat stands alone; other prompts go on.
@@ -291,6 +309,17 @@ fn go_on_from(shared: &Shared, prompt: Prompt, service: &ServiceParams) -> Resul
         return Err(EngineError::InvalidArgument("a sequence has the cache_salt it began with: leave it out".into()));
     }
     Ok((sequence.prompt(then, &shared.tokenizer)?, Some(sequence)))
+}
+
+/// What the request is to run with.
+fn find_adapter(shared: &Shared, request: &GenerationRequest) -> Result<Option<Arc<Generation>>, EngineError> {
+    let Some(choice) = &request.adapter else {
+        return Ok(shared.adapters.as_ref().and_then(Registry::active));
+    };
+    if matches!(request.prompt, Prompt::Sequence { .. }) {
+        return Err(EngineError::InvalidArgument("a sequence has the adapter it began with: leave it out".into()));
+    }
+    shared.adapters()?.find(choice).map(Some)
 }
 
 /// How a request is served, in the scheduler's terms.

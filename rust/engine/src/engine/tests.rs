@@ -95,7 +95,7 @@ impl Phases for Failing {
             return false;
         }
         let mut logits = Tensor::new(x.rows(), lm_head.out_features).unwrap();
-        self.inner.logits(x, norm, lm_head, &mut logits);
+        self.inner.logits(x, norm, lm_head, &[], &mut logits);
         let found = |row| {
             let logits: &[f32] = logits.row(row);
             let mask = masks.get(row).copied().flatten();

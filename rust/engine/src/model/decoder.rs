@@ -3,7 +3,8 @@
 use std::array;
 
 use device::{
-    Backend, EmbedArgs, EmbeddingTable, Linear, Norm, ResidualArgs, StepGraphs, StepMetadata, Tensor, TokenMask, WeightView,
+    AdapterRows, Backend, EmbedArgs, EmbeddingTable, Linear, Norm, ResidualArgs, StepGraphs, StepMetadata, Tensor, TokenMask,
+    WeightView,
 };
 
 use super::{
@@ -54,7 +55,7 @@ enum Mixer {
 
 enum Ffn {
     Dense(Dense),
-    Mixture(Mixture),
+    Mixture(Box<Mixture>),
 }
 
 impl Mixer {
@@ -108,7 +109,7 @@ impl Layer {
             mixer: Mixer::new(weights, config, layer, hidden)?,
             ffn: match &config.ffn {
                 FfnConfig::Dense(config) => Ffn::Dense(Dense::new(weights, config, layer, hidden)?),
-                FfnConfig::Experts(config) => Ffn::Mixture(Mixture::new(weights, config, layer, hidden)?),
+                FfnConfig::Experts(config) => Ffn::Mixture(Box::new(Mixture::new(weights, config, layer, hidden)?)),
             },
             is_parallel: config.is_parallel,
             residual_scale: config.residual_scale,
@@ -240,7 +241,8 @@ impl Decoder {
             backend.begin_step(step);
         }
         let table = self.embedding.as_ref().map_or(EmbeddingTable::Tied(&self.output), EmbeddingTable::Stored);
-        backend.embed(&EmbedArgs { table, token_ids, scale: self.embedding_scale }, &mut a.hidden);
+        let args = EmbedArgs { table, token_ids, adapters: &step.adapters, scale: self.embedding_scale };
+        backend.embed(&args, &mut a.hidden);
         match recorder {
             Some(recorder) => recorder.replay(graphs),
             None => self.layers(run, a, step),
@@ -270,14 +272,24 @@ impl Decoder {
 
     /// Logits of these rows of the hidden state, into `a.logits` on the device; before any softcap, see [`softcap`]. Where the
     /// backend finds the tokens of their largest without all of them, and there is a place for these, it does that and returns
-    /// true.
-    pub(crate) fn logits(&self, backend: &dyn Backend, a: &mut Activations, rows: &[u32], greedy: Option<Search<'_>>) -> bool {
+    /// true. `adapters` are those of the step.
+    pub(crate) fn logits(
+        &self,
+        backend: &dyn Backend,
+        a: &mut Activations,
+        rows: &[u32],
+        adapters: &[AdapterRows],
+        greedy: Option<Search<'_>>,
+    ) -> bool {
         backend.gather_rows(&a.hidden, rows, &mut a.sampled);
         let (norm, linear) = (Some(&self.output_norm), &self.output);
+        let are_touched = AdapterRows::touch(adapters, [linear]);
+        let adapters = if are_touched { AdapterRows::of_chosen(adapters, &rows.iter().copied()) } else { Vec::new() };
+        let greedy = greedy.filter(|_| adapters.is_empty());
         if greedy.is_some_and(|Search { masks, tokens }| backend.greedy_tokens(&a.sampled, norm, linear, masks, tokens)) {
             return true;
         }
-        backend.logits(&a.sampled, norm, linear, &mut a.logits);
+        backend.logits(&a.sampled, norm, linear, &adapters, &mut a.logits);
         false
     }
 }

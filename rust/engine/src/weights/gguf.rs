@@ -99,6 +99,11 @@ impl GgufFiles {
         &self.path
     }
 
+    /// The names of all tensors, in no order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
     /// Whether there is such a tensor.
     pub fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)

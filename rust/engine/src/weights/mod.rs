@@ -321,7 +321,8 @@ impl WeightSource {
         }
     }
 
-    fn fused(&self, matrix: &Matrix) -> Option<(WeightId, FusedRows)> {
+    /// Where these files have a matrix among others.
+    pub(crate) fn fused(&self, matrix: &Matrix) -> Option<(WeightId, FusedRows)> {
         let there = |role| self.contains(matrix.id.with_role(role));
         let fused = matrix.fused.filter(|fused| !there(fused.first) && there(fused.whole))?;
         Some((matrix.id.with_role(fused.whole), fused))
@@ -388,8 +389,13 @@ fn numbered(name: &str, number: usize) -> String {
     name.replace('*', &number.to_string())
 }
 
+/// The values of a safetensors tensor; `None` unless it is of floats.
+pub(crate) fn decode_floats(dtype: ::safetensors::Dtype, bytes: &[u8]) -> Option<Vec<f32>> {
+    floats(safetensors::float_dtype(dtype)?, bytes)
+}
+
 /// The values of a float tensor; `None` for a block format.
-fn floats(dtype: DType, bytes: &[u8]) -> Option<Vec<f32>> {
+pub(crate) fn floats(dtype: DType, bytes: &[u8]) -> Option<Vec<f32>> {
     Some(match dtype {
         DType::F32 => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
         DType::F16 => bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),

@@ -185,6 +185,13 @@ pub struct ModelPlace {
     others: &'static str,
 }
 
+impl Default for ModelPlace {
+    /// A decoder by itself.
+    fn default() -> Self {
+        Self::ALL[0]
+    }
+}
+
 impl ModelPlace {
     /// All that are known.
     const ALL: [Self; 4] = [

@@ -17,16 +17,7 @@ use crate::{
 };
 
 /// Routes of the mirrored interface that are not there yet.
-pub const PLANNED: [&str; 8] = [
-    "/v1/embeddings",
-    "/re_isq",
-    "/v1/lora_adapters",
-    "/v1/load_lora_adapter",
-    "/v1/unload_lora_adapter",
-    "/v1/models/unload",
-    "/v1/models/reload",
-    "/v1/models/tune",
-];
+pub const PLANNED: [&str; 5] = ["/v1/embeddings", "/re_isq", "/v1/models/unload", "/v1/models/reload", "/v1/models/tune"];
 
 /// Schedules nothing until a resume; requests wait.
 pub async fn pause(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Result<Json<Value>, Failure> {
@@ -71,7 +62,6 @@ pub async fn planned(uri: Uri) -> Failure {
     let (what, advice) = match uri.path() {
         "/v1/embeddings" => ("embeddings", "the model was loaded to generate text"),
         "/re_isq" => ("quantising a loaded model", "load a quantised GGUF file"),
-        path if path.contains("lora") => ("adapters", "load a model that has them merged"),
         _ => ("loading models over HTTP", "start another server for another model"),
     };
     let message = format!("{} is not served: {what} come with a later version; {advice}", uri.path());

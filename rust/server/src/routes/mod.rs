@@ -1,5 +1,6 @@
 //! The routes, and what all of them have in common.
 
+mod adapters;
 mod admin;
 mod chat;
 mod completions;
@@ -77,6 +78,9 @@ pub fn router(app: &Arc<App>) -> Router {
     router = router
         .route("/openapi.json", get(openapi::document))
         .route("/docs", get(openapi::page))
+        .route("/v1/lora_adapters", get(adapters::list))
+        .route("/v1/load_lora_adapter", post(adapters::load))
+        .route("/v1/unload_lora_adapter", post(adapters::unload))
         .route("/admin/pause", post(admin::pause))
         .route("/admin/resume", post(admin::resume))
         .route("/admin/drain", post(admin::drain))

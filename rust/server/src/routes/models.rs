@@ -14,13 +14,15 @@ use crate::{app::App, errors::Failure};
 
 impl App {
     fn card(&self, id: &str) -> ModelCard {
+        let is_adapter = !self.is_model(id);
+
         ModelCard {
             id: id.to_owned(),
             object: "model",
             created: self.created,
             owned_by: "local",
-            root: self.config.model_id.clone(),
-            parent: None,
+            root: if is_adapter { id.to_owned() } else { self.config.model_id.clone() },
+            parent: is_adapter.then(|| self.config.model_id.clone()),
             max_model_len: self.engine.max_sequence_length(),
             more: BTreeMap::from([
                 ("architecture", json!(self.engine.architecture())),
@@ -29,10 +31,12 @@ impl App {
         }
     }
 
-    fn names(&self) -> Vec<&str> {
+    /// Those of the model, then its adapters.
+    fn names(&self) -> Vec<String> {
         let config = &self.config;
-        let mut names = vec![config.model_id.as_str()];
-        for name in config.served_model_names.iter().map(String::as_str).chain(["default"]) {
+        let mut names = vec![config.model_id.clone()];
+        let adapters = self.engine.adapters().into_iter().map(|adapter| adapter.alias);
+        for name in config.served_model_names.iter().cloned().chain(["default".to_owned()]).chain(adapters) {
             if !names.contains(&name) {
                 names.push(name);
             }
@@ -46,9 +50,9 @@ fn anthropic_card(card: &ModelCard) -> Value {
     json!({ "type": "model", "id": card.id, "display_name": card.id, "created_at": "1970-01-01T00:00:00Z" })
 }
 
-/// Every name of the model.
+/// Every name of the model, and its adapters.
 pub async fn list(State(app): State<Arc<App>>, headers: HeaderMap) -> Json<Value> {
-    let cards: Vec<ModelCard> = app.names().into_iter().map(|name| app.card(name)).collect();
+    let cards: Vec<ModelCard> = app.names().iter().map(|name| app.card(name)).collect();
     if headers.contains_key("anthropic-version") {
         let data: Vec<Value> = cards.iter().map(anthropic_card).collect();
         let ends = [cards.first(), cards.last()].map(|card| card.map(|card| card.id.clone()));

@@ -9,7 +9,8 @@ use super::{
     phases::{LinearContext, LinearScratch},
 };
 use crate::{
-    Expert, ExpertActivation, ExpertArgs, Experts, GateUpArgs, Linear, Projection, SharedExpert, Tensor, WorkspaceShape,
+    AdapterRows, Expert, ExpertActivation, ExpertArgs, Experts, GateUpArgs, Linear, Projection, SharedExpert, Tensor,
+    WorkspaceShape,
 };
 
 /// Buffers of the phase; they grow to the largest step seen and are then reused.
@@ -68,24 +69,25 @@ pub fn experts(context: LinearContext<'_>, linear: &mut LinearScratch, scratch: 
     let sum = sum.rows(rows, cols);
     sum.as_mut_slice().fill(0.0);
 
-    let mut network = |linear_scratch: &mut LinearScratch, expert: &Expert, x: &Tensor, output: &mut Tensor| {
-        let width = expert.up.out_features;
-        let out = inner.rows(x.rows(), width);
-        match experts.activation {
-            ExpertActivation::Gated(activation) => {
-                let args = GateUpArgs { x, norm: None, gate: Some(&expert.gate), up: &expert.up, activation, out };
-                gate_up(context, linear_scratch, args);
+    let mut network =
+        |context: LinearContext<'_>, scratch: &mut LinearScratch, expert: &Expert, x: &Tensor, output: &mut Tensor| {
+            let width = expert.up.out_features;
+            let out = inner.rows(x.rows(), width);
+            match experts.activation {
+                ExpertActivation::Gated(activation) => {
+                    let args = GateUpArgs { x, norm: None, gate: Some(&expert.gate), up: &expert.up, activation, out };
+                    gate_up(context, scratch, args);
+                }
+                ExpertActivation::Clamped { alpha, limit } => {
+                    let up = up.rows(x.rows(), width);
+                    let mut projections = [(&expert.gate, &mut *out), (&expert.up, &mut *up)];
+                    let mut projections = projections.each_mut().map(|(linear, out)| Projection { linear, out });
+                    norm_linear(context, scratch, x, None, &mut projections);
+                    ExpertActivation::clamp(alpha, limit, out.as_mut_slice(), up.as_slice());
+                }
             }
-            ExpertActivation::Clamped { alpha, limit } => {
-                let up = up.rows(x.rows(), width);
-                let mut projections = [(&expert.gate, &mut *out), (&expert.up, &mut *up)];
-                let mut projections = projections.each_mut().map(|(linear, out)| Projection { linear, out });
-                norm_linear(context, linear_scratch, x, None, &mut projections);
-                ExpertActivation::clamp(alpha, limit, out.as_mut_slice(), up.as_slice());
-            }
-        }
-        product(linear_scratch, out, &expert.down, output);
-    };
+            norm_linear(context, scratch, out, None, &mut [Projection { linear: &expert.down, out: output }]);
+        };
     for slots in slots.chunk_by(|a, b| a.0 == b.0) {
         let input = input.rows(slots.len(), cols);
         write_rows(context, input, &|place, x| {
@@ -98,7 +100,8 @@ pub fn experts(context: LinearContext<'_>, linear: &mut LinearScratch, scratch: 
             }
         });
         let output = output.rows(slots.len(), cols);
-        network(linear, &experts.experts[slots[0].0], input, output);
+        let adapters = AdapterRows::of_chosen(context.adapters, &slots.iter().map(|(_, row, _)| *row as u32));
+        network(LinearContext { adapters: &adapters, ..context }, linear, &experts.experts[slots[0].0], input, output);
         let (output, shared_sum) = (&*output, SharedOut::new(sum.as_mut_slice()));
         context.for_rows((slots.len(), cols), 1, &|range| {
             for place in range {
@@ -112,7 +115,7 @@ pub fn experts(context: LinearContext<'_>, linear: &mut LinearScratch, scratch: 
     }
     if let Some(SharedExpert { expert, weight }) = &experts.shared {
         let output = output.rows(rows, cols);
-        network(linear, expert, normed, output);
+        network(context, linear, expert, normed, output);
         let weights = weight.as_ref().map(|weight| {
             let shared = shared.rows(rows, 1);
             product(linear, normed, weight, shared);

@@ -5,11 +5,12 @@ use super::{
     elementwise::{activate_row, gate_row},
     for_products,
     many_rows::ManyRows,
+    norm_linear,
     out::SharedOut,
     panels::Work,
     phases::{Form, Items, LinearContext, LinearScratch, assert_in, assert_out, copy},
 };
-use crate::GateUpArgs;
+use crate::{AdapterRows, GateUpArgs, Projection};
 
 /// Panels of gate that a thread multiplies by few rows before the same of up: memory is then read in streams that are long enough
 /// for the processor's prefetchers.
@@ -22,6 +23,9 @@ const STRETCH: usize = 8;
 /// When sizes disagree.
 pub fn gate_up(context: LinearContext<'_>, scratch: &mut LinearScratch, args: GateUpArgs<'_>) {
     let context = context.checked();
+    if AdapterRows::touch(context.adapters, args.gate.into_iter().chain([args.up])) {
+        return adapted(context, scratch, args);
+    }
     let GateUpArgs { x, norm, gate: Some(gate), up, activation, out } = args else { return ungated(context, scratch, args) };
     let (gate, up) = (gate.weight::<CpuLinear>(), up.weight::<CpuLinear>());
     for weight in [gate, up] {
@@ -95,6 +99,30 @@ pub fn gate_up(context: LinearContext<'_>, scratch: &mut LinearScratch, args: Ga
             }
         }
     });
+}
+
+/// [`gate_up`] where adapters do something to the weights: the products stand by themselves first.
+fn adapted(context: LinearContext<'_>, scratch: &mut LinearScratch, args: GateUpArgs<'_>) {
+    let GateUpArgs { x, norm, gate, up, activation, out } = args;
+    let (rows, cols) = (x.rows(), up.out_features);
+    let Some(gate) = gate else {
+        norm_linear(context, scratch, x, norm, &mut [Projection { linear: up, out: &mut *out }]);
+        let out = SharedOut::new(out.as_mut_slice());
+        return context.for_rows((rows, cols), 1, &|range| {
+            // SAFETY: each row belongs to one thread.
+            range.for_each(|row| activate_row(context.isa, activation, unsafe { out.part(row * cols, cols) }));
+        });
+    };
+    let mut ups = std::mem::take(&mut scratch.lora.up);
+    let of_up = ups.rows(rows, cols);
+    let mut projections = [Projection { linear: gate, out: &mut *out }, Projection { linear: up, out: &mut *of_up }];
+    norm_linear(context, scratch, x, norm, &mut projections);
+    let (of_up, out) = (&*of_up, SharedOut::new(out.as_mut_slice()));
+    context.for_rows((rows, cols), 1, &|range| {
+        // SAFETY: each row belongs to one thread.
+        range.for_each(|row| gate_row(context.isa, activation, unsafe { out.part(row * cols, cols) }, of_up.row(row)));
+    });
+    scratch.lora.up = ups;
 }
 
 /// [`gate_up`] without a gate.

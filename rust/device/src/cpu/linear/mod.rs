@@ -31,6 +31,7 @@ mod int_tiles;
 mod largest;
 mod layout;
 mod lm_head;
+mod lora;
 #[cfg(target_arch = "x86_64")]
 mod many_rows;
 #[cfg(not(target_arch = "x86_64"))]

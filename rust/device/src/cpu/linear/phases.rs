@@ -9,13 +9,14 @@ use super::{
     elementwise::{add_scaled, norm_row},
     for_products,
     largest::Search,
+    lora::{LoraScratch, adapt, adapted_residual},
     many_rows::{ManyRows, Tiles},
     out::SharedOut,
     panels::Work,
     tiled::round_row,
 };
 use crate::{
-    Norm, Projection, ResidualArgs, Tensor,
+    AdapterRows, Norm, Projection, ResidualArgs, Tensor,
     cpu::{Isa, ThreadPool, read_ahead::MAX_WEIGHTS, simd::prefetch_to_write},
 };
 
@@ -26,6 +27,8 @@ pub struct LinearContext<'a> {
     pub pool: &'a ThreadPool,
     /// Instructions of norms and activation functions; weights bring their own.
     pub isa: Isa,
+    /// The rows of the phase with adapters.
+    pub adapters: &'a [AdapterRows],
 }
 
 /// Buffers of the phases; they grow to the largest step seen and are then reused.
@@ -41,6 +44,7 @@ pub struct LinearScratch {
     pub(super) search: Search,
     /// Activations and results of products by AMX.
     pub(super) tiles: Option<Tiles>,
+    pub(super) lora: LoraScratch,
 }
 
 /// Quantized input.
@@ -225,6 +229,17 @@ pub fn norm_linear(
     projections: &mut [Projection<'_>],
 ) {
     let context = context.checked();
+    unadapted(context, scratch, x, norm, projections);
+    adapt(context, scratch, x, norm, projections);
+}
+
+fn unadapted(
+    context: LinearContext<'_>,
+    scratch: &mut LinearScratch,
+    x: &Tensor,
+    norm: Option<&Norm>,
+    projections: &mut [Projection<'_>],
+) {
     if let Some(phase) =
         ManyRows::start(context, &mut scratch.tiles, x, norm, projections.iter().map(|p| p.linear.weight::<CpuLinear>()))
     {
@@ -314,6 +329,9 @@ pub(super) fn store(
 /// # Panics
 /// When sizes disagree.
 pub fn linear_residual(context: LinearContext<'_>, scratch: &mut LinearScratch, args: ResidualArgs<'_>) {
+    if AdapterRows::touch(context.adapters, [args.linear]) {
+        return adapted_residual(context.checked(), scratch, args);
+    }
     let ResidualArgs { x, linear, post_norm, scale, residual } = args;
     let context = context.checked();
     let weight = linear.weight::<CpuLinear>();

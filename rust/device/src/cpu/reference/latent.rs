@@ -2,7 +2,7 @@
 
 use crate::{KvPlace, KvSide, LatentArgs, LatentPhases, LatentQuery, Linear, StepMetadata, quant::dequantize_row};
 
-use super::{ReferenceBackend, StoredLinear, matmul, norm_row, normed, rotate};
+use super::{ReferenceBackend, StoredLinear, norm_row, normed, rotate};
 
 impl LatentPhases for ReferenceBackend {
     fn latent_attention(&self, args: LatentArgs<'_>, step: &StepMetadata) {
@@ -10,7 +10,7 @@ impl LatentPhases for ReferenceBackend {
         let (kv_rank, rope_dim, nope_dim) = (weights.kv_rank(), weights.rope_dim(), weights.nope_dim());
         let product = |x: &[f32], linear: &Linear| {
             let mut out = vec![0.0; x.len() / linear.in_features * linear.out_features];
-            matmul(x, linear, &mut out);
+            super::product(x, linear, &step.adapters, &mut out);
             out
         };
         let input = normed(hidden, norm);

@@ -26,6 +26,8 @@ pub struct DeviceBytes {
     pub tokenizer: u64,
     /// The budget for outputs of vision and audio encoders; 0 for a model of text.
     pub encoder_cache: u64,
+    /// Adapters that the model was loaded with, and buffers of steps with any; 0 where it takes none.
+    pub adapters: u64,
     /// Left free for what is not counted.
     pub margin: u64,
     /// Whether the device is the host, whose memory is committed as it is first written; else it is taken at once.
@@ -43,7 +45,7 @@ impl DeviceBytes {
     }
 
     /// By name, for a table.
-    pub(super) fn lines(&self) -> [(&'static str, u64); 10] {
+    pub(super) fn lines(&self) -> [(&'static str, u64); 11] {
         [
             ("weights", self.weights),
             ("KV cache", self.kv_cache),
@@ -53,6 +55,7 @@ impl DeviceBytes {
             ("graphs", self.graphs),
             ("tokenizer", self.tokenizer),
             ("encoders", self.encoder_cache),
+            ("adapters", self.adapters),
             ("margin", self.margin),
             ("of", self.device_total),
         ]
@@ -83,7 +86,8 @@ impl DeviceBytes {
     }
 
     fn counted_beside_kv(&self) -> u64 {
-        self.weights + self.states + self.activations + self.workspaces + self.graphs + self.tokenizer + self.encoder_cache
+        let working = self.states + self.activations + self.workspaces + self.graphs;
+        self.weights + working + self.tokenizer + self.encoder_cache + self.adapters
     }
 
     pub(super) fn with_margin(self) -> Self {

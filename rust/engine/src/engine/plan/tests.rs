@@ -24,7 +24,14 @@ fn the_encoder_cache_is_in_the_ledger() {
     };
     let total = 64 << 20;
     let of = |encoder_cache_bytes| {
-        let model = PlannedModel { config: &decoder, weights: None, isq: None, tokenizer_bytes: 0, encoder_cache_bytes };
+        let model = PlannedModel {
+            config: &decoder,
+            weights: None,
+            isq: None,
+            tokenizer_bytes: 0,
+            encoder_cache_bytes,
+            adapter_bytes: 0,
+        };
         plan(model, &config, PlannedDevices::Cards(&[total])).unwrap()
     };
     let (without, with) = (of(0), of(8 << 20));

@@ -9,8 +9,18 @@ use crate::{
         draining,
         output::{ActiveRequest, End, SubmittedRequest},
     },
+    lora::Generation,
     model::RopeRows,
 };
+
+/// What parts the blocks of requests with the same tokens: those that use different rope tables, or other weights.
+fn identity(rope: RopeRows, adapter: Option<&Generation>) -> Vec<u8> {
+    let identity = CacheIdentity::new().with(IdentityField::Rope, &rope.first.to_le_bytes());
+    match adapter {
+        Some(adapter) => identity.with(IdentityField::Adapter, adapter.id.as_bytes()).into_bytes(),
+        None => identity.into_bytes(),
+    }
+}
 
 impl EngineThread {
     pub(super) fn submit(&mut self, submitted: SubmittedRequest) {
@@ -53,8 +63,7 @@ impl EngineThread {
     fn new_request(&self, id: RequestId, submitted: &SubmittedRequest, rope: RopeRows) -> NewRequest {
         let service = &submitted.service;
         NewRequest {
-            // Requests that use different rope tables have different keys for the same tokens.
-            identity: CacheIdentity::new().with(IdentityField::Rope, &rope.first.to_le_bytes()).into_bytes(),
+            identity: identity(rope, submitted.origin.adapter.as_deref()),
             skip_prefix_lookup: submitted.prompt_logprobs.are_wanted(),
             cache_salt: submitted.origin.cache_salt.clone(),
             public_prefix_len: submitted.origin.public_prefix_len,

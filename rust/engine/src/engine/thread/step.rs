@@ -1,7 +1,8 @@
 //! One step: propose, schedule, run the model, compute the outputs, commit, hand them out.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
+use device::AdapterRows;
 use paged::{RequestId, SchedulerOutput, StuckReport};
 
 use super::{ActiveChoice, EngineThread, sampling::Wanted, ticks};
@@ -100,11 +101,28 @@ impl EngineThread {
             let num_slots = self.scheduler.config().max_num_seqs;
             self.states.assign(&self.scheduler, output, num_slots, &mut self.batch.step.state_slots)?;
         }
+        self.set_adapters(output);
         self.runner.copy_blocks(&output.copies)?;
         self.runner.execute(&self.batch.token_ids, &self.batch.step)?;
         self.states.advance(output);
         self.report_prompt_logprobs(output)?;
         self.compute_outputs(output)
+    }
+
+    /// Tells the step which of its rows have which adapter.
+    fn set_adapters(&mut self, output: &SchedulerOutput) {
+        let step = &mut self.batch.step;
+        step.adapters.clear();
+        for (row, range) in output.rows.iter().zip(step.query_start_loc.windows(2)) {
+            let request = self.active.get(&row.request_id).and_then(|active| self.requests.get(&active.request_number));
+            let Some(generation) = request.and_then(|request| request.submitted().origin.adapter.as_ref()) else { continue };
+            let adapter = &generation.adapter;
+            let rows = range[0]..range[1];
+            match step.adapters.iter_mut().find(|of| Arc::ptr_eq(&of.adapter, adapter)) {
+                Some(of) => of.rows.extend(rows),
+                None => step.adapters.push(AdapterRows { adapter: Arc::clone(adapter), rows: rows.collect() }),
+            }
+        }
     }
 
     /// Commits the step, then hands the outputs to their requests.

@@ -43,7 +43,7 @@ fn check_fast(dtype: DType, (m, n, k): (usize, usize, usize), seed: u64, pool: &
         let (expected, bounds) = fast_oracle(isa, &x, &weight);
         let linear = linear(&weight, Precision::Fast, isa, pool);
         assert_eq!(linear.weight::<CpuLinear>().is_packed(), matches!(dtype, DType::Ggml(_)));
-        let got = project(LinearContext { pool, isa }, &mut LinearScratch::default(), &x, &linear);
+        let got = project(LinearContext { pool, isa, adapters: &[] }, &mut LinearScratch::default(), &x, &linear);
         assert_close(&format!("{dtype} {} [{m}, {n}, {k}]", isa.name()), &got, &expected, &bounds, ROUNDING);
     }
 }
@@ -117,7 +117,8 @@ fn extreme_codes_neither_saturate_nor_overflow() {
                     }
                     let (expected, bounds) = fast_oracle(isa, &x, &weight);
                     let linear = linear(&weight, Precision::Fast, isa, &pool);
-                    let got = project(LinearContext { pool: &pool, isa }, &mut LinearScratch::default(), &x, &linear);
+                    let got =
+                        project(LinearContext { pool: &pool, isa, adapters: &[] }, &mut LinearScratch::default(), &x, &linear);
                     let what = format!("{} {} {fill:#x}", format.name(), isa.name());
                     assert_close(&what, &got, &expected, &bounds, ROUNDING * 4.0);
                     if rows == 2 {
@@ -150,7 +151,7 @@ fn check_rows_alone(precision: Precision, dtype: DType, isa: Isa, rows: impl Ite
         let mut x = Tensor::new(m, k).expect("memory");
         x.set_rows(m);
         x.as_mut_slice().copy_from_slice(&all.as_slice()[start * k..(start + m) * k]);
-        project(LinearContext { pool, isa }, &mut scratch, &x, &linear)
+        project(LinearContext { pool, isa, adapters: &[] }, &mut scratch, &x, &linear)
     };
     let alone: Vec<u32> = (0..65).flat_map(|i| part(&one, 1, i)).map(f32::to_bits).collect();
     // From some number of rows on AMX adds in another order; there, rows agree among all larger batches.
@@ -207,7 +208,7 @@ fn a_bf16_row_is_one_chain_of_sums() {
     let (mut random, k) = (Random::new(11), 288);
     let weight = random.weight(DType::BF16, 37, k);
     let linear = linear(&weight, Precision::Fast, Isa::Avx512, &pool);
-    let (values, context) = (dequantize(&weight), LinearContext { pool: &pool, isa: Isa::Avx512 });
+    let (values, context) = (dequantize(&weight), LinearContext { pool: &pool, isa: Isa::Avx512, adapters: &[] });
     for m in [1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 70] {
         let x = random.tensor(m, k);
         let got = project(context, &mut LinearScratch::default(), &x, &linear);
@@ -227,7 +228,7 @@ fn a_float_row_on_amx_is_the_row_alone_but_for_the_order_of_its_sums() {
         return;
     }
     let pool = ThreadPool::new(2).unwrap();
-    let context = LinearContext { pool: &pool, isa: Isa::Amx };
+    let context = LinearContext { pool: &pool, isa: Isa::Amx, adapters: &[] };
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         let mut random = Random::new(13);
         let (weight, x) = (random.weight(dtype, 75, 768), random.tensor(40, 768));
@@ -320,7 +321,7 @@ fn a_quantized_row_has_the_same_bits_with_amx_and_without() {
         let [with, without] = [Isa::Amx, Isa::Avx512].map(|isa| {
             let linear = linear(&weight, Precision::Fast, isa, &pool);
             assert_eq!(linear.weight::<CpuLinear>().is_unpacked_for(48), isa == Isa::Amx);
-            project(LinearContext { pool: &pool, isa }, &mut LinearScratch::default(), &x, &linear)
+            project(LinearContext { pool: &pool, isa, adapters: &[] }, &mut LinearScratch::default(), &x, &linear)
         });
         let same = with.iter().zip(&without).position(|(a, b)| a.to_bits() != b.to_bits());
         assert_eq!(same, None, "{} {m} rows: first difference", format.name());
@@ -337,7 +338,7 @@ fn the_exact_path_is_the_oracle_on_float_activations() {
         let (expected, bounds) = oracle(x.as_slice(), &weight);
         for isa in isas() {
             let linear = linear(&weight, Precision::Exact, isa, &pool);
-            let got = project(LinearContext { pool: &pool, isa }, &mut LinearScratch::default(), &x, &linear);
+            let got = project(LinearContext { pool: &pool, isa, adapters: &[] }, &mut LinearScratch::default(), &x, &linear);
             assert_close(&format!("{dtype} {}", isa.name()), &got, &expected, &bounds, 1e-6);
         }
     }
@@ -353,7 +354,7 @@ fn a_nan_or_infinite_activation_is_lost_in_no_row_and_reaches_no_other() {
                 let (weight, mut x) = (random.weight(dtype, 5, 256), random.tensor(rows, 256));
                 x.as_mut_slice()[300] = bad;
                 let linear = linear(&weight, Precision::Fast, isa, &pool);
-                let got = project(LinearContext { pool: &pool, isa }, &mut LinearScratch::default(), &x, &linear);
+                let got = project(LinearContext { pool: &pool, isa, adapters: &[] }, &mut LinearScratch::default(), &x, &linear);
                 let right = got.iter().enumerate().all(|(i, v)| v.is_finite() == (i / 5 != 1));
                 assert!(right, "{dtype} {bad} {} {rows} rows: {got:?}", isa.name());
             }
@@ -381,7 +382,7 @@ fn a_scale_beyond_f16_is_computed_in_f32() {
     let (expected, bounds) = oracle(x.as_slice(), &weight);
     let isa = Isa::detect();
     let linear = linear(&weight, Precision::Fast, isa, &pool);
-    let got = project(LinearContext { pool: &pool, isa }, &mut LinearScratch::default(), &x, &linear);
+    let got = project(LinearContext { pool: &pool, isa, adapters: &[] }, &mut LinearScratch::default(), &x, &linear);
     assert_close("MXFP4", &got, &expected, &bounds, 1e-6);
 }
 

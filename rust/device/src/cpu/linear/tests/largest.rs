@@ -29,7 +29,7 @@ impl Bench {
     }
 
     fn search_normed(&mut self, x: &Tensor, norm: Option<&Norm>, head: &Linear) -> Option<Vec<u32>> {
-        let context = LinearContext { pool: &self.pool, isa: self.isa };
+        let context = LinearContext { pool: &self.pool, isa: self.isa, adapters: &[] };
         let mut tokens = vec![7; 9];
         greedy_tokens(context, &mut self.scratch, x, norm, head, &[], &mut tokens).then_some(tokens)
     }
@@ -38,7 +38,7 @@ impl Bench {
     fn check_allowed(&mut self, x: &Tensor, head: &Linear, sets: &[Option<TokenSet>]) -> bool {
         let all = self.all(x, head);
         let masks: Vec<_> = sets.iter().map(|set| set.as_ref().map(TokenSet::mask)).collect();
-        let context = LinearContext { pool: &self.pool, isa: self.isa };
+        let context = LinearContext { pool: &self.pool, isa: self.isa, adapters: &[] };
         let mut tokens = vec![7; 9];
         let found = greedy_tokens(context, &mut self.scratch, x, None, head, &masks, &mut tokens);
         if found {
@@ -48,7 +48,7 @@ impl Bench {
     }
 
     fn all(&mut self, x: &Tensor, linear: &Linear) -> Vec<f32> {
-        project(LinearContext { pool: &self.pool, isa: self.isa }, &mut self.scratch, x, linear)
+        project(LinearContext { pool: &self.pool, isa: self.isa, adapters: &[] }, &mut self.scratch, x, linear)
     }
 
     /// Whether the rows were searched; fails unless that found the first of the largest of `all` of each.
@@ -340,7 +340,7 @@ fn a_row_that_may_have_no_token_is_not_searched() {
         assert!(!bench.check_allowed(&x, &head, &[Some(TokenSet::new([], 100))]));
         // Bits behind the last token allow none.
         let words = [0, 0, 0, 0xffff_fff0];
-        let (context, mut tokens) = (LinearContext { pool: &bench.pool, isa: bench.isa }, Vec::new());
+        let (context, mut tokens) = (LinearContext { pool: &bench.pool, isa: bench.isa, adapters: &[] }, Vec::new());
         let mask = TokenMask::new(&words, 100).expect("a mask");
         assert!(!greedy_tokens(context, &mut bench.scratch, &x, None, &head, &[Some(mask)], &mut tokens));
     });

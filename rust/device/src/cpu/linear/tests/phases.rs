@@ -101,7 +101,7 @@ fn fused_phases_are_the_plain_operations_one_after_the_other() {
                 (t, Precision::Fast, DType::BF16),
             ]
         }) {
-            let context = LinearContext { pool: &pool, isa };
+            let context = LinearContext { pool: &pool, isa, adapters: &[] };
             for m in [1, 6, 40] {
                 let mut random = Random::new(m as u64);
                 let (k, n) = (256, 90);
@@ -206,7 +206,7 @@ fn gate_and_up_of_few_rows_have_the_bits_of_many() {
                 let mut out = Tensor::new(rows, n).expect("memory");
                 let args =
                     GateUpArgs { x, norm: Some(&norm), gate: Some(&gate), up: &up, activation: Activation::Silu, out: &mut out };
-                gate_up(LinearContext { pool: &pool, isa }, &mut LinearScratch::default(), args);
+                gate_up(LinearContext { pool: &pool, isa, adapters: &[] }, &mut LinearScratch::default(), args);
                 out.as_slice().iter().map(|v| v.to_bits()).collect::<Vec<_>>()
             };
             let all = run(&x);
@@ -223,7 +223,7 @@ fn gate_and_up_of_few_rows_have_the_bits_of_many() {
 #[test]
 fn a_worker_that_waits_fetches_its_share_of_the_next_phase() {
     let (pool, mut random, mut scratch) = (ThreadPool::new(2).unwrap(), Random::new(6), LinearScratch::default());
-    let (context, x) = (LinearContext { pool: &pool, isa: Isa::Scalar }, random.tensor(1, 64));
+    let (context, x) = (LinearContext { pool: &pool, isa: Isa::Scalar, adapters: &[] }, random.tensor(1, 64));
     let q4_0 = DType::Ggml(GgmlType::Q4_0);
     let linears = [0; 3].map(|_| linear(&random.weight(q4_0, 128, 64), Precision::Fast, Isa::Scalar, &pool));
     let mut out = Tensor::new(1, 128).expect("memory");

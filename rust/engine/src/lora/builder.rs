@@ -1,0 +1,217 @@
+//! From the tensors of an adapter's files to what is done to a model's layers.
+
+use std::sync::Mutex;
+
+use device::{Adapter, DType, EmbeddingDelta, LinearDelta, LinearOptions, LowRank, Magnitude, WeightView, mmap::Bytes};
+
+use super::sites::{Site, SitePart, Sites};
+use crate::EngineError;
+
+/// A tensor of an adapter's files, as floats.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Floats {
+    pub shape: Vec<usize>,
+    pub values: Vec<f32>,
+}
+
+impl Floats {
+    /// Its two dimensions.
+    pub fn matrix(&self, name: &str) -> Result<[usize; 2], EngineError> {
+        match self.shape[..] {
+            [rows, cols] if rows > 0 && cols > 0 => Ok([rows, cols]),
+            _ => Err(invalid(format!("`{name}` has shape {:?} instead of that of a matrix", self.shape))),
+        }
+    }
+
+    fn row(&self, row: usize, cols: usize) -> &[f32] {
+        &self.values[row * cols..(row + 1) * cols]
+    }
+}
+
+/// A product of low rank for the rows of a module, all of them or those of one expert.
+pub(super) struct Product<'a> {
+    /// Of what, for errors.
+    pub name: &'a str,
+    /// `[rank, in_features]`.
+    pub a: &'a Floats,
+    /// `[out_features, rank]`.
+    pub b: &'a Floats,
+    /// `[out_features]`.
+    pub b_bias: Option<&'a Floats>,
+    /// DoRA's `[out_features]`.
+    pub magnitude: Option<&'a Floats>,
+    pub scale: f32,
+    /// Rows are in the order of a Hugging Face checkpoint.
+    pub is_hugging_face: bool,
+}
+
+/// What an adapter does, as far as its tensors have been seen.
+pub(crate) struct AdapterBuilder<'a> {
+    pub(super) sites: &'a Sites,
+    pub(super) max_rank: usize,
+    adapter: Adapter,
+    rank: usize,
+}
+
+/// An adapter that cannot be used.
+pub(super) fn invalid(message: String) -> EngineError {
+    EngineError::Adapter { code: "invalid_lora_adapter", message }
+}
+
+impl<'a> AdapterBuilder<'a> {
+    pub(crate) fn new(sites: &'a Sites, max_rank: usize) -> Self {
+        Self { sites, max_rank, adapter: Adapter::default(), rank: 0 }
+    }
+
+    /// The adapter, and its largest rank.
+    pub(super) fn finish(self) -> Result<(Adapter, usize), EngineError> {
+        if self.adapter.bytes() == 0 {
+            return Err(invalid("it has no weights".into()));
+        }
+        Ok((self.adapter, self.rank))
+    }
+
+    /// Adds a product to the rows of a module.
+    pub(super) fn product(&mut self, parts: &[SitePart], product: &Product<'_>) -> Result<(), EngineError> {
+        for part in parts {
+            let low_rank = self.low_rank(part, product)?;
+            self.insert(part.site, product.name, LinearDelta::LowRank(low_rank))?;
+        }
+        Ok(())
+    }
+
+    /// Checks a rank, and keeps the largest.
+    pub(super) fn check_rank(&mut self, name: &str, rank: usize) -> Result<(), EngineError> {
+        if rank == 0 || rank > self.max_rank {
+            let message = format!("`{name}` has rank {rank}; from 1 to {} (max_rank) are taken", self.max_rank);
+            return Err(EngineError::Adapter { code: "lora_rank_limit_exceeded", message });
+        }
+        self.rank = self.rank.max(rank);
+        Ok(())
+    }
+
+    fn low_rank(&mut self, part: &SitePart, product: &Product<'_>) -> Result<LowRank, EngineError> {
+        let Product { name, a, b, b_bias, magnitude, scale, is_hugging_face } = *product;
+        let ([rank, in_features], [out_features, b_rank]) = (a.matrix(name)?, b.matrix(name)?);
+        self.check_rank(name, rank)?;
+        let sites = self.sites;
+        let site = &sites.list[part.site];
+        let [num_rows, num_cols] = site.matrix.shape;
+        if rank != b_rank || in_features != num_cols || out_features != part.num_rows {
+            let message = format!(
+                "`{name}` has shapes [{rank}, {in_features}] and [{out_features}, {b_rank}]; the model's layer is [{}, {num_cols}]",
+                part.num_rows
+            );
+            return Err(invalid(message));
+        }
+        if let Some(floats) = [b_bias, magnitude].into_iter().flatten().find(|floats| floats.values.len() != out_features) {
+            let message = format!("`{name}` has {} values beside its product, and {out_features} rows", floats.values.len());
+            return Err(invalid(message));
+        }
+        let source = |row| part.rows.start + if is_hugging_face { sites.source_row(site, row) } else { row };
+        let factors = magnitude.map(|magnitude| {
+            let norms = row_norms(sites, site, &|row, k| scale * b.values[source(row) * rank + k], a, rank);
+            norms.iter().enumerate().map(|(row, norm)| magnitude.values[source(row)] / norm).collect::<Vec<_>>()
+        });
+        let mut transposed = vec![0.0; rank * num_rows];
+        for row in 0..num_rows {
+            let factor = factors.as_ref().map_or(scale, |factors| scale * factors[row]);
+            for (k, value) in b.row(source(row), rank).iter().enumerate() {
+                transposed[k * num_rows + row] = value * factor;
+            }
+        }
+        let logit_scale = self.logit_scale(site);
+        let mut low_rank = LowRank::new(rank, &a.values, transposed)?;
+        low_rank.bias = b_bias.map(|bias| {
+            let of_row = |row| bias.values[source(row)] * scale * logit_scale * factors.as_ref().map_or(1.0, |f| f[row]);
+            (0..num_rows).map(of_row).collect()
+        });
+        let bias = || site.bias.as_ref().map(|bias| bias.iter().map(|x| x * logit_scale).collect());
+        low_rank.magnitude = factors.map(|factors| Magnitude { factors, bias: bias() });
+        Ok(low_rank)
+    }
+
+    /// What biases of a layer are multiplied by: those of the matrix of logits as its input is.
+    fn logit_scale(&self, site: &Site) -> f32 {
+        if site.matrix.id.layer.is_none() { self.sites.config.logit_scale } else { 1.0 }
+    }
+
+    /// Another weight in the place of a module's.
+    pub(super) fn replace(
+        &mut self,
+        parts: &[SitePart],
+        name: &str,
+        weight: &Floats,
+        bias: Option<&Floats>,
+    ) -> Result<(), EngineError> {
+        let [rows, cols] = weight.matrix(name)?;
+        for part in parts {
+            let site = &self.sites.list[part.site];
+            if (rows, cols) != (part.num_rows, site.matrix.shape[1]) {
+                return Err(invalid(format!(
+                    "`{name}` has shape [{rows}, {cols}]; the model's layer is [{}, {}]",
+                    part.num_rows, site.matrix.shape[1]
+                )));
+            }
+            let logit_scale = self.logit_scale(site);
+            let source = |row| part.rows.start + self.sites.source_row(site, row);
+            let num_rows = part.rows.len();
+            let values: Vec<f32> = (0..num_rows).flat_map(|row| weight.row(source(row), cols)).copied().collect();
+            let bias = match bias {
+                Some(bias) if bias.values.len() == rows => {
+                    Some((0..num_rows).map(|row| bias.values[source(row)] * logit_scale).collect())
+                }
+                Some(bias) => return Err(invalid(format!("the bias of `{name}` has {} values", bias.values.len()))),
+                None => site.bias.as_ref().map(|bias| bias.iter().map(|x| x * logit_scale).collect()),
+            };
+            let options = LinearOptions { name: name.to_owned(), precision: self.sites.precision, bias };
+            let linear = self.sites.backend.load_linear(&view(num_rows, cols, &values)?, &options)?;
+            self.insert(part.site, name, LinearDelta::Replaced(linear))?;
+        }
+        Ok(())
+    }
+
+    /// Other rows of the matrix of logits.
+    pub(super) fn replace_rows(&mut self, site: usize, name: &str, ids: &[u32], rows: &Floats) -> Result<(), EngineError> {
+        let [num_rows, cols] = rows.matrix(name)?;
+        let rows = view(num_rows, cols, &rows.values)?;
+        self.insert(site, name, LinearDelta::Rows { ids: ids.to_vec(), rows })
+    }
+
+    /// What it does to the token embedding.
+    pub(super) fn embedding(&mut self) -> &mut EmbeddingDelta {
+        self.adapter.embedding.get_or_insert_default()
+    }
+
+    fn insert(&mut self, site: usize, name: &str, delta: LinearDelta) -> Result<(), EngineError> {
+        // Sites have a number if they are numbered at all.
+        let number = self.sites.list[site].linear.site.unwrap_or_default();
+        if self.adapter.insert(number, delta) {
+            return Ok(());
+        }
+        Err(invalid(format!("`{name}` belongs to a layer that another of its tensors changes already")))
+    }
+}
+
+/// Rows of floats as a weight.
+pub(super) fn view(rows: usize, cols: usize, values: &[f32]) -> Result<WeightView, EngineError> {
+    let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    Ok(WeightView::new(DType::F32, rows, cols, Bytes::from_vec(bytes))?)
+}
+
+/// The norm of each row of a weight with its product of low rank, `weight[row] + sum over k of b(row, k) * a[k]`.
+fn row_norms(sites: &Sites, site: &Site, b: &(dyn Fn(usize, usize) -> f32 + Sync), a: &Floats, rank: usize) -> Vec<f32> {
+    let [rows, cols] = site.matrix.shape;
+    let norms = Mutex::new(vec![0.0; rows]);
+    sites.backend.for_each(rows, &|row| {
+        let mut values = vec![0.0; cols];
+        sites.backend.read_row(&site.linear, row, &mut values);
+        for k in 0..rank {
+            let b = b(row, k);
+            values.iter_mut().zip(a.row(k, cols)).for_each(|(value, a)| *value += b * a);
+        }
+        let norm = values.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+        norms.lock().unwrap_or_else(std::sync::PoisonError::into_inner)[row] = norm as f32;
+    });
+    norms.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,0 +1,202 @@
+//! The linear layers of a loaded model, as adapters name them.
+
+use std::{collections::HashMap, ops::Range, sync::Arc};
+
+use device::{Backend, Constant, Linear, Norm, Precision, RopeStyle, WeightView};
+
+use crate::{
+    EngineError,
+    model::{DecoderConfig, architectures, loader::Loader, part::Weights},
+    weights::{Matrix, ModelPlace, Names, Role, WeightId, WeightSource},
+};
+
+/// Architectures whose rows of q and k llama.cpp's converter puts in another order, so that they are rotated in neighbouring
+/// pairs.
+const PERMUTED: [&str; 8] = ["llama", "mistral", "mixtral", "ministral3", "smollm3", "granite", "granitemoe", "granitemoehybrid"];
+
+/// A linear layer that adapters may change.
+pub(super) struct Site {
+    pub matrix: Matrix,
+    pub linear: Linear,
+    /// The files have it among others.
+    is_fused: bool,
+    /// As the layer adds it, `[rows]`.
+    pub bias: Option<Vec<f32>>,
+}
+
+/// All of them, and what is to be known of the model.
+pub(crate) struct Sites {
+    pub(super) list: Vec<Site>,
+    names: Names,
+    place: ModelPlace,
+    pub(super) is_gguf: bool,
+    pub(super) config: DecoderConfig,
+    pub(super) backend: Arc<dyn Backend>,
+    pub(super) precision: Precision,
+}
+
+/// Rows of a module, as a checkpoint has it, that are those of a site.
+#[derive(Clone, Debug)]
+pub(super) struct SitePart {
+    pub site: usize,
+    /// Rows of the module.
+    pub rows: Range<usize>,
+    /// All rows of the module.
+    pub num_rows: usize,
+}
+
+impl SitePart {
+    fn whole(site: usize, matrix: &Matrix) -> Self {
+        let [num_rows, _] = matrix.shape;
+        Self { site, rows: 0..num_rows, num_rows }
+    }
+
+    /// Its rows among those of a fused matrix, and which.
+    fn fused(site: usize, matrix: &Matrix) -> Option<(WeightId, Self)> {
+        let fused = matrix.fused.filter(|fused| fused.num_groups == 1)?;
+        let rows = fused.first_row..fused.first_row + matrix.shape[0];
+        Some((matrix.id.with_role(fused.whole), Self { site, rows, num_rows: fused.num_rows }))
+    }
+}
+
+/// Loads weights, and keeps what adapters must know of them.
+pub(crate) struct Recorder<'a, 'b> {
+    loader: &'b mut Loader<'a>,
+    list: Vec<Site>,
+}
+
+impl<'a, 'b> Recorder<'a, 'b> {
+    pub(crate) fn new(loader: &'b mut Loader<'a>) -> Self {
+        Self { loader, list: Vec::new() }
+    }
+
+    /// The layers that were asked for.
+    pub(crate) fn sites(self, backend: &Arc<dyn Backend>) -> Sites {
+        let config = self.loader.config.clone();
+        let (names, place, is_gguf) = match self.loader.weights {
+            WeightSource::Safetensors { names, place, .. } => (*names, *place, false),
+            WeightSource::Gguf(_) => {
+                let own = architectures().find(|architecture| architecture.model_types[0] == config.architecture);
+                (own.map_or(&[][..], |architecture| architecture.names), ModelPlace::default(), true)
+            }
+        };
+        let precision = self.loader.precision;
+        Sites { list: self.list, names, place, is_gguf, config, backend: Arc::clone(backend), precision }
+    }
+}
+
+/// Whether the outputs of such a layer are those of a module of the checkpoint's: those of recurrent layers, and what latent
+/// attention absorbs, are not.
+fn is_adaptable(role: Role) -> bool {
+    use Role::{
+        AttnGate, AttnK, AttnKvDown, AttnOutput, AttnOwnQ, AttnQ, AttnQDown, AttnQUp, AttnV, Embedding, ExpertDown, ExpertGate,
+        ExpertUp, FfnDown, FfnGate, FfnUp, Output, Router, SharedDown, SharedGate, SharedUp, SharedWeight,
+    };
+    let attention = [AttnQ, AttnK, AttnV, AttnOutput, AttnOwnQ, AttnGate, AttnQDown, AttnQUp, AttnKvDown];
+    let network = [FfnGate, FfnUp, FfnDown, Router, ExpertGate, ExpertUp, ExpertDown, SharedGate, SharedUp, SharedDown];
+    [&attention[..], &network, &[SharedWeight, Embedding, Output]].iter().any(|roles| roles.contains(&role))
+}
+
+impl Weights for Recorder<'_, '_> {
+    fn linear(&mut self, matrix: &Matrix) -> Result<Linear, EngineError> {
+        let mut linear = self.loader.linear(matrix)?;
+        if is_adaptable(matrix.id.role) {
+            linear.site = u32::try_from(self.list.len()).ok();
+            let bias = self.loader.weights.bias(matrix)?;
+            let is_fused = self.loader.weights.fused(matrix).is_some();
+            self.list.push(Site { matrix: *matrix, linear: linear.clone(), is_fused, bias });
+        }
+        Ok(linear)
+    }
+
+    fn norm(&mut self, id: WeightId, shape: [usize; 2]) -> Result<Norm, EngineError> {
+        self.loader.norm(id, shape)
+    }
+
+    fn vector(&mut self, id: WeightId, len: usize) -> Result<Constant, EngineError> {
+        self.loader.vector(id, len)
+    }
+
+    fn values(&mut self, id: WeightId, len: usize) -> Result<Constant, EngineError> {
+        self.loader.values(id, len)
+    }
+
+    fn table(&mut self, matrix: &Matrix) -> Result<WeightView, EngineError> {
+        self.loader.table(matrix)
+    }
+}
+
+impl Sites {
+    /// The parts of each module of a Hugging Face checkpoint, by its name without `.weight`. The matrix of logits is `lm_head`,
+    /// whether it is the token embedding or not.
+    pub(super) fn hugging_face(&self) -> HashMap<String, Vec<SitePart>> {
+        let name = |id: WeightId, matrix: &Matrix| {
+            let id = if id.role == Role::Embedding { id.with_role(Role::Output) } else { id };
+            let name = self.place.name(id.hugging_face(self.names));
+            let number = matrix.expert.map_or(0, |expert| expert.index);
+            Some(name.strip_suffix(".weight")?.replace('*', &number.to_string()))
+        };
+        let mut modules: HashMap<_, Vec<_>> = HashMap::new();
+        for (site, Site { matrix, .. }) in self.list.iter().enumerate() {
+            // A file may keep by itself what a checkpoint has among others, and the other way round.
+            let parts = [Some((matrix.id, SitePart::whole(site, matrix))), SitePart::fused(site, matrix)];
+            for (id, part) in parts.into_iter().flatten() {
+                if let Some(name) = name(id, matrix) {
+                    modules.entry(name).or_default().push(part);
+                }
+            }
+        }
+        modules
+    }
+
+    /// The same of a GGUF file, with `.weight`; experts are stacked in one module.
+    pub(super) fn gguf(&self) -> HashMap<String, Vec<SitePart>> {
+        let mut modules: HashMap<_, Vec<_>> = HashMap::new();
+        for (site, Site { matrix, is_fused, .. }) in self.list.iter().enumerate() {
+            let fused = SitePart::fused(site, matrix).filter(|_| *is_fused);
+            let (id, part) = fused.unwrap_or_else(|| (matrix.id, SitePart::whole(site, matrix)));
+            modules.entry(id.gguf()).or_default().push(part);
+        }
+        modules
+    }
+
+    /// The name of the token embedding in a Hugging Face checkpoint, without `.weight`.
+    pub(super) fn embedding_name(&self) -> String {
+        let name = self.place.name(WeightId::global(Role::Embedding).hugging_face(self.names));
+        name.trim_end_matches(".weight").to_owned()
+    }
+
+    /// The site of the matrix of logits.
+    pub(super) fn lm_head(&self) -> Option<usize> {
+        self.list.iter().position(|site| site.matrix.id.layer.is_none())
+    }
+
+    /// The experts of a layer with this role, by number.
+    pub(super) fn experts(&self, layer: usize, role: Role) -> impl Iterator<Item = (usize, usize)> {
+        self.list.iter().enumerate().filter_map(move |(site, of)| {
+            let is_one = of.matrix.id.layer == Some(layer) && of.matrix.id.role == role;
+            Some((site, of.matrix.expert.filter(|_| is_one)?.index))
+        })
+    }
+
+    /// Whether the experts of this role lie in a checkpoint as rows of their outputs, one after the other.
+    pub(super) fn has_plain_experts(&self, role: Role) -> bool {
+        WeightId::layer(0, role).place(self.names).is_plain()
+    }
+
+    /// The row of a Hugging Face checkpoint's module that is row `row` of a site.
+    pub(super) fn source_row(&self, site: &Site, row: usize) -> usize {
+        let is_rotated = matches!(site.matrix.id.role, Role::AttnQ | Role::AttnK);
+        let layer = site.matrix.id.layer.and_then(|layer| self.config.layers.get(layer));
+        let Some(layer) = layer.filter(|_| is_rotated && self.is_permuted()) else { return row };
+        let dim = layer.attention.head_dim;
+        let (head, place) = (row / dim, row % dim);
+        head * dim + place % 2 * (dim / 2) + place / 2
+    }
+
+    fn is_permuted(&self) -> bool {
+        self.is_gguf
+            && PERMUTED.contains(&self.config.architecture)
+            && self.config.ropes.first().is_some_and(|rope| rope.style == RopeStyle::Interleaved)
+    }
+}

@@ -1,0 +1,394 @@
+//! Adapters against what PEFT and Transformers computed (tests/data/golden), and beside each other.
+
+mod common;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use common::{
+    argmax, gguf, golden_dir, hugging_face, log_softmax,
+    serving::{exact, greedy, prompt, stats, tokens},
+};
+use device::{Backend, cpu::ReferenceBackend};
+use engine::{
+    AdapterChoice, AdapterInfo, AdapterOptions, Completion, Engine, EngineConfig, EngineError, GenerationRequest, LoadAdapter,
+    ModelDType, ModelSource, Prompt,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const PEFT: [&str; 13] = [
+    "llama-all-rslora",
+    "llama-attn",
+    "llama-dora",
+    "llama-embed-head",
+    "llama-layers",
+    "llama-patterns",
+    "llama-save",
+    "llama-tokens",
+    "mistral-all-rslora",
+    "mistral-attn",
+    "qwen2-bias",
+    "qwen3-moe-experts",
+    "qwen3-moe-params",
+];
+
+#[derive(Deserialize)]
+struct Golden {
+    base: String,
+    completions: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    prompt_ids: Vec<u32>,
+    last_logits: Vec<f32>,
+    greedy_ids: Vec<u32>,
+    greedy_margins: Vec<f32>,
+}
+
+fn folder(name: &str) -> PathBuf {
+    golden_dir().join("lora").join(name)
+}
+
+fn golden(name: &str) -> Golden {
+    serde_json::from_slice(&fs::read(folder(name).join("golden.json")).unwrap()).unwrap()
+}
+
+fn with_adapters(config: EngineConfig, adapters: &[(&str, PathBuf)]) -> EngineConfig {
+    let adapters = adapters.iter().map(|(alias, source)| ((*alias).to_owned(), source.clone())).collect();
+    EngineConfig { adapters: Some(AdapterOptions { adapters, ..AdapterOptions::default() }), ..config }
+}
+
+fn load(source: &ModelSource, config: &EngineConfig) -> Engine {
+    Engine::load(source, config, &|_| {}).unwrap()
+}
+
+fn llama_with(adapters: &[(&str, PathBuf)]) -> Engine {
+    load(&hugging_face("llama"), &with_adapters(exact(), adapters))
+}
+
+fn request(ids: Vec<u32>, adapter: Option<&str>, max_tokens: usize) -> GenerationRequest {
+    let mut request = GenerationRequest::new(Prompt::TokenIds(ids), greedy(max_tokens));
+    request.sampling.logprobs = Some(8);
+    request.adapter = adapter.map(|alias| AdapterChoice::Alias(alias.to_owned()));
+    request
+}
+
+fn ask(engine: &Engine, ids: Vec<u32>, adapter: Option<&str>, max_tokens: usize) -> Completion {
+    engine.submit(request(ids, adapter, max_tokens)).unwrap().wait().unwrap()
+}
+
+/// Tokens, and the bits of their log probabilities.
+fn bits(completion: &Completion) -> Vec<(u32, u32)> {
+    completion.choices[0].logprobs.iter().flatten().map(|token| (token.token_id, token.logprob.unwrap().to_bits())).collect()
+}
+
+/// Every case of an adapter: the likeliest first tokens, and the greedy answer as far as it is decided.
+fn check(engine: &Engine, name: &str, what: &str) {
+    for case in golden(name).completions {
+        let completion = ask(engine, case.prompt_ids.clone(), Some("it"), case.greedy_ids.len());
+        let n = case.prompt_ids.len();
+        let wanted = log_softmax(&case.last_logits);
+        let first = completion.choices[0].logprobs.iter().flatten().next().unwrap();
+        for top in &first.top_logprobs {
+            let want = wanted[top.token_id as usize];
+            let error = (f64::from(top.logprob) - want).abs();
+            assert!(error <= 2e-3, "{name} {what}, prompt of {n}, token {}: {} instead of {want}", top.token_id, top.logprob);
+        }
+        assert_eq!(first.top_logprobs[0].token_id, argmax(&case.last_logits), "{name} {what}, prompt of {n}");
+        let undecided = case.greedy_margins.iter().position(|margin| *margin <= 5e-3).unwrap_or(case.greedy_ids.len());
+        assert_eq!(tokens(&completion)[..undecided], case.greedy_ids[..undecided], "{name} {what}, prompt of {n}");
+    }
+}
+
+#[test]
+fn adapters_agree_with_goldens() {
+    for name in PEFT {
+        let source = hugging_face(&golden(name).base);
+        let engine = load(&source, &with_adapters(exact(), &[("it", folder(name))]));
+        check(&engine, name, "whole");
+        let config = EngineConfig { max_num_batched_tokens: 7, ..exact() };
+        check(&load(&source, &with_adapters(config, &[("it", folder(name))])), name, "in chunks of 7");
+    }
+}
+
+#[test]
+fn adapters_agree_with_goldens_on_the_reference_backend() {
+    let backend: Arc<dyn Backend> = Arc::new(ReferenceBackend::new());
+    for name in PEFT {
+        let config = with_adapters(exact(), &[("it", folder(name))]);
+        let engine = Engine::load_onto(&backend, &hugging_face(&golden(name).base), &config, &|_| {}).unwrap();
+        check(&engine, name, "on the reference");
+    }
+}
+
+#[test]
+fn adapters_of_gguf_files_agree_with_goldens() {
+    for name in ["llama", "qwen2"] {
+        let adapter = format!("{name}-gguf");
+        let file = folder(&adapter).join(format!("{adapter}.gguf"));
+        let engine = load(&gguf(name), &with_adapters(exact(), &[("it", file)]));
+        check(&engine, &adapter, "of a GGUF file");
+    }
+}
+
+/// Rows of q and k lie in another order in the file than PEFT's.
+#[test]
+fn adapters_of_peft_go_on_a_gguf_base() {
+    for (name, base) in
+        [("llama-all-rslora", "llama"), ("llama-dora", "llama"), ("mistral-all-rslora", "mistral"), ("qwen2-bias", "qwen2")]
+    {
+        let engine = load(&gguf(base), &with_adapters(exact(), &[("it", folder(name))]));
+        check(&engine, name, "on a GGUF base");
+    }
+}
+
+/// As the fast path computes them: near, and with the drift of its quantized activations.
+#[test]
+fn the_fast_path_is_near_the_goldens() {
+    for name in ["llama-all-rslora", "llama-dora", "qwen2-bias"] {
+        let config = EngineConfig { dtype: ModelDType::Auto, ..EngineConfig::default() };
+        let engine = load(&hugging_face(&golden(name).base), &with_adapters(config, &[("it", folder(name))]));
+        for case in golden(name).completions {
+            let completion = ask(&engine, case.prompt_ids.clone(), Some("it"), 1);
+            let wanted = log_softmax(&case.last_logits);
+            for top in &completion.choices[0].logprobs.iter().flatten().next().unwrap().top_logprobs {
+                assert!((f64::from(top.logprob) - wanted[top.token_id as usize]).abs() <= 0.15, "{name}: {}", top.token_id);
+            }
+        }
+    }
+}
+
+/// Whatever runs beside it, a request has the bits that it has alone; one without adapter those of a model without any.
+#[test]
+fn any_mixture_has_the_bits_of_each_alone() {
+    let adapters: Vec<_> = PEFT.iter().filter(|name| name.starts_with("llama")).map(|name| (*name, folder(name))).collect();
+    let choices: Vec<_> = adapters.iter().map(|(name, _)| Some(*name)).chain([None, None]).collect();
+    let wishes: Vec<_> = (0..24).map(|i| (prompt(i, 3 + i * 7 % 61), choices[i * 5 % choices.len()])).collect();
+    for config in [exact(), EngineConfig { deterministic: true, ..EngineConfig::default() }] {
+        let config = EngineConfig { prefix_caching: false, max_num_batched_tokens: 64, ..config };
+        let engine = load(&hugging_face("llama"), &with_adapters(config.clone(), &adapters));
+        let plain = load(&hugging_face("llama"), &config);
+        let alone: Vec<_> = wishes
+            .iter()
+            .map(|(ids, adapter)| bits(&ask(if adapter.is_some() { &engine } else { &plain }, ids.clone(), *adapter, 12)))
+            .collect();
+        let streams: Vec<_> =
+            wishes.iter().map(|(ids, adapter)| engine.submit(request(ids.clone(), *adapter, 12)).unwrap()).collect();
+        for ((stream, alone), (_, adapter)) in streams.into_iter().zip(&alone).zip(&wishes) {
+            assert_eq!(bits(&stream.wait().unwrap()), *alone, "{adapter:?}");
+        }
+    }
+}
+
+#[test]
+fn experts_in_a_mixture_have_the_bits_of_each_alone() {
+    let adapters = [("each", folder("qwen3-moe-experts")), ("all", folder("qwen3-moe-params"))];
+    let config = EngineConfig { prefix_caching: false, ..exact() };
+    let engine = load(&hugging_face("qwen3-moe"), &with_adapters(config, &adapters));
+    let wishes: Vec<_> = (0..9).map(|i| (prompt(i, 5 + i * 3), [Some("each"), None, Some("all")][i % 3])).collect();
+    let alone: Vec<_> = wishes.iter().map(|(ids, adapter)| bits(&ask(&engine, ids.clone(), *adapter, 6))).collect();
+    let streams: Vec<_> = wishes.iter().map(|(ids, adapter)| engine.submit(request(ids.clone(), *adapter, 6)).unwrap()).collect();
+    for (stream, alone) in streams.into_iter().zip(alone) {
+        assert_eq!(bits(&stream.wait().unwrap()), alone);
+    }
+}
+
+/// Blocks are found by requests of the same weights only.
+#[test]
+fn a_prefix_is_shared_within_an_adapter_and_not_across() {
+    let engine = llama_with(&[("a", folder("llama-attn")), ("b", folder("llama-layers"))]);
+    let ids = prompt(3, 96);
+    let mut seen = Vec::new();
+    for adapter in [Some("a"), Some("b"), None, Some("a"), Some("b"), None] {
+        let before = stats(&engine).prefix_hit_tokens;
+        let answer = bits(&ask(&engine, ids.clone(), adapter, 8));
+        seen.push((adapter, stats(&engine).prefix_hit_tokens - before, answer));
+    }
+    let (first, second) = seen.split_at(3);
+    assert!(first.iter().all(|(_, hits, _)| *hits == 0), "blocks were found across adapters");
+    assert!(second.iter().all(|(_, hits, _)| *hits >= 64), "blocks were not found again");
+    for ((adapter, _, a), (_, _, b)) in first.iter().zip(second) {
+        assert_eq!(a, b, "{adapter:?}");
+    }
+    assert!(first[0].2 != first[1].2 && first[1].2 != first[2].2 && first[0].2 != first[2].2);
+}
+
+/// Another adapter under the same alias: what runs keeps the old one, what comes has the new, and no block is stale.
+#[test]
+fn a_reloaded_alias_serves_nothing_stale() {
+    let engine = llama_with(&[("it", folder("llama-attn")), ("old", folder("llama-attn")), ("new", folder("llama-layers"))]);
+    let ids = prompt(1, 80);
+    let [old, new] = ["old", "new"].map(|alias| bits(&ask(&engine, ids.clone(), Some(alias), 200)));
+    assert_ne!(old, new);
+    assert_eq!(bits(&ask(&engine, ids.clone(), Some("it"), 200)), old);
+    let before = engine.adapters();
+    engine.pause().unwrap();
+    let running = engine.submit(request(ids.clone(), Some("it"), 200)).unwrap();
+    let in_place = LoadAdapter { in_place: true, ..LoadAdapter::default() };
+    let info = engine.load_adapter("it", &folder("llama-layers"), &in_place).unwrap();
+    let behind = engine.submit(request(ids.clone(), Some("it"), 200)).unwrap();
+    engine.resume().unwrap();
+    assert_eq!(bits(&running.wait().unwrap()), old);
+    assert_eq!(bits(&behind.wait().unwrap()), new);
+    assert_eq!(bits(&ask(&engine, ids.clone(), Some("it"), 200)), new);
+    assert_ne!(before.iter().find(|one| one.alias == "it").unwrap().generation, info.generation);
+    // The same weights under two aliases are there once.
+    assert_eq!(
+        engine.adapter_status().unwrap().bytes,
+        engine.adapters().iter().filter(|a| a.alias != "it").map(|a| a.bytes).sum::<u64>()
+    );
+    let of_old = AdapterChoice::Generation(before[0].generation.clone());
+    let mut by_generation = request(ids, None, 200);
+    by_generation.adapter = Some(of_old);
+    assert_eq!(bits(&engine.submit(by_generation).unwrap().wait().unwrap()), old);
+}
+
+#[test]
+fn an_unloaded_adapter_lives_as_long_as_its_requests() {
+    let engine = llama_with(&[("it", folder("llama-attn"))]);
+    let ids = prompt(2, 40);
+    let alone = bits(&ask(&engine, ids.clone(), Some("it"), 300));
+    engine.pause().unwrap();
+    let running = engine.submit(request(ids.clone(), Some("it"), 300)).unwrap();
+    engine.unload_adapter("it", None).unwrap();
+    assert!(engine.adapters().is_empty());
+    assert!(engine.adapter_status().unwrap().bytes > 0, "a request still uses it");
+    engine.resume().unwrap();
+    assert_eq!(bits(&running.wait().unwrap()), alone);
+    // The request is gone once the thread has handed its end over.
+    engine.drain().unwrap().wait_timeout(std::time::Duration::from_secs(10)).unwrap();
+    assert_eq!(engine.adapter_status().unwrap().bytes, 0);
+    engine.resume().unwrap();
+    assert_eq!(code(engine.submit(request(ids, Some("it"), 3)).map(drop)), "lora_adapter_not_found");
+}
+
+fn code<T>(result: Result<T, EngineError>) -> &'static str {
+    match result {
+        Err(EngineError::Adapter { code, message }) => {
+            assert!(!message.is_empty());
+            code
+        }
+        Err(other) => panic!("{other}"),
+        Ok(_) => "none",
+    }
+}
+
+#[test]
+fn what_cannot_be_loaded_is_refused_with_a_code() {
+    let options = AdapterOptions { max_adapters: 2, max_rank: 4, max_bytes: 200_000, adapters: Vec::new() };
+    let engine = load(&hugging_face("llama"), &EngineConfig { adapters: Some(options), ..exact() });
+    let load = |alias: &str, name: &str| engine.load_adapter(alias, &folder(name), &LoadAdapter::default());
+    let first: AdapterInfo = load("a", "llama-attn").unwrap();
+    assert_eq!((first.rank, first.generation.len()), (4, 64));
+    assert_eq!(code(load("a", "llama-attn")), "lora_adapter_already_loaded");
+    assert_eq!(code(load("", "llama-attn")), "invalid_lora_name");
+    assert_eq!(code(load("b\n", "llama-attn")), "invalid_lora_name");
+    assert_eq!(code(load("b", "llama-all-rslora")), "lora_rank_limit_exceeded");
+    assert_eq!(code(load("b", "llama-save")), "lora_byte_limit_exceeded");
+    assert_eq!(code(load("b", "nowhere")), "adapter_file_not_found");
+    assert_eq!(code(load("b", "mistral-all-rslora")), "lora_rank_limit_exceeded");
+    let wrong = LoadAdapter { in_place: true, expected_generation: Some("0".repeat(64)) };
+    assert_eq!(code(engine.load_adapter("a", &folder("llama-attn"), &wrong)), "lora_generation_mismatch");
+    assert_eq!(code(engine.unload_adapter("a", Some("0"))), "lora_generation_mismatch");
+    assert_eq!(code(engine.unload_adapter("b", None)), "lora_adapter_not_found");
+    load("b", "llama-layers").unwrap();
+    assert_eq!(code(load("c", "llama-tokens")), "lora_adapter_limit_exceeded");
+    let plain = common::serving::start("llama", &exact());
+    assert_eq!(code(plain.submit(request(prompt(0, 3), Some("a"), 1)).map(drop)), "lora_runtime_unavailable");
+    assert!(plain.adapters().is_empty());
+}
+
+/// A copy of an adapter with a change of its configuration.
+fn changed(dir: &TempDir, name: &str, change: impl Fn(&mut Value)) -> PathBuf {
+    let to = dir.path().join("changed");
+    fs::create_dir_all(&to).unwrap();
+    fs::copy(folder(name).join("adapter_model.safetensors"), to.join("adapter_model.safetensors")).unwrap();
+    let mut config: Value = serde_json::from_slice(&fs::read(folder(name).join("adapter_config.json")).unwrap()).unwrap();
+    change(&mut config);
+    fs::write(to.join("adapter_config.json"), config.to_string()).unwrap();
+    to
+}
+
+fn why(engine: &Engine, source: &Path) -> String {
+    engine.load_adapter("it", source, &LoadAdapter::default()).unwrap_err().to_string()
+}
+
+#[test]
+fn what_cannot_be_honoured_is_refused_by_its_name() {
+    let engine = llama_with(&[]);
+    let dir = TempDir::new().unwrap();
+    let cases = [
+        ("peft_type", json!("LOHA")),
+        ("layer_replication", json!([[0, 2]])),
+        ("use_qalora", json!(true)),
+        ("alora_invocation_tokens", json!([1, 2])),
+        ("ensure_weight_tying", json!(true)),
+        ("bias", json!("lora_only")),
+        ("init_lora_weights", json!("pissa_niter_16")),
+        ("lora_alpha", json!("16")),
+        ("alpha_pattern", json!({ "q_proj": null })),
+        ("alpha_pattern", json!({ "(": 3 })),
+    ];
+    for (key, value) in cases {
+        let source = changed(&dir, "llama-attn", |config| config[key] = value.clone());
+        let why = why(&engine, &source);
+        assert!(why.contains(&format!("`{key}`")), "{key}: {why}");
+    }
+    let source = changed(&dir, "llama-tokens", |config| config["trainable_token_indices"] = json!({ "embed_tokens": [1, 2] }));
+    assert!(why(&engine, &source).contains("trainable_token_indices"));
+    let other = load(&hugging_face("qwen3-moe"), &with_adapters(exact(), &[]));
+    assert!(why(&other, &folder("llama-attn")).contains("layer is ["), "{}", why(&other, &folder("llama-attn")));
+    let source = changed(&dir, "qwen3-moe-experts", |_| {});
+    assert!(why(&engine, &source).contains("no linear layer of this model"));
+    assert!(why(&engine, &folder("llama-gguf").join("llama-gguf.gguf")).contains("goes with a model in one"));
+    fs::write(source.join("adapter_model.safetensors"), b"short").unwrap();
+    assert!(why(&engine, &source).contains("adapter_model.safetensors"));
+}
+
+#[test]
+fn a_recurrent_layer_is_not_adapted_in_silence() {
+    let dir = TempDir::new().unwrap();
+    let engine = load(&hugging_face("granitemoehybrid"), &with_adapters(exact(), &[]));
+    let source = changed(&dir, "llama-attn", |_| {});
+    let why = why(&engine, &source);
+    assert!(why.contains("self_attn.q_proj") && why.contains("no linear layer"), "{why}");
+}
+
+#[test]
+fn adapters_are_in_the_ledger() {
+    let bytes = |adapters: Option<AdapterOptions>| {
+        let config = EngineConfig { adapters, ..exact() };
+        Engine::memory_plan(&hugging_face("llama"), &config, None).unwrap().devices[0].adapters
+    };
+    let of = |names: &[&str]| {
+        let adapters = names.iter().map(|name| ((*name).to_owned(), folder(name))).collect();
+        bytes(Some(AdapterOptions { adapters, ..AdapterOptions::default() }))
+    };
+    assert_eq!(bytes(None), 0);
+    let one = of(&["llama-attn"]) - of(&[]);
+    let engine = llama_with(&[("it", folder("llama-attn"))]);
+    assert_eq!(one, engine.adapters()[0].bytes);
+    assert_eq!(of(&["llama-attn", "llama-dora"]) - of(&["llama-attn"]), of(&["llama-dora"]) - of(&[]));
+}
+
+#[test]
+fn a_sequence_keeps_its_adapter() {
+    let engine = llama_with(&[("it", folder("llama-attn"))]);
+    let ids = prompt(4, 30);
+    let whole = tokens(&ask(&engine, ids.clone(), Some("it"), 20));
+    let mut first = request(ids, Some("it"), 8);
+    first.service.keep = true;
+    let sequence = engine.submit(first).unwrap().wait().unwrap().choices[0].sequence.clone().unwrap();
+    let go_on = || Prompt::Sequence { sequence: sequence.clone(), then: engine::Continuation::TokenIds(Vec::new()) };
+    let rest = engine.submit(GenerationRequest::new(go_on(), greedy(12))).unwrap().wait().unwrap();
+    assert_eq!(tokens(&rest), whole[8..]);
+    let mut other = GenerationRequest::new(go_on(), greedy(1));
+    other.adapter = Some(AdapterChoice::Alias("it".into()));
+    assert!(engine.submit(other).map(drop).unwrap_err().to_string().contains("began with"));
+}

@@ -1,0 +1,126 @@
+//! Adapters over HTTP: a list for everyone, and loading and unloading for whoever administers, where the operator allows it.
+
+use std::{path::PathBuf, sync::Arc};
+
+use axum::{Extension, Json, extract::State};
+use bytes::Bytes;
+use engine::{AdapterInfo, EngineError, LoadAdapter};
+use openai::ApiError;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::{
+    app::App,
+    auth::{Caller, require_admin},
+    errors::{Failure, internal},
+};
+
+/// What `POST /v1/load_lora_adapter` takes.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LoadBody {
+    /// What requests will call it.
+    lora_name: String,
+    /// A folder with an adapter, or a GGUF file, below the folder that adapters are taken from.
+    lora_path: String,
+    /// In the place of another of this name.
+    #[serde(default)]
+    load_inplace: bool,
+    /// Only where the name stands for this generation.
+    expected_generation: Option<String>,
+}
+
+/// What `POST /v1/unload_lora_adapter` takes.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct UnloadBody {
+    /// What requests call it.
+    lora_name: String,
+    /// Only where the name stands for this generation.
+    expected_generation: Option<String>,
+}
+
+fn card(info: &AdapterInfo) -> Value {
+    let AdapterInfo { alias, generation, rank, bytes, .. } = info;
+    json!({ "id": alias, "object": "lora_adapter", "generation": generation, "rank": rank, "bytes": bytes })
+}
+
+/// The adapters that are loaded, and how many more may be.
+pub async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
+    let status = app.engine.adapter_status()?;
+    let data: Vec<Value> = app.engine.adapters().iter().map(card).collect();
+    let limits = json!({
+        "num_adapters": status.num_adapters,
+        "max_adapters": status.max_adapters,
+        "max_rank": status.max_rank,
+        "bytes": status.bytes,
+        "max_bytes": status.max_bytes,
+    });
+    Ok(Json(json!({ "object": "list", "data": data, "status": limits })))
+}
+
+/// The folder that adapters are taken from; an error that says how to allow it.
+fn root(app: &App, caller: &Caller) -> Result<PathBuf, ApiError> {
+    require_admin(caller)?;
+    app.config.lora_root.clone().ok_or_else(|| {
+        let message = "adapters are not loaded or unloaded over HTTP here: start the server with MISTRAL_PAGED_LORA_ROOT, the folder \
+                       that they are taken from";
+        ApiError::new(403, "permission_error", "lora_updates_not_allowed", None, message.into())
+    })
+}
+
+fn parsed<'a, T: Deserialize<'a>>(body: &'a Bytes) -> Result<T, ApiError> {
+    serde_json::from_slice(body)
+        .map_err(|error| ApiError::invalid("invalid_body", None, format!("the body is not as it must be: {error}")))
+}
+
+/// Loads an adapter.
+pub async fn load(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: Bytes,
+) -> Result<Json<Value>, Failure> {
+    let root = root(&app, &caller)?;
+    let LoadBody { lora_name, lora_path, load_inplace, expected_generation } = parsed(&body)?;
+    if app.is_model(&lora_name) {
+        return Err(ApiError::value("lora_name", "is a name of the model itself").into());
+    }
+    let how = LoadAdapter { in_place: load_inplace, expected_generation };
+    let loaded = tokio::task::spawn_blocking(move || {
+        let outside = || EngineError::Adapter {
+            code: "adapter_file_not_found",
+            message: "lora_path is nothing in the folder that adapters are taken from".into(),
+        };
+        let (root, path) =
+            (root.canonicalize().map_err(|_| outside())?, root.join(lora_path).canonicalize().map_err(|_| outside())?);
+        if !path.starts_with(&root) || path == root {
+            return Err(outside());
+        }
+        app.engine.load_adapter(&lora_name, &path, &how).map_err(|error| without_path(error, &root))
+    });
+    let info = loaded.await.map_err(|panic| internal(format!("a defect ended the request: {panic}")))??;
+    Ok(Json(card(&info)))
+}
+
+/// Clients are not told where the folder lies.
+fn without_path(error: EngineError, root: &std::path::Path) -> EngineError {
+    match error {
+        EngineError::Adapter { code, message } => {
+            let root = format!("{}/", root.display());
+            EngineError::Adapter { code, message: message.replace(&root, "") }
+        }
+        error => error,
+    }
+}
+
+/// Takes an adapter away; answers that run with it go on.
+pub async fn unload(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: Bytes,
+) -> Result<Json<Value>, Failure> {
+    root(&app, &caller)?;
+    let UnloadBody { lora_name, expected_generation } = parsed(&body)?;
+    Ok(Json(card(&app.engine.unload_adapter(&lora_name, expected_generation.as_deref())?)))
+}
