@@ -1,4 +1,4 @@
-"""This server and llama.cpp's under the same open loop, at shares of what llama.cpp's can do. Prints a table.
+"""The server and llama.cpp's under the same open loop, at shares of what llama.cpp's can do. Prints a table.
 
 python benches/serve_peers.py [--requests N]
 

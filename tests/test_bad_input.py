@@ -127,8 +127,6 @@ def test_prompt_of_a_wrong_type() -> None:
         {"enable_shell": True},
         {"session_id": "x"},
         {"files": []},
-        {"adapter": "x"},
-        {"adapters": ["x"]},
     ],
 )
 def test_later_request_fields_say_so(options: dict[str, Any]) -> None:
@@ -233,8 +231,6 @@ def test_later_runner_arguments_say_so(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("kind", "arguments", "options"),
     [
-        ("Lora", ("adapters", "order"), {"arch": Architecture.Mistral, "model_id": "m"}),
-        ("Lora", (), {"model_id": "m", "adapters": [], "max_adapters": 16, "max_rank": 256, "max_bytes": 1 << 33}),
         ("XLora", ("adapters", "order"), {"tgt_non_granular_index": 1, "write_uqff": "x", "hf_cache_path": "x"}),
         ("LoraGGUF", ("model", "file", "adapters", "order"), {}),
         ("XLoraGGUF", ("model", "file", "adapters", "order"), {"tgt_non_granular_index": 1}),
@@ -267,10 +263,6 @@ EITHER = [
 GGUF_ONLY = [
     "mmproj_filename",
     "max_edge",
-    "adapters",
-    "max_adapters",
-    "max_rank",
-    "max_bytes",
     "encoder_cache_memory_bytes",
 ]
 
@@ -403,7 +395,7 @@ def test_add_special_tokens_needs_a_text(llama: Runner) -> None:
 
 def test_later_methods_say_so() -> None:
     runner = runner_of("text", "llama")
-    for method in ("send_embedding_request", "generate_image", "send_re_isq", "load_lora_adapter", "export_session"):
+    for method in ("send_embedding_request", "generate_image", "send_re_isq", "export_session"):
         with pytest.raises(NotImplementedError, match=method):
             getattr(runner, method)("x")
 

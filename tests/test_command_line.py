@@ -47,9 +47,8 @@ plain x-lora lora gguf x-lora-gguf lora-gguf ggml x-lora-ggml lora-ggml vision-p
 """
 NOT_THERE = """
 --format --gqa --max-seq-len --max-batch-size --max-decode-steps-before-prefill --disable-request-id-header --quant
---from-uqff --isq-organization --imatrix --calibration-file --topology --device-layers --mmproj --lora --enable-lora
---lora-modules --lora-max-adapters --lora-max-rank --lora-max-bytes --legacy-lora --legacy-lora-order --xlora --xlora-order
---max-edge --max-num-images --max-image-length --adapter --mtp --mtp-model --mtp-n-predict --image --video --audio --agent
+--from-uqff --isq-organization --imatrix --calibration-file --topology --device-layers --mmproj --xlora --xlora-order
+--max-edge --max-num-images --max-image-length --mtp --mtp-model --mtp-n-predict --image --video --audio --agent
 --enable-search --mcp-config --enable-code-execution --enable-shell --mcp-port --max-tool-rounds --tool-dispatch-url
 """
 """Flags that are planned or left out; every other one works."""
@@ -206,7 +205,8 @@ def test_a_newer_line_stays_as_it_is(words: list[str]) -> None:
         (["-i", "plain", "-x", "M"], "unexpected argument '-x' behind 'plain'"),
         (["-i", "plain", "-m"], "a value is required for '-m <MODEL>' but none was supplied"),
         (["-i=1", "plain"], "unexpected value '1' for '-i'; it takes none"),
-        (["-i", "lora", "-m", "M"], "the selector 'lora' is not supported yet; load a model that has its adapters merged"),
+        (["-i", "lora-ggml", "-m", "M"], "the selector 'lora-ggml' is not supported yet; load a quantised GGUF file with -f"),
+        (["-i", "lora", "-m", "M", "-a", "A", "-a", "B", "-x", "C"], "unexpected argument '-x' behind 'lora'"),
         (["--vi", "plain", "-m", "M"], "the argument '--vi' is not supported yet; this version takes text only"),
         (
             ["-i", "--paged-attn", "--no-paged-attn", "plain", "-m", "M"],

@@ -31,6 +31,10 @@ __all__ = [
     "GpuTimer",
     "IsqOrganization",
     "Logprobs",
+    "LoraAdapter",
+    "LoraAdapterGeneration",
+    "LoraAdapterInfo",
+    "LoraRuntimeStatus",
     "MemoryPlan",
     "ModelDType",
     "MultimodalArchitecture",
@@ -253,6 +257,59 @@ class Which:
         def auto_map_params(self) -> Any: ...
 
     @final
+    class Lora(Which):
+        __match_args__: ClassVar[tuple[str, ...]]
+        def __new__(
+            cls,
+            model_id: str,
+            adapters: AnySequence[LoraAdapter] | None = None,
+            arch: Architecture | None = None,
+            tokenizer_json: str | None = None,
+            topology: Any = None,
+            write_uqff: Any = None,
+            from_uqff: Any = None,
+            dtype: ModelDType = ...,
+            hf_cache_path: str | None = None,
+            max_adapters: int | None = None,
+            max_rank: int | None = None,
+            max_bytes: int | None = None,
+            *,
+            adapters_model_id: str | None = None,
+            order: str | None = None,
+            auto_map_params: Any = None,
+        ) -> Self: ...
+        @property
+        def model_id(self) -> str: ...
+        @property
+        def adapters(self) -> AnySequence[LoraAdapter] | None: ...
+        @property
+        def arch(self) -> Architecture | None: ...
+        @property
+        def tokenizer_json(self) -> str | None: ...
+        @property
+        def topology(self) -> Any: ...
+        @property
+        def write_uqff(self) -> Any: ...
+        @property
+        def from_uqff(self) -> Any: ...
+        @property
+        def dtype(self) -> ModelDType: ...
+        @property
+        def hf_cache_path(self) -> str | None: ...
+        @property
+        def max_adapters(self) -> int | None: ...
+        @property
+        def max_rank(self) -> int | None: ...
+        @property
+        def max_bytes(self) -> int | None: ...
+        @property
+        def adapters_model_id(self) -> str | None: ...
+        @property
+        def order(self) -> str | None: ...
+        @property
+        def auto_map_params(self) -> Any: ...
+
+    @final
     class GGUF(Which):
         __match_args__: ClassVar[tuple[str, ...]]
         def __new__(
@@ -271,10 +328,10 @@ class Which:
             imatrix: Any = None,
             calibration_file: Any = None,
             max_edge: Any = None,
-            adapters: Any = None,
-            max_adapters: Any = None,
-            max_rank: Any = None,
-            max_bytes: Any = None,
+            adapters: AnySequence[LoraAdapter] | None = None,
+            max_adapters: int | None = None,
+            max_rank: int | None = None,
+            max_bytes: int | None = None,
             hf_cache_path: str | None = None,
             matformer_config_path: Any = None,
             matformer_slice_name: Any = None,
@@ -308,13 +365,13 @@ class Which:
         @property
         def max_edge(self) -> Any: ...
         @property
-        def adapters(self) -> Any: ...
+        def adapters(self) -> AnySequence[LoraAdapter] | None: ...
         @property
-        def max_adapters(self) -> Any: ...
+        def max_adapters(self) -> int | None: ...
         @property
-        def max_rank(self) -> Any: ...
+        def max_rank(self) -> int | None: ...
         @property
-        def max_bytes(self) -> Any: ...
+        def max_bytes(self) -> int | None: ...
         @property
         def hf_cache_path(self) -> str | None: ...
         @property
@@ -327,8 +384,6 @@ class Which:
         def auto_map_params(self) -> Any: ...
 
     # Not supported yet: these raise NotImplementedError.
-    @staticmethod
-    def Lora(*args: Any, **kwargs: Any) -> Which: ...
     @staticmethod
     def XLora(*args: Any, **kwargs: Any) -> Which: ...
     @staticmethod
@@ -351,6 +406,58 @@ class Which:
     def DiffusionPlain(*args: Any, **kwargs: Any) -> Which: ...
     @staticmethod
     def Speech(*args: Any, **kwargs: Any) -> Which: ...
+
+@final
+class LoraAdapter:
+    def __new__(cls, alias: str, source: str, revision: str | None = None) -> Self: ...
+    @property
+    def alias(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def revision(self) -> str | None: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: object, /) -> bool: ...
+
+@final
+class LoraAdapterGeneration:
+    def __new__(cls, generation: str) -> Self: ...
+    @property
+    def generation(self) -> str: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: object, /) -> bool: ...
+
+@final
+class LoraAdapterInfo:
+    def __new__(cls, alias: str, generation: str, source: str, rank: int, bytes: int) -> Self: ...
+    @property
+    def alias(self) -> str: ...
+    @property
+    def generation(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: object, /) -> bool: ...
+
+@final
+class LoraRuntimeStatus:
+    def __new__(cls, num_adapters: int, max_adapters: int, max_rank: int, bytes: int, max_bytes: int) -> Self: ...
+    @property
+    def num_adapters(self) -> int: ...
+    @property
+    def max_adapters(self) -> int: ...
+    @property
+    def max_rank(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def max_bytes(self) -> int: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: object, /) -> bool: ...
 
 # Generic for type checkers alone: whether it is streamed decides what comes back.
 @final
@@ -399,8 +506,8 @@ class ChatCompletionRequest(Generic[_Stream]):
         input_files: Any = None,
         ignore_eos: bool = False,
         *,
-        adapter: Any = None,
-        adapters: Any = None,
+        adapter: str | LoraAdapterGeneration | None = None,
+        adapters: list[str] | None = None,
         seed: int | None = None,
         priority: int = 0,
         deadline: float | None = None,
@@ -454,8 +561,8 @@ class ChatCompletionRequest(Generic[_Stream]):
         files: Any = None,
         input_files: Any = None,
         ignore_eos: bool = False,
-        adapter: Any = None,
-        adapters: Any = None,
+        adapter: str | LoraAdapterGeneration | None = None,
+        adapters: list[str] | None = None,
         seed: int | None = None,
         priority: int = 0,
         deadline: float | None = None,
@@ -509,8 +616,8 @@ class ChatCompletionRequest(Generic[_Stream]):
         input_files: Any = None,
         ignore_eos: bool = False,
         *,
-        adapter: Any = None,
-        adapters: Any = None,
+        adapter: str | LoraAdapterGeneration | None = None,
+        adapters: list[str] | None = None,
         seed: int | None = None,
         priority: int = 0,
         deadline: float | None = None,
@@ -579,6 +686,10 @@ class ChatCompletionRequest(Generic[_Stream]):
     @property
     def ignore_eos(self) -> bool: ...
     @property
+    def adapter(self) -> str | LoraAdapterGeneration | None: ...
+    @property
+    def adapters(self) -> list[str] | None: ...
+    @property
     def seed(self) -> int | None: ...
     @property
     def priority(self) -> int: ...
@@ -626,8 +737,8 @@ class CompletionRequest:
         truncate_sequence: bool = False,
         ignore_eos: bool = False,
         *,
-        adapter: Any = None,
-        adapters: Any = None,
+        adapter: str | LoraAdapterGeneration | None = None,
+        adapters: list[str] | None = None,
         logprobs: int | None = None,
         seed: int | None = None,
         priority: int = 0,
@@ -688,6 +799,10 @@ class CompletionRequest:
     @property
     def ignore_eos(self) -> bool: ...
     @property
+    def adapter(self) -> str | LoraAdapterGeneration | None: ...
+    @property
+    def adapters(self) -> list[str] | None: ...
+    @property
     def logprobs(self) -> int | None: ...
     @property
     def seed(self) -> int | None: ...
@@ -709,7 +824,15 @@ class CompletionRequest:
 @final
 class ChatCompletionResponse:
     def __new__(
-        cls, id: str, choices: list[Choice], created: int, model: str, system_fingerprint: str, object: str, usage: Usage
+        cls,
+        id: str,
+        choices: list[Choice],
+        created: int,
+        model: str,
+        system_fingerprint: str,
+        object: str,
+        usage: Usage,
+        adapter_generation: str | None = None,
     ) -> Self: ...
     @property
     def id(self) -> str: ...
@@ -725,6 +848,8 @@ class ChatCompletionResponse:
     def object(self) -> str: ...
     @property
     def usage(self) -> Usage: ...
+    @property
+    def adapter_generation(self) -> str | None: ...
     def to_json(self) -> str: ...
     def to_dict(self) -> dict[str, Any]: ...
     __hash__: ClassVar[None]  # type: ignore[assignment]
@@ -1121,6 +1246,8 @@ class MemoryPlan:
     @property
     def tokenizer_bytes(self) -> int: ...
     @property
+    def adapter_bytes(self) -> int: ...
+    @property
     def encoder_cache_bytes(self) -> int: ...
     @property
     def margin_bytes(self) -> int: ...
@@ -1279,6 +1406,17 @@ class Runner:
     def resume(self) -> None: ...
     def drain(self, timeout: float | None = None) -> bool: ...
     def kv_cache_stats(self) -> dict[str, Any]: ...
+    def load_lora_adapter(
+        self,
+        alias: str,
+        adapter_dir: str | PathLike[str],
+        load_inplace: bool = False,
+        expected_generation: str | None = None,
+    ) -> LoraAdapterInfo: ...
+    def unload_lora_adapter(self, alias: str, expected_generation: str | None = None) -> LoraAdapterInfo: ...
+    def list_lora_adapters(self) -> list[LoraAdapterInfo]: ...
+    def lora_adapter_status(self) -> LoraRuntimeStatus: ...
+    def activate_adapters(self, adapter_names: list[str]) -> None: ...
     def list_models(self) -> list[str]: ...
     def get_default_model_id(self) -> str: ...
     def set_default_model_id(self, model_id: str) -> None: ...

@@ -63,7 +63,7 @@ def tests(options: argparse.Namespace) -> list[Test]:
     return found
 
 
-def measure(runner: Runner, test: Test, text: list[int]) -> float:
+def measure(runner: Runner, test: Test, text: list[int], adapter: str | None = None) -> float:
     """Tokens a second of one request. The time is the engine's, from the submission to the first token or from there to the end.
 
     The first token of an answer comes with the prompt, so one more is generated than is counted. `MistralPagedError` where the
@@ -71,7 +71,7 @@ def measure(runner: Runner, test: Test, text: list[int]) -> float:
     """
     length = test.prompt_len or test.depth
     ids = (text * (length // len(text) + 1))[:length]
-    request = CompletionRequest(ids, "default", max_tokens=test.gen_len + 1, temperature=0.0, ignore_eos=True)
+    request = CompletionRequest(ids, "default", max_tokens=test.gen_len + 1, temperature=0.0, ignore_eos=True, adapter=adapter)
     usage = runner.send_completion_request(request).usage
     if usage.completion_tokens != test.gen_len + 1:
         raise MistralPagedError(
@@ -85,7 +85,7 @@ def rows(runner: Runner, options: argparse.Namespace) -> Iterator[Row]:
     """Measures each test, after requests that are not counted."""
     text = runner.tokenize_text("\n".join(each.prompt for each in conversations(8)), add_special_tokens=True)
     for test in tests(options):
-        found = [measure(runner, test, text) for _ in range(options.warmup + options.iterations)]
+        found = [measure(runner, test, text, options.adapter) for _ in range(options.warmup + options.iterations)]
         yield Row(test, found[options.warmup :])
 
 

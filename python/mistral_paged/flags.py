@@ -246,7 +246,12 @@ MODEL = (
     Flag(("--calibration-file",), "text to calibrate by", "FILE", planned=LATER_WEIGHTS, section="model"),
     Flag(("--topology",), "YAML of devices and types by layer", "FILE", planned="leave it out", section="model"),
     Flag(
-        ("--lora",), "adapter: its alias, and a PEFT folder, GGUF file or hub id", "ALIAS=SRC", named, repeated=True, section="model"
+        ("--lora",),
+        "adapter: its alias, and a PEFT folder, GGUF file or hub id",
+        "ALIAS=SRC",
+        named,
+        repeated=True,
+        section="model",
     ),
     Flag(("--lora-modules",), "the same, several at once", "ALIAS=SRC", named, several=True, section="model"),
     Flag(("--enable-lora",), "take adapters that are loaded later, though none is given", section="model"),

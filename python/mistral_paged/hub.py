@@ -88,9 +88,9 @@ def resolve_ordered_adapters(source: str, order: str, token_source: str, cache_d
     try:
         names = json.loads(Path(local_path(order)).read_text())["order"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidArgumentError(f"order={order!r} must be a JSON file with a list \"order\": {error}") from error
+        raise InvalidArgumentError(f'order={order!r} must be a JSON file with a list "order": {error}') from error
     if not (isinstance(names, list) and all(isinstance(name, str) and Path(name).name == name for name in names)):
-        raise InvalidArgumentError(f"order={order!r}: \"order\" must list names of folders, got {names!r}")
+        raise InvalidArgumentError(f'order={order!r}: "order" must list names of folders, got {names!r}')
     folder = find_local(source)
     if folder is None:
         token = parse_token_source(token_source)

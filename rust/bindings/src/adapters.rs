@@ -124,9 +124,8 @@ impl AdapterFields {
             max_bytes: count("max_bytes", usize::try_from(default.max_bytes).unwrap_or(usize::MAX))? as u64,
         };
         let mut adapters = Vec::new();
-        let listed = field("adapters")?;
-        for adapter in listed.iter().map(|list| list.try_iter()).collect::<PyResult<Vec<_>>>()?.into_iter().flatten() {
-            let adapter = adapter?;
+        let listed = field("adapters")?.map(|list| list.extract::<Vec<Bound<'_, PyAny>>>()).transpose()?;
+        for adapter in listed.into_iter().flatten() {
             let adapter = adapter
                 .cast::<LoraAdapter>()
                 .map_err(|_| PyTypeError::new_err(format!("`adapters` must be a list of LoraAdapter, got {adapter}")))?;

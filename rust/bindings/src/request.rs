@@ -58,6 +58,8 @@ use crate::{
 ///   how fast an answer comes. `public_messages`: so many leading messages, 0 or more, such as the system prompt, are shared in
 ///   spite of it.
 /// - `keep`: each choice ends with a `Sequence` that can be gone on from.
+/// - `adapter`: the adapter that it runs with, by alias or as a `LoraAdapterGeneration`; `adapters`: the same as a list of one, the
+///   older form.
 /// - `tool_schemas`: functions that the model may call, each a dict or its text in OpenAI's form, with `name`, `description` and
 ///   `parameters`, a JSON Schema. `tool_choice`: `ToolChoice.Auto` (unless given), `ToolChoice.NoTools`, "required", or
 ///   `{"type": "function", "function": {"name": ...}}`. `parallel_tool_calls`: an answer may have several. Calls are enforced by
@@ -335,7 +337,7 @@ impl ChatCompletionRequest {
 }
 
 getters! {
-    ChatCompletionRequest: n_choices, logit_bias, top_logprobs, max_tokens, presence_penalty, frequency_penalty, repetition_penalty, stop_seqs, temperature, top_p, top_k, grammar, grammar_type, min_p, tool_schemas, tool_choice, dry_multiplier, dry_base, dry_allowed_length, dry_sequence_breakers, enable_thinking, truncate_sequence, reasoning_effort, ignore_eos, seed, priority, deadline, tenant, cache_salt, public_messages, keep
+    ChatCompletionRequest: n_choices, logit_bias, top_logprobs, max_tokens, presence_penalty, frequency_penalty, repetition_penalty, stop_seqs, temperature, top_p, top_k, grammar, grammar_type, min_p, tool_schemas, tool_choice, dry_multiplier, dry_base, dry_allowed_length, dry_sequence_breakers, enable_thinking, truncate_sequence, reasoning_effort, ignore_eos, adapter, adapters, seed, priority, deadline, tenant, cache_salt, public_messages, keep
 }
 
 #[pymethods]
@@ -498,7 +500,7 @@ impl CompletionRequest {
 }
 
 getters! {
-    CompletionRequest: best_of, echo_prompt, presence_penalty, frequency_penalty, repetition_penalty, logit_bias, max_tokens, n_choices, stop_seqs, temperature, top_p, suffix, top_k, grammar, grammar_type, min_p, tool_choice, dry_multiplier, dry_base, dry_allowed_length, dry_sequence_breakers, truncate_sequence, ignore_eos, logprobs, seed, priority, deadline, tenant, cache_salt, public_prefix_len, keep
+    CompletionRequest: best_of, echo_prompt, presence_penalty, frequency_penalty, repetition_penalty, logit_bias, max_tokens, n_choices, stop_seqs, temperature, top_p, suffix, top_k, grammar, grammar_type, min_p, tool_choice, dry_multiplier, dry_base, dry_allowed_length, dry_sequence_breakers, truncate_sequence, ignore_eos, adapter, adapters, logprobs, seed, priority, deadline, tenant, cache_salt, public_prefix_len, keep
 }
 
 fn parse_prompt(prompt: &Bound<'_, PyAny>) -> PyResult<Prompt> {

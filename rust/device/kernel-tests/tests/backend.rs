@@ -51,7 +51,7 @@ fn tensor(backend: &dyn Backend, values: &[f32], cols: usize) -> Tensor {
     let table = WeightView::new(DType::F32, rows, cols, Bytes::from_vec(bytes)).unwrap();
     let ids: Vec<u32> = (0..rows as u32).collect();
     let mut out = backend.alloc(rows, cols).unwrap();
-    backend.embed(&EmbedArgs { table: EmbeddingTable::Stored(&table), token_ids: &ids, scale: 1.0 }, &mut out);
+    backend.embed(&EmbedArgs { table: EmbeddingTable::Stored(&table), token_ids: &ids, adapters: &[], scale: 1.0 }, &mut out);
     out
 }
 
@@ -79,7 +79,7 @@ fn tied_embeddings_and_gathered_rows() {
         let run = |backend: &dyn Backend| {
             let table = linear(backend, &table, None);
             let mut x = backend.alloc(5, HIDDEN).unwrap();
-            let args = EmbedArgs { table: EmbeddingTable::Tied(&table), token_ids: &[3, 19, 0, 3, 7], scale: 1.5 };
+            let args = EmbedArgs { table: EmbeddingTable::Tied(&table), token_ids: &[3, 19, 0, 3, 7], adapters: &[], scale: 1.5 };
             backend.embed(&args, &mut x);
             let mut out = backend.alloc(4, HIDDEN).unwrap();
             backend.gather_rows(&x, &[4, 0, 4], &mut out);

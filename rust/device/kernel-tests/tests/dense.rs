@@ -65,7 +65,7 @@ fn tensor(backend: &dyn Backend, values: &[f32], cols: usize) -> Tensor {
     let ids: Vec<u32> = (0..(values.len() / cols) as u32).collect();
     let mut out = backend.alloc(ids.len(), cols).unwrap();
     let table = f32_view(values, cols);
-    backend.embed(&EmbedArgs { table: EmbeddingTable::Stored(&table), token_ids: &ids, scale: 1.0 }, &mut out);
+    backend.embed(&EmbedArgs { table: EmbeddingTable::Stored(&table), token_ids: &ids, adapters: &[], scale: 1.0 }, &mut out);
     out
 }
 

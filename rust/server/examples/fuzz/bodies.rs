@@ -34,7 +34,9 @@ use crate::{
 };
 
 /// Routes that take a body, and others.
-const ROUTES: [&str; 26] = [
+const ROUTES: [&str; 28] = [
+    "/v1/lora_adapters",
+    "/v1/load_lora_adapter",
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/messages",

@@ -4,7 +4,7 @@ use engine::EngineError;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use crate::{bodies::Bodies, configs, configs::Configs, files::Files, structured, templates, tokenizers};
+use crate::{adapters::Adapters, bodies::Bodies, configs, configs::Configs, files::Files, structured, templates, tokenizers};
 
 /// Where a case's damage is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +14,7 @@ pub enum Kind {
     Config,
     GenerationConfig,
     Gguf,
+    Adapter,
     /// A body that is parsed, and generated from if it is honoured.
     Body,
     /// A request to any route of the server.
@@ -23,20 +24,21 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Template,
         Self::Tokenizer,
         Self::Config,
         Self::GenerationConfig,
         Self::Gguf,
+        Self::Adapter,
         Self::Body,
         Self::Http,
         Self::Grammar,
     ];
 
-    /// Of twenty cases in a row.
-    const TURNS: [Self; 20] = {
-        use Kind::{Body, Config, GenerationConfig, Gguf, Grammar, Http, Template, Tokenizer};
+    /// Of so many cases in a row.
+    const TURNS: [Self; 21] = {
+        use Kind::{Adapter, Body, Config, GenerationConfig, Gguf, Grammar, Http, Template, Tokenizer};
         [
             Template,
             Body,
@@ -51,6 +53,7 @@ impl Kind {
             Template,
             Tokenizer,
             Gguf,
+            Adapter,
             Grammar,
             Template,
             Config,
@@ -68,6 +71,7 @@ impl Kind {
             Self::Config => "config.json",
             Self::GenerationConfig => "generation_config.json",
             Self::Gguf => "gguf",
+            Self::Adapter => "adapter",
             Self::Body => "body",
             Self::Http => "http",
             Self::Grammar => "grammar",
@@ -88,13 +92,15 @@ pub struct Fuzzer {
     files: Files,
     configs: Configs,
     bodies: Bodies,
+    adapters: Adapters,
 }
 
 impl Fuzzer {
     pub fn new(is_shown: bool) -> Self {
         let files = Files::new(is_shown);
         let (configs, bodies) = (Configs::new(&files), Bodies::new(&files));
-        Self { files, configs, bodies }
+        let adapters = Adapters::new(&files);
+        Self { files, configs, bodies, adapters }
     }
 
     /// Runs a case.
@@ -107,6 +113,7 @@ impl Fuzzer {
             Kind::Config => self.configs.config(&mut rng),
             Kind::GenerationConfig => configs::generation_config(&self.files, &mut rng),
             Kind::Gguf => self.configs.gguf(&mut rng),
+            Kind::Adapter => self.adapters.case(&mut rng),
             Kind::Body => self.bodies.body(&mut rng),
             Kind::Http => self.bodies.http(&mut rng),
             Kind::Grammar => structured::case(self.bodies.engine(), &mut rng),
@@ -126,6 +133,7 @@ pub fn kind_of(error: &EngineError) -> &'static str {
         EngineError::ChatTemplate(_) => "ChatTemplate",
         EngineError::Tokenizer(_) => "Tokenizer",
         EngineError::Grammar { .. } => "Grammar",
+        EngineError::Adapter { .. } => "Adapter",
         EngineError::Device(_) => "Device",
         EngineError::KvCache(_) => "KvCache",
         EngineError::Draining(_) => "Draining",

@@ -1,4 +1,4 @@
-//! Templates, tokenizers, configurations, GGUF metadata and requests that nobody would write: each is honoured or refused.
+//! Templates, tokenizers, configurations, GGUF metadata, adapters and requests that nobody would write: each is honoured or refused.
 //!
 //! ```text
 //! cargo run --release --package mistral-paged-server --example fuzz -- [--cases N] [--seed N] [--only KIND]
@@ -9,6 +9,7 @@
 //! ends its process is found and named; a case may take [`MAX_SECONDS`] and [`MAX_BYTES`] of the heap. The exit status is 1 if a
 //! case failed.
 
+mod adapters;
 mod bodies;
 mod configs;
 mod files;

@@ -15,12 +15,13 @@ use openai::{
 use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
+use super::adapters::{LoadBody, UnloadBody};
 use crate::app::App;
 
 /// Method, path, summary, required keys.
 type Route = (&'static str, &'static str, &'static str, &'static [&'static str]);
 
-const ROUTES: [Route; 23] = [
+const ROUTES: [Route; 26] = [
     ("post", "/v1/chat/completions", "Answers a chat.", &["messages"]),
     ("post", "/v1/completions", "Continues texts.", &["prompt"]),
     ("post", "/v1/responses", "Makes a response.", &["input"]),
@@ -31,6 +32,9 @@ const ROUTES: [Route; 23] = [
     ("post", "/v1/messages/count_tokens", "How many tokens a message's prompt would have.", &["messages"]),
     ("get", "/v1/models", "The models.", &[]),
     ("get", "/v1/models/{id}", "A model.", &[]),
+    ("get", "/v1/lora_adapters", "The adapters.", &[]),
+    ("post", "/v1/load_lora_adapter", "Loads an adapter.", &["lora_name", "lora_path"]),
+    ("post", "/v1/unload_lora_adapter", "Takes an adapter away.", &["lora_name"]),
     ("post", "/tokenize", "Text, or a chat, to token ids.", &[]),
     ("post", "/detokenize", "Token ids to text.", &["tokens"]),
     ("post", "/apply-template", "What a chat becomes.", &["messages"]),
@@ -71,6 +75,8 @@ fn body(path: &str) -> Option<Map<String, Value>> {
         }
         "/v1/responses" | "/v1/responses/input_tokens" => properties::<ResponsesFields>(&mut all),
         "/v1/messages" | "/v1/messages/count_tokens" => properties::<MessagesFields>(&mut all),
+        "/v1/load_lora_adapter" => properties::<LoadBody>(&mut all),
+        "/v1/unload_lora_adapter" => properties::<UnloadBody>(&mut all),
         "/tokenize" => properties::<TokenizeRequest>(&mut all),
         "/detokenize" => properties::<DetokenizeRequest>(&mut all),
         _ => return None,
