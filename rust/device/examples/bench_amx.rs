@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let Some(row_bytes) = dtype.row_bytes(k) else { continue };
             let weight = WeightView::new(dtype, n, k, Bytes::from_vec(vec![0x31; n * row_bytes]))?;
             for isa in [Isa::Avx512, Isa::Amx] {
-                let rates = bench(LinearContext { pool: &pool, isa }, &weight)?;
+                let rates = bench(LinearContext { pool: &pool, isa, adapters: &[] }, &weight)?;
                 println!("{:<26}{}", format!("{dtype} {k} x {n} {}", isa.name()), rates.map(|r| format!("{r:>7.2}")).concat());
             }
         }

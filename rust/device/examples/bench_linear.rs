@@ -31,11 +31,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for dtype in formats.into_iter().chain([DType::BF16, DType::F16, DType::F32]) {
         for (n, k) in [(576, 1536), (1536, 576), (2048, 8192)] {
             if dtype.row_bytes(k).is_some() {
-                bench(dtype, (n, k), LinearContext { pool: &pool, isa })?;
+                bench(dtype, (n, k), LinearContext { pool: &pool, isa, adapters: &[] })?;
             }
         }
     }
-    model(LinearContext { pool: &pool, isa })
+    model(LinearContext { pool: &pool, isa, adapters: &[] })
 }
 
 fn bench(dtype: DType, (n, k): (usize, usize), context: LinearContext<'_>) -> Result<(), Box<dyn std::error::Error>> {

@@ -124,7 +124,10 @@ fn embedding_and_gather_pick_rows() {
     let (table, x) = (weight(&mut rng, 7, 32), tensor(&mut rng, 5, 8));
     for backend in backends() {
         let (mut out, mut picked) = (backend.alloc(4, 32).unwrap(), backend.alloc(4, 8).unwrap());
-        backend.embed(&EmbedArgs { table: EmbeddingTable::Stored(&table), token_ids: &[6, 0, 6], scale: 3.0 }, &mut out);
+        backend.embed(
+            &EmbedArgs { table: EmbeddingTable::Stored(&table), token_ids: &[6, 0, 6], adapters: &[], scale: 3.0 },
+            &mut out,
+        );
         assert_eq!(out.rows(), 3);
         for (i, id) in [6, 0, 6].into_iter().enumerate() {
             let stored: Vec<f32> = table.row(id).chunks(4).map(|b| 3.0 * f32::from_le_bytes(b.try_into().unwrap())).collect();

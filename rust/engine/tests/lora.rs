@@ -12,10 +12,13 @@ use common::{
     argmax, gguf, golden_dir, hugging_face, log_softmax,
     serving::{exact, greedy, prompt, stats, tokens},
 };
-use device::{Backend, cpu::ReferenceBackend};
+use device::{
+    Backend,
+    cpu::{Isa, ReferenceBackend},
+};
 use engine::{
-    AdapterChoice, AdapterInfo, AdapterOptions, Completion, Engine, EngineConfig, EngineError, GenerationRequest, LoadAdapter,
-    ModelDType, ModelSource, Prompt,
+    AdapterChoice, AdapterInfo, AdapterOptions, Completion, CpuOptions, Engine, EngineConfig, EngineError, GenerationRequest,
+    LoadAdapter, ModelDType, ModelSource, Prompt,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -145,6 +148,17 @@ fn adapters_of_peft_go_on_a_gguf_base() {
     {
         let engine = load(&gguf(base), &with_adapters(exact(), &[("it", folder(name))]));
         check(&engine, name, "on a GGUF base");
+    }
+}
+
+#[test]
+fn every_isa_agrees_with_goldens() {
+    for isa in Isa::ALL.into_iter().filter(|isa| *isa <= Isa::detect()) {
+        for name in ["llama-all-rslora", "llama-dora", "llama-embed-head", "qwen3-moe-experts"] {
+            let cpu = CpuOptions { isa: Some(isa.name().to_owned()), num_threads: Some(2) };
+            let config = with_adapters(EngineConfig { cpu, ..exact() }, &[("it", folder(name))]);
+            check(&load(&hugging_face(&golden(name).base), &config), name, isa.name());
+        }
     }
 }
 

@@ -202,7 +202,8 @@ impl Registry {
         let builder = AdapterBuilder::new(sites, self.options.max_rank);
         read(builder, source, max_bytes).map_err(|why| match why {
             EngineError::Adapter { code, message } => error(code, format!("{}: {message}", source.display())),
-            why => error("invalid_lora_adapter", why.to_string()),
+            EngineError::Load(why) => error("invalid_lora_adapter", why),
+            why => error("invalid_lora_adapter", format!("{}: {why}", source.display())),
         })
     }
 
