@@ -48,7 +48,7 @@ static ALLOCATOR: Counting = Counting;
 fn a_step_allocates_nothing_once_its_buffers_have_grown() {
     let pool = ThreadPool::new(2).expect("a thread pool");
     pool.run(&|_| COUNTED.set(true));
-    let context = LinearContext { pool: &pool, isa: Isa::detect() };
+    let context = LinearContext { pool: &pool, isa: Isa::detect(), adapters: &[] };
     let norm = Norm { kind: NormKind::Rms, weight: vec![1.0; 128].into(), bias: None, eps: 1e-5 };
     for precision in [Precision::Exact, Precision::Fast] {
         let weight = |rows| {
