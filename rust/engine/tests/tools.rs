@@ -4,33 +4,93 @@
 
 mod common;
 
-use common::serving::{exact, start};
+use common::{
+    golden_dir,
+    serving::{exact, start},
+};
 use engine::{
     CallChoice, CompletionChoice, Engine, EngineConfig, EngineError, FinishReason, GenerationRequest, Grammar, Message,
-    OutputEvent, Prompt, RenderOptions, SamplingParams, Tool, ToolCall, ToolOptions,
+    ModelSource, OutputEvent, Prompt, RenderOptions, SamplingParams, Tool, ToolCall, ToolOptions,
 };
 use serde_json::{Value, json};
 
-/// Templates as models have them, as far as they tell how calls are written. The tokenizer has none of their markers as tokens.
-const TEMPLATES: [(&str, &str); 10] = [
-    ("generic", "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"),
-    ("hermes", "{{ tools[0].function.name if tools }}<tool_call>{{ messages[-1].content }}"),
+/// The format, a template as models have them, as far as it tells how calls are written, and which of the markers are tokens.
+type Model = (&'static str, &'static str, &'static [&'static str]);
+
+const HARMONY: &str = "{{ tools[0].function.name if tools }}{# <|channel|> functions. #}<|start|>{{ messages[-1].content }}<|end|>{% if \
+                       true %}<|start|>assistant{% endif %}";
+const GEMMA4: &str = "{{ tools[0].function.name if tools }}{# <|tool_call>call: #}{{ messages[-1].content }}";
+const GEMMA4_THINKING: &str = "{{ tools[0].function.name if tools }}{# <|tool_call>call: <channel|> #}{{ messages[-1].content }}";
+const FUNCTIONGEMMA: &str = "{{ tools[0].function.name if tools }}{# <start_function_call>call: #}{{ messages[-1].content }}";
+const PYTHONIC: &str = "{{ tools[0].function.name if tools }}{# [func_name1(params) #}{{ messages[-1].content }}";
+const LLAMA4: &str = "{{ tools[0].function.name if tools }}{# <|python_start|> \"parameters\" #}{{ messages[-1].content }}";
+const LLAMA3: &str = "{{ tools[0].function.name if tools }}{# \"parameters\" #}{{ messages[-1].content }}";
+const MISTRAL: &str =
+    "[AVAILABLE_TOOLS]{{ tools[0].function.name if tools }}[/AVAILABLE_TOOLS]{{ messages[-1].content }}{# [TOOL_CALLS] #}";
+const HERMES: &str = "{{ tools[0].function.name if tools }}<tool_call>{{ messages[-1].content }}";
+const FUNCTOOLS: &str = "{{ tools[0].function.name if tools }}{# functools[ #}{{ messages[-1].content }}";
+const GRANITE: &str =
+    "{{ tools[0].function.name if tools }}{# <|start_of_role|> <tool_call> JSON list #}{{ messages[-1].content }}";
+
+/// Each form with its markers as text, and as tokens where models have them so.
+const TEMPLATES: [Model; 29] = [
+    ("generic", "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", &[]),
+    ("hermes", HERMES, &[]),
+    ("hermes", HERMES, &["<tool_call>", "</tool_call>"]),
+    ("mistral", MISTRAL, &[]),
+    ("mistral", MISTRAL, &["[TOOL_CALLS]"]),
+    ("mistral-args", MISTRAL, &["[TOOL_CALLS]", "[ARGS]"]),
+    ("deepseek-v3", "{{ tools[0].function.name if tools }}<｜tool▁calls▁begin｜>{{ messages[-1].content }}", &[]),
+    ("deepseek-v3.1", "{{ tools[0].function.name if tools }}<｜tool▁calls▁begin｜>tool_call_name{{ messages[-1].content }}", &[]),
+    ("qwen3-coder", "{{ tools[0].function.name if tools }}<function=f><parameter=p>{{ messages[-1].content }}", &[]),
+    ("glm4.5", "{{ tools[0].function.name if tools }}<tool_call>f<arg_key>k</arg_key>{{ messages[-1].content }}", &[]),
+    ("harmony", HARMONY, &[]),
+    ("harmony", HARMONY, &["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"]),
+    ("gemma4", GEMMA4, &[]),
+    ("gemma4", GEMMA4, &["<|tool_call>", "<tool_call|>", "<|\"|>", "<|tool_response>"]),
+    ("gemma4", GEMMA4_THINKING, &["<|tool_call>", "<tool_call|>", "<|\"|>", "<|channel>", "<channel|>"]),
+    ("functiongemma", FUNCTIONGEMMA, &[]),
+    ("functiongemma", FUNCTIONGEMMA, &["<start_function_call>", "<end_function_call>", "<escape>", "<start_function_response>"]),
+    ("pythonic", PYTHONIC, &[]),
+    ("pythonic", PYTHONIC, &["<|python_start|>", "<|python_end|>"]),
+    ("llama4-json", LLAMA4, &[]),
+    ("llama4-json", LLAMA4, &["<|python_start|>", "<|python_end|>"]),
+    ("llama3-json", LLAMA3, &["<|python_tag|>", "<|eom_id|>"]),
     (
-        "mistral",
-        "[AVAILABLE_TOOLS]{{ tools[0].function.name if tools }}[/AVAILABLE_TOOLS]{{ messages[-1].content }}{# [TOOL_CALLS] #}",
+        "phi4-mini",
+        "{{ tools[0].function.name if tools }}<|tool|>{{ messages[-1].content }}",
+        &["<|tool_call|>", "<|/tool_call|>"],
     ),
-    ("deepseek-v3", "{{ tools[0].function.name if tools }}<｜tool▁calls▁begin｜>{{ messages[-1].content }}"),
-    ("deepseek-v3.1", "{{ tools[0].function.name if tools }}<｜tool▁calls▁begin｜>tool_call_name{{ messages[-1].content }}"),
-    ("qwen3-coder", "{{ tools[0].function.name if tools }}<function=f><parameter=p>{{ messages[-1].content }}"),
-    ("glm4.5", "{{ tools[0].function.name if tools }}<tool_call>f<arg_key>k</arg_key>{{ messages[-1].content }}"),
+    ("phi4-mini-functools", FUNCTOOLS, &[]),
+    ("granite3", "{{ tools[0].function.name if tools }}<|tool_call|>{{ messages[-1].content }}", &["<|tool_call|>"]),
+    ("granite3.1", GRANITE, &[]),
     // With reasoning, which a prompt has opened, closed or not mentioned.
-    ("hermes", "{{ tools[0].function.name if tools }}<tool_call>{{ messages[-1].content }}</think>{# #}<think>\n"),
-    ("hermes", "{{ tools[0].function.name if tools }}<tool_call>{{ messages[-1].content }}<think>\n\n</think>\n\n"),
-    ("hermes", "{{ tools[0].function.name if tools }}<tool_call>{{ messages[-1].content }}<think>a</think> {{ 'b' }}"),
+    ("hermes", "{{ tools[0].function.name if tools }}<tool_call>{{ messages[-1].content }}</think>{# #}<think>\n", &[]),
+    ("hermes", "{{ tools[0].function.name if tools }}<tool_call>{{ messages[-1].content }}<think>\n\n</think>\n\n", &[]),
+    ("hermes", "{{ tools[0].function.name if tools }}<tool_call>{{ messages[-1].content }}<think>a</think> {{ 'b' }}", &[]),
 ];
 
 fn engine(template: &str) -> Engine {
     start("llama", &EngineConfig { chat_template: Some(template.to_owned()), ..exact() })
+}
+
+/// The model has more logits than its tokenizer has tokens: the markers are among those that are left.
+fn with_tokens((_, template, tokens): Model) -> Engine {
+    if tokens.is_empty() {
+        return engine(template);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let folder = golden_dir().join("text/llama");
+    let mut tokenizer: Value = serde_json::from_slice(&std::fs::read(folder.join("tokenizer.json")).unwrap()).unwrap();
+    let num_tokens = tokenizer["model"]["vocab"].as_object().unwrap().len();
+    let added = tokenizer["added_tokens"].as_array_mut().unwrap();
+    added.extend((num_tokens..).zip(tokens).map(|(id, content)| {
+        json!({ "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true })
+    }));
+    let path = dir.path().join("tokenizer.json");
+    std::fs::write(&path, tokenizer.to_string()).unwrap();
+    let config = EngineConfig { chat_template: Some(template.to_owned()), ..exact() };
+    Engine::load(&ModelSource::HuggingFace { path: folder, tokenizer_json: Some(path) }, &config, &|_| {}).unwrap()
 }
 
 fn tools() -> Vec<Tool> {
@@ -105,9 +165,9 @@ fn assert_fits(call: &ToolCall) {
 
 #[test]
 fn a_call_that_is_asked_for_comes_in_every_format() {
-    for (name, template) in TEMPLATES {
-        let engine = engine(template);
-        assert_eq!(engine.tool_format(), Some(name), "{template}");
+    for model in TEMPLATES {
+        let (name, engine) = (model.0, with_tokens(model));
+        assert_eq!(engine.tool_format(), Some(name), "{model:?}");
         let mut num_ended = 0;
         for seed in 0..12 {
             let greedy = SamplingParams { temperature: Some(0.0), ..sampled(seed) };
@@ -124,14 +184,14 @@ fn a_call_that_is_asked_for_comes_in_every_format() {
             }
         }
         // Reasoning that is open is closed by eight tokens in a row, which no random model writes.
-        assert!(num_ended > 0 || template.ends_with("<think>\n"), "{name}: none ended");
+        assert!(num_ended > 0 || model.1.ends_with("<think>\n"), "{model:?}: none ended");
     }
 }
 
 #[test]
 fn only_the_tools_that_are_named_are_called_and_once_if_so_asked() {
-    for (name, template) in TEMPLATES {
-        let engine = engine(template);
+    for model in TEMPLATES {
+        let (name, engine) = (model.0, with_tokens(model));
         for seed in 0..6 {
             let only = Some(vec!["weather".to_owned()]);
             let tools = ToolOptions { only, parallel: false, ..options(CallChoice::Required) };
@@ -148,8 +208,8 @@ fn only_the_tools_that_are_named_are_called_and_once_if_so_asked() {
 
 #[test]
 fn text_is_text_where_calls_may_come_and_do_not() {
-    for (name, template) in TEMPLATES {
-        let engine = engine(template);
+    for model in TEMPLATES {
+        let (name, engine) = (model.0, with_tokens(model));
         for seed in 0..4 {
             let sampling = SamplingParams { max_tokens: Some(60), ..sampled(seed) };
             let choice = ask(&engine, options(CallChoice::Auto), sampling.clone());
@@ -162,8 +222,8 @@ fn text_is_text_where_calls_may_come_and_do_not() {
 
 #[test]
 fn tools_leave_room_for_an_answer_in_the_form_that_is_asked_for() {
-    for (name, template) in TEMPLATES {
-        let engine = engine(template);
+    for model in TEMPLATES {
+        let (name, engine) = (model.0, with_tokens(model));
         for seed in 0..6 {
             let grammar = Some(Grammar::Choice(vec!["yes".into(), "no".into()]));
             let choice = ask(&engine, options(CallChoice::Auto), SamplingParams { grammar, ..sampled(seed) });
@@ -171,6 +231,39 @@ fn tools_leave_room_for_an_answer_in_the_form_that_is_asked_for() {
                 assert!(["yes", "no"].contains(&choice.text.as_str()), "{name}: {choice:?}");
             }
             assert_that_calls_fit(&choice);
+        }
+    }
+}
+
+#[test]
+fn tokens_that_end_a_call_end_an_answer() {
+    let model = |name: &str| {
+        *TEMPLATES.iter().rfind(|model| model.0 == name && model.2.iter().any(|token| ENDS.contains(token))).unwrap()
+    };
+    const ENDS: [&str; 4] = ["<|call|>", "<|return|>", "<|tool_response>", "<start_function_response>"];
+    for name in ["harmony", "gemma4", "functiongemma"] {
+        let engine = with_tokens(model(name));
+        let ids: Vec<u32> = ENDS.iter().filter_map(|token| engine.tokenizer().token_to_id(token)).collect();
+        assert!(!ids.is_empty() && ids.iter().all(|id| engine.tokenizer().eos_ids().contains(id)), "{name}");
+    }
+}
+
+#[test]
+fn a_token_that_begins_a_call_does_not_come_where_none_may() {
+    for model in TEMPLATES {
+        let begins = ["<tool_call>", "[TOOL_CALLS]", "<|tool_call>", "<start_function_call>", "<|python_tag|>", "<|tool_call|>"];
+        let Some(token) = model.2.iter().find(|token| begins.contains(token)) else { continue };
+        let engine = with_tokens(model);
+        let id = engine.tokenizer().token_to_id(token).unwrap();
+        let sampling = |seed| SamplingParams {
+            logit_bias: [(id, 100.0)].into_iter().collect(),
+            include_special_tokens: true,
+            max_tokens: Some(8),
+            ..sampled(seed)
+        };
+        assert!(ask(&engine, ToolOptions::default(), sampling(0)).text.contains(token), "{model:?}: it would come");
+        for seed in 0..4 {
+            assert!(!ask(&engine, options(CallChoice::None), sampling(seed)).text.contains(token), "{model:?}");
         }
     }
 }

@@ -76,7 +76,10 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     let number = shared.submitted.fetch_add(1, Ordering::Relaxed);
     let own_seed = |s: u64| if shared.one_seed { s } else { s.wrapping_add(number) };
     let seed = sampling.seed.or(shared.seed.map(own_seed)).unwrap_or_else(rand::random);
-    let allowed = allowed_tokens(shared, resolved.allowed.clone(), sampling.min_tokens, &stop_token_ids)?;
+    // A grammar allows no token that begins a call where none may come.
+    let forbidden = if grammar.is_none() { forbidden_markers(shared, &prompt) } else { Vec::new() };
+    let only = all_but(shared, resolved.allowed.clone(), &forbidden)?;
+    let allowed = allowed_tokens(shared, only, sampling.min_tokens, &stop_token_ids)?;
     let sampler = Sampler::new(resolved, seed, &prompt_token_ids, Arc::new(dry_breakers)).without(bad_words);
     // What a grammar begins with is not dropped.
     let stands_alone = grammar.is_none() && matches!(prompt, Prompt::Chat { .. });
@@ -216,6 +219,16 @@ fn reading(shared: &Shared, prompt: &Prompt, prompt_token_ids: &[u32]) -> Result
     Ok(reading.is_needed().then_some(reading))
 }
 
+/// Tokens with which calls begin, where tools are given and none may be called.
+fn forbidden_markers(shared: &Shared, prompt: &Prompt) -> Vec<u32> {
+    let (Prompt::Chat { options, .. }, Some(dialect)) = (prompt, &shared.dialect) else { return Vec::new() };
+    let tools = &options.tools;
+    if tools.choice != CallChoice::None || tools.tools.is_empty() {
+        return Vec::new();
+    }
+    dialect.call_tokens(&shared.tokenizer)
+}
+
 /// Special tokens that mark reasoning or calls, with what is read in their place.
 fn markers(reading: Option<&Reading>) -> Arc<[(u32, String)]> {
     let markers = reading.map_or(&[][..], |reading| &reading.dialect.markers);
@@ -233,6 +246,21 @@ fn cut(kept: Option<KeptPrompt>, prompt: &mut Vec<u32>) -> Result<(), EngineErro
         KeptPrompt::Last(num_tokens) => drop(prompt.drain(..prompt.len().saturating_sub(num_tokens))),
     }
     Ok(())
+}
+
+/// What `only` names, or all, but for these tokens.
+fn all_but(shared: &Shared, only: Option<Arc<TokenSet>>, forbidden: &[u32]) -> Result<Option<Arc<TokenSet>>, EngineError> {
+    if forbidden.is_empty() {
+        return Ok(only);
+    }
+    let may_come = |token: &u32| only.as_ref().is_none_or(|only| only.mask().allows(*token)) && !forbidden.contains(token);
+    let rest = TokenSet::new((0..shared.vocab_size as u32).filter(may_come), shared.vocab_size);
+    if !rest.mask().allows_any() {
+        return Err(EngineError::InvalidArgument(
+            "allowed_token_ids has nothing but what begins a call, and tool_choice is \"none\": allow others".into(),
+        ));
+    }
+    Ok(Some(Arc::new(rest)))
 }
 
 /// Which tokens may come, of those that `only` names, when none that ends the text may before `min_tokens`.

@@ -13,7 +13,7 @@ use serde_json::Value;
 pub use compiler::{Compiled, GrammarCompiler};
 pub use constraint::Constraint;
 pub use schema::check_strict;
-pub(crate) use schema::tool_schema;
+pub(crate) use schema::{describes, tool_schema};
 
 use crate::EngineError;
 

@@ -58,6 +58,11 @@ const DESCRIBING: [&str; 17] = [
     "strict",
 ];
 
+/// Whether a keyword describes, and forbids nothing.
+pub(crate) fn describes(keyword: &str) -> bool {
+    DESCRIBING.contains(&keyword)
+}
+
 /// Spaces and line breaks between the parts of JSON at most: enough for indentation, and no model can go on for ever with them.
 const WHITESPACE: &str = r"[ \t\n\r]{1,40}";
 

@@ -1,5 +1,6 @@
 //! How models write calls: a row each.
 
+use super::harmony;
 use crate::Tokenizer;
 
 /// What stands between the markers of a call.
@@ -11,6 +12,10 @@ pub(crate) enum Body {
     NameThen(&'static str),
     /// The name and each argument by itself.
     Parameters(&'static Parameters),
+    /// The name and, in brackets, the arguments as literals.
+    Literals(&'static Literals),
+    /// A message to the function; [`super::harmony`] reads and describes all of such an answer.
+    Harmony,
 }
 
 /// Arguments one by one, each between markers: strings as they are, other values as JSON.
@@ -25,6 +30,33 @@ pub(crate) struct Parameters {
     /// Behind a value.
     pub after_value: &'static str,
 }
+
+/// Arguments as a programming language writes them, not JSON: `key value, key value` in brackets.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Literals {
+    /// Around the arguments.
+    pub brackets: (char, char),
+    /// Between an argument's name and its value. Within values it is a colon.
+    pub assign: char,
+    /// Around texts.
+    pub quotes: Quotes,
+    /// True, false and null.
+    pub words: [&'static str; 3],
+}
+
+/// How texts begin and end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Quotes {
+    /// As Python's: single or double, with backslash escapes.
+    Python,
+    /// This on either side; between them nothing is escaped, and what has none and is no number or word is a text too.
+    Marker(&'static str),
+}
+
+const PYTHON: Literals = Literals { brackets: ('(', ')'), assign: '=', quotes: Quotes::Python, words: ["True", "False", "None"] };
+const GEMMA: Literals =
+    Literals { brackets: ('{', '}'), assign: ':', quotes: Quotes::Marker("<|\"|>"), words: ["true", "false", "null"] };
+const FUNCTION_GEMMA: Literals = Literals { quotes: Quotes::Marker("<escape>"), ..GEMMA };
 
 /// One way to write calls. Whitespace at the ends of the texts is what a model writes; it is not needed to read a call.
 #[derive(Debug, PartialEq, Eq)]
@@ -43,6 +75,10 @@ pub(crate) struct Format {
     pub between: Option<&'static str>,
     /// Behind the last call.
     pub end: &'static str,
+    /// May stand around all that.
+    pub around: (&'static str, &'static str),
+    /// Tokens that end an answer with calls, whether or not the model's files say so.
+    pub stops: &'static [&'static str],
     /// Ids are 9 letters and digits.
     pub short_ids: bool,
     /// The template puts the arguments of earlier calls into its text as they are.
@@ -61,6 +97,8 @@ const PLAIN: Format = Format {
     close: "",
     between: None,
     end: "",
+    around: ("", ""),
+    stops: &[],
     short_ids: false,
     arguments_as_text: false,
     template: &[],
@@ -68,7 +106,34 @@ const PLAIN: Format = Format {
 };
 
 /// In the order in which they are tried: what is special before what is general.
-pub(crate) const FORMATS: [Format; 11] = [
+pub(crate) const FORMATS: [Format; 18] = [
+    Format {
+        name: "harmony",
+        body: Body::Harmony,
+        stops: &["<|call|>", "<|return|>"],
+        template: &["<|start|>assistant", "<|channel|>", "functions."],
+        ..PLAIN
+    },
+    Format {
+        name: "gemma4",
+        open: "<|tool_call>call:",
+        body: Body::Literals(&GEMMA),
+        close: "<tool_call|>",
+        between: Some(""),
+        stops: &["<|tool_response>"],
+        template: &["<|tool_call>call:"],
+        ..PLAIN
+    },
+    Format {
+        name: "functiongemma",
+        open: "<start_function_call>call:",
+        body: Body::Literals(&FUNCTION_GEMMA),
+        close: "<end_function_call>",
+        between: Some(""),
+        stops: &["<start_function_response>"],
+        template: &["<start_function_call>call:"],
+        ..PLAIN
+    },
     Format {
         name: "mistral-args",
         open: "[TOOL_CALLS]",
@@ -141,6 +206,14 @@ pub(crate) const FORMATS: [Format; 11] = [
         ..PLAIN
     },
     Format {
+        name: "phi4-mini-functools",
+        begin: "functools[",
+        between: Some(", "),
+        end: "]",
+        template: &["functools["],
+        ..PLAIN
+    },
+    Format {
         name: "phi4-mini",
         begin: "<|tool_call|>[",
         between: Some(", "),
@@ -159,6 +232,14 @@ pub(crate) const FORMATS: [Format; 11] = [
         ..PLAIN
     },
     Format {
+        name: "granite3.1",
+        begin: "<tool_call>[",
+        between: Some(", "),
+        end: "]",
+        template: &["<tool_call>", "<|start_of_role|>", "JSON list"],
+        ..PLAIN
+    },
+    Format {
         name: "hermes",
         open: "<tool_call>\n",
         close: "\n</tool_call>",
@@ -167,8 +248,26 @@ pub(crate) const FORMATS: [Format; 11] = [
         ..PLAIN
     },
     Format {
+        name: "pythonic",
+        begin: "[",
+        body: Body::Literals(&PYTHON),
+        between: Some(", "),
+        end: "]",
+        around: ("<|python_start|>", "<|python_end|>"),
+        template: &["[func_name1("],
+        ..PLAIN
+    },
+    Format {
+        name: "llama4-json",
+        body: Body::Json("parameters"),
+        around: ("<|python_start|>", "<|python_end|>"),
+        template: &["\"parameters\"", "<|python_start|>"],
+        ..PLAIN
+    },
+    Format {
         name: "llama3-json",
         body: Body::Json("parameters"),
+        around: ("<|python_tag|>", ""),
         template: &["\"parameters\""],
         tokens: &["<|eom_id|>"],
         ..PLAIN
@@ -181,10 +280,17 @@ pub(crate) const GENERIC: Format =
     Format { name: "generic", open: "<tool_call>\n", close: "\n</tool_call>", between: Some("\n"), ..PLAIN };
 
 impl Format {
-    /// The text at which reading begins: what stands before the first call, without the spaces around it. Empty: a call begins
-    /// an answer, as JSON.
+    /// The text at which reading begins: what stands before the first call, without the spaces around it and without a bracket
+    /// behind a marker. Empty: a call begins an answer.
     pub fn trigger(&self) -> &'static str {
-        if self.begin.is_empty() { self.open.trim() } else { self.begin.trim().trim_end_matches('[') }
+        let head = if self.begin.is_empty() { self.open } else { self.begin }.trim();
+        let marker = head.trim_end_matches('[');
+        if marker.is_empty() || marker.ends_with(['>', ']']) { marker } else { head }
+    }
+
+    /// What a call begins with where it begins an answer.
+    pub fn first_character(&self) -> char {
+        self.begin.chars().next().unwrap_or('{')
     }
 
     fn is_of(&self, template: &str, tokenizer: &Tokenizer) -> bool {
@@ -202,8 +308,11 @@ pub(crate) struct Thinking {
     pub close: &'static str,
 }
 
-const THINKING: [Thinking; 2] =
-    [Thinking { open: "<think>", close: "</think>" }, Thinking { open: "[THINK]", close: "[/THINK]" }];
+const THINKING: [Thinking; 3] = [
+    Thinking { open: "<think>", close: "</think>" },
+    Thinking { open: "[THINK]", close: "[/THINK]" },
+    Thinking { open: "<|channel>thought\n", close: "<channel|>" },
+];
 
 /// How one model writes what is not its answer's text.
 #[derive(Debug)]
@@ -221,7 +330,8 @@ impl Dialect {
     pub fn of(template: &str, tokenizer: &Tokenizer, uses_tools: bool) -> Self {
         let known = FORMATS.iter().find(|format| format.is_of(template, tokenizer));
         let format = known.filter(|_| uses_tools).unwrap_or(&GENERIC);
-        let thinking = THINKING.iter().find(|thinking| template.contains(thinking.close));
+        let is_marked = |thinking: &&Thinking| template.contains(thinking.close) && format.body != Body::Harmony;
+        let thinking = THINKING.iter().find(is_marked);
         let mut dialect = Self { format, thinking, markers: Vec::new() };
         for text in dialect.texts() {
             let mut rest = text;
@@ -235,16 +345,35 @@ impl Dialect {
         dialect
     }
 
+    /// Tokens that end an answer.
+    pub fn stop_ids(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        self.format.stops.iter().filter_map(|token| tokenizer.token_to_id(token)).collect()
+    }
+
+    /// The tokens with which calls begin, where one token spells such a beginning.
+    pub fn call_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let trigger = self.format.trigger();
+        let special = tokenizer.find_special(trigger).filter(|(range, _)| range.start == 0).map(|(_, id)| id);
+        let plain = tokenizer.token_to_id(trigger).filter(|_| trigger.len() > 1);
+        let around = Some(self.format.around.0).filter(|token| !token.is_empty()).and_then(|token| tokenizer.token_to_id(token));
+        special.or(plain).into_iter().chain(around).collect()
+    }
+
     /// Every text that may hold a marker.
     fn texts(&self) -> Vec<&'static str> {
-        let Format { begin, open, body, close, end, .. } = *self.format;
-        let mut texts = vec![begin, open, close, end];
+        let Format { begin, open, body, close, end, around, .. } = *self.format;
+        let mut texts = vec![begin, open, close, end, around.0, around.1];
         match body {
             Body::Json(_) => {}
             Body::NameThen(text) => texts.push(text),
             Body::Parameters(parameters) => {
                 texts.extend([parameters.after_name, parameters.before_key, parameters.before_value, parameters.after_value]);
             }
+            Body::Literals(literals) => texts.extend(match literals.quotes {
+                Quotes::Marker(marker) => Some(marker),
+                Quotes::Python => None,
+            }),
+            Body::Harmony => texts.extend(harmony::MARKERS),
         }
         texts.extend(self.thinking.into_iter().flat_map(|thinking| [thinking.open, thinking.close]));
         texts

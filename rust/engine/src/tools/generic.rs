@@ -4,7 +4,10 @@ use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
 
-use super::{Dialect, formats::GENERIC};
+use super::{
+    Dialect,
+    formats::{Body, GENERIC},
+};
 use crate::{Message, MessageContent, RenderOptions};
 
 const BEFORE: &str = "You can call functions. They are, one a line, as JSON:\n<tools>\n";
@@ -38,6 +41,9 @@ pub(crate) fn with_tools(
     }
     if !dialect.format.arguments_as_text {
         messages.iter_mut().for_each(read_arguments);
+    }
+    if dialect.format.body == Body::Harmony {
+        messages.iter_mut().for_each(name_thoughts);
     }
     Some((messages, options))
 }
@@ -91,5 +97,16 @@ fn read_arguments(message: &mut Message) {
         if let Some(arguments) = call.pointer_mut("/function/arguments") {
             *arguments = parsed(arguments);
         }
+    }
+}
+
+/// What was thought before a call stands where harmony's template looks for it, which takes it or a text.
+fn name_thoughts(message: &mut Message) {
+    if !message.extra.contains_key("tool_calls") || !message.text().is_empty() || message.extra.contains_key("thinking") {
+        return;
+    }
+    let thoughts = ["reasoning_content", "reasoning"].iter().find_map(|key| message.extra.get(*key)).cloned();
+    if let Some(thoughts) = thoughts.filter(Value::is_string) {
+        message.extra.insert("thinking".into(), thoughts);
     }
 }

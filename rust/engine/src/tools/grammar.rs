@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::{
     CallChoice, Reading, Tool, ToolOptions,
-    formats::{Body, Parameters},
+    formats::{Body, Format, Parameters},
 };
 use crate::{
     EngineError, Tokenizer,
@@ -17,8 +17,8 @@ use crate::{
 const ANY: &str = "(?s:.)";
 
 /// Rules as they are written.
-struct Rules<'a> {
-    text: String,
+pub(super) struct Rules<'a> {
+    pub text: String,
     tokenizer: &'a Tokenizer,
     markers: &'a [(u32, String)],
     count: usize,
@@ -32,41 +32,65 @@ pub(crate) fn answer_grammar(
     tokenizer: &Tokenizer,
     has_grammar: bool,
 ) -> Result<Option<String>, EngineError> {
-    if !reading.calls && !has_grammar {
+    let consists_of_messages = reading.dialect.format.body == Body::Harmony;
+    // What tells a call from a text there is no token that could be left out.
+    let is_without_calls = consists_of_messages && tools.choice == CallChoice::None && !tools.tools.is_empty();
+    if !reading.calls && !has_grammar && !is_without_calls {
         return Ok(None);
     }
     let mut rules = Rules { text: String::new(), tokenizer, markers: &reading.dialect.markers, count: 0 };
+    if consists_of_messages {
+        let answer = rules.harmony(reading, tools, has_grammar)?;
+        return Ok(Some(format!("start: {answer}\n{}", rules.text)));
+    }
     let thinking = rules.thinking(reading);
     let answer = if reading.calls { rules.answer(reading, tools, has_grammar)? } else { "@answer".to_owned() };
     Ok(Some(format!("start: {thinking} {answer}\n{}", rules.text)))
 }
 
 impl Rules<'_> {
-    fn rule(&mut self, body: &str) -> String {
+    pub fn rule(&mut self, body: &str) -> String {
         self.count += 1;
         let name = format!("r{}", self.count);
         let _ = writeln!(self.text, "{name}: {body}");
         name
     }
 
+    /// The name of a rule that is written later, for rules that go on with themselves.
+    pub fn reserved(&mut self) -> String {
+        self.count += 1;
+        format!("r{}", self.count)
+    }
+
+    /// Any text, or none.
+    pub fn any_text(&mut self) -> String {
+        self.count += 1;
+        let _ = writeln!(self.text, "T{}: /{ANY}+/", self.count);
+        format!("T{}?", self.count)
+    }
+
     /// Text up to this marker and with it.
-    fn up_to(&mut self, marker: &str) -> String {
+    pub fn up_to(&mut self, marker: &str) -> String {
+        if self.has_special(marker) {
+            return format!("{} {}", self.any_text(), self.literal(marker));
+        }
         self.count += 1;
         let number = self.count;
-        if self.has_special(marker) {
-            let _ = writeln!(self.text, "T{number}: /{ANY}+/");
-            return format!("T{number}? {}", self.literal(marker));
-        }
         let _ = writeln!(self.text, "t{number}[lazy]: /{ANY}*{}/", escaped(marker));
         format!("t{number}")
     }
 
-    fn has_special(&self, text: &str) -> bool {
+    pub fn has_special(&self, text: &str) -> bool {
         self.tokenizer.find_special(text).is_some()
     }
 
-    /// A text whose special tokens are tokens.
-    fn literal(&self, text: &str) -> String {
+    /// A text of a caller's, whose special tokens are text.
+    pub fn plain(text: &str) -> String {
+        Value::from(text).to_string()
+    }
+
+    /// A text of ours, whose special tokens are tokens.
+    pub fn literal(&self, text: &str) -> String {
         let mut terms = Vec::new();
         let mut rest = text;
         loop {
@@ -110,7 +134,11 @@ impl Rules<'_> {
             Some(between) => format!("({} {open} {body} {close})*", self.literal(between)),
             None => String::new(),
         };
-        let calls = self.rule(&format!("{first} {body} {close} {more} {end}"));
+        let mut calls = self.rule(&format!("{first} {body} {close} {more} {end}"));
+        if !format.around.0.is_empty() {
+            let (before, after) = (self.literal(format.around.0), self.optional(format.around.1));
+            calls = self.rule(&format!("{calls} | {before} {calls} {after}"));
+        }
         let trigger_term = self.literal(trigger);
         if tools.choice == CallChoice::Required {
             return Ok(self.rule(&format!("{trigger_term} {calls}")));
@@ -118,7 +146,8 @@ impl Rules<'_> {
         Ok(if has_grammar {
             self.rule(&format!("@answer | {trigger_term} {calls}"))
         } else if trigger.is_empty() {
-            let _ = writeln!(self.text, "OTHER: /\\s*[^\\s{{]{ANY}*/");
+            let others = self.beginnings_of_text(format);
+            let _ = writeln!(self.text, "OTHER: /\\s*{others}{ANY}*/");
             self.rule(&format!("{calls} | OTHER?"))
         } else if self.has_special(trigger) {
             let _ = writeln!(self.text, "OTHER: /{ANY}+/");
@@ -130,13 +159,26 @@ impl Rules<'_> {
         })
     }
 
+    fn optional(&self, text: &str) -> String {
+        if text.is_empty() { String::new() } else { format!("({})?", self.literal(text)) }
+    }
+
+    /// Characters that begin no call, where calls begin an answer.
+    fn beginnings_of_text(&self, format: &Format) -> String {
+        let mut calls = escaped(&format.first_character().to_string());
+        if !self.has_special(format.around.0) {
+            calls.extend(format.around.0.chars().next());
+        }
+        format!("[^\\s{calls}]")
+    }
+
     /// A call of one tool, between its markers.
     fn body(&mut self, body: Body, tool: &Tool) -> Result<String, EngineError> {
         Ok(match body {
             Body::Json(key) => {
                 let head = format!("{{\"name\": {}, \"{key}\": ", Value::from(tool.name.as_str()));
                 let arguments = self.arguments(tool)?;
-                let (head, tail) = (self.literal(&head), self.literal("}"));
+                let (head, tail) = (Self::plain(&head), Self::plain("}"));
                 self.rule(&format!("{head} {arguments} {tail}"))
             }
             Body::NameThen(then) => {
@@ -145,10 +187,12 @@ impl Rules<'_> {
                 self.rule(&format!("{head} {arguments}"))
             }
             Body::Parameters(parameters) => self.parameters(parameters, tool)?,
+            Body::Literals(literals) => self.literals(literals, tool)?,
+            Body::Harmony => self.harmony_call(tool)?,
         })
     }
 
-    fn arguments(&mut self, tool: &Tool) -> Result<String, EngineError> {
+    pub fn arguments(&mut self, tool: &Tool) -> Result<String, EngineError> {
         let schema = tool_schema(&tool.name, &tool.parameters, tool.strict)?;
         Ok(self.rule(&format!("%json {schema}")))
     }
@@ -173,7 +217,7 @@ impl Rules<'_> {
     fn value(&mut self, format: &Parameters, tool: &Tool, schema: &Value) -> Result<String, EngineError> {
         let after = self.literal(format.after_value);
         if schema["type"] == "string" {
-            let texts = schema["enum"].as_array().map(|all| all.iter().filter_map(Value::as_str).map(|text| self.literal(text)));
+            let texts = schema["enum"].as_array().map(|all| all.iter().filter_map(Value::as_str).map(Self::plain));
             return Ok(match texts {
                 Some(texts) => format!("({}) {after}", texts.collect::<Vec<_>>().join(" | ")),
                 None => self.up_to(format.after_value),
@@ -192,3 +236,6 @@ impl Rules<'_> {
         Ok(format!("{value} {after}"))
     }
 }
+
+#[cfg(test)]
+mod tests;

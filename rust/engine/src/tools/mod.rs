@@ -8,6 +8,8 @@ mod call_json;
 pub(crate) mod formats;
 mod generic;
 mod grammar;
+mod harmony;
+mod literals;
 mod parameters;
 mod reader;
 
@@ -15,6 +17,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use formats::Body;
 pub(crate) use formats::{Dialect, Format, Thinking};
 pub(crate) use generic::with_tools;
 pub(crate) use grammar::answer_grammar;
@@ -142,6 +145,8 @@ pub(crate) struct Reading {
     pub thinks: bool,
     /// The prompt ends behind reasoning, of which no more comes.
     pub has_thought: bool,
+    /// What the prompt has of the message that the answer goes on with, where answers consist of messages.
+    pub begun: String,
 }
 
 impl Reading {
@@ -149,10 +154,20 @@ impl Reading {
     pub fn new(dialect: &Arc<Dialect>, options: &ToolOptions, prompt_end: &str) -> Self {
         let tools: Arc<[Tool]> = options.callable().cloned().collect();
         let ends_with = |marker: fn(&Thinking) -> &'static str| {
-            dialect.thinking.is_some_and(|thinking| prompt_end.trim_end().ends_with(marker(thinking)))
+            dialect.thinking.is_some_and(|thinking| prompt_end.trim_end().ends_with(marker(thinking).trim_end()))
         };
         let (thinks, has_thought) = (ends_with(|thinking| thinking.open), ends_with(|thinking| thinking.close));
-        Self { dialect: Arc::clone(dialect), calls: !tools.is_empty(), tools, thinks, has_thought }
+        let begun = if dialect.format.body == Body::Harmony { harmony::begun(prompt_end) } else { "" }.to_owned();
+        Self { dialect: Arc::clone(dialect), calls: !tools.is_empty(), tools, thinks, has_thought, begun }
+    }
+
+    /// A text as it comes: marked before each special token in it.
+    fn marked(&self, text: &str) -> String {
+        let mut marked = text.to_owned();
+        for (_, spelling) in &self.dialect.markers {
+            marked = marked.replace(spelling.as_str(), &format!("{MARK}{spelling}"));
+        }
+        marked
     }
 
     /// How reasoning is marked that may come.
@@ -162,6 +177,6 @@ impl Reading {
 
     /// Whether anything of the answer is not its text.
     pub fn is_needed(&self) -> bool {
-        self.calls || self.thinking().is_some()
+        self.calls || self.thinking().is_some() || self.dialect.format.body == Body::Harmony
     }
 }

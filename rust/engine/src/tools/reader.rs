@@ -7,6 +7,8 @@ use super::{
     Reading, ToolCallDelta, call_id,
     call_json::{CallJson, JsonValue, Step},
     formats::{Body, Format, Thinking},
+    harmony::HarmonyReader,
+    literals::LiteralsReader,
     parameters::ParametersReader,
 };
 
@@ -31,6 +33,56 @@ impl Parts {
     }
 }
 
+/// Reads one answer.
+#[derive(Clone, Debug)]
+pub(crate) enum Reader {
+    /// Whose reasoning and calls stand between markers.
+    Marked(MarkedReader),
+    /// That consists of messages.
+    Harmony(HarmonyReader),
+}
+
+impl Reader {
+    pub fn new(reading: Reading) -> Self {
+        match reading.dialect.format.body {
+            Body::Harmony => Self::Harmony(HarmonyReader::new(reading)),
+            _ => Self::Marked(MarkedReader::new(reading)),
+        }
+    }
+
+    /// Whether a call is complete.
+    pub fn has_calls(&self) -> bool {
+        match self {
+            Self::Marked(reader) => reader.num_closed > 0,
+            Self::Harmony(reader) => reader.has_calls(),
+        }
+    }
+
+    /// Whether reasoning goes on.
+    pub fn is_reasoning(&self) -> bool {
+        match self {
+            Self::Marked(reader) => matches!(reader.mode, Mode::Reasoning),
+            Self::Harmony(reader) => reader.is_reasoning(),
+        }
+    }
+
+    /// Takes the next part of the answer.
+    pub fn push(&mut self, text: &str, out: &mut Parts) {
+        match self {
+            Self::Marked(reader) => reader.push(text, out),
+            Self::Harmony(reader) => reader.push(text, out),
+        }
+    }
+
+    /// The answer has ended.
+    pub fn finish(&mut self, out: &mut Parts) {
+        match self {
+            Self::Marked(reader) => reader.finish(out),
+            Self::Harmony(reader) => reader.finish(out),
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Mode {
     /// Before any text: reasoning or a call may begin.
@@ -43,6 +95,8 @@ enum Mode {
     Call(Box<Call>),
     /// Behind a call, before what closes it.
     Closing,
+    /// Behind all calls, before what may stand there.
+    Ending,
 }
 
 /// A call that has begun.
@@ -58,19 +112,84 @@ struct Call {
 #[derive(Clone, Debug)]
 enum CallBody {
     Json(CallJson),
-    /// The name so far.
-    Name(String),
+    /// The name so far, and what ends it.
+    Name(String, String),
     Arguments(JsonValue),
     Parameters(ParametersReader),
+    Literals(LiteralsReader),
 }
 
-/// Reads one answer.
+/// What a character made of a call.
+#[derive(Default)]
+struct Taken {
+    /// The name, at the moment when it is known.
+    name: Option<String>,
+    is_complete: bool,
+    is_malformed: bool,
+    /// The character is what follows the call.
+    is_beyond: bool,
+}
+
+impl Taken {
+    fn of(step: &Step) -> Self {
+        Self { is_complete: *step == Step::Complete, is_malformed: *step == Step::Malformed, ..Self::default() }
+    }
+}
+
+impl Call {
+    /// Takes a character, and appends what it makes known of the arguments.
+    fn push(&mut self, character: char, arguments: &mut String) -> Taken {
+        let mut taken = Taken::default();
+        match &mut self.body {
+            CallBody::Json(json) => {
+                taken = Taken::of(&json.push(character));
+                if !self.is_open {
+                    taken.name.clone_from(&json.name);
+                }
+                if self.is_open || taken.name.is_some() {
+                    arguments.push_str(&std::mem::take(&mut json.arguments));
+                }
+            }
+            CallBody::Name(so_far, end) => {
+                so_far.push(character);
+                if let Some(name) = so_far.strip_suffix(end.as_str()) {
+                    taken.name = Some(name.trim().to_owned());
+                    self.body = CallBody::Arguments(JsonValue::default());
+                }
+            }
+            CallBody::Arguments(value) => {
+                if !character.is_whitespace() || self.has_arguments {
+                    if value.push(character) {
+                        arguments.push(character);
+                    } else {
+                        taken.is_beyond = true;
+                    }
+                    taken.is_complete = value.is_complete();
+                }
+            }
+            CallBody::Parameters(parameters) => {
+                taken.is_complete = parameters.push(character, arguments);
+                taken.name = parameters.name();
+            }
+            CallBody::Literals(literals) => {
+                taken = Taken::of(&literals.push(character, arguments));
+                taken.name = literals.name();
+            }
+        }
+        self.has_arguments |= !arguments.is_empty();
+        taken
+    }
+}
+
+/// Reads an answer with markers.
 #[derive(Clone, Debug)]
-pub(crate) struct Reader {
+pub(crate) struct MarkedReader {
     reading: Reading,
     mode: Mode,
     /// What has come and was not taken.
     held: String,
+    /// What was taken where calls begin; it is text if there is none.
+    begun: String,
     /// Whitespace behind text: given out with what follows, dropped before a call.
     spaces: String,
     has_text: bool,
@@ -78,21 +197,11 @@ pub(crate) struct Reader {
     num_closed: usize,
 }
 
-impl Reader {
-    pub fn new(reading: Reading) -> Self {
+impl MarkedReader {
+    fn new(reading: Reading) -> Self {
         let mode = if reading.thinks { Mode::Reasoning } else { Mode::Start };
-        let (held, spaces) = (String::new(), String::new());
-        Self { reading, mode, held, spaces, has_text: false, num_calls: 0, num_closed: 0 }
-    }
-
-    /// Whether a call is complete.
-    pub fn has_calls(&self) -> bool {
-        self.num_closed > 0
-    }
-
-    /// Whether reasoning goes on.
-    pub fn is_reasoning(&self) -> bool {
-        matches!(self.mode, Mode::Reasoning)
+        let (held, begun, spaces) = (String::new(), String::new(), String::new());
+        Self { reading, mode, held, begun, spaces, has_text: false, num_calls: 0, num_closed: 0 }
     }
 
     fn format(&self) -> &'static Format {
@@ -103,13 +212,8 @@ impl Reader {
         self.reading.thinking()
     }
 
-    /// A marker as it comes: marked where it is, or begins with, a special token.
     fn marked(&self, text: &str) -> String {
-        let mut marked = text.trim().to_owned();
-        for (_, spelling) in &self.reading.dialect.markers {
-            marked = marked.replace(spelling.as_str(), &format!("{MARK}{spelling}"));
-        }
-        marked
+        self.reading.marked(text.trim())
     }
 
     /// Takes the next part of the answer.
@@ -123,27 +227,33 @@ impl Reader {
         while self.advance(out, true) {}
         let held = std::mem::take(&mut self.held);
         match std::mem::replace(&mut self.mode, Mode::Text) {
-            Mode::Reasoning => out.reasoning.push_str(&held),
+            Mode::Reasoning => out.reasoning.push_str(&held.replace(MARK, "")),
             // A call that was cut off: its arguments are what there is of them.
             // Likewise what there is of one behind others.
             Mode::Call(call) if call.is_open || self.num_calls > 0 => {}
             Mode::Text if self.num_calls > 0 && self.marked(self.format().trigger()).starts_with(held.as_str()) => {}
             Mode::Call(call) => {
-                let text = self.before_call() + &call.raw + &held;
+                let text = self.taken_before_call() + &call.raw + &held;
                 self.text(&text, out);
             }
             Mode::Start | Mode::Text => self.text(&held, out),
-            Mode::Between | Mode::Closing => {}
+            Mode::Between => {
+                let text = self.taken_before_call() + &held;
+                if self.num_calls == 0 {
+                    self.text(&text, out);
+                }
+            }
+            Mode::Closing | Mode::Ending => {}
         }
         if self.num_calls == 0 && self.has_text {
             out.text.push_str(&std::mem::take(&mut self.spaces));
         }
     }
 
-    /// What was taken before a call's own text.
-    fn before_call(&self) -> String {
-        let trigger = self.format().trigger();
-        if self.num_calls > 0 { String::new() } else { trigger.to_owned() }
+    /// What was taken before a call's own text; nothing of it is text behind another call.
+    fn taken_before_call(&mut self) -> String {
+        let begun = std::mem::take(&mut self.begun);
+        if self.num_calls > 0 { String::new() } else { begun }
     }
 
     /// Gives out text, but for whitespace at its end, and at the beginning of all.
@@ -175,15 +285,15 @@ impl Reader {
             Mode::Start => self.start(at_end),
             Mode::Reasoning => self.reasoning(out),
             Mode::Text => self.find_call(out),
-            Mode::Between => self.between(at_end),
+            Mode::Between => self.between(out, at_end),
             Mode::Call(_) => self.call(out),
-            Mode::Closing => self.closing(at_end),
+            Mode::Closing | Mode::Ending => self.closing(at_end),
         }
     }
 
     fn start(&mut self, at_end: bool) -> bool {
         let rest = self.held.trim_start();
-        if let Some(open) = self.thinking().map(|thinking| self.marked(thinking.open)) {
+        if let Some(open) = self.thinking().map(|thinking| self.reading.marked(thinking.open)) {
             if let Some(rest) = rest.strip_prefix(&open) {
                 self.held = rest.to_owned();
                 self.mode = Mode::Reasoning;
@@ -194,19 +304,33 @@ impl Reader {
             }
         }
         if self.reading.calls && self.format().trigger().is_empty() {
-            if rest.is_empty() {
+            let around = self.marked(self.format().around.0);
+            if rest.len() < around.len() && around.starts_with(rest) && !at_end {
                 return false;
             }
-            // What begins an answer as JSON is a call.
-            let rest = rest.trim_start_matches(MARK);
-            if rest.starts_with('{') {
-                self.held = rest.to_owned();
-                self.begin_call();
+            let inner = rest.strip_prefix(&around).map_or(rest, str::trim_start);
+            if inner.is_empty() && !at_end {
+                return false;
+            }
+            if inner.starts_with(self.format().first_character()) {
+                let begun = rest.len() - inner.len();
+                self.begun = rest[..begun].to_owned();
+                self.held = inner.to_owned();
+                self.begin();
                 return true;
             }
         }
         self.mode = Mode::Text;
         true
+    }
+
+    /// Calls begin.
+    fn begin(&mut self) {
+        if self.format().begin.is_empty() {
+            self.begin_call();
+        } else {
+            self.mode = Mode::Between;
+        }
     }
 
     fn reasoning(&mut self, out: &mut Parts) -> bool {
@@ -216,7 +340,8 @@ impl Reader {
             Found::At(at) => (at, at + close.len()),
             Found::Perhaps(at) => (at, at),
         };
-        out.reasoning.push_str(&self.held[..given]);
+        // A token that marks something else is text here.
+        out.reasoning.push_str(&self.held[..given].replace(MARK, ""));
         self.held.drain(..rest);
         let is_over = matches!(found, Found::At(_));
         if is_over {
@@ -243,179 +368,143 @@ impl Reader {
         if matches!(found, Found::Perhaps(_)) {
             return false;
         }
-        self.held.drain(..trigger.len());
-        if self.format().begin.is_empty() {
-            self.begin_call();
-        } else {
-            self.mode = Mode::Between;
-        }
+        self.begun = trigger;
+        self.held.drain(..self.begun.len());
+        self.begin();
         true
     }
 
     fn begin_call(&mut self) {
         let body = match self.format().body {
-            Body::Json(_) => CallBody::Json(CallJson::new()),
-            Body::NameThen(_) => CallBody::Name(String::new()),
+            Body::Json(_) | Body::Harmony => CallBody::Json(CallJson::new()),
+            Body::NameThen(end) => CallBody::Name(String::new(), self.marked(end)),
             Body::Parameters(parameters) => {
                 let close = self.marked(self.format().close);
                 CallBody::Parameters(ParametersReader::new(parameters, close, &self.reading.tools, |text| self.marked(text)))
             }
+            Body::Literals(literals) => CallBody::Literals(LiteralsReader::new(literals, |text| self.marked(text))),
         };
         self.mode = Mode::Call(Box::new(Call { raw: String::new(), body, is_open: false, has_arguments: false }));
     }
 
     /// Before a call: what opens it, what ends them all, or something else, which is text.
-    fn between(&mut self, at_end: bool) -> bool {
+    fn between(&mut self, out: &mut Parts, at_end: bool) -> bool {
         let format = self.format();
         let skipped = |c: char| c.is_whitespace() || c == ',' || c == '[' || c == ';';
         let trimmed = self.held.trim_start_matches(skipped).len();
-        self.held.drain(..self.held.len() - trimmed);
+        self.begun.extend(self.held.drain(..self.held.len() - trimmed));
         if self.held.is_empty() {
             return false;
         }
         let (open, end) = (self.marked(format.open), self.marked(format.end));
         // The rest of what ends them, where its beginning is a bracket.
         let end = if end.is_empty() { self.marked("]") } else { end };
-        if open.is_empty() && self.held.starts_with('{') {
+        let begins_call = match format.body {
+            Body::Literals(_) => |character: char| character.is_alphabetic() || character == '_',
+            _ => |character: char| character == '{',
+        };
+        if open.is_empty() && self.held.starts_with(begins_call) {
             self.begin_call();
             return true;
         }
-        for marker in [&open, &end] {
-            if !marker.is_empty() && self.held.starts_with(marker.as_str()) {
-                let is_open = marker == &open;
-                let is_end = marker == &end && !is_open;
-                self.held.drain(..marker.len());
-                if is_open {
-                    self.begin_call();
-                } else if is_end {
-                    self.mode = Mode::Text;
-                }
-                return true;
-            }
+        if !open.is_empty() && self.held.starts_with(&open) {
+            self.begun.extend(self.held.drain(..open.len()));
+            self.begin_call();
+            return true;
+        }
+        if self.num_calls > 0 && self.held.starts_with(&end) {
+            self.held.drain(..end.len());
+            self.mode = Mode::Ending;
+            return true;
         }
         if !at_end && [&open, &end].iter().any(|marker| marker.starts_with(self.held.as_str())) {
             return false;
         }
         self.mode = Mode::Text;
+        let text = self.taken_before_call();
+        self.text(&text, out);
         true
     }
 
     fn call(&mut self, out: &mut Parts) -> bool {
-        let name_then = match self.format().body {
-            Body::NameThen(text) => self.marked(text),
-            _ => String::new(),
-        };
         let id = call_id(self.format());
         let index = self.num_calls;
         let Mode::Call(call) = &mut self.mode else { return false };
-        let (mut taken, mut is_complete, mut is_malformed) = (0, false, false);
+        let (mut end, mut last) = (0, Taken::default());
         let mut delta = ToolCallDelta { index, ..ToolCallDelta::default() };
         for (at, character) in self.held.char_indices() {
-            taken = at + character.len_utf8();
             if !call.is_open {
                 call.raw.push(character);
             }
-            let mut name = None;
-            match &mut call.body {
-                CallBody::Json(json) => {
-                    match json.push(character) {
-                        Step::More => {}
-                        Step::Complete => is_complete = true,
-                        Step::Malformed => is_malformed = true,
-                    }
-                    if !call.is_open {
-                        name.clone_from(&json.name);
-                    }
-                    if call.is_open || name.is_some() {
-                        delta.arguments.push_str(&std::mem::take(&mut json.arguments));
-                    }
-                }
-                CallBody::Name(so_far) => {
-                    so_far.push(character);
-                    if so_far.ends_with(&name_then) {
-                        so_far.truncate(so_far.len() - name_then.len());
-                        name = Some(so_far.trim().to_owned());
-                        call.body = CallBody::Arguments(JsonValue::default());
-                    }
-                }
-                CallBody::Arguments(value) => {
-                    if !character.is_whitespace() || call.has_arguments {
-                        if value.push(character) {
-                            delta.arguments.push(character);
-                            call.has_arguments = true;
-                        } else {
-                            taken = at;
-                        }
-                        is_complete = value.is_complete();
-                    }
-                }
-                CallBody::Parameters(parameters) => {
-                    is_complete = parameters.push(character, &mut delta.arguments);
-                    name = parameters.name();
-                }
-            }
-            if let Some(name) = name.filter(|_| !call.is_open) {
+            last = call.push(character, &mut delta.arguments);
+            end = if last.is_beyond { at } else { at + character.len_utf8() };
+            if let Some(name) = last.name.take().filter(|_| !call.is_open) {
                 (delta.id, delta.name) = (Some(id.clone()), Some(name));
                 call.is_open = true;
             }
-            call.has_arguments |= !delta.arguments.is_empty();
-            if is_complete || is_malformed {
+            if last.is_complete || last.is_malformed {
                 break;
             }
         }
-        if is_complete && !call.has_arguments {
+        if last.is_complete && !call.has_arguments {
             delta.arguments.push_str("{}");
         }
         let is_open = call.is_open;
-        let raw = std::mem::take(&mut call.raw);
-        self.held.drain(..taken);
         if delta.id.is_some() || !delta.arguments.is_empty() {
             out.calls.push(delta);
         }
-        if is_complete {
+        self.held.drain(..end);
+        if last.is_complete {
             self.num_calls += 1;
             self.num_closed += 1;
             self.spaces.clear();
             let closes_itself = matches!(self.format().body, Body::Parameters(_));
-            self.mode = if closes_itself { Mode::Between } else { Mode::Closing };
-            if self.format().begin.is_empty() && closes_itself {
-                self.mode = Mode::Text;
-            }
-        } else if is_malformed {
+            self.mode = if closes_itself { self.behind_call() } else { Mode::Closing };
+        } else if last.is_malformed {
+            let raw = std::mem::take(&mut call.raw);
             self.num_calls += usize::from(is_open);
             self.mode = Mode::Text;
             if !is_open {
-                let text = self.before_call() + &raw;
+                let text = self.taken_before_call() + &raw;
                 self.text(&text, out);
             }
-        } else if let Mode::Call(call) = &mut self.mode {
-            call.raw = raw;
-            return false;
         }
-        true
+        last.is_complete || last.is_malformed
     }
 
-    /// Behind a call: what closes it, if it is there.
+    /// What comes when a call is closed.
+    fn behind_call(&self) -> Mode {
+        let format = self.format();
+        match (format.begin.is_empty(), format.trigger().is_empty()) {
+            (false, _) => Mode::Between,
+            // There is one call.
+            (true, true) => Mode::Ending,
+            (true, false) => Mode::Text,
+        }
+    }
+
+    /// Behind a call, or all: what closes it, if it is there.
     fn closing(&mut self, at_end: bool) -> bool {
-        let close = self.marked(self.format().close);
+        let is_last = matches!(self.mode, Mode::Ending);
+        let close = self.marked(if is_last { self.format().around.1 } else { self.format().close });
         let rest = self.held.trim_start();
-        if let Some(rest) = rest.strip_prefix(close.as_str()) {
+        if let Some(rest) = rest.strip_prefix(close.as_str()).filter(|_| !close.is_empty()) {
             self.held = rest.to_owned();
-        } else if close.starts_with(rest) && !at_end {
+        } else if !close.is_empty() && close.starts_with(rest) && !at_end {
             return false;
         }
-        self.mode = if self.format().begin.is_empty() { Mode::Text } else { Mode::Between };
+        self.mode = if is_last { Mode::Text } else { self.behind_call() };
         true
     }
 }
 
 /// Where a marker is, or may begin at the end of what has come; the end if nowhere.
-enum Found {
+pub(super) enum Found {
     At(usize),
     Perhaps(usize),
 }
 
-fn find(text: &str, marker: &str) -> Found {
+pub(super) fn find(text: &str, marker: &str) -> Found {
     if marker.is_empty() {
         return Found::Perhaps(text.len());
     }

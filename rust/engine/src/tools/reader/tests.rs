@@ -1,5 +1,8 @@
+mod cases;
+
 use std::sync::Arc;
 
+use cases::Case as Ported;
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -12,6 +15,27 @@ use super::{
 };
 
 const THINK: Thinking = Thinking { open: "<think>", close: "</think>" };
+const THOUGHT: Thinking = Thinking { open: "<|channel>thought\n", close: "<channel|>" };
+
+/// What may be a special token in the answers of the formats that are ported.
+const MARKERS: [&str; 16] = [
+    "<|start|>",
+    "<|channel|>",
+    "<|constrain|>",
+    "<|message|>",
+    "<|end|>",
+    "<|call|>",
+    "<|return|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|\"|>",
+    "<|channel>",
+    "<channel|>",
+    "<start_function_call>",
+    "<end_function_call>",
+    "<escape>",
+    "<|python_tag|>",
+];
 
 fn tools() -> Arc<[Tool]> {
     let city = json!({ "type": "object", "properties": { "city": { "type": "string" }, "zip": { "type": "string" } } });
@@ -20,8 +44,21 @@ fn tools() -> Arc<[Tool]> {
 
 fn reading(name: &str) -> Reading {
     let format = FORMATS.iter().find(|format| format.name == name).unwrap();
-    let dialect = Arc::new(Dialect { format, thinking: Some(&THINK), markers: Vec::new() });
-    Reading { dialect, tools: tools(), calls: true, thinks: false, has_thought: false }
+    let thinking = match name {
+        "harmony" => None,
+        "gemma4" => Some(&THOUGHT),
+        _ => Some(&THINK),
+    };
+    let dialect = Arc::new(Dialect { format, thinking, markers: Vec::new() });
+    Reading { dialect, tools: tools(), calls: true, thinks: false, has_thought: false, begun: String::new() }
+}
+
+/// The same of a model whose markers are tokens.
+fn with_tokens(name: &str) -> Reading {
+    let reading = reading(name);
+    let markers = (0..).zip(MARKERS.map(str::to_owned)).collect();
+    let Dialect { format, thinking, .. } = *reading.dialect;
+    Reading { dialect: Arc::new(Dialect { format, thinking, markers }), ..reading }
 }
 
 /// Reasoning, text, calls as name and arguments, and whether one is complete.
@@ -161,10 +198,90 @@ fn each_format_is_read_as_it_is_written() {
     }
 }
 
+/// What other engines read in an answer, we read as well, or as the case says, wherever the answer is cut in two.
+fn assert_that_it_is_read(reading: &Reading, answer: &str, case: &Ported) {
+    let expected = (case.reasoning.to_owned(), case.text.to_owned(), calls(case.calls), case.calls.len() > case.num_cut);
+    assert_eq!(read(reading, [answer]), expected, "{case:?}");
+    for (at, _) in answer.char_indices() {
+        assert_eq!(read(reading, [&answer[..at], &answer[at..]]), expected, "cut at {at}: {case:?}");
+    }
+    let characters: Vec<String> = answer.chars().map(String::from).collect();
+    assert_eq!(read(reading, characters.iter().map(String::as_str)), expected, "by characters: {case:?}");
+}
+
+#[test]
+fn answers_that_other_engines_are_tried_with_are_read() {
+    for case in cases::all() {
+        assert_that_it_is_read(&reading(case.format), case.answer, case);
+    }
+}
+
+#[test]
+fn the_same_answers_are_read_where_their_markers_are_tokens() {
+    for case in cases::all() {
+        let reading = with_tokens(case.format);
+        assert_that_it_is_read(&reading, &reading.marked(case.answer), case);
+    }
+}
+
+#[test]
+fn arguments_that_are_literals_become_json() {
+    for case in cases::all().filter(|case| ["pythonic", "gemma4", "functiongemma"].contains(&case.format)) {
+        let (_, _, calls, _) = read(&reading(case.format), [case.answer]);
+        for (name, arguments) in calls.iter().take(case.calls.len() - case.num_cut) {
+            // A number may be larger than the reader here takes.
+            let is_json = arguments.contains("1e999") || serde_json::from_str::<serde_json::Value>(arguments).is_ok();
+            assert!(is_json, "{name}: {arguments}");
+        }
+    }
+}
+
+#[test]
+fn messages_to_functions_are_dropped_where_none_may_be_called() {
+    let reading = Reading { calls: false, tools: Arc::new([]), ..reading("harmony") };
+    let answer = "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>commentary to=functions.f \
+                  <|constrain|>json<|message|>{\"x\": 1}<|call|>";
+    assert_eq!(read(&reading, [answer]), ("So.".to_owned(), String::new(), Vec::new(), false));
+}
+
+#[test]
+fn an_answer_goes_on_with_the_message_that_the_prompt_has_begun() {
+    let reading = reading("harmony");
+    let of = |end: &str, answer: &str| {
+        let reading = Reading::new(&reading.dialect, &super::super::ToolOptions::default(), end);
+        assert!(reading.is_needed());
+        let (reasoning, text, ..) = read(&reading, [answer]);
+        (reasoning, text)
+    };
+    let pair = |reasoning: &str, text: &str| (reasoning.to_owned(), text.to_owned());
+    assert_eq!(of("Hi<|end|><|start|>assistant", "<|channel|>final<|message|>Yes"), pair("", "Yes"));
+    assert_eq!(of("Hi<|end|><|start|>assistant", "Yes"), pair("", "Yes"));
+    assert_eq!(of("<|start|>assistant<|channel|>", "analysis<|message|>So."), pair("So.", ""));
+    assert_eq!(of("<|start|>assistant<|channel|>analysis<|message|>As", " so.<|end|>"), pair(" so.", ""));
+    assert_eq!(of("<|start|>assistant<|channel|>final<|message|>", "Yes"), pair("", "Yes"));
+}
+
+#[test]
+fn a_thought_channel_is_told_by_the_prompts_end() {
+    let reading = reading("gemma4");
+    let of = |end: &str, answer: &str| {
+        let reading = Reading::new(&reading.dialect, &super::super::ToolOptions::default(), end);
+        let (reasoning, text, ..) = read(&reading, [answer]);
+        (reasoning, text)
+    };
+    let pair = |reasoning: &str, text: &str| (reasoning.to_owned(), text.to_owned());
+    assert_eq!(of("<|turn>model\n<|channel>thought\n", "So.<channel|>Yes"), pair("So.", "Yes"));
+    assert_eq!(of("<|turn>model\n<|channel>thought\n<channel|>", "<|channel>Yes"), pair("", "<|channel>Yes"));
+}
+
 #[test]
 fn every_format_has_cases() {
     for format in &FORMATS {
-        assert!(CASES.iter().any(|(name, ..)| *name == format.name), "{}", format.name);
+        let is_here = CASES.iter().any(|(name, ..)| *name == format.name);
+        assert!(is_here || cases::all().any(|case| case.format == format.name), "{}", format.name);
+    }
+    for format in ["harmony", "pythonic", "gemma4", "functiongemma", "phi4-mini-functools", "granite3.1", "llama3-json"] {
+        assert!(cases::all().filter(|case| case.format == format).count() >= 10, "{format}");
     }
 }
 
@@ -211,15 +328,21 @@ fn a_call_that_is_cut_off_keeps_what_there_is_of_it() {
     assert_eq!((text.as_str(), got.len()), ("<tool_call>\n{\"na", 0));
 }
 
+/// The format and the text of every answer here.
+fn answers() -> Vec<(&'static str, &'static str)> {
+    let own = CASES.iter().map(|(format, answer, ..)| (*format, *answer));
+    own.chain(cases::all().map(|case| (case.format, case.answer))).collect()
+}
+
 proptest! {
     #[test]
     fn parts_give_what_the_whole_answer_gives(
-        case in 0..CASES.len(),
+        case in 0..answers().len(),
         other in 0..FORMATS.len(),
         cuts in proptest::collection::vec(0.0..1.0, 0..12),
         end in 0.0..1.2,
     ) {
-        let (format, answer, ..) = CASES[case];
+        let (format, answer) = answers()[case];
         let at = |share: f64| {
             let count = answer.chars().count() as f64;
             answer.char_indices().map(|(at, _)| at).nth((share * count) as usize).unwrap_or(answer.len())

@@ -1,0 +1,277 @@
+//! Whether answers are allowed, token by token.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::{super::Dialect, *};
+use crate::grammar::GrammarCompiler;
+
+const VOCAB_SIZE: usize = 512;
+
+/// The format, what its template has, and which of the markers are tokens; each format with text as markers, too.
+const HARMONY: [&str; 7] = ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"];
+const MODELS: [(&str, &str, &[&str]); 5] = [
+    ("harmony", "<|start|>assistant<|channel|>functions.", &HARMONY),
+    ("gemma4", "<|tool_call>call:<channel|>", &["<|tool_call>", "<tool_call|>", "<|\"|>", "<|channel>", "<channel|>"]),
+    ("functiongemma", "<start_function_call>call:", &["<start_function_call>", "<end_function_call>", "<escape>"]),
+    ("pythonic", "[func_name1(", &["<|python_start|>", "<|python_end|>"]),
+    ("llama4-json", "\"parameters\"<|python_start|>", &["<|python_start|>", "<|python_end|>"]),
+];
+
+fn tokenizer(tokens: &[&str]) -> Arc<Tokenizer> {
+    let path = goldens::dir().join("text/llama/tokenizer.json");
+    let mut tokenizer: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let num_tokens = tokenizer["model"]["vocab"].as_object().unwrap().len();
+    let added = tokenizer["added_tokens"].as_array_mut().unwrap();
+    added.extend((num_tokens..).zip(tokens).map(|(id, content)| {
+        json!({ "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true })
+    }));
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tokenizer.json");
+    std::fs::write(&path, tokenizer.to_string()).unwrap();
+    let mut tokenizer = Tokenizer::from_file(&path).unwrap();
+    tokenizer.add_eos_ids([2]);
+    Arc::new(tokenizer)
+}
+
+fn tool(name: &str, parameters: Value) -> Tool {
+    Tool { name: name.into(), description: None, parameters, strict: false }
+}
+
+fn options(choice: CallChoice) -> ToolOptions {
+    let place = json!({ "type": "object", "properties": { "lat": { "type": "number" }, "next": { "$ref": "#/$defs/place" } }, "required": ["lat"] });
+    let weather = json!({
+        "type": "object",
+        "$defs": { "place": place },
+        "properties": {
+            "city": { "type": "string", "minLength": 1, "maxLength": 5 },
+            "days": { "type": "integer", "minimum": 0, "maximum": 9 },
+            "unit": { "type": ["string", "null"], "enum": ["C", "F", null] },
+            "tags": { "type": "array", "items": { "type": "string" }, "minItems": 1, "maxItems": 2 },
+            "at": { "$ref": "#/$defs/place" },
+            "note": { "anyOf": [{ "type": "boolean" }, { "type": "null" }] }
+        },
+        "required": ["city", "unit"]
+    });
+    let tools = vec![
+        tool("weather", weather),
+        tool("now", json!({ "type": "object", "properties": {}, "additionalProperties": false })),
+        tool("any", json!({ "type": "object" })),
+    ];
+    ToolOptions { tools, choice, ..ToolOptions::default() }
+}
+
+/// How much of the answer may come, and whether it may end there.
+fn allowed(tokenizer: &Arc<Tokenizer>, template: &str, tools: &ToolOptions, answer: &str) -> (String, bool) {
+    let dialect = Arc::new(Dialect::of(template, tokenizer, true));
+    let reading = Reading::new(&dialect, tools, "");
+    let rules = answer_grammar(&reading, tools, tokenizer, false).unwrap().unwrap();
+    let compiled = GrammarCompiler::new(Arc::clone(tokenizer), VOCAB_SIZE).compile_rules(&rules, None);
+    let mut constraint = compiled.unwrap_or_else(|error| panic!("{error}: {rules}")).begin(1).remove(0);
+    let mut taken = Vec::new();
+    for id in tokenizer.encode(answer, false).unwrap() {
+        if constraint.has_ended() || !constraint.take(id).unwrap() {
+            return (tokenizer.decode(&taken, false), false);
+        }
+        taken.push(id);
+    }
+    let may_end = constraint.has_ended() || constraint.mask().unwrap().allows(2);
+    (tokenizer.decode(&taken, false), may_end)
+}
+
+fn assert_allowed(format: &str, choice: CallChoice, answers: &[&str]) {
+    each(format, |tokenizer, template| {
+        for answer in answers {
+            let (taken, may_end) = allowed(tokenizer, template, &options(choice), answer);
+            assert!(taken == **answer && may_end, "{answer}: ended behind {taken}");
+        }
+    });
+}
+
+fn assert_refused(format: &str, choice: CallChoice, answers: &[&str]) {
+    each(format, |tokenizer, template| {
+        for answer in answers {
+            let (taken, may_end) = allowed(tokenizer, template, &options(choice), answer);
+            assert!(taken != **answer || !may_end, "{answer}");
+        }
+    });
+}
+
+/// With markers that are text, and with such that are tokens.
+fn each(format: &str, work: impl Fn(&Arc<Tokenizer>, &str)) {
+    let (name, template, tokens) = MODELS.iter().find(|(name, ..)| *name == format).unwrap();
+    for tokens in [&[][..], tokens] {
+        let tokenizer = tokenizer(tokens);
+        assert_eq!(Dialect::of(template, &tokenizer, true).format.name, *name);
+        work(&tokenizer, template);
+    }
+}
+
+#[test]
+fn harmony_is_reasoning_and_then_a_text_or_a_call() {
+    let call = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}";
+    let thought = format!("<|channel|>analysis<|message|>So.<|end|><|start|>assistant{call}");
+    let before = " to=functions.weather<|channel|>commentary json<|message|>{\"city\": \"Oslo\", \"unit\": \"C\"}";
+    let none = "<|channel|>commentary to=functions.now<|message|>{}";
+    assert_allowed("harmony", CallChoice::Required, &[call, &thought, before, none]);
+    let text = "<|channel|>final<|message|>Yes.";
+    let remark = format!("<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{call}");
+    assert_allowed("harmony", CallChoice::Auto, &[call, &thought, before, text, &remark]);
+    assert_refused("harmony", CallChoice::Required, &[text, &remark, "<|channel|>commentary to=functions.walk<|message|>{}"]);
+    assert_refused("harmony", CallChoice::Auto, &["Yes.", "<|channel|>analysis<|message|>So.", &format!("{call}<|end|>")]);
+    assert_refused("harmony", CallChoice::Auto, &["<|channel|>commentary to=functions.weather<|message|>{}"]);
+    let then = "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>final<|message|>Yes.";
+    assert_allowed("harmony", CallChoice::None, &[text, then]);
+    assert_refused("harmony", CallChoice::None, &[call, before]);
+}
+
+#[test]
+fn pythonic_arguments_are_those_of_the_schema_in_its_order() {
+    assert_allowed(
+        "pythonic",
+        CallChoice::Required,
+        &[
+            "[now()]",
+            "[now(), now()]",
+            "<|python_start|>[now()]<|python_end|>",
+            "<|python_start|>[now()]",
+            "[weather(city='Oslo', unit='C')]",
+            "[weather(city=\"Oslo\",days=3,unit=None)]",
+            "[weather(city='O\\'s\\n', unit='F', tags=['a', \"b\"], at={'lat': 1.5, 'next': {\"lat\": -2}}, note=True)]",
+            "[any()]",
+            "[any(x=[1, {'k': None}], y='s')]",
+        ],
+    );
+    assert_refused(
+        "pythonic",
+        CallChoice::Required,
+        &[
+            "Text",
+            "[walk()]",
+            "[now(x=1)]",
+            "[weather()]",
+            "[weather(unit='C', city='Oslo')]",
+            "[weather(city='', unit='C')]",
+            "[weather(city='Utrecht', unit='C')]",
+            "[weather(city='Oslo', days=10, unit='C')]",
+            "[weather(city='Oslo', unit='K')]",
+            "[weather(city='Oslo', unit='C', tags=[])]",
+            "[weather(city='Oslo', unit='C', tags=['a', 'b', 'c'])]",
+            "[weather(city='Oslo', unit='C', at={})]",
+            "[weather(city='Oslo', unit='C', note=1)]",
+            "[weather(city='Oslo', unit='C', note=true)]",
+            "[weather(city='Oslo', unit='C'",
+        ],
+    );
+    assert_allowed("pythonic", CallChoice::Auto, &["Text [1]", "[now()]", ""]);
+    assert_refused("pythonic", CallChoice::Auto, &["[1]"]);
+}
+
+#[test]
+fn gemmas_arguments_are_those_of_the_schema_in_its_order() {
+    let of = |format: &str, answers: &[&str]| -> Vec<String> {
+        let written = |answer: &&str| match format {
+            "gemma4" => format!("<|tool_call>call:{}<tool_call|>", answer.replace('\'', "<|\"|>")),
+            _ => format!("<start_function_call>call:{}<end_function_call>", answer.replace('\'', "<escape>")),
+        };
+        answers.iter().map(written).collect()
+    };
+    for format in ["gemma4", "functiongemma"] {
+        let good = of(
+            format,
+            &[
+                "now{}",
+                "weather{city:'Oslo',unit:'C'}",
+                "weather{city:'a\"b',days:3,unit:null,tags:['a','b'],at:{lat:1.5,next:{lat:-2}},note:true}",
+                "any{x:[1,{k:null}],y:'s'}",
+            ],
+        );
+        assert_allowed(format, CallChoice::Required, &good.iter().map(String::as_str).collect::<Vec<_>>());
+        let twice = format!("{}{}", good[0], good[1]);
+        assert_allowed(format, CallChoice::Auto, &[&twice, "Text", &format!("Text {}", good[0])]);
+        let bad = of(
+            format,
+            &[
+                "walk{}",
+                "now{x:1}",
+                "weather{}",
+                "weather{unit:'C',city:'Oslo'}",
+                "weather{city:'',unit:'C'}",
+                "weather{city:'Utrecht',unit:'C'}",
+                "weather{city:'Oslo',unit:'K'}",
+                "weather{city:'Oslo',unit:'C',tags:[]}",
+                "weather{city:'Oslo',unit:'C',at:{}}",
+                "weather{city:'Oslo',unit:'C',note:1}",
+                "weather{city:Oslo,unit:'C'}",
+            ],
+        );
+        assert_refused(format, CallChoice::Auto, &bad.iter().map(String::as_str).collect::<Vec<_>>());
+        assert_refused(format, CallChoice::Required, &["Text"]);
+    }
+    let thought = "<|channel>thought\nSo.<channel|><|tool_call>call:now{}<tool_call|>";
+    assert_allowed("gemma4", CallChoice::Required, &[thought]);
+}
+
+#[test]
+fn a_call_that_begins_an_answer_may_stand_between_markers() {
+    let call = "{\"name\": \"now\", \"parameters\": {}}";
+    assert_allowed("llama4-json", CallChoice::Auto, &[call, "Text", &format!("<|python_start|>{call}<|python_end|>")]);
+    assert_refused("llama4-json", CallChoice::Auto, &["{\"x\": 1}", "<|python_start|>print(1)<|python_end|>"]);
+}
+
+#[test]
+fn one_call_is_all_where_one_is_asked_for() {
+    for (format, once, twice) in [
+        ("pythonic", "[now()]", "[now(), now()]"),
+        ("gemma4", "<|tool_call>call:now{}<tool_call|>", "<|tool_call>call:now{}<tool_call|><|tool_call>call:now{}<tool_call|>"),
+    ] {
+        each(format, |tokenizer, template| {
+            let tools = ToolOptions { parallel: false, ..options(CallChoice::Required) };
+            assert_eq!(allowed(tokenizer, template, &tools, once), (once.to_owned(), true));
+            assert_eq!(allowed(tokenizer, template, &tools, twice).1, false, "{twice}");
+        });
+    }
+}
+
+#[test]
+fn what_literals_cannot_enforce_is_refused_where_it_is_strict() {
+    let tokenizer = tokenizer(&[]);
+    let rules = |template: &str, property: Value| {
+        let parameters =
+            json!({ "type": "object", "properties": { "x": property }, "required": ["x"], "additionalProperties": false });
+        let tools = vec![Tool { strict: true, ..tool("f", parameters) }];
+        let tools = ToolOptions { tools, choice: CallChoice::Required, ..ToolOptions::default() };
+        let dialect = Arc::new(Dialect::of(template, &tokenizer, true));
+        answer_grammar(&Reading::new(&dialect, &tools, ""), &tools, &tokenizer, false)
+    };
+    let pattern = json!({ "type": "string", "pattern": "^[0-9]+$" });
+    assert!(rules("[func_name1(", pattern.clone()).is_ok());
+    let error = rules("<|tool_call>call:", pattern).unwrap_err().to_string();
+    assert!(error.contains("`pattern`"), "{error}");
+    assert!(rules("<|tool_call>call:", json!({ "type": "string", "maxLength": 3 })).is_ok());
+}
+
+#[test]
+fn schemas_that_refer_to_themselves_end() {
+    let tokenizer = tokenizer(&[]);
+    let rules = |parameters: Value| {
+        let tools = ToolOptions { tools: vec![tool("f", parameters)], choice: CallChoice::Required, ..ToolOptions::default() };
+        let dialect = Arc::new(Dialect::of("[func_name1(", &tokenizer, true));
+        answer_grammar(&Reading::new(&dialect, &tools, ""), &tools, &tokenizer, false)
+    };
+    let with = |defs: Value, property: Value| json!({ "type": "object", "$defs": defs, "properties": { "x": property } });
+    let itself = json!({ "$ref": "#/$defs/a" });
+    assert!(rules(with(json!({ "a": itself }), itself.clone())).is_err());
+    assert!(rules(with(json!({ "a": { "allOf": [itself, itself] } }), itself.clone())).is_err());
+    assert!(rules(with(json!({}), itself.clone())).is_err());
+    assert!(rules(with(json!({ "a": { "type": "array", "items": itself } }), itself.clone())).is_ok());
+    // Each refers twice to the next.
+    let mut chain = serde_json::Map::new();
+    for i in 0..60 {
+        let next = json!({ "$ref": format!("#/$defs/a{}", i + 1), "type": "object" });
+        chain.insert(format!("a{i}"), json!({ "type": "object", "properties": { "p": next, "q": next } }));
+    }
+    chain.insert("a60".into(), json!({ "type": "object" }));
+    assert!(rules(with(Value::Object(chain), json!({ "$ref": "#/$defs/a0" }))).is_err());
+}
