@@ -237,14 +237,15 @@ fn tools_leave_room_for_an_answer_in_the_form_that_is_asked_for() {
 
 #[test]
 fn tokens_that_end_a_call_end_an_answer() {
-    let model = |name: &str| {
-        *TEMPLATES.iter().rfind(|model| model.0 == name && model.2.iter().any(|token| ENDS.contains(token))).unwrap()
-    };
     const ENDS: [&str; 4] = ["<|call|>", "<|return|>", "<|tool_response>", "<start_function_response>"];
     for name in ["harmony", "gemma4", "functiongemma"] {
-        let engine = with_tokens(model(name));
+        let has_end = |model: &&Model| model.0 == name && model.2.iter().any(|token| ENDS.contains(token));
+        let engine = with_tokens(*TEMPLATES.iter().find(has_end).unwrap());
         let ids: Vec<u32> = ENDS.iter().filter_map(|token| engine.tokenizer().token_to_id(token)).collect();
         assert!(!ids.is_empty() && ids.iter().all(|id| engine.tokenizer().eos_ids().contains(id)), "{name}");
+        // What ends a message of several does not end the answer.
+        let message = engine.tokenizer().token_to_id("<|end|>");
+        assert!(message.is_none_or(|id| !engine.tokenizer().eos_ids().contains(&id)));
     }
 }
 

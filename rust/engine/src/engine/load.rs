@@ -241,7 +241,7 @@ pub fn load_with_backend(
     let shared = Shared {
         inbox,
         grammars: GrammarCompiler::new(Arc::clone(&tokenizer), files.config().vocab_size),
-        dialect: text.dialect.map(Arc::new),
+        dialect: text.chat_template.as_ref().map(|template| Arc::new(dialect(template, &tokenizer))),
         tokenizer,
         chat_template: text.chat_template,
         generation_config: text.generation_config,
@@ -272,7 +272,6 @@ pub fn load_with_backend(
 struct TextFiles {
     tokenizer: Tokenizer,
     chat_template: Option<ChatTemplate>,
-    dialect: Option<Dialect>,
     generation_config: GenerationConfig,
 }
 
@@ -301,12 +300,7 @@ impl TextFiles {
         };
         let special = tokenizer.special_tokens().clone();
         let chat_template = source_text.map(|text| ChatTemplate::new(&text, special)).transpose()?;
-        let dialect = chat_template.as_ref().map(|template| dialect(template, &tokenizer));
-        if let Some(dialect) = &dialect {
-            // A GGUF file names one such token, or two.
-            tokenizer.add_eos_ids(dialect.stop_ids(&tokenizer));
-        }
-        Ok(Self { tokenizer, chat_template, dialect, generation_config })
+        Ok(Self { tokenizer, chat_template, generation_config })
     }
 }
 

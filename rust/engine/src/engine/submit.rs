@@ -76,9 +76,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     let number = shared.submitted.fetch_add(1, Ordering::Relaxed);
     let own_seed = |s: u64| if shared.one_seed { s } else { s.wrapping_add(number) };
     let seed = sampling.seed.or(shared.seed.map(own_seed)).unwrap_or_else(rand::random);
-    // A grammar allows no token that begins a call where none may come.
-    let forbidden = if grammar.is_none() { forbidden_markers(shared, &prompt) } else { Vec::new() };
-    let only = all_but(shared, resolved.allowed.clone(), &forbidden)?;
+    let only = all_but(shared, resolved.allowed.clone(), &forbidden_markers(shared, &prompt, grammar.is_some()))?;
     let allowed = allowed_tokens(shared, only, sampling.min_tokens, &stop_token_ids)?;
     let sampler = Sampler::new(resolved, seed, &prompt_token_ids, Arc::new(dry_breakers)).without(bad_words);
     // What a grammar begins with is not dropped.
@@ -219,11 +217,11 @@ fn reading(shared: &Shared, prompt: &Prompt, prompt_token_ids: &[u32]) -> Result
     Ok(reading.is_needed().then_some(reading))
 }
 
-/// Tokens with which calls begin, where tools are given and none may be called.
-fn forbidden_markers(shared: &Shared, prompt: &Prompt) -> Vec<u32> {
+/// Tokens with which calls begin, where tools are given and none may be called. A grammar allows none of them either.
+fn forbidden_markers(shared: &Shared, prompt: &Prompt, has_grammar: bool) -> Vec<u32> {
     let (Prompt::Chat { options, .. }, Some(dialect)) = (prompt, &shared.dialect) else { return Vec::new() };
     let tools = &options.tools;
-    if tools.choice != CallChoice::None || tools.tools.is_empty() {
+    if tools.choice != CallChoice::None || tools.tools.is_empty() || has_grammar {
         return Vec::new();
     }
     dialect.call_tokens(&shared.tokenizer)

@@ -23,12 +23,16 @@ use pieces::Pieces;
 const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
 
 /// Tokens that end a turn in one family of models or another; generation stops at those that a vocabulary has as special tokens.
-const END_OF_TURN: [&str; 12] = [
+const END_OF_TURN: [&str; 15] = [
     "<|eot_id|>",
     "<|eom_id|>",
     "<|im_end|>",
     "<|end|>",
     "<end_of_turn>",
+    "<turn|>",
+    // What a called function gives is not the model's to say.
+    "<|tool_response>",
+    "<start_function_response>",
     "<|endoftext|>",
     "<|end_of_text|>",
     "<|return|>",

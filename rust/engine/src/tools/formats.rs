@@ -77,8 +77,6 @@ pub(crate) struct Format {
     pub end: &'static str,
     /// May stand around all that.
     pub around: (&'static str, &'static str),
-    /// Tokens that end an answer with calls, whether or not the model's files say so.
-    pub stops: &'static [&'static str],
     /// Ids are 9 letters and digits.
     pub short_ids: bool,
     /// The template puts the arguments of earlier calls into its text as they are.
@@ -98,7 +96,6 @@ const PLAIN: Format = Format {
     between: None,
     end: "",
     around: ("", ""),
-    stops: &[],
     short_ids: false,
     arguments_as_text: false,
     template: &[],
@@ -107,20 +104,13 @@ const PLAIN: Format = Format {
 
 /// In the order in which they are tried: what is special before what is general.
 pub(crate) const FORMATS: [Format; 18] = [
-    Format {
-        name: "harmony",
-        body: Body::Harmony,
-        stops: &["<|call|>", "<|return|>"],
-        template: &["<|start|>assistant", "<|channel|>", "functions."],
-        ..PLAIN
-    },
+    Format { name: "harmony", body: Body::Harmony, template: &["<|start|>assistant", "<|channel|>", "functions."], ..PLAIN },
     Format {
         name: "gemma4",
         open: "<|tool_call>call:",
         body: Body::Literals(&GEMMA),
         close: "<tool_call|>",
         between: Some(""),
-        stops: &["<|tool_response>"],
         template: &["<|tool_call>call:"],
         ..PLAIN
     },
@@ -130,7 +120,6 @@ pub(crate) const FORMATS: [Format; 18] = [
         body: Body::Literals(&FUNCTION_GEMMA),
         close: "<end_function_call>",
         between: Some(""),
-        stops: &["<start_function_response>"],
         template: &["<start_function_call>call:"],
         ..PLAIN
     },
@@ -343,11 +332,6 @@ impl Dialect {
         dialect.markers.sort_unstable();
         dialect.markers.dedup();
         dialect
-    }
-
-    /// Tokens that end an answer.
-    pub fn stop_ids(&self, tokenizer: &Tokenizer) -> Vec<u32> {
-        self.format.stops.iter().filter_map(|token| tokenizer.token_to_id(token)).collect()
     }
 
     /// The tokens with which calls begin, where one token spells such a beginning.

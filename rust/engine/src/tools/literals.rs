@@ -2,6 +2,8 @@
 
 mod grammar;
 
+use std::fmt::Write as _;
+
 use super::{
     call_json::Step,
     formats::{Literals, Quotes},
@@ -99,10 +101,9 @@ impl LiteralsReader {
                 self.assigned(arguments);
             }
             Place::Assign if character == self.assign() => self.assigned(arguments),
-            Place::BareKey if !self.ends_bare(character) => self.held.push(character),
+            Place::BareKey | Place::Bare if !self.ends_bare(character) => self.held.push(character),
             Place::BareKey | Place::Assign => return Step::Malformed,
             Place::Value => return self.value(character, arguments),
-            Place::Bare if !self.ends_bare(character) => self.held.push(character),
             Place::Bare => {
                 if !self.bare(arguments) {
                     return Step::Malformed;
@@ -307,20 +308,18 @@ impl LiteralsReader {
                     self.push_code(code as u32, arguments);
                 }
             },
-            Escape::Digits { base, left, value } => match character.to_digit(base) {
-                Some(digit) => {
-                    let (left, value) = (left - 1, value.saturating_mul(base).saturating_add(digit));
-                    if left > 0 {
-                        after = Escape::Digits { base, left, value };
-                    } else {
-                        self.push_code(value, arguments);
-                    }
-                }
-                None => {
+            Escape::Digits { base, left, value } => {
+                let Some(digit) = character.to_digit(base) else {
                     self.push_code(value, arguments);
                     return self.quoted(character, (quote, Escape::None), is_key, arguments);
+                };
+                let value = value.saturating_mul(base).saturating_add(digit);
+                if left > 1 {
+                    after = Escape::Digits { base, left: left - 1, value };
+                } else {
+                    self.push_code(value, arguments);
                 }
-            },
+            }
         }
         self.place = Place::Text { quote: Some(quote), escape: after, is_key };
     }
@@ -419,7 +418,9 @@ fn push_character(character: char, json: &mut String) {
         '\n' => json.push_str("\\n"),
         '\r' => json.push_str("\\r"),
         '\t' => json.push_str("\\t"),
-        '\0'..' ' => json.push_str(&format!("\\u{:04x}", character as u32)),
+        '\0'..' ' => {
+            let _ = write!(json, "\\u{:04x}", character as u32);
+        }
         _ => json.push(character),
     }
 }

@@ -418,9 +418,8 @@ impl Writer<'_, '_> {
             is_optional = min <= index as u64;
         }
         let inner = match (rest.is_empty(), is_optional) {
-            (true, _) => rest,
             (false, true) => format!("({rest})?"),
-            (false, false) => rest,
+            (true, _) | (false, false) => rest,
         };
         Ok(format!("\"[\" {inner} \"]\""))
     }
