@@ -33,7 +33,7 @@ const GRANITE: &str =
     "{{ tools[0].function.name if tools }}{# <|start_of_role|> <tool_call> JSON list #}{{ messages[-1].content }}";
 
 /// Each form with its markers as text, and as tokens where models have them so.
-const TEMPLATES: [Model; 29] = [
+const TEMPLATES: [Model; 30] = [
     ("generic", "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", &[]),
     ("hermes", HERMES, &[]),
     ("hermes", HERMES, &["<tool_call>", "</tool_call>"]),
@@ -42,7 +42,8 @@ const TEMPLATES: [Model; 29] = [
     ("mistral-args", MISTRAL, &["[TOOL_CALLS]", "[ARGS]"]),
     ("deepseek-v3", "{{ tools[0].function.name if tools }}<｜tool▁calls▁begin｜>{{ messages[-1].content }}", &[]),
     ("deepseek-v3.1", "{{ tools[0].function.name if tools }}<｜tool▁calls▁begin｜>tool_call_name{{ messages[-1].content }}", &[]),
-    ("qwen3-coder", "{{ tools[0].function.name if tools }}<function=f><parameter=p>{{ messages[-1].content }}", &[]),
+    ("qwen3-coder", "{{ tools[0].function.name if tools }}<tool_call><function=f><parameter=p>{{ messages[-1].content }}", &[]),
+    ("seed-oss", "{{ tools[0].function.name if tools }}<seed:tool_call><function=f>{{ messages[-1].content }}", &[]),
     ("glm4.5", "{{ tools[0].function.name if tools }}<tool_call>f<arg_key>k</arg_key>{{ messages[-1].content }}", &[]),
     ("harmony", HARMONY, &[]),
     ("harmony", HARMONY, &["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"]),
@@ -343,4 +344,25 @@ fn the_generic_form_tells_of_tools_calls_and_results() {
                   <tool_response>\n12:00\n</tool_response>\n";
     assert!(text.ends_with(spoken), "{text}");
     assert_eq!(render(options(CallChoice::None)), spoken);
+}
+
+#[test]
+fn a_call_of_before_is_a_message_with_its_arguments_and_the_thoughts_before_it() {
+    let template = "{{ tools[0].function.name if tools }}{% for m in messages %}<|start|>{{ m.role }}{% for call in m.tool_calls %}\
+                    <|channel|>analysis<|message|>{{ m.thinking }}<|end|> to=functions.{{ call.function.name }}<|message|>\
+                    {{ call.function.arguments|tojson }}{% endfor %}{{ m.content }}{% endfor %}<|start|>assistant";
+    let engine = engine(template);
+    assert_eq!(engine.tool_format(), Some("harmony"));
+    let call = json!({ "id": "c1", "type": "function", "function": { "name": "now", "arguments": "{\"a\": 1}" } });
+    let message = |text: &str| Message {
+        role: "assistant".into(),
+        content: engine::MessageContent::Text(text.into()),
+        extra: json!({ "tool_calls": [call], "reasoning_content": "So." }).as_object().unwrap().clone(),
+    };
+    let render = |text: &str| engine.render_chat(&[message(text)], &RenderOptions::default()).unwrap().0;
+    let expected =
+        "<|start|>assistant<|channel|>analysis<|message|>So.<|end|> to=functions.now<|message|>{\"a\": 1}<|start|>assistant";
+    assert_eq!(render(""), expected);
+    // The template takes thoughts or a text.
+    assert!(!render("I look.").contains("So."));
 }

@@ -103,7 +103,7 @@ const PLAIN: Format = Format {
 };
 
 /// In the order in which they are tried: what is special before what is general.
-pub(crate) const FORMATS: [Format; 18] = [
+pub(crate) const FORMATS: [Format; 19] = [
     Format { name: "harmony", body: Body::Harmony, template: &["<|start|>assistant", "<|channel|>", "functions."], ..PLAIN },
     Format {
         name: "gemma4",
@@ -167,6 +167,20 @@ pub(crate) const FORMATS: [Format; 18] = [
         ..PLAIN
     },
     Format {
+        name: "seed-oss",
+        open: "<seed:tool_call>\n<function=",
+        body: Body::Parameters(&Parameters {
+            after_name: ">\n",
+            before_key: "<parameter=",
+            before_value: ">",
+            after_value: "</parameter>\n",
+        }),
+        close: "</function>\n</seed:tool_call>",
+        between: Some("\n"),
+        template: &["<seed:tool_call>", "<function="],
+        ..PLAIN
+    },
+    Format {
         name: "qwen3-coder",
         open: "<tool_call>\n<function=",
         body: Body::Parameters(&Parameters {
@@ -177,7 +191,7 @@ pub(crate) const FORMATS: [Format; 18] = [
         }),
         close: "</function>\n</tool_call>",
         between: Some("\n"),
-        template: &["<function=", "<parameter="],
+        template: &["<tool_call>", "<function=", "<parameter="],
         ..PLAIN
     },
     Format {
@@ -297,9 +311,10 @@ pub(crate) struct Thinking {
     pub close: &'static str,
 }
 
-const THINKING: [Thinking; 3] = [
+const THINKING: [Thinking; 4] = [
     Thinking { open: "<think>", close: "</think>" },
     Thinking { open: "[THINK]", close: "[/THINK]" },
+    Thinking { open: "<seed:think>", close: "</seed:think>" },
     Thinking { open: "<|channel>thought\n", close: "<channel|>" },
 ];
 

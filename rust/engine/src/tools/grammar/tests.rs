@@ -64,8 +64,19 @@ fn options(choice: CallChoice) -> ToolOptions {
 
 /// How much of the answer may come, and whether it may end there.
 fn allowed(tokenizer: &Arc<Tokenizer>, template: &str, tools: &ToolOptions, answer: &str) -> (String, bool) {
+    allowed_behind("", tokenizer, template, tools, answer)
+}
+
+/// The same behind a prompt that ends so.
+fn allowed_behind(
+    prompt_end: &str,
+    tokenizer: &Arc<Tokenizer>,
+    template: &str,
+    tools: &ToolOptions,
+    answer: &str,
+) -> (String, bool) {
     let dialect = Arc::new(Dialect::of(template, tokenizer, true));
-    let reading = Reading::new(&dialect, tools, "");
+    let reading = Reading::new(&dialect, tools, prompt_end);
     let rules = answer_grammar(&reading, tools, tokenizer, false).unwrap().unwrap();
     let compiled = GrammarCompiler::new(Arc::clone(tokenizer), VOCAB_SIZE).compile_rules(&rules, None);
     let mut constraint = compiled.unwrap_or_else(|error| panic!("{error}: {rules}")).begin(1).remove(0);
@@ -124,6 +135,24 @@ fn harmony_is_reasoning_and_then_a_text_or_a_call() {
     let then = "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>final<|message|>Yes.";
     assert_allowed("harmony", CallChoice::None, &[text, then]);
     assert_refused("harmony", CallChoice::None, &[call, before]);
+}
+
+#[test]
+fn harmony_goes_on_with_the_message_that_the_prompt_has_begun() {
+    each("harmony", |tokenizer, template| {
+        let is_allowed = |channel: &str, choice, answer: &str| {
+            let prompt_end = format!("Hi<|end|><|start|>assistant<|channel|>{channel}<|message|>");
+            let (taken, may_end) = allowed_behind(&prompt_end, tokenizer, template, &options(choice), answer);
+            taken == answer && may_end
+        };
+        let call = "<|channel|>commentary to=functions.now<|message|>{}";
+        let then_a_call = format!("So.<|end|><|start|>assistant{call}");
+        assert!(is_allowed("analysis", CallChoice::Auto, &then_a_call));
+        assert!(!is_allowed("analysis", CallChoice::Auto, "So."));
+        assert!(is_allowed("final", CallChoice::Auto, "Yes."));
+        assert!(is_allowed("final", CallChoice::Required, &then_a_call));
+        assert!(!is_allowed("final", CallChoice::Required, "Yes."));
+    });
 }
 
 #[test]

@@ -305,7 +305,16 @@ const LLAMA: &[Case] = &[
     llama4("Text <|python_start|>{}").text("Text <|python_start|>{}"),
 ];
 
+/// llama.cpp's `test-chat.cpp`.
+const SEED: &[Case] = &[
+    case("seed-oss", "<seed:tool_call>\n<function=special_function>\n<parameter=arg1>\n42\n</parameter>\n</function>\n</seed:tool_call>")
+        .calls(&[("special_function", "{\"arg1\": 42}")]),
+    case("seed-oss", "<seed:tool_call>\n<function=process_data>\n<parameter=input>test</parameter>\n<parameter=format>json</parameter>\n</function>\n</seed:tool_call>")
+        .calls(&[("process_data", "{\"input\": \"test\", \"format\": \"json\"}")]),
+    case("seed-oss", "Hello, world!").text("Hello, world!"),
+];
+
 /// All of them.
 pub fn all() -> impl Iterator<Item = &'static Case> {
-    [HARMONY, PYTHONIC, GEMMA4, FUNCTIONGEMMA, FUNCTOOLS, GRANITE, LLAMA].into_iter().flatten()
+    [HARMONY, PYTHONIC, GEMMA4, FUNCTIONGEMMA, FUNCTOOLS, GRANITE, LLAMA, SEED].into_iter().flatten()
 }
