@@ -334,7 +334,73 @@ fn answers() -> Vec<(&'static str, &'static str)> {
     own.chain(cases::all().map(|case| (case.format, case.answer))).collect()
 }
 
+/// Parts of answers, from which text is made that is none.
+const PIECES: [&str; 48] = [
+    "<|start|>",
+    "assistant",
+    "<|channel|>",
+    "analysis",
+    "commentary",
+    "final",
+    " to=functions.f",
+    "<|constrain|>",
+    "json",
+    "<|message|>",
+    "<|end|>",
+    "<|call|>",
+    "<|",
+    "[",
+    "]",
+    "(",
+    ")",
+    "{",
+    "}",
+    "f",
+    "x",
+    "=",
+    ":",
+    ",",
+    " ",
+    "\n",
+    "'",
+    "\"",
+    "\\",
+    "u",
+    "d83d",
+    "\\ud83d",
+    "\\x4",
+    "\\7",
+    "1",
+    "-",
+    ".",
+    "e9",
+    "True",
+    "null",
+    "<|\"|>",
+    "<escape>",
+    "<|tool_call>call:",
+    "<tool_call|>",
+    "<start_function_call>call:",
+    "functools[",
+    "\u{FDD1}",
+    "\u{1F600}",
+];
+
 proptest! {
+    #[test]
+    fn text_that_is_no_answer_is_read_alike_however_it_is_cut(
+        pieces in proptest::collection::vec(0..PIECES.len(), 0..40),
+        format in 0..FORMATS.len(),
+    ) {
+        let text: String = pieces.iter().map(|piece| PIECES[*piece]).collect();
+        let characters: Vec<String> = text.chars().map(String::from).collect();
+        for reading in [reading(FORMATS[format].name), with_tokens(FORMATS[format].name)] {
+            let whole = read(&reading, [&*text]);
+            prop_assert_eq!(read(&reading, characters.iter().map(String::as_str)), whole.clone());
+            prop_assert!(!whole.0.contains(MARK) && !whole.1.contains(MARK));
+        }
+    }
+
     #[test]
     fn parts_give_what_the_whole_answer_gives(
         case in 0..answers().len(),
