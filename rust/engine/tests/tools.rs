@@ -98,15 +98,29 @@ fn tools() -> Vec<Tool> {
     let tool = |name: &str, parameters: Value| Tool { name: name.into(), description: None, parameters, strict: false };
     let days = json!({ "type": "integer", "minimum": 0, "maximum": 9 });
     let place = json!({ "type": "string", "maxLength": 5 });
+    // Other properties may come. A number among them could be larger than the reader of JSON here takes.
+    let other = json!({ "type": ["string", "boolean", "null"] });
+    let stop = json!({
+        "type": "object",
+        "properties": { "lat": { "type": "integer" }, "next": { "$ref": "#/$defs/stop" } },
+        "required": ["lat"],
+        "additionalProperties": false
+    });
+    let tags = json!({ "type": "array", "items": { "type": "string", "maxLength": 3 }, "maxItems": 2 });
+    let trip = json!({ "tags": tags, "at": { "$ref": "#/$defs/stop" }, "note": { "type": ["boolean", "null"] } });
     vec![
         tool(
             "weather",
-            json!({ "type": "object", "properties": { "days": days, "unit": { "enum": ["C", "F"], "type": "string" } }, "required": ["days", "unit"] }),
+            json!({ "type": "object", "properties": { "days": days, "unit": { "enum": ["C", "F"], "type": "string" } }, "required": ["days", "unit"], "additionalProperties": other }),
         ),
         tool("now", json!({ "type": "object", "properties": {}, "additionalProperties": false })),
         tool(
             "find.it",
-            json!({ "type": "object", "properties": { "place": place, "exact": { "type": "boolean" } }, "required": ["exact"], "uniqueItems": 1 }),
+            json!({ "type": "object", "properties": { "place": place, "exact": { "type": "boolean" } }, "required": ["exact"], "additionalProperties": other, "uniqueItems": 1 }),
+        ),
+        tool(
+            "trip",
+            json!({ "type": "object", "$defs": { "stop": stop }, "properties": trip, "required": ["at", "note"], "additionalProperties": false }),
         ),
     ]
 }
@@ -159,6 +173,17 @@ fn assert_fits(call: &ToolCall) {
         }
         "now" => {}
         "find.it" => assert!(arguments["exact"].is_boolean(), "{call:?}"),
+        "trip" => {
+            assert!(arguments.keys().all(|key| ["tags", "at", "note"].contains(&key.as_str())), "{call:?}");
+            assert!(arguments["note"].is_boolean() || arguments["note"].is_null(), "{call:?}");
+            let mut stop = Some(&arguments["at"]);
+            while let Some(place) = stop {
+                assert!(place["lat"].is_number() && place.as_object().unwrap().len() <= 2, "{call:?}");
+                stop = place.get("next");
+            }
+            let tags = arguments.get("tags").map_or(&[][..], |tags| tags.as_array().unwrap());
+            assert!(tags.len() <= 2 && tags.iter().all(|tag| tag.as_str().unwrap().chars().count() <= 3), "{call:?}");
+        }
         other => panic!("{other} is no tool"),
     }
     assert!(call.id.len() >= 9);
