@@ -371,23 +371,42 @@ fn the_generic_form_tells_of_tools_calls_and_results() {
     assert_eq!(render(options(CallChoice::None)), spoken);
 }
 
-#[test]
-fn a_call_of_before_is_a_message_with_its_arguments_and_the_thoughts_before_it() {
-    let template = "{{ tools[0].function.name if tools }}{% for m in messages %}<|start|>{{ m.role }}{% for call in m.tool_calls %}\
-                    <|channel|>analysis<|message|>{{ m.thinking }}<|end|> to=functions.{{ call.function.name }}<|message|>\
-                    {{ call.function.arguments|tojson }}{% endfor %}{{ m.content }}{% endfor %}<|start|>assistant";
-    let engine = engine(template);
-    assert_eq!(engine.tool_format(), Some("harmony"));
-    let call = json!({ "id": "c1", "type": "function", "function": { "name": "now", "arguments": "{\"a\": 1}" } });
-    let message = |text: &str| Message {
+const HARMONY_HISTORY: &str = "{# <|start|>assistant #}{{ tools[0].function.name if tools }}{% for m in messages %}<|start|>{{ m.role }}{% if m.tool_calls %}\
+                               <|channel|>{{ m.thinking }}<|end|> to=functions.{{ m.tool_calls[0].function.name }}\
+                               {{ m.tool_calls[0].function.arguments|tojson }}{% endif %}{{ m.content }}{% endfor %}";
+
+/// An answer of before, with calls of these names, whose ids are the same.
+fn calling(names: &[&str], text: &str) -> Message {
+    let call = |name: &&str| json!({ "id": name, "type": "function", "function": { "name": name, "arguments": "{\"a\": 1}" } });
+    let calls: Vec<Value> = names.iter().map(call).collect();
+    Message {
         role: "assistant".into(),
         content: engine::MessageContent::Text(text.into()),
-        extra: json!({ "tool_calls": [call], "reasoning_content": "So." }).as_object().unwrap().clone(),
-    };
-    let render = |text: &str| engine.render_chat(&[message(text)], &RenderOptions::default()).unwrap().0;
-    let expected =
-        "<|start|>assistant<|channel|>analysis<|message|>So.<|end|> to=functions.now<|message|>{\"a\": 1}<|start|>assistant";
-    assert_eq!(render(""), expected);
+        extra: json!({ "tool_calls": calls, "reasoning_content": "So." }).as_object().unwrap().clone(),
+    }
+}
+
+#[test]
+fn harmonys_history_has_arguments_and_the_thoughts_before_a_call() {
+    let engine = engine(HARMONY_HISTORY);
+    assert_eq!(engine.tool_format(), Some("harmony"));
+    let render = |text: &str| engine.render_chat(&[calling(&["now"], text)], &RenderOptions::default()).unwrap().0;
+    assert_eq!(render(""), "<|start|>assistant<|channel|>So.<|end|> to=functions.now{\"a\": 1}");
     // The template takes thoughts or a text.
-    assert!(!render("I look.").contains("So."));
+    assert_eq!(render("I look."), "<|start|>assistant<|channel|><|end|> to=functions.now{\"a\": 1}I look.");
+}
+
+#[test]
+fn harmonys_history_has_each_of_several_calls_with_its_result() {
+    let engine = engine(HARMONY_HISTORY);
+    let result = |id: &str, text: &str| Message {
+        role: "tool".into(),
+        content: engine::MessageContent::Text(text.into()),
+        extra: json!({ "tool_call_id": id }).as_object().unwrap().clone(),
+    };
+    let chat = [calling(&["a", "b"], ""), result("b", "2"), result("a", "1"), result("c", "3"), Message::user("Well?")];
+    let text = engine.render_chat(&chat, &RenderOptions::default()).unwrap().0;
+    let expected = "<|start|>assistant<|channel|>So.<|end|> to=functions.a{\"a\": 1}<|start|>tool1\
+                    <|start|>assistant<|channel|><|end|> to=functions.b{\"a\": 1}<|start|>tool2<|start|>tool3<|start|>userWell?";
+    assert_eq!(text, expected);
 }

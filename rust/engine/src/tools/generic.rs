@@ -44,6 +44,7 @@ pub(crate) fn with_tools(
     }
     if dialect.format.body == Body::Harmony {
         messages.iter_mut().for_each(name_thoughts);
+        messages = one_call_each(messages);
     }
     Some((messages, options))
 }
@@ -109,4 +110,32 @@ fn name_thoughts(message: &mut Message) {
     if let Some(thoughts) = thoughts.filter(Value::is_string) {
         message.extra.insert("thinking".into(), thoughts);
     }
+}
+
+/// Each call as a message with its results behind it: harmony's template writes the first call of a message only.
+fn one_call_each(messages: Vec<Message>) -> Vec<Message> {
+    let mut all = Vec::new();
+    let mut rest = messages.into_iter().peekable();
+    while let Some(mut message) = rest.next() {
+        let calls = match message.extra.get_mut("tool_calls").and_then(Value::as_array_mut) {
+            Some(calls) if calls.len() > 1 => std::mem::take(calls),
+            _ => {
+                all.push(message);
+                continue;
+            }
+        };
+        let mut results: Vec<Message> = std::iter::from_fn(|| rest.next_if(|next| next.role == "tool")).collect();
+        for call in calls {
+            let id = call["id"].clone();
+            message.extra.insert("tool_calls".into(), json!([call]));
+            all.push(message.clone());
+            let is_its = |result: &mut Message| result.extra.get("tool_call_id") == Some(&id);
+            all.extend(results.extract_if(.., is_its));
+            // What was said and thought stands before the first.
+            message.content = MessageContent::Text(String::new());
+            message.extra.shift_remove("thinking");
+        }
+        all.extend(results);
+    }
+    all
 }
