@@ -516,6 +516,7 @@ class ChatCompletionRequest(Generic[_Stream]):
         public_messages: int = 0,
         keep: bool = False,
         parallel_tool_calls: bool = True,
+        thinking_budget: int | None = None,
     ) -> ChatCompletionRequest[Literal[False]]: ...
     @overload
     def __new__(
@@ -571,6 +572,7 @@ class ChatCompletionRequest(Generic[_Stream]):
         public_messages: int = 0,
         keep: bool = False,
         parallel_tool_calls: bool = True,
+        thinking_budget: int | None = None,
     ) -> ChatCompletionRequest[Literal[True]]: ...
     @overload
     def __new__(
@@ -626,6 +628,7 @@ class ChatCompletionRequest(Generic[_Stream]):
         public_messages: int = 0,
         keep: bool = False,
         parallel_tool_calls: bool = True,
+        thinking_budget: int | None = None,
     ) -> ChatCompletionRequest[bool]: ...
     @property
     def messages(self) -> list[dict[str, Any]]: ...
@@ -669,6 +672,8 @@ class ChatCompletionRequest(Generic[_Stream]):
     def tool_choice(self) -> ToolChoice | str | dict[str, Any] | None: ...
     @property
     def parallel_tool_calls(self) -> bool: ...
+    @property
+    def thinking_budget(self) -> int | None: ...
     @property
     def dry_multiplier(self) -> float | None: ...
     @property

@@ -50,7 +50,8 @@ use crate::{
 /// - `stream`: the answer comes in parts, as an iterator.
 /// - `truncate_sequence`: drop the start of a prompt that is too long instead of raising.
 /// - `enable_thinking`: True or False for the chat template. `reasoning_effort`: "low", "medium", "high", "xhigh" or "max" for
-///   it; "off" or "none" turns thinking off.
+///   it; "off" or "none" turns thinking off. `thinking_budget`: tokens of reasoning at most, 0 or more, behind which the answer
+///   begins.
 /// - `priority`: -2^31 to 2^31 - 1; lower goes first. `deadline`: seconds from submission, above 0, after which the request ends
 ///   with the text it has and the `finish_reason` "timeout". `tenant`: whom the request belongs to; with the runner's
 ///   `fairness="drr"` tenants take turns.
@@ -137,7 +138,8 @@ impl ChatCompletionRequest {
         reasoning_effort=None, max_tool_rounds=None, tool_dispatch_url=None, enable_code_execution=false, enable_shell=false,
         shell_skills=None, agent_permission=None, agent_approval_callback=None, code_execution_permission=None, session_id=None,
         files=None, input_files=None, ignore_eos=false, *, adapter=None, adapters=None, seed=None,
-        priority=0, deadline=None, tenant=None, cache_salt=None, public_messages=0, keep=false, parallel_tool_calls=true
+        priority=0, deadline=None, tenant=None, cache_salt=None, public_messages=0, keep=false, parallel_tool_calls=true,
+        thinking_budget=None
     ))]
     #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "mirrors a documented signature")]
     #[allow(clippy::too_many_lines, clippy::needless_pass_by_value, reason = "one line an argument")]
@@ -193,6 +195,7 @@ impl ChatCompletionRequest {
         #[pyo3(from_py_with = check_public_messages)] public_messages: usize,
         keep: bool,
         parallel_tool_calls: bool,
+        thinking_budget: Option<Integer>,
     ) -> PyResult<Self> {
         refuse(&[
             ("web_search_options", web_search_options.is_some()),
@@ -243,7 +246,8 @@ impl ChatCompletionRequest {
             tenant,
             cache_salt,
             public_messages,
-            keep
+            keep,
+            thinking_budget
         );
         fields.set_item("parallel_tool_calls", (!parallel_tool_calls).then_some(false))?;
         fields.set_item("logprobs", logprobs.then_some(true))?;
@@ -280,6 +284,7 @@ impl ChatCompletionRequest {
                 enable_thinking: thinking(enable_thinking, reasoning_effort.as_deref())
                     .map_err(|error| invalid(error.message))?,
                 reasoning_effort,
+                thinking_budget: at_least_if_given("thinking_budget", thinking_budget.as_ref(), 0)?,
                 tools: tool_options(tool_schemas.as_ref(), tool_choice.as_ref(), parallel_tool_calls)?,
                 ..RenderOptions::default()
             },
@@ -337,7 +342,7 @@ impl ChatCompletionRequest {
 }
 
 getters! {
-    ChatCompletionRequest: n_choices, logit_bias, top_logprobs, max_tokens, presence_penalty, frequency_penalty, repetition_penalty, stop_seqs, temperature, top_p, top_k, grammar, grammar_type, min_p, tool_schemas, tool_choice, dry_multiplier, dry_base, dry_allowed_length, dry_sequence_breakers, enable_thinking, truncate_sequence, reasoning_effort, ignore_eos, adapter, adapters, seed, priority, deadline, tenant, cache_salt, public_messages, keep
+    ChatCompletionRequest: n_choices, logit_bias, top_logprobs, max_tokens, presence_penalty, frequency_penalty, repetition_penalty, stop_seqs, temperature, top_p, top_k, grammar, grammar_type, min_p, tool_schemas, tool_choice, dry_multiplier, dry_base, dry_allowed_length, dry_sequence_breakers, enable_thinking, truncate_sequence, reasoning_effort, ignore_eos, adapter, adapters, seed, priority, deadline, tenant, cache_salt, public_messages, keep, thinking_budget
 }
 
 #[pymethods]

@@ -47,6 +47,8 @@ pub struct RenderOptions {
     pub enable_thinking: Option<bool>,
     /// Given to the template when set.
     pub reasoning_effort: Option<String>,
+    /// Tokens of reasoning at most: behind them comes what ends it. Any number unless given, or where the model marks none.
+    pub thinking_budget: Option<usize>,
     /// The functions that the answer may call, and whether it does.
     pub tools: ToolOptions,
     /// Further variables.
@@ -62,6 +64,7 @@ impl Default for RenderOptions {
             continue_final_message: false,
             enable_thinking: None,
             reasoning_effort: None,
+            thinking_budget: None,
             tools: ToolOptions::default(),
             extra: Map::new(),
             now: SystemTime::now(),

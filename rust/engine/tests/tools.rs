@@ -313,6 +313,63 @@ fn a_form_holds_behind_reasoning() {
     }
 }
 
+/// Random tokens hardly ever spell what ends reasoning: at its budget it ends all the same, and the answer begins.
+#[test]
+fn reasoning_ends_at_its_budget() {
+    let thinking = "{{ tools[0].function.name if tools }}<tool_call>{{ messages[-1].content }}</think>{# #}<think>\n";
+    let models: [Model; 3] = [
+        ("hermes", thinking, &[]),
+        ("hermes", thinking, &["</think>"]),
+        ("hermes", thinking, &["<tool_call>", "</tool_call>", "<think>", "</think>"]),
+    ];
+    for (model, limit) in models.into_iter().flat_map(|model| [(model, 0), (model, 1), (model, 7)]) {
+        let engine = with_tokens(model);
+        for (seed, temperature) in [(1, 1.0), (2, 1.0), (3, 0.0)] {
+            for choice in [CallChoice::None, CallChoice::Auto, CallChoice::Required] {
+                let tools = if choice == CallChoice::None { ToolOptions::default() } else { options(choice) };
+                let render = RenderOptions { tools, thinking_budget: Some(limit), ..RenderOptions::default() };
+                let prompt = Prompt::Chat { messages: vec![Message::user("Hello")], options: render };
+                let sampling = SamplingParams { max_tokens: Some(limit + 60), ..sampled(seed) };
+                let sampling = SamplingParams { temperature: Some(temperature), ..sampling };
+                let request = GenerationRequest { return_token_ids: true, ..GenerationRequest::new(prompt, sampling) };
+                let completion = engine.submit(request).unwrap().wait().unwrap();
+                let answer = &completion.choices[0];
+                let close = engine.tokenizer().encode("</think>", false).unwrap();
+                assert_eq!(answer.token_ids[limit..limit + close.len()], close, "{model:?} {limit} {choice:?} {answer:?}");
+                let reasoning = engine.tokenizer().decode(&answer.token_ids[..limit], true);
+                assert_eq!(answer.reasoning.as_deref().unwrap_or_default().trim(), reasoning.trim(), "{model:?} {limit}");
+                let is_answered = !answer.text.is_empty() || !answer.tool_calls.is_empty();
+                assert!(is_answered || answer.finish_reason == FinishReason::Stop, "{model:?} {limit} {choice:?} {answer:?}");
+                assert_eq!(choice == CallChoice::Required, !answer.tool_calls.is_empty(), "{model:?} {answer:?}");
+            }
+        }
+    }
+}
+
+/// A model of messages goes on to its text; a budget says nothing to a model that marks no reasoning.
+#[test]
+fn a_budget_of_reasoning_leads_on_to_the_text_of_a_message() {
+    let harmony = (
+        "harmony",
+        HARMONY,
+        &["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"][..],
+    );
+    let engine = with_tokens(harmony);
+    let messages = vec![Message::user("Hello")];
+    let render = RenderOptions { thinking_budget: Some(4), ..RenderOptions::default() };
+    let grammar = Some(Grammar::Regex("[0-9]{3}".into()));
+    let sampling = SamplingParams { grammar, max_tokens: Some(80), ..sampled(5) };
+    let request = GenerationRequest::new(Prompt::Chat { messages: messages.clone(), options: render.clone() }, sampling);
+    let completion = engine.submit(request).unwrap().wait().unwrap();
+    let choice = &completion.choices[0];
+    assert!(choice.text.len() == 3 && choice.text.bytes().all(|b| b.is_ascii_digit()), "{choice:?}");
+    let plain = self::engine(TEMPLATES[0].1);
+    let request = |options| GenerationRequest::new(Prompt::Chat { messages: messages.clone(), options }, sampled(5));
+    let [with, without] = [render, RenderOptions::default()]
+        .map(|options| plain.submit(request(options)).unwrap().wait().unwrap().choices.remove(0));
+    assert_eq!(with.text, without.text);
+}
+
 #[test]
 fn what_tools_cannot_do_is_refused_by_name() {
     let engine = engine(TEMPLATES[0].1);

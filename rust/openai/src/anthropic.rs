@@ -77,7 +77,7 @@ pub struct Thinking {
     #[serde(rename = "type")]
     #[schemars(extend("enum" = ["enabled", "adaptive", "disabled"]))]
     pub kind: String,
-    /// Tokens of thinking at most; the template is told to think, and nothing bounds it yet.
+    /// Tokens of thinking at most; behind them the answer begins.
     #[serde(default, deserialize_with = "whole")]
     pub budget_tokens: Option<usize>,
 }
@@ -174,6 +174,7 @@ impl MessagesRequest {
             add_generation_prompt: !continues,
             continue_final_message: continues,
             enable_thinking,
+            thinking_budget: fields.thinking.as_ref().and_then(|thinking| thinking.budget_tokens),
             tools: tools::options(tools::Form::Messages, fields.tools.as_deref(), fields.tool_choice.as_ref(), None)?,
             ..RenderOptions::default()
         };

@@ -35,6 +35,10 @@ fields! {
         reasoning_effort: String,
         /// Whether a reasoning model thinks.
         enable_thinking: bool,
+        /// Tokens of reasoning at most; behind them the answer begins.
+        thinking_token_budget: usize,
+        /// The same, as llama.cpp's server calls it.
+        thinking_budget_tokens: usize,
         /// Variables of the chat template.
         chat_template_kwargs: Map<String, Value>,
         /// Ends the prompt with the beginning of an answer; true unless given.
@@ -151,6 +155,7 @@ impl ChatFields {
             continue_final_message,
             enable_thinking: thinking(self.enable_thinking.or(from_kwargs), self.reasoning_effort.as_deref())?,
             reasoning_effort: self.reasoning_effort.clone(),
+            thinking_budget: self.thinking_token_budget.or(self.thinking_budget_tokens),
             tools: tools::options(tools::Form::Chat, self.tools.as_deref(), self.tool_choice.as_ref(), self.parallel_tool_calls)?,
             extra,
             ..RenderOptions::default()

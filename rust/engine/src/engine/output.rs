@@ -96,10 +96,21 @@ impl PromptLogprobs {
 pub struct AllowedTokens {
     /// The only ones; `None`: all.
     pub only: Option<Arc<TokenSet>>,
+    /// How long reasoning may be.
+    pub thinking: Option<ThinkingBudget>,
     /// Before so many tokens nothing ends the text.
     pub min_tokens: usize,
     /// Those that may come until then; `None`: as later.
     pub before_min: Option<TokenSet>,
+}
+
+/// How long reasoning may be.
+#[derive(Clone, Debug)]
+pub struct ThinkingBudget {
+    /// Tokens.
+    pub limit: usize,
+    /// What then comes, a token a set.
+    pub close: Arc<[TokenSet]>,
 }
 
 impl AllowedTokens {
@@ -187,6 +198,9 @@ pub struct Choice {
     /// Takes the text apart, where more than text may come.
     reader: Option<Reader>,
     output_token_ids: Vec<u32>,
+    num_reasoning_tokens: usize,
+    /// How many tokens have come of what ends reasoning that was too long.
+    num_forced: Option<usize>,
     sum_logprob: f64,
     finished: bool,
     /// Events kept back until the end, or until the best choices are known.
@@ -194,6 +208,14 @@ pub struct Choice {
 }
 
 impl Choice {
+    /// Ends reasoning once it is too long.
+    fn bound_reasoning(&mut self, budget: &ThinkingBudget) {
+        let is_reasoning = self.reader.as_ref().is_some_and(Reader::is_reasoning);
+        if self.num_forced.is_none() && is_reasoning && self.num_reasoning_tokens >= budget.limit {
+            self.num_forced = Some(0);
+        }
+    }
+
     /// What a part of the text says.
     fn read(&mut self, text: String) -> Parts {
         let Some(reader) = &mut self.reader else { return Parts { text, ..Parts::default() } };
@@ -205,7 +227,7 @@ impl Choice {
 
 impl ActiveRequest {
     pub fn new(mut submitted: SubmittedRequest) -> Self {
-        let choices = std::mem::take(&mut submitted.choices)
+        let mut choices: Vec<Choice> = std::mem::take(&mut submitted.choices)
             .into_iter()
             .map(|(sampler, text, constraint)| Choice {
                 sampler: Mutex::new(sampler),
@@ -213,11 +235,18 @@ impl ActiveRequest {
                 text,
                 reader: submitted.reading.clone().map(Reader::new),
                 output_token_ids: Vec::new(),
+                num_reasoning_tokens: 0,
+                num_forced: None,
                 sum_logprob: 0.0,
                 finished: false,
                 held: Vec::new(),
             })
             .collect();
+        if let Some(budget) = &submitted.allowed.thinking {
+            for choice in &mut choices {
+                choice.bound_reasoning(budget);
+            }
+        }
         let usage = Usage { prompt_tokens: submitted.prompt_token_ids.len(), ..Usage::default() };
         Self { submitted, choices, usage, first_step: None, first_token: None }
     }
@@ -288,7 +317,14 @@ impl ActiveRequest {
         let position = choice.output_token_ids.len() + ahead;
         let sampled = match &choice.constraint {
             None => sampler.sample(logits, position, self.mask(index, ahead))?,
-            Some(constraint) => constrained(&mut sampler, &mut lock(constraint), logits, position)?,
+            Some(constraint) => match self.forced(index, ahead) {
+                None => constrained(&mut sampler, &mut lock(constraint), logits, position)?,
+                forced => {
+                    let sampled = sampler.sample(logits, position, forced)?;
+                    lock(constraint).take_allowed(sampled.token_id)?;
+                    sampled
+                }
+            },
         };
         sampler.observe(sampled.token_id);
         Ok(sampled)
@@ -341,13 +377,21 @@ impl ActiveRequest {
     ) -> Option<(RowSampling<'a>, usize)> {
         let choice = &self.choices[index];
         let mut sampler = lock(&choice.sampler);
-        let mask = grammar_mask.map(TokenSet::mask).or_else(|| self.mask(index, ahead));
+        let grammar_mask = || grammar_mask.map(TokenSet::mask);
+        let mask = self.forced(index, ahead).or_else(grammar_mask).or_else(|| self.mask(index, ahead));
         sampler.row_sampling(choice.output_token_ids.len() + ahead, mask)
     }
 
     /// Which tokens may come `ahead` places behind a choice's next one; `None`: all.
     pub fn mask(&self, index: usize, ahead: usize) -> Option<TokenMask<'_>> {
-        self.submitted.allowed.mask(self.choices[index].output_token_ids.len() + ahead)
+        let position = self.choices[index].output_token_ids.len() + ahead;
+        self.forced(index, ahead).or_else(|| self.submitted.allowed.mask(position))
+    }
+
+    /// The one token that may come there, where reasoning is being ended.
+    fn forced(&self, index: usize, ahead: usize) -> Option<TokenMask<'_>> {
+        let budget = self.submitted.allowed.thinking.as_ref()?;
+        budget.close.get(self.choices[index].num_forced? + ahead).map(TokenSet::mask)
     }
 
     /// See [`Sampler::accept`].
@@ -408,7 +452,12 @@ impl ActiveRequest {
         let token_ids = if self.submitted.return_token_ids { vec![sampled.token_id] } else { Vec::new() };
         let was_reasoning = choice.reader.as_ref().is_some_and(Reader::is_reasoning);
         self.usage.reasoning_tokens += usize::from(was_reasoning);
+        choice.num_reasoning_tokens += usize::from(was_reasoning);
+        choice.num_forced = choice.num_forced.map(|num_forced| num_forced + 1);
         let Parts { reasoning, text, calls } = choice.read(delta);
+        if let Some(budget) = &self.submitted.allowed.thinking {
+            choice.bound_reasoning(budget);
+        }
         let is_new =
             !(reasoning.is_empty() && text.is_empty() && calls.is_empty() && logprobs.is_empty() && token_ids.is_empty());
         if is_new {

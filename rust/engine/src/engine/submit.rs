@@ -15,7 +15,7 @@ use paged::Tenant;
 
 use super::{
     RequestHandle, Shared,
-    output::{AllowedTokens, PromptLogprobs, Service, SubmittedRequest, WaitingTokens},
+    output::{AllowedTokens, PromptLogprobs, Service, SubmittedRequest, ThinkingBudget, WaitingTokens},
     prompt::{public_prefix_len, tokenize},
     sequence::{Origin, Sequence, Source},
     thread::Command,
@@ -77,7 +77,8 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     let own_seed = |s: u64| if shared.one_seed { s } else { s.wrapping_add(number) };
     let seed = sampling.seed.or(shared.seed.map(own_seed)).unwrap_or_else(rand::random);
     let only = all_but(shared, resolved.allowed.clone(), &forbidden_markers(shared, &prompt, grammar.is_some()))?;
-    let allowed = allowed_tokens(shared, only, sampling.min_tokens, &stop_token_ids)?;
+    let thinking = thinking_budget(shared, &prompt, reading.as_ref())?;
+    let allowed = allowed_tokens(shared, only, sampling.min_tokens, &stop_token_ids, thinking)?;
     let sampler = Sampler::new(resolved, seed, &prompt_token_ids, Arc::new(dry_breakers)).without(bad_words);
     // What a grammar begins with is not dropped.
     let stands_alone = grammar.is_none() && matches!(prompt, Prompt::Chat { .. });
@@ -261,15 +262,25 @@ fn all_but(shared: &Shared, only: Option<Arc<TokenSet>>, forbidden: &[u32]) -> R
     Ok(Some(Arc::new(rest)))
 }
 
+/// How long the answer's reasoning may be, and the tokens that then end it.
+fn thinking_budget(shared: &Shared, prompt: &Prompt, reading: Option<&Reading>) -> Result<Option<ThinkingBudget>, EngineError> {
+    let (Prompt::Chat { options, .. }, Some(reading)) = (prompt, reading) else { return Ok(None) };
+    let (Some(limit), Some(end)) = (options.thinking_budget, reading.thinking_end()) else { return Ok(None) };
+    let tokens = shared.tokenizer.encode(end, false)?;
+    let close = tokens.into_iter().map(|token| TokenSet::new([token], shared.vocab_size)).collect();
+    Ok(Some(ThinkingBudget { limit, close }))
+}
+
 /// Which tokens may come, of those that `only` names, when none that ends the text may before `min_tokens`.
 fn allowed_tokens(
     shared: &Shared,
     only: Option<Arc<TokenSet>>,
     min_tokens: usize,
     stop_token_ids: &[u32],
+    thinking: Option<ThinkingBudget>,
 ) -> Result<AllowedTokens, EngineError> {
     if min_tokens == 0 || stop_token_ids.is_empty() {
-        return Ok(AllowedTokens { only, min_tokens, before_min: None });
+        return Ok(AllowedTokens { only, min_tokens, before_min: None, thinking });
     }
     let may_come = |token: &u32| only.as_ref().is_none_or(|only| only.mask().allows(*token)) && !stop_token_ids.contains(token);
     let before_min = TokenSet::new((0..shared.vocab_size as u32).filter(may_come), shared.vocab_size);
@@ -278,7 +289,7 @@ fn allowed_tokens(
             "min_tokens is {min_tokens}, and all tokens that may come end the text: allow others, or leave min_tokens out"
         )));
     }
-    Ok(AllowedTokens { only, min_tokens, before_min: Some(before_min) })
+    Ok(AllowedTokens { only, min_tokens, before_min: Some(before_min), thinking })
 }
 
 /// What is about tokens alone is refused for a vector.

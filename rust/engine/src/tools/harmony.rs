@@ -24,6 +24,10 @@ pub(super) const MARKERS: [&str; 7] = [START, CHANNEL, CONSTRAIN, MESSAGE, END, 
 /// What ends a text. Those that begin a message do so even where the end of the one before is missing.
 const ENDS: [&str; 5] = [END, CALL, RETURN, START, CHANNEL];
 /// Whose functions are called.
+/// Ends a message, and begins another.
+pub(super) const TO_NEXT: &str = "<|end|><|start|>assistant";
+/// Ends a message, and begins the text.
+pub(super) const TO_FINAL: &str = "<|end|><|start|>assistant<|channel|>final<|message|>";
 const FUNCTIONS: &str = "functions.";
 
 /// What the prompt has of the message that the answer goes on with: what is behind its last beginning.

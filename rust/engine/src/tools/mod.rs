@@ -175,6 +175,16 @@ impl Reading {
         self.dialect.thinking.filter(|_| !self.has_thought)
     }
 
+    /// The text that ends reasoning wherever it is.
+    pub fn thinking_end(&self) -> Option<&'static str> {
+        match self.dialect.format.body {
+            // A call may have to follow.
+            Body::Harmony if self.calls => Some(harmony::TO_NEXT),
+            Body::Harmony => Some(harmony::TO_FINAL),
+            _ => self.thinking().map(|thinking| thinking.close),
+        }
+    }
+
     /// Whether anything of the answer is not its text.
     pub fn is_needed(&self) -> bool {
         self.calls || self.thinking().is_some() || self.dialect.format.body == Body::Harmony
