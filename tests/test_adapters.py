@@ -100,14 +100,16 @@ def test_loading_and_unloading_while_it_runs() -> None:
         assert runner.list_lora_adapters() == []
 
 
-def test_the_older_names() -> None:
-    which = Which.Lora(LLAMA, adapters_model_id=str(LORA), order=str(LORA / "order.json"), dtype=ModelDType.F32)
-    (LORA / "order.json").write_text(json.dumps({"order": ["llama-attn", "llama-layers"], "layers": None}))
+def test_the_older_names(tmp_path: Path) -> None:
+    order = tmp_path / "order.json"
+    which = Which.Lora(LLAMA, adapters_model_id=str(LORA), order=str(order), dtype=ModelDType.F32)
+    order.write_text(json.dumps({"order": ["llama-attn", "llama-layers"], "layers": None}))
     with Runner(which=which, pa_gpu_mem=16, num_threads=1) as runner:
         plain = tokens(runner, IDS)
         runner.activate_adapters(["llama-attn"])
         assert tokens(runner, IDS) == tokens(runner, IDS, adapter="llama-attn") != plain
         assert tokens(runner, IDS, adapter="llama-layers") not in (plain, tokens(runner, IDS))
+        assert tokens(runner, IDS, adapters=[]) == plain
         runner.activate_adapters([])
         assert tokens(runner, IDS) == plain
         with pytest.raises(ValueError, match="one adapter"):

@@ -86,11 +86,15 @@ def resolve_adapter(source: str, revision: str | None, token_source: str, cache_
 def resolve_ordered_adapters(source: str, order: str, token_source: str, cache_dir: str | None) -> list[tuple[str, str]]:
     """Alias and folder of each adapter that an ordering file names: its `order` lists folders below `source`."""
     try:
-        names = json.loads(Path(local_path(order)).read_text())["order"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        ordering = json.loads(Path(local_path(order)).read_text())
+        names = ordering["order"]
+        unknown = sorted(key for key, value in ordering.items() if key not in ("order", "base_model_id") and value)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidArgumentError(f'order={order!r} must be a JSON file with a list "order": {error}') from error
-    if not (isinstance(names, list) and all(isinstance(name, str) and Path(name).name == name for name in names)):
+    if not (isinstance(names, list) and all(isinstance(name, str) and Path(name).name == name != ".." for name in names)):
         raise InvalidArgumentError(f'order={order!r}: "order" must list names of folders, got {names!r}')
+    if unknown:
+        raise InvalidArgumentError(f'order={order!r} has {unknown}, which is not supported: only "order" is')
     folder = find_local(source)
     if folder is None:
         token = parse_token_source(token_source)

@@ -77,7 +77,7 @@ pub fn choice(adapter: Option<&Bound<'_, PyAny>>, adapters: Option<&Bound<'_, Py
     match (adapter, adapters) {
         (Some(_), Some(_)) => Err(invalid("`adapters` is the older name of `adapter`: give one of them")),
         (Some(adapter), None) => one(adapter).map(Some),
-        (None, Some(adapters)) => only(adapters, "adapters")?.as_ref().map(one).transpose(),
+        (None, Some(adapters)) => Ok(Some(only(adapters, "adapters")?.as_ref().map_or(Ok(AdapterChoice::Base), one)?)),
         (None, None) => Ok(None),
     }
 }

@@ -58,9 +58,9 @@ impl RoutingRule {
             RouterScore::Sigmoid => scores.iter_mut().for_each(|score| *score = 1.0 / (1.0 + (-*score).exp())),
             RouterScore::SoftmaxOfChosen | RouterScore::Sparsemixer { .. } => {}
         }
-        let mut choice = scores.clone();
+        let mut choice: Vec<f32> = scores.iter().copied().map(comparable).collect();
         for (value, correction) in choice.iter_mut().zip(correction.into_iter().flatten()) {
-            *value += correction;
+            *value = comparable(*value + correction);
         }
         if let Some(groups) = self.groups {
             groups.restrict(&mut choice);
@@ -107,7 +107,7 @@ impl ExpertGroups {
 }
 
 fn sparsemixer(logits: &[f32], jitter: f32, chosen: &mut [(usize, f32)]) {
-    let mut left = logits.to_vec();
+    let mut left: Vec<f32> = logits.iter().copied().map(comparable).collect();
     for place in chosen {
         let best = first_largest(&left);
         let largest = left[best];
@@ -127,6 +127,11 @@ fn softmax(values: &mut [f32]) {
     for value in values {
         *value /= sum;
     }
+}
+
+/// A score that compares with others: of a damaged model one that is no number goes last, before those that are taken already.
+fn comparable(score: f32) -> f32 {
+    if score.is_nan() { f32::MIN } else { score.max(f32::MIN) }
 }
 
 /// The place of the first of the largest; 0 where nothing compares.
@@ -271,6 +276,27 @@ mod tests {
             choose(rule, &logits, None).iter().map(|(expert, _)| *expert).collect::<Vec<_>>()
         };
         assert_eq!((of(false), of(true)), (vec![0, 1], vec![2, 3]));
+    }
+
+    #[test]
+    fn experts_are_chosen_once_each_whatever_their_scores_are() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for score in [
+                RouterScore::Softmax,
+                RouterScore::Sigmoid,
+                RouterScore::SoftmaxOfChosen,
+                RouterScore::Sparsemixer { jitter: 0.1 },
+            ] {
+                for logits in [[bad; 4], [1.0, bad, 2.0, bad]] {
+                    let mut chosen: Vec<_> = choose(RoutingRule { num_chosen: 4, score, ..RULE }, &logits, None)
+                        .iter()
+                        .map(|(expert, _)| *expert)
+                        .collect();
+                    chosen.sort_unstable();
+                    assert_eq!(chosen, [0, 1, 2, 3], "{score:?} {logits:?}");
+                }
+            }
+        }
     }
 
     #[test]

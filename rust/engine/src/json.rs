@@ -35,7 +35,7 @@ pub(crate) fn read_bounded(path: &Path, max_bytes: u64) -> std::io::Result<Vec<u
         return Err(Error::new(ErrorKind::InvalidInput, "it is not a regular file"));
     }
     let mut bytes = Vec::new();
-    File::open(path)?.take(max_bytes + 1).read_to_end(&mut bytes)?;
+    File::open(path)?.take(max_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > max_bytes {
         return Err(Error::new(ErrorKind::FileTooLarge, format!("it is larger than {max_bytes} bytes")));
     }

@@ -196,6 +196,11 @@ impl ModelRunner {
         Ok(())
     }
 
+    /// Lets go of the adapters of the last step: no more outputs of it are computed.
+    pub fn forget_adapters(&mut self) {
+        self.adapters.clear();
+    }
+
     /// Copies the states of recurrent layers from a slot to another.
     pub fn copy_states(&mut self, from: u32, to: u32) {
         if let Some(states) = &self.states {
@@ -350,8 +355,9 @@ impl ModelRunner {
         if step.state_slots.len() != num_states || !step.state_slots.iter().all(is_slot) {
             return fail(format!("the states of a step of {} requests do not agree", step.num_reqs()));
         }
-        let is_row = |row: &u32| (*row as usize) < n;
-        let adapters_agree = step.adapters.iter().all(|of| of.rows.is_sorted_by(|a, b| a < b) && of.rows.iter().all(is_row));
+        let mut is_taken = vec![false; if step.adapters.is_empty() { 0 } else { n }];
+        let mut take = |row: &u32| is_taken.get_mut(*row as usize).is_some_and(|taken| !std::mem::replace(taken, true));
+        let adapters_agree = step.adapters.iter().all(|of| of.rows.is_sorted() && of.rows.iter().all(&mut take));
         if !adapters_agree || (!step.adapters.is_empty() && !self.backend.takes_adapters()) {
             return fail(format!("the adapters of a step of {n} tokens do not agree"));
         }

@@ -202,7 +202,7 @@ pub enum OutputKind {
 pub struct GenerationRequest {
     /// What to continue.
     pub prompt: Prompt,
-    /// What it runs with; the model as it is unless given.
+    /// What it runs with; unless given, the adapter that is active, if one is.
     pub adapter: Option<AdapterChoice>,
     /// How to choose tokens.
     pub sampling: SamplingParams,

@@ -8,7 +8,7 @@ use std::{
     time::Instant,
 };
 
-use engine::{AdapterChoice, Engine, Vitals};
+use engine::{AdapterChoice, AdapterInfo, Engine, Vitals};
 use openai::{ApiError, ModelContext, response::Envelope, response::unix_seconds};
 use tokio::sync::watch;
 
@@ -71,7 +71,7 @@ impl App {
         let fingerprint = format!("mistral_paged-{}-{}", env!("CARGO_PKG_VERSION"), engine.architecture());
         let metrics =
             Metrics::new(&engine, &config).map_err(|error| StartError(format!("the metrics cannot be made: {error}")))?;
-        Ok(Self {
+        let app = Self {
             keys,
             metrics,
             traces,
@@ -89,7 +89,13 @@ impl App {
             ids: Ids { key: rand::random(), next: AtomicU64::new(0) },
             engine,
             config,
-        })
+        };
+        match app.engine.adapters().into_iter().find(|adapter| app.is_model(&adapter.alias)) {
+            Some(AdapterInfo { alias, .. }) => {
+                Err(StartError(format!("the adapter's alias {alias:?} is a name of the model itself: give it another")))
+            }
+            None => Ok(app),
+        }
     }
 
     /// A new id with this prefix.

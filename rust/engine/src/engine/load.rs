@@ -163,6 +163,10 @@ fn check_limits(config: &EngineConfig) -> Result<(), EngineError> {
 /// What a backend cannot do is refused by name.
 fn check_backend(config: &EngineConfig, backend: &dyn Backend) -> Result<(), EngineError> {
     let device = backend.info().device;
+    if config.adapters.is_some() && !backend.takes_adapters() {
+        let text = format!("adapters on {device} are not supported yet: use device=\"cpu\"");
+        return Err(EngineError::NotSupported(text));
+    }
     if config.deterministic && device != "cpu" {
         let text = format!("deterministic=True is not supported on device=\"{device}\" yet; use device=\"cpu\"");
         return Err(EngineError::NotSupported(text));

@@ -88,7 +88,7 @@ impl Shared {
     fn adapters(&self) -> Result<&Registry, EngineError> {
         self.adapters.as_ref().ok_or_else(|| EngineError::Adapter {
             code: "lora_runtime_unavailable",
-            message: "the model was loaded without adapters: load it with some, or with none and enable_lora".into(),
+            message: "the model was loaded without adapters: load it with `Which.Lora` or `Which.GGUF(adapters=[])`, or with --enable-lora".into(),
         })
     }
 }
@@ -217,10 +217,11 @@ impl Engine {
         Ok(self.shared.adapters()?.find(choice)?.id.clone())
     }
 
-    /// Bytes of memory that are free once every block of the pool is in use.
+    /// Bytes of memory that are free once every block of the pool is in use. Blocks that are free and not cached count as never
+    /// written.
     fn available_bytes(&self) -> Result<u64, EngineError> {
         let stats = self.kv_cache_stats()?;
-        let untouched = (stats.blocks_free as u64).saturating_mul(self.shared.block_bytes);
+        let untouched = (stats.blocks_free.saturating_sub(stats.blocks_cached) as u64).saturating_mul(self.shared.block_bytes);
         Ok(device::host_memory().available_bytes.saturating_sub(untouched))
     }
 

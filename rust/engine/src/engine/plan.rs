@@ -345,8 +345,10 @@ fn beside_kv(
 
 /// What a step with adapters needs on top: products that stand by themselves before they are added or gated.
 fn adapter_workspace_bytes(model: &DecoderConfig, config: &EngineConfig) -> u64 {
-    let columns = 2 * (model.hidden_size + model.largest(|layer| layer.ffn.intermediate_size()));
-    (config.max_num_batched_tokens as u64).saturating_mul((columns * size_of::<f32>()) as u64)
+    let inner = model.largest(|layer| layer.ffn.intermediate_size().max(layer.attention.q_size()));
+    let of_tokens = config.max_num_batched_tokens.saturating_mul(2 * (model.hidden_size + inner));
+    let of_logits = max_logit_rows(config.max_num_seqs).saturating_mul(model.hidden_size + model.vocab_size);
+    (of_tokens.saturating_add(of_logits) as u64).saturating_mul(size_of::<f32>() as u64)
 }
 
 /// What the kernels need buffers for, in requests of up to `longest` tokens; matrices of layers, and that of logits, are stored

@@ -21,8 +21,8 @@ use super::{
     thread::Command,
 };
 use crate::{
-    CallChoice, EngineError, EventSink, GenerationRequest, IncrementalDecoder, KeptPrompt, MAX_CHOICES, OutputKind, Prompt,
-    SamplingParams, ServiceParams,
+    AdapterChoice, CallChoice, EngineError, EventSink, GenerationRequest, IncrementalDecoder, KeptPrompt, MAX_CHOICES,
+    OutputKind, Prompt, SamplingParams, ServiceParams,
     event_sink::Outbox,
     grammar::Compiled,
     lora::{Generation, Registry},
@@ -356,7 +356,7 @@ fn find_adapter(shared: &Shared, request: &GenerationRequest) -> Result<Option<A
     if matches!(request.prompt, Prompt::Sequence { .. }) {
         return Err(EngineError::InvalidArgument("a sequence has the adapter it began with: leave it out".into()));
     }
-    shared.adapters()?.find(choice).map(Some)
+    if *choice == AdapterChoice::Base { Ok(None) } else { shared.adapters()?.find(choice).map(Some) }
 }
 
 /// How a request is served, in the scheduler's terms.

@@ -2,7 +2,9 @@
 
 use std::sync::Mutex;
 
-use device::{Adapter, DType, EmbeddingDelta, LinearDelta, LinearOptions, LowRank, Magnitude, WeightView, mmap::Bytes};
+use device::{
+    Adapter, DType, EmbeddingDelta, LinearDelta, LinearOptions, LowRank, Magnitude, Precision, WeightView, mmap::Bytes,
+};
 
 use super::sites::{Site, SitePart, Sites};
 use crate::EngineError;
@@ -21,6 +23,11 @@ impl Floats {
             [rows, cols] if rows > 0 && cols > 0 => Ok([rows, cols]),
             _ => Err(invalid(format!("`{name}` has shape {:?} instead of that of a matrix", self.shape))),
         }
+    }
+
+    /// Whether all values are numbers.
+    pub fn are_finite(&self) -> bool {
+        self.values.iter().all(|value| value.is_finite())
     }
 
     fn row(&self, row: usize, cols: usize) -> &[f32] {
@@ -113,6 +120,9 @@ impl<'a> AdapterBuilder<'a> {
             let norms = row_norms(sites, site, &|row, k| scale * b.values[source(row) * rank + k], a, rank);
             norms.iter().enumerate().map(|(row, norm)| magnitude.values[source(row)] / norm).collect::<Vec<_>>()
         });
+        if factors.iter().flatten().any(|factor| !factor.is_finite()) {
+            return Err(invalid(format!("`{name}` has a magnitude for a row of the weight that is zero")));
+        }
         let mut transposed = vec![0.0; rank * num_rows];
         for row in 0..num_rows {
             let factor = factors.as_ref().map_or(scale, |factors| scale * factors[row]);
@@ -164,7 +174,8 @@ impl<'a> AdapterBuilder<'a> {
                 Some(bias) => return Err(invalid(format!("the bias of `{name}` has {} values", bias.values.len()))),
                 None => site.bias.as_ref().map(|bias| bias.iter().map(|x| x * logit_scale).collect()),
             };
-            let options = LinearOptions { name: name.to_owned(), precision: self.sites.precision, bias };
+            let precision = if site.matrix.is_exact { Precision::Exact } else { self.sites.precision };
+            let options = LinearOptions { name: name.to_owned(), precision, bias };
             let linear = self.sites.backend.load_linear(&view(num_rows, cols, &values)?, &options)?;
             self.insert(part.site, name, LinearDelta::Replaced(linear))?;
         }
@@ -173,6 +184,9 @@ impl<'a> AdapterBuilder<'a> {
 
     /// Other rows of the matrix of logits.
     pub(super) fn replace_rows(&mut self, site: usize, name: &str, ids: &[u32], rows: &Floats) -> Result<(), EngineError> {
+        if self.sites.list[site].bias.is_some() {
+            return Err(invalid(format!("`{name}` has trained rows, and the model's logits have a bias: that is not supported")));
+        }
         let [num_rows, cols] = rows.matrix(name)?;
         let rows = view(num_rows, cols, &rows.values)?;
         self.insert(site, name, LinearDelta::Rows { ids: ids.to_vec(), rows })

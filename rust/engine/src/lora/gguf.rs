@@ -1,6 +1,8 @@
 //! Adapters as llama.cpp's converter writes them: GGUF files with `<tensor>.lora_a` and `<tensor>.lora_b`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use device::mmap::Bytes;
 
 use super::{
     builder::{AdapterBuilder, Floats, Product, invalid},
@@ -11,9 +13,9 @@ use crate::{
     weights::{GgufFiles, MetadataValue, Role, WeightId, floats as decode},
 };
 
-/// Opens an adapter's file.
-pub(super) fn open(path: &Path) -> Result<GgufFiles, EngineError> {
-    let files = GgufFiles::open(&[PathBuf::from(path)])?;
+/// Opens an adapter's file, whose bytes are these.
+pub(super) fn open(path: &Path, bytes: &Bytes) -> Result<GgufFiles, EngineError> {
+    let files = GgufFiles::of_bytes(path, bytes)?;
     let text = |key| files.metadata().str(key).unwrap_or_default().to_owned();
     if text("general.type") != "adapter" || text("adapter.type") != "lora" {
         return Err(invalid(format!(
@@ -23,12 +25,17 @@ pub(super) fn open(path: &Path) -> Result<GgufFiles, EngineError> {
             text("adapter.type")
         )));
     }
+    for key in ["split.count", "adapter.alora.invocation_tokens"] {
+        if files.metadata().get(key).is_some() {
+            return Err(invalid(format!("`{key}` is there, which is not supported")));
+        }
+    }
     Ok(files)
 }
 
 /// Values of all its tensors.
 pub(super) fn num_values(path: &Path) -> Result<u64, EngineError> {
-    let files = open(path)?;
+    let files = open(path, &Bytes::map_file(path)?)?;
     let of = |name| files.tensor(name).map(|(view, _)| (view.rows as u64).saturating_mul(view.cols as u64));
     files.names().map(of).sum()
 }
@@ -37,6 +44,12 @@ pub(super) fn num_values(path: &Path) -> Result<u64, EngineError> {
 pub(super) fn build<'a>(mut builder: AdapterBuilder<'a>, files: &GgufFiles) -> Result<AdapterBuilder<'a>, EngineError> {
     if !builder.sites.is_gguf {
         return Err(invalid("an adapter in a GGUF file goes with a model in one: its rows are in that order".into()));
+    }
+    let base = builder.sites.gguf_architecture();
+    let architecture = files.metadata().str("general.architecture").unwrap_or_default();
+    if base != Some(architecture) {
+        let base = base.unwrap_or_default();
+        return Err(invalid(format!("`general.architecture` is {architecture:?}, and that of the model {base:?}")));
     }
     let alpha = match files.metadata().get("adapter.lora.alpha") {
         Some(MetadataValue::Float(alpha)) if alpha.is_finite() => *alpha as f32,
@@ -92,7 +105,8 @@ fn floats(files: &GgufFiles, name: &str) -> Result<Floats, EngineError> {
     let (view, shape) = files.tensor(name)?;
     let values = decode(view.dtype, view.bytes())
         .ok_or_else(|| invalid(format!("tensor `{name}` has type {}; F32, F16 and BF16 are taken", view.dtype)))?;
-    Ok(Floats { shape, values })
+    let floats = Floats { shape, values };
+    if floats.are_finite() { Ok(floats) } else { Err(invalid(format!("tensor `{name}` has values that are no numbers"))) }
 }
 
 /// One of several matrices.

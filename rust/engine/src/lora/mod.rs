@@ -51,4 +51,6 @@ pub enum AdapterChoice {
     Alias(String),
     /// A generation, 64 hexadecimal digits.
     Generation(String),
+    /// None, whatever is active.
+    Base,
 }

@@ -24,10 +24,11 @@ use crate::{
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
 /// Bytes of a compiled pattern at most.
-const MAX_PATTERN_BYTES: usize = 1 << 20;
+const MAX_PATTERN_BYTES: usize = 1 << 17;
 
 /// Fields that say of the weights what cannot be honoured unless they are empty, and what would work.
-const REFUSED: [(&str, &str); 6] = [
+const REFUSED: [(&str, &str); 7] = [
+    ("lora_ga_config", "an adapter that was converted to a LoRA of the unchanged base"),
     ("layer_replication", "an adapter of the layers as they are"),
     ("use_qalora", "a LoRA without groups"),
     ("alora_invocation_tokens", "an adapter that is always on"),
@@ -36,7 +37,9 @@ const REFUSED: [(&str, &str); 6] = [
     ("corda_config", "an adapter that was converted to a LoRA of the unchanged base"),
 ];
 /// Beginnings of what changes the base weights when it initialises.
-const CHANGES_BASE: [&str; 4] = ["pissa", "olora", "corda", "loftq"];
+const CHANGES_BASE: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
+/// Patterns of names at most.
+const MAX_PATTERNS: usize = 1000;
 
 /// The tensors of one module.
 #[derive(Default)]
@@ -89,21 +92,26 @@ impl Files {
             return Err(invalid(format!("{}: not a JSON object", dir.join(CONFIG).display())));
         };
         let path = dir.join(WEIGHTS);
-        let weights = read_bounded(&path, max_bytes).map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => EngineError::Adapter {
-                code: "adapter_file_not_found",
-                message: format!(
-                    "{} does not exist; other formats of weights are not read: save them as safetensors",
-                    path.display()
-                ),
-            },
-            std::io::ErrorKind::FileTooLarge => EngineError::Adapter {
-                code: "lora_byte_limit_exceeded",
-                message: format!("{}: {error}, which is what max_bytes leaves", path.display()),
-            },
-            _ => invalid(format!("{} cannot be read: {error}", path.display())),
-        })?;
+        let weights = read_bounded(&path, max_bytes).map_err(|error| unreadable(&path, &error))?;
         Ok(Self { config, weights })
+    }
+}
+
+/// Why a file of an adapter cannot be read.
+pub(super) fn unreadable(path: &Path, error: &std::io::Error) -> EngineError {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => EngineError::Adapter {
+            code: "adapter_file_not_found",
+            message: format!(
+                "{} does not exist; other formats of weights are not read: save them as safetensors",
+                path.display()
+            ),
+        },
+        std::io::ErrorKind::FileTooLarge => EngineError::Adapter {
+            code: "lora_byte_limit_exceeded",
+            message: format!("{}: {error}, which is what max_bytes leaves", path.display()),
+        },
+        _ => invalid(format!("{} cannot be read: {error}", path.display())),
     }
 }
 
@@ -130,7 +138,8 @@ pub(super) fn build<'a>(mut builder: AdapterBuilder<'a>, files: &Files) -> Resul
     for name in names {
         // Several parameters of one module are wrapped in each other: the outer one goes on with the inner.
         let Some(mut module) = modules.remove(&name) else { continue };
-        if let Some((layer, _)) = experts_of(&name) {
+        let experts = layer_of(&name).filter(|layer| builder.sites.experts_module(*layer).as_deref() == Some(name.as_str()));
+        if let Some(layer) = experts {
             let mut wrapped = vec![module];
             let mut inner = format!("{name}.base_layer");
             while let Some(next) = modules.remove(&inner) {
@@ -159,8 +168,24 @@ fn add_module(
     parts: &[SitePart],
 ) -> Result<(), EngineError> {
     let Module { a, b, b_bias, magnitude, weight, bias, embedding_a, embedding_b, tokens, base } = module;
+    let is_alone = [&a, &b, &b_bias, &magnitude, &weight, &bias].iter().all(|part| part.is_none());
+    if let (Some(tokens), Some(site), true) = (&tokens, builder.sites.lm_head().filter(|_| name.ends_with("lm_head")), is_alone) {
+        let ids = config.token_ids(name)?;
+        let [num_rows, vocab_size] = [ids.len(), builder.sites.config.vocab_size];
+        if tokens.matrix(name)? != [num_rows, builder.sites.config.hidden_size] || ids.iter().any(|id| *id as usize >= vocab_size)
+        {
+            return Err(invalid(format!(
+                "`trainable_token_indices` lists {num_rows} tokens, and `{name}` has {:?}",
+                tokens.shape
+            )));
+        }
+        return builder.replace_rows(site, name, &ids, tokens);
+    }
     if embedding_a.is_some() || embedding_b.is_some() || tokens.is_some() || base.is_some() {
         return Err(invalid(format!("`{name}` is no token embedding, and has tensors of one")));
+    }
+    if a.is_some() && (config.has_magnitudes != magnitude.is_some() || config.has_biases != b_bias.is_some()) {
+        return Err(invalid(format!("`{name}` has not the tensors that `use_dora` and `lora_bias` say")));
     }
     match (a, b, weight) {
         (Some(a), Some(b), None) if bias.is_none() => {
@@ -180,6 +205,9 @@ struct Config<'a> {
     fields: &'a Map<String, Value>,
     alpha: f32,
     is_rank_stabilized: bool,
+    /// Products come with DoRA's magnitudes, and with biases.
+    has_magnitudes: bool,
+    has_biases: bool,
     /// Patterns of module names, with the alpha of those.
     alphas: Vec<(regex::Regex, f32)>,
 }
@@ -201,23 +229,37 @@ impl<'a> Config<'a> {
                 return Err(invalid(format!("`{key}` is {value}, which is not supported: use {instead}")));
             }
         }
-        if let Some(bias) = text("bias").filter(|bias| *bias != "none") {
+        if let Some(bias) = fields.get("bias").filter(|bias| **bias != "none" && !bias.is_null()) {
             return Err(invalid(format!(
-                "`bias` is {bias:?}: biases of the base that were trained are not supported; use \"none\""
+                "`bias` is {bias}: biases of the base that were trained are not supported; use \"none\""
             )));
         }
-        if let Some(init) = text("init_lora_weights").filter(|init| CHANGES_BASE.iter().any(|name| init.starts_with(name))) {
+        let changes_base = |init: &&Value| match init {
+            Value::Null | Value::Bool(_) => false,
+            Value::String(text) => CHANGES_BASE.iter().any(|name| text.to_lowercase().starts_with(name)),
+            _ => true,
+        };
+        if let Some(init) = fields.get("init_lora_weights").filter(changes_base) {
             return Err(invalid(format!(
-                "`init_lora_weights` is {init:?}, which changes the base: save the adapter converted to a LoRA \
+                "`init_lora_weights` is {init}, which changes the base: save the adapter converted to a LoRA \
                  (`path_initial_model_for_weight_conversion`)"
             )));
         }
-        let number = |value: Option<&Value>, key: &str| match value.and_then(Value::as_f64) {
-            Some(number) if number.is_finite() => Ok(number as f32),
+        let flag = |key: &str| match fields.get(key) {
+            None | Some(Value::Null) => Ok(false),
+            Some(Value::Bool(flag)) => Ok(*flag),
+            other => Err(invalid(format!("`{key}` is {}, and must be true or false", json(other)))),
+        };
+        let number = |value: Option<&Value>, key: &str| match value.and_then(Value::as_f64).map(|number| number as f32) {
+            Some(number) if number.is_finite() => Ok(number),
             _ => Err(invalid(format!("`{key}` is {}, and must be a number", json(value)))),
         };
         let mut alphas = Vec::new();
-        if let Some(Value::Object(patterns)) = fields.get("alpha_pattern") {
+        if let Some(patterns) = fields.get("alpha_pattern").filter(|patterns| !patterns.is_null()) {
+            let patterns = patterns
+                .as_object()
+                .filter(|patterns| patterns.len() <= MAX_PATTERNS)
+                .ok_or_else(|| invalid(format!("`alpha_pattern` must be an object of {MAX_PATTERNS} patterns at most")))?;
             for (key, value) in patterns {
                 let pattern = RegexBuilder::new(&format!(r"^(.*\.)?({key})$")).size_limit(MAX_PATTERN_BYTES).build();
                 let pattern = pattern.map_err(|error| invalid(format!("`alpha_pattern` has {key:?}: {error}")))?;
@@ -227,7 +269,9 @@ impl<'a> Config<'a> {
         Ok(Self {
             fields,
             alpha: number(fields.get("lora_alpha"), "lora_alpha")?,
-            is_rank_stabilized: fields.get("use_rslora") == Some(&Value::Bool(true)),
+            is_rank_stabilized: flag("use_rslora")?,
+            has_magnitudes: flag("use_dora")?,
+            has_biases: flag("lora_bias")?,
             alphas,
         })
     }
@@ -236,7 +280,9 @@ impl<'a> Config<'a> {
     fn scale(&self, module: &str, rank: usize) -> Result<f32, EngineError> {
         let alpha = self.alphas.iter().find(|(pattern, _)| pattern.is_match(module)).map_or(self.alpha, |(_, alpha)| *alpha);
         let divisor = if self.is_rank_stabilized { (rank as f32).sqrt() } else { rank as f32 };
-        Some(alpha / divisor).filter(|scale| scale.is_finite()).ok_or_else(|| invalid(format!("`{module}` has rank 0")))
+        Some(alpha / divisor)
+            .filter(|scale| scale.is_finite())
+            .ok_or_else(|| invalid(format!("`{module}` is scaled beyond all numbers")))
     }
 
     /// The tokens whose embeddings were trained.
@@ -273,6 +319,9 @@ fn modules(bytes: &[u8]) -> Result<BTreeMap<String, Module>, EngineError> {
         let values = decode_floats(tensor.dtype(), tensor.data())
             .ok_or_else(|| invalid(format!("tensor `{name}` has type {:?}; F32, F16 and BF16 are taken", tensor.dtype())))?;
         let floats = Floats { shape: tensor.shape().to_vec(), values };
+        if !floats.are_finite() {
+            return Err(invalid(format!("tensor `{name}` has values that are no numbers")));
+        }
         if place(modules.entry(module.to_owned()).or_default()).replace(floats).is_some() {
             return Err(invalid(format!("there are two tensors `{name}`")));
         }
@@ -378,12 +427,10 @@ fn add_embedding(
     }
 }
 
-/// The layer of a module that is all experts of a layer.
-fn experts_of(name: &str) -> Option<(usize, &str)> {
-    let (before, _) = name.split_once(".experts").filter(|(_, rest)| rest.is_empty())?;
-    let (_, rest) = before.split_once("layers.")?;
-    let (number, rest) = rest.split_once('.')?;
-    Some((number.parse().ok()?, rest))
+/// The number of a module's layer.
+fn layer_of(name: &str) -> Option<usize> {
+    let (_, rest) = name.split_once("layers.")?;
+    rest.split('.').next()?.parse().ok()
 }
 
 /// Products for all experts at once (PEFT's `target_parameters`): of A the rows of an expert stand together, of B the columns of
@@ -397,7 +444,8 @@ fn add_experts(
 ) -> Result<(), EngineError> {
     let targets: Vec<_> = config.fields.get("target_parameters").and_then(Value::as_array).into_iter().flatten().collect();
     let is_targeted = |parameter: &&str| {
-        let ends = |target: &str| target.rsplit('.').next() == Some(*parameter);
+        let whole = format!("{name}.{parameter}");
+        let ends = |target: &str| whole == target || whole.ends_with(&format!(".{target}"));
         targets.iter().filter_map(|target| target.as_str()).any(ends)
     };
     let parameters: Vec<_> = ["gate_up_proj", "down_proj"].into_iter().filter(is_targeted).collect();
@@ -410,12 +458,24 @@ fn add_experts(
     }
     for (parameter, module) in parameters.iter().rev().zip(wrapped) {
         let what = format!("{name}.{parameter}");
-        let (Some(a), Some(b)) = (&module.a, &module.b) else {
-            return Err(invalid(format!("`{what}` has one of two factors")));
+        let Module {
+            a: Some(a),
+            b: Some(b),
+            b_bias: None,
+            magnitude: None,
+            embedding_a: None,
+            embedding_b: None,
+            tokens: None,
+            base: None,
+            weight: None,
+            bias: None,
+        } = module
+        else {
+            return Err(invalid(format!("`{what}` must have the two factors of a product, and nothing else")));
         };
         let roles: &[Role] = if *parameter == "down_proj" { &[Role::ExpertDown] } else { &[Role::ExpertGate, Role::ExpertUp] };
         if !roles.iter().all(|role| builder.sites.has_plain_experts(*role)) {
-            return Err(invalid(format!("`{what}` of this architecture is stored transposed: adapt its experts one by one")));
+            return Err(invalid(format!("`{what}` of this architecture is stored transposed, which is not supported")));
         }
         let sites = builder.sites;
         let num_experts = sites.experts(layer, roles[0]).count();

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak},
 };
 
-use device::Adapter;
+use device::{Adapter, mmap::Bytes};
 
 use super::{AdapterBuilder, AdapterChoice, AdapterOptions, Sites, gguf, peft};
 use crate::{EngineError, json::read_bounded};
@@ -116,10 +116,6 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Registry {
     /// A registry with the adapters of `options`.
     pub(crate) fn new(options: AdapterOptions, sites: Arc<Sites>) -> Result<Self, EngineError> {
-        if !sites.backend.takes_adapters() {
-            let device = sites.backend.info().device;
-            return Err(EngineError::NotSupported(format!("adapters on {device} are not supported yet: use device=\"cpu\"")));
-        }
         let adapters = options.adapters.clone();
         let registry = Self { options, sites: Mutex::new(Some(sites)), loading: Mutex::default(), state: Mutex::default() };
         for (alias, source) in adapters {
@@ -149,11 +145,16 @@ impl Registry {
                 return Err(error("lora_load_busy", "another adapter is being loaded: try again when it is there".into()));
             }
         };
-        self.check_alias(alias, how)?;
+        check_alias(&locked(&self.state), &self.options, alias, how)?;
         let sites = locked(&self.sites).clone().ok_or_else(unloaded)?;
         let used = locked(&self.state).bytes();
         let left = self.options.max_bytes.saturating_sub(used);
-        let generation = Arc::new(self.open(source, &sites, left)?);
+        let planned = planned_bytes(source).map_err(|why| named(source, why))?;
+        if planned > available {
+            let message = format!("{} takes {planned} bytes, and {available} are free", source.display());
+            return Err(error("lora_byte_limit_exceeded", message));
+        }
+        let generation = Arc::new(self.open(source, &sites)?);
         let shared = locked(&self.state).generations.iter().filter_map(Weak::upgrade).find(|other| other.id == generation.id);
         let new_bytes = if shared.is_some() { 0 } else { generation.bytes };
         if new_bytes > left {
@@ -165,13 +166,14 @@ impl Registry {
             );
             return Err(error("lora_byte_limit_exceeded", message));
         }
-        if new_bytes > available {
-            let message = format!("{} takes {new_bytes} bytes, and {available} are free", source.display());
-            return Err(error("lora_byte_limit_exceeded", message));
-        }
         let entry = Entry { generation: shared.unwrap_or(generation), source: source.to_owned() };
         let info = entry.info(alias);
-        let mut state = locked(&self.state);
+        let (sites, mut state) = (locked(&self.sites), locked(&self.state));
+        // Much may have happened while the files were read.
+        check_alias(&state, &self.options, alias, how)?;
+        if sites.is_none() {
+            return Err(unloaded());
+        }
         state.generations.push(Arc::downgrade(&entry.generation));
         let mut seen = std::collections::HashSet::new();
         state.generations.retain(|generation| seen.insert(Weak::as_ptr(generation)));
@@ -179,32 +181,9 @@ impl Registry {
         Ok(info)
     }
 
-    fn check_alias(&self, alias: &str, how: &LoadAdapter) -> Result<(), EngineError> {
-        let state = locked(&self.state);
-        let Some(entry) = state.aliases.get(alias) else {
-            if let Some(expected) = &how.expected_generation {
-                return Err(error("lora_adapter_not_found", format!("{alias:?} is not loaded, so not as {expected}")));
-            }
-            if state.aliases.len() >= self.options.max_adapters {
-                let message = format!("{} adapters are loaded, as many as max_adapters allows: unload one", state.aliases.len());
-                return Err(error("lora_adapter_limit_exceeded", message));
-            }
-            return Ok(());
-        };
-        if !how.in_place {
-            let message = format!("{alias:?} is loaded already: unload it, or load in its place (load_inplace)");
-            return Err(error("lora_adapter_already_loaded", message));
-        }
-        expect(alias, entry, how.expected_generation.as_deref())
-    }
-
-    fn open(&self, source: &Path, sites: &Arc<Sites>, max_bytes: u64) -> Result<Generation, EngineError> {
+    fn open(&self, source: &Path, sites: &Arc<Sites>) -> Result<Generation, EngineError> {
         let builder = AdapterBuilder::new(sites, self.options.max_rank);
-        read(builder, source, max_bytes).map_err(|why| match why {
-            EngineError::Adapter { code, message } => error(code, format!("{}: {message}", source.display())),
-            EngineError::Load(why) => error("invalid_lora_adapter", why),
-            why => error("invalid_lora_adapter", format!("{}: {why}", source.display())),
-        })
+        read(builder, source, self.options.max_bytes).map_err(|why| named(source, why))
     }
 
     /// Takes an alias away; requests in flight keep what it stood for.
@@ -241,6 +220,7 @@ impl Registry {
             AdapterChoice::Alias(alias) => {
                 state.aliases.get(alias).map(|entry| Arc::clone(&entry.generation)).ok_or_else(|| not_found(alias, &state))
             }
+            AdapterChoice::Base => Err(error("lora_adapter_not_found", "the model itself has no generation".into())),
             AdapterChoice::Generation(id) => {
                 let found = state.aliases.values().find(|entry| entry.generation.id == *id);
                 found.map(|entry| Arc::clone(&entry.generation)).ok_or_else(|| not_found(id, &state))
@@ -260,6 +240,34 @@ impl Registry {
     }
 }
 
+/// Whether an alias may stand for another adapter.
+fn check_alias(state: &State, options: &AdapterOptions, alias: &str, how: &LoadAdapter) -> Result<(), EngineError> {
+    let Some(entry) = state.aliases.get(alias) else {
+        if let Some(expected) = &how.expected_generation {
+            return Err(error("lora_adapter_not_found", format!("{alias:?} is not loaded, so not as {expected}")));
+        }
+        if state.aliases.len() >= options.max_adapters {
+            let message = format!("{} adapters are loaded, as many as max_adapters allows: unload one", state.aliases.len());
+            return Err(error("lora_adapter_limit_exceeded", message));
+        }
+        return Ok(());
+    };
+    if !how.in_place {
+        let message = format!("{alias:?} is loaded already: unload it, or load in its place (load_inplace)");
+        return Err(error("lora_adapter_already_loaded", message));
+    }
+    expect(alias, entry, how.expected_generation.as_deref())
+}
+
+/// An error of an adapter's files, which names them.
+fn named(source: &Path, why: EngineError) -> EngineError {
+    match why {
+        EngineError::Adapter { code, message } => error(code, format!("{}: {message}", source.display())),
+        EngineError::Load(why) => error("invalid_lora_adapter", why),
+        why => error("invalid_lora_adapter", format!("{}: {why}", source.display())),
+    }
+}
+
 /// Reads an adapter's files.
 fn read(builder: AdapterBuilder<'_>, source: &Path, max_bytes: u64) -> Result<Generation, EngineError> {
     let mut hasher = blake3::Hasher::new();
@@ -269,12 +277,11 @@ fn read(builder: AdapterBuilder<'_>, source: &Path, max_bytes: u64) -> Result<Ge
         hasher.update(&files.weights);
         peft::build(builder, &files)?
     } else if source.is_file() {
-        let bytes = read_bounded(source, max_bytes).map_err(|why| error("invalid_lora_adapter", why.to_string()))?;
+        let bytes = read_bounded(source, max_bytes).map_err(|why| peft::unreadable(source, &why))?;
         hasher.update(&bytes);
-        gguf::build(builder, &gguf::open(source)?)?
+        gguf::build(builder, &gguf::open(source, &Bytes::from_vec(bytes))?)?
     } else {
-        let message = "neither a folder with an adapter_config.json nor a GGUF file".to_owned();
-        return Err(error("adapter_file_not_found", message));
+        return Err(no_adapter());
     };
     let (adapter, rank) = built.finish()?;
     let bytes = adapter.bytes();
@@ -283,7 +290,13 @@ fn read(builder: AdapterBuilder<'_>, source: &Path, max_bytes: u64) -> Result<Ge
 
 /// Bytes that an adapter will keep.
 pub(super) fn planned_bytes(source: &Path) -> Result<u64, EngineError> {
-    let values = if peft::is_in(source) { peft::num_values(source)? } else { gguf::num_values(source)? };
+    let values = if peft::is_in(source) {
+        peft::num_values(source)?
+    } else if source.is_file() {
+        gguf::num_values(source)?
+    } else {
+        return Err(no_adapter());
+    };
     Ok(values.saturating_mul(size_of::<f32>() as u64))
 }
 
@@ -301,6 +314,10 @@ fn not_found(name: &str, state: &State) -> EngineError {
     let aliases: Vec<_> = state.aliases.keys().map(String::as_str).collect();
     let there = if aliases.is_empty() { "none is loaded".to_owned() } else { format!("there are {}", aliases.join(", ")) };
     error("lora_adapter_not_found", format!("there is no adapter {name:?}; {there}"))
+}
+
+fn no_adapter() -> EngineError {
+    error("adapter_file_not_found", "neither a folder with an adapter_config.json nor a GGUF file".to_owned())
 }
 
 fn unloaded() -> EngineError {

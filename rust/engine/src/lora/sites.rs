@@ -20,7 +20,7 @@ pub(super) struct Site {
     pub linear: Linear,
     /// The files have it among others.
     is_fused: bool,
-    /// As the layer adds it, `[rows]`.
+    /// As the files have it, `[rows]`.
     pub bias: Option<Vec<f32>>,
 }
 
@@ -164,6 +164,19 @@ impl Sites {
     pub(super) fn embedding_name(&self) -> String {
         let name = self.place.name(WeightId::global(Role::Embedding).hugging_face(self.names));
         name.trim_end_matches(".weight").to_owned()
+    }
+
+    /// `general.architecture` of GGUF files of such models.
+    pub(super) fn gguf_architecture(&self) -> Option<&'static str> {
+        let own = architectures().find(|architecture| architecture.model_types[0] == self.config.architecture);
+        own.map(|architecture| architecture.gguf)
+    }
+
+    /// The module of all experts of a layer in a Hugging Face checkpoint.
+    pub(super) fn experts_module(&self, layer: usize) -> Option<String> {
+        let name = self.place.name(WeightId::layer(layer, Role::ExpertDown).hugging_face(self.names));
+        let (before, _) = name.split_once(".experts")?;
+        Some(format!("{before}.experts"))
     }
 
     /// The site of the matrix of logits.

@@ -146,9 +146,13 @@ impl GgufFiles {
     }
 
     fn parse(path: &Path) -> Result<Self, EngineError> {
-        let bytes = Bytes::map_file(path)?;
+        Self::of_bytes(path, &Bytes::map_file(path)?)
+    }
+
+    /// A file by itself, whose bytes are these.
+    pub(crate) fn of_bytes(path: &Path, bytes: &Bytes) -> Result<Self, EngineError> {
         let mut r = Reader { bytes: bytes.as_slice(), at: 0, array_elements: 0 };
-        let (metadata, tensors, weight_bytes) = r.file(&bytes).map_err(|why| load(path, why))?;
+        let (metadata, tensors, weight_bytes) = r.file(bytes).map_err(|why| load(path, why))?;
         // The header is copied, and a large one: it has the vocabulary.
         bytes.release();
         Ok(Self { metadata, tensors, weight_bytes, path: path.to_owned(), watches: bytes.watch().into_iter().collect() })

@@ -94,7 +94,10 @@ pub async fn load(
         };
         let (root, path) =
             (root.canonicalize().map_err(|_| outside())?, root.join(lora_path).canonicalize().map_err(|_| outside())?);
-        if !path.starts_with(&root) || path == root {
+        // Links within the folder may lead out of it.
+        let files = [path.join("adapter_config.json"), path.join("adapter_model.safetensors")];
+        let files = files.iter().filter_map(|file| file.canonicalize().ok());
+        if path == root || !files.chain([path.clone()]).all(|file| file.starts_with(&root)) {
             return Err(outside());
         }
         app.engine.load_adapter(&lora_name, &path, &how).map_err(|error| without_path(error, &root))

@@ -43,7 +43,11 @@ impl EngineThread {
         if !output.rows.is_empty() {
             let began = Instant::now();
             self.step_began = began;
-            match caught(|| self.execute(&output)) {
+            let executed = caught(|| self.execute(&output));
+            // What was unloaded meanwhile is not kept until the next step.
+            self.batch.step.adapters.clear();
+            self.runner.forget_adapters();
+            match executed {
                 Ok(Ok(())) => {
                     self.pacer.measure(&output, began.elapsed());
                     let num_tokens = output.rows.iter().map(|row| row.num_scheduled_tokens).sum();
