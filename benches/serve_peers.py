@@ -36,9 +36,9 @@ def serve_llama_cpp() -> None:
     xllamacpp = importlib.import_module("xllamacpp")
     params = xllamacpp.CommonParams()
     params.model.path = str(default_model())
-    params.n_ctx = 32_768
+    params.n_ctx = 32 * 2048
     params.n_parallel = 32
-    params.kv_unified = True
+    params.kv_unified = False
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     params.port = 0
     server = xllamacpp.Server(params)
