@@ -12,7 +12,8 @@ pub fn shown(name: &str, fields: &[(&str, Bound<'_, PyAny>)]) -> PyResult<String
     Ok(format!("{name}({})", fields.collect::<PyResult<Vec<_>>>()?.join(", ")))
 }
 
-/// A class whose fields are all that it is: it is made of them (by a signature, where one is given), shows them, and is equal to another of equal fields.
+/// A class whose fields are all that it is: it is made of them (by a signature, where one is given), shows them, and is equal to
+/// another of equal fields.
 macro_rules! record {
     ($(#[$attribute:meta])* pub struct $class:ident $(($($signature:tt)*))? { $($visible:vis $field:ident: $type:ty),+ $(,)? }) => {
         $(#[$attribute])*

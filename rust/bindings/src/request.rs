@@ -59,8 +59,8 @@ use crate::{
 ///   how fast an answer comes. `public_messages`: so many leading messages, 0 or more, such as the system prompt, are shared in
 ///   spite of it.
 /// - `keep`: each choice ends with a `Sequence` that can be gone on from.
-/// - `adapter`: the adapter that it runs with, by alias or as a `LoraAdapterGeneration`; `adapters`: the same as a list of one, the
-///   older form, or an empty one for the model as it is.
+/// - `adapter`: the adapter that it runs with, by alias or as a `LoraAdapterGeneration`; `adapters`: the same as a list of one,
+///   the older form, or an empty one for the model as it is.
 /// - `tool_schemas`: functions that the model may call, each a dict or its text in OpenAI's form, with `name`, `description` and
 ///   `parameters`, a JSON Schema. `tool_choice`: `ToolChoice.Auto` (unless given), `ToolChoice.NoTools`, "required", or
 ///   `{"type": "function", "function": {"name": ...}}`. `parallel_tool_calls`: an answer may have several. Calls are enforced by

@@ -41,8 +41,9 @@ impl OneOrMany {
 }
 
 /// Selects the model of a `Runner`. `Which.Plain` is a folder in Hugging Face layout (config.json, safetensors, tokenizer.json),
-/// local or on the hub; `Which.GGUF` is one GGUF file or the parts of a split one. `Which.Lora` and `Which.GGUF` take adapters. All give back their fields, are equal to one
-/// of equal fields, and can be copied and pickled. The other kinds are not supported yet.
+/// local or on the hub; `Which.GGUF` is one GGUF file or the parts of a split one. `Which.Lora` and `Which.GGUF` take adapters.
+/// All give back their fields, are equal to one of equal fields, and can be copied and pickled. The other kinds are not supported
+/// yet.
 ///
 /// A model's files are mapped into memory: do not change or shorten them while a runner uses them. To replace one, write a new
 /// file and rename it over the old one.
@@ -75,10 +76,10 @@ pub enum Which {
         matformer_slice_name: Option<Py<PyAny>>,
         auto_map_params: Option<Py<PyAny>>,
     },
-    /// A model in Hugging Face layout, as `Which.Plain`, with adapters: `adapters` is a list of `LoraAdapter`, which may be empty,
-    /// and more can be loaded while it runs, up to `max_adapters` (16) of rank `max_rank` (256) and `max_bytes` (8 GiB) together.
-    /// The older form: `adapters_model_id` is a folder or hub id with a folder an adapter, which the list "order" in the JSON file
-    /// `order` names.
+    /// A model in Hugging Face layout, as `Which.Plain`, with adapters: `adapters` is a list of `LoraAdapter`, which may be
+    /// empty, and more can be loaded while it runs, up to `max_adapters` (16) of rank `max_rank` (256) and `max_bytes` (8 GiB)
+    /// together. The older form: `adapters_model_id` is a folder or hub id with a folder an adapter, which the list "order" in
+    /// the JSON file `order` names.
     #[pyo3(constructor = (
         model_id, adapters=None, arch=None, tokenizer_json=None, topology=None, write_uqff=None, from_uqff=None,
         dtype=ModelDType::Auto, hf_cache_path=None, max_adapters=None, max_rank=None, max_bytes=None, *, adapters_model_id=None,
