@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import schemathesis
@@ -9,6 +10,9 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 
 BEYOND_A_SCHEMA = {
     "context_length_exceeded": "the length is the tokenizer's",
+    "invalid_grammar": "grammars and JSON Schemas have rules of their own",
+    "invalid_schema": "likewise",
+    "grammar_too_complex": "likewise",
     "invalid_messages": "the chat template has rules of its own",
 }
 """By the error's code: why a request of the document's form may be refused."""
@@ -20,14 +24,20 @@ OF_SEVERAL_KEYS = {
     "dry_allowed_length": "needs `dry_multiplier`",
     "dry_base": "needs `dry_multiplier`",
     "dry_sequence_breakers": "needs `dry_multiplier`",
+    "grammar": "its value is of the form that its `type` says",
     "logit_bias": "a key is an id of the vocabulary",
     "max_completion_tokens": "the other name of `max_tokens`",
     "min_tokens": "at most `max_tokens`",
     "n": "prompts times `n` has a limit",
+    "output_config": "a `json_schema` needs its `schema`",
     "prompt_logprobs": "not in a stream",
     "reasoning_effort": "none is at odds with `enable_thinking`",
+    "response_format": "one of the forms of an answer",
     "spaces_between_special_tokens": "not with `skip_special_tokens`: false",
     "stream_options": "needs `stream`",
+    "structured_outputs": "one of its keys",
+    "tool_choice": "of the form that its API says",
+    "tools": "of the types of tools only functions are served",
     "top_logprobs": "needs `logprobs`",
     "truncate_prompt_tokens": "-1 drops on the left",
     "truncation_side": "needs `truncate_prompt_tokens`",
@@ -47,6 +57,7 @@ def is_refused_for_no_schema_can_say(response: Any, case: Any) -> bool:
     param = (error.get("param") or "").split(".")[0].split("[")[0]
     # Anthropic's form has no param.
     names = {param, f"{case.path} {param}", error["message"].partition(" ")[0]}
+    names |= {quoted.split(".")[0] for quoted in re.findall(r"['`]([\w.]+)", error["message"])}
     named = error.get("code") in BEYOND_A_SCHEMA or not names.isdisjoint(OF_SEVERAL_KEYS)
     return named or "maximum context length" in error["message"] or has_a_vanishing_number(case)
 
