@@ -131,6 +131,9 @@ def of_flag(flag: Flag, value: Any, where: str) -> Iterator[str]:
         return
     if isinstance(value, list) and flag.name == "--quantized-file":
         value = ";".join(text(part, flag, where) for part in value)
+    if flag.several and isinstance(value, list):
+        yield from (flag.name, *(text(one, flag, where) for one in value))
+        return
     for one in value if flag.repeated and isinstance(value, list) else [value]:
         yield f"{flag.name}={text(one, flag, where)}"
 
