@@ -240,23 +240,18 @@ impl Selection {
         }
         let string = |text: Option<&Text>| text.map(|Text(text)| text.clone());
         match which.get() {
-            Which::Plain { model_id, arch, tokenizer_json, dtype, hf_cache_path, .. } => Ok(Self {
+            Which::Plain { model_id, arch, tokenizer_json, dtype, hf_cache_path, .. }
+            | Which::Lora { model_id, arch, tokenizer_json, dtype, hf_cache_path, .. } => Ok(Self {
                 place: Place::Plain,
                 model_id: model_id.0.0.clone(),
                 architecture: arch.map(Architecture::model_type).transpose()?,
                 dtype: *dtype,
                 tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
                 cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
-                adapters: None,
-            }),
-            Which::Lora { model_id, arch, tokenizer_json, dtype, hf_cache_path, .. } => Ok(Self {
-                place: Place::Plain,
-                model_id: model_id.0.0.clone(),
-                architecture: arch.map(Architecture::model_type).transpose()?,
-                dtype: *dtype,
-                tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
-                cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
-                adapters: Some(AdapterFields::of(fields)?.unwrap_or_default()),
+                adapters: match which.get() {
+                    Which::Lora { .. } => Some(AdapterFields::of(fields)?.unwrap_or_default()),
+                    _ => None,
+                },
             }),
             Which::GGUF {
                 quantized_model_id, quantized_filename, tok_model_id, dtype, tokenizer_json, hf_cache_path, ..

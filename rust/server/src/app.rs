@@ -124,10 +124,11 @@ impl App {
     /// Whether a request's model is the one that is served, or one of its adapters, which it then is to run with.
     pub fn check_model(&self, model: Option<&str>) -> Result<Option<AdapterChoice>, ApiError> {
         let Some(model) = model.filter(|model| !self.is_model(model)) else { return Ok(None) };
-        if self.engine.adapters().iter().any(|adapter| adapter.alias == model) {
-            return Ok(Some(AdapterChoice::Alias(model.to_owned())));
+        let choice = AdapterChoice::Alias(model.to_owned());
+        match self.engine.adapter_generation(&choice) {
+            Ok(_) => Ok(Some(choice)),
+            Err(_) => Err(model_not_found(model, &self.config.model_id)),
         }
-        Err(model_not_found(model, &self.config.model_id))
     }
 
     /// The right to run so many choices, until it is dropped; an error with an honest wait when too many wait already.

@@ -136,14 +136,19 @@ impl<'a> AdapterBuilder<'a> {
             let of_row = |row| bias.values[source(row)] * scale * logit_scale * factors.as_ref().map_or(1.0, |f| f[row]);
             (0..num_rows).map(of_row).collect()
         });
-        let bias = || site.bias.as_ref().map(|bias| bias.iter().map(|x| x * logit_scale).collect());
-        low_rank.magnitude = factors.map(|factors| Magnitude { factors, bias: bias() });
+        low_rank.magnitude = factors.map(|factors| Magnitude { factors, bias: self.own_bias(site) });
         Ok(low_rank)
     }
 
     /// What biases of a layer are multiplied by: those of the matrix of logits as its input is.
     fn logit_scale(&self, site: &Site) -> f32 {
         if site.matrix.id.layer.is_none() { self.sites.config.logit_scale } else { 1.0 }
+    }
+
+    /// The bias of a layer as it adds it.
+    fn own_bias(&self, site: &Site) -> Option<Vec<f32>> {
+        let logit_scale = self.logit_scale(site);
+        site.bias.as_ref().map(|bias| bias.iter().map(|x| x * logit_scale).collect())
     }
 
     /// Another weight in the place of a module's.
@@ -172,7 +177,7 @@ impl<'a> AdapterBuilder<'a> {
                     Some((0..num_rows).map(|row| bias.values[source(row)] * logit_scale).collect())
                 }
                 Some(bias) => return Err(invalid(format!("the bias of `{name}` has {} values", bias.values.len()))),
-                None => site.bias.as_ref().map(|bias| bias.iter().map(|x| x * logit_scale).collect()),
+                None => self.own_bias(site),
             };
             let precision = if site.matrix.is_exact { Precision::Exact } else { self.sites.precision };
             let options = LinearOptions { name: name.to_owned(), precision, bias };

@@ -170,15 +170,7 @@ fn add_module(
     let Module { a, b, b_bias, magnitude, weight, bias, embedding_a, embedding_b, tokens, base } = module;
     let is_alone = [&a, &b, &b_bias, &magnitude, &weight, &bias].iter().all(|part| part.is_none());
     if let (Some(tokens), Some(site), true) = (&tokens, builder.sites.lm_head().filter(|_| name.ends_with("lm_head")), is_alone) {
-        let ids = config.token_ids(name)?;
-        let [num_rows, vocab_size] = [ids.len(), builder.sites.config.vocab_size];
-        if tokens.matrix(name)? != [num_rows, builder.sites.config.hidden_size] || ids.iter().any(|id| *id as usize >= vocab_size)
-        {
-            return Err(invalid(format!(
-                "`trainable_token_indices` lists {num_rows} tokens, and `{name}` has {:?}",
-                tokens.shape
-            )));
-        }
+        let ids = trained_ids(builder, config, name, tokens)?;
         return builder.replace_rows(site, name, &ids, tokens);
     }
     if embedding_a.is_some() || embedding_b.is_some() || tokens.is_some() || base.is_some() {
@@ -362,6 +354,20 @@ fn other_base(name: &str) -> EngineError {
     ))
 }
 
+/// The ids of the tokens whose rows were trained, of which `tokens` has one each.
+fn trained_ids(builder: &AdapterBuilder<'_>, config: &Config<'_>, name: &str, tokens: &Floats) -> Result<Vec<u32>, EngineError> {
+    let (vocab_size, hidden) = (builder.sites.config.vocab_size, builder.sites.config.hidden_size);
+    let ids = config.token_ids(name)?;
+    if tokens.matrix(name)? != [ids.len(), hidden] || ids.iter().any(|id| *id as usize >= vocab_size) {
+        return Err(invalid(format!(
+            "`trainable_token_indices` lists {} tokens, and `{name}` has {:?} of a vocabulary of {vocab_size}",
+            ids.len(),
+            tokens.shape
+        )));
+    }
+    Ok(ids)
+}
+
 /// What an adapter does to the token embedding, and with trained tokens to logits that come of the same weights.
 fn add_embedding(
     builder: &mut AdapterBuilder<'_>,
@@ -411,14 +417,7 @@ fn add_embedding(
         _ => return Err(invalid(format!("`{name}` has one of two factors"))),
     }
     let Some(tokens) = tokens else { return Ok(()) };
-    let ids = config.token_ids(name)?;
-    if tokens.matrix(name)? != [ids.len(), hidden] || ids.iter().any(|id| *id as usize >= vocab_size) {
-        return Err(invalid(format!(
-            "`trainable_token_indices` lists {} tokens, and `{name}` has {:?} of a vocabulary of {vocab_size}",
-            ids.len(),
-            tokens.shape
-        )));
-    }
+    let ids = trained_ids(builder, config, name, &tokens)?;
     let rows = ids.iter().copied().zip(tokens.values.chunks_exact(hidden).map(<[f32]>::to_vec)).collect();
     builder.embedding().rows = rows;
     match builder.sites.lm_head().filter(|_| is_tied) {

@@ -166,6 +166,7 @@ impl Registry {
             );
             return Err(error("lora_byte_limit_exceeded", message));
         }
+        let is_new = shared.is_none();
         let entry = Entry { generation: shared.unwrap_or(generation), source: source.to_owned() };
         let info = entry.info(alias);
         let (sites, mut state) = (locked(&self.sites), locked(&self.state));
@@ -174,9 +175,9 @@ impl Registry {
         if sites.is_none() {
             return Err(unloaded());
         }
-        state.generations.push(Arc::downgrade(&entry.generation));
-        let mut seen = std::collections::HashSet::new();
-        state.generations.retain(|generation| seen.insert(Weak::as_ptr(generation)));
+        if is_new {
+            state.generations.push(Arc::downgrade(&entry.generation));
+        }
         state.aliases.insert(alias.to_owned(), entry);
         Ok(info)
     }

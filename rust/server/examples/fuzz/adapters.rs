@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use engine::{
-    AdapterChoice, AdapterOptions, CpuOptions, Engine, EngineConfig, GenerationRequest, LoadAdapter, MemoryGpuConfig,
-    ModelSource, PagedAttentionConfig, Prompt, RequestStream, SamplingParams,
+    AdapterChoice, AdapterOptions, Engine, EngineConfig, GenerationRequest, LoadAdapter, ModelSource, Prompt, RequestStream,
+    SamplingParams,
 };
 use rand::{Rng, seq::IndexedRandom};
 use rand_chacha::ChaCha8Rng;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::{
     files::{Files, golden_dir},
     grammar::{self, damage, damaged, pick},
-    kinds::{Outcome, refused},
+    kinds::{Outcome, answered, refused, small},
 };
 
 const CONFIG: &str = "adapter_config.json";
@@ -54,18 +54,8 @@ pub struct Adapters {
 }
 
 fn engine(source: &ModelSource) -> Engine {
-    let config = EngineConfig {
-        paged_attention: PagedAttentionConfig {
-            block_size: Some(8),
-            mem_gpu: Some(MemoryGpuConfig::ContextSize(64)),
-            ..PagedAttentionConfig::default()
-        },
-        max_num_seqs: 2,
-        max_num_batched_tokens: 64,
-        cpu: CpuOptions { num_threads: Some(1), ..CpuOptions::default() },
-        adapters: Some(AdapterOptions { max_bytes: 4 << 20, ..AdapterOptions::default() }),
-        ..EngineConfig::default()
-    };
+    let adapters = Some(AdapterOptions { max_bytes: 4 << 20, ..AdapterOptions::default() });
+    let config = EngineConfig { adapters, ..small() };
     Engine::load(source, &config, &|_| {}).expect("a golden model")
 }
 
@@ -101,11 +91,7 @@ impl Adapters {
         engine.unload_adapter("it", None).map_err(|error| format!("it is not unloaded: {error}"))?;
         match answer {
             Err(error) => Err(format!("a request is refused: {error}")),
-            Ok(completion) => match completion.failure() {
-                None => Ok("answered".into()),
-                Some(why) if why.contains("are damaged") => Ok("ended for a logit that is no number".into()),
-                Some(why) => Err(format!("a request ended: {why}")),
-            },
+            Ok(completion) => answered(&completion),
         }
     }
 

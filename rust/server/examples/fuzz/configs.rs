@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use engine::{
-    ChatTemplate, CpuOptions, Engine, EngineConfig, EngineError, GenerationConfig, GenerationRequest, MemoryGpuConfig,
-    ModelSource, PagedAttentionConfig, Prompt, RenderOptions, SamplingParams, Tokenizer, keys, model::ModelFiles,
+    ChatTemplate, Engine, EngineError, GenerationConfig, GenerationRequest, ModelSource, Prompt, RenderOptions, SamplingParams,
+    Tokenizer, keys, model::ModelFiles,
 };
 use rand::{Rng, seq::IndexedRandom};
 use rand_chacha::ChaCha8Rng;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::{
     files::Files,
     grammar::{self, damage, damaged, pick, text},
-    kinds::{Outcome, kind_of, refused},
+    kinds::{Outcome, answered, kind_of, refused, small},
     templates::messages,
 };
 
@@ -120,18 +120,7 @@ fn open_gguf(source: &ModelSource, rng: &mut ChaCha8Rng) -> Result<(), EngineErr
 
 /// Loads a model, and answers.
 fn generate(source: &ModelSource, rng: &mut ChaCha8Rng, names: &[&str]) -> Outcome {
-    let config = EngineConfig {
-        paged_attention: PagedAttentionConfig {
-            block_size: Some(8),
-            mem_gpu: Some(MemoryGpuConfig::ContextSize(64)),
-            ..PagedAttentionConfig::default()
-        },
-        max_num_seqs: 2,
-        max_num_batched_tokens: 64,
-        cpu: CpuOptions { num_threads: Some(1), ..CpuOptions::default() },
-        ..EngineConfig::default()
-    };
-    let engine = match Engine::load(source, &config, &|_| {}) {
+    let engine = match Engine::load(source, &small(), &|_| {}) {
         Ok(engine) => engine,
         // A model of less than 64 positions, or of blocks that do not fit.
         Err(error @ EngineError::InvalidArgument(_)) => return Ok(format!("refused ({}) at load", kind_of(&error))),
@@ -139,12 +128,7 @@ fn generate(source: &ModelSource, rng: &mut ChaCha8Rng, names: &[&str]) -> Outco
     };
     let sampling = SamplingParams { max_tokens: Some(3), ignore_eos: rng.random(), ..SamplingParams::default() };
     match engine.submit(GenerationRequest::new(Prompt::TokenIds(vec![1, 2, 3]), sampling)).and_then(engine::RequestStream::wait) {
-        Ok(completion) => match completion.failure() {
-            None => Ok("answered".into()),
-            // Sizes may be sound, and the numbers not.
-            Some(why) if why.contains("are damaged") => Ok("ended for a logit that is no number".into()),
-            Some(why) => Err(format!("a request ended: {why}")),
-        },
+        Ok(completion) => answered(&completion),
         Err(error) => refused(&error, &["InvalidArgument", "PromptTooLong", "KvCache"], &[])
             .map(|outcome| format!("{outcome} in a request")),
     }

@@ -1,6 +1,6 @@
 //! What is fuzzed.
 
-use engine::EngineError;
+use engine::{Completion, CpuOptions, EngineConfig, EngineError, MemoryGpuConfig, PagedAttentionConfig};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
@@ -139,6 +139,30 @@ pub fn kind_of(error: &EngineError) -> &'static str {
         EngineError::Draining(_) => "Draining",
         EngineError::DeviceLost(_) => "DeviceLost",
         EngineError::Internal(_) => "Internal",
+    }
+}
+
+/// How an engine of a golden model is run.
+pub fn small() -> EngineConfig {
+    EngineConfig {
+        paged_attention: PagedAttentionConfig {
+            block_size: Some(8),
+            mem_gpu: Some(MemoryGpuConfig::ContextSize(64)),
+            ..PagedAttentionConfig::default()
+        },
+        max_num_seqs: 2,
+        max_num_batched_tokens: 64,
+        cpu: CpuOptions { num_threads: Some(1), ..CpuOptions::default() },
+        ..EngineConfig::default()
+    }
+}
+
+/// How an answer ended. Sizes of a damaged file may be sound, and its numbers not.
+pub fn answered(completion: &Completion) -> Outcome {
+    match completion.failure() {
+        None => Ok("answered".into()),
+        Some(why) if why.contains("are damaged") => Ok("ended for a logit that is no number".into()),
+        Some(why) => Err(format!("a request ended: {why}")),
     }
 }
 

@@ -82,14 +82,19 @@ pub(super) fn adapt(
     });
 }
 
+/// Products of up to four rows with all rows of a weight of floats: a tile has those of 32.
+fn products(isa: Isa, weight: &WeightView, input: &[f32]) -> Vec<Tile> {
+    let mut tiles = vec![[[0.0; PANEL]; ROWS]; weight.rows.div_ceil(PANEL)];
+    for (panel, tile) in tiles.iter_mut().enumerate() {
+        let rows = panel * PANEL..weight.rows.min((panel + 1) * PANEL);
+        float_rows(weight, rows.start, rows.end, &mut []).multiply(isa, input, input.len() / weight.cols, tile);
+    }
+    tiles
+}
+
 /// `outs += (input @ a^T) @ b`, for up to four rows.
 fn add_low_rank<'a>(isa: Isa, low_rank: &LowRank, input: &[f32], outs: impl Iterator<Item = &'a mut [f32]>) {
-    let a = low_rank.a();
-    let mut lows: Vec<Tile> = vec![[[0.0; PANEL]; ROWS]; a.rows.div_ceil(PANEL)];
-    for (panel, low) in lows.iter_mut().enumerate() {
-        let rows = panel * PANEL..a.rows.min((panel + 1) * PANEL);
-        float_rows(a, rows.start, rows.end, &mut []).multiply(isa, input, input.len() / a.cols, low);
-    }
+    let lows = products(isa, low_rank.a(), input);
     for (m, out) in outs.enumerate() {
         if let Some(magnitude) = &low_rank.magnitude {
             match &magnitude.bias {
@@ -112,11 +117,7 @@ fn add_low_rank<'a>(isa: Isa, low_rank: &LowRank, input: &[f32], outs: impl Iter
 
 /// Columns `ids` of the outputs become products with the rows of `weight`.
 fn replace_columns<'a>(isa: Isa, ids: &[u32], weight: &WeightView, input: &[f32], outs: impl Iterator<Item = &'a mut [f32]>) {
-    let mut products: Vec<Tile> = vec![[[0.0; PANEL]; ROWS]; weight.rows.div_ceil(PANEL)];
-    for (panel, products) in products.iter_mut().enumerate() {
-        let rows = panel * PANEL..weight.rows.min((panel + 1) * PANEL);
-        float_rows(weight, rows.start, rows.end, &mut []).multiply(isa, input, input.len() / weight.cols, products);
-    }
+    let products = products(isa, weight, input);
     for (m, out) in outs.enumerate() {
         for (i, id) in ids.iter().enumerate() {
             out[*id as usize] = products[i / PANEL][m][i % PANEL];
