@@ -217,7 +217,6 @@ def test_runner_types(options: dict[str, Any]) -> None:
     [
         {"num_device_layers": ["0:10"]},
         {"which_draft": text_model("llama")},
-        {"speculative_gamma": 32},
         {"mtp_model": "x"},
         {"enable_search": True},
         {"tool_callbacks": {}},
@@ -365,7 +364,7 @@ def test_a_lone_surrogate_is_named(llama: Runner, text: str) -> None:
         (lambda: CompletionRequest("x", "m", suffix=text), "suffix"),
         (lambda: CompletionRequest("x", "m", tenant=text), "tenant"),
         (lambda: ChatCompletionRequest("x", "m", cache_salt=text), "cache_salt"),
-        *((lambda name=name: Runner(text_model("llama"), **{name: text}), name) for name in ("admission", "victim", "fairness")),
+        *((lambda name=name: Runner(text_model("llama"), **{name: text}), name) for name in ("admission", "victim", "fairness", "speculative")),
     ):
         with pytest.raises(InvalidArgumentError, match=rf"^`{argument}`: .*lone surrogate"):
             call()

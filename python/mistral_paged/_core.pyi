@@ -942,6 +942,8 @@ class Usage:
         prompt_tokens_details: PromptTokensDetails | None,
         preemptions: int,
         recomputed_tokens: int,
+        draft_tokens: int,
+        accepted_draft_tokens: int,
     ) -> Self: ...
     @property
     def completion_tokens(self) -> int: ...
@@ -967,6 +969,10 @@ class Usage:
     def preemptions(self) -> int: ...
     @property
     def recomputed_tokens(self) -> int: ...
+    @property
+    def draft_tokens(self) -> int: ...
+    @property
+    def accepted_draft_tokens(self) -> int: ...
     __hash__: ClassVar[None]  # type: ignore[assignment]
     def __eq__(self, other: object, /) -> bool: ...
 
@@ -1323,7 +1329,8 @@ class Runner:
         in_situ_quant: str | None = None,
         anymoe_config: Any = None,
         which_draft: Any = None,
-        speculative_gamma: Any = None,
+        speculative: str | None = None,
+        speculative_gamma: int | None = None,
         mtp_model: Any = None,
         mtp_n_predict: Any = None,
         enable_search: bool = False,

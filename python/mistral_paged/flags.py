@@ -215,6 +215,7 @@ LOGGING = (
 
 LATER_WEIGHTS = "load a quantised GGUF file with -f"
 NO_XLORA = "X-LoRA mixes its adapters by a second pass of each token; load them with --lora, one a request"
+LATER_MTP = "heads that predict several tokens are not computed; use --speculative auto"
 LATER_IMAGES = "this version takes text only"
 LATER_TOOLS = "this server runs no tools"
 
@@ -292,9 +293,17 @@ RUNTIME = (
     Flag(
         ("--max-decode-steps-before-prefill",), "steps", "N", left_out="a step has a token for each answer, whatever prompts wait"
     ),
-    Flag(("--mtp",), "speculation", planned="leave it out"),
-    Flag(("--mtp-model",), "draft model", "MODEL", planned="leave it out"),
-    Flag(("--mtp-n-predict",), "drafts a step", "N", planned="leave it out"),
+    Flag(
+        ("--speculative",),
+        "guess later tokens from what was said before: off, auto (where it pays) or prompt_lookup (always)",
+        "NAME",
+        default="off",
+        choices=("off", "auto", "prompt_lookup"),
+    ),
+    Flag(("--speculative-gamma",), "tokens guessed at once at most", "N", int),
+    Flag(("--mtp",), "speculation", planned=LATER_MTP),
+    Flag(("--mtp-model",), "draft model", "MODEL", planned=LATER_MTP),
+    Flag(("--mtp-n-predict",), "drafts a step", "N", planned=LATER_MTP),
     Flag(("--enable-search",), "web search", planned=LATER_TOOLS),
     Flag(("--agent", "--agentic"), "agent", planned=LATER_TOOLS),
     Flag(("--mcp-config",), "MCP servers", "FILE", planned=LATER_TOOLS),

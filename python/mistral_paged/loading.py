@@ -41,6 +41,8 @@ def load(options: argparse.Namespace) -> Runner:
             attention_backend=options.attention_backend,
             seed=options.seed,
             fairness=options.fairness,
+            speculative=options.speculative,
+            speculative_gamma=options.speculative_gamma,
             load_progress=bar.update,
         )
 

@@ -90,6 +90,8 @@ pub struct Usage<'a> {
     pub total_completion_time_sec: f64,
     pub preemptions: usize,
     pub recomputed_tokens: usize,
+    pub draft_tokens: usize,
+    pub accepted_draft_tokens: usize,
 }
 
 #[derive(Serialize)]

@@ -68,6 +68,9 @@ impl Runner {
     ///   or `draining`.
     /// - Waste: `slots_held` (of held blocks; a token takes one in each KV group), `slots_live` (of those with KV), and their
     ///   sums over the `steps` so far, `slots_held_sum` and `slots_live_sum`.
+    /// - Speculation: `draft_rows`, how often later tokens were guessed, `draft_tokens`, how many of them, and
+    ///   `accepted_draft_tokens`, how many were right: `accepted_draft_tokens_at` by their place in the guess, the last for all
+    ///   further ones. A guess makes one token and those that are right.
     /// - `kv_tier`, or 0: `tier_blocks` there, of `tier_block_bytes` each; `tier_hit_tokens` that were fetched rather than
     ///   computed and `tier_declined_tokens` that were there and cheaper to compute; blocks that went out and in
     ///   (`tier_swapped_out_blocks`, `tier_swapped_in_blocks`), that could not be used (`tier_failed_blocks`), that were not kept

@@ -1,9 +1,10 @@
 //! The options of a `Runner` that take some reading: memory, chat template, device.
 
-use std::{fmt::Display, path::PathBuf, str::FromStr};
+use std::{fmt::Display, path::PathBuf, str::FromStr, sync::Arc};
 
 use engine::{
-    AdapterOptions, Device, Isq, KvTierConfig, MemoryGpuConfig, ModelSource, PagedAttentionConfig, Policies, cuda::CudaOptions,
+    AdapterOptions, Device, Isq, KvTierConfig, MemoryGpuConfig, ModelSource, PagedAttentionConfig, Policies, PromptLookup,
+    Speculation, cuda::CudaOptions,
 };
 use pyo3::{
     exceptions::{PyTypeError, PyUnicodeEncodeError},
@@ -198,6 +199,26 @@ pub fn policies(
         victim: named("victim", victim)?,
         fairness: named("fairness", fairness)?,
     })
+}
+
+/// How drafts are made and chosen.
+pub fn speculation(name: Option<&Bound<'_, PyString>>, gamma: Option<&Integer>) -> PyResult<Option<Speculation>> {
+    let max_drafts = at_least_if_given("speculative_gamma", gamma, 1)?;
+    let name = name.map(|name| named_text("speculative", name)).transpose()?;
+    let speculation = match name.as_deref() {
+        None | Some("off") if max_drafts.is_some() => {
+            return Err(invalid(
+                "`speculative_gamma` bounds the drafts of a step: give speculative=\"auto\" or \"prompt_lookup\" as well",
+            ));
+        }
+        None | Some("off") => return Ok(None),
+        Some("auto") => Speculation::auto(),
+        Some("prompt_lookup") => Speculation::always(Arc::new(PromptLookup)),
+        Some(other) => {
+            return Err(invalid(format!("`speculative` is {other:?}; it must be \"off\", \"auto\" or \"prompt_lookup\"")));
+        }
+    };
+    Ok(Some(Speculation { max_drafts, ..speculation }))
 }
 
 /// Seconds; infinite for `None`.

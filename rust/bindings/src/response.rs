@@ -74,7 +74,8 @@ record! {
 
 record! {
     /// What a request used: tokens, seconds from submission, tokens a second; `preemptions`, how often a choice lost its blocks
-    /// to another request, and `recomputed_tokens`, how many tokens were computed again.
+    /// to another request, and `recomputed_tokens`, how many tokens were computed again; `draft_tokens`, how many later tokens
+    /// were guessed (speculative decoding), and `accepted_draft_tokens`, how many of these are part of the answer.
     pub struct Usage {
         completion_tokens: usize,
         prompt_tokens: usize,
@@ -88,6 +89,8 @@ record! {
         prompt_tokens_details: Option<Py<PromptTokensDetails>>,
         preemptions: usize,
         recomputed_tokens: usize,
+        draft_tokens: usize,
+        accepted_draft_tokens: usize,
     }
 }
 
@@ -231,6 +234,8 @@ impl Usage {
             total_completion_time_sec: self.total_completion_time_sec,
             preemptions: self.preemptions,
             recomputed_tokens: self.recomputed_tokens,
+            draft_tokens: self.draft_tokens,
+            accepted_draft_tokens: self.accepted_draft_tokens,
         }
     }
 }
@@ -452,6 +457,8 @@ pub fn usage(py: Python<'_>, usage: &engine::Usage) -> PyResult<Py<Usage>> {
             prompt_tokens_details: Some(Py::new(py, details)?),
             preemptions: usage.preemptions,
             recomputed_tokens: usage.recomputed_tokens,
+            draft_tokens: usage.draft_tokens,
+            accepted_draft_tokens: usage.accepted_draft_tokens,
         },
     )
 }

@@ -75,6 +75,10 @@ use crate::{
 /// - `in_situ_quant` quantizes float weights as they are loaded: "2", "3", "4", "5", "6" or "8" bits, or "Q4_0", "Q4_1", "Q5_0",
 ///   "Q5_1", "Q8_0", "Q2K" to "Q6K", "MXFP4". Of matrices whose columns are no multiple of 256, K types give way to the next one
 ///   of 32; the token embedding and the matrix of logits become Q6K, or Q8_0 from five bits on. see docs/quantization.md.
+/// - `speculative`: whether later tokens are guessed and checked in one step (speculative decoding), which changes the speed of
+///   an answer and not its tokens. "auto": what followed when the last tokens were said before, where that pays; "prompt_lookup":
+///   the same always; "off" unless given. `speculative_gamma`, 1 or more, is how many tokens a request guesses in a step at most.
+///   See docs/speculation.md.
 /// - `load_progress` is called with the bytes of weights done and in all while the model loads.
 ///
 /// `with Runner(...) as runner:` gives its memory back at the end, as `close()` does.
@@ -102,7 +106,7 @@ impl Runner {
         paged_attn=false, memory_goal=None, seed=None, max_num_batched_tokens=None, device="auto", *, max_step_latency=0.25, deterministic=false, kv_tier=None,
         kv_tier_size=None, cpu_tier=None, num_threads=None, load_progress=None, admission=None, victim=None, fairness=None,
         prompt_batchsize=None, guaranteed=false, cuda_graphs=None, attention_backend="auto", num_device_layers=None, in_situ_quant=None, anymoe_config=None, which_draft=None,
-        speculative_gamma=None, mtp_model=None, mtp_n_predict=None, enable_search=false, search_embedding_model=None,
+        speculative=None, speculative_gamma=None, mtp_model=None, mtp_n_predict=None, enable_search=false, search_embedding_model=None,
         search_callback=None, tool_callbacks=None, mcp_client_config=None, code_execution_config=None, shell_config=None
     ))]
     #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "mirrors a documented signature")]
@@ -145,7 +149,8 @@ impl Runner {
         #[pyo3(from_py_with = text::in_situ_quant)] in_situ_quant: Option<&str>,
         anymoe_config: Option<Bound<'_, PyAny>>,
         which_draft: Option<Bound<'_, PyAny>>,
-        speculative_gamma: Option<Bound<'_, PyAny>>,
+        speculative: Option<&Bound<'_, PyString>>,
+        speculative_gamma: Option<Integer>,
         mtp_model: Option<Bound<'_, PyAny>>,
         mtp_n_predict: Option<Bound<'_, PyAny>>,
         enable_search: bool,
@@ -160,7 +165,6 @@ impl Runner {
             ("num_device_layers", num_device_layers.is_some()),
             ("anymoe_config", anymoe_config.is_some()),
             ("which_draft", which_draft.is_some()),
-            ("speculative_gamma", speculative_gamma.is_some()),
             ("mtp_model", mtp_model.is_some()),
             ("mtp_n_predict", mtp_n_predict.is_some()),
             ("enable_search", enable_search),
@@ -201,7 +205,7 @@ impl Runner {
             },
             cuda_libraries: doctor::library_paths(py)?,
             cuda,
-            proposer: None,
+            speculation: options::speculation(speculative, speculative_gamma.as_ref())?,
             only_for_gpus,
         };
         let source = options::resolve(py, &selection, token_source)?;

@@ -35,6 +35,9 @@ pub fn dict<'py>(py: Python<'py>, stats: &KvCacheStats, block_bytes: u64) -> PyR
         ("preemptions", stats.preemptions),
         ("recomputed_tokens", stats.recomputed_tokens),
         ("deadlines_missed", stats.deadlines_missed),
+        ("draft_rows", stats.drafts.rows),
+        ("draft_tokens", stats.drafts.tokens),
+        ("accepted_draft_tokens", stats.drafts.accepted),
         ("steps", stats.steps),
         ("slots_held_sum", stats.slots_held_sum),
         ("slots_live_sum", stats.slots_live_sum),
@@ -55,6 +58,7 @@ pub fn dict<'py>(py: Python<'py>, stats: &KvCacheStats, block_bytes: u64) -> PyR
         missed.set_item(reason.name(), tokens)?;
     }
     dict.set_item("prefix_missed_tokens", missed)?;
+    dict.set_item("accepted_draft_tokens_at", stats.drafts.accepted_at.to_vec())?;
     dict.set_item("paused", stats.paused)?;
     dict.set_item("draining", stats.draining)?;
     Ok(dict)

@@ -96,6 +96,10 @@ pub struct Usage {
     pub preemptions: usize,
     /// Tokens that were computed again after that.
     pub recomputed_tokens: usize,
+    /// Drafts that were computed, over all choices: guesses of later tokens.
+    pub draft_tokens: usize,
+    /// Of these, the right ones, which are part of the answer.
+    pub accepted_draft_tokens: usize,
     /// Seconds from submission to the end.
     pub total_time_sec: f64,
     /// Seconds from submission to the first step that had tokens of it.

@@ -16,9 +16,9 @@ pub mod lora;
 pub mod model;
 pub mod model_runner;
 pub mod output_text;
-pub mod proposer;
 pub mod request;
 pub mod sampler;
+pub mod speculation;
 mod state_slots;
 pub mod tokenizer;
 pub mod tools;
@@ -45,11 +45,11 @@ pub use paged::{
     AdmissionPolicy, BlockUse, FairnessPolicy, MemoryGpuConfig, MissReason, PagedAttentionConfig, PagedCacheType, Policies,
     RequestStatus, RequestView, VictimPolicy,
 };
-pub use proposer::Proposer;
 pub use request::{
     DryParams, GenerationRequest, KeptPrompt, MAX_CHOICES, Message, MessageContent, OutputKind, Prompt, SamplingParams,
     ServiceParams,
 };
 pub use sampler::{ResolvedSampling, Sampler};
+pub use speculation::{DraftChoice, PromptLookup, Proposer, Speculation};
 pub use tokenizer::{IncrementalDecoder, Tokenizer};
 pub use tools::{CallChoice, Tool, ToolCall, ToolCallDelta, ToolOptions};

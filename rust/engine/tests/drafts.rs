@@ -11,7 +11,8 @@ use std::sync::{
 
 use common::serving::{exact, greedy, pool_of, prompt, start, stats};
 use engine::{
-    Completion, DryParams, Engine, EngineConfig, GenerationRequest, ModelDType, Prompt, Proposer, SamplingParams, ServiceParams,
+    Completion, DraftChoice, DryParams, Engine, EngineConfig, GenerationRequest, ModelDType, PagedAttentionConfig,
+    PagedCacheType, Prompt, PromptLookup, Proposer, SamplingParams, ServiceParams, Speculation,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,10 +40,10 @@ impl Oracle {
 }
 
 impl Proposer for Oracle {
-    fn propose(&self, token_ids: &[u32], drafts: &mut Vec<u32>) {
+    fn propose(&self, token_ids: &[u32], _: usize, drafts: &mut Vec<u32>) -> usize {
         let call = self.num_calls.fetch_add(1, Relaxed);
         let answers = self.answers.lock().unwrap();
-        let Some(answer) = answers.iter().find(|answer| answer.starts_with(token_ids)) else { return };
+        let Some(answer) = answers.iter().find(|answer| answer.starts_with(token_ids)) else { return 0 };
         let num_drafts = if self.kind == Kind::Mixed { call * 7 % (MAX_DRAFTS + 1) } else { MAX_DRAFTS };
         let right = answer[token_ids.len()..].iter().take(num_drafts);
         drafts.extend(right.enumerate().map(|(place, &token)| match self.kind {
@@ -50,6 +51,7 @@ impl Proposer for Oracle {
             Kind::Wrong => (token + 1) % 400,
             Kind::Mixed => (token + u32::from((call * 31 + place * 17).is_multiple_of(4))) % 400,
         }));
+        0
     }
 }
 
@@ -103,7 +105,14 @@ fn requests() -> Vec<GenerationRequest> {
         let request = GenerationRequest::new(Prompt::TokenIds(prompt(i, len)), sampling.clone());
         GenerationRequest { service: ServiceParams { keep: true, ..ServiceParams::default() }, ..request }
     };
+    let biased = SamplingParams { logit_bias: vec![(17, 4.0), (40, -100.0)], ..sampled.clone() };
+    let repeating = |of: GenerationRequest| {
+        let prompt = Prompt::TokenIds(prompt(11, 20).repeat(3));
+        GenerationRequest { prompt, ..of }
+    };
     vec![
+        repeating(of(1, 30, &plain)),
+        repeating(of(1, 30, &biased)),
         of(1, 30, &plain),
         of(2, 45, &plain),
         of(1, 30, &greedy(33)),
@@ -143,9 +152,20 @@ fn check(model: &str, way: &str, config: &EngineConfig) {
     assert!(expected.iter().flatten().any(|choice| choice.end.starts_with("Stop Some")), "no stop string was met");
     drop(engine);
     let answers: Vec<_> = expected.iter().flatten().map(|choice| choice.token_ids.clone()).collect();
+    for speculation in [Speculation::auto(), Speculation::always(Arc::new(PromptLookup))] {
+        let engine = start(model, &EngineConfig { speculation: Some(speculation.clone()), ..config.clone() });
+        for (number, (got, expected)) in ask(&engine).0.iter().zip(&expected).enumerate() {
+            assert_eq!(got, expected, "{model}, {way}, {:?} of looked up drafts, request {number}", speculation.choice);
+        }
+        let was_any_right = stats(&engine).drafts.accepted > 0;
+        assert!(was_any_right || way != "exact" || speculation.choice == DraftChoice::Auto, "{model}: none was right");
+    }
     for kind in [Kind::Right, Kind::Mixed, Kind::Wrong] {
         let proposer = Oracle::new(kind, answers.clone());
-        let engine = start(model, &EngineConfig { proposer: Some(Arc::<Oracle>::clone(&proposer)), ..config.clone() });
+        let engine = start(
+            model,
+            &EngineConfig { speculation: Some(Speculation::always(Arc::<Oracle>::clone(&proposer))), ..config.clone() },
+        );
         let (got, num_recomputed_with) = ask(&engine);
         for (number, (got, expected)) in got.iter().zip(&expected).enumerate() {
             assert_eq!(got, expected, "{model}, {way}, {kind:?} drafts, request {number}");
@@ -184,8 +204,10 @@ fn fast_answers_are_the_same_with_drafts() {
 
 #[test]
 fn answers_are_the_same_with_drafts_however_they_are_served() {
+    let int8 = PagedAttentionConfig { cache_type: PagedCacheType::Int8, ..pool_of(4000, 16) };
     let configs = [
         ("blocks of 8", EngineConfig { paged_attention: pool_of(4000, 8), ..exact() }),
+        ("an int8 cache", EngineConfig { paged_attention: int8, ..exact() }),
         ("without prefix cache", EngineConfig { prefix_caching: false, ..exact() }),
         ("three at a time", EngineConfig { max_num_seqs: 3, ..exact() }),
         ("chunks of seven tokens", EngineConfig { max_num_batched_tokens: 7, ..exact() }),
@@ -216,10 +238,11 @@ fn answers_without_a_kv_cache_are_the_same_with_drafts() {
 struct Broken(AtomicUsize);
 
 impl Proposer for Broken {
-    fn propose(&self, _: &[u32], drafts: &mut Vec<u32>) {
+    fn propose(&self, _: &[u32], _: usize, drafts: &mut Vec<u32>) -> usize {
         // An id that no model has, then a panic.
         drafts.extend([3, u32::MAX, 4]);
         assert_eq!(self.0.fetch_add(1, Relaxed), 0, "the proposer fails on purpose");
+        0
     }
 }
 
@@ -227,7 +250,8 @@ impl Proposer for Broken {
 fn a_proposer_that_fails_is_asked_no_more_and_ends_no_request() {
     let expected = ask(&start("llama", &exact()));
     let broken = Arc::new(Broken(AtomicUsize::new(0)));
-    let engine = start("llama", &EngineConfig { proposer: Some(Arc::<Broken>::clone(&broken)), ..exact() });
+    let engine =
+        start("llama", &EngineConfig { speculation: Some(Speculation::always(Arc::<Broken>::clone(&broken))), ..exact() });
     assert_eq!(ask(&engine), expected);
     assert_eq!(broken.0.load(Relaxed), 2, "asked again after it has failed");
 }

@@ -9,7 +9,7 @@ use std::{collections::HashMap, sync::Arc};
 use common::serving::{exact, greedy, pool_of, prompt, request, run_together, start, stats, tokens};
 use engine::{
     CompletionChoice, Engine, EngineConfig, EngineError, FinishReason, GenerationRequest, Grammar, GrammarFault, Prompt,
-    Proposer, SamplingParams,
+    Proposer, SamplingParams, Speculation,
 };
 use serde_json::{Value, json};
 
@@ -200,13 +200,14 @@ fn greedy_without_logits_is_greedy_with_them() {
 struct Drafts(Vec<Vec<u32>>);
 
 impl Proposer for Drafts {
-    fn propose(&self, token_ids: &[u32], drafts: &mut Vec<u32>) {
+    fn propose(&self, token_ids: &[u32], _: usize, drafts: &mut Vec<u32>) -> usize {
         if let Some(answer) = self.0.iter().find(|answer| answer.starts_with(token_ids)) {
             drafts.extend(answer[token_ids.len()..].iter().take(4));
             if token_ids.len().is_multiple_of(3) {
                 drafts.extend([40, 41]);
             }
         }
+        0
     }
 }
 
@@ -228,7 +229,7 @@ fn drafts_change_no_token_of_a_grammar() {
     };
     let expected = answers(&start("llama", &exact()), None);
     let known = expected.iter().enumerate().map(|(i, (answer, ..))| [&prompt(i, 20)[..], answer].concat()).collect();
-    let engine = start("llama", &EngineConfig { proposer: Some(Arc::new(Drafts(known))), ..exact() });
+    let engine = start("llama", &EngineConfig { speculation: Some(Speculation::always(Arc::new(Drafts(known)))), ..exact() });
     for logprobs in [None, Some(0)] {
         assert_eq!(answers(&engine, logprobs), expected);
     }

@@ -58,6 +58,10 @@ pub struct PromptTokensDetails {
 pub struct CompletionTokensDetails {
     /// Those of reasoning.
     pub reasoning_tokens: usize,
+    /// Those that were guessed before the model said them (speculative decoding).
+    pub accepted_prediction_tokens: usize,
+    /// Guesses that were wrong: not part of the answer.
+    pub rejected_prediction_tokens: usize,
 }
 
 impl Usage {
@@ -79,13 +83,18 @@ impl Usage {
 
     /// Of another request as well.
     pub fn add(&mut self, usage: &EngineUsage) {
-        let reasoning_tokens = self.completion_tokens_details.reasoning_tokens + usage.reasoning_tokens;
+        let details = self.completion_tokens_details;
         *self = Self::new(
             self.prompt_tokens + usage.prompt_tokens,
             self.completion_tokens + usage.completion_tokens,
             self.prompt_tokens_details.map_or(0, |details| details.cached_tokens) + usage.cached_tokens,
         );
-        self.completion_tokens_details.reasoning_tokens = reasoning_tokens;
+        let rejected = usage.draft_tokens - usage.accepted_draft_tokens;
+        self.completion_tokens_details = CompletionTokensDetails {
+            reasoning_tokens: details.reasoning_tokens + usage.reasoning_tokens,
+            accepted_prediction_tokens: details.accepted_prediction_tokens + usage.accepted_draft_tokens,
+            rejected_prediction_tokens: details.rejected_prediction_tokens + rejected,
+        };
     }
 }
 

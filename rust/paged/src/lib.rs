@@ -47,7 +47,8 @@ pub use kv_cache_config::KvCacheConfig;
 pub use kv_cache_manager::{KvCacheManager, MissReason, PrefixHit, RequestBlocks};
 pub use kv_groups::{KvGroup, KvGroups, SizedLayer};
 pub use output::{
-    BlockUse, KvCacheStats, PoolSnapshot, Preemption, RequestView, ScheduledRequest, SchedulerOutput, StuckReport, SwapIn,
+    BlockUse, DraftStats, KvCacheStats, PoolSnapshot, Preemption, RequestView, ScheduledRequest, SchedulerOutput, StuckReport,
+    SwapIn,
 };
 pub use pacer::StepPacer;
 pub use request::{FinishReason, ForkRequest, NewRequest, PreemptionCost, RequestStatus, Tenant};

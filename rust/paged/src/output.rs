@@ -163,6 +163,35 @@ pub struct KvCacheStats {
     pub peak_running_before_preemption: usize,
     /// The tier outside the pool.
     pub tier: TierStats,
+    /// Tokens that were computed before they were known.
+    pub drafts: DraftStats,
+}
+
+/// Drafts of all steps so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DraftStats {
+    /// Rows with drafts.
+    pub rows: u64,
+    /// Their drafts.
+    pub tokens: u64,
+    /// Of these, the right ones.
+    pub accepted: u64,
+    /// The right ones by their place behind the last known token; those further behind count with the last.
+    pub accepted_at: [u64; DraftStats::PLACES],
+}
+
+impl DraftStats {
+    /// Places that are told apart.
+    pub const PLACES: usize = 16;
+
+    pub(crate) fn count(&mut self, num_drafts: usize, num_accepted: usize) {
+        self.rows += u64::from(num_drafts > 0);
+        self.tokens += num_drafts as u64;
+        self.accepted += num_accepted as u64;
+        for place in 0..num_accepted {
+            self.accepted_at[place.min(Self::PLACES - 1)] += 1;
+        }
+    }
 }
 
 /// What a block is used for.

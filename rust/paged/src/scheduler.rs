@@ -80,7 +80,7 @@ use crate::error::{InvalidSchedulerConfig, UpdateError};
 use crate::ids::RequestId;
 use crate::kv_cache_config::KvCacheConfig;
 use crate::kv_cache_manager::KvCacheManager;
-use crate::output::{ScheduledRequest, SchedulerOutput};
+use crate::output::{DraftStats, ScheduledRequest, SchedulerOutput};
 use crate::request::{FinishReason, Request, RequestStatus};
 use crate::tier::TierIndex;
 
@@ -130,6 +130,7 @@ struct Totals {
     preemptions: u64,
     recomputed_tokens: u64,
     deadlines_missed: u64,
+    drafts: DraftStats,
 }
 
 impl Scheduler {
@@ -338,6 +339,7 @@ impl Scheduler {
         let num_accepted = tokens.map_or(0, |tokens| tokens.len().saturating_sub(1));
         let computed = row.num_computed_tokens + row.num_known_tokens() + num_accepted;
         self.count_recomputed(index, row.num_computed_tokens, computed);
+        self.totals.drafts.count(row.num_drafts, num_accepted);
         let Some(request) = self.requests[index].as_mut() else { return };
         request.num_computed_tokens = computed;
         if num_accepted < row.num_drafts {

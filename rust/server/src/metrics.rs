@@ -69,6 +69,10 @@ struct Pool {
     missed: CounterVec,
     recomputed: Counter,
     deadlines: Counter,
+    drafts: Counter,
+    draft_tokens: Counter,
+    accepted: Counter,
+    accepted_at: CounterVec,
     steps: Counter,
     blocks_used: Gauge,
     blocks_total: Gauge,
@@ -146,6 +150,15 @@ impl Metrics {
                 &["reason"],
             )?,
             recomputed: make.counter("mistralrs_recomputed_tokens_total", "Tokens computed again after a preemption.")?,
+            drafts: make
+                .counter("vllm:spec_decode_num_drafts_total", "Guesses of what a choice says next, of one token or more.")?,
+            draft_tokens: make.counter("vllm:spec_decode_num_draft_tokens_total", "Tokens of these.")?,
+            accepted: make.counter("vllm:spec_decode_num_accepted_tokens_total", "Of these tokens, the right ones.")?,
+            accepted_at: make.counters(
+                "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+                "The right ones by their place in their guess.",
+                &["position"],
+            )?,
             deadlines: make
                 .counter("mistralrs_deadlines_missed_total", "Requests that ended because their deadline had passed.")?,
             steps: make.counter("mistralrs_steps_total", "Steps that were computed.")?,
@@ -311,6 +324,12 @@ impl Metrics {
         }
         set_counter(&pool.recomputed, stats.recomputed_tokens);
         set_counter(&pool.deadlines, stats.deadlines_missed);
+        set_counter(&pool.drafts, stats.drafts.rows);
+        set_counter(&pool.draft_tokens, stats.drafts.tokens);
+        set_counter(&pool.accepted, stats.drafts.accepted);
+        for (place, tokens) in stats.drafts.accepted_at.iter().enumerate() {
+            set_counter(&pool.accepted_at.with_label_values(&[&place.to_string()]), *tokens);
+        }
         set_counter(&pool.steps, stats.steps);
         pool.blocks_used.set(stats.blocks_used as f64);
         pool.blocks_total.set(stats.blocks_total as f64);

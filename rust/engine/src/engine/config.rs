@@ -1,11 +1,11 @@
 //! How a model is found and run.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use device::cuda::{CudaOptions, LibraryPaths};
 use paged::{PagedAttentionConfig, Policies};
 
-use crate::{AdapterOptions, EngineError, Isq, Proposer, kv_tier::KvTierConfig};
+use crate::{AdapterOptions, EngineError, Isq, Speculation, kv_tier::KvTierConfig};
 
 /// Where a model lies.
 #[derive(Clone, Debug)]
@@ -139,8 +139,8 @@ pub struct EngineConfig {
     pub cuda_libraries: LibraryPaths,
     /// How a GPU computes.
     pub cuda: CudaOptions,
-    /// Who proposes drafts; none unless given.
-    pub proposer: Option<Arc<dyn Proposer>>,
+    /// Who proposes drafts, and which of them are computed; none unless given.
+    pub speculation: Option<Speculation>,
     /// Arguments that were given and that only a GPU can honour, such as `cuda_graphs=True`; a processor refuses them.
     pub only_for_gpus: Vec<String>,
 }
@@ -183,7 +183,7 @@ impl Default for EngineConfig {
             cpu: CpuOptions::default(),
             cuda_libraries: LibraryPaths::default(),
             cuda: CudaOptions::default(),
-            proposer: None,
+            speculation: None,
             only_for_gpus: Vec::new(),
         }
     }

@@ -206,7 +206,7 @@ pub fn load_with_backend(
     // One block more than is promised: the null block.
     runner.allocate_kv((cache.num_gpu_blocks + 1, cache.block_size), &cache.groups)?;
     let is_recurrent = files.config().is_recurrent();
-    if is_recurrent && config.proposer.is_some() {
+    if is_recurrent && config.speculation.is_some() {
         let text = format!("drafts with {}, whose states cannot go back, are not supported", files.config().architecture);
         return Err(EngineError::NotSupported(text));
     }
@@ -238,7 +238,7 @@ pub fn load_with_backend(
     let flush = swapper.as_ref().map(Swapper::flush_on_drop);
     let mut thread = EngineThread::new(commands, scheduler, kv, runner, Arc::clone(&tokenizer));
     thread.pace(config.max_step_latency);
-    thread.propose_with(config.proposer.clone());
+    thread.speculate(config.speculation.as_ref());
     if let Some(swapper) = swapper {
         thread.attach(swapper);
     }

@@ -307,6 +307,12 @@ impl ActiveRequest {
         self.usage.recomputed_tokens += num_tokens;
     }
 
+    /// Records drafts of a step, and how many of them were right.
+    pub fn count_drafts(&mut self, num_drafts: usize, num_accepted: usize) {
+        self.usage.draft_tokens += num_drafts;
+        self.usage.accepted_draft_tokens += num_accepted;
+    }
+
     /// Samples the token of a choice that is `ahead` places behind its next one, which its sampler then has observed; those
     /// before it have been sampled.
     ///

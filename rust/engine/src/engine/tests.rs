@@ -26,7 +26,8 @@ use super::{
     *,
 };
 use crate::{
-    CompletionChoice, Event, FinishReason, OutputEvent, Prompt, Proposer, SamplingParams, ServiceParams, sampler::Sampled,
+    CompletionChoice, Event, FinishReason, OutputEvent, Prompt, Proposer, SamplingParams, ServiceParams, Speculation,
+    sampler::Sampled,
 };
 
 const NO_ROW: u32 = u32::MAX;
@@ -487,19 +488,20 @@ struct Known {
 }
 
 impl Proposer for Known {
-    fn propose(&self, token_ids: &[u32], drafts: &mut Vec<u32>) {
+    fn propose(&self, token_ids: &[u32], _: usize, drafts: &mut Vec<u32>) -> usize {
         let answer = self.answer.lock().unwrap();
         let shift = u32::from(self.is_wrong.load(SeqCst));
         if answer.starts_with(token_ids) {
             drafts.extend(answer[token_ids.len()..].iter().take(4).map(|token| (token + shift) % 512));
         }
+        0
     }
 }
 
 /// An engine that knows the 20 tokens that it is going to say, and those.
 fn start_knowing() -> (Engine, EngineThread, Arc<Failing>, Arc<Known>) {
     let known = Arc::new(Known::default());
-    let config = EngineConfig { proposer: Some(Arc::<Known>::clone(&known)), ..exact() };
+    let config = EngineConfig { speculation: Some(Speculation::always(Arc::<Known>::clone(&known))), ..exact() };
     let (engine, mut thread, backend) = start_with(&config);
     let service = ServiceParams { keep: true, ..ServiceParams::default() };
     let answer = serve(&mut thread, engine.submit(GenerationRequest { service, ..request(1, 20) }).unwrap());
@@ -682,8 +684,8 @@ fn unloading_ends_every_request_with_its_text_and_gives_the_engine_back() {
         assert_eq!((choice.finish_reason, choice.error), (FinishReason::Canceled, None));
         choice.logprobs.unwrap().len()
     });
-    // The first step computed both prompts; the third request waited.
-    assert_eq!(tokens, [8, 8, 0]);
+    // The first step computed both prompts; the third request waited. More steps may have come before the command.
+    assert!(tokens[0] >= 8 && tokens == [tokens[0], tokens[0], 0], "{tokens:?}");
     serving.join().unwrap();
     for error in [engine.submit(request(1, 1)).err().unwrap(), engine.unload().unwrap_err()] {
         assert!(error.to_string().contains("the model was unloaded"), "{error}");

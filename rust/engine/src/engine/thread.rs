@@ -27,8 +27,15 @@ use super::{
     output::{ActiveRequest, SubmittedRequest},
 };
 use crate::{
-    EngineError, OutputKind, Proposer, error::caught, input_batch::InputBatch, kv_tier::Swapper, model::RopeRows,
-    model_runner::ModelRunner, state_slots::StateSlots, tokenizer::Tokenizer,
+    EngineError, OutputKind, Speculation,
+    error::caught,
+    input_batch::InputBatch,
+    kv_tier::Swapper,
+    model::RopeRows,
+    model_runner::ModelRunner,
+    speculation::{DraftHistory, Speculator},
+    state_slots::StateSlots,
+    tokenizer::Tokenizer,
 };
 
 /// What callers ask of the engine thread.
@@ -76,6 +83,7 @@ struct ActiveChoice {
     /// The request's other choices begin with this one's first token.
     leads: bool,
     output: OutputKind,
+    drafts: DraftHistory,
 }
 
 /// The scheduler's clock: microseconds since the engine started.
@@ -100,9 +108,8 @@ pub struct EngineThread {
     batch: InputBatch,
     states: StateSlots,
     outputs: StepOutputs,
-    /// Who proposes drafts, and those of one request.
-    proposer: Option<Arc<dyn Proposer>>,
-    drafts: Vec<u32>,
+    /// Who proposes drafts, if anybody does.
+    speculator: Option<Speculator>,
     /// Zero of the scheduler's clock.
     started: Instant,
     step_began: Instant,
@@ -142,8 +149,7 @@ impl EngineThread {
             batch: InputBatch::default(),
             states: StateSlots::default(),
             outputs: StepOutputs::default(),
-            proposer: None,
-            drafts: Vec::new(),
+            speculator: None,
             started: Instant::now(),
             step_began: Instant::now(),
             drains: Vec::new(),
@@ -166,9 +172,10 @@ impl EngineThread {
         self.pacer = StepPacer::new(max_step_latency);
     }
 
-    /// Computes drafts of a proposer from now on.
-    pub fn propose_with(&mut self, proposer: Option<Arc<dyn Proposer>>) {
-        self.proposer = proposer;
+    /// Computes drafts from now on.
+    pub fn speculate(&mut self, speculation: Option<&Speculation>) {
+        let (vocab_size, most) = (self.runner.config().vocab_size, self.runner.max_logit_rows());
+        self.speculator = speculation.map(|speculation| Speculator::new(speculation, vocab_size, most, most));
     }
 
     /// Where it will be written why the device computes no more.

@@ -108,6 +108,7 @@ impl Scheduler {
             peak_running: self.usage.peak_running,
             peak_running_before_preemption: self.usage.peak_before_preemption,
             tier: self.tier_stats(),
+            drafts: self.totals.drafts,
         }
     }
 

@@ -11,6 +11,7 @@ use crate::{
     },
     lora::Generation,
     model::RopeRows,
+    speculation::DraftHistory,
 };
 
 /// What parts the blocks of requests with the same tokens: those that use different rope tables, or other weights.
@@ -36,6 +37,7 @@ impl EngineThread {
             num_computed_tokens: 0,
             leads: submitted.choices.len() > 1,
             output: submitted.output,
+            drafts: DraftHistory::default(),
         };
         let id = self.new_request_id();
         let mut added = Ok(());

@@ -17,6 +17,7 @@ use crate::{
     error::caught,
     model::RopeRows,
     sampler::Sampled,
+    speculation::DraftHistory,
 };
 
 impl EngineThread {
@@ -36,9 +37,16 @@ impl EngineThread {
             match token {
                 Ok(token) if choice == 0 => self.deliver(lead, &token),
                 Ok(token) => {
-                    let (prompt_logprobs_done, leads, output) = (0, false, OutputKind::Tokens);
-                    let active =
-                        ActiveChoice { request_number, choice, rope, prompt_logprobs_done, num_computed_tokens, leads, output };
+                    let active = ActiveChoice {
+                        request_number,
+                        choice,
+                        rope,
+                        prompt_logprobs_done: 0,
+                        num_computed_tokens,
+                        leads: false,
+                        output: OutputKind::Tokens,
+                        drafts: DraftHistory::default(),
+                    };
                     self.begin_choice(lead, active, &token);
                 }
                 Err(why) => {

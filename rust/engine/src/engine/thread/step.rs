@@ -13,6 +13,7 @@ use crate::{
     input_batch::BlockLayout,
     model::RopeRows,
     sampler::Sampled,
+    speculation::Answered,
 };
 
 impl EngineThread {
@@ -52,6 +53,11 @@ impl EngineThread {
                     self.pacer.measure(&output, began.elapsed());
                     let num_tokens = output.rows.iter().map(|row| row.num_scheduled_tokens).sum();
                     self.heartbeat.count_step(num_tokens);
+                    if let Some(speculator) = &mut self.speculator
+                        && output.rows.iter().all(|row| row.num_known_tokens() == 1)
+                    {
+                        speculator.note_step(num_tokens, began.elapsed());
+                    }
                     self.commit(&output);
                 }
                 Ok(Err(error)) => self.fail_step(&output, &error.to_string()),
@@ -63,34 +69,32 @@ impl EngineThread {
 
     /// Asks for drafts for the requests that are being answered.
     fn propose(&mut self) {
-        let Some(proposer) = self.proposer.clone() else { return };
-        let (scheduler, active, requests) = (&self.scheduler, &self.active, &self.requests);
+        let Some(speculator) = &mut self.speculator else { return };
+        let (scheduler, active, requests) = (&self.scheduler, &mut self.active, &self.requests);
         // A device that samples draws all rows of a request at once, and what a grammar allows in one depends on those before.
         let samples = self.runner.samples();
         let is_held =
             |active: &ActiveChoice| samples && requests.get(&active.request_number).is_some_and(ActiveRequest::is_constrained);
-        let is_answered = |id: &RequestId| {
+        let mut is_alone = true;
+        let answered = scheduler.running_requests().filter_map(|id| {
+            let num_tokens = scheduler.token_ids(id).len();
+            let is_next = scheduler.num_computed_tokens(id).is_some_and(|(computed, _)| computed + 1 == num_tokens);
+            is_alone &= is_next;
             // The first tokens of several choices come from one row.
-            let draws_alone =
-                active.get(id).is_some_and(|active| !active.leads && active.output == OutputKind::Tokens && !is_held(active));
-            let num_tokens = scheduler.token_ids(*id).len();
-            let is_next = scheduler.num_computed_tokens(*id).is_some_and(|(computed, _)| computed + 1 == num_tokens);
-            draws_alone && (is_next || num_tokens > scheduler.num_prompt_tokens(*id))
-        };
-        let ids: Vec<_> = scheduler.running_requests().filter(is_answered).collect();
-        let vocab_size = self.runner.config().vocab_size;
-        for id in ids {
-            self.drafts.clear();
-            let (token_ids, drafts) = (self.scheduler.token_ids(id), &mut self.drafts);
-            if let Err(why) = caught(|| proposer.propose(token_ids, drafts)) {
-                tracing::error!("no more drafts are computed: {why}");
-                self.proposer = None;
-                return;
+            let active =
+                active.get(&id).filter(|active| !active.leads && active.output == OutputKind::Tokens && !is_held(active))?;
+            let is_answered = is_next || num_tokens > scheduler.num_prompt_tokens(id);
+            is_answered.then_some(Answered { id, history: active.drafts })
+        });
+        let mut answered: Vec<_> = answered.collect();
+        if let Err(why) = speculator.propose(&mut self.scheduler, &mut answered, is_alone) {
+            tracing::error!("no more drafts are computed: {why}");
+            self.speculator = None;
+        }
+        for Answered { id, history } in answered {
+            if let Some(active) = active.get_mut(&id) {
+                active.drafts = history;
             }
-            // The outputs of a request are computed together.
-            self.drafts.truncate(self.runner.max_logit_rows() - 1);
-            let num_valid = self.drafts.iter().take_while(|token| (**token as usize) < vocab_size).count();
-            self.scheduler.set_drafts(id, &self.drafts[..num_valid]);
         }
     }
 
@@ -163,6 +167,10 @@ impl EngineThread {
             let num_accepted = wanted.next_if(|wanted| wanted.id == row.request_id).map_or(0, Wanted::num_accepted);
             let Some(active) = self.active.get_mut(&row.request_id) else { continue };
             let Some(request) = self.requests.get_mut(&active.request_number) else { continue };
+            if let (Some(speculator), 1..) = (&mut self.speculator, row.num_drafts) {
+                speculator.note_drafts(&mut active.drafts, row.num_drafts, num_accepted);
+                request.count_drafts(row.num_drafts, num_accepted);
+            }
             let (start, end) = (row.num_computed_tokens, row.num_computed_tokens + row.num_known_tokens() + num_accepted);
             if active.num_computed_tokens == 0 {
                 request.set_first_step(self.step_began, start, row.miss);

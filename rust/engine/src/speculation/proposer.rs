@@ -10,8 +10,11 @@ use std::fmt;
 ///
 /// The engine thread asks before each step, for every request that is being answered.
 pub trait Proposer: fmt::Debug + Send + Sync {
-    /// Adds to `drafts`, which is empty, what may follow `token_ids`, prompt and answer so far; the first goes first. Fewer are
-    /// computed where a step, the pool or the request has no room for more; ids outside of the vocabulary, and what stands
-    /// behind them, are not.
-    fn propose(&self, token_ids: &[u32], drafts: &mut Vec<u32>);
+    /// Adds to `drafts`, which is empty, what may follow `token_ids`, prompt and answer so far; the first goes first, and more
+    /// than `most` are of no use. Fewer are computed where a step, the pool or the request has no room for more; ids outside of
+    /// the vocabulary, and what stands behind them, are not.
+    ///
+    /// Returns how many of the last tokens speak for the first draft, 0 where that is not known. Drafts that as much speaks for
+    /// are expected to turn out right as often.
+    fn propose(&self, token_ids: &[u32], most: usize, drafts: &mut Vec<u32>) -> usize;
 }

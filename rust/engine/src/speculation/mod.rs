@@ -1,0 +1,161 @@
+//! Speculative decoding: who proposes drafts, and how many of them a step computes.
+
+mod costs;
+mod lookup;
+mod policy;
+mod proposer;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use paged::{RequestId, Scheduler};
+
+pub use lookup::PromptLookup;
+pub use policy::Acceptance;
+use policy::{Candidate, Policy};
+pub use proposer::Proposer;
+
+use crate::error::caught;
+
+/// Whether, and how, drafts are computed.
+#[derive(Clone, Debug)]
+pub struct Speculation {
+    /// Who proposes them.
+    pub proposer: Arc<dyn Proposer>,
+    /// Which of them are computed.
+    pub choice: DraftChoice,
+    /// Of a request in a step at most, at least 1; as many as a step has outputs unless given.
+    pub max_drafts: Option<usize>,
+}
+
+/// Which of the proposed drafts are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DraftChoice {
+    /// Those that make for most tokens a second, by what steps took so far and by how often a request's drafts were right; none
+    /// beside prompts.
+    Auto,
+    /// All that there is room for.
+    All,
+}
+
+impl Speculation {
+    /// Prompt lookup where it pays.
+    pub fn auto() -> Self {
+        Self { proposer: Arc::new(PromptLookup), choice: DraftChoice::Auto, max_drafts: None }
+    }
+
+    /// All drafts of a proposer.
+    pub fn always(proposer: Arc<dyn Proposer>) -> Self {
+        Self { proposer, choice: DraftChoice::All, max_drafts: None }
+    }
+}
+
+/// What an engine thread keeps of one choice.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct DraftHistory {
+    acceptance: Acceptance,
+    /// Tokens that spoke for the drafts of the current step.
+    evidence: usize,
+}
+
+/// A choice that is being answered.
+pub(crate) struct Answered {
+    pub(crate) id: RequestId,
+    pub(crate) history: DraftHistory,
+}
+
+/// Proposes the drafts of steps.
+pub(crate) struct Speculator {
+    proposer: Arc<dyn Proposer>,
+    /// `None`: all drafts are computed.
+    policy: Option<Policy>,
+    max_drafts: usize,
+    vocab_size: usize,
+    /// The drafts of a step, one request's behind the other's, and how many are each one's.
+    drafts: Vec<u32>,
+    lengths: Vec<usize>,
+    one: Vec<u32>,
+    widths: Vec<usize>,
+}
+
+impl Speculator {
+    /// For a model; a request has up to `max_outputs` outputs in a step, and a step up to `max_rows` rows with drafts.
+    pub(crate) fn new(speculation: &Speculation, vocab_size: usize, max_outputs: usize, max_rows: usize) -> Self {
+        Self {
+            proposer: Arc::clone(&speculation.proposer),
+            policy: (speculation.choice == DraftChoice::Auto).then(|| Policy::new(max_rows)),
+            max_drafts: speculation.max_drafts.unwrap_or(usize::MAX).min(max_outputs - 1),
+            vocab_size,
+            drafts: Vec::new(),
+            lengths: Vec::new(),
+            one: Vec::new(),
+            widths: Vec::new(),
+        }
+    }
+
+    /// Tells the scheduler the drafts of the next step. `is_alone`: the step will have nothing but the answers of `answered`.
+    ///
+    /// # Errors
+    /// The proposer's panic.
+    pub(crate) fn propose(&mut self, scheduler: &mut Scheduler, answered: &mut [Answered], is_alone: bool) -> Result<(), String> {
+        if self.policy.is_some() && !is_alone {
+            return Ok(());
+        }
+        self.drafts.clear();
+        self.lengths.clear();
+        for Answered { id, history } in &mut *answered {
+            self.one.clear();
+            let (proposer, token_ids) = (&self.proposer, scheduler.token_ids(*id));
+            let (most, drafts) = (self.max_drafts, &mut self.one);
+            history.evidence = caught(|| proposer.propose(token_ids, most, drafts))?;
+            drafts.truncate(most);
+            let num_valid = drafts.iter().take_while(|token| (**token as usize) < self.vocab_size).count();
+            self.drafts.extend_from_slice(&drafts[..num_valid]);
+            self.lengths.push(num_valid);
+        }
+        self.choose(answered);
+        let mut start = 0;
+        for ((Answered { id, .. }, length), width) in answered.iter().zip(&self.lengths).zip(&self.widths) {
+            scheduler.set_drafts(*id, &self.drafts[start..start + width]);
+            start += length;
+        }
+        Ok(())
+    }
+
+    fn choose(&mut self, answered: &[Answered]) {
+        match &mut self.policy {
+            Some(policy) => {
+                let candidates: Vec<_> = answered
+                    .iter()
+                    .zip(&self.lengths)
+                    .map(|(answered, num_drafts)| Candidate {
+                        acceptance: &answered.history.acceptance,
+                        evidence: answered.history.evidence,
+                        num_drafts: *num_drafts,
+                    })
+                    .collect();
+                policy.choose(answered.len(), &candidates, &mut self.widths);
+            }
+            None => self.widths.clone_from(&self.lengths),
+        }
+    }
+
+    /// Takes note of what became of a request's drafts.
+    pub(crate) fn note_drafts(&mut self, history: &mut DraftHistory, computed: usize, accepted: usize) {
+        if let Some(policy) = &mut self.policy {
+            policy.note_drafts(&mut history.acceptance, history.evidence, computed, accepted);
+        }
+    }
+
+    /// Takes note of how long a step of answers alone took.
+    pub(crate) fn note_step(&mut self, num_rows: usize, took: Duration) {
+        if let Some(policy) = &mut self.policy {
+            policy.note_step(num_rows, took);
+        }
+    }
+}
+
+impl fmt::Debug for Speculator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Speculator").field("proposer", &self.proposer).finish_non_exhaustive()
+    }
+}
