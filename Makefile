@@ -76,7 +76,7 @@ fuzz: $(VENV)/package $(VENV)/tools ## CASES= (a million) broken templates, toke
 MINUTES ?= 60
 
 .PHONY: soak
-soak: $(VENV)/package $(VENV)/model $(VENV)/tools ## random operations over ten configurations for an hour, or MINUTES=, each answer compared with the same request alone
+soak: $(VENV)/package $(VENV)/model $(VENV)/tools ## random operations over eleven configurations for an hour, or MINUTES=, each answer compared with the same request alone
 	@mkdir -p build
 	$(VENV)/bin/python tests/soak.py --minutes $(MINUTES) --output build/soak.json
 

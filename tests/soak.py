@@ -1,4 +1,4 @@
-"""Random operations from many threads over ten configurations, each answer compared bit by bit with the same request alone.
+"""Random operations from many threads over eleven configurations, each answer compared bit by bit with the same request alone.
 
     python tests/soak.py --minutes 60 --seed 0 --output soak.json
 
@@ -97,6 +97,12 @@ def configurations() -> list[Configuration]:
         Configuration("six groups, chunks of 33, swap tier", "gemma3", 640, cache.F16, {"max_num_batched_tokens": 33}, True),
         Configuration(
             "no prefix cache, 4 at once", "qwen2", 640, options={"prefix_cache_n": 0, "max_seqs": 4, "pa_blk_size": 16}
+        ),
+        Configuration(
+            "guessed tokens, a pool that preempts",
+            "llama",
+            320,
+            options={"pa_blk_size": 8, "speculative": "prompt_lookup", "speculative_gamma": 6},
         ),
         Configuration("packed weights of 4 bits", "smollm2", 640, options={"pa_blk_size": 16, "admission": "optimistic"}),
     ]

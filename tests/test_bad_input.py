@@ -364,7 +364,10 @@ def test_a_lone_surrogate_is_named(llama: Runner, text: str) -> None:
         (lambda: CompletionRequest("x", "m", suffix=text), "suffix"),
         (lambda: CompletionRequest("x", "m", tenant=text), "tenant"),
         (lambda: ChatCompletionRequest("x", "m", cache_salt=text), "cache_salt"),
-        *((lambda name=name: Runner(text_model("llama"), **{name: text}), name) for name in ("admission", "victim", "fairness", "speculative")),
+        *(
+            (lambda name=name: Runner(text_model("llama"), **{name: text}), name)
+            for name in ("admission", "victim", "fairness", "speculative")
+        ),
     ):
         with pytest.raises(InvalidArgumentError, match=rf"^`{argument}`: .*lone surrogate"):
             call()

@@ -18,7 +18,7 @@ use device::{
 };
 use engine::{
     AdapterChoice, AdapterInfo, AdapterOptions, Completion, CpuOptions, Engine, EngineConfig, EngineError, GenerationRequest,
-    LoadAdapter, ModelDType, ModelSource, Prompt,
+    LoadAdapter, ModelDType, ModelSource, Prompt, PromptLookup, Speculation,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -198,6 +198,23 @@ fn any_mixture_has_the_bits_of_each_alone() {
             assert_eq!(bits(&stream.wait().unwrap()), *alone, "{adapter:?}");
         }
     }
+}
+
+#[test]
+fn drafts_change_no_bit_of_an_adapted_answer() {
+    let adapters = [("attn", folder("llama-attn")), ("layers", folder("llama-layers"))];
+    let speculation = Some(Speculation::always(Arc::new(PromptLookup)));
+    let engine = load(&hugging_face("llama"), &with_adapters(EngineConfig { speculation, ..exact() }, &adapters));
+    let plain = llama_with(&adapters);
+    let wishes = [Some("attn"), None, Some("layers"), Some("attn")].into_iter().enumerate();
+    let wishes: Vec<_> = wishes.map(|(i, adapter)| (prompt(i, 12).repeat(3), adapter)).collect();
+    let streams: Vec<_> =
+        wishes.iter().map(|(ids, adapter)| engine.submit(request(ids.clone(), *adapter, 60)).unwrap()).collect();
+    let answers: Vec<_> = streams.into_iter().map(|stream| stream.wait().unwrap()).collect();
+    for ((ids, adapter), answer) in wishes.into_iter().zip(&answers) {
+        assert_eq!(bits(answer), bits(&ask(&plain, ids, adapter, 60)), "{adapter:?}");
+    }
+    assert!(answers.iter().any(|answer| answer.usage.accepted_draft_tokens > 0), "no draft was right");
 }
 
 #[test]

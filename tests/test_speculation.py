@@ -1,0 +1,98 @@
+"""Speculation from Python, over HTTP and from the command line. rust/engine/tests/drafts.rs compares the bits of answers."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+import pytest
+from conftest import GOLDEN, complete, text_model, tokens
+from test_server import COMMAND, serving
+
+from mistral_paged import InvalidArgumentError, Runner
+
+LLAMA = str(GOLDEN / "text" / "llama")
+REPEATING = [list(range(40 + start, 60 + start)) * 3 for start in range(4)]
+"""Prompts that say everything three times, which these random models go on with now and then."""
+
+
+def load(**options: Any) -> Runner:
+    return Runner(which=text_model("llama"), pa_gpu_mem=16, num_threads=1, **options)
+
+
+def answers(runner: Runner) -> tuple[list[list[tuple[int, float | None]]], int, int]:
+    """Tokens with their log probabilities, and how many were guessed, and how many of these were right."""
+    said, guessed, right = [], 0, 0
+    for prompt in REPEATING:
+        response = complete(runner, prompt, max_tokens=60, temperature=0, ignore_eos=True, logprobs=0)
+        said.append([(token.token_id, token.logprob) for token in tokens(response)])
+        guessed += response.usage.draft_tokens
+        right += response.usage.accepted_draft_tokens
+    return said, guessed, right
+
+
+def test_answers_are_the_same_and_the_usage_tells_of_guesses() -> None:
+    with load() as runner:
+        expected, guessed, _ = answers(runner)
+        assert guessed == 0
+        plain = runner.kv_cache_stats()
+        assert (plain["draft_rows"], plain["accepted_draft_tokens_at"]) == (0, [0] * 16)
+    for options in ({"speculative": "auto"}, {"speculative": "prompt_lookup"}):
+        with load(**options) as runner:
+            said, guessed, right = answers(runner)
+            stats = runner.kv_cache_stats()
+        assert said == expected, options
+        assert guessed > 0, options
+        assert (stats["draft_tokens"], stats["accepted_draft_tokens"]) == (guessed, right), options
+        assert sum(stats["accepted_draft_tokens_at"]) == right
+        # The first token of an answer comes from the step that ends its prompt; each guess has one token that is no draft.
+        assert stats["steps"] == plain["steps"] - right, options
+        assert right > 0 or options["speculative"] == "auto"
+
+
+def test_a_request_guesses_no_more_tokens_in_a_step_than_gamma() -> None:
+    with load(speculative="prompt_lookup", speculative_gamma=2) as runner:
+        said, guessed, _ = answers(runner)
+        stats = runner.kv_cache_stats()
+    assert stats["draft_rows"] * 2 >= guessed > stats["draft_rows"]
+    assert stats["accepted_draft_tokens_at"][2:] == [0] * 14
+    with load() as runner:
+        assert answers(runner)[0] == said
+
+
+def test_what_cannot_be_honoured_is_refused() -> None:
+    for options, words in (
+        ({"speculative": "eagle"}, '`speculative` is "eagle".*"off", "auto" or "prompt_lookup"'),
+        ({"speculative_gamma": 4}, "`speculative_gamma`.*speculative=.auto."),
+        ({"speculative": "off", "speculative_gamma": 4}, "`speculative_gamma`"),
+        ({"speculative": "auto", "speculative_gamma": 0}, "`speculative_gamma`"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=words):
+            load(**options)
+    with pytest.raises(NotImplementedError, match=r"lfm2.*states cannot go back"):
+        Runner(which=text_model("lfm2"), pa_gpu_mem=16, speculative="auto")
+
+
+def test_a_server_tells_of_guesses() -> None:
+    with serving("--dtype", "f32", "--speculative", "prompt_lookup", "--speculative-gamma", "5", model=LLAMA) as server:
+        right = wrong = 0
+        for prompt in REPEATING:
+            reply = server.complete(prompt=prompt, max_tokens=60, ignore_eos=True)
+            details = reply.json["usage"]["completion_tokens_details"]
+            right += details["accepted_prediction_tokens"]
+            wrong += details["rejected_prediction_tokens"]
+        assert right > 0
+        assert server.metric("vllm:spec_decode_num_draft_tokens_total") == right + wrong
+        assert server.metric("vllm:spec_decode_num_accepted_tokens_total") == right
+        places = [server.metric("vllm:spec_decode_num_accepted_tokens_per_pos_total", position=str(n)) for n in range(16)]
+        assert sum(places) == right
+        assert places[5:] == [0] * 11
+        drafts = server.metric("vllm:spec_decode_num_drafts_total")
+        assert (right + wrong) / 5 <= drafts <= right + wrong
+
+
+def test_the_command_line_refuses_gamma_alone() -> None:
+    command = [str(COMMAND), "run", "-m", LLAMA, "--speculative-gamma", "3", "-i", "Hello"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert "speculative_gamma" in done.stderr
