@@ -35,13 +35,21 @@ struct Mapped {
 
 /// Tells whether a mapped file is as long as it was, as long as somebody uses it.
 #[derive(Clone)]
-pub struct FileWatch(Weak<Mapped>);
+pub struct FileWatch {
+    mapped: Weak<Mapped>,
+    path: PathBuf,
+}
 
 impl FileWatch {
+    /// The file, in use or not.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// A [`DeviceError::Io`] that names the file, if it is shorter than what is mapped of it: to read what is gone would end the
     /// process. Costs a system call where the file is in use, and nothing where nobody uses it any more.
     pub fn check(&self) -> Result<(), DeviceError> {
-        let Some(mapped) = self.0.upgrade() else { return Ok(()) };
+        let Some(mapped) = self.mapped.upgrade() else { return Ok(()) };
         let what = || format!("{} is in use", mapped.path.display());
         let len = mapped.file.metadata().map_err(|source| DeviceError::Io { what: what(), source })?.len();
         let expected = mapped.map.len() as u64;
@@ -73,7 +81,7 @@ impl Bytes {
     /// Watches the file that these bytes are of; `None` of owned bytes.
     pub fn watch(&self) -> Option<FileWatch> {
         match &self.owner {
-            Owner::File(mapped) => Some(FileWatch(Arc::downgrade(mapped))),
+            Owner::File(mapped) => Some(FileWatch { mapped: Arc::downgrade(mapped), path: mapped.path.clone() }),
             Owner::Memory(_) => None,
         }
     }

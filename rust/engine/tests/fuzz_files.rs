@@ -1,4 +1,4 @@
-//! 2,000 corrupted model files: each loads or is an error, without a panic and without much memory.
+//! Thousands of corrupted model files: each loads or is an error, without a panic and without much memory.
 
 mod common;
 #[path = "common/sharded.rs"]
@@ -30,6 +30,7 @@ static MEMORY: PeakAlloc = PeakAlloc;
 
 const CORRUPTIONS_OF_GGUF: u64 = 1200;
 const CORRUPTIONS_OF_FOLDERS: u64 = 800;
+const CORRUPTIONS_OF_CONTAINERS: u64 = 240;
 const MEMORY_BEYOND_FILES: usize = 256 << 20;
 
 /// Numbers that break careless arithmetic.
@@ -113,11 +114,11 @@ fn corrupt_json(bytes: &mut Vec<u8>, rng: &mut ChaCha8Rng) {
 /// What turns text into tokens and back.
 fn load_text(source: &ModelSource, files: &ModelFiles) -> Result<(), EngineError> {
     let (tokenizer, template) = match source {
-        ModelSource::HuggingFace { path, .. } => {
+        ModelSource::HuggingFace { path, .. } if files.metadata().is_none() => {
             GenerationConfig::from_dir(path)?;
             (Tokenizer::from_hf_dir(path, None)?, template_in_dir(path)?)
         }
-        ModelSource::Gguf { .. } => {
+        _ => {
             let metadata = files.metadata().expect("a GGUF file has metadata");
             (Tokenizer::from_gguf(metadata)?, metadata.str("tokenizer.chat_template").map(str::to_owned))
         }
@@ -243,4 +244,73 @@ fn corrupted_files_are_errors_or_load() {
         std::fs::write(target, &sound).unwrap();
     }
     assert!((1..CORRUPTIONS_OF_FOLDERS as usize * 3 / 4).contains(&loaded), "{loaded} corrupted folders loaded");
+}
+
+/// Damages the files that came before safetensors and GGUF, so many times in all.
+fn corrupt_containers(count: u64) {
+    let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(Isa::detect(), 1).unwrap());
+    let temp = tempfile::tempdir().unwrap();
+    let containers = golden_dir().join("containers");
+    // Each with the files that are damaged: of the two of PyTorch one is zipped.
+    let mut sources = Vec::new();
+    for name in ["llama-bin-sharded", "llama-meta"] {
+        let (from, folder) = (containers.join(name), temp.path().join(name));
+        std::fs::create_dir(&folder).unwrap();
+        let mut files = Vec::new();
+        for entry in std::fs::read_dir(from).unwrap() {
+            let path = entry.unwrap().path();
+            let copy = folder.join(path.file_name().unwrap());
+            std::fs::write(&copy, std::fs::read(&path).unwrap()).unwrap();
+            if !path.ends_with("golden.json") && !path.ends_with("tokenizer.json") {
+                files.push(copy);
+            }
+        }
+        files.sort();
+        sources.push((ModelSource::HuggingFace { path: folder, tokenizer_json: None }, files));
+    }
+    for (name, gqa) in [("llama-q4_0", 1), ("llama-gqa2-f16", 2)] {
+        let file = temp.path().join(name);
+        std::fs::write(&file, std::fs::read(containers.join(format!("ggml/{name}.bin"))).unwrap()).unwrap();
+        let source = ModelSource::Ggml { file: file.clone(), gqa, tokenizer_dir: None, tokenizer_json: None };
+        sources.push((source, vec![file]));
+    }
+    for (source, files) in &sources {
+        assert!(attempt(source, 1 << 20, &backend, "a sound file"), "{files:?} are sound");
+    }
+    let mut loaded = 0;
+    for seed in 0..count {
+        let mut rng = ChaCha8Rng::seed_from_u64(2 << 32 | seed);
+        let (source, files) = sources.choose(&mut rng).unwrap();
+        let target = files.choose(&mut rng).unwrap();
+        let sound = std::fs::read(target).unwrap();
+        let mut bytes = sound.clone();
+        let is_json = target.extension().is_some_and(|extension| extension == "json");
+        if is_json && rng.random_bool(0.8) {
+            corrupt_json(&mut bytes, &mut rng);
+        } else if rng.random_bool(0.2) {
+            // Of an archive the end says where everything is.
+            let end = bytes.len() - bytes.len().min(2048);
+            let mut tail = bytes.split_off(end);
+            corrupt(&mut tail, 2048, &mut rng);
+            bytes.extend(tail);
+        } else {
+            corrupt(&mut bytes, 4096, &mut rng);
+        }
+        std::fs::write(target, &bytes).unwrap();
+        let total = files.iter().map(|file| file.metadata().unwrap().len() as usize).sum::<usize>();
+        loaded += u64::from(attempt(source, total + bytes.len(), &backend, &format!("{}, seed {seed}", target.display())));
+        std::fs::write(target, &sound).unwrap();
+    }
+    assert!((1..count * 3 / 4).contains(&loaded), "{loaded} of {count} corrupted containers loaded");
+}
+
+#[test]
+fn corrupted_containers_are_errors_or_load() {
+    corrupt_containers(CORRUPTIONS_OF_CONTAINERS);
+}
+
+#[test]
+#[ignore = "minutes; the same as above, of more files"]
+fn many_corrupted_containers_are_errors_or_load() {
+    corrupt_containers(12_000);
 }

@@ -126,7 +126,10 @@ fn cases(name: &str) -> Vec<Case> {
 }
 
 fn cases_in(folder: &Path) -> Vec<Case> {
-    let path = folder.join("golden.json");
+    cases_of(&folder.join("golden.json"))
+}
+
+fn cases_of(path: &Path) -> Vec<Case> {
     let golden: Golden = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     golden.completions.into_iter().chain([golden.chat]).collect()
 }
@@ -274,6 +277,23 @@ fn the_hubs_quantized_checkpoints_agree_with_goldens() {
             let mut runner = load(&source, cpu(Isa::detect(), 2), Precision::Fast, KvDType::F16);
             check_cases(&mut runner, &name, cases_in(&folder), 17, BF16);
         }
+    }
+}
+
+/// What PyTorch saved, zipped and in the older way; what Meta published; what llama.cpp read before GGUF.
+#[test]
+fn older_containers_agree_with_goldens() {
+    let dir = golden_dir().join("containers");
+    for name in ["llama-bin-sharded", "llama-meta"] {
+        let source = ModelSource::HuggingFace { path: dir.join(name), tokenizer_json: None };
+        let mut runner = load(&source, cpu(Isa::detect(), 2), Precision::Exact, KvDType::F32);
+        check_cases(&mut runner, name, cases_in(&dir.join(name)), 7, EXACT);
+    }
+    for (name, gqa) in [("llama-q4_0", 1), ("llama-q5_1", 1), ("llama-q8_0", 1), ("llama-gqa2-f16", 2)] {
+        let file = dir.join(format!("ggml/{name}.bin"));
+        let source = ModelSource::Ggml { file, gqa, tokenizer_dir: None, tokenizer_json: None };
+        let mut runner = load(&source, cpu(Isa::detect(), 2), Precision::Exact, KvDType::F32);
+        check_cases(&mut runner, name, cases_of(&dir.join(format!("ggml/{name}.golden.json"))), 7, EXACT);
     }
 }
 

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use device::cuda::{CudaOptions, LibraryPaths};
 use paged::{PagedAttentionConfig, Policies};
 
-use crate::{AdapterOptions, EngineError, Isq, Speculation, kv_tier::KvTierConfig};
+use crate::{AdapterOptions, EngineError, Isq, Speculation, kv_tier::KvTierConfig, weights};
 
 /// Where a model lies.
 #[derive(Clone, Debug)]
@@ -26,17 +26,28 @@ pub enum ModelSource {
         /// A tokenizer.json elsewhere.
         tokenizer_json: Option<PathBuf>,
     },
+    /// A file of Llama as they were before GGUF: GGML, GGMF or GGJT.
+    Ggml {
+        /// The file.
+        file: PathBuf,
+        /// How many heads of queries share one of keys, which the file does not say; 1 but for Llama 2 70B.
+        gqa: usize,
+        /// A folder with tokenizer.json (and chat template) to use instead of the file's vocabulary.
+        tokenizer_dir: Option<PathBuf>,
+        /// A tokenizer.json elsewhere.
+        tokenizer_json: Option<PathBuf>,
+    },
 }
 
 impl ModelSource {
-    /// A GGUF file, a folder with one, or a folder in Hugging Face layout.
+    /// A GGUF file, a folder with one, a folder in Hugging Face layout, or one as Meta publishes Llama.
     pub fn from_path(path: impl Into<PathBuf>) -> Result<Self, EngineError> {
         let path = path.into();
         let gguf = |files| Self::Gguf { files, tokenizer_dir: None, tokenizer_json: None };
         if path.is_file() {
             return Ok(gguf(vec![path]));
         }
-        if path.join("config.json").is_file() {
+        if path.join("config.json").is_file() || weights::meta::folder_of(&path).is_some() {
             return Ok(Self::HuggingFace { path, tokenizer_json: None });
         }
         let entries = std::fs::read_dir(&path).map_err(|e| EngineError::Load(format!("{}: {e}", path.display())))?;

@@ -234,7 +234,7 @@ pub fn load_with_backend(
     let tokenizer = Arc::new(text.tokenizer);
     let servable_tokens = scheduler.servable_tokens();
     let (weight_bytes, kv_cache_bytes) = (runner.weight_bytes(), runner.kv_cache_bytes());
-    let swapper = tier::open(source, &files, config, &runner, &**backend)?;
+    let swapper = tier::open(&files, config, &runner, &**backend)?;
     let flush = swapper.as_ref().map(Swapper::flush_on_drop);
     let mut thread = EngineThread::new(commands, scheduler, kv, runner, Arc::clone(&tokenizer));
     thread.pace(config.max_step_latency);
@@ -283,6 +283,14 @@ impl TextFiles {
     /// An explicit template goes before the folder's, which goes before the GGUF file's own.
     fn open(source: &ModelSource, files: &ModelFiles, template: Option<&str>) -> Result<Self, EngineError> {
         let (mut tokenizer, dir) = match source {
+            // As Meta publishes Llama: with a tokenizer, and without a template.
+            ModelSource::HuggingFace { path, tokenizer_json } if files.metadata().is_some() => {
+                (gguf_tokenizer(files, None, tokenizer_json.as_deref())?, Some(path.as_path()))
+            }
+            ModelSource::Ggml { file, tokenizer_dir, tokenizer_json, .. } => {
+                let dir = tokenizer_dir.as_deref().or_else(|| file.parent());
+                (gguf_tokenizer(files, tokenizer_dir.as_deref(), tokenizer_json.as_deref())?, dir)
+            }
             ModelSource::HuggingFace { path, tokenizer_json } => {
                 (Tokenizer::from_hf_dir(path, tokenizer_json.as_deref())?, Some(path.as_path()))
             }

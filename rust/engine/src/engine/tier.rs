@@ -1,12 +1,12 @@
 //! Opening the tier of a loaded model.
 
-use device::Backend;
+use device::{Backend, mmap::FileWatch};
 use paged::{TierConfig, TierRates};
 
-use super::{EngineConfig, ModelSource};
+use super::EngineConfig;
 use crate::{
     EngineError,
-    kv_tier::{RecordFormat, Space, Swapper, model_digest},
+    kv_tier::{RecordFormat, Space, Swapper, weights_digest},
     model::ModelFiles,
     model_runner::ModelRunner,
 };
@@ -29,7 +29,6 @@ pub fn check(config: &EngineConfig) -> Result<(), EngineError> {
 
 /// Opens the tier that was asked for, if any. Reads the model's files once, for their digest.
 pub fn open(
-    source: &ModelSource,
     files: &ModelFiles,
     config: &EngineConfig,
     runner: &ModelRunner,
@@ -43,7 +42,8 @@ pub fn open(
     // Bits differ between kernels, and may between versions.
     let space = Space::default()
         .with("version", env!("CARGO_PKG_VERSION").as_bytes())
-        .with("model", &model_digest(source, info.num_threads)?)
+        .with("weights", &weights_digest(files.weights().watches().iter().map(FileWatch::path), info.num_threads)?)
+        .with("config", format!("{:?}", files.config()).as_bytes())
         .with("kv_format", &device::KV_FORMAT.to_le_bytes())
         .with("kv", format!("{shape:?} {:?}", runner.kv_groups()).as_bytes())
         .with("dtype", format!("{:?}", config.dtype).as_bytes())

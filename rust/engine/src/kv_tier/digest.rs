@@ -2,7 +2,7 @@
 
 use std::{fs::File, io::Read, path::Path, thread};
 
-use crate::{EngineError, ModelSource};
+use crate::EngineError;
 
 /// A piece of a file that one thread hashes.
 const SPAN_BYTES: u64 = 32 << 20;
@@ -30,27 +30,16 @@ impl Space {
     }
 }
 
-/// Digest of every byte of the files that a model's weights and configuration come from: two fine-tunes may differ in a few
-/// numbers only. Reads at the speed of the disk, or of `num_threads` threads that hash.
+/// Digest of every byte of files with weights, in the order of their names: two fine-tunes may differ in a few numbers only. Reads at
+/// the speed of the disk, or of `num_threads` threads that hash.
 ///
 /// # Errors
 /// [`EngineError::Load`] for a file that cannot be read.
-pub fn model_digest(source: &ModelSource, num_threads: usize) -> Result<[u8; 32], EngineError> {
-    let files = match source {
-        ModelSource::Gguf { files, .. } => files.clone(),
-        ModelSource::HuggingFace { path, .. } => {
-            let entries = path.read_dir().map_err(|e| load(path, &e))?;
-            let mut files: Vec<_> = entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).collect();
-            files.retain(|file| {
-                file.file_name().is_some_and(|name| name == "config.json")
-                    || file.extension().is_some_and(|extension| extension == "safetensors")
-            });
-            files.sort();
-            files
-        }
-    };
+pub fn weights_digest<'a>(files: impl Iterator<Item = &'a Path>, num_threads: usize) -> Result<[u8; 32], EngineError> {
+    let mut files: Vec<_> = files.collect();
+    files.sort_unstable();
     let mut space = Space::default();
-    for file in &files {
+    for file in files {
         space = space.with("file", &file_digest(file, num_threads).map_err(|e| load(file, &e))?);
     }
     Ok(space.digest())

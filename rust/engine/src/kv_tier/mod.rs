@@ -20,7 +20,7 @@ use std::{path::PathBuf, sync::Arc};
 use paged::{TierBlock, TierRecordId};
 use thiserror::Error;
 
-pub use digest::{Space, model_digest};
+pub use digest::{Space, weights_digest};
 pub use file::FileTier;
 pub use memory::MemoryTier;
 pub use record::RecordFormat;

@@ -1,6 +1,6 @@
 //! The files of a model, opened and checked.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use device::DType;
 use serde_json::{Map, Value};
@@ -14,7 +14,7 @@ use crate::{
     EngineError, Isq, ModelSource,
     json::required_json,
     keys,
-    weights::{GgufFiles, Metadata, ModelPlace, Names, Role, SafetensorsFiles, WeightId, WeightSource, hub::HubFormat},
+    weights::{self, GgufFiles, Metadata, ModelPlace, Names, Role, SafetensorsFiles, WeightId, WeightSource, hub::HubFormat},
 };
 
 /// The configuration of the language model of one that sees; of a model of text its own.
@@ -53,11 +53,15 @@ impl ModelFiles {
     pub fn open(source: &ModelSource, architecture: Option<&str>) -> Result<Self, EngineError> {
         match source {
             ModelSource::HuggingFace { path, .. } => Self::open_hugging_face(path, architecture),
-            ModelSource::Gguf { files, .. } => Self::open_gguf(files, architecture),
+            ModelSource::Gguf { files, .. } => Self::open_gguf(GgufFiles::open(files)?, architecture),
+            ModelSource::Ggml { file, gqa, .. } => Self::open_gguf(weights::ggml::open(file, *gqa)?, architecture),
         }
     }
 
     fn open_hugging_face(dir: &Path, expected: Option<&str>) -> Result<Self, EngineError> {
+        if let Some(dir) = weights::meta::folder_of(dir) {
+            return Self::open_gguf(weights::meta::open(&dir)?, expected);
+        }
         let (config, names, hub) = Self::read_config(dir, expected)?;
         let files = SafetensorsFiles::open(dir)?.quantized(hub);
         let place = ModelPlace::find(names, |name| files.contains(name));
@@ -102,8 +106,8 @@ impl ModelFiles {
         Ok((config, architecture.names, hub))
     }
 
-    fn open_gguf(paths: &[PathBuf], expected: Option<&str>) -> Result<Self, EngineError> {
-        let weights = WeightSource::Gguf(GgufFiles::open(paths)?);
+    fn open_gguf(files: GgufFiles, expected: Option<&str>) -> Result<Self, EngineError> {
+        let weights = WeightSource::Gguf(files);
         let what = weights.path().display().to_string();
         let metadata = weights.metadata().ok_or_else(|| EngineError::Internal("a GGUF file without metadata".into()))?;
         let prefix = metadata

@@ -3,6 +3,7 @@
 mod charsmap;
 mod gguf;
 mod incremental;
+pub(crate) mod model_file;
 mod pieces;
 mod pre_tokenizer;
 mod spm;
@@ -16,6 +17,7 @@ use crate::{
     error::caught_quietly,
     generation_config::GenerationConfig,
     json::{read_bounded, read_json},
+    weights::Metadata,
 };
 use pieces::Pieces;
 
@@ -147,11 +149,15 @@ impl Tokenizer {
             .try_for_each(|text| [true, false].into_iter().try_for_each(|special| self.encode(text, special).map(drop)))
     }
 
-    /// Reads a model folder in Hugging Face layout: tokenizer.json (or the one given), and, where they are there,
+    /// Reads a model folder in Hugging Face layout: tokenizer.json (or the one given, or tokenizer.model), and, where they are there,
     /// `tokenizer_config.json` for the special tokens, `generation_config.json` and config.json for the ids that end a text.
     pub fn from_hf_dir(dir: &Path, tokenizer_json: Option<&Path>) -> Result<Self, EngineError> {
         let own = dir.join("tokenizer.json");
-        let mut tokenizer = Self::from_file(tokenizer_json.unwrap_or(&own))?;
+        let mut tokenizer = if tokenizer_json.is_none() && !own.is_file() && dir.join("tokenizer.model").is_file() {
+            Self::from_gguf(&Metadata::new(model_file::read_dir(dir)?))?
+        } else {
+            Self::from_file(tokenizer_json.unwrap_or(&own))?
+        };
         if let Some(config) = read_json(&dir.join("tokenizer_config.json")).map_err(EngineError::Tokenizer)? {
             // Either the text itself or an object around it.
             let text = |key: &str| {

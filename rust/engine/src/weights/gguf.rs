@@ -30,18 +30,30 @@ const MAX_SPLITS: usize = 4096;
 /// One or more GGUF files that make up a model.
 pub struct GgufFiles {
     metadata: Metadata,
-    tensors: HashMap<String, TensorInfo>,
+    tensors: HashMap<String, Tensor>,
     weight_bytes: u64,
     path: PathBuf,
     watches: Vec<FileWatch>,
 }
 
-struct TensorInfo {
+/// Where a tensor lies.
+pub(super) struct Tensor {
     /// Fastest-varying first, as in the file.
     dims: Vec<usize>,
     dtype: Result<DType, String>,
-    /// From the tensor's first byte to the end of its file.
+    /// From the tensor's first byte to the end of its file, or of the tensor.
     bytes: Bytes,
+}
+
+impl Tensor {
+    /// Of dimensions that vary fastest first.
+    pub(super) fn new(dims: Vec<usize>, dtype: DType, bytes: Bytes) -> Self {
+        Self { dims, dtype: Ok(dtype), bytes }
+    }
+
+    pub(super) fn dims(&self) -> &[usize] {
+        &self.dims
+    }
 }
 
 impl GgufFiles {
@@ -77,6 +89,17 @@ impl GgufFiles {
             return Err(load(first, format!("`split.tensors.count` is {n}, the parts hold {}", model.tensors.len())));
         }
         Ok(model)
+    }
+
+    /// What another kind of file has, as a GGUF file of the same model would have it.
+    pub(super) fn of_tensors(
+        path: &Path,
+        metadata: Metadata,
+        tensors: HashMap<String, Tensor>,
+        watch: Option<FileWatch>,
+    ) -> Self {
+        let weight_bytes = tensors.values().map(|tensor| tensor.bytes.len() as u64).sum();
+        Self { metadata, tensors, weight_bytes, path: path.to_owned(), watches: watch.into_iter().collect() }
     }
 
     /// Of each file.
@@ -128,11 +151,11 @@ impl GgufFiles {
         }
     }
 
-    fn info(&self, name: &str) -> Result<&TensorInfo, EngineError> {
+    fn info(&self, name: &str) -> Result<&Tensor, EngineError> {
         self.tensors.get(name).ok_or_else(|| load(&self.path, format!("tensor `{name}` is missing")))
     }
 
-    fn view(&self, name: &str, info: &TensorInfo, rows: usize, cols: usize) -> Result<WeightView, EngineError> {
+    fn view(&self, name: &str, info: &Tensor, rows: usize, cols: usize) -> Result<WeightView, EngineError> {
         let dtype = info.dtype.clone().map_err(|found| DeviceError::UnsupportedType {
             name: name.into(),
             dtype: found,
@@ -199,7 +222,7 @@ struct Reader<'a> {
     array_elements: u64,
 }
 
-type Parsed = (Metadata, HashMap<String, TensorInfo>, u64);
+type Parsed = (Metadata, HashMap<String, Tensor>, u64);
 
 impl<'a> Reader<'a> {
     fn file(&mut self, bytes: &Bytes) -> Result<Parsed, String> {
@@ -248,7 +271,7 @@ impl<'a> Reader<'a> {
                     .ok_or_else(|| format!("tensor `{name}` of type {dtype} and dimensions {dims:?} is not within the file"))?;
                 weight_bytes += len as u64;
             }
-            let info = TensorInfo { dims, dtype, bytes: bytes.slice(start, bytes.len()) };
+            let info = Tensor { dims, dtype, bytes: bytes.slice(start, bytes.len()) };
             match tensors.entry(name) {
                 Entry::Occupied(e) => return Err(format!("tensor `{}` occurs twice", e.key())),
                 Entry::Vacant(e) => e.insert(info),

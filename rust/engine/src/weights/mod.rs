@@ -1,11 +1,15 @@
 //! Weights as they lie in files; names are translated here and only here.
 
 mod chunks;
+pub(crate) mod ggml;
 pub mod gguf;
 mod heads;
 pub mod hub;
+pub(crate) mod meta;
 pub mod metadata;
 pub mod names;
+mod pickle;
+mod pytorch;
 pub mod safetensors;
 mod stacked;
 

@@ -1,7 +1,7 @@
-//! Safetensors checkpoints, one file or sharded, over memory maps.
+//! Checkpoints of the hub, one file or sharded, over memory maps: safetensors, and where there are none what PyTorch has saved.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     fmt::Display,
     path::{Path, PathBuf},
 };
@@ -12,13 +12,17 @@ use device::{
     mmap::{Bytes, FileWatch},
 };
 
-use super::hub::{HubFormat, Packed};
+use super::{
+    hub::{HubFormat, Packed},
+    pytorch::{self, TorchTensor},
+};
 use crate::{EngineError, json::required_json};
 
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+/// A file with all weights, and the index of several; the first that are there are read.
+const NAMES: [[&str; 2]; 2] =
+    [["model.safetensors", "model.safetensors.index.json"], ["pytorch_model.bin", "pytorch_model.bin.index.json"]];
 
-/// The safetensors files of a model folder.
+/// The files of weights of a model folder.
 pub struct SafetensorsFiles {
     tensors: HashMap<String, TensorInfo>,
     weight_bytes: u64,
@@ -35,19 +39,22 @@ struct TensorInfo {
 }
 
 impl SafetensorsFiles {
-    /// Opens `model.safetensors`, or the files that `model.safetensors.index.json` names.
+    /// Opens `model.safetensors`, or the files that `model.safetensors.index.json` names; else `pytorch_model.bin` likewise.
     pub fn open(dir: &Path) -> Result<Self, EngineError> {
         let mut files = Self { tensors: HashMap::new(), weight_bytes: 0, dir: dir.to_owned(), watches: Vec::new(), hub: None };
-        let index = dir.join(INDEX);
-        let single = dir.join(SINGLE);
-        if index.is_file() {
-            files.open_index(&index)?;
-        } else if single.is_file() {
-            files.open_file(&single)?;
-        } else {
-            return Err(load(dir, format!("there is neither {SINGLE} nor {INDEX} in this folder")));
+        for names in NAMES {
+            let [single, index] = names.map(|name| dir.join(name));
+            if index.is_file() {
+                files.open_index(&index)?;
+                return Ok(files);
+            }
+            if single.is_file() {
+                files.open_file(&single)?;
+                return Ok(files);
+            }
         }
-        Ok(files)
+        let names = NAMES.concat().join(", ");
+        Err(load(dir, format!("there is none of {names} in this folder")))
     }
 
     /// The same, quantized as config.json says.
@@ -73,7 +80,7 @@ impl SafetensorsFiles {
 
     /// Whether a folder has such files.
     pub fn are_in(dir: &Path) -> bool {
-        [SINGLE, INDEX].iter().any(|name| dir.join(name).is_file())
+        NAMES.concat().iter().any(|name| dir.join(name).is_file())
     }
 
     /// Bytes of all tensors.
@@ -164,6 +171,12 @@ impl SafetensorsFiles {
     fn open_file(&mut self, path: &Path) -> Result<(), EngineError> {
         let bytes = Bytes::map_file(path)?;
         self.watches.extend(bytes.watch());
+        if path.extension().is_some_and(|extension| extension == "bin") {
+            for TorchTensor { name, shape, dtype, bytes } in pytorch::read(path, &bytes).map_err(|why| load(path, why))? {
+                self.insert(name, TensorInfo { shape, dtype, bytes, file: path.to_owned() })?;
+            }
+            return Ok(());
+        }
         let (header, metadata) = SafeTensors::read_metadata(bytes.as_slice()).map_err(|e| load(path, e))?;
         let data = header + 8;
         for (name, tensor) in metadata.tensors() {
@@ -172,18 +185,29 @@ impl SafetensorsFiles {
             let (start, end) = range
                 .filter(|(start, end)| start <= end && *end <= bytes.len())
                 .ok_or_else(|| load(path, format!("tensor `{name}` is not within the file")))?;
-            self.weight_bytes += (end - start) as u64;
             let info = TensorInfo {
                 shape: tensor.shape.clone(),
                 dtype: tensor.dtype,
                 bytes: bytes.slice(start, end),
                 file: path.to_owned(),
             };
-            if let Some(other) = self.tensors.insert(name.clone(), info) {
-                return Err(load(path, format!("tensor `{name}` is also in {}", other.file.display())));
-            }
+            self.insert(name, info)?;
         }
         Ok(())
+    }
+
+    fn insert(&mut self, name: String, info: TensorInfo) -> Result<(), EngineError> {
+        self.weight_bytes += info.bytes.len() as u64;
+        match self.tensors.entry(name) {
+            Entry::Vacant(entry) => {
+                entry.insert(info);
+                Ok(())
+            }
+            Entry::Occupied(entry) => {
+                let (name, other) = (entry.key(), entry.get().file.display());
+                Err(load(&info.file, format!("tensor `{name}` is also in {other}")))
+            }
+        }
     }
 }
 
