@@ -1,9 +1,10 @@
 """Speculative decoding against none: tokens a second, interleaved in one run.
 
-    python benches/speculation.py [--model FOLDER_OR_FILE] [--draft FOLDER_OR_FILE] [--rounds N] [--tokens N] [--part NAME]
+    python benches/speculation.py [--model FILE.gguf] [--rounds N] [--tokens N] [--part NAME]
 
 Ten prompts that ask for parts of themselves (copying.json), one stream, greedy; and the packaged conversations at 1, 8 and 32
-streams. Each round runs each prompt, or each batch of streams, with and without; medians of the rounds' ratios are printed.
+streams. Each round runs each prompt, or each batch of streams, with and without, in turns the one and the other first; medians of
+the rounds' ratios are printed.
 """
 
 from __future__ import annotations
@@ -32,6 +33,12 @@ def chat(runner: Runner, prompt: str, tokens: int) -> ChatCompletionResponse:
     return response
 
 
+def turn(runners: dict[str, Runner], number: int) -> list[tuple[str, Runner]]:
+    """The runners in the order of a round."""
+    order = list(runners.items())
+    return order[::-1] if number % 2 else order
+
+
 def copying(runners: dict[str, Runner], rounds: int, tokens: int) -> None:
     """Prints a line for each prompt, and one for all."""
     print("| prompt | tokens | tokens/s without | with | ratio | guessed | right |")
@@ -42,7 +49,7 @@ def copying(runners: dict[str, Runner], rounds: int, tokens: int) -> None:
         rates: dict[str, list[float]] = {name: [] for name in runners}
         answers: dict[str, ChatCompletionResponse] = {}
         for number in range(rounds + 1):
-            for name, runner in runners.items():
+            for name, runner in turn(runners, number):
                 answers[name] = chat(runner, task["prompt"], tokens)
                 usage = answers[name].usage
                 if number > 0:
@@ -71,7 +78,7 @@ def talking(runners: dict[str, Runner], rounds: int, tokens: int) -> None:
         for number in range(rounds + 1):
             at = number * streams % (len(prompts) - streams)
             chosen = prompts[at : at + streams] if streams > 1 else prompts[at : at + 4]
-            for name, runner in runners.items():
+            for name, runner in turn(runners, number):
                 with ThreadPoolExecutor(streams) as threads:
                     began = time.perf_counter()
                     answers = list(threads.map(lambda prompt, runner=runner: chat(runner, prompt, tokens), chosen))
@@ -96,8 +103,10 @@ def main() -> None:
     parser.add_argument("--part", choices=("copying", "conversations"))
     options = parser.parse_args()
     which = Which.GGUF(str(options.model))
-    load = {"pa_gpu_mem": 512, "prefix_cache_n": 0}
-    with Runner(which=which, **load) as without, Runner(which=which, speculative="auto", **load) as other:
+    with (
+        Runner(which=which, pa_gpu_mem=512, prefix_cache_n=0) as without,
+        Runner(which=which, pa_gpu_mem=512, prefix_cache_n=0, speculative="auto") as other,
+    ):
         runners = {"without": without, "with": other}
         print(f"{options.model.name}, {options.tokens} tokens at most, medians of {options.rounds} rounds\n")
         if options.part != "conversations":

@@ -233,7 +233,6 @@ def test_later_runner_arguments_say_so(options: dict[str, Any]) -> None:
         ("XLora", ("adapters", "order"), {"tgt_non_granular_index": 1, "write_uqff": "x", "hf_cache_path": "x"}),
         ("LoraGGUF", ("model", "file", "adapters", "order"), {}),
         ("XLoraGGUF", ("model", "file", "adapters", "order"), {"tgt_non_granular_index": 1}),
-        ("GGML", ("model", "file"), {"gqa": 1}),
         ("LoraGGML", ("model", "file", "adapters", "order"), {}),
         ("XLoraGGML", ("model", "file", "adapters", "order"), {}),
         ("MultimodalPlain", ("model",), {"max_edge": 5, "encoder_cache_memory_bytes": 1, "from_uqff": "x", "organization": None}),

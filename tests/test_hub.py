@@ -48,6 +48,7 @@ class Hub(ThreadingHTTPServer):
         self.repositories = {
             "tiny/mistral": {**{file.name: file for file in text.iterdir()}, **dict.fromkeys(DECOYS, text / "golden.json")},
             "tiny/gguf": {file.name: file for file in (GOLDEN / "gguf").iterdir()},
+            "tiny/older": {file.name: file for file in (GOLDEN / "containers" / "llama-bin-sharded").iterdir()},
             "tiny/gated": {file.name: file for file in text.iterdir()},
         }
 
@@ -157,6 +158,15 @@ def test_download_then_reuse_offline(hub: Hub, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     assert generate(load(plain("tiny/mistral", tmp_path)), [318, 460], 8) == expected
     assert hub.requests == []
+
+
+def test_weights_that_pytorch_saved_are_downloaded_where_there_are_no_others(hub: Hub, tmp_path: Path) -> None:
+    which = Which.Plain("tiny/older", dtype=ModelDType.F32, hf_cache_path=str(tmp_path))
+    golden = json.loads((GOLDEN / "containers" / "llama-bin-sharded" / "golden.json").read_text())["completions"][0]
+    said = generate(load(which), golden["prompt_ids"], 8)
+    assert [token for token, _ in said] == golden["greedy_ids"][:8]
+    load(plain("tiny/mistral", tmp_path / "other"))
+    assert not [request for request in hub.requests if "tiny/mistral" in request and request.endswith(".bin")]
 
 
 def test_offline_without_cache_is_one_line_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -273,7 +273,6 @@ def test_the_doctor_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["tune", "--profile", "fast", "-m", "x"], "the command 'tune' is not supported yet; `mistral-paged doctor`"),
         (["quantize", "--isq", "Q4K"], "the command 'quantize' is not supported yet; load a quantised GGUF file with -f"),
         (["uqff", "report", "x"], "the command 'uqff' is not supported yet; load a quantised GGUF file with -f"),
         (["update", "--tag", "x"], "the command 'update' has no use here; run `pip install --upgrade .`"),

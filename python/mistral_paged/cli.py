@@ -79,6 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
     measuring = add("bench", bench)
     measuring.set_defaults(prefix_cache_n=0)
     add("bench serve", later("bench_serve", "run"), measuring.add_subparsers(metavar="serve"))
+    add("tune", later("tune", "run"))
     memory_experiment.describe_command(add("memory", memory))
     add("from-config", lambda options: from_config(parser, options))
     cache = commands.add_parser("cache", help="the download cache").add_subparsers(required=True)

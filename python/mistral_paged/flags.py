@@ -160,6 +160,11 @@ def integers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
+def names(text: str) -> list[str]:
+    """Names, separated by commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
 def limit(text: str) -> tuple[str, float]:
     """What is limited and to how many milliseconds, such as `ttft:500`."""
     name, _, value = text.partition(":")
@@ -238,7 +243,7 @@ MODEL = (
     Flag(("--hf-cache",), "folder of the download cache", "DIR", section="model"),
     Flag(("--token-source",), "cache, none, literal:VALUE, env:NAME or path:FILE", "SOURCE", default="cache", section="global"),
     Flag(("--format",), "plain, gguf or ggml", "FORMAT", left_out="it is seen from the files", section="model"),
-    Flag(("--gqa",), "for GGML files", "N", left_out="GGML files are not read; convert the model to GGUF", section="model"),
+    Flag(("--gqa",), "heads of queries that share one of keys, of a GGML file; default 1", "N", int, section="model"),
     Flag(("--isq",), "quantise float weights while loading: 2 to 8 bits, Q4K, Q8_0, ...", "TYPE", section="model"),
     Flag(("--quant",), "quantise while loading", "TYPE", planned="use --isq", section="model"),
     Flag(("--from-uqff",), "UQFF file", "FILE", planned=LATER_WEIGHTS, section="model"),
@@ -525,6 +530,30 @@ BENCH_SERVE = (
     Flag(("--json",), "print one JSON object", section=None),
 )
 
+TUNE = (
+    Flag(
+        ("--profile",),
+        "how much perplexity may rise: quality 0.5, balanced 2 (default) or fast 10 percent",
+        "NAME",
+        default="balanced",
+        choices=("quality", "balanced", "fast"),
+        section=None,
+    ),
+    Flag(("--max-loss",), "the same in percent", "P", float, conflicts=("--profile",), section=None),
+    Flag(
+        ("--types",),
+        "types to try, by ','; default Q8_0 to Q3K",
+        "LIST",
+        names,
+        ["Q8_0", "Q6K", "Q5K", "Q5_0", "Q4K", "Q4_1", "Q4_0", "Q3K"],
+        section=None,
+    ),
+    Flag(("--text-tokens",), "tokens that perplexity is of; default 8192", "N", int, 8192, section=None),
+    Flag(("--emit-config",), "write a configuration file for from-config", "FILE", section=None),
+    Flag(("--json",), "print one JSON object", section=None),
+    Flag(("--prefix-cache-n",), "prefix cache", "N", left_out="it is off, so that each prompt is computed in full", section=None),
+)
+
 HF_CACHE = next(flag for flag in MODEL if flag.name == "--hf-cache")
 FILE = (Flag(("-f", "--file"), "configuration file", "FILE", required=True, section=None),)
 CACHE_LIST = (HF_CACHE, Flag(("--json",), "print one JSON list", section=None))
@@ -536,6 +565,10 @@ DOCTOR = (Flag(("--json",), "print one JSON object", section=None),)
 BENCH_ABOUT = (
     "pp512 is a prompt of 512 tokens, tg128 @ d4 are 128 tokens generated behind 4. One request runs at a time; times are the "
     "engine's."
+)
+TUNE_ABOUT = (
+    "Loads the model once for each type. Perplexity is that of the packaged conversations, up to 512 tokens of each. Of the "
+    "types whose perplexity rises little enough the fastest at decoding is chosen. Nothing is kept."
 )
 LOAD_ABOUT = (
     "Requests are the first turns of the packaged conversations, greedy, in an order that follows from the seed. When all "
@@ -565,6 +598,7 @@ COMMANDS: dict[str, tuple[str, tuple[Group, ...]]] = {
     "serve": ("serve the model over HTTP, with a page at /ui", (Group("server", SERVER), *LOADING)),
     "bench": ("tokens a second of prompts and of decoding", (Group("bench", BENCH, BENCH_ABOUT), *BENCH_LOADING)),
     "bench serve": ("time to first token, between tokens, and goodput of a server", (Group("load", BENCH_SERVE, LOAD_ABOUT),)),
+    "tune": ("which type to quantise a model to here", (Group("tune", TUNE, TUNE_ABOUT), *BENCH_LOADING)),
     "memory": ("how many requests a KV budget runs at once", (Group("model", MODEL), Group("memory", MEMORY))),
     "from-config": ("serve or run as a TOML file says", (Group("file", FILE),)),
     "cache list": ("what the download cache holds", (Group("cache", CACHE_LIST),)),
@@ -576,7 +610,6 @@ COMMANDS: dict[str, tuple[str, tuple[Group, ...]]] = {
 """What each command is for, and the flags that it has."""
 
 NO_COMMANDS = {
-    "tune": "is not supported yet; `mistral-paged doctor` tells what the machine has, `mistral-paged bench` how fast a model is",
     "quantize": f"is not supported yet; {LATER_WEIGHTS}",
     "uqff": f"is not supported yet; {LATER_WEIGHTS}",
     "update": "has no use here; run `pip install --upgrade .` in a newer copy of the source",

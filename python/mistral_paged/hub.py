@@ -13,11 +13,14 @@ TEXT_FILES = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
+    "tokenizer.model",
     "tokenizer_config.json",
+    "added_tokens.json",
     "special_tokens_map.json",
     "chat_template.*",
 ]
 WEIGHT_FILES = ["model*.safetensors", "model.safetensors.index.json"]
+OLDER_WEIGHT_FILES = ["pytorch_model*.bin", "pytorch_model.bin.index.json"]
 ADAPTER_FILES = ["adapter_config.json", "adapter_model.safetensors"]
 SUBFOLDERS = ["*/*"]
 MODEL_SUFFIXES = [".gguf", ".safetensors", ".json", ".bin"]
@@ -31,9 +34,13 @@ def resolve_plain(model_id: str, token_source: str, cache_dir: str | None) -> st
         folder = _download(model_id, [*TEXT_FILES, *WEIGHT_FILES], SUBFOLDERS, token, cache_dir)
         if not (folder / "config.json").is_file():
             raise _missing(model_id, folder, "config.json", token)
+        if not any(folder.glob(WEIGHT_FILES[0])):
+            folder = _download(model_id, [*TEXT_FILES, *OLDER_WEIGHT_FILES], SUBFOLDERS, token, cache_dir)
         return str(folder)
     if path.is_file():
-        raise ModelLoadError(f"{model_id} is a file; Which.Plain takes a folder or a hub id (for a GGUF file, use Which.GGUF)")
+        raise ModelLoadError(
+            f"{model_id} is a file; Which.Plain takes a folder or a hub id (a GGUF file: Which.GGUF; an older one: Which.GGML)"
+        )
     return str(path)
 
 
@@ -67,6 +74,20 @@ def resolve_gguf(
     if tokenizer is not None and tokenizer.is_dir():
         return files, str(tokenizer)
     return files, str(_download(tok_model_id, TEXT_FILES, SUBFOLDERS, token, cache_dir))
+
+
+def resolve_ggml(
+    model_id: str, filenames: list[str] | None, tok_model_id: str | None, token_source: str, cache_dir: str | None
+) -> tuple[list[str], str | None]:
+    """The one file of a model from before GGUF, and the folder of a tokenizer to use instead of its vocabulary."""
+    path = find_local(model_id)
+    if filenames is None and (path is None or path.is_dir()):
+        raise InvalidArgumentError(f"{model_id} is a folder or a hub id: name the file in it with quantized_filename")
+    if filenames is not None and len(filenames) > 1:
+        raise InvalidArgumentError(f"quantized_filename={filenames}: a GGML model is one file")
+    if filenames is not None and path is not None and path.is_dir() and not (path / filenames[0]).is_file():
+        raise ModelLoadError(f"{path} has no file {filenames[0]!r}; its files: {sorted(p.name for p in path.iterdir())}")
+    return resolve_gguf(model_id, filenames, tok_model_id, token_source, cache_dir)
 
 
 def resolve_adapter(source: str, revision: str | None, token_source: str, cache_dir: str | None) -> str:

@@ -56,6 +56,10 @@ def select(options: argparse.Namespace) -> Which:
             raise ValueError("-f names a file in a model; name the model with -m")
         model = str(default_model())
     lora = adapters(options)
+    if is_ggml(find_local(model), options.quantized_file):
+        return select_ggml(model, options, lora is not None)
+    if options.gqa is not None:
+        raise ValueError("--gqa goes with a GGML file; other files say it themselves")
     if options.quantized_file is None and not has_gguf(find_local(model)):
         if options.tok_model_id is not None:
             raise ValueError("--tok-model-id goes with a GGUF file; name it with -f")
@@ -73,6 +77,34 @@ def select(options: argparse.Namespace) -> Which:
         hf_cache_path=options.hf_cache,
         **(lora or {}),
     )
+
+
+def select_ggml(model: str, options: argparse.Namespace, has_adapters: bool) -> Which:
+    """A file from before GGUF."""
+    if options.arch is not None:
+        raise ValueError("--arch does not go with a GGML file, which is of Llama")
+    if has_adapters:
+        raise ValueError("adapters (--lora, --enable-lora, --legacy-lora) do not go with a GGML file")
+    return Which.GGML(
+        model,
+        options.quantized_file,
+        tok_model_id=options.tok_model_id,
+        tokenizer_json=options.tokenizer,
+        gqa=1 if options.gqa is None else options.gqa,
+        dtype=DTYPES[options.dtype],
+        hf_cache_path=options.hf_cache,
+    )
+
+
+def is_ggml(path: Path | None, filename: str | None) -> bool:
+    """Whether a model is a file from before GGUF: by its first bytes, or by its name where it is on the hub."""
+    if path is None:
+        return filename is not None and filename.endswith(".bin")
+    file = path if filename is None else path / filename
+    if not file.is_file():
+        return False
+    with file.open("rb") as stream:
+        return stream.read(4) in (b"lmgg", b"fmgg", b"tjgg")
 
 
 def adapters(options: argparse.Namespace) -> dict[str, Any] | None:

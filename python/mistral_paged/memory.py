@@ -125,7 +125,14 @@ def run(
         raise ValueError(f"the mode is {mode!r}: it must be one of {', '.join(MODES)}")
     workload = conversations(count)
     options = {"max_seqs": count, "prefix_cache_n": 0, "pa_blk_size": block_size, **options}
-    runner = Runner(which=which, pa_gpu_mem=kv_mb, no_paged_attn=mode == "naive", **options)
+    pool_options: dict[str, Any] = {"pa_gpu_mem": kv_mb, "no_paged_attn": mode == "naive"}
+    runner = Runner(which=which, **pool_options, **options)
+    if not has_template(runner):
+        # A base model, or one whose files have none: each prompt is its text.
+        runner.close()
+        with resources.as_file(resources.files("mistral_paged") / "data" / "plain.jinja") as template:
+            options["chat_template"] = str(template)
+            runner = Runner(which=which, **pool_options, **options)
     pool = Pool(runner, kv_mb * MIB)
     if mode == "paged":
         pool.check_longest(workload)
@@ -136,6 +143,17 @@ def run(
         # One more than fit shows that it has to wait.
         workload = workload[: fitting + 1]
     return measure(mode, count, pool, workload, fitting)
+
+
+def has_template(runner: Runner) -> bool:
+    """Whether the model says how a chat becomes a prompt."""
+    try:
+        runner.tokenize_text([{"role": "user", "content": "Hello"}])
+    except ValueError as error:
+        if "no chat template" in str(error):
+            return False
+        raise
+    return True
 
 
 def measure(mode: str, count: int, pool: Pool, workload: Sequence[Conversation], fitting: int | None) -> Report:

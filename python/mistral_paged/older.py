@@ -62,7 +62,13 @@ SELECTORS: dict[str, dict[tuple[str, ...], tuple[str | None, Meaning]] | str] = 
         ("-t", "--tok-model-id"): ("MODEL", ("--tok-model-id",)),
         ("--topology",): ("FILE", "leave it out"),
     },
-    "ggml": LATER_WEIGHTS,
+    "ggml": {
+        ("-m", "--quantized-model-id"): ("MODEL", ("--model-id",)),
+        ("-f", "--quantized-filename"): ("FILE", ("--quantized-file",)),
+        ("-t", "--tok-model-id"): ("MODEL", ("--tok-model-id",)),
+        ("-g", "--gqa"): ("N", ("--gqa",)),
+        ("--topology",): ("FILE", "leave it out"),
+    },
     "lora": {
         ("-m", "--model-id"): ("MODEL", ("--model-id",)),
         ("-t", "--tokenizer-json"): ("FILE", ("--tokenizer",)),

@@ -214,6 +214,18 @@ fields! {
     TokenizerJson(Text) = "tokenizer_json"
 }
 
+/// How many heads of queries share one of keys.
+#[derive(Clone, Copy, Debug, IntoPyObject, IntoPyObjectRef)]
+pub struct Gqa(pub usize);
+
+impl<'py> FromPyObject<'_, 'py> for Gqa {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        at_least("gqa", &object.extract()?, 1).map(Self)
+    }
+}
+
 /// The first characters of a long text.
 pub fn shorten(text: &str) -> String {
     match text.char_indices().nth(80) {

@@ -269,10 +269,17 @@ pub fn resolve(py: Python<'_>, selection: &Selection, token_source: &str) -> PyR
             let path = hub.call_method1("resolve_plain", arguments)?.extract()?;
             Ok(ModelSource::HuggingFace { path, tokenizer_json })
         }
-        Place::Gguf { files, tok_model_id } => {
+        Place::Gguf { files, tok_model_id, gqa } => {
             let arguments = (&selection.model_id, files.as_ref(), tok_model_id.as_deref(), token_source, cache_dir);
-            let (files, tokenizer_dir) = hub.call_method1("resolve_gguf", arguments)?.extract()?;
-            Ok(ModelSource::Gguf { files, tokenizer_dir, tokenizer_json })
+            let name = if gqa.is_some() { "resolve_ggml" } else { "resolve_gguf" };
+            let (mut files, tokenizer_dir): (Vec<PathBuf>, _) = hub.call_method1(name, arguments)?.extract()?;
+            match (gqa, files.pop()) {
+                (Some(gqa), Some(file)) => Ok(ModelSource::Ggml { file, gqa: *gqa, tokenizer_dir, tokenizer_json }),
+                (_, last) => {
+                    files.extend(last);
+                    Ok(ModelSource::Gguf { files, tokenizer_dir, tokenizer_json })
+                }
+            }
         }
     }
 }

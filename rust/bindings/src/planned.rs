@@ -61,7 +61,6 @@ planned_models! {
     XLora
     LoraGGUF
     XLoraGGUF
-    GGML
     LoraGGML
     XLoraGGML
     MultimodalPlain

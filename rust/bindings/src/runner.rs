@@ -77,7 +77,8 @@ use crate::{
 ///   of 32; the token embedding and the matrix of logits become Q6K, or Q8_0 from five bits on. see docs/quantization.md.
 /// - `speculative`: whether later tokens are guessed and checked in one step (speculative decoding), which changes the speed of
 ///   an answer and not its tokens. "auto": what followed when the last tokens were said before, where that pays; "prompt_lookup":
-///   the same always; "off" unless given. `speculative_gamma`, 1 or more, is how many tokens a request guesses in a step at most.
+///   the same always; "off" unless given. `speculative_gamma`, 1 or more, is how many tokens a request guesses in a step at most;
+///   unless given, "prompt_lookup" guesses 8, and "auto" as many as pay.
 ///   See docs/speculation.md.
 /// - `load_progress` is called with the bytes of weights done and in all while the model loads.
 ///

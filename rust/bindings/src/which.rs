@@ -8,7 +8,7 @@ use pyo3::{
 
 use crate::{
     adapters::AdapterFields,
-    arguments::{HfCachePath, ModelId, QuantizedFilename, QuantizedModelId, Text, TokModelId, TokenizerJson, refuse},
+    arguments::{Gqa, HfCachePath, ModelId, QuantizedFilename, QuantizedModelId, Text, TokModelId, TokenizerJson, refuse},
     enums::{Architecture, ModelDType},
     fields::shown_dict,
 };
@@ -41,7 +41,7 @@ impl OneOrMany {
 }
 
 /// Selects the model of a `Runner`. `Which.Plain` is a folder in Hugging Face layout (config.json, safetensors, tokenizer.json),
-/// local or on the hub; `Which.GGUF` is one GGUF file or the parts of a split one. `Which.Lora` and `Which.GGUF` take adapters.
+/// local or on the hub; `Which.GGUF` is one GGUF file or the parts of a split one, `Which.GGML` a file from before GGUF. `Which.Lora` and `Which.GGUF` take adapters.
 /// All give back their fields, are equal to one of equal fields, and can be copied and pickled. The other kinds are not supported
 /// yet.
 ///
@@ -138,6 +138,25 @@ pub enum Which {
         encoder_cache_memory_bytes: Option<Py<PyAny>>,
         auto_map_params: Option<Py<PyAny>>,
     },
+    /// A file of Llama as they were before GGUF (GGML, GGMF, GGJT): floats of any version, quantized weights of GGJT v3.
+    /// `quantized_model_id` and `quantized_filename` are as in `Which.GGUF`; the file may be the former. `gqa`: how many heads of
+    /// queries share one of keys, which the file does not say: 1, or 8 for Llama 2 70B. `tok_model_id` and `tokenizer_json` are used
+    /// instead of the file's vocabulary, `dtype` and `hf_cache_path` as in `Which.Plain`.
+    #[pyo3(constructor = (
+        quantized_model_id, quantized_filename=None, tok_model_id=None, tokenizer_json=None, gqa=Gqa(1), topology=None,
+        dtype=ModelDType::Auto, *, hf_cache_path=None
+    ))]
+    #[allow(clippy::upper_case_acronyms)]
+    GGML {
+        quantized_model_id: QuantizedModelId,
+        quantized_filename: Option<QuantizedFilename>,
+        tok_model_id: Option<TokModelId>,
+        tokenizer_json: Option<TokenizerJson>,
+        gqa: Gqa,
+        topology: Option<Py<PyAny>>,
+        dtype: ModelDType,
+        hf_cache_path: Option<HfCachePath>,
+    },
 }
 
 #[pymethods]
@@ -170,12 +189,14 @@ impl Which {
             Self::Plain { dtype, .. } => ("Plain", dtype),
             Self::Lora { dtype, .. } => ("Lora", dtype),
             Self::GGUF { dtype, .. } => ("GGUF", dtype),
+            Self::GGML { dtype, .. } => ("GGML", dtype),
         };
         let fields = PyDict::new(slf.py());
         for name in slf.as_any().getattr("__match_args__")?.try_iter()? {
             let name = name?;
             let value = slf.as_any().getattr(name.cast::<PyString>()?)?;
-            let is_default = value.is_none() || name.eq("dtype")? && *dtype == ModelDType::Auto;
+            let is_default =
+                value.is_none() || name.eq("dtype")? && *dtype == ModelDType::Auto || name.eq("gqa")? && value.eq(1)?;
             if !is_default {
                 fields.set_item(name, value)?;
             }
@@ -228,6 +249,8 @@ pub enum Place {
         files: Option<Vec<String>>,
         /// Folder or hub id with a tokenizer.json.
         tok_model_id: Option<String>,
+        /// `None`: GGUF. Else a file from before, and how many heads of queries share one of keys.
+        gqa: Option<usize>,
     },
 }
 
@@ -259,6 +282,7 @@ impl Selection {
                 place: Place::Gguf {
                     files: quantized_filename.clone().map(|files| files.0.into_vec()),
                     tok_model_id: string(tok_model_id.as_ref().map(|id| &id.0)),
+                    gqa: None,
                 },
                 model_id: quantized_model_id.0.0.clone(),
                 architecture: None,
@@ -266,6 +290,28 @@ impl Selection {
                 tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
                 cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
                 adapters: AdapterFields::of(fields)?,
+            }),
+            Which::GGML {
+                quantized_model_id,
+                quantized_filename,
+                tok_model_id,
+                tokenizer_json,
+                gqa,
+                dtype,
+                hf_cache_path,
+                ..
+            } => Ok(Self {
+                place: Place::Gguf {
+                    files: quantized_filename.clone().map(|files| files.0.into_vec()),
+                    tok_model_id: string(tok_model_id.as_ref().map(|id| &id.0)),
+                    gqa: Some(gqa.0),
+                },
+                model_id: quantized_model_id.0.0.clone(),
+                architecture: None,
+                dtype: *dtype,
+                tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
+                cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
+                adapters: None,
             }),
         }
     }

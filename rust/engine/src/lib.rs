@@ -50,6 +50,6 @@ pub use request::{
     ServiceParams,
 };
 pub use sampler::{ResolvedSampling, Sampler};
-pub use speculation::{DraftChoice, PromptLookup, Proposer, Speculation};
+pub use speculation::{DEFAULT_DRAFTS, DraftChoice, PromptLookup, Proposer, Speculation};
 pub use tokenizer::{IncrementalDecoder, Tokenizer};
 pub use tools::{CallChoice, Tool, ToolCall, ToolCallDelta, ToolOptions};

@@ -8,7 +8,7 @@ mod common;
 use std::{fs, path::Path};
 
 use common::golden_dir;
-use engine::{Engine, EngineConfig, EngineError, GenerationRequest, ModelDType, ModelSource, Prompt, SamplingParams, Tokenizer};
+use engine::{Engine, EngineConfig, EngineError, ModelDType, ModelSource, Tokenizer};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -41,7 +41,7 @@ fn change_json(path: &Path, change: impl FnOnce(&mut Value)) {
 }
 
 #[test]
-fn a_folder_of_metas_answers_text() {
+fn a_folder_of_metas_has_its_tokenizer() {
     let dir = golden_dir().join("containers/llama-meta");
     let golden: Value = serde_json::from_slice(&fs::read(dir.join("golden.json")).unwrap()).unwrap();
     let engine = Engine::load(&ModelSource::from_path(&dir).unwrap(), &exact(), &|_| {}).unwrap();
@@ -49,10 +49,8 @@ fn a_folder_of_metas_answers_text() {
         let prompt = case["prompt"].as_str().unwrap();
         let ids: Vec<u32> = serde_json::from_value(case["prompt_ids"].clone()).unwrap();
         assert_eq!(engine.tokenize_text(prompt, false).unwrap(), ids, "{prompt}");
-        let sampling =
-            SamplingParams { temperature: Some(0.0), max_tokens: Some(24), ignore_eos: true, ..SamplingParams::default() };
-        let answer = engine.submit(GenerationRequest::new(Prompt::TokenIds(ids), sampling)).unwrap().wait().unwrap();
-        assert_eq!(answer.choices[0].text, case["greedy_text"].as_str().unwrap());
+        let greedy: Vec<u32> = serde_json::from_value(case["greedy_ids"].clone()).unwrap();
+        assert_eq!(engine.detokenize_text(&greedy, false).unwrap(), case["greedy_text"].as_str().unwrap());
     }
     // BOS goes before a text, as Meta's code puts it there.
     assert_eq!(engine.tokenize_text("a", true).unwrap()[0] as u64, golden["bos"].as_u64().unwrap());
@@ -113,11 +111,8 @@ fn files_of_pytorch_that_cannot_be_read_say_why() {
     let dir = copied("llama-bin-sharded");
     let mut bytes = fs::read(dir.path().join(zipped)).unwrap();
     // A class of storages that is not known, in the place of one that is.
-    let at = bytes
-        .windows(12)
-        .position(|window| window == b"FloatStorage")
-        .or_else(|| bytes.windows(11).position(|w| w == b"HalfStorage"));
-    bytes[at.unwrap()] = b'Z';
+    let at = bytes.windows(8).position(|window| window == b"Storage\n").unwrap();
+    bytes[at - 1] = b'Z';
     fs::write(dir.path().join(zipped), bytes).unwrap();
     let why = why(&hugging_face(dir.path()));
     assert!(why.contains("Storage, which is not read"), "{why}");

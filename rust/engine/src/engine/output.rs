@@ -307,10 +307,14 @@ impl ActiveRequest {
         self.usage.recomputed_tokens += num_tokens;
     }
 
-    /// Records drafts of a step, and how many of them were right.
-    pub fn count_drafts(&mut self, num_drafts: usize, num_accepted: usize) {
+    /// Records drafts of a step.
+    pub fn count_drafts(&mut self, num_drafts: usize) {
         self.usage.draft_tokens += num_drafts;
-        self.usage.accepted_draft_tokens += num_accepted;
+    }
+
+    /// Records that a draft has become part of the answer.
+    pub fn count_accepted_draft(&mut self) {
+        self.usage.accepted_draft_tokens += 1;
     }
 
     /// Samples the token of a choice that is `ahead` places behind its next one, which its sampler then has observed; those

@@ -43,6 +43,7 @@ pub fn open(
     let space = Space::default()
         .with("version", env!("CARGO_PKG_VERSION").as_bytes())
         .with("weights", &weights_digest(files.weights().watches().iter().map(FileWatch::path), info.num_threads)?)
+        .with("quantization", format!("{:?}", files.weights().hub_format()).as_bytes())
         .with("config", format!("{:?}", files.config()).as_bytes())
         .with("kv_format", &device::KV_FORMAT.to_le_bytes())
         .with("kv", format!("{shape:?} {:?}", runner.kv_groups()).as_bytes())

@@ -27,11 +27,21 @@ impl StepCosts {
         (2 * widest).min(self.seconds.len())
     }
 
-    /// Takes note of a step.
+    /// Takes note of a step. What it says of the machine, that it has become slower, holds for steps of other sizes too, half of it:
+    /// they may not have been measured for long.
     pub(super) fn note(&mut self, num_rows: usize, took: Duration) {
-        let Some(seconds) = num_rows.checked_sub(1).and_then(|index| self.seconds.get_mut(index)) else { return };
+        let Some(index) = num_rows.checked_sub(1).filter(|index| *index < self.seconds.len()) else { return };
         let took = took.as_secs_f64();
-        *seconds = Some(seconds.map_or(took, |known| known * KEPT + took.min(known * MAX_GROWTH) * (1.0 - KEPT)));
+        let Some(known) = self.seconds[index] else {
+            let smaller = self.seconds[..index].iter().enumerate().rev().find_map(|(at, seconds)| Some((at + 1, (*seconds)?)));
+            let most = smaller.map_or(took, |(rows, seconds)| seconds * num_rows as f64 / rows as f64 * MAX_GROWTH);
+            self.seconds[index] = Some(took.min(most));
+            return;
+        };
+        let now = known * KEPT + took.min(known * MAX_GROWTH) * (1.0 - KEPT);
+        let others = if known > 0.0 { (now / known).sqrt() } else { 1.0 };
+        self.seconds.iter_mut().flatten().for_each(|seconds| *seconds *= others);
+        self.seconds[index] = Some(now);
     }
 
     /// What a step of so many rows is expected to take: no more than one that had more rows; between two that were measured, what
@@ -77,6 +87,26 @@ mod tests {
         costs.note(1, Duration::from_millis(50));
         costs.note(3, Duration::from_millis(20));
         assert_eq!([1, 2, 3].map(|num_rows| costs.estimate(num_rows)), [Some(0.02); 3]);
+    }
+
+    #[test]
+    fn a_slow_first_step_of_a_size_says_little() {
+        let mut costs = StepCosts::new(4);
+        costs.note(1, Duration::from_millis(10));
+        costs.note(2, Duration::from_secs(5));
+        assert_eq!(costs.estimate(2), Some(0.03), "rows cost what one does, and half as much again");
+    }
+
+    #[test]
+    fn a_machine_that_slows_down_does_so_for_all_sizes() {
+        let mut costs = StepCosts::new(4);
+        costs.note(1, Duration::from_millis(10));
+        costs.note(4, Duration::from_millis(20));
+        for _ in 0..50 {
+            costs.note(1, Duration::from_millis(40));
+        }
+        let (one, four) = (costs.estimate(1).unwrap(), costs.estimate(4).unwrap());
+        assert!((one - 0.04).abs() < 1e-3 && (four - 0.04).abs() < 1e-3, "{one} {four}");
     }
 
     #[test]

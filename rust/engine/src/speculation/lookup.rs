@@ -5,7 +5,7 @@ use super::Proposer;
 /// Proposes what followed when the last tokens were said before, in the prompt or in the answer (Saxena 2023, "Prompt Lookup
 /// Decoding"). It pays where answers repeat their prompts: edits of code, quotes, JSON made of JSON.
 ///
-/// Of all places that end as the request does, the one with the longest end in common counts, and of these the last.
+/// Of all places in the last 16,384 tokens that end as the request does, the one with the longest end in common counts, and of these the last.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PromptLookup;
 
@@ -13,9 +13,12 @@ pub struct PromptLookup;
 const MIN_MATCH: usize = 2;
 /// What is longer is no surer, and takes longer to compare.
 const MAX_MATCH: usize = 24;
+/// So many of the last tokens are searched, which takes some microseconds.
+const WINDOW: usize = 1 << 14;
 
 impl Proposer for PromptLookup {
     fn propose(&self, token_ids: &[u32], most: usize, drafts: &mut Vec<u32>) -> usize {
+        let token_ids = &token_ids[token_ids.len().saturating_sub(WINDOW)..];
         let Some((&last, before)) = token_ids.split_last() else { return 0 };
         let (mut longest, mut source) = (MIN_MATCH - 1, None);
         // `end` is behind the place.

@@ -23,9 +23,13 @@ pub struct Speculation {
     pub proposer: Arc<dyn Proposer>,
     /// Which of them are computed.
     pub choice: DraftChoice,
-    /// Of a request in a step at most, at least 1; as many as a step has outputs unless given.
+    /// Of a request in a step at most, at least 1. Unless given, as many as a request can have outputs in a step, and
+    /// [`DEFAULT_DRAFTS`] where all are computed.
     pub max_drafts: Option<usize>,
 }
+
+/// Drafts of a request in a step, unless it is said how many: more are seldom right that nobody has chosen.
+pub const DEFAULT_DRAFTS: usize = 8;
 
 /// Which of the proposed drafts are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,10 +84,11 @@ pub(crate) struct Speculator {
 impl Speculator {
     /// For a model; a request has up to `max_outputs` outputs in a step, and a step up to `max_rows` rows with drafts.
     pub(crate) fn new(speculation: &Speculation, vocab_size: usize, max_outputs: usize, max_rows: usize) -> Self {
+        let default = if speculation.choice == DraftChoice::Auto { usize::MAX } else { DEFAULT_DRAFTS };
         Self {
             proposer: Arc::clone(&speculation.proposer),
             policy: (speculation.choice == DraftChoice::Auto).then(|| Policy::new(max_rows)),
-            max_drafts: speculation.max_drafts.unwrap_or(usize::MAX).min(max_outputs - 1),
+            max_drafts: speculation.max_drafts.unwrap_or(default).min(max_outputs - 1),
             vocab_size,
             drafts: Vec::new(),
             lengths: Vec::new(),
@@ -92,12 +97,21 @@ impl Speculator {
         }
     }
 
-    /// Tells the scheduler the drafts of the next step. `is_alone`: the step will have nothing but the answers of `answered`.
+    /// Tells the scheduler the drafts of the next step, of `answered`. `num_rows`: the step will have so many rows without drafts,
+    /// all of answers; `None`: it has some of prompts.
     ///
     /// # Errors
     /// The proposer's panic.
-    pub(crate) fn propose(&mut self, scheduler: &mut Scheduler, answered: &mut [Answered], is_alone: bool) -> Result<(), String> {
-        if self.policy.is_some() && !is_alone {
+    pub(crate) fn propose(
+        &mut self,
+        scheduler: &mut Scheduler,
+        answered: &mut [Answered],
+        num_rows: Option<usize>,
+    ) -> Result<(), String> {
+        if self.policy.is_some() && num_rows.is_none() {
+            for Answered { id, .. } in answered {
+                scheduler.set_drafts(*id, &[]);
+            }
             return Ok(());
         }
         self.drafts.clear();
@@ -112,7 +126,7 @@ impl Speculator {
             self.drafts.extend_from_slice(&drafts[..num_valid]);
             self.lengths.push(num_valid);
         }
-        self.choose(answered);
+        self.choose(answered, num_rows.unwrap_or(answered.len()));
         let mut start = 0;
         for ((Answered { id, .. }, length), width) in answered.iter().zip(&self.lengths).zip(&self.widths) {
             scheduler.set_drafts(*id, &self.drafts[start..start + width]);
@@ -121,7 +135,7 @@ impl Speculator {
         Ok(())
     }
 
-    fn choose(&mut self, answered: &[Answered]) {
+    fn choose(&mut self, answered: &[Answered], num_rows: usize) {
         match &mut self.policy {
             Some(policy) => {
                 let candidates: Vec<_> = answered
@@ -133,7 +147,7 @@ impl Speculator {
                         num_drafts: *num_drafts,
                     })
                     .collect();
-                policy.choose(answered.len(), &candidates, &mut self.widths);
+                policy.choose(num_rows, &candidates, &mut self.widths);
             }
             None => self.widths.clone_from(&self.lengths),
         }

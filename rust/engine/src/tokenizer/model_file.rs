@@ -17,9 +17,11 @@ use crate::{
 type Entries = HashMap<String, MetadataValue>;
 
 /// Such a file at most; those in use have 5 MB.
-const MAX_BYTES: u64 = 64 << 20;
+const MAX_BYTES: u64 = 16 << 20;
+/// Tokens at most; the largest vocabularies in use have a quarter of a million.
+const MAX_TOKENS: usize = 1 << 20;
 /// A token of tiktoken at most; the longest in use is 128 spaces.
-const MAX_TOKEN_BYTES: usize = 256;
+const MAX_TOKEN_BYTES: usize = 128;
 /// Special tokens behind the ranks of Llama 3.
 const NUM_SPECIAL: usize = 256;
 
@@ -111,13 +113,23 @@ pub(super) fn read_dir(dir: &Path) -> Result<Entries, EngineError> {
             entries.insert(format!("tokenizer.ggml.{key}"), MetadataValue::Bool(flag));
         }
     }
-    // The later source says more of the same token.
-    added.sort_by_key(|(id, ..)| *id);
+    let specials = special_texts(&json("special_tokens_map.json")?.unwrap_or_default());
+    added.sort_by_key(|(id, _, is_special)| (*id, *is_special));
     for (id, text, is_special) in added {
+        let is_special = is_special || specials.contains(&text);
         add_token(&mut entries, id, text, is_special)
             .map_err(|why| EngineError::Tokenizer(format!("{}: {why}", dir.display())))?;
     }
     Ok(entries)
+}
+
+/// The texts of a map of special tokens: each a text, an object around one, or a list of these.
+fn special_texts(map: &Value) -> Vec<String> {
+    let text = |value: &Value| value.as_str().or_else(|| value["content"].as_str()).map(str::to_owned);
+    let all = map.as_object().into_iter().flat_map(|map| map.values());
+    all.flat_map(|value| value.as_array().map_or_else(|| vec![text(value)], |list| list.iter().map(text).collect()))
+        .flatten()
+        .collect()
 }
 
 fn add_token(entries: &mut Entries, id: usize, text: String, is_special: bool) -> Result<(), String> {
@@ -135,8 +147,8 @@ fn add_token(entries: &mut Entries, id: usize, text: String, is_special: bool) -
     }
     if let Some(MetadataValue::Ints(types)) = entries.get_mut("tokenizer.ggml.token_type") {
         types.resize(types.len().max(id + 1), kind);
-        // What is unknown stays so, and bytes stay bytes.
-        if types[id] == NORMAL {
+        // What is unknown stays so, and bytes stay bytes; special is more than added.
+        if types[id] == NORMAL || types[id] == USER_DEFINED {
             types[id] = kind;
         }
     }
@@ -150,8 +162,8 @@ fn named<const N: usize>(entries: [(&str, MetadataValue); N]) -> Entries {
 fn sentencepiece(bytes: &[u8]) -> Result<Entries, String> {
     let model = ModelProto::decode(bytes)
         .map_err(|why| format!("it is neither a model of SentencePiece ({why}) nor the ranks of tiktoken"))?;
-    if model.pieces.is_empty() {
-        return Err("the model of SentencePiece has no pieces".into());
+    if !(1..=MAX_TOKENS).contains(&model.pieces.len()) {
+        return Err(format!("the model of SentencePiece has {} pieces; 1 to {MAX_TOKENS} are read", model.pieces.len()));
     }
     let (trainer, normalizer) = (model.trainer.unwrap_or_default(), model.normalizer.unwrap_or_default());
     let advice = "convert it to a tokenizer.json";
@@ -248,9 +260,15 @@ fn tiktoken(bytes: &[u8], is_later: bool) -> Result<Entries, String> {
         if token.is_empty() || token.len() > MAX_TOKEN_BYTES {
             return Err(format!("token {rank} has {} bytes; 1 to {MAX_TOKEN_BYTES} are read", token.len()));
         }
+        if number == MAX_TOKENS {
+            return Err(format!("it has more than {MAX_TOKENS} tokens"));
+        }
         tokens.push(token);
     }
     let ranks: HashMap<&[u8], usize> = tokens.iter().enumerate().map(|(rank, token)| (&token[..], rank)).collect();
+    if ranks.len() < tokens.len() {
+        return Err("a token is there twice".into());
+    }
     let chars = byte_chars();
     let spelled = |bytes: &[u8]| bytes.iter().map(|byte| chars[usize::from(*byte)]).collect::<String>();
     let merges = tokens.iter().enumerate().filter_map(|(rank, token)| {
@@ -352,7 +370,8 @@ mod tests {
         let normalizer = |model: &mut ModelProto| model.normalizer.clone().unwrap_or_default();
         for (entries, why) in [
             (model(|model| model.trainer = None), "of kind 1"),
-            (model(|model| model.pieces.clear()), "no pieces"),
+            (model(|model| model.pieces.clear()), "has 0 pieces"),
+            (tiktoken(b"YQ== 0\nYQ== 1\n", false), "twice"),
             (
                 model(|model| {
                     model.normalizer = Some(Normalizer { precompiled_charsmap: Some(vec![1]), ..normalizer(model) });
@@ -376,7 +395,10 @@ mod tests {
         add_token(&mut entries, 1, "<s>".into(), true).unwrap();
         assert_eq!(entries["tokenizer.ggml.token_type"], MetadataValue::Ints(vec![2, 3, 3, 1, 3]));
         assert_eq!(entries["tokenizer.ggml.scores"], MetadataValue::Floats(vec![0.0, 0.0, 0.0, -1.0, 0.0]));
-        assert!(add_token(&mut entries, 6, "x".into(), false).unwrap_err().contains("gap"));
+        add_token(&mut entries, 5, "<|im_start|>".into(), false).unwrap();
+        add_token(&mut entries, 5, "<|im_start|>".into(), true).unwrap();
+        assert_eq!(entries["tokenizer.ggml.token_type"], MetadataValue::Ints(vec![2, 3, 3, 1, 3, 3]));
+        assert!(add_token(&mut entries, 7, "x".into(), false).unwrap_err().contains("gap"));
         assert!(add_token(&mut entries, 3, "x".into(), false).unwrap_err().contains("tokenizer.model"));
     }
 }

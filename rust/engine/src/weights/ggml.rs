@@ -44,6 +44,12 @@ struct Kind {
 /// # Errors
 /// [`EngineError::Load`] for what is no such file, malformed, or of a version whose blocks are not read.
 pub(crate) fn open(path: &Path, gqa: usize) -> Result<GgufFiles, EngineError> {
+    let mut next = path.as_os_str().to_owned();
+    next.push(".1");
+    if Path::new(&next).is_file() {
+        let why = "it is the first of several parts, which are not put together here: convert the model to GGUF";
+        return Err(EngineError::Load(format!("{}: {why}", path.display())));
+    }
     let bytes = Bytes::map_file(path)?;
     let mut reader = Reader { bytes: bytes.as_slice(), at: 0 };
     let (metadata, tensors) = reader.file(&bytes, gqa).map_err(|why| EngineError::Load(format!("{}: {why}", path.display())))?;

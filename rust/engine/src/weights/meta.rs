@@ -24,9 +24,15 @@ const INSIDE: &str = "original";
 
 /// How Llama 3.1 and later stretch their rope, and what they were trained with (the constants of `apply_scaling` there).
 const SCALE: f64 = 8.0;
+/// The same of Llama 3.2, whose text models have these widths.
+const SMALL_SCALE: f64 = 32.0;
+const SMALL_WIDTHS: [usize; 2] = [2048, 3072];
 const LOW: f64 = 1.0;
 const HIGH: f64 = 4.0;
 const TRAINED: f64 = 8192.0;
+
+/// Sizes that are believed.
+const MAX_SIZE: usize = 1 << 20;
 
 /// The folder with Meta's files: this one, or the one inside it, unless the files of the hub lie beside that.
 pub(crate) fn folder_of(dir: &Path) -> Option<PathBuf> {
@@ -44,6 +50,12 @@ pub(crate) fn folder_of(dir: &Path) -> Option<PathBuf> {
 /// [`EngineError::Load`] for a missing or malformed file; [`EngineError::Tokenizer`] for its tokenizer.
 pub(crate) fn open(dir: &Path) -> Result<GgufFiles, EngineError> {
     let path = dir.join(WEIGHTS);
+    if !path.is_file() {
+        return Err(load(
+            dir,
+            format!("there is a {PARAMS} and no {WEIGHTS}: of other models the folder in the hub's form is read"),
+        ));
+    }
     if dir.join("consolidated.01.pth").is_file() {
         let why = "the weights are in several parts, one for each of several GPUs, which are not put together here: load the model's safetensors";
         return Err(load(dir, why));
@@ -60,7 +72,9 @@ pub(crate) fn open(dir: &Path) -> Result<GgufFiles, EngineError> {
             return Err(load(&path, format!("tensor `{}` has type {:?}; F32, F16 and BF16 are read", tensor.name, tensor.dtype)));
         };
         let dims = tensor.shape.iter().rev().copied().collect();
-        tensors.insert(name, Tensor::new(dims, dtype, tensor.bytes));
+        if tensors.insert(name, Tensor::new(dims, dtype, tensor.bytes)).is_some() {
+            return Err(load(&path, format!("tensor `{}` is there twice", tensor.name)));
+        }
     }
     let params = Params { path: dir.join(PARAMS), values: required_json(&dir.join(PARAMS))? };
     let (mut metadata, factors) = params.metadata(&tensors)?;
@@ -121,9 +135,9 @@ impl Params {
     fn size(&self, key: &str) -> Result<Option<usize>, EngineError> {
         match &self.values[key] {
             Value::Null => Ok(None),
-            value => match value.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| (1..1 << 32).contains(n)) {
+            value => match value.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| (1..=MAX_SIZE).contains(n)) {
                 Some(size) => Ok(Some(size)),
-                None => Err(load(&self.path, format!("`{key}` is {value}; it must be a whole number from 1 on"))),
+                None => Err(load(&self.path, format!("`{key}` is {value}; it must be a whole number from 1 to {MAX_SIZE}"))),
             },
         }
     }
@@ -179,10 +193,14 @@ impl Params {
         let inner = inner.ok_or_else(|| load(&self.path, "the weights have no `layers.0.feed_forward.w1.weight`"))?;
         let is_scaled = self.is_scaled()?;
         let theta = self.real("rope_theta", 10_000.0)?;
-        let trained = match (is_scaled, theta >= 500_000.0) {
-            (true, _) => 131_072,
-            (false, true) => 8192,
-            (false, false) => 4096,
+        let epsilon = self.real("norm_eps", 1e-5)?;
+        // Llama 3.1, Code Llama, Llama 3, Llama 1, Llama 2.
+        let trained = match () {
+            () if is_scaled => 131_072,
+            () if theta >= 1e6 => 16_384,
+            () if theta >= 5e5 => 8192,
+            () if epsilon < 1e-5 => 2048,
+            () => 4096,
         };
         let int = |value: usize| MetadataValue::Int(value as i128);
         let mut metadata: HashMap<String, MetadataValue> = [
@@ -193,7 +211,7 @@ impl Params {
             ("llama.feed_forward_length", int(inner)),
             ("llama.attention.head_count", int(num_heads)),
             ("llama.attention.head_count_kv", int(self.size("n_kv_heads")?.unwrap_or(num_heads))),
-            ("llama.attention.layer_norm_rms_epsilon", MetadataValue::Float(self.real("norm_eps", 1e-5)?)),
+            ("llama.attention.layer_norm_rms_epsilon", MetadataValue::Float(epsilon)),
             ("llama.rope.freq_base", MetadataValue::Float(theta)),
         ]
         .map(|(key, value)| (key.to_owned(), value))
@@ -202,13 +220,14 @@ impl Params {
         if let Some(rows) = rows_of("token_embd.weight") {
             metadata.insert("llama.vocab_size".into(), int(rows));
         }
-        let factors = is_scaled.then(|| rope_factors(dim / num_heads, theta));
+        let factors = is_scaled
+            .then(|| rope_factors(dim / num_heads, theta, if SMALL_WIDTHS.contains(&dim) { SMALL_SCALE } else { SCALE }));
         Ok((metadata, factors))
     }
 }
 
 /// What the frequencies of a rope of Llama 3.1 are divided by.
-fn rope_factors(head_dim: usize, theta: f64) -> Vec<f32> {
+fn rope_factors(head_dim: usize, theta: f64, scale: f64) -> Vec<f32> {
     let factor = |index: usize| {
         let wavelength = 2.0 * std::f64::consts::PI * theta.powf(2.0 * index as f64 / head_dim as f64);
         let (short, long) = (TRAINED / HIGH, TRAINED / LOW);
@@ -216,9 +235,9 @@ fn rope_factors(head_dim: usize, theta: f64) -> Vec<f32> {
         if wavelength < short {
             1.0
         } else if wavelength > long {
-            SCALE
+            scale
         } else {
-            1.0 / ((1.0 - between) / SCALE + between)
+            1.0 / ((1.0 - between) / scale + between)
         }
     };
     (0..head_dim / 2).map(|index| factor(index) as f32).collect()
@@ -226,4 +245,18 @@ fn rope_factors(head_dim: usize, theta: f64) -> Vec<f32> {
 
 fn load(path: &Path, why: impl std::fmt::Display) -> EngineError {
     EngineError::Load(format!("{}: {why}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_waves_are_stretched_and_short_ones_are_not() {
+        let factors = rope_factors(128, 500_000.0, 8.0);
+        assert_eq!((factors.len(), factors[0], factors[63]), (64, 1.0, 8.0));
+        // Wave 32 has 2 pi sqrt(500,000) = 4442.9 tokens, of 8192 that there were: 0.2813 of the way between.
+        assert!((factors[32] - 2.6939).abs() < 1e-3, "{}", factors[32]);
+        assert!(rope_factors(64, 500_000.0, 32.0).ends_with(&[32.0]));
+    }
 }

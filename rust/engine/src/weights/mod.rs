@@ -354,6 +354,14 @@ impl WeightSource {
         }
     }
 
+    /// How a checkpoint's configuration says that its weights are quantized.
+    pub fn hub_format(&self) -> Option<hub::HubFormat> {
+        match self {
+            Self::Gguf(_) => None,
+            Self::Safetensors { files, .. } => files.format(),
+        }
+    }
+
     /// GGUF metadata.
     pub fn metadata(&self) -> Option<&Metadata> {
         match self {

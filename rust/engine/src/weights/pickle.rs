@@ -1,4 +1,4 @@
-//! The part of Python's pickle that checkpoints of PyTorch use (the format: CPython's `Lib/pickletools.py`, protocols 0 to 4).
+//! The part of Python's pickle that checkpoints of PyTorch use (the format: CPython's `Lib/pickletools.py`, protocol 2, and what 3 and 4 add to it).
 //!
 //! A pickle is a program for a stack machine. This one runs nothing: of the functions that a pickle calls it knows those that make
 //! tensors and dicts, and everything else it calls is an opaque value. Values lie in a list and name each other by number, so
@@ -6,8 +6,8 @@
 
 use std::{collections::HashMap, ops::Range};
 
-/// Values of a pickle at most; a checkpoint takes some thirty for each of its tensors.
-const MAX_VALUES: usize = 1 << 22;
+/// Instructions of a pickle at most, each of which makes one value at most; a checkpoint takes some sixty for each of its tensors.
+const MAX_INSTRUCTIONS: usize = 1 << 23;
 
 /// The number of a value.
 pub(super) type Id = usize;
@@ -27,12 +27,15 @@ pub(super) enum Value {
     Persistent(Id),
     /// A call of [`REBUILD_TENSOR`] with these arguments.
     Tensor(Id),
+    /// What any other call would make, by its function.
+    Made(Id),
 }
 
 /// The function that tensors are made by.
 const REBUILD_TENSOR: (&[u8], &[u8]) = (b"torch._utils", b"_rebuild_tensor_v2");
-/// The function that wraps one up as a parameter.
-const REBUILD_PARAMETER: (&[u8], &[u8]) = (b"torch._utils", b"_rebuild_parameter");
+/// The functions that wrap one up as a parameter.
+const REBUILD_PARAMETER: [(&[u8], &[u8]); 2] =
+    [(b"torch._utils", b"_rebuild_parameter"), (b"torch._utils", b"_rebuild_parameter_with_state")];
 const ORDERED_DICT: (&[u8], &[u8]) = (b"collections", b"OrderedDict");
 
 /// A pickle that was read.
@@ -83,7 +86,13 @@ impl<'a> Pickle<'a> {
         if let Value::Dict(items) = self.value(id) { Some(items) } else { None }
     }
 
-    /// The name of a class, without its module.
+    /// The module of a class or function.
+    pub(super) fn module(&self, id: Id) -> Option<&'a str> {
+        let Value::Global(module, _) = self.value(id) else { return None };
+        std::str::from_utf8(self.bytes.get(module.clone())?).ok()
+    }
+
+    /// The name of a class or function, without its module.
     pub(super) fn class(&self, id: Id) -> Option<&'a str> {
         let Value::Global(_, name) = self.value(id) else { return None };
         std::str::from_utf8(self.bytes.get(name.clone())?).ok()
@@ -128,9 +137,6 @@ impl Machine<'_> {
     }
 
     fn push(&mut self, value: Value) -> Result<(), String> {
-        if self.values.len() == MAX_VALUES {
-            return Err(format!("a pickle has more than {MAX_VALUES} values"));
-        }
         self.stack.push(self.values.len());
         self.values.push(value);
         Ok(())
@@ -192,7 +198,7 @@ impl Machine<'_> {
             Value::Global(module, name) => (&self.bytes[module.clone()], &self.bytes[name.clone()]),
             _ => (&b""[..], &b""[..]),
         };
-        if called == REBUILD_PARAMETER {
+        if REBUILD_PARAMETER.contains(&called) {
             let Value::List(items) = &self.values[arguments] else { return self.push(Value::Opaque) };
             let data = *items.first().ok_or("a pickle makes a parameter of nothing")?;
             self.stack.push(data);
@@ -203,12 +209,12 @@ impl Machine<'_> {
         } else if called == ORDERED_DICT {
             Value::Dict(Vec::new())
         } else {
-            Value::Opaque
+            Value::Made(function)
         })
     }
 
     fn run(&mut self) -> Result<Id, String> {
-        loop {
+        for _ in 0..MAX_INSTRUCTIONS {
             let at = self.at;
             let instruction = self.bytes[self.take(1)?.start];
             match instruction {
@@ -309,6 +315,7 @@ impl Machine<'_> {
                 other => return Err(format!("a pickle has instruction {other:#04x} at byte {at}, which no checkpoint needs")),
             }
         }
+        Err(format!("a pickle has more than {MAX_INSTRUCTIONS} instructions"))
     }
 
     fn small_int(&mut self, len: usize) -> Result<(), String> {
@@ -356,7 +363,8 @@ mod tests {
         // os.system("true"), which an unpickler would run.
         let bytes = b"cos\nsystem\n(X\x04\x00\x00\x00truetR.";
         let pickle = Pickle::read(bytes, 0).unwrap();
-        assert_eq!(pickle.value(pickle.root), &Value::Opaque);
+        let Value::Made(function) = pickle.value(pickle.root) else { panic!() };
+        assert_eq!((pickle.module(*function), pickle.class(*function)), (Some("os"), Some("system")));
     }
 
     #[test]

@@ -3,7 +3,11 @@
 //! Since PyTorch 1.6 a file is a zip archive whose entries are not compressed, before that the pickles and the bytes one behind the
 //! other (`torch/serialization.py` reads both). The tensors are views of the mapped file.
 
-use std::{collections::HashMap, io::Cursor, path::Path};
+use std::{
+    collections::{HashMap, HashSet},
+    io::Cursor,
+    path::Path,
+};
 
 use device::mmap::Bytes;
 use safetensors::Dtype;
@@ -13,6 +17,12 @@ use super::pickle::{Id, Pickle, Value};
 
 /// Entries of an archive at most.
 const MAX_ENTRIES: usize = 1 << 20;
+/// Tensors at most, and dimensions of each.
+const MAX_TENSORS: usize = 1 << 17;
+const MAX_DIMS: usize = 8;
+/// Bytes of a tensor's name, and of a storage's, which is a number.
+const MAX_NAME_BYTES: usize = 1024;
+const MAX_KEY_BYTES: usize = 64;
 /// What a file of the old kind begins with: protocol 2, and this number.
 const OLD_MAGIC: &[u8] = &[0x80, 0x02, 0x8a, 0x0a, 0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19, b'.'];
 /// Keys that a checkpoint may have its weights under.
@@ -67,7 +77,7 @@ fn read_zip(bytes: &Bytes) -> Result<Vec<TorchTensor>, String> {
     }
     let description = slice_of("data.pkl").unwrap_or_else(|| bytes.slice(0, 0));
     let pickle = Pickle::read(description.as_slice(), 0)?;
-    let storage = |key: &str, _| slice_of(&format!("data/{key}"));
+    let storage = |key: &str| slice_of(&format!("data/{key}"));
     tensors(&pickle, &storage)
 }
 
@@ -96,12 +106,9 @@ fn read_old(bytes: &Bytes) -> Result<Vec<TorchTensor>, String> {
         storages.insert(key, (start, end));
         at = end;
     }
-    let storage = |key: &str, width: usize| {
+    let storage = |key: &str| {
         let (start, end) = *storages.get(key)?;
-        let slice = bytes.slice(start, end);
-        // These lie wherever the pickle ends, and kernels read whole numbers.
-        let is_aligned = (slice.as_slice().as_ptr() as usize).is_multiple_of(width);
-        Some(if is_aligned { slice } else { Bytes::from_vec(slice.as_slice().to_vec()) })
+        Some(bytes.slice(start, end))
     };
     tensors(&pickle, &storage)
 }
@@ -119,8 +126,8 @@ fn storage_widths<'a>(pickle: &Pickle<'a>) -> HashMap<&'a str, usize> {
 fn storage_of<'a>(pickle: &Pickle<'a>, id: Id) -> Option<(&'a str, &'a str)> {
     let Value::Persistent(description) = pickle.value(id) else { return None };
     let [kind, class, key, ..] = *pickle.list(*description)? else { return None };
-    (pickle.text(kind)? == "storage").then_some(())?;
-    Some((pickle.text(key)?, pickle.class(class)?))
+    let key = pickle.text(key).filter(|key| key.len() <= MAX_KEY_BYTES)?;
+    (pickle.text(kind)? == "storage").then_some((key, pickle.class(class)?))
 }
 
 /// The type and the bytes of an element of a class of storages.
@@ -153,26 +160,35 @@ fn state_dict<'a>(pickle: &'a Pickle<'_>) -> &'a [(Id, Id)] {
     }
 }
 
-fn tensors(pickle: &Pickle<'_>, storage: &dyn Fn(&str, usize) -> Option<Bytes>) -> Result<Vec<TorchTensor>, String> {
-    // A storage may be of many tensors, and reading it may copy it.
-    let mut storages: HashMap<&str, Bytes> = HashMap::new();
+fn tensors(pickle: &Pickle<'_>, storage: &dyn Fn(&str) -> Option<Bytes>) -> Result<Vec<TorchTensor>, String> {
+    let mut names = HashSet::new();
     let mut all = Vec::new();
     for (key, value) in state_dict(pickle) {
-        let (Value::Tensor(arguments), Some(name)) = (pickle.value(*value), pickle.text(*key)) else { continue };
+        let Some(name) = pickle.text(*key) else { continue };
+        if name.len() > MAX_NAME_BYTES || names.len() == MAX_TENSORS {
+            return Err(format!("it has more than {MAX_TENSORS} tensors, or a name of more than {MAX_NAME_BYTES} bytes"));
+        }
+        if !names.insert(name) {
+            return Err(format!("`{name}` is there twice"));
+        }
         let of = || format!("tensor `{name}`");
+        let arguments = match pickle.value(*value) {
+            Value::Tensor(arguments) => arguments,
+            Value::Made(function) if pickle.module(*function).is_some_and(|module| module.starts_with("torch")) => {
+                let function = pickle.class(*function).unwrap_or_default();
+                return Err(format!("{} is made by {function}, which is not read: save it as a plain tensor of floats", of()));
+            }
+            _ => continue,
+        };
         let [source, offset, shape, strides, ..] = *pickle.list(*arguments).unwrap_or_default() else {
             return Err(format!("{} is not described as PyTorch does", of()));
         };
         let (key, class) = storage_of(pickle, source).ok_or_else(|| format!("{} has no storage", of()))?;
         let (dtype, width) =
             dtype_of(class).ok_or_else(|| format!("{} is of {class}, which is not read: save it as float", of()))?;
-        let bytes = match storages.get(key) {
-            Some(bytes) => bytes.clone(),
-            None => storage(key, width).ok_or_else(|| format!("{} is in storage `{key}`, which the file lacks", of()))?,
-        };
-        storages.entry(key).or_insert_with(|| bytes.clone());
+        let bytes = storage(key).ok_or_else(|| format!("{} is in storage `{key}`, which the file lacks", of()))?;
         let sizes = |id| {
-            let items = pickle.list(id)?.iter();
+            let items = pickle.list(id).filter(|items| items.len() <= MAX_DIMS)?.iter();
             items.map(|id| pickle.int(*id).and_then(|n| usize::try_from(n).ok())).collect::<Option<Vec<_>>>()
         };
         let (shape, strides, offset) = sizes(shape)

@@ -63,6 +63,11 @@ impl SafetensorsFiles {
         Self { hub, ..self }
     }
 
+    /// How config.json says that they are quantized.
+    pub fn format(&self) -> Option<HubFormat> {
+        self.hub
+    }
+
     /// The tensors that stand for one of floats.
     pub fn packed<'a>(&'a self, name: &'a str) -> Option<Packed<'a>> {
         Packed::find(self, self.hub?, name)

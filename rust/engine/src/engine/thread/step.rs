@@ -75,11 +75,11 @@ impl EngineThread {
         let samples = self.runner.samples();
         let is_held =
             |active: &ActiveChoice| samples && requests.get(&active.request_number).is_some_and(ActiveRequest::is_constrained);
-        let mut is_alone = true;
+        let mut has_prompts = scheduler.num_waiting() > 0;
         let answered = scheduler.running_requests().filter_map(|id| {
             let num_tokens = scheduler.token_ids(id).len();
             let is_next = scheduler.num_computed_tokens(id).is_some_and(|(computed, _)| computed + 1 == num_tokens);
-            is_alone &= is_next;
+            has_prompts |= !is_next;
             // The first tokens of several choices come from one row.
             let active =
                 active.get(&id).filter(|active| !active.leads && active.output == OutputKind::Tokens && !is_held(active))?;
@@ -87,7 +87,8 @@ impl EngineThread {
             is_answered.then_some(Answered { id, history: active.drafts })
         });
         let mut answered: Vec<_> = answered.collect();
-        if let Err(why) = speculator.propose(&mut self.scheduler, &mut answered, is_alone) {
+        let num_rows = (!has_prompts).then(|| self.scheduler.num_running());
+        if let Err(why) = speculator.propose(&mut self.scheduler, &mut answered, num_rows) {
             tracing::error!("no more drafts are computed: {why}");
             self.speculator = None;
         }
@@ -145,7 +146,17 @@ impl EngineThread {
             Ok(()) => {
                 // Before anyone hears of it: who has the answer may end the process.
                 self.swap_out();
-                outputs.sampled.drain(..).for_each(|(id, token)| self.deliver(id, &token));
+                let mut last = None;
+                for (id, token) in outputs.sampled.drain(..) {
+                    // All but a request's first token were drafts, or stand behind one.
+                    if last.replace(id) == Some(id)
+                        && let Some(active) = self.active.get(&id)
+                        && let Some(request) = self.requests.get_mut(&active.request_number)
+                    {
+                        request.count_accepted_draft();
+                    }
+                    self.deliver(id, &token);
+                }
                 outputs.branches.drain(..).for_each(|(lead, tokens)| self.branch_out(lead, tokens));
                 outputs.vectors.drain(..).for_each(|(id, vector)| self.deliver_vector(id, vector));
             }
@@ -169,7 +180,7 @@ impl EngineThread {
             let Some(request) = self.requests.get_mut(&active.request_number) else { continue };
             if let (Some(speculator), 1..) = (&mut self.speculator, row.num_drafts) {
                 speculator.note_drafts(&mut active.drafts, row.num_drafts, num_accepted);
-                request.count_drafts(row.num_drafts, num_accepted);
+                request.count_drafts(row.num_drafts);
             }
             let (start, end) = (row.num_computed_tokens, row.num_computed_tokens + row.num_known_tokens() + num_accepted);
             if active.num_computed_tokens == 0 {
