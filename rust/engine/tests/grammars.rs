@@ -353,3 +353,48 @@ fn a_hostile_grammar_is_served_or_refused_by_its_size() {
     }
     assert_eq!(stats(&engine).blocks_used, 0);
 }
+
+#[test]
+fn what_a_grammar_forces_takes_fewer_steps_and_changes_no_token() {
+    // Its letters have one spelling; of other texts the model may draw any.
+    let letters = LETTERS.concat().repeat(4);
+    let texts = ["red", "a long text that is forced from its second letter on", "another one of the kind"].map(String::from);
+    let head = Grammar::Lark(format!("start: \"{letters}\" /[0-9]/ <|im_start|> \"{letters}\" /[a-z]/\n"));
+    let grammars = [Grammar::Regex(format!("{letters}[0-9]{letters}")), head, Grammar::Choice(texts.to_vec())];
+    let requests = |logprobs| {
+        let mut all = Vec::new();
+        for (i, grammar) in grammars.iter().chain(&[Grammar::JsonSchema(schema())]).enumerate() {
+            for params in [greedy(90), sampled(i as u64, 90), SamplingParams { top_p: Some(0.9), ..sampled(7, 90) }] {
+                let sampling = SamplingParams { logprobs, ..with(grammar.clone(), params) };
+                let request = GenerationRequest::new(Prompt::TokenIds(prompt(i, 20)), sampling);
+                all.push(GenerationRequest { return_token_ids: true, n_choices: 1 + i % 2, ..request });
+            }
+        }
+        all
+    };
+    let answers = |engine: &Engine, logprobs| -> Vec<String> {
+        let streams: Vec<_> = requests(logprobs).into_iter().map(|request| engine.submit(request).unwrap()).collect();
+        streams.into_iter().map(|stream| format!("{:?}", stream.wait().unwrap().choices)).collect()
+    };
+    for logprobs in [None, Some(3)] {
+        let without = start("llama", &EngineConfig { forced_drafts: false, ..exact() });
+        let engine = start("llama", &exact());
+        let expected = answers(&without, logprobs);
+        let same = |got: Vec<String>| got.iter().zip(&expected).for_each(|(got, expected)| assert_eq!(got, expected));
+        same(answers(&engine, logprobs));
+        // Wrong drafts of others behind it.
+        let proposer: Arc<dyn Proposer> = Arc::new(Drafts(Vec::new()));
+        let beside = start("llama", &EngineConfig { proposer: Some(proposer), ..exact() });
+        same(answers(&beside, logprobs));
+    }
+    for grammar in &grammars[..2] {
+        let steps = |forced_drafts| {
+            let engine = start("llama", &EngineConfig { forced_drafts, ..exact() });
+            let choice = ask(&engine, 1, with(grammar.clone(), sampled(3, 90)), 1).remove(0);
+            assert_eq!(choice.finish_reason, FinishReason::Stop);
+            stats(&engine).steps
+        };
+        let (with, without) = (steps(true), steps(false));
+        assert!(with * 4 < without, "{with} steps instead of {without}");
+    }
+}

@@ -103,6 +103,8 @@ pub struct EngineThread {
     /// Who proposes drafts, and those of one request.
     proposer: Option<Arc<dyn Proposer>>,
     drafts: Vec<u32>,
+    /// What grammars force is drafted.
+    drafts_forced: bool,
     /// Zero of the scheduler's clock.
     started: Instant,
     step_began: Instant,
@@ -144,6 +146,7 @@ impl EngineThread {
             outputs: StepOutputs::default(),
             proposer: None,
             drafts: Vec::new(),
+            drafts_forced: false,
             started: Instant::now(),
             step_began: Instant::now(),
             drains: Vec::new(),
@@ -166,9 +169,9 @@ impl EngineThread {
         self.pacer = StepPacer::new(max_step_latency);
     }
 
-    /// Computes drafts of a proposer from now on.
-    pub fn propose_with(&mut self, proposer: Option<Arc<dyn Proposer>>) {
-        self.proposer = proposer;
+    /// Computes drafts of a proposer from now on, and of what grammars force.
+    pub fn propose_with(&mut self, proposer: Option<Arc<dyn Proposer>>, drafts_forced: bool) {
+        (self.proposer, self.drafts_forced) = (proposer, drafts_forced);
     }
 
     /// Where it will be written why the device computes no more.

@@ -3,15 +3,30 @@
 use std::ops::Range;
 
 use device::{TokenMask, TokenSet};
+use paged::RequestId;
 use rustc_hash::FxHashMap;
 
-use super::sampling::Wanted;
+use super::{EngineThread, sampling::Wanted};
 use crate::{
     EngineError,
     engine::output::ActiveRequest,
     error::caught,
     model_runner::{Greedy, ModelRunner},
 };
+
+impl EngineThread {
+    /// Drafts what the grammar of a request leaves no choice about. They are drawn and checked as any token, so none changes.
+    pub(super) fn propose_forced(&mut self, id: RequestId) {
+        let Some(active) = self.active.get(&id) else { return };
+        let Some(request) = self.requests.get(&active.request_number).filter(|request| request.is_constrained()) else { return };
+        let last = self.scheduler.token_ids(id).last().copied();
+        let drafts = &mut self.drafts;
+        // Should the grammar have failed, the draw of the next token tells why.
+        if !matches!(caught(|| request.forced_tokens(active.choice, last, drafts)), Ok(Ok(()))) {
+            drafts.clear();
+        }
+    }
+}
 
 /// How many tokens of a request go on to it, and why it ends behind them, if it does.
 #[derive(Clone, Debug)]

@@ -61,9 +61,13 @@ impl EngineThread {
         self.output = output;
     }
 
-    /// Asks for drafts for the requests that are being answered.
+    /// Asks for drafts for the requests that are being answered: what a grammar forces, else what the proposer says.
     fn propose(&mut self) {
-        let Some(proposer) = self.proposer.clone() else { return };
+        let mut proposer = self.proposer.clone();
+        let forces = self.drafts_forced && self.requests.values().any(ActiveRequest::is_constrained);
+        if proposer.is_none() && !forces {
+            return;
+        }
         let (scheduler, active, requests) = (&self.scheduler, &self.active, &self.requests);
         // A device that samples draws all rows of a request at once, and what a grammar allows in one depends on those before.
         let samples = self.runner.samples();
@@ -81,11 +85,16 @@ impl EngineThread {
         let vocab_size = self.runner.config().vocab_size;
         for id in ids {
             self.drafts.clear();
+            if forces {
+                self.propose_forced(id);
+            }
             let (token_ids, drafts) = (self.scheduler.token_ids(id), &mut self.drafts);
-            if let Err(why) = caught(|| proposer.propose(token_ids, drafts)) {
+            if let Some(by) = proposer.as_ref().filter(|_| drafts.is_empty())
+                && let Err(why) = caught(|| by.propose(token_ids, drafts))
+            {
                 tracing::error!("no more drafts are computed: {why}");
-                self.proposer = None;
-                return;
+                (self.proposer, proposer) = (None, None);
+                self.drafts.clear();
             }
             // The outputs of a request are computed together.
             self.drafts.truncate(self.runner.max_logit_rows() - 1);
