@@ -208,7 +208,7 @@ $(CLIENTS)/bin/python:
 $(CLIENTS)/tools: $(CLIENTS)/bin/python
 	@echo '== installing the clients: some 200 packages'
 	$(CLIENTS)/bin/pip install --quiet 'pytest>=8' 'pytest-timeout>=2.3' 'openai>=2' 'anthropic>=0.60' \
-		langchain-openai llama-index-llms-openai-like 'litellm[proxy]' instructor 'schemathesis>=4' 'lm-eval[api]>=0.4.13'
+		langchain-openai llama-index-llms-openai-like 'litellm[proxy]' instructor openai-agents 'schemathesis>=4' 'lm-eval[api]>=0.4.13'
 	@touch $@
 
 # The wheel that was built for the tests' environment; pip first gets what it needs, then the wheel itself, new or not.

@@ -3,12 +3,12 @@
 use engine::{Grammar, check_strict};
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::{ApiError, fields::of_request, sampling::SamplingFields};
 
 /// OpenAI's `response_format`.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResponseFormat {
     /// "text", "json_object", "json_schema" or "structural_tag".
@@ -148,8 +148,11 @@ impl ResponseFormat {
                     ("structures", self.structures.map(Value::from)),
                     ("triggers", self.triggers.map(Value::from)),
                 ];
-                let tag = given.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
-                Ok(Some(Grammar::StructuralTag(Value::Object(tag.collect()))))
+                let tag: Map<_, _> = given.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
+                if tag.is_empty() {
+                    return Err(ApiError::missing(&format!("{param}.format"), "say what the text is made of"));
+                }
+                Ok(Some(Grammar::StructuralTag(Value::Object(tag))))
             }
             "text" | "json_object" if has_schema => {
                 Err(ApiError::value(param, format!("has a schema, and its type is {:?}: make it \"json_schema\"", self.kind)))
@@ -171,6 +174,15 @@ impl ResponseFormat {
                 Err(ApiError::value(format!("{param}.type"), message))
             }
         }
+    }
+
+    /// The grammar, of routes that have no structural tags.
+    pub fn grammar_without_tags(self, param: &str) -> Result<Option<Grammar>, ApiError> {
+        if self.kind == "structural_tag" {
+            let message = "is \"structural_tag\", which only the response_format of chats and completions may be";
+            return Err(ApiError::value(format!("{param}.type"), message));
+        }
+        self.grammar(param)
     }
 
     fn shown(&self) -> String {

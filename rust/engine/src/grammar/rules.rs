@@ -61,8 +61,11 @@ impl<'a> Rules<'a> {
 
     /// Text up to this marker and with it.
     pub fn up_to(&mut self, marker: &str) -> String {
-        if self.has_special(marker) {
-            return format!("{} {}", self.any_text(), self.literal(marker));
+        if let Some((token, _)) = self.find_special(marker) {
+            // As much text as can be would have the beginning of the marker in it.
+            let (text, rest) = marker.split_at(token.start);
+            let text = if text.is_empty() { self.any_text() } else { self.terminal(&format!("/{ANY}*{}/", escaped(text))) };
+            return format!("{text} {}", self.literal(rest));
         }
         self.lazy(&format!("/{ANY}*{}/", escaped(marker)))
     }

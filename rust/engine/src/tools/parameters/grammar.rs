@@ -64,10 +64,15 @@ impl Rules<'_> {
         let mut all: Vec<String> = limits.iter().map(|limit| format!("/({})/", limit.expression)).collect();
         // A line break at either end of a value is none of it.
         all.push(format!("/([^\\n]({ANY}*[^\\n])?)?/"));
-        if !self.has_special(after) {
+        let Some((token, _)) = self.find_special(after) else {
             // Nor does a value have what closes it.
             all.push(format!("~/{ANY}*{}{ANY}*/", escaped(after).replace('\n', "\\n")));
             return self.lazy(&format!("({}) {}", all.join(" & "), self.literal(after)));
+        };
+        if token.start > 0 {
+            let (text, rest) = after.split_at(token.start);
+            let text = self.terminal(&format!("({}) {}", all.join(" & "), Self::plain(text)));
+            return format!("{text} {}", self.literal(rest));
         }
         all.push(format!("/{ANY}+/"));
         let text = self.terminal(&all.join(" & "));
