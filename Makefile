@@ -156,6 +156,10 @@ docs-figures: $(VENV)/package $(VENV)/model $(VENV)/tools ## write docs/allocato
 bench-gpu: $(VENV)/package $(VENV)/model $(VENV)/tools ## measure the kernels and a model on the machine's GPU, and write docs/gpu.md
 	$(VENV)/bin/python benches/gpu.py
 
+.PHONY: bench-hostile
+bench-hostile: $(VENV)/package $(VENV)/model $(VENV)/tools ## measure how long hostile grammars take to be refused, which must be within 100 ms
+	$(VENV)/bin/python benches/hostile_grammars.py
+
 CRITERION := --warm-up-time 1 --measurement-time 2
 
 .PHONY: bench-scheduler

@@ -202,6 +202,7 @@ impl Runner {
             cuda_libraries: doctor::library_paths(py)?,
             cuda,
             proposer: None,
+            forced_drafts: true,
             only_for_gpus,
         };
         let source = options::resolve(py, &selection, token_source)?;

@@ -315,6 +315,9 @@ fn a_hostile_grammar_is_served_or_refused_by_its_size() {
     let all_of = |count: usize| -> Vec<Value> {
         (0..count).map(|i| json!({ "type": "string", "pattern": format!("(.*[a-z]){{1,20}}.*x{i}") })).collect()
     };
+    let link = |i: usize| json!({ "type": "string", "pattern": format!("x{i}"), "$ref": format!("#/$defs/d{}", i + 1) });
+    let links: serde_json::Map<String, Value> = (0..20).map(|i| (format!("d{i}"), if i < 19 { link(i) } else { json!({}) })).collect();
+    let chain = json!({ "$defs": links, "$ref": "#/$defs/d0" });
     let huge: Vec<String> = (0..9000).map(|i| format!("value {i}")).collect();
     let (syntax, complex, schema) = (Some(GrammarFault::Syntax), Some(GrammarFault::TooComplex), Some(GrammarFault::Schema));
     for (grammar, fault) in [
@@ -340,6 +343,14 @@ fn a_hostile_grammar_is_served_or_refused_by_its_size() {
         (Grammar::JsonSchema(json!({ "allOf": all_of(2) })), None),
         (Grammar::JsonSchema(json!({ "allOf": all_of(8) })), schema),
         (Grammar::JsonSchema(json!({ "allOf": all_of(30) })), complex),
+        (Grammar::JsonSchema(chain), complex),
+        (Grammar::JsonSchema(json!({ "type": "integer", "multipleOf": 9973 })), None),
+        (Grammar::JsonSchema(json!({ "type": "number", "multipleOf": 0.01 })), None),
+        (Grammar::JsonSchema(json!({ "type": "integer", "multipleOf": 1_000_003 })), complex),
+        (Grammar::JsonSchema(json!({ "type": "number", "multipleOf": 1.23456 })), complex),
+        (Grammar::JsonSchema(json!({ "allOf": [{ "multipleOf": 1009 }, { "multipleOf": 1013 }] })), complex),
+        (Grammar::JsonSchema(json!({ "multipleOf": 1009, "anyOf": [{ "multipleOf": 1013 }, {}] })), complex),
+        (Grammar::JsonSchema(json!({ "allOf": [{ "multipleOf": 0.001 }, { "multipleOf": 50 }] })), complex),
         (Grammar::Choice(Vec::new()), syntax),
         (Grammar::Choice(vec![String::new()]), syntax),
     ] {
