@@ -62,7 +62,7 @@ def hostile(salt: int = 0) -> list[tuple[str, dict[str, Any], str | None]]:
         ("enum: 4,000 texts", {"guided_json": {"enum": [f"{s} {i}" for i in range(4000)]}}, None),
         (
             "enum: in each of 80 properties",
-            {"guided_json": {"properties": {f"p{i}": {"enum": [f"{i}{s}{k}" for k in range(60)]} for i in range(80)}}},
+            {"guided_json": {"properties": {f"p{i}": {"enum": [f"{i}{s}{k}" for k in range(40)]} for i in range(80)}}},
             None,
         ),
         ("const: deep", {"guided_json": {"const": nested(60, lambda inner: [inner])}}, None),
@@ -110,7 +110,7 @@ def hostile(salt: int = 0) -> list[tuple[str, dict[str, Any], str | None]]:
             {"guided_grammar": "start: A\nA: " + " & ".join(f"/.*{s}b.{{{20 + i}}}/" for i in range(9))},
             COMPLEX,
         ),
-        ("Lark: complements", {"guided_grammar": f"start: A\nA: ~(/.*a.{{30}}{s}/ & ~(/.*b.{{30}}/ & ~/.*c.{{30}}/))"}, COMPLEX),
+        ("Lark: complements", {"guided_grammar": f"start: A\nA: ~(/.*a.{{4}}{s}/ & ~(/.*b.{{4}}/ & ~/.*c.{{4}}/))"}, None),
         (
             "Lark: rules without end",
             {"guided_grammar": "start: a0\n" + "".join(f"a{i}: a{i + 1} a{i + 1} | a{i}\n" for i in range(2000)) + 'a2000: "x"'},

@@ -97,7 +97,8 @@ pub fn typed(kind: &str, value: Value, param: &str) -> Result<Grammar, ApiError>
         },
         other => {
             let shown: String = other.chars().take(32).collect();
-            let message = format!("{shown:?} is no type of grammar; give regex, json_schema, lark, llguidance, choice or structural_tag");
+            let message =
+                format!("{shown:?} is no type of grammar; give regex, json_schema, lark, llguidance, choice or structural_tag");
             return Err(ApiError::value(param, message));
         }
     })
@@ -129,11 +130,8 @@ impl ResponseFormat {
     /// The grammar; `None` for free text.
     pub fn grammar(self, param: &str) -> Result<Option<Grammar>, ApiError> {
         let has_schema = self.json_schema.is_some() || self.schema.is_some();
-        let of_tags = [
-            ("format", self.format.is_some()),
-            ("structures", self.structures.is_some()),
-            ("triggers", self.triggers.is_some()),
-        ];
+        let of_tags =
+            [("format", self.format.is_some()), ("structures", self.structures.is_some()), ("triggers", self.triggers.is_some())];
         if let Some((key, _)) = of_tags.iter().find(|(_, is_given)| *is_given && self.kind != "structural_tag") {
             let message = format!("goes with the type \"structural_tag\", and the type is {:?}", self.shown());
             return Err(ApiError::value(format!("{param}.{key}"), message));
@@ -210,7 +208,10 @@ impl StructuredOutputs {
         }
         match all.len() {
             1 => Ok(all.remove(0)),
-            0 => Err(ApiError::missing("structured_outputs.json", "give json, json_object, regex, choice, grammar or structural_tag")),
+            0 => Err(ApiError::missing(
+                "structured_outputs.json",
+                "give json, json_object, regex, choice, grammar or structural_tag",
+            )),
             _ => Err(ApiError::value("structured_outputs", "has several keys; give one of them")),
         }
     }

@@ -14,7 +14,8 @@ use llguidance::{
 use serde_json::Value;
 
 use super::{
-    Constraint, Grammar, GrammarFault, MAX_GRAMMAR_BYTES, escaped, schema, structural_tag, vocabulary::token_env,
+    Constraint, Grammar, GrammarFault, MAX_GRAMMAR_BYTES, escaped, forced::Spellings, schema, structural_tag,
+    vocabulary::token_env,
 };
 use crate::{EngineError, Tokenizer, error::with_known_stack};
 
@@ -49,6 +50,7 @@ fn limits() -> ParserLimits {
 /// Compiles the grammars of one model's requests.
 pub struct GrammarCompiler {
     tokenizer: Arc<Tokenizer>,
+    spellings: Arc<Spellings>,
     vocab_size: usize,
     /// Made for the first grammar: most servers never see one.
     factory: OnceLock<Result<ParserFactory, String>>,
@@ -60,7 +62,7 @@ pub struct GrammarCompiler {
 pub struct Compiled {
     /// Never advanced. Its lexer is behind a lock of its own.
     parser: Mutex<TokenParser>,
-    tokenizer: Arc<Tokenizer>,
+    spellings: Arc<Spellings>,
     may_have_specials: bool,
     vocab_size: usize,
     num_bytes: usize,
@@ -72,14 +74,17 @@ impl Compiled {
         let parser = self.parser.lock().unwrap_or_else(PoisonError::into_inner);
         // The choices of a request share the lexer, whose states are counted; requests do not.
         let matcher = Matcher::new(Ok(parser.deep_clone()));
-        (0..num_choices).map(|_| Constraint::new(matcher.clone(), &self.tokenizer, self.may_have_specials, self.vocab_size)).collect()
+        (0..num_choices)
+            .map(|_| Constraint::new(matcher.clone(), &self.spellings, self.may_have_specials, self.vocab_size))
+            .collect()
     }
 }
 
 impl GrammarCompiler {
     /// For a model with logits for `vocab_size` tokens.
     pub fn new(tokenizer: Arc<Tokenizer>, vocab_size: usize) -> Self {
-        Self { tokenizer, vocab_size, factory: OnceLock::new(), cache: Mutex::default() }
+        let spellings = Arc::new(Spellings::new(Arc::clone(&tokenizer)));
+        Self { tokenizer, spellings, vocab_size, factory: OnceLock::new(), cache: Mutex::default() }
     }
 
     /// Compiles a grammar, or finds it.
@@ -109,8 +114,8 @@ impl GrammarCompiler {
         let (parser, may_have_specials) = with_known_stack("grammar", STACK_BYTES, parse)
             .map_err(|why| fault_of(grammar).error(format!("the grammar cannot be read: {why}")))??;
         let num_bytes = BASE_BYTES + parser.parser.lexer_stats().num_bytes;
-        let (tokenizer, vocab_size) = (Arc::clone(&self.tokenizer), self.vocab_size);
-        let compiled = Arc::new(Compiled { parser: Mutex::new(parser), tokenizer, may_have_specials, vocab_size, num_bytes });
+        let (spellings, vocab_size) = (Arc::clone(&self.spellings), self.vocab_size);
+        let compiled = Arc::new(Compiled { parser: Mutex::new(parser), spellings, may_have_specials, vocab_size, num_bytes });
         self.keep(key, &compiled);
         Ok(compiled)
     }
@@ -181,7 +186,7 @@ impl GrammarCompiler {
 
     /// Whether some token may come first; the lexer then knows what may.
     fn check_begins(&self, grammar: &Grammar, parser: &TokenParser) -> Result<(), EngineError> {
-        let mut first = Constraint::new(Matcher::new(Ok(parser.clone())), &self.tokenizer, true, self.vocab_size);
+        let mut first = Constraint::new(Matcher::new(Ok(parser.clone())), &self.spellings, true, self.vocab_size);
         match first.mask() {
             Ok(_) => Ok(()),
             Err(error) => Err(refusal(grammar, &error.to_string())),

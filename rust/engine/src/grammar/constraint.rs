@@ -5,12 +5,13 @@ use std::sync::Arc;
 use device::TokenMask;
 use llguidance::Matcher;
 
-use crate::{EngineError, Tokenizer, error::caught_quietly};
+use super::forced::Spellings;
+use crate::{EngineError, error::caught_quietly};
 
 /// One choice's place in the grammar of its request.
 pub struct Constraint {
     pub(super) matcher: Matcher,
-    pub(super) tokenizer: Arc<Tokenizer>,
+    pub(super) spellings: Arc<Spellings>,
     /// Whether the grammar may ask for special tokens.
     pub(super) may_have_specials: bool,
     vocab_size: usize,
@@ -22,9 +23,9 @@ pub struct Constraint {
 }
 
 impl Constraint {
-    pub(super) fn new(matcher: Matcher, tokenizer: &Arc<Tokenizer>, may_have_specials: bool, vocab_size: usize) -> Self {
-        let tokenizer = Arc::clone(tokenizer);
-        Self { matcher, tokenizer, may_have_specials, vocab_size, mask: Vec::new(), num_tokens: 0, ended_after: None }
+    pub(super) fn new(matcher: Matcher, spellings: &Arc<Spellings>, may_have_specials: bool, vocab_size: usize) -> Self {
+        let spellings = Arc::clone(spellings);
+        Self { matcher, spellings, may_have_specials, vocab_size, mask: Vec::new(), num_tokens: 0, ended_after: None }
     }
 
     /// Takes the token if it may come next, else false. Behind the end any may.

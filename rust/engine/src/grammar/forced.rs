@@ -1,12 +1,17 @@
 //! Tokens of a text that a grammar leaves no choice about.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use llguidance::toktrie::TokTrie;
+use rustc_hash::FxHashMap;
 
 use super::Constraint;
 use crate::{EngineError, Tokenizer, error::caught_quietly};
 
 /// A forced text is looked at up to here.
 const MAX_BYTES: usize = 1 << 10;
+/// Texts whose tokens are kept.
+const MAX_SPELLINGS: usize = 4096;
 /// Characters that may come behind a forced text, in whose company it may have other tokens: one of each kind.
 const BEHIND: &str = "ae1\" \n',:-.[]{}<>()/";
 
@@ -32,7 +37,7 @@ impl Constraint {
             // A character that is cut is not forced in whole.
             let text = text.utf8_chunks().next().map_or("", |chunk| chunk.valid());
             let known = tokens.len();
-            spell(&self.tokenizer, last, text, tokens);
+            self.spellings.spell(last, text, tokens);
             if special.is_empty() {
                 self.leave_out_what_may_change(last, text, known, tokens)?;
                 break;
@@ -61,7 +66,7 @@ impl Constraint {
             longer.clear();
             longer.push_str(text);
             longer.push(character);
-            spell(&self.tokenizer, last, &longer, &mut spelled);
+            self.spellings.spell(last, &longer, &mut spelled);
             let num_same = tokens[known..].iter().zip(&spelled).take_while(|(own, other)| own == other).count();
             if known + num_same == tokens.len() {
                 continue;
@@ -79,27 +84,46 @@ impl Constraint {
     }
 }
 
-/// Appends the tokens of a text behind a token; none where the tokenizer would write another text.
-fn spell(tokenizer: &Tokenizer, last: Option<u32>, text: &str, tokens: &mut Vec<u32>) {
-    if text.is_empty() {
-        return;
+/// A text, and the token before it.
+type Written = (Option<u32>, String);
+
+/// How a tokenizer writes texts, those that were asked for before kept.
+pub(super) struct Spellings {
+    tokenizer: Arc<Tokenizer>,
+    known: Mutex<FxHashMap<Written, Vec<u32>>>,
+}
+
+impl Spellings {
+    pub fn new(tokenizer: Arc<Tokenizer>) -> Self {
+        Self { tokenizer, known: Mutex::default() }
     }
-    let before = last.filter(|last| !tokenizer.is_special(*last)).map(|last| (last, tokenizer.token_bytes(last)));
-    let is_spelled_by =
-        |ids: &[u32]| ids.iter().flat_map(|id| tokenizer.token_bytes(*id)).eq(text.as_bytes()) && !ids.is_empty();
-    if let Some((last, Ok(before))) = before.map(|(last, bytes)| (last, std::str::from_utf8(bytes)))
-        && let Ok(ids) = tokenizer.encode_plain(&format!("{before}{text}"))
-        && let [first, rest @ ..] = &ids[..]
-        && *first == last
-        && is_spelled_by(rest)
-    {
-        tokens.extend(rest);
-        return;
+
+    /// Appends the tokens of a text behind a token; none where the tokenizer would write another text.
+    fn spell(&self, last: Option<u32>, text: &str, tokens: &mut Vec<u32>) {
+        if text.is_empty() {
+            return;
+        }
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= MAX_SPELLINGS {
+            known.clear();
+        }
+        tokens.extend(known.entry((last, text.to_owned())).or_insert_with(|| self.encode(last, text)).iter());
     }
-    if let Ok(ids) = tokenizer.encode_plain(text)
-        && is_spelled_by(&ids)
-    {
-        tokens.extend(ids);
+
+    fn encode(&self, last: Option<u32>, text: &str) -> Vec<u32> {
+        let tokenizer = &self.tokenizer;
+        let before = last.filter(|last| !tokenizer.is_special(*last)).map(|last| (last, tokenizer.token_bytes(last)));
+        let is_spelled_by =
+            |ids: &[u32]| ids.iter().flat_map(|id| tokenizer.token_bytes(*id)).eq(text.as_bytes()) && !ids.is_empty();
+        if let Some((last, Ok(before))) = before.map(|(last, bytes)| (last, std::str::from_utf8(bytes)))
+            && let Ok(ids) = tokenizer.encode_plain(&format!("{before}{text}"))
+            && let [first, rest @ ..] = &ids[..]
+            && *first == last
+            && is_spelled_by(rest)
+        {
+            return rest.to_vec();
+        }
+        tokenizer.encode_plain(text).ok().filter(|ids| is_spelled_by(ids)).unwrap_or_default()
     }
 }
 

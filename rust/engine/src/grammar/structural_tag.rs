@@ -117,6 +117,14 @@ struct End {
     text: Option<String>,
 }
 
+impl End {
+    /// The rule of any text up to it.
+    fn free(&self, place: &str) -> Result<String, EngineError> {
+        let why = "is free text without an end: put it last, or into a tag with an `end`";
+        self.text.clone().ok_or_else(|| invalid(place, why))
+    }
+}
+
 /// Something follows that does not tell where a text ends.
 const UNMARKED: End = End { closing: String::new(), terminal: None, text: None };
 
@@ -147,7 +155,7 @@ impl Writer<'_> {
                 fields.only("excludes", &json!([]))?;
                 fields.only("max_tokens", &Value::Null)?;
                 fields.only("max_chars", &Value::Null)?;
-                self.free(end, place)?
+                end.free(place)?
             }
             "sequence" => {
                 let elements = of(&["elements"])?.list("elements")?;
@@ -175,11 +183,6 @@ impl Writer<'_> {
             }
         };
         Ok(self.rules.rule(&body))
-    }
-
-    fn free(&self, end: &End, place: &str) -> Result<String, EngineError> {
-        let why = "is free text without an end: put it last, or into a tag with an `end`";
-        end.text.clone().ok_or_else(|| invalid(place, why))
     }
 
     /// One terminal with the text behind it: either may begin with what the other ends with.
@@ -261,7 +264,7 @@ impl Writer<'_> {
         fields.only("excludes", &json!([]))?;
         let (triggers, tags) = (fields.texts("triggers")?, fields.list("tags")?);
         let (must_begin, is_one) = (fields.is_true("at_least_one")?, fields.is_true("stop_after_first")?);
-        let text = self.free(end, place)?;
+        let text = end.free(place)?;
         // What is read before a tag, up to where they part.
         let mut heads: Vec<(String, Vec<String>)> = Vec::new();
         let mut whole = Vec::new();

@@ -49,8 +49,8 @@ fn check(tokenizer: &Arc<Tokenizer>, tag: &Value, within: &[&str], beyond: &[&st
     }
 }
 
-fn of(format: Value) -> Value {
-    json!({ "type": "structural_tag", "format": format })
+fn of(format: impl Into<Value>) -> Value {
+    json!({ "type": "structural_tag", "format": format.into() })
 }
 
 #[test]
@@ -91,7 +91,11 @@ fn parts_of_every_kind_stand_where_the_tag_says() {
         (text("a<b"), vec!["a<b"], vec!["", "a", "a<bc"]),
         (free.clone(), vec!["", "anything"], vec![]),
         (json!({ "type": "sequence", "elements": [text("a"), digits, free] }), vec!["a1", "a12 b"], vec!["a", "1"]),
-        (json!({ "type": "or", "elements": [text("a"), digits, tag("<", &free, json!(">"))] }), vec!["a", "07", "<x>"], vec!["b"]),
+        (
+            json!({ "type": "or", "elements": [text("a"), digits, tag("<", &free, json!(">"))] }),
+            vec!["a", "07", "<x>"],
+            vec!["b"],
+        ),
         (json!({ "type": "optional", "content": digits }), vec!["", "3"], vec!["x"]),
         (json!({ "type": "star", "content": text("ab") }), vec!["", "abab"], vec!["aba"]),
         (json!({ "type": "plus", "content": text("ab") }), vec!["ab", "abab"], vec!["", "aba"]),
@@ -116,7 +120,11 @@ fn parts_of_every_kind_stand_where_the_tag_says() {
         ),
         // Free text with tags, up to the end of what is around it.
         (
-            tag("(", &json!({ "type": "triggered_tags", "triggers": ["#"], "tags": [tag("#", &digits, json!(";"))] }), json!(")")),
+            tag(
+                "(",
+                &json!({ "type": "triggered_tags", "triggers": ["#"], "tags": [tag("#", &digits, json!(";"))] }),
+                json!(")"),
+            ),
             vec!["()", "(a#1;b)", "(#1;#2;)"],
             vec!["(a#b)", "(a#1;b", "(a)b"],
         ),

@@ -110,7 +110,8 @@ fn tag(rng: &mut ChaCha8Rng) -> Value {
         _ => any.clone(),
     };
     let tag = json!({ "type": "tag", "begin": begin, "content": inner, "end": ["</a>", text(rng)] });
-    let triggered = json!({ "type": "triggered_tags", "triggers": [&begin[..1]], "tags": [tag], "at_least_one": rng.random::<bool>() });
+    let triggered =
+        json!({ "type": "triggered_tags", "triggers": [&begin[..1]], "tags": [tag], "at_least_one": rng.random::<bool>() });
     let times = json!({ "type": "repeat", "min": 0, "max": rng.random_range(-1..2000), "content": tag });
     let format = match rng.random_range(0..4) {
         0 => tag,

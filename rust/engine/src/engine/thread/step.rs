@@ -15,6 +15,9 @@ use crate::{
     sampler::Sampled,
 };
 
+/// Requests that are answered at once, up to which forced text is drafted: with more of them rows are dearer than steps.
+const MAX_FORCING: usize = 4;
+
 impl EngineThread {
     pub(super) fn step(&mut self) {
         let mut output = std::mem::take(&mut self.output);
@@ -82,10 +85,10 @@ impl EngineThread {
             draws_alone && (is_next || num_tokens > scheduler.num_prompt_tokens(*id))
         };
         let ids: Vec<_> = scheduler.running_requests().filter(is_answered).collect();
-        let vocab_size = self.runner.config().vocab_size;
+        let (vocab_size, num_answered) = (self.runner.config().vocab_size, ids.len());
         for id in ids {
             self.drafts.clear();
-            if forces {
+            if forces && num_answered <= MAX_FORCING {
                 self.propose_forced(id);
             }
             let (token_ids, drafts) = (self.scheduler.token_ids(id), &mut self.drafts);

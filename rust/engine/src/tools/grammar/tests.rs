@@ -324,9 +324,9 @@ const BETWEEN_MARKERS: [(&str, &str, &[&str]); 3] = [
     ),
 ];
 
-fn strict(property: Value) -> ToolOptions {
+fn strict(property: impl Into<Value>) -> ToolOptions {
     let parameters =
-        json!({ "type": "object", "properties": { "x": property }, "required": ["x"], "additionalProperties": false });
+        json!({ "type": "object", "properties": { "x": property.into() }, "required": ["x"], "additionalProperties": false });
     let tools = vec![Tool { strict: true, ..tool("f", parameters) }];
     ToolOptions { tools, choice: CallChoice::Required, ..ToolOptions::default() }
 }
