@@ -27,7 +27,7 @@ from mistral_paged import CompletionRequest, Runner, Which
 from mistral_paged.default_model import default_model
 
 PROMPT = "A list of cities as JSON, each with its country, population in millions, and whether it is a capital:\n"
-CITY = {
+CITY: dict[str, Any] = {
     "type": "object",
     "properties": {
         "city": {"type": "string", "maxLength": 24},
@@ -39,7 +39,7 @@ CITY = {
     "additionalProperties": False,
 }
 # Its names are most of the text, and forced from their second letter on.
-LONG = {
+LONG: dict[str, Any] = {
     **CITY,
     "properties": {
         "name_of_the_city": CITY["properties"]["city"],

@@ -268,6 +268,17 @@ fn strip(map: &mut Map<String, Value>) {
     for key in ["x-guidance", "discriminator", "deprecated", "example", "strict"] {
         map.shift_remove(key);
     }
+    // The compiler's times have a second 60 in every minute; a leap second is rare enough to be left out.
+    if map.get("format").is_some_and(|format| format == "time" || format == "date-time") {
+        let has_no_leap_second = ":[0-9][0-9]:[0-5]";
+        if let Some(Value::Array(all)) = map.get_mut("allOf") {
+            all.push(json!({ "pattern": has_no_leap_second }));
+        } else if map.contains_key("pattern") {
+            map.insert("allOf".into(), json!([{ "pattern": has_no_leap_second }]));
+        } else {
+            map.insert("pattern".into(), has_no_leap_second.into());
+        }
+    }
     parts_of(map).filter_map(Value::as_object_mut).for_each(strip);
 }
 

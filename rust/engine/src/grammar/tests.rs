@@ -147,6 +147,25 @@ fn special_tokens_in_a_tag_are_tokens() {
 }
 
 #[test]
+fn times_have_no_leap_seconds() {
+    let tokenizer = tokenizer();
+    for (schema, within, beyond) in [
+        (json!({ "format": "time" }), "02:28:59.5Z", "02:28:60Z"),
+        (json!({ "format": "time" }), "02:28:09+05:30", "02:28:60+05:30"),
+        (json!({ "format": "date-time" }), "2024-02-29T02:28:00Z", "2024-02-29T02:28:60Z"),
+        (json!({ "format": "time", "pattern": "^0" }), "02:28:59Z", "12:28:59Z"),
+        (json!({ "format": "time", "allOf": [{ "pattern": "Z$" }] }), "02:28:59Z", "02:28:60Z"),
+    ] {
+        let mut schema = schema;
+        schema["type"] = "string".into();
+        let grammar = Grammar::JsonSchema(schema);
+        let quoted = |text: &str| format!("\"{text}\"");
+        assert_eq!(allowed(&tokenizer, &grammar, &quoted(within)), (quoted(within), true), "{grammar:?}");
+        assert!(!allowed(&tokenizer, &grammar, &quoted(beyond)).1, "{grammar:?}: {beyond}");
+    }
+}
+
+#[test]
 fn what_of_a_structural_tag_is_not_honoured_is_named() {
     let tokenizer = tokenizer();
     let compiler = GrammarCompiler::new(tokenizer, VOCAB_SIZE);
