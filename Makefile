@@ -156,6 +156,10 @@ docs-figures: $(VENV)/package $(VENV)/model $(VENV)/tools ## write docs/allocato
 bench-gpu: $(VENV)/package $(VENV)/model $(VENV)/tools ## measure the kernels and a model on the machine's GPU, and write docs/gpu.md
 	$(VENV)/bin/python benches/gpu.py
 
+.PHONY: bench-hostile
+bench-hostile: $(VENV)/package $(VENV)/model $(VENV)/tools ## measure how long hostile grammars take to be refused, which must be within 100 ms
+	$(VENV)/bin/python benches/hostile_grammars.py
+
 CRITERION := --warm-up-time 1 --measurement-time 2
 
 .PHONY: bench-scheduler
@@ -208,7 +212,7 @@ $(CLIENTS)/bin/python:
 $(CLIENTS)/tools: $(CLIENTS)/bin/python
 	@echo '== installing the clients: some 200 packages'
 	$(CLIENTS)/bin/pip install --quiet 'pytest>=8' 'pytest-timeout>=2.3' 'openai>=2' 'anthropic>=0.60' \
-		langchain-openai llama-index-llms-openai-like 'litellm[proxy]' instructor 'schemathesis>=4' 'lm-eval[api]>=0.4.13'
+		langchain-openai llama-index-llms-openai-like 'litellm[proxy]' instructor openai-agents 'schemathesis>=4' 'lm-eval[api]>=0.4.13'
 	@touch $@
 
 # The wheel that was built for the tests' environment; pip first gets what it needs, then the wheel itself, new or not.

@@ -8,6 +8,7 @@ Prints the tables of docs/structured-output.md.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -26,7 +27,7 @@ from mistral_paged import CompletionRequest, Runner, Which
 from mistral_paged.default_model import default_model
 
 PROMPT = "A list of cities as JSON, each with its country, population in millions, and whether it is a capital:\n"
-CITY = {
+CITY: dict[str, Any] = {
     "type": "object",
     "properties": {
         "city": {"type": "string", "maxLength": 24},
@@ -37,8 +38,24 @@ CITY = {
     "required": ["city", "country", "millions", "capital"],
     "additionalProperties": False,
 }
-# Longer than any answer here, so that both kinds have as many tokens.
-SCHEMA = {"type": "array", "items": CITY, "minItems": 100}
+# Its names are most of the text, and forced from their second letter on.
+LONG: dict[str, Any] = {
+    **CITY,
+    "properties": {
+        "name_of_the_city": CITY["properties"]["city"],
+        "country_in_which_the_city_is": CITY["properties"]["country"],
+        "number_of_inhabitants_in_millions": CITY["properties"]["millions"],
+        "whether_it_is_the_capital_of_its_country": CITY["properties"]["capital"],
+    },
+    "required": [
+        "name_of_the_city",
+        "country_in_which_the_city_is",
+        "number_of_inhabitants_in_millions",
+        "whether_it_is_the_capital_of_its_country",
+    ],
+}
+# Longer than any answer here, so that all have as many tokens.
+SCHEMAS = {"short names": CITY, "long names": LONG}
 NEW_TOKENS = 192
 
 
@@ -64,21 +81,26 @@ def main() -> None:
     parser.add_argument("--gemma", help="a GGUF file of gemma-3, whose vocabulary has 262,144 tokens")
     arguments = parser.parse_args()
     runner = Runner(which=Which.GGUF(str(default_model())), pa_ctxt_len=16384, max_seqs=32)
-    print("| streams | sampling | free text | JSON Schema | ratio |\n| --- | --- | --- | --- | --- |")
+    print("| streams | sampling | names | free text | JSON Schema | ratio |\n| --- | --- | --- | --- | --- | --- |")
     for streams in map(int, arguments.streams.split(",")):
-        for name, sampling in (
+        samplings: tuple[tuple[str, dict[str, float]], ...] = (
             ("greedy", {"temperature": 0.0}),
             ("temperature 1", {"temperature": 1.0}),
             ("top_p 0.95", {"temperature": 1.0, "top_p": 0.95}),
-        ):
+        )
+        for (name, sampling), (names, items) in itertools.product(samplings, SCHEMAS.items()):
+            schema = {"type": "array", "items": items, "minItems": 100}
             rates: dict[str, list[float]] = {"free": [], "schema": []}
             for _ in range(arguments.rounds):
                 rates["free"].append(rate(runner, streams, ignore_eos=True, **sampling))
-                rates["schema"].append(rate(runner, streams, grammar=SCHEMA, grammar_type="json_schema", **sampling))
-            free, schema = (statistics.median(values) for values in rates.values())
+                rates["schema"].append(rate(runner, streams, grammar=schema, grammar_type="json_schema", **sampling))
+            free, held = (statistics.median(values) for values in rates.values())
             ratios = [b / a for a, b in zip(rates["free"], rates["schema"], strict=True)]
             spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
-            print(f"| {streams} | {name} | {free:.1f} | {schema:.1f} | {statistics.median(ratios):.3f} ({spread}) |", flush=True)
+            print(
+                f"| {streams} | {name} | {names} | {free:.1f} | {held:.1f} | {statistics.median(ratios):.3f} ({spread}) |",
+                flush=True,
+            )
     if not Path(arguments.times).exists():
         return
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -12,7 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from test_server import Server, serving
@@ -403,6 +404,44 @@ def test_langchain_binds_tools(server: Server) -> None:
     assert whole.tool_calls[0]["args"] == call["args"]
     for method in ("json_schema", "function_calling"):
         assert isinstance(model.with_structured_output(City, method=method).invoke("Oslo"), City)
+
+
+@pytest.mark.parametrize("api", ["OpenAIChatCompletionsModel", "OpenAIResponsesModel"])
+def test_openai_agents_loops_through_a_tool(server: Server, api: str) -> None:
+    agents = pytest.importorskip("agents")
+    agents.set_tracing_disabled(True)
+    asked: list[str] = []
+
+    def weather(city: Literal["Oslo", "Rome"]) -> str:
+        """The weather in a city."""
+        asked.append(city)
+        return "Snow."
+
+    async def loops() -> list[Any]:
+        async with openai.AsyncOpenAI(base_url=base_url(server), api_key="secret", max_retries=0) as client:
+            # Behind its first call an agent asks for none.
+            settings = agents.ModelSettings(tool_choice="required", parallel_tool_calls=False, temperature=0, max_tokens=100)
+            agent = agents.Agent(
+                name="Weather",
+                instructions="You know the weather.",
+                model=getattr(agents, api)(model="default", openai_client=client),
+                model_settings=settings,
+                tools=[agents.function_tool(weather)],
+            )
+            whole = await agents.Runner.run(agent, ASKED[0]["content"], max_turns=3)
+            streamed = agents.Runner.run_streamed(agent, ASKED[0]["content"], max_turns=3)
+            kinds = [event.type async for event in streamed.stream_events()]
+            assert "raw_response_event" in kinds
+            return [whole, streamed]
+
+    for result in asyncio.run(loops()):
+        kinds = [item.type for item in result.new_items]
+        assert kinds == ["tool_call_item", "tool_call_output_item", "message_output_item"], kinds
+        assert result.new_items[1].output == "Snow."
+        assert isinstance(result.final_output, str)
+        assert result.final_output
+    assert len(asked) == 2
+    assert set(asked) <= {"Oslo", "Rome"}
 
 
 TASKS = Path(__file__).parent / "lm_eval_tasks"

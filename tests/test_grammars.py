@@ -14,7 +14,9 @@ from typing import Any
 import jsonschema
 import pytest
 from conftest import runner_of
-from schemas import schemas
+from formats import CHECKER
+from hostile import hostile
+from schemas import FORMATS, schemas
 from test_server import Server, serving
 
 from mistral_paged import ChatCompletionRequest, CompletionRequest, InvalidArgumentError, Runner
@@ -44,8 +46,25 @@ def ask(runner: Runner, grammar: Any, kind: str, **options: Any) -> tuple[str, s
 
 def valid(schema: dict[str, Any], text: str) -> bool:
     validator = jsonschema.Draft202012Validator
-    validator(schema, format_checker=validator.FORMAT_CHECKER).validate(json.loads(text))
+    validator(schema, format_checker=CHECKER).validate(json.loads(text))
     return True
+
+
+def test_the_checker_of_formats_knows_them() -> None:
+    for name, within, beyond in [
+        ("time", "23:59:60Z", "12:00:60Z"),
+        ("time", "08:30:06.283185+05:30", "08:30:06"),
+        ("date", "2024-02-29", "2023-02-29"),
+        ("date-time", "1985-04-12T23:20:50.52Z", "1985-04-12 23:20:50"),
+        ("duration", "P3Y6M4DT12H30M5S", "P1YT"),
+        ("hostname", "a-b.example", "-a.example"),
+        ("email", "a@example.com", "a@"),
+        ("uuid", "2eb8aa08-aa98-11ea-b4aa-73b441d16380", "2eb8aa08"),
+        ("ipv4", "192.168.0.1", "192.168.0.256"),
+    ]:
+        assert CHECKER.conforms(within, name), (name, within)
+        assert not CHECKER.conforms(beyond, name), (name, beyond)
+    assert set(FORMATS) <= set(CHECKER.checkers)
 
 
 @pytest.mark.timeout(900)
@@ -84,6 +103,23 @@ def test_each_type_of_grammar_decides_the_text(llama: Runner) -> None:
         form = {"grammars": [{"lark_grammar": 'start: "<" %json {"type": "boolean"} ">"'}]}
         assert ask(llama, form, "llguidance", seed=seed)[0] in ("<true>", "<false>")
         assert ask(llama, json.dumps(form), "llguidance", seed=seed)[0] in ("<true>", "<false>")
+
+
+def test_free_text_has_the_tags_that_its_triggers_begin(llama: Runner) -> None:
+    tag = {"begin": "<n=", "schema": {"type": "integer", "minimum": 0, "maximum": 99}, "end": ">"}
+    older = {"type": "structural_tag", "structures": [tag], "triggers": ["<n"]}
+    content = {"type": "json_schema", "json_schema": tag["schema"]}
+    tags = [{"type": "tag", "begin": tag["begin"], "content": content, "end": tag["end"]}]
+    newer = {"format": {"type": "triggered_tags", "triggers": ["<n"], "tags": tags, "at_least_one": True}}
+    whole = r"<n=\s*[0-9]{1,2}\s*>"
+    for seed in range(4):
+        for form in (older, json.dumps(older)):
+            text, _ = ask(llama, form, "structural_tag", seed=seed)
+            assert text.count("<n") == len(re.findall(whole, text)) + (re.search(r"<n(=\s*[0-9]{0,2}\s*)?$", text) is not None)
+        text, _ = ask(llama, newer, "structural_tag", seed=seed)
+        assert re.match(whole, text), text
+    with pytest.raises(ValueError, match="`max_tokens` that is not honoured"):
+        ask(llama, {"format": {"type": "any_text", "max_tokens": 3}}, "structural_tag")
 
 
 def test_choices_and_log_probabilities_go_with_a_grammar(llama: Runner) -> None:
@@ -150,6 +186,7 @@ def server() -> Iterator[Server]:
         yield running
 
 
+TAG = {"type": "tag", "begin": "<n>", "content": {"type": "regex", "pattern": "[0-9]{2}"}, "end": "</n>"}
 FORMS: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "c", "schema": COLOUR, "strict": True}}}, ""),
     ({"structured_outputs": {"json": COLOUR}}, ""),
@@ -163,6 +200,10 @@ FORMS: list[tuple[dict[str, Any], str]] = [
     ({"guided_choice": ["left", "right"]}, "left|right"),
     ({"structured_outputs": {"grammar": 'start: "x" "y"?'}}, "xy?"),
     ({"guided_grammar": 'start: "x" "y"?'}, "xy?"),
+    ({"response_format": {"type": "structural_tag", "format": TAG}}, "<n>[0-9]{2}</n>"),
+    ({"structured_outputs": {"structural_tag": {"type": "structural_tag", "format": TAG}}}, "<n>[0-9]{2}</n>"),
+    ({"structured_outputs": {"structural_tag": json.dumps({"format": TAG})}}, "<n>[0-9]{2}</n>"),
+    ({"grammar": {"type": "structural_tag", "value": {"format": TAG}}}, "<n>[0-9]{2}</n>"),
 ]
 
 
@@ -231,6 +272,11 @@ def test_the_other_routes_hold_their_text_to_a_schema(server: Server) -> None:
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "invalid_value", "guided_regex"),
         ({"guided_regex": "a", "ignore_eos": True}, "invalid_value", "ignore_eos"),
         ({"grammar": {"type": "gbnf", "value": "root ::= x"}}, "invalid_value", "grammar"),
+        ({"response_format": {"type": "structural_tag"}}, "missing_required_parameter", "response_format.format"),
+        ({"response_format": {"type": "json_object", "format": {}}}, "invalid_value", "response_format.format"),
+        ({"response_format": {"type": "structural_tag", "format": {"type": "token"}}}, "invalid_grammar", "response_format"),
+        ({"response_format": {"type": "structural_tag", "triggers": ["a"]}}, "invalid_grammar", "response_format"),
+        ({"structured_outputs": {"structural_tag": "{"}}, "invalid_schema", "structured_outputs.structural_tag"),
     ],
     ids=lambda value: str(value)[:70],
 )
@@ -240,27 +286,15 @@ def test_a_form_that_cannot_be_honoured_is_a_400(server: Server, options: dict[s
         assert len(reply.error["message"]) > 10
 
 
-def test_hostile_grammars_leave_other_requests_alone(server: Server) -> None:
+def test_hostile_grammars_end_as_they_should_and_leave_other_requests_alone(server: Server) -> None:
     expected = server.complete(max_tokens=200, ignore_eos=True).json["choices"][0]["text"]
-    huge: dict[str, Any] = {
-        "type": "object",
-        "properties": {f"p{i}": {"enum": [f"{i} {k}" for k in range(40)]} for i in range(80)},
-    }
-    patterns = [{"type": "string", "pattern": f"(.*[a-z]){{1,20}}x{i}"} for i in range(40)]
-    hostile: list[dict[str, Any]] = [
-        {"guided_regex": "(a|aa)*" * 3000},
-        {"guided_regex": "((a{1,500}){1,500}){1,500}"},
-        {"guided_json": huge},
-        {"guided_json": {"allOf": patterns}},
-        {"guided_json": {"$ref": "#"}},
-        {"guided_grammar": "start: " + "(" * 3000},
-        {"guided_choice": [str(i) for i in range(20000)]},
-    ]
     with ThreadPoolExecutor(4) as pool:
         other = [pool.submit(server.complete, max_tokens=200, ignore_eos=True) for _ in range(3)]
-        replies = [server.complete(**form) for form in hostile]
+        for kind, form, code in hostile():
+            reply = server.complete(**form, max_tokens=1)
+            assert reply.status == (400 if code else 200), (kind, reply.body)
+            if code:
+                assert (reply.error["code"], reply.error["param"]) == (code, next(iter(form))), kind
         texts = [answer.result().json["choices"][0]["text"] for answer in other]
-    assert {reply.status for reply in replies} <= {200, 400}
-    assert [reply.status for reply in replies].count(400) >= 4
     assert texts == [expected] * 3
     assert server.get("/health").status == 200

@@ -8,10 +8,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from conformance import llama_cpp, sglang, vllm
+from conformance import llama_cpp, llama_cpp_routes, sglang, sglang_server, vllm, vllm_completions
 from conformance.form import FOLDERS, File
 
-FILES: tuple[File, ...] = (*llama_cpp.FILES, *vllm.FILES, *sglang.FILES)
+FILES: tuple[File, ...] = (
+    *llama_cpp.FILES,
+    *llama_cpp_routes.FILES,
+    *vllm.FILES,
+    *vllm_completions.FILES,
+    *sglang.FILES,
+    *sglang_server.FILES,
+)
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
 
 HEAD = """\

@@ -44,7 +44,8 @@ use crate::{
 ///   end-of-sequence tokens.
 /// - `grammar`: what the answer must be, of the kind that `grammar_type` says: "regex", a regular expression for the whole
 ///   answer; "json_schema", a JSON Schema as a dict or its text; "choice", a list of texts; "lark" or "llguidance", a grammar as
-///   llguidance reads it. Not with `ignore_eos`. What ends with "length" is incomplete.
+///   llguidance reads it; "structural_tag", free text with parts of a given form, a dict or its text. Not with `ignore_eos`. What
+///   ends with "length" is incomplete.
 /// - `n_choices`: independent continuations, 1 to 1024. `seed`: 0 to 2^64 - 1, makes the request's random numbers its own: the
 ///   same text whatever runs beside it.
 /// - `stream`: the answer comes in parts, as an iterator.

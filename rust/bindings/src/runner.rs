@@ -207,6 +207,7 @@ impl Runner {
             cuda_libraries: doctor::library_paths(py)?,
             cuda,
             speculation: options::speculation(speculative, speculative_gamma.as_ref())?,
+            forced_drafts: true,
             only_for_gpus,
         };
         let source = options::resolve(py, &selection, token_source)?;

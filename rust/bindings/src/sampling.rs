@@ -70,7 +70,7 @@ impl SamplingFields {
     }
 }
 
-const GRAMMAR_TYPES: &str = "\"regex\", \"json_schema\", \"choice\", \"lark\" or \"llguidance\"";
+const GRAMMAR_TYPES: &str = "\"regex\", \"json_schema\", \"choice\", \"lark\", \"llguidance\" or \"structural_tag\"";
 
 fn grammar(grammar: Option<serde_json::Value>, kind: Option<&str>) -> PyResult<Option<Grammar>> {
     match (grammar, kind) {

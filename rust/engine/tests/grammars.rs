@@ -9,7 +9,7 @@ use std::{collections::HashMap, sync::Arc};
 use common::serving::{exact, greedy, pool_of, prompt, request, run_together, start, stats, tokens};
 use engine::{
     CompletionChoice, Engine, EngineConfig, EngineError, FinishReason, GenerationRequest, Grammar, GrammarFault, Prompt,
-    Proposer, SamplingParams, Speculation,
+    PromptLookup, Proposer, SamplingParams, Speculation,
 };
 use serde_json::{Value, json};
 
@@ -316,6 +316,10 @@ fn a_hostile_grammar_is_served_or_refused_by_its_size() {
     let all_of = |count: usize| -> Vec<Value> {
         (0..count).map(|i| json!({ "type": "string", "pattern": format!("(.*[a-z]){{1,20}}.*x{i}") })).collect()
     };
+    let link = |i: usize| json!({ "type": "string", "pattern": format!("x{i}"), "$ref": format!("#/$defs/d{}", i + 1) });
+    let links: serde_json::Map<String, Value> =
+        (0..20).map(|i| (format!("d{i}"), if i < 19 { link(i) } else { json!({}) })).collect();
+    let chain = json!({ "$defs": links, "$ref": "#/$defs/d0" });
     let huge: Vec<String> = (0..9000).map(|i| format!("value {i}")).collect();
     let (syntax, complex, schema) = (Some(GrammarFault::Syntax), Some(GrammarFault::TooComplex), Some(GrammarFault::Schema));
     for (grammar, fault) in [
@@ -341,6 +345,14 @@ fn a_hostile_grammar_is_served_or_refused_by_its_size() {
         (Grammar::JsonSchema(json!({ "allOf": all_of(2) })), None),
         (Grammar::JsonSchema(json!({ "allOf": all_of(8) })), schema),
         (Grammar::JsonSchema(json!({ "allOf": all_of(30) })), complex),
+        (Grammar::JsonSchema(chain), complex),
+        (Grammar::JsonSchema(json!({ "type": "integer", "multipleOf": 9973 })), None),
+        (Grammar::JsonSchema(json!({ "type": "number", "multipleOf": 0.01 })), None),
+        (Grammar::JsonSchema(json!({ "type": "integer", "multipleOf": 1_000_003 })), complex),
+        (Grammar::JsonSchema(json!({ "type": "number", "multipleOf": 1.23456 })), complex),
+        (Grammar::JsonSchema(json!({ "allOf": [{ "multipleOf": 1009 }, { "multipleOf": 1013 }] })), complex),
+        (Grammar::JsonSchema(json!({ "multipleOf": 1009, "anyOf": [{ "multipleOf": 1013 }, {}] })), complex),
+        (Grammar::JsonSchema(json!({ "allOf": [{ "multipleOf": 0.001 }, { "multipleOf": 50 }] })), complex),
         (Grammar::Choice(Vec::new()), syntax),
         (Grammar::Choice(vec![String::new()]), syntax),
     ] {
@@ -353,4 +365,54 @@ fn a_hostile_grammar_is_served_or_refused_by_its_size() {
         }
     }
     assert_eq!(stats(&engine).blocks_used, 0);
+}
+
+#[test]
+fn what_a_grammar_forces_takes_fewer_steps_and_changes_no_token() {
+    // Its letters have one spelling; of other texts the model may draw any.
+    let letters = LETTERS.concat().repeat(4);
+    let texts = ["red", "a long text that is forced from its second letter on", "another one of the kind"].map(String::from);
+    let head = Grammar::Lark(format!("start: \"{letters}\" /[0-9]/ <|im_start|> \"{letters}\" /[a-z]/\n"));
+    let grammars = [Grammar::Regex(format!("{letters}[0-9]{letters}")), head, Grammar::Choice(texts.to_vec())];
+    let requests = |logprobs| {
+        let mut all = Vec::new();
+        for (i, grammar) in grammars.iter().chain(&[Grammar::JsonSchema(schema())]).enumerate() {
+            for params in [greedy(90), sampled(i as u64, 90), SamplingParams { top_p: Some(0.9), ..sampled(7, 90) }] {
+                let sampling = SamplingParams { logprobs, ..with(grammar.clone(), params) };
+                let request = GenerationRequest::new(Prompt::TokenIds(prompt(i, 20)), sampling);
+                all.push(GenerationRequest { return_token_ids: true, n_choices: 1 + i % 2, ..request });
+            }
+        }
+        all
+    };
+    let answers = |engine: &Engine, logprobs| -> Vec<String> {
+        // With many at once there are no such drafts.
+        let two_at_once = |requests: &[GenerationRequest]| -> Vec<String> {
+            let streams: Vec<_> = requests.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
+            streams.into_iter().map(|stream| format!("{:?}", stream.wait().unwrap().choices)).collect()
+        };
+        requests(logprobs).chunks(2).flat_map(two_at_once).collect()
+    };
+    for logprobs in [None, Some(3)] {
+        let without = start("llama", &EngineConfig { forced_drafts: false, ..exact() });
+        let engine = start("llama", &exact());
+        let expected = answers(&without, logprobs);
+        let same = |got: Vec<String>| got.iter().zip(&expected).for_each(|(got, expected)| assert_eq!(got, expected));
+        same(answers(&engine, logprobs));
+        // Drafts of others behind it.
+        for speculation in [Speculation::always(Arc::new(PromptLookup)), Speculation::auto()] {
+            let beside = start("llama", &EngineConfig { speculation: Some(speculation), ..exact() });
+            same(answers(&beside, logprobs));
+        }
+    }
+    for grammar in &grammars[..2] {
+        let steps = |forced_drafts| {
+            let engine = start("llama", &EngineConfig { forced_drafts, ..exact() });
+            let choice = ask(&engine, 1, with(grammar.clone(), sampled(3, 90)), 1).remove(0);
+            assert_eq!(choice.finish_reason, FinishReason::Stop);
+            stats(&engine).steps
+        };
+        let (with, without) = (steps(true), steps(false));
+        assert!(with * 4 < without, "{with} steps instead of {without}");
+    }
 }

@@ -113,7 +113,7 @@ impl MessagesFields {
         };
         let Some(OutputFormat { kind, schema }) = format else { return Ok(None) };
         let named = (kind == "json_schema").then_some(NamedSchema { name: None, description: None, strict: None, schema });
-        ResponseFormat { kind, json_schema: named, schema: None }.grammar("output_config.format")
+        ResponseFormat { kind, json_schema: named, ..ResponseFormat::default() }.grammar_without_tags("output_config.format")
     }
 }
 

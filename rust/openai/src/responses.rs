@@ -125,7 +125,7 @@ impl Text {
         let Some(TextFormat { kind, name, description, strict, schema }) = self.format.clone() else { return Ok(None) };
         let is_schema = kind == "json_schema";
         let named = (is_schema || schema.is_some()).then_some(NamedSchema { name, description, strict, schema });
-        ResponseFormat { kind, json_schema: named, schema: None }.grammar("text.format")
+        ResponseFormat { kind, json_schema: named, ..ResponseFormat::default() }.grammar_without_tags("text.format")
     }
 }
 

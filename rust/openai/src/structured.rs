@@ -3,22 +3,28 @@
 use engine::{Grammar, check_strict};
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::{ApiError, fields::of_request, sampling::SamplingFields};
 
 /// OpenAI's `response_format`.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResponseFormat {
-    /// "text", "json_object" or "json_schema".
+    /// "text", "json_object", "json_schema" or "structural_tag".
     #[serde(rename = "type")]
-    #[schemars(extend("enum" = ["text", "json_object", "json_schema"]))]
+    #[schemars(extend("enum" = ["text", "json_object", "json_schema", "structural_tag"]))]
     pub kind: String,
     /// With "json_schema".
     pub json_schema: Option<NamedSchema>,
     /// With "json_schema", by vLLM's name: the schema itself.
     pub schema: Option<Value>,
+    /// With "structural_tag": what the text is made of, an object with a `type`.
+    pub format: Option<Value>,
+    /// With "structural_tag", the older form: objects with `begin`, `schema` and `end`, and free text between them.
+    pub structures: Option<Vec<Value>>,
+    /// With `structures`: what each `begin` begins with, and other text does not have.
+    pub triggers: Option<Vec<String>>,
 }
 
 /// A schema with its name.
@@ -50,17 +56,19 @@ pub struct StructuredOutputs {
     pub choice: Option<Vec<String>>,
     /// A grammar in llguidance's dialect of Lark.
     pub grammar: Option<String>,
+    /// A structural tag, or its text.
+    pub structural_tag: Option<Value>,
 }
 
 /// mistral.rs' `grammar`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TypedGrammar {
-    /// "regex", "json_schema", "lark", "llguidance" or "choice".
+    /// "regex", "json_schema", "lark", "llguidance", "choice" or "structural_tag".
     #[serde(rename = "type")]
-    #[schemars(extend("enum" = ["regex", "json_schema", "lark", "llguidance", "choice"]))]
+    #[schemars(extend("enum" = ["regex", "json_schema", "lark", "llguidance", "choice", "structural_tag"]))]
     pub kind: String,
-    /// A text, of "json_schema" also the schema itself, of "choice" a list of texts.
+    /// A text, of "json_schema" and "structural_tag" also the object itself, of "choice" a list of texts.
     pub value: Value,
 }
 
@@ -82,19 +90,21 @@ pub fn typed(kind: &str, value: Value, param: &str) -> Result<Grammar, ApiError>
             value => text(value)?,
         }),
         "json_schema" => Grammar::JsonSchema(schema(value, param)?),
+        "structural_tag" => Grammar::StructuralTag(schema(value, param)?),
         "choice" => match serde_json::from_value(value) {
             Ok(texts) => Grammar::Choice(texts),
             Err(_) => return Err(ApiError::value(param, "must be a list of texts for the type \"choice\"")),
         },
         other => {
             let shown: String = other.chars().take(32).collect();
-            let message = format!("{shown:?} is no type of grammar; give regex, json_schema, lark, llguidance or choice");
+            let message =
+                format!("{shown:?} is no type of grammar; give regex, json_schema, lark, llguidance, choice or structural_tag");
             return Err(ApiError::value(param, message));
         }
     })
 }
 
-/// A schema, or its text.
+/// A schema or a structural tag, or its text.
 fn schema(value: Value, param: &str) -> Result<Value, ApiError> {
     match value {
         Value::String(text) => serde_json::from_str(&text)
@@ -120,7 +130,28 @@ impl ResponseFormat {
     /// The grammar; `None` for free text.
     pub fn grammar(self, param: &str) -> Result<Option<Grammar>, ApiError> {
         let has_schema = self.json_schema.is_some() || self.schema.is_some();
+        let of_tags =
+            [("format", self.format.is_some()), ("structures", self.structures.is_some()), ("triggers", self.triggers.is_some())];
+        if let Some((key, _)) = of_tags.iter().find(|(_, is_given)| *is_given && self.kind != "structural_tag") {
+            let message = format!("goes with the type \"structural_tag\", and the type is {:?}", self.shown());
+            return Err(ApiError::value(format!("{param}.{key}"), message));
+        }
         match self.kind.as_str() {
+            "structural_tag" if has_schema => {
+                Err(ApiError::value(param, "has a schema, and its type is \"structural_tag\": make it \"json_schema\""))
+            }
+            "structural_tag" => {
+                let given = [
+                    ("format", self.format),
+                    ("structures", self.structures.map(Value::from)),
+                    ("triggers", self.triggers.map(Value::from)),
+                ];
+                let tag: Map<_, _> = given.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
+                if tag.is_empty() {
+                    return Err(ApiError::missing(&format!("{param}.format"), "say what the text is made of"));
+                }
+                Ok(Some(Grammar::StructuralTag(Value::Object(tag))))
+            }
             "text" | "json_object" if has_schema => {
                 Err(ApiError::value(param, format!("has a schema, and its type is {:?}: make it \"json_schema\"", self.kind)))
             }
@@ -135,12 +166,25 @@ impl ResponseFormat {
                 };
                 named.grammar(&format!("{param}.json_schema")).map(Some)
             }
-            other => {
-                let shown: String = other.chars().take(32).collect();
-                let message = format!("is {shown:?}; it must be \"text\", \"json_object\" or \"json_schema\"");
+            _ => {
+                let message =
+                    format!("is {:?}; it must be \"text\", \"json_object\", \"json_schema\" or \"structural_tag\"", self.shown());
                 Err(ApiError::value(format!("{param}.type"), message))
             }
         }
+    }
+
+    /// The grammar, of routes that have no structural tags.
+    pub fn grammar_without_tags(self, param: &str) -> Result<Option<Grammar>, ApiError> {
+        if self.kind == "structural_tag" {
+            let message = "is \"structural_tag\", which only the response_format of chats and completions may be";
+            return Err(ApiError::value(format!("{param}.type"), message));
+        }
+        self.grammar(param)
+    }
+
+    fn shown(&self) -> String {
+        self.kind.chars().take(32).collect()
     }
 }
 
@@ -150,7 +194,7 @@ fn any_object() -> Grammar {
 
 impl StructuredOutputs {
     fn grammar(self) -> Result<Grammar, ApiError> {
-        let Self { json, json_object, regex, choice, grammar } = self;
+        let Self { json, json_object, regex, choice, grammar, structural_tag } = self;
         let mut all = Vec::new();
         if let Some(json) = json {
             all.push(Grammar::JsonSchema(schema(json, "structured_outputs.json")?));
@@ -159,9 +203,15 @@ impl StructuredOutputs {
         all.extend(regex.map(Grammar::Regex));
         all.extend(choice.map(Grammar::Choice));
         all.extend(grammar.map(Grammar::Lark));
+        if let Some(tag) = structural_tag {
+            all.push(Grammar::StructuralTag(schema(tag, "structured_outputs.structural_tag")?));
+        }
         match all.len() {
             1 => Ok(all.remove(0)),
-            0 => Err(ApiError::missing("structured_outputs.json", "give json, json_object, regex, choice or grammar")),
+            0 => Err(ApiError::missing(
+                "structured_outputs.json",
+                "give json, json_object, regex, choice, grammar or structural_tag",
+            )),
             _ => Err(ApiError::value("structured_outputs", "has several keys; give one of them")),
         }
     }

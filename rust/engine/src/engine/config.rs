@@ -152,6 +152,8 @@ pub struct EngineConfig {
     pub cuda: CudaOptions,
     /// Who proposes drafts, and which of them are computed; none unless given.
     pub speculation: Option<Speculation>,
+    /// Text that a grammar leaves no choice about is drafted, so that its tokens take fewer steps; it changes none of them.
+    pub forced_drafts: bool,
     /// Arguments that were given and that only a GPU can honour, such as `cuda_graphs=True`; a processor refuses them.
     pub only_for_gpus: Vec<String>,
 }
@@ -195,6 +197,7 @@ impl Default for EngineConfig {
             cuda_libraries: LibraryPaths::default(),
             cuda: CudaOptions::default(),
             speculation: None,
+            forced_drafts: true,
             only_for_gpus: Vec::new(),
         }
     }

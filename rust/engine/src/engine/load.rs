@@ -238,7 +238,7 @@ pub fn load_with_backend(
     let flush = swapper.as_ref().map(Swapper::flush_on_drop);
     let mut thread = EngineThread::new(commands, scheduler, kv, runner, Arc::clone(&tokenizer));
     thread.pace(config.max_step_latency);
-    thread.speculate(config.speculation.as_ref());
+    thread.speculate(config.speculation.as_ref(), config.forced_drafts && !is_recurrent);
     if let Some(swapper) = swapper {
         thread.attach(swapper);
     }

@@ -368,6 +368,11 @@ impl ActiveRequest {
         if constraint.has_ended() { Ok(None) } else { constraint.mask().map(|mask| Some(mask.to_set())) }
     }
 
+    /// Appends the tokens that a choice's grammar leaves no choice about, behind its last; see [`Constraint::forced`].
+    pub fn forced_tokens(&self, index: usize, last: Option<u32>, tokens: &mut Vec<u32>) -> Result<(), EngineError> {
+        self.choices[index].constraint.as_ref().map_or(Ok(()), |constraint| lock(constraint).forced(last, tokens))
+    }
+
     /// Whether nothing may come any more, by a choice's grammar.
     pub fn has_ended(&self, index: usize) -> bool {
         self.choices[index].constraint.as_ref().is_some_and(|constraint| lock(constraint).has_ended())

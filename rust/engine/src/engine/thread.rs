@@ -172,10 +172,10 @@ impl EngineThread {
         self.pacer = StepPacer::new(max_step_latency);
     }
 
-    /// Computes drafts from now on.
-    pub fn speculate(&mut self, speculation: Option<&Speculation>) {
+    /// Computes drafts from now on: of a proposer, and of what grammars force.
+    pub fn speculate(&mut self, speculation: Option<&Speculation>, drafts_forced: bool) {
         let (vocab_size, most) = (self.runner.config().vocab_size, self.runner.max_logit_rows());
-        self.speculator = speculation.map(|speculation| Speculator::new(speculation, vocab_size, most, most));
+        self.speculator = Speculator::new(speculation, drafts_forced, vocab_size, most);
     }
 
     /// Where it will be written why the device computes no more.

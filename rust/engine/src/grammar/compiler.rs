@@ -13,7 +13,10 @@ use llguidance::{
 };
 use serde_json::Value;
 
-use super::{Constraint, Grammar, GrammarFault, MAX_GRAMMAR_BYTES, escaped, schema, vocabulary::token_env};
+use super::{
+    Constraint, Grammar, GrammarFault, MAX_GRAMMAR_BYTES, escaped, forced::Spellings, schema, structural_tag,
+    vocabulary::token_env,
+};
 use crate::{EngineError, Tokenizer, error::with_known_stack};
 
 /// Bytes that compiled grammars which no request has any more may take, by the compiler's own count.
@@ -47,6 +50,7 @@ fn limits() -> ParserLimits {
 /// Compiles the grammars of one model's requests.
 pub struct GrammarCompiler {
     tokenizer: Arc<Tokenizer>,
+    spellings: Arc<Spellings>,
     vocab_size: usize,
     /// Made for the first grammar: most servers never see one.
     factory: OnceLock<Result<ParserFactory, String>>,
@@ -58,6 +62,8 @@ pub struct GrammarCompiler {
 pub struct Compiled {
     /// Never advanced. Its lexer is behind a lock of its own.
     parser: Mutex<TokenParser>,
+    spellings: Arc<Spellings>,
+    may_have_specials: bool,
     vocab_size: usize,
     num_bytes: usize,
 }
@@ -68,14 +74,17 @@ impl Compiled {
         let parser = self.parser.lock().unwrap_or_else(PoisonError::into_inner);
         // The choices of a request share the lexer, whose states are counted; requests do not.
         let matcher = Matcher::new(Ok(parser.deep_clone()));
-        (0..num_choices).map(|_| Constraint::new(matcher.clone(), self.vocab_size)).collect()
+        (0..num_choices)
+            .map(|_| Constraint::new(matcher.clone(), &self.spellings, self.may_have_specials, self.vocab_size))
+            .collect()
     }
 }
 
 impl GrammarCompiler {
     /// For a model with logits for `vocab_size` tokens.
     pub fn new(tokenizer: Arc<Tokenizer>, vocab_size: usize) -> Self {
-        Self { tokenizer, vocab_size, factory: OnceLock::new(), cache: Mutex::default() }
+        let spellings = Arc::new(Spellings::new(Arc::clone(&tokenizer)));
+        Self { tokenizer, spellings, vocab_size, factory: OnceLock::new(), cache: Mutex::default() }
     }
 
     /// Compiles a grammar, or finds it.
@@ -83,7 +92,7 @@ impl GrammarCompiler {
     /// # Errors
     /// [`EngineError::Grammar`] says what is wrong with it, or which limit it is beyond.
     pub fn compile(&self, grammar: &Grammar) -> Result<Arc<Compiled>, EngineError> {
-        self.compiled(key(grammar)?, grammar, || lowered(grammar))
+        self.compiled(key(grammar)?, grammar, || lowered(grammar, &self.tokenizer))
     }
 
     fn compiled(
@@ -95,11 +104,18 @@ impl GrammarCompiler {
         if let Some(found) = self.find(&key) {
             return Ok(found);
         }
-        let parse = || lower().and_then(|lowered| self.parser(grammar, lowered));
-        let lowered = with_known_stack("grammar", STACK_BYTES, parse)
+        let parse = || {
+            let lowered = lower()?;
+            // They stand between angle brackets.
+            let texts = || lowered.grammars.iter().filter_map(|grammar| grammar.lark_grammar.as_deref());
+            let may_have_specials = texts().any(|text| text.contains('<'));
+            Ok::<_, EngineError>((self.parser(grammar, lowered)?, may_have_specials))
+        };
+        let (parser, may_have_specials) = with_known_stack("grammar", STACK_BYTES, parse)
             .map_err(|why| fault_of(grammar).error(format!("the grammar cannot be read: {why}")))??;
-        let num_bytes = BASE_BYTES + lowered.parser.lexer_stats().num_bytes;
-        let compiled = Arc::new(Compiled { parser: Mutex::new(lowered), vocab_size: self.vocab_size, num_bytes });
+        let num_bytes = BASE_BYTES + parser.parser.lexer_stats().num_bytes;
+        let (spellings, vocab_size) = (Arc::clone(&self.spellings), self.vocab_size);
+        let compiled = Arc::new(Compiled { parser: Mutex::new(parser), spellings, may_have_specials, vocab_size, num_bytes });
         self.keep(key, &compiled);
         Ok(compiled)
     }
@@ -117,7 +133,7 @@ impl GrammarCompiler {
         self.compiled(key, answer.unwrap_or(&Grammar::Lark(String::new())), || {
             let mut top = TopLevelGrammar::from_grammar(GrammarWithLexer::from_lark(rules.to_owned()));
             if let Some(answer) = answer {
-                let mut own = lowered(answer)?;
+                let mut own = lowered(answer, &self.tokenizer)?;
                 if let Some(first) = own.grammars.first_mut() {
                     first.name = Some("answer".into());
                 }
@@ -170,7 +186,7 @@ impl GrammarCompiler {
 
     /// Whether some token may come first; the lexer then knows what may.
     fn check_begins(&self, grammar: &Grammar, parser: &TokenParser) -> Result<(), EngineError> {
-        let mut first = Constraint::new(Matcher::new(Ok(parser.clone())), self.vocab_size);
+        let mut first = Constraint::new(Matcher::new(Ok(parser.clone())), &self.spellings, true, self.vocab_size);
         match first.mask() {
             Ok(_) => Ok(()),
             Err(error) => Err(refusal(grammar, &error.to_string())),
@@ -209,20 +225,30 @@ fn key(grammar: &Grammar) -> Result<[u8; 32], EngineError> {
         Grammar::Lark(text) => ("lark", text.clone()),
         Grammar::Llguidance(text) => ("llguidance", text.clone()),
         Grammar::Choice(texts) => ("choice", Value::from(texts.as_slice()).to_string()),
+        Grammar::StructuralTag(tag) => ("structural_tag", tag.to_string()),
     };
-    if text.len() > MAX_GRAMMAR_BYTES {
-        let len = text.len();
-        return Err(GrammarFault::TooComplex.error(format!("the grammar has {len} bytes; {MAX_GRAMMAR_BYTES} at most")));
-    }
+    check_len("grammar has", text.len(), MAX_GRAMMAR_BYTES)?;
     Ok(*blake3::hash(format!("{kind}:{text}").as_bytes()).as_bytes())
 }
 
-fn lowered(grammar: &Grammar) -> Result<TopLevelGrammar, EngineError> {
+fn check_len(what: &str, len: usize, most: usize) -> Result<(), EngineError> {
+    if len <= most {
+        return Ok(());
+    }
+    Err(GrammarFault::TooComplex.error(format!("the {what} {len} bytes; {most} at most")))
+}
+
+fn lowered(grammar: &Grammar, tokenizer: &Tokenizer) -> Result<TopLevelGrammar, EngineError> {
     match grammar {
         Grammar::Regex(text) => regex(text),
         Grammar::JsonSchema(schema) => Ok(TopLevelGrammar::from_json_schema(schema::prepared(schema)?)),
         Grammar::Lark(text) => lark(text).map(TopLevelGrammar::from_grammar),
         Grammar::Llguidance(text) => llguidance_form(text),
+        Grammar::StructuralTag(tag) => {
+            let rules = structural_tag::rules(tag, tokenizer)?;
+            check_len("rules of the structural tag have", rules.len(), MAX_RULES_BYTES)?;
+            Ok(TopLevelGrammar::from_grammar(GrammarWithLexer::from_lark(rules)))
+        }
         Grammar::Choice(texts) => {
             if texts.is_empty() || texts.len() > MAX_CHOICES || texts.iter().any(String::is_empty) {
                 let message =
@@ -288,7 +314,7 @@ fn count_patterns(text: &str) -> usize {
 }
 
 /// Brackets of all kinds, those in texts too.
-fn check_depth(text: &str) -> Result<(), EngineError> {
+pub(super) fn check_depth(text: &str) -> Result<(), EngineError> {
     let mut depth = 0_usize;
     for byte in text.bytes() {
         match byte {

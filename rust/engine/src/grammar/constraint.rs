@@ -1,13 +1,19 @@
 //! How far an answer has come in its grammar.
 
+use std::sync::Arc;
+
 use device::TokenMask;
 use llguidance::Matcher;
 
+use super::forced::Spellings;
 use crate::{EngineError, error::caught_quietly};
 
 /// One choice's place in the grammar of its request.
 pub struct Constraint {
-    matcher: Matcher,
+    pub(super) matcher: Matcher,
+    pub(super) spellings: Arc<Spellings>,
+    /// Whether the grammar may ask for special tokens.
+    pub(super) may_have_specials: bool,
     vocab_size: usize,
     /// The tokens that may come next; reused from token to token.
     mask: Vec<u32>,
@@ -17,8 +23,9 @@ pub struct Constraint {
 }
 
 impl Constraint {
-    pub(super) fn new(matcher: Matcher, vocab_size: usize) -> Self {
-        Self { matcher, vocab_size, mask: Vec::new(), num_tokens: 0, ended_after: None }
+    pub(super) fn new(matcher: Matcher, spellings: &Arc<Spellings>, may_have_specials: bool, vocab_size: usize) -> Self {
+        let spellings = Arc::clone(spellings);
+        Self { matcher, spellings, may_have_specials, vocab_size, mask: Vec::new(), num_tokens: 0, ended_after: None }
     }
 
     /// Takes the token if it may come next, else false. Behind the end any may.

@@ -5,15 +5,21 @@
 
 mod compiler;
 mod constraint;
+mod forced;
+mod rules;
 mod schema;
+mod structural_tag;
+mod text;
 mod vocabulary;
 
 use serde_json::Value;
 
 pub use compiler::{Compiled, GrammarCompiler};
 pub use constraint::Constraint;
+pub(crate) use rules::{ANY, Rules};
 pub use schema::check_strict;
 pub(crate) use schema::{describes, tool_schema};
+pub(crate) use text::{OF_TEXTS, TextLimit, text_limit};
 
 use crate::EngineError;
 
@@ -35,6 +41,9 @@ pub enum Grammar {
     Llguidance(String),
     /// One of these texts.
     Choice(Vec<String>),
+    /// Free text with parts of a given form: a structural tag as vLLM and xgrammar describe it, an object with `format`, or with
+    /// `structures` and `triggers`. What of it is not honoured is an error that names it.
+    StructuralTag(Value),
 }
 
 /// What is wrong with a grammar.
@@ -74,3 +83,6 @@ pub(crate) fn escaped(text: &str) -> String {
     }
     escaped
 }
+
+#[cfg(test)]
+mod tests;

@@ -35,6 +35,8 @@ const ENFORCED: [&str; 26] = [
     "exclusiveMaximum",
 ];
 const ALSO_ENFORCED: &str = "multipleOf";
+/// Remainders of `multipleOf`: a state of an automaton each.
+const MAX_REMAINDERS: u128 = 10_000;
 
 /// Keywords that describe, and forbid nothing. `discriminator` names the property that tells the branches of a union apart, which
 /// these say themselves.
@@ -82,26 +84,72 @@ pub(super) fn prepared(schema: &Value) -> Result<Value, EngineError> {
     Ok(Value::Object(schema))
 }
 
-/// How many expressions may have to hold for one text: those of `allOf`, wherever its parts are, and of property names.
-fn check_intersections(schema: &Value) -> Result<(), EngineError> {
-    fn count(schema: &Value, counts: &mut (bool, usize, usize)) {
+/// What may have to hold for one text or number together.
+#[derive(Default)]
+struct Intersected {
+    /// There are parts that hold together, wherever these are.
+    is_any: bool,
+    num_patterns: usize,
+    /// The most in one `patternProperties`.
+    num_names: usize,
+    /// Of `multipleOf`: the digits, and how many of them are behind the point.
+    multiples: Vec<(u128, u32)>,
+}
+
+impl Intersected {
+    fn count(&mut self, schema: &Value) {
         let Value::Object(map) = schema else { return };
-        counts.0 |= map.contains_key("allOf");
-        counts.1 += usize::from(map.contains_key("pattern")) + usize::from(map.contains_key("format"));
-        counts.2 = counts.2.max(map.get("patternProperties").and_then(Value::as_object).map_or(0, Map::len));
+        let has = |keys: &[&str]| keys.iter().filter(|key| map.contains_key(**key)).count();
+        let num_patterns = has(&["pattern", "format"]);
+        let is_beside = has(&["$ref", "anyOf", "oneOf"]) > 0 && num_patterns + has(&["multipleOf"]) > 0;
+        self.is_any |= is_beside || map.contains_key("allOf");
+        self.num_patterns += num_patterns;
+        self.num_names = self.num_names.max(map.get("patternProperties").and_then(Value::as_object).map_or(0, Map::len));
+        let multiple = map.get(ALSO_ENFORCED).and_then(digits);
+        self.multiples.extend(multiple.filter(|multiple| !self.multiples.contains(multiple)));
         let _ = within(&mut String::new(), map, &mut |schema, _| {
-            count(schema, counts);
+            self.count(schema);
             Ok(())
         });
     }
-    let mut counts = (false, 0, 0);
-    count(schema, &mut counts);
-    let (has_all_of, num_patterns, num_names) = counts;
-    let num_intersected = if has_all_of { num_patterns } else { 0 }.max(num_names);
+
+    /// The remainders that a number is told apart by.
+    fn num_remainders(&self) -> u128 {
+        if !self.is_any {
+            return self.multiples.iter().map(|(digits, _)| *digits).max().unwrap_or(1);
+        }
+        let behind = self.multiples.iter().map(|(_, behind)| *behind).max().unwrap_or(0);
+        let scaled = |(digits, own): &(u128, u32)| digits.saturating_mul(10_u128.saturating_pow(behind - own));
+        self.multiples.iter().map(scaled).fold(1, u128::saturating_mul)
+    }
+}
+
+/// A number as digits, and how many of them are behind the point.
+fn digits(number: &Value) -> Option<(u128, u32)> {
+    let text = match number.as_u64() {
+        Some(number) => number.to_string(),
+        None => number.as_f64()?.abs().to_string(),
+    };
+    let (whole, behind) = text.split_once('.').unwrap_or((&text, ""));
+    Some((format!("{whole}{behind}").parse().unwrap_or(u128::MAX), u32::try_from(behind.len()).ok()?))
+}
+
+/// Bounds the work for texts of which several expressions have to hold, and for multiples.
+fn check_intersections(schema: &Value) -> Result<(), EngineError> {
+    let mut all = Intersected::default();
+    all.count(schema);
+    let num_intersected = if all.is_any { all.num_patterns } else { 0 }.max(all.num_names);
     if num_intersected > MAX_INTERSECTED {
         return Err(GrammarFault::TooComplex.error(format!(
-            "the JSON schema has {num_intersected} patterns and formats that may be intersected, beside `allOf` or in one \
-             `patternProperties`; {MAX_INTERSECTED} at most"
+            "the JSON schema has {num_intersected} patterns and formats that may be intersected, of `allOf`, beside `$ref`, `anyOf` \
+             or `oneOf`, or in one `patternProperties`; {MAX_INTERSECTED} at most"
+        )));
+    }
+    let num_remainders = all.num_remainders();
+    if num_remainders > MAX_REMAINDERS {
+        return Err(GrammarFault::TooComplex.error(format!(
+            "the JSON schema has a `multipleOf` of {num_remainders} units of its last digit, those that may hold together multiplied; \
+             {MAX_REMAINDERS} at most"
         )));
     }
     Ok(())
@@ -219,6 +267,17 @@ fn within(
 fn strip(map: &mut Map<String, Value>) {
     for key in ["x-guidance", "discriminator", "deprecated", "example", "strict"] {
         map.shift_remove(key);
+    }
+    // The compiler's times have a second 60 in every minute; a leap second is rare enough to be left out.
+    if map.get("format").is_some_and(|format| format == "time" || format == "date-time") {
+        let has_no_leap_second = ":[0-9][0-9]:[0-5]";
+        if let Some(Value::Array(all)) = map.get_mut("allOf") {
+            all.push(json!({ "pattern": has_no_leap_second }));
+        } else if map.contains_key("pattern") {
+            map.insert("allOf".into(), json!([{ "pattern": has_no_leap_second }]));
+        } else {
+            map.insert("pattern".into(), has_no_leap_second.into());
+        }
     }
     parts_of(map).filter_map(Value::as_object_mut).for_each(strip);
 }

@@ -53,6 +53,9 @@ impl Speculation {
     }
 }
 
+/// So much speaks for what a grammar forces: nothing else may come, though it may be spelled by other tokens.
+const FORCED: usize = 1 << 16;
+
 /// What an engine thread keeps of one choice.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DraftHistory {
@@ -65,14 +68,19 @@ pub(crate) struct DraftHistory {
 pub(crate) struct Answered {
     pub(crate) id: RequestId,
     pub(crate) history: DraftHistory,
+    /// What its grammar leaves no choice about: drafts that go before a proposer's.
+    pub(crate) forced: Vec<u32>,
 }
 
 /// Proposes the drafts of steps.
 pub(crate) struct Speculator {
-    proposer: Arc<dyn Proposer>,
+    /// `None`: only forced text is drafted.
+    proposer: Option<Arc<dyn Proposer>>,
+    forces: bool,
     /// `None`: all drafts are computed.
     policy: Option<Policy>,
     max_drafts: usize,
+    max_forced: usize,
     vocab_size: usize,
     /// The drafts of a step, one request's behind the other's, and how many are each one's.
     drafts: Vec<u32>,
@@ -82,19 +90,40 @@ pub(crate) struct Speculator {
 }
 
 impl Speculator {
-    /// For a model; a request has up to `max_outputs` outputs in a step, and a step up to `max_rows` rows with drafts.
-    pub(crate) fn new(speculation: &Speculation, vocab_size: usize, max_outputs: usize, max_rows: usize) -> Self {
-        let default = if speculation.choice == DraftChoice::Auto { usize::MAX } else { DEFAULT_DRAFTS };
-        Self {
-            proposer: Arc::clone(&speculation.proposer),
-            policy: (speculation.choice == DraftChoice::Auto).then(|| Policy::new(max_rows)),
-            max_drafts: speculation.max_drafts.unwrap_or(default).min(max_outputs - 1),
+    /// For a model; a request has up to `max_outputs` outputs in a step, and a step up to so many rows with drafts. `forces`: what
+    /// grammars leave no choice about is drafted. `None` where there is nobody to propose anything.
+    pub(crate) fn new(speculation: Option<&Speculation>, forces: bool, vocab_size: usize, max_outputs: usize) -> Option<Self> {
+        if speculation.is_none() && !forces {
+            return None;
+        }
+        let choice = speculation.map(|speculation| speculation.choice);
+        let max_drafts = match speculation {
+            Some(Speculation { max_drafts: Some(most), .. }) => *most,
+            Some(Speculation { choice: DraftChoice::All, .. }) => DEFAULT_DRAFTS,
+            _ => usize::MAX,
+        };
+        Some(Self {
+            proposer: speculation.map(|speculation| Arc::clone(&speculation.proposer)),
+            forces,
+            policy: (choice == Some(DraftChoice::Auto)).then(|| Policy::new(max_outputs)),
+            max_drafts: max_drafts.min(max_outputs - 1),
+            max_forced: max_outputs - 1,
             vocab_size,
             drafts: Vec::new(),
             lengths: Vec::new(),
             one: Vec::new(),
             widths: Vec::new(),
-        }
+        })
+    }
+
+    /// Whether forced text is drafted.
+    pub(crate) fn forces(&self) -> bool {
+        self.forces
+    }
+
+    /// Whether others than grammars propose something.
+    pub(crate) fn proposes(&self) -> bool {
+        self.proposer.is_some()
     }
 
     /// Tells the scheduler the drafts of the next step, of `answered`. `num_rows`: the step will have so many rows without drafts,
@@ -109,19 +138,24 @@ impl Speculator {
         num_rows: Option<usize>,
     ) -> Result<(), String> {
         if self.policy.is_some() && num_rows.is_none() {
-            for Answered { id, .. } in answered {
+            for Answered { id, .. } in &*answered {
                 scheduler.set_drafts(*id, &[]);
             }
             return Ok(());
         }
         self.drafts.clear();
         self.lengths.clear();
-        for Answered { id, history } in &mut *answered {
-            self.one.clear();
-            let (proposer, token_ids) = (&self.proposer, scheduler.token_ids(*id));
-            let (most, drafts) = (self.max_drafts, &mut self.one);
-            history.evidence = caught(|| proposer.propose(token_ids, most, drafts))?;
-            drafts.truncate(most);
+        for Answered { id, history, forced } in &mut *answered {
+            let drafts = &mut self.one;
+            drafts.clear();
+            drafts.extend(forced.iter().take(self.max_forced));
+            if !drafts.is_empty() {
+                history.evidence = FORCED;
+            } else if let Some(proposer) = &self.proposer {
+                let (token_ids, most) = (scheduler.token_ids(*id), self.max_drafts);
+                history.evidence = caught(|| proposer.propose(token_ids, most, drafts))?;
+                drafts.truncate(most);
+            }
             let num_valid = drafts.iter().take_while(|token| (**token as usize) < self.vocab_size).count();
             self.drafts.extend_from_slice(&drafts[..num_valid]);
             self.lengths.push(num_valid);

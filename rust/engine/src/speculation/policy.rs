@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::costs::StepCosts;
+use super::{FORCED, costs::StepCosts};
 
 /// How often drafts of a request turned out right, by how much spoke for them.
 #[derive(Clone, Copy, Debug, Default)]
@@ -17,8 +17,8 @@ struct Rate {
     right: f64,
 }
 
-/// Nothing is known to speak for a draft, or 1, 2, 3 or 4, 5 to 8, 9 to 16, or more tokens.
-const NUM_CLASSES: usize = 7;
+/// Nothing is known to speak for a draft, or 1, 2, 3 or 4, 5 to 8, 9 to 16, or more tokens, or a grammar.
+const NUM_CLASSES: usize = 8;
 /// Of what a request was seen to do, the part that a further draft leaves.
 const REQUEST_KEPT: f64 = 0.9;
 /// The same of all requests together.
@@ -36,7 +36,8 @@ fn class(evidence: usize) -> usize {
         3..=4 => 3,
         5..=8 => 4,
         9..=16 => 5,
-        _ => 6,
+        17..FORCED => 6,
+        _ => 7,
     }
 }
 

@@ -2,27 +2,16 @@
 
 use std::fmt::Write as _;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::{
     CallChoice, Reading, Tool, ToolOptions,
-    formats::{Body, Format, Parameters},
+    formats::{Body, Format},
 };
 use crate::{
     EngineError, Tokenizer,
-    grammar::{escaped, tool_schema},
+    grammar::{ANY, Rules, escaped, tool_schema},
 };
-
-/// Any text.
-const ANY: &str = "(?s:.)";
-
-/// Rules as they are written.
-pub(super) struct Rules<'a> {
-    pub text: String,
-    tokenizer: &'a Tokenizer,
-    markers: &'a [(u32, String)],
-    count: usize,
-}
 
 /// The grammar of an answer that is read so; its other text is what the rule `@answer` says, if `has_grammar`, else any. `None`
 /// where anything may come.
@@ -38,7 +27,7 @@ pub(crate) fn answer_grammar(
     if !reading.calls && !has_grammar && !is_without_calls {
         return Ok(None);
     }
-    let mut rules = Rules { text: String::new(), tokenizer, markers: &reading.dialect.markers, count: 0 };
+    let mut rules = Rules::new(tokenizer);
     if consists_of_messages {
         let answer = rules.harmony(reading, tools, has_grammar)?;
         return Ok(Some(format!("start: {answer}\n{}", rules.text)));
@@ -49,64 +38,6 @@ pub(crate) fn answer_grammar(
 }
 
 impl Rules<'_> {
-    pub fn rule(&mut self, body: &str) -> String {
-        self.count += 1;
-        let name = format!("r{}", self.count);
-        let _ = writeln!(self.text, "{name}: {body}");
-        name
-    }
-
-    /// The name of a rule that is written later, for rules that go on with themselves.
-    pub fn reserved(&mut self) -> String {
-        self.count += 1;
-        format!("r{}", self.count)
-    }
-
-    /// Any text, or none.
-    pub fn any_text(&mut self) -> String {
-        self.count += 1;
-        let _ = writeln!(self.text, "T{}: /{ANY}+/", self.count);
-        format!("T{}?", self.count)
-    }
-
-    /// Text up to this marker and with it.
-    pub fn up_to(&mut self, marker: &str) -> String {
-        if self.has_special(marker) {
-            return format!("{} {}", self.any_text(), self.literal(marker));
-        }
-        self.count += 1;
-        let number = self.count;
-        let _ = writeln!(self.text, "t{number}[lazy]: /{ANY}*{}/", escaped(marker));
-        format!("t{number}")
-    }
-
-    pub fn has_special(&self, text: &str) -> bool {
-        self.tokenizer.find_special(text).is_some()
-    }
-
-    /// A text of a caller's, whose special tokens are text.
-    pub fn plain(text: &str) -> String {
-        Value::from(text).to_string()
-    }
-
-    /// A text of ours, whose special tokens are tokens.
-    pub fn literal(&self, text: &str) -> String {
-        let mut terms = Vec::new();
-        let mut rest = text;
-        loop {
-            let special = self.tokenizer.find_special(rest);
-            let plain = &rest[..special.as_ref().map_or(rest.len(), |(range, _)| range.start)];
-            if !plain.is_empty() {
-                terms.push(Value::from(plain).to_string());
-            }
-            let Some((range, id)) = special else { break };
-            debug_assert!(self.markers.is_empty() || self.markers.iter().any(|(marker, _)| *marker == id));
-            terms.push(format!("<[{id}]>"));
-            rest = &rest[range.end..];
-        }
-        terms.join(" ")
-    }
-
     fn thinking(&mut self, reading: &Reading) -> String {
         let Some(thinking) = reading.thinking() else { return String::new() };
         let rest = self.up_to(thinking.close);
@@ -195,45 +126,6 @@ impl Rules<'_> {
     pub fn arguments(&mut self, tool: &Tool) -> Result<String, EngineError> {
         let schema = tool_schema(&tool.name, &tool.parameters, tool.strict)?;
         Ok(self.rule(&format!("%json {schema}")))
-    }
-
-    fn parameters(&mut self, format: &Parameters, tool: &Tool) -> Result<String, EngineError> {
-        let head = self.literal(&format!("{}{}", tool.name, format.after_name));
-        let empty = Map::new();
-        let properties = tool.parameters.get("properties").and_then(Value::as_object).unwrap_or(&empty);
-        let required = tool.parameters.get("required").and_then(Value::as_array);
-        let mut terms = vec![head];
-        for (key, schema) in properties {
-            let before = self.literal(&format!("{}{key}{}", format.before_key, format.before_value));
-            let value = self.value(format, tool, schema)?;
-            let rule = self.rule(&format!("{before} {value}"));
-            let is_required = required.is_some_and(|names| names.iter().any(|name| name == key.as_str()));
-            terms.push(if is_required { rule } else { format!("{rule}?") });
-        }
-        Ok(self.rule(&terms.join(" ")))
-    }
-
-    /// A value and what closes it: a string as it is, unless only some may come.
-    fn value(&mut self, format: &Parameters, tool: &Tool, schema: &Value) -> Result<String, EngineError> {
-        let after = self.literal(format.after_value);
-        if schema["type"] == "string" {
-            let texts = schema["enum"].as_array().map(|all| all.iter().filter_map(Value::as_str).map(Self::plain));
-            return Ok(match texts {
-                Some(texts) => format!("({}) {after}", texts.collect::<Vec<_>>().join(" | ")),
-                None => self.up_to(format.after_value),
-            });
-        }
-        let mut whole = schema.clone();
-        if let Value::Object(map) = &mut whole {
-            for key in ["$defs", "definitions"] {
-                if let Some(definitions) = tool.parameters.get(key) {
-                    map.insert(key.to_owned(), definitions.clone());
-                }
-            }
-        }
-        let schema = tool_schema(&tool.name, &whole, tool.strict)?;
-        let value = self.rule(&format!("%json {schema}"));
-        Ok(format!("{value} {after}"))
     }
 }
 

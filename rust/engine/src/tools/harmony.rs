@@ -7,10 +7,9 @@
 use super::{
     CallChoice, Parts, Reading, Tool, ToolCallDelta, ToolOptions, call_id,
     call_json::JsonValue,
-    grammar::Rules,
     reader::{Found, MARK, find},
 };
-use crate::EngineError;
+use crate::{EngineError, grammar::Rules};
 
 const START: &str = "<|start|>";
 const CHANNEL: &str = "<|channel|>";

@@ -1,5 +1,7 @@
 //! A call whose arguments stand one by one between markers.
 
+mod grammar;
+
 use std::sync::Arc;
 
 use serde_json::Value;

@@ -99,6 +99,29 @@ fn schema(rng: &mut ChaCha8Rng, depth: usize) -> Value {
     keys.into_iter().map(|key| (key.to_owned(), part(rng, key, depth))).collect::<serde_json::Map<_, _>>().into()
 }
 
+/// Most kinds of parts, one in the other.
+fn tag(rng: &mut ChaCha8Rng) -> Value {
+    let any = json!({ "type": "any_text" });
+    let begin = pick(rng, &["<a>", "<a", "<|im_start|>", "#"]);
+    let inner = match rng.random_range(0..4) {
+        0 => json!({ "type": "json_schema", "json_schema": schema(rng, 2) }),
+        1 => json!({ "type": "regex", "pattern": *REGEXES.choose(rng).expect("one") }),
+        2 => json!({ "type": "or", "elements": [any, { "type": "const_string", "value": text(rng) }] }),
+        _ => any.clone(),
+    };
+    let tag = json!({ "type": "tag", "begin": begin, "content": inner, "end": ["</a>", text(rng)] });
+    let triggered =
+        json!({ "type": "triggered_tags", "triggers": [&begin[..1]], "tags": [tag], "at_least_one": rng.random::<bool>() });
+    let times = json!({ "type": "repeat", "min": 0, "max": rng.random_range(-1..2000), "content": tag });
+    let format = match rng.random_range(0..4) {
+        0 => tag,
+        1 => triggered,
+        2 => json!({ "type": "sequence", "elements": [times, triggered] }),
+        _ => json!({ "type": "tags_with_separator", "separator": text(rng), "tags": [tag] }),
+    };
+    json!({ "type": "structural_tag", "format": format })
+}
+
 fn any(rng: &mut ChaCha8Rng) -> Grammar {
     match rng.random_range(0..8) {
         0 => Grammar::Regex(damaged(pick(rng, &REGEXES), rng)),
@@ -107,6 +130,11 @@ fn any(rng: &mut ChaCha8Rng) -> Grammar {
         }
         2 => Grammar::Lark(damaged(pick(rng, &RULES), rng)),
         3 => Grammar::Choice((0..rng.random_range(0..9)).map(|_| text(rng)).collect()),
+        4 if rng.random() => {
+            let mut tag = tag(rng);
+            damage(&mut tag, rng);
+            Grammar::StructuralTag(tag)
+        }
         4 => Grammar::Llguidance(json!({ "grammars": [{ "json_schema": schema(rng, 3) }] }).to_string()),
         _ => {
             let mut schema = schema(rng, 4);

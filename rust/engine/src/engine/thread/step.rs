@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Instant};
 use device::AdapterRows;
 use paged::{RequestId, SchedulerOutput, StuckReport};
 
-use super::{ActiveChoice, EngineThread, sampling::Wanted, ticks};
+use super::{ActiveChoice, EngineThread, constrained::add_forced, sampling::Wanted, ticks};
 use crate::{
     EngineError, FinishReason, OutputKind,
     engine::output::{ActiveRequest, End},
@@ -15,6 +15,9 @@ use crate::{
     sampler::Sampled,
     speculation::Answered,
 };
+
+/// Requests that are answered at once, up to which forced text is drafted: with more of them rows are dearer than steps.
+const MAX_FORCING: usize = 4;
 
 impl EngineThread {
     pub(super) fn step(&mut self) {
@@ -67,9 +70,13 @@ impl EngineThread {
         self.output = output;
     }
 
-    /// Asks for drafts for the requests that are being answered.
+    /// Asks for drafts for the requests that are being answered: what a grammar forces, else what the proposer says.
     fn propose(&mut self) {
         let Some(speculator) = &mut self.speculator else { return };
+        let forces = speculator.forces() && self.requests.values().any(ActiveRequest::is_constrained);
+        if !forces && !speculator.proposes() {
+            return;
+        }
         let (scheduler, active, requests) = (&self.scheduler, &mut self.active, &self.requests);
         // A device that samples draws all rows of a request at once, and what a grammar allows in one depends on those before.
         let samples = self.runner.samples();
@@ -84,15 +91,22 @@ impl EngineThread {
             let active =
                 active.get(&id).filter(|active| !active.leads && active.output == OutputKind::Tokens && !is_held(active))?;
             let is_answered = is_next || num_tokens > scheduler.num_prompt_tokens(id);
-            is_answered.then_some(Answered { id, history: active.drafts })
+            is_answered.then_some(Answered { id, history: active.drafts, forced: Vec::new() })
         });
         let mut answered: Vec<_> = answered.collect();
+        if forces && answered.len() <= MAX_FORCING {
+            for Answered { id, forced, .. } in &mut answered {
+                let Some(active) = active.get(id) else { continue };
+                let Some(request) = requests.get(&active.request_number) else { continue };
+                add_forced(request, active.choice, scheduler.token_ids(*id).last().copied(), forced);
+            }
+        }
         let num_rows = (!has_prompts).then(|| self.scheduler.num_running());
         if let Err(why) = speculator.propose(&mut self.scheduler, &mut answered, num_rows) {
             tracing::error!("no more drafts are computed: {why}");
             self.speculator = None;
         }
-        for Answered { id, history } in answered {
+        for Answered { id, history, .. } in answered {
             if let Some(active) = active.get_mut(&id) {
                 active.drafts = history;
             }

@@ -304,3 +304,89 @@ fn schemas_that_refer_to_themselves_end() {
     chain.insert("a60".into(), json!({ "type": "object" }));
     assert!(rules(with(Value::Object(chain), json!({ "$ref": "#/$defs/a0" }))).is_err());
 }
+
+/// Formats whose arguments stand between markers, with a call of `f` with one argument, and their markers of it.
+const BETWEEN_MARKERS: [(&str, &str, &[&str]); 3] = [
+    (
+        "<tool_call><function=<parameter=",
+        "<tool_call>\n<function=f>\n<parameter=x>\nVALUE\n</parameter>\n</function>\n</tool_call>",
+        &["<tool_call>", "</tool_call>", "</parameter>"],
+    ),
+    (
+        "<seed:tool_call><function=",
+        "<seed:tool_call>\n<function=f>\n<parameter=x>VALUE</parameter>\n</function>\n</seed:tool_call>",
+        &["<seed:tool_call>", "</seed:tool_call>"],
+    ),
+    (
+        "<arg_key><tool_call>",
+        "<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>",
+        &["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
+    ),
+];
+
+fn strict(property: impl Into<Value>) -> ToolOptions {
+    let parameters =
+        json!({ "type": "object", "properties": { "x": property.into() }, "required": ["x"], "additionalProperties": false });
+    let tools = vec![Tool { strict: true, ..tool("f", parameters) }];
+    ToolOptions { tools, choice: CallChoice::Required, ..ToolOptions::default() }
+}
+
+#[test]
+fn texts_between_markers_are_within_their_limits() {
+    for (template, call, markers) in BETWEEN_MARKERS {
+        for tokens in [&[][..], markers] {
+            let tokenizer = tokenizer(tokens);
+            for (property, within, beyond) in [
+                (json!({ "type": "string" }), vec!["", "a\n<b>", "\"x\""], vec![]),
+                (json!({ "type": "string", "minLength": 2 }), vec!["ab", "a\nb"], vec!["", "a"]),
+                (json!({ "type": "string", "maxLength": 2 }), vec!["", "ab", "<a"], vec!["abc", "\na"]),
+                (json!({ "type": "string", "pattern": "^[a-z</>]*$" }), vec!["", "ab", "</b>"], vec!["A"]),
+                (json!({ "type": "string", "pattern": "[0-9]", "maxLength": 3 }), vec!["4", "a4/"], vec!["abc", "4444"]),
+                (json!({ "type": "string", "enum": ["red", "b/w", ""] }), vec!["red", "b/w", ""], vec!["re", "blue"]),
+                (json!({ "type": "string", "enum": ["red", "blue"], "maxLength": 3 }), vec!["red"], vec!["blue"]),
+                (json!({ "type": "string", "const": "a.b" }), vec!["a.b"], vec!["axb"]),
+                (json!({ "type": "string", "format": "date" }), vec!["2024-01-31"], vec!["2024-13-01", ""]),
+                (json!({ "type": "integer", "maximum": 9 }), vec!["7"], vec!["17", "\"7\""]),
+            ] {
+                let tools = strict(property.clone());
+                for value in within {
+                    let answer = call.replace("VALUE", value);
+                    assert_eq!(allowed(&tokenizer, template, &tools, &answer), (answer, true), "{property} {tokens:?}");
+                }
+                for value in beyond {
+                    let answer = call.replace("VALUE", value);
+                    assert!(!allowed(&tokenizer, template, &tools, &answer).1, "{property} {tokens:?}: {answer}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_texts_between_markers_cannot_be_held_to_is_refused_where_it_is_strict() {
+    let tokenizer = tokenizer(&[]);
+    let refusal = |tools: &ToolOptions| {
+        let dialect = Arc::new(Dialect::of(BETWEEN_MARKERS[0].0, &tokenizer, true));
+        let rules = answer_grammar(&Reading::new(&dialect, tools, ""), tools, &tokenizer, false);
+        rules.err().map(|error| error.to_string()).unwrap_or_default()
+    };
+    for (property, keyword) in [
+        (json!({ "type": "string", "format": "uri" }), "`format`"),
+        (json!({ "type": "string", "pattern": "\\bword\\b" }), "`pattern`"),
+        (json!({ "type": "string", "enum": [1] }), "`enum`"),
+        (json!({ "type": "string", "anyOf": [{ "maxLength": 3 }] }), "`anyOf`"),
+        (json!({ "type": "array", "uniqueItems": true }), "`uniqueItems`"),
+        (json!({ "type": "object", "properties": {} }), "`additionalProperties`"),
+    ] {
+        let mut tools = strict(property);
+        let why = refusal(&tools);
+        assert!(why.contains(keyword) && why.contains("\"f\""), "{keyword}: {why}");
+        tools.tools[0].strict = false;
+        assert_eq!(refusal(&tools), "", "{keyword}");
+    }
+    let mut tools = strict(json!({ "type": "string" }));
+    tools.tools[0].parameters["minProperties"] = 1.into();
+    assert!(refusal(&tools).contains("`minProperties`"));
+    tools.tools[0].parameters = json!({ "type": "object", "properties": { "x": { "type": "string" } } });
+    assert!(refusal(&tools).contains("`additionalProperties`"));
+}

@@ -7,11 +7,10 @@ use serde_json::{Map, Value};
 use super::super::{
     Tool,
     formats::{Literals, Quotes},
-    grammar::Rules,
 };
 use crate::{
     EngineError,
-    grammar::{GrammarFault, describes, escaped, tool_schema},
+    grammar::{GrammarFault, Rules, describes, escaped, tool_schema},
 };
 
 /// Schemas within schemas, references followed.
