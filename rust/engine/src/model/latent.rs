@@ -72,7 +72,7 @@ impl Latent {
             rope: self.config.rope.map(|rope| cx.run.ropes[rope].table()),
             cache: cx.run.cache,
             layer: cx.layer,
-            params: AttentionParams { num_heads, num_kv_heads, head_dim, scale, window, chunk, softcap, precision },
+            params: AttentionParams { num_heads, num_kv_heads, head_dim, scale, mask, window, chunk, softcap, precision },
             out,
         };
         let phases = cx.run.backend.latent_phases().expect("the plan was refused where nothing computes latent attention");
