@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use device::cuda::{CudaOptions, LibraryPaths};
 use paged::{PagedAttentionConfig, Policies};
 
-use crate::{AdapterOptions, EngineError, Isq, Proposer, kv_tier::KvTierConfig};
+use crate::{AdapterOptions, EmbeddingOptions, EngineError, Isq, Proposer, kv_tier::KvTierConfig};
 
 /// Where a model lies.
 #[derive(Clone, Debug)]
@@ -133,6 +133,8 @@ pub struct EngineConfig {
     pub in_situ_quant: Option<Isq>,
     /// Adapters that it is loaded with, and what later ones may take; none are taken unless given.
     pub adapters: Option<AdapterOptions>,
+    /// It makes embeddings, and no text; it makes text unless given.
+    pub embedding: Option<EmbeddingOptions>,
     /// CPU options.
     pub cpu: CpuOptions,
     /// Where NVIDIA's libraries may be.
@@ -180,6 +182,7 @@ impl Default for EngineConfig {
             kv_tier: None,
             in_situ_quant: None,
             adapters: None,
+            embedding: None,
             cpu: CpuOptions::default(),
             cuda_libraries: LibraryPaths::default(),
             cuda: CudaOptions::default(),

@@ -162,6 +162,11 @@ impl SafetensorsFiles {
     }
 
     fn open_file(&mut self, path: &Path) -> Result<(), EngineError> {
+        self.add_file(path, "")
+    }
+
+    /// Adds the tensors of another file, with `prefix` before their names.
+    pub(super) fn add_file(&mut self, path: &Path, prefix: &str) -> Result<(), EngineError> {
         let bytes = Bytes::map_file(path)?;
         self.watches.extend(bytes.watch());
         let (header, metadata) = SafeTensors::read_metadata(bytes.as_slice()).map_err(|e| load(path, e))?;
@@ -179,7 +184,7 @@ impl SafetensorsFiles {
                 bytes: bytes.slice(start, end),
                 file: path.to_owned(),
             };
-            if let Some(other) = self.tensors.insert(name.clone(), info) {
+            if let Some(other) = self.tensors.insert(format!("{prefix}{name}"), info) {
                 return Err(load(path, format!("tensor `{name}` is also in {}", other.file.display())));
             }
         }
