@@ -76,8 +76,7 @@ proptest! {
 
 #[test]
 fn keys_behind_a_query_may_lie_in_other_splits() {
-    for (dtype, window) in
-        [(KvDType::F32, None), (KvDType::F16, Some(257)), (KvDType::BF16, Some(600)), (KvDType::Int8, Some(1))]
+    for (dtype, window) in [(KvDType::F32, None), (KvDType::F16, Some(257)), (KvDType::BF16, Some(600)), (KvDType::Int8, Some(1))]
     {
         let params = AttentionParams { mask: Mask::Full, window, ..params(1, 3, 16) };
         check_case(&Case::new(7, params, 16, dtype, &[(0, 1500), (0, 5), (0, 513)]), 3);
@@ -99,7 +98,10 @@ fn a_row_that_sees_keys_behind_it_has_the_same_bits_in_a_batch_for_any_threads_a
                     let out = run(&CpuBackend::new(isa, threads).unwrap(), &batch);
                     for row in 0..700 {
                         let (got, wanted) = (row_bits(&batch, &out, 1, row), row_bits(&alone, &expected, 0, row));
-                        assert_eq!(got, wanted, "{isa:?} {dtype:?} {precision:?}, window {window:?}: row {row}, {threads} threads");
+                        assert_eq!(
+                            got, wanted,
+                            "{isa:?} {dtype:?} {precision:?}, window {window:?}: row {row}, {threads} threads"
+                        );
                     }
                 }
             }

@@ -107,7 +107,8 @@ impl ModelRunner {
         progress(LoadProgress { done_bytes: total_bytes, total_bytes });
         let max_logit_rows = max_logit_rows(options.max_num_seqs);
         let activations = Activations::new(&*backend, &config, options.max_num_batched_tokens.max(1), max_logit_rows)?;
-        let embedder = files.embedding().zip(heads).map(|(config, heads)| Embedder::new(&*backend, config, heads, max_logit_rows));
+        let embedder =
+            files.embedding().zip(heads).map(|(config, heads)| Embedder::new(&*backend, config, heads, max_logit_rows));
         let embedder = embedder.transpose()?;
         let ropes = config.ropes.iter().map(|rope| GrowingRope::new(rope, &config)).collect();
         Ok(Self {

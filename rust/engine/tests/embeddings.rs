@@ -263,6 +263,9 @@ fn what_cannot_be_done_is_refused_by_name() {
     assert!(error.to_string().contains("kv_tier"), "{error}");
 }
 
+/// What is done to a JSON file.
+type Change = Box<dyn Fn(&mut Value)>;
+
 /// A copy of a folder in which one JSON file is another.
 fn changed(model: &str, file: &str, change: impl Fn(&mut Value)) -> TempDir {
     let dir = TempDir::new().unwrap();
@@ -288,7 +291,7 @@ fn changed(model: &str, file: &str, change: impl Fn(&mut Value)) -> TempDir {
 fn keys_that_would_change_the_vectors_are_refused_by_name() {
     let set = |key: &'static str, to: Value| move |value: &mut Value| value[key] = to.clone();
     let pooling = "1_Pooling/config.json";
-    let changes: Vec<(&str, Box<dyn Fn(&mut Value)>, &str)> = vec![
+    let changes: Vec<(&str, Change, &str)> = vec![
         (pooling, Box::new(set("pooling_mode_max_tokens", true.into())), "pooling_mode_max_tokens"),
         (pooling, Box::new(set("pooling_mode_cls_token", true.into())), "several poolings"),
         (pooling, Box::new(set("include_prompt", false.into())), "include_prompt"),
@@ -315,7 +318,8 @@ fn keys_that_would_change_the_vectors_are_refused_by_name() {
         *value = serde_json::json!({ "embedding_dimension": 64, "pooling_mode": "mean", "include_prompt": true });
     });
     check_goldens(&Engine::load(&source(newer.path()), &pooled(exact(), None), &|_| {}).unwrap(), "embeddinggemma");
-    let prompted = changed("embeddinggemma", "config_sentence_transformers.json", |value| value["default_prompt_name"] = "query".into());
+    let prompted =
+        changed("embeddinggemma", "config_sentence_transformers.json", |value| value["default_prompt_name"] = "query".into());
     let prompted = Engine::load(&source(prompted.path()), &pooled(exact(), None), &|_| {}).unwrap();
     let golden = golden("embeddinggemma");
     let vector = prompted.embed(of(vec![text(&cases(&golden)[1]["input"])])).unwrap();
@@ -394,11 +398,8 @@ fn write_gguf(path: &Path, pooling_type: u32) {
 fn a_gguf_file_gives_the_same_vectors() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("model.gguf");
-    let source = || ModelSource::Gguf {
-        files: vec![path.clone()],
-        tokenizer_dir: Some(folder("embeddinggemma")),
-        tokenizer_json: None,
-    };
+    let source =
+        || ModelSource::Gguf { files: vec![path.clone()], tokenizer_dir: Some(folder("embeddinggemma")), tokenizer_json: None };
     write_gguf(&path, 1);
     check_goldens(&Engine::load(&source(), &pooled(exact(), None), &|_| {}).unwrap(), "embeddinggemma");
     write_gguf(&path, 4);

@@ -38,7 +38,8 @@ impl File {
     }
 
     fn required(path: &Path) -> Result<Self, EngineError> {
-        Self::open(path)?.ok_or_else(|| EngineError::Load(format!("{} does not exist, and modules.json names it", path.display())))
+        Self::open(path)?
+            .ok_or_else(|| EngineError::Load(format!("{} does not exist, and modules.json names it", path.display())))
     }
 
     /// Its fields, once all of them are known by name.
@@ -46,7 +47,9 @@ impl File {
         let fields = HfFields::new(&self.what, self.object.clone());
         match self.object.iter().find(|(key, value)| !value.is_null() && !known.contains(&key.as_str())) {
             None => Ok(fields),
-            Some((key, _)) => Err(fields.error(key, format!("is not supported; what is read of this file: {}", known.join(", ")))),
+            Some((key, _)) => {
+                Err(fields.error(key, format!("is not supported; what is read of this file: {}", known.join(", "))))
+            }
         }
     }
 }
@@ -121,19 +124,23 @@ fn modules(dir: &Path) -> Result<Vec<Module>, EngineError> {
     let path = dir.join("modules.json");
     let what = path.display();
     let Some(json) = read_json(&path).map_err(EngineError::Load)? else { return Ok(Vec::new()) };
-    let malformed = || EngineError::Load(format!("{what}: must be a list of objects with `type` and `path`, the model itself first"));
+    let malformed =
+        || EngineError::Load(format!("{what}: must be a list of objects with `type` and `path`, the model itself first"));
     let mut modules = Vec::new();
     for entry in json.as_array().ok_or_else(malformed)? {
         let text = |key: &str| entry.get(key).and_then(Value::as_str).ok_or_else(malformed);
         let (class, place) = (text("type")?, text("path")?);
         let kind = class.rsplit('.').next().unwrap_or_default().to_owned();
         if !class.starts_with("sentence_transformers.") {
-            return Err(EngineError::NotSupported(format!("{what}: the module {class:?} is code of the model's own; it is not run")));
+            return Err(EngineError::NotSupported(format!(
+                "{what}: the module {class:?} is code of the model's own; it is not run"
+            )));
         }
         let is_first = modules.is_empty();
         let is_plain = if is_first { place.is_empty() } else { Path::new(place).file_name().is_some_and(|name| name == place) };
         if !is_plain {
-            let text = format!("{what}: `path` is {place:?}; the model lies in the folder itself, other modules in folders of it");
+            let text =
+                format!("{what}: `path` is {place:?}; the model lies in the folder itself, other modules in folders of it");
             return Err(EngineError::Load(text));
         }
         if is_first != (kind == "Transformer") {
@@ -177,7 +184,8 @@ fn read_pooling(dir: &Path, options: EmbeddingOptions, hidden_size: usize) -> Re
             continue;
         }
         if found.is_some() {
-            return Err(fields.error(key, "is true, and so is another: vectors of several poolings, one behind the other, are not computed"));
+            return Err(fields
+                .error(key, "is true, and so is another: vectors of several poolings, one behind the other, are not computed"));
         }
         let unsupported = || fields.error(key, "is true; what is computed: the mean, the first token, or the last one");
         found = Some(pooling.ok_or_else(unsupported));
@@ -188,7 +196,9 @@ fn read_pooling(dir: &Path, options: EmbeddingOptions, hidden_size: usize) -> Re
         (None, None) => return Err(no_pooling(&file.what, "nothing")),
     };
     if fields.flag("include_prompt")? == Some(false) && pooling != Pooling::Last {
-        return Err(fields.error("include_prompt", "is false, which is not supported: the prompt's tokens are pooled with the text's"));
+        return Err(
+            fields.error("include_prompt", "is false, which is not supported: the prompt's tokens are pooled with the text's")
+        );
     }
     Ok(pooling)
 }
@@ -214,7 +224,8 @@ fn read_head(dir: &Path, role: Role, width: usize) -> Result<HeadConfig, EngineE
         Some("torch.nn.modules.linear.Identity") => HeadActivation::Identity,
         None | Some("torch.nn.modules.activation.Tanh") => HeadActivation::Tanh,
         Some(other) => {
-            let why = format!("is {other:?}; what is computed: torch.nn.modules.linear.Identity, torch.nn.modules.activation.Tanh");
+            let why =
+                format!("is {other:?}; what is computed: torch.nn.modules.linear.Identity, torch.nn.modules.activation.Tanh");
             return Err(fields.error("activation_function", why));
         }
     };
@@ -254,7 +265,9 @@ pub(crate) fn of_gguf(
         (None, Some(2)) => Pooling::Cls,
         (None, Some(3)) => Pooling::Last,
         (None, Some(4)) => {
-            return Err(fields.error("pooling_type", "is 4, a reranker's, which is not supported; 1 (mean), 2 (cls) and 3 (last) are"));
+            return Err(
+                fields.error("pooling_type", "is 4, a reranker's, which is not supported; 1 (mean), 2 (cls) and 3 (last) are")
+            );
         }
         (None, None | Some(0)) => return Err(no_pooling(fields.what, "no `pooling_type`")),
         (None, Some(other)) => return Err(fields.error("pooling_type", format!("is {other}; it must be 1, 2 or 3"))),
@@ -268,7 +281,8 @@ pub(crate) fn of_gguf(
         let [out_features, in_features] = fields.weights.matrix_shape(id)?;
         if in_features != dimensions {
             let name = fields.weights.name(id);
-            let text = format!("{}: tensor `{name}` takes {in_features} values, and what comes before gives {dimensions}", fields.what);
+            let text =
+                format!("{}: tensor `{name}` takes {in_features} values, and what comes before gives {dimensions}", fields.what);
             return Err(EngineError::Load(text));
         }
         let bias = fields.weights.contains(id.bias());

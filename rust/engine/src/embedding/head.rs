@@ -22,9 +22,7 @@ pub(crate) struct Head {
 impl Head {
     /// Asks for the weights of all, each once.
     pub(crate) fn all(weights: &mut dyn Weights, config: &EmbeddingConfig) -> Result<Vec<Self>, EngineError> {
-        let head = |head: &super::HeadConfig| {
-            Ok(Self { linear: weights.linear(&head.matrix())?, activation: head.activation })
-        };
+        let head = |head: &super::HeadConfig| Ok(Self { linear: weights.linear(&head.matrix())?, activation: head.activation });
         config.heads.iter().map(head).collect()
     }
 }
@@ -79,7 +77,9 @@ impl Embedder {
             }
         }
         vectors.chunks_mut(self.max_rows).for_each(|chunk| self.pass_heads(backend, chunk));
-        vectors.iter_mut().for_each(|vector| normalize(vector));
+        for vector in &mut vectors {
+            normalize(vector);
+        }
         vectors
     }
 
@@ -108,13 +108,7 @@ impl Embedder {
 }
 
 /// Summed in the order of the tokens, in f64: what else is in the step changes nothing.
-fn mean(
-    decoder: &Decoder,
-    backend: &dyn Backend,
-    activations: &mut Activations,
-    rows: &Range<u32>,
-    max_rows: usize,
-) -> Vec<f32> {
+fn mean(decoder: &Decoder, backend: &dyn Backend, activations: &mut Activations, rows: &Range<u32>, max_rows: usize) -> Vec<f32> {
     let mut sum: Vec<f64> = Vec::new();
     for start in rows.clone().step_by(max_rows) {
         let chunk: Vec<_> = (start..rows.end.min(start + max_rows as u32)).collect();

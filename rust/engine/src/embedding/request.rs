@@ -1,9 +1,7 @@
 //! What callers ask of an embedding model.
 
 use super::normalize;
-use crate::{
-    Engine, EngineError, GenerationRequest, OutputKind, Prompt, SamplingParams, ServiceParams,
-};
+use crate::{Engine, EngineError, GenerationRequest, OutputKind, Prompt, SamplingParams, ServiceParams};
 
 /// A text to be embedded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,6 +10,16 @@ pub enum EmbeddingInput {
     Text(String),
     /// Token ids as they are.
     TokenIds(Vec<u32>),
+}
+
+impl EmbeddingInput {
+    /// Bytes of the text that is to be tokenized.
+    pub fn text_bytes(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::TokenIds(_) => 0,
+        }
+    }
 }
 
 /// What becomes of an input with more tokens than it may have. What the tokenizer adds at the ends stays; else the first tokens do.

@@ -148,11 +148,7 @@ fn needs_whole_prompts(decoder: &DecoderConfig, embedding: Option<&EmbeddingConf
 }
 
 /// Whether a model can be run for what it is loaded for.
-fn check_kind(
-    config: &EngineConfig,
-    decoder: &DecoderConfig,
-    embedding: Option<&EmbeddingConfig>,
-) -> Result<(), EngineError> {
+fn check_kind(config: &EngineConfig, decoder: &DecoderConfig, embedding: Option<&EmbeddingConfig>) -> Result<(), EngineError> {
     if decoder.sees_ahead() && embedding.is_none() {
         return Err(EngineError::InvalidArgument(format!(
             "this {} sees the tokens behind a token: it makes embeddings and no text; load it with Which.Embedding, or serve it with \
@@ -441,7 +437,8 @@ fn describe(files: &ModelFiles, config: &EngineConfig, plan: &MemoryPlan, backen
     }
     if let Some(EmbeddingConfig { pooling, dimensions, heads, .. }) = files.embedding() {
         let heads = heads.len();
-        lines.push(format!("Makes embeddings: pooling {pooling}, {heads} dense layers behind it, vectors of {dimensions} values"));
+        lines
+            .push(format!("Makes embeddings: pooling {pooling}, {heads} dense layers behind it, vectors of {dimensions} values"));
     }
     lines.extend(plan.to_string().lines().map(|line| format!("Memory: {line}")));
     lines

@@ -32,9 +32,10 @@ pub use heartbeat::{STEP_TOKENS, StepTokens, Vitals};
 pub use plan::{DeviceBytes, GroupPlan, MemoryPlan};
 
 use crate::{
-    AdapterChoice, AdapterInfo, AdapterStatus, EmbeddingConfig, EngineError, EventSink, GenerationConfig, GenerationRequest, LoadAdapter, Message,
-    RenderOptions, RequestStream, ResolvedSampling, SamplingParams, chat_template::ChatTemplate, completion::CompletionCollector,
-    grammar::GrammarCompiler, kv_tier::FlushOnDrop, lora::Registry, tokenizer::Tokenizer, tools::Dialect,
+    AdapterChoice, AdapterInfo, AdapterStatus, EmbeddingConfig, EngineError, EventSink, GenerationConfig, GenerationRequest,
+    LoadAdapter, Message, RenderOptions, RequestStream, ResolvedSampling, SamplingParams, chat_template::ChatTemplate,
+    completion::CompletionCollector, grammar::GrammarCompiler, kv_tier::FlushOnDrop, lora::Registry, tokenizer::Tokenizer,
+    tools::Dialect,
 };
 use output::WaitingTokens;
 pub use sequence::{Continuation, Sequence};

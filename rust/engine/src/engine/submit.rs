@@ -59,14 +59,11 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     let grammar = compile_grammar(shared, &request.sampling, &prompt, reading.as_ref())?;
     cut(request.kept_prompt, &mut prompt_token_ids)?;
     let public_prefix_len = public_prefix_len(shared, &prompt, &prompt_token_ids, request.service.public_prefix)?;
+    let asked = request.sampling.max_tokens.or(shared.generation_config.max_tokens(num_given));
     let max_tokens = match request.output {
-        OutputKind::Tokens => request.sampling.max_tokens.or(shared.generation_config.max_tokens(num_given)),
-        OutputKind::Vector | OutputKind::Embedding => Some(1),
-    };
-    let max_tokens = if request.output == OutputKind::Embedding {
-        check_embedding_len(shared, prompt_token_ids.len())?
-    } else {
-        fit(shared, max_tokens, request.truncate_sequence, &mut prompt_token_ids)?
+        OutputKind::Tokens => fit(shared, asked, request.truncate_sequence, &mut prompt_token_ids)?,
+        OutputKind::Vector => fit(shared, Some(1), request.truncate_sequence, &mut prompt_token_ids)?,
+        OutputKind::Embedding => check_embedding_len(shared, prompt_token_ids.len())?,
     };
     let answers = [num_run.saturating_mul(max_tokens), request.n_choices, prompt_token_ids.len()];
     check_logprobs(&request.sampling, request.prompt_logprobs, request.echo_prompt, answers)?;

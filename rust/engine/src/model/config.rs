@@ -565,7 +565,9 @@ impl DecoderConfig {
             }
         }
         if attention.mask == Mask::Full && (attention.chunk.is_some() || attention.latent.is_some()) {
-            return Err(format!("layer {index} sees the tokens behind one in chunks or by latent attention, which is not computed"));
+            return Err(format!(
+                "layer {index} sees the tokens behind one in chunks or by latent attention, which is not computed"
+            ));
         }
         if let Some(latent) = &attention.latent {
             latent.check(attention)?;

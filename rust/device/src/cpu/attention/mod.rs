@@ -60,8 +60,8 @@ use std::sync::{
 };
 
 use crate::{
-    AttentionArgs, AttentionParams, KvCacheSpec, KvDType, KvGroupMetadata, KvLayer, KvShape, KvSide, Mask, Precision, StepMetadata,
-    WorkspaceShape, kv_layout::PlaneLayout,
+    AttentionArgs, AttentionParams, KvCacheSpec, KvDType, KvGroupMetadata, KvLayer, KvShape, KvSide, Mask, Precision,
+    StepMetadata, WorkspaceShape, kv_layout::PlaneLayout,
 };
 
 #[cfg(target_arch = "x86_64")]
