@@ -1,6 +1,6 @@
 """Which of some texts are alike, by the vectors that the default model makes of them.
 
-The model writes text and was never trained for this; `Which.Embedding("google/embeddinggemma-300m")` knows by itself how it is done.
+The model writes text and was never trained for this. `Which.Embedding("google/embeddinggemma-300m")` knows by itself how.
 """
 
 from mistral_paged import EmbeddingRequest, Runner, Which

@@ -57,7 +57,7 @@ def translate(content: dict[str, Any]) -> Iterator[str]:
         raise Usage(f"default_model_id is {default!r}, which is no model_id of [[models]]")
     kind = model.pop("kind", "auto")
     if not isinstance(kind, str) or (command == "run" and kind not in ("auto", "text")):
-        raise Usage(f"kind is {kind!r}; it must be 'auto', 'text' or, to serve, 'embedding'")
+        raise Usage(f"kind is {kind!r}; it must be 'auto' or 'text'")
     flags = [flag for group in COMMANDS[command][1] for flag in group.flags]
     if command == "serve":
         yield kind

@@ -87,7 +87,8 @@ def embedding(options: argparse.Namespace, model: str, dtype: ModelDType, lora: 
     if options.arch is not None:
         arch = EMBEDDING_ARCHITECTURES.get(options.arch)
         if arch is None:
-            raise ValueError(f"--arch {options.arch}: embedding models have {' or '.join(EMBEDDING_ARCHITECTURES)}, or any with --arch left out")
+            names = " or ".join(EMBEDDING_ARCHITECTURES)
+            raise ValueError(f"--arch {options.arch}: for embeddings it is {names}; left out, it is any")
     local, files = find_local(model), None
     if options.quantized_file is not None:
         files = options.quantized_file.split(";")

@@ -23,7 +23,9 @@ OTHER_KINDS = ("multimodal", "diffusion", "speech")
 def describe(command: argparse.ArgumentParser) -> None:
     """What the help of `serve` says besides its flags."""
     command.description = "Serves a model over HTTP: OpenAI's and Anthropic's interfaces, metrics, and a page at /ui."
-    command.add_argument("kind", nargs="?", default="auto", choices=(*KINDS, *OTHER_KINDS), metavar="KIND", help="auto, text or embedding")
+    command.add_argument(
+        "kind", nargs="?", default="auto", choices=(*KINDS, *OTHER_KINDS), metavar="KIND", help="auto, text or embedding"
+    )
 
 
 def keys(options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -217,6 +217,17 @@ fn check_backend(config: &EngineConfig, backend: &dyn Backend) -> Result<(), Eng
     Ok(())
 }
 
+/// What goes into the dense layers behind a pooling is made by the host.
+fn check_heads(files: &ModelFiles, backend: &dyn Backend) -> Result<(), EngineError> {
+    if files.embedding().is_none_or(|embedding| embedding.heads.is_empty()) || backend.memory()?.is_host {
+        return Ok(());
+    }
+    let device = backend.info().device;
+    Err(EngineError::NotSupported(format!(
+        "dense layers behind the pooling are not supported on {device} yet: use device=\"cpu\""
+    )))
+}
+
 /// Loads the model and sizes the pool; the thread is not started.
 pub fn load_with_backend(
     source: &ModelSource,
@@ -233,6 +244,7 @@ pub fn load_with_backend(
     let planned =
         |loaded| plan(planned_model(&files, &text, adapter_bytes), config, PlannedDevices::Own { backend: &**backend, loaded });
     let mut plan = planned(0)?;
+    check_heads(&files, &**backend)?;
     let options = RunnerOptions {
         precision: precision(config),
         kv_dtype: device_dtype(plan.cache.cache_type),

@@ -81,7 +81,7 @@ def work(engine: str, model: str, dtype: str, given: list[str]) -> dict[str, Any
 
 def measure(engine: str, python: Path, model: Path, dtype: str, given: list[str]) -> dict[str, Any]:
     """The same in a process of its own."""
-    command = [str(python), str(HERE / "embeddings.py"), "--work", engine, "-m", str(model), "--dtype", dtype]
+    command = [str(python), str(HERE / "embed_peers.py"), "--work", engine, "-m", str(model), "--dtype", dtype]
     done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{engine} failed: {done.stderr.strip().splitlines()[-1:]}")
