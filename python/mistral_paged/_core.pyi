@@ -27,6 +27,7 @@ __all__ = [
     "Delta",
     "DiffusionArchitecture",
     "EmbeddingArchitecture",
+    "EmbeddingRequest",
     "EventSignal",
     "GpuTimer",
     "IsqOrganization",
@@ -56,6 +57,7 @@ __all__ = [
     "simulate",
     "simulator_devices",
     "submit",
+    "submit_embeddings",
     "survey",
 ]
 
