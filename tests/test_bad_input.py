@@ -237,7 +237,6 @@ def test_later_runner_arguments_say_so(options: dict[str, Any]) -> None:
         ("XLoraGGML", ("model", "file", "adapters", "order"), {}),
         ("MultimodalPlain", ("model",), {"max_edge": 5, "encoder_cache_memory_bytes": 1, "from_uqff": "x", "organization": None}),
         ("VisionPlain", ("model", MultimodalArchitecture.Phi3V), {"auto_map_params": None}),
-        ("Embedding", ("model",), {"imatrix": "x", "calibration_file": "x"}),
         ("DiffusionPlain", ("model", DiffusionArchitecture.Flux), {}),
         ("Speech", ("model", SpeechLoaderType.Dia), {"dac_model_id": "x"}),
     ],
@@ -396,7 +395,7 @@ def test_add_special_tokens_needs_a_text(llama: Runner) -> None:
 
 def test_later_methods_say_so() -> None:
     runner = runner_of("text", "llama")
-    for method in ("send_embedding_request", "generate_image", "send_re_isq", "export_session"):
+    for method in ("generate_image", "send_re_isq", "export_session"):
         with pytest.raises(NotImplementedError, match=method):
             getattr(runner, method)("x")
 

@@ -271,7 +271,7 @@ def test_a_log_that_cannot_be_written_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["embedding"], "the kind 'embedding'"),
+        (["speech"], "the kind 'speech'"),
         (["--port", "70000"], "--port is 70000; it must be from 0 to 65535"),
         (["--max-body-mb", "0"], "--max-body-mb is 0"),
         (["--request-timeout", "0"], "--request-timeout is 0.0; it must be seconds above 0"),

@@ -24,6 +24,7 @@ PRINTS = {
     "tree_search.py": "saved by sharing",
     "simulate.py": "paged: ",
     "kv_tier.py": "second runner: ",
+    "embeddings.py": "is most like 'A kitten is napping on the couch.'",
     "tools.py": 'weather({"city": "Oslo", "unit": "celsius"}) gives',
 }
 

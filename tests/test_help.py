@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from conftest import runner_of
 
-from mistral_paged import ChatCompletionRequest, CompletionRequest, Runner, Which
+from mistral_paged import ChatCompletionRequest, CompletionRequest, EmbeddingRequest, Runner, Which
 
 REQUIRED: dict[Any, dict[str, Any]] = {
     Runner: {"which": Which.Plain("/none")},
     ChatCompletionRequest: {"messages": "Hi", "model": "m"},
     CompletionRequest: {"prompt": "Hi", "model": "m"},
+    EmbeddingRequest: {"input": "Hi"},
 }
 RANGES = {
     Runner: {
@@ -52,6 +53,11 @@ RANGES = {
         "public_messages": "0 or more",
     },
     CompletionRequest: {"logprobs": "0 or more", "best_of": "at most 1024", "public_prefix_len": "0 or more"},
+    EmbeddingRequest: {
+        "dimensions": "1 or more",
+        "priority": "-2^31 to 2^31 - 1",
+        "deadline": "seconds from submission, above 0",
+    },
 }
 
 

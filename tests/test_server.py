@@ -585,7 +585,7 @@ def test_routes_that_are_not_there(server: Server) -> None:
         ("POST", "/v1/images/generations", 404, "route_not_found"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("DELETE", "/health", 405, "method_not_allowed"),
-        ("POST", "/v1/embeddings", 501, "not_implemented"),
+        ("POST", "/re_isq", 501, "not_implemented"),
     ):
         reply = server.send(method, path, {} if method == "POST" else None)
         assert (reply.status, reply.error["code"]) == (status, code), path
@@ -1058,7 +1058,7 @@ def test_a_panic_or_a_bad_setting_is_an_error_before_loading(tmp_path: Path) -> 
     both = run("--pa-memory-mb", "5", "--pa-context-len", "5")
     assert both.returncode == 2
     assert "cannot be used with" in both.stderr
-    assert run("embedding").returncode == 2
+    assert run("speech").returncode == 2
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

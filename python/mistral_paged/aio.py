@@ -1,4 +1,4 @@
-"""Requests on an asyncio event loop: what `Runner.achat` and `Runner.acomplete` return.
+"""Requests on an asyncio event loop: what `Runner.achat`, `Runner.acomplete` and `Runner.aembed` return.
 
 The engine writes a byte to a socket of the loop once a step, so that the loop wakes once for all its requests that got tokens. No
 thread waits for any of them.
@@ -15,10 +15,12 @@ from mistral_paged._core import (
     ChatCompletionRequest,
     CompletionRequest,
     CompletionResponse,
+    EmbeddingRequest,
     EventSignal,
     PendingRequest,
     Runner,
     submit,
+    submit_embeddings,
 )
 
 
@@ -105,10 +107,15 @@ class AsyncChatCompletionStreamer:
 async def _submit(
     runner: Runner, request: ChatCompletionRequest | CompletionRequest, model_id: str | None
 ) -> tuple[PendingRequest, _Hub]:
+    hub = await _loaded_hub(runner, model_id)
+    return submit(runner, request, hub.signal, model_id), hub
+
+
+async def _loaded_hub(runner: Runner, model_id: str | None) -> _Hub:
     hub = _hub()
     while runner.list_unloaded_models():
         await asyncio.to_thread(runner.reload_model, model_id)
-    return submit(runner, request, hub.signal, model_id), hub
+    return hub
 
 
 async def _answer(pending: PendingRequest, hub: _Hub) -> Any:
@@ -131,3 +138,14 @@ async def complete(runner: Runner, request: CompletionRequest, model_id: str | N
     response = await _answer(*await _submit(runner, request, model_id))
     assert isinstance(response, CompletionResponse)
     return response
+
+
+async def embed(runner: Runner, request: EmbeddingRequest, model_id: str | None) -> list[list[float]]:
+    """A vector for each input."""
+    hub = await _loaded_hub(runner, model_id)
+    pending = submit_embeddings(runner, request, hub.signal, model_id)
+    try:
+        return [await _answer(one, hub) for one in pending]
+    finally:
+        for one in pending:
+            one.close()

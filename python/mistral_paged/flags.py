@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mistral_paged import Architecture, ModelDType, PagedCacheType
+from mistral_paged import Architecture, EmbeddingArchitecture, ModelDType, PagedCacheType
 
 DTYPES = {"auto": ModelDType.Auto, "bf16": ModelDType.BF16, "f16": ModelDType.F16, "f32": ModelDType.F32}
+POOLINGS = ("mean", "cls", "last")
 LIMITS = ("ttft", "itl", "e2e")
 EFFORTS = ("off", "none", "low", "medium", "high", "xhigh", "max")
 GRAPHS = {"auto": None, "on": True, "off": False}
@@ -47,6 +48,11 @@ ARCHITECTURES = {
     "qwen3next": Architecture.Qwen3Next,
     "smollm3": Architecture.SmolLm3,
     "starcoder2": Architecture.Starcoder2,
+}
+
+EMBEDDING_ARCHITECTURES = {
+    "embeddinggemma": EmbeddingArchitecture.EmbeddingGemma,
+    "qwen3embedding": EmbeddingArchitecture.Qwen3Embedding,
 }
 
 
@@ -229,7 +235,7 @@ MODEL = (
     Flag(("-f", "--quantized-file"), "GGUF file in MODEL; the parts of a split one by ';'", "FILE", section="model"),
     Flag(("--tok-model-id",), "take the tokenizer from there instead of the GGUF file", "MODEL", section="model"),
     Flag(("-t", "--tokenizer"), "tokenizer.json to use instead of the model's", "FILE", section="model"),
-    Flag(("-a", "--arch"), "expected architecture", "NAME", choices=ARCHITECTURES, section="model"),
+    Flag(("-a", "--arch"), "expected architecture", "NAME", choices=(*ARCHITECTURES, *EMBEDDING_ARCHITECTURES), section="model"),
     Flag(
         ("--dtype",),
         "auto, bf16, f16 or f32; f32 is exact, auto is fast",
@@ -240,6 +246,13 @@ MODEL = (
     ),
     Flag(("-c", "--chat-template"), "chat template, .jinja or .json", "FILE"),
     Flag(("-j", "--jinja-explicit"), "chat template that goes before any other", "FILE"),
+    Flag(
+        ("--pooling",),
+        "serve embedding: mean, cls or last token, where the model's files do not say or say another",
+        "NAME",
+        choices=POOLINGS,
+        section="model",
+    ),
     Flag(("--hf-cache",), "folder of the download cache", "DIR", section="model"),
     Flag(("--token-source",), "cache, none, literal:VALUE, env:NAME or path:FILE", "SOURCE", default="cache", section="global"),
     Flag(("--format",), "plain, gguf or ggml", "FORMAT", left_out="it is seen from the files", section="model"),

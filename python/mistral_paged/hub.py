@@ -22,6 +22,13 @@ TEXT_FILES = [
 WEIGHT_FILES = ["model*.safetensors", "model.safetensors.index.json"]
 OLDER_WEIGHT_FILES = ["pytorch_model*.bin", "pytorch_model.bin.index.json"]
 ADAPTER_FILES = ["adapter_config.json", "adapter_model.safetensors"]
+EMBEDDING_FILES = [
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "[0-9]_*/config.json",
+    "[0-9]_*/model.safetensors",
+]
 SUBFOLDERS = ["*/*"]
 MODEL_SUFFIXES = [".gguf", ".safetensors", ".json", ".bin"]
 
@@ -42,6 +49,17 @@ def resolve_plain(model_id: str, token_source: str, cache_dir: str | None) -> st
             f"{model_id} is a file; Which.Plain takes a folder or a hub id (a GGUF file: Which.GGUF; an older one: Which.GGML)"
         )
     return str(path)
+
+
+def resolve_embedding(model_id: str, token_source: str, cache_dir: str | None) -> str:
+    """The folder of a model in Hugging Face layout, with what sentence-transformers keeps beside it and below."""
+    if find_local(model_id) is not None:
+        return resolve_plain(model_id, token_source, cache_dir)
+    token = parse_token_source(token_source)
+    folder = _download(model_id, [*TEXT_FILES, *WEIGHT_FILES, *EMBEDDING_FILES], None, token, cache_dir)
+    if not (folder / "config.json").is_file():
+        raise _missing(model_id, folder, "config.json", token)
+    return str(folder)
 
 
 def resolve_gguf(

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mistral_paged import LoraAdapter, Runner, Which
+from mistral_paged import LoraAdapter, ModelDType, Runner, Which
 from mistral_paged.default_model import default_model
-from mistral_paged.flags import ARCHITECTURES, CACHE_TYPES, DTYPES, GRAPHS
+from mistral_paged.flags import ARCHITECTURES, CACHE_TYPES, DTYPES, EMBEDDING_ARCHITECTURES, GRAPHS
 from mistral_paged.hub import find_local
 
 
@@ -56,6 +56,12 @@ def select(options: argparse.Namespace) -> Which:
             raise ValueError("-f names a file in a model; name the model with -m")
         model = str(default_model())
     lora = adapters(options)
+    if getattr(options, "kind", None) == "embedding":
+        return embedding(options, model, dtype, lora)
+    if options.arch in EMBEDDING_ARCHITECTURES:
+        raise ValueError(f"--arch {options.arch} is of embedding models: `serve embedding` serves them")
+    if options.pooling is not None:
+        raise ValueError("--pooling is about embeddings: `serve embedding` makes them")
     if is_ggml(find_local(model), options.quantized_file):
         return select_ggml(model, options, lora is not None)
     if options.gqa is not None:
@@ -105,6 +111,33 @@ def is_ggml(path: Path | None, filename: str | None) -> bool:
         return False
     with file.open("rb") as stream:
         return stream.read(4) in (b"lmgg", b"fmgg", b"tjgg")
+
+
+def embedding(options: argparse.Namespace, model: str, dtype: ModelDType, lora: dict[str, Any] | None) -> Which:
+    """The model, to make embeddings with."""
+    if lora is not None:
+        raise ValueError("adapters with embeddings are not supported: leave the flags about LoRA out")
+    arch = None
+    if options.arch is not None:
+        arch = EMBEDDING_ARCHITECTURES.get(options.arch)
+        if arch is None:
+            names = " or ".join(EMBEDDING_ARCHITECTURES)
+            raise ValueError(f"--arch {options.arch}: for embeddings it is {names}; left out, it is any")
+    local, files = find_local(model), None
+    if options.quantized_file is not None:
+        files = options.quantized_file.split(";")
+    elif local is not None and local.is_dir() and has_gguf(local):
+        files = [path.name for path in local.glob("*.gguf")]
+    return Which.Embedding(
+        model,
+        arch=arch,
+        tokenizer_json=options.tokenizer,
+        dtype=dtype,
+        hf_cache_path=options.hf_cache,
+        pooling=options.pooling,
+        quantized_filename=files,
+        tok_model_id=options.tok_model_id,
+    )
 
 
 def adapters(options: argparse.Namespace) -> dict[str, Any] | None:

@@ -15,15 +15,17 @@ from mistral_paged import Runner, _core, logs
 from mistral_paged.flags import Usage
 
 STATUSES = {"drained": 0, "interrupted": 130, "forced": 143}
-KINDS = ("auto", "text")
-"""What the mirrored command says of the model; others are not served."""
-OTHER_KINDS = ("multimodal", "diffusion", "speech", "embedding")
+KINDS = ("auto", "text", "embedding")
+"""What the mirrored command says of the model; others are not served. Of these, auto is text."""
+OTHER_KINDS = ("multimodal", "diffusion", "speech")
 
 
 def describe(command: argparse.ArgumentParser) -> None:
     """What the help of `serve` says besides its flags."""
     command.description = "Serves a model over HTTP: OpenAI's and Anthropic's interfaces, metrics, and a page at /ui."
-    command.add_argument("kind", nargs="?", default="auto", choices=(*KINDS, *OTHER_KINDS), metavar="KIND", help="auto or text")
+    command.add_argument(
+        "kind", nargs="?", default="auto", choices=(*KINDS, *OTHER_KINDS), metavar="KIND", help="auto, text or embedding"
+    )
 
 
 def keys(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -127,7 +129,7 @@ def model_id(model: str) -> str:
 def check(options: argparse.Namespace) -> None:
     """Refuses what cannot be served, before a model is loaded; `Usage`."""
     if options.kind not in KINDS:
-        raise Usage(f"a model of the kind '{options.kind}' cannot be served yet; text models can")
+        raise Usage(f"a model of the kind '{options.kind}' cannot be served yet; text and embedding models can")
     limits = {
         "--port": (options.port, 0, 65535),
         "--max-queued": (options.max_queued, 0, 1 << 20),

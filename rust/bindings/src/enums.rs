@@ -115,6 +115,16 @@ pub enum EmbeddingArchitecture {
     Qwen3Embedding,
 }
 
+impl EmbeddingArchitecture {
+    /// `model_type` of config.json.
+    pub fn model_type(self) -> &'static str {
+        match self {
+            Self::EmbeddingGemma => "gemma3_text",
+            Self::Qwen3Embedding => "qwen3",
+        }
+    }
+}
+
 /// Architecture of an image generation model.
 #[pyclass(eq, eq_int, frozen, hash, module = "mistral_paged")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -10,6 +10,7 @@ mod completing;
 mod control;
 mod detach;
 mod doctor;
+mod embedding;
 mod enums;
 mod exceptions;
 mod fields;
@@ -46,6 +47,8 @@ mod _core {
     #[pymodule_export]
     use crate::doctor::survey;
     #[pymodule_export]
+    use crate::embedding::EmbeddingRequest;
+    #[pymodule_export]
     use crate::enums::{
         Architecture, DiffusionArchitecture, EmbeddingArchitecture, IsqOrganization, ModelDType, MultimodalArchitecture,
         PagedCacheType, SpeechLoaderType, ToolChoice,
@@ -55,7 +58,7 @@ mod _core {
     #[pymodule_export]
     use crate::memory::MemoryPlan;
     #[pymodule_export]
-    use crate::pending::{EventSignal, PendingRequest, submit};
+    use crate::pending::{EventSignal, PendingRequest, submit, submit_embeddings};
     #[pymodule_export]
     use crate::request::{ChatCompletionRequest, CompletionRequest};
     #[pymodule_export]

@@ -289,6 +289,7 @@ impl Runner {
             deterministic,
             in_situ_quant: options::in_situ_quant(in_situ_quant)?,
             adapters: options::resolve_adapters(py, &selection, token_source)?,
+            embedding: selection.embedding,
             cpu: CpuOptions {
                 isa: cpu_tier.map(str::to_owned),
                 num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)?,

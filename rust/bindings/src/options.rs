@@ -264,9 +264,11 @@ pub fn resolve(py: Python<'_>, selection: &Selection, token_source: &str) -> PyR
     let tokenizer_json = selection.tokenizer_json.as_ref().map(|path| local_path(py, path)).transpose()?;
     let cache_dir = selection.cache_dir.as_deref();
     match &selection.place {
-        Place::Plain => {
+        Place::Plain | Place::Embedding => {
             let arguments = (&selection.model_id, token_source, cache_dir);
-            let path = hub.call_method1("resolve_plain", arguments)?.extract()?;
+            let is_plain = matches!(selection.place, Place::Plain);
+            let resolve = if is_plain { "resolve_plain" } else { "resolve_embedding" };
+            let path = hub.call_method1(resolve, arguments)?.extract()?;
             Ok(ModelSource::HuggingFace { path, tokenizer_json })
         }
         Place::Gguf { files, tok_model_id, gqa } => {

@@ -13,11 +13,13 @@ use std::{
     },
 };
 
-use engine::{Completion, CompletionCollector, Engine, Event, EventSink, RequestHandle};
-use pyo3::{exceptions::PyStopAsyncIteration, prelude::*};
+use engine::{Completion, CompletionCollector, EmbeddingInput, Engine, Event, EventSink, RequestHandle};
+use pyo3::{IntoPyObjectExt, exceptions::PyStopAsyncIteration, prelude::*};
 
 use crate::{
+    completing::vector,
     detach::{enter, enter_long},
+    embedding::EmbeddingRequest,
     process::OwnProcess,
     request::{ChatCompletionRequest, CompletionRequest},
     response::{self, Envelope},
@@ -115,6 +117,8 @@ struct State {
 enum Answer {
     Chat(CompletionCollector),
     Completion(CompletionCollector),
+    /// So many values of a vector, or all.
+    Vector(CompletionCollector, Option<usize>),
     Stream(Box<Parts>),
 }
 
@@ -123,6 +127,7 @@ enum News {
     Nothing,
     Chat(Completion, Engine),
     Completion(Completion, Engine),
+    Vector(Completion, Option<usize>),
     Part(Box<Part>),
     End,
 }
@@ -148,6 +153,9 @@ impl State {
                 Answer::Chat(collector) => collector.push(event).map(|completion| News::Chat(completion, engine.clone())),
                 Answer::Completion(collector) => {
                     collector.push(event).map(|completion| News::Completion(completion, engine.clone()))
+                }
+                Answer::Vector(collector, dimensions) => {
+                    collector.push(event).map(|completion| News::Vector(completion, *dimensions))
                 }
                 Answer::Stream(parts) => parts.push(event, engine).map(|part| News::Part(Box::new(part))),
             };
@@ -177,6 +185,7 @@ impl PendingRequest {
             News::Completion(completion, engine) => {
                 response::completion(py, self.envelope.clone(), completion, &engine)?.into_any()
             }
+            News::Vector(completion, dimensions) => vector(completion, dimensions)?.into_py_any(py)?,
             News::Part(part) => Py::new(py, chunk(py, &self.envelope, self.wants_logprobs, *part)?)?.into_any(),
             News::End => return Err(PyStopAsyncIteration::new_err(())),
         }))
@@ -201,6 +210,37 @@ pub enum AnyRequest<'py> {
     Completion(Bound<'py, CompletionRequest>),
 }
 
+static NEXT_KEY: AtomicU64 = AtomicU64::new(0);
+
+/// Submits a request for each input of one for embeddings; `signal` tells of their events. The model must be loaded.
+#[pyfunction]
+#[pyo3(signature = (runner, request, signal, model_id=None))]
+pub fn submit_embeddings(
+    py: Python<'_>,
+    runner: &Runner,
+    request: &EmbeddingRequest,
+    signal: &EventSignal,
+    model_id: Option<&str>,
+) -> PyResult<Vec<PendingRequest>> {
+    let engine = runner.engine_of(model_id)?;
+    let (request, submitter, signal) = (request.request.clone(), engine.clone(), Arc::clone(&signal.signal));
+    let (dimensions, num_bytes) = (request.dimensions, request.inputs.iter().map(EmbeddingInput::text_bytes).sum());
+    let submitted = enter_long(py, num_bytes, move || {
+        let submit = |request| {
+            let (key, mailbox) = (NEXT_KEY.fetch_add(1, Ordering::Relaxed), Mailbox::default());
+            let sink = SignalSink { key, mailbox: Arc::clone(&mailbox), signal: Arc::clone(&signal) };
+            Ok((key, mailbox, submitter.submit_to(request, Box::new(sink))?))
+        };
+        submitter.embedding_requests(request)?.into_iter().map(submit).collect::<Result<Vec<_>, engine::EngineError>>()
+    })?;
+    let pending = |(key, mailbox, handle): (u64, Mailbox, RequestHandle)| {
+        let answer = Answer::Vector(handle.collector(), dimensions);
+        let state = State { mailbox, answer, running: Some((handle, engine.clone())) };
+        PendingRequest { key, envelope: runner.envelope(), wants_logprobs: false, state: OwnProcess::new(Mutex::new(state)) }
+    };
+    Ok(submitted.into_iter().map(pending).collect())
+}
+
 /// Submits a request whose events `signal` tells of. The model must be loaded.
 #[pyfunction]
 #[pyo3(signature = (runner, request, signal, model_id=None))]
@@ -212,7 +252,6 @@ pub fn submit(
     signal: &EventSignal,
     model_id: Option<&str>,
 ) -> PyResult<PendingRequest> {
-    static NEXT_KEY: AtomicU64 = AtomicU64::new(0);
     let engine = runner.engine_of(model_id)?;
     let (is_chat, request) = match &request {
         AnyRequest::Chat(request) => (true, request.get().request.clone()),

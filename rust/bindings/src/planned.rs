@@ -9,8 +9,7 @@ use pyo3::{
 use crate::{exceptions::not_yet, runner::Runner, which::Which};
 
 /// Methods of the mirrored `Runner`. They are attributes of a runner and not of the class, whose help would be full of them.
-const METHODS: [&str; 13] = [
-    "send_embedding_request",
+const METHODS: [&str; 12] = [
     "generate_image",
     "generate_audio",
     "send_re_isq",
@@ -65,7 +64,6 @@ planned_models! {
     XLoraGGML
     MultimodalPlain
     VisionPlain
-    Embedding
     DiffusionPlain
     Speech
 }

@@ -10,9 +10,10 @@ use pyo3::{
 
 use crate::{
     arguments::{Integer, Real, at_least, at_least_if_given, check_seed, named_text, refuse, text, token_ids, within},
-    completing::complete,
+    completing::{complete, embed},
     detach::{enter, enter_long},
     doctor,
+    embedding::EmbeddingRequest,
     enums::PagedCacheType,
     exceptions::{ModelNotFoundError, invalid},
     messages,
@@ -197,6 +198,7 @@ impl Runner {
             deterministic,
             in_situ_quant: options::in_situ_quant(in_situ_quant)?,
             adapters: options::resolve_adapters(py, &selection, token_source)?,
+            embedding: selection.embedding,
             chat_template: options::chat_template(py, chat_template, jinja_explicit)?,
             device: options::device(device)?,
             kv_tier: options::kv_tier(py, kv_tier.as_ref(), kv_tier_size.as_ref())?,
@@ -274,6 +276,29 @@ impl Runner {
         #[pyo3(from_py_with = text::model_id)] model_id: &str,
     ) -> PyResult<Py<CompletionResponse>> {
         self.send_completion_request(py, request, Some(model_id))
+    }
+
+    /// Makes embeddings: of each input of the request a list of floats, of length 1, in their order. The model is one of
+    /// `Which.Embedding`; else a `ValueError` says so. Waits without holding the interpreter; Ctrl-C cancels.
+    #[pyo3(signature = (request, model_id=None))]
+    fn send_embedding_request(
+        &self,
+        py: Python<'_>,
+        request: &EmbeddingRequest,
+        #[pyo3(from_py_with = text::model_id)] model_id: Option<&str>,
+    ) -> PyResult<Vec<Vec<f32>>> {
+        self.check_model(model_id)?;
+        embed(py, &self.model.get()?.engine_or_reload(py)?, request.request.clone())
+    }
+
+    /// `send_embedding_request` for asyncio: `await` it for the vectors. Otherwise as `achat`.
+    #[pyo3(signature = (request, model_id=None))]
+    fn aembed<'py>(
+        slf: &Bound<'py, Self>,
+        request: &Bound<'py, EmbeddingRequest>,
+        #[pyo3(from_py_with = text::model_id)] model_id: Option<&str>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("mistral_paged.aio")?.call_method1("embed", (slf, request, model_id))
     }
 
     /// `send_chat_completion_request` for asyncio: `await` it for the `ChatCompletionResponse`, or with `stream=True` for an

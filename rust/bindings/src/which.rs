@@ -1,5 +1,8 @@
 //! Selects the model of a `Runner`.
 
+use std::path::Path;
+
+use engine::EmbeddingOptions;
 use pyo3::{
     IntoPyObjectExt,
     prelude::*,
@@ -8,8 +11,9 @@ use pyo3::{
 
 use crate::{
     adapters::AdapterFields,
-    arguments::{Gqa, HfCachePath, ModelId, QuantizedFilename, QuantizedModelId, Text, TokModelId, TokenizerJson, refuse},
-    enums::{Architecture, ModelDType},
+    arguments::{Gqa, HfCachePath, ModelId, QuantizedFilename, QuantizedModelId, Text, TokModelId, TokenizerJson, named, refuse},
+    enums::{Architecture, EmbeddingArchitecture, ModelDType},
+    exceptions::{invalid, raise},
     fields::shown_dict,
 };
 
@@ -40,8 +44,42 @@ impl OneOrMany {
     }
 }
 
+/// How hidden states become one vector, by its name.
+#[derive(Clone, Copy, Debug)]
+pub struct Pooling(pub engine::Pooling);
+
+impl<'py> FromPyObject<'_, 'py> for Pooling {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let Text(name) = named("pooling", &object)?;
+        name.parse().map(Self).map_err(raise)
+    }
+}
+
+impl<'py> IntoPyObject<'py> for &Pooling {
+    type Target = PyString;
+    type Output = Bound<'py, PyString>;
+    type Error = std::convert::Infallible;
+
+    fn into_pyobject(self, py: Python<'py>) -> Result<Self::Output, Self::Error> {
+        Ok(PyString::new(py, self.0.name()))
+    }
+}
+
+impl<'py> IntoPyObject<'py> for Pooling {
+    type Target = PyString;
+    type Output = Bound<'py, PyString>;
+    type Error = std::convert::Infallible;
+
+    fn into_pyobject(self, py: Python<'py>) -> Result<Self::Output, Self::Error> {
+        (&self).into_pyobject(py)
+    }
+}
+
 /// Selects the model of a `Runner`. `Which.Plain` is a folder in Hugging Face layout (config.json, safetensors, tokenizer.json),
-/// local or on the hub; `Which.GGUF` is one GGUF file or the parts of a split one, `Which.GGML` a file from before GGUF. `Which.Lora` and `Which.GGUF` take adapters.
+/// local or on the hub; `Which.GGUF` is one GGUF file or the parts of a split one, `Which.GGML` a file from before GGUF.
+/// `Which.Lora` and `Which.GGUF` take adapters, and `Which.Embedding` makes embeddings.
 /// All give back their fields, are equal to one of equal fields, and can be copied and pickled. The other kinds are not supported
 /// yet.
 ///
@@ -101,6 +139,30 @@ pub enum Which {
         adapters_model_id: Option<Py<PyAny>>,
         order: Option<Py<PyAny>>,
         auto_map_params: Option<Py<PyAny>>,
+    },
+    /// A model that makes embeddings: `model_id` is a local folder or a hub id, in Hugging Face layout as sentence-transformers
+    /// writes it, or a local GGUF file. `pooling`, "mean", "cls" or "last", says how a text's hidden states become one vector; it
+    /// is needed where the files do not say, so that any text model can be loaded so, and goes before them. `quantized_filename`
+    /// is a GGUF file in `model_id`, or the parts of a split one; `tok_model_id` is as in `Which.GGUF`, the other fields as in
+    /// `Which.Plain`. Fields not named here are not supported yet.
+    #[pyo3(constructor = (
+        model_id, arch=None, tokenizer_json=None, topology=None, write_uqff=None, from_uqff=None, dtype=ModelDType::Auto,
+        hf_cache_path=None, imatrix=None, calibration_file=None, *, pooling=None, quantized_filename=None, tok_model_id=None
+    ))]
+    Embedding {
+        model_id: ModelId,
+        arch: Option<EmbeddingArchitecture>,
+        tokenizer_json: Option<TokenizerJson>,
+        topology: Option<Py<PyAny>>,
+        write_uqff: Option<Py<PyAny>>,
+        from_uqff: Option<Py<PyAny>>,
+        dtype: ModelDType,
+        hf_cache_path: Option<HfCachePath>,
+        imatrix: Option<Py<PyAny>>,
+        calibration_file: Option<Py<PyAny>>,
+        pooling: Option<Pooling>,
+        quantized_filename: Option<QuantizedFilename>,
+        tok_model_id: Option<TokModelId>,
     },
     /// GGUF: `quantized_model_id` is a local folder, a local .gguf file or a hub id, `quantized_filename` the file in it, or the
     /// parts of a split file in order. `tok_model_id` is a local folder or hub id whose tokenizer.json is used instead of the
@@ -188,6 +250,7 @@ impl Which {
         let (kind, dtype) = match self {
             Self::Plain { dtype, .. } => ("Plain", dtype),
             Self::Lora { dtype, .. } => ("Lora", dtype),
+            Self::Embedding { dtype, .. } => ("Embedding", dtype),
             Self::GGUF { dtype, .. } => ("GGUF", dtype),
             Self::GGML { dtype, .. } => ("GGML", dtype),
         };
@@ -237,12 +300,16 @@ pub struct Selection {
     pub cache_dir: Option<String>,
     /// The adapters that it is loaded with, if it takes any.
     pub adapters: Option<AdapterFields>,
+    /// It makes embeddings.
+    pub embedding: Option<EmbeddingOptions>,
 }
 
 /// Where a model lies, before downloading.
 pub enum Place {
     /// A folder or hub id.
     Plain,
+    /// The same with the folders of sentence-transformers.
+    Embedding,
     /// A folder, file or hub id with GGUF files.
     Gguf {
         /// The files, when named.
@@ -275,7 +342,41 @@ impl Selection {
                     Which::Lora { .. } => Some(AdapterFields::of(fields)?.unwrap_or_default()),
                     _ => None,
                 },
+                embedding: None,
             }),
+            Which::Embedding {
+                model_id,
+                arch,
+                tokenizer_json,
+                dtype,
+                hf_cache_path,
+                pooling,
+                quantized_filename,
+                tok_model_id,
+                ..
+            } => {
+                let model_id = model_id.0.0.clone();
+                let is_gguf = quantized_filename.is_some() || Path::new(&model_id).extension().is_some_and(|end| end == "gguf");
+                let (arch, tok_model_id) =
+                    (arch.map(EmbeddingArchitecture::model_type), string(tok_model_id.as_ref().map(|id| &id.0)));
+                if is_gguf && arch.is_some() {
+                    return Err(invalid("`arch` goes with a model in Hugging Face layout; a GGUF file names its own"));
+                }
+                if !is_gguf && tok_model_id.is_some() {
+                    return Err(invalid("`tok_model_id` goes with a GGUF file; name it with quantized_filename"));
+                }
+                let files = quantized_filename.clone().map(|files| files.0.into_vec());
+                Ok(Self {
+                    place: if is_gguf { Place::Gguf { files, tok_model_id, gqa: None } } else { Place::Embedding },
+                    model_id,
+                    architecture: arch,
+                    dtype: *dtype,
+                    tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
+                    cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
+                    adapters: None,
+                    embedding: Some(EmbeddingOptions { pooling: pooling.as_ref().map(|pooling| pooling.0) }),
+                })
+            }
             Which::GGUF {
                 quantized_model_id, quantized_filename, tok_model_id, dtype, tokenizer_json, hf_cache_path, ..
             } => Ok(Self {
@@ -290,6 +391,7 @@ impl Selection {
                 tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
                 cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
                 adapters: AdapterFields::of(fields)?,
+                embedding: None,
             }),
             Which::GGML {
                 quantized_model_id,
@@ -312,6 +414,7 @@ impl Selection {
                 tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
                 cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
                 adapters: None,
+                embedding: None,
             }),
         }
     }

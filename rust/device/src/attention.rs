@@ -123,6 +123,16 @@ impl<'a> RopeArgs<'a> {
     }
 }
 
+/// Which keys of its request a query sees, before any window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mask {
+    /// Its own and those before.
+    #[default]
+    Causal,
+    /// All, those behind it too: a step has the whole request.
+    Full,
+}
+
 /// What a layer's attention is like.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionParams {
@@ -134,7 +144,9 @@ pub struct AttentionParams {
     pub head_dim: usize,
     /// Multiplied into the scores.
     pub scale: f32,
-    /// Keys j with i - window < j <= i are seen by query i.
+    /// Which keys of its request a query sees.
+    pub mask: Mask,
+    /// Query i sees keys j with |i - j| < window, as far as the mask has them.
     pub window: Option<usize>,
     /// Query i sees no keys before the last multiple of this that is not behind it (Llama 4).
     pub chunk: Option<usize>,
@@ -149,12 +161,20 @@ impl AttentionParams {
     /// Full attention of so many query heads, key and value heads, and elements a head, scaled as is usual.
     pub fn new([num_heads, num_kv_heads, head_dim]: [usize; 3], precision: Precision) -> Self {
         let scale = (head_dim as f32).sqrt().recip();
-        Self { num_heads, num_kv_heads, head_dim, scale, window: None, chunk: None, softcap: None, precision }
+        Self { num_heads, num_kv_heads, head_dim, scale, mask: Mask::Causal, window: None, chunk: None, softcap: None, precision }
     }
 
     /// Position of the first key that the query at `position` sees.
     pub fn first_key(&self, position: usize) -> usize {
         first_key(self.window, self.chunk, position)
+    }
+
+    /// One more than the position of the last key that the query at `position` sees, of a request with `seq_len` keys.
+    pub fn end_key(&self, position: usize, seq_len: usize) -> usize {
+        match self.mask {
+            Mask::Causal => position + 1,
+            Mask::Full => self.window.map_or(seq_len, |window| seq_len.min(position + window)),
+        }
     }
 }
 

@@ -494,6 +494,11 @@ pub trait Backend: Device + Phases {
         None
     }
 
+    /// Whether attention takes [`Mask::Full`](crate::Mask).
+    fn sees_ahead(&self) -> bool {
+        false
+    }
+
     /// What samples there; `None`: the host does.
     fn sampler(&self) -> Option<&dyn DeviceSampler> {
         None

@@ -25,7 +25,7 @@ pub mod sampling;
 pub mod tensor;
 pub mod token_mask;
 
-pub use attention::{AttentionArgs, AttentionParams, HeadNorm, NormSpan, QueryScale, RopeArgs, RopeStyle, RopeTable};
+pub use attention::{AttentionArgs, AttentionParams, HeadNorm, Mask, NormSpan, QueryScale, RopeArgs, RopeStyle, RopeTable};
 pub use backend::{
     Activation, Backend, BackendInfo, BackendMemory, Constant, Device, DeviceSampler, EmbedArgs, EmbeddingTable, GateUpArgs,
     KvGroupMetadata, Linear, LinearOptions, Norm, NormKind, Phases, Precision, Projection, ResidualArgs, StepGraphs,

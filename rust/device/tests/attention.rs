@@ -4,7 +4,7 @@ mod common;
 
 use common::{Case, Rng, dense, isas, run};
 use device::{
-    AttentionParams, KvDType, Precision,
+    AttentionParams, KvDType, Mask, Precision,
     cpu::{CpuBackend, Isa, ReferenceBackend},
 };
 use proptest::prelude::*;
@@ -50,6 +50,62 @@ proptest! {
         let params = AttentionParams { window, chunk, softcap, ..params(num_kv_heads, queries_per_kv, head_dim) };
         let case = Case::new(seed, params, block_size, dtype, &requests);
         check_case(&if has_sinks { case.with_sinks() } else { case }, threads);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn keys_behind_a_query_are_seen_as_the_dense_oracle_sees_them(
+        seed in any::<u64>(),
+        num_kv_heads in 1usize..3,
+        queries_per_kv in 1usize..5,
+        head_dim in prop::sample::select(vec![8usize, 27, 32, 64, 256]),
+        block_size in prop::sample::select(vec![8usize, 16, 32]),
+        window in prop::option::of(1usize..200),
+        softcap in prop::option::of(1.0f32..50.0),
+        dtype in prop::sample::select(KvDType::ALL.to_vec()),
+        lens in prop::collection::vec(1usize..150, 1..5),
+        threads in 1usize..4,
+    ) {
+        let params = AttentionParams { mask: Mask::Full, window, softcap, ..params(num_kv_heads, queries_per_kv, head_dim) };
+        let requests: Vec<_> = lens.into_iter().map(|len| (0, len)).collect();
+        check_case(&Case::new(seed, params, block_size, dtype, &requests), threads);
+    }
+}
+
+#[test]
+fn keys_behind_a_query_may_lie_in_other_splits() {
+    for (dtype, window) in [(KvDType::F32, None), (KvDType::F16, Some(257)), (KvDType::BF16, Some(600)), (KvDType::Int8, Some(1))]
+    {
+        let params = AttentionParams { mask: Mask::Full, window, ..params(1, 3, 16) };
+        check_case(&Case::new(7, params, 16, dtype, &[(0, 1500), (0, 5), (0, 513)]), 3);
+    }
+}
+
+#[test]
+fn a_row_that_sees_keys_behind_it_has_the_same_bits_in_a_batch_for_any_threads_and_block_size() {
+    for isa in isas() {
+        let kinds = [(KvDType::F32, Precision::Exact), (KvDType::F16, Precision::Exact), (KvDType::BF16, Precision::Fast)];
+        for (dtype, precision) in kinds {
+            for (queries_per_kv, head_dim, window) in [(3, 64, None), (3, 256, Some(257)), (1, 16, Some(13))] {
+                let params = AttentionParams { mask: Mask::Full, window, precision, ..params(1, queries_per_kv, head_dim) };
+                let alone = Case::new(5, params, 32, dtype, &[(0, 700)]);
+                let expected = run(&CpuBackend::new(isa, 1).unwrap(), &alone);
+                for (threads, block_size) in [(1, 8), (2, 16), (3, 32)] {
+                    let mut batch = Case::new(6, params, block_size, dtype, &[(0, 90), (0, 700), (0, 3)]);
+                    batch.adopt(1, &alone, 0, 0);
+                    let out = run(&CpuBackend::new(isa, threads).unwrap(), &batch);
+                    for row in 0..700 {
+                        let (got, wanted) = (row_bits(&batch, &out, 1, row), row_bits(&alone, &expected, 0, row));
+                        assert_eq!(
+                            got, wanted,
+                            "{isa:?} {dtype:?} {precision:?}, window {window:?}: row {row}, {threads} threads"
+                        );
+                    }
+                }
+            }
+        }
     }
 }
 

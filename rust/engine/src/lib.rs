@@ -2,6 +2,7 @@
 
 pub mod chat_template;
 pub mod completion;
+pub mod embedding;
 pub mod engine;
 pub mod error;
 pub mod event_sink;
@@ -30,6 +31,9 @@ pub use completion::{
     TopLogprob, Usage,
 };
 pub use device::{HostMemory, cpu::Isa, cuda, host_memory, num_physical_cores};
+pub use embedding::{
+    EmbeddingConfig, EmbeddingInput, EmbeddingOptions, EmbeddingRequest, HeadActivation, HeadConfig, Pooling, Truncation,
+};
 pub use engine::{
     Continuation, CpuOptions, Device, DeviceBytes, Drain, Engine, EngineConfig, GroupPlan, KvCacheStats, LoadProgress,
     MemoryPlan, ModelDType, ModelSource, PoolSnapshot, RequestHandle, STEP_TOKENS, Sequence, StepTokens, Vitals, best_device,

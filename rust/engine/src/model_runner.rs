@@ -1,6 +1,6 @@
 //! From token ids and block tables to logits.
 
-use std::{cell::Cell, sync::Arc};
+use std::{cell::Cell, ops::Range, sync::Arc};
 
 use device::{
     AdapterRows, Backend, CacheEngine, DeviceSampler, KvDType, Precision, RowSampling, SampledRow, StateCache, StepGraphs,
@@ -10,6 +10,7 @@ use paged::{BlockId, KvGroups};
 
 use crate::{
     EngineError, LoadProgress,
+    embedding::{Embedder, Head},
     lora::{Recorder, Sites},
     model::{
         Decoder, DecoderConfig, ModelFiles,
@@ -62,6 +63,8 @@ pub struct ModelRunner {
     /// Of the files that weights are read from where they lie.
     watches: Vec<FileWatch>,
     activations: Activations,
+    /// Of models that make embeddings.
+    embedder: Option<Embedder>,
     /// What adapters may change.
     sites: Arc<Sites>,
     /// Of the last step.
@@ -99,10 +102,14 @@ impl ModelRunner {
         let mut recorder = Recorder::new(&mut loader);
         let decoder = Decoder::new(&mut recorder, &config)?;
         let sites = Arc::new(recorder.sites(&backend));
+        let heads = files.embedding().map(|embedding| Head::all(&mut loader, embedding)).transpose()?;
         let weight_bytes = loader.bytes;
         progress(LoadProgress { done_bytes: total_bytes, total_bytes });
         let max_logit_rows = max_logit_rows(options.max_num_seqs);
         let activations = Activations::new(&*backend, &config, options.max_num_batched_tokens.max(1), max_logit_rows)?;
+        let embedder =
+            files.embedding().zip(heads).map(|(config, heads)| Embedder::new(&*backend, config, heads, max_logit_rows));
+        let embedder = embedder.transpose()?;
         let ropes = config.ropes.iter().map(|rope| GrowingRope::new(rope, &config)).collect();
         Ok(Self {
             graphs: StepGraphs::default(),
@@ -114,6 +121,7 @@ impl ModelRunner {
             weight_bytes,
             watches: files.weights().watches().to_vec(),
             activations,
+            embedder,
             sites,
             adapters: Vec::new(),
             ropes,
@@ -299,6 +307,20 @@ impl ModelRunner {
     pub fn vectors(&mut self, rows: &[u32]) -> Result<&Tensor, EngineError> {
         self.check_output_rows(rows)?;
         Ok(self.decoder.vectors(&*self.backend, &mut self.activations, rows))
+    }
+
+    /// The embeddings of requests, by their rows of the last step: all of each, or the last ones where only the last token counts.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] for a model that makes none, or rows that the step does not have.
+    pub fn embeddings(&mut self, requests: &[Range<u32>]) -> Result<Vec<Vec<f32>>, EngineError> {
+        let num_tokens = self.activations.hidden.rows();
+        let is_there = |rows: &Range<u32>| !rows.is_empty() && rows.end as usize <= num_tokens;
+        let Some(embedder) = self.embedder.as_mut().filter(|_| requests.iter().all(is_there)) else {
+            let text = format!("embeddings of rows {requests:?} were asked for in a step of {num_tokens} tokens");
+            return Err(EngineError::Internal(text));
+        };
+        Ok(embedder.run((&self.decoder, &*self.backend), &mut self.activations, requests))
     }
 
     /// Whether there are tokens instead, see [`Decoder::logits`](crate::model::decoder::Decoder::logits).

@@ -15,8 +15,9 @@ use device::{
     cuda::{CudaBackend, CudaError, CudaOptions, Driver},
 };
 use engine::{
-    CompletionChoice, Engine, EngineConfig, EngineError, FinishReason, GenerationRequest, KvTierConfig, MemoryGpuConfig,
-    ModelDType, OutputEvent, PagedAttentionConfig, Prompt, RequestStream,
+    CompletionChoice, EmbeddingInput, EmbeddingOptions, EmbeddingRequest, Engine, EngineConfig, EngineError, FinishReason,
+    GenerationRequest, KvTierConfig, MemoryGpuConfig, ModelDType, ModelSource, OutputEvent, PagedAttentionConfig, Pooling,
+    Prompt, RequestStream,
 };
 use kernel_tests::{EmulatedDriver, Order};
 
@@ -198,4 +199,24 @@ fn blocks_in_files_come_back_to_a_card() {
     let (first, second) = (answer(), answer());
     assert_eq!((first.usage.cached_tokens, second.usage.cached_tokens), (0, 16));
     assert_eq!(tokens(&first), tokens(&second));
+}
+
+#[test]
+fn embeddings_are_those_of_the_processor_and_what_sees_ahead_is_refused() {
+    let inputs = || (0..3).map(|i| EmbeddingInput::TokenIds(prompt(i, 5 * i + 1))).collect();
+    let request = || EmbeddingRequest { inputs: inputs(), ..EmbeddingRequest::default() };
+    let with =
+        |pooling| EngineConfig { embedding: Some(EmbeddingOptions { pooling }), paged_attention: pool_of(72, 8), ..small() };
+    for pooling in [Pooling::Mean, Pooling::Last] {
+        let expected = start("llama", &with(Some(pooling))).embed(request()).unwrap();
+        let engine = Engine::load_onto(&gpu(64 * MIB), &hugging_face("llama"), &with(Some(pooling)), &|_| {}).unwrap();
+        for (vector, expected) in engine.embed(request()).unwrap().iter().zip(&expected) {
+            assert!(vector.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-4), "{pooling}: {vector:?} is not {expected:?}");
+        }
+    }
+    let path = common::golden_dir().join("embed/embeddinggemma");
+    let gemma = ModelSource::HuggingFace { path, tokenizer_json: None };
+    let Err(error) = Engine::load_onto(&gpu(64 * MIB), &gemma, &with(None), &|_| {}) else { panic!("it was loaded") };
+    let message = error.to_string();
+    assert!(message.contains("sees the tokens behind a token, which cuda"), "{message}");
 }

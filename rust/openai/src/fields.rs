@@ -111,7 +111,7 @@ pub fn of_request(error: EngineError) -> ApiError {
     if error.code == "invalid_value" && error.param.is_none() {
         let first = error.message.split([' ', '`']).find(|word| !word.is_empty()).unwrap_or_default();
         let is_name = first.len() > 1 && first.bytes().all(|b| b.is_ascii_lowercase() || b == b'_') && first.contains('_');
-        if is_name || matches!(first, "temperature" | "seed" | "prompt" | "stop") {
+        if is_name || matches!(first, "temperature" | "seed" | "prompt" | "stop" | "dimensions" | "input") {
             error.param = Some(first.to_owned());
         }
     }

@@ -7,6 +7,7 @@
 pub mod anthropic;
 pub mod chat;
 pub mod completions;
+pub mod embeddings;
 mod error;
 pub mod fields;
 pub mod messages;

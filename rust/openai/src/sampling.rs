@@ -14,8 +14,8 @@ use crate::{
 };
 
 /// Seconds that a request may be given.
-const MIN_DEADLINE: f64 = 0.001;
-const MAX_DEADLINE: f64 = 1e9;
+pub(crate) const MIN_DEADLINE: f64 = 0.001;
+pub(crate) const MAX_DEADLINE: f64 = 1e9;
 
 /// One value or several.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

@@ -9,6 +9,7 @@ use openai::{
     anthropic::MessagesRequest,
     chat::ChatRequest,
     completions::CompletionRequest,
+    embeddings::EmbeddingsRequest,
     responses::ResponsesRequest,
     text::{DetokenizeRequest, TokenizeRequest},
 };
@@ -65,6 +66,7 @@ fn parse_all(body: &[u8]) {
         let chat = request.input(&context)?;
         request.generation(chat)
     }));
+    check(EmbeddingsRequest::parse(body));
     check(TokenizeRequest::parse(body));
     check(DetokenizeRequest::parse(body));
 }

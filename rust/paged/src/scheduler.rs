@@ -249,7 +249,10 @@ impl Scheduler {
                 let is_admitted = self.admit_before(position, waiting, output, budget);
                 position += usize::from(is_admitted);
                 urgent = if is_admitted { self.next_urgent(&output.preempted) } else { None };
-            } else if (self.leaves_the_step(index) && !output.rows.is_empty()) || self.schedule_row(index, output, budget) {
+            } else if (self.leaves_the_step(index) && !output.rows.is_empty())
+                || !self.fits_the_step(index, *budget)
+                || self.schedule_row(index, output, budget)
+            {
                 position += 1;
             } else if self.running.len() == 1 {
                 // Alone and without a block: it has outgrown the pool.
@@ -265,8 +268,12 @@ impl Scheduler {
     fn schedule_row(&mut self, index: RequestIndex, output: &mut SchedulerOutput, budget: &mut usize) -> bool {
         let (tenant, uncomputed) = (self.request(index).standing.tenant, self.request(index).num_uncomputed_tokens());
         let computed = self.request(index).num_computed_tokens;
-        let share = self.share_of(tenant, uncomputed).min(self.allowance_of(index, uncomputed).max(1));
-        let wanted = self.most_of_budget(uncomputed, *budget).min(self.config.max_chunk_len.unwrap_or(usize::MAX)).min(share);
+        let wanted = if self.config.whole_prompts {
+            uncomputed
+        } else {
+            let share = self.share_of(tenant, uncomputed).min(self.allowance_of(index, uncomputed).max(1));
+            self.most_of_budget(uncomputed, *budget).min(self.config.max_chunk_len.unwrap_or(usize::MAX)).min(share)
+        };
         let reserved = self.config.reserve_full_context.then(|| self.config.max_model_len - computed);
         self.make_room(index, reserved.unwrap_or(wanted));
         let Some(request) = self.requests[index].as_mut() else { return false };
@@ -278,6 +285,7 @@ impl Scheduler {
         let end = computed + num_scheduled_tokens;
         let capacity = if self.config.reserve_full_context { self.config.max_model_len } else { end };
         if num_scheduled_tokens == 0
+            || (self.config.whole_prompts && num_scheduled_tokens < uncomputed)
             || self.manager.allocate_slots(&mut request.blocks, computed, capacity, &mut output.copies).is_err()
         {
             return false;

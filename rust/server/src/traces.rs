@@ -8,7 +8,7 @@ use std::{
 
 use axum::http::{HeaderMap, Request, Response, Uri};
 use bytes::Bytes;
-use engine::{FinishReason, GenerationRequest, OutputEvent, Prompt};
+use engine::{FinishReason, GenerationRequest, OutputEvent, OutputKind, Prompt};
 use opentelemetry::{
     Array, Context, KeyValue, StringValue, Value,
     propagation::TextMapPropagator,
@@ -61,7 +61,11 @@ impl Traces {
 
     /// The span of an answer to `request` and its likes, `num_requests` together.
     pub fn begin(&self, caller: &Caller, model: &str, request: &GenerationRequest, num_requests: usize) -> RequestSpan {
-        let operation = if matches!(request.prompt, Prompt::Chat { .. }) { "chat" } else { "text_completion" };
+        let operation = match (&request.prompt, request.output) {
+            (_, OutputKind::Embedding) => "embeddings",
+            (Prompt::Chat { .. }, _) => "chat",
+            _ => "text_completion",
+        };
         let sampling = &request.sampling;
         let mut attributes = vec![
             KeyValue::new("gen_ai.operation.name", operation),

@@ -61,6 +61,10 @@ impl CpuBackend {
 }
 
 impl Backend for CpuBackend {
+    fn sees_ahead(&self) -> bool {
+        true
+    }
+
     fn expert_phases(&self) -> Option<&dyn ExpertPhases> {
         Some(self)
     }

@@ -256,6 +256,10 @@ impl ExpertPhases for ReferenceBackend {
 }
 
 impl Backend for ReferenceBackend {
+    fn sees_ahead(&self) -> bool {
+        true
+    }
+
     fn recurrent_phases(&self) -> Option<&dyn RecurrentPhases> {
         Some(self)
     }
@@ -373,15 +377,15 @@ impl Phases for ReferenceBackend {
             let table = &group.block_tables[request * group.max_blocks..(request + 1) * group.max_blocks];
             for (row, head) in rows.flat_map(|row| (0..params.num_heads).map(move |head| (row, head))) {
                 let position = step.positions[row] as usize;
-                let first = params.first_key(position);
+                let keys = params.first_key(position)..params.end_key(position, step.seq_lens[request] as usize);
                 let place = |key: usize| KvPlace {
                     layer,
                     slot: table[key / block_size] as usize * block_size + key % block_size,
                     head: head / queries_per_kv,
                 };
                 let query = &q.row(row)[head * k_dim..(head + 1) * k_dim];
-                let mut weights = Vec::with_capacity(position + 1 - first);
-                for key in first..=position {
+                let mut weights = Vec::with_capacity(keys.len());
+                for key in keys.clone() {
                     cache.read(KvSide::Key, place(key), &mut k);
                     let dot: f64 = query.iter().zip(&k).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
                     let score = dot * f64::from(params.scale);
@@ -394,7 +398,7 @@ impl Phases for ReferenceBackend {
                 let sink = sinks.map_or(0.0, |sinks| (f64::from(sinks[head]) - max).exp());
                 let total: f64 = weights.iter().sum::<f64>() + sink;
                 let mut sum = vec![0.0f64; v_dim];
-                for (key, weight) in (first..=position).zip(&weights) {
+                for (key, weight) in keys.zip(&weights) {
                     cache.read(KvSide::Value, place(key), &mut v);
                     sum.iter_mut().zip(&v).for_each(|(s, &v)| *s += weight * f64::from(v));
                 }

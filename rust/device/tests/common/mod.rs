@@ -6,7 +6,7 @@ mod random;
 
 use device::{
     AttentionArgs, AttentionParams, Backend, CacheEngine, Constant, DType, Device, KvCacheSpec, KvDType, KvGroupMetadata,
-    KvPlace, KvShape, KvSide, Linear, LinearOptions, Precision, StepMetadata, Tensor, WeightView, cpu::Isa, mmap::Bytes,
+    KvPlace, KvShape, KvSide, Linear, LinearOptions, Mask, Precision, StepMetadata, Tensor, WeightView, cpu::Isa, mmap::Bytes,
 };
 pub use random::Rng;
 
@@ -173,8 +173,9 @@ pub fn dense(case: &Case) -> Vec<f64> {
                 x[at..at + p.head_dim].iter().map(|&x| f64::from(x)).collect()
             };
             let query = &case.q[r][(i * p.num_heads + head) * p.head_dim..][..p.head_dim];
-            let seen: Vec<usize> = (0..=position)
-                .filter(|&j| p.window.is_none_or(|w| j + w > position) && p.chunk.is_none_or(|c| j / c == position / c))
+            let end = if p.mask == Mask::Full { before + queries } else { position + 1 };
+            let seen: Vec<usize> = (0..end)
+                .filter(|&j| p.window.is_none_or(|w| j.abs_diff(position) < w) && p.chunk.is_none_or(|c| j / c == position / c))
                 .collect();
             let scores: Vec<f64> = seen
                 .iter()

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use device::cuda::{CudaOptions, LibraryPaths};
 use paged::{PagedAttentionConfig, Policies};
 
-use crate::{AdapterOptions, EngineError, Isq, Speculation, kv_tier::KvTierConfig, weights};
+use crate::{AdapterOptions, EmbeddingOptions, EngineError, Isq, Speculation, kv_tier::KvTierConfig, weights};
 
 /// Where a model lies.
 #[derive(Clone, Debug)]
@@ -144,6 +144,8 @@ pub struct EngineConfig {
     pub in_situ_quant: Option<Isq>,
     /// Adapters that it is loaded with, and what later ones may take; none are taken unless given.
     pub adapters: Option<AdapterOptions>,
+    /// It makes embeddings, and no text; it makes text unless given.
+    pub embedding: Option<EmbeddingOptions>,
     /// CPU options.
     pub cpu: CpuOptions,
     /// Where NVIDIA's libraries may be.
@@ -193,6 +195,7 @@ impl Default for EngineConfig {
             kv_tier: None,
             in_situ_quant: None,
             adapters: None,
+            embedding: None,
             cpu: CpuOptions::default(),
             cuda_libraries: LibraryPaths::default(),
             cuda: CudaOptions::default(),

@@ -15,7 +15,7 @@ use device::{
     cuda::{self, CudaBackend, CudaError, CudaReport, Library, LibraryPaths, NvidiaDriver},
     host::{num_physical_cores, trim_heap},
 };
-use paged::{Scheduler, SchedulerConfig};
+use paged::{FairnessPolicy, Scheduler, SchedulerConfig};
 use serde_json::json;
 
 use super::{
@@ -25,13 +25,14 @@ use super::{
     tier,
 };
 use crate::{
-    EngineError, GenerationConfig, Message, RenderOptions,
+    EmbeddingConfig, EngineError, GenerationConfig, Message, RenderOptions,
     chat_template::{ChatTemplate, template_in_dir},
+    embedding,
     grammar::GrammarCompiler,
     keys,
     kv_tier::Swapper,
     lora::{self, Registry},
-    model::ModelFiles,
+    model::{DecoderConfig, ModelFiles},
     model_runner::{ModelRunner, RunnerOptions},
     tokenizer::Tokenizer,
     tools::Dialect,
@@ -106,7 +107,11 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
     if let ModelSource::HuggingFace { path, .. } = source
         && !SafetensorsFiles::are_in(path)
     {
-        let decoder = ModelFiles::hugging_face_config(path, architecture)?;
+        let mut decoder = ModelFiles::hugging_face_config(path, architecture)?;
+        let embedding = config.embedding.map(|options| embedding::of_folder(path, options, &decoder)).transpose()?;
+        let embedding = embedding.map(|(embedding, _)| embedding);
+        decoder.tie_word_embeddings |= embedding.is_some();
+        check_kind(config, &decoder, embedding.as_ref())?;
         return plan(
             PlannedModel {
                 config: &decoder,
@@ -115,6 +120,7 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
                 tokenizer_bytes: 0,
                 encoder_cache_bytes: 0,
                 adapter_bytes: adapter_bytes(config)?,
+                embedding: embedding.as_ref(),
             },
             config,
             devices,
@@ -128,7 +134,46 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
 fn open_files(source: &ModelSource, config: &EngineConfig) -> Result<ModelFiles, EngineError> {
     let files = ModelFiles::open(source, config.architecture.as_deref())?.with_isq(config.in_situ_quant);
     files.check_isq()?;
+    let files = match config.embedding {
+        Some(options) => files.for_embeddings(source, options)?,
+        None => files,
+    };
+    check_kind(config, files.config(), files.embedding())?;
     Ok(files)
+}
+
+/// Whether a prompt of a model must be computed in one step: each of its tokens is needed beside the others.
+fn needs_whole_prompts(decoder: &DecoderConfig, embedding: Option<&EmbeddingConfig>) -> bool {
+    decoder.sees_ahead() || embedding.is_some_and(EmbeddingConfig::needs_all_tokens)
+}
+
+/// Whether a model can be run for what it is loaded for.
+fn check_kind(config: &EngineConfig, decoder: &DecoderConfig, embedding: Option<&EmbeddingConfig>) -> Result<(), EngineError> {
+    if decoder.sees_ahead() && embedding.is_none() {
+        return Err(EngineError::InvalidArgument(format!(
+            "this {} sees the tokens behind a token: it makes embeddings and no text; load it with Which.Embedding, or serve it with \
+             `serve embedding`",
+            decoder.architecture
+        )));
+    }
+    let refused = |text: String| Err(EngineError::NotSupported(text));
+    if embedding.is_some() && config.speculation.is_some() {
+        return refused("speculation is about answers, and embeddings have none: leave it out".into());
+    }
+    if embedding.is_some() && config.adapters.is_some() {
+        return refused("adapters with embeddings are not supported: leave them out".into());
+    }
+    if !needs_whole_prompts(decoder, embedding) {
+        return Ok(());
+    }
+    let why = "of a model that needs all tokens of an input at once";
+    if config.kv_tier.is_some() {
+        return refused(format!("kv_tier {why} would keep nothing that is found again: leave it out"));
+    }
+    if config.policies.fairness == FairnessPolicy::Drr {
+        return refused(format!("fairness=\"drr\", which divides prompts, {why} is not supported: use \"priority\" or \"fcfs\""));
+    }
+    Ok(())
 }
 
 /// Bytes of the adapters that a model is loaded with.
@@ -145,6 +190,7 @@ fn planned_model<'a>(files: &'a ModelFiles, text: &TextFiles, adapter_bytes: u64
         // Every model is one of text.
         encoder_cache_bytes: 0,
         adapter_bytes,
+        embedding: files.embedding(),
     }
 }
 
@@ -174,6 +220,17 @@ fn check_backend(config: &EngineConfig, backend: &dyn Backend) -> Result<(), Eng
     Ok(())
 }
 
+/// What goes into the dense layers behind a pooling is made by the host.
+fn check_heads(files: &ModelFiles, backend: &dyn Backend) -> Result<(), EngineError> {
+    if files.embedding().is_none_or(|embedding| embedding.heads.is_empty()) || backend.memory()?.is_host {
+        return Ok(());
+    }
+    let device = backend.info().device;
+    Err(EngineError::NotSupported(format!(
+        "dense layers behind the pooling are not supported on {device} yet: use device=\"cpu\""
+    )))
+}
+
 /// Loads the model and sizes the pool; the thread is not started.
 pub fn load_with_backend(
     source: &ModelSource,
@@ -190,6 +247,7 @@ pub fn load_with_backend(
     let planned =
         |loaded| plan(planned_model(&files, &text, adapter_bytes), config, PlannedDevices::Own { backend: &**backend, loaded });
     let mut plan = planned(0)?;
+    check_heads(&files, &**backend)?;
     let options = RunnerOptions {
         precision: precision(config),
         kv_dtype: device_dtype(plan.cache.cache_type),
@@ -211,16 +269,20 @@ pub fn load_with_backend(
         return Err(EngineError::NotSupported(text));
     }
     // A block of keys and values is of no use without the states behind it.
-    let kv = cache.kv_cache_config(config.prefix_caching && !is_recurrent, rand::random());
+    let whole_prompts = needs_whole_prompts(files.config(), files.embedding());
+    let has_prefixes = config.prefix_caching && !is_recurrent && !whole_prompts;
+    let kv = cache.kv_cache_config(has_prefixes, rand::random());
+    let limits = request_limits(&files, config, &plan, whole_prompts);
     let scheduler = Scheduler::new(
         SchedulerConfig {
+            whole_prompts,
             retain_kv: !config.no_kv_cache,
             has_states: is_recurrent,
             reserve_full_context: config.no_paged_attn,
             admission: config.policies.admission,
             victim: config.policies.victim,
             fairness: config.policies.fairness,
-            ..SchedulerConfig::new(config.max_num_seqs, config.max_num_batched_tokens, plan.max_model_len)
+            ..SchedulerConfig::new(config.max_num_seqs, config.max_num_batched_tokens, limits.scheduled)
         },
         kv.clone(),
     )
@@ -237,7 +299,8 @@ pub fn load_with_backend(
     let swapper = tier::open(&files, config, &runner, &**backend)?;
     let flush = swapper.as_ref().map(Swapper::flush_on_drop);
     let mut thread = EngineThread::new(commands, scheduler, kv, runner, Arc::clone(&tokenizer));
-    thread.pace(config.max_step_latency);
+    // Nobody is being answered while prompts are computed: what makes embeddings has nothing else to do.
+    thread.pace(config.max_step_latency.filter(|_| files.embedding().is_none()));
     thread.speculate(config.speculation.as_ref(), config.forced_drafts && !is_recurrent);
     if let Some(swapper) = swapper {
         thread.attach(swapper);
@@ -251,8 +314,10 @@ pub fn load_with_backend(
         generation_config: text.generation_config,
         architecture: files.config().architecture,
         vocab_size: files.config().vocab_size,
-        max_model_len: plan.max_model_len,
+        max_model_len: limits.given,
         servable_tokens,
+        embedding: files.embedding().cloned(),
+        one_step: whole_prompts.then_some(config.max_num_batched_tokens),
         num_blocks: cache.num_gpu_blocks,
         block_bytes: cache.ledger.bytes_per_block,
         seed: config.seed.or(config.deterministic.then_some(0)),
@@ -270,6 +335,24 @@ pub fn load_with_backend(
         _flush: flush,
     };
     Ok((shared, thread))
+}
+
+/// Tokens of a request at most.
+struct RequestLimits {
+    /// As callers are told.
+    given: usize,
+    /// Prompt and answer, as the scheduler counts them.
+    scheduled: usize,
+}
+
+/// An embedding is the answer to the last token, and takes no place of its own.
+fn request_limits(files: &ModelFiles, config: &EngineConfig, plan: &MemoryPlan, whole_prompts: bool) -> RequestLimits {
+    let Some(embedding) = files.embedding() else {
+        return RequestLimits { given: plan.max_model_len, scheduled: plan.max_model_len };
+    };
+    let one_step = if whole_prompts { config.max_num_batched_tokens } else { usize::MAX };
+    let given = plan.max_model_len.min(embedding.max_input_len.unwrap_or(usize::MAX)).min(one_step);
+    RequestLimits { given, scheduled: given + 1 }
 }
 
 /// What turns requests into tokens and back.
@@ -374,6 +457,11 @@ fn describe(files: &ModelFiles, config: &EngineConfig, plan: &MemoryPlan, backen
     ];
     if config.no_paged_attn {
         lines.push(format!("Without paged attention: a request reserves, and may have, {} tokens", plan.max_model_len));
+    }
+    if let Some(EmbeddingConfig { pooling, dimensions, heads, .. }) = files.embedding() {
+        let heads = heads.len();
+        lines
+            .push(format!("Makes embeddings: pooling {pooling}, {heads} dense layers behind it, vectors of {dimensions} values"));
     }
     lines.extend(plan.to_string().lines().map(|line| format!("Memory: {line}")));
     lines

@@ -32,9 +32,10 @@ pub use heartbeat::{STEP_TOKENS, StepTokens, Vitals};
 pub use plan::{DeviceBytes, GroupPlan, MemoryPlan};
 
 use crate::{
-    AdapterChoice, AdapterInfo, AdapterStatus, EngineError, EventSink, GenerationConfig, GenerationRequest, LoadAdapter, Message,
-    RenderOptions, RequestStream, ResolvedSampling, SamplingParams, chat_template::ChatTemplate, completion::CompletionCollector,
-    grammar::GrammarCompiler, kv_tier::FlushOnDrop, lora::Registry, tokenizer::Tokenizer, tools::Dialect,
+    AdapterChoice, AdapterInfo, AdapterStatus, EmbeddingConfig, EngineError, EventSink, GenerationConfig, GenerationRequest,
+    LoadAdapter, Message, RenderOptions, RequestStream, ResolvedSampling, SamplingParams, chat_template::ChatTemplate,
+    completion::CompletionCollector, grammar::GrammarCompiler, kv_tier::FlushOnDrop, lora::Registry, tokenizer::Tokenizer,
+    tools::Dialect,
 };
 use output::WaitingTokens;
 pub use sequence::{Continuation, Sequence};
@@ -61,6 +62,10 @@ struct Shared {
     max_model_len: usize,
     /// Tokens that the whole pool can serve one request.
     servable_tokens: usize,
+    /// `None`: it makes text.
+    embedding: Option<EmbeddingConfig>,
+    /// Tokens of a step, where a prompt must fit one.
+    one_step: Option<usize>,
     num_blocks: usize,
     block_bytes: u64,
     seed: Option<u64>,
@@ -234,6 +239,33 @@ impl Engine {
     /// Tokens of the model's context, whatever the pool holds. Without paged attention: what is reserved for a request.
     pub fn context_length(&self) -> usize {
         self.shared.max_model_len
+    }
+
+    /// How the model makes embeddings; `None`: it makes text.
+    pub fn embedding(&self) -> Option<&EmbeddingConfig> {
+        self.shared.embedding.as_ref()
+    }
+
+    /// The same, of a model that must make them.
+    pub(crate) fn embedding_config(&self) -> Result<&EmbeddingConfig, EngineError> {
+        self.embedding().ok_or_else(makes_text)
+    }
+
+    /// Tokens of an input at most that is to be embedded.
+    pub(crate) fn max_embedding_len(&self) -> usize {
+        self.max_sequence_length()
+    }
+
+    /// What bounds that, if it is neither the model nor its files.
+    pub(crate) fn embedding_limit(&self) -> &'static str {
+        let longest = self.max_embedding_len();
+        if longest < self.shared.max_model_len {
+            " in this KV pool"
+        } else if self.shared.one_step == Some(longest) {
+            " with this max_num_batched_tokens, for it needs all of them in one step"
+        } else {
+            ""
+        }
     }
 
     /// Logits of the model: token ids are below. Its tokenizer may have fewer.
@@ -424,6 +456,15 @@ impl Drop for RequestHandle {
         self.cancel.store(true, Ordering::Relaxed);
         self.waiting.end();
     }
+}
+
+/// Of a model that was not loaded for embeddings.
+fn makes_text() -> EngineError {
+    EngineError::InvalidArgument(
+        "this model was loaded to make text: to make embeddings with it, load it with Which.Embedding(MODEL, pooling=\"last\"), or \
+         serve it with `serve embedding -m MODEL --pooling last`; a model whose files say how needs no pooling"
+            .into(),
+    )
 }
 
 fn draining() -> EngineError {

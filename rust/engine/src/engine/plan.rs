@@ -16,7 +16,8 @@ use counter::Counter;
 
 use super::{EngineConfig, ModelDType};
 use crate::{
-    EngineError, Isq,
+    EmbeddingConfig, EngineError, Isq,
+    embedding::{self, Head},
     model::{
         DecoderConfig,
         config::{AttentionConfig, LayerConfig, Norms},
@@ -96,6 +97,8 @@ pub(super) struct PlannedModel<'a> {
     pub encoder_cache_bytes: u64,
     /// Adapters that it is loaded with, on the first device.
     pub adapter_bytes: u64,
+    /// How it makes embeddings, if it does.
+    pub embedding: Option<&'a EmbeddingConfig>,
 }
 
 /// Where a model is to run.
@@ -223,6 +226,8 @@ fn check_layers(backend: &dyn Backend, model: &DecoderConfig) -> Result<(), Engi
         "has recurrent layers"
     } else if backend.latent_phases().is_none() && model.layers.iter().any(|layer| layer.attention.latent.is_some()) {
         "has latent attention"
+    } else if !backend.sees_ahead() && model.sees_ahead() {
+        "sees the tokens behind a token"
     } else {
         return Ok(());
     };
@@ -310,7 +315,10 @@ fn beside_kv(
     if devices.len() == 0 {
         return Err(paged::ConfigError::NoDevices.into());
     }
-    let activations = activation_bytes(model.config, config, longest);
+    let mut activations = activation_bytes(model.config, config, longest);
+    if let Some(embedding) = model.embedding {
+        activations += embedding::buffer_bytes(embedding, max_logit_rows(config.max_num_seqs));
+    }
     let state_bytes = model.config.state_lens().iter().sum::<usize>() as u64 * size_of::<f32>() as u64;
     let states = state_bytes.saturating_mul(config.max_num_seqs as u64);
     let mut bytes = vec![DeviceBytes { states, activations, ..DeviceBytes::default() }; devices.len()];
@@ -319,6 +327,9 @@ fn beside_kv(
         bytes[0].adapters = model.adapter_bytes + adapter_workspace_bytes(model.config, config);
     }
     let mut counter = Counter::new((model.weights, model.isq), devices, precision(config), layers);
+    if let Some(embedding) = model.embedding {
+        Head::all(&mut counter, embedding)?;
+    }
     Decoder::new(&mut counter, model.config)?;
     for (bytes, weights) in bytes.iter_mut().zip(&counter.bytes) {
         bytes.weights = *weights;

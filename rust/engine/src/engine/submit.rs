@@ -38,6 +38,7 @@ const MARKER_TOKENS: usize = 16;
 pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSink>) -> Result<RequestHandle, EngineError> {
     let submitted_at = Instant::now();
     check_running(shared)?;
+    check_kind(shared, request.output)?;
     check_output(&request)?;
     let num_run = check_choices(&request)?;
     let mut params = request.sampling.clone();
@@ -58,11 +59,12 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     let grammar = compile_grammar(shared, &request.sampling, &prompt, reading.as_ref())?;
     cut(request.kept_prompt, &mut prompt_token_ids)?;
     let public_prefix_len = public_prefix_len(shared, &prompt, &prompt_token_ids, request.service.public_prefix)?;
+    let asked = request.sampling.max_tokens.or(shared.generation_config.max_tokens(num_given));
     let max_tokens = match request.output {
-        OutputKind::Tokens => request.sampling.max_tokens.or(shared.generation_config.max_tokens(num_given)),
-        OutputKind::Vector => Some(1),
+        OutputKind::Tokens => fit(shared, asked, request.truncate_sequence, &mut prompt_token_ids)?,
+        OutputKind::Vector => fit(shared, Some(1), request.truncate_sequence, &mut prompt_token_ids)?,
+        OutputKind::Embedding => check_embedding_len(shared, prompt_token_ids.len())?,
     };
-    let max_tokens = fit(shared, max_tokens, request.truncate_sequence, &mut prompt_token_ids)?;
     let answers = [num_run.saturating_mul(max_tokens), request.n_choices, prompt_token_ids.len()];
     check_logprobs(&request.sampling, request.prompt_logprobs, request.echo_prompt, answers)?;
     // What was cut off is not echoed.
@@ -290,6 +292,27 @@ fn allowed_tokens(
         )));
     }
     Ok(AllowedTokens { only, min_tokens, before_min: Some(before_min), thinking })
+}
+
+/// A model is loaded for text or for embeddings.
+fn check_kind(shared: &Shared, output: OutputKind) -> Result<(), EngineError> {
+    match (&shared.embedding, output) {
+        (None, OutputKind::Embedding) => Err(super::makes_text()),
+        (Some(_), OutputKind::Tokens | OutputKind::Vector) => Err(EngineError::InvalidArgument(
+            "this model was loaded to make embeddings, and no text: send an EmbeddingRequest, or POST /v1/embeddings".into(),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Whether an input fits; how many tokens may be generated, as the scheduler counts.
+fn check_embedding_len(shared: &Shared, num_tokens: usize) -> Result<usize, EngineError> {
+    let longest = shared.max_model_len.min(shared.servable_tokens);
+    if num_tokens <= longest {
+        return Ok(1);
+    }
+    let message = format!("the input has {num_tokens} tokens, and this model takes {longest} at most");
+    Err(EngineError::PromptTooLong { prompt_tokens: num_tokens, max_tokens: longest, message })
 }
 
 /// What is about tokens alone is refused for a vector.

@@ -99,9 +99,9 @@ impl Attention {
         let [q_norm, k_norm] = [&self.q_norm, &self.k_norm].map(|norm| norm.as_ref().map(|norm| HeadNorm { norm, span }));
         let AttentionConfig { norms_last, q_scale, .. } = self.config;
         backend.rope_and_cache(RopeArgs { q, kv, q_norm, k_norm, norms_last, q_scale, rope, cache, layer }, cx.step);
-        let AttentionConfig { num_heads, num_kv_heads, head_dim, scale, window, chunk, softcap, .. } = self.config;
+        let AttentionConfig { num_heads, num_kv_heads, head_dim, scale, mask, window, chunk, softcap, .. } = self.config;
         let precision = cx.run.precision;
-        let params = AttentionParams { num_heads, num_kv_heads, head_dim, scale, window, chunk, softcap, precision };
+        let params = AttentionParams { num_heads, num_kv_heads, head_dim, scale, mask, window, chunk, softcap, precision };
         backend.attention(AttentionArgs { q, out, cache, layer, sinks: self.sinks.as_ref(), params }, cx.step);
         if self.gate.is_some() {
             let phases = backend.recurrent_phases().expect("the plan was refused where nothing computes gates of attention");

@@ -4,7 +4,7 @@ mod latent;
 mod recurrent;
 
 use device::{
-    Activation, ExpertActivation, KvCacheSpec, KvDType, KvShape, KvSource, NormKind, QueryScale, RouterScore, RoutingRule,
+    Activation, ExpertActivation, KvCacheSpec, KvDType, KvShape, KvSource, Mask, NormKind, QueryScale, RouterScore, RoutingRule,
 };
 use paged::{KvGroups, ModelConfigLike, Retention};
 
@@ -104,7 +104,9 @@ pub struct AttentionConfig {
     pub head_dim: usize,
     /// Index in [`DecoderConfig::ropes`]; `None`: nothing rotates.
     pub rope: Option<usize>,
-    /// Keys j with i - window < j <= i are seen by query i; `None`: all.
+    /// Which keys a query sees, before any window.
+    pub mask: Mask,
+    /// Keys j with |i - j| < window are seen by query i, as far as the mask has them; `None`: all.
     pub window: Option<usize>,
     /// Query i sees no keys before the last multiple of this that is not behind it.
     pub chunk: Option<usize>,
@@ -240,6 +242,7 @@ impl LayerConfig {
             num_kv_heads,
             head_dim,
             rope: Some(0),
+            mask: Mask::Causal,
             window: None,
             chunk: None,
             scale: (head_dim as f32).sqrt().recip(),
@@ -386,7 +389,11 @@ impl ModelConfigLike for DecoderConfig {
     }
 
     fn retention(&self, layer: usize) -> Retention {
-        let AttentionConfig { window, chunk, .. } = self.layers[layer].attention;
+        let AttentionConfig { mask, window, chunk, .. } = self.layers[layer].attention;
+        if mask == Mask::Full {
+            // Whole requests are computed at once: nothing of them is out of sight before the last of it is.
+            return Retention::All;
+        }
         // A chunk is seen from its start on, which is at most so far away.
         window.into_iter().chain(chunk).min().into()
     }
@@ -445,6 +452,11 @@ impl DecoderConfig {
     /// Values that a request's states take, by layer; all 0 where no layer is recurrent.
     pub fn state_lens(&self) -> Vec<usize> {
         self.layers.iter().map(|layer| layer.recurrent.map_or(0, |recurrent| recurrent.state_len(self.hidden_size))).collect()
+    }
+
+    /// Whether queries see keys behind them: such a model makes no text.
+    pub fn sees_ahead(&self) -> bool {
+        self.layers.iter().any(|layer| layer.attention.mask == Mask::Full)
     }
 
     /// Whether there are recurrent layers.
@@ -551,6 +563,11 @@ impl DecoderConfig {
                      as many heads of the same size and the same window"
                 ));
             }
+        }
+        if attention.mask == Mask::Full && (attention.chunk.is_some() || attention.latent.is_some()) {
+            return Err(format!(
+                "layer {index} sees the tokens behind one in chunks or by latent attention, which is not computed"
+            ));
         }
         if let Some(latent) = &attention.latent {
             latent.check(attention)?;

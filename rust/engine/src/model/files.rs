@@ -11,7 +11,7 @@ use super::{
     fields::{Fields, GgufFields, HfFields},
 };
 use crate::{
-    EngineError, Isq, ModelSource,
+    EmbeddingConfig, EmbeddingOptions, EngineError, Isq, ModelSource, embedding,
     json::required_json,
     keys,
     weights::{self, GgufFiles, Metadata, ModelPlace, Names, Role, SafetensorsFiles, WeightId, WeightSource, hub::HubFormat},
@@ -43,10 +43,11 @@ pub struct ModelFiles {
     config: DecoderConfig,
     weights: WeightSource,
     isq: Option<Isq>,
+    embedding: Option<EmbeddingConfig>,
 }
 
 impl ModelFiles {
-    /// Opens a model's files and reads its configuration.
+    /// Opens a model's files and reads its configuration: what a decoder is like. What it is for, [`Self::for_embeddings`] says.
     ///
     /// Errors: [`EngineError::Load`] for a missing or malformed file, [`EngineError::Architecture`] for an architecture that is
     /// not implemented or contradicts `architecture` (HF `model_type`).
@@ -74,7 +75,7 @@ impl ModelFiles {
         let num_layers = config.layers.len() + config.num_mtp_layers;
         let beyond = [Role::AttnOutput, Role::FfnDown].map(|role| WeightId::layer(num_layers, role));
         match beyond.into_iter().find(|id| weights.contains(*id)) {
-            None => Ok(Self { config, weights, isq: None }),
+            None => Ok(Self { config, weights, isq: None, embedding: None }),
             Some(id) => Err(EngineError::Load(format!(
                 "{}: `{key}` is {num_layers}, but there is a tensor `{}`: layers are counted from 0",
                 weights.path().display(),
@@ -123,6 +124,34 @@ impl ModelFiles {
     /// The decoder's hyperparameters.
     pub fn config(&self) -> &DecoderConfig {
         &self.config
+    }
+
+    /// The same, to make embeddings instead of text; `source` is what they were opened from.
+    ///
+    /// # Errors
+    /// [`EngineError::InvalidArgument`] where neither the files nor `options` say how. [`EngineError::Load`] and
+    /// [`EngineError::NotSupported`] for files that cannot be honoured; they name the key.
+    pub fn for_embeddings(mut self, source: &ModelSource, options: EmbeddingOptions) -> Result<Self, EngineError> {
+        let (embedding, heads) = match source {
+            ModelSource::HuggingFace { path, .. } => embedding::of_folder(path, options, &self.config)?,
+            ModelSource::Gguf { .. } | ModelSource::Ggml { .. } => {
+                let what = self.weights.path().display().to_string();
+                let (weights, metadata) = (&self.weights, self.weights.metadata());
+                let metadata = metadata.ok_or_else(|| EngineError::Internal("a GGUF file without metadata".into()))?;
+                let prefix = metadata.str("general.architecture").unwrap_or_default();
+                let fields = GgufFields { what: &what, prefix, metadata, weights };
+                (embedding::of_gguf(&fields, options, &self.config)?, Vec::new())
+            }
+        };
+        embedding::add_heads(&mut self.weights, &heads)?;
+        // Nothing asks for logits, so nothing but the rows of the embedding is kept.
+        self.config.tie_word_embeddings = true;
+        Ok(Self { embedding: Some(embedding), ..self })
+    }
+
+    /// How it makes embeddings; `None`: it makes text.
+    pub fn embedding(&self) -> Option<&EmbeddingConfig> {
+        self.embedding.as_ref()
     }
 
     /// The same weights for another decoder, which no file describes.

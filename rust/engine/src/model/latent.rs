@@ -1,6 +1,6 @@
 //! Multi-head latent attention.
 
-use device::{AttentionParams, LatentArgs, LatentAttention, LatentQuery, Linear, Norm, NormKind, Tensor};
+use device::{AttentionParams, LatentArgs, LatentAttention, LatentQuery, Linear, Mask, Norm, NormKind, Tensor};
 
 use super::{
     config::{AttentionConfig, LatentConfig},
@@ -64,7 +64,7 @@ impl Latent {
     pub(crate) fn open(&self, norm: Option<&Norm>, cx: &mut Context<'_>) {
         let [_, _, _, out, ..] = &mut *cx.buffers;
         let AttentionConfig { num_heads, num_kv_heads, head_dim, scale, .. } = self.config;
-        let (window, chunk, softcap, precision) = (None, None, None, cx.run.precision);
+        let (mask, window, chunk, softcap, precision) = (Mask::Causal, None, None, None, cx.run.precision);
         let args = LatentArgs {
             hidden: cx.hidden,
             norm,
@@ -72,7 +72,7 @@ impl Latent {
             rope: self.config.rope.map(|rope| cx.run.ropes[rope].table()),
             cache: cx.run.cache,
             layer: cx.layer,
-            params: AttentionParams { num_heads, num_kv_heads, head_dim, scale, window, chunk, softcap, precision },
+            params: AttentionParams { num_heads, num_kv_heads, head_dim, scale, mask, window, chunk, softcap, precision },
             out,
         };
         let phases = cx.run.backend.latent_phases().expect("the plan was refused where nothing computes latent attention");

@@ -49,7 +49,7 @@ impl Weights for Loader<'_> {
         let name = self.weights.matrix_name(id, matrix.expert);
         let file_bytes = view.bytes().len() as u64;
         let view = self.quantized(matrix, &name, view)?;
-        let is_lm_head = matrix.id.layer.is_none();
+        let is_lm_head = matrix.id.is_lm_head();
         let mut bias = self.weights.bias(matrix)?;
         if is_lm_head {
             for value in bias.iter_mut().flatten() {

@@ -11,7 +11,7 @@ use crate::{
 /// Visits the weights that a decoder asks for, each with its shape. One visitor loads them. Another counts their bytes: what it
 /// returns is empty, and the decoder that is made of it never runs.
 pub(crate) trait Weights {
-    /// A matrix that activations are multiplied by. The one that belongs to no layer gives the logits; with the role of the token
+    /// A matrix that activations are multiplied by. One gives the logits ([`WeightId::is_lm_head`]); with the role of the token
     /// embedding it is that too.
     fn linear(&mut self, matrix: &Matrix) -> Result<Linear, EngineError>;
 

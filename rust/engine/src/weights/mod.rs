@@ -137,6 +137,28 @@ impl WeightSource {
         }
     }
 
+    /// Adds a file of one weight, and its bias, which calls it otherwise: `linear.weight` in a folder of sentence-transformers.
+    ///
+    /// # Errors
+    /// [`EngineError::Load`] for a file that cannot be read.
+    pub(crate) fn add_file(&mut self, id: WeightId, path: &Path) -> Result<(), EngineError> {
+        let name = self.name(id);
+        match self {
+            Self::Gguf(_) => Err(EngineError::Internal(format!("{} beside a GGUF file", path.display()))),
+            Self::Safetensors { files, .. } => files.add_file(path, name.strip_suffix("linear.weight").unwrap_or(&name)),
+        }
+    }
+
+    /// The shape of a matrix that is stored by itself.
+    pub(crate) fn matrix_shape(&self, id: WeightId) -> Result<[usize; 2], EngineError> {
+        let name = self.name(id);
+        let (view, shape) = self.tensor(&name)?;
+        if shape.len() == 2 {
+            return Ok([view.rows, view.cols]);
+        }
+        Err(self.error(&format!("tensor `{name}` has shape {shape:?}; it must be a matrix")))
+    }
+
     /// Whether the files have the weight.
     pub fn contains(&self, id: WeightId) -> bool {
         let name = numbered(&self.name(id), 0);

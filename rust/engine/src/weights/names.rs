@@ -7,6 +7,10 @@ pub enum Role {
     Embedding,
     OutputNorm,
     Output,
+    /// The first dense layer behind the pooling of an embedding model.
+    Dense2,
+    /// The second.
+    Dense3,
     /// Divisors of the rope frequencies (GGUF only).
     RopeFreqs,
     RopeFactorsShort,
@@ -109,6 +113,8 @@ impl Role {
             Self::Embedding => ("token_embd", "model.embed_tokens"),
             Self::OutputNorm => ("output_norm", "model.norm"),
             Self::Output => ("output", "lm_head"),
+            Self::Dense2 => ("dense_2", "dense_2.linear"),
+            Self::Dense3 => ("dense_3", "dense_3.linear"),
             Self::RopeFreqs => ("rope_freqs", "rope_freqs"),
             Self::RopeFactorsShort => ("rope_factors_short", "rope_factors_short"),
             Self::RopeFactorsLong => ("rope_factors_long", "rope_factors_long"),
@@ -194,11 +200,13 @@ impl Default for ModelPlace {
 
 impl ModelPlace {
     /// All that are known.
-    const ALL: [Self; 4] = [
+    const ALL: [Self; 5] = [
         Self { model: "model.", others: "" },
         Self { model: "model.language_model.", others: "" },
         Self { model: "language_model.model.", others: "language_model." },
         Self { model: "model.language_model.model.", others: "model.language_model." },
+        // Without what gives logits.
+        Self { model: "", others: "" },
     ];
 
     /// The one at which a checkpoint has a token embedding.
@@ -268,6 +276,11 @@ impl WeightId {
     #[must_use]
     pub const fn with_role(self, role: Role) -> Self {
         Self { role, ..self }
+    }
+
+    /// Whether it is the matrix of logits, which may be the token embedding too.
+    pub const fn is_lm_head(self) -> bool {
+        self.layer.is_none() && matches!(self.role, Role::Embedding | Role::Output)
     }
 
     /// The name in a GGUF file.

@@ -174,11 +174,16 @@ impl SafetensorsFiles {
     }
 
     fn open_file(&mut self, path: &Path) -> Result<(), EngineError> {
+        self.add_file(path, "")
+    }
+
+    /// Adds the tensors of another file, with `prefix` before their names.
+    pub(super) fn add_file(&mut self, path: &Path, prefix: &str) -> Result<(), EngineError> {
         let bytes = Bytes::map_file(path)?;
         self.watches.extend(bytes.watch());
         if path.extension().is_some_and(|extension| extension == "bin") {
             for TorchTensor { name, shape, dtype, bytes } in pytorch::read(path, &bytes).map_err(|why| load(path, why))? {
-                self.insert(name, TensorInfo { shape, dtype, bytes, file: path.to_owned() })?;
+                self.insert(format!("{prefix}{name}"), TensorInfo { shape, dtype, bytes, file: path.to_owned() })?;
             }
             return Ok(());
         }
@@ -196,7 +201,7 @@ impl SafetensorsFiles {
                 bytes: bytes.slice(start, end),
                 file: path.to_owned(),
             };
-            self.insert(name, info)?;
+            self.insert(format!("{prefix}{name}"), info)?;
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Keys for requests that are made up.
 
 /// Keys that some request has, and one that none has.
-pub const KEYS: [&str; 66] = [
+pub const KEYS: [&str; 71] = [
     "model",
     "messages",
     "prompt",
@@ -67,5 +67,10 @@ pub const KEYS: [&str; 66] = [
     "with_pieces",
     "skip_special_tokens",
     "return_token_strs",
+    "encoding_format",
+    "dimensions",
+    "prompt_name",
+    "truncate_prompt_tokens",
+    "input_type",
     "nonsense",
 ];

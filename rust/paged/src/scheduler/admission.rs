@@ -133,6 +133,9 @@ impl Scheduler {
         let mut promised = None;
         while *budget > 0 && self.running.len() < self.config.max_num_seqs {
             let Some(index) = self.next_to_admit() else { return };
+            if !self.fits_the_step(index, *budget) {
+                return;
+            }
             let Some(hit) = self.may_be_admitted(index, &mut promised) else { return };
             self.admission_closed_below = 0;
             let is_first = self.request(index).num_cached_tokens.is_none();

@@ -60,6 +60,9 @@ impl Scheduler {
     pub(super) fn step_budget(&mut self) -> usize {
         let most = self.config.max_num_batched_tokens;
         self.unserved_answers = self.running.iter().filter(|index| self.request(**index).num_uncomputed_tokens() == 1).count();
+        if self.config.whole_prompts {
+            return most;
+        }
         let limit = if self.unserved_answers > 0 { self.prompt_limits.beside_answers } else { self.prompt_limits.alone };
         limit.map_or(most, |limit| limit.max(1).saturating_add(self.unserved_answers).min(most))
     }
@@ -78,7 +81,7 @@ impl Scheduler {
     /// those that wait. Tenants that take turns share by their turns, and who goes by arrival shares nothing.
     pub(super) fn share_among_prompts(&mut self, budget: usize) {
         self.allowances.prompts.clear();
-        if self.config.fairness != FairnessPolicy::Priority {
+        if self.config.fairness != FairnessPolicy::Priority || self.config.whole_prompts {
             return;
         }
         let mut prompts = std::mem::take(&mut self.allowances.prompts);
@@ -102,6 +105,11 @@ impl Scheduler {
     /// Whether a request has nothing of this step, for the sake of other prompts.
     pub(super) fn leaves_the_step(&self, index: RequestIndex) -> bool {
         self.allowance_of(index, self.request(index).num_uncomputed_tokens()) == 0
+    }
+
+    /// Whether a request may have a row in a step with so much left of its budget.
+    pub(super) fn fits_the_step(&self, index: RequestIndex, budget: usize) -> bool {
+        !self.config.whole_prompts || self.request(index).num_uncomputed_tokens() <= budget
     }
 
     /// Most tokens that a request may compute in this step for the sake of other prompts.

@@ -15,6 +15,11 @@ pub struct SchedulerConfig {
     /// Most tokens of one request in a step; `None`: as many as the step has room for. It bounds how long a long
     /// prompt holds up those behind it: with half of `max_num_batched_tokens`, the next prompt is computed beside it.
     pub max_chunk_len: Option<usize>,
+    /// A prompt is computed in one step or not at all: each has at most `max_num_batched_tokens`, and no [`PromptLimits`] or
+    /// shares divide it.
+    ///
+    /// [`PromptLimits`]: super::PromptLimits
+    pub whole_prompts: bool,
     /// `false` drops a request's blocks after each token it generates and computes them anew: slow, exact, and
     /// without a prefix cache.
     pub retain_kv: bool,
@@ -51,6 +56,7 @@ impl SchedulerConfig {
             max_num_batched_tokens,
             max_model_len,
             max_chunk_len: None,
+            whole_prompts: false,
             retain_kv: true,
             has_states: false,
             reserve_full_context: false,
@@ -67,6 +73,11 @@ impl SchedulerConfig {
         at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1, "at least 1 is needed")?;
         at_least("max_model_len", self.max_model_len, 2, "at least 2 are needed, a prompt token and an answer")?;
         at_least("max_chunk_len", self.max_chunk_len.unwrap_or(1), 1, "at least 1 is needed")?;
+        if self.whole_prompts {
+            let longest = self.max_model_len - 1;
+            at_least("max_num_batched_tokens", self.max_num_batched_tokens, longest, "a whole prompt is computed in one step")?;
+            at_least("max_chunk_len", self.max_chunk_len.unwrap_or(longest), longest, "a whole prompt is computed in one step")?;
+        }
         at_least("drr_quantum", self.drr_quantum, 1, "at least 1 is needed")?;
         at_least("max_preemptions", self.max_preemptions as usize, 1, "at least 1 is needed")
     }

@@ -3,6 +3,7 @@
 use super::policy::AdmissionPolicy;
 use super::{RequestIndex, Scheduler};
 use crate::kv_cache_manager::PrefixHit;
+use crate::kv_groups::last_that_holds;
 use crate::request::Request;
 
 impl Scheduler {
@@ -13,6 +14,9 @@ impl Scheduler {
         if self.config.reserve_full_context {
             return if self.least_blocks(1) <= pool { longest } else { 0 };
         }
+        if self.config.whole_prompts {
+            return last_that_holds(longest, |num_tokens| self.least_blocks(num_tokens) <= pool);
+        }
         self.manager.groups().servable_tokens(pool, block_size, longest)
     }
 
@@ -22,7 +26,8 @@ impl Scheduler {
         if self.config.reserve_full_context {
             return self.config.max_model_len.div_ceil(block_size).saturating_mul(self.num_groups());
         }
-        self.manager.groups().peak_blocks(num_tokens, 1, block_size)
+        let smallest = if self.config.whole_prompts { num_tokens } else { 1 };
+        self.manager.groups().peak_blocks(num_tokens, smallest, block_size)
     }
 
     /// Most blocks a request will hold until its first `num_tokens` tokens are computed, `remaining` of its known ones

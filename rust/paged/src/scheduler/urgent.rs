@@ -29,6 +29,9 @@ impl Scheduler {
         output: &mut SchedulerOutput,
         budget: &mut usize,
     ) -> bool {
+        if !self.fits_the_step(waiting, *budget) {
+            return false;
+        }
         let Some(hit) = self.find_room(position, waiting, output) else { return false };
         let is_first = self.request(waiting).num_cached_tokens.is_none();
         self.admit(waiting, hit);

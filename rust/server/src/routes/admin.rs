@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Routes of the mirrored interface that are not there yet.
-pub const PLANNED: [&str; 5] = ["/v1/embeddings", "/re_isq", "/v1/models/unload", "/v1/models/reload", "/v1/models/tune"];
+pub const PLANNED: [&str; 4] = ["/re_isq", "/v1/models/unload", "/v1/models/reload", "/v1/models/tune"];
 
 /// Schedules nothing until a resume; requests wait.
 pub async fn pause(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Result<Json<Value>, Failure> {
@@ -60,7 +60,6 @@ pub async fn cancel(
 /// Says what is missing.
 pub async fn planned(uri: Uri) -> Failure {
     let (what, advice) = match uri.path() {
-        "/v1/embeddings" => ("embeddings", "the model was loaded to generate text"),
         "/re_isq" => ("quantising a loaded model", "load a quantised GGUF file"),
         _ => ("loading models over HTTP", "start another server for another model"),
     };

@@ -4,6 +4,7 @@ mod adapters;
 mod admin;
 mod chat;
 mod completions;
+mod embeddings;
 mod messages;
 mod models;
 mod openapi;
@@ -56,6 +57,7 @@ pub fn router(app: &Arc<App>) -> Router {
     let mut router = Router::new()
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/completions", post(completions::create))
+        .route("/v1/embeddings", post(embeddings::create))
         .route("/v1/messages", post(messages::create))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/v1/responses", post(responses::create))

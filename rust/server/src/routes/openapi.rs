@@ -7,6 +7,7 @@ use openai::{
     anthropic::MessagesFields,
     chat::ChatFields,
     completions::CompletionFields,
+    embeddings::{EmbeddingFields, EmbeddingsAnswer},
     response::{Answer, ChatChoice, ModelCard, TextChoice},
     responses::ResponsesFields,
     sampling::SamplingFields,
@@ -21,9 +22,10 @@ use crate::app::App;
 /// Method, path, summary, required keys.
 type Route = (&'static str, &'static str, &'static str, &'static [&'static str]);
 
-const ROUTES: [Route; 26] = [
+const ROUTES: [Route; 27] = [
     ("post", "/v1/chat/completions", "Answers a chat.", &["messages"]),
     ("post", "/v1/completions", "Continues texts.", &["prompt"]),
+    ("post", "/v1/embeddings", "Makes vectors of texts.", &["input"]),
     ("post", "/v1/responses", "Makes a response.", &["input"]),
     ("get", "/v1/responses/{id}", "A response that was kept.", &[]),
     ("delete", "/v1/responses/{id}", "Forgets a response.", &[]),
@@ -73,6 +75,7 @@ fn body(path: &str) -> Option<Map<String, Value>> {
             properties::<CompletionFields>(&mut all);
             properties::<SamplingFields>(&mut all);
         }
+        "/v1/embeddings" => properties::<EmbeddingFields>(&mut all),
         "/v1/responses" | "/v1/responses/input_tokens" => properties::<ResponsesFields>(&mut all),
         "/v1/messages" | "/v1/messages/count_tokens" => properties::<MessagesFields>(&mut all),
         "/v1/load_lora_adapter" => properties::<LoadBody>(&mut all),
@@ -89,6 +92,7 @@ fn answer(path: &str) -> Value {
     let schema = match path {
         "/v1/chat/completions" => response_schema::<Answer<'_, ChatChoice>>(),
         "/v1/completions" => response_schema::<Answer<'_, TextChoice>>(),
+        "/v1/embeddings" => response_schema::<EmbeddingsAnswer>(),
         "/v1/models/{id}" => response_schema::<ModelCard>(),
         "/metrics" => return json!({ "text/plain": { "schema": { "type": "string" } } }),
         _ => json!({ "type": "object" }),

@@ -25,18 +25,18 @@ pub(super) struct Total {
     pub(super) acc: *mut f32,
 }
 
-/// Adds a split to the total of the row at `position`, if the row sees any key of the split.
+/// Adds a split to the total of the row at `position` of a request with `seq_len` keys, if the row sees any key of the split.
 #[inline(always)]
 pub(super) unsafe fn merge<S: Simd>(
     problem: &Problem<'_>,
-    position: usize,
+    (position, seq_len): (usize, usize),
     split: usize,
     part: &State,
     total: &Total,
     padded: usize,
 ) {
     let first = problem.first_key(position) / SPLIT_KEYS;
-    if split < first || split > position / SPLIT_KEYS {
+    if split < first || split > (problem.end_key(position, seq_len) - 1) / SPLIT_KEYS {
         return;
     }
     if split == first {
@@ -106,7 +106,7 @@ pub(super) unsafe fn merge_rows<S: Simd>(problem: &Problem<'_>, merge_of: &Merge
         for split in problem.first_key(position) / SPLIT_KEYS + 1..merge_of.end_split {
             let part = place(split);
             let part = State { max: *part, sum: *part.add(1), acc: part.add(PARTIAL_HEADER) };
-            merge::<S>(problem, position, split, &part, &total, padded);
+            merge::<S>(problem, (position, merge_of.seq_len), split, &part, &total, padded);
         }
         let kv_head = merge_of.kv_heads.start + row / head_rows;
         write_out::<S>(problem, (kv_head, merge_of.first_row, row % head_rows), &total);

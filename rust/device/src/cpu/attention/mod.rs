@@ -60,8 +60,8 @@ use std::sync::{
 };
 
 use crate::{
-    AttentionArgs, AttentionParams, KvCacheSpec, KvDType, KvGroupMetadata, KvLayer, KvShape, KvSide, Precision, StepMetadata,
-    WorkspaceShape, kv_layout::PlaneLayout,
+    AttentionArgs, AttentionParams, KvCacheSpec, KvDType, KvGroupMetadata, KvLayer, KvShape, KvSide, Mask, Precision,
+    StepMetadata, WorkspaceShape, kv_layout::PlaneLayout,
 };
 
 #[cfg(target_arch = "x86_64")]
@@ -119,6 +119,10 @@ impl Problem<'_> {
 
     fn first_key(&self, position: usize) -> usize {
         self.params.first_key(position)
+    }
+
+    fn end_key(&self, position: usize, seq_len: usize) -> usize {
+        self.params.end_key(position, seq_len)
     }
 }
 
@@ -255,12 +259,18 @@ fn check(
     let starts = &step.query_start_loc;
     assert_eq!(starts.len(), step.num_reqs() + 1, "entries of query_start_loc");
     assert!(starts.is_sorted() && starts.last().is_none_or(|&end| end as usize <= num_tokens), "{starts:?} of {num_tokens} rows");
+    assert!(params.mask == Mask::Causal || has_whole_requests(step), "a query sees keys behind it only where the step has them");
     assert!(step.positions.len() >= num_tokens, "{} positions of {num_tokens} rows", step.positions.len());
     assert!(group.block_tables.len() >= step.num_reqs() * group.max_blocks, "{} block ids", group.block_tables.len());
     debug_assert!(
         starts.windows(2).all(|w| step.positions[w[0] as usize..w[1] as usize].windows(2).all(|p| p[0] + 1 == p[1])),
         "positions of a request count up by one"
     );
+}
+
+/// Whether the step has all queries of each of its requests.
+fn has_whole_requests(step: &StepMetadata) -> bool {
+    step.query_start_loc.windows(2).zip(&step.seq_lens).all(|(rows, len)| rows[1] - rows[0] == *len)
 }
 
 /// [`attend`] over pairs; the machine must have AVX-512 BF16.

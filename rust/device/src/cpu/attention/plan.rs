@@ -23,6 +23,8 @@ pub(super) struct Item {
     pub(super) num_tokens: usize,
     /// Position of the first query token.
     pub(super) position: usize,
+    /// Keys of the request.
+    pub(super) seq_len: usize,
     pub(super) first_split: usize,
     pub(super) end_split: usize,
     /// Where the partial result of `first_split` goes, in floats; `None` when the item covers all splits and writes the output
@@ -44,6 +46,7 @@ pub(super) struct Merge {
     pub(super) first_row: usize,
     pub(super) num_tokens: usize,
     pub(super) position: usize,
+    pub(super) seq_len: usize,
     pub(super) first_split: usize,
     pub(super) end_split: usize,
     pub(super) partial: usize,
@@ -87,10 +90,11 @@ impl Plan {
         let together = num_threads == 1 || num_splits >= 4 * num_threads;
         for request in 0..step.num_reqs() {
             let rows = step.query_start_loc[request] as usize..step.query_start_loc[request + 1] as usize;
+            let seq_len = step.seq_lens[request] as usize;
             for first_row in rows.clone().step_by(tile_tokens) {
                 let num_tokens = tile_tokens.min(rows.end - first_row);
                 let position = step.positions[rows.start] as usize + (first_row - rows.start);
-                let (low, high) = (params.first_key(position), position + num_tokens);
+                let (low, high) = (params.first_key(position), params.end_key(position + num_tokens - 1, seq_len));
                 let tiles = high.div_ceil(TILE_KEYS) - low / TILE_KEYS;
                 let cycles = tiles * params.head_dim * (16 + 5 * num_tokens * queries_per_kv);
                 let (first_split, end_split) = (low / SPLIT_KEYS, high.div_ceil(SPLIT_KEYS));
@@ -99,7 +103,7 @@ impl Plan {
                     let (kv_heads, cycles) = (first..first + heads, heads * cycles);
                     let (partial, position) = (None, position);
                     #[rustfmt::skip]
-                    self.items.push(Item { request, kv_heads, first_row, num_tokens, position, first_split, end_split, partial, cycles });
+                    self.items.push(Item { request, kv_heads, first_row, num_tokens, position, seq_len, first_split, end_split, partial, cycles });
                 }
             }
         }
@@ -125,9 +129,9 @@ impl Plan {
             let item = item.clone();
             let (stride, partial) = (partial_stride(item.rows(queries_per_kv), head_dim), self.partial_len);
             self.partial_len += splits * stride;
-            let Item { first_row, num_tokens, position, first_split, end_split, .. } = item;
+            let Item { first_row, num_tokens, position, seq_len, first_split, end_split, .. } = item;
             let kv_heads = item.kv_heads.clone();
-            self.merges.push(Merge { kv_heads, first_row, num_tokens, position, first_split, end_split, partial });
+            self.merges.push(Merge { kv_heads, first_row, num_tokens, position, seq_len, first_split, end_split, partial });
             let bound = |part: usize| item.first_split + part * splits / parts;
             for part in 0..parts {
                 let (first_split, end_split) = (bound(part), bound(part + 1));

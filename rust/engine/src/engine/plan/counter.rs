@@ -66,7 +66,7 @@ fn stored_bytes(dtype: DType, [rows, cols]: [usize; 2]) -> u64 {
 
 impl Weights for Counter<'_> {
     fn linear(&mut self, matrix: &Matrix) -> Result<Linear, EngineError> {
-        let (shape, dtype, is_lm_head) = (matrix.shape, self.dtype(matrix)?, matrix.id.layer.is_none());
+        let (shape, dtype, is_lm_head) = (matrix.shape, self.dtype(matrix)?, matrix.id.is_lm_head());
         *(if is_lm_head { &mut self.lm_head_dtype } else { &mut self.layer_dtype }) = dtype;
         let bytes = match self.devices {
             PlannedDevices::Own { backend, .. } if is_lm_head => backend.lm_head_bytes(dtype, shape, self.precision),

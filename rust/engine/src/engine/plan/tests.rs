@@ -31,6 +31,7 @@ fn the_encoder_cache_is_in_the_ledger() {
             tokenizer_bytes: 0,
             encoder_cache_bytes,
             adapter_bytes: 0,
+            embedding: None,
         };
         plan(model, &config, PlannedDevices::Cards(&[total])).unwrap()
     };

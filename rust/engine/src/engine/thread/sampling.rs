@@ -35,6 +35,8 @@ pub(super) struct Wanted {
     kind: OutputKind,
     /// Rows of the step, one behind the other.
     pub(super) rows: Range<u32>,
+    /// All of its rows, those without an output too.
+    all_rows: Range<u32>,
     /// What all of its rows but the first were computed for, in the step's drafts.
     pub(super) drafts: Range<usize>,
     /// Its tokens in [`StepOutputs::token_ids`]; `None` without any output.
@@ -44,6 +46,23 @@ pub(super) struct Wanted {
 impl Wanted {
     fn is_of(&self, kind: OutputKind) -> bool {
         self.kind == kind
+    }
+
+    /// Ends with a vector, unless it is damaged; so many tokens have been sampled in the step.
+    fn take_vector(
+        &mut self,
+        vector: Vec<f32>,
+        num_tokens: usize,
+        vectors: &mut Vec<(RequestId, Vec<f32>)>,
+        failed: &mut Vec<(RequestId, String)>,
+    ) {
+        if let Some(bad) = vector.iter().position(|value| !value.is_finite()) {
+            let why = format!("the model's hidden state has {} at {bad}; its weights or its input are damaged", vector[bad]);
+            failed.push((self.id, why));
+        } else {
+            self.tokens = Some(num_tokens..num_tokens);
+            vectors.push((self.id, vector));
+        }
     }
 
     /// Drafts that were accepted.
@@ -231,7 +250,8 @@ impl EngineThread {
     fn collect_wanted(&mut self, output: &SchedulerOutput) {
         let outputs = &mut self.outputs;
         let mut num_drafts = 0;
-        for (row, &end) in output.rows.iter().zip(&self.batch.step.query_start_loc[1..]) {
+        for (row, bounds) in output.rows.iter().zip(self.batch.step.query_start_loc.windows(2)) {
+            let (start, end) = (bounds[0], bounds[1]);
             let drafts = num_drafts..num_drafts + row.num_drafts;
             num_drafts = drafts.end;
             let id = row.request_id;
@@ -247,7 +267,8 @@ impl EngineThread {
             };
             let rows = end - row.num_outputs as u32..end;
             let (request_number, leads, kind) = (active.request_number, active.leads, active.output);
-            outputs.wanted.push(Wanted { id, request_number, choices, leads, kind, rows, drafts, tokens: None });
+            let all_rows = start..end;
+            outputs.wanted.push(Wanted { id, request_number, choices, leads, kind, rows, all_rows, drafts, tokens: None });
         }
     }
 
@@ -262,16 +283,17 @@ impl EngineThread {
             rows.extend(chunk.iter().map(|wanted| wanted.rows.end - 1));
             let hidden = self.runner.vectors(rows)?;
             for (row, wanted) in chunk.into_iter().enumerate() {
-                let vector = hidden.row(row);
-                if let Some(bad) = vector.iter().position(|value| !value.is_finite()) {
-                    let why =
-                        format!("the model's hidden state has {} at {bad}; its weights or its input are damaged", vector[bad]);
-                    failed.push((wanted.id, why));
-                } else {
-                    wanted.tokens = Some(token_ids.len()..token_ids.len());
-                    vectors.push((wanted.id, vector.to_vec()));
-                }
+                wanted.take_vector(hidden.row(row).to_vec(), token_ids.len(), vectors, failed);
             }
+        }
+        let embedded = || wanted.iter().filter(|wanted| wanted.is_of(OutputKind::Embedding));
+        if embedded().next().is_none() {
+            return Ok(());
+        }
+        let requests: Vec<_> = embedded().map(|wanted| wanted.all_rows.clone()).collect();
+        let embeddings = self.runner.embeddings(&requests)?;
+        for (wanted, vector) in wanted.iter_mut().filter(|wanted| wanted.is_of(OutputKind::Embedding)).zip(embeddings) {
+            wanted.take_vector(vector, token_ids.len(), vectors, failed);
         }
         Ok(())
     }

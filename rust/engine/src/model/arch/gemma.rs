@@ -22,9 +22,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 
 /// What the config.json of every generation says.
 pub(super) fn read_hf(architecture: &'static str, fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
-    if fields.flag("use_bidirectional_attention")? == Some(true) {
-        return Err(fields.error("use_bidirectional_attention", "is true; only causal attention is implemented"));
-    }
     let mut config = with_embedding_scale(fields.decoder(architecture)?);
     config.norm.offset = 1.0;
     config.tie_word_embeddings = fields.flag("tie_word_embeddings")?.unwrap_or(true);

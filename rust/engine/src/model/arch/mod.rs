@@ -67,6 +67,7 @@ pub const GROUPS: [(&str, &[Architecture]); 4] = [
             qwen2::ARCHITECTURE,
             qwen3::ARCHITECTURE,
             gemma3::ARCHITECTURE,
+            gemma3::EMBEDDING,
             gemma::ARCHITECTURE,
             gemma2::ARCHITECTURE,
             starcoder2::ARCHITECTURE,

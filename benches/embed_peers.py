@@ -1,0 +1,132 @@
+"""Texts a second that are embedded, by mistral_paged and by llama.cpp: the same texts, the same GGUF file, the same pooling.
+
+The texts are turns of the packaged conversations, each up to so many characters. Engines take turns in every round, each in a
+process of its own, with as many threads as there are processors; a round is one request with all texts, after a shorter one that
+does not count. The figures are medians. The cosine is that between the engines' vectors of the same text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+THREADS = len(os.sched_getaffinity(0))
+OWN = "mistral_paged"
+LLAMA = "llamacpp"
+WARM_UP = 8
+
+
+def texts(count: int, longest: int) -> list[str]:
+    """Prompts and replies of the packaged conversations."""
+    from mistral_paged.memory import conversations
+
+    found = [text[:longest].strip() for talk in conversations(99) for text in (talk.prompt, talk.reply)]
+    return [text for text in found if text][:count]
+
+
+class Own:
+    """mistral_paged."""
+
+    def __init__(self, model: str, dtype: str) -> None:
+        module = importlib.import_module("mistral_paged")
+        which = module.Which.Embedding(model, pooling="mean", dtype=getattr(module.ModelDType, dtype))
+        self.runner = module.Runner(which=which, pa_ctxt_len=65536, max_seqs=256, device="cpu")
+        self.request = module.EmbeddingRequest
+
+    def embed(self, given: list[str]) -> list[list[float]]:
+        vectors: list[list[float]] = self.runner.send_embedding_request(self.request(given))
+        return vectors
+
+
+class LlamaCpp:
+    """The server of llama.cpp as the package xllamacpp has it."""
+
+    def __init__(self, model: str, _: str) -> None:
+        xllamacpp = importlib.import_module("xllamacpp")
+        params = xllamacpp.CommonParams()
+        params.model.path = model
+        params.embedding = True
+        params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
+        params.n_batch = params.n_ubatch = 4096
+        params.n_parallel = 64
+        params.n_ctx = 65536
+        params.kv_unified = True
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = THREADS
+        self.server = xllamacpp.Server(params)
+
+    def embed(self, given: list[str]) -> list[list[float]]:
+        answer = self.server.handle_embeddings({"input": given})
+        answer = json.loads(answer) if isinstance(answer, str) else answer
+        return [item["embedding"] for item in sorted(answer["data"], key=lambda item: item["index"])]
+
+
+def work(engine: str, model: str, dtype: str, given: list[str]) -> dict[str, Any]:
+    """Loads an engine and embeds all texts."""
+    loaded = (Own if engine == OWN else LlamaCpp)(model, dtype)
+    loaded.embed(given[:WARM_UP])
+    began = time.perf_counter()
+    vectors = loaded.embed(given)
+    return {"seconds": time.perf_counter() - began, "vectors": vectors}
+
+
+def measure(engine: str, python: Path, model: Path, dtype: str, given: list[str]) -> dict[str, Any]:
+    """The same in a process of its own."""
+    command = [str(python), str(HERE / "embed_peers.py"), "--work", engine, "-m", str(model), "--dtype", dtype]
+    done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{engine} failed: {done.stderr.strip().splitlines()[-1:]}")
+    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return answer
+
+
+def cosine(a: list[float], b: list[float]) -> float:
+    """Of two vectors of any length."""
+    return sum(x * y for x, y in zip(a, b, strict=True)) / math.sqrt(sum(x * x for x in a) * sum(y * y for y in b))
+
+
+def main() -> None:
+    """Measure as told by the command line, and print a line an engine."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-m", "--model", type=Path, default=None, help="a GGUF file; left out, the default model")
+    parser.add_argument("--count", type=int, default=200, help="texts; there are 198")
+    parser.add_argument("--longest", type=int, default=400, help="characters of a text at most")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dtype", default="Auto", help="of mistral_paged")
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work is not None:
+        print(json.dumps(work(options.work, str(options.model), options.dtype, json.load(sys.stdin))))
+        return
+    from peers import environment
+
+    from mistral_paged.default_model import default_model
+
+    model = (options.model or default_model()).resolve()
+    given = texts(options.count, options.longest)
+    pythons = {OWN: Path(sys.executable), LLAMA: environment(LLAMA)}
+    seconds: dict[str, list[float]] = {name: [] for name in pythons}
+    vectors: dict[str, list[list[float]]] = {}
+    for number in range(options.rounds):
+        for name, python in pythons.items():
+            done = measure(name, python, model, options.dtype, given)
+            seconds[name].append(done["seconds"])
+            vectors[name] = done["vectors"]
+            print(f"round {number + 1}: {name} {len(given) / done['seconds']:.1f} texts/s", flush=True)
+    for name, all_seconds in seconds.items():
+        print(f"{name}: {len(given) / statistics.median(all_seconds):.1f} texts/s of {len(given)}, median of {options.rounds}")
+    cosines = [cosine(a, b) for a, b in zip(*vectors.values(), strict=True)]
+    print(f"cosine between them: {min(cosines):.6f} at least, {statistics.fmean(cosines):.6f} on average")
+
+
+if __name__ == "__main__":
+    main()

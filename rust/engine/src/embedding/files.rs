@@ -1,0 +1,298 @@
+//! What the files of an embedding model say: a folder as sentence-transformers writes it, or a GGUF file.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::{EmbeddingConfig, EmbeddingOptions, HeadActivation, HeadConfig, Pooling};
+use crate::{
+    EngineError,
+    json::read_json,
+    model::{
+        config::{DecoderConfig, MAX_SIZE},
+        fields::{Fields, GgufFields, HfFields},
+    },
+    weights::{Role, WeightId, WeightSource},
+};
+
+/// The weights of dense layers, in order.
+const HEADS: [Role; 2] = [Role::Dense2, Role::Dense3];
+/// The module's file of weights.
+const WEIGHTS: &str = "model.safetensors";
+
+/// A file of which every key is read, or refused.
+struct File {
+    what: String,
+    object: Map<String, Value>,
+}
+
+impl File {
+    /// `None` where there is none.
+    fn open(path: &Path) -> Result<Option<Self>, EngineError> {
+        let what = path.display().to_string();
+        match read_json(path).map_err(EngineError::Load)? {
+            None => Ok(None),
+            Some(Value::Object(object)) => Ok(Some(Self { what, object })),
+            Some(_) => Err(EngineError::Load(format!("{what}: not a JSON object"))),
+        }
+    }
+
+    fn required(path: &Path) -> Result<Self, EngineError> {
+        Self::open(path)?
+            .ok_or_else(|| EngineError::Load(format!("{} does not exist, and modules.json names it", path.display())))
+    }
+
+    /// Its fields, once all of them are known by name.
+    fn fields(&self, known: &[&str]) -> Result<HfFields<'_>, EngineError> {
+        let fields = HfFields::new(&self.what, self.object.clone());
+        match self.object.iter().find(|(key, value)| !value.is_null() && !known.contains(&key.as_str())) {
+            None => Ok(fields),
+            Some((key, _)) => {
+                Err(fields.error(key, format!("is not supported; what is read of this file: {}", known.join(", "))))
+            }
+        }
+    }
+}
+
+/// How a decoder of these sizes makes embeddings, and the files of its heads.
+type Found = (EmbeddingConfig, Vec<(Role, std::path::PathBuf)>);
+
+/// Reads a folder: modules.json and what it names, `sentence_bert_config.json`, and `config_sentence_transformers.json`.
+pub(crate) fn of_folder(dir: &Path, options: EmbeddingOptions, decoder: &DecoderConfig) -> Result<Found, EngineError> {
+    let mut config = EmbeddingConfig {
+        pooling: Pooling::Last,
+        heads: Vec::new(),
+        prompts: Vec::new(),
+        default_prompt: None,
+        max_input_len: None,
+        dimensions: decoder.hidden_size,
+    };
+    let (mut pooling, mut files) = (None, Vec::new());
+    for module in modules(dir)? {
+        match module.kind.as_str() {
+            "Pooling" if pooling.is_none() => pooling = Some(read_pooling(&module.path, options, decoder.hidden_size)?),
+            "Dense" if pooling.is_some() => {
+                let Some(&role) = HEADS.get(config.heads.len()) else {
+                    let text = format!("{}: is the third of the kind Dense; two are computed", module.path.display());
+                    return Err(EngineError::NotSupported(text));
+                };
+                let head = read_head(&module.path, role, config.dimensions)?;
+                config.dimensions = head.out_features;
+                config.heads.push(head);
+                files.push((role, module.path.join(WEIGHTS)));
+            }
+            "Normalize" if pooling.is_some() => {}
+            kind => {
+                let text = format!(
+                    "{}: a module of the kind {kind:?} in this place is not supported; what is: Transformer, Pooling, up to two of \
+                     the kind Dense, Normalize",
+                    dir.join("modules.json").display()
+                );
+                return Err(EngineError::NotSupported(text));
+            }
+        }
+    }
+    config.pooling = options.pooling.or(pooling).ok_or_else(|| no_pooling(&dir.display().to_string(), "no modules.json"))?;
+    if let Some(file) = File::open(&dir.join("sentence_bert_config.json"))? {
+        let fields = file.fields(&["max_seq_length", "do_lower_case"])?;
+        config.max_input_len = fields.size("max_seq_length")?.filter(|n| *n > 0);
+        if fields.flag("do_lower_case")? == Some(true) {
+            return Err(fields.error("do_lower_case", "is true, which is not supported: texts are taken as they are"));
+        }
+    }
+    if let Some(file) = File::open(&dir.join("config_sentence_transformers.json"))? {
+        read_prompts(&file, &mut config)?;
+    }
+    Ok((config, files))
+}
+
+fn no_pooling(what: &str, why: &str) -> EngineError {
+    EngineError::InvalidArgument(format!(
+        "{what}: {why} says how hidden states become one vector: give pooling=\"last\", \"mean\" or \"cls\" (Which.Embedding, or \
+         --pooling)"
+    ))
+}
+
+/// What stands in modules.json behind the decoder.
+struct Module {
+    /// The class, without where it is defined.
+    kind: String,
+    path: std::path::PathBuf,
+}
+
+fn modules(dir: &Path) -> Result<Vec<Module>, EngineError> {
+    let path = dir.join("modules.json");
+    let what = path.display();
+    let Some(json) = read_json(&path).map_err(EngineError::Load)? else { return Ok(Vec::new()) };
+    let malformed =
+        || EngineError::Load(format!("{what}: must be a list of objects with `type` and `path`, the model itself first"));
+    let mut modules = Vec::new();
+    for entry in json.as_array().ok_or_else(malformed)? {
+        let text = |key: &str| entry.get(key).and_then(Value::as_str).ok_or_else(malformed);
+        let (class, place) = (text("type")?, text("path")?);
+        let kind = class.rsplit('.').next().unwrap_or_default().to_owned();
+        if !class.starts_with("sentence_transformers.") {
+            return Err(EngineError::NotSupported(format!(
+                "{what}: the module {class:?} is code of the model's own; it is not run"
+            )));
+        }
+        let is_first = modules.is_empty();
+        let is_plain = if is_first { place.is_empty() } else { Path::new(place).file_name().is_some_and(|name| name == place) };
+        if !is_plain {
+            let text =
+                format!("{what}: `path` is {place:?}; the model lies in the folder itself, other modules in folders of it");
+            return Err(EngineError::Load(text));
+        }
+        if is_first != (kind == "Transformer") {
+            return Err(malformed());
+        }
+        modules.push(Module { kind, path: dir.join(place) });
+    }
+    if modules.is_empty() {
+        return Err(malformed());
+    }
+    modules.remove(0);
+    Ok(modules)
+}
+
+/// Flags of older files, with what they say; newer ones have one key.
+const POOLING_FLAGS: [(&str, Option<Pooling>); 6] = [
+    ("pooling_mode_cls_token", Some(Pooling::Cls)),
+    ("pooling_mode_mean_tokens", Some(Pooling::Mean)),
+    ("pooling_mode_lasttoken", Some(Pooling::Last)),
+    ("pooling_mode_max_tokens", None),
+    ("pooling_mode_mean_sqrt_len_tokens", None),
+    ("pooling_mode_weightedmean_tokens", None),
+];
+
+fn read_pooling(dir: &Path, options: EmbeddingOptions, hidden_size: usize) -> Result<Pooling, EngineError> {
+    let file = File::required(&dir.join("config.json"))?;
+    let flags = POOLING_FLAGS.map(|(key, _)| key);
+    let others = ["word_embedding_dimension", "embedding_dimension", "pooling_mode", "include_prompt"];
+    let fields = file.fields(&[&flags[..], &others].concat())?;
+    for key in ["word_embedding_dimension", "embedding_dimension"] {
+        if let Some(n) = fields.size(key)?.filter(|n| *n != hidden_size) {
+            return Err(fields.error(key, format!("is {n}, and hidden states have {hidden_size} values")));
+        }
+    }
+    let mut found = fields.text("pooling_mode")?.map(|mode| {
+        let named = if mode == "lasttoken" { Ok(Pooling::Last) } else { mode.parse() };
+        named.map_err(|_| fields.error("pooling_mode", format!("is {mode:?}; what is computed: mean, cls, lasttoken")))
+    });
+    for (key, pooling) in POOLING_FLAGS {
+        if fields.flag(key)? != Some(true) {
+            continue;
+        }
+        if found.is_some() {
+            return Err(fields
+                .error(key, "is true, and so is another: vectors of several poolings, one behind the other, are not computed"));
+        }
+        let unsupported = || fields.error(key, "is true; what is computed: the mean, the first token, or the last one");
+        found = Some(pooling.ok_or_else(unsupported));
+    }
+    let pooling = match (options.pooling, found) {
+        (Some(pooling), _) => pooling,
+        (None, Some(found)) => found?,
+        (None, None) => return Err(no_pooling(&file.what, "nothing")),
+    };
+    if fields.flag("include_prompt")? == Some(false) && pooling != Pooling::Last {
+        return Err(
+            fields.error("include_prompt", "is false, which is not supported: the prompt's tokens are pooled with the text's")
+        );
+    }
+    Ok(pooling)
+}
+
+fn read_head(dir: &Path, role: Role, width: usize) -> Result<HeadConfig, EngineError> {
+    let file = File::required(&dir.join("config.json"))?;
+    let known = ["in_features", "out_features", "bias", "activation_function", "module_input_name", "module_output_name"];
+    let fields = file.fields(&known)?;
+    for key in ["module_input_name", "module_output_name"] {
+        if let Some(name) = fields.text(key)?.filter(|name| name != "sentence_embedding") {
+            return Err(fields.error(key, format!("is {name:?}; what is computed: \"sentence_embedding\"")));
+        }
+    }
+    let in_features = fields.required_size("in_features")?;
+    if in_features != width {
+        return Err(fields.error("in_features", format!("is {in_features}, and what comes before gives {width}")));
+    }
+    let out_features = fields.required_size("out_features")?;
+    if !(1..=MAX_SIZE).contains(&out_features) {
+        return Err(fields.error("out_features", format!("is {out_features}; it must be from 1 to {MAX_SIZE}")));
+    }
+    let activation = match fields.text("activation_function")?.as_deref() {
+        Some("torch.nn.modules.linear.Identity") => HeadActivation::Identity,
+        None | Some("torch.nn.modules.activation.Tanh") => HeadActivation::Tanh,
+        Some(other) => {
+            let why =
+                format!("is {other:?}; what is computed: torch.nn.modules.linear.Identity, torch.nn.modules.activation.Tanh");
+            return Err(fields.error("activation_function", why));
+        }
+    };
+    Ok(HeadConfig { role, in_features, out_features, bias: fields.flag("bias")?.unwrap_or(true), activation })
+}
+
+fn read_prompts(file: &File, config: &mut EmbeddingConfig) -> Result<(), EngineError> {
+    let known = ["__version__", "model_type", "prompts", "default_prompt_name", "similarity_fn_name"];
+    let fields = file.fields(&known)?;
+    if let Some(kind) = fields.text("model_type")?.filter(|kind| kind != "SentenceTransformer") {
+        return Err(fields.error("model_type", format!("is {kind:?}; what is computed: \"SentenceTransformer\"")));
+    }
+    if let Some(prompts) = fields.child("prompts")? {
+        for (name, text) in &prompts.object {
+            let text = text.as_str().ok_or_else(|| prompts.error(name, "is no text"))?;
+            config.prompts.push((name.clone(), text.to_owned()));
+        }
+    }
+    config.default_prompt = fields.text("default_prompt_name")?;
+    if let Some(name) = &config.default_prompt
+        && config.prompt(Some(name)).is_err()
+    {
+        return Err(fields.error("default_prompt_name", format!("is {name:?}, which is none of `prompts`")));
+    }
+    Ok(())
+}
+
+/// Reads a GGUF file's `pooling_type` and its dense layers, as llama.cpp's converter writes them.
+pub(crate) fn of_gguf(
+    fields: &GgufFields<'_>,
+    options: EmbeddingOptions,
+    decoder: &DecoderConfig,
+) -> Result<EmbeddingConfig, EngineError> {
+    let pooling = match (options.pooling, fields.size("pooling_type")?) {
+        (Some(pooling), _) => pooling,
+        (None, Some(1)) => Pooling::Mean,
+        (None, Some(2)) => Pooling::Cls,
+        (None, Some(3)) => Pooling::Last,
+        (None, Some(4)) => {
+            return Err(
+                fields.error("pooling_type", "is 4, a reranker's, which is not supported; 1 (mean), 2 (cls) and 3 (last) are")
+            );
+        }
+        (None, None | Some(0)) => return Err(no_pooling(fields.what, "no `pooling_type`")),
+        (None, Some(other)) => return Err(fields.error("pooling_type", format!("is {other}; it must be 1, 2 or 3"))),
+    };
+    let (mut heads, mut dimensions) = (Vec::new(), decoder.hidden_size);
+    for role in HEADS {
+        let id = WeightId::global(role);
+        if !fields.weights.contains(id) {
+            continue;
+        }
+        let [out_features, in_features] = fields.weights.matrix_shape(id)?;
+        if in_features != dimensions {
+            let name = fields.weights.name(id);
+            let text =
+                format!("{}: tensor `{name}` takes {in_features} values, and what comes before gives {dimensions}", fields.what);
+            return Err(EngineError::Load(text));
+        }
+        let bias = fields.weights.contains(id.bias());
+        heads.push(HeadConfig { role, in_features, out_features, bias, activation: HeadActivation::Identity });
+        dimensions = out_features;
+    }
+    Ok(EmbeddingConfig { pooling, heads, prompts: Vec::new(), default_prompt: None, max_input_len: None, dimensions })
+}
+
+/// Adds the weights of heads to those of the decoder.
+pub(crate) fn add_heads(weights: &mut WeightSource, heads: &[(Role, std::path::PathBuf)]) -> Result<(), EngineError> {
+    heads.iter().try_for_each(|(role, path)| weights.add_file(WeightId::global(*role), path))
+}

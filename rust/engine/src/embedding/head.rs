@@ -1,0 +1,122 @@
+//! From the hidden states of a step to vectors.
+
+use std::ops::Range;
+
+use device::{Backend, Linear, Projection, StepMetadata, Tensor};
+
+use super::{EmbeddingConfig, HeadActivation, Pooling, normalize};
+use crate::{
+    EngineError,
+    model::{
+        decoder::{Activations, Decoder},
+        part::Weights,
+    },
+};
+
+/// A dense layer that was loaded.
+pub(crate) struct Head {
+    linear: Linear,
+    activation: HeadActivation,
+}
+
+impl Head {
+    /// Asks for the weights of all, each once.
+    pub(crate) fn all(weights: &mut dyn Weights, config: &EmbeddingConfig) -> Result<Vec<Self>, EngineError> {
+        let head = |head: &super::HeadConfig| Ok(Self { linear: weights.linear(&head.matrix())?, activation: head.activation });
+        config.heads.iter().map(head).collect()
+    }
+}
+
+/// Pools hidden states, and takes the result through the dense layers.
+pub(crate) struct Embedder {
+    pooling: Pooling,
+    heads: Vec<Head>,
+    /// What goes into a head and what comes out, `[max_rows, widest]`.
+    buffers: [Tensor; 2],
+    /// Requests that pass the heads together at most.
+    max_rows: usize,
+}
+
+/// Bytes of the buffers between heads.
+pub(crate) fn buffer_bytes(config: &EmbeddingConfig, max_rows: usize) -> u64 {
+    (2 * config.widest_head() * max_rows * size_of::<f32>()) as u64
+}
+
+impl Embedder {
+    pub(crate) fn new(
+        backend: &dyn Backend,
+        config: &EmbeddingConfig,
+        heads: Vec<Head>,
+        max_rows: usize,
+    ) -> Result<Self, EngineError> {
+        let alloc = || backend.alloc(max_rows, config.widest_head());
+        Ok(Self { pooling: config.pooling, heads, buffers: [alloc()?, alloc()?], max_rows })
+    }
+
+    /// The vectors of requests, by their rows of the step: all of each, unless the last token's is wanted.
+    pub(crate) fn run(
+        &mut self,
+        (decoder, backend): (&Decoder, &dyn Backend),
+        activations: &mut Activations,
+        requests: &[Range<u32>],
+    ) -> Vec<Vec<f32>> {
+        let mut vectors = Vec::with_capacity(requests.len());
+        match self.pooling {
+            Pooling::Mean => {
+                for rows in requests {
+                    vectors.push(mean(decoder, backend, activations, rows, self.max_rows));
+                }
+            }
+            Pooling::Cls | Pooling::Last => {
+                let of = |rows: &Range<u32>| if self.pooling == Pooling::Cls { rows.start } else { rows.end - 1 };
+                for chunk in requests.chunks(self.max_rows) {
+                    let rows: Vec<_> = chunk.iter().map(of).collect();
+                    let hidden = decoder.vectors(backend, activations, &rows);
+                    vectors.extend((0..rows.len()).map(|row| hidden.row(row).to_vec()));
+                }
+            }
+        }
+        vectors.chunks_mut(self.max_rows).for_each(|chunk| self.pass_heads(backend, chunk));
+        for vector in &mut vectors {
+            normalize(vector);
+        }
+        vectors
+    }
+
+    fn pass_heads(&mut self, backend: &dyn Backend, vectors: &mut [Vec<f32>]) {
+        let Some(first) = self.heads.first() else { return };
+        let [x, out] = &mut self.buffers;
+        x.set_cols(first.linear.in_features);
+        x.set_rows(vectors.len());
+        for (row, vector) in vectors.iter().enumerate() {
+            x.row_mut(row).copy_from_slice(vector);
+        }
+        for head in &self.heads {
+            out.set_cols(head.linear.out_features);
+            out.set_rows(x.rows());
+            backend.norm_linear(x, None, &mut [Projection { linear: &head.linear, out }], &StepMetadata::default());
+            if head.activation == HeadActivation::Tanh {
+                out.as_mut_slice().iter_mut().for_each(|value| *value = value.tanh());
+            }
+            std::mem::swap(x, out);
+        }
+        for (row, vector) in vectors.iter_mut().enumerate() {
+            vector.clear();
+            vector.extend_from_slice(x.row(row));
+        }
+    }
+}
+
+/// Summed in the order of the tokens, in f64: what else is in the step changes nothing.
+fn mean(decoder: &Decoder, backend: &dyn Backend, activations: &mut Activations, rows: &Range<u32>, max_rows: usize) -> Vec<f32> {
+    let mut sum: Vec<f64> = Vec::new();
+    for start in rows.clone().step_by(max_rows) {
+        let chunk: Vec<_> = (start..rows.end.min(start + max_rows as u32)).collect();
+        let hidden = decoder.vectors(backend, activations, &chunk);
+        sum.resize(hidden.cols(), 0.0);
+        for row in 0..chunk.len() {
+            sum.iter_mut().zip(hidden.row(row)).for_each(|(sum, value)| *sum += f64::from(*value));
+        }
+    }
+    sum.into_iter().map(|sum| (sum / f64::from(rows.end - rows.start)) as f32).collect()
+}

@@ -1,0 +1,152 @@
+//! Models that turn texts into vectors: how a text's hidden states become one vector, and what requests ask for.
+
+mod files;
+mod head;
+mod request;
+
+use std::{fmt, str::FromStr};
+
+pub(crate) use files::{add_heads, of_folder, of_gguf};
+pub(crate) use head::{Embedder, Head, buffer_bytes};
+pub use request::{EmbeddingInput, EmbeddingRequest, Truncation, shorten};
+
+use crate::{
+    EngineError,
+    weights::{Matrix, Role, WeightId},
+};
+
+/// How the hidden states of a text's tokens, behind the output norm, become one vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pooling {
+    /// Their mean.
+    Mean,
+    /// The first one.
+    Cls,
+    /// The last one.
+    Last,
+}
+
+impl Pooling {
+    /// All, with their names.
+    pub const ALL: [(Self, &'static str); 3] = [(Self::Mean, "mean"), (Self::Cls, "cls"), (Self::Last, "last")];
+
+    /// `mean`, `cls` or `last`.
+    pub fn name(self) -> &'static str {
+        let [mean, cls, last] = Self::ALL.map(|(_, name)| name);
+        match self {
+            Self::Mean => mean,
+            Self::Cls => cls,
+            Self::Last => last,
+        }
+    }
+}
+
+impl fmt::Display for Pooling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Pooling {
+    type Err = EngineError;
+
+    fn from_str(name: &str) -> Result<Self, EngineError> {
+        let found = Self::ALL.into_iter().find(|(_, known)| *known == name);
+        found.map(|(pooling, _)| pooling).ok_or_else(|| {
+            let shown: String = name.chars().take(40).collect();
+            EngineError::InvalidArgument(format!("pooling is {shown:?}; it must be \"mean\", \"cls\" or \"last\""))
+        })
+    }
+}
+
+/// A model that is to make embeddings instead of text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EmbeddingOptions {
+    /// Goes before what the model's files say; needed where they say nothing.
+    pub pooling: Option<Pooling>,
+}
+
+/// How a model makes a vector of a text. The vector has a length of 1 in the end.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EmbeddingConfig {
+    /// From many hidden states to one.
+    pub pooling: Pooling,
+    /// What it then passes, in order.
+    pub heads: Vec<HeadConfig>,
+    /// Texts that go before an input, by name, in the order of the file.
+    pub prompts: Vec<(String, String)>,
+    /// The name of the one that goes before an input that names none.
+    pub default_prompt: Option<String>,
+    /// Tokens of an input at most, where the files say that beside the context of the decoder.
+    pub max_input_len: Option<usize>,
+    /// Values of the vector.
+    pub dimensions: usize,
+}
+
+/// A dense layer behind the pooling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadConfig {
+    /// Whose weight it is.
+    pub role: Role,
+    /// Values that it takes.
+    pub in_features: usize,
+    /// Values that it gives.
+    pub out_features: usize,
+    /// Whether something is added.
+    pub bias: bool,
+    /// What each value becomes in the end.
+    pub activation: HeadActivation,
+}
+
+/// What each value of a dense layer becomes in the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadActivation {
+    /// Itself.
+    Identity,
+    /// Its hyperbolic tangent.
+    Tanh,
+}
+
+impl HeadConfig {
+    /// Its weight, `[out_features, in_features]`. It is small, so it is multiplied exactly.
+    pub(crate) fn matrix(&self) -> Matrix {
+        Matrix::new(WeightId::global(self.role), [self.out_features, self.in_features], self.bias).exact()
+    }
+}
+
+impl EmbeddingConfig {
+    /// Whether the vector is made of more than the hidden state of the last token.
+    pub(crate) fn needs_all_tokens(&self) -> bool {
+        self.pooling != Pooling::Last
+    }
+
+    /// Values of the widest vector between pooling and the end; 0 without heads.
+    pub(crate) fn widest_head(&self) -> usize {
+        self.heads.iter().map(|head| head.in_features.max(head.out_features)).max().unwrap_or(0)
+    }
+
+    /// The text that goes before an input; an error names those that there are.
+    pub(crate) fn prompt(&self, name: Option<&str>) -> Result<Option<&str>, EngineError> {
+        let Some(name) = name.or(self.default_prompt.as_deref()) else { return Ok(None) };
+        let found = self.prompts.iter().find(|(known, _)| known == name);
+        found.map(|(_, text)| Some(text.as_str())).ok_or_else(|| {
+            let shown: String = name.chars().take(40).collect();
+            let names: Vec<_> = self.prompts.iter().map(|(name, _)| format!("{name:?}")).collect();
+            EngineError::InvalidArgument(match names.len() {
+                0 => format!("prompt_name is {shown:?}, and the model has no prompts: leave it out"),
+                _ => format!("prompt_name is {shown:?}; the model's prompts are {}", names.join(", ")),
+            })
+        })
+    }
+}
+
+/// Makes the length of a vector 1; what has none stays as it is.
+pub(crate) fn normalize(vector: &mut [f32]) {
+    let square: f64 = vector.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
+    let length = square.sqrt();
+    if length > 0.0 && length.is_finite() {
+        for value in vector {
+            *value = (f64::from(*value) / length) as f32;
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! `POST /v1/embeddings`.
+
+use std::sync::Arc;
+
+use axum::{Extension, Json, body::Body, extract::State, http::HeaderMap};
+use engine::{Completion, FinishReason};
+use openai::{
+    ApiError, Delivery, Generation,
+    embeddings::{Embedding, EmbeddingUsage, EmbeddingsAnswer, EmbeddingsRequest, of_engine},
+};
+
+use super::body;
+use crate::{
+    app::App,
+    auth::Caller,
+    errors::{Failure, internal},
+    generate::{collect, start},
+};
+
+/// Embeds texts.
+pub async fn create(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    bytes: Body,
+) -> Result<Json<EmbeddingsAnswer>, Failure> {
+    let bytes = body(&app, &headers, bytes).await?;
+    let EmbeddingsRequest { model, request, encoding, user } = EmbeddingsRequest::parse(&bytes)?;
+    app.check_model(model.as_deref())?;
+    let (engine, dimensions) = (app.engine.clone(), request.dimensions);
+    let requests = tokio::task::spawn_blocking(move || engine.embedding_requests(request)).await;
+    let requests = requests.map_err(|panic| internal(format!("a defect ended the request: {panic}")))?.map_err(of_engine)?;
+    let generation = Generation { model, requests, delivery: Delivery::default(), user, grammar_param: None };
+    let completions = collect(&app, start(&app, &caller, generation).await?).await?;
+    let prompt_tokens = completions.iter().map(|completion| completion.usage.prompt_tokens).sum();
+    let data = completions.into_iter().enumerate().map(|(index, completion)| {
+        let vector = vector(completion)?;
+        Ok::<_, ApiError>(Embedding::new(index, vector, dimensions, encoding))
+    });
+    Ok(Json(EmbeddingsAnswer {
+        object: "list",
+        data: data.collect::<Result<_, _>>()?,
+        model: app.config.model_id.clone(),
+        usage: EmbeddingUsage { prompt_tokens, total_tokens: prompt_tokens },
+    }))
+}
+
+/// What a request ended with; there is no part of a vector.
+fn vector(completion: Completion) -> Result<Vec<f32>, ApiError> {
+    let choice = completion.choices.into_iter().next().ok_or_else(|| internal("a request ended without an answer".into()))?;
+    match (choice.vector, choice.finish_reason) {
+        (Some(vector), _) => Ok(vector),
+        (None, FinishReason::Timeout) => {
+            let message = "the request's deadline passed before its embeddings were made".to_owned();
+            Err(ApiError::new(504, "timeout_error", "deadline_exceeded", None, message))
+        }
+        (None, reason) => Err(internal(format!("the request ended before its vector: {}", reason.as_str()))),
+    }
+}
