@@ -47,6 +47,7 @@ from mistral_paged._core import (
     Usage,
     Which,
     __version__,
+    quantize,
 )
 from mistral_paged.exceptions import (
     ArchitectureError,
@@ -117,5 +118,6 @@ __all__ = [
     "Which",
     "__version__",
     "answer_as",
+    "quantize",
     "simulate",
 ]

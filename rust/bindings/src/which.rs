@@ -8,7 +8,9 @@ use pyo3::{
 
 use crate::{
     adapters::AdapterFields,
-    arguments::{HfCachePath, ModelId, QuantizedFilename, QuantizedModelId, Text, TokModelId, TokenizerJson, refuse},
+    arguments::{
+        HfCachePath, ImatrixPath, ModelId, QuantizedFilename, QuantizedModelId, Text, TokModelId, TokenizerJson, refuse,
+    },
     enums::{Architecture, ModelDType},
     fields::shown_dict,
 };
@@ -54,7 +56,8 @@ pub enum Which {
     /// Safetensors in Hugging Face layout: `model_id` is a local folder or a hub id. `arch` left out follows config.json; one
     /// that contradicts it is an error. `tokenizer_json` is the path of a file to use instead of the model's, `hf_cache_path` the
     /// folder that downloads are cached in. `dtype`: the computation type. Files in use must not be changed. Fields not named
-    /// here are not supported yet.
+    /// here are not supported yet. `imatrix` is the path of an importance matrix of llama.cpp, of either kind: how much each column
+    /// counts where `in_situ_quant` makes Q2K, Q3K, Q4K, Q5K or Q6K of a matrix.
     #[pyo3(constructor = (
         model_id, arch=None, tokenizer_json=None, topology=None, organization=None, write_uqff=None, from_uqff=None,
         dtype=ModelDType::Auto, imatrix=None, calibration_file=None, hf_cache_path=None, matformer_config_path=None,
@@ -69,7 +72,7 @@ pub enum Which {
         write_uqff: Option<Py<PyAny>>,
         from_uqff: Option<Py<PyAny>>,
         dtype: ModelDType,
-        imatrix: Option<Py<PyAny>>,
+        imatrix: Option<ImatrixPath>,
         calibration_file: Option<Py<PyAny>>,
         hf_cache_path: Option<HfCachePath>,
         matformer_config_path: Option<Py<PyAny>>,
@@ -104,7 +107,7 @@ pub enum Which {
     },
     /// GGUF: `quantized_model_id` is a local folder, a local .gguf file or a hub id, `quantized_filename` the file in it, or the
     /// parts of a split file in order. `tok_model_id` is a local folder or hub id whose tokenizer.json is used instead of the
-    /// file's metadata; `tokenizer_json`, `dtype` and `hf_cache_path` are as in `Which.Plain`, `adapters` and their limits
+    /// file's metadata; `tokenizer_json`, `dtype`, `imatrix` and `hf_cache_path` are as in `Which.Plain`, `adapters` and their limits
     /// as in `Which.Lora`; without any of those it takes none. Files in use must not be changed.
     /// Fields not named here are not supported yet.
     #[pyo3(constructor = (
@@ -125,7 +128,7 @@ pub enum Which {
         organization: Option<Py<PyAny>>,
         write_uqff: Option<Py<PyAny>>,
         from_uqff: Option<Py<PyAny>>,
-        imatrix: Option<Py<PyAny>>,
+        imatrix: Option<ImatrixPath>,
         calibration_file: Option<Py<PyAny>>,
         max_edge: Option<Py<PyAny>>,
         adapters: Option<Py<PyAny>>,
@@ -190,7 +193,6 @@ const PLANNED: [&str; 12] = [
     "organization",
     "write_uqff",
     "from_uqff",
-    "imatrix",
     "calibration_file",
     "matformer_config_path",
     "matformer_slice_name",
@@ -212,6 +214,8 @@ pub struct Selection {
     pub dtype: ModelDType,
     /// A tokenizer.json elsewhere.
     pub tokenizer_json: Option<String>,
+    /// An importance matrix.
+    pub imatrix: Option<String>,
     /// Folder of the download cache.
     pub cache_dir: Option<String>,
     /// The adapters that it is loaded with, if it takes any.
@@ -247,6 +251,7 @@ impl Selection {
                 architecture: arch.map(Architecture::model_type).transpose()?,
                 dtype: *dtype,
                 tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
+                imatrix: imatrix_of(which.get()),
                 cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
                 adapters: match which.get() {
                     Which::Lora { .. } => Some(AdapterFields::of(fields)?.unwrap_or_default()),
@@ -264,9 +269,17 @@ impl Selection {
                 architecture: None,
                 dtype: *dtype,
                 tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
+                imatrix: imatrix_of(which.get()),
                 cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
                 adapters: AdapterFields::of(fields)?,
             }),
         }
+    }
+}
+
+fn imatrix_of(which: &Which) -> Option<String> {
+    match which {
+        Which::Plain { imatrix, .. } | Which::GGUF { imatrix, .. } => imatrix.as_ref().map(|path| path.0.0.clone()),
+        Which::Lora { .. } => None,
     }
 }

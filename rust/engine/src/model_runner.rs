@@ -90,6 +90,7 @@ impl ModelRunner {
         let mut loader = Loader {
             weights: files.weights(),
             isq: files.isq(),
+            importance: files.importance(),
             config: &config,
             backend: &*backend,
             precision: options.precision,

@@ -10,6 +10,7 @@ mod spm;
 use std::{ops::Range, path::Path, sync::OnceLock};
 
 pub use incremental::IncrementalDecoder;
+pub(crate) use pre_tokenizer::pre_tokenizer_name;
 
 use crate::{
     EngineError,
