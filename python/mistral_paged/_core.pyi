@@ -52,6 +52,7 @@ __all__ = [
     "Usage",
     "Which",
     "__version__",
+    "quantize",
     "serve",
     "simulate",
     "simulator_devices",

@@ -7,6 +7,7 @@ use pyo3::{prelude::*, types::PyString};
 
 use crate::{
     arguments::{Integer, at_least_if_given, named_text, text},
+    enums::ModelDType,
     exceptions::{invalid, raise},
     load::with_progress,
     options,
@@ -42,6 +43,9 @@ pub fn quantize(
         return Err(invalid(
             "`which` has adapters, which are not written to a GGUF file; use Which.Plain, or Which.GGUF without",
         ));
+    }
+    if selection.dtype != ModelDType::Auto {
+        return Err(invalid("`dtype` is a type to compute in, and nothing is computed: leave it out of `which`"));
     }
     let options = QuantizeOptions {
         isq: Isq::named("type", &named_text("type", r#type)?).map_err(raise)?,

@@ -188,7 +188,7 @@ impl Which {
 }
 
 /// Fields of either kind that are not supported yet.
-const PLANNED: [&str; 12] = [
+const PLANNED: [&str; 11] = [
     "topology",
     "organization",
     "write_uqff",

@@ -11,7 +11,7 @@ use std::{
 use common::{Harness, argmax, gguf, golden_dir, hugging_face, load_files};
 use device::{KvDType, Precision, cpu::ReferenceBackend};
 use engine::{
-    EngineError, Isq, ModelSource, QuantizeOptions, QuantizedFile, Tokenizer,
+    EngineError, Importance, Isq, ModelSource, QuantizeOptions, QuantizedFile, Tokenizer,
     chat_template::template_in_dir,
     model::ModelFiles,
     quantize_model,
@@ -332,4 +332,123 @@ fn progress_ends_at_what_was_to_be_done() {
     let (done, total) = *seen.last().unwrap();
     // Norms are not counted.
     assert!(done <= total && done > total * 9 / 10, "{done} of {total}");
+}
+
+/// A llama of one layer, all of whose matrices have 256 columns, in bf16.
+fn wide_folder(dir: &Path) -> ModelSource {
+    let golden = golden_dir().join("text/llama");
+    fs::create_dir_all(dir).unwrap();
+    fs::copy(golden.join("tokenizer.json"), dir.join("tokenizer.json")).unwrap();
+    let mut config: Value = serde_json::from_slice(&fs::read(golden.join("config.json")).unwrap()).unwrap();
+    for (key, value) in [
+        ("hidden_size", 256),
+        ("intermediate_size", 256),
+        ("head_dim", 64),
+        ("num_attention_heads", 4),
+        ("num_key_value_heads", 2),
+        ("num_hidden_layers", 1),
+        ("vocab_size", 512),
+    ] {
+        config[key] = value.into();
+    }
+    config["tie_word_embeddings"] = true.into();
+    fs::write(dir.join("config.json"), config.to_string()).unwrap();
+    let mut seed = 1_u32;
+    let mut values = |count: usize, scale: f32, offset: f32| -> Vec<u8> {
+        let mut next = || {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            half::bf16::from_f32((seed >> 8) as f32 / (1 << 23) as f32 * scale - scale + offset).to_le_bytes()
+        };
+        (0..count).flat_map(|_| next()).collect()
+    };
+    let layer = |name: &str| format!("model.layers.0.{name}.weight");
+    let tensors = [
+        ("model.embed_tokens.weight".to_owned(), vec![512, 256], 0.5),
+        ("model.norm.weight".to_owned(), vec![256], 0.0),
+        (layer("input_layernorm"), vec![256], 0.0),
+        (layer("post_attention_layernorm"), vec![256], 0.0),
+        (layer("self_attn.q_proj"), vec![256, 256], 0.2),
+        (layer("self_attn.k_proj"), vec![128, 256], 0.2),
+        (layer("self_attn.v_proj"), vec![128, 256], 0.2),
+        (layer("self_attn.o_proj"), vec![256, 256], 0.2),
+        (layer("mlp.gate_proj"), vec![256, 256], 0.2),
+        (layer("mlp.up_proj"), vec![256, 256], 0.2),
+        (layer("mlp.down_proj"), vec![256, 256], 0.2),
+    ];
+    let bytes: Vec<_> = tensors
+        .iter()
+        .map(|(_, shape, scale)| {
+            let count = shape.iter().product();
+            if *scale == 0.0 { values(count, 0.0, 1.0) } else { values(count, *scale, 0.0) }
+        })
+        .collect();
+    let views = tensors.iter().zip(&bytes).map(|((name, shape, _), bytes)| {
+        (name.clone(), safetensors::tensor::TensorView::new(safetensors::Dtype::BF16, shape.clone(), bytes).unwrap())
+    });
+    fs::write(dir.join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+    ModelSource::HuggingFace { path: dir.to_owned(), tokenizer_json: None }
+}
+
+fn imatrix(kind: &str) -> Arc<Importance> {
+    Arc::new(Importance::open(&golden_dir().join(format!("imatrix/imatrix.{kind}"))).unwrap())
+}
+
+#[test]
+fn an_importance_matrix_of_llama_cpp_of_either_kind_weighs_the_columns_of_matrices() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = wide_folder(&dir.path().join("model"));
+    let written = |name: &str, quantize: &str, imatrix: Option<Arc<Importance>>| {
+        let output = dir.path().join(name);
+        quantize_model(&source, &QuantizeOptions { imatrix, ..options(&output, quantize) }, &|_| {}).unwrap();
+        GgufFiles::open(&[output]).unwrap()
+    };
+    let bytes = |files: &GgufFiles, tensor: &str| files.tensor(tensor).unwrap().0.bytes().to_vec();
+    for quantize in ["Q2K", "Q4K"] {
+        let plain = written(&format!("{quantize}-plain.gguf"), quantize, None);
+        let dat = written(&format!("{quantize}-dat.gguf"), quantize, Some(imatrix("dat")));
+        let gguf = written(&format!("{quantize}-gguf.gguf"), quantize, Some(imatrix("gguf")));
+        for part in ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"] {
+            let tensor = format!("blk.0.{part}.weight");
+            assert_ne!(bytes(&plain, &tensor), bytes(&dat, &tensor), "{quantize} {part}");
+            // Sums and counts, rounded otherwise than means.
+            let (dat, gguf) = (bytes(&dat, &tensor), bytes(&gguf, &tensor));
+            let same = dat.iter().zip(&gguf).filter(|(a, b)| a == b).count();
+            assert!(same * 1000 >= dat.len() * 999, "{quantize} {part}: {same} of {} bytes", dat.len());
+        }
+        // It has nothing about the token embedding.
+        assert_eq!(bytes(&plain, "token_embd.weight"), bytes(&dat, "token_embd.weight"));
+    }
+    let weighted = |source: &ModelSource, quantize: Option<&str>| {
+        let files = ModelFiles::open(source, None).unwrap().with_isq(quantize.map(isq));
+        let files = if quantize.is_some() { files.with_importance(Some(imatrix("dat"))) } else { files };
+        files.check_isq().unwrap();
+        let mut runner = load_files(&files, Arc::new(ReferenceBackend::new()), Precision::Exact, KvDType::F32);
+        let mut harness = Harness::new(&mut runner, 16);
+        let sequence = harness.add(prompt(), prompt().len());
+        harness.finish(sequence, prompt().len())
+    };
+    let of_file = weighted(&file(&dir.path().join("Q4K-dat.gguf")), None);
+    assert_same("Q4K with importance", &weighted(&source, Some("Q4K")), &of_file);
+}
+
+#[test]
+fn importance_that_has_no_use_is_refused_by_its_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let refused = |source: &ModelSource, quantize: Option<&str>| {
+        let files = ModelFiles::open(source, None).unwrap().with_isq(quantize.map(isq)).with_importance(Some(imatrix("gguf")));
+        files.check_isq().unwrap_err().to_string()
+    };
+    let wide = wide_folder(&dir.path().join("model"));
+    let error = refused(&wide, Some("Q4_0"));
+    assert!(error.contains("Q4_0") && error.contains("without importance") && error.contains("Q2K, Q3K"), "{error}");
+    let error = refused(&hugging_face("llama"), Some("Q4K"));
+    assert!(error.contains("Q5_0") && error.contains("multiple of 256 columns"), "{error}");
+    let error = refused(&wide, None);
+    assert!(error.contains("nothing is quantized") && error.contains("--isq"), "{error}");
+    let path = dir.path().join("model.gguf");
+    fs::copy(golden_dir().join("gguf/llama.gguf"), &path).unwrap();
+    let error = Importance::open(&path).unwrap_err().to_string();
+    assert!(error.contains("instead of \"imatrix\""), "{error}");
+    let error = Importance::open(&dir.path().join("absent")).unwrap_err().to_string();
+    assert!(error.contains("absent"), "{error}");
 }

@@ -76,6 +76,11 @@ pub fn quantize_model(
     if output.is_dir() {
         return Err(EngineError::InvalidArgument(format!("{} is a folder; name a file in it", output.display())));
     }
+    if let ModelSource::Gguf { tokenizer_dir: Some(_), .. } | ModelSource::Gguf { tokenizer_json: Some(_), .. } = source {
+        return Err(EngineError::InvalidArgument(
+            "a GGUF file keeps the tokenizer that it has: leave out tok_model_id and tokenizer_json (--tok-model-id, --tokenizer)".into(),
+        ));
+    }
     let files = ModelFiles::open(source, options.architecture.as_deref())?
         .with_isq(Some(options.isq))
         .with_importance(options.imatrix.clone());
