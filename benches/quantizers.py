@@ -93,7 +93,7 @@ def perplexity(path: Path, ids: list[int], **options: Any) -> float:
         request = CompletionRequest(ids, "default", max_tokens=1, echo_prompt=True, logprobs=0)
         logprobs = runner.send_completion_request(request).choices[0].logprobs
     assert logprobs is not None
-    scores = [token.logprob for token in logprobs.content[1 : len(ids)]]
+    scores = [token.logprob for token in logprobs.content[: len(ids)] if token.logprob is not None]
     return math.exp(-sum(scores) / len(scores))
 
 

@@ -147,6 +147,9 @@ fn damage_header(header: &mut Value, rng: &mut ChaCha8Rng) {
     let Some(object) = header.as_object_mut() else { return };
     let names: Vec<_> = object.keys().filter(|name| *name != "__metadata__").cloned().collect();
     let (Some(name), Some(other)) = (names.choose(rng), names.choose(rng)) else { return };
+    if !object[name].is_object() {
+        object[name] = json!({});
+    }
     match rng.random_range(0..6) {
         0 => drop(object.remove(name)),
         1 => {
@@ -174,7 +177,8 @@ fn reshape(tensor: &mut Value, rng: &mut ChaCha8Rng) {
         // No values, and more columns than can be counted.
         4 => {
             tensor["data_offsets"] = json!([0, 0]);
-            json!([0, 1_u64 << rng.random_range(0..64)])
+            let exponent = if rng.random() { rng.random_range(56..64) } else { rng.random_range(0..64) };
+            json!([0, 1_u64 << exponent])
         }
         _ => grammar::value(rng, 2),
     };
