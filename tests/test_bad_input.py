@@ -251,7 +251,6 @@ EITHER = [
     "organization",
     "write_uqff",
     "from_uqff",
-    "imatrix",
     "calibration_file",
     "matformer_config_path",
     "matformer_slice_name",

@@ -127,8 +127,8 @@ def test_every_flag_of_a_section_is_a_key(command: str, tmp_path: Path) -> None:
         ("command = 'serve'\n[sandbox]\nmode = 'on'", "[sandbox] is not supported yet; this server runs no tools"),
         ("command = 'run'\n[[models]]\nkind = 'speech'", "kind is 'speech'; it must be 'auto' or 'text'"),
         (
-            "command = 'serve'\n[[models]]\n[models.quantization]\nimatrix = 'file'",
-            "the argument '--imatrix <FILE>' is not supported yet; load a quantised GGUF file with -f",
+            "command = 'serve'\n[[models]]\n[models.quantization]\ncalibration_file = 'file'",
+            "the argument '--calibration-file <FILE>' is not supported yet; load a quantised GGUF file with -f",
         ),
         (
             "command = 'serve'\n[paged_attn]\nmemory_mb = 64\ncontext_len = 64",
@@ -182,7 +182,7 @@ def test_completions_know_commands_and_flags(shell: str, capsys: pytest.CaptureF
     script = capsys.readouterr().out
     for word in ("from-config", "serve", "pa-memory-mb"):
         assert word in script
-    assert "imatrix" not in script
+    assert "calibration-file" not in script
 
 
 def test_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -273,7 +273,6 @@ def test_the_doctor_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["quantize", "--isq", "Q4K"], "the command 'quantize' is not supported yet; load a quantised GGUF file with -f"),
         (["uqff", "report", "x"], "the command 'uqff' is not supported yet; load a quantised GGUF file with -f"),
         (["update", "--tag", "x"], "the command 'update' has no use here; run `pip install --upgrade .`"),
         (["--seed", "1", "uninstall", "-y"], "the command 'uninstall' has no use here; run `pip uninstall mistral_paged`"),

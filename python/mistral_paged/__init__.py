@@ -48,6 +48,7 @@ from mistral_paged._core import (
     Usage,
     Which,
     __version__,
+    quantize,
 )
 from mistral_paged.exceptions import (
     ArchitectureError,
@@ -119,5 +120,6 @@ __all__ = [
     "Which",
     "__version__",
     "answer_as",
+    "quantize",
     "simulate",
 ]

@@ -53,6 +53,7 @@ __all__ = [
     "Usage",
     "Which",
     "__version__",
+    "quantize",
     "serve",
     "simulate",
     "simulator_devices",
@@ -65,6 +66,16 @@ __version__: str
 
 def simulate(trace: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]: ...
 def serve(runner: Runner, config: str, listening: Callable[[str], object]) -> str: ...
+def quantize(
+    which: Which,
+    type: str,
+    output: str | PathLike[str],
+    *,
+    force: bool = False,
+    token_source: str = "cache",
+    num_threads: int | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> dict[str, int]: ...
 def survey() -> dict[str, Any]: ...
 def simulator_devices() -> list[tuple[str, tuple[float, float, float, float], str]]: ...
 
@@ -221,7 +232,7 @@ class Which:
             write_uqff: Any = None,
             from_uqff: Any = None,
             dtype: ModelDType = ...,
-            imatrix: Any = None,
+            imatrix: str | None = None,
             calibration_file: Any = None,
             hf_cache_path: str | None = None,
             matformer_config_path: Any = None,
@@ -246,7 +257,7 @@ class Which:
         @property
         def dtype(self) -> ModelDType: ...
         @property
-        def imatrix(self) -> Any: ...
+        def imatrix(self) -> str | None: ...
         @property
         def calibration_file(self) -> Any: ...
         @property
@@ -374,7 +385,7 @@ class Which:
             organization: Any = None,
             write_uqff: Any = None,
             from_uqff: Any = None,
-            imatrix: Any = None,
+            imatrix: str | None = None,
             calibration_file: Any = None,
             max_edge: Any = None,
             adapters: AnySequence[LoraAdapter] | None = None,
@@ -408,7 +419,7 @@ class Which:
         @property
         def from_uqff(self) -> Any: ...
         @property
-        def imatrix(self) -> Any: ...
+        def imatrix(self) -> str | None: ...
         @property
         def calibration_file(self) -> Any: ...
         @property

@@ -261,7 +261,7 @@ MODEL = (
     Flag(("--quant",), "quantise while loading", "TYPE", planned="use --isq", section="model"),
     Flag(("--from-uqff",), "UQFF file", "FILE", planned=LATER_WEIGHTS, section="model"),
     Flag(("--isq-organization",), "which weights", "NAME", planned=LATER_WEIGHTS, section="model"),
-    Flag(("--imatrix",), "importance matrix", "FILE", planned=LATER_WEIGHTS, section="model"),
+    Flag(("--imatrix",), "importance matrix of llama.cpp, for K types of --isq", "FILE", section="model"),
     Flag(("--calibration-file",), "text to calibrate by", "FILE", planned=LATER_WEIGHTS, section="model"),
     Flag(("--topology",), "YAML of devices and types by layer", "FILE", planned="leave it out", section="model"),
     Flag(
@@ -568,6 +568,18 @@ TUNE = (
 )
 
 HF_CACHE = next(flag for flag in MODEL if flag.name == "--hf-cache")
+QUANTIZED_MODEL = ("-m", "-f", "--tok-model-id", "-t", "-a", "--hf-cache", "--token-source", "--imatrix")
+QUANTIZE = (
+    *(flag for flag in MODEL if any(name in QUANTIZED_MODEL for name in flag.names)),
+    Flag(("--type", "--isq"), "what matrices become: 2 to 8 bits, Q4K, Q8_0, ...", "TYPE", required=True, section=None),
+    Flag(("-o", "--output"), "GGUF file to write", "FILE", required=True, section=None),
+    Flag(("--force",), "replace a file that exists", section=None),
+    Flag(("--num-threads",), "threads", "N", int, section=None),
+    Flag(("--json",), "print one JSON object", section=None),
+    Flag(("--no-readme",), "for UQFF", left_out="a GGUF file has no README", section=None),
+    Flag(("--uqff-base-model",), "for UQFF", "MODEL", left_out="a GGUF file is written", section=None),
+    Flag(("--uqff-repo-id",), "for UQFF", "ID", left_out="a GGUF file is written", section=None),
+)
 FILE = (Flag(("-f", "--file"), "configuration file", "FILE", required=True, section=None),)
 CACHE_LIST = (HF_CACHE, Flag(("--json",), "print one JSON list", section=None))
 CACHE_DELETE = (Flag(("-m", "--model-id"), "hub id", "MODEL", required=True, section=None), HF_CACHE)
@@ -613,6 +625,7 @@ COMMANDS: dict[str, tuple[str, tuple[Group, ...]]] = {
     "bench serve": ("time to first token, between tokens, and goodput of a server", (Group("load", BENCH_SERVE, LOAD_ABOUT),)),
     "tune": ("which type to quantise a model to here", (Group("tune", TUNE, TUNE_ABOUT), *BENCH_LOADING)),
     "memory": ("how many requests a KV budget runs at once", (Group("model", MODEL), Group("memory", MEMORY))),
+    "quantize": ("write a quantised GGUF file of a model's float weights", (Group("quantize", QUANTIZE),)),
     "from-config": ("serve or run as a TOML file says", (Group("file", FILE),)),
     "cache list": ("what the download cache holds", (Group("cache", CACHE_LIST),)),
     "cache delete": ("delete a model from the download cache", (Group("cache", CACHE_DELETE),)),
@@ -623,7 +636,6 @@ COMMANDS: dict[str, tuple[str, tuple[Group, ...]]] = {
 """What each command is for, and the flags that it has."""
 
 NO_COMMANDS = {
-    "quantize": f"is not supported yet; {LATER_WEIGHTS}",
     "uqff": f"is not supported yet; {LATER_WEIGHTS}",
     "update": "has no use here; run `pip install --upgrade .` in a newer copy of the source",
     "uninstall": "has no use here; run `pip uninstall mistral_paged`",

@@ -71,7 +71,11 @@ def select(options: argparse.Namespace) -> Which:
             raise ValueError("--tok-model-id goes with a GGUF file; name it with -f")
         place = {"tokenizer_json": options.tokenizer, "dtype": dtype, "hf_cache_path": options.hf_cache}
         arch = ARCHITECTURES.get(options.arch)
-        return Which.Plain(model, arch=arch, **place) if lora is None else Which.Lora(model, arch=arch, **place, **lora)
+        if lora is None:
+            return Which.Plain(model, arch=arch, imatrix=options.imatrix, **place)
+        if options.imatrix is not None:
+            raise ValueError("--imatrix does not go with adapters of a model in Hugging Face layout; leave out one of the two")
+        return Which.Lora(model, arch=arch, **place, **lora)
     if options.arch is not None:
         raise ValueError("--arch goes with a model in Hugging Face layout; a GGUF file names its own")
     return Which.GGUF(
@@ -81,6 +85,7 @@ def select(options: argparse.Namespace) -> Which:
         dtype=dtype,
         tokenizer_json=options.tokenizer,
         hf_cache_path=options.hf_cache,
+        imatrix=options.imatrix,
         **(lora or {}),
     )
 
@@ -168,7 +173,8 @@ class ProgressBar:
 
     WIDTH = 40
 
-    def __init__(self) -> None:
+    def __init__(self, verb: str = "loading") -> None:
+        self.verb = verb
         self.shown = sys.stderr.isatty()
 
     def __enter__(self) -> ProgressBar:
@@ -183,4 +189,4 @@ class ProgressBar:
         if self.shown and total > 0:
             full = self.WIDTH * done // total
             bar = "#" * full + "." * (self.WIDTH - full)
-            print(f"\rloading [{bar}] {done >> 20}/{total >> 20} MB", end="", file=sys.stderr, flush=True)
+            print(f"\r{self.verb} [{bar}] {done >> 20}/{total >> 20} MB", end="", file=sys.stderr, flush=True)

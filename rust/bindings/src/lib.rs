@@ -24,6 +24,7 @@ mod options;
 mod pending;
 mod planned;
 mod process;
+mod quantize;
 mod request;
 mod response;
 mod runner;
@@ -59,6 +60,8 @@ mod _core {
     use crate::memory::MemoryPlan;
     #[pymodule_export]
     use crate::pending::{EventSignal, PendingRequest, submit, submit_embeddings};
+    #[pymodule_export]
+    use crate::quantize::quantize;
     #[pymodule_export]
     use crate::request::{ChatCompletionRequest, CompletionRequest};
     #[pymodule_export]

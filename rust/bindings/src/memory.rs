@@ -288,6 +288,7 @@ impl Runner {
             device: options::device(device)?,
             deterministic,
             in_situ_quant: options::in_situ_quant(in_situ_quant)?,
+            imatrix: options::imatrix(py, &selection)?,
             adapters: options::resolve_adapters(py, &selection, token_source)?,
             embedding: selection.embedding,
             cpu: CpuOptions {

@@ -3,8 +3,8 @@
 use std::{fmt::Display, path::PathBuf, str::FromStr, sync::Arc};
 
 use engine::{
-    AdapterOptions, Device, Isq, KvTierConfig, MemoryGpuConfig, ModelSource, PagedAttentionConfig, Policies, PromptLookup,
-    Speculation, cuda::CudaOptions,
+    AdapterOptions, Device, Importance, Isq, KvTierConfig, MemoryGpuConfig, ModelSource, PagedAttentionConfig, Policies,
+    PromptLookup, Speculation, cuda::CudaOptions,
 };
 use pyo3::{
     exceptions::{PyTypeError, PyUnicodeEncodeError},
@@ -14,6 +14,7 @@ use pyo3::{
 
 use crate::{
     arguments::{Integer, Real, at_least, at_least_if_given, named_text, shorten},
+    detach::enter,
     enums::PagedCacheType,
     exceptions::{invalid, raise},
     service::seconds,
@@ -184,6 +185,13 @@ pub fn in_situ_quant(name: Option<&str>) -> PyResult<Option<Isq>> {
     name.map(str::parse).transpose().map_err(raise)
 }
 
+/// The importance matrix of a selection, read.
+pub fn imatrix(py: Python<'_>, selection: &Selection) -> PyResult<Option<Arc<Importance>>> {
+    let Some(path) = &selection.imatrix else { return Ok(None) };
+    let path = local_path(py, path)?;
+    enter(py, || Importance::open(&path)).map(|importance| Some(Arc::new(importance)))
+}
+
 /// The scheduler's policies by their names.
 pub fn policies(
     admission: Option<&Bound<'_, PyString>>,
@@ -228,7 +236,7 @@ pub fn max_step_latency(value: &Bound<'_, PyAny>) -> PyResult<f64> {
 }
 
 /// A path that may begin with `~`.
-fn local_path(py: Python<'_>, path: &str) -> PyResult<PathBuf> {
+pub fn local_path(py: Python<'_>, path: &str) -> PyResult<PathBuf> {
     py.import("mistral_paged.hub")?.call_method1("local_path", (path,))?.extract()
 }
 

@@ -197,6 +197,7 @@ impl Runner {
             seed: check_seed(seed.as_ref())?,
             deterministic,
             in_situ_quant: options::in_situ_quant(in_situ_quant)?,
+            imatrix: options::imatrix(py, &selection)?,
             adapters: options::resolve_adapters(py, &selection, token_source)?,
             embedding: selection.embedding,
             chat_template: options::chat_template(py, chat_template, jinja_explicit)?,

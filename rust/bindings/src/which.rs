@@ -11,7 +11,10 @@ use pyo3::{
 
 use crate::{
     adapters::AdapterFields,
-    arguments::{Gqa, HfCachePath, ModelId, QuantizedFilename, QuantizedModelId, Text, TokModelId, TokenizerJson, named, refuse},
+    arguments::{
+        Gqa, HfCachePath, ImatrixPath, ModelId, QuantizedFilename, QuantizedModelId, Text, TokModelId, TokenizerJson, named,
+        refuse,
+    },
     enums::{Architecture, EmbeddingArchitecture, ModelDType},
     exceptions::{invalid, raise},
     fields::shown_dict,
@@ -92,7 +95,8 @@ pub enum Which {
     /// Safetensors in Hugging Face layout: `model_id` is a local folder or a hub id. `arch` left out follows config.json; one
     /// that contradicts it is an error. `tokenizer_json` is the path of a file to use instead of the model's, `hf_cache_path` the
     /// folder that downloads are cached in. `dtype`: the computation type. Files in use must not be changed. Fields not named
-    /// here are not supported yet.
+    /// here are not supported yet. `imatrix` is the path of an importance matrix of llama.cpp, of either kind: how much each
+    /// column counts where `in_situ_quant` makes Q2K, Q3K, Q4K, Q5K or Q6K of a matrix.
     #[pyo3(constructor = (
         model_id, arch=None, tokenizer_json=None, topology=None, organization=None, write_uqff=None, from_uqff=None,
         dtype=ModelDType::Auto, imatrix=None, calibration_file=None, hf_cache_path=None, matformer_config_path=None,
@@ -107,7 +111,7 @@ pub enum Which {
         write_uqff: Option<Py<PyAny>>,
         from_uqff: Option<Py<PyAny>>,
         dtype: ModelDType,
-        imatrix: Option<Py<PyAny>>,
+        imatrix: Option<ImatrixPath>,
         calibration_file: Option<Py<PyAny>>,
         hf_cache_path: Option<HfCachePath>,
         matformer_config_path: Option<Py<PyAny>>,
@@ -166,8 +170,8 @@ pub enum Which {
     },
     /// GGUF: `quantized_model_id` is a local folder, a local .gguf file or a hub id, `quantized_filename` the file in it, or the
     /// parts of a split file in order. `tok_model_id` is a local folder or hub id whose tokenizer.json is used instead of the
-    /// file's metadata; `tokenizer_json`, `dtype` and `hf_cache_path` are as in `Which.Plain`, `adapters` and their limits
-    /// as in `Which.Lora`; without any of those it takes none. Files in use must not be changed.
+    /// file's metadata; `tokenizer_json`, `dtype`, `imatrix` and `hf_cache_path` are as in `Which.Plain`, `adapters` and their
+    /// limits as in `Which.Lora`; without any of those it takes none. Files in use must not be changed.
     /// Fields not named here are not supported yet.
     #[pyo3(constructor = (
         quantized_model_id, quantized_filename=None, tok_model_id=None, topology=None, dtype=ModelDType::Auto, *,
@@ -187,7 +191,7 @@ pub enum Which {
         organization: Option<Py<PyAny>>,
         write_uqff: Option<Py<PyAny>>,
         from_uqff: Option<Py<PyAny>>,
-        imatrix: Option<Py<PyAny>>,
+        imatrix: Option<ImatrixPath>,
         calibration_file: Option<Py<PyAny>>,
         max_edge: Option<Py<PyAny>>,
         adapters: Option<Py<PyAny>>,
@@ -202,8 +206,8 @@ pub enum Which {
     },
     /// A file of Llama as they were before GGUF (GGML, GGMF, GGJT): floats of any version, quantized weights of GGJT v3.
     /// `quantized_model_id` and `quantized_filename` are as in `Which.GGUF`; the file may be the former. `gqa`: how many heads of
-    /// queries share one of keys, which the file does not say: 1, or 8 for Llama 2 70B. `tok_model_id` and `tokenizer_json` are used
-    /// instead of the file's vocabulary, `dtype` and `hf_cache_path` as in `Which.Plain`.
+    /// queries share one of keys, which the file does not say: 1, or 8 for Llama 2 70B. `tok_model_id` and `tokenizer_json` are
+    /// used instead of the file's vocabulary, `dtype` and `hf_cache_path` as in `Which.Plain`.
     #[pyo3(constructor = (
         quantized_model_id, quantized_filename=None, tok_model_id=None, tokenizer_json=None, gqa=Gqa(1), topology=None,
         dtype=ModelDType::Auto, *, hf_cache_path=None
@@ -269,12 +273,11 @@ impl Which {
 }
 
 /// Fields of either kind that are not supported yet.
-const PLANNED: [&str; 12] = [
+const PLANNED: [&str; 11] = [
     "topology",
     "organization",
     "write_uqff",
     "from_uqff",
-    "imatrix",
     "calibration_file",
     "matformer_config_path",
     "matformer_slice_name",
@@ -296,6 +299,8 @@ pub struct Selection {
     pub dtype: ModelDType,
     /// A tokenizer.json elsewhere.
     pub tokenizer_json: Option<String>,
+    /// An importance matrix.
+    pub imatrix: Option<String>,
     /// Folder of the download cache.
     pub cache_dir: Option<String>,
     /// The adapters that it is loaded with, if it takes any.
@@ -337,6 +342,7 @@ impl Selection {
                 architecture: arch.map(Architecture::model_type).transpose()?,
                 dtype: *dtype,
                 tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
+                imatrix: imatrix_of(which.get()),
                 cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
                 adapters: match which.get() {
                     Which::Lora { .. } => Some(AdapterFields::of(fields)?.unwrap_or_default()),
@@ -353,8 +359,10 @@ impl Selection {
                 pooling,
                 quantized_filename,
                 tok_model_id,
+                imatrix,
                 ..
             } => {
+                refuse(&[("imatrix", imatrix.is_some())])?;
                 let model_id = model_id.0.0.clone();
                 let is_gguf = quantized_filename.is_some() || Path::new(&model_id).extension().is_some_and(|end| end == "gguf");
                 let (arch, tok_model_id) =
@@ -373,6 +381,7 @@ impl Selection {
                     dtype: *dtype,
                     tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
                     cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
+                    imatrix: None,
                     adapters: None,
                     embedding: Some(EmbeddingOptions { pooling: pooling.as_ref().map(|pooling| pooling.0) }),
                 })
@@ -389,6 +398,7 @@ impl Selection {
                 architecture: None,
                 dtype: *dtype,
                 tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
+                imatrix: imatrix_of(which.get()),
                 cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
                 adapters: AdapterFields::of(fields)?,
                 embedding: None,
@@ -412,10 +422,18 @@ impl Selection {
                 architecture: None,
                 dtype: *dtype,
                 tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
+                imatrix: None,
                 cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
                 adapters: None,
                 embedding: None,
             }),
         }
+    }
+}
+
+fn imatrix_of(which: &Which) -> Option<String> {
+    match which {
+        Which::Plain { imatrix, .. } | Which::GGUF { imatrix, .. } => imatrix.as_ref().map(|path| path.0.0.clone()),
+        Which::Lora { .. } | Which::Embedding { .. } | Which::GGML { .. } => None,
     }
 }

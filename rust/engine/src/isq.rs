@@ -11,7 +11,7 @@ use candle_core::{
 };
 use device::{DType, GgmlType, WeightView, mmap::Bytes, quant::dequantize_row};
 
-use crate::{EngineError, weights::write_chunks};
+use crate::{EngineError, importance::takes_importance, weights::write_chunks};
 
 /// Values that a thread widens to f32 at once.
 const TILE_VALUES: usize = 1 << 16;
@@ -65,17 +65,27 @@ const OTHERS: [(&str, &str); 9] = [
 impl FromStr for Isq {
     type Err = EngineError;
 
-    /// Upper and lower case, and underscores, make no difference.
+    /// See [`Isq::named`].
     fn from_str(name: &str) -> Result<Self, EngineError> {
+        Self::named("in_situ_quant", name)
+    }
+}
+
+impl Isq {
+    /// The type of that name, the value of an argument. Upper and lower case, and underscores, make no difference.
+    ///
+    /// # Errors
+    /// [`EngineError::InvalidArgument`] for any other name: which argument it is, and what would work.
+    pub fn named(argument: &str, name: &str) -> Result<Self, EngineError> {
         let plain = name.to_ascii_lowercase().replace('_', "");
         if let Some((_, format)) = NAMES.iter().find(|(known, _)| *known == plain) {
             return Ok(Self(*format));
         }
         let instead = OTHERS.iter().find(|(known, _)| plain.starts_with(known));
         Err(EngineError::InvalidArgument(match instead {
-            Some((_, instead)) => format!("in_situ_quant is {name:?}, which weights are not computed in here; use {instead}"),
+            Some((_, instead)) => format!("{argument} is {name:?}, which weights are not computed in here; use {instead}"),
             None => format!(
-                "in_situ_quant is {name:?}; use 2, 3, 4, 5, 6 or 8 bits, or Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2K, Q3K, Q4K, Q5K, Q6K or \
+                "{argument} is {name:?}; use 2, 3, 4, 5, 6 or 8 bits, or Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2K, Q3K, Q4K, Q5K, Q6K or \
                  MXFP4"
             ),
         }))
@@ -111,6 +121,24 @@ impl Isq {
         Self(outer).format(cols)
     }
 
+    /// `general.file_type` of a GGUF file: llama.cpp's number of what most of its matrices are.
+    pub(crate) const fn file_type(self) -> u32 {
+        match self.0 {
+            GgmlType::Q4_0 => 2,
+            GgmlType::Q4_1 => 3,
+            GgmlType::Q5_0 => 8,
+            GgmlType::Q5_1 => 9,
+            GgmlType::Q2K => 10,
+            GgmlType::Q3K => 11,
+            GgmlType::Q4K => 14,
+            GgmlType::Q5K => 16,
+            GgmlType::Q6K => 18,
+            GgmlType::Mxfp4 => 38,
+            // Q8_0; there are no others.
+            _ => 7,
+        }
+    }
+
     /// How a matrix that is stored in `dtype` is kept. What is quantized already stays.
     pub(crate) fn dtype(self, dtype: DType, cols: usize, is_outer: bool) -> DType {
         let format = if is_outer { self.outer_format(cols) } else { self.format(cols) };
@@ -121,11 +149,18 @@ impl Isq {
     }
 }
 
-/// A matrix of floats in another type, on so many threads. `name` is for errors.
+/// A matrix of floats in another type, on so many threads. `name` is for errors, `importance` says how much each column counts,
+/// `[cols]`; only types of blocks of 256 take it.
 ///
 /// # Errors
 /// [`EngineError::Load`] for a value that is not finite; [`EngineError::NotSupported`] for a type that nothing quantizes to.
-pub fn quantize(name: &str, view: &WeightView, format: GgmlType, num_threads: usize) -> Result<WeightView, EngineError> {
+pub fn quantize(
+    name: &str,
+    view: &WeightView,
+    format: GgmlType,
+    importance: Option<&[f32]>,
+    num_threads: usize,
+) -> Result<WeightView, EngineError> {
     let (rows, cols) = (view.rows, view.cols);
     let row_bytes = DType::Ggml(format).row_bytes(cols);
     let bytes = row_bytes.and_then(|bytes| bytes.checked_mul(rows));
@@ -143,13 +178,22 @@ pub fn quantize(name: &str, view: &WeightView, format: GgmlType, num_threads: us
         if values.iter().any(|value| !value.is_finite()) {
             return Err(EngineError::Load(format!("tensor `{name}` has a value that is not finite: it cannot be quantized")));
         }
-        quantize_rows(values, cols, format, out)
+        quantize_rows(values, cols, format, importance, out)
     })?;
     Ok(WeightView::new(DType::Ggml(format), rows, cols, Bytes::from_vec(out))?)
 }
 
 /// `values` are whole rows.
-fn quantize_rows(values: Vec<f32>, cols: usize, format: GgmlType, out: &mut [u8]) -> Result<(), EngineError> {
+fn quantize_rows(
+    values: Vec<f32>,
+    cols: usize,
+    format: GgmlType,
+    importance: Option<&[f32]>,
+    out: &mut [u8],
+) -> Result<(), EngineError> {
+    if importance.is_some() && !takes_importance(format) {
+        return Err(EngineError::NotSupported(format!("{} is quantized without importance", format.name())));
+    }
     if format == GgmlType::Mxfp4 {
         for (values, out) in values.chunks_exact(32).zip(out.chunks_exact_mut(17)) {
             mxfp4(values, out);
@@ -172,7 +216,11 @@ fn quantize_rows(values: Vec<f32>, cols: usize, format: GgmlType, out: &mut [u8]
     let failed = |error: candle_core::Error| EngineError::Internal(format!("quantizing to {}: {error}", format.name()));
     let shape = (values.len() / cols, cols);
     let tensor = Tensor::from_vec(values, shape, &Device::Cpu).map_err(failed)?;
-    let quantized = QTensor::quantize(&tensor, to).map_err(failed)?;
+    let quantized = match importance {
+        Some(importance) => QTensor::quantize_imatrix(&tensor, importance, to),
+        None => QTensor::quantize(&tensor, to),
+    }
+    .map_err(failed)?;
     out.copy_from_slice(&quantized.data().map_err(failed)?);
     Ok(())
 }
@@ -258,8 +306,8 @@ mod tests {
         let (values, view) = weights(300, 512);
         for (name, bound) in bounds {
             let format = name.parse::<Isq>().unwrap().format(512).unwrap();
-            let quantized = quantize("w", &view, format, 3).unwrap();
-            assert!(quantized.bytes() == quantize("w", &view, format, 1).unwrap().bytes(), "{name}: threads change bytes");
+            let quantized = quantize("w", &view, format, None, 3).unwrap();
+            assert!(quantized.bytes() == quantize("w", &view, format, None, 1).unwrap().bytes(), "{name}: threads change bytes");
             let mut row = vec![0.0; 512];
             for r in 0..300 {
                 dequantize_row(quantized.dtype, quantized.row(r), &mut row);
@@ -276,7 +324,31 @@ mod tests {
         values[300] = f32::INFINITY;
         let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         let view = WeightView::new(DType::F32, 2, 256, Bytes::from_vec(bytes)).unwrap();
-        let error = quantize("blk.0.attn_q.weight", &view, GgmlType::Q4K, 2).err().unwrap().to_string();
+        let error = quantize("blk.0.attn_q.weight", &view, GgmlType::Q4K, None, 2).err().unwrap().to_string();
         assert!(error.contains("blk.0.attn_q.weight") && error.contains("not finite"), "{error}");
+    }
+
+    #[test]
+    fn columns_that_count_for_more_are_nearer_with_importance() {
+        let (values, view) = weights(64, 512);
+        let importance: Vec<f32> = (0..512).map(|col| if col % 4 == 0 { 100.0 } else { 0.01 }).collect();
+        let error = |quantized: &WeightView| {
+            let mut row = vec![0.0; 512];
+            let mut sum = 0.0;
+            for r in 0..64 {
+                dequantize_row(quantized.dtype, quantized.row(r), &mut row);
+                let errors = row.iter().zip(&values[r * 512..]).step_by(4).map(|(a, b)| (a - b) * (a - b));
+                sum += errors.sum::<f32>();
+            }
+            sum
+        };
+        for name in ["Q2K", "Q3K", "Q4K", "Q5K", "Q6K"] {
+            let format = name.parse::<Isq>().unwrap().format(512).unwrap();
+            let plain = error(&quantize("w", &view, format, None, 2).unwrap());
+            let weighted = error(&quantize("w", &view, format, Some(&importance), 2).unwrap());
+            assert!(weighted < 0.9 * plain, "{name}: {weighted} with importance, {plain} without");
+        }
+        let refused = quantize("w", &view, GgmlType::Q4_0, Some(&importance), 2).err().unwrap().to_string();
+        assert!(refused.contains("Q4_0 is quantized without importance"), "{refused}");
     }
 }

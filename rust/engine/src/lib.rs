@@ -8,6 +8,7 @@ pub mod error;
 pub mod event_sink;
 pub mod generation_config;
 pub mod grammar;
+pub mod importance;
 pub mod input_batch;
 pub mod isq;
 mod json;
@@ -17,6 +18,7 @@ pub mod lora;
 pub mod model;
 pub mod model_runner;
 pub mod output_text;
+pub mod quantize;
 pub mod request;
 pub mod sampler;
 pub mod speculation;
@@ -42,6 +44,7 @@ pub use error::EngineError;
 pub use event_sink::{Event, EventSink};
 pub use generation_config::GenerationConfig;
 pub use grammar::{Grammar, GrammarFault, check_strict};
+pub use importance::Importance;
 pub use isq::Isq;
 pub use kv_tier::KvTierConfig;
 pub use lora::{AdapterChoice, AdapterInfo, AdapterOptions, AdapterStatus, LoadAdapter};
@@ -49,6 +52,7 @@ pub use paged::{
     AdmissionPolicy, BlockUse, FairnessPolicy, MemoryGpuConfig, MissReason, PagedAttentionConfig, PagedCacheType, Policies,
     RequestStatus, RequestView, VictimPolicy,
 };
+pub use quantize::{QuantizeOptions, QuantizedFile, quantize_model};
 pub use request::{
     DryParams, GenerationRequest, KeptPrompt, MAX_CHOICES, Message, MessageContent, OutputKind, Prompt, SamplingParams,
     ServiceParams,

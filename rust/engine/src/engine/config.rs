@@ -1,11 +1,11 @@
 //! How a model is found and run.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use device::cuda::{CudaOptions, LibraryPaths};
 use paged::{PagedAttentionConfig, Policies};
 
-use crate::{AdapterOptions, EmbeddingOptions, EngineError, Isq, Speculation, kv_tier::KvTierConfig, weights};
+use crate::{AdapterOptions, EmbeddingOptions, EngineError, Importance, Isq, Speculation, kv_tier::KvTierConfig, weights};
 
 /// Where a model lies.
 #[derive(Clone, Debug)]
@@ -142,6 +142,8 @@ pub struct EngineConfig {
     pub kv_tier: Option<KvTierConfig>,
     /// What float weights are quantized to as they are loaded; not at all unless given.
     pub in_situ_quant: Option<Isq>,
+    /// How much the columns of weights count as they are quantized; all alike unless given.
+    pub imatrix: Option<Arc<Importance>>,
     /// Adapters that it is loaded with, and what later ones may take; none are taken unless given.
     pub adapters: Option<AdapterOptions>,
     /// It makes embeddings, and no text; it makes text unless given.
@@ -194,6 +196,7 @@ impl Default for EngineConfig {
             chat_template: None,
             kv_tier: None,
             in_situ_quant: None,
+            imatrix: None,
             adapters: None,
             embedding: None,
             cpu: CpuOptions::default(),

@@ -132,7 +132,9 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
 }
 
 fn open_files(source: &ModelSource, config: &EngineConfig) -> Result<ModelFiles, EngineError> {
-    let files = ModelFiles::open(source, config.architecture.as_deref())?.with_isq(config.in_situ_quant);
+    let files = ModelFiles::open(source, config.architecture.as_deref())?
+        .with_isq(config.in_situ_quant)
+        .with_importance(config.imatrix.clone());
     files.check_isq()?;
     let files = match config.embedding {
         Some(options) => files.for_embeddings(source, options)?,

@@ -49,6 +49,7 @@ pub fn open(
         .with("kv", format!("{shape:?} {:?}", runner.kv_groups()).as_bytes())
         .with("dtype", format!("{:?}", config.dtype).as_bytes())
         .with("isq", config.in_situ_quant.map(|isq| isq.to_string()).unwrap_or_default().as_bytes())
+        .with("imatrix", config.imatrix.as_ref().map_or(&[][..], |imatrix| imatrix.digest().as_bytes()))
         .with("deterministic", &[u8::from(config.deterministic)])
         .with("device", format!("{} {}", info.device, info.isa).as_bytes())
         .digest();

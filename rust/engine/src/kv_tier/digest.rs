@@ -30,8 +30,8 @@ impl Space {
     }
 }
 
-/// Digest of every byte of files with weights, in the order of their names: two fine-tunes may differ in a few numbers only. Reads at
-/// the speed of the disk, or of `num_threads` threads that hash.
+/// Digest of every byte of files with weights, in the order of their names: two fine-tunes may differ in a few numbers only.
+/// Reads at the speed of the disk, or of `num_threads` threads that hash.
 ///
 /// # Errors
 /// [`EngineError::Load`] for a file that cannot be read.

@@ -1,6 +1,6 @@
 //! The files of a model, opened and checked.
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use device::DType;
 use serde_json::{Map, Value};
@@ -11,7 +11,7 @@ use super::{
     fields::{Fields, GgufFields, HfFields},
 };
 use crate::{
-    EmbeddingConfig, EmbeddingOptions, EngineError, Isq, ModelSource, embedding,
+    EmbeddingConfig, EmbeddingOptions, EngineError, Importance, Isq, ModelSource, embedding, importance,
     json::required_json,
     keys,
     weights::{self, GgufFiles, Metadata, ModelPlace, Names, Role, SafetensorsFiles, WeightId, WeightSource, hub::HubFormat},
@@ -44,6 +44,7 @@ pub struct ModelFiles {
     weights: WeightSource,
     isq: Option<Isq>,
     embedding: Option<EmbeddingConfig>,
+    importance: Option<Arc<Importance>>,
 }
 
 impl ModelFiles {
@@ -75,7 +76,7 @@ impl ModelFiles {
         let num_layers = config.layers.len() + config.num_mtp_layers;
         let beyond = [Role::AttnOutput, Role::FfnDown].map(|role| WeightId::layer(num_layers, role));
         match beyond.into_iter().find(|id| weights.contains(*id)) {
-            None => Ok(Self { config, weights, isq: None, embedding: None }),
+            None => Ok(Self { config, weights, isq: None, embedding: None, importance: None }),
             Some(id) => Err(EngineError::Load(format!(
                 "{}: `{key}` is {num_layers}, but there is a tensor `{}`: layers are counted from 0",
                 weights.path().display(),
@@ -169,6 +170,17 @@ impl ModelFiles {
         Self { isq, ..self }
     }
 
+    /// The same, quantized with an importance matrix.
+    #[must_use]
+    pub fn with_importance(self, importance: Option<Arc<Importance>>) -> Self {
+        Self { importance, ..self }
+    }
+
+    /// How much the columns of float weights count as they are quantized.
+    pub fn importance(&self) -> Option<&Importance> {
+        self.importance.as_deref()
+    }
+
     /// What float weights are quantized to.
     pub fn isq(&self) -> Option<Isq> {
         self.isq
@@ -177,8 +189,10 @@ impl ModelFiles {
     /// What is quantized already is not quantized again.
     ///
     /// # Errors
-    /// [`EngineError::InvalidArgument`] where that is the whole model.
+    /// [`EngineError::InvalidArgument`] where that is the whole model, or where an importance matrix has no use;
+    /// [`EngineError::Load`] for one of another model.
     pub fn check_isq(&self) -> Result<(), EngineError> {
+        importance::check(self)?;
         let Some(isq) = self.isq else { return Ok(()) };
         let down = WeightId::layer(0, Role::FfnDown);
         let matrices = [down.with_role(Role::AttnOutput), down, WeightId::global(Role::Embedding)];

@@ -9,7 +9,8 @@ use super::{
     part::Weights,
 };
 use crate::{
-    EngineError, Isq,
+    EngineError, Importance, Isq,
+    importance::{of_matrix, takes_importance},
     isq::quantize,
     weights::{Matrix, Role, WeightId, WeightSource},
 };
@@ -19,6 +20,8 @@ pub(crate) struct Loader<'a> {
     pub(crate) weights: &'a WeightSource,
     /// What float weights become.
     pub(crate) isq: Option<Isq>,
+    /// How much their columns count.
+    pub(crate) importance: Option<&'a Importance>,
     pub(crate) config: &'a DecoderConfig,
     pub(crate) backend: &'a dyn Backend,
     pub(crate) precision: Precision,
@@ -34,7 +37,11 @@ impl Loader<'_> {
         let Some(isq) = self.isq.filter(|_| !matrix.is_exact) else { return Ok(view) };
         match isq.dtype(view.dtype, view.cols, matrix.id.layer.is_none()) {
             DType::Ggml(format) if view.dtype != DType::Ggml(format) => {
-                let quantized = quantize(name, &view, format, self.backend.info().num_threads)?;
+                let importance = match self.importance.filter(|_| takes_importance(format)) {
+                    Some(importance) => of_matrix(importance, self.weights, matrix)?,
+                    None => None,
+                };
+                let quantized = quantize(name, &view, format, importance, self.backend.info().num_threads)?;
                 view.release();
                 Ok(quantized)
             }

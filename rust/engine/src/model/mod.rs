@@ -13,6 +13,7 @@ pub(crate) mod loader;
 pub(crate) mod part;
 mod recurrent;
 pub mod rope;
+pub(crate) mod visit;
 
 pub use arch::{Architecture, architectures, implemented_beside};
 pub use config::{DecoderConfig, LayerConfig};

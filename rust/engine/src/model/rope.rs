@@ -148,7 +148,7 @@ impl RopeConfig {
     }
 
     /// Frequencies of a table, `[rotary_dim / 2]`, rounded to f32 as the models were trained with.
-    fn frequencies(&self, table: usize) -> Vec<f32> {
+    pub(crate) fn frequencies(&self, table: usize) -> Vec<f32> {
         let divisors = match &self.scaling {
             RopeScaling::Factors(values) => Some(values),
             RopeScaling::LongRope { short, long, .. } => Some(if table == 0 { short } else { long }),
@@ -191,7 +191,8 @@ impl RopeConfig {
         (low, if low == high { high + 0.001 } else { high })
     }
 
-    fn attention_factor(&self) -> f32 {
+    /// Multiplied into cosines and sines.
+    pub(crate) fn attention_factor(&self) -> f32 {
         match self.scaling {
             RopeScaling::LongRope { attention_factor, .. } | RopeScaling::Yarn { attention_factor, .. } => attention_factor,
             _ => 1.0,

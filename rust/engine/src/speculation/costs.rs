@@ -27,8 +27,8 @@ impl StepCosts {
         (2 * widest).min(self.seconds.len())
     }
 
-    /// Takes note of a step. What it says of the machine, that it has become slower, holds for steps of other sizes too, half of it:
-    /// they may not have been measured for long.
+    /// Takes note of a step. What it says of the machine, that it has become slower, holds for steps of other sizes too, half of
+    /// it: they may not have been measured for long.
     pub(super) fn note(&mut self, num_rows: usize, took: Duration) {
         let Some(index) = num_rows.checked_sub(1).filter(|index| *index < self.seconds.len()) else { return };
         let took = took.as_secs_f64();

@@ -5,7 +5,8 @@ use super::Proposer;
 /// Proposes what followed when the last tokens were said before, in the prompt or in the answer (Saxena 2023, "Prompt Lookup
 /// Decoding"). It pays where answers repeat their prompts: edits of code, quotes, JSON made of JSON.
 ///
-/// Of all places in the last 16,384 tokens that end as the request does, the one with the longest end in common counts, and of these the last.
+/// Of all places in the last 16,384 tokens that end as the request does, the one with the longest end in common counts, and of
+/// these the last.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PromptLookup;
 

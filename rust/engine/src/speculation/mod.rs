@@ -90,8 +90,8 @@ pub(crate) struct Speculator {
 }
 
 impl Speculator {
-    /// For a model; a request has up to `max_outputs` outputs in a step, and a step up to so many rows with drafts. `forces`: what
-    /// grammars leave no choice about is drafted. `None` where there is nobody to propose anything.
+    /// For a model; a request has up to `max_outputs` outputs in a step, and a step up to so many rows with drafts. `forces`:
+    /// what grammars leave no choice about is drafted. `None` where there is nobody to propose anything.
     pub(crate) fn new(speculation: Option<&Speculation>, forces: bool, vocab_size: usize, max_outputs: usize) -> Option<Self> {
         if speculation.is_none() && !forces {
             return None;
@@ -126,8 +126,8 @@ impl Speculator {
         self.proposer.is_some()
     }
 
-    /// Tells the scheduler the drafts of the next step, of `answered`. `num_rows`: the step will have so many rows without drafts,
-    /// all of answers; `None`: it has some of prompts.
+    /// Tells the scheduler the drafts of the next step, of `answered`. `num_rows`: the step will have so many rows without
+    /// drafts, all of answers; `None`: it has some of prompts.
     ///
     /// # Errors
     /// The proposer's panic.

@@ -11,6 +11,7 @@ mod spm;
 use std::{ops::Range, path::Path, sync::OnceLock};
 
 pub use incremental::IncrementalDecoder;
+pub(crate) use pre_tokenizer::pre_tokenizer_name;
 
 use crate::{
     EngineError,
@@ -149,8 +150,9 @@ impl Tokenizer {
             .try_for_each(|text| [true, false].into_iter().try_for_each(|special| self.encode(text, special).map(drop)))
     }
 
-    /// Reads a model folder in Hugging Face layout: tokenizer.json (or the one given, or tokenizer.model), and, where they are there,
-    /// `tokenizer_config.json` for the special tokens, `generation_config.json` and config.json for the ids that end a text.
+    /// Reads a model folder in Hugging Face layout: tokenizer.json (or the one given, or tokenizer.model), and, where they are
+    /// there, `tokenizer_config.json` for the special tokens, `generation_config.json` and config.json for the ids that end a
+    /// text.
     pub fn from_hf_dir(dir: &Path, tokenizer_json: Option<&Path>) -> Result<Self, EngineError> {
         let own = dir.join("tokenizer.json");
         let mut tokenizer = if tokenizer_json.is_none() && !own.is_file() && dir.join("tokenizer.model").is_file() {

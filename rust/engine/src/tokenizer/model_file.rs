@@ -1,5 +1,5 @@
-//! `tokenizer.model`: a model of `SentencePiece` (the format: its `sentencepiece_model.proto`), or the ranks of tiktoken that Llama 3
-//! has. Both become what a GGUF file of the same model would say. Everything in them is untrusted.
+//! `tokenizer.model`: a model of `SentencePiece` (the format: its `sentencepiece_model.proto`), or the ranks of tiktoken that
+//! Llama 3 has. Both become what a GGUF file of the same model would say. Everything in them is untrusted.
 
 use std::{collections::HashMap, fmt::Display, path::Path};
 
@@ -77,8 +77,8 @@ struct Normalizer {
 /// `TrainerSpec.model_type` of merges by score.
 const BPE: i32 = 2;
 
-/// What a GGUF file would say of the tokenizer in a file of either kind; `is_later`: Llama 3.1 or later, whose special tokens have
-/// other names.
+/// What a GGUF file would say of the tokenizer in a file of either kind; `is_later`: Llama 3.1 or later, whose special tokens
+/// have other names.
 ///
 /// # Errors
 /// [`EngineError::Tokenizer`] for a file that is neither, or that needs what is not done here.

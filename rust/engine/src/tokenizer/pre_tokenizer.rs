@@ -2,6 +2,8 @@
 //!
 //! The expressions are those of the models' own tokenizer.json files, which llama.cpp's table of names refers to.
 
+use serde_json::Value;
+
 /// Contractions in any case.
 macro_rules! contractions {
     () => {
@@ -81,6 +83,44 @@ static PRE_TOKENIZERS: [PreTokenizer; 17] = [
 /// The pre-tokenizer of that name.
 pub(super) fn pre_tokenizer(name: &str) -> Option<&'static PreTokenizer> {
     PRE_TOKENIZERS.iter().find(|p| p.names.contains(&name))
+}
+
+/// The name of the pre-tokenizer of a tokenizer.json, as GGUF files have it; `None` where it has none.
+pub(crate) fn pre_tokenizer_name(json: &Value) -> Option<&'static str> {
+    let compose = match json["normalizer"]["type"].as_str() {
+        None => false,
+        Some("NFC") => true,
+        Some(_) => return None,
+    };
+    let mut expressions = Vec::new();
+    add_expressions(&json["pre_tokenizer"], &mut expressions)?;
+    let ignore_merges = json["model"]["ignore_merges"].as_bool().unwrap_or(false);
+    let is_same =
+        |rule: &&PreTokenizer| rule.expressions == expressions && (rule.ignore_merges, rule.compose) == (ignore_merges, compose);
+    PRE_TOKENIZERS.iter().find(is_same).map(|rule| rule.names[0])
+}
+
+/// What a pre-tokenizer of a tokenizer.json cuts by; `None` for what no expression says.
+fn add_expressions<'a>(part: &'a Value, expressions: &mut Vec<&'a str>) -> Option<()> {
+    match part["type"].as_str()? {
+        "Sequence" => part["pretokenizers"].as_array()?.iter().try_for_each(|part| add_expressions(part, expressions)),
+        "Split" if part["behavior"] == "Isolated" && part["invert"] != true => {
+            expressions.push(part["pattern"]["Regex"].as_str()?);
+            Some(())
+        }
+        "Digits" if part["individual_digits"] == true => {
+            expressions.push(r"\p{N}");
+            Some(())
+        }
+        "ByteLevel" if part["add_prefix_space"] != true => {
+            // Left out, it is used.
+            if part["use_regex"] != false {
+                expressions.push(GPT2);
+            }
+            Some(())
+        }
+        _ => None,
+    }
 }
 
 /// Every name, for error messages.

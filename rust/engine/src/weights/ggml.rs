@@ -1,8 +1,8 @@
-//! Llama in the files that came before GGUF (the format: llama.cpp's `llama.cpp` of June 2023, `llama_file_loader`): GGML, GGMF and
-//! GGJT. Everything in them is untrusted.
+//! Llama in the files that came before GGUF (the format: llama.cpp's `llama.cpp` of June 2023, `llama_file_loader`): GGML, GGMF
+//! and GGJT. Everything in them is untrusted.
 //!
-//! The layout of quantized blocks changed twice, and files do not say how they count; so of quantized weights only GGJT v3 is read,
-//! of F32 and F16 every version.
+//! The layout of quantized blocks changed twice, and files do not say how they count; so of quantized weights only GGJT v3 is
+//! read, of F32 and F16 every version.
 
 use std::{collections::HashMap, path::Path};
 

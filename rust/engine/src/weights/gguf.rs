@@ -122,6 +122,13 @@ impl GgufFiles {
         &self.path
     }
 
+    /// The metadata entries of the first file: their keys, and all bytes of each as they lie in the file.
+    pub(crate) fn raw_entries(&self) -> Result<Vec<(String, Vec<u8>)>, EngineError> {
+        let bytes = Bytes::map_file(&self.path)?;
+        let mut r = Reader { bytes: bytes.as_slice(), at: 0, array_elements: 0 };
+        r.raw_entries().map_err(|why| load(&self.path, why))
+    }
+
     /// The names of all tensors, in no order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
@@ -292,6 +299,22 @@ impl<'a> Reader<'a> {
             };
         }
         Ok(values)
+    }
+
+    fn raw_entries(&mut self) -> Result<Vec<(String, Vec<u8>)>, String> {
+        // What `file` has checked: magic and version.
+        self.take(8)?;
+        self.count("tensors", MAX_TENSORS)?;
+        let count = self.count("metadata entries", MAX_ENTRIES)?;
+        let mut entries = Vec::new();
+        for _ in 0..count {
+            let start = self.at;
+            let key = self.string()?;
+            let kind = self.u32()?;
+            self.value(kind)?;
+            entries.push((key, self.bytes[start..self.at].to_vec()));
+        }
+        Ok(entries)
     }
 
     fn tensor_info(&mut self) -> Result<(String, Vec<usize>, u32, u64), String> {

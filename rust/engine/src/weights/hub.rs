@@ -138,8 +138,13 @@ impl<'a> Packed<'a> {
         self.files.raw(&format!("{}{part}", self.base))
     }
 
+    /// A tensor that is there and has values: without any, its other sizes may be too large to compute with.
     fn part(&self, part: &str) -> Result<Raw<'a>, EngineError> {
-        self.raw(part).ok_or_else(|| self.error(&format!("tensor `{}{part}` is missing", self.base)))
+        let found = self.raw(part).ok_or_else(|| self.error(&format!("tensor `{}{part}` is missing", self.base)))?;
+        if found.0.contains(&0) {
+            return Err(self.error(&format!("tensor `{}{part}` of shape {:?} has no values", self.base, found.0)));
+        }
+        Ok(found)
     }
 
     fn error(&self, why: &str) -> EngineError {

@@ -59,6 +59,11 @@ impl Metadata {
         self.values.get(key)
     }
 
+    /// All values by key, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &MetadataValue)> {
+        self.values.iter().map(|(key, value)| (key.as_str(), value))
+    }
+
     /// Text by key; `None` when absent or of another type.
     pub fn str(&self, key: &str) -> Option<&str> {
         match self.get(key)? {

@@ -198,8 +198,23 @@ impl WeightSource {
         self.named(&self.name(id), &shape)
     }
 
+    /// The tensor that holds a matrix, or a part of it.
+    pub(crate) fn tensor_name(&self, matrix: &Matrix) -> String {
+        let id = if self.is_of_all_heads(matrix) { matrix.id.with_role(Role::AttnKvUp) } else { matrix.id };
+        let id = self.fused(matrix).map_or(id, |(id, _)| id);
+        numbered(&self.name(id), matrix.expert.map_or(0, |expert| expert.index))
+    }
+
+    /// The names of all tensors, in no order.
+    pub(crate) fn tensor_names(&self) -> Vec<&str> {
+        match self {
+            Self::Gguf(files) => files.names().collect(),
+            Self::Safetensors { files, .. } => files.names().collect(),
+        }
+    }
+
     /// A tensor and its shape, as a matrix: all but its last dimension are rows.
-    fn tensor(&self, name: &str) -> Result<(WeightView, Vec<usize>), EngineError> {
+    pub(crate) fn tensor(&self, name: &str) -> Result<(WeightView, Vec<usize>), EngineError> {
         match self {
             Self::Gguf(files) => files.tensor(name),
             Self::Safetensors { files, .. } => files.tensor(name),

@@ -1,12 +1,15 @@
-//! The part of Python's pickle that checkpoints of PyTorch use (the format: CPython's `Lib/pickletools.py`, protocol 2, and what 3 and 4 add to it).
+//! The part of Python's pickle that checkpoints of PyTorch use (the format: CPython's `Lib/pickletools.py`, protocol 2, and what
+//! 3 and 4 add to it).
 //!
-//! A pickle is a program for a stack machine. This one runs nothing: of the functions that a pickle calls it knows those that make
-//! tensors and dicts, and everything else it calls is an opaque value. Values lie in a list and name each other by number, so
-//! sharing costs nothing, and no depth can overflow a stack. Every instruction takes a byte at least and makes one value at most.
+//! A pickle is a program for a stack machine. This one runs nothing: of the functions that a pickle calls it knows those that
+//! make tensors and dicts, and everything else it calls is an opaque value. Values lie in a list and name each other by number,
+//! so sharing costs nothing, and no depth can overflow a stack. Every instruction takes a byte at least and makes one value at
+//! most.
 
 use std::{collections::HashMap, ops::Range};
 
-/// Instructions of a pickle at most, each of which makes one value at most; a checkpoint takes some sixty for each of its tensors.
+/// Instructions of a pickle at most, each of which makes one value at most; a checkpoint takes some sixty for each of its
+/// tensors.
 const MAX_INSTRUCTIONS: usize = 1 << 23;
 
 /// The number of a value.

@@ -1,7 +1,7 @@
 //! Checkpoints that PyTorch has saved (`pytorch_model.bin`, `.pth`): a pickle that describes tensors, and their bytes.
 //!
-//! Since PyTorch 1.6 a file is a zip archive whose entries are not compressed, before that the pickles and the bytes one behind the
-//! other (`torch/serialization.py` reads both). The tensors are views of the mapped file.
+//! Since PyTorch 1.6 a file is a zip archive whose entries are not compressed, before that the pickles and the bytes one behind
+//! the other (`torch/serialization.py` reads both). The tensors are views of the mapped file.
 
 use std::{
     collections::{HashMap, HashSet},

@@ -98,6 +98,11 @@ impl SafetensorsFiles {
         &self.dir
     }
 
+    /// The names of all tensors, in no order: of a quantized one those of the floats that it stands for.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
     /// Whether there is such a tensor.
     pub fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name) || self.packed(name).is_some()

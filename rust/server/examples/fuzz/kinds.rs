@@ -4,7 +4,10 @@ use engine::{Completion, CpuOptions, EngineConfig, EngineError, MemoryGpuConfig,
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use crate::{adapters::Adapters, bodies::Bodies, configs, configs::Configs, files::Files, structured, templates, tokenizers};
+use crate::{
+    adapters::Adapters, bodies::Bodies, checkpoints::Checkpoints, configs, configs::Configs, files::Files, structured, templates,
+    tokenizers,
+};
 
 /// Where a case's damage is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +18,7 @@ pub enum Kind {
     GenerationConfig,
     Gguf,
     Adapter,
+    Checkpoint,
     /// A body that is parsed, and generated from if it is honoured.
     Body,
     /// A request to any route of the server.
@@ -24,21 +28,22 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Template,
         Self::Tokenizer,
         Self::Config,
         Self::GenerationConfig,
         Self::Gguf,
         Self::Adapter,
+        Self::Checkpoint,
         Self::Body,
         Self::Http,
         Self::Grammar,
     ];
 
     /// Of so many cases in a row.
-    const TURNS: [Self; 21] = {
-        use Kind::{Adapter, Body, Config, GenerationConfig, Gguf, Grammar, Http, Template, Tokenizer};
+    const TURNS: [Self; 22] = {
+        use Kind::{Adapter, Body, Checkpoint, Config, GenerationConfig, Gguf, Grammar, Http, Template, Tokenizer};
         [
             Template,
             Body,
@@ -54,6 +59,7 @@ impl Kind {
             Tokenizer,
             Gguf,
             Adapter,
+            Checkpoint,
             Grammar,
             Template,
             Config,
@@ -72,6 +78,7 @@ impl Kind {
             Self::GenerationConfig => "generation_config.json",
             Self::Gguf => "gguf",
             Self::Adapter => "adapter",
+            Self::Checkpoint => "checkpoint",
             Self::Body => "body",
             Self::Http => "http",
             Self::Grammar => "grammar",
@@ -93,14 +100,15 @@ pub struct Fuzzer {
     configs: Configs,
     bodies: Bodies,
     adapters: Adapters,
+    checkpoints: Checkpoints,
 }
 
 impl Fuzzer {
     pub fn new(is_shown: bool) -> Self {
         let files = Files::new(is_shown);
         let (configs, bodies) = (Configs::new(&files), Bodies::new(&files));
-        let adapters = Adapters::new(&files);
-        Self { files, configs, bodies, adapters }
+        let (adapters, checkpoints) = (Adapters::new(&files), Checkpoints::new(&files));
+        Self { files, configs, bodies, adapters, checkpoints }
     }
 
     /// Runs a case.
@@ -114,6 +122,7 @@ impl Fuzzer {
             Kind::GenerationConfig => configs::generation_config(&self.files, &mut rng),
             Kind::Gguf => self.configs.gguf(&mut rng),
             Kind::Adapter => self.adapters.case(&mut rng),
+            Kind::Checkpoint => self.checkpoints.case(&mut rng),
             Kind::Body => self.bodies.body(&mut rng),
             Kind::Http => self.bodies.http(&mut rng),
             Kind::Grammar => structured::case(self.bodies.engine(), &mut rng),

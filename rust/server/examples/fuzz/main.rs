@@ -1,5 +1,5 @@
-//! Templates, tokenizers, configurations, GGUF metadata, adapters and requests that nobody would write: each is honoured or
-//! refused.
+//! Templates, tokenizers, configurations, GGUF metadata, adapters, quantized checkpoints and requests that nobody would write:
+//! each is honoured or refused.
 //!
 //! ```text
 //! cargo run --release --package mistral-paged-server --example fuzz -- [--cases N] [--seed N] [--only KIND]
@@ -12,6 +12,7 @@
 
 mod adapters;
 mod bodies;
+mod checkpoints;
 mod configs;
 mod files;
 mod grammar;

@@ -13,8 +13,8 @@ use crate::{
     model_runner::{Greedy, ModelRunner},
 };
 
-/// Appends what the grammar of a choice leaves no choice about, behind its last token. As drafts these are drawn and checked as any
-/// token, so none changes.
+/// Appends what the grammar of a choice leaves no choice about, behind its last token. As drafts these are drawn and checked as
+/// any token, so none changes.
 pub(super) fn add_forced(request: &ActiveRequest, choice: usize, last: Option<u32>, forced: &mut Vec<u32>) {
     // Should the grammar have failed, the draw of the next token tells why.
     if !matches!(caught(|| request.forced_tokens(choice, last, forced)), Ok(Ok(()))) {

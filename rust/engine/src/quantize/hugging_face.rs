@@ -1,0 +1,318 @@
+//! A folder in Hugging Face layout as a GGUF file: metadata, and tensors by name, as llama.cpp's converter writes them.
+
+use std::collections::HashSet;
+
+use device::DType;
+
+use super::{
+    dtype,
+    entries::{Entries, Value},
+    model_name, vocabulary,
+    writer::{HeadRows, PlannedTensor, Values},
+};
+use crate::{
+    EngineError, Isq, ModelSource,
+    chat_template::template_in_dir,
+    model::{
+        DecoderConfig, ModelFiles, RopeConfig, RopeScaling, architectures,
+        config::{FfnConfig, Norms},
+    },
+    weights::{Role, WeightId, WeightSource},
+};
+
+/// Architectures of which a GGUF file is made, by `model_type`.
+const CONVERTED: [&str; 6] = ["llama", "mistral", "qwen2", "qwen3", "gemma3", "phi3"];
+/// A window of gemma3 is in all layers but each of so many, unless metadata says otherwise.
+const GEMMA3_PATTERN: usize = 6;
+
+/// The parts of a layer, in the order of the file.
+const PARTS: [Role; 13] = [
+    Role::AttnNorm,
+    Role::AttnQ,
+    Role::AttnK,
+    Role::AttnV,
+    Role::AttnQkv,
+    Role::AttnQNorm,
+    Role::AttnKNorm,
+    Role::AttnOutput,
+    Role::FfnNorm,
+    Role::FfnGate,
+    Role::FfnUp,
+    Role::FfnGateUp,
+    Role::FfnDown,
+];
+
+/// Metadata and tensors of the file.
+pub(super) fn contents(source: &ModelSource, files: &ModelFiles, isq: Isq) -> Result<(Entries, Vec<PlannedTensor>), EngineError> {
+    let (config, weights) = (files.config(), files.weights());
+    let not_converted = |why: String| EngineError::NotSupported(format!("{}: {why}", weights.path().display()));
+    let gguf = architectures().find(|architecture| architecture.model_types[0] == config.architecture);
+    let Some(prefix) = gguf.map(|found| found.gguf).filter(|_| CONVERTED.contains(&config.architecture)) else {
+        return Err(not_converted(format!(
+            "a folder of the architecture {} is not made into a GGUF file; folders of {} are, and float GGUF files of any",
+            config.architecture,
+            CONVERTED.join(", ")
+        )));
+    };
+    let ModelSource::HuggingFace { path, tokenizer_json } = source else {
+        return Err(not_converted(
+            "only a folder with config.json, safetensors and tokenizer.json is made into a GGUF file".into(),
+        ));
+    };
+    let mut entries = metadata(config, prefix, path, isq)?;
+    vocabulary::write(path, tokenizer_json.as_deref(), config.vocab_size, &mut entries)?;
+    if let Some(template) = template_in_dir(path)? {
+        entries.text("tokenizer.chat_template", template);
+    }
+    let mut tensors = Tensors { weights, config, isq, is_permuted: prefix == "llama", list: Vec::new(), used: HashSet::new() };
+    tensors.rope_factors();
+    tensors.add(WeightId::global(Role::Embedding))?;
+    for layer in 0..config.layers.len() {
+        for role in PARTS {
+            tensors.add_with_bias(WeightId::layer(layer, role))?;
+        }
+        // What is called so in other layers is the norm before the feed-forward network.
+        if config.layers[layer].norms == Norms::Around {
+            tensors.add(WeightId::layer(layer, Role::PostAttnNorm))?;
+            tensors.add(WeightId::layer(layer, Role::PostFfnNorm))?;
+        }
+    }
+    tensors.add(WeightId::global(Role::OutputNorm))?;
+    if config.tie_word_embeddings {
+        tensors.used.insert(weights.name(WeightId::global(Role::Output)));
+    } else {
+        tensors.add_with_bias(WeightId::global(Role::Output))?;
+    }
+    tensors.check_all_used()?;
+    Ok((entries, tensors.list))
+}
+
+fn metadata(config: &DecoderConfig, prefix: &str, path: &std::path::Path, isq: Isq) -> Result<Entries, EngineError> {
+    let mut entries = Entries::default();
+    entries.text("general.architecture", prefix);
+    entries.text("general.type", "model");
+    if let Some(name) = model_name(path) {
+        entries.text("general.name", name);
+    }
+    let key = |name: &str| format!("{prefix}.{name}");
+    let size =
+        |n: usize| u32::try_from(n).map(Value::U32).map_err(|_| EngineError::Load(format!("a size of {n} in config.json")));
+    let first = config.layers.first().ok_or_else(|| EngineError::Load("a model without layers".into()))?;
+    let FfnConfig::Dense(ffn) = &first.ffn else {
+        return Err(EngineError::NotSupported("a folder with experts is not made into a GGUF file".into()));
+    };
+    let rope = config.ropes.first().ok_or_else(|| EngineError::NotSupported("a model whose heads do not rotate".into()))?;
+    for (name, n) in [
+        ("block_count", config.layers.len()),
+        ("context_length", config.max_position_embeddings),
+        ("embedding_length", config.hidden_size),
+        ("feed_forward_length", ffn.intermediate_size),
+        ("attention.head_count", first.attention.num_heads),
+        ("attention.head_count_kv", first.attention.num_kv_heads),
+        ("attention.key_length", first.attention.head_dim),
+        ("attention.value_length", first.attention.head_dim),
+        ("vocab_size", config.vocab_size),
+        ("rope.dimension_count", rope.rotary_dim),
+    ] {
+        entries.push(key(name), size(n)?);
+    }
+    entries.push(key("attention.layer_norm_rms_epsilon"), Value::F32(config.norm.eps));
+    entries.push(key("rope.freq_base"), Value::F32(rope.theta as f32));
+    if let Some(local) = config.ropes.get(1) {
+        entries.push(key("rope.freq_base_swa"), Value::F32(local.theta as f32));
+    }
+    for (name, value) in scaling(rope) {
+        entries.push(key(&format!("rope.scaling.{name}")), value);
+    }
+    if let Some(cap) = config.final_softcap {
+        entries.push(key("final_logit_softcapping"), Value::F32(cap));
+    }
+    let windows: Vec<_> = config.layers.iter().map(|layer| layer.attention.window).collect();
+    if let Some(window) = windows.iter().flatten().next() {
+        entries.push(key("attention.sliding_window"), size(*window)?);
+        match windows.iter().position(Option::is_none) {
+            Some(full) if full + 1 != GEMMA3_PATTERN => {
+                entries.push(key("attention.sliding_window_pattern"), size(full + 1)?);
+            }
+            None if prefix != "phi3" => {
+                tracing::warn!("attention sees {window} tokens back in all layers; llama.cpp would let {prefix} see all of them");
+            }
+            _ => {}
+        }
+    } else if prefix == "phi3" {
+        // Without the key, the reader assumes that of the first files.
+        entries.push(key("attention.sliding_window"), Value::U32(0));
+    }
+    entries.push("general.file_type", Value::U32(isq.file_type()));
+    entries.push("general.quantization_version", Value::U32(2));
+    Ok(entries)
+}
+
+/// How a rotation is stretched, but for factors, which are tensors.
+fn scaling(rope: &RopeConfig) -> Vec<(&'static str, Value)> {
+    let original = |n: usize| ("original_context_length", Value::U32(u32::try_from(n).unwrap_or(u32::MAX)));
+    match &rope.scaling {
+        RopeScaling::None | RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) => Vec::new(),
+        RopeScaling::Linear(factor) => vec![("type", Value::Text("linear".into())), ("factor", Value::F32(*factor as f32))],
+        RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_positions, attention_factor, .. } => {
+            // Readers multiply by this one besides.
+            let usual = if *factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 };
+            vec![
+                ("type", Value::Text("yarn".into())),
+                ("factor", Value::F32(*factor as f32)),
+                original(*original_max_positions),
+                ("yarn_beta_fast", Value::F32(*beta_fast as f32)),
+                ("yarn_beta_slow", Value::F32(*beta_slow as f32)),
+                ("attn_factor", Value::F32((f64::from(*attention_factor) / usual) as f32)),
+            ]
+        }
+        RopeScaling::LongRope { original_max_positions, attention_factor, .. } => {
+            vec![original(*original_max_positions), ("attn_factor", Value::F32(*attention_factor))]
+        }
+    }
+}
+
+struct Tensors<'a> {
+    weights: &'a WeightSource,
+    config: &'a DecoderConfig,
+    isq: Isq,
+    /// The rows of q and k change places.
+    is_permuted: bool,
+    list: Vec<PlannedTensor>,
+    /// Names in the source.
+    used: HashSet<String>,
+}
+
+impl Tensors<'_> {
+    fn add_with_bias(&mut self, id: WeightId) -> Result<(), EngineError> {
+        self.add(id)?;
+        self.add(id.bias())
+    }
+
+    /// Does nothing for a tensor that is not there.
+    fn add(&mut self, id: WeightId) -> Result<(), EngineError> {
+        let name = self.weights.name(id);
+        if !self.weights.contains(id) || self.used.contains(&name) {
+            return Ok(());
+        }
+        self.used.insert(name.clone());
+        let (view, shape) = self.weights.tensor(&name)?;
+        let order = self.order(id, view.rows.max(if shape.len() == 1 { view.cols } else { 0 }))?;
+        let dims: Vec<_> = shape.iter().rev().copied().collect();
+        if let [len] = dims[..] {
+            let mut values = self.weights.vector(id, len)?;
+            if !id.bias && is_norm(id.role) {
+                values.iter_mut().for_each(|value| *value += self.config.norm.offset);
+            }
+            if let Some(order) = order {
+                values = (0..len).map(|row| values[order.source(row)]).collect();
+            }
+            self.list.push(PlannedTensor { name: id.gguf(), dims, dtype: DType::F32, values: Values::Given(values) });
+            return Ok(());
+        }
+        let dtype = dtype(self.isq, view.dtype, &dims, Some(id.layer.is_none()));
+        self.list.push(PlannedTensor { name: id.gguf(), dims, dtype, values: Values::Stored { name, order } });
+        Ok(())
+    }
+
+    fn order(&self, id: WeightId, rows: usize) -> Result<Option<HeadRows>, EngineError> {
+        let Some(layer) = id.layer.filter(|_| self.is_permuted && matches!(id.role, Role::AttnQ | Role::AttnK)) else {
+            return Ok(None);
+        };
+        let head_dim = self.config.layers[layer].attention.head_dim;
+        if head_dim % 2 != 0 || !rows.is_multiple_of(head_dim) {
+            let name = self.weights.name(id);
+            return Err(EngineError::Load(format!("tensor `{name}` has {rows} rows, no multiple of heads of {head_dim}")));
+        }
+        Ok(Some(HeadRows { head_dim }))
+    }
+
+    /// Divisors of frequencies are tensors of their own.
+    fn rope_factors(&mut self) {
+        let Some(rope) = self.config.ropes.first() else { return };
+        let mut add = |role, values: Vec<f32>| {
+            let name = WeightId::global(role).gguf();
+            self.list.push(PlannedTensor { name, dims: vec![values.len()], dtype: DType::F32, values: Values::Given(values) });
+        };
+        match &rope.scaling {
+            RopeScaling::Llama3 { .. } => {
+                let plain = RopeConfig { scaling: RopeScaling::None, ..rope.clone() };
+                let pairs = plain.frequencies(0).into_iter().zip(rope.frequencies(0));
+                add(Role::RopeFreqs, pairs.map(|(plain, stretched)| plain / stretched).collect());
+            }
+            RopeScaling::Factors(values) => add(Role::RopeFreqs, values.clone()),
+            RopeScaling::LongRope { short, long, .. } => {
+                add(Role::RopeFactorsLong, long.clone());
+                add(Role::RopeFactorsShort, short.clone());
+            }
+            RopeScaling::None | RopeScaling::Linear(_) | RopeScaling::Yarn { .. } => {}
+        }
+    }
+
+    /// A tensor that has no place in the file would be lost.
+    fn check_all_used(&self) -> Result<(), EngineError> {
+        let left = self.weights.tensor_names().into_iter().find(|name| !self.used.contains(*name) && !is_derived(name));
+        match left {
+            None => Ok(()),
+            Some(name) => Err(EngineError::NotSupported(format!(
+                "{}: tensor `{name}` has no place in a GGUF file of the architecture {}",
+                self.weights.path().display(),
+                self.config.architecture
+            ))),
+        }
+    }
+}
+
+const fn is_norm(role: Role) -> bool {
+    use Role::{AttnKNorm, AttnNorm, AttnQNorm, FfnNorm, OutputNorm, PostAttnNorm, PostFfnNorm};
+    matches!(role, AttnNorm | AttnQNorm | AttnKNorm | FfnNorm | PostAttnNorm | PostFfnNorm | OutputNorm)
+}
+
+/// Computed from the configuration.
+fn is_derived(name: &str) -> bool {
+    name.ends_with("rotary_emb.inv_freq")
+}
+
+/// That a reader of the file gets the model of the source: what GGUF metadata cannot say would be lost.
+pub(super) fn check(source: &DecoderConfig, file: &DecoderConfig, output: &std::path::Path) -> Result<(), EngineError> {
+    let near = |a: f64, b: f64| (a - b).abs() <= 1e-5 * a.abs().max(b.abs());
+    let near32 = |a: f32, b: f32| near(a.into(), b.into());
+    let near_option = |a: Option<f32>, b: Option<f32>| a.unwrap_or(0.0) == b.unwrap_or(0.0);
+    let same_rope = |a: &RopeConfig, b: &RopeConfig| {
+        let tables = a.num_tables().max(b.num_tables());
+        let far = source.max_position_embeddings;
+        a.rotary_dim == b.rotary_dim
+            && near32(a.attention_factor(), b.attention_factor())
+            && [1, 64, far / 2, far].iter().all(|len| a.table(*len) == b.table(*len))
+            && (0..tables).all(|table| a.frequencies(table).iter().zip(b.frequencies(table)).all(|(a, b)| near32(*a, b)))
+    };
+    let layers = |config: &DecoderConfig| {
+        let mut layers = config.layers.clone();
+        for layer in &mut layers {
+            // Whether there are biases is seen from the tensors.
+            (layer.attention.qkv_bias, layer.attention.output_bias) = (false, false);
+            layer.ffn.set_dense(|dense| dense.bias = false);
+        }
+        layers
+    };
+    let differs = [
+        ("the sizes", (source.hidden_size, source.vocab_size) != (file.hidden_size, file.vocab_size)),
+        ("the context length", source.max_position_embeddings != file.max_position_embeddings),
+        ("the norms", source.norm.kind != file.norm.kind || !near32(source.norm.eps, file.norm.eps)),
+        ("the layers", layers(source) != layers(file)),
+        ("the scale of embeddings", !near32(source.embedding_scale, file.embedding_scale)),
+        ("the scale of logits", !near32(source.logit_scale, file.logit_scale)),
+        ("the softcap of logits", !near_option(source.final_softcap, file.final_softcap)),
+        ("the tied embeddings", source.tie_word_embeddings != file.tie_word_embeddings),
+        ("the number of rotations", source.ropes.len() != file.ropes.len()),
+        ("the rotation", !source.ropes.iter().zip(&file.ropes).all(|(a, b)| same_rope(a, b))),
+    ];
+    match differs.into_iter().find(|(_, differs)| *differs) {
+        None => Ok(()),
+        Some((what, _)) => Err(EngineError::NotSupported(format!(
+            "{}: {what} of this {} cannot be said in the metadata of a GGUF file",
+            output.display(),
+            source.architecture
+        ))),
+    }
+}
