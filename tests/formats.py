@@ -21,6 +21,7 @@ YEARS = rf"\d+Y({MONTHS})?"
 DURATION = re.compile(rf"P(({DAYS}|{MONTHS}|{YEARS})({TIME})?|{TIME}|\d+W)")
 CLOCK = re.compile(r"(\d\d):(\d\d):(\d\d)(\.\d+)?([Zz]|[+-](\d\d):(\d\d))", re.ASCII)
 LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+DOMAIN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
 
 
 @CHECKER.checks("time")
@@ -78,11 +79,11 @@ def is_hostname(value: object) -> bool:
 
 @CHECKER.checks("email")
 def is_email(value: object) -> bool:
-    """A local part, and a host or an address in brackets behind the last `@`."""
+    """RFC 5321's `Mailbox`, but for the local part: a domain, whose labels it does not bound, or an address in brackets."""
     if not isinstance(value, str):
         return True
     local, _, host = value.rpartition("@")
-    return bool(local) and (is_hostname(host) or (host.startswith("[") and host.endswith("]")))
+    return bool(local) and (DOMAIN.fullmatch(host) is not None or (host.startswith("[") and host.endswith("]")))
 
 
 @CHECKER.checks("uri", ValueError)

@@ -59,6 +59,7 @@ def test_the_checker_of_formats_knows_them() -> None:
         ("duration", "P3Y6M4DT12H30M5S", "P1YT"),
         ("hostname", "a-b.example", "-a.example"),
         ("email", "a@example.com", "a@"),
+        ("email", "a@[127.0.0.1]", "a@-b"),
         ("uuid", "2eb8aa08-aa98-11ea-b4aa-73b441d16380", "2eb8aa08"),
         ("ipv4", "192.168.0.1", "192.168.0.256"),
     ]:
