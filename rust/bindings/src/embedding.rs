@@ -16,8 +16,8 @@ use crate::{
 
 /// Texts to be embedded, each by itself.
 ///
-/// - `input`: a str, or token ids (a list, a tuple or an array of integers), or a list of strs or of token ids. The tokenizer adds
-///   its special tokens to a str; token ids are taken as they are.
+/// - `input`: a str, or token ids (a list, a tuple or an array of integers), or a list of strs or of token ids. The tokenizer
+///   adds its special tokens to a str; token ids are taken as they are.
 /// - `truncate_sequence`: cut what is too long instead of raising. Of a str the end goes, and what the tokenizer adds stays; of
 ///   token ids the last ones go.
 /// - `dimensions`: the first so many values of each vector, 1 or more, which is then made of length 1 again; all unless given.

@@ -195,8 +195,8 @@ pub enum OutputKind {
     /// The hidden state of its last token behind the output norm, from which the logits of the next one would be computed;
     /// [`crate::OutputEvent::Vector`]. Nothing is sampled: of the sampling parameters only the defaults are taken.
     Vector,
-    /// The vector that an embedding model makes of its prompt, of length 1; [`crate::OutputEvent::Vector`]. The prompt is taken as
-    /// it is; [`crate::Engine::embedding_requests`] makes such requests.
+    /// The vector that an embedding model makes of its prompt, of length 1; [`crate::OutputEvent::Vector`]. The prompt is taken
+    /// as it is; [`crate::Engine::embedding_requests`] makes such requests.
     Embedding,
 }
 

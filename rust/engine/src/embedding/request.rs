@@ -22,7 +22,7 @@ impl EmbeddingInput {
     }
 }
 
-/// What becomes of an input with more tokens than it may have. What the tokenizer adds at the ends stays; else the first tokens do.
+/// What becomes of an input with more tokens than it may have. What the tokenizer adds at the ends stays, else the first tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Truncation {
     /// It is an error.
@@ -62,8 +62,8 @@ impl Engine {
     /// this thread.
     ///
     /// # Errors
-    /// [`EngineError::InvalidArgument`]: the model was not loaded for embeddings, `dimensions` or `prompt_name` is none of its own,
-    /// or an input is empty. [`EngineError::PromptTooLong`]: an input has too many tokens. Both name the input.
+    /// [`EngineError::InvalidArgument`]: the model was not loaded for embeddings, `dimensions` or `prompt_name` is none of its
+    /// own, or an input is empty. [`EngineError::PromptTooLong`]: an input has too many tokens. Both name the input.
     pub fn embedding_requests(&self, request: EmbeddingRequest) -> Result<Vec<GenerationRequest>, EngineError> {
         let config = self.embedding_config()?;
         let EmbeddingRequest { inputs, prompt_name, dimensions, truncation, service } = request;
