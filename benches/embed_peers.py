@@ -1,8 +1,10 @@
 """Texts a second that are embedded, by mistral_paged and by llama.cpp: the same texts, the same GGUF file, the same pooling.
 
-The texts are turns of the packaged conversations, each up to so many characters. Engines take turns in every round, each in a
-process of its own, with as many threads as there are processors; a round is one request with all texts, after a shorter one that
-does not count. The figures are medians. The cosine is that between the engines' vectors of the same text.
+The texts are prompts and replies of the packaged conversations, each up to so many characters. Engines take turns in every round,
+each in a process of its own; a round is one request with all texts, after a shorter one that does not count. The figures are
+medians: texts a second, and seconds of processor time, which tell more on a machine that others use as well. Take `--threads 1`
+then, for threads that wait for each other may spin. The cosine is that between the engines' vectors of a text. llama.cpp is
+the portable build of the package xllamacpp.
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-THREADS = len(os.sched_getaffinity(0))
 OWN = "mistral_paged"
 LLAMA = "llamacpp"
 WARM_UP = 8
@@ -37,10 +38,10 @@ def texts(count: int, longest: int) -> list[str]:
 class Own:
     """mistral_paged."""
 
-    def __init__(self, model: str, dtype: str) -> None:
+    def __init__(self, model: str, dtype: str, threads: int) -> None:
         module = importlib.import_module("mistral_paged")
         which = module.Which.Embedding(model, pooling="mean", dtype=getattr(module.ModelDType, dtype))
-        self.runner = module.Runner(which=which, pa_ctxt_len=65536, max_seqs=256, device="cpu")
+        self.runner = module.Runner(which=which, pa_ctxt_len=65536, max_seqs=256, device="cpu", num_threads=threads)
         self.request = module.EmbeddingRequest
 
     def embed(self, given: list[str]) -> list[list[float]]:
@@ -51,7 +52,7 @@ class Own:
 class LlamaCpp:
     """The server of llama.cpp as the package xllamacpp has it."""
 
-    def __init__(self, model: str, _: str) -> None:
+    def __init__(self, model: str, _: str, threads: int) -> None:
         xllamacpp = importlib.import_module("xllamacpp")
         params = xllamacpp.CommonParams()
         params.model.path = model
@@ -61,7 +62,7 @@ class LlamaCpp:
         params.n_parallel = 64
         params.n_ctx = 65536
         params.kv_unified = True
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = THREADS
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
         self.server = xllamacpp.Server(params)
 
     def embed(self, given: list[str]) -> list[list[float]]:
@@ -70,18 +71,19 @@ class LlamaCpp:
         return [item["embedding"] for item in sorted(answer["data"], key=lambda item: item["index"])]
 
 
-def work(engine: str, model: str, dtype: str, given: list[str]) -> dict[str, Any]:
+def work(engine: str, model: str, dtype: str, threads: int, given: list[str]) -> dict[str, Any]:
     """Loads an engine and embeds all texts."""
-    loaded = (Own if engine == OWN else LlamaCpp)(model, dtype)
+    loaded = (Own if engine == OWN else LlamaCpp)(model, dtype, threads)
     loaded.embed(given[:WARM_UP])
-    began = time.perf_counter()
+    began, used = time.perf_counter(), time.process_time()
     vectors = loaded.embed(given)
-    return {"seconds": time.perf_counter() - began, "vectors": vectors}
+    return {"seconds": time.perf_counter() - began, "processor": time.process_time() - used, "vectors": vectors}
 
 
-def measure(engine: str, python: Path, model: Path, dtype: str, given: list[str]) -> dict[str, Any]:
+def measure(engine: str, python: Path, model: Path, options: argparse.Namespace, given: list[str]) -> dict[str, Any]:
     """The same in a process of its own."""
-    command = [str(python), str(HERE / "embed_peers.py"), "--work", engine, "-m", str(model), "--dtype", dtype]
+    command = [str(python), str(HERE / "embed_peers.py"), "--work", engine, "-m", str(model), "--dtype", options.dtype]
+    command += ["--threads", str(options.threads)]
     done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{engine} failed: {done.stderr.strip().splitlines()[-1:]}")
@@ -102,12 +104,14 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=400, help="characters of a text at most")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", default="Auto", help="of mistral_paged")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--work", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work is not None:
-        print(json.dumps(work(options.work, str(options.model), options.dtype, json.load(sys.stdin))))
+        print(json.dumps(work(options.work, str(options.model), options.dtype, options.threads, json.load(sys.stdin))))
         return
     from peers import environment
+    from work import load
 
     from mistral_paged.default_model import default_model
 
@@ -115,15 +119,19 @@ def main() -> None:
     given = texts(options.count, options.longest)
     pythons = {OWN: Path(sys.executable), LLAMA: environment(LLAMA)}
     seconds: dict[str, list[float]] = {name: [] for name in pythons}
+    processor: dict[str, list[float]] = {name: [] for name in pythons}
     vectors: dict[str, list[list[float]]] = {}
     for number in range(options.rounds):
         for name, python in pythons.items():
-            done = measure(name, python, model, options.dtype, given)
+            done = measure(name, python, model, options, given)
             seconds[name].append(done["seconds"])
+            processor[name].append(done["processor"])
             vectors[name] = done["vectors"]
-            print(f"round {number + 1}: {name} {len(given) / done['seconds']:.1f} texts/s", flush=True)
+            shown = f"{len(given) / done['seconds']:.1f} texts/s, {done['processor']:.1f} s of processor time, load {load()}"
+            print(f"round {number + 1}: {name} {shown}", flush=True)
     for name, all_seconds in seconds.items():
-        print(f"{name}: {len(given) / statistics.median(all_seconds):.1f} texts/s of {len(given)}, median of {options.rounds}")
+        rate, used = len(given) / statistics.median(all_seconds), statistics.median(processor[name])
+        print(f"{name}: {rate:.1f} texts/s of {len(given)}, {used:.1f} s of processor time; medians of {options.rounds}")
     cosines = [cosine(a, b) for a, b in zip(*vectors.values(), strict=True)]
     print(f"cosine between them: {min(cosines):.6f} at least, {statistics.fmean(cosines):.6f} on average")
 
