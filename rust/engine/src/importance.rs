@@ -213,7 +213,8 @@ pub(crate) fn check(files: &ModelFiles) -> Result<(), EngineError> {
         Ok(())
     })?;
     let (names, others) = (joined(without.iter().map(String::as_str)), joined(formats.iter().copied()));
-    if with == 0 && without.is_empty() {
+    // The token embedding may be of a type that takes it where the layers are not.
+    if with == 0 && !without.iter().any(|name| name.starts_with("blk.")) {
         return Err(EngineError::InvalidArgument(format!(
             "imatrix is {given}, and what {isq} makes of this model's matrices ({others}) is quantized without importance; Q2K, Q3K, \
              Q4K, Q5K and Q6K take it, where a matrix has a multiple of 256 columns"

@@ -106,7 +106,9 @@ fn write(out: &mut Vec<u8>, value: &Value) {
         }
         Value::Texts(all) => {
             array(out, STRING, all.len());
-            all.iter().for_each(|text| string(out, text));
+            for text in all {
+                string(out, text);
+            }
         }
         Value::I32s(all) => {
             array(out, I32, all.len());

@@ -202,7 +202,9 @@ impl Tensors<'_> {
         if let [len] = dims[..] {
             let mut values = self.weights.vector(id, len)?;
             if !id.bias && is_norm(id.role) {
-                values.iter_mut().for_each(|value| *value += self.config.norm.offset);
+                for value in &mut values {
+                    *value += self.config.norm.offset;
+                }
             }
             if let Some(order) = order {
                 values = (0..len).map(|row| values[order.source(row)]).collect();
@@ -220,7 +222,7 @@ impl Tensors<'_> {
             return Ok(None);
         };
         let head_dim = self.config.layers[layer].attention.head_dim;
-        if head_dim % 2 != 0 || !rows.is_multiple_of(head_dim) {
+        if !head_dim.is_multiple_of(2) || !rows.is_multiple_of(head_dim) {
             let name = self.weights.name(id);
             return Err(EngineError::Load(format!("tensor `{name}` has {rows} rows, no multiple of heads of {head_dim}")));
         }

@@ -85,9 +85,10 @@ pub fn quantize_model(
         .with_isq(Some(options.isq))
         .with_importance(options.imatrix.clone());
     files.check_isq()?;
-    let (entries, tensors) = match files.weights() {
-        WeightSource::Gguf(gguf) => of_gguf(&files, gguf, options)?,
-        _ => hugging_face::contents(source, &files, options.isq)?,
+    let (entries, tensors) = if let WeightSource::Gguf(gguf) = files.weights() {
+        of_gguf(&files, gguf, options)?
+    } else {
+        hugging_face::contents(source, &files, options.isq)?
     };
     let new = NewFile::new(output)?;
     let (header, end) = header(&entries, &tensors)?;
