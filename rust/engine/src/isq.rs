@@ -218,6 +218,8 @@ fn quantize_rows(
     let tensor = Tensor::from_vec(values, shape, &Device::Cpu).map_err(failed)?;
     let quantized = match importance {
         Some(importance) => QTensor::quantize_imatrix(&tensor, importance, to),
+        // The search with importance is the better one, also where all columns count alike.
+        None if format == GgmlType::Q4K => QTensor::quantize_imatrix(&tensor, &vec![1.0; cols], to),
         None => QTensor::quantize(&tensor, to),
     }
     .map_err(failed)?;

@@ -131,12 +131,9 @@ fn set_counter(counter: &Counter, value: u64) {
     counter.inc_by((value as f64 - counter.get()).max(0.0));
 }
 
-impl Metrics {
-    /// For a model that is loaded.
-    pub fn new(engine: &Engine, config: &ServerConfig) -> Result<Self> {
-        let registry = Registry::new();
-        let make = Maker { registry: &registry, model: &config.model_id };
-        let pool = Pool {
+impl Pool {
+    fn new(make: &Maker<'_>) -> Result<Self> {
+        Ok(Self {
             running: make.gauges("vllm:num_requests_running", "Choices in the batch.")?,
             waiting: make.gauges("vllm:num_requests_waiting", "Choices that wait.")?,
             usage: make.gauges("vllm:kv_cache_usage_perc", "Share of the KV blocks that requests hold; 1 is all.")?,
@@ -168,7 +165,16 @@ impl Metrics {
                 .gauge("mistralrs_kv_cache_blocks_prefix_cached", "Free blocks that the prefix cache can find.")?,
             fragmented_bytes: make.gauge("mistralrs_kv_cache_fragmented_bytes", "Bytes of held blocks that no token fills.")?,
             capacity: make.gauge("mistralrs_sequences_capacity", "Choices that run at once at most.")?,
-        };
+        })
+    }
+}
+
+impl Metrics {
+    /// For a model that is loaded.
+    pub fn new(engine: &Engine, config: &ServerConfig) -> Result<Self> {
+        let registry = Registry::new();
+        let make = Maker { registry: &registry, model: &config.model_id };
+        let pool = Pool::new(&make)?;
         let info = make.add(GaugeVec::new(
             make.opts("vllm:cache_config_info", "The KV cache's configuration."),
             &["block_size", "num_gpu_blocks", "cache_bytes"],
