@@ -354,6 +354,10 @@ def test_the_figures_of_the_pool_are_the_documented_ones(llama: Runner) -> None:
         "paused",
         "draining",
         "requests_kept",
+        "draft_rows",
+        "draft_tokens",
+        "accepted_draft_tokens",
+        "accepted_draft_tokens_at",
     }
     stats = llama.kv_cache_stats()
     missed = stats.pop("prefix_missed_tokens")

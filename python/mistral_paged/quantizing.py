@@ -16,7 +16,7 @@ def run(options: argparse.Namespace) -> None:
     # What `select` asks for, and what a file that is written has nothing to do with.
     for name in ("lora", "lora_modules", "enable_lora", "lora_max_adapters", "lora_max_rank", "lora_max_bytes"):
         setattr(options, name, None)
-    options.legacy_lora = options.legacy_lora_order = None
+    options.legacy_lora = options.legacy_lora_order = options.pooling = options.gqa = None
     options.dtype = "auto"
     if options.model_id is None:
         raise ValueError("the default model is quantised already; name a float model with -m")
