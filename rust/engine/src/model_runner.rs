@@ -93,6 +93,7 @@ impl ModelRunner {
         let mut loader = Loader {
             weights: files.weights(),
             isq: files.isq(),
+            importance: files.importance(),
             config: &config,
             backend: &*backend,
             precision: options.precision,
@@ -309,7 +310,8 @@ impl ModelRunner {
         Ok(self.decoder.vectors(&*self.backend, &mut self.activations, rows))
     }
 
-    /// The embeddings of requests, by their rows of the last step: all of each, or the last ones where only the last counts.
+    /// The embeddings of requests, by their rows of the last step: all of each, or the last ones where only the last token
+    /// counts.
     ///
     /// # Errors
     /// [`EngineError::Internal`] for a model that makes none, or rows that the step does not have.

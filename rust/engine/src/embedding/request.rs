@@ -22,7 +22,8 @@ impl EmbeddingInput {
     }
 }
 
-/// What becomes of an input with more tokens than it may have. What the tokenizer adds at the ends stays, else the first tokens.
+/// What becomes of an input with more tokens than it may have. What the tokenizer adds at the ends stays; else the first tokens
+/// do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Truncation {
     /// It is an error.
