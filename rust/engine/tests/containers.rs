@@ -53,7 +53,7 @@ fn a_folder_of_metas_has_its_tokenizer() {
         assert_eq!(engine.detokenize_text(&greedy, false).unwrap(), case["greedy_text"].as_str().unwrap());
     }
     // BOS goes before a text, as Meta's code puts it there.
-    assert_eq!(engine.tokenize_text("a", true).unwrap()[0] as u64, golden["bos"].as_u64().unwrap());
+    assert_eq!(u64::from(engine.tokenize_text("a", true).unwrap()[0]), golden["bos"].as_u64().unwrap());
     let eot = engine.tokenizer().token_to_id("<|eot_id|>").unwrap();
     assert!(engine.tokenizer().eos_ids().contains(&eot) && engine.tokenizer().is_special(eot));
 }

@@ -42,7 +42,7 @@ struct ModelProto {
 #[derive(Clone, PartialEq, Message)]
 struct Piece {
     #[prost(string, optional, tag = "1")]
-    piece: Option<String>,
+    text: Option<String>,
     #[prost(float, optional, tag = "2")]
     score: Option<f32>,
     /// As `tokenizer.ggml.token_type`.
@@ -179,7 +179,7 @@ fn sentencepiece(bytes: &[u8]) -> Result<Entries, String> {
     if normalizer.remove_extra_whitespaces() {
         return Err(format!("it removes extra white space, which is not done: {advice}"));
     }
-    let texts = model.pieces.iter().map(|piece| piece.piece().to_owned()).collect();
+    let texts = model.pieces.iter().map(|piece| piece.text().to_owned()).collect();
     let scores = model.pieces.iter().map(Piece::score).collect();
     let types = model.pieces.iter().map(|piece| i64::from(piece.kind())).collect();
     let mut entries = named([
@@ -346,7 +346,7 @@ mod tests {
     }
 
     fn model(change: impl FnOnce(&mut ModelProto)) -> Result<Entries, String> {
-        let piece = |text: &str, score, kind| Piece { piece: Some(text.into()), score: Some(score), kind: Some(kind) };
+        let piece = |text: &str, score, kind| Piece { text: Some(text.into()), score: Some(score), kind: Some(kind) };
         let mut model = ModelProto {
             pieces: vec![piece("<unk>", 0.0, 2), piece("<s>", 0.0, 3), piece("</s>", 0.0, 3), piece("\u{2581}a", -1.0, 1)],
             trainer: Some(Trainer { model_type: Some(BPE), ..Trainer::default() }),

@@ -32,6 +32,8 @@ const EPSILON: f64 = 1e-5;
 const CONTEXT: usize = 4096;
 const THETA: f64 = 10_000.0;
 
+type Entries = HashMap<String, MetadataValue>;
+
 #[derive(Clone, Copy)]
 struct Kind {
     name: &'static str,
@@ -74,7 +76,7 @@ impl<'a> Reader<'a> {
         Ok(self.take(4)?.iter().rev().fold(0, |number, byte| number << 8 | u32::from(*byte)))
     }
 
-    fn file(&mut self, bytes: &Bytes, gqa: usize) -> Result<(HashMap<String, MetadataValue>, HashMap<String, Tensor>), String> {
+    fn file(&mut self, bytes: &Bytes, gqa: usize) -> Result<(Entries, HashMap<String, Tensor>), String> {
         let magic = self.number()?;
         let kind = MAGICS.into_iter().find(|(number, _)| *number == magic).map(|(_, kind)| kind);
         let kind = kind.ok_or("it is none of GGML, GGMF and GGJT: a GGUF file is loaded as GGUF")?;
@@ -114,7 +116,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The tokens as a GGUF file of the same model has them: visible spaces, and bytes by their number.
-    fn vocabulary(&mut self, num_tokens: u32, has_scores: bool) -> Result<HashMap<String, MetadataValue>, String> {
+    fn vocabulary(&mut self, num_tokens: u32, has_scores: bool) -> Result<Entries, String> {
         const UNKNOWN: i64 = 2;
         const CONTROL: i64 = 3;
         const BYTE: i64 = 6;

@@ -139,10 +139,9 @@ impl Machine<'_> {
         Ok(start..start + len)
     }
 
-    fn push(&mut self, value: Value) -> Result<(), String> {
+    fn push(&mut self, value: Value) {
         self.stack.push(self.values.len());
         self.values.push(value);
-        Ok(())
     }
 
     fn pop(&mut self) -> Result<Id, String> {
@@ -164,7 +163,8 @@ impl Machine<'_> {
     fn pop_many(&mut self, count: usize) -> Result<(), String> {
         let mut items = (0..count).map(|_| self.pop()).collect::<Result<Vec<_>, _>>()?;
         items.reverse();
-        self.push(Value::List(items))
+        self.push(Value::List(items));
+        Ok(())
     }
 
     fn get(&mut self, key: u64) -> Result<(), String> {
@@ -202,7 +202,10 @@ impl Machine<'_> {
             _ => (&b""[..], &b""[..]),
         };
         if REBUILD_PARAMETER.contains(&called) {
-            let Value::List(items) = &self.values[arguments] else { return self.push(Value::Opaque) };
+            let Value::List(items) = &self.values[arguments] else {
+                self.push(Value::Opaque);
+                return Ok(());
+            };
             let data = *items.first().ok_or("a pickle makes a parameter of nothing")?;
             self.stack.push(data);
             return Ok(());
@@ -213,7 +216,8 @@ impl Machine<'_> {
             Value::Dict(Vec::new())
         } else {
             Value::Made(function)
-        })
+        });
+        Ok(())
     }
 
     fn run(&mut self) -> Result<Id, String> {
@@ -223,38 +227,45 @@ impl Machine<'_> {
             match instruction {
                 b'.' => return self.pop(),
                 // The protocol, and how much of it belongs together.
-                0x80 => drop(self.take(1)?),
-                0x95 => drop(self.take(8)?),
+                0x80 => {
+                    self.take(1)?;
+                }
+                0x95 => {
+                    self.take(8)?;
+                }
                 b'(' => self.marks.push(self.stack.len()),
-                b'0' => drop(self.pop()?),
+                // The state of an object, which nobody needs, or a value that is dropped.
+                b'0' | b'b' => {
+                    self.pop()?;
+                }
                 b'1' => drop(self.pop_mark()?),
                 b'2' => {
                     let id = self.pop()?;
                     self.stack.extend([id, id]);
                 }
-                b'N' => self.push(Value::Opaque)?,
-                0x88 | 0x89 => self.push(Value::Int(i64::from(instruction == 0x88)))?,
+                b'N' => self.push(Value::Opaque),
+                0x88 | 0x89 => self.push(Value::Int(i64::from(instruction == 0x88))),
                 b'G' => {
                     self.take(8)?;
-                    self.push(Value::Opaque)?;
+                    self.push(Value::Opaque);
                 }
                 b'J' => {
                     let value = self.number(4)? as u32;
-                    self.push(Value::Int(i64::from(value.cast_signed())))?;
+                    self.push(Value::Int(i64::from(value.cast_signed())));
                 }
                 b'K' => self.small_int(1)?,
                 b'M' => self.small_int(2)?,
                 0x8a => {
                     let range = self.counted(1)?;
                     let value = signed(&self.bytes[range]);
-                    self.push(value.map_or(Value::Opaque, Value::Int))?;
+                    self.push(value.map_or(Value::Opaque, Value::Int));
                 }
                 b'X' | b'T' | b'B' => self.text(4)?,
                 0x8c | b'U' | b'C' => self.text(1)?,
                 0x8d | 0x8e => self.text(8)?,
                 b'c' => {
                     let (module, name) = (self.line()?, self.line()?);
-                    self.push(Value::Global(module, name))?;
+                    self.push(Value::Global(module, name));
                 }
                 0x93 => {
                     let (name, module) = (self.pop()?, self.pop()?);
@@ -262,31 +273,19 @@ impl Machine<'_> {
                         (Value::Text(module), Value::Text(name)) => Value::Global(module.clone(), name.clone()),
                         _ => Value::Opaque,
                     };
-                    self.push(global)?;
+                    self.push(global);
                 }
-                b'q' => {
-                    let key = self.number(1)?;
-                    self.put(key)?;
-                }
-                b'r' => {
-                    let key = self.number(4)?;
-                    self.put(key)?;
-                }
+                b'q' => self.number(1).and_then(|key| self.put(key))?,
+                b'r' => self.number(4).and_then(|key| self.put(key))?,
                 0x94 => self.put(self.memo.len() as u64)?,
-                b'h' => {
-                    let key = self.number(1)?;
-                    self.get(key)?;
-                }
-                b'j' => {
-                    let key = self.number(4)?;
-                    self.get(key)?;
-                }
-                b')' | b']' => self.push(Value::List(Vec::new()))?,
-                b'}' => self.push(Value::Dict(Vec::new()))?,
+                b'h' => self.number(1).and_then(|key| self.get(key))?,
+                b'j' => self.number(4).and_then(|key| self.get(key))?,
+                b')' | b']' => self.push(Value::List(Vec::new())),
+                b'}' => self.push(Value::Dict(Vec::new())),
                 0x85..=0x87 => self.pop_many(usize::from(instruction - 0x84))?,
                 b't' | b'l' => {
                     let items = self.pop_mark()?;
-                    self.push(Value::List(items))?;
+                    self.push(Value::List(items));
                 }
                 b's' => {
                     let (value, key) = (self.pop()?, self.pop()?);
@@ -306,15 +305,15 @@ impl Machine<'_> {
                 }
                 b'Q' => {
                     let id = self.pop()?;
-                    self.push(Value::Persistent(id))?;
+                    self.push(Value::Persistent(id));
                 }
                 b'R' => self.reduce()?,
-                // An object of a class, and the state of one.
+                // An object of a class.
                 0x81 => {
-                    (self.pop()?, self.pop()?);
-                    self.push(Value::Opaque)?;
+                    self.pop()?;
+                    self.pop()?;
+                    self.push(Value::Opaque);
                 }
-                b'b' => drop(self.pop()?),
                 other => return Err(format!("a pickle has instruction {other:#04x} at byte {at}, which no checkpoint needs")),
             }
         }
@@ -323,12 +322,14 @@ impl Machine<'_> {
 
     fn small_int(&mut self, len: usize) -> Result<(), String> {
         let value = self.number(len)?;
-        self.push(Value::Int(value.cast_signed()))
+        self.push(Value::Int(value.cast_signed()));
+        Ok(())
     }
 
     fn text(&mut self, len: usize) -> Result<(), String> {
         let range = self.counted(len)?;
-        self.push(Value::Text(range))
+        self.push(Value::Text(range));
+        Ok(())
     }
 }
 
