@@ -452,7 +452,7 @@ class Which:
             quantized_filename: str | None = None,
             tok_model_id: str | None = None,
             tokenizer_json: str | None = None,
-            gqa: int = 1,
+            gqa: int = ...,
             topology: Any = None,
             dtype: ModelDType = ...,
             *,
