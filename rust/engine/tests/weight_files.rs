@@ -184,7 +184,7 @@ fn a_sharded_checkpoint_has_the_tensors_of_the_single_file() {
 fn checkpoints_that_lack_something_are_errors() {
     let dir = TempDir::new().unwrap();
     let open = || SafetensorsFiles::open(dir.path()).map(|_| ()).map_err(|e| e.to_string());
-    assert_error(open(), &["neither model.safetensors nor model.safetensors.index.json"]);
+    assert_error(open(), &["none of model.safetensors, model.safetensors.index.json, pytorch_model.bin"]);
     sharded::write(&golden(), dir.path());
     let shard = dir.path().join("model-00002-of-00002.safetensors");
     let sound = std::fs::read(&shard).unwrap();
