@@ -363,6 +363,7 @@ def test_the_figures_of_the_pool_are_the_documented_ones(llama: Runner) -> None:
     missed = stats.pop("prefix_missed_tokens")
     reasons = {"cold", "evicted", "salt", "identity", "partial_tail", "window_evicted", "disabled", "skipped"}
     assert set(missed) == reasons
-    assert stats.pop("accepted_draft_tokens_at") == [0] * 16
+    places = stats.pop("accepted_draft_tokens_at")
+    assert (len(places), sum(places)) == (16, stats["accepted_draft_tokens"])
     assert (stats.pop("paused"), stats.pop("draining")) == (False, False)
     assert all(type(value) is int for value in [*stats.values(), *missed.values()])

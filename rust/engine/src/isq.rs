@@ -291,8 +291,8 @@ mod tests {
     #[test]
     fn every_type_is_as_near_as_its_bits_allow_whatever_the_threads() {
         // Of the largest magnitude: half a step between codes, of types whose codes end on one side sooner a whole one, and of
-        // MXFP4 what is lost beyond its largest code. A tenth more for scales that are quantized themselves. The search for Q4_K has
-        // the least squares in mind and may clip the ends, by up to half a step more.
+        // MXFP4 what is lost beyond its largest code. A tenth more for scales that are quantized themselves. The search for Q4_K
+        // has the least squares in mind and may clip the ends, by up to half a step more.
         let bounds = [
             ("Q2K", 1.1 / 3.0),
             ("Q3K", 1.1 / 4.0),
