@@ -12,9 +12,10 @@ import argparse
 import math
 import statistics
 
-from mistral_paged import CompletionRequest, PagedCacheType, Runner, Which
+from mistral_paged import PagedCacheType, Runner, Which
 from mistral_paged.default_model import default_model
 from mistral_paged.memory import conversations
+from mistral_paged.tune import nll
 
 TYPES = {
     "F32": PagedCacheType.F32,
@@ -25,17 +26,13 @@ TYPES = {
 }
 
 
-def nll(model: str, cache_type: PagedCacheType, cpu_tier: str | None) -> list[float]:
+def nll_of_all(model: str, cache_type: PagedCacheType, cpu_tier: str | None) -> list[float]:
     """Negative log probabilities of the tokens after the first of each text."""
     runner = Runner(which=Which.GGUF(model), pa_gpu_mem=256, pa_cache_type=cache_type, prefix_cache_n=0, cpu_tier=cpu_tier)
     found = []
     for one in conversations(99):
         ids = runner.tokenize_text(f"{one.prompt}\n{one.reply}", True)[:512]
-        request = CompletionRequest(ids, "default", max_tokens=1, temperature=0, echo_prompt=True, logprobs=0)
-        logprobs = runner.send_completion_request(request).choices[0].logprobs
-        if logprobs is None:
-            raise RuntimeError("the prompt was not scored")
-        found += [-(token.logprob or 0.0) for token in logprobs.content[1 : len(ids)]]
+        found += nll(runner, ids)
     return found
 
 
@@ -49,7 +46,7 @@ def main() -> None:
     print("| KV cache | perplexity | change | standard error |\n| --- | --- | --- | --- |")
     exact: list[float] = []
     for name, cache_type in TYPES.items():
-        found = nll(model, cache_type, options.cpu_tier)
+        found = nll_of_all(model, cache_type, options.cpu_tier)
         exact = exact or found
         rises = [value - before for value, before in zip(found, exact, strict=True)]
         change, error = math.expm1(statistics.fmean(rises)), statistics.pstdev(rises) / math.sqrt(len(rises))

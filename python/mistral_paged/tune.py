@@ -55,15 +55,17 @@ def texts(runner: Runner, num_tokens: int) -> list[list[int]]:
     return found
 
 
+def nll(runner: Runner, ids: list[int]) -> list[float]:
+    """Negative log probabilities of the tokens after the first of a text."""
+    request = CompletionRequest(ids, "default", max_tokens=1, temperature=0, echo_prompt=True, logprobs=0)
+    scored = runner.send_completion_request(request).choices[0].logprobs
+    assert scored is not None
+    return [-(token.logprob or 0.0) for token in scored.content[1 : len(ids)]]
+
+
 def perplexity(runner: Runner, num_tokens: int) -> float:
     """Of the packaged conversations, the first token of each aside."""
-    rises: list[float] = []
-    for ids in texts(runner, num_tokens):
-        request = CompletionRequest(ids, "default", max_tokens=1, temperature=0, echo_prompt=True, logprobs=0)
-        scored = runner.send_completion_request(request).choices[0].logprobs
-        assert scored is not None
-        rises += [-(token.logprob or 0.0) for token in scored.content[1 : len(ids)]]
-    return math.exp(statistics.fmean(rises))
+    return math.exp(statistics.fmean([value for ids in texts(runner, num_tokens) for value in nll(runner, ids)]))
 
 
 def row(options: argparse.Namespace, isq: str | None, stored: float | None) -> Row:

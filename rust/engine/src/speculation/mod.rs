@@ -130,7 +130,7 @@ impl Speculator {
     /// drafts, all of answers; `None`: it has some of prompts.
     ///
     /// # Errors
-    /// The proposer's panic.
+    /// The proposer's panic; it is asked no more.
     pub(crate) fn propose(
         &mut self,
         scheduler: &mut Scheduler,
@@ -153,7 +153,13 @@ impl Speculator {
                 history.evidence = FORCED;
             } else if let Some(proposer) = &self.proposer {
                 let (token_ids, most) = (scheduler.token_ids(*id), self.max_drafts);
-                history.evidence = caught(|| proposer.propose(token_ids, most, drafts))?;
+                match caught(|| proposer.propose(token_ids, most, drafts)) {
+                    Ok(evidence) => history.evidence = evidence,
+                    Err(why) => {
+                        self.proposer = None;
+                        return Err(why);
+                    }
+                }
                 drafts.truncate(most);
             }
             let num_valid = drafts.iter().take_while(|token| (**token as usize) < self.vocab_size).count();

@@ -35,7 +35,7 @@ impl EngineThread {
         // The first choice goes last: the others begin from its blocks.
         for (choice, token) in tokens.into_iter().enumerate().rev() {
             match token {
-                Ok(token) if choice == 0 => self.deliver(lead, &token),
+                Ok(token) if choice == 0 => self.deliver(lead, &token, false),
                 Ok(token) => {
                     let active = ActiveChoice {
                         request_number,

@@ -103,8 +103,7 @@ impl EngineThread {
         }
         let num_rows = (!has_prompts).then(|| self.scheduler.num_running());
         if let Err(why) = speculator.propose(&mut self.scheduler, &mut answered, num_rows) {
-            tracing::error!("no more drafts are computed: {why}");
-            self.speculator = None;
+            tracing::error!("no more drafts are proposed: {why}");
         }
         for Answered { id, history, .. } in answered {
             if let Some(active) = active.get_mut(&id) {
@@ -163,13 +162,8 @@ impl EngineThread {
                 let mut last = None;
                 for (id, token) in outputs.sampled.drain(..) {
                     // All but a request's first token were drafts, or stand behind one.
-                    if last.replace(id) == Some(id)
-                        && let Some(active) = self.active.get(&id)
-                        && let Some(request) = self.requests.get_mut(&active.request_number)
-                    {
-                        request.count_accepted_draft();
-                    }
-                    self.deliver(id, &token);
+                    let is_behind_draft = last.replace(id) == Some(id);
+                    self.deliver(id, &token, is_behind_draft);
                 }
                 outputs.branches.drain(..).for_each(|(lead, tokens)| self.branch_out(lead, tokens));
                 outputs.vectors.drain(..).for_each(|(id, vector)| self.deliver_vector(id, vector));
@@ -205,10 +199,13 @@ impl EngineThread {
         }
     }
 
-    /// Hands a choice's new token to its request.
-    pub(super) fn deliver(&mut self, id: RequestId, token: &Sampled) {
+    /// Hands a choice's new token to its request; `is_behind_draft`: the step had others before it, which were drafts.
+    pub(super) fn deliver(&mut self, id: RequestId, token: &Sampled, is_behind_draft: bool) {
         let Some(active) = self.active.get(&id) else { return };
         let Some(request) = self.requests.get_mut(&active.request_number) else { return };
+        if is_behind_draft {
+            request.count_accepted_draft();
+        }
         match caught(|| request.push_token(active.choice, token, &self.tokenizer)) {
             Ok(None) => {}
             Ok(Some(reason)) => self.complete(id, reason),
