@@ -10,7 +10,7 @@ use std::{
 
 use image::{
     ColorType, ImageDecoder, ImageFormat,
-    codecs::{bmp::BmpDecoder, png::PngDecoder, webp::WebPDecoder},
+    codecs::{bmp::BmpDecoder, png::PngDecoder},
 };
 
 use crate::{
@@ -104,13 +104,20 @@ fn decode_png(bytes: &[u8], limits: &Limits) -> Result<RgbImage, ImageError> {
 }
 
 fn decode_webp(bytes: &[u8], limits: &Limits) -> Result<RgbImage, ImageError> {
-    let mut decoder = WebPDecoder::new(Cursor::new(bytes)).map_err(|error| malformed("WebP", error))?;
+    let failed = |error| malformed("WebP", error);
+    let mut decoder = image_webp::WebPDecoder::new(Cursor::new(bytes)).map_err(failed)?;
     let (width, height) = decoder.dimensions();
     limits.check(width, height)?;
+    // A chunk may say that it is longer than the file.
+    decoder.set_memory_limit(bytes.len());
     let exif = decoder.exif_metadata().ok().flatten();
     let xmp = decoder.xmp_metadata().ok().flatten();
-    let image = read(decoder, "WebP", limits, false)?;
-    Ok(upright(image, orientation(exif.as_deref(), xmp.as_deref())))
+    let size = decoder.output_buffer_size().ok_or_else(|| malformed("WebP", "it is too large"))?;
+    let color = if decoder.has_alpha() { ColorType::Rgba8 } else { ColorType::Rgb8 };
+    let mut values = vec![0; size];
+    decoder.read_image(&mut values).map_err(failed)?;
+    let pixels = rgb(values, color, false).unwrap_or_default();
+    Ok(upright(RgbImage::new(width, height, pixels)?, orientation(exif.as_deref(), xmp.as_deref())))
 }
 
 fn decode_bmp(bytes: &[u8], limits: &Limits) -> Result<RgbImage, ImageError> {
@@ -167,7 +174,9 @@ fn decode_gif(bytes: &[u8], limits: &Limits) -> Result<RgbImage, ImageError> {
     let width = canvas.0.max(u32::from(frame.left) + u32::from(frame.width));
     let height = canvas.1.max(u32::from(frame.top) + u32::from(frame.height));
     limits.check(width, height)?;
-    let frame = decoder.read_next_frame().map_err(failed)?.ok_or_else(no_frame)?;
+    let frame = frame.clone();
+    let mut indices = vec![0; usize::from(frame.width) * usize::from(frame.height)];
+    decoder.read_into_buffer(&mut indices).map_err(failed)?;
     let palette = frame.palette.as_deref().or(global.as_deref());
     let color = |index: u8| match palette {
         Some(palette) => {
@@ -176,7 +185,7 @@ fn decode_gif(bytes: &[u8], limits: &Limits) -> Result<RgbImage, ImageError> {
         None => [index; 3],
     };
     let mut image = RgbImage::filled((height as usize, width as usize), color(frame.transparent.unwrap_or(0)));
-    let pixels = frame.buffer.iter().flat_map(|&index| color(index)).collect();
+    let pixels = indices.iter().flat_map(|&index| color(index)).collect();
     let frame_image = RgbImage::new(frame.width.into(), frame.height.into(), pixels)?;
     image.paste(&frame_image, (frame.top.into(), frame.left.into()));
     Ok(image)

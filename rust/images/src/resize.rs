@@ -1,4 +1,5 @@
-//! Pillow's resizing of 8-bit images, bit for bit: `ImagingResample` of libImaging's Resample.c, and `ImagingScaleAffine` of its Geometry.c.
+//! Pillow's resizing of 8-bit images, bit for bit: `ImagingResample` of libImaging's Resample.c, `ImagingScaleAffine` of its
+//! Geometry.c, and `Image.resize`, all of Pillow 12.3.
 //!
 //! Rows first, then columns, each a weighted sum in integers and cut to 8 bits. The weights have 22 bits behind the point. Where an image is
 //! made smaller, a filter is as much wider.
@@ -172,27 +173,36 @@ pub(crate) fn check_pixels(height: usize, width: usize) -> Result<(), ImageError
     Ok(())
 }
 
-/// The image in another size, `(height, width)` in pixels, as Pillow's `Image.resize` makes it.
+/// Images that are at least so much taller than wide are made lower first, and only then narrower or wider.
+const TALL: usize = 100;
+
+/// The image in another size, `(height, width)` in pixels, as `Image.resize` of Pillow 12.3 makes it.
 ///
 /// # Errors
-/// [`ImageError::Unfit`] for a side of 0; [`ImageError::TooManyPixels`] where the result, or the image with the new width and its old height,
-/// has more than 2^26 pixels.
+/// [`ImageError::Unfit`] for a side of 0; [`ImageError::TooManyPixels`] where the result, or what lies between the passes, has more than
+/// 2^26 pixels.
 pub fn resize(image: &RgbImage, (height, width): (usize, usize), filter: Filter) -> Result<RgbImage, ImageError> {
     if height == 0 || width == 0 {
         let reason = format!("it would become {width} x {height}");
         return Err(ImageError::Unfit { width: image.width, height: image.height, reason });
     }
     check_pixels(height, width)?;
-    check_pixels(image.height as usize, width)?;
     if image.size() == (height, width) {
         return Ok(image.clone());
     }
     if filter == Filter::Nearest {
         return Ok(resize_nearest(image, (height, width)));
     }
-    if image.width as usize == width {
+    let (old_height, old_width) = image.size();
+    if width == old_width {
         return Ok(resize_columns(image, height, filter));
     }
-    let wide = resize_rows(image, width, filter);
-    Ok(if wide.height as usize == height { wide } else { resize_columns(&wide, height, filter) })
+    if height == old_height {
+        return Ok(resize_rows(image, width, filter));
+    }
+    if old_height > old_width * TALL && height < old_height {
+        return Ok(resize_rows(&resize_columns(image, height, filter), width, filter));
+    }
+    check_pixels(old_height, width)?;
+    Ok(resize_columns(&resize_rows(image, width, filter), height, filter))
 }

@@ -1,4 +1,5 @@
-"""Writes what Pillow and Transformers make of generated images: tests/data/resized.txt and tests/data/processors.json.
+"""Writes what Pillow and Transformers make of generated images: tests/data/resized.txt and tests/data/processors.json; with `--files FOLDER`
+small files of every format, and FOLDER/digests.json with digests of their pixels, as they lie in tests/data/golden/images.tar.xz.
 
 Needs pillow==12.3.0, numpy and transformers==5.23.0. Pillow 13 resizes columns first where the height shrinks more than the width. `--check` compares instead of writing.
 """
@@ -8,11 +9,13 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import struct
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps, PngImagePlugin
 
 DATA = Path(__file__).parent / "data"
 CASES = 500
@@ -150,10 +153,127 @@ def processors() -> str:
     return f"[\n{lines}\n]\n"
 
 
+def photo() -> Image.Image:
+    """Smooth, with a little noise."""
+    smooth = image(0, 4, 3).resize((37, 29), Image.Resampling.BICUBIC)
+    grain = np.asarray(image(4, 37, 29)).astype(int) // 16
+    return Image.fromarray((np.asarray(smooth) + grain - 8).clip(0, 255).astype(np.uint8))
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(pixels: np.ndarray, depth: int, color: int, extra: bytes = b"") -> bytes:
+    """Of kinds that Pillow does not write. `pixels`: bytes, a row of the file each; `extra`: a chunk."""
+    header = struct.pack(">IIBBBBB", 37, 29, depth, color, 0, 0, 0)
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+    parts = [chunk(b"IHDR", header), extra, chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def bombs(folder: Path) -> None:
+    """Small files of 37 x 29 pixels with 64 MiB packed inside."""
+    packed = zlib.compress(bytes(64 << 20), 9)
+    pixels = np.zeros((29, 37), np.uint8)
+    xmp = b"XML:com.adobe.xmp"
+    extras = {
+        "ztxt": chunk(b"zTXt", b"Comment\0\0" + packed),
+        "itxt": chunk(b"iTXt", xmp + b"\0\1\0\0\0" + packed),
+        "iccp": chunk(b"iCCP", b"icc\0\0" + packed),
+        "idat": chunk(b"IDAT", packed),
+    }
+    for name, extra in extras.items():
+        (folder / f"bomb-{name}.png").write_bytes(png(pixels, 8, 0, extra))
+
+
+def save(folder: Path, name: str, source: Image.Image, **options: object) -> None:
+    source.save(folder / name, **options)
+
+
+def still_files(folder: Path) -> None:
+    source = photo()
+    alpha = source.convert("RGBA")
+    alpha.putalpha(image(2, 37, 29).convert("L"))
+    for mode in ("1", "L", "P", "RGB"):
+        save(folder, f"{mode.lower()}.png", source.convert(mode))
+        save(folder, f"{mode.lower()}.bmp", source.convert(mode))
+    save(folder, "rgba.png", alpha)
+    save(folder, "rgba.bmp", alpha)
+    save(folder, "la.png", alpha.convert("LA"))
+    save(folder, "p-transparent.png", source.convert("P"), transparency=3)
+    save(folder, "p4.png", source.quantize(14), bits=4)
+    for name, color, channels in (("grey", 0, 1), ("rgb", 2, 3), ("grey-alpha", 4, 2), ("rgba", 6, 4)):
+        values = (noise(np.arange(29 * 37 * channels), color) >> 16).astype(">u2").reshape(29, -1)
+        values[::2] //= 200
+        (folder / f"{name}16.png").write_bytes(png(values, 16, color))
+        if name == "grey":
+            (folder / "grey16-transparent.png").write_bytes(png(values, 16, color, chunk(b"tRNS", values[0, :1].tobytes())))
+    for name, subsampling in (("444", 0), ("422", 1), ("420", 2)):
+        save(folder, f"{name}.jpg", source, quality=85, subsampling=subsampling)
+        save(folder, f"{name}-progressive.jpg", source, quality=85, subsampling=subsampling, progressive=True)
+    save(folder, "grey.jpg", source.convert("L"), quality=85)
+    save(folder, "cmyk.jpg", source.convert("CMYK"), quality=85)
+    for name, kind in (("lossy", source), ("lossy-alpha", alpha)):
+        save(folder, f"{name}.webp", kind, quality=80)
+        save(folder, f"{name.replace('lossy', 'lossless')}.webp", kind, lossless=True)
+
+
+def animated_files(folder: Path) -> None:
+    """Of which the first frame counts, on its canvas."""
+    source = photo()
+    moving = {"save_all": True, "append_images": [image(0, 37, 29)]}
+    save(folder, "animated.gif", source.quantize(20), **moving)
+    save(folder, "animated.webp", source, lossless=True, **moving)
+    save(folder, "interlaced.gif", source.quantize(20), interlace=1)
+    for name, transparency in (("small-frame", {}), ("small-frame-transparent", {"transparency": 3})):
+        save(folder, f"{name}.gif", source.crop((0, 0, 20, 11)).quantize(20), **transparency)
+        content = bytearray((folder / f"{name}.gif").read_bytes())
+        content[6:10] = struct.pack("<HH", 37, 29)
+        frame = content.index(b"\x2c\0\0\0\0" + struct.pack("<HH", 20, 11))
+        content[frame + 1 : frame + 5] = struct.pack("<HH", 5, 7)
+        (folder / f"{name}.gif").write_bytes(content)
+
+
+def turned_files(folder: Path) -> None:
+    source = photo().quantize(8).convert("RGB")
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = orientation
+        save(folder, f"exif{orientation}.jpg", source, exif=exif)
+    packet = '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    info = PngImagePlugin.PngInfo()
+    info.add_itxt("XML:com.adobe.xmp", packet)
+    exif[ExifTags.Base.Orientation] = 6
+    save(folder, "exif6.png", source, exif=exif)
+    save(folder, "exif6.webp", source, exif=exif, lossless=True)
+    save(folder, "xmp6.png", source, pnginfo=info)
+    save(folder, "xmp6.jpg", source, xmp=packet.encode())
+    save(folder, "xmp6.webp", source, xmp=packet.encode(), lossless=True)
+
+
+def write_files(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    still_files(folder)
+    animated_files(folder)
+    turned_files(folder)
+    bombs(folder)
+    digests = {}
+    for path in sorted(folder.glob("*.*")):
+        if path.suffix != ".json" and not path.name.startswith("bomb"):
+            pixels = np.asarray(ImageOps.exif_transpose(Image.open(path)).convert("RGB"))
+            digests[path.name] = f"{pixels.shape[1]}x{pixels.shape[0]} {digest(pixels)}"
+    (folder / "digests.json").write_text(json.dumps(digests, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--files", type=Path, metavar="FOLDER")
     arguments = parser.parse_args()
+    if arguments.files:
+        write_files(arguments.files)
+        return
     differing = []
     for name, text in {"resized.txt": resized(), "processors.json": processors()}.items():
         if not arguments.check:
