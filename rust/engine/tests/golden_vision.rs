@@ -121,3 +121,157 @@ fn every_family_sees_as_transformers_does() {
         }
     }
 }
+
+#[test]
+fn chunks_batches_and_what_is_cached_change_no_bits() {
+    for name in MODELS {
+        let golden = golden(name);
+        let alone: Vec<_> = {
+            let engine = engine(name, &config());
+            golden.cases.iter().map(|case| bits(&run(&engine, request(name, case)).1)).collect()
+        };
+        // Steps of seven tokens, so that prompts and images are cut wherever they may be.
+        let mut small = EngineConfig { max_num_batched_tokens: 7, ..config() };
+        small.paged_attention.block_size = Some(8);
+        let engine = engine(name, &small);
+        for (case, expected) in golden.cases.iter().zip(&alone) {
+            let text = common::serving::request(3, 20, 12);
+            let beside = [engine.submit(text.clone()).unwrap(), engine.submit(text).unwrap()];
+            let (_, cold) = run(&engine, request(name, case));
+            assert_eq!(&bits(&cold), expected, "{name}: in chunks, beside others");
+            let (_, warm) = run(&engine, request(name, case));
+            assert_eq!(&bits(&warm), expected, "{name}: with its prefix cached");
+            assert_eq!(warm.usage.cached_tokens, case.input_ids.len() - 1, "{name}: tokens of the cached prefix");
+            assert_eq!(warm.usage.encoded_images, 0, "{name}");
+            let answers = beside.map(|stream| common::serving::tokens(&stream.wait().unwrap()));
+            assert_eq!(answers[0], answers[1], "{name}: texts beside images");
+        }
+    }
+}
+
+#[test]
+fn preempted_requests_encode_their_images_again_or_find_them() {
+    for name in ["idefics3", "gemma3_vision", "qwen2_5_vl"] {
+        let case = &golden(name).cases[1];
+        let expected = bits(&run(&engine(name, &config()), request(name, case)).1);
+        let mut tight = config();
+        // Room for one of the three at its end, and for the beginnings of others.
+        tight.paged_attention = common::serving::pool_of(case.input_ids.len() + 40, 8);
+        tight.policies.admission = engine::AdmissionPolicy::Optimistic;
+        tight.prefix_caching = false;
+        tight.vision = Some(VisionOptions { cache_bytes: Some(1), ..VisionOptions::default() });
+        let engine = engine(name, &tight);
+        let streams: Vec<_> = (0..3).map(|_| engine.submit(request(name, case)).unwrap()).collect();
+        let answers: Vec<_> = streams.into_iter().map(|stream| stream.wait().unwrap()).collect();
+        let preemptions: usize = answers.iter().map(|answer| answer.usage.preemptions).sum();
+        assert!(preemptions > 0, "{name}: nobody was preempted");
+        for answer in answers {
+            assert_eq!(bits(&answer), expected, "{name}");
+            assert!(answer.usage.encoded_images >= 2, "{name}: without a cache each step encodes its images");
+        }
+    }
+}
+
+/// The golden's case with one image, asked about again and again.
+fn turn(images: &[Arc<RgbImage>], answers: &[String]) -> GenerationRequest {
+    let parts = |number: usize| {
+        let text = serde_json::json!({ "type": "text", "text": format!("what about it? {number}") });
+        if number < images.len() { vec![serde_json::json!({ "type": "image" }), text] } else { vec![text] }
+    };
+    let mut messages = Vec::new();
+    for number in 0..=answers.len() {
+        let images = images.get(number).cloned().into_iter().collect();
+        messages.push(Message { images, ..Message::new("user", MessageContent::Parts(parts(number))) });
+        messages.extend(answers.get(number).map(|text| Message::new("assistant", MessageContent::Text(text.clone()))));
+    }
+    let sampling = SamplingParams { temperature: Some(0.0), max_tokens: Some(6), ignore_eos: true, ..SamplingParams::default() };
+    GenerationRequest::chat(messages, sampling)
+}
+
+#[test]
+fn ten_turns_about_an_image_encode_it_once() {
+    for (name, prefix_caching) in [("llava", true), ("qwen2_vl", false), ("gemma3_vision", true)] {
+        let engine = engine(name, &EngineConfig { prefix_caching, ..config() });
+        let images = [image(name, "image0.png")];
+        let (mut answers, mut encoded) = (Vec::new(), Vec::new());
+        for number in 0..10 {
+            let (_, completion) = run(&engine, turn(&images, &answers));
+            encoded.push(completion.usage.encoded_images);
+            if number > 0 && prefix_caching {
+                assert!(completion.usage.cached_tokens > 20, "{name}, turn {number}: {} cached", completion.usage.cached_tokens);
+            }
+            answers.push(completion.choices[0].text.clone());
+        }
+        assert_eq!(encoded, [1, 0, 0, 0, 0, 0, 0, 0, 0, 0], "{name}");
+    }
+}
+
+#[test]
+fn an_image_of_the_same_shape_is_another_one() {
+    let name = "llava";
+    let first = image(name, "image0.png");
+    let mut pixels = first.pixels().to_vec();
+    pixels[1000] ^= 0x80;
+    let second = Arc::new(RgbImage::new(first.width(), first.height(), pixels).unwrap());
+    let ask = |engine: &Engine, image: &Arc<RgbImage>| run(engine, turn(&[Arc::clone(image)], &[])).1;
+    let alone = ask(&engine(name, &config()), &second);
+    let engine = engine(name, &config());
+    ask(&engine, &first);
+    let after = ask(&engine, &second);
+    assert_eq!(after.choices[0].text, alone.choices[0].text);
+    assert_eq!(after.usage.encoded_images, 1);
+    let before_image = golden(name).cases[0].input_ids.iter().position(|id| *id == 6).unwrap();
+    assert_eq!(after.usage.cached_tokens, before_image, "what is before the image is the same");
+}
+
+#[test]
+fn a_sequence_with_images_goes_on() {
+    for name in ["qwen2_vl", "gemma3_vision"] {
+        let engine = engine(name, &config());
+        let mut first = turn(&[image(name, "image0.png")], &[]);
+        first.service.keep = true;
+        let sequence = run(&engine, first.clone()).1.choices[0].sequence.clone().unwrap();
+        let then = engine::Continuation::TokenIds(vec![140, 141, 142]);
+        let greedy = || SamplingParams { logprobs: Some(0), ..first.sampling.clone() };
+        let forked =
+            GenerationRequest::new(engine::Prompt::Sequence { sequence: sequence.clone(), then: then.clone() }, greedy());
+        let (_, forked) = run(&engine, forked);
+        assert_eq!(forked.usage.encoded_images, 0, "{name}");
+        // The same without the blocks, in an engine without a cache of prefixes.
+        let fresh = without_prefixes(name);
+        let mut kept = first.clone();
+        kept.service.keep = true;
+        let mut sequence = run(&fresh, kept).1.choices[0].sequence.clone().unwrap();
+        sequence.release();
+        let again = GenerationRequest::new(engine::Prompt::Sequence { sequence, then }, greedy());
+        let (_, again) = run(&fresh, again);
+        assert_eq!(bits(&again), bits(&forked), "{name}");
+    }
+}
+
+fn without_prefixes(name: &str) -> Engine {
+    engine(name, &EngineConfig { prefix_caching: false, ..config() })
+}
+
+#[test]
+fn what_cannot_be_seen_is_refused_by_name() {
+    let fails = |engine: &Engine, request: GenerationRequest, part: &str| {
+        let error = engine.submit(request).err().unwrap().to_string();
+        assert!(error.contains(part), "{error}");
+    };
+    let name = "llava";
+    let blind = engine(name, &EngineConfig { vision: None, ..config() });
+    fails(&blind, turn(&[image(name, "image0.png")], &[]), "loaded for text");
+    let engine = engine(name, &config());
+    let mut cut = turn(&[image(name, "image0.png")], &[]);
+    cut.kept_prompt = Some(engine::KeptPrompt::Last(12));
+    fails(&engine, cut, "cannot be cut");
+    // The text of a special token in a message is text.
+    let mut forged = turn(&[image(name, "image0.png")], &[]);
+    let engine::Prompt::Chat { messages, .. } = &mut forged.prompt else { unreachable!() };
+    messages.push(Message::user("<image> and <image>"));
+    engine.submit(forged).unwrap().wait().unwrap();
+    let source = ModelSource::HuggingFace { path: golden_dir().join("text/llama"), tokenizer_json: None };
+    let error = Engine::load(&source, &config(), &|_| {}).err().unwrap().to_string();
+    assert!(error.contains("preprocessor_config.json"), "{error}");
+}
