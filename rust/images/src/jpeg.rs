@@ -9,8 +9,8 @@ use crate::{
 };
 
 const XMP: &[u8] = b"http://ns.adobe.com/xap/1.0/\0";
-const START_OF_SCAN: [u8; 2] = [0xff, 0xda];
-const END_OF_IMAGE: [u8; 2] = [0xff, 0xd9];
+/// Files have about ten, and each takes time over the whole image, even if it is empty.
+const MAX_SCANS: usize = 100;
 
 /// libjpeg reports fatal errors by unwinding with a text; the caller catches it.
 pub(crate) fn decode(bytes: &[u8], limits: &Limits) -> Result<RgbImage, ImageError> {
@@ -19,9 +19,9 @@ pub(crate) fn decode(bytes: &[u8], limits: &Limits) -> Result<RgbImage, ImageErr
     let (width, height) = (decompress.width(), decompress.height());
     limits.check(width as u32, height as u32)?;
     // libjpeg makes up what is missing at the end of a file; Pillow refuses it.
-    let last = |marker: [u8; 2]| bytes.windows(2).rposition(|pair| pair == marker);
-    if last(END_OF_IMAGE) < last(START_OF_SCAN) {
-        return Err(malformed("JPEG", "it ends too early"));
+    let scans = scans(bytes).ok_or_else(|| malformed("JPEG", "it ends too early"))?;
+    if scans > MAX_SCANS {
+        return Err(malformed("JPEG", format!("it has {scans} scans, more than {MAX_SCANS}")));
     }
     let (mut exif, mut xmp, mut adobe) = (None, None, false);
     for marker in decompress.markers() {
@@ -41,6 +41,24 @@ pub(crate) fn decode(bytes: &[u8], limits: &Limits) -> Result<RgbImage, ImageErr
     };
     let image = RgbImage::new(width as u32, height as u32, pixels)?;
     Ok(upright(image, orientation(exif.as_deref(), xmp.as_deref())))
+}
+
+/// How many scans there are before the end of the image. `None` where there is no end.
+fn scans(bytes: &[u8]) -> Option<usize> {
+    const STANDALONE: u8 = 0x01;
+    let (mut at, mut scans) = (0, 0);
+    loop {
+        // A byte of 0xff with 0 behind it is one of the coded data.
+        at += bytes.get(at..)?.windows(2).position(|pair| pair[0] == 0xff && !matches!(pair[1], 0 | 0xff))? + 2;
+        match bytes[at - 1] {
+            0xd9 => return Some(scans),
+            STANDALONE | 0xd0..=0xd8 => {}
+            marker => {
+                scans += usize::from(marker == 0xda);
+                at += usize::from(u16::from_be_bytes(*bytes.get(at..)?.first_chunk()?));
+            }
+        }
+    }
 }
 
 /// Pillow's arithmetic. Adobe's files have inks inverted.
