@@ -53,8 +53,8 @@ type Decoder = fn(&[u8], &Limits) -> Result<RgbImage, ImageError>;
 
 /// The pixels of a PNG, JPEG, WebP, GIF or BMP file, of an animation its first frame, turned upright.
 ///
-/// They are what Pillow has after `ImageOps.exif_transpose` and `convert("RGB")`: alpha is dropped, not blended; of 16 bits the upper eight
-/// stay, but grey of 16 bits is cut at 255.
+/// They are what Pillow has after `ImageOps.exif_transpose` and `convert("RGB")`: alpha is dropped, not blended; of 16 bits the
+/// upper eight stay, but grey of 16 bits is cut at 255.
 ///
 /// # Errors
 /// For files over the limits, of other formats, or broken.
@@ -103,7 +103,8 @@ fn decode_png(bytes: &[u8], limits: &Limits) -> Result<RgbImage, ImageError> {
     Ok(upright(image, orientation(exif.as_deref(), xmp.as_deref())))
 }
 
-/// Checks the sizes of all frames in a row of RIFF chunks. The decoder compares them with the canvas only when it has memory for them.
+/// Checks the sizes of all frames in a row of RIFF chunks. The decoder compares them with the canvas only when it has memory for
+/// them.
 fn check_frames(mut chunks: &[u8], inside_frame: bool, limits: &Limits) -> Result<(), ImageError> {
     while let Some((header, rest)) = chunks.split_first_chunk::<8>() {
         let [a, b, c, d, length @ ..] = *header;
