@@ -38,7 +38,8 @@ fn main() -> ExitCode {
         eprintln!("{panic}");
     }));
     let seeds = fuzz::seeds(&goldens::dir().join("images"));
-    let config = json!({"image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}});
+    let config = json!({"image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 64},
+        "max_image_size": {"longest_edge": 32}});
     let processor = Processor::from_json("fuzz", config.as_object().expect("an object")).expect("a known processor");
     let limits = Limits { max_pixels: 1_000_000, ..Limits::default() };
     let mut random = fuzz::Random(seed);

@@ -15,7 +15,7 @@ const MAX_SCANS: usize = 100;
 /// libjpeg reports fatal errors by unwinding with a text; the caller catches it.
 pub(crate) fn decode(bytes: &[u8], limits: &Limits) -> Result<RgbImage, ImageError> {
     let failed = |error| malformed("JPEG", error);
-    let decompress = Decompress::with_markers(&[Marker::APP(1), Marker::APP(14)]).from_mem(bytes).map_err(failed)?;
+    let decompress = Decompress::with_markers(&[Marker::APP(1)]).from_mem(bytes).map_err(failed)?;
     let (width, height) = (decompress.width(), decompress.height());
     limits.check(width as u32, height as u32)?;
     // libjpeg makes up what is missing at the end of a file; Pillow refuses it.
@@ -23,19 +23,19 @@ pub(crate) fn decode(bytes: &[u8], limits: &Limits) -> Result<RgbImage, ImageErr
     if scans > MAX_SCANS {
         return Err(malformed("JPEG", format!("it has {scans} scans, more than {MAX_SCANS}")));
     }
-    let (mut exif, mut xmp, mut adobe) = (None, None, false);
-    for marker in decompress.markers() {
-        match (marker.marker, marker.data) {
-            (Marker::APP(1), data) if data.starts_with(b"Exif\0\0") => exif = exif.or(Some(data.to_vec())),
-            (Marker::APP(1), data) => xmp = xmp.or(data.strip_prefix(XMP).map(<[u8]>::to_vec)),
-            (_, data) => adobe |= data.starts_with(b"Adobe"),
+    let (mut exif, mut xmp) = (None, None);
+    for data in decompress.markers().map(|marker| marker.data) {
+        if data.starts_with(b"Exif\0\0") {
+            exif = exif.or(Some(data.to_vec()));
+        } else {
+            xmp = xmp.or(data.strip_prefix(XMP).map(<[u8]>::to_vec));
         }
     }
     let four = matches!(decompress.color_space(), ColorSpace::JCS_CMYK | ColorSpace::JCS_YCCK);
     let pixels = if four {
         let mut started = decompress.to_colorspace(ColorSpace::JCS_CMYK).map_err(failed)?;
         let values: Vec<u8> = started.read_scanlines().map_err(failed)?;
-        values.chunks_exact(4).flat_map(|pixel| of_cmyk([pixel[0], pixel[1], pixel[2], pixel[3]], adobe)).collect()
+        values.chunks_exact(4).flat_map(|pixel| of_cmyk([pixel[0], pixel[1], pixel[2], pixel[3]])).collect()
     } else {
         decompress.rgb().map_err(failed)?.read_scanlines().map_err(failed)?
     };
@@ -61,9 +61,9 @@ fn scans(bytes: &[u8]) -> Option<usize> {
     }
 }
 
-/// Pillow's arithmetic. Adobe's files have inks inverted.
-fn of_cmyk(inks: [u8; 4], adobe: bool) -> [u8; 3] {
-    let [c, m, y, k] = if adobe { inks.map(|ink| 255 - ink) } else { inks };
+/// Pillow's arithmetic. Inks are inverted, as Adobe writes them; Pillow takes that for granted.
+fn of_cmyk(inks: [u8; 4]) -> [u8; 3] {
+    let [c, m, y, k] = inks.map(|ink| 255 - ink);
     let light = u32::from(255 - k);
     [c, m, y].map(|ink| {
         let product = u32::from(ink) * light + 128;

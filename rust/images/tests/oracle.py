@@ -272,6 +272,10 @@ def still_files(folder: Path) -> None:
         save(folder, f"{name}-progressive.jpg", source, quality=85, subsampling=subsampling, progressive=True)
     save(folder, "grey.jpg", source.convert("L"), quality=85)
     save(folder, "cmyk.jpg", source.convert("CMYK"), quality=85)
+    content = (folder / "cmyk.jpg").read_bytes()
+    adobe = content.index(b"Adobe")
+    (folder / "cmyk-plain.jpg").write_bytes(content[: adobe - 4] + content[adobe + 12 :])
+    (folder / "ycck.jpg").write_bytes(content[: adobe + 11] + b"\2" + content[adobe + 12 :])
     for name, kind in (("lossy", source), ("lossy-alpha", alpha)):
         save(folder, f"{name}.webp", kind, quality=80)
         save(folder, f"{name.replace('lossy', 'lossless')}.webp", kind, lossless=True)

@@ -170,7 +170,8 @@ fn files_of_the_hub_are_understood() {
         "image_mean": [0.5, 0.5, 0.5], "image_processor_type": "Gemma3ImageProcessor", "image_seq_length": 256,
         "image_std": [0.5, 0.5, 0.5],
         "pan_and_scan_max_num_crops": null, "pan_and_scan_min_crop_size": null, "pan_and_scan_min_ratio_to_activate": null,
-        "processor_class": "Gemma3Processor", "resample": 2, "rescale_factor": 0.003_921_568_627_450_98, "size": {"height": 896, "width": 896}}),
+        "processor_class": "Gemma3Processor", "resample": 2, "rescale_factor": 0.003_921_568_627_450_98,
+        "size": {"height": 896, "width": 896}}),
     );
     assert_eq!((gemma.size, gemma.pan_and_scan), (Size::Exact { height: 896, width: 896 }, None));
     let smol = read(
@@ -193,7 +194,8 @@ fn no_shape_makes_a_processor_panic() {
     let names = ["CLIP", "Llava", "Siglip", "LlavaNext", "Idefics2", "Idefics3", "Qwen2VL", "Gemma3", "Pixtral", "Phi3V"];
     for (at, name) in names.iter().enumerate() {
         let mut config = json!({"image_processor_type": format!("{name}ImageProcessor"), "do_pad": true,
-            "do_image_splitting": true, "do_pan_and_scan": true, "pan_and_scan_min_crop_size": 1, "pan_and_scan_max_num_crops": 9, "num_crops": 3,
+            "do_image_splitting": true, "do_pan_and_scan": true, "pan_and_scan_min_crop_size": 1, "pan_and_scan_max_num_crops": 9,
+            "num_crops": 3,
             "pan_and_scan_min_ratio_to_activate": 1.0, "crop_size": 96,
             "image_grid_pinpoints": [[96, 192], [192, 96], [192, 192]], "max_image_size": {"longest_edge": 96}});
         config["size"] = match *name {
