@@ -18,7 +18,7 @@ use crate::{
     orientation::{orientation, upright},
 };
 
-/// What an image may take. It is checked before pixels are decoded. While it is decoded an image takes up to 11 bytes a pixel.
+/// What an image may take. It is checked before pixels are decoded. While it is decoded an image takes up to 15 bytes a pixel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Of the file.

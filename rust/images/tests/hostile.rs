@@ -86,7 +86,7 @@ fn damaged_files_are_images_or_errors() {
     });
     assert!(!panicked);
     assert!(decoded > 10_000, "only {decoded} decoded");
-    // 11 bytes a pixel; a partition of a WebP may say that it has 16 MiB.
+    // 15 bytes a pixel; a partition of a WebP may say that it has 16 MiB.
     assert!(taken < 20 * MIB, "{taken} bytes");
 }
 

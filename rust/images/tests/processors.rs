@@ -195,8 +195,7 @@ fn no_shape_makes_a_processor_panic() {
     for (at, name) in names.iter().enumerate() {
         let mut config = json!({"image_processor_type": format!("{name}ImageProcessor"), "do_pad": true,
             "do_image_splitting": true, "do_pan_and_scan": true, "pan_and_scan_min_crop_size": 1, "pan_and_scan_max_num_crops": 9,
-            "num_crops": 3,
-            "pan_and_scan_min_ratio_to_activate": 1.0, "crop_size": 96,
+            "num_crops": 3, "pan_and_scan_min_ratio_to_activate": 1.0, "crop_size": 96,
             "image_grid_pinpoints": [[96, 192], [192, 96], [192, 192]], "max_image_size": {"longest_edge": 96}});
         config["size"] = match *name {
             "Idefics2" => json!({"shortest_edge": 50, "longest_edge": 120}),
