@@ -81,6 +81,8 @@ pub struct ForkRequest {
     pub num_source_tokens: Option<usize>,
     /// What follows them: its own first token, or a new turn.
     pub token_ids: Vec<u32>,
+    /// Of these, tokens that a step computes together, by their places among all; see [`NewRequest::spans`].
+    pub spans: Vec<Range<usize>>,
     /// Most tokens to generate behind those, at least 1.
     pub max_tokens: usize,
     /// Lower goes first; requests of one priority go in order of arrival.
@@ -98,6 +100,7 @@ impl ForkRequest {
             request_id,
             num_source_tokens: None,
             token_ids: Vec::new(),
+            spans: Vec::new(),
             max_tokens,
             priority: 0,
             deadline: None,

@@ -1,6 +1,6 @@
 //! The decoder: weights in the form their backend computes with, and one step over them.
 
-use std::array;
+use std::{array, sync::Arc};
 
 use device::{
     AdapterRows, Backend, EmbedArgs, EmbeddingTable, Linear, Norm, ResidualArgs, StepGraphs, StepMetadata, Tensor, TokenMask,
@@ -143,6 +143,14 @@ impl Layer {
     }
 }
 
+/// Rows of a step that have vectors of their own in place of the token embedding; only where tensors are the host's.
+pub struct VectorRows {
+    /// `[vectors, hidden_size]`.
+    pub vectors: Arc<Vec<f32>>,
+    /// Which row has which of them.
+    pub rows: Vec<(u32, u32)>,
+}
+
 /// Activations of a step; rows are tokens.
 pub(crate) struct Activations {
     /// `[num_tokens, hidden_size]`: the residual stream.
@@ -221,13 +229,14 @@ impl Decoder {
         })
     }
 
-    /// Runs the layers over the step's tokens: fills `a.hidden` and the KV slots of the step.
+    /// Runs the layers over the step's tokens, of which some rows have other vectors than their token's: fills `a.hidden` and the
+    /// KV slots of the step.
     pub(crate) fn forward(
         &self,
         run: &Run<'_>,
         graphs: &mut StepGraphs,
         a: &mut Activations,
-        token_ids: &[u32],
+        (token_ids, images): (&[u32], &[VectorRows]),
         step: &StepMetadata,
     ) {
         let backend = run.backend;
@@ -243,6 +252,12 @@ impl Decoder {
         let table = self.embedding.as_ref().map_or(EmbeddingTable::Tied(&self.output), EmbeddingTable::Stored);
         let args = EmbedArgs { table, token_ids, adapters: &step.adapters, scale: self.embedding_scale };
         backend.embed(&args, &mut a.hidden);
+        for VectorRows { vectors, rows } in images {
+            for (row, vector) in rows {
+                let hidden = a.hidden.row_mut(*row as usize);
+                hidden.copy_from_slice(&vectors[*vector as usize * hidden.len()..][..hidden.len()]);
+            }
+        }
         match recorder {
             Some(recorder) => recorder.replay(graphs),
             None => self.layers(run, a, step),

@@ -47,7 +47,7 @@ impl Scheduler {
         let num_alike = if is_cut_short { asked / block_size * block_size } else { asked };
         let num_shared_tokens = source.num_computed_tokens.min(num_alike).min(prompt_token_ids.len() - 1);
         let num_shared_tokens = before_span(&source.spans, num_shared_tokens);
-        let spans = source.spans.iter().filter(|span| span.end <= asked).cloned().collect();
+        let spans = source.spans.iter().filter(|span| span.end <= asked).cloned().chain(child.spans).collect();
         let rank = (source.status != RequestStatus::Kept).then_some(source.standing.rank);
         let new = NewRequest {
             identity: source.identity.clone(),

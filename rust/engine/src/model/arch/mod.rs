@@ -65,6 +65,8 @@ pub const GROUPS: [(&str, &[Architecture]); 4] = [
             mistral::ARCHITECTURE,
             phi3::ARCHITECTURE,
             qwen2::ARCHITECTURE,
+            qwen2::VL,
+            qwen2::VL_2_5,
             qwen3::ARCHITECTURE,
             gemma3::ARCHITECTURE,
             gemma3::EMBEDDING,
