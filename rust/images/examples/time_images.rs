@@ -22,7 +22,8 @@ fn best<T>(mut run: impl FnMut() -> T) -> (T, f64) {
 fn main() {
     let configs = [
         json!({"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 336}, "crop_size": 336}),
-        json!({"image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}}),
+        json!({"image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 2048},
+            "max_image_size": {"longest_edge": 512}}),
         json!({"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 3136, "max_pixels": 12_845_056}),
     ];
     for path in env::args().skip(1) {

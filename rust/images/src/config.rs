@@ -167,7 +167,7 @@ pub struct Processor {
 }
 
 /// Keys that change nothing for a single image that is RGB, or that others read.
-const IGNORED: [&str; 24] = [
+const IGNORED: [&str; 25] = [
     "_valid_processor_keys",
     "auto_map",
     "data_format",
@@ -191,6 +191,7 @@ const IGNORED: [&str; 24] = [
     "processor_class",
     "return_row_col_info",
     "return_tensors",
+    "transformers_version",
     "video_sampling",
 ];
 
@@ -369,8 +370,8 @@ impl<'a> Keys<'a> {
 }
 
 impl Processor {
-    /// From a model's folder: the `image_processor` of its `processor_config.json`, or else its `preprocessor_config.json`. `None` where the
-    /// folder has neither. Transformers looks in the same order.
+    /// From a model's folder: the `image_processor` of its `processor_config.json`, or else its `preprocessor_config.json`.
+    /// `None` where the folder has neither. Transformers looks in the same order.
     ///
     /// # Errors
     /// For files that cannot be read, and as [`Self::from_json`].
@@ -397,8 +398,8 @@ impl Processor {
     /// From the object of such a file; `what` is the file's name in errors.
     ///
     /// # Errors
-    /// [`ImageError::Config`] for processors that are not known, with those that are; for values of a wrong form; for keys that would change
-    /// the result and are not honoured.
+    /// [`ImageError::Config`] for processors that are not known, with those that are; for values of a wrong form; for keys that
+    /// would change the result and are not honoured.
     pub fn from_json(what: &str, json: &Map<String, Value>) -> Result<Self, ImageError> {
         let keys = Keys { what, json };
         let kind = keys.kind()?;

@@ -18,7 +18,7 @@ use crate::{
     orientation::{orientation, upright},
 };
 
-/// What an image may take. It is checked before pixels are decoded. While it is decoded an image takes up to 11 bytes a pixel.
+/// What an image may take. It is checked before pixels are decoded. While it is decoded an image takes up to 15 bytes a pixel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Of the file.
@@ -53,8 +53,8 @@ type Decoder = fn(&[u8], &Limits) -> Result<RgbImage, ImageError>;
 
 /// The pixels of a PNG, JPEG, WebP, GIF or BMP file, of an animation its first frame, turned upright.
 ///
-/// They are what Pillow has after `ImageOps.exif_transpose` and `convert("RGB")`: alpha is dropped, not blended; of 16 bits the upper eight
-/// stay, but grey of 16 bits is cut at 255.
+/// They are what Pillow has after `ImageOps.exif_transpose` and `convert("RGB")`: alpha is dropped, not blended; of 16 bits the
+/// upper eight stay, but grey of 16 bits is cut at 255.
 ///
 /// # Errors
 /// For files over the limits, of other formats, or broken.
@@ -103,8 +103,33 @@ fn decode_png(bytes: &[u8], limits: &Limits) -> Result<RgbImage, ImageError> {
     Ok(upright(image, orientation(exif.as_deref(), xmp.as_deref())))
 }
 
+/// Checks the sizes of all frames in a row of RIFF chunks. The decoder compares them with the canvas only when it has memory for
+/// them.
+fn check_frames(mut chunks: &[u8], inside_frame: bool, limits: &Limits) -> Result<(), ImageError> {
+    while let Some((header, rest)) = chunks.split_first_chunk::<8>() {
+        let [a, b, c, d, length @ ..] = *header;
+        let length = u32::from_le_bytes(length) as usize;
+        let data = &rest[..length.min(rest.len())];
+        match (&[a, b, c, d], data) {
+            (b"VP8 ", [_, _, _, _, _, _, w0, w1, h0, h1, ..]) => {
+                let side = |low, high| u32::from(u16::from_le_bytes([low, high]) & 0x3fff);
+                limits.check(side(*w0, *w1), side(*h0, *h1))?;
+            }
+            (b"VP8L", [_, b0, b1, b2, b3, ..]) => {
+                let bits = u32::from_le_bytes([*b0, *b1, *b2, *b3]);
+                limits.check((bits & 0x3fff) + 1, (bits >> 14 & 0x3fff) + 1)?;
+            }
+            (b"ANMF", data) if !inside_frame => check_frames(data.get(16..).unwrap_or_default(), true, limits)?,
+            _ => {}
+        }
+        chunks = rest.get(length.saturating_add(length & 1)..).unwrap_or_default();
+    }
+    Ok(())
+}
+
 fn decode_webp(bytes: &[u8], limits: &Limits) -> Result<RgbImage, ImageError> {
     let failed = |error| malformed("WebP", error);
+    check_frames(bytes.get(12..).unwrap_or_default(), false, limits)?;
     let mut decoder = image_webp::WebPDecoder::new(Cursor::new(bytes)).map_err(failed)?;
     let (width, height) = decoder.dimensions();
     limits.check(width, height)?;

@@ -1,7 +1,7 @@
 //! From the bytes of an image to the values that a vision encoder takes.
 //!
-//! [`decode`] makes pixels of a file, [`Processor`] makes tiles of pixels, as a model's `preprocessor_config.json` says. Both copy Pillow
-//! and the image processors of Transformers 5.23, which most vision-language models were trained behind.
+//! [`decode`] makes pixels of a file, [`Processor`] makes tiles of pixels, as a model's `preprocessor_config.json` says. Both
+//! copy Pillow and the image processors of Transformers 5.23, which most vision-language models were trained behind.
 #![forbid(unsafe_code)]
 
 mod config;

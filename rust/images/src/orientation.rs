@@ -4,7 +4,8 @@ use image::metadata::Orientation;
 
 use crate::RgbImage;
 
-/// The orientation of an EXIF block, or else of an XMP packet: the first `tiff:Orientation` in it. Pillow looks in the same order.
+/// The orientation of an EXIF block, or else of an XMP packet: the first `tiff:Orientation` in it. Pillow looks in the same
+/// order.
 pub(crate) fn orientation(exif: Option<&[u8]>, xmp: Option<&[u8]>) -> Orientation {
     let exif = exif.map(|exif| exif.strip_prefix(b"Exif\0\0").unwrap_or(exif));
     exif.and_then(Orientation::from_exif_chunk).or_else(|| xmp.and_then(of_xmp)).unwrap_or(Orientation::NoTransforms)

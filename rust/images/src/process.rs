@@ -43,7 +43,8 @@ impl Processor {
     /// The tiles of an image.
     ///
     /// # Errors
-    /// [`ImageError::Unfit`] for shapes that the processor makes nothing of, [`ImageError::TooManyPixels`] for those that would take too much.
+    /// [`ImageError::Unfit`] for shapes that the processor makes nothing of, [`ImageError::TooManyPixels`] for those that would
+    /// take too much.
     pub fn process(&self, image: &RgbImage) -> Result<Processed, ImageError> {
         let small = self.max_edge.filter(|&edge| image.width().max(image.height()) as usize > edge);
         let small = small.map(|edge| resize(image, sizes::at_most(image.size(), edge.max(1)), self.resample)).transpose()?;
@@ -277,8 +278,8 @@ fn cut(image: &RgbImage, edge: usize) -> Vec<RgbImage> {
 /// Four inputs and their weights, of one output.
 type Taps = [(usize, f32); 4];
 
-/// As PyTorch's `interpolate(mode="bicubic")` weighs along one axis: a = -0.75, four inputs even where the image becomes smaller, and at the
-/// ends the last input again.
+/// As PyTorch's `interpolate(mode="bicubic")` weighs along one axis: a = -0.75, four inputs even where the image becomes smaller,
+/// and at the ends the last input again.
 fn taps(input: usize, output: usize) -> Vec<Taps> {
     const A: f32 = -0.75;
     let near = |x: f32| ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0;

@@ -1,8 +1,8 @@
 //! Pillow's resizing of 8-bit images, bit for bit: `ImagingResample` of libImaging's Resample.c, `ImagingScaleAffine` of its
 //! Geometry.c, and `Image.resize`, all of Pillow 12.3.
 //!
-//! Rows first, then columns, each a weighted sum in integers and cut to 8 bits. The weights have 22 bits behind the point. Where an image is
-//! made smaller, a filter is as much wider.
+//! Rows first, then columns, each a weighted sum in integers and cut to 8 bits. The weights have 22 bits behind the point. Where
+//! an image is made smaller, a filter is as much wider.
 
 use std::f64::consts::PI;
 
@@ -179,8 +179,8 @@ const TALL: usize = 100;
 /// The image in another size, `(height, width)` in pixels, as `Image.resize` of Pillow 12.3 makes it.
 ///
 /// # Errors
-/// [`ImageError::Unfit`] for a side of 0; [`ImageError::TooManyPixels`] where the result, or what lies between the passes, has more than
-/// 2^26 pixels.
+/// [`ImageError::Unfit`] for a side of 0; [`ImageError::TooManyPixels`] where the result, or what lies between the passes, has
+/// more than 2^26 pixels.
 pub fn resize(image: &RgbImage, (height, width): (usize, usize), filter: Filter) -> Result<RgbImage, ImageError> {
     if height == 0 || width == 0 {
         let reason = format!("it would become {width} x {height}");

@@ -1,5 +1,5 @@
-//! Sizes that images are brought to, `(height, width)` in pixels, in the arithmetic of Transformers 5.23: quotients are doubles, and what is cut
-//! or rounded there is cut or rounded here.
+//! Sizes that images are brought to, `(height, width)` in pixels, in the arithmetic of Transformers 5.23: quotients are doubles,
+//! and what is cut or rounded there is cut or rounded here.
 
 /// The short edge becomes `edge`.
 pub(crate) fn shortest_edge((height, width): (usize, usize), edge: usize) -> (usize, usize) {
@@ -50,7 +50,8 @@ pub(crate) fn idefics3_multiples((height, width): (usize, usize), tile: usize) -
     }
 }
 
-/// Qwen2-VL's `smart_resize`: multiples of `factor`, and a number of pixels between two limits. Halves are rounded to even multiples.
+/// Qwen2-VL's `smart_resize`: multiples of `factor`, and a number of pixels between two limits. Halves are rounded to even
+/// multiples.
 pub(crate) fn qwen2_vl((height, width): (usize, usize), factor: usize, min_pixels: usize, max_pixels: usize) -> (usize, usize) {
     let unit = factor as f64;
     let round = |edge: usize| (edge as f64 / unit).round_ties_even() as usize * factor;
@@ -76,7 +77,8 @@ pub(crate) fn pixtral((height, width): (usize, usize), bound: (usize, usize), pa
     (fit(height).div_ceil(patch) * patch, fit(width).div_ceil(patch) * patch)
 }
 
-/// LLaVA-NeXT's `select_best_resolution`: the one that keeps most pixels of the image, and of these the smallest. `None` if there is none.
+/// LLaVA-NeXT's `select_best_resolution`: the one that keeps most pixels of the image, and of these the smallest. `None` if there
+/// is none.
 pub(crate) fn best_resolution((height, width): (usize, usize), candidates: &[(usize, usize)]) -> Option<(usize, usize)> {
     let fitted = |&(to_height, to_width): &(usize, usize)| {
         let scale = (to_width as f64 / width as f64).min(to_height as f64 / height as f64);
@@ -124,7 +126,8 @@ pub(crate) fn pan_and_scan(
     Some(if width >= height { (1, crops) } else { (crops, 1) })
 }
 
-/// The HD transform of Phi-3-vision on a landscape image: `(height, width)` it is resized to, before its height is filled up to whole tiles.
+/// The HD transform of Phi-3-vision on a landscape image: `(height, width)` it is resized to, before its height is filled up to
+/// whole tiles.
 pub(crate) fn phi3_v((height, width): (usize, usize), num_crops: usize, tile: usize) -> (usize, usize) {
     let ratio = width as f64 / height as f64;
     let fits = |scale: usize| scale as f64 * (scale as f64 / ratio).ceil() <= num_crops as f64;

@@ -1,7 +1,11 @@
-"""Writes what Pillow and Transformers make of generated images: tests/data/resized.txt and tests/data/processors.json; with `--files FOLDER`
-small files of every format, and FOLDER/digests.json with digests of their pixels, as they lie in tests/data/golden/images.tar.xz.
+"""Writes what others make of generated images, which the tests compare with.
 
-Needs pillow==12.3.0, numpy and transformers==5.23.0. Pillow 13 resizes columns first where the height shrinks more than the width. `--check` compares instead of writing.
+tests/data/resized.txt is Pillow's, processors.json is Transformers', phi3.json is Pillow's and ONNX Runtime's. `--check` compares
+instead of writing. `--files FOLDER` writes small files of every format, and FOLDER/digests.json with digests of the pixels that
+Pillow finds in them: that is images/ in tests/data/golden/images.tar.xz.
+
+Needs pillow==12.3.0, numpy, transformers==5.23.0, onnx and onnxruntime. Pillow 13 resizes columns first where the height shrinks
+more than the width.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import struct
 import sys
 import zlib
@@ -153,6 +158,59 @@ def processors() -> str:
     return f"[\n{lines}\n]\n"
 
 
+PHI3_CASES = [(96, 64, 16), (45, 80, 16), (333, 251, 4), (640, 90, 16)]
+PHI3_POINTS = [(0, 0, 0), (1, 3, 335), (0, 100, 37), (1, 167, 168), (2, 200, 301), (1, 60, 9)]
+CLIP_MEAN = np.array([0.48145466, 0.4578275, 0.40821073], np.float32)
+CLIP_STD = np.array([0.26862954, 0.26130258, 0.27577711], np.float32)
+
+
+def bicubic(values: np.ndarray) -> np.ndarray:
+    """`[1, 3, height, width]` to 336 x 336, by ONNX Runtime with what makes its cubic PyTorch's."""
+    import onnxruntime
+    from onnx import TensorProto, helper
+
+    options = {"mode": "cubic", "coordinate_transformation_mode": "half_pixel", "cubic_coeff_a": -0.75, "exclude_outside": 0}
+    node = helper.make_node("Resize", ["x", "", "", "sizes"], ["y"], **options)
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, values.shape)]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 3, 336, 336])]
+    sizes = [helper.make_tensor("sizes", TensorProto.INT64, [4], [1, 3, 336, 336])]
+    graph = helper.make_graph([node], "bicubic", inputs, outputs, sizes)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    return onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": values})[0]
+
+
+def phi3_case(seed: int, width: int, height: int, num_crops: int) -> dict:
+    """The HD transform of Phi-3-vision, which Transformers does not have: InternLM-XComposer2-4KHD, arXiv 2404.06512."""
+    source = image(seed, width, height)
+    if width < height:
+        source = source.transpose(Image.Transpose.TRANSPOSE)
+    ratio = source.width / source.height
+    columns = max(scale for scale in range(1, num_crops + 1) if scale * math.ceil(scale / ratio) <= num_crops)
+    fitted = source.resize((columns * 336, int(columns * 336 / ratio)), Image.Resampling.BILINEAR)
+    rows = math.ceil(fitted.height / 336)
+    padded = Image.new("RGB", (fitted.width, rows * 336), (255, 255, 255))
+    padded.paste(fitted, (0, (rows * 336 - fitted.height) // 2))
+    if width < height:
+        padded = padded.transpose(Image.Transpose.TRANSPOSE)
+        rows, columns = columns, rows
+    scaled = np.asarray(padded).astype(np.float32) / np.float32(255)
+    values = np.ascontiguousarray(((scaled - CLIP_MEAN) / CLIP_STD).transpose(2, 0, 1)[None])
+    whole = bicubic(values)[0]
+    cut = values.reshape(3, rows, 336, columns, 336).transpose(1, 3, 0, 2, 4)
+    return {
+        "image": [seed, width, height],
+        "num_crops": num_crops,
+        "grid": [rows, columns],
+        "tiles": digest(np.ascontiguousarray(cut)),
+        "whole": [[*point, round(float(whole[point]), 6)] for point in PHI3_POINTS],
+    }
+
+
+def phi3() -> str:
+    lines = ",\n".join(json.dumps(phi3_case(seed, *case)) for seed, case in enumerate(PHI3_CASES))
+    return f"[\n{lines}\n]\n"
+
+
 def photo() -> Image.Image:
     """Smooth, with a little noise."""
     smooth = image(0, 4, 3).resize((37, 29), Image.Resampling.BICUBIC)
@@ -214,6 +272,10 @@ def still_files(folder: Path) -> None:
         save(folder, f"{name}-progressive.jpg", source, quality=85, subsampling=subsampling, progressive=True)
     save(folder, "grey.jpg", source.convert("L"), quality=85)
     save(folder, "cmyk.jpg", source.convert("CMYK"), quality=85)
+    content = (folder / "cmyk.jpg").read_bytes()
+    adobe = content.index(b"Adobe")
+    (folder / "cmyk-plain.jpg").write_bytes(content[: adobe - 4] + content[adobe + 12 :])
+    (folder / "ycck.jpg").write_bytes(content[: adobe + 11] + b"\2" + content[adobe + 12 :])
     for name, kind in (("lossy", source), ("lossy-alpha", alpha)):
         save(folder, f"{name}.webp", kind, quality=80)
         save(folder, f"{name.replace('lossy', 'lossless')}.webp", kind, lossless=True)
@@ -275,7 +337,7 @@ def main() -> None:
         write_files(arguments.files)
         return
     differing = []
-    for name, text in {"resized.txt": resized(), "processors.json": processors()}.items():
+    for name, text in {"resized.txt": resized(), "processors.json": processors(), "phi3.json": phi3()}.items():
         if not arguments.check:
             (DATA / name).write_text(text)
         elif (DATA / name).read_text() != text:

@@ -4,7 +4,7 @@ mod common;
 
 use std::{fs, path::Path};
 
-use images::{ImageError, Limits, Processed, Processor, ProcessorKind, RgbImage, decode};
+use images::{Filter, ImageError, Limits, Processed, Processor, ProcessorKind, RgbImage, Size, decode};
 use serde_json::{Map, Value, json};
 
 /// What a model's processor hands on, in one row.
@@ -80,24 +80,26 @@ fn grids_and_whole_images_are_where_they_are_said_to_be() {
     assert_eq!(told(json!({"image_processor_type": "Phi3VImageProcessor", "num_crops": 16})), (16, (3, 5), 0));
 }
 
-/// Only tiles of one colour can be foretold without PyTorch: whatever the weights of an interpolation are, they add up to 1.
+/// By Pillow and ONNX Runtime, whose cubic interpolation is PyTorch's.
 #[test]
-fn phi3_fills_up_with_white_and_shows_the_whole_first() {
-    let config = json!({"image_processor_type": "Phi3VImageProcessor", "num_crops": 16, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]});
-    let processor = from(&config).unwrap();
-    for (width, height, grid) in [(400, 100, (2, 8)), (100, 400, (8, 2))] {
-        let processed = processor.process(&RgbImage::new(width, height, vec![0; 120_000]).unwrap()).unwrap();
-        assert_eq!(processed.grid, grid);
-        assert_eq!(processed.tiles.len(), 17);
-        assert!(processed.tiles.iter().all(|tile| (tile.height, tile.width, tile.pixels.len()) == (336, 336, 3 * 336 * 336)));
-        // Eight tiles of 336 x 336 hold 2688 x 672, which the image fills.
-        assert!(processed.tiles.iter().flat_map(|tile| &tile.pixels).all(|value| (value + 1.0).abs() < 1e-5));
+fn phi3_has_the_tiles_of_its_hd_transform() {
+    let cases: Vec<Value> = serde_json::from_str(include_str!("data/phi3.json")).unwrap();
+    assert_eq!(cases.len(), 4);
+    for case in cases {
+        let number = |value: &Value| value.as_u64().unwrap() as usize;
+        let [seed, width, height] = [0, 1, 2].map(|at| number(&case["image"][at]));
+        let processor = from(&json!({"image_processor_type": "Phi3VImageProcessor", "num_crops": case["num_crops"]})).unwrap();
+        let processed = processor.process(&common::image(seed, width, height)).unwrap();
+        assert_eq!(json!([processed.grid.0, processed.grid.1]), case["grid"]);
+        let tiles = processed.tiles[1..].iter().flat_map(|tile| common::little_endian(&tile.pixels));
+        assert_eq!(common::digest(tiles), case["tiles"], "{width} x {height}");
+        let whole = &processed.tiles[0].pixels;
+        for point in case["whole"].as_array().unwrap() {
+            let [channel, y, x] = [0, 1, 2].map(|at| number(&point[at]));
+            let difference = f64::from(whole[(channel * 336 + y) * 336 + x]) - point[3].as_f64().unwrap();
+            assert!(difference.abs() < 1e-5, "{width} x {height} at {point}: {difference}");
+        }
     }
-    let processed = processor.process(&RgbImage::new(500, 100, vec![0; 150_000]).unwrap()).unwrap();
-    let (whole, first) = (&processed.tiles[0].pixels, &processed.tiles[1].pixels);
-    assert_eq!(processed.grid, (2, 8));
-    assert_eq!((first[0], first[336 * 336 - 1]), (1.0, -1.0));
-    assert!((whole[0] - 1.0).abs() < 1e-5 && (whole[336 * 168] + 1.0).abs() < 1e-5);
 }
 
 #[test]
@@ -149,7 +151,82 @@ fn errors_name_the_key_and_what_would_do() {
     assert!(error(pan).contains("do_pan_and_scan needs pan_and_scan_min_crop_size"));
 }
 
-/// Files as they lie on the hub.
+/// Keys and values as files on the hub have them.
+#[test]
+fn files_of_the_hub_are_understood() {
+    let read = |config: Value| from(&config).unwrap_or_else(|error| panic!("{error}"));
+    let qwen2 =
+        read(json!({"min_pixels": 3136, "max_pixels": 12_845_056, "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2,
+        "image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28],
+        "image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2_5_VLProcessor"}));
+    assert_eq!(qwen2.size, Size::Edges { shortest: 3136, longest: 12_845_056 });
+    let qwen3 =
+        read(json!({"size": {"longest_edge": 16_777_216, "shortest_edge": 65_536}, "patch_size": 16, "temporal_patch_size": 2,
+        "merge_size": 2, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "processor_class": "Qwen3VLProcessor",
+        "image_processor_type": "Qwen2VLImageProcessorFast"}));
+    assert_eq!((qwen3.patch_size, qwen3.merge_size, qwen3.normalize), (16, 2, Some(([0.5; 3], [0.5; 3]))));
+    let gemma = read(
+        json!({"do_convert_rgb": null, "do_normalize": true, "do_pan_and_scan": null, "do_rescale": true, "do_resize": true,
+        "image_mean": [0.5, 0.5, 0.5], "image_processor_type": "Gemma3ImageProcessor", "image_seq_length": 256,
+        "image_std": [0.5, 0.5, 0.5],
+        "pan_and_scan_max_num_crops": null, "pan_and_scan_min_crop_size": null, "pan_and_scan_min_ratio_to_activate": null,
+        "processor_class": "Gemma3Processor", "resample": 2, "rescale_factor": 0.003_921_568_627_450_98,
+        "size": {"height": 896, "width": 896}}),
+    );
+    assert_eq!((gemma.size, gemma.pan_and_scan), (Size::Exact { height: 896, width: 896 }, None));
+    let smol = read(
+        json!({"do_convert_rgb": true, "do_image_splitting": true, "do_normalize": true, "do_pad": true, "do_rescale": true,
+        "do_resize": true, "image_mean": [0.5, 0.5, 0.5], "image_processor_type": "SmolVLMImageProcessor",
+        "image_std": [0.5, 0.5, 0.5],
+        "max_image_size": {"longest_edge": 512}, "processor_class": "SmolVLMProcessor", "resample": 1,
+        "size": {"longest_edge": 2048}, "video_sampling": {"fps": 1, "max_frames": 64, "video_size": {"longest_edge": 512}}}),
+    );
+    assert_eq!((smol.kind, smol.tile_size, smol.resample), (ProcessorKind::Idefics3, 512, Filter::Lanczos));
+    let phi =
+        read(json!({"auto_map": {"AutoProcessor": "processing_phi3_v.Phi3VProcessor"}, "num_crops": 4, "num_img_tokens": 144,
+        "image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28], "do_convert_rgb": true,
+        "image_processor_type": "Phi3VImageProcessor", "processor_class": "Phi3VProcessor", "transformers_version": "4.38.1"}));
+    assert_eq!(phi.num_crops, 4);
+}
+
+#[test]
+fn no_shape_makes_a_processor_panic() {
+    let names = ["CLIP", "Llava", "Siglip", "LlavaNext", "Idefics2", "Idefics3", "Qwen2VL", "Gemma3", "Pixtral", "Phi3V"];
+    for (at, name) in names.iter().enumerate() {
+        let mut config = json!({"image_processor_type": format!("{name}ImageProcessor"), "do_pad": true,
+            "do_image_splitting": true, "do_pan_and_scan": true, "pan_and_scan_min_crop_size": 1, "pan_and_scan_max_num_crops": 9,
+            "num_crops": 3, "pan_and_scan_min_ratio_to_activate": 1.0, "crop_size": 96,
+            "image_grid_pinpoints": [[96, 192], [192, 96], [192, 192]], "max_image_size": {"longest_edge": 96}});
+        config["size"] = match *name {
+            "Idefics2" => json!({"shortest_edge": 50, "longest_edge": 120}),
+            "Idefics3" | "Pixtral" => json!({"longest_edge": 240}),
+            "Qwen2VL" => json!({"shortest_edge": 3136, "longest_edge": 50_000}),
+            _ => json!({"height": 96, "width": 96}),
+        };
+        let processor = from(&config).unwrap();
+        let mut made = 0;
+        for case in 0..60 {
+            let edge = |draw: usize| {
+                let noise = common::noise(case * 4 + draw, at) as usize;
+                if noise.is_multiple_of(2) { 1 + noise / 2 % 4 } else { 1 + noise / 2 % 700 }
+            };
+            if let Ok(processed) = processor.process(&common::image(case, edge(0), edge(1))) {
+                made += 1;
+                assert!(processed.whole < processed.tiles.len());
+                let cut = processed.grid.0 * processed.grid.1;
+                assert_eq!(processed.tiles.len(), cut + 1, "{name}");
+                assert!(
+                    processed
+                        .tiles
+                        .iter()
+                        .all(|tile| tile.pixels.len() == 3 * tile.height * tile.width && !tile.pixels.is_empty())
+                );
+            }
+        }
+        assert!(made > 20, "{name}: {made}");
+    }
+}
+
 #[test]
 fn a_folder_has_its_processor_in_either_file() {
     let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("processor_files");

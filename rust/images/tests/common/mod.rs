@@ -44,7 +44,8 @@ pub fn little_endian(values: &[f32]) -> impl Iterator<Item = u8> {
     values.iter().flat_map(|value| value.to_le_bytes())
 }
 
-/// Qwen2-VL's `[patches, 3 * frames * patch * patch]` of a tile: groups of `merge * merge` patches that become one token stand together.
+/// Qwen2-VL's `[patches, 3 * frames * patch * patch]` of a tile: groups of `merge * merge` patches that become one token stand
+/// together.
 pub fn patches(pixels: &[f32], (height, width): (usize, usize), (patch, merge, frames): (usize, usize, usize)) -> Vec<f32> {
     let mut values = Vec::with_capacity(pixels.len() * frames);
     let group = patch * merge;
