@@ -215,16 +215,28 @@ fields! {
     TokenizerJson(Text) = "tokenizer_json"
 }
 
-/// How many heads of queries share one of keys.
-#[derive(Clone, Copy, Debug, IntoPyObject, IntoPyObjectRef)]
-pub struct Gqa(pub usize);
+/// The same for counts, which are 1 or more.
+macro_rules! counts {
+    ($($type:ident = $name:literal),+) => {$(
+        #[doc = concat!("`", $name, "`.")]
+        #[derive(Clone, Copy, Debug, IntoPyObject, IntoPyObjectRef)]
+        #[pyo3(transparent)]
+        pub struct $type(pub usize);
 
-impl<'py> FromPyObject<'_, 'py> for Gqa {
-    type Error = PyErr;
+        impl<'py> FromPyObject<'_, 'py> for $type {
+            type Error = PyErr;
 
-    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        at_least("gqa", &object.extract()?, 1).map(Self)
-    }
+            fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+                at_least($name, &object.extract()?, 1).map(Self)
+            }
+        }
+    )+};
+}
+
+counts! {
+    EncoderCacheBytes = "encoder_cache_memory_bytes",
+    Gqa = "gqa",
+    MaxEdge = "max_edge"
 }
 
 /// The first characters of a long text.

@@ -44,6 +44,12 @@ pub struct ServerConfig {
     pub ui: bool,
     /// Where adapters are taken from that are loaded over HTTP; nowhere unless given.
     pub lora_root: Option<PathBuf>,
+    /// The folder that images may be read from by `file:` URLs, if any.
+    pub allowed_local_media_path: Option<PathBuf>,
+    /// Hosts that images may be fetched from; none unless given.
+    pub allowed_media_domains: Vec<String>,
+    /// Images of a request at most, 16.
+    pub max_num_images: usize,
     /// `/metrics`.
     pub metrics: bool,
     /// Where a collector takes OpenTelemetry's traces, `http://HOST:PORT`; nowhere unless given.
@@ -105,6 +111,9 @@ impl Default for ServerConfig {
             access_log_health: false,
             ui: true,
             lora_root: None,
+            allowed_local_media_path: None,
+            allowed_media_domains: Vec::new(),
+            max_num_images: 16,
             metrics: true,
             otlp_endpoint: None,
             system: serde_json::Value::Null,

@@ -1,0 +1,97 @@
+//! Images in messages: what names them, and putting them in its place.
+//!
+//! [`crate::messages::parse`] leaves a part `{"type": "image_url", "image_url": URL, "param": PLACE}` for each, whichever
+//! interface it came by. Whoever may fetch them calls [`place`] before the engine gets the messages.
+
+use std::sync::Arc;
+
+use engine::{Message, MessageContent, images::RgbImage};
+use serde_json::{Value, json};
+
+use crate::{ApiError, ModelContext};
+
+/// The part that an image is, in the engine's form.
+fn placed() -> Value {
+    json!({ "type": "image" })
+}
+
+/// A part whose image is still to be fetched; `place` is that of the part.
+pub fn pending(place: &str, part: &Value, kind: &str, context: &ModelContext) -> Result<Value, ApiError> {
+    if !context.sees {
+        let model = &context.model_id;
+        let advice = format!(
+            "\"{kind}\" is an image, and the model `{model}` takes text only; a model that sees, loaded with `serve multimodal`, \
+             takes it"
+        );
+        return Err(ApiError::unsupported(format!("{place}.type"), advice));
+    }
+    let param = format!("{place}.image_url");
+    let given = &part["image_url"];
+    let (url, detail) = match given {
+        Value::Object(object) => {
+            if let Some(key) = object.keys().find(|key| !matches!(key.as_str(), "url" | "detail")) {
+                let shown: String = key.chars().take(32).collect();
+                return Err(ApiError::value(param, format!("has the unknown key {shown:?}; it has `url`")));
+            }
+            (&given["url"], &given["detail"])
+        }
+        _ => (given, &part["detail"]),
+    };
+    // What a model makes of an image is its own; `max_edge` is the operator's.
+    if !(detail.is_null() || detail == "auto") {
+        return Err(ApiError::unsupported(format!("{param}.detail"), "leave it out, or send \"auto\""));
+    }
+    if part.get("file_id").is_some_and(|id| !id.is_null()) {
+        return Err(ApiError::unsupported(format!("{place}.file_id"), "this server keeps no files: send a data: URL"));
+    }
+    match url.as_str() {
+        Some(url) => Ok(json!({ "type": "image_url", "image_url": url, "param": param })),
+        None => Err(ApiError::missing(&param, "give the URL of an image, such as data:image/png;base64,...")),
+    }
+}
+
+/// A block of Anthropic's interface in OpenAI's form; others as they are.
+pub fn of_block(place: &str, block: Value) -> Result<Value, ApiError> {
+    if block["type"] != "image" {
+        return Ok(block);
+    }
+    let source = &block["source"];
+    let url = match (source["type"].as_str(), source["media_type"].as_str(), source["data"].as_str(), source["url"].as_str()) {
+        (Some("base64"), Some(media_type), Some(data), _) => format!("data:{media_type};base64,{data}"),
+        (Some("url"), _, _, Some(url)) => url.to_owned(),
+        (Some("file"), ..) => {
+            return Err(ApiError::unsupported(format!("{place}.source"), "this server keeps no files: send it as base64"));
+        }
+        _ => {
+            let forms = "must be {\"type\": \"base64\", \"media_type\", \"data\"} or {\"type\": \"url\", \"url\"}";
+            return Err(ApiError::value(format!("{place}.source"), forms));
+        }
+    };
+    Ok(json!({ "type": "image_url", "image_url": url }))
+}
+
+/// Whether there are images that are still to be fetched.
+pub fn are_pending(messages: &[Message]) -> bool {
+    messages.iter().any(|message| parts(message).iter().any(|part| part["type"] == "image_url"))
+}
+
+fn parts(message: &Message) -> &[Value] {
+    if let MessageContent::Parts(parts) = &message.content { parts } else { &[] }
+}
+
+/// Puts the images in place, in order; `fetch` has the URL of each.
+///
+/// # Errors
+/// Of `fetch`, with the place in the request.
+pub fn place(messages: &mut [Message], mut fetch: impl FnMut(&str) -> Result<Arc<RgbImage>, String>) -> Result<(), ApiError> {
+    for message in messages {
+        let MessageContent::Parts(parts) = &mut message.content else { continue };
+        for part in parts.iter_mut().filter(|part| part["type"] == "image_url") {
+            let param = part["param"].as_str().unwrap_or_default();
+            let image = fetch(part["image_url"].as_str().unwrap_or_default());
+            message.images.push(image.map_err(|why| ApiError::value(param, format!("cannot be read: {why}")))?);
+            *part = placed();
+        }
+    }
+    Ok(())
+}
