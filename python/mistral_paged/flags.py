@@ -300,6 +300,7 @@ MODEL = (
     Flag(("--mmproj",), "vision tower", "FILE", planned=LATER_MMPROJ, section="model"),
     Flag(("--max-edge",), "multimodal: pixels of an image's longer edge; larger ones are made smaller", "N", int, section="model"),
     Flag(("--encoder-cache-mb",), "multimodal: MB that vectors of images may take; default 256", "MB", int, section="model"),
+    Flag(("--max-num-images",), "serve multimodal: images of a request at most; default 16", "N", int, section="model"),
     Flag(("--max-image-length",), "for device mapping", "N", left_out="use --max-edge", section="model"),
     Flag(
         ("-n", "--device-layers"),
@@ -481,7 +482,6 @@ SERVER = (
     Flag(("--max-queued",), "answers that wait at most; more are refused with 429; default 512", "N", int, 512, section="server"),
     Flag(("--max-queued-tokens",), "tokens of prompts that wait at most; more are refused with 429", "N", int, section="server"),
     Flag(("--max-body-mb",), "MB of a request at most; default 16", "MB", int, 16, section="server"),
-    Flag(("--max-num-images",), "images of a request at most; default 16", "N", int, 16, section="server"),
     Flag(("--allowed-local-media-path",), "folder below which clients may name images by file: URLs", "DIR", section="server"),
     Flag(
         ("--allowed-media-domains",),

@@ -59,7 +59,11 @@ def select(options: argparse.Namespace) -> Which:
     kind = getattr(options, "kind", None)
     if kind == "multimodal":
         return multimodal(options, model, dtype, lora)
-    images = {"--max-edge": options.max_edge, "--encoder-cache-mb": options.encoder_cache_mb}
+    images = {
+        "--max-edge": options.max_edge,
+        "--encoder-cache-mb": options.encoder_cache_mb,
+        "--max-num-images": options.max_num_images,
+    }
     if given := [name for name, value in images.items() if value is not None]:
         raise ValueError(f"{given[0]} is about images: `serve multimodal` and `run multimodal` take them")
     if kind == "embedding":
@@ -135,6 +139,8 @@ def multimodal(options: argparse.Namespace, model: str, dtype: ModelDType, lora:
         raise ValueError(f"{given[0]} goes with a file of text alone: images need the model's Hugging Face folder")
     if options.pooling is not None:
         raise ValueError("--pooling is about embeddings: `serve embedding` makes them")
+    if options.max_num_images is not None and options.command != "serve":
+        raise ValueError("--max-num-images is about requests that others send: `serve multimodal` takes it")
     arch = None
     if options.arch is not None:
         arch = MULTIMODAL_ARCHITECTURES.get(options.arch)

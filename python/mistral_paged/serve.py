@@ -17,6 +17,7 @@ from mistral_paged.flags import Usage
 STATUSES = {"drained": 0, "interrupted": 130, "forced": 143}
 KINDS = ("auto", "text", "multimodal", "embedding")
 """What the mirrored command says of the model; others are not served. Of these, auto is text."""
+MAX_NUM_IMAGES = 16
 OTHER_KINDS = ("diffusion", "speech")
 
 
@@ -116,7 +117,7 @@ def settings(options: argparse.Namespace, model_id: str) -> dict[str, Any]:
         "lora_root": lora_root(),
         "allowed_local_media_path": options.allowed_local_media_path,
         "allowed_media_domains": options.allowed_media_domains or [],
-        "max_num_images": options.max_num_images,
+        "max_num_images": MAX_NUM_IMAGES if options.max_num_images is None else options.max_num_images,
         "metrics": not options.disable_metrics,
         "otlp_endpoint": options.otlp_endpoint,
         "system": _core.survey(),
@@ -144,13 +145,14 @@ def check(options: argparse.Namespace) -> None:
         "--port": (options.port, 0, 65535),
         "--max-queued": (options.max_queued, 0, 1 << 20),
         "--max-body-mb": (options.max_body_mb, 1, 1024),
-        "--max-num-images": (options.max_num_images, 1, 1024),
         "--max-connections": (options.max_connections, 1, 1 << 20),
         "--shutdown-timeout": (options.shutdown_timeout, 0, 86400),
     }
     for name, (value, least, most) in limits.items():
         if not least <= value <= most:
             raise Usage(f"{name} is {value}; it must be from {least} to {most}")
+    if options.max_num_images is not None and options.max_num_images < 1:
+        raise Usage(f"--max-num-images is {options.max_num_images}; it must be at least 1")
     if options.max_queued_tokens is not None and options.max_queued_tokens < 1:
         raise Usage(f"--max-queued-tokens is {options.max_queued_tokens}; it must be at least 1")
     if options.request_timeout is not None and not 0 < options.request_timeout < float("inf"):

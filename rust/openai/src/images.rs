@@ -95,3 +95,66 @@ pub fn place(messages: &mut [Message], mut fetch: impl FnMut(&str) -> Result<Arc
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::messages::parse;
+
+    fn context(sees: bool) -> ModelContext {
+        ModelContext { sees, model_id: "m".into(), ..ModelContext::default() }
+    }
+
+    fn message(part: &Value) -> Vec<Value> {
+        vec![json!({ "role": "user", "content": [{ "type": "text", "text": "look" }, part] })]
+    }
+
+    #[test]
+    fn every_form_of_an_image_is_put_in_place() {
+        for part in [
+            json!({ "type": "image_url", "image_url": { "url": "data:x", "detail": "auto" } }),
+            json!({ "type": "image_url", "image_url": "data:x" }),
+            json!({ "type": "input_image", "image_url": "data:x", "detail": null, "file_id": null }),
+        ] {
+            let mut messages = parse(message(&part), &context(true)).unwrap();
+            assert!(are_pending(&messages), "{part}");
+            let error = place(&mut messages, |_| Err("not there".into())).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some("messages[0].content[1].image_url"));
+            let image = Arc::new(RgbImage::new(1, 1, vec![1, 2, 3]).unwrap());
+            place(&mut messages, |url| if url == "data:x" { Ok(Arc::clone(&image)) } else { Err(url.into()) }).unwrap();
+            assert!(!are_pending(&messages));
+            assert_eq!(messages[0].images, [image]);
+            assert_eq!(parts(&messages[0])[1], json!({ "type": "image" }));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_honoured_is_refused_by_its_place() {
+        for (part, param) in [
+            (json!({ "type": "image_url" }), "image_url"),
+            (json!({ "type": "image_url", "image_url": { "url": 3 } }), "image_url"),
+            (json!({ "type": "image_url", "image_url": { "url": "x", "detail": "high" } }), "image_url.detail"),
+            (json!({ "type": "image_url", "image_url": { "url": "x", "size": 3 } }), "image_url"),
+            (json!({ "type": "input_image", "image_url": "x", "file_id": "f" }), "file_id"),
+        ] {
+            let error = parse(message(&part), &context(true)).unwrap_err();
+            assert_eq!(error.param, Some(format!("messages[0].content[1].{param}")), "{part}");
+            let error = parse(message(&part), &context(false)).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some("messages[0].content[1].type"));
+            assert!(error.message.contains("the model `m` takes text only"), "{}", error.message);
+        }
+    }
+
+    #[test]
+    fn a_block_becomes_a_part() {
+        let source = json!({ "type": "base64", "media_type": "image/png", "data": "AAAA" });
+        let block = of_block("p", json!({ "type": "image", "source": source })).unwrap();
+        assert_eq!(block, json!({ "type": "image_url", "image_url": "data:image/png;base64,AAAA" }));
+        let block = of_block("p", json!({ "type": "image", "source": { "type": "url", "url": "https://h/x" } })).unwrap();
+        assert_eq!(block["image_url"], "https://h/x");
+        for source in [json!({ "type": "file", "file_id": "f" }), json!({ "type": "base64" }), json!(3)] {
+            let error = of_block("p", json!({ "type": "image", "source": source })).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some("p.source"));
+        }
+    }
+}
