@@ -155,13 +155,15 @@ fn preempted_requests_encode_their_images_again_or_find_them() {
         let case = &golden(name).cases[1];
         let expected = bits(&run(&engine(name, &config()), request(name, case)).1);
         let mut tight = config();
-        // Room for one of the three at its end, and for the beginnings of others.
-        tight.paged_attention = common::serving::pool_of(case.input_ids.len() + 40, 8);
+        // Room for two of the prompts, and not for their answers.
+        tight.paged_attention = common::serving::pool_of(2 * case.input_ids.len() + 10, 8);
         tight.policies.admission = engine::AdmissionPolicy::Optimistic;
         tight.prefix_caching = false;
         tight.vision = Some(VisionOptions { cache_bytes: Some(1), ..VisionOptions::default() });
         let engine = engine(name, &tight);
+        engine.pause().unwrap();
         let streams: Vec<_> = (0..3).map(|_| engine.submit(request(name, case)).unwrap()).collect();
+        engine.resume().unwrap();
         let answers: Vec<_> = streams.into_iter().map(|stream| stream.wait().unwrap()).collect();
         let preemptions: usize = answers.iter().map(|answer| answer.usage.preemptions).sum();
         assert!(preemptions > 0, "{name}: nobody was preempted");
