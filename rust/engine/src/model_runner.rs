@@ -358,7 +358,12 @@ impl ModelRunner {
         Ok(embedder.run((&self.decoder, &*self.backend), &mut self.activations, requests))
     }
 
-    /// The vectors of an image, `[rows, hidden_size]`.
+    /// Vectors of a row of an image.
+    pub(crate) fn num_planes(&self) -> usize {
+        self.encoder.as_ref().map_or(1, ImageEncoder::num_planes)
+    }
+
+    /// The vectors of an image, `[planes, rows, hidden_size]`.
     ///
     /// # Errors
     /// [`EngineError::Internal`] for a model that does not see, [`EngineError::Device`] where there is no memory.

@@ -145,10 +145,23 @@ impl Layer {
 
 /// Rows of a step that have vectors of their own in place of the token embedding; only where tensors are the host's.
 pub struct VectorRows {
-    /// `[vectors, hidden_size]`.
+    /// `[1 + deep, vectors, hidden_size]`: those of rows, then those that are added behind the first layers.
     pub vectors: Arc<Vec<f32>>,
+    /// How many there are of a row.
+    pub num_planes: usize,
     /// Which row has which of them.
     pub rows: Vec<(u32, u32)>,
+}
+
+impl VectorRows {
+    /// Calls `work` with each row and its vector of a plane.
+    fn for_each(&self, plane: usize, hidden: &mut Tensor, work: impl Fn(&mut [f32], &[f32])) {
+        let cols = hidden.cols();
+        let vectors = &self.vectors[self.vectors.len() / self.num_planes * plane..];
+        for (row, vector) in &self.rows {
+            work(hidden.row_mut(*row as usize), &vectors[*vector as usize * cols..][..cols]);
+        }
+    }
 }
 
 /// Activations of a step; rows are tokens.
@@ -243,7 +256,7 @@ impl Decoder {
         let recorder = backend.recorder().filter(|recorder| {
             recorder.begin_recorded(graphs, step, &mut |step| {
                 a.hidden.set_rows(step.positions.len());
-                self.layers(run, a, step);
+                self.layers(run, a, &[], step);
             })
         });
         if recorder.is_none() {
@@ -252,21 +265,23 @@ impl Decoder {
         let table = self.embedding.as_ref().map_or(EmbeddingTable::Tied(&self.output), EmbeddingTable::Stored);
         let args = EmbedArgs { table, token_ids, adapters: &step.adapters, scale: self.embedding_scale };
         backend.embed(&args, &mut a.hidden);
-        for VectorRows { vectors, rows } in images {
-            for (row, vector) in rows {
-                let hidden = a.hidden.row_mut(*row as usize);
-                hidden.copy_from_slice(&vectors[*vector as usize * hidden.len()..][..hidden.len()]);
-            }
+        for images in images {
+            images.for_each(0, &mut a.hidden, |hidden, vector| hidden.copy_from_slice(vector));
         }
         match recorder {
             Some(recorder) => recorder.replay(graphs),
-            None => self.layers(run, a, step),
+            None => self.layers(run, a, images, step),
         }
     }
 
-    fn layers(&self, run: &Run<'_>, a: &mut Activations, step: &StepMetadata) {
+    fn layers(&self, run: &Run<'_>, a: &mut Activations, images: &[VectorRows], step: &StepMetadata) {
         for (index, layer) in self.layers.iter().enumerate() {
             layer.run(&mut Context { run: *run, step, layer: index, hidden: &mut a.hidden, buffers: &mut a.buffers });
+            for images in images.iter().filter(|images| index + 1 < images.num_planes) {
+                images.for_each(index + 1, &mut a.hidden, |hidden, vector| {
+                    hidden.iter_mut().zip(vector).for_each(|(x, v)| *x += v);
+                });
+            }
         }
     }
 

@@ -76,10 +76,12 @@ impl ModelFiles {
         if let Some(dir) = weights::meta::folder_of(dir) {
             return Self::open_gguf(weights::meta::open(&dir)?, expected);
         }
-        let (config, names, hub) = Self::read_config(dir, expected)?;
+        let (mut config, names, hub) = Self::read_config(dir, expected)?;
         let files = SafetensorsFiles::open(dir)?.quantized(hub);
         let place = ModelPlace::find(names, |name| files.contains(name));
         let weights = WeightSource::Safetensors { files, names, place };
+        // Of a language model within a larger one, its own part of the file need not say so.
+        config.tie_word_embeddings |= !place.is_alone() && !weights.contains(WeightId::global(Role::Output));
         Self::checked(config, weights, "num_hidden_layers")
     }
 

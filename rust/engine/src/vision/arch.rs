@@ -4,7 +4,7 @@ use device::{Activation, NormKind};
 use images::Processor;
 
 use super::config::{
-    Arrangement, Placeholder, Places, Positions, ProjectorConfig, ProjectorLayer, ProjectorNorm, Regroup, TowerConfig,
+    Arrangement, DeepStack, Placeholder, Places, Positions, ProjectorConfig, ProjectorLayer, ProjectorNorm, Regroup, TowerConfig,
     TowerNames, VisionConfig, Windows,
 };
 use crate::{
@@ -22,12 +22,13 @@ struct Family {
 }
 
 /// Every family whose images are computed.
-const FAMILIES: [Family; 7] = [
+const FAMILIES: [Family; 8] = [
     Family { model_types: &["llava"], read: llava },
     Family { model_types: &["llava_next"], read: llava_next },
     Family { model_types: &["idefics3", "smolvlm"], read: idefics3 },
     Family { model_types: &["qwen2_vl"], read: qwen2_vl },
     Family { model_types: &["qwen2_5_vl"], read: qwen2_5_vl },
+    Family { model_types: &["qwen3_vl"], read: qwen3_vl },
     Family { model_types: &["gemma3"], read: gemma3 },
     Family { model_types: &["mistral3"], read: mistral3 },
 ];
@@ -84,10 +85,14 @@ impl VisionConfig {
         }
         let head_dim = hidden_size / num_heads;
         match self.tower.positions {
-            Positions::Rotary { theta, .. } if !head_dim.is_multiple_of(4) || !theta.is_finite() || theta <= 0.0 => {
+            Positions::Rotary { theta, .. } | Positions::Interpolated { theta, .. }
+                if !head_dim.is_multiple_of(4) || !theta.is_finite() || theta <= 0.0 =>
+            {
                 return Err(format!("has heads of {head_dim} elements, which do not rotate by rows and columns"));
             }
-            Positions::Learned { side } | Positions::Fractions { side } if !(1..=4096).contains(&side) => {
+            Positions::Learned { side } | Positions::Fractions { side } | Positions::Interpolated { side, .. }
+                if !(1..=4096).contains(&side) =>
+            {
                 return Err(format!("has tiles of {side} patches a side; it must be from 1 to 4096"));
             }
             _ => {}
@@ -184,6 +189,7 @@ impl Reader<'_, '_> {
             placeholder: Placeholder::Repeated,
             image_token_id: self.token(["image_token_index", "image_token_id"])?,
             sees_spans: false,
+            deep: Vec::new(),
             places: PLACES,
             processor: self.processor.clone(),
         })
@@ -260,6 +266,9 @@ const QWEN2: TowerNames = TowerNames {
 
 const QWEN2_5: TowerNames =
     TowerNames { gate: "blocks.*.mlp.gate_proj", up: "blocks.*.mlp.up_proj", down: "blocks.*.mlp.down_proj", ..QWEN2 };
+
+const QWEN3: TowerNames =
+    TowerNames { positions: "pos_embed.weight", up: "blocks.*.mlp.linear_fc1", down: "blocks.*.mlp.linear_fc2", ..QWEN2 };
 
 /// In older checkpoints the tower has a name within it, and in newer ones everything is below `model`.
 const PLACES: Places = Places {
@@ -408,4 +417,33 @@ fn qwen2_5_vl(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
     let full_layers = reader.vision.layers("fullatt_block_indexes")?.unwrap_or_else(|| vec![7, 15, 23, 31]);
     let windows = Some(Windows { side, full_layers });
     qwen(reader, "qwen2_5_vl", TowerConfig { norm: NormKind::Rms, is_gated: true, windows, names: &QWEN2_5, ..tower })
+}
+
+/// Qwen3-VL (arXiv:2511.21631).
+fn qwen3_vl(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+    let tower = qwen_tower(reader, reader.size("hidden_size", 1152)?)?;
+    let side = reader.size("num_position_embeddings", 2304)?.isqrt();
+    let Positions::Rotary { theta, .. } = tower.positions else { unreachable!("a tower of Qwen's rotates") };
+    let tower = TowerConfig {
+        patch_size: reader.size("patch_size", 16)?,
+        num_layers: reader.size("depth", 27)?,
+        intermediate_size: reader.size("intermediate_size", 4304)?,
+        activation: Reader::activation(&reader.vision, "hidden_act", "gelu_pytorch_tanh")?,
+        positions: Positions::Interpolated { side, theta },
+        names: &QWEN3,
+        ..tower
+    };
+    let merge = reader.size("spatial_merge_size", 2)?;
+    let columns = Regroup::Squares(merge).columns(tower.hidden_size);
+    let first = ProjectorLayer { out_features: columns, activation: Some(Activation::Gelu), ..reader.last("linear_fc1") };
+    let layers = vec![first, reader.last("linear_fc2")];
+    let norm = Some(ProjectorNorm { name: "norm", kind: NormKind::Layer, eps: 1e-6, offset: 0.0 });
+    let projector = ProjectorConfig { norm, regroup: Regroup::Squares(merge), late_norm: None, layers };
+    let indexes = reader.vision.layers("deepstack_visual_indexes")?.unwrap_or_else(|| vec![8, 16, 24]);
+    let deep = |(number, layer): (usize, usize)| {
+        let projector = ProjectorConfig { norm: None, late_norm: projector.norm.clone(), ..projector.clone() };
+        DeepStack { layer, projector, place: format!("deepstack_merger_list.{number}.") }
+    };
+    let deep = indexes.into_iter().enumerate().map(deep).collect();
+    Ok(VisionConfig { places: QWEN_PLACES, deep, ..reader.config("qwen3_vl", tower, projector)? })
 }

@@ -11,6 +11,9 @@ pub struct VisionConfig {
     pub tower: TowerConfig,
     /// From these to vectors of the decoder's width.
     pub projector: ProjectorConfig,
+    /// What the hidden states behind some layers become besides: the first is added to the rows of images behind the decoder's
+    /// first layer, and so on (`DeepStack`, arXiv:2406.04334).
+    pub deep: Vec<DeepStack>,
     /// How the rows of an image's tiles follow each other in a prompt.
     pub arrangement: Arrangement,
     /// The text that stands for an image in a prompt.
@@ -70,6 +73,13 @@ pub enum Positions {
         /// Patches along a side.
         side: usize,
     },
+    /// The same, between which a tile of another size takes weighted means of four, besides rotation as `Rotary` (Qwen3-VL).
+    Interpolated {
+        /// Patches along a side.
+        side: usize,
+        /// Base of the frequencies of rotation.
+        theta: f64,
+    },
     /// The same, where a smaller tile takes the vectors that are as far along (Idefics 2, arXiv:2405.02246).
     Fractions {
         /// Patches along a side.
@@ -105,6 +115,17 @@ pub struct ProjectorConfig {
     pub late_norm: Option<ProjectorNorm>,
     /// Matrices, one after the other.
     pub layers: Vec<ProjectorLayer>,
+}
+
+/// Hidden states behind a layer, and what is made of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeepStack {
+    /// The layer.
+    pub layer: usize,
+    /// As the last ones become vectors.
+    pub projector: ProjectorConfig,
+    /// What its names begin with, behind those of the tower.
+    pub place: String,
 }
 
 /// A norm of the projector.

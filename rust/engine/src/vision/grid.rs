@@ -60,24 +60,48 @@ pub(crate) fn read_patch(tile: &Tile, (y, x): (usize, usize), side: usize, out: 
     }
 }
 
-/// Which of the learned vectors a patch of a tile takes; `None` where positions are not learned.
-pub(crate) fn learned_index(positions: &Positions, grid: &Grid, (y, x): (usize, usize)) -> Option<usize> {
-    match positions {
-        Positions::Learned { side } => Some(y * side + x),
-        Positions::Fractions { side } => Some(bucket(y, grid.height, *side) * side + bucket(x, grid.width, *side)),
-        Positions::Rotary { .. } => None,
+/// Which of the learned vectors a patch of a tile takes, with their weights; none where positions are not learned.
+pub(crate) fn learned(positions: &Positions, grid: &Grid, (y, x): (usize, usize)) -> Vec<(usize, f32)> {
+    match *positions {
+        Positions::Learned { side } => vec![(y * side + x, 1.0)],
+        Positions::Fractions { side } => vec![(bucket(y, grid.height, side) * side + bucket(x, grid.width, side), 1.0)],
+        Positions::Interpolated { side, .. } => {
+            let [(top, bottom, dy), (left, right, dx)] = [between(y, grid.height, side), between(x, grid.width, side)];
+            let corner = |y: usize, x: usize, weight: f32| (y * side + x, weight);
+            vec![
+                corner(top, left, (1.0 - dy) * (1.0 - dx)),
+                corner(top, right, (1.0 - dy) * dx),
+                corner(bottom, left, dy * (1.0 - dx)),
+                corner(bottom, right, dy * dx),
+            ]
+        }
+        Positions::Rotary { .. } => Vec::new(),
     }
 }
 
-/// In which of `side` equal parts place `i` of `len` begins. As the model was trained: in f32, and just before the next part.
+/// The places among `side` before and behind place `i` of `len`, of which the first and the last fall together, and how far it is
+/// from the former. As the model was trained: in f32.
+fn between(i: usize, len: usize, side: usize) -> (usize, usize, f32) {
+    let place = if len > 1 { (side - 1) as f32 / (len - 1) as f32 * i as f32 } else { 0.0 };
+    let before = (place as usize).min(side - 1);
+    (before, (before + 1).min(side - 1), place - before as f32)
+}
+
+/// In which of `side` equal parts place `i` of `len` begins. As the model was trained: places are rounded to f32 on their way,
+/// and the beginnings of parts at its end.
 fn bucket(i: usize, len: usize, side: usize) -> usize {
-    let place = i as f32 / len as f32 * (1.0 - 1e-6);
-    (1..side).filter(|part| *part as f32 / side as f32 <= place).count()
+    let place = (i as f32 * (1.0 / len as f32)).min(1.0 - 1e-6);
+    let part = 1.0 / side as f64;
+    (0..side - 1).filter(|before| (part + part * *before as f64) as f32 <= place).count()
 }
 
 /// Cosines and sines of patches, a row each, for heads of `head_dim` elements.
 pub(crate) fn rope_table(positions: &Positions, places: &[(usize, usize)], head_dim: usize) -> Option<RopeTable> {
-    let Positions::Rotary { theta, takes_turns } = *positions else { return None };
+    let (theta, takes_turns) = match *positions {
+        Positions::Rotary { theta, takes_turns } => (theta, takes_turns),
+        Positions::Interpolated { theta, .. } => (theta, false),
+        Positions::Learned { .. } | Positions::Fractions { .. } => return None,
+    };
     let quarter = head_dim / 4;
     let frequency = |place: usize| {
         let (i, is_column) = (place % quarter, place / quarter);
@@ -126,11 +150,10 @@ mod tests {
     #[test]
     fn a_whole_tile_takes_every_vector_and_a_smaller_one_those_as_far_along() {
         let positions = Positions::Fractions { side: 8 };
-        let all = |grid: &Grid| -> Vec<_> {
-            grid.places.iter().map(|place| learned_index(&positions, grid, *place).unwrap()).collect()
-        };
+        let all = |grid: &Grid| -> Vec<_> { grid.places.iter().map(|place| learned(&positions, grid, *place)[0].0).collect() };
         // The last of 8 parts begins a millionth too late for 1 of f32's roundings, as in training.
-        assert_eq!(all(&Grid::new([1, 4], None)), [0, 1, 3, 5]);
-        assert_eq!(all(&Grid::new([1, 2], None)), [0, 3]);
+        assert_eq!(all(&Grid::new([8, 8], None)), (0..64).collect::<Vec<_>>());
+        assert_eq!(all(&Grid::new([1, 4], None)), [0, 2, 4, 6]);
+        assert_eq!(all(&Grid::new([2, 1], None)), [0, 32]);
     }
 }

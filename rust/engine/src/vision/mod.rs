@@ -87,6 +87,7 @@ pub(crate) struct ImageEncoder {
     config: VisionConfig,
     tower: Tower,
     projector: Projector,
+    deep: Vec<Projector>,
     newline: Option<Constant>,
 }
 
@@ -103,25 +104,54 @@ impl ImageEncoder {
         Ok(Self {
             tower: Tower::new(weights, config.places.tower, &config.tower, precision)?,
             projector: Projector::new(weights, config.places.projector, &config.projector, &config.tower)?,
+            deep: deep_projectors(weights, config)?,
             newline,
             config: config.clone(),
         })
     }
 
-    /// The vectors of an image, `[num_rows, hidden_size]`.
+    /// Vectors of a row of an image.
+    pub(crate) fn num_planes(&self) -> usize {
+        self.config.num_planes()
+    }
+
+    /// The vectors of an image, `[1 + deep, num_rows, hidden_size]`: those of its rows, then those that are added behind the
+    /// decoder's first layers.
     pub(crate) fn encode(&mut self, backend: &dyn Backend, image: &PromptImage) -> Result<Vec<f32>, EngineError> {
         let tiles = &image.processed.tiles;
         let grids: Vec<_> = tiles.iter().map(|tile| self.config.tower.grid(tile.height, tile.width)).collect();
         let pairs: Vec<_> = tiles.iter().zip(&grids).collect();
-        let mut outputs = self.tower.run(backend, &pairs)?;
-        for (output, grid) in outputs.iter_mut().zip(&grids) {
-            *output = self.projector.run(backend, output, grid)?;
+        let taken: Vec<_> = self.config.deep.iter().map(|deep| deep.layer).collect();
+        let mut states = self.tower.run(backend, &pairs, &taken)?;
+        let newline = self.newline.as_deref().map(|it| &it[..]);
+        let mut vectors = Vec::new();
+        // The last ones come first.
+        let places = std::iter::once((taken.len(), &self.projector)).chain(self.deep.iter().enumerate());
+        for (place, projector) in places {
+            let mut outputs = Vec::with_capacity(tiles.len());
+            for (states, grid) in states.iter_mut().zip(&grids) {
+                outputs.push(projector.run(backend, &mut states[place], grid)?);
+            }
+            vectors.extend(image.layout.arrange(&self.config, &outputs, newline));
         }
-        Ok(image.layout.arrange(&self.config, &outputs, self.newline.as_deref().map(|it| &it[..])))
+        Ok(vectors)
     }
 }
 
+fn deep_projectors(weights: &mut TowerWeights<'_>, config: &VisionConfig) -> Result<Vec<Projector>, EngineError> {
+    let projector = |deep: &config::DeepStack| {
+        let places: Vec<_> = config.places.tower.iter().map(|place| format!("{place}{}", deep.place)).collect();
+        Projector::new(weights, &places, &deep.projector, &config.tower)
+    };
+    config.deep.iter().map(projector).collect()
+}
+
 impl VisionConfig {
+    /// Vectors of a row of an image.
+    pub(crate) fn num_planes(&self) -> usize {
+        1 + self.deep.len()
+    }
+
     /// Rows that a tile of full size becomes, of a tower whose tiles all have one.
     pub(crate) fn rows_of_tile(&self) -> usize {
         let config::Positions::Learned { side } = self.tower.positions else { return 0 };

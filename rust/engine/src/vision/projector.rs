@@ -18,9 +18,9 @@ pub(crate) struct Projector {
 }
 
 impl Projector {
-    pub(crate) fn new(
+    pub(crate) fn new<P: AsRef<str>>(
         weights: &mut TowerWeights<'_>,
-        places: &[&'static str],
+        places: &[P],
         config: &ProjectorConfig,
         tower: &TowerConfig,
     ) -> Result<Self, EngineError> {

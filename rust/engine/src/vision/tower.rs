@@ -9,7 +9,7 @@ use images::Tile;
 
 use super::{
     config::{Positions, TowerConfig},
-    grid::{Grid, learned_index, read_patch, rope_table},
+    grid::{Grid, learned, read_patch, rope_table},
     weights::TowerWeights,
 };
 use crate::EngineError;
@@ -129,7 +129,7 @@ impl Tower {
             });
         }
         let positions = match config.positions {
-            Positions::Learned { side } | Positions::Fractions { side } => {
+            Positions::Learned { side } | Positions::Fractions { side } | Positions::Interpolated { side, .. } => {
                 let num = side * side + config.num_class_rows();
                 Some(weights.constant(&named(names.positions), &[num, hidden])?)
             }
@@ -149,8 +149,14 @@ impl Tower {
         })
     }
 
-    /// The hidden states of the patches of tiles, in the order of each tile's grid, `[patches, hidden_size]` each.
-    pub(crate) fn run(&mut self, backend: &dyn Backend, tiles: &[(&Tile, &Grid)]) -> Result<Vec<Vec<f32>>, EngineError> {
+    /// The hidden states of the patches of tiles, in the order of each tile's grid, `[patches, hidden_size]` each: of each tile
+    /// those behind the layers of `taken`, and behind the last.
+    pub(crate) fn run(
+        &mut self,
+        backend: &dyn Backend,
+        tiles: &[(&Tile, &Grid)],
+        taken: &[usize],
+    ) -> Result<Vec<Vec<Vec<f32>>>, EngineError> {
         let mut outputs = Vec::with_capacity(tiles.len());
         let (mut first, mut num_rows) = (0, 0);
         let num_class_rows = self.config.num_class_rows();
@@ -166,7 +172,7 @@ impl Tower {
         bounds.push(first..tiles.len());
         for range in bounds.into_iter().filter(|range| !range.is_empty()) {
             let num_rows = tiles[range.clone()].iter().map(rows).sum();
-            outputs.extend(self.pass(backend, &tiles[range], num_rows)?);
+            outputs.extend(self.pass(backend, &tiles[range], num_rows, taken)?);
         }
         Ok(outputs)
     }
@@ -192,26 +198,41 @@ impl Tower {
         })
     }
 
-    fn pass(&mut self, backend: &dyn Backend, tiles: &[(&Tile, &Grid)], num_rows: usize) -> Result<Vec<Vec<f32>>, EngineError> {
+    /// Of each tile, the states behind the last layer, and before them those behind the layers of `taken`.
+    fn pass(
+        &mut self,
+        backend: &dyn Backend,
+        tiles: &[(&Tile, &Grid)],
+        num_rows: usize,
+        taken: &[usize],
+    ) -> Result<Vec<Vec<Vec<f32>>>, EngineError> {
         let pass = self.steps(tiles);
         let mut buffers = self.reserve(backend, num_rows, num_blocks(&pass.tiles).max(num_blocks(&pass.windows)))?;
         self.embed(backend, tiles, &mut buffers, num_rows);
-        for layer in &self.layers {
+        let mut outputs = vec![Vec::with_capacity(taken.len() + 1); tiles.len()];
+        for (number, layer) in self.layers.iter().enumerate() {
             self.layer(backend, layer, &pass, &mut buffers);
+            if taken.contains(&number) {
+                self.take(tiles, &buffers.hidden, None, &mut outputs);
+            }
         }
-        let mut outputs = Vec::with_capacity(tiles.len());
-        let (hidden, mut row) = (self.config.hidden_size, 0);
-        for (_, grid) in tiles {
+        self.take(tiles, &buffers.hidden, self.post_norm.as_ref(), &mut outputs);
+        self.buffers = Some(buffers);
+        Ok(outputs)
+    }
+
+    /// Adds to the outputs of each tile its hidden states, without the row before its patches.
+    fn take(&self, tiles: &[(&Tile, &Grid)], hidden: &Tensor, norm: Option<&Norm>, outputs: &mut [Vec<Vec<f32>>]) {
+        let (cols, mut row) = (self.config.hidden_size, 0);
+        for ((_, grid), outputs) in tiles.iter().zip(outputs) {
             row += self.config.num_class_rows();
-            let mut states = buffers.hidden.as_slice()[row * hidden..(row + grid.len()) * hidden].to_vec();
-            if let Some(norm) = &self.post_norm {
-                states.chunks_exact_mut(hidden).for_each(|row| norm.apply(row));
+            let mut states = hidden.as_slice()[row * cols..(row + grid.len()) * cols].to_vec();
+            if let Some(norm) = norm {
+                states.chunks_exact_mut(cols).for_each(|row| norm.apply(row));
             }
             outputs.push(states);
             row += grid.len();
         }
-        self.buffers = Some(buffers);
-        Ok(outputs)
     }
 
     /// Patches as hidden states, with their positions.
@@ -231,22 +252,22 @@ impl Tower {
         }
         let step = StepMetadata::default();
         backend.norm_linear(patches, None, &mut [Projection { linear: &self.patch, out: hidden }], &step);
-        let add = |row: &mut [f32], index: usize| {
+        let add = |row: &mut [f32], index: usize, weight: f32| {
             let Some(positions) = &self.positions else { return };
             let position = &positions[index * row.len()..];
-            row.iter_mut().zip(position).for_each(|(x, position)| *x += position);
+            row.iter_mut().zip(position).for_each(|(x, position)| *x += position * weight);
         };
         let num_class_rows = self.config.num_class_rows();
         let mut row = 0;
         for (_, grid) in tiles {
             if let Some(class) = &self.class {
                 hidden.row_mut(row).copy_from_slice(class);
-                add(hidden.row_mut(row), 0);
+                add(hidden.row_mut(row), 0, 1.0);
                 row += 1;
             }
             for place in &grid.places {
-                if let Some(index) = learned_index(&self.config.positions, grid, *place) {
-                    add(hidden.row_mut(row), num_class_rows + index);
+                for (index, weight) in learned(&self.config.positions, grid, *place) {
+                    add(hidden.row_mut(row), num_class_rows + index, weight);
                 }
                 row += 1;
             }

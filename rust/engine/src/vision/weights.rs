@@ -38,12 +38,13 @@ impl<'a> TowerWeights<'a> {
     }
 
     /// The first of some beginnings that the name of a tensor has.
-    pub(crate) fn place(&self, places: &[&'static str], name: &str) -> Result<&'static str, EngineError> {
-        let is_there = |place: &&&'static str| self.files.tensor(&format!("{place}{name}")).is_ok();
-        match places.iter().find(is_there) {
-            Some(place) => Ok(place),
+    pub(crate) fn place<P: AsRef<str>>(&self, places: &[P], name: &str) -> Result<String, EngineError> {
+        let mut all = places.iter().map(AsRef::as_ref);
+        let is_there = |place: &&str| self.files.tensor(&format!("{place}{name}")).is_ok();
+        match all.find(is_there) {
+            Some(place) => Ok(place.to_owned()),
             None => {
-                let names: Vec<_> = places.iter().map(|place| format!("`{place}{name}`")).collect();
+                let names: Vec<_> = places.iter().map(|place| format!("`{}{name}`", place.as_ref())).collect();
                 Err(self.error(format!("there is no image encoder: none of the tensors {}", names.join(", "))))
             }
         }

@@ -69,7 +69,7 @@ impl Sight {
             let lease = self.cache.acquire(runner, image);
             let (output, is_new) = self.cache.output(runner, image, lease.as_ref())?;
             leases.extend(lease);
-            vectors.push(VectorRows { vectors: output, rows: rows.clone() });
+            vectors.push(VectorRows { vectors: output, num_planes: runner.num_planes(), rows: rows.clone() });
             encoded.push(is_new);
         }
         Ok((vectors, encoded))
@@ -104,7 +104,7 @@ impl ImageCache {
             adapter: &[],
             content: EncoderContent::Samples(&image.digest),
         };
-        let bytes = (image.layout.num_rows * runner.config().hidden_size * size_of::<f32>()) as u64;
+        let bytes = (image.layout.num_rows * runner.num_planes() * runner.config().hidden_size * size_of::<f32>()) as u64;
         let lease = self.books.acquire(item.key(&self.hash_key), bytes).unwrap_or_default();
         for dropped in self.books.drain_dropped() {
             self.outputs.remove(&dropped);

@@ -68,6 +68,7 @@ pub const GROUPS: [(&str, &[Architecture]); 4] = [
             qwen2::VL,
             qwen2::VL_2_5,
             qwen3::ARCHITECTURE,
+            qwen3::VL,
             gemma3::ARCHITECTURE,
             gemma3::EMBEDDING,
             gemma::ARCHITECTURE,
