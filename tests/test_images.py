@@ -43,6 +43,7 @@ ARCHITECTURES = {
     "idefics3": MultimodalArchitecture.Idefics3,
     "qwen2_vl": MultimodalArchitecture.Qwen2VL,
     "qwen2_5_vl": MultimodalArchitecture.Qwen2_5VL,
+    "qwen3_vl": MultimodalArchitecture.Qwen3VL,
     "gemma3_vision": MultimodalArchitecture.Gemma3,
     "mistral3": MultimodalArchitecture.Mistral3,
 }

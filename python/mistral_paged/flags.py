@@ -62,6 +62,7 @@ MULTIMODAL_ARCHITECTURES = {
     "mistral3": MultimodalArchitecture.Mistral3,
     "qwen2_5vl": MultimodalArchitecture.Qwen2_5VL,
     "qwen2vl": MultimodalArchitecture.Qwen2VL,
+    "qwen3vl": MultimodalArchitecture.Qwen3VL,
 }
 
 

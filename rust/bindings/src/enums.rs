@@ -108,8 +108,16 @@ pub enum MultimodalArchitecture {
 
 impl MultimodalArchitecture {
     /// Those whose images are computed.
-    const IMPLEMENTED: [Self; 7] =
-        [Self::LLaVA, Self::LLaVANext, Self::Idefics3, Self::Qwen2VL, Self::Qwen2_5VL, Self::Gemma3, Self::Mistral3];
+    const IMPLEMENTED: [Self; 8] = [
+        Self::LLaVA,
+        Self::LLaVANext,
+        Self::Idefics3,
+        Self::Qwen2VL,
+        Self::Qwen2_5VL,
+        Self::Qwen3VL,
+        Self::Gemma3,
+        Self::Mistral3,
+    ];
 
     /// `model_type` that config.json may have; an error before anything is downloaded when images are not computed.
     pub fn model_types(self) -> PyResult<&'static [&'static str]> {
@@ -119,6 +127,7 @@ impl MultimodalArchitecture {
             Self::Idefics3 => &["idefics3", "smolvlm"],
             Self::Qwen2VL => &["qwen2_vl"],
             Self::Qwen2_5VL => &["qwen2_5_vl"],
+            Self::Qwen3VL => &["qwen3_vl"],
             Self::Gemma3 => &["gemma3"],
             Self::Mistral3 => &["mistral3"],
             _ => {
