@@ -15,7 +15,7 @@ use pyo3::{
 use server::media::{Media, MediaError, read_file};
 
 use crate::{
-    arguments::{Integer, Text, named, within},
+    arguments::{Integer, Text, named, text, within},
     detach::enter_long,
     exceptions::invalid,
 };
@@ -134,7 +134,8 @@ fn pillow(place: &str, image: &Bound<'_, PyAny>) -> PyResult<Source> {
     let upright = image.py().import("PIL.ImageOps")?.call_method1("exif_transpose", (image,))?;
     let rgb = upright.call_method1("convert", ("RGB",))?;
     let (width, height): (u32, u32) = rgb.getattr("size")?.extract()?;
-    Ok(Source::Pixels { width, height, pixels: rgb.call_method0("tobytes")?.extract()? })
+    let pixels = rgb.call_method0("tobytes")?.cast::<PyBytes>()?.as_bytes().to_vec();
+    Ok(Source::Pixels { width, height, pixels })
 }
 
 /// An array of numpy, or one that is like it.
@@ -172,7 +173,10 @@ pub fn media(domains: Option<&[Text]>) -> PyResult<Arc<Media>> {
 impl RgbImage {
     #[new]
     #[pyo3(signature = (source, *, allowed_media_domains=None))]
-    fn new(source: &Bound<'_, PyAny>, allowed_media_domains: Option<Vec<Text>>) -> PyResult<Self> {
+    fn new(
+        source: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = text::allowed_media_domains)] allowed_media_domains: Option<Vec<Text>>,
+    ) -> PyResult<Self> {
         let media = media(allowed_media_domains.as_deref())?;
         Ok(Self { image: self::source("source", source)?.image(source.py(), "source", &media)? })
     }
@@ -287,7 +291,7 @@ fn image_of<'py>(place: &str, part: &Bound<'py, PyAny>) -> PyResult<Option<(Stri
         _ => return Ok(None),
     };
     let place = format!("{place}['{key}']");
-    if let Some(other) = part.keys().iter().find(|name| !["type", key, "detail"].iter().any(|own| name.eq(own).unwrap_or(false)))
+    if let Some(other) = part.keys().iter().find(|name| !["type", key, "detail"].iter().any(|own| name.eq(*own).unwrap_or(false)))
     {
         return Err(invalid(format!("`{place}` stands beside the unknown key {}; leave it out", other.repr()?)));
     }

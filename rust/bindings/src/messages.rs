@@ -47,7 +47,7 @@ pub fn parse_with(messages: &Bound<'_, PyAny>, media: &Arc<Media>) -> PyResult<V
             "`messages` is empty; give at least one message, such as {\"role\": \"user\", \"content\": \"Hello\"}",
         ));
     }
-    let message = |(index, message)| {
+    let message = |(index, message)| -> PyResult<Message> {
         let images = images.next().unwrap_or_default();
         Ok(Message { images, ..parse_one(index, message)? })
     };

@@ -201,7 +201,7 @@ impl ChatCompletionRequest {
         keep: bool,
         parallel_tool_calls: bool,
         thinking_budget: Option<Integer>,
-        allowed_media_domains: Option<Vec<Text>>,
+        #[pyo3(from_py_with = text::allowed_media_domains)] allowed_media_domains: Option<Vec<Text>>,
     ) -> PyResult<Self> {
         refuse(&[
             ("web_search_options", web_search_options.is_some()),
