@@ -267,9 +267,9 @@ def test_the_selector_says_what_it_is() -> None:
         Runner(which=Which.MultimodalPlain(model, topology="x"))
     with pytest.raises(ArchitectureError, match="Phi3V is not implemented yet; LLaVA, LLaVANext, Idefics3"):
         Runner(which=Which.MultimodalPlain(model, MultimodalArchitecture.Phi3V))
-    with pytest.raises(ArchitectureError, match="Gemma3 is gemma3, and .* has model_type \"idefics3\""):
+    with pytest.raises(ArchitectureError, match=r'Gemma3 is gemma3, and .* has model_type "idefics3"'):
         Runner(which=Which.MultimodalPlain(model, MultimodalArchitecture.Gemma3))
-    with pytest.raises(ValueError, match="preprocessor_config.json"):
+    with pytest.raises(ValueError, match=r"preprocessor_config\.json"):
         Runner(which=Which.MultimodalPlain(str(GOLDEN / "text" / "llama")))
     with pytest.raises(ValueError, match="sees images"):
         quantize(Which.MultimodalPlain(model), "Q8_0", Path("never.gguf"))
@@ -317,8 +317,10 @@ def test_the_routes_see_as_python_does(server: Server, root: Path) -> None:
     assert chat.choices[0].message.content == expected
     assert chat.usage is not None
     assert chat.usage.model_extra == {"encoded_images": 1}
-    assert first.output_text and first.usage.encoded_images == 0
-    assert second.usage is not None and second.usage.input_tokens > first.usage.input_tokens
+    assert first.output_text
+    assert first.usage.encoded_images == 0
+    assert second.usage is not None
+    assert second.usage.input_tokens > first.usage.input_tokens
     with anthropic.Anthropic(base_url=f"http://127.0.0.1:{server.port}", api_key="none") as claude:
         source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
         block: Any = [{"type": "image", "source": source}, {"type": "text", "text": "describe the image"}]

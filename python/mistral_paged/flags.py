@@ -299,7 +299,9 @@ MODEL = (
     Flag(("--xlora",), "X-LoRA adapter", "MODEL", planned=NO_XLORA, section="model"),
     Flag(("--xlora-order",), "X-LoRA adapter", "FILE", planned=NO_XLORA, section="model"),
     Flag(("--mmproj",), "vision tower", "FILE", planned=LATER_MMPROJ, section="model"),
-    Flag(("--max-edge",), "multimodal: pixels of an image's longer edge; larger ones are made smaller", "N", int, section="model"),
+    Flag(
+        ("--max-edge",), "multimodal: pixels of an image's longer edge; larger ones are made smaller", "N", int, section="model"
+    ),
     Flag(("--encoder-cache-mb",), "multimodal: MB that vectors of images may take; default 256", "MB", int, section="model"),
     Flag(("--max-num-images",), "serve multimodal: images of a request at most; default 16", "N", int, section="model"),
     Flag(("--max-image-length",), "for device mapping", "N", left_out="use --max-edge", section="model"),

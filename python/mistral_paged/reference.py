@@ -27,7 +27,8 @@ CONFIGURATION = """\
 of which there is one at most. Keys are the flags' names with underscores, as the tables above have them. In `[paged_attn]` the
 prefix `pa_` may be left out, and `mode` is `paged_attn`. A model's keys may stand in tables of it: `[models.format]`,
 `[models.adapter]`, `[models.quantization]`, `[models.device]`, `[models.multimodal]`; `cpu`, `device` and `num_threads` may stand
-there too. `kind` is `"auto"`, `"text"`, `"multimodal"` or, to serve, `"embedding"`. A key that does not exist is an error that names the nearest one.
+there too. `kind` is `"auto"`, `"text"`, `"multimodal"` or, to serve, `"embedding"`. A key that does not exist is an error that
+names the nearest one.
 
 ```toml
 command = "serve"

@@ -25,7 +25,12 @@ def describe(command: argparse.ArgumentParser) -> None:
     """What the help of `serve` says besides its flags."""
     command.description = "Serves a model over HTTP: OpenAI's and Anthropic's interfaces, metrics, and a page at /ui."
     command.add_argument(
-        "kind", nargs="?", default="auto", choices=(*KINDS, *OTHER_KINDS), metavar="KIND", help="auto, text, multimodal or embedding"
+        "kind",
+        nargs="?",
+        default="auto",
+        choices=(*KINDS, *OTHER_KINDS),
+        metavar="KIND",
+        help="auto, text, multimodal or embedding",
     )
 
 
