@@ -13,13 +13,22 @@ pub fn schema(_: &mut SchemaGenerator) -> Schema {
         "properties": { "type": { "enum": ["text", "input_text", "output_text"] }, "text": { "type": "string" } },
         "required": ["type", "text"],
     });
-    let url = json!({ "type": "string", "description": "data:image/...;base64,..., or file: and https: where the operator allows them" });
+    let url = json!({ "type": "string", "description": "data:image/...;base64, or file: and https: where they are allowed" });
     let detail = json!({ "enum": ["auto", null] });
-    let object = json!({ "type": "object", "properties": { "url": url, "detail": detail }, "required": ["url"], "additionalProperties": false });
+    let object = json!({
+        "type": "object",
+        "properties": { "url": url, "detail": detail },
+        "required": ["url"],
+        "additionalProperties": false,
+    });
     let image = json!({
         "type": "object",
         "description": "an image, for a model that sees",
-        "properties": { "type": { "enum": ["image_url", "input_image"] }, "image_url": { "anyOf": [object, url] }, "detail": detail },
+        "properties": {
+            "type": { "enum": ["image_url", "input_image"] },
+            "image_url": { "anyOf": [object, url] },
+            "detail": detail,
+        },
         "required": ["type", "image_url"],
     });
     let part = json!({ "anyOf": [text, image, { "type": "string" }] });
