@@ -19,11 +19,11 @@ fn placed() -> Value {
 pub fn pending(place: &str, part: &Value, kind: &str, context: &ModelContext) -> Result<Value, ApiError> {
     if !context.sees {
         let model = &context.model_id;
-        let advice = format!(
-            "\"{kind}\" is an image, and the model `{model}` takes text only; a model that sees, loaded with `serve multimodal`, \
-             takes it"
+        let message = format!(
+            "`{place}.type` is \"{kind}\", and the model `{model}` takes text only; a model that sees, loaded with `serve multimodal`, \
+             takes images"
         );
-        return Err(ApiError::unsupported(format!("{place}.type"), advice));
+        return Err(ApiError::invalid("images_not_supported", format!("{place}.type"), message));
     }
     let param = format!("{place}.image_url");
     let given = &part["image_url"];
