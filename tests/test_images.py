@@ -408,6 +408,7 @@ def test_flags_that_do_not_go_together_say_so(arguments: list[str], message: str
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["run", "embedding"], "invalid choice: 'embedding'"),
         (["run", "--image", "a.png"], "--image goes with -i"),
         (["run", "text", "-i", "x", "--image", "a.png"], "cannot be used with a model of the kind 'text'"),
         (["serve", "--allowed-media-domains", "example.com"], "serve multimodal"),

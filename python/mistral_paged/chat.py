@@ -37,13 +37,14 @@ Ctrl-C stops an answer; what there is of it stays in the conversation."""
 
 def describe_command(command: argparse.ArgumentParser) -> None:
     """What the help of `run` says besides its flags."""
-    command.add_argument(
-        "kind", nargs="?", default="auto", choices=KINDS, metavar="KIND", help="auto, text or multimodal, which sees images"
-    )
+    # Without `choices`: the value of a flag that does not exist is taken for a kind, and the flag is what is to be named.
+    command.add_argument("kind", nargs="?", default="auto", metavar="KIND", help="auto, text or multimodal, which sees images")
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuses images that nobody would see, before a model is loaded; `Usage`."""
+    """Refuses a kind that cannot be run, and images that nobody would see, before a model is loaded; `Usage`."""
+    if options.kind not in KINDS:
+        raise WrongUsage(f"argument KIND: invalid choice: {options.kind!r} (choose from {', '.join(map(repr, KINDS))})")
     if options.image is None:
         return
     if options.input is None:
