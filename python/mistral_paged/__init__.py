@@ -51,6 +51,7 @@ from mistral_paged._core import (
     quantize,
 )
 from mistral_paged.exceptions import (
+    AddressError,
     ArchitectureError,
     ChatTemplateError,
     DeviceError,
@@ -70,6 +71,7 @@ VisionArchitecture = MultimodalArchitecture
 """The older spelling."""
 
 __all__ = [
+    "AddressError",
     "Architecture",
     "ArchitectureError",
     "CalledFunction",

@@ -44,6 +44,7 @@ def load(options: argparse.Namespace) -> Runner:
             speculative=options.speculative,
             speculative_gamma=options.speculative_gamma,
             load_progress=bar.update,
+            **{name: getattr(options, name, None) for name in ("kv_events", "kv_events_replay", "kv_events_topic")},
         )
 
 

@@ -113,6 +113,7 @@ def settings(options: argparse.Namespace, model_id: str) -> dict[str, Any]:
         "access_log": access_log,
         "access_log_health": options.access_log_health,
         "ui": not options.no_ui,
+        "cache_salt_secret": options.cache_salt_secret,
         "lora_root": lora_root(),
         "metrics": not options.disable_metrics,
         "otlp_endpoint": options.otlp_endpoint,

@@ -65,7 +65,7 @@ struct Ids {
 impl App {
     /// For an engine that is loaded.
     pub fn new(engine: Engine, config: ServerConfig) -> Result<Self, StartError> {
-        let keys = Keys::new(&config.keys)?;
+        let keys = Keys::new(&config.keys, config.cache_salt_secret.as_deref())?;
         let traces = config.otlp_endpoint.as_deref().map(Traces::new).transpose()?;
         let context = ModelContext { knows_developer: engine.chat_template().is_some_and(|text| text.contains("developer")) };
         let fingerprint = format!("mistral_paged-{}-{}", env!("CARGO_PKG_VERSION"), engine.architecture());

@@ -42,6 +42,8 @@ pub struct ServerConfig {
     pub access_log_health: bool,
     /// The page at `/ui`.
     pub ui: bool,
+    /// File with the secret that the salts of tenants are made with, the same on every replica; drawn at random unless given.
+    pub cache_salt_secret: Option<PathBuf>,
     /// Where adapters are taken from that are loaded over HTTP; nowhere unless given.
     pub lora_root: Option<PathBuf>,
     /// `/metrics`.
@@ -104,6 +106,7 @@ impl Default for ServerConfig {
             access_log: AccessLog::default(),
             access_log_health: false,
             ui: true,
+            cache_salt_secret: None,
             lora_root: None,
             metrics: true,
             otlp_endpoint: None,

@@ -19,7 +19,7 @@ use paged::{FairnessPolicy, Scheduler, SchedulerConfig};
 use serde_json::json;
 
 use super::{
-    Device, EngineConfig, LoadProgress, MemoryPlan, ModelSource, Shared,
+    Device, EngineConfig, LoadProgress, MemoryPlan, ModelSource, Shared, events,
     plan::{PlannedDevices, PlannedModel, device_dtype, plan, precision},
     thread::EngineThread,
     tier,
@@ -243,6 +243,7 @@ pub fn load_with_backend(
     check_limits(config)?;
     check_backend(config, &**backend)?;
     tier::check(config)?;
+    let listeners = events::listen(config)?;
     let files = open_files(source, config)?;
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
     let adapter_bytes = adapter_bytes(config)?;
@@ -257,7 +258,8 @@ pub fn load_with_backend(
         max_num_seqs: config.max_num_seqs,
     };
     let mut runner = ModelRunner::load(&files, Arc::clone(backend), options, progress)?;
-    let adapters = config.adapters.clone().map(|options| Registry::new(options, Arc::clone(runner.sites()))).transpose()?;
+    let adapters =
+        config.adapters.clone().map(|options| Registry::new(options, Arc::clone(runner.sites()))).transpose()?.map(Arc::new);
     if !backend.memory()?.is_host {
         // Of what is really left.
         plan = planned(plan.devices[0].weights + runner.activation_bytes())?;
@@ -273,6 +275,11 @@ pub fn load_with_backend(
     // A block of keys and values is of no use without the states behind it.
     let whole_prompts = needs_whole_prompts(files.config(), files.embedding());
     let has_prefixes = config.prefix_caching && !is_recurrent && !whole_prompts;
+    if config.kv_events.is_some() && !has_prefixes {
+        let text =
+            format!("kv_events of {}, of which nothing is cached, would tell nothing: leave it out", files.config().architecture);
+        return Err(EngineError::NotSupported(text));
+    }
     let kv = cache.kv_cache_config(has_prefixes, rand::random());
     let limits = request_limits(&files, config, &plan, whole_prompts);
     let scheduler = Scheduler::new(
@@ -298,14 +305,23 @@ pub fn load_with_backend(
     let tokenizer = Arc::new(text.tokenizer);
     let servable_tokens = scheduler.servable_tokens();
     let (weight_bytes, kv_cache_bytes) = (runner.weight_bytes(), runner.kv_cache_bytes());
-    let swapper = tier::open(&files, config, &runner, &**backend)?;
+    let digest = tier::digest(&files, config, &**backend)?;
+    let swapper = tier::open(&files, config, &runner, &**backend, digest.as_ref())?;
     let flush = swapper.as_ref().map(Swapper::flush_on_drop);
+    let told = match (listeners, &digest) {
+        (Some(listeners), Some(digest)) => Some(events::start(listeners, &files, config, &runner, digest, adapters.clone())?),
+        _ => None,
+    };
     let mut thread = EngineThread::new(commands, scheduler, kv, runner, Arc::clone(&tokenizer));
     // Nobody is being answered while prompts are computed: what makes embeddings has nothing else to do.
     thread.pace(config.max_step_latency.filter(|_| files.embedding().is_none()));
     thread.speculate(config.speculation.as_ref(), config.forced_drafts && !is_recurrent);
     if let Some(swapper) = swapper {
         thread.attach(swapper);
+    }
+    let kv_events = told.as_ref().map(|(publisher, _)| publisher.stats_reader());
+    if let Some((publisher, key)) = told {
+        thread.tell(publisher, key);
     }
     let shared = Shared {
         inbox,
@@ -329,6 +345,7 @@ pub fn load_with_backend(
         draining: AtomicBool::new(false),
         lost: thread.lost(),
         heartbeat: thread.heartbeat(),
+        kv_events,
         description,
         plan,
         adapters,

@@ -374,7 +374,7 @@ fn go_on_from(shared: &Shared, prompt: Prompt, service: &ServiceParams) -> Resul
 /// What the request is to run with.
 fn find_adapter(shared: &Shared, request: &GenerationRequest) -> Result<Option<Arc<Generation>>, EngineError> {
     let Some(choice) = &request.adapter else {
-        return Ok(shared.adapters.as_ref().and_then(Registry::active));
+        return Ok(shared.adapters.as_deref().and_then(Registry::active));
     };
     if matches!(request.prompt, Prompt::Sequence { .. }) {
         return Err(EngineError::InvalidArgument("a sequence has the adapter it began with: leave it out".into()));

@@ -1,6 +1,7 @@
 //! The one thread that owns scheduler, pool and device.
 
 mod constrained;
+mod events;
 mod prompt_logprobs;
 mod requests;
 mod sampling;
@@ -20,6 +21,7 @@ use device::host::trim_heap;
 use paged::{KvCacheConfig, PoolSnapshot, RequestId, Scheduler, SchedulerOutput, StepPacer};
 use rustc_hash::FxHashMap;
 
+use events::Teller;
 use sampling::StepOutputs;
 
 use super::{
@@ -99,6 +101,7 @@ pub struct EngineThread {
     kv: KvCacheConfig,
     runner: ModelRunner,
     swapper: Option<Swapper>,
+    teller: Option<Teller>,
     pacer: StepPacer,
     tokenizer: Arc<Tokenizer>,
     requests: FxHashMap<u64, ActiveRequest>,
@@ -140,6 +143,7 @@ impl EngineThread {
             kv,
             runner,
             swapper: None,
+            teller: None,
             pacer: StepPacer::new(None),
             tokenizer,
             requests: FxHashMap::default(),
@@ -224,6 +228,7 @@ impl EngineThread {
         } else if !self.active.is_empty() {
             let _ = self.guarded(Self::step);
         }
+        self.publish_events();
         self.deliver_events();
         self.heartbeat.end(!self.active.is_empty() && !self.scheduler.is_paused());
         if self.active.is_empty() {
@@ -247,9 +252,9 @@ impl EngineThread {
             return;
         }
         if self.active.is_empty() {
-            match self.inbox.recv() {
-                Ok(command) => self.handle(command),
-                Err(_) => self.disconnected = true,
+            match self.wait_for_command() {
+                Some(command) => self.handle(command),
+                None => self.disconnected = true,
             }
         } else if self.scheduler.is_paused() {
             // Deadlines pass and streams are dropped meanwhile.
@@ -333,6 +338,7 @@ impl EngineThread {
                 if let Some(swapper) = &self.swapper {
                     swapper.attach(&mut self.scheduler);
                 }
+                self.record_events();
                 if draining {
                     self.scheduler.drain();
                 }
