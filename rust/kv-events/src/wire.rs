@@ -19,8 +19,11 @@ pub struct Layout {
     /// For each KV group, how many tokens its layers see; `None`: all.
     pub windows: Vec<Option<usize>>,
     /// Finds what requests call an adapter, by the digest that is in their identity.
-    pub adapter_name: Box<dyn Fn(&str) -> Option<String> + Send>,
+    pub adapter_name: Box<FindName>,
 }
+
+/// Finds a name by a digest.
+pub type FindName = dyn Fn(&str) -> Option<String> + Send;
 
 /// Neighbours that one event tells of.
 enum Told<'a> {
@@ -81,7 +84,9 @@ pub fn encode(timestamp: f64, events: &[KvEvent], layout: &Layout) -> Vec<u8> {
                 out.pair("type", "BlockRemoved");
                 out.text("block_hashes");
                 out.array(digests.len());
-                digests.into_iter().for_each(|digest| out.number(digest));
+                for digest in digests {
+                    out.number(digest);
+                }
                 out.pair("medium", MEDIUM);
                 out.text("group_idx");
                 out.number(u64::from(group));
@@ -107,7 +112,9 @@ fn stored(out: &mut Writer, blocks: &[&StoredBlock], layout: &Layout) {
     out.pair("type", "BlockStored");
     out.text("block_hashes");
     out.array(blocks.len());
-    blocks.iter().for_each(|block| out.number(block.digest));
+    for block in blocks {
+        out.number(block.digest);
+    }
     out.text("parent_block_hash");
     out.number_or_nil(first.parent);
     out.text("token_ids");

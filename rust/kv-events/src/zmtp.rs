@@ -107,12 +107,11 @@ pub fn read_frame(stream: &mut impl Read, max_bytes: usize) -> Result<Frame> {
 
 /// Appends a frame.
 pub fn write_frame(out: &mut Vec<u8>, flags: u8, body: &[u8]) {
-    match u8::try_from(body.len()) {
-        Ok(len) => out.extend([flags, len]),
-        Err(_) => {
-            out.push(flags | LONG);
-            out.extend((body.len() as u64).to_be_bytes());
-        }
+    if let Ok(len) = u8::try_from(body.len()) {
+        out.extend([flags, len]);
+    } else {
+        out.push(flags | LONG);
+        out.extend((body.len() as u64).to_be_bytes());
     }
     out.extend(body);
 }

@@ -242,6 +242,19 @@ fn a_late_consumer_replays_all_and_the_end_is_told() {
     assert_eq!(message(&mut other), None, "it wanted another topic");
 }
 
+/// Has these events to tell, and nothing else.
+struct Fixed(Vec<KvEvent>);
+
+impl kv_events::EventSource for Fixed {
+    fn take(&mut self, out: &mut Vec<KvEvent>) {
+        out.append(&mut self.0);
+    }
+
+    fn list(&mut self, out: &mut Vec<KvEvent>) {
+        out.append(&mut self.0);
+    }
+}
+
 #[test]
 fn a_subscriber_that_reads_nothing_holds_up_nobody_and_its_losses_are_counted() {
     let options = PublisherOptions { max_kept_bytes: 1 << 20, ..PublisherOptions::default() };
@@ -252,15 +265,6 @@ fn a_subscriber_that_reads_nothing_holds_up_nobody_and_its_losses_are_counted() 
         let tokens = vec![digest as u32; 50_000].into();
         KvEvent::Stored(StoredBlock { digest, parent: None, group: 0, tokens, identity: [].into(), salt: None })
     };
-    struct Fixed(Vec<KvEvent>);
-    impl kv_events::EventSource for Fixed {
-        fn take(&mut self, out: &mut Vec<KvEvent>) {
-            out.append(&mut self.0);
-        }
-        fn list(&mut self, out: &mut Vec<KvEvent>) {
-            out.append(&mut self.0);
-        }
-    }
     let began = Instant::now();
     let mut digest = 0;
     while stats.read().subscriber_dropped_batches == 0 {

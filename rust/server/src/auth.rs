@@ -201,3 +201,56 @@ pub fn require_admin(caller: &Caller) -> Result<(), ApiError> {
     }
     Err(ApiError::new(403, "permission_error", "admin_only", None, "this needs a key with admin rights".into()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys() -> Vec<KeyConfig> {
+        let key = |key: &str, tenant: &str| KeyConfig {
+            key: Some(key.into()),
+            sha256: None,
+            tenant: Some(tenant.into()),
+            weight: None,
+            max_in_flight: None,
+            admin: false,
+        };
+        vec![key("a", "one"), key("b", "two")]
+    }
+
+    fn salt(keys: &Keys, tenant: &str, client: Option<&str>) -> String {
+        keys.salt(&Caller { tenant: Some(tenant.into()), ..Caller::default() }, client).unwrap()
+    }
+
+    #[test]
+    fn servers_with_one_secret_make_the_same_salts_and_others_do_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        let of = |secret: &[u8]| {
+            std::fs::write(&path, secret).unwrap();
+            Keys::new(&keys(), Some(&path)).unwrap()
+        };
+        let (one, same, other) = (of(&[1; 32]), of(&[1; 32]), of(&[2; 32]));
+        assert_eq!(salt(&one, "one", Some("x")), salt(&same, "one", Some("x")));
+        let own = salt(&one, "one", None);
+        for differs in [salt(&one, "two", None), salt(&one, "one", Some("x")), salt(&other, "one", None)] {
+            assert_ne!(differs, own);
+        }
+        let (random, again) = (Keys::new(&keys(), None).unwrap(), Keys::new(&keys(), None).unwrap());
+        assert_ne!(salt(&random, "one", None), salt(&again, "one", None));
+    }
+
+    #[test]
+    fn a_secret_that_cannot_be_honoured_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        let refused = |keys: &[KeyConfig]| Keys::new(keys, Some(&path)).unwrap_err().0;
+        assert!(refused(&keys()).contains("No such file"));
+        std::fs::write(&path, [1; 31]).unwrap();
+        assert!(refused(&keys()).contains("it has 31 bytes"));
+        std::fs::write(&path, [1; 32]).unwrap();
+        let [mut key, _] = <[KeyConfig; 2]>::try_from(keys()).unwrap();
+        key.tenant = None;
+        assert!(refused(&[key]).contains("no API key has a tenant"));
+    }
+}
