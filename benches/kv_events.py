@@ -62,9 +62,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     options = parser.parse_args()
-    model, memory = which(default_model()), {"pa_ctxt_len": STREAMS * (PROMPT + NEW) * 2}
-    without = Runner(which=model, **memory)
-    told = Runner(which=model, kv_events="tcp://127.0.0.1:0", kv_events_replay="tcp://127.0.0.1:0", **memory)
+    model, tokens = which(default_model()), STREAMS * (PROMPT + NEW) * 2
+    without = Runner(which=model, pa_ctxt_len=tokens)
+    told = Runner(which=model, pa_ctxt_len=tokens, kv_events="tcp://127.0.0.1:0", kv_events_replay="tcp://127.0.0.1:0")
     stats = told.kv_events_stats()
     assert stats is not None
     subscriber = subprocess.Popen([sys.executable, "-c", SUBSCRIBER, stats["address"]])

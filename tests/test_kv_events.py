@@ -116,7 +116,7 @@ class Consumer:
     def listen(self, seconds: float) -> None:
         """Takes what comes for a while, after what was missed before it."""
         while self.subscriber.poll(seconds * 1000):
-            topic, number, payload = self.subscriber.recv_multipart()
+            _, number, payload = self.subscriber.recv_multipart()
             at = int.from_bytes(number, "big")
             if at > self.next:
                 self.replay(self.next)

@@ -499,7 +499,7 @@ SERVER = (
     ),
     Flag(("--kv-events-replay",), "where they ask for what they missed, tcp://127.0.0.1:5558", "ADDRESS", section="server"),
     Flag(("--kv-events-topic",), "topic of these messages, empty unless given", "TEXT", section="server"),
-    Flag(("--cache-salt-secret",), "file with the secret that keeps tenants' blocks apart, equal on replicas", "FILE", section="server"),
+    Flag(("--cache-salt-secret",), "file with the secret of tenants' salts, equal on replicas", "FILE", section="server"),
     Flag(("--max-tool-rounds",), "tools", "N", planned=LATER_TOOLS, section="server"),
     Flag(("--tool-dispatch-url",), "tools", "URL", planned=LATER_TOOLS, section="server"),
     Flag(("--disable-request-id-header",), "no x-request-id", left_out="every response has one", section="server"),

@@ -19,25 +19,41 @@ pub fn listen(config: &EngineConfig) -> Result<Option<Listeners>, EngineError> {
     let off = match config {
         EngineConfig { no_kv_cache: true, .. } => "no_kv_cache=True",
         EngineConfig { prefix_caching: false, .. } => "prefix_cache_n=0",
-        _ => return Listeners::bind(kv_events).map(Some).map_err(error),
+        _ => return Listeners::bind(kv_events).map(Some).map_err(|error| refused(&error)),
     };
     Err(EngineError::InvalidArgument(format!(
         "kv_events tells of the prefix cache, which {off} turns off: leave out one of the two"
     )))
 }
 
-/// Begins to tell, and says what blocks are called by: the key of their digests. It follows from the weights as they are computed
-/// with, and neither from the device nor from its kernels, so replicas on unlike machines call a block alike.
+/// There is something to tell only where prefixes are cached.
+pub fn check_cached(config: &EngineConfig, has_prefixes: bool, architecture: &str) -> Result<(), EngineError> {
+    if config.kv_events.is_none() || has_prefixes {
+        return Ok(());
+    }
+    let text = format!("kv_events of {architecture}, of which nothing is cached, would tell nothing: leave it out");
+    Err(EngineError::NotSupported(text))
+}
+
+/// Who is told of the prefix cache, and what blocks are called by: the key of their digests.
+pub struct Teller {
+    pub publisher: Publisher,
+    pub digest_key: [u8; 32],
+}
+
+/// Begins to tell, if that was asked for. What blocks are called by follows from the weights as they are computed with, and
+/// neither from the device nor from its kernels, so replicas on unlike machines call a block alike.
 pub fn start(
-    listeners: Listeners,
+    listeners: Option<Listeners>,
     files: &ModelFiles,
     config: &EngineConfig,
     runner: &ModelRunner,
-    weights_digest: &[u8; 32],
+    weights_digest: Option<&[u8; 32]>,
     adapters: Option<Arc<Registry>>,
-) -> Result<(Publisher, [u8; 32]), EngineError> {
+) -> Result<Option<Teller>, EngineError> {
+    let (Some(listeners), Some(weights_digest)) = (listeners, weights_digest) else { return Ok(None) };
     let block_size = runner.cache()?.spec().block_size;
-    let key = Space::default()
+    let digest_key = Space::default()
         .with("kv events", b"1")
         .with("weights", weights_digest)
         .with("isq", config.in_situ_quant.map(|isq| isq.to_string()).unwrap_or_default().as_bytes())
@@ -47,10 +63,11 @@ pub fn start(
     let windows = runner.kv_groups().groups.iter().map(|group| group.retention.window()).collect();
     let adapter_name = Box::new(move |generation: &str| adapters.as_ref()?.alias_of(generation));
     let layout = Layout { block_size, windows, adapter_name };
-    Publisher::start(listeners, layout, PublisherOptions::default()).map(|publisher| (publisher, key)).map_err(error)
+    let publisher = Publisher::start(listeners, layout, PublisherOptions::default()).map_err(|error| refused(&error))?;
+    Ok(Some(Teller { publisher, digest_key }))
 }
 
-fn error(error: KvEventsError) -> EngineError {
+fn refused(error: &KvEventsError) -> EngineError {
     match error {
         KvEventsError::Address { .. } | KvEventsError::Bind { .. } => EngineError::Address(error.to_string()),
         KvEventsError::Thread(_) => EngineError::Internal(error.to_string()),

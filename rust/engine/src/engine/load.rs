@@ -275,11 +275,7 @@ pub fn load_with_backend(
     // A block of keys and values is of no use without the states behind it.
     let whole_prompts = needs_whole_prompts(files.config(), files.embedding());
     let has_prefixes = config.prefix_caching && !is_recurrent && !whole_prompts;
-    if config.kv_events.is_some() && !has_prefixes {
-        let text =
-            format!("kv_events of {}, of which nothing is cached, would tell nothing: leave it out", files.config().architecture);
-        return Err(EngineError::NotSupported(text));
-    }
+    events::check_cached(config, has_prefixes, files.config().architecture)?;
     let kv = cache.kv_cache_config(has_prefixes, rand::random());
     let limits = request_limits(&files, config, &plan, whole_prompts);
     let scheduler = Scheduler::new(
@@ -308,20 +304,13 @@ pub fn load_with_backend(
     let digest = tier::digest(&files, config, &**backend)?;
     let swapper = tier::open(&files, config, &runner, &**backend, digest.as_ref())?;
     let flush = swapper.as_ref().map(Swapper::flush_on_drop);
-    let told = match (listeners, &digest) {
-        (Some(listeners), Some(digest)) => Some(events::start(listeners, &files, config, &runner, digest, adapters.clone())?),
-        _ => None,
-    };
+    let told = events::start(listeners, &files, config, &runner, digest.as_ref(), adapters.clone())?;
     let mut thread = EngineThread::new(commands, scheduler, kv, runner, Arc::clone(&tokenizer));
     // Nobody is being answered while prompts are computed: what makes embeddings has nothing else to do.
     thread.pace(config.max_step_latency.filter(|_| files.embedding().is_none()));
     thread.speculate(config.speculation.as_ref(), config.forced_drafts && !is_recurrent);
     if let Some(swapper) = swapper {
         thread.attach(swapper);
-    }
-    let kv_events = told.as_ref().map(|(publisher, _)| publisher.stats_reader());
-    if let Some((publisher, key)) = told {
-        thread.tell(publisher, key);
     }
     let shared = Shared {
         inbox,
@@ -345,7 +334,7 @@ pub fn load_with_backend(
         draining: AtomicBool::new(false),
         lost: thread.lost(),
         heartbeat: thread.heartbeat(),
-        kv_events,
+        kv_events: thread.tell(told),
         description,
         plan,
         adapters,

@@ -21,11 +21,11 @@ use device::host::trim_heap;
 use paged::{KvCacheConfig, PoolSnapshot, RequestId, Scheduler, SchedulerOutput, StepPacer};
 use rustc_hash::FxHashMap;
 
-use events::Teller;
 use sampling::StepOutputs;
 
 use super::{
     Heartbeat, KvCacheStats, Sequence,
+    events::Teller,
     output::{ActiveRequest, SubmittedRequest},
 };
 use crate::{

@@ -65,7 +65,9 @@ impl Sim {
             self.scheduler.list_kv_events(&mut events);
             consumer.num_listings += 1;
         }
-        events.into_iter().for_each(|event| consumer.apply(event));
+        for event in events {
+            consumer.apply(event);
+        }
         let mut held: Vec<_> = consumer.held.keys().copied().collect();
         let mut expected: Vec<_> = self.scheduler.pool().kv_event_blocks().collect();
         held.sort_unstable();

@@ -2,25 +2,20 @@
 
 use std::{sync::mpsc::RecvTimeoutError, time::Duration};
 
-use kv_events::Publisher;
+use kv_events::StatsReader;
 
 use super::{Command, EngineThread};
-use crate::engine::events::MAX_EVENTS;
+use crate::engine::events::{MAX_EVENTS, Teller};
 
 /// How often an engine that has nothing to do looks whether somebody asks for all that is held.
 const IDLE_TURN: Duration = Duration::from_millis(100);
 
-/// Who is told of the prefix cache, and what blocks are called by.
-pub struct Teller {
-    publisher: Publisher,
-    digest_key: [u8; 32],
-}
-
 impl EngineThread {
-    /// Tells of the prefix cache from now on.
-    pub fn tell(&mut self, publisher: Publisher, digest_key: [u8; 32]) {
-        self.teller = Some(Teller { publisher, digest_key });
+    /// Tells of the prefix cache from now on, if anybody is told; what reads how that goes.
+    pub fn tell(&mut self, teller: Option<Teller>) -> Option<StatsReader> {
+        self.teller = teller;
         self.record_events();
+        self.teller.as_ref().map(|teller| teller.publisher.stats_reader())
     }
 
     /// The scheduler is new: it must record what is to be told.
