@@ -27,6 +27,8 @@ use crate::EngineError;
 const SPACE_DIGITS: usize = 32;
 /// What another process may have under its temporary name.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
+/// File systems tell times of a second's precision at worst.
+const SETTLED_AFTER: Duration = Duration::from_secs(2);
 /// The folder is looked at again, for its size, whenever this part of it was written.
 const RESCAN_DIVISOR: u64 = 8;
 
@@ -46,7 +48,7 @@ struct State {
     /// Of every model, for the size is that of the whole folder.
     lru: Lru<Place>,
     written_since_scan: u64,
-    /// When the folder of this model changed last, as of the last scan.
+    /// When the folder of this model changed last, as of the last scan; `None`: look again.
     changed: Option<SystemTime>,
 }
 
@@ -152,9 +154,11 @@ impl FileTier {
         lru
     }
 
-    /// When a file last came to the folder of this model, or left it.
+    /// When a file last came to the folder of this model, or left it; `None` where that was just now, for what comes next may have
+    /// the same time.
     fn changed(&self) -> Option<SystemTime> {
-        fs::metadata(self.root.join(&self.space)).and_then(|metadata| metadata.modified()).ok()
+        let modified = fs::metadata(self.root.join(&self.space)).and_then(|metadata| metadata.modified()).ok()?;
+        modified.elapsed().is_ok_and(|age| age > SETTLED_AFTER).then_some(modified)
     }
 
     /// Looks at the folder again, and tells what other processes added and took away.
@@ -214,7 +218,8 @@ impl KvTier for FileTier {
 
     fn refresh(&self) -> Changes {
         let mut state = self.lock();
-        if self.changed() == state.changed { Changes::default() } else { self.rescan(&mut state) }
+        let is_same = state.changed.is_some() && self.changed() == state.changed;
+        if is_same { Changes::default() } else { self.rescan(&mut state) }
     }
 
     fn store(&self, block: &TierBlock, payload: Vec<u8>) -> Result<Changes, TierError> {
