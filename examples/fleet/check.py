@@ -1,11 +1,12 @@
 """Asks each of two replicas a share of some prompts, then a router all of them again, and says where they went.
 
-For replicas.sh with a router at http://127.0.0.1:8100.
+For replicas.sh with a router at http://127.0.0.1:8100; LITELLM_MASTER_KEY is sent as its key.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
 import urllib.request
@@ -15,12 +16,13 @@ ROUTER = "http://127.0.0.1:8100"
 REPLICAS = ["http://127.0.0.1:8101", "http://127.0.0.1:8102"]
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu"]
 PROMPTS, LENGTH = 20, 150
+HEADERS = {"Content-Type": "application/json", "Authorization": f"Bearer {os.environ.get('LITELLM_MASTER_KEY', 'none')}"}
 
 
 def post(url: str, **body: Any) -> dict[str, Any]:
     """The answer to a request."""
     data = json.dumps({"model": "default-model", "temperature": 0, **body}).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    request = urllib.request.Request(url, data, HEADERS)
     with urllib.request.urlopen(request, timeout=60) as reply:
         answer: dict[str, Any] = json.load(reply)
     return answer
