@@ -7,6 +7,8 @@ PYTHON ?= python3
 VENV := .venv
 # LiteLLM wants an older openai than the tests have.
 CLIENTS := .venv-clients
+# Of one version each, because their results are compared bit for bit.
+IMAGES := .venv-images
 PIP := $(VENV)/bin/pip
 SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust python -type f \( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name Cargo.toml -o -path '*/ui/*' \)) \
 	$(filter-out kernels/built/%,$(shell find kernels -type f -not -name '*.md'))
@@ -69,9 +71,10 @@ CASES ?= 1000000
 SEED ?= 0
 
 .PHONY: fuzz
-fuzz: $(VENV)/package $(VENV)/tools ## CASES= (a million) broken templates, tokenizers, configurations, files and requests by SEED=, and a tenth as many of Python's arguments
+fuzz: $(VENV)/package $(VENV)/tools ## CASES= (a million) broken templates, tokenizers, configurations, files and requests by SEED=, as many images, and a tenth as many of Python's arguments
 	cargo run --locked --package mistral-paged-server --example fuzz -- --cases $(CASES) --seed $(SEED)
 	$(VENV)/bin/python tests/fuzz_arguments.py --cases $$(($(CASES) / 10)) --seed $(SEED)
+	cargo run --locked --package mistral-paged-images --example fuzz -- --cases $(CASES) --seed $(SEED)
 
 MINUTES ?= 60
 
@@ -81,7 +84,11 @@ soak: $(VENV)/package $(VENV)/model $(VENV)/tools ## random operations over elev
 	$(VENV)/bin/python tests/soak.py --minutes $(MINUTES) --output build/soak.json
 
 .PHONY: test-all
-test-all: test test-grammars test-clients test-asan ## every test there is without a GPU: hours on two cores
+test-all: test test-grammars test-clients test-images test-asan ## every test there is without a GPU: hours on two cores
+
+.PHONY: test-images
+test-images: $(IMAGES)/tools ## what Pillow and Transformers make of images today, against what the tests of rust/images compare with
+	$(IMAGES)/bin/python rust/images/tests/oracle.py --check
 
 # The sanitizer's runtime comes with the toolchain; only its flag is not stable.
 .PHONY: test-asan
@@ -168,7 +175,7 @@ bench-scheduler: ## measure what the KV books, a step without the model and samp
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf $(VENV) $(CLIENTS) dist target
+	rm -rf $(VENV) $(CLIENTS) $(IMAGES) dist target
 
 $(VENV)/bin/python:
 	@echo '== making the virtual environment $(VENV)'
@@ -213,6 +220,12 @@ $(CLIENTS)/tools: $(CLIENTS)/bin/python
 	@echo '== installing the clients: some 200 packages'
 	$(CLIENTS)/bin/pip install --quiet 'pytest>=8' 'pytest-timeout>=2.3' 'openai>=2' 'anthropic>=0.60' \
 		langchain-openai llama-index-llms-openai-like 'litellm[proxy]' instructor openai-agents 'schemathesis>=4' 'lm-eval[api]>=0.4.13'
+	@touch $@
+
+$(IMAGES)/tools:
+	@echo '== making the virtual environment $(IMAGES)'
+	$(PYTHON) -m venv $(IMAGES)
+	$(IMAGES)/bin/pip install --quiet numpy pillow==12.3.0 transformers==5.23.0 onnx onnxruntime
 	@touch $@
 
 # The wheel that was built for the tests' environment; pip first gets what it needs, then the wheel itself, new or not.

@@ -6,7 +6,7 @@
 // How a linear layer's input is stored: `out_type` of what produces it.
 enum ElementType : uint32_t { ELEMENT_F32 = 0, ELEMENT_F16 = 1, ELEMENT_BF16 = 2 };
 
-enum ActivationKind : uint32_t { ACTIVATION_SILU = 0, ACTIVATION_GELU_TANH = 1, ACTIVATION_GELU = 2 };
+enum ActivationKind : uint32_t { ACTIVATION_SILU = 0, ACTIVATION_GELU_TANH = 1, ACTIVATION_GELU = 2, ACTIVATION_QUICK_GELU = 3 };
 
 // Norm of q or k heads.
 struct HeadNormArgs {

@@ -97,6 +97,7 @@ __device__ void norm(const NormArgs& args) {
 __device__ float activate(uint32_t activation, float x) {
     if (activation == ACTIVATION_SILU) return x / (1.0f + expf(-x));
     if (activation == ACTIVATION_GELU_TANH) return 0.5f * x * (1.0f + tanhf(0.797884561f * (x + 0.044715f * x * x * x)));
+    if (activation == ACTIVATION_QUICK_GELU) return x / (1.0f + expf(-1.702f * x));
     return 0.5f * x * (1.0f + erff(x * 0.707106781f));
 }
 

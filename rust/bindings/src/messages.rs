@@ -18,7 +18,12 @@ use crate::{
 pub fn parse(messages: &Bound<'_, PyAny>) -> PyResult<Vec<Message>> {
     if messages.is_instance_of::<PyString>() {
         let Text(text) = named("messages", messages)?;
-        return Ok(vec![Message { role: "user".into(), content: MessageContent::Text(text), extra: Map::new() }]);
+        return Ok(vec![Message {
+            role: "user".into(),
+            content: MessageContent::Text(text),
+            images: Vec::new(),
+            extra: Map::new(),
+        }]);
     }
     let Value::Array(messages) = to_json("messages", messages)? else {
         return Err(PyTypeError::new_err("`messages` must be a str or a list of dicts"));
@@ -117,7 +122,7 @@ fn parse_one(index: usize, message: Value) -> PyResult<Message> {
         let place = format!("messages[{index}].tool_calls");
         *calls = openai::tools::earlier_calls(&place, calls).map_err(|error| invalid(error.message))?;
     }
-    Ok(Message { role, content, extra: message })
+    Ok(Message { role, content, images: Vec::new(), extra: message })
 }
 
 fn check_parts(index: usize, parts: Vec<Value>) -> PyResult<Vec<Value>> {

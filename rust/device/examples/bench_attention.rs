@@ -62,6 +62,7 @@ fn step(num_reqs: usize, queries: usize, len: usize, set: usize) -> StepMetadata
     StepMetadata {
         state_slots: Vec::new(),
         adapters: Vec::new(),
+        span_ends: Vec::new(),
         rope_positions: positions.clone(),
         positions,
         query_start_loc: (0..=num_reqs).map(|r| (r * queries) as u32).collect(),

@@ -131,6 +131,9 @@ pub enum Mask {
     Causal,
     /// All, those behind it too: a step has the whole request.
     Full,
+    /// Its own and those before, and those behind it in its span ([`StepMetadata::span_ends`](crate::StepMetadata)): the rows of
+    /// an image see each other.
+    Spans,
 }
 
 /// What a layer's attention is like.
@@ -146,7 +149,7 @@ pub struct AttentionParams {
     pub scale: f32,
     /// Which keys of its request a query sees.
     pub mask: Mask,
-    /// Query i sees keys j with |i - j| < window, as far as the mask has them.
+    /// Query i sees keys j with |i - j| < window, as far as the mask has them; those behind it in its span whatever the window.
     pub window: Option<usize>,
     /// Query i sees no keys before the last multiple of this that is not behind it (Llama 4).
     pub chunk: Option<usize>,
@@ -169,11 +172,13 @@ impl AttentionParams {
         first_key(self.window, self.chunk, position)
     }
 
-    /// One more than the position of the last key that the query at `position` sees, of a request with `seq_len` keys.
-    pub fn end_key(&self, position: usize, seq_len: usize) -> usize {
+    /// One more than the position of the last key that the query at `position`, row `row` of the step, sees, of a request with
+    /// `seq_len` keys. `span_ends` are the step's.
+    pub fn end_key(&self, (row, position): (usize, usize), seq_len: usize, span_ends: &[u32]) -> usize {
         match self.mask {
             Mask::Causal => position + 1,
             Mask::Full => self.window.map_or(seq_len, |window| seq_len.min(position + window)),
+            Mask::Spans => span_ends.get(row).map_or(position + 1, |end| *end as usize),
         }
     }
 }

@@ -129,6 +129,8 @@ pub enum Activation {
     GeluTanh,
     /// GELU by the error function.
     Gelu,
+    /// x * sigmoid(1.702 x) (CLIP).
+    QuickGelu,
 }
 
 /// One output of [`Phases::norm_linear`]: `out = norm(x) @ weight^T + bias`.
@@ -174,6 +176,9 @@ pub struct StepMetadata {
     pub query_start_loc: Vec<u32>,
     /// KV length seen by attention (computed + scheduled), `[num_reqs]`.
     pub seq_lens: Vec<u32>,
+    /// One more than the position of the last key that each row sees under [`Mask::Spans`](crate::Mask): that of its own, or of
+    /// the span that it belongs to, which the step has whole, `[num_tokens]`; empty: no row belongs to one.
+    pub span_ends: Vec<u32>,
     /// One entry a KV group.
     pub groups: Vec<KvGroupMetadata>,
     /// Slot of each request in the [`StateCache`](crate::StateCache), `[num_reqs]`; empty for models without.
@@ -494,7 +499,7 @@ pub trait Backend: Device + Phases {
         None
     }
 
-    /// Whether attention takes [`Mask::Full`](crate::Mask).
+    /// Whether attention takes [`Mask::Full`](crate::Mask) and [`Mask::Spans`](crate::Mask).
     fn sees_ahead(&self) -> bool {
         false
     }

@@ -24,6 +24,7 @@ pub enum ActivationKind {
     Silu = 0,
     GeluTanh = 1,
     Gelu = 2,
+    QuickGelu = 3,
 }
 
 /// Norm of q or k heads.

@@ -83,6 +83,26 @@ fn keys_behind_a_query_may_lie_in_other_splits() {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn rows_of_a_span_see_each_other_as_the_dense_oracle_has_it(
+        seed in any::<u64>(),
+        num_kv_heads in 1usize..3,
+        queries_per_kv in 1usize..5,
+        head_dim in prop::sample::select(vec![8usize, 27, 32, 64, 256]),
+        block_size in prop::sample::select(vec![8usize, 16, 32]),
+        window in prop::option::of(1usize..200),
+        dtype in prop::sample::select(KvDType::ALL.to_vec()),
+        // No request begins within a span.
+        requests in prop::collection::vec((prop::sample::select(vec![0usize, 12, 83, 100, 500]), 1usize..150), 1..5),
+        threads in 1usize..4,
+    ) {
+        let params = AttentionParams { mask: Mask::Spans, window, ..params(num_kv_heads, queries_per_kv, head_dim) };
+        check_case(&Case::new(seed, params, block_size, dtype, &requests), threads);
+    }
+}
+
 #[test]
 fn a_row_that_sees_keys_behind_it_has_the_same_bits_in_a_batch_for_any_threads_and_block_size() {
     for isa in isas() {

@@ -44,6 +44,7 @@ fn step(len: u32, queries: u32) -> StepMetadata {
         groups: vec![KvGroupMetadata { block_tables: (1..101).collect(), max_blocks: 100, slot_mapping }],
         state_slots: Vec::new(),
         adapters: Vec::new(),
+        span_ends: Vec::new(),
     }
 }
 

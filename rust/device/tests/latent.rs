@@ -105,8 +105,7 @@ impl Problem {
                     block_tables: tables.clone(),
                     max_blocks,
                 }],
-                state_slots: Vec::new(),
-                adapters: Vec::new(),
+                ..StepMetadata::default()
             };
             let mut hidden = Tensor::new(rows.len(), HIDDEN).unwrap();
             hidden.set_rows(rows.len());

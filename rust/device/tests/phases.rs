@@ -404,8 +404,7 @@ fn layers_with_parallel_parts_agree() {
                 query_start_loc: vec![0, rows.rows() as u32],
                 seq_lens: vec![computed],
                 groups: vec![KvGroupMetadata { block_tables: vec![1], max_blocks: 1, slot_mapping }],
-                state_slots: Vec::new(),
-                adapters: Vec::new(),
+                ..StepMetadata::default()
             };
             backend.begin_step(&step);
             for (layer, (norm, [wq, wk, wv, wo, up, down])) in layers.iter().enumerate() {

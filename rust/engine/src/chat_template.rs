@@ -11,7 +11,7 @@ use std::{
 
 use minijinja::{Environment, Error, ErrorKind, State, Value, value::Kwargs};
 use serde::Serialize;
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as Json, json};
 
 use crate::{
     EngineError, Message, MessageContent,
@@ -34,6 +34,29 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     special_tokens: SpecialTokens,
     source: String,
+    form: ContentForm,
+}
+
+/// How a template wants the content of messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ContentForm {
+    /// As texts, whatever they are made of.
+    Texts,
+    /// As texts, or as lists of parts where there are images.
+    Either,
+    /// As lists of parts.
+    Parts,
+}
+
+impl ContentForm {
+    /// By what the template's text looks for.
+    fn of(source: &str) -> Self {
+        match (source.contains("'image'") || source.contains("\"image\""), source.contains("is string")) {
+            (false, _) => Self::Texts,
+            (true, true) => Self::Either,
+            (true, false) => Self::Parts,
+        }
+    }
 }
 
 /// What a template is rendered with, beside the messages.
@@ -79,7 +102,7 @@ impl ChatTemplate {
     pub fn new(source: &str, special_tokens: SpecialTokens) -> Result<Self, EngineError> {
         limits::check(source)?;
         let environment = limits::with_known_stack(|| Self::compile(source))??;
-        Ok(Self { environment, special_tokens, source: source.to_owned() })
+        Ok(Self { environment, special_tokens, source: source.to_owned(), form: ContentForm::of(source) })
     }
 
     /// The template's text.
@@ -110,7 +133,8 @@ impl ChatTemplate {
         if messages.is_empty() {
             return Err(EngineError::InvalidArgument("messages is empty; a chat needs at least one message".into()));
         }
-        let messages = messages.iter().enumerate().map(|(i, m)| message_object(i, m)).collect::<Result<Vec<_>, _>>()?;
+        let messages =
+            messages.iter().enumerate().map(|(i, m)| message_object(i, m, self.form)).collect::<Result<Vec<_>, _>>()?;
         let num_bytes: usize = messages.iter().map(|m| m.to_string().len()).sum();
 
         let mut context = options.extra.clone();
@@ -189,9 +213,11 @@ fn named_template(value: &Json) -> Option<String> {
     }
 }
 
-fn message_object(index: usize, message: &Message) -> Result<Json, EngineError> {
-    let content = match &message.content {
-        MessageContent::Text(text) => text.clone(),
+fn message_object(index: usize, message: &Message, form: ContentForm) -> Result<Json, EngineError> {
+    let is_list = form == ContentForm::Parts || form == ContentForm::Either && !message.images.is_empty();
+    let content: Json = match &message.content {
+        MessageContent::Text(text) if form == ContentForm::Parts => json!([{ "type": "text", "text": text }]),
+        MessageContent::Text(text) => text.as_str().into(),
         MessageContent::Parts(parts) => {
             let mut text = String::new();
             for part in parts {
@@ -203,19 +229,20 @@ fn message_object(index: usize, message: &Message) -> Result<Json, EngineError> 
                             "messages[{index}].content has a text part without text: {part}"
                         )));
                     }
+                    ("image", _) if !message.images.is_empty() => {}
                     _ => {
                         return Err(EngineError::NotSupported(format!(
-                            "messages[{index}].content has a part of type {kind:?}; only text parts are supported yet"
+                            "messages[{index}].content has a part of type {kind:?}; text and images are supported"
                         )));
                     }
                 }
             }
-            text
+            if is_list { Json::Array(parts.clone()) } else { text.into() }
         }
     };
     let mut object = Map::new();
     object.insert("role".into(), message.role.as_str().into());
-    object.insert("content".into(), content.into());
+    object.insert("content".into(), content);
     for (key, value) in &message.extra {
         object.entry(key.clone()).or_insert_with(|| value.clone());
     }

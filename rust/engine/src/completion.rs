@@ -100,6 +100,8 @@ pub struct Usage {
     pub draft_tokens: usize,
     /// Of these, the right ones, which are part of the answer.
     pub accepted_draft_tokens: usize,
+    /// Images of the prompt that had to be encoded; the vectors of others were there.
+    pub encoded_images: usize,
     /// Seconds from submission to the end.
     pub total_time_sec: f64,
     /// Seconds from submission to the first step that had tokens of it.

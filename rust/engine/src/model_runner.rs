@@ -3,8 +3,8 @@
 use std::{cell::Cell, ops::Range, sync::Arc};
 
 use device::{
-    AdapterRows, Backend, CacheEngine, DeviceSampler, KvDType, Precision, RowSampling, SampledRow, StateCache, StepGraphs,
-    StepMetadata, Tensor, TokenMask, mmap::FileWatch,
+    AdapterRows, Backend, CacheEngine, DeviceSampler, KvDType, Precision, RopeTable, RowSampling, SampledRow, StateCache,
+    StepGraphs, StepMetadata, Tensor, TokenMask, mmap::FileWatch,
 };
 use paged::{BlockId, KvGroups};
 
@@ -14,11 +14,12 @@ use crate::{
     lora::{Recorder, Sites},
     model::{
         Decoder, DecoderConfig, ModelFiles,
-        decoder::{Activations, Search, softcap},
+        decoder::{Activations, Search, VectorRows, softcap},
         loader::Loader,
         part::Run,
         rope::GrowingRope,
     },
+    vision::{ImageEncoder, PromptImage, TowerWeights},
 };
 
 /// Logit rows computed at once at least, whatever the number of sequences.
@@ -65,11 +66,15 @@ pub struct ModelRunner {
     activations: Activations,
     /// Of models that make embeddings.
     embedder: Option<Embedder>,
+    /// Of models that see.
+    encoder: Option<ImageEncoder>,
     /// What adapters may change.
     sites: Arc<Sites>,
     /// Of the last step.
     adapters: Vec<AdapterRows>,
     ropes: Vec<GrowingRope>,
+    /// Of the last step.
+    tables: Vec<RopeTable>,
     cache: Option<CacheEngine>,
     /// Of models with recurrent layers.
     states: Option<StateCache>,
@@ -104,7 +109,16 @@ impl ModelRunner {
         let decoder = Decoder::new(&mut recorder, &config)?;
         let sites = Arc::new(recorder.sites(&backend));
         let heads = files.embedding().map(|embedding| Head::all(&mut loader, embedding)).transpose()?;
-        let weight_bytes = loader.bytes;
+        let mut weight_bytes = loader.bytes;
+        let encoder = match files.vision() {
+            Some(vision) => {
+                let mut weights = TowerWeights::load(files.weights(), &*backend, options.precision, &count);
+                let encoder = ImageEncoder::new(&mut weights, vision, options.precision)?;
+                weight_bytes += weights.bytes;
+                Some(encoder)
+            }
+            None => None,
+        };
         progress(LoadProgress { done_bytes: total_bytes, total_bytes });
         let max_logit_rows = max_logit_rows(options.max_num_seqs);
         let activations = Activations::new(&*backend, &config, options.max_num_batched_tokens.max(1), max_logit_rows)?;
@@ -123,9 +137,11 @@ impl ModelRunner {
             watches: files.weights().watches().to_vec(),
             activations,
             embedder,
+            encoder,
             sites,
             adapters: Vec::new(),
             ropes,
+            tables: Vec::new(),
             cache: None,
             states: None,
         })
@@ -219,19 +235,36 @@ impl ModelRunner {
 
     /// Runs a step: writes the tokens' keys and values into their slots and keeps their hidden states for [`Self::logits`].
     pub fn execute(&mut self, token_ids: &[u32], step: &StepMetadata) -> Result<(), EngineError> {
+        self.execute_with((token_ids, &[]), &[], step)
+    }
+
+    /// The same, where some rows have vectors in place of their token's, and rows have `coordinates` instead of positions, unless
+    /// there are none.
+    pub(crate) fn execute_with(
+        &mut self,
+        (token_ids, images): (&[u32], &[VectorRows]),
+        coordinates: &[[u32; 3]],
+        step: &StepMetadata,
+    ) -> Result<(), EngineError> {
         self.check(token_ids, step)?;
         for watch in &self.watches {
             watch.check()?;
         }
-        let rope_rows = step.rope_positions.iter().max().map_or(0, |max| *max as usize + 1);
-        for rope in &mut self.ropes {
-            rope.grow(rope_rows)?;
+        self.tables.clear();
+        if coordinates.is_empty() {
+            let rope_rows = step.rope_positions.iter().max().map_or(0, |max| *max as usize + 1);
+            for rope in &mut self.ropes {
+                rope.grow(rope_rows)?;
+            }
+            self.tables.extend(self.ropes.iter().map(|rope| rope.table().clone()));
+        } else {
+            self.tables.extend(self.ropes.iter().map(|rope| rope.table_of(coordinates)));
         }
         self.adapters.clone_from(&step.adapters);
         let cache = self.cache.as_ref().ok_or_else(|| EngineError::Internal("a step ran before the KV cache was made".into()))?;
         let states = self.states.as_ref();
-        let run = Run { backend: &*self.backend, precision: self.options.precision, cache, ropes: &self.ropes, states };
-        self.decoder.forward(&run, &mut self.graphs, &mut self.activations, token_ids, step);
+        let run = Run { backend: &*self.backend, precision: self.options.precision, cache, ropes: &self.tables, states };
+        self.decoder.forward(&run, &mut self.graphs, &mut self.activations, (token_ids, images), step);
         Ok(())
     }
 
@@ -323,6 +356,22 @@ impl ModelRunner {
             return Err(EngineError::Internal(text));
         };
         Ok(embedder.run((&self.decoder, &*self.backend), &mut self.activations, requests))
+    }
+
+    /// Vectors of a row of an image.
+    pub(crate) fn num_planes(&self) -> usize {
+        self.encoder.as_ref().map_or(1, ImageEncoder::num_planes)
+    }
+
+    /// The vectors of an image, `[planes, rows, hidden_size]`.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] for a model that does not see, [`EngineError::Device`] where there is no memory.
+    pub(crate) fn encode(&mut self, image: &PromptImage) -> Result<Vec<f32>, EngineError> {
+        let Some(encoder) = &mut self.encoder else {
+            return Err(EngineError::Internal("an image for a model that was loaded without its encoder".into()));
+        };
+        encoder.encode(&*self.backend, image)
     }
 
     /// Whether there are tokens instead, see [`Decoder::logits`](crate::model::decoder::Decoder::logits).

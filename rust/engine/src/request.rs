@@ -1,6 +1,8 @@
 //! What a caller asks for.
 
-use std::{num::NonZeroU32, time::Duration};
+use std::{num::NonZeroU32, sync::Arc, time::Duration};
+
+use images::RgbImage;
 
 use crate::{AdapterChoice, Continuation, Grammar, RenderOptions, Sequence};
 
@@ -11,6 +13,8 @@ pub struct Message {
     pub role: String,
     /// The text, or its parts.
     pub content: MessageContent,
+    /// The images of the parts `{"type": "image"}`, in order.
+    pub images: Vec<Arc<RgbImage>>,
     /// Further keys of the message (name, tool_call_id, ...), handed to the template as they are.
     pub extra: serde_json::Map<String, serde_json::Value>,
 }
@@ -24,9 +28,14 @@ impl Message {
         }
     }
 
+    /// A message without images or further keys.
+    pub fn new(role: impl Into<String>, content: MessageContent) -> Self {
+        Self { role: role.into(), content, images: Vec::new(), extra: serde_json::Map::new() }
+    }
+
     /// A user's message.
     pub fn user(text: impl Into<String>) -> Self {
-        Self { role: "user".into(), content: MessageContent::Text(text.into()), extra: serde_json::Map::new() }
+        Self::new("user", MessageContent::Text(text.into()))
     }
 }
 
@@ -45,7 +54,7 @@ impl Message {
 pub enum MessageContent {
     /// Plain text.
     Text(String),
-    /// Parts such as `{"type": "text", "text": ...}`.
+    /// Parts such as `{"type": "text", "text": ...}` and `{"type": "image"}`.
     Parts(Vec<serde_json::Value>),
 }
 

@@ -60,7 +60,12 @@ fn controls(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<u32> {
 }
 
 fn chat(content: &MessageContent) -> Vec<Message> {
-    let message = |role: &str, content: MessageContent| Message { role: role.into(), content, extra: serde_json::Map::new() };
+    let message = |role: &str, content: MessageContent| Message {
+        role: role.into(),
+        content,
+        images: Vec::new(),
+        extra: serde_json::Map::new(),
+    };
     let said = |text: &str| MessageContent::Text(text.into());
     vec![message("system", said("Be short.")), message("user", content.clone()), message("assistant", said("Yes."))]
 }

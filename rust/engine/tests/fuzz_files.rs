@@ -155,6 +155,7 @@ fn load(source: &ModelSource, backend: &Arc<dyn Backend>) -> Result<(), EngineEr
         groups,
         state_slots: if runner.config().is_recurrent() { vec![0] } else { Vec::new() },
         adapters: Vec::new(),
+        span_ends: Vec::new(),
     };
     runner.execute(&[0, 1, 2], &step)?;
     runner.logits(&[2]).map(|_| ())

@@ -241,7 +241,12 @@ fn system(system: Option<&Value>) -> Result<Option<Message>, ApiError> {
         }
         Some(_) => return Err(ApiError::value("system", "must be a string or a list of text blocks")),
     };
-    Ok((!text.is_empty()).then(|| Message { role: "system".into(), content: MessageContent::Text(text), extra: Map::new() }))
+    Ok((!text.is_empty()).then(|| Message {
+        role: "system".into(),
+        content: MessageContent::Text(text),
+        images: Vec::new(),
+        extra: Map::new(),
+    }))
 }
 
 /// Marks for a cache are hints, and the cache is automatic.

@@ -84,7 +84,7 @@ fn parse_one(index: usize, message: Value, context: &ModelContext) -> Result<Mes
         None if role == "assistant" => MessageContent::Text(String::new()),
         None => return Err(ApiError::missing(&format!("{place}.content"), "give a string or a list of parts")),
     };
-    Ok(Message { role, content, extra: message })
+    Ok(Message { role, content, images: Vec::new(), extra: message })
 }
 
 fn check_parts(place: &str, parts: &[Value]) -> Result<Vec<Value>, ApiError> {

@@ -93,6 +93,16 @@ pub enum AdmissionError {
         /// The longest sequence the pool can serve, in tokens.
         usable_tokens: usize,
     },
+    /// Tokens that a step must compute together are more than the scheduler was made for.
+    #[error("request {}: {len} tokens must be computed in one step, and it was made for {longest} at most", .request_id.0)]
+    SpanTooLong {
+        /// The request.
+        request_id: RequestId,
+        /// Tokens of the span.
+        len: usize,
+        /// [`crate::SchedulerConfig::longest_span`].
+        longest: usize,
+    },
     /// A priority was asked for, and the fairness policy goes by arrival alone.
     #[error("request {}: priority {priority} has no effect under the fairness policy fcfs: use priority or drr", .request_id.0)]
     NoPriorities {

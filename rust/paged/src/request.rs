@@ -1,6 +1,7 @@
 //! A request as the scheduler knows it.
 
 use std::num::NonZeroU32;
+use std::ops::Range;
 
 use crate::block_hash::CacheKey;
 use crate::ids::RequestId;
@@ -37,6 +38,9 @@ pub struct NewRequest {
     pub identity: Vec<u8>,
     /// Compute every position even if its KV is cached: prompt log probabilities need the logits.
     pub skip_prefix_lookup: bool,
+    /// Tokens that a step computes together, in order, each at most [`crate::SchedulerConfig::longest_span`] of them: the rows of
+    /// an image that see each other. A prefix hit ends within none.
+    pub spans: Vec<Range<usize>>,
     /// Who may share blocks: those with the same bytes. Empty is a tenant of its own kind, shared by all who give none.
     pub cache_salt: Vec<u8>,
     /// So many leading tokens of the prompt are everybody's, whatever the salt: blocks that lie wholly within are shared.
@@ -58,6 +62,7 @@ impl NewRequest {
             max_tokens,
             identity: Vec::new(),
             skip_prefix_lookup: false,
+            spans: Vec::new(),
             cache_salt: Vec::new(),
             public_prefix_len: 0,
             priority: 0,
@@ -76,6 +81,8 @@ pub struct ForkRequest {
     pub num_source_tokens: Option<usize>,
     /// What follows them: its own first token, or a new turn.
     pub token_ids: Vec<u32>,
+    /// Of these, tokens that a step computes together, by their places among all; see [`NewRequest::spans`].
+    pub spans: Vec<Range<usize>>,
     /// Most tokens to generate behind those, at least 1.
     pub max_tokens: usize,
     /// Lower goes first; requests of one priority go in order of arrival.
@@ -93,6 +100,7 @@ impl ForkRequest {
             request_id,
             num_source_tokens: None,
             token_ids: Vec::new(),
+            spans: Vec::new(),
             max_tokens,
             priority: 0,
             deadline: None,
@@ -185,6 +193,7 @@ pub(crate) struct Request {
     pub(crate) max_num_tokens: usize,
     pub(crate) identity: Vec<u8>,
     pub(crate) skip_prefix_lookup: bool,
+    pub(crate) spans: Vec<Range<usize>>,
     pub(crate) cache_salt: Vec<u8>,
     pub(crate) public_prefix_len: usize,
     pub(crate) standing: Standing,

@@ -53,6 +53,7 @@ mod queue;
 mod service;
 mod shares;
 mod sharing;
+mod spans;
 mod state;
 mod tier;
 mod urgent;
@@ -69,6 +70,7 @@ use kept::KeptRequests;
 use prefix::{LookupCounts, commit_request, free_request};
 use queue::WaitingQueue;
 use shares::Shares;
+use spans::before_span;
 use tier::Fetching;
 use usage::StepTotals;
 
@@ -121,6 +123,10 @@ pub struct Scheduler {
     allowances: Allowances,
     /// Requests that are being answered and have no row in this step yet.
     unserved_answers: usize,
+    /// Tokens of the step being put together at most, but for what completes spans.
+    step_budget: usize,
+    /// Tokens that it has for the sake of spans, above that.
+    beyond_budget: usize,
     /// Rows of the step being put together whose requests have drafts.
     drafted: Vec<(usize, RequestIndex)>,
 }
@@ -177,6 +183,8 @@ impl Scheduler {
             prompt_limits: PromptLimits::default(),
             allowances: Allowances::default(),
             unserved_answers: 0,
+            step_budget: 0,
+            beyond_budget: 0,
             drafted: Vec::new(),
         })
     }
@@ -202,8 +210,9 @@ impl Scheduler {
             return;
         }
         self.finish_those_at_their_limit(output);
-        let most = self.step_budget();
-        let mut budget = most;
+        self.step_budget = self.most_of_step();
+        self.beyond_budget = 0;
+        let mut budget = self.step_budget;
         self.drop_unseen_blocks();
         self.share_out(budget);
         self.share_among_prompts(budget);
@@ -214,7 +223,7 @@ impl Scheduler {
         }
         self.hand_out_the_rest(output, &mut budget);
         // Drafts are a part of answers, which no limit on prompts shortens.
-        let mut left = self.config.max_num_batched_tokens - (most - budget);
+        let mut left = self.config.max_num_batched_tokens - (self.step_budget - budget + self.beyond_budget);
         self.add_drafts(output, &mut left);
         self.manager.release_copy_sources();
         output.total_num_scheduled_tokens = self.config.max_num_batched_tokens - left;
@@ -273,7 +282,8 @@ impl Scheduler {
             uncomputed
         } else {
             let share = self.share_of(tenant, uncomputed).min(self.allowance_of(index, uncomputed).max(1));
-            self.most_of_budget(uncomputed, *budget).min(self.config.max_chunk_len.unwrap_or(usize::MAX)).min(share)
+            let wanted = self.most_of_budget(uncomputed, *budget).min(self.config.max_chunk_len.unwrap_or(usize::MAX)).min(share);
+            self.with_whole_spans(index, wanted)
         };
         let reserved = self.config.reserve_full_context.then(|| self.config.max_model_len - computed);
         self.make_room(index, reserved.unwrap_or(wanted));
@@ -283,6 +293,7 @@ impl Scheduler {
             Some(_) => wanted,
             None => self.manager.num_tokens_that_fit(&request.blocks, computed, wanted),
         };
+        let num_scheduled_tokens = before_span(&request.spans, computed + num_scheduled_tokens).saturating_sub(computed);
         let end = computed + num_scheduled_tokens;
         let capacity = if self.config.reserve_full_context { self.config.max_model_len } else { end };
         if num_scheduled_tokens == 0
@@ -291,7 +302,8 @@ impl Scheduler {
         {
             return false;
         }
-        *budget -= num_scheduled_tokens;
+        self.beyond_budget += num_scheduled_tokens.saturating_sub(*budget);
+        *budget = budget.saturating_sub(num_scheduled_tokens);
         self.unserved_answers = self.unserved_answers.saturating_sub(usize::from(uncomputed == 1));
         output.rows.push(ScheduledRequest {
             request_id: request.id,

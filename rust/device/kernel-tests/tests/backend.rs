@@ -134,7 +134,9 @@ fn projections_are_added_to_the_residual_with_and_without_a_norm() {
 #[test]
 fn feed_forward_halves_with_and_without_gates_and_biases() {
     let mut rng = Rng::new(4);
-    for (activation, rows) in [(Activation::Silu, 1), (Activation::GeluTanh, 9), (Activation::Gelu, 4)] {
+    for (activation, rows) in
+        [(Activation::Silu, 1), (Activation::GeluTanh, 9), (Activation::Gelu, 4), (Activation::QuickGelu, 5)]
+    {
         let x = floats(&mut rng, rows * HIDDEN);
         let [gate, up] = [(); 2].map(|()| view(&mut rng, DType::F32, 104, HIDDEN));
         let biases = [(); 2].map(|()| floats(&mut rng, 104));

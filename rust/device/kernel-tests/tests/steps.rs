@@ -109,7 +109,7 @@ fn erf(x: f64) -> f64 {
 #[test]
 fn activations_agree_with_the_oracle() {
     let mut rng = Rng::new(2);
-    for activation in [ActivationKind::Silu, ActivationKind::GeluTanh, ActivationKind::Gelu] {
+    for activation in [ActivationKind::Silu, ActivationKind::GeluTanh, ActivationKind::Gelu, ActivationKind::QuickGelu] {
         for ((out_type, cols), gated) in
             TYPES.into_iter().zip([4, 1024, 2052]).flat_map(|case| [true, false].map(|gated| (case, gated)))
         {
@@ -136,6 +136,7 @@ fn activations_agree_with_the_oracle() {
                     0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh())
                 }
                 ActivationKind::Gelu => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
+                ActivationKind::QuickGelu => x / (1.0 + (-1.702 * x).exp()),
             };
             let expected: Vec<f32> = (0..rows * cols)
                 .map(|i| {

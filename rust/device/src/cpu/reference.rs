@@ -175,6 +175,7 @@ pub(crate) fn activate(activation: Activation, x: f32) -> f32 {
             0.5 * x * (1.0 + inner.tanh())
         }
         Activation::Gelu => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
+        Activation::QuickGelu => x / (1.0 + (-1.702 * x).exp()),
     };
     y as f32
 }
@@ -377,7 +378,8 @@ impl Phases for ReferenceBackend {
             let table = &group.block_tables[request * group.max_blocks..(request + 1) * group.max_blocks];
             for (row, head) in rows.flat_map(|row| (0..params.num_heads).map(move |head| (row, head))) {
                 let position = step.positions[row] as usize;
-                let keys = params.first_key(position)..params.end_key(position, step.seq_lens[request] as usize);
+                let keys =
+                    params.first_key(position)..params.end_key((row, position), step.seq_lens[request] as usize, &step.span_ends);
                 let place = |key: usize| KvPlace {
                     layer,
                     slot: table[key / block_size] as usize * block_size + key % block_size,

@@ -363,6 +363,7 @@ pub fn activation_kind(activation: Activation) -> u32 {
         Activation::Silu => ActivationKind::Silu,
         Activation::GeluTanh => ActivationKind::GeluTanh,
         Activation::Gelu => ActivationKind::Gelu,
+        Activation::QuickGelu => ActivationKind::QuickGelu,
     }) as u32
 }
 

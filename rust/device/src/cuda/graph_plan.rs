@@ -50,6 +50,7 @@ impl Bucket {
             seq_lens: vec![position + 1; self.rows],
             state_slots: Vec::new(),
             adapters: Vec::new(),
+            span_ends: Vec::new(),
             groups: vec![group; num_groups],
         }
     }

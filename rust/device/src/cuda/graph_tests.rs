@@ -90,6 +90,7 @@ fn decodes(positions: &[usize]) -> StepMetadata {
     StepMetadata {
         state_slots: Vec::new(),
         adapters: Vec::new(),
+        span_ends: Vec::new(),
         positions: positions.iter().map(|position| *position as u32).collect(),
         rope_positions: vec![3; count],
         query_start_loc: (0..=count as u32).collect(),

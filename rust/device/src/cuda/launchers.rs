@@ -122,13 +122,12 @@ fn attend(backend: &CudaBackend, cache: &CacheEngine) {
     let group = KvGroupMetadata { block_tables: vec![1; 2 * max_blocks], max_blocks, slot_mapping: vec![8; rows] };
     let positions: Vec<u32> = std::iter::once(before as u32).chain(0..prompt as u32).collect();
     let step = StepMetadata {
-        state_slots: Vec::new(),
-        adapters: Vec::new(),
         rope_positions: positions.clone(),
         positions,
         query_start_loc: vec![0, 1, rows as u32],
         seq_lens: vec![before as u32 + 1, prompt as u32],
         groups: vec![group],
+        ..StepMetadata::default()
     };
     let [mut q, mut out] = [(); 2].map(|()| backend.alloc(rows, num_heads * head_dim).unwrap());
     let [mut k, mut v] = [(); 2].map(|()| backend.alloc(rows, head_dim).unwrap());

@@ -194,13 +194,12 @@ fn a_lost_device_ends_the_step_with_the_drivers_words() {
     let code = "CUDA_ERROR_LAUNCH_FAILED (unspecified launch failure)".to_owned();
     recording.fail(CudaError::Lost { what: "starting kernel rms_norm".into(), code });
     let step = StepMetadata {
-        state_slots: Vec::new(),
-        adapters: Vec::new(),
         positions: vec![0],
         rope_positions: vec![0],
         query_start_loc: vec![0, 1],
         seq_lens: vec![1],
         groups: vec![KvGroupMetadata { block_tables: vec![1], max_blocks: 1, slot_mapping: vec![8] }],
+        ..StepMetadata::default()
     };
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| backend.begin_step(&step))).unwrap_err();
     let text = panic.downcast_ref::<String>().unwrap();

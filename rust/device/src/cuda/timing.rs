@@ -273,6 +273,7 @@ fn decode_step(batch: usize, context: usize, block_size: usize) -> StepMetadata 
         seq_lens: vec![context as u32; batch],
         state_slots: Vec::new(),
         adapters: Vec::new(),
+        span_ends: Vec::new(),
         groups: vec![group],
     }
 }

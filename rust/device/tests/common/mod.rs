@@ -100,6 +100,11 @@ impl Case {
     }
 }
 
+/// One more than the last key that a query sees where 70 of each 100 positions, from the 13th on, are a span.
+fn span_end(position: usize, len: usize) -> usize {
+    if (13..83).contains(&(position % 100)) { (position / 100 * 100 + 83).min(len) } else { position + 1 }
+}
+
 /// Lays the case out in shuffled blocks and runs it.
 pub fn run(backend: &dyn Backend, case: &Case) -> Vec<f32> {
     let Case { params, block_size, .. } = case;
@@ -148,6 +153,9 @@ pub fn run(backend: &dyn Backend, case: &Case) -> Vec<f32> {
         }
         group.block_tables.extend(table);
         step.positions.extend((before..len).map(|p| p as u32));
+        if params.mask == Mask::Spans {
+            step.span_ends.extend((before..len).map(|p| span_end(p, len) as u32));
+        }
         step.query_start_loc.push(step.positions.len() as u32);
         step.seq_lens.push(len as u32);
     }
@@ -173,9 +181,14 @@ pub fn dense(case: &Case) -> Vec<f64> {
                 x[at..at + p.head_dim].iter().map(|&x| f64::from(x)).collect()
             };
             let query = &case.q[r][(i * p.num_heads + head) * p.head_dim..][..p.head_dim];
-            let end = if p.mask == Mask::Full { before + queries } else { position + 1 };
+            let end = match p.mask {
+                Mask::Causal => position + 1,
+                Mask::Full => before + queries,
+                Mask::Spans => span_end(position, before + queries),
+            };
             let seen: Vec<usize> = (0..end)
-                .filter(|&j| p.window.is_none_or(|w| j.abs_diff(position) < w) && p.chunk.is_none_or(|c| j / c == position / c))
+                .filter(|&j| p.mask == Mask::Spans && j > position || p.window.is_none_or(|w| j.abs_diff(position) < w))
+                .filter(|&j| p.chunk.is_none_or(|c| j / c == position / c))
                 .collect();
             let scores: Vec<f64> = seen
                 .iter()

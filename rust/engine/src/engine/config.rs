@@ -6,7 +6,9 @@ use device::cuda::{CudaOptions, LibraryPaths};
 use kv_events::KvEventsConfig;
 use paged::{PagedAttentionConfig, Policies};
 
-use crate::{AdapterOptions, EmbeddingOptions, EngineError, Importance, Isq, Speculation, kv_tier::KvTierConfig, weights};
+use crate::{
+    AdapterOptions, EmbeddingOptions, EngineError, Importance, Isq, Speculation, VisionOptions, kv_tier::KvTierConfig, weights,
+};
 
 /// Where a model lies.
 #[derive(Clone, Debug)]
@@ -151,6 +153,8 @@ pub struct EngineConfig {
     pub adapters: Option<AdapterOptions>,
     /// It makes embeddings, and no text; it makes text unless given.
     pub embedding: Option<EmbeddingOptions>,
+    /// It takes images as well; text alone unless given.
+    pub vision: Option<VisionOptions>,
     /// CPU options.
     pub cpu: CpuOptions,
     /// Where NVIDIA's libraries may be.
@@ -203,6 +207,7 @@ impl Default for EngineConfig {
             imatrix: None,
             adapters: None,
             embedding: None,
+            vision: None,
             cpu: CpuOptions::default(),
             cuda_libraries: LibraryPaths::default(),
             cuda: CudaOptions::default(),

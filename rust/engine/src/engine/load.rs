@@ -25,7 +25,7 @@ use super::{
     tier,
 };
 use crate::{
-    EmbeddingConfig, EngineError, GenerationConfig, Message, RenderOptions,
+    EmbeddingConfig, EngineError, GenerationConfig, Message, RenderOptions, VisionOptions,
     chat_template::{ChatTemplate, template_in_dir},
     embedding,
     grammar::GrammarCompiler,
@@ -118,7 +118,8 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
                 weights: None,
                 isq: config.in_situ_quant,
                 tokenizer_bytes: 0,
-                encoder_cache_bytes: 0,
+                encoder_cache_bytes: config.vision.map_or(0, |options| options.cache_bytes()),
+                vision: None,
                 adapter_bytes: adapter_bytes(config)?,
                 embedding: embedding.as_ref(),
             },
@@ -128,7 +129,7 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
     }
     let files = open_files(source, config)?;
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
-    plan(planned_model(&files, &text, adapter_bytes(config)?), config, devices)
+    plan(planned_model(&files, &text, config.vision, adapter_bytes(config)?), config, devices)
 }
 
 fn open_files(source: &ModelSource, config: &EngineConfig) -> Result<ModelFiles, EngineError> {
@@ -136,6 +137,10 @@ fn open_files(source: &ModelSource, config: &EngineConfig) -> Result<ModelFiles,
         .with_isq(config.in_situ_quant)
         .with_importance(config.imatrix.clone());
     files.check_isq()?;
+    let files = match config.vision {
+        Some(options) => files.with_vision(source, options)?,
+        None => files,
+    };
     let files = match config.embedding {
         Some(options) => files.for_embeddings(source, options)?,
         None => files,
@@ -165,6 +170,13 @@ fn check_kind(config: &EngineConfig, decoder: &DecoderConfig, embedding: Option<
     if embedding.is_some() && config.adapters.is_some() {
         return refused("adapters with embeddings are not supported: leave them out".into());
     }
+    if config.vision.is_some() && config.embedding.is_some() {
+        return refused("a model makes embeddings of texts alone: leave out images, or embeddings".into());
+    }
+    if config.vision.is_some() && config.kv_tier.is_some() && decoder.sees_spans() {
+        let name = decoder.architecture;
+        return refused(format!("kv_tier with images of {name}, whose rows see each other, is not supported: leave it out"));
+    }
     if !needs_whole_prompts(decoder, embedding) {
         return Ok(());
     }
@@ -178,19 +190,30 @@ fn check_kind(config: &EngineConfig, decoder: &DecoderConfig, embedding: Option<
     Ok(())
 }
 
+/// Rows of an image that see each other at most: as many as a step has, where any do.
+fn longest_span(files: &ModelFiles, config: &EngineConfig) -> usize {
+    let Some(vision) = files.vision().filter(|vision| vision.sees_spans) else { return 1 };
+    vision.rows_of_tile().clamp(1, config.max_num_batched_tokens)
+}
+
 /// Bytes of the adapters that a model is loaded with.
 fn adapter_bytes(config: &EngineConfig) -> Result<u64, EngineError> {
     config.adapters.as_ref().map_or(Ok(0), lora::planned_bytes)
 }
 
-fn planned_model<'a>(files: &'a ModelFiles, text: &TextFiles, adapter_bytes: u64) -> PlannedModel<'a> {
+fn planned_model<'a>(
+    files: &'a ModelFiles,
+    text: &TextFiles,
+    vision: Option<VisionOptions>,
+    adapter_bytes: u64,
+) -> PlannedModel<'a> {
     PlannedModel {
         config: files.config(),
         weights: Some(files.weights()),
         isq: files.isq(),
         tokenizer_bytes: text.tokenizer.estimated_bytes(),
-        // Every model is one of text.
-        encoder_cache_bytes: 0,
+        encoder_cache_bytes: vision.map_or(0, |options| options.cache_bytes()),
+        vision: files.vision(),
         adapter_bytes,
         embedding: files.embedding(),
     }
@@ -213,6 +236,10 @@ fn check_backend(config: &EngineConfig, backend: &dyn Backend) -> Result<(), Eng
     let device = backend.info().device;
     if config.adapters.is_some() && !backend.takes_adapters() {
         let text = format!("adapters on {device} are not supported yet: use device=\"cpu\"");
+        return Err(EngineError::NotSupported(text));
+    }
+    if config.vision.is_some() && !backend.memory()?.is_host {
+        let text = format!("images on {device} are not supported yet: use device=\"cpu\"");
         return Err(EngineError::NotSupported(text));
     }
     if config.deterministic && device != "cpu" {
@@ -247,8 +274,13 @@ pub fn load_with_backend(
     let files = open_files(source, config)?;
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
     let adapter_bytes = adapter_bytes(config)?;
-    let planned =
-        |loaded| plan(planned_model(&files, &text, adapter_bytes), config, PlannedDevices::Own { backend: &**backend, loaded });
+    let planned = |loaded| {
+        plan(
+            planned_model(&files, &text, config.vision, adapter_bytes),
+            config,
+            PlannedDevices::Own { backend: &**backend, loaded },
+        )
+    };
     let mut plan = planned(0)?;
     check_heads(&files, &**backend)?;
     let options = RunnerOptions {
@@ -278,9 +310,11 @@ pub fn load_with_backend(
     events::check_cached(config, has_prefixes, files.config().architecture)?;
     let kv = cache.kv_cache_config(has_prefixes, rand::random());
     let limits = request_limits(&files, config, &plan, whole_prompts);
+    let longest_span = longest_span(&files, config);
     let scheduler = Scheduler::new(
         SchedulerConfig {
             whole_prompts,
+            longest_span,
             retain_kv: !config.no_kv_cache,
             has_states: is_recurrent,
             reserve_full_context: config.no_paged_attn,
@@ -312,6 +346,9 @@ pub fn load_with_backend(
     if let Some(swapper) = swapper {
         thread.attach(swapper);
     }
+    if let Some(options) = config.vision {
+        thread.take_images(options.cache_bytes());
+    }
     let shared = Shared {
         inbox,
         grammars: GrammarCompiler::new(Arc::clone(&tokenizer), files.config().vocab_size),
@@ -324,6 +361,9 @@ pub fn load_with_backend(
         max_model_len: limits.given,
         servable_tokens,
         embedding: files.embedding().cloned(),
+        vision: files.vision().cloned(),
+        has_rope_axes: files.config().ropes.iter().any(|rope| rope.axes.is_some()),
+        longest_span,
         one_step: whole_prompts.then_some(config.max_num_batched_tokens),
         num_blocks: cache.num_gpu_blocks,
         block_bytes: cache.ledger.bytes_per_block,

@@ -37,7 +37,7 @@ use crate::{
     AdapterChoice, AdapterInfo, AdapterStatus, EmbeddingConfig, EngineError, EventSink, GenerationConfig, GenerationRequest,
     LoadAdapter, Message, RenderOptions, RequestStream, ResolvedSampling, SamplingParams, chat_template::ChatTemplate,
     completion::CompletionCollector, grammar::GrammarCompiler, kv_tier::FlushOnDrop, lora::Registry, tokenizer::Tokenizer,
-    tools::Dialect,
+    tools::Dialect, vision::VisionConfig,
 };
 use output::WaitingTokens;
 pub use sequence::{Continuation, Sequence};
@@ -66,6 +66,12 @@ struct Shared {
     servable_tokens: usize,
     /// `None`: it makes text.
     embedding: Option<EmbeddingConfig>,
+    /// `None`: it takes text alone.
+    vision: Option<VisionConfig>,
+    /// Whether tokens rotate by more than their position.
+    has_rope_axes: bool,
+    /// Rows of an image that see each other at most.
+    longest_span: usize,
     /// Tokens of a step, where a prompt must fit one.
     one_step: Option<usize>,
     num_blocks: usize,
@@ -303,7 +309,7 @@ impl Engine {
 
     /// Token ids of a conversation, rendered by the chat template.
     pub fn tokenize_chat(&self, messages: &[Message], options: &RenderOptions) -> Result<Vec<u32>, EngineError> {
-        prompt::render_chat(&self.shared, messages, options).map(|(ids, _)| ids)
+        self.render_chat(messages, options).map(|(_, ids)| ids)
     }
 
     /// Checks sampling parameters as [`Self::submit`] does; an error names the field, the value and what is allowed.
@@ -313,7 +319,13 @@ impl Engine {
 
     /// A conversation as the chat template renders it, and its token ids.
     pub fn render_chat(&self, messages: &[Message], options: &RenderOptions) -> Result<(String, Vec<u32>), EngineError> {
-        prompt::render_chat(&self.shared, messages, options).map(|(ids, text)| (text, ids))
+        let images = prompt::images_of(&self.shared, messages)?;
+        prompt::render_chat(&self.shared, messages, options, &images).map(|(ids, text)| (text, ids))
+    }
+
+    /// Whether it takes images.
+    pub fn sees(&self) -> bool {
+        self.shared.vision.is_some()
     }
 
     /// The tokenizer.

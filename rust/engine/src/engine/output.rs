@@ -33,6 +33,8 @@ pub struct SubmittedRequest {
     pub number: u64,
     /// Shared by all choices.
     pub prompt_token_ids: Arc<[u32]>,
+    /// The same with ids of their own for the rows of images.
+    pub scheduled_token_ids: Arc<[u32]>,
     /// Generated tokens at most, the model's length considered.
     pub max_tokens: usize,
     /// Token ids that end the text.
@@ -310,6 +312,11 @@ impl ActiveRequest {
     /// Records drafts of a step.
     pub fn count_drafts(&mut self, num_drafts: usize) {
         self.usage.draft_tokens += num_drafts;
+    }
+
+    /// Records that an image of its prompt had to be encoded.
+    pub fn count_encoded_image(&mut self) {
+        self.usage.encoded_images += 1;
     }
 
     /// Records that a draft has become part of the answer.

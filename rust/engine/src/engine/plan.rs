@@ -25,6 +25,7 @@ use crate::{
         rope::GrowingRope,
     },
     model_runner::max_logit_rows,
+    vision::{ImageEncoder, TowerWeights, VisionConfig},
     weights::WeightSource,
 };
 
@@ -99,6 +100,8 @@ pub(super) struct PlannedModel<'a> {
     pub adapter_bytes: u64,
     /// How it makes embeddings, if it does.
     pub embedding: Option<&'a EmbeddingConfig>,
+    /// How it sees, if it does.
+    pub vision: Option<&'a VisionConfig>,
 }
 
 /// Where a model is to run.
@@ -228,6 +231,8 @@ fn check_layers(backend: &dyn Backend, model: &DecoderConfig) -> Result<(), Engi
         "has latent attention"
     } else if !backend.sees_ahead() && model.sees_ahead() {
         "sees the tokens behind a token"
+    } else if !backend.sees_ahead() && model.sees_spans() {
+        "has images whose rows see each other"
     } else {
         return Ok(());
     };
@@ -333,6 +338,13 @@ fn beside_kv(
     Decoder::new(&mut counter, model.config)?;
     for (bytes, weights) in bytes.iter_mut().zip(&counter.bytes) {
         bytes.weights = *weights;
+    }
+    if let (Some(vision), Some(weights)) = (model.vision, model.weights) {
+        let backend = if let PlannedDevices::Own { backend, .. } = devices { Some(backend) } else { None };
+        let mut counter = TowerWeights::count(weights, backend, precision(config));
+        ImageEncoder::new(&mut counter, vision, precision(config))?;
+        bytes[0].weights += counter.bytes;
+        bytes[0].activations += vision.activation_bytes();
     }
     let shape = workspace_shape(model.config, config, longest, [counter.layer_dtype, counter.lm_head_dtype]);
     match devices {

@@ -9,7 +9,11 @@ use paged::RequestId;
 
 use super::thread::Command;
 use crate::{
-    EngineError, Message, MessageContent, Prompt, RenderOptions, lora::Generation, model::RopeRows, tokenizer::Tokenizer,
+    EngineError, Message, MessageContent, Prompt, RenderOptions,
+    lora::Generation,
+    model::RopeRows,
+    tokenizer::Tokenizer,
+    vision::prompt::{PromptImages, with_row_ids},
 };
 
 /// Tokens that a request came to, and, while nobody needs their memory more, their keys and values.
@@ -34,6 +38,8 @@ pub(super) struct Origin {
     pub(super) cache_salt: Vec<u8>,
     pub(super) public_prefix_len: usize,
     pub(super) adapter: Option<Arc<Generation>>,
+    /// `None`: it has none.
+    pub(super) images: Option<Arc<PromptImages>>,
 }
 
 impl Origin {
@@ -65,9 +71,10 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// For a prompt that begins as the sequence does, as far as it does.
+    /// For a prompt that begins as the sequence does, as far as it does, images in both told apart.
     pub(super) fn new(sequence: Sequence, prompt: &[u32]) -> Self {
-        let num_tokens = sequence.token_ids.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        let own = with_row_ids(sequence.origin.images.as_deref(), &sequence.token_ids);
+        let num_tokens = own.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         Self { sequence, num_tokens }
     }
 }
@@ -145,8 +152,7 @@ impl Sequence {
                 "messages go on from a sequence that began as a chat, and this one did not: give text or token ids".into(),
             ));
         };
-        let answer =
-            Message { role: "assistant".into(), content: MessageContent::Text(self.text()), extra: serde_json::Map::new() };
+        let answer = Message::new("assistant", MessageContent::Text(self.text()));
         Ok(Prompt::Chat {
             messages: conversation.messages.iter().cloned().chain([answer]).chain(messages).collect(),
             options: conversation.options.clone(),

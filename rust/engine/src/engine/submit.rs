@@ -16,7 +16,7 @@ use paged::Tenant;
 use super::{
     RequestHandle, Shared,
     output::{AllowedTokens, PromptLogprobs, Service, SubmittedRequest, ThinkingBudget, WaitingTokens},
-    prompt::{public_prefix_len, tokenize},
+    prompt::{images_of, public_prefix_len, tokenize},
     sequence::{Origin, Sequence, Source},
     thread::Command,
 };
@@ -29,6 +29,10 @@ use crate::{
     output_text::OutputText,
     sampler::{ResolvedSampling, Sampler, bad_word_ids, check_num_logprobs, dry_breaker_ids},
     tools::{MARK, Reading, answer_grammar},
+    vision::{
+        PromptImage,
+        prompt::{PromptImages, with_row_ids},
+    },
 };
 
 /// Tokens at the end of a prompt, in which it shows whether the answer begins with reasoning.
@@ -53,12 +57,17 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     let service = check_service(&request.service, submitted_at)?;
     let adapter = find_adapter(shared, &request)?;
     let (prompt, source) = go_on_from(shared, request.prompt, &request.service)?;
-    let (mut prompt_token_ids, text) = tokenize(shared, &prompt)?;
+    let prompt_images = match &prompt {
+        Prompt::Chat { messages, .. } => images_of(shared, messages)?,
+        _ => Vec::new(),
+    };
+    let (mut prompt_token_ids, text) = tokenize(shared, &prompt, &prompt_images)?;
     let num_given = prompt_token_ids.len();
     let reading = reading(shared, &prompt, &prompt_token_ids)?;
     let grammar = compile_grammar(shared, &request.sampling, &prompt, reading.as_ref())?;
     cut(request.kept_prompt, &mut prompt_token_ids)?;
-    let public_prefix_len = public_prefix_len(shared, &prompt, &prompt_token_ids, request.service.public_prefix)?;
+    let public_prefix_len =
+        public_prefix_len(shared, &prompt, (&prompt_token_ids, &prompt_images), request.service.public_prefix)?;
     let asked = request.sampling.max_tokens.or(shared.generation_config.max_tokens(num_given));
     let max_tokens = match request.output {
         OutputKind::Tokens => fit(shared, asked, request.truncate_sequence, &mut prompt_token_ids)?,
@@ -67,6 +76,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     };
     let answers = [num_run.saturating_mul(max_tokens), request.n_choices, prompt_token_ids.len()];
     check_logprobs(&request.sampling, request.prompt_logprobs, request.echo_prompt, answers)?;
+    let images = place_images(shared, prompt_images, source.as_ref(), &prompt_token_ids, num_given)?;
     // What was cut off is not echoed.
     let text = text.filter(|_| prompt_token_ids.len() == num_given);
 
@@ -89,7 +99,8 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     let mut constraints = grammar.map_or_else(Vec::new, |grammar| grammar.begin(num_run)).into_iter();
     let choices = (0..num_run).map(|i| (sampler.for_choice(i), output_text.clone(), constraints.next())).collect();
     let echo = request.echo_prompt.then(|| text.unwrap_or_else(|| shared.tokenizer.decode(&prompt_token_ids, false)));
-    let source = source.map(|sequence| Source::new(sequence, &prompt_token_ids));
+    let scheduled_token_ids: Arc<[u32]> = with_row_ids(images.as_deref(), &prompt_token_ids).into();
+    let source = source.map(|sequence| Source::new(sequence, &scheduled_token_ids));
     let origin = Origin {
         tokenizer: Arc::clone(&shared.tokenizer),
         num_prompt_tokens: prompt_token_ids.len(),
@@ -97,6 +108,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
         cache_salt: request.service.cache_salt.unwrap_or_default().into_bytes(),
         public_prefix_len: public_prefix_len.saturating_sub(num_given - prompt_token_ids.len()),
         adapter,
+        images,
     }
     .of(prompt, source.as_ref());
     let cancel = Arc::new(AtomicBool::new(false));
@@ -106,6 +118,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     let submitted = SubmittedRequest {
         number,
         prompt_token_ids: Arc::clone(&prompt_token_ids),
+        scheduled_token_ids,
         max_tokens,
         stop_token_ids,
         logprobs: sampling.logprobs,
@@ -140,6 +153,41 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
         prompt_token_ids,
         waiting,
     })
+}
+
+/// The images of a prompt in their places: its own, or those of the sequence that it goes on from by tokens.
+fn place_images(
+    shared: &Shared,
+    images: Vec<Arc<PromptImage>>,
+    source: Option<&Sequence>,
+    token_ids: &[u32],
+    num_given: usize,
+) -> Result<Option<Arc<PromptImages>>, EngineError> {
+    let placed = match &shared.vision {
+        Some(vision) if !images.is_empty() => Some(Arc::new(
+            PromptImages::place(vision, shared.has_rope_axes, images, token_ids)
+                .map_err(|error| if token_ids.len() < num_given { cut_images() } else { error })?,
+        )),
+        _ => source.and_then(|sequence| sequence.origin.images.clone()),
+    };
+    if placed.is_some() && token_ids.len() < num_given {
+        return Err(cut_images());
+    }
+    let longest = placed.iter().flat_map(|placed| &placed.spans).map(|(first, end)| (end - first) as usize).max().unwrap_or(0);
+    if longest > shared.longest_span {
+        return Err(EngineError::InvalidArgument(format!(
+            "an image takes {longest} tokens, which one step must compute, and steps have {} at most: give max_num_batched_tokens \
+             more, or make the image smaller",
+            shared.longest_span
+        )));
+    }
+    Ok(placed)
+}
+
+fn cut_images() -> EngineError {
+    EngineError::InvalidArgument(
+        "a prompt with images cannot be cut: leave out truncate_sequence and truncate_prompt_tokens, or shorten it".into(),
+    )
 }
 
 /// Whether requests are taken at all.

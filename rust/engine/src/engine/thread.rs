@@ -2,6 +2,7 @@
 
 mod constrained;
 mod events;
+mod images;
 mod prompt_logprobs;
 mod requests;
 mod sampling;
@@ -21,6 +22,7 @@ use device::host::trim_heap;
 use paged::{KvCacheConfig, PoolSnapshot, RequestId, Scheduler, SchedulerOutput, StepPacer};
 use rustc_hash::FxHashMap;
 
+use images::{HeldImages, Sight};
 use sampling::StepOutputs;
 
 use super::{
@@ -86,6 +88,8 @@ struct ActiveChoice {
     leads: bool,
     output: OutputKind,
     drafts: DraftHistory,
+    /// Until the prompt is computed.
+    images: HeldImages,
 }
 
 /// The scheduler's clock: microseconds since the engine started.
@@ -111,6 +115,8 @@ pub struct EngineThread {
     batch: InputBatch,
     states: StateSlots,
     outputs: StepOutputs,
+    /// Of models that see.
+    sight: Option<Sight>,
     /// Who proposes drafts, if anybody does.
     speculator: Option<Speculator>,
     /// Zero of the scheduler's clock.
@@ -153,6 +159,7 @@ impl EngineThread {
             batch: InputBatch::default(),
             states: StateSlots::default(),
             outputs: StepOutputs::default(),
+            sight: None,
             speculator: None,
             started: Instant::now(),
             step_began: Instant::now(),
@@ -180,6 +187,11 @@ impl EngineThread {
     pub fn speculate(&mut self, speculation: Option<&Speculation>, drafts_forced: bool) {
         let (vocab_size, most) = (self.runner.config().vocab_size, self.runner.max_logit_rows());
         self.speculator = Speculator::new(speculation, drafts_forced, vocab_size, most);
+    }
+
+    /// Keeps outputs of the image encoder within so many bytes.
+    pub fn take_images(&mut self, cache_bytes: u64) {
+        self.sight = Some(Sight::new(cache_bytes));
     }
 
     /// Where it will be written why the device computes no more.
@@ -224,19 +236,30 @@ impl EngineThread {
         let _ = self.guarded(Self::drop_cancelled);
         let is_unloading = !self.unloads.is_empty();
         if is_unloading {
+            self.cancel_seeing();
             let _ = self.guarded(Self::cancel_all);
-        } else if !self.active.is_empty() {
-            let _ = self.guarded(Self::step);
+        } else {
+            if !self.scheduler.is_paused() {
+                let _ = self.guarded(Self::see);
+            }
+            if !self.active.is_empty() {
+                let _ = self.guarded(Self::step);
+            }
         }
         self.publish_events();
         self.deliver_events();
-        self.heartbeat.end(!self.active.is_empty() && !self.scheduler.is_paused());
-        if self.active.is_empty() {
+        self.heartbeat.end(!self.is_idle() && !self.scheduler.is_paused());
+        if self.is_idle() {
             // Whoever has stopped to wait is not there to be told.
             self.drains.drain(..).for_each(|waiting| waiting.send(()).unwrap_or_default());
             return !self.disconnected && !is_unloading;
         }
         true
+    }
+
+    /// Whether no request is left.
+    fn is_idle(&self) -> bool {
+        self.active.is_empty() && self.num_seeing() == 0
     }
 
     /// Hands over what the requests have come to since the last time; only when all have done so are their sinks flushed.
@@ -251,7 +274,7 @@ impl EngineThread {
         if self.disconnected {
             return;
         }
-        if self.active.is_empty() {
+        if self.is_idle() {
             match self.wait_for_command() {
                 Some(command) => self.handle(command),
                 None => self.disconnected = true,
@@ -277,7 +300,7 @@ impl EngineThread {
     fn handle(&mut self, command: Command) {
         match command {
             Command::Submit(submitted) => {
-                let _ = self.guarded(|thread| thread.submit(*submitted));
+                let _ = self.guarded(|thread| thread.receive_request(*submitted));
             }
             Command::Snapshot { number, choice, inbox, reply } => {
                 let _ = self.guarded(|thread| {
@@ -287,8 +310,9 @@ impl EngineThread {
             Command::Pause => self.scheduler.pause(),
             Command::Resume => self.scheduler.resume(),
             Command::Drain(waiting) => {
+                let _ = self.guarded(Self::begin_seeing);
                 self.scheduler.drain();
-                if self.active.is_empty() {
+                if self.is_idle() {
                     waiting.send(()).unwrap_or_default();
                 } else {
                     self.drains.push(waiting);
@@ -300,7 +324,9 @@ impl EngineThread {
             Command::Stats(reply) => {
                 let _ = self.guarded(Self::drop_cancelled);
                 self.poll_tier();
-                let _ = reply.send(self.scheduler.stats());
+                let mut stats = self.scheduler.stats();
+                stats.requests_waiting += self.num_seeing();
+                let _ = reply.send(stats);
             }
             Command::PoolSnapshot(reply) => {
                 let _ = reply.send(self.scheduler.snapshot());

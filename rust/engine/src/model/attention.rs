@@ -94,7 +94,7 @@ impl Attention {
             (None, _) => backend.norm_linear(cx.hidden, norm, &mut [of_q], cx.step),
         }
         let kv = self.kv.is_some().then_some((k, Some(&*v)));
-        let rope = self.config.rope.map(|rope| cx.run.ropes[rope].table());
+        let rope = self.config.rope.map(|rope| &cx.run.ropes[rope]);
         let span = if self.config.qk_norm == Some(QkNorm::Row) { NormSpan::Row } else { NormSpan::Head };
         let [q_norm, k_norm] = [&self.q_norm, &self.k_norm].map(|norm| norm.as_ref().map(|norm| HeadNorm { norm, span }));
         let AttentionConfig { norms_last, q_scale, .. } = self.config;

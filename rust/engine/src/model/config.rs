@@ -454,6 +454,11 @@ impl DecoderConfig {
         self.layers.iter().map(|layer| layer.recurrent.map_or(0, |recurrent| recurrent.state_len(self.hidden_size))).collect()
     }
 
+    /// Whether the rows of an image see each other.
+    pub fn sees_spans(&self) -> bool {
+        self.layers.iter().any(|layer| layer.attention.mask == Mask::Spans)
+    }
+
     /// Whether queries see keys behind them: such a model makes no text.
     pub fn sees_ahead(&self) -> bool {
         self.layers.iter().any(|layer| layer.attention.mask == Mask::Full)

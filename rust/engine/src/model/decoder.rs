@@ -1,6 +1,6 @@
 //! The decoder: weights in the form their backend computes with, and one step over them.
 
-use std::array;
+use std::{array, sync::Arc};
 
 use device::{
     AdapterRows, Backend, EmbedArgs, EmbeddingTable, Linear, Norm, ResidualArgs, StepGraphs, StepMetadata, Tensor, TokenMask,
@@ -143,6 +143,27 @@ impl Layer {
     }
 }
 
+/// Rows of a step that have vectors of their own in place of the token embedding; only where tensors are the host's.
+pub struct VectorRows {
+    /// `[1 + deep, vectors, hidden_size]`: those of rows, then those that are added behind the first layers.
+    pub vectors: Arc<Vec<f32>>,
+    /// How many there are of a row.
+    pub num_planes: usize,
+    /// Which row has which of them.
+    pub rows: Vec<(u32, u32)>,
+}
+
+impl VectorRows {
+    /// Calls `work` with each row and its vector of a plane.
+    fn for_each(&self, plane: usize, hidden: &mut Tensor, work: impl Fn(&mut [f32], &[f32])) {
+        let cols = hidden.cols();
+        let vectors = &self.vectors[self.vectors.len() / self.num_planes * plane..];
+        for (row, vector) in &self.rows {
+            work(hidden.row_mut(*row as usize), &vectors[*vector as usize * cols..][..cols]);
+        }
+    }
+}
+
 /// Activations of a step; rows are tokens.
 pub(crate) struct Activations {
     /// `[num_tokens, hidden_size]`: the residual stream.
@@ -221,20 +242,21 @@ impl Decoder {
         })
     }
 
-    /// Runs the layers over the step's tokens: fills `a.hidden` and the KV slots of the step.
+    /// Runs the layers over the step's tokens, of which some rows have other vectors than their token's: fills `a.hidden` and the
+    /// KV slots of the step.
     pub(crate) fn forward(
         &self,
         run: &Run<'_>,
         graphs: &mut StepGraphs,
         a: &mut Activations,
-        token_ids: &[u32],
+        (token_ids, images): (&[u32], &[VectorRows]),
         step: &StepMetadata,
     ) {
         let backend = run.backend;
         let recorder = backend.recorder().filter(|recorder| {
             recorder.begin_recorded(graphs, step, &mut |step| {
                 a.hidden.set_rows(step.positions.len());
-                self.layers(run, a, step);
+                self.layers(run, a, &[], step);
             })
         });
         if recorder.is_none() {
@@ -243,15 +265,23 @@ impl Decoder {
         let table = self.embedding.as_ref().map_or(EmbeddingTable::Tied(&self.output), EmbeddingTable::Stored);
         let args = EmbedArgs { table, token_ids, adapters: &step.adapters, scale: self.embedding_scale };
         backend.embed(&args, &mut a.hidden);
+        for images in images {
+            images.for_each(0, &mut a.hidden, |hidden, vector| hidden.copy_from_slice(vector));
+        }
         match recorder {
             Some(recorder) => recorder.replay(graphs),
-            None => self.layers(run, a, step),
+            None => self.layers(run, a, images, step),
         }
     }
 
-    fn layers(&self, run: &Run<'_>, a: &mut Activations, step: &StepMetadata) {
+    fn layers(&self, run: &Run<'_>, a: &mut Activations, images: &[VectorRows], step: &StepMetadata) {
         for (index, layer) in self.layers.iter().enumerate() {
             layer.run(&mut Context { run: *run, step, layer: index, hidden: &mut a.hidden, buffers: &mut a.buffers });
+            for images in images.iter().filter(|images| index + 1 < images.num_planes) {
+                images.for_each(index + 1, &mut a.hidden, |hidden, vector| {
+                    hidden.iter_mut().zip(vector).for_each(|(x, v)| *x += v);
+                });
+            }
         }
     }
 

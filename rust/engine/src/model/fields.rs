@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::{
     config::{DecoderConfig, ExpertsConfig, LayerConfig, MAX_LAYERS, MAX_SIZE, NormConfig, SharedConfig},
-    rope::{RopeConfig, RopeScaling},
+    rope::{RopeAxes, RopeConfig, RopeScaling},
 };
 use crate::{
     EngineError, keys,
@@ -217,7 +217,19 @@ impl HfFields<'_> {
             Some(alpha) => theta * alpha.powf(head_dim as f64 / (head_dim as f64 - 2.0)),
             None => theta,
         };
-        Ok(RopeConfig { style: RopeStyle::Neox, theta, rotary_dim, scaling })
+        let axes = fields.as_ref().map(Self::rope_axes).transpose()?.flatten();
+        Ok(RopeConfig { style: RopeStyle::Neox, theta, rotary_dim, scaling, axes })
+    }
+
+    /// Of models with images.
+    fn rope_axes(&self) -> Result<Option<RopeAxes>, EngineError> {
+        let size = |value: &Value| value.as_u64().filter(|n| *n <= MAX_SIZE as u64).map(|n| n as usize);
+        let sections = self.typed("mrope_section", "a list of three sizes", |value| {
+            let sizes: Option<Vec<_>> = value.as_array()?.iter().map(size).collect();
+            <[usize; 3]>::try_from(sizes?).ok()
+        })?;
+        let takes_turns = self.flag("mrope_interleaved")?.unwrap_or(false);
+        Ok(sections.map(|sections| RopeAxes { sections, takes_turns }))
     }
 
     fn rope_scaling(&self, fields: &Self) -> Result<RopeScaling, EngineError> {
@@ -238,7 +250,8 @@ impl HfFields<'_> {
         };
         let original = given.unwrap_or(max_positions);
         Ok(match &kind[..] {
-            "default" => RopeScaling::None,
+            // Transformers takes mrope for another name of it.
+            "default" | "mrope" => RopeScaling::None,
             "dynamic" if fields.value("alpha").is_some() => RopeScaling::None,
             "dynamic" => {
                 return Err(fields.error(
@@ -487,7 +500,7 @@ impl GgufFields<'_> {
                 }
             },
         };
-        Ok(RopeConfig { style, theta: self.number("rope.freq_base")?.unwrap_or(10_000.0), rotary_dim, scaling })
+        Ok(RopeConfig { style, theta: self.number("rope.freq_base")?.unwrap_or(10_000.0), rotary_dim, scaling, axes: None })
     }
 
     fn yarn(&self) -> Result<RopeScaling, EngineError> {

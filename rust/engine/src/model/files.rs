@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use device::DType;
+use device::{DType, Mask};
 use serde_json::{Map, Value};
 
 use super::{
@@ -14,8 +14,12 @@ use crate::{
     EmbeddingConfig, EmbeddingOptions, EngineError, Importance, Isq, ModelSource, embedding, importance,
     json::required_json,
     keys,
+    vision::{VisionConfig, VisionOptions},
     weights::{self, GgufFiles, Metadata, ModelPlace, Names, Role, SafetensorsFiles, WeightId, WeightSource, hub::HubFormat},
 };
+
+/// The sizes of a Llama and of a Mistral, which configurations of the language models of LLaVA leave out.
+const USUAL_SIZES: [(&str, [usize; 5]); 2] = [("llama", [4096, 11008, 32, 32, 32]), ("mistral", [4096, 14336, 32, 32, 8])];
 
 /// The configuration of the language model of one that sees; of a model of text its own.
 fn text_model(mut whole: Map<String, Value>) -> Map<String, Value> {
@@ -25,8 +29,15 @@ fn text_model(mut whole: Map<String, Value>) -> Map<String, Value> {
     };
     match whole.get("text_config").and_then(Value::as_object) {
         Some(text) if is_implemented(text) => {
-            tracing::warn!("only the language model of a model that sees or hears is computed: images and sounds are not");
             let mut text = text.clone();
+            let model_type = text.get("model_type").and_then(Value::as_str).unwrap_or_default();
+            if let Some((_, sizes)) = USUAL_SIZES.into_iter().find(|(name, _)| *name == model_type) {
+                let keys =
+                    ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"];
+                for (key, size) in keys.into_iter().zip(sizes) {
+                    text.entry(key).or_insert(size.into());
+                }
+            }
             for key in ["eos_token_id", "tie_word_embeddings", "quantization_config"] {
                 if let (None, Some(value)) = (text.get(key), whole.remove(key)) {
                     text.insert(key.to_owned(), value);
@@ -45,6 +56,7 @@ pub struct ModelFiles {
     isq: Option<Isq>,
     embedding: Option<EmbeddingConfig>,
     importance: Option<Arc<Importance>>,
+    vision: Option<VisionConfig>,
 }
 
 impl ModelFiles {
@@ -64,10 +76,12 @@ impl ModelFiles {
         if let Some(dir) = weights::meta::folder_of(dir) {
             return Self::open_gguf(weights::meta::open(&dir)?, expected);
         }
-        let (config, names, hub) = Self::read_config(dir, expected)?;
+        let (mut config, names, hub) = Self::read_config(dir, expected)?;
         let files = SafetensorsFiles::open(dir)?.quantized(hub);
         let place = ModelPlace::find(names, |name| files.contains(name));
         let weights = WeightSource::Safetensors { files, names, place };
+        // Of a language model within a larger one, its own part of the file need not say so.
+        config.tie_word_embeddings |= !place.is_alone() && !weights.contains(WeightId::global(Role::Output));
         Self::checked(config, weights, "num_hidden_layers")
     }
 
@@ -76,7 +90,7 @@ impl ModelFiles {
         let num_layers = config.layers.len() + config.num_mtp_layers;
         let beyond = [Role::AttnOutput, Role::FfnDown].map(|role| WeightId::layer(num_layers, role));
         match beyond.into_iter().find(|id| weights.contains(*id)) {
-            None => Ok(Self { config, weights, isq: None, embedding: None, importance: None }),
+            None => Ok(Self { config, weights, isq: None, embedding: None, importance: None, vision: None }),
             Some(id) => Err(EngineError::Load(format!(
                 "{}: `{key}` is {num_layers}, but there is a tensor `{}`: layers are counted from 0",
                 weights.path().display(),
@@ -148,6 +162,39 @@ impl ModelFiles {
         // Nothing asks for logits, so nothing but the rows of the embedding is kept.
         self.config.tie_word_embeddings = true;
         Ok(Self { embedding: Some(embedding), ..self })
+    }
+
+    /// The same, to see images too; `source` is what they were opened from.
+    ///
+    /// # Errors
+    /// [`EngineError::NotSupported`] for a family whose images are not computed; [`EngineError::Load`] for files that cannot be
+    /// honoured; they name the key.
+    pub fn with_vision(mut self, source: &ModelSource, options: VisionOptions) -> Result<Self, EngineError> {
+        let ModelSource::HuggingFace { path, .. } = source else {
+            let what = self.weights.path().display();
+            let text = format!("{what}: images with a GGUF or GGML file are not supported: load the model's Hugging Face folder");
+            return Err(EngineError::NotSupported(text));
+        };
+        let file = path.join("config.json");
+        let what = file.display().to_string();
+        let Value::Object(object) = required_json(&file)? else {
+            return Err(EngineError::Load(format!("{what}: not a JSON object")));
+        };
+        let processor = images::Processor::from_folder(path).map_err(|why| EngineError::Load(why.to_string()))?;
+        let mut processor = processor.ok_or_else(|| {
+            EngineError::Load(format!("{}: neither preprocessor_config.json nor processor_config.json is there", path.display()))
+        })?;
+        processor.max_edge = options.max_edge;
+        let vision = VisionConfig::read(&HfFields::new(&what, object), &self.config, processor)?;
+        if vision.sees_spans {
+            self.config = self.config.with_layers(|layer| layer.attention.mask = Mask::Spans);
+        }
+        Ok(Self { vision: Some(vision), ..self })
+    }
+
+    /// How it sees; `None`: it takes text alone.
+    pub(crate) fn vision(&self) -> Option<&VisionConfig> {
+        self.vision.as_ref()
     }
 
     /// How it makes embeddings; `None`: it makes text.

@@ -69,7 +69,7 @@ impl Latent {
             hidden: cx.hidden,
             norm,
             weights: &self.weights,
-            rope: self.config.rope.map(|rope| cx.run.ropes[rope].table()),
+            rope: self.config.rope.map(|rope| &cx.run.ropes[rope]),
             cache: cx.run.cache,
             layer: cx.layer,
             params: AttentionParams { num_heads, num_kv_heads, head_dim, scale, mask, window, chunk, softcap, precision },

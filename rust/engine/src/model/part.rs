@@ -1,8 +1,7 @@
 //! What the parts of a layer have in common: how they ask for weights, where their activations are, what they run with.
 
-use device::{Backend, CacheEngine, Constant, Linear, Norm, Precision, StateCache, StepMetadata, Tensor, WeightView};
+use device::{Backend, CacheEngine, Constant, Linear, Norm, Precision, RopeTable, StateCache, StepMetadata, Tensor, WeightView};
 
-use super::rope::GrowingRope;
 use crate::{
     EngineError,
     weights::{Matrix, WeightId},
@@ -38,7 +37,8 @@ pub(crate) struct Run<'a> {
     pub(crate) backend: &'a dyn Backend,
     pub(crate) precision: Precision,
     pub(crate) cache: &'a CacheEngine,
-    pub(crate) ropes: &'a [GrowingRope],
+    /// A table of each kind of rotation.
+    pub(crate) ropes: &'a [RopeTable],
     /// Of models with recurrent layers.
     pub(crate) states: Option<&'a StateCache>,
 }

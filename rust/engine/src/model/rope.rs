@@ -18,6 +18,28 @@ pub struct RopeConfig {
     pub rotary_dim: usize,
     /// How the frequencies are stretched.
     pub scaling: RopeScaling,
+    /// Which coordinates of a token it rotates by; `None`: a token has one, its position.
+    pub axes: Option<RopeAxes>,
+}
+
+/// Rotation by three coordinates: time, row and column. Those of text are equal (M-RoPE of Qwen2-VL, arXiv:2409.12191).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RopeAxes {
+    /// Pairs of elements that rotate by each.
+    pub sections: [usize; 3],
+    /// Pairs take turns, as far as the sections of rows and columns go (Qwen3-VL); else sections follow each other.
+    pub takes_turns: bool,
+}
+
+impl RopeAxes {
+    /// The coordinate that a pair of elements rotates by.
+    fn axis(self, pair: usize) -> usize {
+        let [time, rows, columns] = self.sections;
+        if self.takes_turns {
+            return if pair < 3 * [time, rows, columns][pair % 3] { pair % 3 } else { 0 };
+        }
+        usize::from(pair >= time) + usize::from(pair >= time + rows)
+    }
 }
 
 /// How frequencies are stretched to longer contexts.
@@ -120,6 +142,12 @@ impl RopeConfig {
             values.iter().try_for_each(|v| positive(&format!("rope {name}"), *v))
         };
         positive("rope base", self.theta)?;
+        if let Some(axes) = self.axes {
+            let pairs = axes.sections.iter().try_fold(0_usize, |sum, pairs| sum.checked_add(*pairs));
+            if pairs != Some(dim / 2) {
+                return Err(format!("sections of {:?} pairs are not the {} that rotate", axes.sections, dim / 2));
+            }
+        }
         match &self.scaling {
             RopeScaling::None => Ok(()),
             RopeScaling::Linear(factor) => positive("rope factor", *factor),
@@ -208,6 +236,7 @@ pub(crate) struct GrowingRope {
     frequencies: Vec<Vec<f32>>,
     max_positions: usize,
     factor: f32,
+    axes: Option<RopeAxes>,
 }
 
 impl GrowingRope {
@@ -219,6 +248,7 @@ impl GrowingRope {
             frequencies: (0..config.num_rope_tables()).map(|table| rope.frequencies(table)).collect(),
             max_positions: config.max_position_embeddings,
             factor: rope.attention_factor(),
+            axes: rope.axes,
         }
     }
 
@@ -262,6 +292,21 @@ impl GrowingRope {
     pub(crate) fn table(&self) -> &RopeTable {
         &self.rows
     }
+
+    /// A table with a row for each of these coordinates.
+    pub(crate) fn table_of(&self, coordinates: &[[u32; 3]]) -> RopeTable {
+        let pairs = self.frequencies[0].len();
+        let (mut cos, mut sin) = (Vec::with_capacity(coordinates.len() * pairs), Vec::with_capacity(coordinates.len() * pairs));
+        for coordinates in coordinates {
+            for (pair, frequency) in self.frequencies[0].iter().enumerate() {
+                let position = coordinates[self.axes.map_or(0, |axes| axes.axis(pair))] as f32;
+                let (sine, cosine) = f64::from(position * frequency).sin_cos();
+                cos.push(cosine as f32 * self.factor);
+                sin.push(sine as f32 * self.factor);
+            }
+        }
+        RopeTable { cos: cos.into(), sin: sin.into(), ..self.rows }
+    }
 }
 
 /// Some more than are needed, so that growing happens seldom, but no more than there are.
@@ -274,7 +319,7 @@ mod tests {
     use super::*;
 
     fn rope(scaling: RopeScaling) -> RopeConfig {
-        RopeConfig { style: RopeStyle::Neox, theta: 10_000.0, rotary_dim: 4, scaling }
+        RopeConfig { style: RopeStyle::Neox, theta: 10_000.0, rotary_dim: 4, scaling, axes: None }
     }
 
     #[test]
@@ -295,7 +340,7 @@ mod tests {
         let rope = rope(scaling);
         let frequencies = (0..2).map(|table| rope.frequencies(table)).collect();
         let rows = RopeTable { style: rope.style, rotary_dim: 4, cos: Arc::default(), sin: Arc::default() };
-        GrowingRope { rows, num_rows: 0, frequencies, max_positions, factor: 1.0 }
+        GrowingRope { rows, num_rows: 0, frequencies, max_positions, factor: 1.0, axes: None }
     }
 
     #[test]
@@ -317,6 +362,16 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn pairs_rotate_by_the_coordinate_of_their_section() {
+        let of = |sections, takes_turns| {
+            let axes = RopeAxes { sections, takes_turns };
+            (0..8).map(move |pair| axes.axis(pair)).collect::<Vec<_>>()
+        };
+        assert_eq!(of([2, 3, 3], false), [0, 0, 1, 1, 1, 2, 2, 2]);
+        assert_eq!(of([4, 2, 2], true), [0, 1, 2, 0, 1, 2, 0, 0]);
     }
 
     #[test]

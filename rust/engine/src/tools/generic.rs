@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{
     Dialect,
@@ -61,7 +61,7 @@ fn offer(messages: &mut Vec<Message>, options: &RenderOptions) {
             let own = first.text();
             first.content = MessageContent::Text(format!("{own}\n\n{text}"));
         }
-        _ => messages.insert(0, Message { role: "system".into(), content: MessageContent::Text(text), extra: Map::new() }),
+        _ => messages.insert(0, Message::new("system", MessageContent::Text(text))),
     }
 }
 

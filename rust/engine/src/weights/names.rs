@@ -200,9 +200,10 @@ impl Default for ModelPlace {
 
 impl ModelPlace {
     /// All that are known.
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self { model: "model.", others: "" },
         Self { model: "model.language_model.", others: "" },
+        Self { model: "model.text_model.", others: "" },
         Self { model: "language_model.model.", others: "language_model." },
         Self { model: "model.language_model.model.", others: "model.language_model." },
         // Without what gives logits.
@@ -214,6 +215,11 @@ impl ModelPlace {
         let embedding = WeightId::global(Role::Embedding).hugging_face(names);
         let is_there = |place: &&Self| contains(&place.name(embedding.clone()));
         *Self::ALL.iter().find(is_there).unwrap_or(&Self::ALL[0])
+    }
+
+    /// Whether it is by itself.
+    pub fn is_alone(self) -> bool {
+        self == Self::default()
     }
 
     /// The name there of what a decoder by itself calls so.

@@ -53,6 +53,10 @@ impl Scheduler {
         if num_prompt_tokens >= max_model_len {
             return Err(AdmissionError::TooLongForModel { request_id, num_prompt_tokens, max_model_len });
         }
+        if let Some(span) = new.spans.iter().find(|span| span.len() > self.config.longest_span) {
+            let (len, longest) = (span.len(), self.config.longest_span);
+            return Err(AdmissionError::SpanTooLong { request_id, len, longest });
+        }
         let needed_blocks = self.least_blocks(num_prompt_tokens);
         let usable_blocks = self.manager.pool().num_blocks();
         if needed_blocks > usable_blocks {
@@ -88,6 +92,7 @@ impl Scheduler {
             max_num_tokens: num_prompt_tokens.saturating_add(new.max_tokens).min(self.config.max_model_len),
             identity: new.identity,
             skip_prefix_lookup: new.skip_prefix_lookup,
+            spans: new.spans,
             cache_salt: new.cache_salt,
             public_prefix_len: new.public_prefix_len.min(num_prompt_tokens),
             standing: Standing {

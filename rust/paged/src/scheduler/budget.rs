@@ -57,7 +57,7 @@ impl Scheduler {
     }
 
     /// Most tokens of the next step. As many of them as requests are being answered are kept for the answers.
-    pub(super) fn step_budget(&mut self) -> usize {
+    pub(super) fn most_of_step(&mut self) -> usize {
         let most = self.config.max_num_batched_tokens;
         self.unserved_answers = self.running.iter().filter(|index| self.request(**index).num_uncomputed_tokens() == 1).count();
         if self.config.whole_prompts {
@@ -109,7 +109,10 @@ impl Scheduler {
 
     /// Whether a request may have a row in a step with so much left of its budget.
     pub(super) fn fits_the_step(&self, index: RequestIndex, budget: usize) -> bool {
-        !self.config.whole_prompts || self.request(index).num_uncomputed_tokens() <= budget
+        if self.config.whole_prompts {
+            return self.request(index).num_uncomputed_tokens() <= budget;
+        }
+        self.has_room_for_span(index, budget)
     }
 
     /// Most tokens that a request may compute in this step for the sake of other prompts.

@@ -20,6 +20,8 @@ pub struct SchedulerConfig {
     ///
     /// [`PromptLimits`]: super::PromptLimits
     pub whole_prompts: bool,
+    /// Most tokens of a request that a step must compute together ([`crate::NewRequest::spans`]); 1: there are none.
+    pub longest_span: usize,
     /// `false` drops a request's blocks after each token it generates and computes them anew: slow, exact, and
     /// without a prefix cache.
     pub retain_kv: bool,
@@ -57,6 +59,7 @@ impl SchedulerConfig {
             max_model_len,
             max_chunk_len: None,
             whole_prompts: false,
+            longest_span: 1,
             retain_kv: true,
             has_states: false,
             reserve_full_context: false,
@@ -73,6 +76,11 @@ impl SchedulerConfig {
         at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1, "at least 1 is needed")?;
         at_least("max_model_len", self.max_model_len, 2, "at least 2 are needed, a prompt token and an answer")?;
         at_least("max_chunk_len", self.max_chunk_len.unwrap_or(1), 1, "at least 1 is needed")?;
+        let span = self.longest_span;
+        at_least("longest_span", span, 1, "at least 1 is needed")?;
+        let why = "the rows of an image are computed in one step";
+        at_least("max_num_batched_tokens", self.max_num_batched_tokens, span, why)?;
+        at_least("max_chunk_len", self.max_chunk_len.unwrap_or(span), span, why)?;
         if self.whole_prompts {
             let longest = self.max_model_len - 1;
             at_least("max_num_batched_tokens", self.max_num_batched_tokens, longest, "a whole prompt is computed in one step")?;

@@ -17,6 +17,9 @@ impl Scheduler {
         if self.config.whole_prompts {
             return last_that_holds(longest, |num_tokens| self.least_blocks(num_tokens) <= pool);
         }
+        if self.config.longest_span > 1 {
+            return last_that_holds(longest, |num_tokens| self.least_blocks(num_tokens) <= pool);
+        }
         self.manager.groups().servable_tokens(pool, block_size, longest)
     }
 
@@ -26,7 +29,7 @@ impl Scheduler {
         if self.config.reserve_full_context {
             return self.config.max_model_len.div_ceil(block_size).saturating_mul(self.num_groups());
         }
-        let smallest = if self.config.whole_prompts { num_tokens } else { 1 };
+        let smallest = if self.config.whole_prompts { num_tokens } else { self.config.longest_span.min(num_tokens) };
         self.manager.groups().peak_blocks(num_tokens, smallest, block_size)
     }
 

@@ -1,5 +1,6 @@
 //! The scheduler and the prefix cache: looking up, counting what was found, and leaving blocks findable.
 
+use super::spans::cut_span;
 use super::{RequestIndex, Scheduler};
 use crate::kv_cache_manager::{KvCacheManager, MissReason, PrefixHit};
 use crate::request::{Request, RequestStatus};
@@ -48,7 +49,12 @@ impl Scheduler {
         let block_size = self.manager.block_size();
         match &self.requests[index] {
             Some(request) if !request.skip_prefix_lookup || !self.manager.prefix_caching() => {
-                self.manager.get_computed_blocks(&request.tokens, request.cache_key(block_size))
+                let hit = self.manager.get_computed_blocks(&request.tokens, request.cache_key(block_size));
+                match cut_span(&request.spans, hit.num_tokens) {
+                    None => hit,
+                    // One token is left to compute: the span's first.
+                    Some(span) => self.manager.get_computed_blocks(&request.tokens[..=span.start], request.cache_key(block_size)),
+                }
             }
             _ => PrefixHit { miss: Some(MissReason::Skipped), ..PrefixHit::default() },
         }

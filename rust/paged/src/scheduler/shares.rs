@@ -2,6 +2,7 @@
 
 use super::Scheduler;
 use super::policy::FairnessPolicy;
+use super::spans::before_span;
 use crate::output::SchedulerOutput;
 use crate::request::{Request, Tenant};
 
@@ -139,12 +140,15 @@ impl Scheduler {
             if *budget == 0 {
                 return;
             }
-            let Some(Request { tokens, blocks, .. }) = self.requests[self.indices[&row.request_id]].as_mut() else { continue };
+            let Some(Request { tokens, blocks, spans, .. }) = self.requests[self.indices[&row.request_id]].as_mut() else {
+                continue;
+            };
             let from = row.num_computed_tokens + row.num_scheduled_tokens;
             let chunk_left = self.config.max_chunk_len.map_or(usize::MAX, |most| most - row.num_scheduled_tokens);
             let wanted = (tokens.len() - from).min(*budget).min(chunk_left);
             let more =
                 if self.config.reserve_full_context { wanted } else { self.manager.num_tokens_that_fit(blocks, from, wanted) };
+            let more = before_span(spans, from + more).saturating_sub(from);
             if more > 0 && self.manager.allocate_slots(blocks, from, from + more, copies).is_ok() {
                 *budget -= more;
                 row.num_scheduled_tokens += more;

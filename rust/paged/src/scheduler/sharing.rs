@@ -1,6 +1,7 @@
 //! Requests over the same blocks: forks, and those that wait for what another one computes.
 
 use super::policy::AdmissionPolicy;
+use super::spans::before_span;
 use super::{RequestIndex, Scheduler};
 use crate::error::{AdmissionError, ForkError};
 use crate::ids::RequestId;
@@ -45,6 +46,8 @@ impl Scheduler {
             !source.cache_salt.is_empty() && public_prefix_len / block_size < source.public_prefix_len / block_size;
         let num_alike = if is_cut_short { asked / block_size * block_size } else { asked };
         let num_shared_tokens = source.num_computed_tokens.min(num_alike).min(prompt_token_ids.len() - 1);
+        let num_shared_tokens = before_span(&source.spans, num_shared_tokens);
+        let spans = source.spans.iter().filter(|span| span.end <= asked).cloned().chain(child.spans).collect();
         let rank = (source.status != RequestStatus::Kept).then_some(source.standing.rank);
         let new = NewRequest {
             identity: source.identity.clone(),
@@ -52,6 +55,7 @@ impl Scheduler {
             public_prefix_len,
             // Whoever wants log probabilities of the prompt has them from the source.
             skip_prefix_lookup: false,
+            spans,
             priority: child.priority,
             deadline: child.deadline,
             tenant: child.tenant,

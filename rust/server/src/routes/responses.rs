@@ -84,7 +84,12 @@ impl Making {
             if !answer.calls.is_empty() {
                 extra.insert("tool_calls".into(), calls.collect());
             }
-            chat.push(Message { role: "assistant".into(), content: MessageContent::Text(answer.text), extra });
+            chat.push(Message {
+                role: "assistant".into(),
+                content: MessageContent::Text(answer.text),
+                images: Vec::new(),
+                extra,
+            });
             self.app.responses.keep(&self.envelope.id, self.caller.tenant.clone(), response.clone(), chat);
         }
         response

@@ -43,7 +43,7 @@ pub(super) unsafe fn attend<S: Simd, P: Product>(problem: &Problem<'_>, item: &I
         pack_queries::<S, P>(problem, item, item.kv_heads.start + head, &s.of_head(head, head_rows, padded));
     }
     let low = problem.first_key(item.position).max(item.first_split * SPLIT_KEYS);
-    let high = problem.end_key(item.position + item.num_tokens - 1, item.seq_len).min(item.end_split * SPLIT_KEYS);
+    let high = problem.end_key(item.query(item.num_tokens - 1), item.seq_len).min(item.end_split * SPLIT_KEYS);
     let mut tiles = Tiles::new(problem, item, low..high);
     for split in item.first_split..item.end_split {
         for i in 0..rows {
@@ -63,11 +63,11 @@ pub(super) unsafe fn attend<S: Simd, P: Product>(problem: &Problem<'_>, item: &I
             continue;
         }
         for row in 0..rows {
-            let position = item.position + row % head_rows / queries_per_kv;
+            let query = item.query(row % head_rows / queries_per_kv);
             let part =
                 State { max: *s.max.add(row), sum: S::reduce_add(S::load(s.sum.add(row * 16))), acc: s.acc.add(row * padded) };
             let total = Total { max: s.total_max.add(row), sum: s.total_sum.add(row), acc: s.total.add(row * padded) };
-            merge::<S>(problem, (position, item.seq_len), split, &part, &total, padded);
+            merge::<S>(problem, (query, item.seq_len), split, &part, &total, padded);
         }
     }
     if item.partial.is_none() {
@@ -139,7 +139,7 @@ unsafe fn attend_tile<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, s
         units: steps,
         ahead: None,
     };
-    let visible = |token: usize| visible(problem, (item.position + token, item.seq_len), tile.start());
+    let visible = |token: usize| visible(problem, (item.query(token), item.seq_len), tile.start());
     for block in row_blocks::<S>(rows) {
         let tokens = block.start / queries_per_kv..(block.end - 1) / queries_per_kv + 1;
         if tokens.clone().all(|token| visible(token).is_empty()) {
@@ -185,9 +185,9 @@ unsafe fn attend_tile<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, s
     }
 }
 
-/// Lanes of the tile at `start` that the query at `position` sees, of a request with `seq_len` keys.
+/// Lanes of the tile at `start` that the query sees, of a request with `seq_len` keys.
 #[inline(always)]
-fn visible(problem: &Problem<'_>, (position, seq_len): (usize, usize), start: usize) -> Range<usize> {
+fn visible(problem: &Problem<'_>, (query, seq_len): ((usize, usize), usize), start: usize) -> Range<usize> {
     let lane = |key: usize| key.saturating_sub(start).min(TILE_KEYS);
-    lane(problem.first_key(position))..lane(problem.end_key(position, seq_len))
+    lane(problem.first_key(query.1))..lane(problem.end_key(query, seq_len))
 }

@@ -25,18 +25,18 @@ pub(super) struct Total {
     pub(super) acc: *mut f32,
 }
 
-/// Adds a split to the total of the row at `position` of a request with `seq_len` keys, if the row sees any key of the split.
+/// Adds a split to the total of a query (row and position) of a request with `seq_len` keys, if it sees any key of the split.
 #[inline(always)]
 pub(super) unsafe fn merge<S: Simd>(
     problem: &Problem<'_>,
-    (position, seq_len): (usize, usize),
+    (query, seq_len): ((usize, usize), usize),
     split: usize,
     part: &State,
     total: &Total,
     padded: usize,
 ) {
-    let first = problem.first_key(position) / SPLIT_KEYS;
-    if split < first || split > (problem.end_key(position, seq_len) - 1) / SPLIT_KEYS {
+    let first = problem.first_key(query.1) / SPLIT_KEYS;
+    if split < first || split > (problem.end_key(query, seq_len) - 1) / SPLIT_KEYS {
         return;
     }
     if split == first {
@@ -100,13 +100,15 @@ pub(super) unsafe fn merge_rows<S: Simd>(problem: &Problem<'_>, merge_of: &Merge
             let split = split - merge_of.first_split;
             problem.partials.add(merge_of.partial + split * partial_stride(rows, dim) + row * (PARTIAL_HEADER + padded))
         };
-        let position = merge_of.position + row % head_rows / queries_per_kv;
-        let first = place(problem.first_key(position) / SPLIT_KEYS);
+        let token = row % head_rows / queries_per_kv;
+        let query = (merge_of.first_row + token, merge_of.position + token);
+        let first_split = problem.first_key(query.1) / SPLIT_KEYS;
+        let first = place(first_split);
         let total = Total { max: first, sum: first.add(1), acc: first.add(PARTIAL_HEADER) };
-        for split in problem.first_key(position) / SPLIT_KEYS + 1..merge_of.end_split {
+        for split in first_split + 1..merge_of.end_split {
             let part = place(split);
             let part = State { max: *part, sum: *part.add(1), acc: part.add(PARTIAL_HEADER) };
-            merge::<S>(problem, (position, merge_of.seq_len), split, &part, &total, padded);
+            merge::<S>(problem, (query, merge_of.seq_len), split, &part, &total, padded);
         }
         let kv_head = merge_of.kv_heads.start + row / head_rows;
         write_out::<S>(problem, (kv_head, merge_of.first_row, row % head_rows), &total);

@@ -100,6 +100,7 @@ struct Problem<'a> {
     /// `[num_heads]`.
     sinks: Option<&'a [f32]>,
     group: &'a KvGroupMetadata,
+    span_ends: &'a [u32],
     partials: *mut f32,
     /// Whether the keys are the values too.
     is_latent: bool,
@@ -121,8 +122,8 @@ impl Problem<'_> {
         self.params.first_key(position)
     }
 
-    fn end_key(&self, position: usize, seq_len: usize) -> usize {
-        self.params.end_key(position, seq_len)
+    fn end_key(&self, query: (usize, usize), seq_len: usize) -> usize {
+        self.params.end_key(query, seq_len, self.span_ends)
     }
 }
 
@@ -200,6 +201,7 @@ pub(crate) fn attention(args: AttentionArgs<'_>, step: &StepMetadata, isa: Isa, 
         params,
         sinks: sinks.map(|sinks| &sinks[..]),
         group,
+        span_ends: &step.span_ends,
         partials: partials.at_least(plan.partial_len),
         is_latent: layer.shape.is_latent(),
         pairs: params.precision != Precision::Exact
@@ -259,7 +261,8 @@ fn check(
     let starts = &step.query_start_loc;
     assert_eq!(starts.len(), step.num_reqs() + 1, "entries of query_start_loc");
     assert!(starts.is_sorted() && starts.last().is_none_or(|&end| end as usize <= num_tokens), "{starts:?} of {num_tokens} rows");
-    assert!(params.mask == Mask::Causal || has_whole_requests(step), "a query sees keys behind it only where the step has them");
+    assert!(params.mask != Mask::Full || has_whole_requests(step), "a query sees keys behind it only where the step has them");
+    assert!(params.mask != Mask::Spans || has_whole_spans(step, num_tokens), "ends of spans {:?}", step.span_ends);
     assert!(step.positions.len() >= num_tokens, "{} positions of {num_tokens} rows", step.positions.len());
     assert!(group.block_tables.len() >= step.num_reqs() * group.max_blocks, "{} block ids", group.block_tables.len());
     debug_assert!(
@@ -271,6 +274,16 @@ fn check(
 /// Whether the step has all queries of each of its requests.
 fn has_whole_requests(step: &StepMetadata) -> bool {
     step.query_start_loc.windows(2).zip(&step.seq_lens).all(|(rows, len)| rows[1] - rows[0] == *len)
+}
+
+/// Whether rows see their own keys at least, none that the step does not have, and no fewer than the row before.
+fn has_whole_spans(step: &StepMetadata, num_tokens: usize) -> bool {
+    let ends = &step.span_ends;
+    let is_whole = |(rows, len): (&[u32], &u32)| {
+        let rows = rows[0] as usize..rows[1] as usize;
+        rows.clone().all(|row| (step.positions[row] + 1..=*len).contains(&ends[row])) && ends[rows].is_sorted()
+    };
+    ends.is_empty() || ends.len() >= num_tokens && step.query_start_loc.windows(2).zip(&step.seq_lens).all(is_whole)
 }
 
 /// [`attend`] over pairs; the machine must have AVX-512 BF16.

@@ -34,6 +34,11 @@ pub(super) struct Item {
 }
 
 impl Item {
+    /// Row and position of one of its query tokens.
+    pub(super) fn query(&self, token: usize) -> (usize, usize) {
+        (self.first_row + token, self.position + token)
+    }
+
     /// Its query rows, where `queries_per_kv` heads share a KV head.
     pub(super) fn rows(&self, queries_per_kv: usize) -> usize {
         self.kv_heads.len() * self.num_tokens * queries_per_kv
@@ -91,10 +96,11 @@ impl Plan {
         for request in 0..step.num_reqs() {
             let rows = step.query_start_loc[request] as usize..step.query_start_loc[request + 1] as usize;
             let seq_len = step.seq_lens[request] as usize;
+            let end_key = |row: usize, position: usize| params.end_key((row, position), seq_len, &step.span_ends);
             for first_row in rows.clone().step_by(tile_tokens) {
                 let num_tokens = tile_tokens.min(rows.end - first_row);
                 let position = step.positions[rows.start] as usize + (first_row - rows.start);
-                let (low, high) = (params.first_key(position), params.end_key(position + num_tokens - 1, seq_len));
+                let (low, high) = (params.first_key(position), end_key(first_row + num_tokens - 1, position + num_tokens - 1));
                 let tiles = high.div_ceil(TILE_KEYS) - low / TILE_KEYS;
                 let cycles = tiles * params.head_dim * (16 + 5 * num_tokens * queries_per_kv);
                 let (first_split, end_split) = (low / SPLIT_KEYS, high.div_ceil(SPLIT_KEYS));

@@ -159,6 +159,11 @@ pub fn activate(activation: Activation, values: &mut [f32]) {
                 *v *= sigmoid(*v);
             }
         }
+        Activation::QuickGelu => {
+            for v in values {
+                *v *= sigmoid(1.702 * *v);
+            }
+        }
         // 0.5 * (1 + tanh(u)) = sigmoid(2 u), with u = sqrt(2 / pi) * (x + 0.044715 x^3).
         Activation::GeluTanh => {
             for v in values {

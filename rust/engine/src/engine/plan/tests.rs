@@ -32,6 +32,7 @@ fn the_encoder_cache_is_in_the_ledger() {
             encoder_cache_bytes,
             adapter_bytes: 0,
             embedding: None,
+            vision: None,
         };
         plan(model, &config, PlannedDevices::Cards(&[total])).unwrap()
     };

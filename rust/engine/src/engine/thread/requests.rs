@@ -1,8 +1,10 @@
 //! How requests begin and end.
 
+use std::ops::Range;
+
 use paged::{AdmissionError, CacheIdentity, IdentityField, NewRequest, RequestId};
 
-use super::{ActiveChoice, EngineThread, ticks};
+use super::{ActiveChoice, EngineThread, HeldImages, ticks};
 use crate::{
     EngineError, FinishReason,
     engine::{
@@ -23,8 +25,15 @@ fn identity(rope: RopeRows, adapter: Option<&Generation>) -> Vec<u8> {
     }
 }
 
+/// The spans of a request's images from `first` on.
+pub(super) fn spans(submitted: &SubmittedRequest, first: usize) -> Vec<Range<usize>> {
+    let images = submitted.origin.images.iter();
+    let spans = images.flat_map(|images| &images.spans).map(|(start, end)| *start as usize..*end as usize);
+    spans.filter(|span| span.start >= first).collect()
+}
+
 impl EngineThread {
-    pub(super) fn submit(&mut self, submitted: SubmittedRequest) {
+    pub(super) fn submit(&mut self, submitted: SubmittedRequest, images: HeldImages) {
         if let Some(why) = self.lost.get() {
             return ActiveRequest::new(submitted).abandon(EngineError::DeviceLost(why.clone()));
         }
@@ -38,6 +47,7 @@ impl EngineThread {
             leads: submitted.choices.len() > 1,
             output: submitted.output,
             drafts: DraftHistory::default(),
+            images,
         };
         let id = self.new_request_id();
         let mut added = Ok(());
@@ -52,6 +62,7 @@ impl EngineThread {
             Err(error) => return request.abandon(EngineError::InvalidArgument(error.to_string())),
         }
         request.begin();
+        (0..active.images.num_encoded).for_each(|_| request.count_encoded_image());
         self.requests.insert(number, request);
         self.active.insert(id, active);
     }
@@ -72,7 +83,8 @@ impl EngineThread {
             priority: service.priority,
             deadline: service.deadline.map(|deadline| ticks(self.started, deadline)),
             tenant: service.tenant,
-            ..NewRequest::new(id, submitted.prompt_token_ids.to_vec(), submitted.max_tokens)
+            spans: spans(submitted, 0),
+            ..NewRequest::new(id, submitted.scheduled_token_ids.to_vec(), submitted.max_tokens)
         }
     }
 

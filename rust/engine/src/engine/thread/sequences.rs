@@ -7,7 +7,7 @@ use std::{
 
 use paged::{AdmissionError, ForkError, ForkRequest, RequestId};
 
-use super::{ActiveChoice, Command, EngineThread, ticks};
+use super::{ActiveChoice, Command, EngineThread, HeldImages, requests::spans, ticks};
 use crate::{
     EngineError, FinishReason, OutputKind, Sequence,
     engine::{
@@ -46,6 +46,7 @@ impl EngineThread {
                         leads: false,
                         output: OutputKind::Tokens,
                         drafts: DraftHistory::default(),
+                        images: HeldImages::default(),
                     };
                     self.begin_choice(lead, active, &token);
                 }
@@ -130,7 +131,8 @@ impl EngineThread {
         };
         let child = ForkRequest {
             num_source_tokens: Some(source.num_tokens),
-            token_ids: submitted.prompt_token_ids[source.num_tokens..].to_vec(),
+            token_ids: submitted.scheduled_token_ids[source.num_tokens..].to_vec(),
+            spans: spans(submitted, source.num_tokens),
             ..fork_request(id, submitted, self.started)
         };
         // What cannot be served as a fork is told by the attempt to serve it by itself.

@@ -5,12 +5,12 @@ use std::{sync::Arc, time::Instant};
 use device::AdapterRows;
 use paged::{RequestId, SchedulerOutput, StuckReport};
 
-use super::{ActiveChoice, EngineThread, constrained::add_forced, sampling::Wanted, ticks};
+use super::{ActiveChoice, EngineThread, HeldImages, constrained::add_forced, sampling::Wanted, ticks};
 use crate::{
     EngineError, FinishReason, OutputKind,
     engine::output::{ActiveRequest, End},
     error::caught,
-    input_batch::BlockLayout,
+    input_batch::{BlockLayout, InputBatch},
     model::RopeRows,
     sampler::Sampled,
     speculation::Answered,
@@ -115,20 +115,40 @@ impl EngineThread {
     /// Runs the model on the scheduled rows and computes what those with outputs come to, into `self.outputs`.
     fn execute(&mut self, output: &SchedulerOutput) -> Result<(), EngineError> {
         self.outputs.clear();
-        let active = &self.active;
+        let (active, requests) = (&self.active, &self.requests);
         let layout = BlockLayout { block_size: self.kv.block_size, num_groups: self.kv.groups.groups.len() };
-        let rope_of = |id| active.get(&id).map_or_else(RopeRows::default, |l| l.rope);
-        self.batch.build(&self.scheduler, output, layout, rope_of);
+        let of_request = |id| {
+            let Some(active) = active.get(&id) else { return (RopeRows::default(), None) };
+            let request = requests.get(&active.request_number);
+            (active.rope, request.and_then(|request| request.submitted().origin.images.as_deref()))
+        };
+        self.batch.build(&self.scheduler, output, layout, of_request);
         if self.runner.config().is_recurrent() {
             let num_slots = self.scheduler.config().max_num_seqs;
             self.states.assign(&self.scheduler, output, num_slots, &mut self.batch.step.state_slots)?;
         }
         self.set_adapters(output);
         self.runner.copy_blocks(&output.copies)?;
-        self.runner.execute(&self.batch.token_ids, &self.batch.step)?;
+        let InputBatch { token_ids, step, images, coordinates } = &self.batch;
+        let (vectors, encoded) = match &mut self.sight {
+            Some(sight) if !images.is_empty() => sight.vectors(&mut self.runner, images)?,
+            _ => (Vec::new(), Vec::new()),
+        };
+        self.runner.execute_with((token_ids, &vectors), coordinates, step)?;
+        self.count_images(&encoded);
         self.states.advance(output);
         self.report_prompt_logprobs(output)?;
         self.compute_outputs(output)
+    }
+
+    /// Keeps in a request's usage which of its images had to be encoded.
+    fn count_images(&mut self, encoded: &[bool]) {
+        for (rows, _) in self.batch.images.iter().zip(encoded).filter(|(_, encoded)| **encoded) {
+            let request = self.active.get(&rows.request).and_then(|active| self.requests.get_mut(&active.request_number));
+            if let Some(request) = request {
+                request.count_encoded_image();
+            }
+        }
     }
 
     /// Tells the step which of its rows have which adapter.
@@ -196,6 +216,9 @@ impl EngineThread {
             }
             request.count_recomputed(active.num_computed_tokens.min(end).saturating_sub(start));
             active.num_computed_tokens = active.num_computed_tokens.max(end);
+            if end >= request.submitted().prompt_token_ids.len() {
+                active.images = HeldImages::default();
+            }
         }
     }
 

@@ -20,6 +20,24 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     from_gguf: |fields| Ok(with_bias(fields.decoder("qwen2", RopeStyle::Neox)?)),
 };
 
+/// The language model of Qwen2-VL; of text alone it is a Qwen 2.
+pub(super) const VL: Architecture = Architecture {
+    model_types: &["qwen2_vl", "qwen2_vl_text"],
+    class: "Qwen2VLForConditionalGeneration",
+    gguf: "qwen2vl",
+    names: &[],
+    from_hf: |fields| Ok(with_bias(read_hf("qwen2_vl", fields)?)),
+    from_gguf: |fields| Ok(with_bias(fields.decoder("qwen2_vl", RopeStyle::Neox)?)),
+};
+
+/// The same of Qwen2.5-VL.
+pub(super) const VL_2_5: Architecture = Architecture {
+    model_types: &["qwen2_5_vl", "qwen2_5_vl_text"],
+    class: "Qwen2_5_VLForConditionalGeneration",
+    from_hf: |fields| Ok(with_bias(read_hf("qwen2_5_vl", fields)?)),
+    ..VL
+};
+
 fn with_bias(config: DecoderConfig) -> DecoderConfig {
     config.with_layers(|layer| layer.attention.qkv_bias = true)
 }

@@ -33,6 +33,7 @@ fn plain_activation(activation: Activation, x: f64) -> f64 {
         Activation::Silu => x / (1.0 + (-x).exp()),
         Activation::GeluTanh => 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh()),
         Activation::Gelu => 0.5 * x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2)),
+        Activation::QuickGelu => x / (1.0 + (-1.702 * x).exp()),
     }
 }
 
@@ -59,15 +60,17 @@ fn norms_agree_with_f64_and_are_the_same_on_every_isa() {
 
 #[test]
 fn activation_functions_agree_with_f64() {
-    for activation in [Activation::Silu, Activation::GeluTanh, Activation::Gelu] {
+    for activation in [Activation::Silu, Activation::GeluTanh, Activation::Gelu, Activation::QuickGelu] {
         let inputs: Vec<f32> = (-5_000..5_000).map(|i| i as f32 / 1_000.0).collect();
         let mut got = inputs.clone();
         activate(activation, &mut got);
         for (x, g) in inputs.iter().zip(&got) {
             let e = plain_activation(activation, f64::from(*x));
             // Rounding the argument of the exponential to f32 costs the result as many relative ulps as the argument is large.
-            let argument =
-                f64::from(x.abs()) + if activation == Activation::Silu { 0.0 } else { f64::from(x.abs()).powi(3) * 0.1 };
+            let argument = match activation {
+                Activation::Silu | Activation::QuickGelu => 1.702 * f64::from(x.abs()),
+                _ => f64::from(x.abs()) + f64::from(x.abs()).powi(3) * 0.1,
+            };
             let bound = (6e-7 + 2e-7 * argument) * e.abs();
             assert!((f64::from(*g) - e).abs() <= bound + 1e-15, "{activation:?}({x}) is {g} instead of {e}");
         }

@@ -1,0 +1,449 @@
+//! Families of models that see: each maps its configuration to the one encoder.
+
+use device::{Activation, NormKind};
+use images::Processor;
+
+use super::config::{
+    Arrangement, DeepStack, Placeholder, Places, Positions, ProjectorConfig, ProjectorLayer, ProjectorNorm, Regroup, TowerConfig,
+    TowerNames, VisionConfig, Windows,
+};
+use crate::{
+    EngineError,
+    model::{
+        config::{DecoderConfig, MAX_LAYERS, MAX_SIZE},
+        fields::{Fields, HfFields},
+    },
+};
+
+/// A family, by HF `model_type` of the whole model.
+struct Family {
+    model_types: &'static [&'static str],
+    read: fn(&Reader<'_, '_>) -> Result<VisionConfig, EngineError>,
+}
+
+/// Every family whose images are computed.
+const FAMILIES: [Family; 8] = [
+    Family { model_types: &["llava"], read: llava },
+    Family { model_types: &["llava_next"], read: llava_next },
+    Family { model_types: &["idefics3", "smolvlm"], read: idefics3 },
+    Family { model_types: &["qwen2_vl"], read: qwen2_vl },
+    Family { model_types: &["qwen2_5_vl"], read: qwen2_5_vl },
+    Family { model_types: &["qwen3_vl"], read: qwen3_vl },
+    Family { model_types: &["gemma3"], read: gemma3 },
+    Family { model_types: &["mistral3"], read: mistral3 },
+];
+
+/// The names of all families.
+pub(crate) fn families() -> Vec<&'static str> {
+    FAMILIES.iter().flat_map(|family| family.model_types.iter().copied()).collect()
+}
+
+/// What is read.
+struct Reader<'a, 'b> {
+    /// config.json.
+    whole: &'a HfFields<'b>,
+    /// Its `vision_config`.
+    vision: HfFields<'b>,
+    decoder: &'a DecoderConfig,
+    processor: Processor,
+}
+
+impl VisionConfig {
+    /// From config.json and the processor's file; `decoder` is the language model.
+    ///
+    /// # Errors
+    /// [`EngineError::NotSupported`] for a family whose images are not computed, [`EngineError::Load`] for fields that make no
+    /// sense.
+    pub(crate) fn read(whole: &HfFields<'_>, decoder: &DecoderConfig, processor: Processor) -> Result<Self, EngineError> {
+        let model_type = whole.text("model_type")?.unwrap_or_default();
+        let Some(family) = FAMILIES.iter().find(|family| family.model_types.contains(&&model_type[..])) else {
+            let known = families().join(", ");
+            let text = format!("{}: images of `{model_type}` are not computed; those of {known} are", whole.what);
+            return Err(EngineError::NotSupported(text));
+        };
+        let vision = whole.child("vision_config")?.ok_or_else(|| whole.error("vision_config", "is missing"))?;
+        let config = (family.read)(&Reader { whole, vision, decoder, processor })?;
+        config.check(whole.what).map_err(|why| EngineError::Load(format!("{}: `vision_config` {why}", whole.what)))?;
+        Ok(config)
+    }
+
+    fn check(&self, _what: &str) -> Result<(), String> {
+        let TowerConfig { hidden_size, num_heads, intermediate_size, num_layers, patch_size, num_frames, .. } = self.tower;
+        let sizes = [
+            ("a width", hidden_size, MAX_SIZE),
+            ("a number of heads", num_heads, 4096),
+            ("a feed-forward size", intermediate_size, MAX_SIZE),
+            ("a number of layers", num_layers, MAX_LAYERS),
+            ("a patch size", patch_size, 1024),
+            ("a temporal patch size", num_frames, 16),
+        ];
+        if let Some((name, value, most)) = sizes.iter().find(|(_, value, most)| !(1..=*most).contains(value)) {
+            return Err(format!("has {name} of {value}; it must be from 1 to {most}"));
+        }
+        if !hidden_size.is_multiple_of(num_heads) {
+            return Err(format!("has a width of {hidden_size}, not a multiple of {num_heads} heads"));
+        }
+        let head_dim = hidden_size / num_heads;
+        match self.tower.positions {
+            Positions::Rotary { theta, .. } | Positions::Interpolated { theta, .. }
+                if !head_dim.is_multiple_of(4) || !theta.is_finite() || theta <= 0.0 =>
+            {
+                return Err(format!("has heads of {head_dim} elements, which do not rotate by rows and columns"));
+            }
+            Positions::Learned { side } | Positions::Fractions { side } | Positions::Interpolated { side, .. }
+                if !(1..=4096).contains(&side) =>
+            {
+                return Err(format!("has tiles of {side} patches a side; it must be from 1 to 4096"));
+            }
+            _ => {}
+        }
+        let side = match self.projector.regroup {
+            Regroup::Each => 1,
+            Regroup::Squares(side) | Regroup::Interleaved(side) | Regroup::Means(side) => side,
+        };
+        if !(1..=64).contains(&side) {
+            return Err(format!("puts squares of {side} patches a side together; it must be from 1 to 64"));
+        }
+        Ok(())
+    }
+}
+
+impl Reader<'_, '_> {
+    fn size(&self, key: &str, usual: usize) -> Result<usize, EngineError> {
+        Ok(self.vision.size(key)?.unwrap_or(usual))
+    }
+
+    fn number(&self, key: &str, usual: f64) -> Result<f32, EngineError> {
+        Ok(self.vision.number(key)?.unwrap_or(usual) as f32)
+    }
+
+    /// A token's id, under any of these keys.
+    fn token(&self, keys: [&str; 2]) -> Result<u32, EngineError> {
+        for key in keys {
+            if let Some(id) = self.whole.size(key)? {
+                return u32::try_from(id).map_err(|_| self.whole.error(key, "is no token id"));
+            }
+        }
+        Err(self.whole.error(keys[0], "is missing"))
+    }
+
+    fn activation(fields: &HfFields<'_>, key: &str, usual: &str) -> Result<Activation, EngineError> {
+        let name = fields.text(key)?.unwrap_or_else(|| usual.to_owned());
+        Ok(match &name[..] {
+            "gelu" => Activation::Gelu,
+            "gelu_pytorch_tanh" | "gelu_new" => Activation::GeluTanh,
+            "quick_gelu" => Activation::QuickGelu,
+            "silu" | "swish" => Activation::Silu,
+            other => {
+                let why = format!("is `{other}`; implemented: gelu, gelu_pytorch_tanh, quick_gelu, silu");
+                return Err(fields.error(key, why));
+            }
+        })
+    }
+
+    /// A matrix that gives vectors of the decoder's width.
+    fn last(&self, name: &'static str) -> ProjectorLayer {
+        ProjectorLayer { name, out_features: self.decoder.hidden_size, is_transposed: false, activation: None }
+    }
+
+    /// A CLIP or SigLIP tower (arXiv:2103.00020, arXiv:2303.15343), with these usual sizes: width, feed-forward size, layers,
+    /// heads, image and patch.
+    fn clip(
+        &self,
+        [hidden, inner, layers, heads, image, patch]: [usize; 6],
+        activation: &str,
+        eps: f64,
+    ) -> Result<TowerConfig, EngineError> {
+        let (image_size, patch_size) = (self.size("image_size", image)?, self.size("patch_size", patch)?);
+        Ok(TowerConfig {
+            hidden_size: self.size("hidden_size", hidden)?,
+            num_heads: self.size("num_attention_heads", heads)?,
+            intermediate_size: self.size("intermediate_size", inner)?,
+            num_layers: self.size("num_hidden_layers", layers)?,
+            patch_size,
+            num_frames: 1,
+            norm: NormKind::Layer,
+            eps: self.number("layer_norm_eps", eps)?,
+            activation: Self::activation(&self.vision, "hidden_act", activation)?,
+            is_gated: false,
+            positions: Positions::Learned { side: image_size / patch_size.max(1) },
+            has_class: false,
+            has_pre_norm: false,
+            has_post_norm: true,
+            windows: None,
+            names: &SIGLIP,
+        })
+    }
+
+    fn config(
+        &self,
+        architecture: &'static str,
+        tower: TowerConfig,
+        projector: ProjectorConfig,
+    ) -> Result<VisionConfig, EngineError> {
+        Ok(VisionConfig {
+            architecture,
+            tower,
+            projector,
+            arrangement: Arrangement::Tiles,
+            placeholder: Placeholder::Repeated,
+            image_token_id: self.token(["image_token_index", "image_token_id"])?,
+            sees_spans: false,
+            deep: Vec::new(),
+            places: PLACES,
+            processor: self.processor.clone(),
+        })
+    }
+
+    /// Two matrices with an activation between them.
+    fn two_layers(&self, activation: Activation) -> ProjectorConfig {
+        let first = ProjectorLayer { activation: Some(activation), ..self.last("linear_1") };
+        ProjectorConfig { norm: None, regroup: Regroup::Each, late_norm: None, layers: vec![first, self.last("linear_2")] }
+    }
+
+    /// Layers up to the one whose output is taken: `usual` unless the file says another.
+    fn layers_up_to(&self, num_layers: usize, usual: i64) -> Result<usize, EngineError> {
+        let key = "vision_feature_layer";
+        let wanted = "the number of one layer, or of one from the last: -1, -2, ...";
+        let layer = self.whole.typed(key, wanted, serde_json::Value::as_i64)?.unwrap_or(usual);
+        let num_layers = num_layers as i64;
+        let count = if layer < 0 { num_layers + 1 + layer } else { layer };
+        if !(1..=num_layers).contains(&count) {
+            return Err(self.whole.error(key, format!("is {layer}, and the encoder has {num_layers} layers")));
+        }
+        Ok(count as usize)
+    }
+}
+
+const SIGLIP: TowerNames = TowerNames {
+    patch: "embeddings.patch_embedding",
+    positions: "embeddings.position_embedding.weight",
+    class: "embeddings.class_embedding",
+    pre_norm: "pre_layrnorm",
+    post_norm: "post_layernorm",
+    attn_norm: "encoder.layers.*.layer_norm1",
+    qkv: ["encoder.layers.*.self_attn.q_proj", "encoder.layers.*.self_attn.k_proj", "encoder.layers.*.self_attn.v_proj"],
+    attn_output: "encoder.layers.*.self_attn.out_proj",
+    ffn_norm: "encoder.layers.*.layer_norm2",
+    gate: "",
+    up: "encoder.layers.*.mlp.fc1",
+    down: "encoder.layers.*.mlp.fc2",
+};
+
+const PIXTRAL: TowerNames = TowerNames {
+    patch: "patch_conv",
+    positions: "",
+    class: "",
+    pre_norm: "ln_pre",
+    post_norm: "",
+    attn_norm: "transformer.layers.*.attention_norm",
+    qkv: [
+        "transformer.layers.*.attention.q_proj",
+        "transformer.layers.*.attention.k_proj",
+        "transformer.layers.*.attention.v_proj",
+    ],
+    attn_output: "transformer.layers.*.attention.o_proj",
+    ffn_norm: "transformer.layers.*.ffn_norm",
+    gate: "transformer.layers.*.feed_forward.gate_proj",
+    up: "transformer.layers.*.feed_forward.up_proj",
+    down: "transformer.layers.*.feed_forward.down_proj",
+};
+
+const QWEN2: TowerNames = TowerNames {
+    patch: "patch_embed.proj",
+    positions: "",
+    class: "",
+    pre_norm: "",
+    post_norm: "",
+    attn_norm: "blocks.*.norm1",
+    qkv: ["blocks.*.attn.qkv"; 3],
+    attn_output: "blocks.*.attn.proj",
+    ffn_norm: "blocks.*.norm2",
+    gate: "",
+    up: "blocks.*.mlp.fc1",
+    down: "blocks.*.mlp.fc2",
+};
+
+const QWEN2_5: TowerNames =
+    TowerNames { gate: "blocks.*.mlp.gate_proj", up: "blocks.*.mlp.up_proj", down: "blocks.*.mlp.down_proj", ..QWEN2 };
+
+const QWEN3: TowerNames =
+    TowerNames { positions: "pos_embed.weight", up: "blocks.*.mlp.linear_fc1", down: "blocks.*.mlp.linear_fc2", ..QWEN2 };
+
+/// In older checkpoints the tower has a name within it, and in newer ones everything is below `model`.
+const PLACES: Places = Places {
+    tower: &[
+        "vision_tower.vision_model.",
+        "vision_tower.",
+        "model.vision_tower.vision_model.",
+        "model.vision_tower.",
+        "model.vision_model.",
+    ],
+    projector: &["multi_modal_projector.", "model.multi_modal_projector.", "model.connector."],
+    newline: &["", "model."],
+};
+
+/// The same of Qwen's.
+const QWEN_PLACES: Places =
+    Places { tower: &["visual.", "model.visual."], projector: &["visual.merger.", "model.visual.merger."], newline: &[] };
+
+/// LLaVA 1.5 (arXiv:2310.03744).
+fn llava(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+    let strategy = reader.whole.text("vision_feature_select_strategy")?.unwrap_or_else(|| "default".into());
+    if strategy != "default" {
+        let why = format!("is `{strategy}`; implemented: default, which leaves out the row before the patches");
+        return Err(reader.whole.error("vision_feature_select_strategy", why));
+    }
+    let tower = reader.clip([768, 3072, 12, 12, 224, 32], "quick_gelu", 1e-5)?;
+    let num_layers = reader.layers_up_to(tower.num_layers, -2)?;
+    let tower = TowerConfig { num_layers, has_class: true, has_pre_norm: true, has_post_norm: false, ..tower };
+    let activation = Reader::activation(reader.whole, "projector_hidden_act", "gelu")?;
+    reader.config("llava", tower, reader.two_layers(activation))
+}
+
+/// LLaVA 1.6, with tiles.
+fn llava_next(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+    Ok(VisionConfig { architecture: "llava_next", arrangement: Arrangement::Unpadded, ..llava(reader)? })
+}
+
+/// Idefics 3 and `SmolVLM` (arXiv:2408.12637, arXiv:2504.05299).
+fn idefics3(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+    let tower = reader.clip([1152, 3072, 12, 16, 224, 32], "gelu_pytorch_tanh", 1e-6)?;
+    let Positions::Learned { side } = tower.positions else { unreachable!("the tower is a SigLIP") };
+    let tower = TowerConfig { positions: Positions::Fractions { side }, ..tower };
+    let scale = reader.whole.size("scale_factor")?.unwrap_or(2);
+    let layers = vec![reader.last("modality_projection.proj")];
+    let projector = ProjectorConfig { norm: None, regroup: Regroup::Squares(scale), late_norm: None, layers };
+    Ok(VisionConfig { placeholder: Placeholder::Tiles, ..reader.config("idefics3", tower, projector)? })
+}
+
+/// Gemma 3 (arXiv:2503.19786).
+fn gemma3(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+    let tower = reader.clip([768, 3072, 12, 12, 224, 16], "gelu_pytorch_tanh", 1e-6)?;
+    let num_rows = reader.whole.size("mm_tokens_per_image")?.unwrap_or(256);
+    let side = num_rows.isqrt();
+    if side * side != num_rows {
+        return Err(reader.whole.error("mm_tokens_per_image", format!("is {num_rows}, which is no square")));
+    }
+    let name = "mm_soft_emb_norm";
+    let norm = ProjectorNorm { name, kind: NormKind::Rms, eps: tower.eps, offset: 1.0 };
+    let last = ProjectorLayer { is_transposed: true, ..reader.last("mm_input_projection_weight") };
+    let projector = ProjectorConfig { norm: None, regroup: Regroup::Means(side), late_norm: Some(norm), layers: vec![last] };
+    let placeholder = Placeholder::Between {
+        replaced: reader.token(["boi_token_index", "boi_token_id"])?,
+        before: "\n\n<start_of_image>".into(),
+        after: "<end_of_image>\n\n".into(),
+    };
+    Ok(VisionConfig { placeholder, sees_spans: true, ..reader.config("gemma3", tower, projector)? })
+}
+
+/// Mistral Small 3.1, with Pixtral's encoder (arXiv:2410.07073).
+fn mistral3(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+    let theta = match reader.vision.child("rope_parameters")? {
+        Some(rope) => rope.number("rope_theta")?,
+        None => reader.vision.number("rope_theta")?,
+    };
+    let tower = reader.clip([1024, 4096, 24, 16, 1024, 16], "gelu", 1e-5)?;
+    let hidden = tower.hidden_size;
+    let tower = TowerConfig {
+        num_layers: reader.layers_up_to(tower.num_layers, -1)?,
+        norm: NormKind::Rms,
+        eps: 1e-5,
+        is_gated: true,
+        positions: Positions::Rotary { theta: theta.unwrap_or(10_000.0), takes_turns: true },
+        has_pre_norm: true,
+        has_post_norm: false,
+        names: &PIXTRAL,
+        ..tower
+    };
+    let merge = reader.whole.size("spatial_merge_size")?.unwrap_or(2);
+    let activation = Reader::activation(reader.whole, "projector_hidden_act", "gelu")?;
+    let mut projector = reader.two_layers(activation);
+    projector.norm = Some(ProjectorNorm { name: "norm", kind: NormKind::Rms, eps: reader.decoder.norm.eps, offset: 0.0 });
+    projector.regroup = Regroup::Interleaved(merge);
+    projector.layers.insert(0, ProjectorLayer { out_features: hidden, ..reader.last("patch_merger.merging_layer") });
+    Ok(VisionConfig { placeholder: Placeholder::Rows, ..reader.config("mistral3", tower, projector)? })
+}
+
+/// What Qwen2-VL and Qwen2.5-VL have in common: `hidden` is the width of the tower.
+fn qwen(reader: &Reader<'_, '_>, architecture: &'static str, tower: TowerConfig) -> Result<VisionConfig, EngineError> {
+    let merge = reader.size("spatial_merge_size", 2)?;
+    let columns = Regroup::Squares(merge).columns(tower.hidden_size);
+    let norm = ProjectorNorm { name: "ln_q", kind: tower.norm, eps: 1e-6, offset: 0.0 };
+    let first = ProjectorLayer { out_features: columns, activation: Some(Activation::Gelu), ..reader.last("mlp.0") };
+    let layers = vec![first, reader.last("mlp.2")];
+    let projector = ProjectorConfig { norm: Some(norm), regroup: Regroup::Squares(merge), late_norm: None, layers };
+    Ok(VisionConfig { places: QWEN_PLACES, ..reader.config(architecture, tower, projector)? })
+}
+
+/// A tower of Qwen's, of such a width.
+fn qwen_tower(reader: &Reader<'_, '_>, hidden_size: usize) -> Result<TowerConfig, EngineError> {
+    let theta = reader.vision.child("rope_parameters")?.map(|rope| rope.number("rope_theta")).transpose()?.flatten();
+    Ok(TowerConfig {
+        hidden_size,
+        num_heads: reader.size("num_heads", 16)?,
+        intermediate_size: reader.size("intermediate_size", 3420)?,
+        num_layers: reader.size("depth", 32)?,
+        patch_size: reader.size("patch_size", 14)?,
+        num_frames: reader.size("temporal_patch_size", 2)?,
+        norm: NormKind::Layer,
+        eps: 1e-6,
+        activation: Reader::activation(&reader.vision, "hidden_act", "quick_gelu")?,
+        is_gated: false,
+        positions: Positions::Rotary { theta: theta.unwrap_or(10_000.0), takes_turns: false },
+        has_class: false,
+        has_pre_norm: false,
+        has_post_norm: false,
+        windows: None,
+        names: &QWEN2,
+    })
+}
+
+/// Qwen2-VL (arXiv:2409.12191).
+fn qwen2_vl(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+    let tower = qwen_tower(reader, reader.size("embed_dim", 1280)?)?;
+    let intermediate_size = (f64::from(reader.number("mlp_ratio", 4.0)?) * tower.hidden_size as f64) as usize;
+    qwen(reader, "qwen2_vl", TowerConfig { intermediate_size, ..tower })
+}
+
+/// Qwen2.5-VL (arXiv:2502.13923).
+fn qwen2_5_vl(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+    let tower = qwen_tower(reader, reader.size("hidden_size", 1280)?)?;
+    let merge = reader.size("spatial_merge_size", 2)?.max(1);
+    let side = reader.size("window_size", 112)? / merge / tower.patch_size.max(1) * merge;
+    if side == 0 {
+        return Err(reader.vision.error("window_size", "is less than what becomes one vector"));
+    }
+    let full_layers = reader.vision.layers("fullatt_block_indexes")?.unwrap_or_else(|| vec![7, 15, 23, 31]);
+    let windows = Some(Windows { side, full_layers });
+    qwen(reader, "qwen2_5_vl", TowerConfig { norm: NormKind::Rms, is_gated: true, windows, names: &QWEN2_5, ..tower })
+}
+
+/// Qwen3-VL (arXiv:2511.21631).
+fn qwen3_vl(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+    let tower = qwen_tower(reader, reader.size("hidden_size", 1152)?)?;
+    let side = reader.size("num_position_embeddings", 2304)?.isqrt();
+    let Positions::Rotary { theta, .. } = tower.positions else { unreachable!("a tower of Qwen's rotates") };
+    let tower = TowerConfig {
+        patch_size: reader.size("patch_size", 16)?,
+        num_layers: reader.size("depth", 27)?,
+        intermediate_size: reader.size("intermediate_size", 4304)?,
+        activation: Reader::activation(&reader.vision, "hidden_act", "gelu_pytorch_tanh")?,
+        positions: Positions::Interpolated { side, theta },
+        names: &QWEN3,
+        ..tower
+    };
+    let merge = reader.size("spatial_merge_size", 2)?;
+    let columns = Regroup::Squares(merge).columns(tower.hidden_size);
+    let first = ProjectorLayer { out_features: columns, activation: Some(Activation::Gelu), ..reader.last("linear_fc1") };
+    let layers = vec![first, reader.last("linear_fc2")];
+    let norm = Some(ProjectorNorm { name: "norm", kind: NormKind::Layer, eps: 1e-6, offset: 0.0 });
+    let projector = ProjectorConfig { norm, regroup: Regroup::Squares(merge), late_norm: None, layers };
+    let indexes = reader.vision.layers("deepstack_visual_indexes")?.unwrap_or_else(|| vec![8, 16, 24]);
+    let deep = |(number, layer): (usize, usize)| {
+        let projector = ProjectorConfig { norm: None, late_norm: projector.norm.clone(), ..projector.clone() };
+        DeepStack { layer, projector, place: format!("deepstack_merger_list.{number}.") }
+    };
+    let deep = indexes.into_iter().enumerate().map(deep).collect();
+    Ok(VisionConfig { places: QWEN_PLACES, deep, ..reader.config("qwen3_vl", tower, projector)? })
+}

@@ -1,0 +1,257 @@
+//! What a vision encoder is like, whatever file says so.
+
+use device::{Activation, NormKind};
+
+/// A vision encoder, and how its outputs come into a prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VisionConfig {
+    /// HF `model_type` of the whole model.
+    pub architecture: &'static str,
+    /// From patches to hidden states.
+    pub tower: TowerConfig,
+    /// From these to vectors of the decoder's width.
+    pub projector: ProjectorConfig,
+    /// What the hidden states behind some layers become besides: the first is added to the rows of images behind the decoder's
+    /// first layer, and so on (`DeepStack`, arXiv:2406.04334).
+    pub deep: Vec<DeepStack>,
+    /// How the rows of an image's tiles follow each other in a prompt.
+    pub arrangement: Arrangement,
+    /// The text that stands for an image in a prompt.
+    pub placeholder: Placeholder,
+    /// The token in whose places the vectors go.
+    pub image_token_id: u32,
+    /// The rows of an image see each other in the decoder.
+    pub sees_spans: bool,
+    /// Where its weights lie.
+    pub places: Places,
+    /// How an image becomes the encoder's input.
+    pub processor: images::Processor,
+}
+
+/// A vision transformer (Dosovitskiy et al. 2020, arXiv:2010.11929).
+#[derive(Clone, Debug, PartialEq)]
+pub struct TowerConfig {
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Heads of queries, keys and values.
+    pub num_heads: usize,
+    /// Columns of the feed-forward network.
+    pub intermediate_size: usize,
+    /// Layers that are computed: those behind the one whose output is taken are not.
+    pub num_layers: usize,
+    /// Side of a patch in pixels.
+    pub patch_size: usize,
+    /// Frames that a patch has (Qwen2-VL): of an image the same one so many times.
+    pub num_frames: usize,
+    /// Of the layers.
+    pub norm: NormKind,
+    /// Added to the mean square.
+    pub eps: f32,
+    /// Of the feed-forward networks.
+    pub activation: Activation,
+    /// `activation(gate) * up`; else `activation(up)`.
+    pub is_gated: bool,
+    /// How patches know where they are.
+    pub positions: Positions,
+    /// A row before the patches of each tile, which is not part of what comes out.
+    pub has_class: bool,
+    /// A norm before the first layer.
+    pub has_pre_norm: bool,
+    /// A norm behind the last layer.
+    pub has_post_norm: bool,
+    /// Layers that see a window around a patch, and not the whole tile.
+    pub windows: Option<Windows>,
+    /// What its weights are called.
+    pub names: &'static TowerNames,
+}
+
+/// How patches know where they are.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Positions {
+    /// Vectors that are added, for tiles of `side` by `side` patches.
+    Learned {
+        /// Patches along a side.
+        side: usize,
+    },
+    /// The same, between which a tile of another size takes weighted means of four, besides rotation as `Rotary` (Qwen3-VL).
+    Interpolated {
+        /// Patches along a side.
+        side: usize,
+        /// Base of the frequencies of rotation.
+        theta: f64,
+    },
+    /// The same, where a smaller tile takes the vectors that are as far along (Idefics 2, arXiv:2405.02246).
+    Fractions {
+        /// Patches along a side.
+        side: usize,
+    },
+    /// Rotation of queries and keys, half of it by the row and half by the column.
+    Rotary {
+        /// Base of the frequencies.
+        theta: f64,
+        /// Whether rows have the even frequencies of a head and columns the odd ones (Pixtral, arXiv:2410.07073), or both the same
+        /// ones of half a head (Qwen2-VL, arXiv:2409.12191).
+        takes_turns: bool,
+    },
+}
+
+/// Layers with windows (Qwen2.5-VL, arXiv:2502.13923).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Windows {
+    /// Patches along a side of a window.
+    pub side: usize,
+    /// The layers without.
+    pub full_layers: Vec<usize>,
+}
+
+/// From hidden states to vectors of the decoder's width.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProjectorConfig {
+    /// Before patches are put together.
+    pub norm: Option<ProjectorNorm>,
+    /// How patches become rows.
+    pub regroup: Regroup,
+    /// After that.
+    pub late_norm: Option<ProjectorNorm>,
+    /// Matrices, one after the other.
+    pub layers: Vec<ProjectorLayer>,
+}
+
+/// Hidden states behind a layer, and what is made of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeepStack {
+    /// The layer.
+    pub layer: usize,
+    /// As the last ones become vectors.
+    pub projector: ProjectorConfig,
+    /// What its names begin with, behind those of the tower.
+    pub place: String,
+}
+
+/// A norm of the projector.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProjectorNorm {
+    /// Its name.
+    pub name: &'static str,
+    /// RMS or layer norm.
+    pub kind: NormKind,
+    /// Added to the mean square.
+    pub eps: f32,
+    /// Added to every weight of the checkpoint.
+    pub offset: f32,
+}
+
+/// A matrix of the projector.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProjectorLayer {
+    /// Its name.
+    pub name: &'static str,
+    /// Columns that come out.
+    pub out_features: usize,
+    /// The file has the transpose, by the whole of this name.
+    pub is_transposed: bool,
+    /// What its output is passed through.
+    pub activation: Option<Activation>,
+}
+
+/// How patches become rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Regroup {
+    /// Each is one.
+    Each,
+    /// A square of so many by so many, one behind the other, row by row (pixel shuffle).
+    Squares(usize),
+    /// The same, where each value of all of them comes before the next value.
+    Interleaved(usize),
+    /// Their mean, over squares of which there are so many along a side of the tile.
+    Means(usize),
+}
+
+impl Regroup {
+    /// Patches along a side of what becomes a row, of a tile of so many along its own.
+    pub fn side(self, of_tile: usize) -> usize {
+        match self {
+            Self::Each => 1,
+            Self::Squares(side) | Self::Interleaved(side) => side,
+            Self::Means(num) => of_tile / num.max(1),
+        }
+    }
+
+    /// Columns of a row, of patches with `hidden` values.
+    pub fn columns(self, hidden: usize) -> usize {
+        match self {
+            Self::Each | Self::Means(_) => hidden,
+            Self::Squares(side) | Self::Interleaved(side) => hidden * side * side,
+        }
+    }
+}
+
+/// How the rows of an image's tiles follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrangement {
+    /// Tile after tile.
+    Tiles,
+    /// The whole image first; then its tiles side by side without their padding, with a vector of its own behind each row
+    /// (LLaVA-NeXT).
+    Unpadded,
+}
+
+/// The text that stands for an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Placeholder {
+    /// The image token, as often as there are vectors.
+    Repeated,
+    /// The same between two texts, in place of a text.
+    Between {
+        /// What is replaced: a special token of the tokenizer, by its id.
+        replaced: u32,
+        /// Before the tokens.
+        before: String,
+        /// Behind them.
+        after: String,
+    },
+    /// Tile by tile, each behind a text that says where it lies (Idefics 3, arXiv:2408.12637).
+    Tiles,
+    /// Row by row, with a token between two rows and another behind the last (Pixtral).
+    Rows,
+}
+
+/// Where weights lie in a checkpoint: the first of these under which there are any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Places {
+    /// What the tower's names begin with.
+    pub tower: &'static [&'static str],
+    /// What the projector's names begin with.
+    pub projector: &'static [&'static str],
+    /// The vector behind each row of tiles.
+    pub newline: &'static [&'static str],
+}
+
+/// What a tower's weights are called, behind what all of their names begin with; `*` is the number of a layer.
+#[derive(Debug, PartialEq, Eq)]
+pub struct TowerNames {
+    /// Of patches.
+    pub patch: &'static str,
+    /// The vectors of positions.
+    pub positions: &'static str,
+    /// The row before the patches.
+    pub class: &'static str,
+    /// The norm before the first layer.
+    pub pre_norm: &'static str,
+    /// The norm behind the last.
+    pub post_norm: &'static str,
+    /// The norm before attention.
+    pub attn_norm: &'static str,
+    /// Queries, keys and values; the same name three times where they are one matrix.
+    pub qkv: [&'static str; 3],
+    /// Behind attention.
+    pub attn_output: &'static str,
+    /// The norm before the feed-forward network.
+    pub ffn_norm: &'static str,
+    /// Its gate.
+    pub gate: &'static str,
+    /// What is multiplied by the gate, or the first of two.
+    pub up: &'static str,
+    /// The last.
+    pub down: &'static str,
+}

@@ -1,0 +1,139 @@
+//! How many rows of a prompt an image takes, which they are, and what text stands for them.
+
+use std::fmt::Write;
+
+use images::Processed;
+
+use super::config::{Arrangement, Placeholder, VisionConfig};
+use crate::Tokenizer;
+
+/// What an image becomes in a prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ImageLayout {
+    /// Vectors.
+    pub(crate) num_rows: usize,
+    /// Rows and columns of vectors of a tile.
+    pub(crate) of_tile: [usize; 2],
+    /// Rows and columns of tiles beside the whole image; zeros where it is not cut.
+    tiles: [usize; 2],
+    /// Where the vectors of the tiles without their padding lie, rows and columns of all tiles together.
+    unpadded: [std::ops::Range<usize>; 2],
+}
+
+impl ImageLayout {
+    pub(crate) fn new(config: &VisionConfig, image: &Processed) -> Self {
+        let Some(tile) = image.tiles.first() else {
+            return Self { num_rows: 0, of_tile: [0; 2], tiles: [0; 2], unpadded: [0..0, 0..0] };
+        };
+        let patches = [tile.height, tile.width].map(|pixels| pixels / config.tower.patch_size);
+        let side = config.projector.regroup.side(patches[0]).max(1);
+        let of_tile = patches.map(|patches| patches / side);
+        let per_tile = of_tile[0] * of_tile[1];
+        let tiles = [image.grid.0, image.grid.1];
+        let unpadded = unpadded([tiles[0] * of_tile[0], tiles[1] * of_tile[1]], image.original);
+        let num_rows = match config.arrangement {
+            Arrangement::Tiles => image.tiles.len() * per_tile,
+            Arrangement::Unpadded if image.tiles.len() == 1 => per_tile + 1,
+            Arrangement::Unpadded => per_tile + unpadded[0].len() * (unpadded[1].len() + 1),
+        };
+        Self { num_rows, of_tile, tiles, unpadded }
+    }
+
+    /// The vectors in their order in a prompt, of those of the tiles, `[tiles][rows, cols]`. `newline` is the one behind rows.
+    pub(crate) fn arrange(&self, config: &VisionConfig, tiles: &[Vec<f32>], newline: Option<&[f32]>) -> Vec<f32> {
+        let newline = match (config.arrangement, newline) {
+            (Arrangement::Unpadded, Some(newline)) => newline,
+            _ => return tiles.concat(),
+        };
+        let cols = newline.len();
+        let mut rows = tiles[0].clone();
+        let [height, width] = self.of_tile;
+        if tiles.len() == 1 {
+            rows.extend_from_slice(newline);
+        }
+        for y in self.unpadded[0].clone() {
+            for x in self.unpadded[1].clone() {
+                let tile = &tiles[1 + y / height * self.tiles[1] + x / width];
+                let row = y % height * width + x % width;
+                rows.extend_from_slice(&tile[row * cols..(row + 1) * cols]);
+            }
+            rows.extend_from_slice(newline);
+        }
+        rows
+    }
+}
+
+/// Which rows and columns of a picture of `[height, width]` are not padding, of an image of such a size that was made to fit it.
+/// As the models were trained: the padding before and behind is equal, rounded down.
+fn unpadded([height, width]: [usize; 2], original: (usize, usize)) -> [std::ops::Range<usize>; 2] {
+    if height == 0 || width == 0 || original.0 == 0 || original.1 == 0 {
+        return [0..0, 0..0];
+    }
+    let (original_height, original_width) = (original.0 as f64, original.1 as f64);
+    let inner = |len: usize, scaled: f64| {
+        // To seven digits, then down.
+        let scaled = ((scaled * 1e7).round() / 1e7) as usize;
+        let padding = len.saturating_sub(scaled) / 2;
+        padding..len - padding
+    };
+    if original_width / original_height > width as f64 / height as f64 {
+        [inner(height, original_height * (width as f64 / original_width)), 0..width]
+    } else {
+        [0..height, inner(width, original_width * (height as f64 / original_height))]
+    }
+}
+
+impl VisionConfig {
+    /// The text that a chat template writes for an image.
+    pub(crate) fn replaced(&self, tokenizer: &Tokenizer) -> String {
+        match self.placeholder {
+            Placeholder::Between { replaced, .. } => tokenizer.token_text(replaced),
+            _ => tokenizer.token_text(self.image_token_id),
+        }
+    }
+
+    /// What comes in its place.
+    pub(crate) fn expansion(&self, tokenizer: &Tokenizer, image: &ImageLayout) -> String {
+        let token = tokenizer.token_text(self.image_token_id);
+        let [rows, cols] = image.of_tile;
+        match &self.placeholder {
+            Placeholder::Repeated => token.repeat(image.num_rows),
+            Placeholder::Between { before, after, .. } => format!("{before}{}{after}", token.repeat(image.num_rows)),
+            Placeholder::Rows => {
+                let row = token.repeat(cols);
+                format!("{}[IMG_END]", vec![row; rows].join("[IMG_BREAK]"))
+            }
+            Placeholder::Tiles => {
+                const AROUND: &str = "<fake_token_around_image>";
+                let tile = token.repeat(rows * cols);
+                let mut text = String::new();
+                for row in 1..=image.tiles[0] {
+                    for col in 1..=image.tiles[1] {
+                        let _ = write!(text, "{AROUND}<row_{row}_col_{col}>{tile}");
+                    }
+                    text.push('\n');
+                }
+                if image.tiles != [0; 2] {
+                    text.push('\n');
+                }
+                let _ = write!(text, "{AROUND}<global-img>{tile}{AROUND}");
+                text
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn padding_is_cut_where_the_image_was_made_to_fit() {
+        // 100 by 50 pixels in a square of 48 by 48 patches.
+        assert_eq!(unpadded([48, 48], (50, 100)), [12..36, 0..48]);
+        assert_eq!(unpadded([48, 48], (100, 50)), [0..48, 12..36]);
+        assert_eq!(unpadded([48, 24], (640, 320)), [0..48, 0..24]);
+        // Of three rows of padding one is before and none more than that behind.
+        assert_eq!(unpadded([24, 24], (21, 24)), [1..23, 0..24]);
+    }
+}

@@ -1,0 +1,166 @@
+//! Images: from pixels to the vectors that stand in their places of a prompt.
+//!
+//! ```text
+//! image -> tiles (crate `images`) -> patches -> tower -> projector -> vectors, which replace the rows of image tokens
+//! ```
+//!
+//! There is one encoder for all families, as there is one decoder: [`VisionConfig`] says what it is like. It computes by the
+//! phases that the decoder has, over a KV storage of its own in which every tile is a request.
+
+mod arch;
+pub(crate) mod config;
+mod grid;
+mod layout;
+mod projector;
+pub(crate) mod prompt;
+mod tower;
+mod weights;
+
+use std::sync::Arc;
+
+use device::{Backend, Constant, Precision};
+use images::{Processed, RgbImage};
+
+pub(crate) use config::VisionConfig;
+pub(crate) use layout::ImageLayout;
+pub(crate) use weights::TowerWeights;
+
+use crate::EngineError;
+use config::Arrangement;
+use projector::Projector;
+use tower::Tower;
+
+/// How a model sees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VisionOptions {
+    /// An image whose longer edge has more pixels is made smaller first.
+    pub max_edge: Option<usize>,
+    /// Bytes that outputs of the encoder may take; 256 MiB unless given.
+    pub cache_bytes: Option<u64>,
+}
+
+/// Bytes that outputs of the encoder may take, unless given: some hundreds of images.
+const DEFAULT_CACHE_BYTES: u64 = 256 << 20;
+
+impl VisionOptions {
+    /// Bytes that outputs of the encoder may take.
+    pub fn cache_bytes(&self) -> u64 {
+        self.cache_bytes.unwrap_or(DEFAULT_CACHE_BYTES)
+    }
+}
+
+/// An image of a prompt, ready to be encoded.
+#[derive(Debug)]
+pub(crate) struct PromptImage {
+    /// What the encoder takes.
+    pub(crate) processed: Processed,
+    /// What it becomes.
+    pub(crate) layout: ImageLayout,
+    /// Over its pixels and all that decides the encoder's input.
+    pub(crate) digest: [u8; 32],
+}
+
+impl PromptImage {
+    /// # Errors
+    /// [`EngineError::InvalidArgument`] for an image that the processor refuses, with why.
+    pub(crate) fn new(config: &VisionConfig, image: &RgbImage) -> Result<Arc<Self>, EngineError> {
+        let processed =
+            config.processor.process(image).map_err(|why| EngineError::InvalidArgument(format!("an image: {why}")))?;
+        let layout = ImageLayout::new(config, &processed);
+        if layout.num_rows == 0 {
+            let (height, width) = (image.height(), image.width());
+            let text = format!("an image of {width} x {height} pixels is less than a patch of {}", config.tower.patch_size);
+            return Err(EngineError::InvalidArgument(text));
+        }
+        let mut hasher = blake3::Hasher::new();
+        for size in [image.width(), image.height()] {
+            hasher.update(&u64::from(size).to_le_bytes());
+        }
+        hasher.update(&config.processor.identity());
+        hasher.update(image.pixels());
+        Ok(Arc::new(Self { processed, layout, digest: *hasher.finalize().as_bytes() }))
+    }
+}
+
+/// An encoder that was loaded.
+pub(crate) struct ImageEncoder {
+    config: VisionConfig,
+    tower: Tower,
+    projector: Projector,
+    deep: Vec<Projector>,
+    newline: Option<Constant>,
+}
+
+impl ImageEncoder {
+    pub(crate) fn new(weights: &mut TowerWeights<'_>, config: &VisionConfig, precision: Precision) -> Result<Self, EngineError> {
+        let hidden = config.projector.layers.last().map_or(0, |layer| layer.out_features);
+        let newline = match config.arrangement {
+            Arrangement::Tiles => None,
+            Arrangement::Unpadded => {
+                let place = weights.place(config.places.newline, "image_newline")?;
+                Some(weights.constant(&format!("{place}image_newline"), &[hidden])?)
+            }
+        };
+        Ok(Self {
+            tower: Tower::new(weights, config.places.tower, &config.tower, precision)?,
+            projector: Projector::new(weights, config.places.projector, &config.projector, &config.tower)?,
+            deep: deep_projectors(weights, config)?,
+            newline,
+            config: config.clone(),
+        })
+    }
+
+    /// Vectors of a row of an image.
+    pub(crate) fn num_planes(&self) -> usize {
+        self.config.num_planes()
+    }
+
+    /// The vectors of an image, `[1 + deep, num_rows, hidden_size]`: those of its rows, then those that are added behind the
+    /// decoder's first layers.
+    pub(crate) fn encode(&mut self, backend: &dyn Backend, image: &PromptImage) -> Result<Vec<f32>, EngineError> {
+        let tiles = &image.processed.tiles;
+        let grids: Vec<_> = tiles.iter().map(|tile| self.config.tower.grid(tile.height, tile.width)).collect();
+        let pairs: Vec<_> = tiles.iter().zip(&grids).collect();
+        let taken: Vec<_> = self.config.deep.iter().map(|deep| deep.layer).collect();
+        let mut states = self.tower.run(backend, &pairs, &taken)?;
+        let newline = self.newline.as_deref().map(|it| &it[..]);
+        let mut vectors = Vec::new();
+        // The last ones come first.
+        let places = std::iter::once((taken.len(), &self.projector)).chain(self.deep.iter().enumerate());
+        for (place, projector) in places {
+            let mut outputs = Vec::with_capacity(tiles.len());
+            for (states, grid) in states.iter_mut().zip(&grids) {
+                outputs.push(projector.run(backend, &mut states[place], grid)?);
+            }
+            vectors.extend(image.layout.arrange(&self.config, &outputs, newline));
+        }
+        Ok(vectors)
+    }
+}
+
+fn deep_projectors(weights: &mut TowerWeights<'_>, config: &VisionConfig) -> Result<Vec<Projector>, EngineError> {
+    let projector = |deep: &config::DeepStack| {
+        let places: Vec<_> = config.places.tower.iter().map(|place| format!("{place}{}", deep.place)).collect();
+        Projector::new(weights, &places, &deep.projector, &config.tower)
+    };
+    config.deep.iter().map(projector).collect()
+}
+
+impl VisionConfig {
+    /// Vectors of a row of an image.
+    pub(crate) fn num_planes(&self) -> usize {
+        1 + self.deep.len()
+    }
+
+    /// Rows that a tile of full size becomes, of a tower whose tiles all have one.
+    pub(crate) fn rows_of_tile(&self) -> usize {
+        let config::Positions::Learned { side } = self.tower.positions else { return 0 };
+        let rows = side / self.projector.regroup.side(side).max(1);
+        rows * rows
+    }
+
+    /// Bytes of the encoder's activations for its largest image.
+    pub(crate) fn activation_bytes(&self) -> u64 {
+        self.tower.activation_bytes(tower::MAX_ROWS)
+    }
+}

@@ -1,0 +1,339 @@
+//! A vision transformer over the phases of the decoder: each tile is a request whose rows are its patches, which all see each
+//! other, over a KV storage of one layer that every layer writes anew.
+
+use device::{
+    AttentionArgs, AttentionParams, Backend, CacheEngine, Constant, GateUpArgs, KvCacheSpec, KvDType, KvGroupMetadata, KvShape,
+    Linear, Mask, Norm, Precision, Projection, ResidualArgs, RopeArgs, RopeTable, StepMetadata, Tensor,
+};
+use images::Tile;
+
+use super::{
+    config::{Positions, TowerConfig},
+    grid::{Grid, learned, read_patch, rope_table},
+    weights::TowerWeights,
+};
+use crate::EngineError;
+
+/// Patches that are computed together at most, but for a tile that has more.
+pub(crate) const MAX_ROWS: usize = 4096;
+/// Tokens of a block of its storage.
+const BLOCK_SIZE: usize = 32;
+
+/// A tower that was loaded.
+pub(crate) struct Tower {
+    config: TowerConfig,
+    precision: Precision,
+    patch: Linear,
+    /// `[side * side, hidden_size]`, behind that of the class row if there is one.
+    positions: Option<Constant>,
+    class: Option<Constant>,
+    pre_norm: Option<Norm>,
+    post_norm: Option<Norm>,
+    layers: Vec<TowerLayer>,
+    buffers: Option<Buffers>,
+}
+
+struct TowerLayer {
+    attn_norm: Norm,
+    qkv: [Linear; 3],
+    attn_output: Linear,
+    ffn_norm: Norm,
+    gate: Option<Linear>,
+    up: Linear,
+    down: Linear,
+    has_window: bool,
+}
+
+/// Activations; rows are patches.
+struct Buffers {
+    patches: Tensor,
+    hidden: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    inner: Tensor,
+    cache: CacheEngine,
+    max_rows: usize,
+    max_blocks: usize,
+}
+
+/// What the rows of a pass are, as a step: all tiles, and all windows.
+struct Pass {
+    tiles: StepMetadata,
+    windows: StepMetadata,
+    rope: Option<RopeTable>,
+}
+
+impl TowerConfig {
+    fn head_dim(&self) -> usize {
+        self.hidden_size / self.num_heads
+    }
+
+    /// Values of a patch, of one frame.
+    fn patch_len(&self) -> usize {
+        3 * self.patch_size * self.patch_size
+    }
+
+    /// Rows before the patches of a tile.
+    fn num_class_rows(&self) -> usize {
+        usize::from(self.has_class)
+    }
+
+    /// The grid of a tile of so many pixels.
+    pub(crate) fn grid(&self, height: usize, width: usize) -> Grid {
+        Grid::new([height / self.patch_size, width / self.patch_size], self.windows.as_ref())
+    }
+
+    fn kv_spec(&self, num_blocks: usize) -> Result<KvCacheSpec, EngineError> {
+        let shape = KvShape::new(self.num_heads, self.head_dim());
+        // Block 0 is read by nobody.
+        Ok(KvCacheSpec::uniform((num_blocks + 1, BLOCK_SIZE), KvDType::F32, shape, 1)?)
+    }
+
+    /// Bytes of the activations of a pass of so many rows.
+    pub(crate) fn activation_bytes(&self, max_rows: usize) -> u64 {
+        let columns = self.patch_len() + 5 * self.hidden_size + self.intermediate_size;
+        let kv = self.kv_spec(max_rows.div_ceil(BLOCK_SIZE)).ok().and_then(|spec| spec.total_bytes()).unwrap_or(0);
+        (columns * max_rows * size_of::<f32>()) as u64 + kv
+    }
+}
+
+impl Tower {
+    pub(crate) fn new(
+        weights: &mut TowerWeights<'_>,
+        places: &[&'static str],
+        config: &TowerConfig,
+        precision: Precision,
+    ) -> Result<Self, EngineError> {
+        let names = config.names;
+        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let place = weights.place(places, &format!("{}.weight", names.patch))?;
+        let named = |name: &str| format!("{place}{name}");
+        let kind = (config.norm, config.eps, 0.0);
+        let mut layers = Vec::with_capacity(config.num_layers);
+        for layer in 0..config.num_layers {
+            let named = |name: &str| named(&name.replace('*', &layer.to_string()));
+            let is_fused = names.qkv[0] == names.qkv[1];
+            let (num_rows, step) = if is_fused { (3 * hidden, hidden) } else { (hidden, 0) };
+            let mut of_qkv = |part: usize| weights.rows_of_linear(&named(names.qkv[part]), num_rows, part * step, [hidden; 2]);
+            layers.push(TowerLayer {
+                qkv: [of_qkv(0)?, of_qkv(1)?, of_qkv(2)?],
+                attn_norm: weights.norm(&named(names.attn_norm), hidden, kind)?,
+                attn_output: weights.linear(&named(names.attn_output), [hidden; 2])?,
+                ffn_norm: weights.norm(&named(names.ffn_norm), hidden, kind)?,
+                gate: config.is_gated.then(|| weights.linear(&named(names.gate), [inner, hidden])).transpose()?,
+                up: weights.linear(&named(names.up), [inner, hidden])?,
+                down: weights.linear(&named(names.down), [hidden, inner])?,
+                has_window: config.windows.as_ref().is_some_and(|windows| !windows.full_layers.contains(&layer)),
+            });
+        }
+        let positions = match config.positions {
+            Positions::Learned { side } | Positions::Fractions { side } | Positions::Interpolated { side, .. } => {
+                let num = side * side + config.num_class_rows();
+                Some(weights.constant(&named(names.positions), &[num, hidden])?)
+            }
+            Positions::Rotary { .. } => None,
+        };
+        let mut norm = |is_there: bool, name| is_there.then(|| weights.norm(&named(name), hidden, kind)).transpose();
+        Ok(Self {
+            pre_norm: norm(config.has_pre_norm, names.pre_norm)?,
+            post_norm: norm(config.has_post_norm, names.post_norm)?,
+            patch: weights.patches(&named(names.patch), hidden, config.num_frames, config.patch_size)?,
+            class: config.has_class.then(|| weights.constant(&named(names.class), &[hidden])).transpose()?,
+            positions,
+            layers,
+            config: config.clone(),
+            precision,
+            buffers: None,
+        })
+    }
+
+    /// The hidden states of the patches of tiles, in the order of each tile's grid, `[patches, hidden_size]` each: of each tile
+    /// those behind the layers of `taken`, and behind the last.
+    pub(crate) fn run(
+        &mut self,
+        backend: &dyn Backend,
+        tiles: &[(&Tile, &Grid)],
+        taken: &[usize],
+    ) -> Result<Vec<Vec<Vec<f32>>>, EngineError> {
+        let mut outputs = Vec::with_capacity(tiles.len());
+        let (mut first, mut num_rows) = (0, 0);
+        let num_class_rows = self.config.num_class_rows();
+        let rows = |(_, grid): &(&Tile, &Grid)| grid.len() + num_class_rows;
+        let mut bounds = Vec::new();
+        for (i, tile) in tiles.iter().enumerate() {
+            if num_rows > 0 && num_rows + rows(tile) > MAX_ROWS {
+                bounds.push(first..i);
+                (first, num_rows) = (i, 0);
+            }
+            num_rows += rows(tile);
+        }
+        bounds.push(first..tiles.len());
+        for range in bounds.into_iter().filter(|range| !range.is_empty()) {
+            let num_rows = tiles[range.clone()].iter().map(rows).sum();
+            outputs.extend(self.pass(backend, &tiles[range], num_rows, taken)?);
+        }
+        Ok(outputs)
+    }
+
+    /// Makes room for so many rows, in so many blocks.
+    fn reserve(&mut self, backend: &dyn Backend, max_rows: usize, max_blocks: usize) -> Result<Buffers, EngineError> {
+        if let Some(buffers) = self.buffers.take().filter(|it| it.max_rows >= max_rows && it.max_blocks >= max_blocks) {
+            return Ok(buffers);
+        }
+        let (hidden, config) = (self.config.hidden_size, &self.config);
+        let alloc = |cols| backend.alloc(max_rows, cols);
+        Ok(Buffers {
+            patches: alloc(config.patch_len())?,
+            hidden: alloc(hidden)?,
+            q: alloc(hidden)?,
+            k: alloc(hidden)?,
+            v: alloc(hidden)?,
+            out: alloc(hidden)?,
+            inner: alloc(config.intermediate_size)?,
+            cache: backend.alloc_kv_cache(&config.kv_spec(max_blocks)?)?,
+            max_rows,
+            max_blocks,
+        })
+    }
+
+    /// Of each tile, the states behind the last layer, and before them those behind the layers of `taken`.
+    fn pass(
+        &mut self,
+        backend: &dyn Backend,
+        tiles: &[(&Tile, &Grid)],
+        num_rows: usize,
+        taken: &[usize],
+    ) -> Result<Vec<Vec<Vec<f32>>>, EngineError> {
+        let pass = self.steps(tiles);
+        let mut buffers = self.reserve(backend, num_rows, num_blocks(&pass.tiles).max(num_blocks(&pass.windows)))?;
+        self.embed(backend, tiles, &mut buffers, num_rows);
+        let mut outputs = vec![Vec::with_capacity(taken.len() + 1); tiles.len()];
+        for (number, layer) in self.layers.iter().enumerate() {
+            self.layer(backend, layer, &pass, &mut buffers);
+            if taken.contains(&number) {
+                self.take(tiles, &buffers.hidden, None, &mut outputs);
+            }
+        }
+        self.take(tiles, &buffers.hidden, self.post_norm.as_ref(), &mut outputs);
+        self.buffers = Some(buffers);
+        Ok(outputs)
+    }
+
+    /// Adds to the outputs of each tile its hidden states, without the row before its patches.
+    fn take(&self, tiles: &[(&Tile, &Grid)], hidden: &Tensor, norm: Option<&Norm>, outputs: &mut [Vec<Vec<f32>>]) {
+        let (cols, mut row) = (self.config.hidden_size, 0);
+        for ((_, grid), outputs) in tiles.iter().zip(outputs) {
+            row += self.config.num_class_rows();
+            let mut states = hidden.as_slice()[row * cols..(row + grid.len()) * cols].to_vec();
+            if let Some(norm) = norm {
+                states.chunks_exact_mut(cols).for_each(|row| norm.apply(row));
+            }
+            outputs.push(states);
+            row += grid.len();
+        }
+    }
+
+    /// Patches as hidden states, with their positions.
+    fn embed(&self, backend: &dyn Backend, tiles: &[(&Tile, &Grid)], buffers: &mut Buffers, num_rows: usize) {
+        let Buffers { patches, hidden, .. } = buffers;
+        patches.set_rows(num_rows);
+        let mut row = 0;
+        for (tile, grid) in tiles {
+            if self.config.has_class {
+                patches.row_mut(row).fill(0.0);
+                row += 1;
+            }
+            for place in &grid.places {
+                read_patch(tile, *place, self.config.patch_size, patches.row_mut(row));
+                row += 1;
+            }
+        }
+        let step = StepMetadata::default();
+        backend.norm_linear(patches, None, &mut [Projection { linear: &self.patch, out: hidden }], &step);
+        let add = |row: &mut [f32], index: usize, weight: f32| {
+            let Some(positions) = &self.positions else { return };
+            let position = &positions[index * row.len()..];
+            row.iter_mut().zip(position).for_each(|(x, position)| *x += position * weight);
+        };
+        let num_class_rows = self.config.num_class_rows();
+        let mut row = 0;
+        for (_, grid) in tiles {
+            if let Some(class) = &self.class {
+                hidden.row_mut(row).copy_from_slice(class);
+                add(hidden.row_mut(row), 0, 1.0);
+                row += 1;
+            }
+            for place in &grid.places {
+                for (index, weight) in learned(&self.config.positions, grid, *place) {
+                    add(hidden.row_mut(row), num_class_rows + index, weight);
+                }
+                row += 1;
+            }
+        }
+        if let Some(norm) = &self.pre_norm {
+            (0..num_rows).for_each(|row| norm.apply(hidden.row_mut(row)));
+        }
+    }
+
+    fn layer(&self, backend: &dyn Backend, layer: &TowerLayer, pass: &Pass, buffers: &mut Buffers) {
+        let Buffers { hidden, q, k, v, out, inner, cache, .. } = buffers;
+        let step = if layer.has_window { &pass.windows } else { &pass.tiles };
+        let [of_q, of_k, of_v] = &layer.qkv;
+        let projections = &mut [
+            Projection { linear: of_q, out: &mut *q },
+            Projection { linear: of_k, out: &mut *k },
+            Projection { linear: of_v, out: &mut *v },
+        ];
+        backend.norm_linear(hidden, Some(&layer.attn_norm), projections, step);
+        backend.rope_and_cache(RopeArgs::new(q, Some((k, Some(v))), pass.rope.as_ref(), (cache, 0)), step);
+        let (heads, head_dim) = (self.config.num_heads, self.config.head_dim());
+        let params = AttentionParams { mask: Mask::Full, ..AttentionParams::new([heads, heads, head_dim], self.precision) };
+        backend.attention(AttentionArgs { q, out, cache, layer: 0, sinks: None, params }, step);
+        let add = |x: &Tensor, linear: &Linear, residual: &mut Tensor| {
+            backend.linear_residual(ResidualArgs { x, linear, post_norm: None, scale: 1.0, residual }, step);
+        };
+        add(out, &layer.attn_output, hidden);
+        let (gate, up, activation) = (layer.gate.as_ref(), &layer.up, self.config.activation);
+        backend.gate_up(GateUpArgs { x: hidden, norm: Some(&layer.ffn_norm), gate, up, activation, out: inner }, step);
+        add(inner, &layer.down, hidden);
+    }
+
+    fn steps(&self, tiles: &[(&Tile, &Grid)]) -> Pass {
+        let class = self.config.num_class_rows();
+        let whole: Vec<_> = tiles.iter().map(|(_, grid)| grid.len() + class).collect();
+        let windows: Vec<_> = tiles.iter().flat_map(|(_, grid)| grid.windows.iter().copied()).collect();
+        let places: Vec<_> = tiles.iter().flat_map(|(_, grid)| grid.places.iter().copied()).collect();
+        Pass {
+            tiles: segments(&whole),
+            windows: if self.config.windows.is_some() { segments(&windows) } else { StepMetadata::default() },
+            rope: rope_table(&self.config.positions, &places, self.config.head_dim()),
+        }
+    }
+}
+
+/// A step whose requests have so many rows each, all of them new; each begins a block of its own.
+fn segments(lens: &[usize]) -> StepMetadata {
+    let max_blocks = lens.iter().map(|len| len.div_ceil(BLOCK_SIZE)).max().unwrap_or(0);
+    let mut group = KvGroupMetadata { max_blocks, ..KvGroupMetadata::default() };
+    let mut step = StepMetadata { query_start_loc: vec![0], ..StepMetadata::default() };
+    let mut next_block = 1;
+    for &len in lens {
+        let num_blocks = len.div_ceil(BLOCK_SIZE);
+        group.block_tables.extend((0..max_blocks).map(|i| if i < num_blocks { (next_block + i) as u32 } else { 0 }));
+        group.slot_mapping.extend((0..len).map(|i| (next_block * BLOCK_SIZE + i) as i64));
+        next_block += num_blocks;
+        step.positions.extend(0..len as u32);
+        step.query_start_loc.push(step.positions.len() as u32);
+        step.seq_lens.push(len as u32);
+    }
+    step.rope_positions = (0..step.positions.len() as u32).collect();
+    step.groups.push(group);
+    step
+}
+
+/// Blocks of a step's requests.
+fn num_blocks(step: &StepMetadata) -> usize {
+    step.seq_lens.iter().map(|len| (*len as usize).div_ceil(BLOCK_SIZE)).sum()
+}

@@ -1,0 +1,165 @@
+//! The weights of a vision encoder, by the names that its checkpoint has for them.
+
+use std::sync::Arc;
+
+use device::{Backend, Constant, DType, Linear, LinearOptions, Norm, NormKind, Precision, WeightView, mmap::Bytes};
+
+use crate::{
+    EngineError,
+    weights::{WeightSource, floats},
+};
+
+/// Reads weights, or counts what they will take.
+pub(crate) struct TowerWeights<'a> {
+    files: &'a WeightSource,
+    /// Where they are loaded to, or would be; `None`: they count as they are stored.
+    backend: Option<&'a dyn Backend>,
+    precision: Precision,
+    loads: bool,
+    progress: &'a dyn Fn(u64),
+    /// Bytes of what was asked for so far, as it is kept.
+    pub(crate) bytes: u64,
+}
+
+impl<'a> TowerWeights<'a> {
+    /// Loads them onto a backend; `progress` is called with bytes of the files as they are done.
+    pub(crate) fn load(
+        files: &'a WeightSource,
+        backend: &'a dyn Backend,
+        precision: Precision,
+        progress: &'a dyn Fn(u64),
+    ) -> Self {
+        Self { files, backend: Some(backend), precision, loads: true, progress, bytes: 0 }
+    }
+
+    /// Counts only: what is returned is empty.
+    pub(crate) fn count(files: &'a WeightSource, backend: Option<&'a dyn Backend>, precision: Precision) -> Self {
+        Self { files, backend, precision, loads: false, progress: &|_| {}, bytes: 0 }
+    }
+
+    /// The first of some beginnings that the name of a tensor has.
+    pub(crate) fn place<P: AsRef<str>>(&self, places: &[P], name: &str) -> Result<String, EngineError> {
+        let mut all = places.iter().map(AsRef::as_ref);
+        let is_there = |place: &&str| self.files.tensor(&format!("{place}{name}")).is_ok();
+        match all.find(is_there) {
+            Some(place) => Ok(place.to_owned()),
+            None => {
+                let names: Vec<_> = places.iter().map(|place| format!("`{}{name}`", place.as_ref())).collect();
+                Err(self.error(format!("there is no image encoder: none of the tensors {}", names.join(", "))))
+            }
+        }
+    }
+
+    /// A matrix `[rows, cols]` with its bias, if it has one.
+    pub(crate) fn linear(&mut self, name: &str, shape: [usize; 2]) -> Result<Linear, EngineError> {
+        self.rows_of_linear(name, shape[0], 0, shape)
+    }
+
+    /// Rows `first..first + rows` of a matrix of `num_rows` rows.
+    pub(crate) fn rows_of_linear(
+        &mut self,
+        name: &str,
+        num_rows: usize,
+        first: usize,
+        [rows, cols]: [usize; 2],
+    ) -> Result<Linear, EngineError> {
+        let weight = format!("{name}.weight");
+        let (view, shape) = self.files.tensor(&weight)?;
+        if shape != [num_rows, cols] {
+            return Err(self.wrong_shape(&weight, &shape, &[num_rows, cols]));
+        }
+        let bias = self.optional(&format!("{name}.bias"), num_rows)?;
+        let bias = bias.map(|bias| bias[first..first + rows].to_vec());
+        self.keep(weight, view.slice_rows(first, first + rows)?, bias)
+    }
+
+    /// The matrix whose transpose `[cols, rows]` is stored by that name.
+    pub(crate) fn transposed(&mut self, name: &str, [rows, cols]: [usize; 2]) -> Result<Linear, EngineError> {
+        let stored = self.values(name, &[cols, rows])?;
+        let values: Vec<f32> = (0..rows * cols).map(|at| stored[at % cols * rows + at / cols]).collect();
+        self.keep(name.to_owned(), of_floats(&values, rows, cols)?, None)
+    }
+
+    /// The convolution over patches, `[rows, 3, frames, side, side]` or without frames, as a matrix over the values of a patch:
+    /// the same frame in all.
+    pub(crate) fn patches(&mut self, name: &str, rows: usize, frames: usize, side: usize) -> Result<Linear, EngineError> {
+        let weight = format!("{name}.weight");
+        let all: &[usize] = &[rows, 3, frames, side, side];
+        let shape = if frames == 1 { vec![rows, 3, side, side] } else { all.to_vec() };
+        let stored = self.values(&weight, &shape)?;
+        let area = side * side;
+        let mut values = vec![0.0; rows * 3 * area];
+        for (to, from) in values.chunks_exact_mut(area).zip(stored.chunks_exact(frames * area)) {
+            for frame in from.chunks_exact(area) {
+                to.iter_mut().zip(frame).for_each(|(to, from)| *to += from);
+            }
+        }
+        let bias = self.optional(&format!("{name}.bias"), rows)?;
+        self.keep(weight, of_floats(&values, rows, 3 * area)?, bias)
+    }
+
+    fn keep(&mut self, name: String, view: WeightView, bias: Option<Vec<f32>>) -> Result<Linear, EngineError> {
+        let shape = [view.rows, view.cols];
+        let bias_bytes = bias.as_deref().map_or(0, size_of_val) as u64;
+        (self.progress)(view.bytes().len() as u64);
+        let Some(backend) = self.backend.filter(|_| self.loads) else {
+            let stored = view.bytes().len() as u64;
+            self.bytes += self.backend.map_or(stored, |it| it.linear_bytes(view.dtype, shape, self.precision)) + bias_bytes;
+            return Ok(Linear::new(shape, 0, false, Arc::new(())));
+        };
+        let linear = backend.load_linear(&view, &LinearOptions { name, precision: self.precision, bias })?;
+        if !linear.is_in_place() {
+            view.release();
+        }
+        self.bytes += linear.bytes() + bias_bytes;
+        Ok(linear)
+    }
+
+    /// A norm over `len` values; `offset` is added to its weights.
+    pub(crate) fn norm(
+        &mut self,
+        name: &str,
+        len: usize,
+        (kind, eps, offset): (NormKind, f32, f32),
+    ) -> Result<Norm, EngineError> {
+        let mut weight = self.values(&format!("{name}.weight"), &[len])?;
+        weight.iter_mut().for_each(|w| *w += offset);
+        let bias = if kind == NormKind::Layer { self.optional(&format!("{name}.bias"), len)? } else { None };
+        self.bytes += (size_of_val(&weight[..]) + bias.as_deref().map_or(0, size_of_val)) as u64;
+        Ok(Norm { kind, weight: weight.into(), bias: bias.map(Arc::new), eps })
+    }
+
+    /// Values that are kept as floats.
+    pub(crate) fn constant(&mut self, name: &str, shape: &[usize]) -> Result<Constant, EngineError> {
+        let values = self.values(name, shape)?;
+        self.bytes += size_of_val(&values[..]) as u64;
+        Ok(values.into())
+    }
+
+    fn optional(&self, name: &str, len: usize) -> Result<Option<Vec<f32>>, EngineError> {
+        if self.files.tensor(name).is_err() { Ok(None) } else { self.values(name, &[len]).map(Some) }
+    }
+
+    fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EngineError> {
+        let (view, stored) = self.files.tensor(name)?;
+        if stored != shape {
+            return Err(self.wrong_shape(name, &stored, shape));
+        }
+        let values = floats(view.dtype, view.bytes());
+        values.ok_or_else(|| self.error(format!("tensor `{name}` has type {}; it must be F32, F16 or BF16", view.dtype)))
+    }
+
+    fn wrong_shape(&self, name: &str, stored: &[usize], asked: &[usize]) -> EngineError {
+        self.error(format!("tensor `{name}` has shape {stored:?}; the configuration asks for {asked:?}"))
+    }
+
+    fn error(&self, why: String) -> EngineError {
+        EngineError::Load(format!("{}: {why}", self.files.path().display()))
+    }
+}
+
+/// A matrix of floats.
+fn of_floats(values: &[f32], rows: usize, cols: usize) -> Result<WeightView, EngineError> {
+    let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    Ok(WeightView::new(DType::F32, rows, cols, Bytes::from_vec(bytes))?)
+}

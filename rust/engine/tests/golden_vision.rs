@@ -1,0 +1,279 @@
+//! Tiny models that see against the outputs of transformers (tests/data/golden/vision), through the whole engine.
+
+#![allow(missing_docs)]
+
+mod common;
+
+use std::{path::PathBuf, sync::Arc};
+
+use common::{golden_dir, log_softmax};
+use engine::{
+    Completion, Engine, EngineConfig, GenerationRequest, Message, MessageContent, ModelDType, ModelSource, SamplingParams,
+    VisionOptions,
+    images::{Limits, RgbImage, decode},
+};
+use serde::Deserialize;
+
+const MODELS: [&str; 7] = ["llava", "llava_next", "idefics3", "qwen2_vl", "qwen2_5_vl", "gemma3_vision", "mistral3"];
+
+#[derive(Deserialize)]
+struct Golden {
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    images: Vec<String>,
+    messages: Vec<GoldenMessage>,
+    input_ids: Vec<u32>,
+    last_logits: Vec<f32>,
+    argmax: Vec<u32>,
+    greedy_ids: Vec<u32>,
+}
+
+#[derive(Deserialize)]
+struct GoldenMessage {
+    role: String,
+    content: Vec<serde_json::Value>,
+}
+
+fn dir(name: &str) -> PathBuf {
+    golden_dir().join("vision").join(name)
+}
+
+fn golden(name: &str) -> Golden {
+    serde_json::from_slice(&std::fs::read(dir(name).join("golden.json")).unwrap()).unwrap()
+}
+
+fn image(name: &str, file: &str) -> Arc<RgbImage> {
+    Arc::new(decode(&std::fs::read(dir(name).join(file)).unwrap(), &Limits::default()).unwrap())
+}
+
+fn config() -> EngineConfig {
+    let mut config = EngineConfig { dtype: ModelDType::F32, vision: Some(VisionOptions::default()), ..EngineConfig::default() };
+    config.cpu.num_threads = Some(2);
+    config.paged_attention.mem_gpu = Some(engine::MemoryGpuConfig::ContextSize(2000));
+    config
+}
+
+fn engine(name: &str, config: &EngineConfig) -> Engine {
+    let source = ModelSource::HuggingFace { path: dir(name), tokenizer_json: None };
+    Engine::load(&source, config, &|_| {}).unwrap()
+}
+
+fn request(name: &str, case: &Case) -> GenerationRequest {
+    let mut images = case.images.iter().map(|file| image(name, file));
+    let message = |message: &GoldenMessage| {
+        let num_images = message.content.iter().filter(|part| part["type"] == "image").count();
+        let content = MessageContent::Parts(message.content.clone());
+        Message { images: images.by_ref().take(num_images).collect(), ..Message::new(&message.role, content) }
+    };
+    let sampling = SamplingParams {
+        temperature: Some(0.0),
+        max_tokens: Some(case.greedy_ids.len()),
+        ignore_eos: true,
+        logprobs: Some(20),
+        ..SamplingParams::default()
+    };
+    let mut request = GenerationRequest::chat(case.messages.iter().map(message).collect(), sampling);
+    request.return_token_ids = true;
+    request
+}
+
+fn run(engine: &Engine, request: GenerationRequest) -> (Vec<u32>, Completion) {
+    let stream = engine.submit(request).unwrap();
+    let prompt = stream.prompt_token_ids().to_vec();
+    (prompt, stream.wait().unwrap())
+}
+
+/// The answers' bits: ids and log probabilities.
+fn bits(completion: &Completion) -> Vec<(u32, Option<u32>)> {
+    completion.choices[0].logprobs.iter().flatten().map(|token| (token.token_id, token.logprob.map(f32::to_bits))).collect()
+}
+
+#[test]
+fn every_family_sees_as_transformers_does() {
+    for name in MODELS {
+        let engine = engine(name, &config());
+        for (number, case) in golden(name).cases.iter().enumerate() {
+            let what = format!("{name}, case {number}");
+            let mut asked = request(name, case);
+            asked.prompt_logprobs = Some(1);
+            let (prompt, completion) = run(&engine, asked);
+            assert_eq!(prompt, case.input_ids, "{what}: tokens of the prompt");
+            let choice = &completion.choices[0];
+            let expected = log_softmax(&case.last_logits);
+            let first = &choice.logprobs.as_ref().unwrap()[0];
+            for top in &first.top_logprobs {
+                let (got, expected) = (f64::from(top.logprob), expected[top.token_id as usize]);
+                assert!((got - expected).abs() < 2e-3, "{what}: token {} has {got} and not {expected}", top.token_id);
+            }
+            for (position, token) in completion.prompt_logprobs.iter().enumerate().skip(1) {
+                let likeliest = &token.token.top_logprobs[0];
+                assert_eq!(
+                    likeliest.token_id,
+                    case.argmax[position - 1],
+                    "{what}: the likeliest behind position {}",
+                    position - 1
+                );
+            }
+            assert_eq!(choice.token_ids, case.greedy_ids, "{what}: the answer");
+        }
+    }
+}
+
+#[test]
+fn chunks_batches_and_what_is_cached_change_no_bits() {
+    for name in MODELS {
+        let golden = golden(name);
+        let alone: Vec<_> = {
+            let engine = engine(name, &config());
+            golden.cases.iter().map(|case| bits(&run(&engine, request(name, case)).1)).collect()
+        };
+        // Steps of seven tokens, so that prompts and images are cut wherever they may be.
+        let mut small = EngineConfig { max_num_batched_tokens: 7, ..config() };
+        small.paged_attention.block_size = Some(8);
+        let engine = engine(name, &small);
+        for (case, expected) in golden.cases.iter().zip(&alone) {
+            let text = common::serving::request(3, 20, 12);
+            let beside = [engine.submit(text.clone()).unwrap(), engine.submit(text).unwrap()];
+            let (_, cold) = run(&engine, request(name, case));
+            assert_eq!(&bits(&cold), expected, "{name}: in chunks, beside others");
+            let (_, warm) = run(&engine, request(name, case));
+            assert_eq!(&bits(&warm), expected, "{name}: with its prefix cached");
+            assert_eq!(warm.usage.cached_tokens, case.input_ids.len() - 1, "{name}: tokens of the cached prefix");
+            assert_eq!(warm.usage.encoded_images, 0, "{name}");
+            let answers = beside.map(|stream| common::serving::tokens(&stream.wait().unwrap()));
+            assert_eq!(answers[0], answers[1], "{name}: texts beside images");
+        }
+    }
+}
+
+#[test]
+fn preempted_requests_encode_their_images_again_or_find_them() {
+    for name in ["idefics3", "gemma3_vision", "qwen2_5_vl"] {
+        let case = &golden(name).cases[1];
+        let expected = bits(&run(&engine(name, &config()), request(name, case)).1);
+        let mut tight = config();
+        // Room for two of the prompts, and not for their answers.
+        tight.paged_attention = common::serving::pool_of(2 * case.input_ids.len() + 10, 8);
+        tight.policies.admission = engine::AdmissionPolicy::Optimistic;
+        tight.prefix_caching = false;
+        tight.vision = Some(VisionOptions { cache_bytes: Some(1), ..VisionOptions::default() });
+        let engine = engine(name, &tight);
+        engine.pause().unwrap();
+        let streams: Vec<_> = (0..3).map(|_| engine.submit(request(name, case)).unwrap()).collect();
+        engine.resume().unwrap();
+        let answers: Vec<_> = streams.into_iter().map(|stream| stream.wait().unwrap()).collect();
+        let preemptions: usize = answers.iter().map(|answer| answer.usage.preemptions).sum();
+        assert!(preemptions > 0, "{name}: nobody was preempted");
+        for answer in answers {
+            assert_eq!(bits(&answer), expected, "{name}");
+            assert!(answer.usage.encoded_images >= 2, "{name}: without a cache each step encodes its images");
+        }
+    }
+}
+
+/// The golden's case with one image, asked about again and again.
+fn turn(images: &[Arc<RgbImage>], answers: &[String]) -> GenerationRequest {
+    let parts = |number: usize| {
+        let text = serde_json::json!({ "type": "text", "text": format!("what about it? {number}") });
+        if number < images.len() { vec![serde_json::json!({ "type": "image" }), text] } else { vec![text] }
+    };
+    let mut messages = Vec::new();
+    for number in 0..=answers.len() {
+        let images = images.get(number).cloned().into_iter().collect();
+        messages.push(Message { images, ..Message::new("user", MessageContent::Parts(parts(number))) });
+        messages.extend(answers.get(number).map(|text| Message::new("assistant", MessageContent::Text(text.clone()))));
+    }
+    let sampling = SamplingParams { temperature: Some(0.0), max_tokens: Some(6), ignore_eos: true, ..SamplingParams::default() };
+    GenerationRequest::chat(messages, sampling)
+}
+
+#[test]
+fn ten_turns_about_an_image_encode_it_once() {
+    for (name, prefix_caching) in [("llava", true), ("qwen2_vl", false), ("gemma3_vision", true)] {
+        let engine = engine(name, &EngineConfig { prefix_caching, ..config() });
+        let images = [image(name, "image0.png")];
+        let (mut answers, mut encoded) = (Vec::new(), Vec::new());
+        for number in 0..10 {
+            let (_, completion) = run(&engine, turn(&images, &answers));
+            encoded.push(completion.usage.encoded_images);
+            if number > 0 && prefix_caching {
+                assert!(completion.usage.cached_tokens > 20, "{name}, turn {number}: {} cached", completion.usage.cached_tokens);
+            }
+            answers.push(completion.choices[0].text.clone());
+        }
+        assert_eq!(encoded, [1, 0, 0, 0, 0, 0, 0, 0, 0, 0], "{name}");
+    }
+}
+
+#[test]
+fn an_image_of_the_same_shape_is_another_one() {
+    let name = "llava";
+    let first = image(name, "image0.png");
+    let mut pixels = first.pixels().to_vec();
+    pixels[1000] ^= 0x80;
+    let second = Arc::new(RgbImage::new(first.width(), first.height(), pixels).unwrap());
+    let ask = |engine: &Engine, image: &Arc<RgbImage>| run(engine, turn(&[Arc::clone(image)], &[])).1;
+    let alone = ask(&engine(name, &config()), &second);
+    let engine = engine(name, &config());
+    ask(&engine, &first);
+    let after = ask(&engine, &second);
+    assert_eq!(after.choices[0].text, alone.choices[0].text);
+    assert_eq!(after.usage.encoded_images, 1);
+    let before_image = golden(name).cases[0].input_ids.iter().position(|id| *id == 6).unwrap();
+    assert_eq!(after.usage.cached_tokens, before_image, "what is before the image is the same");
+}
+
+#[test]
+fn a_sequence_with_images_goes_on() {
+    for name in ["qwen2_vl", "gemma3_vision"] {
+        let engine = engine(name, &config());
+        let mut first = turn(&[image(name, "image0.png")], &[]);
+        first.service.keep = true;
+        let sequence = run(&engine, first.clone()).1.choices[0].sequence.clone().unwrap();
+        let then = engine::Continuation::TokenIds(vec![140, 141, 142]);
+        let greedy = || SamplingParams { logprobs: Some(0), ..first.sampling.clone() };
+        let forked =
+            GenerationRequest::new(engine::Prompt::Sequence { sequence: sequence.clone(), then: then.clone() }, greedy());
+        let (_, forked) = run(&engine, forked);
+        assert_eq!(forked.usage.encoded_images, 0, "{name}");
+        // The same without the blocks, in an engine without a cache of prefixes.
+        let fresh = without_prefixes(name);
+        let mut kept = first.clone();
+        kept.service.keep = true;
+        let mut sequence = run(&fresh, kept).1.choices[0].sequence.clone().unwrap();
+        sequence.release();
+        let again = GenerationRequest::new(engine::Prompt::Sequence { sequence, then }, greedy());
+        let (_, again) = run(&fresh, again);
+        assert_eq!(bits(&again), bits(&forked), "{name}");
+    }
+}
+
+fn without_prefixes(name: &str) -> Engine {
+    engine(name, &EngineConfig { prefix_caching: false, ..config() })
+}
+
+#[test]
+fn what_cannot_be_seen_is_refused_by_name() {
+    let fails = |engine: &Engine, request: GenerationRequest, part: &str| {
+        let error = engine.submit(request).err().unwrap().to_string();
+        assert!(error.contains(part), "{error}");
+    };
+    let name = "llava";
+    let blind = engine(name, &EngineConfig { vision: None, ..config() });
+    fails(&blind, turn(&[image(name, "image0.png")], &[]), "loaded for text");
+    let engine = engine(name, &config());
+    let mut cut = turn(&[image(name, "image0.png")], &[]);
+    cut.kept_prompt = Some(engine::KeptPrompt::Last(12));
+    fails(&engine, cut, "cannot be cut");
+    // The text of a special token in a message is text.
+    let mut forged = turn(&[image(name, "image0.png")], &[]);
+    let engine::Prompt::Chat { messages, .. } = &mut forged.prompt else { unreachable!() };
+    messages.push(Message::user("<image> and <image>"));
+    engine.submit(forged).unwrap().wait().unwrap();
+    let source = ModelSource::HuggingFace { path: golden_dir().join("text/llama"), tokenizer_json: None };
+    let error = Engine::load(&source, &config(), &|_| {}).err().unwrap().to_string();
+    assert!(error.contains("preprocessor_config.json"), "{error}");
+}

@@ -1,0 +1,163 @@
+//! Sizes that images are brought to, `(height, width)` in pixels, in the arithmetic of Transformers 5.23: quotients are doubles,
+//! and what is cut or rounded there is cut or rounded here.
+
+/// The short edge becomes `edge`.
+pub(crate) fn shortest_edge((height, width): (usize, usize), edge: usize) -> (usize, usize) {
+    let long = |short: usize, long: usize| ((edge * long) as f64 / short as f64) as usize;
+    if width <= height { (long(width, height), edge) } else { (edge, long(height, width)) }
+}
+
+/// The long edge becomes `edge`, the other one follows, perhaps to 0.
+fn longest_edge((height, width): (usize, usize), edge: usize) -> (usize, usize) {
+    let ratio = width as f64 / height as f64;
+    if width >= height { ((edge as f64 / ratio) as usize, edge) } else { (edge, (edge as f64 * ratio) as usize) }
+}
+
+/// A long edge above `edge` becomes `edge`, and the other one is at least 1.
+pub(crate) fn at_most((height, width): (usize, usize), edge: usize) -> (usize, usize) {
+    let (height, width) = if height.max(width) > edge { longest_edge((height, width), edge) } else { (height, width) };
+    (height.max(1), width.max(1))
+}
+
+/// Idefics2's `get_resize_output_image_size`.
+pub(crate) fn idefics2(size: (usize, usize), shortest: usize, longest: usize) -> (usize, usize) {
+    let (height, width) = at_most(size, longest);
+    (height.max(shortest), width.max(shortest))
+}
+
+/// Idefics3's `get_resize_output_image_size`: the long edge becomes `longest`, the other one even, and none is above 4096.
+pub(crate) fn idefics3(size: (usize, usize), longest: usize) -> (usize, usize) {
+    const MAX_EDGE: usize = 4096;
+    let (mut height, mut width) = longest_edge(size, longest);
+    if size.1 >= size.0 {
+        height += height % 2;
+    } else {
+        width += width % 2;
+    }
+    at_most((height.max(1), width.max(1)), MAX_EDGE)
+}
+
+/// Idefics3's `resize_for_vision_encoder`: both edges become multiples of a tile's.
+pub(crate) fn idefics3_multiples((height, width): (usize, usize), tile: usize) -> (usize, usize) {
+    let up = |edge: usize| edge.div_ceil(tile) * tile;
+    let ratio = width as f64 / height as f64;
+    if width >= height {
+        let width = up(width);
+        (up((width as f64 / ratio) as usize), width)
+    } else {
+        let height = up(height);
+        (height, up((height as f64 * ratio) as usize))
+    }
+}
+
+/// Qwen2-VL's `smart_resize`: multiples of `factor`, and a number of pixels between two limits. Halves are rounded to even
+/// multiples.
+pub(crate) fn qwen2_vl((height, width): (usize, usize), factor: usize, min_pixels: usize, max_pixels: usize) -> (usize, usize) {
+    let unit = factor as f64;
+    let round = |edge: usize| (edge as f64 / unit).round_ties_even() as usize * factor;
+    let pixels = (height * width) as f64;
+    let rounded = (round(height), round(width));
+    if rounded.0 * rounded.1 > max_pixels {
+        let beta = (pixels / max_pixels as f64).sqrt();
+        let down = |edge: usize| ((edge as f64 / beta / unit).floor() as usize * factor).max(factor);
+        (down(height), down(width))
+    } else if rounded.0 * rounded.1 < min_pixels {
+        let beta = (min_pixels as f64 / pixels).sqrt();
+        let up = |edge: usize| (edge as f64 * beta / unit).ceil() as usize * factor;
+        (up(height), up(width))
+    } else {
+        rounded
+    }
+}
+
+/// Pixtral's `get_resize_output_image_size`: within `bound`, then up to whole patches.
+pub(crate) fn pixtral((height, width): (usize, usize), bound: (usize, usize), patch: usize) -> (usize, usize) {
+    let ratio = (height as f64 / bound.0 as f64).max(width as f64 / bound.1 as f64);
+    let fit = |edge: usize| if ratio > 1.0 { (edge as f64 / ratio).floor() as usize } else { edge };
+    (fit(height).div_ceil(patch) * patch, fit(width).div_ceil(patch) * patch)
+}
+
+/// LLaVA-NeXT's `select_best_resolution`: the one that keeps most pixels of the image, and of these the smallest. `None` if there
+/// is none.
+pub(crate) fn best_resolution((height, width): (usize, usize), candidates: &[(usize, usize)]) -> Option<(usize, usize)> {
+    let fitted = |&(to_height, to_width): &(usize, usize)| {
+        let scale = (to_width as f64 / width as f64).min(to_height as f64 / height as f64);
+        let (fit_width, fit_height) = ((width as f64 * scale) as usize, (height as f64 * scale) as usize);
+        let effective = (fit_width * fit_height).min(width * height);
+        (effective, (to_width * to_height).saturating_sub(effective))
+    };
+    let mut best = None;
+    let (mut most, mut least) = (0, usize::MAX);
+    for candidate in candidates {
+        let (effective, wasted) = fitted(candidate);
+        if effective > most || (effective == most && wasted < least) {
+            (most, least, best) = (effective, wasted, Some(*candidate));
+        }
+    }
+    best
+}
+
+/// LLaVA-NeXT's `get_patch_output_size`: the largest size of the image's aspect that fits.
+pub(crate) fn fit((height, width): (usize, usize), (to_height, to_width): (usize, usize)) -> (usize, usize) {
+    let (across, down) = (to_width as f64 / width as f64, to_height as f64 / height as f64);
+    if across < down {
+        (((height as f64 * across).ceil() as usize).min(to_height), to_width)
+    } else {
+        (to_height, ((width as f64 * down).ceil() as usize).min(to_width))
+    }
+}
+
+/// Gemma 3's `pan_and_scan`: rows and columns of crops, or `None` where the image is not cut.
+pub(crate) fn pan_and_scan(
+    (height, width): (usize, usize),
+    min_crop: usize,
+    max_crops: usize,
+    min_ratio: f64,
+) -> Option<(usize, usize)> {
+    let (long, short) = (height.max(width), height.min(width));
+    let ratio = long as f64 / short as f64;
+    if ratio < min_ratio {
+        return None;
+    }
+    let crops = ((ratio + 0.5).floor() as usize).min(long / min_crop).max(2).min(max_crops);
+    if crops == 0 || long.div_ceil(crops).min(short) < min_crop {
+        return None;
+    }
+    Some(if width >= height { (1, crops) } else { (crops, 1) })
+}
+
+/// The HD transform of Phi-3-vision on a landscape image: `(height, width)` it is resized to, before its height is filled up to
+/// whole tiles.
+pub(crate) fn phi3_v((height, width): (usize, usize), num_crops: usize, tile: usize) -> (usize, usize) {
+    let ratio = width as f64 / height as f64;
+    let fits = |scale: usize| scale as f64 * (scale as f64 / ratio).ceil() <= num_crops as f64;
+    let scale = (1..=num_crops).take_while(|&scale| fits(scale)).last().unwrap_or(0);
+    let width = scale * tile;
+    ((width as f64 / ratio) as usize, width)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_are_rounded_to_even_multiples() {
+        let size = |height| qwen2_vl((height, 280), 28, 1, 1 << 30);
+        assert_eq!(size(28 * 2 + 14), (56, 280));
+        assert_eq!(size(28 * 3 + 14), (112, 280));
+    }
+
+    #[test]
+    fn of_resolutions_that_keep_as_much_the_smallest_is_taken() {
+        let candidates = [(672, 672), (336, 672), (672, 336)];
+        assert_eq!(best_resolution((300, 600), &candidates), Some((336, 672)));
+        assert_eq!(best_resolution((600, 300), &candidates), Some((672, 336)));
+        assert_eq!(best_resolution((600, 300), &[]), None);
+    }
+
+    #[test]
+    fn phi3_takes_as_many_tiles_as_it_may() {
+        assert_eq!(phi3_v((300, 600), 16, 336), (840, 1680));
+        assert_eq!(phi3_v((336, 336), 4, 336), (672, 672));
+    }
+}
