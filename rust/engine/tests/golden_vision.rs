@@ -14,7 +14,7 @@ use engine::{
 };
 use serde::Deserialize;
 
-const MODELS: [&str; 7] = ["llava", "llava_next", "idefics3", "qwen2_vl", "qwen2_5_vl", "gemma3_vision", "mistral3"];
+const MODELS: [&str; 8] = ["llava", "llava_next", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3_vision", "mistral3"];
 
 #[derive(Deserialize)]
 struct Golden {
@@ -150,27 +150,32 @@ fn chunks_batches_and_what_is_cached_change_no_bits() {
 }
 
 #[test]
-fn preempted_requests_encode_their_images_again_or_find_them() {
-    for name in ["idefics3", "gemma3_vision", "qwen2_5_vl"] {
+fn preempted_requests_encode_their_images_again() {
+    for name in ["idefics3", "gemma3_vision", "qwen3_vl"] {
         let case = &golden(name).cases[1];
-        let expected = bits(&run(&engine(name, &config()), request(name, case)).1);
-        let mut tight = config();
-        // Room for two of the prompts, and not for their answers.
-        tight.paged_attention = common::serving::pool_of(2 * case.input_ids.len() + 10, 8);
-        tight.policies.admission = engine::AdmissionPolicy::Optimistic;
-        tight.prefix_caching = false;
-        tight.vision = Some(VisionOptions { cache_bytes: Some(1), ..VisionOptions::default() });
-        let engine = engine(name, &tight);
-        engine.pause().unwrap();
-        let streams: Vec<_> = (0..3).map(|_| engine.submit(request(name, case)).unwrap()).collect();
-        engine.resume().unwrap();
-        let answers: Vec<_> = streams.into_iter().map(|stream| stream.wait().unwrap()).collect();
-        let preemptions: usize = answers.iter().map(|answer| answer.usage.preemptions).sum();
-        assert!(preemptions > 0, "{name}: nobody was preempted");
-        for answer in answers {
-            assert_eq!(bits(&answer), expected, "{name}");
-            assert!(answer.usage.encoded_images >= 2, "{name}: without a cache each step encodes its images");
+        let mut asked = request(name, case);
+        asked.sampling.max_tokens = Some(80);
+        let expected = bits(&run(&engine(name, &config()), asked.clone()).1);
+        let mut preemptions = 0;
+        // Pools that hold from one request to three at their ends.
+        for num_tokens in (case.input_ids.len() + 80..3 * case.input_ids.len() + 80).step_by(16) {
+            let mut tight = config();
+            tight.paged_attention = common::serving::pool_of(num_tokens, 8);
+            tight.policies.admission = engine::AdmissionPolicy::Optimistic;
+            tight.prefix_caching = false;
+            tight.vision = Some(VisionOptions { cache_bytes: Some(1), ..VisionOptions::default() });
+            let engine = engine(name, &tight);
+            engine.pause().unwrap();
+            let streams: Vec<_> = (0..3).map(|_| engine.submit(asked.clone()).unwrap()).collect();
+            engine.resume().unwrap();
+            for answer in streams.into_iter().map(|stream| stream.wait().unwrap()) {
+                assert_eq!(bits(&answer), expected, "{name}, a pool of {num_tokens} tokens");
+                let times = 2 * (1 + answer.usage.preemptions);
+                assert!(answer.usage.encoded_images >= times, "{name}: without a cache each step encodes its images");
+                preemptions += answer.usage.preemptions;
+            }
         }
+        assert!(preemptions > 0, "{name}: nobody was preempted");
     }
 }
 
