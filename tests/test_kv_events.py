@@ -219,15 +219,24 @@ def test_an_adapter_is_told_by_its_name() -> None:
         assert event.extra_keys == [("sql",)] * 8
 
 
-def test_a_closed_runner_tells_that_nothing_is_held_and_a_reloaded_one_begins_anew() -> None:
-    runner = tiny()
-    with consuming(runner) as consumer:
-        complete(runner, PROMPT, max_tokens=1)
-        consumer.follow(runner)
-        assert consumer.held
-        runner.close()
-        consumer.listen(0.5)
-        assert not consumer.held
+def test_an_unloaded_model_tells_that_nothing_is_held_and_listens_there_again_when_it_is_reloaded() -> None:
+    port = free_ports()
+    address, replay = f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}"
+    options = {"pa_ctxt_len": 400, "pa_blk_size": BLOCK, "num_threads": 1}
+    with Runner(which=text_model("llama"), kv_events=address, kv_events_replay=replay, **options) as runner:
+        with consuming(runner) as consumer:
+            complete(runner, PROMPT, max_tokens=1)
+            consumer.follow(runner)
+            assert consumer.held
+            runner.unload_model()
+            consumer.listen(0.5)
+            assert not consumer.held
+        runner.reload_model()
+        with consuming(runner) as consumer:
+            complete(runner, PROMPT[:BLOCK], max_tokens=1)
+            consumer.follow(runner)
+            assert isinstance(consumer.events[0], AllBlocksCleared)
+            assert list(consumer.held.values()) == [PROMPT[:BLOCK]]
 
 
 def test_addresses_that_cannot_be_had_are_refused_by_name(tmp_path: Path) -> None:
