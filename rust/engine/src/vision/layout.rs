@@ -43,10 +43,7 @@ impl ImageLayout {
 
     /// The vectors in their order in a prompt, of those of the tiles, `[tiles][rows, cols]`. `newline` is the one behind rows.
     pub(crate) fn arrange(&self, config: &VisionConfig, tiles: &[Vec<f32>], newline: Option<&[f32]>) -> Vec<f32> {
-        let newline = match (config.arrangement, newline) {
-            (Arrangement::Unpadded, Some(newline)) => newline,
-            _ => return tiles.concat(),
-        };
+        let (Arrangement::Unpadded, Some(newline)) = (config.arrangement, newline) else { return tiles.concat() };
         let cols = newline.len();
         let mut rows = tiles[0].clone();
         let [height, width] = self.of_tile;
