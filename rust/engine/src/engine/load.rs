@@ -340,15 +340,7 @@ pub fn load_with_backend(
     let flush = swapper.as_ref().map(Swapper::flush_on_drop);
     let told = events::start(listeners, &files, config, &runner, digest.as_ref(), adapters.clone())?;
     let mut thread = EngineThread::new(commands, scheduler, kv, runner, Arc::clone(&tokenizer));
-    // Nobody is being answered while prompts are computed: what makes embeddings has nothing else to do.
-    thread.pace(config.max_step_latency.filter(|_| files.embedding().is_none()));
-    thread.speculate(config.speculation.as_ref(), config.forced_drafts && !is_recurrent);
-    if let Some(swapper) = swapper {
-        thread.attach(swapper);
-    }
-    if let Some(options) = config.vision {
-        thread.take_images(options.cache_bytes());
-    }
+    prepare_thread(&mut thread, &files, config, swapper);
     let shared = Shared {
         inbox,
         grammars: GrammarCompiler::new(Arc::clone(&tokenizer), files.config().vocab_size),
@@ -383,6 +375,19 @@ pub fn load_with_backend(
         _flush: flush,
     };
     Ok((shared, thread))
+}
+
+/// What a thread does besides.
+fn prepare_thread(thread: &mut EngineThread, files: &ModelFiles, config: &EngineConfig, swapper: Option<Swapper>) {
+    // Nobody is being answered while prompts are computed: what makes embeddings has nothing else to do.
+    thread.pace(config.max_step_latency.filter(|_| files.embedding().is_none()));
+    thread.speculate(config.speculation.as_ref(), config.forced_drafts && !files.config().is_recurrent());
+    if let Some(swapper) = swapper {
+        thread.attach(swapper);
+    }
+    if let Some(options) = config.vision {
+        thread.take_images(options.cache_bytes());
+    }
 }
 
 /// Tokens of a request at most.
