@@ -13,6 +13,7 @@ BEYOND_A_SCHEMA = {
     "invalid_grammar": "grammars and JSON Schemas have rules of their own",
     "invalid_schema": "likewise",
     "grammar_too_complex": "likewise",
+    "images_not_supported": "whether a model sees is its own",
     "invalid_messages": "the chat template has rules of its own",
 }
 """By the error's code: why a request of the document's form may be refused."""

@@ -16,7 +16,6 @@ from mistral_paged import (
     DiffusionArchitecture,
     InvalidArgumentError,
     MistralPagedError,
-    MultimodalArchitecture,
     Runner,
     SpeechLoaderType,
     ToolChoice,
@@ -135,9 +134,9 @@ def test_later_request_fields_say_so(options: dict[str, Any]) -> None:
 
 
 def test_later_message_parts_say_so() -> None:
-    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
-    with pytest.raises(NotImplementedError, match="image_url"):
-        ChatCompletionRequest(image, "m")
+    video = [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "x"}}]}]
+    with pytest.raises(NotImplementedError, match="video_url"):
+        ChatCompletionRequest(video, "m")
     with pytest.raises(ValueError, match=r"tool_calls.*function\.name"):
         ChatCompletionRequest([{"role": "assistant", "content": "", "tool_calls": [{}]}], "m")
     with pytest.raises(NotImplementedError, match="tool_choice"):
@@ -235,8 +234,6 @@ def test_later_runner_arguments_say_so(options: dict[str, Any]) -> None:
         ("XLoraGGUF", ("model", "file", "adapters", "order"), {"tgt_non_granular_index": 1}),
         ("LoraGGML", ("model", "file", "adapters", "order"), {}),
         ("XLoraGGML", ("model", "file", "adapters", "order"), {}),
-        ("MultimodalPlain", ("model",), {"max_edge": 5, "encoder_cache_memory_bytes": 1, "from_uqff": "x", "organization": None}),
-        ("VisionPlain", ("model", MultimodalArchitecture.Phi3V), {"auto_map_params": None}),
         ("DiffusionPlain", ("model", DiffusionArchitecture.Flux), {}),
         ("Speech", ("model", SpeechLoaderType.Dia), {"dac_model_id": "x"}),
     ],

@@ -48,7 +48,7 @@ plain x-lora lora gguf x-lora-gguf lora-gguf ggml x-lora-ggml lora-ggml vision-p
 NOT_THERE = """
 --format --max-seq-len --max-batch-size --max-decode-steps-before-prefill --disable-request-id-header --quant
 --from-uqff --isq-organization --calibration-file --topology --device-layers --mmproj --xlora --xlora-order
---max-edge --max-num-images --max-image-length --mtp --mtp-model --mtp-n-predict --image --video --audio --agent
+--max-image-length --mtp --mtp-model --mtp-n-predict --video --audio --agent
 --enable-search --mcp-config --enable-code-execution --enable-shell --mcp-port --max-tool-rounds --tool-dispatch-url
 """
 """Flags that are planned or left out; every other one works."""
@@ -207,7 +207,7 @@ def test_a_newer_line_stays_as_it_is(words: list[str]) -> None:
         (["-i=1", "plain"], "unexpected value '1' for '-i'; it takes none"),
         (["-i", "lora-ggml", "-m", "M"], "the selector 'lora-ggml' is not supported yet; load a quantised GGUF file with -f"),
         (["-i", "lora", "-m", "M", "-a", "A", "-a", "B", "-x", "C"], "unexpected argument '-x' behind 'lora'"),
-        (["--vi", "plain", "-m", "M"], "the argument '--vi' is not supported yet; this version takes text only"),
+        (["--vi", "plain", "-m", "M"], "the argument '--vi' cannot be used with the selector 'plain'; it is a chat about images"),
         (
             ["-i", "--paged-attn", "--no-paged-attn", "plain", "-m", "M"],
             "the argument '--no-paged-attn' cannot be used with '--paged-attn'",

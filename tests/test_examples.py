@@ -9,10 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from goldens import GOLDEN, unpack
 
+unpack()
+SEEING = str(GOLDEN / "vision" / "idefics3")
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
-# A benchmark is made shorter; everything else runs as it stands.
-ARGUMENTS = {"bench_throughput.py": ["--new", "16", "--sentences", "10"]}
+# A benchmark is made shorter, and a tiny model sees; everything else runs as it stands.
+ARGUMENTS = {
+    "bench_throughput.py": ["--new", "16", "--sentences", "10"],
+    "describe_images.py": [SEEING, SEEING, "--max-tokens", "4"],
+}
 PRINTS = {
     "paged_attn.py": "completion_tokens=",
     "memory_plan.py": "4 x 4096 tokens are guaranteed",
@@ -24,6 +30,7 @@ PRINTS = {
     "tree_search.py": "saved by sharing",
     "simulate.py": "paged: ",
     "kv_tier.py": "second runner: ",
+    "describe_images.py": "2 pictures described",
     "embeddings.py": "is most like 'A kitten is napping on the couch.'",
     "tools.py": 'weather({"city": "Oslo", "unit": "celsius"}) gives',
 }

@@ -125,7 +125,7 @@ def test_every_flag_of_a_section_is_a_key(command: str, tmp_path: Path) -> None:
         ("command = 'serve'\ndefault_model_id = 'x'", "default_model_id is 'x', which is no model_id of [[models]]"),
         ("command = 'serve'\n[[models]]\ndtype = 'f32'\n[models.format]\ndtype = 'f16'", "[[models]] has 'dtype' twice"),
         ("command = 'serve'\n[sandbox]\nmode = 'on'", "[sandbox] is not supported yet; this server runs no tools"),
-        ("command = 'run'\n[[models]]\nkind = 'speech'", "kind is 'speech'; it must be 'auto' or 'text'"),
+        ("command = 'run'\n[[models]]\nkind = 'speech'", "kind is 'speech'; it must be 'auto', 'text' or 'multimodal'"),
         (
             "command = 'serve'\n[[models]]\n[models.quantization]\ncalibration_file = 'file'",
             "the argument '--calibration-file <FILE>' is not supported yet; load a quantised GGUF file with -f",

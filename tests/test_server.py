@@ -378,7 +378,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "invalid_value", "messages[0].content[0].text"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-        "unsupported_parameter",
+        "images_not_supported",
         "messages[0].content[0].type",
     ),
     ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "invalid_value", "messages[0].content[0].type"),

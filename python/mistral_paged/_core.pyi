@@ -44,6 +44,7 @@ __all__ = [
     "PromptTokensDetails",
     "ResponseLogprob",
     "ResponseMessage",
+    "RgbImage",
     "Runner",
     "Sequence",
     "SpeechLoaderType",
@@ -323,6 +324,64 @@ class Which:
         def auto_map_params(self) -> Any: ...
 
     @final
+    class MultimodalPlain(Which):
+        __match_args__: ClassVar[tuple[str, ...]]
+        def __new__(
+            cls,
+            model_id: str,
+            arch: MultimodalArchitecture | None = None,
+            tokenizer_json: str | None = None,
+            topology: Any = None,
+            write_uqff: Any = None,
+            from_uqff: Any = None,
+            dtype: ModelDType = ...,
+            max_edge: int | None = None,
+            calibration_file: Any = None,
+            imatrix: str | None = None,
+            hf_cache_path: str | None = None,
+            matformer_config_path: Any = None,
+            matformer_slice_name: Any = None,
+            organization: Any = None,
+            encoder_cache_memory_bytes: int | None = None,
+            *,
+            auto_map_params: Any = None,
+        ) -> Self: ...
+        @property
+        def model_id(self) -> str: ...
+        @property
+        def arch(self) -> MultimodalArchitecture | None: ...
+        @property
+        def tokenizer_json(self) -> str | None: ...
+        @property
+        def topology(self) -> Any: ...
+        @property
+        def write_uqff(self) -> Any: ...
+        @property
+        def from_uqff(self) -> Any: ...
+        @property
+        def dtype(self) -> ModelDType: ...
+        @property
+        def max_edge(self) -> int | None: ...
+        @property
+        def calibration_file(self) -> Any: ...
+        @property
+        def imatrix(self) -> str | None: ...
+        @property
+        def hf_cache_path(self) -> str | None: ...
+        @property
+        def matformer_config_path(self) -> Any: ...
+        @property
+        def matformer_slice_name(self) -> Any: ...
+        @property
+        def organization(self) -> Any: ...
+        @property
+        def encoder_cache_memory_bytes(self) -> int | None: ...
+        @property
+        def auto_map_params(self) -> Any: ...
+
+    VisionPlain = MultimodalPlain
+
+    @final
     class Embedding(Which):
         __match_args__: ClassVar[tuple[str, ...]]
         def __new__(
@@ -487,10 +546,6 @@ class Which:
     @staticmethod
     def XLoraGGML(*args: Any, **kwargs: Any) -> Which: ...
     @staticmethod
-    def MultimodalPlain(*args: Any, **kwargs: Any) -> Which: ...
-    @staticmethod
-    def VisionPlain(*args: Any, **kwargs: Any) -> Which: ...
-    @staticmethod
     def DiffusionPlain(*args: Any, **kwargs: Any) -> Which: ...
     @staticmethod
     def Speech(*args: Any, **kwargs: Any) -> Which: ...
@@ -605,6 +660,7 @@ class ChatCompletionRequest(Generic[_Stream]):
         keep: bool = False,
         parallel_tool_calls: bool = True,
         thinking_budget: int | None = None,
+        allowed_media_domains: AnySequence[str] | None = None,
     ) -> ChatCompletionRequest[Literal[False]]: ...
     @overload
     def __new__(
@@ -661,6 +717,7 @@ class ChatCompletionRequest(Generic[_Stream]):
         keep: bool = False,
         parallel_tool_calls: bool = True,
         thinking_budget: int | None = None,
+        allowed_media_domains: AnySequence[str] | None = None,
     ) -> ChatCompletionRequest[Literal[True]]: ...
     @overload
     def __new__(
@@ -717,6 +774,7 @@ class ChatCompletionRequest(Generic[_Stream]):
         keep: bool = False,
         parallel_tool_calls: bool = True,
         thinking_budget: int | None = None,
+        allowed_media_domains: AnySequence[str] | None = None,
     ) -> ChatCompletionRequest[bool]: ...
     @property
     def messages(self) -> list[dict[str, Any]]: ...
@@ -762,6 +820,8 @@ class ChatCompletionRequest(Generic[_Stream]):
     def parallel_tool_calls(self) -> bool: ...
     @property
     def thinking_budget(self) -> int | None: ...
+    @property
+    def allowed_media_domains(self) -> list[str] | None: ...
     @property
     def dry_multiplier(self) -> float | None: ...
     @property
@@ -1032,6 +1092,21 @@ class ToolCallResponse:
     def __eq__(self, other: object, /) -> bool: ...
 
 @final
+class RgbImage:
+    def __new__(cls, source: Any, *, allowed_media_domains: AnySequence[str] | None = None) -> Self: ...
+    @staticmethod
+    def frombytes(width: int, height: int, pixels: bytes) -> RgbImage: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def height(self) -> int: ...
+    def tobytes(self) -> bytes: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: object, /) -> bool: ...
+    def __copy__(self) -> Self: ...
+    def __deepcopy__(self, _memo: Any, /) -> Self: ...
+
+@final
 class ResponseMessage:
     def __new__(
         cls, content: str | None, role: str, tool_calls: list[ToolCallResponse] | None, reasoning_content: str | None
@@ -1065,6 +1140,7 @@ class Usage:
         recomputed_tokens: int,
         draft_tokens: int,
         accepted_draft_tokens: int,
+        encoded_images: int,
     ) -> Self: ...
     @property
     def completion_tokens(self) -> int: ...
@@ -1094,6 +1170,8 @@ class Usage:
     def draft_tokens(self) -> int: ...
     @property
     def accepted_draft_tokens(self) -> int: ...
+    @property
+    def encoded_images(self) -> int: ...
     __hash__: ClassVar[None]  # type: ignore[assignment]
     def __eq__(self, other: object, /) -> bool: ...
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from mistral_paged import ChatCompletionRequest, Runner, Usage
+from mistral_paged import ChatCompletionRequest, RgbImage, Runner, Usage
 from mistral_paged.console import Lines, note
 from mistral_paged.flags import SAMPLING_DEFAULTS as SAMPLING
+from mistral_paged.flags import Usage as WrongUsage
 from mistral_paged.loading import load
 
 SETTINGS: dict[str, tuple[str, Callable[[str], float], Callable[[float], bool], str]] = {
@@ -18,6 +20,8 @@ SETTINGS: dict[str, tuple[str, Callable[[str], float], Callable[[float], bool], 
     "/topp": ("top_p", float, lambda number: 0 < number <= 1, "a number above 0 and at most 1"),
 }
 """Commands of the chat that set a field: the field, its type, what it can be, and that in words."""
+KINDS = ("auto", "text", "multimodal")
+"""What `run` says of the model. Of these, auto is text, or with `--image` multimodal."""
 CHAT_HELP = """\
 /help              this text
 /exit              leave (or Ctrl-D)
@@ -26,15 +30,37 @@ CHAT_HELP = """\
 /temperature X     0 is greedy
 /topk N            the N likeliest tokens
 /topp P            the likeliest tokens that have probability P together
+/image FILE        an image for the next message; may be given again
 /adapter ALIAS     the adapter that answers; without ALIAS none
 Ctrl-C stops an answer; what there is of it stays in the conversation."""
 
 
+def describe_command(command: argparse.ArgumentParser) -> None:
+    """What the help of `run` says besides its flags."""
+    command.add_argument(
+        "kind", nargs="?", default="auto", choices=KINDS, metavar="KIND", help="auto, text or multimodal, which sees images"
+    )
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuses images that nobody would see, before a model is loaded; `Usage`."""
+    if options.image is None:
+        return
+    if options.input is None:
+        raise WrongUsage("--image goes with -i TEXT; in a chat, /image FILE adds one to the next message")
+    if options.kind == "text":
+        raise WrongUsage("--image cannot be used with a model of the kind 'text'; `run multimodal` sees images")
+    options.kind = "multimodal"
+
+
 def run(options: argparse.Namespace) -> None:
     """Loads the model, then answers once or chats."""
+    check(options)
+    images = [RgbImage(image) for image in map(Path, options.image or [])]
     runner = load(options)
     chat = Chat(runner, options)
     if options.input is not None:
+        chat.images = images
         note(chat.answer(options.input))
         return
     lines = Lines()
@@ -66,7 +92,8 @@ class Chat:
     def __init__(self, runner: Runner, options: argparse.Namespace) -> None:
         self.runner = runner
         self.options = options
-        self.messages: list[dict[str, str]] = []
+        self.messages: list[dict[str, Any]] = []
+        self.images: list[RgbImage] = []
         self.model = runner.generation_config()
         self.clear()
 
@@ -86,7 +113,10 @@ class Chat:
         Of an answer that is stopped, question and text stay in the conversation; a question without any text of an answer does
         not.
         """
-        question = {"role": "user", "content": text}
+        question: dict[str, Any] = {"role": "user", "content": text}
+        if self.images:
+            parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in self.images]
+            question["content"] = [*parts, {"type": "text", "text": text}]
         options = self.options
         request = ChatCompletionRequest(
             [*self.messages, question],
@@ -105,18 +135,19 @@ class Chat:
             adapter=options.adapter,
             stream=True,
         )
-        parts = []
+        texts = []
         reason = usage = None
         try:
             for chunk in self.runner.send_chat_completion_request(request):
                 part = chunk.choices[0].delta.content or ""
-                parts.append(part)
+                texts.append(part)
                 print(part, end="", flush=True)
                 reason, usage = chunk.choices[0].finish_reason, chunk.usage
             print()
         finally:
-            said = "".join(parts)
+            said = "".join(texts)
             if said or reason is not None:
+                self.images = []
                 self.messages += [question, {"role": "assistant", "content": said}]
         return describe_cut(reason, usage, options.max_tokens) + describe(usage)
 
@@ -130,6 +161,8 @@ class Chat:
             note(CHAT_HELP)
         elif name == "/clear":
             self.clear()
+        elif name == "/image":
+            self.add_image(value)
         elif name == "/adapter":
             self.options.adapter = value or None
         elif name == "/system":
@@ -147,6 +180,18 @@ class Chat:
                 note(f"error: {name} takes {allowed}, got {value!r}")
         else:
             note(f"error: unknown command {name}; /help lists the commands")
+
+    def add_image(self, path: str) -> None:
+        """An image for the next message, or why there is none."""
+        if self.options.kind != "multimodal":
+            note("error: this model was loaded for text; `run multimodal` sees images")
+        elif not path:
+            note("error: /image takes a file")
+        else:
+            try:
+                self.images.append(RgbImage(Path(path).expanduser()))
+            except ValueError as error:
+                note(f"error: {error}")
 
 
 def describe_cut(reason: str | None, usage: Usage | None, max_tokens: int) -> str:

@@ -74,7 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
         command.set_defaults(handler=handler, program=command.prog)
         return command
 
-    add("run", chat.run)
+    chat.describe_command(add("run", chat.run))
     server.describe(add("serve", serve))
     measuring = add("bench", bench)
     measuring.set_defaults(prefix_cache_n=0)

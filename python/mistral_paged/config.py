@@ -56,11 +56,10 @@ def translate(content: dict[str, Any]) -> Iterator[str]:
     if default is not None and default != model.get("model_id"):
         raise Usage(f"default_model_id is {default!r}, which is no model_id of [[models]]")
     kind = model.pop("kind", "auto")
-    if not isinstance(kind, str) or (command == "run" and kind not in ("auto", "text")):
-        raise Usage(f"kind is {kind!r}; it must be 'auto' or 'text'")
+    if not isinstance(kind, str) or (command == "run" and kind not in ("auto", "text", "multimodal")):
+        raise Usage(f"kind is {kind!r}; it must be 'auto', 'text' or 'multimodal'")
     flags = [flag for group in COMMANDS[command][1] for flag in group.flags]
-    if command == "serve":
-        yield kind
+    yield kind
     for section, table in content.items():
         if section == "sandbox":
             raise Usage(f"[sandbox] is not supported yet; {LATER_TOOLS}")

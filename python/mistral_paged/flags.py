@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mistral_paged import Architecture, EmbeddingArchitecture, ModelDType, PagedCacheType
+from mistral_paged import Architecture, EmbeddingArchitecture, ModelDType, MultimodalArchitecture, PagedCacheType
 
 DTYPES = {"auto": ModelDType.Auto, "bf16": ModelDType.BF16, "f16": ModelDType.F16, "f32": ModelDType.F32}
 POOLINGS = ("mean", "cls", "last")
@@ -53,6 +53,16 @@ ARCHITECTURES = {
 EMBEDDING_ARCHITECTURES = {
     "embeddinggemma": EmbeddingArchitecture.EmbeddingGemma,
     "qwen3embedding": EmbeddingArchitecture.Qwen3Embedding,
+}
+MULTIMODAL_ARCHITECTURES = {
+    "gemma3": MultimodalArchitecture.Gemma3,
+    "idefics3": MultimodalArchitecture.Idefics3,
+    "llava": MultimodalArchitecture.LLaVA,
+    "llava_next": MultimodalArchitecture.LLaVANext,
+    "mistral3": MultimodalArchitecture.Mistral3,
+    "qwen2_5vl": MultimodalArchitecture.Qwen2_5VL,
+    "qwen2vl": MultimodalArchitecture.Qwen2VL,
+    "qwen3vl": MultimodalArchitecture.Qwen3VL,
 }
 
 
@@ -227,7 +237,8 @@ LOGGING = (
 LATER_WEIGHTS = "load a quantised GGUF file with -f"
 NO_XLORA = "X-LoRA mixes its adapters by a second pass of each token; load them with --lora, one a request"
 LATER_MTP = "heads that predict several tokens are not computed; use --speculative auto"
-LATER_IMAGES = "this version takes text only"
+LATER_MMPROJ = "load the model's Hugging Face folder, with the kind multimodal"
+LATER_MEDIA = "this version takes text and images only"
 LATER_TOOLS = "this server runs no tools"
 
 MODEL = (
@@ -235,7 +246,13 @@ MODEL = (
     Flag(("-f", "--quantized-file"), "GGUF file in MODEL; the parts of a split one by ';'", "FILE", section="model"),
     Flag(("--tok-model-id",), "take the tokenizer from there instead of the GGUF file", "MODEL", section="model"),
     Flag(("-t", "--tokenizer"), "tokenizer.json to use instead of the model's", "FILE", section="model"),
-    Flag(("-a", "--arch"), "expected architecture", "NAME", choices=(*ARCHITECTURES, *EMBEDDING_ARCHITECTURES), section="model"),
+    Flag(
+        ("-a", "--arch"),
+        "expected architecture",
+        "NAME",
+        choices=(*ARCHITECTURES, *EMBEDDING_ARCHITECTURES, *MULTIMODAL_ARCHITECTURES),
+        section="model",
+    ),
     Flag(
         ("--dtype",),
         "auto, bf16, f16 or f32; f32 is exact, auto is fast",
@@ -281,10 +298,13 @@ MODEL = (
     Flag(("--legacy-lora-order",), "JSON file that names those folders", "FILE", section="model"),
     Flag(("--xlora",), "X-LoRA adapter", "MODEL", planned=NO_XLORA, section="model"),
     Flag(("--xlora-order",), "X-LoRA adapter", "FILE", planned=NO_XLORA, section="model"),
-    Flag(("--mmproj",), "vision tower", "FILE", planned=LATER_IMAGES, section="model"),
-    Flag(("--max-edge",), "of images", "N", planned=LATER_IMAGES, section="model"),
-    Flag(("--max-num-images",), "of images", "N", planned=LATER_IMAGES, section="model"),
-    Flag(("--max-image-length",), "of images", "N", planned=LATER_IMAGES, section="model"),
+    Flag(("--mmproj",), "vision tower", "FILE", planned=LATER_MMPROJ, section="model"),
+    Flag(
+        ("--max-edge",), "multimodal: pixels of an image's longer edge; larger ones are made smaller", "N", int, section="model"
+    ),
+    Flag(("--encoder-cache-mb",), "multimodal: MB that vectors of images may take; default 256", "MB", int, section="model"),
+    Flag(("--max-num-images",), "serve multimodal: images of a request at most; default 16", "N", int, section="model"),
+    Flag(("--max-image-length",), "for device mapping", "N", left_out="use --max-edge", section="model"),
     Flag(
         ("-n", "--device-layers"),
         "layers by device",
@@ -346,9 +366,15 @@ REQUEST = (
         section="request",
     ),
     Flag(("--reasoning-effort",), "how much, for chat templates that ask", "EFFORT", choices=EFFORTS, section="request"),
-    Flag(("--image",), "image", "FILE", planned=LATER_IMAGES, repeated=True, section="request"),
-    Flag(("--video",), "video", "FILE", planned=LATER_IMAGES, repeated=True, section="request"),
-    Flag(("--audio",), "audio", "FILE", planned=LATER_IMAGES, repeated=True, section="request"),
+    Flag(
+        ("--image",),
+        "image before the text, for a model of the kind multimodal; may be repeated; needs -i",
+        "FILE",
+        repeated=True,
+        section="request",
+    ),
+    Flag(("--video",), "video", "FILE", planned=LATER_MEDIA, repeated=True, section="request"),
+    Flag(("--audio",), "audio", "FILE", planned=LATER_MEDIA, repeated=True, section="request"),
     Flag(("--adapter",), "adapter that answers", "ALIAS", section="request"),
 )
 
@@ -459,6 +485,14 @@ SERVER = (
     Flag(("--max-queued",), "answers that wait at most; more are refused with 429; default 512", "N", int, 512, section="server"),
     Flag(("--max-queued-tokens",), "tokens of prompts that wait at most; more are refused with 429", "N", int, section="server"),
     Flag(("--max-body-mb",), "MB of a request at most; default 16", "MB", int, 16, section="server"),
+    Flag(("--allowed-local-media-path",), "folder below which clients may name images by file: URLs", "DIR", section="server"),
+    Flag(
+        ("--allowed-media-domains",),
+        "hosts that clients may name images of by http: and https: URLs",
+        "HOST",
+        several=True,
+        section="server",
+    ),
     Flag(("--max-connections",), "connections at most; default 1024", "N", int, 1024, section="server"),
     Flag(("--request-timeout",), "seconds after which a request ends with the text that it has", "S", float, section="server"),
     Flag(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from mistral_paged.exceptions import InvalidArgumentError, ModelLoadError, ModelNotFoundError
@@ -29,20 +30,26 @@ EMBEDDING_FILES = [
     "[0-9]_*/config.json",
     "[0-9]_*/model.safetensors",
 ]
+IMAGE_FILES = ["preprocessor_config.json", "processor_config.json"]
 SUBFOLDERS = ["*/*"]
 MODEL_SUFFIXES = [".gguf", ".safetensors", ".json", ".bin"]
 
 
-def resolve_plain(model_id: str, token_source: str, cache_dir: str | None) -> str:
-    """The folder of a model in Hugging Face layout."""
+def resolve_multimodal(model_id: str, token_source: str, cache_dir: str | None) -> str:
+    """The folder of a model in Hugging Face layout, with what says how images are processed."""
+    return resolve_plain(model_id, token_source, cache_dir, IMAGE_FILES)
+
+
+def resolve_plain(model_id: str, token_source: str, cache_dir: str | None, more: Sequence[str] = ()) -> str:
+    """The folder of a model in Hugging Face layout, with further files."""
     token = parse_token_source(token_source)
     path = find_local(model_id)
     if path is None:
-        folder = _download(model_id, [*TEXT_FILES, *WEIGHT_FILES], SUBFOLDERS, token, cache_dir)
+        folder = _download(model_id, [*TEXT_FILES, *more, *WEIGHT_FILES], SUBFOLDERS, token, cache_dir)
         if not (folder / "config.json").is_file():
             raise _missing(model_id, folder, "config.json", token)
         if not any(folder.glob(WEIGHT_FILES[0])):
-            folder = _download(model_id, [*TEXT_FILES, *OLDER_WEIGHT_FILES], SUBFOLDERS, token, cache_dir)
+            folder = _download(model_id, [*TEXT_FILES, *more, *OLDER_WEIGHT_FILES], SUBFOLDERS, token, cache_dir)
         return str(folder)
     if path.is_file():
         raise ModelLoadError(

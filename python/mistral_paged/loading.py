@@ -9,7 +9,7 @@ from typing import Any
 
 from mistral_paged import LoraAdapter, ModelDType, Runner, Which
 from mistral_paged.default_model import default_model
-from mistral_paged.flags import ARCHITECTURES, CACHE_TYPES, DTYPES, EMBEDDING_ARCHITECTURES, GRAPHS
+from mistral_paged.flags import ARCHITECTURES, CACHE_TYPES, DTYPES, EMBEDDING_ARCHITECTURES, GRAPHS, MULTIMODAL_ARCHITECTURES
 from mistral_paged.hub import find_local
 
 
@@ -59,8 +59,20 @@ def select(options: argparse.Namespace) -> Which:
             raise ValueError("-f names a file in a model; name the model with -m")
         model = str(default_model())
     lora = adapters(options)
-    if getattr(options, "kind", None) == "embedding":
+    kind = getattr(options, "kind", None)
+    if kind == "multimodal":
+        return multimodal(options, model, dtype, lora)
+    images = {
+        "--max-edge": options.max_edge,
+        "--encoder-cache-mb": options.encoder_cache_mb,
+        "--max-num-images": options.max_num_images,
+    }
+    if given := [name for name, value in images.items() if value is not None]:
+        raise ValueError(f"{given[0]} is about images: `serve multimodal` and `run multimodal` take them")
+    if kind == "embedding":
         return embedding(options, model, dtype, lora)
+    if options.arch in MULTIMODAL_ARCHITECTURES:
+        raise ValueError(f"--arch {options.arch} is of models that see: `serve multimodal` and `run multimodal` load them")
     if options.arch in EMBEDDING_ARCHITECTURES:
         raise ValueError(f"--arch {options.arch} is of embedding models: `serve embedding` serves them")
     if options.pooling is not None:
@@ -119,6 +131,36 @@ def is_ggml(path: Path | None, filename: str | None) -> bool:
         return False
     with file.open("rb") as stream:
         return stream.read(4) in (b"lmgg", b"fmgg", b"tjgg")
+
+
+def multimodal(options: argparse.Namespace, model: str, dtype: ModelDType, lora: dict[str, Any] | None) -> Which:
+    """The model, to see images as well."""
+    if lora is not None:
+        raise ValueError("adapters with images are not supported: leave the flags about LoRA out")
+    wrong = {"-f": options.quantized_file, "--tok-model-id": options.tok_model_id, "--gqa": options.gqa}
+    if given := [name for name, value in wrong.items() if value is not None]:
+        raise ValueError(f"{given[0]} goes with a file of text alone: images need the model's Hugging Face folder")
+    if options.pooling is not None:
+        raise ValueError("--pooling is about embeddings: `serve embedding` makes them")
+    if options.max_num_images is not None and options.command != "serve":
+        raise ValueError("--max-num-images is about requests that others send: `serve multimodal` takes it")
+    arch = None
+    if options.arch is not None:
+        arch = MULTIMODAL_ARCHITECTURES.get(options.arch)
+        if arch is None:
+            names = ", ".join(MULTIMODAL_ARCHITECTURES)
+            raise ValueError(f"--arch {options.arch}: for images it is one of {names}; left out, it is any")
+    cache = options.encoder_cache_mb
+    return Which.MultimodalPlain(
+        model,
+        arch=arch,
+        tokenizer_json=options.tokenizer,
+        dtype=dtype,
+        max_edge=options.max_edge,
+        imatrix=options.imatrix,
+        hf_cache_path=options.hf_cache,
+        encoder_cache_memory_bytes=None if cache is None else cache << 20,
+    )
 
 
 def embedding(options: argparse.Namespace, model: str, dtype: ModelDType, lora: dict[str, Any] | None) -> Which:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mistral_paged.flags import LATER_IMAGES, LATER_TOOLS, LATER_WEIGHTS, NO_XLORA, Usage
+from mistral_paged.flags import LATER_MEDIA, LATER_TOOLS, LATER_WEIGHTS, NO_XLORA, Usage
 
 SWITCH = None
 
@@ -13,7 +13,7 @@ Meaning = tuple[str, ...] | str
 
 GLOBALS: dict[tuple[str, ...], tuple[str | None, Meaning]] = {
     ("-i", "--interactive-mode"): (SWITCH, ("run",)),
-    ("--vi",): (SWITCH, LATER_IMAGES),
+    ("--vi",): (SWITCH, ("run",)),
     ("-p", "--port"): ("PORT", ("serve", "--port")),
     ("--serve-ip",): ("IP", ("--host",)),
     ("-l", "--log"): ("FILE", ("--log",)),
@@ -88,9 +88,16 @@ SELECTORS: dict[str, dict[tuple[str, ...], tuple[str | None, Meaning]] | str] = 
     "x-lora": NO_XLORA,
     "x-lora-gguf": NO_XLORA,
     "x-lora-ggml": NO_XLORA,
-    "vision-plain": LATER_IMAGES,
-    "diffusion": LATER_IMAGES,
-    "speech": "this version takes and writes text only",
+    "vision-plain": {
+        ("-m", "--model-id"): ("MODEL", ("--model-id",)),
+        ("-t", "--tokenizer-json"): ("FILE", ("--tokenizer",)),
+        ("-a", "--arch"): ("NAME", ("--arch",)),
+        ("-d", "--dtype"): ("TYPE", ("--dtype",)),
+        ("--max-edge",): ("N", ("--max-edge",)),
+        ("--topology",): ("FILE", "leave it out"),
+    },
+    "diffusion": LATER_MEDIA,
+    "speech": LATER_MEDIA,
     "toml": "write a configuration file for `mistral-paged from-config`",
 }
 
@@ -154,6 +161,8 @@ def translate(argv: Sequence[str]) -> list[str]:
         return list(argv)
     selector = argv[at]
     options = SELECTORS[selector]
+    if "--vi" in argv[:at] and selector != "vision-plain":
+        raise Usage(f"the argument '--vi' cannot be used with the selector '{selector}'; it is a chat about images")
     flags = read(GLOBALS, argv[:at], f"before '{selector}'")
     if isinstance(options, str):
         raise Usage(f"the selector '{selector}' is not supported yet; {options}")
@@ -161,4 +170,6 @@ def translate(argv: Sequence[str]) -> list[str]:
     commands = [word for word in ("run", "serve") if word in flags]
     if len(commands) != 1:
         raise Usage("give -i for a chat, or -p PORT for a server" + ("; not both" if commands else ""))
+    if selector == "vision-plain":
+        commands.append("multimodal")
     return commands + [word for word in flags if word not in commands]

@@ -17,8 +17,8 @@ INTRODUCTION = """\
 not abbreviated. `-h` behind a command lists its flags.
 """
 
-ARGUMENTS = {"serve": ["[KIND]"], "memory": ["naive|paged", "N"], "completions": ["bash|zsh|tcsh|fish"]}
-"""What stands behind a command besides flags. KIND is `auto` or `text`."""
+ARGUMENTS = {"run": ["[KIND]"], "serve": ["[KIND]"], "memory": ["naive|paged", "N"], "completions": ["bash|zsh|tcsh|fish"]}
+"""What stands behind a command besides flags. KIND is `auto`, `text`, `multimodal` or, to serve, `embedding`."""
 
 CONFIGURATION = """\
 ## Configuration files
@@ -27,7 +27,8 @@ CONFIGURATION = """\
 of which there is one at most. Keys are the flags' names with underscores, as the tables above have them. In `[paged_attn]` the
 prefix `pa_` may be left out, and `mode` is `paged_attn`. A model's keys may stand in tables of it: `[models.format]`,
 `[models.adapter]`, `[models.quantization]`, `[models.device]`, `[models.multimodal]`; `cpu`, `device` and `num_threads` may stand
-there too. `kind` is `"auto"`, `"text"` or `"embedding"`. A key that does not exist is an error that names the nearest one.
+there too. `kind` is `"auto"`, `"text"`, `"multimodal"` or, to serve, `"embedding"`. A key that does not exist is an error that
+names the nearest one.
 
 ```toml
 command = "serve"

@@ -15,16 +15,22 @@ from mistral_paged import Runner, _core, logs
 from mistral_paged.flags import Usage
 
 STATUSES = {"drained": 0, "interrupted": 130, "forced": 143}
-KINDS = ("auto", "text", "embedding")
+KINDS = ("auto", "text", "multimodal", "embedding")
 """What the mirrored command says of the model; others are not served. Of these, auto is text."""
-OTHER_KINDS = ("multimodal", "diffusion", "speech")
+MAX_NUM_IMAGES = 16
+OTHER_KINDS = ("diffusion", "speech")
 
 
 def describe(command: argparse.ArgumentParser) -> None:
     """What the help of `serve` says besides its flags."""
     command.description = "Serves a model over HTTP: OpenAI's and Anthropic's interfaces, metrics, and a page at /ui."
     command.add_argument(
-        "kind", nargs="?", default="auto", choices=(*KINDS, *OTHER_KINDS), metavar="KIND", help="auto, text or embedding"
+        "kind",
+        nargs="?",
+        default="auto",
+        choices=(*KINDS, *OTHER_KINDS),
+        metavar="KIND",
+        help="auto, text, multimodal or embedding",
     )
 
 
@@ -115,6 +121,9 @@ def settings(options: argparse.Namespace, model_id: str) -> dict[str, Any]:
         "ui": not options.no_ui,
         "cache_salt_secret": options.cache_salt_secret,
         "lora_root": lora_root(),
+        "allowed_local_media_path": options.allowed_local_media_path,
+        "allowed_media_domains": options.allowed_media_domains or [],
+        "max_num_images": MAX_NUM_IMAGES if options.max_num_images is None else options.max_num_images,
         "metrics": not options.disable_metrics,
         "otlp_endpoint": options.otlp_endpoint,
         "system": _core.survey(),
@@ -130,7 +139,14 @@ def model_id(model: str) -> str:
 def check(options: argparse.Namespace) -> None:
     """Refuses what cannot be served, before a model is loaded; `Usage`."""
     if options.kind not in KINDS:
-        raise Usage(f"a model of the kind '{options.kind}' cannot be served yet; text and embedding models can")
+        raise Usage(f"a model of the kind '{options.kind}' cannot be served yet; text, multimodal and embedding models can")
+    if options.kind != "multimodal":
+        media = {
+            "--allowed-local-media-path": options.allowed_local_media_path,
+            "--allowed-media-domains": options.allowed_media_domains,
+        }
+        if given := [name for name, value in media.items() if value is not None]:
+            raise Usage(f"{given[0]} is about images: `serve multimodal` takes them")
     limits = {
         "--port": (options.port, 0, 65535),
         "--max-queued": (options.max_queued, 0, 1 << 20),
@@ -141,6 +157,8 @@ def check(options: argparse.Namespace) -> None:
     for name, (value, least, most) in limits.items():
         if not least <= value <= most:
             raise Usage(f"{name} is {value}; it must be from {least} to {most}")
+    if options.max_num_images is not None and options.max_num_images < 1:
+        raise Usage(f"--max-num-images is {options.max_num_images}; it must be at least 1")
     if options.max_queued_tokens is not None and options.max_queued_tokens < 1:
         raise Usage(f"--max-queued-tokens is {options.max_queued_tokens}; it must be at least 1")
     if options.request_timeout is not None and not 0 < options.request_timeout < float("inf"):

@@ -35,7 +35,7 @@ from .relations import (
 
 FORMS = "structured output has tests of its own"
 TOOLS = "tools have tests of their own"
-IMAGES = "this version takes text only"
+IMAGES = "images have tests of their own"
 NOT_OPENAI = "llama-server's own key; keys that are not honoured are refused by name"
 
 GREEDY = {"temperature": 0, "max_tokens": 8}

@@ -376,7 +376,7 @@ ANTHROPIC = File(
         ),
     ),
     elsewhere={
-        "test_tool_result_image_content_conversion": "this version takes text only",
+        "test_tool_result_image_content_conversion": "images have tests of their own",
         "TestAnthropicThinkingConversion (the rest), TestAnthropicThinkingStreaming": REASONING,
     },
 )

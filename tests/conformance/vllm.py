@@ -31,7 +31,7 @@ from .relations import (
 )
 
 FORMS = "structured output has tests of its own"
-IMAGES = "this version takes text only"
+IMAGES = "images have tests of their own"
 LORA = "adapters have tests of their own"
 SUM = chat("what is 1+1?", system="you are a helpful assistant", max_completion_tokens=5, temperature=0)
 NAME = completion("Hello, my name is", max_tokens=5, temperature=0)

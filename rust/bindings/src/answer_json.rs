@@ -92,6 +92,7 @@ pub struct Usage<'a> {
     pub recomputed_tokens: usize,
     pub draft_tokens: usize,
     pub accepted_draft_tokens: usize,
+    pub encoded_images: usize,
 }
 
 #[derive(Serialize)]

@@ -182,7 +182,8 @@ pub mod text {
     use super::named;
 
     texts! {
-        attention_backend chat_template cpu_tier device dry_sequence_breakers grammar_type in_situ_quant jinja_explicit model
+        allowed_media_domains attention_backend chat_template cpu_tier device dry_sequence_breakers grammar_type in_situ_quant
+        jinja_explicit model
         model_id reasoning_effort stop_seqs token_source
     }
 }
@@ -215,16 +216,28 @@ fields! {
     TokenizerJson(Text) = "tokenizer_json"
 }
 
-/// How many heads of queries share one of keys.
-#[derive(Clone, Copy, Debug, IntoPyObject, IntoPyObjectRef)]
-pub struct Gqa(pub usize);
+/// The same for counts, which are 1 or more.
+macro_rules! counts {
+    ($($type:ident = $name:literal),+) => {$(
+        #[doc = concat!("`", $name, "`.")]
+        #[derive(Clone, Copy, Debug, IntoPyObject, IntoPyObjectRef)]
+        #[pyo3(transparent)]
+        pub struct $type(pub usize);
 
-impl<'py> FromPyObject<'_, 'py> for Gqa {
-    type Error = PyErr;
+        impl<'py> FromPyObject<'_, 'py> for $type {
+            type Error = PyErr;
 
-    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        at_least("gqa", &object.extract()?, 1).map(Self)
-    }
+            fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+                at_least($name, &object.extract()?, 1).map(Self)
+            }
+        }
+    )+};
+}
+
+counts! {
+    EncoderCacheBytes = "encoder_cache_memory_bytes",
+    Gqa = "gqa",
+    MaxEdge = "max_edge"
 }
 
 /// The first characters of a long text.

@@ -106,6 +106,40 @@ pub enum MultimodalArchitecture {
     DiffusionGemma,
 }
 
+impl MultimodalArchitecture {
+    /// Those whose images are computed.
+    const IMPLEMENTED: [Self; 8] = [
+        Self::LLaVA,
+        Self::LLaVANext,
+        Self::Idefics3,
+        Self::Qwen2VL,
+        Self::Qwen2_5VL,
+        Self::Qwen3VL,
+        Self::Gemma3,
+        Self::Mistral3,
+    ];
+
+    /// `model_type` that config.json may have; an error before anything is downloaded when images are not computed.
+    pub fn model_types(self) -> PyResult<&'static [&'static str]> {
+        Ok(match self {
+            Self::LLaVA => &["llava"],
+            Self::LLaVANext => &["llava_next"],
+            Self::Idefics3 => &["idefics3", "smolvlm"],
+            Self::Qwen2VL => &["qwen2_vl"],
+            Self::Qwen2_5VL => &["qwen2_5_vl"],
+            Self::Qwen3VL => &["qwen3_vl"],
+            Self::Gemma3 => &["gemma3"],
+            Self::Mistral3 => &["mistral3"],
+            _ => {
+                let known: Vec<String> = Self::IMPLEMENTED.iter().map(|known| format!("{known:?}")).collect();
+                let known = known.join(", ");
+                let text = format!("MultimodalArchitecture.{self:?} is not implemented yet; {known} are");
+                return Err(ArchitectureError::new_err(text));
+            }
+        })
+    }
+}
+
 /// Architecture of an embedding model.
 #[pyclass(eq, eq_int, frozen, hash, module = "mistral_paged")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -15,6 +15,7 @@ mod enums;
 mod exceptions;
 mod fields;
 mod gpu_timer;
+mod images;
 mod load;
 mod logger;
 mod memory;
@@ -57,6 +58,8 @@ mod _core {
     #[pymodule_export]
     use crate::gpu_timer::GpuTimer;
     #[pymodule_export]
+    use crate::images::RgbImage;
+    #[pymodule_export]
     use crate::memory::MemoryPlan;
     #[pymodule_export]
     use crate::pending::{EventSignal, PendingRequest, submit, submit_embeddings};
@@ -86,6 +89,9 @@ mod _core {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::warnings::collect();
+        // The older name.
+        let which = module.getattr("Which")?;
+        which.setattr("VisionPlain", which.getattr("MultimodalPlain")?)?;
         crate::detach::close_at_exit(module.py())
     }
 

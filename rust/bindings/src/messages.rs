@@ -1,5 +1,7 @@
 //! Messages of a chat, from Python dicts.
 
+use std::sync::Arc;
+
 use engine::{Message, MessageContent};
 use pyo3::{
     exceptions::{PyRecursionError, PyTypeError},
@@ -7,15 +9,22 @@ use pyo3::{
     types::{IntoPyDict, PyString},
 };
 use serde_json::{Map, Value, json};
+use server::media::Media;
 
 use crate::{
     arguments::{Text, named},
     enums::ToolChoice,
     exceptions::{invalid, not_yet},
+    images,
 };
 
-/// A list of dicts, or a text that is one user turn.
+/// A list of dicts, or a text that is one user turn. No image is fetched from elsewhere.
 pub fn parse(messages: &Bound<'_, PyAny>) -> PyResult<Vec<Message>> {
+    parse_with(messages, &images::media(None)?)
+}
+
+/// The same, with images that may be fetched.
+pub fn parse_with(messages: &Bound<'_, PyAny>, media: &Arc<Media>) -> PyResult<Vec<Message>> {
     if messages.is_instance_of::<PyString>() {
         let Text(text) = named("messages", messages)?;
         return Ok(vec![Message {
@@ -25,6 +34,11 @@ pub fn parse(messages: &Bound<'_, PyAny>) -> PyResult<Vec<Message>> {
             extra: Map::new(),
         }]);
     }
+    let taken = images::take(messages, media)?;
+    let (messages, mut images) = match &taken {
+        Some((messages, images)) => (messages, images.clone().into_iter()),
+        None => (messages, Vec::new().into_iter()),
+    };
     let Value::Array(messages) = to_json("messages", messages)? else {
         return Err(PyTypeError::new_err("`messages` must be a str or a list of dicts"));
     };
@@ -33,7 +47,11 @@ pub fn parse(messages: &Bound<'_, PyAny>) -> PyResult<Vec<Message>> {
             "`messages` is empty; give at least one message, such as {\"role\": \"user\", \"content\": \"Hello\"}",
         ));
     }
-    messages.into_iter().enumerate().map(|(index, message)| parse_one(index, message)).collect()
+    let message = |(index, message)| -> PyResult<Message> {
+        let images = images.next().unwrap_or_default();
+        Ok(Message { images, ..parse_one(index, message)? })
+    };
+    messages.into_iter().enumerate().map(message).collect()
 }
 
 /// The argument `tool_schemas`: texts or dicts, each of a function in OpenAI's form, with or without `type` and `function`
@@ -93,8 +111,12 @@ pub fn to_python<'py>(py: Python<'py>, messages: &[Message]) -> PyResult<Bound<'
         dict.extend(message.extra.clone());
         Value::Object(dict)
     };
-    let messages: Value = messages.iter().map(dict).collect();
-    py.import("json")?.call_method1("loads", (messages.to_string(),))
+    let dicts: Value = messages.iter().map(dict).collect();
+    let dicts = py.import("json")?.call_method1("loads", (dicts.to_string(),))?;
+    for (i, message) in messages.iter().enumerate().filter(|(_, message)| !message.images.is_empty()) {
+        images::put_back(&dicts.get_item(i)?, &message.images)?;
+    }
+    Ok(dicts)
 }
 
 fn parse_one(index: usize, message: Value) -> PyResult<Message> {
@@ -134,10 +156,12 @@ fn check_parts(index: usize, parts: Vec<Value>) -> PyResult<Vec<Value>> {
         match part.get("type").and_then(Value::as_str) {
             Some("text") if part.get("text").is_some_and(Value::is_string) => {}
             Some("text") => return Err(invalid(format!("{place} has no 'text' of type str"))),
-            Some(kind @ ("image_url" | "audio_url" | "video_url")) => {
-                return Err(not_yet(&format!("{place} of type '{kind}'"), "give parts of type 'text'"));
+            // What it had was taken out of it.
+            Some("image") => {}
+            Some(kind @ ("audio_url" | "video_url")) => {
+                return Err(not_yet(&format!("{place} of type '{kind}'"), "give parts of type 'text' or 'image'"));
             }
-            Some(other) => return Err(invalid(format!("{place} has the unknown type '{other}'; give 'text'"))),
+            Some(other) => return Err(invalid(format!("{place} has the unknown type '{other}'; give 'text' or 'image'"))),
             None => return Err(invalid(format!("{place} must be a dict with a 'type', such as 'text', got {part}"))),
         }
     }

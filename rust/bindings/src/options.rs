@@ -1,6 +1,11 @@
 //! The options of a `Runner` that take some reading: memory, chat template, device.
 
-use std::{fmt::Display, path::PathBuf, str::FromStr, sync::Arc};
+use std::{
+    fmt::Display,
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::Arc,
+};
 
 use engine::{
     AdapterOptions, Device, Importance, Isq, KvEventsConfig, KvTierConfig, MemoryGpuConfig, ModelSource, PagedAttentionConfig,
@@ -15,8 +20,8 @@ use pyo3::{
 use crate::{
     arguments::{Integer, Real, at_least, at_least_if_given, named_text, shorten},
     detach::enter,
-    enums::PagedCacheType,
-    exceptions::{invalid, raise},
+    enums::{MultimodalArchitecture, PagedCacheType},
+    exceptions::{ArchitectureError, invalid, raise},
     service::seconds,
     which::{Place, Selection},
 };
@@ -285,17 +290,37 @@ pub fn resolve_adapters(py: Python<'_>, selection: &Selection, token_source: &st
     Ok(Some(AdapterOptions { adapters, ..fields.limits.clone() }))
 }
 
+/// A model that sees is of the architecture that the caller expects. The engine itself knows that of its language model.
+fn check_multimodal(folder: &Path, arch: MultimodalArchitecture) -> PyResult<()> {
+    let file = folder.join("config.json");
+    let text = std::fs::read_to_string(&file).map_err(|error| invalid(format!("{}: {error}", file.display())))?;
+    let config: serde_json::Value =
+        serde_json::from_str(&text).map_err(|error| invalid(format!("{}: {error}", file.display())))?;
+    let (found, expected) = (config["model_type"].as_str().unwrap_or_default(), arch.model_types()?);
+    if expected.contains(&found) {
+        return Ok(());
+    }
+    let (file, expected) = (file.display(), expected.join(" or "));
+    Err(ArchitectureError::new_err(format!(
+        "arch=MultimodalArchitecture.{arch:?} is {expected}, and {file} has model_type {found:?}; leave arch out to follow the file"
+    )))
+}
+
 /// Local paths of the model, after downloading it when it is on the hub.
 pub fn resolve(py: Python<'_>, selection: &Selection, token_source: &str) -> PyResult<ModelSource> {
     let hub = py.import("mistral_paged.hub")?;
     let tokenizer_json = selection.tokenizer_json.as_ref().map(|path| local_path(py, path)).transpose()?;
     let cache_dir = selection.cache_dir.as_deref();
     match &selection.place {
-        Place::Plain | Place::Embedding => {
+        Place::Plain | Place::Multimodal | Place::Embedding => {
             let arguments = (&selection.model_id, token_source, cache_dir);
-            let is_plain = matches!(selection.place, Place::Plain);
-            let resolve = if is_plain { "resolve_plain" } else { "resolve_embedding" };
-            let path = hub.call_method1(resolve, arguments)?.extract()?;
+            let resolve = match selection.place {
+                Place::Multimodal => "resolve_multimodal",
+                Place::Embedding => "resolve_embedding",
+                _ => "resolve_plain",
+            };
+            let path: PathBuf = hub.call_method1(resolve, arguments)?.extract()?;
+            selection.multimodal.map_or(Ok(()), |arch| check_multimodal(&path, arch))?;
             Ok(ModelSource::HuggingFace { path, tokenizer_json })
         }
         Place::Gguf { files, tok_model_id, gqa } => {

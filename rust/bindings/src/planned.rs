@@ -62,8 +62,6 @@ planned_models! {
     XLoraGGUF
     LoraGGML
     XLoraGGML
-    MultimodalPlain
-    VisionPlain
     DiffusionPlain
     Speech
 }

@@ -17,7 +17,7 @@ use crate::{
     enums::ToolChoice,
     exceptions::{invalid, not_yet},
     fields::{Fields, getters, given, reduced, shown_dict},
-    messages,
+    images, messages,
     sampling::{DryFields, SamplingFields},
     service::{ServiceFields, check_priority},
     which::OneOrMany,
@@ -66,6 +66,10 @@ use crate::{
 ///   `parameters`, a JSON Schema. `tool_choice`: `ToolChoice.Auto` (unless given), `ToolChoice.NoTools`, "required", or
 ///   `{"type": "function", "function": {"name": ...}}`. `parallel_tool_calls`: an answer may have several. Calls are enforced by
 ///   a grammar: they name a function that is there, with arguments of its schema.
+/// - Images, for a model of `Which.MultimodalPlain`: `content` is a list of parts, `{"type": "text", "text": ...}` and `{"type":
+///   "image", "image": ...}` with all that an `RgbImage` is made of, or `{"type": "image_url", "image_url": {"url": ...}}`. They
+///   are read here; `messages` has them as `RgbImage`. `allowed_media_domains`: hosts that http and https URLs may name; none
+///   unless given.
 ///
 /// A request gives back its fields, is equal to one of equal fields, and can be copied and pickled. A value out of range raises
 /// `ValueError`, here or when the request is sent; a field that is not supported yet, which are those not named here, raises
@@ -140,7 +144,7 @@ impl ChatCompletionRequest {
         shell_skills=None, agent_permission=None, agent_approval_callback=None, code_execution_permission=None, session_id=None,
         files=None, input_files=None, ignore_eos=false, *, adapter=None, adapters=None, seed=None,
         priority=0, deadline=None, tenant=None, cache_salt=None, public_messages=0, keep=false, parallel_tool_calls=true,
-        thinking_budget=None
+        thinking_budget=None, allowed_media_domains=None
     ))]
     #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "mirrors a documented signature")]
     #[allow(clippy::too_many_lines, clippy::needless_pass_by_value, reason = "one line an argument")]
@@ -197,6 +201,7 @@ impl ChatCompletionRequest {
         keep: bool,
         parallel_tool_calls: bool,
         thinking_budget: Option<Integer>,
+        #[pyo3(from_py_with = text::allowed_media_domains)] allowed_media_domains: Option<Vec<Text>>,
     ) -> PyResult<Self> {
         refuse(&[
             ("web_search_options", web_search_options.is_some()),
@@ -248,7 +253,8 @@ impl ChatCompletionRequest {
             cache_salt,
             public_messages,
             keep,
-            thinking_budget
+            thinking_budget,
+            allowed_media_domains
         );
         fields.set_item("parallel_tool_calls", (!parallel_tool_calls).then_some(false))?;
         fields.set_item("logprobs", logprobs.then_some(true))?;
@@ -280,7 +286,7 @@ impl ChatCompletionRequest {
             seed,
         };
         let prompt = Prompt::Chat {
-            messages: messages::parse(messages)?,
+            messages: messages::parse_with(messages, &images::media(allowed_media_domains.as_deref())?)?,
             options: RenderOptions {
                 enable_thinking: thinking(enable_thinking, reasoning_effort.as_deref())
                     .map_err(|error| invalid(error.message))?,
@@ -343,7 +349,7 @@ impl ChatCompletionRequest {
 }
 
 getters! {
-    ChatCompletionRequest: n_choices, logit_bias, top_logprobs, max_tokens, presence_penalty, frequency_penalty, repetition_penalty, stop_seqs, temperature, top_p, top_k, grammar, grammar_type, min_p, tool_schemas, tool_choice, dry_multiplier, dry_base, dry_allowed_length, dry_sequence_breakers, enable_thinking, truncate_sequence, reasoning_effort, ignore_eos, adapter, adapters, seed, priority, deadline, tenant, cache_salt, public_messages, keep, thinking_budget
+    ChatCompletionRequest: n_choices, logit_bias, top_logprobs, max_tokens, presence_penalty, frequency_penalty, repetition_penalty, stop_seqs, temperature, top_p, top_k, grammar, grammar_type, min_p, tool_schemas, tool_choice, dry_multiplier, dry_base, dry_allowed_length, dry_sequence_breakers, enable_thinking, truncate_sequence, reasoning_effort, ignore_eos, adapter, adapters, seed, priority, deadline, tenant, cache_salt, public_messages, keep, thinking_budget, allowed_media_domains
 }
 
 #[pymethods]

@@ -75,7 +75,8 @@ record! {
 record! {
     /// What a request used: tokens, seconds from submission, tokens a second; `preemptions`, how often a choice lost its blocks
     /// to another request, and `recomputed_tokens`, how many tokens were computed again; `draft_tokens`, how many later tokens
-    /// were guessed (speculative decoding), and `accepted_draft_tokens`, how many of these are part of the answer.
+    /// were guessed (speculative decoding), and `accepted_draft_tokens`, how many of these are part of the answer; `encoded_images`,
+    /// how many images of the prompt had to be encoded, because no cache had them.
     pub struct Usage {
         completion_tokens: usize,
         prompt_tokens: usize,
@@ -91,6 +92,7 @@ record! {
         recomputed_tokens: usize,
         draft_tokens: usize,
         accepted_draft_tokens: usize,
+        encoded_images: usize,
     }
 }
 
@@ -236,6 +238,7 @@ impl Usage {
             recomputed_tokens: self.recomputed_tokens,
             draft_tokens: self.draft_tokens,
             accepted_draft_tokens: self.accepted_draft_tokens,
+            encoded_images: self.encoded_images,
         }
     }
 }
@@ -459,6 +462,7 @@ pub fn usage(py: Python<'_>, usage: &engine::Usage) -> PyResult<Py<Usage>> {
             recomputed_tokens: usage.recomputed_tokens,
             draft_tokens: usage.draft_tokens,
             accepted_draft_tokens: usage.accepted_draft_tokens,
+            encoded_images: usage.encoded_images,
         },
     )
 }

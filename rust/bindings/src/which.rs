@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use engine::EmbeddingOptions;
+use engine::{EmbeddingOptions, VisionOptions};
 use pyo3::{
     IntoPyObjectExt,
     prelude::*,
@@ -12,10 +12,10 @@ use pyo3::{
 use crate::{
     adapters::AdapterFields,
     arguments::{
-        Gqa, HfCachePath, ImatrixPath, ModelId, QuantizedFilename, QuantizedModelId, Text, TokModelId, TokenizerJson, named,
-        refuse,
+        EncoderCacheBytes, Gqa, HfCachePath, ImatrixPath, MaxEdge, ModelId, QuantizedFilename, QuantizedModelId, Text,
+        TokModelId, TokenizerJson, named, refuse,
     },
-    enums::{Architecture, EmbeddingArchitecture, ModelDType},
+    enums::{Architecture, EmbeddingArchitecture, ModelDType, MultimodalArchitecture},
     exceptions::{invalid, raise},
     fields::shown_dict,
 };
@@ -82,7 +82,8 @@ impl<'py> IntoPyObject<'py> for Pooling {
 
 /// Selects the model of a `Runner`. `Which.Plain` is a folder in Hugging Face layout (config.json, safetensors, tokenizer.json),
 /// local or on the hub; `Which.GGUF` is one GGUF file or the parts of a split one, `Which.GGML` a file from before GGUF.
-/// `Which.Lora` and `Which.GGUF` take adapters, and `Which.Embedding` makes embeddings.
+/// `Which.Lora` and `Which.GGUF` take adapters, `Which.MultimodalPlain` (or `Which.VisionPlain`) sees images, and
+/// `Which.Embedding` makes embeddings.
 /// All give back their fields, are equal to one of equal fields, and can be copied and pickled. The other kinds are not supported
 /// yet.
 ///
@@ -142,6 +143,34 @@ pub enum Which {
         max_bytes: Option<Py<PyAny>>,
         adapters_model_id: Option<Py<PyAny>>,
         order: Option<Py<PyAny>>,
+        auto_map_params: Option<Py<PyAny>>,
+    },
+    /// A model that sees images beside text, in Hugging Face layout with `preprocessor_config.json` or `processor_config.json`;
+    /// `Which.VisionPlain` is the same. `arch` left out follows config.json. `max_edge`, in pixels, 1 or more: an image whose
+    /// longer edge has more is made smaller first. `encoder_cache_memory_bytes`, 1 or more: what vectors of images may take
+    /// beside the KV pool, 256 MiB unless given; a conversation about an image computes them once. The other fields are as in
+    /// `Which.Plain`. Fields not named here are not supported yet.
+    #[pyo3(constructor = (
+        model_id, arch=None, tokenizer_json=None, topology=None, write_uqff=None, from_uqff=None, dtype=ModelDType::Auto,
+        max_edge=None, calibration_file=None, imatrix=None, hf_cache_path=None, matformer_config_path=None,
+        matformer_slice_name=None, organization=None, encoder_cache_memory_bytes=None, *, auto_map_params=None
+    ))]
+    MultimodalPlain {
+        model_id: ModelId,
+        arch: Option<MultimodalArchitecture>,
+        tokenizer_json: Option<TokenizerJson>,
+        topology: Option<Py<PyAny>>,
+        write_uqff: Option<Py<PyAny>>,
+        from_uqff: Option<Py<PyAny>>,
+        dtype: ModelDType,
+        max_edge: Option<MaxEdge>,
+        calibration_file: Option<Py<PyAny>>,
+        imatrix: Option<ImatrixPath>,
+        hf_cache_path: Option<HfCachePath>,
+        matformer_config_path: Option<Py<PyAny>>,
+        matformer_slice_name: Option<Py<PyAny>>,
+        organization: Option<Py<PyAny>>,
+        encoder_cache_memory_bytes: Option<EncoderCacheBytes>,
         auto_map_params: Option<Py<PyAny>>,
     },
     /// A model that makes embeddings: `model_id` is a local folder or a hub id, in Hugging Face layout as sentence-transformers
@@ -254,6 +283,7 @@ impl Which {
         let (kind, dtype) = match self {
             Self::Plain { dtype, .. } => ("Plain", dtype),
             Self::Lora { dtype, .. } => ("Lora", dtype),
+            Self::MultimodalPlain { dtype, .. } => ("MultimodalPlain", dtype),
             Self::Embedding { dtype, .. } => ("Embedding", dtype),
             Self::GGUF { dtype, .. } => ("GGUF", dtype),
             Self::GGML { dtype, .. } => ("GGML", dtype),
@@ -272,8 +302,11 @@ impl Which {
     }
 }
 
-/// Fields of either kind that are not supported yet.
-const PLANNED: [&str; 11] = [
+/// Fields that are supported where images are seen alone.
+const OF_IMAGES: [&str; 2] = ["max_edge", "encoder_cache_memory_bytes"];
+
+/// Fields of any kind that are not supported yet.
+const PLANNED: [&str; 9] = [
     "topology",
     "organization",
     "write_uqff",
@@ -283,8 +316,6 @@ const PLANNED: [&str; 11] = [
     "matformer_slice_name",
     "auto_map_params",
     "mmproj_filename",
-    "max_edge",
-    "encoder_cache_memory_bytes",
 ];
 
 /// A model that can be loaded.
@@ -307,12 +338,18 @@ pub struct Selection {
     pub adapters: Option<AdapterFields>,
     /// It makes embeddings.
     pub embedding: Option<EmbeddingOptions>,
+    /// It sees images.
+    pub vision: Option<VisionOptions>,
+    /// What config.json must say of a model that sees.
+    pub multimodal: Option<MultimodalArchitecture>,
 }
 
 /// Where a model lies, before downloading.
 pub enum Place {
     /// A folder or hub id.
     Plain,
+    /// The same with what images need.
+    Multimodal,
     /// The same with the folders of sentence-transformers.
     Embedding,
     /// A folder, file or hub id with GGUF files.
@@ -330,7 +367,8 @@ impl Selection {
     /// The model to load; a field that is not supported yet is an error that names it.
     pub fn of(which: &Bound<'_, Which>) -> PyResult<Self> {
         let fields = which.as_any();
-        for name in PLANNED {
+        let sees = matches!(which.get(), Which::MultimodalPlain { .. });
+        for name in PLANNED.into_iter().chain(OF_IMAGES.into_iter().filter(|_| !sees)) {
             refuse(&[(name, fields.hasattr(name)? && !fields.getattr(name)?.is_none())])?;
         }
         let string = |text: Option<&Text>| text.map(|Text(text)| text.clone());
@@ -349,7 +387,10 @@ impl Selection {
                     _ => None,
                 },
                 embedding: None,
+                vision: None,
+                multimodal: None,
             }),
+            Which::MultimodalPlain { .. } => Self::multimodal(which.get()),
             Which::Embedding {
                 model_id,
                 arch,
@@ -384,6 +425,8 @@ impl Selection {
                     imatrix: None,
                     adapters: None,
                     embedding: Some(EmbeddingOptions { pooling: pooling.as_ref().map(|pooling| pooling.0) }),
+                    vision: None,
+                    multimodal: None,
                 })
             }
             Which::GGUF {
@@ -402,6 +445,8 @@ impl Selection {
                 cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
                 adapters: AdapterFields::of(fields)?,
                 embedding: None,
+                vision: None,
+                multimodal: None,
             }),
             Which::GGML {
                 quantized_model_id,
@@ -426,14 +471,55 @@ impl Selection {
                 cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
                 adapters: None,
                 embedding: None,
+                vision: None,
+                multimodal: None,
             }),
         }
     }
 }
 
+impl Selection {
+    /// A model that sees images.
+    fn multimodal(which: &Which) -> PyResult<Self> {
+        let Which::MultimodalPlain {
+            model_id,
+            arch,
+            tokenizer_json,
+            dtype,
+            max_edge,
+            hf_cache_path,
+            encoder_cache_memory_bytes,
+            ..
+        } = which
+        else {
+            return Err(invalid("not a model that sees"));
+        };
+        arch.map(MultimodalArchitecture::model_types).transpose()?;
+        let vision = VisionOptions {
+            max_edge: max_edge.map(|edge| edge.0),
+            cache_bytes: encoder_cache_memory_bytes.map(|bytes| bytes.0 as u64),
+        };
+        Ok(Self {
+            place: Place::Multimodal,
+            model_id: model_id.0.0.clone(),
+            architecture: None,
+            dtype: *dtype,
+            tokenizer_json: tokenizer_json.as_ref().map(|path| path.0.0.clone()),
+            imatrix: imatrix_of(which),
+            cache_dir: hf_cache_path.as_ref().map(|path| path.0.0.clone()),
+            adapters: None,
+            embedding: None,
+            vision: Some(vision),
+            multimodal: *arch,
+        })
+    }
+}
+
 fn imatrix_of(which: &Which) -> Option<String> {
     match which {
-        Which::Plain { imatrix, .. } | Which::GGUF { imatrix, .. } => imatrix.as_ref().map(|path| path.0.0.clone()),
+        Which::Plain { imatrix, .. } | Which::MultimodalPlain { imatrix, .. } | Which::GGUF { imatrix, .. } => {
+            imatrix.as_ref().map(|path| path.0.0.clone())
+        }
         Which::Lora { .. } | Which::Embedding { .. } | Which::GGML { .. } => None,
     }
 }

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     ApiError, Delivery, Fields, Generation, MAX_STOPS, ModelContext, Rule,
     fields::{fields, without_fractions},
-    messages,
+    images, messages,
     sampling::is_empty,
     structured::{NamedSchema, ResponseFormat},
     tools::{self, MAX_TOOLS},
@@ -279,13 +279,18 @@ fn convert(index: usize, mut message: Value, chat: &mut Vec<Value>) -> Result<()
                 }
                 let content = match &block["content"] {
                     Value::Null => Value::from(""),
+                    Value::Array(blocks) => {
+                        let block =
+                            |(i, block): (usize, &Value)| images::of_block(&format!("{place}.content[{i}]"), block.clone());
+                        Value::Array(blocks.iter().enumerate().map(block).collect::<Result<_, _>>()?)
+                    }
                     content => content.clone(),
                 };
                 chat.push(tools::result_message(&block["tool_use_id"], &content));
             }
             Some("thinking") => thoughts.push_str(block["thinking"].as_str().unwrap_or_default()),
             Some("redacted_thinking") => {}
-            _ => rest.push(block),
+            _ => rest.push(images::of_block(&format!("messages[{index}].content[{i}]"), block)?),
         }
     }
     if rest.is_empty() && calls.is_empty() && chat.last().is_some_and(|last| last["role"] == "tool") {
@@ -313,6 +318,8 @@ pub struct MessageUsage {
     pub cache_read_input_tokens: usize,
     /// Generated.
     pub output_tokens: usize,
+    /// Images that had to be encoded, and were not cached.
+    pub encoded_images: usize,
 }
 
 impl MessageUsage {
@@ -323,6 +330,7 @@ impl MessageUsage {
             cache_creation_input_tokens: 0,
             cache_read_input_tokens: usage.cached_tokens,
             output_tokens: usage.completion_tokens,
+            encoded_images: usage.encoded_images,
         }
     }
 }

@@ -78,9 +78,9 @@ const RULES: &[(&str, Rule)] = &[
     ("include_reasoning", Rule::True(|v| v == true, "leave it out")),
     ("separate_reasoning", Rule::True(|v| v == true, "reasoning always stands apart: leave it out")),
     ("stream_reasoning", Rule::True(|v| v == true, "reasoning is streamed as it comes: leave it out")),
-    ("mm_processor_kwargs", Rule::Refused("this version takes text only")),
+    ("mm_processor_kwargs", Rule::Refused("the operator sizes images, with --max-edge")),
     ("session_id", Rule::Refused("this version keeps no sessions")),
-    ("files", Rule::Refused("this version takes text only")),
+    ("files", Rule::Refused("send images as parts of a message, of the type image_url")),
     ("max_tool_rounds", Rule::Refused("this server runs no tools: the client does")),
     ("agent_permission", Rule::Refused("this server runs no tools: the client does")),
 ];

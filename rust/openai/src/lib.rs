@@ -10,6 +10,7 @@ pub mod completions;
 pub mod embeddings;
 mod error;
 pub mod fields;
+pub mod images;
 pub mod messages;
 pub mod response;
 pub mod responses;
@@ -41,6 +42,10 @@ pub const MAX_TOP_LOGPROBS: usize = 20;
 pub struct ModelContext {
     /// The chat template knows the role "developer"; else such messages become the system's.
     pub knows_developer: bool,
+    /// It takes images.
+    pub sees: bool,
+    /// What it is called.
+    pub model_id: String,
 }
 
 /// How an answer is to be sent.

@@ -4,7 +4,7 @@ use engine::{Message, MessageContent};
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Map, Value, json};
 
-use crate::{ApiError, MAX_MESSAGES, ModelContext, tools::earlier_calls};
+use crate::{ApiError, MAX_MESSAGES, ModelContext, images, tools::earlier_calls};
 
 /// What messages are, in JSON Schema.
 pub fn schema(_: &mut SchemaGenerator) -> Schema {
@@ -13,7 +13,25 @@ pub fn schema(_: &mut SchemaGenerator) -> Schema {
         "properties": { "type": { "enum": ["text", "input_text", "output_text"] }, "text": { "type": "string" } },
         "required": ["type", "text"],
     });
-    let part = json!({ "anyOf": [text, { "type": "string" }] });
+    let url = json!({ "type": "string", "description": "data:image/...;base64, or file: and https: where they are allowed" });
+    let detail = json!({ "enum": ["auto", null] });
+    let object = json!({
+        "type": "object",
+        "properties": { "url": url, "detail": detail },
+        "required": ["url"],
+        "additionalProperties": false,
+    });
+    let image = json!({
+        "type": "object",
+        "description": "an image, for a model that sees",
+        "properties": {
+            "type": { "enum": ["image_url", "input_image"] },
+            "image_url": { "anyOf": [object, url] },
+            "detail": detail,
+        },
+        "required": ["type", "image_url"],
+    });
+    let part = json!({ "anyOf": [text, image, { "type": "string" }] });
     let content = json!({ "anyOf": [{ "type": "string" }, { "type": "array", "items": part, "minItems": 1 }] });
     // An assistant that only called tools has said nothing.
     let said = json!({ "anyOf": [content, { "type": "null" }] });
@@ -79,7 +97,7 @@ fn parse_one(index: usize, message: Value, context: &ModelContext) -> Result<Mes
     }
     let content = match message.shift_remove("content") {
         Some(Value::String(text)) => MessageContent::Text(text),
-        Some(Value::Array(parts)) => MessageContent::Parts(check_parts(&place, &parts)?),
+        Some(Value::Array(parts)) => MessageContent::Parts(check_parts(&place, &parts, context)?),
         Some(_) => return Err(ApiError::value(format!("{place}.content"), "must be a string or a list of parts")),
         None if role == "assistant" => MessageContent::Text(String::new()),
         None => return Err(ApiError::missing(&format!("{place}.content"), "give a string or a list of parts")),
@@ -87,15 +105,15 @@ fn parse_one(index: usize, message: Value, context: &ModelContext) -> Result<Mes
     Ok(Message { role, content, images: Vec::new(), extra: message })
 }
 
-fn check_parts(place: &str, parts: &[Value]) -> Result<Vec<Value>, ApiError> {
+fn check_parts(place: &str, parts: &[Value], context: &ModelContext) -> Result<Vec<Value>, ApiError> {
     if parts.is_empty() {
         return Err(ApiError::value(format!("{place}.content"), "is an empty list; give a string or at least one text part"));
     }
-    parts.iter().enumerate().map(|(i, part)| check_part(&format!("{place}.content[{i}]"), part)).collect()
+    parts.iter().enumerate().map(|(i, part)| check_part(&format!("{place}.content[{i}]"), part, context)).collect()
 }
 
-/// A part of text, in the engine's form.
-fn check_part(place: &str, part: &Value) -> Result<Value, ApiError> {
+/// A part of text, in the engine's form, or of an image that is still to be fetched.
+fn check_part(place: &str, part: &Value, context: &ModelContext) -> Result<Value, ApiError> {
     let text = |text: &Value| text.as_str().map(|text| json!({ "type": "text", "text": text }));
     if part.is_string() {
         return text(part).ok_or_else(|| ApiError::value(place, "must be an object"));
@@ -107,12 +125,16 @@ fn check_part(place: &str, part: &Value) -> Result<Value, ApiError> {
         Some("refusal") => {
             part.get("refusal").and_then(text).ok_or_else(|| ApiError::value(format!("{place}.refusal"), "must be a string"))
         }
-        Some(kind @ ("image_url" | "input_image" | "input_audio" | "audio_url" | "video_url" | "file" | "input_file")) => Err(
-            ApiError::unsupported(format!("{place}.type"), format!("\"{kind}\" is not text, and this version takes text only")),
-        ),
+        Some(kind @ ("image_url" | "input_image")) => images::pending(place, part, kind, context),
+        Some(kind @ ("input_audio" | "audio_url" | "video_url" | "file" | "input_file")) => {
+            Err(ApiError::unsupported(format!("{place}.type"), format!("\"{kind}\" is neither text nor an image")))
+        }
         Some(other) => {
             let shown: String = other.chars().take(32).collect();
-            Err(ApiError::value(format!("{place}.type"), format!("is {shown:?}, which is unknown; give \"text\"")))
+            Err(ApiError::value(
+                format!("{place}.type"),
+                format!("is {shown:?}, which is unknown; give \"text\" or \"image_url\""),
+            ))
         }
         None => Err(ApiError::missing(
             &format!("{place}.type"),

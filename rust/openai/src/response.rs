@@ -44,6 +44,9 @@ pub struct Usage {
     pub prompt_tokens_details: Option<PromptTokensDetails>,
     /// Of the generated.
     pub completion_tokens_details: CompletionTokensDetails,
+    /// Images of the prompts that had to be encoded, and were not cached; once it is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub encoded_images: Option<usize>,
 }
 
 /// Of a prompt's tokens.
@@ -73,6 +76,7 @@ impl Usage {
             total_tokens: prompt_tokens + completion_tokens,
             prompt_tokens_details: Some(PromptTokensDetails { cached_tokens }),
             completion_tokens_details: CompletionTokensDetails::default(),
+            encoded_images: None,
         }
     }
 
@@ -83,12 +87,13 @@ impl Usage {
 
     /// Of another request as well.
     pub fn add(&mut self, usage: &EngineUsage) {
-        let details = self.completion_tokens_details;
+        let (details, encoded_images) = (self.completion_tokens_details, self.encoded_images.unwrap_or(0));
         *self = Self::new(
             self.prompt_tokens + usage.prompt_tokens,
             self.completion_tokens + usage.completion_tokens,
             self.prompt_tokens_details.map_or(0, |details| details.cached_tokens) + usage.cached_tokens,
         );
+        self.encoded_images = Some(encoded_images + usage.encoded_images);
         let rejected = usage.draft_tokens - usage.accepted_draft_tokens;
         self.completion_tokens_details = CompletionTokensDetails {
             reasoning_tokens: details.reasoning_tokens + usage.reasoning_tokens,

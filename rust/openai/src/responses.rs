@@ -175,11 +175,7 @@ impl ResponsesRequest {
                         tools::push_message(&mut chat, message);
                     }
                 }
-                messages::parse(chat, context).map_err(|mut error| {
-                    error.param = error.param.map(|param| param.replacen("messages", "input", 1));
-                    error.message = error.message.replacen("messages", "input", 1);
-                    error
-                })
+                messages::parse(chat, context).map_err(of_input)
             }
         }
     }
@@ -304,6 +300,13 @@ impl ResponsesRequest {
     }
 }
 
+/// An error of messages as one of the input.
+pub fn of_input(mut error: ApiError) -> ApiError {
+    error.param = error.param.map(|param| param.replacen("messages", "input", 1));
+    error.message = error.message.replacen("messages", "input", 1);
+    error
+}
+
 /// The message that an input item is; none for what only helps a model of OpenAI's.
 fn message_of(index: usize, item: &Value) -> Result<Option<Value>, ApiError> {
     match item.get("type").and_then(Value::as_str) {
@@ -395,5 +398,6 @@ fn usage(usage: &Usage) -> Value {
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": { "reasoning_tokens": usage.reasoning_tokens },
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "encoded_images": usage.encoded_images,
     })
 }

@@ -21,6 +21,7 @@ use crate::{
     mailbox::Bell,
     metrics::Metrics,
     routes::Watch,
+    seeing::Seeing,
     store::Store,
     traces::Traces,
 };
@@ -36,6 +37,7 @@ pub struct App {
     pub(crate) traces: Option<Traces>,
     pub(crate) bell: Arc<Bell>,
     pub(crate) context: ModelContext,
+    pub(crate) seeing: Seeing,
     pub(crate) fingerprint: String,
     pub(crate) created: u64,
     pub(crate) responses: Store,
@@ -67,7 +69,12 @@ impl App {
     pub fn new(engine: Engine, config: ServerConfig) -> Result<Self, StartError> {
         let keys = Keys::new(&config.keys, config.cache_salt_secret.as_deref())?;
         let traces = config.otlp_endpoint.as_deref().map(Traces::new).transpose()?;
-        let context = ModelContext { knows_developer: engine.chat_template().is_some_and(|text| text.contains("developer")) };
+        let seeing = Seeing::new(&config)?;
+        let context = ModelContext {
+            knows_developer: engine.chat_template().is_some_and(|text| text.contains("developer")),
+            sees: engine.sees(),
+            model_id: config.model_id.clone(),
+        };
         let fingerprint = format!("mistral_paged-{}-{}", env!("CARGO_PKG_VERSION"), engine.architecture());
         let metrics =
             Metrics::new(&engine, &config).map_err(|error| StartError(format!("the metrics cannot be made: {error}")))?;
@@ -77,6 +84,7 @@ impl App {
             traces,
             bell: Arc::default(),
             context,
+            seeing,
             fingerprint,
             created: unix_seconds(),
             responses: Store::default(),

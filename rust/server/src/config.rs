@@ -46,6 +46,12 @@ pub struct ServerConfig {
     pub cache_salt_secret: Option<PathBuf>,
     /// Where adapters are taken from that are loaded over HTTP; nowhere unless given.
     pub lora_root: Option<PathBuf>,
+    /// The folder that images may be read from by `file:` URLs, if any.
+    pub allowed_local_media_path: Option<PathBuf>,
+    /// Hosts that images may be fetched from; none unless given.
+    pub allowed_media_domains: Vec<String>,
+    /// Images of a request at most, 16.
+    pub max_num_images: usize,
     /// `/metrics`.
     pub metrics: bool,
     /// Where a collector takes OpenTelemetry's traces, `http://HOST:PORT`; nowhere unless given.
@@ -108,6 +114,9 @@ impl Default for ServerConfig {
             ui: true,
             cache_salt_secret: None,
             lora_root: None,
+            allowed_local_media_path: None,
+            allowed_media_domains: Vec::new(),
+            max_num_images: 16,
             metrics: true,
             otlp_endpoint: None,
             system: serde_json::Value::Null,

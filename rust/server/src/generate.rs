@@ -16,6 +16,7 @@ use crate::{
     errors::internal,
     mailbox::Mailbox,
     metrics::Observed,
+    seeing,
     traces::RequestSpan,
 };
 
@@ -76,6 +77,7 @@ pub async fn start(app: &Arc<App>, caller: &Caller, generation: Generation) -> R
     let wants_prompt_logprobs = first.prompt_logprobs.is_some();
     let num_choices = requests.iter().map(|request| request.best_of.unwrap_or(request.n_choices)).sum();
     let admission = app.admit(caller, num_choices)?;
+    seeing::place_all(app, &mut requests).await?;
     let limit = app.config.request_timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     for request in &mut requests {
         if request.adapter.is_none() {

@@ -13,8 +13,10 @@ mod connection;
 mod errors;
 mod generate;
 mod mailbox;
+pub mod media;
 mod metrics;
 mod routes;
+mod seeing;
 mod store;
 mod streaming;
 mod traces;
@@ -50,7 +52,7 @@ pub fn serve(engine: Engine, config: ServerConfig, listening: impl FnOnce(&str))
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         // Tokenizing is short, and the cores belong to the model.
-        .max_blocking_threads(4)
+        .max_blocking_threads(4 + seeing::MAX_AT_ONCE)
         .thread_name("mistral_paged-http")
         .build()
         .map_err(|error| StartError(format!("the server's runtime cannot start: {error}")))?;

@@ -46,7 +46,7 @@ impl Store {
 
     /// Keeps a response of a tenant.
     pub fn keep(&self, id: &str, tenant: Option<Arc<str>>, response: Value, chat: Vec<Message>) {
-        let num_bytes = response.to_string().len() + chat.iter().map(|message| message.text().len() + 128).sum::<usize>();
+        let num_bytes = response.to_string().len() + chat.iter().map(message_bytes).sum::<usize>();
         let mut inner = self.lock();
         inner.num_bytes += num_bytes;
         inner.order.push_back(id.to_owned());
@@ -72,6 +72,10 @@ impl Store {
     pub fn delete(&self, id: &str, tenant: Option<&Arc<str>>) -> bool {
         self.get(id, tenant).is_some() && self.lock().remove(id)
     }
+}
+
+fn message_bytes(message: &Message) -> usize {
+    message.text().len() + 128 + message.images.iter().map(|image| image.pixels().len()).sum::<usize>()
 }
 
 impl Inner {

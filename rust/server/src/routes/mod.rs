@@ -220,7 +220,7 @@ async fn body(app: &App, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiEr
     match tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, limit).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
-            let message = format!("the body has more than {limit} bytes");
+            let message = format!("the body has more than {limit} bytes; the server's --max-body-mb allows more");
             Err(ApiError::new(413, "invalid_request_error", "request_too_large", None, message))
         }
         Ok(Err(_)) => Err(ApiError::invalid("invalid_json", None, "the body ended before it was complete")),

@@ -25,6 +25,7 @@ impl App {
             parent: is_adapter.then(|| self.config.model_id.clone()),
             max_model_len: self.engine.max_sequence_length(),
             more: BTreeMap::from([
+                ("input_modalities", if self.engine.sees() { json!(["text", "image"]) } else { json!(["text"]) }),
                 ("architecture", json!(self.engine.architecture())),
                 ("tool_format", json!(self.engine.tool_format())),
             ]),

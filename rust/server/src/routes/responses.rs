@@ -13,7 +13,9 @@ use engine::{FinishReason, Message, MessageContent, OutputEvent, TokenLogprobs, 
 use openai::{
     ApiError,
     response::{ChatLogprobs, Envelope},
-    responses::{Ended, ResponsesRequest, State as Progress, call_item, item_status, message_item, reasoning_item, text_part},
+    responses::{
+        Ended, ResponsesRequest, State as Progress, call_item, item_status, message_item, of_input, reasoning_item, text_part,
+    },
 };
 use serde_json::{Map, Value, json};
 
@@ -23,6 +25,7 @@ use crate::{
     auth::Caller,
     errors::{Failure, internal},
     generate::{collect, start},
+    seeing,
     streaming::{Frames, named, respond},
 };
 
@@ -38,8 +41,8 @@ struct Making {
 }
 
 impl Making {
-    fn begin(app: &Arc<App>, caller: Caller, request: ResponsesRequest) -> Result<(Self, openai::Generation), ApiError> {
-        let chat = conversation(app, &caller, &request)?;
+    async fn begin(app: &Arc<App>, caller: Caller, request: ResponsesRequest) -> Result<(Self, openai::Generation), ApiError> {
+        let chat = conversation(app, &caller, &request).await?;
         let generation = request.generation(chat.clone())?;
         app.check_model(generation.model.as_deref())?;
         let (envelope, item_id) = (app.envelope("resp_"), app.id("msg_"));
@@ -107,7 +110,7 @@ struct Answer {
 }
 
 /// What was said before, and this input.
-fn conversation(app: &App, caller: &Caller, request: &ResponsesRequest) -> Result<Vec<Message>, ApiError> {
+async fn conversation(app: &App, caller: &Caller, request: &ResponsesRequest) -> Result<Vec<Message>, ApiError> {
     let mut chat = match &request.fields.previous_response_id {
         None => Vec::new(),
         Some(id) => match app.responses.get(id, caller.tenant.as_ref()) {
@@ -116,7 +119,7 @@ fn conversation(app: &App, caller: &Caller, request: &ResponsesRequest) -> Resul
         },
     };
     chat.extend(request.input(&app.context)?);
-    Ok(chat)
+    seeing::place(app, chat).await.map_err(of_input)
 }
 
 fn lost(id: &str, param: Option<String>) -> ApiError {
@@ -134,7 +137,7 @@ pub async fn create(
     bytes: Body,
 ) -> Result<Response, Failure> {
     let request = ResponsesRequest::parse(&body(&app, &headers, bytes).await?)?;
-    let (mut making, generation) = Making::begin(&app, caller.clone(), request)?;
+    let (mut making, generation) = Making::begin(&app, caller.clone(), request).await?;
     let running = start(&app, &caller, generation).await?;
     if running.delivery.stream {
         let answer = Answer { logprobs: running.wants_logprobs.then(Vec::new), ..Answer::default() };
@@ -161,7 +164,7 @@ pub async fn input_tokens(
     bytes: Body,
 ) -> Result<Json<Value>, Failure> {
     let request = ResponsesRequest::parse(&body(&app, &headers, bytes).await?)?;
-    let (_, generation) = Making::begin(&app, caller, request)?;
+    let (_, generation) = Making::begin(&app, caller, request).await?;
     let (_, ids) = render(&app, generation).await?;
     Ok(Json(json!({ "object": "response.input_tokens", "input_tokens": ids.len() })))
 }

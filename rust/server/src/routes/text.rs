@@ -13,7 +13,7 @@ use openai::{
 use serde_json::{Map, Value, json};
 
 use super::{blocking, body};
-use crate::{app::App, errors::Failure};
+use crate::{app::App, errors::Failure, seeing};
 
 /// `POST /tokenize`.
 pub async fn tokenize(State(app): State<Arc<App>>, headers: HeaderMap, bytes: Body) -> Result<Json<Value>, Failure> {
@@ -22,7 +22,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, headers: HeaderMap, bytes: Bo
     let engine = app.engine.clone();
     let add_special = request.add_special_tokens.or(request.add_special);
     let ids = if let Some(chat) = request.messages {
-        let chat = messages::parse(chat, &app.context)?;
+        let chat = seeing::place(&app, messages::parse(chat, &app.context)?).await?;
         let extra = request.chat_template_kwargs.unwrap_or_default();
         messages::check_template_kwargs(&extra)?;
         let continue_final_message = request.continue_final_message.unwrap_or(false);
@@ -82,8 +82,9 @@ pub async fn apply_template(State(app): State<Arc<App>>, headers: HeaderMap, byt
 }
 
 /// The prompt of a chat and its tokens, after all the checks of a chat that is answered.
-pub async fn render(app: &App, generation: Generation) -> Result<(String, Vec<u32>), ApiError> {
+pub async fn render(app: &App, mut generation: Generation) -> Result<(String, Vec<u32>), ApiError> {
     app.check_model(generation.model.as_deref())?;
+    seeing::place_all(app, &mut generation.requests).await?;
     let engine = app.engine.clone();
     blocking(move || {
         let request = generation.requests.into_iter().next();

@@ -1,0 +1,329 @@
+//! Images from Python: pixels, files, and addresses.
+
+use std::{path::PathBuf, sync::Arc};
+
+use engine::{
+    EngineError,
+    images::{self, Limits, decode},
+};
+use pyo3::{
+    IntoPyObjectExt,
+    exceptions::PyTypeError,
+    prelude::*,
+    types::{PyByteArray, PyBytes, PyDict, PyList, PyString, PyTuple, PyType},
+};
+use server::media::{Media, MediaError, read_file};
+
+use crate::{
+    arguments::{Integer, Text, named, text, within},
+    detach::enter_long,
+    exceptions::invalid,
+};
+
+/// An image as models get it: `[height, width, 3]` values of 8 bits, red first, the top row first.
+///
+/// `source` is a PIL image; a numpy array of uint8, `[height, width]`, `[height, width, 3]` or `[height, width, 4]`, whose alpha
+/// is dropped; the bytes of a PNG, JPEG, WebP, GIF or BMP file; a path; or a `data:`, `file:`, `http:` or `https:` URL.
+/// `allowed_media_domains`: hosts that URLs may name; none unless given.
+///
+/// It stands in messages as `{"type": "image", "image": ...}`, is equal to one of equal pixels, and can be copied and pickled.
+///
+/// Raises `ValueError` for what is no image, is over the limits (32 MiB a file, 64 million pixels) or may not be fetched,
+/// `TypeError` for another kind of `source`.
+#[pyclass(frozen, module = "mistral_paged")]
+pub struct RgbImage {
+    image: Arc<images::RgbImage>,
+}
+
+/// What an image is made of.
+enum Source {
+    Url(String),
+    Path(PathBuf),
+    File(Vec<u8>),
+    Pixels { width: u32, height: u32, pixels: Vec<u8> },
+    Image(Arc<images::RgbImage>),
+}
+
+/// Work that takes a while, in the terms of [`enter_long`].
+const LONG: usize = usize::MAX;
+
+impl Source {
+    /// Reads, fetches and decodes without holding the interpreter; `place` is what errors name.
+    fn image(self, py: Python<'_>, place: &str, media: &Arc<Media>) -> PyResult<Arc<images::RgbImage>> {
+        if let Self::Image(image) = self {
+            return Ok(image);
+        }
+        let (place, media) = (place.to_owned(), Arc::clone(media));
+        let long = match &self {
+            Self::File(bytes) => bytes.len(),
+            Self::Url(_) | Self::Path(_) => LONG,
+            Self::Pixels { .. } | Self::Image(_) => 0,
+        };
+        enter_long(py, long, move || {
+            let refused = |why: &dyn std::fmt::Display| EngineError::InvalidArgument(format!("`{place}`: {why}"));
+            let limits = Limits::default();
+            let image = match self {
+                Self::Url(url) => media.image(&url, &limits).map_err(|why| refused(&why))?,
+                Self::Path(path) => {
+                    let bytes = read_file(&path, &limits).map_err(|why| refused(&why))?;
+                    decode(&bytes, &limits).map_err(|why| refused(&format!("{}: {why}", path.display())))?
+                }
+                Self::File(bytes) => decode(&bytes, &limits).map_err(|why| refused(&why))?,
+                Self::Pixels { width, height, pixels } => {
+                    images::RgbImage::new(width, height, pixels).map_err(|why| refused(&why))?
+                }
+                Self::Image(image) => return Ok(image),
+            };
+            Ok(Arc::new(image))
+        })
+    }
+}
+
+/// The pixels of an image at most, as for files.
+fn check_pixels(place: &str, width: u64, height: u64) -> PyResult<(u32, u32)> {
+    let max_pixels = Limits::default().max_pixels;
+    let is_fine = (1..=max_pixels).contains(&width.saturating_mul(height));
+    match (u32::try_from(width), u32::try_from(height)) {
+        (Ok(width), Ok(height)) if is_fine => Ok((width, height)),
+        _ => Err(invalid(format!("`{place}` has {width} x {height} pixels; it must have 1 to {max_pixels}"))),
+    }
+}
+
+/// What `object` is; errors name it as `place`.
+fn source(place: &str, object: &Bound<'_, PyAny>) -> PyResult<Source> {
+    if let Ok(image) = object.cast::<RgbImage>() {
+        return Ok(Source::Image(Arc::clone(&image.get().image)));
+    }
+    if object.is_instance_of::<PyString>() {
+        let Text(text) = named(place, object)?;
+        let has_scheme = ["data:", "file:", "http:", "https:"]
+            .iter()
+            .any(|scheme| text.get(..scheme.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(scheme)));
+        return Ok(if has_scheme { Source::Url(text) } else { Source::Path(text.into()) });
+    }
+    if let Ok(bytes) = object.cast::<PyBytes>() {
+        return Ok(Source::File(bytes.as_bytes().to_vec()));
+    }
+    if let Ok(bytes) = object.cast::<PyByteArray>() {
+        return Ok(Source::File(bytes.to_vec()));
+    }
+    if object.hasattr("__fspath__")? {
+        let path = object.py().import("os")?.call_method1("fspath", (object,))?;
+        let Text(path) = named(place, &path)?;
+        return Ok(Source::Path(path.into()));
+    }
+    if object.hasattr("getexif")? && object.hasattr("convert")? {
+        return pillow(place, object);
+    }
+    if object.hasattr("__array_interface__")? && object.hasattr("dtype")? {
+        return array(place, object);
+    }
+    if object.get_type().name()? == "memoryview" {
+        return source(place, &object.call_method0("tobytes")?);
+    }
+    let kind = object.get_type().name()?;
+    Err(PyTypeError::new_err(format!(
+        "`{place}` must be a PIL image, a numpy array, a path, a URL or the bytes of a file, got {kind}"
+    )))
+}
+
+/// An image of Pillow, turned upright as the decoder turns files.
+fn pillow(place: &str, image: &Bound<'_, PyAny>) -> PyResult<Source> {
+    let (width, height): (u64, u64) = image.getattr("size")?.extract()?;
+    check_pixels(place, width, height)?;
+    let upright = image.py().import("PIL.ImageOps")?.call_method1("exif_transpose", (image,))?;
+    let rgb = upright.call_method1("convert", ("RGB",))?;
+    let (width, height): (u32, u32) = rgb.getattr("size")?.extract()?;
+    let pixels = rgb.call_method0("tobytes")?.cast::<PyBytes>()?.as_bytes().to_vec();
+    Ok(Source::Pixels { width, height, pixels })
+}
+
+/// An array of numpy, or one that is like it.
+fn array(place: &str, array: &Bound<'_, PyAny>) -> PyResult<Source> {
+    let dtype = array.getattr("dtype")?.str()?.to_string();
+    let shape: Vec<u64> = array.getattr("shape")?.extract()?;
+    let (height, width, channels) = match shape[..] {
+        [height, width] => (height, width, 1),
+        [height, width, channels @ (3 | 4)] => (height, width, channels),
+        _ => {
+            return Err(invalid(format!("`{place}` is an array of shape {shape:?}; it must be [h, w], [h, w, 3] or [h, w, 4]")));
+        }
+    };
+    if dtype != "uint8" {
+        return Err(invalid(format!("`{place}` is an array of {dtype}; it must be uint8, 0 to 255")));
+    }
+    let (width, height) = check_pixels(place, width, height)?;
+    let values = array.call_method0("tobytes")?;
+    let values = values.cast::<PyBytes>()?.as_bytes();
+    let pixels = match channels {
+        1 => values.iter().flat_map(|&grey| [grey; 3]).collect(),
+        4 => values.chunks_exact(4).flat_map(|pixel| [pixel[0], pixel[1], pixel[2]]).collect(),
+        _ => values.to_vec(),
+    };
+    Ok(Source::Pixels { width, height, pixels })
+}
+
+/// What may be fetched for a caller; `domains` is `allowed_media_domains`.
+pub fn media(domains: Option<&[Text]>) -> PyResult<Arc<Media>> {
+    let domains: Vec<String> = domains.unwrap_or_default().iter().map(|Text(text)| text.clone()).collect();
+    Media::of_caller(&domains).map(Arc::new).map_err(|MediaError(why)| invalid(why))
+}
+
+#[pymethods]
+impl RgbImage {
+    #[new]
+    #[pyo3(signature = (source, *, allowed_media_domains=None))]
+    fn new(
+        source: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = text::allowed_media_domains)] allowed_media_domains: Option<Vec<Text>>,
+    ) -> PyResult<Self> {
+        let media = media(allowed_media_domains.as_deref())?;
+        Ok(Self { image: self::source("source", source)?.image(source.py(), "source", &media)? })
+    }
+
+    /// An image of `[height, width, 3]` values as bytes.
+    #[staticmethod]
+    fn frombytes(width: Integer, height: Integer, pixels: &Bound<'_, PyBytes>) -> PyResult<Self> {
+        let side = |name, value: &Integer| within(name, value, 1, u32::MAX as usize).map(|side| side as u64);
+        let (width, height) = check_pixels("pixels", side("width", &width)?, side("height", &height)?)?;
+        let image = images::RgbImage::new(width, height, pixels.as_bytes().to_vec());
+        image.map(|image| Self { image: Arc::new(image) }).map_err(|why| invalid(format!("`pixels`: {why}")))
+    }
+
+    /// In pixels.
+    #[getter]
+    fn width(&self) -> u32 {
+        self.image.width()
+    }
+
+    /// In pixels.
+    #[getter]
+    fn height(&self) -> u32 {
+        self.image.height()
+    }
+
+    /// The `[height, width, 3]` values.
+    fn tobytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, self.image.pixels())
+    }
+
+    fn __repr__(&self) -> String {
+        format!("RgbImage(width={}, height={})", self.image.width(), self.image.height())
+    }
+
+    fn __eq__(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+        match other.cast::<Self>() {
+            Ok(other) => (Arc::ptr_eq(&self.image, &other.get().image) || self.image == other.get().image).into_py_any(py),
+            Err(_) => Ok(py.NotImplemented()),
+        }
+    }
+
+    fn __copy__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        slf
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyType>,))> {
+        let (py, image) = (slf.py(), slf.get());
+        let arguments = ("frombytes", image.width(), image.height(), image.tobytes(py));
+        Ok((py.import("operator")?.getattr("methodcaller")?.call1(arguments)?, (py.get_type::<Self>(),)))
+    }
+}
+
+/// The images of messages, those of each in order, and the messages without them; `None` where there are none.
+#[allow(clippy::type_complexity, reason = "messages and what was in them")]
+pub fn take<'py>(
+    messages: &Bound<'py, PyAny>,
+    media: &Arc<Media>,
+) -> PyResult<Option<(Bound<'py, PyAny>, Vec<Vec<Arc<images::RgbImage>>>)>> {
+    let py = messages.py();
+    let (mut all, mut rest) = (Vec::new(), Vec::new());
+    let Some(items) = items(messages) else { return Ok(None) };
+    for (i, message) in items.into_iter().enumerate() {
+        let content = message.cast::<PyDict>().ok().and_then(|dict| dict.get_item("content").ok().flatten());
+        let mut images = Vec::new();
+        let Some(parts) = content.as_ref().and_then(self::items) else {
+            all.push(images);
+            rest.push(message);
+            continue;
+        };
+        let mut stripped = Vec::new();
+        for (j, part) in parts.into_iter().enumerate() {
+            let place = format!("messages[{i}]['content'][{j}]");
+            match image_of(&place, &part)? {
+                Some((place, object)) => {
+                    images.push(source(&place, &object)?.image(py, &place, media)?);
+                    let placed = PyDict::new(py);
+                    placed.set_item("type", "image")?;
+                    stripped.push(placed.into_any());
+                }
+                None => stripped.push(part),
+            }
+        }
+        let without = message.cast::<PyDict>()?.copy()?;
+        without.set_item("content", stripped)?;
+        all.push(images);
+        rest.push(without.into_any());
+    }
+    if all.iter().all(Vec::is_empty) {
+        return Ok(None);
+    }
+    Ok(Some((PyList::new(py, rest)?.into_any(), all)))
+}
+
+fn items<'py>(object: &Bound<'py, PyAny>) -> Option<Vec<Bound<'py, PyAny>>> {
+    match object.cast::<PyList>() {
+        Ok(list) => Some(list.iter().collect()),
+        Err(_) => object.cast::<PyTuple>().ok().map(|tuple| tuple.iter().collect()),
+    }
+}
+
+/// The image that a part has, and what errors call it.
+fn image_of<'py>(place: &str, part: &Bound<'py, PyAny>) -> PyResult<Option<(String, Bound<'py, PyAny>)>> {
+    let Ok(part) = part.cast::<PyDict>() else { return Ok(None) };
+    let Some(kind) = part.get_item("type")? else { return Ok(None) };
+    let key = match kind.cast::<PyString>().ok().and_then(|kind| kind.extract::<Text>().ok()) {
+        Some(Text(kind)) if kind == "image" => "image",
+        Some(Text(kind)) if kind == "image_url" => "image_url",
+        _ => return Ok(None),
+    };
+    let place = format!("{place}['{key}']");
+    if let Some(other) = part.keys().iter().find(|name| !["type", key, "detail"].iter().any(|own| name.eq(*own).unwrap_or(false)))
+    {
+        return Err(invalid(format!("`{place}` stands beside the unknown key {}; leave it out", other.repr()?)));
+    }
+    let missing = || invalid(format!("`{place}` is missing; give the image"));
+    let value = part.get_item(key)?.filter(|value| !value.is_none()).ok_or_else(missing)?;
+    check_detail(&place, part)?;
+    let Ok(dict) = value.cast::<PyDict>() else { return Ok(Some((place, value))) };
+    check_detail(&place, dict)?;
+    let url = dict.get_item("url")?.ok_or_else(|| invalid(format!("`{place}` has no 'url'")))?;
+    Ok(Some((format!("{place}['url']"), url)))
+}
+
+/// What a model makes of an image is its own.
+fn check_detail(place: &str, dict: &Bound<'_, PyDict>) -> PyResult<()> {
+    match dict.get_item("detail")? {
+        Some(detail) if !detail.is_none() && !detail.eq("auto")? => {
+            Err(invalid(format!("`{place}`: 'detail' is {}; leave it out, or give 'auto'", detail.repr()?)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Puts the images of a message, as a dict, back into its parts.
+pub fn put_back(message: &Bound<'_, PyAny>, images: &[Arc<images::RgbImage>]) -> PyResult<()> {
+    let mut images = images.iter();
+    for part in message.get_item("content")?.try_iter()? {
+        let part = part?;
+        if part.get_item("type")?.eq("image")?
+            && let Some(image) = images.next()
+        {
+            part.set_item("image", Py::new(message.py(), RgbImage { image: Arc::clone(image) })?)?;
+        }
+    }
+    Ok(())
+}
