@@ -311,21 +311,8 @@ pub fn load_with_backend(
     let kv = cache.kv_cache_config(has_prefixes, rand::random());
     let limits = request_limits(&files, config, &plan, whole_prompts);
     let longest_span = longest_span(&files, config);
-    let scheduler = Scheduler::new(
-        SchedulerConfig {
-            whole_prompts,
-            longest_span,
-            retain_kv: !config.no_kv_cache,
-            has_states: is_recurrent,
-            reserve_full_context: config.no_paged_attn,
-            admission: config.policies.admission,
-            victim: config.policies.victim,
-            fairness: config.policies.fairness,
-            ..SchedulerConfig::new(config.max_num_seqs, config.max_num_batched_tokens, limits.scheduled)
-        },
-        kv.clone(),
-    )
-    .map_err(|e| EngineError::InvalidArgument(e.to_string()))?;
+    let of_model = SchedulerConfig { whole_prompts, longest_span, has_states: is_recurrent, ..scheduler_config(config, &limits) };
+    let scheduler = Scheduler::new(of_model, kv.clone()).map_err(|e| EngineError::InvalidArgument(e.to_string()))?;
 
     let description = describe(&files, config, &plan, &**backend);
     for line in &description {
@@ -375,6 +362,18 @@ pub fn load_with_backend(
         _flush: flush,
     };
     Ok((shared, thread))
+}
+
+/// What a scheduler is told of the engine.
+fn scheduler_config(config: &EngineConfig, limits: &RequestLimits) -> SchedulerConfig {
+    SchedulerConfig {
+        retain_kv: !config.no_kv_cache,
+        reserve_full_context: config.no_paged_attn,
+        admission: config.policies.admission,
+        victim: config.policies.victim,
+        fairness: config.policies.fairness,
+        ..SchedulerConfig::new(config.max_num_seqs, config.max_num_batched_tokens, limits.scheduled)
+    }
 }
 
 /// What a thread does besides.
