@@ -52,6 +52,7 @@ RUNNER = [
     "max_seqs", "no_kv_cache", "prefix_cache_n", "token_source", "chat_template", "jinja_explicit", "pa_gpu_mem",
     "pa_gpu_mem_usage", "pa_ctxt_len", "pa_blk_size", "pa_cache_type", "no_paged_attn", "paged_attn", "memory_goal", "seed",
     "max_num_batched_tokens", "device", "max_step_latency", "deterministic", "kv_tier_size", "cpu_tier", "num_threads",
+    "kv_events_replay", "kv_events_topic",
     "admission", "victim", "fairness", "speculative", "speculative_gamma", "prompt_batchsize", "guaranteed", "cuda_graphs",
     "attention_backend",
     "num_device_layers", "in_situ_quant", "mtp_model",

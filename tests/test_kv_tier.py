@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,62 @@ def test_a_tier_that_cannot_be_is_refused(options: dict[str, object], message: s
     options = {name: str(tmp_path) if value == "TMP" else value for name, value in options.items()}
     with pytest.raises(ValueError, match=message):
         Runner(which=Which.Plain(model_id=LLAMA), pa_ctxt_len=400, **options)  # type: ignore[arg-type]
+
+
+REPLICA = """
+import json, sys
+from mistral_paged import CompletionRequest, ModelDType, Runner, Which
+model, folder = sys.argv[1:]
+runner = Runner(which=Which.Plain(model_id=model, dtype=ModelDType.F32), pa_ctxt_len=400, pa_blk_size=8, kv_tier=folder)
+for line in sys.stdin:
+    request = CompletionRequest(model="m", prompt=line.strip() * 6, max_tokens=8, temperature=0.0)
+    text = runner.send_completion_request(request).choices[0].text if line.strip() else ""
+    print(json.dumps([text, runner.kv_cache_stats()]), flush=True)
+"""
+
+
+class Replica:
+    """A process that answers prompts, and lives on."""
+
+    def __init__(self, folder: Path) -> None:
+        command = [sys.executable, "-c", REPLICA, LLAMA, str(folder)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ask(self, prompt: str) -> tuple[str, dict[str, int]]:
+        """The answer, and the figures behind it; with an empty prompt the figures alone."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(prompt + "\n")
+        self.process.stdin.flush()
+        text, stats = json.loads(self.process.stdout.readline())
+        return text, stats
+
+    def __enter__(self) -> Replica:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def test_what_one_replica_computes_another_that_runs_beside_it_hits(tmp_path: Path) -> None:
+    prompt = "The quick brown fox jumps over the lazy dog. "
+    with Replica(tmp_path) as one, Replica(tmp_path) as other:
+        assert [replica.ask("")[1]["tier_blocks"] for replica in (one, other)] == [0, 0]
+        text, first = one.ask(prompt)
+        until = time.monotonic() + 30
+        while other.ask("")[1]["tier_blocks"] < first["prefix_queried_tokens"] // 8:
+            assert time.monotonic() < until, "the other replica never sees what this one wrote"
+            time.sleep(0.1)
+        again, second = other.ask(prompt)
+        assert again == text
+        assert second["tier_hit_tokens"] > 0.8 * second["prefix_queried_tokens"]
+        # And back, of what only the other has computed.
+        text, _ = other.ask(prompt.upper())
+        blocks = other.ask("")[1]["tier_blocks"]
+        while one.ask("")[1]["tier_blocks"] < blocks:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        again, third = one.ask(prompt.upper())
+        assert again == text
+        assert third["tier_hit_tokens"] > 0

@@ -320,6 +320,7 @@ def test_the_figures_of_the_pool_are_the_documented_ones(llama: Runner) -> None:
         "peak_blocks_used",
         "blocks_cached",
         "blocks_free",
+        "kv_event_blocks",
         "block_size",
         "block_bytes",
         "tokens_total",

@@ -132,6 +132,22 @@ def slow() -> Iterator[Server]:
         yield server
 
 
+ADDED_BY_VLLM_ROUTER = {
+    "stream": False, "logprobs": False, "no_stop_trim": False, "ignore_eos": False, "continue_final_message": False,
+    "skip_special_tokens": True, "separate_reasoning": True, "stream_reasoning": True, "return_hidden_states": False,
+    "include_reasoning": True,
+}  # fmt: skip
+
+
+def test_what_vllm_router_adds_says_what_is_so_and_the_opposite_is_refused(server: Server) -> None:
+    assert server.chat(**ADDED_BY_VLLM_ROUTER).status == 200
+    added = {"no_stop_trim": False, "ignore_eos": False, "skip_special_tokens": True, "return_hidden_states": False}
+    assert server.complete(stream=False, echo=False, **added).status == 200
+    for name in ("no_stop_trim", "separate_reasoning", "stream_reasoning", "return_hidden_states"):
+        reply = server.chat(**{name: not ADDED_BY_VLLM_ROUTER[name]})
+        assert (reply.status, reply.json["error"]["param"]) == (400, name)
+
+
 def test_a_chat_is_answered(server: Server) -> None:
     reply = server.chat()
     assert reply.status == 200, reply.body

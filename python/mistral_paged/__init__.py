@@ -52,6 +52,7 @@ from mistral_paged._core import (
     quantize,
 )
 from mistral_paged.exceptions import (
+    AddressError,
     ArchitectureError,
     ChatTemplateError,
     DeviceError,
@@ -71,6 +72,7 @@ VisionArchitecture = MultimodalArchitecture
 """The older spelling."""
 
 __all__ = [
+    "AddressError",
     "Architecture",
     "ArchitectureError",
     "CalledFunction",

@@ -1517,6 +1517,9 @@ class Runner:
         deterministic: bool = False,
         kv_tier: str | PathLike[str] | None = None,
         kv_tier_size: int | None = None,
+        kv_events: str | None = None,
+        kv_events_replay: str | None = None,
+        kv_events_topic: str | None = None,
         cpu_tier: str | None = None,
         num_threads: int | None = None,
         load_progress: Callable[[int, int], object] | None = None,
@@ -1622,6 +1625,7 @@ class Runner:
     def resume(self) -> None: ...
     def drain(self, timeout: float | None = None) -> bool: ...
     def kv_cache_stats(self) -> dict[str, Any]: ...
+    def kv_events_stats(self) -> dict[str, Any] | None: ...
     def load_lora_adapter(
         self,
         alias: str,

@@ -18,7 +18,7 @@ from mistral_paged import doctor as doctor_report
 from mistral_paged import memory as memory_experiment
 from mistral_paged import serve as server
 from mistral_paged.console import guarded, note
-from mistral_paged.exceptions import MistralPagedError
+from mistral_paged.exceptions import AddressError, MistralPagedError
 from mistral_paged.loading import load, select
 
 if TYPE_CHECKING:
@@ -143,7 +143,10 @@ def memory(options: argparse.Namespace) -> None:
 def serve(options: argparse.Namespace) -> int:
     """Loads the model and serves it until a signal ends that; the exit status."""
     server.check(options)
-    runner = load(options)
+    try:
+        runner = load(options)
+    except AddressError as error:
+        raise flags.Usage(str(error)) from None
     return server.serve(options, runner, server.model_id(runner.list_models()[0]))
 
 

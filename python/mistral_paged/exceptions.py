@@ -11,6 +11,10 @@ class InvalidArgumentError(MistralPagedError):
     """An argument of a runner or of a request cannot be honoured."""
 
 
+class AddressError(MistralPagedError):
+    """An address cannot be listened on."""
+
+
 class ModelLoadError(MistralPagedError):
     """A model's file is missing, unreadable or malformed."""
 

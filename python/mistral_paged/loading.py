@@ -44,6 +44,9 @@ def load(options: argparse.Namespace) -> Runner:
             speculative=options.speculative,
             speculative_gamma=options.speculative_gamma,
             load_progress=bar.update,
+            kv_events=getattr(options, "kv_events", None),
+            kv_events_replay=getattr(options, "kv_events_replay", None),
+            kv_events_topic=getattr(options, "kv_events_topic", None),
         )
 
 

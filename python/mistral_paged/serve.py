@@ -119,6 +119,7 @@ def settings(options: argparse.Namespace, model_id: str) -> dict[str, Any]:
         "access_log": access_log,
         "access_log_health": options.access_log_health,
         "ui": not options.no_ui,
+        "cache_salt_secret": options.cache_salt_secret,
         "lora_root": lora_root(),
         "allowed_local_media_path": options.allowed_local_media_path,
         "allowed_media_domains": options.allowed_media_domains or [],

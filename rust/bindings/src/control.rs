@@ -75,9 +75,20 @@ impl Runner {
     ///   computed and `tier_declined_tokens` that were there and cheaper to compute; blocks that went out and in
     ///   (`tier_swapped_out_blocks`, `tier_swapped_in_blocks`), that could not be used (`tier_failed_blocks`), that were not kept
     ///   (`tier_dropped_blocks`).
+    /// - `kv_events`, or 0: `kv_event_blocks` are full blocks that can be found, one for each KV group, as the events have told.
     fn kv_cache_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let engine = self.engine()?;
         let stats = enter(py, || engine.kv_cache_stats())?;
         stats::dict(py, &stats, engine.block_bytes())
+    }
+
+    /// What was published by `kv_events`; `None` without.
+    ///
+    /// `address` and `replay_address` (or `None`), with the ports that were taken; `batches` that went out with their `events`;
+    /// `dropped_batches`, which the runner dropped because the publisher lagged behind, and `listings`, how often all that is held
+    /// was told anew; `subscribers` that are connected, and `subscriber_dropped_batches`, which single ones did not get because
+    /// they lagged behind; `replays` that were asked for.
+    fn kv_events_stats<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        self.engine()?.kv_events().map(|stats| stats::events_dict(py, &stats)).transpose()
     }
 }

@@ -4,6 +4,7 @@ use engine::EngineError;
 use pyo3::{PyErr, exceptions::PyNotImplementedError, import_exception};
 
 import_exception!(mistral_paged.exceptions, MistralPagedError);
+import_exception!(mistral_paged.exceptions, AddressError);
 import_exception!(mistral_paged.exceptions, ArchitectureError);
 import_exception!(mistral_paged.exceptions, ChatTemplateError);
 import_exception!(mistral_paged.exceptions, DeviceError);
@@ -30,6 +31,7 @@ pub fn raise(error: EngineError) -> PyErr {
         EngineError::ChatTemplate(_) => ChatTemplateError::new_err(message),
         EngineError::Device(_) | EngineError::DeviceLost(_) => DeviceError::new_err(message),
         EngineError::Draining(_) => DrainingError::new_err(message),
+        EngineError::Address(_) => AddressError::new_err(message),
         EngineError::Internal(_) => InternalError::new_err(message),
     }
 }

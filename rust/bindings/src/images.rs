@@ -170,6 +170,7 @@ pub fn media(domains: Option<&[Text]>) -> PyResult<Arc<Media>> {
 }
 
 #[pymethods]
+#[allow(clippy::needless_pass_by_value, reason = "arguments come from Python as values")]
 impl RgbImage {
     #[new]
     #[pyo3(signature = (source, *, allowed_media_domains=None))]

@@ -8,8 +8,8 @@ use std::{
 };
 
 use engine::{
-    AdapterOptions, Device, Importance, Isq, KvTierConfig, MemoryGpuConfig, ModelSource, PagedAttentionConfig, Policies,
-    PromptLookup, Speculation, cuda::CudaOptions,
+    AdapterOptions, Device, Importance, Isq, KvEventsConfig, KvTierConfig, MemoryGpuConfig, ModelSource, PagedAttentionConfig,
+    Policies, PromptLookup, Speculation, cuda::CudaOptions,
 };
 use pyo3::{
     exceptions::{PyTypeError, PyUnicodeEncodeError},
@@ -183,6 +183,25 @@ pub fn kv_tier(py: Python<'_>, path: Option<&Bound<'_, PyAny>>, size: Option<&In
     let path = path.to_str().map_or_else(|| Ok(path.clone()), |path| local_path(py, path))?;
     let megabytes = size.map_or(Ok(DEFAULT_TIER_SIZE), |size| at_least("kv_tier_size", size, 1))?;
     Ok(Some(KvTierConfig::File { path, max_bytes: (megabytes as u64).saturating_mul(1 << 20) }))
+}
+
+/// Where others are told of the prefix cache.
+pub fn kv_events(
+    address: Option<&Bound<'_, PyString>>,
+    replay: Option<&Bound<'_, PyString>>,
+    topic: Option<&Bound<'_, PyString>>,
+) -> PyResult<Option<KvEventsConfig>> {
+    let text = |name, value: Option<&Bound<'_, PyString>>| value.map(|value| named_text(name, value)).transpose();
+    let replay_address = text("kv_events_replay", replay)?;
+    let topic = text("kv_events_topic", topic)?;
+    let Some(address) = text("kv_events", address)? else {
+        let given = [replay_address.map(|_| "kv_events_replay"), topic.map(|_| "kv_events_topic")];
+        return match given.into_iter().flatten().next() {
+            Some(given) => Err(invalid(format!("`{given}` goes with `kv_events`, which is not given; name an address"))),
+            None => Ok(None),
+        };
+    };
+    Ok(Some(KvEventsConfig { address, replay_address, topic: topic.unwrap_or_default() }))
 }
 
 /// The type that weights are quantized to, by its name.

@@ -73,6 +73,10 @@ use crate::{
 ///   fetches them instead of computing the prompt. `kv_tier_size` is its size in MB (2^20 bytes), 1 or more (4096 unless given);
 ///   the least recently used go. The files hold prompts and answers, readable by their owner alone; damaged and foreign ones are
 ///   skipped with a warning.
+/// - `kv_events`: tells routers over ZeroMQ which blocks the prefix cache holds, at "tcp://HOST:PORT", in the form of vLLM's KV
+///   events; `kv_events_replay` is where they ask for what they missed, and `kv_events_topic` the topic ("" unless given). What is
+///   told has the tokens of every prompt and answer, to whoever connects. An address that cannot be listened on raises
+///   `AddressError`. See docs/fleet.md.
 /// - `in_situ_quant` quantizes float weights as they are loaded: "2", "3", "4", "5", "6" or "8" bits, or "Q4_0", "Q4_1", "Q5_0",
 ///   "Q5_1", "Q8_0", "Q2K" to "Q6K", "MXFP4". Of matrices whose columns are no multiple of 256, K types give way to the next one
 ///   of 32; the token embedding and the matrix of logits become Q6K, or Q8_0 from five bits on. see docs/quantization.md.
@@ -106,7 +110,7 @@ impl Runner {
         which, max_seqs=32, no_kv_cache=false, prefix_cache_n=16, token_source="cache", chat_template=None, jinja_explicit=None,
         pa_gpu_mem=None, pa_gpu_mem_usage=None, pa_ctxt_len=None, pa_blk_size=None, pa_cache_type=None, no_paged_attn=false,
         paged_attn=false, memory_goal=None, seed=None, max_num_batched_tokens=None, device="auto", *, max_step_latency=0.25, deterministic=false, kv_tier=None,
-        kv_tier_size=None, cpu_tier=None, num_threads=None, load_progress=None, admission=None, victim=None, fairness=None,
+        kv_tier_size=None, kv_events=None, kv_events_replay=None, kv_events_topic=None, cpu_tier=None, num_threads=None, load_progress=None, admission=None, victim=None, fairness=None,
         prompt_batchsize=None, guaranteed=false, cuda_graphs=None, attention_backend="auto", num_device_layers=None, in_situ_quant=None, anymoe_config=None, which_draft=None,
         speculative=None, speculative_gamma=None, mtp_model=None, mtp_n_predict=None, enable_search=false, search_embedding_model=None,
         search_callback=None, tool_callbacks=None, mcp_client_config=None, code_execution_config=None, shell_config=None
@@ -137,6 +141,9 @@ impl Runner {
         deterministic: bool,
         kv_tier: Option<Bound<'_, PyAny>>,
         kv_tier_size: Option<Integer>,
+        kv_events: Option<&Bound<'_, PyString>>,
+        kv_events_replay: Option<&Bound<'_, PyString>>,
+        kv_events_topic: Option<&Bound<'_, PyString>>,
         #[pyo3(from_py_with = text::cpu_tier)] cpu_tier: Option<&str>,
         num_threads: Option<Integer>,
         load_progress: Option<Bound<'_, PyAny>>,
@@ -204,6 +211,7 @@ impl Runner {
             chat_template: options::chat_template(py, chat_template, jinja_explicit)?,
             device: options::device(device)?,
             kv_tier: options::kv_tier(py, kv_tier.as_ref(), kv_tier_size.as_ref())?,
+            kv_events: options::kv_events(kv_events, kv_events_replay, kv_events_topic)?,
             cpu: CpuOptions {
                 isa: cpu_tier.map(str::to_owned),
                 num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)?,

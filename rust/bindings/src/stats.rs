@@ -1,6 +1,6 @@
 //! Figures of the KV pool as a dict.
 
-use engine::{KvCacheStats, MissReason};
+use engine::{KvCacheStats, KvEventsStats, MissReason};
 use pyo3::{prelude::*, types::PyDict};
 
 /// One entry a figure; the misses are a dict by reason.
@@ -24,6 +24,7 @@ pub fn dict<'py>(py: Python<'py>, stats: &KvCacheStats, block_bytes: u64) -> PyR
         ("slots_live", stats.slots_live),
         ("peak_running", stats.peak_running),
         ("peak_running_before_preemption", stats.peak_running_before_preemption),
+        ("kv_event_blocks", stats.kv_event_blocks),
     ] {
         dict.set_item(name, value)?;
     }
@@ -61,5 +62,24 @@ pub fn dict<'py>(py: Python<'py>, stats: &KvCacheStats, block_bytes: u64) -> PyR
     dict.set_item("accepted_draft_tokens_at", stats.drafts.accepted_at.to_vec())?;
     dict.set_item("paused", stats.paused)?;
     dict.set_item("draining", stats.draining)?;
+    Ok(dict)
+}
+
+/// Figures of what was published of the prefix cache, one entry each.
+pub fn events_dict<'py>(py: Python<'py>, stats: &KvEventsStats) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("address", &stats.address)?;
+    dict.set_item("replay_address", &stats.replay_address)?;
+    for (name, value) in [
+        ("batches", stats.batches),
+        ("events", stats.events),
+        ("dropped_batches", stats.dropped_batches),
+        ("listings", stats.listings),
+        ("subscribers", stats.subscribers as u64),
+        ("subscriber_dropped_batches", stats.subscriber_dropped_batches),
+        ("replays", stats.replays),
+    ] {
+        dict.set_item(name, value)?;
+    }
     Ok(dict)
 }

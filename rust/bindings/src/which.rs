@@ -391,44 +391,7 @@ impl Selection {
                 multimodal: None,
             }),
             Which::MultimodalPlain { .. } => Self::multimodal(which.get()),
-            Which::Embedding {
-                model_id,
-                arch,
-                tokenizer_json,
-                dtype,
-                hf_cache_path,
-                pooling,
-                quantized_filename,
-                tok_model_id,
-                imatrix,
-                ..
-            } => {
-                refuse(&[("imatrix", imatrix.is_some())])?;
-                let model_id = model_id.0.0.clone();
-                let is_gguf = quantized_filename.is_some() || Path::new(&model_id).extension().is_some_and(|end| end == "gguf");
-                let (arch, tok_model_id) =
-                    (arch.map(EmbeddingArchitecture::model_type), string(tok_model_id.as_ref().map(|id| &id.0)));
-                if is_gguf && arch.is_some() {
-                    return Err(invalid("`arch` goes with a model in Hugging Face layout; a GGUF file names its own"));
-                }
-                if !is_gguf && tok_model_id.is_some() {
-                    return Err(invalid("`tok_model_id` goes with a GGUF file; name it with quantized_filename"));
-                }
-                let files = quantized_filename.clone().map(|files| files.0.into_vec());
-                Ok(Self {
-                    place: if is_gguf { Place::Gguf { files, tok_model_id, gqa: None } } else { Place::Embedding },
-                    model_id,
-                    architecture: arch,
-                    dtype: *dtype,
-                    tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
-                    cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
-                    imatrix: None,
-                    adapters: None,
-                    embedding: Some(EmbeddingOptions { pooling: pooling.as_ref().map(|pooling| pooling.0) }),
-                    vision: None,
-                    multimodal: None,
-                })
-            }
+            Which::Embedding { .. } => Self::embedding(which.get()),
             Which::GGUF {
                 quantized_model_id, quantized_filename, tok_model_id, dtype, tokenizer_json, hf_cache_path, ..
             } => Ok(Self {
@@ -475,6 +438,50 @@ impl Selection {
                 multimodal: None,
             }),
         }
+    }
+
+    /// Of a model that makes embeddings.
+    fn embedding(which: &Which) -> PyResult<Self> {
+        let Which::Embedding {
+            model_id,
+            arch,
+            tokenizer_json,
+            dtype,
+            hf_cache_path,
+            pooling,
+            quantized_filename,
+            tok_model_id,
+            imatrix,
+            ..
+        } = which
+        else {
+            return Err(invalid("`which` makes no embeddings"));
+        };
+        let string = |text: Option<&Text>| text.map(|Text(text)| text.clone());
+        refuse(&[("imatrix", imatrix.is_some())])?;
+        let model_id = model_id.0.0.clone();
+        let is_gguf = quantized_filename.is_some() || Path::new(&model_id).extension().is_some_and(|end| end == "gguf");
+        let (arch, tok_model_id) = (arch.map(EmbeddingArchitecture::model_type), string(tok_model_id.as_ref().map(|id| &id.0)));
+        if is_gguf && arch.is_some() {
+            return Err(invalid("`arch` goes with a model in Hugging Face layout; a GGUF file names its own"));
+        }
+        if !is_gguf && tok_model_id.is_some() {
+            return Err(invalid("`tok_model_id` goes with a GGUF file; name it with quantized_filename"));
+        }
+        let files = quantized_filename.clone().map(|files| files.0.into_vec());
+        Ok(Self {
+            place: if is_gguf { Place::Gguf { files, tok_model_id, gqa: None } } else { Place::Embedding },
+            model_id,
+            architecture: arch,
+            dtype: *dtype,
+            tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
+            cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
+            imatrix: None,
+            adapters: None,
+            embedding: Some(EmbeddingOptions { pooling: pooling.as_ref().map(|pooling| pooling.0) }),
+            vision: None,
+            multimodal: None,
+        })
     }
 }
 

@@ -79,6 +79,9 @@ pub enum EngineError {
     /// The engine accepts no requests, as it was told.
     #[error("{}", bounded(.0))]
     Draining(String),
+    /// An address cannot be listened on.
+    #[error("{}", bounded(.0))]
+    Address(String),
     /// The device computes no more in this process.
     #[error("{}", bounded(.0))]
     DeviceLost(String),

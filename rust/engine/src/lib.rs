@@ -48,6 +48,7 @@ pub use grammar::{Grammar, GrammarFault, check_strict};
 pub use images;
 pub use importance::Importance;
 pub use isq::Isq;
+pub use kv_events::{KvEventsConfig, KvEventsStats};
 pub use kv_tier::KvTierConfig;
 pub use lora::{AdapterChoice, AdapterInfo, AdapterOptions, AdapterStatus, LoadAdapter};
 pub use paged::{

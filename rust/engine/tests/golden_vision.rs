@@ -14,7 +14,8 @@ use engine::{
 };
 use serde::Deserialize;
 
-const MODELS: [&str; 8] = ["llava", "llava_next", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3_vision", "mistral3"];
+const MODELS: [&str; 9] =
+    ["llava", "llava_next", "idefics2", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3_vision", "mistral3"];
 
 #[derive(Deserialize)]
 struct Golden {

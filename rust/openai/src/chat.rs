@@ -76,6 +76,8 @@ const RULES: &[(&str, Rule)] = &[
     ("best_of", Rule::Refused("use n")),
     ("echo", Rule::True(|v| v == false, "use /v1/completions")),
     ("include_reasoning", Rule::True(|v| v == true, "leave it out")),
+    ("separate_reasoning", Rule::True(|v| v == true, "reasoning always stands apart: leave it out")),
+    ("stream_reasoning", Rule::True(|v| v == true, "reasoning is streamed as it comes: leave it out")),
     ("mm_processor_kwargs", Rule::Refused("the operator sizes images, with --max-edge")),
     ("session_id", Rule::Refused("this version keeps no sessions")),
     ("files", Rule::Refused("send images as parts of a message, of the type image_url")),

@@ -105,9 +105,11 @@ impl From<EngineError> for ApiError {
                 error
             }
             EngineError::DeviceLost(_) => Self::new(503, "server_error", "device_lost", None, message),
-            EngineError::Load(_) | EngineError::Architecture(_) | EngineError::Device(_) | EngineError::Internal(_) => {
-                Self::new(500, "server_error", "internal_error", None, message)
-            }
+            EngineError::Load(_)
+            | EngineError::Architecture(_)
+            | EngineError::Device(_)
+            | EngineError::Address(_)
+            | EngineError::Internal(_) => Self::new(500, "server_error", "internal_error", None, message),
         }
     }
 }

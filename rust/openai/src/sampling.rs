@@ -180,6 +180,8 @@ pub const COMMON_RULES: &[(&str, Rule)] = &[
     ("length_penalty", Rule::True(|v| v == 1.0 || v == 1, "there is no beam search: leave it out")),
     ("early_stopping", Rule::True(|v| v == false, "there is no beam search: leave it out")),
     ("use_beam_search", Rule::True(|v| v == false, "sample several answers with n")),
+    ("no_stop_trim", Rule::True(|v| v == false, "use include_stop_str_in_output")),
+    ("return_hidden_states", Rule::True(|v| v == false, "leave it out")),
     ("adapters", Rule::Refused("name one with adapter, or as the model")),
     ("logits_processors", Rule::Refused("use logit_bias")),
 ];

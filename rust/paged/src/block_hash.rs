@@ -143,6 +143,22 @@ impl CacheIdentity {
         self
     }
 
+    /// The value of the first field of this kind in a request's identity bytes; `None` without one, and of bytes that are not
+    /// an identity's.
+    pub fn find(bytes: &[u8], field: IdentityField) -> Option<&[u8]> {
+        let mut rest = bytes;
+        loop {
+            let (tag, behind) = rest.split_first()?;
+            let (len, behind) = behind.split_first_chunk()?;
+            let len = usize::try_from(u64::from_le_bytes(*len)).ok()?;
+            let (value, behind) = behind.split_at_checked(len)?;
+            if *tag == field as u8 {
+                return Some(value);
+            }
+            rest = behind;
+        }
+    }
+
     /// The bytes for [`crate::NewRequest::identity`].
     pub fn into_bytes(self) -> Vec<u8> {
         self.0

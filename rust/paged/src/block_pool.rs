@@ -335,6 +335,13 @@ impl BlockPool {
         Some((self.index.hash(entry.node), entry.group, entry.was_shared))
     }
 
+    /// The full blocks that can be found, in the order of their ids, as events name them: digest and group. Empty where events
+    /// are not recorded.
+    pub fn kv_event_blocks(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
+        let found = self.blocks.iter().filter(|block| block.node != NodeId::NONE);
+        found.filter_map(|block| self.index.event_block(block.node, block.group as usize))
+    }
+
     /// Whether a block can be found by its content.
     pub fn is_published(&self, block: BlockId) -> bool {
         self.blocks.get(block.0 as usize).is_some_and(|block| block.node != NodeId::NONE)
@@ -396,6 +403,8 @@ impl BlockPool {
         let num_shared = self.blocks.iter().filter(|block| block.ref_cnt > 1).count();
         let num_saved = self.blocks.iter().map(|block| block.ref_cnt.saturating_sub(1) as usize).sum::<usize>();
         check((num_shared, num_saved) == (self.num_shared, self.num_saved), "the counters of sharing are wrong")?;
+        let num_told = self.kv_event_blocks().count();
+        check(num_told == self.index.num_event_blocks(), "the counter of blocks that events tell of is wrong")?;
         let num_attached = self.index.check_integrity(num_pins).map_err(IntegrityError)?;
         check(num_attached == num_published, "a prefix names a block that is not published")
     }

@@ -15,7 +15,7 @@ use crate::block_pool::{BlockPool, Reuse};
 use crate::error::{IntegrityError, PoolError};
 use crate::ids::BlockId;
 use crate::kv_groups::KvGroups;
-use crate::prefix_index::NodeId;
+use crate::prefix_index::{NodeId, PrefixIndex};
 
 /// Gives requests their blocks.
 #[derive(Debug, Clone)]
@@ -212,6 +212,11 @@ impl KvCacheManager {
     pub fn reset_prefix_cache(&mut self) {
         self.pool.clear_index();
         self.generation += 1;
+    }
+
+    /// The pool's index of what can be found, to take events from.
+    pub(crate) fn index_mut(&mut self) -> &mut PrefixIndex {
+        self.pool.index_mut()
     }
 
     /// Checks the pool against the requests that hold its blocks.

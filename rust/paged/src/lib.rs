@@ -22,6 +22,7 @@ mod error;
 mod ids;
 mod kv_cache_config;
 mod kv_cache_manager;
+mod kv_events;
 mod kv_groups;
 mod output;
 mod pacer;
@@ -45,6 +46,7 @@ pub use error::{
 pub use ids::{BlockId, RequestId};
 pub use kv_cache_config::KvCacheConfig;
 pub use kv_cache_manager::{KvCacheManager, MissReason, PrefixHit, RequestBlocks};
+pub use kv_events::{KvEvent, StoredBlock};
 pub use kv_groups::{KvGroup, KvGroups, SizedLayer};
 pub use output::{
     BlockUse, DraftStats, KvCacheStats, PoolSnapshot, Preemption, RequestView, ScheduledRequest, SchedulerOutput, StuckReport,

@@ -165,6 +165,8 @@ pub struct KvCacheStats {
     pub tier: TierStats,
     /// Tokens that were computed before they were known.
     pub drafts: DraftStats,
+    /// Full blocks that can be found, as [`crate::KvEvent`] tells of them; 0 where nobody is told.
+    pub kv_event_blocks: usize,
 }
 
 /// Drafts of all steps so far.

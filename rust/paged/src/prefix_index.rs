@@ -9,6 +9,7 @@
 //! The hash finds candidates; tokens and the parent, which outlives its children, decide. By induction over the
 //! parents a hit is exact whatever the hash function does.
 
+mod events;
 mod ghosts;
 mod tree;
 
@@ -19,6 +20,7 @@ use tree::{Kind, Node};
 
 use crate::block_hash::{BlockHash, BlockHasher, HashInput};
 use crate::ids::BlockId;
+use crate::kv_events::EventLog;
 
 /// A node of the tree. Only valid while something keeps the node alive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +56,8 @@ pub(crate) struct PrefixIndex {
     /// Roots (of the parent `NONE`) and the salts behind a node.
     branches: HashMap<u32, Vec<u32>>,
     ghosts: Ghosts,
+    /// Keeps what changes, where somebody wants to know.
+    events: Option<Box<EventLog>>,
 }
 
 impl PrefixIndex {
@@ -71,6 +75,7 @@ impl PrefixIndex {
             texts: HashMap::new(),
             branches: HashMap::new(),
             ghosts: Ghosts::new(num_blocks),
+            events: None,
         }
     }
 
@@ -88,6 +93,7 @@ impl PrefixIndex {
         self.texts.clear();
         self.branches.clear();
         self.ghosts.clear();
+        self.events.iter_mut().for_each(|log| log.clear());
     }
 
     pub(crate) fn find_root(&self, identity: &[u8]) -> Option<NodeId> {
@@ -215,6 +221,7 @@ impl PrefixIndex {
         let place = &mut self.blocks[node.0 as usize * self.num_groups + group];
         debug_assert_eq!(*place, BlockId::NULL);
         *place = block;
+        self.tell_attached(node, group);
         self.pin(node);
     }
 
@@ -222,6 +229,7 @@ impl PrefixIndex {
         let place = &mut self.blocks[node.0 as usize * self.num_groups + group];
         debug_assert_ne!(*place, BlockId::NULL);
         *place = BlockId::NULL;
+        self.tell_detached(node, group);
         self.unpin(node);
     }
 

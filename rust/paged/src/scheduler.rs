@@ -43,6 +43,7 @@ mod budget;
 mod config;
 mod demand;
 mod drafts;
+mod events;
 mod inspect;
 mod kept;
 mod policy;

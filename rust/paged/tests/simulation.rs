@@ -111,6 +111,8 @@ struct Setup {
     tier: Option<(u64, u64)>,
     /// Seed of the drafts, if there are any.
     drafts: Option<u64>,
+    /// Events that are kept, and one in so many that are lost, and looked at, if anybody hears of them.
+    events: Option<(usize, u64, u64)>,
 }
 
 fn any_of<P: Policy>() -> impl Strategy<Value = P> {
@@ -128,8 +130,9 @@ fn setup() -> impl Strategy<Value = Setup> {
     let modes = (proptest::bool::weighted(0.9), proptest::bool::weighted(0.1), any::<bool>(), proptest::bool::weighted(0.9));
     let tier = proptest::option::weighted(0.5, (0u64..5, 0u64..5));
     let drafts = proptest::option::weighted(0.6, any::<u64>());
-    (limits, modes, windows(), 1usize..24, 1usize..5, policies(), (tier, drafts)).prop_map(
-        |(limits, modes, windows, num_blocks, block_size, policies, (tier, drafts))| {
+    let events = proptest::option::weighted(0.8, (1usize..30, 0u64..5, 0u64..6));
+    (limits, modes, windows(), 1usize..24, 1usize..5, policies(), (tier, drafts, events)).prop_map(
+        |(limits, modes, windows, num_blocks, block_size, policies, (tier, drafts, events))| {
             let mut config = scheduler_config(limits.0, limits.1, limits.2);
             config.max_chunk_len = limits.3;
             (config.admission, config.victim, config.fairness) = policies.0;
@@ -139,7 +142,7 @@ fn setup() -> impl Strategy<Value = Setup> {
             let mut kv = kv_config(1, block_size, &windows);
             kv.num_blocks = num_blocks.max(kv.groups.groups.len());
             kv.enable_prefix_caching = modes.3;
-            Setup { config, kv, weak_hash: modes.2, tier, drafts }
+            Setup { config, kv, weak_hash: modes.2, tier, drafts, events }
         },
     )
 }
@@ -152,6 +155,9 @@ fn sim(setup: &Setup) -> Sim {
     }
     if let Some(seed) = setup.drafts {
         sim.draft(seed);
+    }
+    if let Some((max_events, loses_one_in, looks_one_in)) = setup.events {
+        sim.record_events([9; 32], max_events, loses_one_in, looks_one_in);
     }
     sim
 }

@@ -67,7 +67,7 @@ struct Ids {
 impl App {
     /// For an engine that is loaded.
     pub fn new(engine: Engine, config: ServerConfig) -> Result<Self, StartError> {
-        let keys = Keys::new(&config.keys)?;
+        let keys = Keys::new(&config.keys, config.cache_salt_secret.as_deref())?;
         let traces = config.otlp_endpoint.as_deref().map(Traces::new).transpose()?;
         let seeing = Seeing::new(&config)?;
         let context = ModelContext {

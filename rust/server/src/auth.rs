@@ -2,6 +2,7 @@
 
 use std::{
     num::NonZeroU32,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -82,8 +83,13 @@ pub struct Caller {
 }
 
 impl Keys {
-    /// Of these keys; an empty one is an error, and so are keys that disagree about a tenant's weight.
-    pub fn new(configs: &[KeyConfig]) -> Result<Self, StartError> {
+    /// Of these keys; an empty one is an error, and so are keys that disagree about a tenant's weight, and a file with a secret that
+    /// cannot be read, is short, or is of no use.
+    pub fn new(configs: &[KeyConfig], secret: Option<&Path>) -> Result<Self, StartError> {
+        let secret = match secret {
+            Some(path) => secret_of(path, configs)?,
+            None => rand::random(),
+        };
         let key = |config: &KeyConfig| {
             let quota = |limit| Arc::new(Quota { limit, in_flight: AtomicUsize::new(0) });
             Ok(Key {
@@ -94,7 +100,7 @@ impl Keys {
                 is_admin: config.admin,
             })
         };
-        Ok(Self { keys: configs.iter().map(key).collect::<Result<_, _>>()?, secret: rand::random() })
+        Ok(Self { keys: configs.iter().map(key).collect::<Result<_, _>>()?, secret })
     }
 
     /// Who has the key of a request's headers: `Authorization: Bearer KEY` or `x-api-key: KEY`.
@@ -123,7 +129,8 @@ impl Keys {
         }
     }
 
-    /// The salt of a caller's cached blocks: tenants share none, whatever salt a client sends.
+    /// The salt of a caller's cached blocks: tenants share none, whatever salt a client sends. Events tell it to routers, some of
+    /// which take 64 hexadecimal digits alone for an image.
     pub fn salt(&self, caller: &Caller, client: Option<&str>) -> Option<String> {
         let Some(tenant) = &caller.tenant else { return client.map(str::to_owned) };
         let mut hasher = blake3::Hasher::new_keyed(&self.secret);
@@ -131,8 +138,24 @@ impl Keys {
             hasher.update(&(part.len() as u64).to_le_bytes());
             hasher.update(part.as_bytes());
         }
-        Some(hasher.finalize().to_hex().to_string())
+        Some(format!("tenant-{}", hasher.finalize().to_hex()))
     }
+}
+
+/// Bytes of a secret at least: what nobody guesses.
+const MIN_SECRET_BYTES: usize = 32;
+
+/// The key that a file's bytes stand for.
+fn secret_of(path: &Path, configs: &[KeyConfig]) -> Result<[u8; 32], StartError> {
+    let wrong = |why: String| StartError(format!("cache_salt_secret: {}: {why}", path.display()));
+    if configs.iter().all(|config| config.tenant.is_none()) {
+        return Err(wrong("no API key has a tenant, whose salts it would make: leave it out, or give keys tenants".into()));
+    }
+    let bytes = std::fs::read(path).map_err(|error| wrong(error.to_string()))?;
+    if bytes.len() < MIN_SECRET_BYTES {
+        return Err(wrong(format!("it has {} bytes; a secret has {MIN_SECRET_BYTES} random ones or more", bytes.len())));
+    }
+    Ok(blake3::derive_key("mistral_paged 2026 salts of tenants", &bytes))
 }
 
 /// The SHA-256 of a key, which is all that is kept of it.
@@ -177,4 +200,57 @@ pub fn require_admin(caller: &Caller) -> Result<(), ApiError> {
         return Ok(());
     }
     Err(ApiError::new(403, "permission_error", "admin_only", None, "this needs a key with admin rights".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys() -> Vec<KeyConfig> {
+        let key = |key: &str, tenant: &str| KeyConfig {
+            key: Some(key.into()),
+            sha256: None,
+            tenant: Some(tenant.into()),
+            weight: None,
+            max_in_flight: None,
+            admin: false,
+        };
+        vec![key("a", "one"), key("b", "two")]
+    }
+
+    fn salt(keys: &Keys, tenant: &str, client: Option<&str>) -> String {
+        keys.salt(&Caller { tenant: Some(tenant.into()), ..Caller::default() }, client).unwrap()
+    }
+
+    #[test]
+    fn servers_with_one_secret_make_the_same_salts_and_others_do_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        let of = |secret: &[u8]| {
+            std::fs::write(&path, secret).unwrap();
+            Keys::new(&keys(), Some(&path)).unwrap()
+        };
+        let (one, same, other) = (of(&[1; 32]), of(&[1; 32]), of(&[2; 32]));
+        assert_eq!(salt(&one, "one", Some("x")), salt(&same, "one", Some("x")));
+        let own = salt(&one, "one", None);
+        for differs in [salt(&one, "two", None), salt(&one, "one", Some("x")), salt(&other, "one", None)] {
+            assert_ne!(differs, own);
+        }
+        let (random, again) = (Keys::new(&keys(), None).unwrap(), Keys::new(&keys(), None).unwrap());
+        assert_ne!(salt(&random, "one", None), salt(&again, "one", None));
+    }
+
+    #[test]
+    fn a_secret_that_cannot_be_honoured_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        let refused = |keys: &[KeyConfig]| Keys::new(keys, Some(&path)).unwrap_err().0;
+        assert!(refused(&keys()).contains("No such file"));
+        std::fs::write(&path, [1; 31]).unwrap();
+        assert!(refused(&keys()).contains("it has 31 bytes"));
+        std::fs::write(&path, [1; 32]).unwrap();
+        let [mut key, _] = <[KeyConfig; 2]>::try_from(keys()).unwrap();
+        key.tenant = None;
+        assert!(refused(&[key]).contains("no API key has a tenant"));
+    }
 }

@@ -42,6 +42,8 @@ pub struct ServerConfig {
     pub access_log_health: bool,
     /// The page at `/ui`.
     pub ui: bool,
+    /// File with the secret that the salts of tenants are made with, the same on every replica; drawn at random unless given.
+    pub cache_salt_secret: Option<PathBuf>,
     /// Where adapters are taken from that are loaded over HTTP; nowhere unless given.
     pub lora_root: Option<PathBuf>,
     /// The folder that images may be read from by `file:` URLs, if any.
@@ -110,6 +112,7 @@ impl Default for ServerConfig {
             access_log: AccessLog::default(),
             access_log_health: false,
             ui: true,
+            cache_salt_secret: None,
             lora_root: None,
             allowed_local_media_path: None,
             allowed_media_domains: Vec::new(),

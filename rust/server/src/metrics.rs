@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use engine::{Engine, GenerationRequest, KvCacheStats, MissReason, OutputEvent, STEP_TOKENS, StepTokens};
+use engine::{Engine, GenerationRequest, KvCacheStats, KvEventsStats, MissReason, OutputEvent, STEP_TOKENS, StepTokens};
 use prometheus::{
     Counter, CounterVec, Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
     TextEncoder, core::Metric as _, proto,
@@ -79,6 +79,10 @@ struct Pool {
     blocks_cached: Gauge,
     fragmented_bytes: Gauge,
     capacity: Gauge,
+    event_batches: Counter,
+    events: Counter,
+    dropped_event_batches: CounterVec,
+    event_subscribers: Gauge,
 }
 
 struct Maker<'a> {
@@ -165,7 +169,23 @@ impl Pool {
                 .gauge("mistralrs_kv_cache_blocks_prefix_cached", "Free blocks that the prefix cache can find.")?,
             fragmented_bytes: make.gauge("mistralrs_kv_cache_fragmented_bytes", "Bytes of held blocks that no token fills.")?,
             capacity: make.gauge("mistralrs_sequences_capacity", "Choices that run at once at most.")?,
+            event_batches: make.counter("mistralrs_kv_event_batches_total", "Batches of KV events that were published.")?,
+            events: make.counter("mistralrs_kv_events_total", "KV events that were published: blocks stored or removed.")?,
+            dropped_event_batches: make.counters(
+                "mistralrs_kv_event_batches_dropped_total",
+                "Batches of KV events that were dropped for want of room: before they were numbered, or of one subscriber.",
+                &["at"],
+            )?,
+            event_subscribers: make.gauge("mistralrs_kv_event_subscribers", "Subscribers of KV events.")?,
         })
+    }
+
+    fn tell_events(&self, stats: &KvEventsStats) {
+        set_counter(&self.event_batches, stats.batches);
+        set_counter(&self.events, stats.events);
+        set_counter(&self.dropped_event_batches.with_label_values(&["publisher"]), stats.dropped_batches);
+        set_counter(&self.dropped_event_batches.with_label_values(&["subscriber"]), stats.subscriber_dropped_batches);
+        self.event_subscribers.set(stats.subscribers as f64);
     }
 }
 
@@ -314,8 +334,17 @@ impl Metrics {
     }
 
     /// The page of `/metrics`, after the pool's figures are read.
-    pub fn page(&self, stats: &KvCacheStats, steps: &StepTokens, block_bytes: u64) -> Result<String> {
+    pub fn page(
+        &self,
+        stats: &KvCacheStats,
+        steps: &StepTokens,
+        block_bytes: u64,
+        kv_events: Option<&KvEventsStats>,
+    ) -> Result<String> {
         let pool = &self.pool;
+        if let Some(stats) = kv_events {
+            pool.tell_events(stats);
+        }
         let none: [&str; 0] = [];
         let used = stats.blocks_used as f64 / stats.blocks_total.max(1) as f64;
         pool.running.with_label_values(&none).set(stats.requests_running as f64);

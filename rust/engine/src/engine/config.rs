@@ -3,6 +3,7 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use device::cuda::{CudaOptions, LibraryPaths};
+use kv_events::KvEventsConfig;
 use paged::{PagedAttentionConfig, Policies};
 
 use crate::{
@@ -142,6 +143,8 @@ pub struct EngineConfig {
     pub chat_template: Option<String>,
     /// Where committed blocks go so that they outlive the pool; needs the prefix cache.
     pub kv_tier: Option<KvTierConfig>,
+    /// Where others are told which blocks the prefix cache holds; needs it. Nobody is unless given.
+    pub kv_events: Option<KvEventsConfig>,
     /// What float weights are quantized to as they are loaded; not at all unless given.
     pub in_situ_quant: Option<Isq>,
     /// How much the columns of weights count as they are quantized; all alike unless given.
@@ -199,6 +202,7 @@ impl Default for EngineConfig {
             deterministic: false,
             chat_template: None,
             kv_tier: None,
+            kv_events: None,
             in_situ_quant: None,
             imatrix: None,
             adapters: None,

@@ -19,7 +19,7 @@ use paged::{FairnessPolicy, Scheduler, SchedulerConfig};
 use serde_json::json;
 
 use super::{
-    Device, EngineConfig, LoadProgress, MemoryPlan, ModelSource, Shared,
+    Device, EngineConfig, LoadProgress, MemoryPlan, ModelSource, Shared, events,
     plan::{PlannedDevices, PlannedModel, device_dtype, plan, precision},
     thread::EngineThread,
     tier,
@@ -270,6 +270,7 @@ pub fn load_with_backend(
     check_limits(config)?;
     check_backend(config, &**backend)?;
     tier::check(config)?;
+    let listeners = events::listen(config)?;
     let files = open_files(source, config)?;
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
     let adapter_bytes = adapter_bytes(config)?;
@@ -289,7 +290,8 @@ pub fn load_with_backend(
         max_num_seqs: config.max_num_seqs,
     };
     let mut runner = ModelRunner::load(&files, Arc::clone(backend), options, progress)?;
-    let adapters = config.adapters.clone().map(|options| Registry::new(options, Arc::clone(runner.sites()))).transpose()?;
+    let adapters =
+        config.adapters.clone().map(|options| Registry::new(options, Arc::clone(runner.sites()))).transpose()?.map(Arc::new);
     if !backend.memory()?.is_host {
         // Of what is really left.
         plan = planned(plan.devices[0].weights + runner.activation_bytes())?;
@@ -305,24 +307,12 @@ pub fn load_with_backend(
     // A block of keys and values is of no use without the states behind it.
     let whole_prompts = needs_whole_prompts(files.config(), files.embedding());
     let has_prefixes = config.prefix_caching && !is_recurrent && !whole_prompts;
+    events::check_cached(config, has_prefixes, files.config().architecture)?;
     let kv = cache.kv_cache_config(has_prefixes, rand::random());
     let limits = request_limits(&files, config, &plan, whole_prompts);
     let longest_span = longest_span(&files, config);
-    let scheduler = Scheduler::new(
-        SchedulerConfig {
-            whole_prompts,
-            longest_span,
-            retain_kv: !config.no_kv_cache,
-            has_states: is_recurrent,
-            reserve_full_context: config.no_paged_attn,
-            admission: config.policies.admission,
-            victim: config.policies.victim,
-            fairness: config.policies.fairness,
-            ..SchedulerConfig::new(config.max_num_seqs, config.max_num_batched_tokens, limits.scheduled)
-        },
-        kv.clone(),
-    )
-    .map_err(|e| EngineError::InvalidArgument(e.to_string()))?;
+    let of_model = SchedulerConfig { whole_prompts, longest_span, has_states: is_recurrent, ..scheduler_config(config, &limits) };
+    let scheduler = Scheduler::new(of_model, kv.clone()).map_err(|e| EngineError::InvalidArgument(e.to_string()))?;
 
     let description = describe(&files, config, &plan, &**backend);
     for line in &description {
@@ -332,18 +322,12 @@ pub fn load_with_backend(
     let tokenizer = Arc::new(text.tokenizer);
     let servable_tokens = scheduler.servable_tokens();
     let (weight_bytes, kv_cache_bytes) = (runner.weight_bytes(), runner.kv_cache_bytes());
-    let swapper = tier::open(&files, config, &runner, &**backend)?;
+    let digest = tier::digest(&files, config, &**backend)?;
+    let swapper = tier::open(&files, config, &runner, &**backend, digest.as_ref())?;
     let flush = swapper.as_ref().map(Swapper::flush_on_drop);
+    let told = events::start(listeners, &files, config, &runner, digest.as_ref(), adapters.clone())?;
     let mut thread = EngineThread::new(commands, scheduler, kv, runner, Arc::clone(&tokenizer));
-    // Nobody is being answered while prompts are computed: what makes embeddings has nothing else to do.
-    thread.pace(config.max_step_latency.filter(|_| files.embedding().is_none()));
-    thread.speculate(config.speculation.as_ref(), config.forced_drafts && !is_recurrent);
-    if let Some(swapper) = swapper {
-        thread.attach(swapper);
-    }
-    if let Some(options) = config.vision {
-        thread.take_images(options.cache_bytes());
-    }
+    prepare_thread(&mut thread, &files, config, swapper);
     let shared = Shared {
         inbox,
         grammars: GrammarCompiler::new(Arc::clone(&tokenizer), files.config().vocab_size),
@@ -369,6 +353,7 @@ pub fn load_with_backend(
         draining: AtomicBool::new(false),
         lost: thread.lost(),
         heartbeat: thread.heartbeat(),
+        kv_events: thread.tell(told),
         description,
         plan,
         adapters,
@@ -377,6 +362,31 @@ pub fn load_with_backend(
         _flush: flush,
     };
     Ok((shared, thread))
+}
+
+/// What a scheduler is told of the engine.
+fn scheduler_config(config: &EngineConfig, limits: &RequestLimits) -> SchedulerConfig {
+    SchedulerConfig {
+        retain_kv: !config.no_kv_cache,
+        reserve_full_context: config.no_paged_attn,
+        admission: config.policies.admission,
+        victim: config.policies.victim,
+        fairness: config.policies.fairness,
+        ..SchedulerConfig::new(config.max_num_seqs, config.max_num_batched_tokens, limits.scheduled)
+    }
+}
+
+/// What a thread does besides.
+fn prepare_thread(thread: &mut EngineThread, files: &ModelFiles, config: &EngineConfig, swapper: Option<Swapper>) {
+    // Nobody is being answered while prompts are computed: what makes embeddings has nothing else to do.
+    thread.pace(config.max_step_latency.filter(|_| files.embedding().is_none()));
+    thread.speculate(config.speculation.as_ref(), config.forced_drafts && !files.config().is_recurrent());
+    if let Some(swapper) = swapper {
+        thread.attach(swapper);
+    }
+    if let Some(options) = config.vision {
+        thread.take_images(options.cache_bytes());
+    }
 }
 
 /// Tokens of a request at most.

@@ -1,6 +1,7 @@
 //! The engine: one thread owns scheduler, pool and device; callers talk to it through channels.
 
 mod config;
+mod events;
 mod forgery;
 mod heartbeat;
 mod load;
@@ -25,6 +26,7 @@ use std::{
 };
 
 use device::{Backend, host::trim_heap};
+use kv_events::{KvEventsStats, StatsReader};
 
 pub use config::{CpuOptions, Device, EngineConfig, LoadProgress, ModelDType, ModelSource, best_device};
 use heartbeat::Heartbeat;
@@ -85,10 +87,11 @@ struct Shared {
     /// Why the device computes no more, once it does not.
     lost: Arc<OnceLock<String>>,
     heartbeat: Arc<Heartbeat>,
+    kv_events: Option<StatsReader>,
     description: Vec<String>,
     plan: MemoryPlan,
     /// `None`: the model was loaded without.
-    adapters: Option<Registry>,
+    adapters: Option<Arc<Registry>>,
     weight_bytes: u64,
     kv_cache_bytes: u64,
     /// Waits, at the end, until what was computed is in the tier.
@@ -97,7 +100,7 @@ struct Shared {
 
 impl Shared {
     fn adapters(&self) -> Result<&Registry, EngineError> {
-        self.adapters.as_ref().ok_or_else(|| EngineError::Adapter {
+        self.adapters.as_deref().ok_or_else(|| EngineError::Adapter {
             code: "lora_runtime_unavailable",
             message: "the model was loaded without adapters: load it with `Which.Lora` or `Which.GGUF(adapters=[])`, or with --enable-lora".into(),
         })
@@ -201,7 +204,7 @@ impl Engine {
 
     /// The adapters that are loaded, by alias; none where the model was loaded without.
     pub fn adapters(&self) -> Vec<AdapterInfo> {
-        self.shared.adapters.as_ref().map(Registry::list).unwrap_or_default()
+        self.shared.adapters.as_deref().map(Registry::list).unwrap_or_default()
     }
 
     /// Which adapter requests run with that name none; `None`: the model as it is.
@@ -378,6 +381,11 @@ impl Engine {
             Some(why) => Err(EngineError::DeviceLost(why.clone())),
             None => Ok(self.shared.heartbeat.vitals()),
         }
+    }
+
+    /// What was published of the prefix cache, and where; `None`: nothing is. At once, as [`Self::vitals`].
+    pub fn kv_events(&self) -> Option<KvEventsStats> {
+        self.shared.kv_events.as_ref().map(StatsReader::read)
     }
 
     /// Tokens of the prompts that wait: of which no step had any. At once, as [`Self::vitals`].

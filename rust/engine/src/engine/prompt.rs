@@ -89,7 +89,7 @@ fn expand(shared: &Shared, vision: &VisionConfig, text: &str, images: &[Arc<Prom
         rest = place + replaced.len();
     }
     expanded.push_str(&text[rest..]);
-    Ok(expanded)
+    Ok(vision.joined(expanded))
 }
 
 /// As `options` says, up to the end of the last message's text at most.

@@ -57,10 +57,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     let service = check_service(&request.service, submitted_at)?;
     let adapter = find_adapter(shared, &request)?;
     let (prompt, source) = go_on_from(shared, request.prompt, &request.service)?;
-    let prompt_images = match &prompt {
-        Prompt::Chat { messages, .. } => images_of(shared, messages)?,
-        _ => Vec::new(),
-    };
+    let prompt_images = if let Prompt::Chat { messages, .. } = &prompt { images_of(shared, messages)? } else { Vec::new() };
     let (mut prompt_token_ids, text) = tokenize(shared, &prompt, &prompt_images)?;
     let num_given = prompt_token_ids.len();
     let reading = reading(shared, &prompt, &prompt_token_ids)?;
@@ -69,22 +66,16 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     let public_prefix_len =
         public_prefix_len(shared, &prompt, (&prompt_token_ids, &prompt_images), request.service.public_prefix)?;
     let asked = request.sampling.max_tokens.or(shared.generation_config.max_tokens(num_given));
-    let max_tokens = match request.output {
-        OutputKind::Tokens => fit(shared, asked, request.truncate_sequence, &mut prompt_token_ids)?,
-        OutputKind::Vector => fit(shared, Some(1), request.truncate_sequence, &mut prompt_token_ids)?,
-        OutputKind::Embedding => check_embedding_len(shared, prompt_token_ids.len())?,
-    };
-    let answers = [num_run.saturating_mul(max_tokens), request.n_choices, prompt_token_ids.len()];
-    check_logprobs(&request.sampling, request.prompt_logprobs, request.echo_prompt, answers)?;
+    let max_tokens = fit_output(shared, (request.output, asked), request.truncate_sequence, &mut prompt_token_ids)?;
+    let echoed = if request.echo_prompt { request.n_choices.saturating_mul(prompt_token_ids.len()) } else { 0 };
+    check_num_logprobs(request.prompt_logprobs, prompt_token_ids.len())?;
+    check_num_logprobs(request.sampling.logprobs, num_run.saturating_mul(max_tokens).saturating_add(echoed))?;
     let images = place_images(shared, prompt_images, source.as_ref(), &prompt_token_ids, num_given)?;
     // What was cut off is not echoed.
     let text = text.filter(|_| prompt_token_ids.len() == num_given);
 
-    let sampling = request.sampling;
-    let mut stop_token_ids = sampling.stop_token_ids;
-    if !sampling.ignore_eos {
-        stop_token_ids.extend(shared.tokenizer.eos_ids());
-    }
+    let mut sampling = request.sampling;
+    let stop_token_ids = ids_that_end(shared, &mut sampling);
     let number = shared.submitted.fetch_add(1, Ordering::Relaxed);
     let own_seed = |s: u64| if shared.one_seed { s } else { s.wrapping_add(number) };
     let seed = sampling.seed.or(shared.seed.map(own_seed)).unwrap_or_else(rand::random);
@@ -155,6 +146,20 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     })
 }
 
+/// As [`fit`], by what a request ends with.
+fn fit_output(
+    shared: &Shared,
+    (output, asked): (OutputKind, Option<usize>),
+    truncate: bool,
+    prompt: &mut Vec<u32>,
+) -> Result<usize, EngineError> {
+    match output {
+        OutputKind::Tokens => fit(shared, asked, truncate, prompt),
+        OutputKind::Vector => fit(shared, Some(1), truncate, prompt),
+        OutputKind::Embedding => check_embedding_len(shared, prompt.len()),
+    }
+}
+
 /// The images of a prompt in their places: its own, or those of the sequence that it goes on from by tokens.
 fn place_images(
     shared: &Shared,
@@ -199,16 +204,13 @@ fn check_running(shared: &Shared) -> Result<(), EngineError> {
     }
 }
 
-/// Log probabilities of so many tokens of answers, and of the prompt in each of the choices where it is echoed.
-fn check_logprobs(
-    sampling: &SamplingParams,
-    of_prompt: Option<usize>,
-    is_echoed: bool,
-    [num_answered, n_choices, num_prompt_tokens]: [usize; 3],
-) -> Result<(), EngineError> {
-    let echoed = if is_echoed { n_choices.saturating_mul(num_prompt_tokens) } else { 0 };
-    check_num_logprobs(of_prompt, num_prompt_tokens)?;
-    check_num_logprobs(sampling.logprobs, num_answered.saturating_add(echoed))
+/// The tokens that end the text, taken from what was asked.
+fn ids_that_end(shared: &Shared, sampling: &mut SamplingParams) -> Vec<u32> {
+    let mut ids = std::mem::take(&mut sampling.stop_token_ids);
+    if !sampling.ignore_eos {
+        ids.extend(shared.tokenizer.eos_ids());
+    }
+    ids
 }
 
 /// An answer to a chat stands alone; other prompts go on.
@@ -422,7 +424,7 @@ fn go_on_from(shared: &Shared, prompt: Prompt, service: &ServiceParams) -> Resul
 /// What the request is to run with.
 fn find_adapter(shared: &Shared, request: &GenerationRequest) -> Result<Option<Arc<Generation>>, EngineError> {
     let Some(choice) = &request.adapter else {
-        return Ok(shared.adapters.as_ref().and_then(Registry::active));
+        return Ok(shared.adapters.as_deref().and_then(Registry::active));
     };
     if matches!(request.prompt, Prompt::Sequence { .. }) {
         return Err(EngineError::InvalidArgument("a sequence has the adapter it began with: leave it out".into()));

@@ -1,6 +1,7 @@
 //! The one thread that owns scheduler, pool and device.
 
 mod constrained;
+mod events;
 mod images;
 mod prompt_logprobs;
 mod requests;
@@ -26,6 +27,7 @@ use sampling::StepOutputs;
 
 use super::{
     Heartbeat, KvCacheStats, Sequence,
+    events::Teller,
     output::{ActiveRequest, SubmittedRequest},
 };
 use crate::{
@@ -103,6 +105,7 @@ pub struct EngineThread {
     kv: KvCacheConfig,
     runner: ModelRunner,
     swapper: Option<Swapper>,
+    teller: Option<Teller>,
     pacer: StepPacer,
     tokenizer: Arc<Tokenizer>,
     requests: FxHashMap<u64, ActiveRequest>,
@@ -146,6 +149,7 @@ impl EngineThread {
             kv,
             runner,
             swapper: None,
+            teller: None,
             pacer: StepPacer::new(None),
             tokenizer,
             requests: FxHashMap::default(),
@@ -242,6 +246,7 @@ impl EngineThread {
                 let _ = self.guarded(Self::step);
             }
         }
+        self.publish_events();
         self.deliver_events();
         self.heartbeat.end(!self.is_idle() && !self.scheduler.is_paused());
         if self.is_idle() {
@@ -270,9 +275,9 @@ impl EngineThread {
             return;
         }
         if self.is_idle() {
-            match self.inbox.recv() {
-                Ok(command) => self.handle(command),
-                Err(_) => self.disconnected = true,
+            match self.wait_for_command() {
+                Some(command) => self.handle(command),
+                None => self.disconnected = true,
             }
         } else if self.scheduler.is_paused() {
             // Deadlines pass and streams are dropped meanwhile.
@@ -359,6 +364,7 @@ impl EngineThread {
                 if let Some(swapper) = &self.swapper {
                     swapper.attach(&mut self.scheduler);
                 }
+                self.record_events();
                 if draining {
                     self.scheduler.drain();
                 }

@@ -27,14 +27,22 @@ pub fn check(config: &EngineConfig) -> Result<(), EngineError> {
     Err(EngineError::InvalidArgument(format!("kv_tier needs the prefix cache, which {off} turns off: leave out one of the two")))
 }
 
-/// Opens the tier that was asked for, if any. Reads the model's files once, for their digest.
+/// Digest of the model's files with weights, of which it reads every byte; `None` where nobody needs it.
+pub fn digest(files: &ModelFiles, config: &EngineConfig, backend: &dyn Backend) -> Result<Option<[u8; 32]>, EngineError> {
+    let is_needed = config.kv_tier.is_some() || config.kv_events.is_some();
+    let digest = || weights_digest(files.weights().watches().iter().map(FileWatch::path), backend.info().num_threads);
+    is_needed.then(digest).transpose()
+}
+
+/// Opens the tier that was asked for, if any, for weights with this digest.
 pub fn open(
     files: &ModelFiles,
     config: &EngineConfig,
     runner: &ModelRunner,
     backend: &dyn Backend,
+    weights_digest: Option<&[u8; 32]>,
 ) -> Result<Option<Swapper>, EngineError> {
-    let Some(kv_tier) = &config.kv_tier else { return Ok(None) };
+    let (Some(kv_tier), Some(weights_digest)) = (&config.kv_tier, weights_digest) else { return Ok(None) };
     let cache = runner.cache()?;
     let info = backend.info();
     let mut shape = cache.spec().clone();
@@ -42,7 +50,7 @@ pub fn open(
     // Bits differ between kernels, and may between versions.
     let space = Space::default()
         .with("version", env!("CARGO_PKG_VERSION").as_bytes())
-        .with("weights", &weights_digest(files.weights().watches().iter().map(FileWatch::path), info.num_threads)?)
+        .with("weights", weights_digest)
         .with("quantization", format!("{:?}", files.weights().hub_format()).as_bytes())
         .with("config", format!("{:?}", files.config()).as_bytes())
         .with("kv_format", &device::KV_FORMAT.to_le_bytes())

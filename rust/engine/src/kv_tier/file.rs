@@ -11,7 +11,7 @@ use std::{
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
-    time::{Duration, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use paged::{TierBlock, TierRecordId};
@@ -27,7 +27,9 @@ use crate::EngineError;
 const SPACE_DIGITS: usize = 32;
 /// What another process may have under its temporary name.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
-/// The folder is looked at again, for what other processes did, whenever this part of its size was written.
+/// File systems tell times of a second's precision at worst.
+const SETTLED_AFTER: Duration = Duration::from_secs(2);
+/// The folder is looked at again, for its size, whenever this part of it was written.
 const RESCAN_DIVISOR: u64 = 8;
 
 /// Path of a record below the tier's folder: a folder's name and a file's.
@@ -46,6 +48,8 @@ struct State {
     /// Of every model, for the size is that of the whole folder.
     lru: Lru<Place>,
     written_since_scan: u64,
+    /// When the folder of this model changed last, as of the last scan; `None`: look again.
+    changed: Option<SystemTime>,
 }
 
 impl FileTier {
@@ -65,13 +69,14 @@ impl FileTier {
             space,
             format,
             max_bytes,
-            state: Mutex::new(State { lru: Lru::new(), written_since_scan: 0 }),
+            state: Mutex::new(State { lru: Lru::new(), written_since_scan: 0, changed: None }),
         };
         tier.prepare().map_err(|error| {
             let why = format!("kv_tier: cannot use {}: {error}; name a folder that you may write to", root.display());
             EngineError::InvalidArgument(why)
         })?;
         let mut state = tier.lock();
+        state.changed = tier.changed();
         state.lru = tier.scan();
         for place in state.lru.make_room(0, max_bytes) {
             tier.delete(&place);
@@ -149,12 +154,18 @@ impl FileTier {
         lru
     }
 
-    /// Looks at the folder again if it is time, and tells what other processes added and took away.
+    /// When a file last came to the folder of this model, or left it; `None` where that was just now, for what comes next may have
+    /// the same time.
+    fn changed(&self) -> Option<SystemTime> {
+        let modified = fs::metadata(self.root.join(&self.space)).and_then(|metadata| metadata.modified()).ok()?;
+        modified.elapsed().is_ok_and(|age| age > SETTLED_AFTER).then_some(modified)
+    }
+
+    /// Looks at the folder again, and tells what other processes added and took away.
     fn rescan(&self, state: &mut State) -> Changes {
-        if state.written_since_scan < self.max_bytes / RESCAN_DIVISOR {
-            return Changes::default();
-        }
         state.written_since_scan = 0;
+        // Before the scan: what changes meanwhile is seen by the next one.
+        state.changed = self.changed();
         let before = std::mem::replace(&mut state.lru, self.scan());
         let ids = |lru: &Lru<Place>| lru.keys().filter_map(|place| self.record(place)).collect::<HashSet<_>>();
         let (before, after) = (ids(&before), ids(&state.lru));
@@ -205,11 +216,18 @@ impl KvTier for FileTier {
         self.lock().lru.keys().filter_map(|place| self.record(place)).collect()
     }
 
+    fn refresh(&self) -> Changes {
+        let mut state = self.lock();
+        let is_same = state.changed.is_some() && self.changed() == state.changed;
+        if is_same { Changes::default() } else { self.rescan(&mut state) }
+    }
+
     fn store(&self, block: &TierBlock, payload: Vec<u8>) -> Result<Changes, TierError> {
         let place = self.place(block.id);
         let (path, stamp, bytes) = (self.path(&place), stamp(block.index), self.format.record_bytes());
         let mut state = self.lock();
-        let mut changes = self.rescan(&mut state);
+        let is_time = state.written_since_scan >= self.max_bytes / RESCAN_DIVISOR;
+        let mut changes = if is_time { self.rescan(&mut state) } else { Changes::default() };
         state.lru.remove(&place);
         let gone = state.lru.make_room(bytes, self.max_bytes);
         drop(state);

@@ -64,6 +64,11 @@ pub trait KvTier: Send + Sync {
     /// The records that are there.
     fn records(&self) -> Vec<TierRecordId>;
 
+    /// What others have added and taken away, where somebody else can.
+    fn refresh(&self) -> Changes {
+        Changes::default()
+    }
+
     /// Keeps a block's bytes, making room for them.
     fn store(&self, block: &TierBlock, payload: Vec<u8>) -> Result<Changes, TierError>;
 

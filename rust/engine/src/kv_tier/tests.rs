@@ -2,6 +2,7 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
+    time::{Duration, UNIX_EPOCH},
 };
 
 use paged::{BlockId, TierKey};
@@ -150,6 +151,26 @@ fn what_other_processes_did_is_seen_after_a_while() {
     }
     assert!(matches!(load(&tier, 1), Err(TierError::Gone)));
     assert_eq!(tier.store(&block(4), payload(4)).unwrap().lost.len(), 2);
+}
+
+#[test]
+fn a_look_tells_what_another_process_stored_and_deleted_since_the_last() {
+    let dir = tempfile::tempdir().unwrap();
+    let (one, other) = (open(&dir, 10), open(&dir, 10));
+    one.store(&block(1), payload(1)).unwrap();
+    assert_eq!(other.refresh(), Changes { found: vec![block(1).id], lost: vec![] });
+    assert_eq!(other.refresh(), Changes::default());
+    assert_eq!(load(&other, 1).unwrap(), payload(1));
+    let folder = files(&dir)[0].parent().unwrap().to_owned();
+    let long_ago = UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    let set_changed = |at| fs::File::open(&folder).unwrap().set_modified(at).unwrap();
+    set_changed(long_ago);
+    assert_eq!(other.refresh(), Changes::default());
+    fs::remove_file(&files(&dir)[0]).unwrap();
+    set_changed(long_ago);
+    assert_eq!(other.refresh(), Changes::default(), "the folder says that nothing has changed");
+    set_changed(long_ago + Duration::from_secs(1));
+    assert_eq!(other.refresh(), Changes { found: vec![], lost: vec![block(1).id] });
 }
 
 #[test]

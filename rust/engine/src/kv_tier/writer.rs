@@ -3,10 +3,10 @@
 use std::{
     sync::{
         Arc, Condvar, Mutex, PoisonError,
-        mpsc::{self, Receiver, Sender},
+        mpsc::{self, Receiver, RecvTimeoutError, Sender},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use paged::TierBlock;
@@ -16,6 +16,8 @@ use crate::{EngineError, error::caught};
 
 /// Bytes that may wait for the writer; what comes beyond is dropped.
 const MAX_QUEUED_BYTES: usize = 256 << 20;
+/// How often the tier is asked what others did to it, at most.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a process waits at its end for what is queued.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -60,7 +62,23 @@ impl Writer {
         let shared = Arc::clone(&queue);
         let run = move || {
             let mut is_failing = false;
-            while let Ok(QueuedBlock { block, payload }) = inbox.recv() {
+            let (mut next_look, mut wait) = (Instant::now() + LOOK_INTERVAL, LOOK_INTERVAL);
+            loop {
+                let now = Instant::now();
+                if now >= next_look {
+                    let changes = caught(|| tier.refresh()).unwrap_or_default();
+                    if changes != Changes::default() {
+                        let _ = outbox.send(changes);
+                    }
+                    // A large folder takes long to look at.
+                    wait = LOOK_INTERVAL.max(now.elapsed() * 20);
+                    next_look = Instant::now() + wait;
+                }
+                let QueuedBlock { block, payload } = match inbox.recv_timeout(wait) {
+                    Ok(queued) => queued,
+                    Err(RecvTimeoutError::Timeout) => continue,
+                    Err(RecvTimeoutError::Disconnected) => return,
+                };
                 let bytes = payload.len();
                 let stored = caught(|| tier.store(&block, payload));
                 let failed = !matches!(stored, Ok(Ok(_)));

@@ -124,6 +124,12 @@ impl Registry {
         Ok(registry)
     }
 
+    /// What requests call a generation; the first of its aliases.
+    pub(crate) fn alias_of(&self, generation: &str) -> Option<String> {
+        let state = locked(&self.state);
+        state.aliases.iter().find(|(_, entry)| entry.generation.id == generation).map(|(alias, _)| alias.clone())
+    }
+
     /// Gives the model's weights back; nothing is loaded any more.
     pub(crate) fn close(&self) {
         *locked(&self.sites) = None;

@@ -4,8 +4,8 @@ use device::{Activation, NormKind};
 use images::Processor;
 
 use super::config::{
-    Arrangement, DeepStack, Placeholder, Places, Positions, ProjectorConfig, ProjectorLayer, ProjectorNorm, Regroup, TowerConfig,
-    TowerNames, VisionConfig, Windows,
+    Arrangement, DeepStack, Placeholder, Places, Positions, ProjectorConfig, ProjectorLayer, ProjectorNorm, Regroup,
+    ResamplerConfig, TowerConfig, TowerNames, VisionConfig, Windows,
 };
 use crate::{
     EngineError,
@@ -22,9 +22,10 @@ struct Family {
 }
 
 /// Every family whose images are computed.
-const FAMILIES: [Family; 8] = [
+const FAMILIES: [Family; 9] = [
     Family { model_types: &["llava"], read: llava },
     Family { model_types: &["llava_next"], read: llava_next },
+    Family { model_types: &["idefics2"], read: idefics2 },
     Family { model_types: &["idefics3", "smolvlm"], read: idefics3 },
     Family { model_types: &["qwen2_vl"], read: qwen2_vl },
     Family { model_types: &["qwen2_5_vl"], read: qwen2_5_vl },
@@ -189,6 +190,7 @@ impl Reader<'_, '_> {
             placeholder: Placeholder::Repeated,
             image_token_id: self.token(["image_token_index", "image_token_id"])?,
             sees_spans: false,
+            resampler: None,
             deep: Vec::new(),
             places: PLACES,
             processor: self.processor.clone(),
@@ -315,6 +317,41 @@ fn idefics3(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
     let layers = vec![reader.last("modality_projection.proj")];
     let projector = ProjectorConfig { norm: None, regroup: Regroup::Squares(scale), late_norm: None, layers };
     Ok(VisionConfig { placeholder: Placeholder::Tiles, ..reader.config("idefics3", tower, projector)? })
+}
+
+/// Idefics 2 (arXiv:2405.02246).
+fn idefics2(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+    let tower = reader.clip([768, 3072, 12, 12, 224, 32], "gelu_pytorch_tanh", 1e-6)?;
+    let Positions::Learned { side } = tower.positions else { unreachable!("the tower is a SigLIP") };
+    let tower = TowerConfig { positions: Positions::Fractions { side }, ..tower };
+    let perceiver =
+        reader.whole.child("perceiver_config")?.ok_or_else(|| reader.whole.error("perceiver_config", "is missing"))?;
+    let size = |key: &str, usual: usize| {
+        let value = perceiver.size(key)?.unwrap_or(usual);
+        if (1..=1 << 20).contains(&value) {
+            Ok(value)
+        } else {
+            Err(perceiver.error(key, format!("is {value}; it must be from 1 to 1048576")))
+        }
+    };
+    let resampler = ResamplerConfig {
+        in_features: tower.hidden_size,
+        inner_size: reader.decoder.largest(|layer| layer.ffn.intermediate_size()),
+        hidden_size: reader.decoder.hidden_size,
+        num_latents: size("resampler_n_latents", 64)?,
+        num_layers: size("resampler_depth", 3)?.min(MAX_LAYERS),
+        num_heads: size("resampler_n_heads", 16)?,
+        num_kv_heads: size("num_key_value_heads", 4)?,
+        head_dim: size("resampler_head_dim", 96)?,
+        activation: Reader::activation(&perceiver, "hidden_act", "silu")?,
+        eps: perceiver.number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+    };
+    if !resampler.num_heads.is_multiple_of(resampler.num_kv_heads) || resampler.head_dim > 1024 {
+        return Err(perceiver.error("resampler_n_heads", "goes with no such number of key and value heads"));
+    }
+    let projector = ProjectorConfig { norm: None, regroup: Regroup::Each, late_norm: None, layers: Vec::new() };
+    let config = reader.config("idefics2", tower, projector)?;
+    Ok(VisionConfig { placeholder: Placeholder::Fenced, resampler: Some(resampler), ..config })
 }
 
 /// Gemma 3 (arXiv:2503.19786).

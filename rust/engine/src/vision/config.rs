@@ -11,6 +11,8 @@ pub struct VisionConfig {
     pub tower: TowerConfig,
     /// From these to vectors of the decoder's width.
     pub projector: ProjectorConfig,
+    /// What takes the place of the projector, if it does.
+    pub resampler: Option<ResamplerConfig>,
     /// What the hidden states behind some layers become besides: the first is added to the rows of images behind the decoder's
     /// first layer, and so on (`DeepStack`, arXiv:2406.04334).
     pub deep: Vec<DeepStack>,
@@ -117,6 +119,31 @@ pub struct ProjectorConfig {
     pub layers: Vec<ProjectorLayer>,
 }
 
+/// A perceiver that makes a fixed number of vectors of the patches of a tile.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ResamplerConfig {
+    /// Width of what comes out of the tower.
+    pub in_features: usize,
+    /// Columns of the gated network before it.
+    pub inner_size: usize,
+    /// Its own width, which is the decoder's.
+    pub hidden_size: usize,
+    /// Vectors of a tile.
+    pub num_latents: usize,
+    /// Layers.
+    pub num_layers: usize,
+    /// Query heads.
+    pub num_heads: usize,
+    /// Key and value heads.
+    pub num_kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Of its networks.
+    pub activation: Activation,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
 /// Hidden states behind a layer, and what is made of them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeepStack {
@@ -212,6 +239,8 @@ pub enum Placeholder {
     },
     /// Tile by tile, each behind a text that says where it lies (Idefics 3, arXiv:2408.12637).
     Tiles,
+    /// Tile by tile, each between tokens, of which two behind each other are one (Idefics 2).
+    Fenced,
     /// Row by row, with a token between two rows and another behind the last (Pixtral).
     Rows,
 }

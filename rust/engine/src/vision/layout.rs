@@ -12,6 +12,8 @@ use crate::Tokenizer;
 pub(crate) struct ImageLayout {
     /// Vectors.
     pub(crate) num_rows: usize,
+    /// Tiles, the whole image among them.
+    num_tiles: usize,
     /// Rows and columns of vectors of a tile.
     pub(crate) of_tile: [usize; 2],
     /// Rows and columns of tiles beside the whole image; zeros where it is not cut.
@@ -23,12 +25,12 @@ pub(crate) struct ImageLayout {
 impl ImageLayout {
     pub(crate) fn new(config: &VisionConfig, image: &Processed) -> Self {
         let Some(tile) = image.tiles.first() else {
-            return Self { num_rows: 0, of_tile: [0; 2], tiles: [0; 2], unpadded: [0..0, 0..0] };
+            return Self { num_rows: 0, num_tiles: 0, of_tile: [0; 2], tiles: [0; 2], unpadded: [0..0, 0..0] };
         };
         let patches = [tile.height, tile.width].map(|pixels| pixels / config.tower.patch_size);
         let side = config.projector.regroup.side(patches[0]).max(1);
         let of_tile = patches.map(|patches| patches / side);
-        let per_tile = of_tile[0] * of_tile[1];
+        let per_tile = config.resampler.map_or(of_tile[0] * of_tile[1], |resampler| resampler.num_latents);
         let tiles = [image.grid.0, image.grid.1];
         let unpadded = unpadded([tiles[0] * of_tile[0], tiles[1] * of_tile[1]], image.original);
         let num_rows = match config.arrangement {
@@ -36,15 +38,12 @@ impl ImageLayout {
             Arrangement::Unpadded if image.tiles.len() == 1 => per_tile + 1,
             Arrangement::Unpadded => per_tile + unpadded[0].len() * (unpadded[1].len() + 1),
         };
-        Self { num_rows, of_tile, tiles, unpadded }
+        Self { num_rows, num_tiles: image.tiles.len(), of_tile, tiles, unpadded }
     }
 
     /// The vectors in their order in a prompt, of those of the tiles, `[tiles][rows, cols]`. `newline` is the one behind rows.
     pub(crate) fn arrange(&self, config: &VisionConfig, tiles: &[Vec<f32>], newline: Option<&[f32]>) -> Vec<f32> {
-        let newline = match (config.arrangement, newline) {
-            (Arrangement::Unpadded, Some(newline)) => newline,
-            _ => return tiles.concat(),
-        };
+        let (Arrangement::Unpadded, Some(newline)) = (config.arrangement, newline) else { return tiles.concat() };
         let cols = newline.len();
         let mut rows = tiles[0].clone();
         let [height, width] = self.of_tile;
@@ -83,7 +82,15 @@ fn unpadded([height, width]: [usize; 2], original: (usize, usize)) -> [std::ops:
     }
 }
 
+/// Stands before and behind images, and tiles of them, of Idefics.
+const AROUND: &str = "<fake_token_around_image>";
+
 impl VisionConfig {
+    /// A prompt with all its expansions, in which one of two fences that meet is left out.
+    pub(crate) fn joined(&self, text: String) -> String {
+        if self.placeholder == Placeholder::Fenced { text.replace(&AROUND.repeat(2), AROUND) } else { text }
+    }
+
     /// The text that a chat template writes for an image.
     pub(crate) fn replaced(&self, tokenizer: &Tokenizer) -> String {
         match self.placeholder {
@@ -97,6 +104,10 @@ impl VisionConfig {
         let token = tokenizer.token_text(self.image_token_id);
         let [rows, cols] = image.of_tile;
         match &self.placeholder {
+            Placeholder::Fenced => {
+                let tile = token.repeat(image.num_rows / image.num_tiles.max(1));
+                format!("{AROUND}{}{AROUND}", vec![tile; image.num_tiles].join(AROUND))
+            }
             Placeholder::Repeated => token.repeat(image.num_rows),
             Placeholder::Between { before, after, .. } => format!("{before}{}{after}", token.repeat(image.num_rows)),
             Placeholder::Rows => {
@@ -104,7 +115,6 @@ impl VisionConfig {
                 format!("{}[IMG_END]", vec![row; rows].join("[IMG_BREAK]"))
             }
             Placeholder::Tiles => {
-                const AROUND: &str = "<fake_token_around_image>";
                 let tile = token.repeat(rows * cols);
                 let mut text = String::new();
                 for row in 1..=image.tiles[0] {

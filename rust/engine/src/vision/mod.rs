@@ -13,6 +13,7 @@ mod grid;
 mod layout;
 mod projector;
 pub(crate) mod prompt;
+mod resampler;
 mod tower;
 mod weights;
 
@@ -28,6 +29,7 @@ pub(crate) use weights::TowerWeights;
 use crate::EngineError;
 use config::Arrangement;
 use projector::Projector;
+use resampler::Resampler;
 use tower::Tower;
 
 /// How a model sees.
@@ -82,11 +84,17 @@ impl PromptImage {
     }
 }
 
+/// What makes vectors of the decoder's width of the tower's states.
+enum Connector {
+    Projector(Projector),
+    Resampler(Resampler),
+}
+
 /// An encoder that was loaded.
 pub(crate) struct ImageEncoder {
     config: VisionConfig,
     tower: Tower,
-    projector: Projector,
+    connector: Connector,
     deep: Vec<Projector>,
     newline: Option<Constant>,
 }
@@ -101,9 +109,14 @@ impl ImageEncoder {
                 Some(weights.constant(&format!("{place}image_newline"), &[hidden])?)
             }
         };
+        let places = config.places.projector;
+        let connector = match &config.resampler {
+            Some(resampler) => Connector::Resampler(Resampler::new(weights, places, resampler, precision)?),
+            None => Connector::Projector(Projector::new(weights, places, &config.projector, &config.tower)?),
+        };
         Ok(Self {
             tower: Tower::new(weights, config.places.tower, &config.tower, precision)?,
-            projector: Projector::new(weights, config.places.projector, &config.projector, &config.tower)?,
+            connector,
             deep: deep_projectors(weights, config)?,
             newline,
             config: config.clone(),
@@ -125,9 +138,16 @@ impl ImageEncoder {
         let mut states = self.tower.run(backend, &pairs, &taken)?;
         let newline = self.newline.as_deref().map(|it| &it[..]);
         let mut vectors = Vec::new();
-        // The last ones come first.
-        let places = std::iter::once((taken.len(), &self.projector)).chain(self.deep.iter().enumerate());
-        for (place, projector) in places {
+        let mut outputs = Vec::with_capacity(tiles.len());
+        for (states, grid) in states.iter_mut().zip(&grids) {
+            let last = &mut states[taken.len()];
+            outputs.push(match &self.connector {
+                Connector::Projector(projector) => projector.run(backend, last, grid)?,
+                Connector::Resampler(resampler) => resampler.run(backend, last)?,
+            });
+        }
+        vectors.extend(image.layout.arrange(&self.config, &outputs, newline));
+        for (place, projector) in self.deep.iter().enumerate() {
             let mut outputs = Vec::with_capacity(tiles.len());
             for (states, grid) in states.iter_mut().zip(&grids) {
                 outputs.push(projector.run(backend, &mut states[place], grid)?);

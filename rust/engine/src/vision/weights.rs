@@ -41,13 +41,11 @@ impl<'a> TowerWeights<'a> {
     pub(crate) fn place<P: AsRef<str>>(&self, places: &[P], name: &str) -> Result<String, EngineError> {
         let mut all = places.iter().map(AsRef::as_ref);
         let is_there = |place: &&str| self.files.tensor(&format!("{place}{name}")).is_ok();
-        match all.find(is_there) {
-            Some(place) => Ok(place.to_owned()),
-            None => {
-                let names: Vec<_> = places.iter().map(|place| format!("`{}{name}`", place.as_ref())).collect();
-                Err(self.error(format!("there is no image encoder: none of the tensors {}", names.join(", "))))
-            }
+        if let Some(place) = all.find(is_there) {
+            return Ok(place.to_owned());
         }
+        let names: Vec<_> = places.iter().map(|place| format!("`{}{name}`", place.as_ref())).collect();
+        Err(self.error(&format!("there is no image encoder: none of the tensors {}", names.join(", "))))
     }
 
     /// A matrix `[rows, cols]` with its bias, if it has one.
@@ -70,14 +68,14 @@ impl<'a> TowerWeights<'a> {
         }
         let bias = self.optional(&format!("{name}.bias"), num_rows)?;
         let bias = bias.map(|bias| bias[first..first + rows].to_vec());
-        self.keep(weight, view.slice_rows(first, first + rows)?, bias)
+        self.keep(weight, &view.slice_rows(first, first + rows)?, bias)
     }
 
     /// The matrix whose transpose `[cols, rows]` is stored by that name.
     pub(crate) fn transposed(&mut self, name: &str, [rows, cols]: [usize; 2]) -> Result<Linear, EngineError> {
         let stored = self.values(name, &[cols, rows])?;
         let values: Vec<f32> = (0..rows * cols).map(|at| stored[at % cols * rows + at / cols]).collect();
-        self.keep(name.to_owned(), of_floats(&values, rows, cols)?, None)
+        self.keep(name.to_owned(), &of_floats(&values, rows, cols)?, None)
     }
 
     /// The convolution over patches, `[rows, 3, frames, side, side]` or without frames, as a matrix over the values of a patch:
@@ -95,10 +93,10 @@ impl<'a> TowerWeights<'a> {
             }
         }
         let bias = self.optional(&format!("{name}.bias"), rows)?;
-        self.keep(weight, of_floats(&values, rows, 3 * area)?, bias)
+        self.keep(weight, &of_floats(&values, rows, 3 * area)?, bias)
     }
 
-    fn keep(&mut self, name: String, view: WeightView, bias: Option<Vec<f32>>) -> Result<Linear, EngineError> {
+    fn keep(&mut self, name: String, view: &WeightView, bias: Option<Vec<f32>>) -> Result<Linear, EngineError> {
         let shape = [view.rows, view.cols];
         let bias_bytes = bias.as_deref().map_or(0, size_of_val) as u64;
         (self.progress)(view.bytes().len() as u64);
@@ -107,7 +105,7 @@ impl<'a> TowerWeights<'a> {
             self.bytes += self.backend.map_or(stored, |it| it.linear_bytes(view.dtype, shape, self.precision)) + bias_bytes;
             return Ok(Linear::new(shape, 0, false, Arc::new(())));
         };
-        let linear = backend.load_linear(&view, &LinearOptions { name, precision: self.precision, bias })?;
+        let linear = backend.load_linear(view, &LinearOptions { name, precision: self.precision, bias })?;
         if !linear.is_in_place() {
             view.release();
         }
@@ -123,7 +121,9 @@ impl<'a> TowerWeights<'a> {
         (kind, eps, offset): (NormKind, f32, f32),
     ) -> Result<Norm, EngineError> {
         let mut weight = self.values(&format!("{name}.weight"), &[len])?;
-        weight.iter_mut().for_each(|w| *w += offset);
+        for value in &mut weight {
+            *value += offset;
+        }
         let bias = if kind == NormKind::Layer { self.optional(&format!("{name}.bias"), len)? } else { None };
         self.bytes += (size_of_val(&weight[..]) + bias.as_deref().map_or(0, size_of_val)) as u64;
         Ok(Norm { kind, weight: weight.into(), bias: bias.map(Arc::new), eps })
@@ -146,14 +146,14 @@ impl<'a> TowerWeights<'a> {
             return Err(self.wrong_shape(name, &stored, shape));
         }
         let values = floats(view.dtype, view.bytes());
-        values.ok_or_else(|| self.error(format!("tensor `{name}` has type {}; it must be F32, F16 or BF16", view.dtype)))
+        values.ok_or_else(|| self.error(&format!("tensor `{name}` has type {}; it must be F32, F16 or BF16", view.dtype)))
     }
 
     fn wrong_shape(&self, name: &str, stored: &[usize], asked: &[usize]) -> EngineError {
-        self.error(format!("tensor `{name}` has shape {stored:?}; the configuration asks for {asked:?}"))
+        self.error(&format!("tensor `{name}` has shape {stored:?}; the configuration asks for {asked:?}"))
     }
 
-    fn error(&self, why: String) -> EngineError {
+    fn error(&self, why: &str) -> EngineError {
         EngineError::Load(format!("{}: {why}", self.files.path().display()))
     }
 }

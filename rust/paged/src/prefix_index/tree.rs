@@ -84,6 +84,9 @@ impl PrefixIndex {
         let at = self.insert(hash, parent, Kind::Text);
         self.texts.insert(at, text.into());
         self.branches.entry(parent).or_default().push(at);
+        if let Some(log) = &mut self.events {
+            if parent == NONE { log.name_root(at, text) } else { log.name_salt(at, parent, text) }
+        }
         NodeId(at)
     }
 
@@ -94,6 +97,9 @@ impl PrefixIndex {
         self.tokens[first..first + tokens.len()].copy_from_slice(tokens);
         self.nodes[at as usize].num_tokens = tokens.len() as u32;
         self.nodes[parent.0 as usize].children.insert(place, at);
+        if let Some(log) = &mut self.events {
+            log.name_block(at, parent.0, tokens);
+        }
         NodeId(at)
     }
 

@@ -109,6 +109,7 @@ impl Scheduler {
             peak_running_before_preemption: self.usage.peak_before_preemption,
             tier: self.tier_stats(),
             drafts: self.totals.drafts,
+            kv_event_blocks: pool.index().num_event_blocks(),
         }
     }
 

@@ -89,6 +89,7 @@ impl Sim {
 
     /// Everything that must hold between any two calls.
     pub fn check(&mut self) {
+        self.check_events();
         self.scheduler.check_integrity().unwrap();
         let pool = self.scheduler.pool();
         let stats = self.scheduler.stats();

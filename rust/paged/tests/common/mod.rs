@@ -8,12 +8,14 @@
 
 mod checks;
 mod drafts;
+mod events;
 mod prefixes;
 mod shadow;
 mod tier;
 
 use std::collections::HashMap;
 
+pub use events::Consumer;
 use paged::*;
 pub use prefixes::{Owner, Prefixes};
 #[allow(unused_imports)]
@@ -57,6 +59,7 @@ pub struct Sim {
     output: SchedulerOutput,
     pub tier: Option<FakeTier>,
     drafts: Option<drafts::Drafts>,
+    pub consumer: Option<Consumer>,
     /// Slots that the step in flight writes: request, position, block and offset.
     written: Vec<(RequestId, usize, usize, usize)>,
 }
@@ -119,6 +122,7 @@ impl Sim {
             output: SchedulerOutput::default(),
             tier: None,
             drafts: None,
+            consumer: None,
             written: Vec::new(),
             config,
             kv,

@@ -146,6 +146,7 @@ pub fn kind_of(error: &EngineError) -> &'static str {
         EngineError::Device(_) => "Device",
         EngineError::KvCache(_) => "KvCache",
         EngineError::Draining(_) => "Draining",
+        EngineError::Address(_) => "Address",
         EngineError::DeviceLost(_) => "DeviceLost",
         EngineError::Internal(_) => "Internal",
     }

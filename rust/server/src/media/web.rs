@@ -84,7 +84,7 @@ impl Web {
             return Err(MediaError("the URL has a user or a password, which are not sent: leave them out".into()));
         }
         let host = authority.host().to_ascii_lowercase();
-        if !self.domains.iter().any(|domain| *domain == host) {
+        if !self.domains.contains(&host) {
             let host = shorten(&host);
             return Err(MediaError(format!("images of the host {host:?} are not fetched: {}", self.hint)));
         }

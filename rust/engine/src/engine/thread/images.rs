@@ -170,7 +170,9 @@ impl EngineThread {
     /// Begins all requests that wait for images, which are then encoded in the steps that need them.
     pub(super) fn begin_seeing(&mut self) {
         let waiting = self.sight.as_mut().map(|sight| std::mem::take(&mut sight.waiting)).unwrap_or_default();
-        waiting.into_iter().for_each(|seeing| self.submit(seeing.submitted, seeing.held));
+        for seeing in waiting {
+            self.submit(seeing.submitted, seeing.held);
+        }
     }
 
     /// Ends them.
