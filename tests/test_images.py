@@ -40,6 +40,7 @@ MODEL = "idefics3"
 ARCHITECTURES = {
     "llava": MultimodalArchitecture.LLaVA,
     "llava_next": MultimodalArchitecture.LLaVANext,
+    "idefics2": MultimodalArchitecture.Idefics2,
     "idefics3": MultimodalArchitecture.Idefics3,
     "qwen2_vl": MultimodalArchitecture.Qwen2VL,
     "qwen2_5_vl": MultimodalArchitecture.Qwen2_5VL,
@@ -265,7 +266,7 @@ def test_the_selector_says_what_it_is() -> None:
             Which.MultimodalPlain(model, **options)
     with pytest.raises(NotImplementedError, match="topology"):
         Runner(which=Which.MultimodalPlain(model, topology="x"))
-    with pytest.raises(ArchitectureError, match="Phi3V is not implemented yet; LLaVA, LLaVANext, Idefics3"):
+    with pytest.raises(ArchitectureError, match="Phi3V is not implemented yet; LLaVA, LLaVANext, Idefics2, Idefics3"):
         Runner(which=Which.MultimodalPlain(model, MultimodalArchitecture.Phi3V))
     with pytest.raises(ArchitectureError, match=r'Gemma3 is gemma3, and .* has model_type "idefics3"'):
         Runner(which=Which.MultimodalPlain(model, MultimodalArchitecture.Gemma3))

@@ -56,6 +56,7 @@ EMBEDDING_ARCHITECTURES = {
 }
 MULTIMODAL_ARCHITECTURES = {
     "gemma3": MultimodalArchitecture.Gemma3,
+    "idefics2": MultimodalArchitecture.Idefics2,
     "idefics3": MultimodalArchitecture.Idefics3,
     "llava": MultimodalArchitecture.LLaVA,
     "llava_next": MultimodalArchitecture.LLaVANext,

@@ -108,9 +108,10 @@ pub enum MultimodalArchitecture {
 
 impl MultimodalArchitecture {
     /// Those whose images are computed.
-    const IMPLEMENTED: [Self; 8] = [
+    const IMPLEMENTED: [Self; 9] = [
         Self::LLaVA,
         Self::LLaVANext,
+        Self::Idefics2,
         Self::Idefics3,
         Self::Qwen2VL,
         Self::Qwen2_5VL,
@@ -124,6 +125,7 @@ impl MultimodalArchitecture {
         Ok(match self {
             Self::LLaVA => &["llava"],
             Self::LLaVANext => &["llava_next"],
+            Self::Idefics2 => &["idefics2"],
             Self::Idefics3 => &["idefics3", "smolvlm"],
             Self::Qwen2VL => &["qwen2_vl"],
             Self::Qwen2_5VL => &["qwen2_5_vl"],
