@@ -167,7 +167,7 @@ def translate(argv: Sequence[str]) -> list[str]:
     if isinstance(options, str):
         raise Usage(f"the selector '{selector}' is not supported yet; {options}")
     flags += read(options, argv[at + 1 :], f"behind '{selector}'")
-    commands = [word for word in ("run", "serve") if word in flags]
+    commands: list[str] = [word for word in ("run", "serve") if word in flags]
     if len(commands) != 1:
         raise Usage("give -i for a chat, or -p PORT for a server" + ("; not both" if commands else ""))
     if selector == "vision-plain":
