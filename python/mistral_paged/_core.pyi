@@ -379,7 +379,7 @@ class Which:
         @property
         def auto_map_params(self) -> Any: ...
 
-    VisionPlain = MultimodalPlain
+    VisionPlain: ClassVar[type[MultimodalPlain]]
 
     @final
     class Embedding(Which):
