@@ -283,3 +283,39 @@ fn what_cannot_be_seen_is_refused_by_name() {
     let error = Engine::load(&source, &config(), &|_| {}).err().unwrap().to_string();
     assert!(error.contains("preprocessor_config.json"), "{error}");
 }
+
+/// A copy of a model's folder in which a file's text is another.
+fn edited(name: &str, file: &str, from: &str, to: &str) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(dir(name)).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
+    }
+    let path = copy.path().join(file);
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert!(text.contains(from), "{file} of {name} has no {from:?}");
+    std::fs::write(path, text.replace(from, to)).unwrap();
+    copy
+}
+
+#[test]
+fn a_processor_that_does_not_go_with_its_encoder_is_refused() {
+    let load = |copy: &tempfile::TempDir| {
+        Engine::load(&ModelSource::HuggingFace { path: copy.path().to_owned(), tokenizer_json: None }, &config(), &|_| {})
+    };
+    let smaller = edited("llava", "processor_config.json", "42", "28");
+    let error = load(&smaller).unwrap().submit(turn(&[image("llava", "image0.png")], &[])).err().unwrap().to_string();
+    assert!(error.contains("tiles of 28 x 28 pixels, and its encoder takes 3 x 3 patches of 14"), "{error}");
+    let refused = [
+        ("gemma3_vision", "processor_config.json", "\"do_pan_and_scan\": false", "\"do_pan_and_scan\": true", "do_pan_and_scan"),
+        ("gemma3_vision", "config.json", "\"mm_tokens_per_image\": 4", "\"mm_tokens_per_image\": 400", "makes 20 means along 4"),
+        ("llava", "config.json", "\"vision_feature_layer\": -2", "\"vision_feature_layer\": -9", "vision_feature_layer"),
+        ("qwen2_vl", "config.json", "\"patch_size\": 14", "\"patch_size\": 0", "patch size of 0"),
+        ("qwen2_5_vl", "config.json", "\"num_heads\": 2", "\"num_heads\": 3", "not a multiple of 3 heads"),
+        ("qwen3_vl", "config.json", "\"model_type\": \"qwen3_vl\"", "\"model_type\": \"qwen9_vl\"", "those of llava"),
+    ];
+    for (name, file, from, to, part) in refused {
+        let error = load(&edited(name, file, from, to)).err().unwrap().to_string();
+        assert!(error.contains(part), "{name}: {error}");
+    }
+}

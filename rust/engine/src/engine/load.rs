@@ -272,6 +272,7 @@ pub fn load_with_backend(
     tier::check(config)?;
     let listeners = events::listen(config)?;
     let files = open_files(source, config)?;
+    warn_of_senses(&files);
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
     let adapter_bytes = adapter_bytes(config)?;
     let planned = |loaded| {
@@ -362,6 +363,12 @@ pub fn load_with_backend(
         _flush: flush,
     };
     Ok((shared, thread))
+}
+
+fn warn_of_senses(files: &ModelFiles) {
+    if files.leaves_out_senses() {
+        tracing::warn!("only the language model is computed, and images and sounds are not: Which.MultimodalPlain takes images");
+    }
 }
 
 /// What a scheduler is told of the engine.

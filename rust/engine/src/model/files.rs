@@ -57,6 +57,8 @@ pub struct ModelFiles {
     embedding: Option<EmbeddingConfig>,
     importance: Option<Arc<Importance>>,
     vision: Option<VisionConfig>,
+    /// Its config.json speaks of images or sounds.
+    has_senses: bool,
 }
 
 impl ModelFiles {
@@ -76,13 +78,13 @@ impl ModelFiles {
         if let Some(dir) = weights::meta::folder_of(dir) {
             return Self::open_gguf(weights::meta::open(&dir)?, expected);
         }
-        let (mut config, names, hub) = Self::read_config(dir, expected)?;
+        let (mut config, names, hub, has_senses) = Self::read_config(dir, expected)?;
         let files = SafetensorsFiles::open(dir)?.quantized(hub);
         let place = ModelPlace::find(names, |name| files.contains(name));
         let weights = WeightSource::Safetensors { files, names, place };
         // Of a language model within a larger one, its own part of the file need not say so.
         config.tie_word_embeddings |= !place.is_alone() && !weights.contains(WeightId::global(Role::Output));
-        Self::checked(config, weights, "num_hidden_layers")
+        Ok(Self { has_senses, ..Self::checked(config, weights, "num_hidden_layers")? })
     }
 
     /// A model with weights for more layers than it says is another one. `key` says how many layers it has.
@@ -90,7 +92,7 @@ impl ModelFiles {
         let num_layers = config.layers.len() + config.num_mtp_layers;
         let beyond = [Role::AttnOutput, Role::FfnDown].map(|role| WeightId::layer(num_layers, role));
         match beyond.into_iter().find(|id| weights.contains(*id)) {
-            None => Ok(Self { config, weights, isq: None, embedding: None, importance: None, vision: None }),
+            None => Ok(Self { config, weights, isq: None, embedding: None, importance: None, vision: None, has_senses: false }),
             Some(id) => Err(EngineError::Load(format!(
                 "{}: `{key}` is {num_layers}, but there is a tensor `{}`: layers are counted from 0",
                 weights.path().display(),
@@ -104,12 +106,15 @@ impl ModelFiles {
         Ok(Self::read_config(dir, expected)?.0)
     }
 
-    fn read_config(dir: &Path, expected: Option<&str>) -> Result<(DecoderConfig, Names, Option<HubFormat>), EngineError> {
+    /// The decoder's hyperparameters, what its checkpoints call otherwise, how they are quantized, and whether there are images or
+    /// sounds.
+    fn read_config(dir: &Path, expected: Option<&str>) -> Result<(DecoderConfig, Names, Option<HubFormat>, bool), EngineError> {
         let path = dir.join("config.json");
         let what = path.display().to_string();
         let Value::Object(object) = required_json(&path)? else {
             return Err(EngineError::Load(format!("{what}: not a JSON object")));
         };
+        let has_senses = ["vision_config", "audio_config"].iter().any(|key| object.contains_key(*key));
         let fields = HfFields::new(&what, text_model(object));
         let (model_type, classes) = (fields.text("model_type")?, fields.texts("architectures")?.unwrap_or_default());
         let classes: Vec<_> = classes.iter().map(String::as_str).collect();
@@ -119,7 +124,7 @@ impl ModelFiles {
         let config = (architecture.from_hf)(&fields)?;
         config.validate(&what)?;
         keys::warn_of(&fields.unknown_keys()?, &what);
-        Ok((config, architecture.names, hub))
+        Ok((config, architecture.names, hub, has_senses))
     }
 
     fn open_gguf(files: GgufFiles, expected: Option<&str>) -> Result<Self, EngineError> {
@@ -190,6 +195,11 @@ impl ModelFiles {
             self.config = self.config.with_layers(|layer| layer.attention.mask = Mask::Spans);
         }
         Ok(Self { vision: Some(vision), ..self })
+    }
+
+    /// Whether images or sounds that its config.json speaks of are left out.
+    pub(crate) fn leaves_out_senses(&self) -> bool {
+        self.has_senses && self.vision.is_none()
     }
 
     /// How it sees; `None`: it takes text alone.

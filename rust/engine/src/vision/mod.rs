@@ -68,6 +68,7 @@ impl PromptImage {
     pub(crate) fn new(config: &VisionConfig, image: &RgbImage) -> Result<Arc<Self>, EngineError> {
         let processed =
             config.processor.process(image).map_err(|why| EngineError::InvalidArgument(format!("an image: {why}")))?;
+        config.check_tiles(&processed)?;
         let layout = ImageLayout::new(config, &processed);
         if layout.num_rows == 0 {
             let (height, width) = (image.height(), image.width());
@@ -167,6 +168,19 @@ fn deep_projectors(weights: &mut TowerWeights<'_>, config: &VisionConfig) -> Res
 }
 
 impl VisionConfig {
+    /// Whether the tower has positions for these tiles.
+    fn check_tiles(&self, image: &Processed) -> Result<(), EngineError> {
+        let config::Positions::Learned { side } = self.tower.positions else { return Ok(()) };
+        let patch = self.tower.patch_size;
+        let is_other = |tile: &&images::Tile| [tile.height / patch, tile.width / patch] != [side; 2];
+        image.tiles.iter().find(is_other).map_or(Ok(()), |tile| {
+            Err(EngineError::InvalidArgument(format!(
+                "the model's image processor makes tiles of {} x {} pixels, and its encoder takes {side} x {side} patches of {patch}",
+                tile.width, tile.height
+            )))
+        })
+    }
+
     /// Vectors of a row of an image.
     pub(crate) fn num_planes(&self) -> usize {
         1 + self.deep.len()
