@@ -312,6 +312,7 @@ fn a_processor_that_does_not_go_with_its_encoder_is_refused() {
         ("llava", "config.json", "\"vision_feature_layer\": -2", "\"vision_feature_layer\": -9", "vision_feature_layer"),
         ("qwen2_vl", "config.json", "\"patch_size\": 14", "\"patch_size\": 0", "patch size of 0"),
         ("qwen2_5_vl", "config.json", "\"num_heads\": 2", "\"num_heads\": 3", "not a multiple of 3 heads"),
+        ("qwen3_vl", "config.json", "deepstack_visual_indexes\": [", "deepstack_visual_indexes\": [7,", "[7, 0, 1] of 3"),
         ("qwen3_vl", "config.json", "\"model_type\": \"qwen3_vl\"", "\"model_type\": \"qwen9_vl\"", "those of llava"),
     ];
     for (name, file, from, to, part) in refused {

@@ -64,11 +64,11 @@ impl VisionConfig {
         };
         let vision = whole.child("vision_config")?.ok_or_else(|| whole.error("vision_config", "is missing"))?;
         let config = (family.read)(&Reader { whole, vision, decoder, processor })?;
-        config.check(whole.what).map_err(|why| EngineError::Load(format!("{}: `vision_config` {why}", whole.what)))?;
+        config.check(decoder).map_err(|why| EngineError::Load(format!("{}: `vision_config` {why}", whole.what)))?;
         Ok(config)
     }
 
-    fn check(&self, _what: &str) -> Result<(), String> {
+    fn check(&self, decoder: &DecoderConfig) -> Result<(), String> {
         let TowerConfig { hidden_size, num_heads, intermediate_size, num_layers, patch_size, num_frames, .. } = self.tower;
         let sizes = [
             ("a width", hidden_size, MAX_SIZE),
@@ -80,6 +80,17 @@ impl VisionConfig {
         ];
         if let Some((name, value, most)) = sizes.iter().find(|(_, value, most)| !(1..=*most).contains(value)) {
             return Err(format!("has {name} of {value}; it must be from 1 to {most}"));
+        }
+        let deep: Vec<_> = self.deep.iter().map(|deep| deep.layer).collect();
+        let is_behind = |layers: &[usize]| layers[0] < layers[1];
+        if !deep.windows(2).all(is_behind)
+            || deep.last().is_some_and(|last| *last >= num_layers)
+            || deep.len() > decoder.layers.len()
+        {
+            return Err(format!(
+                "takes states behind the layers {deep:?} of {num_layers}, for a decoder of {}",
+                decoder.layers.len()
+            ));
         }
         if !hidden_size.is_multiple_of(num_heads) {
             return Err(format!("has a width of {hidden_size}, not a multiple of {num_heads} heads"));
