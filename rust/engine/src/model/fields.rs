@@ -217,18 +217,18 @@ impl HfFields<'_> {
             Some(alpha) => theta * alpha.powf(head_dim as f64 / (head_dim as f64 - 2.0)),
             None => theta,
         };
-        let axes = fields.as_ref().map(Self::rope_axes).transpose()?.flatten();
-        Ok(RopeConfig { style: RopeStyle::Neox, theta, rotary_dim, scaling, axes })
+        Ok(RopeConfig { style: RopeStyle::Neox, theta, rotary_dim, scaling, axes: None })
     }
 
-    /// Of models with images.
-    fn rope_axes(&self) -> Result<Option<RopeAxes>, EngineError> {
+    /// By which coordinates the language models of some that see rotate.
+    pub fn rope_axes(&self) -> Result<Option<RopeAxes>, EngineError> {
+        let Some(fields) = self.rope_object()? else { return Ok(None) };
         let size = |value: &Value| value.as_u64().filter(|n| *n <= MAX_SIZE as u64).map(|n| n as usize);
-        let sections = self.typed("mrope_section", "a list of three sizes", |value| {
+        let sections = fields.typed("mrope_section", "a list of three sizes", |value| {
             let sizes: Option<Vec<_>> = value.as_array()?.iter().map(size).collect();
             <[usize; 3]>::try_from(sizes?).ok()
         })?;
-        let takes_turns = self.flag("mrope_interleaved")?.unwrap_or(false);
+        let takes_turns = fields.flag("mrope_interleaved")?.unwrap_or(false);
         Ok(sections.map(|sections| RopeAxes { sections, takes_turns }))
     }
 

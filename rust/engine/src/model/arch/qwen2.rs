@@ -26,7 +26,7 @@ pub(super) const VL: Architecture = Architecture {
     class: "Qwen2VLForConditionalGeneration",
     gguf: "qwen2vl",
     names: &[],
-    from_hf: |fields| Ok(with_bias(read_hf("qwen2_vl", fields)?)),
+    from_hf: |fields| Ok(with_bias(read_vl("qwen2_vl", fields)?)),
     from_gguf: |fields| Ok(with_bias(fields.decoder("qwen2_vl", RopeStyle::Neox)?)),
 };
 
@@ -34,12 +34,19 @@ pub(super) const VL: Architecture = Architecture {
 pub(super) const VL_2_5: Architecture = Architecture {
     model_types: &["qwen2_5_vl", "qwen2_5_vl_text"],
     class: "Qwen2_5_VLForConditionalGeneration",
-    from_hf: |fields| Ok(with_bias(read_hf("qwen2_5_vl", fields)?)),
+    from_hf: |fields| Ok(with_bias(read_vl("qwen2_5_vl", fields)?)),
     ..VL
 };
 
 fn with_bias(config: DecoderConfig) -> DecoderConfig {
     config.with_layers(|layer| layer.attention.qkv_bias = true)
+}
+
+/// As [`read_hf`], with rotation by time, row and column.
+pub(super) fn read_vl(architecture: &'static str, fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
+    let mut config = read_hf(architecture, fields)?;
+    config.ropes[0].axes = fields.rope_axes()?;
+    Ok(config)
 }
 
 /// Qwen's rule: no window unless `use_sliding_window`; then the layers that `layer_types` names, else those from

@@ -2,7 +2,10 @@
 
 use device::RopeStyle;
 
-use super::{Architecture, qwen2::read_hf};
+use super::{
+    Architecture,
+    qwen2::{read_hf, read_vl},
+};
 use crate::model::config::{DecoderConfig, QkNorm};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
@@ -19,7 +22,7 @@ pub(super) const VL: Architecture = Architecture {
     model_types: &["qwen3_vl", "qwen3_vl_text"],
     class: "Qwen3VLForConditionalGeneration",
     gguf: "qwen3vl",
-    from_hf: |fields| Ok(with_norms(read_hf("qwen3_vl", fields)?)),
+    from_hf: |fields| Ok(with_norms(read_vl("qwen3_vl", fields)?)),
     from_gguf: |fields| Ok(with_norms(fields.decoder("qwen3_vl", RopeStyle::Neox)?)),
     ..ARCHITECTURE
 };
