@@ -85,9 +85,9 @@ impl Runner {
     /// What was published by `kv_events`; `None` without.
     ///
     /// `address` and `replay_address` (or `None`), with the ports that were taken; `batches` that went out with their `events`;
-    /// `dropped_batches`, which the runner dropped because the publisher lagged behind, and `listings`, how often all that is held
-    /// was told anew; `subscribers` that are connected, and `subscriber_dropped_batches`, which single ones did not get because
-    /// they lagged behind; `replays` that were asked for.
+    /// `dropped_batches`, which the runner dropped because the publisher lagged behind, and `listings`, how often all that is
+    /// held was told anew; `subscribers` that are connected, and `subscriber_dropped_batches`, which single ones did not get
+    /// because they lagged behind; `replays` that were asked for.
     fn kv_events_stats<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         self.engine()?.kv_events().map(|stats| stats::events_dict(py, &stats)).transpose()
     }

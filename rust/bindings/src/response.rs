@@ -75,8 +75,8 @@ record! {
 record! {
     /// What a request used: tokens, seconds from submission, tokens a second; `preemptions`, how often a choice lost its blocks
     /// to another request, and `recomputed_tokens`, how many tokens were computed again; `draft_tokens`, how many later tokens
-    /// were guessed (speculative decoding), and `accepted_draft_tokens`, how many of these are part of the answer; `encoded_images`,
-    /// how many images of the prompt had to be encoded, because no cache had them.
+    /// were guessed (speculative decoding), and `accepted_draft_tokens`, how many of these are part of the answer;
+    /// `encoded_images`, how many images of the prompt had to be encoded, because no cache had them.
     pub struct Usage {
         completion_tokens: usize,
         prompt_tokens: usize,

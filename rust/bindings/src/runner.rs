@@ -74,8 +74,8 @@ use crate::{
 ///   the least recently used go. The files hold prompts and answers, readable by their owner alone; damaged and foreign ones are
 ///   skipped with a warning.
 /// - `kv_events`: tells routers over ZeroMQ which blocks the prefix cache holds, at "tcp://HOST:PORT", in the form of vLLM's KV
-///   events; `kv_events_replay` is where they ask for what they missed, and `kv_events_topic` the topic ("" unless given). What is
-///   told has the tokens of every prompt and answer, to whoever connects. An address that cannot be listened on raises
+///   events; `kv_events_replay` is where they ask for what they missed, and `kv_events_topic` the topic ("" unless given). What
+///   is told has the tokens of every prompt and answer, to whoever connects. An address that cannot be listened on raises
 ///   `AddressError`. See docs/fleet.md.
 /// - `in_situ_quant` quantizes float weights as they are loaded: "2", "3", "4", "5", "6" or "8" bits, or "Q4_0", "Q4_1", "Q5_0",
 ///   "Q5_1", "Q8_0", "Q2K" to "Q6K", "MXFP4". Of matrices whose columns are no multiple of 256, K types give way to the next one

@@ -1,5 +1,5 @@
-//! Times the image encoder of a model folder: `cargo run --release -p mistral-paged-engine --example time_encoder -- FOLDER [SIDE]`,
-//! over an image of `SIDE` by `SIDE` pixels (512), in F32 and in Auto. Prints the seconds of the prompt and its tokens.
+//! Times the image encoder of a model folder: `cargo run --release -p mistral-paged-engine --example time_encoder -- FOLDER
+//! [SIDE]`, over an image of `SIDE` by `SIDE` pixels (512), in F32 and in Auto. Prints the seconds of the prompt and its tokens.
 
 use std::{path::PathBuf, sync::Arc};
 

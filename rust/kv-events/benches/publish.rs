@@ -1,4 +1,5 @@
-//! What telling of the prefix cache adds to a step of 32 streams that decode, to be compared with the milliseconds that a model takes.
+//! What telling of the prefix cache adds to a step of 32 streams that decode, to be compared with the milliseconds that a model
+//! takes.
 
 #![allow(missing_docs)]
 

@@ -8,10 +8,10 @@
 //! A message has three frames: the topic; its number, 8 bytes, the highest first; and a MessagePack array `[timestamp, events,
 //! data_parallel_rank]` whose events are maps with a `type`: `BlockStored`, `BlockRemoved` or `AllBlocksCleared` ([`wire`]).
 //!
-//! Nobody is waited for. Where a queue is full, what should go into it is dropped and counted. A consumer sees that by the numbers,
-//! of which some are missing, and asks the replay socket for them. Batches that the engine itself had to drop can be replayed by
-//! nobody: their numbers are left out, and what follows is `AllBlocksCleared` with all that is held. The same follows a request for
-//! a replay of batches that are not kept any more.
+//! Nobody is waited for. Where a queue is full, what should go into it is dropped and counted. A consumer sees that by the
+//! numbers, of which some are missing, and asks the replay socket for them. Batches that the engine itself had to drop can be
+//! replayed by nobody: their numbers are left out, and what follows is `AllBlocksCleared` with all that is held. The same follows
+//! a request for a replay of batches that are not kept any more.
 //!
 //! The sockets speak ZMTP 3.0 ([`zmtp`]), which is the peers' libzmq's own protocol.
 

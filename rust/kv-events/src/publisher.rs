@@ -147,8 +147,8 @@ impl Publisher {
         StatsReader(Arc::clone(&self.shared))
     }
 
-    /// Publishes what happened, without waiting. `take` gives the events since the last time, `list` that all was cleared and then
-    /// all that is held; one of them is called, or none.
+    /// Publishes what happened, without waiting. `take` gives the events since the last time, `list` that all was cleared and
+    /// then all that is held; one of them is called, or none.
     pub fn publish(&mut self, source: &mut dyn EventSource) {
         let Shared { queue, kept, counts, .. } = &*self.shared;
         let is_asked = kept.misses_some.load(Ordering::Relaxed) && !self.has_just_listed();

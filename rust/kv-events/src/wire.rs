@@ -2,7 +2,8 @@
 //!
 //! | event | keys |
 //! |---|---|
-//! | `BlockStored` | `block_hashes`, `parent_block_hash`, `token_ids`, `block_size`, `lora_id`, `lora_name`, `medium`, `extra_keys`, `group_idx`, `kv_cache_spec_kind`, and of a window `kv_cache_spec_sliding_window` |
+//! | `BlockStored` | `block_hashes`, `parent_block_hash`, `token_ids`, `block_size`, `lora_id`, `lora_name`, `medium` |
+//! | and | `extra_keys`, `group_idx`, `kv_cache_spec_kind`; of a window `kv_cache_spec_sliding_window` |
 //! | `BlockRemoved` | `block_hashes`, `medium`, `group_idx` |
 //! | `AllBlocksCleared` | |
 

@@ -83,8 +83,8 @@ pub struct Caller {
 }
 
 impl Keys {
-    /// Of these keys; an empty one is an error, and so are keys that disagree about a tenant's weight, and a file with a secret that
-    /// cannot be read, is short, or is of no use.
+    /// Of these keys; an empty one is an error, and so are keys that disagree about a tenant's weight, and a file with a secret
+    /// that cannot be read, is short, or is of no use.
     pub fn new(configs: &[KeyConfig], secret: Option<&Path>) -> Result<Self, StartError> {
         let secret = match secret {
             Some(path) => secret_of(path, configs)?,

@@ -154,8 +154,8 @@ impl FileTier {
         lru
     }
 
-    /// When a file last came to the folder of this model, or left it; `None` where that was just now, for what comes next may have
-    /// the same time.
+    /// When a file last came to the folder of this model, or left it; `None` where that was just now, for what comes next may
+    /// have the same time.
     fn changed(&self) -> Option<SystemTime> {
         let modified = fs::metadata(self.root.join(&self.space)).and_then(|metadata| metadata.modified()).ok()?;
         modified.elapsed().is_ok_and(|age| age > SETTLED_AFTER).then_some(modified)

@@ -106,8 +106,8 @@ impl ModelFiles {
         Ok(Self::read_config(dir, expected)?.0)
     }
 
-    /// The decoder's hyperparameters, what its checkpoints call otherwise, how they are quantized, and whether there are images or
-    /// sounds.
+    /// The decoder's hyperparameters, what its checkpoints call otherwise, how they are quantized, and whether there are images
+    /// or sounds.
     fn read_config(dir: &Path, expected: Option<&str>) -> Result<(DecoderConfig, Names, Option<HubFormat>, bool), EngineError> {
         let path = dir.join("config.json");
         let what = path.display().to_string();

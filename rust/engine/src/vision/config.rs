@@ -91,8 +91,8 @@ pub enum Positions {
     Rotary {
         /// Base of the frequencies.
         theta: f64,
-        /// Whether rows have the even frequencies of a head and columns the odd ones (Pixtral, arXiv:2410.07073), or both the same
-        /// ones of half a head (Qwen2-VL, arXiv:2409.12191).
+        /// Whether rows have the even frequencies of a head and columns the odd ones (Pixtral, arXiv:2410.07073), or both the
+        /// same ones of half a head (Qwen2-VL, arXiv:2409.12191).
         takes_turns: bool,
     },
 }

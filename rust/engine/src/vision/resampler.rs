@@ -1,5 +1,5 @@
-//! A perceiver (Jaegle et al. 2021, arXiv:2103.03206) behind the tower of Idefics 2: a few latent vectors look at all patches of a
-//! tile and at each other, layer after layer.
+//! A perceiver (Jaegle et al. 2021, arXiv:2103.03206) behind the tower of Idefics 2: a few latent vectors look at all patches of
+//! a tile and at each other, layer after layer.
 
 use device::{
     AttentionArgs, AttentionParams, Backend, CacheEngine, GateUpArgs, KvCacheSpec, KvDType, KvGroupMetadata, KvShape, Linear,

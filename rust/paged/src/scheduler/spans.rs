@@ -24,8 +24,8 @@ impl Scheduler {
         self.config.max_num_batched_tokens.saturating_sub(used + self.unserved_answers)
     }
 
-    /// Whether the step has room for the span that a request's next token begins, if it does; for any of one that waits, which may
-    /// find what is before it in the prefix cache.
+    /// Whether the step has room for the span that a request's next token begins, if it does; for any of one that waits, which
+    /// may find what is before it in the prefix cache.
     pub(super) fn has_room_for_span(&self, index: RequestIndex, budget: usize) -> bool {
         let request = self.request(index);
         let is_next =
@@ -34,8 +34,8 @@ impl Scheduler {
         longest.is_none_or(|longest| longest <= self.room_for_spans(budget))
     }
 
-    /// How many of `wanted` tokens a request's row gets, so that it ends within no span: up to the one that it would cut, or, where
-    /// it begins with that, as many more as complete it.
+    /// How many of `wanted` tokens a request's row gets, so that it ends within no span: up to the one that it would cut, or,
+    /// where it begins with that, as many more as complete it.
     pub(super) fn with_whole_spans(&self, index: RequestIndex, wanted: usize) -> usize {
         let request = self.request(index);
         let first = request.num_computed_tokens;
