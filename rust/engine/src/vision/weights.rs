@@ -2,12 +2,16 @@
 
 use std::sync::Arc;
 
-use device::{Backend, Constant, DType, Linear, LinearOptions, Norm, NormKind, Precision, WeightView, mmap::Bytes};
+use device::{Backend, Constant, DType, GgmlType, Linear, LinearOptions, Norm, NormKind, Precision, WeightView, mmap::Bytes};
 
 use crate::{
     EngineError,
+    isq::quantize,
     weights::{WeightSource, floats},
 };
+
+/// What float matrices are multiplied as in the fast path, as activations are: patches are many, and products are all that counts.
+const EIGHT_BITS: DType = DType::Ggml(GgmlType::Q8_0);
 
 /// Reads weights, or counts what they will take.
 pub(crate) struct TowerWeights<'a> {
@@ -98,15 +102,23 @@ impl<'a> TowerWeights<'a> {
 
     fn keep(&mut self, name: String, view: &WeightView, bias: Option<Vec<f32>>) -> Result<Linear, EngineError> {
         let shape = [view.rows, view.cols];
+        let is_eight_bits =
+            self.precision == Precision::Fast && !matches!(view.dtype, DType::Ggml(_)) && view.cols.is_multiple_of(32);
         let bias_bytes = bias.as_deref().map_or(0, size_of_val) as u64;
         (self.progress)(view.bytes().len() as u64);
         let Some(backend) = self.backend.filter(|_| self.loads) else {
             let stored = view.bytes().len() as u64;
-            self.bytes += self.backend.map_or(stored, |it| it.linear_bytes(view.dtype, shape, self.precision)) + bias_bytes;
+            let dtype = if is_eight_bits { EIGHT_BITS } else { view.dtype };
+            self.bytes += self.backend.map_or(stored, |it| it.linear_bytes(dtype, shape, self.precision)) + bias_bytes;
             return Ok(Linear::new(shape, 0, false, Arc::new(())));
         };
-        let linear = backend.load_linear(view, &LinearOptions { name, precision: self.precision, bias })?;
-        if !linear.is_in_place() {
+        let packed = match EIGHT_BITS {
+            DType::Ggml(format) if is_eight_bits => Some(quantize(&name, view, format, None, backend.info().num_threads)?),
+            _ => None,
+        };
+        let options = LinearOptions { name, precision: self.precision, bias };
+        let linear = backend.load_linear(packed.as_ref().unwrap_or(view), &options)?;
+        if packed.is_some() || !linear.is_in_place() {
             view.release();
         }
         self.bytes += linear.bytes() + bias_bytes;
