@@ -85,16 +85,16 @@ impl TowerConfig {
         Grid::new([height / self.patch_size, width / self.patch_size], self.windows.as_ref())
     }
 
-    fn kv_spec(&self, num_blocks: usize) -> Result<KvCacheSpec, EngineError> {
+    fn kv_spec(&self, num_blocks: usize, dtype: KvDType) -> Result<KvCacheSpec, EngineError> {
         let shape = KvShape::new(self.num_heads, self.head_dim());
         // Block 0 is read by nobody.
-        Ok(KvCacheSpec::uniform((num_blocks + 1, BLOCK_SIZE), KvDType::F32, shape, 1)?)
+        Ok(KvCacheSpec::uniform((num_blocks + 1, BLOCK_SIZE), dtype, shape, 1)?)
     }
 
     /// Bytes of the activations of a pass of so many rows.
     pub(crate) fn activation_bytes(&self, max_rows: usize) -> u64 {
         let columns = self.patch_len() + 5 * self.hidden_size + self.intermediate_size;
-        let kv = self.kv_spec(max_rows.div_ceil(BLOCK_SIZE)).ok().and_then(|spec| spec.total_bytes()).unwrap_or(0);
+        let kv = self.kv_spec(max_rows.div_ceil(BLOCK_SIZE), KvDType::F32).ok().and_then(|spec| spec.total_bytes()).unwrap_or(0);
         (columns * max_rows * size_of::<f32>()) as u64 + kv
     }
 }
@@ -183,6 +183,8 @@ impl Tower {
             return Ok(buffers);
         }
         let (hidden, config) = (self.config.hidden_size, &self.config);
+        let is_fast = self.precision != Precision::Exact && backend.prefers_bf16_cache();
+        let kv_dtype = if is_fast { KvDType::BF16 } else { KvDType::F32 };
         let alloc = |cols| backend.alloc(max_rows, cols);
         Ok(Buffers {
             patches: alloc(config.patch_len())?,
@@ -192,7 +194,7 @@ impl Tower {
             v: alloc(hidden)?,
             out: alloc(hidden)?,
             inner: alloc(config.intermediate_size)?,
-            cache: backend.alloc_kv_cache(&config.kv_spec(max_blocks)?)?,
+            cache: backend.alloc_kv_cache(&config.kv_spec(max_blocks, kv_dtype)?)?,
             max_rows,
             max_blocks,
         })
