@@ -124,6 +124,25 @@ fn every_family_sees_as_transformers_does() {
 }
 
 #[test]
+fn the_fast_path_is_near() {
+    for name in MODELS {
+        let engine = engine(name, &EngineConfig { dtype: ModelDType::Auto, ..config() });
+        for (number, case) in golden(name).cases.iter().enumerate() {
+            let (_, completion) = run(&engine, request(name, case));
+            let expected = log_softmax(&case.last_logits);
+            for top in &completion.choices[0].logprobs.as_ref().unwrap()[0].top_logprobs {
+                let (got, expected) = (f64::from(top.logprob), expected[top.token_id as usize]);
+                assert!(
+                    (got - expected).abs() < 0.15,
+                    "{name}, case {number}: token {} has {got} and not {expected}",
+                    top.token_id
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn chunks_batches_and_what_is_cached_change_no_bits() {
     for name in MODELS {
         let golden = golden(name);
