@@ -10,7 +10,8 @@ use crate::{
     weights::{WeightSource, floats},
 };
 
-/// What float matrices are multiplied as in the fast path, as activations are: patches are many, and products are all that counts.
+/// What float matrices are multiplied as in the fast path, as activations are: patches are many, and products are all that
+/// counts.
 const EIGHT_BITS: DType = DType::Ggml(GgmlType::Q8_0);
 
 /// Reads weights, or counts what they will take.
