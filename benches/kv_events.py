@@ -57,7 +57,7 @@ def processor_seconds() -> tuple[float, float]:
     """Processor time of this process's threads that publish, and of all threads."""
     publishing = total = 0.0
     for thread in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, ProcessLookupError):
             seconds = int((thread / "schedstat").read_text().split()[0]) / 1e9
             total += seconds
             publishing += seconds * (thread / "comm").read_text().startswith("mistral-paged-k")
