@@ -54,7 +54,7 @@ impl InputBatch {
         step.span_ends.clear();
         self.images.clear();
         self.coordinates.clear();
-        let mut num_drafts = 0;
+        let (mut num_drafts, mut has_images) = (0, false);
         for row in &output.rows {
             let (start, end) = (row.num_computed_tokens, row.num_computed_tokens + row.num_scheduled_tokens);
             self.token_ids.extend_from_slice(&scheduler.token_ids(row.request_id)[start..end - row.num_drafts]);
@@ -65,6 +65,7 @@ impl InputBatch {
             match images {
                 None => step.rope_positions.extend((start..end).map(|position| rope.row(position))),
                 Some(images) => {
+                    has_images = true;
                     step.rope_positions.extend((start..end).map(|position| rope.row(images.shifted(position) as usize)));
                     let first_row = step.query_start_loc.last().copied().unwrap_or(0);
                     let rows = &mut self.token_ids[first_row as usize..];
@@ -75,7 +76,9 @@ impl InputBatch {
             step.query_start_loc.push(self.token_ids.len() as u32);
             step.seq_lens.push(end as u32);
         }
-        self.place(output, &of_request);
+        if has_images {
+            self.place(output, &of_request);
+        }
         let step = &mut self.step;
         step.groups.resize_with(layout.num_groups, KvGroupMetadata::default);
         for (index, group) in step.groups.iter_mut().enumerate() {
