@@ -55,6 +55,13 @@ use crate::error::EncoderCacheError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct EncoderKey([u8; 32]);
 
+impl EncoderKey {
+    /// Its bits.
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
 /// What an item is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EncoderContent<'a> {

@@ -21,6 +21,7 @@ use std::sync::Arc;
 
 use device::{Backend, Constant, Precision};
 use images::{Processed, RgbImage};
+use paged::{EncoderContent, EncoderItem, EncoderKey};
 
 pub(crate) use config::VisionConfig;
 pub(crate) use layout::ImageLayout;
@@ -51,6 +52,9 @@ impl VisionOptions {
     }
 }
 
+/// Of the hash over images: the same in all processes, so that what a tier keeps of a prompt is found by others.
+const KEY: [u8; 32] = [0; 32];
+
 /// An image of a prompt, ready to be encoded.
 #[derive(Debug)]
 pub(crate) struct PromptImage {
@@ -59,7 +63,7 @@ pub(crate) struct PromptImage {
     /// What it becomes.
     pub(crate) layout: ImageLayout,
     /// Over its pixels and all that decides the encoder's input.
-    pub(crate) digest: [u8; 32],
+    pub(crate) key: EncoderKey,
 }
 
 impl PromptImage {
@@ -75,13 +79,15 @@ impl PromptImage {
             let text = format!("an image of {width} x {height} pixels is less than a patch of {}", config.tower.patch_size);
             return Err(EngineError::InvalidArgument(text));
         }
-        let mut hasher = blake3::Hasher::new();
-        for size in [image.width(), image.height()] {
-            hasher.update(&u64::from(size).to_le_bytes());
-        }
-        hasher.update(&config.processor.identity());
-        hasher.update(image.pixels());
-        Ok(Arc::new(Self { processed, layout, digest: *hasher.finalize().as_bytes() }))
+        let item = EncoderItem {
+            dimensions: &[image.height() as usize, image.width() as usize],
+            mode: "RGB8",
+            processor: &config.processor.identity(),
+            tower: &[],
+            adapter: &[],
+            content: EncoderContent::Samples(image.pixels()),
+        };
+        Ok(Arc::new(Self { processed, layout, key: item.key(&KEY) }))
     }
 }
 

@@ -71,9 +71,9 @@ impl PromptImages {
     pub(crate) fn with_row_ids(&self, token_ids: &[u32]) -> Vec<u32> {
         let mut ids = token_ids.to_vec();
         for placed in &self.images {
-            // A stream of bits that the digest seeds: equal rows of equal images have equal ids, and 31 bits of each row together
+            // A stream of bits that the key seeds: equal rows of equal images have equal ids, and 31 bits of each row together
             // are enough that others have not.
-            let mut stream = blake3::Hasher::new_keyed(&placed.image.digest).finalize_xof();
+            let mut stream = blake3::Hasher::new_keyed(placed.image.key.as_bytes()).finalize_xof();
             for position in &placed.positions {
                 let mut bytes = [0; 4];
                 stream.fill(&mut bytes);

@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use paged::{EncoderCache, EncoderContent, EncoderIndex, EncoderItem, EncoderLease};
+use paged::{EncoderCache, EncoderIndex, EncoderLease};
 
 use super::EngineThread;
 use crate::{
@@ -46,13 +46,12 @@ pub(super) struct HeldImages {
 struct ImageCache {
     books: EncoderCache,
     outputs: HashMap<EncoderIndex, Arc<Vec<f32>>>,
-    hash_key: [u8; 32],
 }
 
 impl Sight {
     pub(super) fn new(budget_bytes: u64) -> Self {
         let books = EncoderCache::new(budget_bytes);
-        let cache = ImageCache { books, outputs: HashMap::new(), hash_key: rand::random() };
+        let cache = ImageCache { books, outputs: HashMap::new() };
         Self { cache, waiting: VecDeque::new() }
     }
 
@@ -96,16 +95,8 @@ impl Sight {
 impl ImageCache {
     /// `None`: there is no room.
     fn acquire(&mut self, runner: &ModelRunner, image: &PromptImage) -> Option<EncoderLease> {
-        let item = EncoderItem {
-            dimensions: &[],
-            mode: "digest",
-            processor: &[],
-            tower: &[],
-            adapter: &[],
-            content: EncoderContent::Samples(&image.digest),
-        };
         let bytes = (image.layout.num_rows * runner.num_planes() * runner.config().hidden_size * size_of::<f32>()) as u64;
-        let lease = self.books.acquire(item.key(&self.hash_key), bytes).unwrap_or_default();
+        let lease = self.books.acquire(image.key, bytes).unwrap_or_default();
         for dropped in self.books.drain_dropped() {
             self.outputs.remove(&dropped);
         }
