@@ -364,6 +364,23 @@ pub enum Place {
 }
 
 impl Selection {
+    /// A model without anything that its kind may leave out.
+    fn new(place: Place, model_id: &Text, dtype: ModelDType) -> Self {
+        Self {
+            place,
+            model_id: model_id.0.clone(),
+            architecture: None,
+            dtype,
+            tokenizer_json: None,
+            imatrix: None,
+            cache_dir: None,
+            adapters: None,
+            embedding: None,
+            vision: None,
+            multimodal: None,
+        }
+    }
+
     /// The model to load; a field that is not supported yet is an error that names it.
     pub fn of(which: &Bound<'_, Which>) -> PyResult<Self> {
         let fields = which.as_any();
@@ -375,10 +392,7 @@ impl Selection {
         match which.get() {
             Which::Plain { model_id, arch, tokenizer_json, dtype, hf_cache_path, .. }
             | Which::Lora { model_id, arch, tokenizer_json, dtype, hf_cache_path, .. } => Ok(Self {
-                place: Place::Plain,
-                model_id: model_id.0.0.clone(),
                 architecture: arch.map(Architecture::model_type).transpose()?,
-                dtype: *dtype,
                 tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
                 imatrix: imatrix_of(which.get()),
                 cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
@@ -386,30 +400,18 @@ impl Selection {
                     Which::Lora { .. } => Some(AdapterFields::of(fields)?.unwrap_or_default()),
                     _ => None,
                 },
-                embedding: None,
-                vision: None,
-                multimodal: None,
+                ..Self::new(Place::Plain, &model_id.0, *dtype)
             }),
             Which::MultimodalPlain { .. } => Self::multimodal(which.get()),
             Which::Embedding { .. } => Self::embedding(which.get()),
             Which::GGUF {
                 quantized_model_id, quantized_filename, tok_model_id, dtype, tokenizer_json, hf_cache_path, ..
             } => Ok(Self {
-                place: Place::Gguf {
-                    files: quantized_filename.clone().map(|files| files.0.into_vec()),
-                    tok_model_id: string(tok_model_id.as_ref().map(|id| &id.0)),
-                    gqa: None,
-                },
-                model_id: quantized_model_id.0.0.clone(),
-                architecture: None,
-                dtype: *dtype,
                 tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
                 imatrix: imatrix_of(which.get()),
                 cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
                 adapters: AdapterFields::of(fields)?,
-                embedding: None,
-                vision: None,
-                multimodal: None,
+                ..Self::new(gguf(quantized_filename.as_ref(), tok_model_id.as_ref(), None), &quantized_model_id.0, *dtype)
             }),
             Which::GGML {
                 quantized_model_id,
@@ -421,21 +423,9 @@ impl Selection {
                 hf_cache_path,
                 ..
             } => Ok(Self {
-                place: Place::Gguf {
-                    files: quantized_filename.clone().map(|files| files.0.into_vec()),
-                    tok_model_id: string(tok_model_id.as_ref().map(|id| &id.0)),
-                    gqa: Some(gqa.0),
-                },
-                model_id: quantized_model_id.0.0.clone(),
-                architecture: None,
-                dtype: *dtype,
                 tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
-                imatrix: None,
                 cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
-                adapters: None,
-                embedding: None,
-                vision: None,
-                multimodal: None,
+                ..Self::new(gguf(quantized_filename.as_ref(), tok_model_id.as_ref(), Some(gqa.0)), &quantized_model_id.0, *dtype)
             }),
         }
     }
@@ -459,33 +449,24 @@ impl Selection {
         };
         let string = |text: Option<&Text>| text.map(|Text(text)| text.clone());
         refuse(&[("imatrix", imatrix.is_some())])?;
-        let model_id = model_id.0.0.clone();
-        let is_gguf = quantized_filename.is_some() || Path::new(&model_id).extension().is_some_and(|end| end == "gguf");
-        let (arch, tok_model_id) = (arch.map(EmbeddingArchitecture::model_type), string(tok_model_id.as_ref().map(|id| &id.0)));
+        let is_gguf = quantized_filename.is_some() || Path::new(&model_id.0.0).extension().is_some_and(|end| end == "gguf");
+        let arch = arch.map(EmbeddingArchitecture::model_type);
         if is_gguf && arch.is_some() {
             return Err(invalid("`arch` goes with a model in Hugging Face layout; a GGUF file names its own"));
         }
         if !is_gguf && tok_model_id.is_some() {
             return Err(invalid("`tok_model_id` goes with a GGUF file; name it with quantized_filename"));
         }
-        let files = quantized_filename.clone().map(|files| files.0.into_vec());
+        let place = if is_gguf { gguf(quantized_filename.as_ref(), tok_model_id.as_ref(), None) } else { Place::Embedding };
         Ok(Self {
-            place: if is_gguf { Place::Gguf { files, tok_model_id, gqa: None } } else { Place::Embedding },
-            model_id,
             architecture: arch,
-            dtype: *dtype,
             tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
             cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
-            imatrix: None,
-            adapters: None,
             embedding: Some(EmbeddingOptions { pooling: pooling.as_ref().map(|pooling| pooling.0) }),
-            vision: None,
-            multimodal: None,
+            ..Self::new(place, &model_id.0, *dtype)
         })
     }
-}
 
-impl Selection {
     /// A model that sees images.
     fn multimodal(which: &Which) -> PyResult<Self> {
         let Which::MultimodalPlain {
@@ -507,19 +488,19 @@ impl Selection {
             cache_bytes: encoder_cache_memory_bytes.map(|bytes| bytes.0 as u64),
         };
         Ok(Self {
-            place: Place::Multimodal,
-            model_id: model_id.0.0.clone(),
-            architecture: None,
-            dtype: *dtype,
             tokenizer_json: tokenizer_json.as_ref().map(|path| path.0.0.clone()),
             imatrix: imatrix_of(which),
             cache_dir: hf_cache_path.as_ref().map(|path| path.0.0.clone()),
-            adapters: None,
-            embedding: None,
             vision: Some(vision),
             multimodal: *arch,
+            ..Self::new(Place::Multimodal, &model_id.0, *dtype)
         })
     }
+}
+
+/// GGUF files, or with `gqa` one from before.
+fn gguf(files: Option<&QuantizedFilename>, tok_model_id: Option<&TokModelId>, gqa: Option<usize>) -> Place {
+    Place::Gguf { files: files.map(|files| files.0.clone().into_vec()), tok_model_id: tok_model_id.map(|id| id.0.0.clone()), gqa }
 }
 
 fn imatrix_of(which: &Which) -> Option<String> {
