@@ -37,8 +37,8 @@ def run(options: argparse.Namespace) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     for row in rows:
         print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
-    for row, reason in result.rejected.items():
-        print(f"row {row} can never be served: {reason}")
+    for number, reason in result.rejected.items():
+        print(f"row {number} can never be served: {reason}")
 
 
 def figures_of(result: SimulationResult) -> dict[str, Any]:
