@@ -23,7 +23,7 @@ from typing import Any
 import openai
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu"]
-CONVERSATIONS, TURNS, STREAMS = 8, 5, 8
+CONVERSATIONS, TURNS, STREAMS = 8, 8, 8
 SECONDS = 40
 """How long requests are sent behind a kill."""
 
