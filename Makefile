@@ -231,7 +231,7 @@ $(CLIENTS)/tools: $(CLIENTS)/bin/python
 $(RAY)/package: $(VENV)/package
 	@echo '== making the virtual environment $(RAY)'
 	$(PYTHON) -m venv $(RAY)
-	$(RAY)/bin/pip install --quiet 'ray[data,serve]==2.60.0' 'openai>=2' 'pytest>=8' 'pytest-timeout>=2.3'
+	$(RAY)/bin/pip install --quiet 'ray[data,serve]==2.60.0' 'openai>=2' 'pytest>=8' 'pytest-timeout>=2.3' 'pyyaml>=6'
 	$(RAY)/bin/pip install --quiet target/wheels/mistral_paged-*.whl
 	$(RAY)/bin/pip install --quiet --no-deps --force-reinstall target/wheels/mistral_paged-*.whl
 	@touch $@

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from conftest import GOLDEN
 
 from mistral_paged import CompletionRequest, InvalidArgumentError, Runner, Which
 from mistral_paged.default_model import default_model
@@ -116,6 +117,20 @@ def test_the_application_is_made_of_the_environment(monkeypatch: pytest.MonkeyPa
         mistral_paged_ray.app  # noqa: B018
 
 
+def test_the_examples_make_applications() -> None:
+    yaml = pytest.importorskip("yaml")
+    from ray.serve.schema import ServeDeploySchema
+
+    folder = Path(__file__).parent.parent / "examples" / "fleet"
+    service = yaml.safe_load((folder / "kuberay.yaml").read_text())
+    for content in (yaml.safe_load((folder / "ray.yaml").read_text()), yaml.safe_load(service["spec"]["serveConfigV2"])):
+        (application,) = ServeDeploySchema.model_validate(content).applications
+        assert application.import_path == "mistral_paged.ray:build_app"
+        # Files of the cluster.
+        arguments = {name: value for name, value in application.args.items() if not str(value).startswith("/")}
+        assert isinstance(build_app(arguments), serve.Application)
+
+
 def test_scaling_aims_at_requests_and_at_blocks() -> None:
     def wanted(current: int, requests: float, usage: list[float]) -> float:
         config = SimpleNamespace(get_target_ongoing_requests=lambda: 16)
@@ -194,7 +209,36 @@ def test_the_router_spreads_new_prompts_and_sends_known_ones_home() -> None:
 
 def test_a_server_that_cannot_start_says_why() -> None:
     with pytest.raises(RuntimeError, match=r"ended with status 1: .*no-such-model"):
-        Replica(["serve", "--model=/no-such-model"], False)
+        Replica(["serve", "--model=/no-such-model"], None)
+
+
+def test_a_replica_reads_the_metrics_of_a_server_with_keys(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\nkey = "k"\ntenant = "one"\n')
+    words = ["serve", f"--model={GOLDEN / 'text' / 'llama'}", "--pa-memory-mb=16", "--num-threads=1", f"--api-keys={keys}"]
+    replica = Replica([*words, "--disable-access-log"], "own")
+
+    async def looks() -> list[Any]:
+        await replica.check_health()
+        stats = await replica.record_autoscaling_stats()
+        answers = []
+        for headers in ([], [("authorization", "Bearer k")]):
+            parts = replica.forward(Forwarded("GET", "/v1/models/a%2Fb?x=1", headers, b""))
+            (status, _), *body = [part async for part in parts]
+            answers.append((status, json.loads(b"".join(body))["error"]["code"]))
+        assert replica.client is not None
+        await replica.client.close()
+        return [stats, *answers]
+
+    try:
+        stats, closed, opened = asyncio.run(looks())
+    finally:
+        replica.__del__()
+    assert stats == {"waiting": 0, "running": 0, "kv_usage": 0}
+    assert closed == (401, "invalid_api_key")
+    assert opened == (404, "model_not_found")
+    assert not Path(replica.path).parent.exists()
+    assert replica.process.poll() == 0
 
 
 def test_openai_chats_streams_and_is_refused_as_without_ray(client: Any) -> None:

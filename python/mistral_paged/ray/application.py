@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import io
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -108,8 +109,11 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
     ingress = serve.deployment(
         Ingress, name="Ingress", num_replicas=1, max_ongoing_requests=options.max_connections, ray_actor_options={"num_cpus": 0}
     )
-    is_guarded = bool(options.api_key or options.api_keys or os.environ.get("MISTRAL_PAGED_API_KEY"))
-    return ingress.bind(replica.bind(words, is_guarded), options.max_body_mb << 20)
+    # Replicas may run where the environment is another.
+    key = os.environ.get("MISTRAL_PAGED_API_KEY")
+    if key is None and (options.api_key or options.api_keys):
+        key = secrets.token_urlsafe(32)
+    return ingress.bind(replica.bind(words, key), options.max_body_mb << 20)
 
 
 def read_fleet(given: dict[str, Any]) -> Fleet:

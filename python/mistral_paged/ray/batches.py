@@ -111,7 +111,10 @@ def asked_of(prompt: Any, request: Mapping[str, Any]) -> CompletionRequest | Cha
 def settle(folder: Path, settings: dict[str, Any]) -> None:
     """Keeps what decides the answers beside them, and refuses a folder with answers to something else."""
     folder.mkdir(parents=True, exist_ok=True)
-    file, text = folder / "settings.json", json.dumps(settings, sort_keys=True)
+    try:
+        file, text = folder / "settings.json", json.dumps(settings, sort_keys=True)
+    except TypeError as error:
+        raise InvalidArgumentError(f"`request` must be plain data, as JSON has it: {error}") from None
     if not file.exists():
         write(file, text)
         return

@@ -6,7 +6,6 @@ import collections
 import json
 import os
 import re
-import secrets
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import ray.exceptions
@@ -24,11 +24,14 @@ from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from yarl import URL
 
 from mistral_paged.ray.routing import Forwarded, digests_of
 
 HOP_BY_HOP = {"connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
 """Headers that are about one connection, and are not passed on."""
+AUTOMATIC = ("accept", "accept-encoding", "content-type", "user-agent")
+"""Headers that the client library would add of its own."""
 TARGET_KV_USAGE = 0.8
 """Share of the KV blocks that requests hold, at which scaling aims."""
 ONE_REPLICA_ONLY = re.compile(r"/(metrics|ui|admin|re_isq|v1/(load|unload)_lora_adapter|v1/responses/resp_)")
@@ -44,16 +47,16 @@ class ReplicaLost(Exception):
 class Replica:
     """A server on a socket of its own, as a child process, and the way to it."""
 
-    def __init__(self, words: list[str], is_guarded: bool) -> None:
+    def __init__(self, words: list[str], key: str | None) -> None:
         """Starts `mistral-paged WORDS` and waits until it serves; `RuntimeError` with what it said where it ends before.
 
-        `is_guarded`: whether clients need a key. The replica then draws one of its own, to read the metrics with.
+        `key`: one that opens the server, besides those of WORDS; None where clients need none. The metrics are read with it.
         """
         self.folder = tempfile.TemporaryDirectory(prefix="mistral-paged-")
         self.path = str(Path(self.folder.name) / "socket")
-        self.key = os.environ.get("MISTRAL_PAGED_API_KEY") or secrets.token_urlsafe(32)
+        self.key = key or os.environ.get("MISTRAL_PAGED_API_KEY", "")
         command = [sys.executable, "-m", "mistral_paged.attended", *words, f"--host=unix:{self.path}"]
-        environment = {**os.environ, "MISTRAL_PAGED_API_KEY": self.key} if is_guarded else None
+        environment = {**os.environ, "MISTRAL_PAGED_API_KEY": self.key}
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
         self.said: collections.deque[str] = collections.deque(maxlen=LINES)
         self.is_closing = False
@@ -73,6 +76,7 @@ class Replica:
         if self.is_serving and not self.is_closing:
             sys.stderr.write(f"the server ended with status {status}: the replica ends too\n")
             sys.stderr.flush()
+            self.folder.cleanup()
             os._exit(1)
 
     def _wait_until_it_serves(self) -> None:
@@ -100,7 +104,12 @@ class Replica:
         """The answer of the server: status and headers, then the parts of the body as they come. `ReplicaLost`."""
         try:
             async with self._session().request(
-                request.method, request.target, headers=request.headers, data=request.body or None, allow_redirects=False
+                request.method,
+                URL(f"http://localhost{request.target}", encoded=True),
+                headers=request.headers,
+                skip_auto_headers=AUTOMATIC,
+                data=request.body or None,
+                allow_redirects=False,
             ) as reply:
                 yield reply.status, [(name, value) for name, value in reply.headers.items() if name.lower() not in HOP_BY_HOP]
                 async for part in reply.content.iter_any():
@@ -158,7 +167,8 @@ class Ingress:
                 )
         headers = [(name, value) for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP]
         key = request.headers.get("authorization") or request.headers.get("x-api-key") or ""
-        target = path + (f"?{request.url.query}" if request.url.query else "")
+        raw_path: bytes = request.scope.get("raw_path") or quote(path).encode()
+        target = raw_path.decode("latin-1") + (f"?{request.url.query}" if request.url.query else "")
         forwarded = Forwarded(request.method, target, headers, bytes(body), digests_of(bytes(body), key))
         parts = self.replicas.forward.remote(forwarded)
         try:
