@@ -182,7 +182,7 @@ pub mod text {
     use super::named;
 
     texts! {
-        allowed_media_domains attention_backend chat_template cpu_tier device dry_sequence_breakers grammar_type in_situ_quant
+        allowed_media_domains attention_backend chat_template cpu_tier device dry_sequence_breakers dtype grammar_type in_situ_quant
         jinja_explicit model
         model_id reasoning_effort stop_seqs token_source
     }

@@ -50,7 +50,7 @@ impl MemoryPlan {
 
     /// The plan that an engine was loaded by.
     pub fn of_engine(engine: &Engine) -> Self {
-        Self(engine.memory_ledger().clone())
+        Self(engine.memory_ledger())
     }
 
     fn sum(&self, of: impl Fn(&DeviceBytes) -> u64) -> u64 {

@@ -17,6 +17,7 @@ pub mod kv_tier;
 pub mod lora;
 pub mod model;
 pub mod model_runner;
+pub mod model_weights;
 pub mod output_text;
 pub mod quantize;
 pub mod request;
