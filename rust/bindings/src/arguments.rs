@@ -209,6 +209,7 @@ macro_rules! fields {
 fields! {
     HfCachePath(Text) = "hf_cache_path",
     ImatrixPath(Text) = "imatrix",
+    CalibrationFile(Text) = "calibration_file",
     ModelId(Text) = "model_id",
     QuantizedFilename(OneOrMany) = "quantized_filename",
     QuantizedModelId(Text) = "quantized_model_id",

@@ -289,6 +289,7 @@ impl Runner {
             deterministic,
             in_situ_quant: options::in_situ_quant(in_situ_quant)?,
             imatrix: options::imatrix(py, &selection)?,
+            calibration_file: options::calibration_file(py, &selection)?,
             adapters: options::resolve_adapters(py, &selection, token_source)?,
             embedding: selection.embedding,
             vision: selection.vision,

@@ -1,5 +1,6 @@
 //! From model files and requests to tokens, over paged KV; usable from Rust without Python.
 
+mod calibration;
 pub mod chat_template;
 pub mod completion;
 pub mod embedding;

@@ -66,6 +66,7 @@ fn what_cannot_be_quantized_anew_says_why_and_goes_on() {
         overwrite: false,
         architecture: None,
         imatrix: None,
+        calibration_file: None,
         num_threads: None,
     };
     quantize_model(&hugging_face("llama"), &options, &|_| {}).unwrap();

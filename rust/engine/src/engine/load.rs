@@ -26,6 +26,7 @@ use super::{
 };
 use crate::{
     EmbeddingConfig, EngineError, GenerationConfig, Message, RenderOptions, VisionOptions,
+    calibration::{self, calibrate},
     chat_template::{ChatTemplate, template_in_dir},
     embedding,
     grammar::GrammarCompiler,
@@ -127,12 +128,13 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
             devices,
         );
     }
+    calibration::check(source, config, backend.memory()?.is_host)?;
     let files = open_files(source, config)?;
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
     plan(planned_model(&files, &text, config.vision, adapter_bytes(config)?), config, devices)
 }
 
-pub(super) fn open_files(source: &ModelSource, config: &EngineConfig) -> Result<ModelFiles, EngineError> {
+pub(crate) fn open_files(source: &ModelSource, config: &EngineConfig) -> Result<ModelFiles, EngineError> {
     let files = ModelFiles::open(source, config.architecture.as_deref())?
         .with_isq(config.in_situ_quant)
         .with_importance(config.imatrix.clone());
@@ -275,6 +277,12 @@ fn check_heads(files: &ModelFiles, backend: &dyn Backend) -> Result<(), EngineEr
     )))
 }
 
+/// With importance as it is measured, where a text says by what.
+fn calibrated(source: &ModelSource, config: &EngineConfig, backend: &Arc<dyn Backend>) -> Result<EngineConfig, EngineError> {
+    let measured = calibrate(source, config, backend)?.map(Arc::new);
+    Ok(EngineConfig { imatrix: measured.or_else(|| config.imatrix.clone()), calibration_file: None, ..config.clone() })
+}
+
 /// Loads the model and sizes the pool; the thread is not started.
 pub fn load_with_backend(
     source: &ModelSource,
@@ -286,6 +294,7 @@ pub fn load_with_backend(
     check_backend(config, &**backend)?;
     tier::check(config)?;
     let listeners = events::listen(config)?;
+    let config = &calibrated(source, config, backend)?;
     let files = open_files(source, config)?;
     warn_of_senses(&files);
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;

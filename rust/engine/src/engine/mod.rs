@@ -32,6 +32,7 @@ use kv_events::{KvEventsStats, StatsReader};
 pub use config::{CpuOptions, Device, EngineConfig, LoadProgress, ModelDType, ModelSource, best_device};
 use heartbeat::Heartbeat;
 pub use heartbeat::{STEP_TOKENS, StepTokens, Vitals};
+pub(crate) use load::open_files;
 pub use plan::{DeviceBytes, GroupPlan, MemoryPlan};
 
 use crate::{
