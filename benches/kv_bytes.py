@@ -57,7 +57,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "deepseek-v2-lite",
         "latent attention: 576 elements a layer",
         sizes(
-            2048, 27, 16, 16, kv_lora_rank=512, qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128, head_dim=64, qk_head_dim=192
+            2048, 27, 16, 16, kv_lora_rank=512, qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128, head_dim=64,
+            qk_head_dim=192,
         ),
     ),
     "LFM2-1.2B": (
@@ -93,7 +94,7 @@ def held_bytes(plan: Any, num_tokens: int) -> int:
         seen = num_tokens if group["window"] is None else min(num_tokens, group["window"])
         # A window begins within a block.
         blocks += -(-seen // BLOCK_SIZE) + (group["window"] is not None and num_tokens > group["window"])
-    return blocks * plan.bytes_per_block
+    return int(blocks * plan.bytes_per_block)
 
 
 def main() -> None:

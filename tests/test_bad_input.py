@@ -248,7 +248,6 @@ EITHER = [
     "organization",
     "write_uqff",
     "from_uqff",
-    "calibration_file",
     "matformer_config_path",
     "matformer_slice_name",
     "auto_map_params",
