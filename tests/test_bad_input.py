@@ -215,7 +215,6 @@ def test_runner_types(options: dict[str, Any]) -> None:
     "options",
     [
         {"num_device_layers": ["0:10"]},
-        {"which_draft": text_model("llama")},
         {"mtp_model": "x"},
         {"enable_search": True},
         {"tool_callbacks": {}},
@@ -248,7 +247,6 @@ EITHER = [
     "organization",
     "write_uqff",
     "from_uqff",
-    "calibration_file",
     "matformer_config_path",
     "matformer_slice_name",
     "auto_map_params",
@@ -391,7 +389,7 @@ def test_add_special_tokens_needs_a_text(llama: Runner) -> None:
 
 def test_later_methods_say_so() -> None:
     runner = runner_of("text", "llama")
-    for method in ("generate_image", "send_re_isq", "export_session"):
+    for method in ("generate_image", "begin_calibration", "export_session"):
         with pytest.raises(NotImplementedError, match=method):
             getattr(runner, method)("x")
 

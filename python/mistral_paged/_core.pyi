@@ -236,7 +236,7 @@ class Which:
             from_uqff: Any = None,
             dtype: ModelDType = ...,
             imatrix: str | None = None,
-            calibration_file: Any = None,
+            calibration_file: str | None = None,
             hf_cache_path: str | None = None,
             matformer_config_path: Any = None,
             matformer_slice_name: Any = None,
@@ -262,7 +262,7 @@ class Which:
         @property
         def imatrix(self) -> str | None: ...
         @property
-        def calibration_file(self) -> Any: ...
+        def calibration_file(self) -> str | None: ...
         @property
         def hf_cache_path(self) -> str | None: ...
         @property
@@ -338,7 +338,7 @@ class Which:
             from_uqff: Any = None,
             dtype: ModelDType = ...,
             max_edge: int | None = None,
-            calibration_file: Any = None,
+            calibration_file: str | None = None,
             imatrix: str | None = None,
             hf_cache_path: str | None = None,
             matformer_config_path: Any = None,
@@ -365,7 +365,7 @@ class Which:
         @property
         def max_edge(self) -> int | None: ...
         @property
-        def calibration_file(self) -> Any: ...
+        def calibration_file(self) -> str | None: ...
         @property
         def imatrix(self) -> str | None: ...
         @property
@@ -447,7 +447,7 @@ class Which:
             write_uqff: Any = None,
             from_uqff: Any = None,
             imatrix: str | None = None,
-            calibration_file: Any = None,
+            calibration_file: str | None = None,
             max_edge: Any = None,
             adapters: AnySequence[LoraAdapter] | None = None,
             max_adapters: int | None = None,
@@ -482,7 +482,7 @@ class Which:
         @property
         def imatrix(self) -> str | None: ...
         @property
-        def calibration_file(self) -> Any: ...
+        def calibration_file(self) -> str | None: ...
         @property
         def max_edge(self) -> Any: ...
         @property
@@ -1535,7 +1535,7 @@ class Runner:
         num_device_layers: Any = None,
         in_situ_quant: str | None = None,
         anymoe_config: Any = None,
-        which_draft: Any = None,
+        which_draft: Which | None = None,
         speculative: str | None = None,
         speculative_gamma: int | None = None,
         mtp_model: Any = None,
@@ -1569,6 +1569,7 @@ class Runner:
         cpu_tier: str | None = None,
         num_threads: int | None = None,
         in_situ_quant: str | None = None,
+        which_draft: Which | None = None,
     ) -> MemoryPlan: ...
     def memory_ledger(self) -> MemoryPlan: ...
     @overload
@@ -1624,6 +1625,9 @@ class Runner:
     def max_sequence_length(self, model_id: str | None = None) -> int: ...
     def context_length(self, model_id: str | None = None) -> int: ...
     def pause(self) -> None: ...
+    def send_re_isq(
+        self, dtype: str, model_id: str | None = None, *, load_progress: Callable[[int, int], object] | None = None
+    ) -> None: ...
     def resume(self) -> None: ...
     def drain(self, timeout: float | None = None) -> bool: ...
     def kv_cache_stats(self) -> dict[str, Any]: ...

@@ -280,7 +280,7 @@ MODEL = (
     Flag(("--from-uqff",), "UQFF file", "FILE", planned=LATER_WEIGHTS, section="model"),
     Flag(("--isq-organization",), "which weights", "NAME", planned=LATER_WEIGHTS, section="model"),
     Flag(("--imatrix",), "importance matrix of llama.cpp, for K types of --isq", "FILE", section="model"),
-    Flag(("--calibration-file",), "text to calibrate by", "FILE", planned=LATER_WEIGHTS, section="model"),
+    Flag(("--calibration-file",), "text to measure importance by, before --isq quantises", "FILE", section="model"),
     Flag(("--topology",), "YAML of devices and types by layer", "FILE", planned="leave it out", section="model"),
     Flag(
         ("--lora",),
@@ -334,11 +334,12 @@ RUNTIME = (
     ),
     Flag(
         ("--speculative",),
-        "guess later tokens from what was said before: off, auto (where it pays) or prompt_lookup (always)",
+        "guess later tokens from what was said before: off, auto (where it pays) or prompt_lookup (always); with --draft-model "
+        "auto unless given, or draft_model (always)",
         "NAME",
-        default="off",
-        choices=("off", "auto", "prompt_lookup"),
+        choices=("off", "auto", "prompt_lookup", "draft_model"),
     ),
+    Flag(("--draft-model",), "a smaller model of the same vocabulary that guesses: a folder, a GGUF file or a hub id", "MODEL"),
     Flag(("--speculative-gamma",), "tokens guessed at once at most", "N", int),
     Flag(("--mtp",), "speculation", planned=LATER_MTP),
     Flag(("--mtp-model",), "draft model", "MODEL", planned=LATER_MTP),
@@ -640,7 +641,7 @@ SIMULATE = (
 )
 
 HF_CACHE = next(flag for flag in MODEL if flag.name == "--hf-cache")
-QUANTIZED_MODEL = ("-m", "-f", "--tok-model-id", "-t", "-a", "--hf-cache", "--token-source", "--imatrix")
+QUANTIZED_MODEL = ("-m", "-f", "--tok-model-id", "-t", "-a", "--hf-cache", "--token-source", "--imatrix", "--calibration-file")
 QUANTIZE = (
     *(flag for flag in MODEL if any(name in QUANTIZED_MODEL for name in flag.names)),
     Flag(("--type", "--isq"), "what matrices become: 2 to 8 bits, Q4K, Q8_0, ...", "TYPE", required=True, section=None),

@@ -43,6 +43,7 @@ def load(options: argparse.Namespace) -> Runner:
             fairness=options.fairness,
             speculative=options.speculative,
             speculative_gamma=options.speculative_gamma,
+            which_draft=draft_model(options.draft_model),
             load_progress=bar.update,
             kv_tier=options.kv_tier,
             kv_tier_size=options.kv_tier_size,
@@ -89,9 +90,10 @@ def select(options: argparse.Namespace) -> Which:
         place = {"tokenizer_json": options.tokenizer, "dtype": dtype, "hf_cache_path": options.hf_cache}
         arch = ARCHITECTURES.get(options.arch)
         if lora is None:
-            return Which.Plain(model, arch=arch, imatrix=options.imatrix, **place)
-        if options.imatrix is not None:
-            raise ValueError("--imatrix does not go with adapters of a model in Hugging Face layout; leave out one of the two")
+            return Which.Plain(model, arch=arch, imatrix=options.imatrix, calibration_file=options.calibration_file, **place)
+        for flag, value in (("--imatrix", options.imatrix), ("--calibration-file", options.calibration_file)):
+            if value is not None:
+                raise ValueError(f"{flag} does not go with adapters of a model in Hugging Face layout; leave out one of the two")
         return Which.Lora(model, arch=arch, **place, **lora)
     if options.arch is not None:
         raise ValueError("--arch goes with a model in Hugging Face layout; a GGUF file names its own")
@@ -103,6 +105,7 @@ def select(options: argparse.Namespace) -> Which:
         tokenizer_json=options.tokenizer,
         hf_cache_path=options.hf_cache,
         imatrix=options.imatrix,
+        calibration_file=options.calibration_file,
         **(lora or {}),
     )
 
@@ -160,6 +163,7 @@ def multimodal(options: argparse.Namespace, model: str, dtype: ModelDType, lora:
         dtype=dtype,
         max_edge=options.max_edge,
         imatrix=options.imatrix,
+        calibration_file=options.calibration_file,
         hf_cache_path=options.hf_cache,
         encoder_cache_memory_bytes=None if cache is None else cache << 20,
     )
@@ -206,6 +210,16 @@ def adapters(options: argparse.Namespace) -> dict[str, Any] | None:
     }
     given = {name: value for name, value in given.items() if value is not None}
     return {"adapters": listed, **given} if listed or given or options.enable_lora else None
+
+
+def draft_model(model: str | None) -> Which | None:
+    """The model that guesses tokens."""
+    if model is None:
+        return None
+    path = find_local(model)
+    if is_ggml(path, None):
+        raise ValueError("--draft-model is a GGML file: a folder in Hugging Face layout or a GGUF file works")
+    return Which.GGUF(model) if has_gguf(path) else Which.Plain(model)
 
 
 def has_gguf(path: Path | None) -> bool:

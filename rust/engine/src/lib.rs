@@ -1,5 +1,6 @@
 //! From model files and requests to tokens, over paged KV; usable from Rust without Python.
 
+mod calibration;
 pub mod chat_template;
 pub mod completion;
 pub mod embedding;
@@ -17,6 +18,7 @@ pub mod kv_tier;
 pub mod lora;
 pub mod model;
 pub mod model_runner;
+pub mod model_weights;
 pub mod output_text;
 pub mod quantize;
 pub mod request;
@@ -38,8 +40,9 @@ pub use embedding::{
     EmbeddingConfig, EmbeddingInput, EmbeddingOptions, EmbeddingRequest, HeadActivation, HeadConfig, Pooling, Truncation,
 };
 pub use engine::{
-    Continuation, CpuOptions, Device, DeviceBytes, Drain, Engine, EngineConfig, GroupPlan, KvCacheStats, LoadProgress,
-    MemoryPlan, ModelDType, ModelSource, PoolSnapshot, RequestHandle, STEP_TOKENS, Sequence, StepTokens, Vitals, best_device,
+    Continuation, CpuOptions, Device, DeviceBytes, DraftModel, Drain, Engine, EngineConfig, GroupPlan, KvCacheStats,
+    LoadProgress, MemoryPlan, ModelDType, ModelSource, PoolSnapshot, RequestHandle, STEP_TOKENS, Sequence, StepTokens, Vitals,
+    best_device,
 };
 pub use error::EngineError;
 pub use event_sink::{Event, EventSink};

@@ -6,6 +6,7 @@ use device::cuda::{CudaOptions, LibraryPaths};
 use kv_events::KvEventsConfig;
 use paged::{PagedAttentionConfig, Policies};
 
+use super::DraftModel;
 use crate::{
     AdapterOptions, EmbeddingOptions, EngineError, Importance, Isq, Speculation, VisionOptions, kv_tier::KvTierConfig, weights,
 };
@@ -149,6 +150,8 @@ pub struct EngineConfig {
     pub in_situ_quant: Option<Isq>,
     /// How much the columns of weights count as they are quantized; all alike unless given.
     pub imatrix: Option<Arc<Importance>>,
+    /// A text by which that is measured before they are quantized.
+    pub calibration_file: Option<PathBuf>,
     /// Adapters that it is loaded with, and what later ones may take; none are taken unless given.
     pub adapters: Option<AdapterOptions>,
     /// It makes embeddings, and no text; it makes text unless given.
@@ -163,6 +166,8 @@ pub struct EngineConfig {
     pub cuda: CudaOptions,
     /// Who proposes drafts, and which of them are computed; none unless given.
     pub speculation: Option<Speculation>,
+    /// A smaller model that makes the drafts of [`Speculation::by_model`]; none unless given.
+    pub draft: Option<DraftModel>,
     /// Text that a grammar leaves no choice about is drafted, so that its tokens take fewer steps; it changes none of them.
     pub forced_drafts: bool,
     /// Arguments that were given and that only a GPU can honour, such as `cuda_graphs=True`; a processor refuses them.
@@ -205,6 +210,7 @@ impl Default for EngineConfig {
             kv_events: None,
             in_situ_quant: None,
             imatrix: None,
+            calibration_file: None,
             adapters: None,
             embedding: None,
             vision: None,
@@ -212,6 +218,7 @@ impl Default for EngineConfig {
             cuda_libraries: LibraryPaths::default(),
             cuda: CudaOptions::default(),
             speculation: None,
+            draft: None,
             forced_drafts: true,
             only_for_gpus: Vec::new(),
         }

@@ -3,7 +3,7 @@
 use std::{
     path::Path,
     sync::{
-        Arc,
+        Arc, Mutex, RwLock,
         atomic::{AtomicBool, AtomicU64},
         mpsc,
     },
@@ -19,13 +19,14 @@ use paged::{FairnessPolicy, Scheduler, SchedulerConfig};
 use serde_json::json;
 
 use super::{
-    Device, EngineConfig, LoadProgress, MemoryPlan, ModelSource, Shared, events,
-    plan::{PlannedDevices, PlannedModel, device_dtype, plan, precision},
-    thread::EngineThread,
+    Device, EngineConfig, LoadProgress, Loaded, MemoryPlan, ModelSource, Shared, draft, events,
+    plan::{PlannedDevices, PlannedModel, device_dtype, plan, precision, weight_bytes},
+    thread::{Drafter, EngineThread},
     tier,
 };
 use crate::{
     EmbeddingConfig, EngineError, GenerationConfig, Message, RenderOptions, VisionOptions,
+    calibration::{self, calibrate},
     chat_template::{ChatTemplate, template_in_dir},
     embedding,
     grammar::GrammarCompiler,
@@ -122,17 +123,20 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
                 vision: None,
                 adapter_bytes: adapter_bytes(config)?,
                 embedding: embedding.as_ref(),
+                draft: None,
             },
             config,
             devices,
         );
     }
+    calibration::check(source, config, backend.memory()?.is_host)?;
     let files = open_files(source, config)?;
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
-    plan(planned_model(&files, &text, config.vision, adapter_bytes(config)?), config, devices)
+    let draft = draft::open(config, files.config(), &text.tokenizer, &*backend)?;
+    plan(planned_model(&files, draft.as_ref(), &text, config.vision, adapter_bytes(config)?), config, devices)
 }
 
-fn open_files(source: &ModelSource, config: &EngineConfig) -> Result<ModelFiles, EngineError> {
+pub(crate) fn open_files(source: &ModelSource, config: &EngineConfig) -> Result<ModelFiles, EngineError> {
     let files = ModelFiles::open(source, config.architecture.as_deref())?
         .with_isq(config.in_situ_quant)
         .with_importance(config.imatrix.clone());
@@ -147,6 +151,22 @@ fn open_files(source: &ModelSource, config: &EngineConfig) -> Result<ModelFiles,
     };
     check_kind(config, files.config(), files.embedding())?;
     Ok(files)
+}
+
+/// Bytes that the weights will take.
+pub(super) fn planned_bytes(files: &ModelFiles, config: &EngineConfig, backend: &dyn Backend) -> Result<u64, EngineError> {
+    let model = PlannedModel {
+        config: files.config(),
+        weights: Some(files.weights()),
+        isq: files.isq(),
+        tokenizer_bytes: 0,
+        encoder_cache_bytes: 0,
+        vision: files.vision(),
+        adapter_bytes: 0,
+        embedding: files.embedding(),
+        draft: None,
+    };
+    weight_bytes(model, config, PlannedDevices::Own { backend, loaded: 0 })
 }
 
 /// Whether a prompt of a model must be computed in one step: each of its tokens is needed beside the others.
@@ -203,6 +223,7 @@ fn adapter_bytes(config: &EngineConfig) -> Result<u64, EngineError> {
 
 fn planned_model<'a>(
     files: &'a ModelFiles,
+    draft: Option<&'a ModelFiles>,
     text: &TextFiles,
     vision: Option<VisionOptions>,
     adapter_bytes: u64,
@@ -216,6 +237,7 @@ fn planned_model<'a>(
         vision: files.vision(),
         adapter_bytes,
         embedding: files.embedding(),
+        draft: draft.map(draft::planned),
     }
 }
 
@@ -260,6 +282,12 @@ fn check_heads(files: &ModelFiles, backend: &dyn Backend) -> Result<(), EngineEr
     )))
 }
 
+/// With importance as it is measured, where a text says by what.
+fn calibrated(source: &ModelSource, config: &EngineConfig, backend: &Arc<dyn Backend>) -> Result<EngineConfig, EngineError> {
+    let measured = calibrate(source, config, backend)?.map(Arc::new);
+    Ok(EngineConfig { imatrix: measured.or_else(|| config.imatrix.clone()), calibration_file: None, ..config.clone() })
+}
+
 /// Loads the model and sizes the pool; the thread is not started.
 pub fn load_with_backend(
     source: &ModelSource,
@@ -271,26 +299,22 @@ pub fn load_with_backend(
     check_backend(config, &**backend)?;
     tier::check(config)?;
     let listeners = events::listen(config)?;
+    let config = &calibrated(source, config, backend)?;
     let files = open_files(source, config)?;
     warn_of_senses(&files);
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
+    let draft = draft::open(config, files.config(), &text.tokenizer, &**backend)?;
     let adapter_bytes = adapter_bytes(config)?;
     let planned = |loaded| {
         plan(
-            planned_model(&files, &text, config.vision, adapter_bytes),
+            planned_model(&files, draft.as_ref(), &text, config.vision, adapter_bytes),
             config,
             PlannedDevices::Own { backend: &**backend, loaded },
         )
     };
     let mut plan = planned(0)?;
     check_heads(&files, &**backend)?;
-    let options = RunnerOptions {
-        precision: precision(config),
-        kv_dtype: device_dtype(plan.cache.cache_type),
-        max_num_batched_tokens: config.max_num_batched_tokens,
-        max_num_seqs: config.max_num_seqs,
-    };
-    let mut runner = ModelRunner::load(&files, Arc::clone(backend), options, progress)?;
+    let mut runner = ModelRunner::load(&files, Arc::clone(backend), runner_options(config, &plan), progress)?;
     let adapters =
         config.adapters.clone().map(|options| Registry::new(options, Arc::clone(runner.sites()))).transpose()?.map(Arc::new);
     if !backend.memory()?.is_host {
@@ -299,7 +323,8 @@ pub fn load_with_backend(
     }
     let cache = &plan.cache;
     // One block more than is promised: the null block.
-    runner.allocate_kv((cache.num_gpu_blocks + 1, cache.block_size), &cache.groups)?;
+    let mut drafting = load_draft(draft.as_ref(), config, &plan, backend)?;
+    runner.allocate_kv_with(drafting.as_mut(), (cache.num_gpu_blocks + 1, cache.block_size), &cache.groups)?;
     let is_recurrent = files.config().is_recurrent();
     if is_recurrent && config.speculation.is_some() {
         let text = format!("drafts with {}, whose states cannot go back, are not supported", files.config().architecture);
@@ -322,13 +347,15 @@ pub fn load_with_backend(
     let (inbox, commands) = mpsc::channel();
     let tokenizer = Arc::new(text.tokenizer);
     let servable_tokens = scheduler.servable_tokens();
-    let (weight_bytes, kv_cache_bytes) = (runner.weight_bytes(), runner.kv_cache_bytes());
+    let draft_bytes = drafting.as_ref().map_or(0, ModelRunner::weight_bytes);
+    let (weight_bytes, kv_cache_bytes) = (runner.weight_bytes() + draft_bytes, runner.kv_cache_bytes());
     let digest = tier::digest(&files, config, &**backend)?;
     let swapper = tier::open(&files, config, &runner, &**backend, digest.as_ref())?;
     let flush = swapper.as_ref().map(Swapper::flush_on_drop);
     let told = events::start(listeners, &files, config, &runner, digest.as_ref(), adapters.clone())?;
     let mut thread = EngineThread::new(commands, scheduler, kv, runner, Arc::clone(&tokenizer));
     prepare_thread(&mut thread, &files, config, swapper);
+    thread.draft_by(drafting.map(|runner| Drafter::new(runner, files.config().vocab_size)));
     let shared = Shared {
         inbox,
         grammars: GrammarCompiler::new(Arc::clone(&tokenizer), files.config().vocab_size),
@@ -355,14 +382,37 @@ pub fn load_with_backend(
         lost: thread.lost(),
         heartbeat: thread.heartbeat(),
         kv_events: thread.tell(told),
-        description,
-        plan,
+        source: source.clone(),
+        config: config.clone(),
+        backend: Arc::downgrade(backend),
+        loaded: RwLock::new(Arc::new(Loaded { plan, description, weight_bytes, _flush: flush })),
+        re_isq: Mutex::default(),
         adapters,
-        weight_bytes,
+        draft_bytes,
         kv_cache_bytes,
-        _flush: flush,
     };
     Ok((shared, thread))
+}
+
+/// How the model of a plan computes.
+pub(super) fn runner_options(config: &EngineConfig, plan: &MemoryPlan) -> RunnerOptions {
+    RunnerOptions {
+        precision: precision(config),
+        kv_dtype: device_dtype(plan.cache.cache_type),
+        max_num_batched_tokens: config.max_num_batched_tokens,
+        max_num_seqs: config.max_num_seqs,
+    }
+}
+
+/// The draft model, whose keys and values are to lie in the pool of the other.
+fn load_draft(
+    files: Option<&ModelFiles>,
+    config: &EngineConfig,
+    plan: &MemoryPlan,
+    backend: &Arc<dyn Backend>,
+) -> Result<Option<ModelRunner>, EngineError> {
+    let load = |files| ModelRunner::load(files, Arc::clone(backend), runner_options(config, plan), &|_| ());
+    files.map(load).transpose()
 }
 
 fn warn_of_senses(files: &ModelFiles) {
@@ -415,15 +465,15 @@ fn request_limits(files: &ModelFiles, config: &EngineConfig, plan: &MemoryPlan, 
 }
 
 /// What turns requests into tokens and back.
-struct TextFiles {
-    tokenizer: Tokenizer,
+pub(super) struct TextFiles {
+    pub(super) tokenizer: Tokenizer,
     chat_template: Option<ChatTemplate>,
     generation_config: GenerationConfig,
 }
 
 impl TextFiles {
     /// An explicit template goes before the folder's, which goes before the GGUF file's own.
-    fn open(source: &ModelSource, files: &ModelFiles, template: Option<&str>) -> Result<Self, EngineError> {
+    pub(super) fn open(source: &ModelSource, files: &ModelFiles, template: Option<&str>) -> Result<Self, EngineError> {
         let (mut tokenizer, dir) = match source {
             // As Meta publishes Llama: with a tokenizer, and without a template.
             ModelSource::HuggingFace { path, tokenizer_json } if files.metadata().is_some() => {
@@ -484,7 +534,7 @@ fn gguf_tokenizer(files: &ModelFiles, dir: Option<&Path>, json: Option<&Path>) -
     Ok(tokenizer)
 }
 
-fn describe(files: &ModelFiles, config: &EngineConfig, plan: &MemoryPlan, backend: &dyn Backend) -> Vec<String> {
+pub(super) fn describe(files: &ModelFiles, config: &EngineConfig, plan: &MemoryPlan, backend: &dyn Backend) -> Vec<String> {
     const MIB: u64 = 1 << 20;
     let (info, model) = (backend.info(), files.config());
     let is_host = backend.memory().is_ok_and(|memory| memory.is_host);
