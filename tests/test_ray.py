@@ -29,19 +29,21 @@ with warnings.catch_warnings():
     ray = pytest.importorskip("ray", reason="`make test-ray` installs Ray")
     openai = pytest.importorskip("openai", reason="`make test-ray` installs it")
     from ray import serve
+    from ray.serve.exceptions import BackPressureError
+    from starlette.requests import Request
 
     from mistral_paged import ray as mistral_paged_ray
     from mistral_paged.ray import build_app, map_batches
-    from mistral_paged.ray.deployments import Replica, rest, target_num_replicas
+    from mistral_paged.ray.deployments import Ingress, Replica, ReplicaLost, rest, target_num_replicas
     from mistral_paged.ray.routing import Forwarded, PrefixRouter, digests_of
 
 # Other packages warn of what is to come in them.
-pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(500)]
 
 PORT = 8290
 URL = f"http://127.0.0.1:{PORT}/v1"
 QUESTION = [{"role": "user", "content": "What is 2+2?"}]
-PATIENCE = 90
+PATIENCE = 120
 
 
 @pytest.fixture(scope="module")
@@ -358,6 +360,55 @@ def test_a_part_of_an_event_is_not_passed_on_when_its_replica_is_lost() -> None:
     *parts, last = asyncio.run(all_of())
     assert parts == [b"data: 1\n\n", b"data: 2\n\n"]
     assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "replica_lost"
+
+
+def refused(error: Exception, path: str) -> tuple[int, str | None, Any]:
+    """Status, retry-after and body of what a client gets where no replica answers."""
+
+    class Parts:
+        async def __anext__(self) -> Any:
+            raise error
+
+    ingress = object.__new__(Ingress)
+    ingress.replicas = SimpleNamespace(forward=SimpleNamespace(remote=lambda forwarded: Parts()))
+    ingress.max_body_bytes = 100
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
+    response = asyncio.run(ingress(Request({**scope, "server": ("h", 80), "scheme": "http"}, receive)))
+    return response.status_code, response.headers.get("retry-after"), json.loads(response.body)
+
+
+def test_clients_are_told_to_ask_again_when_all_is_full_or_a_replica_is_lost() -> None:
+    status, retry_after, body = refused(BackPressureError(num_queued_requests=1, max_queued_requests=1), "/v1/chat/completions")
+    assert (status, retry_after, body["error"]["code"]) == (429, "1", "queue_full")
+    status, retry_after, body = refused(ReplicaLost("gone"), "/v1/chat/completions")
+    assert (status, retry_after, body["error"]["code"]) == (503, "1", "replica_lost")
+    status, retry_after, body = refused(ray.exceptions.ActorDiedError(), "/v1/messages")
+    assert (status, body["type"], body["error"]["type"]) == (503, "error", "overloaded_error")
+    with pytest.raises(ZeroDivisionError):
+        refused(ZeroDivisionError(), "/v1/completions")
+
+
+def test_replicas_come_and_go_with_the_load(client: Any) -> None:
+    options = {"pa_memory_mb": 256, "disable_access_log": True, "target_ongoing_requests": 2, "max_replicas": 2}
+    serve.run(build_app({**options, "upscale_delay_s": 0, "downscale_delay_s": 1}))
+
+    def replicas() -> int:
+        states: dict[str, int] = serve.status().applications["default"].deployments["Replica"].replica_states
+        return states.get("RUNNING", 0)
+
+    wait_for("one replica", lambda: replicas() == 1)
+    streams = [
+        client.completions.create(model="default", prompt="Hi", max_tokens=4000, stream=True, extra_body={"ignore_eos": True})
+        for _ in range(12)
+    ]
+    wait_for("a second replica", lambda: replicas() == 2)
+    for stream in streams:
+        stream.close()
+    wait_for("one replica again", lambda: replicas() == 1)
 
 
 BATCHES = """
