@@ -184,7 +184,7 @@ def router_of(*loads: int) -> tuple[PrefixRouter, list[Any]]:
     return router, [SimpleNamespace(replica_id=str(number)) for number in range(len(loads))]
 
 
-def choose(router: PrefixRouter, replicas: list[Any], body: bytes) -> str:
+def choose(router: PrefixRouter, replicas: list[Any], body: bytes, is_sent: bool = True) -> str:
     request = SimpleNamespace(
         args=[Forwarded("POST", "/", [], body, digests_of(body, ""))], routing_context=SimpleNamespace(should_backoff=False)
     )
@@ -192,7 +192,8 @@ def choose(router: PrefixRouter, replicas: list[Any], body: bytes) -> str:
     assert request.routing_context.should_backoff
     assert sorted(one.replica_id for rank in ranks for one in rank) == [one.replica_id for one in replicas]
     chosen: str = ranks[0][0].replica_id
-    router.on_request_routed(request, chosen, None)
+    if is_sent:
+        router.on_request_routed(request, chosen, None)
     return chosen
 
 
@@ -202,6 +203,9 @@ def test_the_router_spreads_new_prompts_and_sends_known_ones_home() -> None:
     assert sorted(homes) == ["0", "1", "2"]
     for _ in range(2):
         assert [choose(router, replicas, chat(name * 300, "yes", "more")) for name in "abc"] == homes
+    # Of several that come at once none is sent before the last is chosen for.
+    burst = [choose(router, replicas, chat(name * 300), is_sent=False) for name in "defghi"]
+    assert sorted(burst) == ["0", "0", "1", "1", "2", "2"]
     router._forget({homes[0]})
     assert choose(router, [one for one in replicas if one.replica_id != homes[0]], chat("a" * 300)) != homes[0]
     busy, replicas = router_of(20, 0)

@@ -75,7 +75,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         """Begins with nothing known. `max_imbalance`: requests that a preferred replica may have more than the idlest one."""
         self._max_imbalance = max_imbalance
         self._homes: OrderedDict[bytes, set[ReplicaID]] = OrderedDict()
-        self._sent: dict[ReplicaID, int] = {}
+        self._given: dict[ReplicaID, int] = {}
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -93,11 +93,13 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         if share >= MIN_SHARE:
             preferred = [one for one in candidate_replicas if one.replica_id in homes]
         else:
-            # New prompts spread: of those with equally few requests, the one that was sent the fewest.
-            fewest = min(((loads[one], self._sent.get(one, 0)) for one in loads), default=None)
-            preferred = [
-                one for one in candidate_replicas if (loads[one.replica_id], self._sent.get(one.replica_id, 0)) == fewest
+            # New prompts spread: of replicas with equally few requests one after the other. They are counted here, for several
+            # that come at once are chosen for before the first is sent.
+            preferred = sorted(candidate_replicas, key=lambda one: (loads[one.replica_id], self._given.get(one.replica_id, 0)))[
+                :1
             ]
+            for one in preferred:
+                self._given[one.replica_id] = self._given.get(one.replica_id, 0) + 1
         return [preferred, [one for one in candidate_replicas if one not in preferred]]
 
     def _longest(self, digests: list[bytes], among: set[ReplicaID]) -> tuple[float, set[ReplicaID]]:
@@ -110,7 +112,6 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """Remembers who was sent the prompt."""
         digests = self._digests(pending_request)
-        self._sent[replica_id] = self._sent.get(replica_id, 0) + 1
         for digest in digests:
             self._homes.setdefault(digest, set()).add(replica_id)
             self._homes.move_to_end(digest)
@@ -125,13 +126,13 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Forgets those that are gone."""
         super().update_replicas(replicas)
-        self._forget(set(self._sent) - {one.replica_id for one in replicas})
+        self._forget(set(self._given) - {one.replica_id for one in replicas})
 
     def _forget(self, gone: set[ReplicaID]) -> None:
         if not gone:
             return
         for replica_id in gone:
-            self._sent.pop(replica_id, None)
+            self._given.pop(replica_id, None)
         for digest in [digest for digest, homes in self._homes.items() if homes & gone]:
             self._homes[digest] -= gone
             if not self._homes[digest]:
