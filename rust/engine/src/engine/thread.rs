@@ -133,7 +133,7 @@ pub struct EngineThread {
     /// What is computed with once nobody is answered by the weights there are.
     new_weights: Option<Box<NewWeights>>,
     /// Requests that came since, in order: new weights are to answer them.
-    held: Vec<Box<SubmittedRequest>>,
+    held: Vec<SubmittedRequest>,
     /// Who waits until no request is left.
     drains: Vec<Sender<()>>,
     /// Why the device computes no more, once it does not.
@@ -324,7 +324,7 @@ impl EngineThread {
 
     fn handle(&mut self, command: Command) {
         match command {
-            Command::Submit(submitted) if self.new_weights.is_some() => self.held.push(submitted),
+            Command::Submit(submitted) if self.new_weights.is_some() => self.held.push(*submitted),
             Command::Submit(submitted) => {
                 let _ = self.guarded(|thread| thread.receive_request(*submitted));
             }

@@ -64,7 +64,7 @@ impl EngineThread {
         let (is_paused, is_draining) = (self.scheduler.is_paused(), self.scheduler.is_draining());
         self.scheduler.resume();
         for submitted in std::mem::take(&mut self.held) {
-            let _ = self.guarded(|thread| thread.receive_request(*submitted));
+            let _ = self.guarded(|thread| thread.receive_request(submitted));
         }
         if is_draining {
             let _ = self.guarded(Self::begin_seeing);
