@@ -219,6 +219,25 @@ def test_an_adapter_is_told_by_its_name() -> None:
         assert event.extra_keys == [("sql",)] * 8
 
 
+def test_weights_that_are_quantized_anew_clear_all_and_name_blocks_otherwise() -> None:
+    with tiny() as runner, consuming(runner) as consumer:
+        complete(runner, list(range(40, 80)), max_tokens=1)
+        consumer.follow(runner)
+        before = set(consumer.held)
+        assert before
+        runner.send_re_isq("8")
+        assert runner.kv_cache_stats()["kv_event_blocks"] == 0
+        consumer.follow(runner)
+        complete(runner, list(range(40, 80)), max_tokens=1)
+        consumer.follow(runner)
+        assert len(consumer.held) == len(before)
+        assert not before & set(consumer.held)
+    with tiny(in_situ_quant="8") as fresh, consuming(fresh) as other:
+        complete(fresh, list(range(40, 80)), max_tokens=1)
+        other.follow(fresh)
+        assert set(other.held) == set(consumer.held), "a replica that was loaded so calls them alike"
+
+
 def test_an_unloaded_model_tells_that_nothing_is_held_and_listens_there_again_when_it_is_reloaded() -> None:
     port = free_ports()
     address, replay = f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}"
