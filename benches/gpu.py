@@ -114,6 +114,7 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="folder of gpu.md and gpu.png")
     parser.add_argument("--parts", default="kernels,model", help="kernels, model or both")
     parser.add_argument("--report", type=Path, help="write the report of these records, and measure nothing")
+    parser.add_argument("--no-report", action="store_true", help="leave the records as they are: --report writes one later")
     options = parser.parse_args()
     if options.report:
         write_report(read(options.report), options.docs)
@@ -137,7 +138,8 @@ def main() -> None:
         if "model" in options.parts.split(","):
             measure_model(log, f"cuda:{options.device}", gpu_plan.LLAMA_8B, gpu_plan.BATCHES)
         log.write(record="end", seconds=time.perf_counter() - begun)
-    write_report(read(options.output), options.docs)
+    if not options.no_report:
+        write_report(read(options.output), options.docs)
 
 
 if __name__ == "__main__":

@@ -271,7 +271,8 @@ fn norms_of_rows_and_of_heads_before_the_cache_is_written() {
 /// Attention of a prompt of 40 rows in chunks of so many, beside a request that decodes.
 fn in_chunks(cache_type: KvDType, precision: Precision, window: Option<usize>, chunk: usize) -> Vec<f32> {
     let (mut rng, head_dim, rows) = (Rng::new(7), 64, 40);
-    let backend = CudaBackend::new(driver(Order::Ascending)).unwrap();
+    let cuda = CudaBackend::new(driver(Order::Ascending)).unwrap();
+    let backend: &dyn Backend = &cuda;
     let spec = KvCacheSpec::uniform((100, 8), cache_type, KvShape::new(2, head_dim), 1).unwrap();
     let cache = backend.alloc_kv_cache(&spec).unwrap();
     let [q, k, v] = [6, 2, 2].map(|heads| floats(&mut rng, rows * heads * head_dim));
@@ -281,14 +282,14 @@ fn in_chunks(cache_type: KvDType, precision: Precision, window: Option<usize>, c
         let count = chunk.min(rows - first);
         let step = step(&[(first, count)], 8);
         let of = |x: &[f32], heads: usize| {
-            tensor(&backend, &x[first * heads * head_dim..][..count * heads * head_dim], heads * head_dim)
+            tensor(backend, &x[first * heads * head_dim..][..count * heads * head_dim], heads * head_dim)
         };
         let (mut q, mut k, v) = (of(&q, 6), of(&k, 2), of(&v, 2));
         backend.begin_step(&step);
         backend.rope_and_cache(RopeArgs::new(&mut q, Some((&mut k, Some(&v))), None, (&cache, 0)), &step);
         let mut out = backend.alloc(count, 6 * head_dim).unwrap();
         backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 0, sinks: None, params }, &step);
-        all.extend(fetched(&backend, out));
+        all.extend(fetched(backend, out));
     }
     all
 }
