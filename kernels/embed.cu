@@ -23,7 +23,8 @@ __device__ void embed(const EmbedArgs& args) {
         }
     }
     if constexpr (weights::IS_FLOAT<Format>) {
-        for (unsigned i = args.cols / 32 * 32 + threadIdx.x; i < args.cols; i += THREADS) out[i] = Format::value(row, i) * args.scale;
+        const unsigned rest = args.cols / 32 * 32;
+        for (unsigned i = rest + threadIdx.x; i < args.cols; i += THREADS) out[i] = Format::value(row, i) * args.scale;
     }
 }
 

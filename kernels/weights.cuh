@@ -36,13 +36,13 @@ struct F32 {
             w[i] = x.x, w[i + 1] = x.y, w[i + 2] = x.z, w[i + 3] = x.w;
         }
     }
-    static __device__ __forceinline__ float value(const uint8_t* row, unsigned i) { return reinterpret_cast<const float*>(row)[i]; }
+    static __device__ float value(const uint8_t* row, unsigned i) { return reinterpret_cast<const float*>(row)[i]; }
 };
 
 template <class T>
 struct Float16Bits {
     static constexpr int LEN = 32, BYTES = 64;
-    static __device__ __forceinline__ float value(const uint8_t* row, unsigned i) { return to_f32(reinterpret_cast<const T*>(row)[i]); }
+    static __device__ float value(const uint8_t* row, unsigned i) { return to_f32(reinterpret_cast<const T*>(row)[i]); }
     static __device__ __forceinline__ void run(const uint8_t* block, unsigned, float (&w)[32]) {
 #pragma unroll
         for (int i = 0; i < 32; i += 8) {

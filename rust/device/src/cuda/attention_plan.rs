@@ -2,8 +2,8 @@
 //!
 //! A request with few rows (one that decodes) is cut along its keys, at places that depend on its own length alone, so that a row
 //! gets the same bits in any batch; the parts are merged afterwards. Many rows are cut into tiles of rows, each of which sees all
-//! its keys. Over a cache in f32, and where results are to be deterministic, every row is a tile that is not cut along its keys: it
-//! then has the same bits in chunks of any size.
+//! its keys. Over a cache in f32, and where results are to be deterministic, every row is a tile that is not cut along its keys:
+//! it then has the same bits in chunks of any size.
 
 use crate::{
     KvDType, StepMetadata,

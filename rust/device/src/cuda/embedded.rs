@@ -34,7 +34,7 @@ impl std::fmt::Debug for Module {
 pub struct Line([u8; 64]);
 
 impl Module {
-    /// The image at a multiple of 64, with zeros behind it. What the compiler embeds may begin anywhere, and would take it minutes to
+    /// The image at a multiple of 64, with zeros behind it. What the compiler embeds may begin anywhere, and takes it minutes to
     /// align.
     pub fn aligned(&self) -> Vec<Line> {
         let line = |bytes: &[u8]| {

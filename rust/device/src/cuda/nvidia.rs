@@ -64,8 +64,8 @@ fn gpu(ordinal: c_int) -> Result<Gpu, CudaError> {
     })
 }
 
-/// The memory of a GPU that [`gpus`] has shown, measured now. Only a thread with a context is told: where nobody has one there, it
-/// is made for the question, which takes a moment and some of that memory.
+/// The memory of a GPU that [`gpus`] has shown, measured now. Only a thread with a context is told: where nobody has one there,
+/// it is made for the question, which takes a moment and some of that memory.
 ///
 /// Errors: what the driver refuses.
 pub fn gpu_memory(ordinal: usize) -> Result<GpuMemory, CudaError> {
@@ -95,8 +95,8 @@ fn within<T>(context: sys::CUcontext, call: impl FnOnce() -> Result<T, DriverErr
     answer
 }
 
-/// Runs calls that a thread is refused while another one records a graph, PyTorch for example, because they could disturb it: what
-/// allocates, loads or waits. Ours touch no stream but our own.
+/// Runs calls that a thread is refused while another one records a graph, PyTorch for example, because they could disturb it:
+/// what allocates, loads or waits. Ours touch no stream but our own.
 fn beside_recordings<T>(call: impl FnOnce() -> Result<T, DriverError>) -> Result<T, DriverError> {
     let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
     let mut exchange = || {
@@ -115,8 +115,8 @@ pub struct NvidiaDriver {
     gpu: Gpu,
     device: sys::CUdevice,
     context: sys::CUcontext,
-    /// Of steps, with their copies. It neither waits for the default stream nor is waited for: work there would end a recording of
-    /// this stream, and work here one of somebody else's.
+    /// Of steps, with their copies. It neither waits for the default stream nor is waited for: work there would end a recording
+    /// of this stream, and work here one of somebody else's.
     stream: sys::CUstream,
     /// Made with the first copy.
     uploads: Mutex<Option<UploadRing>>,

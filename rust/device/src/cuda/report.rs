@@ -48,8 +48,8 @@ pub struct CudaReport {
     pub kernels: &'static EmbeddedKernels,
 }
 
-/// Asks the driver; this starts it when it is there, and computes on no GPU: no context is made. [`gpu_memory`](super::gpu_memory)
-/// tells the memory of one.
+/// Asks the driver; this starts it when it is there, and computes on no GPU: no context is made.
+/// [`gpu_memory`](super::gpu_memory) tells the memory of one.
 pub fn survey() -> CudaReport {
     let (driver, gpus) = match nvidia::gpus() {
         Ok((version, gpus)) => (Ok(version), gpus),

@@ -6,8 +6,8 @@
 //!                  mark                                its mark is waited for
 //! ```
 //!
-//! From pageable memory the driver makes the copy itself: it may wait for the stream, and on the default stream it disturbs whoever
-//! records a graph.
+//! From pageable memory the driver makes the copy itself: it may wait for the stream, and on the default stream it disturbs
+//! whoever records a graph.
 
 use crate::kernel_args::DevicePtr;
 
