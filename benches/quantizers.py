@@ -1,10 +1,13 @@
 """Perplexity of a model after in-situ quantization to each type, beside the same matrices by llama.cpp's quantizer.
 
     python benches/quantizers.py --model FILE.gguf --golden tests/data/golden/real/smollm2/golden.json --types 8 Q4_0
+    python benches/quantizers.py --model FILE.gguf --conversations --types Q2K Q3K Q4K
 
 The model is dequantized to bfloat16 first, so that both quantizers begin from the same floats. Both files have the same types
 in the same places; llama.cpp's differs in the bytes of its matrices, which `ggml_quantize_chunk` of the package xllamacpp has
-made. Perplexity is computed in F32 by this engine for both. Speed is of one thread, in MB of bfloat16 a second of processor time.
+made. With `--conversations` the text is the last of the packaged conversations, and a third file is quantized by importance that
+the first 16 of them have measured (`calibration_file`). Perplexity is computed in F32 by this engine for all. Speed is of one
+thread, in MB of bfloat16 a second of processor time.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import ml_dtypes
 import numpy as np
 
 from mistral_paged import CompletionRequest, ModelDType, Runner, Which, quantize
+from mistral_paged.memory import conversations
 
 
 def float_file(source: Path, output: Path) -> None:
@@ -101,25 +105,38 @@ def main() -> None:
     """Prints a JSON line a type."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--golden", type=Path, required=True)
-    parser.add_argument("--library", type=Path, required=True, help="xllamacpp.abi3.so")
+    text = parser.add_mutually_exclusive_group(required=True)
+    text.add_argument("--golden", type=Path)
+    text.add_argument("--conversations", action="store_true")
+    parser.add_argument("--library", type=Path, help="xllamacpp.abi3.so; without, llama.cpp is left out")
     parser.add_argument("--types", nargs="+", default=["8", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "MXFP4"])
     parser.add_argument("--tokens", type=int, default=768)
     options = parser.parse_args()
-    ids = json.loads(options.golden.read_text())["perplexity"]["ids"][: options.tokens]
-    ggml = Ggml(options.library)
+    ggml = Ggml(options.library) if options.library is not None else None
     with tempfile.TemporaryDirectory() as folder:
         floats, own, theirs = (Path(folder) / f"{name}.gguf" for name in ("floats", "own", "theirs"))
         float_file(options.model, floats)
         size = floats.stat().st_size / 1e6
-        print(json.dumps({"type": "BF16", "ppl": perplexity(floats, ids)}), flush=True)
+        calibration = Path(folder) / "calibration.txt"
+        if options.conversations:
+            texts = [f"{one.prompt}\n\n{one.reply}\n\n" for one in conversations(99)]
+            calibration.write_text("".join(texts[:16]))
+            with Runner(which=Which.GGUF(str(floats)), pa_gpu_mem=64) as runner:
+                ids = runner.tokenize_text("".join(texts[-20:]), add_special_tokens=True)[: options.tokens]
+        else:
+            ids = json.loads(options.golden.read_text())["perplexity"]["ids"][: options.tokens]
+        print(json.dumps({"type": "BF16", "tokens": len(ids), "ppl": perplexity(floats, ids)}), flush=True)
         for name in options.types:
             began = time.process_time()
             types = quantize(Which.GGUF(str(floats)), name, own, force=True, num_threads=1)
             own_seconds = time.process_time() - began
-            seconds = by_llama_cpp(ggml, floats, own, theirs)
-            row = {"type": name, "tensors": types, "own": perplexity(own, ids), "llama_cpp": perplexity(theirs, ids)}
-            row |= {"own_mb_s": size / own_seconds, "llama_cpp_mb_s": size / seconds}
+            row = {"type": name, "tensors": types, "own": perplexity(own, ids), "own_mb_s": size / own_seconds}
+            if ggml is not None:
+                seconds = by_llama_cpp(ggml, floats, own, theirs)
+                row |= {"llama_cpp": perplexity(theirs, ids), "llama_cpp_mb_s": size / seconds}
+            if options.conversations:
+                quantize(Which.GGUF(str(floats), calibration_file=str(calibration)), name, own, force=True)
+                row["measured"] = perplexity(own, ids)
             print(json.dumps(row), flush=True)
 
 

@@ -249,7 +249,6 @@ EITHER = [
     "organization",
     "write_uqff",
     "from_uqff",
-    "calibration_file",
     "matformer_config_path",
     "matformer_slice_name",
     "auto_map_params",
@@ -392,7 +391,7 @@ def test_add_special_tokens_needs_a_text(llama: Runner) -> None:
 
 def test_later_methods_say_so() -> None:
     runner = runner_of("text", "llama")
-    for method in ("generate_image", "send_re_isq", "export_session"):
+    for method in ("generate_image", "begin_calibration", "export_session"):
         with pytest.raises(NotImplementedError, match=method):
             getattr(runner, method)("x")
 

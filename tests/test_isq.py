@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import golden, score, text_model
+from test_server import serving
 
 from mistral_paged import ModelDType, Runner, Which, cli
 
@@ -50,3 +51,47 @@ def test_the_older_command_line_quantizes(capsys: pytest.CaptureFixture[str]) ->
     words = ["run", "--isq", "Q4K", "-m", model, "-a", "phi3", "--max-tokens", "4", "-i", "Hello"]
     assert cli.main(words) == 0
     assert capsys.readouterr().out
+
+
+def test_a_runner_is_quantized_anew_while_it_serves() -> None:
+    """Its prefix cache and its reloads are those of the new weights."""
+    ids = golden("text/phi3")["completions"][2]["prompt_ids"]
+    scores = {
+        name: log_probabilities(Runner(which=text_model("phi3", dtype=ModelDType.F32), pa_gpu_mem=16, in_situ_quant=name), ids)
+        for name in (None, "8", "Q4_0")
+    }
+    with Runner(which=text_model("phi3", dtype=ModelDType.F32), pa_gpu_mem=16) as runner:
+        bytes_of_floats = runner.memory_ledger().weights_bytes
+        assert log_probabilities(runner, ids) == scores[None]
+        for name in ("8", "Q4_0"):
+            steps: list[tuple[int, int]] = []
+            runner.send_re_isq(name, load_progress=lambda done, of, steps=steps: steps.append((done, of)))
+            assert steps
+            assert steps[-1][0] == steps[-1][1]
+            assert log_probabilities(runner, ids) == scores[name]
+            assert runner.memory_ledger().weights_bytes < bytes_of_floats
+        runner.unload_model()
+        assert log_probabilities(runner, ids) == scores["Q4_0"]
+        with pytest.raises(ValueError, match=r'dtype is "AFQ4".*Q4K'):
+            runner.send_re_isq("AFQ4")
+        with pytest.raises(ValueError, match="was not found"):
+            runner.send_re_isq("8", "another")
+        assert log_probabilities(runner, ids) == scores["Q4_0"]
+
+
+def test_a_server_is_quantized_anew(smollm2_path: Path) -> None:
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+    with serving("--isq", "8", "--disable-access-log") as server:
+        before = server.get("/v1/system/info").json["weight_bytes"]
+        reply = server.post("/re_isq", {"ggml_type": "q4_0"})
+        assert (reply.status, reply.json["ggml_type"]) == (200, "Q4_0")
+        assert reply.json["weight_bytes"] == server.get("/v1/system/info").json["weight_bytes"] < before
+        assert server.post("/v1/chat/completions", chat).status == 200
+        for body, says in (({"ggml_type": "nix"}, "ggml_type is"), ({"type": "Q4K"}, "unknown field"), ({}, "missing field")):
+            reply = server.post("/re_isq", body)
+            assert reply.status == 400, body
+            assert says in reply.error["message"], body
+    with serving("--disable-access-log", model=str(smollm2_path), memory="64") as server:
+        reply = server.post("/re_isq", {"ggml_type": "8"})
+        assert reply.status == 400
+        assert "quantized already" in reply.error["message"]

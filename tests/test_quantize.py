@@ -80,6 +80,21 @@ def test_an_importance_matrix_without_use_is_refused(options: dict[str, str], wo
         Runner(which=Which.Plain(LLAMA, imatrix=IMATRIX), pa_gpu_mem=16, **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"), [({}, "nothing is quantized"), ({"in_situ_quant": "Q4K"}, "multiple of 256 columns")]
+)
+def test_a_text_to_calibrate_by_without_use_is_refused(options: dict[str, str], words: str, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("word " * 500)
+    for load in (Runner, Runner.memory_plan):
+        with pytest.raises(ValueError, match=f"calibration_file is .*{words}"):
+            load(which=Which.Plain(LLAMA, calibration_file=str(text)), pa_gpu_mem=16, **options)
+    with pytest.raises(ValueError, match="leave out one of the two"):
+        Runner(which=Which.Plain(LLAMA, calibration_file=str(text), imatrix=IMATRIX), in_situ_quant="Q4K")
+    command = ["quantize", "-m", LLAMA, "--type", "Q4K", "-o", str(tmp_path / "out.gguf"), "--calibration-file", str(text)]
+    assert cli.main(command) == 1
+
+
 def test_an_importance_matrix_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = tmp_path / "broken.dat"
     broken.write_bytes(b"no matrix of importance")

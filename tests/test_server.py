@@ -601,7 +601,7 @@ def test_routes_that_are_not_there(server: Server) -> None:
         ("POST", "/v1/images/generations", 404, "route_not_found"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("DELETE", "/health", 405, "method_not_allowed"),
-        ("POST", "/re_isq", 501, "not_implemented"),
+        ("POST", "/v1/models/reload", 501, "not_implemented"),
     ):
         reply = server.send(method, path, {} if method == "POST" else None)
         assert (reply.status, reply.error["code"]) == (status, code), path
@@ -1069,8 +1069,8 @@ def test_a_panic_or_a_bad_setting_is_an_error_before_loading(tmp_path: Path) -> 
         )
 
     assert run("--port", "70000").returncode == 2
-    assert "--calibration-file <FILE>" in run("--calibration-file", "x").stderr
-    assert run("--calibration-file", "x").returncode == 2
+    assert "--from-uqff <FILE>" in run("--from-uqff", "x").stderr
+    assert run("--from-uqff", "x").returncode == 2
     both = run("--pa-memory-mb", "5", "--pa-context-len", "5")
     assert both.returncode == 2
     assert "cannot be used with" in both.stderr

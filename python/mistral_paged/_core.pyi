@@ -234,7 +234,7 @@ class Which:
             from_uqff: Any = None,
             dtype: ModelDType = ...,
             imatrix: str | None = None,
-            calibration_file: Any = None,
+            calibration_file: str | None = None,
             hf_cache_path: str | None = None,
             matformer_config_path: Any = None,
             matformer_slice_name: Any = None,
@@ -260,7 +260,7 @@ class Which:
         @property
         def imatrix(self) -> str | None: ...
         @property
-        def calibration_file(self) -> Any: ...
+        def calibration_file(self) -> str | None: ...
         @property
         def hf_cache_path(self) -> str | None: ...
         @property
@@ -336,7 +336,7 @@ class Which:
             from_uqff: Any = None,
             dtype: ModelDType = ...,
             max_edge: int | None = None,
-            calibration_file: Any = None,
+            calibration_file: str | None = None,
             imatrix: str | None = None,
             hf_cache_path: str | None = None,
             matformer_config_path: Any = None,
@@ -363,7 +363,7 @@ class Which:
         @property
         def max_edge(self) -> int | None: ...
         @property
-        def calibration_file(self) -> Any: ...
+        def calibration_file(self) -> str | None: ...
         @property
         def imatrix(self) -> str | None: ...
         @property
@@ -445,7 +445,7 @@ class Which:
             write_uqff: Any = None,
             from_uqff: Any = None,
             imatrix: str | None = None,
-            calibration_file: Any = None,
+            calibration_file: str | None = None,
             max_edge: Any = None,
             adapters: AnySequence[LoraAdapter] | None = None,
             max_adapters: int | None = None,
@@ -480,7 +480,7 @@ class Which:
         @property
         def imatrix(self) -> str | None: ...
         @property
-        def calibration_file(self) -> Any: ...
+        def calibration_file(self) -> str | None: ...
         @property
         def max_edge(self) -> Any: ...
         @property
@@ -1622,6 +1622,9 @@ class Runner:
     def max_sequence_length(self, model_id: str | None = None) -> int: ...
     def context_length(self, model_id: str | None = None) -> int: ...
     def pause(self) -> None: ...
+    def send_re_isq(
+        self, dtype: str, model_id: str | None = None, *, load_progress: Callable[[int, int], object] | None = None
+    ) -> None: ...
     def resume(self) -> None: ...
     def drain(self, timeout: float | None = None) -> bool: ...
     def kv_cache_stats(self) -> dict[str, Any]: ...

@@ -280,7 +280,7 @@ MODEL = (
     Flag(("--from-uqff",), "UQFF file", "FILE", planned=LATER_WEIGHTS, section="model"),
     Flag(("--isq-organization",), "which weights", "NAME", planned=LATER_WEIGHTS, section="model"),
     Flag(("--imatrix",), "importance matrix of llama.cpp, for K types of --isq", "FILE", section="model"),
-    Flag(("--calibration-file",), "text to calibrate by", "FILE", planned=LATER_WEIGHTS, section="model"),
+    Flag(("--calibration-file",), "text to measure importance by, before --isq quantises", "FILE", section="model"),
     Flag(("--topology",), "YAML of devices and types by layer", "FILE", planned="leave it out", section="model"),
     Flag(
         ("--lora",),
@@ -612,7 +612,7 @@ TUNE = (
 )
 
 HF_CACHE = next(flag for flag in MODEL if flag.name == "--hf-cache")
-QUANTIZED_MODEL = ("-m", "-f", "--tok-model-id", "-t", "-a", "--hf-cache", "--token-source", "--imatrix")
+QUANTIZED_MODEL = ("-m", "-f", "--tok-model-id", "-t", "-a", "--hf-cache", "--token-source", "--imatrix", "--calibration-file")
 QUANTIZE = (
     *(flag for flag in MODEL if any(name in QUANTIZED_MODEL for name in flag.names)),
     Flag(("--type", "--isq"), "what matrices become: 2 to 8 bits, Q4K, Q8_0, ...", "TYPE", required=True, section=None),

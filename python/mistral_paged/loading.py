@@ -87,9 +87,10 @@ def select(options: argparse.Namespace) -> Which:
         place = {"tokenizer_json": options.tokenizer, "dtype": dtype, "hf_cache_path": options.hf_cache}
         arch = ARCHITECTURES.get(options.arch)
         if lora is None:
-            return Which.Plain(model, arch=arch, imatrix=options.imatrix, **place)
-        if options.imatrix is not None:
-            raise ValueError("--imatrix does not go with adapters of a model in Hugging Face layout; leave out one of the two")
+            return Which.Plain(model, arch=arch, imatrix=options.imatrix, calibration_file=options.calibration_file, **place)
+        for flag, value in (("--imatrix", options.imatrix), ("--calibration-file", options.calibration_file)):
+            if value is not None:
+                raise ValueError(f"{flag} does not go with adapters of a model in Hugging Face layout; leave out one of the two")
         return Which.Lora(model, arch=arch, **place, **lora)
     if options.arch is not None:
         raise ValueError("--arch goes with a model in Hugging Face layout; a GGUF file names its own")
@@ -101,6 +102,7 @@ def select(options: argparse.Namespace) -> Which:
         tokenizer_json=options.tokenizer,
         hf_cache_path=options.hf_cache,
         imatrix=options.imatrix,
+        calibration_file=options.calibration_file,
         **(lora or {}),
     )
 
@@ -158,6 +160,7 @@ def multimodal(options: argparse.Namespace, model: str, dtype: ModelDType, lora:
         dtype=dtype,
         max_edge=options.max_edge,
         imatrix=options.imatrix,
+        calibration_file=options.calibration_file,
         hf_cache_path=options.hf_cache,
         encoder_cache_memory_bytes=None if cache is None else cache << 20,
     )

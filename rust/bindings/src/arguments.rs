@@ -182,7 +182,7 @@ pub mod text {
     use super::named;
 
     texts! {
-        allowed_media_domains attention_backend chat_template cpu_tier device dry_sequence_breakers grammar_type in_situ_quant
+        allowed_media_domains attention_backend chat_template cpu_tier device dry_sequence_breakers dtype grammar_type in_situ_quant
         jinja_explicit model
         model_id reasoning_effort stop_seqs token_source
     }
@@ -209,6 +209,7 @@ macro_rules! fields {
 fields! {
     HfCachePath(Text) = "hf_cache_path",
     ImatrixPath(Text) = "imatrix",
+    CalibrationFile(Text) = "calibration_file",
     ModelId(Text) = "model_id",
     QuantizedFilename(OneOrMany) = "quantized_filename",
     QuantizedModelId(Text) = "quantized_model_id",

@@ -8,9 +8,12 @@ use std::{
 
 use pyo3::{prelude::*, types::PyDict};
 
+use engine::Isq;
+
 use crate::{
-    arguments::Real,
+    arguments::{Real, text},
     detach::{POLL, enter, wait},
+    exceptions::raise,
     runner::Runner,
     service, stats,
 };
@@ -51,6 +54,26 @@ impl Runner {
             let is_done = drain.lock().unwrap_or_else(PoisonError::into_inner).wait_timeout(left)?;
             Ok(if is_done || left.is_zero() { Poll::Ready(is_done) } else { Poll::Pending })
         })
+    }
+
+    /// Quantizes the weights anew from the model's files, to a type by its name as `in_situ_quant` takes it, and returns when
+    /// requests are answered by the new ones. Those that were accepted before are answered by the old ones to their end; later
+    /// ones wait for the new ones. Both weights are in memory meanwhile. No keys and values that were cached before are used
+    /// after. `load_progress` is called with the bytes of weights done and in all.
+    ///
+    /// Raises `ValueError` where the new weights do not fit, or where the files are quantized already, and `NotImplementedError`
+    /// with adapters or on a GPU; the old weights then go on.
+    #[pyo3(signature = (dtype, model_id=None, *, load_progress=None))]
+    fn send_re_isq(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = text::dtype)] dtype: &str,
+        #[pyo3(from_py_with = text::model_id)] model_id: Option<&str>,
+        load_progress: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.check_model(model_id)?;
+        let isq = Isq::named("dtype", dtype).map_err(raise)?;
+        self.model()?.re_isq(py, isq, load_progress)
     }
 
     /// Figures of the KV pool as of the last step.

@@ -50,7 +50,7 @@ impl MemoryPlan {
 
     /// The plan that an engine was loaded by.
     pub fn of_engine(engine: &Engine) -> Self {
-        Self(engine.memory_ledger().clone())
+        Self(engine.memory_ledger())
     }
 
     fn sum(&self, of: impl Fn(&DeviceBytes) -> u64) -> u64 {
@@ -289,6 +289,7 @@ impl Runner {
             deterministic,
             in_situ_quant: options::in_situ_quant(in_situ_quant)?,
             imatrix: options::imatrix(py, &selection)?,
+            calibration_file: options::calibration_file(py, &selection)?,
             adapters: options::resolve_adapters(py, &selection, token_source)?,
             embedding: selection.embedding,
             vision: selection.vision,

@@ -6,13 +6,13 @@ use std::{
     task::Poll,
 };
 
-use engine::{Engine, EngineConfig, ModelSource};
+use engine::{Engine, EngineConfig, Isq, ModelSource};
 use pyo3::prelude::*;
 
 use crate::{
     detach::{POLL, enter, wait},
     exceptions::invalid,
-    load::load,
+    load::{load, with_progress},
     logger::log,
 };
 
@@ -26,6 +26,8 @@ pub struct Model {
     id: String,
     source: ModelSource,
     config: EngineConfig,
+    /// What it was quantized to since.
+    isq: Mutex<Option<Isq>>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -49,7 +51,7 @@ impl Model {
         progress: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let engine = start(py, &source, &config, progress)?;
-        Ok(Self { id, source, config, state: Mutex::new(State::Loaded(engine)), changed: Condvar::new() })
+        Ok(Self { id, source, config, isq: Mutex::default(), state: Mutex::new(State::Loaded(engine)), changed: Condvar::new() })
     }
 
     /// "loaded", "unloaded", "reloading" or "closed".
@@ -87,11 +89,21 @@ impl Model {
                 State::Unloaded | State::Changing(_) => {}
             }
             if let Some(mut change) = self.change(py, |state| matches!(state, State::Unloaded), RELOADING)? {
-                let engine = start(py, &self.source, &self.config, None)?;
+                let isq = self.isq.lock().unwrap_or_else(PoisonError::into_inner).or(self.config.in_situ_quant);
+                let config = EngineConfig { in_situ_quant: isq, ..self.config.clone() };
+                let engine = start(py, &self.source, &config, None)?;
                 change.state = State::Loaded(engine.clone());
                 return Ok(engine);
             }
         }
+    }
+
+    /// Quantizes a loaded model anew; loaded again, it is quantized so.
+    pub fn re_isq(&self, py: Python<'_>, isq: Isq, progress: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let engine = self.engine()?;
+        with_progress(py, "mistral_paged-re-isq", progress, move |step| engine.re_isq(isq, step))?;
+        *self.isq.lock().unwrap_or_else(PoisonError::into_inner) = Some(isq);
+        Ok(())
     }
 
     /// Ends what runs, with the text that it has, and gives the memory back; an error if it is unloaded already.
@@ -164,7 +176,7 @@ fn closed() -> PyErr {
 fn start(py: Python<'_>, source: &ModelSource, config: &EngineConfig, progress: Option<&Bound<'_, PyAny>>) -> PyResult<Engine> {
     let engine = load(py, source.clone(), config.clone(), progress)?;
     for line in engine.description() {
-        log(py, "info", line)?;
+        log(py, "info", &line)?;
     }
     Ok(engine)
 }

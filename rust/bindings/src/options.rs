@@ -216,6 +216,11 @@ pub fn imatrix(py: Python<'_>, selection: &Selection) -> PyResult<Option<Arc<Imp
     enter(py, || Importance::open(&path)).map(|importance| Some(Arc::new(importance)))
 }
 
+/// The text to calibrate by.
+pub fn calibration_file(py: Python<'_>, selection: &Selection) -> PyResult<Option<PathBuf>> {
+    selection.calibration_file.as_ref().map(|path| local_path(py, path)).transpose()
+}
+
 /// The scheduler's policies by their names.
 pub fn policies(
     admission: Option<&Bound<'_, PyString>>,

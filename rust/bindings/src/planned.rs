@@ -9,10 +9,9 @@ use pyo3::{
 use crate::{exceptions::not_yet, runner::Runner, which::Which};
 
 /// Methods of the mirrored `Runner`. They are attributes of a runner and not of the class, whose help would be full of them.
-const METHODS: [&str; 12] = [
+const METHODS: [&str; 11] = [
     "generate_image",
     "generate_audio",
-    "send_re_isq",
     "begin_calibration",
     "calibration_status",
     "apply_calibration",

@@ -22,7 +22,7 @@ use crate::{
 ///   when it is whole.
 /// - `num_threads`, 1 or more; the machine's cores unless given. `progress` is called with the bytes of weights done and in all.
 ///
-/// The importance of columns is the `imatrix` of `which`. Raises `ValueError` for what cannot be honoured, and
+/// The importance of columns is the `imatrix` of `which`, or measured first by its `calibration_file`. Raises `ValueError` for what cannot be honoured, and
 /// `NotImplementedError` for an architecture or a tokenizer that has no GGUF form here.
 #[pyfunction]
 #[pyo3(signature = (which, r#type, output, *, force=false, token_source="cache", num_threads=None, progress=None))]
@@ -56,6 +56,7 @@ pub fn quantize(
         overwrite: force,
         architecture: selection.architecture.map(str::to_owned),
         imatrix: options::imatrix(py, &selection)?,
+        calibration_file: options::calibration_file(py, &selection)?,
         num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)?,
     };
     let source = options::resolve(py, &selection, token_source)?;

@@ -210,6 +210,7 @@ impl Runner {
             deterministic,
             in_situ_quant: options::in_situ_quant(in_situ_quant)?,
             imatrix: options::imatrix(py, &selection)?,
+            calibration_file: options::calibration_file(py, &selection)?,
             adapters: options::resolve_adapters(py, &selection, token_source)?,
             embedding: selection.embedding,
             vision: selection.vision,
@@ -514,7 +515,12 @@ impl Runner {
         Envelope::new(&self.model_id)
     }
 
-    fn check_model(&self, model_id: Option<&str>) -> PyResult<()> {
+    /// The model, unless this is another process than loaded it.
+    pub fn model(&self) -> PyResult<&Model> {
+        self.model.get()
+    }
+
+    pub fn check_model(&self, model_id: Option<&str>) -> PyResult<()> {
         match model_id {
             Some(model_id) if model_id != self.model_id => {
                 Err(ModelNotFoundError::new_err(format!("model `{model_id}` was not found; this runner has `{}`", self.model_id)))

@@ -12,8 +12,8 @@ use pyo3::{
 use crate::{
     adapters::AdapterFields,
     arguments::{
-        EncoderCacheBytes, Gqa, HfCachePath, ImatrixPath, MaxEdge, ModelId, QuantizedFilename, QuantizedModelId, Text,
-        TokModelId, TokenizerJson, named, refuse,
+        CalibrationFile, EncoderCacheBytes, Gqa, HfCachePath, ImatrixPath, MaxEdge, ModelId, QuantizedFilename, QuantizedModelId,
+        Text, TokModelId, TokenizerJson, named, refuse,
     },
     enums::{Architecture, EmbeddingArchitecture, ModelDType, MultimodalArchitecture},
     exceptions::{invalid, raise},
@@ -97,7 +97,8 @@ pub enum Which {
     /// that contradicts it is an error. `tokenizer_json` is the path of a file to use instead of the model's, `hf_cache_path` the
     /// folder that downloads are cached in. `dtype`: the computation type. Files in use must not be changed. Fields not named
     /// here are not supported yet. `imatrix` is the path of an importance matrix of llama.cpp, of either kind: how much each
-    /// column counts where `in_situ_quant` makes Q2K, Q3K, Q4K, Q5K or Q6K of a matrix.
+    /// column counts where `in_situ_quant` makes Q2K, Q3K, Q4K, Q5K or Q6K of a matrix. `calibration_file` is the path of a text
+    /// by which the same is measured before.
     #[pyo3(constructor = (
         model_id, arch=None, tokenizer_json=None, topology=None, organization=None, write_uqff=None, from_uqff=None,
         dtype=ModelDType::Auto, imatrix=None, calibration_file=None, hf_cache_path=None, matformer_config_path=None,
@@ -113,7 +114,7 @@ pub enum Which {
         from_uqff: Option<Py<PyAny>>,
         dtype: ModelDType,
         imatrix: Option<ImatrixPath>,
-        calibration_file: Option<Py<PyAny>>,
+        calibration_file: Option<CalibrationFile>,
         hf_cache_path: Option<HfCachePath>,
         matformer_config_path: Option<Py<PyAny>>,
         matformer_slice_name: Option<Py<PyAny>>,
@@ -164,7 +165,7 @@ pub enum Which {
         from_uqff: Option<Py<PyAny>>,
         dtype: ModelDType,
         max_edge: Option<MaxEdge>,
-        calibration_file: Option<Py<PyAny>>,
+        calibration_file: Option<CalibrationFile>,
         imatrix: Option<ImatrixPath>,
         hf_cache_path: Option<HfCachePath>,
         matformer_config_path: Option<Py<PyAny>>,
@@ -199,7 +200,7 @@ pub enum Which {
     },
     /// GGUF: `quantized_model_id` is a local folder, a local .gguf file or a hub id, `quantized_filename` the file in it, or the
     /// parts of a split file in order. `tok_model_id` is a local folder or hub id whose tokenizer.json is used instead of the
-    /// file's metadata; `tokenizer_json`, `dtype`, `imatrix` and `hf_cache_path` are as in `Which.Plain`, `adapters` and their
+    /// file's metadata; `tokenizer_json`, `dtype`, `imatrix`, `calibration_file` and `hf_cache_path` are as in `Which.Plain`, `adapters` and their
     /// limits as in `Which.Lora`; without any of those it takes none. Files in use must not be changed.
     /// Fields not named here are not supported yet.
     #[pyo3(constructor = (
@@ -221,7 +222,7 @@ pub enum Which {
         write_uqff: Option<Py<PyAny>>,
         from_uqff: Option<Py<PyAny>>,
         imatrix: Option<ImatrixPath>,
-        calibration_file: Option<Py<PyAny>>,
+        calibration_file: Option<CalibrationFile>,
         max_edge: Option<Py<PyAny>>,
         adapters: Option<Py<PyAny>>,
         max_adapters: Option<Py<PyAny>>,
@@ -306,12 +307,11 @@ impl Which {
 const OF_IMAGES: [&str; 2] = ["max_edge", "encoder_cache_memory_bytes"];
 
 /// Fields of any kind that are not supported yet.
-const PLANNED: [&str; 9] = [
+const PLANNED: [&str; 8] = [
     "topology",
     "organization",
     "write_uqff",
     "from_uqff",
-    "calibration_file",
     "matformer_config_path",
     "matformer_slice_name",
     "auto_map_params",
@@ -332,6 +332,8 @@ pub struct Selection {
     pub tokenizer_json: Option<String>,
     /// An importance matrix.
     pub imatrix: Option<String>,
+    /// A text to measure it by.
+    pub calibration_file: Option<String>,
     /// Folder of the download cache.
     pub cache_dir: Option<String>,
     /// The adapters that it is loaded with, if it takes any.
@@ -373,6 +375,7 @@ impl Selection {
             dtype,
             tokenizer_json: None,
             imatrix: None,
+            calibration_file: None,
             cache_dir: None,
             adapters: None,
             embedding: None,
@@ -395,6 +398,7 @@ impl Selection {
                 architecture: arch.map(Architecture::model_type).transpose()?,
                 tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
                 imatrix: imatrix_of(which.get()),
+                calibration_file: calibration_of(which.get()),
                 cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
                 adapters: match which.get() {
                     Which::Lora { .. } => Some(AdapterFields::of(fields)?.unwrap_or_default()),
@@ -409,6 +413,7 @@ impl Selection {
             } => Ok(Self {
                 tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
                 imatrix: imatrix_of(which.get()),
+                calibration_file: calibration_of(which.get()),
                 cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
                 adapters: AdapterFields::of(fields)?,
                 ..Self::new(gguf(quantized_filename.as_ref(), tok_model_id.as_ref(), None), &quantized_model_id.0, *dtype)
@@ -442,13 +447,14 @@ impl Selection {
             quantized_filename,
             tok_model_id,
             imatrix,
+            calibration_file,
             ..
         } = which
         else {
             return Err(invalid("`which` makes no embeddings"));
         };
         let string = |text: Option<&Text>| text.map(|Text(text)| text.clone());
-        refuse(&[("imatrix", imatrix.is_some())])?;
+        refuse(&[("imatrix", imatrix.is_some()), ("calibration_file", calibration_file.is_some())])?;
         let is_gguf = quantized_filename.is_some() || Path::new(&model_id.0.0).extension().is_some_and(|end| end == "gguf");
         let arch = arch.map(EmbeddingArchitecture::model_type);
         if is_gguf && arch.is_some() {
@@ -490,6 +496,7 @@ impl Selection {
         Ok(Self {
             tokenizer_json: tokenizer_json.as_ref().map(|path| path.0.0.clone()),
             imatrix: imatrix_of(which),
+            calibration_file: calibration_of(which),
             cache_dir: hf_cache_path.as_ref().map(|path| path.0.0.clone()),
             vision: Some(vision),
             multimodal: *arch,
@@ -501,6 +508,15 @@ impl Selection {
 /// GGUF files, or with `gqa` one from before.
 fn gguf(files: Option<&QuantizedFilename>, tok_model_id: Option<&TokModelId>, gqa: Option<usize>) -> Place {
     Place::Gguf { files: files.map(|files| files.0.clone().into_vec()), tok_model_id: tok_model_id.map(|id| id.0.0.clone()), gqa }
+}
+
+fn calibration_of(which: &Which) -> Option<String> {
+    match which {
+        Which::Plain { calibration_file, .. }
+        | Which::MultimodalPlain { calibration_file, .. }
+        | Which::GGUF { calibration_file, .. } => calibration_file.as_ref().map(|path| path.0.0.clone()),
+        Which::Lora { .. } | Which::Embedding { .. } | Which::GGML { .. } => None,
+    }
 }
 
 fn imatrix_of(which: &Which) -> Option<String> {

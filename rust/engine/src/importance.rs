@@ -29,6 +29,8 @@ pub struct Importance {
     /// By the name of the tensor in a GGUF file: of each expert, `[experts * cols]`.
     values: HashMap<String, Vec<f32>>,
     path: PathBuf,
+    /// The argument that named the path.
+    argument: &'static str,
     /// Of all values.
     digest: blake3::Hash,
 }
@@ -42,13 +44,40 @@ impl Importance {
         let load = |why: String| EngineError::Load(format!("importance matrix {}: {why}", path.display()));
         let bytes = read_bounded(path, MAX_BYTES).map_err(|e| load(e.to_string()))?;
         let values = if bytes.starts_with(b"GGUF") { of_gguf(path)? } else { of_dat(&bytes).map_err(load)? };
+        Self::checked(values, path, "imatrix", blake3::hash(&bytes)).map_err(load)
+    }
+
+    /// What was measured with the text at `path`: by the name of the tensor in a GGUF file, `[cols]`.
+    ///
+    /// # Errors
+    /// [`EngineError::Load`] for values that are not finite.
+    pub(crate) fn measured(values: HashMap<String, Vec<f32>>, path: &Path) -> Result<Self, EngineError> {
+        let mut hasher = blake3::Hasher::new();
+        let mut names: Vec<_> = values.keys().collect();
+        names.sort_unstable();
+        for name in names {
+            hasher.update(name.as_bytes());
+            for value in &values[name] {
+                hasher.update(&value.to_le_bytes());
+            }
+        }
+        let load = |why| EngineError::Load(format!("calibration_file {}: {why}", path.display()));
+        Self::checked(values, path, "calibration_file", hasher.finalize()).map_err(load)
+    }
+
+    fn checked(
+        values: HashMap<String, Vec<f32>>,
+        path: &Path,
+        argument: &'static str,
+        digest: blake3::Hash,
+    ) -> Result<Self, String> {
         if values.is_empty() {
-            return Err(load("it has no entries".into()));
+            return Err("it has no entries".into());
         }
         if let Some((name, _)) = values.iter().find(|(_, all)| all.iter().any(|value| !value.is_finite() || *value < 0.0)) {
-            return Err(load(format!("`{name}` has a value that is negative or not finite")));
+            return Err(format!("`{name}` has a value that is negative or not finite"));
         }
-        Ok(Self { values, path: path.to_owned(), digest: blake3::hash(&bytes) })
+        Ok(Self { values, path: path.to_owned(), argument, digest })
     }
 
     /// The file.
@@ -190,19 +219,14 @@ pub(crate) fn of_matrix<'a>(
 /// [`EngineError::InvalidArgument`] where it does not, by the reason; those of [`Importance::columns`].
 pub(crate) fn check(files: &ModelFiles) -> Result<(), EngineError> {
     let Some(importance) = files.importance() else { return Ok(()) };
-    let given = importance.path().display();
-    let Some(isq) = files.isq() else {
-        let text = format!("imatrix is {given}, and nothing is quantized; say to what with in_situ_quant (--isq)");
+    let given = format!("{} is {}", importance.argument, importance.path.display());
+    if files.isq().is_none() {
+        let text = format!("{given}, and nothing is quantized; say to what with in_situ_quant (--isq)");
         return Err(EngineError::InvalidArgument(text));
-    };
+    }
+    check_types(files, &given)?;
     let (weights, mut with, mut without, mut formats) = (files.weights(), 0, BTreeSet::new(), BTreeSet::new());
-    for_each_matrix(files.config(), |matrix| {
-        let stored = weights.dtype(matrix)?;
-        let dtype = isq.dtype(stored, matrix.shape[1], matrix.id.layer.is_none());
-        let DType::Ggml(format) = dtype else { return Ok(()) };
-        if matrix.is_exact || stored == dtype {
-            return Ok(());
-        }
+    for_each_quantized(files, |matrix, format| {
         if !takes_importance(format) {
             formats.insert(format.name());
         } else if of_matrix(importance, weights, matrix)?.is_some() {
@@ -213,25 +237,57 @@ pub(crate) fn check(files: &ModelFiles) -> Result<(), EngineError> {
         Ok(())
     })?;
     let (names, others) = (joined(without.iter().map(String::as_str)), joined(formats.iter().copied()));
-    // The token embedding may be of a type that takes it where the layers are not.
-    if with == 0 && !without.iter().any(|name| name.starts_with("blk.")) {
-        return Err(EngineError::InvalidArgument(format!(
-            "imatrix is {given}, and what {isq} makes of this model's matrices ({others}) is quantized without importance; Q2K, Q3K, \
-             Q4K, Q5K and Q6K take it, where a matrix has a multiple of 256 columns"
-        )));
-    }
     if with == 0 {
-        let text =
-            format!("imatrix is {given}, which has nothing about the matrices of this model ({names}): it is of another one");
+        let text = format!("{given}, which has nothing about the matrices of this model ({names}): it is of another one");
         return Err(EngineError::InvalidArgument(text));
     }
     if !without.is_empty() || !formats.is_empty() {
         tracing::warn!(
-            "{with} matrices are quantized with importance, but not those that {given} has nothing about ({names}), nor those that \
-             become {others}"
+            "{with} matrices are quantized with importance, but not those that {} has nothing about ({names}), nor those that \
+             become {others}",
+            importance.path.display()
         );
     }
     Ok(())
+}
+
+/// That some matrix of the layers becomes a type that takes importance.
+///
+/// # Errors
+/// [`EngineError::InvalidArgument`]: none does.
+pub(crate) fn check_types(files: &ModelFiles, given: &str) -> Result<(), EngineError> {
+    let (Some(isq), mut is_of_use, mut formats) = (files.isq(), false, BTreeSet::new()) else { return Ok(()) };
+    for_each_quantized(files, |matrix, format| {
+        // The token embedding may be of a type that takes it where the layers are not.
+        is_of_use |= takes_importance(format) && matrix.id.layer.is_some();
+        if !takes_importance(format) {
+            formats.insert(format.name());
+        }
+        Ok(())
+    })?;
+    if is_of_use {
+        return Ok(());
+    }
+    Err(EngineError::InvalidArgument(format!(
+        "{given}, and what {isq} makes of this model's matrices ({}) is quantized without importance; Q2K, Q3K, Q4K, Q5K and Q6K \
+         take it, where a matrix has a multiple of 256 columns",
+        joined(formats.iter().copied())
+    )))
+}
+
+/// Calls `each` with every matrix that is quantized, and what it becomes.
+fn for_each_quantized(
+    files: &ModelFiles,
+    mut each: impl FnMut(&Matrix, GgmlType) -> Result<(), EngineError>,
+) -> Result<(), EngineError> {
+    let (Some(isq), weights) = (files.isq(), files.weights()) else { return Ok(()) };
+    for_each_matrix(files.config(), |matrix| {
+        let stored = weights.dtype(matrix)?;
+        match isq.dtype(stored, matrix.shape[1], matrix.id.layer.is_none()) {
+            DType::Ggml(format) if !matrix.is_exact && stored != DType::Ggml(format) => each(matrix, format),
+            _ => Ok(()),
+        }
+    })
 }
 
 fn joined<'a>(all: impl Iterator<Item = &'a str>) -> String {

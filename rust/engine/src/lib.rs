@@ -1,5 +1,6 @@
 //! From model files and requests to tokens, over paged KV; usable from Rust without Python.
 
+mod calibration;
 pub mod chat_template;
 pub mod completion;
 pub mod embedding;
@@ -17,6 +18,7 @@ pub mod kv_tier;
 pub mod lora;
 pub mod model;
 pub mod model_runner;
+pub mod model_weights;
 pub mod output_text;
 pub mod quantize;
 pub mod request;

@@ -1,25 +1,24 @@
 //! From token ids and block tables to logits.
 
-use std::{cell::Cell, ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc};
 
 use device::{
     AdapterRows, Backend, CacheEngine, DeviceSampler, KvDType, Precision, RopeTable, RowSampling, SampledRow, StateCache,
-    StepGraphs, StepMetadata, Tensor, TokenMask, mmap::FileWatch,
+    StepGraphs, StepMetadata, Tensor, TokenMask,
 };
 use paged::{BlockId, KvGroups};
 
 use crate::{
     EngineError, LoadProgress,
-    embedding::{Embedder, Head},
-    lora::{Recorder, Sites},
+    lora::Sites,
     model::{
-        Decoder, DecoderConfig, ModelFiles,
+        DecoderConfig, ModelFiles,
         decoder::{Activations, Search, VectorRows, softcap},
-        loader::Loader,
         part::Run,
         rope::GrowingRope,
     },
-    vision::{ImageEncoder, PromptImage, TowerWeights},
+    model_weights::ModelWeights,
+    vision::{ImageEncoder, PromptImage},
 };
 
 /// Logit rows computed at once at least, whatever the number of sequences.
@@ -59,17 +58,8 @@ pub struct ModelRunner {
     config: DecoderConfig,
     options: RunnerOptions,
     groups: KvGroups,
-    decoder: Decoder,
-    weight_bytes: u64,
-    /// Of the files that weights are read from where they lie.
-    watches: Vec<FileWatch>,
+    weights: ModelWeights,
     activations: Activations,
-    /// Of models that make embeddings.
-    embedder: Option<Embedder>,
-    /// Of models that see.
-    encoder: Option<ImageEncoder>,
-    /// What adapters may change.
-    sites: Arc<Sites>,
     /// Of the last step.
     adapters: Vec<AdapterRows>,
     ropes: Vec<GrowingRope>,
@@ -89,42 +79,9 @@ impl ModelRunner {
         progress: &dyn Fn(LoadProgress),
     ) -> Result<Self, EngineError> {
         let config = files.config().clone();
-        let total_bytes = files.weight_bytes();
-        let done = Cell::new(0);
-        let count = |bytes: u64| {
-            done.set((done.get() + bytes).min(total_bytes));
-            progress(LoadProgress { done_bytes: done.get(), total_bytes });
-        };
-        let mut loader = Loader {
-            weights: files.weights(),
-            isq: files.isq(),
-            importance: files.importance(),
-            config: &config,
-            backend: &*backend,
-            precision: options.precision,
-            progress: &count,
-            bytes: 0,
-        };
-        let mut recorder = Recorder::new(&mut loader);
-        let decoder = Decoder::new(&mut recorder, &config)?;
-        let sites = Arc::new(recorder.sites(&backend));
-        let heads = files.embedding().map(|embedding| Head::all(&mut loader, embedding)).transpose()?;
-        let mut weight_bytes = loader.bytes;
-        let encoder = match files.vision() {
-            Some(vision) => {
-                let mut weights = TowerWeights::load(files.weights(), &*backend, options.precision, &count);
-                let encoder = ImageEncoder::new(&mut weights, vision, options.precision)?;
-                weight_bytes += weights.bytes;
-                Some(encoder)
-            }
-            None => None,
-        };
-        progress(LoadProgress { done_bytes: total_bytes, total_bytes });
+        let weights = ModelWeights::load(files, &backend, options, progress)?;
         let max_logit_rows = max_logit_rows(options.max_num_seqs);
         let activations = Activations::new(&*backend, &config, options.max_num_batched_tokens.max(1), max_logit_rows)?;
-        let embedder =
-            files.embedding().zip(heads).map(|(config, heads)| Embedder::new(&*backend, config, heads, max_logit_rows));
-        let embedder = embedder.transpose()?;
         let ropes = config.ropes.iter().map(|rope| GrowingRope::new(rope, &config)).collect();
         Ok(Self {
             graphs: StepGraphs::default(),
@@ -132,19 +89,31 @@ impl ModelRunner {
             config,
             options,
             groups: KvGroups::default(),
-            decoder,
-            weight_bytes,
-            watches: files.weights().watches().to_vec(),
+            weights,
             activations,
-            embedder,
-            encoder,
-            sites,
             adapters: Vec::new(),
             ropes,
             tables: Vec::new(),
             cache: None,
             states: None,
         })
+    }
+
+    /// Computes with these weights of the same model from now on. What was computed before is of no more use: its keys and values
+    /// are those of other weights.
+    ///
+    /// # Errors
+    /// [`EngineError::InvalidArgument`] for weights of another model, or where files have changed: the old ones stay.
+    pub fn replace(&mut self, weights: ModelWeights, config: &DecoderConfig) -> Result<(), EngineError> {
+        if format!("{config:?}") != format!("{:?}", self.config) {
+            return Err(EngineError::InvalidArgument("the model's files have changed since it was loaded: load it again".into()));
+        }
+        weights.check()?;
+        // They know the addresses of the old ones.
+        self.graphs = StepGraphs::new(self.options.max_num_batched_tokens);
+        self.adapters.clear();
+        self.weights = weights;
+        Ok(())
     }
 
     /// The decoder's hyperparameters.
@@ -154,7 +123,7 @@ impl ModelRunner {
 
     /// The linear layers that adapters may change.
     pub(crate) fn sites(&self) -> &Arc<Sites> {
-        &self.sites
+        &self.weights.sites
     }
 
     /// What it computes with.
@@ -164,7 +133,7 @@ impl ModelRunner {
 
     /// Bytes of all weights as they are kept, those of files where they are used in place.
     pub fn weight_bytes(&self) -> u64 {
-        self.weight_bytes
+        self.weights.bytes
     }
 
     /// Bytes of the activations of the largest step.
@@ -247,9 +216,7 @@ impl ModelRunner {
         step: &StepMetadata,
     ) -> Result<(), EngineError> {
         self.check(token_ids, step)?;
-        for watch in &self.watches {
-            watch.check()?;
-        }
+        self.weights.check()?;
         self.tables.clear();
         if coordinates.is_empty() {
             let rope_rows = step.rope_positions.iter().max().map_or(0, |max| *max as usize + 1);
@@ -264,7 +231,7 @@ impl ModelRunner {
         let cache = self.cache.as_ref().ok_or_else(|| EngineError::Internal("a step ran before the KV cache was made".into()))?;
         let states = self.states.as_ref();
         let run = Run { backend: &*self.backend, precision: self.options.precision, cache, ropes: &self.tables, states };
-        self.decoder.forward(&run, &mut self.graphs, &mut self.activations, (token_ids, images), step);
+        self.weights.decoder.forward(&run, &mut self.graphs, &mut self.activations, (token_ids, images), step);
         Ok(())
     }
 
@@ -340,7 +307,7 @@ impl ModelRunner {
     /// [`EngineError::Internal`] for more than [`Self::max_logit_rows`] rows, or one that the step does not have.
     pub fn vectors(&mut self, rows: &[u32]) -> Result<&Tensor, EngineError> {
         self.check_output_rows(rows)?;
-        Ok(self.decoder.vectors(&*self.backend, &mut self.activations, rows))
+        Ok(self.weights.decoder.vectors(&*self.backend, &mut self.activations, rows))
     }
 
     /// The embeddings of requests, by their rows of the last step: all of each, or the last ones where only the last token
@@ -351,16 +318,16 @@ impl ModelRunner {
     pub fn embeddings(&mut self, requests: &[Range<u32>]) -> Result<Vec<Vec<f32>>, EngineError> {
         let num_tokens = self.activations.hidden.rows();
         let is_there = |rows: &Range<u32>| !rows.is_empty() && rows.end as usize <= num_tokens;
-        let Some(embedder) = self.embedder.as_mut().filter(|_| requests.iter().all(is_there)) else {
+        let Some(embedder) = self.weights.embedder.as_mut().filter(|_| requests.iter().all(is_there)) else {
             let text = format!("embeddings of rows {requests:?} were asked for in a step of {num_tokens} tokens");
             return Err(EngineError::Internal(text));
         };
-        Ok(embedder.run((&self.decoder, &*self.backend), &mut self.activations, requests))
+        Ok(embedder.run((&self.weights.decoder, &*self.backend), &mut self.activations, requests))
     }
 
     /// Vectors of a row of an image.
     pub(crate) fn num_planes(&self) -> usize {
-        self.encoder.as_ref().map_or(1, ImageEncoder::num_planes)
+        self.weights.encoder.as_ref().map_or(1, ImageEncoder::num_planes)
     }
 
     /// The vectors of an image, `[planes, rows, hidden_size]`.
@@ -368,7 +335,7 @@ impl ModelRunner {
     /// # Errors
     /// [`EngineError::Internal`] for a model that does not see, [`EngineError::Device`] where there is no memory.
     pub(crate) fn encode(&mut self, image: &PromptImage) -> Result<Vec<f32>, EngineError> {
-        let Some(encoder) = &mut self.encoder else {
+        let Some(encoder) = &mut self.weights.encoder else {
             return Err(EngineError::Internal("an image for a model that was loaded without its encoder".into()));
         };
         encoder.encode(&*self.backend, image)
@@ -381,7 +348,7 @@ impl ModelRunner {
             self.activations.logits.set_rows(0);
             return Ok(false);
         }
-        Ok(self.decoder.logits(&*self.backend, &mut self.activations, rows, &self.adapters, greedy))
+        Ok(self.weights.decoder.logits(&*self.backend, &mut self.activations, rows, &self.adapters, greedy))
     }
 
     fn check_output_rows(&self, rows: &[u32]) -> Result<(), EngineError> {

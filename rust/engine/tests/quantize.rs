@@ -8,10 +8,13 @@ use std::{
     sync::Arc,
 };
 
-use common::{Harness, argmax, gguf, golden_dir, hugging_face, load_files};
+use common::{
+    Harness, argmax, gguf, golden_dir, hugging_face, load_files,
+    serving::{exact, request, run},
+};
 use device::{KvDType, Precision, cpu::ReferenceBackend};
 use engine::{
-    EngineError, Importance, Isq, ModelSource, QuantizeOptions, QuantizedFile, Tokenizer,
+    Engine, EngineConfig, EngineError, Importance, Isq, ModelSource, QuantizeOptions, QuantizedFile, Tokenizer,
     chat_template::template_in_dir,
     model::ModelFiles,
     quantize_model,
@@ -45,6 +48,7 @@ fn options(output: &Path, name: &str) -> QuantizeOptions {
         overwrite: false,
         architecture: None,
         imatrix: None,
+        calibration_file: None,
         num_threads: Some(2),
     }
 }
@@ -429,6 +433,33 @@ fn an_importance_matrix_of_llama_cpp_of_either_kind_weighs_the_columns_of_matric
     };
     let of_file = weighted(&file(&dir.path().join("Q4K-dat.gguf")), None);
     assert_same("Q4K with importance", &weighted(&source, Some("Q4K")), &of_file);
+}
+
+#[test]
+fn a_text_measures_the_importance_of_every_matrix_of_the_layers() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = wide_folder(&dir.path().join("model"));
+    let text = dir.path().join("text.txt");
+    fs::write(&text, "A lazy dog naps while the quick brown fox jumps over it. ".repeat(20)).unwrap();
+    let written = |name: &str, calibration_file: Option<PathBuf>| {
+        let output = dir.path().join(name);
+        quantize_model(&source, &QuantizeOptions { calibration_file, ..options(&output, "Q4K") }, &|_| {}).unwrap();
+        GgufFiles::open(&[output]).unwrap()
+    };
+    let (plain, measured) = (written("plain.gguf", None), written("measured.gguf", Some(text.clone())));
+    let bytes = |files: &GgufFiles, tensor: &str| files.tensor(tensor).unwrap().0.bytes().to_vec();
+    for part in ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"] {
+        let tensor = format!("blk.0.{part}.weight");
+        assert_ne!(bytes(&plain, &tensor), bytes(&measured, &tensor), "{part}");
+    }
+    // What is loaded so is the same as what is written so.
+    let load = |source: &ModelSource, isq: Option<&str>, calibration_file: Option<PathBuf>| {
+        let in_situ_quant = isq.map(|name| name.parse().unwrap());
+        let config = EngineConfig { in_situ_quant, calibration_file, ..exact() };
+        run(&Engine::load(source, &config, &|_| {}).unwrap(), request(1, 100, 12))
+    };
+    let of_file = load(&file(&dir.path().join("measured.gguf")), None, None);
+    assert_eq!(load(&source, Some("Q4K"), Some(text)), of_file);
 }
 
 #[test]

@@ -149,6 +149,8 @@ pub struct EngineConfig {
     pub in_situ_quant: Option<Isq>,
     /// How much the columns of weights count as they are quantized; all alike unless given.
     pub imatrix: Option<Arc<Importance>>,
+    /// A text by which that is measured before they are quantized.
+    pub calibration_file: Option<PathBuf>,
     /// Adapters that it is loaded with, and what later ones may take; none are taken unless given.
     pub adapters: Option<AdapterOptions>,
     /// It makes embeddings, and no text; it makes text unless given.
@@ -205,6 +207,7 @@ impl Default for EngineConfig {
             kv_events: None,
             in_situ_quant: None,
             imatrix: None,
+            calibration_file: None,
             adapters: None,
             embedding: None,
             vision: None,

@@ -53,18 +53,23 @@ pub fn start(
 ) -> Result<Option<Teller>, EngineError> {
     let (Some(listeners), Some(weights_digest)) = (listeners, weights_digest) else { return Ok(None) };
     let block_size = runner.cache()?.spec().block_size;
-    let digest_key = Space::default()
-        .with("kv events", b"1")
-        .with("weights", weights_digest)
-        .with("isq", config.in_situ_quant.map(|isq| isq.to_string()).unwrap_or_default().as_bytes())
-        .with("imatrix", config.imatrix.as_ref().map_or(&[][..], |imatrix| imatrix.digest().as_bytes()))
-        .with("quantization", format!("{:?}", files.weights().hub_format()).as_bytes())
-        .digest();
+    let digest_key = digest_key(files, config, weights_digest);
     let windows = runner.kv_groups().groups.iter().map(|group| group.retention.window()).collect();
     let adapter_name = Box::new(move |generation: &str| adapters.as_ref()?.alias_of(generation));
     let layout = Layout { block_size, windows, adapter_name };
     let publisher = Publisher::start(listeners, layout, PublisherOptions::default()).map_err(|error| refused(&error))?;
     Ok(Some(Teller { publisher, digest_key }))
+}
+
+/// The key of blocks' digests, by the weights as they are computed with.
+pub fn digest_key(files: &ModelFiles, config: &EngineConfig, weights_digest: &[u8; 32]) -> [u8; 32] {
+    Space::default()
+        .with("kv events", b"1")
+        .with("weights", weights_digest)
+        .with("isq", config.in_situ_quant.map(|isq| isq.to_string()).unwrap_or_default().as_bytes())
+        .with("imatrix", config.imatrix.as_ref().map_or(&[][..], |imatrix| imatrix.digest().as_bytes()))
+        .with("quantization", format!("{:?}", files.weights().hub_format()).as_bytes())
+        .digest()
 }
 
 fn refused(error: &KvEventsError) -> EngineError {

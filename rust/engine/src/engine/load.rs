@@ -3,7 +3,7 @@
 use std::{
     path::Path,
     sync::{
-        Arc,
+        Arc, Mutex, RwLock,
         atomic::{AtomicBool, AtomicU64},
         mpsc,
     },
@@ -19,13 +19,14 @@ use paged::{FairnessPolicy, Scheduler, SchedulerConfig};
 use serde_json::json;
 
 use super::{
-    Device, EngineConfig, LoadProgress, MemoryPlan, ModelSource, Shared, events,
-    plan::{PlannedDevices, PlannedModel, device_dtype, plan, plan_workspaces, precision},
+    Device, EngineConfig, LoadProgress, Loaded, MemoryPlan, ModelSource, Shared, events,
+    plan::{PlannedDevices, PlannedModel, device_dtype, plan, plan_workspaces, precision, weight_bytes},
     thread::EngineThread,
     tier,
 };
 use crate::{
     EmbeddingConfig, EngineError, GenerationConfig, Message, RenderOptions, VisionOptions,
+    calibration::{self, calibrate},
     chat_template::{ChatTemplate, template_in_dir},
     embedding,
     grammar::GrammarCompiler,
@@ -127,12 +128,13 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
             devices,
         );
     }
+    calibration::check(source, config, backend.memory()?.is_host)?;
     let files = open_files(source, config)?;
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
     plan(planned_model(&files, &text, config.vision, adapter_bytes(config)?), config, devices)
 }
 
-fn open_files(source: &ModelSource, config: &EngineConfig) -> Result<ModelFiles, EngineError> {
+pub(crate) fn open_files(source: &ModelSource, config: &EngineConfig) -> Result<ModelFiles, EngineError> {
     let files = ModelFiles::open(source, config.architecture.as_deref())?
         .with_isq(config.in_situ_quant)
         .with_importance(config.imatrix.clone());
@@ -147,6 +149,21 @@ fn open_files(source: &ModelSource, config: &EngineConfig) -> Result<ModelFiles,
     };
     check_kind(config, files.config(), files.embedding())?;
     Ok(files)
+}
+
+/// Bytes that the weights will take.
+pub(super) fn planned_bytes(files: &ModelFiles, config: &EngineConfig, backend: &dyn Backend) -> Result<u64, EngineError> {
+    let model = PlannedModel {
+        config: files.config(),
+        weights: Some(files.weights()),
+        isq: files.isq(),
+        tokenizer_bytes: 0,
+        encoder_cache_bytes: 0,
+        vision: files.vision(),
+        adapter_bytes: 0,
+        embedding: files.embedding(),
+    };
+    weight_bytes(model, config, PlannedDevices::Own { backend, loaded: 0 })
 }
 
 /// Whether a prompt of a model must be computed in one step: each of its tokens is needed beside the others.
@@ -256,6 +273,12 @@ fn check_heads(files: &ModelFiles, backend: &dyn Backend) -> Result<(), EngineEr
     )))
 }
 
+/// With importance as it is measured, where a text says by what.
+fn calibrated(source: &ModelSource, config: &EngineConfig, backend: &Arc<dyn Backend>) -> Result<EngineConfig, EngineError> {
+    let measured = calibrate(source, config, backend)?.map(Arc::new);
+    Ok(EngineConfig { imatrix: measured.or_else(|| config.imatrix.clone()), calibration_file: None, ..config.clone() })
+}
+
 /// Loads the model and sizes the pool; the thread is not started.
 pub fn load_with_backend(
     source: &ModelSource,
@@ -267,6 +290,7 @@ pub fn load_with_backend(
     check_backend(config, &**backend)?;
     tier::check(config)?;
     let listeners = events::listen(config)?;
+    let config = &calibrated(source, config, backend)?;
     let files = open_files(source, config)?;
     warn_of_senses(&files);
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
@@ -280,13 +304,7 @@ pub fn load_with_backend(
     };
     let mut plan = planned(0)?;
     check_heads(&files, &**backend)?;
-    let options = RunnerOptions {
-        precision: precision(config),
-        kv_dtype: device_dtype(plan.cache.cache_type),
-        max_num_batched_tokens: config.max_num_batched_tokens,
-        max_num_seqs: config.max_num_seqs,
-    };
-    let mut runner = ModelRunner::load(&files, Arc::clone(backend), options, progress)?;
+    let mut runner = ModelRunner::load(&files, Arc::clone(backend), runner_options(config, &plan), progress)?;
     let adapters =
         config.adapters.clone().map(|options| Registry::new(options, Arc::clone(runner.sites()))).transpose()?.map(Arc::new);
     if !backend.memory()?.is_host {
@@ -352,14 +370,25 @@ pub fn load_with_backend(
         lost: thread.lost(),
         heartbeat: thread.heartbeat(),
         kv_events: thread.tell(told),
-        description,
-        plan,
+        source: source.clone(),
+        config: config.clone(),
+        backend: Arc::downgrade(backend),
+        loaded: RwLock::new(Arc::new(Loaded { plan, description, weight_bytes, _flush: flush })),
+        re_isq: Mutex::default(),
         adapters,
-        weight_bytes,
         kv_cache_bytes,
-        _flush: flush,
     };
     Ok((shared, thread))
+}
+
+/// How the model of a plan computes.
+pub(super) fn runner_options(config: &EngineConfig, plan: &MemoryPlan) -> RunnerOptions {
+    RunnerOptions {
+        precision: precision(config),
+        kv_dtype: device_dtype(plan.cache.cache_type),
+        max_num_batched_tokens: config.max_num_batched_tokens,
+        max_num_seqs: config.max_num_seqs,
+    }
 }
 
 fn warn_of_senses(files: &ModelFiles) {
@@ -481,7 +510,7 @@ fn gguf_tokenizer(files: &ModelFiles, dir: Option<&Path>, json: Option<&Path>) -
     Ok(tokenizer)
 }
 
-fn describe(files: &ModelFiles, config: &EngineConfig, plan: &MemoryPlan, backend: &dyn Backend) -> Vec<String> {
+pub(super) fn describe(files: &ModelFiles, config: &EngineConfig, plan: &MemoryPlan, backend: &dyn Backend) -> Vec<String> {
     const MIB: u64 = 1 << 20;
     let (info, model) = (backend.info(), files.config());
     let is_host = backend.memory().is_ok_and(|memory| memory.is_host);

@@ -8,6 +8,7 @@ mod load;
 mod output;
 mod plan;
 mod prompt;
+mod re_isq;
 mod sequence;
 mod submit;
 #[cfg(test)]
@@ -18,7 +19,7 @@ mod tier;
 use std::{
     path::Path,
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, OnceLock, PoisonError, RwLock, Weak,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
         mpsc,
     },
@@ -31,6 +32,7 @@ use kv_events::{KvEventsStats, StatsReader};
 pub use config::{CpuOptions, Device, EngineConfig, LoadProgress, ModelDType, ModelSource, best_device};
 use heartbeat::Heartbeat;
 pub use heartbeat::{STEP_TOKENS, StepTokens, Vitals};
+pub(crate) use load::open_files;
 pub use plan::{DeviceBytes, GroupPlan, MemoryPlan};
 
 use crate::{
@@ -88,17 +90,37 @@ struct Shared {
     lost: Arc<OnceLock<String>>,
     heartbeat: Arc<Heartbeat>,
     kv_events: Option<StatsReader>,
-    description: Vec<String>,
-    plan: MemoryPlan,
+    /// What it was loaded from, and how; `in_situ_quant` may have changed since.
+    source: ModelSource,
+    config: EngineConfig,
+    /// The engine thread's.
+    backend: Weak<dyn Backend>,
+    loaded: RwLock<Arc<Loaded>>,
+    /// Held while weights are quantized anew.
+    re_isq: Mutex<()>,
     /// `None`: the model was loaded without.
     adapters: Option<Arc<Registry>>,
-    weight_bytes: u64,
     kv_cache_bytes: u64,
+}
+
+/// What is known of the weights that answer requests.
+struct Loaded {
+    plan: MemoryPlan,
+    description: Vec<String>,
+    weight_bytes: u64,
     /// Waits, at the end, until what was computed is in the tier.
     _flush: Option<FlushOnDrop>,
 }
 
 impl Shared {
+    fn loaded(&self) -> Arc<Loaded> {
+        Arc::clone(&self.loaded.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn set_loaded(&self, loaded: Arc<Loaded>) {
+        *self.loaded.write().unwrap_or_else(PoisonError::into_inner) = loaded;
+    }
+
     fn adapters(&self) -> Result<&Registry, EngineError> {
         self.adapters.as_deref().ok_or_else(|| EngineError::Adapter {
             code: "lora_runtime_unavailable",
@@ -142,14 +164,14 @@ impl Engine {
         plan
     }
 
-    /// The plan that this engine was loaded by.
-    pub fn memory_ledger(&self) -> &MemoryPlan {
-        &self.shared.plan
+    /// The plan that this engine was loaded by, with the weights that it has now.
+    pub fn memory_ledger(&self) -> MemoryPlan {
+        self.shared.loaded().plan.clone()
     }
 
     /// Bytes of the loaded weights as they are kept, those of files where they are used in place.
     pub fn weight_bytes(&self) -> u64 {
-        self.shared.weight_bytes
+        self.shared.loaded().weight_bytes
     }
 
     /// Bytes reserved for the KV pool, the null block included.
@@ -298,8 +320,8 @@ impl Engine {
     }
 
     /// Lines that describe the loaded model, device and pool, for logs.
-    pub fn description(&self) -> &[String] {
-        &self.shared.description
+    pub fn description(&self) -> Vec<String> {
+        self.shared.loaded().description.clone()
     }
 
     /// Token ids of a text; special tokens such as BOS are added when asked for.

@@ -66,6 +66,12 @@ impl MemoryPlan {
         self.cache.num_gpu_blocks
     }
 
+    /// The same with so many bytes of weights on its one device.
+    pub(super) fn with_weights(&self, weights: u64) -> Self {
+        let devices = self.devices.iter().map(|device| DeviceBytes { weights, ..*device }.with_margin());
+        Self { devices: devices.collect(), ..self.clone() }
+    }
+
     /// Tokens a block.
     pub fn block_size(&self) -> usize {
         self.cache.block_size
@@ -121,6 +127,16 @@ impl PlannedDevices<'_> {
             Self::Cards(bytes) => bytes.len(),
         }
     }
+}
+
+/// Bytes of all weights in the form that they are computed with.
+pub(super) fn weight_bytes(
+    model: PlannedModel<'_>,
+    config: &EngineConfig,
+    devices: PlannedDevices<'_>,
+) -> Result<u64, EngineError> {
+    let layers = KvLayers { config: model.config, num_devices: devices.len() };
+    Ok(beside_kv(model, config, devices, &layers, 1)?.iter().map(|device| device.weights).sum())
 }
 
 /// Makes the plan: sizes the pool, and adds up everything else.

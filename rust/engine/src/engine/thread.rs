@@ -4,6 +4,7 @@ mod constrained;
 mod events;
 mod images;
 mod prompt_logprobs;
+mod re_isq;
 mod requests;
 mod sampling;
 mod sequences;
@@ -23,6 +24,7 @@ use paged::{KvCacheConfig, PoolSnapshot, RequestId, Scheduler, SchedulerOutput, 
 use rustc_hash::FxHashMap;
 
 use images::{HeldImages, Sight};
+pub use re_isq::NewWeights;
 use sampling::StepOutputs;
 
 use super::{
@@ -69,6 +71,8 @@ pub enum Command {
     Stats(Sender<KvCacheStats>),
     /// What every block is used for, and every request.
     PoolSnapshot(Sender<PoolSnapshot>),
+    /// Compute with other weights once those who are answered now have their answers.
+    ReIsq(Box<NewWeights>),
     /// End every request, give all memory back, and tell.
     Unload(Sender<()>),
 }
@@ -122,6 +126,10 @@ pub struct EngineThread {
     /// Zero of the scheduler's clock.
     started: Instant,
     step_began: Instant,
+    /// What is computed with once nobody is answered by the weights there are.
+    new_weights: Option<Box<NewWeights>>,
+    /// Requests that came since, in order: new weights are to answer them.
+    held: Vec<Box<SubmittedRequest>>,
     /// Who waits until no request is left.
     drains: Vec<Sender<()>>,
     /// Why the device computes no more, once it does not.
@@ -163,6 +171,8 @@ impl EngineThread {
             speculator: None,
             started: Instant::now(),
             step_began: Instant::now(),
+            new_weights: None,
+            held: Vec::new(),
             drains: Vec::new(),
             lost: Arc::default(),
             disconnected: false,
@@ -236,6 +246,8 @@ impl EngineThread {
         let _ = self.guarded(Self::drop_cancelled);
         let is_unloading = !self.unloads.is_empty();
         if is_unloading {
+            self.new_weights = None;
+            self.begin_held();
             self.cancel_seeing();
             let _ = self.guarded(Self::cancel_all);
         } else {
@@ -249,6 +261,9 @@ impl EngineThread {
         self.publish_events();
         self.deliver_events();
         self.heartbeat.end(!self.is_idle() && !self.scheduler.is_paused());
+        if self.is_idle() && self.change_weights() {
+            return true;
+        }
         if self.is_idle() {
             // Whoever has stopped to wait is not there to be told.
             self.drains.drain(..).for_each(|waiting| waiting.send(()).unwrap_or_default());
@@ -299,6 +314,7 @@ impl EngineThread {
 
     fn handle(&mut self, command: Command) {
         match command {
+            Command::Submit(submitted) if self.new_weights.is_some() => self.held.push(submitted),
             Command::Submit(submitted) => {
                 let _ = self.guarded(|thread| thread.receive_request(*submitted));
             }
@@ -312,7 +328,7 @@ impl EngineThread {
             Command::Drain(waiting) => {
                 let _ = self.guarded(Self::begin_seeing);
                 self.scheduler.drain();
-                if self.is_idle() {
+                if self.is_idle() && self.held.is_empty() {
                     waiting.send(()).unwrap_or_default();
                 } else {
                     self.drains.push(waiting);
@@ -325,12 +341,13 @@ impl EngineThread {
                 let _ = self.guarded(Self::drop_cancelled);
                 self.poll_tier();
                 let mut stats = self.scheduler.stats();
-                stats.requests_waiting += self.num_seeing();
+                stats.requests_waiting += self.num_seeing() + self.held.len();
                 let _ = reply.send(stats);
             }
             Command::PoolSnapshot(reply) => {
                 let _ = reply.send(self.scheduler.snapshot());
             }
+            Command::ReIsq(new) => self.new_weights = Some(new),
             Command::Unload(waiting) => self.unloads.push(waiting),
         }
     }
@@ -356,6 +373,11 @@ impl EngineThread {
         self.requests.clear();
         self.active.clear();
         self.outputs = StepOutputs::default();
+        self.renew_scheduler();
+    }
+
+    /// An empty pool, whose every key is forgotten.
+    fn renew_scheduler(&mut self) {
         self.states = StateSlots::default();
         let (paused, draining) = (self.scheduler.is_paused(), self.scheduler.is_draining());
         match Scheduler::new(self.scheduler.config().clone(), self.kv.clone()) {

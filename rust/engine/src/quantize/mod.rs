@@ -18,14 +18,19 @@ use std::{
     },
 };
 
-use device::{DType, host::num_physical_cores};
+use device::{
+    Backend, DType,
+    cpu::{CpuBackend, Isa},
+    host::num_physical_cores,
+};
 
 use self::{
     entries::{Entries, Value},
     writer::{NewFile, PlannedTensor, Values, header, write, write_sketch},
 };
 use crate::{
-    EngineError, Importance, Isq, LoadProgress, ModelSource,
+    EngineConfig, EngineError, Importance, Isq, LoadProgress, ModelSource,
+    calibration::calibrate,
     model::{ModelFiles, visit::for_each_matrix},
     weights::{GgufFiles, WeightSource},
 };
@@ -43,6 +48,8 @@ pub struct QuantizeOptions {
     pub architecture: Option<String>,
     /// How much the columns of weights count; all alike unless given.
     pub imatrix: Option<Arc<Importance>>,
+    /// A text by which that is measured first.
+    pub calibration_file: Option<PathBuf>,
     /// Threads; the machine's cores unless given.
     pub num_threads: Option<usize>,
 }
@@ -83,7 +90,7 @@ pub fn quantize_model(
     }
     let files = ModelFiles::open(source, options.architecture.as_deref())?
         .with_isq(Some(options.isq))
-        .with_importance(options.imatrix.clone());
+        .with_importance(importance(source, options)?);
     files.check_isq()?;
     let (entries, tensors) = if let WeightSource::Gguf(gguf) = files.weights() {
         of_gguf(&files, gguf, options)?
@@ -115,6 +122,23 @@ pub fn quantize_model(
         *types.entry(tensor.dtype.to_string()).or_default() += 1;
     }
     Ok(QuantizedFile { bytes, types })
+}
+
+/// How much columns count, as it is given or measured.
+fn importance(source: &ModelSource, options: &QuantizeOptions) -> Result<Option<Arc<Importance>>, EngineError> {
+    if options.calibration_file.is_none() {
+        return Ok(options.imatrix.clone());
+    }
+    let config = EngineConfig {
+        in_situ_quant: Some(options.isq),
+        imatrix: options.imatrix.clone(),
+        calibration_file: options.calibration_file.clone(),
+        architecture: options.architecture.clone(),
+        ..EngineConfig::default()
+    };
+    let num_threads = options.num_threads.unwrap_or_else(num_physical_cores);
+    let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(Isa::detect(), num_threads)?);
+    Ok(calibrate(source, &config, &backend)?.map(Arc::new))
 }
 
 /// What a tensor is stored in. Only whole matrices are quantized.

@@ -70,7 +70,7 @@ fn root(app: &App, caller: &Caller) -> Result<PathBuf, ApiError> {
     })
 }
 
-fn parsed<'a, T: Deserialize<'a>>(body: &'a Bytes) -> Result<T, ApiError> {
+pub fn parsed<'a, T: Deserialize<'a>>(body: &'a Bytes) -> Result<T, ApiError> {
     serde_json::from_slice(body)
         .map_err(|error| ApiError::invalid("invalid_body", None, format!("the body is not as it must be: {error}")))
 }

@@ -7,17 +7,22 @@ use axum::{
     extract::{Path, State},
     http::Uri,
 };
+use bytes::Bytes;
+use engine::Isq;
 use openai::ApiError;
+use schemars::JsonSchema;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::adapters::parsed;
 use crate::{
     app::App,
     auth::{Caller, require_admin},
-    errors::Failure,
+    errors::{Failure, internal},
 };
 
 /// Routes of the mirrored interface that are not there yet.
-pub const PLANNED: [&str; 4] = ["/re_isq", "/v1/models/unload", "/v1/models/reload", "/v1/models/tune"];
+pub const PLANNED: [&str; 3] = ["/v1/models/unload", "/v1/models/reload", "/v1/models/tune"];
 
 /// Schedules nothing until a resume; requests wait.
 pub async fn pause(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Result<Json<Value>, Failure> {
@@ -57,12 +62,33 @@ pub async fn cancel(
     }
 }
 
+/// What `POST /re_isq` takes.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReIsqBody {
+    /// What the weights become, by a name that `--isq` takes.
+    ggml_type: String,
+}
+
+/// Quantizes the weights anew, and answers when requests are answered by the new ones.
+pub async fn re_isq(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: Bytes,
+) -> Result<Json<Value>, Failure> {
+    require_admin(&caller)?;
+    let ReIsqBody { ggml_type } = parsed(&body)?;
+    let isq = Isq::named("ggml_type", &ggml_type)?;
+    let done = tokio::task::spawn_blocking(move || app.engine.re_isq(isq, &|_| ()).map(|()| app.engine.weight_bytes()));
+    let weight_bytes = done.await.map_err(|panic| internal(format!("a defect ended the request: {panic}")))??;
+    Ok(Json(json!({ "status": "ok", "ggml_type": isq.to_string(), "weight_bytes": weight_bytes })))
+}
+
 /// Says what is missing.
 pub async fn planned(uri: Uri) -> Failure {
-    let (what, advice) = match uri.path() {
-        "/re_isq" => ("quantising a loaded model", "load a quantised GGUF file"),
-        _ => ("loading models over HTTP", "start another server for another model"),
-    };
-    let message = format!("{} is not served: {what} come with a later version; {advice}", uri.path());
+    let path = uri.path();
+    let message = format!(
+        "{path} is not served: loading models over HTTP comes with a later version; start another server for another model"
+    );
     Failure(ApiError::new(501, "invalid_request_error", "not_implemented", None, message))
 }

@@ -83,6 +83,7 @@ pub fn router(app: &Arc<App>) -> Router {
         .route("/v1/lora_adapters", get(adapters::list))
         .route("/v1/load_lora_adapter", post(adapters::load))
         .route("/v1/unload_lora_adapter", post(adapters::unload))
+        .route("/re_isq", post(admin::re_isq))
         .route("/admin/pause", post(admin::pause))
         .route("/admin/resume", post(admin::resume))
         .route("/admin/drain", post(admin::drain))

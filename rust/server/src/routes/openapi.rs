@@ -16,13 +16,16 @@ use openai::{
 use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
-use super::adapters::{LoadBody, UnloadBody};
+use super::{
+    adapters::{LoadBody, UnloadBody},
+    admin::ReIsqBody,
+};
 use crate::app::App;
 
 /// Method, path, summary, required keys.
 type Route = (&'static str, &'static str, &'static str, &'static [&'static str]);
 
-const ROUTES: [Route; 27] = [
+const ROUTES: [Route; 28] = [
     ("post", "/v1/chat/completions", "Answers a chat.", &["messages"]),
     ("post", "/v1/completions", "Continues texts.", &["prompt"]),
     ("post", "/v1/embeddings", "Makes vectors of texts.", &["input"]),
@@ -46,6 +49,7 @@ const ROUTES: [Route; 27] = [
     ("get", "/ready", "200 while requests are welcome.", &[]),
     ("get", "/metrics", "Prometheus metrics.", &[]),
     ("get", "/v1/system/info", "What runs here, and on what.", &[]),
+    ("post", "/re_isq", "Quantizes the weights anew.", &["ggml_type"]),
     ("post", "/admin/pause", "Schedules nothing until a resume.", &[]),
     ("post", "/admin/resume", "Goes on.", &[]),
     ("post", "/admin/drain", "Takes no more requests.", &[]),
@@ -80,6 +84,7 @@ fn body(path: &str) -> Option<Map<String, Value>> {
         "/v1/messages" | "/v1/messages/count_tokens" => properties::<MessagesFields>(&mut all),
         "/v1/load_lora_adapter" => properties::<LoadBody>(&mut all),
         "/v1/unload_lora_adapter" => properties::<UnloadBody>(&mut all),
+        "/re_isq" => properties::<ReIsqBody>(&mut all),
         "/tokenize" => properties::<TokenizeRequest>(&mut all),
         "/detokenize" => properties::<DetokenizeRequest>(&mut all),
         _ => return None,

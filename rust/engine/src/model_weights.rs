@@ -1,0 +1,85 @@
+//! The weights of a model in the form that a backend computes with.
+
+use std::{cell::Cell, sync::Arc};
+
+use device::{Backend, mmap::FileWatch};
+
+use crate::{
+    EngineError, LoadProgress,
+    embedding::{Embedder, Head},
+    lora::{Recorder, Sites},
+    model::{Decoder, ModelFiles, loader::Loader},
+    model_runner::{RunnerOptions, max_logit_rows},
+    vision::{ImageEncoder, TowerWeights},
+};
+
+/// All weights of a model.
+pub struct ModelWeights {
+    pub(crate) decoder: Decoder,
+    /// As they are kept, those of files where they are used in place.
+    pub(crate) bytes: u64,
+    /// Of the files that weights are read from where they lie.
+    watches: Vec<FileWatch>,
+    /// Of models that make embeddings.
+    pub(crate) embedder: Option<Embedder>,
+    /// Of models that see.
+    pub(crate) encoder: Option<ImageEncoder>,
+    /// What adapters may change.
+    pub(crate) sites: Arc<Sites>,
+}
+
+impl ModelWeights {
+    /// Loads them; `progress` is called as they are done.
+    ///
+    /// # Errors
+    /// [`EngineError::Load`] for files that cannot be honoured, [`EngineError::Device`] where the backend takes no such weights.
+    pub fn load(
+        files: &ModelFiles,
+        backend: &Arc<dyn Backend>,
+        options: RunnerOptions,
+        progress: &dyn Fn(LoadProgress),
+    ) -> Result<Self, EngineError> {
+        let total_bytes = files.weight_bytes();
+        let done = Cell::new(0);
+        let count = |bytes: u64| {
+            done.set((done.get() + bytes).min(total_bytes));
+            progress(LoadProgress { done_bytes: done.get(), total_bytes });
+        };
+        let mut loader = Loader {
+            weights: files.weights(),
+            isq: files.isq(),
+            importance: files.importance(),
+            config: files.config(),
+            backend: &**backend,
+            precision: options.precision,
+            progress: &count,
+            bytes: 0,
+        };
+        let mut recorder = Recorder::new(&mut loader);
+        let decoder = Decoder::new(&mut recorder, files.config())?;
+        let sites = Arc::new(recorder.sites(backend));
+        let heads = files.embedding().map(|embedding| Head::all(&mut loader, embedding)).transpose()?;
+        let mut bytes = loader.bytes;
+        let encoder = match files.vision() {
+            Some(vision) => {
+                let mut weights = TowerWeights::load(files.weights(), &**backend, options.precision, &count);
+                let encoder = ImageEncoder::new(&mut weights, vision, options.precision)?;
+                bytes += weights.bytes;
+                Some(encoder)
+            }
+            None => None,
+        };
+        progress(LoadProgress { done_bytes: total_bytes, total_bytes });
+        let rows = max_logit_rows(options.max_num_seqs);
+        let embedder = files.embedding().zip(heads).map(|(config, heads)| Embedder::new(&**backend, config, heads, rows));
+        Ok(Self { decoder, bytes, watches: files.weights().watches().to_vec(), embedder: embedder.transpose()?, encoder, sites })
+    }
+
+    /// That no file has changed.
+    ///
+    /// # Errors
+    /// [`EngineError::Device`] that names the file.
+    pub(crate) fn check(&self) -> Result<(), EngineError> {
+        Ok(self.watches.iter().try_for_each(FileWatch::check)?)
+    }
+}
