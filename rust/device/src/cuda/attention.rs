@@ -407,6 +407,9 @@ fn planned_requests(shape: &WorkspaceShape) -> usize {
 
 /// Parts of a step in which many requests decode at their full length, padded as graphs do.
 fn planned_parts(shape: &WorkspaceShape) -> usize {
+    if shape.precision == Precision::Deterministic {
+        return 0;
+    }
     planned_requests(shape).next_power_of_two() * max_parts(shape.seq_len).next_power_of_two()
 }
 

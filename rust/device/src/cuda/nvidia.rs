@@ -272,7 +272,7 @@ impl Driver for NvidiaDriver {
 
     fn free(&self, at: DevicePtr) {
         // What a lost device refuses is gone with it.
-        let _ = self.finish_steps("freeing memory");
+        let _ = self.finish_steps("freeing memory").and_then(|()| self.finish_copies());
         // SAFETY: `at` came from `allocate`, and what was asked for before is done.
         let _ = self.settle("freeing memory", || unsafe { result::free_sync(at) });
     }
