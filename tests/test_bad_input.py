@@ -216,7 +216,6 @@ def test_runner_types(options: dict[str, Any]) -> None:
     "options",
     [
         {"num_device_layers": ["0:10"]},
-        {"which_draft": text_model("llama")},
         {"mtp_model": "x"},
         {"enable_search": True},
         {"tool_callbacks": {}},
