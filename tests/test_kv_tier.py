@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import GOLDEN
+from test_server import serving
 
 from mistral_paged import Runner, Which
 
@@ -40,6 +41,24 @@ def test_a_second_process_skips_the_prefill_and_says_the_same(tmp_path: Path) ->
     assert again == text
     assert second["tier_hit_tokens"] > 0.8 * second["prefix_queried_tokens"]
     assert second["tier_swapped_in_blocks"] * 8 == second["tier_hit_tokens"]
+
+
+def test_a_server_has_the_folder_by_its_flag(tmp_path: Path) -> None:
+    prompt = "The quick brown fox jumps over the lazy dog. " * 6
+    flags = ("--disable-access-log", "--pa-block-size", "8", "--kv-tier", str(tmp_path), "--kv-tier-size", "64")
+    cached = []
+    for _ in range(2):
+        with serving(*flags) as server:
+            usage = server.complete(prompt=prompt).json["usage"]
+            cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+            assert usage["prompt_tokens"] > 64
+            # Records are written behind the step.
+            until = time.monotonic() + 30
+            while not list(tmp_path.glob("*/*.kv")):
+                assert time.monotonic() < until
+                time.sleep(0.1)
+    assert cached[0] == 0
+    assert cached[1] > 0.8 * usage["prompt_tokens"]
 
 
 def test_damaged_files_are_never_served(tmp_path: Path) -> None:

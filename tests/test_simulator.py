@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import json
 import re
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mistral_paged import InvalidArgumentError, simulate, simulator
+from mistral_paged import InvalidArgumentError, cli, simulate, simulator
 from mistral_paged.simulator import DEVICES, SOURCES, Device, SimulationResult, poisson_trace
 
 SHAREGPT = Path(__file__).parent.parent / "examples" / "data" / "sharegpt.csv"
@@ -176,6 +177,9 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"max_model_len": 1}, "`max_model_len`"),
     ({"windows": [0]}, "`windows`"),
     ({"num_intervals": 1}, "`num_intervals`"),
+    ({"replicas": 0}, "`replicas`"),
+    ({"replicas": 5000}, "`replicas` is 5000: from 1 to 4096 work"),
+    ({"router": "random"}, "round_robin, least_loaded, prefix"),
 ]
 
 
@@ -240,6 +244,70 @@ def test_a_window_holds_less_than_the_whole_context() -> None:
     assert most([None, None]) == 449
     assert 16 <= most([16, 16]) < 24
     assert 449 + 16 <= most([16, None]) < 449 + 24
+
+
+def conversations(number: int, turns: int) -> list[tuple[Any, ...]]:
+    """Turns of conversations, each behind all of the one before it."""
+    return [
+        (turn * 100 + 0.1 * name, 400 * turn + 300, 100, f"c{name}", 400 * (turn + 1))
+        for turn in range(turns)
+        for name in range(number)
+    ]
+
+
+def test_replicas_are_reported_one_by_one_and_together() -> None:
+    trace = conversations(10, 4)[::-1]
+    alone = simulate(trace, blocks=2000)
+    assert alone.replicas == ()
+    assert set(alone.replica) == {0}
+    results = {
+        name: simulate(trace, blocks=2000, replicas=4, router=name, num_intervals=50) for name in ("prefix", "round_robin")
+    }
+    assert results["prefix"].hit_rate == pytest.approx(alone.hit_rate)
+    assert results["round_robin"].hit_rate < 0.5 * alone.hit_rate
+    for result in results.values():
+        assert len(result.replicas) == 4
+        assert (result.finish_reason == "stop").all()
+        assert result.output_tokens.sum() == sum(one.output_tokens.sum() for one in result.replicas) == 40 * 100
+        assert result.computed_tokens == sum(one.computed_tokens for one in result.replicas)
+        assert result.steps == sum(one.steps for one in result.replicas)
+        assert result.seconds == max(one.seconds for one in result.replicas)
+        for number, one in enumerate(result.replicas):
+            rows = [row for row in range(len(trace)) if result.replica[row] == number]
+            assert sorted(one.end_time) == sorted(result.end_time[rows])
+        timeline = result.timeline
+        assert 1 < len(timeline.time) <= 50
+        assert sum(timeline.memory.values()) == pytest.approx(np.full(len(timeline.time), 4 * 2000 * 16))
+        busy = sum((one.timeline.running * one.timeline.seconds).sum() for one in result.replicas)
+        assert (timeline.running * timeline.seconds).sum() == pytest.approx(busy)
+        assert result.overall is not None
+        assert result.overall.running == pytest.approx(busy / result.seconds)
+        each = (result.end_time - [row[0] for row in trace]) / 100
+        assert result.normalized_latency == pytest.approx(each.mean())
+    # Rows that are rejected are those of the trace, wherever they went.
+    late = simulate([(5.0, 4, 1), (0.0, 4, 1), (2.0, 400, 1)], blocks=4, replicas=2)
+    assert list(late.rejected) == [2]
+    assert late.replica.tolist() == [0, 0, 1]
+    assert list(late.replicas[1].rejected) == [0]
+    idle = simulate([(0.0, 4, 1)], blocks=4, replicas=3)
+    assert sum(idle.timeline.memory.values()) == pytest.approx(3 * 4 * 16)
+    assert np.isnan(idle.replicas[2].throughput)
+
+
+def test_the_command_prints_what_the_function_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(conversations(10, 4), tmp_path / "trace.csv", simulator.COLUMNS[:5])
+    words = ["simulate", str(path), "--blocks", "2000", "--replicas", "4", "--router", "prefix"]
+    assert cli.main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    result = simulate(path, blocks=2000, replicas=4, router="prefix")
+    assert (found["hit_rate"], found["steps"], found["tokens_per_second"]) == (result.hit_rate, result.steps, result.throughput)
+    assert [one["requests"] for one in found["replicas"]] == [len(one.end_time) for one in result.replicas]
+    assert cli.main(words) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert len(table) == 1 + 1 + 4
+    assert table[1].split()[:2] == ["all", "40"]
+    assert cli.main(["simulate", str(path), "--blocks", "2000", "--device", "abacus"]) == 1
+    assert "llama-8b-h200" in capsys.readouterr().err
 
 
 def test_devices_have_sources() -> None:

@@ -54,6 +54,7 @@ __all__ = [
     "Usage",
     "Which",
     "__version__",
+    "check_keys",
     "quantize",
     "serve",
     "simulate",
@@ -65,7 +66,8 @@ __all__ = [
 
 __version__: str
 
-def simulate(trace: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]: ...
+def simulate(trace: Mapping[str, Any], settings: Mapping[str, Any]) -> list[dict[str, Any]]: ...
+def check_keys(config: str) -> None: ...
 def serve(runner: Runner, config: str, listening: Callable[[str], object]) -> str: ...
 def quantize(
     which: Which,

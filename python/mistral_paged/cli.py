@@ -81,6 +81,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("bench serve", later("bench_serve", "run"), measuring.add_subparsers(metavar="serve"))
     add("tune", later("tune", "run"))
     memory_experiment.describe_command(add("memory", memory))
+    add("simulate", later("simulating", "run")).add_argument("trace", metavar="TRACE", help="CSV file of requests")
     add("quantize", later("quantizing", "run"))
     add("from-config", lambda options: from_config(parser, options))
     cache = commands.add_parser("cache", help="the download cache").add_subparsers(required=True)

@@ -458,6 +458,13 @@ PAGED = (
         section="paged_attn",
     ),
     Flag(
+        ("--kv-tier",),
+        "folder for KV blocks that the pool drops, and for other replicas and the next start",
+        "DIR",
+        section="paged_attn",
+    ),
+    Flag(("--kv-tier-size",), "MB of that folder at most; default 4096", "MB", int, section="paged_attn"),
+    Flag(
         ("--fairness",),
         "who goes first: priority, fcfs or drr (tenants take turns)",
         "NAME",
@@ -612,6 +619,27 @@ TUNE = (
     Flag(("--prefix-cache-n",), "prefix cache", "N", left_out="it is off, so that each prompt is computed in full", section=None),
 )
 
+SIMULATE = (
+    Flag(("--blocks",), "KV blocks of a replica's pool", "N", int, required=True, section=None),
+    Flag(("--block-size",), "tokens a block; default 16", "N", int, 16, section=None),
+    Flag(("--device",), "what is simulated; default llama-8b-h200", "NAME", default="llama-8b-h200", section=None),
+    Flag(("--replicas",), "engines, each with a pool of its own; default 1", "N", int, 1, section=None),
+    Flag(
+        ("--router",),
+        "how they are chosen: round_robin, least_loaded or prefix (who was sent the beginning of the prompt)",
+        "NAME",
+        default="round_robin",
+        choices=("round_robin", "least_loaded", "prefix"),
+        section=None,
+    ),
+    Flag(("--max-seqs",), "requests in a step at most; default 256", "N", int, 256, section=None),
+    Flag(("--max-num-batched-tokens",), "tokens in a step at most; default 2048", "N", int, 2048, section=None),
+    Flag(("--max-step-latency",), "seconds that a step may take", "S", float, section=None),
+    Flag(("--policy",), "policy of the scheduler; may be repeated", "NAME", repeated=True, section=None),
+    Flag(("--no-prefix-cache",), "without the prefix cache", section=None),
+    Flag(("--json",), "print one JSON object", section=None),
+)
+
 HF_CACHE = next(flag for flag in MODEL if flag.name == "--hf-cache")
 QUANTIZED_MODEL = ("-m", "-f", "--tok-model-id", "-t", "-a", "--hf-cache", "--token-source", "--imatrix", "--calibration-file")
 QUANTIZE = (
@@ -647,6 +675,11 @@ LOAD_ABOUT = (
     "client was late. ITL is what lies between texts that follow each other, of all answers. Requests that fail have no "
     "times; goodput counts them as not good."
 )
+SIMULATE_ABOUT = (
+    "TRACE is a CSV file with a header: arrival in seconds, prompt_tokens, output_tokens, and, if wanted, prefix_id, "
+    "prefix_tokens, tenant, priority, deadline. The scheduler and the pool are those that serve a model; how long a step lasts "
+    "is the device's model of cost. The same trace gives the same figures."
+)
 SAMPLING_ABOUT = "What is left out follows the model's generation_config.json, where it says anything, else the default."
 
 LOADING = (
@@ -670,6 +703,7 @@ COMMANDS: dict[str, tuple[str, tuple[Group, ...]]] = {
     "bench serve": ("time to first token, between tokens, and goodput of a server", (Group("load", BENCH_SERVE, LOAD_ABOUT),)),
     "tune": ("which type to quantise a model to here", (Group("tune", TUNE, TUNE_ABOUT), *BENCH_LOADING)),
     "memory": ("how many requests a KV budget runs at once", (Group("model", MODEL), Group("memory", MEMORY))),
+    "simulate": ("what a trace of requests comes to, in virtual time", (Group("simulation", SIMULATE, SIMULATE_ABOUT),)),
     "quantize": ("write a quantised GGUF file of a model's float weights", (Group("quantize", QUANTIZE),)),
     "from-config": ("serve or run as a TOML file says", (Group("file", FILE),)),
     "cache list": ("what the download cache holds", (Group("cache", CACHE_LIST),)),

@@ -45,6 +45,8 @@ def load(options: argparse.Namespace) -> Runner:
             speculative_gamma=options.speculative_gamma,
             which_draft=draft_model(options.draft_model),
             load_progress=bar.update,
+            kv_tier=options.kv_tier,
+            kv_tier_size=options.kv_tier_size,
             kv_events=getattr(options, "kv_events", None),
             kv_events_replay=getattr(options, "kv_events_replay", None),
             kv_events_topic=getattr(options, "kv_events_topic", None),

@@ -17,7 +17,13 @@ INTRODUCTION = """\
 not abbreviated. `-h` behind a command lists its flags.
 """
 
-ARGUMENTS = {"run": ["[KIND]"], "serve": ["[KIND]"], "memory": ["naive|paged", "N"], "completions": ["bash|zsh|tcsh|fish"]}
+ARGUMENTS = {
+    "run": ["[KIND]"],
+    "serve": ["[KIND]"],
+    "memory": ["naive|paged", "N"],
+    "simulate": ["TRACE"],
+    "completions": ["bash|zsh|tcsh|fish"],
+}
 """What stands behind a command besides flags. KIND is `auto`, `text`, `multimodal` or, to serve, `embedding`."""
 
 CONFIGURATION = """\

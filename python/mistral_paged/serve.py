@@ -163,6 +163,7 @@ def check(options: argparse.Namespace) -> None:
         raise Usage(f"--max-queued-tokens is {options.max_queued_tokens}; it must be at least 1")
     if options.request_timeout is not None and not 0 < options.request_timeout < float("inf"):
         raise Usage(f"--request-timeout is {options.request_timeout}; it must be seconds above 0")
+    _core.check_keys(json.dumps({"keys": keys(options), "cache_salt_secret": options.cache_salt_secret}))
 
 
 def serve(options: argparse.Namespace, runner: Runner, model_id: str) -> int:

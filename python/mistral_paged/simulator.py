@@ -129,10 +129,10 @@ class SimulationResult:
     overall: Means | None
     """Means over all time; None if there was none."""
     saturated: Means | None
-    """Means over the steps in which a request had to wait; None if none ever did."""
+    """Means over the steps in which a request had to wait; None if none ever did, and of several replicas together."""
 
     steps: int
-    """Steps of the device."""
+    """Steps of the device, or of all devices."""
     seconds: float
     """From the first arrival to the last end."""
     throughput: float
@@ -145,6 +145,12 @@ class SimulationResult:
     """Tokens computed, prompts and outputs, those that were computed again included."""
     recomputed_tokens: int
     """Of those, how many had been computed before and were lost by a preemption."""
+
+    replica: _IntArray
+    """Which replica each request went to."""
+    replicas: tuple[SimulationResult, ...]
+    """What became of each replica, with the requests that it had, by arrival; empty unless there are several. Times are those of
+    the whole."""
 
 
 def simulate(
@@ -163,6 +169,8 @@ def simulate(
     windows: Sequence[int | None] = (),
     num_intervals: int = 1024,
     strict: bool = False,
+    replicas: int = 1,
+    router: str = "round_robin",
 ) -> SimulationResult:
     """Run the production scheduler and pool in virtual time.
 
@@ -189,6 +197,10 @@ def simulate(
     :param windows: attention window of each layer, None for full attention; by default full attention throughout.
     :param num_intervals: most intervals of the timeline.
     :param strict: raise when a request can never be served, rather than let it end as `rejected`.
+    :param replicas: engines, each with `blocks` of its own, at most 4096.
+    :param router: which replica a request is sent to when it comes: the next (`round_robin`), the one with the fewest requests
+        (`least_loaded`), or the one that was sent the longest beginning of the prompt (`prefix`), unless that is less than a
+        tenth of it or the replica has 16 requests more than the idlest one.
     :raises InvalidArgumentError: naming the argument, or the row (from 0) and the column of the trace.
     """
     settings = {
@@ -204,12 +216,16 @@ def simulate(
         "prefix_caching": prefix_caching,
         "windows": windows,
         "num_intervals": num_intervals,
+        "replicas": replicas,
+        "router": router,
     }
-    found = _core.simulate(_columns(trace), settings)
-    if strict and found["rejected"]:
-        row, reason = min(found["rejected"].items())
+    columns = _columns(trace)
+    found = _core.simulate(columns, settings)
+    rejected = dict(row for one in found for row in one["rejected"].items())
+    if strict and rejected:
+        row, reason = min(rejected.items())
         raise InvalidArgumentError(f"trace row {row} can never be served: {reason}")
-    return _result(found)
+    return _whole(found, columns["arrival"], rejected, num_intervals)
 
 
 def poisson_trace(
@@ -361,13 +377,77 @@ def _number(name: str, row: int, value: Any) -> float:
         raise InvalidArgumentError(f"trace row {row}: `{name}` is {value!r}: a number is needed") from None
 
 
-def _result(found: dict[str, Any]) -> SimulationResult:
+def _whole(found: list[dict[str, Any]], arrival: _FloatArray, rejected: dict[int, str], num_intervals: int) -> SimulationResult:
+    """What all replicas come to, in the order of the trace."""
+    import numpy as np
+
+    replica: _IntArray = np.zeros(len(arrival), dtype=np.int64)
+    requests = {name: np.empty(len(arrival), dtype=column.dtype) for name, column in found[0]["requests"].items()}
+    for number, one in enumerate(found):
+        replica[one["rows"]] = number
+        for name, column in one["requests"].items():
+            requests[name][one["rows"]] = column
+    if len(found) == 1:
+        return _result({**found[0], "requests": requests}, rejected, replica)
+    replicas = tuple(_of_replica(one, number) for number, one in enumerate(found))
+    sums = [name for name, value in found[0]["totals"].items() if isinstance(value, int)]
+    totals = {name: sum(one["totals"][name] for one in found) for name in sums}
+    seconds = max(one["totals"]["seconds"] for one in found)
+    served = requests["output_tokens"] > 0
+    each = (requests["end_time"] - arrival)[served] / requests["output_tokens"][served]
+    timeline = _together(replicas, seconds, num_intervals)
+    lasts = timeline.pop("seconds")
+    means = [float(np.average(series, weights=lasts)) if seconds else math.nan for series in timeline.values()]
+    totals |= {"seconds": seconds, "normalized_latency": float(each.mean()) if len(each) else math.nan, "saturated": None}
+    totals["overall"] = (seconds, means[1], means[2], means[3:]) if seconds else None
+    whole = {**found[0], "requests": requests, "totals": totals, "timeline": {**timeline, "seconds": lasts}}
+    return _result(whole, rejected, replica, replicas)
+
+
+def _of_replica(found: dict[str, Any], number: int) -> SimulationResult:
+    """What became of one replica of several."""
+    import numpy as np
+
+    rows: list[int] = found["rows"].tolist()
+    rejected = {place: found["rejected"][row] for place, row in enumerate(rows) if row in found["rejected"]}
+    return _result(found, rejected, np.full(len(rows), number, dtype=np.int64))
+
+
+def _together(replicas: Sequence[SimulationResult], seconds: float, num_intervals: int) -> dict[str, _FloatArray]:
+    """The sums of several timelines, over intervals of equal length. A replica that has ended stays as it was, but idle."""
+    import numpy as np
+
+    kinds = list(replicas[0].timeline.memory)
+    number = min(num_intervals, max(len(one.timeline.time) for one in replicas))
+    start = min((float(one.timeline.time[0]) for one in replicas if len(one.timeline.time)), default=0.0)
+    edges = start + seconds * np.arange(number + 1) / max(number, 1)
+    names = ["running", "waiting", *kinds]
+    sums = {name: np.zeros(number) for name in names}
+    pool = next((sum(series[0] for series in one.timeline.memory.values()) for one in replicas if len(one.timeline.time)), 0.0)
+    for one in replicas:
+        timeline = one.timeline
+        if not len(timeline.time):
+            sums["free"] += pool
+            continue
+        last = {kind: series[-1:] for kind, series in timeline.memory.items()}
+        columns = {"running": timeline.running, "waiting": timeline.waiting, **timeline.memory}
+        times = np.concatenate([timeline.time[:1], timeline.time[:1] + np.cumsum(timeline.seconds), edges[-1:]])
+        for name in names:
+            values = np.concatenate([columns[name], last.get(name, [0.0])])
+            integral = np.concatenate([[0.0], np.cumsum(values * np.diff(times))])
+            sums[name] += np.diff(np.interp(edges, times, integral)) * number / seconds
+    return {"time": edges[:-1], **sums, "seconds": np.diff(edges)}
+
+
+def _result(
+    found: dict[str, Any], rejected: dict[int, str], replica: _IntArray, replicas: tuple[SimulationResult, ...] = ()
+) -> SimulationResult:
     import numpy as np
 
     kinds: list[str] = found["memory_kinds"]
-    requests, totals = found["requests"], found["totals"]
+    requests, totals = dict(found["requests"]), found["totals"]
     ending = np.array(found["endings"])[requests.pop("ending")]
-    timeline = found["timeline"]
+    timeline = dict(found["timeline"])
     memory = {kind: timeline.pop(kind) for kind in kinds}
 
     def means(values: Any) -> Means | None:
@@ -379,7 +459,7 @@ def _result(found: dict[str, Any]) -> SimulationResult:
     return SimulationResult(
         **requests,
         finish_reason=ending,
-        rejected=found["rejected"],
+        rejected=rejected,
         timeline=Timeline(**timeline, memory=memory),
         overall=means(totals["overall"]),
         saturated=means(totals["saturated"]),
@@ -390,6 +470,8 @@ def _result(found: dict[str, Any]) -> SimulationResult:
         hit_rate=_ratio(totals["prefix_hit_tokens"], totals["prefix_queried_tokens"]),
         computed_tokens=totals["computed_tokens"],
         recomputed_tokens=totals["recomputed_tokens"],
+        replica=replica,
+        replicas=replicas,
     )
 
 

@@ -78,7 +78,7 @@ mod _core {
     #[pymodule_export]
     use crate::sequence::Sequence;
     #[pymodule_export]
-    use crate::serve::serve;
+    use crate::serve::{check_keys, serve};
     #[pymodule_export]
     use crate::simulate::{simulate, simulator_devices};
     #[pymodule_export]

@@ -14,8 +14,7 @@ use crate::{detach::enter, exceptions::invalid, runner::Runner};
 #[pyfunction]
 #[pyo3(signature = (runner, config, listening))]
 pub fn serve(py: Python<'_>, runner: &Runner, config: &str, listening: Py<PyAny>) -> PyResult<&'static str> {
-    let config: ServerConfig =
-        serde_json::from_str(config).map_err(|error| invalid(format!("the server's settings cannot be read: {error}")))?;
+    let config = read(config)?;
     let engine = runner.engine()?;
     let told = move |address: &str| {
         Python::attach(|py| {
@@ -30,4 +29,16 @@ pub fn serve(py: Python<'_>, runner: &Runner, config: &str, listening: Py<PyAny>
         Exit::Forced => "forced",
         Exit::Interrupted => "interrupted",
     })
+}
+
+/// Refuses keys, and a file with the secret of salts, that `serve` would refuse once the model is loaded. `config` is as there.
+///
+/// Raises `ValueError` for settings that cannot be read, `OSError` for what cannot be honoured.
+#[pyfunction]
+pub fn check_keys(config: &str) -> PyResult<()> {
+    read(config)?.check_keys().map_err(|error| PyOSError::new_err(error.to_string()))
+}
+
+fn read(config: &str) -> PyResult<ServerConfig> {
+    serde_json::from_str(config).map_err(|error| invalid(format!("the server's settings cannot be read: {error}")))
 }

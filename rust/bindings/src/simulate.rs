@@ -6,8 +6,8 @@ use engine::EngineError;
 use numpy::{IntoPyArray, PyReadonlyArray1};
 use pyo3::{IntoPyObjectExt, conversion::FromPyObjectOwned, exceptions::PyTypeError, prelude::*, types::PyDict};
 use simulator::{
-    CostModel, Ending, Interval, MemoryByKind, PRESETS, RequestRecord, Simulation, SimulationConfig, SimulationError,
-    SimulationResult, Totals, Trace, TraceColumns, TraceRequest, policies_of_names,
+    CostModel, Ending, Fleet, Interval, MemoryByKind, PRESETS, ReplicaResult, RequestRecord, RouterPolicy, SimulationConfig,
+    SimulationError, Totals, Trace, TraceColumns, TraceRequest, policies_of_names,
 };
 
 use crate::{
@@ -33,6 +33,8 @@ pub struct Settings {
     prefix_caching: bool,
     windows: Vec<Option<Integer>>,
     num_intervals: Integer,
+    replicas: Integer,
+    router: Text,
 }
 
 /// A device by name, or the four times of a cost model.
@@ -87,6 +89,8 @@ impl Settings {
             prefix_caching: argument(settings, "prefix_caching", "a bool")?,
             windows: argument(settings, "windows", "a list of integers and None, one a layer")?,
             num_intervals: argument(settings, "num_intervals", INTEGER)?,
+            replicas: argument(settings, "replicas", INTEGER)?,
+            router: argument(settings, "router", "the name of a router")?,
         })
     }
 
@@ -109,29 +113,36 @@ impl Settings {
     }
 }
 
-/// Runs the production scheduler and pool in virtual time.
+/// Runs the production scheduler and pool in virtual time, in as many replicas as the settings say.
 ///
-/// `trace` has the columns of the requests by name; those that are left out have defaults. Returns `requests`, `timeline` and
-/// `totals` as columns, and `rejected` as row and reason.
+/// `trace` has the columns of the requests by name; those that are left out have defaults. Returns for each replica its `rows` of
+/// the trace by arrival, `requests`, `timeline` and `totals` as columns, and `rejected` as row and reason.
 #[pyfunction]
-pub fn simulate<'py>(py: Python<'py>, trace: &Bound<'py, PyAny>, settings: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
-    let config = Settings::read(settings)?.config()?;
+pub fn simulate<'py>(
+    py: Python<'py>,
+    trace: &Bound<'py, PyAny>,
+    settings: &Bound<'py, PyAny>,
+) -> PyResult<Vec<Bound<'py, PyDict>>> {
+    let settings = Settings::read(settings)?;
+    let config = settings.config()?;
+    let num_replicas = at_least("replicas", &settings.replicas, 1)?;
+    let router: RouterPolicy = settings.router.0.parse().map_err(error)?;
     let trace = read(&trace.extract()?)?;
     let requests = trace.requests().to_vec();
-    let simulation = Simulation::new(trace, &config).map_err(error)?;
+    let fleet = Fleet::new(trace, &config, num_replicas, router).map_err(error)?;
     // The mutex is only so that the simulation may wait outside the interpreter.
-    let simulation = Mutex::new(simulation);
+    let fleet = Mutex::new(fleet);
     wait(py, || {
-        let mut simulation = simulation.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut fleet = fleet.lock().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..STEPS_A_POLL {
-            if !simulation.advance().map_err(|error| engine_error(&error))? {
+            if !fleet.advance().map_err(|error| engine_error(&error))? {
                 return Ok(Poll::Ready(()));
             }
         }
         Ok(Poll::Pending)
     })?;
-    let result = simulation.into_inner().unwrap_or_else(PoisonError::into_inner).into_result();
-    write(py, &requests, &result)
+    let results = fleet.into_inner().unwrap_or_else(PoisonError::into_inner).into_results();
+    results.iter().map(|result| write(py, &requests, result)).collect()
 }
 
 /// Seconds: a step, its weights, a token, a KV token.
@@ -159,10 +170,11 @@ fn read(columns: &HashMap<String, PyReadonlyArray1<'_, f64>>) -> PyResult<Trace>
     trace.map_err(error)
 }
 
-fn write<'py>(py: Python<'py>, trace: &[TraceRequest], result: &SimulationResult) -> PyResult<Bound<'py, PyDict>> {
+fn write<'py>(py: Python<'py>, trace: &[TraceRequest], replica: &ReplicaResult) -> PyResult<Bound<'py, PyDict>> {
+    let ReplicaResult { rows, result } = replica;
     let requests = PyDict::new(py);
     let floats = |name, value: fn(&TraceRequest, &RequestRecord) -> f64| {
-        let values: Vec<_> = trace.iter().zip(&result.requests).map(|(request, record)| value(request, record)).collect();
+        let values: Vec<_> = rows.iter().zip(&result.requests).map(|(row, record)| value(&trace[*row], record)).collect();
         requests.set_item(name, values.into_pyarray(py))
     };
     floats("time_to_first_token", |request, record| record.first_token - request.arrival)?;
@@ -191,9 +203,10 @@ fn write<'py>(py: Python<'py>, trace: &[TraceRequest], result: &SimulationResult
     }
 
     let all = PyDict::new(py);
+    all.set_item("rows", rows.iter().map(|row| *row as i64).collect::<Vec<_>>().into_pyarray(py))?;
     all.set_item("requests", requests)?;
     all.set_item("endings", Ending::NAMES)?;
-    let reasons = result.requests.iter().enumerate().filter_map(|(row, record)| Some((row, record.rejection.as_ref()?)));
+    let reasons = rows.iter().zip(&result.requests).filter_map(|(row, record)| Some((*row, record.rejection.as_ref()?)));
     all.set_item("rejected", reasons.collect::<HashMap<_, _>>())?;
     all.set_item("timeline", timeline)?;
     all.set_item("memory_kinds", MemoryByKind::NAMES)?;

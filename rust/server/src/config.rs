@@ -4,6 +4,8 @@ use std::{num::NonZeroU32, path::PathBuf, time::Duration};
 
 use serde::Deserialize;
 
+use crate::{StartError, auth::Keys};
+
 /// Settings of a server. Each has the value of its documentation unless given.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -125,6 +127,11 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
+    /// Whether the keys can be honoured, and the file with the secret of salts: what can be told before a model is loaded.
+    pub fn check_keys(&self) -> Result<(), StartError> {
+        Keys::new(&self.keys, self.cache_salt_secret.as_deref()).map(drop)
+    }
+
     /// The path of a Unix socket, when the host is one.
     pub fn unix_path(&self) -> Option<PathBuf> {
         self.host.strip_prefix("unix:").map(PathBuf::from)

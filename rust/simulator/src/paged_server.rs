@@ -29,7 +29,11 @@ impl Server for PagedServer {
         new.tenant = request.tenant.into();
         new.priority = request.priority;
         new.deadline = request.deadline.map(microseconds);
-        Ok(self.scheduler.add_request(new)?)
+        self.scheduler.add_request(new).map_err(|error| {
+            // The row is told beside the reason.
+            let text = error.to_string();
+            Refusal(text.strip_prefix(&format!("request {}: ", id.0)).unwrap_or(&text).to_owned())
+        })
     }
 
     fn schedule(&mut self, step: &mut SchedulerOutput, now: f64) {

@@ -1,6 +1,6 @@
 //! What the simulation runs: a memory, and who gets it next.
 
-use paged::{AdmissionError, RequestId, SchedulerOutput, UpdateError};
+use paged::{RequestId, SchedulerOutput, UpdateError};
 
 use crate::error::SimulationError;
 use crate::memory::MemoryByKind;
@@ -61,9 +61,3 @@ pub(crate) trait Server {
 /// Why a request can never be served.
 #[derive(Debug)]
 pub(crate) struct Refusal(pub(crate) String);
-
-impl From<AdmissionError> for Refusal {
-    fn from(error: AdmissionError) -> Self {
-        Self(error.to_string())
-    }
-}

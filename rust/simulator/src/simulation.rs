@@ -115,6 +115,7 @@ pub struct Simulation {
     cost: CostModel,
     groups: KvGroups,
     server: Box<dyn Server + Send>,
+    start: f64,
     now: f64,
     step: SchedulerOutput,
     sampled: Vec<(RequestId, u32)>,
@@ -130,10 +131,19 @@ pub struct Simulation {
 impl Simulation {
     /// An idle engine before the first arrival.
     pub fn new(trace: Trace, config: &SimulationConfig) -> Result<Self, SimulationError> {
-        config.validate()?;
         let trace = trace.into_requests();
-        let longest = trace.iter().map(TraceRequest::num_tokens).max().unwrap_or(0);
-        let max_model_len = config.max_model_len.unwrap_or(longest.max(2));
+        let mut simulation = Self::idle(config, longest(&trace), first_arrival(&trace))?;
+        simulation.order = by_arrival(&trace);
+        simulation.records = vec![RequestRecord::default(); trace.len()];
+        simulation.trace = trace;
+        Ok(simulation)
+    }
+
+    /// An engine at the time `start`, to which nobody comes yet; `longest` is the default of
+    /// [`SimulationConfig::max_model_len`].
+    pub(crate) fn idle(config: &SimulationConfig, longest: usize, start: f64) -> Result<Self, SimulationError> {
+        config.validate()?;
+        let max_model_len = config.max_model_len.unwrap_or(longest);
         let groups = KvGroups::from_layers(if config.windows.is_empty() { &[None] } else { &config.windows });
         let num_slots = config.num_blocks * config.block_size;
         let server: Box<dyn Server + Send> = if config.allocator == Allocator::Paged {
@@ -152,20 +162,19 @@ impl Simulation {
             let limits = PoolLimits { max_num_seqs, max_num_batched_tokens, max_model_len };
             Box::new(ContiguousServer::new(config.allocator, limits, num_slots))
         };
-        let mut order: Vec<_> = (0..trace.len()).collect();
-        order.sort_by(|a, b| trace[*a].arrival.total_cmp(&trace[*b].arrival));
         Ok(Self {
-            records: vec![RequestRecord::default(); trace.len()],
-            now: order.first().map_or(0.0, |row| trace[*row].arrival),
-            trace,
-            order,
+            trace: Vec::new(),
+            order: Vec::new(),
             num_arrived: 0,
             num_slots: num_slots as f64,
             cost: config.cost,
             groups,
             server,
+            start,
+            now: start,
             step: SchedulerOutput::default(),
             sampled: Vec::new(),
+            records: Vec::new(),
             timeline: Timeline::new(config.max_intervals),
             overall: Sum::default(),
             saturated: Sum::default(),
@@ -173,6 +182,25 @@ impl Simulation {
             computed_tokens: 0,
             recomputed_tokens: 0,
         })
+    }
+
+    /// Has one more request come, no earlier than those before it.
+    pub(crate) fn push(&mut self, request: TraceRequest) {
+        self.order.push(self.trace.len());
+        self.trace.push(request);
+        self.records.push(RequestRecord::default());
+    }
+
+    /// Goes on to a time: until the step under way ends no earlier, or nothing is left to do.
+    pub(crate) fn run_until(&mut self, time: f64) -> Result<(), SimulationError> {
+        while self.now < time && self.advance()? {}
+        Ok(())
+    }
+
+    /// Requests that came and have not ended.
+    pub(crate) fn num_requests(&self) -> usize {
+        let (num_running, num_waiting) = self.server.queue_lengths();
+        num_running + num_waiting + self.order.len() - self.num_arrived
     }
 
     /// Runs to the end.
@@ -285,11 +313,10 @@ impl Simulation {
 
     /// What has been found so far.
     pub fn into_result(self) -> SimulationResult {
-        let first_arrival = self.order.first().map_or(0.0, |row| self.trace[*row].arrival);
         let (prefix_queried_tokens, prefix_hit_tokens) = self.server.prefix_tokens();
         let totals = Totals {
             steps: self.num_steps,
-            seconds: self.now - first_arrival,
+            seconds: self.now - self.start,
             output_tokens: self.records.iter().map(|record| record.output_tokens as u64).sum(),
             computed_tokens: self.computed_tokens,
             recomputed_tokens: self.recomputed_tokens,
@@ -302,6 +329,23 @@ impl Simulation {
         };
         SimulationResult { timeline: self.timeline.intervals(), requests: self.records, totals }
     }
+}
+
+/// Tokens of the longest request, at least 2.
+pub(crate) fn longest(trace: &[TraceRequest]) -> usize {
+    trace.iter().map(TraceRequest::num_tokens).max().unwrap_or(0).max(2)
+}
+
+/// When the first request comes; 0 if none does.
+pub(crate) fn first_arrival(trace: &[TraceRequest]) -> f64 {
+    trace.iter().map(|request| request.arrival).min_by(f64::total_cmp).unwrap_or(0.0)
+}
+
+/// Rows by arrival.
+pub(crate) fn by_arrival(trace: &[TraceRequest]) -> Vec<usize> {
+    let mut order: Vec<_> = (0..trace.len()).collect();
+    order.sort_by(|a, b| trace[*a].arrival.total_cmp(&trace[*b].arrival));
+    order
 }
 
 fn end(record: &mut RequestRecord, ending: Ending, now: f64) {
