@@ -117,6 +117,26 @@ gpu-tests: kernels ## build the tests of kernels as build/gpu-tests, to be run o
 	mkdir -p build
 	cp "$$($(GPU_TESTS) --no-run --message-format json | sed -nE 's/.*"executable":"([^"]*)".*/\1/p')" build/gpu-tests
 
+BUNDLE := build/gpu-bundle
+# What the models of tests/gpu are.
+BUNDLED := $(addprefix tests/,conftest.py goldens.py test_exactness.py test_golden.py test_real_models.py gpu) \
+	$(patsubst %,tests/data/golden/%.tar.xz,llama llama3-rope mistral mistral-window phi3 phi3-longrope qwen2 qwen3 gemma3) \
+	$(wildcard benches/gpu*.py) $(addprefix benches/,work.py tables.py records.py) pyproject.toml
+
+.PHONY: gpu-bundle
+gpu-bundle: wheel gpu-tests ## one folder, build/gpu-bundle, for a machine with a GPU, Python and nothing else of ours; its run.py does the rest
+	rm -rf $(BUNDLE)
+	mkdir -p $(BUNDLE)/wheels
+	cp "$$(ls -t dist/*.whl | head -n 1)" $(BUNDLE)/wheels
+	$(PIP) download --quiet --no-deps --only-binary :all: --dest $(BUNDLE)/wheels pytest pytest-timeout pluggy iniconfig packaging pygments
+	cp --parents -r $(BUNDLED) $(BUNDLE)
+	cp tests/gpu/run.py build/gpu-tests $(BUNDLE)
+	strip $(BUNDLE)/gpu-tests
+	find $(BUNDLE) -name __pycache__ -prune -exec rm -r {} +
+	du -sh $(BUNDLE)
+	test $$(stat -c %s $(BUNDLE)/wheels/mistral_paged-*.whl) -lt 30000000
+	test $$(du -sm $(BUNDLE) | cut -f 1) -lt 32
+
 .PHONY: lint
 lint: $(VENV)/package $(VENV)/tools kernels ## formatting, clippy, ruff, mypy, stubs, and the rules of docs/architecture.md
 	cargo fmt --all --check

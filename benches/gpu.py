@@ -19,7 +19,7 @@ import gpu_plan
 from gpu_report import read, write_report
 from work import Log, machine
 
-from mistral_paged import CompletionRequest, ModelDType, Runner, Which, _core
+from mistral_paged import CompletionRequest, MistralPagedError, ModelDType, Runner, Which, _core
 
 RUNS = 20
 """Times that a kernel is timed; the report takes medians."""
@@ -41,13 +41,27 @@ class Timer:
         found: list[float] = self.timer.seconds({"num_kv_heads": gpu_plan.KV_HEADS, **work}, runs)
         return found
 
+    def release(self) -> None:
+        """Each work's buffers end with it."""
+
 
 def measure_kernels(log: Log, engines: list[gpu_peers.Peer], works: list[gpu_plan.Work]) -> None:
-    """Each work by every engine."""
+    """Each work by every engine. What does not work ends with its reason, and the next one begins."""
     for work in works:
         for engine in engines:
-            if found := engine.seconds(work, RUNS):
+            try:
+                found = engine.seconds(work, RUNS)
+            except MistralPagedError as error:
+                fail(log, error, engine=engine.name, work=work)
+                continue
+            if found:
                 log.write(record="work", engine=engine.name, work=work, seconds=found)
+
+
+def fail(log: Log, error: Exception, **what: Any) -> None:
+    """A record of what was not measured, and why."""
+    print(f"{what}: {error}", flush=True)
+    log.write(record="failed", error=str(error), **what)
 
 
 def decode(runner: Runner, batch: int, new: int) -> float:
@@ -70,18 +84,26 @@ def measure_model(log: Log, device: str, config: dict[str, int], batches: list[i
     try:
         gpu_model.write(folder, config)
         for graphs in (False, True):
-            which = Which.Plain(str(folder), dtype=ModelDType.BF16)
-            tokens = max(batches) * (PROMPT + new + 64)
-            options: dict[str, Any] = {"device": device, "cuda_graphs": graphs, "prefix_cache_n": 0}
-            runner = Runner(which=which, max_seqs=max(batches), pa_ctxt_len=tokens, **options)
-            for batch in batches:
-                decode(runner, batch, 8)
-                speeds = [decode(runner, batch, new) for _ in range(2)]
-                context = PROMPT + new / 2
-                log.write(record="model", graphs=graphs, batch=batch, context=context, tokens_per_second=speeds, config=config)
-            del runner
+            try:
+                measure_runner(log, (device, folder, graphs), config, batches, new)
+            except MistralPagedError as error:
+                fail(log, error, graphs=graphs)
     finally:
         shutil.rmtree(folder)
+
+
+def measure_runner(log: Log, where: tuple[str, Path, bool], config: dict[str, int], batches: list[int], new: int) -> None:
+    """Each number of requests at once."""
+    device, folder, graphs = where
+    tokens = max(batches) * (PROMPT + new + 64)
+    options: dict[str, Any] = {"device": device, "cuda_graphs": graphs, "prefix_cache_n": 0}
+    which = Which.Plain(str(folder), dtype=ModelDType.BF16)
+    runner = Runner(which=which, max_seqs=max(batches), pa_ctxt_len=tokens, **options)
+    for batch in batches:
+        decode(runner, batch, 8)
+        speeds = [decode(runner, batch, new) for _ in range(2)]
+        context = PROMPT + new / 2
+        log.write(record="model", graphs=graphs, batch=batch, context=context, tokens_per_second=speeds, config=config)
 
 
 def main() -> None:
@@ -92,6 +114,7 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="folder of gpu.md and gpu.png")
     parser.add_argument("--parts", default="kernels,model", help="kernels, model or both")
     parser.add_argument("--report", type=Path, help="write the report of these records, and measure nothing")
+    parser.add_argument("--no-report", action="store_true", help="leave the records as they are: --report writes one later")
     options = parser.parse_args()
     if options.report:
         write_report(read(options.report), options.docs)
@@ -115,7 +138,8 @@ def main() -> None:
         if "model" in options.parts.split(","):
             measure_model(log, f"cuda:{options.device}", gpu_plan.LLAMA_8B, gpu_plan.BATCHES)
         log.write(record="end", seconds=time.perf_counter() - begun)
-    write_report(read(options.output), options.docs)
+    if not options.no_report:
+        write_report(read(options.output), options.docs)
 
 
 if __name__ == "__main__":

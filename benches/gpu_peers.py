@@ -26,6 +26,10 @@ class Peer(Protocol):
         """Of each run; empty for what it does not do."""
         ...
 
+    def release(self) -> None:
+        """Gives the GPU memory back that it keeps for later."""
+        ...
+
 
 def time_calls(torch: Any, calls: list[Callable[[], Any]], runs: int) -> list[float]:
     """Seconds by events; each run is as many calls as there are, captured in a graph, so that launching them costs nothing."""
@@ -69,6 +73,10 @@ class Torch:
         """Values of bf16."""
         return self.torch.randn(*shape, dtype=self.torch.bfloat16, device=self.device)
 
+    def release(self) -> None:
+        """PyTorch keeps what is freed, and others beside it then find the card full."""
+        self.torch.cuda.empty_cache()
+
     def seconds(self, work: Work, runs: int) -> list[float]:
         """Of each run."""
         if work["kind"] == "linear" and work["format"] == "BF16":
@@ -92,6 +100,10 @@ class FlashInfer:
         self.flashinfer, self.torch = flashinfer, torch
         self.device = f"cuda:{ordinal}"
         self.name = f"FlashInfer {flashinfer.__version__}"
+
+    def release(self) -> None:
+        """PyTorch keeps what is freed, and others beside it then find the card full."""
+        self.torch.cuda.empty_cache()
 
     def seconds(self, work: Work, runs: int) -> list[float]:
         """Of each run."""
@@ -143,6 +155,11 @@ class Forgiving:
         finally:
             # What is compiled for a shape, too.
             self.left -= time.perf_counter() - start
+            self.release()
+
+    def release(self) -> None:
+        """Between two works."""
+        self.peer.release()
 
     def tell(self, text: str) -> None:
         """Once."""

@@ -27,7 +27,13 @@ BASE: Work = {
 KV_HEADS = 8
 SMALL: Work = {**BASE, "batch": 1, "context": 512}
 
-MATRICES = {"q, k, v": (6144, 4096), "gate and up": (28672, 4096), "down": (4096, 14336), "output": (128256, 4096)}
+MATRICES = {
+    "k or v": (1024, 4096),
+    "q, k, v": (6144, 4096),
+    "gate and up": (28672, 4096),
+    "down": (4096, 14336),
+    "output": (128256, 4096),
+}
 """Of Llama-3-8B, as (out_features, in_features)."""
 FEW_ROWS = [1, 2, 4, 8]
 MANY_ROWS = [16, 64, 256, 1024, 4096]
@@ -53,10 +59,13 @@ def linear_works() -> Iterator[Work]:
         shape = {"kind": "linear", "name": name, "out_features": out_features, "in_features": in_features}
         for rows in [*FEW_ROWS, *MANY_ROWS]:
             yield {**shape, "rows": rows, "format": "BF16"}
-    down = {"kind": "linear", "name": "down", "out_features": 4096, "in_features": 14336}
-    for form in ("Q4_0", "Q8_0", "Q4_K", "Q6_K"):
-        for rows in (1, 8, 256):
-            yield {**down, "rows": rows, "format": form}
+    # Up to 32 rows of a quantized weight are a few GEMVs of 8, from 33 on it is taken apart.
+    for name, forms in {"down": ("Q4_0", "Q8_0", "Q4_K", "Q6_K"), "k or v": ("Q4_K",)}.items():
+        out_features, in_features = MATRICES[name]
+        shape = {"kind": "linear", "name": name, "out_features": out_features, "in_features": in_features}
+        for form in forms:
+            for rows in (1, 8, 16, 32, 256) if form == "Q4_K" else (1, 8, 256):
+                yield {**shape, "rows": rows, "format": form}
 
 
 def kv_bytes(work: Work) -> float:

@@ -30,6 +30,8 @@ class GpuRecords:
     works: list[tuple[Work, dict[str, float]]] = field(default_factory=list)
     """Median seconds of each work by engine."""
     models: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    """What was not measured, with the error."""
     seconds: float = 0.0
 
     def of(self, wanted: Work, engine: str = OWN) -> float | None:
@@ -75,6 +77,8 @@ def read(path: Path) -> GpuRecords:
             records.machine = entry
         elif kind == "model":
             records.models.append(entry)
+        elif kind == "failed":
+            records.failures.append(entry)
         elif kind == "end":
             records.seconds = entry["seconds"]
         else:
@@ -176,6 +180,16 @@ def model_lines(records: GpuRecords) -> list[str]:
     return ["## A model of Llama-3-8B's shape", "", text, "", *table(header, rows)] if rows else []
 
 
+def failure_lines(records: GpuRecords) -> list[str]:
+    """What was not measured."""
+    rows = []
+    for entry in records.failures:
+        work = entry.get("work") or {"graphs": entry.get("graphs")}
+        what = ", ".join(f"{name} {value}" for name, value in work.items())
+        rows.append([what, entry["error"].splitlines()[0]])
+    return ["## Not measured", "", *table(["work", "error"], rows)] if rows else []
+
+
 def plot(records: GpuRecords, path: Path) -> None:
     """Shares of attention against the batch, and tokens a second of the model."""
     import matplotlib as mpl
@@ -221,7 +235,7 @@ def write_report(records: GpuRecords, docs: Path) -> None:
         f" {machine['cpu']}, {machine['cpus']} processors, {machine['system']}, Python {machine['python']}."
         f" A copy moves {records.copy / 1e12:.2f} TB/s. All of it took {records.seconds / 60:.1f} minutes."
     )
-    parts = [goal_lines, attention_lines, linear_lines, model_lines]
+    parts = [goal_lines, attention_lines, linear_lines, model_lines, failure_lines]
     lines = [INTRODUCTION, where, "", *(line for part in parts for line in part(records))]
     (docs / "gpu.md").write_text("\n".join(lines).rstrip() + "\n")
     plot(records, docs / "gpu.png")

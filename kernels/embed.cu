@@ -1,6 +1,6 @@
 // Rows of the token embedding.
 //
-//   CTA: a token; thread i: values 32 i .. 32 i + 32 of its row, then 32 (i + 64) ...
+//   CTA: a token; thread i: values 32 i .. 32 i + 32 of its row, then 32 (i + 64) ..., and one of those behind the last 32
 //
 // Bytes of a token: a row of the table and 4 cols. It waits for memory, or for its launch.
 #include "weights.cuh"
@@ -21,6 +21,10 @@ __device__ void embed(const EmbedArgs& args) {
             *reinterpret_cast<float4*>(out + run * 32 + i) =
                 make_float4(w[i] * args.scale, w[i + 1] * args.scale, w[i + 2] * args.scale, w[i + 3] * args.scale);
         }
+    }
+    if constexpr (weights::IS_FLOAT<Format>) {
+        const unsigned rest = args.cols / 32 * 32;
+        for (unsigned i = rest + threadIdx.x; i < args.cols; i += THREADS) out[i] = Format::value(row, i) * args.scale;
     }
 }
 

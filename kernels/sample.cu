@@ -28,7 +28,8 @@ constexpr uint32_t NO_TOKEN = 0xffffffffu;
 using Wide = unsigned long long;
 
 struct Shared {
-    Wide weights[BUCKETS];
+    // Sums of weights, in two halves.
+    uint32_t low_weights[BUCKETS], high_weights[BUCKETS];
     uint32_t counts[BUCKETS];
     Wide warp_weights[WARPS];
     Wide warp_counts[WARPS];
@@ -38,6 +39,19 @@ struct Shared {
     Wide weight_before;
     uint32_t count_before, bucket, found, token;
 };
+
+// Adds to a sum in two halves. Shared memory adds 32 bits by itself, where 64 would be a loop of compare and swap, which is long
+// where many logits are nearly equal. Who makes the low half run over adds one to the high half, so the order changes nothing.
+__device__ __forceinline__ void add_weight(Shared& shared, uint32_t bucket, Wide weight) {
+    const uint32_t low = uint32_t(weight);
+    const uint32_t carry = atomicAdd(&shared.low_weights[bucket], low) > ~low;
+    const uint32_t high = uint32_t(weight >> 32) + carry;
+    if (high > 0) atomicAdd(&shared.high_weights[bucket], high);
+}
+
+__device__ __forceinline__ Wide weight_of(const Shared& shared, uint32_t bucket) {
+    return Wide(shared.high_weights[bucket]) << 32 | shared.low_weights[bucket];
+}
 
 // Orders as the floats do; both zeros are equal.
 __device__ __forceinline__ uint32_t order_key(float x) {
@@ -124,14 +138,18 @@ struct Cut {
 };
 constexpr Cut NO_CUT = {0, 0};
 
-// The rank where the count reaches `most` or the weights reach `enough`, whichever comes first.
+// The rank where the count reaches `most` or the weights reach `enough`, whichever comes first; NO_LIMIT: they do not count.
+constexpr Wide NO_LIMIT = ~Wide(0);
 __device__ Cut find_cut(const Row& row, uint32_t most, Wide enough, Shared& shared) {
     constexpr unsigned SHIFTS[3] = {21, 10, 0}, OWN = BUCKETS / THREADS;
     uint32_t prefix = 0, count_before = 0;
     Wide weight_before = 0;
+    const bool weighs = enough != NO_LIMIT;
     for (int pass = 0; pass < 3; pass++) {
         const unsigned shift = SHIFTS[pass], known = pass == 0 ? 32 : SHIFTS[pass - 1];
-        for (unsigned bucket = threadIdx.x; bucket < BUCKETS; bucket += THREADS) shared.weights[bucket] = shared.counts[bucket] = 0;
+        for (unsigned bucket = threadIdx.x; bucket < BUCKETS; bucket += THREADS) {
+            shared.counts[bucket] = shared.low_weights[bucket] = shared.high_weights[bucket] = 0;
+        }
         if (threadIdx.x == 0) shared.found = 0;
         __syncthreads();
         for (uint32_t id = threadIdx.x; id < row.vocab_size; id += THREADS) {
@@ -140,19 +158,19 @@ __device__ Cut find_cut(const Row& row, uint32_t most, Wide enough, Shared& shar
             // Descending: the likeliest come first.
             const uint32_t bucket = BUCKETS - 1 - (key >> shift & (BUCKETS - 1) & ((1u << (known - shift)) - 1));
             atomicAdd(&shared.counts[bucket], 1u);
-            atomicAdd(&shared.weights[bucket], row.weight(id));
+            if (weighs) add_weight(shared, bucket, row.weight(id));
         }
         __syncthreads();
         Wide count = 0, weight = 0, all;
         for (unsigned i = 0; i < OWN; i++) {
             count += shared.counts[threadIdx.x * OWN + i];
-            weight += shared.weights[threadIdx.x * OWN + i];
+            weight += weight_of(shared, threadIdx.x * OWN + i);
         }
         count = count_before + cta_sum_before(count, shared.warp_counts, all);
         weight = weight_before + cta_sum_before(weight, shared.warp_weights, all);
         for (unsigned i = 0; i < OWN; i++) {
             const unsigned bucket = threadIdx.x * OWN + i;
-            const Wide count_after = count + shared.counts[bucket], weight_after = weight + shared.weights[bucket];
+            const Wide count_after = count + shared.counts[bucket], weight_after = weight + weight_of(shared, bucket);
             const bool reached_before = count >= most || weight >= enough;
             if (!reached_before && (count_after >= most || weight_after >= enough)) {
                 shared.found = 1;
@@ -259,7 +277,7 @@ KERNEL(sample, SampleArgs, THREADS, sizeof(Shared)) {
             Wide own = 0, all;
             for (uint32_t id = threadIdx.x; id < row.vocab_size; id += THREADS) own += row.weight(id);
             cta_sum_before(own, shared.warp_weights, all);
-            const Wide enough = sampling.top_p < 1.0f ? Wide(double(sampling.top_p) * double(all)) : ~Wide(0);
+            const Wide enough = sampling.top_p < 1.0f ? Wide(double(sampling.top_p) * double(all)) : NO_LIMIT;
             cut = find_cut(row, sampling.top_k > 0 ? sampling.top_k : NO_TOKEN, enough > 0 ? enough : 1, shared);
         }
         token = draw(row, cut, sampling.min_p, sampling.uniform, shared);

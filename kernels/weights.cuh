@@ -36,11 +36,13 @@ struct F32 {
             w[i] = x.x, w[i + 1] = x.y, w[i + 2] = x.z, w[i + 3] = x.w;
         }
     }
+    static __device__ float value(const uint8_t* row, unsigned i) { return reinterpret_cast<const float*>(row)[i]; }
 };
 
 template <class T>
 struct Float16Bits {
     static constexpr int LEN = 32, BYTES = 64;
+    static __device__ float value(const uint8_t* row, unsigned i) { return to_f32(reinterpret_cast<const T*>(row)[i]); }
     static __device__ __forceinline__ void run(const uint8_t* block, unsigned, float (&w)[32]) {
 #pragma unroll
         for (int i = 0; i < 32; i += 8) {
@@ -56,6 +58,14 @@ struct Float16Bits {
 };
 using F16 = Float16Bits<f16>;
 using BF16 = Float16Bits<bf16>;
+
+// Rows of floats need not be whole runs: `value(row, i)` is one of the rest.
+template <class Format>
+constexpr bool IS_FLOAT = false;
+template <>
+constexpr bool IS_FLOAT<F32> = true;
+template <class T>
+constexpr bool IS_FLOAT<Float16Bits<T>> = true;
 
 // One scale for 32 values of 4 or 5 bits: byte i of the nibbles holds value i in its low half, value i + 16 in its high one; bit
 // i of the fifth bits belongs to value i.

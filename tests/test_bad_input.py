@@ -158,6 +158,7 @@ def test_later_message_parts_say_so() -> None:
         ({"cuda_graphs": True, "device": "cpu"}, 'device="cuda:0"'),
         ({"attention_backend": "plain", "device": "cpu"}, 'device="cuda:0"'),
         ({"attention_backend": "flash"}, '"split" or "plain"'),
+        ({"attention_backend": "split", "deterministic": True, "device": "cuda:0"}, "leave one out"),
         *[
             ({"device": name}, f'^`device` must be "auto", "cpu" or an NVIDIA GPU such as "cuda:0", got "{name}"$')
             for name in ("metal", "mps", "cuda", "cuda:-1", "gpu", "")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conftest import generate
 
-from mistral_paged import ModelDType, Runner, Which, _core
+from mistral_paged import MistralPagedError, ModelDType, Runner, Which, _core
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benches"))
 import gpu
@@ -86,6 +86,7 @@ class Stranger:
 
     name = "Other 1.0"
     asked = 0
+    released = 0
 
     def seconds(self, work: gpu_plan.Work, runs: int) -> list[float]:
         self.asked += 1
@@ -93,11 +94,47 @@ class Stranger:
             raise RuntimeError("no such kernel\nat line 1")
         return [1.0] * runs
 
+    def release(self) -> None:
+        self.released += 1
+
 
 def test_what_others_cannot_do_is_told_once_and_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     peer = gpu_peers.Forgiving(Stranger())
     assert [peer.seconds(work, 1) for work in (gpu_plan.BASE, gpu_plan.SMALL, next(gpu_plan.linear_works()))] == [[], [], [1.0]]
     assert capsys.readouterr().out == "Other 1.0: no such kernel\n"
+
+
+def test_memory_that_others_keep_is_given_back_after_each_work() -> None:
+    stranger = Stranger()
+    peer = gpu_peers.Forgiving(stranger)
+    for work in (gpu_plan.BASE, next(gpu_plan.linear_works())):
+        peer.seconds(work, 1)
+    assert stranger.released == 2
+
+
+class Full:
+    """Kernels of ours on a card that is full for a while."""
+
+    name = "mistral_paged"
+
+    def seconds(self, work: gpu_plan.Work, runs: int) -> list[float]:
+        if work["rows"] == 2:
+            raise MistralPagedError("the GPU has 0 bytes free")
+        return [1.0] * runs
+
+    def release(self) -> None:
+        pass
+
+
+def test_what_does_not_fit_ends_its_record_and_not_the_run(tmp_path: Path) -> None:
+    few = [work for work in gpu_plan.linear_works() if work["rows"] <= 4][:3]
+    with (tmp_path / "records").open("w") as out:
+        gpu.measure_kernels(gpu.Log(out), [Full()], few)
+    records = [json.loads(line) for line in (tmp_path / "records").read_text().splitlines()]
+    assert [(record["record"], record["work"]["rows"]) for record in records] == [("work", 1), ("failed", 2), ("work", 4)]
+    text = report(tmp_path, entry(few[0], 1e-5), records[1])
+    assert "## Not measured" in text
+    assert "the GPU has 0 bytes free" in text
 
 
 def test_others_that_take_too_long_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:

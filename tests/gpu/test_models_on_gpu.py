@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import begun_together, cases, generate, gguf_model, score, text_model, wait_until_idle
+from conftest import AUTO, begun_together, cases, generate, gguf_model, score, text_model, wait_until_idle
 from test_exactness import NEW, prompts
 from test_golden import LOGPROB, MARGIN, check_teacher_forced, models
 from test_real_models import check_perplexity
@@ -64,6 +64,24 @@ def test_goldens(folder: str, name: str, device: str) -> None:
     assert sum(check_teacher_forced(golden_runner, case, LOGPROB, MARGIN) for case in cases(f"text/{name}")) > 100
 
 
+@pytest.mark.parametrize("graphs", [False, True])
+def test_goldens_in_a_batch_of_bf16(graphs: bool, device: str) -> None:
+    """Weights as they are stored, and more rows than kernels for few take: products of matrices, in graphs too."""
+    options: dict[str, Any] = {} if device == "cpu" else {"cuda_graphs": graphs}
+    which = text_model("llama", AUTO)
+    batch = Runner(which=which, device=device, pa_ctxt_len=8192, prefix_cache_n=0, max_step_latency=3600, **options)
+    some = cases("text/llama") * 4
+    for case in some[:4]:
+        check_teacher_forced(batch, case, 0.15, 0.3)
+    made = begun_together(batch, lambda index: generate(batch, some[index]["prompt_ids"], NEW), len(some))
+    for case, answer in zip(some, made, strict=True):
+        # Past a near tie either way is right.
+        sure = next((i for i, gap in enumerate(case["greedy_margins"]) if gap <= 0.3), NEW)
+        assert [token for token, _ in answer[:sure]] == case["greedy_ids"][:sure]
+        assert [logprob for _, logprob in answer[:sure]] == pytest.approx(case["greedy_logprobs"][:sure], abs=0.15)
+    assert wait_until_idle(batch)["peak_running"] == len(some)
+
+
 @pytest.mark.parametrize("cache", ["F16", "BF16", "F8E4M3", "Int8"])
 def test_caches_round_as_on_the_cpu(cache: str, device: str) -> None:
     ids = [token for case in cases("text/llama") for token in case["prompt_ids"]][:300]
@@ -107,3 +125,17 @@ def test_graphs(name: str, graphs: bool, device: str, alone: list[Any]) -> None:
         pytest.skip("graphs are of a GPU")
     either = runner(name, device, cuda_graphs=graphs)
     assert begun_together(either, lambda index: generate(either, prompts(32)[index], NEW), 32) == alone
+
+
+@pytest.mark.parametrize("chunk", [7, 4096])
+def test_deterministic(chunk: int, device: str) -> None:
+    """Weights as they are stored: the same bits alone and in a batch, in chunks of any size."""
+
+    def deterministic(**options: Any) -> Runner:
+        return Runner(which=text_model("llama", AUTO), device=device, pa_ctxt_len=8192, deterministic=True, **options)
+
+    one = deterministic(prefix_cache_n=0)
+    want = [generate(one, prompt, NEW) for prompt in prompts(16)]
+    many = deterministic(max_num_batched_tokens=chunk)
+    for _ in range(2):
+        assert begun_together(many, lambda index: generate(many, prompts(16)[index], NEW), 16) == want

@@ -23,9 +23,11 @@ pub fn library_paths(py: Python<'_>) -> PyResult<LibraryPaths> {
 #[pyfunction]
 pub fn survey(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let paths = library_paths(py)?;
-    let (report, libraries) = enter(py, || {
+    let (report, memories, libraries) = enter(py, || {
         let libraries = Library::ALL.map(|library| (library.name(), paths.locate(library)));
-        Ok((cuda::survey(), libraries))
+        let report = cuda::survey();
+        let memories: Vec<_> = (0..report.gpus.len()).map(cuda::gpu_memory).collect();
+        Ok((report, memories, libraries))
     })?;
     let facts = PyDict::new(py);
     let best = Isa::detect();
@@ -39,13 +41,13 @@ pub fn survey(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     facts.set_item("kernel_bytes", report.kernels.modules.iter().map(|module| module.image.len()).sum::<usize>())?;
     facts.set_item("kernel_targets", report.kernels.targets)?;
     facts.set_item("kernel_note", report.kernels.note)?;
-    let gpus = report.gpus.iter().enumerate().map(|(ordinal, gpu)| {
+    let gpus = report.gpus.iter().zip(&memories).enumerate().map(|(ordinal, (gpu, memory))| {
         let dict = PyDict::new(py);
         dict.set_item("name", &gpu.name)?;
         dict.set_item("capability", format!("{}.{}", gpu.capability.0, gpu.capability.1))?;
         dict.set_item("multiprocessors", gpu.multiprocessors)?;
-        dict.set_item("memory", gpu.memory.as_ref().ok().map(|memory| (memory.total_bytes, memory.free_bytes)))?;
-        let problem = cuda::require(&report, ordinal).err().or_else(|| gpu.memory.as_ref().err().cloned());
+        dict.set_item("memory", memory.as_ref().ok().map(|memory| (memory.total_bytes, memory.free_bytes)))?;
+        let problem = cuda::require(&report, ordinal).err().or_else(|| memory.as_ref().err().cloned());
         dict.set_item("problem", problem.map(|error| error.to_string()))?;
         Ok(dict)
     });

@@ -59,7 +59,7 @@ use crate::{
 ///   `pa_ctxt_len` that would be cut is refused.
 /// - `token_source`: where the hub token comes from: `cache`, `none`, `literal:VALUE`, `env:NAME` or `path:FILE`.
 /// - `deterministic` makes a request's logits the same bits cold or warm, alone or in a batch, in chunks of any size, preempted
-///   or not, and on any number of threads (for one `cpu_tier`, dtype and `pa_cache_type`).
+///   or not, and on any number of threads (for one device, `cpu_tier`, dtype and `pa_cache_type`).
 /// - `seed`, 0 to 2^64 - 1, seeds requests that have no seed of their own: each differently, or with `deterministic` all alike
 ///   (by 0 unless given).
 /// - `device` is "cpu", a GPU such as "cuda:0", or "auto": the first GPU that this build's kernels run on, else the CPU.
@@ -189,6 +189,11 @@ impl Runner {
         }
         let selection = Selection::of(which)?;
         let (cuda, only_for_gpus) = options::cuda(py, cuda_graphs, attention_backend)?;
+        if deterministic && attention_backend == "split" {
+            return Err(invalid(
+                "deterministic=True reads the keys of a request in one order, and attention_backend=\"split\" cuts them: leave one out",
+            ));
+        }
         let memory = MemoryArguments { pa_gpu_mem, pa_gpu_mem_usage, pa_ctxt_len, memory_goal: memory_goal.as_ref() };
         let config = EngineConfig {
             max_num_seqs: max_seqs,

@@ -149,10 +149,11 @@ pub struct Projection<'a> {
 /// Where the rows of the token embedding lie.
 #[derive(Clone, Copy)]
 pub enum EmbeddingTable<'a> {
-    /// In their file.
+    /// In their file, from which the host reads them.
     Stored(&'a WeightView),
-    /// In the weight of the output projection, in whatever form that has: one copy serves both.
-    Tied(&'a Linear),
+    /// In a weight that the backend has loaded, in whatever form that has: a table of its own where it loads them
+    /// ([`Device::loads_tables`]), or the output projection's, whose one copy serves both.
+    Loaded(&'a Linear),
 }
 
 /// Arguments of [`Phases::embed`].
@@ -264,7 +265,7 @@ pub struct BackendMemory {
 }
 
 /// What decides the size of a backend's own buffers. What differs from layer to layer is the largest of all layers.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkspaceShape {
     /// Tokens of a step at most.
     pub num_tokens: usize,
@@ -385,6 +386,12 @@ pub trait Device: Send + Sync {
         self.linear_bytes(dtype, shape, precision)
     }
 
+    /// Whether it looks rows of the token embedding up itself, in a table that was loaded as other weights are. Else the host
+    /// reads them as they are stored.
+    fn loads_tables(&self) -> bool {
+        false
+    }
+
     /// Whether its phases know adapters.
     fn takes_adapters(&self) -> bool {
         false
@@ -400,6 +407,9 @@ pub trait Device: Send + Sync {
 
     /// Bytes of the backend's own buffers once the largest step has run.
     fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64;
+
+    /// Steps to come need no larger buffers than these: whoever has to pay for growth makes them so at once.
+    fn plan_workspaces(&self, _shape: &WorkspaceShape) {}
 
     /// Bytes of captured graphs.
     fn graph_bytes(&self) -> u64 {
@@ -476,14 +486,22 @@ pub trait DeviceSampler {
     fn sample(&self, logits: &Tensor, rows: &[Option<RowSampling<'_>>], num_top: usize) -> Vec<Option<SampledRow>>;
 }
 
-/// Records the layers of steps, to launch them as one.
+/// Records steps up to their hidden states, to launch them as one.
 pub trait StepRecorder {
-    /// Begins a step as one that was recorded: its layers follow by [`Self::replay`], once the hidden state is there. `false`: it
-    /// begins by [`Phases::begin_step`] instead. To record it, `layers` are called with steps of their own: they run the layers'
-    /// phases, on hidden states that mean nothing, as many rows as the step has positions.
-    fn begin_recorded(&self, graphs: &mut StepGraphs, step: &StepMetadata, layers: &mut dyn FnMut(&StepMetadata)) -> bool;
+    /// Begins a step as one that was recorded: [`Self::replay`] embeds its tokens and runs the layers. `false`: it begins by
+    /// [`Phases::begin_step`] instead, and runs as it is. To record it, `run` is called with tokens and steps of its own: it
+    /// embeds them and runs the layers' phases, on keys that mean nothing.
+    ///
+    /// `token_ids` are rows of the embedding, one for each position of the step.
+    fn begin_recorded(
+        &self,
+        graphs: &mut StepGraphs,
+        token_ids: &[u32],
+        step: &StepMetadata,
+        run: &mut dyn FnMut(&[u32], &StepMetadata),
+    ) -> bool;
 
-    /// Runs the layers of the step that [`Self::begin_recorded`] began. Rows of tensors are as the recording left them.
+    /// Runs the step that [`Self::begin_recorded`] began. Rows of tensors are as the recording left them.
     fn replay(&self, graphs: &mut StepGraphs);
 }
 

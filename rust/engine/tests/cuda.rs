@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 
 use common::{
     gguf, hugging_face,
-    serving::{exact, pool_of, prompt, request, run, run_together, start, stats, tokens},
+    serving::{exact, greedy, pool_of, prompt, request, run, run_together, start, stats, tokens},
 };
 use device::{
     Backend, BackendMemory,
@@ -17,7 +17,7 @@ use device::{
 use engine::{
     CompletionChoice, EmbeddingInput, EmbeddingOptions, EmbeddingRequest, Engine, EngineConfig, EngineError, FinishReason,
     GenerationRequest, KvTierConfig, MemoryGpuConfig, ModelDType, ModelSource, OutputEvent, PagedAttentionConfig, Pooling,
-    Prompt, RequestStream,
+    Prompt, RequestStream, SamplingParams,
 };
 use kernel_tests::{EmulatedDriver, Order};
 
@@ -80,8 +80,42 @@ fn what_a_gpu_cannot_do_is_refused_by_name() {
     for part in ["heads of 16 elements", "bf16", "128", "pa_cache_type=PagedCacheType.F32"] {
         assert!(text.contains(part), "{part} is not in: {text}");
     }
-    let text = refused(&EngineConfig { deterministic: true, ..small() });
-    assert!(text.contains("deterministic=True") && text.contains("device=\"cpu\""), "{text}");
+}
+
+/// Cold, from the prefix cache, alone, beside others, in chunks, and computed again after a preemption.
+#[test]
+fn deterministic_answers_have_the_same_bits_whatever_runs_beside_them() {
+    let config = |pool, max_num_batched_tokens| EngineConfig {
+        deterministic: true,
+        dtype: ModelDType::Auto,
+        max_num_batched_tokens,
+        paged_attention: pool_of(pool, 8),
+        ..small()
+    };
+    let asked = |i: usize| {
+        let sampling = SamplingParams { temperature: Some(1.0), logprobs: Some(1), ..greedy(14) };
+        GenerationRequest { prompt: Prompt::TokenIds([prompt(0, 16), prompt(i + 1, 6)].concat()), sampling, ..request(0, 0, 14) }
+    };
+    let engine =
+        |pool, tokens| Engine::load_onto(&gpu(64 * MIB), &hugging_face("llama"), &config(pool, tokens), &|_| {}).unwrap();
+    let bits = |completion: &engine::Completion| -> Vec<(u32, u32)> {
+        let logprobs = completion.choices[0].logprobs.as_ref().expect("log probabilities");
+        logprobs.iter().map(|token| (token.token_id, token.logprob.expect("of every token").to_bits())).collect()
+    };
+    // Alone, its prompt in one chunk; the others find its beginning in the prefix cache, and so does it the second time.
+    let alone = engine(300, 64);
+    let answer = |i| alone.submit(asked(i)).unwrap().wait().unwrap();
+    let expected: Vec<_> = (0..3).map(|i| bits(&answer(i))).collect();
+    let again = answer(0);
+    assert!(again.usage.cached_tokens >= 16);
+    assert_eq!(bits(&again), expected[0], "from the prefix cache");
+    for (pool, tokens) in [(300, 16), (72, 7)] {
+        let engine = engine(pool, tokens);
+        let streams: Vec<_> = (0..3).map(|i| engine.submit(asked(i)).unwrap()).collect();
+        let together: Vec<_> = streams.into_iter().map(|stream| bits(&stream.wait().unwrap())).collect();
+        assert_eq!(together, expected, "a pool of {pool} tokens, {tokens} tokens a step");
+        assert_eq!(stats(&engine).preemptions > 0, pool == 72, "{:?}", stats(&engine));
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use common::{Harness, argmax, gguf, golden_dir, hugging_face, load, log_softmax}
 use device::{
     Backend, KvDType, Precision,
     cpu::{CpuBackend, Isa, ReferenceBackend},
-    cuda::{CudaBackend, LibraryPaths, NvidiaDriver},
+    cuda::{CudaBackend, Driver, LibraryPaths, NvidiaDriver},
 };
 use engine::{ModelSource, model_runner::ModelRunner};
 use gguf_writer::{Gguf, STRING, U32, string};
@@ -402,11 +402,41 @@ fn cuda_backend_agrees_with_goldens() {
     });
 }
 
+/// Twelve requests in step, token by token, so that every step is a CUDA graph with more rows than a GEMV takes: activations are
+/// rounded to the weights' BF16 and multiplied as matrices.
+fn check_products_in_graphs(driver: Arc<dyn Driver>) {
+    driver.check_matmul().expect("LD_LIBRARY_PATH with the folder of libcublasLt.so.13");
+    let backend = Arc::new(CudaBackend::new(driver).unwrap());
+    let mut runner = load(&hugging_face("llama"), backend, Precision::Fast, KvDType::F32);
+    let mut harness = Harness::new(&mut runner, 8);
+    let [tiny, short, _, chat] = <[Case; 4]>::try_from(cases("llama")).ok().expect("four cases");
+    let cases: Vec<&Case> = [&tiny, &short, &chat].into_iter().cycle().take(12).collect();
+    for case in &cases {
+        harness.add(case.ids(), case.prompt_ids.len());
+    }
+    for computed in 0..chat.ids().len() {
+        let left: Vec<_> = (0..cases.len()).filter(|i| computed < cases[*i].ids().len()).collect();
+        // Shorter requests end together, and those that are left go on in fewer rows.
+        harness.step(&left.into_iter().map(|i| (i, 1)).collect::<Vec<_>>());
+    }
+    for (i, case) in cases.iter().enumerate() {
+        case.check(&harness.finish(i, 1), BF16, &format!("request {i}"));
+    }
+}
+
+#[test]
+fn cuda_backend_agrees_with_goldens_in_graphs_of_products_of_bf16() {
+    let driver = Arc::new(EmulatedDriver::new(Order::Ascending));
+    check_products_in_graphs(Arc::<EmulatedDriver>::clone(&driver));
+    assert!(driver.num_matmuls() > 100, "{} products of matrices", driver.num_matmuls());
+}
+
 #[test]
 #[ignore = "needs a GPU; make test-gpu"]
 fn cuda_backend_agrees_with_goldens_on_a_gpu() {
-    let backend: Arc<dyn Backend> =
-        Arc::new(CudaBackend::new(Arc::new(NvidiaDriver::new(0, &LibraryPaths::default()).unwrap())).unwrap());
+    let driver: Arc<dyn Driver> = Arc::new(NvidiaDriver::new(0, &LibraryPaths::default()).unwrap());
+    check_products_in_graphs(Arc::clone(&driver));
+    let backend: Arc<dyn Backend> = Arc::new(CudaBackend::new(driver).unwrap());
     for (name, source) in models() {
         let mut runner = load(&source, Arc::clone(&backend), Precision::Exact, KvDType::F32);
         for chunk in [common::MAX_TOKENS, 1, 7] {

@@ -3,7 +3,10 @@
 use std::{
     collections::BTreeMap,
     ptr, slice,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -24,6 +27,7 @@ pub struct EmulatedDriver {
     /// Page-locked memory, by its address.
     host: Mutex<BTreeMap<HostPtr, Buffer>>,
     recordings: Mutex<Recordings>,
+    matmuls: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -47,8 +51,7 @@ impl EmulatedDriver {
 
     /// With so much memory.
     pub fn with_memory(order: Order, total_bytes: u64) -> Self {
-        let memory = Ok(GpuMemory { total_bytes, free_bytes: total_bytes });
-        let gpu = Gpu { name: "emulated".into(), capability: (9, 0), multiprocessors: 1, memory };
+        let gpu = Gpu { name: "emulated".into(), capability: (9, 0), multiprocessors: 1 };
         Self {
             gpu,
             order,
@@ -57,6 +60,7 @@ impl EmulatedDriver {
             buffers: Mutex::default(),
             host: Mutex::default(),
             recordings: Mutex::default(),
+            matmuls: AtomicUsize::new(0),
         }
     }
 
@@ -87,6 +91,11 @@ impl EmulatedDriver {
         self.recordings().all.len()
     }
 
+    /// How many products of matrices have run, those of replayed steps included.
+    pub fn num_matmuls(&self) -> usize {
+        self.matmuls.load(Ordering::Relaxed)
+    }
+
     fn ask(&self, asked: Asked) {
         if let Some(recording) = &mut self.recordings().current {
             recording.push(asked);
@@ -101,7 +110,10 @@ impl EmulatedDriver {
                 // SAFETY: the struct is the kernel's, and aligned; what the addresses lead to is checked by guard pages.
                 unsafe { Kernel::named(kernel).run(grid.map(|n| n as usize), args.as_ptr().cast(), self.order) };
             }
-            Asked::Matmul(matmul) => self.multiply(matmul),
+            Asked::Matmul(matmul) => {
+                self.matmuls.fetch_add(1, Ordering::Relaxed);
+                self.multiply(matmul);
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! Attention through block tables: the kernels of decoding, of prompts and of f32 against a plain oracle in f64.
 
 use device::{
-    CacheEngine, KvCacheSpec, KvDType, KvShape, KvSide,
+    CacheEngine, KvCacheSpec, KvDType, KvPlace, KvShape, KvSide,
     kernel_args::{AttentionArgs, AttentionMerge, AttentionMergeArgs, AttentionWork, ElementType},
 };
 use half::{bf16, f16};
@@ -411,4 +411,55 @@ fn rows_without_a_key_are_zeros() {
         let out = out.values::<f32>();
         assert!(out[..256].iter().all(|&x| x == 0.0) && out[256..].iter().all(|x| x.is_finite() && *x != 0.0), "{dtype:?}");
     }
+}
+
+/// Every code of a byte, as keys and as values: one key has all the weight, so its value comes out as it is. The codes of F8E4M3
+/// below 2^-6 have no leading one, and become bfloat16s through ones that have none either, which the multiplication that follows
+/// must not take for zeros.
+#[test]
+fn every_code_of_a_byte_comes_out_as_its_value() {
+    let codes = |dtype| -> Vec<f32> {
+        let value = |code: u8| match dtype {
+            KvDType::Int8 => f32::from((code as i8).max(-127)),
+            // Codes 0x7f and 0xff are NaNs.
+            _ => f8_value(if code & 0x7f == 0x7f { 0 } else { code }),
+        };
+        (0..=255).map(value).collect()
+    };
+    for (dtype, vectors) in
+        [KvDType::Int8, KvDType::F8E4M3].into_iter().flat_map(|dtype| [16, 64].map(|vectors| (dtype, vectors)))
+    {
+        let case = Case { vectors, requests: vec![(1, 1)], ..Case::new(dtype, 256, 4) };
+        let mut problem = Problem::new(&case, 3);
+        let values = codes(dtype);
+        // The first key has all the weight: the other one is its negative.
+        for (slot, sign) in [(0, 1.0), (1, -1.0)] {
+            let slot = problem.tables[0] as usize * case.block_size + slot;
+            for head in 0..case.num_kv_heads {
+                let place = KvPlace { layer: 0, slot, head };
+                let key: Vec<f32> = values.iter().map(|x| x * sign).collect();
+                problem.cache.write(KvSide::Key, place, &key);
+                problem.cache.write(KvSide::Value, place, &if sign > 0.0 { values.clone() } else { vec![1.0; 256] });
+            }
+        }
+        // Only the smallest codes count in the score.
+        let smallest = |x: &f32| *x != 0.0 && x.abs() < if dtype == KvDType::Int8 { 8.0 } else { 1.0 / 64.0 };
+        problem.scale = 1.0;
+        for (q, x) in problem.q.iter_mut().zip(values.iter().cycle()) {
+            *q = if smallest(x) { x.signum() * 65536.0 } else { 0.0 };
+        }
+        for order in [Order::Ascending, Order::Descending] {
+            let out = problem.run(order);
+            for (head, out) in out.chunks_exact(256).enumerate() {
+                assert_eq!(out, values, "{}, head {head}", case.describe());
+            }
+        }
+    }
+}
+
+/// What a code of F8E4M3 stands for: 4 bits of exponent with a bias of 7, 3 of fraction.
+fn f8_value(code: u8) -> f32 {
+    let (exponent, fraction) = (i32::from(code >> 3 & 15), f32::from(code & 7));
+    let magnitude = if exponent == 0 { fraction / 512.0 } else { (1.0 + fraction / 8.0) * 2.0_f32.powi(exponent - 7) };
+    if code & 0x80 == 0 { magnitude } else { -magnitude }
 }

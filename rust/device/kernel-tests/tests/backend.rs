@@ -79,7 +79,8 @@ fn tied_embeddings_and_gathered_rows() {
         let run = |backend: &dyn Backend| {
             let table = linear(backend, &table, None);
             let mut x = backend.alloc(5, HIDDEN).unwrap();
-            let args = EmbedArgs { table: EmbeddingTable::Tied(&table), token_ids: &[3, 19, 0, 3, 7], adapters: &[], scale: 1.5 };
+            let args =
+                EmbedArgs { table: EmbeddingTable::Loaded(&table), token_ids: &[3, 19, 0, 3, 7], adapters: &[], scale: 1.5 };
             backend.embed(&args, &mut x);
             let mut out = backend.alloc(4, HIDDEN).unwrap();
             backend.gather_rows(&x, &[4, 0, 4], &mut out);
@@ -265,4 +266,44 @@ fn norms_of_rows_and_of_heads_before_the_cache_is_written() {
             both(run, &what);
         }
     }
+}
+
+/// Attention of a prompt of 40 rows in chunks of so many, beside a request that decodes.
+fn in_chunks(cache_type: KvDType, precision: Precision, window: Option<usize>, chunk: usize) -> Vec<f32> {
+    let (mut rng, head_dim, rows) = (Rng::new(7), 64, 40);
+    let cuda = CudaBackend::new(driver(Order::Ascending)).unwrap();
+    let backend: &dyn Backend = &cuda;
+    let spec = KvCacheSpec::uniform((100, 8), cache_type, KvShape::new(2, head_dim), 1).unwrap();
+    let cache = backend.alloc_kv_cache(&spec).unwrap();
+    let [q, k, v] = [6, 2, 2].map(|heads| floats(&mut rng, rows * heads * head_dim));
+    let params = AttentionParams { scale: 0.03, window, ..AttentionParams::new([6, 2, head_dim], precision) };
+    let mut all = Vec::new();
+    for first in (0..rows).step_by(chunk) {
+        let count = chunk.min(rows - first);
+        let step = step(&[(first, count)], 8);
+        let of = |x: &[f32], heads: usize| {
+            tensor(backend, &x[first * heads * head_dim..][..count * heads * head_dim], heads * head_dim)
+        };
+        let (mut q, mut k, v) = (of(&q, 6), of(&k, 2), of(&v, 2));
+        backend.begin_step(&step);
+        backend.rope_and_cache(RopeArgs::new(&mut q, Some((&mut k, Some(&v))), None, (&cache, 0)), &step);
+        let mut out = backend.alloc(count, 6 * head_dim).unwrap();
+        backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 0, sinks: None, params }, &step);
+        all.extend(fetched(backend, out));
+    }
+    all
+}
+
+#[test]
+fn deterministic_rows_have_the_same_bits_in_chunks_of_any_size() {
+    for cache_type in KvDType::ALL {
+        for window in [None, Some(11)] {
+            let [whole, chunks, single] = [40, 7, 1].map(|chunk| in_chunks(cache_type, Precision::Deterministic, window, chunk));
+            assert!(whole == chunks && whole == single, "{cache_type:?}, window {window:?}: chunks change bits");
+        }
+    }
+    // What it is for: tiles of rows sum in another order than rows that are alone.
+    let [whole, single] = [40, 1].map(|chunk| in_chunks(KvDType::BF16, Precision::Fast, None, chunk));
+    assert_close(&whole, &single, [1e-2, 0.0], "fast");
+    assert!(whole != single, "the fast way is deterministic, too");
 }

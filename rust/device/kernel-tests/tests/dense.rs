@@ -1,13 +1,11 @@
-//! Products of `CudaBackend` with few rows and with many, its kernels run on the CPU, against the plain backend.
-
-use std::sync::Arc;
+//! Products of `CudaBackend` with few rows and with many, against the plain backend.
 
 use device::{
     Backend, DType, EmbedArgs, EmbeddingTable, GgmlType, Linear, LinearOptions, Precision, Projection, ResidualArgs,
     StepMetadata, Tensor, WeightView, cpu::ReferenceBackend, cuda::CudaBackend, mmap::Bytes, quant::dequantize_row,
 };
 use half::{bf16, f16};
-use kernel_tests::{EmulatedDriver, Order, assert_close, random::Rng};
+use kernel_tests::{Order, assert_close, driver, random::Rng};
 
 const Q8_0: DType = DType::Ggml(GgmlType::Q8_0);
 const Q4_0: DType = DType::Ggml(GgmlType::Q4_0);
@@ -74,8 +72,11 @@ fn fetched(backend: &dyn Backend, mut tensor: Tensor) -> Vec<f32> {
     tensor.as_slice().to_vec()
 }
 
+/// With products of matrices: of the emulation, or of cuBLASLt on a GPU.
 fn cuda() -> CudaBackend {
-    CudaBackend::new(Arc::new(EmulatedDriver::new(Order::Ascending))).unwrap()
+    let driver = driver(Order::Ascending);
+    driver.check_matmul().expect("LD_LIBRARY_PATH with the folder of libcublasLt.so.13");
+    CudaBackend::new(driver).unwrap()
 }
 
 fn project(backend: &dyn Backend, weight: &WeightView, precision: Precision, bias: Option<&Vec<f32>>, x: &[f32]) -> Vec<f32> {

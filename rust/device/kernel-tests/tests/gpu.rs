@@ -6,6 +6,8 @@ mod attention;
 mod backend;
 #[path = "cache.rs"]
 mod cache;
+#[path = "dense.rs"]
+mod dense;
 #[path = "sample.rs"]
 mod sample;
 #[path = "steps.rs"]

@@ -160,6 +160,23 @@ fn drawn_tokens_are_those_of_a_sort() {
 }
 
 #[test]
+fn sums_of_weights_that_need_more_than_32_bits_are_exact() {
+    // Logits so near each other that one bucket has nearly all the weight: its sum runs over 32 bits thousands of times.
+    let (mut rng, vocab_size) = (Rng::new(8), 20_000);
+    let logits: Vec<f32> = rng.floats(vocab_size).iter().map(|x| 1.0 + x / 64.0).collect();
+    for top_p in [0.25, 0.5, 0.9] {
+        let row = SampleRow { temperature: 1.0, top_p, ..greedy() };
+        let kept = kept(&logits, &row);
+        // Of the kept tokens, the first and the last by their ids.
+        let rows = [1e-7, 0.999_999_9].map(|uniform| SampleRow { uniform, ..row });
+        let (ids, _) = run(&logits.repeat(2), vocab_size, &rows, Order::Ascending);
+        let again = run(&logits.repeat(2), vocab_size, &rows, Order::Descending).0;
+        assert_eq!(ids, again, "the order of threads changes nothing");
+        assert_eq!(ids, [kept[0].0, kept[kept.len() - 1].0].map(|id| id as u32), "top_p {top_p}");
+    }
+}
+
+#[test]
 fn every_kept_token_is_drawn_and_no_other() {
     let mut rng = Rng::new(3);
     let logits: Vec<f32> = rng.floats(30).iter().map(|x| (x * 2.0).round() / 2.0).collect();

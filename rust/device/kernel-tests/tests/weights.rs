@@ -107,7 +107,9 @@ fn dequantized_rows_are_those_of_the_cpu_bit_for_bit() {
 fn embeddings_are_rows_of_the_table() {
     let mut rng = Rng::new(2);
     for format in DType::all() {
-        for cols in [256, 2304] {
+        // Rows of floats end within a run of 32.
+        let odd: &[usize] = if matches!(format, DType::Ggml(_)) { &[] } else { &[8, 72] };
+        for &cols in [256, 2304].iter().chain(odd) {
             let weight = Weight::random(format, 9, cols, &mut rng);
             let ids = [8u32, 0, 5, 5];
             let (table, token_ids, out) = (Buffer::input(&weight.bytes), Buffer::input(&ids), Buffer::output::<f32>(4 * cols));

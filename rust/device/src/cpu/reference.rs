@@ -43,7 +43,7 @@ pub(crate) fn embed(args: &EmbedArgs<'_>, out: &mut Tensor, tied_row: TiedRow<'_
     for (i, &id) in args.token_ids.iter().enumerate() {
         match args.table {
             EmbeddingTable::Stored(table) => dequantize_row(table.dtype, table.row(id as usize), out.row_mut(i)),
-            EmbeddingTable::Tied(linear) => tied_row(linear, id as usize, out.row_mut(i)),
+            EmbeddingTable::Loaded(linear) => tied_row(linear, id as usize, out.row_mut(i)),
         }
     }
     for AdapterRows { adapter, rows } in args.adapters {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::{
-    Activation, AttentionArgs, CacheEngine, HeadNorm, KvDType, KvShape, KvSide, NormKind, NormSpan, RopeArgs, RopeStyle,
-    StepMetadata, Tensor, WorkspaceShape,
+    Activation, AttentionArgs, CacheEngine, HeadNorm, KvDType, KvShape, KvSide, NormKind, NormSpan, Precision, RopeArgs,
+    RopeStyle, StepMetadata, Tensor, WorkspaceShape,
     attention::NormParts,
     kernel_args::{self, ActivationKind, AttentionMergeArgs, DevicePtr, ElementType, HeadNormArgs, RopeAndCacheArgs},
 };
@@ -13,7 +13,7 @@ use super::{
     CudaError,
     attention_plan::{AttentionPlan, PlanShape, max_parts},
     driver::{DeviceMemory, Driver, Plain},
-    graph_lists::PaddedLists,
+    graph_lists::{ListMemory, PaddedLists},
     graph_plan::Bucket,
     kernels::{Kernel, kv_suffix, launch},
     memory::{Constants, Scratch, StepArena},
@@ -27,6 +27,8 @@ const HEADS_PER_CTA: usize = 4;
 pub struct StepLists {
     arena: StepArena,
     num_reqs: usize,
+    /// Where a step's token ids lie whose lists lie at fixed addresses.
+    token_ids: Option<DevicePtr>,
     positions: DevicePtr,
     rope_positions: DevicePtr,
     groups: Vec<GroupLists>,
@@ -36,8 +38,8 @@ pub struct StepLists {
     part_lse: Scratch,
     /// Query heads and their elements in a row, of any layer at most.
     widest: [usize; 2],
-    /// Block tables of a step whose lists lie at fixed addresses.
-    tables: Option<DeviceMemory>,
+    /// Lists of steps at fixed addresses.
+    fixed: ListMemory,
     splits: bool,
     merge: Kernel,
 }
@@ -75,15 +77,13 @@ pub struct List {
     pub len: usize,
 }
 
-/// Bytes of block tables that are made room for at first.
-const TABLE_BYTES: usize = 1 << 20;
-
 impl StepLists {
     /// Of no step. `splits`: whether the keys of requests that decode are cut.
     pub fn new(driver: &Arc<dyn Driver>, splits: bool) -> Result<Self, CudaError> {
         Ok(Self {
             arena: StepArena::new(driver),
             num_reqs: 0,
+            token_ids: None,
             positions: 0,
             rope_positions: 0,
             groups: Vec::new(),
@@ -91,7 +91,7 @@ impl StepLists {
             part_out: Scratch::default(),
             part_lse: Scratch::default(),
             widest: [0; 2],
-            tables: None,
+            fixed: ListMemory::default(),
             splits,
             merge: Kernel::named("attention_merge")?,
         })
@@ -99,6 +99,7 @@ impl StepLists {
 
     /// Forgets the last step.
     pub fn forget(&mut self) -> Result<(), CudaError> {
+        self.token_ids = None;
         self.plans.clear();
         self.groups.clear();
         self.arena.reset()
@@ -120,43 +121,63 @@ impl StepLists {
         Ok(())
     }
 
-    /// Lists of a bucket for the kinds of layers that ran since the step began, and the buffers that they need.
-    pub fn padded(&mut self, driver: &Arc<dyn Driver>, bucket: Bucket) -> Result<PaddedLists, CudaError> {
+    /// Lists of a bucket for the kinds of layers that ran since the step began, and the buffers that they need; `largest` is the
+    /// bucket with the longest lists.
+    pub fn padded(&mut self, driver: &Arc<dyn Driver>, bucket: Bucket, largest: Bucket) -> Result<PaddedLists, CudaError> {
         let kinds: Vec<_> = self.plans.iter().map(|(kind, _)| *kind).collect();
         let num_parts = kinds.iter().map(|(_, shape)| shape.capacity(bucket).num_parts).max().unwrap_or(0);
         let [num_heads, width] = self.widest;
         self.part_out.floats(driver, num_parts * width)?;
         self.part_lse.floats(driver, num_parts * num_heads)?;
-        PaddedLists::new(driver, bucket, self.groups.len(), &kinds)
+        let longest = PaddedLists::new(largest, self.groups.len(), &kinds).bytes();
+        self.fixed.reserve(driver, longest, 0)?;
+        let mut lists = PaddedLists::new(bucket, self.groups.len(), &kinds);
+        lists.place(&self.fixed);
+        Ok(lists)
     }
 
     /// Points to lists that are there already.
     pub fn begin_padded(&mut self, lists: &PaddedLists) {
         self.num_reqs = lists.num_reqs();
+        self.token_ids = Some(lists.token_ids());
         [self.positions, self.rope_positions] = lists.positions();
-        self.groups = lists.groups(self.tables.as_ref().map_or(0, DeviceMemory::at)).collect();
+        self.groups = lists.groups(self.fixed.addresses()[1]).collect();
         self.plans = lists.plans().collect();
     }
 
     /// Makes room for the block tables of a step.
     pub fn reserve_tables(&mut self, driver: &Arc<dyn Driver>, step: &StepMetadata) -> Result<(), CudaError> {
         let bytes = step.groups.iter().map(|group| size_of_val(&group.block_tables[..])).sum::<usize>();
-        if self.tables.as_ref().is_none_or(|tables| tables.bytes() < bytes) {
-            self.tables = None;
-            self.tables = Some(DeviceMemory::new(driver, bytes.next_power_of_two().max(TABLE_BYTES))?);
-        }
-        Ok(())
+        self.fixed.reserve(driver, 0, bytes)
     }
 
     /// Copies the lists of a step to where a graph expects them.
-    pub fn upload_padded(&mut self, lists: &mut PaddedLists, step: &StepMetadata) -> Result<(), CudaError> {
+    pub fn upload_padded(&mut self, lists: &mut PaddedLists, token_ids: &[u32], step: &StepMetadata) -> Result<(), CudaError> {
         self.forget()?;
-        lists.upload(step, self.tables.as_ref().expect("room was made for the tables"))
+        lists.upload(token_ids, step, &self.fixed)
     }
 
     /// Addresses that graphs know.
-    pub fn buffers(&self) -> [DevicePtr; 3] {
-        [self.part_out.at(), self.part_lse.at(), self.tables.as_ref().map_or(0, DeviceMemory::at)]
+    pub fn buffers(&self) -> [DevicePtr; 4] {
+        let [lists, tables] = self.fixed.addresses();
+        [self.part_out.at(), self.part_lse.at(), lists, tables]
+    }
+
+    /// The ids of a step's tokens on the device: where its lists have them, or as another one of its lists.
+    pub fn token_ids(&mut self, token_ids: &[u32]) -> Result<DevicePtr, CudaError> {
+        self.token_ids.map_or_else(|| self.arena.put(token_ids), Ok)
+    }
+
+    /// Whether lists lie at fixed addresses: phases are being recorded.
+    pub fn are_fixed(&self) -> bool {
+        self.token_ids.is_some()
+    }
+
+    /// Steps of that shape are the largest.
+    pub fn plan_parts(&mut self, shape: &WorkspaceShape) {
+        let parts = planned_parts(shape) * shape.num_heads * size_of::<f32>();
+        self.part_out.plan(parts * shape.head_dim);
+        self.part_lse.plan(parts);
     }
 
     /// Requests of the step.
@@ -209,8 +230,15 @@ impl StepLists {
         out.set_rows(q.rows());
         let queries_per_kv = params.num_heads / params.num_kv_heads;
         self.widest = [self.widest[0].max(params.num_heads), self.widest[1].max(width)];
-        let shape =
-            PlanShape { queries_per_kv, window: params.window, chunk: params.chunk, dtype: spec.dtype, splits: self.splits };
+        let alone = spec.dtype == KvDType::F32 || params.precision == Precision::Deterministic;
+        let shape = PlanShape {
+            queries_per_kv,
+            window: params.window,
+            chunk: params.chunk,
+            dtype: spec.dtype,
+            alone,
+            splits: self.splits && !alone,
+        };
         let plan = self.plan(group, shape, step)?;
         let part_out = self.part_out.floats(driver, plan.num_parts * width)?;
         let part_lse = self.part_lse.floats(driver, plan.num_parts * params.num_heads)?;
@@ -373,11 +401,22 @@ const PLANNED_REQUESTS: usize = 256;
 /// Tokens of a block at least, as block tables are planned for.
 const MIN_BLOCK_SIZE: usize = 8;
 
+fn planned_requests(shape: &WorkspaceShape) -> usize {
+    shape.num_tokens.min(PLANNED_REQUESTS)
+}
+
+/// Parts of a step in which many requests decode at their full length, padded as graphs do.
+fn planned_parts(shape: &WorkspaceShape) -> usize {
+    if shape.precision == Precision::Deterministic {
+        return 0;
+    }
+    planned_requests(shape).next_power_of_two() * max_parts(shape.seq_len).next_power_of_two()
+}
+
 /// Bytes of the lists of a step, and of the parts, in which many requests decode at their full length.
 pub fn workspace_bytes(shape: &WorkspaceShape) -> u64 {
-    let requests = shape.num_tokens.min(PLANNED_REQUESTS);
-    let parts = requests * max_parts(shape.seq_len);
-    let tables = requests * shape.seq_len.div_ceil(MIN_BLOCK_SIZE) * size_of::<u32>();
+    let tables = planned_requests(shape) * shape.seq_len.div_ceil(MIN_BLOCK_SIZE) * size_of::<u32>();
     let rows = shape.num_tokens * (2 * size_of::<u32>() + size_of::<i64>());
-    (parts * shape.num_heads * (shape.head_dim + 1) * size_of::<f32>() + StepArena::bytes_of(tables + rows)) as u64
+    let parts = planned_parts(shape) * shape.num_heads * (shape.head_dim + 1) * size_of::<f32>();
+    (parts + StepArena::bytes_of(tables + rows)) as u64
 }

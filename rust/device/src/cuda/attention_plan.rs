@@ -2,8 +2,8 @@
 //!
 //! A request with few rows (one that decodes) is cut along its keys, at places that depend on its own length alone, so that a row
 //! gets the same bits in any batch; the parts are merged afterwards. Many rows are cut into tiles of rows, each of which sees all
-//! its keys. Over a cache in f32 every row is a tile that is not cut along its keys: it then has the same bits in chunks of any
-//! size.
+//! its keys. Over a cache in f32, and where results are to be deterministic, every row is a tile that is not cut along its keys:
+//! it then has the same bits in chunks of any size.
 
 use crate::{
     KvDType, StepMetadata,
@@ -22,7 +22,7 @@ const KEY_TILE: usize = 64;
 /// Keys of a part at least: below, starting a CTA costs more than it saves.
 const MIN_PART_KEYS: usize = 256;
 /// Parts of a row at most.
-const MAX_PARTS: usize = 16;
+pub const MAX_PARTS: usize = 16;
 
 /// Entries of the lists of a padded step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,9 @@ pub struct PlanShape {
     pub chunk: Option<usize>,
     /// How keys and values are stored: in f32, a CTA takes one row.
     pub dtype: KvDType,
-    /// Whether the keys of few rows are cut.
+    /// Whether every row is a tile of its own; so it is over f32.
+    pub alone: bool,
+    /// Whether the keys of few rows are cut; not those of rows that are alone.
     pub splits: bool,
 }
 
@@ -57,8 +59,14 @@ impl PlanShape {
     fn decode_rows(self) -> usize {
         match self.dtype {
             KvDType::F32 => 1,
-            _ => DECODE_VECTORS / self.queries_per_kv,
+            _ => self.rows(DECODE_VECTORS),
         }
+    }
+
+    /// Rows with so many query vectors a KV head.
+    fn rows(self, vectors: usize) -> usize {
+        let rows = vectors / self.queries_per_kv;
+        if self.alone { rows.min(1) } else { rows }
     }
 
     /// The keys that some rows of one request see, from a multiple of the tile on.
@@ -73,11 +81,15 @@ impl PlanShape {
         if self.decode_rows() == 0 {
             return Capacity { decode: 0, prefill: rows, merges: 0, num_parts: 0 };
         }
-        let most = self.window.into_iter().chain(self.chunk).min();
-        let in_window = most.map_or(parts, |keys| max_parts(keys + KEY_TILE).min(parts));
-        let parts = if self.splits && self.dtype != KvDType::F32 { in_window } else { 1 };
-        let merges = if parts > 1 { rows } else { 0 };
-        Capacity { decode: rows * parts, prefill: 0, merges, num_parts: merges * parts }
+        if !bucket.has_parts() || !self.splits {
+            return Capacity { decode: rows, prefill: 0, merges: 0, num_parts: 0 };
+        }
+        // What a row sees of a window begins at a multiple of the tile.
+        let reach = self.window.into_iter().chain(self.chunk).min();
+        let most = reach.map_or(MAX_PARTS, |keys| max_parts(keys + KEY_TILE));
+        let decode = parts.min(rows * most);
+        let num_parts = if most > 1 { decode } else { 0 };
+        Capacity { decode, prefill: 0, merges: if most > 1 { rows } else { 0 }, num_parts }
     }
 }
 
@@ -101,13 +113,13 @@ impl AttentionPlan {
     /// When more than 64 query heads share a KV head.
     pub fn new(step: &StepMetadata, shape: PlanShape) -> Self {
         let decode_rows = shape.decode_rows();
-        let prefill_rows = PREFILL_VECTORS / shape.queries_per_kv;
+        let prefill_rows = shape.rows(PREFILL_VECTORS);
         assert!(decode_rows > 0 || prefill_rows > 0, "{} query heads share a KV head", shape.queries_per_kv);
         let mut plan = Self::default();
         for request in 0..step.num_reqs() {
             let rows = step.query_start_loc[request] as usize..step.query_start_loc[request + 1] as usize;
-            let few = rows.len() <= decode_rows;
-            let tile = if few || shape.dtype == KvDType::F32 { decode_rows } else { prefill_rows };
+            let few = rows.len() <= decode_rows || (shape.alone && decode_rows > 0);
+            let tile = if few { decode_rows } else { prefill_rows };
             let mut first = rows.start;
             while first < rows.end {
                 let end = rows.end.min(first + tile);
@@ -120,12 +132,10 @@ impl AttentionPlan {
                     key_end: keys.end as u32,
                     part: -1,
                 };
-                if shape.dtype == KvDType::F32 || (few && !shape.splits) {
-                    plan.decode.push(work);
-                } else if few {
-                    plan.split(work);
-                } else {
-                    plan.prefill.push(work);
+                match (few, shape.splits) {
+                    (true, true) => plan.split(work),
+                    (true, false) => plan.decode.push(work),
+                    (false, _) => plan.prefill.push(work),
                 }
                 first = end;
             }
@@ -193,13 +203,20 @@ mod tests {
     }
 
     fn shapes() -> impl Iterator<Item = PlanShape> {
-        let dtypes = [KvDType::F32, KvDType::BF16];
-        let reaches =
-            [(None, None), (Some(1), None), (Some(100), None), (Some(5000), None), (None, Some(96)), (None, Some(8192))];
-        dtypes.into_iter().flat_map(move |dtype| {
+        let dtypes = [(KvDType::F32, true), (KvDType::BF16, true), (KvDType::BF16, false)];
+        let reaches = [
+            (None, None),
+            (Some(1), None),
+            (Some(100), None),
+            (Some(5000), None),
+            (Some(4032), None),
+            (None, Some(96)),
+            (None, Some(8192)),
+        ];
+        dtypes.into_iter().flat_map(move |(dtype, alone)| {
             reaches.into_iter().flat_map(move |(window, chunk)| {
-                let shape = move |queries_per_kv| PlanShape { queries_per_kv, window, chunk, dtype, splits: true };
-                [1, 3, 7, 16].into_iter().map(shape)
+                let shape = move |queries_per_kv| PlanShape { queries_per_kv, window, chunk, dtype, alone, splits: !alone };
+                [1, 3, 7, 16, 40].into_iter().map(shape)
             })
         })
     }
@@ -210,11 +227,12 @@ mod tests {
         for shape in shapes() {
             let plan = AttentionPlan::new(&step, shape);
             let mut keys: HashMap<u32, Vec<(u32, u32)>> = HashMap::new();
+            let decode_vectors = if shape.dtype == KvDType::F32 { shape.queries_per_kv } else { DECODE_VECTORS };
             for (work, vectors) in
-                plan.decode.iter().map(|w| (w, DECODE_VECTORS)).chain(plan.prefill.iter().map(|w| (w, PREFILL_VECTORS)))
+                plan.decode.iter().map(|w| (w, decode_vectors)).chain(plan.prefill.iter().map(|w| (w, PREFILL_VECTORS)))
             {
                 assert!(work.num_rows as usize * shape.queries_per_kv <= vectors, "{work:?}");
-                assert!(shape.dtype != KvDType::F32 || work.num_rows == 1);
+                assert!(!shape.alone || (work.num_rows == 1 && work.part == -1));
                 assert!(work.key_begin.is_multiple_of(64) && work.key_begin < work.key_end);
                 for row in work.first_row..work.first_row + work.num_rows {
                     assert!(
@@ -235,15 +253,18 @@ mod tests {
     }
 
     #[test]
-    fn a_row_over_f32_is_computed_alike_however_its_prompt_is_cut() {
-        let shape = PlanShape { queries_per_kv: 4, window: None, chunk: None, dtype: KvDType::F32, splits: true };
-        let rows = |requests: &[(usize, usize)]| -> Vec<_> {
-            let plan = AttentionPlan::new(&step(requests), shape);
-            assert!(plan.prefill.is_empty() && plan.merges.is_empty());
-            plan.decode.iter().map(|work| (work.num_rows, work.key_begin, work.key_end, work.part)).collect()
-        };
-        let whole = rows(&[(5000, 3)]);
-        assert_eq!(whole, (5000..5003).flat_map(|computed| rows(&[(computed, 1)])).collect::<Vec<_>>());
+    fn a_row_that_is_alone_is_computed_alike_however_its_prompt_is_cut() {
+        for (dtype, queries_per_kv) in [(KvDType::F32, 4), (KvDType::F32, 40), (KvDType::BF16, 4), (KvDType::BF16, 40)] {
+            let shape = PlanShape { queries_per_kv, window: None, chunk: None, dtype, alone: true, splits: false };
+            let rows = |requests: &[(usize, usize)]| -> Vec<_> {
+                let plan = AttentionPlan::new(&step(requests), shape);
+                assert!(plan.merges.is_empty() && (plan.prefill.is_empty() || plan.decode.is_empty()));
+                let works = plan.decode.iter().chain(&plan.prefill);
+                works.map(|work| (work.num_rows, work.key_begin, work.key_end, work.part)).collect()
+            };
+            let whole = rows(&[(5000, 3)]);
+            assert_eq!(whole, (5000..5003).flat_map(|computed| rows(&[(computed, 1)])).collect::<Vec<_>>());
+        }
     }
 
     #[test]
@@ -251,7 +272,7 @@ mod tests {
         let step = step(&[(4095, 1), (3000, 2), (5, 1), (9000, 2)]);
         let plan = AttentionPlan::new(
             &step,
-            PlanShape { queries_per_kv: 8, window: None, chunk: None, dtype: KvDType::F16, splits: true },
+            PlanShape { queries_per_kv: 8, window: None, chunk: None, dtype: KvDType::F16, alone: false, splits: true },
         );
         let mut parts = vec![None; plan.num_parts];
         for work in plan.decode.iter().filter(|work| work.part >= 0) {
@@ -273,7 +294,7 @@ mod tests {
 
     #[test]
     fn a_request_is_cut_alike_in_every_batch() {
-        let shape = PlanShape { queries_per_kv: 4, window: None, chunk: None, dtype: KvDType::BF16, splits: true };
+        let shape = PlanShape { queries_per_kv: 4, window: None, chunk: None, dtype: KvDType::BF16, alone: false, splits: true };
         let cuts = |step: &StepMetadata, request: u32| -> Vec<_> {
             let plan = AttentionPlan::new(step, shape);
             let mine = plan.decode.iter().filter(|work| work.request == request);
@@ -286,7 +307,8 @@ mod tests {
 
     #[test]
     fn decodes_fit_into_the_lists_of_their_bucket() {
-        for positions in [&[0][..], &[255, 300, 9], &[5000, 1, 1023, 1024], &[70_000; 20], &[511; 8]] {
+        // 5000 is in fewer parts than the last 4096 keys of it.
+        for positions in [&[0][..], &[255, 300, 9], &[5000, 1, 1023, 1024], &[5000; 3], &[70_000; 20], &[511; 8], &[4096]] {
             let requests: Vec<_> = positions.iter().map(|position| (*position, 1)).collect();
             let step = step(&requests);
             let bucket = Bucket::of(&step, 256).unwrap();
@@ -300,7 +322,7 @@ mod tests {
 
     #[test]
     fn without_splits_a_row_is_finished_by_one_entry() {
-        let shape = PlanShape { queries_per_kv: 4, window: None, chunk: None, dtype: KvDType::BF16, splits: false };
+        let shape = PlanShape { queries_per_kv: 4, window: None, chunk: None, dtype: KvDType::BF16, alone: false, splits: false };
         let plan = AttentionPlan::new(&step(&[(20_000, 1), (700, 1)]), shape);
         assert_eq!(plan.decode.iter().map(|work| (work.part, work.key_end)).collect::<Vec<_>>(), [(-1, 20_001), (-1, 701)]);
         assert_eq!((plan.merges.len(), plan.num_parts), (0, 0));

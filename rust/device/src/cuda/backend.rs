@@ -22,7 +22,7 @@ use super::{
     graph,
     kernels::{HEAD_DIMS, Kernel, kv_suffix, launch},
     linear::{CudaLinear, Rows},
-    memory::{Constants, Scratch},
+    memory::{Constants, RowNumbers, Scratch},
     planes::PlaneBlocks,
     sample::Sampling,
 };
@@ -71,6 +71,7 @@ pub(super) struct State {
     constants: Constants,
     dense: Dense,
     sampling: Sampling,
+    row_numbers: RowNumbers,
     /// Normed rows, `[num_tokens, in_features]`.
     normed: Scratch,
     /// A projection before it is added or gated, `[num_tokens, out_features]`.
@@ -111,6 +112,7 @@ impl CudaBackend {
             constants: Constants::default(),
             dense: Dense::new(&driver)?,
             sampling: Sampling::new()?,
+            row_numbers: RowNumbers::default(),
             normed: Scratch::default(),
             projected: Scratch::default(),
             up: Scratch::default(),
@@ -217,16 +219,17 @@ impl CudaBackend {
         let count = args.token_ids.len();
         out.set_rows(count);
         match args.table {
-            // Rows of the file are read where they are: a copy of the table would take memory for what a step hardly touches.
             EmbeddingTable::Stored(_) => {
+                assert!(!self.state().lists.are_fixed(), "rows of a file are the same in every step that was recorded");
                 crate::cpu::embed_on_host(args, out, &|_, _, _| unreachable!("rows of a file"));
                 device(out).upload(0, out.as_slice())
             }
-            EmbeddingTable::Tied(linear) => {
+            EmbeddingTable::Loaded(linear) => {
                 assert!(args.token_ids.iter().all(|id| (*id as usize) < linear.out_features), "token ids of the vocabulary");
                 assert_eq!(linear.in_features, out.cols(), "columns of the output");
-                let ids = self.state().lists.put(args.token_ids)?;
-                // SAFETY: the ids are checked, `out` has a row for each and the width of the table.
+                let ids = self.state().lists.token_ids(args.token_ids)?;
+                // SAFETY: the ids are checked, here or where they are put among the lists of a step that was recorded; `out` has
+                // a row for each and the width of the table.
                 unsafe { cuda(linear).embed(&self.driver, ids, count, device(out).at(), args.scale) }
             }
         }
@@ -298,7 +301,6 @@ impl CudaBackend {
         );
         let mut state = self.state();
         let list = state.sampling.rows(&self.driver, sampling)?;
-        let list = state.lists.put(&list)?;
         // SAFETY: the logits are a tensor of their shape, the list has an entry for each row, its masks a bit for each column.
         unsafe { state.sampling.sample(&self.driver, rows(logits), list, num_top) }
     }
@@ -306,9 +308,15 @@ impl CudaBackend {
     fn try_gather_rows(&self, x: &Tensor, indices: &[u32], out: &mut Tensor) -> Result<(), CudaError> {
         assert!(indices.iter().all(|row| (*row as usize) < x.rows()) && x.cols() == out.cols(), "rows of the input");
         out.set_rows(indices.len());
+        let State { lists, row_numbers, .. } = &mut *self.state();
+        // In a step in which every request decodes, all rows: nothing is copied behind the layers.
+        let rows = match row_numbers.of(&self.driver, indices)? {
+            Some(rows) => rows,
+            None => lists.put(indices)?,
+        };
         let args = GatherRowsArgs {
             x: device(x).at(),
-            rows: self.state().lists.put(indices)?,
+            rows,
             out: device(out).at(),
             num_rows: indices.len() as u32,
             cols: x.cols() as u32,
@@ -316,6 +324,12 @@ impl CudaBackend {
         // SAFETY: the indices are checked; `out` has a row for each.
         unsafe { launch(&self.driver, self.kernels.gather_rows, [indices.len(), 1, 1], &args) }
     }
+}
+
+/// Values of [`State::normed`], [`State::projected`] and [`State::up`] in the largest step.
+fn planned_floats(shape: &WorkspaceShape) -> [usize; 3] {
+    let gated = if shape.gated { shape.intermediate_size } else { 0 };
+    [shape.hidden_size, shape.hidden_size.max(gated), gated].map(|cols| shape.num_tokens * cols)
 }
 
 /// The tensor's memory on the device.
@@ -408,10 +422,22 @@ impl Device for CudaBackend {
         (dtype.row_bytes(cols).unwrap_or(0) as u64 * rows as u64).next_multiple_of(16)
     }
 
+    fn loads_tables(&self) -> bool {
+        true
+    }
+
     fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64 {
-        let gated = if shape.gated { shape.intermediate_size } else { 0 };
-        let floats = shape.num_tokens * (shape.hidden_size + shape.hidden_size.max(gated) + gated);
+        let floats: usize = planned_floats(shape).iter().sum();
         (floats * size_of::<f32>()) as u64 + attention::workspace_bytes(shape) + self.state().dense.workspace_bytes(shape)
+    }
+
+    fn plan_workspaces(&self, shape: &WorkspaceShape) {
+        let State { lists, dense, normed, projected, up, .. } = &mut *self.state();
+        for (scratch, floats) in [normed, projected, up].into_iter().zip(planned_floats(shape)) {
+            scratch.plan(floats * size_of::<f32>());
+        }
+        lists.plan_parts(shape);
+        dense.plan(shape);
     }
 
     fn graph_bytes(&self) -> u64 {
@@ -427,8 +453,14 @@ impl Device for CudaBackend {
 }
 
 impl StepRecorder for CudaBackend {
-    fn begin_recorded(&self, graphs: &mut StepGraphs, step: &StepMetadata, layers: &mut dyn FnMut(&StepMetadata)) -> bool {
-        self.try_begin_recorded(graphs, step, layers).unwrap_or_else(|error| panic!("{error}"))
+    fn begin_recorded(
+        &self,
+        graphs: &mut StepGraphs,
+        token_ids: &[u32],
+        step: &StepMetadata,
+        run: &mut dyn FnMut(&[u32], &StepMetadata),
+    ) -> bool {
+        self.try_begin_recorded(graphs, token_ids, step, run).unwrap_or_else(|error| panic!("{error}"))
     }
 
     fn replay(&self, graphs: &mut StepGraphs) {

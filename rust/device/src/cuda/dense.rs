@@ -178,13 +178,26 @@ impl Dense {
 
     /// Bytes of the buffers once the largest step has run.
     pub fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64 {
+        self.planned_bytes(shape).iter().sum::<usize>() as u64
+    }
+
+    /// Steps of that shape are the largest.
+    pub fn plan(&mut self, shape: &WorkspaceShape) {
+        let [rounded, tile, workspace] = self.planned_bytes(shape);
+        self.rounded.plan(rounded);
+        self.tile.plan(tile);
+        self.workspace.plan(workspace);
+    }
+
+    /// Bytes of each of the buffers.
+    fn planned_bytes(&self, shape: &WorkspaceShape) -> [usize; 3] {
         if !self.has_matmul || shape.precision != Precision::Fast || shape.num_tokens <= few_rows(shape.dtype) {
-            return 0;
+            return [0; 3];
         }
         let widest = shape.hidden_size.max(shape.intermediate_size).max(shape.num_heads * shape.head_dim);
         let rounded = if operand(shape.dtype) == ElementType::F32 { 0 } else { shape.num_tokens * widest * 2 };
         let tile = if is_quantized(shape.dtype) { tile_features(widest) * widest * 2 } else { 0 };
-        (MATMUL_WORKSPACE + rounded + tile) as u64
+        [rounded, tile, MATMUL_WORKSPACE]
     }
 }
 

@@ -28,5 +28,39 @@ impl std::fmt::Debug for Module {
     }
 }
 
+/// 64 bytes at a multiple of 64, as the headers in a fatbin are for the driver to read.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub struct Line([u8; 64]);
+
+impl Module {
+    /// The image at a multiple of 64, with zeros behind it. What the compiler embeds may begin anywhere, and takes it minutes to
+    /// align.
+    pub fn aligned(&self) -> Vec<Line> {
+        let line = |bytes: &[u8]| {
+            let mut line = Line([0; 64]);
+            line.0[..bytes.len()].copy_from_slice(bytes);
+            line
+        };
+        self.image.chunks(64).map(line).collect()
+    }
+}
+
 /// What this build has.
 pub static EMBEDDED: EmbeddedKernels = include!(env!("EMBEDDED_KERNELS"));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_is_aligned_and_whole_wherever_it_was_embedded() {
+        static BYTES: [u8; 200] = [7; 200];
+        for image in [&BYTES[1..], &BYTES[3..131], &BYTES[5..6]] {
+            let lines = Module { name: "odd", image, kernels: &[] }.aligned();
+            assert!(lines.as_ptr().addr().is_multiple_of(64));
+            let bytes: Vec<u8> = lines.iter().flat_map(|line| line.0).collect();
+            assert_eq!((&bytes[..image.len()], bytes.len()), (image, image.len().next_multiple_of(64)));
+        }
+    }
+}

@@ -1,6 +1,6 @@
-//! CUDA graphs: the layers of a decode step, launched as one.
+//! CUDA graphs: the embedding and the layers of a decode step, launched as one.
 //!
-//! A step of a padded size is recorded when it is first met. Its layers run twice on padding rows: once to make every buffer and
+//! A step of a padded size is recorded when it is first met. It runs twice on padding rows: once to make every buffer and
 //! load every kernel, once to be recorded as a graph. What a real step adds is in lists at addresses that do not change
 //! ([`PaddedLists`]).
 
@@ -47,17 +47,20 @@ impl Drop for Recorded {
     }
 }
 
-type Layers<'a> = &'a mut dyn FnMut(&StepMetadata);
+/// Embeds tokens and runs the layers.
+type Run<'a> = &'a mut dyn FnMut(&[u32], &StepMetadata);
 
 impl CudaBackend {
     /// Puts the lists of a step where its graph expects them; whether it has one. See [`crate::StepRecorder::begin_recorded`].
     pub(super) fn try_begin_recorded(
         &self,
         graphs: &mut StepGraphs,
+        token_ids: &[u32],
         step: &StepMetadata,
-        layers: Layers<'_>,
+        run: Run<'_>,
     ) -> Result<bool, CudaError> {
-        let Some(bucket) = Bucket::of(step, graphs.max_rows) else { return Ok(false) };
+        let max_rows = graphs.max_rows;
+        let Some(bucket) = Bucket::of(step, max_rows) else { return Ok(false) };
         let graphs: &mut Graphs = graphs.recorded();
         self.state().lists.reserve_tables(self.driver(), step)?;
         let buffers = self.buffers();
@@ -66,7 +69,7 @@ impl CudaBackend {
         }
         if !graphs.by_bucket.contains_key(&bucket) {
             let taken: u64 = graphs.by_bucket.values().flatten().map(|graph| graph.bytes).sum();
-            let recorded = match self.record(bucket, step.groups.len(), layers) {
+            let recorded = match self.record([bucket, Bucket::largest(max_rows)], step.groups.len(), run) {
                 Ok(graph) if taken + graph.bytes <= RESERVED_BYTES => Some(graph),
                 other => {
                     let why =
@@ -83,12 +86,12 @@ impl CudaBackend {
             graphs.by_bucket.insert(bucket, recorded);
         }
         let Some(Some(graph)) = graphs.by_bucket.get_mut(&bucket) else { return Ok(false) };
-        self.state().lists.upload_padded(&mut graph.lists, step)?;
+        self.state().lists.upload_padded(&mut graph.lists, token_ids, step)?;
         graphs.current = Some(bucket);
         Ok(true)
     }
 
-    /// Runs the layers of the step that was begun.
+    /// Runs the step that was begun.
     pub(super) fn try_replay(&self, graphs: &mut StepGraphs) -> Result<(), CudaError> {
         let graphs: &mut Graphs = graphs.recorded();
         let bucket = graphs.current.take().expect("a step with a graph was begun");
@@ -98,21 +101,21 @@ impl CudaBackend {
         unsafe { self.driver().replay(graph.recorded.id) }
     }
 
-    fn record(&self, bucket: Bucket, num_groups: usize, layers: Layers<'_>) -> Result<Graph, String> {
+    fn record(&self, [bucket, largest]: [Bucket; 2], num_groups: usize, run: Run<'_>) -> Result<Graph, String> {
         let text = |error: CudaError| error.to_string();
         let driver = self.driver();
-        let rehearsal = bucket.rehearsal(num_groups);
+        let (token_ids, rehearsal) = (vec![0; bucket.rows], bucket.rehearsal(num_groups));
         self.state().lists.begin(&rehearsal).map_err(text)?;
         // What fails here fails as any step.
-        layers(&rehearsal);
-        let lists = self.state().lists.padded(driver, bucket).map_err(text)?;
+        run(&token_ids, &rehearsal);
+        let lists = self.state().lists.padded(driver, bucket, largest).map_err(text)?;
         let free_before = driver.memory().map_err(text)?.free_bytes;
         self.state().lists.begin_padded(&lists);
         driver.begin_recording().map_err(text)?;
-        let run = caught(|| layers(&rehearsal));
+        let ran = caught(|| run(&token_ids, &rehearsal));
         // Also after a failure, or everything would be recorded from then on.
         let recorded = driver.end_recording().map(|id| Recorded { driver: Arc::clone(driver), id });
-        run?;
+        ran?;
         let recorded = recorded.map_err(text)?;
         let free = driver.memory().map_err(text)?.free_bytes;
         Ok(Graph { lists, recorded, bytes: free_before.saturating_sub(free) })

@@ -1,8 +1,9 @@
-//! The lists of a step at addresses that do not change, padded to the size of a graph.
+//! The lists of a step at addresses that do not change, padded to the size of a graph, and copied at once.
 //!
 //! ```text
-//! positions | rope positions | slots of each group | work and merges of each kind of layer
-//! block table of group 0, request 0 | group 0, request 1 | ... | group 1, request 0 | ...
+//!         | token ids | positions | rope positions | slots of each group | work and merges of each kind of layer |
+//! smaller sizes begin later                                                                 they all end here: ^
+//! | block table of group 0, request 0 | group 0, request 1 | ... | group 1, request 0 | ...
 //! ```
 //!
 //! Kernels find a request's block table by `request * max_blocks`. Here `max_blocks` is 1, and `request` is where the table
@@ -26,12 +27,48 @@ use super::{
 /// Lists begin at a multiple of this.
 const ALIGNMENT: usize = 256;
 
+/// Bytes of block tables that are made room for at first.
+const TABLE_BYTES: usize = 1 << 20;
+
+/// The memory that the lists of all buckets lie in, and behind them the block tables.
+#[derive(Default)]
+pub struct ListMemory {
+    memory: Option<DeviceMemory>,
+    /// Where the lists end and the block tables begin.
+    tables: usize,
+}
+
+impl ListMemory {
+    /// Makes room for so many bytes of lists and of tables.
+    pub fn reserve(&mut self, driver: &Arc<dyn Driver>, lists: usize, tables: usize) -> Result<(), CudaError> {
+        let room = self.memory.as_ref().map_or(0, |memory| memory.bytes() - self.tables);
+        if self.tables >= lists && room >= tables && room > 0 {
+            return Ok(());
+        }
+        self.tables = self.tables.max(lists).next_multiple_of(ALIGNMENT);
+        let room = tables.next_power_of_two().max(TABLE_BYTES).max(room);
+        self.memory = None;
+        self.memory = Some(DeviceMemory::new(driver, self.tables + room)?);
+        Ok(())
+    }
+
+    /// What graphs know of it.
+    pub fn addresses(&self) -> [DevicePtr; 2] {
+        let at = self.memory.as_ref().map_or(0, DeviceMemory::at);
+        [at, at + self.tables as u64]
+    }
+}
+
 /// Where the lists of one bucket lie.
 pub struct PaddedLists {
     bucket: Bucket,
-    memory: DeviceMemory,
-    /// What is next copied to `memory`.
+    /// The address of the first list.
+    at: DevicePtr,
+    /// Of all lists.
+    bytes: usize,
+    /// What is next copied: lists and block tables.
     staging: Vec<u8>,
+    token_ids: Region,
     positions: Region,
     rope_positions: Region,
     slots: Vec<Region>,
@@ -57,13 +94,8 @@ const NO_WORK: AttentionWork = AttentionWork { request: 0, first_row: 0, num_row
 const NO_MERGE: AttentionMerge = AttentionMerge { row: 0, first_part: 0, num_parts: 0, part_stride: 0 };
 
 impl PaddedLists {
-    /// For these kinds of layers: KV group and shape.
-    pub fn new(
-        driver: &Arc<dyn Driver>,
-        bucket: Bucket,
-        num_groups: usize,
-        kinds: &[(usize, PlanShape)],
-    ) -> Result<Self, CudaError> {
+    /// For these kinds of layers: KV group and shape. Until [`Self::place`], they lie nowhere.
+    pub fn new(bucket: Bucket, num_groups: usize, kinds: &[(usize, PlanShape)]) -> Self {
         let mut end = 0;
         let mut region = |len: usize, size: usize| {
             let at = end;
@@ -71,7 +103,7 @@ impl PaddedLists {
             Region { at, len }
         };
         let rows = bucket.rows;
-        let (positions, rope_positions) = (region(rows, size_of::<u32>()), region(rows, size_of::<u32>()));
+        let [token_ids, positions, rope_positions] = [(); 3].map(|()| region(rows, size_of::<u32>()));
         let slots = (0..num_groups).map(|_| region(rows, size_of::<i64>())).collect();
         let plans = kinds
             .iter()
@@ -86,13 +118,31 @@ impl PaddedLists {
                 (group, shape, lists)
             })
             .collect();
-        let memory = DeviceMemory::new(driver, end)?;
-        Ok(Self { bucket, memory, staging: vec![0; end], positions, rope_positions, slots, plans })
+        Self { bucket, at: 0, bytes: end, staging: Vec::new(), token_ids, positions, rope_positions, slots, plans }
+    }
+
+    /// Bytes of all lists.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Has them end where the tables begin.
+    ///
+    /// # Panics
+    /// When no room was made for them.
+    pub fn place(&mut self, memory: &ListMemory) {
+        assert!(self.bytes <= memory.tables, "{} bytes of lists in memory for {}", self.bytes, memory.tables);
+        self.at = memory.addresses()[1] - self.bytes as u64;
     }
 
     /// Requests of the padded step.
     pub fn num_reqs(&self) -> usize {
         self.bucket.rows
+    }
+
+    /// The address of the token ids.
+    pub fn token_ids(&self) -> DevicePtr {
+        self.at(self.token_ids)
     }
 
     /// Addresses of positions and rope positions.
@@ -115,11 +165,15 @@ impl PaddedLists {
     }
 
     fn at(&self, region: Region) -> DevicePtr {
-        self.memory.at() + region.at as u64
+        self.at + region.at as u64
     }
 
-    /// Copies the lists of a step of this bucket, and its block tables to `tables`.
-    pub fn upload(&mut self, step: &StepMetadata, tables: &DeviceMemory) -> Result<(), CudaError> {
+    /// Copies the lists of a step of this bucket, and its block tables behind them.
+    ///
+    /// # Panics
+    /// When they are not placed in this memory, or no room was made for the tables.
+    pub fn upload(&mut self, token_ids: &[u32], step: &StepMetadata, memory: &ListMemory) -> Result<(), CudaError> {
+        assert_eq!(self.at + self.bytes as u64, memory.addresses()[1], "where the lists were placed");
         let starts: Vec<_> = step
             .groups
             .iter()
@@ -129,6 +183,8 @@ impl PaddedLists {
                 Some(start)
             })
             .collect();
+        self.staging.resize(self.bytes, 0);
+        self.fill(self.token_ids, token_ids, 0);
         self.fill(self.positions, &step.positions, 0);
         self.fill(self.rope_positions, &step.rope_positions, 0);
         for (region, group) in self.slots.clone().into_iter().zip(&step.groups) {
@@ -143,11 +199,11 @@ impl PaddedLists {
             self.fill(lists.prefill, &plan.prefill, NO_WORK);
             self.fill(lists.merges, &plan.merges, NO_MERGE);
         }
-        self.memory.upload(0, &self.staging)?;
-        for (group, start) in step.groups.iter().zip(starts) {
-            tables.upload(start * size_of::<u32>(), &group.block_tables)?;
+        for group in &step.groups {
+            self.staging.extend_from_slice(bytes_of(&group.block_tables));
         }
-        Ok(())
+        let memory = memory.memory.as_ref().expect("room was made for the tables");
+        memory.upload((self.at - memory.at()) as usize, &self.staging)
     }
 
     /// Writes a list, and `rest` where the padded one is longer.

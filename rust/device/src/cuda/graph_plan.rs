@@ -2,12 +2,10 @@
 
 use crate::{KvGroupMetadata, StepMetadata};
 
-use super::attention_plan::num_parts;
+use super::attention_plan::{MAX_PARTS, max_parts};
 
 /// Rows of a step that is recorded at most.
 pub const MAX_ROWS: usize = 256;
-/// Parts that a request's keys are cut into, padded.
-const PARTS: [usize; 3] = [1, 4, 16];
 /// Tokens before a request whose keys come in parts.
 const PARTED_POSITION: u32 = 256;
 /// Tokens of the smallest block.
@@ -18,7 +16,8 @@ const MIN_BLOCK_SIZE: usize = 8;
 pub struct Bucket {
     /// Requests, a row each.
     pub rows: usize,
-    /// Parts that a row's keys are cut into at most.
+    /// Parts that the keys of all rows together are cut into at most: as many as rows where none is cut, else more. A few long
+    /// requests among many short ones so launch few CTAs that have nothing to do.
     pub parts: usize,
 }
 
@@ -31,29 +30,45 @@ impl Bucket {
         if !decodes || num_reqs == 0 || rows > max_rows.min(MAX_ROWS) {
             return None;
         }
-        let most = step.positions.iter().map(|position| num_parts(*position as usize + 1)).max()?;
-        let parts = PARTS.into_iter().find(|parts| most <= *parts)?;
-        Some(Self { rows, parts })
+        let parts: usize = step.positions.iter().map(|position| max_parts(*position as usize + 1)).sum();
+        Some(Self { rows, parts: if parts == num_reqs { rows } else { padded_parts(rows, parts) } })
     }
 
-    /// A step of this many rows that writes no keys and reads those of the null block: what is recorded, and run once before. Its
-    /// keys come in parts where they may, so that every kernel is loaded.
+    /// The one with the longest lists, of steps of up to `max_rows` rows.
+    pub fn largest(max_rows: usize) -> Self {
+        let rows = max_rows.min(MAX_ROWS);
+        Self { rows, parts: rows * MAX_PARTS }
+    }
+
+    /// Whether keys of some row are cut.
+    pub fn has_parts(self) -> bool {
+        self.parts > self.rows
+    }
+
+    /// A step of this many rows that writes no keys and reads those of the null block: what is recorded, and run once before. The
+    /// first row's keys come in parts where some may, so that every kernel is loaded.
     pub fn rehearsal(self, num_groups: usize) -> StepMetadata {
-        let position = if self.parts > 1 { PARTED_POSITION } else { 0 };
-        let max_blocks = position as usize / MIN_BLOCK_SIZE + 1;
+        let mut positions = vec![0; self.rows];
+        positions[0] = if self.has_parts() { PARTED_POSITION } else { 0 };
+        let max_blocks = positions[0] as usize / MIN_BLOCK_SIZE + 1;
         let group =
             KvGroupMetadata { block_tables: vec![0; self.rows * max_blocks], max_blocks, slot_mapping: vec![-1; self.rows] };
         StepMetadata {
-            positions: vec![position; self.rows],
             rope_positions: vec![0; self.rows],
             query_start_loc: (0..=self.rows as u32).collect(),
-            seq_lens: vec![position + 1; self.rows],
+            seq_lens: positions.iter().map(|position| position + 1).collect(),
+            positions,
             state_slots: Vec::new(),
             adapters: Vec::new(),
             span_ends: Vec::new(),
             groups: vec![group; num_groups],
         }
     }
+}
+
+/// Powers of two above `rows`, up to as many as rows can have.
+fn padded_parts(rows: usize, parts: usize) -> usize {
+    (rows + 1).next_power_of_two().max(parts.next_power_of_two()).min(rows * MAX_PARTS)
 }
 
 /// 1, 2, 4, 8, 16, 24, ...
@@ -93,28 +108,48 @@ mod tests {
         assert_eq!(Bucket::of(&step(&[]), 256), None);
         assert_eq!(Bucket::of(&step(&[(5, 1); 257]), 1000), None);
         assert_eq!(Bucket::of(&step(&[(5, 1); 9]), 15), None, "16 rows do not fit");
-        assert_eq!(Bucket::of(&step(&[(5, 1); 9]), 16), Some(Bucket { rows: 16, parts: 1 }));
+        assert_eq!(Bucket::of(&step(&[(5, 1); 9]), 16), Some(Bucket { rows: 16, parts: 16 }));
         // As many rows as requests, but not one each.
         let uneven = StepMetadata { query_start_loc: vec![0, 0, 2], ..step(&[(5, 1), (6, 1)]) };
         assert_eq!(Bucket::of(&uneven, 256), None);
     }
 
     #[test]
-    fn parts_are_padded_by_the_longest_request() {
+    fn parts_are_padded_by_what_all_requests_have() {
         let parts = |positions: &[u32]| {
             let requests: Vec<_> = positions.iter().map(|p| (*p, 1)).collect();
             Bucket::of(&step(&requests), 256).unwrap().parts
         };
-        assert_eq!([parts(&[0]), parts(&[255, 3]), parts(&[256]), parts(&[1023, 9])], [1, 1, 4, 4]);
-        assert_eq!([parts(&[1024]), parts(&[100_000, 1])], [16, 16]);
+        assert_eq!([parts(&[0]), parts(&[255, 3]), parts(&[256]), parts(&[1023, 9])], [1, 2, 2, 8]);
+        assert_eq!([parts(&[1024]), parts(&[100_000]), parts(&[100_000, 1]), parts(&[5000; 2])], [8, 16, 32, 32]);
+        // A long request among many short ones is not many long ones.
+        let mut positions = vec![7; 256];
+        assert_eq!(parts(&positions), 256);
+        positions[9] = 100_000;
+        assert_eq!(parts(&positions), 512);
+        assert_eq!(parts(&[100_000; 256]), 4096);
+        // No more than there can be, though 24 is no power of two.
+        assert_eq!([parts(&[100_000; 24]), parts(&[300; 20])], [384, 64]);
     }
 
     #[test]
-    fn a_rehearsal_is_a_step_of_its_bucket_and_writes_nowhere() {
-        for (rows, parts) in [(24, 1), (2, 4)] {
+    fn few_sizes_serve_all_steps_of_as_many_rows() {
+        for rows in [1, 2, 8, 24, 200, 256] {
+            let mut sizes: Vec<_> = (rows + 1..=rows * MAX_PARTS).map(|parts| padded_parts(rows, parts)).collect();
+            assert!((rows + 1..).zip(&sizes).all(|(parts, padded)| parts <= *padded && *padded <= rows * MAX_PARTS));
+            sizes.dedup();
+            assert!(sizes.len() <= 5, "{sizes:?}");
+        }
+    }
+
+    #[test]
+    fn a_rehearsal_is_a_step_of_its_rows_that_writes_nowhere() {
+        for (rows, parts) in [(24, 24), (24, 128), (2, 4), (1, 1), (1, 16)] {
             let bucket = Bucket { rows, parts };
             let step = bucket.rehearsal(2);
-            assert_eq!(Bucket::of(&step, 256), Some(bucket));
+            let own = Bucket::of(&step, 256).unwrap();
+            assert_eq!((own.rows, own.has_parts()), (rows, bucket.has_parts()));
+            assert!(own.parts <= parts);
             assert_eq!(step.groups.len(), 2);
             for group in &step.groups {
                 assert!(group.slot_mapping.iter().all(|slot| *slot == -1));

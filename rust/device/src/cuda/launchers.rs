@@ -65,7 +65,7 @@ fn multiply(backend: &CudaBackend, format: DType) {
     let (mut x, mut out) = (backend.alloc(100, WIDTH).unwrap(), backend.alloc(100, WIDTH).unwrap());
     for rows in [1, 2, 4, 8, 100] {
         backend.embed(
-            &EmbedArgs { table: EmbeddingTable::Tied(&linear), token_ids: &vec![0; rows], adapters: &[], scale: 1.0 },
+            &EmbedArgs { table: EmbeddingTable::Loaded(&linear), token_ids: &vec![0; rows], adapters: &[], scale: 1.0 },
             &mut x,
         );
         backend.norm_linear(&x, None, &mut [Projection { linear: &linear, out: &mut out }], &StepMetadata::default());
@@ -76,7 +76,7 @@ fn norm_and_gate(backend: &CudaBackend) {
     let linear = linear(backend, DType::F32);
     let [mut x, mut residual, mut out] = [(); 3].map(|()| backend.alloc(4, WIDTH).unwrap());
     for tensor in [&mut x, &mut residual] {
-        backend.embed(&EmbedArgs { table: EmbeddingTable::Tied(&linear), token_ids: &[0], adapters: &[], scale: 1.0 }, tensor);
+        backend.embed(&EmbedArgs { table: EmbeddingTable::Loaded(&linear), token_ids: &[0], adapters: &[], scale: 1.0 }, tensor);
     }
     for kind in [NormKind::Rms, NormKind::Layer] {
         let norm = Norm { kind, weight: vec![1.0; WIDTH].into(), bias: None, eps: 1e-5 };

@@ -63,14 +63,23 @@ impl StepArena {
     }
 }
 
-/// A buffer that grows to what is asked of it and keeps nothing.
+/// A buffer that grows to what is asked of it and keeps nothing. What was planned for it is allocated at once: graphs know its
+/// address, and are recorded anew when it grows.
 #[derive(Default)]
-pub struct Scratch(Option<DeviceMemory>);
+pub struct Scratch {
+    memory: Option<DeviceMemory>,
+    planned_bytes: usize,
+}
 
 impl Scratch {
     /// Where it is now; 0 before anything was asked of it.
     pub fn at(&self) -> DevicePtr {
-        self.0.as_ref().map_or(0, DeviceMemory::at)
+        self.memory.as_ref().map_or(0, DeviceMemory::at)
+    }
+
+    /// So many bytes will be asked of it at most.
+    pub fn plan(&mut self, bytes: usize) {
+        self.planned_bytes = self.planned_bytes.max(bytes);
     }
 
     /// So many f32 values, which are anything.
@@ -80,11 +89,38 @@ impl Scratch {
 
     /// So many bytes, which are anything.
     pub fn bytes(&mut self, driver: &Arc<dyn Driver>, bytes: usize) -> Result<DevicePtr, CudaError> {
-        if self.0.as_ref().is_none_or(|memory| memory.bytes() < bytes) {
-            self.0 = None;
-            self.0 = Some(DeviceMemory::new(driver, bytes)?);
+        if self.memory.as_ref().is_none_or(|memory| memory.bytes() < bytes) {
+            self.memory = None;
+            self.memory = Some(DeviceMemory::new(driver, bytes.max(self.planned_bytes))?);
         }
         Ok(self.at())
+    }
+}
+
+/// Row numbers from 0 on, for rows that follow each other.
+#[derive(Default)]
+pub struct RowNumbers(Option<DeviceMemory>);
+
+/// Row numbers that are there at least.
+const MIN_ROW_NUMBERS: usize = 1024;
+
+impl RowNumbers {
+    /// These rows as a list on the device, if each is one behind the one before.
+    pub fn of(&mut self, driver: &Arc<dyn Driver>, rows: &[u32]) -> Result<Option<DevicePtr>, CudaError> {
+        let (Some(first), Some(last)) = (rows.first(), rows.last()) else { return Ok(None) };
+        if rows.windows(2).any(|pair| pair[0].checked_add(1) != Some(pair[1])) {
+            return Ok(None);
+        }
+        let end = *last as usize + 1;
+        let memory = match &self.0 {
+            Some(memory) if memory.bytes() >= end * size_of::<u32>() => memory,
+            _ => {
+                let numbers: Vec<u32> = (0..end.next_power_of_two().max(MIN_ROW_NUMBERS) as u32).collect();
+                self.0 = None;
+                self.0.insert(DeviceMemory::of(driver, &numbers)?)
+            }
+        };
+        Ok(Some(memory.range(*first as usize * size_of::<u32>(), size_of_val(rows))))
     }
 }
 

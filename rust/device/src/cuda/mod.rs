@@ -27,6 +27,7 @@ mod planes;
 #[cfg(test)]
 mod recording;
 pub mod report;
+mod ring;
 mod sample;
 mod swap;
 #[cfg(test)]
@@ -39,5 +40,5 @@ pub use embedded::{EMBEDDED, EmbeddedKernels, Module};
 pub use error::CudaError;
 pub use kernels::Kernel;
 pub use libraries::{Library, LibraryPaths};
-pub use nvidia::NvidiaDriver;
+pub use nvidia::{NvidiaDriver, gpu_memory};
 pub use report::{CudaReport, Gpu, GpuMemory, MIN_CAPABILITY, MIN_DRIVER, require, survey};

@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     ffi::{CStr, CString, c_int, c_void},
+    ptr::null_mut,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -19,10 +20,13 @@ use super::{
     cublaslt::CublasLt,
     driver::{Driver, HostPtr, Launch, Matmul},
     kernels::Kernel,
+    ring::{CopyStream, UploadRing},
 };
 
 /// Dynamic shared memory beyond this is asked for by an attribute of the function.
 const STATIC_SHARED_BYTES: u32 = 48 << 10;
+/// Page-locked memory that copies to the host go through.
+const DOWNLOAD_BYTES: usize = 4 << 20;
 
 /// The CUDA version that the driver serves, and its GPUs.
 ///
@@ -57,22 +61,53 @@ fn gpu(ordinal: c_int) -> Result<Gpu, CudaError> {
         name: result::device::get_name(device).map_err(|e| failed(&what, e))?,
         capability,
         multiprocessors: attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
-        memory: memory(device),
     })
 }
 
-/// Free memory is only told to a thread with a context, which is made for the question.
-fn memory(device: sys::CUdevice) -> Result<GpuMemory, CudaError> {
-    let what = "asking how much memory is free";
+/// The memory of a GPU that [`gpus`] has shown, measured now. Only a thread with a context is told: where nobody has one there,
+/// it is made for the question, which takes a moment and some of that memory.
+///
+/// Errors: what the driver refuses.
+pub fn gpu_memory(ordinal: usize) -> Result<GpuMemory, CudaError> {
+    let what = format!("asking how much memory of GPU {ordinal} is free");
+    let device = result::device::get(ordinal as c_int).map_err(|e| failed(&what, e))?;
     // SAFETY: the device was got from the driver; the context is released below.
-    let context = unsafe { result::primary_ctx::retain(device) }.map_err(|e| failed(what, e))?;
-    // SAFETY: the context is retained.
-    let info = unsafe { result::ctx::set_current(context) }.and_then(|()| result::mem_get_info());
+    let context = unsafe { result::primary_ctx::retain(device) }.map_err(|e| failed(&what, e))?;
+    let info = within(context, result::mem_get_info);
     // SAFETY: it was retained above, once, and is no longer used.
-    unsafe { result::ctx::set_current(std::ptr::null_mut()).and_then(|()| result::primary_ctx::release(device)) }
-        .map_err(|e| failed(what, e))?;
-    let (free, total) = info.map_err(|e| failed(what, e))?;
+    unsafe { result::primary_ctx::release(device) }.map_err(|e| failed(&what, e))?;
+    let (free, total) = info.map_err(|e| failed(&what, e))?;
     Ok(GpuMemory { total_bytes: total as u64, free_bytes: free as u64 })
+}
+
+/// Runs calls of the driver in a context that is retained. The thread is left with the context that it had, or with none: it may
+/// be somebody else's, such as PyTorch's on another GPU.
+fn within<T>(context: sys::CUcontext, call: impl FnOnce() -> Result<T, DriverError>) -> Result<T, DriverError> {
+    let before = result::ctx::get_current()?.unwrap_or(null_mut());
+    if before == context {
+        return call();
+    }
+    // SAFETY: the caller's promise.
+    unsafe { result::ctx::set_current(context)? };
+    let answer = call();
+    // SAFETY: it was current until now. What cannot be current again was destroyed by its owner meanwhile.
+    let _ = unsafe { result::ctx::set_current(before) };
+    answer
+}
+
+/// Runs calls that a thread is refused while another one records a graph, PyTorch for example, because they could disturb it:
+/// what allocates, loads or waits. Ours touch no stream but our own.
+fn beside_recordings<T>(call: impl FnOnce() -> Result<T, DriverError>) -> Result<T, DriverError> {
+    let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    let mut exchange = || {
+        // SAFETY: `mode` is good for reading and writing.
+        unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }.result()
+    };
+    exchange()?;
+    let answer = call();
+    // Both modes are the driver's own, so it takes the first one back.
+    let _ = exchange();
+    answer
 }
 
 /// One GPU through NVIDIA's driver, in its primary context.
@@ -80,8 +115,13 @@ pub struct NvidiaDriver {
     gpu: Gpu,
     device: sys::CUdevice,
     context: sys::CUcontext,
-    /// Of steps. Copies of theirs go by the default stream, which waits for it and is waited for.
+    /// Of steps, with their copies. It neither waits for the default stream nor is waited for: work there would end a recording
+    /// of this stream, and work here one of somebody else's.
     stream: sys::CUstream,
+    /// Made with the first copy.
+    uploads: Mutex<Option<UploadRing>>,
+    upload_marks: [sys::CUevent; UploadRing::SEGMENTS],
+    downloads: Mutex<Option<HostPtr>>,
     recorded: Mutex<Recorded>,
     /// Of copies beside the steps.
     copies: sys::CUstream,
@@ -120,37 +160,49 @@ impl NvidiaDriver {
         let device = result::device::get(ordinal as c_int).map_err(|e| failed("opening the GPU", e))?;
         // SAFETY: the device was just got; the context is released when this is dropped.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(|e| failed("opening the GPU", e))?;
-        let streams = || {
+        let opened = within(context, || {
             let event = || result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
-            // SAFETY: the context is retained.
-            unsafe { result::ctx::set_current(context)? };
-            let [steps, copies] = [StreamKind::Default, StreamKind::NonBlocking].map(result::stream::create);
-            Ok((steps?, copies?, event()?, event()?))
-        };
-        let (stream, copies, steps_done, copies_done) = streams().map_err(|e| {
+            let stream = || result::stream::create(StreamKind::NonBlocking);
+            let mut upload_marks = [null_mut(); UploadRing::SEGMENTS];
+            for mark in &mut upload_marks {
+                *mark = event()?;
+            }
+            Ok(Self {
+                gpu,
+                device,
+                context,
+                stream: stream()?,
+                uploads: Mutex::default(),
+                upload_marks,
+                downloads: Mutex::default(),
+                recorded: Mutex::default(),
+                copies: stream()?,
+                steps_done: event()?,
+                copies_done: event()?,
+                functions: Mutex::default(),
+                products: CublasLt::load(libraries),
+            })
+        });
+        opened.map_err(|e| {
             // SAFETY: it was retained above, once, and is no longer used.
             let _ = unsafe { result::primary_ctx::release(device) };
             failed("making streams", e)
-        })?;
-        Ok(Self {
-            gpu,
-            device,
-            context,
-            stream,
-            recorded: Mutex::default(),
-            copies,
-            steps_done,
-            copies_done,
-            functions: Mutex::default(),
-            // The context was made current for the streams.
-            products: CublasLt::load(libraries),
         })
     }
 
     /// Runs a call of the driver in this context.
     fn call<T>(&self, what: &str, call: impl FnOnce() -> Result<T, DriverError>) -> Result<T, CudaError> {
-        // SAFETY: the context is retained as long as this lives.
-        unsafe { result::ctx::set_current(self.context) }.and_then(|()| call()).map_err(|e| failed(what, e))
+        within(self.context, call).map_err(|e| failed(what, e))
+    }
+
+    /// The same of a call that allocates, loads or waits; see [`beside_recordings`].
+    fn settle<T>(&self, what: &str, call: impl FnOnce() -> Result<T, DriverError>) -> Result<T, CudaError> {
+        self.call(what, || beside_recordings(call))
+    }
+
+    fn finish_steps(&self, what: &str) -> Result<(), CudaError> {
+        // SAFETY: the stream lives as long as this.
+        self.settle(what, || unsafe { result::stream::synchronize(self.stream) })
     }
 
     fn recorded(&self) -> MutexGuard<'_, Recorded> {
@@ -178,17 +230,18 @@ impl NvidiaDriver {
         let module = if let Some(module) = modules.get(embedded.name) {
             *module
         } else {
-            // SAFETY: the image is a whole fatbin, as nvcc wrote it.
-            let load = || unsafe { result::module::load_data(embedded.image.as_ptr().cast()) };
-            *modules.entry(embedded.name).or_insert(self.call(&what, load)?)
+            let image = embedded.aligned();
+            // SAFETY: the image is a whole fatbin, as nvcc wrote it. The driver has read it when this returns.
+            let load = || unsafe { result::module::load_data(image.as_ptr().cast()) };
+            *modules.entry(embedded.name).or_insert(self.settle(&what, load)?)
         };
         let name = CString::new(kernel.name).map_err(|_| CudaError::NoSuchKernel(kernel.name.into()))?;
         // SAFETY: the module is loaded and never unloaded before the context is released.
-        let function = self.call(&what, || unsafe { result::module::get_function(module, name) })?;
+        let function = self.settle(&what, || unsafe { result::module::get_function(module, name) })?;
         if kernel.shared_bytes > STATIC_SHARED_BYTES {
             let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function was just got.
-            self.call(&what, || unsafe {
+            self.settle(&what, || unsafe {
                 result::function::set_function_attribute(function, attribute, kernel.shared_bytes as c_int)
             })?;
         }
@@ -203,13 +256,13 @@ impl Driver for NvidiaDriver {
     }
 
     fn memory(&self) -> Result<GpuMemory, CudaError> {
-        let (free, total) = self.call("asking how much memory is free", result::mem_get_info)?;
+        let (free, total) = self.settle("asking how much memory is free", result::mem_get_info)?;
         Ok(GpuMemory { total_bytes: total as u64, free_bytes: free as u64 })
     }
 
     fn allocate(&self, bytes: usize) -> Result<DevicePtr, CudaError> {
         // SAFETY: malloc_sync has no preconditions in a current context.
-        let allocated = self.call("allocating memory", || match unsafe { result::malloc_sync(bytes) } {
+        let allocated = self.settle("allocating memory", || match unsafe { result::malloc_sync(bytes) } {
             Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Ok(None),
             other => other.map(Some),
         })?;
@@ -218,23 +271,45 @@ impl Driver for NvidiaDriver {
     }
 
     fn free(&self, at: DevicePtr) {
-        // SAFETY: `at` came from `allocate`. What a lost device refuses to free is gone with it.
-        let _ = self.call("freeing memory", || unsafe { result::free_sync(at) });
+        // What a lost device refuses is gone with it.
+        let _ = self.finish_steps("freeing memory").and_then(|()| self.finish_copies());
+        // SAFETY: `at` came from `allocate`, and what was asked for before is done.
+        let _ = self.settle("freeing memory", || unsafe { result::free_sync(at) });
     }
 
     fn zero(&self, at: DevicePtr, bytes: usize) -> Result<(), CudaError> {
         // SAFETY: the range was allocated.
-        self.call("zeroing memory", || unsafe { result::memset_d8_sync(at, 0, bytes) })
+        self.call("zeroing memory", || unsafe { result::memset_d8_async(at, 0, bytes, self.stream) })
     }
 
     fn upload(&self, to: DevicePtr, from: &[u8]) -> Result<(), CudaError> {
-        // SAFETY: the range was allocated; the call returns when `from` has been read.
-        self.call("copying to the GPU", || unsafe { result::memcpy_htod_sync(to, from) })
+        let mut uploads = self.uploads.lock().unwrap_or_else(PoisonError::into_inner);
+        let ring = match &mut *uploads {
+            Some(ring) => ring,
+            // SAFETY: the memory is as large and the ring's own; it is freed when this is dropped.
+            none => none.insert(unsafe { UploadRing::new(self.allocate_host(UploadRing::BYTES)?) }),
+        };
+        // SAFETY: the range was allocated.
+        unsafe { ring.upload(self, to, from) }
     }
 
     fn download(&self, to: &mut [u8], from: DevicePtr) -> Result<(), CudaError> {
-        // SAFETY: the range was allocated; the call returns when `to` has been written.
-        self.call("copying from the GPU", || unsafe { result::memcpy_dtoh_sync(to, from) })
+        let mut downloads = self.downloads.lock().unwrap_or_else(PoisonError::into_inner);
+        let staging = match *downloads {
+            Some(staging) => staging,
+            None => *downloads.insert(self.allocate_host(DOWNLOAD_BYTES)?),
+        };
+        let what = "copying from the GPU";
+        for (index, chunk) in to.chunks_mut(DOWNLOAD_BYTES).enumerate() {
+            let from = from + (index * DOWNLOAD_BYTES) as u64;
+            // SAFETY: the range was allocated; nothing else uses the staging memory, and the copy is waited for.
+            let copy = || unsafe { sys::cuMemcpyDtoHAsync_v2(staging.0.cast(), from, chunk.len(), self.stream) }.result();
+            self.call(what, copy)?;
+            self.finish_steps(what)?;
+            // SAFETY: as many bytes were just written.
+            chunk.copy_from_slice(unsafe { std::slice::from_raw_parts(staging.0, chunk.len()) });
+        }
+        Ok(())
     }
 
     fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: usize) -> Result<(), CudaError> {
@@ -244,7 +319,7 @@ impl Driver for NvidiaDriver {
 
     fn time(&self, work: &mut dyn FnMut()) -> Result<Duration, CudaError> {
         let (what, stream) = ("reading the GPU's clock", self.stream);
-        let event = || self.call(what, || result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT));
+        let event = || self.settle(what, || result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT));
         let (begin, end) = (event()?, event()?);
         // SAFETY: the events were just made.
         let record = |event| self.call(what, || unsafe { result::event::record(event, stream) });
@@ -252,7 +327,7 @@ impl Driver for NvidiaDriver {
         work();
         record(end)?;
         // SAFETY: as above; both were recorded, and are not used any more once they are destroyed.
-        let milliseconds = self.call(what, || unsafe {
+        let milliseconds = self.settle(what, || unsafe {
             result::event::synchronize(end)?;
             let elapsed = result::event::elapsed(begin, end);
             result::event::destroy(begin).and_then(|()| result::event::destroy(end)).and(elapsed)
@@ -285,9 +360,9 @@ impl Driver for NvidiaDriver {
         if graph.is_null() {
             return Err(CudaError::Driver { what: what.into(), code: "that the recording is no good".into() });
         }
-        let mut executable = std::ptr::null_mut();
+        let mut executable = null_mut();
         // SAFETY: the graph was just recorded, and its executable form does not need it.
-        let made = self.call(what, || unsafe {
+        let made = self.settle(what, || unsafe {
             let made = sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0).result();
             result::graph::destroy(graph).and(made)
         });
@@ -307,7 +382,7 @@ impl Driver for NvidiaDriver {
     fn forget(&self, recorded: u64) {
         if let Some(graph) = self.recorded().graphs.remove(&recorded) {
             // SAFETY: it was instantiated and is in no other list. The driver waits for what runs of it.
-            let _ = self.call("forgetting a step", || unsafe { result::graph::exec_destroy(graph) });
+            let _ = self.settle("forgetting a step", || unsafe { result::graph::exec_destroy(graph) });
         }
     }
 
@@ -317,20 +392,19 @@ impl Driver for NvidiaDriver {
 
     unsafe fn matmul(&self, matmul: &Matmul) -> Result<(), CudaError> {
         let products = self.products.as_ref().map_err(Clone::clone)?;
-        self.call("multiplying", || Ok(()))?;
         // SAFETY: the caller's promise; the context is current.
-        unsafe { products.matmul(matmul, self.stream.cast()) }
+        self.call("multiplying", || Ok(unsafe { products.matmul(matmul, self.stream.cast()) }))?
     }
 
     fn allocate_host(&self, bytes: usize) -> Result<HostPtr, CudaError> {
         // SAFETY: allocating has no preconditions in a current context.
-        let at = self.call("allocating page-locked memory of the host", || unsafe { result::malloc_host(bytes, 0) })?;
+        let at = self.settle("allocating page-locked memory of the host", || unsafe { result::malloc_host(bytes, 0) })?;
         Ok(HostPtr(at.cast()))
     }
 
     fn free_host(&self, at: HostPtr) {
         // SAFETY: `at` came from `allocate_host`, and no copy uses it.
-        let _ = self.call("freeing memory of the host", || unsafe { result::free_host(at.0.cast()) });
+        let _ = self.settle("freeing memory of the host", || unsafe { result::free_host(at.0.cast()) });
     }
 
     fn copies_after_steps(&self) -> Result<(), CudaError> {
@@ -343,7 +417,7 @@ impl Driver for NvidiaDriver {
 
     fn finish_copies(&self) -> Result<(), CudaError> {
         // SAFETY: the stream lives as long as this.
-        self.call("waiting for copies of blocks", || unsafe { result::stream::synchronize(self.copies) })
+        self.settle("waiting for copies of blocks", || unsafe { result::stream::synchronize(self.copies) })
     }
 
     unsafe fn copy_out(&self, to: HostPtr, from: DevicePtr, bytes: usize) -> Result<(), CudaError> {
@@ -359,17 +433,44 @@ impl Driver for NvidiaDriver {
     }
 }
 
+impl CopyStream for NvidiaDriver {
+    unsafe fn copy(&self, to: DevicePtr, from: HostPtr, bytes: usize) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        let copy = || unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.0.cast_const().cast(), bytes, self.stream) }.result();
+        self.call("copying to the GPU", copy)
+    }
+
+    fn mark(&self, segment: usize) -> Result<(), CudaError> {
+        // SAFETY: stream and events live as long as this.
+        self.call("copying to the GPU", || unsafe { result::event::record(self.upload_marks[segment], self.stream) })
+    }
+
+    fn wait(&self, segment: usize) -> Result<(), CudaError> {
+        // SAFETY: as above.
+        self.settle("copying to the GPU", || unsafe { result::event::synchronize(self.upload_marks[segment]) })
+    }
+}
+
 impl Drop for NvidiaDriver {
     fn drop(&mut self) {
-        // SAFETY: all were made once, and nothing that was made in the context outlives this.
-        let closed = self.call("closing the GPU", || unsafe {
-            result::stream::destroy(self.stream)?;
-            result::stream::destroy(self.copies)?;
-            result::event::destroy(self.steps_done)?;
-            result::event::destroy(self.copies_done)
+        // Copies may still be under way; of a lost device none is.
+        let _ = self.finish_steps("closing the GPU");
+        let uploads = self.uploads.get_mut().unwrap_or_else(PoisonError::into_inner).take().map(|ring| ring.memory());
+        let downloads = self.downloads.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        for memory in [uploads, downloads].into_iter().flatten() {
+            self.free_host(memory);
+        }
+        let products = std::mem::replace(&mut self.products, Err(CudaError::NoDriver("the GPU is closed".into())));
+        let _ = self.settle("closing the GPU", || {
+            // What was made in the context goes before it.
+            drop(products);
+            for event in self.upload_marks.into_iter().chain([self.steps_done, self.copies_done]) {
+                // SAFETY: all were made once, and nothing that was made in the context outlives this.
+                unsafe { result::event::destroy(event)? };
+            }
+            // SAFETY: as above.
+            unsafe { result::stream::destroy(self.stream).and_then(|()| result::stream::destroy(self.copies)) }
         });
-        // What was made in the context goes before it.
-        let _ = closed.map(|()| self.products = Err(CudaError::NoDriver("the GPU is closed".into())));
         // SAFETY: as above.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }

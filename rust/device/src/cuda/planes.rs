@@ -12,8 +12,9 @@ use crate::{
 
 use super::{
     CudaError,
-    driver::{DeviceMemory, Driver},
+    driver::{DeviceMemory, Driver, bytes_of},
     kernels::{Kernel, launch},
+    memory::Scratch,
     swap::Swap,
 };
 
@@ -53,6 +54,8 @@ pub struct PlaneBlocks {
     planes: Vec<Plane>,
     copied: Vec<CopiedPlanes>,
     copy_blocks: Kernel,
+    /// What is copied to what, used again by each copy, for freeing memory waits for the GPU.
+    pairs: Mutex<Scratch>,
     swap: Mutex<Swap>,
 }
 
@@ -88,7 +91,7 @@ impl PlaneBlocks {
         let copied = by_len.into_iter().map(table).collect::<Result<_, CudaError>>()?;
         let copy_blocks = Kernel::named("copy_blocks")?;
         let swap = Mutex::new(Swap::new(driver, block_bytes));
-        Ok(Self { driver: Arc::clone(driver), planes, copied, copy_blocks, swap })
+        Ok(Self { driver: Arc::clone(driver), planes, copied, copy_blocks, pairs: Mutex::default(), swap })
     }
 
     /// Where a layer's keys and values are.
@@ -107,18 +110,20 @@ impl PlaneBlocks {
     }
 
     fn try_copy_blocks(&self, pairs: &[(u32, u32)]) -> Result<(), CudaError> {
+        let mut scratch = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
         for pairs in independent(pairs) {
             let flat: Vec<u32> = pairs.iter().flat_map(|&(source, destination)| [source, destination]).collect();
-            let list = DeviceMemory::of(&self.driver, &flat)?;
+            let list = scratch.bytes(&self.driver, size_of_val(&flat[..]))?;
+            self.driver.upload(list, bytes_of(&flat))?;
             for planes in &self.copied {
                 let args = CopyBlocksArgs {
                     planes: planes.table.at(),
-                    pairs: list.at(),
+                    pairs: list,
                     block_bytes: planes.len as u64,
                     num_pairs: pairs.len() as u32,
                     num_planes: planes.count as u32,
                 };
-                // SAFETY: the block ids were checked against the planes; the list is freed after the kernel, in the stream's
+                // SAFETY: the block ids were checked against the planes; the list is written to after the kernel, in the stream's
                 // order.
                 unsafe { launch(&self.driver, self.copy_blocks, [pairs.len(), planes.count, 1], &args)? };
             }

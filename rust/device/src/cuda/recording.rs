@@ -89,9 +89,7 @@ impl RecordingDriver {
     }
 
     fn made(total_bytes: usize, has_matmul: bool) -> Self {
-        let total = total_bytes as u64;
-        let memory = Ok(GpuMemory { total_bytes: total, free_bytes: total });
-        let gpu = Gpu { name: "Recording".into(), capability: (9, 0), multiprocessors: 132, memory };
+        let gpu = Gpu { name: "Recording".into(), capability: (9, 0), multiprocessors: 132 };
         let state = Mutex::new(State { next: FIRST, ..State::default() });
         Self { gpu, total_bytes, has_matmul, state }
     }

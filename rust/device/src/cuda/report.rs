@@ -25,8 +25,6 @@ pub struct Gpu {
     pub capability: (u32, u32),
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Its memory, or why it could not be asked.
-    pub memory: Result<GpuMemory, CudaError>,
 }
 
 impl Gpu {
@@ -50,7 +48,8 @@ pub struct CudaReport {
     pub kernels: &'static EmbeddedKernels,
 }
 
-/// Asks the driver; this starts it when it is there.
+/// Asks the driver; this starts it when it is there, and computes on no GPU: no context is made.
+/// [`gpu_memory`](super::gpu_memory) tells the memory of one.
 pub fn survey() -> CudaReport {
     let (driver, gpus) = match nvidia::gpus() {
         Ok((version, gpus)) => (Ok(version), gpus),
@@ -88,8 +87,7 @@ mod tests {
     static NONE: EmbeddedKernels = EmbeddedKernels { note: "no nvcc", modules: &[], targets: &[] };
 
     fn gpu(capability: (u32, u32)) -> Gpu {
-        let memory = Ok(GpuMemory { total_bytes: 1 << 30, free_bytes: 1 << 29 });
-        Gpu { name: "Card".into(), capability, multiprocessors: 132, memory }
+        Gpu { name: "Card".into(), capability, multiprocessors: 132 }
     }
 
     fn report() -> CudaReport {

@@ -18,35 +18,39 @@ use super::{
 /// What `sample` gives for a row with a logit that is not finite, or none that is allowed.
 const NO_TOKEN: u32 = u32::MAX;
 
-/// The kernels that sample, and where they write.
+/// The kernels that sample, and what they read and write.
 pub struct Sampling {
     sample: Kernel,
     top_logprobs: Kernel,
-    token_ids: Scratch,
-    logprobs: Scratch,
-    masks: Scratch,
+    /// Entries of the rows, then their masks.
+    rows: Scratch,
+    /// Token ids, then as many log probabilities.
+    sampled: Scratch,
 }
 
 impl Sampling {
     /// Errors: [`CudaError::NoSuchKernel`].
     pub fn new() -> Result<Self, CudaError> {
         let (sample, top_logprobs) = (Kernel::named("sample")?, Kernel::named("top_logprobs")?);
-        let [token_ids, logprobs, masks] = std::array::from_fn(|_| Scratch::default());
-        Ok(Self { sample, top_logprobs, token_ids, logprobs, masks })
+        Ok(Self { sample, top_logprobs, rows: Scratch::default(), sampled: Scratch::default() })
     }
 
-    /// Rows as the kernel takes them; their masks are copied to the GPU, and are there until the next call.
-    pub fn rows(&mut self, driver: &Arc<dyn Driver>, rows: &[Option<RowSampling<'_>>]) -> Result<Vec<SampleRow>, CudaError> {
-        let mut words = Vec::new();
-        for mask in rows.iter().flatten().filter_map(|row| row.mask) {
-            words.extend_from_slice(mask.words());
+    /// Copies rows as the kernel takes them to the GPU, with their masks; they are there until the next call.
+    pub fn rows(&mut self, driver: &Arc<dyn Driver>, rows: &[Option<RowSampling<'_>>]) -> Result<DevicePtr, CudaError> {
+        let masks = rows.iter().flatten().filter_map(|row| row.mask);
+        let words: usize = masks.clone().map(|mask| mask.words().len()).sum();
+        let entries = rows.len() * size_of::<SampleRow>();
+        let at = self.rows.bytes(driver, entries + words * size_of::<u32>())?;
+        let mut next_mask = at + entries as u64;
+        let mut packed = Vec::with_capacity(entries + words * size_of::<u32>());
+        for row in rows {
+            packed.extend_from_slice(bytes_of(&[sample_row(row.as_ref(), &mut next_mask)]));
         }
-        let mut next_mask = 0;
-        if !words.is_empty() {
-            next_mask = self.masks.bytes(driver, size_of_val(&*words))?;
-            driver.upload(next_mask, bytes_of(&words))?;
+        for mask in masks {
+            packed.extend_from_slice(bytes_of(mask.words()));
         }
-        Ok(rows.iter().map(|row| sample_row(row.as_ref(), &mut next_mask)).collect())
+        driver.upload(at, &packed)?;
+        Ok(at)
     }
 
     /// A token of every row of logits, by the row's entry in `rows`; see [`crate::DeviceSampler::sample`].
@@ -63,7 +67,8 @@ impl Sampling {
         let num_top = num_top.min(logits.cols);
         // A row's token goes before its likeliest ones.
         let (count, size) = (logits.count * (1 + num_top), size_of::<u32>());
-        let [token_ids, logprobs] = [self.token_ids.bytes(driver, count * size)?, self.logprobs.bytes(driver, count * size)?];
+        let token_ids = self.sampled.bytes(driver, 2 * count * size)?;
+        let logprobs = token_ids + (count * size) as u64;
         let args = SampleArgs {
             logits: logits.at,
             rows,
@@ -90,13 +95,14 @@ impl Sampling {
             // SAFETY: as above; behind the rows' own values is room for `num_top` of each.
             unsafe { launch(driver, self.top_logprobs, [logits.count, 1, 1], &args)? };
         }
-        let (mut ids, mut values) = (vec![0_u32; count], vec![0.0_f32; count]);
-        driver.download(bytes_of_mut(&mut ids), token_ids)?;
-        driver.download(bytes_of_mut(&mut values), logprobs)?;
+        let mut sampled = vec![0_u32; 2 * count];
+        driver.download(bytes_of_mut(&mut sampled), token_ids)?;
+        let (ids, values) = sampled.split_at(count);
+        let logprob = |index: usize| f32::from_bits(values[index]);
         let row = |row: usize| {
             let top = logits.count + row * num_top..logits.count + (row + 1) * num_top;
-            let top = ids[top.clone()].iter().copied().zip(values[top].iter().copied()).collect();
-            (ids[row] != NO_TOKEN).then(|| SampledRow { token_id: ids[row], logprob: values[row], top })
+            let top = top.map(|index| (ids[index], logprob(index))).collect();
+            (ids[row] != NO_TOKEN).then(|| SampledRow { token_id: ids[row], logprob: logprob(row), top })
         };
         Ok((0..logits.count).map(row).collect())
     }

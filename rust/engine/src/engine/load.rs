@@ -20,7 +20,7 @@ use serde_json::json;
 
 use super::{
     Device, EngineConfig, LoadProgress, Loaded, MemoryPlan, ModelSource, Shared, draft, events,
-    plan::{PlannedDevices, PlannedModel, device_dtype, plan, precision, weight_bytes},
+    plan::{PlannedDevices, PlannedModel, device_dtype, plan, plan_workspaces, precision, weight_bytes},
     thread::{Drafter, EngineThread},
     tier,
 };
@@ -82,11 +82,11 @@ fn gpu(config: &EngineConfig, survey: &dyn Fn() -> CudaReport) -> Result<Option<
             "cpu_tier={isa:?} is about the processor, and device=\"cuda:{ordinal}\" is a GPU: leave out one of the two"
         ))),
         (Device::Cuda(ordinal), None) => Ok(Some(ordinal)),
-        (Device::Auto, None) if !config.deterministic => {
+        (Device::Auto, None) => {
             let report = survey();
             Ok((0..report.gpus.len()).find(|ordinal| cuda::require(&report, *ordinal).is_ok()))
         }
-        (Device::Auto | Device::Cpu, _) => Ok(None),
+        (Device::Auto, Some(_)) | (Device::Cpu, _) => Ok(None),
     }
 }
 
@@ -264,10 +264,6 @@ fn check_backend(config: &EngineConfig, backend: &dyn Backend) -> Result<(), Eng
         let text = format!("images on {device} are not supported yet: use device=\"cpu\"");
         return Err(EngineError::NotSupported(text));
     }
-    if config.deterministic && device != "cpu" {
-        let text = format!("deterministic=True is not supported on device=\"{device}\" yet; use device=\"cpu\"");
-        return Err(EngineError::NotSupported(text));
-    }
     Ok(())
 }
 
@@ -321,6 +317,7 @@ pub fn load_with_backend(
         // Of what is really left.
         plan = planned(plan.devices[0].weights + runner.activation_bytes())?;
     }
+    plan_workspaces(planned_model(&files, draft.as_ref(), &text, config.vision, adapter_bytes), config, &**backend, &plan)?;
     let cache = &plan.cache;
     // One block more than is promised: the null block.
     let mut drafting = load_draft(draft.as_ref(), config, &plan, backend)?;
@@ -578,7 +575,7 @@ pub(super) fn describe(files: &ModelFiles, config: &EngineConfig, plan: &MemoryP
 
 #[cfg(test)]
 mod tests {
-    use device::cuda::{EmbeddedKernels, Gpu, GpuMemory, Module};
+    use device::cuda::{EmbeddedKernels, Gpu, Module};
 
     use super::*;
     use crate::CpuOptions;
@@ -591,10 +588,7 @@ mod tests {
 
     #[test]
     fn auto_takes_the_first_gpu_that_kernels_run_on_and_the_processor_otherwise() {
-        let gpu_of = |capability| {
-            let memory = Ok(GpuMemory { total_bytes: 1 << 30, free_bytes: 1 << 29 });
-            Gpu { name: "Card".into(), capability, multiprocessors: 132, memory }
-        };
+        let gpu_of = |capability| Gpu { name: "Card".into(), capability, multiprocessors: 132 };
         let chosen = |config: &EngineConfig, capabilities: &[(u32, u32)]| {
             let gpus = capabilities.iter().map(|capability| gpu_of(*capability)).collect();
             gpu(config, &|| CudaReport { driver: Ok((13, 0)), gpus: Vec::clone(&gpus), kernels: &KERNELS }).unwrap()
@@ -608,7 +602,7 @@ mod tests {
             Some(1),
             "refused where it is opened"
         );
-        assert_eq!(chosen(&EngineConfig { deterministic: true, ..auto.clone() }, &[(9, 0)]), None);
+        assert_eq!(chosen(&EngineConfig { deterministic: true, ..auto.clone() }, &[(9, 0)]), Some(0));
         let cpu = CpuOptions { isa: Some("scalar".into()), num_threads: None };
         assert_eq!(chosen(&EngineConfig { cpu, ..auto }, &[(9, 0)]), None);
     }

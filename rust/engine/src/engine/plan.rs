@@ -137,14 +137,6 @@ impl PlannedDevices<'_> {
             Self::Cards(bytes) => bytes.len(),
         }
     }
-
-    /// Whether rows of the token embedding are read by a host whose memory is another one.
-    fn reads_embeddings_elsewhere(&self) -> Result<bool, EngineError> {
-        match self {
-            Self::Own { backend, .. } => Ok(!backend.memory()?.is_host),
-            Self::Cards(_) => Ok(false),
-        }
-    }
 }
 
 /// Bytes of all weights in the form that they are computed with.
@@ -380,11 +372,7 @@ fn beside_kv(
     if config.adapters.is_some() {
         bytes[0].adapters = model.adapter_bytes + adapter_workspace_bytes(model.config, config);
     }
-    let mut counter = Counter::new((model.weights, model.isq), devices, precision(config), layers);
-    if let Some(embedding) = model.embedding {
-        Head::all(&mut counter, embedding)?;
-    }
-    Decoder::new(&mut counter, model.config)?;
+    let counter = count(model, config, devices, layers)?;
     for (bytes, weights) in bytes.iter_mut().zip(&counter.bytes) {
         bytes.weights = *weights;
     }
@@ -419,6 +407,35 @@ fn beside_kv(
         }
     }
     Ok(bytes.into_iter().map(DeviceBytes::with_margin).collect())
+}
+
+fn count<'a>(
+    model: PlannedModel<'a>,
+    config: &EngineConfig,
+    devices: PlannedDevices<'a>,
+    layers: &'a KvLayers<'a>,
+) -> Result<Counter<'a>, EngineError> {
+    let mut counter = Counter::new((model.weights, model.isq), devices, precision(config), layers);
+    if let Some(embedding) = model.embedding {
+        Head::all(&mut counter, embedding)?;
+    }
+    Decoder::new(&mut counter, model.config)?;
+    Ok(counter)
+}
+
+/// Tells a backend which buffers were planned for it.
+pub(super) fn plan_workspaces(
+    model: PlannedModel<'_>,
+    config: &EngineConfig,
+    backend: &dyn Backend,
+    plan: &MemoryPlan,
+) -> Result<(), EngineError> {
+    let devices = PlannedDevices::Own { backend, loaded: 0 };
+    let layers = KvLayers::of(&model, devices);
+    let counter = count(model, config, devices, &layers)?;
+    let dtypes = [counter.layer_dtype, counter.lm_head_dtype];
+    backend.plan_workspaces(&workspace_shape(model.config, config, plan.servable_tokens(), dtypes));
+    Ok(())
 }
 
 /// What a step with adapters needs on top: products that stand by themselves before they are added or gated.

@@ -2,11 +2,15 @@
 
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
-use device::{Backend, Constant, Linear, Norm, Precision, RopeStyle, WeightView};
+use device::{Backend, Constant, Linear, Norm, Precision, RopeStyle};
 
 use crate::{
     EngineError,
-    model::{DecoderConfig, architectures, loader::Loader, part::Weights},
+    model::{
+        DecoderConfig, architectures,
+        loader::Loader,
+        part::{Table, Weights},
+    },
     weights::{Matrix, ModelPlace, Names, Role, WeightId, WeightSource},
 };
 
@@ -121,7 +125,7 @@ impl Weights for Recorder<'_, '_> {
         self.loader.values(id, len)
     }
 
-    fn table(&mut self, matrix: &Matrix) -> Result<WeightView, EngineError> {
+    fn table(&mut self, matrix: &Matrix) -> Result<Table, EngineError> {
         self.loader.table(matrix)
     }
 }

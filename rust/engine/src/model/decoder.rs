@@ -4,7 +4,6 @@ use std::{array, sync::Arc};
 
 use device::{
     AdapterRows, Backend, EmbedArgs, EmbeddingTable, Linear, Norm, ResidualArgs, StepGraphs, StepMetadata, Tensor, TokenMask,
-    WeightView,
 };
 
 use super::{
@@ -13,7 +12,7 @@ use super::{
     dense::Dense,
     experts::Mixture,
     latent::Latent,
-    part::{Buffers, Context, Run, Weights},
+    part::{Buffers, Context, Run, Table, Weights},
     recurrent::RecurrentMixer,
 };
 use crate::{
@@ -24,7 +23,7 @@ use crate::{
 /// A decoder: its weights, as a [`Weights`] visitor gave them.
 pub struct Decoder {
     /// `None`: the rows of the output projection.
-    embedding: Option<WeightView>,
+    embedding: Option<Table>,
     embedding_scale: f32,
     layers: Vec<Layer>,
     /// Its weights, and the bias of `output`, are multiplied by `logit_scale`.
@@ -253,25 +252,33 @@ impl Decoder {
         step: &StepMetadata,
     ) {
         let backend = run.backend;
-        let recorder = backend.recorder().filter(|recorder| {
-            recorder.begin_recorded(graphs, step, &mut |step| {
-                a.hidden.set_rows(step.positions.len());
-                self.layers(run, a, &[], step);
-            })
-        });
-        if recorder.is_none() {
-            backend.begin_step(step);
+        let mut recorded = |token_ids: &[u32], step: &StepMetadata| {
+            self.embed(backend, token_ids, step, &mut a.hidden);
+            self.layers(run, a, &[], step);
+        };
+        if let Some(recorder) = backend.recorder().filter(|_| images.is_empty())
+            && recorder.begin_recorded(graphs, token_ids, step, &mut recorded)
+        {
+            recorder.replay(graphs);
+            a.hidden.set_rows(token_ids.len());
+            return;
         }
-        let table = self.embedding.as_ref().map_or(EmbeddingTable::Tied(&self.output), EmbeddingTable::Stored);
-        let args = EmbedArgs { table, token_ids, adapters: &step.adapters, scale: self.embedding_scale };
-        backend.embed(&args, &mut a.hidden);
+        backend.begin_step(step);
+        self.embed(backend, token_ids, step, &mut a.hidden);
         for images in images {
             images.for_each(0, &mut a.hidden, |hidden, vector| hidden.copy_from_slice(vector));
         }
-        match recorder {
-            Some(recorder) => recorder.replay(graphs),
-            None => self.layers(run, a, images, step),
-        }
+        self.layers(run, a, images, step);
+    }
+
+    fn embed(&self, backend: &dyn Backend, token_ids: &[u32], step: &StepMetadata, hidden: &mut Tensor) {
+        let table = match &self.embedding {
+            Some(Table::Stored(view)) => EmbeddingTable::Stored(view),
+            Some(Table::Loaded(linear)) => EmbeddingTable::Loaded(linear),
+            None => EmbeddingTable::Loaded(&self.output),
+        };
+        let args = EmbedArgs { table, token_ids, adapters: &step.adapters, scale: self.embedding_scale };
+        backend.embed(&args, hidden);
     }
 
     fn layers(&self, run: &Run<'_>, a: &mut Activations, images: &[VectorRows], step: &StepMetadata) {

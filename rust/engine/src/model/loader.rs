@@ -6,7 +6,7 @@ use device::{Backend, Constant, DType, Linear, LinearOptions, Norm, NormKind, Pr
 
 use super::{
     config::{DecoderConfig, NormConfig},
-    part::Weights,
+    part::{Table, Weights},
 };
 use crate::{
     EngineError, Importance, Isq,
@@ -114,11 +114,23 @@ impl Weights for Loader<'_> {
         Ok(values.into())
     }
 
-    fn table(&mut self, matrix: &Matrix) -> Result<WeightView, EngineError> {
+    fn table(&mut self, matrix: &Matrix) -> Result<Table, EngineError> {
         let (id, view) = self.weights.stored(matrix)?;
-        (self.progress)(view.bytes().len() as u64);
-        let view = self.quantized(matrix, &self.weights.matrix_name(id, matrix.expert), view)?;
-        self.bytes += view.bytes().len() as u64;
-        Ok(view)
+        let (name, file_bytes) = (self.weights.matrix_name(id, matrix.expert), view.bytes().len() as u64);
+        let view = self.quantized(matrix, &name, view)?;
+        let table = if self.backend.loads_tables() {
+            let options = LinearOptions { name, precision: self.precision, bias: None };
+            let linear = self.backend.load_linear(&view, &options)?;
+            if !linear.is_in_place() {
+                view.release();
+            }
+            self.bytes += linear.bytes();
+            Table::Loaded(linear)
+        } else {
+            self.bytes += view.bytes().len() as u64;
+            Table::Stored(view)
+        };
+        (self.progress)(file_bytes);
+        Ok(table)
     }
 }

@@ -24,7 +24,13 @@ pub(crate) trait Weights {
     fn values(&mut self, id: WeightId, len: usize) -> Result<Constant, EngineError>;
 
     /// A matrix whose rows are looked up.
-    fn table(&mut self, matrix: &Matrix) -> Result<WeightView, EngineError>;
+    fn table(&mut self, matrix: &Matrix) -> Result<Table, EngineError>;
+}
+
+/// A matrix whose rows are looked up: by the host as it is stored, or by a backend that has loaded it.
+pub(crate) enum Table {
+    Stored(WeightView),
+    Loaded(Linear),
 }
 
 /// What a step keeps between the phases of a layer, `[num_tokens, columns]` each, or those columns: q, k, v, what attention

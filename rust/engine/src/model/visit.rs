@@ -2,9 +2,13 @@
 
 use std::sync::Arc;
 
-use device::{Constant, DType, Linear, Norm, NormKind, WeightView, mmap::Bytes};
+use device::{Constant, Linear, Norm, NormKind};
 
-use super::{config::DecoderConfig, decoder::Decoder, part::Weights};
+use super::{
+    config::DecoderConfig,
+    decoder::Decoder,
+    part::{Table, Weights},
+};
 use crate::{
     EngineError,
     weights::{Matrix, WeightId},
@@ -41,8 +45,7 @@ impl<F: FnMut(&Matrix) -> Result<(), EngineError>> Weights for Visitor<F> {
         Ok(Constant::default())
     }
 
-    fn table(&mut self, matrix: &Matrix) -> Result<WeightView, EngineError> {
-        self.0(matrix)?;
-        Ok(WeightView::new(DType::F32, 0, 0, Bytes::from_vec(Vec::new()))?)
+    fn table(&mut self, matrix: &Matrix) -> Result<Table, EngineError> {
+        self.linear(matrix).map(Table::Loaded)
     }
 }

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use device::{Constant, DType, Linear, Norm, NormKind, Precision, WeightView, mmap::Bytes};
+use device::{Constant, DType, Linear, Norm, NormKind, Precision};
 use paged::ModelConfigLike;
 
 use super::{KvLayers, PlannedDevices};
 use crate::{
     EngineError, Isq,
-    model::part::Weights,
+    model::part::{Table, Weights},
     weights::{Matrix, Role, WeightId, WeightSource},
 };
 
@@ -98,12 +98,13 @@ impl Weights for Counter<'_> {
         self.vector(id, len)
     }
 
-    fn table(&mut self, matrix: &Matrix) -> Result<WeightView, EngineError> {
-        let dtype = self.dtype(matrix)?;
-        // Read by rows, as it is stored, and by the host.
-        if !self.devices.reads_embeddings_elsewhere()? {
-            self.bytes[0] += stored_bytes(dtype, matrix.shape);
-        }
-        Ok(WeightView::new(DType::F32, 0, 0, Bytes::from_vec(Vec::new()))?)
+    fn table(&mut self, matrix: &Matrix) -> Result<Table, EngineError> {
+        let (shape, dtype) = (matrix.shape, self.dtype(matrix)?);
+        self.bytes[0] += match self.devices {
+            PlannedDevices::Own { backend, .. } if backend.loads_tables() => backend.linear_bytes(dtype, shape, self.precision),
+            // Read by rows, as it is stored.
+            _ => stored_bytes(dtype, shape),
+        };
+        Ok(Table::Loaded(Linear::new(shape, 0, false, Arc::new(()))))
     }
 }
