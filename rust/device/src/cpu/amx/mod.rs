@@ -22,13 +22,10 @@
 //!
 //! Measured by `examples/bench_amx.rs` on two cores of a Granite Rapids in moments when no other program used them, 2048 x 8192,
 //! TFLOP/s: BF16 0.8 at 16, 1.3 at 32, 1.8 at 64, 2.1 to 2.3 from 128 to 512 (f32 kernels 0.23). AMX alone reaches 5.4.
-//!
-//! [`IntTiles`] are other, smaller products: integers held as bf16, for quantized weights.
 
 mod acts;
 mod detect;
 mod gemm;
-mod int;
 #[cfg(test)]
 mod model;
 #[cfg(test)]
@@ -38,7 +35,6 @@ mod tiles;
 pub use acts::{ActTiles, round_line};
 pub use detect::Amx;
 pub use gemm::{MAX_K, PanelWork, Workspace, multiply};
-pub use int::{IntTiles, Sums};
 
 /// Rows of W of a panel, and of A of a block.
 pub const PANEL: usize = 32;

@@ -44,14 +44,3 @@ pub(super) fn multiply(a: &[u16], panel: &[u16], k_tiles: usize, c: &mut [f32; P
         }
     }
 }
-
-/// Some parts times `weights`, as [`super::IntTiles`] have them, added.
-pub(super) fn of_parts(parts: &[Tile], weights: &[f32; 256]) -> Sums {
-    let weights: Tile =
-        std::array::from_fn(|i| std::array::from_fn(|j| (weights[i * 16 + j / 2].to_bits() >> (j % 2 * 16)) as u16));
-    let mut sums = [[0.0; 16]; 16];
-    for part in parts {
-        product(&mut sums, part, &weights);
-    }
-    sums
-}

@@ -1,12 +1,6 @@
 //! What linear layers take of memory, known before they are loaded.
 
-use super::{
-    MANY_ROWS, PANEL,
-    act_block::{ActBlock, BLOCK},
-    activations::{ACT_ROWS, ActTile, stride},
-    largest::search_bytes,
-    lm_head, packed, tiled,
-};
+use super::{PANEL, act_block::ActBlock, activations::stride, largest::search_bytes, lm_head, packed, tiled};
 use crate::{DType, Precision, WorkspaceShape, cpu::Isa};
 
 /// Bytes of a weight `[rows, cols]` in the form that [`CpuLinear`](super::CpuLinear) gives it; those of its file where it stays
@@ -44,13 +38,8 @@ pub fn workspace_bytes(shape: &WorkspaceShape, isa: Isa, num_threads: usize) -> 
     let normed = float_bytes(num_tokens * hidden_size);
     let wide = if shape.post_norms { normed } else { 0 };
     let quantized = matches!(shape.dtype, DType::Ggml(_));
-    let tiles = isa == Isa::Amx && num_tokens >= MANY_ROWS;
     let inputs = match (shape.precision, quantized) {
-        (Precision::Fast | Precision::Deterministic, true) => {
-            let blocks = num_tokens * stride(widest) * size_of::<ActBlock>();
-            let tiles = if tiles { num_tokens.div_ceil(ACT_ROWS) * (widest / BLOCK) * size_of::<ActTile>() } else { 0 };
-            (blocks + tiles) as u64
-        }
+        (Precision::Fast | Precision::Deterministic, true) => (num_tokens * stride(widest) * size_of::<ActBlock>()) as u64,
         (Precision::Exact, true) => float_bytes((1 + usize::from(shape.gated)) * num_threads * PANEL * widest),
         (Precision::Fast | Precision::Deterministic, false) if isa.multiplies_bf16() => {
             (num_tokens.next_multiple_of(PANEL) * widest * size_of::<u16>()) as u64

@@ -241,7 +241,7 @@ fn compute(
             let (p, row) = (candidates[0].panel as usize, candidates[0].row as usize);
             let columns = weight.panel_rows(p);
             let rows = row..row + candidates.len();
-            for_products(&[weight.open(p, false, buffer)], input, &rows, &mut |m, [products]| {
+            for_products(&[weight.open(p, buffer)], input, &rows, &mut |m, [products]| {
                 for (candidate, products) in candidates[m - row..].iter_mut().zip(products) {
                     if !masks.is_empty() {
                         forbid(counted(masks, candidate.row as usize, p), products);

@@ -1,8 +1,8 @@
 //! Phases of many rows by AMX: float weights of [`Precision::Fast`]. They multiply the bf16 numbers that the kernel of few rows
 //! does ([`super::tiled_bf16`]) and add the products in another order, so [`Precision::Deterministic`] has only that.
 //!
-//! Quantized weights have finer activations, see [`super::int_tiles`]: rounding activations and dequantized weights to bf16 moves
-//! SmolLM2's log probabilities by up to 0.13.
+//! Quantized weights have finer activations: rounding activations and dequantized weights to bf16 moves SmolLM2's log
+//! probabilities by up to 0.13.
 
 use super::{CpuLinear, LinearContext, Weight, elementwise::norm_row, phases::Items};
 use crate::{

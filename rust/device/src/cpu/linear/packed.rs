@@ -4,8 +4,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::f16;
 
-#[cfg(target_arch = "x86_64")]
-use super::activations::ActTile;
 use super::{
     PANEL,
     act_block::{ActBlock, UPPER},
@@ -16,8 +14,6 @@ use super::{
     out::SharedOut,
     slab::SlabBytes,
 };
-#[cfg(target_arch = "x86_64")]
-use crate::cpu::{Amx, amx::IntTiles};
 use crate::{
     DType, DeviceError, GgmlType, WeightView,
     cpu::{Isa, ThreadPool},
@@ -38,9 +34,6 @@ pub(super) struct Packed {
     kernel: Kernel,
     layout: Layout,
     lookup: Lookup,
-    /// AMX, where that is the ISA.
-    #[cfg(target_arch = "x86_64")]
-    amx: Option<Amx>,
 }
 
 impl Packed {
@@ -64,15 +57,7 @@ impl Packed {
                 }
             }
         });
-        Ok(fits.into_inner().then(|| Self {
-            data,
-            panel_bytes,
-            kernel: kernel(layout, isa),
-            layout,
-            lookup: layout.lookup(),
-            #[cfg(target_arch = "x86_64")]
-            amx: if isa == Isa::Amx { Amx::detect() } else { None },
-        }))
+        Ok(fits.into_inner().then(|| Self { data, panel_bytes, kernel: kernel(layout, isa), layout, lookup: layout.lookup() }))
     }
 
     /// Row `r` of the weight, `[cols]`.
@@ -97,41 +82,6 @@ impl Packed {
         let panel = &self.data.as_slice()[p * self.panel_bytes..(p + 1) * self.panel_bytes];
         // SAFETY: `CpuLinear::new` refuses an ISA above the machine's, so the kernel's instructions exist.
         unsafe { (self.kernel)(panel, &self.lookup, acts, out) }
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-impl Packed {
-    /// Whether AMX is to multiply `rows` rows.
-    pub(super) fn is_unpacked_for(&self, rows: usize) -> bool {
-        self.amx.is_some() && rows >= super::int_tiles::min_rows(self.layout)
-    }
-
-    /// f32 of an unpacked panel.
-    pub(super) fn unpacked_len(&self) -> usize {
-        let blocks = self.panel_bytes / self.layout.super_block_bytes() * super_block_len(self.layout.super_blocks);
-        blocks * super::int_tiles::unpacked_len(self.layout.halves)
-    }
-
-    /// Unpacks panel `p` for AMX.
-    ///
-    /// # Panics
-    /// When there is no AMX.
-    pub(super) fn unpack(&self, p: usize, out: &mut [f32]) {
-        assert!(self.amx.is_some(), "panels are unpacked for AMX only");
-        let panel = &self.data.as_slice()[p * self.panel_bytes..(p + 1) * self.panel_bytes];
-        // SAFETY: an `Amx` proves that the processor has AVX-512.
-        unsafe { super::int_tiles::unpack(self.layout)(panel, &self.lookup, out) }
-    }
-
-    /// Multiplies a panel that was unpacked by rows of activations, `[rows / 16, blocks]`; `out` is a multiple of 16 rows.
-    ///
-    /// # Panics
-    /// As `unpack`.
-    pub(super) fn multiply_unpacked(&self, panel: &[f32], acts: &[ActTile], out: &mut [[f32; PANEL]]) {
-        let amx = self.amx.expect("panels are unpacked for AMX only");
-        // SAFETY: as above.
-        unsafe { super::int_tiles::kernel(self.layout)(&IntTiles::configure(amx), panel, acts, out) }
     }
 }
 

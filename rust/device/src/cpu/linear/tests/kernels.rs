@@ -10,7 +10,6 @@ use super::{
     },
     *,
 };
-use crate::quant::Format;
 
 fn assert_close(what: &str, got: &[f32], expected: &[f64], bounds: &[f64], relative: f64) {
     assert_eq!(got.len(), expected.len(), "{what}");
@@ -308,26 +307,6 @@ fn avx2_kernels_have_the_same_bits_with_vnni_and_without() {
     }
 }
 
-/// AMX adds what the kernels of few rows add.
-#[test]
-fn a_quantized_row_has_the_same_bits_with_amx_and_without() {
-    if Isa::detect() < Isa::Amx {
-        return;
-    }
-    let pool = ThreadPool::new(2).unwrap();
-    for (format, m) in GgmlType::ALL.into_iter().flat_map(|f| [24, 29, 48, 64, 65, 200].map(|m| (f, m))) {
-        let mut random = Random::new(m as u64);
-        let (weight, x) = (random.weight(DType::Ggml(format), 75, 768), random.tensor(m, 768));
-        let [with, without] = [Isa::Amx, Isa::Avx512].map(|isa| {
-            let linear = linear(&weight, Precision::Fast, isa, &pool);
-            assert_eq!(linear.weight::<CpuLinear>().is_unpacked_for(48), isa == Isa::Amx);
-            project(LinearContext { pool: &pool, isa, adapters: &[] }, &mut LinearScratch::default(), &x, &linear)
-        });
-        let same = with.iter().zip(&without).position(|(a, b)| a.to_bits() != b.to_bits());
-        assert_eq!(same, None, "{} {m} rows: first difference", format.name());
-    }
-}
-
 #[test]
 fn the_exact_path_is_the_oracle_on_float_activations() {
     let pool = ThreadPool::new(2).unwrap();
@@ -359,16 +338,6 @@ fn a_nan_or_infinite_activation_is_lost_in_no_row_and_reaches_no_other() {
                 assert!(right, "{dtype} {bad} {} {rows} rows: {got:?}", isa.name());
             }
         }
-    }
-}
-
-/// AMX's sums of f32 are whole numbers then.
-#[test]
-fn codes_of_tables_are_small_enough() {
-    for format in GgmlType::ALL {
-        let &Format { sub_block_len, table: Some(table), .. } = format.format() else { continue };
-        let largest = if sub_block_len == 16 { 64 } else { 127 };
-        assert!(table.codes.iter().all(|code| code.unsigned_abs() <= largest), "{}", format.name());
     }
 }
 
