@@ -3,12 +3,11 @@
 use super::{
     CpuLinear, PANEL, ROWS,
     elementwise::{activate_row, gate_row},
-    for_products,
-    many_rows::ManyRows,
-    norm_linear,
+    for_products, norm_linear,
     out::SharedOut,
     panels::Work,
     phases::{Form, Items, LinearContext, LinearScratch, assert_in, assert_out, copy},
+    tiles::TilePhase,
 };
 use crate::{AdapterRows, GateUpArgs, Projection};
 
@@ -34,7 +33,7 @@ pub fn gate_up(context: LinearContext<'_>, scratch: &mut LinearScratch, args: Ga
     }
     out.set_rows(x.rows());
     let LinearScratch { normed, acts, panels, tiles, .. } = scratch;
-    if let Some(phase) = ManyRows::start(context, tiles, x, norm, [gate, up].into_iter()) {
+    if let Some(phase) = TilePhase::start(context, tiles, x, norm, [gate, up].into_iter()) {
         let cols = gate.out_features;
         let out = SharedOut::new(out.as_mut_slice());
         phase.run(&Items {
@@ -138,7 +137,7 @@ fn ungated(context: LinearContext<'_>, scratch: &mut LinearScratch, args: GateUp
             copy(ups, unsafe { out.part((m + i) * cols + columns.start, columns.len()) });
         }
     };
-    if let Some(phase) = ManyRows::start(context, tiles, x, norm, std::iter::once(up)) {
+    if let Some(phase) = TilePhase::start(context, tiles, x, norm, std::iter::once(up)) {
         phase.run(&Items {
             count: up.panels(),
             width: 1,

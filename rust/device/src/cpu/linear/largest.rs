@@ -115,6 +115,8 @@ pub fn greedy_tokens(
 ) -> bool {
     let weight = linear.weight::<CpuLinear>();
     match &weight.weight {
+        // The search finds the token of the kernels of few rows.
+        Weight::LmHead(_) if weight.is_for_tiles(x.rows()) => false,
         Weight::LmHead(head) if (1..=max_searched_rows(context.isa)).contains(&x.rows()) => {
             weight.bias.iter().flatten().all(|b| b.is_finite())
                 && search(context.checked(), scratch, x, norm, (weight, head), masks, tokens)

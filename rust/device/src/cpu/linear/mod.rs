@@ -29,11 +29,6 @@ mod largest;
 mod layout;
 mod lm_head;
 mod lora;
-#[cfg(target_arch = "x86_64")]
-mod many_rows;
-#[cfg(not(target_arch = "x86_64"))]
-#[path = "no_many_rows.rs"]
-mod many_rows;
 pub(in crate::cpu) mod out;
 mod packed;
 mod panels;
@@ -45,6 +40,11 @@ mod tiled;
 #[cfg(target_arch = "x86_64")]
 mod tiled_bf16;
 mod tiled_f32;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "no_tiles.rs"]
+mod tiles;
 
 use std::{ops::Range, sync::Arc};
 

@@ -86,7 +86,7 @@ impl Work {
                 false => input.cols * 4,
             },
             panel_bytes: weights.clone().map(CpuLinear::panel_bytes).max().unwrap_or(0),
-            buffer_len: weights.clone().map(|w| w.buffer_len()).max().unwrap_or(0),
+            buffer_len: weights.clone().map(CpuLinear::buffer_len).max().unwrap_or(0),
         }
     }
 }

@@ -10,10 +10,10 @@ use super::{
     for_products,
     largest::Search,
     lora::{LoraScratch, adapt, adapted_residual},
-    many_rows::{ManyRows, Tiles},
     out::SharedOut,
     panels::Work,
     tiled::round_row,
+    tiles::{TilePhase, TileScratch},
 };
 use crate::{
     AdapterRows, Norm, Projection, ResidualArgs, Tensor,
@@ -43,7 +43,7 @@ pub struct LinearScratch {
     pub(super) panels: Vec<f32>,
     pub(super) search: Search,
     /// Activations and results of products by AMX.
-    pub(super) tiles: Option<Tiles>,
+    pub(super) tiles: Option<TileScratch>,
     pub(super) lora: LoraScratch,
 }
 
@@ -227,7 +227,7 @@ fn unadapted(
     projections: &mut [Projection<'_>],
 ) {
     if let Some(phase) =
-        ManyRows::start(context, &mut scratch.tiles, x, norm, projections.iter().map(|p| p.linear.weight::<CpuLinear>()))
+        TilePhase::start(context, &mut scratch.tiles, x, norm, projections.iter().map(|p| p.linear.weight::<CpuLinear>()))
     {
         for projections in projections.chunks_mut(MAX_PROJECTIONS) {
             let (targets, count) = targets(x, projections);
@@ -340,7 +340,7 @@ pub fn linear_residual(context: LinearContext<'_>, scratch: &mut LinearScratch, 
             add_scaled(context.isa, values, scale, out);
         }
     };
-    if let Some(phase) = ManyRows::start(context, tiles, x, None, std::iter::once(weight)) {
+    if let Some(phase) = TilePhase::start(context, tiles, x, None, std::iter::once(weight)) {
         phase.run(&Items {
             count: weight.panels(),
             width: 1,
