@@ -143,7 +143,7 @@ def variables(name: str) -> dict[str, str]:
     """Environment variables of a peer's process: vLLM in one process, a thread for each processor, and what makes it fast."""
     if name != "vllm":
         return {}
-    preloaded = [*Path("/usr/lib").glob(f"*/{TCMALLOC}"), *(ENVIRONMENTS / name).glob("lib/**/libiomp5.so")]
+    preloaded = [*Path("/usr/lib").glob(f"*/{TCMALLOC}"), *sorted((ENVIRONMENTS / name).glob("lib/**/libiomp5.so"))[:1]]
     if not any(path.name == TCMALLOC for path in preloaded):
         print(f"{name}: {TCMALLOC} is missing, without which it is slower; Debian's libtcmalloc-minimal4 has it", file=sys.stderr)
     processors = sorted(os.sched_getaffinity(0))
