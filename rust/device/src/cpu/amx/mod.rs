@@ -11,7 +11,8 @@
 //!
 //! - [`Tiles`]: the instructions, in a few small blocks of assembly. [`model`] has the same in plain Rust and stands in for them
 //!   in tests on machines without AMX.
-//! - [`scale_codes`]: the one operation on vectors of f16 that kernels around the tiles need.
+//! - [`scale_codes`]: the one operation on vectors of f16 that kernels around the tiles need. [`power_to_f16`]: how rows are
+//!   brought into the range of f16.
 //!
 //! Cost of a step of 32 rows (65,536 operations): 4 products of 16 cycles, and 4 loads of 16 lines.
 
@@ -24,7 +25,7 @@ mod tests;
 mod tiles;
 
 pub use detect::Amx;
-pub(super) use f16_vectors::scale_codes;
+pub(super) use f16_vectors::{power_to_f16, scale_codes};
 pub(super) use tiles::Tiles;
 
 /// Rows of a tile.

@@ -66,7 +66,7 @@ pub(in crate::cpu) struct Tiles {
 }
 
 impl Tiles {
-    /// Configured for 32 rows.
+    /// Configured for 32 rows. A thread has one at a time.
     pub(in crate::cpu) fn new(_proof: Amx) -> Self {
         let mut tiles = Self {
             rows: 0,

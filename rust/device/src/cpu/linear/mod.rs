@@ -1,9 +1,9 @@
 //! Linear layers on the CPU.
 //!
 //! A weight is worked on in panels of 32 rows. [`Precision::Fast`](crate::Precision::Fast) packs quantized weights for int8
-//! kernels ([`packed`]), and lays out float ones in panels ([`tiled`]), which AMX multiplies by many rows ([`many_rows`]). Every other weight stays as it lies in its file and is
-//! multiplied in f32 ([`float`]). [`phases`] shares panels among the threads and fuses norms, activation functions and residuals
-//! around them.
+//! kernels ([`packed`]), and lays out float ones in panels ([`tiled`]); AMX multiplies both by many rows ([`tiles`]). Every other
+//! weight stays as it lies in its file and is multiplied in f32 ([`float`]). [`phases`] shares panels among the threads and fuses
+//! norms, activation functions and residuals around them.
 
 mod act_block;
 mod activations;

@@ -9,15 +9,12 @@ use super::super::{
 };
 use crate::{
     DeviceError,
-    cpu::amx::{ActTile, Amx, K_TILE, TILE_ROWS},
+    cpu::amx::{ActTile, Amx, K_TILE, TILE_ROWS, power_to_f16},
     mmap::Pages,
 };
 
 /// Below this many values one thread packs them.
 const MIN_PARALLEL: usize = 1 << 12;
-/// f16 rows are scaled so that their largest magnitude is in 2^13..2^14: times 16, and a weight is below 2^12, is a product far
-/// from the ends of f32, and what is 2^27 times smaller than the largest is still a normal f16.
-const LARGEST_EXPONENT: u32 = 13;
 
 /// What activations become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,8 +42,8 @@ impl ActTiles {
         Ok(Self { data: Pages::zeroed(0)?, factors: Vec::new(), k_tiles: 0 })
     }
 
-    /// Packs `rows` rows of `k` columns, whole k tiles: `row(i, x)` writes row i to `x`, `[k]`. `lines` has room for a row of each
-    /// worker, `[workers, k]`.
+    /// Packs `rows` rows of `k` columns, whole k tiles: `row(i, x)` writes row i to `x`, `[k]`. `lines` has room for a row of
+    /// each worker, `[workers, k]`.
     pub(super) fn pack(
         &mut self,
         (_proof, form): (Amx, Form),
@@ -145,11 +142,7 @@ fn f16_row<'a>(x: &[f32], line: impl Fn(usize) -> &'a mut [u16; K_TILE]) -> f32 
         let [low, high] = halves(x).map(|v| _mm512_and_si512(_mm512_castps_si512(v), magnitude));
         _mm512_max_epu32(largest, _mm512_max_epu32(low, high))
     });
-    let up = match _mm512_reduce_max_epu32(largest) >> 23 {
-        // Infinities and NaN stay what they are.
-        255 => 1.0,
-        exponent => f32::from_bits((127 + 127 + LARGEST_EXPONENT - exponent).min(254) << 23),
-    };
+    let up = power_to_f16(_mm512_reduce_max_epu32(largest));
     let splat = _mm512_set1_ps(up);
     for (t, x) in lines.iter().enumerate() {
         let [low, high] = halves(x).map(|v| _mm512_cvtps_ph::<0>(quads(_mm512_mul_ps(v, splat))));

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! up to 64 rows   32 rows at a time: a k tile of the panel is dequantized into a ring while the one before it is multiplied
-//! more            a part of the panel, up to 640 columns, is dequantized into the level 1 cache and meets all rows; then the next
+//! more            a part of the panel, up to 640 columns, is dequantized into the level 1 cache and meets all rows
 //! ```
 //!
 //! Every output is the sum over k tiles in order, each tile one instruction, carried in f32. A sum that is stored and loaded is

@@ -14,9 +14,9 @@
 //! Error of outputs over their root mean square, packed weights of random numbers (`tests.rs` holds them to it): f16 3e-4, bf16
 //! 2.4e-3; activations in 8 bits have 5e-3.
 //!
-//! Measured by prototypes of these loops on two cores of a Granite Rapids, where tile units alone reach 3.9 TFLOP/s a core: `Q4_1`
-//! as f16, 4864 x 896 on one core, TFLOP/s: 0.68 at 8 rows, 1.11 at 16, 1.62 at 32, 1.68 at 64, 1.98 at 512; VNNI 0.37. Tiles
-//! were faster than VNNI from about 5 rows on.
+//! Measured by prototypes of these loops on two cores of a Granite Rapids, where tile units alone reach 3.9 TFLOP/s a core:
+//! `Q4_1` as f16, 4864 x 896 on one core, TFLOP/s: 0.68 at 8 rows, 1.11 at 16, 1.62 at 32, 1.68 at 64, 1.98 at 512; VNNI 0.37.
+//! Tiles were faster than VNNI from about 5 rows on.
 
 mod acts;
 mod dequantize;
